@@ -1,5 +1,6 @@
 // The machine that this process runs on.
 #pragma once
+#include <cstdint>
 #include <string>
 
 // Tests set this environment variable to simulate several hosts on one machine.
@@ -7,3 +8,6 @@ inline constexpr const char* kHostVariable = "LLMFP8_HOST";
 
 // Returns LLMFP8_HOST if it is set, else the name of the machine.
 std::string host_name();
+
+// Reads a line "MemAvailable:   123 kB" of /proc/meminfo, in bytes; -1 if it cannot.
+int64_t meminfo_bytes(const std::string& key);

@@ -55,10 +55,15 @@ std::string find_device(Nvml& nvml, const char* library, const std::string& bus,
     return found == kSuccess ? "" : strf("NVML does not find the GPU at %s: it returns %d", bus.c_str(), found);
 }
 
+std::optional<int64_t> memory_in_use(const Nvml& nvml, Device device) {
+    struct Memory { unsigned long long total, free, used; } memory{};
+    if (nvml.call<int(Device, Memory*)>("nvmlDeviceGetMemoryInfo", device, &memory) != kSuccess) return std::nullopt;
+    return static_cast<int64_t>(memory.used);
+}
+
 // One sample; with an error if this GPU reports nothing at all.
 GpuSamples sample_gpu(const Nvml& nvml, Device device) {
     struct Utilization { unsigned gpu, memory; };
-    struct Memory { unsigned long long total, free, used; };
     std::optional<int64_t> mhz, most, milliwatts, celsius;
     std::optional<uint64_t> throttle;
     std::optional<double> millijoules;
@@ -76,9 +81,7 @@ GpuSamples sample_gpu(const Nvml& nvml, Device device) {
     Utilization utilization{};
     if (nvml.call<int(Device, Utilization*)>("nvmlDeviceGetUtilizationRates", device, &utilization) == kSuccess)
         s.utilization = {static_cast<double>(utilization.gpu), 1};
-    Memory memory{};
-    if (nvml.call<int(Device, Memory*)>("nvmlDeviceGetMemoryInfo", device, &memory) == kSuccess)
-        s.memory_bytes = static_cast<int64_t>(memory.used);
+    s.memory_bytes = memory_in_use(nvml, device);
     if (!mhz && !milliwatts && !millijoules && s.utilization.count == 0)
         return {.error = "this GPU reports neither its utilization nor clocks, power and energy"};
     return s;
@@ -112,6 +115,13 @@ std::string read_gpu_state(const std::string& bus, GpuState& state, const char* 
     nvml.ask<int64_t, unsigned>(state.default_power_limit_mw, "nvmlDeviceGetPowerManagementDefaultLimit", device);
     nvml.ask<int64_t, unsigned>(state.celsius, "nvmlDeviceGetTemperature", device, kGpuTemperature);
     return "";
+}
+
+std::optional<int64_t> gpu_memory_in_use(const std::string& bus, const char* library) {
+    Nvml nvml(library);
+    Device device = nullptr;
+    if (!find_device(nvml, library, bus, device).empty()) return std::nullopt;
+    return memory_in_use(nvml, device);
 }
 
 std::string throttle_text(uint64_t bits) {

@@ -29,6 +29,9 @@ inline constexpr const char* kNvmlLibrary = "libnvidia-ml.so.1";
 // Queries the GPU at a PCI address ("0000:18:00.0"). Returns "" or the reason why it cannot.
 std::string read_gpu_state(const std::string& bus, GpuState& state, const char* library = kNvmlLibrary);
 
+// Bytes of the GPU's memory in use, by all processes; absent if it cannot be queried.
+std::optional<int64_t> gpu_memory_in_use(const std::string& bus, const char* library = kNvmlLibrary);
+
 // "power cap, heat (hardware)", "none".
 std::string throttle_text(uint64_t bits);
 

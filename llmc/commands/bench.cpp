@@ -211,6 +211,7 @@ int BenchRun::run() {
     Rates rates;
     rates.gpu = listed ? listed->name : run_device_.info.name;
     rates.copy_rate = bench.ceilings.copy_rate;
+    rates.host_link = bench.ceilings.host_link;
     if (!options_.rates.empty()) measure_linears(ctx_, run_device_.info, work, rates);
     run_device_.prepare();
     run_device_.trainer->initialise(ctx_);

@@ -21,6 +21,31 @@ double copy_rate(Ctx& ctx) {
     return 2e3 * d(bytes) / best_ms(ctx, [&] { device::copy_on_device(ctx, to.data, from.data, bytes); });
 }
 
+double host_link_rate(Ctx& ctx) {
+    const int64_t bytes = ctx.sm > 0 ? int64_t{1} << 28 : int64_t{1} << 22;
+    DeviceMemory memory;
+    const Tensor to = memory.take(Dtype::kFp32, bytes / 4), from = memory.take(Dtype::kFp32, bytes / 4);
+    void* const host[2] = {device::pinned_alloc(bytes), device::pinned_alloc(bytes)};
+    Ctx streams[2];
+    for (Ctx& stream : streams) device::side_open(stream, ctx);
+    Event* const event = device::event_create();
+    const double ms = best_ms(ctx, [&] {
+        device::event_record(ctx, event);
+        for (Ctx& stream : streams) device::event_order(stream, event);
+        device::copy_to_device(streams[0], to.data, host[0], bytes);
+        device::copy_to_host(streams[1], host[1], from.data, bytes);
+        for (Ctx& stream : streams) {
+            device::event_record(stream, event);
+            device::event_order(ctx, event);
+        }
+    });
+    device::synchronize(ctx);
+    device::event_destroy(event);
+    for (Ctx& stream : streams) device::side_close(stream);
+    for (void* one : host) device::pinned_free(one);
+    return 1e3 * d(bytes) / ms;
+}
+
 double matmul_flops(Ctx& ctx, Dtype dtype, int64_t n) {
     DeviceMemory memory;
     const bool fp8 = dtype_bytes(dtype) == 1;
@@ -96,6 +121,7 @@ Ceilings measure_ceilings(Ctx& ctx, const StepRecorder& work) {
     for (const PlannedOp& op : work.ops)
         if (op.attention.HS > 0) types.insert(op.attention.fp8 ? Dtype::kE4m3 : op.dtype);
     ceilings.copy_rate = copy_rate(ctx);
+    ceilings.host_link = host_link_rate(ctx);
     for (Dtype dtype : types) ceilings.flops[dtype] = matmul_flops(ctx, dtype, ceilings.matmul_size);
     measure_events(ctx, ceilings);
     device::synchronize(ctx);

@@ -6,6 +6,7 @@
 
 struct Ceilings {
     double copy_rate = 0;            // bytes per second, read and written
+    double host_link = 0;            // bytes per second from and to pinned host memory, each while both are busy
     std::map<Dtype, double> flops;   // FLOP/s of a square matmul, by operand dtype; E5M2 counts as E4M3
     int64_t matmul_size = 0;
     // Milliseconds that two events around an operation add to it, with a normal and with an early launch (op_timer.h).
@@ -21,6 +22,6 @@ struct Ceilings {
 // FLOPs of causal attention, half of T x T: two products forward, five backward.
 double attention_flop(const PlannedAttention& shape);
 
-// Measures the copy rate and, for the dtypes of the matmuls and attention in `work`, the matmul rate. Allocates device
+// Measures the copy rates and, for the dtypes of the matmuls and attention in `work`, the matmul rate. Allocates device
 // memory and frees it.
 Ceilings measure_ceilings(Ctx& ctx, const StepRecorder& work);

@@ -25,7 +25,8 @@ std::string bench_recipe(const Config& c) {
 }
 
 std::string ceilings_text(const Ceilings& c) {
-    std::string text = strf("ceilings    device copy %.0f GB/s (read + written)", 1e-9 * c.copy_rate);
+    std::string text = strf("ceilings    device copy %.0f GB/s (read + written), host link %.1f GB/s each way",
+                            1e-9 * c.copy_rate, 1e-9 * c.host_link);
     for (const auto& [dtype, flops] : c.flops)
         text += strf(", %s matmul %.4g TFLOP/s", dtype_name(dtype), 1e-12 * flops);
     return text + (c.flops.empty() ? "\n" : strf(" (%lld^3)\n", ll(c.matmul_size)));
@@ -129,7 +130,8 @@ std::string bench_json(const BenchSubject& subject, const StepBench& b) {
         {"matmul_library", subject.device.matmul_library},
         {"commit", subject.commit},
         {"ranks", subject.ranks},
-        {"ceilings", {{"copy_bytes_per_s", b.ceilings.copy_rate}, {"flops", flops},
+        {"ceilings", {{"copy_bytes_per_s", b.ceilings.copy_rate},
+                      {"host_link_bytes_per_s", b.ceilings.host_link}, {"flops", flops},
                       {"matmul_size", b.ceilings.matmul_size}, {"event_ms", b.ceilings.event_ms},
                       {"early_event_ms", b.ceilings.early_event_ms}}},
         {"clocks", {{"samples", b.clocks.count}, {"sm_mhz", b.clocks.sm_mhz.value().value_or(0)},

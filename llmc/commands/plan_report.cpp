@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/check.h"
+#include "llmc/base/host.h"
 #include "llmc/base/peak_flops.h"
 #include "llmc/base/text.h"
 #include "llmc/perf/fp8_speedup.h"
@@ -32,14 +33,18 @@ struct Figures {
     int64_t memory_bytes;
     StepTime time;
     double flops_per_token = 0, tokens = 0;   // tokens per step, all ranks
+    bool rates_link = false;   // the rate of the host link was measured
     double ms = 0, tokens_per_second = 0, mfu = 0, hours = 0;
 
     explicit Figures(const PlannedRun& run)
         : gpu(planned_gpu(run.config, run.device)),
           here(run.device.sm > 0 && (run.config.gpu.empty() || find_gpu(run.device.name) == &gpu)),
-          memory_bytes(here ? run.device.memory_bytes : static_cast<int64_t>(gpu.memory_gib * kGiB)),
+          memory_bytes(run.config.gpu_memory_limit > 0 ? static_cast<int64_t>(run.config.gpu_memory_limit * kGiB)
+                       : here                          ? run.device.memory_bytes
+                                                       : static_cast<int64_t>(gpu.memory_gib * kGiB)),
           time(predict_step(run.config, run.plan, gpu)), flops_per_token(model_flops_per_token(run.config, run.table)),
           tokens(static_cast<double>(run.config.global_batch_size * run.config.seq_length)), ms(time.total_ms()) {
+        if (const Rates* rates = find_rates(gpu.name)) rates_link = rates->host_link > 0;
         if (ms <= 0) return;
         tokens_per_second = tokens / (1e-3 * ms);
         const double peak = peak_flops(gpu.device, run.config.dtype) * run.plan.ranks;
@@ -51,7 +56,8 @@ struct Figures {
 
 // "170.940 GiB of 139.0 GiB on H200 (not here)"
 std::string need_text(const PlannedRun& run, const Figures& figures) {
-    return strf("%.3f GiB of %.1f GiB on %s", gib(run.plan.arena_bytes), gib(figures.memory_bytes),
+    const char* limit = run.config.gpu_memory_limit > 0 ? " (--gpu-memory-limit)" : "";
+    return strf("%.3f GiB of %.1f GiB%s on %s", gib(run.plan.arena_bytes), gib(figures.memory_bytes), limit,
                 figures.here ? run.device.name.c_str() : strf("%s (not here)", figures.gpu.name).c_str());
 }
 
@@ -68,7 +74,13 @@ struct Change {
     int64_t arena_bytes;
 };
 
-// The memory with --zero, --recompute, --grad-dtype, --moment-dtype, --micro-batch-size, --ranks and, for long
+std::string offload_text(const Config& config) {
+    std::string text;
+    for (const std::string& word : config.offload) text += (text.empty() ? "--offload " : ",") + word;
+    return text;
+}
+
+// The memory with --zero, --recompute, --grad-dtype, --moment-dtype, --offload, --micro-batch-size, --ranks and, for long
 // sequences, --context-parallel, each changed alone, then all but --zero and the ranks together, if need be on more
 // ranks. A change that is not possible is left out.
 std::vector<Change> changes_of_memory(const PlannedRun& run, const Figures& figures) {
@@ -113,6 +125,18 @@ std::vector<Change> changes_of_memory(const PlannedRun& run, const Figures& figu
         });
     if (run.config.moment_dtype == Dtype::kFp32)
         change("--moment-dtype bf16", [](Config& c) { c.moment_dtype = Dtype::kBf16; });
+    if (!offloads(run.config, "moments") || !offloads(run.config, "masters"))
+        change("--offload moments,masters", [](Config& c) {
+            const bool all = offloads(c, "activations");
+            c.offload = {"moments", "masters"};
+            if (all) c.offload.push_back("activations");
+            c.offload_fraction = 1;
+        });
+    if (!offloads(run.config, "activations") && run.config.shape.num_layers > kResidentLayers) {
+        Config config = run.config;
+        config.offload.push_back("activations");
+        add(offload_text(config), ranks, config);
+    }
     if (run.config.micro_batch_size > 1)
         change("--micro-batch-size 1", [](Config& c) { c.micro_batch_size = 1; });
     for (int more = 2; more <= 8; more *= 2) add(strf("--ranks %d", ranks * more), ranks * more, run.config);
@@ -147,18 +171,29 @@ std::string memory_text(const PlannedRun& run) {
     std::string text = "memory, of every rank\n";
     for (int i = 0; i < kPurposes; i++) {
         const int64_t bytes = plan.purpose_bytes[static_cast<size_t>(i)];
+        if (static_cast<Purpose>(i) == Purpose::kOffload && bytes == 0) continue;
         text += strf("  %-22s %16lld bytes %9.3f GiB\n", purpose_name(static_cast<Purpose>(i)), ll(bytes), gib(bytes));
     }
     text += strf("  %-22s %16lld bytes %9.3f GiB\n", "arena", ll(plan.arena_bytes), gib(plan.arena_bytes));
     if (run.config.fp8_attention)
         text += strf("  %-22s %16lld bytes %9.3f GiB of the scratch, shared by all layers\n", "FP8 attention",
                      ll(fp8_attention_bytes(run.config)), gib(fp8_attention_bytes(run.config)));
-    return text + "host memory, of the rank that takes most\n"
+    text += "host memory, of the rank that takes most\n"
            + strf("  %-22s %16lld bytes %9.3f GiB, while --load or --resume reads\n", "loading",
                   ll(plan.host.load_bytes), gib(plan.host.load_bytes))
            + strf("  %-22s %16lld bytes %9.3f GiB, pinned; %lld bytes %.3f GiB with --save-async\n", "saving",
                   ll(plan.host.save_bytes), gib(plan.host.save_bytes), ll(plan.host.save_async_bytes),
                   gib(plan.host.save_async_bytes));
+    const std::pair<const char*, int64_t> offloaded[] = {{"offloaded state", plan.state_host_bytes},
+                                                         {"offloaded activations", plan.activation_host_bytes}};
+    for (const auto& [name, bytes] : offloaded)
+        if (bytes > 0) text += strf("  %-22s %16lld bytes %9.3f GiB, pinned\n", name, ll(bytes), gib(bytes));
+    if (run.config.offload.empty()) return text;
+    const int local = std::min(plan.ranks, kRanksPerHost);
+    text += strf("  %.3f GiB pinned by %s of a host", gib(plan.host_bytes() * local),
+                 count_text(local, "rank").c_str());
+    const int64_t available = meminfo_bytes("MemAvailable");
+    return text + (available < 0 ? "\n" : strf("; this machine has %.1f GiB available\n", gib(available)));
 }
 
 std::string matmul_text(const MemoryPlan& plan) {
@@ -202,6 +237,10 @@ std::string time_text(const PlannedRun& run, const Figures& figures) {
                      time.reduce_ms + time.gather_ms + time.exchange_ms, time.reduce_ms, time.gather_ms,
                      time.exchange_ms > 0 ? strf(", heads %.3f (not hidden)", time.exchange_ms).c_str() : "", rate);
     }
+    if (figures.time.host_link_ms > 0)
+        text += strf("  copies from and to host memory take %.3f ms each way, hidden or exposed; %s\n",
+                     figures.time.host_link_ms,
+                     figures.rates_link ? "rate measured" : "nominal rate of PCIe Gen5 x16, 50 GB/s each way");
     text += strf("predicted         %.4g s/it, %.0f tokens/s, %.0f per GPU, MFU %.1f %%\n", 1e-3 * figures.ms,
                  figures.tokens_per_second, figures.tokens_per_second / run.plan.ranks, 100 * figures.mfu);
     if (run.config.reset_attention_mask)
@@ -259,7 +298,7 @@ Json memory_json(const PlannedRun& run, const Figures& figures) {
         purposes[purpose_name(static_cast<Purpose>(i))] = run.plan.purpose_bytes[static_cast<size_t>(i)];
     Json memory = {{"arena_bytes", run.plan.arena_bytes}, {"purpose_bytes", purposes},
                    {"gpu_bytes", figures.memory_bytes}, {"fits", figures.fits(run.plan)},
-                   {"pinned_host_bytes", run.plan.pinned_bytes},
+                   {"pinned_host_bytes", run.plan.host_bytes()},
                    {"host_bytes", {{"loading", run.plan.host.load_bytes}, {"saving", run.plan.host.save_bytes},
                                    {"saving_async", run.plan.host.save_async_bytes}}}};
     if (figures.fits(run.plan)) return memory;

@@ -110,6 +110,9 @@ std::string data_text(const SummarizedRun& run) {
 std::string memory_text(const SummarizedRun& run) {
     return strf("%.3f GiB planned%s of %.1f GiB", static_cast<double>(run.plan.arena_bytes) / kGiB,
                 run.world.ranks > 1 ? " per rank" : "", static_cast<double>(run.device.memory_bytes) / kGiB)
+           + (run.plan.host_bytes() > 0 ? strf("; %.3f GiB pinned in host memory",
+                                               static_cast<double>(run.plan.host_bytes()) / kGiB)
+                                        : "")
            + (run.device.sm == 0 && run.world.local_ranks > 1 ? ", which the ranks of a host share" : "");
 }
 

@@ -277,6 +277,7 @@ private:
             sealed_allocations_ = device::allocation_count();
             const std::string refused = share_matmul_plans(ctx_, comm_);
             if (!refused.empty()) log_->event("warning", "matmul algorithms: " + refused);
+            if (const std::string text = run_device_.memory_text(); !text.empty()) log_->event("note", text, false);
             start_.done("step");
             log_->event("note", start_.text());
             post_first_step();

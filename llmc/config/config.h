@@ -56,6 +56,10 @@ struct Config {
     Dtype grad_dtype = Dtype::kFp32;
     Dtype moment_dtype = Dtype::kFp32;
     Recompute recompute = Recompute::kNone;
+    std::vector<std::string> offload;   // of kOffloadWords: what lies in pinned host memory; see offloads()
+    double offload_fraction = 1;        // of a rank's moments and masters that `offload` names
+    double offload_chunk_mb = 128;      // 10^6 bytes of optimizer state that pass through the device at a time
+    double gpu_memory_limit = 0;        // GiB of the device for everything this process uses; 0: all that is free
     bool attention_fast = false;        // accumulate dQ in any order
     bool gemm_search = true;
     bool fuse_gelu = false;             // gelu in the matmul's epilogue
@@ -132,6 +136,13 @@ struct Config {
     // Ranks, or groups of ranks that share their sequences, that train on different samples.
     int data_ranks(int of_ranks) const { return of_ranks / static_cast<int>(context_parallel); }
 };
+
+inline constexpr const char* kOffloadWords[] = {"moments", "masters", "activations"};
+// Layers whose activations stay on the device with --offload activations.
+inline constexpr int kResidentLayers = 3;
+// Whether --offload names one of kOffloadWords, or one that is part of the optimizer state.
+bool offloads(const Config& config, const std::string& word);
+inline bool offloads_state(const Config& config) { return offloads(config, "moments") || offloads(config, "masters"); }
 
 // What options depend on besides each other.
 struct Machine {

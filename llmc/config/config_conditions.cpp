@@ -20,6 +20,10 @@ bool holds(const Condition& condition, const Config& config) {
     return negated;
 }
 
+bool offloads(const Config& config, const std::string& word) {
+    return std::find(config.offload.begin(), config.offload.end(), word) != config.offload.end();
+}
+
 const char* why_inert(const OptionRow& row, const Config& config) {
     if (row.generate_only && !config.generating) return "it is for the command generate";
     for (const Condition& condition : row.acts_if)

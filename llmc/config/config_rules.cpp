@@ -142,6 +142,12 @@ void run_rules(const Config& c, int ranks, Rules& rules) {
                   strf("--profile %lld:%lld ends before it starts", ll(c.profile_first), ll(c.profile_last)));
 }
 
+void offload_rules(const Config& c, Rules& rules) {
+    rules.require(!offloads(c, "activations") || c.shape.num_layers > kResidentLayers,
+                  strf("--offload activations: those of %d layers stay on the GPU, and the model has %lld",
+                       kResidentLayers, ll(c.shape.num_layers)));
+}
+
 void fp8_rules(const Config& c, Rules& rules) {
     if (c.fp8_recipe == Fp8Recipe::kNone) return;
     rules.require(c.dtype == Dtype::kBf16, "FP8 (--fp8-recipe, --fp8-format) needs --dtype bf16: only BF16 tensors "
@@ -191,6 +197,7 @@ std::vector<std::string> config_errors(const Config& config, int ranks) {
     run_rules(config, ranks, rules);
     fp8_rules(config, rules);
     rank_rules(config, rules);
+    offload_rules(config, rules);
     fault_rules(config, ranks, rules);
     return rules.broken;
 }

@@ -29,9 +29,31 @@ const char* selective_recompute(const Json& word) {
            "block-keep-attention is the opposite, a block is recomputed except attention";
 }
 
+const char* no_offloaded_state(const Config& c) {
+    return unless(offloads_state(c), "no optimizer state is offloaded (--offload moments,masters)");
+}
+
 const char* idle_tokenizer(const Config& c) {
     return unless(!c.save.empty() || c.sample_every > 0,
                   "no checkpoint is written without --save, and no text is sampled (--sample-every 0)");
+}
+
+// Some of kOffloadWords, in that order, each once.
+template <typename At> OptionValue offload_words(At at) {
+    OptionValue v = text_list(at, "WHAT,...", "moments, masters and activations, separated by commas", ',');
+    v.any_text = false;
+    v.set = [at, set = v.set](Config& c, const Json& json) {
+        Config given;
+        if (!set(given, json)) return false;
+        std::vector<std::string> known;
+        for (const char* word : kOffloadWords)
+            if (offloads(given, word)) known.push_back(word);
+        for (const std::string& word : given.offload)
+            if (std::find(known.begin(), known.end(), word) == known.end()) return false;
+        at(c) = known;
+        return true;
+    };
+    return v;
 }
 
 Conditions both(Conditions first, const Conditions& second) {
@@ -223,6 +245,25 @@ void add_precision(Rows& rows) {
                  "results of norms and activation functions; a block; a block but for attention itself, whose output "
                  "and log-sum-exp are saved",
          .fallback = "none", .refused = selective_recompute},
+        {.name = "offload", .group = group, .value = offload_words(AT(offload)),
+         .help = "keep Adam's moments, the FP32 master weights or the saved activations in pinned host memory, from "
+                 "which they are copied while the GPU computes; results are equal to the bit",
+         .on_resume = kSilent},
+        {.name = "offload-fraction", .group = group,
+         .value = number(AT(offload_fraction), {.low = 0, .high = 1, .low_open = true}),
+         .help = "fraction of the moments and master weights of --offload that is in host memory; the rest stays on "
+                 "the GPU, and the step is faster",
+         .fallback = "1", .inert = no_offloaded_state, .on_resume = kSilent},
+        {.name = "offload-chunk-mb", .group = group,
+         .value = number(AT(offload_chunk_mb), {.low = 0, .high = 1e6, .low_open = true}),
+         .help = "optimizer state that is copied from host memory, updated and copied back at a time, in 10^6 bytes; "
+                 "the GPU has room for 4 chunks",
+         .fallback = "128", .inert = no_offloaded_state, .on_resume = kSilent},
+        {.name = "gpu-memory-limit", .group = group,
+         .value = number(AT(gpu_memory_limit), {.low = 0, .high = 1e6}),
+         .help = "GiB of the GPU that the process may use, with the CUDA context and libraries; a run that needs more "
+                 "is refused, and plan takes it for the size of the GPU; 0: all that is free",
+         .fallback = "0", .on_resume = kSilent},
         {.name = "attention", .group = group,
          .value = choice<bool>(AT(attention_fast), {{"deterministic", false}, {"fast", true}}),
          .help = "how the attention backward accumulates dQ on compute capability 9.0: in one order, or in any order, "

@@ -2,28 +2,16 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <fstream>
 #include <thread>
 
 #include "llmc/base/check.h"
+#include "llmc/base/host.h"
 #include "llmc/cpu/threads.h"
 #include "llmc/ops/device.h"
 
 namespace cpu {
 
 namespace {
-// Reads a line "MemAvailable:   123 kB" of /proc/meminfo, in bytes; -1 if it cannot.
-int64_t meminfo_bytes(const std::string& key) {
-    std::ifstream file("/proc/meminfo");
-    std::string name, unit;
-    int64_t value;
-    while (file >> name >> value) {
-        if (name == key + ":") return value * 1024;
-        std::getline(file, unit);
-    }
-    return -1;
-}
-
 std::atomic<int64_t>& allocations() {
     static std::atomic<int64_t> count{0};
     return count;

@@ -4,10 +4,27 @@ ActivationBuffers::ActivationBuffers(ModelContext& model, std::vector<BufferRow>
     : model_(model), rows_(std::move(rows)), first_layer_(first_layer), layers_(layers) {
     for (size_t r = 0; r < rows_.size(); r++) {
         const bool shared = recomputed(static_cast<int>(r));
-        const Buffer one = shared ? take(rows_[r], first_layer, layers) : Buffer{};
+        const bool offloaded = model.offload.on() && layers > 1 && !shared;
+        std::vector<Buffer> sets;   // that layers share
+        for (int set = 0; set < (shared ? 1 : offloaded ? std::min(kResidentLayers, layers) : 0); set++)
+            sets.push_back(take(rows_[r], first_layer, layers));
         for (int l = first_layer; l < first_layer + layers; l++)
-            buffers_.push_back(shared ? one : take(rows_[r], l, 1));
+            buffers_.push_back(shared      ? sets[0]
+                               : offloaded ? sets[static_cast<size_t>(ActivationOffload::set_of(l))]
+                                           : take(rows_[r], l, 1));
+        for (int l = first_layer; offloaded && l < first_layer + layers; l++) offload(static_cast<int>(r), l);
     }
+}
+
+// What the layer itself saves of the row in its set, which other layers may use in another precision.
+void ActivationBuffers::offload(int number, int layer) {
+    const BufferRow& r = row(number);
+    const Buffer& set = buffer(number, layer);
+    const bool in_fp8 = r.x_of && model_.fp8.linear(layer, *r.x_of);
+    if (!in_fp8 || r.others_read) model_.offload.add(layer, set.tensor);
+    if (!in_fp8) return;
+    model_.offload.add(layer, set.operand.data);
+    if (set.operand.granularity != Granularity::kTensor) model_.offload.add(layer, set.operand.scale_inv);
 }
 
 bool ActivationBuffers::recomputed(int number) const {

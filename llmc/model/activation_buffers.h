@@ -66,6 +66,7 @@ private:
     };
     const BufferRow& row(int number) const { return rows_[static_cast<size_t>(number)]; }
     Buffer take(const BufferRow& row, int first_layer, int layers);
+    void offload(int row, int layer);
     const Buffer& buffer(int row, int layer) const;
 
     ModelContext& model_;

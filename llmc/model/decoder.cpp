@@ -15,7 +15,9 @@ Decoder::Decoder(const ModelConfig& config, const ParamTable& table, const Decod
                  ParamStore& store, Fp8State& fp8)
     : model_(config, table, options, arena, store, fp8), config_(model_.config),
       head_layer_(model_.head_layer()), attention_(model_), mlp_(model_),
-      buffers_(model_, rows(config), head_layer_, 1), final_norm_(model_, buffers_, LinearKind::kHead) {}
+      buffers_(model_, rows(config), head_layer_, 1), final_norm_(model_, buffers_, LinearKind::kHead) {
+    model_.offload.allocate(arena);
+}
 
 // ---- forward
 
@@ -46,11 +48,13 @@ void Decoder::forward(Ctx& ctx, const DeviceBatch& batch, bool training) {
     NormInput stream{.in = attention_.residual(0, N)};
     for (int l = 0; l < head_layer_; l++) {
         before(ctx, l, Pass::kForward);
+        model_.offload.before_forward(ctx, l);
         const Tensor x = attention_.residual(l, N), mid = mlp_.residual(l, N);
         attention_.forward(ctx, l, stream, branch, batch);
         mlp_.forward(ctx, l, {.in = branch, .residual = x, .residual_out = mid}, branch, batch);
         const Tensor next = l + 1 < head_layer_ ? attention_.residual(l + 1, N) : final_norm_.residual(head_layer_, N);
         stream = {.in = branch, .residual = mid, .residual_out = next};
+        model_.offload.after_forward(ctx, l, training);
         after(ctx, l, Pass::kForward);
     }
     before(ctx, head_layer_, Pass::kForward);
@@ -141,9 +145,11 @@ void Decoder::loss_and_backward(Ctx& ctx, const DeviceBatch& batch, StepState* s
     after(ctx, head_layer_, Pass::kBackward);
     for (int l = head_layer_ - 1; l >= 0; l--) {
         before(ctx, l - 1, Pass::kBackward);
+        model_.offload.before_backward(ctx, l);
         recompute_block(ctx, l, batch);
         dy = mlp_.backward(ctx, l, dy, dresidual, attention_.output(l), batch);
         dy = attention_.backward(ctx, l, dy, dresidual, l > 0 ? mlp_.output(l - 1) : Linear{}, batch);
+        model_.offload.after_backward(ctx, l);
         after(ctx, l, Pass::kBackward);
     }
     ops::embedding_backward(ctx, {.dwte = grad(table.wte), .dwpe = positions_from(grad(table.wpe), batch.T),

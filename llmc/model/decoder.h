@@ -37,6 +37,7 @@ public:
     // Empty for a parameter that the model does not have (-1).
     Tensor weight(int param) const { return model_.weight(param); }
     Tensor grad(int param) const { return model_.grad(param); }
+    const ActivationOffload& offload() const { return model_.offload; }
     ParamStore& store() const { return *model_.store; }
     void set_store(ParamStore& store) { model_.store = &store; }
 

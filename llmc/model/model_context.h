@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "llmc/config/config.h"
+#include "llmc/model/activation_offload.h"
 #include "llmc/model/head_exchange.h"
 #include "llmc/model/linear.h"
 #include "llmc/model/param_store.h"
@@ -47,6 +48,7 @@ struct DecoderOptions {
     bool fuse_gelu = false;
     bool fp8_attention = false;
     bool attention_fast = false;   // AttentionBackwardArgs::fast
+    bool offload_activations = false;
     HeadExchange* exchange = nullptr;   // not owned; null: this rank has whole sequences
     int64_t ranks_of_sequence() const { return exchange ? exchange->ranks() : 1; }
     // The position of the first of T tokens, which are this rank's part of a sequence.
@@ -84,7 +86,8 @@ public:
     ModelContext(const ModelConfig& shape, const ParamTable& params, const DecoderOptions& decoder_options,
                  Arena& memory, ParamStore& param_store, Fp8State& fp8_state)
         : config(shape), table(params), options(decoder_options), arena(memory), store(&param_store), fp8(fp8_state),
-          stat(decoder_options.dtype == Dtype::kFp64 ? Dtype::kFp64 : Dtype::kFp32) {}
+          stat(decoder_options.dtype == Dtype::kFp64 ? Dtype::kFp64 : Dtype::kFp32),
+          offload(decoder_options.offload_activations ? head_layer() : 0) {}
 
     // Empty for a parameter that the model does not have (-1). See ParamStore for when they are valid.
     Tensor weight(int param) const { return param < 0 ? Tensor{} : store->weight(param); }
@@ -118,5 +121,6 @@ public:
     ParamStore* store;
     Fp8State& fp8;
     const Dtype stat;        // dtype of statistics and sums
+    ActivationOffload offload;
     bool training = true;    // a backward follows the current forward
 };

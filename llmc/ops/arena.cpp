@@ -8,6 +8,7 @@ const char* purpose_name(Purpose purpose) {
         case Purpose::kGradients: return "gradients";
         case Purpose::kMaster: return "master weights";
         case Purpose::kMoments: return "Adam moments";
+        case Purpose::kOffload: return "offload buffers";
         case Purpose::kActivations: return "activations";
         case Purpose::kFp8: return "FP8 scales, histories";
         case Purpose::kComm: return "communication";

@@ -8,8 +8,8 @@
 #include "llmc/ops/device.h"
 
 // Purposes of memory: the rows of the memory table.
-enum class Purpose { kWeights, kGradients, kMaster, kMoments, kActivations, kFp8, kComm, kInputs, kScratch };
-inline constexpr int kPurposes = 9;
+enum class Purpose { kWeights, kGradients, kMaster, kMoments, kOffload, kActivations, kFp8, kComm, kInputs, kScratch };
+inline constexpr int kPurposes = 10;
 const char* purpose_name(Purpose purpose);
 
 class Arena {

@@ -57,8 +57,6 @@ GradCommDtype GradReducer::comm_dtype(const ParamGroup& bucket) const {
 void GradReducer::begin(Ctx& ctx, const BackwardPass& pass) {
     pass_ = pass;
     const bool shared = state_.shares_grads();
-    if (pass.corrupt && pass.last && !shared)
-        device::fill_bytes(ctx, state_.grads().data, 0xff, 4);   // NaN in any float type
     if (buckets_.ranks() == 1 || !(shared || pass.last)) return;
     reducing_ = true;
     reduced_buckets_ = 0;

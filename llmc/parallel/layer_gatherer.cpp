@@ -58,7 +58,7 @@ void LayerGatherer::quantize(Ctx& comm, int layer) {
         if (bucket.form != ParamForm::kFp8Linear) continue;
         const int64_t begin = bucket.begin / state_.buckets().ranks();
         for (const ShardRange& range : state_.ranges_in(number))
-            fp8_.quantize_shard(comm, range.param, range.begin, state_.master(range),
+            fp8_.quantize_shard(comm, range.param, range.begin, state_.new_master(range),
                                 block_of(bucket).slice(range.shard - begin, range.elems));
     }
 }

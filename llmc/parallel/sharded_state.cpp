@@ -1,6 +1,7 @@
 #include "llmc/parallel/sharded_state.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "llmc/base/rng.h"
 #include "llmc/ops/ops.h"
@@ -30,14 +31,26 @@ ShardedState::ShardedState(const Config& config, const ParamTable& table, const 
     grads_ = arena.take(Purpose::kGradients, grad_dtype, placement_.elems);
     if (shares_grads() || (buckets.ranks() > 1 && grad_dtype == Dtype::kBf16))
         reduced_ = arena.take(Purpose::kGradients, Dtype::kFp32, own);
-    for (const StateSlot& row : kStateSlots) {
-        const bool used = std::any_of(table.params.begin(), table.params.end(),
-                                      [&](const Param& p) { return p.has(row.kind); });
-        if (used) buffer(row.kind) = arena.take(row.purpose, dtypes_.of(row.kind), own);
-    }
+    make_slots(config, own, arena);
     for (const Param& p : table.params)
         CHECK(p.shard == ShardPolicy::kElementwise, "%s: only elementwise sharding is implemented", p.name.c_str());
     CHECK(buckets.ranks() == 1 || config.dtype != Dtype::kFp64, "%d ranks in FP64", buckets.ranks());
+}
+
+void ShardedState::make_slots(const Config& config, int64_t own, Arena& arena) {
+    const double resident = (1 - config.offload_fraction) * static_cast<double>(own / kParamAlign);
+    const int64_t first = static_cast<int64_t>(resident) * kParamAlign;
+    std::vector<OffloadedSlots::Slot> offloaded;
+    for (const StateSlot& row : kStateSlots) {
+        if (std::none_of(table_.params.begin(), table_.params.end(), [&](const Param& p) { return p.has(row.kind); }))
+            continue;
+        const bool away = ::offloads(config, row.moment ? "moments" : "masters");
+        if (away) offloaded.push_back({row.kind, dtypes_.of(row.kind)});
+        buffer(row.kind) = arena.take(row.purpose, dtypes_.of(row.kind), away ? first : own);
+    }
+    if (offloaded.empty()) return;
+    offloaded_ = std::make_unique<OffloadedSlots>(offloaded, first, own,
+                                                  static_cast<int64_t>(config.offload_chunk_mb * 1e6), arena);
 }
 
 // ---- views
@@ -82,6 +95,7 @@ Tensor ShardedState::grad(int param) const {
 }
 
 Tensor ShardedState::slot(StateKind slot, const ShardRange& range) const {
+    if (offloads(slot) && range.shard >= offloaded_->begin()) return offloaded_->at(slot, range.shard, range.elems);
     return slots_[static_cast<size_t>(slot)].slice(range.shard, range.elems);
 }
 
@@ -107,58 +121,112 @@ std::vector<Tensor> ShardedState::norm_blocks() const {
     return blocks;
 }
 
+// ---- --offload
+
+void ShardedState::each_range(Ctx& ctx, SlotAccess access, const std::function<void(const ShardRange&)>& use) {
+    if (!offloaded_ || (access == SlotAccess::kReadMasters && !offloads(StateKind::kMaster))) {
+        for (const ShardRange& range : ranges_) use(range);
+        return;
+    }
+    const auto use_between = [&](int64_t begin, int64_t end) {
+        for (ShardRange range : ranges_) {
+            const int64_t first = std::max(begin, range.shard), last = std::min(end, range.shard + range.elems);
+            if (first >= last) continue;
+            range.begin += first - range.shard;
+            range.elems = last - first;
+            range.shard = first;
+            use(range);
+        }
+    };
+    use_between(0, offloaded_->begin());
+    offloaded_->pass(ctx, access, use_between);
+}
+
+void ShardedState::keep_master(Ctx& ctx, const ShardRange& range) {
+    if (offloads(StateKind::kMaster) && layout().form(range.param) == ParamForm::kFp8Linear)
+        ops::cast(ctx, {.out = reduced_grad(range), .in = master(range)});
+}
+
+Tensor ShardedState::new_master(const ShardRange& range) const {
+    if (!offloads(StateKind::kMaster)) return master(range);
+    return layout().form(range.param) == ParamForm::kFp8Linear ? reduced_grad(range) : weight(range);
+}
+
 // ---- values
 
 void ShardedState::initialise(Ctx& ctx, uint64_t seed) {
-    const Tensor& masters = buffer(StateKind::kMaster);
-    device::fill_bytes(ctx, masters.data, 0, masters.bytes());
-    for (const ShardRange& range : ranges_) {
-        const Param& p = table_.params[static_cast<size_t>(range.param)];
-        // Without the padded rows of the vocabulary.
-        const HfPart& last = p.hf.back();
-        const int64_t true_elems = (last.row_begin + last.rows) * p.cols;
-        const int64_t count = std::clamp<int64_t>(true_elems - range.begin, 0, range.elems);
-        if (count == 0) continue;
-        const Tensor values = master(range).slice(0, count);
-        if (p.init == Param::Init::kNormal) {
-            ops::fill_normal(ctx, {.out = values, .key = rng_key(seed, "init." + p.name),
-                                   .element_offset = range.begin, .mean = 0.0f, .std = static_cast<float>(p.init_std)});
-        } else if (p.init == Param::Init::kOnes) {
-            ops::fill_constant(ctx, {.out = values, .value = 1.0f});
+    for (const Tensor& resident : slots_) device::fill_bytes(ctx, resident.data, 0, resident.bytes());
+    each_range(ctx, SlotAccess::kWrite, [&](const ShardRange& range) {
+        for (const StateSlot& row : kStateSlots) {
+            if (!offloads(row.kind)) continue;
+            const Tensor values = slot(row.kind, range);
+            device::fill_bytes(ctx, values.data, 0, values.bytes());
         }
-    }
-    zero_moments(ctx);
+        initialise_master(ctx, seed, range);
+    });
 }
 
-void ShardedState::zero_moments(Ctx& ctx) {
-    for (const StateSlot& row : kStateSlots)
-        if (row.moment) device::fill_bytes(ctx, buffer(row.kind).data, 0, buffer(row.kind).bytes());
+void ShardedState::initialise_master(Ctx& ctx, uint64_t seed, const ShardRange& range) {
+    const Param& p = table_.params[static_cast<size_t>(range.param)];
+    // Without the padded rows of the vocabulary.
+    const HfPart& last = p.hf.back();
+    const int64_t true_elems = (last.row_begin + last.rows) * p.cols;
+    const int64_t count = std::clamp<int64_t>(true_elems - range.begin, 0, range.elems);
+    if (count == 0) return;
+    const Tensor values = master(range).slice(0, count);
+    if (p.init == Param::Init::kNormal) {
+        ops::fill_normal(ctx, {.out = values, .key = rng_key(seed, "init." + p.name), .element_offset = range.begin,
+                               .mean = 0.0f, .std = static_cast<float>(p.init_std)});
+    } else if (p.init == Param::Init::kOnes) {
+        ops::fill_constant(ctx, {.out = values, .value = 1.0f});
+    }
 }
 
 // ---- checkpoints
 
-ShardedState::Held ShardedState::held(StateKind kind, int param) const {
+std::vector<ShardedState::Held> ShardedState::held(StateKind kind, int param) const {
     const ShardRange* range = range_of(param);
-    return range ? Held{range->begin, slot(kind, *range)} : Held{};
+    if (!range) return {};
+    const int64_t resident =
+        offloads(kind) ? std::clamp<int64_t>(offloaded_->begin() - range->shard, 0, range->elems) : range->elems;
+    std::vector<Held> held;
+    if (resident > 0)
+        held.push_back({.begin = range->begin,
+                        .elems = slots_[static_cast<size_t>(kind)].slice(range->shard, resident)});
+    if (resident < range->elems)
+        held.push_back({.begin = range->begin + resident,
+                        .elems = {offloaded_->host(kind, range->shard + resident), dtypes_.of(kind),
+                                  range->elems - resident},
+                        .on_host = true});
+    return held;
 }
 
 void ShardedState::read(Ctx& ctx, StateKind kind, int param, int64_t begin, int64_t count, void* host) const {
-    const Held held = this->held(kind, param);
-    CHECK(begin >= held.begin && begin + count <= held.begin + held.elems.elems,
-          "elements [%lld, +%lld) of parameter %d are read, this rank holds [%lld, +%lld)", (long long)begin,
-          (long long)count, param, (long long)held.begin, (long long)held.elems.elems);
-    const Tensor tensor = held.elems.slice(begin - held.begin, count);
-    device::copy_to_host(ctx, host, tensor.data, tensor.bytes());
+    int64_t found = 0;
+    for (const Held& held : this->held(kind, param)) {
+        const int64_t first = std::max(begin, held.begin);
+        const int64_t last = std::min(begin + count, held.begin + held.elems.elems);
+        if (first >= last) continue;
+        const Tensor from = held.elems.slice(first - held.begin, last - first);
+        char* const to = static_cast<char*>(host) + (first - begin) * dtype_bytes(from.dtype);
+        if (held.on_host) std::memcpy(to, from.data, static_cast<size_t>(from.bytes()));
+        else device::copy_to_host(ctx, to, from.data, from.bytes());
+        found += from.elems;
+    }
     device::synchronize(ctx);
+    CHECK(found == count, "%lld of the elements [%lld, +%lld) of parameter %d that are read belong to this rank",
+          (long long)found, (long long)begin, (long long)count, param);
 }
 
 void ShardedState::write(Ctx& ctx, StateKind kind, int param, int64_t begin, int64_t count, const void* host) {
-    const Held held = this->held(kind, param);
-    const int64_t first = std::max(begin, held.begin);
-    const int64_t last = std::min(begin + count, held.begin + held.elems.elems);
-    if (first >= last) return;
-    const Tensor tensor = held.elems.slice(first - held.begin, last - first);
-    const char* from = static_cast<const char*>(host) + (first - begin) * dtype_bytes(tensor.dtype);
-    device::copy_to_device(ctx, tensor.data, from, tensor.bytes());
+    for (const Held& held : this->held(kind, param)) {
+        const int64_t first = std::max(begin, held.begin);
+        const int64_t last = std::min(begin + count, held.begin + held.elems.elems);
+        if (first >= last) continue;
+        const Tensor to = held.elems.slice(first - held.begin, last - first);
+        const char* const from = static_cast<const char*>(host) + (first - begin) * dtype_bytes(to.dtype);
+        if (held.on_host) std::memcpy(to.data, from, static_cast<size_t>(to.bytes()));
+        else device::copy_to_device(ctx, to.data, from, to.bytes());
+    }
     device::synchronize(ctx);
 }

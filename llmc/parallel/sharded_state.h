@@ -1,12 +1,14 @@
 // The flat buffers of a rank: weights, gradients, and the optimizer state slots (state_slots.h) of the shard ranges
 // that the rank owns. With --zero 0 or one rank it owns everything.
 #pragma once
+#include <memory>
 #include <vector>
 
 #include "llmc/config/config.h"
 #include "llmc/model/weight_slots.h"
 #include "llmc/ops/arena.h"
 #include "llmc/parallel/grad_placement.h"
+#include "llmc/parallel/offloaded_slots.h"
 
 // Whether the optimizer state is sharded over `ranks` ranks, whether the sums of gradients are, and whether the weights
 // are, so that a layer's are gathered before it runs.
@@ -43,9 +45,24 @@ public:
     bool accumulates(int param) const { return !shares_grads() || layout().form(param) == ParamForm::kOther; }
     // ---- shard ranges
     Tensor weight(const ShardRange& range) const;
+    // On the device; of an offloaded slot within each_range() only.
     Tensor slot(StateKind slot, const ShardRange& range) const;
     Tensor master(const ShardRange& range) const { return slot(StateKind::kMaster, range); }
     Tensor reduced_grad(const ShardRange& range) const;
+
+    // ---- --offload
+    bool offloads(StateKind kind) const { return offloaded_ && offloaded_->has(kind); }
+    int64_t host_bytes() const { return offloaded_ ? offloaded_->host_bytes() : 0; }
+    // Calls use() for the ranges that this rank owns, in order, cut where chunks of offloaded slots begin. What it
+    // enqueues on ctx may use the slots of its range, as `access` says.
+    void each_range(Ctx& ctx, SlotAccess access, const std::function<void(const ShardRange&)>& use);
+    // Begins to copy the first offloaded slots of the next update to the device.
+    void prefetch(Ctx& ctx) { if (offloaded_) offloaded_->prefetch(ctx); }
+    // The FP8 weights are quantized from the masters when all of these are new. keep_master stores that of a range of
+    // each_range() in the memory of its gradient if masters are offloaded, rounded if that is bf16; new_master is the
+    // master in fp32 or bf16, until gradients are cleared.
+    void keep_master(Ctx& ctx, const ShardRange& range);
+    Tensor new_master(const ShardRange& range) const;
     // ---- buckets
     const Tensor& grads() const { return grads_; }
     // In the working type: whole, in a slot if it is gathered; and this rank's block.
@@ -61,7 +78,6 @@ public:
     // Initialises masters by a pure function of seed, parameter name and element, so the bits do not depend on the
     // sharding; padded vocabulary rows, the gaps between parameters and moments are 0.
     void initialise(Ctx& ctx, uint64_t seed);
-    void zero_moments(Ctx& ctx);
     // Does nothing if buckets share the memory, which GradReducer clears before each use.
     void zero_grads(Ctx& ctx) {
         if (!shares_grads()) device::fill_bytes(ctx, grads_.data, 0, grads_.bytes());
@@ -73,11 +89,15 @@ public:
     void write(Ctx& ctx, StateKind kind, int param, int64_t begin, int64_t count, const void* host);
 
 private:
+    // Elements of a weight or a slot that are stored together.
     struct Held {
         int64_t begin = 0;   // in the parameter
         Tensor elems;
+        bool on_host = false;
     };
-    Held held(StateKind kind, int param) const;
+    std::vector<Held> held(StateKind kind, int param) const;
+    void make_slots(const Config& config, int64_t own, Arena& arena);
+    void initialise_master(Ctx& ctx, uint64_t seed, const ShardRange& range);
     const FlatLayout& layout() const { return buckets_.layout(); }
     int64_t weight_begin(const ParamGroup& bucket) const {
         return weight_begin_[static_cast<size_t>(&bucket - buckets_.all().data())];
@@ -100,5 +120,6 @@ private:
     Tensor weights_;   // T: weights in the working type, of all ranks; only this rank's blocks of those in slots
     Tensor grads_;     // (GradPlacement::elems) grad, of this rank's micro-batches
     Tensor reduced_;   // fp32: the reduced gradients that this rank owns, if grads_ is bf16 or shared by buckets
-    std::array<Tensor, kStateKinds> slots_;   // of what this rank owns
+    std::array<Tensor, kStateKinds> slots_;   // of what this rank owns; the first elements if the rest is offloaded
+    std::unique_ptr<OffloadedSlots> offloaded_;
 };

@@ -43,12 +43,13 @@ void WeightGatherer::from_masters(Ctx& ctx, bool fresh) {
     if (fresh) fp8_.initialise(ctx);
     fp8_.clear_weight_amax(ctx, nullptr);
     state_.zero_weights(ctx);   // the gaps
-    for (const ShardRange& range : state_.ranges()) {
+    state_.each_range(ctx, SlotAccess::kReadMasters, [&](const ShardRange& range) {
         const Tensor master = state_.master(range);
         if (const Tensor weight = state_.weight(range)) ops::cast(ctx, {.out = weight, .in = master});
         fp8_.record_amax(ctx, range.param, master);
         fp8_.record_block_amaxes(ctx, range.param, range.begin, master);
-    }
+        state_.keep_master(ctx, range);
+    });
     all_reduce_amaxes(ctx);
     if (fresh) fp8_.start_weight_histories(ctx);
     gather(ctx, nullptr);
@@ -89,7 +90,7 @@ void WeightGatherer::gather_bucket(Ctx& comm, int number, const StepState* step)
         const Fp8Linear* linear = fp8_.linear_of_param(param);
         if (!linear) continue;
         const Tensor from = whole ? whole.slice(layout.offset(param) - bucket.begin, layout.elems(param))
-                                  : state_.master(*state_.range_of(param));
+                                  : state_.new_master(*state_.range_of(param));
         fp8_.quantize_weight(comm, *linear, from, step);
     }
 }
@@ -98,14 +99,14 @@ void WeightGatherer::gather_bucket(Ctx& comm, int number, const StepState* step)
 void WeightGatherer::round_masters(Ctx& ctx, int number, const Tensor& whole) {
     for (const ShardRange& range : state_.ranges_in(number)) {
         const int64_t offset = buckets_.layout().offset(range.param) + range.begin - bucket(number).begin;
-        ops::cast(ctx, {.out = whole.slice(offset, range.elems), .in = state_.master(range)});
+        ops::cast(ctx, {.out = whole.slice(offset, range.elems), .in = state_.new_master(range)});
     }
 }
 
 void WeightGatherer::gather_fp8_bucket(Ctx& comm, int number) {
     const ParamGroup& bucket = this->bucket(number);
     for (const ShardRange& range : state_.ranges_in(number))
-        fp8_.quantize_shard(comm, range.param, range.begin, state_.master(range),
+        fp8_.quantize_shard(comm, range.param, range.begin, state_.new_master(range),
                             fp8_.linear_of_param(range.param)->weight.data.slice(range.begin, range.elems));
     stream_.timed(comm, [&] {
         groups_.shard.all_gather(comm, fp8_.flat_weights().slice(bucket.weight_begin, bucket.elems));

@@ -40,6 +40,8 @@ const Rates& measured_rates() {
 const double kLinkRate = 2 * 1.057e9 / 8.54e-3;
 // Nominal: one 400 Gb/s adapter per GPU (DGX H100 and H200 data sheets).
 const double kNetworkRate = 50e9;
+// PCIe Gen5 x16 is 63 GB/s each way; headers, and both directions at a time, leave about so much.
+const double kHostLinkRate = 50e9;
 
 namespace {
 

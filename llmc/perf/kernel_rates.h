@@ -32,5 +32,6 @@ double predicted_op_us(const PlannedOp& op, const Rates& rates = measured_rates(
 inline constexpr double kKernelUs = 3;
 // Bytes per second.
 extern const double kLinkRate;        // sent by a rank to ranks of the same host, in training
+extern const double kHostLinkRate;    // between host and device, each way while both are busy
 extern const double kNetworkRate;     // sent by a rank to other hosts
 inline constexpr int kRanksPerHost = 8;

@@ -83,13 +83,14 @@ void read_bf16_wgrad(std::istream& words, Rates& rates) {
 void read_gpu(std::istream& words, Rates& rates) { std::getline(words >> std::ws, rates.gpu); }
 
 void read_copy(std::istream& words, Rates& rates) { words >> rates.copy_rate; }
+void read_host_link(std::istream& words, Rates& rates) { words >> rates.host_link; }
 void read_overhead(std::istream& words, Rates& rates) { words >> rates.overhead; }
 
 constexpr struct {
     const char* name;
     void (*read)(std::istream& words, Rates& rates);
-} kRows[] = {{"gpu", read_gpu}, {"copy", read_copy}, {"overhead", read_overhead}, {"linear", read_linear},
-             {"op", read_op}, {"attention", read_attention}, {"bf16-wgrad", read_bf16_wgrad}};
+} kRows[] = {{"gpu", read_gpu}, {"copy", read_copy}, {"host-link", read_host_link}, {"overhead", read_overhead},
+             {"linear", read_linear}, {"op", read_op}, {"attention", read_attention}, {"bf16-wgrad", read_bf16_wgrad}};
 
 }  // namespace
 
@@ -118,7 +119,9 @@ std::string rates_text(const Rates& rates, const std::string& comment) {
     std::istringstream lines(comment);
     for (std::string line; std::getline(lines, line);) text += "# " + line + "\n";
     text += "gpu " + rates.gpu + "\n";
-    text += strf("copy %.4g\noverhead %.4f\n", rates.copy_rate, rates.overhead);
+    text += strf("copy %.4g\n", rates.copy_rate);
+    if (rates.host_link > 0) text += strf("host-link %.4g\n", rates.host_link);
+    text += strf("overhead %.4f\n", rates.overhead);
     // Three matmuls are a line.
     for (size_t i = 0; i + 2 < rates.gemms.size(); i += 3) {
         const MeasuredGemm& forward = rates.gemms[i];

@@ -45,6 +45,7 @@ struct WgradRatio {
 struct Rates {
     std::string gpu;          // Gpu::name (kernel_rates.h), or what CUDA calls a GPU that is not listed there
     double copy_rate = 0;     // bytes per second of a copy, read and written
+    double host_link = 0;     // bytes per second between host and device, each way while both are busy; 0: not measured
     double overhead = 0;      // what a step takes beyond the sum of its operations, as a share of that sum
     std::vector<MeasuredGemm> gemms;
     std::vector<MeasuredOp> ops;

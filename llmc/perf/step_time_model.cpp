@@ -15,6 +15,7 @@ constexpr const char* kPartNames[kStepParts] = {
     "matmuls, forward", "matmuls, backward", "attention, forward", "attention, backward", "norms", "activations",
     "rope and qk-norm", "FP8 copies", "head and loss", "embedding", "sums of biases and ranks", "optimizer",
     "FP8 weights", "gaps and clocks", "communication not hidden",
+    "host link not hidden",
 };
 
 double d(int64_t x) { return static_cast<double>(x); }
@@ -124,6 +125,19 @@ bool between_hosts(const Config& config, const MemoryPlan& plan, const PlannedCo
     return group > kRanksPerHost || c.ranks != group || of_copies;
 }
 
+// The copies of --offload in each direction, ms: of the optimizer state, which the update and (but for the buffers'
+// share) nothing else hides, and of activations, which each pass hides.
+double exposed_link_ms(const MemoryPlan& plan, StepTime& time, double rate, double micro_batches, double forward_ms,
+                       double backward_ms) {
+    const double buffers = d(plan.purpose_bytes[static_cast<size_t>(Purpose::kOffload)]);
+    const double state = 1e3 * d(plan.state_host_bytes) / rate;
+    const double activations = 1e3 * d(plan.activation_host_bytes) / rate;   // of a micro-batch
+    time.host_link_ms = state + micro_batches * activations;
+    const double update = time.ms[static_cast<size_t>(StepPart::kOptimizer)];
+    return std::max(0.0, state - 1e3 * buffers / rate - update)
+           + micro_batches * (std::max(0.0, activations - forward_ms) + std::max(0.0, activations - backward_ms));
+}
+
 }  // namespace
 
 const char* step_part_name(StepPart part) { return kPartNames[static_cast<int>(part)]; }
@@ -177,6 +191,9 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
     time.ms[static_cast<size_t>(StepPart::kCommunication)] =
         time.exchange_ms
         + exposed_ms(config, plan, time, forward_ms / micro_batches, backward_ms / micro_batches, micro_batches);
+    time.ms[static_cast<size_t>(StepPart::kHostLink)] =
+        exposed_link_ms(plan, time, rates.host_link > 0 ? rates.host_link : kHostLinkRate, micro_batches,
+                        forward_ms / micro_batches, backward_ms / micro_batches);
     return time;
 }
 

@@ -26,6 +26,8 @@ MemoryPlan plan_memory(const Config& config, const ParamTable& table, const Fp8P
         plan.purpose_bytes[static_cast<size_t>(i)] = arena.purpose_bytes(static_cast<Purpose>(i));
     plan.host = plan_host(config, table, trainer.buckets(), ranks);
     if (!config.save.empty()) plan.pinned_bytes = config.save_async ? plan.host.save_async_bytes : plan.host.save_bytes;
+    plan.state_host_bytes = trainer.sharded_state().host_bytes();
+    plan.activation_host_bytes = trainer.decoder().offload().host_bytes();
     int64_t edge = 0;
     for (const ParamGroup& bucket : trainer.buckets().all())
         if (bucket.first_layer < 0) edge += bucket.elems;

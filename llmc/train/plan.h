@@ -25,6 +25,9 @@ struct MemoryPlan {
     int64_t arena_bytes = 0;
     std::array<int64_t, kPurposes> purpose_bytes{};
     int64_t pinned_bytes = 0;              // host memory of a rank for --save; 0 without it
+    int64_t state_host_bytes = 0;          // pinned for offloaded optimizer state,
+    int64_t activation_host_bytes = 0;     // and for offloaded activations
+    int64_t host_bytes() const { return pinned_bytes + state_host_bytes + activation_host_bytes; }
     int64_t flat_elems = 0;                // of the flat buffers
     HostPlan host;
     std::vector<PlannedGemm> step_gemms;   // of one optimizer step

@@ -3,8 +3,11 @@
 #include <algorithm>
 
 #include "llmc/base/check.h"
+#include "llmc/base/host.h"
+#include "llmc/base/nvml.h"
 #include "llmc/base/text.h"
 #include "llmc/parallel/gpu_assignment.h"
+#include "llmc/train/memory_limits.h"
 
 namespace {
 
@@ -24,6 +27,7 @@ void RunDevice::open(std::vector<std::string>& notes) {
     std::string error = fp8_device_error(fp8_plan_, info);
     if (error.empty() && config_.fp8_attention) error = fp8_attention_error(info);
     REQUIRE(error.empty(), "%s", error.c_str());
+    if (info.sm > 0) used_before_ = gpu_memory_in_use(info.bus);
     device::device_open(ctx, info.index);
     opened_ = true;
     device::gemm_set_search(ctx, config_.gemm_search);
@@ -36,10 +40,11 @@ void RunDevice::open(std::vector<std::string>& notes) {
 
 void RunDevice::prepare() {
     const int64_t free_bytes = device::device_free_bytes();
-    REQUIRE(plan.arena_bytes <= free_bytes,
-            "the run needs %.2f GiB of device memory and %.2f GiB are free: lower --micro-batch-size, or use "
-            "--recompute norm-act|block-keep-attention|block, --grad-dtype bf16, --moment-dtype bf16 (see --dry-run)",
-            static_cast<double>(plan.arena_bytes) / kGiB, static_cast<double>(free_bytes) / kGiB);
+    other_bytes_ = gpu_bytes_in_use(info, used_before_);
+    std::string error = gpu_memory_error(config_, plan, free_bytes, other_bytes_);
+    if (error.empty()) error = host_memory_error(plan, comm_.world().local_ranks, meminfo_bytes("MemAvailable"));
+    error = first_error(comm_, error);   // no rank allocates before all have looked
+    REQUIRE(error.empty(), "%s", error.c_str());
     arena_memory_ = device::device_alloc(plan.arena_bytes);
     arena = Arena(arena_memory_, plan.arena_bytes);
     trainer = std::make_unique<Trainer>(config_, table_, fp8_plan_, arena, *groups_);
@@ -48,4 +53,17 @@ void RunDevice::prepare() {
     trainer->decoder().upload_constants(ctx);
     // On a GPU this includes the library's workspace; on the CPU the arena's pages are not mapped yet.
     used_bytes = std::max(plan.arena_bytes, free_bytes - device::device_free_bytes());
+}
+
+std::string RunDevice::memory_text() const {
+    if (info.sm == 0 && config_.gpu_memory_limit == 0) return "";
+    const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / kGiB; };
+    const int64_t all = info.sm > 0 ? gpu_bytes_in_use(info, used_before_) : plan.arena_bytes;
+    std::string text = strf("GPU memory: %.2f GiB planned and %.2f GiB for the CUDA context and libraries at the "
+                            "start; %.2f GiB in use after the first step", gib(plan.arena_bytes), gib(other_bytes_),
+                            gib(all));
+    if (config_.gpu_memory_limit > 0)
+        text += strf(", %s --gpu-memory-limit %g", gib(all) <= config_.gpu_memory_limit ? "within" : "MORE THAN",
+                     config_.gpu_memory_limit);
+    return text + (info.sm > 0 && !used_before_ ? " (without NVML: by all processes)" : "");
 }

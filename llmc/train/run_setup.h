@@ -22,6 +22,8 @@ public:
     void open(std::vector<std::string>& notes);
     // Allocates the memory and creates trainer and staging; weights are not set. Exit 2 if there is not enough memory.
     void prepare();
+    // What the process uses of the device, for the log after the first step; "" on the CPU without a limit.
+    std::string memory_text() const;
 
     Ctx ctx;
     DeviceInfo info;
@@ -38,5 +40,7 @@ private:
     Comm& comm_;
     std::optional<Groups> groups_;
     bool opened_ = false;
+    std::optional<int64_t> used_before_;   // of the GPU, by all processes, before it was opened
+    int64_t other_bytes_ = 0;              // of the GPU, before the arena was allocated
     void* arena_memory_ = nullptr;
 };

@@ -20,6 +20,7 @@ DecoderOptions decoder_options(const Config& config, HeadExchange& exchange) {
             .max_positions = config.seq_length, .dtype = config.dtype,
             .recompute = config.recompute, .fuse_gelu = config.fuse_gelu,
             .fp8_attention = config.fp8_attention, .attention_fast = config.attention_fast,
+            .offload_activations = offloads(config, "activations"),
             .exchange = exchange.ranks() > 1 ? &exchange : nullptr};
 }
 
@@ -89,6 +90,7 @@ void Trainer::micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp
     device::range_push("forward");
     decoder_.forward(ctx, batch, true);
     device::range_pop();
+    clear_gradients(ctx, staged);
     enter(staged, Phase::kBackward);
     device::range_push("backward");
     decoder_.loss_and_backward(ctx, batch, state_);
@@ -117,13 +119,19 @@ void Trainer::begin_step(Ctx& ctx, const StagedStep& staged) {
     if (staged.comm_timer) staged.comm_timer->restart();
     comm_stream_.set_timer(staged.comm_timer);
     device::copy_to_device(ctx, state_, staged.inputs, kStepInputBytes);
-    zero_gradients(ctx);
+    gradients_cleared_ = false;
     fp8_.begin_step(ctx, staged.count_fp8);
     if (fp8_.needs_calibration()) calibrate(ctx, staged);
+    sharded_.prefetch(ctx);
 }
 
-void Trainer::zero_gradients(Ctx& ctx) {
+// Before the first backward of a step, when no all-gather can read new masters from the memory of the gradients.
+void Trainer::clear_gradients(Ctx& ctx, const StagedStep& staged) {
+    if (std::exchange(gradients_cleared_, true) || sharded_.shares_grads()) return;   // GradReducer clears shared ones
+    gatherer_.wait(ctx);
     sharded_.zero_grads(ctx);
+    if (staged.corrupt_gradient)
+        device::fill_bytes(ctx, sharded_.grads().data, 0xff, 4);   // NaN in any float type
 }
 
 void Trainer::forward_backward(Ctx& ctx, const StagedStep& staged) {
@@ -159,7 +167,7 @@ void Trainer::clip_and_guard(Ctx& ctx) {
 // Updates what this rank owns, and records the amaxes of the new weights.
 void Trainer::optimizer_step(Ctx& ctx) {
     fp8_.clear_weight_amax(ctx, state_);
-    for (const ShardRange& range : sharded_.ranges()) {
+    sharded_.each_range(ctx, SlotAccess::kUpdate, [&](const ShardRange& range) {
         const Param& param = table_.params[static_cast<size_t>(range.param)];
         ShardUpdate update{.param = param, .begin = range.begin, .weight = sharded_.weight(range),
                            .grad = sharded_.reduced_grad(range), .slots = {}, .amax = fp8_.weight_slot(range.param)};
@@ -167,7 +175,8 @@ void Trainer::optimizer_step(Ctx& ctx) {
             if (param.has(row.kind)) update.slots[static_cast<size_t>(row.kind)] = sharded_.slot(row.kind, range);
         optimizers_[static_cast<size_t>(param.optimizer)]->update(ctx, update, state_);
         fp8_.record_block_amaxes(ctx, range.param, range.begin, sharded_.master(range));
-    }
+        sharded_.keep_master(ctx, range);
+    });
 }
 
 void Trainer::gather_weights(Ctx& ctx) {
@@ -198,7 +207,7 @@ void Trainer::calibrate(Ctx& ctx, const StagedStep& staged) {
     fp8_.finish_calibration(ctx);
     ctx.recorder = recorder;
     device::copy_to_device(ctx, state_, staged.inputs, kStepInputBytes);
-    zero_gradients(ctx);
+    gradients_cleared_ = false;
 }
 
 bool Trainer::on_any_rank(bool mine) const {

@@ -115,7 +115,7 @@ private:
     void micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase);
     const WeightSlots* slots() const { return weight_slots_ ? &*weight_slots_ : nullptr; }
     void calibrate(Ctx& ctx, const StagedStep& staged);
-    void zero_gradients(Ctx& ctx);
+    void clear_gradients(Ctx& ctx, const StagedStep& staged);
 
     const Config& config_;
     const ParamTable& table_;
@@ -140,4 +140,5 @@ private:
     StepState* state_;       // device
     StepState* eval_state_;  // device
     int64_t executed_micro_batches_ = 0;
+    bool gradients_cleared_ = false;   // in this step
 };

@@ -145,6 +145,8 @@ TEST_CASE("config: an option without effect is refused with the reason") {
         {"gpt2", {"--attention", "fast", "--dtype", "fp32"}, "--attention", "plain attention kernels"},
         {"llama", {"--attention", "fast", "--kv-channels", "80"}, "--attention", "head dims of 64 and 128"},
         {"gpt2", {"--attention", "deterministic", "--dtype", "fp32"}, "--attention", "plain attention kernels"},
+        {"gpt2", {"--offload-fraction", "0.5"}, "--offload-fraction", "no optimizer state"},
+        {"llama", {"--offload", "activations", "--offload-chunk-mb=9"}, "--offload-chunk-mb", "no optimizer state"},
         {"gpt2", {"--eval-iters", "20"}, "--eval-iters", "--valid-data"},
         {"gpt2", {"--eval-interval", "20"}, "--eval-interval", "--valid-data"},
         {"gpt2", {"--keep", "3"}, "--keep", "--save"},

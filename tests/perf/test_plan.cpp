@@ -130,8 +130,9 @@ Words last_words(const std::vector<Words>& parts) {
 }
 
 constexpr Purpose kAllPurposes[] = {Purpose::kWeights,     Purpose::kGradients, Purpose::kMaster,
-                                    Purpose::kMoments,     Purpose::kActivations, Purpose::kFp8,
-                                    Purpose::kComm,        Purpose::kInputs,    Purpose::kScratch};
+                                    Purpose::kMoments,     Purpose::kOffload,   Purpose::kActivations,
+                                    Purpose::kFp8,         Purpose::kComm,      Purpose::kInputs,
+                                    Purpose::kScratch};
 static_assert(std::size(kAllPurposes) == kPurposes);
 
 const PlannedOp* find_op(const MemoryPlan& plan, OpKind kind) {
@@ -449,6 +450,9 @@ TEST_CASE("plan: rates that are written are read back, also those of a GPU whose
     CHECK(read.gpu == rates.gpu);
     CHECK(read.copy_rate == rates.copy_rate);
     CHECK(read.overhead == rates.overhead);
+    CHECK(read.host_link == 0);
+    rates.host_link = 51.5e9;
+    CHECK(parse_rates(rates_text(rates, ""), "file").host_link == 51.5e9);
     CHECK(read.gemms.size() == rates.gemms.size());
     CHECK(read.ops.size() == rates.ops.size());
     CHECK(read.attention.size() == rates.attention.size());

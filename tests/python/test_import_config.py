@@ -272,6 +272,18 @@ class ImportTest(ImportCase):
 
     # ---- options without effect, defaults ----
 
+    def test_optimizer_state_in_host_memory_is_taken(self):
+        stage = '{"zero_optimization": {"stage": 1, %s}}'
+        state = ["--optimizer-cpu-offload --optimizer-offload-fraction 0.75",
+                 '"offload_optimizer": {"device": "cpu", "ratio": 0.75, "pin_memory": true}', '"cpu_offload": true']
+        for name, text in (("a.sh", MEGATRON + state[0]), ("a.json", stage % state[1]), ("b.json", stage % state[2])):
+            run = import_file(self.folder, name, text)
+            self.assertEqual(run.get("offload"), "moments,masters", name)
+            self.assertEqual(run.get("offload-fraction"), None if name == "b.json" else 0.75)
+            self.assert_accepted(run.options(), run.family())
+        run = import_file(self.folder, "c.json", stage % '"offload_optimizer": {"device": "none"}')
+        self.assertIsNone(run.get("offload"))
+
     def test_what_has_no_effect_is_said_and_not_written(self):
         for more, option, word in (
                 ("--fp8-format e4m3 --fp8-recipe tensorwise --fp8-amax-history-len 9", "fp8-amax-history-len", "only"),

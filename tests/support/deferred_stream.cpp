@@ -151,7 +151,9 @@ void event_wait(Event* event) { run_up_to(of(event)->point); }
 void event_order(Ctx& ctx, Event* event) {
     const DeferredStream* const stream = stream_of(ctx);
     if (stream && stream->orders && (*stream->orders)-- == 0) return;
-    if (of(event)->point->stream.get() != deferred_stream(ctx)) run_up_to(of(event)->point);
+    const std::shared_ptr<Point> point = of(event)->point;
+    if (point->stream.get() == deferred_stream(ctx)) return;
+    in_order(ctx, [point] { run_up_to(point); });   // a deferred stream waits when it gets there
 }
 bool event_reached(Event* event) { return of(event)->point->reached; }
 float event_elapsed_ms(Event* begin, Event* end) {

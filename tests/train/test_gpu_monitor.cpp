@@ -189,3 +189,12 @@ TEST_CASE("GPU monitor: without NVML one note and no values, on all ranks") {
     CHECK_FALSE(none.report(10).power_w);
     CHECK_EQ(none.note(), "");
 }
+
+TEST_CASE("nvml: memory in use on a GPU") {
+    const FakeNvml nvml;
+    CHECK(gpu_memory_in_use(kBus[1], nvml.path.c_str()) == int64_t{12} << 30);
+    nvml.set(0, "used_bytes", -1);
+    CHECK(!gpu_memory_in_use(kBus[0], nvml.path.c_str()));
+    CHECK(!gpu_memory_in_use("0000:99:00.0", nvml.path.c_str()));
+    CHECK(!gpu_memory_in_use(kBus[0], "no_such_library.so"));
+}

@@ -1,0 +1,67 @@
+#include "llmc/model/activation_offload.h"
+
+ActivationOffload::~ActivationOffload() {
+    if (open_) {
+        device::side_close(in_);
+        device::side_close(out_);
+        device::event_destroy(computed_);
+        for (int set = 0; set < kResidentLayers; set++) {
+            device::event_destroy(saved_[set]);
+            device::event_destroy(loaded_[set]);
+        }
+    }
+    if (host_) device::pinned_free(host_);
+}
+
+void ActivationOffload::add(int layer, const Tensor& saved) {
+    if (!travels(layer) || !saved) return;
+    travels_[static_cast<size_t>(layer)].push_back({saved, host_bytes_});
+    host_bytes_ += (saved.bytes() + Arena::kAlignBytes - 1) / Arena::kAlignBytes * Arena::kAlignBytes;
+}
+
+void ActivationOffload::allocate(const Arena& arena) {
+    if (host_bytes_ > 0 && !arena.measuring()) host_ = static_cast<char*>(device::pinned_alloc(host_bytes_));
+}
+
+void ActivationOffload::open(const Ctx& ctx) {
+    if (open_) return;
+    device::side_open(in_, ctx);
+    device::side_open(out_, ctx);
+    in_.timer = out_.timer = nullptr;
+    computed_ = device::event_create();
+    for (int set = 0; set < kResidentLayers; set++) {
+        saved_[set] = device::event_create();
+        loaded_[set] = device::event_create();
+    }
+    open_ = true;
+}
+
+// The set holds the activations of kResidentLayers layers before, until they are copied to the host.
+void ActivationOffload::before_forward(Ctx& ctx, int layer) {
+    if (on() && !ctx.rehearsal && open_ && layer >= kResidentLayers) device::event_order(ctx, saved_[set_of(layer)]);
+}
+
+void ActivationOffload::after_forward(Ctx& ctx, int layer, bool save) {
+    if (!save || !travels(layer) || ctx.rehearsal) return;
+    open(ctx);
+    device::event_record(ctx, computed_);
+    device::event_order(out_, computed_);
+    for (const Part& part : travels_[static_cast<size_t>(layer)])
+        device::copy_to_host(out_, host_ + part.offset, part.on_device.data, part.on_device.bytes());
+    device::event_record(out_, saved_[set_of(layer)]);
+}
+
+void ActivationOffload::before_backward(Ctx& ctx, int layer) {
+    if (travels(layer) && !ctx.rehearsal) device::event_order(ctx, loaded_[set_of(layer)]);
+}
+
+// Every layer that travels was saved before the forward of the one whose set it shares, which is done on ctx.
+void ActivationOffload::after_backward(Ctx& ctx, int layer) {
+    const int next = layer - kResidentLayers;
+    if (next < 0 || !travels(next) || ctx.rehearsal) return;
+    device::event_record(ctx, computed_);
+    device::event_order(in_, computed_);
+    for (const Part& part : travels_[static_cast<size_t>(next)])
+        device::copy_to_device(in_, part.on_device.data, host_ + part.offset, part.on_device.bytes());
+    device::event_record(in_, loaded_[set_of(next)]);
+}

@@ -1,0 +1,50 @@
+// Saved activations in pinned host memory (--offload activations). The layers share kResidentLayers sets of device
+// buffers: after its forward a layer's set is copied to host memory, and back once the backward has left the layer
+// above that used it. The last layers stay on the device. Copies in either direction have a stream of their own.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "llmc/config/config.h"
+#include "llmc/ops/arena.h"
+
+class ActivationOffload {
+public:
+    // layers: of the model; 0: nothing is offloaded.
+    explicit ActivationOffload(int layers) : layers_(layers), travels_(static_cast<size_t>(travelling())) {}
+    ~ActivationOffload();
+    ActivationOffload(const ActivationOffload&) = delete;
+    ActivationOffload& operator=(const ActivationOffload&) = delete;
+
+    bool on() const { return layers_ > 0; }
+    static int set_of(int layer) { return layer % kResidentLayers; }
+    // At construction: a buffer of the layer's set, which the layer saves; then, once, the host memory of all, unless
+    // the arena only measures.
+    void add(int layer, const Tensor& saved);
+    void allocate(const Arena& arena);
+    int64_t host_bytes() const { return host_bytes_; }   // copied either way in each micro-batch
+
+    // Around a layer in either pass. No host synchronisation. save: a backward follows.
+    void before_forward(Ctx& ctx, int layer);
+    void after_forward(Ctx& ctx, int layer, bool save);
+    void before_backward(Ctx& ctx, int layer);
+    void after_backward(Ctx& ctx, int layer);
+
+private:
+    struct Part {
+        Tensor on_device;
+        int64_t offset;   // in host memory
+    };
+    int travelling() const { return std::max(0, layers_ - kResidentLayers); }   // the first so many layers
+    bool travels(int layer) const { return layer < travelling(); }
+    void open(const Ctx& ctx);
+
+    const int layers_;
+    std::vector<std::vector<Part>> travels_;   // by layer
+    int64_t host_bytes_ = 0;
+    char* host_ = nullptr;
+    Ctx in_, out_;   // streams of the copies, closed until the first training step
+    bool open_ = false;
+    Event* computed_ = nullptr;                   // the layer is done
+    Event *saved_[kResidentLayers] = {}, *loaded_[kResidentLayers] = {};   // by set: its latest copy is done
+};

@@ -1,0 +1,79 @@
+"""--offload and --gpu-memory-limit in the real executables: losses and the files of checkpoints are those of a run that
+keeps all on the device, and a checkpoint of one resumes in the other. Every recipe is in test_offload.cpp."""
+import shutil
+import subprocess
+import unittest
+
+from tests.support.ranks import HAVE_RANKS, RanksTest
+from tests.support.train import GPT2, LLAMA, TrainTest, records, state_of
+
+DEEP = ["--num-layers", "5", "--train-iters", "6", "--save-interval", "3"]
+AWAY = ["--offload", "moments,masters,activations", "--offload-chunk-mb", "0.04"]
+LAST = "step-00000006"
+
+
+class OffloadTest(TrainTest):
+    def figures(self, name):
+        return [(r["step"], r["loss"], r["grad_norm"]) for r in records(self.path(name, "log.jsonl"), "step")]
+
+    def test_losses_and_checkpoints_are_the_same_and_resume_in_each_other(self):
+        cases = [(GPT2, ["--moment-dtype", "bf16", "--recompute", "block"]),
+                 (LLAMA, ["--fp8-recipe", "delayed", "--grad-dtype", "bf16", "--sample-every", "2",
+                          "--valid-data", self.path("valid.bin"), "--eval-interval", "2"]),
+                 (LLAMA, ["--fp8-recipe", "blockwise", "--recompute", "norm-act"])]
+        for number, (binary, options) in enumerate(cases):
+            with self.subTest(options=options):
+                here, away, some = (f"{number}-{name}" for name in ("here", "away", "some"))
+                common = [binary, *DEEP, *options]
+                self.run_train(*common, "--save", self.path(here))
+                done = self.run_train(*common, *AWAY, "--save", self.path(away))
+                self.assertIn("pinned in host memory", done.stdout)
+                self.run_train(*common, "--offload", "masters", "--offload-fraction", "0.3", "--save", self.path(some))
+                expected = state_of(self.path(here, LAST))
+                for name in (away, some):
+                    self.assertEqual(self.figures(name), self.figures(here))
+                    self.assertEqual(state_of(self.path(name, LAST)), expected)
+                middle = "step-00000003"
+                for source, offload in ((here, AWAY), (away, [])):
+                    resumed = self.path(f"{number}-resumed")
+                    self.run_train(*common, *offload, "--save", resumed, "--resume", self.path(source, middle))
+                    self.assertEqual(state_of(f"{resumed}/{LAST}"), expected)
+                    shutil.rmtree(resumed)
+
+    def test_a_run_beyond_the_limit_is_refused_with_numbers_and_what_helps(self):
+        limited = [GPT2, "--num-layers", "5", "--train-iters", "2", "--gpu-memory-limit"]
+        error = self.run_train(*limited, "0.0001", expect=2).stderr
+        self.assertRegex(error, r"--gpu-memory-limit 0.0001: the run needs 0\.\d\d GiB of the GPU, .*--offload moments")
+        plan = subprocess.run(self.command(*limited, "0.0001", "--dry-run"), capture_output=True, text=True).stdout
+        self.assertRegex(plan, r"^does not fit: .* of 0\.0 GiB \(--gpu-memory-limit\)")
+        self.assertRegex(plan, r" with --offload moments,masters\n")
+        log = self.path("log.jsonl")
+        self.run_train(*limited, "1", "--log-file", log)
+        notes = [r["text"] for r in records(log, "event") if r["text"].startswith("GPU memory: ")]
+        self.assertEqual(len(notes), 1)
+        self.assertRegex(notes[0], r"planned and 0.00 GiB .* in use after the first step, within --gpu-memory-limit 1$")
+
+    def test_activations_of_few_layers_are_not_offloaded(self):
+        error = self.run_train(GPT2, "--train-iters", "2", "--offload", "activations", expect=2).stderr
+        self.assertIn("--offload activations: those of 3 layers stay on the GPU, and the model has 2", error)
+        error = self.run_train(GPT2, "--train-iters", "2", "--offload", "weights", expect=2).stderr
+        self.assertIn("moments, masters and activations", error)
+
+
+@unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
+class OffloadRanksTest(RanksTest):
+    def test_ranks_write_the_same_checkpoints(self):
+        for options in (["--fp8-recipe", "delayed", "--fp8-param-gather"],
+                        ["--fp8-recipe", "tensorwise", "--zero", "0"]):
+            with self.subTest(options=options):
+                states = []
+                for offload in ([], AWAY):
+                    save = self.path("save")
+                    self.ranks(2, LLAMA, *DEEP, *options, *offload, "--bucket-mb", "0.02", "--save", save)
+                    states.append(state_of(f"{save}/{LAST}"))
+                    shutil.rmtree(save)
+                self.assertEqual(*states)
+
+
+if __name__ == "__main__":
+    unittest.main()

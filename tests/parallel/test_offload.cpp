@@ -1,0 +1,239 @@
+// --offload gives the bits of a run whose memory is all on the device: weights, losses and state.
+// The streams of the copies are ordered by events, each of which is needed.
+#include "tests/support/zero_test.h"
+
+#include "tests/support/checkpoint_test.h"
+
+namespace {
+
+struct Case {
+    std::string name;
+    Config config;
+    int ranks;
+};
+
+// Together: all recipes, one rank and several, both ways to gather FP8 weights, both ZeRO stages, tied heads in FP8,
+// gradients and moments in bf16 and fp32.
+std::vector<Case> cases() {
+    std::vector<Case> cases;
+    const auto shapes = fp8_shapes();
+    auto add = [&](const std::string& name, size_t shape, Fp8Recipe recipe, int ranks) -> Config& {
+        Config config = in_small_buckets(fp8_config(shapes[shape], recipe));
+        config.lr = 0.03;                                       // every step changes every weight
+        config.fp8_amax_compute_algo = AmaxAlgo::kMostRecent;   // and every scale
+        return cases.emplace_back(Case{name, config, ranks}).config;
+    };
+    add("fp32", 0, Fp8Recipe::kNone, 1).dtype = Dtype::kFp32;
+    add("bf16, 3 ranks", 0, Fp8Recipe::kNone, 3).grad_dtype = Dtype::kBf16;
+    Config& one = add("delayed, bf16 gradients and moments", 1, Fp8Recipe::kDelayed, 1);
+    one.grad_dtype = Dtype::kBf16;
+    one.moment_dtype = Dtype::kBf16;
+    add("delayed, tied head in FP8, fp32 gradients", 0, Fp8Recipe::kDelayed, 1).fp8_lm_head = true;
+    add("delayed, 2 ranks", 1, Fp8Recipe::kDelayed, 2).moment_dtype = Dtype::kBf16;
+    Config& bytes = add("tensorwise, head in FP8, weights gathered in FP8, 4 ranks", 1, Fp8Recipe::kTensorwise, 4);
+    bytes.fp8_lm_head = true;
+    bytes.param_comm_dtype = Dtype::kE4m3;
+    add("blockwise, weights gathered in FP8, 2 ranks", 0, Fp8Recipe::kBlockwise, 2).param_comm_dtype = Dtype::kE4m3;
+    add("delayed, ZeRO-2, 2 ranks", 1, Fp8Recipe::kDelayed, 2).zero = 2;
+    Config& all = add("blockwise, ZeRO-2, weights gathered in FP8, 3 ranks", 0, Fp8Recipe::kBlockwise, 3);
+    all.zero = 2;
+    all.param_comm_dtype = Dtype::kE4m3;
+    all.grad_dtype = Dtype::kBf16;
+    add("delayed, ZeRO-3, 2 ranks", 1, Fp8Recipe::kDelayed, 2).zero = 3;
+    add("blockwise, ZeRO-0, 2 ranks", 1, Fp8Recipe::kBlockwise, 2).zero = 0;
+    return cases;
+}
+
+Config offloaded(Config config, const std::vector<std::string>& what, double chunk_mb, double fraction = 1) {
+    config.offload = what;
+    config.offload_chunk_mb = chunk_mb;
+    config.offload_fraction = fraction;
+    return config;
+}
+
+// The second step is skipped.
+const Actions kSkipOne{[](TestModel& model, int step) { model.staged.corrupt_gradient = step == 1; }, {}};
+
+// Three steps of one rank, with the weights recomputed from the masters after the first.
+Run watch(const Config& config, bool defers_compute, int64_t* orders) {
+    Run seen;
+    TestModel model(config, true, nullptr, {defers_compute, orders});
+    for (int i = 0; i < 3; i++) {
+        model.set_random_batch(config.global_batch_size, 100 + static_cast<uint64_t>(i));
+        model.step();
+        seen.losses.push_back({model.loss()});
+        if (i == 0) model.trainer->weights_from_masters(model.ctx, true);
+    }
+    seen.weights = read_weights(model);
+    add_state(model, seen.state);
+    return seen;
+}
+
+}  // namespace
+
+TEST_CASE("offload: the bits are those of a run whose state is on the device") {
+    for (const Case& c : cases()) {
+        CAPTURE(c.name);
+        const Run resident = train(c.config, c.ranks, 4, kSkipOne);
+        REQUIRE(resident.skips == std::vector<int>{0, 1, 0, 0});
+        // Chunks of one unit, of an odd number of units that ends within parameters, and larger than all state.
+        CHECK(train(offloaded(c.config, {"moments", "masters"}, 1e-6), c.ranks, 4, kSkipOne) == resident);
+        CHECK(train(offloaded(c.config, {"moments", "masters"}, 0.0431), c.ranks, 4, kSkipOne) == resident);
+        CHECK(train(offloaded(c.config, {"moments", "masters"}, 1e3), c.ranks, 4, kSkipOne) == resident);
+        CHECK(train(offloaded(c.config, {"moments"}, 0.02), c.ranks, 4, kSkipOne) == resident);
+        CHECK(train(offloaded(c.config, {"masters"}, 0.02), c.ranks, 4, kSkipOne) == resident);
+        CHECK(train(offloaded(c.config, {"moments", "masters"}, 0.03, 0.37), c.ranks, 4, kSkipOne) == resident);
+        CHECK(train(offloaded(c.config, {"moments", "masters"}, 0.0431), c.ranks, 4, kSkipOne,
+                    {.defers_compute = true}) == resident);
+    }
+}
+
+TEST_CASE("offload: the streams may be deferred as far as the events allow, and each event is needed") {
+    if (!device::device_info(-1).toolkit.empty()) return;   // the order on a GPU is not controlled
+    Config config = in_small_buckets(fp8_config(fp8_shapes()[1], Fp8Recipe::kDelayed));
+    config.lr = 0.03;
+    config.fp8_amax_compute_algo = AmaxAlgo::kMostRecent;
+    config.shape.num_layers = 1;
+    config.shape.vocab_size = 120;   // no chunk has padding only
+    config.seq_length = 16;
+    config.micro_batch_size = config.global_batch_size = 4;
+    const Run expected = watch(config, false, nullptr);
+    // Each buffer has two chunks: if one had a single chunk, events of others would imply those of its own.
+    const int64_t units = memory_of(config, 1).flat_elems / kParamAlign, chunks = 2 * OffloadedSlots::kBuffers;
+    const int64_t elems = (units + chunks - 1) / chunks * kParamAlign;
+    const Config away = offloaded(config, {"moments", "masters"}, 1e-6 * static_cast<double>(elems * 12 + 1));
+    constexpr int64_t kMany = 1 << 20;
+    int64_t left = kMany;
+    CHECK(watch(away, false, &left) == expected);
+    const int64_t orders = kMany - left;
+    CHECK(orders == chunks * (2 + 2 + 3 * 3 + 2));
+    left = kMany;
+    CHECK(watch(away, true, &left) == expected);
+    CHECK(kMany - left == orders);
+    for (int64_t n = 0; n < orders; n++) {
+        if (n < 2 * OffloadedSlots::kBuffers && n % 2 == 0) continue;   // the first use of a buffer waits for nothing
+        CAPTURE(n);
+        int64_t missing = n;
+        const bool side = !(watch(away, false, &missing) == expected);
+        CHECK((side || !(watch(away, true, &(missing = n)) == expected)));
+    }
+}
+
+TEST_CASE("offload: a run moves from resident state to offloaded state and back by its state access") {
+    const Config config = in_small_buckets(fp8_config(fp8_shapes()[1], Fp8Recipe::kDelayed));
+    const Config away = offloaded(config, {"moments", "masters"}, 0.05, 0.6);
+    TestModel from(away), to(config), back(away);
+    const auto copy = [](TestModel& a, TestModel& b) {
+        const StateAccess read = a.trainer->state_access(a.ctx), write = b.trainer->state_access(b.ctx);
+        for (const StateSlot& slot : kStateSlots)
+            for (size_t p = 0; p < a.table.params.size(); p++) {
+                // In parts that begin and end on either side of the border between device and host memory.
+                const int64_t elems = a.table.params[p].elems(), size = dtype_bytes(read.dtypes.of(slot.kind));
+                for (int64_t begin = 0; begin < elems; begin += 1001) {
+                    const int64_t count = std::min<int64_t>(1001, elems - begin);
+                    Bytes bytes(static_cast<size_t>(count * size));
+                    read.read(slot.kind, static_cast<int>(p), begin, count, bytes.data());
+                    write.write(slot.kind, static_cast<int>(p), begin, count, bytes.data());
+                }
+            }
+        b.trainer->weights_from_masters(b.ctx, true);
+    };
+    for (int i = 0; i < 2; i++) {
+        from.set_random_batch(config.global_batch_size, 5);
+        from.step();
+    }
+    std::map<std::string, Bytes> expected, found;
+    add_state(from, expected);
+    copy(from, to);
+    add_state(to, found);
+    CHECK(found == expected);
+    found.clear();
+    copy(to, back);
+    add_state(back, found);
+    CHECK(found == expected);
+    CHECK(read_weights(back) == read_weights(to));
+}
+
+// ---- activations
+
+namespace {
+
+constexpr Recompute kLevels[] = {Recompute::kNone, Recompute::kNormAct, Recompute::kBlock,
+                                 Recompute::kBlockKeepAttention};
+
+Config deep(size_t shape, Fp8Recipe recipe, Recompute recompute, int64_t layers) {
+    Config config = in_small_buckets(fp8_config(fp8_shapes()[shape], recipe));
+    config.shape.num_layers = layers;
+    config.shape.init_std = 0.05;
+    config.seq_length = 16;
+    config.recompute = recompute;
+    config.lr = 0.01;
+    return config;
+}
+
+}  // namespace
+
+TEST_CASE("offload activations: the bits are those of a run that keeps them on the device") {
+    for (Recompute recompute : kLevels) {
+        CAPTURE(static_cast<int>(recompute));
+        std::vector<Config> configs = {deep(2, Fp8Recipe::kNone, recompute, 7),
+                                       deep(1, Fp8Recipe::kDelayed, recompute, 4),
+                                       deep(0, Fp8Recipe::kBlockwise, recompute, 5),
+                                       deep(1, Fp8Recipe::kTensorwise, recompute, 6)};
+        configs.back().first_last_layers_bf16 = true;   // sets of buffers that layers of both precisions share
+        configs.back().num_layers_at_start_in_bf16 = 2;
+        configs.back().num_layers_at_end_in_bf16 = 1;
+        for (const Config& config : configs) {
+            CAPTURE(static_cast<int>(config.fp8_recipe));
+            const int ranks = config.fp8_recipe == Fp8Recipe::kBlockwise ? 2 : 1;
+            // An evaluation after every step, which saves nothing.
+            const Actions evaluate{{}, [](TestModel& model, int) {
+                model.trainer->evaluate(model.ctx, nullptr, 0, model.staged);
+                model.trainer->token_losses(model.ctx, 1, model.config.seq_length, model.staged);
+            }};
+            const Run resident = train(config, ranks, 2, evaluate);
+            Config away = config;
+            away.offload = {"activations"};
+            CHECK(train(away, ranks, 2, evaluate) == resident);
+            CHECK(train(away, ranks, 2, evaluate, {.defers_compute = true}) == resident);
+        }
+    }
+}
+
+TEST_CASE("offload activations: the plan has three layers on the device and the others in host memory") {
+    for (Recompute recompute : kLevels) {
+        CAPTURE(static_cast<int>(recompute));
+        const auto activations = [&](int64_t layers, bool offload) {
+            Config config = deep(1, Fp8Recipe::kDelayed, recompute, layers);
+            if (offload) config.offload = {"activations"};
+            const MemoryPlan plan = memory_of(config, 1);
+            return std::pair(plan.purpose_bytes[static_cast<size_t>(Purpose::kActivations)],
+                             plan.activation_host_bytes);
+        };
+        const int64_t of_a_layer = activations(5, false).first - activations(4, false).first;
+        CHECK(activations(9, true) == std::pair(activations(3, false).first, 6 * of_a_layer));
+        CHECK(activations(9, false).second == 0);
+    }
+}
+
+TEST_CASE("offload activations: each event is needed") {
+    if (!device::device_info(-1).toolkit.empty()) return;   // the order on a GPU is not controlled
+    Config config = deep(1, Fp8Recipe::kTensorwise, Recompute::kNone, 8);   // without calibration: no data twice
+    config.global_batch_size = 2;
+    const Run expected = watch(config, false, nullptr);
+    config.offload = {"activations"};
+    constexpr int64_t kMany = 1 << 20;
+    int64_t left = kMany;
+    CHECK(watch(config, false, &left) == expected);
+    const int64_t orders = kMany - left;
+    // Five layers travel in 3 steps of 2 micro-batches: to the host and back, two events each.
+    CHECK(orders == 6 * (5 + 5 + 5 + 5));
+    left = kMany;
+    CHECK(watch(config, true, &left) == expected);
+    for (int64_t n = 0; n < orders; n++) {
+        CAPTURE(n);
+        int64_t missing = n;
+        const bool side = !(watch(config, false, &missing) == expected);
+        CHECK((side || !(watch(config, true, &(missing = n)) == expected)));
+    }
+}

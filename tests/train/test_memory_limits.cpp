@@ -1,0 +1,44 @@
+#include "tests/support/doctest.h"
+
+#include "llmc/train/memory_limits.h"
+
+namespace {
+
+constexpr int64_t kGib = int64_t{1} << 30;
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("memory limits: the plan and what else is in use must fit into --gpu-memory-limit") {
+    Config config;
+    config.shape.num_layers = 32;
+    MemoryPlan plan;
+    plan.arena_bytes = 70 * kGib;
+    CHECK(gpu_memory_error(config, plan, 70 * kGib, 9 * kGib) == "");
+    CHECK(has(gpu_memory_error(config, plan, 70 * kGib - 1, 0), "needs 70.00 GiB of device memory and 70.00 GiB are"));
+    config.gpu_memory_limit = 71.5;
+    CHECK(gpu_memory_error(config, plan, 139 * kGib, 3 * kGib / 2) == "");
+    const std::string error = gpu_memory_error(config, plan, 139 * kGib, 3 * kGib / 2 + 1);
+    CHECK(has(error, "--gpu-memory-limit 71.5: the run needs 71.50 GiB of the GPU, 70.00 GiB as planned and 1.50 GiB"));
+    CHECK(has(error, "--offload moments,masters,activations (see --dry-run)"));
+    CHECK(error.find('\n') == std::string::npos);
+    config.shape.num_layers = kResidentLayers;   // whose activations would all stay
+    CHECK(has(gpu_memory_error(config, plan, 139 * kGib, 2 * kGib), "--offload moments,masters (see"));
+}
+
+TEST_CASE("memory limits: the pinned memory of the ranks of a host must be available") {
+    MemoryPlan plan;
+    CHECK(host_memory_error(plan, 8, 0) == "");
+    plan.pinned_bytes = 1 * kGib;
+    plan.state_host_bytes = 2 * kGib;
+    plan.activation_host_bytes = 4 * kGib;
+    CHECK(host_memory_error(plan, 2, 14 * kGib) == "");
+    CHECK(host_memory_error(plan, 2, -1) == "");
+    CHECK(has(host_memory_error(plan, 2, 14 * kGib - 1),
+              "pins 14.00 GiB of host memory, 7.00 GiB for each of 2 ranks on this host, and 14.00 GiB are available"));
+}
+
+TEST_CASE("memory limits: nothing else is in use on the CPU") {
+    CHECK(gpu_bytes_in_use(DeviceInfo{}, std::nullopt) == 0);
+}
