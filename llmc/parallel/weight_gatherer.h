@@ -1,7 +1,7 @@
 // All-gathers and quantizes new weights after each step and after masters were loaded. With --zero 1 ranks have new
 // masters of their shard ranges and all-gather the weights by bucket, with overlap during the forward of the layers
-// before; a rank that has all masters computes all weights from them. With --zero 3 a LayerGatherer gathers all but norms
-// and biases when a layer needs them.
+// before; a rank that has all masters computes all weights from them. With --zero 3 a LayerGatherer gathers all but
+// norms and biases when a layer needs them.
 #pragma once
 #include <memory>
 #include <vector>
@@ -32,7 +32,7 @@ public:
     // Computes all of that from the masters only. fresh: there is no FP8 state of a checkpoint in the same recipe.
     void from_masters(Ctx& ctx, bool fresh);
 
-    // See ParamStore. Without --zero 3, before_layer makes ctx wait until the weights of layers <= `layer` are gathered.
+    // See ParamStore. Without --zero 3, before_layer makes ctx wait until the weights of layers <= `layer` are there.
     void before_layer(Ctx& ctx, int layer, Pass pass);
     void after_layer(Ctx& ctx, int layer, Pass pass);
     // Makes ctx wait for everything that is being gathered.

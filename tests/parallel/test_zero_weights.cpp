@@ -1,5 +1,5 @@
-// ZeRO-3 gathers the weights of a layer before it runs. A run has the bits of ZeRO-2, in less memory, and its passes read
-// no weight outside of its layer: tests fill slots with NaN when a layer leaves them.
+// ZeRO-3 gathers the weights of a layer before it runs. A run has the bits of ZeRO-2, in less memory, and its passes
+// read no weight outside of its layer: tests fill slots with NaN when a layer leaves them.
 #include "tests/support/zero_test.h"
 
 namespace {

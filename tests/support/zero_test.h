@@ -53,7 +53,7 @@ inline std::map<std::string, Bytes> read_weights(TestModel& model) {
     const Fp8State& fp8 = model.trainer->fp8();
     auto each_fp8 = [&](int layer, auto&& use) {
         for (const LinearPlan& plan : fp8.plan().linears)
-            if (const Fp8Linear* linear = plan.layer == layer ? fp8.linear(layer, plan.kind) : nullptr) use(plan, *linear);
+            if (plan.layer == layer && fp8.linear(layer, plan.kind)) use(plan, *fp8.linear(layer, plan.kind));
     };
     const int layers = static_cast<int>(model.config.shape.num_layers);
     for (int layer = -1; layer <= layers; layer++) {
