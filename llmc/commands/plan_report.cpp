@@ -106,10 +106,10 @@ std::vector<Change> changes_of_memory(const PlannedRun& run, const Figures& figu
         options += std::string(options.empty() ? "" : " ") + option;
         add(option, ranks, config);
     };
-    if (ranks > 1 && run.config.zero < 2) {
+    for (int64_t level = std::max<int64_t>(2, run.config.zero + 1); ranks > 1 && level <= 3; level++) {
         Config config = run.config;
-        config.zero = 2;
-        add("--zero 2", ranks, config);
+        config.zero = level;
+        add(strf("--zero %lld", ll(level)), ranks, config);
     }
     if (run.config.recompute == Recompute::kNone && !run.config.fuse_gelu) {
         Config config = run.config;

@@ -101,15 +101,24 @@ struct Slowdown {
 // The backward pass of the last micro-batch hides the reduction of gradients, and the first forward pass the all-gather
 // of weights; except for the embedding, whose gradients are complete last and whose weights are needed first. With
 // --zero 2 each backward pass hides a reduction, and the next forward pass its embedding. With --zero 3 each pass hides
-// its own all-gathers, one layer ahead.
+// an all-gather of its weights, one layer ahead; only the embedding is gathered before the step's first one.
 double exposed_ms(const Config& config, const MemoryPlan& plan, const StepTime& time, double forward_ms,
                   double backward_ms, double micro_batches) {
     if (!config.overlap) return time.reduce_ms + time.gather_ms;
     auto exposed = [&](double ms, double compute_ms) {
         return plan.edge_share * ms + std::max(0.0, (1 - plan.edge_share) * ms - compute_ms);
     };
-    const double passes = config.zero == 3 ? 2 * micro_batches : 1;
-    const double gather_ms = passes * exposed(time.gather_ms / passes, forward_ms);
+    double gather_ms = exposed(time.gather_ms, forward_ms);
+    if (config.zero == 3 && plan.ranks > 1) {
+        double bytes = 0;
+        for (const PlannedCollective& c : plan.collectives)
+            if (std::strcmp(c.name, "all-gather") == 0) bytes += d(c.bytes);
+        const double embedding = plan.edge_share * d(plan.flat_elems * dtype_bytes(config.dtype));
+        const double first_ms = time.gather_ms * embedding / bytes;
+        const double pass_ms = (time.gather_ms - first_ms) / (2 * micro_batches);
+        gather_ms = first_ms + micro_batches * std::max(0.0, pass_ms - forward_ms);
+        backward_ms -= pass_ms;   // what is left to hide the reduction
+    }
     if (config.zero < 2) return exposed(time.reduce_ms, backward_ms) + gather_ms;
     const double reduce_ms = time.reduce_ms / micro_batches, edge_ms = plan.edge_share * reduce_ms;
     const double between_ms = exposed(reduce_ms, backward_ms) - edge_ms + std::max(0.0, edge_ms - forward_ms);

@@ -67,8 +67,13 @@ TEST_CASE("rank options: what cannot act is refused") {
     CHECK(parsed({"--fp8-stats-interval", "1", "--grad-comm-dtype", "fp8"}).fp8_stats_interval == 1);
     refused({"--zero-group", "2", "--zero", "0"}, "--zero 0 shards nothing");
     CHECK(parsed({"--zero", "2"}).zero == 2);
-    CHECK(contains(refusal("gpt2", joined(base(""), {"--zero", "3"})),
-                   "--zero 3: every rank holds all weights: 2, 1 and 0 are supported"));
+    CHECK(parsed({"--zero", "3"}).zero == 3);
+    refused({"--zero-keep-layers", "2", "--zero", "2"}, "only --zero 3 gathers weights in every pass");
+    const Words sharded = joined(base(""), {"--fp8-recipe", "delayed", "--zero", "3"});
+    CHECK(parse("gpt2", sharded).config.param_comm_dtype == Dtype::kE4m3);
+    CHECK(parse("gpt2", joined(base(""), {"--zero", "3"})).config.param_comm_dtype == Dtype::kBf16);
+    CHECK(contains(refusal("gpt2", joined(sharded, {"--param-comm-dtype", "bf16"})),
+                   "ranks hold shards of the FP8 weights"));
     CHECK(contains(refusal("gpt2", joined(base(""), {"--zero", "4"})), "--zero 4: must be an integer in [0, 3]"));
     CHECK(contains(refusal("gpt2", joined(base(""), {"--bucket-mb", "0"})), "--bucket-mb 0: must be a number in (0"));
 }

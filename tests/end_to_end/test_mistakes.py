@@ -92,7 +92,7 @@ VALUES = [
     ("gpt2 RUN --recompute full", 2, "did you mean block?"),
     ("gpt2 RUN --recompute selective", 2, "--recompute block-keep-attention is the opposite"),
     ("gpt2 RUN --lr-decay-style cosin", 2, "did you mean cosine?"),
-    ("gpt2 RUN --zero 3", 2, "--zero 3: every rank holds all weights: 2, 1 and 0 are supported"),
+    ("gpt2 RUN --zero 4", 2, "--zero 4: must be an integer in [0, 3]"),
     ("gpt2 RUN --profile 1:2", 2, "--profile has no effect without a GPU: leave it out"),
     ("gpt2 RUN --profile 2", 2, "--profile 2: must be two steps FIRST:LAST"),
     ("gpt2 RUN --rampup-batch-size 2", 2, 'must be three positive integers "START INC SAMPLES"'),

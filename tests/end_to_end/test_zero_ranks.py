@@ -3,6 +3,7 @@ wire of gradients, and what a run says of its communication. Every recipe with e
 test_zero*.cpp."""
 import os
 import re
+import shutil
 import unittest
 
 from tests.support.ranks import HAVE_RANKS, RanksTest
@@ -57,6 +58,28 @@ class ZeroTest(RanksTest):
             for found, one in zip(in_groups[0], expected, strict=True):
                 for x, y in zip(found, one):
                     self.assertLess(abs(x - y), 1e-6 * y)
+
+    def test_weights_are_gathered_in_every_pass(self):
+        """Evaluation of a number of micro-batches that the ranks do not divide, samples and a resumed run as well."""
+        passes = ["--valid-data", self.path("valid.bin"), "--eval-interval", "2", "--eval-iters", "4", "--sample-every",
+                  "2", "--sample-tokens", "3", "--num-layers", "4"]
+        for binary, options in ((LLAMA, ["--fp8-recipe", "delayed", "--fp8-lm-head", "--recompute", "block"]),
+                                (GPT2, ["--fp8-recipe", "blockwise", "--fp8-stats-interval", "2"])):
+            def seen(*more):
+                log = self.run_log(3, binary, *options, *passes, *more)
+                return [[(r["step"], *(r[key] for key in keys)) for r in records(log, kind)] for kind, keys in
+                        (("step", ("loss", "grad_norm")), ("eval", ("loss",)), ("sample", ("text",)))]
+            expected = seen("--zero", "2")
+            self.assertEqual([len(kind) > 0 for kind in expected], [True] * 3)
+            for same in ([], ["--overlap", "off"], ["--zero-keep-layers", "1"], ["--zero-keep-layers", "4"]):
+                with self.subTest(binary=binary, same=same):
+                    self.assertEqual(seen("--zero", "3", *same), expected)
+            save = self.path("saved")
+            whole = seen("--zero", "3", "--save", save, "--save-interval", "2")
+            self.assertEqual(whole, expected)
+            again = seen("--zero", "3", "--resume", os.path.join(save, "step-00000002"))
+            self.assertEqual(again[0], expected[0][2:])
+            shutil.rmtree(save)
 
     def test_gradients_are_reduced_in_every_micro_batch(self):
         options = ["--fp8-recipe", "delayed", "--grad-comm-dtype", "bf16", "--fp8-stats-interval", "2"]
