@@ -80,8 +80,8 @@ std::string offload_text(const Config& config) {
     return text;
 }
 
-// The memory with --zero, --recompute, --grad-dtype, --moment-dtype, --offload, --micro-batch-size, --ranks and, for long
-// sequences, --context-parallel, each changed alone, then all but --zero and the ranks together, if need be on more
+// The memory with --zero, --recompute, --grad-dtype, --moment-dtype, --offload, --micro-batch-size, --ranks and, for
+// long sequences, --context-parallel, each changed alone, then all but --zero and the ranks together, if need be on more
 // ranks. A change that is not possible is left out.
 std::vector<Change> changes_of_memory(const PlannedRun& run, const Figures& figures) {
     std::vector<Change> changes;
