@@ -41,6 +41,12 @@ void model_rules(const Config& c, Rules& rules) {
     rules.require(scaling.factor >= 1,
                   strf("--rope-scaling-factor %s must be 0 (no scaling) or at least 1",
                        number_text(scaling.factor).c_str()));
+    if (scaling.type == RopeScalingType::kYarn) {
+        rules.require(scaling.beta_slow < scaling.beta_fast,
+                      strf("--rope-scaling-beta-slow %s must be below --rope-scaling-beta-fast %s",
+                           number_text(scaling.beta_slow).c_str(), number_text(scaling.beta_fast).c_str()));
+        return;
+    }
     rules.require(scaling.low_freq_factor < scaling.high_freq_factor,
                   strf("--rope-scaling-low-freq-factor %s must be below --rope-scaling-high-freq-factor %s",
                        number_text(scaling.low_freq_factor).c_str(),

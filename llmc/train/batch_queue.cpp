@@ -1,5 +1,7 @@
 #include "llmc/train/batch_queue.h"
 
+#include <utility>
+
 PassEvents::PassEvents() {
     for (Event*& event : events_) event = device::event_create();
 }
@@ -34,7 +36,10 @@ Staging::Staging(const Config& config, const World& world, Trainer& trainer) : c
         s.tokens = reinterpret_cast<int32_t*>(base);
         s.targets = s.tokens + N;
         s.order = s.targets + N;
-        if (config.reset_attention_mask) s.documents = s.order + N;
+        int32_t* next = s.order + N;
+        if (config.reset_attention_mask) s.documents = std::exchange(next, next + 2 * N);
+        if (config.reset_position_ids) s.positions = std::exchange(next, next + N);
+        if (sorts_positions(config)) s.position_order = next;
         s.inputs = new (base + ints_bytes) StepState{};
         s.result = new (base + ints_bytes + 256) StepState{};
         if (fp8_bytes > 0) s.fp8_report = base + ints_bytes + 512;
@@ -67,8 +72,7 @@ Staging::Slot& Staging::read(const DataLoader& loader, int64_t step, int64_t fir
         for (int64_t b = 0; b < B; b++)
             s.staged.counted_tokens += loader.read(first + m * B + b, s.staged.tokens + at + b * T,
                                                    s.staged.targets + at + b * T);
-        if (s.staged.documents)
-            mark_documents(s.staged.tokens + at, B, T, loader.separator(), s.staged.documents + 2 * at);
+        s.staged.from(at).mark(B, T, loader.separator(), scratch_);
         sort_rows_by_token(s.staged.tokens + at, B * T, config_.shape.vocab_size, s.staged.order + at, scratch_);
     }
     auto due = [step](int64_t interval) { return interval > 0 && (step + 1) % interval == 0; };

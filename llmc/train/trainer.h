@@ -14,15 +14,37 @@
 #include "llmc/train/optimizer.h"
 #include "llmc/train/sampler.h"
 
-// int32 inputs per token: token, target, order and, with --reset-attention-mask, its document's start and end.
-inline int64_t input_rows(const Config& config) { return config.reset_attention_mask ? 5 : 3; }
+// Learned positions that restart need their rows sorted by position, too.
+inline bool sorts_positions(const Config& config) {
+    return config.reset_position_ids && config.shape.position == PositionEmbedding::kLearned;
+}
+// int32 inputs per token: token, target, order; with --reset-attention-mask its document's start and end; with
+// --reset-position-ids its position and maybe the order by positions.
+inline int64_t input_rows(const Config& config) {
+    return 3 + 2 * config.reset_attention_mask + config.reset_position_ids + sorts_positions(config);
+}
 
-// This rank's part of one global batch in pinned host memory, and the results of the step.
-struct StagedStep {
-    int32_t* tokens = nullptr;     // (micro_batches, B*T); null while rehearsing
+// Token inputs of (micro-batches of) B sequences of T tokens in pinned host memory; null while rehearsing.
+struct HostInputs {
+    int32_t* tokens = nullptr;           // (micro_batches, B*T)
     int32_t* targets = nullptr;
     int32_t* order = nullptr;
-    int32_t* documents = nullptr;  // (micro_batches, 2, B*T), see AttentionForwardArgs; null: one document per sequence
+    int32_t* documents = nullptr;        // (micro_batches, 2, B*T), see AttentionForwardArgs; null: one per sequence
+    int32_t* positions = nullptr;        // (micro_batches, B*T) within documents; null: they do not restart
+    int32_t* position_order = nullptr;   // (micro_batches, B*T) rows sorted by them; null: not needed
+
+    // Those of the micro-batch that begins `rows` tokens later.
+    HostInputs from(int64_t rows) const {
+        auto at = [](int32_t* p, int64_t n) { return p ? p + n : p; };
+        return {at(tokens, rows), at(targets, rows), at(order, rows), at(documents, 2 * rows), at(positions, rows),
+                at(position_order, rows)};
+    }
+    // Sets documents, positions and their order from the tokens of one micro-batch. scratch is resized as needed.
+    void mark(int64_t B, int64_t T, int32_t separator, std::vector<int64_t>& scratch) const;
+};
+
+// This rank's part of one global batch in pinned host memory, and the results of the step.
+struct StagedStep : HostInputs {
     StepState* inputs = nullptr;   // host part of StepState, copied to the device at the start of the step
     StepState* result = nullptr;   // copied to the host at the end
     void* fp8_report = nullptr;    // Fp8State::report_bytes(), copied to the host at the end
@@ -88,8 +110,7 @@ public:
     StepState* state() { return state_; }
 
 private:
-    DeviceBatch upload(Ctx& ctx, const int32_t* tokens, const int32_t* targets, const int32_t* order,
-                       const int32_t* documents, int64_t B, int64_t T, StepState* state);
+    DeviceBatch upload(Ctx& ctx, const HostInputs& host, int64_t B, int64_t T, StepState* state);
 
     // ---- the parts of a step
     void begin_step(Ctx& ctx, const StagedStep& staged);
@@ -126,6 +147,7 @@ private:
     ZeroStore store_;
     Decoder decoder_;
     Tensor inputs_;          // (input_rows, B*T) int32
+    std::vector<int64_t> scratch_;   // of HostInputs::mark
     Sampler sampler_;
     StepState* state_;       // device
     StepState* eval_state_;  // device

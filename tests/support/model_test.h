@@ -111,16 +111,16 @@ public:
         inputs_ = {};
         inputs_.lr = static_cast<float>(config.lr);
         inputs_.dloss_mul = static_cast<float>(1.0 / static_cast<double>(counted));
-        if (config.reset_attention_mask) {
-            documents_.resize(2 * tokens_.size());
-            for (int64_t i = 0; i < staged.micro_batches; i++)
-                mark_documents(tokens_.data() + i * N, config.micro_batch_size, config.seq_length, kSeparator,
-                               documents_.data() + 2 * i * N);
-            staged.documents = documents_.data();
-        }
+        documents_.resize(4 * tokens_.size());
+        int32_t* const positions = documents_.data() + 2 * tokens_.size();
+        if (config.reset_attention_mask) staged.documents = documents_.data();
+        if (config.reset_position_ids) staged.positions = positions;
+        if (sorts_positions(config)) staged.position_order = positions + tokens_.size();
         staged.tokens = tokens_.data();
         staged.targets = targets_.data();
         staged.order = order_.data();
+        for (int64_t i = 0; i < staged.micro_batches; i++)
+            staged.from(i * N).mark(config.micro_batch_size, config.seq_length, kSeparator, scratch);
         staged.inputs = &inputs_;
         staged.result = &result;
         staged.counted_tokens = counted;
