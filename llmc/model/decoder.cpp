@@ -170,9 +170,11 @@ void Decoder::recompute_block(Ctx& ctx, int layer, const DeviceBatch& batch) {
                                 .residual_out = mlp_.residual(layer, N)}, batch);
 }
 
-// Backward of the head for N rows, whose logits are overwritten with their gradient. dnorm (N, C) =.
-void Decoder::dlogits_backward(Ctx& ctx, const LinearOperand& x, Tensor logits, Tensor dnorm, int64_t N) {
-    const Linear lm_head = head();
+// Backward of the head for N rows, whose logits are overwritten with their gradient. dnorm (N, C) =. Rows after the
+// first ones add to the weight gradient also where those have written it.
+void Decoder::dlogits_backward(Ctx& ctx, const LinearOperand& x, Tensor logits, Tensor dnorm, int64_t N, bool first) {
+    Linear lm_head = head();
+    lm_head.accumulate = lm_head.accumulate || !first;
     const int64_t Vp = config_.padded_vocab();
     LinearOperand dlogits{.high = logits, .fp8 = {}};
     if (lm_head.fp8) {
@@ -196,7 +198,7 @@ LinearOperand Decoder::head_backward(Ctx& ctx, const DeviceBatch& batch, StepSta
         const LinearOperand x = head_x(ctx, rows, N, true);
         linear_forward(ctx, head(), logits, x, rows.count);
         classify(ctx, batch, state, rows, logits, losses, true);
-        dlogits_backward(ctx, x, logits, dnorm.slice(rows.first * C, rows.count * C), rows.count);
+        dlogits_backward(ctx, x, logits, dnorm.slice(rows.first * C, rows.count * C), rows.count, rows.first == 0);
     });
     sum_losses(ctx, losses, state);
     return final_norm_.backward(ctx, head_layer_, {.dout = dnorm}, to, mlp_.output(head_layer_ - 1), N);

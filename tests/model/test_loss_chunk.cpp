@@ -7,6 +7,7 @@
 
 #include "tests/support/config_test.h"
 #include "tests/support/fp8_model_test.h"
+#include "tests/support/watched_store.h"
 
 namespace {
 
@@ -216,4 +217,23 @@ TEST_CASE("loss chunk: chunks that FP8 cannot take, or that do nothing, are refu
     const Words words = {"--train-data", "t", "--train-iters", "1", "--seq-length", "64", "--micro-batch-size", "2"};
     CHECK(refusal("gpt2", joined(words, {"--loss-chunk", "127"})).empty());
     CHECK(contains(refusal("gpt2", joined(words, {"--loss-chunk", "128"})), "no more tokens than one chunk"));
+}
+
+TEST_CASE("loss chunk: chunks add up also where a weight gradient is written, not added to") {
+    struct Written : WatchedStore {
+        using WatchedStore::WatchedStore;
+        bool accumulates(int) const override { return false; }
+    };
+    for (int64_t chunk : {0, 4}) {
+        Config config = tiny_config(tiny_llama(), Dtype::kFp32, 3, 7);
+        config.loss_chunk = chunk;
+        TestModel model(config);
+        model.set_random_batch(3, 3);
+        model.gradients();
+        const std::vector<double> expected = model.grad(model.table.head);
+        Written store(model);
+        model.gradients();
+        CHECK(model.grad(model.table.head) == expected);
+        CHECK(store.closed_reads == 0);
+    }
 }
