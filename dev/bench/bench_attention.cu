@@ -1,16 +1,21 @@
-// Attention forward and backward at the trainer's shapes. Usage: bench_attention [head size]
+// Attention forward and backward. Usage: bench_attention [HEAD DIM | BATCH HEADS KV-HEADS TOKENS HEAD-DIM [DOCUMENT]]
+// Without arguments at the trainer's shapes, with one those of this head dim. DOCUMENT: every sequence is packed with
+// documents of as many tokens (--reset-attention-mask); FLOPs then count what is within documents, and a further line
+// has the time over that of the same documents as sequences of their own.
 // FLOPs count half the square of scores (causal) and 2.5 times the forward for the backward, whatever a
 // kernel recomputes. Random data, two input sets in turn.
 // Prints: shape | forward us | TFLOP/s | % of the ceiling (an 8192^3 bf16 product, measured first) | backward,
 // deterministic ... | fast ...
 // and, where FP8 attention exists, us of: its pass over qkv | rope alone | that pass with rope | the forward | all that
 // FP8 needs: the forward and what its pass costs more than rope, TFLOP/s of both, and times the bf16 forward.
+// The last lines are rows of llmc/perf/rates.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "llmc/cuda/common.cuh"
@@ -20,12 +25,18 @@ namespace {
 struct Shape {
     int64_t B, NH, NKV, T, HS;
     Dtype dtype = Dtype::kBf16;
+    int64_t document = 0;   // tokens of a document; 0: a sequence is one
 };
 const Shape kShapes[] = {{1, 32, 8, 8192, 128}, {1, 32, 8, 4096, 128}, {8, 16, 4, 2048, 128},
                          {64, 12, 12, 1024, 64}, {8, 12, 12, 2048, 64}, {4, 25, 25, 1024, 64},
                          {4, 12, 12, 1024, 64, Dtype::kFp32},
-                         // 8B with --context-parallel 1 and 2 at 65536 tokens, 8 at 131072
-                         {1, 32, 8, 65536, 128}, {1, 16, 4, 65536, 128}, {1, 4, 1, 131072, 128}};
+                         // 8B with --context-parallel 1 and 2 at 65536 tokens, 8 at 131072, also of short documents
+                         {1, 32, 8, 65536, 128}, {1, 16, 4, 65536, 128}, {1, 4, 1, 131072, 128},
+                         {1, 4, 1, 131072, 128, Dtype::kBf16, 1024}};
+
+struct Times {
+    float forward = 0, backward = 0, fast = 0, fp8_forward = 0;   // us
+};
 
 struct Memory {
     Ctx& ctx;
@@ -37,6 +48,20 @@ struct Memory {
     Tensor sums(Dtype dtype, int64_t B, int64_t T, int64_t NH, int64_t HS) {
         const int64_t elems = cuda::attention_sums_elems(dtype, B, T, NH, HS);
         return elems > 0 ? random(Dtype::kFp32, elems) : Tensor{};
+    }
+    // Starts and ends as AttentionForwardArgs::documents, or null.
+    const int32_t* documents(const Shape& s) {
+        if (s.document == 0) return nullptr;
+        std::vector<int32_t> host(static_cast<size_t>(2 * s.B * s.T));
+        for (int64_t row = 0; row < s.B * s.T; row++) {
+            const int64_t start = row % s.T / s.document * s.document;
+            host[static_cast<size_t>(row)] = static_cast<int32_t>(start);
+            host[static_cast<size_t>(s.B * s.T + row)] = static_cast<int32_t>(start + s.document);
+        }
+        const Tensor t = zeros(Dtype::kInt32, 2 * s.B * s.T);
+        cuda::copy_to_device(ctx, t.data, host.data(), t.bytes());
+        cuda::synchronize(ctx);
+        return t.as<int32_t>();
     }
     Tensor random(Dtype dtype, int64_t elems) {
         all.push_back(cuda::device_alloc(elems * dtype_bytes(dtype)));
@@ -50,6 +75,12 @@ struct Memory {
         return {all.back(), dtype, elems};
     }
 };
+
+// FLOPs of the forward: half of the square of each document.
+double mflop_of(const Shape& s) {
+    const int64_t keys = s.document > 0 ? s.document : s.T;
+    return 2e-6 * static_cast<double>(s.B * s.NH * s.T) * static_cast<double>(keys * s.HS);
+}
 
 float median_us(Ctx& ctx, const std::function<void(int)>& f) {
     cudaEvent_t begin, end;
@@ -175,8 +206,9 @@ void check_fp8(Ctx& ctx) {
     }
 }
 
-void bench_fp8(Ctx& ctx, const Shape& s, const std::vector<AttentionForwardArgs>& forward, Memory& memory,
-               float bf16_us, double ceiling) {
+// Returns the time of the forward alone.
+float bench_fp8(Ctx& ctx, const Shape& s, const std::vector<AttentionForwardArgs>& forward, Memory& memory,
+                float bf16_us, double ceiling) {
     std::vector<float> angles(static_cast<size_t>(s.T * s.HS));
     for (size_t i = 0; i < angles.size(); i++) {
         const auto angle = static_cast<float>(i / 2);
@@ -204,64 +236,111 @@ void bench_fp8(Ctx& ctx, const Shape& s, const std::vector<AttentionForwardArgs>
     });
     for (QuantizeHeadsArgs& args : quantize) args.cos_sin = table;
     const float rope_pass_us = median_us(ctx, [&](int i) { cuda::quantize_heads(ctx, quantize[i % 2]); });
-    const double mflop = 2e-6 * s.B * s.NH * s.T * s.T * s.HS;
+    const double mflop = mflop_of(s);
     const float with_rope_us = kernel_us + rope_pass_us - rope_us;
     std::printf("  fp8: pass %.1f, rope %.1f, rope and pass %.1f, forward %.1f (%.0f TFLOP/s, %.0f %%) | whole %.1f "
                 "(%.0f TFLOP/s, %.2f x bf16), after rope %.1f (%.0f TFLOP/s, %.2f x)\n", pass_us, rope_us, rope_pass_us,
                 kernel_us, mflop / kernel_us, 100 * mflop / kernel_us / ceiling, both_us, mflop / both_us,
                 bf16_us / both_us, with_rope_us, mflop / with_rope_us, bf16_us / with_rope_us);
+    return kernel_us;
 }
 
-void bench(Ctx& ctx, const Shape& s, double ceiling) {
-    Memory memory(ctx);
-    const int64_t N = s.B * s.T, width = (s.NH + 2 * s.NKV) * s.HS;
+struct Problem {
     std::vector<AttentionForwardArgs> forward;
     std::vector<AttentionBackwardArgs> backward;
-    const Tensor sums = memory.sums(s.dtype, s.B, s.T, s.NH, s.HS);
-    for (int set = 0; set < 2; set++) {
-        const Tensor qkv = memory.random(s.dtype, N * width), out = memory.random(s.dtype, N * s.NH * s.HS),
-                     dout = memory.random(s.dtype, N * s.NH * s.HS), dqkv = memory.random(s.dtype, N * width),
-                     lse = memory.random(Dtype::kFp32, N * s.NH),
-                     delta = memory.random(Dtype::kFp32, N * s.NH);
+
+    Problem(Memory& memory, const Shape& s) {
+        const int64_t N = s.B * s.T, width = (s.NH + 2 * s.NKV) * s.HS;
         const float mul = 1 / std::sqrt(static_cast<float>(s.HS));
-        forward.push_back({.out = out, .lse = lse, .qkv = qkv, .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV,
-                           .HS = s.HS, .softmax_mul = mul});
-        backward.push_back({.dqkv = dqkv, .delta = delta, .dout = dout, .out = out, .lse = lse, .qkv = qkv,
-                            .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS, .softmax_mul = mul,
-                            .sums = sums});
+        const Tensor sums = memory.sums(s.dtype, s.B, s.T, s.NH, s.HS);
+        const int32_t* documents = memory.documents(s);
+        for (int set = 0; set < 2; set++) {
+            const Tensor qkv = memory.random(s.dtype, N * width), out = memory.random(s.dtype, N * s.NH * s.HS),
+                         dout = memory.random(s.dtype, N * s.NH * s.HS), dqkv = memory.random(s.dtype, N * width),
+                         lse = memory.random(Dtype::kFp32, N * s.NH),
+                         delta = memory.random(Dtype::kFp32, N * s.NH);
+            forward.push_back({.out = out, .lse = lse, .qkv = qkv, .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV,
+                               .HS = s.HS, .softmax_mul = mul, .documents = documents});
+            backward.push_back({.dqkv = dqkv, .delta = delta, .dout = dout, .out = out, .lse = lse, .qkv = qkv,
+                                .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS, .softmax_mul = mul,
+                                .documents = documents, .sums = sums});
+        }
     }
-    const float forward_us = median_us(ctx, [&](int i) { cuda::attention_forward(ctx, forward[i % 2]); });
-    const double mflop = 2e-6 * s.B * s.NH * s.T * s.T * s.HS;
+    Times times(Ctx& ctx) {
+        Times t;
+        t.forward = median_us(ctx, [&](int i) { cuda::attention_forward(ctx, forward[i % 2]); });
+        for (bool fast : {false, true}) {
+            for (AttentionBackwardArgs& args : backward) args.fast = fast;
+            (fast ? t.fast : t.backward) =
+                median_us(ctx, [&](int i) { cuda::attention_backward(ctx, backward[i % 2]); });
+        }
+        return t;
+    }
+};
+
+// Returns a row of llmc/perf/rates.
+std::string bench(Ctx& ctx, const Shape& s, double ceiling) {
+    Memory memory(ctx);
+    Problem problem(memory, s);
+    Times times = problem.times(ctx);
+    const double mflop = mflop_of(s);
+    std::printf("%s B %3lld heads %2lld / %2lld T %6lld d %3lld", dtype_name(s.dtype), (long long)s.B, (long long)s.NH,
+                (long long)s.NKV, (long long)s.T, (long long)s.HS);
     auto print = [&](double work, float us) {
         std::printf(" | %9.1f | %7.1f | %5.1f", us, work / us, 100 * work / us / ceiling);
     };
-    std::printf("%s B %2lld heads %2lld / %2lld T %5lld d %3lld", dtype_name(s.dtype), (long long)s.B, (long long)s.NH,
-                (long long)s.NKV, (long long)s.T, (long long)s.HS);
-    print(mflop, forward_us);
-    for (bool fast : {false, true}) {
-        for (AttentionBackwardArgs& args : backward) args.fast = fast;
-        print(2.5 * mflop, median_us(ctx, [&](int i) { cuda::attention_backward(ctx, backward[i % 2]); }));
-    }
+    print(mflop, times.forward), print(2.5 * mflop, times.backward), print(2.5 * mflop, times.fast);
+    if (s.document > 0) std::printf(" | documents of %lld", (long long)s.document);
     std::printf("\n");
-    if (has_fp8(ctx, s.dtype, s.HS)) bench_fp8(ctx, s, forward, memory, forward_us, ceiling);
+    if (has_fp8(ctx, s.dtype, s.HS))
+        times.fp8_forward = bench_fp8(ctx, s, problem.forward, memory, times.forward, ceiling);
+    if (s.document == 0)
+        return strf("attention %s %lld %lld %lld %lld %.1f %.1f %.1f\n", dtype_name(s.dtype), (long long)s.B,
+                    (long long)s.NH, (long long)s.T, (long long)s.HS, times.forward, times.backward, times.fp8_forward);
+    Shape apart = s;
+    apart.B = s.B * s.T / s.document, apart.T = s.document, apart.document = 0;
+    Memory more(ctx);
+    const Times other = Problem(more, apart).times(ctx);
+    std::printf("  documents: times those of %lld sequences of %lld tokens: forward %.2f, backward %.2f, fast %.2f\n",
+                (long long)apart.B, (long long)apart.T, times.forward / other.forward, times.backward / other.backward,
+                times.fast / other.fast);
+    return "";
+}
+
+std::vector<Shape> shapes_of(int argc, char** argv) {
+    if (argc <= 2) {
+        std::vector<Shape> shapes;
+        for (const Shape& s : kShapes)
+            if (argc < 2 || s.HS == std::atoi(argv[1])) shapes.push_back(s);
+        return shapes;
+    }
+    REQUIRE(argc == 6 || argc == 7, "usage: bench_attention [HEAD-DIM | BATCH HEADS KV-HEADS TOKENS HEAD-DIM "
+            "[DOCUMENT]]");
+    int64_t word[6] = {};
+    for (int i = 1; i < argc; i++) word[i - 1] = std::atoll(argv[i]);
+    const Shape s{word[0], word[1], word[2], word[3], word[4], Dtype::kBf16, word[5]};
+    REQUIRE(s.document >= 0 && (s.document == 0 || s.T % s.document == 0), "%lld tokens are no whole number of "
+            "documents of %lld", (long long)s.T, (long long)s.document);
+    return {s};
 }
 
 }  // namespace
 
 int main(int argc, char** argv) try {
+    const std::vector<Shape> shapes = shapes_of(argc, argv);
     Ctx ctx;
     cuda::device_open(ctx, 0);
     check(ctx);
     check_fp8(ctx);
     const double ceiling = matmul_ceiling(ctx);
     std::printf("%s; ceiling %.0f TFLOP/s\n", cuda::device_info(0).name.c_str(), ceiling);
-    std::printf("%-37s", "shape");
+    std::printf("%-39s", "shape");
     for (const char* what : {"fwd us", "bwd us", "fast us"})
         std::printf(" | %9s | %7s | %5s", what, "TFLOP/s", "%");
     std::printf("\n");
-    for (const Shape& s : kShapes) {
-        if (argc < 2 || s.HS == std::atoi(argv[1])) bench(ctx, s, ceiling);
-    }
+    std::string rates;
+    for (const Shape& s : shapes) rates += bench(ctx, s, ceiling);
+    std::printf("%s", rates.c_str());
     cuda::device_close(ctx);
     return 0;
 } catch (const Error& error) {

@@ -50,15 +50,25 @@ void put_special_tokens(OrderedJson& out, int64_t vocab_size, const HfOrigin& or
     out["eos_token_id"] = eos;
 }
 
+// The fields that the two rules do not share. An absent attention_factor follows from the factor.
+void put_yarn(OrderedJson& out, const RopeScaling& s) {
+    out["beta_fast"] = s.beta_fast;
+    out["beta_slow"] = s.beta_slow;
+    if (s.attention_factor > 0) out["attention_factor"] = s.attention_factor;
+    out["truncate"] = s.truncate;
+}
+
 // Writes both forms: transformers 4 reads rope_theta and rope_scaling, transformers 5 prefers rope_parameters.
 void put_rope(OrderedJson& out, const ModelConfig& c) {
     OrderedJson scaling;
-    if (c.rope_scaling.factor != 0) {
-        scaling["rope_type"] = "llama3";
-        scaling["factor"] = c.rope_scaling.factor;
-        scaling["low_freq_factor"] = c.rope_scaling.low_freq_factor;
-        scaling["high_freq_factor"] = c.rope_scaling.high_freq_factor;
-        scaling["original_max_position_embeddings"] = c.rope_scaling.original_max_positions;
+    const RopeScaling& s = c.rope_scaling;
+    if (s.factor != 0) {
+        const bool yarn = s.type == RopeScalingType::kYarn;
+        scaling["rope_type"] = yarn ? "yarn" : "llama3";
+        scaling["factor"] = s.factor;
+        if (yarn) put_yarn(scaling, s);
+        else scaling["low_freq_factor"] = s.low_freq_factor, scaling["high_freq_factor"] = s.high_freq_factor;
+        scaling["original_max_position_embeddings"] = s.original_max_positions;
     }
     OrderedJson parameters = scaling.is_null() ? OrderedJson{{"rope_type", "default"}} : scaling;
     parameters["rope_theta"] = c.rotary_base;
@@ -146,7 +156,13 @@ void put_own(OrderedJson& out, const ModelConfig& c, int64_t positions) {
     out["position"] = c.position == PositionEmbedding::kLearned ? "learned" : "rope";
     out["activation"] = activation_function(c.activation).name;
     out["rotary_base"] = c.rotary_base;
-    out["rope_llama3"] = {{"factor", c.rope_scaling.factor},
+    const bool yarn = c.rope_scaling.type == RopeScalingType::kYarn;
+    if (yarn) {
+        out["rope_yarn"] = {{"factor", c.rope_scaling.factor},
+                            {"original_max_positions", c.rope_scaling.original_max_positions}};
+        put_yarn(out["rope_yarn"], c.rope_scaling);
+    }
+    out["rope_llama3"] = {{"factor", yarn ? 0 : c.rope_scaling.factor},
                           {"low_freq_factor", c.rope_scaling.low_freq_factor},
                           {"high_freq_factor", c.rope_scaling.high_freq_factor},
                           {"original_max_positions", c.rope_scaling.original_max_positions}};
@@ -180,11 +196,37 @@ struct Fields : JsonFields {
 
 void check_scaling(const Fields& rope, const RopeScaling& scaling) {
     if (scaling.factor < 1) rope.refuse("factor", "at least 1 is needed");
+    if (scaling.beta_fast <= scaling.beta_slow || scaling.beta_slow <= 0)
+        rope.refuse("beta_fast", "0 < beta_slow < beta_fast is needed");
     if (scaling.high_freq_factor <= scaling.low_freq_factor || scaling.low_freq_factor <= 0)
         rope.refuse("high_freq_factor", "0 < low_freq_factor < high_freq_factor is needed");
 }
 
-RopeScaling read_rope_scaling(const Fields& rope) {
+// What multiplies cosines and sines. mscale and mscale_all_dim, as in DeepSeek's models, are two factors of ln(factor).
+double read_attention_factor(const Fields& rope, double factor) {
+    if (rope.has("attention_factor")) {
+        const double given = rope.number("attention_factor");
+        if (given <= 0) rope.refuse("attention_factor", "a positive number is needed");
+        return given;
+    }
+    const double over = rope.number_or("mscale", 0), under = rope.number_or("mscale_all_dim", 0);
+    if (over < 0 || under < 0) rope.refuse(over < 0 ? "mscale" : "mscale_all_dim", "it must not be negative");
+    if (over == 0 || under == 0 || factor <= 1) return 0;
+    return (0.1 * over * std::log(factor) + 1) / (0.1 * under * std::log(factor) + 1);
+}
+
+RopeScaling read_yarn(const Fields& rope, int64_t original) {
+    RopeScaling scaling{.factor = rope.number("factor"), .original_max_positions = original,
+                        .type = RopeScalingType::kYarn, .beta_fast = rope.number_or("beta_fast", 32),
+                        .beta_slow = rope.number_or("beta_slow", 1),
+                        .truncate = rope.boolean_or("truncate", true)};
+    check_scaling(rope, scaling);
+    scaling.attention_factor = read_attention_factor(rope, scaling.factor);
+    return scaling;
+}
+
+// max_positions: of the model, where yarn does not say the original ones.
+RopeScaling read_rope_scaling(const Fields& rope, int64_t max_positions) {
     const char* name = rope.has("rope_type") ? "rope_type" : "type";
     const std::string type = rope.has(name) ? rope.text(name) : "default";
     for (const auto& item : rope.object.items())
@@ -192,12 +234,14 @@ RopeScaling read_rope_scaling(const Fields& rope) {
             rope.refuse(item.key().c_str(), "rope parameters per layer type are not supported");
     rope.only("partial_rotary_factor", 1, "only rotation of the whole head is supported");
     if (type == "default") return {};
-    if (type != "llama3") rope.refuse(name, "only \"default\" and \"llama3\" are supported");
+    const char* original = "original_max_position_embeddings";
+    if (type == "yarn") return read_yarn(rope, rope.has(original) ? rope.size(original, kMaxPositions) : max_positions);
+    if (type != "llama3") rope.refuse(name, "only \"default\", \"llama3\" and \"yarn\" are supported");
     RopeScaling scaling{
         .factor = rope.number("factor"),
         .low_freq_factor = rope.number("low_freq_factor"),
         .high_freq_factor = rope.number("high_freq_factor"),
-        .original_max_positions = rope.size("original_max_position_embeddings", kMaxPositions)};
+        .original_max_positions = rope.size(original, kMaxPositions)};
     check_scaling(rope, scaling);
     return scaling;
 }
@@ -206,10 +250,10 @@ RopeScaling read_rope_scaling(const Fields& rope) {
 void read_rope(const Fields& f, ModelConfig& c) {
     f.only("partial_rotary_factor", 1, "only rotation of the whole head is supported");
     c.rotary_base = f.number_or("rope_theta", 10000);
-    if (f.has("rope_scaling")) c.rope_scaling = read_rope_scaling(f.child("rope_scaling"));
+    if (f.has("rope_scaling")) c.rope_scaling = read_rope_scaling(f.child("rope_scaling"), c.max_positions);
     if (f.has("rope_parameters")) {
         const Fields rope = f.child("rope_parameters");
-        const RopeScaling scaling = read_rope_scaling(rope);
+        const RopeScaling scaling = read_rope_scaling(rope, c.max_positions);
         const double base = rope.number_or("rope_theta", c.rotary_base);
         if (f.has("rope_scaling") && !(scaling == c.rope_scaling))
             f.refuse("rope_parameters", "it contradicts rope_scaling");
@@ -352,6 +396,10 @@ ModelConfig read_own(const Fields& f) {
                       .high_freq_factor = scaling.number("high_freq_factor"),
                       .original_max_positions = scaling.size("original_max_positions", kMaxPositions)};
     if (c.rope_scaling.factor != 0) check_scaling(scaling, c.rope_scaling);
+    if (f.has("rope_yarn")) {
+        const Fields yarn = f.child("rope_yarn");
+        c.rope_scaling = read_yarn(yarn, yarn.size("original_max_positions", kMaxPositions));
+    }
     if (c.rotary_base <= 0) f.refuse("rotary_base", "a positive number is needed");
     c.linear_bias = read_own_biases(f);
     c.sliding_window = f.integer_or("window", 0, 0, kMaxPositions);

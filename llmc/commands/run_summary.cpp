@@ -84,11 +84,12 @@ std::string batch_text(const SummarizedRun& run) {
     const Config& c = run.config;
     const int ranks = run.world.ranks;
     const int64_t accumulation = c.global_batch_size / (c.micro_batch_size * c.data_ranks(ranks));
+    const std::string chunks = c.loss_chunk > 0 ? strf("; logits of %lld tokens at once", ll(c.loss_chunk)) : "";
     return strf("%s tokens per step = %s x %lld; %s of %lld on %s",
                 grouped(c.global_batch_size * c.seq_length).c_str(),
                 count_text(c.global_batch_size, "sequence").c_str(), ll(c.seq_length),
                 count_text(accumulation, "gradient accumulation step").c_str(), ll(c.micro_batch_size),
-                count_text(ranks, "rank").c_str());
+                count_text(ranks, "rank").c_str()) + chunks;
 }
 
 std::string shards_text(const DataLoader& data) {

@@ -35,6 +35,7 @@ struct Config {
     std::vector<std::string> train_data, valid_data;   // globs
     std::string token_dtype;            // "", "uint16", "uint32": of shards without a header
     bool reset_attention_mask = false;  // attention stays within a document
+    bool reset_position_ids = false;    // positions restart at each document
     bool synthetic_data = false;        // random tokens instead of shards, for timing only
     int64_t eval_interval = 0;          // steps; 0: only at the end
     int64_t eval_iters = 0;             // micro-batches per evaluation
@@ -63,6 +64,7 @@ struct Config {
     bool attention_fast = false;        // accumulate dQ in any order
     bool gemm_search = true;
     bool fuse_gelu = false;             // gelu in the matmul's epilogue
+    int64_t loss_chunk = 0;             // rows that head and loss compute at once; 0: all
     uint64_t seed = 0;
 
     // fp8: kNone is off
@@ -143,6 +145,12 @@ inline constexpr int kResidentLayers = 3;
 // Whether --offload names one of kOffloadWords, or one that is part of the optimizer state.
 bool offloads(const Config& config, const std::string& word);
 inline bool offloads_state(const Config& config) { return offloads(config, "moments") || offloads(config, "masters"); }
+
+// The chunks in which head and loss compute a micro-batch.
+inline int64_t loss_chunks(const Config& config) {
+    const int64_t rows = config.micro_batch_size * config.part_length();
+    return config.loss_chunk > 0 ? (rows + config.loss_chunk - 1) / config.loss_chunk : 1;
+}
 
 // What options depend on besides each other.
 struct Machine {

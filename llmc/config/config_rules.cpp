@@ -61,6 +61,12 @@ void model_rules(const Config& c, Rules& rules) {
     rules.require(scaling.factor >= 1,
                   strf("--rope-scaling-factor %s must be 0 (no scaling) or at least 1",
                        number_text(scaling.factor).c_str()));
+    if (scaling.type == RopeScalingType::kYarn) {
+        rules.require(scaling.beta_slow < scaling.beta_fast,
+                      strf("--rope-scaling-beta-slow %s must be below --rope-scaling-beta-fast %s",
+                           number_text(scaling.beta_slow).c_str(), number_text(scaling.beta_fast).c_str()));
+        return;
+    }
     rules.require(scaling.low_freq_factor < scaling.high_freq_factor,
                   strf("--rope-scaling-low-freq-factor %s must be below --rope-scaling-high-freq-factor %s",
                        number_text(scaling.low_freq_factor).c_str(),
@@ -123,6 +129,9 @@ void run_rules(const Config& c, int ranks, Rules& rules) {
                   strf("--ranks %lld, and %d %s started: scripts/launch/launch_mpi.sh -np %lld starts them",
                        ll(c.ranks), ranks, ranks == 1 ? "was" : "were", ll(c.ranks)));
     rules.require(c.zero_group != 1, "--zero-group 1 shards nothing: --zero 0 says so");
+    rules.require(!c.reset_position_ids || c.context_parallel == 1,
+                  "--reset-position-ids with --context-parallel: a rank sees a part of a sequence only, and a document "
+                  "may begin in another: leave out one of the two");
     rules.require(c.zero_group % c.context_parallel == 0,
                   strf("--zero-group %lld must be a multiple of --context-parallel %lld: ranks that share a sequence "
                        "are in one group", ll(c.zero_group), ll(c.context_parallel)));

@@ -33,6 +33,11 @@ const char* no_offloaded_state(const Config& c) {
     return unless(offloads_state(c), "no optimizer state is offloaded (--offload moments,masters)");
 }
 
+const char* idle_chunk(const Config& c) {
+    return unless(c.loss_chunk < c.micro_batch_size * c.part_length(),
+                  "a micro-batch (--micro-batch-size x --seq-length) has no more tokens than one chunk");
+}
+
 const char* idle_tokenizer(const Config& c) {
     return unless(!c.save.empty() || c.sample_every > 0,
                   "no checkpoint is written without --save, and no text is sampled (--sample-every 0)");
@@ -153,6 +158,10 @@ void add_data(Rows& rows) {
          .help = "element type of shards without a header (nanoGPT)", .fallback = ""},
         {.name = "reset-attention-mask", .group = group, .value = flag(AT(reset_attention_mask), true, false),
          .help = "attention stays within a document; the .meta.json of every shard must name the separator token",
+         .fallback = "false", .on_resume = kMust},
+        {.name = "reset-position-ids", .group = group, .value = flag(AT(reset_position_ids), true, false),
+         .help = "positions restart at 0 with each document, also in evaluations; documents are those of "
+                 "--reset-attention-mask",
          .fallback = "false", .on_resume = kMust},
         {.name = "synthetic-data", .group = group, .value = flag(AT(synthetic_data), true, false),
          .help = "draw tokens from the seed instead of reading shards: for timing only, the model learns nothing",
@@ -276,6 +285,11 @@ void add_precision(Rows& rows) {
         {.name = "fuse-gelu", .group = group, .value = flag(AT(fuse_gelu), true, false),
          .help = "run gelu in the epilogue of the matmul before it", .fallback = "false",
          .inert = no_fusable_gelu},
+        {.name = "loss-chunk", .group = group, .value = integer(AT(loss_chunk), 0, kMany),
+         .help = "tokens whose logits, loss and gradients of the LM head are computed at once, so that only their "
+                 "logits are in memory; a multiple of 16, with --fp8-recipe blockwise of 128, if the head runs in FP8; "
+                 "0: all of a micro-batch",
+         .fallback = "0", .inert = idle_chunk},
         {.name = "seed", .group = group, .value = whole_number(AT(seed)),
          .help = "seed of initial weights, data order, stochastic rounding and samples", .fallback = "1234",
          .on_resume = kMust},

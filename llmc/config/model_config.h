@@ -21,12 +21,20 @@ inline constexpr LinearBiasWord kLinearBiasWords[] = {{"all", LinearBias::kAll},
                                                       {"attention", LinearBias::kAttention},
                                                       {"mlp", LinearBias::kMlp}};
 
-// The llama3 rule (rope_type "llama3" of Hugging Face configurations); factor 0 means no scaling.
+enum class RopeScalingType { kLlama3, kYarn };
+
+// Scaling of rope for longer contexts than the original one, by the rules that Hugging Face configurations call
+// rope_type "llama3" and "yarn"; factor 0 means no scaling. See rope_table.h.
 struct RopeScaling {
     double factor = 0;
-    double low_freq_factor = 1;
+    double low_freq_factor = 1;    // llama3
     double high_freq_factor = 4;
     int64_t original_max_positions = 8192;
+    RopeScalingType type = RopeScalingType::kLlama3;
+    double beta_fast = 32;         // yarn
+    double beta_slow = 1;
+    double attention_factor = 0;   // of cosines and sines; 0: 0.1 ln(factor) + 1
+    bool truncate = true;          // the range of interpolated frequencies begins and ends at whole pairs
     bool operator==(const RopeScaling&) const = default;
 };
 

@@ -38,38 +38,53 @@ void sum_rows(std::vector<Acc<T>>& sum, const T* dout, int64_t C, int64_t count,
     }
 }
 
-template <typename T> void backward(const EmbeddingBackwardArgs& args) {
-    const int64_t C = args.C, batches = (args.N + args.T - 1) / args.T;
-    const T* dout = args.dout.as<T>();
-    // Ranges of equal tokens within token_order; range i ends where range i + 1 begins.
+// The beginnings of the ranges of `order` with equal keys[row], and N.
+std::vector<int64_t> ranges_of(const int32_t* keys, const int32_t* order, int64_t N) {
     std::vector<int64_t> begins;
-    for (int64_t i = 0; i < args.N; i++) {
-        bool same = i > 0 && args.tokens[args.token_order[i]] == args.tokens[args.token_order[i - 1]];
-        if (!same) begins.push_back(i);
-    }
-    const int64_t ranges = static_cast<int64_t>(begins.size());
-    begins.push_back(args.N);
+    for (int64_t i = 0; i < N; i++)
+        if (i == 0 || keys[order[i]] != keys[order[i - 1]]) begins.push_back(i);
+    begins.push_back(N);
+    return begins;
+}
 
-#pragma omp parallel if (args.N * C >= kParallelElems)
+// grad[k] += sum of dout over the rows n with keys[n] == k, in the order of `order`. Keys outside [0, most) count for
+// nothing.
+template <typename T>
+void add_sorted(Tensor grad, const T* dout, int64_t C, const int32_t* keys, const int32_t* order, int64_t N,
+                int64_t most) {
+    const std::vector<int64_t> begins = ranges_of(keys, order, N);
+    const int64_t ranges = static_cast<int64_t>(begins.size()) - 1;
+#pragma omp parallel if (N * C >= kParallelElems)
     {
         std::vector<Acc<T>> sum(static_cast<size_t>(C));
 #pragma omp for schedule(dynamic, 16)
         for (int64_t i = 0; i < ranges; i++) {
-            const int32_t* rows = args.token_order + begins[i];
-            const int32_t token = args.tokens[rows[0]];
-            if (token < 0 || token >= args.V) continue;
-            sum_rows(sum, dout, C, begins[i + 1] - begins[i], [&](int64_t row) { return rows[row]; });
-            add_to_grad(args.dwte, token * C, sum.data(), C);
+            const int32_t* rows = order + begins[static_cast<size_t>(i)];
+            const int32_t key = keys[rows[0]];
+            if (key < 0 || key >= most) continue;
+            sum_rows(sum, dout, C, begins[static_cast<size_t>(i) + 1] - begins[static_cast<size_t>(i)],
+                     [&](int64_t row) { return rows[row]; });
+            add_to_grad(grad, key * C, sum.data(), C);
         }
-        if (args.dwpe) {
+    }
+}
+
+template <typename T> void backward(const EmbeddingBackwardArgs& args) {
+    const int64_t C = args.C, batches = (args.N + args.T - 1) / args.T;
+    const T* dout = args.dout.as<T>();
+    add_sorted(args.dwte, dout, C, args.tokens, args.token_order, args.N, args.V);
+    if (!args.dwpe) return;
+    if (args.positions) return add_sorted(args.dwpe, dout, C, args.positions, args.position_order, args.N, args.T);
+#pragma omp parallel if (args.N * C >= kParallelElems)
+    {
+        std::vector<Acc<T>> sum(static_cast<size_t>(C));
 #pragma omp for schedule(static)
-            for (int64_t t = 0; t < std::min(args.T, args.N); t++) {
-                sum_rows(sum, dout, C, batches, [&](int64_t b) {
-                    int64_t n = b * args.T + t;
-                    return n < args.N ? n : -1;
-                });
-                add_to_grad(args.dwpe, t * C, sum.data(), C);
-            }
+        for (int64_t t = 0; t < std::min(args.T, args.N); t++) {
+            sum_rows(sum, dout, C, batches, [&](int64_t b) {
+                int64_t n = b * args.T + t;
+                return n < args.N ? n : -1;
+            });
+            add_to_grad(args.dwpe, t * C, sum.data(), C);
         }
     }
 }
@@ -92,6 +107,8 @@ void embedding_backward(Ctx&, const EmbeddingBackwardArgs& args) {
         check_tensor("embedding_backward", "dout", args.dout, dtype_of<T>, args.N * args.C);
         check_grad<T>("embedding_backward", "dwte", args.dwte, std::max(args.dwte.elems, args.V * args.C));
         const int64_t least = std::min(args.T, args.N) * args.C;
+        CHECK(!args.positions == !args.position_order && (args.dwpe || !args.positions),
+              "embedding_backward: positions, position_order and dwpe come together");
         if (args.dwpe)
             check_grad<T>("embedding_backward", "dwpe", args.dwpe, std::max(args.dwpe.elems, least));
         backward<T>(args);

@@ -41,7 +41,7 @@ void quantize_heads(Ctx& ctx, const QuantizeHeadsArgs& args) {
     check_tensor(op, "scales", args.heads.scales, Dtype::kFp32, args.B * heads * blocks);
     if (args.cos_sin) {
         rope_forward(ctx, {.qkv = args.qkv, .cos_sin = args.cos_sin, .N = args.B * args.T, .T = args.T, .NH = args.NH,
-                           .NKV = args.NKV, .HS = HS});
+                           .NKV = args.NKV, .HS = HS, .positions = args.positions});
     }
     auto* codes = static_cast<uint8_t*>(args.heads.bytes.data);
 #pragma omp parallel for schedule(static)

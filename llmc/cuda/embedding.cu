@@ -285,7 +285,7 @@ __device__ void add_short_runs(Grad* dwte, const T* dout, const SortedRows& sort
     }
 }
 
-// Math: dwte[v] += sum of dout[n] over the rows n with tokens[n] == v.
+// Math: dwte[v] += sum of dout[n] over the rows n with tokens[n] == v; the same for dwpe and positions.
 // Source: transpose of the gather; rows are sorted by token, so that a sum covers a run of positions.
 // Traffic: dout read once, each touched row of dwte read and written once.
 // Requires: token_order sorted by token; N, C and V below 2^30; kWidth = 4 needs C a multiple of it and rows
@@ -349,11 +349,15 @@ void launch_embedding_backward(Ctx& ctx, const EmbeddingBackwardArgs& args) {
     const int64_t long_tiles = ceil_div(C, kTileLanes * kWidth), tiles = ceil_div(vectors, kLanes);
     const int64_t long_blocks = N < kLongRun ? 0 : ceil_div(N, kLongWindow) * long_tiles;
     const int64_t blocks = long_blocks + ceil_div(N, kShortWindow) * short_tiles;
-    launch_early(ctx, embedding_backward_tokens_kernel<T, Grad, kWidth>, grid_size(blocks),
-                 static_cast<unsigned>(threads), 0, dwte, dout, args.tokens, args.token_order, N, C, args.V,
-                 long_blocks, long_tiles, short_tiles);
-    CHECK_LAUNCH("embedding_backward_tokens_kernel");
+    const auto launch_sorted = [&](Grad* table, const int32_t* keys, const int32_t* order, int64_t rows) {
+        launch_early(ctx, embedding_backward_tokens_kernel<T, Grad, kWidth>, grid_size(blocks),
+                     static_cast<unsigned>(threads), 0, table, dout, keys, order, N, C, rows, long_blocks, long_tiles,
+                     short_tiles);
+        CHECK_LAUNCH("embedding_backward_tokens_kernel");
+    };
+    launch_sorted(dwte, args.tokens, args.token_order, args.V);
     if (!dwpe) return;
+    if (args.positions) return launch_sorted(dwpe, args.positions, args.position_order, args.T);
     launch_early(ctx, embedding_backward_positions_kernel<T, Grad, kWidth>,
                  grid_size(ceil_div(args.T, kWarps) * tiles), kThreads, 0, dwpe, dout, N, args.T, C, tiles);
     CHECK_LAUNCH("embedding_backward_positions_kernel");
@@ -394,6 +398,8 @@ void embedding_backward(Ctx& ctx, const EmbeddingBackwardArgs& args) {
     CHECK(N < kMax && C < kMax && args.V < kMax, "embedding_backward: %lld rows of %lld columns, %lld tokens",
           (long long)N, (long long)C, (long long)args.V);
     CHECK(args.tokens && args.token_order, "embedding_backward without tokens or token_order");
+    CHECK(!args.positions == !args.position_order && (args.dwpe || !args.positions),
+          "embedding_backward: positions, position_order and dwpe come together");
     dispatch(args.dout.dtype, "embedding_backward", [&](auto type) {
         using T = decltype(type);
         dispatch(grad, "embedding_backward: dwte", [&](auto grad_type) {

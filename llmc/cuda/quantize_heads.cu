@@ -11,6 +11,7 @@ constexpr int kBlocksPerSm = 3;
 struct HeadsWork {
     bf16* qkv;
     const float* cos_sin;
+    const int32_t* positions;   // (B, T), optional
     uint8_t* bytes;
     float* scales;
     uint32_t T, heads, first_value_head, blocks;   // blocks: per head
@@ -108,12 +109,14 @@ __global__ void __launch_bounds__(HeadThread<HS>::kThreads, kBlocksPerSm * 128 /
             x[r][1] = t.apart(r) < tokens ? load_vec_streaming(at + HS / 2) : uint4{};
         }
         if (kRope && !value) {
-            const float* angles = work.cos_sin + uint64_t{token} * HS + 2 * t.column;
+            const int32_t* positions = work.positions + uint64_t{at_work.b} * work.T;
 #pragma unroll
             for (int r = 0; r < 4; r++) {
                 float cosine[8], sine[8];
                 if (t.apart(r) < tokens) {
-                    load_angles(ptx::opaque(angles + t.apart(r) * HS), 1.0f, cosine, sine);
+                    const uint32_t at = token + t.apart(r), position = work.positions ? max(positions[at], 0) : at;
+                    const float* angles = work.cos_sin + uint64_t{position} * HS + 2 * t.column;
+                    load_angles(ptx::opaque(angles), 1.0f, cosine, sine);
                     rotate_vectors(x[r][0], x[r][1], cosine, sine);
                 }
             }
@@ -173,7 +176,7 @@ void quantize_heads(Ctx& ctx, const QuantizeHeadsArgs& args) {
           "quantize_heads: not 16-byte aligned");
     const HeadsWork work{.qkv = args.qkv.as<bf16>(),
                          .cos_sin = args.cos_sin ? args.cos_sin.as<const float>() : nullptr,
-                         .bytes = static_cast<uint8_t*>(args.heads.bytes.data),
+                         .positions = args.positions, .bytes = static_cast<uint8_t*>(args.heads.bytes.data),
                          .scales = args.heads.scales.as<float>(), .T = static_cast<uint32_t>(args.T),
                          .heads = static_cast<uint32_t>(heads),
                          .first_value_head = static_cast<uint32_t>(args.NH + args.NKV),

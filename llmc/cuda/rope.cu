@@ -73,9 +73,11 @@ struct RopeInput {
     uint32_t period;
     int HS, rotated_heads;   // query and key heads come first
     float direction;
+    const int32_t* positions;   // optional
 
     __device__ const float* angles(int64_t n, int i) const {
-        return cos_sin + (int64_t{static_cast<uint32_t>(n) % period} * (HS / 2) + i) * 2;
+        const uint32_t position = positions ? max(positions[n], 0) : static_cast<uint32_t>(n) % period;
+        return cos_sin + (int64_t{position} * (HS / 2) + i) * 2;
     }
 };
 // Math: to_fp8(X * scale), X = qkv rotated as by rope_kernel.
@@ -131,7 +133,7 @@ bool rope_copies(Ctx& ctx, const RopeArgs& args, float direction) {
     const RopeInput in{.qkv = args.qkv.as<bf16>(), .cos_sin = args.cos_sin.as<float>(), .N = args.N,
                        .row_elems = row_elems, .period = static_cast<uint32_t>(args.T),
                        .HS = static_cast<int>(args.HS), .rotated_heads = static_cast<int>(args.NH + args.NKV),
-                       .direction = direction};
+                       .direction = direction, .positions = args.positions};
     // Chunks of nearly equal size.
     const int64_t chunks = ceil_div(row_elems, kChunkColumns), chunk_heads = ceil_div(heads, chunks);
     const size_t shared_bytes = group_bytes(quant, chunk_heads * args.HS + 64);
@@ -151,7 +153,6 @@ void rope(Ctx& ctx, const RopeArgs& args, float direction, const char* op) {
     expect(args.qkv, args.qkv.dtype, args.N * row_elems, op);
     expect_at_least(args.cos_sin, Dtype::kFp32, std::min(args.T, args.N) * args.HS, op);
     const QuantOut& quant = args.quant;
-    CHECK(!args.positions || !quant, "%s: positions with FP8 outputs", op);
     if (quant) expect_quant(quant, args.qkv.dtype, args.N, row_elems, op);
     if (quant.copies() && rope_copies(ctx, args, direction)) return;
     bool recorded = false;

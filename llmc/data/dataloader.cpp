@@ -229,7 +229,8 @@ DataLoader::DataLoader(const DataConfig& config) : impl_(std::make_unique<Impl>(
         if (config.documents) {
             const int32_t separator = read_separator(path, config.vocab_size);
             REQUIRE(impl_->infos.empty() || separator == impl_->separator,
-                    "--reset-attention-mask: data shard '%s' separates documents with token %d, '%s' with %d",
+                    "--reset-attention-mask, --reset-position-ids: data shard '%s' separates documents with token %d, "
+                    "'%s' with %d",
                     path.c_str(), separator, impl_->infos[0].path.c_str(), impl_->separator);
             impl_->separator = separator;
         }
@@ -394,6 +395,10 @@ void mark_documents(const int32_t* tokens, int64_t B, int64_t T, int32_t separat
             start = t + 1;
         }
     }
+}
+
+void restart_positions(const int32_t* tokens, int64_t B, int64_t T, int32_t separator, int32_t* out) {
+    for (int64_t i = 0; i < B * T; i++) out[i] = i % T == 0 || tokens[i] == separator ? 0 : out[i - 1] + 1;
 }
 
 // A balanced Feistel network over the next even number of bits, applied until the result is below n (cycle walking).

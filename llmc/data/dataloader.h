@@ -86,6 +86,9 @@ void require_samples(const DataLoader& loader, int64_t needed, const char* what)
 // within its sequence. The separator is the first token of a document, as in shards of data/prepare_text.py and llm.c.
 void mark_documents(const int32_t* tokens, int64_t B, int64_t T, int32_t separator, int32_t* out);
 
+// out (B, T) = the position of each token within its document; documents as in mark_documents.
+void restart_positions(const int32_t* tokens, int64_t B, int64_t T, int32_t separator, int32_t* out);
+
 // Returns element `index` of a pseudo-random permutation of [0, n) that (n, seed, epoch) define; n >= 1. The
 // permutation is not stored.
 int64_t permuted_index(int64_t index, int64_t n, uint64_t seed, int64_t epoch);

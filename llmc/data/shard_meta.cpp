@@ -40,7 +40,8 @@ int32_t read_separator(const std::string& shard, int64_t vocab_size) {
     const std::string sidecar = sidecar_of(shard);
     auto refuse = [&](const std::string& why) {
         FAIL(kExitBadInput,
-             "--reset-attention-mask: data shard '%s' does not name the token that separates documents: '%s' %s "
+             "--reset-attention-mask, --reset-position-ids: data shard '%s' does not name the token that separates "
+             "documents: '%s' %s "
              "(data/prepare_text.py writes it as tokenizer.separator)",
              shard.c_str(), sidecar.c_str(), why.c_str());
     };

@@ -1,29 +1,8 @@
 #include "llmc/model/attention.h"
 
 #include <cmath>
-#include <numbers>
 
-std::vector<double> rope_table(const ModelConfig& config, int64_t T) {
-    const int64_t half = config.kv_channels / 2;
-    const RopeScaling& s = config.rope_scaling;
-    std::vector<double> table(static_cast<size_t>(T * half * 2));
-    for (int64_t i = 0; i < half; i++) {
-        double freq = std::pow(config.rotary_base, -2.0 * static_cast<double>(i) / static_cast<double>(2 * half));
-        if (s.factor > 0) {
-            const double wavelength = 2.0 * std::numbers::pi / freq;
-            const double original = static_cast<double>(s.original_max_positions);
-            // 0: long wavelengths, divided by the factor; 1: short wavelengths, kept.
-            double keep = (original / wavelength - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
-            keep = std::fmin(1.0, std::fmax(0.0, keep));
-            freq = (1.0 - keep) * freq / s.factor + keep * freq;
-        }
-        for (int64_t t = 0; t < T; t++) {
-            table[static_cast<size_t>((t * half + i) * 2)] = std::cos(static_cast<double>(t) * freq);
-            table[static_cast<size_t>((t * half + i) * 2 + 1)] = std::sin(static_cast<double>(t) * freq);
-        }
-    }
-    return table;
-}
+#include "llmc/model/rope_table.h"
 
 std::vector<BufferRow> Attention::rows(const ModelConfig& c, int64_t ranks) {
     const int64_t NH = c.num_attention_heads, NKV = c.num_query_groups;
@@ -112,7 +91,7 @@ Fp8Heads Attention::quantize_heads(Ctx& ctx, Tensor qkv, const DeviceBatch& batc
     const Fp8Heads quantized{.bytes = model_.scratch(Dtype::kE4m3, blocks * kHeadBlock * HS),
                              .scales = model_.scratch(Dtype::kFp32, blocks)};
     ops::quantize_heads(ctx, {.heads = quantized, .qkv = qkv, .cos_sin = cos_sin_, .B = batch.B, .T = T, .NH = NH,
-                              .NKV = NKV, .HS = HS});
+                              .NKV = NKV, .HS = HS, .positions = batch.positions()});
     return quantized;
 }
 

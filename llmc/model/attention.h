@@ -72,7 +72,3 @@ private:
     PreNorm norm_;
     Tensor cos_sin_;   // (max_seq, HS/2, 2) stat
 };
-
-// cos_sin[t][i] = {cos, sin}(t * f_i), f_i = base^(-2i/HS). With llama3 scaling, frequencies whose wavelength exceeds
-// original/low are divided by factor, those below original/high are kept, and those between are interpolated.
-std::vector<double> rope_table(const ModelConfig& config, int64_t T);

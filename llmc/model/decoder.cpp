@@ -1,6 +1,8 @@
 #include "llmc/model/decoder.h"
 
-std::vector<BufferRow> Decoder::rows(const ModelConfig& c) {
+#include <algorithm>
+
+std::vector<BufferRow> Decoder::rows(const ModelConfig& c, bool chunks) {
     std::vector<BufferRow> rows = PreNorm::rows(c, LinearKind::kHead, kSaved, kSaved);
     rows.insert(rows.end(), {
         {"branch", c.hidden_size, Form::kWorking, kSaved},   // written by one part of a block, added by the next norm
@@ -8,6 +10,10 @@ std::vector<BufferRow> Decoder::rows(const ModelConfig& c) {
         {"losses", 1, Form::kStat, kScratch},
         {"d norm", c.hidden_size, Form::kWorking, kScratch},
     });
+    if (chunks) {   // head_x quantizes the norm's result
+        rows[PreNorm::kNorm].others_read = true;
+        rows[PreNorm::kNormFp8].width = rows[PreNorm::kNormFp8Rowwise].width = 0;
+    }
     return rows;
 }
 
@@ -15,7 +21,7 @@ Decoder::Decoder(const ModelConfig& config, const ParamTable& table, const Decod
                  ParamStore& store, Fp8State& fp8)
     : model_(config, table, options, arena, store, fp8), config_(model_.config),
       head_layer_(model_.head_layer()), attention_(model_), mlp_(model_),
-      buffers_(model_, rows(config), head_layer_, 1), final_norm_(model_, buffers_, LinearKind::kHead) {
+      buffers_(model_, rows(config, chunks()), head_layer_, 1), final_norm_(model_, buffers_, LinearKind::kHead) {
     model_.offload.allocate(arena);
 }
 
@@ -59,49 +65,108 @@ void Decoder::forward(Ctx& ctx, const DeviceBatch& batch, bool training) {
     }
     before(ctx, head_layer_, Pass::kForward);
     Arena::Scope scope(ctx, model_.arena);
-    final_norm_.forward(ctx, head_layer_, stream, N, buffers_.forward_usage(PreNorm::kNormFp8));
+    const XUsage usage = buffers_.forward_usage(PreNorm::kNormFp8);
+    final_norm_.forward(ctx, head_layer_, stream, N, chunks() ? XUsage{} : usage);
     after(ctx, head_layer_, Pass::kForward);
 }
 
+// ---- head and loss, in chunks of --loss-chunk rows. Rows do not depend on each other, so that logits, losses and
+// gradients of the norm's result have the same bits in any chunks; the weight gradient adds up the sums of the chunks.
+// Current scaling of an FP8 head is the exception: a chunk's scale is that of the amax of the chunks so far. A chunk of
+// an FP8 head is quantized from the saved norm in the working type.
+
+Decoder::Rows Decoder::chunk_of(int64_t row, int64_t N) const {
+    const int64_t chunk = chunks() ? model_.options.loss_chunk : N, first = row / chunk * chunk;
+    return {.first = first, .count = std::min(chunk, N - first)};
+}
+
+template <typename Body> void Decoder::for_each_chunk(int64_t N, Body&& body) const {
+    for (int64_t row = 0; row < N;) {
+        const Rows rows = chunk_of(row, N);
+        body(rows);
+        row += rows.count;
+    }
+}
+
+// The x of the head for these rows of N, in scratch of the caller's scope where it is not saved.
+LinearOperand Decoder::head_x(Ctx& ctx, Rows rows, int64_t N, bool backward) {
+    const LinearOperand all = final_norm_.x(head_layer_, N);
+    if (!chunks()) return all;
+    const int64_t C = config_.hidden_size;
+    const Linear linear = head();
+    LinearOperand x{.high = all.high.slice(rows.first * C, rows.count * C), .fp8 = {}};
+    if (!linear.fp8) return x;
+    if (backward) {
+        auto take = [&](Dtype dtype, int64_t elems) { return model_.scratch(dtype, elems); };
+        const Fp8Operand memory = model_.fp8.alloc_operand(Fp8Role::kX, C, rows.count, take);
+        x.fp8.transposed = model_.fp8.operand_of(*linear.fp8, Fp8Role::kX, memory, C, rows.count);
+    }
+    return model_.make_x(ctx, linear, x, rows.count, {.rowwise = true, .transposed = backward, .recomputed = false},
+                         true, [&](Tensor, const QuantOut& quant) {
+        ops::quantize(ctx, {.quant = quant, .in = x.high, .N = rows.count, .C = C});
+    });
+}
+
+// logits (rows, Vp) = those of these rows of N.
+void Decoder::head_logits(Ctx& ctx, Rows rows, int64_t N, Tensor logits) {
+    Arena::Scope scope(ctx, model_.arena);
+    linear_forward(ctx, head(), logits, head_x(ctx, rows, N, false), rows.count);
+}
+
 void Decoder::logits_all(Ctx& ctx, Tensor logits, int64_t N) {
+    const int64_t Vp = config_.padded_vocab();
     before(ctx, head_layer_, Pass::kForward);
-    linear_forward(ctx, head(), logits, final_norm_.x(head_layer_, N), N);
+    for_each_chunk(N, [&](Rows rows) {
+        head_logits(ctx, rows, N, logits.slice(rows.first * Vp, rows.count * Vp));
+    });
     after(ctx, head_layer_, Pass::kForward);
 }
 
 void Decoder::logits_row(Ctx& ctx, const DeviceBatch& batch, int64_t row, Tensor logits) {
     const int64_t N = batch.rows(), C = config_.hidden_size, Vp = config_.padded_vocab();
+    before(ctx, head_layer_, Pass::kForward);
     if (!model_.fp8.linear(head_layer_, LinearKind::kHead)) {
         const Tensor x = final_norm_.x(head_layer_, N).high.slice(row * C, C);
-        before(ctx, head_layer_, Pass::kForward);
         linear_forward(ctx, head(), logits, {.high = x, .fp8 = {}}, 1);
-        after(ctx, head_layer_, Pass::kForward);
-        return;
+    } else {
+        // The FP8 x has scales of many rows, so the head runs on all of their chunk.
+        Arena::Scope scope(ctx, model_.arena);
+        const Rows rows = chunk_of(row, N);
+        const Tensor all = buffers_.scratch(kLogits, rows.count);
+        head_logits(ctx, rows, N, all);
+        device::copy_on_device(ctx, logits.data, all.slice((row - rows.first) * Vp, Vp).data, logits.bytes());
     }
-    // The FP8 x has the scales of all rows, so the head runs on all of them.
-    Arena::Scope scope(ctx, model_.arena);
-    const Tensor all = buffers_.scratch(kLogits, N);
-    logits_all(ctx, all, N);
-    device::copy_on_device(ctx, logits.data, all.slice(row * Vp, Vp).data, logits.bytes());
+    after(ctx, head_layer_, Pass::kForward);
 }
 
-// state->loss_sum += the losses of the micro-batch; with `backward`, overwrites logits with their gradient.
-void Decoder::classify(Ctx& ctx, const DeviceBatch& batch, StepState* state, Tensor logits, bool backward,
-                       void* host_losses) {
-    Arena::Scope scope(ctx, model_.arena);
-    const int64_t N = batch.rows();
-    const Tensor losses = buffers_.scratch(kLosses, N), sums = model_.scratch(Dtype::kFp64, kPartialSums);
-    ops::classifier(ctx, {.logits = logits, .losses = losses, .targets = batch.targets, .state = state, .N = N,
+// losses (N) = of these rows; with `backward`, overwrites logits with their gradient.
+void Decoder::classify(Ctx& ctx, const DeviceBatch& batch, StepState* state, Rows rows, Tensor logits, Tensor losses,
+                       bool backward) {
+    ops::classifier(ctx, {.logits = logits, .losses = losses.slice(rows.first, rows.count),
+                          .targets = batch.targets + rows.first, .state = state, .N = rows.count,
                           .V = config_.vocab_size, .Vp = config_.padded_vocab(), .write_dlogits = backward});
-    ops::sum_losses(ctx, {.sum = &state->loss_sum, .losses = losses, .scratch = sums, .N = N});
-    if (host_losses) device::copy_to_host(ctx, host_losses, losses.data, losses.bytes());
+}
+
+// state->loss_sum += the losses of all rows, in an order that does not depend on the chunks.
+void Decoder::sum_losses(Ctx& ctx, Tensor losses, StepState* state) {
+    Arena::Scope scope(ctx, model_.arena);
+    const Tensor sums = model_.scratch(Dtype::kFp64, kPartialSums);
+    ops::sum_losses(ctx, {.sum = &state->loss_sum, .losses = losses, .scratch = sums, .N = losses.elems});
 }
 
 void Decoder::loss(Ctx& ctx, const DeviceBatch& batch, StepState* state, void* host_losses) {
     Arena::Scope scope(ctx, model_.arena);
-    const Tensor logits = buffers_.scratch(kLogits, batch.rows());
-    logits_all(ctx, logits, batch.rows());
-    classify(ctx, batch, state, logits, false, host_losses);
+    const int64_t N = batch.rows();
+    const Tensor memory = buffers_.scratch(kLogits, chunk_of(0, N).count), losses = buffers_.scratch(kLosses, N);
+    before(ctx, head_layer_, Pass::kForward);
+    for_each_chunk(N, [&](Rows rows) {
+        const Tensor logits = memory.slice(0, rows.count * config_.padded_vocab());
+        head_logits(ctx, rows, N, logits);
+        classify(ctx, batch, state, rows, logits, losses, false);
+    });
+    after(ctx, head_layer_, Pass::kForward);
+    sum_losses(ctx, losses, state);
+    if (host_losses) device::copy_to_host(ctx, host_losses, losses.data, losses.bytes());
 }
 
 // ---- backward. The gradient of the residual stream is also the dy of proj and down, so if those run in FP8, the norm
@@ -114,14 +179,12 @@ void Decoder::recompute_block(Ctx& ctx, int layer, const DeviceBatch& batch) {
                                 .residual_out = mlp_.residual(layer, N)}, batch);
 }
 
-// Backward of loss, head and final norm; returns the dy of the last block's output, in `to`.
-LinearOperand Decoder::head_backward(Ctx& ctx, const DeviceBatch& batch, StepState* state, const LinearOperand& to) {
-    Arena::Scope scope(ctx, model_.arena);
-    const int64_t N = batch.rows(), Vp = config_.padded_vocab();
-    const Linear lm_head = head();
-    const Tensor logits = buffers_.scratch(kLogits, N), dnorm = buffers_.scratch(kDnorm, N);
-    linear_forward(ctx, lm_head, logits, final_norm_.x(head_layer_, N), N);
-    classify(ctx, batch, state, logits, true);
+// Backward of the head for N rows, whose logits are overwritten with their gradient. dnorm (N, C) =. Rows after the
+// first ones add to the weight gradient also where those have written it.
+void Decoder::dlogits_backward(Ctx& ctx, const LinearOperand& x, Tensor logits, Tensor dnorm, int64_t N, bool first) {
+    Linear lm_head = head();
+    lm_head.accumulate = lm_head.accumulate || !first;
+    const int64_t Vp = config_.padded_vocab();
     LinearOperand dlogits{.high = logits, .fp8 = {}};
     if (lm_head.fp8) {
         const LinearOperand memory = model_.alloc_dy(N, Vp, logits, true);
@@ -129,7 +192,24 @@ LinearOperand Decoder::head_backward(Ctx& ctx, const DeviceBatch& batch, StepSta
             ops::quantize(ctx, {.quant = quant, .in = logits, .N = N, .C = Vp});
         });
     }
-    linear_backward(ctx, lm_head, dnorm, dlogits, final_norm_.x(head_layer_, N), N);
+    linear_backward(ctx, lm_head, dnorm, dlogits, x, N);
+}
+
+// Backward of loss, head and final norm; returns the dy of the last block's output, in `to`.
+LinearOperand Decoder::head_backward(Ctx& ctx, const DeviceBatch& batch, StepState* state, const LinearOperand& to) {
+    Arena::Scope scope(ctx, model_.arena);
+    const int64_t N = batch.rows(), C = config_.hidden_size;
+    const Tensor memory = buffers_.scratch(kLogits, chunk_of(0, N).count), dnorm = buffers_.scratch(kDnorm, N),
+                 losses = buffers_.scratch(kLosses, N);
+    for_each_chunk(N, [&](Rows rows) {
+        Arena::Scope chunk_scope(ctx, model_.arena);
+        const Tensor logits = memory.slice(0, rows.count * config_.padded_vocab());
+        const LinearOperand x = head_x(ctx, rows, N, true);
+        linear_forward(ctx, head(), logits, x, rows.count);
+        classify(ctx, batch, state, rows, logits, losses, true);
+        dlogits_backward(ctx, x, logits, dnorm.slice(rows.first * C, rows.count * C), rows.count, rows.first == 0);
+    });
+    sum_losses(ctx, losses, state);
     return final_norm_.backward(ctx, head_layer_, {.dout = dnorm}, to, mlp_.output(head_layer_ - 1), N);
 }
 
@@ -152,9 +232,11 @@ void Decoder::loss_and_backward(Ctx& ctx, const DeviceBatch& batch, StepState* s
         model_.offload.after_backward(ctx, l);
         after(ctx, l, Pass::kBackward);
     }
+    const bool restarts = table.wpe >= 0 && batch.restarted;
     ops::embedding_backward(ctx, {.dwte = grad(table.wte), .dwpe = positions_from(grad(table.wpe), batch.T),
                                   .dout = dresidual.high, .tokens = batch.tokens,
                                   .token_order = batch.token_order, .N = N, .T = batch.T, .C = C,
-                                  .V = config_.vocab_size});
+                                  .V = config_.vocab_size, .positions = restarts ? batch.restarted : nullptr,
+                                  .position_order = restarts ? batch.position_order : nullptr});
     after(ctx, -1, Pass::kBackward);
 }

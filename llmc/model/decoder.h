@@ -43,15 +43,26 @@ public:
 
 private:
     enum Row { kBranch = PreNorm::kRows, kLogits, kLosses, kDnorm };
-    static std::vector<BufferRow> rows(const ModelConfig& config);
+    static std::vector<BufferRow> rows(const ModelConfig& config, bool chunks);
 
     Linear head() const { return model_.linear(head_layer_, LinearKind::kHead); }
     Tensor branch(int64_t N) const { return buffers_.at(kBranch, head_layer_, N); }
     void embed(Ctx& ctx, const DeviceBatch& batch);
     void recompute_block(Ctx& ctx, int layer, const DeviceBatch& batch);
+    // Rows [first, first + count) of a micro-batch, which head and loss compute at once.
+    struct Rows {
+        int64_t first, count;
+    };
+    bool chunks() const { return model_.options.loss_chunk > 0; }
+    Rows chunk_of(int64_t row, int64_t N) const;
+    template <typename Body> void for_each_chunk(int64_t N, Body&& body) const;
+    LinearOperand head_x(Ctx& ctx, Rows rows, int64_t N, bool backward);
+    void head_logits(Ctx& ctx, Rows rows, int64_t N, Tensor logits);
+    void classify(Ctx& ctx, const DeviceBatch& batch, StepState* state, Rows rows, Tensor logits, Tensor losses,
+                  bool backward);
+    void sum_losses(Ctx& ctx, Tensor losses, StepState* state);
+    void dlogits_backward(Ctx& ctx, const LinearOperand& x, Tensor logits, Tensor dnorm, int64_t N, bool first);
     LinearOperand head_backward(Ctx& ctx, const DeviceBatch& batch, StepState* state, const LinearOperand& to);
-    void classify(Ctx& ctx, const DeviceBatch& batch, StepState* state, Tensor logits, bool backward,
-                  void* host_losses = nullptr);
     void before(Ctx& ctx, int layer, Pass pass) { model_.store->before_layer(ctx, layer, pass); }
     void after(Ctx& ctx, int layer, Pass pass) { model_.store->after_layer(ctx, layer, pass); }
 

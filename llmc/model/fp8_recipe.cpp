@@ -9,6 +9,7 @@ namespace {
 
 constexpr int64_t kBlockTokens = 128;
 constexpr int64_t kAlignment = 16;   // elements: cuBLASLt requires leading dimensions in multiples of 16 bytes
+constexpr int64_t kBlock = 128;      // elements of a block of --fp8-recipe blockwise
 constexpr int64_t kBlockRowAlignment = 4;   // rows of x: the same rule for its block scales
 
 // cuBLASLt has per-tensor FP8 on 8.9 since 12.1 update 1, and block scaling on 9.0 since 12.9.
@@ -140,6 +141,14 @@ void require_alignment(const Config& c, const Fp8Plan& plan) {
             ll(kAlignment), all.c_str());
 }
 
+// The chunks of an FP8 head are quantized one by one: whole blocks of tokens for the weight gradient.
+void require_chunks_fit(const Config& c, const Fp8Plan& plan) {
+    const int64_t unit = plan.row().x == Granularity::kTensor ? kAlignment : kBlock;
+    REQUIRE(!plan.linears.back().fp8 || c.loss_chunk % unit == 0, "--loss-chunk %lld with an LM head in FP8 "
+            "(--fp8-lm-head) and --fp8-recipe %s must be a multiple of %lld", ll(c.loss_chunk), plan.row().name,
+            ll(unit));
+}
+
 // Sampling runs one sequence at a time, whatever the size of the micro-batch.
 void require_samples_fit(const Config& c, const Fp8Plan& plan) {
     const bool fit = plan.row().x == Granularity::kTensor || c.part_length() % kBlockRowAlignment == 0;
@@ -204,14 +213,17 @@ Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table, const Fp8Sp
     keep_where_fp8_loses(config, plan, speedup_of);
     require_any_fp8(plan);
     require_alignment(config, plan);
+    require_chunks_fit(config, plan);
     require_samples_fit(config, plan);
     return plan;
 }
 
-int64_t planned_fp8_matmuls(const Fp8Plan& plan, Recompute recompute, int64_t micro_batches) {
+int64_t planned_fp8_matmuls(const Fp8Plan& plan, Recompute recompute, int64_t micro_batches, int64_t head_chunks) {
     int64_t matmuls = 0;
     for (const LinearPlan& linear : plan.linears)
-        if (linear.fp8) matmuls += forward_recomputed(linear.kind, recompute) ? 4 : 3;
+        if (linear.fp8)
+            matmuls += (forward_recomputed(linear.kind, recompute) ? 4 : 3)
+                       * (linear.kind == LinearKind::kHead ? head_chunks : 1);
     return matmuls * micro_batches;
 }
 

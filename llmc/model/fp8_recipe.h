@@ -61,9 +61,9 @@ struct Fp8Plan {
 using Fp8SpeedupOf = std::function<double(const Config&, const Fp8Plan&, const LinearPlan&)>;
 Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table, const Fp8SpeedupOf& speedup_of = {});
 
-// FP8 matmuls of one optimizer step: per linear and micro-batch 3, or 4 if its fprop is recomputed. The trainer
-// compares it with the number of executed ones.
-int64_t planned_fp8_matmuls(const Fp8Plan& plan, Recompute recompute, int64_t micro_batches);
+// FP8 matmuls of one optimizer step: per linear and micro-batch 3, or 4 if its fprop is recomputed; of the head per
+// chunk of it (loss_chunks). The trainer compares it with the number of executed ones.
+int64_t planned_fp8_matmuls(const Fp8Plan& plan, Recompute recompute, int64_t micro_batches, int64_t head_chunks = 1);
 
 // "" if this device and library can run the recipe, else one line with the versions needed and found. The CPU can.
 std::string fp8_device_error(const Fp8Plan& plan, const DeviceInfo& device);

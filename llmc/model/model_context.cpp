@@ -42,7 +42,8 @@ void ModelContext::norm_backward(Ctx& ctx, const NormLayer& norm, const NormGrad
 LinearOperand ModelContext::make_x(Ctx& ctx, const Linear& linear, const LinearOperand& saved, int64_t N,
                                    XUsage usage, bool keep_high, const Producer& run) const {
     LinearOperand x{.high = saved.high, .fp8 = {}};
-    if (const Fp8Linear* own = linear.fp8) {
+    const Fp8Linear* own = usage.rowwise || usage.transposed ? linear.fp8 : nullptr;
+    if (own) {
         if (usage.transposed) x.fp8.transposed = saved.fp8.transposed;
         if (usage.rowwise) {
             auto take = [&](Dtype dtype, int64_t elems) { return scratch(dtype, elems); };
@@ -54,7 +55,7 @@ LinearOperand ModelContext::make_x(Ctx& ctx, const Linear& linear, const LinearO
         }
         if (!x.high) x.high = scratch(options.dtype, N * linear.in);
     }
-    fp8.produce(ctx, {.linear = linear.fp8, .role = Fp8Role::kX, .to = x.fp8, .high = x.high,
+    fp8.produce(ctx, {.linear = own, .role = Fp8Role::kX, .to = x.fp8, .high = x.high,
                       .keep_high = keep_high, .recompute = usage.recomputed, .N = N, .dbias = {},
                       .dbias_scratch = {}}, run);
     return x;

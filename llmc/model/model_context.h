@@ -36,8 +36,10 @@ struct DeviceBatch {
     const int32_t* documents = nullptr;     // (2, B, whole T) optional, see AttentionForwardArgs
     int64_t B = 0, T = 0;                   // with DecoderOptions::exchange, T is this rank's part of the sequences
     const CachedRows* cached = nullptr;     // generation: where the rows stand in the cache
+    const int32_t* restarted = nullptr;     // (B*T) optional: positions within documents
+    const int32_t* position_order = nullptr;   // (B*T) with `restarted`, learned positions and backward only
     int64_t rows() const { return B * T; }
-    const int32_t* positions() const { return cached ? cached->positions : nullptr; }
+    const int32_t* positions() const { return cached ? cached->positions : restarted; }
 };
 
 struct DecoderOptions {
@@ -53,11 +55,12 @@ struct DecoderOptions {
     int64_t ranks_of_sequence() const { return exchange ? exchange->ranks() : 1; }
     // The position of the first of T tokens, which are this rank's part of a sequence.
     int64_t first_position(int64_t T) const { return exchange ? exchange->rank() * T : 0; }
+    int64_t loss_chunk = 0;        // rows that head and loss compute at once; 0: all
     int64_t max_rows() const { return max_batch * max_seq; }
     int64_t positions() const { return max_positions > 0 ? max_positions : max_seq; }
 };
 
-// Which FP8 layouts of an x its producer writes.
+// Which FP8 layouts of an x its producer writes; without any, it writes the x in the working type only.
 struct XUsage {
     bool rowwise;      // for the forward matmul
     bool transposed;   // for the weight gradient

@@ -158,8 +158,10 @@ void rehearse_op(Ctx& ctx, OpKind kind, const EmbeddingForwardArgs& a) {
     record(ctx, kind, a.out.dtype, (a.wpe ? 3 : 2) * a.out.bytes());   // every token reads a row of each table
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const EmbeddingBackwardArgs& a) {
-    // Counted as if all tokens were different. The position gradients add almost nothing.
-    record(ctx, kind, a.dout.dtype, a.dout.bytes() + 2 * a.N * a.C * dtype_bytes(a.dwte.dtype));
+    // Counted as if all tokens were different. The position gradients add almost nothing, except where positions
+    // restart and rows are added in another sorted order.
+    const int64_t sums = a.positions ? 2 : 1;
+    record(ctx, kind, a.dout.dtype, sums * (a.dout.bytes() + 2 * a.N * a.C * dtype_bytes(a.dwte.dtype)));
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const NormForwardArgs& a) {
     record(ctx, kind, a.in.dtype, sum({a.in, a.residual, a.residual_out, a.out}), a.quant);

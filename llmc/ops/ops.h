@@ -102,8 +102,8 @@ struct EmbeddingForwardArgs {
     const int32_t* positions = nullptr;   // (N) optional: of the rows, instead of n % T; a negative one counts as 0
 };
 
-// dwte[v] += sum of dout over the rows with tokens[n] == v; dwpe[t] += sum over the batch.
-// The rows of a token are added in the order of token_order.
+// dwte[v] += sum of dout over the rows with tokens[n] == v; dwpe[t] += sum over the rows at position t.
+// The rows of a token are added in the order of token_order, those of a position in that of position_order.
 struct EmbeddingBackwardArgs {
     Tensor dwte;                  // (Vp, C) grad, +=
     Tensor dwpe;                  // (>= T, C) grad, +=, optional
@@ -111,6 +111,8 @@ struct EmbeddingBackwardArgs {
     const int32_t* tokens;        // (N); ids outside [0, V) contribute nothing to dwte
     const int32_t* token_order;   // (N) row numbers sorted by token, ties by row number
     int64_t N, T, C, V;
+    // (N) both or neither, with dwpe: positions of the rows in [0, T) instead of n % T, and row numbers sorted by them
+    const int32_t *positions = nullptr, *position_order = nullptr;
 };
 
 // x = in + residual; residual_out = x (rounded to T); out = normalise(x) * weight + bias, from the rounded x.
@@ -169,13 +171,14 @@ struct QkNormBackwardArgs {
 };
 
 // Rotary position embedding in place on the query and key heads, rotate-half pairing (i, i + HS/2), position
-// n % T. backward rotates the gradient by the negative angle. Source: Su et al., arXiv 2104.09864.
+// n % T. backward applies the transpose: it rotates the gradient by the negative angle.
+// Source: Su et al., arXiv 2104.09864.
 struct RopeArgs {
     Tensor qkv;       // (N, (NH + 2 NKV) HS) T, in and =; unspecified afterwards if quant.copies()
-    Tensor cos_sin;   // (>= T, HS/2, 2) stat: cosine, sine
+    Tensor cos_sin;   // (>= T, HS/2, 2) stat: cosine, sine, maybe times a factor (YaRN)
     int64_t N, T, NH, NKV, HS;
     QuantOut quant = {};   // of the whole new qkv, values included
-    const int32_t* positions = nullptr;   // (N) optional, without quant: as in EmbeddingForwardArgs
+    const int32_t* positions = nullptr;   // (N) optional: as in EmbeddingForwardArgs
 };
 
 // gelu, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Source: Hendrycks, Gimpel, arXiv 1606.08415.

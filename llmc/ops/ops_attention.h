@@ -24,6 +24,7 @@ struct QuantizeHeadsArgs {
     Tensor qkv;       // (B, T, (NH + 2 NKV) HS) bf16, in and =
     Tensor cos_sin;   // (>= T, HS/2, 2) fp32, optional
     int64_t B, T, NH, NKV, HS;
+    const int32_t* positions = nullptr;   // (B, T) optional, for rope: as in EmbeddingForwardArgs
 };
 
 // Causal softmax(q k^T * softmax_mul) v per head; query head h reads key/value head h / (NH / NKV).

@@ -64,7 +64,8 @@ GemmMode fp8_mode(const Fp8Plan& plan, GemmLayout pass) {
 }  // namespace
 
 LinearSpeedup predict_speedup(const Config& config, const Fp8Plan& plan, const LinearPlan& linear) {
-    const int64_t N = config.micro_batch_size * config.part_length(), in = linear.in, out = linear.out;
+    const int64_t in = linear.in, out = linear.out, chunks = linear.kind == LinearKind::kHead ? loss_chunks(config) : 1;
+    const int64_t N = chunks > 1 ? config.loss_chunk : config.micro_batch_size * config.part_length();
     auto all_three = [&](auto mode_of) {
         return predicted_gemm_us(mode_of(GemmLayout::kForward), GemmLayout::kForward, N, out, in)
                + predicted_gemm_us(mode_of(GemmLayout::kDgrad), GemmLayout::kDgrad, N, in, out)
@@ -72,8 +73,8 @@ LinearSpeedup predict_speedup(const Config& config, const Fp8Plan& plan, const L
     };
     const double bf16_us = all_three([](GemmLayout) { return GemmMode::kBf16; });
     const double fp8_us = all_three([&](GemmLayout pass) { return fp8_mode(plan, pass); });
-    return {.bf16_ms = 1e-3 * (bf16_us + bf16_extra_of(config, linear).us()),
-            .fp8_ms = 1e-3 * (fp8_us + fp8_extra_of(config, plan, linear).us())};
+    return {.bf16_ms = 1e-3 * (d(chunks) * bf16_us + bf16_extra_of(config, linear).us()),
+            .fp8_ms = 1e-3 * (d(chunks) * fp8_us + fp8_extra_of(config, plan, linear).us())};
 }
 
 Fp8Plan fp8_plan_of(const Config& config, const ParamTable& table) {

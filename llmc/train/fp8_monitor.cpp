@@ -61,7 +61,8 @@ double scale_of_bin(size_t bin) { return std::ldexp(1.0, 127 - static_cast<int>(
 
 std::string Fp8Monitor::after_first_step(const Ctx& ctx, int64_t micro_batches) {
     const int64_t executed = device::fp8_matmuls(ctx) - count_before_;
-    const int64_t planned = planned_fp8_matmuls(plan_, config_.recompute, micro_batches);
+    const int64_t planned = planned_fp8_matmuls(plan_, config_.recompute, micro_batches,
+                                                loss_chunks(config_));
     const std::string batches = count_text(micro_batches, "micro-batch", "micro-batches");
     if (executed != planned) {
         FAIL(kExitFp8NotEffective, "FP8 was requested and is not effective: the first step (%s) ran %s, the plan "

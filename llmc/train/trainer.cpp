@@ -21,7 +21,7 @@ DecoderOptions decoder_options(const Config& config, HeadExchange& exchange) {
             .recompute = config.recompute, .fuse_gelu = config.fuse_gelu,
             .fp8_attention = config.fp8_attention, .attention_fast = config.attention_fast,
             .offload_activations = offloads(config, "activations"),
-            .exchange = exchange.ranks() > 1 ? &exchange : nullptr};
+            .exchange = exchange.ranks() > 1 ? &exchange : nullptr, .loss_chunk = config.loss_chunk};
 }
 
 void enter(const StagedStep& staged, Phase phase) {
@@ -64,27 +64,35 @@ void Trainer::initialise(Ctx& ctx) {
     weights_from_masters(ctx, true);
 }
 
-DeviceBatch Trainer::upload(Ctx& ctx, const int32_t* tokens, const int32_t* targets, const int32_t* order,
-                            const int32_t* documents, int64_t B, int64_t T, StepState* state) {
-    const int64_t N = B * T, bytes = N * dtype_bytes(Dtype::kInt32);   // T: of a part
-    int32_t* device_tokens = static_cast<int32_t*>(inputs_.data);
-    int32_t* device_targets = device_tokens + N;
-    int32_t* device_order = device_targets + N;
-    int32_t* device_documents = documents ? device_order + N : nullptr;
-    CHECK(!documents || config_.reset_attention_mask, "documents without --reset-attention-mask: no memory is planned");
-    device::copy_to_device(ctx, device_tokens, tokens, bytes);
-    if (targets) device::copy_to_device(ctx, device_targets, targets, bytes);
-    if (order) device::copy_to_device(ctx, device_order, order, bytes);
-    if (documents) device::copy_to_device(ctx, device_documents, documents, 2 * bytes * exchange_.ranks());
-    return {.tokens = device_tokens, .targets = device_targets, .token_order = device_order,
-            .bad_tokens = &state->bad_tokens, .documents = device_documents, .B = B, .T = T};
+void HostInputs::restart(int64_t B, int64_t T, int32_t separator, std::vector<int64_t>& scratch) const {
+    if (positions) restart_positions(tokens, B, T, separator, positions);
+    if (position_order) sort_rows_by_token(positions, B * T, T, position_order, scratch);
+}
+
+// Copies the inputs that the configuration has; while rehearsing their memory is null.
+DeviceBatch Trainer::upload(Ctx& ctx, const HostInputs& host, int64_t B, int64_t T, StepState* state) {
+    const int64_t N = B * T, bytes = N * dtype_bytes(Dtype::kInt32);
+    int32_t* next = static_cast<int32_t*>(inputs_.data);
+    const auto copy = [&](const int32_t* from, bool exists, int64_t rows = 1) {
+        CHECK(exists || !from, "an input for which no memory is planned");
+        if (!exists) return static_cast<int32_t*>(nullptr);
+        int32_t* to = std::exchange(next, next + rows * N);
+        if (from) device::copy_to_device(ctx, to, from, rows * bytes);
+        return from || ctx.rehearsal ? to : nullptr;
+    };
+    DeviceBatch batch{.bad_tokens = &state->bad_tokens, .B = B, .T = T};
+    batch.tokens = copy(host.tokens, true);
+    batch.targets = copy(host.targets, true);
+    batch.token_order = copy(host.order, true);
+    batch.documents = copy(host.documents, config_.reset_attention_mask, 2 * exchange_.ranks());
+    batch.restarted = copy(host.positions, config_.reset_position_ids);
+    batch.position_order = copy(host.position_order, sorts_positions(config_));
+    return batch;
 }
 
 void Trainer::micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase) {
-    const int64_t B = config_.micro_batch_size, T = config_.part_length(), at = number * B * T;
-    const int32_t* documents = staged.documents ? staged.documents + 2 * at * exchange_.ranks() : nullptr;
-    const DeviceBatch batch = upload(ctx, staged.tokens + at, staged.targets + at, staged.order + at, documents, B, T,
-                                     state_);
+    const int64_t B = config_.micro_batch_size, T = config_.part_length();
+    const DeviceBatch batch = upload(ctx, staged.from(number * B * T, exchange_.ranks()), B, T, state_);
     fp8_.begin_micro_batch(ctx, number * groups_.data_ranks + groups_.data_rank, phase);
     enter(staged, Phase::kForward);
     device::range_push("forward");
@@ -236,6 +244,11 @@ Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_
                 const int64_t N = B * config_.part_length();
                 std::fill_n(staging.tokens, N, 0);
                 std::fill_n(staging.targets, N, kIgnoreIndex);
+                if (staging.documents) {
+                    std::fill_n(staging.documents, B * config_.seq_length, 0);
+                    std::fill_n(staging.documents + B * config_.seq_length, B * config_.seq_length,
+                                static_cast<int32_t>(config_.seq_length));
+                }
             } else if (!stopped) {
                 result.error = reading_error([&] {
                     result.counted_tokens +=
@@ -244,8 +257,10 @@ Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_
             }
             if (on_any_rank(stopped || !result.error.empty())) break;
         }
-        const DeviceBatch batch = upload(ctx, staging.tokens, staging.targets, nullptr, staging.documents, B,
-                                         config_.part_length(), eval_state_);
+        HostInputs inputs = staging;
+        inputs.order = nullptr;   // which only backward needs
+        if (!ctx.rehearsal) inputs.restart(B, config_.part_length(), loader->separator(), scratch_);
+        const DeviceBatch batch = upload(ctx, inputs, B, config_.part_length(), eval_state_);
         fp8_.begin_micro_batch(ctx, 0, Fp8Phase::kEvaluation);
         decoder_.forward(ctx, batch, false);
         decoder_.loss(ctx, batch, eval_state_);
@@ -271,7 +286,8 @@ void Trainer::token_losses(Ctx& ctx, int64_t B, int64_t T, const int32_t* tokens
     take_part(tokens, B, T, context, staging.tokens);
     take_part(targets, B, T, context, staging.targets);
     device::fill_bytes(ctx, eval_state_, 0, sizeof(StepState));
-    const DeviceBatch batch = upload(ctx, staging.tokens, staging.targets, nullptr, nullptr, B, length, eval_state_);
+    const DeviceBatch batch = upload(ctx, {.tokens = staging.tokens, .targets = staging.targets}, B, length,
+                                     eval_state_);
     fp8_.begin_micro_batch(ctx, 0, Fp8Phase::kEvaluation);
     decoder_.forward(ctx, batch, false);
     static_assert(sizeof(float) == sizeof(*staging.order));

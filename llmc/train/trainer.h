@@ -16,19 +16,40 @@
 #include "llmc/train/sampler.h"
 #include "llmc/train/sequence_parts.h"
 
-// int32 inputs of a rank for `sequences`: token, target and order of each token of its parts and, with
-// --reset-attention-mask, start and end of the document of each token of the whole sequences.
+// Learned positions that restart need their rows sorted by position, too.
+inline bool sorts_positions(const Config& config) {
+    return config.reset_position_ids && config.shape.position == PositionEmbedding::kLearned;
+}
+// int32 inputs of a rank for `sequences`: token, target and order of each token of its parts; with --reset-attention-mask,
+// start and end of the document of each token of the whole sequences; with --reset-position-ids the position of each
+// token and maybe the order by positions.
 inline int64_t input_elems(const Config& config, int64_t sequences) {
-    return sequences * (3 * config.part_length() + (config.reset_attention_mask ? 2 * config.seq_length : 0));
+    const int64_t of_part = 3 + config.reset_position_ids + sorts_positions(config);
+    return sequences * (of_part * config.part_length() + (config.reset_attention_mask ? 2 * config.seq_length : 0));
 }
 
-// This rank's part of one global batch in pinned host memory, and the results of the step.
-struct StagedStep {
-    int32_t* tokens = nullptr;     // (micro_batches, B*T), T: Config::part_length(); null while rehearsing
+// Token inputs of (micro-batches of) B sequences in pinned host memory; null while rehearsing. T: part_length().
+struct HostInputs {
+    int32_t* tokens = nullptr;           // (micro_batches, B*T)
     int32_t* targets = nullptr;
     int32_t* order = nullptr;
-    int32_t* documents = nullptr;  // (micro_batches, 2, B, whole T), see AttentionForwardArgs; null: one document
-                                   // per sequence
+    int32_t* documents = nullptr;        // (micro_batches, 2, B, whole T), see AttentionForwardArgs; null: one document
+                                         // per sequence
+    int32_t* positions = nullptr;        // (micro_batches, B*T) within documents; null: they do not restart
+    int32_t* position_order = nullptr;   // (micro_batches, B*T) rows sorted by them; null: not needed
+
+    // Those of the micro-batch that begins `rows` tokens later; `ranks` share a sequence.
+    HostInputs from(int64_t rows, int64_t ranks) const {
+        auto at = [](int32_t* p, int64_t n) { return p ? p + n : p; };
+        return {at(tokens, rows), at(targets, rows), at(order, rows), at(documents, 2 * rows * ranks),
+                at(positions, rows), at(position_order, rows)};
+    }
+    // Sets positions and their order from the tokens of one micro-batch. scratch is resized as needed.
+    void restart(int64_t B, int64_t T, int32_t separator, std::vector<int64_t>& scratch) const;
+};
+
+// This rank's part of one global batch in pinned host memory, and the results of the step.
+struct StagedStep : HostInputs {
     StepState* inputs = nullptr;   // host part of StepState, copied to the device at the start of the step
     StepState* result = nullptr;   // copied to the host at the end
     void* fp8_report = nullptr;    // Fp8State::report_bytes(), copied to the host at the end
@@ -99,8 +120,7 @@ public:
     StepState* state() { return state_; }
 
 private:
-    DeviceBatch upload(Ctx& ctx, const int32_t* tokens, const int32_t* targets, const int32_t* order,
-                       const int32_t* documents, int64_t B, int64_t T, StepState* state);
+    DeviceBatch upload(Ctx& ctx, const HostInputs& host, int64_t B, int64_t T, StepState* state);
 
     // ---- the parts of a step
     void begin_step(Ctx& ctx, const StagedStep& staged);
@@ -136,6 +156,7 @@ private:
     Decoder decoder_;
     Tensor inputs_;          // (input_elems of a micro-batch) int32
     SequenceReader reader_;  // of evaluations
+    std::vector<int64_t> scratch_;   // of HostInputs::restart
     Sampler sampler_;
     StepState* state_;       // device
     StepState* eval_state_;  // device

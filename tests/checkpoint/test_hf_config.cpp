@@ -2,6 +2,7 @@
 // name.
 #include "tests/support/checkpoint_test.h"
 
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -158,6 +159,41 @@ TEST_CASE("config.json: what transformers wrote") {
     CHECK(model_config_from_hf(fixture("llama_tied")) == tied);
 }
 
+TEST_CASE("config.json: YaRN of Qwen2.5 and Qwen3, with the defaults of transformers") {
+    // As the model cards tell users to write it; Qwen2.5's has no rope_type but type.
+    Json qwen = json_of("qwen2");
+    for (const char* name : {"rope_parameters", "rope_theta"}) qwen.erase(name);
+    qwen["max_position_embeddings"] = 64;
+    qwen["rope_scaling"] = {{"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 32}};
+    ModelConfig c = read(qwen);
+    const RopeScaling expected{.factor = 4, .original_max_positions = 32, .type = RopeScalingType::kYarn};
+    CHECK(c.rope_scaling == expected);
+    CHECK(there_and_back(c) == c);
+    // The length of the model stands for an original one that is left out, and stays it in later checkpoints.
+    qwen["rope_scaling"].erase("original_max_position_embeddings");
+    c = read(qwen);
+    CHECK(c.rope_scaling.original_max_positions == 64);
+    const Json longer = Json::parse(hf_config_json(c, Dtype::kBf16, 256));
+    CHECK(longer["max_position_embeddings"] == 256);
+    CHECK(longer["rope_scaling"]["original_max_position_embeddings"] == 64);
+    CHECK(longer["rope_scaling"]["rope_type"] == "yarn");
+    CHECK(!longer["rope_scaling"].contains("attention_factor"));
+    CHECK(!longer["rope_scaling"].contains("low_freq_factor"));
+    // Every field; nulls are absent. mscale and mscale_all_dim give one factor.
+    qwen["rope_scaling"].update({{"beta_fast", 16}, {"beta_slow", 2}, {"attention_factor", 1.5}, {"truncate", false}});
+    c = read(qwen);
+    CHECK(c.rope_scaling.beta_fast == 16);
+    CHECK(c.rope_scaling.beta_slow == 2);
+    CHECK(c.rope_scaling.attention_factor == 1.5);
+    CHECK(!c.rope_scaling.truncate);
+    CHECK(there_and_back(c) == c);
+    qwen["rope_scaling"].update({{"attention_factor", nullptr}, {"mscale", 0.5}, {"mscale_all_dim", 2.0}});
+    CHECK(read(qwen).rope_scaling.attention_factor
+          == doctest::Approx((0.05 * std::log(4) + 1) / (0.2 * std::log(4) + 1)));
+    qwen["rope_scaling"].erase("mscale_all_dim");
+    CHECK(read(qwen).rope_scaling.attention_factor == 0);
+}
+
 TEST_CASE("config.json: the spellings of transformers 4 and 5, alone and together") {
     Json old = llama_json(), current = llama_json();
     old.erase("rope_parameters");
@@ -192,7 +228,7 @@ TEST_CASE("config.json: what we do not compute is refused by the field's name") 
         const char* pointer;
         Json value;
     };
-    const Json llama = llama_json(), gpt2 = gpt2_json();
+    const Json llama = llama_json(), gpt2 = gpt2_json(), yarn = json_of("qwen2, yarn");
     const Json qwen3 = Json::parse(hf_config_json(qwen3_config(), Dtype::kFp32));
     const Json own = Json::parse(hf_config_json(all_configs()[4].config, Dtype::kFp32));
     const Json mistral = json_of("mistral"), qwen2 = json_of("qwen2, window");
@@ -224,7 +260,11 @@ TEST_CASE("config.json: what we do not compute is refused by the field's name") 
         {llama, "/rope_theta", 10000.0},  // rope_parameters says otherwise
         {llama, "/rope_scaling/factor", 4.0},
         {llama, "/rope_scaling", "llama3"},
-        {llama, "/rope_scaling/rope_type", "yarn"},
+        {llama, "/rope_scaling/rope_type", "dynamic"},
+        {yarn, "/rope_scaling/beta_slow", 32},
+        {yarn, "/rope_scaling/attention_factor", 0},
+        {yarn, "/rope_scaling/truncate", 1},
+        {yarn, "/rope_scaling/mscale", -1},
         {llama, "/rope_parameters/rope_type", "linear"},
         {llama, "/rope_parameters/low_freq_factor", 9.0},
         {llama, "/rope_parameters/partial_rotary_factor", 0.5},
@@ -252,11 +292,13 @@ TEST_CASE("config.json: what we do not compute is refused by the field's name") 
         const std::string field = std::string(c.pointer).substr(std::string(c.pointer).rfind('/') + 1);
         const std::string shown = field == "full_attention" ? "rope_parameters" : field;
         const std::string error = with(c.json, c.pointer, c.value);
-        const bool other = field == "low_freq_factor" || field == "factor" || field == "rope_parameters";
+        const bool other = field == "low_freq_factor" || field == "beta_slow" || field == "factor"
+                           || field == "rope_parameters";
         check_contains(error, {"exit 2: DIR/config.json"});
         if (!other) check_contains(error, {"\"" + shown + "\""});
     }
-    check_contains(with(llama, "/rope_scaling/rope_type", "yarn"), {"rope_scaling", "yarn", "llama3"});
+    check_contains(with(llama, "/rope_scaling/rope_type", "dynamic"), {"rope_scaling", "yarn", "llama3"});
+    check_contains(with(yarn, "/rope_scaling/beta_slow", 32), {"0 < beta_slow < beta_fast"});
     check_contains(with(llama, "/rope_scaling/factor", 4.0), {"rope_parameters", "contradicts rope_scaling"});
     check_contains(with(llama, "/rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}),
                    {"full_attention", "per layer type"});

@@ -135,6 +135,11 @@ TEST_CASE("config: an option without effect is refused with the reason") {
         {"llama", {"--rope-scaling-low-freq-factor", "1"}, "--rope-scaling-low-freq-factor", "--rope-scaling-factor 0"},
         {"llama", {"--rope-scaling-high-freq-factor", "4"}, "--rope-scaling-high-freq-factor", "factor 0"},
         {"gpt2", {"--rope-scaling-original-max-positions", "8"}, "--rope-scaling-original", "learned"},
+        {"llama", {"--rope-scaling-type", "yarn"}, "--rope-scaling-type", "--rope-scaling-factor 0"},
+        {"llama", {"--rope-scaling-factor=4", "--rope-scaling-beta-fast=9"}, "--rope-scaling-beta-fast", "type yarn"},
+        {"llama", {"--rope-scaling-factor=4", "--rope-scaling-type=yarn", "--rope-scaling-low-freq-factor=2"},
+         "--rope-scaling-low-freq-factor", "own parameters"},
+        {"gpt2", {"--loss-chunk", "8192"}, "--loss-chunk", "no more tokens than one chunk"},
         {"gpt2", {"--sliding-window", "64", "--seq-length", "64"}, "--sliding-window", "hides nothing"},
         {"gpt2", {"--fuse-gelu", "--swiglu"}, "--fuse-gelu", "swiglu"},
         {"llama", {"--fuse-gelu=false"}, "--fuse-gelu", "swiglu"},
@@ -222,6 +227,8 @@ TEST_CASE("config: rules between options") {
     refused({"--num-query-groups", "5"}, "must be a multiple of --num-query-groups 5");
     refused({"--hidden-size", "100"}, "set --kv-channels");
     refused({"--position-embedding-type=rope", "--rope-scaling-factor=0.5"}, "at least 1");
+    refused({"--position-embedding-type=rope", "--rope-scaling-factor=8", "--rope-scaling-type=yarn",
+             "--rope-scaling-beta-slow=32"}, "--rope-scaling-beta-slow 32 must be below --rope-scaling-beta-fast 32");
     refused({"--position-embedding-type=rope", "--rope-scaling-factor=8", "--rope-scaling-low-freq-factor=4"},
             "must be below");
 }

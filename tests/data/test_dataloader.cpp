@@ -303,6 +303,18 @@ TEST_CASE("data: the separator comes from the sidecar of every shard") {
     CHECK(DataLoader(config).separator() == 7);
 }
 
+TEST_CASE("positions restart where documents begin, in every sequence") {
+    // Separator 9. The first token of a sequence is at position 0 whatever it is.
+    const std::vector<int32_t> tokens = {4, 5, 9, 1, 1, 9, 9, 2, /**/ 9, 3, 3, 3, 3, 3, 3, 9};
+    std::vector<int32_t> positions(16, -7), documents(32), again(16);
+    restart_positions(tokens.data(), 2, 8, 9, positions.data());
+    CHECK(positions == std::vector<int32_t>{0, 1, 0, 1, 2, 0, 0, 1, /**/ 0, 1, 2, 3, 4, 5, 6, 0});
+    // The distance to the start of the document.
+    mark_documents(tokens.data(), 2, 8, 9, documents.data());
+    for (size_t i = 0; i < 16; i++) again[i] = static_cast<int32_t>(i % 8) - documents[i];
+    CHECK(positions == again);
+}
+
 TEST_CASE("data: shards of different tokenizers are refused, and validation on the training shards") {
     TempDir dir;
     for (const char* name : {"a", "b", "c", "d"}) write(dir / (std::string(name) + ".bin"), llmc_v1(counting(0, 32)));

@@ -218,7 +218,7 @@ MODELS = [
     ("gpt2 RUN --load array_config", 2, "array_config/config.json: not a JSON object", "but a list"),
     ("gpt2 RUN --load cut_config", 2, "cut_config/config.json: line 1", "it ends too early"),
     (f"llama {DATA} --load gemma", 2, '"model_type" is "gemma2": only gpt2, llama, mistral, qwen2, qwen3'),
-    (f"llama {DATA} --load yarn", 2, 'rope_scaling: "rope_type" is "yarn": only "default" and "llama3" are supported'),
+    (f"llama {DATA} --load dynamic", 2, '"rope_type" is "dynamic": only "default", "llama3" and "yarn" are supported'),
     (f"llama {DATA} --load quantized", 2, '"quantization_config"', "quantised weights are not supported"),
     (f"llama {DATA} --load no_vocabulary", 2, '"vocab_size" is missing'),
     (f"llama {DATA} --load sliding", 2, '"sliding_window" is 4096: this class has no window'),

@@ -13,7 +13,8 @@ bool has_fp8_attention() {
 }
 
 // rope: quantize_heads applies rope.
-Fp8Attention::Result on_gpu(const Fp8Attention& a, const HostTensor& input, bool rope = false) {
+Fp8Attention::Result on_gpu(const Fp8Attention& a, const HostTensor& input, bool rope = false,
+                            const int32_t* positions = nullptr) {
     Fp8Attention::Result r = a.fresh(input);
     HostTensor host_table = angles_of(a);
     DeviceTensor qkv(r.qkv), bytes(r.bytes), scales(r.scales), out(r.out), lse(r.lse), table(host_table);
@@ -21,7 +22,9 @@ Fp8Attention::Result on_gpu(const Fp8Attention& a, const HostTensor& input, bool
     if (a.ranges()) std::memcpy(host_ranges.data(), a.ranges(), static_cast<size_t>(host_ranges.bytes()));
     DeviceTensor range_tensor(host_ranges);
     const Fp8Heads copies{bytes.view(), scales.view()};
-    cuda::quantize_heads(gpu(), a.quantize_args(copies, qkv.view(), rope ? table.view() : Tensor{}));
+    QuantizeHeadsArgs args = a.quantize_args(copies, qkv.view(), rope ? table.view() : Tensor{});
+    args.positions = positions;
+    cuda::quantize_heads(gpu(), args);
     if (has_fp8_attention()) {
         cuda::attention_forward(gpu(), a.forward_args(out.view(), lse.view(), qkv.view(), copies,
                                                       !a.ranges() ? nullptr : range_tensor.view().as<int32_t>()));
@@ -81,17 +84,23 @@ TEST_CASE("gpu quantize_heads is bitwise equal to the CPU") {
         }
 }
 
+// Also at positions that restart: documents of 7 tokens, counted over the batch.
 TEST_CASE("gpu quantize_heads rotates as rope does, to the bit") {
     for (const Fp8Attention& a : {Fp8Attention{2, 150, 4, 2, 64}, Fp8Attention{2, 1000, 6, 2, 128},
-                                  Fp8Attention{1, 1, 1, 1, 128}}) {
-        INFO(name_of(a));
-        const HostTensor qkv = a.random_qkv();
-        DeviceTensor rotated(qkv), table(angles_of(a));
-        cuda::rope_forward(gpu(), {.qkv = rotated.view(), .cos_sin = table.view(), .N = a.B * a.T, .T = a.T, .NH = a.NH,
-                                   .NKV = a.NKV, .HS = a.HS});
-        cuda::synchronize(gpu());
-        check_copies(on_gpu(a, qkv, true), on_gpu(a, rotated.download()));
-    }
+                                  Fp8Attention{1, 1, 1, 1, 128}})
+        for (bool restart : {false, true}) {
+            INFO(name_of(a) << (restart ? "restarting" : ""));
+            const HostTensor qkv = a.random_qkv();
+            HostTensor host_positions(Dtype::kInt32, a.B * a.T);
+            for (int64_t n = 0; n < a.B * a.T; n++) host_positions.set(n, static_cast<double>(n % 7));
+            DeviceTensor rotated(qkv), table(angles_of(a)), position_tensor(host_positions);
+            const int32_t* positions = restart ? position_tensor.view().as<const int32_t>() : nullptr;
+            cuda::rope_forward(gpu(), {.qkv = rotated.view(), .cos_sin = table.view(), .N = a.B * a.T, .T = a.T,
+                                       .NH = a.NH, .NKV = a.NKV, .HS = a.HS, .positions = positions});
+            cuda::synchronize(gpu());
+            check_copies(on_gpu(a, qkv, true, positions), on_gpu(a, rotated.download()));
+            if (restart && a.T > 7) CHECK(!on_gpu(a, qkv, true).qkv.same_bits(rotated.download()));
+        }
 }
 
 TEST_CASE("gpu quantize_heads: a value that is not finite makes only its block NaN") {

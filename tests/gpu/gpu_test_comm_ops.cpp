@@ -1,5 +1,6 @@
 // Communicated gradients and weights quantized by several ranks on the GPU: bitwise equal to the CPU except for the
 // payloads of NaN.
+#include "tests/gpu/gpu_bulk.h"
 #include "tests/gpu/gpu_op.h"
 #include "tests/support/comm_ops_test.h"
 
@@ -104,24 +105,6 @@ void check_ranges(const HostTensor& x, int64_t N, int64_t C, const std::vector<S
         CHECK_EQ(got.difference(want), "");
     }
 }
-
-// Device memory of which a test reads only parts.
-struct Bulk {
-    Tensor tensor;
-    Bulk(Dtype dtype, int64_t elems) : tensor{nullptr, dtype, elems} {
-        tensor.data = cuda::device_alloc(tensor.bytes());
-    }
-    ~Bulk() { cuda::device_free(tensor.data); }
-    Bulk(const Bulk&) = delete;
-    Bulk& operator=(const Bulk&) = delete;
-    HostTensor part(int64_t begin, int64_t elems) const {
-        HostTensor host(tensor.dtype, elems);
-        const Tensor slice = tensor.slice(begin, elems);
-        cuda::copy_to_host(gpu(), host.data(), slice.data, slice.bytes());
-        cuda::synchronize(gpu());
-        return host;
-    }
-};
 
 }  // namespace
 

@@ -85,6 +85,30 @@ void check_embedding(const Text& t, Dtype work, Dtype grad, int64_t shift_bytes,
     });
     backward.check("dwte");
     if (positions) backward.check("dwpe");
+    if (!positions) return;
+
+    // Positions that restart: as many rows of the first ones as the most frequent token has.
+    std::vector<int32_t> restarted;
+    for (int64_t n = 0; n < t.N; n++)
+        restarted.push_back(static_cast<int32_t>(n % std::max<int64_t>(1, std::min(t.T, t.N / t.repeats))));
+    OpCase restarts(name_of("embedding_backward, positions restart", t), work, grad, shift_bytes);
+    restarts.random("dout", Kind::kWork, t.N * t.C);
+    restarts.random("dwte", Kind::kGrad, (t.V + 3) * t.C);
+    restarts.random("dwpe", Kind::kGrad, t.T * t.C);
+    restarts.add("tokens", Kind::kFixed, int_tensor(tokens));
+    restarts.add("order", Kind::kFixed, int_tensor(order_of(tokens)));
+    restarts.add("positions", Kind::kFixed, int_tensor(restarted));
+    restarts.add("position order", Kind::kFixed, int_tensor(order_of(restarted)));
+    restarts.run(cuda::embedding_backward, cpu::embedding_backward, [&](auto view) {
+        return EmbeddingBackwardArgs{.dwte = view("dwte"), .dwpe = view("dwpe"), .dout = view("dout"),
+                                     .tokens = view("tokens").template as<int32_t>(),
+                                     .token_order = view("order").template as<int32_t>(), .N = t.N, .T = t.T,
+                                     .C = t.C, .V = t.V,
+                                     .positions = view("positions").template as<int32_t>(),
+                                     .position_order = view("position order").template as<int32_t>()};
+    });
+    restarts.check("dwte");
+    restarts.check("dwpe");
 }
 
 void check_bias(int64_t N, int64_t C, Dtype work, Dtype grad, int64_t shift_bytes) {

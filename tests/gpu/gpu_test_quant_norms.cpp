@@ -96,8 +96,10 @@ struct Heads {
 const Heads kHeads[] = {{3, 16, 12, 12, 64}, {2, 136, 6, 2, 128}, {1, 80, 32, 8, 128}, {1, 32, 2, 1, 80},
                         {2, 24, 2, 1, 256},  {1, 48, 3, 1, 16},   {1, 16, 4, 2, 24},   {1, 7, 4, 2, 64}};
 
-Producer rope(const Heads& h, bool forward) {
-    Producer p{.name = (forward ? "rope_forward" : "rope_backward") + h.text(), .tensors = {}, .result = "qkv",
+// at_positions: documents of 5 tokens.
+Producer rope(const Heads& h, bool forward, bool at_positions = false) {
+    Producer p{.name = (forward ? "rope_forward" : "rope_backward") + h.text() + (at_positions ? " at positions" : ""),
+               .tensors = {}, .result = "qkv",
                .N = h.N(), .C = h.C(), .same = {}, .close = {}, .result_optional = false, .result_kept = false,
                .run = {}};
     p.tensors["qkv"] = random("qkv", kB, h.N() * h.C());
@@ -107,10 +109,13 @@ Producer rope(const Heads& h, bool forward) {
         table.set(2 * i, std::cos(angle));
         table.set(2 * i + 1, std::sin(angle));
     }
+    HostTensor& positions = p.tensors["positions"] = HostTensor(Dtype::kInt32, h.N());
+    for (int64_t n = 0; n < h.N(); n++) positions.set(n, static_cast<double>(n % 5));
     p.run = [=](const View& view, const QuantOut& quant) {
         (forward ? cuda::rope_forward : cuda::rope_backward)(
             gpu(), {.qkv = view("qkv"), .cos_sin = view("cos_sin"), .N = h.N(), .T = h.T, .NH = h.NH, .NKV = h.NKV,
-                    .HS = h.HS, .quant = quant});
+                    .HS = h.HS, .quant = quant,
+                    .positions = at_positions ? view("positions").template as<const int32_t>() : nullptr});
     };
     return p;
 }
@@ -194,6 +199,8 @@ TEST_CASE("gpu quant: rope and qk-norm") {
         if (left_out(h.N() * h.C())) continue;
         check_producer(rope(h, false));
         check_producer(rope(h, true));
+        check_producer(rope(h, false, true));
+        check_producer(rope(h, true, true));
         check_producer(qk_norm(h));
     }
 }

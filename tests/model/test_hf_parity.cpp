@@ -248,6 +248,7 @@ TEST_CASE("Qwen2 with biases of Q, K and V, without and with a window, as in tra
     check_model("qwen2_window");
 }
 TEST_CASE("Qwen3 with biases of attention and a window, as in transformers") { check_model("qwen3_bias_window"); }
+TEST_CASE("Qwen3 with yarn rope scaling, as in transformers") { check_model("qwen3_yarn"); }
 TEST_CASE("a window one token longer or shorter has other logits than transformers") {
     for (int64_t change : {-1, 1}) {
         const std::string directory = "tests/fixtures/mistral_window";
@@ -264,7 +265,7 @@ TEST_CASE("a window one token longer or shorter has other logits than transforme
 }
 TEST_CASE("a checkpoint has the tensors of transformers, bit for bit") {
     for (const char* name : {"gpt2", "llama", "llama_tied", "qwen3", "llama_attention_bias", "llama_mlp_bias",
-                             "mistral", "mistral_window", "qwen2", "qwen2_window", "qwen3_bias_window"})
+                             "mistral", "mistral_window", "qwen2", "qwen2_window", "qwen3_bias_window", "qwen3_yarn"})
         check_export(name);
 }
 // The logits are compared if a Python with transformers and torch is there ($PYTHON, else python3).

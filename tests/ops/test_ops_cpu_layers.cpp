@@ -113,6 +113,43 @@ TEST_CASE("cpu embedding") {
             }
 }
 
+TEST_CASE("cpu embedding backward at positions that restart") {
+    for (Dtype type : kTypes) {
+        Embedding e(66, 33, 24, 50, type, type == Dtype::kFp64 ? type : Dtype::kFp32), unreset = e;
+        std::vector<int32_t> positions(66), order;
+        const auto backward = [&](Embedding& of) {
+            Ctx ctx;
+            cpu::embedding_backward(ctx, {.dwte = of.dwte.view(), .dwpe = of.dwpe.view(), .dout = of.dout.view(),
+                                          .tokens = of.tokens.data(), .token_order = of.order.data(), .N = of.N,
+                                          .T = of.T, .C = of.C, .V = of.V, .positions = positions.data(),
+                                          .position_order = order.data()});
+        };
+        // Positions that do not restart give the bits of none.
+        for (int32_t n = 0; n < 66; n++) positions[static_cast<size_t>(n)] = n % 33;
+        order = token_order(positions);
+        Embedding same = e;
+        unreset.backward(), backward(same);
+        CHECK(same.dwpe.same_bits(unreset.dwpe));
+        // Documents of 5 tokens: positions 0 to 4 have 13 or 14 rows each, all others none.
+        for (int32_t n = 0; n < 66; n++) positions[static_cast<size_t>(n)] = n % 5;
+        order = token_order(positions);
+        const Embedding before = e;
+        backward(e);
+        std::vector<double> sum((e.T + 2) * e.C), magnitude(sum);
+        for (int64_t i = 0; i < e.N * e.C; i++) {
+            const int64_t at = i / e.C % 5 * e.C + i % e.C;
+            sum[at] += e.dout.get(i), magnitude[at] += std::fabs(e.dout.get(i));
+        }
+        check_added("dwpe", e.dwpe, before.dwpe, sum, magnitude, 15, type);
+        CHECK(e.dwte.same_bits(unreset.dwte));
+        Ctx ctx;
+        CHECK_THROWS_AS(cpu::embedding_backward(ctx, {.dwte = e.dwte.view(), .dwpe = e.dwpe.view(),
+                                                      .dout = e.dout.view(), .tokens = e.tokens.data(),
+                                                      .token_order = e.order.data(), .N = e.N, .T = e.T, .C = e.C,
+                                                      .V = e.V, .positions = positions.data()}), Error);
+    }
+}
+
 TEST_CASE("cpu embedding counts ids outside the vocabulary") {
     Embedding e(8, 4, 3, 5, Dtype::kFp32, Dtype::kFp32), good = e;
     e.tokens[1] = -5, e.tokens[4] = 5, e.tokens[6] = 1 << 30;

@@ -51,11 +51,13 @@ template <auto backward> Produced norm_backward(const Setting& setting) {
     return {dx, {dw, db}};
 }
 
-template <auto rotate> Produced rope(const Setting& setting) {
+template <auto rotate, bool at_positions = false> Produced rope(const Setting& setting) {
     Inputs in{setting.type};
     HostTensor qkv = in.random(N * kWidth), table = in.statistics(T * HS);
+    std::vector<int32_t> positions;
+    for (int64_t n = 0; n < N; n++) positions.push_back(static_cast<int32_t>(n * 31 % T));
     rotate(in.ctx, {.qkv = qkv.view(), .cos_sin = table.view(), .N = N, .T = T, .NH = NH, .NKV = NKV, .HS = HS,
-                    .quant = setting.quant});
+                    .quant = setting.quant, .positions = at_positions ? positions.data() : nullptr});
     return {qkv, {}};
 }
 
@@ -114,6 +116,8 @@ const std::map<std::string, Producer> kProducers = {
     {"rmsnorm_backward", {C, false, false, norm_backward<cpu::rmsnorm_backward>}},
     {"rope_forward", {kWidth, false, true, rope<cpu::rope_forward>}},
     {"rope_backward", {kWidth, false, true, rope<cpu::rope_backward>}},
+    {"rope_forward at positions", {kWidth, false, true, rope<cpu::rope_forward, true>}},
+    {"rope_backward at positions", {kWidth, false, true, rope<cpu::rope_backward, true>}},
     {"qk_norm_backward", {kWidth, false, true, qk_norm_backward}},
     {"attention_forward", {NH * HS, false, false, attention_forward}},
     {"attention_backward", {kWidth, false, false, attention_backward}},

@@ -358,7 +358,7 @@ TEST_CASE("plan: what would make a run fit has the memory of a plan with those o
         CHECK(change["fits"] == (bytes <= found.memory_bytes));
     }
     for (const char* option : {"--recompute norm-act\n", "--recompute block\n", "--grad-dtype bf16\n", "--ranks 2\n",
-                               "--moment-dtype bf16\n", "--micro-batch-size 1\n"})
+                               "--moment-dtype bf16\n", "--micro-batch-size 1\n", "--loss-chunk 1024\n"})
         CHECK(contains(all, option));
     CHECK(changes.back()["fits"] == true);
 }

@@ -154,6 +154,10 @@ inline std::vector<NamedConfig> all_configs() {
     qwen3_bias.sliding_window = 9;
     narrow.num_attention_heads = narrow.num_query_groups = 3;   // no divisor of the hidden size, which LlamaConfig asks
     window.sliding_window = 4;
+    ModelConfig yarn = qwen2, own_yarn = mixed;
+    yarn.rope_scaling = {.factor = 4, .original_max_positions = 16, .type = RopeScalingType::kYarn};
+    own_yarn.rope_scaling = {.factor = 2.5, .original_max_positions = 16, .type = RopeScalingType::kYarn,
+                             .beta_fast = 4, .beta_slow = 0.5, .attention_factor = 1.125, .truncate = false};
     return {{"gpt2", HfClass::kGpt2, gpt2_config()},
             {"llama", HfClass::kLlama, llama_config()},
             {"llama, tied", HfClass::kLlama, tied},
@@ -167,7 +171,9 @@ inline std::vector<NamedConfig> all_configs() {
             {"qwen2", HfClass::kQwen2, qwen2},
             {"qwen2, window", HfClass::kQwen2, qwen2_window},
             {"qwen3, bias and window", HfClass::kQwen3, qwen3_bias},
-            {"gpt2, window", HfClass::kOwn, window}};
+            {"gpt2, window", HfClass::kOwn, window},
+            {"qwen2, yarn", HfClass::kQwen2, yarn},
+            {"mixed, yarn", HfClass::kOwn, own_yarn}};
 }
 
 inline ModelConfig one_layer() {

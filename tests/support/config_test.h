@@ -60,6 +60,7 @@ struct Sample {
 inline const std::map<std::string, Sample>& samples() {
     static const Words rope = {"--position-embedding-type", "rope"};
     static const Words scaled = joined(rope, {"--rope-scaling-factor", "8"});
+    static const Words yarn = joined(scaled, {"--rope-scaling-type", "yarn"});
     static const Words valid = {"--valid-data", "v"};
     static const Words sampled = {"--sample-every", "10"};
     static const Words hellaswag = {"--hellaswag-data", "h.bin"};
@@ -76,9 +77,13 @@ inline const std::map<std::string, Sample>& samples() {
         {"norm-epsilon", {{"1e-6", "0.000123456789012345"}, {}}},
         {"position-embedding-type", {{"rope"}, {}}},          {"rotary-base", {{"500000", "12345.678"}, rope}},
         {"rope-scaling-factor", {{"8", "32.5"}, rope}},
+        {"rope-scaling-type", {{"yarn"}, scaled}},
         {"rope-scaling-low-freq-factor", {{"2", "0.5"}, scaled}},
         {"rope-scaling-high-freq-factor", {{"8", "4.5"}, scaled}},
         {"rope-scaling-original-max-positions", {{"4096", "1"}, scaled}},
+        {"rope-scaling-beta-fast", {{"64", "16.5"}, yarn}},   {"rope-scaling-beta-slow", {{"2", "0.5"}, yarn}},
+        {"rope-scaling-attention-factor", {{"1", "1.25"}, yarn}},
+        {"rope-scaling-truncate", {{"off"}, yarn}},
         {"qk-layernorm", {{"true"}, {}}},                     {"linear-bias", {{"none", "qkv"}, {}}},
         {"untie-embeddings-and-output-weights", {{"true"}, {}}},
         {"sliding-window", {{"1", "100"}, {}}},
@@ -88,6 +93,7 @@ inline const std::map<std::string, Sample>& samples() {
         {"train-iters", {{"77", "1"}, {}}},                   {"epochs", {{"1", "0.3"}, {}}},
         {"train-data", {{"a/*.bin", "b"}, {}}},               {"valid-data", {{"v/*.bin", "w"}, {}}},
         {"token-dtype", {{"uint16", "uint32"}, {}}},          {"reset-attention-mask", {{"true"}, {}}},
+        {"reset-position-ids", {{"true"}, {}}},
         {"eval-interval", {{"0", "33"}, valid}},
         {"eval-iters", {{"1", "1000"}, valid}},               {"lr", {{"1e-3", "0.1"}, {}}},
         {"min-lr", {{"0", "1.7e-5"}, {}}},
@@ -106,6 +112,7 @@ inline const std::map<std::string, Sample>& samples() {
         {"offload-chunk-mb", {{"32", "0.5"}, {"--offload", "moments"}}},
         {"gpu-memory-limit", {{"80", "0.5"}, {}}},
         {"gemm-search", {{"off"}, {}}},                       {"fuse-gelu", {{"true"}, {}}},
+        {"loss-chunk", {{"1", "4096"}, {}}},
         {"seed", {{"0", "18446744073709551615"}, {}}},
         {"fp8-recipe", {{"delayed", "tensorwise", "blockwise"}, {}}},
         {"fp8-format", {{"e4m3"}, fp8}},                      {"fp8-margin", {{"1", "4"}, fp8}},

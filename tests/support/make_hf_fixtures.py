@@ -95,6 +95,13 @@ def qwen3_bias_window():
                                         max_window_layers=0, **SMALL | dict(vocab_size=101)))
 
 
+def qwen3_yarn():
+    # Of 8 pairs, pair 0 turns often within 64 positions and stays, 1 and 2 are interpolated, the others are divided.
+    rope = dict(rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=64)
+    return Qwen3ForCausalLM(Qwen3Config(**SMALL | dict(vocab_size=101, num_hidden_layers=1, rope_parameters=rope,
+                                                       max_position_embeddings=256)))
+
+
 # name: constructor, dtype of the saved weights, size of a part. The reading of each dtype, of one file and of
 # several is covered by a file that transformers wrote.
 MODELS = {
@@ -109,6 +116,7 @@ MODELS = {
     "qwen2": (qwen2, torch.bfloat16, "1GB"),
     "qwen2_window": (qwen2_window, torch.float32, "1GB"),
     "qwen3_bias_window": (qwen3_bias_window, torch.float32, "1GB"),
+    "qwen3_yarn": (qwen3_yarn, torch.float32, "1GB"),
 }
 
 

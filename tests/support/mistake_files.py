@@ -88,7 +88,7 @@ def write_models():
         write(f"{name}/config.json", json.dumps(LLAMA_CONFIG))
     write("junk/model.safetensors", b"\xff" * 100)
     write("junk_index/model.safetensors.index.json", "[1")
-    for name, change in {"yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+    for name, change in {"dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
                          "quantized": {"quantization_config": {"bits": 4}}, "no_vocabulary": {"vocab_size": None},
                          "sliding": {"sliding_window": 4096}}.items():
         write(f"{name}/config.json", json.dumps({**LLAMA_CONFIG, **change}))

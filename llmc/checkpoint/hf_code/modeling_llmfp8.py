@@ -31,8 +31,21 @@ def make_norm(config):
     return nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
 
 
-def rope_angles(config, positions):
-    """Angles (B, T, head dim / 2) in double. The llama3 rule divides frequencies of long wavelengths by a factor."""
+def yarn_share(config, scaling, pairs):
+    """How much of each frequency is kept: all of those that turn often within the original length."""
+    def pair_of(turns):
+        return (config.kv_channels * math.log(scaling["original_max_positions"] / (turns * 2 * math.pi))
+                / (2 * math.log(config.rotary_base)))
+
+    low, high = pair_of(scaling["beta_fast"]), pair_of(scaling["beta_slow"])
+    if scaling["truncate"]:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.kv_channels - 1)
+    return 1 - ((pairs / 2 - low) / (high - low if high != low else 0.001)).clamp(0, 1)
+
+
+def rope_tables(config, positions):
+    """Cosines and sines (B, T, head dim / 2). The llama3 and yarn rules divide low frequencies by a factor."""
     pairs = torch.arange(0, config.kv_channels // 2 * 2, 2, dtype=torch.float64, device=positions.device)
     frequencies = config.rotary_base ** (-pairs / config.kv_channels)
     scaling = config.rope_llama3
@@ -41,7 +54,13 @@ def rope_angles(config, positions):
         turns = scaling["original_max_positions"] * frequencies / (2 * math.pi)
         keep = ((turns - low) / (high - low)).clamp(0, 1)
         frequencies = (1 - keep) * frequencies / scaling["factor"] + keep * frequencies
-    return positions[..., None].double() * frequencies
+    scale, yarn = 1.0, config.rope_yarn
+    if yarn:
+        keep = yarn_share(config, yarn, pairs)
+        frequencies = (1 - keep) * frequencies / yarn["factor"] + keep * frequencies
+        scale = yarn.get("attention_factor") or 0.1 * math.log(yarn["factor"]) + 1
+    angles = positions[..., None].double() * frequencies
+    return (scale * angles.cos()).float(), (scale * angles.sin()).float()
 
 
 def rotate(x, cos, sin):
@@ -150,8 +169,7 @@ class Decoder(nn.Module):
         if self.config.position == "learned":
             x = x + self.embed_positions(position_ids)
         else:
-            angles = rope_angles(self.config, position_ids)[:, None]
-            rope = angles.cos().float(), angles.sin().float()
+            rope = [table[:, None] for table in rope_tables(self.config, position_ids)]
         mask = self.mask_of(attention_mask, past, length, x)
         for layer in self.layers:
             x = layer(x, mask, rope, cache)
