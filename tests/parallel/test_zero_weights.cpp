@@ -72,6 +72,15 @@ TEST_CASE("zero weights: losses, weights and state have the bits of ZeRO-2") {
     }
 }
 
+TEST_CASE("zero weights: groups of ranks gather among themselves") {
+    for (const Case& c : cases()) {
+        if (c.config.shape.tied_head) continue;
+        CAPTURE(c.name);
+        const auto in_groups = [](Config& config) { config.zero_group = 2; };
+        CHECK(train(changed(c.config, in_groups), 4, 2) == train(changed(zero3(c.config), in_groups), 4, 2));
+    }
+}
+
 TEST_CASE("zero weights: a rank holds its blocks, the slots, and norms and biases whole") {
     for (const Case& c : cases()) {
         CAPTURE(c.name);
