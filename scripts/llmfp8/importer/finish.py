@@ -299,4 +299,5 @@ def finish_batch(run):
     data_ranks = _data_ranks(run)
     if batch and data_ranks and batch % (micro * data_ranks):
         run.notes.append(f"global-batch-size {batch} is not a multiple of micro-batch-size {micro} x "
-                         f"{_ranks_text(run)}; the trainer refuses that, since all ranks are data or context parallel here")
+                         f"{_ranks_text(run)}; the trainer refuses that, since all ranks are data or context "
+                         "parallel here")
