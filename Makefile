@@ -72,11 +72,13 @@ DEFINES += $(MPI_FLAGS)
 # Options, JSON, logs and tests run rarely and take long to optimise; the operations are what a step on the CPU consists
 # of. No result depends on the level.
 RARELY_RUN := llmc/config/%.cpp llmc/checkpoint/%.cpp llmc/commands/%.cpp llmc/train/log.cpp \
-              llmc/train/run_checkpoints.cpp llmc/train/run_evaluations.cpp llmc/data/hellaswag.cpp \
+              llmc/train/run_checkpoints.cpp llmc/train/run_evaluations.cpp llmc/train/loss_watch.cpp \
+              llmc/data/hellaswag.cpp llmc/data/shard_meta.cpp llmc/data/token_text.cpp \
               llmc/fault/%.cpp llmc/perf/%.cpp llmc/parallel/comm_monitored.cpp llmc/parallel/gpu_assignment.cpp \
               llmc/model/fp8_state.cpp llmc/cpu/device.cpp tests/%.cpp
 # Tests that compute next to nothing.
-NEVER_HOT := tests/config/%.cpp tests/checkpoint/%.cpp tests/commands/%.cpp tests/fault/%.cpp tests/perf/%.cpp
+NEVER_HOT := tests/config/%.cpp tests/checkpoint/%.cpp tests/commands/%.cpp tests/data/%.cpp tests/fault/%.cpp \
+             tests/model/%.cpp tests/parallel/%.cpp tests/perf/%.cpp tests/train/%.cpp
 OPTIMISE = $(or $(if $(filter asan tsan,$(VARIANT)),-O1),$(if $(filter $(NEVER_HOT),$<),-O0),\
                 $(if $(filter $(RARELY_RUN),$<),-O1),\
                 $(if $(filter llmc/cpu/%,$<),-O3),-O2)

@@ -82,7 +82,7 @@ def question_of(row, where):
     if not isinstance(context, str) or not context:
         raise InputError(f"{where}: field 'ctx' is {json.dumps(context)}, not text")
     if not isinstance(endings, list) or len(endings) < 2 or not all(isinstance(e, str) for e in endings):
-        raise InputError(f"{where}: field 'endings' is no list of at least two texts")
+        raise InputError(f"{where}: field 'endings' is not a list of at least two texts")
     try:
         label = int(label)   # the hub has it as text
     except (TypeError, ValueError):

@@ -243,7 +243,8 @@ int open_regular(const std::string& path) {
         REQUIRE(S_ISREG(info.st_mode), "cannot read %s: %s, not a file", path.c_str(), kind);
     };
     REQUIRE(path.find('\0') == std::string::npos, "cannot read %s: a name with a NUL byte", path.c_str());
-    // Asked before it is opened, since opening a device may act on it, and again for what came in its place.
+    // Checked before it is opened, since opening a device may have an effect, and again afterwards, since another
+    // file may have taken its place.
     struct stat info {};
     if (::stat(path.c_str(), &info) != 0) fail_read(path, errno);
     require_regular(info);

@@ -95,9 +95,9 @@ private:
     int fd_ = -1;
 };
 
-// Opens a file for reading; exit 2, naming it, if it is anything but a regular file, which is neither read nor waited
-// for: a FIFO without a writer, a device, a socket, a folder. If the process may open no more files, its soft limit is
-// raised to the hard one, as a run may have thousands of shards. The caller closes.
+// Opens a regular file for reading; the caller closes it. Anything else (a device, a socket, a folder, a FIFO, for
+// which it does not wait) is an error with exit code 2 that names the file. If the process may open no more files, its
+// soft limit is raised to the hard one, because a run may have thousands of shards.
 int open_regular(const std::string& path);
 // Whether a text can be the name of a file in a folder: not empty, "." or "..", without slashes and control characters.
 bool is_file_name(const std::string& name);

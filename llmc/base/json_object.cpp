@@ -65,7 +65,7 @@ std::string cause(const std::string& text, size_t byte, const std::string& reaso
     return strf("an unexpected byte 0x%02x", static_cast<unsigned char>(c));
 }
 
-// What a file is by its first bytes, "" if they are unknown.
+// The type of a file from its first bytes, "" if it is unknown.
 std::string known_file_type(const std::string& first_bytes) {
     for (const FileType& type : kFileTypes)
         if (first_bytes.starts_with(type.first_bytes)) return type.name;
@@ -146,7 +146,8 @@ private:
         wrong = text;
         return false;
     }
-    // Where the next value stands. The values of a list or object move only while none of its children is open.
+    // Stores the next value and returns its address. The values of a list or object move only while none of its
+    // children is open, so the addresses in open_ stay valid.
     Json& place(Json value) {
         if (open_.empty()) return root = std::move(value);
         if (open_.back()->is_object()) return *slot_ = std::move(value);
@@ -166,11 +167,12 @@ private:
     }
     bool put(Json value) {
         if (open_.empty()) return not_an_object(value.is_number() ? "a number" : "a text or word");
-        if (open_.size() > 1 && !only_.empty() && first_key_ != only_) return true;   // a million document offsets
+        if (open_.size() > 1 && !only_.empty() && first_key_ != only_) return true;   // a million offsets, say
         place(std::move(value));
         return keep_going();
     }
-    // After a value; false if it was the wanted one. Others of the first level are dropped.
+    // Called after each value. Returns false, which ends the parsing, if it was the value of `only`; drops the other
+    // values of the first level.
     bool keep_going() {
         if (only_.empty() || open_.size() != 1) return true;
         done = first_key_ == only_;

@@ -1,26 +1,26 @@
-// JSON that other programs or people wrote, or that lay on a disk: --config files, config.json, checkpoints, sidecars,
-// tokenizers, logs. All of it is read here, so that no nesting, size or kind of file can harm, and no error has the
-// library's words.
+// Reads JSON that comes from outside the process: --config files, config.json, checkpoints, sidecars, tokenizers, logs.
+// Everything is read by these functions, so that no nesting, size or type of file can crash the process or fill its
+// memory, and so that no message of the JSON library reaches the user.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-// Lists and objects within each other; honest files have fewer than 10.
+// The deepest nesting of lists and objects that is accepted; real files have fewer than 10 levels.
 inline constexpr int kMaxJsonDepth = 64;
 
-// The most bytes of a file of each kind. The largest honest ones known are in brackets.
+// The largest accepted file of each type, in bytes. In brackets is the size of the largest real ones.
 inline constexpr int64_t kMaxConfigBytes = int64_t{16} << 20;       // config.json, --config (10 kB)
 inline constexpr int64_t kMaxIndexBytes = int64_t{64} << 20;        // manifest.json, index of weights (200 B a tensor)
 inline constexpr int64_t kMaxTokenizerBytes = int64_t{512} << 20;   // tokenizer.json (35 MB)
 inline constexpr int64_t kMaxStateBytes = int64_t{1} << 30;         // state.json (12 B an amax of an FP8 history)
 inline constexpr int64_t kMaxSidecarBytes = int64_t{2} << 30;       // .meta.json of a shard (12 B a document)
 
-// Parses `text`, the content of `file`, which must be one JSON object. Comments are allowed, and so is a byte order
-// mark. Errors have exit code 2 and are one line: the file, the place or key, and what was expected. Refused are also a
-// key that is twice in its object, and deeper nesting than kMaxJsonDepth, before a tree of it is built. With `only`,
-// returns the value of this key of the first level, null if there is none; the text after it is not parsed.
+// Parses `text`, the content of `file`, which must be one JSON object. Comments and a byte order mark are allowed.
+// Errors have exit code 2 and are one line: the file, the place or key, and what was expected. A repeated key, and
+// nesting deeper than kMaxJsonDepth, are errors, too; they are found before a tree is built. With `only`, returns the
+// value of this key of the first level, or null if there is none; the text after it is not parsed.
 nlohmann::json parse_json_object(const std::string& text, const std::string& file, const std::string& only = "");
 // The same of a file. Anything but a regular file, and more than max_bytes, is refused unread.
 nlohmann::json read_json_object(const std::string& path, int64_t max_bytes, const std::string& only = "");

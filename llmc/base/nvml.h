@@ -35,9 +35,9 @@ std::optional<int64_t> gpu_memory_in_use(const std::string& bus, const char* lib
 // "power cap, heat (hardware)", "none".
 std::string throttle_text(uint64_t bits);
 
-// What a GPU did over a while: samples of it, which add up.
+// Statistics of the samples of one GPU over some time. Those of consecutive times can be added.
 struct GpuSamples {
-    // Of the samples that have the value.
+    // A mean over those samples that have the value.
     struct Mean {
         double sum = 0;
         int64_t count = 0;

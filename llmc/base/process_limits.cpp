@@ -30,8 +30,8 @@ bool less_than(decltype(RLIMIT_NOFILE) resource, rlim_t least, rlim_t& found) {
 }
 
 #ifdef _OPENMP
-// OpenMP's library crashes or ends the process with words of its own if it cannot start its threads. Threads of this
-// process with stacks of the same size tell before. Returns how many of `count` could be started.
+// Starts and ends `count` threads with stacks of the size that OpenMP uses, because OpenMP itself crashes, or ends the
+// process with a message of its own, if it cannot start its threads. Returns how many could be started.
 int threads_started(int count) {
     std::atomic<bool> over{false};
     std::vector<std::jthread> threads;
@@ -47,7 +47,7 @@ int threads_started(int count) {
 
 void check_threads() {
 #ifdef _OPENMP
-    constexpr int kMostThreads = 4096;   // more than cores of any machine; as many as asked for could take minutes
+    constexpr int kMostThreads = 4096;   // trying more than any machine has cores could take minutes
     const int threads = omp_get_max_threads();
     const char* const given = std::getenv("OMP_NUM_THREADS");
     const std::string set = given ? std::string("OMP_NUM_THREADS=") + given : "OMP_NUM_THREADS is not set";

@@ -1,5 +1,6 @@
-// What the shell, the batch system or a container leave this process. Checked at the start: what too little of it leads
-// to later has no words of its own (a segmentation fault in OpenMP, a checkpoint that cannot be opened after hours).
+// The limits that the shell, the batch system or a container set for this process. They are checked at the start, since
+// later they would cause failures that do not name them (a segmentation fault in OpenMP, or a checkpoint that cannot be
+// opened after hours).
 #pragma once
 #include <exception>
 
@@ -10,6 +11,6 @@
 // too large, or processes (ulimit -u) or memory (ulimit -v) are limited.
 void check_process_limits();
 
-// Any exception with an exit code and words for the user: those of the C++ library for want of memory or threads name
-// neither cause nor way out (exit 2); others that are no Error are bugs (exit 1).
+// Converts any exception to an Error. Exceptions of the C++ library for lack of memory or threads get a message with
+// cause and remedy (exit 2), which they do not have themselves; all others that are not an Error are bugs (exit 1).
 Error as_error(const std::exception& exception);

@@ -23,7 +23,7 @@ std::vector<std::string> prepare_standard_streams() {
 int flush_stdout() {
     errno = 0;
     if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return 0;
-    // An earlier call that failed has left no errno: the same again has the same.
+    // The errno of an earlier call that failed is lost, so another write finds it again.
     const int error = errno || ::write(STDOUT_FILENO, "\n", 1) < 0 ? errno : EIO;
     const int null = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
     if (null >= 0) {

@@ -4,11 +4,11 @@
 #include <string>
 #include <vector>
 
-// Called first. Opens /dev/null in place of each stream that is closed, since the next file that is opened would get
-// its number and the lines that are printed; makes a pipe without a reader and the limit of file sizes (ulimit -f)
-// errors of the calls that write, not signals. Returns a line for each output that was closed.
+// Must be called first. Opens /dev/null in place of each closed stream, since otherwise the next file that is opened
+// would get the stream's number and the lines that are printed. Turns the signals for a pipe without a reader and for
+// the limit of file sizes (ulimit -f) into errors of the calls that write. Returns a line for each closed output.
 std::vector<std::string> prepare_standard_streams();
 
-// Flushes standard output. Returns 0, or the errno of what it or an earlier call failed with; what is printed later is
-// then dropped, so that one failure is returned once.
+// Flushes standard output. Returns 0, or the errno with which this call or an earlier write failed. After a failure,
+// later output is dropped, so that the failure is returned only once.
 int flush_stdout();

@@ -16,7 +16,8 @@ uint32_t code_point(const std::string& text, size_t byte, size_t bytes) {
 
 bool is_control(uint32_t code) { return code < 0x20 || (code >= 0x7f && code < 0xa0); }
 
-// Marks, embeddings, overrides and isolates of direction, line and paragraph separators, and the byte order mark.
+// Whether a character is a direction mark, embedding, override or isolate, a line or paragraph separator, or the byte
+// order mark.
 bool changes_layout(uint32_t code) {
     return code == 0x61c || (code >= 0x200e && code <= 0x200f) || (code >= 0x2028 && code <= 0x202e)
            || (code >= 0x2066 && code <= 0x2069) || code == 0xfeff;
@@ -28,7 +29,7 @@ std::string numbered(const char* format, uint32_t value) {
     return text;
 }
 
-// The byte at which a number of characters from `byte` on end. Bytes that are not UTF-8 count one each.
+// Returns the offset behind `characters` characters from `byte` on. A byte that is not UTF-8 counts as a character.
 size_t after(const std::string& text, size_t byte, size_t characters) {
     while (characters-- > 0 && byte < text.size()) byte += std::max<size_t>(1, utf8_bytes(text, byte));
     return byte;
@@ -45,7 +46,7 @@ size_t utf8_bytes(const std::string& text, size_t byte) {
     const size_t bytes = c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
     for (size_t k = 1; k < bytes; k++)
         if ((at(byte + k) & 0xc0) != 0x80) return 0;
-    // Forms that are too long, surrogates, and what lies beyond U+10FFFF.
+    // Overlong encodings, surrogates, and code points above U+10FFFF.
     const bool wrong = (c == 0xe0 && next < 0xa0) || (c == 0xed && next > 0x9f) || (c == 0xf0 && next < 0x90)
                        || (c == 0xf4 && next > 0x8f);
     return wrong ? 0 : bytes;

@@ -29,8 +29,8 @@ inline std::string shell_command(const std::vector<std::string>& words) {
 
 // ---- text from a file, option or environment, which may hold any bytes ----
 
-// At most this many characters of a value, and of a whole message, are shown; longer ones lose their middle to "...",
-// so that both ends of a long path remain. One word of a message, what stands between spaces, is a value.
+// At most this many characters of a value, and of a whole message, are shown. "..." replaces the middle of longer ones,
+// so that both ends of a long path remain. In a message, each word between spaces counts as a value.
 inline constexpr size_t kShownOfValue = 200, kShownOfMessage = 2000;
 
 // The number of bytes of the UTF-8 character at `byte`, 0 if there is none.
@@ -42,6 +42,6 @@ std::string escaped(const std::string& text, const std::string& kept = "");
 std::string shortened(const std::string& text, size_t most = kShownOfValue);
 // A value as it stands in quotes within a message: escaped, with quotes and backslashes, and shortened.
 std::string printable(const std::string& text);
-// A message of one line, made safe as a whole: escaped and shortened. Every Error and every line of a log on the screen
-// passes through it; it changes nothing the second time.
+// Makes a whole message safe to print as one line: escaped and shortened. Every Error and every line of the log on the
+// screen passes through it; a second call changes nothing.
 std::string message_line(const std::string& text);

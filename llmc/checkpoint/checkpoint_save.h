@@ -51,8 +51,8 @@ public:
     CheckpointSaver(const CheckpointSaver&) = delete;
     CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
-    // From the next save on, checkpoints have what the model in `directory` and --tokenizer bring. Rank 0 reads them,
-    // now, as they may be gone later; its error is that of all ranks.
+    // Adds the files of model_extras.h, from the model in `directory` and --tokenizer, to all later checkpoints. Rank 0
+    // reads them now, because they may be gone later; all ranks raise its error.
     void carry(const std::string& directory, const std::string& tokenizer);
     // Sets a function that every rank calls when a checkpoint is complete.
     void on_saved(std::function<void(const SavedCheckpoint&)> callback);

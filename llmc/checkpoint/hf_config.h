@@ -7,16 +7,17 @@
 #include "llmc/base/dtype.h"
 #include "llmc/config/model_config.h"
 
-// What the config.json of the directory that a run starts from says beside the shape.
+// What config.json says besides the shape, in the directory from which a run starts.
 struct HfOrigin {
-    std::string model_type;       // written again where it and another have the same shapes: Mistral's and Llama's
-    std::string special_tokens;   // a JSON object of those of kSpecialTokens that it has; "": none is known
+    std::string model_type;       // kept where several classes have the same shape: Mistral, Llama
+    std::string special_tokens;   // a JSON object with those of kSpecialTokens that are there; "": none are known
 };
 inline constexpr const char* kSpecialTokens[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
 // Exit 2, naming the field, if a special token is neither an id nor a list of ids nor null.
 HfOrigin hf_origin(const std::string& directory);
 
-// Without an origin the special tokens are those of GPT-2 and Llama 3, where the vocabulary has their size, else null.
+// Without an origin the special tokens are those of GPT-2 or Llama 3 if the vocabulary has the size of theirs, else
+// null.
 std::string hf_config_json(const ModelConfig& config, Dtype weight_dtype, int64_t seq_length = 0,
                            const HfOrigin& origin = {});
 ModelConfig model_config_from_hf(const std::string& directory);

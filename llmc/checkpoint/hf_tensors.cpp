@@ -236,14 +236,14 @@ HfModelFiles::HfModelFiles(const std::string& directory) : directory_(directory)
                                    ? "save the model again in the safetensors format"
                                    : "download the weights into it, in the safetensors format");
     const auto index = read_json_object(index_path, kMaxIndexBytes);
-    REQUIRE(index.contains("weight_map") && index["weight_map"].is_object(), "%s is no JSON object with a weight_map",
-            index_path.c_str());
+    REQUIRE(index.contains("weight_map") && index["weight_map"].is_object(),
+            "%s is not a JSON object with a weight_map", index_path.c_str());
     std::set<std::string> files;
     for (const auto& [name, file] : index["weight_map"].items()) {
-        REQUIRE(file.is_string(), "%s: the file of tensor %s is no text", index_path.c_str(), printable(name).c_str());
+        REQUIRE(file.is_string(), "%s: the file of tensor %s is not text", index_path.c_str(), printable(name).c_str());
         const std::string part = file.get<std::string>();
         REQUIRE(is_file_name(part),
-                "%s: \"%s\" is no file name in this directory", index_path.c_str(), printable(part).c_str());
+                "%s: \"%s\" is not a file name in this directory", index_path.c_str(), printable(part).c_str());
         files.insert(part);
     }
     for (const std::string& file : files) add_file(directory + "/" + file);

@@ -40,7 +40,7 @@ void load_slot(const std::string& path, const ParamTable& table, const StateSlot
     for (const auto& [name, view] : reader.tensors()) {
         const int index = table.find(name);
         REQUIRE(index >= 0 && table.params[static_cast<size_t>(index)].has(slot.kind),
-                "%s: tensor %s is no parameter of this model", path.c_str(), name.c_str());
+                "%s: tensor %s is not a parameter of this model", path.c_str(), name.c_str());
     }
     for (const SafetensorsEntry& entry : entries) {
         auto found = reader.tensors().find(entry.name);
@@ -141,7 +141,7 @@ void check_model_tensors(const std::string& path, const ParamTable& table, Dtype
         wanted.insert(tensor.entry.name);
     }
     for (const auto& [name, found] : files.tensors())
-        REQUIRE(wanted.count(name), "%s: tensor %s is no parameter of this model", found.file.c_str(), name.c_str());
+        REQUIRE(wanted.count(name), "%s: tensor %s is not a parameter of this model", found.file.c_str(), name.c_str());
 }
 
 void load_masters(const std::string& directory, const ModelConfig& config, const ParamTable& table,
@@ -168,7 +168,7 @@ void load_masters(const std::string& directory, const ModelConfig& config, const
             check_tied_head(files, *found.view, tensors[0].entry, world);
             continue;
         }
-        FAIL(kExitBadInput, "%s: tensor %s is no parameter of this model", found.file.c_str(),
+        FAIL(kExitBadInput, "%s: tensor %s is not a parameter of this model", found.file.c_str(),
              printable(name).c_str());
     }
     for (size_t p = 0; p < table.params.size(); p++)

@@ -60,18 +60,20 @@ Manifest entries_of(const JsonFields& manifest) {
         const bool below = slash == std::string::npos ? is_file_name(name)
                                                       : is_file_name(name.substr(0, slash))
                                                             && is_file_name(name.substr(slash + 1));
-        REQUIRE(below, "manifest.json: files: \"%s\" is no name of a file in the checkpoint", printable(name).c_str());
+        REQUIRE(below, "manifest.json: files: \"%s\" is not the name of a file in the checkpoint",
+                printable(name).c_str());
         entries[name] = file_of(files.child(name.c_str()));
     }
     return entries;
 }
 
-// Whether a run or a reader of the model takes this file of a checkpoint. Others, such as a README, may be added to it.
+// Whether a run, or a program that loads the model, reads this file of a checkpoint. Users may add other files, such as
+// a README.
 bool is_read(const std::string& name) {
     return name == "config.json" || name == "state.json" || name.starts_with("model") || name.starts_with("optimizer/");
 }
 
-// The first file that is read and has no entry, or that no checkpoint can do without.
+// The first file that is read but has no entry, or that is missing although every checkpoint has it.
 std::string unlisted(const std::string& directory, const std::string& prefix, const Manifest& entries) {
     std::vector<std::string> needed = {"config.json", "state.json"};
     for (const std::string& name : list_directory(directory)) needed.push_back(name);
@@ -128,7 +130,7 @@ Json parse_manifest(const std::string& text) {
 }
 
 std::string damage_of(const std::string& path, const std::string& prefix, bool hashes, int part, int parts) {
-    if (!is_directory(path)) return "it is no directory";
+    if (!is_directory(path)) return "it is not a directory";
     const std::string manifest_path = path + "/" + kManifestFile;
     if (!is_regular_file(manifest_path)) return "manifest.json is missing";
     const std::string text = read_text_file(manifest_path, kMaxIndexBytes);
@@ -175,7 +177,7 @@ std::string manifest_text(const Manifest& manifest) {
 std::string checkpoint_damage(const std::string& path, bool hashes, int part, int parts) {
     return as_text([&] {
         const std::string damage = damage_of(path, "", hashes, part, parts);
-        // Its content, which one rank looks at, matters only to a run that goes on from it.
+        // One rank checks the content of state.json, which matters only to a run that resumes from it.
         return damage.empty() && hashes && part == 0 ? state_damage(path) : damage;
     });
 }

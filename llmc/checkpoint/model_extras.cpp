@@ -25,7 +25,7 @@ bool is_there(const std::string& path) {
     std::error_code ignored;
     if (is_regular_file(path)) return true;
     REQUIRE(!std::filesystem::exists(std::filesystem::symlink_status(path, ignored)),
-            "%s is no file, nor a link to one: mend or remove it", path.c_str());
+            "%s is neither a file nor a link to one: replace or remove it", path.c_str());
     return false;
 }
 

@@ -1,5 +1,5 @@
-// What a model has beside its weights and shape: tokenizer, chat template, defaults of generation, special tokens. A
-// run takes it over from where it starts, and every checkpoint has it again.
+// What a model has besides its weights and shape: tokenizer, chat template, defaults of generation, special tokens. A
+// run copies it from the model or checkpoint that it starts from into every checkpoint.
 #pragma once
 #include <string>
 #include <vector>
@@ -24,5 +24,5 @@ std::vector<std::string> model_files(const std::string& directory);
 
 // Reads what the model in `directory` brings ("": nothing). `tokenizer`: --tokenizer, whose files take the place of all
 // of the model's tokenizer files. Exit 2 if the files have more than kMaxTokenizerBytes together or config.json has
-// special tokens that are no ids; exit 5 if a file of a checkpoint does not match its manifest.
+// special tokens that are not ids; exit 5 if a file of a checkpoint does not match its manifest.
 ModelExtras read_model_extras(const std::string& directory, const std::string& tokenizer);

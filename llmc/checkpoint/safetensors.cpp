@@ -95,7 +95,7 @@ public:
     }
     bool number_integer(number_integer_t) override { return unexpected("a negative number"); }
     bool number_float(number_float_t, const string_t&) override {
-        return unexpected("a number that is no integer");
+        return unexpected("a number that is not an integer");
     }
     bool boolean(bool) override { return unexpected("true or false"); }
     bool null() override { return unexpected("null"); }
@@ -116,7 +116,7 @@ private:
         return false;
     }
     bool unexpected(const char* what) {
-        if (place_ == Place::kStart) return fail("it is no JSON object");
+        if (place_ == Place::kStart) return fail("it is not a JSON object");
         if (place_ == Place::kTop || place_ == Place::kMetadata)
             return fail(strf("%s where %s belongs", what, place_ == Place::kTop ? "a tensor" : "metadata text"));
         return fail(strf("tensor \"%s\" has %s in \"%s\"", printable(name_).c_str(), what,
@@ -190,7 +190,7 @@ std::map<std::string, SafetensorsView> parse_header(
             static_cast<unsigned long long>(length), static_cast<long long>(bytes - 8));
     std::string header(static_cast<size_t>(length), '\0');
     read(8, static_cast<int64_t>(length), header.data());
-    REQUIRE(length > 0 && header[0] == '{', "%s: the header is no JSON object (not safetensors?)", p);
+    REQUIRE(length > 0 && header[0] == '{', "%s: the header is not a JSON object (not safetensors?)", p);
     HeaderEvents events;
     bool parsed = nlohmann::json::sax_parse(header.begin(), header.end(), &events);
     REQUIRE(parsed, "%s: damaged header: %s", p, events.error.c_str());

@@ -205,9 +205,10 @@ ino_t inode_of(const std::string& path) {
     return ::lstat(path.c_str(), &info) == 0 ? info.st_ino : 0;
 }
 
-// Replaces the lease of a dead run, the file `inode` with the text `dead`, by one with `line`. Of several runs that try
-// only the one that makes the guard may, and it looks again, since another may have been faster. Returns false if this
-// run is not the one. A guard whose maker was killed is removed after the time of a lease.
+// Replaces the lease of a dead run, the file `inode` with the text `dead`, by one with `line`. Of several runs that
+// try, only the one that creates the guard file may do so, and it reads the lease again, since another run may have
+// been faster. Returns false if this run may not. A guard whose creator was killed is removed after the time of a
+// lease.
 bool replace_lease(const std::string& path, ino_t inode, const std::string& dead, const std::string& line,
                    std::chrono::milliseconds lease) {
     const std::string guard = path + ".replacing-" + std::to_string(inode), mine = path + "." + random_digits();

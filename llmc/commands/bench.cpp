@@ -46,7 +46,7 @@ void require_folder(const char* option, const std::string& path) {
             folder.c_str());
 }
 
-// Replaces a file atomically; of a link, what it leads to.
+// Replaces a file atomically; if it is a link, the file that it leads to.
 void replace_file(const std::string& path, const std::string& text) {
     std::error_code missing;
     const std::string target = std::filesystem::canonical(path, missing).string();
@@ -76,7 +76,7 @@ BenchOptions take_bench_options(std::vector<const char*>& words) {
         else if (name == "--write-rates") options.rates = value;
         else (name == "--steps" ? options.steps : options.warm_up) = count_of(name, value);
     }
-    // No schedule ends within so many steps.
+    // More steps than any bench takes, so that no schedule ends during it.
     for (const char* implied : {"--synthetic-data", "--train-iters=1000000"}) left.push_back(implied);
     words = left;
     return options;

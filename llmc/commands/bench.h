@@ -31,7 +31,7 @@ public:
 private:
     void open();
     void enqueue(OpTimer* timer, size_t number);
-    // What events around operations tell.
+    // Measurements by events around the operations.
     struct Timed {
         BenchRows rows;
         RateRows rates;

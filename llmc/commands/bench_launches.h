@@ -42,8 +42,8 @@ using Launch = std::function<void()>;
 
 double launches_ms(Ctx& ctx, const Span& span, int64_t launches, const Launch& launch);
 
-// Milliseconds of one launch of each, in series of which one takes `series_ms`, five of each: the GPU is power-limited,
-// so that what is compared runs in turn. The first launches do not count.
+// Measures milliseconds per launch: five series of each of `launches`, in turn, because a power-limited GPU changes its
+// clocks over time. A series takes about `series_ms`. The first launch of each is not counted.
 std::vector<std::vector<double>> series_in_turn(Ctx& ctx, double series_ms, const std::vector<Launch>& launches);
 // The best of five series that take 50 ms each (on a CPU 5 ms).
 double best_ms(Ctx& ctx, const Launch& launch);

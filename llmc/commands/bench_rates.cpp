@@ -20,7 +20,8 @@ bool supports(const DeviceInfo& device, GemmMode mode) {
     return fp8_device_error(plan, device).empty();
 }
 
-// One matmul with as many sets of operands as it takes that none is still in the L2 cache when its turn comes again.
+// One matmul with several sets of operands in turn, so many that a set is no longer in the L2 cache when it is used
+// again.
 class RotatedGemm {
 public:
     RotatedGemm(Ctx& ctx, const MeasuredGemm& shape, GemmMode mode, Dtype result)
@@ -132,7 +133,7 @@ void RateRows::add_step(const std::deque<OpCall>& calls, size_t count, double ev
     }
 }
 
-// Replaces the time that was measured alone.
+// Replaces the time of a matmul that was measured alone by its time within a step.
 static void put_gemm(const GemmArgs& g, double us, Rates& rates) {
     if (g.epilogue == GemmEpilogue::kBiasGelu) return;
     if (g.layout == GemmLayout::kWgrad && g.D.dtype != Dtype::kFp32) return;
@@ -161,7 +162,7 @@ void RateRows::put(Rates& rates) const {
         rates.ops.push_back({ops[0].kind, ops[0].mode, ops[0].dtype, static_cast<double>(ops[0].bytes), us,
                              ops[0].activation});
     }
-    // Attention is often one call with a pass over its result.
+    // A call of attention often includes a quantizing pass over its result, whose time is subtracted.
     for (const auto& [name, calls] : calls_) {
         const std::vector<PlannedOp>& ops = calls.work.ops;
         if (ops.empty() || ops[0].attention.HS == 0) continue;

@@ -15,7 +15,7 @@ struct Finding {
     Status status = Status::kOk;
     std::string text;     // one line
     std::string advice;   // what to do about it, "" for nothing
-    std::string name;     // "": the item's
+    std::string name;     // "": that of the item
     int rank = -1;        // the rank it is about, -1: all ranks
 };
 using Findings = std::vector<Finding>;
@@ -60,7 +60,7 @@ DoctorOptions doctor_options(const std::vector<std::string>& words);
 Findings look_at(const Item& item, Patient& patient);
 
 // ---- doctor_report.cpp
-// Merges the findings of all ranks: one of equal ones, else the worst with its rank and host.
+// Merges the findings of all ranks: if they are equal into one, else into the worst with its rank and host.
 Findings merged(const std::vector<Findings>& ranks, const std::vector<std::string>& hosts);
 std::string findings_to_json(const Findings& findings);   // between ranks
 Findings findings_from_json(const std::string& text);

@@ -171,7 +171,7 @@ Findings look_at_collectives(Patient& patient) {
                + (line.empty() ? "" : "; " + line))};
 }
 
-// On the CPU the ranks of a host share memory, so that slow rates are no sign of a bad link.
+// On the CPU the ranks of a host communicate through memory, so a low rate does not indicate a bad link.
 Findings look_at_links(Patient& patient) {
     if (patient.comm.world().ranks == 1) return {not_checked("one rank", kStartRanks)};
     if (!patient.connected) return {not_checked("the ranks' devices are not connected")};

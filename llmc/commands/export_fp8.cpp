@@ -133,7 +133,7 @@ QuantizedWeight quantize_master(const SavedRun& run, const std::string& director
     return weight;
 }
 
-// Whether readers take the parts of a parameter in FP8: q, k and v, or gate and up, which share it, only together.
+// Whether readers accept a parameter in FP8: if it holds several matrices (q, k and v, or gate and up), all of them.
 bool fits_readers(const Param& param, Granularity granularity) {
     if (granularity == Granularity::kTensor) return true;
     return param.cols % kBlock == 0 && std::all_of(param.hf.begin(), param.hf.end(), [](const HfPart& part) {
@@ -141,10 +141,10 @@ bool fits_readers(const Param& param, Granularity granularity) {
     });
 }
 
-// The tensors of the export: those of the checkpoint, with a scale behind every weight in FP8.
+// The tensors of the export: those of the checkpoint, and after every weight in FP8 its scale_inv.
 struct Content {
     std::vector<HfTensor> tensors;
-    std::vector<std::string> bf16_modules;   // linears that readers must not take for FP8 ones
+    std::vector<std::string> bf16_modules;   // linears that readers must load as BF16
     int64_t fp8_linears = 0, kept = 0;       // kept: of those that ran in FP8, exported in BF16
 };
 
@@ -219,7 +219,7 @@ public:
     }
 
 private:
-    // A tensor that readers take as it is.
+    // Copies a tensor without changing its dtype.
     void copy(const HfTensor& tensor, OutputFile& out) const {
         const auto found = files_.tensors().find(tensor.entry.name);
         REQUIRE(found != files_.tensors().end() && found->second.view->bytes == tensor.entry.bytes(),
@@ -246,7 +246,7 @@ private:
             for (int64_t col = 0; col < weight_.cols; col++) {
                 const float value = weight_.value(row, col);
                 const bf16 rounded(value);
-                CHECK(static_cast<float>(rounded) == value, "%g is no BF16 number", static_cast<double>(value));
+                CHECK(static_cast<float>(rounded) == value, "%g is not a BF16 number", static_cast<double>(value));
                 line[static_cast<size_t>(col)] = rounded;
             }
             out.write(line.data(), weight_.cols * int64_t{sizeof(bf16)});

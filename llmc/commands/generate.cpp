@@ -150,7 +150,7 @@ int generate(const FoundModel& files, Config config) {
     const ParamTable table = make_param_table(config.shape);
     const int64_t bytes = planned_bytes(config, table, limits);
     OpenDevice device(0);
-    device::gemm_set_search(device.ctx, false);   // a search takes longer than a text, and its results vary
+    device::gemm_set_search(device.ctx, false);   // a search takes longer than generating a text, and its results vary
     require_memory(bytes, limits);
     device.memory = device::device_alloc(bytes);
     device.pinned = device::pinned_alloc(Generator::pinned_bytes(limits));
@@ -180,7 +180,7 @@ FoundModel find_model(const std::string& path) {
     for (auto step = steps.rbegin(); step != steps.rend(); step++) {
         found.directory = path + "/" + step_directory_name(*step);
         std::string damage = is_directory(found.directory) ? model_damage(found.directory, "config.json")
-                                                           : "it is no directory";
+                                                           : "it is not a directory";
         if (damage.empty() && !is_regular_file(found.directory + "/config.json")) damage = "config.json is missing";
         if (damage.empty()) damage = model_damage(found.directory, "model");   // the weights and their index
         if (damage.empty()) return found;

@@ -44,7 +44,7 @@ constexpr Command kCommands[] = {{"plan", parse_plan, true, true}, {"bench", par
 const Command& command_of(int argc, const char* const* argv) {
     for (const Command& command : kCommands)
         if (argc > 1 && std::strcmp(argv[1], command.name) == 0) return command;
-    // A first word without dashes is meant as a command; what else it may be, the parser of options says.
+    // A first word that begins with a letter is taken for a command; of others, the option parser says what is wrong.
     const std::string word = argc > 1 ? argv[1] : "";
     const bool like_one = !word.empty() && std::isalpha(static_cast<unsigned char>(word[0]));
     if (!like_one || word.find('=') != std::string::npos) return kTrain;
@@ -58,7 +58,7 @@ const Command& command_of(int argc, const char* const* argv) {
          "only options", word.c_str());
 }
 
-// --version: what this executable is made of.
+// The text of --version: commit, compiler, device and libraries.
 std::string version_text(const std::string& family) {
 #ifdef __clang__
     const char* compiler = __VERSION__;   // "Clang 16.0.6"
@@ -123,7 +123,7 @@ int run(int argc, const char* const* argv, const std::string& family, const std:
 
 int run_command(int argc, const char* const* argv, const std::string& family) {
     const int code = run(argc, argv, family, prepare_standard_streams());
-    // A run writes nothing now that it has not flushed. Of the others a closed pipe (| head) got what it wanted.
+    // A run has flushed everything before. For other commands a closed pipe (| head) is no failure.
     const int error = flush_stdout();
     if (error == 0 || error == EPIPE || code != kExitOk) return code;
     const std::string text = strf("standard output cannot be written: %s", std::strerror(error));

@@ -68,7 +68,7 @@ bool splits(const Config& c, int64_t parts) {
            && (NKV % parts == 0 || parts % NKV == 0);
 }
 
-// Options that change the memory of a run, and its plan with them.
+// Options that change the memory of a run, and the plan of the run with these options.
 struct Change {
     std::string options;
     int64_t arena_bytes;

@@ -420,7 +420,7 @@ private:
     const std::string command_;
     const std::vector<std::string> idle_, changed_;
     const bool fp8_given_;
-    std::vector<std::string> notes_, answers_;   // answers: to questions such as --check-comm
+    std::vector<std::string> notes_, answers_;   // answers: results of checks such as --check-comm
     const ParamTable table_;
     Faults faults_{config_.inject, comm_.world().rank};
     const Fp8Plan fp8_plan_;              // what the options ask for

@@ -90,11 +90,11 @@ struct ForeignRow {
 };
 const std::vector<ForeignRow>& foreign_rows();
 
-// In config_hints.cpp: the error of a value that `set` refuses, with what was probably meant ...
+// The error of a value that `set` refuses, with what was probably meant. This and the next two are in config_hints.cpp.
 std::string value_error(const OptionRow& row, const std::string& where, const Json& value);
-// ... of a word without an option (exit 2) ...
+// Raises the error of a word without an option (exit 2).
 [[noreturn]] void fail_unexpected_word(const std::string& word);
-// ... and the batch sizes next to one that is no multiple: "4 or 6 would be one, or take --micro-batch-size 1".
+// The nearest batch sizes that are multiples: "4 or 6 would be one, or take --micro-batch-size 1".
 std::string batch_hint(int64_t sequences, int64_t micro_batch_size, int ranks);
 
 // Former names of options: accepted for one release, with a note, also in JSON files and in the configuration that a

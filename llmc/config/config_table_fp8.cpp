@@ -14,7 +14,8 @@ const Conditions kDelayed = {
      "--fp8-recipe tensorwise computes every scale from the current tensor, only delayed scaling has a history"},
     {"fp8-recipe", "!blockwise",
      "--fp8-recipe blockwise computes every scale from the current block, only delayed scaling has a history"}};
-// --fp8-amax-compute-algo has no condition on the history's length, or with a length of 1 neither option would act.
+// --fp8-amax-compute-algo must not depend on the history's length: at a length of 1 neither option would have an
+// effect.
 const Conditions kHistory = {
     kDelayed[0], kDelayed[1], kDelayed[2],
     {"fp8-amax-compute-algo", "!most_recent",

@@ -45,7 +45,7 @@ void derive_groups(Config& c, const Given& given) {
 void derive_kv_channels(Config& c, const Given& given) {
     if (!given.has("hidden-size") && !given.has("num-attention-heads")) return;
     REQUIRE(c.shape.hidden_size % c.shape.num_attention_heads == 0,
-            "--hidden-size %lld is no multiple of --num-attention-heads %lld: set --kv-channels",
+            "--hidden-size %lld is not a multiple of --num-attention-heads %lld: set --kv-channels",
             ll(c.shape.hidden_size), ll(c.shape.num_attention_heads));
     c.shape.kv_channels = c.shape.hidden_size / c.shape.num_attention_heads;
 }

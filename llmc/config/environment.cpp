@@ -56,13 +56,13 @@ std::string connections_effect(const std::string& value, bool gpu) {
     return "used by CUDA: hardware queues for streams";
 }
 
-// "" for a number of threads that OpenMP takes: positive ones, with commas between those of nested levels. Its library
-// complains on standard error about others, whatever the program is.
+// Returns "" for a value that OpenMP accepts: positive numbers, separated by commas for nested levels. OpenMP prints a
+// complaint of its own about any other value.
 std::string threads_effect(const std::string& value) {
     const size_t digits = std::min(value.find_first_not_of("0123456789, "), value.size());
     const bool positive = value.find_first_of("123456789") != std::string::npos;
     const bool taken = digits == value.size() && value.size() < 20 && positive;
-    return taken ? "" : "unused: it is no positive number, so OpenMP uses all cores";
+    return taken ? "" : "unused: it is not a positive number, so OpenMP uses all cores";
 }
 
 // The value without control characters and at most 80 characters long, so that it fits on a line of the screen.

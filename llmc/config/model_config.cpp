@@ -33,7 +33,7 @@ ModelConfig llama(int64_t layers, int64_t hidden, int64_t ffn, int64_t heads, in
     return c;
 }
 
-// A published Llama or a model of its form: `context` positions.
+// A published model of Llama's form, with the length of its context.
 ModelConfig pretrained(ModelConfig c, int64_t vocab, int64_t context, double rotary_base, bool tied) {
     c.vocab_size = vocab;
     c.max_positions = context;

@@ -18,7 +18,7 @@ std::vector<int32_t> parse_ids(const std::string& text, const std::string& where
     for (std::string word; words >> word;) {
         int32_t id = -1;
         const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
-        REQUIRE(error == std::errc() && end == word.data() + word.size() && id >= 0, "%s: \"%s\" is no token id; "
+        REQUIRE(error == std::errc() && end == word.data() + word.size() && id >= 0, "%s: \"%s\" is not a token id; "
                 "ids are whole numbers with spaces between them", where.c_str(), printable(word).c_str());
         ids.push_back(id);
     }

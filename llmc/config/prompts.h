@@ -19,7 +19,7 @@ TokenForm token_form(const Config& config);
 std::vector<std::vector<int32_t>> read_prompts(const Config& config, int64_t max_tokens, const std::string& limit,
                                                bool standard_input);
 
-// The ids of --stop-ids; exit 2 for what is no id of the vocabulary.
+// The ids of --stop-ids; exit 2 for one that is not in the vocabulary.
 std::vector<int32_t> read_stop_ids(const Config& config);
 
 // Ids separated by spaces, or the bytes, with a newline for ids from 256 on.

@@ -12,8 +12,8 @@ namespace cpu {
 inline int thread_count() { return omp_get_max_threads(); }
 inline int thread_index() { return omp_get_thread_num(); }
 inline void set_thread_count(int count) { omp_set_num_threads(count); }
-// Starts the threads, which stay. Later, when memory is used up (ulimit -v), OpenMP's library would end the process;
-// what asks for memory beside them has an error for that.
+// Starts OpenMP's threads, which stay, before memory is used: if memory is short later (ulimit -v), OpenMP would end
+// the process without a proper error, while everything else that allocates memory reports one.
 inline void start_threads() {
     std::atomic<int> started{0};   // the compiler leaves a region without work out
 #pragma omp parallel

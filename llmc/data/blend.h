@@ -21,9 +21,9 @@ struct DataWords {
 DataWords parse_data_words(const std::vector<std::string>& words);
 
 // The order of sources. It has a period of sum(parts) samples, so any sample is found without reading those before it.
-// After n samples each of K sources has had its share w n up to 1 - 1 / (2 K - 2) samples (Tijdeman, The chairman
-// assignment problem, Discrete Mathematics 32, 1980). In any window of N samples it has w N up to less than 1 with two
-// sources and up to less than 2 - 1 / (K - 1) with more.
+// After n samples, the number of samples of a source with weight w differs from w n by at most 1 - 1 / (2 K - 2), if
+// there are K sources (Tijdeman, The chairman assignment problem, Discrete Mathematics 32, 1980). In any window of N
+// samples it differs from w N by less than 1 with two sources, and by less than 2 - 1 / (K - 1) with more.
 class BlendOrder {
 public:
     explicit BlendOrder(const std::vector<int64_t>& parts);

@@ -26,7 +26,7 @@ public:
     int64_t read(int64_t row, int64_t T, int32_t* inputs, int32_t* targets) const;
 
     // Counts the examples whose correct completion has the lowest loss. losses: one per row. Of equal losses the first
-    // is the lowest, as in llm.c; one that is not finite is never the lowest.
+    // one counts as the lowest, as in llm.c; a loss that is not finite never does.
     int64_t correct(const std::vector<double>& losses) const;
 
 private:

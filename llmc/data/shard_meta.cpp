@@ -27,7 +27,7 @@ bool differs(const ShardInfo& a, const ShardInfo& b) {
     return !a.tokenizer.empty() && !b.tokenizer.empty() && a.tokenizer != b.tokenizer;
 }
 
-// How an error calls the tokenizer of `shard`, so that it differs from the name of the other one's.
+// The tokenizer of `shard` as an error names it, so that it can be told from that of `other`.
 std::string tokenizer_name(const ShardInfo& shard, const ShardInfo& other) {
     if (!shard.tokenizer.empty() && shard.tokenizer != other.tokenizer)
         return "the tokenizer " + printable(shard.tokenizer);

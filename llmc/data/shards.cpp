@@ -251,7 +251,7 @@ void Shard::parse_raw(const std::vector<uint8_t>& head, const std::string& token
     info.format = ShardFormat::kRaw;
     info.token_bytes = token_dtype == "uint32" ? 4 : 2;
     REQUIRE(file_.bytes() % info.token_bytes == 0,
-            "data shard '%s': odd size: %lld bytes is no multiple of the %d bytes "
+            "data shard '%s': odd size: %lld bytes is not a multiple of the %d bytes "
             "of a %s token; truncated, or another --token-dtype",
             path, (long long)file_.bytes(), info.token_bytes, token_dtype.c_str());
     info.tokens = file_.bytes() / info.token_bytes;
@@ -391,7 +391,7 @@ void check_token_ids(const std::vector<Shard>& shards, int64_t vocab_size) {
         for (size_t t = 1; t < threads; t++)
             pool.emplace_back(work);
     } catch (const std::system_error&) {
-        // No more threads (ulimit -u, -v): those that there are do all of it.
+        // No further thread can be started (ulimit -u, -v): those that run do all the work.
     }
     work();
     pool.clear();  // joins

@@ -6,7 +6,7 @@
 
 class TokenText {
 public:
-    // Reads a tokenizer.json. Exit 2, with the reason, if it is no byte-level BPE.
+    // Reads a tokenizer.json. Exit 2, with the reason, if it is not a byte-level BPE.
     explicit TokenText(const std::string& path);
 
     // The text's bytes; a token may end within a character. An id that the tokenizer does not have is "<id>".

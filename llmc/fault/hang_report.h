@@ -20,7 +20,7 @@ struct RankView {
 // Multiplies the timeout in slow phases and until the first step is done.
 inline constexpr double kSlowFactor = 10;
 
-// The reason why the run cannot continue, "" while it can. With timeout_s 0 only a rank that is gone is one.
+// The reason why the run cannot continue, "" while it can. With timeout_s 0 the only reason is a rank that is gone.
 std::string hang_report(const std::vector<RankView>& ranks, double timeout_s);
 
 // The lowest rank that can still print the report, -1 if there is none.

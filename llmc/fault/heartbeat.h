@@ -22,7 +22,7 @@ void post_phase(Phase phase);
 void post_progress();                      // a micro-batch or a block of a file is done
 void post_first_step();                    // the first step is done: the timeout is no longer extended
 void post_end(int exit_code);              // this process has decided to end; also from a signal handler
-// The same for the launch wrapper only, if this process has no row: one rank, or ranks that are not connected yet.
+// Tells the launch wrapper only; for a process that has no row, because it is the only rank or not connected yet.
 void write_outcome(int exit_code);
 
 // ---- rows

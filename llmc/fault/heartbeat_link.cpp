@@ -25,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kMaxFrameBytes = 16 << 20, kMaxReadBytes = 1 << 20;
 constexpr size_t kHelloBytes = sizeof(uint32_t) + kNonceBytes + kMacBytes;   // the longest frame of a stranger
-constexpr size_t kMaxStrangers = 64;   // beside the hosts that are missing
+constexpr size_t kMaxStrangers = 64;   // more connections than hosts that are still missing
 constexpr double kTryS = 2;            // timeout of one of several addresses, and of a stranger's proof
 constexpr int kAgainMs = 20;           // until a host that was dropped tries again
 
@@ -235,7 +235,8 @@ void HeartbeatLink::accept_waiting() {
     }
 }
 
-// Those that have had their time, and the oldest of too many: a host answers at once and tries again.
+// Drops strangers whose time is up and, if there are too many, the oldest ones. A host of the run proves the secret at
+// once; if it was dropped nevertheless, it tries again.
 void HeartbeatLink::drop_strangers() {
     size_t strangers = 0;
     for (size_t i = peers_.size(); i-- > 0;) {   // the newest are last
@@ -244,7 +245,7 @@ void HeartbeatLink::drop_strangers() {
         strangers++;
         if (strangers > kMaxStrangers + static_cast<size_t>(hosts_) || seconds_since(peer.since) > kTryS) close(peer);
     }
-    // A host that did not get its welcome in time comes again.
+    // A host that was dropped before it got its welcome connects again.
     std::erase_if(peers_, [](const auto& peer) { return peer->fd < 0; });
 }
 
@@ -406,7 +407,7 @@ void HeartbeatLink::read(Peer& peer, const Use& use) {
     char block[16 << 10];
     bool open = true;
     for (size_t total = 0; open && peer.fd >= 0 && total < kMaxReadBytes;) {
-        // Of a stranger not even what comes behind its frame, which may be of the length below at most.
+        // From a stranger, no more is read than the longest frame that it may send.
         const size_t most = peer.host < 0 ? kFrameHeadBytes + kHelloBytes - peer.in.size() : sizeof block;
         const ssize_t got = ::recv(peer.fd, block, most, 0);
         if (got < 0 && errno == EINTR) continue;

@@ -47,7 +47,7 @@ public:
 
     // Peers of rank 0: the other hosts; of the others: host 0.
     std::vector<int> peers() const;
-    bool lost(int peer) const;   // its connection broke, or it sent what is no frame of this connection
+    bool lost(int peer) const;   // its connection broke, or it sent a frame that is not of this connection
     // Sends as much as the connection accepts; skips new rows while older ones are still being sent.
     void send(int peer, Kind kind, const std::string& bytes);
     void receive(const Use& use);   // at most 1 MiB of each peer

@@ -28,8 +28,8 @@ struct Frame {
     size_t bytes = 0;        // of the whole frame, with its head
 };
 enum class FrameCut { kPartial, kWhole, kBroken };
-// Sets *frame to the first frame of `in` if it is whole. Broken: no frame begins so, or its body would be longer than
-// `most`. Reads nothing but `in`.
+// Sets *frame to the first frame of `in` if it is complete. It is broken if `in` does not begin like a frame, or if the
+// body would be longer than `most`. Reads nothing but `in`.
 FrameCut cut_frame(std::string_view in, uint64_t most, Frame* frame);
 std::string make_frame(uint32_t kind, std::string_view body);
 

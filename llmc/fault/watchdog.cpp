@@ -333,7 +333,8 @@ void Watchdog::check_link_and_ends() {
     }
 }
 
-// Once all ranks are through, communicators are closed, which waits for daemons of the launcher that may be gone.
+// After all ranks have finished, they close their communicators. That waits for daemons of the launcher, which may be
+// gone.
 void Watchdog::check_own_end() const {
     const Seen& own = seen_[static_cast<size_t>(rank_)];
     if (own.post.end_code < 0 || timeout_s <= 0) return;

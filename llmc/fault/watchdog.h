@@ -111,5 +111,5 @@ private:
 // Sets the seconds without progress after which the run ends, 0: never. All ranks must set the same.
 void set_comm_timeout(double seconds);
 // Does not return if the watchdog is ending the run, so that only the watchdog prints why. patient: a peer is lost, so
-// waits a moment for the watchdog to notice.
+// this first waits a moment for the watchdog to notice.
 void yield_to_watchdog(bool patient);

@@ -2,5 +2,5 @@
 #pragma once
 #include "llmc/parallel/comm.h"
 
-// The same ranks with device memory communicated over NCCL, host memory still through `host`.
+// Returns a communicator of the ranks of `host`: device memory is communicated over NCCL, host memory through `host`.
 std::unique_ptr<Comm> open_nccl(std::unique_ptr<Comm> host);

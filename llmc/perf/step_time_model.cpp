@@ -77,7 +77,7 @@ StepPart part_of(const PlannedOp& op) {
         case OpKind::fill_constant: return StepPart::kOptimizer;
         case OpKind::gemm: break;   // is a PlannedGemm instead
     }
-    FAIL(kExitBug, "%s is no operation of a step's plan", op_name(op.kind));
+    FAIL(kExitBug, "%s is not an operation of a step's plan", op_name(op.kind));
 }
 
 bool runs_backward(const PlannedOp& op) {

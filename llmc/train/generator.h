@@ -1,9 +1,9 @@
 // Text generation with a cache of keys and values: one forward pass over a prompt (prefill), then passes with one row
 // for each text that is not finished (decode). A text that ends makes room for the next prompt.
 //
-// A text depends on no other: on the CPU its bits are those of a Sampler, whatever is decoded beside it. On a GPU a
-// matmul may round differently for another number of rows (in steps of kRowUnit). With FP8 in tensorwise scaling the
-// amax spans all rows of a pass, so there the texts differ from a Sampler's, and with what is decoded beside them.
+// A text does not depend on the others: on the CPU it has the bits of a Sampler's, no matter which texts are decoded at
+// the same time. On a GPU a matmul may round differently for another number of rows (in steps of kRowUnit). With FP8 in
+// tensorwise scaling the amax spans all rows of a pass, so texts differ from a Sampler's and depend on each other.
 #pragma once
 #include <algorithm>
 #include <functional>

@@ -15,12 +15,12 @@ public:
     // Starts to sample the GPU at this rank's PCI address; "", the CPU's: there is none. After it, every rank calls
     // restart and report in the same order.
     void start(const std::string& bus, const char* library = kNvmlLibrary);
-    // What was before, such as an evaluation, belongs to no step.
+    // Discards the samples so far, which belong to no step, such as those of an evaluation.
     void restart();
-    // Of the time since the last call of either that had a sample of every GPU; empty if a GPU has none yet. tokens: of
-    // the step that is reported, over all ranks. Collective.
+    // Returns the record of the time since the last restart or non-empty report; empty if a GPU has no sample of that
+    // time yet. tokens: of the step that is reported, over all ranks. Collective.
     GpuRecord report(double tokens);
-    // Why a GPU is not sampled, once; "" if there is nothing to say.
+    // Returns, once, why a GPU is not sampled; else "".
     std::string note();
 
 private:

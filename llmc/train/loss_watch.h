@@ -7,9 +7,10 @@
 
 #include "llmc/config/config.h"
 
-// The start is the lower of the first loss and the median of the first kFirst losses: at a learning rate that is far
-// too high the second loss is no longer the start's, and a first batch may be a hard one. What is compared with it is
-// the median of the last kLast losses, so that one hard batch is no divergence. Skipped steps have no loss.
+// The loss of the start is the lower of the first loss and the median of the first kFirst losses: the first alone may
+// be that of a hard batch, and with a far too high learning rate the loss rises from the second step on. The median of
+// the last kLast losses is compared with it, so that one hard batch does not count as divergence. Skipped steps have no
+// loss.
 class LossWatch {
 public:
     static constexpr size_t kFirst = 5, kLast = 3;

@@ -61,8 +61,8 @@ def field_error(record, field):
         return ""
     if field in WHOLE:
         right = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2 ** 63
-        return "" if right and (field != "world" or value > 0) else f"whose {field} is no number"
-    return "" if is_number(value) or value is None and field in MAY_BE_NULL else f"whose {field} is no number"
+        return "" if right and (field != "world" or value > 0) else f"whose {field} is not a number"
+    return "" if is_number(value) or value is None and field in MAY_BE_NULL else f"whose {field} is not a number"
 
 
 def numbers(record):

@@ -152,7 +152,7 @@ class Shard:
             self.format, self.offset = "raw", 0
             self.token_bytes = {"uint16": 2, "uint32": 4}[token_dtype]
             if self.bytes % self.token_bytes:
-                raise InputError(f"{path}: odd size: {self.bytes} bytes is no multiple of {self.token_bytes}")
+                raise InputError(f"{path}: odd size: {self.bytes} bytes is not a multiple of {self.token_bytes}")
         else:
             raise InputError(f"{path}: byte 0: wrong magic 0x{magic:08x} (known: llm.c {MAGIC_V1} and "
                              f"{MAGIC_V7}, or a Megatron .idx beside it); if headerless (nanoGPT), pass "

@@ -60,7 +60,7 @@ def whole_number(text):
             return int(value)
     except (ValueError, OverflowError):
         pass
-    raise argparse.ArgumentTypeError(f"{text} is no whole number")
+    raise argparse.ArgumentTypeError(f"{text} is not a whole number")
 
 
 def count_text(number, noun, plural=""):

@@ -302,7 +302,7 @@ TEST_CASE("import: missing, surplus, misshapen and mistyped tensors are named") 
     auto surplus = good;
     surplus.push_back(zeros("model.layers.2.mlp.up_proj.weight", {96, 64}));
     check_contains(error(surplus),
-                   {"exit 2", "model.layers.2.mlp.up_proj.weight", "no parameter of this model"});
+                   {"exit 2", "model.layers.2.mlp.up_proj.weight", "not a parameter of this model"});
     surplus.back() = zeros("model.layers.0.self_attn.rotary_emb.inv_freq", {8});
     CHECK(error(surplus) == "nothing");
     for (size_t i = 0; i < good.size(); i++) {
@@ -340,7 +340,7 @@ TEST_CASE("import: index and parts that disagree") {
     check_contains(error(changed), {"exit 2", "ghost"});
     changed = index;
     changed["weight_map"][first] = "../m/model.safetensors";
-    check_contains(error(changed), {"exit 2", "../m/model.safetensors", "no file name"});
+    check_contains(error(changed), {"exit 2", "../m/model.safetensors", "not a file name"});
     changed["weight_map"][first] = "model-00009-of-00003.safetensors";
     check_contains(error(changed), {"exit 2", "model-00009-of-00003.safetensors"});
     changed["weight_map"][first] = 3;

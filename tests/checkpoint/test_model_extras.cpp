@@ -127,8 +127,9 @@ TEST_CASE("checkpoint: links to files are followed, anything else with a known n
           == slurp(model + "/merges.txt"));
     CHECK_FALSE(std::filesystem::is_symlink(dir / "run/step-00000001/tokenizer.model"));
     const auto check_refused = [&] {
-        check_contains(error_of([&] { read_model_extras(model, ""); }), {"exit 2", "tokenizer.model", "no file"});
-        check_contains(error_of([&] { tokenizer_files(model); }), {"exit 2", "tokenizer.model", "no file"});
+        check_contains(error_of([&] { read_model_extras(model, ""); }),
+                       {"exit 2", "tokenizer.model", "neither a file"});
+        check_contains(error_of([&] { tokenizer_files(model); }), {"exit 2", "tokenizer.model", "neither a file"});
         check_contains(error_of([&] { save(FakeState(one_layer()), request_from(dir, 2, model)); }),
                        {"exit 2", "tokenizer.model"});
     };

@@ -170,11 +170,11 @@ TEST_CASE("manifest: entries outside of the folder, missing ones and wrong field
         bool of_model;   // also of config.json or the weights
     };
     const Change changes[] = {
-        {[&](Json& m) { m["files"]["../x"] = entry; }, "files: \"../x\" is no name of a file in the checkpoint", true},
-        {[&](Json& m) { m["files"]["/etc/passwd"] = entry; }, "\"/etc/passwd\" is no name", true},
-        {[&](Json& m) { m["files"]["optimizer/../../x"] = entry; }, "\"optimizer/../../x\" is no name", true},
-        {[&](Json& m) { m["files"][".."] = entry; }, "\"..\" is no name", true},
-        {[&](Json& m) { m["files"][std::string("part\0x", 6)] = entry; }, "\"part\\x00x\" is no name", true},
+        {[&](Json& m) { m["files"]["../x"] = entry; }, "\"../x\" is not the name of a file in the checkpoint", true},
+        {[&](Json& m) { m["files"]["/etc/passwd"] = entry; }, "\"/etc/passwd\" is not the name", true},
+        {[&](Json& m) { m["files"]["optimizer/../../x"] = entry; }, "\"optimizer/../../x\" is not the name", true},
+        {[&](Json& m) { m["files"][".."] = entry; }, "\"..\" is not the name", true},
+        {[&](Json& m) { m["files"][std::string("part\0x", 6)] = entry; }, "\"part\\x00x\" is not the name", true},
         {[&](Json& m) { m["files"].erase("config.json"); }, "manifest.json has no entry for config.json", true},
         {[&](Json& m) { m["files"].erase("state.json"); }, "manifest.json has no entry for state.json", false},
         {[&](Json& m) { m["files"].erase("model.safetensors"); }, "has no entry for model.safetensors", true},

@@ -70,7 +70,7 @@ void store(uint8_t* to, Dtype dtype, double value) {
         case Dtype::kFp64: return put(value);
         case Dtype::kBf16: return put(bf16(static_cast<float>(value)));
         case Dtype::kInt32: return put(static_cast<int32_t>(value));
-        default: FAIL(kExitBug, "%s is no number here", dtype_name(dtype));
+        default: FAIL(kExitBug, "%s is not a number here", dtype_name(dtype));
     }
 }
 

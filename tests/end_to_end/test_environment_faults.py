@@ -110,7 +110,7 @@ class EnvironmentFaults(TrainTest):
         environment = dict(ENVIRONMENT, OMP_NUM_THREADS="junk")
         self.run_train(GPT2, "--train-iters", "1", "--log-file", self.path("log.jsonl"), env=environment)
         notes = [r["text"] for r in records(self.path("log.jsonl"), "event") if r["kind"] == "note"]
-        self.assertIn("environment: OMP_NUM_THREADS=junk unused: it is no positive number, so OpenMP uses all cores",
+        self.assertIn("environment: OMP_NUM_THREADS=junk unused: it is not a positive number, so OpenMP uses all cores",
                       notes)
 
     def test_processes_are_limited(self):

@@ -221,7 +221,7 @@ class GenerateTest(TrainTest):
             if saved:
                 with open(path, "w") as file:
                     file.write(saved)
-        for ids, said in (("300", "token 300 lies outside the vocabulary of 300"), ("x", 'is no token id')):
+        for ids, said in (("300", "token 300 lies outside the vocabulary of 300"), ("x", 'is not a token id')):
             self.assertIn("--stop-ids: ", self.generate(*options, "--stop-ids", ids, expect=2).stderr)
             self.assertIn(said, self.generate(*options, "--stop-ids", ids, expect=2).stderr)
 
@@ -397,7 +397,7 @@ class PrepareHellaswag(ScriptTest):
         good = self.QUESTIONS[1]
         for row, said in (("{", "line 2: not JSON"), ([1], "list, not an object"),
                           ({**good, "ctx": ""}, "field 'ctx' is \"\", not text"),
-                          ({**good, "endings": ["a"]}, "field 'endings' is no list of at least two texts"),
+                          ({**good, "endings": ["a"]}, "field 'endings' is not a list of at least two texts"),
                           ({**good, "endings": ["a", "\ud800"]}, "line 2: not text: half of a surrogate pair"),
                           ({**good, "ctx": "\0"}, "line 2: not text: zero bytes"),
                           ({**good, "label": ""}, "field 'label' is \"\", not the number of an ending (0 to 1)"),

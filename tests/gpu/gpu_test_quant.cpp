@@ -279,7 +279,7 @@ TEST_CASE("gpu quant: activation functions") {
             check_producer(activation_backward(kind, s, false, true), false);
         }
     }
-    // Half of swiglu's columns is no multiple of 16.
+    // Half of swiglu's columns is not a multiple of 16.
     check_producer(activation_backward(Activation::kSwiglu, {32, 72}, false, false));
 }
 

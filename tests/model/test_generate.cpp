@@ -72,7 +72,7 @@ TEST_CASE("generate: ids at which a text ends") {
     config.stop_ids = " 60 7";
     CHECK(read_stop_ids(config) == Ids{60, 7});
     for (const auto& [ids, said] : {std::pair{"61", "--stop-ids: token 61 lies outside the vocabulary of 61"},
-                                    std::pair{"x", "--stop-ids: \"x\" is no token id"}}) {
+                                    std::pair{"x", "--stop-ids: \"x\" is not a token id"}}) {
         config.stop_ids = ids;
         try {
             read_stop_ids(config);
@@ -91,14 +91,14 @@ TEST_CASE("generate: an invalid prompt is named") {
     };
     const Case cases[] = {
         {61, "1 61", "", "", "--prompt-ids: token 61 lies outside the vocabulary of 61"},
-        {61, "1 -1", "", "", "--prompt-ids: \"-1\" is no token id"},
-        {61, "1 2x", "", "", "--prompt-ids: \"2x\" is no token id"},
-        {61, "99999999999", "", "", "--prompt-ids: \"99999999999\" is no token id"},
+        {61, "1 -1", "", "", "--prompt-ids: \"-1\" is not a token id"},
+        {61, "1 2x", "", "", "--prompt-ids: \"2x\" is not a token id"},
+        {61, "99999999999", "", "", "--prompt-ids: \"99999999999\" is not a token id"},
         {61, " ", "", "", "--prompt-ids: an empty prompt"},
         {61, "", "a", "", "--prompt-bytes: token 97 lies outside the vocabulary of 61"},
         {50257, "", "a", "", "--prompt-bytes: a vocabulary of 50257 is not bytes"},
         {61, "1 2 3 4 5 6", "", "", "--prompt-ids: a prompt of 6 tokens and --sample-tokens 3 exceed --seq-length 8"},
-        {258, "", "", "1\n3\n2 x\n", ": line 3: \"x\" is no token id"},
+        {258, "", "", "1\n3\n2 x\n", ": line 3: \"x\" is not a token id"},
         {258, "", "", "1\n\n2\n", ": line 2: an empty prompt"},
         {258, "", "", "\n", ": has no line"},
     };

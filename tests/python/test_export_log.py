@@ -65,7 +65,7 @@ class Exports(LogToolTest):
         self.assertEqual(run_figure.panel_rows([run])[-2:], [["clip", "utilization"], ["power", "energy"]])
         self.assertNotIn("gpu/power", run_export.all_scalars(run, 5))
         lines[at] = json.dumps({**json.loads(lines[at]), "power_w": "much"})
-        with self.assertRaisesRegex(InputError, "whose power_w is no number"):
+        with self.assertRaisesRegex(InputError, "whose power_w is not a number"):
             read_log(self.file("log.jsonl", "\n".join(lines) + "\n"))
 
     def test_block_scales(self):

@@ -89,6 +89,22 @@ def mutated(chance, data, others):
     return bytes(data)
 
 
+def check_mutations(test, variable, accept):
+    """Calls accept(number, random numbers) for 400 numbers, or as many as the environment variable says, from LLMC_SEED
+    on. Each call passes or raises an InputError of one line; enough of them do either."""
+    kinds = {"accepted": 0, "refused": 0}
+    first = int(os.environ.get("LLMC_SEED", "0"))
+    for number in range(first, first + int(os.environ.get(variable, "400"))):
+        with test.subTest(number=number):
+            try:
+                accept(number, random.Random(number))
+                kinds["accepted"] += 1
+            except InputError as error:
+                test.assertNotIn("\n", str(error))
+                kinds["refused"] += 1
+    test.assertGreater(min(kinds.values()), 50, kinds)
+
+
 class HostileImports(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="llmc-hostile-")
@@ -146,24 +162,17 @@ class HostileImports(unittest.TestCase):
         seeds = [p for p in sorted(FIXTURES.iterdir()) if not (NO_YAML and p.suffix == ".yaml")]
         texts = [p.read_bytes() for p in seeds]
         out = self.folder / "run.json"
-        first = int(os.environ.get("LLMC_SEED", "0"))
-        kinds = {"written": 0, "refused": 0}
-        for number in range(first, first + int(os.environ.get("LLMC_IMPORTS", "400"))):
-            chance = random.Random(number)
+
+        def accept(number, chance):
             seed = chance.randrange(len(seeds))
             path = self.folder / ("in" + (seeds[seed].suffix if chance.random() < 0.8
                                           else chance.choice([".json", ".toml", ".py", ".sh", ""])))
             path.write_bytes(mutated(chance, texts[seed], texts))
-            with self.subTest(number=number, of=seeds[seed].name, ending=path.suffix):
-                try:
-                    with contextlib.redirect_stdout(io.StringIO()):
-                        main([str(path), "--out", str(out), *["--all"][:number % 2]])
-                    json.loads(out.read_text(encoding="utf-8"), parse_constant=self.fail)
-                    kinds["written"] += 1
-                except InputError as error:
-                    self.assertNotIn("\n", str(error))
-                    kinds["refused"] += 1
-        self.assertGreater(min(kinds.values()), 50, kinds)
+            with contextlib.redirect_stdout(io.StringIO()):
+                main([str(path), "--out", str(out), *["--all"][:number % 2]])
+            json.loads(out.read_text(encoding="utf-8"), parse_constant=self.fail)
+
+        check_mutations(self, "LLMC_IMPORTS", accept)
 
 
 if __name__ == "__main__":

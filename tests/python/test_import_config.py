@@ -68,7 +68,7 @@ BAD = [
     ("a.json", '{"apples": 1}', ["a.json:1", "apples", "neither"]),
     ("a.json", "", ["a.json:1", "empty"]),
     ("a.json", b"\xff\xfe{}", ["a.json:1", "UTF-8"]),
-    ("a.json", b"{\0}", ["a.json:1", "no text"]),
+    ("a.json", b"{\0}", ["a.json:1", "is not text"]),
     ("a.json", "[" * 100000, ["a.json", "nested"]),
     ("a.sh", MEGATRON.replace("--num-layers 2", "--num-layers two"), ["a.sh:1", "num-layers", "two", "whole number"]),
     ("a.sh", MEGATRON.replace("--lr 1e-3", "--lr"), ["a.sh:1", "lr", "a number"]),

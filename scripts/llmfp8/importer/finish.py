@@ -298,5 +298,6 @@ def finish_batch(run):
     batch = run.get("global-batch-size")
     data_ranks = _data_ranks(run)
     if batch and data_ranks and batch % (micro * data_ranks):
-        run.notes.append(f"global-batch-size {batch} is no multiple of micro-batch-size {micro} x {_ranks_text(run)}; "
-                         "the trainer refuses that, since all ranks are data or context parallel here")
+        run.notes.append(f"global-batch-size {batch} is not a multiple of micro-batch-size {micro} x "
+                         f"{_ranks_text(run)}; the trainer refuses that, since all ranks are data or context "
+                         "parallel here")

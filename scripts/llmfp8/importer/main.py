@@ -62,7 +62,7 @@ def parse_arguments(arguments):
 def read_text(path):
     data = read_bounded(path, MOST_BYTES, "a configuration file")
     if b"\0" in data:
-        raise InputError(f"{path}:1: is no text; name a JSON, YAML, TOML, Python or bash file")
+        raise InputError(f"{path}:1: is not text; name a JSON, YAML, TOML, Python or bash file")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
