@@ -113,22 +113,6 @@ Rates earlier_rates() {
     return rates;
 }
 
-// Later words win over those that came before.
-Words last_words(const std::vector<Words>& parts) {
-    Words all;
-    for (const Words& part : parts) {
-        for (size_t i = 0; i < part.size(); i += 1) {
-            auto same = std::find(all.begin(), all.end(), part[i]);
-            if (part[i].rfind("--", 0) == 0 && same != all.end()) {
-                *(same + 1) = part[++i];
-            } else {
-                all.push_back(part[i]);
-            }
-        }
-    }
-    return all;
-}
-
 constexpr Purpose kAllPurposes[] = {Purpose::kWeights,     Purpose::kGradients, Purpose::kMaster,
                                     Purpose::kMoments,     Purpose::kOffload,   Purpose::kActivations,
                                     Purpose::kFp8,         Purpose::kComm,      Purpose::kInputs,

@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -152,6 +153,22 @@ inline const std::map<std::string, Sample>& samples() {
         {"overfit-one-batch", {{"true"}, {}}},
     };
     return table;
+}
+
+// Later words win over those that came before.
+inline Words last_words(const std::vector<Words>& parts) {
+    Words all;
+    for (const Words& part : parts) {
+        for (size_t i = 0; i < part.size(); i += 1) {
+            auto same = std::find(all.begin(), all.end(), part[i]);
+            if (part[i].rfind("--", 0) == 0 && same != all.end()) {
+                *(same + 1) = part[++i];
+            } else {
+                all.push_back(part[i]);
+            }
+        }
+    }
+    return all;
 }
 
 // Options that every run needs in addition to the one under test.
