@@ -89,9 +89,9 @@ int64_t proposed_loss_chunk(const Config& config) {
     return chunk >= 1024 ? chunk : 0;
 }
 
-// The memory with --zero, --recompute, --grad-dtype, --moment-dtype, --offload, --micro-batch-size, --loss-chunk, --ranks
-// and, for long sequences, --context-parallel, each changed alone, then all but --zero and the ranks together, if need be
-// on more ranks. A change that is not possible is left out.
+// The memory with --zero, --recompute, --grad-dtype, --moment-dtype, --offload, --micro-batch-size, --loss-chunk,
+// --ranks and, for long sequences, --context-parallel, each changed alone, then all but --zero and the ranks together,
+// if need be on more ranks. A change that is not possible is left out.
 std::vector<Change> changes_of_memory(const PlannedRun& run, const Figures& figures) {
     std::vector<Change> changes;
     const auto add = [&](const std::string& options, int ranks, Config config) {

@@ -20,9 +20,9 @@
 inline bool sorts_positions(const Config& config) {
     return config.reset_position_ids && config.shape.position == PositionEmbedding::kLearned;
 }
-// int32 inputs of a rank for `sequences`: token, target and order of each token of its parts; with --reset-attention-mask,
-// start and end of the document of each token of the whole sequences; with --reset-position-ids the position of each
-// token and maybe the order by positions.
+// int32 inputs of a rank for `sequences`: token, target and order of each token of its parts; with
+// --reset-attention-mask, start and end of the document of each token of the whole sequences; with --reset-position-ids
+// the position of each token and maybe the order by positions.
 inline int64_t input_elems(const Config& config, int64_t sequences) {
     const int64_t of_part = 3 + config.reset_position_ids + sorts_positions(config);
     return sequences * (of_part * config.part_length() + (config.reset_attention_mask ? 2 * config.seq_length : 0));

@@ -13,8 +13,11 @@ namespace {
 
 std::vector<double> token_losses(TestModel& model) {
     const int64_t B = model.config.micro_batch_size, T = model.config.seq_length;
-    const float* losses = model.trainer->token_losses(model.ctx, B, T, model.staged);
-    return {losses, losses + B * T};
+    const std::vector<int32_t> tokens(model.staged.tokens, model.staged.tokens + B * T);
+    const std::vector<int32_t> targets(model.staged.targets, model.staged.targets + B * T);
+    std::vector<float> losses(tokens.size());
+    model.trainer->token_losses(model.ctx, B, T, tokens.data(), targets.data(), losses.data(), model.staged);
+    return {losses.begin(), losses.end()};
 }
 
 // Loss, evaluation and all gradients but that of the head have equal bits.
