@@ -166,7 +166,8 @@ TEST_CASE("checkpoint, training: saved at one level and in some groups, loaded a
         int ranks;
         int64_t zero, group;
     };
-    const Setting settings[] = {{2, 0, 0}, {4, 1, 2}, {3, 2, 0}, {4, 2, 2}, {2, 1, 0}};
+    const Setting settings[] = {{2, 0, 0}, {4, 1, 2}, {3, 2, 0}, {4, 2, 2}, {2, 1, 0},
+                                {2, 3, 0}, {4, 3, 2}};
     Config config = cases()[3].config;   // delayed, weights in FP8
     config.param_comm_dtype = Dtype::kBf16;
     for (const Setting& writer : settings) {

@@ -85,7 +85,7 @@ class RankCheckpointsTest(RanksTest):
     def test_saved_at_one_level_and_resumed_at_others(self):
         common = ["--train-iters", "4", "--fp8-recipe", "delayed", "--bucket-mb", "0.05"]
         levels = {"whole": (2, ["--zero", "0"]), "gradients": (2, ["--zero", "2"]),
-                  "groups": (4, ["--zero", "2", "--zero-group", "2"])}
+                  "groups": (4, ["--zero", "2", "--zero-group", "2"]), "weights": (3, ["--zero", "3"])}
         for name, (ranks, level) in levels.items():
             self.ranks(ranks, LLAMA, *common, *level, "--save", self.path(name), "--save-interval", "2", "--log-file",
                        self.path(name + ".jsonl"))
