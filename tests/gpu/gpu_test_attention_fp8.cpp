@@ -94,7 +94,7 @@ TEST_CASE("gpu quantize_heads rotates as rope does, to the bit") {
             HostTensor host_positions(Dtype::kInt32, a.B * a.T);
             for (int64_t n = 0; n < a.B * a.T; n++) host_positions.set(n, static_cast<double>(n % 7));
             DeviceTensor rotated(qkv), table(angles_of(a)), position_tensor(host_positions);
-            const int32_t* positions = restart ? position_tensor.view().as<const int32_t>() : nullptr;
+            const int32_t* positions = restart ? position_tensor.view().as<int32_t>() : nullptr;
             cuda::rope_forward(gpu(), {.qkv = rotated.view(), .cos_sin = table.view(), .N = a.B * a.T, .T = a.T,
                                        .NH = a.NH, .NKV = a.NKV, .HS = a.HS, .positions = positions});
             cuda::synchronize(gpu());

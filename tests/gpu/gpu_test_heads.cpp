@@ -9,9 +9,8 @@ namespace {
 // Rows of models, many rows, several blocks of threads a row.
 std::vector<HeadSplit> gpu_splits() {
     std::vector<HeadSplit> splits = head_splits();
-    splits.insert(splits.end(), {{1, 1031, 8, 32, 8, 128}, {2, 515, 2, 32, 8, 128}, {1, 2049, 16, 64, 8, 128},
-                                 {3, 400, 4, 12, 12, 64}, {1, 1000, 8, 32, 0, 128}, {1, 260, 2, 71, 71, 64}});
-    splits.back().NH = splits.back().NKV = 72;
+    splits.insert(splits.end(), {{1, 131, 8, 32, 8, 128}, {2, 67, 2, 32, 8, 128}, {1, 129, 16, 64, 8, 128},
+                                 {3, 100, 4, 12, 12, 64}, {1, 100, 8, 32, 0, 128}, {1, 36, 2, 72, 72, 64}});
     return splits;
 }
 

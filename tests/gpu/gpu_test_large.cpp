@@ -147,7 +147,7 @@ TEST_CASE("gpu large: casts of the logits, and the classifier") {
     for (bool write : {false, true})
         c.check([&](const LargeCase::View& view, int64_t rows, const QuantOut&) {
             cuda::classifier(gpu(), {.logits = view("logits"), .losses = view("losses"),
-                                     .targets = view("targets").as<const int32_t>(),
+                                     .targets = view("targets").as<int32_t>(),
                                      .state = static_cast<StepState*>(view("state").data), .N = rows, .V = V, .Vp = V,
                                      .write_dlogits = write});
         }, {"logits", "losses"});
@@ -244,7 +244,7 @@ TEST_CASE("gpu large: rope and qk-norm") {
             c.check([&](const LargeCase::View& view, int64_t rows, const QuantOut& quant) {
                 cuda::rope_forward(gpu(), {.qkv = view("qkv"), .cos_sin = view("table"), .N = rows, .T = T, .NH = NH,
                                            .NKV = NKV, .HS = HS, .quant = quant,
-                                           .positions = restart ? view("positions").as<const int32_t>() : nullptr});
+                                           .positions = restart ? view("positions").as<int32_t>() : nullptr});
             }, columns ? std::vector<std::string>{} : std::vector<std::string>{"qkv"}, columns);
         }
     LargeCase c(N);
@@ -273,7 +273,7 @@ TEST_CASE("gpu large: embedding") {
     c.fixed("bad", HostTensor(Dtype::kInt32, 1).fill(0));
     c.check([&](const LargeCase::View& view, int64_t rows, const QuantOut&) {
         cuda::embedding_forward(gpu(), {.out = view("out"), .wte = view("wte"), .wpe = {},
-                                        .tokens = view("tokens").as<const int32_t>(),
+                                        .tokens = view("tokens").as<int32_t>(),
                                         .bad_tokens = view("bad").as<int32_t>(), .N = rows, .T = rows, .C = C, .V = V});
     }, {"out"});
 
@@ -289,8 +289,8 @@ TEST_CASE("gpu large: embedding") {
         std::memcpy(host_order.data(), order.data(), static_cast<size_t>(host_order.bytes()));
         DeviceTensor dwte(before), order_tensor(host_order);
         cuda::embedding_backward(gpu(), {.dwte = dwte.view(), .dwpe = {}, .dout = view("dout"),
-                                         .tokens = view("tokens").as<const int32_t>(),
-                                         .token_order = order_tensor.view().as<const int32_t>(), .N = rows, .T = rows,
+                                         .tokens = view("tokens").as<int32_t>(),
+                                         .token_order = order_tensor.view().as<int32_t>(), .N = rows, .T = rows,
                                          .C = C, .V = V});
         cuda::synchronize(gpu());
         after.push_back(dwte.download());
@@ -323,7 +323,7 @@ TEST_CASE("gpu large: attention, and the quantized heads of FP8 attention") {
             cuda::synchronize(gpu());
         }
         void run() {
-            const auto* ranges = documents.tensor.as<const int32_t>();
+            const auto* ranges = documents.tensor.as<int32_t>();
             cuda::attention_forward(gpu(), {.out = out.tensor, .lse = lse.tensor, .qkv = qkv.tensor, .B = 1,
                                             .T = tokens, .NH = NH, .NKV = NKV, .HS = HS, .softmax_mul = 0.1f,
                                             .documents = ranges});

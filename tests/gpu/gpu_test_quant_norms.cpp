@@ -115,7 +115,7 @@ Producer rope(const Heads& h, bool forward, bool at_positions = false) {
         (forward ? cuda::rope_forward : cuda::rope_backward)(
             gpu(), {.qkv = view("qkv"), .cos_sin = view("cos_sin"), .N = h.N(), .T = h.T, .NH = h.NH, .NKV = h.NKV,
                     .HS = h.HS, .quant = quant,
-                    .positions = at_positions ? view("positions").template as<const int32_t>() : nullptr});
+                    .positions = at_positions ? view("positions").template as<int32_t>() : nullptr});
     };
     return p;
 }
