@@ -182,7 +182,9 @@ std::vector<Case> fp8_cases() {
         return all.emplace_back(Case{name, config}).config;
     };
     add("bf16", 0, Fp8Recipe::kNone);
-    add("delayed", 1, Fp8Recipe::kDelayed).recompute = Recompute::kBlockKeepAttention;
+    Config& delayed = add("delayed, loss in chunks", 1, Fp8Recipe::kDelayed);
+    delayed.recompute = Recompute::kBlockKeepAttention;
+    delayed.loss_chunk = 16;
     Config& heads = add("delayed, attention in FP8, head in FP8", 1, Fp8Recipe::kDelayed);
     heads.fp8_attention = heads.fp8_lm_head = true;
     heads.shape.kv_channels = 64;
@@ -211,6 +213,10 @@ TEST_CASE("context: with every recipe the bits do not depend on overlap, streams
             check_near(several.losses, one.losses, 0.01);
             check_near(several.norms, one.norms, 0.05);
             CHECK(several == train(changed(config, [](Config& o) { o.zero = 0; }), ranks, steps));
+            // These add the ranks of a micro-batch first.
+            const Run two = train(changed(config, [](Config& o) { o.zero = 2; }), ranks, steps);
+            check_near(two.losses, several.losses, 0.01);
+            CHECK(two == train(changed(config, [](Config& o) { o.zero = 3; }), ranks, steps));
             if (context == ranks) continue;
             CHECK(several == train(config, ranks, steps, {}, {.defers_compute = true}));
             CHECK(several == train(changed(config, [](Config& o) { o.overlap = false; }), ranks, steps));
