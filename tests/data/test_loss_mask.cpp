@@ -15,20 +15,6 @@ std::vector<uint8_t> pattern(size_t n, uint32_t seed) {
     return flags;
 }
 
-// Builds a mask file without using the loader.
-Bytes mask_bytes(const std::vector<uint8_t>& flags) {
-    Bytes bytes("LOSSMASK"), bits((flags.size() + 7) / 8, '\0');
-    uint64_t counted = 0;
-    for (size_t i = 0; i < flags.size(); i++) {
-        counted += flags[i];
-        if (flags[i]) bits[i / 8] = static_cast<char>(static_cast<uint8_t>(bits[i / 8]) | 1u << (i % 8));
-    }
-    append(bytes, uint64_t{1});
-    append(bytes, static_cast<uint64_t>(flags.size()));
-    append(bytes, counted);
-    return bytes + bits;
-}
-
 std::string fingerprint(const std::string& path) { return DataLoader(config_of({path})).fingerprint_json(); }
 
 }  // namespace

@@ -86,8 +86,7 @@ class ContextTest(RanksTest):
 
     def test_the_plan_has_the_exchanges(self):
         plan = self.ranks(1, LLAMA, "--dry-run", "--train-iters", "4", "--ranks", "8", "--context-parallel", "4").stdout
-        found = re.search(r"^  all-to-all +bf16 +(\d+) +(\d+) +\d+  of heads, in groups of 4 ranks, not hidden$", plan,
-                          re.M)
+        found = re.search(r"^  all-to-all +bf16 +4 +(\d+) +(\d+) +\d+  of heads, not hidden$", plan, re.M)
         # 4 micro-batches (8 sequences of 1 in 2 groups) of 2 layers: Q, K, V, the output, and their gradients.
         self.assertEqual(int(found[1]), 4 * 2 * 4)
         # 16 / 4 tokens of 4 query heads and, on each of 4 ranks, a key and a value head, of 8 elements.

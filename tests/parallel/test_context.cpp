@@ -1,6 +1,7 @@
 // Context parallelism: ranks, here threads, that share each sequence compute what one rank computes of whole ones.
 #include <algorithm>
 
+#include "llmc/train/batch_queue.h"
 #include "tests/support/data_test.h"
 #include "tests/support/zero_test.h"
 
@@ -181,7 +182,9 @@ std::vector<Case> fp8_cases() {
         return all.emplace_back(Case{name, config}).config;
     };
     add("bf16", 0, Fp8Recipe::kNone);
-    add("delayed", 1, Fp8Recipe::kDelayed).recompute = Recompute::kBlockKeepAttention;
+    Config& delayed = add("delayed, loss in chunks", 1, Fp8Recipe::kDelayed);
+    delayed.recompute = Recompute::kBlockKeepAttention;
+    delayed.loss_chunk = 16;
     Config& heads = add("delayed, attention in FP8, head in FP8", 1, Fp8Recipe::kDelayed);
     heads.fp8_attention = heads.fp8_lm_head = true;
     heads.shape.kv_channels = 64;
@@ -210,6 +213,10 @@ TEST_CASE("context: with every recipe the bits do not depend on overlap, streams
             check_near(several.losses, one.losses, 0.01);
             check_near(several.norms, one.norms, 0.05);
             CHECK(several == train(changed(config, [](Config& o) { o.zero = 0; }), ranks, steps));
+            // These add the ranks of a micro-batch first.
+            const Run two = train(changed(config, [](Config& o) { o.zero = 2; }), ranks, steps);
+            check_near(two.losses, several.losses, 0.01);
+            CHECK(two == train(changed(config, [](Config& o) { o.zero = 3; }), ranks, steps));
             if (context == ranks) continue;
             CHECK(several == train(config, ranks, steps, {}, {.defers_compute = true}));
             CHECK(several == train(changed(config, [](Config& o) { o.overlap = false; }), ranks, steps));
@@ -256,6 +263,50 @@ TEST_CASE("context: delayed scaling calibrates on one micro-batch, though a rank
         });
     }
     CHECK(scales.size() == 2);
+}
+
+TEST_CASE("context: the ranks of a group stage their parts of the same sequences and calibrate on the same one") {
+    const data_test::TempDir dir;
+    const int64_t T = 16, sequences = 4;
+    data_test::write(dir / "a.bin", data_test::llmc_v1(data_test::counting(0, sequences * T + 1)));
+    // No target of the first sequence counts, and of the second only those of the last quarter.
+    std::vector<uint8_t> flags(sequences * T + 1, 1);
+    std::fill_n(flags.begin(), T + 3 * T / 4 + 1, 0);
+    data_test::write(dir / "a.mask", data_test::mask_bytes(flags));
+    Config config = cases()[1].config;
+    config.shape.vocab_size = 100;
+    config.micro_batch_size = 1;
+    config.global_batch_size = sequences;
+    config.seq_length = T;
+    for (const auto& [ranks, context] : std::vector<std::pair<int, int>>{{1, 1}, {2, 2}, {4, 2}, {4, 4}}) {
+        CAPTURE(ranks);
+        CAPTURE(context);
+        const Config own = with_ranks(config, context);
+        DataConfig in_order = data_test::config_of({dir / "a.bin"}, T);
+        in_order.shuffle = false;
+        const DataLoader data(in_order);
+        int64_t counted = 0;
+        std::mutex mutex;
+        LocalRanks(ranks).run([&](Comm& comm) {
+            TestModel model(own, true, &comm);
+            const Groups groups(comm, group_sizes(own, ranks));
+            Staging staging(own, groups, *model.trainer);
+            const StagedStep& staged = staging.read(data, 0, 0, sequences).staged;
+            const int64_t part = T / context, first = comm.world().rank % context * part;
+            CHECK(staged.micro_batches == sequences / groups.data_ranks);
+            // The second sequence is the second micro-batch, or the first of the second group.
+            CHECK(staged.calibration_micro_batch == (groups.data_ranks == 1 || groups.data_rank == 0 ? 1 : 0));
+            for (int64_t i = 0; i < staged.micro_batches * part; i++) {
+                const int64_t sequence = i / part * groups.data_ranks + groups.data_rank;
+                const int64_t at = sequence * T + first + i % part;
+                CHECK(staged.tokens[i] == at);
+                CHECK(staged.targets[i] == (flags[static_cast<size_t>(at) + 1] ? at + 1 : kIgnoreIndex));
+            }
+            const std::lock_guard lock(mutex);
+            counted += staged.counted_tokens;
+        });
+        CHECK(counted == std::count(flags.begin(), flags.end(), 1));
+    }
 }
 
 TEST_CASE("context: evaluation, HellaSwag's losses and samples are those of one rank") {

@@ -75,6 +75,20 @@ inline Bytes megatron_index(const std::vector<int32_t>& lengths, int code) {
     return bytes;
 }
 
+// A file of loss masks, built without using the loader.
+inline Bytes mask_bytes(const std::vector<uint8_t>& flags) {
+    Bytes bytes("LOSSMASK"), bits((flags.size() + 7) / 8, '\0');
+    uint64_t counted = 0;
+    for (size_t i = 0; i < flags.size(); i++) {
+        counted += flags[i];
+        if (flags[i]) bits[i / 8] = static_cast<char>(static_cast<uint8_t>(bits[i / 8]) | 1u << (i % 8));
+    }
+    append(bytes, uint64_t{1});
+    append(bytes, static_cast<uint64_t>(flags.size()));
+    append(bytes, counted);
+    return bytes + bits;
+}
+
 inline void write(const std::string& path, const Bytes& bytes) {
     std::ofstream file(path, std::ios::binary);
     file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
