@@ -91,7 +91,7 @@ class BenchTest(unittest.TestCase):
             whole = all(int(size) % 16 == 0 for size in line[1:4])   # else FP8 does not support the shape
             self.assertEqual([time > 0 for time in times], ([True] * 4 if whole else [True, False, False, False]) * 3)
         self.assertEqual({line[0] for line in lines},
-                         {"gpu", "copy", "overhead", "linear", "op", "attention", "bf16-wgrad"})
+                         {"gpu", "copy", "host-link", "overhead", "linear", "op", "attention", "bf16-wgrad"})
         operations = {line[1] for line in lines if line[0] == "op"}
         self.assertTrue({"rmsnorm_forward", "swiglu_backward", "adamw", "classifier"} <= operations, operations)
         self.assertIn(f"--write-rates {self.dir}/no/x: there is no folder",

@@ -129,7 +129,7 @@ OTHER_TRAINERS = [
     ("gpt2 RUN -r 1", 2, "(llm.c): use --recompute none, norm-act, block or block-keep-attention"),
     ("gpt2 RUN -b 0", 2, "--micro-batch-size 0: must be an integer in [1, 65536]"),
     ("gpt2 RUN --bf16", 2, "(Megatron-LM): use --dtype bf16"),
-    ("gpt2 RUN --tensor-model-parallel-size 2", 2, "only data parallelism with ZeRO is supported"),
+    ("gpt2 RUN --tensor-model-parallel-size 2", 2, "the model is not split over GPUs"),
     ("gpt2 RUN --per_device_train_batch_size 4", 2, "(transformers): use --micro-batch-size"),
     ("gpt2 RUN --deepspeed deepspeed.json", 2, "(DeepSpeed): scripts/import_config deepspeed.json --out run.json"),
     ("gpt2 RUN --training.steps 5", 2, "(torchtitan): use --train-iters"),
