@@ -58,7 +58,6 @@ RANKS = [
 # In the ranks alone; OpenMPI adds lines of its own.
 IN_RANKS = [
     ("too few files", "ulimit -n 32", {}, 2, f"ulimit -n 32: {FILES}"),
-    ("memory for one thread", "ulimit -v 180000", {"OMP_NUM_THREADS": "1"}, (2, 7), ""),
     ("memory that ends between two threads", "ulimit -v 200000", {"OMP_NUM_THREADS": "1"}, (2, 7), ""),
     ("files of a few kB", "ulimit -f 16", {}, 7, "File too large"),
 ]
