@@ -27,6 +27,8 @@ using nccl_api::Type;
 // fp32 elements of the staging buffer of bf16 sums: large enough for the full bandwidth of the links.
 constexpr int64_t kStagingElems = 8 << 20;
 
+constexpr const char* kCopyEngines = "2";   // the value of NCCL_CTA_POLICY
+
 Type type_of(Dtype dtype) {
     switch (dtype) {
         case Dtype::kFp32: return nccl_api::kFloat32;
@@ -43,6 +45,7 @@ public:
         if (staging_) device::device_free(staging_);
         if (staging_used_) device::event_destroy(staging_used_);
         if (Communicator* comm = comm_.exchange(nullptr)) nccl_.call.comm_destroy(comm);
+        if (shared_memory_) nccl_.call.mem_free(shared_memory_);
     }
 
     std::vector<std::string> gather(const std::string& mine) override { return host_->gather(mine); }
@@ -57,6 +60,8 @@ public:
     std::string connect(Ctx& ctx, int seconds) override {
         if (idle(ctx)) return "";
         load_everywhere();
+        // Copy engines instead of multiprocessors where there is a choice: matmuls run beside the collectives.
+        if (nccl_.call.all_to_all) setenv("NCCL_CTA_POLICY", kCopyEngines, 0);
         const int64_t free_before = device::device_free_bytes();
         const nccl_api::UniqueId id = common_id();
         bounded(ctx, seconds, "ncclCommInitRank", [this, id](Ctx&) {
@@ -71,6 +76,29 @@ public:
         connecting_ = false;
         return strf("NCCL %s (%s), %.2f GiB of device memory", nccl_api::version_text(nccl_.version).c_str(),
                     nccl_.path.c_str(), static_cast<double>(free_before - device::device_free_bytes()) / kGiB);
+    }
+
+    void* shared_memory(Ctx& ctx, int64_t bytes, int seconds) override {
+        const char* policy = getenv("NCCL_CTA_POLICY");
+        if (idle(ctx) || !nccl_.call.mem_alloc || !policy || std::strcmp(policy, kCopyEngines) != 0) return nullptr;
+        const bool mine = nccl_.call.mem_alloc(&shared_memory_, static_cast<size_t>(bytes)) == nccl_api::kSuccess;
+        const std::vector<std::string> all = gather(mine ? std::to_string(bytes) : "");
+        if (std::count(all.begin(), all.end(), all[0]) == world().ranks && mine) {
+            share(ctx, shared_memory_, bytes, seconds);
+            return shared_memory_;
+        }
+        if (mine) nccl_.call.mem_free(shared_memory_);
+        return shared_memory_ = nullptr;
+    }
+
+    void share(Ctx& ctx, void* memory, int64_t bytes, int seconds) override {
+        if (idle(ctx) || !nccl_.call.window_register) return;
+        bounded(ctx, seconds, "ncclCommWindowRegister", [this, memory, bytes](Ctx&) {
+            nccl_api::Window* window = nullptr;   // closed with the communicator
+            check(nccl_.call.window_register(comm_, memory, static_cast<size_t>(bytes), &window,
+                                             nccl_api::kSymmetricWindow), "ncclCommWindowRegister (NCCL_CTA_POLICY=0 does without)",
+                  bytes, "bytes");
+        });
     }
 
     void sum(Ctx& ctx, Tensor values) override {
@@ -109,6 +137,10 @@ public:
         const int64_t block = block_elems(in);
         if (ctx.rehearsal || block == 0) return;
         if (world().ranks == 1) return device::copy_on_device(ctx, out.data, in.data, in.bytes());
+        if (nccl_.call.all_to_all)
+            return check(nccl_.call.all_to_all(in.data, out.data, byte_count(in.slice(0, block)), nccl_api::kUint8,
+                                               connected(), ctx.stream), "ncclAlltoAll", in.elems,
+                         dtype_name(in.dtype));
         check(grouped([&](Result& result) {
                   for (int r = 0; r < world().ranks; r++)
                       send_and_receive(result, ctx, out.slice(r * block, block), in.slice(r * block, block), r);
@@ -279,6 +311,7 @@ private:
     std::mutex mutex_;                            // keeps comm_ valid during async_error
     std::atomic<Communicator*> comm_{nullptr};    // null: not connected, or aborted
     bool connecting_ = true;
+    void* shared_memory_ = nullptr;
     void* staging_ = nullptr;                     // (kStagingElems) fp32
     Event* staging_used_ = nullptr;               // recorded after its last use
 };

@@ -35,6 +35,17 @@ const char* find_all(void* library, Functions& call) {
     return incomplete ? name : nullptr;
 }
 
+// Leaves all of them null if one is missing.
+void find_copy_engine_calls(void* library, Functions& call) {
+    if (find(library, "ncclAlltoAll", call.all_to_all) && find(library, "ncclMemAlloc", call.mem_alloc) &&
+        find(library, "ncclMemFree", call.mem_free) && find(library, "ncclCommWindowRegister", call.window_register))
+        return;
+    call.all_to_all = nullptr;
+    call.mem_alloc = nullptr;
+    call.mem_free = nullptr;
+    call.window_register = nullptr;
+}
+
 }  // namespace
 
 std::string version_text(int version) {
@@ -61,6 +72,7 @@ std::string load(const std::string& library, Loaded& loaded) {
     if (const char* name = find_all(handle, loaded.call))
         return strf("%s (NCCL %s) has no %s: %s", loaded.path.c_str(), version_text(loaded.version).c_str(), name,
                     kInstall);
+    if (loaded.version >= kCopyEngineVersion) find_copy_engine_calls(handle, loaded.call);
     return "";
 }
 

@@ -8,6 +8,7 @@
 namespace nccl_api {
 
 struct Communicator;   // opaque
+struct Window;         // opaque
 struct UniqueId {
     char bytes[128];
 };
@@ -20,6 +21,7 @@ enum Result : int {
 };
 enum Type : int { kUint8 = 1, kInt32 = 2, kUint32 = 3, kFloat32 = 7, kFloat64 = 8 };
 enum Reduction : int { kSum = 0, kMax = 2 };
+inline constexpr int kSymmetricWindow = 1;   // memory at equal offsets on all ranks
 using Stream = void*;   // cudaStream_t
 
 using Reduce = Result(const void* in, void* out, size_t count, Type, Reduction, Communicator*, Stream);
@@ -39,10 +41,16 @@ struct Functions {
     Result (*recv)(void* out, size_t count, Type, int peer, Communicator*, Stream);
     Result (*group_start)();
     Result (*group_end)();
+    // All null before version 2.28, the first whose all-gather and all-to-all can use copy engines.
+    Result (*all_to_all)(const void* in, void* out, size_t block_count, Type, Communicator*, Stream);
+    Result (*mem_alloc)(void** memory, size_t bytes);
+    Result (*mem_free)(void* memory);
+    Result (*window_register)(Communicator*, void* memory, size_t bytes, Window** window, int flags);
 };
 
 // 2.16.2, the first version for CUDA 12.
 inline constexpr int kMinimumVersion = 21602;
+inline constexpr int kCopyEngineVersion = 22800;
 inline constexpr const char* kLibrary = "libnccl.so.2";
 
 std::string version_text(int version);   // 21602: "2.16.2"

@@ -42,5 +42,5 @@ private:
     bool opened_ = false;
     std::optional<int64_t> used_before_;   // of the GPU, by all processes, before it was opened
     int64_t other_bytes_ = 0;              // of the GPU, before the arena was allocated
-    void* arena_memory_ = nullptr;
+    void* arena_memory_ = nullptr;         // owned; null if the communicator owns the arena's memory
 };

@@ -165,6 +165,26 @@ Result ncclSend(const void* in, size_t count, Type type, int peer, Communicator*
 Result ncclRecv(void* out, size_t count, Type type, int peer, Communicator* comm, Stream) {
     return add("ncclRecv", {false, out, count * bytes_of(type), peer, comm->comm});
 }
+Result ncclAlltoAll(const void* in, void* out, size_t count, Type type, Communicator* comm, Stream) {
+    if (const Result result = enter("ncclAlltoAll")) return result;
+    const int bytes = static_cast<int>(count * bytes_of(type));
+    return result_of(MPI_Alltoall(in, bytes, MPI_BYTE, out, bytes, MPI_BYTE, comm->comm));
+}
+Result ncclMemAlloc(void** memory, size_t bytes) {
+    *memory = std::malloc(bytes);
+    return *memory ? kSuccess : kInvalidUsage;
+}
+Result ncclMemFree(void* memory) {
+    std::free(memory);
+    return kSuccess;
+}
+Result ncclCommWindowRegister(Communicator* comm, void* memory, size_t bytes, Window** window, int flags) {
+    if (const Result result = enter("ncclCommWindowRegister")) return result;
+    *window = static_cast<Window*>(memory);
+    unsigned long long sizes[2] = {bytes, ~0ull - bytes};   // equal on all ranks
+    const Result result = result_of(MPI_Allreduce(MPI_IN_PLACE, sizes, 2, MPI_UNSIGNED_LONG_LONG, MPI_MAX, comm->comm));
+    return result == kSuccess && (sizes[0] != ~0ull - sizes[1] || flags != kSymmetricWindow) ? kInvalidArgument : result;
+}
 Result ncclGroupStart() {
     depth++;
     return kSuccess;
