@@ -89,9 +89,9 @@ int64_t proposed_loss_chunk(const Config& config) {
     return chunk >= 1024 ? chunk : 0;
 }
 
-// The memory with --zero, --recompute, --grad-dtype, --moment-dtype, --offload, --micro-batch-size, --loss-chunk,
-// --ranks and, for long sequences, --context-parallel, each changed alone, then all but --zero and the ranks together,
-// if need be on more ranks. A change that is not possible is left out.
+// The memory with --zero, --recompute, --grad-dtype, --grad-shard-dtype, --moment-dtype, --offload, --micro-batch-size,
+// --loss-chunk, --ranks and, for long sequences, --context-parallel, each changed alone, then all but --zero and the
+// ranks together, if need be on more ranks. A change that is not possible is left out.
 std::vector<Change> changes_of_memory(const PlannedRun& run, const Figures& figures) {
     std::vector<Change> changes;
     const auto add = [&](const std::string& options, int ranks, Config config) {
@@ -132,6 +132,8 @@ std::vector<Change> changes_of_memory(const PlannedRun& run, const Figures& figu
             c.grad_dtype = Dtype::kBf16;
             if (c.grad_comm_dtype == Dtype::kFp32) c.grad_comm_dtype = Dtype::kBf16;
         });
+    if (shards_grads(run.config, ranks) && run.config.grad_shard_dtype == Dtype::kFp32)
+        change("--grad-shard-dtype bf16", [](Config& c) { c.grad_shard_dtype = Dtype::kBf16; });
     if (run.config.moment_dtype == Dtype::kFp32)
         change("--moment-dtype bf16", [](Config& c) { c.moment_dtype = Dtype::kBf16; });
     if (!offloads(run.config, "moments") || !offloads(run.config, "masters"))
@@ -280,8 +282,10 @@ std::string plan_text(const PlannedRun& run) {
     std::string text = verdict_text(run, figures);
     text += strf("parameters        %lld (%.3f B; stored with padding: %lld)\n", ll(run.table.param_elems),
                  static_cast<double>(run.table.param_elems) * 1e-9, ll(plan.flat_elems));
-    text += strf("precision         %s weights, %s gradients, fp32 master weights, %s moments\n",
-                 dtype_name(config.dtype), dtype_name(config.grad_dtype), dtype_name(config.moment_dtype));
+    const char* rounded = config.grad_shard_dtype == Dtype::kBf16 && shards_grads(config, plan.ranks)
+                              ? " (shards in bf16)" : "";
+    text += strf("precision         %s weights, %s gradients%s, fp32 master weights, %s moments\n",
+                 dtype_name(config.dtype), dtype_name(config.grad_dtype), rounded, dtype_name(config.moment_dtype));
     text += memory_text(run);
     text += strf("model FLOPs       %.4g per token, %.4g per step\n", figures.flops_per_token,
                  figures.flops_per_token * figures.tokens);

@@ -39,7 +39,16 @@ std::vector<Case> cases() {
     all.zero = 2;
     all.param_comm_dtype = Dtype::kE4m3;
     all.grad_dtype = Dtype::kBf16;
+    Config& rounded = add("blockwise, ZeRO-2, weights gathered in FP8, shards of gradients in bf16, 2 ranks", 1,
+                          Fp8Recipe::kBlockwise, 2);
+    rounded.zero = 2;
+    rounded.param_comm_dtype = Dtype::kE4m3;
+    rounded.grad_shard_dtype = Dtype::kBf16;
     add("delayed, ZeRO-3, 2 ranks", 1, Fp8Recipe::kDelayed, 2).zero = 3;
+    Config& three = add("tensorwise, ZeRO-3, shards of gradients in bf16, 3 ranks", 0, Fp8Recipe::kTensorwise, 3);
+    three.zero = 3;
+    three.param_comm_dtype = Dtype::kE4m3;
+    three.grad_shard_dtype = Dtype::kBf16;
     add("blockwise, ZeRO-0, 2 ranks", 1, Fp8Recipe::kBlockwise, 2).zero = 0;
     return cases;
 }
