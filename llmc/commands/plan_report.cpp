@@ -119,6 +119,26 @@ int64_t lowest_zero(const Config& config, const ParamTable& table, int ranks, co
     return 0;
 }
 
+// The least --offload-fraction of offloaded optimizer state, in steps of 1/20, with which the run fits beside the CUDA
+// context and libraries; 0: none.
+double least_offload_fraction(Config config, const ParamTable& table, int ranks, const Figures& figures) {
+    constexpr int64_t kBeside = int64_t{2} << 30;
+    for (int n = 1; n <= 20; n++) {
+        config.offload_fraction = n / 20.0;
+        const std::optional<int64_t> bytes = arena_bytes_of(config, table, ranks);
+        if (bytes && *bytes + kBeside <= figures.memory_bytes) return config.offload_fraction;
+    }
+    return 0;
+}
+
+Config offloading_state(Config config) {
+    const bool all = offloads(config, "activations");
+    config.offload = {"moments", "masters"};
+    if (all) config.offload.push_back("activations");
+    config.offload_fraction = 1;
+    return config;
+}
+
 // The memory with --zero, --recompute, --grad-dtype, --grad-shard-dtype, --moment-dtype, --offload, --micro-batch-size,
 // --loss-chunk, --ranks and, for long sequences, --context-parallel, each changed alone, then all but --zero and the
 // ranks together, if need be at the lowest level of --zero that fits, or on more ranks. A change that is not possible
@@ -158,13 +178,13 @@ std::vector<Change> changes_of_memory(const PlannedRun& run, const Figures& figu
         change("--grad-shard-dtype bf16", [](Config& c) { c.grad_shard_dtype = Dtype::kBf16; });
     if (run.config.moment_dtype == Dtype::kFp32)
         change("--moment-dtype bf16", [](Config& c) { c.moment_dtype = Dtype::kBf16; });
-    if (!offloads(run.config, "moments") || !offloads(run.config, "masters"))
-        change("--offload moments,masters", [](Config& c) {
-            const bool all = offloads(c, "activations");
-            c.offload = {"moments", "masters"};
-            if (all) c.offload.push_back("activations");
-            c.offload_fraction = 1;
-        });
+    if (!offloads(run.config, "moments") || !offloads(run.config, "masters")) {
+        change(offload_text(offloading_state(run.config)), [](Config& c) { c = offloading_state(c); });
+        Config config = offloading_state(run.config);
+        config.offload_fraction = least_offload_fraction(config, run.table, ranks, figures);
+        if (config.offload_fraction > 0 && config.offload_fraction < 1)
+            add(strf("%s --offload-fraction %g", offload_text(config).c_str(), config.offload_fraction), ranks, config);
+    }
     if (!offloads(run.config, "activations") && run.config.shape.num_layers > kResidentLayers) {
         Config config = run.config;
         config.offload.push_back("activations");
@@ -207,11 +227,19 @@ std::string zero_text(const PlannedRun& run, const Figures& figures) {
                 lowest < run.config.zero ? ", which communicates less" : "");
 }
 
+// The fraction of the optimizer state that must be offloaded, if it is less than the run's.
+std::string offload_fraction_text(const PlannedRun& run, const Figures& figures) {
+    if (!offloads_state(run.config) || !figures.fits(run.plan)) return "";
+    const double least = least_offload_fraction(run.config, run.table, run.plan.ranks, figures);
+    if (least == 0 || least >= run.config.offload_fraction) return "";
+    return strf("  --offload-fraction %g fits as well, and copies less\n", least);
+}
+
 // Whether the run fits, and for one that does not, what would make it fit.
 std::string verdict_text(const PlannedRun& run, const Figures& figures) {
     std::string text = (figures.fits(run.plan) ? "fits: " : "does not fit: ") + need_text(run, figures) + "\n";
     if (run.config.quiet) return text;
-    text += zero_text(run, figures);
+    text += zero_text(run, figures) + offload_fraction_text(run, figures);
     if (figures.fits(run.plan)) return text;
     for (const Change& change : changes_of_memory(run, figures))
         text += strf("  %9.3f GiB%s with %s\n", gib(change.arena_bytes),
@@ -360,6 +388,8 @@ Json memory_json(const PlannedRun& run, const Figures& figures) {
         const int64_t lowest = lowest_zero(run.config, run.table, run.plan.ranks, figures);
         memory["lowest_zero"] = lowest > 0 ? Json(lowest) : Json(nullptr);
     }
+    if (offloads_state(run.config))
+        memory["least_offload_fraction"] = least_offload_fraction(run.config, run.table, run.plan.ranks, figures);
     if (figures.fits(run.plan)) return memory;
     for (const Change& change : changes_of_memory(run, figures))
         memory["changes"].push_back({{"options", change.options}, {"arena_bytes", change.arena_bytes},
