@@ -34,11 +34,11 @@ template <Dtype from, bool count> void chunks(Ctx& ctx, Tensors& t, const Shape&
                                 .counts = count ? t.object("counts", Fp8Counts{}) : nullptr});
 }
 // Codes are bytes as they come: some are NaN, which costs nothing.
-template <Dtype from, int ranks> void sum(Ctx& ctx, Tensors& t, const Shape& s) {
+template <Dtype from, int ranks, Dtype to = kF, bool adds = false> void sum(Ctx& ctx, Tensors& t, const Shape& s) {
     const bool codes = from == kCodes;
-    cuda::sum_ranks(ctx, {.out = t("out", kF, s.elems()), .in = t("in", from, ranks * s.elems()),
+    cuda::sum_ranks(ctx, {.out = t("out", to, s.elems()), .in = t("in", from, ranks * s.elems()),
                           .scales = codes ? t("factors", kF, ranks * s.elems() / kGradCommChunk) : Tensor{},
-                          .ranks = ranks});
+                          .ranks = ranks, .accumulate = adds});
 }
 void compare(Ctx& ctx, Tensors& t, const Shape& s) {
     struct Sums {
@@ -62,9 +62,9 @@ void block_amax(Ctx& ctx, Tensors& t, const Shape& s) {
     cuda::block_amax(ctx, {.amaxes = amaxes_of(t, s), .in = t("in", kF, part.elems), .begin = part.begin, .R = s.R,
                            .C = s.C});
 }
-template <bool blocks, bool count> void run(Ctx& ctx, Tensors& t, const Shape& s) {
+template <bool blocks, bool count, Dtype from = kF> void run(Ctx& ctx, Tensors& t, const Shape& s) {
     const Part part = part_of(s);
-    cuda::quantize_run(ctx, {.out = t("out", kCodes, part.elems), .in = t("in", kF, part.elems), .begin = part.begin,
+    cuda::quantize_run(ctx, {.out = t("out", kCodes, part.elems), .in = t("in", from, part.elems), .begin = part.begin,
                              .R = s.R, .C = s.C,
                              .slot = blocks ? nullptr : t.object("slot", Fp8Slot{1.0f, 100.0f, 0, 0}),
                              .block_amaxes = blocks ? amaxes_of(t, s) : nullptr,
@@ -94,11 +94,15 @@ const Row kRows[] = {
     {"sum_ranks bf16, 2 ranks", sum<kB, 2>, kBucket, 8},
     {"sum_ranks bf16, 8 ranks", sum<kB, 8>, kBlock, 20},
     {"sum_ranks fp32, 8 ranks", sum<kF, 8>, kBlock, 36},
+    {"sum_ranks bf16, 8 ranks, adds", sum<kB, 8, kF, true>, kBlock, 24},
+    {"sum_ranks bf16, 8 ranks, adds to bf16", sum<kB, 8, kB, true>, kBlock, 20},
+    {"sum_ranks fp32, 1 rank, adds to bf16", sum<kF, 1, kB, true>, kBlock, 8},
     {"compare_sums", compare, kBucket, 8},
     {"block_amax", block_amax, kDown, 4 * kPart},
     {"block_amax", block_amax, kQkv, 4 * kPart},
     {"quantize_run, one factor", run<false, false>, kDown, 5 * kPart},
     {"quantize_run, squares", run<true, false>, kDown, 5 * kPart},
+    {"quantize_run bf16, one factor", run<false, false, kB>, kDown, 3 * kPart},
     {"quantize_run, squares, counts", run<true, true>, kDown, 5 * kPart},
     {"quantize_run, squares", run<true, false>, kQkv, 5 * kPart},
     {"transpose_bytes", transpose, kDown, 2},

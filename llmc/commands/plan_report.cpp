@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "llmc/base/check.h"
 #include "llmc/base/host.h"
@@ -89,21 +90,65 @@ int64_t proposed_loss_chunk(const Config& config) {
     return chunk >= 1024 ? chunk : 0;
 }
 
-// The memory with --zero, --recompute, --grad-dtype, --moment-dtype, --offload, --micro-batch-size, --loss-chunk,
-// --ranks and, for long sequences, --context-parallel, each changed alone, then all but --zero and the ranks together,
-// if need be on more ranks. A change that is not possible is left out.
+// With another level of --zero, without the options that act at the run's level only.
+Config at_level(Config config, int64_t level) {
+    if (config.zero == 3 && level < 3) config.param_comm_dtype = Dtype::kBf16, config.zero_keep_layers = 0;
+    if (level == 3 && config.fp8_recipe != Fp8Recipe::kNone) config.param_comm_dtype = Dtype::kE4m3;
+    if (level < 2) config.grad_shard_dtype = Dtype::kFp32;
+    config.zero = level;
+    return config;
+}
+
+// Empty if the run is not possible.
+std::optional<int64_t> arena_bytes_of(Config config, const ParamTable& table, int ranks) {
+    const int64_t unit = config.micro_batch_size * config.data_ranks(ranks);
+    config.global_batch_size = (config.global_batch_size + unit - 1) / unit * unit;
+    try {
+        return plan_memory(config, table, fp8_plan_of(config, table), ranks).arena_bytes;
+    } catch (const Error&) {
+        return std::nullopt;
+    }
+}
+
+// The lowest level of --zero, from the default 1 on, with which the run fits on as many ranks; 0: none.
+int64_t lowest_zero(const Config& config, const ParamTable& table, int ranks, const Figures& figures) {
+    for (int64_t level = 1; level <= 3; level++) {
+        const std::optional<int64_t> bytes = arena_bytes_of(at_level(config, level), table, ranks);
+        if (bytes && *bytes <= figures.memory_bytes) return level;
+    }
+    return 0;
+}
+
+// The least --offload-fraction of offloaded optimizer state, in steps of 1/20, with which the run fits beside the CUDA
+// context and libraries; 0: none.
+double least_offload_fraction(Config config, const ParamTable& table, int ranks, const Figures& figures) {
+    constexpr int64_t kBeside = int64_t{2} << 30;
+    for (int n = 1; n <= 20; n++) {
+        config.offload_fraction = n / 20.0;
+        const std::optional<int64_t> bytes = arena_bytes_of(config, table, ranks);
+        if (bytes && *bytes + kBeside <= figures.memory_bytes) return config.offload_fraction;
+    }
+    return 0;
+}
+
+Config offloading_state(Config config) {
+    const bool all = offloads(config, "activations");
+    config.offload = {"moments", "masters"};
+    if (all) config.offload.push_back("activations");
+    config.offload_fraction = 1;
+    return config;
+}
+
+// The memory with --zero, --recompute, --grad-dtype, --grad-shard-dtype, --moment-dtype, --offload, --micro-batch-size,
+// --loss-chunk, --ranks and, for long sequences, --context-parallel, each changed alone, then all but --zero and the
+// ranks together, if need be at the lowest level of --zero that fits, or on more ranks. A change that is not possible
+// is left out.
 std::vector<Change> changes_of_memory(const PlannedRun& run, const Figures& figures) {
     std::vector<Change> changes;
-    const auto add = [&](const std::string& options, int ranks, Config config) {
-        const int64_t unit = config.micro_batch_size * config.data_ranks(ranks);
-        config.global_batch_size = (config.global_batch_size + unit - 1) / unit * unit;
-        try {
-            const Fp8Plan fp8_plan = fp8_plan_of(config, run.table);
-            changes.push_back({options, plan_memory(config, run.table, fp8_plan, ranks).arena_bytes});
-        } catch (const Error&) {
-            return false;
-        }
-        return changes.back().arena_bytes <= figures.memory_bytes;
+    const auto add = [&](const std::string& options, int ranks, const Config& config) {
+        const std::optional<int64_t> bytes = arena_bytes_of(config, run.table, ranks);
+        if (bytes) changes.push_back({options, *bytes});
+        return bytes && *bytes <= figures.memory_bytes;
     };
     const int ranks = run.plan.ranks;
     Config least = run.config;
@@ -115,11 +160,8 @@ std::vector<Change> changes_of_memory(const PlannedRun& run, const Figures& figu
         options += (options.empty() ? "" : " ") + option;
         add(option, ranks, config);
     };
-    for (int64_t level = std::max<int64_t>(2, run.config.zero + 1); ranks > 1 && level <= 3; level++) {
-        Config config = run.config;
-        config.zero = level;
-        add(strf("--zero %lld", ll(level)), ranks, config);
-    }
+    for (int64_t level = run.config.zero + 1; ranks > 1 && level <= 3; level++)
+        add(strf("--zero %lld", ll(level)), ranks, at_level(run.config, level));
     if (run.config.recompute == Recompute::kNone && !run.config.fuse_gelu) {
         Config config = run.config;
         config.recompute = Recompute::kNormAct;
@@ -132,15 +174,17 @@ std::vector<Change> changes_of_memory(const PlannedRun& run, const Figures& figu
             c.grad_dtype = Dtype::kBf16;
             if (c.grad_comm_dtype == Dtype::kFp32) c.grad_comm_dtype = Dtype::kBf16;
         });
+    if (shards_grads(run.config, ranks) && run.config.grad_shard_dtype == Dtype::kFp32)
+        change("--grad-shard-dtype bf16", [](Config& c) { c.grad_shard_dtype = Dtype::kBf16; });
     if (run.config.moment_dtype == Dtype::kFp32)
         change("--moment-dtype bf16", [](Config& c) { c.moment_dtype = Dtype::kBf16; });
-    if (!offloads(run.config, "moments") || !offloads(run.config, "masters"))
-        change("--offload moments,masters", [](Config& c) {
-            const bool all = offloads(c, "activations");
-            c.offload = {"moments", "masters"};
-            if (all) c.offload.push_back("activations");
-            c.offload_fraction = 1;
-        });
+    if (!offloads(run.config, "moments") || !offloads(run.config, "masters")) {
+        change(offload_text(offloading_state(run.config)), [](Config& c) { c = offloading_state(c); });
+        Config config = offloading_state(run.config);
+        config.offload_fraction = least_offload_fraction(config, run.table, ranks, figures);
+        if (config.offload_fraction > 0 && config.offload_fraction < 1)
+            add(strf("%s --offload-fraction %g", offload_text(config).c_str(), config.offload_fraction), ranks, config);
+    }
     if (!offloads(run.config, "activations") && run.config.shape.num_layers > kResidentLayers) {
         Config config = run.config;
         config.offload.push_back("activations");
@@ -162,16 +206,41 @@ std::vector<Change> changes_of_memory(const PlannedRun& run, const Figures& figu
             break;
     }
     if (options.empty() || add(options, ranks, least)) return changes;
-    for (int more = 2; more <= 64; more *= 2)
-        if (add(strf("%s --ranks %d", options.c_str(), ranks * more), ranks * more, least)) break;
+    for (int more = 1; more <= 64; more *= 2) {
+        if (more > 1 && add(strf("%s --ranks %d", options.c_str(), ranks * more), ranks * more, least)) break;
+        const int64_t level = ranks * more > 1 ? lowest_zero(least, run.table, ranks * more, figures) : 0;
+        if (level <= run.config.zero) continue;   // which was added
+        const std::string on = more > 1 ? strf(" --ranks %d", ranks * more) : "";
+        add(strf("%s%s --zero %lld", options.c_str(), on.c_str(), ll(level)), ranks * more, at_level(least, level));
+        break;
+    }
     return changes;
+}
+
+// Which level of --zero the ranks need; empty with one rank, or if the run has that level.
+std::string zero_text(const PlannedRun& run, const Figures& figures) {
+    if (run.plan.ranks == 1) return "";
+    const int64_t lowest = lowest_zero(run.config, run.table, run.plan.ranks, figures);
+    if (lowest == 0) return strf("  no level of --zero fits on %d ranks without other changes\n", run.plan.ranks);
+    if (lowest == run.config.zero || (run.config.zero == 0 && figures.fits(run.plan))) return "";
+    return strf("  the lowest level that fits is --zero %lld%s\n", ll(lowest),
+                lowest < run.config.zero ? ", which communicates less" : "");
+}
+
+// The fraction of the optimizer state that must be offloaded, if it is less than the run's.
+std::string offload_fraction_text(const PlannedRun& run, const Figures& figures) {
+    if (!offloads_state(run.config) || !figures.fits(run.plan)) return "";
+    const double least = least_offload_fraction(run.config, run.table, run.plan.ranks, figures);
+    if (least == 0 || least >= run.config.offload_fraction) return "";
+    return strf("  --offload-fraction %g fits as well, and copies less\n", least);
 }
 
 // Whether the run fits, and for one that does not, what would make it fit.
 std::string verdict_text(const PlannedRun& run, const Figures& figures) {
-    if (figures.fits(run.plan)) return "fits: " + need_text(run, figures) + "\n";
-    std::string text = "does not fit: " + need_text(run, figures) + "\n";
+    std::string text = (figures.fits(run.plan) ? "fits: " : "does not fit: ") + need_text(run, figures) + "\n";
     if (run.config.quiet) return text;
+    text += zero_text(run, figures) + offload_fraction_text(run, figures);
+    if (figures.fits(run.plan)) return text;
     for (const Change& change : changes_of_memory(run, figures))
         text += strf("  %9.3f GiB%s with %s\n", gib(change.arena_bytes),
                      change.arena_bytes <= figures.memory_bytes ? ", fits," : "", change.options.c_str());
@@ -280,8 +349,10 @@ std::string plan_text(const PlannedRun& run) {
     std::string text = verdict_text(run, figures);
     text += strf("parameters        %lld (%.3f B; stored with padding: %lld)\n", ll(run.table.param_elems),
                  static_cast<double>(run.table.param_elems) * 1e-9, ll(plan.flat_elems));
-    text += strf("precision         %s weights, %s gradients, fp32 master weights, %s moments\n",
-                 dtype_name(config.dtype), dtype_name(config.grad_dtype), dtype_name(config.moment_dtype));
+    const char* rounded = config.grad_shard_dtype == Dtype::kBf16 && shards_grads(config, plan.ranks)
+                              ? " (shards in bf16)" : "";
+    text += strf("precision         %s weights, %s gradients%s, fp32 master weights, %s moments\n",
+                 dtype_name(config.dtype), dtype_name(config.grad_dtype), rounded, dtype_name(config.moment_dtype));
     text += memory_text(run);
     text += strf("model FLOPs       %.4g per token, %.4g per step\n", figures.flops_per_token,
                  figures.flops_per_token * figures.tokens);
@@ -313,6 +384,12 @@ Json memory_json(const PlannedRun& run, const Figures& figures) {
                    {"pinned_host_bytes", run.plan.host_bytes()},
                    {"host_bytes", {{"loading", run.plan.host.load_bytes}, {"saving", run.plan.host.save_bytes},
                                    {"saving_async", run.plan.host.save_async_bytes}}}};
+    if (run.plan.ranks > 1) {
+        const int64_t lowest = lowest_zero(run.config, run.table, run.plan.ranks, figures);
+        memory["lowest_zero"] = lowest > 0 ? Json(lowest) : Json(nullptr);
+    }
+    if (offloads_state(run.config))
+        memory["least_offload_fraction"] = least_offload_fraction(run.config, run.table, run.plan.ranks, figures);
     if (figures.fits(run.plan)) return memory;
     for (const Change& change : changes_of_memory(run, figures))
         memory["changes"].push_back({{"options", change.options}, {"arena_bytes", change.arena_bytes},

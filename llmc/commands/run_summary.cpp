@@ -6,6 +6,7 @@
 #include "llmc/base/text.h"
 #include "llmc/base/version.h"
 #include "llmc/config/schedule.h"
+#include "llmc/parallel/sharded_state.h"
 
 namespace {
 
@@ -73,8 +74,9 @@ std::string device_text(const SummarizedRun& run) {
 
 std::string precision_text(const SummarizedRun& run) {
     const Config& c = run.config;
-    std::string text = strf("%s, %s gradients and %s moments", dtype_name(c.dtype), dtype_name(c.grad_dtype),
-                            dtype_name(c.moment_dtype));
+    const bool rounded = c.grad_shard_dtype == Dtype::kBf16 && shards_grads(c, run.world.ranks);
+    std::string text = strf("%s, %s gradients%s and %s moments", dtype_name(c.dtype), dtype_name(c.grad_dtype),
+                            rounded ? ", their shards in bf16," : "", dtype_name(c.moment_dtype));
     text += run.fp8_plan.on() ? strf("; FP8 %s: ", run.fp8_plan.row().name) + fp8_linears_text(run.fp8_plan)
                               : "; no linear in FP8";
     return text + (c.fp8_attention ? "; attention: QK^T and PV of the forward in E4M3" : "");

@@ -92,6 +92,7 @@ struct Config {
     int64_t zero_keep_layers = 0;       // layers that stay gathered from forward to backward; with --zero 3
     double bucket_mb = 256;             // size of a gradient bucket, 10^6 bytes of FP32
     bool overlap = true;                // overlap communication with compute
+    Dtype grad_shard_dtype = Dtype::kFp32;  // of the sums of gradients with --zero 2 and 3
     Dtype grad_comm_dtype = Dtype::kFp32;   // kFp32, kBf16, kE4m3
     Dtype param_comm_dtype = Dtype::kBf16;  // for weights that run in FP8: kBf16, kE4m3
     int64_t fp8_check_interval = 0;     // steps between comparisons of all ranks' FP8 scales; 0: none

@@ -16,7 +16,7 @@ namespace {
 struct ValueHint {
     const char *options, *words, *hint;
 };
-constexpr const char* kDtypes = "dtype grad-dtype moment-dtype grad-comm-dtype";
+constexpr const char* kDtypes = "dtype grad-dtype moment-dtype grad-comm-dtype grad-shard-dtype";
 constexpr ValueHint kHints[] = {
     {kDtypes, "bfloat16 torch.bfloat16 bfloat bf16-mixed", "did you mean bf16?"},
     {kDtypes, "float32 torch.float32 float single 32 tf32", "did you mean fp32?"},

@@ -129,9 +129,6 @@ void run_rules(const Config& c, int ranks, Rules& rules) {
                   strf("--ranks %lld, and %d %s started: scripts/launch/launch_mpi.sh -np %lld starts them",
                        ll(c.ranks), ranks, ranks == 1 ? "was" : "were", ll(c.ranks)));
     rules.require(c.zero_group != 1, "--zero-group 1 shards nothing: --zero 0 says so");
-    rules.require(!c.reset_position_ids || c.context_parallel == 1,
-                  "--reset-position-ids with --context-parallel: a rank sees a part of a sequence only, and a document "
-                  "may begin in another: leave out one of the two");
     rules.require(c.zero_group % c.context_parallel == 0,
                   strf("--zero-group %lld must be a multiple of --context-parallel %lld: ranks that share a sequence "
                        "are in one group", ll(c.zero_group), ll(c.context_parallel)));

@@ -7,6 +7,8 @@ constexpr Condition kFp8 = {"fp8-recipe", "!none", "FP8 is off (--fp8-recipe non
 const Conditions kGathersFp8 = {kFp8, {"zero", "!0", "with --zero 0 every rank updates all weights, so none are "
                                                      "gathered"}};
 const Conditions kShards = {{"zero", "!0", "--zero 0 shards nothing"}};
+const Conditions kShardsGrads = {{"zero", "!0", "only --zero 2 and 3 shard gradients"},
+                                 {"zero", "!1", "only --zero 2 and 3 shard gradients"}};
 const Conditions kTensorScales = {kFp8, {"fp8-recipe", "!blockwise",
                                          "--fp8-recipe blockwise has no scale of a whole tensor"}};
 
@@ -56,6 +58,11 @@ void add_ranks(std::vector<OptionRow>& rows) {
          .help = "overlap the reduction of gradients with the backward pass and the all-gather of weights with the "
                  "forward pass; results are equal to the bit",
          .fallback = "on", .on_resume = kSilent, .ranks_only = true},
+        {.name = "grad-shard-dtype", .group = kGroup,
+         .value = choice<Dtype>(AT(grad_shard_dtype), {{"bf16", Dtype::kBf16}, {"fp32", Dtype::kFp32}}),
+         .help = "dtype of a rank's shard of the gradients with --zero 2 and 3, to which those of each micro-batch are "
+                 "added in FP32; bf16 saves 2 bytes per parameter of the shard and rounds in every micro-batch",
+         .fallback = "fp32", .acts_if = kShardsGrads, .ranks_only = true},
         {.name = "grad-comm-dtype", .group = kGroup,
          .value = choice<Dtype>(AT(grad_comm_dtype),
                                 {{"fp32", Dtype::kFp32}, {"bf16", Dtype::kBf16}, {"fp8", Dtype::kE4m3}}),

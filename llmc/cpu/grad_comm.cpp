@@ -29,7 +29,7 @@ struct ChunkValues {
 };
 
 // out[i] (+)= the sum over the ranks of values_of(rank).at(i).
-template <typename ValuesOf> void add_ranks(const SumRanksArgs& args, ValuesOf&& values_of) {
+template <typename Out, typename ValuesOf> void add_ranks_to(const SumRanksArgs& args, ValuesOf&& values_of) {
     for_chunks(args.out.elems, [&](int64_t begin, int64_t count) {
         float sum[4096];
         for (int64_t rank = 0; rank < args.ranks; rank++) {
@@ -39,9 +39,13 @@ template <typename ValuesOf> void add_ranks(const SumRanksArgs& args, ValuesOf&&
                 sum[i] = rank == 0 ? value : sum[i] + value;
             }
         }
-        float* out = args.out.as<float>() + begin;
-        for (int64_t i = 0; i < count; i++) out[i] = args.accumulate ? out[i] + sum[i] : sum[i];
+        Out* out = args.out.as<Out>() + begin;
+        for (int64_t i = 0; i < count; i++) out[i] = Out(args.accumulate ? widen(out[i]) + sum[i] : sum[i]);
     });
+}
+template <typename ValuesOf> void add_ranks(const SumRanksArgs& args, ValuesOf&& values_of) {
+    if (args.out.dtype == Dtype::kBf16) add_ranks_to<bf16>(args, values_of);
+    else add_ranks_to<float>(args, values_of);
 }
 
 }  // namespace
@@ -70,7 +74,7 @@ void quantize_chunks(Ctx&, const QuantizeChunksArgs& args) {
 void sum_ranks(Ctx&, const SumRanksArgs& args) {
     const int64_t n = args.out.elems;
     CHECK(args.ranks > 0, "sum_ranks: %lld ranks", (long long)args.ranks);
-    check_tensor("sum_ranks", "out", args.out, Dtype::kFp32, n);
+    check_tensor("sum_ranks", "out", args.out, args.out.dtype == Dtype::kBf16 ? Dtype::kBf16 : Dtype::kFp32, n);
     check_tensor("sum_ranks", "in", args.in, args.in.dtype, args.ranks * n);
     switch (args.in.dtype) {
         case Dtype::kFp32:

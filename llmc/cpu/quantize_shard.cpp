@@ -5,7 +5,6 @@ namespace cpu {
 namespace {
 
 void check_range(const char* op, const Tensor& in, int64_t begin, int64_t R, int64_t C) {
-    check_tensor(op, "in", in, Dtype::kFp32, in.elems);
     CHECK(begin >= 0 && begin + in.elems <= R * C, "%s: elements [%lld, +%lld) of %lld x %lld", op, (long long)begin,
           (long long)in.elems, (long long)R, (long long)C);
 }
@@ -35,7 +34,8 @@ template <typename Body> void for_block_lines(int64_t begin, int64_t elems, int6
 
 template <Dtype format> void quantize_line(const QuantizeRunArgs& args, const Line& line) {
     bf16 x[kBlock];
-    round_line(x, args.in.as<float>() + line.begin, line.count);
+    if (args.in.dtype == Dtype::kBf16) std::copy_n(args.in.as<bf16>() + line.begin, line.count, x);
+    else round_line(x, args.in.as<float>() + line.begin, line.count);
     float scale[kBlock];
     std::fill(scale, scale + kBlock,
               args.slot ? args.slot->scale : block_scale(args.block_amaxes[line.block], format));
@@ -51,6 +51,7 @@ template <Dtype format> void quantize_line(const QuantizeRunArgs& args, const Li
 
 void block_amax(Ctx&, const BlockAmaxArgs& args) {
     if (args.in.elems == 0) return;
+    check_tensor("block_amax", "in", args.in, Dtype::kFp32, args.in.elems);
     check_range("block_amax", args.in, args.begin, args.R, args.C);
     for_block_lines(args.begin, args.in.elems, args.C, [&](const Line& line) {
         raise_amax(&args.amaxes[line.block], rounded_amax_of_line(args.in.as<float>() + line.begin, line.count));
@@ -69,6 +70,8 @@ void fp8_scales(Ctx&, const Fp8ScalesArgs& args) {
 
 void quantize_run(Ctx&, const QuantizeRunArgs& args) {
     if (args.in.elems == 0) return;
+    check_tensor("quantize_run", "in", args.in, args.in.dtype == Dtype::kBf16 ? Dtype::kBf16 : Dtype::kFp32,
+                 args.in.elems);
     check_range("quantize_run", args.in, args.begin, args.R, args.C);
     CHECK(is_fp8(args.out.dtype) && args.out.elems == args.in.elems, "quantize_run: out is %s with %lld elements",
           dtype_name(args.out.dtype), (long long)args.out.elems);

@@ -118,14 +118,14 @@ template <> struct Sent<E4m3, kLaneElems> {
 constexpr int kRankBatch = 4;   // ranks with loads in flight together
 
 // Math: out[i] (+)= sum over r of in[r, i], each times the scale_inv of its chunk if there is one; in the order of r,
-// with one rounding per product and per sum.
+// with one rounding per product and per sum, and one more to bf16.
 // Source: plain sum.
-// Traffic: in and scales read, 4 bytes per element written, once; to accumulate, 4 more read.
-// Requires: kWidth = 4 needs n a multiple of 4, out aligned to 16 bytes and in to 4 elements.
+// Traffic: in and scales read, out written, once; to accumulate, out read as well.
+// Requires: kWidth = 4 needs n a multiple of 4, out and in aligned to 4 elements.
 // Parallel: a thread owns kGroups groups of kWidth elements, a block's width apart, over all ranks.
-template <typename T, int kWidth, int kGroups>
+template <typename Out, typename T, int kWidth, int kGroups>
 __global__ void __launch_bounds__(kThreads, 3)
-    sum_ranks_kernel(float* out, const T* in, const float* scales, int64_t n, int ranks, bool accumulate) {
+    sum_ranks_kernel(Out* out, const T* in, const float* scales, int64_t n, int ranks, bool accumulate) {
     wait_for_previous_kernels();
     const int64_t first = (int64_t{blockIdx.x} * kGroups * kThreads + threadIdx.x) * kWidth;
     constexpr int kStep = kThreads * kWidth;
@@ -164,23 +164,26 @@ __global__ void __launch_bounds__(kThreads, 3)
         const int64_t i = first + k * kStep;
         if (i >= n) break;
         if (accumulate) {
-            Packed<float, kWidth> raw;
+            Packed<Out, kWidth> raw;
             raw.load(out + i);
             float before[kWidth];
             raw.unpack_to(before);
 #pragma unroll
             for (int j = 0; j < kWidth; j++) sum[k][j] = __fadd_rn(before[j], sum[k][j]);
         }
-        store_floats<float, kWidth>(out + i, sum[k]);
+        store_floats<Out, kWidth>(out + i, sum[k]);
     }
 }
 
 template <typename T, int kWidth, int kGroups> void launch_sum(Ctx& ctx, const SumRanksArgs& args, const T* in) {
     const int64_t n = args.out.elems;
-    launch_early(ctx, sum_ranks_kernel<T, kWidth, kGroups>,
-                 grid_size(ceil_div(n, int64_t{kGroups} * kThreads * kWidth)), kThreads, 0, args.out.as<float>(), in,
-                 args.scales.as<float>(), n, args.ranks, args.accumulate);
-    CHECK_LAUNCH("sum_ranks_kernel");
+    dispatch(args.out.dtype, "sum_ranks: out", [&](auto type) {
+        using Out = decltype(type);
+        launch_early(ctx, sum_ranks_kernel<Out, T, kWidth, kGroups>,
+                     grid_size(ceil_div(n, int64_t{kGroups} * kThreads * kWidth)), kThreads, 0, args.out.as<Out>(), in,
+                     args.scales.as<float>(), n, args.ranks, args.accumulate);
+        CHECK_LAUNCH("sum_ranks_kernel");
+    });
 }
 
 // ---- compare_sums
@@ -253,7 +256,7 @@ void sum_ranks(Ctx& ctx, const SumRanksArgs& args) {
     const int64_t n = args.out.elems;
     CHECK(args.ranks > 0 && args.ranks < (1 << 20), "sum_ranks: %lld ranks", (long long)args.ranks);
     if (n == 0) return;
-    expect(args.out, Dtype::kFp32, n, "sum_ranks: out");
+    expect(args.out, args.out.dtype, n, "sum_ranks: out");
     expect(args.in, args.in.dtype, args.ranks * n, "sum_ranks: in");
     const bool vector = n % kLaneElems == 0 && aligned(args.out, kLaneElems) && aligned(args.in, kLaneElems);
     if (args.in.dtype == Dtype::kE4m3) {

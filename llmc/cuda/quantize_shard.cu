@@ -102,9 +102,9 @@ __global__ void fp8_scales_kernel(Fp8Slot* slots, int64_t count, bool current, f
     slots[i].scale_inv = 1.0f / scale;
 }
 
-// Rounds kWidth floats to bf16 and casts them to bytes.
-template <Dtype kFormat, bool kCount, int kWidth>
-__device__ inline void cast_vector(uint8_t* out, const Packed<float, kWidth>& raw, float scale, CastTally& tally) {
+// Rounds kWidth values to bf16 and casts them to bytes.
+template <Dtype kFormat, bool kCount, typename T, int kWidth>
+__device__ inline void cast_vector(uint8_t* out, const Packed<T, kWidth>& raw, float scale, CastTally& tally) {
     float v[kWidth];
     raw.unpack_to(v);
 #pragma unroll
@@ -120,11 +120,11 @@ __device__ inline void cast_vector(uint8_t* out, const Packed<float, kWidth>& ra
 // Math: out = to_fp8(in rounded to bf16 * scale), the scale of the slot or of the block; counts.
 // Source: fp8.h for casts and scales.
 // Traffic: in read, 1 byte per element written, once.
-// Requires: kWidth = 4 needs begin, elems and C multiples of 4, in aligned to 16 bytes, out to 4.
+// Requires: kWidth = 4 needs begin, elems and C multiples of 4, in and out aligned to 4 elements.
 // Parallel: a block of threads owns a tile, which has a single scale.
-template <Dtype kFormat, bool kCount, int kWidth>
+template <Dtype kFormat, bool kCount, typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads, 4)
-    quantize_run_kernel(uint8_t* out, const float* in, const __grid_constant__ RangeTiles range, const Fp8Slot* slot,
+    quantize_run_kernel(uint8_t* out, const T* in, const __grid_constant__ RangeTiles range, const Fp8Slot* slot,
                         const uint32_t* block_amaxes, Fp8Counts* counts) {
     wait_for_previous_kernels();
     const TileLanes<kWidth> lanes(range);
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     CastTally tally;
 #pragma unroll 1
     for (int first = 0; first < lanes.kVectors; first += kBatch) {
-        Packed<float, kWidth> raw[kBatch];
+        Packed<T, kWidth> raw[kBatch];
 #pragma unroll
         for (int j = 0; j < kBatch; j++) {
             if (lanes.valid(first + j)) raw[j].load(in + lanes.at(first + j));
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 #pragma unroll
         for (int j = 0; j < kBatch; j++) {
             if (!lanes.valid(first + j)) continue;
-            cast_vector<kFormat, kCount, kWidth>(out + lanes.at(first + j), raw[j], scale, tally);
+            cast_vector<kFormat, kCount, T, kWidth>(out + lanes.at(first + j), raw[j], scale, tally);
         }
     }
     if constexpr (kCount) {
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(kThreads, 6) transpose_bytes_kernel(uint8_t* o
 }
 
 void check_range(const Tensor& in, int64_t begin, int64_t R, int64_t C, const char* op) {
-    expect(in, Dtype::kFp32, in.elems, op);
+    expect(in, in.dtype, in.elems, op);
     CHECK(begin >= 0 && begin + in.elems <= R * C, "%s: elements [%lld, +%lld) of %lld x %lld", op, (long long)begin,
           (long long)in.elems, (long long)R, (long long)C);
     CHECK(C < (1 << 23) && R < (1 << 24), "%s: a matrix of %lld x %lld", op, (long long)R, (long long)C);
@@ -237,6 +237,7 @@ template <typename F> void with_range_width(const RangeTiles& range, const Tenso
 
 void block_amax(Ctx& ctx, const BlockAmaxArgs& args) {
     if (args.in.elems == 0) return;
+    expect(args.in, Dtype::kFp32, args.in.elems, "block_amax: in");
     check_range(args.in, args.begin, args.R, args.C, "block_amax");
     CHECK(args.amaxes != nullptr, "block_amax without amaxes");
     const RangeTiles range(args.begin, args.in.elems, args.C);
@@ -264,15 +265,19 @@ void quantize_run(Ctx& ctx, const QuantizeRunArgs& args) {
     const RangeTiles range(args.begin, args.in.elems, args.C);
     with_format(args.out.dtype, "quantize_run", [&](auto format) {
         with_range_width(range, args.in, args.out, [&](auto width) {
-            auto launch = [&](auto kernel) {
-                launch_early(ctx, kernel, grid_size(range.count()), kThreads, 0, static_cast<uint8_t*>(args.out.data),
-                             args.in.as<float>(), range, args.slot, args.block_amaxes, args.counts);
-                CHECK_LAUNCH("quantize_run_kernel");
-            };
-            constexpr Dtype kFormat = decltype(format)::value;
-            constexpr int kWidth = decltype(width)::value;
-            if (args.counts) launch(quantize_run_kernel<kFormat, true, kWidth>);
-            else launch(quantize_run_kernel<kFormat, false, kWidth>);
+            dispatch(args.in.dtype, "quantize_run: in", [&](auto type) {
+                using T = decltype(type);
+                auto launch = [&](auto kernel) {
+                    launch_early(ctx, kernel, grid_size(range.count()), kThreads, 0,
+                                 static_cast<uint8_t*>(args.out.data), args.in.as<T>(), range, args.slot,
+                                 args.block_amaxes, args.counts);
+                    CHECK_LAUNCH("quantize_run_kernel");
+                };
+                constexpr Dtype kFormat = decltype(format)::value;
+                constexpr int kWidth = decltype(width)::value;
+                if (args.counts) launch(quantize_run_kernel<kFormat, true, T, kWidth>);
+                else launch(quantize_run_kernel<kFormat, false, T, kWidth>);
+            });
         });
     });
 }

@@ -50,7 +50,7 @@ void Attention::upload_constants(Ctx& ctx) {
 float Attention::softmax_mul() const { return 1.0f / std::sqrt(static_cast<float>(config_.kv_channels)); }
 
 RopeArgs Attention::rope_args(Tensor qkv, const DeviceBatch& batch, const QuantOut& quant) const {
-    const int64_t HS = config_.kv_channels, first = options_.first_position(batch.T) * HS;
+    const int64_t HS = config_.kv_channels, first = batch.positions() ? 0 : options_.first_position(batch.T) * HS;
     return {.qkv = qkv, .cos_sin = cos_sin_.slice(first, cos_sin_.elems - first), .N = batch.rows(), .T = batch.T,
             .NH = config_.num_attention_heads, .NKV = config_.num_query_groups, .HS = HS, .quant = quant,
             .positions = batch.positions()};
@@ -91,7 +91,8 @@ Fp8Heads Attention::quantize_heads(Ctx& ctx, Tensor qkv, const DeviceBatch& batc
     const Fp8Heads quantized{.bytes = model_.scratch(Dtype::kE4m3, blocks * kHeadBlock * HS),
                              .scales = model_.scratch(Dtype::kFp32, blocks)};
     ops::quantize_heads(ctx, {.heads = quantized, .qkv = qkv, .cos_sin = cos_sin_, .B = batch.B, .T = T, .NH = NH,
-                              .NKV = NKV, .HS = HS, .positions = batch.positions()});
+                              .NKV = NKV, .HS = HS,
+                              .positions = exchange_ ? batch.whole_restarted : batch.positions()});
     return quantized;
 }
 

@@ -35,8 +35,9 @@ Tensor Decoder::positions_from(Tensor wpe, int64_t T) const {
 void Decoder::embed(Ctx& ctx, const DeviceBatch& batch) {
     const ParamTable& table = model_.table;
     const int64_t N = batch.rows();
+    const Tensor wpe = weight(table.wpe);
     ops::embedding_forward(ctx, {.out = attention_.residual(0, N), .wte = weight(table.wte),
-                                 .wpe = positions_from(weight(table.wpe), batch.T), .tokens = batch.tokens,
+                                 .wpe = batch.positions() ? wpe : positions_from(wpe, batch.T), .tokens = batch.tokens,
                                  .bad_tokens = batch.bad_tokens, .N = N, .T = batch.T, .C = config_.hidden_size,
                                  .V = config_.vocab_size, .positions = batch.positions()});
 }
@@ -232,10 +233,13 @@ void Decoder::loss_and_backward(Ctx& ctx, const DeviceBatch& batch, StepState* s
         model_.offload.after_backward(ctx, l);
         after(ctx, l, Pass::kBackward);
     }
+    // Positions that restart are rows of the whole table, others count from the first of this rank's part.
     const bool restarts = table.wpe >= 0 && batch.restarted;
-    ops::embedding_backward(ctx, {.dwte = grad(table.wte), .dwpe = positions_from(grad(table.wpe), batch.T),
+    const Tensor dwpe = grad(table.wpe);
+    ops::embedding_backward(ctx, {.dwte = grad(table.wte), .dwpe = restarts ? dwpe : positions_from(dwpe, batch.T),
                                   .dout = dresidual.high, .tokens = batch.tokens,
-                                  .token_order = batch.token_order, .N = N, .T = batch.T, .C = C,
+                                  .token_order = batch.token_order, .N = N,
+                                  .T = restarts ? batch.T * model_.options.ranks_of_sequence() : batch.T, .C = C,
                                   .V = config_.vocab_size, .positions = restarts ? batch.restarted : nullptr,
                                   .position_order = restarts ? batch.position_order : nullptr});
     after(ctx, -1, Pass::kBackward);

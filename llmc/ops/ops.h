@@ -320,7 +320,7 @@ struct QuantizeChunksArgs {
 };
 // Local reduction: out[i] (+)= sum over r of in[r][i] (times its scale if there are scales), in fp32, in order of r.
 struct SumRanksArgs {
-    Tensor out;       // (n) fp32, = or, if accumulate, += the sum over the ranks
+    Tensor out;       // (n) fp32, or bf16, to which the result is rounded; = or, if accumulate, += the sum
     Tensor in;        // (ranks, n) fp32, bf16 or e4m3
     Tensor scales;    // (ranks, n / kGradCommChunk) fp32: scale_inv; e4m3 only
     int64_t ranks;
@@ -351,7 +351,7 @@ struct Fp8ScalesArgs {
 // 3. out = in, rounded to bf16 and cast with the scale of the tensor or block.
 struct QuantizeRunArgs {
     Tensor out;                            // (n) fp8, =
-    Tensor in;                             // (n) fp32: elements [begin, begin + n) of the matrix
+    Tensor in;                             // (n) fp32 or bf16: elements [begin, begin + n) of the matrix
     int64_t begin, R, C;
     const Fp8Slot* slot = nullptr;         // one scale: contains it; otherwise null and
     const uint32_t* block_amaxes = nullptr;   // blocks: block_amax, all-reduced

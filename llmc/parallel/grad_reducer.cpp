@@ -16,8 +16,9 @@ GradReducer::GradReducer(const Config& config, const ShardedState& state, const 
     : config_(config), state_(state), buckets_(state.buckets()), groups_(groups), stream_(stream) {
     order_.resize(buckets_.all().size());
     if (buckets_.ranks() == 1) return;
-    int64_t longest_bf16 = 0, longest_fp8 = 0;
+    int64_t longest_bf16 = 0, longest_fp8 = 0, longest_block = 0;
     for (const ParamGroup& bucket : buckets_.all()) {
+        longest_block = std::max(longest_block, buckets_.block_elems(bucket));
         if (comm_dtype(bucket) == GradCommDtype::kBf16) longest_bf16 = std::max(longest_bf16, bucket.elems);
         if (comm_dtype(bucket) == GradCommDtype::kFp8) longest_fp8 = std::max(longest_fp8, bucket.elems);
     }
@@ -26,6 +27,7 @@ GradReducer::GradReducer(const Config& config, const ShardedState& state, const 
         if (state.grads().dtype != Dtype::kBf16) send_ = take(Dtype::kBf16, longest_bf16);
         receive_ = take(Dtype::kBf16, longest_bf16);
     }
+    if (groups.replicas.world().ranks > 1 && shard_dtype() == Dtype::kBf16) wide_ = take(Dtype::kFp32, longest_block);
     if (longest_fp8 == 0) return;
     send_codes_ = take(Dtype::kE4m3, longest_fp8);
     receive_codes_ = take(Dtype::kE4m3, longest_fp8);
@@ -172,8 +174,15 @@ void GradReducer::reduce(Ctx& comm, const ParamGroup& bucket) {
     }
     if (!state_.sharded())
         stream_.timed(comm, [&] { groups_.shard.all_gather(comm, state_.reduced_whole(bucket)); });
-    if (pass_.last && groups_.replicas.world().ranks > 1)
-        stream_.timed(comm, [&] { groups_.replicas.sum(comm, state_.reduced_block(bucket)); });
+    if (pass_.last && groups_.replicas.world().ranks > 1) sum_replicas(comm, bucket);
+}
+
+// In fp32, whatever the dtype of the shard.
+void GradReducer::sum_replicas(Ctx& comm, const ParamGroup& bucket) {
+    const Tensor block = state_.reduced_block(bucket), sums = wide_ ? first(wide_, block.elems) : block;
+    if (wide_) ops::cast(comm, {.out = sums, .in = block});
+    stream_.timed(comm, [&] { groups_.replicas.sum(comm, sums); });
+    if (wide_) ops::cast(comm, {.out = block, .in = sums});
 }
 
 // This rank's block of a whole bucket.
@@ -220,8 +229,9 @@ void GradReducer::reduce_fp8(Ctx& comm, const ParamGroup& bucket) {
         groups_.shard.all_to_all(comm, codes, first(send_codes_, n));
         groups_.shard.all_to_all(comm, scales, first(send_scales_, chunks));
     });
-    // To be compared, the sums are apart from those of earlier micro-batches: in another rank's block of `exact`.
-    const bool apart = comparing_ && adds();
+    // To be compared, the sums are not yet added to those of earlier micro-batches, nor rounded to a bf16 shard: they
+    // are in another rank's block of `exact`.
+    const bool apart = comparing_ && (adds() || shard_dtype() == Dtype::kBf16);
     const int64_t block = buckets_.block_elems(bucket), next = (groups_.shard.world().rank + 1) % buckets_.ranks();
     const Tensor sums = apart ? exact.slice(next * block, block) : state_.reduced_block(bucket);
     ops::sum_ranks(comm, {.out = sums, .in = codes, .scales = scales, .ranks = buckets_.ranks(),

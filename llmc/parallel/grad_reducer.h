@@ -61,6 +61,8 @@ private:
     void reduce_fp8(Ctx& comm, const ParamGroup& bucket);
     Tensor block_of(const ParamGroup& bucket, const Tensor& whole) const;
     void add_block(Ctx& comm, const ParamGroup& bucket, const Tensor& block);
+    void sum_replicas(Ctx& comm, const ParamGroup& bucket);
+    Dtype shard_dtype() const { return state_.reduced_block(buckets_.all()[0]).dtype; }
     // Whether reduced gradients are added to those of earlier micro-batches.
     bool adds() const { return state_.shares_grads() && !pass_.first; }
 
@@ -74,6 +76,7 @@ private:
     Tensor send_, receive_;                                             // in bf16
     Tensor send_codes_, receive_codes_, send_scales_, receive_scales_;   // in FP8
     Tensor exact_, compare_scratch_, report_;                           // the comparison with fp32
+    Tensor wide_;   // fp32, of a block: sums of a bf16 shard, between groups
 
     BackwardPass pass_;
     bool reducing_ = false, comparing_ = false;

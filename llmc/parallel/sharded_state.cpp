@@ -30,7 +30,7 @@ ShardedState::ShardedState(const Config& config, const ParamTable& table, const 
     weights_ = arena.take(Purpose::kWeights, config.dtype, weights);
     grads_ = arena.take(Purpose::kGradients, grad_dtype, placement_.elems);
     if (shares_grads() || (buckets.ranks() > 1 && grad_dtype == Dtype::kBf16))
-        reduced_ = arena.take(Purpose::kGradients, Dtype::kFp32, own);
+        reduced_ = arena.take(Purpose::kGradients, shares_grads() ? config.grad_shard_dtype : Dtype::kFp32, own);
     make_slots(config, own, arena);
     for (const Param& p : table.params)
         CHECK(p.shard == ShardPolicy::kElementwise, "%s: only elementwise sharding is implemented", p.name.c_str());

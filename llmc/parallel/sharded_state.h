@@ -119,7 +119,8 @@ private:
 
     Tensor weights_;   // T: weights in the working type, of all ranks; only this rank's blocks of those in slots
     Tensor grads_;     // (GradPlacement::elems) grad, of this rank's micro-batches
-    Tensor reduced_;   // fp32: the reduced gradients that this rank owns, if grads_ is bf16 or shared by buckets
+    // The reduced gradients that this rank owns, if grads_ is bf16 (then fp32) or shared by buckets.
+    Tensor reduced_;
     std::array<Tensor, kStateKinds> slots_;   // of what this rank owns; the first elements if the rest is offloaded
     std::unique_ptr<OffloadedSlots> offloaded_;
 };

@@ -41,7 +41,8 @@ Staging::Staging(const Config& config, const Groups& groups, Trainer& trainer)
         int32_t* next = s.order + N;
         if (config.reset_attention_mask) s.documents = std::exchange(next, next + 2 * sequences * config.seq_length);
         if (config.reset_position_ids) s.positions = std::exchange(next, next + N);
-        if (sorts_positions(config)) s.position_order = next;
+        if (sorts_positions(config)) s.position_order = std::exchange(next, next + N);
+        if (needs_whole_positions(config)) s.whole_positions = next;
         s.inputs = new (base + ints_bytes) StepState{};
         s.result = new (base + ints_bytes + 256) StepState{};
         if (fp8_bytes > 0) s.fp8_report = base + ints_bytes + 512;
@@ -76,7 +77,8 @@ Staging::Slot& Staging::read(const DataLoader& loader, int64_t step, int64_t fir
         s.staged.counted_tokens += counted.part;
         if (s.staged.calibration_micro_batch < 0 && counted.whole > 0) s.staged.calibration_micro_batch = number;
         sort_rows_by_token(s.staged.tokens + at, B * T, config_.shape.vocab_size, s.staged.order + at, scratch_);
-        s.staged.from(at, groups_.context.world().ranks).restart(B, T, loader.separator(), scratch_);
+        s.staged.from(at, groups_.context.world().ranks)
+            .restart(reader_.tokens(), B, config_.seq_length, groups_.context.world(), loader.separator(), scratch_);
     }
     s.staged.calibration_micro_batch = std::max<int64_t>(0, s.staged.calibration_micro_batch);
     auto due = [step](int64_t interval) { return interval > 0 && (step + 1) % interval == 0; };

@@ -33,6 +33,8 @@ public:
     };
     // Reads the samples of a micro-batch, from `first` on.
     Counted read(const DataLoader& loader, int64_t first, const Target& to);
+    // (B, T) whole sequences of the latest read().
+    const int32_t* tokens() const { return tokens_.data(); }
 
 private:
     const int64_t B_, T_;

@@ -64,9 +64,14 @@ void Trainer::initialise(Ctx& ctx) {
     weights_from_masters(ctx, true);
 }
 
-void HostInputs::restart(int64_t B, int64_t T, int32_t separator, std::vector<int64_t>& scratch) const {
-    if (positions) restart_positions(tokens, B, T, separator, positions);
-    if (position_order) sort_rows_by_token(positions, B * T, T, position_order, scratch);
+void HostInputs::restart(const int32_t* whole, int64_t B, int64_t T, const World& context, int32_t separator,
+                         std::vector<int64_t>& scratch) const {
+    if (!positions) return;
+    std::vector<int32_t> restarted(static_cast<size_t>(B * T));
+    restart_positions(whole, B, T, separator, restarted.data());
+    take_part(restarted.data(), B, T, context, positions);
+    if (whole_positions) std::copy(restarted.begin(), restarted.end(), whole_positions);
+    if (position_order) sort_rows_by_token(positions, B * T / context.ranks, T, position_order, scratch);
 }
 
 // Copies the inputs that the configuration has; while rehearsing their memory is null.
@@ -87,6 +92,7 @@ DeviceBatch Trainer::upload(Ctx& ctx, const HostInputs& host, int64_t B, int64_t
     batch.documents = copy(host.documents, config_.reset_attention_mask, 2 * exchange_.ranks());
     batch.restarted = copy(host.positions, config_.reset_position_ids);
     batch.position_order = copy(host.position_order, sorts_positions(config_));
+    batch.whole_restarted = copy(host.whole_positions, needs_whole_positions(config_), exchange_.ranks());
     return batch;
 }
 
@@ -258,8 +264,11 @@ Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_
             if (on_any_rank(stopped || !result.error.empty())) break;
         }
         HostInputs inputs = staging;
-        inputs.order = nullptr;   // which only backward needs
-        if (!ctx.rehearsal) inputs.restart(B, config_.part_length(), loader->separator(), scratch_);
+        inputs.order = inputs.position_order = nullptr;   // which only backward needs
+        if (!ctx.rehearsal) {   // of whatever was read last if the micro-batch counts nothing
+            inputs.restart(reader_.tokens(), B, config_.seq_length, groups_.context.world(), loader->separator(),
+                           scratch_);
+        }
         const DeviceBatch batch = upload(ctx, inputs, B, config_.part_length(), eval_state_);
         fp8_.begin_micro_batch(ctx, 0, Fp8Phase::kEvaluation);
         decoder_.forward(ctx, batch, false);

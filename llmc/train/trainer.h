@@ -20,12 +20,17 @@
 inline bool sorts_positions(const Config& config) {
     return config.reset_position_ids && config.shape.position == PositionEmbedding::kLearned;
 }
+// FP8 attention applies rope to whole sequences.
+inline bool needs_whole_positions(const Config& config) {
+    return config.reset_position_ids && config.fp8_attention && config.context_parallel > 1;
+}
 // int32 inputs of a rank for `sequences`: token, target and order of each token of its parts; with
 // --reset-attention-mask, start and end of the document of each token of the whole sequences; with --reset-position-ids
-// the position of each token and maybe the order by positions.
+// the position of each token of its parts, maybe the order by positions, and maybe the positions of whole sequences.
 inline int64_t input_elems(const Config& config, int64_t sequences) {
     const int64_t of_part = 3 + config.reset_position_ids + sorts_positions(config);
-    return sequences * (of_part * config.part_length() + (config.reset_attention_mask ? 2 * config.seq_length : 0));
+    const int64_t of_whole = 2 * config.reset_attention_mask + needs_whole_positions(config);
+    return sequences * (of_part * config.part_length() + of_whole * config.seq_length);
 }
 
 // Token inputs of (micro-batches of) B sequences in pinned host memory; null while rehearsing. T: part_length().
@@ -37,15 +42,18 @@ struct HostInputs {
                                          // per sequence
     int32_t* positions = nullptr;        // (micro_batches, B*T) within documents; null: they do not restart
     int32_t* position_order = nullptr;   // (micro_batches, B*T) rows sorted by them; null: not needed
+    int32_t* whole_positions = nullptr;  // (micro_batches, B, whole T); null: not needed
 
     // Those of the micro-batch that begins `rows` tokens later; `ranks` share a sequence.
     HostInputs from(int64_t rows, int64_t ranks) const {
         auto at = [](int32_t* p, int64_t n) { return p ? p + n : p; };
         return {at(tokens, rows), at(targets, rows), at(order, rows), at(documents, 2 * rows * ranks),
-                at(positions, rows), at(position_order, rows)};
+                at(positions, rows), at(position_order, rows), at(whole_positions, rows * ranks)};
     }
-    // Sets positions and their order from the tokens of one micro-batch. scratch is resized as needed.
-    void restart(int64_t B, int64_t T, int32_t separator, std::vector<int64_t>& scratch) const;
+    // Sets positions and their order from the tokens of a micro-batch's whole sequences (B, T), of which this rank of
+    // the context group has a part. scratch is resized as needed.
+    void restart(const int32_t* whole, int64_t B, int64_t T, const World& context, int32_t separator,
+                 std::vector<int64_t>& scratch) const;
 };
 
 // This rank's part of one global batch in pinned host memory, and the results of the step.

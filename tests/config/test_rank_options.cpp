@@ -66,6 +66,9 @@ TEST_CASE("rank options: what cannot act is refused") {
     refused({"--fp8-stats-interval", "1"}, "FP8 is off");
     CHECK(parsed({"--fp8-stats-interval", "1", "--grad-comm-dtype", "fp8"}).fp8_stats_interval == 1);
     refused({"--zero-group", "2", "--zero", "0"}, "--zero 0 shards nothing");
+    for (const char* level : {"0", "1"})
+        refused({"--grad-shard-dtype", "bf16", "--zero", level}, "only --zero 2 and 3 shard gradients");
+    CHECK(parsed({"--zero", "3", "--grad-shard-dtype", "bf16"}).grad_shard_dtype == Dtype::kBf16);
     CHECK(parsed({"--zero", "2"}).zero == 2);
     CHECK(parsed({"--zero", "3"}).zero == 3);
     refused({"--zero-keep-layers", "2", "--zero", "2"}, "only --zero 3 gathers weights in every pass");

@@ -20,11 +20,15 @@ class ContextTest(RanksTest):
         options = ["--dtype", "fp32", "--train-iters", "4", "--valid-data", self.path("valid.bin"), "--eval-interval",
                    "2", "--eval-iters", "3", "--hellaswag-data", self.path("hellaswag.bin"), "--sample-every", "4",
                    "--sample-tokens", "6", "--prompt-ids", "3 1 4", "--temperature", "0"]
-        for binary in (GPT2, LLAMA):
-            one = self.log_of("one", 1, binary, *options)
+        self.write_documents()
+        documents = ["--reset-attention-mask", "--reset-position-ids"]
+        losses = {}
+        for binary, more in ((GPT2, []), (LLAMA, []), (GPT2, documents), (LLAMA, documents)):
+            one = self.log_of("one", 1, binary, *options, *more)
+            losses[binary, bool(more)] = [r["loss"] for r in records(one, "eval")]
             for ranks, context in ((2, 2), (4, 2), (4, 4)):
-                with self.subTest(binary=binary, ranks=ranks, context=context):
-                    log = self.log_of("several", ranks, binary, *options, "--context-parallel", str(context))
+                with self.subTest(binary=binary, more=more, ranks=ranks, context=context):
+                    log = self.log_of("several", ranks, binary, *options, *more, "--context-parallel", str(context))
                     for kind, keys in (("step", ("loss", "grad_norm")), ("eval", ("loss",))):
                         for found, expected in zip(records(log, kind), records(one, kind), strict=True):
                             for key in keys:
@@ -35,6 +39,9 @@ class ContextTest(RanksTest):
                     self.assertIn(f"context parallel {context}", self.text)
                     for step in records(log, "step"):
                         self.assertGreater(step["exposed_comm_seconds"], 0)
+
+        for binary in (GPT2, LLAMA):
+            self.assertNotEqual(losses[binary, False], losses[binary, True])
 
     def test_resumes_on_another_number_of_ranks(self):
         common = ["--fp8-recipe", "delayed", "--seq-length", "64", "--max-position-embeddings", "64",

@@ -9,6 +9,7 @@ from tests.support.train import GPT2, LLAMA, TrainTest, records, state_of
 
 DEEP = ["--num-layers", "5", "--train-iters", "6", "--save-interval", "3"]
 AWAY = ["--offload", "moments,masters,activations", "--offload-chunk-mb", "0.04"]
+LONG = ["--seq-length", "64", "--max-position-embeddings", "64"]
 LAST = "step-00000006"
 
 
@@ -64,7 +65,10 @@ class OffloadTest(TrainTest):
 class OffloadRanksTest(RanksTest):
     def test_ranks_write_the_same_checkpoints(self):
         for options in (["--fp8-recipe", "delayed", "--fp8-param-gather"],
-                        ["--fp8-recipe", "tensorwise", "--zero", "0"]):
+                        ["--fp8-recipe", "tensorwise", "--zero", "0"],
+                        ["--fp8-recipe", "delayed", "--zero", "3", *LONG, "--context-parallel", "2"],
+                        ["--fp8-recipe", "delayed", "--zero", "2", "--grad-shard-dtype", "bf16", *LONG,
+                         "--context-parallel", "2", "--loss-chunk", "16"]):
             with self.subTest(options=options):
                 states = []
                 for offload in ([], AWAY):

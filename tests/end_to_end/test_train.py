@@ -334,19 +334,6 @@ class Train(TrainTest):
                               "--max-skips", "1", "--fp8-recipe", "delayed", expect=4)
         self.assertRegex(done.stdout, r"step 1: the first value that is not finite is in micro-batch 0, \d\.\w+\.\w+")
 
-    def write_documents(self):
-        """Shards with documents of every length from 1 to 30, and the sidecars that name their separator, 1."""
-        for name, count, seed in (("train_0", 3000, 1), ("train_1", 2001, 2), ("valid", 700, 3)):
-            tokens = [token if token != 1 else 2 for token in make_tokens(count, seed)]
-            length, at = 1, 0
-            while at + length <= count:
-                tokens[at] = 1
-                at += length
-                length = length % 30 + 1
-            write_shard(self.path(name + ".bin"), tokens)
-            with open(self.path(name + ".meta.json"), "w") as f:
-                json.dump({"tokenizer": {"separator": 1}}, f)
-
     def test_attention_stays_within_documents(self):
         self.write_documents()
         options = ["--train-iters", "6", "--valid-data", self.path("valid.bin"), "--eval-iters", "3",

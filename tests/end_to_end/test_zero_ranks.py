@@ -64,7 +64,8 @@ class ZeroTest(RanksTest):
         passes = ["--valid-data", self.path("valid.bin"), "--eval-interval", "2", "--eval-iters", "4", "--sample-every",
                   "2", "--sample-tokens", "3", "--num-layers", "4"]
         for binary, options in ((LLAMA, ["--fp8-recipe", "delayed", "--fp8-lm-head", "--recompute", "block"]),
-                                (GPT2, ["--fp8-recipe", "blockwise", "--fp8-stats-interval", "2"])):
+                                (GPT2, ["--fp8-recipe", "blockwise", "--fp8-stats-interval", "2", "--grad-shard-dtype",
+                                        "bf16"])):
             def seen(*more):
                 log = self.run_log(3, binary, *options, *passes, *more)
                 return [[(r["step"], *(r[key] for key in keys)) for r in records(log, kind)] for kind, keys in

@@ -77,19 +77,20 @@ HostTensor lone_values() {
 
 void check_sum(const HostTensor& in, int64_t ranks, const HostTensor& scales, int64_t shift_bytes) {
     const int64_t n = in.elems() / ranks;
-    for (bool accumulate : {false, true}) {
-        OpCase c(strf("sum_ranks of %lld by %lld%s", (long long)ranks, (long long)n, accumulate ? ", accumulates" : ""),
-                 in.dtype(), kF, shift_bytes);
-        c.add("in", Kind::kFixed, in);
-        c.add("scales", Kind::kFixed, scales);
-        c.add("out", Kind::kFixed, accumulate ? uneven_tensor(kF, 1, n, 11) : HostTensor(kF, n));
-        c.run_same_types(cuda::sum_ranks, cpu::sum_ranks, [&](auto view) {
-            return SumRanksArgs{.out = view("out"), .in = view("in"), .scales = view("scales"), .ranks = ranks,
-                                .accumulate = accumulate};
-        });
-        c.check_bits("out");
-        c.check_unchanged("in");
-    }
+    for (Dtype sums : {kF, kB})
+        for (bool accumulate : {false, true}) {
+            OpCase c(strf("sum_ranks of %lld by %lld to %s%s", (long long)ranks, (long long)n, dtype_name(sums),
+                          accumulate ? ", accumulates" : ""), in.dtype(), sums, shift_bytes);
+            c.add("in", Kind::kFixed, in);
+            c.add("scales", Kind::kFixed, scales);
+            c.add("out", Kind::kFixed, accumulate ? uneven_tensor(sums, 1, n, 11) : HostTensor(sums, n));
+            c.run_same_types(cuda::sum_ranks, cpu::sum_ranks, [&](auto view) {
+                return SumRanksArgs{.out = view("out"), .in = view("in"), .scales = view("scales"), .ranks = ranks,
+                                    .accumulate = accumulate};
+            });
+            c.check_bits("out");
+            c.check_unchanged("in");
+        }
 }
 
 void check_ranges(const HostTensor& x, int64_t N, int64_t C, const std::vector<ShardRange>& ranges,
@@ -231,6 +232,23 @@ TEST_CASE("gpu comm ops: random matrices, partitions and numbers of ranks") {
         if (trial % 3 == 0) corrupt(x, trial);
         check_ranges(x, N, C, random_ranges(N * C, 1 + random.word[3] % 6, align, trial), trial % 3 == 0);
     }
+}
+
+TEST_CASE("gpu comm ops: quantize_run of bf16 gives the bits of the same values in fp32") {
+    for (const auto& [N, C] : {std::pair<int64_t, int64_t>{16, 16}, {144, 48}, {272, 1600}})
+        for (const QuantRequest& request : weight_requests())
+            for (int64_t align : {1, 128})
+                for (int64_t shift_bytes : {0, 4}) {
+                    HostTensor rounded = uneven_tensor(kF, N, C, 11).to(kB);
+                    const HostTensor wide = rounded.to(kF);
+                    const auto ranges = random_ranges(N * C, 3, align, 12);
+                    const QuantMemory want = quantize_shards<OnCpu>(request, wide, N, C, ranges);
+                    CHECK_EQ(quantize_shards<OnGpu>(request, wide, N, C, ranges, shift_bytes, rounded).difference(want),
+                             "");
+                    rounded.set(N * C / 2, -1 - rounded.get(N * C / 2));   // one element, which is seen
+                    CHECK_NE(quantize_shards<OnGpu>(request, wide, N, C, ranges, shift_bytes, rounded).difference(want),
+                             "");
+                }
 }
 
 TEST_CASE("gpu comm ops: fp8_scales") {

@@ -37,6 +37,23 @@ TEST_CASE("cpu quantize_run: any partition gives the result of one quantize") {
     }
 }
 
+TEST_CASE("cpu quantize_run: bf16 gives the bits of the same values in fp32") {
+    for (Shape shape : kShapes)
+        for (const QuantRequest& request : weight_requests()) {
+            const int64_t elems = shape.N * shape.C;
+            HostTensor rounded = uneven_tensor(Dtype::kFp32, shape.N, shape.C, 11).to(Dtype::kBf16);
+            const HostTensor wide = rounded.to(Dtype::kFp32);
+            const auto ranges = random_ranges(elems, 3, 1, 12);
+            const QuantMemory want = quantize_shards<OnCpu>(request, wide, shape.N, shape.C, ranges);
+            const auto got = [&] {
+                return quantize_shards<OnCpu>(request, wide, shape.N, shape.C, ranges, 0, rounded).difference(want);
+            };
+            CHECK_EQ(got(), "");
+            rounded.set(elems / 2, -1 - rounded.get(elems / 2));   // one element, which is seen
+            CHECK_NE(got(), "");
+        }
+}
+
 TEST_CASE("cpu quantize_run: ranges of one element, and borders around the corner of a block") {
     const Shape tiny{16, 16}, shape{144, 144};
     std::vector<ShardRange> singles;

@@ -87,6 +87,12 @@ std::vector<Case> cases() {
     add("a window, recompute block but attention", window).recompute = Recompute::kBlockKeepAttention;
     add("documents", llama).reset_attention_mask = true;
     add("gpt2, recompute norms", gpt2).recompute = Recompute::kNormAct;
+    for (const ModelConfig& shape : {gpt2, llama}) {
+        Config& restarts = add("documents, positions that restart, chunks of the loss", shape);
+        restarts.reset_attention_mask = restarts.reset_position_ids = true;
+        restarts.micro_batch_size = 2;
+        restarts.loss_chunk = 3;
+    }
     return all;
 }
 
@@ -188,6 +194,9 @@ std::vector<Case> fp8_cases() {
     Config& heads = add("delayed, attention in FP8, head in FP8", 1, Fp8Recipe::kDelayed);
     heads.fp8_attention = heads.fp8_lm_head = true;
     heads.shape.kv_channels = 64;
+    Config& restarts = add("delayed, attention in FP8, documents, positions that restart", 1, Fp8Recipe::kDelayed);
+    restarts.fp8_attention = restarts.reset_attention_mask = restarts.reset_position_ids = true;
+    restarts.shape.kv_channels = 64;
     Config& sums = add("tensorwise, biases behind qk-norm, FP8 communication", 2, Fp8Recipe::kTensorwise);
     sums.grad_comm_dtype = sums.param_comm_dtype = Dtype::kE4m3;
     add("tensorwise, biases, documents", 0, Fp8Recipe::kTensorwise).reset_attention_mask = true;
@@ -222,6 +231,18 @@ TEST_CASE("context: with every recipe the bits do not depend on overlap, streams
             CHECK(several == train(changed(config, [](Config& o) { o.overlap = false; }), ranks, steps));
         }
     }
+}
+
+TEST_CASE("context: the forward pass has one rank's bits with FP8 attention whose positions restart") {
+    Config config = fp8_config(fp8_shape(1), Fp8Recipe::kNone);
+    config.seq_length = config.shape.max_positions = 64;
+    config.shape.kv_channels = 64;
+    config.micro_batch_size = 2;
+    config.fp8_attention = config.reset_attention_mask = config.reset_position_ids = true;
+    const Result one = alone(config, Dtype::kBf16);
+    for (int context : {2, 4}) CHECK(run(config, 4, context).loss == doctest::Approx(one.loss).epsilon(1e-12));
+    config.reset_position_ids = false;   // other roundings of Q and K, which the comparison sees
+    CHECK(alone(config, Dtype::kBf16).loss != doctest::Approx(one.loss).epsilon(1e-9));
 }
 
 TEST_CASE("context: recomputation gives the same bits") {

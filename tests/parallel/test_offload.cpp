@@ -39,7 +39,16 @@ std::vector<Case> cases() {
     all.zero = 2;
     all.param_comm_dtype = Dtype::kE4m3;
     all.grad_dtype = Dtype::kBf16;
+    Config& rounded = add("blockwise, ZeRO-2, weights gathered in FP8, shards of gradients in bf16, 2 ranks", 1,
+                          Fp8Recipe::kBlockwise, 2);
+    rounded.zero = 2;
+    rounded.param_comm_dtype = Dtype::kE4m3;
+    rounded.grad_shard_dtype = Dtype::kBf16;
     add("delayed, ZeRO-3, 2 ranks", 1, Fp8Recipe::kDelayed, 2).zero = 3;
+    Config& three = add("tensorwise, ZeRO-3, shards of gradients in bf16, 3 ranks", 0, Fp8Recipe::kTensorwise, 3);
+    three.zero = 3;
+    three.param_comm_dtype = Dtype::kE4m3;
+    three.grad_shard_dtype = Dtype::kBf16;
     add("blockwise, ZeRO-0, 2 ranks", 1, Fp8Recipe::kBlockwise, 2).zero = 0;
     return cases;
 }
@@ -200,6 +209,33 @@ TEST_CASE("offload activations: the bits are those of a run that keeps them on t
             away.offload = {"activations"};
             CHECK(train(away, ranks, 2, evaluate) == resident);
             CHECK(train(away, ranks, 2, evaluate, {.defers_compute = true}) == resident);
+        }
+    }
+}
+
+TEST_CASE("offload: all of it with context parallelism and every --zero gives the bits of resident state") {
+    for (int64_t zero : {0, 1, 2, 3}) {
+        Config config = deep(1, zero % 2 ? Fp8Recipe::kTensorwise : Fp8Recipe::kDelayed,
+                             zero < 2 ? Recompute::kBlock : Recompute::kBlockKeepAttention, 5);
+        config.seq_length = config.shape.max_positions = 64;
+        config.zero = zero;
+        config.loss_chunk = 16;
+        if (zero == 2) config.grad_shard_dtype = Dtype::kBf16;
+        if (zero == 3) config.param_comm_dtype = Dtype::kE4m3;
+        for (const auto& [ranks, context] : std::vector<std::pair<int, int>>{{2, 2}, {4, 2}, {4, 4}}) {
+            CAPTURE(zero);
+            CAPTURE(ranks);
+            CAPTURE(context);
+            Config here = config;
+            here.context_parallel = context;
+            const Run resident = train(here, ranks, 3, kSkipOne, {}, 4);
+            REQUIRE(resident.skips == std::vector<int>{0, 1, 0});
+            const Config away = offloaded(here, {"moments", "masters", "activations"}, 0.0431);
+            CHECK(train(away, ranks, 3, kSkipOne, {}, 4) == resident);
+            CHECK(train(away, ranks, 3, kSkipOne, {.defers_compute = true}, 4) == resident);
+            if (ranks == 2) continue;
+            CHECK(train(offloaded(here, {"activations"}, 1), ranks, 3, kSkipOne, {}, 4) == resident);
+            CHECK(train(offloaded(here, {"masters"}, 0.02, 0.37), ranks, 3, kSkipOne, {}, 4) == resident);
         }
     }
 }

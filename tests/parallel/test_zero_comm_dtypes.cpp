@@ -20,6 +20,7 @@ using Gradients = std::map<int, Floats>;   // by parameter
 struct Reduction {
     std::vector<std::vector<Gradients>> local;   // by rank, reduction
     int64_t group = 0;                           // ranks that shard one copy; 0: all
+    Dtype shard = Dtype::kFp32;
     std::map<int, Floats> sums;
     std::map<int, ParamForm> kinds;
     std::vector<GradCommReport> reports;            // by rank
@@ -53,6 +54,7 @@ Reduction reduce_gradients(Config config, int ranks, const Corrupt& corrupt = {}
     config.global_batch_size = 12 * config.micro_batch_size;
     Reduction reduction;
     reduction.local.resize(static_cast<size_t>(ranks));
+    if (config.zero >= 2) reduction.shard = config.grad_shard_dtype;
     reduction.group = config.zero_group > 0 ? config.zero_group : ranks;
     reduction.reports.resize(static_cast<size_t>(ranks));
     std::mutex mutex;
@@ -99,14 +101,16 @@ Floats communicated(Floats gradient, GradCommDtype dtype) {
     return gradient;
 }
 
-// a += b; an empty a is no term.
-void add(Floats& a, const Floats& b) {
+// a += b, rounded to a dtype; an empty a is no term.
+void add(Floats& a, const Floats& b, Dtype dtype = Dtype::kFp32) {
     if (a.empty()) a = b;
     else for (size_t i = 0; i < a.size(); i++) a[i] += b[i];
+    if (dtype == Dtype::kBf16) for (float& x : a) x = static_cast<float>(bf16(x));
 }
 
-// Ranks are added within a group, then reductions, then groups.
-Floats sum_of(const Reduction& reduction, int param, GradCommDtype dtype, size_t first_reduction = 0) {
+// Ranks are added within a group, then reductions, each time rounded to the shard's dtype, then groups.
+Floats sum_of(const Reduction& reduction, int param, GradCommDtype dtype, size_t first_reduction = 0,
+              bool rounds = true) {
     Floats sum;
     const auto group = static_cast<size_t>(reduction.group);
     for (size_t begin = 0; begin < reduction.local.size(); begin += group) {
@@ -115,10 +119,11 @@ Floats sum_of(const Reduction& reduction, int param, GradCommDtype dtype, size_t
             Floats reduced;
             for (size_t rank = begin; rank < begin + group; rank++)
                 add(reduced, communicated(reduction.local[rank][r].at(param), dtype));
-            add(of_group, reduced);
+            add(of_group, reduced, rounds ? reduction.shard : Dtype::kFp32);
         }
         add(sum, of_group);
     }
+    if (rounds) add(sum, Floats(sum.size(), -0.0f), reduction.shard);
     return sum;
 }
 
@@ -140,6 +145,12 @@ void check_reduction(const Config& config, const Reduction& reduction) {
         CAPTURE(param);
         CHECK(same_bits(sum, sum_of(reduction, param, comm_dtype_of(config, reduction.kinds.at(param)))));
     }
+}
+
+Config with_bf16_shard(Config config) {
+    config.zero = 2;
+    config.grad_shard_dtype = Dtype::kBf16;
+    return config;
 }
 
 struct GradCommCase {
@@ -168,6 +179,9 @@ std::vector<GradCommCase> at_both_levels() {
         c.name += ", ZeRO-2";
         c.config.zero = 2;
         cases.push_back(c);
+        c.name += ", bf16 shard";
+        c.config = with_bf16_shard(c.config);
+        cases.push_back(c);
     }
     return cases;
 }
@@ -179,12 +193,15 @@ TEST_CASE("grad comm dtypes: the reduced gradient is the sum, in rank order, of 
         for (int ranks : {2, 3, 4}) {
             CAPTURE(c.name);
             CAPTURE(ranks);
-            for (int64_t zero : {1, 2})
+            for (const auto& [zero, shard] : {std::pair{1, Dtype::kFp32}, {2, Dtype::kFp32}, {2, Dtype::kBf16}})
                 for (int64_t group : {0, 2}) {
                     if (group > 0 && ranks < 4) continue;
                     CAPTURE(zero);
                     CAPTURE(group);
-                    const Config config = changed(c.config, [&](Config& c) { c.zero = zero, c.zero_group = group; });
+                    CAPTURE(dtype_name(shard));
+                    const Config config = changed(c.config, [&](Config& c) {
+                        c.zero = zero, c.zero_group = group, c.grad_shard_dtype = shard;
+                    });
                     const Reduction reduction = reduce_gradients(config, ranks);
                     CHECK(reduction.local[0].size() == static_cast<size_t>(zero == 2 ? 12 / ranks : 1));
                     CHECK(reduction.skip == 0);
@@ -200,6 +217,45 @@ TEST_CASE("grad comm dtypes: a difference in one element is detected") {
     Floats& sum = reduction.sums.begin()->second;
     sum.back() = std::nextafter(sum.back(), 1.0f);
     CHECK(!same_bits(sum, sum_of(reduction, reduction.sums.begin()->first, GradCommDtype::kFp32)));
+}
+
+TEST_CASE("grad comm dtypes: with a bf16 shard bits do not depend on overlap, and levels 2 and 3 agree") {
+    for (const GradCommCase& c : comm_dtypes()) {
+        for (int ranks : {2, 3}) {
+            CAPTURE(c.name);
+            CAPTURE(ranks);
+            const Config two = with_bf16_shard(c.config);
+            const Config three = changed(two, [](Config& c) {
+                c.zero = 3;
+                if (c.fp8_recipe != Fp8Recipe::kNone) c.param_comm_dtype = Dtype::kE4m3;
+            });
+            const auto alone = [](Config& c) { c.overlap = false; };
+            const Run run = train(two, ranks, 2);
+            CHECK(run.skips == std::vector<int>(2, 0));
+            CHECK(run == train(two, ranks, 2, {}, {.defers_compute = true}));
+            CHECK(run == train(changed(two, alone), ranks, 2));
+            CHECK(run == train(three, ranks, 2));
+            CHECK(run == train(changed(three, alone), ranks, 2));
+            // The shard rounds: 12 micro-batches of rounding errors 2^-9 each, of either sign.
+            const Run wide = train(changed(c.config, [](Config& c) { c.zero = 2; }), ranks, 2);
+            CHECK(run.state != wide.state);
+            check_near(run.norms, wide.norms, 12 * 0x1p-9);
+        }
+    }
+    Config config = in_small_buckets(fp8_config(fp8_shapes()[1], Fp8Recipe::kDelayed));
+    config.global_batch_size = 3;
+    for (int64_t zero : {2, 3}) {
+        const Config wide = changed(config, [&](Config& c) { c.zero = zero, c.param_comm_dtype = Dtype::kE4m3; });
+        const MemoryPlan before = memory_of(wide, 3), after = memory_of(changed(wide, [](Config& c) {
+            c.grad_shard_dtype = Dtype::kBf16;
+        }), 3);
+        const auto saved = [&](Purpose purpose) {
+            const auto i = static_cast<size_t>(purpose);
+            return before.purpose_bytes[i] - after.purpose_bytes[i];
+        };
+        CHECK(saved(Purpose::kGradients) == 2 * before.flat_elems / 3);
+        CHECK(saved(Purpose::kGradients) == before.arena_bytes - after.arena_bytes);
+    }
 }
 
 TEST_CASE("grad comm dtypes: the bits of a run do not depend on overlap or --zero") {
@@ -272,10 +328,12 @@ TEST_CASE("grad comm dtypes: a non-finite gradient on one rank skips the step on
 }
 
 TEST_CASE("grad comm dtypes: the reported error is that against fp32 sums, and measuring it changes nothing") {
-    for (const auto& [zero, grad] : {std::pair{1, Dtype::kFp32}, {1, Dtype::kBf16}, {2, Dtype::kFp32},
-                                     {2, Dtype::kBf16}}) {
+    for (const auto& [zero, grad, shard] :
+         {std::tuple{1, Dtype::kFp32, Dtype::kFp32}, {1, Dtype::kBf16, Dtype::kFp32}, {2, Dtype::kFp32, Dtype::kFp32},
+          {2, Dtype::kBf16, Dtype::kFp32}, {2, Dtype::kFp32, Dtype::kBf16}}) {
         Config config = in_small_buckets(fp8_config(fp8_shapes()[1], Fp8Recipe::kTensorwise));
         config.zero = zero;
+        config.grad_shard_dtype = shard;
         config.bf16_linears = {"0.*"};
         config.grad_dtype = grad;
         config.grad_comm_dtype = Dtype::kE4m3;
@@ -292,8 +350,8 @@ TEST_CASE("grad comm dtypes: the reported error is that against fp32 sums, and m
             const size_t last = reduction.local[0].size() - 1;   // is the one that is compared
             for (const auto& [param, total] : reduction.sums) {
                 if (reduction.kinds.at(param) != static_cast<ParamForm>(kind)) continue;
-                const Floats fp32 = sum_of(reduction, param, GradCommDtype::kFp32, last);
-                const Floats sum = last == 0 ? total : sum_of(reduction, param, GradCommDtype::kFp8, last);
+                const Floats fp32 = sum_of(reduction, param, GradCommDtype::kFp32, last, false);
+                const Floats sum = last == 0 ? total : sum_of(reduction, param, GradCommDtype::kFp8, last, false);
                 for (size_t i = 0; i < sum.size(); i++) {
                     const double a = static_cast<double>(fp32[i]), b = static_cast<double>(sum[i]);
                     exact += a * a, found += b * b, both += a * b, apart += (a - b) * (a - b);

@@ -2,6 +2,9 @@
 #include "tests/support/config_test.h"
 #include "tests/support/fp8_model_test.h"
 
+#include <nlohmann/json.hpp>
+
+#include "llmc/commands/plan_report.h"
 #include "llmc/perf/step_time_model.h"
 
 namespace {
@@ -52,4 +55,46 @@ TEST_CASE("plan: offloaded bytes, and the time of their copies that nothing hide
     CHECK(exposed(time(state, away)) > 2 * once);
     rates.host_link = 1e9;    // copies of activations take longer than the layers
     CHECK(exposed(time(all, most)) > exposed(time(state, away)) + 500);
+}
+
+TEST_CASE("plan: the least part of the optimizer state that must be offloaded is proposed") {
+    const auto limited = [](const Words& more) {
+        return with(joined({"--gpu", "H100 SXM", "--gpu-memory-limit", "79", "--grad-dtype", "bf16"}, more));
+    };
+    const Config resident = limited({}), all = limited({"--offload", "moments,masters"});
+    const ParamTable table = make_param_table(all.shape);
+    const auto memory_json = [&](const Config& config) {
+        return nlohmann::json::parse(plan_json({config, table, planned(config), {}, {}}))["memory"];
+    };
+    const auto text = [&](const Config& config) { return plan_text({config, table, planned(config), {}, {}}); };
+    const double least = memory_json(all)["least_offload_fraction"].get<double>();
+    REQUIRE(least > 0);
+    REQUIRE(least < 1);
+    const auto at = [&](double fraction) {
+        return limited({"--offload", "moments,masters", "--offload-fraction", strf("%g", fraction)});
+    };
+    // It leaves 2 GiB for the CUDA context and libraries, and a twentieth less would not.
+    constexpr int64_t kMost = int64_t{77} << 30;
+    CHECK(planned(at(least)).arena_bytes <= kMost);
+    CHECK(planned(at(least - 0.05)).arena_bytes > kMost);
+    CHECK(contains(text(all), strf("  --offload-fraction %g fits as well, and copies less\n", least)));
+    CHECK(!contains(text(at(least)), "fits as well"));
+    // Of a run that does not fit, it is among the changes.
+    const std::string options = strf("--offload moments,masters --offload-fraction %g", least);
+    bool found = false;
+    const nlohmann::json changes = memory_json(resident)["changes"];
+    for (const auto& change : changes) {
+        if (change["options"] != options) continue;
+        found = true;
+        CHECK(change["arena_bytes"] == planned(at(least)).arena_bytes);
+        CHECK(change["fits"] == true);
+    }
+    CHECK(found);
+    CHECK(!memory_json(resident).contains("least_offload_fraction"));
+    // Only what the update waits for is exposed, a share of the copies of all state.
+    const auto ms = [&](const Config& config) {
+        return predict_step(config, planned(config), *find_gpu("H100 SXM")).total_ms();
+    };
+    CHECK(ms(at(least)) < 1.05 * ms(resident));
+    CHECK(ms(all) > 1.1 * ms(resident));
 }

@@ -317,6 +317,8 @@ class Comparability(CompareTest):
                                 "num-layers-at-start-in-bf16": 2, "bf16-linears": ["0.*", "head"], "fp8-margin": 0},
                                "FP8 tensorwise hybrid, first 2 and last 1 layers BF16, bf16-linears 0.*,head"),
                               ({"grad-dtype": "bf16", "grad-comm-dtype": "bf16"}, "BF16, grad-dtype bf16"),
+                              ({"zero": 2, "grad-shard-dtype": "bf16"}, "BF16, grad-shard-dtype bf16"),
+                              ({"zero": 2, "grad-shard-dtype": "fp32"}, "BF16"),
                               ({"grad-comm-dtype": "fp8"}, "BF16, grad-comm-dtype fp8")):
             self.assertEqual(precision_text({"dtype": "bf16", **config}), words)
 

@@ -167,10 +167,12 @@ template <typename Device> HostTensor amaxes_of_ranges(const HostTensor& x, int6
     return all;
 }
 
-// Does the same as quantize_whole in the steps of several ranks. shift_bytes: misalignment of the ranges.
+// Does the same as quantize_whole in the steps of several ranks. shift_bytes: misalignment of the ranges. cast_from:
+// the same values in another dtype, which quantize_run casts; empty: x.
 template <typename Device>
 QuantMemory quantize_shards(const QuantRequest& request, const HostTensor& x, int64_t N, int64_t C,
-                            const std::vector<ShardRange>& ranges, int64_t shift_bytes = 0) {
+                            const std::vector<ShardRange>& ranges, int64_t shift_bytes = 0,
+                            const HostTensor& cast_from = {}) {
     using Memory = typename Device::Memory;
     Ctx& ctx = Device::ctx();
     WeightMemory<Device> to(request, N, C);
@@ -194,7 +196,8 @@ QuantMemory quantize_shards(const QuantRequest& request, const HostTensor& x, in
     }
     HostTensor bytes(request.format, N * C);
     for (ShardRange range : ranges) {
-        Memory in(part_of(x, range), shift_bytes), out(HostTensor(request.format, range.elems), shift_bytes);
+        Memory in(part_of(cast_from.elems() ? cast_from : x, range), shift_bytes);
+        Memory out(HostTensor(request.format, range.elems), shift_bytes);
         Device::quantize_run(ctx, {.out = out.view(), .in = in.view(), .begin = range.begin, .R = N, .C = C,
                                    .slot = blocks ? nullptr : to.slot_here(), .block_amaxes = block_amaxes,
                                    .counts = to.counts_here()});

@@ -130,6 +130,7 @@ inline const std::map<std::string, Sample>& samples() {
         {"zero", {{"0", "2", "3"}, {}}},                      {"bucket-mb", {{"25", "0.5"}, {}}},
         {"zero-group", {{"2", "8"}, {}}},                     {"zero-keep-layers", {{"1", "80"}, {"--zero", "3"}}},
         {"overlap", {{"off"}, {}}},                           {"grad-comm-dtype", {{"bf16", "fp8"}, {}}},
+        {"grad-shard-dtype", {{"bf16"}, {"--zero", "2"}}},
         {"param-comm-dtype", {{"fp8"}, fp8}},                 {"fp8-check-interval", {{"1", "100"}, fp8}},
         {"save", {{"out", "ckpt dir"}, {}}},
         {"save-interval", {{"0", "20"}, save}},               {"keep", {{"1", "5"}, save}},

@@ -121,15 +121,18 @@ public:
         inputs_.lr = static_cast<float>(config.lr);
         inputs_.dloss_mul = static_cast<float>(1.0 / static_cast<double>(counted));
         if (config.reset_attention_mask) staged.documents = documents_.data();
-        positions_.resize(2 * tokens_.size());
+        positions_.resize((2 + static_cast<size_t>(context.ranks)) * tokens_.size());
         int32_t* const positions = positions_.data();
         if (config.reset_position_ids) staged.positions = positions;
         if (sorts_positions(config)) staged.position_order = positions + tokens_.size();
+        if (needs_whole_positions(config)) staged.whole_positions = positions + 2 * tokens_.size();
         staged.tokens = tokens_.data();
         staged.targets = targets_.data();
         staged.order = order_.data();
         for (int64_t i = 0; i < staged.micro_batches; i++)
-            staged.from(i * N, context.ranks).restart(B, config.part_length(), kSeparator, scratch);
+            staged.from(i * N, context.ranks)
+                .restart(tokens.data() + (i * groups_.data_ranks + groups_.data_rank) * B * T, B, T, context,
+                         kSeparator, scratch);
         staged.inputs = &inputs_;
         staged.result = &result;
         staged.counted_tokens = counted;

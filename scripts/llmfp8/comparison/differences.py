@@ -11,8 +11,8 @@ NEUTRAL = {"save", "save-interval", "keep", "save-async", "resume", "tokenizer",
            "print", "hellaswag-data", "hellaswag-interval", "hellaswag-examples", "eval-interval", "dry-run",
            "check-comm", "profile", "exit-duration-in-mins", "comm-timeout", "ranks", "config", "verbose", "quiet"}
 # Options about precision besides those named fp8-*.
-PRECISION = {"dtype", "grad-dtype", "moment-dtype", "grad-comm-dtype", "param-comm-dtype", "first-last-layers-bf16",
-             "num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16", "bf16-linears"}
+PRECISION = {"dtype", "grad-dtype", "moment-dtype", "grad-comm-dtype", "grad-shard-dtype", "param-comm-dtype",
+             "first-last-layers-bf16", "num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16", "bf16-linears"}
 # Fields of the header besides the configuration: key, kind of the difference, value.
 FACTS = {
     "gpu": ("refused", lambda header: header["device"]["name"]),
@@ -26,7 +26,7 @@ FACTS = {
 # Defaults, which precision_text leaves out. --print-options may be of another commit than the log, or not built.
 USUAL = {"fp8-margin": 0, "fp8-interval": 1, "fp8-amax-history-len": 16, "fp8-amax-compute-algo": "max",
          "fp8-fast-accum": "fprop", "grad-dtype": "fp32", "moment-dtype": "fp32", "param-comm-dtype": "bf16",
-         "fp8-stats-interval": 100}
+         "grad-shard-dtype": "fp32", "fp8-stats-interval": 100}
 SUMMARIZED = {"dtype", "fp8-recipe", "fp8-format", "first-last-layers-bf16", "num-layers-at-start-in-bf16",
               "num-layers-at-end-in-bf16"}
 
