@@ -1,12 +1,13 @@
 #!/bin/sh
-# Install what `make smoke`, `make test` or `make cluster-test` needs and is missing, from the packages of Debian or
-# Ubuntu. As root, or through sudo if it asks no password; otherwise print the line to run and exit 2.
-# Usage: scripts/setup.sh [smoke|test|cluster]
+# Install what `make smoke`, `make test`, `make cluster-test` or the test of reports in a browser needs and is missing,
+# from the packages of Debian or Ubuntu. As root, or through sudo if it asks no password; otherwise print the line to
+# run and exit 2.
+# Usage: scripts/setup.sh [smoke|test|cluster|browser]
 set -u
 purpose=${1:-test}
 case $purpose in
-    smoke | test | cluster) ;;
-    *) echo "setup.sh: unknown purpose '$purpose', use smoke, test or cluster" >&2; exit 2 ;;
+    smoke | test | cluster | browser) ;;
+    *) echo "setup.sh: unknown purpose '$purpose', use smoke, test, cluster or browser" >&2; exit 2 ;;
 esac
 
 have_command() { command -v "$1" >/dev/null 2>&1; }
@@ -24,6 +25,10 @@ have_header() {
 # Of the python3 that runs the tests, or of Debian's where that is another one: then the tests of YAML are skipped.
 have_yaml() { python3 -c 'import yaml' >/dev/null 2>&1 || test -d /usr/lib/python3/dist-packages/yaml; }
 missing_packages() {
+    if [ "$purpose" = browser ]; then
+        have_command chromium || have_command google-chrome || echo chromium
+        return
+    fi
     have_command g++ || echo g++
     have_command make || echo make
     have_command python3 || echo python3

@@ -55,7 +55,8 @@ def row_of(run, step):
     """{tag: number} of one step, without tags that have no value."""
     row = {}
     if step in run.steps:
-        row.update((tag, run.steps[step].get(field)) for tag, _, field in STEP_COLUMNS)
+        record = run.steps[step]
+        row.update((tag, record.get(field)) for tag, _, field in STEP_COLUMNS)
         row["train/skipped"] = int(row["train/skipped"])
     if step in run.evals:
         row["valid/loss"] = run.evals[step]["loss"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from .support import InputError, count_text, parse_json, require_regular
 
 LOG_FORMAT = 1
+MOST_OF_A_LINE = 1 << 26   # bytes; a file without line ends is no log
 # Fields that readers of a log need; a record may have more.
 FIELDS = {
     "header": ("step", "unix_time", "command", "commit", "device", "world", "flops_per_token", "config"),
@@ -113,17 +114,20 @@ class RunLog:
                 self._forget()
                 self._file = status.st_dev, status.st_ino
             file.seek(self._offset)
-            new = file.read()
-        if self._offset == 0:
-            self._begin = new[:200]
-        whole, end, rest = new.rpartition(b"\n")
-        if end:
-            for line in whole.split(b"\n"):
+            read = 0
+            while line := file.readline(MOST_OF_A_LINE):
+                if not line.endswith(b"\n"):
+                    if len(line) == MOST_OF_A_LINE:
+                        raise self._not_a_log()
+                    break
+                if self._offset == 0:
+                    self._begin = line[:200]
                 self._line += 1
-                self._take(line)
-        self._offset += len(whole) + len(end)
-        self.torn = bool(rest)
-        return bool(end)
+                self._offset += len(line)
+                read += 1
+                self._take(line[:-1])
+            self.torn = bool(line)
+        return read > 0
 
     def _take(self, line):
         try:
@@ -244,6 +248,22 @@ def logs_in(path):
     if not found:
         raise InputError(f"{path}: no log (*.jsonl) in this folder; --log-file of a run writes one")
     return found
+
+
+def named_logs(arguments):
+    """[(path, name)] of NAME=LOG or LOG, or of the logs in a folder; logs of the same file name are told apart by their
+    folders."""
+    pairs = []
+    for argument in arguments:
+        name, equals, path = argument.partition("=")
+        path, name = (argument, None) if not equals or os.path.exists(argument) else (path, name)
+        logs = logs_in(path)
+        if name and len(logs) > 1:
+            raise InputError(f"{argument}: one name for {len(logs)} logs in this folder; leave the name out")
+        pairs += [(log, name) for log in logs]
+    stems = [Path(path).stem for path, _ in pairs]
+    return [(path, name or (stem if stems.count(stem) == 1 else str(Path(path).with_suffix(""))))
+            for (path, name), stem in zip(pairs, stems)]
 
 
 def read_log(path, name=None, skip_damaged=False):

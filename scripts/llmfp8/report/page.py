@@ -1,0 +1,160 @@
+"""The HTML file of scripts/report: one file without a network, whose script is allowed by its hash alone."""
+import base64
+import hashlib
+import html
+import json
+import math
+from pathlib import Path
+
+from .reduce import gaps, run_data
+
+HERE = Path(__file__).resolve().parent
+# Characters that could end the element of the data or a line of a script, whatever a log has in its names.
+UNSAFE = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+
+
+def safe_json(value):
+    """JSON that holds no markup."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).translate(UNSAFE)
+
+
+def text(value):
+    """HTML of any text; what is no character of a document becomes U+FFFD."""
+    clean = "".join(c if c in "\n\t" or (c.isprintable() or c == "\u00a0") and not 0xD800 <= ord(c) < 0xE000
+                    else "\ufffd" for c in str(value))
+    return html.escape(clean)
+
+
+def table(head, rows, caption=""):
+    head = "".join(f"<th scope=col>{text(cell)}</th>" for cell in head)
+    body = "".join("<tr>" + "".join(f"<{'th scope=row' if i == 0 else 'td'}>{text(cell)}</{'th' if i == 0 else 'td'}>"
+                                    for i, cell in enumerate(row)) + "</tr>\n" for row in rows)
+    caption = f"<caption>{text(caption)}</caption>" if caption else ""
+    return f"<div class=wide><table>{caption}<thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>\n"
+
+
+def digest(content):
+    """A source of a Content-Security-Policy: the hash of an element's content."""
+    return "'sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() + "'"
+
+
+def page(title, body, script="", data=None):
+    """A document with the look of all pages; `data` is what the script finds in the element of that name."""
+    style = (HERE / "uPlot.min.css").read_text() + (HERE / "page.css").read_text()
+    script = (HERE / "uPlot.iife.min.js").read_text() + script if script else ""
+    allowed = digest(script) if script else "'none'"
+    policy = (f"default-src 'none'; style-src {digest(style)}; script-src {allowed}; base-uri 'none'; "
+              "form-action 'none'")
+    licence = text((HERE / "uPlot.LICENSE").read_text())
+    parts = ["<!doctype html>\n<html lang=en>\n<head>\n<meta charset=utf-8>\n",
+             f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
+             "<meta name=viewport content=\"width=device-width, initial-scale=1\">\n",
+             f"<title>{text(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n{body}"]
+    if script:
+        parts += [f"<footer><details><summary>Charts are drawn by uPlot 1.6.31 (MIT licence)</summary><pre>{licence}"
+                  f"</pre></details></footer>\n<script type=\"application/json\" id=data>{safe_json(data)}</script>\n"
+                  f"<script>{script}</script>\n"]
+    return "".join([*parts, "</body>\n</html>\n"])
+
+
+# ---- the report of runs ----
+
+def gib(value):
+    return f"{value / 2 ** 30:.2f} GiB" if isinstance(value, (int, float)) and math.isfinite(value) else "unknown"
+
+
+def option_rows(runs):
+    """[(option, value of each run)], None where a header has no options."""
+    configs = [run.headers[-1]["config"] for run in runs]
+    configs = [config if isinstance(config, dict) else {} for config in configs]
+    names = dict.fromkeys(name for config in configs for name in config)
+    return [[name, *(json.dumps(config.get(name)) if not isinstance(config.get(name), str) else config[name]
+                     for config in configs)] for name in names]
+
+
+def what_ran(runs):
+    """The table at the top: a column per run."""
+    def device(run):
+        found = run.headers[-1]["device"]
+        return str(found.get("name", "unknown"))
+
+    def losses(run):
+        last = run.step_list()[-1:] if len(run.steps) < 2 else [run.steps[run.steps.at[-1]]]
+        return f"{last[0]['loss']:.4f} at step {last[0]['step']}" if last else "no step yet"
+
+    def valid(run):
+        return f"{run.evals[max(run.evals)]['loss']:.4f} at step {max(run.evals)}" if run.evals else "none"
+
+    def last(run, field, form):
+        values = [value for value in run.steps.columns[field][len(run.steps) // 10:] if math.isfinite(value)]
+        return form.format(sorted(values)[len(values) // 2]) if values else "unknown"
+    rows = [("device", device), ("ranks", lambda run: run.headers[-1]["world"]),
+            ("commit", lambda run: run.headers[-1]["commit"]),
+            ("parameters", lambda run: f"{run.headers[-1].get('params', 'unknown')}"),
+            ("memory of the arena", lambda run: gib(run.headers[-1].get("arena_bytes"))),
+            ("training loss", losses), ("validation loss", valid),
+            ("median step time", lambda run: last(run, "step_seconds", "{:.4g} s")),
+            ("median speed", lambda run: last(run, "tokens_per_second", "{:,.0f} tokens/s")),
+            ("median energy", lambda run: last(run, "joules_per_token", "{:.4g} J/token")),
+            ("data", lambda run: "synthetic: the losses mean nothing" if run.synthetic else "real"),
+            ("state", lambda run: run.events[-1]["text"] if run.finished else "running, or killed"),
+            ("command", lambda run: run.headers[-1]["command"])]
+    return table(["", *(run.name for run in runs)], [[name, *(value(run) for run in runs)] for name, value in rows],
+                 "What ran")
+
+
+def plan_table(runs):
+    """Predicted against measured, "" if no log has it."""
+    def cell(value, form):
+        return form(value) if isinstance(value, (int, float)) and value > 0 else "no prediction"
+    rows = []
+    for run in runs:
+        for plan in run.plans[-1:]:
+            pairs = [("step time", "predicted_ms", "measured_ms", lambda ms: f"{ms:,.1f} ms"),
+                     ("device memory", "planned_bytes", "used_bytes", gib)]
+            for what, before, after, form in pairs:
+                a, b = plan.get(before), plan.get(after)
+                both = all(isinstance(value, (int, float)) and value > 0 for value in (a, b))
+                rows.append([run.name, what, cell(a, form), cell(b, form),
+                             f"{100 * (b / a - 1):+.1f} %" if both else ""])
+    return ("<h2>Predicted and measured</h2>\n" + table(["run", "what", "predicted", "measured", "difference"], rows)
+            if rows else "")
+
+
+def communication_table(runs):
+    rows = [[run.name, *(entry.get(name, "") for name in names)]
+            for run in runs for names in [list(communication_fields(runs))]
+            for entry in run.headers[-1].get("communication") or [] if isinstance(entry, dict)]
+    return ("<h2>Collectives of a step</h2>\n" + table(["run", *communication_fields(runs)], rows[:100])
+            if rows else "")
+
+
+def communication_fields(runs):
+    return dict.fromkeys(name for run in runs for entry in run.headers[-1].get("communication") or []
+                         if isinstance(entry, dict) for name in entry)
+
+
+def report(runs):
+    """The page of StreamedLogs that have a header."""
+    datas = [run_data(run) for run in runs]
+    gap = gaps(datas)
+    for data in datas:
+        del data["means"]
+    rows = option_rows(runs)
+    differ = [row for row in rows if len(set(row[1:])) > 1]
+    names = ", ".join(run.name for run in runs)
+    notes = "".join(f"<li>{text(line)}</li>" for run in runs for line in run.warnings())
+    body = [f"<header><h1>Training report: {text(names)}</h1></header>\n<main>\n",
+            f"<ul class=notes>{notes}</ul>\n" if notes else "", what_ran(runs)]
+    if differ:
+        body.append(table(["option", *(run.name for run in runs)], differ, "Options that differ"))
+    body += ["<details><summary>All options</summary>",
+             table(["option", *(run.name for run in runs)], rows), "</details>\n",
+             "<div id=panels><noscript>The curves need JavaScript; the tables do not.</noscript></div>\n",
+             plan_table(runs), communication_table(runs)]
+    for run in runs:
+        if isinstance(run.headers[-1].get("fp8_plan"), str) and run.headers[-1]["fp8_plan"]:
+            body.append(f"<h2>Linears in FP8: {text(run.name)}</h2>\n<pre tabindex=0>"
+                        f"{text(run.headers[-1]['fp8_plan'])}</pre>\n")
+    body.append("</main>\n")
+    return page(f"Training report: {names}", "".join(body), (HERE / "page.js").read_text(), {"runs": datas, "gap": gap})

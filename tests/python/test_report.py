@@ -1,0 +1,230 @@
+"""scripts/report: what the page has, hostile logs, bounds; in headless Chromium where there is one."""
+import csv
+import hashlib
+import html.parser
+import json
+import re
+import subprocess
+import sys
+import unittest
+
+from llmfp8.report import page, reduce
+from llmfp8.report.stream import COLUMNS, StreamedLog
+from llmfp8.run_log import read_log
+from tests.support import browser
+from tests.support.log_tools import LOGS, LogToolTest, ROOT, records
+
+UPLOT = {"uPlot.iife.min.js": "2d27e8ad3d228164525ce213f9dc716f39b4e3aee0cc773fb3491c96cf4921a2",
+         "uPlot.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04"}
+
+
+class Elements(html.parser.HTMLParser):
+    """The start tags of a page, and the text of its scripts."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.scripts = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data):
+        if self.cdata_elem == "script":
+            self.scripts[-1] += data
+
+
+class ReportTest(LogToolTest):
+    def log(self, lines, name="run"):
+        path = self.folder / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return path
+
+    def long_log(self, count, tensors=(), every=10, name="run"):
+        """A log of `count` steps with one spike of the loss, and FP8 records of the tensors."""
+        header, step = (next(r for r in records("bf16.jsonl") if r["type"] == kind) for kind in ("header", "step"))
+        lines = [{**header, "step": 0}]
+        for i in range(1, count + 1):
+            lines.append({**step, "step": i, "tokens": 100 * i, "loss": 99.0 if i == count // 3 else 3 + i / count,
+                          "skipped": i == 5, "step_seconds": 1.0})
+            if tensors and i % every == 0:
+                lines.append({"type": "fp8", "step": i, "tensors": [
+                    {"name": tensor, "format": "e4m3", "amax": 1.0 + i, "quant_mul": 2.0, "flushed": 0.25,
+                     "saturated": 1e-3 if i == every else 0.0, "nonfinite": 0} for tensor in tensors]})
+        return self.log(lines, name)
+
+    def report(self, *arguments, status=0):
+        done = subprocess.run([sys.executable, ROOT / "scripts/report", *map(str, arguments)], capture_output=True,
+                              text=True, timeout=120)
+        self.assertEqual(done.returncode, status, done.stderr)
+        return done
+
+    def data(self, path):
+        return json.loads(Elements(path.read_text()).scripts[0])
+
+
+class Page(ReportTest):
+    def test_streamed_records_are_those_of_the_reader(self):
+        for name in ("killed", "resumed", "bf16"):
+            whole, streamed = read_log(LOGS / f"{name}.jsonl"), StreamedLog(LOGS / f"{name}.jsonl")
+            streamed.poll()
+            self.assertEqual(sorted(whole.steps), list(streamed.steps))
+            for step, record in whole.steps.items():
+                for field in ("loss", "grad_norm", "lr", "tokens", "step_seconds"):
+                    self.assertEqual(repr(float(record[field])), repr(float(streamed.steps[step][field])))
+            self.assertEqual(sorted(whole.fp8), sorted(streamed.fp8))
+            self.assertEqual((whole.redone, whole.events, whole.evals), (streamed.redone, streamed.events,
+                                                                         streamed.evals))
+
+    def test_extremes_survive_and_the_csv_is_whole(self):
+        out = self.folder / "run.html"
+        self.report(self.long_log(10_007), "--out", out)
+        run = self.data(out)["runs"][0]
+        self.assertLessEqual(len(run["curves"]["loss"]), 2 * reduce.BUCKETS)
+        self.assertEqual(len(run["axes"]["step"]), len(run["curves"]["loss"]))
+        self.assertEqual((max(run["curves"]["loss"]), min(run["curves"]["loss"])), (99.0, reduce.short(3 + 1 / 10_007)))
+        self.assertEqual(run["axes"]["hours"][-1], reduce.short(10_007 / 3600))
+        with open(out.with_suffix(".csv"), newline="") as file:
+            rows = list(csv.DictReader(file))
+        self.assertEqual(len(rows), 10_007)
+        self.assertLess(out.stat().st_size, 3e6)
+
+    def test_heat_map_is_bounded_and_keeps_the_largest(self):
+        names = ["0.qkv.x", "1.qkv.x", "0.qkv.dy"]
+        run = StreamedLog(self.long_log(1030, names, 2))
+        run.poll()
+        found = reduce.run_data(run)["heat"]
+        self.assertLessEqual(len(found["columns"]), COLUMNS)
+        self.assertEqual(found["names"], ["0.qkv.x", "1.qkv.x", "0.qkv.dy"])
+        self.assertEqual([found["columns"][0]["first"], found["columns"][-1]["last"]], [2, 1030])
+        first = [column["saturated"][0] for _, _, column in run.heat.columns]
+        self.assertEqual((first[0], max(first[1:])), (1e-3, 0.0))
+        self.assertEqual(max(run.heat.columns[-1][2]["amax"]), 1031.0)
+        self.assertEqual(sum(last >= first for first, last, _ in run.heat.columns), len(found["columns"]))
+
+    def test_nothing_of_a_log_is_markup(self):
+        evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u2028&\ud800"
+        header, step = (dict(next(r for r in records("bf16.jsonl") if r["type"] == kind)) for kind in
+                        ("header", "step"))
+        header.update(command=evil, commit=evil, config={evil: evil}, device={"name": evil}, fp8_plan=evil,
+                      communication=[{evil: evil}])
+        lines = [header, step, {"type": "event", "step": 1, "kind": evil, "text": evil},
+                 {"type": "fp8", "step": 1, "tensors": [{"name": evil, "format": evil, "amax": 1, "saturated": 0,
+                                                         "flushed": "nan", "nonfinite": 0}]},
+                 {"type": "checkpoint", "step": 1, "path": evil}]
+        out = self.folder / "evil.html"
+        self.report(f"{evil.split('/')[0]}=" + str(self.log(lines)), "--out", out)
+        clean = Elements(out.read_text())
+        expected = self.folder / "plain.html"
+        harmless = {**header, "command": "x", "commit": "x", "config": {"x": "x"}, "device": {"name": "x"},
+                    "fp8_plan": "x", "communication": [{"x": "x"}]}
+        self.report(self.log([harmless, *lines[1:]], "plain"), "--out", expected)
+        self.assertEqual([tag for tag, _ in clean.tags], [tag for tag, _ in Elements(expected.read_text()).tags])
+        self.assertFalse([name for _, attributes in clean.tags for name in attributes if name.startswith("on")
+                          or name == "src"])
+        self.assertNotRegex(clean.scripts[0], "[<>&\u2028]")
+        policy = next(attributes["content"] for tag, attributes in clean.tags if "http-equiv" in attributes)
+        self.assertIn("default-src 'none'", policy)
+        self.assertEqual(re.findall(r"script-src ([^;]*);", policy), [page.digest(clean.scripts[1])])
+
+    def test_damaged_logs_are_one_line(self):
+        for name, content in (("empty", b""), ("html", b"<html>\n"), ("cut", b'{"type":"header"'),
+                              ("null", b"\0" * 1000), ("list", b"[1]\n"), ("deep", b"[" * 100000 + b"\n")):
+            path = self.folder / f"{name}.jsonl"
+            path.write_bytes(content)
+            done = self.report(path, "--out", self.folder / "x.html", status=2)
+            self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        log = self.long_log(20, ["0.qkv.x"])
+        lines = log.read_text().splitlines()
+        for record in ({"type": "fp8", "step": 3, "tensors": [{"name": "a", "saturated": "x", "flushed": 0,
+                                                               "nonfinite": 0}]},
+                       {"type": "fp8", "step": "3", "tensors": []}, {"type": "step", "step": 21}):
+            log.write_text("\n".join([*lines, json.dumps(record, separators=(",", ":"))]) + "\n")
+            self.assertIn("damaged line", self.report(log, "--out", self.folder / "x.html", status=2).stderr)
+            self.report(log, "--skip-damaged", "--out", self.folder / "x.html")
+
+    def test_gap_to_the_baseline(self):
+        runs = [{"name": name, "means": {1: loss, 2: loss}} for name, loss in
+                (("bf16", 3.0), ("bf16", 3.5), ("fp8", 4.0))]
+        found = reduce.gaps(runs)
+        self.assertEqual(found["runs"], [["bf16", [-0.25, -0.25]], ["bf16", [0.25, 0.25]], ["fp8", [0.75, 0.75]]])
+        self.assertEqual((found["band"], found["seeds"]), ([0.25, 0.25], 2))
+        self.assertIsNone(reduce.gaps(runs[:1]))
+
+    def test_the_library_is_what_was_published(self):
+        for name, digest in UPLOT.items():
+            self.assertEqual(hashlib.sha256((page.HERE / name).read_bytes()).hexdigest(), digest)
+
+    def test_followed_until_its_end(self):
+        log, out = self.long_log(20), self.folder / "live.html"
+        follower = subprocess.Popen([sys.executable, ROOT / "scripts/report", log, "--out", out, "--follow", "--every",
+                                     "0.1"], stdout=subprocess.DEVNULL)
+        with open(log, "a") as file:
+            file.write(json.dumps({"type": "event", "step": 20, "kind": "stop", "text": "done"}) + "\n")
+        self.assertEqual(follower.wait(60), 0)
+        self.assertEqual(self.data(out)["runs"][0]["marks"][-1]["kind"], "stop")
+
+
+@unittest.skipUnless(browser.CHROMIUM, "needs chromium")
+class InBrowser(ReportTest):
+    def test_panels_draw_and_answer(self):
+        out = self.folder / "run.html"
+        names = [f"{layer}.{linear}.{role}" for layer in range(4) for linear in ("qkv", "down")
+                 for role in ("x", "weight", "dy")]
+        self.report(f"<b>bf16={self.long_log(300, name='a')}", f"fp8={self.long_log(300, names, name='b')}",
+                    "--out", out)
+        with browser.Browser() as chromium:
+            chromium.open(out)
+            self.assertEqual(chromium.errors, [])
+            self.assertEqual(chromium.requests, [f"file://{out}"])   # no network, no second file
+            self.assertIn("<b>bf16", chromium.run("document.querySelector('h1').textContent"))
+            # Every chart and map has ink, a name, and can have the focus.
+            drawn = chromium.run("""[...document.querySelectorAll("canvas")].map((canvas) => {
+                const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+                return data.some((value) => value !== data[0] && value !== 255); })""")
+            self.assertTrue(all(drawn) and len(drawn) > 10, drawn)
+            self.assertEqual(chromium.run("""[...document.querySelectorAll(".chart, .heats canvas")].filter((e) =>
+                e.tabIndex !== 0 || (e.getAttribute("aria-label") ?? "").length < 10).length"""), 0)
+            self.assertIn("largest 99", chromium.run("document.querySelector('.chart').getAttribute('aria-label')"))
+            # Hover over a curve fills the legend; so do the arrow keys.
+            legend = "document.querySelectorAll('.chart')[1].querySelector('.u-value').textContent"
+            chromium.hover(*chromium.center(".chart .u-over"))
+            self.assertRegex(chromium.run("document.querySelector('.chart .u-value').textContent"), r"\d")
+            chromium.run("document.querySelectorAll('.chart')[1].focus()")
+            chromium.key("End")
+            self.assertEqual(chromium.run(legend), "300")
+            # Heat map: hover names the tensor, a click draws it.
+            chromium.hover(*chromium.center(".heats canvas"))
+            self.assertRegex(chromium.run("document.querySelector('.reading').textContent"),
+                             r"^\d\.qkv\.x \(e4m3\), step")
+            before = chromium.run("document.querySelectorAll('.chart').length")
+            chromium.click(*chromium.center(".heats canvas"))
+            self.assertGreater(chromium.run("document.querySelectorAll('#tensor .chart').length"), 2)
+            # Another axis and another field of the tensors.
+            chromium.run("document.querySelector('input[value=tokens]').click()")
+            self.assertEqual(chromium.run("document.querySelector('.chart .u-label').textContent"), "tokens")
+            self.assertGreater(chromium.run("document.querySelectorAll('.chart').length"), before)
+            chromium.run("document.querySelector('details summary').click()")
+            self.assertEqual(chromium.errors, [])
+
+    def test_a_script_of_a_log_does_not_run(self):
+        log, out = self.long_log(10, ["<script>document.title='owned'</script>"]), self.folder / "evil.html"
+        text = log.read_text().replace('"commit": "', '"commit": "<img src=x onerror=document.title=1>')
+        log.write_text(text)
+        self.report(log, "--out", out)
+        page_text = out.read_text()
+        with browser.Browser() as chromium:
+            chromium.open(out)
+            self.assertEqual((chromium.errors, len(chromium.requests)), ([], 1))
+            self.assertTrue(chromium.run("document.title").startswith("Training report"))
+            # The policy holds by itself: what is put into the page as markup does not run either.
+            out.write_text(page_text.replace("<main>", "<main><script>document.title='owned'</script>"))
+            chromium.open(out)
+            self.assertTrue(chromium.run("document.title").startswith("Training report"))
+            self.assertTrue(any("Content Security Policy" in error for error in chromium.errors), chromium.errors)
+
+
+if __name__ == "__main__":
+    unittest.main()
