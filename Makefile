@@ -46,7 +46,7 @@ WARNINGS := -Wall -Wextra $(WERROR)
 CODEGEN := -march=x86-64-v3 -ffp-contract=off $(if $(filter tsan,$(VARIANT)),-Wno-unknown-pragmas,-fopenmp)
 DEFINES := -I. -DJSON_USE_IMPLICIT_CONVERSIONS=0 $(CPPFLAGS)
 LIBS := $(LDFLAGS)
-LLMC_CXX := $(filter-out llmc/cuda/%,$(wildcard llmc/*/*.cpp))
+LLMC_CXX := $(filter-out llmc/cuda/%,$(wildcard llmc/*/*.cpp llmc/*/*/*.cpp))
 LLMC_CUDA :=
 
 ifeq ($(DEVICE),cuda)
@@ -59,23 +59,23 @@ endif
 
 # Several ranks are optional: without the library the files are left out.
 ifneq ($(MPI_VERSION),)
-ifneq ($(wildcard llmc/parallel/comm_mpi.cpp),)
+ifneq ($(wildcard llmc/parallel/comm/comm_mpi.cpp),)
 MPI_FLAGS := -DLLMC_MPI $(patsubst -I%,-isystem %,$(shell $(MPICXX) --showme:compile))
 LIBS += $(shell $(MPICXX) --showme:link)
 endif
 endif
 ifeq ($(MPI_FLAGS),)
-LLMC_CXX := $(filter-out llmc/parallel/comm_mpi.cpp,$(LLMC_CXX))
+LLMC_CXX := $(filter-out llmc/parallel/comm/comm_mpi.cpp,$(LLMC_CXX))
 endif
 DEFINES += $(MPI_FLAGS)
 
 # Options, JSON, logs and tests run rarely and take long to optimise; the operations are what a step on the CPU consists
 # of. No result depends on the level.
-RARELY_RUN := llmc/config/%.cpp llmc/checkpoint/%.cpp llmc/commands/%.cpp llmc/train/log.cpp \
-              llmc/train/run_checkpoints.cpp llmc/train/run_evaluations.cpp llmc/train/loss_watch.cpp \
+RARELY_RUN := llmc/config/%.cpp llmc/checkpoint/%.cpp llmc/commands/%.cpp llmc/train/log/log.cpp \
+              llmc/train/run/run_checkpoints.cpp llmc/train/run/run_evaluations.cpp llmc/train/log/loss_watch.cpp \
               llmc/data/hellaswag.cpp llmc/data/shard_meta.cpp llmc/data/token_text.cpp \
-              llmc/fault/%.cpp llmc/perf/%.cpp llmc/parallel/comm_monitored.cpp llmc/parallel/gpu_assignment.cpp \
-              llmc/model/fp8_state.cpp llmc/cpu/device.cpp tests/%.cpp
+              llmc/fault/%.cpp llmc/perf/%.cpp llmc/parallel/comm/comm_monitored.cpp llmc/parallel/gpu_assignment.cpp \
+              llmc/model/parameters/fp8_state.cpp llmc/cpu/device.cpp tests/%.cpp
 # Tests that compute next to nothing.
 NEVER_HOT := tests/config/%.cpp tests/checkpoint/%.cpp tests/commands/%.cpp tests/data/%.cpp tests/fault/%.cpp \
              tests/model/%.cpp tests/parallel/%.cpp tests/perf/%.cpp tests/train/%.cpp
@@ -156,7 +156,7 @@ $(BUILD)/tests_gpu: $(GPU_TEST_OBJ) $(TEST_LLMC_OBJ)
 	$(LINK)
 $(BUILD)/comm_check: $(OBJ)/tests/end_to_end/comm_check.o $(LLMC_OBJ)
 	$(LINK)
-$(BUILD)/fake/libnccl.so.2: tests/end_to_end/fake_nccl.cpp llmc/parallel/comm_nccl_api.h $(BUILD)/flags
+$(BUILD)/fake/libnccl.so.2: tests/end_to_end/fake_nccl.cpp llmc/parallel/comm/comm_nccl_api.h $(BUILD)/flags
 	@mkdir -p $(@D); echo "LINK $@"
 	@$(CXX) $(CXX_FLAGS) -shared -fPIC $< -o $@ $(LIBS)
 $(FAKE_NVML): tests/support/fake_nvml.cpp $(BUILD)/flags
@@ -204,10 +204,11 @@ $(BUILD)/rates.cpp: $(RATES) llmc/perf/rates
 	@{ echo 'struct RatesFile { const char *name, *text; };'; echo 'extern const RatesFile kRatesFiles[];'; \
 	   echo 'const RatesFile kRatesFiles[] = {'; \
 	   for f in $(RATES); do echo "{\"$$f\", R\"("; cat $$f; echo ')"},'; done; echo '{nullptr, nullptr}};'; } > $@
-$(BUILD)/hf_code.cpp: llmc/checkpoint/hf_code/configuration_llmfp8.py llmc/checkpoint/hf_code/modeling_llmfp8.py
+HF_CODE := llmc/checkpoint/huggingface/hf_code
+$(BUILD)/hf_code.cpp: $(HF_CODE)/configuration_llmfp8.py $(HF_CODE)/modeling_llmfp8.py
 	@{ for name in configuration modeling; do \
 	       echo "extern const char* const k$${name^}Llmfp8;"; printf 'const char* const k%sLlmfp8 = R"py(' "$${name^}"; \
-	       cat llmc/checkpoint/hf_code/$${name}_llmfp8.py; echo ')py";'; done; } > $@
+	       cat $(HF_CODE)/$${name}_llmfp8.py; echo ')py";'; done; } > $@
 $(BUILD)/version.o $(BUILD)/rates.o $(BUILD)/hf_code.o: %.o: %.cpp $(BUILD)/flags llmc/base/version.h
 	@$(CXX) $(CXX_FLAGS) -c $< -o $@
 endif

@@ -36,7 +36,7 @@ MAY_INCLUDE = {
 }
 
 CUDA_FILES = r"llmc/cuda/|dev/bench/"
-COMM_FILES = r"llmc/parallel/comm_\w+\.(cpp|h)$|tests/(end_to_end/fake|gpu/gpu_test)_nccl\w*\.cpp$"
+COMM_FILES = r"llmc/parallel/comm/comm_\w+\.(cpp|h)$|tests/(end_to_end/fake|gpu/gpu_test)_nccl\w*\.cpp$"
 # How whatever uses scripts/llmfp8 finds it, from any depth.
 FIND_PACKAGE = ('sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents '
                 'if (p / "scripts/llmfp8").is_dir()]')

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "llmc/base/check.h"
-#include "llmc/base/files.h"
+#include "llmc/base/system/files.h"
 
 namespace {
 

@@ -10,7 +10,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/json_object.h"
-#include "llmc/parallel/comm.h"
+#include "llmc/parallel/comm/comm.h"
 
 namespace {
 

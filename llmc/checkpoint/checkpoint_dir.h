@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/base/files.h"
+#include "llmc/base/system/files.h"
 #include "llmc/checkpoint/manifest.h"
 
 class Comm;

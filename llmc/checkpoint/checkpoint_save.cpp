@@ -12,12 +12,12 @@
 #include <utility>
 
 #include "llmc/base/check.h"
-#include "llmc/base/host.h"
-#include "llmc/base/signals_blocked.h"
+#include "llmc/base/system/host.h"
+#include "llmc/base/system/signals_blocked.h"
 #include "llmc/base/text.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
-#include "llmc/checkpoint/hf_code.h"
-#include "llmc/checkpoint/hf_config.h"
+#include "llmc/checkpoint/huggingface/hf_code.h"
+#include "llmc/checkpoint/huggingface/hf_config.h"
 #include "llmc/checkpoint/rank_outcome.h"
 
 namespace {

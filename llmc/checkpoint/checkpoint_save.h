@@ -16,11 +16,11 @@
 #include <string>
 #include <vector>
 
-#include "llmc/base/files.h"
-#include "llmc/checkpoint/model_extras.h"
+#include "llmc/base/system/files.h"
+#include "llmc/checkpoint/huggingface/model_extras.h"
 #include "llmc/checkpoint/save_layout.h"
 #include "llmc/checkpoint/save_lock.h"
-#include "llmc/parallel/comm.h"
+#include "llmc/parallel/comm/comm.h"
 
 struct SaveOptions {
     std::string root;                        // --save

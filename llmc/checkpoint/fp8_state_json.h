@@ -4,7 +4,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-#include "llmc/model/fp8_state.h"
+#include "llmc/model/parameters/fp8_state.h"
 
 // Both block until the device is done.
 std::string fp8_state_json(Ctx& ctx, const Fp8State& state);

@@ -7,8 +7,8 @@
 
 #include "llmc/base/check.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
-#include "llmc/checkpoint/hf_config.h"
-#include "llmc/checkpoint/hf_tensors.h"
+#include "llmc/checkpoint/huggingface/hf_config.h"
+#include "llmc/checkpoint/huggingface/hf_tensors.h"
 #include "llmc/checkpoint/rank_outcome.h"
 #include "llmc/checkpoint/save_layout.h"
 

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "llmc/checkpoint/state_access.h"
-#include "llmc/model/params.h"
-#include "llmc/parallel/comm.h"
+#include "llmc/model/parameters/params.h"
+#include "llmc/parallel/comm/comm.h"
 
 // Restores the slots bit for bit. Shapes and dtypes, also of the model's files, must match (exit 2, naming the tensor).
 // `path` comes from find_checkpoint, which has checked the hashes.

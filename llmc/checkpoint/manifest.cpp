@@ -4,8 +4,8 @@
 #include <functional>
 
 #include "llmc/base/check.h"
-#include "llmc/base/files.h"
 #include "llmc/base/json_object.h"
+#include "llmc/base/system/files.h"
 #include "llmc/base/text.h"
 #include "llmc/checkpoint/saved_state.h"
 

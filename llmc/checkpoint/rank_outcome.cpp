@@ -1,6 +1,6 @@
 #include "llmc/checkpoint/rank_outcome.h"
 
-#include "llmc/base/process_limits.h"
+#include "llmc/base/system/process_limits.h"
 
 RankOutcome outcome_of(const std::function<std::string()>& work) {
     try {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "llmc/base/check.h"
-#include "llmc/parallel/comm.h"
+#include "llmc/parallel/comm/comm.h"
 
 // The outcome of work on one rank: a text for the other ranks, or an error.
 struct RankOutcome {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "llmc/checkpoint/hf_tensors.h"
-#include "llmc/model/params.h"
+#include "llmc/checkpoint/huggingface/hf_tensors.h"
+#include "llmc/model/parameters/params.h"
 
 // The tensors of a slot's file: the parameters that have the slot, in table order, by their names in `table`, padded.
 std::vector<SafetensorsEntry> slot_entries(const ParamTable& table, const StateSlot& slot, const StateDtypes& dtypes);

@@ -18,9 +18,9 @@
 #include <utility>
 
 #include "llmc/base/check.h"
-#include "llmc/base/descriptor.h"
-#include "llmc/base/host.h"
-#include "llmc/base/proc_stat.h"
+#include "llmc/base/system/descriptor.h"
+#include "llmc/base/system/host.h"
+#include "llmc/base/system/proc_stat.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "llmc/base/files.h"
+#include "llmc/base/system/files.h"
 
 struct SaveLockOptions {
     // A lease that was not renewed for this long is that of a dead run. It is renewed ten times as often. The age is

@@ -10,7 +10,7 @@
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/config/config.h"
 #include "llmc/config/schedule.h"
-#include "llmc/model/fp8_recipe.h"
+#include "llmc/model/parameters/fp8_recipe.h"
 
 namespace {
 

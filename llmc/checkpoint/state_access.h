@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "llmc/model/state_slots.h"
+#include "llmc/model/parameters/state_slots.h"
 
 struct ElementRange {
     int64_t begin, count;

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "llmc/base/dtype.h"
-#include "llmc/base/files.h"
+#include "llmc/base/system/files.h"
 
 class WriteBuffer {
 public:

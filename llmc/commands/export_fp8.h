@@ -4,7 +4,7 @@
 #include <string>
 
 #include "llmc/commands/command.h"
-#include "llmc/parallel/comm.h"
+#include "llmc/parallel/comm/comm.h"
 
 Job parse_export_fp8(const Invocation& call, Comm& comm);
 

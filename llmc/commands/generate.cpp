@@ -8,15 +8,15 @@
 #include <cstring>
 #include <memory>
 
-#include "llmc/base/standard_streams.h"
+#include "llmc/base/system/standard_streams.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
-#include "llmc/checkpoint/hf_config.h"
-#include "llmc/checkpoint/hf_tokens.h"
+#include "llmc/checkpoint/huggingface/hf_config.h"
+#include "llmc/checkpoint/huggingface/hf_tokens.h"
 #include "llmc/checkpoint/load.h"
 #include "llmc/config/prompts.h"
-#include "llmc/parallel/comm.h"
+#include "llmc/parallel/comm/comm.h"
 #include "llmc/train/generator.h"
-#include "llmc/train/log.h"
+#include "llmc/train/log/log.h"
 
 namespace {
 

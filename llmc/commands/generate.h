@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "llmc/commands/command.h"
-#include "llmc/parallel/comm.h"
+#include "llmc/parallel/comm/comm.h"
 
 Job parse_generate(const Invocation& call, Comm& comm);
 

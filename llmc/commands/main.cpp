@@ -10,22 +10,22 @@
 #include <thread>
 
 #include "llmc/base/check.h"
-#include "llmc/base/files.h"
 #include "llmc/base/nearest.h"
-#include "llmc/base/process_limits.h"
-#include "llmc/base/standard_streams.h"
+#include "llmc/base/system/files.h"
+#include "llmc/base/system/process_limits.h"
+#include "llmc/base/system/standard_streams.h"
 #include "llmc/base/text.h"
 #include "llmc/base/version.h"
-#include "llmc/commands/bench.h"
-#include "llmc/commands/doctor.h"
+#include "llmc/commands/bench/bench.h"
+#include "llmc/commands/doctor/doctor.h"
 #include "llmc/commands/export_fp8.h"
 #include "llmc/commands/generate.h"
 #include "llmc/commands/train.h"
 #include "llmc/fault/heartbeat.h"
 #include "llmc/fault/shutdown.h"
 #include "llmc/ops/device.h"
-#include "llmc/parallel/comm_mpi.h"
-#include "llmc/parallel/comm_nccl_api.h"
+#include "llmc/parallel/comm/comm_mpi.h"
+#include "llmc/parallel/comm/comm_nccl_api.h"
 
 namespace {
 

@@ -5,11 +5,11 @@
 #include <optional>
 
 #include "llmc/base/check.h"
-#include "llmc/base/host.h"
 #include "llmc/base/peak_flops.h"
+#include "llmc/base/system/host.h"
 #include "llmc/base/text.h"
 #include "llmc/perf/fp8_speedup.h"
-#include "llmc/train/run_checkpoints.h"
+#include "llmc/train/run/run_checkpoints.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include "llmc/base/text.h"
 #include "llmc/base/version.h"
 #include "llmc/config/schedule.h"
-#include "llmc/parallel/sharded_state.h"
+#include "llmc/parallel/zero/sharded_state.h"
 
 namespace {
 

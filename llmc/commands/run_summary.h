@@ -5,8 +5,8 @@
 
 #include "llmc/config/config.h"
 #include "llmc/data/dataloader.h"
-#include "llmc/model/fp8_recipe.h"
-#include "llmc/parallel/comm.h"
+#include "llmc/model/parameters/fp8_recipe.h"
+#include "llmc/parallel/comm/comm.h"
 #include "llmc/perf/step_time_model.h"
 
 // What the summary tells of; all of it outlives the call.

@@ -3,7 +3,7 @@
 #pragma once
 #include "llmc/commands/command.h"
 #include "llmc/config/config.h"
-#include "llmc/parallel/comm.h"
+#include "llmc/parallel/comm/comm.h"
 
 Job parse_train(const Invocation& call, Comm& comm);
 Job parse_plan(const Invocation& call, Comm& comm);

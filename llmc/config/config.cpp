@@ -8,9 +8,9 @@
 #include <tuple>
 
 #include "llmc/base/check.h"
-#include "llmc/base/files.h"
 #include "llmc/base/json_object.h"
 #include "llmc/base/nearest.h"
+#include "llmc/base/system/files.h"
 #include "llmc/config/config_table.h"
 
 namespace {

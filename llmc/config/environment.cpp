@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "llmc/base/check.h"
-#include "llmc/base/host.h"
 #include "llmc/base/nearest.h"
+#include "llmc/base/system/host.h"
 
 namespace {
 

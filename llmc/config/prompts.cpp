@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "llmc/base/check.h"
-#include "llmc/base/files.h"
+#include "llmc/base/system/files.h"
 #include "llmc/base/text.h"
 
 namespace {

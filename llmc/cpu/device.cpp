@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "llmc/base/check.h"
-#include "llmc/base/host.h"
+#include "llmc/base/system/host.h"
 #include "llmc/cpu/threads.h"
 #include "llmc/ops/device.h"
 

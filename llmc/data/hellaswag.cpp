@@ -7,7 +7,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/dtype.h"
-#include "llmc/base/files.h"
+#include "llmc/base/system/files.h"
 
 namespace {
 

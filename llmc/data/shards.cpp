@@ -17,7 +17,7 @@
 #include <thread>
 
 #include "llmc/base/check.h"
-#include "llmc/base/files.h"
+#include "llmc/base/system/files.h"
 
 static_assert(std::endian::native == std::endian::little,
               "shards are little-endian and read without swapping");

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/base/files.h"
+#include "llmc/base/system/files.h"
 
 enum class ShardFormat { kLlmcV1, kLlmcV7, kMegatron, kRaw };
 

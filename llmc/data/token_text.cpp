@@ -3,8 +3,8 @@
 #include <map>
 
 #include "llmc/base/check.h"
-#include "llmc/base/files.h"
 #include "llmc/base/json_object.h"
+#include "llmc/base/system/files.h"
 
 namespace {
 

@@ -16,10 +16,10 @@
 #include <utility>
 
 #include "llmc/base/check.h"
-#include "llmc/base/files.h"
-#include "llmc/base/host.h"
-#include "llmc/base/proc_stat.h"
-#include "llmc/base/signals_blocked.h"
+#include "llmc/base/system/files.h"
+#include "llmc/base/system/host.h"
+#include "llmc/base/system/proc_stat.h"
+#include "llmc/base/system/signals_blocked.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // A linear layer y = x w^T + b and its backward, in FP8 or the working type.
 #pragma once
-#include "llmc/model/fp8_state.h"
+#include "llmc/model/parameters/fp8_state.h"
 #include "llmc/ops/ops.h"
 
 // Views of one linear's parameters and their gradients.

@@ -7,8 +7,8 @@
 #include "llmc/model/activation_offload.h"
 #include "llmc/model/head_exchange.h"
 #include "llmc/model/linear.h"
-#include "llmc/model/param_store.h"
-#include "llmc/model/params.h"
+#include "llmc/model/parameters/param_store.h"
+#include "llmc/model/parameters/params.h"
 #include "llmc/ops/arena.h"
 #include "llmc/ops/ops.h"
 

@@ -1,7 +1,7 @@
 // The head exchange of context parallelism over the ranks of a context group, on the stream of compute.
 #pragma once
 #include "llmc/model/head_exchange.h"
-#include "llmc/parallel/comm_stream.h"
+#include "llmc/parallel/comm/comm_stream.h"
 #include "llmc/parallel/groups.h"
 
 // What hang reports and plans call the exchanges: this and the layer.

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/check.h"
-#include "llmc/base/host.h"
+#include "llmc/base/system/host.h"
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankPlace, host, local_rank, local_ranks, visible, visible_devices, index, name, id,
                                    bus)

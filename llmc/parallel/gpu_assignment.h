@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/parallel/comm.h"
+#include "llmc/parallel/comm/comm.h"
 
 // A rank's GPU, gathered from all ranks.
 struct RankPlace {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "llmc/config/config.h"
-#include "llmc/parallel/comm.h"
+#include "llmc/parallel/comm/comm.h"
 
 struct GroupSizes {
     int context = 1;   // ranks that share a sequence

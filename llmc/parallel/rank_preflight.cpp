@@ -7,8 +7,8 @@
 #include <sstream>
 
 #include "llmc/base/check.h"
-#include "llmc/base/host.h"
-#include "llmc/base/files.h"
+#include "llmc/base/system/host.h"
+#include "llmc/base/system/files.h"
 #include "llmc/base/version.h"
 #include "llmc/config/environment.h"
 

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/parallel/comm.h"
+#include "llmc/parallel/comm/comm.h"
 
 // Exit 2 if ranks run different builds or executables, naming the first that differs and its host.
 void require_same_program(Comm& comm);

@@ -2,7 +2,7 @@
 #pragma once
 #include <string>
 
-#include "llmc/model/fp8_recipe.h"
+#include "llmc/model/parameters/fp8_recipe.h"
 
 // Time of one linear layer for one micro-batch: three matmuls, and quantization in FP8 or the bias gradient in BF16.
 struct LinearSpeedup {

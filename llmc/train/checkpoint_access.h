@@ -1,7 +1,7 @@
 // Access of checkpoints to the training state of a run.
 #pragma once
 #include "llmc/checkpoint/state_access.h"
-#include "llmc/parallel/weight_gatherer.h"
+#include "llmc/parallel/zero/weight_gatherer.h"
 
 // Blocking copies between host memory and the slots of this rank's shard ranges. A write skips elements that other
 // ranks own. After masters are written, WeightGatherer::from_masters computes the weights.

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "llmc/config/config.h"
-#include "llmc/model/params.h"
+#include "llmc/model/parameters/params.h"
 #include "llmc/ops/ops.h"
 
 // Consecutive elements of one parameter, and what an update reads and writes.

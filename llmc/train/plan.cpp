@@ -1,6 +1,6 @@
 #include "llmc/train/plan.h"
 
-#include "llmc/train/run_checkpoints.h"
+#include "llmc/train/run/run_checkpoints.h"
 #include "llmc/train/trainer.h"
 
 MemoryPlan plan_memory(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, int ranks) {

@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "llmc/config/config.h"
-#include "llmc/model/fp8_recipe.h"
-#include "llmc/model/params.h"
+#include "llmc/model/parameters/fp8_recipe.h"
+#include "llmc/model/parameters/params.h"
 #include "llmc/ops/arena.h"
 #include "llmc/ops/op_cost.h"
-#include "llmc/parallel/comm_dry_run.h"
+#include "llmc/parallel/comm/comm_dry_run.h"
 
 // Checkpoints of a run, whether it has --save, --load and --resume or not. Host memory is that of the rank that needs
 // most.

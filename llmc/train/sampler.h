@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "llmc/model/decoder.h"
-#include "llmc/model/fp8_state.h"
-#include "llmc/parallel/comm.h"
+#include "llmc/model/parameters/fp8_state.h"
+#include "llmc/parallel/comm/comm.h"
 
 struct Sampling {
     int64_t tokens = 0;       // to generate

@@ -6,7 +6,7 @@
 
 #include "llmc/config/config.h"
 #include "llmc/data/dataloader.h"
-#include "llmc/parallel/comm.h"
+#include "llmc/parallel/comm/comm.h"
 
 // part (B, T / ranks) = the part of whole sequences (B, T) that rank `rank` of `ranks` has.
 template <typename V> void take_part(const V* whole, int64_t B, int64_t T, const World& context, V* part) {

@@ -10,7 +10,7 @@
 #include "llmc/fault/heartbeat.h"
 #include "llmc/model/decoder.h"
 #include "llmc/parallel/context_exchange.h"
-#include "llmc/parallel/zero_store.h"
+#include "llmc/parallel/zero/zero_store.h"
 #include "llmc/train/checkpoint_access.h"
 #include "llmc/train/optimizer.h"
 #include "llmc/train/sampler.h"

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "llmc/base/process_limits.h"
+#include "llmc/base/system/process_limits.h"
 #include "tests/support/doctest.h"
 
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <thread>
 
-#include "llmc/train/startup_timer.h"
+#include "llmc/train/log/startup_timer.h"
 
 TEST_CASE("the parts of a start: in order, with their seconds, the first since the process began") {
     StartTimes times;

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/checkpoint/checkpoint_dir.h"
-#include "llmc/checkpoint/hf_tensors.h"
+#include "llmc/checkpoint/huggingface/hf_tensors.h"
 
 using namespace checkpoint_test;
 using Json = nlohmann::json;

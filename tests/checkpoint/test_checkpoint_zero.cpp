@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/checkpoint/checkpoint_dir.h"
-#include "llmc/train/run_checkpoints.h"
+#include "llmc/train/run/run_checkpoints.h"
 #include "tests/support/checkpoint_test.h"
 
 using namespace checkpoint_test;

@@ -1,5 +1,5 @@
 // Where a text ends, as a model's directory says it.
-#include "llmc/checkpoint/hf_tokens.h"
+#include "llmc/checkpoint/huggingface/hf_tokens.h"
 
 #include "tests/support/checkpoint_test.h"
 

@@ -2,8 +2,8 @@
 // generation, special tokens.
 #include <sys/stat.h>
 
-#include "llmc/checkpoint/hf_tokens.h"
-#include "llmc/checkpoint/model_extras.h"
+#include "llmc/checkpoint/huggingface/hf_tokens.h"
+#include "llmc/checkpoint/huggingface/model_extras.h"
 #include "tests/support/checkpoint_test.h"
 
 using namespace checkpoint_test;

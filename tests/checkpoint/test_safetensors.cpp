@@ -7,7 +7,7 @@
 #include <cmath>
 #include <limits>
 
-#include "llmc/base/files.h"
+#include "llmc/base/system/files.h"
 #include "tests/support/checkpoint_test.h"
 
 using namespace checkpoint_test;

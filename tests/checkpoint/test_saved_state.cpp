@@ -4,8 +4,8 @@
 
 #include <functional>
 
-#include "llmc/base/files.h"
-#include "llmc/parallel/comm.h"
+#include "llmc/base/system/files.h"
+#include "llmc/parallel/comm/comm.h"
 
 using namespace checkpoint_test;
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "llmc/commands/bench.h"
+#include "llmc/commands/bench/bench.h"
 
 namespace {
 

@@ -4,8 +4,8 @@
 
 #include <memory>
 
-#include "llmc/commands/doctor.h"
-#include "llmc/commands/doctor_items.h"
+#include "llmc/commands/doctor/doctor.h"
+#include "llmc/commands/doctor/doctor_items.h"
 #include "llmc/config/environment.h"
 
 namespace {

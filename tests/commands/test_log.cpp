@@ -9,9 +9,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "llmc/base/files.h"
 #include "llmc/base/peak_flops.h"
-#include "llmc/train/log.h"
+#include "llmc/base/system/files.h"
+#include "llmc/train/log/log.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <set>
 
-#include "llmc/base/host.h"
+#include "llmc/base/system/host.h"
 #include "llmc/config/environment.h"
 #include "llmc/perf/fp8_speedup.h"
 

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "llmc/train/hellaswag_run.h"
+#include "llmc/train/run/hellaswag_run.h"
 
 namespace {
 

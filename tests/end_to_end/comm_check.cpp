@@ -18,7 +18,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/rng.h"
-#include "llmc/parallel/comm_nccl.h"
+#include "llmc/parallel/comm/comm_nccl.h"
 #include "llmc/parallel/gpu_assignment.h"
 #include "llmc/parallel/groups.h"
 

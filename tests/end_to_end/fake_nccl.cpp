@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "llmc/parallel/comm_nccl_api.h"
+#include "llmc/parallel/comm/comm_nccl_api.h"
 
 using namespace nccl_api;
 

@@ -100,7 +100,7 @@ def templates():
     printf = re.compile(r"%%|%[-+ #0]*(?:\*|\d+)?(?:\.(?:\*|\d+))?(?:hh|h|ll|l|z|j|t)?[diouxXeEfFgGcsp]")
     found = []
     for pattern in ("*.cpp", "*.h", "*.inl", "*.cu", "*.cuh"):
-        for path in sorted(glob.glob(os.path.join(ROOT, "llmc", "*", pattern))):
+        for path in sorted(glob.glob(os.path.join(ROOT, "llmc", "*", "**", pattern), recursive=True)):
             for template, code in c_statements(read(path)):
                 template = printf.sub(lambda m: "%" if m[0] == "%%" else GAP, template)
                 found.append((path, template, code))

@@ -1,5 +1,6 @@
 """The README's walkthrough, "Your own text in ten minutes", typed as it stands in a folder with text of one's own, and
 the outputs that the README shows, compared with what is printed. Numbers may differ, words may not."""
+import glob
 import os
 import re
 import shutil
@@ -64,9 +65,8 @@ class Walkthrough(unittest.TestCase):
             os.symlink(executable, os.path.join(self.home, os.path.basename(executable)))
         os.makedirs(os.path.join(self.home, "text"))
         for folder in ("train", "model"):
-            source = os.path.join(ROOT, "llmc", folder)
-            for name in sorted(os.listdir(source)):
-                shutil.copy(os.path.join(source, name), os.path.join(self.home, "text", name + ".txt"))
+            for path in sorted(glob.glob(os.path.join(ROOT, "llmc", folder, "**", "*.*"), recursive=True)):
+                shutil.copy(path, os.path.join(self.home, "text", os.path.basename(path) + ".txt"))
 
     def run_it(self, command):
         environment = {**os.environ, "LLMC_BUILD": BUILD, "OMP_NUM_THREADS": "1"}

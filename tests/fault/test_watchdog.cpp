@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "llmc/base/fault_injection.h"
-#include "llmc/base/files.h"
+#include "llmc/base/system/files.h"
 #include "llmc/fault/watchdog.h"
 #include "llmc/parallel/device_marks.h"
 #include "llmc/parallel/rank_preflight.h"

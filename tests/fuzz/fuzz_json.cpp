@@ -14,7 +14,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/json_object.h"
-#include "llmc/checkpoint/hf_config.h"
+#include "llmc/checkpoint/huggingface/hf_config.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/checkpoint/saved_state.h"
 #include "llmc/config/config.h"

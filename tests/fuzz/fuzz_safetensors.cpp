@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "llmc/base/check.h"
-#include "llmc/checkpoint/hf_config.h"
-#include "llmc/checkpoint/safetensors.h"
-#include "llmc/model/params.h"
+#include "llmc/checkpoint/huggingface/hf_config.h"
+#include "llmc/checkpoint/huggingface/safetensors.h"
+#include "llmc/model/parameters/params.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "llmc/commands/doctor_items.h"
+#include "llmc/commands/doctor/doctor_items.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <thread>
 
-#include "llmc/train/gpu_monitor.h"
+#include "llmc/train/log/gpu_monitor.h"
 
 TEST_CASE("gpu monitor: utilization, power, clocks and energy of this GPU") {
     const DeviceInfo info = device::device_info(0);

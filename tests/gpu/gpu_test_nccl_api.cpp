@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "llmc/parallel/comm_nccl_api.h"
+#include "llmc/parallel/comm/comm_nccl_api.h"
 
 namespace {
 

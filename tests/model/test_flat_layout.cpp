@@ -5,7 +5,7 @@
 #include <set>
 #include <string>
 
-#include "llmc/model/flat_layout.h"
+#include "llmc/model/parameters/flat_layout.h"
 #include "tests/support/fp8_model_test.h"
 
 namespace {

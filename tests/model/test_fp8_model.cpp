@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "llmc/base/fp8.h"
-#include "llmc/train/fp8_monitor.h"
+#include "llmc/train/log/fp8_monitor.h"
 #include "tests/support/fp8_model_test.h"
 
 namespace {

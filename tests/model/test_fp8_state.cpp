@@ -7,7 +7,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "llmc/train/fp8_monitor.h"
+#include "llmc/train/log/fp8_monitor.h"
 #include "tests/support/fp8_model_test.h"
 #include "tests/support/quant_test.h"
 

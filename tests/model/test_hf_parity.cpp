@@ -10,9 +10,9 @@
 #include <filesystem>
 #include <string>
 
-#include "llmc/checkpoint/hf_config.h"
+#include "llmc/checkpoint/huggingface/hf_config.h"
+#include "llmc/checkpoint/huggingface/safetensors.h"
 #include "llmc/checkpoint/load.h"
-#include "llmc/checkpoint/safetensors.h"
 #include "llmc/ops/reference.h"
 #include "tests/support/checkpoint_test.h"
 #include "tests/support/model_test.h"
@@ -284,7 +284,7 @@ TEST_CASE("transformers computes the models of its own that this trainer saves")
         CHECK(checkpoint_damage(saved, true).empty());
         for (const char* file : {"configuration_llmfp8.py", "modeling_llmfp8.py"})
             CHECK(checkpoint_test::slurp(saved + "/" + file)
-                  == checkpoint_test::slurp(std::string("llmc/checkpoint/hf_code/") + file));
+                  == checkpoint_test::slurp(std::string("llmc/checkpoint/huggingface/hf_code/") + file));
         command += " " + saved + " " + root + "/logits.safetensors";
     }
     const int status = std::system((command + " > " + (dir / "log") + " 2>&1").c_str());

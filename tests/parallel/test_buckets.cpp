@@ -3,7 +3,7 @@
 
 #include <set>
 
-#include "llmc/parallel/buckets.h"
+#include "llmc/parallel/zero/buckets.h"
 #include "tests/support/fp8_model_test.h"
 
 namespace {

@@ -3,8 +3,8 @@
 
 #include <set>
 
-#include "llmc/parallel/comm_benchmark.h"
-#include "llmc/parallel/comm_nccl_api.h"
+#include "llmc/parallel/comm/comm_benchmark.h"
+#include "llmc/parallel/comm/comm_nccl_api.h"
 #include "llmc/parallel/gpu_assignment.h"
 
 namespace {

@@ -3,7 +3,7 @@
 
 #include <set>
 
-#include "llmc/parallel/grad_placement.h"
+#include "llmc/parallel/zero/grad_placement.h"
 #include "tests/support/fp8_model_test.h"
 
 namespace {

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "llmc/base/fp8.h"
-#include "llmc/train/rank_consistency.h"
+#include "llmc/train/run/rank_consistency.h"
 #include "tests/support/watched_store.h"
 
 namespace {

@@ -10,7 +10,7 @@
 #include "llmc/base/peak_flops.h"
 #include "llmc/commands/plan_report.h"
 #include "llmc/perf/fp8_speedup.h"
-#include "llmc/train/log.h"
+#include "llmc/train/log/log.h"
 
 namespace {
 

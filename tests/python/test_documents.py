@@ -21,7 +21,7 @@ def options_of_the_trainer():
     own = set(re.findall(r"(?m)^--([\w-]+)", read("tests/golden/cli_options.txt")))
     # Those that are no option of a run, those of subcommands, and Megatron-LM's names that are taken as well.
     parsed = "".join(path.read_text() for folder in ("config", "commands") for path in
-                     (ROOT / "llmc" / folder).glob("*.cpp"))
+                     (ROOT / "llmc" / folder).rglob("*.cpp"))
     return own | set(re.findall(r'"--([a-z][a-z0-9-]+)', parsed)) \
         | set(re.findall(r'(?m)^ +\{"([a-z0-9-]+)"', read("llmc/config/config_names.cpp")))
 

@@ -18,10 +18,10 @@
 #include "llmc/base/rng.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/checkpoint_save.h"
-#include "llmc/checkpoint/hf_config.h"
-#include "llmc/checkpoint/hf_tensors.h"
+#include "llmc/checkpoint/huggingface/hf_config.h"
+#include "llmc/checkpoint/huggingface/hf_tensors.h"
+#include "llmc/checkpoint/huggingface/safetensors.h"
 #include "llmc/checkpoint/load.h"
-#include "llmc/checkpoint/safetensors.h"
 
 namespace checkpoint_test {
 

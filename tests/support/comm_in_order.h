@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/parallel/comm.h"
+#include "llmc/parallel/comm/comm.h"
 #include "tests/support/deferred_stream.h"
 
 template <typename Inner> class InOrder : public Inner {

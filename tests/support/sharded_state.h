@@ -2,8 +2,8 @@
 #pragma once
 #include <map>
 
-#include "llmc/model/flat_layout.h"
-#include "llmc/model/params.h"
+#include "llmc/model/parameters/flat_layout.h"
+#include "llmc/model/parameters/params.h"
 #include "tests/support/checkpoint_test.h"
 #include "tests/support/local_ranks.h"
 

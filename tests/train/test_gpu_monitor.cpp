@@ -8,7 +8,7 @@
 #include <cmath>
 #include <filesystem>
 
-#include "llmc/train/gpu_monitor.h"
+#include "llmc/train/log/gpu_monitor.h"
 
 namespace {
 

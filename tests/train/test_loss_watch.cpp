@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/train/loss_watch.h"
+#include "llmc/train/log/loss_watch.h"
 
 namespace {
 

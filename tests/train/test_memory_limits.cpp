@@ -1,6 +1,6 @@
 #include "tests/support/doctest.h"
 
-#include "llmc/train/memory_limits.h"
+#include "llmc/train/run/memory_limits.h"
 
 namespace {
 

@@ -1,0 +1,36 @@
+#include "llmc/base/system/standard_streams.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+
+std::vector<std::string> prepare_standard_streams() {
+    std::signal(SIGPIPE, SIG_IGN);
+    std::signal(SIGXFSZ, SIG_IGN);
+    std::vector<std::string> closed;
+    const char* const names[] = {"", "standard output", "standard error"};
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+        if (::fcntl(fd, F_GETFD) != -1 || ::open("/dev/null", O_RDWR) != fd) continue;
+        if (fd != STDIN_FILENO)
+            closed.push_back(std::string(names[fd]) + " was closed when the run started: its lines are dropped");
+    }
+    return closed;
+}
+
+int flush_stdout() {
+    errno = 0;
+    if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return 0;
+    // The errno of an earlier call that failed is lost, so another write finds it again.
+    const int error = errno || ::write(STDOUT_FILENO, "\n", 1) < 0 ? errno : EIO;
+    const int null = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
+    if (null >= 0) {
+        ::dup2(null, STDOUT_FILENO);
+        ::close(null);
+    }
+    std::fflush(stdout);   // what could not be written
+    std::clearerr(stdout);
+    return error;
+}

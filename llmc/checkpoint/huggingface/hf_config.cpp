@@ -1,0 +1,489 @@
+// Sources: the classes GPT2Config, LlamaConfig, MistralConfig, Qwen2Config and Qwen3Config of transformers 4 and 5.
+#include "llmc/checkpoint/huggingface/hf_config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "llmc/base/check.h"
+#include "llmc/base/json_object.h"
+#include "llmc/base/system/files.h"
+#include "llmc/checkpoint/checkpoint_dir.h"
+#include "llmc/model/parameters/params.h"
+
+namespace {
+
+using Json = nlohmann::json;
+using OrderedJson = nlohmann::ordered_json;
+
+constexpr int64_t kMaxWidth = int64_t{1} << 20, kMaxVocab = int64_t{1} << 24,
+                  kMaxPositions = int64_t{1} << 30;
+constexpr int64_t kMaxLayers = 4096;
+constexpr const char* kOwnModelType = "llmfp8";
+
+// The classes with Llama's names of tensors and fields. Defaults of fields that a file leaves out: key/value heads and
+// head dim (0: heads, hidden size / heads), and the window (0: the class has none).
+struct Family {
+    HfClass hf;
+    const char *model_type, *architecture;
+    int64_t groups, head_dim, window;
+};
+constexpr Family kFamilies[] = {{HfClass::kLlama, "llama", "LlamaForCausalLM", 0, 0, 0},
+                                {HfClass::kMistral, "mistral", "MistralForCausalLM", 8, 0, 4096},
+                                {HfClass::kQwen2, "qwen2", "Qwen2ForCausalLM", 32, 0, 4096},
+                                {HfClass::kQwen3, "qwen3", "Qwen3ForCausalLM", 32, 128, 4096}};
+bool is_qwen(HfClass hf) { return hf == HfClass::kQwen2 || hf == HfClass::kQwen3; }
+
+// ---- writing ----
+
+// The special token ids of the origin, else of GPT-2 and Llama-3, known by the vocabulary size. Others get null,
+// because a class's default may be outside the vocabulary or an ordinary token (Llama's is 2) that would end a text.
+void put_special_tokens(OrderedJson& out, int64_t vocab_size, const HfOrigin& origin) {
+    if (!origin.special_tokens.empty()) return out.update(OrderedJson::parse(origin.special_tokens));
+    OrderedJson bos, eos;
+    if (vocab_size == 50257) bos = eos = 50256;
+    if (vocab_size == 128256) {
+        bos = 128000;
+        eos = 128001;
+    }
+    out["bos_token_id"] = bos;
+    out["eos_token_id"] = eos;
+}
+
+// The fields that the two rules do not share. An absent attention_factor follows from the factor.
+void put_yarn(OrderedJson& out, const RopeScaling& s) {
+    out["beta_fast"] = s.beta_fast;
+    out["beta_slow"] = s.beta_slow;
+    if (s.attention_factor > 0) out["attention_factor"] = s.attention_factor;
+    out["truncate"] = s.truncate;
+}
+
+// Writes both forms: transformers 4 reads rope_theta and rope_scaling, transformers 5 prefers rope_parameters.
+void put_rope(OrderedJson& out, const ModelConfig& c) {
+    OrderedJson scaling;
+    const RopeScaling& s = c.rope_scaling;
+    if (s.factor != 0) {
+        const bool yarn = s.type == RopeScalingType::kYarn;
+        scaling["rope_type"] = yarn ? "yarn" : "llama3";
+        scaling["factor"] = s.factor;
+        if (yarn) put_yarn(scaling, s);
+        else scaling["low_freq_factor"] = s.low_freq_factor, scaling["high_freq_factor"] = s.high_freq_factor;
+        scaling["original_max_position_embeddings"] = s.original_max_positions;
+    }
+    OrderedJson parameters = scaling.is_null() ? OrderedJson{{"rope_type", "default"}} : scaling;
+    parameters["rope_theta"] = c.rotary_base;
+    out["rope_theta"] = c.rotary_base;
+    out["rope_scaling"] = scaling;
+    out["rope_parameters"] = parameters;
+}
+
+void put_gpt2(OrderedJson& out, const ModelConfig& c) {
+    out["architectures"] = {"GPT2LMHeadModel"};
+    out["model_type"] = "gpt2";
+    out["vocab_size"] = c.vocab_size;
+    out["n_positions"] = c.max_positions;
+    out["n_ctx"] = c.max_positions;
+    out["n_embd"] = c.hidden_size;
+    out["n_layer"] = c.num_layers;
+    out["n_head"] = c.num_attention_heads;
+    out["n_inner"] = nullptr;  // four times the width
+    if (c.ffn_hidden_size != 4 * c.hidden_size) out["n_inner"] = c.ffn_hidden_size;
+    out["activation_function"] = activation_function(c.activation).hf;
+    out["layer_norm_epsilon"] = c.norm_eps;
+    out["initializer_range"] = c.init_std;
+    // The model was trained without dropout; the class's default is 0.1.
+    for (const char* name : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) out[name] = 0.0;
+    out["scale_attn_weights"] = true;
+    out["scale_attn_by_inverse_layer_idx"] = false;
+    out["reorder_and_upcast_attn"] = false;
+    out["use_cache"] = true;
+    out["tie_word_embeddings"] = true;
+}
+
+// Qwen's window is that of the layers from max_window_layers on.
+void put_window(OrderedJson& out, const ModelConfig& c, HfClass hf) {
+    const bool windows = c.sliding_window > 0;
+    if (is_qwen(hf)) out["use_sliding_window"] = windows;
+    out["sliding_window"] = nullptr;
+    if (windows) out["sliding_window"] = c.sliding_window;
+    if (is_qwen(hf)) out["max_window_layers"] = windows ? 0 : c.num_layers;
+}
+
+// The families differ in a handful of fields.
+void put_llama(OrderedJson& out, const ModelConfig& c, const Family& family, int64_t positions) {
+    out["architectures"] = {family.architecture};
+    out["model_type"] = family.model_type;
+    out["vocab_size"] = c.vocab_size;
+    out["hidden_size"] = c.hidden_size;
+    out["intermediate_size"] = c.ffn_hidden_size;
+    out["num_hidden_layers"] = c.num_layers;
+    out["num_attention_heads"] = c.num_attention_heads;
+    out["num_key_value_heads"] = c.num_query_groups;
+    out["head_dim"] = c.kv_channels;
+    out["hidden_act"] = activation_function(c.activation).hf;
+    out["max_position_embeddings"] = positions;
+    out["initializer_range"] = c.init_std;
+    out["rms_norm_eps"] = c.norm_eps;
+    if (family.hf == HfClass::kLlama || family.hf == HfClass::kQwen3) out["attention_bias"] = c.proj_bias();
+    out["attention_dropout"] = 0.0;
+    if (family.hf == HfClass::kLlama) {
+        out["mlp_bias"] = c.mlp_bias();
+        out["pretraining_tp"] = 1;
+    } else {
+        put_window(out, c, family.hf);
+    }
+    out["use_cache"] = true;
+    out["tie_word_embeddings"] = c.tied_head;
+    put_rope(out, c);
+}
+
+// Every field of ModelConfig by its own name, but for two to which transformers gives a meaning in every class:
+// sliding_window is the size of its cache of keys, and it converts rope_scaling.
+void put_own(OrderedJson& out, const ModelConfig& c, int64_t positions) {
+    out["architectures"] = {"LlmFp8ForCausalLM"};
+    out["model_type"] = kOwnModelType;
+    out["auto_map"] = {{"AutoConfig", "configuration_llmfp8.LlmFp8Config"},
+                       {"AutoModelForCausalLM", "modeling_llmfp8.LlmFp8ForCausalLM"}};
+    out["num_layers"] = c.num_layers;
+    out["hidden_size"] = c.hidden_size;
+    out["ffn_hidden_size"] = c.ffn_hidden_size;
+    out["num_attention_heads"] = c.num_attention_heads;
+    out["num_query_groups"] = c.num_query_groups;
+    out["kv_channels"] = c.kv_channels;
+    out["vocab_size"] = c.vocab_size;
+    out["max_positions"] = positions;
+    out["norm"] = c.norm == Norm::kLayerNorm ? "layer" : "rms";
+    out["position"] = c.position == PositionEmbedding::kLearned ? "learned" : "rope";
+    out["activation"] = activation_function(c.activation).name;
+    out["rotary_base"] = c.rotary_base;
+    const bool yarn = c.rope_scaling.type == RopeScalingType::kYarn;
+    if (yarn) {
+        out["rope_yarn"] = {{"factor", c.rope_scaling.factor},
+                            {"original_max_positions", c.rope_scaling.original_max_positions}};
+        put_yarn(out["rope_yarn"], c.rope_scaling);
+    }
+    out["rope_llama3"] = {{"factor", yarn ? 0 : c.rope_scaling.factor},
+                          {"low_freq_factor", c.rope_scaling.low_freq_factor},
+                          {"high_freq_factor", c.rope_scaling.high_freq_factor},
+                          {"original_max_positions", c.rope_scaling.original_max_positions}};
+    for (const LinearBiasWord& word : kLinearBiasWords)
+        if (word.kind == c.linear_bias) out["linear_bias"] = word.name;
+    out["window"] = c.sliding_window;
+    out["qk_norm"] = c.qk_norm;
+    out["tie_word_embeddings"] = c.tied_head;
+    out["norm_eps"] = c.norm_eps;
+    out["init_std"] = c.init_std;
+}
+
+// ---- reading ----
+
+// The fields of a config.json. The bounds of sizes and counts keep all products within 64 bits.
+struct Fields : JsonFields {
+    int64_t size(const char* name, int64_t max = kMaxWidth) const { return integer(name, 1, max); }
+    int64_t size_or(const char* name, int64_t otherwise) const { return integer_or(name, otherwise, 1, kMaxWidth); }
+    Fields child(const char* name) const { return {JsonFields::child(name)}; }
+    // Requires that the field has this value or is absent.
+    void only(const char* name, const Json& value, const char* why) const {
+        if (has(name) && object[name] != value) refuse(name, why);
+    }
+    template <typename Enum>
+    Enum one_of(const char* name, const char* first, Enum a, const char* second, Enum b) const {
+        std::string value = text(name);
+        if (value != first && value != second) refuse(name, strf("\"%s\" or \"%s\"", first, second));
+        return value == first ? a : b;
+    }
+};
+
+void check_scaling(const Fields& rope, const RopeScaling& scaling) {
+    if (scaling.factor < 1) rope.refuse("factor", "at least 1 is needed");
+    if (scaling.beta_fast <= scaling.beta_slow || scaling.beta_slow <= 0)
+        rope.refuse("beta_fast", "0 < beta_slow < beta_fast is needed");
+    if (scaling.high_freq_factor <= scaling.low_freq_factor || scaling.low_freq_factor <= 0)
+        rope.refuse("high_freq_factor", "0 < low_freq_factor < high_freq_factor is needed");
+}
+
+// What multiplies cosines and sines. mscale and mscale_all_dim, as in DeepSeek's models, are two factors of ln(factor).
+double read_attention_factor(const Fields& rope, double factor) {
+    if (rope.has("attention_factor")) {
+        const double given = rope.number("attention_factor");
+        if (given <= 0) rope.refuse("attention_factor", "a positive number is needed");
+        return given;
+    }
+    const double over = rope.number_or("mscale", 0), under = rope.number_or("mscale_all_dim", 0);
+    if (over < 0 || under < 0) rope.refuse(over < 0 ? "mscale" : "mscale_all_dim", "it must not be negative");
+    if (over == 0 || under == 0 || factor <= 1) return 0;
+    return (0.1 * over * std::log(factor) + 1) / (0.1 * under * std::log(factor) + 1);
+}
+
+RopeScaling read_yarn(const Fields& rope, int64_t original) {
+    RopeScaling scaling{.factor = rope.number("factor"), .original_max_positions = original,
+                        .type = RopeScalingType::kYarn, .beta_fast = rope.number_or("beta_fast", 32),
+                        .beta_slow = rope.number_or("beta_slow", 1),
+                        .truncate = rope.boolean_or("truncate", true)};
+    check_scaling(rope, scaling);
+    scaling.attention_factor = read_attention_factor(rope, scaling.factor);
+    return scaling;
+}
+
+// max_positions: of the model, where yarn does not say the original ones.
+RopeScaling read_rope_scaling(const Fields& rope, int64_t max_positions) {
+    const char* name = rope.has("rope_type") ? "rope_type" : "type";
+    const std::string type = rope.has(name) ? rope.text(name) : "default";
+    for (const auto& item : rope.object.items())
+        if (item.value().is_object())
+            rope.refuse(item.key().c_str(), "rope parameters per layer type are not supported");
+    rope.only("partial_rotary_factor", 1, "only rotation of the whole head is supported");
+    if (type == "default") return {};
+    const char* original = "original_max_position_embeddings";
+    if (type == "yarn") return read_yarn(rope, rope.has(original) ? rope.size(original, kMaxPositions) : max_positions);
+    if (type != "llama3") rope.refuse(name, "only \"default\", \"llama3\" and \"yarn\" are supported");
+    RopeScaling scaling{
+        .factor = rope.number("factor"),
+        .low_freq_factor = rope.number("low_freq_factor"),
+        .high_freq_factor = rope.number("high_freq_factor"),
+        .original_max_positions = rope.size(original, kMaxPositions)};
+    check_scaling(rope, scaling);
+    return scaling;
+}
+
+// Reads rope_theta and rope_scaling (transformers 4), rope_parameters (transformers 5), or both if they agree.
+void read_rope(const Fields& f, ModelConfig& c) {
+    f.only("partial_rotary_factor", 1, "only rotation of the whole head is supported");
+    c.rotary_base = f.number_or("rope_theta", 10000);
+    if (f.has("rope_scaling")) c.rope_scaling = read_rope_scaling(f.child("rope_scaling"), c.max_positions);
+    if (f.has("rope_parameters")) {
+        const Fields rope = f.child("rope_parameters");
+        const RopeScaling scaling = read_rope_scaling(rope, c.max_positions);
+        const double base = rope.number_or("rope_theta", c.rotary_base);
+        if (f.has("rope_scaling") && !(scaling == c.rope_scaling))
+            f.refuse("rope_parameters", "it contradicts rope_scaling");
+        if (f.has("rope_theta") && base != c.rotary_base)
+            f.refuse("rope_theta", "rope_parameters says otherwise");
+        c.rope_scaling = scaling;
+        c.rotary_base = base;
+    }
+    if (c.rotary_base <= 0) f.refuse("rope_theta", "a positive number is needed");
+}
+
+// Return a function's name in GPT-2's config.json (null if gated), and in one with model_type "llmfp8".
+const char* gpt2_activation(const ActivationFunction& row) { return row.gated ? nullptr : row.hf; }
+const char* own_activation(const ActivationFunction& row) { return row.name; }
+
+Activation read_activation(const Fields& f, const char* field, const char* (*name_of)(const ActivationFunction&)) {
+    std::string name = f.text(field), known;
+    if (name_of == gpt2_activation && name == "gelu_pytorch_tanh") name = "gelu_new";   // the same function
+    for (const ActivationFunction& row : kActivations) {
+        const char* spelling = name_of(row);
+        if (!spelling) continue;
+        if (name == spelling) return row.kind;
+        known += (known.empty() ? "\"" : "\", \"") + std::string(spelling);
+    }
+    f.refuse(field, strf("supported are %s\"; gelu is the tanh approximation", known.c_str()));
+}
+
+ModelConfig read_gpt2(const Fields& f) {
+    ModelConfig c;
+    c.vocab_size = f.size("vocab_size", kMaxVocab);
+    c.max_positions = f.size("n_positions", kMaxPositions);
+    c.hidden_size = f.size("n_embd");
+    c.num_layers = f.size("n_layer", kMaxLayers);
+    c.num_attention_heads = c.num_query_groups = f.size("n_head");
+    if (c.hidden_size % c.num_attention_heads != 0) f.refuse("n_head", "it must divide n_embd");
+    c.kv_channels = c.hidden_size / c.num_attention_heads;
+    c.ffn_hidden_size = f.size_or("n_inner", 4 * c.hidden_size);
+    c.norm_eps = f.number_or("layer_norm_epsilon", 1e-5);
+    c.init_std = f.number_or("initializer_range", 0.02);
+    if (f.has("activation_function")) c.activation = read_activation(f, "activation_function", gpt2_activation);
+    f.only("scale_attn_weights", true, "only scaled attention is supported");
+    f.only("scale_attn_by_inverse_layer_idx", false, "this scaling is not supported");
+    f.only("add_cross_attention", false, "cross attention is not supported");
+    f.only("tie_word_embeddings", true, "a GPT-2 with an untied head is not supported");
+    return c;
+}
+
+// The keys that a query attends to, 0: all. A window must be that of all layers.
+int64_t read_window(const Fields& f, const Family& family, int64_t layers) {
+    if (!is_qwen(family.hf)) f.only("use_sliding_window", false, "this class has no such field");
+    if (family.window == 0) f.only("sliding_window", nullptr, "this class has no window");
+    int64_t window = 0;
+    if (!is_qwen(family.hf) || f.boolean_or("use_sliding_window", false))   // null: none
+        window = f.integer_or("sliding_window", f.object.contains("sliding_window") ? 0 : family.window, 1,
+                              kMaxPositions);
+    if (f.has("layer_types")) {
+        const Json& types = f.object["layer_types"];
+        const char* needed = window > 0 ? "sliding_attention" : "full_attention";
+        const auto all = [&](const char* type) {
+            return types.is_array()
+                   && std::all_of(types.begin(), types.end(), [&](const Json& t) { return t == type; });
+        };
+        if (is_qwen(family.hf) && all("full_attention")) return 0;
+        if (!all(needed)) f.refuse("layer_types", strf("only \"%s\" in all layers is supported here", needed));
+    } else if (is_qwen(family.hf) && window > 0) {
+        const int64_t first = f.integer_or("max_window_layers", 28, 0, kMaxLayers);
+        if (first >= layers) return 0;
+        if (first > 0)
+            f.refuse("max_window_layers", strf("only 0, a window in all layers, and at least %lld, in none, are "
+                                               "supported", ll(layers)));
+    }
+    return window;
+}
+
+LinearBias read_biases(const Fields& f, const Family& family) {
+    if (family.hf == HfClass::kMistral) return LinearBias::kNone;
+    if (family.hf == HfClass::kQwen2) return LinearBias::kQkv;
+    const bool attention = f.boolean_or("attention_bias", false);
+    const bool mlp = family.hf == HfClass::kLlama && f.boolean_or("mlp_bias", false);
+    if (attention) return mlp ? LinearBias::kAll : LinearBias::kAttention;
+    return mlp ? LinearBias::kMlp : LinearBias::kNone;
+}
+
+ModelConfig read_llama(const Fields& f, const Family& family) {
+    ModelConfig c;
+    c.norm = Norm::kRmsNorm;
+    c.position = PositionEmbedding::kRope;
+    c.activation = Activation::kSwiglu;
+    c.qk_norm = family.hf == HfClass::kQwen3;
+    c.vocab_size = f.size("vocab_size", kMaxVocab);
+    c.hidden_size = f.size("hidden_size");
+    c.ffn_hidden_size = f.size("intermediate_size");
+    c.num_layers = f.size("num_hidden_layers", kMaxLayers);
+    c.num_attention_heads = f.size("num_attention_heads");
+    const bool groups_left_out = family.groups > 0 && !f.object.contains("num_key_value_heads");
+    c.num_query_groups = f.size_or("num_key_value_heads", groups_left_out ? family.groups : c.num_attention_heads);
+    // Old files leave head_dim out if it is hidden_size / heads.
+    const int64_t quotient = std::max<int64_t>(1, c.hidden_size / c.num_attention_heads);
+    c.kv_channels = f.size_or("head_dim", family.head_dim > 0 ? family.head_dim : quotient);
+    c.max_positions = f.size("max_position_embeddings", kMaxPositions);
+    c.norm_eps = f.number_or("rms_norm_eps", 1e-6);
+    c.init_std = f.number_or("initializer_range", 0.02);
+    c.tied_head = f.boolean_or("tie_word_embeddings", false);
+    f.only("hidden_act", "silu", "only \"silu\" (swiglu) is supported");
+    c.linear_bias = read_biases(f, family);
+    c.sliding_window = read_window(f, family, c.num_layers);
+    read_rope(f, c);
+    return c;
+}
+
+// Earlier versions wrote true for all and false for none.
+LinearBias read_own_biases(const Fields& f) {
+    if (f.at("linear_bias").is_boolean()) return f.boolean("linear_bias") ? LinearBias::kAll : LinearBias::kNone;
+    const std::string name = f.text("linear_bias");
+    std::string known;
+    for (const LinearBiasWord& word : kLinearBiasWords) {
+        if (name == word.name) return word.kind;
+        known += strf("%s\"%s\"", known.empty() ? "" : ", ", word.name);
+    }
+    f.refuse("linear_bias", "supported are " + known);
+}
+
+ModelConfig read_own(const Fields& f) {
+    ModelConfig c;
+    c.num_layers = f.size("num_layers", kMaxLayers);
+    c.hidden_size = f.size("hidden_size");
+    c.ffn_hidden_size = f.size("ffn_hidden_size");
+    c.num_attention_heads = f.size("num_attention_heads");
+    c.num_query_groups = f.size("num_query_groups");
+    c.kv_channels = f.size("kv_channels");
+    c.vocab_size = f.size("vocab_size", kMaxVocab);
+    c.max_positions = f.size("max_positions", kMaxPositions);
+    c.norm = f.one_of("norm", "layer", Norm::kLayerNorm, "rms", Norm::kRmsNorm);
+    c.position = f.one_of("position", "learned", PositionEmbedding::kLearned, "rope", PositionEmbedding::kRope);
+    c.activation = read_activation(f, "activation", own_activation);
+    c.rotary_base = f.number("rotary_base");
+    const Fields scaling = f.child(f.has("rope_scaling") ? "rope_scaling" : "rope_llama3");   // its former name
+    c.rope_scaling = {.factor = scaling.number("factor"),
+                      .low_freq_factor = scaling.number("low_freq_factor"),
+                      .high_freq_factor = scaling.number("high_freq_factor"),
+                      .original_max_positions = scaling.size("original_max_positions", kMaxPositions)};
+    if (c.rope_scaling.factor != 0) check_scaling(scaling, c.rope_scaling);
+    if (f.has("rope_yarn")) {
+        const Fields yarn = f.child("rope_yarn");
+        c.rope_scaling = read_yarn(yarn, yarn.size("original_max_positions", kMaxPositions));
+    }
+    if (c.rotary_base <= 0) f.refuse("rotary_base", "a positive number is needed");
+    c.linear_bias = read_own_biases(f);
+    c.sliding_window = f.integer_or("window", 0, 0, kMaxPositions);
+    c.qk_norm = f.boolean("qk_norm");
+    c.tied_head = f.boolean("tie_word_embeddings");
+    c.norm_eps = f.number("norm_eps");
+    c.init_std = f.number("init_std");
+    return c;
+}
+
+}  // namespace
+
+HfOrigin hf_origin(const std::string& directory) {
+    const std::string path = directory + "/config.json";
+    require_undamaged(directory, "config.json");
+    const Json object = read_json_object(path, kMaxConfigBytes);
+    const Fields f{{object, path}};
+    OrderedJson tokens = OrderedJson::object();
+    for (const char* name : kSpecialTokens) {
+        if (!object.contains(name)) continue;
+        if (object[name].is_array()) f.integers(name, 0, INT32_MAX);
+        // Llama-1's files say -1 where there is no padding.
+        else if (f.has(name)) f.integer(name, std::string_view(name) == "pad_token_id" ? -1 : 0, INT32_MAX);
+        tokens[name] = object[name];
+    }
+    return {.model_type = f.text("model_type"), .special_tokens = tokens.dump()};
+}
+
+std::string hf_config_json(const ModelConfig& config, Dtype weight_dtype, int64_t seq_length, const HfOrigin& origin) {
+    // A rope model that was trained on longer sequences than its preset declares supports them.
+    const bool rope = config.position == PositionEmbedding::kRope;
+    const int64_t positions = rope ? std::max(config.max_positions, seq_length) : config.max_positions;
+    OrderedJson out;
+    HfClass hf = hf_class(config);
+    // Without biases and window, Llama and Mistral are the same.
+    if (hf == HfClass::kLlama && config.linear_bias == LinearBias::kNone && origin.model_type == "mistral")
+        hf = HfClass::kMistral;
+    if (hf == HfClass::kGpt2) put_gpt2(out, config);
+    if (hf == HfClass::kOwn) put_own(out, config, positions);
+    for (const Family& family : kFamilies)
+        if (family.hf == hf) put_llama(out, config, family, positions);
+    put_special_tokens(out, config.vocab_size, origin);
+    CHECK(weight_dtype == Dtype::kBf16 || weight_dtype == Dtype::kFp32, "weights in %s", dtype_name(weight_dtype));
+    // transformers 4 reads torch_dtype, transformers 5 dtype.
+    for (const char* name : {"torch_dtype", "dtype"})
+        out[name] = weight_dtype == Dtype::kBf16 ? "bfloat16" : "float32";
+    return out.dump(2) + "\n";
+}
+
+ModelConfig model_config_from_json(const std::string& text, const std::string& where) {
+    const Json object = parse_json_object(text, where);
+    const Fields f{{object, where}};
+    const std::string type = f.text("model_type");
+    if (f.has("quantization_config")) f.refuse("quantization_config", "quantised weights are not supported");
+    const Family* family = std::find_if(std::begin(kFamilies), std::end(kFamilies),
+                                        [&](const Family& row) { return type == row.model_type; });
+    ModelConfig config;
+    if (family != std::end(kFamilies))
+        config = read_llama(f, *family);
+    else if (type == "gpt2")
+        config = read_gpt2(f);
+    else if (type == kOwnModelType)
+        config = read_own(f);
+    else
+        f.refuse("model_type", "only gpt2, llama, mistral, qwen2, qwen3 and llmfp8 are supported");
+    const int64_t width = std::max(config.q_width(), config.kv_width());
+    REQUIRE(width <= kMaxWidth, "%s: heads of %lld elements in all are too wide", where.c_str(), ll(width));
+    const std::vector<std::string> errors = model_config_errors(config);
+    if (!errors.empty()) FAIL(kExitBadInput, "%s: %s", where.c_str(), errors[0].c_str());
+    return config;
+}
+
+ModelConfig model_config_from_hf(const std::string& directory) {
+    require_undamaged(directory, "config.json");
+    const std::string path = directory + "/config.json";
+    const bool model = is_regular_file(path);
+    const std::vector<int64_t> steps = model || !is_directory(directory) ? std::vector<int64_t>{}
+                                                                         : checkpoint_steps(directory);
+    REQUIRE(steps.empty(), "%s has no config.json, but checkpoints: name one of them, %s/%s is "
+            "the newest", directory.c_str(), directory.c_str(), step_directory_name(steps.back()).c_str());
+    REQUIRE(!is_regular_file(directory), "%s is a file: name the folder in which config.json and the weights are",
+            directory.c_str());
+    REQUIRE(model || is_directory(directory), "%s has no config.json: no such directory; name the folder of a model "
+            "that is on this machine", directory.c_str());
+    REQUIRE(model, "%s has no config.json: not a model in the format of transformers", directory.c_str());
+    return model_config_from_json(read_text_file(path, kMaxConfigBytes), path);
+}

@@ -1,0 +1,82 @@
+// Names: transformers' tokenizers (tokenization_utils_base.py and the slow tokenizers' VOCAB_FILES_NAMES) and
+// GenerationConfig; llama.cpp's convert_hf_to_gguf.py and vLLM read the same ones.
+#include "llmc/checkpoint/huggingface/model_extras.h"
+
+#include <filesystem>
+
+#include "llmc/base/check.h"
+#include "llmc/base/json_object.h"
+#include "llmc/base/system/files.h"
+#include "llmc/checkpoint/checkpoint_dir.h"
+
+namespace {
+
+// A directory with a tokenizer may be a model's, with config.json and weights.
+constexpr const char* kTokenizerFiles[] = {
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json",
+    "chat_template.jinja", "chat_template.json"};
+constexpr const char* kGenerationConfig = "generation_config.json";
+
+std::string base_name(const std::string& path) { return std::filesystem::path(path).filename().string(); }
+
+// Whether something has this name, which must then be a file.
+bool is_there(const std::string& path) {
+    std::error_code ignored;
+    if (is_regular_file(path)) return true;
+    REQUIRE(!std::filesystem::exists(std::filesystem::symlink_status(path, ignored)),
+            "%s is neither a file nor a link to one: replace or remove it", path.c_str());
+    return false;
+}
+
+void append_known(const std::string& directory, std::vector<std::string>* files) {
+    for (const char* name : kTokenizerFiles)
+        if (is_there(directory + "/" + name)) files->push_back(directory + "/" + name);
+}
+
+}  // namespace
+
+std::vector<std::string> tokenizer_files(const std::string& tokenizer) {
+    if (tokenizer.empty()) return {};
+    if (is_regular_file(tokenizer)) {
+        const std::string name = base_name(tokenizer);
+        const bool ours = name == "config.json" || name == "state.json" || name == "manifest.json"
+                          || name == "optimizer" || name == kGenerationConfig || name.rfind("model", 0) == 0
+                          || name.ends_with(".py");
+        REQUIRE(!ours, "--tokenizer %s: a checkpoint has its own %s; rename the file", tokenizer.c_str(),
+                name.c_str());
+        return {tokenizer};
+    }
+    REQUIRE(is_directory(tokenizer), "--tokenizer %s: no such file or directory", tokenizer.c_str());
+    std::vector<std::string> files;
+    append_known(tokenizer, &files);
+    REQUIRE(!files.empty(), "--tokenizer %s: no tokenizer.json, tokenizer.model or vocab.json in it",
+            tokenizer.c_str());
+    return files;
+}
+
+std::vector<std::string> model_files(const std::string& directory) {
+    std::vector<std::string> files;
+    if (directory.empty()) return files;
+    append_known(directory, &files);
+    const std::string generation = directory + "/" + kGenerationConfig;
+    if (is_there(generation)) files.push_back(generation);
+    return files;
+}
+
+ModelExtras read_model_extras(const std::string& directory, const std::string& tokenizer) {
+    ModelExtras extras;
+    int64_t left = kMaxTokenizerBytes;
+    const auto read = [&](const std::string& path) {
+        extras.files.push_back({base_name(path), read_text_file(path, left)});
+        left -= static_cast<int64_t>(extras.files.back().bytes.size());
+    };
+    if (!directory.empty()) extras.origin = hf_origin(directory);
+    for (const std::string& path : model_files(directory)) {
+        if (!tokenizer.empty() && base_name(path) != kGenerationConfig) continue;
+        require_undamaged(directory, base_name(path));
+        read(path);
+    }
+    for (const std::string& path : tokenizer_files(tokenizer)) read(path);
+    return extras;
+}

@@ -1,0 +1,28 @@
+// What a model has besides its weights and shape: tokenizer, chat template, defaults of generation, special tokens. A
+// run copies it from the model or checkpoint that it starts from into every checkpoint.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "llmc/checkpoint/huggingface/hf_config.h"
+
+struct ModelFile {
+    std::string name, bytes;
+};
+struct ModelExtras {
+    HfOrigin origin;                // for config.json
+    std::vector<ModelFile> files;   // for the checkpoint's folder
+};
+
+// The files of --tokenizer: the file itself, or the files with known names in the directory; none for "". Exit 2 if
+// there is no such file or a checkpoint has a file of that name.
+std::vector<std::string> tokenizer_files(const std::string& tokenizer);
+
+// The files with known names in `directory`, of the tokenizer and generation_config.json; none for "". Exit 2, naming
+// it, if one is anything but a regular file or a link to one.
+std::vector<std::string> model_files(const std::string& directory);
+
+// Reads what the model in `directory` brings ("": nothing). `tokenizer`: --tokenizer, whose files take the place of all
+// of the model's tokenizer files. Exit 2 if the files have more than kMaxTokenizerBytes together or config.json has
+// special tokens that are not ids; exit 5 if a file of a checkpoint does not match its manifest.
+ModelExtras read_model_extras(const std::string& directory, const std::string& tokenizer);

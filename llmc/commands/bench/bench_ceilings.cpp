@@ -1,0 +1,129 @@
+#include "llmc/commands/bench/bench_ceilings.h"
+
+#include <algorithm>
+#include <set>
+
+#include "llmc/base/median.h"
+#include "llmc/commands/bench/bench_launches.h"
+#include "llmc/ops/op_timer.h"
+
+namespace {
+
+double d(int64_t x) { return static_cast<double>(x); }
+
+Dtype ceiling_type(Dtype dtype) { return dtype == Dtype::kE5m2 ? Dtype::kE4m3 : dtype; }
+
+double copy_rate(Ctx& ctx) {
+    const int64_t bytes = ctx.sm > 0 ? int64_t{1} << 30 : int64_t{1} << 24;
+    DeviceMemory memory;
+    const Tensor from = memory.take(Dtype::kFp32, bytes / 4), to = memory.take(Dtype::kFp32, bytes / 4);
+    ops::fill_normal(ctx, {.out = from, .key = 1, .element_offset = 0, .mean = 0, .std = 1});
+    return 2e3 * d(bytes) / best_ms(ctx, [&] { device::copy_on_device(ctx, to.data, from.data, bytes); });
+}
+
+double host_link_rate(Ctx& ctx) {
+    const int64_t bytes = ctx.sm > 0 ? int64_t{1} << 28 : int64_t{1} << 22;
+    DeviceMemory memory;
+    const Tensor to = memory.take(Dtype::kFp32, bytes / 4), from = memory.take(Dtype::kFp32, bytes / 4);
+    void* const host[2] = {device::pinned_alloc(bytes), device::pinned_alloc(bytes)};
+    Ctx streams[2];
+    for (Ctx& stream : streams) device::side_open(stream, ctx);
+    Event* const event = device::event_create();
+    const double ms = best_ms(ctx, [&] {
+        device::event_record(ctx, event);
+        for (Ctx& stream : streams) device::event_order(stream, event);
+        device::copy_to_device(streams[0], to.data, host[0], bytes);
+        device::copy_to_host(streams[1], host[1], from.data, bytes);
+        for (Ctx& stream : streams) {
+            device::event_record(stream, event);
+            device::event_order(ctx, event);
+        }
+    });
+    device::synchronize(ctx);
+    device::event_destroy(event);
+    for (Ctx& stream : streams) device::side_close(stream);
+    for (void* one : host) device::pinned_free(one);
+    return 1e3 * d(bytes) / ms;
+}
+
+double matmul_flops(Ctx& ctx, Dtype dtype, int64_t n) {
+    DeviceMemory memory;
+    const bool fp8 = dtype_bytes(dtype) == 1;
+    const CastSlot slot(ctx, memory);
+    GemmArgs args{.D = memory.take(fp8 ? Dtype::kBf16 : dtype, n * n),
+                  .A = memory.random(ctx, dtype, n, n, slot.get(), 1),
+                  .B = memory.random(ctx, dtype, n, n, slot.get(), 2), .bias = {}, .pre = {}, .M = n, .N = n, .K = n};
+    if (fp8) {
+        args.A_scale_inv = args.B_scale_inv = slot.scale_inv();
+        args.fast_accumulation = true;
+    }
+    return 2e3 * d(n) * d(n) * d(n) / best_ms(ctx, [&] { ops::gemm(ctx, args); });
+}
+
+// The time that two events add to a small operation: the median of five comparisons with the same launches without
+// events.
+double event_cost_ms(Ctx& ctx, const Launch& launch) {
+    constexpr int64_t kLaunches = 200;
+    const Span span;
+    OpTimer timer(ctx);
+    std::vector<double> costs;
+    for (int i = 0; i < 6; i++) {
+        const double alone = launches_ms(ctx, span, kLaunches, launch) / kLaunches;
+        timer.restart();
+        ctx.timer = &timer;
+        for (int64_t l = 0; l < kLaunches; l++) launch();
+        ctx.timer = nullptr;
+        double within = 0;
+        const auto& calls = timer.read();
+        for (size_t c = 0; c < timer.calls(); c++) within += calls[c].ms;
+        if (i > 0) costs.push_back(within / kLaunches - alone);   // the first comparison creates the events
+    }
+    return std::max(0.0, median_of(costs));
+}
+
+void measure_events(Ctx& ctx, Ceilings& ceilings) {
+    const int64_t n = ctx.sm > 0 ? 4096 : 64;
+    DeviceMemory memory;
+    const Tensor matrix = memory.take(Dtype::kFp32, n * n);
+    auto* amaxes = static_cast<uint32_t*>(memory.take(Dtype::kInt32, (n / 128 + 1) * (n / 128 + 1)).data);
+    ceilings.event_ms = event_cost_ms(ctx, [&] { ops::fill_constant(ctx, {.out = matrix, .value = 1}); });
+    ceilings.early_event_ms = event_cost_ms(ctx, [&] {
+        ops::block_amax(ctx, {.amaxes = amaxes, .in = matrix, .begin = 0, .R = n, .C = n});
+    });
+}
+
+}  // namespace
+
+double attention_flop(const PlannedAttention& s) {
+    return (s.backward ? 5 : 2) * d(s.B) * d(s.NH) * d(s.T) * d(s.T) * d(s.HS);
+}
+
+double Ceilings::floor_ms(const PlannedOp& op) const {
+    const double moving = copy_ms(op.bytes);
+    const auto rate = flops.find(op.attention.fp8 ? Dtype::kE4m3 : op.dtype);
+    if (op.attention.HS == 0 || rate == flops.end()) return moving;
+    return std::max(moving, 1e3 * attention_flop(op.attention) / rate->second);
+}
+
+double Ceilings::floor_ms(const GemmArgs& g) const {
+    const int64_t operands = (g.M + g.N) * g.K * dtype_bytes(g.A.dtype);
+    const int64_t results = g.M * g.N * dtype_bytes(g.D.dtype) * (g.accumulate || g.pre ? 2 : 1);
+    const double moving = copy_ms(operands + results);
+    const auto rate = flops.find(ceiling_type(g.A.dtype));
+    return rate == flops.end() ? moving : std::max(moving, 2e3 * d(g.M) * d(g.N) * d(g.K) / rate->second);
+}
+
+Ceilings measure_ceilings(Ctx& ctx, const StepRecorder& work) {
+    Ceilings ceilings;
+    ceilings.matmul_size = ctx.sm > 0 ? 8192 : 192;
+    std::set<Dtype> types;
+    for (const PlannedGemm& g : work.gemms) types.insert(ceiling_type(g.shape.A.dtype));
+    for (const PlannedOp& op : work.ops)
+        if (op.attention.HS > 0) types.insert(op.attention.fp8 ? Dtype::kE4m3 : op.dtype);
+    ceilings.copy_rate = copy_rate(ctx);
+    ceilings.host_link = host_link_rate(ctx);
+    for (Dtype dtype : types) ceilings.flops[dtype] = matmul_flops(ctx, dtype, ceilings.matmul_size);
+    measure_events(ctx, ceilings);
+    device::synchronize(ctx);
+    return ceilings;
+}

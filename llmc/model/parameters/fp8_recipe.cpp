@@ -1,0 +1,353 @@
+#include "llmc/model/parameters/fp8_recipe.h"
+
+#include <algorithm>
+
+#include "llmc/base/check.h"
+#include "llmc/model/activation_buffers.h"
+
+namespace {
+
+constexpr int64_t kBlockTokens = 128;
+constexpr int64_t kAlignment = 16;   // elements: cuBLASLt requires leading dimensions in multiples of 16 bytes
+constexpr int64_t kBlock = 128;      // elements of a block of --fp8-recipe blockwise
+constexpr int64_t kBlockRowAlignment = 4;   // rows of x: the same rule for its block scales
+
+// cuBLASLt has per-tensor FP8 on 8.9 since 12.1 update 1, and block scaling on 9.0 since 12.9.
+constexpr int64_t kTensorCublaslt = 120103, kBlockCublaslt = 120900;
+
+constexpr RecipeRow kRecipes[] = {
+    {.recipe = Fp8Recipe::kDelayed, .name = "delayed",
+     .x = Granularity::kTensor, .weight = Granularity::kTensor, .dy = Granularity::kTensor,
+     .scaling = Scaling::kDelayed, .history = true, .dy_format = Dtype::kE5m2, .fast_accumulation = true,
+     .min_sm = 89, .min_cublaslt = kTensorCublaslt},
+    {.recipe = Fp8Recipe::kTensorwise, .name = "tensorwise",
+     .x = Granularity::kTensor, .weight = Granularity::kTensor, .dy = Granularity::kTensor,
+     .scaling = Scaling::kCurrent, .history = false, .dy_format = Dtype::kE5m2, .fast_accumulation = true,
+     .min_sm = 89, .min_cublaslt = kTensorCublaslt},
+    {.recipe = Fp8Recipe::kBlockwise, .name = "blockwise",
+     .x = Granularity::kBlock1x128, .weight = Granularity::kBlock128x128, .dy = Granularity::kBlock1x128,
+     .scaling = Scaling::kCurrent, .history = false, .dy_format = Dtype::kE4m3, .fast_accumulation = false,
+     .min_sm = 90, .min_cublaslt = kBlockCublaslt},
+};
+
+// ---- which linears run in FP8 ----
+
+LinearPlan linear_of(const ParamTable& table, int layer, LinearKind kind, int weight) {
+    const Param& p = table.params[static_cast<size_t>(weight)];
+    const char* name = linear_kind_name(kind);
+    return {.name = kind == LinearKind::kHead ? name : strf("%d.%s", layer, name), .layer = layer, .kind = kind,
+            .weight = weight, .in = p.cols, .out = p.rows, .fp8 = true, .reason = ""};
+}
+
+void keep_in_bf16(LinearPlan& linear, const std::string& reason) {
+    if (linear.fp8) linear.reason = reason;
+    linear.fp8 = false;
+}
+
+void keep_first_and_last(const Config& c, Fp8Plan& plan) {
+    if (!c.first_last_layers_bf16) return;
+    const int64_t end = c.shape.num_layers - c.num_layers_at_end_in_bf16;
+    for (LinearPlan& linear : plan.linears)
+        if (linear.kind != LinearKind::kHead && (linear.layer < c.num_layers_at_start_in_bf16 || linear.layer >= end))
+            keep_in_bf16(linear, "--first-last-layers-bf16");
+}
+
+// Whether `text` matches `pattern`, where * matches any text.
+bool matches(const char* pattern, const char* text) {
+    if (*pattern == '*') return matches(pattern + 1, text) || (*text && matches(pattern, text + 1));
+    return *pattern == *text && (!*text || matches(pattern + 1, text + 1));
+}
+
+// A pattern that names no linear, or only linears that stay in BF16 anyway, is an error.
+void keep_by_pattern(const Config& c, Fp8Plan& plan) {
+    const std::vector<LinearPlan> before = plan.linears;
+    for (const std::string& pattern : c.bf16_linears) {
+        bool changes = false;
+        const LinearPlan* known = nullptr;
+        for (size_t i = 0; i < before.size(); i++) {
+            if (!matches(pattern.c_str(), before[i].name.c_str())) continue;
+            REQUIRE(!c.fp8_lm_head || before[i].kind != LinearKind::kHead,
+                    "--fp8-lm-head has no effect: --bf16-linears %s keeps the head in BF16", pattern.c_str());
+            known = &before[i];
+            changes = changes || before[i].fp8;
+            keep_in_bf16(plan.linears[i], "--bf16-linears " + pattern);
+        }
+        REQUIRE(known, "--bf16-linears %s names no linear: they are LAYER.qkv, LAYER.proj, LAYER.up, LAYER.down with "
+                "layers 0 to %lld, and head; * matches any text", pattern.c_str(), ll(c.shape.num_layers - 1));
+        REQUIRE(changes, "--bf16-linears %s has no effect: %s is in BF16 already (%s)", pattern.c_str(),
+                known->name.c_str(), known->reason.c_str());
+    }
+}
+
+void keep_where_fp8_loses(const Config& c, Fp8Plan& plan, const Fp8SpeedupOf& speedup_of) {
+    if (c.fp8_min_speedup == 0) return;
+    CHECK(speedup_of, "--fp8-min-speedup without a prediction");
+    for (LinearPlan& linear : plan.linears) {
+        if (!linear.fp8) continue;
+        const double speedup = speedup_of(c, plan, linear);
+        if (speedup < c.fp8_min_speedup)
+            keep_in_bf16(linear, strf("predicted speedup %.2f < --fp8-min-speedup %g", speedup, c.fp8_min_speedup));
+    }
+}
+
+// ---- checks ----
+
+// "0-2, 5"
+std::string ranges_text(const std::vector<int>& layers) {
+    std::string text;
+    for (size_t i = 0; i < layers.size();) {
+        size_t last = i;
+        while (last + 1 < layers.size() && layers[last + 1] == layers[last] + 1) last++;
+        text += strf("%s%d", text.empty() ? "" : ", ", layers[i]);
+        if (last > i) text += strf("-%d", layers[last]);
+        i = last + 1;
+    }
+    return text;
+}
+
+// The weight gradient contracts over tokens, the input gradient over out-features.
+void require_alignment(const Config& c, const Fp8Plan& plan) {
+    const int64_t tokens = c.micro_batch_size * c.part_length();
+    std::vector<std::string> wrong;
+    if (tokens % kAlignment != 0)
+        wrong.push_back(strf("tokens %lld x %lld = %lld (--micro-batch-size x --seq-length%s)", ll(c.micro_batch_size),
+                             ll(c.part_length()), ll(tokens), c.context_parallel > 1 ? " / --context-parallel" : ""));
+    REQUIRE(c.context_parallel == 1 || plan.row().x == Granularity::kTensor || c.part_length() % kBlockTokens == 0,
+            "--fp8-recipe %s with --context-parallel %lld: parts of %lld tokens (--seq-length %lld) are no multiple of "
+            "%lld, the tokens of a block", plan.row().name, ll(c.context_parallel), ll(c.part_length()),
+            ll(c.seq_length), ll(kBlockTokens));
+    for (LinearKind kind : {LinearKind::kQkv, LinearKind::kProj, LinearKind::kUp, LinearKind::kDown,
+                            LinearKind::kHead}) {
+        std::vector<int> layers;
+        const LinearPlan* found = nullptr;   // linears of one kind have the same shape
+        for (const LinearPlan& linear : plan.linears) {
+            if (!linear.fp8 || linear.kind != kind) continue;
+            if (linear.in % kAlignment == 0 && linear.out % kAlignment == 0) continue;
+            found = &linear;
+            layers.push_back(linear.layer);
+        }
+        if (!found) continue;
+        std::string text = linear_kind_name(kind);
+        if (kind != LinearKind::kHead) text += " of layers " + ranges_text(layers);
+        text += ":";
+        if (found->in % kAlignment != 0) text += strf(" in-features %lld", ll(found->in));
+        if (found->out % kAlignment != 0) text += strf(" out-features %lld", ll(found->out));
+        wrong.push_back(text);
+    }
+    std::string all;
+    for (const std::string& text : wrong) all += (all.empty() ? "" : "; ") + text;
+    REQUIRE(all.empty(), "--fp8-recipe %s: an FP8 matmul needs tokens, in-features and out-features that are "
+            "multiples of %lld, but these are not: %s (--bf16-linears keeps single linears in BF16)", plan.row().name,
+            ll(kAlignment), all.c_str());
+}
+
+// The chunks of an FP8 head are quantized one by one: whole blocks of tokens for the weight gradient.
+void require_chunks_fit(const Config& c, const Fp8Plan& plan) {
+    const int64_t unit = plan.row().x == Granularity::kTensor ? kAlignment : kBlock;
+    REQUIRE(!plan.linears.back().fp8 || c.loss_chunk % unit == 0, "--loss-chunk %lld with an LM head in FP8 "
+            "(--fp8-lm-head) and --fp8-recipe %s must be a multiple of %lld", ll(c.loss_chunk), plan.row().name,
+            ll(unit));
+}
+
+// Sampling runs one sequence at a time, whatever the size of the micro-batch.
+void require_samples_fit(const Config& c, const Fp8Plan& plan) {
+    const bool fit = plan.row().x == Granularity::kTensor || c.part_length() % kBlockRowAlignment == 0;
+    REQUIRE(fit || c.sample_every == 0, "--fp8-recipe %s with --sample-every: an FP8 matmul of one sequence needs "
+            "--seq-length in multiples of %lld, not %lld", plan.row().name, ll(kBlockRowAlignment), ll(c.seq_length));
+}
+
+void require_any_fp8(const Fp8Plan& plan) {
+    if (plan.fp8_linears() > 0) return;
+    std::vector<std::string> reasons;
+    for (const LinearPlan& linear : plan.linears)
+        if (std::find(reasons.begin(), reasons.end(), linear.reason) == reasons.end()) reasons.push_back(linear.reason);
+    std::string all;
+    for (const std::string& reason : reasons) all += (all.empty() ? "" : "; ") + reason;
+    FAIL(kExitBadInput, "--fp8-recipe %s has no effect: no linear is left to run in FP8 (%s)", plan.row().name,
+         all.c_str());
+}
+
+}  // namespace
+
+const RecipeRow& recipe_row(Fp8Recipe recipe) {
+    for (const RecipeRow& row : kRecipes)
+        if (row.recipe == recipe) return row;
+    FAIL(kExitBug, "FP8 recipe %d has no row", static_cast<int>(recipe));
+}
+
+const char* linear_kind_name(LinearKind kind) {
+    switch (kind) {
+        case LinearKind::kQkv: return "qkv";
+        case LinearKind::kProj: return "proj";
+        case LinearKind::kUp: return "up";
+        case LinearKind::kDown: return "down";
+        case LinearKind::kHead: return "head";
+    }
+    return "?";
+}
+
+int64_t Fp8Plan::fp8_linears() const {
+    return std::count_if(linears.begin(), linears.end(), [](const LinearPlan& l) { return l.fp8; });
+}
+
+Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table, const Fp8SpeedupOf& speedup_of) {
+    Fp8Plan plan;
+    plan.recipe = config.fp8_recipe;
+    for (size_t l = 0; l < table.blocks.size(); l++) {
+        const BlockParams& b = table.blocks[l];
+        const int weights[kLinearsPerBlock] = {b.qkv_weight, b.proj_weight, b.up_weight, b.down_weight};
+        for (int k = 0; k < kLinearsPerBlock; k++)
+            plan.linears.push_back(linear_of(table, static_cast<int>(l), static_cast<LinearKind>(k), weights[k]));
+    }
+    plan.linears.push_back(linear_of(table, static_cast<int>(table.blocks.size()), LinearKind::kHead, table.head));
+    if (!plan.on()) {
+        for (LinearPlan& linear : plan.linears) keep_in_bf16(linear, "--fp8-recipe none");
+        return plan;
+    }
+    plan.dy_format = config.fp8_format == Fp8Format::kE4m3 ? Dtype::kE4m3 : Dtype::kE5m2;
+    plan.fast_fprop = plan.row().fast_accumulation && config.fp8_fast_accum != FastAccum::kNone;
+    plan.fast_backward = plan.row().fast_accumulation && config.fp8_fast_accum == FastAccum::kAll;
+    if (!config.fp8_lm_head) keep_in_bf16(plan.linears.back(), "no --fp8-lm-head");
+    keep_first_and_last(config, plan);
+    keep_by_pattern(config, plan);
+    keep_where_fp8_loses(config, plan, speedup_of);
+    require_any_fp8(plan);
+    require_alignment(config, plan);
+    require_chunks_fit(config, plan);
+    require_samples_fit(config, plan);
+    return plan;
+}
+
+int64_t planned_fp8_matmuls(const Fp8Plan& plan, Recompute recompute, int64_t micro_batches, int64_t head_chunks) {
+    int64_t matmuls = 0;
+    for (const LinearPlan& linear : plan.linears)
+        if (linear.fp8)
+            matmuls += (forward_recomputed(linear.kind, recompute) ? 4 : 3)
+                       * (linear.kind == LinearKind::kHead ? head_chunks : 1);
+    return matmuls * micro_batches;
+}
+
+namespace {
+
+std::string version_text(int64_t version) {
+    return strf("%lld.%lld.%lld", ll(version / 10000), ll(version / 100 % 100), ll(version % 100));
+}
+
+// ---- text ----
+
+const char* format_name(Dtype format) { return format == Dtype::kE5m2 ? "E5M2" : "E4M3"; }
+
+std::string scales_text(const Fp8Plan& plan, const Config& c) {
+    if (plan.recipe == Fp8Recipe::kTensorwise) return "one scale per tensor, from its current amax";
+    if (plan.recipe == Fp8Recipe::kBlockwise)
+        return "one power-of-two scale per 1x128 block of x and dy and per 128x128 block of w, from its amax";
+    const bool recent = c.fp8_amax_compute_algo == AmaxAlgo::kMostRecent;
+    const std::string amax = recent ? "amax of the latest optimizer step"
+                                    : strf("largest amax of the last %lld optimizer steps", ll(c.fp8_amax_history_len));
+    return strf("one scale per tensor, from the %s (the history counts steps, not micro-batches), margin %lld, new "
+                "scales every %s", amax.c_str(), ll(c.fp8_margin),
+                c.fp8_interval == 1 ? "step" : strf("%lld steps", ll(c.fp8_interval)).c_str());
+}
+
+// The precision of a block's linears: "qkv up in FP8 | proj down in BF16 (why)".
+std::string block_text(const LinearPlan* linears) {
+    std::string fp8;
+    std::vector<std::pair<std::string, std::string>> bf16;   // reason, names
+    for (int k = 0; k < kLinearsPerBlock; k++) {
+        const std::string name = linear_kind_name(linears[k].kind);
+        if (linears[k].fp8) {
+            fp8 += (fp8.empty() ? "" : " ") + name;
+            continue;
+        }
+        auto known = std::find_if(bf16.begin(), bf16.end(), [&](auto& b) { return b.first == linears[k].reason; });
+        if (known == bf16.end()) bf16.emplace_back(linears[k].reason, name);
+        else known->second += " " + name;
+    }
+    std::string text = fp8.empty() ? "" : fp8 + " in FP8";
+    for (const auto& [reason, names] : bf16)
+        text += (text.empty() ? "" : " | ") + names + " in BF16 (" + reason + ")";
+    return text;
+}
+
+std::string labelled(const std::string& label, const std::string& text) {
+    return strf("  %-15s %s\n", label.c_str(), text.c_str());
+}
+
+// The different block_texts, each with "layer 0" or "layers 1-3", the layers that have it.
+std::vector<std::pair<std::string, std::string>> kinds_of_blocks(const Fp8Plan& plan) {
+    std::vector<std::pair<std::string, std::vector<int>>> kinds;
+    for (size_t i = 0; i + kLinearsPerBlock < plan.linears.size(); i += kLinearsPerBlock) {
+        const std::string block = block_text(&plan.linears[i]);
+        auto known = std::find_if(kinds.begin(), kinds.end(), [&](auto& k) { return k.first == block; });
+        if (known == kinds.end()) known = kinds.insert(kinds.end(), {block, {}});
+        known->second.push_back(plan.linears[i].layer);
+    }
+    std::vector<std::pair<std::string, std::string>> named;
+    for (const auto& [block, layers] : kinds)
+        named.emplace_back((layers.size() == 1 ? "layer " : "layers ") + ranges_text(layers), block);
+    return named;
+}
+
+std::string layers_text(const Fp8Plan& plan) {
+    std::string text;
+    for (const auto& [layers, block] : kinds_of_blocks(plan)) text += labelled(layers, block);
+    const LinearPlan& head = plan.linears.back();
+    return text + labelled("head", head.fp8 ? "FP8" : "BF16 (" + head.reason + ")");
+}
+
+}  // namespace
+
+std::string fp8_device_error(const Fp8Plan& plan, const DeviceInfo& device) {
+    if (!plan.on() || device.sm == 0) return "";
+    const RecipeRow& row = plan.row();
+    std::string wrong;
+    auto need = [&](bool holds, const std::string& text) {
+        if (!holds) wrong += (wrong.empty() ? "" : "; ") + text;
+    };
+    // Later architectures have other block formats instead of 1x128 and 128x128.
+    const bool exactly = row.x != Granularity::kTensor;
+    need(exactly ? device.sm == row.min_sm : device.sm >= row.min_sm,
+         strf("needs compute capability %d.%d%s, found %d.%d", row.min_sm / 10, row.min_sm % 10,
+              exactly ? "" : " or newer", device.sm / 10, device.sm % 10));
+    need(device.cublaslt_version >= row.min_cublaslt,
+         strf("needs cuBLASLt %s or newer, found %s", version_text(row.min_cublaslt).c_str(),
+              version_text(device.cublaslt_version).c_str()));
+    // The major versions.
+    const int driver = std::atoi(device.driver.c_str()), toolkit = std::atoi(device.toolkit.c_str());
+    need(driver >= toolkit, strf("needs a driver for CUDA %d.0 or newer, found one for %s", toolkit,
+                                 device.driver.empty() ? "none" : device.driver.c_str()));
+    if (wrong.empty()) return "";
+    return strf("--fp8-recipe %s on %s: ", row.name, device.name.c_str()) + wrong;
+}
+
+std::string fp8_attention_error(const DeviceInfo& device) {
+    if (device.sm == 0 || (device.sm == 90 && device.sm90a_code)) return "";
+    if (device.sm == 90)
+        return strf("--fp8-attention on %s: this build has no code for sm_90a, which its kernels need: make ARCH=90a",
+                    device.name.c_str());
+    return strf("--fp8-attention on %s: its kernels are for compute capability 9.0, found %d.%d", device.name.c_str(),
+                device.sm / 10, device.sm % 10);
+}
+
+std::string fp8_linears_text(const Fp8Plan& plan) {
+    std::string text;
+    for (const auto& [layers, block] : kinds_of_blocks(plan)) text += layers + ": " + block + "; ";
+    return text + "head " + (plan.linears.back().fp8 ? "FP8" : "BF16");
+}
+
+std::string fp8_plan_text(const Fp8Plan& plan, const Config& config) {
+    if (!plan.on()) return "";
+    auto matmul = [&](const char* pass, const char* a, Dtype a_format, const char* b, Dtype b_format, bool fast) {
+        return labelled(pass, strf("%s %s by %s %s, %s accumulation", a, format_name(a_format), b,
+                                   format_name(b_format), fast ? "fast" : "precise"));
+    };
+    return strf("FP8               %s: %s\n", plan.row().name, scales_text(plan, config).c_str())
+           + matmul("fprop", "x", plan.x_format, "w", plan.weight_format, plan.fast_fprop)
+           + matmul("dgrad", "dy", plan.dy_format, "w", plan.weight_format, plan.fast_backward)
+           + matmul("wgrad", "dy", plan.dy_format, "x", plan.x_format, plan.fast_backward)
+           + layers_text(plan)
+           + labelled("always BF16", config.fp8_attention
+                                         ? "embedding, norms, residual stream, softmax, loss, and attention but "
+                                           "for QK^T and PV of its forward (E4M3)"
+                                         : "embedding, norms, residual stream, attention, softmax and loss");
+}

@@ -1,0 +1,77 @@
+// The table of FP8 recipes, and the plan of a run: which linears run in FP8, in what formats, and why others do not.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "llmc/config/config.h"
+#include "llmc/model/parameters/params.h"
+#include "llmc/ops/ops.h"
+
+// One recipe. Sources: Transformer Engine's delayed, current and block scaling; DeepSeek-V3, arXiv 2412.19437, section
+// 3.3, for the block shapes.
+struct RecipeRow {
+    Fp8Recipe recipe;
+    const char* name;               // value of --fp8-recipe
+    Granularity x, weight, dy;
+    Scaling scaling;
+    bool history;                   // scales follow an amax history
+    Dtype dy_format;                // by default; x and weights are E4M3 in every recipe
+    bool fast_accumulation;         // supported by the matmul
+    int min_sm;                     // compute capability * 10
+    int64_t min_cublaslt;           // cublasLtGetVersion: 120900 for 12.9.0
+};
+const RecipeRow& recipe_row(Fp8Recipe recipe);   // kNone has no row
+
+enum class LinearKind : uint8_t { kQkv, kProj, kUp, kDown, kHead };
+inline constexpr int kLinearsPerBlock = 4;
+const char* linear_kind_name(LinearKind kind);   // "qkv", "proj", "up", "down", "head"
+
+// One linear of the model and how it runs.
+struct LinearPlan {
+    std::string name;            // "3.down", "head"
+    int layer = 0;               // block; num_layers for the head
+    LinearKind kind = LinearKind::kQkv;
+    int weight = -1;             // number of the parameter in ParamTable
+    int64_t in = 0, out = 0;
+    bool fp8 = false;
+    std::string reason;          // why it is in BF16: "--first-last-layers-bf16", "--bf16-linears 3.*", ...
+};
+
+struct Fp8Plan {
+    Fp8Recipe recipe = Fp8Recipe::kNone;
+    Dtype x_format = Dtype::kE4m3, weight_format = Dtype::kE4m3, dy_format = Dtype::kE5m2;
+    bool fast_fprop = false, fast_backward = false;
+    std::vector<LinearPlan> linears;   // block by block in the order of LinearKind, then the head
+
+    bool on() const { return recipe != Fp8Recipe::kNone; }
+    const RecipeRow& row() const { return recipe_row(recipe); }
+    const LinearPlan& linear(int layer, LinearKind kind) const {
+        const int within = kind == LinearKind::kHead ? 0 : static_cast<int>(kind);   // the head's layer is num_layers
+        return linears[static_cast<size_t>(layer * kLinearsPerBlock + within)];
+    }
+    int64_t fp8_linears() const;
+};
+
+// Makes the plan of a resolved configuration. Exit 2 if a linear in FP8 has a shape that FP8 matmuls do not support
+// (tokens, in- and out-features must be multiples of 16; with block scales, the length of a sampled sequence one of 4;
+// the error names every such linear), if no linear is left in FP8, or if an option that selects linears has no effect.
+// speedup_of predicts the speedup of a linear in FP8 over BF16; only --fp8-min-speedup needs it.
+using Fp8SpeedupOf = std::function<double(const Config&, const Fp8Plan&, const LinearPlan&)>;
+Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table, const Fp8SpeedupOf& speedup_of = {});
+
+// FP8 matmuls of one optimizer step: per linear and micro-batch 3, or 4 if its fprop is recomputed; of the head per
+// chunk of it (loss_chunks). The trainer compares it with the number of executed ones.
+int64_t planned_fp8_matmuls(const Fp8Plan& plan, Recompute recompute, int64_t micro_batches, int64_t head_chunks = 1);
+
+// "" if this device and library can run the recipe, else one line with the versions needed and found. The CPU can.
+std::string fp8_device_error(const Fp8Plan& plan, const DeviceInfo& device);
+// The same for --fp8-attention, which any recipe may have.
+std::string fp8_attention_error(const DeviceInfo& device);
+
+// Which linears run in FP8: "layers 0-3: qkv proj up down in FP8; head BF16".
+std::string fp8_linears_text(const Fp8Plan& plan);
+
+// The lines of a verbose start: recipe, formats, scales; per layer range what runs in FP8, what stays in BF16, and why.
+std::string fp8_plan_text(const Fp8Plan& plan, const Config& config);

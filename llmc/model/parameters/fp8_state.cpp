@@ -1,0 +1,465 @@
+#include "llmc/model/parameters/fp8_state.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+
+#include "llmc/base/fault_injection.h"
+#include "llmc/base/fp8.h"
+
+namespace {
+
+constexpr const char* kRoleNames[kFp8Roles] = {"x", "dy", "weight"};
+constexpr int64_t kSlotWords = sizeof(Fp8Slot) / 4, kCountWords = sizeof(Fp8Counts) / 4;
+constexpr int64_t kBinBytes = kScaleBins * int64_t{sizeof(uint64_t)};   // of a tensor
+
+template <typename T> std::vector<T> read_back(Ctx& ctx, const void* device_memory, int64_t count) {
+    std::vector<T> host(static_cast<size_t>(count));
+    device::copy_to_host(ctx, host.data(), device_memory, count * static_cast<int64_t>(sizeof(T)));
+    device::synchronize(ctx);
+    return host;
+}
+
+template <typename T> void write_out(Ctx& ctx, void* device_memory, const std::vector<T>& host) {
+    device::copy_to_device(ctx, device_memory, host.data(), static_cast<int64_t>(host.size() * sizeof(T)));
+    device::synchronize(ctx);
+}
+
+}  // namespace
+
+Fp8Plan executed_fp8_plan(const Fp8Plan& planned, const std::vector<std::string>& inject) {
+    Fp8Plan plan = planned;
+    const std::string forced = injected_bf16_linear(inject);
+    if (forced.empty()) return plan;
+    auto found = std::find_if(plan.linears.begin(), plan.linears.end(),
+                              [&](const LinearPlan& linear) { return linear.fp8 && linear.name == forced; });
+    REQUIRE(found != plan.linears.end(), "--inject bf16:linear=%s: no linear of that name runs in FP8", forced.c_str());
+    found->fp8 = false;
+    return plan;
+}
+
+Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& layout, bool gathers_bytes,
+                   Arena& arena, const WeightSlots* slots, int ranks)
+    : config_(config), plan_(plan), gathers_bytes_(gathers_bytes) {
+    by_plan_.assign(plan_.linears.size(), -1);
+    if (!plan_.on()) return;
+    const int64_t count = plan_.fp8_linears();
+    if (count == 0) return;
+    const int64_t all = kFp8Roles * count;
+    // Directly behind the slots, so that one all-reduce covers both.
+    const int64_t blocks = gathers_bytes_ ? count_blocks(layout) : 0;
+    const Tensor shared = arena.take(Purpose::kFp8, Dtype::kInt32, all * kSlotWords + blocks);
+    slots_ = shared.slice(0, all * kSlotWords);
+    block_amaxes_ = shared.slice(all * kSlotWords, blocks);
+    counts_ = arena.take(Purpose::kFp8, Dtype::kInt32, all * kCountWords);
+    monitor_ = arena.take(Purpose::kFp8, Dtype::kInt32, 1);
+    if (plan_.row().x != Granularity::kTensor && config.fp8_stats_interval > 0)
+        scale_bins_ = arena.take(Purpose::kFp8, Dtype::kInt32, all * kBinBytes / 4);
+    if (plan_.row().history) {
+        history_ = arena.take(Purpose::kFp8, Dtype::kFp32, all * config.fp8_amax_history_len);
+        updates_ = arena.take(Purpose::kFp8, Dtype::kInt32, all);
+        largest_ = arena.take(Purpose::kFp8, Dtype::kFp32, all);
+    }
+    flat_weights_ = arena.take(Purpose::kWeights, plan_.weight_format, layout.fp8_elems() / (slots ? ranks : 1));
+    linears_.reserve(static_cast<size_t>(count));
+    for (size_t i = 0; i < plan_.linears.size(); i++) {
+        if (!plan_.linears[i].fp8) continue;
+        by_plan_[i] = static_cast<int>(linears_.size());
+        take_weights(plan_.linears[i], layout, slots, arena);
+    }
+    for (const char* role : kRoleNames)
+        for (const LinearPlan& linear : plan_.linears)
+            if (linear.fp8) tensor_names_.push_back(linear.name + "." + role);
+    // The slot of a weight depends on the number of all linears.
+    for (Fp8Linear& linear : linears_) {
+        linear.weight = operand_of(linear, Fp8Role::kWeight, linear.weight, linear.out, linear.in);
+        linear.weight_transposed =
+            operand_of(linear, Fp8Role::kWeight, linear.weight_transposed, linear.in, linear.out);
+    }
+}
+
+// Counts the blocks of the weights whose bytes are gathered, and fills first_block_.
+int64_t Fp8State::count_blocks(const FlatLayout& layout) {
+    if (plan_.row().weight != Granularity::kBlock128x128) return 0;
+    int64_t blocks = 0;
+    for (const LinearPlan& linear : plan_.linears) {
+        if (!linear.fp8) continue;
+        const bool gathered = layout.form(linear.weight) == ParamForm::kFp8Linear;
+        first_block_.push_back(gathered ? blocks : -1);
+        if (gathered) blocks += (linear.out + 127) / 128 * ((linear.in + 127) / 128);
+    }
+    return blocks;
+}
+
+void Fp8State::take_weights(const LinearPlan& linear, const FlatLayout& layout, const WeightSlots* slots,
+                            Arena& arena) {
+    auto take = [&](Dtype dtype, int64_t elems) { return arena.take(Purpose::kWeights, dtype, elems); };
+    // A tied head is communicated with the embedding, in the working type.
+    const bool fp8_only = layout.form(linear.weight) == ParamForm::kFp8Linear;
+    const ParamGroup& group = layout.group_of(linear.weight);
+    const int64_t in_group = layout.offset(linear.weight) - group.begin;
+    auto rowwise = [&](Dtype dtype, int64_t elems) {
+        if (!fp8_only || dtype != plan_.weight_format) return take(dtype, elems);
+        if (slots) return slots->whole(group).slice(in_group, elems);
+        return flat_weights_.slice(group.weight_begin + in_group, elems);
+    };
+    auto transposed = [&](Dtype dtype, int64_t elems) {
+        if (!fp8_only || dtype != plan_.weight_format || !slots) return take(dtype, elems);
+        return slots->transposed(group).slice(in_group, elems);
+    };
+    linears_.push_back({.number = static_cast<int>(linears_.size()), .param = linear.weight, .in = linear.in,
+                        .out = linear.out,
+                        .weight = alloc_operand(Fp8Role::kWeight, linear.out, linear.in, rowwise),
+                        .weight_transposed = alloc_operand(Fp8Role::kWeight, linear.in, linear.out, transposed),
+                        .fast_fprop = plan_.fast_fprop, .fast_backward = plan_.fast_backward});
+}
+
+const Fp8Linear* Fp8State::linear(int layer, LinearKind kind) const {
+    if (!on()) return nullptr;
+    const int number = by_plan_[static_cast<size_t>(&plan_.linear(layer, kind) - plan_.linears.data())];
+    return number < 0 ? nullptr : &linears_[static_cast<size_t>(number)];
+}
+
+const Fp8Linear* Fp8State::linear_of_param(int param) const {
+    for (const Fp8Linear& linear : linears_)
+        if (linear.param == param) return &linear;
+    return nullptr;
+}
+
+Dtype Fp8State::format_of(Fp8Role role) const {
+    if (role == Fp8Role::kWeight) return plan_.weight_format;
+    return role == Fp8Role::kX ? plan_.x_format : plan_.dy_format;
+}
+
+Granularity Fp8State::granularity_of(Fp8Role role) const {
+    if (role == Fp8Role::kWeight) return plan_.row().weight;
+    return role == Fp8Role::kX ? plan_.row().x : plan_.row().dy;
+}
+
+static_assert(offsetof(Fp8Slot, scale_inv) == 0);   // a slot is the scale_inv of a tensor with one scale
+Fp8Operand Fp8State::operand_of(const Fp8Linear& linear, Fp8Role role, const Fp8Operand& memory, int64_t R,
+                                int64_t K) const {
+    const Tensor data = memory.data.slice(0, R * K);
+    if (memory.granularity == Granularity::kTensor)
+        return {data, {slots() + id(linear, role), Dtype::kFp32, 1}, memory.granularity};
+    return {data, memory.scale_inv.slice(0, scale_inv_elems(memory.granularity, R, K)), memory.granularity};
+}
+
+Fp8Counts* Fp8State::counts_of(int tensor) const {
+    return counting_ ? static_cast<Fp8Counts*>(counts_.data) + tensor : nullptr;
+}
+
+void Fp8State::count_scales(Ctx& ctx, int tensor, const Fp8Operand& operand, int64_t R) const {
+    if (!counting_ || !scale_bins_ || !operand.data) return;
+    auto* bins = static_cast<unsigned long long*>(scale_bins_.data) + tensor * kScaleBins;
+    ops::count_scales(ctx, {.bins = bins, .codes = operand.data, .scale_inv = operand.scale_inv,
+                            .granularity = operand.granularity, .R = R, .K = operand.data.elems / R});
+}
+
+// ---- the first non-finite value
+
+// Position of a tensor in its micro-batch: x in the order of the model, dy in reverse. Its own inverse.
+int Fp8State::step_order(int tensor) const {
+    const int count = static_cast<int>(linears_.size());
+    return role_of(tensor) == Fp8Role::kDy ? 3 * count - 1 - tensor : tensor;
+}
+
+uint32_t Fp8State::event(int tensor) const {
+    return static_cast<uint32_t>(micro_batch_ * tensors() + step_order(tensor));
+}
+
+std::string Fp8State::first_nonfinite(const void* host) const {
+    if (!on()) return "";
+    uint32_t first;
+    std::memcpy(&first, static_cast<const char*>(host) + slots_.bytes() + counts_.bytes(), sizeof first);
+    if (first == UINT32_MAX) return "";
+    const uint32_t all = static_cast<uint32_t>(tensors());
+    const int tensor = step_order(static_cast<int>(first % all));
+    return strf("micro-batch %u, %s", first / all, tensor_names_[static_cast<size_t>(tensor)].c_str());
+}
+
+// ---- the step
+
+void Fp8State::initialise(Ctx& ctx) {
+    if (!on()) return;
+    calibrated_ = false;
+    device::fill_bytes(ctx, counts_.data, 0, counts_.bytes());
+    device::fill_bytes(ctx, monitor_.data, 0xff, monitor_.bytes());
+    device::fill_bytes(ctx, flat_weights_.data, 0, flat_weights_.bytes());   // the gaps
+    write_out(ctx, slots_.data, std::vector<Fp8Slot>(static_cast<size_t>(tensors()), Fp8Slot{1.0f, 1.0f, 0, 0}));
+    if (!plan_.row().history) return;
+    device::fill_bytes(ctx, history_.data, 0, history_.bytes());
+    device::fill_bytes(ctx, updates_.data, 0, updates_.bytes());
+    std::vector<float> largest;
+    for (int i = 0; i < tensors(); i++)
+        largest.push_back(std::ldexp(fp8_largest(format_of(role_of(i))), -static_cast<int>(config_.fp8_margin)));
+    write_out(ctx, largest_.data, largest);
+}
+
+void Fp8State::begin_step(Ctx& ctx, bool count) {
+    if (!on()) return;
+    counting_ = count;
+    ops::fp8_clear(ctx, {.slots = slots(), .count = first_weight(), .step = true});
+    device::fill_bytes(ctx, monitor_.data, 0xff, monitor_.bytes());
+    if (!count) return;
+    device::fill_bytes(ctx, counts_.data, 0, counts_.bytes());
+    if (scale_bins_) device::fill_bytes(ctx, scale_bins_.data, 0, scale_bins_.bytes());
+}
+
+void Fp8State::begin_micro_batch(Ctx& ctx, int64_t number, Fp8Phase phase) {
+    if (!on()) return;
+    micro_batch_ = number;
+    phase_ = phase;
+    // With tensorwise current scaling each micro-batch needs its own amaxes; delayed scaling collects them until the
+    // update.
+    const bool current = plan_.row().scaling == Scaling::kCurrent && plan_.row().x == Granularity::kTensor;
+    if (current || uncalibrated_pass()) ops::fp8_clear(ctx, {.slots = slots(), .count = first_weight()});
+}
+
+QuantOut Fp8State::quant_out(const ProduceArgs& args) const {
+    const int tensor = id(*args.linear, args.role);
+    const bool training = phase_ == Fp8Phase::kTraining && !args.recompute;
+    const Granularity granularity = granularity_of(args.role);
+    const bool blocks = granularity != Granularity::kTensor;   // which have their own scales
+    const Scaling per_tensor = uncalibrated_pass() ? Scaling::kCurrent : plan_.row().scaling;
+    return {.rowwise = args.to.rowwise.data,
+            .transposed = args.to.transposed.data,
+            .granularity = granularity,
+            .scaling = blocks ? Scaling::kDelayed : per_tensor,
+            .slot = slots() + tensor,
+            .rowwise_scale_inv = blocks ? args.to.rowwise.scale_inv : Tensor{},
+            .transposed_scale_inv = blocks ? args.to.transposed.scale_inv : Tensor{},
+            .record = training,
+            .counts = training ? counts_of(tensor) : nullptr,
+            .first_nonfinite = training ? static_cast<uint32_t*>(monitor_.data) : nullptr,
+            .event = event(tensor),
+            .dbias = args.dbias,
+            .dbias_scratch = args.dbias_scratch};
+}
+
+void Fp8State::produce(Ctx& ctx, const ProduceArgs& args, const Producer& run) {
+    if (!args.linear) {
+        QuantOut sums;
+        sums.dbias = args.dbias;
+        sums.dbias_scratch = args.dbias_scratch;
+        run(args.high, sums);
+        return;
+    }
+    QuantOut quant = quant_out(args);
+    if (quant.granularity != Granularity::kTensor || quant.scaling == Scaling::kDelayed) {
+        run(args.keep_high ? args.high : Tensor{}, quant);
+        // The copy for wgrad is made once, maybe by a recomputation.
+        if (phase_ != Fp8Phase::kTraining) return;
+        const int tensor = id(*args.linear, args.role);
+        if (!args.recompute) count_scales(ctx, tensor, args.to.rowwise, args.N);
+        const Fp8Operand& transposed = args.to.transposed;
+        count_scales(ctx, tensor, transposed, transposed.data.elems / args.N);
+        return;
+    }
+    // Current scaling: the first pass records the amax, which recomputation finds recorded; a second one casts.
+    QuantOut amax;
+    amax.slot = quant.slot;
+    amax.record = !args.recompute;
+    amax.first_nonfinite = quant.first_nonfinite;
+    amax.event = quant.event;
+    run(args.high, amax);
+    quant.record = false;
+    quant.first_nonfinite = nullptr;   // the first pass has checked
+    ops::quantize(ctx, {.quant = quant, .in = args.high, .N = args.N, .C = args.high.elems / args.N});
+}
+
+Fp8State::Amaxes Fp8State::amaxes() const {
+    if (!on()) return {};
+    const int first = plan_.row().history ? 0 : first_weight();
+    return {.values = reinterpret_cast<uint32_t*>(slots() + first),
+            .count = (tensors() - first) * kSlotWords + block_amaxes_.elems};
+}
+
+void Fp8State::update_scales(Ctx& ctx, int begin, int count, const StepState* state) {
+    const int64_t length = config_.fp8_amax_history_len;
+    ops::fp8_update(ctx, {.slots = slots() + begin, .history = history_.as<float>() + begin * length,
+                          .updates = updates_.as<int32_t>() + begin, .largest = largest_.as<float>() + begin,
+                          .count = count, .length = length, .interval = config_.fp8_interval,
+                          .most_recent = config_.fp8_amax_compute_algo == AmaxAlgo::kMostRecent, .state = state});
+}
+
+void Fp8State::update(Ctx& ctx, const StepState* state) {
+    if (on() && plan_.row().history) update_scales(ctx, 0, tensors(), state);
+}
+
+void Fp8State::finish_calibration(Ctx& ctx) {
+    update_scales(ctx, 0, first_weight(), nullptr);
+    if (!ctx.rehearsal) calibrated_ = true;
+}
+
+// ---- weights
+
+Fp8Slot* Fp8State::weight_slot(int param) const {
+    const Fp8Linear* linear = linear_of_param(param);
+    return linear ? slots() + id(*linear, Fp8Role::kWeight) : nullptr;
+}
+
+// Null where no blocks are shared.
+uint32_t* Fp8State::block_amaxes_of(const Fp8Linear& linear) const {
+    if (!block_amaxes_) return nullptr;
+    const int64_t first = first_block_[static_cast<size_t>(linear.number)];
+    return first < 0 ? nullptr : static_cast<uint32_t*>(block_amaxes_.data) + first;
+}
+
+void Fp8State::clear_weight_amax(Ctx& ctx, const StepState* state) {
+    if (!on()) return;
+    ops::fp8_clear(ctx, {.slots = slots() + first_weight(), .count = tensors() - first_weight(), .step = true,
+                         .state = state});
+    // After a skipped step they are recorded again from the same masters.
+    device::fill_bytes(ctx, block_amaxes_.data, 0, block_amaxes_.bytes());
+}
+
+void Fp8State::record_amax(Ctx& ctx, int param, const Tensor& shard) {
+    if (Fp8Slot* slot = weight_slot(param)) ops::amax(ctx, {.slot = slot, .in = shard});
+}
+
+void Fp8State::record_block_amaxes(Ctx& ctx, int param, int64_t begin, const Tensor& shard) {
+    const Fp8Linear* linear = linear_of_param(param);
+    if (!linear || !block_amaxes_of(*linear)) return;
+    ops::block_amax(ctx, {.amaxes = block_amaxes_of(*linear), .in = shard, .begin = begin, .R = linear->out,
+                          .C = linear->in});
+}
+
+void Fp8State::start_weight_histories(Ctx& ctx) {
+    if (on() && plan_.row().history) update_scales(ctx, first_weight(), tensors() - first_weight(), nullptr);
+}
+
+void Fp8State::quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& whole, const StepState* state) {
+    const RecipeRow& row = plan_.row();
+    const int tensor = id(linear, Fp8Role::kWeight);
+    const bool blocks = row.weight != Granularity::kTensor;
+    const QuantOut quant{.rowwise = linear.weight.data,
+                         .transposed = linear.weight_transposed.data,
+                         .granularity = row.weight,
+                         .scaling = row.scaling,
+                         .slot = slots() + tensor,
+                         .rowwise_scale_inv = blocks ? linear.weight.scale_inv : Tensor{},
+                         .transposed_scale_inv = blocks ? linear.weight_transposed.scale_inv : Tensor{},
+                         .counts = counts_of(tensor),
+                         .dbias = {},
+                         .dbias_scratch = {}};
+    ops::quantize(ctx, {.quant = quant, .in = whole, .N = linear.out, .C = linear.in, .state = state});
+    count_weight_scales(ctx, linear);
+}
+
+void Fp8State::prepare_shards(Ctx& ctx, const StepState* state) {
+    if (plan_.row().weight == Granularity::kTensor) {
+        ops::fp8_scales(ctx, {.slots = slots() + first_weight(), .count = tensors() - first_weight(),
+                               .scaling = plan_.row().scaling, .format = plan_.weight_format, .state = state});
+        return;
+    }
+    for (const Fp8Linear& linear : linears_) {
+        if (!block_amaxes_of(linear)) continue;
+        ops::block_scales(ctx, {.scale_inv = linear.weight.scale_inv,
+                                .transposed_scale_inv = linear.weight_transposed.scale_inv,
+                                .amaxes = block_amaxes_of(linear),
+                                .R = linear.out,
+                                .C = linear.in,
+                                .format = plan_.weight_format});
+    }
+}
+
+void Fp8State::quantize_shard(Ctx& ctx, int param, int64_t begin, const Tensor& shard, const Tensor& bytes) {
+    const Fp8Linear& linear = *linear_of_param(param);
+    const uint32_t* blocks = block_amaxes_of(linear);
+    ops::quantize_run(ctx, {.out = bytes, .in = shard, .begin = begin, .R = linear.out, .C = linear.in,
+                            .slot = blocks ? nullptr : weight_slot(param),
+                            .block_amaxes = blocks, .counts = counts_of(id(linear, Fp8Role::kWeight))});
+}
+
+void Fp8State::transpose_weight(Ctx& ctx, const Fp8Linear& linear) {
+    ops::transpose_bytes(ctx, {.out = linear.weight_transposed.data, .in = linear.weight.data, .R = linear.out,
+                               .C = linear.in});
+}
+
+void Fp8State::count_weight_scales(Ctx& ctx, const Fp8Linear& linear) const {
+    count_scales(ctx, id(linear, Fp8Role::kWeight), linear.weight, linear.out);   // the transpose has the same ones
+}
+
+// ---- checkpoint
+
+Fp8State::Histories Fp8State::histories(Ctx& ctx) const {
+    Histories found{.scales = {}, .updates = read_back<int32_t>(ctx, updates_.data, updates_.elems),
+                    .amax_bits = read_back<uint32_t>(ctx, history_.data, history_.elems), .calibrated = calibrated_};
+    for (const Fp8Slot& slot : read_back<Fp8Slot>(ctx, slots_.data, tensors())) found.scales.push_back(slot.scale);
+    return found;
+}
+
+void Fp8State::set_histories(Ctx& ctx, const Histories& histories) {
+    CHECK(static_cast<int>(histories.updates.size()) == tensors()
+          && static_cast<int64_t>(histories.amax_bits.size()) == history_.elems, "histories do not match the FP8 plan");
+    std::vector<Fp8Slot> slots;
+    for (float scale : histories.scales) slots.push_back({1.0f / scale, scale, 0, 0});
+    write_out(ctx, slots_.data, slots);
+    write_out(ctx, history_.data, histories.amax_bits);
+    write_out(ctx, updates_.data, histories.updates);
+    calibrated_ = histories.calibrated;
+}
+
+// ---- reports
+
+int64_t Fp8State::report_bytes() const {
+    return slots_.bytes() + counts_.bytes() + monitor_.bytes() + scale_bins_.bytes();
+}
+
+void Fp8State::copy_report(Ctx& ctx, void* host) const {
+    if (!on()) return;
+    char* to = static_cast<char*>(host);
+    for (const Tensor* part : {&slots_, &counts_, &monitor_}) {
+        device::copy_to_host(ctx, to, part->data, part->bytes());
+        to += part->bytes();
+    }
+    if (counting_ && scale_bins_) device::copy_to_host(ctx, to, scale_bins_.data, scale_bins_.bytes());
+}
+
+std::vector<Fp8State::TensorReport> Fp8State::read_report(const void* host) const {
+    const char* const counts = static_cast<const char*>(host) + slots_.bytes();
+    const char* const bins = counts + counts_.bytes() + monitor_.bytes();
+    std::vector<TensorReport> reports;
+    for (int i = 0; i < tensors(); i++) {
+        TensorReport report{tensor_names_[static_cast<size_t>(i)], format_of(role_of(i)), {}, {}, {}};
+        std::memcpy(&report.slot, static_cast<const Fp8Slot*>(host) + i, sizeof(Fp8Slot));
+        std::memcpy(&report.counts, counts + i * int64_t{sizeof(Fp8Counts)}, sizeof(Fp8Counts));
+        if (scale_bins_) {
+            report.scale_bins.resize(kScaleBins);
+            std::memcpy(report.scale_bins.data(), bins + i * kBinBytes, kBinBytes);
+        }
+        reports.push_back(report);
+    }
+    return reports;
+}
+
+void Fp8State::merge_report(void* host, const void* other) const {
+    char* to = static_cast<char*>(host);
+    const char* from = static_cast<const char*>(other);
+    auto merge = [&](auto value, const Tensor& part, auto join) {
+        using T = decltype(value);
+        for (int64_t i = 0; i < part.bytes(); i += static_cast<int64_t>(sizeof(T))) {
+            T mine, theirs;
+            std::memcpy(&mine, to + i, sizeof(T));
+            std::memcpy(&theirs, from + i, sizeof(T));
+            join(mine, theirs);
+            std::memcpy(to + i, &mine, sizeof(T));
+        }
+        to += part.bytes();
+        from += part.bytes();
+    };
+    merge(Fp8Slot{}, slots_, [](Fp8Slot& mine, const Fp8Slot& theirs) {
+        mine.amax_bits = std::max(mine.amax_bits, theirs.amax_bits);
+        mine.step_amax_bits = std::max(mine.step_amax_bits, theirs.step_amax_bits);
+    });
+    merge(Fp8Counts{}, counts_, [](Fp8Counts& mine, const Fp8Counts& theirs) {
+        mine.elems += theirs.elems;
+        mine.saturated += theirs.saturated;
+        mine.flushed += theirs.flushed;
+        mine.nonfinite += theirs.nonfinite;
+    });
+    merge(uint32_t{}, monitor_, [](uint32_t& mine, uint32_t theirs) { mine = std::min(mine, theirs); });
+    merge(uint64_t{}, scale_bins_, [](uint64_t& mine, uint64_t theirs) { mine += theirs; });
+}

@@ -1,0 +1,210 @@
+// The FP8 state of a run on the device: scales, amax histories, quantized weights, and how x and dy are quantized.
+// Whatever the recipe decides at run time is here and in linear.cpp.
+//
+// FP8 tensors are numbered: x of every FP8 linear in the order of the model, then dy of each, then the weights. Delayed
+// scaling updates once per optimizer step, from the amaxes of all its micro-batches, so a history counts steps.
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "llmc/model/parameters/flat_layout.h"
+#include "llmc/model/parameters/fp8_recipe.h"
+#include "llmc/model/parameters/weight_slots.h"
+#include "llmc/ops/arena.h"
+#include "llmc/ops/ops.h"
+
+enum class Fp8Role : uint8_t { kX, kDy, kWeight };
+inline constexpr int kFp8Roles = 3;
+
+// A quantized (R, K) matrix as a matmul reads it.
+struct Fp8Operand {
+    Tensor data;        // (R, K) fp8
+    Tensor scale_inv;   // (scale_inv_elems) fp32
+    Granularity granularity = Granularity::kTensor;
+};
+
+// A linear in FP8 and its quantized weight, whose data are in a slot if there are WeightSlots.
+struct Fp8Linear {
+    int number = 0;                  // among the FP8 linears
+    int param = -1;                  // of the weight
+    int64_t in = 0, out = 0;
+    Fp8Operand weight;               // (out, in)
+    Fp8Operand weight_transposed;    // (in, out)
+    bool fast_fprop = false, fast_backward = false;
+};
+
+// A quantized x or dy of shape (N, C) in the layouts that matmuls read; absent ones are not written.
+struct Fp8Layouts {
+    Fp8Operand rowwise;      // (N, C)
+    Fp8Operand transposed;   // (C, N)
+};
+
+enum class Fp8Phase : uint8_t {
+    kTraining,
+    kCalibration,   // current scaling whatever the recipe; keeps only the amaxes
+    kEvaluation,    // records nothing that a step reads
+};
+
+// Runs the operation that computes an x or dy: writes it in bf16 to `out` unless that is empty, and what `quant` asks
+// for.
+using Producer = std::function<void(Tensor out, const QuantOut& quant)>;
+
+struct ProduceArgs {
+    const Fp8Linear* linear = nullptr;   // reads the operand; null: bf16 and dbias only
+    Fp8Role role = Fp8Role::kX;
+    Fp8Layouts to;                       // with linear
+    Tensor high;                         // (N, C) bf16: the result if keep_high or without linear, else scratch
+    bool keep_high = false;              // another operation reads the bf16 result, too
+    bool recompute = false;              // forward recorded it before: records nothing
+    int64_t N = 0;
+    Tensor dbias, dbias_scratch;         // see QuantOut
+};
+
+class Fp8State {
+public:
+    // Allocates scales, histories and FP8 weights from the arena; nothing if the plan has no FP8 linear. gathers_bytes:
+    // ranks quantize their shards of the kFp8Linear weights and all-gather the bytes. slots (optional): where whole
+    // weights are gathered by layer; this rank permanently holds one of `ranks` equal blocks of each group.
+    Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& layout, bool gathers_bytes, Arena& arena,
+             const WeightSlots* slots = nullptr, int ranks = 1);
+
+    // Null if the linear runs in BF16.
+    const Fp8Linear* linear(int layer, LinearKind kind) const;
+    const Fp8Linear* linear_of_param(int param) const;
+    const Fp8Plan& plan() const { return plan_; }
+    bool on() const { return !linears_.empty(); }
+
+    // Empties the histories and sets all scales to 1, not calibrated. Before any other call that runs on the device.
+    void initialise(Ctx& ctx);
+
+    // ---- the step
+    void begin_step(Ctx& ctx, bool count);   // count: saturated and flushed values of this step, for the report
+    void begin_micro_batch(Ctx& ctx, int64_t number, Fp8Phase phase);   // number: in the step, for messages
+    // Runs the producer and quantizes its result: in the same pass with delayed and block scales, in a second one with
+    // current scaling.
+    void produce(Ctx& ctx, const ProduceArgs& args, const Producer& run);
+    // Computes new scales from the amaxes of the step; does nothing if state->skip.
+    void update(Ctx& ctx, const StepState* state);
+    // The words to all-reduce (max) over the ranks before new scales are computed: the amaxes, and the scales between
+    // them, which are equal on all ranks. Of all tensors with histories, else of the weights; may be empty.
+    struct Amaxes {
+        uint32_t* values = nullptr;
+        int64_t count = 0;
+    };
+    Amaxes amaxes() const;
+
+    // ---- weights. `shard`: elements [begin, begin + n) of a parameter's fp32 master
+    // Clears the amaxes of the weights; not if state->skip, where state may be null.
+    void clear_weight_amax(Ctx& ctx, const StepState* state);
+    Fp8Slot* weight_slot(int param) const;   // where AdamW records the amax; null if the parameter is not in FP8
+    // Records the amax of a shard as AdamW does in a step.
+    void record_amax(Ctx& ctx, int param, const Tensor& shard);
+    // Records the amaxes of the blocks of a shard, if bytes are gathered and scales are per block.
+    void record_block_amaxes(Ctx& ctx, int param, int64_t begin, const Tensor& shard);
+    // Enters the recorded amaxes into new histories.
+    void start_weight_histories(Ctx& ctx);
+    // Quantizes a whole weight, given in fp32 or (as gathered) rounded to bf16: the same bytes. Does nothing if
+    // state->skip, where state may be null.
+    void quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& whole, const StepState* state);
+    // The same where bytes are gathered: computes the scales of all weights, quantizes a shard into `bytes`, and (after
+    // the all-gather) transposes a weight. A skipped step writes the same bytes again.
+    bool gathers_bytes() const { return gathers_bytes_; }
+    void prepare_shards(Ctx& ctx, const StepState* state);
+    void quantize_shard(Ctx& ctx, int param, int64_t begin, const Tensor& shard, const Tensor& bytes);
+    void transpose_weight(Ctx& ctx, const Fp8Linear& linear);
+    // Adds the block scales of a gathered weight to the report, if this step counts them.
+    bool counts_weight_scales() const { return counting_ && scale_bins_; }
+    void count_weight_scales(Ctx& ctx, const Fp8Linear& linear) const;
+    // The rowwise kFp8Linear weights, at FlatLayout's weight_offset; with slots only this rank's blocks, at 1 / ranks
+    // of the offsets.
+    const Tensor& flat_weights() const { return flat_weights_; }
+
+    // ---- start of a run
+    // Delayed scaling has no scales for x and dy yet: the next step begins with a calibration micro-batch.
+    bool needs_calibration() const { return on() && plan_.row().history && !calibrated_; }
+    void finish_calibration(Ctx& ctx);
+
+    // The state of a recipe with histories that a checkpoint saves, in the order of the tensors. Blocking.
+    struct Histories {
+        std::vector<float> scales;
+        std::vector<int32_t> updates;
+        std::vector<uint32_t> amax_bits;   // (tensors, history_len)
+        bool calibrated = false;
+    };
+    Histories histories(Ctx& ctx) const;
+    void set_histories(Ctx& ctx, const Histories& histories);
+    int64_t history_len() const { return config_.fp8_amax_history_len; }
+    const std::vector<std::string>& tensor_names() const { return tensor_names_; }   // "3.down.dy"
+
+    // ---- reports
+    struct TensorReport {
+        std::string name;   // "3.down.dy"
+        Dtype format;
+        Fp8Slot slot;
+        Fp8Counts counts;   // zeros unless begin_step was called with `count`
+        std::vector<uint64_t> scale_bins;   // likewise; see CountScalesArgs. Empty with one scale per tensor.
+    };
+    int64_t report_bytes() const;   // of pinned host memory
+    // Enqueues a copy of scales, counts, the first non-finite event and, if this step counts, the block scales to the
+    // host.
+    void copy_report(Ctx& ctx, void* host) const;
+    std::vector<TensorReport> read_report(const void* host) const;
+    // Merges another rank's report of the same step: largest amaxes, sums of counts, earliest event.
+    void merge_report(void* host, const void* other) const;
+    // "micro-batch 3, 31.down.x" of the first non-finite value, "" if there was none.
+    std::string first_nonfinite(const void* host) const;
+
+    // ---- memory of operands, the same for all linears of a role
+    // Memory of a (R, K) operand from take(dtype, elems), without scale_inv if there is one scale per tensor.
+    template <typename Take> Fp8Operand alloc_operand(Fp8Role role, int64_t R, int64_t K, Take&& take) const {
+        Fp8Operand operand{take(format_of(role), R * K), {}, granularity_of(role)};
+        if (operand.granularity != Granularity::kTensor)
+            operand.scale_inv = take(Dtype::kFp32, scale_inv_elems(operand.granularity, R, K));
+        return operand;
+    }
+    // That memory as the (R, K) operand of one linear: cut to size, with the linear's scale_inv if it is per tensor.
+    Fp8Operand operand_of(const Fp8Linear& linear, Fp8Role role, const Fp8Operand& memory, int64_t R, int64_t K) const;
+
+private:
+    int id(const Fp8Linear& linear, Fp8Role role) const {
+        return linear.number + static_cast<int>(role) * static_cast<int>(linears_.size());
+    }
+    Fp8Role role_of(int tensor) const { return static_cast<Fp8Role>(tensor / static_cast<int>(linears_.size())); }
+    int tensors() const { return kFp8Roles * static_cast<int>(linears_.size()); }
+    int first_weight() const { return static_cast<int>(Fp8Role::kWeight) * static_cast<int>(linears_.size()); }
+    // Uses current scaling whatever the recipe, because there are no delayed scales yet.
+    bool uncalibrated_pass() const { return phase_ != Fp8Phase::kTraining && needs_calibration(); }
+    Fp8Slot* slots() const { return static_cast<Fp8Slot*>(slots_.data); }
+    Dtype format_of(Fp8Role role) const;
+    Granularity granularity_of(Fp8Role role) const;
+    void take_weights(const LinearPlan& linear, const FlatLayout& layout, const WeightSlots* slots, Arena& arena);
+    int64_t count_blocks(const FlatLayout& layout);
+    Fp8Counts* counts_of(int tensor) const;   // null unless this step counts
+    // Adds the scales of an (R, ...) operand's blocks to the report, if this step counts.
+    void count_scales(Ctx& ctx, int tensor, const Fp8Operand& operand, int64_t R) const;
+    uint32_t* block_amaxes_of(const Fp8Linear& linear) const;
+    QuantOut quant_out(const ProduceArgs& args) const;
+    void update_scales(Ctx& ctx, int begin, int count, const StepState* state);
+    int step_order(int tensor) const;
+    uint32_t event(int tensor) const;
+
+    const Config& config_;
+    const Fp8Plan plan_;
+    std::vector<Fp8Linear> linears_;
+    std::vector<int> by_plan_;       // by linear of the plan: its number in linears_, -1: BF16
+    std::vector<std::string> tensor_names_;
+    const bool gathers_bytes_;
+    Tensor slots_, counts_, monitor_;   // Fp8Slot (tensors), Fp8Counts (tensors), uint32 (1)
+    Tensor scale_bins_;                 // uint64 (tensors, kScaleBins); only of block scales that are reported
+    Tensor block_amaxes_;               // uint32, directly behind slots_: of the blocks of gathered weights
+    std::vector<int64_t> first_block_;  // by FP8 linear
+    Tensor history_, updates_, largest_;
+    Tensor flat_weights_;
+    Fp8Phase phase_ = Fp8Phase::kTraining;
+    bool counting_ = false, calibrated_ = false;
+    int64_t micro_batch_ = 0;
+};
+
+// `plan`, except that the linear that --inject bf16:linear=NAME names runs in BF16.
+Fp8Plan executed_fp8_plan(const Fp8Plan& plan, const std::vector<std::string>& inject);

@@ -1,0 +1,143 @@
+#include "llmc/model/parameters/params.h"
+
+#include <cmath>
+
+#include "llmc/base/check.h"
+
+HfClass hf_class(const ModelConfig& c) {
+    bool gpt2 = c.norm == Norm::kLayerNorm && c.position == PositionEmbedding::kLearned
+                && !activation_function(c.activation).gated && c.linear_bias == LinearBias::kAll && !c.qk_norm
+                && c.tied_head && c.num_query_groups == c.num_attention_heads && c.q_width() == c.hidden_size
+                && c.sliding_window == 0;
+    if (gpt2) return HfClass::kGpt2;
+    bool llama_like = c.norm == Norm::kRmsNorm && c.position == PositionEmbedding::kRope
+                      && c.activation == Activation::kSwiglu;
+    if (!llama_like) return HfClass::kOwn;
+    const bool no_bias = c.linear_bias == LinearBias::kNone;
+    if (c.qk_norm) return no_bias || c.linear_bias == LinearBias::kAttention ? HfClass::kQwen3 : HfClass::kOwn;
+    if (c.linear_bias == LinearBias::kQkv) return HfClass::kQwen2;
+    // LlamaConfig refuses a hidden size that its heads do not divide, whatever head_dim says, and has no window.
+    if (c.hidden_size % c.num_attention_heads == 0 && c.sliding_window == 0) return HfClass::kLlama;
+    return no_bias ? HfClass::kMistral : HfClass::kOwn;
+}
+
+int ParamTable::find(const std::string& name) const {
+    for (size_t i = 0; i < params.size(); i++)
+        if (params[i].name == name) return static_cast<int>(i);
+    return -1;
+}
+
+int ParamTable::layer_of(int param) const {
+    if (param == wte || param == wpe) return -1;
+    const int layer = params[static_cast<size_t>(param)].layer;
+    return layer >= 0 ? layer : static_cast<int>(blocks.size());
+}
+
+namespace {
+
+// Builds the table with the Hugging Face names of GPT-2, or those that Llama, Mistral and Qwen share.
+struct Builder {
+    const ModelConfig& c;
+    ParamTable table;
+    bool gpt2_names;
+
+    int add(Param p) {
+        for (const HfPart& part : p.hf) table.param_elems += part.rows * p.cols;
+        table.params.push_back(std::move(p));
+        return static_cast<int>(table.params.size()) - 1;
+    }
+
+    int vector(const std::string& name, std::vector<HfPart> hf, int layer, int64_t length,
+               Param::Init init = Param::Init::kZeros) {
+        return add({.name = name, .rows = length, .layer = layer, .init = init, .hf = std::move(hf)});
+    }
+    int matrix(const std::string& name, std::vector<HfPart> hf, int layer, int64_t rows, int64_t cols, double std) {
+        return add({.name = name, .rows = rows, .cols = cols, .layer = layer, .init = Param::Init::kNormal,
+                    .init_std = std, .decay = true, .hf = std::move(hf)});
+    }
+
+    // A parameter that is one Hugging Face tensor; GPT-2 stores its matrices as [in, out].
+    std::vector<HfPart> whole(const std::string& hf, int64_t rows, bool is_matrix) {
+        return {{.name = hf, .rows = rows, .transposed = gpt2_names && is_matrix}};
+    }
+
+    BlockParams block(int l) {
+        const int64_t C = c.hidden_size, F = c.ffn_hidden_size, q = c.q_width(), kv = c.kv_width();
+        const bool gated = activation_function(c.activation).gated, layer_norm = c.norm == Norm::kLayerNorm;
+        const std::string own = "layers." + std::to_string(l) + ".";
+        const std::string hf = (gpt2_names ? "transformer.h." : "model.layers.") + std::to_string(l) + ".";
+        // Residual projections start smaller, so that the residual stream keeps its variance (GPT-2 paper).
+        const double residual_std = c.init_std / std::sqrt(2.0 * static_cast<double>(c.num_layers));
+        // A linear's bias has the same row ranges as its weight.
+        auto qkv_parts = [&](const std::string& suffix) -> std::vector<HfPart> {
+            if (gpt2_names) return whole(hf + "attn.c_attn" + suffix, q + 2 * kv, suffix == ".weight");
+            return {{.name = hf + "self_attn.q_proj" + suffix, .rows = q},
+                    {.name = hf + "self_attn.k_proj" + suffix, .row_begin = q, .rows = kv},
+                    {.name = hf + "self_attn.v_proj" + suffix, .row_begin = q + kv, .rows = kv}};
+        };
+        auto up_parts = [&](const std::string& suffix) -> std::vector<HfPart> {
+            if (!gated) return whole(hf + (gpt2_names ? "mlp.c_fc" : "mlp.up_proj") + suffix, F, suffix == ".weight");
+            return {{.name = hf + "mlp.gate_proj" + suffix, .rows = F},
+                    {.name = hf + "mlp.up_proj" + suffix, .row_begin = F, .rows = F}};
+        };
+        const std::string norm1 = hf + (gpt2_names ? "ln_1" : "input_layernorm");
+        const std::string norm2 = hf + (gpt2_names ? "ln_2" : "post_attention_layernorm");
+        const std::string proj = hf + (gpt2_names ? "attn.c_proj" : "self_attn.o_proj");
+        const std::string down = hf + (gpt2_names ? "mlp.c_proj" : "mlp.down_proj");
+
+        BlockParams b;
+        auto norm = [&](const std::string& name, const std::string& hf_name, int& weight, int& bias) {
+            weight = vector(own + name + ".weight", whole(hf_name + ".weight", C, false), l, C, Param::Init::kOnes);
+            if (layer_norm) bias = vector(own + name + ".bias", whole(hf_name + ".bias", C, false), l, C);
+        };
+        norm("norm1", norm1, b.norm1_weight, b.norm1_bias);
+        b.qkv_weight = matrix(own + "qkv.weight", qkv_parts(".weight"), l, q + 2 * kv, C, c.init_std);
+        if (c.qkv_bias()) b.qkv_bias = vector(own + "qkv.bias", qkv_parts(".bias"), l, q + 2 * kv);
+        if (c.qk_norm) {
+            const int64_t HS = c.kv_channels;
+            b.q_norm = vector(own + "q_norm.weight", whole(hf + "self_attn.q_norm.weight", HS, false), l, HS,
+                              Param::Init::kOnes);
+            b.k_norm = vector(own + "k_norm.weight", whole(hf + "self_attn.k_norm.weight", HS, false), l, HS,
+                              Param::Init::kOnes);
+        }
+        b.proj_weight = matrix(own + "proj.weight", whole(proj + ".weight", C, true), l, C, q, residual_std);
+        if (c.proj_bias()) b.proj_bias = vector(own + "proj.bias", whole(proj + ".bias", C, false), l, C);
+        norm("norm2", norm2, b.norm2_weight, b.norm2_bias);
+        b.up_weight = matrix(own + "up.weight", up_parts(".weight"), l, c.up_width(), C, c.init_std);
+        if (c.mlp_bias()) b.up_bias = vector(own + "up.bias", up_parts(".bias"), l, c.up_width());
+        b.down_weight = matrix(own + "down.weight", whole(down + ".weight", C, true), l, C, F, residual_std);
+        if (c.mlp_bias()) b.down_bias = vector(own + "down.bias", whole(down + ".bias", C, false), l, C);
+        return b;
+    }
+
+    void build() {
+        const int64_t C = c.hidden_size, V = c.vocab_size, Vp = c.padded_vocab();
+        auto rows_of = [&](const char* gpt2, const char* llama, int64_t rows) {
+            return std::vector<HfPart>{{.name = gpt2_names ? gpt2 : llama, .rows = rows}};
+        };
+        table.wte = matrix("wte.weight", rows_of("transformer.wte.weight", "model.embed_tokens.weight", V), -1, Vp, C,
+                           c.init_std);
+        if (c.position == PositionEmbedding::kLearned)
+            table.wpe = matrix("wpe.weight",
+                               rows_of("transformer.wpe.weight", "model.embed_positions.weight", c.max_positions), -1,
+                               c.max_positions, C, c.init_std);
+        for (int l = 0; l < c.num_layers; l++) table.blocks.push_back(block(l));
+        const std::string final_norm = gpt2_names ? "transformer.ln_f" : "model.norm";
+        table.final_norm_weight = vector("final_norm.weight", whole(final_norm + ".weight", C, false), -1, C,
+                                         Param::Init::kOnes);
+        if (c.norm == Norm::kLayerNorm)
+            table.final_norm_bias = vector("final_norm.bias", whole(final_norm + ".bias", C, false), -1, C);
+        table.head = table.wte;
+        if (!c.tied_head)
+            table.head = matrix("lm_head.weight", rows_of("lm_head.weight", "lm_head.weight", V), -1, Vp, C,
+                                c.init_std);
+    }
+};
+
+}  // namespace
+
+ParamTable make_param_table(const ModelConfig& config) {
+    Builder builder{config, {}, hf_class(config) == HfClass::kGpt2};
+    builder.build();
+    return std::move(builder.table);
+}

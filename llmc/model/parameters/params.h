@@ -1,0 +1,65 @@
+// The parameter table: one row per stored parameter, in the order of the model. Initialisation, optimizer, shards,
+// checkpoints and exports iterate over it; it is constant.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "llmc/config/model_config.h"
+#include "llmc/model/parameters/state_slots.h"
+
+// A tensor of the Hugging Face model that is stored as rows [row_begin, row_begin + rows) of a parameter.
+struct HfPart {
+    std::string name;            // "model.layers.3.self_attn.k_proj.weight"
+    int64_t row_begin = 0;
+    int64_t rows = 0;            // true vocabulary rows for embeddings and head
+    bool transposed = false;     // its Hugging Face shape is [cols, rows] (GPT-2's Conv1D)
+};
+
+struct Param {
+    std::string name;            // "layers.3.qkv.weight"
+    int64_t rows = 0;            // out-features, or the length of a vector
+    int64_t cols = 1;            // in-features; 1 for vectors (one-dimensional in Hugging Face files)
+    int layer = -1;              // block index; -1 outside the blocks
+    enum class Init { kNormal, kOnes, kZeros } init = Init::kZeros;
+    double init_std = 0;
+    bool decay = false;          // weight decay applies (matrices)
+    std::vector<HfPart> hf;
+    OptimizerKind optimizer = OptimizerKind::kAdamW;
+    ShardPolicy shard = ShardPolicy::kElementwise;
+
+    // Whether its optimizer keeps this slot.
+    bool has(StateKind slot) const { return keeps(optimizer, slot); }
+    bool is_vector() const { return cols == 1; }
+    int64_t elems() const { return rows * cols; }
+};
+
+// Numbers of the parameters of a block within ParamTable::params; -1 where the model has none.
+struct BlockParams {
+    int norm1_weight = -1, norm1_bias = -1;
+    int qkv_weight = -1, qkv_bias = -1;     // rows: [q heads | k heads | v heads]
+    int q_norm = -1, k_norm = -1;
+    int proj_weight = -1, proj_bias = -1;   // attention output
+    int norm2_weight = -1, norm2_bias = -1;
+    int up_weight = -1, up_bias = -1;       // rows of a gated activation: [gate | up]
+    int down_weight = -1, down_bias = -1;
+};
+
+struct ParamTable {
+    std::vector<Param> params;
+    std::vector<BlockParams> blocks;
+    int wte = -1, wpe = -1;
+    int final_norm_weight = -1, final_norm_bias = -1;
+    int head = -1;               // equals wte when tied
+    int64_t param_elems = 0;     // as Hugging Face counts them: true vocabulary, tied weights once
+
+    int find(const std::string& name) const;  // -1 if absent
+    // The layer that completes its gradient and reads it first, numbered as in ParamStore.
+    int layer_of(int param) const;
+};
+
+// The Hugging Face class that represents a configuration exactly; kOwn if none does.
+enum class HfClass { kGpt2, kLlama, kMistral, kQwen2, kQwen3, kOwn };
+HfClass hf_class(const ModelConfig& config);
+
+ParamTable make_param_table(const ModelConfig& config);

@@ -1,0 +1,57 @@
+#include "llmc/model/parameters/weight_slots.h"
+
+#include "llmc/base/check.h"
+
+WeightSlots::WeightSlots(const FlatLayout& layout, int num_layers, Dtype working, Dtype fp8, int64_t keep_layers,
+                         Arena& arena)
+    : layout_(layout), num_layers_(num_layers),
+      ring_(static_cast<int>(std::min<int64_t>(kRing + keep_layers, num_layers))), working_(working), fp8_(fp8) {
+    struct Bytes {
+        int64_t all = 0, fp8 = 0;
+    };
+    std::vector<Bytes> layers(static_cast<size_t>(num_layers + 2));   // from the embedding to the head
+    for (const ParamGroup& group : layout.groups()) {
+        Bytes& layer = layers[static_cast<size_t>(group.first_layer + 1)];
+        // FP8 groups come first, so that their transposed weights have the same offsets.
+        offsets_.push_back(layer.all);
+        if (!gathers(group)) continue;
+        CHECK(group.first_layer == group.last_layer, "the weights of several layers are gathered together");
+        layer.all += group.elems * dtype_bytes(dtype_of(group));
+        if (group.form == ParamForm::kFp8Linear) layer.fp8 += group.elems;
+    }
+    Bytes largest;
+    for (size_t l = 1; l + 1 < layers.size(); l++) {
+        largest.all = std::max(largest.all, layers[l].all);
+        largest.fp8 = std::max(largest.fp8, layers[l].fp8);
+    }
+    head_bytes_ = layers.back().all;
+    const auto take = [&](int64_t bytes) { return arena.take(Purpose::kComm, Dtype::kE4m3, bytes); };
+    slots_ = take(ring_ * largest.all);
+    transposed_ = take(transposed_ring() * largest.fp8);
+    ends_ = take(std::max(layers.front().all, head_bytes_ + layers.back().fp8));
+}
+
+Tensor WeightSlots::whole(const ParamGroup& group) const {
+    CHECK(gathers(group), "a group that is not gathered has no slot");
+    const int layer = group.first_layer;
+    return {static_cast<char*>(slot_memory(layer).data) + offset_of(group), dtype_of(group), group.elems};
+}
+
+Tensor WeightSlots::transposed(const ParamGroup& group) const {
+    CHECK(group.form == ParamForm::kFp8Linear, "only FP8 weights are transposed");
+    const int layer = group.first_layer;
+    char* slot = static_cast<char*>(ends_.data) + head_bytes_;
+    if (is_block(layer)) slot = static_cast<char*>(transposed_memory(layer).data);
+    return {slot + offset_of(group), fp8_, group.elems};
+}
+
+Tensor WeightSlots::slot_memory(int layer) const {
+    if (!is_block(layer)) return ends_;
+    const int64_t bytes = slots_.elems / ring_;
+    return slots_.slice(slot_of(layer) * bytes, bytes);
+}
+
+Tensor WeightSlots::transposed_memory(int layer) const {
+    const int64_t bytes = transposed_.elems / transposed_ring();
+    return transposed_.slice(layer % transposed_ring() * bytes, bytes);
+}

@@ -1,0 +1,50 @@
+// The memory of whole weights under ZeRO-3, where ranks hold only blocks of them and all-gather a layer's weights
+// before it runs. The blocks of the model share a ring of slots: layer l is always in slot l % ring(), so its views
+// never change. The embedding and the head, which never run at the same time, share one more slot. Transposed FP8
+// weights, which only backward reads, have slots of their own.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "llmc/model/parameters/flat_layout.h"
+#include "llmc/ops/arena.h"
+
+class WeightSlots {
+public:
+    // Slots that a ring has besides those of --zero-keep-layers: for a layer that runs and the next one.
+    static constexpr int kRing = 2;
+
+    // Takes the slots from the arena. The layout is not owned, and has groups by layer. working, fp8: the types of
+    // weights.
+    WeightSlots(const FlatLayout& layout, int num_layers, Dtype working, Dtype fp8, int64_t keep_layers, Arena& arena);
+
+    // Whether a group is gathered layer by layer. Norms and biases of all layers are few: every rank holds them whole.
+    static bool gathers(const ParamGroup& group) { return group.form != ParamForm::kOther || group.last_layer < 0; }
+
+    int ring() const { return ring_; }
+    int transposed_ring() const { return std::min(kRing, num_layers_); }
+    // Which slot holds a layer, numbered as in ParamStore; ring() is that of embedding and head.
+    int slot_of(int layer) const { return is_block(layer) ? layer % ring_ : ring_; }
+    bool is_block(int layer) const { return layer >= 0 && layer < num_layers_; }
+
+    // Of a group that is gathered: its whole weights in the working type, or rowwise in FP8.
+    Tensor whole(const ParamGroup& group) const;
+    // Of a kFp8Linear group: the transposed weights of its parameters, at the same offsets.
+    Tensor transposed(const ParamGroup& group) const;
+    // All bytes of a layer's slot, and of a block's slot for transposed weights.
+    Tensor slot_memory(int layer) const;
+    Tensor transposed_memory(int layer) const;
+
+private:
+    Dtype dtype_of(const ParamGroup& group) const { return group.form == ParamForm::kFp8Linear ? fp8_ : working_; }
+    int64_t offset_of(const ParamGroup& group) const {
+        return offsets_[static_cast<size_t>(&group - layout_.groups().data())];
+    }
+
+    const FlatLayout& layout_;
+    const int num_layers_, ring_;
+    const Dtype working_, fp8_;
+    std::vector<int64_t> offsets_;       // by group: of its first byte in the slot of its layer
+    int64_t head_bytes_ = 0;             // without the transposed weights, which stand behind them
+    Tensor slots_, transposed_, ends_;   // bytes: of blocks, the transposed ones, and of embedding and head
+};

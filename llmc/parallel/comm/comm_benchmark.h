@@ -1,0 +1,25 @@
+// --check-comm: measures the bandwidth between the ranks' devices before training.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "llmc/parallel/comm/comm.h"
+
+// Times every collective for messages of 1 MiB to 1 GiB (on the CPU 64 KiB to 4 MiB) and every pair of ranks. Prints
+// tables on rank 0 unless `tables` is false. Returns lines for the log: the rates of the largest size, and slow links.
+std::vector<std::string> check_comm(Ctx& ctx, Comm& comm, bool tables = true);
+
+// ---- its parts, for tests
+
+// Bytes that one rank sends per byte of the whole message, all blocks included.
+enum class Collective { kAllReduce, kReduceScatter, kAllGather, kAllToAll };
+double bus_factor(Collective collective, int ranks);
+
+// The rank that `rank` is paired with in a round, -1 for none. In pair_rounds(ranks) rounds every pair occurs once.
+int pair_rounds(int ranks);
+int peer_in_round(int rank, int round, int ranks);
+
+// One warning per slow link, or per rank most of whose links are slow. A link is slow below 0.7 of the median of its
+// kind, within a host or between hosts. rates[a][b] = rates[b][a]; labels: host and GPU of each rank.
+std::vector<std::string> slow_links(const std::vector<std::vector<double>>& rates,
+                                    const std::vector<std::string>& hosts, const std::vector<std::string>& labels);

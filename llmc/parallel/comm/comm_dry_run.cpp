@@ -1,0 +1,48 @@
+#include "llmc/parallel/comm/comm_dry_run.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "llmc/base/text.h"
+#include "llmc/parallel/context_exchange.h"
+
+void RehearsalComm::abort(int exit_code) { std::exit(exit_code); }
+
+// In each pass a rank sends all blocks but its own.
+void RehearsalComm::note(const Ctx& ctx, const char* name, const Tensor& tensor, int passes) {
+    CHECK(ctx.rehearsal, "RehearsalComm is for rehearsals");
+    if (!ctx.recorder || world().ranks == 1) return;
+    std::vector<PlannedCollective>& calls = whole_->calls;
+    const bool exchange = ctx.purpose && std::string(ctx.purpose).rfind(kExchangePurpose, 0) == 0;
+    auto known = std::find_if(calls.begin(), calls.end(), [&](const PlannedCollective& c) {
+        return std::strcmp(c.name, name) == 0 && c.dtype == tensor.dtype && c.ranks == world().ranks
+               && c.exchange == exchange;
+    });
+    if (known == calls.end())
+        known = calls.insert(calls.end(), {.name = name, .dtype = tensor.dtype, .ranks = world().ranks,
+                                           .exchange = exchange});
+    known->calls++;
+    known->bytes += tensor.bytes();
+    known->sent_bytes += passes * (tensor.bytes() - tensor.bytes() / world().ranks);
+}
+
+std::string communication_text(const Config& config, const std::vector<PlannedCollective>& calls, int ranks,
+                               int64_t buckets) {
+    if (ranks == 1) return "";
+    std::string text = strf("communication     of each of %d ranks in a step, %s, %s\n", ranks,
+                            count_text(buckets, "bucket").c_str(),
+                            config.overlap ? "beside compute (the log has what it did not hide)" : "no overlap");
+    text += strf("  %-14s %-5s %5s %8s %16s %16s\n", "collective", "of", "ranks", "calls", "bytes", "sent");
+    int64_t bytes = 0, sent = 0;
+    for (const PlannedCollective& c : calls) {
+        text += strf("  %-14s %-5s %5d %8lld %16lld %16lld", c.name, dtype_name(c.dtype), c.ranks,
+                     static_cast<long long>(c.calls), static_cast<long long>(c.bytes),
+                     static_cast<long long>(c.sent_bytes));
+        if (c.exchange) text += strf("  of heads, not hidden");
+        text += "\n";
+        bytes += c.bytes;
+        sent += c.sent_bytes;
+    }
+    return text + strf("  %-35s %16lld %16lld\n", "all", static_cast<long long>(bytes), static_cast<long long>(sent));
+}

@@ -1,0 +1,12 @@
+// The ranks that mpirun or srun started, over MPI.
+#pragma once
+#include "llmc/parallel/comm/comm.h"
+
+#ifdef LLMC_MPI
+// Initialises MPI. Device memory must be host memory: the CPU device.
+std::unique_ptr<Comm> open_mpi();
+// The MPI library that this executable runs with ("Open MPI v4.1.4"), "" if it was built without.
+std::string mpi_library_text();
+#else
+inline std::string mpi_library_text() { return ""; }
+#endif

@@ -1,0 +1,323 @@
+// connect() opens the library, so that nothing else needs it.
+//
+// Calls block the host only while NCCL opens connections. Its non-blocking mode would avoid that, but starts a thread
+// per collective; instead connect() opens the connections, in a thread that can be abandoned.
+#include "llmc/parallel/comm/comm_nccl.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <future>
+#include <mutex>
+#include <thread>
+
+#include "llmc/base/check.h"
+#include "llmc/ops/ops.h"
+#include "llmc/parallel/comm/comm_nccl_api.h"
+
+namespace {
+
+using nccl_api::Communicator;
+using nccl_api::Result;
+using nccl_api::Type;
+
+// fp32 elements of the staging buffer of bf16 sums: large enough for the full bandwidth of the links.
+constexpr int64_t kStagingElems = 8 << 20;
+
+constexpr const char* kCopyEngines = "2";   // the value of NCCL_CTA_POLICY
+
+Type type_of(Dtype dtype) {
+    switch (dtype) {
+        case Dtype::kFp32: return nccl_api::kFloat32;
+        case Dtype::kFp64: return nccl_api::kFloat64;
+        case Dtype::kInt32: return nccl_api::kInt32;
+        default: FAIL(kExitBug, "sum over ranks of %s", dtype_name(dtype));
+    }
+}
+
+class NcclComm : public Comm {
+public:
+    explicit NcclComm(std::unique_ptr<Comm> host) : Comm(host->world()), host_(std::move(host)) {}
+    ~NcclComm() override {
+        if (staging_) device::device_free(staging_);
+        if (staging_used_) device::event_destroy(staging_used_);
+        if (Communicator* comm = comm_.exchange(nullptr)) nccl_.call.comm_destroy(comm);
+        if (shared_memory_) nccl_.call.mem_free(shared_memory_);
+    }
+
+    std::vector<std::string> gather(const std::string& mine) override { return host_->gather(mine); }
+    std::unique_ptr<Comm> subgroup(const std::vector<int>& members) override {
+        return std::make_unique<NcclComm>(host_->subgroup(members));
+    }
+    [[noreturn]] void abort(int exit_code) override {
+        host_->abort(exit_code);
+        std::abort();
+    }
+
+    std::string connect(Ctx& ctx, int seconds) override {
+        if (idle(ctx)) return "";
+        load_everywhere();
+        // Copy engines instead of multiprocessors where there is a choice: matmuls run beside the collectives.
+        if (nccl_.call.all_to_all) setenv("NCCL_CTA_POLICY", kCopyEngines, 0);
+        const int64_t free_before = device::device_free_bytes();
+        const nccl_api::UniqueId id = common_id();
+        bounded(ctx, seconds, "ncclCommInitRank", [this, id](Ctx&) {
+            Communicator* comm = nullptr;
+            const Result result = nccl_.call.comm_init_rank(&comm, world().ranks, id, world().rank);
+            comm_ = comm;
+            check(result, "ncclCommInitRank", world().ranks, "ranks");
+        });
+        staging_ = device::device_alloc(kStagingElems * 4);
+        staging_used_ = device::event_create();
+        bounded(ctx, seconds, "first collectives", [this](Ctx& own) { first_collectives(own); });
+        connecting_ = false;
+        return strf("NCCL %s (%s), %.2f GiB of device memory", nccl_api::version_text(nccl_.version).c_str(),
+                    nccl_.path.c_str(), static_cast<double>(free_before - device::device_free_bytes()) / kGiB);
+    }
+
+    void* shared_memory(Ctx& ctx, int64_t bytes, int seconds) override {
+        const char* policy = getenv("NCCL_CTA_POLICY");
+        if (idle(ctx) || !nccl_.call.mem_alloc || !policy || std::strcmp(policy, kCopyEngines) != 0) return nullptr;
+        const bool mine = nccl_.call.mem_alloc(&shared_memory_, static_cast<size_t>(bytes)) == nccl_api::kSuccess;
+        const std::vector<std::string> all = gather(mine ? std::to_string(bytes) : "");
+        if (std::count(all.begin(), all.end(), all[0]) == world().ranks && mine) {
+            share(ctx, shared_memory_, bytes, seconds);
+            return shared_memory_;
+        }
+        if (mine) nccl_.call.mem_free(shared_memory_);
+        return shared_memory_ = nullptr;
+    }
+
+    void share(Ctx& ctx, void* memory, int64_t bytes, int seconds) override {
+        if (idle(ctx) || !nccl_.call.window_register) return;
+        bounded(ctx, seconds, "ncclCommWindowRegister", [this, memory, bytes](Ctx&) {
+            nccl_api::Window* window = nullptr;   // closed with the communicator
+            check(nccl_.call.window_register(comm_, memory, static_cast<size_t>(bytes), &window,
+                                             nccl_api::kSymmetricWindow), "ncclCommWindowRegister (NCCL_CTA_POLICY=0 does without)",
+                  bytes, "bytes");
+        });
+    }
+
+    void sum(Ctx& ctx, Tensor values) override {
+        if (idle(ctx) || values.elems == 0) return;
+        if (values.dtype == Dtype::kBf16) return sum_in_fp32(ctx, values);
+        check(nccl_.call.all_reduce(values.data, values.data, count(values), type_of(values.dtype), nccl_api::kSum,
+                                    connected(), ctx.stream), "ncclAllReduce", values.elems, dtype_name(values.dtype));
+    }
+
+    void max(Ctx& ctx, uint32_t* values, int64_t elems) override {
+        if (idle(ctx) || elems == 0) return;
+        check(nccl_.call.all_reduce(values, values, static_cast<size_t>(elems), nccl_api::kUint32, nccl_api::kMax,
+                                    connected(), ctx.stream), "ncclAllReduce (max)", elems, "uint32");
+    }
+
+    void reduce_scatter(Ctx& ctx, Tensor blocks) override {
+        CHECK(blocks.dtype == Dtype::kFp32, "reduce_scatter of %s", dtype_name(blocks.dtype));
+        const int64_t block = block_elems(blocks);
+        if (idle(ctx) || block == 0) return;
+        const Tensor own = blocks.slice(world().rank * block, block);
+        check(nccl_.call.reduce_scatter(blocks.data, own.data, count(own), nccl_api::kFloat32, nccl_api::kSum,
+                                        connected(), ctx.stream), "ncclReduceScatter", blocks.elems, "fp32");
+    }
+
+    void all_gather(Ctx& ctx, Tensor blocks) override {
+        const int64_t block = block_elems(blocks);
+        if (idle(ctx) || block == 0) return;
+        const Tensor own = blocks.slice(world().rank * block, block);
+        check(nccl_.call.all_gather(own.data, blocks.data, byte_count(own), nccl_api::kUint8, connected(), ctx.stream),
+              "ncclAllGather", blocks.elems, dtype_name(blocks.dtype));
+    }
+
+    void all_to_all(Ctx& ctx, Tensor out, Tensor in) override {
+        CHECK(out.dtype == in.dtype && out.elems == in.elems, "all_to_all of %lld %s into %lld %s",
+              (long long)in.elems, dtype_name(in.dtype), (long long)out.elems, dtype_name(out.dtype));
+        const int64_t block = block_elems(in);
+        if (ctx.rehearsal || block == 0) return;
+        if (world().ranks == 1) return device::copy_on_device(ctx, out.data, in.data, in.bytes());
+        if (nccl_.call.all_to_all)
+            return check(nccl_.call.all_to_all(in.data, out.data, byte_count(in.slice(0, block)), nccl_api::kUint8,
+                                               connected(), ctx.stream), "ncclAlltoAll", in.elems,
+                         dtype_name(in.dtype));
+        check(grouped([&](Result& result) {
+                  for (int r = 0; r < world().ranks; r++)
+                      send_and_receive(result, ctx, out.slice(r * block, block), in.slice(r * block, block), r);
+              }), "ncclSend and ncclRecv (all to all)", in.elems, dtype_name(in.dtype));
+    }
+
+    void exchange(Ctx& ctx, Tensor out, Tensor in, int peer) override {
+        check_exchange(out, in, peer);
+        if (idle(ctx) || in.elems == 0) return;
+        check(grouped([&](Result& result) { send_and_receive(result, ctx, out, in, peer); }), "ncclSend and ncclRecv",
+              in.elems, dtype_name(in.dtype));
+    }
+
+    std::string async_error() override {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        Communicator* comm = comm_;
+        if (!comm) return "";
+        Result state = nccl_api::kSuccess;
+        const Result result = nccl_.call.comm_get_async_error(comm, &state);
+        if (result != nccl_api::kSuccess) state = result;
+        return state == nccl_api::kSuccess || state == nccl_api::kInProgress ? "" : "NCCL: " + reason(state, comm);
+    }
+
+    // Not under the lock: ncclCommAbort may never return, and async_error must.
+    void abort_collectives() override {
+        Communicator* comm = nullptr;
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            comm = comm_.exchange(nullptr);
+        }
+        if (comm) nccl_.call.comm_abort(comm);
+    }
+
+private:
+    bool idle(const Ctx& ctx) const { return ctx.rehearsal || world().ranks == 1; }
+    static size_t count(const Tensor& tensor) { return static_cast<size_t>(tensor.elems); }
+    static size_t byte_count(const Tensor& tensor) { return static_cast<size_t>(tensor.bytes()); }
+
+    // ---- start ----
+
+    // All ranks fail alike if one of them lacks the library.
+    void load_everywhere() {
+        const std::string mine = nccl_api::load(nccl_api::kLibrary, nccl_);
+        const std::vector<std::string> errors = gather(mine);
+        const bool alike = std::count(errors.begin(), errors.end(), mine) == world().ranks;
+        for (size_t rank = 0; rank < errors.size(); rank++)
+            REQUIRE(errors[rank].empty(), "%s%s", alike ? "" : strf("on rank %zu: ", rank).c_str(),
+                    errors[rank].c_str());
+        require_same(*this, {{"version of NCCL", nccl_api::version_text(nccl_.version)}});
+    }
+
+    nccl_api::UniqueId common_id() {
+        nccl_api::UniqueId id{};
+        if (root()) check(nccl_.call.get_unique_id(&id), "ncclGetUniqueId", world().ranks, "ranks");
+        const std::string all = gather(root() ? std::string(id.bytes, sizeof id.bytes) : "")[0];
+        CHECK(all.size() == sizeof id.bytes, "NCCL's id arrived with %zu bytes", all.size());
+        std::memcpy(id.bytes, all.data(), sizeof id.bytes);
+        return id;
+    }
+
+    // Runs `work` in a thread, since a call that waits for other ranks cannot be cancelled. After `seconds` all ranks
+    // end here, without closing the device, which would wait for the call, too.
+    void bounded(const Ctx& ctx, int seconds, const char* what, std::function<void(Ctx&)> work) {
+        std::packaged_task<void()> task([own = ctx, work = std::move(work)]() mutable {
+            device::device_use(own);
+            work(own);
+        });
+        std::future<void> done = task.get_future();
+        std::thread(std::move(task)).detach();
+        if (done.wait_for(std::chrono::seconds(seconds)) != std::future_status::ready) {
+            const std::string error = async_error();
+            lost(strf("%s: %d ranks have not all come through in %d s; %sNCCL_DEBUG=INFO shows where they wait, "
+                      "NCCL_SOCKET_IFNAME names the network to use", what, world().ranks, seconds,
+                      error.empty() ? "" : (error + "; ").c_str()), kExitPeerLost);
+        }
+        try {
+            done.get();
+        } catch (const Error& error) {
+            lost(error.what(), error.exit_code);
+        }
+    }
+
+    // Opens the connections that large messages use, so that no training step waits for them.
+    void first_collectives(Ctx& ctx) {
+        const int64_t half = kStagingElems / 2 / world().ranks * world().ranks;
+        const Tensor in{staging_, Dtype::kFp32, half};
+        const Tensor out{static_cast<float*>(staging_) + kStagingElems / 2, Dtype::kFp32, half};
+        device::fill_bytes(ctx, staging_, 0, kStagingElems * 4);
+        sum(ctx, in);
+        reduce_scatter(ctx, in);
+        all_gather(ctx, in);
+        all_to_all(ctx, out, in);
+        device::synchronize(ctx);
+    }
+
+    // ---- calls ----
+
+    // NCCL's own bf16 sum rounds at every hop.
+    void sum_in_fp32(Ctx& ctx, Tensor values) {
+        connected();
+        device::event_order(ctx, staging_used_);   // the last use may have been on another stream
+        for (int64_t begin = 0; begin < values.elems; begin += kStagingElems) {
+            const Tensor part = values.slice(begin, std::min(kStagingElems, values.elems - begin));
+            const Tensor wide{staging_, Dtype::kFp32, part.elems};
+            ops::cast(ctx, {.out = wide, .in = part});
+            NcclComm::sum(ctx, wide);
+            ops::cast(ctx, {.out = part, .in = wide});
+        }
+        device::event_record(ctx, staging_used_);
+    }
+
+    // Ends the group even if a call in it fails.
+    Result grouped(const std::function<void(Result&)>& calls) {
+        connected();
+        Result result = nccl_.call.group_start();
+        calls(result);
+        const Result end = nccl_.call.group_end();
+        return result == nccl_api::kSuccess ? end : result;
+    }
+    void send_and_receive(Result& result, Ctx& ctx, const Tensor& out, const Tensor& in, int peer) {
+        auto run = [&](Result r) {
+            if (result == nccl_api::kSuccess) result = r;
+        };
+        run(nccl_.call.send(in.data, byte_count(in), nccl_api::kUint8, peer, comm_, ctx.stream));
+        run(nccl_.call.recv(out.data, byte_count(out), nccl_api::kUint8, peer, comm_, ctx.stream));
+    }
+
+    Communicator* connected() const {
+        Communicator* comm = comm_;
+        if (!comm) FAIL(kExitPeerLost, "the ranks' devices are not connected, or not any more");
+        return comm;
+    }
+
+    std::string reason(Result result, Communicator* comm) const {
+        const char* last = nccl_.call.get_last_error(comm);
+        std::string text = strf("%s (%d)", nccl_.call.get_error_string(result), int{result});
+        if (last && *last) text += std::string("; ") + last;
+        std::replace(text.begin(), text.end(), '\n', ' ');
+        return text;
+    }
+
+    void check(Result result, const char* call, int64_t elems, const char* type) {
+        // kInProgress occurs only with NCCL_COMM_BLOCKING=0 in the environment.
+        Communicator* comm = comm_;
+        while (result == nccl_api::kInProgress && comm) {
+            std::this_thread::sleep_for(std::chrono::microseconds(20));
+            if (const Result asked = nccl_.call.comm_get_async_error(comm, &result); asked != nccl_api::kSuccess)
+                result = asked;
+        }
+        if (result == nccl_api::kSuccess) return;
+        const std::string what = strf("%s of %lld %s: %s; NCCL_DEBUG=WARN says more", call, (long long)elems, type,
+                                      reason(result, comm).c_str());
+        // While connecting, the cause is the machine: no network, too little shared memory, GPUs that cannot be shared.
+        if (connecting_) FAIL(result == nccl_api::kRemoteError ? kExitPeerLost : kExitBadInput, "%s", what.c_str());
+        const bool ours = result == nccl_api::kInvalidArgument || result == nccl_api::kInvalidUsage;
+        lost(what, ours ? kExitBug : kExitPeerLost);
+    }
+
+    // Ends all ranks. An exception would close the device on its way up, which waits for collectives that never finish.
+    [[noreturn]] void lost(const std::string& what, int exit_code) {
+        end_with_error(this, what.c_str(), exit_code);
+        abort(exit_code);
+        std::abort();   // under a sanitizer the compiler does not see that abort(exit_code) never returns
+    }
+
+    std::unique_ptr<Comm> host_;
+    nccl_api::Loaded nccl_;
+    std::mutex mutex_;                            // keeps comm_ valid during async_error
+    std::atomic<Communicator*> comm_{nullptr};    // null: not connected, or aborted
+    bool connecting_ = true;
+    void* shared_memory_ = nullptr;
+    void* staging_ = nullptr;                     // (kStagingElems) fp32
+    Event* staging_used_ = nullptr;               // recorded after its last use
+};
+
+}  // namespace
+
+std::unique_ptr<Comm> open_nccl(std::unique_ptr<Comm> host) {
+    return std::make_unique<NcclComm>(std::move(host));
+}

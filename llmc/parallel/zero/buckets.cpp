@@ -1,0 +1,35 @@
+#include "llmc/parallel/zero/buckets.h"
+
+#include <algorithm>
+
+#include "llmc/base/check.h"
+
+Buckets::Buckets(const FlatLayout& layout, int ranks) : layout_(layout), ranks_(ranks) {
+    for (const ParamGroup& bucket : all())
+        CHECK(bucket.elems % unit(ranks) == 0, "%lld elements for %d ranks", (long long)bucket.elems, ranks);
+}
+
+std::vector<ShardRange> Buckets::shard_ranges(int rank) const {
+    CHECK(rank >= 0 && rank < ranks_, "rank %d of %d", rank, ranks_);
+    std::vector<ShardRange> ranges;
+    for (const ParamGroup& bucket : all()) {
+        const int64_t begin = bucket.begin + rank * block_elems(bucket), end = begin + block_elems(bucket);
+        for (int param : bucket.params) {
+            const int64_t offset = layout_.offset(param);
+            const int64_t first = std::max(begin, offset), last = std::min(end, offset + layout_.elems(param));
+            if (first >= last) continue;
+            ranges.push_back({.bucket = layout_.group_number(param), .param = param, .begin = first - offset,
+                              .elems = last - first, .shard = bucket.begin / ranks_ + first - begin});
+        }
+    }
+    return ranges;
+}
+
+std::vector<ShardRange> Buckets::whole_ranges() const {
+    std::vector<ShardRange> ranges;
+    for (const ParamGroup& bucket : all())
+        for (int param : bucket.params)
+            ranges.push_back({.bucket = layout_.group_number(param), .param = param, .begin = 0,
+                              .elems = layout_.elems(param), .shard = layout_.offset(param)});
+    return ranges;
+}

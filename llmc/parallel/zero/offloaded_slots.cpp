@@ -1,0 +1,128 @@
+#include "llmc/parallel/zero/offloaded_slots.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "llmc/base/check.h"
+#include "llmc/model/parameters/flat_layout.h"
+
+namespace {
+
+// Whole units of alignment, at least one and no more than there are elements.
+int64_t chunk_elems(const std::vector<OffloadedSlots::Slot>& slots, int64_t elems, int64_t chunk_bytes) {
+    int64_t bytes = 0;   // of an element
+    for (const OffloadedSlots::Slot& slot : slots) bytes += dtype_bytes(slot.dtype);
+    const int64_t most = (elems + kParamAlign - 1) / kParamAlign;
+    return std::clamp<int64_t>(chunk_bytes / (bytes * kParamAlign), 1, std::max<int64_t>(most, 1)) * kParamAlign;
+}
+
+}  // namespace
+
+OffloadedSlots::OffloadedSlots(const std::vector<Slot>& slots, int64_t begin, int64_t end, int64_t chunk_bytes,
+                               Arena& arena)
+    : begin_(begin), end_(end), chunk_(chunk_elems(slots, end - begin, chunk_bytes)) {
+    CHECK(!slots.empty() && begin >= 0 && begin < end, "%zu slots of [%lld, %lld) are offloaded", slots.size(),
+          (long long)begin, (long long)end);
+    for (const Slot& slot : slots) {
+        HostSlot& host = slots_.emplace_back();
+        host.slot = slot;
+        for (Tensor& one : host.buffers) one = arena.take(Purpose::kOffload, slot.dtype, chunk_);
+        if (!arena.measuring())
+            host.memory = static_cast<char*>(device::pinned_alloc((end - begin) * dtype_bytes(slot.dtype)));
+    }
+}
+
+OffloadedSlots::~OffloadedSlots() {
+    if (open_) {
+        device::side_close(in_);
+        device::side_close(out_);
+        for (Buffer& b : ring_)
+            for (Event* event : {b.loaded, b.used, b.free}) device::event_destroy(event);
+    }
+    for (HostSlot& slot : slots_)
+        if (slot.memory) device::pinned_free(slot.memory);
+}
+
+const OffloadedSlots::HostSlot* OffloadedSlots::find(StateKind kind) const {
+    for (const HostSlot& host : slots_)
+        if (host.slot.kind == kind) return &host;
+    return nullptr;
+}
+
+int64_t OffloadedSlots::host_bytes() const {
+    int64_t bytes = 0;
+    for (const HostSlot& host : slots_) bytes += (end_ - begin_) * dtype_bytes(host.slot.dtype);
+    return bytes;
+}
+
+void OffloadedSlots::open(const Ctx& ctx) {
+    if (open_) return;
+    device::side_open(in_, ctx);
+    device::side_open(out_, ctx);
+    in_.timer = out_.timer = nullptr;
+    for (Buffer& b : ring_)
+        for (Event** event : {&b.loaded, &b.used, &b.free}) *event = device::event_create();
+    open_ = true;
+}
+
+void OffloadedSlots::load(int64_t chunk, SlotAccess access) {
+    Buffer& b = buffer(chunk);
+    device::event_order(in_, b.free);
+    for (HostSlot& host : slots_) {
+        if (access == SlotAccess::kReadMasters && host.slot.kind != StateKind::kMaster) continue;
+        const Tensor to = host.buffers[chunk % kBuffers].slice(0, last(chunk) - first(chunk));
+        device::copy_to_device(in_, to.data, host.memory + chunk * chunk_ * dtype_bytes(to.dtype), to.bytes());
+    }
+    device::event_record(in_, b.loaded);
+}
+
+void OffloadedSlots::store(int64_t chunk) {
+    Buffer& b = buffer(chunk);
+    device::event_order(out_, b.used);
+    for (HostSlot& host : slots_) {
+        const Tensor from = host.buffers[chunk % kBuffers].slice(0, last(chunk) - first(chunk));
+        device::copy_to_host(out_, host.memory + chunk * chunk_ * dtype_bytes(from.dtype), from.data, from.bytes());
+    }
+    device::event_record(out_, b.free);
+}
+
+void OffloadedSlots::prefetch(Ctx& ctx) {
+    if (ctx.rehearsal) return;
+    open(ctx);
+    for (; prefetched_ < std::min(chunks(), kBuffers); prefetched_++) load(prefetched_, SlotAccess::kUpdate);
+}
+
+void OffloadedSlots::pass(Ctx& ctx, SlotAccess access, const std::function<void(int64_t, int64_t)>& use) {
+    const bool runs = !ctx.rehearsal, reads = access != SlotAccess::kWrite, writes = access != SlotAccess::kReadMasters;
+    CHECK(prefetched_ == 0 || access == SlotAccess::kUpdate, "chunks of an update were prefetched");
+    if (runs) open(ctx);
+    int64_t loaded = std::exchange(prefetched_, 0);
+    for (int64_t chunk = 0; chunk < chunks(); chunk++) {
+        // The buffer that the last one of these takes was in use until the chunk before this one was done.
+        for (; runs && reads && loaded < std::min(chunks(), chunk + kBuffers); loaded++) load(loaded, access);
+        Buffer& b = buffer(chunk);
+        if (runs) device::event_order(ctx, reads ? b.loaded : b.free);
+        in_use_ = chunk;
+        use(first(chunk), last(chunk));
+        in_use_ = -1;
+        if (runs) device::event_record(ctx, writes ? b.used : b.free);
+        if (runs && writes) store(chunk);
+    }
+}
+
+Tensor OffloadedSlots::at(StateKind kind, int64_t begin, int64_t elems) const {
+    const HostSlot* host = find(kind);
+    CHECK(host && in_use_ >= 0 && begin >= first(in_use_) && begin + elems <= last(in_use_),
+          "elements [%lld, +%lld) of an offloaded slot are not on the device", (long long)begin, (long long)elems);
+    return host->buffers[in_use_ % kBuffers].slice(begin - first(in_use_), elems);
+}
+
+void* OffloadedSlots::host(StateKind kind, int64_t index) {
+    const HostSlot* host = find(kind);
+    CHECK(host && index >= begin_ && index < end_, "element %lld is not in host memory", (long long)index);
+    if (open_) {
+        device::synchronize(in_);
+        device::synchronize(out_);
+    }
+    return host->memory + (index - begin_) * dtype_bytes(host->slot.dtype);
+}

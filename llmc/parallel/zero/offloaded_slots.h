@@ -1,0 +1,73 @@
+// Optimizer state slots in pinned host memory (--offload; ZeRO-Offload: Ren et al., arXiv 2101.06840, but the update
+// runs on the device). A pass over the slots copies them in chunks to device buffers and back. Copies in either
+// direction have a stream of their own, so that both directions of the link are busy, and only events order the three.
+#pragma once
+#include <functional>
+#include <vector>
+
+#include "llmc/model/parameters/state_slots.h"
+
+enum class SlotAccess : uint8_t {
+    kReadMasters,   // masters are copied in, nothing is copied back
+    kUpdate,        // all slots are copied in and back
+    kWrite,         // all slots are copied back, their values before are not defined
+};
+
+class OffloadedSlots {
+public:
+    static constexpr int64_t kBuffers = 4;   // one is copied in, one is used, one is copied back; and a spare one
+    struct Slot {
+        StateKind kind;
+        Dtype dtype;
+    };
+    // Offloads the elements [begin, end) of the slots, in chunks of about chunk_bytes. Allocates device buffers from
+    // the arena, and host memory unless it only measures.
+    OffloadedSlots(const std::vector<Slot>& slots, int64_t begin, int64_t end, int64_t chunk_bytes, Arena& arena);
+    ~OffloadedSlots();
+    OffloadedSlots(const OffloadedSlots&) = delete;
+    OffloadedSlots& operator=(const OffloadedSlots&) = delete;
+
+    bool has(StateKind kind) const { return find(kind) != nullptr; }
+    int64_t begin() const { return begin_; }
+    int64_t host_bytes() const;
+
+    // Calls use(begin, end) for every chunk, in order; what it enqueues on ctx may use at() of these elements. No host
+    // synchronisation.
+    void pass(Ctx& ctx, SlotAccess access, const std::function<void(int64_t begin, int64_t end)>& use);
+    // Begins to copy in the first chunks of the next pass, which must be an update.
+    void prefetch(Ctx& ctx);
+    // Elements of the chunk in use, on the device.
+    Tensor at(StateKind kind, int64_t begin, int64_t elems) const;
+
+    // The element `index` in host memory, once all copies are done. Blocking.
+    void* host(StateKind kind, int64_t index);
+
+private:
+    struct HostSlot {
+        Slot slot;
+        char* memory = nullptr;              // pinned; null while rehearsing
+        Tensor buffers[kBuffers];            // of chunk_ elements
+    };
+    struct Buffer {
+        Event* loaded = nullptr;   // in_: its elements are copied in
+        Event* used = nullptr;     // the compute stream does not use it any more
+        Event* free = nullptr;     // it may be copied into: of out_, or `used` if nothing is copied back
+    };
+    const HostSlot* find(StateKind kind) const;
+    Buffer& buffer(int64_t chunk) { return ring_[chunk % kBuffers]; }
+    int64_t chunks() const { return (end_ - begin_ + chunk_ - 1) / chunk_; }
+    int64_t first(int64_t chunk) const { return begin_ + chunk * chunk_; }
+    int64_t last(int64_t chunk) const { return std::min(end_, first(chunk) + chunk_); }
+    void open(const Ctx& ctx);
+    void load(int64_t chunk, SlotAccess access);
+    void store(int64_t chunk);
+
+    std::vector<HostSlot> slots_;
+    const int64_t begin_, end_;
+    const int64_t chunk_;        // elements
+    int64_t in_use_ = -1;        // chunk
+    int64_t prefetched_ = 0;     // chunks
+    Buffer ring_[kBuffers];
+    Ctx in_, out_;               // streams of the copies, closed until the first pass
+    bool open_ = false;
+};

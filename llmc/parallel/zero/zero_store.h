@@ -1,0 +1,30 @@
+// The store of all levels of ZeRO. Before a layer it waits for the all-gather of its weights. After the layer's last
+// backward of the step (ZeRO-2 and 3: after each) it starts to reduce its gradients.
+#pragma once
+#include "llmc/model/parameters/param_store.h"
+#include "llmc/parallel/zero/grad_reducer.h"
+#include "llmc/parallel/zero/weight_gatherer.h"
+
+class ZeroStore : public ParamStore {
+public:
+    // Owns none of its arguments.
+    ZeroStore(const ShardedState& state, GradReducer& reducer, WeightGatherer& gatherer)
+        : state_(state), reducer_(reducer), gatherer_(gatherer) {}
+
+    void before_layer(Ctx& ctx, int layer, Pass pass) override {
+        gatherer_.before_layer(ctx, layer, pass);
+        if (pass == Pass::kBackward) reducer_.before_layer(ctx, layer);
+    }
+    void after_layer(Ctx& ctx, int layer, Pass pass) override {
+        gatherer_.after_layer(ctx, layer, pass);
+        if (pass == Pass::kBackward) reducer_.layer_ready(ctx, layer);
+    }
+    Tensor weight(int param) const override { return state_.weight(param); }
+    Tensor grad(int param) const override { return state_.grad(param); }
+    bool accumulates(int param) const override { return state_.accumulates(param); }
+
+private:
+    const ShardedState& state_;
+    GradReducer& reducer_;
+    WeightGatherer& gatherer_;
+};

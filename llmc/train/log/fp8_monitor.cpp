@@ -1,0 +1,168 @@
+#include "llmc/train/log/fp8_monitor.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <functional>
+
+#include "llmc/base/fp8.h"
+#include "llmc/base/text.h"
+
+namespace {
+
+// Fractions above which a tensor is reported. Current scaling saturates nothing; delayed scaling sometimes clips single
+// outliers, which is harmless. Some tiny values flush to zero in every healthy run.
+constexpr double kSaturatedShare = 1e-3, kFlushedShare = 0.2, kEndShare = 1e-3;
+constexpr size_t kNamed = 3;   // worst tensors that a line names
+
+double share(unsigned long long part, unsigned long long whole) {
+    return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0.0;
+}
+
+float amax_of(const Fp8Slot& slot) {
+    return std::bit_cast<float>(std::max(slot.amax_bits, slot.step_amax_bits));
+}
+
+std::string linear_of(const std::string& tensor) { return tensor.substr(0, tensor.rfind('.')); }
+
+std::string bf16_advice(const std::string& linear) {
+    return linear == "head" ? "leave out --fp8-lm-head" : "keep it in BF16 with --bf16-linears " + linear;
+}
+
+using Report = Fp8State::TensorReport;
+using Share = std::function<double(const Report&)>;
+Share share_of(unsigned long long Fp8Counts::*part) {
+    return [part](const Report& report) { return share(report.counts.*part, report.counts.elems); };
+}
+
+double share_at_ends(const Report& report) {
+    const auto scales = block_scales_of(report.scale_bins, report.format);
+    return scales ? scales->at_ends : 0;
+}
+
+// The worst tensors by one fraction: "31.down.x 0.4%, 30.down.x 0.2%". `first` = the linear of the worst one.
+std::string worst(const std::vector<Report>& reports, const Share& share, double limit, std::string& first) {
+    std::vector<std::pair<double, const Report*>> found;
+    for (const Report& r : reports)
+        if (const double s = share(r); s > limit) found.push_back({s, &r});
+    std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    std::string text;
+    for (size_t i = 0; i < std::min(kNamed, found.size()); i++)
+        text += strf("%s%s %.2g%%", i ? ", " : "", found[i].second->name.c_str(), 100 * found[i].first);
+    if (found.size() > kNamed) text += strf(" and %zu more", found.size() - kNamed);
+    if (!found.empty()) first = linear_of(found[0].second->name);
+    return text;
+}
+
+// The scale whose inverse has these exponent bits.
+double scale_of_bin(size_t bin) { return std::ldexp(1.0, 127 - static_cast<int>(bin)); }
+
+}  // namespace
+
+std::string Fp8Monitor::after_first_step(const Ctx& ctx, int64_t micro_batches) {
+    const int64_t executed = device::fp8_matmuls(ctx) - count_before_;
+    const int64_t planned = planned_fp8_matmuls(plan_, config_.recompute, micro_batches,
+                                                loss_chunks(config_));
+    const std::string batches = count_text(micro_batches, "micro-batch", "micro-batches");
+    if (executed != planned) {
+        FAIL(kExitFp8NotEffective, "FP8 was requested and is not effective: the first step (%s) ran %s, the plan "
+             "has %lld", batches.c_str(), count_text(executed, "FP8 matmul").c_str(), (long long)planned);
+    }
+    return strf("%s ran in the first step (%s), as planned", count_text(executed, "FP8 matmul").c_str(),
+                batches.c_str());
+}
+
+void Fp8Monitor::gather(Comm& comm, const Fp8State& state, const StagedStep& staged) const {
+    if (!state.on() || comm.world().ranks == 1) return;
+    const auto* mine = static_cast<const char*>(staged.fp8_report);
+    const auto all = comm.gather(std::string(mine, static_cast<size_t>(state.report_bytes())));
+    for (size_t rank = 0; rank < all.size(); rank++)
+        if (static_cast<int>(rank) != comm.world().rank) state.merge_report(staged.fp8_report, all[rank].data());
+}
+
+void Fp8Monitor::report(RunLog& log, const Fp8State& state, const StagedStep& staged, int64_t step) const {
+    if (!state.on()) return;
+    const std::string nonfinite = state.first_nonfinite(staged.fp8_report);
+    if (!nonfinite.empty())
+        log.event("warning", strf("step %lld: the first value that is not finite is in %s", (long long)step,
+                                  nonfinite.c_str()));
+    if (!staged.count_fp8) return;
+    const auto reports = state.read_report(staged.fp8_report);
+    std::vector<Fp8TensorRecord> records;
+    for (const auto& r : reports) {
+        const std::optional<BlockScales> blocks = block_scales_of(r.scale_bins, r.format);
+        records.push_back({.name = r.name, .format = dtype_name(r.format), .amax = static_cast<double>(amax_of(r.slot)),
+                           .scale = blocks ? blocks->median : static_cast<double>(r.slot.scale),
+                           .block_scales = blocks,
+                           .saturated = share(r.counts.saturated, r.counts.elems),
+                           .flushed = share(r.counts.flushed, r.counts.elems),
+                           .nonfinite = static_cast<int64_t>(r.counts.nonfinite)});
+    }
+    log.fp8(step, records);
+    const std::string scales = block_scales_line(reports);
+    if (!scales.empty()) log.event("note", strf("step %lld: scales of blocks: %s", (long long)step, scales.c_str()));
+    const std::string line = fp8_health_line(reports, plan_);
+    if (!line.empty()) log.event("fp8", strf("step %lld: %s", (long long)step, line.c_str()));
+}
+
+std::optional<BlockScales> block_scales_of(const std::vector<uint64_t>& bins, Dtype format) {
+    BlockScales scales;
+    for (uint64_t bin : bins) scales.blocks += static_cast<int64_t>(bin);
+    if (scales.blocks == 0) return {};
+    const auto share_of_blocks = [&](uint64_t count) {
+        return static_cast<double>(count) / static_cast<double>(scales.blocks);
+    };
+    const auto middle = (scales.blocks - static_cast<int64_t>(bins[kZeroBlocks]) + 1) / 2;
+    int64_t seen = 0;   // blocks of smaller scales
+    for (size_t bin = kZeroBlocks; bin-- > 0;) {   // from the smallest scale on
+        const auto count = static_cast<int64_t>(bins[bin]);
+        if (count == 0) continue;
+        scales.max = scale_of_bin(bin);
+        if (seen == 0) scales.min = scales.max;
+        if (seen < middle && seen + count >= middle) scales.median = scales.max;
+        seen += count;
+    }
+    // Of the largest finite bf16 value, and of the smallest amaxes, whose quotient would overflow.
+    const float smallest = block_scale_of(amax_bits_of(0x1.fep127f), fp8_largest(format));
+    scales.at_ends = share_of_blocks(bins[static_cast<size_t>(127 - std::ilogb(smallest))] + bins[0]);
+    scales.zeros = share_of_blocks(bins[kZeroBlocks]);
+    return scales;
+}
+
+std::string block_scales_line(const std::vector<Report>& reports) {
+    std::string text;
+    for (const auto& [role, label] : {std::pair{".x", "x"}, std::pair{".dy", "dy"}, std::pair{".weight", "weights"}}) {
+        std::vector<uint64_t> bins(kScaleBins);
+        for (const Report& report : reports) {
+            if (!report.name.ends_with(role)) continue;
+            for (size_t i = 0; i < report.scale_bins.size(); i++) bins[i] += report.scale_bins[i];
+        }
+        // The format only says where the ends are.
+        const std::optional<BlockScales> scales = block_scales_of(bins, Dtype::kE4m3);
+        if (!scales || scales->zeros == 1) continue;
+        text += strf("%s%s 2^%d to 2^%d, median 2^%d", text.empty() ? "" : "; ", label, std::ilogb(scales->min),
+                     std::ilogb(scales->max), std::ilogb(scales->median));
+    }
+    return text;
+}
+
+std::string fp8_health_line(const std::vector<Report>& reports, const Fp8Plan& plan) {
+    std::string linear, text;
+    const std::string saturated = worst(reports, share_of(&Fp8Counts::saturated), kSaturatedShare, linear);
+    if (!saturated.empty()) {
+        text = "saturated: " + saturated;
+        text += plan.row().history ? "; raise --fp8-margin, or " : "; ";
+        text += bf16_advice(linear);
+    }
+    const std::string flushed = worst(reports, share_of(&Fp8Counts::flushed), kFlushedShare, linear);
+    if (!flushed.empty()) {
+        text += (text.empty() ? "" : " | ") + ("flushed to zero: " + flushed) + "; " + bf16_advice(linear);
+    }
+    const std::string ends = worst(reports, share_at_ends, kEndShare, linear);
+    if (!ends.empty())
+        text += (text.empty() ? "" : " | ") + ("block scales at an end of their range: " + ends) + "; "
+                + bf16_advice(linear);
+    const std::string nonfinite = worst(reports, share_of(&Fp8Counts::nonfinite), 0.0, linear);
+    if (!nonfinite.empty()) text += (text.empty() ? "" : " | ") + ("not finite: " + nonfinite);
+    return text;
+}

@@ -1,0 +1,33 @@
+// What the GPUs of a run did, for its log: utilization, power, clocks and energy, sampled by NVML in a thread of every
+// rank. Nothing waits for a stream; of several ranks, each step's report is one more gather in host memory.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "llmc/base/system/nvml.h"
+#include "llmc/parallel/comm/comm.h"
+#include "llmc/train/log/log.h"
+
+class GpuMonitor {
+public:
+    explicit GpuMonitor(Comm& comm) : comm_(comm) {}
+
+    // Starts to sample the GPU at this rank's PCI address; "", the CPU's: there is none. After it, every rank calls
+    // restart and report in the same order.
+    void start(const std::string& bus, const char* library = kNvmlLibrary);
+    // Discards the samples so far, which belong to no step, such as those of an evaluation.
+    void restart();
+    // Returns the record of the time since the last restart or non-empty report; empty if a GPU has no sample of that
+    // time yet. tokens: of the step that is reported, over all ranks. Collective.
+    GpuRecord report(double tokens);
+    // Returns, once, why a GPU is not sampled; else "".
+    std::string note();
+
+private:
+    Comm& comm_;
+    std::unique_ptr<GpuSampler> sampler_;
+    GpuSamples since_;               // the last record
+    std::optional<double> joules_;   // of the counter then
+    double tokens_ = 0;              // since then
+    std::string note_;
+};

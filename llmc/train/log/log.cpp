@@ -1,0 +1,424 @@
+#include "llmc/train/log/log.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "llmc/base/check.h"
+#include "llmc/base/json_object.h"
+#include "llmc/base/peak_flops.h"
+#include "llmc/base/system/files.h"
+#include "llmc/base/system/standard_streams.h"
+#include "llmc/base/text.h"
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+constexpr int kLogFormat = 1;
+constexpr size_t kMaxHeaderBytes = 1 << 20;
+
+// ---- JSON lines ----
+
+// A double as JSON that reads back to the same bits.
+Json exact(double x) {
+    if (std::isnan(x)) return "nan";
+    if (std::isinf(x)) return x > 0 ? "inf" : "-inf";
+    return x;
+}
+
+std::string to_line(const Json& record) {
+    // Sampled text may be invalid UTF-8; invalid bytes become U+FFFD.
+    return record.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+// Adds the fields that there are.
+void add_gpu(Json& record, const GpuRecord& gpu) {
+    const std::pair<const char*, std::optional<double>> fields[] = {
+        {"gpu_utilization", gpu.utilization}, {"power_w", gpu.power_w}, {"sm_clock_mhz", gpu.sm_clock_mhz},
+        {"gpu_temperature_c", gpu.temperature_c}, {"gpu_memory_gib", gpu.memory_gib}, {"energy_j", gpu.energy_j},
+        {"joules_per_token", gpu.joules_per_token}};
+    for (const auto& [name, value] : fields)
+        if (value) record[name] = exact(*value);
+    if (!gpu.throttled_by.empty()) record["throttled_by"] = gpu.throttled_by;
+}
+
+double unix_seconds() {
+    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+// The text of record[key], "" if it has none.
+std::string text_of(const nlohmann::json& record, const char* key) {
+    const auto found = record.is_object() ? record.find(key) : record.end();
+    return found != record.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+// Whether a resumed run keeps this line: a complete record that it does not write again.
+bool kept(const nlohmann::json& record, int64_t resume_step, const std::vector<std::string>& again) {
+    if (!record.is_object() || !record.contains("type")) return false;   // a killed run wrote only part of the line
+    auto step = record.find("step");
+    if (step == record.end() || !step->is_number_integer() || step->get<int64_t>() < resume_step) return true;
+    if (step->get<int64_t>() != resume_step) return false;
+    const std::string type = text_of(record, "type");
+    return std::find(again.begin(), again.end(), type) == again.end();
+}
+
+// The first record of a log, or null; `start`, unless null, gets the line's first bytes.
+nlohmann::json first_record(const std::string& path, std::string* start = nullptr) {
+    std::ifstream old(path, std::ios::binary);
+    REQUIRE(old, "--log-file %s: cannot be read: %s", path.c_str(), std::strerror(errno));
+    std::string line(kMaxHeaderBytes, '\0');   // a file that is not a log may have lines of any length
+    old.getline(line.data(), static_cast<std::streamsize>(line.size()));
+    line.resize(std::strlen(line.c_str()));
+    if (start) *start = line.substr(0, 32);
+    return parse_json_line(line);
+}
+
+// Whether there is a file with something in it.
+bool has_content(const std::string& path) {
+    std::error_code ignored;
+    return fs::is_regular_file(path, ignored) && fs::file_size(path, ignored) > 0;
+}
+
+// The error if there is a file that is not a log, else "": a mistyped name may be that of data. The beginning of a
+// header is enough.
+std::string not_a_log(const std::string& path) {
+    std::string start;
+    if (!has_content(path) || text_of(first_record(path, &start), "type") == "header"
+        || start.rfind(R"({"type":"header",)", 0) == 0)
+        return "";
+    return strf("--log-file %s: exists and is not a log of a run: choose another name", path.c_str());
+}
+
+// Whether a folder is `other` or lies in it, by their names.
+bool is_under(const fs::path& folder, const std::string& other) {
+    if (other.empty()) return false;
+    const fs::path inner = fs::absolute(folder).lexically_normal(), outer = fs::absolute(other).lexically_normal();
+    const std::string from = inner.lexically_relative(outer).string();
+    return !from.empty() && from.rfind("..", 0) != 0;
+}
+
+// Renames a log to the first free of FILE.1, FILE.2, ..., and returns that name.
+std::string set_aside(const std::string& path) {
+    const fs::path log = fs::canonical(path);   // renames the target of a link, in the target's folder
+    fs::path aside;
+    for (int number = 1; aside.empty() || fs::exists(fs::symlink_status(aside)); number++)
+        aside = log.string() + "." + std::to_string(number);
+    std::error_code error;
+    fs::rename(log, aside, error);
+    if (error) FAIL(kExitDisk, "--log-file %s: the earlier log cannot be kept as %s: %s", path.c_str(), aside.c_str(),
+                    error.message().c_str());
+    return aside.string();
+}
+
+// Rewrites the log with the records that are kept. The old file is replaced once the new one is complete; with `keep`,
+// if a complete record was removed, it is renamed instead. Returns its new name, or "".
+std::string cut_log(const std::string& path, int64_t resume_step, const std::vector<std::string>& again, bool keep) {
+    std::ifstream old(path, std::ios::binary);
+    REQUIRE(old, "--log-file %s: cannot be read: %s", path.c_str(), std::strerror(errno));
+    ReplacementFile cut(fs::canonical(path).string());   // a link remains a link
+    std::string line, earlier;
+    bool whole = true;
+    while (std::getline(old, line)) {
+        const nlohmann::json record = parse_json_line(line);
+        if (kept(record, resume_step, again)) cut.write(line + '\n');
+        else if (record.is_object()) whole = false;
+    }
+    if (keep && !whole) earlier = set_aside(path);
+    cut.publish();
+    return earlier;
+}
+
+// ---- lines for people ----
+
+// A right-aligned number, or n/a.
+std::string figure(bool known, int width, const char* format, double x) {
+    char text[64] = "n/a";
+    if (known) std::snprintf(text, sizeof(text), format, std::isnan(x) ? std::fabs(x) : x);   // never "-nan"
+    return strf("%*s", width, text);
+}
+
+bool positive(double x) { return std::isfinite(x) && x > 0; }
+
+// Three significant digits: 845, 2.04k, 144k, 1.23M.
+std::string rate(double per_second) {
+    if (!positive(per_second)) return "  n/a";
+    const char* unit = "";
+    for (const char* larger : {"k", "M", "G"}) {
+        if (per_second < 999.5) break;
+        per_second /= 1e3;
+        unit = larger;
+    }
+    const int decimals = per_second < 9.995 ? 2 : per_second < 99.95 ? 1 : 0;
+    return strf("%5s", strf("%.*f%s", decimals, per_second, unit).c_str());
+}
+
+std::string clock_text(double seconds) {
+    if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e12) return "     n/a";
+    long long whole = std::llround(seconds);
+    return strf("%02lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60);
+}
+
+}  // namespace
+
+std::string step_line(const StepRecord& r) {
+    std::string line = strf("step %lld", static_cast<long long>(r.step));
+    if (r.train_iters > 0) line += strf("/%lld", static_cast<long long>(r.train_iters));
+    line += " | loss " + figure(true, 6, "%.4f", r.loss);
+    line += " | norm " + figure(true, 4, "%.2f", r.grad_norm);
+    line += " | lr " + figure(true, 7, "%.1e", r.lr);
+    line += " | " + figure(positive(r.step_seconds), 5, "%.3f", r.step_seconds) + " s/it";
+    if (r.exposed_comm_seconds >= 0) line += strf(" (comm %5.1f ms)", 1e3 * r.exposed_comm_seconds);
+    line += " | " + rate(r.tokens_per_second) + " tok/s";
+    if (std::isfinite(r.mfu) && r.mfu >= 0) line += " | " + figure(true, 4, "%.1f", 100 * r.mfu) + "% MFU";
+    line += " | " + figure(positive(r.memory_gib), 4, "%.1f", r.memory_gib) + " GiB";
+    line += " | eta " + clock_text(r.eta_seconds);
+    if (r.skipped) line += " | not finite: update skipped";
+    if (r.synthetic) line += " | synthetic data";
+    return line;
+}
+
+std::string eval_line(const EvalRecord& r) {
+    const std::string loss = figure(true, 6, "%.4f", r.loss);
+    const std::string perplexity = figure(true, 5, "%.2f", std::exp(r.loss));
+    return strf("eval step %lld | loss %s | perplexity %s | %s | %.3f s", static_cast<long long>(r.step),
+                loss.c_str(), perplexity.c_str(), count_text(r.counted_tokens, "token").c_str(), r.seconds);
+}
+
+std::string hellaswag_line(const HellaswagRecord& r) {
+    return strf("hellaswag step %lld | accuracy %.4f | %lld of %s | %.3f s", static_cast<long long>(r.step),
+                static_cast<double>(r.correct) / static_cast<double>(r.examples), static_cast<long long>(r.correct),
+                count_text(r.examples, "example").c_str(), r.seconds);
+}
+
+std::string screen_text(const std::string& text) {
+    std::string shown = Json::parse(to_line(text)).get<std::string>();   // replaces invalid UTF-8
+    for (size_t i = 0; i < shown.size(); i++) {
+        const auto c = static_cast<unsigned char>(shown[i]);
+        const bool low = (c < 0x20 && c != '\n' && c != '\t') || c == 0x7f;
+        // U+0080 .. U+009F, two bytes each, are control characters too.
+        const bool high = c == 0xc2 && i + 1 < shown.size() && static_cast<unsigned char>(shown[i + 1]) < 0xa0;
+        if (low || high) shown[i] = '.';
+        if (high) shown[++i] = '.';
+    }
+    return shown;
+}
+
+bool log_saves_in(const std::string& path, const std::string& save) {
+    std::error_code ignored;
+    if (!fs::is_regular_file(path, ignored)) return true;
+    const nlohmann::json header = first_record(path);
+    if (!header.is_object() || !header.contains("config") || !header["config"].is_object()) return true;
+    return text_of(header["config"], "save") == save;
+}
+
+std::string log_place_error(const std::string& path, const std::string& save) {
+    if (path.empty()) return "";
+    const fs::path folder = fs::path(path).parent_path();
+    std::error_code ignored;
+    if (is_under(folder.empty() ? "." : folder, save)) return not_a_log(path);   // SaveFolder looks at the folder
+    const std::string part = existing_part(folder.empty() ? "." : folder.string());
+    if (!is_directory(part)) return strf("--log-file %s: %s is not a folder", path.c_str(), part.c_str());
+    // In the working folder a missing one is made, as the recipes' logs/; elsewhere its name is likely to be wrong.
+    if (!folder.empty() && !is_directory(folder.string()) && !is_under(folder, "."))
+        return strf("--log-file %s: there is no folder %s: mkdir -p %s", path.c_str(), folder.c_str(),
+                    shell_quoted(folder.string()).c_str());
+    if (fs::is_directory(path, ignored))
+        return strf("--log-file %s: a folder: name a file, %s", path.c_str(), (fs::path(path) / "log.jsonl").c_str());
+    return not_a_log(path);
+}
+
+RunLog::RunLog(const std::string& path, bool append, int64_t resume_step, const std::vector<std::string>& again,
+               bool keep)
+    : path_(path), step_(resume_step) {
+    if (path.empty()) return;
+    std::error_code folder;   // fatal only if the file cannot be opened
+    fs::path directory = fs::path(path).parent_path();
+    if (!directory.empty()) fs::create_directories(directory, folder);
+    const bool exists = has_content(path);
+    const std::string wrong = not_a_log(path);
+    REQUIRE(wrong.empty(), "%s", wrong.c_str());
+    if (exists) earlier_log_ = append ? cut_log(path, resume_step, again, keep) : set_aside(path);
+    file_ = std::fopen(path.c_str(), append ? "ab" : "wb");
+    // If the folder could not be created, fopen's "no such file or directory" would hide the reason.
+    const std::string reason = folder ? "its folder cannot be made: " + folder.message() : std::strerror(errno);
+    REQUIRE(file_, "--log-file %s: cannot be opened: %s", path.c_str(), reason.c_str());
+}
+
+RunLog::~RunLog() {
+    if (file_) std::fclose(file_);
+}
+
+void RunLog::write(const std::string& line) {
+    if (!file_) return;
+    bool whole = std::fwrite(line.data(), 1, line.size(), file_) == line.size()
+                 && std::fputc('\n', file_) != EOF && std::fflush(file_) == 0;
+    if (!whole) FAIL(kExitDisk, "--log-file %s: cannot be written: %s", path_.c_str(), std::strerror(errno));
+}
+
+void RunLog::print_line(const std::string& line) {
+    std::printf("%s\n", line.c_str());
+    const int error = flush_stdout();
+    if (error == 0) return;
+    const std::string kept = file_ ? "its lines are in " + path_ : "without lines (--log-file keeps them)";
+    const std::string text = strf("standard output is gone (%s): the run goes on, %s", std::strerror(error),
+                                  kept.c_str());
+    std::fprintf(stderr, "warning: %s\n", text.c_str());
+    write(to_line({{"type", "event"}, {"step", step_}, {"kind", "warning"}, {"text", text}}));
+}
+
+void RunLog::header(const RunHeader& h) {
+    Json config = Json::parse(h.config_json, nullptr, false);
+    if (config.is_discarded()) config = h.config_json;
+    const DeviceInfo& d = h.device;
+    Json device = {{"name", d.name},
+                   {"sm", d.sm},
+                   {"sm_count", d.sm_count},
+                   {"memory_bytes", d.memory_bytes},
+                   {"driver", d.driver},
+                   {"toolkit", d.toolkit},
+                   {"matmul_library", d.matmul_library},
+                   {"peak_flops_bf16", exact(peak_flops(d.name, Dtype::kBf16))},
+                   {"peak_flops_fp8", exact(peak_flops(d.name, Dtype::kE4m3))},
+                   {"peak_flops_fp32", exact(peak_flops(d.name, Dtype::kFp32))}};
+    Json communication = Json::array();
+    for (const PlannedCollective& c : h.communication)
+        communication.push_back({{"collective", c.name}, {"dtype", dtype_name(c.dtype)}, {"ranks", c.ranks},
+                                 {"heads", c.exchange}, {"calls", c.calls}, {"bytes", c.bytes},
+                                 {"sent_bytes", c.sent_bytes}});
+    write(to_line({{"type", "header"},
+                   {"format", kLogFormat},
+                   {"step", step_},
+                   {"unix_time", unix_seconds()},
+                   {"command", h.command},
+                   {"commit", h.commit},
+                   {"device", device},
+                   {"world", h.world},
+                   {"synthetic_data", h.synthetic_data},
+                   {"communication", communication},
+                   {"params", h.params},
+                   {"arena_bytes", h.arena_bytes},
+                   {"flops_per_token", exact(h.flops_per_token)},
+                   {"gemm_plan_note", h.gemm_plan_note},
+                   {"fp8_plan", h.fp8_plan},
+                   {"config", config}}));
+}
+
+void RunLog::step(const StepRecord& r, bool print) {
+    step_ = r.step;
+    Json record = {{"type", "step"},
+                   {"step", r.step},
+                   {"train_iters", r.train_iters},
+                   {"loss", exact(r.loss)},
+                   {"grad_norm", exact(r.grad_norm)},
+                   {"grad_mul", exact(r.grad_mul)},
+                   {"lr", exact(r.lr)},
+                   {"step_seconds", exact(r.step_seconds)},
+                   {"forward_seconds", exact(r.forward_seconds)},
+                   {"backward_seconds", exact(r.backward_seconds)},
+                   {"exposed_comm_seconds", r.exposed_comm_seconds < 0 ? Json() : exact(r.exposed_comm_seconds)},
+                   {"tokens_per_second", exact(r.tokens_per_second)},
+                   {"samples_per_second", exact(r.samples_per_second)},
+                   {"mfu", r.mfu < 0 ? Json() : exact(r.mfu)},
+                   {"memory_gib", exact(r.memory_gib)},
+                   {"eta_seconds", exact(r.eta_seconds)},
+                   {"samples", r.samples},
+                   {"tokens", r.tokens},
+                   {"counted_tokens", r.counted_tokens},
+                   {"skipped", r.skipped},
+                   {"skips", r.skips}};
+    add_gpu(record, r.gpu);
+    write(to_line(record));
+    if (print) print_line(step_line(r));
+}
+
+void RunLog::eval(const EvalRecord& r) {
+    step_ = r.step;
+    write(to_line({{"type", "eval"},
+                   {"step", r.step},
+                   {"loss", exact(r.loss)},
+                   {"counted_tokens", r.counted_tokens},
+                   {"seconds", exact(r.seconds)}}));
+    print_line(eval_line(r));
+}
+
+void RunLog::hellaswag(const HellaswagRecord& r) {
+    step_ = r.step;
+    write(to_line({{"type", "hellaswag"},
+                   {"step", r.step},
+                   {"accuracy", static_cast<double>(r.correct) / static_cast<double>(r.examples)},
+                   {"correct", r.correct},
+                   {"examples", r.examples},
+                   {"seconds", exact(r.seconds)}}));
+    print_line(hellaswag_line(r));
+}
+
+void RunLog::fp8(int64_t step, const std::vector<Fp8TensorRecord>& tensors) {
+    step_ = step;
+    Json list = Json::array();
+    for (const Fp8TensorRecord& t : tensors) {
+        Json tensor = {{"name", t.name},
+                       {"format", t.format},
+                       {"amax", exact(t.amax)},
+                       {"quant_mul", exact(t.scale)},
+                       {"saturated", exact(t.saturated)},
+                       {"flushed", exact(t.flushed)},
+                       {"nonfinite", t.nonfinite}};
+        if (const std::optional<BlockScales>& s = t.block_scales)
+            tensor["block_scales"] = {{"blocks", s->blocks}, {"min", s->min}, {"median", s->median}, {"max", s->max},
+                                      {"at_ends", exact(s->at_ends)}, {"zeros", exact(s->zeros)}};
+        list.push_back(std::move(tensor));
+    }
+    write(to_line({{"type", "fp8"}, {"step", step}, {"tensors", list}}));
+}
+
+void RunLog::grad_comm_record(int64_t step, const std::vector<GradCommRecord>& kinds) {
+    step_ = step;
+    Json list = Json::array();
+    for (const GradCommRecord& k : kinds) {
+        list.push_back({{"name", k.name},
+                        {"relative_l2", exact(k.relative_l2)},
+                        {"cosine", exact(k.cosine)},
+                        {"saturated", exact(k.saturated)},
+                        {"flushed", exact(k.flushed)},
+                        {"nonfinite", k.nonfinite}});
+    }
+    write(to_line({{"type", "grad_wire"}, {"step", step}, {"gradients", list}}));
+}
+
+void RunLog::plan(const PlanRecord& r) {
+    step_ = r.step;
+    write(to_line({{"type", "plan"},
+                   {"step", r.step},
+                   {"predicted_ms", r.predicted_ms > 0 ? exact(r.predicted_ms) : Json(nullptr)},
+                   {"measured_ms", exact(r.measured_ms)},
+                   {"planned_bytes", r.planned_bytes},
+                   {"used_bytes", r.used_bytes}}));
+    print_line(strf("plan: %s; memory planned %.3f GiB, used %.3f", r.text.c_str(),
+                    static_cast<double>(r.planned_bytes) / kGiB, static_cast<double>(r.used_bytes) / kGiB));
+}
+
+void RunLog::checkpoint(int64_t step, const std::string& path, double seconds, double stall_seconds) {
+    step_ = std::max(step_, step);
+    write(to_line({{"type", "checkpoint"}, {"step", step}, {"path", path}, {"seconds", exact(seconds)},
+                   {"stall_seconds", exact(stall_seconds)}}));
+    print_line(message_line(strf("checkpoint step %lld | %s | %.1f s, training stalled for %.2f s",
+                                 static_cast<long long>(step), path.c_str(), seconds, stall_seconds)));
+}
+
+void RunLog::event(const std::string& kind, const std::string& text, bool print) {
+    write(to_line({{"type", "event"}, {"step", step_}, {"kind", kind}, {"text", text}}));
+    if (print) print_line(message_line(kind + ": " + text));
+}
+
+void RunLog::sample(int64_t step, const std::string& text) {
+    step_ = step;
+    write(to_line({{"type", "sample"}, {"step", step}, {"text", text}}));
+    print_line(strf("sample step %lld | ", static_cast<long long>(step)) + screen_text(text));
+}

@@ -1,0 +1,159 @@
+// The log of a run: one line per step on standard output, and JSON lines at full precision.
+#pragma once
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llmc/config/config.h"
+#include "llmc/ops/device.h"
+#include "llmc/parallel/comm/comm_dry_run.h"
+
+// The GPUs of all ranks over the steps since the last such record. A value is absent if a GPU does not report it, and
+// all are where no GPU is sampled.
+struct GpuRecord {
+    std::optional<double> utilization;              // percent of the time in which a kernel ran, mean of the GPUs
+    std::optional<double> power_w, sm_clock_mhz;    // means of the GPUs
+    std::optional<double> temperature_c, memory_gib;   // of the hottest and the fullest; memory: of all its processes
+    std::optional<double> energy_j;                 // of all GPUs
+    std::optional<double> joules_per_token;         // energy_j by the tokens of these steps
+    std::string throttled_by;                       // "none", "power cap"; "": no record
+};
+
+struct StepRecord {
+    int64_t step = 0;              // 1-based: steps done
+    int64_t train_iters = 0;
+    double loss = 0, grad_norm = 0, grad_mul = 1, lr = 0;
+    double step_seconds = 0;       // wall time of this step
+    double forward_seconds = 0, backward_seconds = 0;   // of its first micro-batch; the loss is in the second
+    double tokens_per_second = 0;
+    double samples_per_second = 0;
+    double exposed_comm_seconds = -1;   // part of step_seconds that compute did not overlap; negative: one rank
+    double mfu = -1;               // relative to the peak of the matmul dtype; negative: unknown device, not printed
+    double memory_gib = 0;
+    double eta_seconds = 0;
+    int64_t samples = 0, tokens = 0;   // consumed since the start of training
+    int64_t counted_tokens = 0;        // targets of this step that are not ignored
+    bool skipped = false;              // the update was not applied
+    bool synthetic = false;            // training on synthetic data; only printed, the file has it in the header
+    int64_t skips = 0;                 // skipped steps since the start of this process
+    GpuRecord gpu;
+};
+
+struct EvalRecord {
+    int64_t step = 0;
+    double loss = 0;
+    int64_t counted_tokens = 0;
+    double seconds = 0;
+};
+
+struct HellaswagRecord {
+    int64_t step = 0;
+    int64_t correct = 0, examples = 0;
+    double seconds = 0;
+};
+
+// The scales of a tensor's blocks, which are powers of two, over all casts of a step. Blocks of zeros have none.
+struct BlockScales {
+    int64_t blocks = 0;
+    double min = 1, median = 1, max = 1;   // median: the lower one of an even number; 1 if all blocks are zeros
+    double at_ends = 0;                    // share that has the smallest or the largest scale there is
+    double zeros = 0;                      // share without a scale
+};
+
+// One FP8 tensor in one optimizer step.
+struct Fp8TensorRecord {
+    std::string name, format;              // "3.down.dy", "e5m2"
+    double amax = 0, scale = 1;            // scale: of the next step (delayed) or the latest cast; blocks: the median
+    std::optional<BlockScales> block_scales = {};
+    double saturated = 0, flushed = 0;     // fractions of the values cast
+    int64_t nonfinite = 0;                 // number of values
+};
+
+// Gradients of one kind that were reduced in FP8 in one optimizer step, compared with the same sums in fp32.
+struct GradCommRecord {
+    std::string name;                      // "linears in FP8"
+    double relative_l2 = 0, cosine = 1;
+    double saturated = 0, flushed = 0;     // fractions of the values cast
+    int64_t nonfinite = 0;                 // number of values
+};
+
+// Predicted and measured step time and device memory, once per run.
+struct PlanRecord {
+    int64_t step = 0;
+    double predicted_ms = 0, measured_ms = 0;        // predicted 0: there are no measured rates of this device
+    int64_t planned_bytes = 0, used_bytes = 0;       // used: including what libraries allocated
+    std::string text;                                // the times, for the screen
+};
+
+// Fields of the header record.
+struct RunHeader {
+    std::string command, commit, config_json, gemm_plan_note;
+    std::string fp8_plan;          // fp8_plan_text; "" without FP8
+    DeviceInfo device;
+    int world = 1;
+    bool synthetic_data = false;
+    std::vector<PlannedCollective> communication;   // of a step
+    int64_t params = 0, arena_bytes = 0;
+    double flops_per_token = 0;
+};
+
+// Whether the log at `path` is of a run with this --save; true if there is no log or it does not say.
+bool log_saves_in(const std::string& path, const std::string& save);
+
+// Why there can be no log at `path`: its folder is missing and neither in the working folder nor under `save`, where
+// the run makes it, the path is a folder, or a file there is not the log of a run. "" if there can be one.
+std::string log_place_error(const std::string& path, const std::string& save);
+
+// One JSON object per line: {"type": "header" | "step" | "eval" | "hellaswag" | "fp8" | "grad_wire" | "plan" |
+// "checkpoint" | "event" | "sample", "step": ..., fields as named in the structs above}. Doubles read back to the same
+// bits; non-finite ones are the strings "nan", "inf" and "-inf"; mfu of an unknown device is null. The step's
+// record has the values of GpuRecord that are known, under the names of docs/training.md. Each record is flushed.
+// Errors of the disk: exit 7. A path that the user gave may be a link to a file, which is followed; the run never
+// follows a link at a name of its own.
+class RunLog {
+public:
+    // path "": no file; missing directories are created. append (after a resume): removes records of steps after
+    // `resume_step`, and those of that step whose type is among `again`, since the run writes them again. keep: removed
+    // records may belong to another run, so the old file is kept under another name, as it is without append. Exit 2 if
+    // the file is not a log.
+    RunLog(const std::string& path, bool append, int64_t resume_step, const std::vector<std::string>& again = {},
+           bool keep = false);
+    ~RunLog();
+    RunLog(const RunLog&) = delete;
+    RunLog& operator=(const RunLog&) = delete;
+    const std::string& earlier_log() const { return earlier_log_; }   // name under which the old file is kept, or ""
+    void header(const RunHeader& header);
+    void step(const StepRecord& record, bool print);   // every step goes to the file; `print` also to stdout
+    void eval(const EvalRecord& record);
+    void hellaswag(const HellaswagRecord& record);
+    void fp8(int64_t step, const std::vector<Fp8TensorRecord>& tensors);   // file only
+    void grad_comm_record(int64_t step, const std::vector<GradCommRecord>& kinds);   // file only
+    void plan(const PlanRecord& record);
+    // stall_seconds: part of `seconds` in which training stalled. May follow records of later steps.
+    void checkpoint(int64_t step, const std::string& path, double seconds, double stall_seconds);
+    void event(const std::string& kind, const std::string& text, bool print = true);   // notes, warnings, stops
+    void sample(int64_t step, const std::string& text);
+
+private:
+    void write(const std::string& line);   // one record, without the newline
+    // A line of standard output. If that is gone, the run goes on: says so once, on standard error and in the file.
+    void print_line(const std::string& line);
+
+    std::FILE* file_ = nullptr;
+    std::string path_, earlier_log_;
+    int64_t step_ = 0;                     // of the latest record; also that of header and events
+};
+
+// step 120/5000 | loss 3.2841 | norm 0.71 | lr 3.0e-04 | 0.412 s/it | 318k tok/s | 41.2% MFU | 61.3 GiB | eta 00:33:31
+// With several ranks, "(comm   3.2 ms)" after s/it is the exposed communication. Without a known peak, as on the CPU,
+// there is no MFU; other unknown figures are n/a. Skipped steps and synthetic data are noted at the end.
+std::string step_line(const StepRecord& record);
+
+// "eval step 250 | loss 3.2100 | perplexity 24.78 | 20480 tokens | 1.234 s"
+std::string eval_line(const EvalRecord& record);
+// "hellaswag step 250 | accuracy 0.2955 | 2967 of 10042 examples | 12.345 s"
+std::string hellaswag_line(const HellaswagRecord& record);
+// Makes generated text safe for a terminal: valid UTF-8, with control characters except newline and tab as dots.
+std::string screen_text(const std::string& text);

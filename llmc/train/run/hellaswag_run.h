@@ -1,0 +1,41 @@
+// HellaSwag accuracy of the model in training: the answer is the completion with the lowest mean loss of its tokens, as
+// in llm.c (lm-eval's acc_norm divides by characters instead).
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "llmc/data/hellaswag.h"
+#include "llmc/parallel/comm/comm.h"
+#include "llmc/train/trainer.h"
+
+class HellaswagRun {
+public:
+    // Owns none of its arguments. comm: all ranks.
+    HellaswagRun(const Hellaswag& data, const Config& config, Comm& comm);
+
+    // Runs as many rows per pass as fit into a micro-batch, cut to the longest row of the file. The ranks, or groups of
+    // ranks that share sequences, share the passes; their number does not change the bits. Blocking. Changes nothing
+    // that training reads.
+    struct Result {
+        int64_t correct = 0;
+        bool stopped = false;   // a rank was asked to stop: the result is incomplete
+    };
+    Result evaluate(Ctx& ctx, Trainer& trainer, const StagedStep& staging);
+    // Runs one pass, so that kernels are loaded before training.
+    void warm_up(Ctx& ctx, Trainer& trainer, const StagedStep& staging) { pass(ctx, trainer, staging, 0); }
+
+    // Mean loss of the counted tokens by row, after evaluate of all ranks.
+    const std::vector<double>& losses() const { return losses_; }
+
+private:
+    void pass(Ctx& ctx, Trainer& trainer, const StagedStep& staging, int64_t number);
+
+    const Hellaswag& data_;
+    Comm& comm_;
+    const int64_t context_;         // ranks that share a sequence
+    const int64_t T_, rows_;        // of a pass
+    std::vector<int32_t> tokens_, targets_;   // (rows, T)
+    std::vector<float> token_losses_;
+    std::vector<double> losses_;
+    std::vector<int64_t> bits_;     // the same and a stop flag, to sum over the ranks
+};

@@ -1,0 +1,101 @@
+#include "llmc/train/run/rank_consistency.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "llmc/base/system/files.h"
+
+namespace {
+
+constexpr const char* kFormNames[kParamForms] = {"linears in FP8", "linears in BF16", "others"};
+
+bool is_reused(const Fp8State& state, const std::string& tensor) {
+    static const std::string weight = ".weight";
+    if (state.plan().row().history) return true;
+    return tensor.size() > weight.size() && tensor.substr(tensor.size() - weight.size()) == weight;
+}
+
+template <typename T> std::string bytes_of(const T& value) {
+    return {reinterpret_cast<const char*>(&value), sizeof value};
+}
+
+template <typename T> T value_of(const char* bytes) {
+    T value;
+    std::memcpy(&value, bytes, sizeof value);
+    return value;
+}
+
+}  // namespace
+
+void check_scales(Comm& comm, const Fp8State& state, const void* fp8_report, int64_t step) {
+    if (!state.on() || comm.world().ranks == 1) return;
+    std::vector<std::string> names;
+    std::string mine;
+    for (const Fp8State::TensorReport& report : state.read_report(fp8_report)) {
+        if (!is_reused(state, report.name)) continue;
+        names.push_back(report.name);
+        mine += bytes_of(report.slot.scale);
+    }
+    Xxh3 hash;
+    hash.update(mine.data(), static_cast<int64_t>(mine.size()));
+    const std::vector<std::string> hashes = comm.gather(hash.digest());
+    if (std::all_of(hashes.begin(), hashes.end(), [&](const std::string& hash) { return hash == hashes[0]; })) return;
+    const std::vector<std::string> all = comm.gather(mine);
+    for (size_t i = 0; i < names.size(); i++) {
+        const size_t at = i * sizeof(float);
+        for (size_t rank = 1; rank < all.size(); rank++) {
+            const auto ours = value_of<float>(all[0].data() + at), theirs = value_of<float>(all[rank].data() + at);
+            if (std::memcmp(&ours, &theirs, sizeof ours) == 0) continue;
+            FAIL(kExitBug, "step %lld: FP8 scales differ between ranks: the scale of %s is %.9g on rank 0 and %.9g "
+                 "on rank %zu", (long long)step, names[i].c_str(), static_cast<double>(ours),
+                 static_cast<double>(theirs), rank);
+        }
+    }
+}
+
+std::vector<GradCommRecord> grad_comm_records(const std::vector<GradCommReport>& reports) {
+    std::vector<GradCommRecord> records;
+    for (size_t form = 0; form < kParamForms; form++) {
+        double sums[4] = {};
+        Fp8Counts counts{};
+        for (const GradCommReport& report : reports) {
+            for (int i = 0; i < 4; i++) sums[i] += report.sums[form][i];
+            counts.elems += report.counts[form].elems;
+            counts.saturated += report.counts[form].saturated;
+            counts.flushed += report.counts[form].flushed;
+            counts.nonfinite += report.counts[form].nonfinite;
+        }
+        if (counts.elems == 0) continue;   // none of this kind was reduced in FP8
+        const auto elems = static_cast<double>(counts.elems);
+        const bool zeros = sums[0] == 0 && sums[1] == 0;
+        records.push_back({.name = kFormNames[form],
+                           .relative_l2 = zeros ? 0 : std::sqrt(sums[3] / sums[0]),
+                           .cosine = zeros ? 1 : sums[2] / std::sqrt(sums[0] * sums[1]),
+                           .saturated = static_cast<double>(counts.saturated) / elems,
+                           .flushed = static_cast<double>(counts.flushed) / elems,
+                           .nonfinite = static_cast<int64_t>(counts.nonfinite)});
+    }
+    return records;
+}
+
+void report_grad_comm(RunLog& log, Comm& comm, const StagedStep& staged, int64_t step) {
+    if (!staged.grad_comm_report || !staged.count_fp8) return;
+    std::vector<GradCommReport> reports;
+    for (const std::string& report :
+         comm.gather(bytes_of(*static_cast<const GradCommReport*>(staged.grad_comm_report))))
+        reports.push_back(value_of<GradCommReport>(report.data()));
+    log.grad_comm_record(step, grad_comm_records(reports));
+}
+
+std::string share_matmul_plans(Ctx& ctx, Comm& comm) {
+    if (comm.world().ranks == 1) return "";
+    const std::vector<std::string> plans = comm.gather(comm.root() ? device::gemm_export_plans(ctx) : "");
+    const std::vector<std::string> reasons =
+        comm.gather(comm.root() ? "" : device::gemm_import_plans(ctx, plans[0]));
+    for (size_t rank = 0; rank < reasons.size(); rank++)
+        if (!reasons[rank].empty())
+            return strf("rank %zu keeps its own, so the resumed run may differ in last bits: %s", rank,
+                        reasons[rank].c_str());
+    return "";
+}

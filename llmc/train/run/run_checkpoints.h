@@ -1,0 +1,94 @@
+// The checkpoints of a run: their state besides the tensors, saving, and resuming.
+#pragma once
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llmc/base/fault_injection.h"
+#include "llmc/checkpoint/checkpoint_save.h"
+#include "llmc/checkpoint/save_lock.h"
+#include "llmc/config/config.h"
+#include "llmc/data/dataloader.h"
+#include "llmc/model/parameters/params.h"
+#include "llmc/parallel/comm/comm.h"
+#include "llmc/train/log/log.h"
+#include "llmc/train/log/loss_watch.h"
+#include "llmc/train/plan.h"
+#include "llmc/train/trainer.h"
+
+HostPlan plan_host(const Config& config, const ParamTable& table, const Buckets& buckets, int ranks);
+// The number of checkpoints on disk at the end of the run.
+int64_t planned_checkpoints(const Config& config);
+
+// The progress of a run.
+struct Progress {
+    int64_t step = 0;        // steps enqueued
+    int64_t samples = 0;     // the data cursor
+    int64_t adam_step = 0;   // updates applied
+    int64_t skips = 0;       // steps skipped
+    int64_t consecutive_skips = 0;          // since the last update
+    std::vector<std::string> missed = {};   // evaluations of this step that a stop interrupted
+    LossWatch loss_watch = {};
+};
+
+// The --save folder as this run has it, from its start to its end.
+class SaveFolder {
+public:
+    // Nothing without --save. Exit 2 if it cannot work: another run holds the folder's lock, it has checkpoints that
+    // this run would overwrite, or from which a later --resume auto would continue instead, or the tokenizer is
+    // missing. With --resume auto it waits up to a minute for a run that is still ending, as when a job is requeued.
+    // All ranks call it.
+    SaveFolder(const Config& config, Comm& comm);
+    ~SaveFolder();   // releases the lock, and removes the folders that this made if they are empty
+    SaveFolder(const SaveFolder&) = delete;
+    SaveFolder& operator=(const SaveFolder&) = delete;
+
+    const SaveLock* lock() const { return lock_.get(); }   // null without --save and on ranks other than 0
+
+private:
+    // Takes the lock. Returns "" or why not; *busy: because another run holds it.
+    std::string take(const Config& config, bool* busy);
+
+    std::vector<std::string> made_;   // folders that were not there, the innermost first
+    std::unique_ptr<SaveLock> lock_;
+};
+
+class RunCheckpoints {
+public:
+    // Owns none of its arguments. With --save, allocates the host memory for saving; lock: SaveFolder's.
+    RunCheckpoints(const Config& config, const ParamTable& table, const DataLoader& data, Comm& comm,
+                   Ctx& ctx, Trainer& trainer, Faults& faults, const SaveLock* lock);
+
+    // For a run without --resume: checkpoints get what the model of --load and --tokenizer bring. resume() does the
+    // same with the checkpoint that it loads.
+    void begin();
+    // Loads the checkpoint of --resume; returns nothing if "auto" finds none. fp8_given: the user has set --fp8-recipe.
+    // Adds lines for the log to notes.
+    std::optional<Progress> resume(bool fp8_given, std::vector<std::string>& notes);
+
+    // Does nothing without --save, or if this step is saved already. The log must outlive this object. With
+    // --save-async it waits for the previous save, and returns once the state is copied.
+    void save(const Progress& progress, RunLog& log);
+    // Called after every step: continues an asynchronous save. Exit 7 if the disk fails.
+    void poll();
+    // Waits for the asynchronous save.
+    void finish();
+    // What a run that diverged leaves, for its error: "the newest checkpoint is out/step-00000120".
+    std::string newest_text() const;
+
+private:
+    void restore_fp8(const nlohmann::json& saved, bool fp8_given, std::vector<std::string>& notes);
+    std::string state_json(const Progress& progress);
+
+    const Config& config_;
+    const ParamTable& table_;
+    const DataLoader& data_;
+    Comm& comm_;
+    Ctx& ctx_;
+    Trainer& trainer_;
+    Faults& faults_;
+    std::unique_ptr<CheckpointSaver> saver_;
+    int64_t saved_step_ = -1;   // under --save
+};

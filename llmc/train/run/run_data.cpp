@@ -1,0 +1,54 @@
+#include "llmc/train/run/run_data.h"
+
+#include <algorithm>
+
+#include "llmc/base/check.h"
+#include "llmc/base/text.h"
+#include "llmc/config/data_config.h"
+#include "llmc/config/schedule.h"
+#include "llmc/data/shard_meta.h"
+
+namespace {
+
+// Whether the data has shards without a header.
+bool has_raw(const DataLoader& data) {
+    return std::any_of(data.shards().begin(), data.shards().end(),
+                       [](const ShardInfo& shard) { return shard.format == ShardFormat::kRaw; });
+}
+
+}  // namespace
+
+void RunData::open(Config& config, std::vector<std::string>& notes) {
+    train.emplace(data_config(config, config.train_data, true));
+    if (!config.valid_data.empty()) valid.emplace(data_config(config, config.valid_data, false));
+    require_samples(*train, config.global_batch_size, "one step (--global-batch-size)");
+    if (valid) {
+        require_samples(*valid, config.eval_iters * config.micro_batch_size,
+                        "one evaluation (--eval-iters x --micro-batch-size)");
+    }
+    const double samples = config.epochs * static_cast<double>(train->samples_per_epoch());
+    if (config.train_iters == 0) {
+        config.train_iters = steps_for_samples(config, static_cast<int64_t>(samples));
+        REQUIRE(config.train_iters > 0, "--epochs %g of %s is less than one step of %lld; lower --global-batch-size",
+                config.epochs, count_text(train->samples_per_epoch(), "sample").c_str(), ll(config.global_batch_size));
+        const std::vector<std::string> errors = length_errors(config);
+        REQUIRE(errors.empty(), "%s", errors.front().c_str());
+    }
+    const std::vector<ShardInfo>& shards = train->shards();
+    const auto counts = [](const ShardInfo& shard) { return shard.counted > 0; };
+    REQUIRE(config.synthetic_data || std::any_of(shards.begin(), shards.end(), counts),
+            "--train-data: no token counts as a target (loss masks)");
+    const bool raw = has_raw(*train) || (valid && has_raw(*valid));
+    REQUIRE(config.token_dtype.empty() || raw,
+            "--token-dtype %s has no effect: every shard has a header with the dtype of its tokens",
+            config.token_dtype.c_str());
+    for (const std::string& line : describe_data(*train, samples_after(config, config.train_iters)))
+        notes.push_back("training data: " + line);
+    if (!valid) return;
+    // A run of one step may evaluate on all that it trains on, to get the loss of a checkpoint.
+    const bool same = config.train_iters == 1 || config.overfit_one_batch;
+    const std::string note = check_validation_shards(train->shards(), valid->shards(), same);
+    if (!note.empty()) notes.push_back(note);
+    for (const std::string& line : describe_data(*valid, config.eval_iters * config.micro_batch_size))
+        notes.push_back("validation data: " + line);
+}

@@ -1,0 +1,147 @@
+#include "llmc/train/run/run_evaluations.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "llmc/base/check.h"
+#include "llmc/base/system/files.h"
+#include "llmc/checkpoint/checkpoint_dir.h"
+#include "llmc/checkpoint/checkpoint_save.h"
+#include "llmc/config/prompts.h"
+#include "llmc/fault/heartbeat.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+bool every(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
+
+}  // namespace
+
+RunEvaluations::RunEvaluations(const Config& config, Comm& comm, const DataLoader& train, const DataLoader* valid,
+                               Faults& faults)
+    : config_(config), comm_(comm), valid_(valid), faults_(faults) {
+    if (config.sample_every > 0) {
+        prompts_ = read_prompts(config, config.seq_length, "--seq-length", false);
+        if (prompts_.empty()) {
+            const size_t T = static_cast<size_t>(config.seq_length);
+            std::vector<int32_t> inputs(T), targets(T);
+            (valid ? *valid : train).read(0, inputs.data(), targets.data());
+            inputs.resize(std::clamp<size_t>(T / 2, 1, 32));
+            prompts_.push_back(std::move(inputs));
+        }
+        open_tokenizer();
+    }
+    if (config.hellaswag_data.empty()) return;
+    hellaswag_.emplace(config.hellaswag_data, config.shape.vocab_size, config.seq_length, config.hellaswag_examples);
+    hellaswag_run_.emplace(*hellaswag_, config, comm);
+}
+
+// --tokenizer, else that of the checkpoint or model that the run starts from.
+void RunEvaluations::open_tokenizer() {
+    tokenizer_files(config_.tokenizer);   // exit 2 if it does not exist
+    if (config_.print != TokenForm::kAuto || vocabulary_is_bytes(config_.shape.vocab_size)) return;
+    std::string path = tokenizer_json(config_.tokenizer);
+    if (config_.tokenizer.empty() && config_.resume == "auto") {
+        const std::vector<int64_t> steps = checkpoint_steps(config_.save);
+        if (!steps.empty()) path = tokenizer_json(config_.save + "/" + step_directory_name(steps.back()));
+    } else if (config_.tokenizer.empty()) {
+        path = tokenizer_json(config_.resume.empty() ? config_.load : config_.resume);
+    }
+    if (path.empty()) return;
+    try {
+        tokenizer_.emplace(path);
+        tokenizer_note_ = "samples: text of " + path;
+    } catch (const Error& error) {   // checkpoints may need it all the same
+        tokenizer_note_ = std::string("samples: token ids, ") + error.what();
+    }
+}
+
+std::string RunEvaluations::fingerprint() const {
+    std::string text = hellaswag_ ? hellaswag_->fingerprint() : "";
+    for (const std::vector<int32_t>& prompt : prompts_) text += "\n" + tokens_text(prompt, TokenForm::kIds);
+    return text;
+}
+
+bool RunEvaluations::validation_due(int64_t step) const {
+    return valid_ && (every(step, config_.eval_interval) || step == config_.train_iters);
+}
+
+bool RunEvaluations::hellaswag_due(int64_t step) const {
+    return hellaswag_ && (every(step, config_.hellaswag_interval) || step == config_.train_iters);
+}
+
+bool RunEvaluations::due(int64_t step) const {
+    return validation_due(step) || hellaswag_due(step) || every(step, config_.sample_every);
+}
+
+void RunEvaluations::warm_up(const Place& place, bool resumed) {
+    if (valid_ && resumed) data_error_ = place.trainer.evaluate(place.ctx, valid_, 1, place.staging).error;
+    if (valid_ && !resumed) validate(place);
+    if (hellaswag_ && resumed) hellaswag_run_->warm_up(place.ctx, place.trainer, place.staging);
+    if (hellaswag_ && !resumed) hellaswag(place);
+    if (config_.sample_every > 0) sample(place, !resumed);
+}
+
+std::vector<std::string> RunEvaluations::run(const Place& place) {
+    std::vector<std::string> due;
+    if (validation_due(place.step)) due.push_back("eval");
+    if (hellaswag_due(place.step)) due.push_back("hellaswag");
+    std::vector<std::string> missed = make_up(place, due);
+    if (every(place.step, config_.sample_every)) sample(place, true);
+    return missed;
+}
+
+std::vector<std::string> RunEvaluations::possible(std::vector<std::string> types) const {
+    std::erase_if(types, [this](const std::string& type) { return type == "eval" ? !valid_ : !hellaswag_; });
+    return types;
+}
+
+std::vector<std::string> RunEvaluations::make_up(const Place& place, const std::vector<std::string>& missed) {
+    std::vector<std::string> again;
+    for (const std::string& type : missed) {
+        if (!(type == "eval" ? validate(place) : hellaswag(place))) again.push_back(type);
+    }
+    return again;
+}
+
+bool RunEvaluations::validate(const Place& place) {
+    const Clock::time_point start = Clock::now();
+    post_phase(Phase::kEvaluation);
+    faults_.in_evaluation();
+    const Trainer::EvalResult e = place.trainer.evaluate(place.ctx, valid_, config_.eval_iters, place.staging);
+    data_error_ = e.error;
+    if (e.stopped) return false;
+    REQUIRE(e.counted_tokens > 0, "--valid-data: no token of an evaluation counts as a target (loss masks)");
+    place.log.eval({.step = place.step, .loss = e.loss_sum / static_cast<double>(e.counted_tokens),
+                    .counted_tokens = e.counted_tokens, .seconds = seconds_since(start)});
+    return true;
+}
+
+bool RunEvaluations::hellaswag(const Place& place) {
+    const Clock::time_point start = Clock::now();
+    post_phase(Phase::kEvaluation);
+    faults_.in_evaluation();
+    const HellaswagRun::Result result = hellaswag_run_->evaluate(place.ctx, place.trainer, place.staging);
+    if (result.stopped) return false;
+    place.log.hellaswag({.step = place.step, .correct = result.correct, .examples = hellaswag_->examples(),
+                         .seconds = seconds_since(start)});
+    return true;
+}
+
+void RunEvaluations::sample(const Place& place, bool logged) {
+    post_phase(Phase::kSample);
+    // Rank 0 and those that make its passes.
+    if (comm_.world().rank >= config_.context_parallel && !place.trainer.passes_are_collective()) return;
+    for (size_t i = 0; i < prompts_.size(); i++) {
+        const Sampling sampling{.tokens = config_.sample_tokens, .temperature = config_.temperature,
+                                .top_k = config_.top_k, .top_p = config_.top_p, .seed = config_.seed};
+        // A different stream for every step and prompt.
+        const uint64_t stream = static_cast<uint64_t>(place.step) + (static_cast<uint64_t>(i) << 40);
+        const auto text = place.trainer.generate(place.ctx, prompts_[i], sampling, stream, place.staging);
+        if (!logged || !comm_.root()) continue;
+        place.log.sample(place.step, tokenizer_ ? tokenizer_->decode(text) : tokens_text(text, token_form(config_)));
+    }
+}

@@ -1,0 +1,66 @@
+// The evaluations between steps: validation loss, HellaSwag, text samples. They use the memory of the steps and change
+// no training state. All run once before the first step, so that nothing is loaded or allocated later.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llmc/base/fault_injection.h"
+#include "llmc/config/config.h"
+#include "llmc/data/dataloader.h"
+#include "llmc/data/token_text.h"
+#include "llmc/parallel/comm/comm.h"
+#include "llmc/train/log/log.h"
+#include "llmc/train/run/hellaswag_run.h"
+#include "llmc/train/trainer.h"
+
+class RunEvaluations {
+public:
+    // Opens --hellaswag-data and reads the prompts; without any, the beginning of the data is the prompt. Owns none of
+    // its arguments; valid: null without --valid-data.
+    RunEvaluations(const Config& config, Comm& comm, const DataLoader& train, const DataLoader* valid, Faults& faults);
+
+    // Of HellaSwag's file and the prompts, to compare between ranks.
+    std::string fingerprint() const;
+
+    // Whether samples are text, and of which tokenizer; "" if there is none, or nothing to say.
+    const std::string& tokenizer_note() const { return tokenizer_note_; }
+
+    struct Place {
+        Ctx& ctx;
+        Trainer& trainer;
+        const StagedStep& staging;   // of a step that is not in flight
+        RunLog& log;
+        int64_t step;   // steps done
+    };
+    // Before the first step: runs all evaluations, or in a resumed run as little as loads their kernels, unlogged.
+    void warm_up(const Place& place, bool resumed);
+    bool due(int64_t step) const;
+    // Why the validation data cannot be read any more, on all ranks the same; "" while it can. The run is to stop.
+    const std::string& data_error() const { return data_error_; }
+    // Runs the evaluations that are due. Returns those that a stop or a data_error() interrupted, as types of log
+    // records; a resumed run repeats them with make_up.
+    std::vector<std::string> run(const Place& place);
+    std::vector<std::string> possible(std::vector<std::string> types) const;   // those that this run has data for
+    std::vector<std::string> make_up(const Place& place, const std::vector<std::string>& missed);
+
+private:
+    bool validation_due(int64_t step) const;
+    bool hellaswag_due(int64_t step) const;
+    bool validate(const Place& place);    // false: interrupted, and not logged
+    bool hellaswag(const Place& place);
+    void sample(const Place& place, bool logged);
+
+    void open_tokenizer();
+
+    const Config& config_;
+    Comm& comm_;
+    const DataLoader* valid_;
+    Faults& faults_;
+    std::optional<Hellaswag> hellaswag_;
+    std::optional<HellaswagRun> hellaswag_run_;
+    std::optional<TokenText> tokenizer_;          // of samples, if they are text
+    std::string tokenizer_note_;
+    std::vector<std::vector<int32_t>> prompts_;
+    std::string data_error_;
+};
