@@ -130,7 +130,7 @@ Result ncclCommDestroy(Communicator* comm) {
 }
 Result ncclCommAbort(Communicator* comm) { return ncclCommDestroy(comm); }
 Result ncclCommGetAsyncError(Communicator*, Result* state) {
-    *state = asked("late").empty() || calls["ncclSend"] < 9 ? kSuccess : kRemoteError;
+    *state = asked("late").empty() || calls["ncclAlltoAll"] < 5 ? kSuccess : kRemoteError;
     return kSuccess;
 }
 const char* ncclGetErrorString(Result result) { return result == kRemoteError ? "remote error" : "system error"; }
@@ -182,8 +182,10 @@ Result ncclCommWindowRegister(Communicator* comm, void* memory, size_t bytes, Wi
     if (const Result result = enter("ncclCommWindowRegister")) return result;
     *window = static_cast<Window*>(memory);
     unsigned long long sizes[2] = {bytes, ~0ull - bytes};   // equal on all ranks
-    const Result result = result_of(MPI_Allreduce(MPI_IN_PLACE, sizes, 2, MPI_UNSIGNED_LONG_LONG, MPI_MAX, comm->comm));
-    return result == kSuccess && (sizes[0] != ~0ull - sizes[1] || flags != kSymmetricWindow) ? kInvalidArgument : result;
+    const Result result = result_of(MPI_Allreduce(MPI_IN_PLACE, sizes, 2, MPI_UNSIGNED_LONG_LONG, MPI_MAX,
+                                                  comm->comm));
+    const bool alike = sizes[0] == ~0ull - sizes[1] && flags == kSymmetricWindow;
+    return result == kSuccess && !alike ? kInvalidArgument : result;
 }
 Result ncclGroupStart() {
     depth++;

@@ -58,7 +58,9 @@ class CommTest(TrainTest):
                 ("fail=ncclCommInitRank:1", 2, "rank 1: ncclCommInitRank of 2 ranks: system error (2); the last word"),
                 ("fail=ncclAllGather:1", 2, "rank 1: ncclAllGather of 4194304 fp32: system error (2); the last word"),
                 ("fail=ncclAllGather:3", 6, "rank 1: ncclAllGather of 2 fp32: system error (2); the last word"),
-                ("fail=ncclRecv:4", 6, "rank 1: ncclSend and ncclRecv (all to all) of 2 fp32: system error"),
+                ("fail=ncclAlltoAll:3", 6, "rank 1: ncclAlltoAll of 2 fp32: system error"),
+                ("version=22703 fail=ncclRecv:4", 6,
+                 "rank 1: ncclSend and ncclRecv (all to all) of 2 fp32: system error"),
                 ("late", 6, "NCCL: remote error (6); the last word")):
             with self.subTest(fake):
                 errors = self.check(2, "--nccl", expect=code, fake=fake).stderr
@@ -67,7 +69,7 @@ class CommTest(TrainTest):
 
     def test_ranks_that_do_not_come_are_given_up(self):
         for fake, text in (("stall=ncclCommInitRank", "2 ranks have not all come through in 3 s"),
-                           ("stall=ncclSend", "first collectives: 2 ranks have not all come through in 3 s")):
+                           ("stall=ncclAlltoAll", "first collectives: 2 ranks have not all come through in 3 s")):
             with self.subTest(fake):
                 start = time.monotonic()
                 self.assertIn(text, self.check(2, "--nccl", "--seconds", "3", expect=6, fake=fake).stderr)

@@ -53,9 +53,9 @@ public:
     // for the log, "" if there is nothing to connect. Ends all ranks if it takes longer than `seconds`.
     virtual std::string connect(Ctx&, int /*seconds*/) { return ""; }
 
-    // Collective, once the devices are connected. Device memory, in which all_gather and all_to_all between ranks of one
-    // host use the GPU's copy engines instead of its multiprocessors. It has the same size on all ranks, and belongs to
-    // the communicator. Null: there is no such memory here, use device_alloc.
+    // Collective, once the devices are connected. Device memory, in which all_gather and all_to_all between ranks of
+    // one host use the GPU's copy engines instead of its multiprocessors. It has the same size on all ranks, and
+    // belongs to the communicator. Null: there is no such memory here, use device_alloc.
     virtual void* shared_memory(Ctx&, int64_t /*bytes*/, int /*seconds*/) { return nullptr; }
     // Collective. The same for memory that another communicator of these ranks returned.
     virtual void share(Ctx&, void* /*memory*/, int64_t /*bytes*/, int /*seconds*/) {}

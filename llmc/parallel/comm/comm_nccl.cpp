@@ -93,11 +93,11 @@ public:
 
     void share(Ctx& ctx, void* memory, int64_t bytes, int seconds) override {
         if (idle(ctx) || !nccl_.call.window_register) return;
-        bounded(ctx, seconds, "ncclCommWindowRegister", [this, memory, bytes](Ctx&) {
+        constexpr const char* kCall = "ncclCommWindowRegister (NCCL_CTA_POLICY=0 does without)";
+        bounded(ctx, seconds, kCall, [this, memory, bytes](Ctx&) {
             nccl_api::Window* window = nullptr;   // closed with the communicator
             check(nccl_.call.window_register(comm_, memory, static_cast<size_t>(bytes), &window,
-                                             nccl_api::kSymmetricWindow), "ncclCommWindowRegister (NCCL_CTA_POLICY=0 does without)",
-                  bytes, "bytes");
+                                             nccl_api::kSymmetricWindow), kCall, bytes, "bytes");
         });
     }
 

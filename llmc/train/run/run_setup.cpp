@@ -45,8 +45,8 @@ void RunDevice::prepare() {
     if (error.empty()) error = host_memory_error(plan, comm_.world().local_ranks, meminfo_bytes("MemAvailable"));
     error = first_error(comm_, error);   // no rank allocates before all have looked
     REQUIRE(error.empty(), "%s", error.c_str());
-    // Weights are gathered beside the matmuls of every micro-batch there: measured, 3.6 % of the step. With gathers once a
-    // step, the copy engines' lower rate costs more than the multiprocessors that they spare.
+    // Weights are gathered beside the matmuls of every micro-batch there, and copy engines save 3.6 % of the step.
+    // Where they are gathered once a step, the lower rate of copy engines costs more than it saves.
     void* memory = config_.zero == 3 ? groups_->shared_memory(ctx, plan.arena_bytes, kConnectSeconds) : nullptr;
     if (!memory) memory = arena_memory_ = device::device_alloc(plan.arena_bytes);
     arena = Arena(memory, plan.arena_bytes);
