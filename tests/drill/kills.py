@@ -1,5 +1,6 @@
-"""Kills of ranks, of mpirun and of the launch wrapper at any time, also in the first moments: the run ends in time with
-the right code, nothing of it stays, and what resumes it ends with the bytes of a run that was never killed."""
+"""Kills of ranks, of mpirun and of the launch wrapper at any time, also in the first moments, ranks that are suspended
+and runs that are told to stop: the run ends in time with the right code, nothing of it stays, and what resumes it ends
+with the bytes of a run that was never interrupted."""
 import os
 import re
 import shutil
@@ -18,7 +19,13 @@ RUNS = (
     ("one rank, FP8", LLAMA, 1, [], ["--fp8-recipe", "delayed"]),
     ("mpirun", GPT2, 2, MPIRUN, ["--micro-batch-size", "1", "--save-async"]),
     ("launch_mpi.sh", GPT2, 2, LAUNCHER, ["--micro-batch-size", "1"]),
+    ("ZeRO-3", GPT2, 2, LAUNCHER, ["--micro-batch-size", "1", "--zero", "3"]),
+    ("context parallel", LLAMA, 2, LAUNCHER, ["--micro-batch-size", "1", "--context-parallel", "2"]),
+    ("ZeRO-3, context parallel, FP8", LLAMA, 4, LAUNCHER,
+     ["--micro-batch-size", "1", "--zero", "3", "--context-parallel", "2", "--fp8-recipe", "delayed", "--seq-length",
+      "64", "--max-position-embeddings", "64"]),
 )
+TIMEOUT = 3   # --comm-timeout of runs of which a rank is suspended
 LAST = f"step-{STEPS:08d}"
 
 
@@ -54,7 +61,7 @@ def victim_of(case, run):
 
 
 def trial(shared, case):
-    run, seconds, straight = case.draw.choice(list(shared.straight.values()))
+    run, seconds, _ = case.draw.choice(list(shared.straight.values()))
     save, early = case.path("run"), case.draw.random() < 0.3
     told = case.draw.random() < 0.15   # asked to stop instead of killed
     process = case.start(command_of(shared, run, save))
@@ -76,7 +83,16 @@ def trial(shared, case):
     if error and re.search(r"^error: ", error, re.M) and kind is None:
         case.found("code", "an error without a kill")
     case.require_gone(20)
-    saved = max((int(step) for step in re.findall(r"^checkpoint step (\d+) ", out, re.M)), default=0)
+    require_resume(shared, case, run, save, saved_in(out))
+
+
+def saved_in(out):
+    """The last step that a run reported as saved."""
+    return max((int(step) for step in re.findall(r"^checkpoint step (\d+) ", out, re.M)), default=0)
+
+
+def require_resume(shared, case, run, save, saved):
+    """Goes on from the newest checkpoint, to the bytes of the run that was never interrupted."""
     code, out, error = case.run(command_of(shared, run, save, "--resume", "auto"), seconds=120)
     if code != 0:
         case.found("loss", f"the resumed run ended with {code}")
@@ -86,11 +102,51 @@ def trial(shared, case):
     resumed = re.search(r"resumed \S+ at step (\d+)", out)
     if saved > (int(resumed[1]) if resumed else 0):
         case.found("loss", f"step {saved} was reported as saved, resumed was {resumed and resumed[0]}")
-    if state_of(os.path.join(save, LAST)) != straight:
+    if state_of(os.path.join(save, LAST)) != shared.straight[run[0]][2]:
         case.found("loss", "other bytes than those of a run that was never killed")
     strange = [name for name in os.listdir(save) if not name.startswith(("step-", "log.jsonl"))]
     if strange:
         case.found("left behind", f"in the folder of checkpoints: {strange}")
+
+
+def suspended_rank(shared, case):
+    """A rank that is suspended at any step: the hang report names it, and the collective in which another one waits."""
+    if not HAVE_RANKS:
+        return
+    run = case.draw.choice([run for run, _, _ in shared.straight.values() if run[3] is LAUNCHER])
+    save, victim, step = case.path("run"), case.draw.randrange(run[2]), case.draw.randint(2, STEPS)
+    fault = f"stop:rank={victim}@step={step}"
+    case.story.append(f"{run[0]}: {fault}")
+    begin = time.monotonic()
+    code, out, error = case.end(case.start(command_of(shared, run, save, "--comm-timeout", str(TIMEOUT), "--inject",
+                                                      fault)))
+    if code is not None and code != 6:
+        case.found("code", f"exit code {code} after a rank was suspended, expected 6")
+    if time.monotonic() - begin > shared.straight[run[0]][1] + TIMEOUT + 8:
+        case.found("hang", f"ended only after {time.monotonic() - begin:.1f} s")
+    if not re.search(rf"error: rank {victim} \(.*\) has been suspended by a signal .*step {step}, .*; "
+                     r"(rank \d+ waits|ranks [\d,-]+ wait) in collective \d+ \(.+\) of step \d+ ", error):
+        case.found("text", "the hang report names no rank or no collective")
+    case.require_gone(10)
+    require_resume(shared, case, run, save, saved_in(out))
+
+
+def told_to_stop(shared, case):
+    """SIGTERM to the wrapper at any time: the ranks save what they have and leave with 0."""
+    if not HAVE_RANKS:
+        return
+    run, seconds, _ = case.draw.choice([row for row in shared.straight.values() if row[0][3] is LAUNCHER])
+    save = case.path("run")
+    process = case.start(command_of(shared, run, save))
+    wait = (0.1 + case.draw.random()) * seconds
+    time.sleep(wait)
+    case.story.append(f"{run[0]}: SIGTERM after {wait:.2f} s")
+    process.terminate()
+    code, out, _ = case.end(process)
+    if code is not None and code != 0:
+        case.found("code", f"exit code {code} after SIGTERM, expected 0")
+    case.require_gone(10)
+    require_resume(shared, case, run, save, saved_in(out))
 
 
 def early_death(shared, case):

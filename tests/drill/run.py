@@ -23,6 +23,8 @@ from tests.support.train import LLAMA, SHAPE, make_tokens, write_shard  # noqa: 
 # Name, module with prepare(shared), what one trial does, and how many of them the whole drill has.
 PARTS = (
     ("kills", kills, kills.trial, 500),
+    ("suspended ranks", kills, kills.suspended_rank, 60),
+    ("told to stop", kills, kills.told_to_stop, 80),
     ("early deaths", kills, kills.early_death, 250),
     ("corruptions", corruptions, corruptions.trial, 1500),
     ("hostile input", hostile, hostile.trial, 3000),
@@ -78,7 +80,7 @@ def run_part(shared, options, name, module, function, count):
             if case.findings or options.only is not None:
                 print(f"{name} {case.number}: {'; '.join(f'{kind}: {text}' for kind, text in case.findings)}")
                 print("".join(f"    {line}\n" for text in case.story for line in text.splitlines()), end="", flush=True)
-    if hasattr(module, "finish") and function is not kills.trial:
+    if hasattr(module, "finish") and function is kills.early_death:
         ended.append(module.finish(shared))
         if ended[-1].findings:
             print(f"{name}: {ended[-1].findings}")
