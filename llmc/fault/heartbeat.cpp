@@ -74,6 +74,12 @@ std::string launcher_file() {
     return name ? std::string("/dev/shm/") + name : "";
 }
 
+bool launcher_output_is_lost() {
+    const std::string file = launcher_file();
+    struct stat status;
+    return !file.empty() && ::stat((file + ".output").c_str(), &status) == 0 && status.st_size > 0;
+}
+
 void set_own_row(Heartbeat* new_row) { posted_row.store(new_row, std::memory_order_release); }
 Heartbeat* own_row() { return row(); }
 

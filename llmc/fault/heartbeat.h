@@ -32,7 +32,7 @@ struct Mark {
     int64_t step = 0;
     int32_t number = 0;   // in the step, from 1
     Phase phase = Phase::kStart;
-    char name[48] = "";
+    char name[64] = "";
 };
 
 // Either the collectives that block the host, or those enqueued on the device; counted in the order of the calls.
@@ -109,6 +109,8 @@ private:
 // Environment variable: the name under /dev/shm of the file that the launch wrapper has created.
 inline constexpr const char* kHeartbeatVariable = "LLMFP8_HEARTBEATS";
 std::string launcher_file();   // its path, "" without a launch wrapper
+// Whether the launch wrapper on this host has found that its standard output was closed or cannot be written.
+bool launcher_output_is_lost();
 
 struct HeartbeatHeader {
     static constexpr size_t kTextBytes = 64 << 10;

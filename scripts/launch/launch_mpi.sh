@@ -13,8 +13,9 @@
 # printed. MPIRUN names another mpirun.
 set -u
 trap '' PIPE   # of this script's own lines
+closed=""
 true >&2 || exec 2>/dev/null   # closed: the next file that is opened would get its number
-true 2>/dev/null 3>&1 || exec >/dev/null
+true 2>/dev/null 3>&1 || { exec >/dev/null; closed="standard output was closed"; }
 mpirun=${MPIRUN:-mpirun}
 if [ $# = 0 ] || [ "$1" = --help ]; then
     sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
@@ -48,7 +49,7 @@ table=$named
 if command -v flock >/dev/null; then
     for left in /dev/shm/llmfp8-launch-????????; do   # of launchers that were killed
         # flock would create a file that another launcher has just removed.
-        ( exec {left_lock}<"$left" && flock -n -x "$left_lock" && rm -f "$left" "$left.stop" ) 2>/dev/null
+        ( exec {left_lock}<"$left" && flock -n -x "$left_lock" && rm -f "$left" "$left".{stop,output} ) 2>/dev/null
     done
     for left in "$new"-*; do   # of launchers that were killed before they could lock it
         maker=${left#"$new"-}
@@ -56,7 +57,7 @@ if command -v flock >/dev/null; then
     done
 fi
 timers=()
-trap 'rm -f "$table" "$table.stop"; [ ${#timers[@]} = 0 ] || kill "${timers[@]}" 2>/dev/null' EXIT
+trap 'rm -f "$table" "$table".{stop,output}; [ ${#timers[@]} = 0 ] || kill "${timers[@]}" 2>/dev/null' EXIT
 export LLMFP8_HEARTBEATS=${table##*/}
 
 # later SECONDS COMMAND...
@@ -94,12 +95,14 @@ if [ -n "${SLURM_JOB_ID:-}" ]; then
     export PRTE_MCA_prte_launch_agent="${PRTE_MCA_prte_launch_agent-env --block-signal=TERM prted}"
 fi
 # mpirun would end when nobody reads its output any more (| head -1), and its ranks with it. So tee reads it to the end,
-# whatever becomes of this script's own output; what the other copy of the lines would be goes to /dev/null.
-drain() { trap '' INT TERM USR1 HUP; exec tee --output-error=warn /dev/null 2>/dev/null; }
+# whatever becomes of this script's own output; what the other copy of the lines would be goes to /dev/null. What tee
+# says when standard output cannot be written is in a file that the first rank looks at (llmc/train/log.cpp).
+drain() { trap '' INT TERM USR1 HUP; exec tee --output-error=warn /dev/null 2>>"$1"; }
+printf %s "$closed" >"$table.output"
 exec {out}<> <(:) {err}<> <(:)   # pipes; each end is opened anew from /dev/fd, so that tee finds their end
-drain <"/dev/fd/$out" {out}>&- {err}>&- &
+drain "$table.output" <"/dev/fd/$out" {out}>&- {err}>&- &
 drains=($!)
-drain <"/dev/fd/$err" >&2 {out}>&- {err}>&- &
+drain /dev/null <"/dev/fd/$err" >&2 {out}>&- {err}>&- &
 drains+=($!)
 # If this script is killed, mpirun passes SIGUSR1 on, so that the ranks save and leave.
 orphan=()

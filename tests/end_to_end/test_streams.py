@@ -68,6 +68,19 @@ class StreamsTest(TrainTest):
                                                          "device\n"), done.stderr)
 
     @unittest.skipUnless(HAVE_RANKS, "mpirun is needed")
+    def test_a_lost_reader_of_the_launcher_is_in_the_log(self):
+        launcher = os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh")
+        words = [launcher, "--oversubscribe", "--allow-run-as-root", "-np", "2"]
+        for name, redirection, lost in (("read", "| cat", 0), ("head", "| head -1", 1), ("full", "> /dev/full", 1),
+                                        ("closed", ">&-", 1)):
+            with self.subTest(name):
+                self.shell(redirection, *words, *self.training(name, *ONE_EACH, "--train-iters", "200"))
+                self.assertEqual(self.said(name), lost * [
+                    "standard output of the launch wrapper is gone: the run goes on, its lines are in "
+                    + self.path(name + ".jsonl")])
+                self.assertEqual(len(records(self.path(name + ".jsonl"), "step")), 200)
+
+    @unittest.skipUnless(HAVE_RANKS, "mpirun is needed")
     def test_the_launcher_reads_to_the_end(self):
         launcher = os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh")
         words = [launcher, "--oversubscribe", "--allow-run-as-root", "-np", "2", *self.training("ranks", *ONE_EACH)]

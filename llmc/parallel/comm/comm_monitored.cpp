@@ -4,8 +4,10 @@
 #include <exception>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "llmc/base/check.h"
+#include "llmc/fault/hang_report.h"
 #include "llmc/fault/heartbeat.h"
 #include "llmc/fault/heartbeat_link.h"
 #include "llmc/fault/watchdog.h"
@@ -24,6 +26,14 @@ std::string random_name() {
     return name;
 }
 
+// Some of a run's ranks in hang reports, which have little room for them: "rank 2", "ranks 2,3", "ranks 0,8,...,56".
+std::string group_text(const std::vector<int>& ranks) {
+    const bool neighbours = ranks.back() - ranks.front() == static_cast<int>(ranks.size()) - 1;
+    if (ranks.size() == 1) return strf("rank %d", ranks[0]);
+    if (neighbours || ranks.size() < 4) return "ranks " + ranks_text(ranks);
+    return strf("ranks %d,%d,...,%d", ranks[0], ranks[1], ranks.back());
+}
+
 class MonitoredComm : public Comm {
 public:
     explicit MonitoredComm(std::unique_ptr<Comm> inner)
@@ -36,10 +46,13 @@ public:
         }
         watch_device({});
         set_own_row(&watchdog_->own_row());
+        run_ranks_.resize(static_cast<size_t>(world().ranks));
+        std::iota(run_ranks_.begin(), run_ranks_.end(), 0);
     }
     // A subgroup, which posts in the row of the whole run: all ranks make the same calls in the same order.
-    MonitoredComm(std::unique_ptr<Comm> inner, MonitoredComm& whole)
-        : Comm(inner->world()), inner_(std::move(inner)), whole_(whole) {
+    MonitoredComm(std::unique_ptr<Comm> inner, MonitoredComm& whole, std::vector<int> run_ranks)
+        : Comm(inner->world()), inner_(std::move(inner)), whole_(whole), run_ranks_(std::move(run_ranks)) {
+        if (run_ranks_.size() < whole.run_ranks_.size()) among_ = " among " + group_text(run_ranks_);
         const std::lock_guard<std::mutex> lock(whole_.mutex_);
         whole_.monitored_.push_back(inner_.get());
     }
@@ -63,7 +76,9 @@ public:
     }
 
     std::unique_ptr<Comm> subgroup(const std::vector<int>& members) override {
-        return std::make_unique<MonitoredComm>(inner_->subgroup(members), whole_);
+        std::vector<int> run_ranks;
+        for (int member : members) run_ranks.push_back(run_ranks_.at(static_cast<size_t>(member)));
+        return std::make_unique<MonitoredComm>(inner_->subgroup(members), whole_, std::move(run_ranks));
     }
 
     std::string connect(Ctx& ctx, int seconds) override {
@@ -126,12 +141,14 @@ private:
     // Records one collective in the heartbeat table, until its call returns or the device has finished it.
     class Posted {
     public:
-        Posted(MonitoredComm& comm, const char* name) : comm_(comm.whole_), lane_(kHostLane) { begin(name); }
+        Posted(MonitoredComm& comm, const char* name) : comm_(comm.whole_), lane_(kHostLane) {
+            begin(name + comm.among_);
+        }
         Posted(MonitoredComm& comm, Ctx& ctx, const char* name, const Tensor& values)
             : comm_(comm.whole_), lane_(kDeviceLane), ctx_(comm_.marks_ ? &ctx : nullptr) {
             if (ctx.rehearsal) return;
             const std::string text = strf("%s of %lld %s", name, (long long)values.elems, dtype_name(values.dtype));
-            begin(ctx.purpose ? ctx.purpose : text.c_str());
+            begin((ctx.purpose ? ctx.purpose : text) + comm.among_);
         }
         ~Posted() {
             if (number_ == 0 || std::uncaught_exceptions() > 0) return;   // the call has failed
@@ -144,9 +161,9 @@ private:
         Posted& operator=(const Posted&) = delete;
 
     private:
-        void begin(const char* name) {
+        void begin(const std::string& name) {
             Heartbeat& row = comm_.watchdog_->own_row();
-            number_ = row.enqueue(lane_, name);
+            number_ = row.enqueue(lane_, name.c_str());
             if (ctx_) comm_.marks_->begins(*ctx_, number_);
             else row.set_begun(lane_, number_);
         }
@@ -235,7 +252,10 @@ private:
     }
 
     std::unique_ptr<Comm> inner_;
-    MonitoredComm& whole_;              // of the whole run; the rest belongs to it alone
+    MonitoredComm& whole_;              // of the whole run
+    std::vector<int> run_ranks_;        // of its ranks, in the whole run
+    std::string among_;                 // " among ranks 2,3" in hang reports; "" for all ranks
+    // These belong to that of the whole run alone.
     std::mutex mutex_;                  // of monitored_
     std::vector<Comm*> monitored_;      // what its subgroups wrap
     std::unique_ptr<Watchdog> watchdog_;
