@@ -202,7 +202,11 @@ def try_tokenizer(use):
                          "library tokenizers can use; take the model's own again, or pass --tokenizer")
 
 
-def load_tokenizer(name, vocab_bpe="", encoder_json="", separator=""):
+_tried = set()   # tokenizer.json files that did not end the process; worker processes that are forked know them
+
+
+def load_tokenizer(name, vocab_bpe="", encoder_json="", separator="", try_first=True):
+    """try_first: reads a tokenizer.json in a child process first; for callers that do not use try_tokenizer."""
     if vocab_bpe or encoder_json:
         if name != "gpt2":
             raise InputError("--vocab-bpe and --encoder-json only go with --tokenizer gpt2")
@@ -217,4 +221,7 @@ def load_tokenizer(name, vocab_bpe="", encoder_json="", separator=""):
         path = path / "tokenizer.json"
     if not path.is_file():
         raise InputError(f"--tokenizer {name}: not bytes, gpt2 or an existing tokenizer.json")
+    if try_first and path not in _tried:
+        try_tokenizer(lambda: JsonTokenizer(path, separator))
+        _tried.add(path)
     return JsonTokenizer(path, separator)

@@ -213,6 +213,23 @@ class PrepareText(ScriptTest):
             self.assertEqual(meta["checksum"]["value"], hashlib.sha256(path.read_bytes()).hexdigest())
         self.assertEqual(list(self.out.glob("*.tmp")), [])
 
+    def test_a_tokenizer_that_ends_the_process_is_one_line(self):
+        self.file("packages/tokenizers.py", "import os\nclass Tokenizer:\n    from_file = staticmethod("
+                                            "lambda path: os.abort())\n")
+        packages, broken = self.folder / "packages", self.file("tokenizer.json", "{}")
+        said = r"\Aerror: the tokenizer ends the process that reads it \(SIGABRT\): .*\n\Z"
+        text, chat, shard = (self.file(name, content) for name, content in (
+            ("a.txt", "a text\n"), ("chat.jsonl", '{"messages": []}\n'), ("hellaswag.jsonl", "{}\n")))
+        for script, arguments in (("prepare_text.py", ["--out", self.out, text]),
+                                  ("prepare_chat.py", ["--out", self.out, chat]),
+                                  ("prepare_hellaswag.py", ["--out", self.out, "--input", shard])):
+            with self.subTest(script):
+                arguments += ["--tokenizer", broken]
+                self.assertRegex(self.script(script, *arguments, code=2, packages=packages), said)
+        self.prepare_bytes(text, "--valid-fraction", "0")
+        shown = self.inspect("--tokenizer", broken, next(self.out.glob("*.bin")), code=2, packages=packages)
+        self.assertRegex(shown.splitlines(keepends=True)[-1], said)
+
     def test_bad_input_is_refused(self):
         good = self.file("good.txt", "text\n")
         bytes_of = ["--tokenizer", "bytes"]
