@@ -36,10 +36,10 @@ def command_of(shared, run, save, *extra):
             "--save", save, *options, *extra]
 
 
-def prepare(shared):
+def prepare(shared, runs=RUNS):
     """Straight runs: their last states, and how long they take."""
     shared.straight = {}
-    for run in RUNS:
+    for run in runs:
         if run[3] and not HAVE_RANKS:
             continue
         case = shared.case("straight", len(shared.straight))
@@ -103,7 +103,7 @@ def require_resume(shared, case, run, save, saved):
     if saved > (int(resumed[1]) if resumed else 0):
         case.found("loss", f"step {saved} was reported as saved, resumed was {resumed and resumed[0]}")
     if state_of(os.path.join(save, LAST)) != shared.straight[run[0]][2]:
-        case.found("loss", "other bytes than those of a run that was never killed")
+        case.found("loss", "other bytes than those of a run that was never interrupted")
     strange = [name for name in os.listdir(save) if not name.startswith(("step-", "log.jsonl"))]
     if strange:
         case.found("left behind", f"in the folder of checkpoints: {strange}")
