@@ -6,9 +6,10 @@
 
 namespace cuda {
 
-// A block computes 256 x 128 results, each of its two consumer warpgroups 128 x 128: 128 fp32 accumulators per thread,
-// and 64 for the product in flight, 64 x 128 over 128 of K. Larger tiles do not fit in registers; smaller ones need
-// more L2 bandwidth: this one reads 48 KB in 1024 cycles of the tensor cores, 32 KB when two blocks share A.
+// A block computes 256 x 128 results, and each of its two consumer warpgroups 128 x 128 of them. A thread holds 128
+// fp32 accumulators, and 64 more registers for the product in flight, which is 64 x 128 over 128 elements of K. Larger
+// tiles do not fit in registers. Smaller ones need more L2 bandwidth: this one reads 48 KB in 1024 cycles of the tensor
+// cores, or 32 KB when two blocks share A.
 struct Blocks {
     static constexpr int kConsumers = 2, kHalves = 2, kRows = 64 * kHalves * kConsumers, kColumns = 128, kDepth = 128;
     static constexpr int kThreads = 128 * (kConsumers + 1), kProducerRegisters = 24, kConsumerRegisters = 240;
@@ -67,13 +68,14 @@ struct BlocksState {
     __device__ uint32_t rows() const { return shared + ring.stage * Blocks::kRowBytes; }
     __device__ uint32_t columns() const { return shared + Blocks::kColumnsAt + ring.stage * Blocks::kColumnBytes; }
     __device__ uint32_t scales_at() const { return Blocks::kScalesAt + ring.stage * Blocks::kScaleBytes; }
-    // Called by one thread before the cluster's barrier. Consumers of both blocks free a stage, as both hold half of A.
+    // Called by one thread before the cluster's barrier. A stage is free when the consumers of both blocks have read
+    // it, since each block loads half of A into both.
     __device__ void init() const {
         ring.init(4 * Blocks::kConsumers * Blocks::kCluster);
         ptx::barrier_init_fence();
     }
-    // Called by consumers when the warp has read the stage. empty_there: `empty` barriers of the block this lane
-    // signals.
+    // Called by consumers when the warp has read the stage. empty_there: the `empty` barriers of that block which this
+    // lane signals.
     __device__ void release(uint32_t empty_there, int lane) const {
         __syncwarp();
         if (lane < Blocks::kCluster) ptx::barrier_arrive_in_block(empty_there + 8 * ring.stage);
@@ -81,7 +83,7 @@ struct BlocksState {
 };
 
 // ---- epilogue. Of 64 x 128 results, a thread holds d[4 j + i] = column 8 j + 2 (lane % 4) + i % 2 of row `row` (i <
-// 2) or row + 8 (wgmma's layout). Columns are valid in 16s, as N is a multiple of 16.
+// 2) or row + 8 (wgmma's layout). N is a multiple of 16, so 16 adjacent columns are either all inside or all outside.
 
 __device__ inline void add_bias(float (&d)[64], const BlocksProblem& p, int column, int lane) {
 #pragma unroll

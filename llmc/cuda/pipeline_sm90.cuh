@@ -10,8 +10,8 @@ __device__ inline int warp_uniform(uint32_t value) {
     return __shfl_sync(0xffffffffu, static_cast<int>(value), 0);
 }
 
-// ---- ring of buffers with two barriers each: `full` (arrivals of the producer; one and the bytes for TMA) and `empty`
-// (one arrival per consumer warp). Both sides use the buffers in the same order and track the phase.
+// ---- ring of buffers with two barriers each. `full` counts the arrivals of the producer (for TMA one arrival, and the
+// bytes), `empty` one arrival per consumer warp. Both sides use the buffers in the same order and track the phase.
 template <int stages> struct Ring {
     uint32_t full, empty;   // addresses of the barriers of buffer 0; 8 bytes each
     uint32_t stage = 0, parity = 0;
@@ -26,7 +26,7 @@ template <int stages> struct Ring {
         stage = stage + 1 == stages ? 0 : stage + 1;
         parity ^= stage == 0;
     }
-    // Producer: waits for a free buffer, expects `bytes` and returns the barrier at which the copies must count.
+    // Producer: waits for a free buffer, announces `bytes` and returns the barrier that the copies must signal.
     __device__ uint32_t claim(uint32_t bytes) const {
         ptx::barrier_wait(empty + 8 * stage, parity ^ 1);
         ptx::barrier_expect(full + 8 * stage, bytes);

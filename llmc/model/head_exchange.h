@@ -1,5 +1,5 @@
 // Exchanges heads between the ranks that share sequences (context parallelism), which split each sequence into equal
-// parts, in order. Null where a rank has whole sequences.
+// parts, in order. A null pointer to one means that a rank has whole sequences.
 #pragma once
 #include "llmc/ops/device.h"
 

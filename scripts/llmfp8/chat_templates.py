@@ -25,7 +25,7 @@ class Llama3Template:
         self.blank = self.encode("\n\n")
 
     def message(self, role, content):
-        """Tokens of the header, and of the content with its end."""
+        """(tokens of the header, tokens of the content and of its end)."""
         return ([self.start, *self.encode(role), self.end, *self.blank], [*self.encode(content), self.end_of_turn])
 
 
@@ -42,7 +42,7 @@ TEMPLATES = {"llama3": Llama3Template, "plain": PlainTemplate}
 
 
 class TokenTemplate:
-    """Prompts by one of TEMPLATES: what a training on shards of data/prepare_chat.py has seen."""
+    """Prompts by one of TEMPLATES, which are what a model that was trained on shards of data/prepare_chat.py knows."""
 
     def __init__(self, template):
         self.template = template

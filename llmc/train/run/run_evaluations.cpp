@@ -54,7 +54,7 @@ void RunEvaluations::open_tokenizer() {
     try {
         tokenizer_.emplace(path);
         tokenizer_note_ = "samples: text of " + path;
-    } catch (const Error& error) {   // checkpoints may need it all the same
+    } catch (const Error& error) {   // without it samples are ids; it may still go into checkpoints
         tokenizer_note_ = std::string("samples: token ids, ") + error.what();
     }
 }
@@ -133,7 +133,7 @@ bool RunEvaluations::hellaswag(const Place& place) {
 
 void RunEvaluations::sample(const Place& place, bool logged) {
     post_phase(Phase::kSample);
-    // Rank 0 and those that make its passes.
+    // Rank 0, and the ranks that share its forward passes.
     if (comm_.world().rank >= config_.context_parallel && !place.trainer.passes_are_collective()) return;
     for (size_t i = 0; i < prompts_.size(); i++) {
         const Sampling sampling{.tokens = config_.sample_tokens, .temperature = config_.temperature,
