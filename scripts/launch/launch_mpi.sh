@@ -49,7 +49,7 @@ table=$named
 if command -v flock >/dev/null; then
     for left in /dev/shm/llmfp8-launch-????????; do   # of launchers that were killed
         # flock would create a file that another launcher has just removed.
-        ( exec {left_lock}<"$left" && flock -n -x "$left_lock" && rm -f "$left" "$left".{stop,output} ) 2>/dev/null
+        ( exec {left_lock}<"$left" && flock -n -x "$left_lock" && rm -f "$left".{stop,output} "$left" ) 2>/dev/null
     done
     for left in "$new"-*; do   # of launchers that were killed before they could lock it
         maker=${left#"$new"-}
@@ -57,7 +57,8 @@ if command -v flock >/dev/null; then
     done
 fi
 timers=()
-trap 'rm -f "$table" "$table".{stop,output}; [ ${#timers[@]} = 0 ] || kill "${timers[@]}" 2>/dev/null' EXIT
+# The table goes last: by its name the next launcher finds what is left if this one is killed here.
+trap 'rm -f "$table".{stop,output} "$table"; [ ${#timers[@]} = 0 ] || kill "${timers[@]}" 2>/dev/null' EXIT
 export LLMFP8_HEARTBEATS=${table##*/}
 
 # later SECONDS COMMAND...
