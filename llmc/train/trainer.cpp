@@ -67,10 +67,14 @@ void Trainer::initialise(Ctx& ctx) {
 void HostInputs::restart(const int32_t* whole, int64_t B, int64_t T, const World& context, int32_t separator,
                          std::vector<int64_t>& scratch) const {
     if (!positions) return;
-    std::vector<int32_t> restarted(static_cast<size_t>(B * T));
-    restart_positions(whole, B, T, separator, restarted.data());
-    take_part(restarted.data(), B, T, context, positions);
-    if (whole_positions) std::copy(restarted.begin(), restarted.end(), whole_positions);
+    std::vector<int32_t> own;   // for whole sequences that nobody else needs
+    int32_t* restarted = context.ranks == 1 ? positions : whole_positions;
+    if (!restarted) {
+        own.resize(static_cast<size_t>(B * T));
+        restarted = own.data();
+    }
+    restart_positions(whole, B, T, separator, restarted);
+    if (context.ranks > 1) take_part(restarted, B, T, context, positions);
     if (position_order) sort_rows_by_token(positions, B * T / context.ranks, T, position_order, scratch);
 }
 

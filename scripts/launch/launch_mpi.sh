@@ -97,7 +97,7 @@ if [ -n "${SLURM_JOB_ID:-}" ]; then
 fi
 # mpirun would end when nobody reads its output any more (| head -1), and its ranks with it. So tee reads it to the end,
 # whatever becomes of this script's own output; what the other copy of the lines would be goes to /dev/null. What tee
-# says when standard output cannot be written is in a file that the first rank looks at (llmc/train/log.cpp).
+# says when standard output cannot be written is in a file that the first rank looks at (llmc/train/log/log.cpp).
 drain() { trap '' INT TERM USR1 HUP; exec tee --output-error=warn /dev/null 2>>"$1"; }
 printf %s "$closed" >"$table.output"
 exec {out}<> <(:) {err}<> <(:)   # pipes; each end is opened anew from /dev/fd, so that tee finds their end

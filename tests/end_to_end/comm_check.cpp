@@ -418,6 +418,28 @@ void stall(Comm& comm, Ctx& ctx, int away, int seconds) {
     device::event_destroy(done);
 }
 
+// Gathers and exchanges in Comm::shared_memory, where rank r's block has bytes r + 1. False: there is no such memory.
+bool check_shared_memory(Comm& comm, Ctx& ctx, int seconds) {
+    constexpr int64_t kBlock = 1024;
+    const int rank = comm.world().rank;
+    const int64_t elems = comm.world().ranks * kBlock;
+    auto* memory = static_cast<uint8_t*>(comm.shared_memory(ctx, 2 * elems, seconds));
+    if (!memory) return false;
+    const Tensor in{memory, Dtype::kE4m3, elems}, out{memory + elems, Dtype::kE4m3, elems};
+    device::fill_bytes(ctx, in.slice(rank * kBlock, kBlock).data, rank + 1, kBlock);
+    comm.all_gather(ctx, in);
+    comm.all_to_all(ctx, out, in);
+    std::vector<uint8_t> bytes(static_cast<size_t>(2 * elems));
+    device::copy_to_host(ctx, bytes.data(), memory, 2 * elems);
+    device::synchronize(ctx);
+    for (int64_t i = 0; i < 2 * elems; i++) {
+        const int64_t expected = i < elems ? i / kBlock + 1 : rank + 1;
+        CHECK(bytes[static_cast<size_t>(i)] == expected, "shared memory: byte %lld is %d, expected %lld", (long long)i,
+              int{bytes[static_cast<size_t>(i)]}, (long long)expected);
+    }
+    return true;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -454,6 +476,7 @@ int main(int argc, char** argv) {
             Checker again(*comm, ctx);   // the whole is not disturbed
             check_all(again, large);
         }
+        if (check_shared_memory(*comm, ctx, seconds)) notes.push_back("collectives in shared memory as expected");
         checker.print_latency();
         if (comm->root()) {
             for (const std::string& note : notes) std::printf("%s\n", note.c_str());

@@ -44,6 +44,9 @@ class CommTest(TrainTest):
                 done = self.check(ranks, "--nccl")
                 self.digest(done, ranks)
                 self.assertEqual("NCCL 2.28.3" in done.stdout, ranks > 1, done.stdout)   # one rank opens none
+                self.assertEqual("in shared memory as expected" in done.stdout, ranks > 1, done.stdout)
+        older = self.check(2, "--nccl", fake="version=22703")
+        self.assertNotIn("shared memory", older.stdout)
 
     def test_groups_of_ranks_exchange_among_themselves(self):
         for ranks, size, nccl in ((4, 2, ()), (4, 2, ("--nccl",))):
@@ -58,6 +61,7 @@ class CommTest(TrainTest):
                 ("fail=ncclCommInitRank:1", 2, "rank 1: ncclCommInitRank of 2 ranks: system error (2); the last word"),
                 ("fail=ncclAllGather:1", 2, "rank 1: ncclAllGather of 4194304 fp32: system error (2); the last word"),
                 ("fail=ncclAllGather:3", 6, "rank 1: ncclAllGather of 2 fp32: system error (2); the last word"),
+                ("fail=ncclCommWindowRegister:1", 6, "ncclCommWindowRegister (NCCL_CTA_POLICY=0 does without) of"),
                 ("fail=ncclAlltoAll:3", 6, "rank 1: ncclAlltoAll of 2 fp32: system error"),
                 ("version=22703 fail=ncclRecv:4", 6,
                  "rank 1: ncclSend and ncclRecv (all to all) of 2 fp32: system error"),
