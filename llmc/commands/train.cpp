@@ -96,7 +96,7 @@ private:
         gpu_monitor_.start(info_.bus);
         if (config_.check_comm)
             for (const std::string& line : check_comm(ctx_, comm_)) answers_.push_back(line);
-        run_device_.prepare();
+        run_device_.prepare(notes_);
         checkpoints_ = std::make_unique<RunCheckpoints>(config_, table_, *train_, comm_, ctx_, *trainer_, faults_,
                                                         save_folder_->lock());
     }

@@ -43,10 +43,3 @@ void Groups::connect(Ctx& ctx, int seconds) const {
     for (const auto* group : {&own_context_, &own_shard_, &own_replicas_})
         if (*group) (*group)->connect(ctx, seconds);
 }
-
-void* Groups::shared_memory(Ctx& ctx, int64_t bytes, int seconds) const {
-    void* const memory = world.shared_memory(ctx, bytes, seconds);
-    if (!memory) return nullptr;
-    if (own_shard_) own_shard_->share(ctx, memory, bytes, seconds);
-    return memory;
-}

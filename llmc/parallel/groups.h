@@ -21,8 +21,6 @@ public:
     explicit Groups(Comm& all, const GroupSizes& sizes = {});
     // Connects the devices of the groups, once those of all ranks are connected; see Comm::connect.
     void connect(Ctx& ctx, int seconds) const;
-    // Comm::shared_memory of all ranks, for the collectives of `world` and `shard`. Collective.
-    void* shared_memory(Ctx& ctx, int64_t bytes, int seconds) const;
 
 private:
     // Groups of several ranks that are not all ranks; of context even if they are, since its collectives run beside

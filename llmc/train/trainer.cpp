@@ -240,6 +240,13 @@ int64_t Trainer::timer_spans() const {
     return gatherer_.timer_spans() + reducer_.timer_spans() + exchanges;
 }
 
+std::vector<Tensor> Trainer::exchanged() const {
+    std::vector<Tensor> all = reducer_.exchanged();
+    if (slots())
+        for (const Tensor& memory : slots()->gathered()) all.push_back(memory);
+    return all;
+}
+
 Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_t iters, const StagedStep& staging) {
     const int64_t B = config_.micro_batch_size;
     EvalResult result;

@@ -125,6 +125,8 @@ public:
     // Micro-batches that the latest step ran, including the one that calibrated delayed scaling.
     int64_t executed_micro_batches() const { return executed_micro_batches_; }
     int64_t timer_spans() const;   // of one step, at most; see CommTimer
+    // What collectives of the shard group send and receive beside the matmuls of every micro-batch.
+    std::vector<Tensor> exchanged() const;
     StepState* state() { return state_; }
 
 private:

@@ -423,9 +423,11 @@ bool check_shared_memory(Comm& comm, Ctx& ctx, int seconds) {
     constexpr int64_t kBlock = 1024;
     const int rank = comm.world().rank;
     const int64_t elems = comm.world().ranks * kBlock;
-    auto* memory = static_cast<uint8_t*>(comm.shared_memory(ctx, 2 * elems, seconds));
+    std::string why;
+    auto* const memory = static_cast<uint8_t*>(comm.shared_memory(ctx, 2 * elems, why));
     if (!memory) return false;
     const Tensor in{memory, Dtype::kE4m3, elems}, out{memory + elems, Dtype::kE4m3, elems};
+    for (const Tensor& part : {in, out}) comm.share(ctx, part, seconds);
     device::fill_bytes(ctx, in.slice(rank * kBlock, kBlock).data, rank + 1, kBlock);
     comm.all_gather(ctx, in);
     comm.all_to_all(ctx, out, in);
@@ -433,9 +435,9 @@ bool check_shared_memory(Comm& comm, Ctx& ctx, int seconds) {
     device::copy_to_host(ctx, bytes.data(), memory, 2 * elems);
     device::synchronize(ctx);
     for (int64_t i = 0; i < 2 * elems; i++) {
-        const int64_t expected = i < elems ? i / kBlock + 1 : rank + 1;
-        CHECK(bytes[static_cast<size_t>(i)] == expected, "shared memory: byte %lld is %d, expected %lld", (long long)i,
-              int{bytes[static_cast<size_t>(i)]}, (long long)expected);
+        const int64_t expected = i < elems ? i / kBlock + 1 : rank + 1, found = bytes[static_cast<size_t>(i)];
+        CHECK(found == expected, "shared memory: byte %lld is %lld, expected %lld", (long long)i, (long long)found,
+              (long long)expected);
     }
     return true;
 }

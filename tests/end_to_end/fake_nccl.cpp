@@ -171,7 +171,8 @@ Result ncclAlltoAll(const void* in, void* out, size_t count, Type type, Communic
     return result_of(MPI_Alltoall(in, bytes, MPI_BYTE, out, bytes, MPI_BYTE, comm->comm));
 }
 Result ncclMemAlloc(void** memory, size_t bytes) {
-    *memory = std::malloc(bytes);
+    const size_t page = kWindowAlignBytes;
+    *memory = std::aligned_alloc(page, (bytes + page - 1) / page * page);
     return *memory ? kSuccess : kInvalidUsage;
 }
 Result ncclMemFree(void* memory) {
@@ -185,7 +186,8 @@ Result ncclCommWindowRegister(Communicator* comm, void* memory, size_t bytes, Wi
     const Result result = result_of(MPI_Allreduce(MPI_IN_PLACE, sizes, 2, MPI_UNSIGNED_LONG_LONG, MPI_MAX,
                                                   comm->comm));
     const bool alike = sizes[0] == ~0ull - sizes[1] && flags == kSymmetricWindow;
-    return result == kSuccess && !alike ? kInvalidArgument : result;
+    const bool aligned = reinterpret_cast<uintptr_t>(memory) % kWindowAlignBytes == 0;
+    return result == kSuccess && !(alike && aligned) ? kInvalidArgument : result;
 }
 Result ncclGroupStart() {
     depth++;

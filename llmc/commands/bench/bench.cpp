@@ -213,7 +213,7 @@ int BenchRun::run() {
     rates.copy_rate = bench.ceilings.copy_rate;
     rates.host_link = bench.ceilings.host_link;
     if (!options_.rates.empty()) measure_linears(ctx_, run_device_.info, work, rates);
-    run_device_.prepare();
+    run_device_.prepare(notes_);
     run_device_.trainer->initialise(ctx_);
     for (int64_t i = 0; i < options_.warm_up; i++) {
         enqueue(nullptr, 0);

@@ -34,6 +34,8 @@ public:
     // All bytes of a layer's slot, and of a block's slot for transposed weights.
     Tensor slot_memory(int layer) const;
     Tensor transposed_memory(int layer) const;
+    // What weights are gathered into.
+    std::vector<Tensor> gathered() const { return {slots_, ends_}; }
 
 private:
     Dtype dtype_of(const ParamGroup& group) const { return group.form == ParamForm::kFp8Linear ? fp8_ : working_; }

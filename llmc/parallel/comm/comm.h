@@ -53,12 +53,14 @@ public:
     // for the log, "" if there is nothing to connect. Ends all ranks if it takes longer than `seconds`.
     virtual std::string connect(Ctx&, int /*seconds*/) { return ""; }
 
-    // Collective, once the devices are connected. Device memory, in which all_gather and all_to_all between ranks of
-    // one host use the GPU's copy engines instead of its multiprocessors. It has the same size on all ranks, and
-    // belongs to the communicator. Null: there is no such memory here, use device_alloc.
-    virtual void* shared_memory(Ctx&, int64_t /*bytes*/, int /*seconds*/) { return nullptr; }
-    // Collective. The same for memory that another communicator of these ranks returned.
-    virtual void share(Ctx&, void* /*memory*/, int64_t /*bytes*/, int /*seconds*/) {}
+    // Collective, once the devices are connected. Device memory of the same size on all ranks, parts of which can be
+    // shared. It belongs to the communicator. Null: use device_alloc; `why` then says what a user can change, if
+    // anything.
+    virtual void* shared_memory(Ctx&, int64_t /*bytes*/, std::string& /*why*/) { return nullptr; }
+    // Collective. In this part of such memory, at the same place on all ranks, all_gather and all_to_all of this
+    // communicator between ranks of one host use the GPU's copy engines instead of its multiprocessors. Ends all ranks
+    // if it takes longer than `seconds`.
+    virtual void share(Ctx&, Tensor /*part*/, int /*seconds*/) {}
 
     // Device memory, ordered on ctx.stream; a rehearsal does nothing. In-place unless there are two tensors. Tensors of
     // blocks consist of `ranks` equal blocks, of which block r belongs to rank r.

@@ -89,12 +89,10 @@ public:
         return line;
     }
 
-    void* shared_memory(Ctx& ctx, int64_t bytes, int seconds) override {
-        return inner_->shared_memory(ctx, bytes, seconds);
+    void* shared_memory(Ctx& ctx, int64_t bytes, std::string& why) override {
+        return inner_->shared_memory(ctx, bytes, why);
     }
-    void share(Ctx& ctx, void* memory, int64_t bytes, int seconds) override {
-        inner_->share(ctx, memory, bytes, seconds);
-    }
+    void share(Ctx& ctx, Tensor part, int seconds) override { inner_->share(ctx, part, seconds); }
 
     std::vector<std::string> gather(const std::string& mine) override {
         const Posted posted(*this, "exchange between hosts");

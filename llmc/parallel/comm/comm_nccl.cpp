@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "llmc/base/check.h"
+#include "llmc/base/text.h"
 #include "llmc/ops/ops.h"
 #include "llmc/parallel/comm/comm_nccl_api.h"
 
@@ -78,26 +79,39 @@ public:
                     nccl_.path.c_str(), static_cast<double>(free_before - device::device_free_bytes()) / kGiB);
     }
 
-    void* shared_memory(Ctx& ctx, int64_t bytes, int seconds) override {
+    void* shared_memory(Ctx& ctx, int64_t bytes, std::string& why) override {
+        if (idle(ctx)) return nullptr;
         const char* policy = getenv("NCCL_CTA_POLICY");
-        if (idle(ctx) || !nccl_.call.mem_alloc || !policy || std::strcmp(policy, kCopyEngines) != 0) return nullptr;
-        const bool mine = nccl_.call.mem_alloc(&shared_memory_, static_cast<size_t>(bytes)) == nccl_api::kSuccess;
-        const std::vector<std::string> all = gather(mine ? std::to_string(bytes) : "");
-        if (std::count(all.begin(), all.end(), all[0]) == world().ranks && mine) {
-            share(ctx, shared_memory_, bytes, seconds);
-            return shared_memory_;
+        if (!nccl_.call.mem_alloc) {
+            why = strf("it takes NCCL %s or newer, this is %s",
+                       nccl_api::version_text(nccl_api::kCopyEngineVersion).c_str(),
+                       nccl_api::version_text(nccl_.version).c_str());
+        } else if (!policy || std::strcmp(policy, kCopyEngines) != 0) {
+            why = strf("NCCL_CTA_POLICY is %s, not %s", policy ? printable(policy).c_str() : "not set", kCopyEngines);
+        } else if (const Result result = nccl_.call.mem_alloc(&shared_memory_, static_cast<size_t>(bytes));
+                   result != nccl_api::kSuccess) {
+            why = strf("ncclMemAlloc of %lld bytes: %s", (long long)bytes, reason(result, comm_).c_str());
         }
-        if (mine) nccl_.call.mem_free(shared_memory_);
+        const std::vector<std::string> all = gather(why);
+        for (size_t rank = 0; rank < all.size(); rank++)
+            if (why.empty() && !all[rank].empty()) why = strf("on rank %zu: ", rank) + all[rank];
+        if (why.empty()) return shared_memory_;
+        if (shared_memory_) nccl_.call.mem_free(shared_memory_);
         return shared_memory_ = nullptr;
     }
 
-    void share(Ctx& ctx, void* memory, int64_t bytes, int seconds) override {
-        if (idle(ctx) || !nccl_.call.window_register) return;
+    void share(Ctx& ctx, Tensor part, int seconds) override {
+        if (idle(ctx)) return;
         constexpr const char* kCall = "ncclCommWindowRegister (NCCL_CTA_POLICY=0 does without)";
-        bounded(ctx, seconds, kCall, [this, memory, bytes](Ctx&) {
+        // A window takes in the end of the part before. Whatever begins there ends there, too, so no message is half
+        // inside.
+        const auto before = reinterpret_cast<uintptr_t>(part.data) % nccl_api::kWindowAlignBytes;
+        const Tensor all{static_cast<char*>(part.data) - before, Dtype::kE4m3,
+                         part.bytes() + static_cast<int64_t>(before)};
+        bounded(ctx, seconds, kCall, [this, all](Ctx&) {
             nccl_api::Window* window = nullptr;   // closed with the communicator
-            check(nccl_.call.window_register(comm_, memory, static_cast<size_t>(bytes), &window,
-                                             nccl_api::kSymmetricWindow), kCall, bytes, "bytes");
+            check(nccl_.call.window_register(comm_, all.data, byte_count(all), &window, nccl_api::kSymmetricWindow),
+                  kCall, all.elems, "bytes");
         });
     }
 

@@ -3,6 +3,7 @@
 // tests/gpu/gpu_test_nccl_api.cpp compares the declarations with NCCL's header if that is installed.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 namespace nccl_api {
@@ -22,6 +23,7 @@ enum Result : int {
 enum Type : int { kUint8 = 1, kInt32 = 2, kUint32 = 3, kFloat32 = 7, kFloat64 = 8 };
 enum Reduction : int { kSum = 0, kMax = 2 };
 inline constexpr int kSymmetricWindow = 1;   // memory at equal offsets on all ranks
+inline constexpr int64_t kWindowAlignBytes = 4096;   // of its begin
 using Stream = void*;   // cudaStream_t
 
 using Reduce = Result(const void* in, void* out, size_t count, Type, Reduction, Communicator*, Stream);

@@ -54,6 +54,15 @@ GradCommDtype GradReducer::comm_dtype(const ParamGroup& bucket) const {
     return GradCommDtype::kFp8;
 }
 
+std::vector<Tensor> GradReducer::exchanged() const {
+    std::vector<Tensor> tensors;
+    if (!state_.shares_grads()) return tensors;
+    if (state_.grads().dtype == Dtype::kBf16) tensors.push_back(state_.grads());
+    for (const Tensor& buffer : {send_, receive_, send_codes_, receive_codes_, send_scales_, receive_scales_})
+        if (buffer) tensors.push_back(buffer);
+    return tensors;
+}
+
 // ---- the step
 
 void GradReducer::begin(Ctx& ctx, const BackwardPass& pass) {

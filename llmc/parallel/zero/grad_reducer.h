@@ -46,6 +46,10 @@ public:
     // Sums loss_sum, sum_squares and bad_tokens over the ranks.
     void all_reduce_norm(Ctx& ctx, StepState* state);
 
+    // What is sent to other ranks and received from them beside the matmuls of every micro-batch, with --zero 2 or 3.
+    // Sums that NCCL makes itself are not among them: copy engines cannot add.
+    std::vector<Tensor> exchanged() const;
+
     int64_t report_bytes() const { return report_ ? int64_t{sizeof(GradCommReport)} : 0; }
     void copy_report(Ctx& ctx, void* host) const;
     int64_t timer_spans() const;   // of one step, at most and beyond those of WeightGatherer; see CommTimer

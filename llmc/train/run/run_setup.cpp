@@ -38,19 +38,23 @@ void RunDevice::open(std::vector<std::string>& notes) {
     plan = plan_memory(config_, table_, fp8_plan_, comm_.world().ranks);
 }
 
-void RunDevice::prepare() {
+void RunDevice::prepare(std::vector<std::string>& notes) {
     const int64_t free_bytes = device::device_free_bytes();
     other_bytes_ = gpu_bytes_in_use(info, used_before_);
     std::string error = gpu_memory_error(config_, plan, free_bytes, other_bytes_);
     if (error.empty()) error = host_memory_error(plan, comm_.world().local_ranks, meminfo_bytes("MemAvailable"));
     error = first_error(comm_, error);   // no rank allocates before all have looked
     REQUIRE(error.empty(), "%s", error.c_str());
-    // Weights are gathered beside the matmuls of every micro-batch there, and copy engines save 3.6 % of the step.
-    // Where they are gathered once a step, the lower rate of copy engines costs more than it saves.
-    void* memory = config_.zero == 3 ? groups_->shared_memory(ctx, plan.arena_bytes, kConnectSeconds) : nullptr;
-    if (!memory) memory = arena_memory_ = device::device_alloc(plan.arena_bytes);
-    arena = Arena(memory, plan.arena_bytes);
+    // Copy engines serve what is exchanged beside the matmuls of every micro-batch, which saves 3 to 4 % of the step.
+    // What is exchanged once a step is exposed, so that their lower rate would cost more than it saves.
+    std::string why;
+    void* const shared = config_.zero >= 2 ? comm_.shared_memory(ctx, plan.arena_bytes, why) : nullptr;
+    if (!why.empty()) notes.push_back("copy engines serve no collectives, which makes steps slower: " + why);
+    if (!shared) arena_memory_ = device::device_alloc(plan.arena_bytes);
+    arena = Arena(shared ? shared : arena_memory_, plan.arena_bytes);
     trainer = std::make_unique<Trainer>(config_, table_, fp8_plan_, arena, *groups_);
+    if (shared)
+        for (const Tensor& part : trainer->exchanged()) groups_->shard.share(ctx, part, kConnectSeconds);
     staging = std::make_unique<Staging>(config_, *groups_, *trainer);
     device::fill_bytes(ctx, trainer->state(), 0, sizeof(StepState));
     trainer->decoder().upload_constants(ctx);

@@ -21,7 +21,7 @@ public:
     // device does not support the FP8 options.
     void open(std::vector<std::string>& notes);
     // Allocates the memory and creates trainer and staging; weights are not set. Exit 2 if there is not enough memory.
-    void prepare();
+    void prepare(std::vector<std::string>& notes);
     // What the process uses of the device, for the log after the first step; "" on the CPU without a limit.
     std::string memory_text() const;
 
