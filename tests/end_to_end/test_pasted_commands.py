@@ -82,6 +82,7 @@ RUN = {
     "scripts/recipes/train_llama3_8b_h200_fp8.sh --synthetic-data --train-iters 20": {"more": "--dry-run"},
     "scripts/recipes/train_llama3_8b_h200_fp8.sh --save out --resume auto": {"more": "--dry-run"},
     "./train_gpt2 --model gpt2-124M --train-data 'shards/gpt2/train*.bin' --train-iters 1000": {"more": "--dry-run"},
+    "scripts/watch out": {},
     "scripts/report out/log.jsonl": {},
     "scripts/report out/log.jsonl --out run.html": {},
     "scripts/plot out/log.jsonl": {"needs": "matplotlib"},
