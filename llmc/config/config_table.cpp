@@ -341,6 +341,16 @@ void add_output(Rows& rows) {
         {.name = "wandb-project", .group = group, .value = text(AT(wandb_project), "NAME", "a name"),
          .help = "the same for a run of this project of Weights & Biases; WANDB_MODE=offline keeps it on disk beside "
                  "the log file", .on_resume = kSilent},
+        {.name = "alert-command", .group = group, .value = text(AT(alert_command), "CMD", "a command of the shell"),
+         .help = "run this on divergence, spikes, skipped steps, saturated FP8 tensors, a slow-down, low disk, a lost "
+                 "rank, a stall and the end; it has the message in $ALERT_TEXT and as JSON on standard input",
+         .on_resume = kSilent},
+        {.name = "alert-webhook", .group = group, .value = text(AT(alert_webhook), "URL", "http(s)://... or @FILE"),
+         .help = "POST the same as JSON to this address; @FILE: to the one in the file, which keeps it out of the log",
+         .on_resume = kSilent},
+        {.name = "report", .group = group, .value = text(AT(report), "FILE", "a file"),
+         .help = "make the web page of scripts/report of the log when the run has ended, also if it failed",
+         .on_resume = kSilent},
         {.name = "verbose", .group = group, .value = flag(AT(verbose), true, false),
          .help = "print every option, the FP8 plan, the communication of a step and all notes at the start, which "
                  "otherwise only the log file has; plan: also every option",

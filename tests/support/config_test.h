@@ -139,6 +139,8 @@ inline const std::map<std::string, Sample>& samples() {
         {"tokenizer", {{"tok.json"}, save}},                  {"log-interval", {{"10", "99"}, {}}},
         {"log-file", {{"x.jsonl", "y/z"}, {}}},               {"sample-every", {{"10", "500"}, {}}},
         {"tensorboard-dir", {{"board"}, save}},               {"wandb-project", {{"gpt2"}, save}},
+        {"alert-command", {{"mail me", "true"}, {}}},         {"alert-webhook", {{"http://a/b", "@file"}, {}}},
+        {"report", {{"run.html"}, save}},
         {"gpu", {{"H200"}, {"--dry-run", "true"}}},           {"json", {{"true"}, {"--dry-run", "true"}}},
         {"verbose", {{"true"}, {}}},                          {"quiet", {{"true"}, {"--dry-run", "true"}}},
         {"sample-tokens", {{"1", "100"}, sampled}},           {"prompt-ids", {{"1 2 3", "7"}, sampled}},

@@ -15,6 +15,7 @@
 #include "llmc/base/system/files.h"
 #include "llmc/base/system/standard_streams.h"
 #include "llmc/base/text.h"
+#include "llmc/fault/alert_process.h"
 #include "llmc/fault/heartbeat.h"
 
 namespace {
@@ -263,6 +264,11 @@ void RunLog::write(const std::string& line) {
     if (!whole) FAIL(kExitDisk, "--log-file %s: cannot be written: %s", path_.c_str(), std::strerror(errno));
 }
 
+void RunLog::write_and_post(const std::string& line) {
+    write(line);
+    post_record(line);
+}
+
 void RunLog::print_line(const std::string& line) {
     std::printf("%s\n", line.c_str());
     if (const int error = flush_stdout(); error != 0)
@@ -341,8 +347,9 @@ void RunLog::step(const StepRecord& r, bool print) {
                    {"skipped", r.skipped},
                    {"skips", r.skips}};
     add_gpu(record, r.gpu);
-    write(to_line(record));
+    write_and_post(to_line(record));
     if (print) print_line(step_line(r));
+    for (const std::string& line : alert_process_lines()) event("alerts", line);
 }
 
 void RunLog::eval(const EvalRecord& r) {
@@ -401,27 +408,36 @@ void RunLog::grad_comm_record(int64_t step, const std::vector<GradCommRecord>& k
 
 void RunLog::plan(const PlanRecord& r) {
     step_ = r.step;
-    write(to_line({{"type", "plan"},
-                   {"step", r.step},
-                   {"predicted_ms", r.predicted_ms > 0 ? exact(r.predicted_ms) : Json(nullptr)},
-                   {"measured_ms", exact(r.measured_ms)},
-                   {"planned_bytes", r.planned_bytes},
-                   {"used_bytes", r.used_bytes}}));
+    write_and_post(to_line({{"type", "plan"},
+                            {"step", r.step},
+                            {"predicted_ms", r.predicted_ms > 0 ? exact(r.predicted_ms) : Json(nullptr)},
+                            {"measured_ms", exact(r.measured_ms)},
+                            {"planned_bytes", r.planned_bytes},
+                            {"used_bytes", r.used_bytes}}));
     print_line(strf("plan: %s; memory planned %.3f GiB, used %.3f", r.text.c_str(),
                     static_cast<double>(r.planned_bytes) / kGiB, static_cast<double>(r.used_bytes) / kGiB));
 }
 
 void RunLog::checkpoint(int64_t step, const std::string& path, double seconds, double stall_seconds) {
     step_ = std::max(step_, step);
-    write(to_line({{"type", "checkpoint"}, {"step", step}, {"path", path}, {"seconds", exact(seconds)},
-                   {"stall_seconds", exact(stall_seconds)}}));
+    write_and_post(to_line({{"type", "checkpoint"}, {"step", step}, {"path", path}, {"seconds", exact(seconds)},
+                            {"stall_seconds", exact(stall_seconds)}}));
     print_line(message_line(strf("checkpoint step %lld | %s | %.1f s, training stalled for %.2f s",
                                  static_cast<long long>(step), path.c_str(), seconds, stall_seconds)));
 }
 
 void RunLog::event(const std::string& kind, const std::string& text, bool print) {
-    write(to_line({{"type", "event"}, {"step", step_}, {"kind", kind}, {"text", text}}));
+    ended_ = kind == "stop" || kind == "diverged" || kind == "failed";
+    constexpr size_t kPosted = 600;   // of the text, so that the record fits into a pipe however it is escaped
+    Json record = {{"type", "event"}, {"step", step_}, {"kind", kind}, {"text", text}};
+    write(to_line(record));
+    record["text"] = text.substr(0, kPosted);
+    if (kind != "alerts") post_record(to_line(record));
     if (print) print_line(message_line(kind + ": " + text));
+}
+
+void RunLog::failed(const Error& error) {
+    if (!ended_ && error.exit_code != kExitDisk) event("failed", error.what(), false);
 }
 
 void RunLog::sample(int64_t step, const std::string& text) {

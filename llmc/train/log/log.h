@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/base/check.h"
 #include "llmc/config/config.h"
 #include "llmc/ops/device.h"
 #include "llmc/parallel/comm/comm_dry_run.h"
@@ -133,18 +134,22 @@ public:
     void plan(const PlanRecord& record);
     // stall_seconds: part of `seconds` in which training stalled. May follow records of later steps.
     void checkpoint(int64_t step, const std::string& path, double seconds, double stall_seconds);
-    void event(const std::string& kind, const std::string& text, bool print = true);   // notes, warnings, stops
+    // Notes, warnings, "alerts" (of the process that sends them), and the end: "stop", "diverged" or "failed".
+    void event(const std::string& kind, const std::string& text, bool print = true);
+    // The run ends with this error: the event "failed", unless an event has said how it ends, or the disk has failed.
+    void failed(const Error& error);
     void sample(int64_t step, const std::string& text);
 
 private:
     void write(const std::string& line);   // one record, without the newline
+    void write_and_post(const std::string& line);   // also to the process that sends alerts
     // A line of standard output. If that is gone, the run goes on: says so once, on standard error and in the file.
     void print_line(const std::string& line);
     void output_lost(const std::string& how);   // says once, on standard error and in the file, that lines are lost
 
     std::FILE* file_ = nullptr;
     std::string path_, earlier_log_;
-    bool launcher_output_lost_ = false;
+    bool launcher_output_lost_ = false, ended_ = false;   // ended_: the last event says how the run ended
     int64_t step_ = 0;                     // of the latest record; also that of header and events
 };
 
