@@ -66,7 +66,7 @@ private:
         const DeviceInfo info = device::device_info(device::device_count() > 0 ? 0 : -1);
         const MemoryPlan memory = plan_memory(config_, table_, fp8_plan_, ranks);
         const PlannedRun run{config_, table_, memory, info, notes_, changed_};
-        std::printf("%s", plan_output(run).c_str());
+        if (comm_.root()) print_plan(run);
         return plan_fits(run) ? kExitOk : kExitBadInput;
     }
 
@@ -160,9 +160,9 @@ private:
         log_->header({.command = command_, .commit = kBuildCommit, .config_json = config_to_json(config_),
                       .gemm_plan_note = config_.gemm_search ? "searched" : "library's first answer",
                       .fp8_plan = fp8_text, .device = info_, .world = comm_.world().ranks,
-                      .synthetic_data = config_.synthetic_data,
-                      .communication = plan_.collectives, .params = table_.param_elems,
-                      .arena_bytes = plan_.arena_bytes, .flops_per_token = flops_per_token_});
+                      .synthetic_data = config_.synthetic_data, .communication = plan_.collectives,
+                      .params = table_.param_elems, .arena_bytes = plan_.arena_bytes,
+                      .purpose_bytes = plan_.purpose_bytes, .flops_per_token = flops_per_token_});
         notes_.push_back(attention_note());
         if (!evaluations_->tokenizer_note().empty()) notes_.push_back(evaluations_->tokenizer_note());
         if (!log_->earlier_log().empty()) notes_.push_back("the earlier log is kept: " + log_->earlier_log());
@@ -375,7 +375,7 @@ private:
         if (slot.samples != config_.global_batch_size || !plan_check_.add(slot.step + 1, ms)) return;
         log_->plan({.step = slot.step + 1, .predicted_ms = plan_check_.predicted_ms(),
                     .measured_ms = plan_check_.measured_ms(), .planned_bytes = plan_.arena_bytes,
-                    .used_bytes = used_bytes_, .text = plan_check_.text()});
+                    .used_bytes = used_bytes_, .predicted_parts_ms = plan_check_.parts(), .text = plan_check_.text()});
     }
 
     // Mean of the last 20 steps, for the ETA.

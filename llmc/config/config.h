@@ -124,6 +124,7 @@ struct Config {
 
     // other
     bool dry_run = false;               // same as the subcommand plan
+    std::string html;                   // file that gets the plan as a page; "": none
     std::string gpu;                    // GPU to plan for, a row of kernel_rates.cpp; "": the one found, else H200
     bool json = false;                  // print the plan as JSON
     bool quiet = false;                 // print only whether the plan fits

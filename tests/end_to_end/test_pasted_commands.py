@@ -85,6 +85,11 @@ RUN = {
     "scripts/watch out": {},
     "scripts/report out/log.jsonl": {},
     "scripts/report out/log.jsonl --out run.html": {},
+    "scripts/report out/log.jsonl bench.json --out run.html": {"before": "echo '{\"type\": \"bench\"}' > bench.json"},
+    "./train_llama ... --save out --alert-command 'mail -s \"$ALERT_KIND\" me@example.com' --report out/run.html": {
+        "before": "rm -r out", "dots": f"{TINY} --synthetic-data"},
+    "./train_llama ... --save out --alert-webhook @webhook.txt": {
+        "before": "rm -r out; echo http://127.0.0.1:9 > webhook.txt", "dots": f"{TINY} --synthetic-data"},
     "scripts/plot out/log.jsonl": {"needs": "matplotlib"},
     "scripts/plot runs/mine": {"needs": "matplotlib", "before": "mkdir runs/mine && cp out/log.jsonl runs/mine"},
     "scripts/plot bf16=a.jsonl fp8=b.jsonl --x tokens --out both.png": {"needs": "matplotlib"},

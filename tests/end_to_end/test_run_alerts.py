@@ -154,7 +154,7 @@ class Alerts(AlertTest):
     def test_what_cannot_work_is_refused(self):
         for words, said in ((["--alert-webhook", "example.com"], "--alert-webhook begins with http:// or https://"),
                             (["--report", "run.html"], "--report follows the log file, and there is none"),
-                            (["--report", "run.pdf", "--log-file", self.log], "the report is HTML: name it .html")):
+                            (["--report", "run.pdf", "--log-file", self.log], "the page is HTML: name it .html")):
             self.assertIn(said, self.run_train(GPT2, "--train-iters", "1", *words, expect=2).stderr)
 
 

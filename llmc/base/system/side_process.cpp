@@ -97,6 +97,22 @@ std::string SideProcess::start(const std::string& name, const std::vector<std::s
     return name_ + " does not start: " + std::strerror(error);
 }
 
+std::string SideProcess::feed(const std::string& name, const std::vector<std::string>& arguments,
+                              const std::string& text) {
+    SideProcess process;
+    if (const std::string error = process.start(name, arguments); !error.empty()) return error;
+    for (size_t done = 0; done < text.size();) {
+        const ssize_t wrote = ::write(process.input(), text.data() + done, text.size() - done);
+        if (wrote < 0 && errno == EINTR) continue;
+        if (wrote <= 0) break;   // it has ended: its exit code says why
+        done += static_cast<size_t>(wrote);
+    }
+    process.close_input();
+    std::string failure;
+    while (!process.ended(failure)) ::usleep(10000);
+    return failure;
+}
+
 void SideProcess::close_input() {
     if (input_ >= 0) ::close(std::exchange(input_, -1));
 }

@@ -1,5 +1,5 @@
-// A process beside the run that executes a script of this repository. The run only starts it and writes to its standard
-// input; whatever becomes of it is a line of text and never the end of the run.
+// A process beside this one that executes a script of this repository. The run only starts it and writes to its
+// standard input; whatever becomes of it is a line of text and never the end of the run.
 #pragma once
 #include <sys/types.h>
 
@@ -11,6 +11,10 @@ std::string find_script(const std::string& name);
 
 class SideProcess {
 public:
+    // Runs scripts/NAME with this text as its standard input and waits for its end. Returns how it failed, or "".
+    static std::string feed(const std::string& name, const std::vector<std::string>& arguments,
+                            const std::string& text);
+
     SideProcess() = default;
     SideProcess(SideProcess&& other) noexcept { *this = std::move(other); }
     SideProcess& operator=(SideProcess&& other) noexcept;

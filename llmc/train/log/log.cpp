@@ -305,6 +305,9 @@ void RunLog::header(const RunHeader& h) {
         communication.push_back({{"collective", c.name}, {"dtype", dtype_name(c.dtype)}, {"ranks", c.ranks},
                                  {"heads", c.exchange}, {"calls", c.calls}, {"bytes", c.bytes},
                                  {"sent_bytes", c.sent_bytes}});
+    Json purposes = Json::object();
+    for (int i = 0; i < kPurposes; i++)
+        purposes[purpose_name(static_cast<Purpose>(i))] = h.purpose_bytes[static_cast<size_t>(i)];
     write(to_line({{"type", "header"},
                    {"format", kLogFormat},
                    {"step", step_},
@@ -317,6 +320,7 @@ void RunLog::header(const RunHeader& h) {
                    {"communication", communication},
                    {"params", h.params},
                    {"arena_bytes", h.arena_bytes},
+                   {"purpose_bytes", purposes},
                    {"flops_per_token", exact(h.flops_per_token)},
                    {"gemm_plan_note", h.gemm_plan_note},
                    {"fp8_plan", h.fp8_plan},
@@ -408,10 +412,13 @@ void RunLog::grad_comm_record(int64_t step, const std::vector<GradCommRecord>& k
 
 void RunLog::plan(const PlanRecord& r) {
     step_ = r.step;
+    Json parts = Json::object();
+    for (const auto& [name, ms] : r.predicted_parts_ms) parts[name] = ms;
     write_and_post(to_line({{"type", "plan"},
                             {"step", r.step},
                             {"predicted_ms", r.predicted_ms > 0 ? exact(r.predicted_ms) : Json(nullptr)},
                             {"measured_ms", exact(r.measured_ms)},
+                            {"predicted_parts_ms", parts},
                             {"planned_bytes", r.planned_bytes},
                             {"used_bytes", r.used_bytes}}));
     print_line(strf("plan: %s; memory planned %.3f GiB, used %.3f", r.text.c_str(),

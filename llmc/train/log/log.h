@@ -1,13 +1,16 @@
 // The log of a run: one line per step on standard output, and JSON lines at full precision.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <cstdio>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "llmc/base/check.h"
 #include "llmc/config/config.h"
+#include "llmc/ops/arena.h"
 #include "llmc/ops/device.h"
 #include "llmc/parallel/comm/comm_dry_run.h"
 
@@ -85,6 +88,7 @@ struct PlanRecord {
     int64_t step = 0;
     double predicted_ms = 0, measured_ms = 0;        // predicted 0: there are no measured rates of this device
     int64_t planned_bytes = 0, used_bytes = 0;       // used: including what libraries allocated
+    std::vector<std::pair<std::string, double>> predicted_parts_ms = {};
     std::string text;                                // the times, for the screen
 };
 
@@ -97,6 +101,7 @@ struct RunHeader {
     bool synthetic_data = false;
     std::vector<PlannedCollective> communication;   // of a step
     int64_t params = 0, arena_bytes = 0;
+    std::array<int64_t, kPurposes> purpose_bytes{};   // of the arena
     double flops_per_token = 0;
 };
 

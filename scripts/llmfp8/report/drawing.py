@@ -29,8 +29,9 @@ def box(x, y, width, height, fill, title):
             f"<title>{text(title)}</title></rect>")
 
 
-def bars(title, rows, form, floors=None):
-    """A bar for each (name, value), in their order; `floors`: {name: value} drawn into the bar as a line."""
+def bars(title, rows, form, floors=None, shares=True):
+    """A bar for each (name, value), in their order, with its share of the sum; `floors`: {name: value} drawn into it as
+    a line."""
     rows = [(name, value) for name, value in rows if known(value)]
     most = max([value for _, value in rows] + list((floors or {}).values()), default=0)
     if most <= 0:
@@ -38,7 +39,7 @@ def bars(title, rows, form, floors=None):
     room, whole, parts = WIDTH - NAME - NUMBER, sum(value for _, value in rows), []
     for i, (name, value) in enumerate(rows):
         y = i * ROW
-        said = f"{form(value)}, {percent(value, whole)}"
+        said = form(value) + (f", {percent(value, whole)}" if shares else "")
         parts += [word(NAME - 8, y + 15, name[:36], "end"),
                   box(NAME, y + 3, room * max(value, 0) / most, ROW - 6, SHADES[0], f"{name}: {said}"),
                   word(NAME + room * max(value, 0) / most + 6, y + 15, said)]

@@ -2,12 +2,10 @@
 import json
 import math
 
-from .drawing import bars, known, strip
+from .document import gib, memory_map, ms, part, step_by_operation
+from .drawing import bars, known
 from .markup import HERE, page, table, text
 from .reduce import gaps, run_data
-
-def gib(value):
-    return f"{value / 2 ** 30:.2f} GiB" if isinstance(value, (int, float)) and math.isfinite(value) else "unknown"
 
 
 def option_rows(runs):
@@ -68,6 +66,34 @@ def plan_table(runs):
             if rows else "")
 
 
+def memory_maps(runs):
+    """The arena of each run that says what it is for."""
+    return "".join(memory_map(part(header, "purpose_bytes"), header.get("arena_bytes"), device_bytes(header),
+                              "Memory by purpose" + (f": {run.name}" if len(runs) > 1 else ""))
+                   for run in runs for header in [run.headers[-1]])
+
+
+def device_bytes(header):
+    """The memory of a GPU; that of the CPU belongs to others, too."""
+    device = part(header, "device")
+    return device.get("memory_bytes") if device.get("sm") else None
+
+
+def predicted_parts(runs):
+    """The predicted time of a step by its parts, and what was measured."""
+    shown = []
+    for run in runs:
+        plan = run.plans[-1] if run.plans else {}
+        parts = [row for row in part(plan, "predicted_parts_ms").items() if known(row[1]) and row[1] > 0]
+        if parts:
+            of = f": {run.name}" if len(runs) > 1 else ""
+            shown.append(f"<h2>Time of a step, predicted{text(of)}</h2>\n<p class=soft>The whole: predicted "
+                         f"{text(ms(plan.get('predicted_ms')))}, measured {text(ms(plan.get('measured_ms')))}. What "
+                         "bench --json writes, given to scripts/report beside the log, adds the measured time of every "
+                         f"operation.</p>\n{bars('Predicted time of a step', parts, ms)}")
+    return "".join(shown)
+
+
 def communication_table(runs):
     rows = [[run.name, *(entry.get(name, "") for name in names)]
             for run in runs for names in [list(communication_fields(runs))]
@@ -81,8 +107,8 @@ def communication_fields(runs):
                          if isinstance(entry, dict) for name in entry)
 
 
-def report(runs):
-    """The page of StreamedLogs that have a header."""
+def report(runs, benches=()):
+    """The page of StreamedLogs that have a header; `benches`: what bench --json has written of such runs."""
     datas = [run_data(run) for run in runs]
     gap = gaps(datas)
     for data in datas:
@@ -98,7 +124,9 @@ def report(runs):
     body += ["<details><summary>All options</summary>",
              table(["option", *(run.name for run in runs)], rows), "</details>\n",
              "<div id=panels><noscript>The curves need JavaScript; the tables do not.</noscript></div>\n",
-             plan_table(runs), communication_table(runs)]
+             plan_table(runs), predicted_parts(runs),
+             *(piece for bench in benches for piece in step_by_operation(bench)),
+             memory_maps(runs), communication_table(runs)]
     for run in runs:
         if isinstance(run.headers[-1].get("fp8_plan"), str) and run.headers[-1]["fp8_plan"]:
             body.append(f"<h2>Linears in FP8: {text(run.name)}</h2>\n<pre tabindex=0>"
