@@ -18,6 +18,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from .run_log import ENDS as RUN_ENDS
 from .support import escaped, parse_json
 
 QUIET_S = 60           # between two alerts of a kind; what comes meanwhile is counted
@@ -119,7 +120,7 @@ class Judge:
 
     def _take_event(self, record):
         kind, text = record.get("kind"), str(record.get("text"))
-        if kind in ("stop", "diverged", "failed"):
+        if kind in RUN_ENDS:
             self.said_end = text
         if kind == "diverged" or kind == "warning" and "-on-divergence " in text:
             return [("divergence", text)]

@@ -13,8 +13,6 @@ LABEL = 9            # columns of the numbers beside a chart
 USUAL_STEPS = 20     # whose median is the expected time of a step
 START_S = 600        # without a record before the first step of a process, until the run counts as stalled
 PATIENCE_S, PATIENCE_STEPS = 30, 10   # the same afterwards: the larger of both, and the longest evaluation or save
-ENDS = ("stop", "diverged", "failed")
-NO_EVENT = ("note",)
 
 
 def plain(text):
@@ -105,7 +103,7 @@ class WatchedRun(StreamedLog):
         super()._take_event(record)
         if record["text"].startswith("ranks of host "):
             self.hosts.append(plain(record["text"].removeprefix("ranks of host ")))
-        if record["kind"] not in NO_EVENT:
+        if record["kind"] != "note":
             self._note(record["step"], f"{record['kind']}: {record['text']}")
 
     # ---- what the screen says ----
@@ -134,9 +132,10 @@ class WatchedRun(StreamedLog):
     @property
     def ended(self):
         """The text of the end, "" while there is none."""
-        last = self.events[-1] if self.events else None
-        return plain(f"{last['kind']}: {last['text']}" if last["kind"] != "stop" else last["text"]) \
-            if last and last["kind"] in ENDS else ""
+        if not self.finished:
+            return ""
+        kind, said = self.events[-1]["kind"], self.events[-1]["text"]
+        return plain(said if kind == "stop" else f"{kind}: {said}")
 
     def state(self, now):
         """(word, explanation): ended, starting, running or STALLED."""

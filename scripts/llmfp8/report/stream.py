@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 
 from ..run_export import STEP_COLUMNS
-from ..run_log import NOT_IN_JSON, OPTIONAL, RunLog, is_number
+from ..run_log import ENDS, NOT_IN_JSON, OPTIONAL, RunLog, is_number
 from ..support import parse_json
 
 COLUMNS = 128
@@ -184,7 +184,7 @@ class StreamedLog(RunLog):
         self.plans.append(record)
 
     def _take_event(self, record):
-        if len(self.events) >= MOST_EVENTS and record["kind"] != "stop":
+        if len(self.events) >= MOST_EVENTS and record["kind"] not in ENDS:
             self.left_out += 1
         else:
             self.events.append(record)
