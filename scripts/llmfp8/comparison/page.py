@@ -64,7 +64,7 @@ def curves_of(comparison):
 def comparison_page(comparison, heading, markdown):
     title, _, rest = html_of(markdown).partition("</h1>\n")
     speed = bars("Speed, tokens/s of a GPU", [(row.name, row.tokens_per_gpu.median) for row in comparison.rows],
-                 lambda value: f"{value:,.0f} tokens/s/GPU", shares=False)
+                 lambda value: f"{value:,.0f} tokens/s/GPU", whole=0)
     runs, gap = curves_of(comparison)
     body = (f"<header>{title}</h1></header>\n<main>\n<h2>Speed</h2>\n{speed}{rest}<div id=panels><noscript>The curves "
             "need JavaScript; the tables do not.</noscript></div>\n</main>\n")

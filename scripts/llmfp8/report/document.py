@@ -113,7 +113,7 @@ def linears(found):
                      ms(first.get("fp8_ms"))])
         if known(first.get("gain")) and first["gain"] > 0:
             shown.append((name if in_fp8 else f"{name} (stays BF16)", first["gain"]))
-    drawn = bars("Predicted speedup of FP8", shown, lambda value: f"{value:.2f} times BF16", shares=False)
+    drawn = bars("Predicted speedup of FP8", shown, lambda value: f"{value:.2f} times BF16", whole=0)
     return ("<h2>Linear layers: predicted speedup of FP8</h2>\n" + drawn
             + table(["linear", "out x in", "layers in FP8", "BF16", "FP8"], rows))
 
@@ -143,10 +143,10 @@ def step_by_operation(bench):
     body = [f"<h2>Time of a step by operation</h2>\n<p class=soft>Measured by bench on {text(bench.get('device'))}, "
             f"{text(bench.get('recipe'))}: {text(ms(step))} a step. The line in a bar is the floor: bytes at the rate "
             "of a copy, FLOPs at the rate of a matmul.</p>\n",
-            bars("Time by class of operations", classes, ms, floors),
+            bars("Time by class of operations", classes, ms, floors, step),
             bars("Time by operation", [(row.get("name"), row.get("ms")) for row in rows[:24]], ms,
                  {row.get("name"): row.get("floor_ms") for row in rows[:24] if known(row.get("floor_ms"))
-                  and row["floor_ms"] > 0}),
+                  and row["floor_ms"] > 0}, step),
             rest_of("All operations"),
             table(["operation", "class", "calls", "time", "floor", "share of the step"],
                   [[row.get("name"), row.get("class"), row.get("calls"), ms(row.get("ms")), ms(row.get("floor_ms")),

@@ -3,7 +3,7 @@ import math
 
 from .markup import text
 
-WIDTH, NAME, NUMBER, ROW = 1080, 250, 190, 22
+WIDTH, NAME, NUMBER, ROW = 1080, 300, 170, 22
 SHADES = ("#1a3f7a", "#9db7de", "#55789f", "#d8e2f0")
 
 
@@ -29,21 +29,24 @@ def box(x, y, width, height, fill, title):
             f"<title>{text(title)}</title></rect>")
 
 
-def bars(title, rows, form, floors=None, shares=True):
-    """A bar for each (name, value), in their order, with its share of the sum; `floors`: {name: value} drawn into it as
-    a line."""
+def bars(title, rows, form, floors=None, whole=None):
+    """A bar for each (name, value), in their order, with its share of `whole` (default: of the sum; 0: no shares).
+    `floors`: {name: value} drawn into it as a line."""
     rows = [(name, value) for name, value in rows if known(value)]
     most = max([value for _, value in rows] + list((floors or {}).values()), default=0)
     if most <= 0:
         return ""
-    room, whole, parts = WIDTH - NAME - NUMBER, sum(value for _, value in rows), []
+    room, parts = WIDTH - NAME - NUMBER, []
+    whole = whole if known(whole) else sum(value for _, value in rows)
     for i, (name, value) in enumerate(rows):
         y = i * ROW
-        said = form(value) + (f", {percent(value, whole)}" if shares else "")
-        parts += [word(NAME - 8, y + 15, name[:36], "end"),
-                  box(NAME, y + 3, room * max(value, 0) / most, ROW - 6, SHADES[0], f"{name}: {said}"),
-                  word(NAME + room * max(value, 0) / most + 6, y + 15, said)]
+        said = ", ".join(filter(None, [form(value), percent(value, whole)]))
         floor = (floors or {}).get(name)
+        end = max(value, floor if known(floor) else 0, 0)
+        name = str(name)
+        parts += [word(NAME - 8, y + 15, name if len(name) < 42 else name[:40] + "\u2026", "end"),
+                  box(NAME, y + 3, room * max(value, 0) / most, ROW - 6, SHADES[0], f"{name}: {said}"),
+                  word(NAME + room * end / most + 6, y + 15, said)]
         if known(floor):
             x = NAME + room * floor / most
             parts.append(f'<path d="M{x:.1f} {y + 1}V{y + ROW - 1}" stroke="#c2570c" stroke-width="2.5"/>')
