@@ -162,7 +162,7 @@ private:
                       .fp8_plan = fp8_text, .device = info_, .world = comm_.world().ranks,
                       .synthetic_data = config_.synthetic_data, .communication = plan_.collectives,
                       .params = table_.param_elems, .arena_bytes = plan_.arena_bytes,
-                      .purpose_bytes = plan_.purpose_bytes, .flops_per_token = flops_per_token_});
+                      .purpose_bytes = plan_.purpose_bytes, .flops_per_token = flops_per_token_, .changed = changed_});
         notes_.push_back(attention_note());
         if (!evaluations_->tokenizer_note().empty()) notes_.push_back(evaluations_->tokenizer_note());
         if (!log_->earlier_log().empty()) notes_.push_back("the earlier log is kept: " + log_->earlier_log());

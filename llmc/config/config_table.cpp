@@ -346,7 +346,8 @@ void add_output(Rows& rows) {
                  "rank, a stall and the end; it has the message in $ALERT_TEXT and as JSON on standard input",
          .on_resume = kSilent},
         {.name = "alert-webhook", .group = group, .value = text(AT(alert_webhook), "URL", "http(s)://... or @FILE"),
-         .help = "POST the same as JSON to this address; @FILE: to the one in the file, which keeps it out of the log",
+         .help = "POST the same as JSON to this address; @FILE: to the one in the file, which keeps it out of "
+                 "checkpoints",
          .on_resume = kSilent},
         {.name = "report", .group = group, .value = text(AT(report), "FILE", "a file"),
          .help = "make the web page of scripts/report of the log when the run has ended, also if it failed",

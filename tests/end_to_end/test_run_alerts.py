@@ -71,6 +71,11 @@ class Alerts(AlertTest):
                          (4, "step 4: loss or gradient norm not finite, the update was skipped"))
         self.assertEqual((end["message"], end["log"]), ("finished 12 steps", self.log))
         self.assertIn("--train-iters 12", end["run"])
+        with open(self.log) as file:   # which may be shown to others
+            text = file.read()
+        self.assertNotIn("secret", text)
+        self.assertEqual(json.loads(text.split("\n")[0])["config"]["alert-webhook"],
+                         self.hook.url.replace("hook/secret", "(hidden)"))
 
     def test_a_run_that_diverges(self):
         self.run_train(GPT2, *self.options(50, "--lr", "10", "--stop-on-divergence", "2"), expect=4)

@@ -40,6 +40,18 @@ std::string to_line(const Json& record) {
     return record.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+// The address of a webhook is a secret in the part after the host: of it a log, which others may see, has that alone.
+std::string without_address(std::string line, const std::string& address) {
+    const size_t scheme = address.find("://");
+    const size_t host_end = scheme == std::string::npos ? scheme : address.find('/', scheme + 3);
+    if (host_end == std::string::npos) return line;
+    const std::string written = Json(address).dump(), whole = written.substr(1, written.size() - 2);
+    const std::string shown = address.substr(0, host_end) + "/(hidden)";
+    for (size_t at = 0; (at = line.find(whole, at)) != std::string::npos; at += shown.size())
+        line.replace(at, whole.size(), shown);
+    return line;
+}
+
 // Adds the fields that there are.
 void add_gpu(Json& record, const GpuRecord& gpu) {
     const std::pair<const char*, std::optional<double>> fields[] = {
@@ -308,23 +320,25 @@ void RunLog::header(const RunHeader& h) {
     Json purposes = Json::object();
     for (int i = 0; i < kPurposes; i++)
         purposes[purpose_name(static_cast<Purpose>(i))] = h.purpose_bytes[static_cast<size_t>(i)];
-    write(to_line({{"type", "header"},
-                   {"format", kLogFormat},
-                   {"step", step_},
-                   {"unix_time", unix_seconds()},
-                   {"command", h.command},
-                   {"commit", h.commit},
-                   {"device", device},
-                   {"world", h.world},
-                   {"synthetic_data", h.synthetic_data},
-                   {"communication", communication},
-                   {"params", h.params},
-                   {"arena_bytes", h.arena_bytes},
-                   {"purpose_bytes", purposes},
-                   {"flops_per_token", exact(h.flops_per_token)},
-                   {"gemm_plan_note", h.gemm_plan_note},
-                   {"fp8_plan", h.fp8_plan},
-                   {"config", config}}));
+    const std::string line = to_line({{"type", "header"},
+                                      {"format", kLogFormat},
+                                      {"step", step_},
+                                      {"unix_time", unix_seconds()},
+                                      {"command", h.command},
+                                      {"commit", h.commit},
+                                      {"device", device},
+                                      {"world", h.world},
+                                      {"synthetic_data", h.synthetic_data},
+                                      {"communication", communication},
+                                      {"params", h.params},
+                                      {"arena_bytes", h.arena_bytes},
+                                      {"purpose_bytes", purposes},
+                                      {"flops_per_token", exact(h.flops_per_token)},
+                                      {"gemm_plan_note", h.gemm_plan_note},
+                                      {"fp8_plan", h.fp8_plan},
+                                      {"changed", h.changed},
+                                      {"config", config}});
+    write(without_address(line, text_of(config, "alert-webhook")));
 }
 
 void RunLog::step(const StepRecord& r, bool print) {

@@ -103,6 +103,7 @@ struct RunHeader {
     int64_t params = 0, arena_bytes = 0;
     std::array<int64_t, kPurposes> purpose_bytes{};   // of the arena
     double flops_per_token = 0;
+    std::vector<std::string> changed = {};   // options that differ from the preset, as the banner has them
 };
 
 // Whether the log at `path` is of a run with this --save; true if there is no log or it does not say.
@@ -130,7 +131,7 @@ public:
     RunLog(const RunLog&) = delete;
     RunLog& operator=(const RunLog&) = delete;
     const std::string& earlier_log() const { return earlier_log_; }   // name under which the old file is kept, or ""
-    void header(const RunHeader& header);
+    void header(const RunHeader& header);   // without the address of --alert-webhook after its host
     void step(const StepRecord& record, bool print);   // every step goes to the file; `print` also to stdout
     void eval(const EvalRecord& record);
     void hellaswag(const HellaswagRecord& record);

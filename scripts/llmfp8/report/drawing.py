@@ -3,7 +3,7 @@ import math
 
 from .markup import text
 
-WIDTH, NAME, NUMBER, ROW = 1080, 300, 170, 22
+WIDTH, NAME, NUMBER, ROW = 1080, 330, 170, 22
 SHADES = ("#1a3f7a", "#9db7de", "#55789f", "#d8e2f0")
 
 

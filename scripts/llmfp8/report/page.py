@@ -23,6 +23,19 @@ def what_ran(runs):
         found = run.headers[-1]["device"]
         return str(found.get("name", "unknown"))
 
+    def option(name):
+        def value(run):
+            found = part(run.headers[-1], "config").get(name, "")
+            return " ".join(map(str, found)) if isinstance(found, list) else found
+        return value
+
+    def data(run):
+        return "synthetic: the losses mean nothing" if run.synthetic else option("train-data")(run)
+
+    def changed(run):
+        found = run.headers[-1].get("changed")
+        return " ".join(map(str, found)) if isinstance(found, list) else "not in this log"
+
     def losses(run):
         last = run.step_list()[-1:] if len(run.steps) < 2 else [run.steps[run.steps.at[-1]]]
         return f"{last[0]['loss']:.4f} at step {last[0]['step']}" if last else "no step yet"
@@ -33,15 +46,15 @@ def what_ran(runs):
     def last(run, field, form):
         values = [value for value in run.steps.columns[field][len(run.steps) // 10:] if math.isfinite(value)]
         return form.format(sorted(values)[len(values) // 2]) if values else "unknown"
-    rows = [("device", device), ("ranks", lambda run: run.headers[-1]["world"]),
-            ("commit", lambda run: run.headers[-1]["commit"]),
+    rows = [("model", option("model")), ("FP8 recipe", option("fp8-recipe")), ("device", device),
+            ("ranks", lambda run: run.headers[-1]["world"]), ("commit", lambda run: run.headers[-1]["commit"]),
             ("parameters", lambda run: f"{run.headers[-1].get('params', 'unknown')}"),
             ("memory of the arena", lambda run: gib(run.headers[-1].get("arena_bytes"))),
             ("training loss", losses), ("validation loss", valid),
             ("median step time", lambda run: last(run, "step_seconds", "{:.4g} s")),
             ("median speed", lambda run: last(run, "tokens_per_second", "{:,.0f} tokens/s")),
             ("median energy", lambda run: last(run, "joules_per_token", "{:.4g} J/token")),
-            ("data", lambda run: "synthetic: the losses mean nothing" if run.synthetic else "real"),
+            ("data", data), ("differences from the preset", changed),
             ("state", lambda run: run.events[-1]["text"] if run.finished else "running, or killed"),
             ("command", lambda run: run.headers[-1]["command"])]
     return table(["", *(run.name for run in runs)], [[name, *(value(run) for run in runs)] for name, value in rows],
