@@ -17,12 +17,13 @@ MOST_EVENTS = 10_000   # of a log that repeats itself
 
 
 def number(value):
-    """A number of a record as a double, nan if there is none; TypeError or ValueError if it is something else."""
-    if value is None:
-        return math.nan
+    """A number of a record as a double, nan if there is none. RunLog has looked at the fields that it needs."""
     if not is_number(value) and not isinstance(value, bool):
-        raise TypeError
-    return float(NOT_IN_JSON.get(value, value) if isinstance(value, str) else value)
+        return math.nan
+    try:
+        return float(NOT_IN_JSON.get(value, value) if isinstance(value, str) else value)
+    except OverflowError:
+        return math.nan
 
 
 class StepTable(Mapping):
