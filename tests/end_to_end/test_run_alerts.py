@@ -8,8 +8,8 @@ import time
 import unittest
 
 from tests.support.alerts import Webhook
-from tests.support.ranks import HAVE_RANKS, MPIRUN, ONE_EACH, RanksTest
-from tests.support.train import GPT2, TrainTest, records
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, ONE_EACH, RanksTest
+from tests.support.train import GPT2, ROOT, TrainTest, records
 
 
 def side_processes(parent):
@@ -201,6 +201,19 @@ class Ranks(AlertTest, RanksTest):
     def test_rank_0_is_lost(self):
         self.assertRegex(self.lost(0),
                          "^rank 0 ended without a word after step [34]: killed, or one of the 2 ranks failed$")
+
+    def test_a_rank_that_hangs(self):
+        """The hang report is what is told, also under the launch wrapper."""
+        run = self.command(GPT2, *ONE_EACH, *self.options(100000, "--inject", "stall:rank=1@step=5", "--comm-timeout",
+                                                          "3"))
+        wrapper = [os.path.join(ROOT, "scripts/launch/launch_mpi.sh"), *MPIRUN[1:], "-np", "2"]
+        for launcher in ([*MPIRUN, "-np", "2"], wrapper):
+            self.hook.got.clear()
+            done = subprocess.run([*launcher, *run], capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
+            self.assertEqual(done.returncode, 6, done.stderr[-2000:])
+            self.assertRegex(self.hook.wait_for("lost")["message"], "rank 1 .*without progress for")
+            self.assertEqual(self.sent(), ["lost"])
+            os.unlink(self.log)
 
     def test_another_rank_is_lost(self):
         self.assertRegex(self.lost(1), r"rank 1 .*is gone|one of the 2 ranks failed")
