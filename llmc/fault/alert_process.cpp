@@ -12,8 +12,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <mutex>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <thread>
 
 #include "llmc/base/check.h"
@@ -29,7 +29,8 @@ constexpr size_t kTextBytes = 600;          // of an error, so that the record f
 constexpr int kEndMs = 500;                 // for the word of the end, after the last step
 
 SideProcess process;                        // used by the main thread only
-std::atomic<int> pipe_end{-1};              // its input, for all threads; closed by the main thread at the end
+std::atomic<int> pipe_end{-1};              // its input, for all threads
+std::mutex pipe_mutex;                      // held to write to it or to close it: its number may become another file's
 std::atomic<int64_t> dropped{0};
 std::atomic<bool> end_posted{false};
 bool drop_said = false;
@@ -68,16 +69,27 @@ std::string start() {
 
 // Writes the whole line, or nothing. A line of up to PIPE_BUF bytes is never mixed with that of another thread.
 bool offer(const std::string& line) {
+    const std::lock_guard<std::mutex> lock(pipe_mutex);
     const int fd = pipe_end;
     if (fd < 0) return true;
     const std::string whole = line + "\n";
     return whole.size() <= PIPE_BUF && ::write(fd, whole.data(), whole.size()) == static_cast<ssize_t>(whole.size());
 }
 
+void close_pipe() {
+    const std::lock_guard<std::mutex> lock(pipe_mutex);
+    pipe_end = -1;
+    process.close_input();
+}
+
 // What it has said since the last time, and how it failed.
 std::vector<std::string> news(bool& running) {
     std::string failure;
-    running = !process.ended(failure);
+    {
+        const std::lock_guard<std::mutex> lock(pipe_mutex);
+        running = !process.ended(failure);   // closes the pipe, too
+        if (!running) pipe_end = -1;
+    }
     std::vector<std::string> lines = process.new_lines();
     if (!lines.empty()) last_said = lines.back();
     if (failure.empty()) return lines;
@@ -110,7 +122,7 @@ std::string configure_alert_process(const std::string& json) {
 }
 
 void dismiss_alert_process() {
-    pipe_end = -1;
+    close_pipe();
     process = SideProcess();
 }
 
@@ -143,8 +155,7 @@ std::vector<std::string> alert_process_lines() {
 
 void finish_alert_process(int seconds) {
     if (!process.started()) return;
-    pipe_end = -1;
-    process.close_input();
+    close_pipe();
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
     const auto say = [](const std::string& line) { std::fprintf(stderr, "warning: alerts: %s\n", line.c_str()); };
     if (dropped > 0) say(strf("%lld records were dropped, since scripts/%s did not read them", ll(dropped), kScript));
