@@ -1,12 +1,14 @@
 #include "llmc/commands/plan_report.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "llmc/base/check.h"
 #include "llmc/base/peak_flops.h"
 #include "llmc/base/system/host.h"
+#include "llmc/base/system/side_process.h"
 #include "llmc/base/text.h"
 #include "llmc/perf/fp8_speedup.h"
 #include "llmc/train/run/run_checkpoints.h"
@@ -475,6 +477,13 @@ std::string plan_output(const PlannedRun& run) {
     std::string changed;
     for (const std::string& option : run.changed) changed += " " + option;
     return text + (changed.empty() ? "" : message_line("options          " + changed) + "\n");
+}
+
+void print_plan(const PlannedRun& run) {
+    std::printf("%s", plan_output(run).c_str());
+    if (run.config.html.empty()) return;
+    const std::string error = SideProcess::feed("report", {"-", "--out", run.config.html}, plan_json(run));
+    REQUIRE(error.empty(), "--html %s: %s", run.config.html.c_str(), error.c_str());
 }
 
 bool plan_fits(const PlannedRun& run) { return Figures(run).fits(run.plan); }

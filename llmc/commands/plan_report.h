@@ -23,6 +23,9 @@ std::string plan_text(const PlannedRun& run);
 // The same as one line of JSON.
 std::string plan_json(const PlannedRun& run);
 
+// Prints plan_output, and writes the page of --html.
+void print_plan(const PlannedRun& run);
+
 // With --json plan_json, with --quiet the first line; else plan_text, the notes and the options that the user changed,
 // with --verbose all options.
 std::string plan_output(const PlannedRun& run);

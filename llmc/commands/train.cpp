@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <deque>
 #include <memory>
+#include <numeric>
 #include <optional>
 
 #include "llmc/base/fault_injection.h"
@@ -16,12 +17,14 @@
 #include "llmc/commands/run_summary.h"
 #include "llmc/config/environment.h"
 #include "llmc/config/schedule.h"
+#include "llmc/fault/alert_process.h"
 #include "llmc/fault/shutdown.h"
 #include "llmc/fault/watchdog.h"
 #include "llmc/parallel/comm/comm.h"
 #include "llmc/parallel/comm/comm_benchmark.h"
 #include "llmc/parallel/rank_preflight.h"
 #include "llmc/perf/fp8_speedup.h"
+#include "llmc/train/log/alert_config.h"
 #include "llmc/train/log/fp8_monitor.h"
 #include "llmc/train/log/gpu_monitor.h"
 #include "llmc/train/log/log.h"
@@ -43,7 +46,18 @@ public:
           changed_(std::move(parsed.changed)), fp8_given_(parsed.fp8_given), notes_(std::move(parsed.notes)),
           table_(make_param_table(config_.shape)), fp8_plan_(fp8_plan_of(config_, table_)) {}
 
-    int run() { return config_.dry_run ? plan() : train(); }
+    int run() {
+        if (config_.dry_run) return plan();
+        if (const std::string error = tell_alert_process(config_, command_, comm_); !error.empty())
+            notes_.push_back("alerts: " + error);
+        try {
+            train();
+        } catch (const Error& failure) {
+            if (log_) log_->failed(failure);
+            throw;
+        }
+        return kExitOk;
+    }
 
 private:
     int plan() {
@@ -52,11 +66,11 @@ private:
         const DeviceInfo info = device::device_info(device::device_count() > 0 ? 0 : -1);
         const MemoryPlan memory = plan_memory(config_, table_, fp8_plan_, ranks);
         const PlannedRun run{config_, table_, memory, info, notes_, changed_};
-        std::printf("%s", plan_output(run).c_str());
+        if (comm_.root()) print_plan(run);
         return plan_fits(run) ? kExitOk : kExitBadInput;
     }
 
-    int train() {
+    void train() {
         start_.done("launch");
         for (const std::string& fault : config_.inject) notes_.push_back("FAULT INJECTION: --inject " + fault);
         for (const std::string& line : environment_differences(comm_)) notes_.push_back(line);
@@ -81,7 +95,6 @@ private:
         start_.done("evaluation");
         while (evaluations_->data_error().empty() && step_ < config_.train_iters && train_step()) {}
         finish();
-        return kExitOk;
     }
 
     // ---- start ----
@@ -147,15 +160,16 @@ private:
         log_->header({.command = command_, .commit = kBuildCommit, .config_json = config_to_json(config_),
                       .gemm_plan_note = config_.gemm_search ? "searched" : "library's first answer",
                       .fp8_plan = fp8_text, .device = info_, .world = comm_.world().ranks,
-                      .synthetic_data = config_.synthetic_data,
-                      .communication = plan_.collectives, .params = table_.param_elems,
-                      .arena_bytes = plan_.arena_bytes, .flops_per_token = flops_per_token_});
+                      .synthetic_data = config_.synthetic_data, .communication = plan_.collectives,
+                      .params = table_.param_elems, .arena_bytes = plan_.arena_bytes,
+                      .purpose_bytes = plan_.purpose_bytes, .flops_per_token = flops_per_token_, .changed = changed_});
         notes_.push_back(attention_note());
         if (!evaluations_->tokenizer_note().empty()) notes_.push_back(evaluations_->tokenizer_note());
         if (!log_->earlier_log().empty()) notes_.push_back("the earlier log is kept: " + log_->earlier_log());
         if (hf_class(config_.shape) == HfClass::kOwn && !config_.save.empty())
             notes_.push_back("no transformers class has this shape: checkpoints bring a modeling_llmfp8.py");
-        for (const std::string& name : idle_) notes_.push_back(name);
+        notes_.insert(notes_.end(), idle_.begin(), idle_.end());
+        post_record(strf(R"({"type":"start","checkpoint_bytes":%lld})", ll(plan_.host.checkpoint_bytes)));
         write_notes(summary);
         if (comm_.root()) exporter_.start(config_);
     }
@@ -361,16 +375,14 @@ private:
         if (slot.samples != config_.global_batch_size || !plan_check_.add(slot.step + 1, ms)) return;
         log_->plan({.step = slot.step + 1, .predicted_ms = plan_check_.predicted_ms(),
                     .measured_ms = plan_check_.measured_ms(), .planned_bytes = plan_.arena_bytes,
-                    .used_bytes = used_bytes_, .text = plan_check_.text()});
+                    .used_bytes = used_bytes_, .predicted_parts_ms = plan_check_.parts(), .text = plan_check_.text()});
     }
 
     // Mean of the last 20 steps, for the ETA.
     double seconds_per_step(double latest) {
         recent_.push_back(latest);
         if (recent_.size() > 20) recent_.pop_front();
-        double sum = 0;
-        for (double s : recent_) sum += s;
-        return sum / static_cast<double>(recent_.size());
+        return std::accumulate(recent_.begin(), recent_.end(), 0.0) / static_cast<double>(recent_.size());
     }
 
     // ---- evaluation, checkpoints ----

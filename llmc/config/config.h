@@ -108,6 +108,8 @@ struct Config {
     int64_t log_interval = 0;
     std::string log_file;
     std::string tensorboard_dir, wandb_project;   // for the side processes that follow log_file; "": none
+    std::string alert_command, alert_webhook;     // that the side process of the run tells of trouble; "": none
+    std::string report;                 // HTML file that it makes at the end; "": none
     bool verbose = false;               // print the whole configuration and every note
     int64_t sample_every = 0, sample_tokens = 0;
     double temperature = 0;             // 0: take the most likely token
@@ -122,6 +124,7 @@ struct Config {
 
     // other
     bool dry_run = false;               // same as the subcommand plan
+    std::string html;                   // file that gets the plan as a page; "": none
     std::string gpu;                    // GPU to plan for, a row of kernel_rates.cpp; "": the one found, else H200
     bool json = false;                  // print the plan as JSON
     bool quiet = false;                 // print only whether the plan fits

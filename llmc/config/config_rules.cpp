@@ -140,10 +140,19 @@ void run_rules(const Config& c, int ranks, Rules& rules) {
     rules.require(c.resume != "auto" || !c.save.empty(),
                   "--resume auto looks under --save, which is missing");
     const std::pair<const char*, const std::string&> followers[] = {{"--tensorboard-dir", c.tensorboard_dir},
-                                                                    {"--wandb-project", c.wandb_project}};
+                                                                    {"--wandb-project", c.wandb_project},
+                                                                    {"--report", c.report}};
     for (const auto& [option, value] : followers)
         rules.require(value.empty() || !c.log_file.empty(),
                       std::string(option) + " follows the log file, and there is none: --log-file FILE or --save DIR");
+    const bool address = c.alert_webhook.starts_with("http://") || c.alert_webhook.starts_with("https://");
+    rules.require(c.alert_webhook.empty() || address || c.alert_webhook[0] == '@',
+                  "--alert-webhook begins with http:// or https://, or with @ and the name of a file that has the "
+                  "address");
+    const std::pair<const char*, const std::string&> pages[] = {{"--report ", c.report}, {"--html ", c.html}};
+    for (const auto& [option, value] : pages)
+        rules.require(value.empty() || value.ends_with(".html") || value.ends_with(".htm"),
+                      option + value + ": the page is HTML: name it .html");
     rules.require(c.profile_first <= c.profile_last,
                   strf("--profile %lld:%lld ends before it starts", ll(c.profile_first), ll(c.profile_last)));
 }

@@ -341,6 +341,17 @@ void add_output(Rows& rows) {
         {.name = "wandb-project", .group = group, .value = text(AT(wandb_project), "NAME", "a name"),
          .help = "the same for a run of this project of Weights & Biases; WANDB_MODE=offline keeps it on disk beside "
                  "the log file", .on_resume = kSilent},
+        {.name = "alert-command", .group = group, .value = text(AT(alert_command), "CMD", "a command of the shell"),
+         .help = "run this on divergence, spikes, skipped steps, saturated FP8 tensors, a slow-down, low disk, a lost "
+                 "rank, a stall and the end; it has the message in $ALERT_TEXT and as JSON on standard input",
+         .on_resume = kSilent},
+        {.name = "alert-webhook", .group = group, .value = text(AT(alert_webhook), "URL", "http(s)://... or @FILE"),
+         .help = "POST the same as JSON to this address; @FILE: to the one in the file, which keeps it out of "
+                 "checkpoints",
+         .on_resume = kSilent},
+        {.name = "report", .group = group, .value = text(AT(report), "FILE", "a file"),
+         .help = "make the web page of scripts/report of the log when the run has ended, also if it failed",
+         .on_resume = kSilent},
         {.name = "verbose", .group = group, .value = flag(AT(verbose), true, false),
          .help = "print every option, the FP8 plan, the communication of a step and all notes at the start, which "
                  "otherwise only the log file has; plan: also every option",
@@ -362,6 +373,9 @@ void add_other(Rows& rows) {
          .acts_if = kPlans, .on_resume = kSilent},
         {.name = "json", .group = group, .value = flag(AT(json), true, false),
          .help = "print the plan as JSON", .fallback = "false", .acts_if = kPlans, .on_resume = kSilent},
+        {.name = "html", .group = group, .value = text(AT(html), "FILE", "a file"),
+         .help = "write the plan as a web page, too; doctor has the same option", .acts_if = kPlans,
+         .on_resume = kSilent},
         {.name = "quiet", .group = group, .value = flag(AT(quiet), true, false),
          .help = "print one line, whether the plan fits; the exit code is 2 if it does not", .fallback = "false",
          .acts_if = both(kPlans, {{"json", "false", "--json prints the plan as JSON"}}), .on_resume = kSilent},

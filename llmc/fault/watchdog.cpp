@@ -20,6 +20,7 @@
 #include "llmc/base/system/host.h"
 #include "llmc/base/system/proc_stat.h"
 #include "llmc/base/system/signals_blocked.h"
+#include "llmc/fault/alert_process.h"
 
 namespace {
 
@@ -415,6 +416,8 @@ void Watchdog::end_run() {
     }
     if (!header.printed.load() && local(std::max(0, lowest_living(views())))) print_hang_report(views());
     kill_suspended();
+    const bool there = header.hang_report_state.load(std::memory_order_acquire) == 2;
+    post_run_end(kExitPeerLost, there ? header.hang_report : "a rank was lost or hangs");
     abort_device_collectives();
     ::_exit(kExitPeerLost);
 }

@@ -228,6 +228,13 @@ StepTimeCheck check_of(const Config& config, const MemoryPlan& plan, const Devic
     return gpu ? StepTimeCheck(predict_step(config, plan, *gpu)) : StepTimeCheck();
 }
 
+StepTimeCheck::StepTimeCheck(const StepTime& predicted)
+    : predicted_ms_(predicted.total_ms()), scaled_(predicted.gpu && !find_rates(predicted.gpu->name)) {
+    for (int i = 0; i < kStepParts; i++)
+        if (const double ms = predicted.ms[static_cast<size_t>(i)]; ms > 0)
+            parts_.emplace_back(step_part_name(static_cast<StepPart>(i)), ms);
+}
+
 bool StepTimeCheck::add(int64_t step, double ms) {
     if (++steps_ > kLast) return false;
     last_step_ = step;

@@ -3,6 +3,7 @@
 #pragma once
 #include <array>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "llmc/base/median.h"
@@ -40,11 +41,11 @@ const Gpu& planned_gpu(const Config& config, const DeviceInfo& found);
 class StepTimeCheck {
 public:
     StepTimeCheck() = default;   // no prediction
-    explicit StepTimeCheck(const StepTime& predicted)
-        : predicted_ms_(predicted.total_ms()), scaled_(predicted.gpu && !find_rates(predicted.gpu->name)) {}
+    explicit StepTimeCheck(const StepTime& predicted);
     // Adds a step. Returns true for the twentieth.
     bool add(int64_t step, double ms);
     double predicted_ms() const { return predicted_ms_; }   // 0: none
+    const std::vector<std::pair<std::string, double>>& parts() const { return parts_; }   // of the prediction, in ms
     double measured_ms() const { return median_of(ms_); }
     // "predicted 571.3 ms a step, measured 573.0 ms (median of steps 11-20), -0.3 %"
     std::string text() const;
@@ -53,6 +54,7 @@ private:
     static constexpr int kFirst = 11, kLast = 20;
     double predicted_ms_ = 0;
     bool scaled_ = false;   // the rates are those of another GPU
+    std::vector<std::pair<std::string, double>> parts_;
     int steps_ = 0;
     int64_t last_step_ = 0;
     std::vector<double> ms_;

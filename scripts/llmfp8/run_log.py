@@ -8,6 +8,7 @@ from pathlib import Path
 from .support import InputError, count_text, parse_json, require_regular
 
 LOG_FORMAT = 1
+ENDS = ("stop", "diverged", "failed")   # kinds of the last event of a run that was not killed
 MOST_OF_A_LINE = 1 << 26   # bytes; a file without line ends is no log
 # Fields that readers of a log need; a record may have more.
 FIELDS = {
@@ -196,8 +197,8 @@ class RunLog:
 
     @property
     def finished(self):
-        """Whether the log has the run's end; that of a killed run has not."""
-        return bool(self.events) and self.events[-1]["kind"] == "stop"
+        """Whether the log has the run's end, also by an error; that of a killed run has not."""
+        return bool(self.events) and self.events[-1]["kind"] in ENDS
 
     @property
     def synthetic(self):

@@ -75,6 +75,14 @@ class DoctorTest(unittest.TestCase):
             self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
             self.assertIn(text, done.stderr)
 
+    def test_a_page_of_the_report(self):
+        with tempfile.TemporaryDirectory() as folder:
+            page = os.path.join(folder, "doctor.html")
+            self.assertIn("doctor: nothing failed", self.doctor("--html", page).stdout)
+            with open(page) as file:
+                self.assertIn("<p class=verdict>ok: ", file.read())
+            self.assertIn("No such file", self.doctor("--html", folder + "/no/x.html", expect=2).stderr)
+
     def test_help_lists_the_items(self):
         text = self.doctor("--help").stdout
         for name in ("--save DIR", "--json", "FP8 matmuls", "shared memory", "Exit codes: 0"):

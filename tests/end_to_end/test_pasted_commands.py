@@ -82,8 +82,14 @@ RUN = {
     "scripts/recipes/train_llama3_8b_h200_fp8.sh --synthetic-data --train-iters 20": {"more": "--dry-run"},
     "scripts/recipes/train_llama3_8b_h200_fp8.sh --save out --resume auto": {"more": "--dry-run"},
     "./train_gpt2 --model gpt2-124M --train-data 'shards/gpt2/train*.bin' --train-iters 1000": {"more": "--dry-run"},
+    "scripts/watch out": {},
     "scripts/report out/log.jsonl": {},
     "scripts/report out/log.jsonl --out run.html": {},
+    "scripts/report out/log.jsonl bench.json --out run.html": {"before": "echo '{\"type\": \"bench\"}' > bench.json"},
+    "./train_llama ... --save out --alert-command 'mail -s \"$ALERT_KIND\" me@example.com' --report out/run.html": {
+        "before": "rm -r out", "dots": f"{TINY} --synthetic-data"},
+    "./train_llama ... --save out --alert-webhook @webhook.txt": {
+        "before": "rm -r out; echo http://127.0.0.1:9 > webhook.txt", "dots": f"{TINY} --synthetic-data"},
     "scripts/plot out/log.jsonl": {"needs": "matplotlib"},
     "scripts/plot runs/mine": {"needs": "matplotlib", "before": "mkdir runs/mine && cp out/log.jsonl runs/mine"},
     "scripts/plot bf16=a.jsonl fp8=b.jsonl --x tokens --out both.png": {"needs": "matplotlib"},

@@ -8,8 +8,13 @@ from pathlib import Path
 
 from tests.python.test_hostile_imports import check_mutations, mutated
 
+from llmfp8.alerts import Judge, message
+from llmfp8.live_view import WatchedRun, frame
+from llmfp8.report.page import report
+from llmfp8.report.stream import StreamedLog
 from llmfp8.run_export import TEXT_FORMATS
 from llmfp8.run_log import read_log
+from llmfp8.support import parse_json
 
 LOGS = Path(__file__).resolve().parents[1] / "fixtures" / "logs"
 VALUES = [None, True, -1, 0, 1e308, "nan", "inf", "x", [], {}, [1], {"a": 1}, 2 ** 70, "1", 0.5, float("nan")]
@@ -38,6 +43,27 @@ def with_other_fields(chance, text):
     return b"\n".join(lines)
 
 
+def watched(path):
+    """scripts/watch shows something of any file."""
+    run = WatchedRun(path, None, True)
+    run.look()
+    frame([run], 80, 24, getattr(run, "written", 0) + 100)
+
+
+def judged(text):
+    """scripts/alerts takes any record."""
+    judge = Judge()
+    for line in text.split(b"\n"):
+        try:
+            record = parse_json(line)
+        except ValueError:
+            continue
+        for alert in judge.take(record) if isinstance(record, dict) else []:
+            message(alert, 1, judge.options)
+    judge.silence(1e6)
+    judge.closed()
+
+
 class HostileLogs(unittest.TestCase):
     def test_mutations(self):
         """LLMC_LOGS says how many, LLMC_SEED from where on."""
@@ -51,13 +77,20 @@ class HostileLogs(unittest.TestCase):
 
         def accept(number, chance):
             text = chance.choice(seeds)
-            path.write_bytes(mutated(chance, text, seeds) if chance.random() < 0.4 else with_other_fields(chance, text))
+            text = mutated(chance, text, seeds) if chance.random() < 0.4 else with_other_fields(chance, text)
+            path.write_bytes(text)
+            watched(path)
+            judged(text)
             run = read_log(path, None, number % 2 == 0)
             for step in list(run.steps)[:3]:
                 run.tokens_at(step - 1)
             run.warnings()
             for export in TEXT_FORMATS.values():
                 export(run, io.StringIO())
+            if number % 4 == 0:
+                streamed = StreamedLog(path, None, number % 8 == 0)
+                streamed.poll()
+                self.assertTrue(report([streamed]).endswith("</html>\n"))
 
         check_mutations(self, "LLMC_LOGS", accept)
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import unittest
 
-from llmfp8.report import page, reduce
+from llmfp8.report import markup, reduce
 from llmfp8.report.stream import COLUMNS, StreamedLog
 from llmfp8.run_log import read_log
 from tests.support import browser
@@ -127,7 +127,7 @@ class Page(ReportTest):
         self.assertNotRegex(clean.scripts[0], "[<>&\u2028]")
         policy = next(attributes["content"] for tag, attributes in clean.tags if "http-equiv" in attributes)
         self.assertIn("default-src 'none'", policy)
-        self.assertEqual(re.findall(r"script-src ([^;]*);", policy), [page.digest(clean.scripts[1])])
+        self.assertEqual(re.findall(r"script-src ([^;]*);", policy), [markup.digest(clean.scripts[1])])
 
     def test_damaged_logs_are_one_line(self):
         for name, content in (("empty", b""), ("html", b"<html>\n"), ("cut", b'{"type":"header"'),
@@ -155,7 +155,7 @@ class Page(ReportTest):
 
     def test_the_library_is_what_was_published(self):
         for name, digest in UPLOT.items():
-            self.assertEqual(hashlib.sha256((page.HERE / name).read_bytes()).hexdigest(), digest)
+            self.assertEqual(hashlib.sha256((markup.HERE / name).read_bytes()).hexdigest(), digest)
 
     def test_followed_until_its_end(self):
         log, out = self.long_log(20), self.folder / "live.html"

@@ -7,6 +7,7 @@
 #include "llmc/base/check.h"
 #include "llmc/base/nearest.h"
 #include "llmc/base/system/host.h"
+#include "llmc/base/system/side_process.h"
 #include "llmc/commands/doctor/doctor_items.h"
 #include "llmc/fault/watchdog.h"
 
@@ -52,10 +53,11 @@ std::vector<std::string> names_to_corrupt() {
 
 std::string help_text() {
     std::string text =
-        "Usage: train_llama doctor [--save DIR] [--json]       train_gpt2 doctor is the same\n"
+        "Usage: train_llama doctor [--save DIR] [--json] [--html FILE]   train_gpt2 doctor is the same\n"
         "       mpirun -np N train_llama doctor                also checks communication between ranks\n\n"
         "  --save DIR     check the folder in which checkpoints will be saved\n"
         "  --json         print the report as JSON\n"
+        "  --html FILE    write the report as a web page, too\n"
         "  --corrupt ITEM change one element of this item's result, to see that the item then fails:\n"
         "                 FP8 matmuls, attention, FP8 attention or collectives\n\n"
         "Exit codes: 0 nothing failed, 1 an item failed, 2 bad option, or --corrupt of an item that is not checked,\n"
@@ -92,6 +94,11 @@ int examine(Patient& patient) {
     }
     std::fputs((patient.options.json ? report.json(patient) : report.last_line()).c_str(), stdout);
     std::fflush(stdout);
+    if (comm.root() && !patient.options.html.empty()) {
+        const std::string error =
+            SideProcess::feed("report", {"-", "--out", patient.options.html}, report.json(patient));
+        REQUIRE(error.empty(), "--html %s: %s", patient.options.html.c_str(), error.c_str());
+    }
     // An item that was not checked must not look as if its corruption had gone unnoticed.
     REQUIRE(intact.empty(), "--corrupt %s has no effect: %s", patient.options.corrupt.c_str(), intact.c_str());
     return report.failed() ? kExitItemFailed : kExitOk;
@@ -107,7 +114,7 @@ Patient::~Patient() {
 
 DoctorOptions doctor_options(const std::vector<std::string>& words) {
     DoctorOptions options;
-    const std::vector<std::string> known = {"--save", "--json", "--corrupt", "--help"};
+    const std::vector<std::string> known = {"--save", "--json", "--html", "--corrupt", "--help"};
     for (size_t i = 0; i < words.size(); i++) {
         const size_t equals = words[i].find('=');
         std::string name = words[i].substr(0, equals);
@@ -115,7 +122,7 @@ DoctorOptions doctor_options(const std::vector<std::string>& words) {
             std::fprintf(stderr, "note: --spoil is now --corrupt; the old name will go with the next release\n");
             name = "--corrupt";
         }
-        const bool takes_value = name == "--save" || name == "--corrupt";
+        const bool takes_value = name == "--save" || name == "--html" || name == "--corrupt";
         REQUIRE(takes_value || equals == std::string::npos || name.rfind("--", 0) != 0 || nearest(name, known) != name,
                 "%s takes no value", name.c_str());
         std::string value;
@@ -125,6 +132,7 @@ DoctorOptions doctor_options(const std::vector<std::string>& words) {
             REQUIRE(!value.empty() && value.rfind("--", 0) != 0, "%s needs a value", name.c_str());
         }
         if (name == "--save") options.save = value;
+        else if (name == "--html") options.html = value;
         else if (name == "--corrupt") check_corrupt(options.corrupt = value);
         else if (name == "--json") options.json = true;
         else if (name == "--help") options.help = true;

@@ -28,6 +28,7 @@ Finding not_checked(const std::string& text, const std::string& advice = "");
 struct DoctorOptions {
     bool json = false, help = false;
     std::string save;      // the folder for checkpoints
+    std::string html = {};   // a file for the report as a page
     std::string corrupt;   // the item whose result is corrupted, to see that it then fails
 };
 

@@ -15,6 +15,7 @@
 #include "llmc/base/system/files.h"
 #include "llmc/base/system/standard_streams.h"
 #include "llmc/base/text.h"
+#include "llmc/fault/alert_process.h"
 #include "llmc/fault/heartbeat.h"
 
 namespace {
@@ -37,6 +38,18 @@ Json exact(double x) {
 std::string to_line(const Json& record) {
     // Sampled text may be invalid UTF-8; invalid bytes become U+FFFD.
     return record.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+// The address of a webhook is a secret in the part after the host: of it a log, which others may see, has that alone.
+std::string without_address(std::string line, const std::string& address) {
+    const size_t scheme = address.find("://");
+    const size_t host_end = scheme == std::string::npos ? scheme : address.find('/', scheme + 3);
+    if (host_end == std::string::npos) return line;
+    const std::string written = Json(address).dump(), whole = written.substr(1, written.size() - 2);
+    const std::string shown = address.substr(0, host_end) + "/(hidden)";
+    for (size_t at = 0; (at = line.find(whole, at)) != std::string::npos; at += shown.size())
+        line.replace(at, whole.size(), shown);
+    return line;
 }
 
 // Adds the fields that there are.
@@ -263,6 +276,11 @@ void RunLog::write(const std::string& line) {
     if (!whole) FAIL(kExitDisk, "--log-file %s: cannot be written: %s", path_.c_str(), std::strerror(errno));
 }
 
+void RunLog::write_and_post(const std::string& line) {
+    write(line);
+    post_record(line);
+}
+
 void RunLog::print_line(const std::string& line) {
     std::printf("%s\n", line.c_str());
     if (const int error = flush_stdout(); error != 0)
@@ -299,22 +317,28 @@ void RunLog::header(const RunHeader& h) {
         communication.push_back({{"collective", c.name}, {"dtype", dtype_name(c.dtype)}, {"ranks", c.ranks},
                                  {"heads", c.exchange}, {"calls", c.calls}, {"bytes", c.bytes},
                                  {"sent_bytes", c.sent_bytes}});
-    write(to_line({{"type", "header"},
-                   {"format", kLogFormat},
-                   {"step", step_},
-                   {"unix_time", unix_seconds()},
-                   {"command", h.command},
-                   {"commit", h.commit},
-                   {"device", device},
-                   {"world", h.world},
-                   {"synthetic_data", h.synthetic_data},
-                   {"communication", communication},
-                   {"params", h.params},
-                   {"arena_bytes", h.arena_bytes},
-                   {"flops_per_token", exact(h.flops_per_token)},
-                   {"gemm_plan_note", h.gemm_plan_note},
-                   {"fp8_plan", h.fp8_plan},
-                   {"config", config}}));
+    Json purposes = Json::object();
+    for (int i = 0; i < kPurposes; i++)
+        purposes[purpose_name(static_cast<Purpose>(i))] = h.purpose_bytes[static_cast<size_t>(i)];
+    const std::string line = to_line({{"type", "header"},
+                                      {"format", kLogFormat},
+                                      {"step", step_},
+                                      {"unix_time", unix_seconds()},
+                                      {"command", h.command},
+                                      {"commit", h.commit},
+                                      {"device", device},
+                                      {"world", h.world},
+                                      {"synthetic_data", h.synthetic_data},
+                                      {"communication", communication},
+                                      {"params", h.params},
+                                      {"arena_bytes", h.arena_bytes},
+                                      {"purpose_bytes", purposes},
+                                      {"flops_per_token", exact(h.flops_per_token)},
+                                      {"gemm_plan_note", h.gemm_plan_note},
+                                      {"fp8_plan", h.fp8_plan},
+                                      {"changed", h.changed},
+                                      {"config", config}});
+    write(without_address(line, text_of(config, "alert-webhook")));
 }
 
 void RunLog::step(const StepRecord& r, bool print) {
@@ -341,8 +365,9 @@ void RunLog::step(const StepRecord& r, bool print) {
                    {"skipped", r.skipped},
                    {"skips", r.skips}};
     add_gpu(record, r.gpu);
-    write(to_line(record));
+    write_and_post(to_line(record));
     if (print) print_line(step_line(r));
+    for (const std::string& line : alert_process_lines()) event("alerts", line);
 }
 
 void RunLog::eval(const EvalRecord& r) {
@@ -401,27 +426,39 @@ void RunLog::grad_comm_record(int64_t step, const std::vector<GradCommRecord>& k
 
 void RunLog::plan(const PlanRecord& r) {
     step_ = r.step;
-    write(to_line({{"type", "plan"},
-                   {"step", r.step},
-                   {"predicted_ms", r.predicted_ms > 0 ? exact(r.predicted_ms) : Json(nullptr)},
-                   {"measured_ms", exact(r.measured_ms)},
-                   {"planned_bytes", r.planned_bytes},
-                   {"used_bytes", r.used_bytes}}));
+    Json parts = Json::object();
+    for (const auto& [name, ms] : r.predicted_parts_ms) parts[name] = ms;
+    write_and_post(to_line({{"type", "plan"},
+                            {"step", r.step},
+                            {"predicted_ms", r.predicted_ms > 0 ? exact(r.predicted_ms) : Json(nullptr)},
+                            {"measured_ms", exact(r.measured_ms)},
+                            {"predicted_parts_ms", parts},
+                            {"planned_bytes", r.planned_bytes},
+                            {"used_bytes", r.used_bytes}}));
     print_line(strf("plan: %s; memory planned %.3f GiB, used %.3f", r.text.c_str(),
                     static_cast<double>(r.planned_bytes) / kGiB, static_cast<double>(r.used_bytes) / kGiB));
 }
 
 void RunLog::checkpoint(int64_t step, const std::string& path, double seconds, double stall_seconds) {
     step_ = std::max(step_, step);
-    write(to_line({{"type", "checkpoint"}, {"step", step}, {"path", path}, {"seconds", exact(seconds)},
-                   {"stall_seconds", exact(stall_seconds)}}));
+    write_and_post(to_line({{"type", "checkpoint"}, {"step", step}, {"path", path}, {"seconds", exact(seconds)},
+                            {"stall_seconds", exact(stall_seconds)}}));
     print_line(message_line(strf("checkpoint step %lld | %s | %.1f s, training stalled for %.2f s",
                                  static_cast<long long>(step), path.c_str(), seconds, stall_seconds)));
 }
 
 void RunLog::event(const std::string& kind, const std::string& text, bool print) {
-    write(to_line({{"type", "event"}, {"step", step_}, {"kind", kind}, {"text", text}}));
+    ended_ = kind == "stop" || kind == "diverged" || kind == "failed";
+    constexpr size_t kPosted = 600;   // of the text, so that the record fits into a pipe however it is escaped
+    Json record = {{"type", "event"}, {"step", step_}, {"kind", kind}, {"text", text}};
+    write(to_line(record));
+    record["text"] = text.substr(0, kPosted);
+    if (kind != "alerts") post_record(to_line(record));
     if (print) print_line(message_line(kind + ": " + text));
+}
+
+void RunLog::failed(const Error& error) {
+    if (!ended_ && error.exit_code != kExitDisk) event("failed", error.what(), false);
 }
 
 void RunLog::sample(int64_t step, const std::string& text) {

@@ -1,12 +1,16 @@
 // The log of a run: one line per step on standard output, and JSON lines at full precision.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <cstdio>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "llmc/base/check.h"
 #include "llmc/config/config.h"
+#include "llmc/ops/arena.h"
 #include "llmc/ops/device.h"
 #include "llmc/parallel/comm/comm_dry_run.h"
 
@@ -84,6 +88,7 @@ struct PlanRecord {
     int64_t step = 0;
     double predicted_ms = 0, measured_ms = 0;        // predicted 0: there are no measured rates of this device
     int64_t planned_bytes = 0, used_bytes = 0;       // used: including what libraries allocated
+    std::vector<std::pair<std::string, double>> predicted_parts_ms = {};
     std::string text;                                // the times, for the screen
 };
 
@@ -96,7 +101,9 @@ struct RunHeader {
     bool synthetic_data = false;
     std::vector<PlannedCollective> communication;   // of a step
     int64_t params = 0, arena_bytes = 0;
+    std::array<int64_t, kPurposes> purpose_bytes{};   // of the arena
     double flops_per_token = 0;
+    std::vector<std::string> changed = {};   // options that differ from the preset, as the banner has them
 };
 
 // Whether the log at `path` is of a run with this --save; true if there is no log or it does not say.
@@ -124,7 +131,7 @@ public:
     RunLog(const RunLog&) = delete;
     RunLog& operator=(const RunLog&) = delete;
     const std::string& earlier_log() const { return earlier_log_; }   // name under which the old file is kept, or ""
-    void header(const RunHeader& header);
+    void header(const RunHeader& header);   // without the address of --alert-webhook after its host
     void step(const StepRecord& record, bool print);   // every step goes to the file; `print` also to stdout
     void eval(const EvalRecord& record);
     void hellaswag(const HellaswagRecord& record);
@@ -133,18 +140,22 @@ public:
     void plan(const PlanRecord& record);
     // stall_seconds: part of `seconds` in which training stalled. May follow records of later steps.
     void checkpoint(int64_t step, const std::string& path, double seconds, double stall_seconds);
-    void event(const std::string& kind, const std::string& text, bool print = true);   // notes, warnings, stops
+    // Notes, warnings, "alerts" (of the process that sends them), and the end: "stop", "diverged" or "failed".
+    void event(const std::string& kind, const std::string& text, bool print = true);
+    // The run ends with this error: the event "failed", unless an event has said how it ends, or the disk has failed.
+    void failed(const Error& error);
     void sample(int64_t step, const std::string& text);
 
 private:
     void write(const std::string& line);   // one record, without the newline
+    void write_and_post(const std::string& line);   // also to the process that sends alerts
     // A line of standard output. If that is gone, the run goes on: says so once, on standard error and in the file.
     void print_line(const std::string& line);
     void output_lost(const std::string& how);   // says once, on standard error and in the file, that lines are lost
 
     std::FILE* file_ = nullptr;
     std::string path_, earlier_log_;
-    bool launcher_output_lost_ = false;
+    bool launcher_output_lost_ = false, ended_ = false;   // ended_: the last event says how the run ended
     int64_t step_ = 0;                     // of the latest record; also that of header and events
 };
 

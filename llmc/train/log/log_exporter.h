@@ -1,11 +1,10 @@
 // Live TensorBoard event files and W&B runs: processes of scripts/export_log that follow the log file of a run. The
 // trainer only starts them. Whatever becomes of them is one warning and never the end of the run.
 #pragma once
-#include <sys/types.h>
-
 #include <string>
 #include <vector>
 
+#include "llmc/base/system/side_process.h"
 #include "llmc/config/config.h"
 
 class LogExporter {
@@ -30,15 +29,12 @@ public:
 private:
     struct Side {
         std::string option;   // "--tensorboard-dir out/board"
-        pid_t pid;
-        int input, output;    // the write end of its standard input; a file in memory with what it says
+        SideProcess process;
     };
-    void start_process(const std::string& option, std::vector<std::string> words);
-    // Whether the process has ended; if it failed, with its last line in warnings_.
-    bool ended(const Side& side);
-    static void release(const Side& side);
+    void start_process(const std::string& option, std::vector<std::string> arguments);
+    // Whether the process has ended; if it failed, how is in warnings_.
+    bool ended(Side& side);
 
-    std::string script_;
     std::vector<Side> sides_;
     std::vector<std::string> warnings_;
 };

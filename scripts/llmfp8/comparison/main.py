@@ -12,6 +12,7 @@ from ..support import Parser, need
 
 from . import figure
 from .launch import Measurement, check_command, check_options, read_measured
+from .page import comparison_page
 from .report import markdown, write_csv, write_text
 from .results import Comparison
 from .runs import Configuration
@@ -24,8 +25,8 @@ ABOUT = """Runs configurations in turn, or takes finished logs, and says which i
   scripts/compare bf16=a.jsonl fp8=b.jsonl --out runs/tables                  finished logs; a name twice: two rounds
   scripts/compare runs/small                                                  once more of what was measured there
 
-Writes compare.md (printed as well), compare.csv, speed.png and loss.png. What is after -- goes to every run.
-scripts/README.md says what the columns mean. Leaves with 0, with 1 if a run failed, with 2 if the input is wrong."""
+Writes compare.md (printed as well), compare.html, compare.csv, speed.png and loss.png. What is after -- goes to every
+run. scripts/README.md says what the columns mean. Leaves with 0, 1 if a run failed, 2 if the input is wrong."""
 LOG_NAME = re.compile(r"(.+)\.(\d+)\.jsonl")
 # Options of measurements, without effect on finished logs, and their defaults.
 MEASURING = {"rounds": 2, "iters": 10, "train_iters": None, "slice_minutes": None, "only": None, "dry_run": False}
@@ -207,6 +208,7 @@ def write(comparison, options):
     text = markdown(comparison, heading)
     write_text(out / "compare.md", text)
     write_csv(comparison, out / "compare.csv")
+    write_text(out / "compare.html", comparison_page(comparison, heading, text))
     print(text)
     (out / "loss.png").unlink(missing_ok=True)   # of an earlier comparison
     if not options.no_plots:

@@ -137,7 +137,7 @@ class Comparison:
                 if not run.finished:
                     lines.append(f"{c.name}: {run.path} does not say that its run ended")
                 lines += [line for line in run.warnings() if "synthetic data" not in line]
-                warned = [event for event in run.events if event["kind"] not in ("note", "stop")]
+                warned = [event for event in run.events if event["kind"] not in ("note", "stop", "alerts")]
                 if warned:
                     lines.append(f"{c.name}: {len(warned)} warnings in {run.path}, the first in step "
                                  f"{warned[0]['step']}: {' '.join(warned[0]['text'].split())}")

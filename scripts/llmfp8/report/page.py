@@ -1,66 +1,11 @@
-"""The HTML file of scripts/report: one file without a network, whose script is allowed by its hash alone."""
-import base64
-import hashlib
-import html
+"""The HTML file of scripts/report: the page of runs."""
 import json
 import math
-from pathlib import Path
 
+from .document import gib, memory_map, ms, part, step_by_operation
+from .drawing import bars, known
+from .markup import HERE, page, table, text
 from .reduce import gaps, run_data
-
-HERE = Path(__file__).resolve().parent
-# Characters that could end the element of the data or a line of a script, whatever a log has in its names.
-UNSAFE = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026", 0x2028: "\\u2028", 0x2029: "\\u2029"}
-
-
-def safe_json(value):
-    """JSON that holds no markup."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).translate(UNSAFE)
-
-
-def text(value):
-    """HTML of any text; what is no character of a document becomes U+FFFD."""
-    clean = "".join(c if c in "\n\t" or (c.isprintable() or c == "\u00a0") and not 0xD800 <= ord(c) < 0xE000
-                    else "\ufffd" for c in str(value))
-    return html.escape(clean)
-
-
-def table(head, rows, caption=""):
-    head = "".join(f"<th scope=col>{text(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<{'th scope=row' if i == 0 else 'td'}>{text(cell)}</{'th' if i == 0 else 'td'}>"
-                                    for i, cell in enumerate(row)) + "</tr>\n" for row in rows)
-    caption = f"<caption>{text(caption)}</caption>" if caption else ""
-    return f"<div class=wide><table>{caption}<thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>\n"
-
-
-def digest(content):
-    """A source of a Content-Security-Policy: the hash of an element's content."""
-    return "'sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() + "'"
-
-
-def page(title, body, script="", data=None):
-    """A document with the look of all pages; `data` is what the script finds in the element of that name."""
-    style = (HERE / "uPlot.min.css").read_text() + (HERE / "page.css").read_text()
-    script = (HERE / "uPlot.iife.min.js").read_text() + script if script else ""
-    allowed = digest(script) if script else "'none'"
-    policy = (f"default-src 'none'; style-src {digest(style)}; script-src {allowed}; base-uri 'none'; "
-              "form-action 'none'")
-    licence = text((HERE / "uPlot.LICENSE").read_text())
-    parts = ["<!doctype html>\n<html lang=en>\n<head>\n<meta charset=utf-8>\n",
-             f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
-             "<meta name=viewport content=\"width=device-width, initial-scale=1\">\n",
-             f"<title>{text(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n{body}"]
-    if script:
-        parts += [f"<footer><details><summary>Charts are drawn by uPlot 1.6.31 (MIT licence)</summary><pre>{licence}"
-                  f"</pre></details></footer>\n<script type=\"application/json\" id=data>{safe_json(data)}</script>\n"
-                  f"<script>{script}</script>\n"]
-    return "".join([*parts, "</body>\n</html>\n"])
-
-
-# ---- the report of runs ----
-
-def gib(value):
-    return f"{value / 2 ** 30:.2f} GiB" if isinstance(value, (int, float)) and math.isfinite(value) else "unknown"
 
 
 def option_rows(runs):
@@ -78,6 +23,19 @@ def what_ran(runs):
         found = run.headers[-1]["device"]
         return str(found.get("name", "unknown"))
 
+    def option(name):
+        def value(run):
+            found = part(run.headers[-1], "config").get(name, "")
+            return " ".join(map(str, found)) if isinstance(found, list) else found
+        return value
+
+    def data(run):
+        return "synthetic: the losses mean nothing" if run.synthetic else option("train-data")(run)
+
+    def changed(run):
+        found = run.headers[-1].get("changed")
+        return " ".join(map(str, found)) if isinstance(found, list) else "not in this log"
+
     def losses(run):
         last = run.step_list()[-1:] if len(run.steps) < 2 else [run.steps[run.steps.at[-1]]]
         return f"{last[0]['loss']:.4f} at step {last[0]['step']}" if last else "no step yet"
@@ -88,15 +46,15 @@ def what_ran(runs):
     def last(run, field, form):
         values = [value for value in run.steps.columns[field][len(run.steps) // 10:] if math.isfinite(value)]
         return form.format(sorted(values)[len(values) // 2]) if values else "unknown"
-    rows = [("device", device), ("ranks", lambda run: run.headers[-1]["world"]),
-            ("commit", lambda run: run.headers[-1]["commit"]),
+    rows = [("model", option("model")), ("FP8 recipe", option("fp8-recipe")), ("device", device),
+            ("ranks", lambda run: run.headers[-1]["world"]), ("commit", lambda run: run.headers[-1]["commit"]),
             ("parameters", lambda run: f"{run.headers[-1].get('params', 'unknown')}"),
             ("memory of the arena", lambda run: gib(run.headers[-1].get("arena_bytes"))),
             ("training loss", losses), ("validation loss", valid),
             ("median step time", lambda run: last(run, "step_seconds", "{:.4g} s")),
             ("median speed", lambda run: last(run, "tokens_per_second", "{:,.0f} tokens/s")),
             ("median energy", lambda run: last(run, "joules_per_token", "{:.4g} J/token")),
-            ("data", lambda run: "synthetic: the losses mean nothing" if run.synthetic else "real"),
+            ("data", data), ("differences from the preset", changed),
             ("state", lambda run: run.events[-1]["text"] if run.finished else "running, or killed"),
             ("command", lambda run: run.headers[-1]["command"])]
     return table(["", *(run.name for run in runs)], [[name, *(value(run) for run in runs)] for name, value in rows],
@@ -121,6 +79,34 @@ def plan_table(runs):
             if rows else "")
 
 
+def memory_maps(runs):
+    """The arena of each run that says what it is for."""
+    return "".join(memory_map(part(header, "purpose_bytes"), header.get("arena_bytes"), device_bytes(header),
+                              "Memory by purpose" + (f": {run.name}" if len(runs) > 1 else ""))
+                   for run in runs for header in [run.headers[-1]])
+
+
+def device_bytes(header):
+    """The memory of a GPU; that of the CPU belongs to others, too."""
+    device = part(header, "device")
+    return device.get("memory_bytes") if device.get("sm") else None
+
+
+def predicted_parts(runs):
+    """The predicted time of a step by its parts, and what was measured."""
+    shown = []
+    for run in runs:
+        plan = run.plans[-1] if run.plans else {}
+        parts = [row for row in part(plan, "predicted_parts_ms").items() if known(row[1]) and row[1] > 0]
+        if parts:
+            of = f": {run.name}" if len(runs) > 1 else ""
+            shown.append(f"<h2>Time of a step, predicted{text(of)}</h2>\n<p class=soft>The whole: predicted "
+                         f"{text(ms(plan.get('predicted_ms')))}, measured {text(ms(plan.get('measured_ms')))}. What "
+                         "bench --json writes, given to scripts/report beside the log, adds the measured time of every "
+                         f"operation.</p>\n{bars('Predicted time of a step', parts, ms)}")
+    return "".join(shown)
+
+
 def communication_table(runs):
     rows = [[run.name, *(entry.get(name, "") for name in names)]
             for run in runs for names in [list(communication_fields(runs))]
@@ -134,8 +120,8 @@ def communication_fields(runs):
                          if isinstance(entry, dict) for name in entry)
 
 
-def report(runs):
-    """The page of StreamedLogs that have a header."""
+def report(runs, benches=()):
+    """The page of StreamedLogs that have a header; `benches`: what bench --json has written of such runs."""
     datas = [run_data(run) for run in runs]
     gap = gaps(datas)
     for data in datas:
@@ -151,7 +137,9 @@ def report(runs):
     body += ["<details><summary>All options</summary>",
              table(["option", *(run.name for run in runs)], rows), "</details>\n",
              "<div id=panels><noscript>The curves need JavaScript; the tables do not.</noscript></div>\n",
-             plan_table(runs), communication_table(runs)]
+             plan_table(runs), predicted_parts(runs),
+             *(piece for bench in benches for piece in step_by_operation(bench)),
+             memory_maps(runs), communication_table(runs)]
     for run in runs:
         if isinstance(run.headers[-1].get("fp8_plan"), str) and run.headers[-1]["fp8_plan"]:
             body.append(f"<h2>Linears in FP8: {text(run.name)}</h2>\n<pre tabindex=0>"

@@ -5,6 +5,7 @@ import math
 from bisect import bisect_right
 
 from ..run_figure import tensor_order
+from ..run_log import ENDS
 from .stream import FP8_FIELDS
 
 BUCKETS = 700
@@ -81,7 +82,7 @@ def marks(run, place):
     found += [("resumed", step, "resumed from a checkpoint") for step in run.resumed_at]
     found += [("evaluation", step, f"validation loss {record['loss']:.4f}") for step, record in run.evals.items()]
     found += [("checkpoint", record["step"], record["path"]) for record in run.checkpoints]
-    order = {"stop": 0, "resumed": 1, "skipped": 2, "warning": 2, "evaluation": 5, "note": 6}
+    order = {**dict.fromkeys(ENDS, 0), "resumed": 1, "skipped": 2, "warning": 2, "evaluation": 5, "note": 6}
     left_out = max(0, len(found) - MOST_MARKS) + run.left_out
     found = sorted(found, key=lambda mark: (order.get(mark[0], 3), mark[1]))[:MOST_MARKS]
     return [{"kind": kind, **place(step), "text": text[:500]}

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 
 from ..run_export import STEP_COLUMNS
-from ..run_log import NOT_IN_JSON, OPTIONAL, RunLog, is_number
+from ..run_log import ENDS, NOT_IN_JSON, OPTIONAL, RunLog, is_number
 from ..support import parse_json
 
 COLUMNS = 128
@@ -17,12 +17,13 @@ MOST_EVENTS = 10_000   # of a log that repeats itself
 
 
 def number(value):
-    """A number of a record as a double, nan if there is none; TypeError or ValueError if it is something else."""
-    if value is None:
-        return math.nan
+    """A number of a record as a double, nan if there is none. RunLog has looked at the fields that it needs."""
     if not is_number(value) and not isinstance(value, bool):
-        raise TypeError
-    return float(NOT_IN_JSON.get(value, value) if isinstance(value, str) else value)
+        return math.nan
+    try:
+        return float(NOT_IN_JSON.get(value, value) if isinstance(value, str) else value)
+    except OverflowError:
+        return math.nan
 
 
 class StepTable(Mapping):
@@ -184,7 +185,7 @@ class StreamedLog(RunLog):
         self.plans.append(record)
 
     def _take_event(self, record):
-        if len(self.events) >= MOST_EVENTS and record["kind"] != "stop":
+        if len(self.events) >= MOST_EVENTS and record["kind"] not in ENDS:
             self.left_out += 1
         else:
             self.events.append(record)
