@@ -3,7 +3,6 @@
 // that equality is exact; the first failure names its place. Usage: check_sm90
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <vector>
 
 #include "llmc/base/fp8.h"

@@ -14,10 +14,8 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "llmc/base/system/files.h"
-#include "llmc/checkpoint/huggingface/model_extras.h"
 #include "llmc/checkpoint/save_layout.h"
 #include "llmc/checkpoint/save_lock.h"
 #include "llmc/parallel/comm/comm.h"

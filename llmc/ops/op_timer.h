@@ -7,7 +7,6 @@
 // and of the events themselves, which bench_ceilings.h measures.
 #pragma once
 #include <deque>
-#include <string>
 #include <vector>
 
 #include "llmc/ops/op_cost.h"

@@ -1,4 +1,4 @@
-"""What people get wrong: every mistake is answered with one line, the way out in it, and the exit code.
+"""Mistakes of users: each ends with one line that has the remedy, and with the right exit code.
 
 A row has the command, its exit code and parts of the line. Commands run in a folder with the files of
 tests/support/mistake_files.py. `gpt2` and `llama` are the executables, RUN is a small run of two steps, SHAPE the same
@@ -26,7 +26,7 @@ GENERATE = "gpt2 generate --load ck"
 TEXT = "data/prepare_text.py --tokenizer bytes --out out"
 CHAT = "data/prepare_chat.py --tokenizer bytes --out out"
 HELLASWAG = "data/prepare_hellaswag.py --tokenizer bytes --out h.bin"
-# Words that only a library says, and beginnings of what a crash prints.
+# Words that occur only in messages of libraries, and beginnings of the output of a crash.
 FOREIGN = re.compile(r"json\.exception|basic_filebuf|basic_string|filesystem error|what\(\)|terminate called|std::|"
                      r"Traceback|Error: |errno|\bException\b|argparse")
 
@@ -478,7 +478,7 @@ class MistakesTest(unittest.TestCase):
                 self.assertRegex(done.stderr, r"\Aerror: no usable checkpoint at [^\n]*\n\Z")
                 self.assertIn(said, done.stderr)
                 for command in (f"gpt2 RUN --load {step}", f"gpt2 generate --load {step} --prompt-ids 1 "
-                                "--sample-tokens 1"):   # of state.json they read nothing
+                                "--sample-tokens 1"):   # they do not read state.json
                     done = self.run_command(command)
                     self.assertEqual(done.returncode, 5 if of_model else 0, done.stderr)
                     self.assertEqual(said in done.stderr, of_model, done.stderr)

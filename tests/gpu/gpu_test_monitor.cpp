@@ -2,7 +2,6 @@
 #include "tests/gpu/gpu_tensor.h"
 
 #include <chrono>
-#include <thread>
 
 #include "llmc/train/log/gpu_monitor.h"
 

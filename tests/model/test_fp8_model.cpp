@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "llmc/base/fp8.h"
 #include "llmc/train/log/fp8_monitor.h"

@@ -3,7 +3,6 @@
 // results are those without overlap.
 #include "tests/support/zero_test.h"
 
-#include "llmc/train/run/rank_consistency.h"
 #include "tests/support/data_test.h"
 
 namespace {

@@ -1,7 +1,6 @@
 // When a loss far above its start is a warning, and when it ends the run.
 #include "tests/support/doctest.h"
 
-#include <limits>
 #include <string>
 #include <vector>
 

@@ -9,13 +9,14 @@
 #include "llmc/base/peak_flops.h"
 #include "llmc/base/system/files.h"
 #include "llmc/base/version.h"
+#include "llmc/commands/train.h"
 #include "llmc/config/config_value.h"
-#include "llmc/config/data_config.h"
 #include "llmc/config/schedule.h"
 #include "llmc/fault/heartbeat.h"
 #include "llmc/parallel/comm/comm_benchmark.h"
 #include "llmc/parallel/rank_preflight.h"
 #include "llmc/perf/kernel_rates.h"
+#include "llmc/train/run/run_data.h"
 
 namespace {
 
