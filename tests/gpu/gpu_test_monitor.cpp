@@ -1,4 +1,4 @@
-// The GPU's own NVML through the monitor of a run: what it reports is there and of a believable size.
+// The monitor of a run with the GPU's NVML: all values are reported and plausible.
 #include "tests/gpu/gpu_tensor.h"
 
 #include <chrono>
@@ -45,7 +45,8 @@ TEST_CASE("gpu monitor: utilization, power, clocks and energy of this GPU") {
     CHECK_LT(*record.memory_gib, static_cast<double>(info.memory_bytes) / kGiB);
     REQUIRE(record.temperature_c);
     REQUIRE(record.energy_j);
-    // The counter against the mean power; both are averages over a while, and samples lie 100 ms from the ends.
+    // Compares the energy counter with the mean power. Both are averages, and samples may be 100 ms away from the
+    // ends.
     CHECK_GT(*record.energy_j, 0.3 * *record.power_w * seconds);
     CHECK_LT(*record.energy_j, 2 * *record.power_w * seconds);
     CHECK_EQ(*record.joules_per_token, *record.energy_j / 1000);

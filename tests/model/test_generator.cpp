@@ -87,7 +87,7 @@ Texts sampled(TestModel& model, const Texts& prompts, const Sampling& sampling) 
 
 }  // namespace
 
-TEST_CASE("generation with a cache has the text of the Sampler, whatever is decoded beside it") {
+TEST_CASE("generation with a cache gives the text of the Sampler, whatever else is decoded at the same time") {
     for (const ModelConfig& shape : shapes()) {
         for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
 #ifdef LLMC_CUDA
@@ -111,10 +111,11 @@ TEST_CASE("generation with a cache has the text of the Sampler, whatever is deco
     }
 }
 
-// A quantized x of delayed scaling has the scales of training, and with blockwise scaling those of its own row; an amax
-// of tensorwise scaling spans all rows, so that a text of one forward pass per token has other roundings.
+// With delayed scaling x is quantized with the scales of training, and with blockwise scaling each row has its own
+// scales. With tensorwise scaling the amax spans all rows, so that a text from one forward pass per token has other
+// roundings.
 #ifndef LLMC_CUDA
-TEST_CASE("generation with a cache in FP8: delayed and blockwise scaling have the text of the Sampler") {
+TEST_CASE("generation with a cache in FP8: delayed and blockwise scaling give the text of the Sampler") {
     for (const ModelConfig& shape : fp8_shapes()) {
         for (Fp8Recipe recipe : kFp8Recipes) {
             Config config = fp8_config(shape, recipe);
@@ -210,5 +211,5 @@ TEST_CASE("top-p: tokens are drawn as often as their probabilities say") {
     };
     for (size_t i = 0; i < 50; i++) CHECK_MESSAGE(fits(i, share[i] / nucleus), "token ", i);
     const auto top = static_cast<size_t>(order[0]);
-    CHECK_FALSE(fits(top, share[top] / total));   // the bound sees the difference to all tokens
+    CHECK_FALSE(fits(top, share[top] / total));   // the bound detects drawing from all tokens
 }

@@ -3,6 +3,7 @@
 #include "tests/support/documents_test.h"
 #include "tests/support/op_test.h"
 
+#include "llmc/base/fp8.h"
 #include "llmc/ops/reference_attention_fp8.h"
 
 namespace op_test {

@@ -268,7 +268,7 @@ def _ranks_text(run):
 
 
 def _check_batch(run, batch, micro, accumulation, finding):
-    """The global batch against what a rank does in a step; DeepSpeed refuses to start if they differ, too."""
+    """Checks the global batch against the batch per rank; DeepSpeed also refuses to start if they differ."""
     ranks = _data_ranks(run) if run.get("micro-batch-size") else 0
     if batch != micro * accumulation * ranks if ranks else batch % (micro * accumulation):
         product = " x ".join(map(str, [micro, accumulation] + [_ranks_text(run)] * bool(ranks)))

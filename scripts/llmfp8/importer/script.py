@@ -76,7 +76,7 @@ class Script:
         return out
 
     def parameter(self, expression, line):
-        """[(text, line)] of ${expression}; what has no value stays as it is written."""
+        """[(text, line)] of ${expression}; an expression without a value is kept as text."""
         match = re.match(r"(\w+|[@*#?!$-])(.*)$", expression, re.S)
         name, rest = match.groups() if match else ("", "")
         self.used.add(name)
