@@ -27,6 +27,6 @@ public:
     virtual ~SaveLock() = default;
 
     // Exit 7 if another run has taken the folder, as can happen to a lease whose holder was stopped for too long, or
-    // if somebody removed the file. Called before anything is published in the folder.
+    // if the file was removed. Called before anything is published in the folder.
     virtual void require_held() const = 0;
 };

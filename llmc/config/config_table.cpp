@@ -21,7 +21,7 @@ const char* no_fusable_gelu(const Config& c) {
     if (!activation_function(c.shape.activation).in_gemm_epilogue)
         return "the activation is not gelu (--activation, Megatron's --swiglu)";
     if (c.fp8_recipe != Fp8Recipe::kNone) return "FP8 is on: gelu runs in the kernel that writes the quantized tensor";
-    return unless(c.recompute != Recompute::kNormAct, "--recompute norm-act runs gelu as an operation of its own");
+    return unless(c.recompute != Recompute::kNormAct, "--recompute norm-act runs gelu as a separate operation");
 }
 // Megatron's "selective" is the opposite of block-keep-attention.
 const char* selective_recompute(const Json& word) {
@@ -338,7 +338,7 @@ void add_output(Rows& rows) {
          .derive = derive_log_file, .derived = "log.jsonl in the directory of --save", .on_resume = kSilent},
         {.name = "tensorboard-dir", .group = group, .value = text(AT(tensorboard_dir), "DIR", "a folder"),
          .help = "event files for TensorBoard while the run goes on, written by scripts/export_log, which follows the "
-                 "log file in a process of its own", .on_resume = kSilent},
+                 "log file in a separate process", .on_resume = kSilent},
         {.name = "wandb-project", .group = group, .value = text(AT(wandb_project), "NAME", "a name"),
          .help = "the same for a run of this project of Weights & Biases; WANDB_MODE=offline keeps it on disk beside "
                  "the log file", .on_resume = kSilent},

@@ -90,7 +90,10 @@ struct ForeignRow {
 };
 const std::vector<ForeignRow>& foreign_rows();
 
-// The error of a value that `set` refuses, with what was probably meant. This and the next two are in config_hints.cpp.
+// Whether `words`, separated by spaces, has this word, in upper or lower case. This and the next three are in
+// config_hints.cpp.
+bool has_word(const std::string& words, const std::string& word);
+// The error of a value that `set` refuses, with what was probably meant.
 std::string value_error(const OptionRow& row, const std::string& where, const Json& value);
 // Raises the error of a word without an option (exit 2).
 [[noreturn]] void fail_unexpected_word(const std::string& word);

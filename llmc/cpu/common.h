@@ -87,8 +87,8 @@ struct RowChunks {
     int64_t rows, count;
     explicit RowChunks(int64_t N) {
         constexpr int64_t kMinRows = 16;
-        rows = std::max(kMinRows, (N + kPartialRows - 1) / kPartialRows);
-        count = (N + rows - 1) / rows;
+        rows = std::max(kMinRows, ceil_div(N, kPartialRows));
+        count = ceil_div(N, rows);
     }
 };
 
@@ -118,8 +118,8 @@ template <typename A, typename T, typename U> inline A dot(const T* a, const U* 
 // *sum += the sums of all chunks in order. chunk_sum(begin, count) returns the sum of the terms of a chunk of [0, n).
 // partial: (kPartialSums) scratch.
 template <typename ChunkSum> void add_in_chunks(double* sum, double* partial, int64_t n, ChunkSum&& chunk_sum) {
-    const int64_t length = std::max<int64_t>(64, (n + kPartialSums - 1) / kPartialSums);
-    const int64_t chunks = (n + length - 1) / length;
+    const int64_t length = std::max<int64_t>(64, ceil_div(n, kPartialSums));
+    const int64_t chunks = ceil_div(n, length);
 #pragma omp parallel for schedule(static) if (n >= kParallelElems)
     for (int64_t i = 0; i < chunks; i++) partial[i] = chunk_sum(i * length, std::min(length, n - i * length));
     double total = 0;

@@ -211,7 +211,7 @@ class TensorboardWriter:
 
 class WandbWriter:
     """A run of W&B, whose files are under the folder. mode: offline, for `wandb sync`, or None: WANDB_MODE or online.
-    Equal logs have the same id, so that a resumed run goes on with it."""
+    Equal logs have the same id, so that a resumed run continues the same run."""
 
     def __init__(self, run, folder, options):
         wandb = need("wandb", "wandb", "--to wandb")

@@ -61,7 +61,7 @@ TEST_CASE("json: a file that is not a JSON object is named with the place and th
         {"{\"a\": \"\\ud800\"}", "f: line 1, column 14: not JSON: half of a surrogate pair"},
         {"{\"a\": 1,\n}", "f: line 2, column 1: not JSON: a comma before }"},
         {"{\"a\": [1,]}", "f: line 1, column 10: not JSON: a comma before ]"},
-        {"{'a': 1}", "f: line 1, column 2: not JSON: a single quote: names and texts stand in double quotes"},
+        {"{'a': 1}", "f: line 1, column 2: not JSON: a single quote: names and texts need double quotes"},
         {"{\"a\": True}", "f: line 1, column 7: not JSON: a word of Python: write true, false or null"},
         {"{\n\"a\": yes}", "f: line 2, column 6: not JSON: a word without quotes"},
         {"lr: 1", "f: line 1, column 1: not JSON: a word without quotes"},

@@ -63,7 +63,7 @@ class Ssh(HostsTest):
         for line in process.stdout:
             printed.append(line)
             if line.startswith(until):
-                time.sleep(1.5)   # heartbeats travel twice a second
+                time.sleep(1.5)   # heartbeats are sent twice per second
                 return process
         return self.fail(f"exit code {process.wait()}: {''.join(printed)}")
 

@@ -28,10 +28,10 @@ struct TimedStep {
     }
 };
 
-OpCall call_of(const PlannedOp& op, double ms, bool beside = false) {
+OpCall call_of(const PlannedOp& op, double ms, bool on_side_stream = false) {
     OpCall call;
     call.work.add(op);
-    call.beside = beside;
+    call.on_side_stream = on_side_stream;
     call.ms = ms;
     return call;
 }
@@ -142,7 +142,7 @@ TEST_CASE("bench: every operation and transfer of a step is one call, and timing
     for (size_t i = 0; i < timed.timer.calls(); i++) {
         const int64_t entries = static_cast<int64_t>(calls[i].work.ops.size() + calls[i].work.gemms.size());
         CHECK_EQ(entries == 0, calls[i].transfer != nullptr);
-        CHECK(!calls[i].beside);
+        CHECK(!calls[i].on_side_stream);
         ran += entries;
         passes += entries == 2;
         fills += calls[i].transfer && calls[i].bytes == timed.model.trainer->sharded_state().grads().bytes();

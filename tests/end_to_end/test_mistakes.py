@@ -142,7 +142,7 @@ SHARDS = [
     (f"{WITH} none*.bin", 2, "matches no file; data/prepare_text.py makes shards"),
     (f"{WITH} \"'train*.bin'\"", 2, "the quotes are a part of it: leave the inner"),
     (f"{WITH} train.bin,valid.bin", 2, "separated by spaces, not by commas"),
-    (f"{WITH} 'train.bin valid.bin'", 2, "every pattern is a word of its own"),
+    (f"{WITH} 'train.bin valid.bin'", 2, "every pattern is a separate word"),
     (f"{WITH} '$DATA/*.bin'", 2, "a variable in single quotes"),
     (f"{WITH} folder", 2, "a folder: name the files in it, 'folder/*.bin'"),
     (f"{WITH} text.bin", 2, "byte 0", "this is text; data/prepare_text.py makes"),

@@ -232,7 +232,7 @@ TEST_CASE("gpu large: norms") {
 
 TEST_CASE("gpu large: rope and qk-norm") {
     if (kSkipped) return;
-    // The last rows stand at positions 0 to 127.
+    // The last rows have positions 0 to 127.
     constexpr int64_t NH = 32, NKV = 8, HS = 128, width = (NH + 2 * NKV) * HS, T = 65536, N = 6 * T + kRows;
     REQUIRE(is_large(N * width));
     const HostTensor table = random_tensor(Dtype::kFp32, T * HS, 3);

@@ -42,7 +42,7 @@ TEST_CASE("gpu monitor: utilization, power, clocks and energy of this GPU") {
     CHECK_LT(*record.sm_clock_mhz, 4000);
     REQUIRE(record.memory_gib);
     CHECK_GE(*record.memory_gib, 1);
-    CHECK_LT(*record.memory_gib, static_cast<double>(info.memory_bytes) / kGiB);
+    CHECK_LT(*record.memory_gib, gib(info.memory_bytes));
     REQUIRE(record.temperature_c);
     REQUIRE(record.energy_j);
     // Compares the energy counter with the mean power. Both are averages, and samples may be 100 ms away from the

@@ -54,7 +54,6 @@ void check_places(const Cut& cut, int ranks, int64_t bytes) {
             CHECK(cut.layout.offset(param) == at);
             CHECK(cut.layout.elems(param) == p.elems());
             CHECK(&cut.layout.group_of(param) == &bucket);
-            CHECK(cut.layout.weight_offset(param) - bucket.weight_begin == at - bucket.begin);
             CHECK(cut.table.layer_of(param) >= bucket.first_layer);
             CHECK(cut.table.layer_of(param) <= bucket.last_layer);
             at += (p.elems() + kParamAlign - 1) / kParamAlign * kParamAlign;

@@ -251,7 +251,7 @@ class Comparability(CompareTest):
                 ratio, said = self.verdict({key: other})
                 self.assertEqual(ratio, "")
                 self.assertIn(f"[1] not compared: {key} ", said)
-                self.assertIn(f"(--allow {key} compares all the same)", said)
+                self.assertIn(f"(--allow {key} compares anyway)", said)
                 self.assertEqual(said.count("not compared [1]"), 4)   # speed, and the three losses
 
     def test_other_gpus_and_data_get_no_ratio(self):
@@ -389,7 +389,7 @@ class BadInput(CompareTest):
                 ("config.jsonl: a header without configuration", ["config.jsonl"]),
                 ("zero.jsonl: step 5 took nan s", ["zero.jsonl"]),
                 ("resumed.jsonl: fp8-recipe is delayed since step 8 and was none: no one configuration; put the lines "
-                 "from that header on into a log of their own", ["resumed.jsonl"]),
+                 "from that header on into a separate log", ["resumed.jsonl"]),
                 ("x/a.jsonl: fp8-recipe is delayed, but a.jsonl of the same name n has none: give them different names",
                  ["n=a.jsonl", "n=x/a.jsonl"]),
                 ("x/a.jsonl: another log is called a already: give them names", ["a.jsonl", "x/a.jsonl"]),

@@ -55,7 +55,7 @@ private:
     };
     const HostSlot* find(StateKind kind) const;
     Buffer& buffer(int64_t chunk) { return ring_[chunk % kBuffers]; }
-    int64_t chunks() const { return (end_ - begin_ + chunk_ - 1) / chunk_; }
+    int64_t chunks() const { return ceil_div(end_ - begin_, chunk_); }
     int64_t first(int64_t chunk) const { return begin_ + chunk * chunk_; }
     int64_t last(int64_t chunk) const { return std::min(end_, first(chunk) + chunk_); }
     void open(const Ctx& ctx);

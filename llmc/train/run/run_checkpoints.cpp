@@ -12,6 +12,7 @@
 #include "llmc/base/version.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/fp8_state_json.h"
+#include "llmc/checkpoint/huggingface/model_extras.h"
 #include "llmc/checkpoint/load.h"
 #include "llmc/fault/heartbeat.h"
 
@@ -132,7 +133,7 @@ SaveFolder::SaveFolder(const Config& config, Comm& comm) {
     constexpr const char* kWaiting = "waiting";
     const auto begin = Clock::now();
     for (bool told = false;;) {
-        // Only rank 0 writes there. It tells the others how it stands at least once a second, since a silent rank
+        // Only rank 0 writes there. It sends its status to the others at least once a second, since a silent rank
         // counts as lost.
         std::string said;
         if (comm.root()) {

@@ -106,7 +106,7 @@ def _megatron_load(run):
     path, finding = run.kept["load"]
     if path == run.get("save"):
         run.set("resume", "auto", finding)
-        finding.fact = "the folder of --save: resume auto, which starts anew where there is no checkpoint"
+        finding.fact = "the folder of --save: resume auto, which starts a new run where there is no checkpoint"
     else:
         finding.action = CANNOT
         finding.fact = "a checkpoint of Megatron cannot be read: make a Hugging Face directory of it, then --load DIR"
