@@ -11,9 +11,9 @@ namespace {
 using Ids = std::vector<int32_t>;
 using Texts = std::vector<Ids>;
 
-constexpr int64_t kPositions = 48;   // not a multiple of 16 times anything that the texts have
+constexpr int64_t kPositions = 48;   // a multiple of 16 that no length of a text divides
 
-// A Generator over a model in training, with memory of its own.
+// A Generator for a model in training, with separate memory.
 class Cached {
 public:
     Cached(TestModel& model, const Generator::Limits& limits) : model_(model) {
@@ -171,14 +171,14 @@ TEST_CASE("top-p draws from the fewest most likely tokens, after top-k") {
     CHECK(drawn(0.401) == Set{1, 4});
     CHECK(drawn(0.699) == Set{1, 4});
     CHECK(drawn(0.701) == Set{1, 3, 4});
-    CHECK(drawn(0.92) == Set{0, 1, 3, 4});   // of equals, the first
+    CHECK(drawn(0.92) == Set{0, 1, 3, 4});   // of equally likely tokens the first one
     CHECK(drawn(0.96) == Set{0, 1, 2, 3, 4});
     CHECK(drawn(1) == Set{0, 1, 2, 3, 4});
     CHECK(drawn(0.55, 2) == Set{1});      // 0.4 of 0.7
     CHECK(drawn(0.58, 2) == Set{1, 4});
     CHECK(drawn(0.5, 0, 0.5) == Set{1});  // 0.16 of 0.295
     CHECK(drawn(0.58, 0, 0.5) == Set{1, 4});
-    // What is left keeps its proportions: u runs through the tokens in the order of their numbers.
+    // The probabilities of the remaining tokens keep their ratios; u selects tokens in the order of their ids.
     CHECK(sample_token(logits, 1, 4.0 / 7 - 1e-6, 0, 0.6) == 1);
     CHECK(sample_token(logits, 1, 4.0 / 7 + 1e-6, 0, 0.6) == 4);
     CHECK(sample_token(logits, 0, 0.9, 0, 0.6) == 1);

@@ -1,5 +1,5 @@
-"""The scripts of published rows: the plan of each must agree with its comment and with the table; scripts without
-data."""
+"""The scripts of published rows: the plan of each must agree with its comment and with the table, and without data
+each must print how to make it."""
 import glob
 import os
 import re
@@ -204,7 +204,7 @@ class RowsTest(unittest.TestCase):
 
     def test_fine_tuning_takes_the_weights_and_shape_of_the_model(self):
         model = os.path.join(ROOT, "tests", "fixtures", "llama")
-        tiny = TINY[2:]   # the layers are the model's
+        tiny = TINY[2:]   # the model sets the number of layers
         plan = self.row("finetune_llama31_8b_bf16", "--dry-run", "--verbose", "--synthetic-data", *tiny,
                         MODEL=model, RANKS="1")
         self.assertIn(f"\n  load = {model}\n", plan.stdout)
