@@ -1,4 +1,5 @@
-# !/bin/bash Called under the old names of recipes and of the launcher, which are links to this file and will be
+#!/bin/bash
+# Called under the old names of recipes and of the launcher, which are links to this file and will be
 # removed in the next release.
 for new in "$(dirname "$0")"/{launch,recipes}/"$(basename "$0")"; do
     if [ -e "$new" ]; then

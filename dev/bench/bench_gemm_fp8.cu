@@ -1,9 +1,9 @@
 // FP8 matmuls beside BF16 ones of the same shape, in the same run.
 // Usage: bench_gemm_fp8 [name part]   a table of the trainer's shapes
-//        bench_gemm_fp8 accuracy      what each way of adding up loses, against double
-// Algorithms are searched, operands random and rotated beyond the L2 cache; fast and precise accumulation have one
-// scale a tensor, "block" 1x128 scales with 128x128 ones (forward, dgrad) or 1x128 ones (wgrad), by the library's
-// algorithms; "own block" is our own kernel, which the trainer's search has among its choices.
+//        bench_gemm_fp8 accuracy      errors of each way of accumulation, compared with double
+// Algorithms are searched; operands are random and rotated beyond the L2 cache. Fast and precise accumulation have one
+// scale per tensor. "block" has 1x128 scales with 128x128 ones (forward, dgrad) or 1x128 ones (wgrad), and the library's
+// algorithms. "own block" is the custom kernel, which the trainer's search also times.
 #include <cmath>
 #include <cstdio>
 #include <cstring>

@@ -1,4 +1,5 @@
-# !/bin/bash Train on two hosts, which are namespaces of this machine, under Debian's Slurm and over ssh
+#!/bin/bash
+# Train on two hosts, which are namespaces of this machine, under Debian's Slurm and over ssh
 # (tests/cluster/). Missing packages are installed; nothing else remains after this command. Exit status: 0 passed, 1
 # failed, 77 skipped (the reason is printed).
 set -u

@@ -1,8 +1,10 @@
-# !/bin/bash Build the Dockerfile with buildah on a base image made by debootstrap, and run `make smoke` in it. Needs
+#!/bin/bash
+# Build the Dockerfile with buildah on a base image made by debootstrap, and run `make smoke` in it. Needs
 # no registry, no daemon and no GPU; needs root rights. buildah and debootstrap are installed where they are missing.
 #
 #   dev/ci/image_test.sh           on Ubuntu 24.04, the system of the Dockerfile's own base
 #   dev/ci/image_test.sh jammy     on another release of Ubuntu
+#
 # The base has no CUDA toolkit, unlike NVIDIA's image, so the image builds for the CPU. Exit status: 0 passed, 1
 # failed, 77 skipped (the reason is printed).
 set -u

@@ -108,7 +108,7 @@ def cuda_symbols(path, text):
 
 
 def communication_symbols(path, text):
-    """communication: NCCL and MPI only in comm_* files, and in the tests of what NCCL is taken for"""
+    """communication: NCCL and MPI only in comm_* files, and in tests of NCCL"""
     if not is_code(path) or re.match(COMM_FILES, path):
         return []
     return matches(r"\b(?:nccl[A-Z]\w*|MPI_\w+)\b|#include\s*<(?:nccl|mpi)\.h>", strip_comments(text),

@@ -1,6 +1,7 @@
 // Runs every collective of comm.h between the ranks of this run, on the device of this build, and checks the results:
 //
 //   mpirun -np N build/cpu/comm_check [--large] [--nccl] [--groups SIZE] [--seconds S] [--stall RANK]
+//
 // Moved bytes and sums of small integers must be exact, and sums of reals within the bound of their roundings. All
 // ranks must get equal bits, in two runs as well; the digest of all sums of reals is printed at the end. The memory
 // around the values must not change. One changed element of one rank's contribution must be detected. --large adds
