@@ -7,8 +7,7 @@
 // around the values must not change. One changed element of one rank's contribution must be detected. --large adds
 // sizes over 8 million elements. --nccl uses comm_nccl.cpp also on the CPU device, with a library that a test provides
 // instead of NCCL. --stall: one rank stays away from the last collective, and the others abort it. --groups: the same
-// in groups of SIZE neighbours, and in groups of the ranks with equal positions in these. Exit code 1 for a wrong
-// result, 6 for a lost rank.
+// in groups of SIZE neighbours, and of the ranks at equal positions in these. Exit 1: wrong result, 6: lost rank.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
