@@ -2,8 +2,8 @@
 // Usage: bench_gemm_fp8 [name part]   a table of the trainer's shapes
 //        bench_gemm_fp8 accuracy      errors of each way of accumulation, compared with double
 // Algorithms are searched; operands are random and rotated beyond the L2 cache. Fast and precise accumulation have one
-// scale per tensor. "block" has 1x128 scales with 128x128 ones (forward, dgrad) or 1x128 ones (wgrad), and algorithms of
-// the library. "own block" is the custom kernel, which the trainer's search also times.
+// scale per tensor. "block" has 1x128 scales with 128x128 ones (forward, dgrad) or 1x128 ones (wgrad), and the
+// library's algorithms. "own block" is the custom kernel, which the trainer's search also times.
 #include <cmath>
 #include <cstdio>
 #include <cstring>

@@ -216,8 +216,8 @@ TEST_CASE("heartbeat link: hosts connect in spite of 500 strangers, and then the
             case 0: break;   // says nothing
             case 1: stranger.write(std::string(100, '\xff')); break;
             case 2: stranger.write(hello.substr(0, 8) + std::string(8, '\x7f')); break;   // a length of 2^63
-            case 3: stranger.write(hello); break;                                          // a proof of nothing
-            case 4: stranger.write(hello.substr(0, 40)); break;                            // which never goes on
+            case 3: stranger.write(hello); break;                                          // a wrong proof
+            case 4: stranger.write(hello.substr(0, 40)); break;                            // an incomplete frame
             case 5: stranger.write(std::string(64 << 10, 'x')); break;
             default: ::shutdown(stranger.fd, SHUT_RDWR);
         }
