@@ -224,11 +224,11 @@ void add_optimizer(Rows& rows) {
          .fallback = "10"},
         {.name = "warn-on-divergence", .group = group, .value = number(AT(warn_on_divergence), kNotNegative),
          .help = "warn when the loss (median of 3 steps) exceeds this many times its start, which is the lower of the "
-                 "first loss and the median of the first 5; once until it is back there; 0: never",
+                 "first loss and the median of the first 5; again only after it was back at its start; 0: never",
          .fallback = "1.5", .on_resume = kSilent},
         {.name = "stop-on-divergence", .group = group, .value = number(AT(stop_on_divergence), kNotNegative),
          .help = "end with exit code 4 when the loss exceeds this many times its start, as in --warn-on-divergence; "
-                 "the state is not saved, checkpoints that are there stay; 0: never",
+                 "the state is not saved, earlier checkpoints are kept; 0: never",
          .fallback = "0", .on_resume = kSilent},
     });
 }
@@ -251,9 +251,8 @@ void add_precision(Rows& rows) {
                                                     {"norm-act", Recompute::kNormAct},
                                                     {"block", Recompute::kBlock},
                                                     {"block-keep-attention", Recompute::kBlockKeepAttention}}),
-         .help = "activation checkpointing, what the backward pass recomputes instead of saving it: nothing; the "
-                 "results of norms and activation functions; a block; a block but for attention itself, whose output "
-                 "and log-sum-exp are saved",
+         .help = "activation checkpointing: the backward pass recomputes nothing, the results of norms and activation "
+                 "functions, whole blocks, or blocks except attention itself, whose output and log-sum-exp are saved",
          .fallback = "none", .refused = selective_recompute},
         {.name = "offload", .group = group, .value = offload_words(AT(offload)),
          .help = "keep Adam's moments, the FP32 master weights or the saved activations in pinned host memory, from "
@@ -272,11 +271,11 @@ void add_precision(Rows& rows) {
         {.name = "gpu-memory-limit", .group = group,
          .value = number(AT(gpu_memory_limit), {.low = 0, .high = 1e6}),
          .help = "GiB of the GPU that the process may use, with the CUDA context and libraries; a run that needs more "
-                 "is refused, and plan takes it for the size of the GPU; 0: all that is free",
+                 "is refused, and plan uses it as the size of the GPU; 0: all that is free",
          .fallback = "0", .on_resume = kSilent},
         {.name = "attention", .group = group,
          .value = choice<bool>(AT(attention_fast), {{"deterministic", false}, {"fast", true}}),
-         .help = "how the attention backward accumulates dQ on compute capability 9.0: in one order, or in any order, "
+         .help = "how the attention backward accumulates dQ on compute capability 9.0: in a fixed order, or in any, "
                  "which is faster but makes equal runs differ in the last bits",
          .fallback = "deterministic", .acts_if = kAttentionModes, .gpu_only = true},
         {.name = "gemm-search", .group = group,
@@ -333,7 +332,7 @@ void add_output(Rows& rows) {
          .help = "steps between lines on the screen; the log file has every step", .fallback = "1",
          .on_resume = kSilent},
         {.name = "log-file", .group = group, .value = text(AT(log_file), "FILE", "a file"),
-         .help = "log in JSON lines at full precision; \"\" writes none; a missing folder is made in the working "
+         .help = "log in JSON lines at full precision; \"\" writes none; missing folders are made in the working "
                  "folder and in --save only",
          .derive = derive_log_file, .derived = "log.jsonl in the directory of --save", .on_resume = kSilent},
         {.name = "tensorboard-dir", .group = group, .value = text(AT(tensorboard_dir), "DIR", "a folder"),

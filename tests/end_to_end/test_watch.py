@@ -277,7 +277,7 @@ class WatchTest(TrainTest):
         self.addCleanup(self.end, process)
         _, errors = process.communicate(timeout=20)
         self.assertEqual(process.returncode, 2, errors)
-        self.assertIn("LLMFP8_SOCKET_IFNAME=ib-none: no interface of this host is meant; it has ", errors)
+        self.assertIn("LLMFP8_SOCKET_IFNAME=ib-none: no interface of this host matches; it has ", errors)
         self.assertEqual(errors.count("error: "), 1, errors)
 
     def test_a_rank_that_dies_at_its_start_ends_all(self):

@@ -371,7 +371,7 @@ TEST_CASE("heartbeat link: the interface and the ports can be chosen") {
     for (const char* interfaces : {"=l", "eth-none", "^lo,e,w,d,b,v,t,p,i,n", "10.255.255.255", "127.0.0.0/33", ","}) {
         CAPTURE(std::string(interfaces));
         CHECK(contains(refused_place({interfaces}), std::string("LLMFP8_SOCKET_IFNAME=") + interfaces
-                                                        + ": no interface of this host is meant; it has "));
+                                                        + ": no interface of this host matches; it has "));
     }
     CHECK(refused_ports("") == "");
     CHECK(refused_ports("5000") == "");
