@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT_ENDINGS = (".cpp", ".h", ".inl", ".cu", ".cuh", ".py", ".sh", ".mk", ".md")
-# Preset, executable, optimizer steps: learned positions take longer to be of use than rope.
+# Preset, executable, optimizer steps. Learned positions need more steps than rope.
 MODELS = [("gpt2-tiny", "train_gpt2", 1200), ("llama-tiny", "train_llama", 500)]
 SEQUENCE, BATCH = 128, 2
 

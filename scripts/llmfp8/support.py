@@ -99,7 +99,7 @@ def escaped(text):
 def run_main(main):
     """Calls main() and turns its outcome into the exit status, with one line for every error: 2 for input, 7 for the
     disk, 1 for a bug; 130 if interrupted."""
-    for stream in (sys.stdout, sys.stderr):   # text of a file or option may be none of the terminal's encoding
+    for stream in (sys.stdout, sys.stderr):   # for text that the terminal's encoding cannot write
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:

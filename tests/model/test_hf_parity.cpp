@@ -268,7 +268,7 @@ TEST_CASE("a checkpoint has the tensors of transformers, bit for bit") {
         check_export(name);
 }
 // The logits are compared if a Python with transformers and torch is there ($PYTHON, else python3).
-TEST_CASE("transformers computes the models of its own that this trainer saves") {
+TEST_CASE("transformers computes saved models through our modeling code") {
     checkpoint_test::TempDir dir;
     const char *out = std::getenv("LLMC_HF_OUT"), *python = std::getenv("PYTHON");
     std::string command = std::string(python ? python : "python3") + " tests/support/check_hf_load.py";
