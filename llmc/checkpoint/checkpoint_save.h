@@ -74,6 +74,6 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
-// Pinned memory that `rank` needs to save its bytes of `layout`, for the plan. Of all else that
-// saving allocates, only headers and hashes grow with the model.
+// Pinned memory that `rank` needs to save its bytes of `layout`, for the plan. Of all else that saving allocates, only
+// headers and hashes grow with the model.
 int64_t save_buffer_bytes(const SaveLayout& layout, const SaveOptions& options, int rank);
