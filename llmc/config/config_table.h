@@ -73,8 +73,8 @@ void add_samples(std::vector<OptionRow>& rows);          // of the group Output,
 const std::vector<std::string>& generate_options();      // names, in config_table_sampling.cpp
 const OptionRow* find_option(const std::string& name);   // null if unknown
 
-// Raise the error of an unknown name (exit 2), which says what to write instead of another trainer's option or suggests
-// the nearest of the `known` names. `option` is as the user wrote it; `name` has no leading dashes, and dashes instead
+// Raise the error of an unknown name (exit 2). It says what to write instead if this is another trainer's option, and
+// otherwise suggests the nearest of the `known` names. `option` is as the user wrote it; `name` has no leading dashes, and dashes instead
 // of underscores; `value` is the word after it. The keys of `object`, a JSON file, may show that the file is another
 // trainer's. In config_foreign.cpp.
 [[noreturn]] void fail_unknown_option(const std::string& option, const std::string& name, const std::string& value,

@@ -92,8 +92,8 @@ inline std::map<std::string, Bytes> read_weights(TestModel& model) {
     return weights;
 }
 
-// Checks that the weights that each rank has whole in the working type are the rounded masters, which is what a
-// checkpoint stores.
+// A checkpoint stores the rounded masters as weights. Checks that the weights in memory are equal to them, for all
+// weights of which a rank has a whole copy in the working type.
 inline void check_weights_are_rounded_masters(TestModel& model) {
     const StateAccess access = model.trainer->state_access(model.ctx);
     model.trainer->gatherer().wait(model.ctx);
