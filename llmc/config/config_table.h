@@ -74,9 +74,9 @@ const std::vector<std::string>& generate_options();      // names, in config_tab
 const OptionRow* find_option(const std::string& name);   // null if unknown
 
 // Raise the error of an unknown name (exit 2). It says what to write instead if this is another trainer's option, and
-// otherwise suggests the nearest of the `known` names. `option` is as the user wrote it; `name` has no leading dashes, and dashes instead
-// of underscores; `value` is the word after it. The keys of `object`, a JSON file, may show that the file is another
-// trainer's. In config_foreign.cpp.
+// otherwise suggests the nearest of the `known` names. `option` is as the user wrote it; `name` has no leading dashes,
+// and dashes instead of underscores; `value` is the word after it. The keys of `object`, a JSON file, may show that the
+// file is another trainer's. In config_foreign.cpp.
 [[noreturn]] void fail_unknown_option(const std::string& option, const std::string& name, const std::string& value,
                                       const std::vector<std::string>& known);
 [[noreturn]] void fail_unknown_key(const std::string& file, const std::string& key, const std::string& name,

@@ -85,14 +85,14 @@ def rows(run):
 
 
 def rounded(value):
-    """The nearest integer; 0 for what is none, such as a rate of a step that took no time."""
+    """The nearest integer; 0 for inf and nan, such as the rate of a step that took no time."""
     return round(value) if math.isfinite(value) else 0
 
 
 def utc(seconds):
     try:
         return time.strftime("[%Y-%m-%d %H:%M:%S] ", time.gmtime(seconds))
-    except (ValueError, OverflowError, OSError):   # no time of a calendar
+    except (ValueError, OverflowError, OSError):   # outside the calendar
         return "[time unknown] "
 
 

@@ -152,8 +152,8 @@ def trial(shared, case):
         command = [run[1], "generate", "--load", newest, "--prompt-ids", "1 2 3", "--sample-tokens", "2"]
     code, out, error = case.run(command)
     weights_only = use in ("load", "generate")
-    # Parts that are not read are not checked: only the model's files are, and a change may be as valid as the
-    # original. A folder without a manifest counts as a model from elsewhere.
+    # --load and generate check only the files that they read, which are the model's. A changed value may also be as
+    # valid as the original, and a folder without a manifest counts as a model from elsewhere.
     unchecked = not name.startswith(("model", "config", "manifest")) or not os.path.lexists(newest + "/manifest.json")
     may_pass = content or (weights_only and unchecked)
     allowed = {"auto": {0}, "named": {5}, "load": {5}, "generate": {5}}[use]
