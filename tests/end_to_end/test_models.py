@@ -128,7 +128,7 @@ class ModelsTest(TrainTest):
         general = {"architectures", "model_type", "auto_map", "torch_dtype", "dtype", "bos_token_id", "eos_token_id"}
         # Only models with YaRN have rope_yarn.
         self.assertEqual({argument.arg for argument in init.args.args} - {"self", "rope_yarn"}, set(config) - general)
-        # The checkpoint of a shape that a class has contains no Python files.
+        # transformers has a class for this shape, so the checkpoint contains no Python files.
         self.run_train(GPT2, "--train-iters", "1", "--save", self.path("gpt2"))
         self.assertFalse([name for name in os.listdir(self.path("gpt2", "step-00000001")) if name.endswith(".py")])
         # The run is resumed, and its checkpoint is loaded again.

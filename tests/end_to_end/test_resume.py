@@ -140,7 +140,7 @@ class ResumeTest(TrainTest):
 
         self.run_train(LLAMA, *options, "--log-file", self.path("straight.jsonl"))
         expected = found(self.path("straight.jsonl"))
-        # Injected faults count evaluations from step 0 on, both kinds in each step.
+        # --inject counts evaluations from step 0 on. Each step has two: validation and HellaSwag.
         for number, steps in ((3, 2), (4, 2), (5, 4), (6, 4)):
             with self.subTest(number):
                 save = ["--save", self.path(str(number)), "--save-interval", "2", "--resume", "auto"]
