@@ -12,18 +12,18 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
-# All processors, unless the command line has a -j of its own.
+# Use all processors, unless the command line has -j.
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell nproc) --no-print-directory
 endif
 
-# Threads that wait without spinning: many times faster where others use the cores too.
+# Waiting threads do not spin, which is many times faster where the cores are shared.
 export OMP_WAIT_POLICY ?= passive
 
 CXX := $(if $(filter default,$(origin CXX)),g++,$(CXX))
 WERROR ?= -Werror
 
-# Targets that install packages first and then call make again, or that compile nothing, do not look around.
+# Targets that install packages and then call make again, or that compile nothing, skip the detection of the machine.
 comma := ,
 WRAPPERS := smoke test test-full test-ranks test-gpu drill cluster-test image-test bench cuda lint clean help
 ifneq ($(filter-out $(WRAPPERS),$(or $(MAKECMDGOALS),all)),)
@@ -85,7 +85,7 @@ OPTIMISE = $(or $(if $(filter asan tsan,$(VARIANT)),-O1),$(if $(filter $(NEVER_H
 CXX_FLAGS = -std=c++20 $(OPTIMISE) $(CODEGEN) \
             $(WARNINGS) $(DEFINES) $(DEVICE_DEFINES) $(CUDA_INCLUDE) $(SAN_$(VARIANT))
 CODE ?= sm_$(ARCH)
-# Kernels are cut so that the newest compiler spills no register; an older one spills a few.
+# Kernels are tuned so that the newest compiler spills no register; older ones spill a few.
 SPILLS := $(if $(filter-out 12,$(CUDA_MAJOR)),-Xptxas --warn-on-spills)
 NVCC_FLAGS := -std=c++20 -O3 -gencode=arch=compute_$(ARCH),code=$(CODE) -lineinfo -cudart static \
               $(DEFINES) $(DEVICE_DEFINES) \
@@ -119,7 +119,7 @@ LLMC_OBJ := $(patsubst %.cpp,$(HOST)/%.o,$(filter $(NO_DEVICE),$(LLMC_CXX))) \
             $(BUILD)/version.o $(BUILD)/rates.o $(BUILD)/hf_code.o
 TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/support/main.cpp $(wildcard tests/*/test_*.cpp))
 GPU_TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/support/main.cpp $(wildcard tests/gpu/gpu_test_*.cpp))
-# The product in tests: the CPU's streams defer what they are given.
+# The objects of the trainer for tests, in which the CPU's streams defer their work.
 TEST_LLMC_OBJ := $(filter-out $(OBJ)/llmc/cpu/stream.o $(OBJ)/llmc/ops/ops.o,$(LLMC_OBJ)) \
                  $(OBJ)/tests/support/deferred_stream.o
 BENCHES := $(patsubst dev/bench/%.cu,$(BUILD)/%,$(wildcard dev/bench/bench_*.cu dev/bench/check_*.cu))
@@ -136,9 +136,9 @@ tests: $(BUILD)/tests
 tests_gpu: $(BUILD)/tests_gpu
 benches: $(BENCHES)
 fuzzers: $(addprefix $(BUILD)/,$(FUZZERS))
-# A library that stands in for NVML.
+# A library that replaces NVML in tests.
 FAKE_NVML := $(BUILD)/fake/libnvidia-ml.so.1
-# Several ranks: the check of their communication, and on the CPU a library that stands in for NCCL.
+# For tests of several ranks: the check of collectives, and on the CPU a library that replaces NCCL.
 RANK_TESTS := $(BUILD)/comm_check $(if $(and $(MPI_FLAGS),$(filter cpu,$(DEVICE))),$(BUILD)/fake/libnccl.so.2)
 cuda_kernels: $(patsubst %.cu,$(OBJ)/%.o,$(LLMC_CUDA))
 cuda_all: $(BUILD)/comm_check $(addprefix $(BUILD)/,$(MAINS)) $(BUILD)/tests_gpu $(BENCHES)
@@ -224,7 +224,7 @@ $(addprefix $(BUILD)/,$(FUZZERS)): $(BUILD)/%: $(OBJ)/fuzz/tests/fuzz/%.o $(FUZZ
 	@echo "LINK $@"
 	@$(FUZZ_LINK) $^ -o $@
 
-# Another compiler's view of the host code, without code of its own: make CXX=clang++ syntax
+# Checks the host code with another compiler, without generating code: make CXX=clang++ syntax
 syntax:
 	@printf '%s\n' $(LLMC_CXX) | xargs -P $(shell nproc) -n 4 $(CXX) $(CXX_FLAGS) -fsyntax-only
 	@echo "$(words $(LLMC_CXX)) files compile with $(CXX)"
@@ -246,7 +246,7 @@ run-test-python: $(MAINS) $(RANK_TESTS)
 run-test-cpp: $(BUILD)/tests $(if $(filter cuda,$(DEVICE)),$(BUILD)/tests_gpu)
 	@for exe in $^; do echo "RUN $$exe"; $$exe || failed=1; done; [ -z "$$failed" ]
 
-# What several ranks do depends on the system's MPI more than any other test does.
+# The tests of several ranks depend on the system's MPI more than others.
 test-ranks:
 	@scripts/setup.sh test
 	@$(MAKE) run-test-python TEST_NAMES="test_ranks test_zero_ranks test_context_ranks test_comm test_watch \
@@ -278,8 +278,8 @@ bench:
 	@$(MAKE) DEVICE=cuda train_gpt2 train_llama benches
 	@dev/bench/bench.sh $(OUT)
 
-# Other architectures have no kernels of their own: what is left out of their build must still leave a program.
-# Registers that are spilled there are no error, since kernels are cut for the other one.
+# Other architectures have no special kernels, but their build must also give a program. Spilled registers are no error
+# there, since kernels are tuned for sm_90a.
 cuda:
 	@$(MAKE) DEVICE=cuda ARCH=90a cuda_all
 	@# PTX alone, in half the time: what an older GPU lacks is found before the assembler.

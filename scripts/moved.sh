@@ -1,5 +1,6 @@
 #!/bin/bash
-# The old places of recipes and of the launcher, which will go with the next release: each is a link to this file.
+# Called under the old names of recipes and of the launcher, which are links to this file and will be
+# removed in the next release.
 for new in "$(dirname "$0")"/{launch,recipes}/"$(basename "$0")"; do
     if [ -e "$new" ]; then
         echo "note: $0 is now $new" >&2

@@ -12,7 +12,7 @@ esac
 
 have_command() { command -v "$1" >/dev/null 2>&1; }
 have_daemon() { PATH=$PATH:/usr/sbin:/sbin have_command "$1"; }
-# Headers count wherever the compiler finds them, so that a folder in CPPFLAGS is as good as a package.
+# A header counts as present if the compiler finds it, in a package or in a folder of CPPFLAGS.
 have_header() {
     if have_command g++; then
         # CPPFLAGS is a list of words.
@@ -22,7 +22,7 @@ have_header() {
         test -e "/usr/include/$1"
     fi
 }
-# Of the python3 that runs the tests, or of Debian's where that is another one: then the tests of YAML are skipped.
+# PyYAML of the python3 that runs the tests, or of Debian's. If only Debian's has it, the tests of YAML are skipped.
 have_yaml() { python3 -c 'import yaml' >/dev/null 2>&1 || test -d /usr/lib/python3/dist-packages/yaml; }
 missing_packages() {
     if [ "$purpose" = browser ]; then

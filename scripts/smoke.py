@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT_ENDINGS = (".cpp", ".h", ".inl", ".cu", ".cuh", ".py", ".sh", ".mk", ".md")
-# Preset, executable, optimizer steps: learned positions take longer to be of use than rope.
+# Preset, executable, optimizer steps. Learned positions need more steps than rope.
 MODELS = [("gpt2-tiny", "train_gpt2", 1200), ("llama-tiny", "train_llama", 500)]
 SEQUENCE, BATCH = 128, 2
 
@@ -27,7 +27,8 @@ class SmokeError(Exception):
 
 
 def repository_text():
-    """Source and documentation files, in a fixed order: tracked ones, or without git what is in the folders."""
+    """Source and documentation files in a fixed order: the tracked ones, or without git all that are in the
+    folders."""
     try:
         git = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     except FileNotFoundError:
@@ -42,7 +43,7 @@ def repository_text():
 
 def run(command, capture=False):
     """Run a command in the repository's root; its output is shown or returned."""
-    # Threads that wait without spinning: on shared cores many times faster, on idle ones about the same.
+    # Waiting threads do not spin, which is many times faster on shared cores and equally fast on idle ones.
     environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
     try:
         done = subprocess.run([str(c) for c in command], cwd=ROOT, text=True, env=environment,
@@ -77,7 +78,7 @@ def last_validation(log_file, step):
 
 def train(model, executable, steps, data, folder):
     """Train, drop the last checkpoint, resume from the one before; returns both final validation losses."""
-    # The whole validation split, which the entropy is of. A shard has a header of 1024 bytes and 16-bit tokens.
+    # Evaluate the whole validation split, as the entropy does. A shard has a header of 1024 bytes and 16-bit tokens.
     tokens = [(shard.stat().st_size - 1024) // 2 for shard in data.glob("valid_*.bin")]
     eval_iters = sum((n - 1) // SEQUENCE for n in tokens) // BATCH
     middle = steps - max(1, steps // 10)

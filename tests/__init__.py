@@ -1,4 +1,4 @@
-"""Tests import what scripts/, data/ and dev/ consist of."""
+"""Lets the tests import the Python code of scripts/, data/ and dev/."""
 import sys
 from pathlib import Path
 

@@ -4,9 +4,9 @@
     tests/run.py [--jobs N] [NAME...]
 
 NAME is a part of a test's name (tests.python.test_lint.LintRules.test_links); without one all of tests/*/test_*.py run.
-Each test is a process of its own, long ones first; a class with a setUpClass runs as one. Classes with `measures_time`
-keep their priority, all others are nice to them. What a failed test printed is shown whole, and a line says why a test
-was skipped. The last lines are those of unittest. Standard library only.
+Each test runs in a separate process, long ones first; a class with a setUpClass runs as one test. Classes with
+`measures_time` keep their priority, and all others run with a lower one (nice). The output of a failed test is shown
+whole, and a line says why a test was skipped. The last lines are those of unittest. Standard library only.
 """
 import argparse
 import glob
@@ -20,10 +20,10 @@ import time
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-LIMIT_S = 900   # of a process, which hangs then
-# Who waits leaves the core to others: threads of OpenMP, ranks of OpenMPI.
+LIMIT_S = 900   # of a process; a longer one counts as hanging
+# Waiting threads of OpenMP and ranks of OpenMPI leave the core to others.
 ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "OMPI_MCA_mpi_yield_when_idle": "1"}
-# Those that take longest, so that none of them begins last; --times names candidates.
+# The longest tests, which begin first; --times names candidates.
 LONG = ("test_saved_on_two_and_resumed_on_others", "test_every_collective_gives_what_it_must", "test_watch.WatchTest",
         "test_a_rank_killed_while_it_saves", "test_other_configurations_get_no_ratio", "test_pasted_commands",
         "test_walkthrough", "test_a_webhook_that_hangs", "test_a_server_that_hangs", "test_troubleshooting",
@@ -40,7 +40,7 @@ def all_tests():
             yield from flat(test) if isinstance(test, unittest.TestSuite) else [test]
     names = [os.path.relpath(path, ROOT)[:-len(".py")].replace(os.sep, ".")
              for path in sorted(glob.glob(os.path.join(ROOT, "tests", "*", "test_*.py")))]
-    # A module that cannot be loaded is a test that fails.
+    # A module that cannot be loaded counts as a failed test.
     return list(flat(unittest.defaultTestLoader.loadTestsFromNames(names)))
 
 
@@ -56,7 +56,7 @@ def in_processes(tests):
 
 
 class Process:
-    """One that runs tests; what they print goes to a file."""
+    """A process that runs tests; their output goes to a file."""
 
     def __init__(self, tests):
         self.tests, self.begin = tests, time.monotonic()
@@ -87,7 +87,7 @@ class Process:
         os._exit(0)
 
     def end(self):
-        """Its report, once it has ended or is given up."""
+        """The report of the process, when it has ended or was killed."""
         late = time.monotonic() - self.begin >= LIMIT_S
         try:
             report = None if late else self.pipe.recv()
@@ -109,7 +109,7 @@ class Process:
     def kill(self):
         try:
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:   # it had no time to become a leader
+        except ProcessLookupError:   # it has not become a group leader yet
             os.kill(self.pid, signal.SIGKILL)
 
 
@@ -123,7 +123,7 @@ def show(report):
 
 
 def run(units, jobs):
-    """Reports of all, in the order in which they end."""
+    """Yields the reports of all processes as they end."""
     waiting, running, reports = list(units), {}, []
     try:
         while waiting or running:

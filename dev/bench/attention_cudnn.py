@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What bench_attention is measured against: the same shapes in PyTorch, by cuDNN or by plain matmuls and a softmax.
+"""The comparison for bench_attention: the same shapes in PyTorch, by cuDNN or by plain matmuls and a softmax.
 
 Usage: dev/bench/attention_cudnn.py [HEAD SIZE]     needs PyTorch with CUDA; the trainer does not
        dev/bench/attention_cudnn.py --plain         B 8, T 2048, the shape of a published guide; with peak memory
@@ -33,7 +33,7 @@ def median_us(run):
 
 
 def plain_attention(q, k, v):
-    """Causal attention whose scores stand in memory, as in PyTorch's math backend."""
+    """Causal attention that stores its scores, as PyTorch's math backend does."""
     k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
     mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()

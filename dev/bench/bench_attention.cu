@@ -1,14 +1,12 @@
 // Attention forward and backward. Usage: bench_attention [HEAD DIM | BATCH HEADS KV-HEADS TOKENS HEAD-DIM [DOCUMENT]]
-// Without arguments at the trainer's shapes, with one those of this head dim. DOCUMENT: every sequence is packed with
-// documents of as many tokens (--reset-attention-mask); FLOPs then count what is within documents, and a further line
-// has the time over that of the same documents as sequences of their own.
-// FLOPs count half the square of scores (causal) and 2.5 times the forward for the backward, whatever a
-// kernel recomputes. Random data, two input sets in turn.
-// Prints: shape | forward us | TFLOP/s | % of the ceiling (an 8192^3 bf16 product, measured first) | backward,
-// deterministic ... | fast ...
-// and, where FP8 attention exists, us of: its pass over qkv | rope alone | that pass with rope | the forward | all that
-// FP8 needs: the forward and what its pass costs more than rope, TFLOP/s of both, and times the bf16 forward.
-// The last lines are rows of llmc/perf/rates.
+// Without arguments it times the trainer's shapes, with one argument those of this head dim. DOCUMENT: every sequence
+// is packed with documents of this many tokens (--reset-attention-mask); FLOPs then count only pairs within documents,
+// and a further line compares the time with that of the same documents as separate sequences. FLOPs count half the
+// square of scores (causal) and 2.5 times the forward for the backward, whatever a kernel recomputes. Random data, two
+// input sets in turn. Prints: shape | forward us | TFLOP/s | % of the ceiling (an 8192^3 bf16 product, measured first)
+// | backward, deterministic ... | fast ... and, where FP8 attention exists, us of: its pass over qkv | rope alone |
+// that pass with rope | the forward | all that FP8 needs: the forward and what its pass costs more than rope, TFLOP/s
+// of both, and times the bf16 forward. The last lines are rows of llmc/perf/rates.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -30,7 +28,8 @@ struct Shape {
 const Shape kShapes[] = {{1, 32, 8, 8192, 128}, {1, 32, 8, 4096, 128}, {8, 16, 4, 2048, 128},
                          {64, 12, 12, 1024, 64}, {8, 12, 12, 2048, 64}, {4, 25, 25, 1024, 64},
                          {4, 12, 12, 1024, 64, Dtype::kFp32},
-                         // 8B with --context-parallel 1 and 2 at 65536 tokens, 8 at 131072, also of short documents
+                         // The 8B with --context-parallel 1 and 2 at 65536 tokens and 8 at 131072, also with short
+                         // documents.
                          {1, 32, 8, 65536, 128}, {1, 16, 4, 65536, 128}, {1, 4, 1, 131072, 128},
                          {1, 4, 1, 131072, 128, Dtype::kBf16, 1024}};
 
@@ -49,7 +48,7 @@ struct Memory {
         const int64_t elems = cuda::attention_sums_elems(dtype, B, T, NH, HS);
         return elems > 0 ? random(Dtype::kFp32, elems) : Tensor{};
     }
-    // Starts and ends as AttentionForwardArgs::documents, or null.
+    // AttentionForwardArgs::documents, or null.
     const int32_t* documents(const Shape& s) {
         if (s.document == 0) return nullptr;
         std::vector<int32_t> host(static_cast<size_t>(2 * s.B * s.T));
@@ -130,7 +129,7 @@ double relative_error(Ctx& ctx, const Tensor& got, const std::vector<bf16>& want
     return std::sqrt(error / size);
 }
 
-// Small problems against the CPU, before anything is timed.
+// Compares small problems with the CPU before anything is timed.
 void check(Ctx& ctx) {
     for (int64_t HS : {64, 128}) {
         Memory memory(ctx);
@@ -175,7 +174,7 @@ Fp8Heads heads_for(Memory& memory, int64_t B, int64_t T, int64_t heads, int64_t 
             .scales = memory.zeros(Dtype::kFp32, blocks)};
 }
 
-// FP8 attention against the CPU's.
+// Compares FP8 attention with the CPU.
 void check_fp8(Ctx& ctx) {
     for (int64_t HS : {64, 128}) {
         if (!has_fp8(ctx, Dtype::kBf16, HS)) continue;

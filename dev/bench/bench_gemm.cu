@@ -58,7 +58,7 @@ struct Times {
     float first_us, searched_us;
 };
 
-// Both algorithms over about 200 ms.
+// Times both algorithms for about 200 ms.
 Times time_both(Contexts& contexts, const Shape& s) {
     Buffers buffers(contexts.first.ctx);
     const int64_t set_bytes = (s.M * s.K + s.N * s.K) * dtype_bytes(s.operands)
@@ -78,7 +78,7 @@ Times time_both(Contexts& contexts, const Shape& s) {
     return {us[1], us[0]};
 }
 
-// A small product in every layout against the CPU, before anything is timed.
+// Compares a small product in every layout with the CPU before anything is timed.
 void check(Ctx& ctx) {
     const int64_t M = 136, N = 264, K = 520;
     for (GemmLayout layout : {kF, kD, kW}) {

@@ -1,9 +1,9 @@
 // FP8 matmuls beside BF16 ones of the same shape, in the same run.
 // Usage: bench_gemm_fp8 [name part]   a table of the trainer's shapes
-//        bench_gemm_fp8 accuracy      what each way of adding up loses, against double
-// Algorithms are searched, operands random and rotated beyond the L2 cache; fast and precise accumulation have one
-// scale a tensor, "block" 1x128 scales with 128x128 ones (forward, dgrad) or 1x128 ones (wgrad), by the library's
-// algorithms; "own block" is our own kernel, which the trainer's search has among its choices.
+//        bench_gemm_fp8 accuracy      errors of each way of accumulation, compared with double
+// Algorithms are searched; operands are random and rotated beyond the L2 cache. Fast and precise accumulation have one
+// scale per tensor. "block" has 1x128 scales with 128x128 ones (forward, dgrad) or 1x128 ones (wgrad), and the
+// library's algorithms. "own block" is the custom kernel, which the trainer's search also times.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -57,7 +57,7 @@ Shape shape_of(const Linear& linear, GemmLayout layout, int64_t rows) {
 }
 
 constexpr int64_t kPoolElems = 1 << 30, kFp32PoolElems = 1 << 29;
-// The logits of many rows at once do not fit.
+// The logits of more rows would not fit into memory.
 bool fits(const Shape& s) {
     return std::max({s.M * s.K, s.N * s.K, s.M * s.N}) <= kPoolElems
            && (s.result == Dtype::kBf16 || s.M * s.N <= kFp32PoolElems);
@@ -66,7 +66,7 @@ bool fits(const Shape& s) {
 enum Way { kBf16Way, kFast, kPrecise, kBlock, kOwnBlock, kWays };
 const char* const kWayNames[] = {"bf16", "fast", "precise", "block", "own block"};
 
-// Random numbers of each type, made once; operands are consecutive pieces, from the start again at the end.
+// Random numbers of each type, made once. Operands are consecutive parts of them, starting over at the end.
 class Pool {
 public:
     Pool(Ctx& ctx, Dtype dtype, int64_t elems, float mean = 0, float std = 0.5f)
@@ -113,7 +113,7 @@ GemmArgs args_of(Pools& pools, const Shape& s, Way way) {
     return args;
 }
 
-// Microseconds of the first `ways`, 0 for a refused one and where our own kernel does not make the product.
+// Microseconds of the first `ways`; 0 if a way is refused, or if the custom kernel does not support the product.
 std::vector<float> time_ways(Ctx& ctx, Pools& pools, const Shape& s, int ways, float budget_us) {
     std::vector<Candidate> candidates;
     std::vector<float> us(static_cast<size_t>(ways), 0);
@@ -182,7 +182,7 @@ std::vector<double> decoded(Ctx& ctx, const Tensor& codes) {
     return values;
 }
 
-// With scales of 1, at a mean of 0 and where all terms add up.
+// With scales of 1, for terms with a mean of 0 and for terms of one sign.
 void print_accuracy(Ctx& ctx) {
     constexpr int64_t M = 128, N = 256;
     Pools pools(ctx);

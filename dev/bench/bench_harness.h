@@ -1,5 +1,5 @@
-// What the benches of memory-bound operations share: launches back to back, sets of tensors in turn, and the ceiling of
-// a copy on the device.
+// Shared by the benches of memory-bound operations: consecutive launches on alternating sets of tensors, and the rate
+// of a copy on the device as the ceiling.
 #pragma once
 #include <algorithm>
 #include <cstdio>
@@ -43,7 +43,8 @@ inline double copy_gbps(Ctx& ctx) {
     return 2.0 * static_cast<double>(bytes) / us * 1e-3;
 }
 
-// Device tensors by name, made when first asked for: normal numbers, others as they come.
+// Device tensors by name, made at their first use: normally distributed numbers in float types, unspecified bytes in
+// others.
 class Tensors {
 public:
     struct Normal {
@@ -67,7 +68,7 @@ public:
         if (normal) cuda::fill_normal(ctx_, {t, rng_key(number_, name), 0, mean, std});
         return t;
     }
-    // One whose bytes are those of `start`.
+    // A tensor with the bytes of `start`.
     template <typename T> T* object(const std::string& name, const T& start) {
         const bool fresh = tensors_.count(name) == 0;
         const Tensor t = (*this)(name, Dtype::kInt32, sizeof(T) / 4);
@@ -90,8 +91,8 @@ private:
     std::map<std::string, Tensor> tensors_;
 };
 
-// time_us of launch(set), the sets in turn: as many as make(1), make(2), ... need to go beyond the L2 cache. make
-// returns a unique_ptr, and its set has all of its tensors.
+// time_us of launch(set) for alternating sets: as many as make(1), make(2), ... need to exceed the L2 cache. make
+// returns a unique_ptr to a set that already has all of its tensors.
 template <typename Make, typename Launch> double time_in_turn_us(Ctx& ctx, Make make, Launch launch) {
     constexpr int64_t kRotate = 200000000;   // bytes; the L2 cache of an H200 has 60 MB
     std::vector<decltype(make(uint64_t{1}))> sets;
@@ -103,7 +104,7 @@ template <typename Make, typename Launch> double time_in_turn_us(Ctx& ctx, Make 
     return time_us(ctx, [&](int64_t i) { launch(*sets[static_cast<size_t>(i) % sets.size()]); });
 }
 
-// The same with sets that run itself fills when it comes by for the first time.
+// The same with sets whose tensors the first run makes.
 inline double time_tensors_us(Ctx& ctx, Tensors::NormalOf normal_of, const std::function<void(Tensors&)>& run) {
     auto make = [&](uint64_t number) {
         auto set = std::make_unique<Tensors>(ctx, number, normal_of);
@@ -113,7 +114,7 @@ inline double time_tensors_us(Ctx& ctx, Tensors::NormalOf normal_of, const std::
     return time_in_turn_us(ctx, make, run);
 }
 
-// A bench's main: run(ctx, ceiling, wanted) prints the rows whose names are wanted, all or those with the argument.
+// The main of a bench: run(ctx, ceiling, wanted) prints all rows, or those whose names contain the argument.
 using Wanted = std::function<bool(const std::string& name)>;
 inline int bench_main(int argc, char** argv, const char* program, const std::string& columns,
                       const std::function<void(Ctx&, double ceiling_gbps, const Wanted&)>& run) {

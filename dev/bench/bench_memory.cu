@@ -32,7 +32,7 @@ struct Field {
 using View = std::function<Tensor(const std::string&)>;
 
 int64_t vocabulary_rank(int64_t n, int64_t V) {
-    // Ranks whose frequency falls as 1 / rank, roughly as words do.
+    // Token ranks with frequencies of about 1 / rank, as words in text.
     const double u = (philox(5, static_cast<uint64_t>(n)).word[0] + 0.5) * 0x1p-32;
     return std::min(V - 1, static_cast<int64_t>(std::pow(static_cast<double>(V), u)) - 1);
 }
@@ -63,7 +63,7 @@ StepState make_state() {
     return state;
 }
 
-// The first values of a field; whatever fill_normal makes has the same bits on both devices.
+// The initial values of a field; fill_normal gives the same bits on both devices.
 template <typename Normal>
 void fill(const Field& field, const Dims& d, uint64_t key, Tensor at, Normal fill_normal,
           const std::function<void(const void*, int64_t)>& copy_in) {
@@ -129,7 +129,7 @@ double element(const Tensor& t, int64_t i) {
     return static_cast<const int32_t*>(t.data)[i];
 }
 
-// Relative distance between both devices over every tensor of the small shape but scratch; the worst tensor.
+// The largest relative distance between the devices over all tensors of the small shape except scratch.
 double small_shape_error(Ctx& ctx, const Bench& bench) {
     DeviceSet gpu(ctx, bench, kSmall, 0);
     bench.on_gpu(ctx, [&](const std::string& name) { return gpu.view(name); }, kSmall);
@@ -340,7 +340,7 @@ std::vector<Bench> benches() {
     for (const Dims* d : {&L, &G}) {
         const double distinct = static_cast<double>(distinct_tokens(*d) * d->C);
         const std::string shape = d == &L ? " 8B" : " 124M";
-        // A row read for every token, though L2 serves the frequent ones: that is what bounds this gather.
+        // One row is counted for every token, although the L2 cache has the frequent ones.
         all.push_back(bench("embedding_forward" + shape, *d, embedding_fields, cuda::embedding_forward,
                             cpu::embedding_forward, embedding_args, 4 * NC(*d)));
         all.push_back(bench("embedding_backward" + shape, *d, embedding_backward_fields,

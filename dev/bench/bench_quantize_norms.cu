@@ -61,7 +61,7 @@ QuantOut request(Tensors& t, Ask ask, int64_t N, int64_t C) {
     quant.transposed_scale_inv = t("transposed_grid", kF, scale_inv_elems(quant.granularity, C, N));
     return quant;
 }
-// The second half of tensorwise.
+// The second pass of tensorwise scaling.
 void then_quantize(Ctx& ctx, Tensors& t, Ask ask, Tensor x, int64_t N, int64_t C) {
     if (ask != Ask::kTensorwise) return;
     QuantOut quant = request(t, Ask::kDelayed, N, C);

@@ -47,7 +47,7 @@ def step_rows(steps):
 def operation_rows(bench):
     yield row("operation", "calls", "ms", "floor", "difference", "% of the step")
     yield row(*["---"] * 6)
-    for r in [r for r in bench["rows"] if not r["beside"]][:LARGEST]:
+    for r in [r for r in bench["rows"] if not r["overlapped"]][:LARGEST]:
         yield row(r["name"], r["calls"], f"{r['ms']:.3f}", f"{r['floor_ms']:.3f}", f"{r['difference_ms']:.3f}",
                   f"{100 * r['ms'] / bench['step_ms']:.1f}")
 

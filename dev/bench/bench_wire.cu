@@ -1,8 +1,8 @@
-// Speed of the kernels between ranks: gradients in chunks and their sums, FP8 weights made in runs; buckets and weights
-// of Llama-3-8B.
+// Speed of the kernels for communication: quantized gradients and their sums, FP8 weights quantized in shard ranges;
+// buckets and weights of Llama-3-8B.
 //
-// Random data, sets of tensors that rotate through more than three times the L2 cache, launches back to back. Bytes are
-// those that must move at least (every tensor once); the ceiling is a copy on the device in the same run.
+// Random data, sets of tensors that rotate through more than three times the L2 cache, launches back to back. Bytes
+// are those that must move at least (every tensor once); the ceiling is a copy on the device in the same run.
 // tests/gpu/gpu_test_comm_ops.cpp checks the results.
 //   usage: bench_wire [part of a name]
 #include "dev/bench/bench_harness.h"
@@ -33,7 +33,7 @@ template <Dtype from, bool count> void chunks(Ctx& ctx, Tensors& t, const Shape&
                                 .in = t("in", from, s.elems()),
                                 .counts = count ? t.object("counts", Fp8Counts{}) : nullptr});
 }
-// Codes are bytes as they come: some are NaN, which costs nothing.
+// The codes are arbitrary bytes; some are NaN, which does not change the time.
 template <Dtype from, int ranks, Dtype to = kF, bool adds = false> void sum(Ctx& ctx, Tensors& t, const Shape& s) {
     const bool codes = from == kCodes;
     cuda::sum_ranks(ctx, {.out = t("out", to, s.elems()), .in = t("in", from, ranks * s.elems()),
@@ -48,7 +48,7 @@ void compare(Ctx& ctx, Tensors& t, const Shape& s) {
                              .b = t("b", kF, s.elems()), .scratch = t("scratch", Dtype::kFp64, 4 * kPartialSums)});
 }
 
-// A rank's run: from an eighth of the matrix to three quarters, not at the edge of a block.
+// The shard range of a rank: from an eighth of the matrix to three quarters, within blocks.
 struct Part {
     int64_t begin, elems;
 };

@@ -1,9 +1,8 @@
-// Single instructions of compute capability 9.0 as the attention kernels use them, each against plain loops: one
-// product of every operand layout, boxes that reach over the end of a tensor, and the order of work. Whole numbers, so
-// that equality is exact; the first failure names its place. Usage: check_sm90
+// Tests single instructions of compute capability 9.0, as the attention kernels use them, against plain loops: one
+// product of every operand layout, TMA boxes that exceed a tensor, and the order of work. The values are integers, so
+// results must be equal; the first failure names its place. Usage: check_sm90
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <vector>
 
 #include "llmc/base/fp8.h"
@@ -103,7 +102,7 @@ bytes_product_kernel(float* out, const uint8_t* left_head, const __grid_constant
 #endif
 }
 
-// A box in, as it lies, and out again to another tensor.
+// Loads a box, and stores it unchanged to another tensor.
 __global__ void __launch_bounds__(32) box_kernel(uint32_t* raw, const __grid_constant__ CUtensorMap from,
                                                  const __grid_constant__ CUtensorMap to, int bytes, int row, int panel,
                                                  int batch) {
@@ -233,7 +232,7 @@ template <int N, int K, bool left_registers> void check_bytes_product(Device& de
                .c_str(), wrong == 0, wrong ? strf("%d of %d, %s", wrong, 64 * N, where.c_str()) : "");
 }
 
-// How many bits of a sum survive: 1 + 2^-bits - 1, where 1 and -1 come in the same instruction or in the one before.
+// Measures how many bits of a sum are kept: 1 + 2^-bits - 1, with 1 and -1 in the same instruction or in two.
 void report_sum_bits(Device& device) {
     constexpr int N = 64, K = 128;
     auto bits_of = [&](bool earlier) {
@@ -301,7 +300,7 @@ void check_boxes(Device& device) {
     }
 }
 
-// Every tile of every head once, whatever the grid.
+// Checks that every tile of every head is visited once, for any grid.
 void check_schedule(const AttentionShape& shape, int64_t heads_of_batch, int64_t rows, bool last_first) {
     const Schedule schedule = make_schedule(shape, heads_of_batch, rows, last_first, 132);
     std::vector<int> visits(schedule.items);

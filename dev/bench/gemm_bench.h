@@ -1,4 +1,4 @@
-// What the benches of matmuls share: random operands, one context for each choice of algorithms, times taken in turn.
+// Shared by the benches of matmuls: random operands, one context per choice of algorithms, alternating timings.
 #pragma once
 #include <cuda_fp8.h>
 
@@ -30,7 +30,7 @@ struct Buffers {
         memory.push_back(cuda::device_alloc(elems * dtype_bytes(dtype)));
         return {memory.back(), dtype, elems};
     }
-    // Normal numbers; FP8 ones use their format as a cast of a whole tensor does.
+    // Normally distributed numbers; those in FP8 use the range of the format, as after a cast with one scale.
     Tensor random(Dtype dtype, int64_t elems, float mean = 0, float std = 0.5f) {
         Tensor t = empty(dtype, elems);
         Tensor values = is_fp8(dtype) ? Tensor{cuda::device_alloc(4 * elems), Dtype::kFp32, elems} : t;
@@ -67,8 +67,8 @@ struct Candidate {
     void run(size_t i) const { (own ? cuda::gemm_fp8_blockwise : cuda::gemm)(ctx, sets[i % sets.size()]); }
 };
 
-// Median microseconds of each candidate over `budget_us` in all. They run in turn: the card is power-limited, so that
-// what runs after a pause looks faster. The first calls, with the search and lazily loaded kernels, do not count.
+// Median microseconds of each candidate, over `budget_us` in all. The candidates alternate: the card is power-limited,
+// so that one that runs after a pause looks faster. The first calls, which search and load kernels, do not count.
 inline std::vector<float> times_in_turn(std::vector<Candidate>& candidates, float budget_us) {
     cudaEvent_t begin, end;
     CUDA_CHECK(cudaEventCreate(&begin));

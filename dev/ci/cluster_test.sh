@@ -1,7 +1,7 @@
 #!/bin/bash
-# Train on two hosts, which are namespaces of this machine, under Debian's Slurm and over ssh: tests/cluster/. Packages
-# that are missing are installed. Nothing outlives this command but these packages. Exit status: 0 passed, 1 failed,
-# 77 skipped (the reason is printed).
+# Train on two hosts, which are namespaces of this machine, under Debian's Slurm and over ssh
+# (tests/cluster/). Missing packages are installed; nothing else remains after this command. Exit status: 0 passed, 1
+# failed, 77 skipped (the reason is printed).
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 
@@ -15,7 +15,7 @@ reason=$(unshare --mount --uts --ipc --net --pid --fork ip link add type veth 2>
 make DEVICE=cpu TABLE=0 build/cpu/train_gpt2 || exit 1
 
 ulimit -c 0   # a crash leaves no file either
-# The hosts end with the process that makes the tests, whatever they run.
+# The hosts end with the process that runs the tests.
 TMPDIR=$(mktemp -d) || exit 1
 export TMPDIR LLMC_BUILD=$PWD/build/cpu
 setpriv --pdeathsig KILL python3 -m unittest -v tests.cluster.with_slurm tests.cluster.with_ssh &

@@ -26,16 +26,16 @@ CUDA_MAJOR := $(firstword $(subst ., ,$(NVCC_VERSION)) 0)
 CUDA_USABLE := $(and $(CUDA_INC),$(CUDA_LIB),$(shell [ $(CUDA_MAJOR) -ge 12 ] && echo yes))
 endif
 
-# Where the loader finds it unless LD_LIBRARY_PATH says otherwise.
+# The folder in which the dynamic loader finds it, unless LD_LIBRARY_PATH says otherwise.
 NCCL := $(or $(shell ldconfig -p 2>/dev/null | sed -n 's/.*libnccl\.so\.2 .*=> //p' | head -n 1),\
           $(wildcard $(CUDA_LIB)/libnccl.so.2))
 
-# "NVIDIA H200, 9.0"; the device file alone says that there is a GPU, not which.
+# "NVIDIA H200, 9.0". The device file only shows that there is a GPU, not which one.
 GPU_QUERY := $(shell nvidia-smi --query-gpu=name,compute_cap --format=csv,noheader 2>/dev/null | head -n 1 \
                | grep ', *[0-9]*\.[0-9]*$$')
 GPU := $(or $(GPU_QUERY),$(wildcard /dev/nvidia0))
 GPU_ARCH := $(shell echo '$(GPU_QUERY)' | sed -n 's/.*, *\([0-9]*\)\.\([0-9]\)$$/\1\2/p')
-# From 9.0 on the kernels may use the instructions of that very chip, which the "a" allows.
+# From 9.0 on the suffix "a" lets kernels use instructions that only this architecture has.
 ARCH ?= $(or $(if $(GPU_ARCH),$(GPU_ARCH)$(if $(filter 1,$(shell echo $$(($(GPU_ARCH) >= 90)))),a)),90a)
 
 MPICXX := $(shell command -v mpicxx 2>/dev/null)

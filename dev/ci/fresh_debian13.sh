@@ -17,7 +17,7 @@ fi
 root=$(mktemp -d)
 log=$(mktemp)
 cleanup() {
-    # What lies behind a mount must not be removed with the folder.
+    # The content of a mount must not be removed with the folder.
     local folder
     for folder in proc sys dev/shm; do
         mountpoint -q "$root/$folder" && ! umount -l "$root/$folder" && return

@@ -1,12 +1,12 @@
 #!/bin/bash
-# Build the Dockerfile with buildah on a base image made by debootstrap, and run `make smoke` in it. Needs no registry,
-# no daemon and no GPU; needs root rights. buildah and debootstrap are installed where they are missing.
+# Build the Dockerfile with buildah on a base image made by debootstrap, and run `make smoke` in it. Needs
+# no registry, no daemon and no GPU; needs root rights. buildah and debootstrap are installed where they are missing.
 #
 #   dev/ci/image_test.sh           on Ubuntu 24.04, the system of the Dockerfile's own base
 #   dev/ci/image_test.sh jammy     on another release of Ubuntu
 #
-# What NVIDIA's image adds, the CUDA toolkit, is not there, so the image builds for the CPU. Exit status: 0 passed,
-# 1 failed, 77 skipped (the reason is printed).
+# The base has no CUDA toolkit, unlike NVIDIA's image, so the image builds for the CPU. Exit status: 0 passed, 1
+# failed, 77 skipped (the reason is printed).
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 suite=${1:-noble}
@@ -22,7 +22,7 @@ if [ ${#needed[@]} != 0 ]; then
 fi
 
 work=$(mktemp -d)
-# Everything buildah keeps lies in this folder, and it needs neither a daemon nor namespaces of its own.
+# buildah keeps everything in this folder, and needs neither a daemon nor namespaces.
 image() { buildah --root "$work/storage" --runroot "$work/run" --storage-driver vfs "$@"; }
 cleanup() {
     image rm --all >/dev/null 2>&1
@@ -38,7 +38,7 @@ if [ ! -e "$keyring" ]; then
     echo "note: no $keyring (package ubuntu-keyring): signatures of Ubuntu's packages are not verified"
     check=--no-check-gpg
 fi
-# The script of an old release serves all later ones; debootstrap of Debian does not know the new names.
+# Debian's debootstrap has no scripts for new releases of Ubuntu; the script of an old release works for them.
 quietly debootstrap --variant=minbase --components=main,universe --include=ca-certificates "$check" \
     "$suite" "$work/base" "" /usr/share/debootstrap/scripts/gutsy || skip "debootstrap failed"
 base=$(image from scratch) || exit 1

@@ -37,10 +37,10 @@ MAY_INCLUDE = {
 
 CUDA_FILES = r"llmc/cuda/|dev/bench/"
 COMM_FILES = r"llmc/parallel/comm/comm_\w+\.(cpp|h)$|tests/(end_to_end/fake|gpu/gpu_test)_nccl\w*\.cpp$"
-# How whatever uses scripts/llmfp8 finds it, from any depth.
+# The line with which a script in any folder finds scripts/llmfp8.
 FIND_PACKAGE = ('sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents '
                 'if (p / "scripts/llmfp8").is_dir()]')
-# Written apart, so that this file does not break its own rule.
+# The names are split, so that this file does not violate its own rule.
 MACHINE_PATHS = re.compile("/(?:wo" "rk|ro" "ot|ho" "me|opt/hf" "env|mnt)/")
 
 
@@ -108,7 +108,7 @@ def cuda_symbols(path, text):
 
 
 def communication_symbols(path, text):
-    """communication: NCCL and MPI only in comm_* files, and in the tests of what NCCL is taken for"""
+    """communication: NCCL and MPI only in comm_* files, and in tests of NCCL"""
     if not is_code(path) or re.match(COMM_FILES, path):
         return []
     return matches(r"\b(?:nccl[A-Z]\w*|MPI_\w+)\b|#include\s*<(?:nccl|mpi)\.h>", strip_comments(text),
@@ -247,7 +247,7 @@ def python_package(path, text):
 
 
 def anchors(text):
-    """What #name can be in links to a Markdown text: its headings, as GitHub names them."""
+    """The anchors (#name) of a Markdown text: its headings as GitHub converts them."""
     headings = re.findall(r"(?m)^#+ +(.*?) *$", re.sub(r"(?ms)^ *```.*?^ *```$", "", text))
     return {re.sub(r"[^\w -]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", h)).lower().replace(" ", "-") for h in headings}
 

@@ -21,8 +21,8 @@ sanitized_suite() {
     build VARIANT=asan tests &&
         ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 build/cpu-asan/tests
 }
-# Threads other than OpenMP's, whose barriers the sanitizer does not know, read data, write checkpoints and post what
-# ranks do.
+# The threads that read data, write checkpoints and post heartbeats; the sanitizer does not know the barriers of
+# OpenMP's threads.
 threads() {
     local tests=build/cpu-tsan/tests cases pattern
     cases=("data:*" "heartbeats:*" "heartbeat link:*" "watchdog: a library*" "*async: what*" "*async: the files*"
@@ -40,7 +40,7 @@ fuzz() {
     local name=$1 corpus
     corpus=build/cpu/corpus/$name
     mkdir -p "$corpus"
-    # Seeds of the repository, if it has some for this fuzzer, are read and not written.
+    # If the repository has seeds for this fuzzer, they are read but never changed.
     local seeds=()
     [ -d "tests/fuzz/corpus/$name" ] && seeds=("tests/fuzz/corpus/$name")
     "build/cpu/$name" -max_total_time="$seconds" -rss_limit_mb=2048 -timeout=20 -print_final_stats=1 -verbosity=0 \

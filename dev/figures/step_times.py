@@ -21,8 +21,8 @@ SERIES = [("llm.fp8", "dev/results/2026-11-22-h200-tables/8b.csv")]
 # Rows of the picture: configuration in the tables, label.
 ROWS = [("bf16", "BF16"), ("delayed", "FP8 delayed"), ("tensorwise", "FP8 tensorwise"),
         ("tensorwise-1F1L", "FP8 tensorwise, first/last block BF16"), ("blockwise", "FP8 blockwise")]
-# Text and bars in a light and in a dark viewer. The picture has a background of its own, so that it does not depend on
-# the page around it.
+# The colours of text and bars in light and dark mode. The picture has its own background, so that it does not depend
+# on the page.
 COLORS = {"light": {"back": "#ffffff", "text": "#1f2328", "bars": ["#1a7f6b", "#8a6d9b", "#a8702a"]},
           "dark": {"back": "#0d1117", "text": "#e6edf3", "bars": ["#2fa58c", "#a98bbb", "#cc9549"]}}
 WIDTH, LABELS, VALUES, BAR, GAP = 780, 330, 170, 20, 14
@@ -70,7 +70,7 @@ def words_of(seconds, speedup, digits, unit=""):
 
 
 def alt_text(found, setting):
-    """The picture in words."""
+    """The alt text of the picture."""
     rows = [f"{found[number][0] + ' ' if len(found) > 1 else ''}{label} {words_of(seconds, speedup, 2)}"
             for label, bars in bars_of(found) for number, seconds, speedup in bars]
     return title_of(setting) + " (and speed against BF16): " + "; ".join(rows) + "."

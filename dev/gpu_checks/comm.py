@@ -1,11 +1,12 @@
-"""After a change of communication: every collective on 1 to 8 ranks, twice for the bits; NCCL's non-blocking mode; a
-rank that stays away and is cut off; refused placements; with --shards the rates of the links before a few steps."""
+"""After a change of communication: every collective on 1 to 8 ranks, twice to compare the bits; NCCL's non-blocking
+mode; a rank that does not join a collective and is aborted; refused GPU assignments; with --shards the rates of the
+links before a few steps."""
 import re
 
 from check import show
 
 RANKS = (1, 2, 3, 4, 8)
-# On two GPUs or more: name, exit code, ranks (None: one more than GPUs, 0: all), options, environment, what is said.
+# On two GPUs or more: name, exit code, ranks (None: one more than GPUs, 0: all), options, environment, expected text.
 CASES = (
     ("non-blocking", 0, 2, [], {"NCCL_COMM_BLOCKING": "0"}, "sum of one"),
     ("stall", 0, 0, ["--seconds", "20", "--stall", "1"], {}, "rank 0: cut off in"),

@@ -7,7 +7,8 @@ from logs import Log, differences, rank_table
 
 LLAMA = ["train_llama", "--model", "llama3-small", "--num-layers", "4", "--seq-length", "4096",
          "--max-position-embeddings", "4096"]
-# Name, options; the loss of one rank is met to `near`: another order of sums in BF16, and scales of a rank's part.
+# Name and options. `near`: the allowed difference from the loss of one rank, due to the order of sums in BF16 and to
+# the scales of a rank's own tokens.
 EQUAL = (
     ("bf16", [], 2e-3),
     ("delayed", ["--fp8-recipe", "delayed", "--fp8-check-interval", "1"], 5e-3),

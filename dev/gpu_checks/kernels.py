@@ -4,7 +4,7 @@ import re
 
 from check import RECIPES, ROOT, show
 
-# Binary and options of a training speed run.
+# The executables and options of the runs that measure training speed.
 MODELS = {
     "gpt2": ["train_gpt2", "--model", "gpt2-124M", "--micro-batch-size", "64", "--global-batch-size", "512"],
     "small": ["train_llama", "--model", "llama3-small", "--micro-batch-size", "8", "--global-batch-size", "64"],
@@ -23,7 +23,7 @@ def tests(check):
 
 
 def sanitize(check):
-    """The library's kernels synchronise through barriers that racecheck does not follow: hazards there are left out."""
+    """Leaves out hazards in the library's kernels, which synchronise through barriers that racecheck does not know."""
     for tool in SANITIZERS:
         output = check.run(tool, ["compute-sanitizer", "--tool", tool, check.build / "tests_gpu", "-tce=*device*"],
                            GPU_TEST_SMALL="1")
@@ -39,7 +39,7 @@ def bench(check):
 
 
 def speed(check, model):
-    """scripts/compare of every recipe, in OUT/MODEL."""
+    """Runs scripts/compare for every recipe, into OUT/MODEL."""
     logs = []
     for recipe, options in RECIPES.items():
         log = check.train(f"{model}-{recipe}", 1, *MODELS[model], *options, "--train-iters", check.options.steps or 8)

@@ -1,4 +1,4 @@
-"""Logs of runs as the checks compare them: equal to the bit, how far losses are apart, what ranks cost."""
+"""Comparisons of logs for the checks: equality to the bit, differences of losses, and the cost of several ranks."""
 import json
 import statistics
 
@@ -19,7 +19,8 @@ class Log:
             raise ValueError(f"{path}: no step")
 
     def figures(self):
-        """[(name, value)] of what must not depend on overlap, on who owns what, nor on the form of gathered weights."""
+        """[(name, value)] of the values that must not depend on overlap, on sharding, or on the form of gathered
+        weights."""
         return ([(f"step {r['step']}: validation loss", r["loss"]) for r in self.evals]
                 + [(f"step {step}: {key}", r[key]) for step, r in self.steps.items()
                    for key in ("loss", "grad_norm", "skipped")]
@@ -41,7 +42,7 @@ class Log:
 
 
 def differences(first, other):
-    """What differs between the figures of two logs, in a line; empty where nothing does."""
+    """One line on the differences between the values of two logs; empty if there are none."""
     expected, found = first.figures(), other.figures()
     if len(found) != len(expected):
         return f"{other.name}: {len(found)} figures, {first.name} has {len(expected)}"
@@ -54,7 +55,8 @@ def differences(first, other):
 
 
 def rank_table(logs):
-    """Lines: speed of each against the first, which is of one rank, and what its communication costs."""
+    """Lines with the speed of each log relative to the first, which is of one rank, and with its exposed
+    communication."""
     yield (f"{'run':24} {'ranks':>5} {'ms/step':>9} {'tokens/s':>11} {'% of N':>8} {'exposed ms':>10} "
            f"{'exposed %':>9} {'GB reduce':>9} {'GB gather':>9} {'plan GiB':>9} {'used GiB':>9}")
     one = logs[0].median("tokens_per_second")

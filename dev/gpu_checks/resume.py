@@ -1,12 +1,12 @@
 """After a change of checkpoints, on --ranks (all GPUs): for each of --recipes, short runs of a small Llama that never
 stop, then the same steps on RANKS -> RANKS / 2 -> RANKS ranks, each continuing from the other's checkpoint.
 
-A checkpoint that is saved again right after it was loaded must have equal files. The same number of ranks must repeat
-every bit. With another number the first loss after loading, whose weights and samples are equal, may differ by the
-order of a sum in double alone, and later ones by what that number does to an uninterrupted run. Then saves behind
-training: how long training was stalled by them, and that nothing else changed. --steps (4) are between checkpoints and
-must take longer than a save takes to reach the disk; --save is the folder of the checkpoints (14 bytes a parameter, 6
-at a time).
+A checkpoint that is loaded and saved again at once must have equal files. The same number of ranks must repeat every
+bit. With another number, the first loss after loading has equal weights and samples and may differ only by the order
+of a sum in double; later losses may differ as much as those of uninterrupted runs with these numbers of ranks. Then
+asynchronous saves are tested: how long they stall training, and that nothing else changes. --steps (4) is the number
+of steps between checkpoints, which must take longer than writing one; --save is the folder of the checkpoints (14
+bytes per parameter, 6 checkpoints at a time).
 """
 import json
 import shlex
@@ -18,13 +18,13 @@ from check import RECIPES
 from logs import Log
 
 MODEL = "--model llama3-small --num-layers 6 --micro-batch-size 4 --global-batch-size 64 --gemm-search off"
-# Losses are sums in double of the same values in another order: an epsilon for each of up to 10^6 targets, far more
-# than an order can cost, and far less than one wrong sample.
+# Losses are sums in double of the same values in another order: one epsilon for each of up to 10^6 targets is far more
+# than the order can change, and far less than one wrong sample does.
 ORDER_OF_A_SUM = 1e6 * 2**-53
-# Later losses, against what another number of ranks does to a run that never stops: of two such runs one is as near to
-# the truth as the other, so each may be this many times as far from the third.
+# Later losses are compared with the difference between uninterrupted runs on other numbers of ranks. All of these are
+# equally near to the exact loss, so the distance may be this many times that difference.
 SPREADS = 4
-# Of the run that saved, not of its state; the last two have no effect when resuming.
+# Fields of the run that saved, not of its state; the last two have no effect on a resumed run.
 RUN_OPTIONS = ("save", "save-interval", "save-async", "resume", "log-file", "train-iters", "load", "init-method-std")
 
 
@@ -47,12 +47,12 @@ def run_state(checkpoint):
     state = json.loads((checkpoint / "state.json").read_text())
     for option in RUN_OPTIONS:
         state["config"].pop(option, None)
-    state.pop("gemm_plans")   # a loaded run knows shapes that it has not met yet
+    state.pop("gemm_plans")   # a resumed run has plans for shapes that it has not used yet
     return state
 
 
 class Recipe:
-    """The runs of one recipe and what they must have in common."""
+    """The runs of one recipe, and the checks that compare them."""
 
     def __init__(self, check, name):
         self.check, self.name, self.logs = check, name, {}
@@ -146,7 +146,7 @@ class Recipe:
     def table(self):
         logs = {run: Log(path) for run, path in self.logs.items() if not run.startswith("load-")}
         straight, half = logs["straight"], logs["straight-half"]
-        # Half the ranks from the first step on: that they begin alike is the first bound's to show.
+        # A run with half the ranks from the first step on. The first bound already shows that its start is the same.
         spread = max(half.far_from(straight).values())
         idle = statistics.median(r["step_seconds"] for r in list(straight.steps.values())[2:])
         print(f"{self.name}: losses against {straight.world} ranks without a stop; a step takes {idle:.3f} s; "

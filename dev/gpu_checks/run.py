@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What to run on a machine with GPUs after a change, with all outputs in one folder; what failed is said at the end.
+"""Checks for a machine with GPUs, to run after a change. All outputs are in one folder, and failures are listed at the
+end.
 
     dev/gpu_checks/run.py WHAT OUT [OPTION...]
 

@@ -1,7 +1,7 @@
-"""After a change of the watchdog or of the launcher, on --ranks (2) GPUs: in the middle of training under
-scripts/launch/launch_mpi.sh a rank is killed or stopped, the first and the last, or hangs by --inject, or the launcher
-gets a signal. The table has what was done, seconds until no rank was left, exit code, MiB used on the GPUs before and
-after, and who was said to wait for whom. Each run also shows that the GPUs can be used after the one before."""
+"""After a change of the watchdog or of the launcher, on --ranks (2) GPUs: during training under
+scripts/launch/launch_mpi.sh the first or the last rank is killed or suspended, or hangs by --inject, or the launcher
+gets a signal. The table has the event, the seconds until no rank was left, the exit code, the MiB used on the GPUs
+before and after, and the hang report. Each run also shows that the GPUs can be used after the run before it."""
 import os
 import re
 import shlex
@@ -15,9 +15,9 @@ from check import ROOT
 
 MODEL = "--model llama3-small --fp8-recipe delayed --micro-batch-size 2 --bucket-mb 40"
 LOST = r"launch_mpi\.sh: rank \d+ .* (is gone|is stopped by a signal|without progress)"
-SLACK_MIB = 16   # a driver's own
-# Name, exit code, what is said, what is done after step `at` (to the rank or the launcher), further options.
-# LIMIT: --comm-timeout and 5 s more; {last} is the last rank.
+SLACK_MIB = 16   # used by the driver
+# Name, exit code, expected text, the action after step `at` (on the rank or the launcher), further options. LIMIT:
+# --comm-timeout plus 5 s; {last} is the last rank.
 LIMIT = None
 CASES = (
     ("kill-first", 6, LIMIT, LOST, 8, [("rank", 0, signal.SIGKILL)], ""),
@@ -77,7 +77,7 @@ class Case:
                 *shlex.split(self.check.options.options), *self.options]
 
     def wait_for_step(self, step):
-        """Until the log has that step, or the launcher has ended."""
+        """Waits until the log has this step, or the launcher has ended."""
         while self.launcher.poll() is None:
             if self.log.exists() and re.search(rf'"step":{step}[,}}]', self.log.read_text()):
                 return
@@ -92,7 +92,7 @@ class Case:
                 self.launcher.send_signal(what)
 
     def run(self):
-        """Starts the ranks, does what the case does, and checks the end; a row of the table."""
+        """Starts the ranks, does the action of the case, and checks the end. Returns a row of the table."""
         self.log.unlink(missing_ok=True)
         shutil.rmtree(self.check.out / "save", ignore_errors=True)   # a run refuses another one's checkpoints
         before = used_mib(self.count)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Losses of runs at equal tokens beside a baseline of the same seed: a table, a CSV and a plot.
+"""Compares losses of runs with a baseline of the same seed at equal tokens: a table, a CSV and a plot.
 
     python3 dev/losses/compare_losses.py --out DIR NAME=LOG.jsonl ...
 
@@ -43,12 +43,12 @@ def gap(loss, reference):
 
 
 def gaps_at(run, base, tokens):
-    """Of the validation loss and of the last training losses, in percent."""
+    """The gaps of the validation loss and of the last training losses, in percent."""
     return [gap(loss, reference) for loss, reference in zip(ends(run, tokens), ends(base, tokens))]
 
 
 def mean_line(configuration, pairs):
-    """Of runs and their baselines, one a seed, at the last validation that all of them have."""
+    """The gaps of runs to the baselines of their seeds, at the last validation that all of them have."""
     tokens = max(set.intersection(*(set(run[1]) for pair in pairs for run in pair)), default=None)
     if tokens is None:
         raise InputError(f"the seeds of {configuration} have no validation at equal tokens")

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""A stand-in for what fine-tuning downloads: a model of Llama-3.1-8B's shape with random weights, its tokenizer's
-special tokens, and conversations. The time of a step is that of the real model; its losses say nothing about it.
+"""Makes a replacement for the downloads of fine-tuning: a model of Llama-3.1-8B's shape with random weights, the
+special tokens of its tokenizer, and conversations. A step takes as long as with the real model; the losses mean
+nothing.
 
   dev/losses/random_llama.py OUT                 config.json, 16 GB of weights, a byte-level tokenizer.json
   dev/losses/random_llama.py OUT --layers 2      a smaller one
@@ -36,7 +37,7 @@ def config(layers):
 
 
 def tokenizer():
-    """Bytes are tokens; ids between them and the special ones have names and never occur."""
+    """A tokenizer of bytes; the ids between bytes and special tokens have names but never occur."""
     vocabulary = {text: number for number, text in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     vocabulary.update({f"<|unused_{number}|>": number for number in range(len(vocabulary), FIRST_SPECIAL)})
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

@@ -3,8 +3,8 @@
 
     python3 dev/losses/run_recipes.py --gpus 0,1,2,3 --seeds 1,2 --out DIR [--only bf16] -- ./train_gpt2 ...
 
-Each run writes DIR/RECIPE.SEED.jsonl and .txt. One whose log shows the same command, finished, is not run again, so a
-call that was cut off is continued by repeating it. Standard library only.
+Each run writes DIR/RECIPE.SEED.jsonl and .txt. A run is not repeated if its log shows that the same command has
+finished, so an interrupted call is continued by repeating it. Standard library only.
 """
 import argparse
 import json

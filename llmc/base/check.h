@@ -41,6 +41,7 @@ struct Error : std::runtime_error {
 // For %lld, and for sizes in GiB.
 constexpr long long ll(int64_t x) { return x; }
 constexpr double kGiB = 0x1p30;
+constexpr double gib(int64_t bytes) { return static_cast<double>(bytes) / kGiB; }
 
 // Raise an Error. The message is one line: what is wrong, the value, the fix.
 #define FAIL(exit_code, ...) throw Error(exit_code, strf(__VA_ARGS__))

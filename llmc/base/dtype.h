@@ -38,6 +38,9 @@ constexpr const char* dtype_name(Dtype dtype) {
     return "?";
 }
 
+constexpr int64_t ceil_div(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
+constexpr int64_t round_up(int64_t n, int64_t unit) { return ceil_div(n, unit) * unit; }
+
 inline constexpr int32_t kIgnoreIndex = -1;   // a target without loss
 
 // bfloat16, the upper half of a float, as bits. Conversion from float rounds to nearest even and keeps infinities; NaN

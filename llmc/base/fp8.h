@@ -3,7 +3,6 @@
 //   E5M2:      largest 57344, smallest normal 2^-14, smallest subnormal 2^-16; NaN and infinities as in IEEE
 // Source: Micikevicius et al., "FP8 Formats for Deep Learning", arXiv 2209.05433.
 #pragma once
-#include <bit>
 #include <cstdint>
 
 #include "llmc/base/dtype.h"

@@ -55,11 +55,11 @@ std::string cause(const std::string& text, size_t byte, const std::string& reaso
     while (before > 0 && std::isspace(static_cast<unsigned char>(text[before - 1]))) before--;
     if ((c == '}' || c == ']') && before > 0 && text[before - 1] == ',')
         return strf("a comma before %c: JSON allows none after the last entry", c);
-    if (c == '\'') return "a single quote: names and texts stand in double quotes";
+    if (c == '\'') return "a single quote: names and texts need double quotes";
     if (word_at(text, byte, "True") || word_at(text, byte, "False") || word_at(text, byte, "None"))
         return "a word of Python: write true, false or null";
     if (std::isalpha(static_cast<unsigned char>(c)))
-        return "a word without quotes: names and texts stand in double quotes";
+        return "a word without quotes: names and texts need double quotes";
     if (reason.find("expected ',' or") != std::string::npos || c == '"') return strf("%c where a comma is missing", c);
     if (std::isprint(static_cast<unsigned char>(c))) return strf("an unexpected %c", c);
     return strf("an unexpected byte 0x%02x", static_cast<unsigned char>(c));

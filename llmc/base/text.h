@@ -40,7 +40,7 @@ size_t utf8_bytes(const std::string& text, size_t byte);
 std::string escaped(const std::string& text, const std::string& kept = "");
 // Replaces the middle of a text of more than `most` characters by "...".
 std::string shortened(const std::string& text, size_t most = kShownOfValue);
-// A value as it stands in quotes within a message: escaped, with quotes and backslashes, and shortened.
+// A value as it appears in quotes within a message: escaped, also its quotes and backslashes, and shortened.
 std::string printable(const std::string& text);
 // Makes a whole message safe to print as one line: escaped and shortened. Every Error and every line of the log on the
 // screen passes through it; a second call changes nothing.

@@ -1,7 +1,7 @@
 // Writes checkpoints on all ranks together, without collectives on the device. A save has stages, after each of which
 // the ranks exchange outcomes:
 // 1. Rank 0 creates the directory with files of their final size.
-// 2. Every rank writes and hashes the slots that it holds, and beside its masters the weights, which are their rounding
+// 2. Every rank writes and hashes the slots that it holds, and the weights, which it rounds from its masters
 //    (save_layout.h).
 // 3. Only with transposed tensors (GPT-2), whose bytes no rank holds in one piece: each is written by one rank, from
 //    the masters in the file of stage 2.
@@ -14,10 +14,8 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "llmc/base/system/files.h"
-#include "llmc/checkpoint/huggingface/model_extras.h"
 #include "llmc/checkpoint/save_layout.h"
 #include "llmc/checkpoint/save_lock.h"
 #include "llmc/parallel/comm/comm.h"
@@ -46,7 +44,7 @@ public:
     // pinned. comm is not owned.
     CheckpointSaver(const SaveOptions& options, const ModelConfig& config, const ParamTable& table,
                     const StateAccess& access, Comm& comm);
-    // Finishes a running save with one rank, and abandons it with several, since it would need the others.
+    // With one rank, finishes a running save. With several, abandons it, since finishing would need the other ranks.
     ~CheckpointSaver();
     CheckpointSaver(const CheckpointSaver&) = delete;
     CheckpointSaver& operator=(const CheckpointSaver&) = delete;
@@ -76,6 +74,6 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
-// Pinned memory that `rank` needs to save its bytes of `layout`, for the plan. Saving takes no other memory that grows
-// with the model, but for headers and hashes.
+// Pinned memory that `rank` needs to save its bytes of `layout`, for the plan. Of all else that saving allocates, only
+// headers and hashes grow with the model.
 int64_t save_buffer_bytes(const SaveLayout& layout, const SaveOptions& options, int rank);

@@ -168,7 +168,7 @@ std::string as_text(const std::function<std::string()>& damage) {
 std::string manifest_text(const Manifest& manifest) {
     Json json = {{"format", kFormat}, {"version", kVersion}, {"files", Json::object()}};
     for (const auto& [name, file] : manifest) {
-        CHECK(uncovered(file) < 0, "nobody wrote byte %lld of %s, or two did", ll(uncovered(file)), name.c_str());
+        CHECK(uncovered(file) < 0, "no rank wrote byte %lld of %s, or two did", ll(uncovered(file)), name.c_str());
         json["files"][name] = file_json(file);
     }
     return text_with_hash(json);

@@ -35,8 +35,8 @@ std::string process_space() {
     return space;
 }
 
-// What stands in the file: "host NAME, process PID, since TIME; pid:[NAMESPACE] ID". Only the part before the semicolon
-// is shown; the ID tells two holders apart.
+// The content of the file: "host NAME, process PID, since TIME; pid:[NAMESPACE] ID". Only the part before the
+// semicolon is shown; the ID tells two holders apart.
 std::string own_line() {
     char since[32];
     const std::time_t now = std::time(nullptr);
@@ -102,7 +102,7 @@ class Flock : public SaveLock {
 public:
     Flock(std::string path, int fd) : path_(std::move(path)), file_(fd) {}
     ~Flock() override {
-        if (is_same_file(file_.fd, path_)) ::unlink(path_.c_str());   // still locked: nobody else's file
+        if (is_same_file(file_.fd, path_)) ::unlink(path_.c_str());   // still locked, so the file is ours
     }
     void require_held() const override {
         if (!is_same_file(file_.fd, path_))

@@ -9,8 +9,8 @@
 #include "llmc/base/system/files.h"
 
 struct SaveLockOptions {
-    // A lease that was not renewed for this long is that of a dead run. It is renewed ten times as often. The age is
-    // that of the file on the server, whose clock alone counts.
+    // The run of a lease that was not renewed for this long counts as dead. A lease is renewed ten times as often. Its
+    // age comes from the server's clock alone: the file's time and the present are both read from there.
     std::chrono::milliseconds lease{45000};
     // Calls besides those of IoHook: "flock" and "renew". An errno that it returns for "flock" is the outcome of flock;
     // ENOLCK, EOPNOTSUPP, ENOSYS and EINVAL mean that the file system has no flock.
@@ -27,6 +27,6 @@ public:
     virtual ~SaveLock() = default;
 
     // Exit 7 if another run has taken the folder, as can happen to a lease whose holder was stopped for too long, or
-    // if somebody removed the file. Called before anything is published in the folder.
+    // if the file was removed. Called before anything is published in the folder.
     virtual void require_held() const = 0;
 };

@@ -1,5 +1,5 @@
-// How checkpoints read and write the training state: the slots of parameters, as working weights are the rounded
-// masters. Ranges are elements within one parameter.
+// How checkpoints read and write the training state: the slots of parameters. Working weights are not part of it,
+// since they are the rounded masters. Ranges are elements within one parameter.
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,7 +19,7 @@ public:
     WriteBuffer(char* memory, int64_t bytes) : memory_(memory), bytes_(bytes) {}
 
     // The memory that a segment of `bytes` takes.
-    static int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+    static int64_t aligned(int64_t bytes) { return round_up(bytes, kAlign); }
 
     // Empties the buffer for another checkpoint.
     void reset(const IoHook& hook);

@@ -94,7 +94,7 @@ struct QuantizedWeight {
 
     float scale_inv_at(int64_t row, int64_t col) const {
         if (granularity == Granularity::kTensor) return scale_inv[0];
-        const int64_t stride = ((cols + kBlock - 1) / kBlock + 3) / 4 * 4;
+        const int64_t stride = round_up(ceil_div(cols, kBlock), 4);
         return scale_inv[static_cast<size_t>(row / kBlock * stride + col / kBlock)];
     }
     float value(int64_t row, int64_t col) const {
@@ -164,8 +164,8 @@ Content content_of(const SavedRun& run) {
             scale.entry.name = module_of(tensor.entry.name) + (blocks ? ".weight_scale_inv" : ".weight_scale");
             scale.entry.dtype = Dtype::kFp32;
             scale.entry.shape = {1};
-            if (blocks) scale.entry.shape = {(tensor.part.rows + kBlock - 1) / kBlock,
-                                             (tensor.entry.shape[1] + kBlock - 1) / kBlock};
+            if (blocks) scale.entry.shape = {ceil_div(tensor.part.rows, kBlock),
+                                             ceil_div(tensor.entry.shape[1], kBlock)};
             tensor.entry.dtype = Dtype::kE4m3;
             content.fp8_linears += first;
             content.tensors.push_back(std::move(tensor));

@@ -98,8 +98,8 @@ int64_t planned_bytes(const Config& config, const ParamTable& table, const Gener
 void require_memory(int64_t bytes, const Generator::Limits& limits) {
     const int64_t free_bytes = device::device_free_bytes();
     REQUIRE(bytes <= free_bytes, "generate needs %.2f GiB of device memory for %s of %lld tokens at once, and %.2f GiB "
-            "are free: lower --inference-max-requests or --sample-tokens", static_cast<double>(bytes) / kGiB,
-            count_text(limits.texts, "text").c_str(), ll(limits.positions), static_cast<double>(free_bytes) / kGiB);
+            "are free: lower --inference-max-requests or --sample-tokens", gib(bytes),
+            count_text(limits.texts, "text").c_str(), ll(limits.positions), gib(free_bytes));
 }
 
 // Returns false if nobody reads standard output any more.

@@ -55,8 +55,8 @@ const Command& command_of(int argc, const char* const* argv) {
     REQUIRE(!is_regular_file(word), "no command %s: a file of options is named with --config %s", word.c_str(),
             word.c_str());
     REQUIRE(edit_distance(word, near) > 2, "no command %s: did you mean %s?", word.c_str(), near.c_str());
-    FAIL(kExitBadInput, "no command %s: there are plan, bench, doctor, generate and export-fp8; training has none, "
-         "only options", word.c_str());
+    FAIL(kExitBadInput, "no command %s: there are plan, bench, doctor, generate and export-fp8; training needs no "
+         "command, only options", word.c_str());
 }
 
 // The text of --version: commit, compiler, device and libraries.

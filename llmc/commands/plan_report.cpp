@@ -15,7 +15,6 @@
 
 namespace {
 
-double gib(int64_t bytes) { return static_cast<double>(bytes) / kGiB; }
 
 // The quantized Q, K and V of one layer, with their scales.
 int64_t fp8_attention_bytes(const Config& c) {
@@ -104,7 +103,7 @@ Config at_level(Config config, int64_t level) {
 // Empty if the run is not possible.
 std::optional<int64_t> arena_bytes_of(Config config, const ParamTable& table, int ranks) {
     const int64_t unit = config.micro_batch_size * config.data_ranks(ranks);
-    config.global_batch_size = (config.global_batch_size + unit - 1) / unit * unit;
+    config.global_batch_size = round_up(config.global_batch_size, unit);
     try {
         return plan_memory(config, table, fp8_plan_of(config, table), ranks).arena_bytes;
     } catch (const Error&) {

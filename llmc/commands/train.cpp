@@ -331,7 +331,7 @@ private:
         const double peak = peak_flops(info_.name, config_.dtype) * comm_.world().ranks;
         StepRecord r = step_record(config_, slot);
         r.mfu = peak > 0 ? r.tokens_per_second * flops_per_token_ / peak : -1;
-        r.memory_gib = static_cast<double>(used_bytes_) / kGiB;
+        r.memory_gib = gib(used_bytes_);
         adam_step_ = result.adam_step;
         consecutive_skips_ = r.skipped ? consecutive_skips_ + 1 : 0;
         skips_ += r.skipped ? 1 : 0;

@@ -86,7 +86,7 @@ struct Config {
     // distributed
     int64_t ranks = 0;                  // 0: as many as were started
     int64_t context_parallel = 1;       // ranks that share each sequence
-    // What a rank has a shard of; 1: master weights and moments; 2: and gradients; 3: and weights
+    // Of what a rank holds only its shard. 1: master weights and moments; 2: gradients, too; 3: weights, too
     int64_t zero = 1;
     int64_t zero_group = 0;             // neighbouring ranks that shard one copy of them; 0: all
     int64_t zero_keep_layers = 0;       // layers that stay gathered from forward to backward; with --zero 3
@@ -153,7 +153,7 @@ inline bool offloads_state(const Config& config) { return offloads(config, "mome
 // The chunks in which head and loss compute a micro-batch.
 inline int64_t loss_chunks(const Config& config) {
     const int64_t rows = config.micro_batch_size * config.part_length();
-    return config.loss_chunk > 0 ? (rows + config.loss_chunk - 1) / config.loss_chunk : 1;
+    return config.loss_chunk > 0 ? ceil_div(rows, config.loss_chunk) : 1;
 }
 
 // What options depend on besides each other.

@@ -1,6 +1,5 @@
 // The error of an unknown option or key: what to write instead of another trainer's, or the nearest name.
 #include <fnmatch.h>
-#include <strings.h>
 
 #include <algorithm>
 #include <iterator>
@@ -90,13 +89,6 @@ const std::vector<ForeignRow>& foreign_rows() {
 }
 
 namespace {
-
-bool has_word(const std::string& words, const std::string& word) {
-    std::istringstream all(words);
-    for (std::string one; all >> one;)
-        if (strcasecmp(one.c_str(), word.c_str()) == 0) return true;
-    return false;
-}
 
 // Whether the row names the option, with a star or (stars false) in full. A star alone is for the importer.
 bool names_option(const ForeignRow& row, const std::string& name, bool stars) {

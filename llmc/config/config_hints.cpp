@@ -38,13 +38,6 @@ constexpr ValueHint kHints[] = {
     {"normalization", "layer ln", "did you mean LayerNorm?"},
 };
 
-bool has_word(const char* words, const std::string& word) {
-    std::istringstream all(words);
-    for (std::string one; all >> one;)
-        if (strcasecmp(one.c_str(), word.c_str()) == 0) return true;
-    return false;
-}
-
 std::string choice_hint(const OptionRow& row, const std::string& word) {
     for (const ValueHint& hint : kHints)
         if (has_word(hint.options, row.name) && has_word(hint.words, dashes(word))) return hint.hint;
@@ -74,6 +67,13 @@ std::string number_hint(const OptionRow& row, const std::string& word) {
 }
 
 }  // namespace
+
+bool has_word(const std::string& words, const std::string& word) {
+    std::istringstream all(words);
+    for (std::string one; all >> one;)
+        if (strcasecmp(one.c_str(), word.c_str()) == 0) return true;
+    return false;
+}
 
 std::string value_error(const OptionRow& row, const std::string& where, const Json& value) {
     const std::string word = shortened(json_text(value));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <sstream>
 
 #include "llmc/base/check.h"
 
@@ -20,7 +21,7 @@ const char* no_fusable_gelu(const Config& c) {
     if (!activation_function(c.shape.activation).in_gemm_epilogue)
         return "the activation is not gelu (--activation, Megatron's --swiglu)";
     if (c.fp8_recipe != Fp8Recipe::kNone) return "FP8 is on: gelu runs in the kernel that writes the quantized tensor";
-    return unless(c.recompute != Recompute::kNormAct, "--recompute norm-act runs gelu as an operation of its own");
+    return unless(c.recompute != Recompute::kNormAct, "--recompute norm-act runs gelu as a separate operation");
 }
 // Megatron's "selective" is the opposite of block-keep-attention.
 const char* selective_recompute(const Json& word) {
@@ -223,11 +224,11 @@ void add_optimizer(Rows& rows) {
          .fallback = "10"},
         {.name = "warn-on-divergence", .group = group, .value = number(AT(warn_on_divergence), kNotNegative),
          .help = "warn when the loss (median of 3 steps) exceeds this many times its start, which is the lower of the "
-                 "first loss and the median of the first 5; once until it is back there; 0: never",
+                 "first loss and the median of the first 5; again only after it was back at its start; 0: never",
          .fallback = "1.5", .on_resume = kSilent},
         {.name = "stop-on-divergence", .group = group, .value = number(AT(stop_on_divergence), kNotNegative),
          .help = "end with exit code 4 when the loss exceeds this many times its start, as in --warn-on-divergence; "
-                 "the state is not saved, checkpoints that are there stay; 0: never",
+                 "the state is not saved, earlier checkpoints are kept; 0: never",
          .fallback = "0", .on_resume = kSilent},
     });
 }
@@ -250,9 +251,8 @@ void add_precision(Rows& rows) {
                                                     {"norm-act", Recompute::kNormAct},
                                                     {"block", Recompute::kBlock},
                                                     {"block-keep-attention", Recompute::kBlockKeepAttention}}),
-         .help = "activation checkpointing, what the backward pass recomputes instead of saving it: nothing; the "
-                 "results of norms and activation functions; a block; a block but for attention itself, whose output "
-                 "and log-sum-exp are saved",
+         .help = "activation checkpointing: the backward pass recomputes nothing, the results of norms and activation "
+                 "functions, whole blocks, or blocks except attention itself, whose output and log-sum-exp are saved",
          .fallback = "none", .refused = selective_recompute},
         {.name = "offload", .group = group, .value = offload_words(AT(offload)),
          .help = "keep Adam's moments, the FP32 master weights or the saved activations in pinned host memory, from "
@@ -271,11 +271,11 @@ void add_precision(Rows& rows) {
         {.name = "gpu-memory-limit", .group = group,
          .value = number(AT(gpu_memory_limit), {.low = 0, .high = 1e6}),
          .help = "GiB of the GPU that the process may use, with the CUDA context and libraries; a run that needs more "
-                 "is refused, and plan takes it for the size of the GPU; 0: all that is free",
+                 "is refused, and plan uses it as the size of the GPU; 0: all that is free",
          .fallback = "0", .on_resume = kSilent},
         {.name = "attention", .group = group,
          .value = choice<bool>(AT(attention_fast), {{"deterministic", false}, {"fast", true}}),
-         .help = "how the attention backward accumulates dQ on compute capability 9.0: in one order, or in any order, "
+         .help = "how the attention backward accumulates dQ on compute capability 9.0: in a fixed order, or in any, "
                  "which is faster but makes equal runs differ in the last bits",
          .fallback = "deterministic", .acts_if = kAttentionModes, .gpu_only = true},
         {.name = "gemm-search", .group = group,
@@ -332,12 +332,12 @@ void add_output(Rows& rows) {
          .help = "steps between lines on the screen; the log file has every step", .fallback = "1",
          .on_resume = kSilent},
         {.name = "log-file", .group = group, .value = text(AT(log_file), "FILE", "a file"),
-         .help = "log in JSON lines at full precision; \"\" writes none; a missing folder is made in the working "
+         .help = "log in JSON lines at full precision; \"\" writes none; missing folders are made in the working "
                  "folder and in --save only",
          .derive = derive_log_file, .derived = "log.jsonl in the directory of --save", .on_resume = kSilent},
         {.name = "tensorboard-dir", .group = group, .value = text(AT(tensorboard_dir), "DIR", "a folder"),
          .help = "event files for TensorBoard while the run goes on, written by scripts/export_log, which follows the "
-                 "log file in a process of its own", .on_resume = kSilent},
+                 "log file in a separate process", .on_resume = kSilent},
         {.name = "wandb-project", .group = group, .value = text(AT(wandb_project), "NAME", "a name"),
          .help = "the same for a run of this project of Weights & Biases; WANDB_MODE=offline keeps it on disk beside "
                  "the log file", .on_resume = kSilent},
@@ -426,4 +426,32 @@ const OptionRow* find_option(const std::string& name) {
     for (const OptionRow& row : option_table())
         if (name == row.name) return &row;
     return nullptr;
+}
+
+// ---- whether an option has an effect under the values of others ----
+
+bool holds(const Condition& condition, const Config& config) {
+    const OptionRow* row = find_option(condition.option);
+    CHECK(row, "a condition names the unknown option --%s", condition.option);
+    const Json value = row->value.get(config);
+    std::string values = condition.values;
+    if (values == ">0") return value.is_number() && value.get<double>() > 0;
+    const bool negated = values[0] == '!';
+    std::istringstream words(values.substr(negated));
+    std::string text = value.is_null() ? "" : json_text(value);
+    if (text.empty()) text = "unset";
+    for (std::string word; words >> word;)
+        if (word == text) return !negated;
+    return negated;
+}
+
+bool offloads(const Config& config, const std::string& word) {
+    return std::find(config.offload.begin(), config.offload.end(), word) != config.offload.end();
+}
+
+const char* why_inert(const OptionRow& row, const Config& config) {
+    if (row.generate_only && !config.generating) return "it is for the command generate";
+    for (const Condition& condition : row.acts_if)
+        if (!holds(condition, config)) return condition.reason;
+    return row.inert ? row.inert(config) : nullptr;
 }

@@ -73,10 +73,10 @@ void add_samples(std::vector<OptionRow>& rows);          // of the group Output,
 const std::vector<std::string>& generate_options();      // names, in config_table_sampling.cpp
 const OptionRow* find_option(const std::string& name);   // null if unknown
 
-// Raise the error of an unknown name (exit 2), which says what to write instead of another trainer's option or suggests
-// the nearest of the `known` names. `option` is as the user wrote it; `name` has no leading dashes, and dashes instead
-// of underscores; `value` is the word after it. The keys of `object`, a JSON file, may show that the file is another
-// trainer's. In config_foreign.cpp.
+// Raise the error of an unknown name (exit 2). It says what to write instead if this is another trainer's option, and
+// otherwise suggests the nearest of the `known` names. `option` is as the user wrote it; `name` has no leading dashes,
+// and dashes instead of underscores; `value` is the word after it. The keys of `object`, a JSON file, may show that the
+// file is another trainer's. In config_foreign.cpp.
 [[noreturn]] void fail_unknown_option(const std::string& option, const std::string& name, const std::string& value,
                                       const std::vector<std::string>& known);
 [[noreturn]] void fail_unknown_key(const std::string& file, const std::string& key, const std::string& name,
@@ -90,7 +90,10 @@ struct ForeignRow {
 };
 const std::vector<ForeignRow>& foreign_rows();
 
-// The error of a value that `set` refuses, with what was probably meant. This and the next two are in config_hints.cpp.
+// Whether `words`, separated by spaces, has this word, in upper or lower case. This and the next three are in
+// config_hints.cpp.
+bool has_word(const std::string& words, const std::string& word);
+// The error of a value that `set` refuses, with what was probably meant.
 std::string value_error(const OptionRow& row, const std::string& where, const Json& value);
 // Raises the error of a word without an option (exit 2).
 [[noreturn]] void fail_unexpected_word(const std::string& word);

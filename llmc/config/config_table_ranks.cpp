@@ -45,8 +45,8 @@ void add_ranks(std::vector<OptionRow>& rows) {
                  "all shards; 0: one group of all ranks",
          .fallback = "0", .acts_if = kShards, .on_resume = kSilent, .ranks_only = true},
         {.name = "zero-keep-layers", .group = kGroup, .value = integer(AT(zero_keep_layers), 0, 1 << 16),
-         .help = "layers, besides two, whose weights stay gathered from the forward to the backward pass; at the "
-                 "number of layers or above, every layer is gathered once a step",
+         .help = "layers, in addition to two, whose weights stay gathered from the forward to the backward pass; with "
+                 "all layers, each is gathered once per step",
          .fallback = "0", .acts_if = {{"zero", "3", "only --zero 3 gathers weights in every pass"}},
          .on_resume = kSilent, .ranks_only = true},
         {.name = "bucket-mb", .group = kGroup,

@@ -33,7 +33,7 @@ std::string own_effect(const std::string& name) {
          nearest(name, known).c_str());
 }
 
-// NVTE_* are Transformer Engine's variables. Those that guides recommend get a reason of their own.
+// NVTE_* are Transformer Engine's variables. Those that guides recommend have specific reasons.
 std::string nvte_effect(const std::string& name) {
     if (name == "NVTE_FP8_ALLREDUCE") return "unused: no version of Transformer Engine knows it either";
     if (starts_with(name, "NVTE_FP8_DPA") || name == "NVTE_FP8_MHA")

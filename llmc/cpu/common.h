@@ -1,4 +1,4 @@
-// Helpers of the CPU operations: shape checks, dispatch over dtypes, gradient accumulation, row chunks.
+// Helpers of the CPU operations: shape checks, dispatch over dtypes, gradient accumulation, row chunks, sums in fp64.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -87,8 +87,8 @@ struct RowChunks {
     int64_t rows, count;
     explicit RowChunks(int64_t N) {
         constexpr int64_t kMinRows = 16;
-        rows = std::max(kMinRows, (N + kPartialRows - 1) / kPartialRows);
-        count = (N + rows - 1) / rows;
+        rows = std::max(kMinRows, ceil_div(N, kPartialRows));
+        count = ceil_div(N, rows);
     }
 };
 
@@ -111,6 +111,30 @@ template <typename A, typename T, typename U> inline A dot(const T* a, const U* 
     Vec<A> sum;
     for_lanes<A>(count, [&](int64_t i, auto n) { sum = fma(load(a + i, n), load(b + i, n), sum); });
     return sum_lanes(sum);
+}
+
+// The two functions below sum in fp64, in an order that depends only on the number of terms.
+
+// *sum += the sums of all chunks in order. chunk_sum(begin, count) returns the sum of the terms of a chunk of [0, n).
+// partial: (kPartialSums) scratch.
+template <typename ChunkSum> void add_in_chunks(double* sum, double* partial, int64_t n, ChunkSum&& chunk_sum) {
+    const int64_t length = std::max<int64_t>(64, ceil_div(n, kPartialSums));
+    const int64_t chunks = ceil_div(n, length);
+#pragma omp parallel for schedule(static) if (n >= kParallelElems)
+    for (int64_t i = 0; i < chunks; i++) partial[i] = chunk_sum(i * length, std::min(length, n - i * length));
+    double total = 0;
+    for (int64_t i = 0; i < chunks; i++) total += partial[i];
+    *sum += total;
+}
+
+// Sums term(i) for i < count, in four independent chains because an addition has a latency of about four cycles.
+template <typename Term> double sum_terms(int64_t count, Term&& term) {
+    double chain[4] = {};
+    int64_t i = 0;
+    for (; i + 4 <= count; i += 4)
+        for (int c = 0; c < 4; c++) chain[c] += term(i + c);
+    for (; i < count; i++) chain[0] += term(i);
+    return (chain[0] + chain[1]) + (chain[2] + chain[3]);
 }
 
 }  // namespace cpu

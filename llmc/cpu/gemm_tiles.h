@@ -17,11 +17,11 @@ struct Tiling {
     Tiling(int64_t M, int64_t N, int64_t micro_columns) {
         // Several tiles per thread balance the load if cores are shared with other work.
         int64_t tasks = 4 * thread_count();
-        rows = std::min(kTileRows, round_up((M + tasks - 1) / tasks, kMicroRows));
+        rows = std::min(kTileRows, round_up(ceil_div(M, tasks), kMicroRows));
         columns = std::min(kTileColumns, round_up(N, micro_columns));
         // With too few rows the columns are divided instead.
-        int64_t row_tiles = (M + rows - 1) / rows;
-        if (row_tiles < tasks) columns = round_up((columns * row_tiles + tasks - 1) / tasks, micro_columns);
+        int64_t row_tiles = ceil_div(M, rows);
+        if (row_tiles < tasks) columns = round_up(ceil_div(columns * row_tiles, tasks), micro_columns);
     }
 };
 
@@ -115,7 +115,7 @@ void run_tiles(const GemmArgs& args, const Operand<TA>& a, const Operand<TB>& b,
     const int64_t sums_elems = tile.rows * tile.columns, thread_elems = packed_a_elems + 2 * sums_elems;
     auto packed_b = make_buffer<A>(strip * K + kPanelSlack);
     auto private_memory = make_buffer<A>(thread_elems * thread_count());
-    const int64_t blocks = (K + block - 1) / block, row_tiles = (M + tile.rows - 1) / tile.rows;
+    const int64_t blocks = ceil_div(K, block), row_tiles = ceil_div(M, tile.rows);
 
 #pragma omp parallel if (M * N * K >= 32 * kParallelElems)
     for (int64_t left = 0; left < N; left += strip) {

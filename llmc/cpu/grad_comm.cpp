@@ -1,6 +1,6 @@
 // Communication of gradients: quantization in chunks, local reduction in rank order, comparison of two reductions. CPU.
 #include "llmc/cpu/cast_lines.h"
-#include "llmc/cpu/sums.h"
+#include "llmc/cpu/common.h"
 
 namespace cpu {
 namespace {

@@ -173,7 +173,7 @@ void apply_quant(const QuantOut& quant, const bf16* x, int64_t N, int64_t C) {
     if (quant.copies() && quant.granularity == Granularity::kBlock128x128)   // sets the padding
         for (const Tensor& all : {quant.rowwise_scale_inv, quant.transposed_scale_inv})
             if (all) std::fill_n(all.as<float>(), all.elems, 0.0f);
-    const int64_t tile_rows = (N + kBlock - 1) / kBlock, tile_columns = (C + kBlock - 1) / kBlock;
+    const int64_t tile_rows = ceil_div(N, kBlock), tile_columns = ceil_div(C, kBlock);
 #pragma omp parallel for schedule(static) if (N * C >= kParallelElems)
     for (int64_t i = 0; i < tile_rows * tile_columns; i++) {
         const int64_t row = i / tile_columns * kBlock, column = i % tile_columns * kBlock;

@@ -9,7 +9,6 @@ void check_range(const char* op, const Tensor& in, int64_t begin, int64_t R, int
           (long long)in.elems, (long long)R, (long long)C);
 }
 
-int64_t blocks_of(int64_t length) { return (length + kBlock - 1) / kBlock; }
 
 // The part of a shard range in one row of one block.
 struct Line {
@@ -19,14 +18,14 @@ struct Line {
 
 // Calls body(line) for all lines of the elements [begin, begin + elems) of a matrix with C columns.
 template <typename Body> void for_block_lines(int64_t begin, int64_t elems, int64_t C, Body&& body) {
-    const int64_t end = begin + elems, first = begin / C, rows = (end + C - 1) / C - first;
+    const int64_t end = begin + elems, first = begin / C, rows = ceil_div(end, C) - first;
 #pragma omp parallel for schedule(static) if (elems >= kParallelElems)
     for (int64_t row = first; row < first + rows; row++) {
         const int64_t stop = std::min(C, end - row * C);
         int64_t column = std::max<int64_t>(0, begin - row * C);
         while (column < stop) {
             const int64_t count = std::min(kBlock - column % kBlock, stop - column);
-            body(Line{row / kBlock * blocks_of(C) + column / kBlock, row * C + column - begin, count});
+            body(Line{row / kBlock * ceil_div(C, kBlock) + column / kBlock, row * C + column - begin, count});
             column += count;
         }
     }
@@ -89,8 +88,8 @@ void block_scales(Ctx&, const BlockScalesArgs& args) {
     check_tensor("block_scales", "transposed_scale_inv", args.transposed_scale_inv, Dtype::kFp32,
                  scale_inv_elems(kBlocks, args.C, args.R));
     for (const Tensor& all : {args.scale_inv, args.transposed_scale_inv}) std::fill_n(all.as<float>(), all.elems, 0.0f);
-    const int64_t columns = blocks_of(args.C);
-    for (int64_t i = 0; i < blocks_of(args.R); i++)
+    const int64_t columns = ceil_div(args.C, kBlock);
+    for (int64_t i = 0; i < ceil_div(args.R, kBlock); i++)
         for (int64_t j = 0; j < columns; j++) {
             const float scale_inv = 1 / block_scale(args.amaxes[i * columns + j], args.format);
             args.scale_inv.as<float>()[i * block_row_stride(args.C) + j] = scale_inv;
@@ -106,7 +105,7 @@ void transpose_bytes(Ctx&, const TransposeBytesArgs& args) {
     check_tensor("transpose_bytes", "out", args.out, args.in.dtype, R * C);
     const uint8_t* in = static_cast<const uint8_t*>(args.in.data);
     uint8_t* out = static_cast<uint8_t*>(args.out.data);
-    const int64_t tile_columns = blocks_of(C), tiles = blocks_of(R) * tile_columns;
+    const int64_t tile_columns = ceil_div(C, kBlock), tiles = ceil_div(R, kBlock) * tile_columns;
 #pragma omp parallel for schedule(static) if (R * C >= kParallelElems)
     for (int64_t tile = 0; tile < tiles; tile++) {
         const int64_t top = tile / tile_columns * kBlock, left = tile % tile_columns * kBlock;

@@ -1,5 +1,5 @@
 // Sums over whole tensors in fp64, and step_guard. CPU.
-#include "llmc/cpu/sums.h"
+#include "llmc/cpu/common.h"
 #include "llmc/ops/adam_math.h"
 
 namespace cpu {

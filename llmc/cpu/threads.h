@@ -12,10 +12,10 @@ namespace cpu {
 inline int thread_count() { return omp_get_max_threads(); }
 inline int thread_index() { return omp_get_thread_num(); }
 inline void set_thread_count(int count) { omp_set_num_threads(count); }
-// Starts OpenMP's threads, which stay, before memory is used: if memory is short later (ulimit -v), OpenMP would end
-// the process without a proper error, while everything else that allocates memory reports one.
+// Starts OpenMP's threads, which then stay. Call it before memory is used: if OpenMP finds too little memory for a
+// thread (ulimit -v), it ends the process without a proper error.
 inline void start_threads() {
-    std::atomic<int> started{0};   // the compiler leaves a region without work out
+    std::atomic<int> started{0};   // work, so that the compiler keeps the region
 #pragma omp parallel
     started++;
 }

@@ -38,8 +38,6 @@ inline cudaStream_t stream_of(const Ctx& ctx) { return static_cast<cudaStream_t>
 
 // ---- host: shapes, dtypes, launch sizes
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Checks and converts a number of blocks; the limit is that of gridDim.x.
 inline unsigned grid_size(int64_t blocks) {
     CHECK(blocks > 0 && blocks < (int64_t{1} << 31), "a grid of %lld blocks", (long long)blocks);

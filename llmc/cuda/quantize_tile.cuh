@@ -3,8 +3,8 @@
 //
 // A tile is 128 x 128 results of X, so that the transposed output has 128 contiguous bytes per row, and a block of
 // every granularity lies within a tile. A block has 256 threads per tile (and two adjacent tiles for producers with two
-// outputs). Thread t owns the 8 columns from 8 (t % 16) of 4 adjacent rows (twice, 64 rows apart, with one output), as
-// a 4 x 4 transpose of bytes in registers needs them.
+// outputs). Thread t owns 8 columns, from column 8 (t % 16), of 4 adjacent rows; with one output it owns a second such
+// piece 64 rows below. 4 rows are what a 4 x 4 transpose of bytes in registers needs.
 #pragma once
 #include "llmc/cuda/fp8.cuh"
 #include "llmc/cuda/ptx.cuh"
@@ -16,7 +16,7 @@ inline constexpr int kTile = 128;
 inline constexpr int kTileGroup = 4;   // row tiles that run concurrently: 512 bytes of a transposed row at a time
 
 enum class TileCast { kNone, kTensor, kBlock1x128, kBlock128x128 };
-// Compile-time properties. Counting is one, so that kernels that do not count pay nothing for it.
+// Compile-time properties. `count` is one of them, so that kernels that do not count pay nothing for it.
 template <TileCast cast, Dtype format, bool count> struct TileKind {
     static constexpr TileCast kCast = cast;
     static constexpr Dtype kFormat = format;

@@ -27,11 +27,11 @@ __device__ inline uint64_t tile_descriptor(uint32_t address, uint32_t panel_byte
     return low | high << 32;
 }
 
-// The k-th 16 of the columns summed over (operand whose rows are those of M or N).
+// Descriptor of columns 16 k .. 16 k + 15, for an operand that is summed over its columns.
 __device__ inline uint64_t along_columns(uint64_t tile, int k, uint32_t panel_bytes) {
     return tile + (((k % 4) * 32 + (k / 4) * panel_bytes) >> 4);
 }
-// The k-th 16 of the rows summed over (operand whose columns are those of M or N).
+// Descriptor of rows 16 k .. 16 k + 15, for an operand that is summed over its rows.
 __device__ inline uint64_t along_rows(uint64_t tile, int k) { return tile + (k * 16 * kPanelRowBytes >> 4); }
 
 // As tile_descriptor for a tile of bytes, one panel: rows of 64 or 128 bytes with the swizzle of that length (byte_map

@@ -59,7 +59,7 @@ std::string way_out(const std::string& pattern) {
     const auto has = [&](const char* characters) { return pattern.find_first_of(characters) != std::string::npos; };
     if (has("'\"")) return "the quotes are a part of it: leave the inner ones out";
     if (has(",")) return "patterns are separated by spaces, not by commas";
-    if (has(" ")) return "every pattern is a word of its own: put quotes around each, not around all";
+    if (has(" ")) return "every pattern is a separate word: put quotes around each, not around all";
     if (has("$")) return "a shell leaves a variable in single quotes as it is: use double quotes";
     return "data/prepare_text.py makes shards of text";
 }

@@ -97,7 +97,7 @@ std::vector<Interface> chosen_interfaces(const std::string& words) {
     }
     std::string there;
     for (const Interface& own : all) there += (there.empty() ? "" : ", ") + own.name + " (" + own.ip + ")";
-    REQUIRE(!chosen.empty(), "%s=%s: no interface of this host is meant; it has %s", kInterfaceVariable, words.c_str(),
+    REQUIRE(!chosen.empty(), "%s=%s: no interface of this host matches; it has %s", kInterfaceVariable, words.c_str(),
             there.empty() ? "none that is up" : there.c_str());
     return chosen;
 }

@@ -7,8 +7,8 @@
 //   listener    welcome     HMAC("welcome", host, both nonces)
 // The secret, which is the key, is not sent, and a proof is valid for one direction of one connection. Every later
 // frame ends with an HMAC of its number, head and body under a key of this direction and connection, so a frame that
-// was changed, repeated, left out, sent back or recorded earlier is noticed. Nothing is encrypted: whoever reads the
-// network sees what the ranks do, and whoever can change it can break the connection.
+// was changed, repeated, left out, sent back or recorded earlier is noticed. Nothing is encrypted: an attacker who
+// reads the network sees what the ranks do, and one who can change it can break the connection.
 //
 // HMAC-SHA-256 is libcrypto's, which the first HMAC opens; exit 2 if it cannot. A build without OpenMPI has no other
 // hosts and no libcrypto: there an HMAC is an error (exit 1).

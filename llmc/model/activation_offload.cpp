@@ -14,8 +14,8 @@ ActivationOffload::~ActivationOffload() {
 }
 
 void ActivationOffload::add(int layer, const Tensor& saved) {
-    if (!travels(layer) || !saved) return;
-    travels_[static_cast<size_t>(layer)].push_back({saved, host_bytes_});
+    if (!is_offloaded(layer) || !saved) return;
+    offloaded_[static_cast<size_t>(layer)].push_back({saved, host_bytes_});
     host_bytes_ += (saved.bytes() + Arena::kAlignBytes - 1) / Arena::kAlignBytes * Arena::kAlignBytes;
 }
 
@@ -42,26 +42,27 @@ void ActivationOffload::before_forward(Ctx& ctx, int layer) {
 }
 
 void ActivationOffload::after_forward(Ctx& ctx, int layer, bool save) {
-    if (!save || !travels(layer) || ctx.rehearsal) return;
+    if (!save || !is_offloaded(layer) || ctx.rehearsal) return;
     open(ctx);
     device::event_record(ctx, computed_);
     device::event_order(out_, computed_);
-    for (const Part& part : travels_[static_cast<size_t>(layer)])
+    for (const Part& part : offloaded_[static_cast<size_t>(layer)])
         device::copy_to_host(out_, host_ + part.offset, part.on_device.data, part.on_device.bytes());
     device::event_record(out_, saved_[set_of(layer)]);
 }
 
 void ActivationOffload::before_backward(Ctx& ctx, int layer) {
-    if (travels(layer) && !ctx.rehearsal) device::event_order(ctx, loaded_[set_of(layer)]);
+    if (is_offloaded(layer) && !ctx.rehearsal) device::event_order(ctx, loaded_[set_of(layer)]);
 }
 
-// Every layer that travels was saved before the forward of the one whose set it shares, which is done on ctx.
+// Every offloaded layer was saved before the forward pass of the later layer that uses the same set, which is complete
+// on ctx.
 void ActivationOffload::after_backward(Ctx& ctx, int layer) {
     const int next = layer - kResidentLayers;
-    if (next < 0 || !travels(next) || ctx.rehearsal) return;
+    if (next < 0 || !is_offloaded(next) || ctx.rehearsal) return;
     device::event_record(ctx, computed_);
     device::event_order(in_, computed_);
-    for (const Part& part : travels_[static_cast<size_t>(next)])
+    for (const Part& part : offloaded_[static_cast<size_t>(next)])
         device::copy_to_device(in_, part.on_device.data, host_ + part.offset, part.on_device.bytes());
     device::event_record(in_, loaded_[set_of(next)]);
 }

@@ -1,6 +1,6 @@
 // Saved activations in pinned host memory (--offload activations). The layers share kResidentLayers sets of device
 // buffers: after its forward a layer's set is copied to host memory, and back once the backward has left the layer
-// above that used it. The last layers stay on the device. Copies in either direction have a stream of their own.
+// above that used it. The last layers stay on the device. Each direction of copies has its own stream.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -11,7 +11,7 @@
 class ActivationOffload {
 public:
     // layers: of the model; 0: nothing is offloaded.
-    explicit ActivationOffload(int layers) : layers_(layers), travels_(static_cast<size_t>(travelling())) {}
+    explicit ActivationOffload(int layers) : layers_(layers), offloaded_(static_cast<size_t>(offloaded_layers())) {}
     ~ActivationOffload();
     ActivationOffload(const ActivationOffload&) = delete;
     ActivationOffload& operator=(const ActivationOffload&) = delete;
@@ -35,12 +35,12 @@ private:
         Tensor on_device;
         int64_t offset;   // in host memory
     };
-    int travelling() const { return std::max(0, layers_ - kResidentLayers); }   // the first so many layers
-    bool travels(int layer) const { return layer < travelling(); }
+    int offloaded_layers() const { return std::max(0, layers_ - kResidentLayers); }   // the first ones
+    bool is_offloaded(int layer) const { return layer < offloaded_layers(); }
     void open(const Ctx& ctx);
 
     const int layers_;
-    std::vector<std::vector<Part>> travels_;   // by layer
+    std::vector<std::vector<Part>> offloaded_;   // by layer
     int64_t host_bytes_ = 0;
     char* host_ = nullptr;
     Ctx in_, out_;   // streams of the copies, closed until the first training step

@@ -35,7 +35,7 @@ struct DeviceBatch {
     int32_t* bad_tokens = nullptr;          // (1), +=: ids outside the vocabulary
     const int32_t* documents = nullptr;     // (2, B, whole T) optional, see AttentionForwardArgs
     int64_t B = 0, T = 0;                   // with DecoderOptions::exchange, T is this rank's part of the sequences
-    const CachedRows* cached = nullptr;     // generation: where the rows stand in the cache
+    const CachedRows* cached = nullptr;     // generation: the places of the rows in the cache
     const int32_t* restarted = nullptr;     // (B*T) optional: positions within documents
     const int32_t* whole_restarted = nullptr;   // (B, whole T) the same with `exchange`, for FP8 attention only
     const int32_t* position_order = nullptr;   // (B*T) with `restarted`, learned positions and backward only

@@ -19,9 +19,9 @@ double llama3_share(const RopeScaling& s, double freq) {
 double yarn_share(const ModelConfig& c, int64_t pair) {
     const RopeScaling& s = c.rope_scaling;
     const double HS = d(c.kv_channels);
-    // The pair, not whole, that turns so often within the original length.
+    // The fractional index of the pair that makes `turns` rotations within the original length.
     auto pair_of = [&](double turns) {
-        const double tokens = turns * 2 * std::numbers::pi;   // that turn a pair of frequency 1 so often
+        const double tokens = turns * 2 * std::numbers::pi;   // in which a pair of frequency 1 makes them
         return HS * std::log(d(s.original_max_positions) / tokens) / (2 * std::log(c.rotary_base));
     };
     double low = pair_of(s.beta_fast), high = pair_of(s.beta_slow);

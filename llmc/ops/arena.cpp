@@ -19,7 +19,7 @@ const char* purpose_name(Purpose purpose) {
 }
 
 Tensor Arena::bump(Dtype dtype, int64_t elems) {
-    const int64_t bytes = (elems * dtype_bytes(dtype) + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
+    const int64_t bytes = round_up(elems * dtype_bytes(dtype), kAlignBytes);
     CHECK(used_ + bytes <= limit_, "arena of %lld bytes is full: %lld used, %lld asked", (long long)limit_,
           (long long)used_, (long long)bytes);
     // While measuring, pointers are offsets from null. They are never dereferenced and match the real layout.

@@ -18,7 +18,7 @@ OpCall* OpTimer::next(const Ctx& ctx) {
     call.work.gemms.clear();
     call.work.ops.clear();
     call.transfer = nullptr;
-    call.beside = &ctx != &compute_;
+    call.on_side_stream = &ctx != &compute_;
     rehearsal_.recorder = &call.work;
     open_ = true;
     return &call;

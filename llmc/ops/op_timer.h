@@ -7,7 +7,6 @@
 // and of the events themselves, which bench_ceilings.h measures.
 #pragma once
 #include <deque>
-#include <string>
 #include <vector>
 
 #include "llmc/ops/op_cost.h"
@@ -17,7 +16,7 @@ struct OpCall {
     StepRecorder work;               // attention with a QuantOut counts as two operations
     const char* transfer = nullptr;  // "copy" or "fill"; null for an operation
     int64_t bytes = 0;               // of a transfer, read and written
-    bool beside = false;             // on another stream than the compute stream
+    bool on_side_stream = false;     // on another stream than the compute stream
     double ms = 0;
 };
 

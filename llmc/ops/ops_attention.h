@@ -83,7 +83,7 @@ struct JoinHeadsArgs {
     int64_t B, T, ranks, NH, NKV, HS;
 };
 
-// Where the rows of a forward pass stand in a cache of keys and values, for generation. The slots and positions are
+// The places of the rows of a forward pass in a cache of keys and values, for generation. The slots and positions are
 // those of all layers; `rows` belongs to one.
 struct KvCache {
     Tensor rows;                          // (slots, capacity, 2 NKV HS) T: the key heads, then the value heads

@@ -11,7 +11,6 @@ struct Fp8Kind {
     Granularity a_granularity, b_granularity;
     bool blocks() const { return a_granularity != Granularity::kTensor; }
 };
-inline uint8_t* codes_of(HostTensor& t) { return static_cast<uint8_t*>(t.data()); }
 // Index of the scale of element (r, k) of an (R, K) matrix.
 inline int64_t scale_inv_index(Granularity granularity, int64_t R, int64_t K, int64_t r, int64_t k) {
     if (granularity == Granularity::kTensor) return 0;

@@ -1,7 +1,6 @@
 // The process groups of a run. Every collective names its group.
 #pragma once
 #include <memory>
-#include <string>
 
 #include "llmc/config/config.h"
 #include "llmc/parallel/comm/comm.h"

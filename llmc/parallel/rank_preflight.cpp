@@ -1,6 +1,5 @@
 #include "llmc/parallel/rank_preflight.h"
 
-#include <unistd.h>
 
 #include <map>
 #include <set>
@@ -65,9 +64,7 @@ std::vector<std::string> environment_differences(const std::vector<std::string>&
 std::vector<std::string> environment_differences(Comm& comm) {
     if (comm.world().ranks == 1) return {};
     std::string mine;
-    for (char** entry = environ; entry && *entry; entry++) {
-        const std::string line = *entry;
+    for (const std::string& line : own_environment())
         if (line.rfind("NCCL_", 0) == 0 && line.find('\n') == std::string::npos) mine += line + "\n";
-    }
     return environment_differences(comm.gather(mine), comm.gather(host_name()));
 }

@@ -185,7 +185,7 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
     const double micro_batches = d(config.global_batch_size)
                                  / d(config.micro_batch_size * config.data_ranks(plan.ranks));
     // Gradients are set to zero at the start of a step, or (--zero 2) those of embeddings in every micro-batch. The
-    // rate of a copy stands for that of a fill.
+    // rate of a copy is used for a fill.
     double gradients = d(plan.purpose_bytes[static_cast<size_t>(Purpose::kGradients)]);
     if (config.zero >= 2 && plan.ranks > 1)
         gradients = micro_batches * plan.edge_share * d(plan.flat_elems * dtype_bytes(config.grad_dtype));

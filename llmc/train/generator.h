@@ -19,7 +19,7 @@ public:
     };
     // FP8 matmuls need multiples of this many rows, and a GPU's are searched for once per number of rows.
     static constexpr int64_t kRowUnit = 16;
-    static int64_t padded(int64_t rows) { return (rows + kRowUnit - 1) / kRowUnit * kRowUnit; }
+    static int64_t padded(int64_t rows) { return round_up(rows, kRowUnit); }
     // Rows of the largest pass: max_seq of the decoder, whose positions() are at least limits.positions.
     static int64_t max_rows(const Limits& limits) { return padded(std::max(limits.prompt, limits.texts)); }
     static int64_t pinned_bytes(const Limits& limits) { return kInputs * max_rows(limits) * 4; }

@@ -42,7 +42,7 @@ template <typename Weight> Cut top_p_cut(std::vector<float>& logits, double mass
 
 int64_t padded_length(int64_t tokens, int64_t max_seq, int64_t ranks) {
     const int64_t unit = kLengthUnit * ranks;
-    return std::min((tokens + unit - 1) / unit * unit, max_seq);
+    return std::min(round_up(tokens, unit), max_seq);
 }
 
 Sampler::Sampler(const ModelConfig& shape, Dtype dtype, int64_t max_seq, Decoder& decoder, Fp8State& fp8, Comm& context,

@@ -67,7 +67,7 @@ void Trainer::initialise(Ctx& ctx) {
 void HostInputs::restart(const int32_t* whole, int64_t B, int64_t T, const World& context, int32_t separator,
                          std::vector<int64_t>& scratch) const {
     if (!positions) return;
-    std::vector<int32_t> own;   // for whole sequences that nobody else needs
+    std::vector<int32_t> own;   // for whole sequences, if no other rank needs them
     int32_t* restarted = context.ranks == 1 ? positions : whole_positions;
     if (!restarted) {
         own.resize(static_cast<size_t>(B * T));

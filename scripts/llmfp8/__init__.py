@@ -1,1 +1,1 @@
-"""What scripts/, data/ and dev/ share: token shards, logs of runs, comparisons, other trainers' configurations."""
+"""Shared by scripts/, data/ and dev/: token shards, logs of runs, comparisons, other trainers' configurations."""

@@ -42,7 +42,7 @@ TEMPLATES = {"llama3": Llama3Template, "plain": PlainTemplate}
 
 
 class TokenTemplate:
-    """Prompts by one of TEMPLATES, which are what a model that was trained on shards of data/prepare_chat.py knows."""
+    """Prompts in the format of one of TEMPLATES, for models that were trained on shards of data/prepare_chat.py."""
 
     def __init__(self, template):
         self.template = template

@@ -85,14 +85,14 @@ def rows(run):
 
 
 def rounded(value):
-    """The nearest integer; 0 for what is none, such as a rate of a step that took no time."""
+    """The nearest integer; 0 for inf and nan, such as the rate of a step that took no time."""
     return round(value) if math.isfinite(value) else 0
 
 
 def utc(seconds):
     try:
         return time.strftime("[%Y-%m-%d %H:%M:%S] ", time.gmtime(seconds))
-    except (ValueError, OverflowError, OSError):   # no time of a calendar
+    except (ValueError, OverflowError, OSError):   # outside the calendar
         return "[time unknown] "
 
 
@@ -193,7 +193,7 @@ class TensorboardWriter:
         self.restart(run, steps_begin(run))
 
     def restart(self, run, step):
-        """What was written of this step and later ones is not of the run any more."""
+        """Discards what was written for this step and later ones."""
         session = self.events.SessionLog(status=self.events.SessionLog.START)
         self.writer.add_event(self.events.Event(wall_time=run.headers[-1]["unix_time"], step=step, session_log=session))
 
@@ -211,7 +211,7 @@ class TensorboardWriter:
 
 class WandbWriter:
     """A run of W&B, whose files are under the folder. mode: offline, for `wandb sync`, or None: WANDB_MODE or online.
-    Equal logs have the same id, so that a resumed run goes on with it."""
+    Equal logs have the same id, so that a resumed run continues the same run."""
 
     def __init__(self, run, folder, options):
         wandb = need("wandb", "wandb", "--to wandb")
@@ -236,7 +236,7 @@ class WandbWriter:
             self.session.log(scalars, step=step)
 
     def flush(self):
-        """W&B has a process of its own for that."""
+        """Does nothing, since W&B writes in a separate process."""
 
     def close(self):
         self.session.finish()
@@ -260,12 +260,12 @@ def to_package(name, run, folder):
 
 
 class Follower:
-    """Writes what a log gets while its run goes on, once a step."""
+    """Writes new records of a log while its run goes on, once per step."""
 
     def __init__(self, run, make_writer):
         self.run, self.make_writer = run, make_writer
         self.writer, self.life = None, None
-        self.last = 0     # the step that may still get values: its validation comes after the others
+        self.last = 0     # the step that may still get values, since its validation follows
         self.tags = {}    # those written, by step; equal sets are one object
         self.sets = {}
 

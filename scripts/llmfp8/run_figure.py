@@ -18,7 +18,7 @@ PANELS = {
     "power": ("power_w", "power of a GPU (W)", False),
     "energy": ("joules_per_token", "energy (J/token)", False),
 }
-ALWAYS = ["loss", "norm", "seconds", "rate"]   # the others where a run has something to show in them
+ALWAYS = ["loss", "norm", "seconds", "rate"]   # the others are drawn if a run has values for them
 # Heat maps: axis label, range of the colours; amax takes that of its values.
 HEALTH = {
     "amax": ("amax", None),

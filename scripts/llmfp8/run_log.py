@@ -50,7 +50,7 @@ def has_scales(tensor):
 
 
 def field_error(record, field):
-    """What is wrong with a field of a record, "" if nothing is."""
+    """Describes what is wrong with a field of a record; "" if nothing is."""
     value = record[field]
     if field in KINDS:
         if not isinstance(value, KINDS[field]):
@@ -73,7 +73,7 @@ def numbers(record):
 
 
 def with_block_scales(tensor):
-    """The tensor with what it has of "block_scales" as fields of its own: scale_min, scale_median, ..."""
+    """The tensor with the values of its "block_scales" as additional fields: scale_min, scale_median, ..."""
     blocks = tensor.pop("block_scales", {})
     return {**tensor, **{f"scale_{name}": value for name, value in numbers(blocks).items()}}
 

@@ -368,8 +368,8 @@ class SplitWriter:
 
     @staticmethod
     def _new_file(path):
-        """Temporary names are fixed, since an interrupted run finds its files by them: what stands there, a link too,
-        is removed and never followed."""
+        """Temporary names are fixed, since an interrupted run finds its files by them. Anything at this path, even a
+        link, is removed and never followed."""
         path.unlink(missing_ok=True)
         return open(path, "xb", opener=no_follow)
 
@@ -401,13 +401,13 @@ class SplitWriter:
             self._shard_is_closed()
         for temporary, final in self.published:
             if not temporary.is_file() and not final.is_file():
-                raise InputError(f"{temporary} of the interrupted run is gone; remove {self.folder} to begin anew")
+                raise InputError(f"{temporary} of the interrupted run is gone; remove {self.folder} to start over")
         if not state["open"]:
             return
         temporary, _ = self._paths(".bin")
         end = HEADER_BYTES + self.written * self.token_bytes
         if temporary.is_symlink() or not temporary.is_file() or temporary.stat().st_size < end:
-            raise InputError(f"{temporary} of the interrupted run is gone or short; remove {self.folder} to begin anew")
+            raise InputError(f"{temporary} of the interrupted run is gone or short; remove {self.folder} to start over")
         self.file = open(temporary, "r+b", opener=no_follow)
         self.file.truncate(end)
         self.file.seek(end)

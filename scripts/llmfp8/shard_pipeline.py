@@ -152,7 +152,7 @@ class StateFile:
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise InputError(f"{self.path}: the interrupted run is of another version of this script "
                              f"({one_line(error)}): finish it with that version, choose another --out, or remove the "
-                             "file and pass --overwrite to begin anew") from None
+                             "file and pass --overwrite to begin again") from None
 
     def save(self, writers, position, finished=False):
         state = {"signature": self.signature, "position": position, "finished": finished,

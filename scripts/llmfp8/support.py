@@ -27,7 +27,7 @@ def one_line(error):
 
 
 def parse_json(text):
-    """JSON from outside. Whatever it is, ValueError is the only error, also of lists within lists without end."""
+    """Parses JSON from outside. ValueError is the only error, also for lists that are nested very deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -69,7 +69,7 @@ def count_text(number, noun, plural=""):
 
 
 def require_regular(path):
-    """Refuses a folder, and what would be waited for (a pipe) or has no end (a device)."""
+    """Refuses folders, pipes (which would be waited for) and devices (which have no end)."""
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode):
         kind = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device"}
@@ -97,9 +97,9 @@ def escaped(text):
 
 
 def run_main(main):
-    """Calls main() and turns its outcome into the exit status. Whatever happens is said in one line: an error of the
-    input with 2, of the disk with 7, a bug with 1; 130 if interrupted."""
-    for stream in (sys.stdout, sys.stderr):   # text of a file or option may be none of the terminal's encoding
+    """Calls main() and turns its outcome into the exit status, with one line for every error: 2 for input, 7 for the
+    disk, 1 for a bug; 130 if interrupted."""
+    for stream in (sys.stdout, sys.stderr):   # for text that the terminal's encoding cannot write
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:

@@ -112,8 +112,8 @@ class Gpt2Tokenizer(Tokenizer):
 
 @contextlib.contextmanager
 def tokenizers_library(path):
-    """Turns what the library raises in this block into an InputError: plain Exception, or where its Rust code panics
-    what is no Exception."""
+    """Converts the library's exceptions in this block to an InputError: a plain Exception, or, if its Rust code
+    panics, a BaseException that is no Exception."""
     try:
         yield
     except BaseException as error:
@@ -124,7 +124,7 @@ def tokenizers_library(path):
 
 @contextlib.contextmanager
 def quiet_panics():
-    """Puts standard error aside, where Rust reports a panic in many lines before it can be caught."""
+    """Redirects standard error, to which Rust writes many lines about a panic before it can be caught."""
     sys.stderr.flush()
     shown = os.dup(2)
     try:
@@ -202,7 +202,7 @@ def try_tokenizer(use):
                          "library tokenizers can use; take the model's own again, or pass --tokenizer")
 
 
-_tried = set()   # tokenizer.json files that did not end the process; worker processes that are forked know them
+_tried = set()   # tokenizer.json files that did not end the process; forked worker processes inherit the set
 
 
 def load_tokenizer(name, vocab_bpe="", encoder_json="", separator="", try_first=True):

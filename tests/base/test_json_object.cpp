@@ -1,4 +1,4 @@
-// JSON from outside: what is wrong is said in one line with the place, never in the library's words.
+// JSON from outside the process: each error is one line with the place and without the JSON library's words.
 #include "tests/support/doctest.h"
 
 #include <sys/socket.h>
@@ -61,7 +61,7 @@ TEST_CASE("json: a file that is not a JSON object is named with the place and th
         {"{\"a\": \"\\ud800\"}", "f: line 1, column 14: not JSON: half of a surrogate pair"},
         {"{\"a\": 1,\n}", "f: line 2, column 1: not JSON: a comma before }"},
         {"{\"a\": [1,]}", "f: line 1, column 10: not JSON: a comma before ]"},
-        {"{'a': 1}", "f: line 1, column 2: not JSON: a single quote: names and texts stand in double quotes"},
+        {"{'a': 1}", "f: line 1, column 2: not JSON: a single quote: names and texts need double quotes"},
         {"{\"a\": True}", "f: line 1, column 7: not JSON: a word of Python: write true, false or null"},
         {"{\n\"a\": yes}", "f: line 2, column 6: not JSON: a word without quotes"},
         {"lr: 1", "f: line 1, column 1: not JSON: a word without quotes"},
@@ -104,14 +104,14 @@ TEST_CASE("json: the tree is the library's") {
     CHECK(parse_json_object(text, "f") == nlohmann::json::parse(text));
 }
 
-TEST_CASE("json: of one key, what follows is not parsed and others are not kept") {
+TEST_CASE("json: if only one key is read, the text after it is not parsed and other values are not kept") {
     const std::string text = R"({"offsets": [1, 2, [3]], "tokenizer": {"name": "x", "ids": [1]}, "more": })";
     CHECK(parse_json_object(text, "f", "tokenizer") == nlohmann::json{{"name", "x"}, {"ids", {1}}});
     CHECK(parse_json_object("{\"a\": {\"tokenizer\": 1}}", "f", "tokenizer").is_null());
     CHECK(parse_json_object("{\"tokenizer\": 7, x", "f", "tokenizer") == 7);
 }
 
-TEST_CASE("json: what is no regular file is refused by name, without reading it or waiting for it") {
+TEST_CASE("json: anything but a regular file is refused by name, without reading it or waiting for it") {
     const auto dir = std::filesystem::temp_directory_path() / ("llmc_json_" + std::to_string(getpid()));
     std::filesystem::create_directory(dir);
     const std::string fifo = dir / "fifo", unix_socket = dir / "socket", folder = dir / "folder", big = dir / "big";

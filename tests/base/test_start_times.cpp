@@ -7,7 +7,7 @@
 
 #include "llmc/train/log/startup_timer.h"
 
-TEST_CASE("the parts of a start: in order, with their seconds, the first since the process began") {
+TEST_CASE("the parts of a start are printed in order; the first part counts from the start of the process") {
     StartTimes times;
     times.done("launch");
     std::this_thread::sleep_for(std::chrono::milliseconds(250));

@@ -1,6 +1,5 @@
 #include "tests/support/doctest.h"
 
-#include <algorithm>
 
 #include "llmc/base/check.h"
 #include "llmc/base/text.h"
@@ -15,7 +14,7 @@ TEST_CASE("a command in a message: a shell reads back the words") {
     CHECK_EQ(shell_command({}), "");
 }
 
-TEST_CASE("text from outside: what a terminal would act on is written out") {
+TEST_CASE("text from outside: characters that a terminal would act on are escaped") {
     struct Case {
         std::string text, shown;
     };
@@ -39,7 +38,7 @@ TEST_CASE("text from outside: what a terminal would act on is written out") {
     CHECK_EQ(printable("a\"b"), "a\\x22b");
 }
 
-TEST_CASE("text from outside: a value keeps 200 characters, a message 2000, and both ends of a long path") {
+TEST_CASE("text from outside: long values and messages are shortened, and both ends of a long path remain") {
     const std::string path = "/begin/" + std::string(5000, 'x') + "/end.json";
     const std::string shown = shortened(path);
     CHECK(shown.size() == 200);

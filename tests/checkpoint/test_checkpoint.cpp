@@ -1,10 +1,12 @@
-// Checkpoints: names and layouts of transformers, bits that come back, weights of transformers that come in.
+// Checkpoints: tensors have the names and layouts of transformers, every bit is read back, and weights that
+// transformers saved are loaded.
 #include "tests/support/checkpoint_test.h"
 
 #include <nlohmann/json.hpp>
 
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/huggingface/hf_tensors.h"
+#include "llmc/checkpoint/huggingface/model_extras.h"
 
 using namespace checkpoint_test;
 using Json = nlohmann::json;
@@ -18,13 +20,13 @@ float at(const SafetensorsView& view, int64_t i) {
     return value;
 }
 
-// One tensor as a file may hold it.
+// One tensor as it is stored in a file.
 struct RawTensor {
     SafetensorsEntry entry;
     std::string data;
 };
 
-// Everything in a model's files, to be written again with a change.
+// The content of a model's files, so that a test can change it and write it again.
 std::vector<RawTensor> raw_tensors(const std::string& directory) {
     std::vector<RawTensor> tensors;
     const HfModelFiles files(directory);
@@ -61,7 +63,7 @@ bool same_masters(FakeState& a, FakeState& b) { return a.of(StateKind::kMaster) 
 
 }  // namespace
 
-TEST_CASE("checkpoint: every bit comes back, for every class, dtype, part size and staging size") {
+TEST_CASE("checkpoint: every bit is read back, for every class, dtype, part size and staging size") {
     for (const NamedConfig& c : all_configs())
         for (Dtype weight : {Dtype::kBf16, Dtype::kFp32})
             for (bool small : {false, true}) {
@@ -95,7 +97,7 @@ TEST_CASE("checkpoint: every bit comes back, for every class, dtype, part size a
             }
 }
 
-TEST_CASE("checkpoint: the size that is announced is enough and not far off") {
+TEST_CASE("checkpoint: the predicted size is sufficient and close to the real one") {
     for (int64_t part_bytes : {kMaxPartBytes, int64_t{1}}) {
         TempDir dir;
         FakeState state(gpt2_config());
@@ -111,12 +113,12 @@ TEST_CASE("checkpoint: the size that is announced is enough and not far off") {
     }
 }
 
-TEST_CASE("checkpoint: GPT-2 matrices stand [in, out], Llama's are rows of ours, padding is left out") {
+TEST_CASE("checkpoint: GPT-2 matrices are stored as [in, out], Llama's are rows of ours, and padding is not stored") {
     TempDir dir;
     FakeState gpt2(gpt2_config(), {.weight = Dtype::kFp32}), llama(llama_config(), {.weight = Dtype::kFp32});
     gpt2.randomise(1);
     llama.randomise(2);
-    // Numbers that tell places apart; random bits would include NaN.
+    // Every element has its own number; random bits would include NaN.
     for (FakeState* state : {&gpt2, &llama})
         for (auto& data : state->of(StateKind::kMaster))
             for (size_t i = 0; i < data.size() / 4; i++) {
@@ -146,7 +148,7 @@ TEST_CASE("checkpoint: GPT-2 matrices stand [in, out], Llama's are rows of ours,
     CHECK(l.tensor("model.layers.0.self_attn.o_proj.weight").shape == std::vector<int64_t>{40, 64});
     CHECK(l.tensor("lm_head.weight").shape == std::vector<int64_t>{131, 40});
     CHECK(l.tensors().size() == 2 + 2 * 9 + 1);
-    // Ours keep the padded rows.
+    // In memory the padded rows keep their values.
     SafetensorsReader own(dir / "l/step-00000001/optimizer/master.safetensors");
     CHECK(own.tensor("wte.weight").shape == std::vector<int64_t>{256, 40});
     CHECK(own.tensor("final_norm.weight").shape == std::vector<int64_t>{40});
@@ -180,7 +182,7 @@ TEST_CASE("checkpoint: parts and their index") {
     CHECK(index["weight_map"].size() == tensors);
 }
 
-TEST_CASE("checkpoint: tokenizer files go along") {
+TEST_CASE("checkpoint: tokenizer files are copied into it") {
     TempDir dir;
     FakeState state(one_layer());
     CheckpointRequest request = request_of(dir / "run", 1);
@@ -228,10 +230,10 @@ TEST_CASE("checkpoint: a state of another shape, dtype or arithmetic is refused 
     c.rotary_base = 10000;
     check_contains(loading(c), {"exit 2", "config.json", "rope_theta"});
     c = llama_config();
-    c.init_std = 0.5;  // says nothing about a trained model
+    c.init_std = 0.5;  // has no effect on a trained model
     c.max_positions = 4096;
     CHECK(loading(c) == "nothing");
-    // Files that disagree with their own config.json: nothing but a mix-up of directories makes them.
+    // Files that disagree with their own config.json, as after a mix-up of directories.
     std::filesystem::remove(path + "/optimizer/v.safetensors");
     check_contains(loading(llama_config()), {"exit 2", "optimizer/v.safetensors"});
     std::filesystem::remove(path + "/model.safetensors");
@@ -281,7 +283,7 @@ TEST_CASE("import: the shapes of GPT-2 on the hub") {
     head.entry.name = "lm_head.weight";
     tensors.push_back(zeros("h.0.attn.bias", {1, 1, 32, 32}));
     tensors.push_back(zeros("h.0.attn.masked_bias", {}));
-    tensors.push_back(head);  // tied, and stored all the same
+    tensors.push_back(head);  // tied, but stored in the file
     write_raw(dir / "model.safetensors", tensors);
     FakeState state = import(dir.path, config);
     CHECK(same_masters(state, expected));
@@ -353,7 +355,7 @@ TEST_CASE("import: index and parts that disagree") {
     check_contains(error(changed), {"exit 2", "is in", "copy.safetensors"});
 }
 
-TEST_CASE("import: the model of a checkpoint as its manifest knows it, others as they are") {
+TEST_CASE("import: the model of a checkpoint must match its manifest; without a manifest it is not verified") {
     TempDir dir;
     FakeState state(one_layer());
     state.randomise(1);
@@ -387,7 +389,8 @@ TEST_CASE("import: the model of a checkpoint as its manifest knows it, others as
     }
     CHECK(error() == "nothing");
     CHECK(parts > 1);
-    // Without a manifest, or with one of another format, it is like anybody's: a bit of its data more or less.
+    // Without a manifest, or with one of another format, nothing is verified, so a changed bit of the data is not
+    // noticed.
     const std::string name = part_file_name(0, parts), weights = path + "/" + name;
     std::string damaged = slurp(weights);
     damaged.back() ^= 1;
@@ -401,8 +404,7 @@ TEST_CASE("import: the model of a checkpoint as its manifest knows it, others as
     CHECK(error() == "nothing");
 }
 
-// The whole way: transformers' files in, our checkpoint out, and transformers computes the same logits from
-// it.
+// Loads files of transformers, saves a checkpoint, and compares the logits that transformers computes from it.
 TEST_CASE("checkpoint: transformers computes the stored logits from what we save") {
     TempDir dir;
     const char* python = std::getenv("PYTHON");

@@ -1,4 +1,4 @@
-// Checkpoints that are written behind training, and the buffer they wait in.
+// Asynchronous checkpoints, which a thread writes while training continues, and their buffer in host memory.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,7 +28,7 @@ FakeState random_state(uint64_t seed) {
     return state;
 }
 
-// A gate in the way of the disk: the hook waits in front of it.
+// Holds up every disk call of the hook until the test opens it.
 struct Gate {
     std::atomic<bool> open{false};
     IoHook hook() {
@@ -39,11 +39,11 @@ struct Gate {
     }
 };
 
-// One rank's training: its shard, and what it saved so far.
+// The training of one rank: its shard and its saver.
 struct Run {
     FakeShards shard;
     std::vector<SavedCheckpoint> saved;
-    CheckpointSaver saver;   // last: a save that is under way ends, and is reported, when it goes
+    CheckpointSaver saver;   // last member: its destructor waits for a running save and reports it
 
     Run(FakeState& state, Comm& comm, const CheckpointRequest& request)
         : shard(state, comm), saver(request, shard.config, shard.table, shard.access(), comm) {
@@ -71,7 +71,7 @@ void check_saved(const std::string& root, int64_t step, FakeState& state) {
 
 }  // namespace
 
-TEST_CASE("checkpoint, async: what is saved is the state at the call, however training goes on") {
+TEST_CASE("checkpoint, async: the saved state is that at the call, whatever training does afterwards") {
     for (int ranks : {1, 2, 3}) {
         CAPTURE(ranks);
         TempDir dir;
@@ -82,16 +82,16 @@ TEST_CASE("checkpoint, async: what is saved is the state at the call, however tr
             CheckpointRequest request = async_request(dir.path);
             if (comm.root()) request.io_hook = gate.hook();
             Run run(states[0], comm, request);
-            comm.gather("");   // all ranks have their memory
+            comm.gather("");   // all ranks have allocated their memory
             const int64_t allocations = device::allocation_count();
             run.save(states[0], 1);
-            run.shard.take(states[1]);   // the next step, while nothing is on the disk yet
+            run.shard.take(states[1]);   // the next step changes the state before anything is written to the disk
             for (int i = 0; i < 5; i++) run.saver.poll();
             CHECK(run.saved.empty());
             CHECK(checkpoint_steps(dir.path).empty());
             comm.gather("");
             gate.open = true;
-            // Preparing, writing and the new name are three stages; each needs a step of its own.
+            // Preparing, writing and renaming are three stages; each of them ends in another step.
             CHECK(run.polls_until_saved(1) >= 3);
             CHECK(run.saved[0].step == 1);
             CHECK(run.saved[0].path == dir / "step-00000001");
@@ -115,7 +115,7 @@ TEST_CASE("checkpoint, async: what is saved is the state at the call, however tr
     }
 }
 
-TEST_CASE("checkpoint, async: the files are those of a save that waits") {
+TEST_CASE("checkpoint, async: the files are equal to those of a synchronous save") {
     FakeState state(gpt2_config(), {Dtype::kBf16, Dtype::kBf16});   // transposed matrices
     state.randomise(5);
     TempDir dir;
@@ -137,7 +137,7 @@ TEST_CASE("checkpoint, async: the files are those of a save that waits") {
         if (!file.ends_with("manifest.json")) CHECK(slurp(dir / "sync/" + file) == slurp(dir / "async/" + file));
 }
 
-TEST_CASE("checkpoint, async: a failure of any rank ends all at a later step, and the older one stays") {
+TEST_CASE("checkpoint, async: a failure of any rank ends all ranks at a later step, and the older checkpoint remains") {
     FakeState first = random_state(1), second = random_state(2);
     for (const std::string call : {"open", "write", "fsync"})
         for (int victim : {0, 1})
@@ -168,7 +168,7 @@ TEST_CASE("checkpoint, async: a failure of any rank ends all at a later step, an
             }
 }
 
-TEST_CASE("checkpoint, async: an error elsewhere gives a running save up, or finishes it where one rank can") {
+TEST_CASE("checkpoint, async: an error elsewhere ends a running save, unless one rank alone can finish it") {
     for (int ranks : {1, 2}) {
         CAPTURE(ranks);
         TempDir dir;
@@ -193,7 +193,7 @@ TEST_CASE("checkpoint, async: an error elsewhere gives a running save up, or fin
 TEST_CASE("checkpoint, async: kill -9 at each call of each rank's thread leaves the older checkpoint or the new one") {
     TempDir dir;
     FakeState first = random_state(1), second = random_state(2);
-    // In the middle of training: the main threads go on polling.
+    // During training: the main threads continue to poll.
     auto save_as = [&](FakeState& state, int64_t step, int victim, int64_t kill_at) {
         return run_ranks(2, [&](LocalComm& comm) {
             std::atomic<int64_t> calls{0};
@@ -237,7 +237,7 @@ TEST_CASE("checkpoint, async: kill -9 at each call of each rank's thread leaves 
     CHECK(replaced > 1);
 }
 
-TEST_CASE("checkpoint: runs go through a small buffer to their places, hashed in parts that readers can share") {
+TEST_CASE("checkpoint: ranges are written through a small buffer to their offsets, with a hash of every part") {
     TempDir dir;
     const int64_t bytes = 2 * WriteBuffer::kHashBytes + 5;
     create_file(dir / "long", bytes);
@@ -267,7 +267,7 @@ TEST_CASE("checkpoint: runs go through a small buffer to their places, hashed in
     buffer.begin("two", 5);
     put("hel");
     put("lo");
-    buffer.begin("two", 10);   // goes on where the last one ended
+    buffer.begin("two", 10);   // begins where the last one ended
     put("ab");
     const std::vector<WriteBuffer::Written> written = buffer.finish();
     using Range = std::tuple<std::string, int64_t, int64_t>;
@@ -313,7 +313,7 @@ TEST_CASE("checkpoint: a buffer writes fp32 values a second time, rounded or as 
                 buffer.filled(static_cast<int64_t>(part.size()));
             }
             const std::vector<WriteBuffer::Written> written = buffer.finish();
-            REQUIRE(written.size() == 2);   // however often the buffer was full, each file has one range
+            REQUIRE(written.size() == 2);   // each file has one range, however often the buffer was full
             for (const WriteBuffer::Written& w : written)
                 CHECK(w.xxh3 == xxh3_of_range(dir / w.file, w.begin, w.bytes));
             CHECK(slurp(dir / "masters") == std::string(8, '\0') + wide);

@@ -1,5 +1,5 @@
-// Checkpoints on a disk that misbehaves: damage, kills, failing calls, no space. Never is half a checkpoint
-// taken for a whole one, never is a good one lost.
+// Checkpoints when files are damaged, processes are killed, disk calls fail or space runs out. A partial checkpoint
+// must never be used as a complete one, and a complete one must never be lost.
 #include "tests/support/checkpoint_test.h"
 
 #include <fcntl.h>
@@ -12,7 +12,6 @@
 
 #include <cerrno>
 #include <chrono>
-#include <set>
 
 #include "llmc/checkpoint/checkpoint_dir.h"
 
@@ -32,7 +31,7 @@ FakeState random_state(uint64_t seed) {
 
 std::vector<std::string> names_in(const std::string& root) { return list_directory(root); }
 
-// The newest complete checkpoint of `root` must be this one, without a damaged one in its way, and hold this
+// Checks that this is the newest complete checkpoint of `root`, that no damaged one was skipped, and that it has this
 // state.
 void check_newest(const std::string& root, int64_t step, FakeState& state) {
     const FoundCheckpoint found = find_checkpoint("auto", root);
@@ -42,7 +41,7 @@ void check_newest(const std::string& root, int64_t step, FakeState& state) {
     CHECK(load(found.path, state).same_as(state));
 }
 
-// Runs `body` in a child process. It leaves with 0, or is killed.
+// Runs `body` in a child process, which exits with 0 or is killed.
 template <typename Body> pid_t in_child(Body&& body) {
     const pid_t pid = fork();
     REQUIRE(pid >= 0);
@@ -62,7 +61,7 @@ int wait_for(pid_t pid) {
     return status;
 }
 
-// Saves step 2 beside step 1 in a child that is killed somewhere, and checks what is left.
+// Saves step 2 beside step 1 in a child process that is killed meanwhile, and checks the folder afterwards.
 struct KilledSave {
     TempDir dir;
     FakeState first = random_state(1), second = random_state(2);
@@ -78,7 +77,7 @@ struct KilledSave {
         (is_second ? replaced : survived)++;
         FakeState& expected = is_second ? second : first;
         CHECK(load(found.path, expected).same_as(expected));
-        // The next save works over whatever lies around, and clears it away.
+        // The next save succeeds despite leftovers, and removes them.
         save(first, request_of(dir.path, 1));
         for (const std::string& name : names_in(dir.path)) CHECK(step_of_directory(name) >= 0);
         remove_tree(step_path(dir.path, 2));
@@ -88,7 +87,7 @@ struct KilledSave {
 
 }  // namespace
 
-TEST_CASE("checkpoint: the newest complete one is found, none is no error, numbers are not text") {
+TEST_CASE("checkpoint: the newest complete one is found; having none is no error; steps are compared as numbers") {
     TempDir dir;
     CHECK(find_checkpoint("auto", dir / "none").path.empty());
     CHECK(find_checkpoint("auto", dir.path).path.empty());
@@ -103,7 +102,7 @@ TEST_CASE("checkpoint: the newest complete one is found, none is no error, numbe
     CHECK(step_of_directory("step-99999999999999999999") == -1);
 }
 
-TEST_CASE("checkpoint: damage of every file is found and named, and the one before is taken") {
+TEST_CASE("checkpoint: damage of any file is found and named, and the previous checkpoint is used") {
     TempDir dir;
     FakeState first = random_state(1), second = random_state(2);
     CheckpointRequest request = request_of(dir.path, 1);
@@ -151,12 +150,12 @@ TEST_CASE("checkpoint: damage of every file is found and named, and the one befo
         spill(path, bytes);
         check_newest(dir.path, 2, second);
     }
-    // Strangers in the folder harm nobody.
+    // Other files in the folder have no effect.
     spill(newest + "/README.md", "notes");
     check_newest(dir.path, 2, second);
 }
 
-TEST_CASE("checkpoint: each single bit of the small files counts") {
+TEST_CASE("checkpoint: any flipped bit of the small files is found") {
     TempDir dir;
     FakeState state = random_state(1);
     const std::string path = save(state, request_of(dir.path, 1));
@@ -174,7 +173,7 @@ TEST_CASE("checkpoint: each single bit of the small files counts") {
     }
 }
 
-TEST_CASE("checkpoint: no usable one is exit 5 with every reason") {
+TEST_CASE("checkpoint: without a usable checkpoint the error is exit 5, with the reason for each") {
     TempDir dir;
     FakeState state = random_state(1);
     for (int64_t step : {1, 2}) save(state, request_of(dir.path, step));
@@ -189,7 +188,7 @@ TEST_CASE("checkpoint: no usable one is exit 5 with every reason") {
     check_contains(error_of([&] { find_checkpoint(fixture("gpt2"), ""); }), {"exit 5", "gpt2", "--load"});
 }
 
-TEST_CASE("checkpoint: everything is on the disk before the name, the manifest last") {
+TEST_CASE("checkpoint: every file is synced before the rename, the manifest last") {
     TempDir dir(true);
     FakeState state = random_state(1);
     CheckpointRequest request = request_of(dir / "new/run", 1);
@@ -220,12 +219,12 @@ TEST_CASE("checkpoint: everything is on the disk before the name, the manifest l
     CHECK(last("fsync", temporary + "/optimizer") < renamed);
     CHECK(last("fsync", temporary) < renamed);
     CHECK(last("fsync", dir / "new/run") > renamed);
-    // The folders above are new, too.
+    // The parent folders are new, too, so they are synced as well.
     CHECK(last("fsync", dir.path) < renamed);
     CHECK(last("fsync", dir / "new") < renamed);
 }
 
-TEST_CASE("checkpoint: any call may fail: exit 7, the older one stays, nothing half is left") {
+TEST_CASE("checkpoint: if any disk call fails, the error is exit 7, and only the older checkpoint remains") {
     FakeState first = random_state(1), second = random_state(2);
     for (bool same_step : {false, true}) {
         TempDir dir;
@@ -241,7 +240,7 @@ TEST_CASE("checkpoint: any call may fail: exit 7, the older one stays, nothing h
             };
             const std::string error = error_of([&] { save(second, request); });
             if (error == "nothing") {
-                CHECK(calls <= fail_at);  // every call had its turn
+                CHECK(calls <= fail_at);  // every call has failed once
                 break;
             }
             check_contains(error, {"exit 7: cannot ", dir.path, "No space left on device"});
@@ -257,11 +256,11 @@ TEST_CASE("checkpoint: any call may fail: exit 7, the older one stays, nothing h
             save(first, request_of(dir.path, 1));
         }
         CHECK(failed > 50);
-        CHECK(published <= 3);  // fsync of root after the rename, and what follows
+        CHECK(published <= 3);  // fsync of root after the rename, and the calls after it
     }
 }
 
-TEST_CASE("checkpoint: an error of the state itself passes through and leaves nothing") {
+TEST_CASE("checkpoint: an error of the state itself is passed on, and nothing is left on the disk") {
     TempDir dir;
     FakeState state = random_state(1);
     StateAccess access = state.access();
@@ -301,7 +300,7 @@ TEST_CASE("checkpoint: killed at each call of a save") {
     CHECK(drill.replaced > 1);
 }
 
-// Microseconds from the fork to the rename that publishes the checkpoint, in a child that saves undisturbed.
+// Microseconds from the fork to the rename that publishes the checkpoint, in a child that is not killed.
 double publish_us(FakeState& state, CheckpointRequest request) {
     using Clock = std::chrono::steady_clock;
     void* page = mmap(nullptr, sizeof(double), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -329,7 +328,7 @@ TEST_CASE("checkpoint: kill -9 at random moments of a save") {
         shortest_us = std::min(shortest_us, publish_us(drill.second, request));
         drill.check_and_restore();
     }
-    // Two kills in three come before the rename, however long the disk takes for what follows it.
+    // Two of three kills happen before the rename, however long the calls after it take.
     const double longest_us = 1.5 * shortest_us;
     const int kills = full_run() ? 200 : 20;
     int hits = 0;
@@ -346,7 +345,7 @@ TEST_CASE("checkpoint: kill -9 at random moments of a save") {
                  << drill.replaced << " times the new one");
 }
 
-TEST_CASE("checkpoint: leftovers of killed runs go, other files stay") {
+TEST_CASE("checkpoint: leftovers of killed runs are removed, and other files remain") {
     TempDir dir;
     FakeState state = random_state(1);
     make_directories(dir / ".tmp-step-00000005.4711/optimizer");
@@ -356,7 +355,7 @@ TEST_CASE("checkpoint: leftovers of killed runs go, other files stay") {
     CHECK(names_in(dir.path) == std::vector<std::string>{".tmp-mine", "step-00000007"});
 }
 
-TEST_CASE("checkpoint: the same step again replaces the one there") {
+TEST_CASE("checkpoint: saving a step again replaces its checkpoint") {
     TempDir dir;
     FakeState first = random_state(1), second = random_state(2);
     save(first, request_of(dir.path, 3));
@@ -384,16 +383,16 @@ TEST_CASE("checkpoint: keep N counts complete ones up to this step") {
     CHECK(save_step(20, 0) == Steps{10, 20});
     CHECK(save_step(30, 2) == Steps{20, 30});
     CHECK(save_step(40, 3) == Steps{20, 30, 40});
-    // 40 is damaged: it does not count among the two, so 20 or 30 is not dropped for it.
+    // 40 is damaged and does not count as one of the two, so neither 20 nor 30 is removed because of it.
     std::filesystem::remove(step_path(dir.path, 40) + "/optimizer/m.safetensors");
     CHECK(save_step(50, 3) == Steps{20, 30, 40, 50});
     CHECK(save_step(60, 2) == Steps{50, 60});
-    // A run that went back to 50 does not lose what it writes to the later ones.
+    // A run that resumed 50 keeps its new checkpoints, although later steps of the earlier run exist.
     CHECK(save_step(55, 1) == Steps{55, 60});
     CHECK(names_in(dir.path).size() == 2);
 }
 
-TEST_CASE("checkpoint: a file size limit is exit 7 and leaves the older checkpoint") {
+TEST_CASE("checkpoint: a file size limit is an error with exit 7, and the older checkpoint remains") {
     TempDir dir;
     FakeState first = random_state(1), second = random_state(2);
     save(first, request_of(dir.path, 1));
@@ -408,11 +407,11 @@ TEST_CASE("checkpoint: a file size limit is exit 7 and leaves the older checkpoi
     check_newest(dir.path, 1, first);
 }
 
-TEST_CASE("checkpoint: a full disk is exit 7 before and in the middle of a save") {
+TEST_CASE("checkpoint: a full disk is an error with exit 7, before a save and during it") {
     TempDir dir;
     const std::string root = dir / "disk";
     make_directories(root);
-    // Four of these checkpoints and their slack fit.
+    // The disk has room for four of these checkpoints and their slack.
     if (mount("tmpfs", root.c_str(), "tmpfs", 0, "size=512k") != 0) {
         MESSAGE("skipped: mounting a small tmpfs needs privileges (" << std::strerror(errno) << ")");
         return;
@@ -423,7 +422,7 @@ TEST_CASE("checkpoint: a full disk is exit 7 before and in the middle of a save"
     } unmount{root};
     FakeState first = random_state(1), second = random_state(2);
     save(first, request_of(root, 1));
-    // In the middle: after the check someone else takes the space.
+    // During a save: another file takes the space after the check.
     CheckpointRequest request = request_of(root, 2);
     request.io_hook = [&](const char*, const std::string& path) {
         if (path.ends_with("optimizer/master.safetensors") && !is_regular_file(root + "/filler")) {
@@ -437,7 +436,7 @@ TEST_CASE("checkpoint: a full disk is exit 7 before and in the middle of a save"
                    {"exit 7", ".safetensors", "No space left on device"});
     CHECK(names_in(root) == std::vector<std::string>{"filler", "step-00000001"});
     check_newest(root, 1, first);
-    // Before: the figures are named and nothing is written.
+    // Before a save: the error has the numbers, and nothing is written.
     const int64_t needed =
         CheckpointSaver(request_of(root, 2), second.config, second.table, second.access(), *open_single())
             .checkpoint_bytes() + static_cast<int64_t>(request_of(root, 2).state_json.size());

@@ -1,4 +1,4 @@
-// Which bytes of a checkpoint each rank reads and writes, and in how much memory.
+// Which bytes of a checkpoint each rank reads and writes, and how much memory it needs for that.
 #include <nlohmann/json.hpp>
 
 #include "llmc/checkpoint/save_layout.h"
@@ -10,7 +10,7 @@ namespace {
 
 using Strings = std::vector<std::string>;
 
-// Bytes that the calling thread read and wrote so far.
+// The bytes that the calling thread has read and written so far.
 struct Io {
     int64_t read = 0, written = 0;
 
@@ -27,7 +27,7 @@ struct Io {
     Io operator-(const Io& before) const { return {read - before.read, written - before.written}; }
 };
 
-// Large beside the headers of its files. Shard ranges begin within rows.
+// A model that is large compared with the headers of its files, and whose shard ranges begin within rows.
 ModelConfig wide(ModelConfig c) {
     c.hidden_size = 200;
     c.ffn_hidden_size = 296;
@@ -42,12 +42,12 @@ int64_t elems_of(const Held& held) {
     return elems;
 }
 
-// Headers, config.json, and what reading /proc/thread-self/io and the exchange of outcomes take.
+// The bytes of headers and config.json, and those of reading /proc/thread-self/io and of exchanging outcomes.
 constexpr int64_t kSmall = 80000;
 
 }  // namespace
 
-TEST_CASE("checkpoint, ranges: every rank reads and writes the bytes of what it holds") {
+TEST_CASE("checkpoint, ranges: every rank reads and writes only the bytes of its shards") {
     for (int ranks : {1, 2, 3, 4, 8}) {
         CAPTURE(ranks);
         TempDir dir;
@@ -79,7 +79,8 @@ TEST_CASE("checkpoint, ranges: every rank reads and writes the bytes of what it 
         }) == Strings(static_cast<size_t>(ranks), "nothing"));
         check_weights(dir / "step-00000001", state);
 
-        // As a model, without the manifest: with it the ranks of a host read every byte once more together.
+        // Loaded as a model without its manifest: with it, the ranks of a host would together read every byte once
+        // more.
         std::filesystem::remove(dir / "step-00000001/manifest.json");
         std::filesystem::remove(dir / "step-00000001/state.json");
         CHECK(run_ranks(ranks, [&](LocalComm& comm) {
@@ -91,7 +92,7 @@ TEST_CASE("checkpoint, ranges: every rank reads and writes the bytes of what it 
     }
 }
 
-TEST_CASE("checkpoint, ranges: of transposed tensors each rank reads whole rows, and writes whole tensors") {
+TEST_CASE("checkpoint, ranges: each rank reads whole rows of transposed tensors, and writes whole tensors") {
     TempDir dir;
     ModelConfig config = wide(gpt2_config());
     config.kv_channels = 40;
@@ -133,7 +134,7 @@ TEST_CASE("checkpoint, ranges: of transposed tensors each rank reads whole rows,
                       <= elems_of(back.held) * 2 + static_cast<int64_t>(back.table.params.size()) * row_bytes + kSmall);
                 CHECK(back.largest_request_bytes <= load_staging_bytes(back.table, back.access(),
                                                                        request.staging_bytes));
-                // Its masters are the weights, which are masters rounded; padding is 0.
+                // The loaded masters are the stored weights, which are rounded masters; padding is 0.
                 for (size_t p = 0; p < back.held.size(); p++)
                     for (const ElementRange& part : back.held[p])
                         for (int64_t i = part.begin; i < part.begin + part.count; i++) {
@@ -148,7 +149,7 @@ TEST_CASE("checkpoint, ranges: of transposed tensors each rank reads whole rows,
     }
 }
 
-TEST_CASE("checkpoint, ranges: staging memory is bounded, and what is announced") {
+TEST_CASE("checkpoint, ranges: staging memory is bounded, and as large as predicted") {
     for (const NamedConfig& c : all_configs())
         for (int64_t staging : {int64_t{400}, int64_t{5000}, kStagingBytes})
             for (int ranks : {1, 3}) {
@@ -169,7 +170,7 @@ TEST_CASE("checkpoint, ranges: staging memory is bounded, and what is announced"
                     CHECK(loading <= std::max(staging, (columns + 32) * 4));   // a row and its strip
                     const int64_t saving = save_buffer_bytes(layout, options, rank);
                     CHECK(saving >= staging);
-                    // A block, and 32 rows of the parameter for it.
+                    // One block, and the 32 rows of the parameter that it needs.
                     CHECK(saving <= std::max(staging, columns * 2) + 32 * 4 * columns + 128);
                     options.async = true;
                     CHECK(save_buffer_bytes(layout, options, rank) >= layout.buffer_bytes(rank));
@@ -178,7 +179,7 @@ TEST_CASE("checkpoint, ranges: staging memory is bounded, and what is announced"
             }
 }
 
-TEST_CASE("checkpoint, ranges: an error of one rank while it loads is that of all") {
+TEST_CASE("checkpoint, ranges: if one rank fails to load, all ranks have its error") {
     TempDir dir;
     FakeState state(one_layer());
     state.randomise(1);
@@ -197,7 +198,7 @@ TEST_CASE("checkpoint, ranges: an error of one rank while it loads is that of al
         for (const std::string& error : errors)
             CHECK(error == "exit 6: " + path + " cannot be loaded, rank 1: the device is gone");
     }
-    std::filesystem::remove(path + "/model.safetensors");   // what all ranks see needs no rank's name
+    std::filesystem::remove(path + "/model.safetensors");   // an error that all ranks have names no rank
     const Strings errors = run_ranks(3, [&](LocalComm& comm) {
         FakeShards shard(state, comm);
         load_checkpoint(path, shard.config, shard.table, shard.access(), comm);
@@ -206,7 +207,7 @@ TEST_CASE("checkpoint, ranges: an error of one rank while it loads is that of al
         check_contains(error, {"exit 2: " + path + " has neither model.safetensors nor"});
 }
 
-TEST_CASE("checkpoint, ranges: a tied head that differs is found whichever rank compares it") {
+TEST_CASE("checkpoint, ranges: a tied head that differs from the embedding is found, whichever rank compares it") {
     TempDir dir;
     ModelConfig config = one_layer();
     config.tied_head = true;

@@ -1,4 +1,4 @@
-// Checkpoints that several ranks write together and any number of ranks reads.
+// Checkpoints that several ranks write together and any number of ranks read.
 #include <sched.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -6,7 +6,6 @@
 
 #include <cerrno>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/save_layout.h"
@@ -21,7 +20,7 @@ using Strings = std::vector<std::string>;
 
 Strings nothing(int ranks) { return Strings(static_cast<size_t>(ranks), "nothing"); }
 
-// One rank's part in saving its shards of `state`.
+// Saves one rank's shards of `state`.
 void save_part(FakeState& state, const CheckpointRequest& request, Comm& comm, bool zero = true) {
     FakeShards shard(state, comm, zero);
     shard.take(state);
@@ -33,7 +32,7 @@ Strings save_on(int ranks, FakeState& state, const CheckpointRequest& request, b
     return run_ranks(ranks, [&](LocalComm& comm) { save_part(state, request, comm, zero); });
 }
 
-// Loads on that many ranks, compares each one's part with `state`, and saves again under `again`.
+// Loads on that many ranks, compares each rank's shards with `state`, and saves them again under `again`.
 void check_load_on(int ranks, FakeState& state, const CheckpointRequest& request, const std::string& again,
                    bool zero) {
     const Strings errors = run_ranks(ranks, [&](LocalComm& comm) {
@@ -69,7 +68,7 @@ FakeState random_state(uint64_t seed, const ModelConfig& config = one_layer()) {
 
 }  // namespace
 
-TEST_CASE("checkpoint, ranks: saved on any number, loaded on any other, saved again: equal bytes") {
+TEST_CASE("checkpoint, ranks: saving, loading on another number of ranks and saving again gives equal bytes") {
     int64_t cases = 0;
     for (const NamedConfig& c : all_configs())
         for (int writers : {1, 2, 3, 8}) {
@@ -101,7 +100,7 @@ TEST_CASE("checkpoint, ranks: saved on any number, loaded on any other, saved ag
         }
 }
 
-TEST_CASE("checkpoint, ranks: each byte has one writer, the work is shared, a rank takes as much memory as it says") {
+TEST_CASE("checkpoint, ranks: each byte has one writer, the work is shared, and a rank's memory is as predicted") {
     FakeState state(gpt2_config());
     const ParamTable& table = state.table;
     for (bool zero : {true, false})
@@ -126,7 +125,7 @@ TEST_CASE("checkpoint, ranks: each byte has one writer, the work is shared, a ra
                 bytes[static_cast<size_t>(range.rank)] += range.count * 12;
             }
             for (size_t p = 0; p < table.params.size(); p++) CHECK(next[p] == table.params[p].elems());
-            for (int rank = 0; rank < ranks; rank++) {   // what waits in memory with --save-async
+            for (int rank = 0; rank < ranks; rank++) {   // the copy in memory with --save-async
                 const int64_t needed = layout.buffer_bytes(rank);
                 CHECK(needed >= bytes[static_cast<size_t>(rank)]);
                 CHECK(needed <= bytes[static_cast<size_t>(rank)] + (int64_t{20} << 10));
@@ -136,7 +135,7 @@ TEST_CASE("checkpoint, ranks: each byte has one writer, the work is shared, a ra
             for (const TransposedTensor& saved : layout.transposed)
                 bytes[static_cast<size_t>(saved.rank)] += saved.tensor.entry.bytes();
             for (int64_t b : bytes) total += b;
-            // The largest thing that cannot be cut: a parameter that several hold, or the end of a bucket.
+            // The largest part that cannot be divided: a parameter that several ranks hold, or the end of a bucket.
             const int64_t slack = 131 * 40 * 14 + ranks * kParamAlign * 12 * 30;
             for (int64_t b : bytes) CHECK(b <= total / ranks + slack);
         }
@@ -146,7 +145,7 @@ TEST_CASE("checkpoint, ranks: each byte has one writer, the work is shared, a ra
                    {"exit 1", "no rank holds elements 5 to", table.params[3].name});
 }
 
-TEST_CASE("checkpoint, ranks: a flipped bit in anyone's range is found and named by any number of ranks") {
+TEST_CASE("checkpoint, ranks: a flipped bit in the range of any rank is found and named by any number of ranks") {
     TempDir dir;
     FakeState first = random_state(1, gpt2_config()), second = random_state(2, gpt2_config());
     CHECK(save_on(3, first, request_of(dir.path, 1)) == nothing(3));
@@ -184,7 +183,7 @@ TEST_CASE("checkpoint, ranks: a flipped bit in anyone's range is found and named
     }
     for (int64_t ranges : by_rank) CHECK(ranges > 5);
     CHECK(checkpoint_damage(path, true).empty());
-    // Shares of the work leave nothing out.
+    // The shares of the work cover everything.
     const std::string v = path + "/optimizer/v.safetensors", bytes = slurp(v);
     spill(v, bytes.substr(0, bytes.size() - 1) + static_cast<char>(bytes.back() ^ 1));
     int found = 0;
@@ -192,7 +191,7 @@ TEST_CASE("checkpoint, ranks: a flipped bit in anyone's range is found and named
     CHECK(found == 1);
 }
 
-TEST_CASE("checkpoint: manifests with one hash for each file are read as before") {
+TEST_CASE("checkpoint: manifests of earlier versions, with one hash for each file, are still read") {
     TempDir dir;
     FakeState state = random_state(1);
     CHECK(save_on(2, state, request_of(dir.path, 1)) == nothing(2));
@@ -218,7 +217,7 @@ TEST_CASE("checkpoint: manifests with one hash for each file are read as before"
     spill(path + "/state.json", other);
     check_contains(checkpoint_damage(path, true), {"state.json is damaged"});
     spill(path + "/state.json", saved);
-    // Ranges that leave out a byte, and versions to come, are no whole checkpoint.
+    // A checkpoint is not complete if its ranges leave out a byte, or if its version is unknown.
     Json hole = original, future = original;
     hole["files"]["optimizer/m.safetensors"]["ranges"].erase(1);
     rewrite(hole);
@@ -230,7 +229,7 @@ TEST_CASE("checkpoint: manifests with one hash for each file are read as before"
     CHECK(checkpoint_damage(path, true).empty());
 }
 
-TEST_CASE("checkpoint, ranks: any call of any rank may fail: all end with exit 7 and its name, the older one stays") {
+TEST_CASE("checkpoint, ranks: if any call fails, all ranks end with exit 7 and its name, and the older one remains") {
     FakeState first = random_state(1), second = random_state(2);
     constexpr int kRanks = 2;
     for (int victim = 0; victim < kRanks; victim++) {
@@ -268,11 +267,11 @@ TEST_CASE("checkpoint, ranks: any call of any rank may fail: all end with exit 7
             CHECK(save_on(kRanks, first, request_of(dir.path, 1)) == nothing(kRanks));
         }
         CHECK(failed > 15);
-        CHECK(published <= (victim == 0 ? 3 : 0));   // fsync of root after the rename, and what follows
+        CHECK(published <= (victim == 0 ? 3 : 0));   // fsync of root after the rename, and the calls after it
     }
 }
 
-TEST_CASE("checkpoint, ranks: an error of one rank's state reaches all and leaves nothing") {
+TEST_CASE("checkpoint, ranks: all ranks get the error of one rank's state, and nothing is left on the disk") {
     TempDir dir;
     FakeState state = random_state(1, gpt2_config());
     for (StateKind bad : {StateKind::kMaster, StateKind::kExpAvgSq}) {
@@ -297,8 +296,8 @@ TEST_CASE("checkpoint, ranks: an error of one rank's state reaches all and leave
 
 namespace {
 
-// Saves step 2 beside step 1 on two ranks of a child process that is killed at call `at` of rank `victim`; if `last`,
-// only once the other rank went as far as it can without this one.
+// Saves step 2 beside step 1 on two ranks of a child process, which is killed at call `at` of rank `victim`; if
+// `last`, only after the other rank has come as far as it can without this one.
 int killed_save(const std::string& root, FakeState& second, int victim, int64_t at, bool last) {
     const pid_t child = fork();
     REQUIRE(child >= 0);
@@ -357,7 +356,7 @@ TEST_CASE("checkpoint, ranks: killed at each call of each rank") {
 TEST_CASE("checkpoint, ranks: storage that not all ranks share is refused") {
     TempDir dir;
     FakeState state = random_state(1);
-    // Every rank in a folder of its own, as on hosts with disks of their own: the same name, other files.
+    // Every rank has its own folder, as on hosts with separate disks: the same name, other files.
     auto apart = [&](int ranks, const std::function<void(LocalComm&)>& body) {
         return run_ranks(ranks, [&](LocalComm& comm) {
             const std::string own = dir / ("host" + std::to_string(comm.world().rank));

@@ -1,4 +1,4 @@
-// Checkpoints of training itself: the state of one number of ranks goes on with another.
+// Checkpoints of training: a run resumes a checkpoint of another number of ranks.
 #include "tests/support/zero_test.h"
 
 #include <nlohmann/json.hpp>
@@ -16,7 +16,7 @@ struct Case {
     std::string name;
     Config config;
 };
-// Gradients and weights that travel in FP8 change what each rank has in memory when it is saved.
+// With gradients and weights communicated in FP8, other tensors are in a rank's memory when it saves.
 std::vector<Case> cases() {
     std::vector<Case> cases;
     const auto shapes = fp8_shapes();
@@ -39,7 +39,7 @@ std::vector<Case> cases() {
     return cases;
 }
 
-// What one rank has: all forms of the weights, factors, and its part of masters and moments.
+// The state of one rank: all forms of the weights, the scales, and its shards of masters and moments.
 struct Left {
     std::map<std::string, Bytes> weights, state;
     std::string factors;
@@ -70,7 +70,7 @@ std::string state_json(TestModel& model) {
     return state.dump();
 }
 
-// As a run resumes.
+// Loads a checkpoint as a resumed run does.
 void resume(TestModel& model, Comm& comm, const std::string& root) {
     const FoundCheckpoint found = ::find_checkpoint("auto", root, comm);
     load_checkpoint(found.path, model.config.shape, model.table, model.trainer->state_access(model.ctx), comm);
@@ -91,7 +91,8 @@ std::map<std::string, std::string> contents(const std::string& path) {
     return files;
 }
 
-// Two steps and a save, then a third while it is written; what was there at the save, by rank, and the third loss.
+// Makes two steps, saves, and makes a third step while the checkpoint is written. Returns the state at the save, by
+// rank, and the third loss.
 struct Straight {
     std::vector<Left> saved;
     double loss = 0;
@@ -110,7 +111,7 @@ Straight train_and_save(const Config& config, int ranks, const std::string& root
         saver->finish();
         if (comm.root()) straight.loss = model.loss();
         CHECK(model.arena.peak_bytes() == model.plan.arena_bytes);
-        // The plan knows what saving takes.
+        // The plan predicts the memory that saving needs.
         int64_t largest = 0;
         for (const std::string& bytes : comm.gather(std::to_string(saver->buffer_bytes())))
             largest = std::max<int64_t>(largest, std::stoll(bytes));
@@ -121,7 +122,7 @@ Straight train_and_save(const Config& config, int ranks, const std::string& root
 
 }  // namespace
 
-TEST_CASE("checkpoint, training: saved on some ranks and resumed on others, all state to the bit") {
+TEST_CASE("checkpoint, training: a run resumed on another number of ranks has equal bits in all state") {
     int number = 0;
     for (const Case& c : cases()) {
         const int others = number++ % 2 == 0 ? 1 : 3;
@@ -161,7 +162,7 @@ TEST_CASE("checkpoint, training: saved on some ranks and resumed on others, all 
     }
 }
 
-TEST_CASE("checkpoint, training: saved at one level and in some groups, loaded at others, all state to the bit") {
+TEST_CASE("checkpoint, training: a run resumed at another level of --zero or with other groups has equal bits") {
     struct Setting {
         int ranks;
         int64_t zero, group;

@@ -1,5 +1,5 @@
-// config.json: every model we can describe survives the way there and back, everything else is refused by
-// name.
+// config.json: every model that the options can describe is the same after writing and reading; all others are refused
+// by name.
 #include "tests/support/checkpoint_test.h"
 
 #include <cmath>
@@ -108,7 +108,7 @@ TEST_CASE("config.json: the fields that transformers reads") {
     const Json unscaled = Json::parse(hf_config_json(find_model_preset("llama-tiny")->config, Dtype::kBf16));
     CHECK(unscaled["rope_scaling"].is_null());
     CHECK(unscaled["rope_parameters"] == Json{{"rope_type", "default"}, {"rope_theta", 10000.0}});
-    // A class's default end token would be an ordinary byte here.
+    // The default eos token of the class would be an ordinary byte here.
     CHECK(unscaled.contains("eos_token_id"));
     CHECK(unscaled["eos_token_id"].is_null());
 
@@ -160,7 +160,7 @@ TEST_CASE("config.json: what transformers wrote") {
 }
 
 TEST_CASE("config.json: YaRN of Qwen2.5 and Qwen3, with the defaults of transformers") {
-    // As the model cards tell users to write it; Qwen2.5's has no rope_type but type.
+    // As the model cards tell users to write it; Qwen2.5's has `type` instead of `rope_type`.
     Json qwen = json_of("qwen2");
     for (const char* name : {"rope_parameters", "rope_theta"}) qwen.erase(name);
     qwen["max_position_embeddings"] = 64;
@@ -169,7 +169,7 @@ TEST_CASE("config.json: YaRN of Qwen2.5 and Qwen3, with the defaults of transfor
     const RopeScaling expected{.factor = 4, .original_max_positions = 32, .type = RopeScalingType::kYarn};
     CHECK(c.rope_scaling == expected);
     CHECK(there_and_back(c) == c);
-    // The length of the model stands for an original one that is left out, and stays it in later checkpoints.
+    // If the original length is left out, it is the model's length, and stays so in later checkpoints.
     qwen["rope_scaling"].erase("original_max_position_embeddings");
     c = read(qwen);
     CHECK(c.rope_scaling.original_max_positions == 64);
@@ -222,7 +222,7 @@ TEST_CASE("config.json: the spellings of transformers 4 and 5, alone and togethe
     CHECK(model_config_from_json(old.dump(), "x").num_query_groups == 4);
 }
 
-TEST_CASE("config.json: what we do not compute is refused by the field's name") {
+TEST_CASE("config.json: unsupported models are refused by the field's name") {
     struct Case {
         Json json;
         const char* pointer;
@@ -320,7 +320,8 @@ TEST_CASE("config.json: relu2 is GPT-2's where there is no gate, and our own els
     CHECK(json["model_type"] == "gpt2");
     CHECK(json["activation_function"] == "relu2");
     CHECK(there_and_back(gpt2) == gpt2);
-    // Llama's classes multiply hidden_act's result by another linear's: relu2 of them is another function.
+    // Llama's classes multiply the result of hidden_act by that of another linear layer, so relu2 there is another
+    // function.
     ModelConfig llama = find_model_preset("llama-tiny")->config;
     llama.activation = Activation::kRelu2;
     CHECK(hf_class(llama) == HfClass::kOwn);
@@ -338,13 +339,14 @@ TEST_CASE("config.json: biases of the linears, as each class has them") {
     CHECK(bias(true, true) == LinearBias::kAll);
     CHECK(bias(true, false) == LinearBias::kAttention);
     CHECK(bias(false, true) == LinearBias::kMlp);
-    // Qwen2 has them on Q, K and V, and Mistral none, whatever the file says of a field that their classes do not have.
+    // Qwen2 has biases of Q, K and V, and Mistral has none. Their classes do not have this field, so its value has no
+    // effect.
     Json qwen2 = json_of("qwen2"), mistral = json_of("mistral");
     CHECK_FALSE(qwen2.contains("attention_bias"));
     CHECK_FALSE(mistral.contains("attention_bias"));
     CHECK(read(qwen2).linear_bias == LinearBias::kQkv);
     CHECK(read(mistral).linear_bias == LinearBias::kNone);
-    // Of our own class, earlier versions wrote true or false.
+    // Earlier versions wrote true or false for our own class.
     Json own = json_of("mixed");
     CHECK(own["linear_bias"] == "all");
     own["linear_bias"] = true;
@@ -385,7 +387,7 @@ TEST_CASE("config.json: the window of Mistral and Qwen") {
         CHECK(qwen["use_sliding_window"] == true);
         CHECK(qwen["max_window_layers"] == 0);
         CHECK(read(qwen).sliding_window == window);
-        qwen["max_window_layers"] = 2;   // the window begins at layer 2: in none of the two
+        qwen["max_window_layers"] = 2;   // the window begins at layer 2, so neither of the two layers has it
         CHECK(read(qwen).sliding_window == 0);
         qwen["layer_types"] = {"sliding_attention", "sliding_attention"};   // counts more than max_window_layers
         CHECK(read(qwen).sliding_window == window);

@@ -1,4 +1,4 @@
-// Where a text ends, as a model's directory says it.
+// The eos tokens that a model's directory defines.
 #include "llmc/checkpoint/huggingface/hf_tokens.h"
 
 #include "tests/support/checkpoint_test.h"

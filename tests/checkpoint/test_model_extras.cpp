@@ -1,5 +1,5 @@
-// What a model brings beside weights and shape is in every checkpoint again: tokenizer, chat template, defaults of
-// generation, special tokens.
+// Every checkpoint also has the tokenizer, chat template, generation defaults and special tokens of the model that was
+// loaded.
 #include <sys/stat.h>
 
 #include "llmc/checkpoint/huggingface/hf_tokens.h"
@@ -46,7 +46,7 @@ CheckpointRequest request_from(const TempDir& dir, int64_t step, const std::stri
 
 }  // namespace
 
-TEST_CASE("checkpoint: what the model brings goes along, from checkpoint to checkpoint") {
+TEST_CASE("checkpoint: the model's other files are copied from checkpoint to checkpoint") {
     TempDir dir;
     const std::string model = write_model(dir);
     const FakeState state(one_layer());
@@ -73,7 +73,7 @@ TEST_CASE("checkpoint: what the model brings goes along, from checkpoint to chec
     }
 }
 
-TEST_CASE("checkpoint: --tokenizer takes the place of all tokenizer files, and of nothing else") {
+TEST_CASE("checkpoint: --tokenizer replaces all tokenizer files and nothing else") {
     TempDir dir;
     const std::string model = write_model(dir);
     make_directories(dir / "other");
@@ -86,7 +86,7 @@ TEST_CASE("checkpoint: --tokenizer takes the place of all tokenizer files, and o
     CHECK(config_of(path)["bos_token_id"] == 3);
 }
 
-TEST_CASE("checkpoint: special tokens are guessed only of a model from scratch") {
+TEST_CASE("checkpoint: special tokens are guessed only for a model trained from initial weights") {
     TempDir dir;
     const FakeState state(one_layer());
     CHECK(config_of(save(state, request_from(dir, 1, "")))["eos_token_id"].is_null());
@@ -95,12 +95,12 @@ TEST_CASE("checkpoint: special tokens are guessed only of a model from scratch")
     const HfOrigin origin{.model_type = "llama", .special_tokens = R"({"eos_token_id": [128001, 128008, 128009]})"};
     const Json brought = Json::parse(hf_config_json(llama3, Dtype::kBf16, 0, origin));
     CHECK(brought["eos_token_id"] == Json({128001, 128008, 128009}));
-    CHECK_FALSE(brought.contains("bos_token_id"));   // as in the model's file, where the class's default counts
+    CHECK_FALSE(brought.contains("bos_token_id"));   // as in the model's file, so that the class's default applies
     const HfOrigin silent{.model_type = "llama", .special_tokens = "{}"};
     CHECK_FALSE(Json::parse(hf_config_json(llama3, Dtype::kBf16, 0, silent)).contains("eos_token_id"));
 }
 
-TEST_CASE("checkpoint: a Mistral without a window stays one") {
+TEST_CASE("checkpoint: a Mistral without a window is saved as a Mistral") {
     const ModelConfig config = find_model_preset("mistral-7B-v0.3")->config;
     const Json llama = Json::parse(hf_config_json(config, Dtype::kBf16));
     const HfOrigin origin{.model_type = "mistral", .special_tokens = "{}"};
@@ -110,7 +110,7 @@ TEST_CASE("checkpoint: a Mistral without a window stays one") {
     CHECK(mistral["architectures"] == Json{"MistralForCausalLM"});
     CHECK(mistral["sliding_window"].is_null());
     CHECK(model_config_from_json(mistral.dump(), "x") == config);
-    ModelConfig biased = config;   // which Mistral's class cannot have
+    ModelConfig biased = config;   // Mistral's class has no biases
     biased.linear_bias = LinearBias::kMlp;
     CHECK(Json::parse(hf_config_json(biased, Dtype::kBf16, 0, origin))["model_type"] == "llama");
 }

@@ -1,4 +1,4 @@
-// The safetensors container: what is written, what is refused, and the files under it.
+// The safetensors format: writing, reading, errors, and the file functions that it uses.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -31,7 +31,7 @@ std::string tensor(const std::string& name, const std::string& dtype, const std:
            + "}";
 }
 
-// Lowers the soft limit for one scope; nothing else may write to a file in it.
+// Lowers the soft limit of file sizes for one scope; nothing else may write to a file meanwhile.
 struct SizeLimit {
     rlimit before{};
     explicit SizeLimit(rlim_t bytes) {
@@ -136,7 +136,7 @@ TEST_CASE("safetensors: every kind of damaged header is refused by name") {
     }
     CHECK(parse_error(with_header("{" + a + "}  ", 8)) == "nothing");
     CHECK(parse_error(with_header("{}", 0)) == "nothing");
-    // An empty tensor between two others is neither overlap nor hole.
+    // An empty tensor between two others is neither an overlap nor a gap.
     CHECK(parse_error(with_header("{" + a + "," + tensor("b", "U8", "[0]", "[8,8]") + ","
                                       + tensor("c", "U8", "[1]", "[8,9]") + "}",
                                   9))
@@ -212,7 +212,7 @@ TEST_CASE("safetensors: offsets beyond 4 GiB") {
 
 TEST_CASE("safetensors: every F16 and BF16 value becomes the same number in fp32") {
     std::vector<uint16_t> all(65536 + 1);
-    // One byte off, as a file may have it.
+    // Misaligned by one byte, as the data of a file may be.
     char* unaligned = reinterpret_cast<char*>(all.data()) + 1;
     for (uint32_t i = 0; i < 65536; i++) std::memcpy(unaligned + 2 * i, &i, 2);
     std::vector<float> half(65536), brain(65536);
@@ -238,7 +238,7 @@ TEST_CASE("safetensors: every F16 and BF16 value becomes the same number in fp32
     check_contains(error_of([&] { read_as_fp32({"F32", {1}, &pi, 4}, 1, 1, &single); }), {"exit 1"});
 }
 
-TEST_CASE("files: XXH3-128 is the published one") {
+TEST_CASE("files: XXH3-128 gives the published hash") {
     CHECK(xxh3_of_text("")
           == "99aa06d3014798d86001c324468d497f");  // of the empty input, in the library's tests
     TempDir dir;

@@ -1,4 +1,5 @@
-// The lock of a --save folder, by flock and by a lease: one holder at a time, whatever becomes of the others.
+// The lock of a --save folder, by flock and by a lease: it has at most one holder, whatever happens to other
+// processes.
 #include "llmc/checkpoint/save_lock.h"
 
 #include <signal.h>
@@ -76,7 +77,7 @@ int code_of(const SaveLock& lock) {
 
 }  // namespace
 
-TEST_CASE("a held folder is refused and its holder named; a killed holder's is free at once") {
+TEST_CASE("a locked folder is refused and its holder named; the lock of a killed process is free immediately") {
     for (const int error : kErrors) {
         CAPTURE(error);
         const TempDir dir;
@@ -120,8 +121,8 @@ TEST_CASE("a holder whose file was removed or replaced saves nothing more, and l
     }
 }
 
-// Each contender takes the lock many times and counts itself in and out.
-TEST_CASE("of many contenders one holds the lock at any time, also while others are killed") {
+// Each process takes the lock many times and counts the holders before and after.
+TEST_CASE("of many processes at most one holds the lock at any time, also while others are killed") {
     struct Shared { std::atomic<int> inside, overlaps, taken; };
     for (const int error : kErrors) {
         CAPTURE(error);
@@ -154,7 +155,7 @@ TEST_CASE("of many contenders one holds the lock at any time, also while others 
     }
 }
 
-TEST_CASE("a lease of another host is taken once it was not renewed for its time") {
+TEST_CASE("a lease of another host is taken over when it has expired") {
     const TempDir dir;
     setenv("LLMFP8_HOST", "elsewhere", 1);
     Holder holder(dir, options_for(ENOLCK, milliseconds(400)));

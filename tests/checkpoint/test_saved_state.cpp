@@ -1,5 +1,5 @@
-// What a checkpoint says of itself, with checksums that are right: each contradiction is named, and the checkpoint
-// before is taken.
+// Checkpoints whose JSON files contradict each other although their checksums are right: each contradiction is named,
+// and the previous checkpoint is used.
 #include "tests/support/checkpoint_test.h"
 
 #include <functional>
@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Writes the manifest of a checkpoint anew, as its writer would; `change` may alter it before.
+// Rewrites the manifest of a checkpoint as the trainer would, after `change` has modified it.
 void seal(const std::string& path, const std::function<void(Json&)>& change = {}) {
     Json manifest = Json::parse(slurp(path + "/manifest.json"));
     for (auto& [name, file] : manifest["files"].items()) {
@@ -49,7 +49,7 @@ struct Row {
 
 }  // namespace
 
-TEST_CASE("saved state: every contradiction is named with its key, exit 5, and auto takes the one before") {
+TEST_CASE("saved state: every contradiction is named with its key, and --resume auto uses the checkpoint before") {
     TempDir dir;
     FakeState tensors(one_layer());
     tensors.randomise(1);
@@ -124,7 +124,7 @@ TEST_CASE("saved state: every contradiction is named with its key, exit 5, and a
         REQUIRE(found.skipped.size() == 1);
         CHECK(found.skipped[0] == path + ": " + damage);
     }
-    // What is no contradiction: a ramp of the batch, batches that loss masks made the run ignore, an older version.
+    // No contradictions: batch ramp-up, batches that were ignored because of loss masks, an older version.
     Json state = whole_state();
     state["samples"] = 44;
     state["train_data"]["shards"][0].erase("masked");
@@ -133,7 +133,7 @@ TEST_CASE("saved state: every contradiction is named with its key, exit 5, and a
     spill(file, state.dump(1));
     seal(path);
     CHECK(checkpoint_damage(path, true) == "");
-    // The folder's name, unless it is a link's.
+    // The step must be that of the folder's name, unless the name is a link.
     std::filesystem::create_symlink(path, dir / "step-00000011");
     CHECK(checkpoint_damage(dir / "step-00000011", true) == "");
     std::filesystem::remove(dir / "step-00000011");
@@ -141,7 +141,7 @@ TEST_CASE("saved state: every contradiction is named with its key, exit 5, and a
     CHECK(checkpoint_damage(dir / "step-00000012", true) == "state.json: \"step\" is 10: the folder is step-00000012");
 }
 
-TEST_CASE("saved state: text that is no JSON, or too deep, or not of a file is damage and nothing worse") {
+TEST_CASE("saved state: text that is not JSON or too deeply nested, and a path that is no file, count as damage") {
     TempDir dir;
     FakeState tensors(one_layer());
     const std::string path = save(tensors, request_of(dir.path, 1)), file = path + "/state.json";
@@ -159,7 +159,7 @@ TEST_CASE("saved state: text that is no JSON, or too deep, or not of a file is d
     check_contains(checkpoint_damage(path, true), {"manifest.json is damaged: ", "\"fp8\" is nested deeper than 64"});
 }
 
-TEST_CASE("manifest: entries outside of the folder, missing ones and wrong fields are named, for a run and a model") {
+TEST_CASE("manifest: entries outside the folder, missing entries and wrong fields are named") {
     TempDir dir;
     FakeState tensors(one_layer());
     const std::string path = save(tensors, request_of(dir.path, 1)), manifest = slurp(path + "/manifest.json");
@@ -167,7 +167,7 @@ TEST_CASE("manifest: entries outside of the folder, missing ones and wrong field
     struct Change {
         std::function<void(Json&)> make;
         const char* said;
-        bool of_model;   // also of config.json or the weights
+        bool of_model;   // config.json or the weights, which a model needs, too
     };
     const Change changes[] = {
         {[&](Json& m) { m["files"]["../x"] = entry; }, "\"../x\" is not the name of a file in the checkpoint", true},
@@ -200,7 +200,7 @@ TEST_CASE("manifest: entries outside of the folder, missing ones and wrong field
         if (change.of_model) check_contains(error_of(load), {"exit 5", change.said});
         else CHECK(error_of(load) == "nothing");
     }
-    // A file that nobody reads may be added.
+    // A file that is never read may be added.
     spill(path + "/manifest.json", manifest);
     spill(path + "/README.md", "mine");
     CHECK(checkpoint_damage(path, true) == "");

@@ -1,6 +1,6 @@
-"""Two hosts on one machine, node1 and node2: namespaces with names, processes, shared memory and networks of their own,
-and a cable between them. They share the files. When this process ends, however it does, the kernel ends whatever runs
-on them and removes their networks."""
+"""Two hosts on one machine, node1 and node2: namespaces with separate names, processes, shared memory and networks,
+joined by a virtual cable. They share the files. When this process ends, for whatever reason, the kernel ends all
+processes of the hosts and removes their networks."""
 import os
 import shlex
 import shutil
@@ -11,8 +11,8 @@ import time
 
 from tests.support.train import ROOT, TrainTest
 
-# The first process of a host. bash waits for processes that have lost their parent. Sockets of daemons are in /run.
-# sshd takes "!" in /etc/shadow for a locked account, and some installers leave root with it.
+# The first process of a host: bash, which reaps processes that have lost their parent. /run is for sockets of daemons.
+# sshd treats "!" in /etc/shadow as a locked account, and some installers set it for root.
 FIRST = """set -e
 echo {name} > /proc/sys/kernel/hostname
 mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs /run && mkdir -p /run/sshd /run/munge
@@ -20,7 +20,8 @@ mount --bind {folder}/hosts /etc/hosts && mount --bind {folder}/shadow /etc/shad
 echo ready
 sleep infinity & while :; do wait; done"""
 SEPARATE = ["--mount", "--uts", "--ipc", "--net", "--pid"]
-# OpenMPI refuses root, and ranks that wait would keep the two cores of a small machine busy.
+# Waiting ranks yield, so that they do not keep the two cores of a small machine busy. OpenMPI refuses root unless told
+# otherwise.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
                "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
@@ -38,12 +39,12 @@ class Host:
             self.first = int(children.read())
 
     def start(self, *command, **how):
-        """Starts it on this host, in the repository's folder."""
+        """Starts a command on this host, in the repository's folder."""
         inside = ["nsenter", "--target", str(self.first), *SEPARATE, "--wd=" + ROOT]
         return subprocess.Popen([*inside, *command], **{"stdin": subprocess.DEVNULL, "env": ENVIRONMENT, **how})
 
     def run(self, *command, timeout=60, **how):
-        """What it printed; it must end with 0."""
+        """Runs a command, which must exit with 0, and returns its output."""
         process = self.start(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **how)
         out, errors = process.communicate(timeout=timeout)
         if process.returncode:
@@ -51,7 +52,7 @@ class Host:
         return out
 
     def ranks(self):
-        """Process numbers of the trainers that run here, as this host counts them."""
+        """The process ids of the trainers on this host, in its own numbering."""
         names = "grep -l '^Name:.train_' /proc/[0-9]*/status || true"
         return sorted(int(path.split("/")[2]) for path in self.run("bash", "-c", names).split())
 
@@ -68,7 +69,7 @@ class Host:
 
 
 class HostsTest(TrainTest):
-    """A class of tests has two hosts and a folder."""
+    """Base of tests that use two hosts and a folder."""
 
     @classmethod
     def setUpClass(cls):
@@ -103,14 +104,14 @@ class HostsTest(TrainTest):
         self.addCleanup(self.end_ranks)
 
     def end_ranks(self):
-        """What a test that failed left behind."""
+        """Ends the processes that a failed test has left."""
         for host in self.hosts:
             host.cable("up")
             for pid in host.ranks():
                 host.run("bash", "-c", f"kill -KILL {pid} || true")
 
     def shows(self, text):
-        """Prints what was seen, for the reader of the log."""
+        """Prints an observation into the log of the tests."""
         print("".join(f"\n    {line}" for line in text.strip().splitlines()), end=" ", file=sys.stderr, flush=True)
 
     def until(self, what, holds, seconds=30):

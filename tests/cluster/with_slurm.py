@@ -1,5 +1,5 @@
-"""train.sbatch and train_mpirun.sbatch under Debian's Slurm: munge and a slurmd on each host, slurmctld on the first.
-Device files stand for GPUs: Slurm counts them and gives them to jobs. Ranks train on the CPU."""
+"""train.sbatch and train_mpirun.sbatch under Debian's Slurm, with munge and a slurmd on each host and slurmctld on the
+first. Device files stand in for GPUs: Slurm counts and allocates them. The ranks train on the CPU."""
 import collections
 import os
 import re
@@ -10,7 +10,7 @@ import unittest
 from tests.cluster.hosts import ENVIRONMENT, HostsTest
 from tests.support.train import GPT2, records
 
-# node1 has two slurmd, the second one as a node without GPUs.
+# node1 runs two slurmd; the second one is a node without GPUs.
 SLURM_CONF = """ClusterName=two
 SlurmctldHost=node1
 SlurmUser=root
@@ -38,7 +38,7 @@ PartitionName=plain Nodes=plain MaxTime=INFINITE State=UP
 """
 GRES_CONF = "".join(f"NodeName=node[1-2] Name=gpu Type=h200 File=/dev/{file}\n" for file in ("null", "zero"))
 SRUN, MPIRUN = "train.sbatch", "train_mpirun.sbatch"
-# What a rank says about itself. mpirun gives its ranks no number of Slurm's.
+# What each rank prints about itself. Under mpirun a rank has no SLURM_PROCID.
 WHO = "echo who ${OMPI_COMM_WORLD_RANK:-$SLURM_PROCID} $(cat /proc/sys/kernel/hostname) gpus=${CUDA_VISIBLE_DEVICES:-}"
 STEPS = 1000
 LONG = ["--train-iters", str(STEPS), "--comm-timeout", "5"]
@@ -74,12 +74,12 @@ class Slurm(HostsTest):
         return cls.node1.run(*command, env=cls.environment)
 
     def sbatch(self, script, options, *command):
-        """The number of the job."""
+        """Submits a job and returns its id."""
         return self.slurm("sbatch", "--parsable", *options, "-o", self.path("%j.out"), f"scripts/launch/{script}",
                           *command).strip()
 
     def state(self, job):
-        """For instance ["COMPLETED", "0:0"], exit code and signal."""
+        """The state of a job, exit code and signal, for instance ["COMPLETED", "0:0"]."""
         text = self.slurm("scontrol", "-o", "show", "job", job)
         return [re.search(rf"\b{name}=(\S+)", text)[1] for name in ("JobState", "ExitCode")]
 
@@ -88,7 +88,7 @@ class Slurm(HostsTest):
             return file.read()
 
     def finish(self, job, expect, seconds=60):
-        """What it printed."""
+        """Waits for the end of a job and returns its output."""
         done = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
         state = self.until(f"end of job {job}", lambda: (s := self.state(job))[0] in done and s, seconds)
         self.assertEqual(state, expect, self.printed(job)[-4000:])
@@ -96,7 +96,7 @@ class Slurm(HostsTest):
         return self.printed(job)
 
     def ranks_of(self, script, *options):
-        """How many ranks a host has that are shown these GPUs."""
+        """The number of ranks of a host that see these GPUs."""
         job = self.sbatch(script, ["--nodes", "2", *options], "bash", "-c", WHO)
         who = re.findall(r"who (\d+) (\w+) gpus=(.*)", self.finish(job, ["COMPLETED", "0:0"]))
         self.assertEqual(sorted(int(rank) for rank, *_ in who), list(range(len(who))))
@@ -109,12 +109,12 @@ class Slurm(HostsTest):
             return 0
 
     def submit(self, script, log, *options, batch=()):
-        """A job of two nodes with a rank each; `batch`: more options of sbatch."""
+        """Submits a job of two nodes with one rank each; `batch`: more options of sbatch."""
         return self.sbatch(script, ["--nodes", "2", "--gpus-per-node", "1", *batch], *self.command(
             GPT2, "--micro-batch-size", "1", *LONG, "--log-interval", "1", "--log-file", log, *options))
 
     def train(self, *arguments):
-        """Such a job once it trains."""
+        """Submits such a job and waits until it trains."""
         job, log = self.submit(*arguments), arguments[1]
         self.until(f"job {job} trains", lambda: self.step(log) >= 100 or self.state(job)[0] == "FAILED")
         self.assertEqual(self.state(job)[0], "RUNNING", self.printed(job))
@@ -137,7 +137,7 @@ class Slurm(HostsTest):
                 (SRUN, ["--ntasks", "3"], {"node1 0,1": 2, "node2 0,1": 1}),
                 (SRUN, ["--gpus-per-task", "1", "--ntasks", "2"], one),
                 (MPIRUN, [], both),
-                # The first host's ranks are in the job's own step, which has all of its GPUs.
+                # The ranks of the first host run in the step of the job script, which has all GPUs of the node.
                 (MPIRUN, ["--gpus-per-node", "1"], {"node1 0,1": 1, "node2 0": 1}),
                 (MPIRUN, ["--gres=gpu:1"], {"node1 0,1": 1, "node2 0": 1}),
                 (MPIRUN, ["--gpus", "2"], one_of_both),
@@ -195,7 +195,7 @@ class Slurm(HostsTest):
                 self.assertEqual(self.checkpoints(script)[-1], f"step-{int(stop[1]):08d}")
 
     def test_jobs_whose_time_is_nearly_up_save_one_after_the_other(self):
-        # Slurm sends SIGUSR1 300 s before the end of the time: soon after the start.
+        # Slurm sends SIGUSR1 300 s before the time limit, which here is soon after the start.
         jobs = [self.submit(script, self.path("log.jsonl"), "--train-iters", "1000000", "--save", self.path("run"),
                             "--save-interval", "1000000", "--resume", "auto",
                             batch=["--time", "5", "--dependency", "singleton"]) for script in (SRUN, MPIRUN)]

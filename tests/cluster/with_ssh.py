@@ -45,12 +45,12 @@ class Ssh(HostsTest):
         cls.hostfile = cls.write("hostfile", "node1 slots=2\nnode2 slots=2\n")
         for host in cls.hosts:
             config = cls.write(host.name + ".conf", SSHD_CONFIG.format(folder=cls.shared, name=host.name))
-            # It wants to be called by its whole name.
+            # sshd must be started by its absolute path.
             host.run("bash", "-c", f'exec "$(PATH=$PATH:/usr/sbin command -v sshd)" -f {config} '
                      f'-E {cls.shared}/{host.name}.log')
 
     def start(self, *options, until="step 1/"):
-        """The launcher of four ranks, once a line begins like this."""
+        """Starts the launcher with four ranks, and waits for a line that begins like this."""
         command = ["scripts/launch/launch_mpi.sh", "--mca", "plm_rsh_agent", self.ssh, "--hostfile", self.hostfile,
                    "-x", "OMP_NUM_THREADS", "-np", "4",
                    *self.command(GPT2, "--micro-batch-size", "1", "--log-interval", "100", *options)]
@@ -63,12 +63,12 @@ class Ssh(HostsTest):
         for line in process.stdout:
             printed.append(line)
             if line.startswith(until):
-                time.sleep(1.5)   # heartbeats travel twice a second
+                time.sleep(1.5)   # heartbeats are sent twice per second
                 return process
         return self.fail(f"exit code {process.wait()}: {''.join(printed)}")
 
     def finish(self, process, expect):
-        """What it printed after that line."""
+        """The output of the launcher after that line."""
         out = process.communicate(timeout=60)[0]
         self.assertEqual(process.returncode, expect, out[-4000:])
         self.until("no rank is left", lambda: not any(host.ranks() for host in self.hosts), TIMEOUT + 5)
@@ -76,7 +76,7 @@ class Ssh(HostsTest):
         return out
 
     def reports(self, process, pattern):
-        """The hang report; the run ends with 6."""
+        """Waits for the run to end with exit code 6, and returns its hang report."""
         out = self.finish(process, 6)
         report = re.search(rf".*{pattern}.*", out)
         self.assertTrue(report, out[-4000:])

@@ -1,9 +1,8 @@
-// `bench`: timed steps run what their rehearsal says and give the bits of other steps; floors, sums and order of the
-// table; what text and JSON say.
+// `bench`: timed steps run the operations of their rehearsal and give the same bits as other steps; floors, sums and
+// order of the table; its output as text and JSON.
 #include "tests/support/config_test.h"
 #include "tests/support/fp8_model_test.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "llmc/commands/bench/bench.h"
@@ -16,7 +15,7 @@ StepRecorder work_of(const OpTimer& timer, const std::deque<OpCall>& calls) {
     return all;
 }
 
-// A timed step of a model that has made one step before.
+// A timed step of a model, after one step that is not timed.
 struct TimedStep {
     TestModel model;
     OpTimer timer{model.ctx};
@@ -29,10 +28,10 @@ struct TimedStep {
     }
 };
 
-OpCall call_of(const PlannedOp& op, double ms, bool beside = false) {
+OpCall call_of(const PlannedOp& op, double ms, bool on_side_stream = false) {
     OpCall call;
     call.work.add(op);
-    call.beside = beside;
+    call.on_side_stream = on_side_stream;
     call.ms = ms;
     return call;
 }
@@ -93,7 +92,7 @@ StepBench small_bench() {
 
 }  // namespace
 
-TEST_CASE("bench: a timed step runs what its rehearsal says, each operation as often") {
+TEST_CASE("bench: a timed step runs each operation as often as its rehearsal") {
     const std::vector<Fp8Recipe> recipes = {Fp8Recipe::kNone, Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise,
                                             Fp8Recipe::kBlockwise};
     for (const ModelConfig& shape : fp8_shapes()) {
@@ -109,7 +108,7 @@ TEST_CASE("bench: a timed step runs what its rehearsal says, each operation as o
                 CHECK_EQ(ran.difference(planned), "");
                 CHECK_EQ(planned.difference(ran), "");
                 for (size_t i = 0; i < step.timer.calls(); i++) CHECK(calls[i].ms >= 0);
-                // One operation more or less, of whatever kind, is found.
+                // One operation more or less, of any kind, is found.
                 for (PlannedOp& op : planned.ops) {
                     op.count++;
                     CHECK(contains(ran.difference(planned), op_text(op)));
@@ -143,7 +142,7 @@ TEST_CASE("bench: every operation and transfer of a step is one call, and timing
     for (size_t i = 0; i < timed.timer.calls(); i++) {
         const int64_t entries = static_cast<int64_t>(calls[i].work.ops.size() + calls[i].work.gemms.size());
         CHECK_EQ(entries == 0, calls[i].transfer != nullptr);
-        CHECK(!calls[i].beside);
+        CHECK(!calls[i].on_side_stream);
         ran += entries;
         passes += entries == 2;
         fills += calls[i].transfer && calls[i].bytes == timed.model.trainer->sharded_state().grads().bytes();
@@ -162,7 +161,7 @@ TEST_CASE("bench: floors") {
     CHECK(c.floor_ms(square) == doctest::Approx(1024));
     square.A.dtype = Dtype::kE5m2;
     CHECK(c.floor_ms(square) == doctest::Approx(512));
-    // What is added to is read, too.
+    // An accumulating matmul also reads its result.
     GemmArgs thin = gemm_of(1000, 1000, 16, Dtype::kBf16, Dtype::kFp32);
     CHECK(c.floor_ms(thin) == doctest::Approx(4.064));
     thin.accumulate = true;
@@ -176,7 +175,7 @@ TEST_CASE("bench: floors") {
     CHECK(c.floor_ms(attention) == doctest::Approx(2 * 4 * 1e6 * 100 / 1e9));
 }
 
-TEST_CASE("bench: ceilings are measured of the types that a step has") {
+TEST_CASE("bench: ceilings are measured for the types that a step uses") {
     Ctx ctx;
     device::device_open(ctx, 0);
     StepRecorder work;
@@ -194,7 +193,7 @@ TEST_CASE("bench: ceilings are measured of the types that a step has") {
     device::device_close(ctx);
 }
 
-TEST_CASE("bench: rows add up, less what events add, and are sorted by the difference") {
+TEST_CASE("bench: rows add up to the step without the cost of events, and are sorted by the difference") {
     const StepBench bench = small_bench();
     REQUIRE(bench.rows.size() == 4);
     auto is = [&](size_t i, const char* name, int64_t calls, double ms, double floor_ms) {
@@ -208,7 +207,7 @@ TEST_CASE("bench: rows add up, less what events add, and are sorted by the diffe
     is(2, "matmul forward 1000 x 1000 x 1000 bf16 to bf16", 1, 10 - 0.5, 6);
     is(3, "copy", 1, 1, 1);
     CHECK(bench.ms() == 21);
-    CHECK(bench.exposed() == 2);   // of the step that communication made slow: not 70
+    CHECK(bench.exposed() == 2);   // of the step that communication slowed down: not 70
     CHECK(bench.class_total(OpClass::kMemory).ms == doctest::Approx(8));   // without overlapped operations
     CHECK(bench.gaps_ms() == doctest::Approx(21 - 2 - 9.5 - 8));
     CHECK(bench.calls() == 5);
@@ -216,7 +215,7 @@ TEST_CASE("bench: rows add up, less what events add, and are sorted by the diffe
     CHECK(bench.mfu() == doctest::Approx(4000 / 21e-3 * 1e6 / 1e12));
 }
 
-TEST_CASE("bench: steps that ran different calls are no bench") {
+TEST_CASE("bench: steps that ran different calls are an error") {
     const Ceilings ceilings = round_ceilings();
     for (int change : {-1, 1}) {
         BenchRows rows(ceilings);
@@ -252,7 +251,7 @@ TEST_CASE("bench: text and JSON have the same rows") {
     CHECK(sum == doctest::Approx(json["step_ms"].get<double>()));
 }
 
-TEST_CASE("bench: its own options") {
+TEST_CASE("bench: the options of the command itself") {
     auto taken = [](const Words& words, Words* left = nullptr) {
         std::vector<const char*> argv = {"train"};
         for (const std::string& word : words) argv.push_back(word.c_str());

@@ -1,10 +1,9 @@
-// The items of `doctor` on the CPU device: what is computed passes, and fails once an element is changed; how what the
-// ranks and the machine say is judged.
+// The items of `doctor` on the CPU device: computed results pass, and fail if one element is changed; findings on
+// ranks and the machine are judged correctly.
 #include "tests/support/doctest.h"
 
 #include <memory>
 
-#include "llmc/commands/doctor/doctor.h"
 #include "llmc/commands/doctor/doctor_items.h"
 #include "llmc/config/environment.h"
 
@@ -75,7 +74,7 @@ TEST_CASE("doctor: matmuls of every recipe and attention pass, and a changed ele
     CHECK(fp8_attention.look("attention").at(0).status == Status::kOk);
 }
 
-TEST_CASE("doctor: FP8 attention is not checked on another compute capability, and it says why") {
+TEST_CASE("doctor: FP8 attention is not checked on another compute capability, and the line says why") {
     Examined doctor;
     doctor.patient.info.sm = 100;
     CHECK(doctor.look("FP8 attention").at(0).status == Status::kNotChecked);
@@ -85,7 +84,7 @@ TEST_CASE("doctor: FP8 attention is not checked on another compute capability, a
     CHECK_NE(doctor.look("FP8 attention").at(0).text.find("make ARCH=90a"), std::string::npos);
 }
 
-TEST_CASE("doctor: without a GPU and with one rank it says what it could not check") {
+TEST_CASE("doctor: without a GPU and with one rank the output lists what could not be checked") {
     Examined doctor;
     for (const char* name : {"GPU", "driver", "cuBLASLt", "recipe", "GPU state", "NCCL", "ranks", "collectives",
                              "links", "disk"}) {
@@ -125,7 +124,7 @@ TEST_CASE("doctor: options") {
     CHECK_NE(error_of({"here"}), "");
 }
 
-TEST_CASE("doctor: findings of ranks are merged to the worst") {
+TEST_CASE("doctor: of the findings of several ranks the worst is reported") {
     const std::vector<std::string> hosts = {"a", "a", "b"};
     const Findings good = {named(ok("fine"), "x"), named(ok("own 0"), "y")};
     const Findings other = {named(ok("fine"), "x"), named(ok("own 1"), "y"), named(warning("hot", "cool it"), "z")};
@@ -139,7 +138,7 @@ TEST_CASE("doctor: findings of ranks are merged to the worst") {
     CHECK_EQ(all[1].text, "rank 0 (a): own 0; ok on 3 of 3 ranks");
     CHECK(all[2].status == Status::kWarning);
     CHECK_EQ(all[2].text, "rank 1 (a): hot");
-    // What all say alike names no rank; two findings of one name stay two.
+    // A finding that all ranks share names no rank; two findings of the same name are both kept.
     const Findings twice = {named(ok("one"), "links"), named(ok("two"), "links")};
     const Findings same = merged({twice, twice, twice}, hosts);
     REQUIRE_EQ(same.size(), 2);
@@ -153,7 +152,7 @@ TEST_CASE("doctor: findings of ranks are merged to the worst") {
     CHECK(worst(failed("", ""), warning("", "")) == Status::kFailed);
 }
 
-TEST_CASE("doctor: what travels between ranks and what is printed") {
+TEST_CASE("doctor: findings sent between ranks, and the printed lines") {
     const Findings findings = {named(warning("a \"quoted\" \xff line", "do\nit"), "x"), named(ok("b"), "y")};
     const Findings again = findings_from_json(findings_to_json(findings));
     REQUIRE_EQ(again.size(), 2);
@@ -215,14 +214,14 @@ TEST_CASE("doctor: the state of a GPU") {
         s.throttle = bit;
         CHECK(status_of(s, "GPU clocks") == Status::kWarning);
     }
-    CHECK_EQ(gpu_state_findings({}).size(), 1);   // a driver that tells nothing
+    CHECK_EQ(gpu_state_findings({}).size(), 1);   // a driver that reports nothing
     GpuState none;
     CHECK_NE(read_gpu_state("0000:01:00.0", none, "libno-such-library.so.1").find("cannot be opened"),
              std::string::npos);
     CHECK_EQ(read_gpu_state("0000:01:00.0", none, "libm.so.6"), "nvmlInit_v2 returns -1");   // no NVML
 }
 
-TEST_CASE("doctor: the driver's version in either kind of its text") {
+TEST_CASE("doctor: the driver's version in both formats of its text") {
     CHECK_EQ(kernel_driver_version("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun\nGCC version: 9.4"),
              "535.183.01");
     CHECK_EQ(kernel_driver_version("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release"),

@@ -1,5 +1,5 @@
-// export-fp8 against the FP8 weights that the run itself has in memory: codes and scales to the bit, for every recipe,
-// shapes that readers take and shapes that they do not.
+// export-fp8 against the FP8 weights that the run has in memory: codes and scales are equal to the bit, for every
+// recipe, with shapes that readers support and shapes that they do not.
 #include "tests/support/checkpoint_test.h"
 #include "tests/support/fp8_model_test.h"
 
@@ -36,7 +36,7 @@ Config config_of(int64_t ffn, Fp8Recipe recipe) {
 std::string save_of(TestModel& model, const std::string& root, int64_t step) {
     CheckpointRequest request = request_of(root, step);
     auto state = nlohmann::json::parse(request.state_json);
-    Config config = model.config;   // with what a run has besides
+    Config config = model.config;   // and the options that only a run has
     config.log_interval = config.train_iters = 1;
     state["config"] = nlohmann::json::parse(config_to_json(config));
     state["fp8"] = nlohmann::json::parse(state_text(model));
@@ -109,7 +109,7 @@ std::string refusal_of(const std::string& checkpoint, const std::string& out, in
 
 }  // namespace
 
-TEST_CASE("export-fp8: the codes and scales of the run, and what stays in BF16") {
+TEST_CASE("export-fp8: codes and scales are those of the run, and some layers stay in BF16") {
     for (const int64_t ffn : {384, 144}) {
         for (const Fp8Recipe recipe : kFp8Recipes) {
             CAPTURE(ffn);
@@ -170,7 +170,7 @@ TEST_CASE("export-fp8: the codes and scales of the run, and what stays in BF16")
             CHECK_FALSE(fs::exists(out + "/state.json"));
             CHECK_FALSE(fs::exists(out + "/optimizer"));
 
-            // Files of at most 100 kB hold the same, and a step later it is something else.
+            // Split into files of at most 100 kB the weights are the same; a step later they differ.
             export_fp8(checkpoint, dir / "parts", 100000);
             const HfModelFiles parts(dir / "parts");
             CHECK_FALSE(fs::exists((dir / "parts") + "/model.safetensors"));
@@ -185,7 +185,7 @@ TEST_CASE("export-fp8: the codes and scales of the run, and what stays in BF16")
     }
 }
 
-TEST_CASE("export-fp8: what has no FP8 weights for any reader is refused") {
+TEST_CASE("export-fp8: checkpoints without FP8 weights that a reader could use are refused") {
     TempDir dir;
     auto saved = [&](const Config& config, const std::string& name) {
         TestModel model(config);
@@ -206,7 +206,7 @@ TEST_CASE("export-fp8: what has no FP8 weights for any reader is refused") {
     check_contains(refusal_of(saved(small, "small"), dir / "x", kExitBadInput), {"no multiples of 128"});
     fs::remove(good + "/state.json");
     check_contains(refusal_of(good, dir / "x", kExitBadInput), {"has no state.json"});
-    // A weight that was in FP8 by the options and has no scale; a damaged master.
+    // A weight that is in FP8 according to the options but has no scale; a damaged master.
     Config delayed = config_of(384, Fp8Recipe::kDelayed);
     const std::string other = saved(delayed, "delayed");
     std::string masters = slurp(other + "/optimizer/master.safetensors");

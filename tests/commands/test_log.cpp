@@ -1,4 +1,4 @@
-// The step line, the JSON records and what is cut from them on a resume, the table of peaks.
+// The step line, the JSON records, which of them a resume removes, and the table of peaks.
 #include "tests/support/doctest.h"
 
 #include <unistd.h>
@@ -114,7 +114,7 @@ TEST_CASE("log: the step line, to the character") {
     }
 }
 
-TEST_CASE("log: lines of usual figures are equally long") {
+TEST_CASE("log: lines with ordinary numbers have equal lengths") {
     StepRecord a = example(), b = example();
     b.loss = 10.98765 / 2;
     b.grad_norm = 9.99;
@@ -126,7 +126,7 @@ TEST_CASE("log: lines of usual figures are equally long") {
     CHECK(step_line(a).size() == step_line(b).size());
 }
 
-TEST_CASE("log: records read back to the same bits, the header first, each flushed at once") {
+TEST_CASE("log: records read back have the same bits, the header is first, and each is flushed immediately") {
     TempDir dir;
     std::string path = dir / "a/b/log.jsonl";
     RunLog log(path, false, 0);
@@ -246,7 +246,7 @@ TEST_CASE("log: records read back to the same bits, the header first, each flush
           == "eval step 250 | loss 3.2100 | perplexity 24.78 | 20480 tokens | 1.234 s");
 }
 
-TEST_CASE("log: a resume cuts later steps, wherever the run was killed") {
+TEST_CASE("log: a resume removes later steps, wherever the run was killed") {
     TempDir dir;
     std::string path = dir / "log.jsonl";
     {
@@ -257,7 +257,7 @@ TEST_CASE("log: a resume cuts later steps, wherever the run was killed") {
         write_steps(log, 11, 13);
         log.event("note", "of step 13");
     }
-    std::ofstream(path, std::ios::app) << "{\"type\": \"step\", \"step\": 1";   // torn by the kill
+    std::ofstream(path, std::ios::app) << "{\"type\": \"step\", \"step\": 1";   // truncated by the kill
     {
         RunLog log(path, true, 10);
         log.header({});
@@ -272,7 +272,8 @@ TEST_CASE("log: a resume cuts later steps, wherever the run was killed") {
     for (int64_t i = 0; i < 20; i++) CHECK(steps[static_cast<size_t>(i)] == i + 1);
     CHECK(all[all.size() - 11]["type"] == "header");   // between steps 10 and 11
 
-    // Walking back behind an earlier resume drops that header too; a resume from where the log ends cuts nothing.
+    // Resuming a step before an earlier resume also removes that resume's header; resuming the last step of the log
+    // removes nothing.
     { RunLog log(path, true, 5); }
     CHECK(steps_of(records(path), "header") == std::vector<int64_t>{0});
     CHECK(steps_of(records(path), "step").size() == 5);
@@ -280,7 +281,7 @@ TEST_CASE("log: a resume cuts later steps, wherever the run was killed") {
     CHECK(records(path).size() == 6);
     CHECK(!fs::exists(path + ".tmp"));
 
-    // Without append, and with append to nothing, the log is new.
+    // Without append, and with append to no file, the log is new.
     { RunLog log(path, false, 0); }
     CHECK(records(path).empty());
     {
@@ -307,8 +308,8 @@ TEST_CASE("log: a new run keeps the logs of earlier ones") {
     CHECK(text(path) == runs[2]);
     CHECK(text(path + ".1") == runs[0]);
     CHECK(text(path + ".2") == runs[1]);
-    CHECK(RunLog(path, true, 0, {}, true).earlier_log().empty());   // nothing is cut off
-    // What a resume cuts off is kept where it may be of another branch; a link stays one.
+    CHECK(RunLog(path, true, 0, {}, true).earlier_log().empty());   // nothing is removed
+    // The records that a resume removes are kept if they may be of another branch; a link stays a link.
     const std::string whole = text(path), link = dir / "link.jsonl";
     fs::create_symlink(path, link);
     {
@@ -320,7 +321,7 @@ TEST_CASE("log: a new run keeps the logs of earlier ones") {
     CHECK(fs::is_symlink(link));
 }
 
-TEST_CASE("log: whose it is") {
+TEST_CASE("log: to which --save folder it belongs") {
     TempDir dir;
     const std::string path = dir / "log.jsonl";
     CHECK(log_saves_in(path, "out"));   // there is none
@@ -334,7 +335,7 @@ TEST_CASE("log: whose it is") {
     CHECK_FALSE(log_saves_in(path, "out"));
 }
 
-TEST_CASE("log: what cannot be a log is refused and left as it is") {
+TEST_CASE("log: a file that cannot be a log is refused and not changed") {
     TempDir dir;
     std::string text = dir / "notes.txt";
     std::ofstream(text) << "my notes\n";
@@ -351,7 +352,7 @@ TEST_CASE("log: what cannot be a log is refused and left as it is") {
     CHECK(refused(dir / "empty.jsonl", false) == kExitOk);
     CHECK(refused(dir.path.string(), false) == kExitBadInput);
     CHECK(refused(text + "/log.jsonl", false) == kExitBadInput);
-    // Why the folder could not be made, not that the file in it is missing.
+    // The error says why the folder could not be made, not that the file in it is missing.
     fs::create_symlink(dir / "nowhere", dir / "link");
     CHECK(refused(dir / "link/log.jsonl", false, "cannot be opened: its folder cannot be made: ") == kExitBadInput);
     if (fs::exists("/dev/full")) {
@@ -369,7 +370,7 @@ TEST_CASE("log: what cannot be a log is refused and left as it is") {
     write_steps(none, 1, 2);
 }
 
-TEST_CASE("log: peaks of devices whose whole name is known") {
+TEST_CASE("log: only devices whose whole name is in the table have a peak") {
     struct Case {
         const char* name;
         double bf16, fp8, fp32;

@@ -23,7 +23,7 @@ TEST_CASE("config: --activation and Megatron's flags for it agree, or are refuse
           == Activation::kGelu);
 }
 
-TEST_CASE("config: a checkpoint that says swiglu has the activation function of that name") {
+TEST_CASE("config: a checkpoint with the former option swiglu has that activation function") {
     const Config config = parse("llama", {"--dry-run"}).config;
     Json saved = Json::parse(config_to_json(config));
     saved.erase("activation");

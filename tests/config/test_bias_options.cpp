@@ -14,7 +14,7 @@ TEST_CASE("config: --disable-bias-linear is a value of --linear-bias") {
     CHECK(contains(refusal("gpt2", {"--dry-run", "--window-size", "(127, 0)"}), "sliding-window"));
 }
 
-TEST_CASE("config: a checkpoint that says disable-bias-linear has the biases of that name") {
+TEST_CASE("config: a checkpoint with the former option disable-bias-linear has the biases that it means") {
     for (const bool disabled : {true, false}) {
         const char* bias = disabled ? "--linear-bias=none" : "--linear-bias=all";
         const Config config = parse("llama", {"--dry-run", bias}).config;

@@ -1,4 +1,4 @@
-// Options: the frozen list, every way to write a value, what is refused and how it is said, resolved configurations.
+// Options: the frozen list, every way to write a value, errors and their messages, resolved configurations.
 #include "tests/support/config_test.h"
 
 #include <algorithm>
@@ -23,8 +23,8 @@ std::string option_lines() {
 
 }  // namespace
 
-// A new option is a new line here; a changed or missing line breaks somebody's script, so it has to be meant.
-// UPDATE_GOLDEN=1 writes the file anew.
+// A new option is a new line of the file; a changed or missing line breaks users' scripts, so it must be intended.
+// UPDATE_GOLDEN=1 rewrites the file.
 TEST_CASE("config: the list of options is frozen") {
     fs::path path = "tests/golden/cli_options.txt";
     std::string now = option_lines();
@@ -60,13 +60,13 @@ TEST_CASE("config: every option parses on the command line and in a file, and ro
             if (!row.value.flag) apart.push_back(value);
             CHECK(parse("gpt2", apart).config == config);
 
-            // The same in a file, with _ for -, wins over nothing and equals the command line.
+            // The same value in a file, with _ instead of -, gives the same configuration as on the command line.
             std::string key = row.name;
             std::replace(key.begin(), key.end(), '-', '_');
             TempFile file(Json{{key, expected}}.dump());
             CHECK(parse("gpt2", joined(without, {"--config", file.path})).config == config);
 
-            // Its default is another value, so an option that is ignored would be seen.
+            // The default is another value, so that an ignored option would be noticed.
             if (std::string(row.name) != "train-data" && std::string(row.name) != "train-iters")
                 CHECK(row.value.get(parse("gpt2", joined(without, {"--dry-run"})).config)
                       != (std::string(row.name) == "dry-run" ? Json(false) : got));
@@ -107,7 +107,7 @@ TEST_CASE("config: values of the wrong kind or out of range are named") {
     CHECK(contains(refusal("gpt2", {"--train-data="}), "--train-data"));
 }
 
-TEST_CASE("config: unknown names are answered with the nearest one") {
+TEST_CASE("config: the error of an unknown name suggests the nearest one") {
     CHECK(contains(refusal("gpt2", {"--train-itres", "3"}), "option --train-itres: did you mean --train-iters?"));
     CHECK(contains(refusal("gpt2", {"--micro_batch_sizes", "3"}), "did you mean --micro-batch-size?"));
     CHECK(contains(refusal("gpt2", {"-lr", "3"}), "did you mean --lr?"));
@@ -184,13 +184,14 @@ TEST_CASE("config: an option without effect is refused with the reason") {
         CHECK(contains(refusal(c.family, words), "has no effect: "));
         CHECK(contains(refusal(c.family, words), c.reason));
     }
-    // From a file the place is named, and nothing is said about what the user left alone.
+    // For an option from a file the error names the place, and options that the user did not set are not mentioned.
     TempFile file("{\"keep\": 3}");
     CHECK(contains(refusal("gpt2", joined(base(""), {"--config", file.path})), file.path + ": keep has no effect"));
     CHECK(refusal("gpt2", base("")) == "");
-    // A command line that is used again after a crash: --resume auto may start from nothing.
+    // The same command line starts a run and restarts it after a crash, so --resume auto also works without
+    // checkpoints.
     CHECK(refusal("gpt2", joined(base(""), {"--save", "s", "--resume", "auto", "--load", "d"})) == "");
-    // Every row that can be without effect has a case above; those of FP8, of ranks and of data are in
+    // Every option that can be without effect has a case above. Those of FP8, ranks and data are in
     // test_fp8_options.cpp, test_rank_options.cpp and test_synthetic.cpp.
     const auto elsewhere = [](const OptionRow& row) {
         return row.group == OptionGroup::kFp8 || row.group == OptionGroup::kRanks || row.group == OptionGroup::kData
@@ -254,7 +255,7 @@ TEST_CASE("config: presets, and defaults that follow from other options") {
     CHECK(parse("gpt2", {"--train-data", "t", "--train-iters", "1000000"}).config.lr_warmup_iters == 2000);
     CHECK(parse("gpt2", {"--train-data", "t", "--epochs", "1"}).config.lr_warmup_iters == 0);
 
-    // Sizes that follow when the user reshapes the model, and stay the preset's otherwise.
+    // Sizes that are derived if the user changes the shape, and are those of the preset otherwise.
     ModelConfig s = parse("gpt2", {"--dry-run", "--hidden-size", "512", "--num-attention-heads", "8"}).config.shape;
     CHECK(s.ffn_hidden_size == 2048);
     CHECK(s.kv_channels == 64);
@@ -268,7 +269,7 @@ TEST_CASE("config: presets, and defaults that follow from other options") {
     CHECK(parse("gpt2", {"--dry-run", "--max-position-embeddings", "64"}).config.seq_length == 64);
 }
 
-TEST_CASE("config: --load brings the shape of its directory") {
+TEST_CASE("config: --load takes the shape from its directory") {
     Machine machine;
     machine.read_shape = [](const std::string& directory) {
         ModelConfig shape = find_model_preset("gpt2-tiny")->config;
@@ -299,7 +300,7 @@ TEST_CASE("config: a rope model that is loaded keeps its length, unless asked fo
     CHECK(longer.shape.max_positions == 512);
     CHECK(contains(refusal("llama", joined(load, {"--seq-length", "512", "--max-position-embeddings", "300"}), machine),
                    "exceeds --max-position-embeddings 300"));
-    // What its files say stays in its checkpoints.
+    // Its checkpoints keep the length that its files say.
     CHECK(contains(refusal("llama", joined(load, {"--max-position-embeddings", "100"}), machine),
                    "--max-position-embeddings is 100, and the model in tiny has 256"));
 }
@@ -328,7 +329,7 @@ TEST_CASE("config: the command line wins over the file, lists are replaced, glob
     }
 }
 
-TEST_CASE("config: llm.c's options are taken where they mean the same, and said") {
+TEST_CASE("config: llm.c's options are accepted where they mean the same, with a note") {
     ParsedConfig p = parse("gpt2", {"-i", "a", "b", "-j", "v", "-b", "4", "-t", "512", "-x", "100", "-l", "1e-3", "-u",
                                     "7", "-c", "0.2", "-v", "9", "-m", "8", "-s", "6", "-g", "5", "--save", "o", "-n",
                                     "50", "-nk", "2"});
@@ -344,7 +345,7 @@ TEST_CASE("config: llm.c's options are taken where they mean the same, and said"
     CHECK(p.notes[2] == "-b is --micro-batch-size");
 }
 
-TEST_CASE("config: any accepted set of options survives the way through JSON") {
+TEST_CASE("config: any accepted set of options is the same after writing and reading JSON") {
     uint64_t state = 88172645463325252ull;   // xorshift64
     auto random = [&](size_t n) {
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;
@@ -383,7 +384,7 @@ TEST_CASE("config: any accepted set of options survives the way through JSON") {
     CHECK(refused > 100);
 }
 
-TEST_CASE("config: what differs from a checkpoint's options") {
+TEST_CASE("config: differences from a checkpoint's options") {
     const Words run = {"--train-data", "t", "--train-iters", "100"};
     const std::string saved = config_to_json(parse("gpt2", run).config);
     for (const OptionRow& row : option_table()) {
@@ -398,7 +399,7 @@ TEST_CASE("config: what differs from a checkpoint's options") {
         };
         CHECK(names(diff.must_match) == (row.on_resume == OnResume::kMustMatch));
         CHECK(names(diff.changed) == (row.on_resume == OnResume::kReport));
-        // A setting that matters is also missed when it is gone.
+        // A setting that must match is also reported if it is missing.
         ConfigDiff back = config_diff(config_to_json(now), parse("gpt2", run).config);
         for (const ConfigDiff& both : {diff, back})
             for (const std::string& line : both.changed) CHECK_FALSE(contains(line, "  "));   // a value that is empty
@@ -415,7 +416,7 @@ TEST_CASE("config: what differs from a checkpoint's options") {
     CHECK(diff.changed == std::vector<std::string>{"gone-option: 7 in the checkpoint, unknown to this version"});
 }
 
-TEST_CASE("config: help, banner, and what is idle on this machine") {
+TEST_CASE("config: help, banner, and options without effect on this machine") {
     for (const char* family : {"gpt2", "llama"}) {
         ParsedConfig p = parse(family, {"--help-all"});
         CHECK(p.help);
@@ -427,7 +428,7 @@ TEST_CASE("config: help, banner, and what is idle on this machine") {
     }
     CHECK(contains(parse("llama", {"--help-all", "--model", "llama3-8B"}).text,
                    "an integer in [1, 1024] (default: 32)"));
-    for (const char* family : {"gpt2", "llama"}) {   // a screen, in the field's words
+    for (const char* family : {"gpt2", "llama"}) {   // one screen, in common terms
         const std::string text = parse(family, {"--help"}).text;
         CHECK(std::count(text.begin(), text.end(), '\n') <= 40);
         std::stringstream lines(text);

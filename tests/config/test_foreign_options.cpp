@@ -1,4 +1,4 @@
-// Options and files of other trainers: what the executables answer.
+// Options and files of other trainers: the errors of the executables.
 #include "tests/support/config_test.h"
 
 #include <fnmatch.h>
@@ -22,7 +22,7 @@ bool has(const Words& words, const std::string& word) {
 
 }  // namespace
 
-TEST_CASE("config: options of other trainers are answered with what to write here") {
+TEST_CASE("config: the error of another trainer's option says what to write here") {
     const std::vector<ForeignRow>& rows = foreign_rows();
     std::set<std::string> answered;   // trainers
     for (const ForeignRow& row : rows) {
@@ -42,8 +42,7 @@ TEST_CASE("config: options of other trainers are answered with what to write her
             for (const std::string& value : values) {
                 CAPTURE(option);
                 CAPTURE(value);
-                // Of the rows that name an option in the same way, in full or with a star, the first for the value
-                // answers.
+                // Of several rows that match an option in full, or with a star, the first one for the value is used.
                 const auto first = std::find_if(rows.begin(), rows.end(), [&](const ForeignRow& other) {
                     const Words names = words_of(other.names);
                     const bool named = std::any_of(names.begin(), names.end(), [&](const std::string& word) {
@@ -60,7 +59,7 @@ TEST_CASE("config: options of other trainers are answered with what to write her
                 answered.insert(first->trainer);
             }
         }
-        // What is to be written here exists.
+        // The options that the errors recommend exist.
         const std::string& text = row.text;
         for (size_t at = text.find("--"); at != std::string::npos; at = text.find("--", at + 2)) {
             const std::string name = text.substr(at + 2, text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-",
@@ -88,24 +87,24 @@ TEST_CASE("config: options of other trainers are answered with what to write her
     CHECK(contains(said({"--job.config_file", "a.toml"}), "(torchtitan): scripts/import_config a.toml --out run.json"));
     CHECK(contains(said({"--n_layer=4"}), "(nanoGPT): use --num-layers"));
     CHECK(contains(said({"-lg", "1"}), "(llm.c): leave it out: --log-file FILE has every step"));
-    // A slip of the fingers is nearer than what begins alike; without either no name is made up.
+    // A typing error is nearer than a name with the same beginning; without either no name is suggested.
     CHECK(contains(said({"--log-fil", "x"}), "did you mean --log-file?"));
     CHECK(contains(said({"--wandb-mode", "x"}), "scripts/export_log"));
-    // Values count in any case; a value that no row is for is answered with what the others become.
+    // The case of values does not matter; the error of a value without a row says what the other values become.
     CHECK(contains(said({"--bf16", "True"}), "--bf16 (Megatron-LM): use --dtype bf16"));
     CHECK(contains(said({"--bf16", "False"}), "--bf16 (transformers): leave it out: dtype bf16 is our default"));
     CHECK(contains(said({"--grad-reduce-in-bf16", "false"}), "(Megatron-LM): for true: use --grad-dtype bf16"));
-    // Our own names, with one dash too few.
+    // Our own names with only one dash.
     CHECK(contains(said({"-num_layers", "3"}), "did you mean --num-layers?"));
     for (const char* far : {"--frobnicate", "-B", "--hidden-activation-function"})
         CHECK_EQ(said({far, "1"}), std::string("unknown option ") + far + ": --help-all lists all; "
                  "scripts/import_config translates scripts and files of other trainers");
-    // Ours with their spelling of a value.
+    // Our options with another trainer's spelling of a value.
     for (const char* option : {"--fp8-format=hybrid", "--micro-batch-size=1", "--use-distributed-optimizer"})
         CHECK_EQ(said({option, "--dry-run"}), "");
 }
 
-TEST_CASE("config: a file of another trainer is answered with the script that translates it") {
+TEST_CASE("config: the error of another trainer's file names the script that translates it") {
     auto said = [](const std::string& text) {
         TempFile file(text);
         const std::string error = refusal("llama", {"--config", file.path});
@@ -120,7 +119,7 @@ TEST_CASE("config: a file of another trainer is answered with the script that tr
     CHECK(contains(said("{\"fp8\": {\"enabled\": true}}"), "belongs to a configuration of another trainer"));
     CHECK(contains(said("{\"bf16\": true}"), "unknown option \"bf16\" (Megatron-LM): use --dtype bf16"));
     CHECK(contains(said("{\"frobnicate\": 1}"), "--help-all lists all"));
-    // One key of theirs among ours makes no file of theirs.
+    // A file of ours with one key of another trainer still counts as ours.
     CHECK(contains(said("{\"lr\": 1e-3, \"gradient_accumulation_steps\": 4}"),
                    "(transformers): use --global-batch-size, which is --micro-batch-size x ranks x this"));
     TempFile yaml("use_fp8: true\n");

@@ -1,5 +1,5 @@
-// The options of FP8: what turns it on, what each recipe refuses, spellings of other trainers, resuming with another
-// recipe; and the environment variables that others told people to set.
+// The options of FP8: which of them turn it on, what each recipe refuses, spellings of other trainers, resuming with
+// another recipe; and the environment variables that guides recommend.
 #include "tests/support/config_test.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ Config fp8_config(const Words& words) { return parse("gpt2", joined({"--dry-run"
 
 std::string fp8_refusal(const Words& words) { return refusal("gpt2", joined({"--dry-run"}, words)); }
 
-// What a step does that depends on FP8 options: the plan, and the fields that the optimizer and the log read.
+// Everything in a step that depends on FP8 options: the plan, and the fields that the optimizer and the log read.
 std::string effect_of(const Config& c) {
     const Fp8Plan plan = fp8_plan_of(c, make_param_table(c.shape));
     std::string text = fp8_plan_text(plan, c) + strf(" health %lld", static_cast<long long>(c.fp8_stats_interval));
@@ -26,7 +26,7 @@ std::string effect_of(const Config& c) {
     return text + strf(" matmuls %lld", static_cast<long long>(planned_fp8_matmuls(plan, c.recompute, 1)));
 }
 
-// A --fp8-min-speedup that some linears reach and others do not.
+// A value of --fp8-min-speedup that some linear layers reach and others do not.
 std::string gain_between(const std::string& recipe) {
     const Config c = fp8_config({"--fp8-recipe", recipe});
     const Fp8Plan plan = fp8_plan_of(c, make_param_table(c.shape));
@@ -41,7 +41,7 @@ std::string gain_between(const std::string& recipe) {
 
 }  // namespace
 
-TEST_CASE("fp8 options: recipe and format turn it on, each with the other's default") {
+TEST_CASE("fp8 options: either the recipe or the format turns FP8 on, with the default of the other") {
     struct Case {
         Words words;
         Fp8Recipe recipe;
@@ -67,7 +67,7 @@ TEST_CASE("fp8 options: recipe and format turn it on, each with the other's defa
     CHECK(contains(fp8_refusal({"--fp8-recipe", "rowwise"}), "one of none, delayed, tensorwise, blockwise"));
     CHECK(contains(fp8_refusal({"--fp8-recipe", "delayed", "--dtype", "fp32"}), "needs --dtype bf16"));
 
-    // Only blockwise with E5M2 gradients and fast accumulation of gradients are warned of.
+    // Only E5M2 gradients with blockwise scaling, and fast accumulation of gradients, cause a warning.
     CHECK(parse("gpt2", {"--dry-run", "--fp8-recipe", "blockwise"}).notes.empty());
     CHECK(parse("gpt2", {"--dry-run", "--fp8-format", "hybrid"}).notes.empty());
     CHECK(parse("gpt2", {"--dry-run", "--fp8-recipe=delayed", "--fp8-fast-accum=none"}).notes.empty());
@@ -79,7 +79,7 @@ TEST_CASE("fp8 options: recipe and format turn it on, each with the other's defa
     CHECK(contains(notes[0], "E5M2"));
 }
 
-TEST_CASE("fp8 options: under every recipe each one acts, or is refused by the recipe's name") {
+TEST_CASE("fp8 options: with every recipe each option acts, or is refused with the recipe's name") {
     const std::map<std::string, std::set<std::string>> refused_by = {
         {"fp8-margin", {"tensorwise", "blockwise"}},           {"fp8-interval", {"tensorwise", "blockwise"}},
         {"fp8-amax-history-len", {"tensorwise", "blockwise"}}, {"fp8-amax-compute-algo", {"tensorwise", "blockwise"}},
@@ -114,10 +114,10 @@ TEST_CASE("fp8 options: under every recipe each one acts, or is refused by the r
     }
     CHECK(acted > 40);
 
-    // Its own value is refused too: the user meant something by it.
+    // Its default value is refused, too: the user expects an effect.
     CHECK(contains(fp8_refusal({"--fp8-recipe", "tensorwise", "--fp8-margin", "0"}), "tensorwise"));
     CHECK(contains(fp8_refusal({"--fp8-recipe=delayed", "--num-layers-at-end-in-bf16=1"}), "--first-last-layers-bf16"));
-    // One of two options that make each other idle.
+    // One of two options that each make the other ineffective.
     const Words recent = {"--fp8-recipe=delayed", "--fp8-amax-compute-algo=most_recent", "--fp8-amax-history-len=1"};
     CHECK(contains(fp8_refusal(recent), "--fp8-amax-history-len has no effect: --fp8-recipe delayed"));
     CHECK(fp8_refusal({"--fp8-format=e4m3", "--fp8-amax-compute-algo=max", "--fp8-amax-history-len=1"}) == "");
@@ -178,7 +178,7 @@ TEST_CASE("fp8 options: the keys of the H200 guide in a file") {
     CHECK(contains(fp8_refusal({"--use-fp8"}), "unknown option --use-fp8"));
 }
 
-TEST_CASE("fp8 options: another recipe on resume is allowed and told") {
+TEST_CASE("fp8 options: another recipe on resume is allowed, with a note") {
     auto diff = [](const Words& before, const Words& now) {
         return config_diff(config_to_json(fp8_config(before)), fp8_config(now));
     };
@@ -193,13 +193,13 @@ TEST_CASE("fp8 options: another recipe on resume is allowed and told") {
                              "checkpoint, 1 now"});
     CHECK(diff(delayed, {}).changed == Words{"--fp8-recipe: delayed in the checkpoint, none now"});
     CHECK(diff(delayed, delayed).changed.empty());
-    // A checkpoint from before there was FP8.
+    // A checkpoint of a version without FP8.
     Json old = Json::parse(config_to_json(fp8_config({})));
     CHECK(old.erase("fp8-recipe") == 1);
     CHECK(config_diff(old.dump(), fp8_config({})).changed.empty());
 }
 
-TEST_CASE("environment: every variable of others is listed with what it does here") {
+TEST_CASE("environment: every variable of other trainers is listed with its effect here") {
     const Words none = environment_lines({"PATH=/bin", "HOME=h", "CUDA_VISIBLE_DEVICES=0", "NCCLX=1"}, 8, true);
     CHECK(none.empty());
     const Words variables = {"NVTE_FP8_ALLREDUCE=1", "NCCL_DEBUG=IN=FO", "CUDA_DEVICE_MAX_CONNECTIONS=1",

@@ -1,4 +1,4 @@
-// Options of runs on several ranks: Megatron's spellings, what is without effect, and what one rank leaves idle.
+// Options of runs on several ranks: Megatron's spellings, and options without effect, in general and on one rank.
 #include "tests/support/config_test.h"
 
 namespace {
@@ -7,7 +7,7 @@ Config parsed(const Words& words) { return parse("gpt2", joined(base(""), words)
 
 }  // namespace
 
-TEST_CASE("rank options: gradients travel as they are unless asked otherwise") {
+TEST_CASE("rank options: by default gradients are communicated in their own dtype") {
     CHECK(parsed({}).grad_comm_dtype == Dtype::kFp32);
     CHECK(parsed({"--grad-dtype", "bf16"}).grad_comm_dtype == Dtype::kBf16);
     CHECK(parsed({"--grad-dtype", "bf16", "--grad-comm-dtype", "fp8"}).grad_comm_dtype == Dtype::kE4m3);
@@ -18,7 +18,7 @@ TEST_CASE("rank options: gradients travel as they are unless asked otherwise") {
     CHECK(contains(config_to_text(parsed({"--grad-dtype", "bf16"})), "  grad-comm-dtype = bf16\n"));
 }
 
-TEST_CASE("rank options: Megatron's flags are taken and said, on the command line and in files") {
+TEST_CASE("rank options: Megatron's flags are accepted with a note, on the command line and in files") {
     const Words fp8 = {"--fp8-recipe", "delayed"};
     const ParsedConfig p = parse("gpt2", joined(joined(base(""), fp8), {"--fp8-param-gather"}));
     CHECK(p.config.param_comm_dtype == Dtype::kE4m3);
@@ -51,7 +51,7 @@ TEST_CASE("rank options: Megatron's flags are taken and said, on the command lin
     }
 }
 
-TEST_CASE("rank options: what cannot act is refused") {
+TEST_CASE("rank options: options without effect are refused") {
     auto refused = [](const Words& words, const std::string& part) {
         const std::string text = refusal("gpt2", joined(base(""), words));
         CAPTURE(text);
@@ -81,7 +81,7 @@ TEST_CASE("rank options: what cannot act is refused") {
     CHECK(contains(refusal("gpt2", joined(base(""), {"--bucket-mb", "0"})), "--bucket-mb 0: must be a number in (0"));
 }
 
-TEST_CASE("rank options: with one rank they are idle, and it is said of those that were set") {
+TEST_CASE("rank options: with one rank they have no effect, and a note names those that were set") {
     const Words words = joined(base(""), {"--overlap", "off", "--bucket-mb", "25", "--grad-comm-dtype", "fp8"});
     const ParsedConfig one = parse("gpt2", words);
     CHECK(one.idle == Words{"--bucket-mb has no effect with one rank", "--overlap has no effect with one rank",

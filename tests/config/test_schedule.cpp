@@ -87,7 +87,7 @@ TEST_CASE("schedule: short runs") {
     CHECK_THROWS_AS(learning_rate(schedule(LrDecay::kCosine, 5, 0), -1), Error);
 }
 
-TEST_CASE("schedule: steps and samples, one from the other") {
+TEST_CASE("schedule: the number of samples after some steps, and vice versa") {
     Config c;
     c.global_batch_size = 32;
     CHECK(samples_after(c, 0) == 0);

@@ -1,7 +1,6 @@
 // Weighted blends: parsing of exact weights, the order of sources, and the samples that the loader reads.
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <set>
 
 #include "tests/support/config_test.h"
@@ -80,7 +79,7 @@ TEST_CASE("blend: weights are converted exactly to integers") {
     CHECK(parts_of({"0.000001", "a", "0.999999", "b"}) == std::vector<int64_t>{1, 999999});
     CHECK(parts_of({"a", "b/*.bin"}) == std::vector<int64_t>{1});
     CHECK(parts_of({}).empty());
-    // A shell has written a pattern out; words that only begin like numbers are files.
+    // A pattern that the shell has expanded; words that only begin like numbers are files.
     const DataWords parsed =
         parse_data_words({"3", "a/1.bin", "7b/2.bin", "1", "-.bin", "./7", ".", "1e", "nan", "inf"});
     REQUIRE(parsed.sources.size() == 2);
@@ -256,7 +255,7 @@ TEST_CASE("blend: the fingerprint that a resumed run compares") {
     check_contains(saved->check_fingerprint(loader({"a.bin", "b.bin", "c.bin"})->fingerprint_json()),
                    {"were no weights in the checkpoint, 7 : 3"});
     check_contains(loader({"0.3", "b.bin", "c.bin", "0.7", "a.bin"})->check_fingerprint(json), {"reordered"});
-    CHECK(loader({"a.bin"})->fingerprint_json().find("blend") == std::string::npos);   // as before there were weights
+    CHECK(loader({"a.bin"})->fingerprint_json().find("blend") == std::string::npos);   // as in versions without weights
     const std::string head = json.substr(0, json.find("\"blend\""));
     CHECK(contains(saved->check_fingerprint(head + "\"blend\": [3]}"), "not readable"));
 }
@@ -283,7 +282,7 @@ TEST_CASE("blend: a step or an evaluation never reads a sample twice, and the ba
     CHECK(describe_data(one, 400).empty());
 }
 
-TEST_CASE("blend: refused where the data is opened and among the options") {
+TEST_CASE("blend: invalid blends are refused, some when options are parsed and some when the data is opened") {
     TempDir dir;
     write(dir / "a.bin", llmc_v7(counting(0, 41)));
     write(dir / "b.bin", llmc_v7(counting(0, 41)));

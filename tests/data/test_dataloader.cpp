@@ -277,7 +277,7 @@ TEST_CASE("data: the separator comes from the sidecar of every shard") {
     write(dir / "a.bin", llmc_v1(counting(0, 32)));
     write(dir / "b.bin", llmc_v1(counting(0, 32)));
     DataConfig config = config_of({dir / "*.bin"}, 4, 1000);
-    CHECK(DataLoader(config).separator() == -1);   // nobody asks: no sidecar is needed
+    CHECK(DataLoader(config).separator() == -1);   // not requested, so no sidecar is needed
     config.documents = true;
     check_contains(refusal(config), {"exit 2", "--reset-attention-mask", "a.bin'", "a.meta.json' is missing"});
     auto sidecar = [&](const char* name, const std::string& text) { write(dir / name, text); };

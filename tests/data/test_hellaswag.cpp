@@ -177,7 +177,7 @@ TEST_CASE("hellaswag: errors of a file name byte and value") {
 
 TEST_CASE("hellaswag: the loss of a row equals the training loss, and one changed token changes the score") {
     const TempDir dir;
-    // One shape a case: rows of a pass that are those of a micro-batch, more of them, and fewer than the batch.
+    // One shape per case: a pass has as many rows as a micro-batch, more rows, or fewer.
     for (const auto& [B, T] : {std::pair<int64_t, int64_t>{2, 40}, {3, 140}, {1, 300}}) {
         CAPTURE(T);
         Config config = tiny_config(tiny_llama(), Dtype::kFp32, B, T);

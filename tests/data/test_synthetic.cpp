@@ -114,7 +114,7 @@ TEST_CASE("synthetic: options about shards are refused with it") {
     CHECK(refusal("gpt2", joined(base(""), {"--synthetic-data=false"})) == "");
 }
 
-TEST_CASE("synthetic: another run than one on shards") {
+TEST_CASE("synthetic: a run on synthetic data and a run on shards do not resume each other") {
     const Config with = parse("gpt2", kRun).config, without = parse("gpt2", base("")).config;
     for (const auto& [saved, now] : {std::pair{with, without}, std::pair{without, with}}) {
         const ConfigDiff diff = config_diff(config_to_json(saved), now);
@@ -128,14 +128,14 @@ TEST_CASE("synthetic: another run than one on shards") {
     CHECK(config_diff(old.dump(), with).must_match.size() == 1);
 }
 
-TEST_CASE("synthetic: every line of a step says so") {
+TEST_CASE("synthetic: every step line says that the data is synthetic") {
     StepRecord record;
     CHECK(!contains(step_line(record), "synthetic"));
     record.synthetic = true;
     CHECK(step_line(record).ends_with(" | synthetic data"));
 }
 
-TEST_CASE("ranks: what a dry run plans for, and what a run must have") {
+TEST_CASE("ranks: the number of ranks that a dry run plans for, and that a run must have") {
     const Words plan = {"--dry-run", "--ranks", "8", "--micro-batch-size", "2"};
     CHECK(parse("gpt2", plan).config.global_batch_size == 16);
     CHECK(parse("gpt2", joined(plan, {"--overlap", "off"})).idle.empty());

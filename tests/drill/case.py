@@ -1,4 +1,4 @@
-"""What the parts of the drill share: running a command, and judging how it ended."""
+"""Shared by the parts of the drill: running a command, and judging how it ended."""
 import os
 import random
 import re
@@ -11,13 +11,13 @@ import time
 # Kinds of findings. loss: saved bytes are lost, or wrong bytes were taken for right ones.
 KINDS = ("signal", "hang", "loss", "code", "text", "left behind")
 MARK = "HOSTILE_DRILL"   # in the environment of every process of a case
-# What a user is never to see, of libraries or of the languages.
+# Words of libraries or languages that a user must never see.
 FOREIGN = re.compile(r"Traceback|json\.exception|basic_filebuf|basic_string|std::|terminate called|bad_alloc|"
                      r"AddressSanitizer|runtime error:|Segmentation|core dumped|Assertion")
 
 
 class Case:
-    """One trial with a random generator of its own; `number` and the seed repeat it."""
+    """One trial with its own random generator; `number` and the seed reproduce it."""
 
     def __init__(self, part, number, seed, folder):
         self.part, self.number, self.folder = part, number, folder
@@ -33,7 +33,7 @@ class Case:
         self.findings.append((kind, text))
 
     def start(self, command, env=None, cwd=None, limits=(), before=None, **streams):
-        """Starts a command in a session of its own. limits: (RLIMIT name, value); before runs in the child."""
+        """Starts a command in a new session. limits: (RLIMIT name, value); before: a function that the child calls."""
         def child():
             for name, value in limits:
                 resource.setrlimit(getattr(resource, "RLIMIT_" + name), (value, value))
@@ -49,7 +49,7 @@ class Case:
                                 **streams)
 
     def end(self, process, seconds=60):
-        """Waits for the end; returns (code, output, error). Code None: it hung and was killed."""
+        """Waits for the end and returns (code, output, error). Code None: the command hung and was killed."""
         try:
             out, error = process.communicate(timeout=seconds)
             code = process.returncode
@@ -66,7 +66,7 @@ class Case:
         return self.end(self.start(command, **how), seconds)
 
     def judge(self, code, error, allowed, one_line=True):
-        """Findings for an end that is none of the allowed codes, or for an error that is not one clear line."""
+        """Adds a finding if the exit code is not one of the allowed ones, or if the error is not one clear line."""
         if code is None:
             return
         if code < 0 or code >= 128:
@@ -108,7 +108,7 @@ class Case:
                 pass
 
     def require_gone(self, seconds):
-        """Nothing of the case may live after this time."""
+        """Adds a finding if a process of the case still lives after this time."""
         end = time.monotonic() + seconds
         while self.processes():
             if time.monotonic() > end:

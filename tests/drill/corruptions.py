@@ -1,6 +1,6 @@
-"""Checkpoints whose bytes have changed, with wrong checksums and with right ones: the damage is named with code 5, or
-`--resume auto` goes on from an older checkpoint and ends with the bytes that it would have had; never is it taken for
-good."""
+"""Checkpoints with changed bytes, with wrong checksums and with right ones: the damage is named with exit code 5, or
+`--resume auto` resumes an older checkpoint and the run ends with the same bytes. A damaged checkpoint must never be
+accepted."""
 import ctypes
 import json
 import os
@@ -95,8 +95,8 @@ def places(value, path=()):
 
 
 def change_json(case, tree):
-    """Puts a value where it does not belong, or takes one away; returns what, as text, and where."""
-    top = case.draw.choice(list(tree) if isinstance(tree, dict) else range(len(tree)))   # else long parts get it all
+    """Replaces a value of a JSON tree by a wrong one, or removes one. Returns the change as text, and its place."""
+    top = case.draw.choice(list(tree) if isinstance(tree, dict) else range(len(tree)))   # long parts get no more
     path = (top, *case.draw.choice(list(places(tree[top]))))
     holder = tree
     for key in path[:-1]:
@@ -120,7 +120,7 @@ def damage_content(case, folder):
         write(os.path.join(folder, name), content)
         manifest = json.loads(read(os.path.join(folder, "manifest.json")))
         manifest["files"][name] = {"bytes": len(content), "xxh3": xxh3(content)}
-    # It has a hash of itself, and is written in one form only.
+    # The manifest has a hash of itself, and its format is fixed to the byte.
     manifest.pop("xxh3", None)
     manifest["xxh3"] = xxh3(json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode())
     write(os.path.join(folder, "manifest.json"),
@@ -129,7 +129,7 @@ def damage_content(case, folder):
     return name, path
 
 
-# Values that are not the run's mathematics, or that the run tells of as an option that has changed.
+# Values that do not affect what the run computes, or whose change the run reports as a changed option.
 HARMLESS = ("config", "commit", "gemm_plans", "loss_watch", "skips", "consecutive_skips", "missed", "train_data", "fp8",
             "bos_token_id", "eos_token_id", "pad_token_id")   # ids are taken over as they stand
 
@@ -152,8 +152,8 @@ def trial(shared, case):
         command = [run[1], "generate", "--load", newest, "--prompt-ids", "1 2 3", "--sample-tokens", "2"]
     code, out, error = case.run(command)
     weights_only = use in ("load", "generate")
-    # What is not read is not checked: only the model's files, and content that is as good as another. A folder without
-    # a manifest is a model that somebody has put together.
+    # --load and generate check only the files that they read, which are the model's. A changed value may also be as
+    # valid as the original, and a folder without a manifest counts as a model from elsewhere.
     unchecked = not name.startswith(("model", "config", "manifest")) or not os.path.lexists(newest + "/manifest.json")
     may_pass = content or (weights_only and unchecked)
     allowed = {"auto": {0}, "named": {5}, "load": {5}, "generate": {5}}[use]

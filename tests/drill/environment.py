@@ -1,5 +1,5 @@
-"""An environment that is short of everything: descriptors, memory, stack, room, streams, variables. The run does its
-work, or ends with one line and its code; it never crashes or hangs."""
+"""An environment that lacks file descriptors, memory, stack, disk space or standard streams, or has wrong variables.
+The run does its work, or ends with one line and the right exit code; it never crashes or hangs."""
 import os
 import shutil
 
@@ -68,7 +68,7 @@ def trial(shared, case):
     code, out, error = case.run(command, seconds=90, env=env, limits=limits, **how)
     for file in opened:
         os.close(file) if isinstance(file, int) else file.close()
-    # Below what the loader needs for the libraries of the executable, its own line and code (127) are the answer.
+    # With less than the dynamic loader needs for the libraries, its own message and exit code (127) are accepted.
     if code == 127 and "error while loading shared libraries" in error:
         return
     only_streams = bool(how) and not limits and not env and not os.path.islink(save)

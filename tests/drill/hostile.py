@@ -1,5 +1,5 @@
-"""Input from people who mean it: values of options, files of options, shards, their sidecars, HellaSwag, models,
-prompts and the files of the scripts. Each is refused in one line with code 2 (5: a model), or does what it says."""
+"""Malicious input: option values, --config files, shards, sidecars, HellaSwag files, models, prompts and input files
+of the scripts. Each is refused with one line and exit code 2 (5 for a model), or works as it should."""
 import json
 import os
 import struct
@@ -55,7 +55,7 @@ def mutated(case, data):
 
 
 def deep(case):
-    """JSON that is too deep, too long, doubled, or no JSON."""
+    """JSON that is too deep, too long, has repeated keys, or is no JSON."""
     depth = case.draw.choice((10, 100, 5000, 100000))
     return case.draw.choice((b"[" * depth, b'{"a":' * depth, b"[" * depth + b"]" * depth, b'{"lr": 1, "lr": 2}',
                              b"\xff\xfe{\x00", b"\0" * 500, b'{"lr": ' + b"9" * 50000 + b"}", b"",
@@ -149,7 +149,7 @@ def imported(shared, case):
     return [sys.executable, os.path.join(ROOT, "scripts", "import_config"), case.path(name)]
 
 
-# How often each kind of input is drawn; Python takes ten times as long as the executables.
+# The weight of each kind of input; Python scripts take ten times as long as the executables.
 KINDS = ((options, 8), (option_file, 4), (shard, 4), (sidecar, 3), (hellaswag, 2), (model, 5), (prompt, 2),
          (imported, 2))
 
@@ -158,10 +158,10 @@ def trial(shared, case):
     make = case.draw.choices([kind for kind, _ in KINDS], [weight for _, weight in KINDS])[0]
     write(case.path("precious"), b"mine")
     command = make(shared, case)
-    # An input that makes a program take all memory or time of a machine is a finding.
+    # It is a finding if an input makes a program use all memory of the machine or run for very long.
     code, _, error = case.run(command, seconds=60, limits=(("AS", 6 << 30), ("FSIZE", 1 << 28)))
-    # check_shards says what is wrong with each shard on standard output.
-    # import_config ends with 1 if it took over a part.
+    # check_shards reports each shard's errors on standard output. import_config exits with 1 if it translated only a
+    # part.
     checks, imports = (any(name in word for word in command[:2]) for name in ("check_shards", "import_config"))
     case.judge(code, error, {0, 2, 5, 7, 1} if imports else {0, 2, 5, 7},
                one_line=not checks and not (imports and code == 1))

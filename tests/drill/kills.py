@@ -1,6 +1,6 @@
-"""Kills of ranks, of mpirun and of the launch wrapper at any time, also in the first moments, ranks that are suspended
-and runs that are told to stop: the run ends in time with the right code, nothing of it stays, and what resumes it ends
-with the bytes of a run that was never interrupted."""
+"""Kills of ranks, of mpirun and of the launch wrapper at any time, also in the first moments; suspended ranks; and
+runs that are asked to stop. The run ends in time with the right exit code and leaves no process, and the resumed run
+ends with the bytes of a run that was never interrupted."""
 import os
 import re
 import shutil
@@ -37,7 +37,7 @@ def command_of(shared, run, save, *extra):
 
 
 def prepare(shared, runs=RUNS):
-    """Straight runs: their last states, and how long they take."""
+    """Runs without interruption: their last states and durations."""
     shared.straight = {}
     for run in runs:
         if run[3] and not HAVE_RANKS:
@@ -51,7 +51,7 @@ def prepare(shared, runs=RUNS):
 
 
 def victim_of(case, run):
-    """A process of the case, by what it is: a rank, mpirun or the wrapper."""
+    """A process of the case: a rank, mpirun or the wrapper."""
     names = {"rank": os.path.basename(run[1]), "mpirun": "mpirun", "wrapper": "launch_mpi.sh"}
     kinds = ["rank", "rank"] + (["mpirun"] if run[3] else []) + (["wrapper"] if run[3] is LAUNCHER else [])
     kind = case.draw.choice(kinds)
@@ -92,7 +92,7 @@ def saved_in(out):
 
 
 def require_resume(shared, case, run, save, saved):
-    """Goes on from the newest checkpoint, to the bytes of the run that was never interrupted."""
+    """Resumes the newest checkpoint; the run must end with the bytes of a run that was never interrupted."""
     code, out, error = case.run(command_of(shared, run, save, "--resume", "auto"), seconds=120)
     if code != 0:
         case.found("loss", f"the resumed run ended with {code}")
@@ -110,7 +110,7 @@ def require_resume(shared, case, run, save, saved):
 
 
 def suspended_rank(shared, case):
-    """A rank that is suspended at any step: the hang report names it, and the collective in which another one waits."""
+    """A rank is suspended at some step: the hang report names it, and the collective in which another rank waits."""
     if not HAVE_RANKS:
         return
     run = case.draw.choice([run for run, _, _ in shared.straight.values() if run[3] is LAUNCHER])
@@ -132,7 +132,7 @@ def suspended_rank(shared, case):
 
 
 def told_to_stop(shared, case):
-    """SIGTERM to the wrapper at any time: the ranks save what they have and leave with 0."""
+    """The wrapper gets SIGTERM at some time: the ranks save a checkpoint and exit with 0."""
     if not HAVE_RANKS:
         return
     run, seconds, _ = case.draw.choice([row for row in shared.straight.values() if row[0][3] is LAUNCHER])
@@ -150,7 +150,7 @@ def told_to_stop(shared, case):
 
 
 def early_death(shared, case):
-    """A program under the wrapper that ends at once in some way, instead of the trainer."""
+    """The wrapper starts a program that ends immediately in some way, instead of the trainer."""
     if not HAVE_RANKS:
         return
     code = case.draw.choice((0, 1, 2, 3, 4, 5, 6, 7, "KILL", "SEGV", "ABRT"))
@@ -158,7 +158,7 @@ def early_death(shared, case):
     victim = case.draw.randrange(2)
     end = f"kill -{code} $$; sleep 9" if isinstance(code, str) else f"exit {code}"
     script = f"sleep {wait:.3f}; [ $OMPI_COMM_WORLD_RANK = {victim} ] || {{ sleep {wait:.3f}; exit 0; }}; {end}"
-    # Launches at the same time, each of which must get its own code.
+    # Several launches at the same time: each must return the exit code of its own program.
     count = 1 if case.draw.random() < 0.75 else 5
     processes = [case.start([*LAUNCHER, "-np", "2", "bash", "-c", script]) for _ in range(count)]
     begin = time.monotonic()
@@ -174,9 +174,9 @@ def early_death(shared, case):
 
 
 def finish(shared):
-    """What all of them left in shared memory."""
+    """The files that all launches left in shared memory."""
     left = [name for name in os.listdir("/dev/shm") if name.startswith("llmfp8-") and name not in shared.shm_before]
-    # A wrapper that was killed leaves its file, which the next one removes.
+    # A killed wrapper leaves its file, which the next wrapper removes.
     case = shared.case("launches", "last")
     if HAVE_RANKS:
         case.run([*LAUNCHER, "-np", "1", "true"])

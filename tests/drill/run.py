@@ -34,7 +34,7 @@ PARTS = (
 
 
 class Shared:
-    """What the trials of a drill have in common."""
+    """Data that the trials of a drill share."""
 
     def __init__(self, seed, keep):
         self.seed, self.keep = seed, keep

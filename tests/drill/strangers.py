@@ -1,5 +1,5 @@
-"""Strangers at the port at which the hosts of a run meet: the run trains on as if nobody had come, and nobody hears
-more than a challenge."""
+"""Unknown processes connect to the port on which rank 0 waits for the hosts of a run. The run must continue
+undisturbed, and send them nothing but a challenge."""
 import contextlib
 import os
 import re
@@ -11,7 +11,7 @@ from tests.support.ranks import HAVE_RANKS, MPIRUN, each_rank
 from tests.support.train import GPT2
 
 STEPS = 12
-# A challenge is all that a stranger is told.
+# The only bytes that an unknown process receives.
 MOST_HEARD = 48
 
 
@@ -20,7 +20,7 @@ def prepare(shared):
 
 
 def word(draw):
-    """What a stranger says first."""
+    """The first bytes that an unknown process sends."""
     return draw.choice((b"", b"\xff" * 100, b"GET / HTTP/1.1\r\n\r\n", b"8fml\2\0\0\0" + b"\x7f" * 8, b"x" * 70000,
                         b"8fml", draw.randbytes(draw.randrange(1, 300)), b"\0" * 4096,
                         b"8fml\1\0\0\0" + draw.randbytes(77)))
@@ -39,7 +39,7 @@ def knock(port, ended, words, met):
 
 
 def trial(shared, case):
-    """A run of two hosts between two of whose ranks strangers come. The port is open for milliseconds."""
+    """A run on two hosts, while unknown processes connect. The port is open for milliseconds only."""
     if not HAVE_RANKS:
         return
     with socket.socket() as free:

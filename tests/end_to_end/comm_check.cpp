@@ -1,13 +1,13 @@
-// Every collective of comm.h between the ranks of this run, on the device of this build, against what it must give:
+// Runs every collective of comm.h between the ranks of this run, on the device of this build, and checks the results:
 //
 //   mpirun -np N build/cpu/comm_check [--large] [--nccl] [--groups SIZE] [--seconds S] [--stall RANK]
 //
-// Sums of small integers and moved bytes must be exact, sums of reals within the bound of their roundings; all ranks
-// get equal bits, two runs too (the digest printed at the end is that of every sum of reals); what lies around the
-// values is untouched; one changed element of one rank's contribution is found. --large adds sizes over 8 million
-// elements. --nccl goes through comm_nccl.cpp on the CPU device, too, to a library that a test puts in NCCL's place.
-// --stall: one rank stays away from the last collective, and the others cut it off. Exit 0, 1 for a wrong result, 6 for
-// a lost rank. --groups: the same in groups of SIZE neighbours, and of the ranks that have the same place in them.
+// Moved bytes and sums of small integers must be exact, and sums of reals within the bound of their roundings. All
+// ranks must get equal bits, in two runs as well; the digest of all sums of reals is printed at the end. The memory
+// around the values must not change. One changed element of one rank's contribution must be detected. --large adds
+// sizes over 8 million elements. --nccl uses comm_nccl.cpp also on the CPU device, with a library that a test provides
+// instead of NCCL. --stall: one rank stays away from the last collective, and the others abort it. --groups: the same
+// in groups of SIZE neighbours, and of the ranks at equal positions in these. Exit 1: wrong result, 6: lost rank.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -34,7 +34,7 @@ enum class Values { kIntegers, kReals, kSpecial, kBits };
 struct Case {
     Call call;
     Dtype dtype;      // of max: int32 stands for uint32
-    int64_t elems;    // of one block, or of the whole where the call knows no blocks
+    int64_t elems;    // of one block, or of the whole tensor if the collective has no blocks
     Values values;
     std::string name(int64_t total) const {
         return strf("%s of %lld %s", kCallNames[static_cast<int>(call)], (long long)total, dtype_name(dtype));
@@ -47,7 +47,7 @@ uint64_t number(const Case& c, int rank, int64_t i) {
     return (static_cast<uint64_t>(p.word[1]) << 32) | p.word[0];
 }
 
-// Element i of the contribution of `rank`, where it is a number.
+// Element i of the contribution of `rank`, if it consists of numbers.
 double value_of(const Case& c, int rank, int ranks, int64_t i) {
     const uint64_t bits = number(c, rank, i);
     if (c.values == Values::kSpecial) {
@@ -90,7 +90,7 @@ double load(const uint8_t* from, Dtype dtype) {
     return static_cast<double>(static_cast<float>(v));
 }
 
-// Device memory between guards.
+// Device memory between guard zones.
 class DeviceBytes {
 public:
     DeviceBytes(Ctx& ctx, int64_t bytes) : ctx_(ctx), bytes_(bytes) {
@@ -132,7 +132,7 @@ public:
         if (c.call == Call::kExchange && partner() < 0) return skip_exchange();
         const Bytes mine = input(c, rank_), expected = expect(c);
         expect_no_error(c, difference(c, run(c, mine), expected));
-        // The element in the middle, of the last rank: somebody must see it. Its partner has sent it on to nobody else.
+        // Changes the middle element of the last rank's contribution: some rank must see it.
         Bytes changed = mine;
         const bool last = rank_ == (c.call == Call::kExchange ? ranks_ / 2 * 2 : ranks_) - 1;
         if (last) change(c, changed);
@@ -158,7 +158,7 @@ public:
         cases_++;
     }
 
-    // Ordered between two streams by events alone, bf16 sums on both at once.
+    // Two streams that are ordered by events alone, with bf16 sums on both at the same time.
     void check_side_stream() {
         const Case c{Call::kSum, Dtype::kBf16, 300'007, Values::kIntegers};
         const Bytes mine = input(c, rank_), expected = expect(c);
@@ -210,7 +210,7 @@ public:
         cases_++;
     }
 
-    // What a call costs the host, and from start to end.
+    // Times a call, on the host and from start to end.
     void print_latency() {
         DeviceBytes one(ctx_, 4);
         one.upload(Bytes(4, 0));
@@ -238,7 +238,7 @@ private:
     int64_t elems(const Case& c) const { return in_blocks(c) ? c.elems * ranks_ : c.elems; }
     int64_t bytes(const Case& c) const { return elems(c) * dtype_bytes(c.dtype); }
     int partner() const { return (rank_ ^ 1) < ranks_ ? rank_ ^ 1 : -1; }
-    // A rank without a partner takes part in what the others tell each other.
+    // A rank without a partner also takes part in the exchange of results.
     void skip_exchange() {
         comm_.gather("");
         comm_.sum(std::vector<int64_t>{0});
@@ -257,7 +257,7 @@ private:
         return data;
     }
 
-    // Bytes of the result that mean something.
+    // The bytes of the result that are defined.
     std::pair<int64_t, int64_t> defined(const Case& c) const {
         const int64_t block = c.elems * dtype_bytes(c.dtype);
         if (c.call == Call::kReduceScatter) return {rank_ * block, (rank_ + 1) * block};
@@ -295,7 +295,7 @@ private:
     Bytes run(const Case& c, const Bytes& mine) {
         const bool moves = c.call == Call::kAllToAll || c.call == Call::kExchange;
         DeviceBytes data(ctx_, bytes(c));
-        // In an all-gather what the others hold in their place is not looked at.
+        // In an all-gather, what the other ranks hold at their places of the buffer has no effect.
         Bytes start = mine;
         if (c.call == Call::kAllGather) {
             const int64_t block = c.elems * dtype_bytes(c.dtype);
@@ -321,7 +321,7 @@ private:
         return data.download();
     }
 
-    // How far a sum of reals may be from the exact one: a rounding for every addition, one to bf16.
+    // Error bound of a sum of reals: one rounding for every addition, and one to bf16.
     double bound(const Case& c, int64_t i) const {
         if (c.values != Values::kReals) return 0;
         double magnitude = 0;
@@ -330,7 +330,7 @@ private:
         return ranks_ * roundoff * magnitude + (c.dtype == Dtype::kBf16 ? 0x1p-7 * magnitude : 0);
     }
 
-    // The first element that is not as expected, "" if none.
+    // Names the first element that differs from the expected one; "" if there is none.
     std::string difference(const Case& c, const Bytes& found, const Bytes& expected) const {
         if (found.empty()) return "bytes outside of the result changed";
         const int64_t size = dtype_bytes(c.dtype);
@@ -348,7 +348,7 @@ private:
     }
 
     void change(const Case& c, Bytes& data) const {
-        // In blocks: an element that moves, that is of the own block in an all-gather.
+        // With blocks: an element that is communicated; in an all-gather one of the rank's own block.
         const int64_t size = dtype_bytes(c.dtype);
         int64_t i = c.call == Call::kAllGather ? rank_ * c.elems + c.elems / 2 : elems(c) / 2;
         while (c.values == Values::kSpecial && i % 5 < 3) i++;
@@ -375,7 +375,7 @@ void check_all(Checker& checker, bool large) {
     using enum Call;
     const Dtype bytes[] = {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64, Dtype::kInt32, Dtype::kE4m3, Dtype::kE5m2};
     std::vector<int64_t> sizes = {1, 2, 3, 31, 1000, 4099, 65'537};
-    // Over what bf16 sums take at a time, and over what goes in one message.
+    // More elements than bf16 sums process at a time, and than one message holds.
     if (large) sizes.push_back(8'400'001);
     for (const int64_t size : sizes) {
         for (const Dtype dtype : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64, Dtype::kInt32}) {
@@ -396,8 +396,8 @@ void check_all(Checker& checker, bool large) {
     checker.check_host();
 }
 
-// One rank stays away from a collective for `seconds`; the others notice after two, cut it off and have their stream
-// back.
+// One rank stays away from a collective for `seconds`; after two seconds the others abort it, and can use their stream
+// again.
 void stall(Comm& comm, Ctx& ctx, int away, int seconds) {
     if (comm.world().rank == away) {
         std::this_thread::sleep_for(std::chrono::seconds(seconds));
@@ -418,17 +418,17 @@ void stall(Comm& comm, Ctx& ctx, int away, int seconds) {
     device::event_destroy(done);
 }
 
-// Gathers and exchanges in Comm::shared_memory, where rank r's block has bytes r + 1. False: there is no such memory.
+// Tests gathers and exchanges in Comm::shared_memory, where the bytes of rank r's block are r + 1. Returns false if
+// there is no such memory.
 bool check_shared_memory(Comm& comm, Ctx& ctx, int seconds) {
     constexpr int64_t kBlock = 1024;
-    const int rank = comm.world().rank;
-    const int64_t elems = comm.world().ranks * kBlock;
+    const int64_t rank = comm.world().rank, elems = comm.world().ranks * kBlock;
     std::string why;
     auto* const memory = static_cast<uint8_t*>(comm.shared_memory(ctx, 2 * elems, why));
     if (!memory) return false;
     const Tensor in{memory, Dtype::kE4m3, elems}, out{memory + elems, Dtype::kE4m3, elems};
     for (const Tensor& part : {in, out}) comm.share(ctx, part, seconds);
-    device::fill_bytes(ctx, in.slice(rank * kBlock, kBlock).data, rank + 1, kBlock);
+    device::fill_bytes(ctx, in.slice(rank * kBlock, kBlock).data, static_cast<int>(rank) + 1, kBlock);
     comm.all_gather(ctx, in);
     comm.all_to_all(ctx, out, in);
     std::vector<uint8_t> bytes(static_cast<size_t>(2 * elems));
@@ -436,8 +436,7 @@ bool check_shared_memory(Comm& comm, Ctx& ctx, int seconds) {
     device::synchronize(ctx);
     for (int64_t i = 0; i < 2 * elems; i++) {
         const int64_t expected = i < elems ? i / kBlock + 1 : rank + 1, found = bytes[static_cast<size_t>(i)];
-        CHECK(found == expected, "shared memory: byte %lld is %lld, expected %lld", (long long)i, (long long)found,
-              (long long)expected);
+        CHECK(found == expected, "shared memory: byte %lld is %lld, expected %lld", ll(i), ll(found), ll(expected));
     }
     return true;
 }
@@ -475,7 +474,7 @@ int main(int argc, char** argv) {
                 check_all(within, large);
                 cases += within.cases();
             }
-            Checker again(*comm, ctx);   // the whole is not disturbed
+            Checker again(*comm, ctx);   // the group of all ranks still works
             check_all(again, large);
         }
         if (check_shared_memory(*comm, ctx, seconds)) notes.push_back("collectives in shared memory as expected");

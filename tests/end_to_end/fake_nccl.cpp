@@ -1,5 +1,5 @@
-// Stands in for NCCL's library where there is no GPU: the same functions on host memory over MPI, so that comm_nccl.cpp
-// runs in tests. FAKE_NCCL, words separated by spaces, makes it fail:
+// Replaces NCCL's library where there is no GPU, so that comm_nccl.cpp runs in tests: the same functions on host
+// memory, over MPI. The words of FAKE_NCCL make it fail:
 //
 //   version=21500            ncclGetVersion returns 21500
 //   stall=ncclSend           the first call of that name on rank 1 does not return
@@ -116,7 +116,7 @@ Result ncclCommInitRank(Communicator** comm, int ranks, UniqueId id, int rank) {
     if (const Result result = enter("ncclCommInitRank")) return result;
     for (size_t i = 1; i < sizeof id.bytes; i++)
         if (id.bytes[i] != 'i') return kInvalidArgument;
-    // All processes open communicators at the same time, of one group each.
+    // All processes open communicators at the same time, each of one group.
     MPI_Comm part;
     if (MPI_Comm_split(MPI_COMM_WORLD, id.bytes[0], rank, &part) != MPI_SUCCESS) return kSystemError;
     *comm = new Communicator{rank, ranks, part};

@@ -42,7 +42,7 @@ class BenchTest(unittest.TestCase):
     def check(self, text, bench):
         parts = sum(part["ms"] for part in bench["totals"].values())
         self.assertAlmostEqual(parts, bench["step_ms"], places=6)
-        here = [row for row in bench["rows"] if not row["beside"]]
+        here = [row for row in bench["rows"] if not row["overlapped"]]
         for kind in ("matmul", "attention", "memory-bound"):
             rows = [row for row in here if row["class"] == kind]
             self.assertGreater(len(rows), 0)
@@ -103,7 +103,7 @@ class BenchTest(unittest.TestCase):
         self.check(text, bench)
         self.assertEqual(bench["ranks"], 2)
         self.assertIn("check-comm", "".join(bench["notes"]))
-        self.assertTrue(any(row["beside"] for row in bench["rows"]))   # FP8 weights, on the other stream
+        self.assertTrue(any(row["overlapped"] for row in bench["rows"]))   # FP8 weights, on the other stream
 
     def test_options_without_effect_are_refused(self):
         for option in (["--save", "out"], ["--train-iters", "5"], ["--profile", "1:2"], ["--steps", "0"],

@@ -41,7 +41,7 @@ class BlendTest(TrainTest):
         self.train(*common, "--resume", saved, "--save", self.path("resumed"), "--log-file", self.path("resumed.jsonl"))
         self.assertEqual(self.losses("resumed.jsonl", 7), {s: l for s, l in straight.items() if s > 7})
         self.assertEqual(state_of(self.path("resumed", last)), state_of(self.path("straight", last)))
-        # The weights are those of the checkpoint: the same shares in other words, and nothing else.
+        # The weights must be those of the checkpoint: the same shares may be written in another way.
         same = ["7", "train_0.bin", "3", "train_1.bin", "small.bin"]
         self.train(*common, "--resume", saved, "--log-file", self.path("same.jsonl"), data=same)
         self.assertEqual(self.losses("same.jsonl", 7), {s: l for s, l in straight.items() if s > 7})
@@ -64,7 +64,7 @@ class BlendTest(TrainTest):
             self.assertEqual(set(losses), {s for s in one if s > after})
             for step, loss in losses.items():   # sums in another order
                 self.assertLess(abs(loss - one[step]), 1e-5 * one[step])
-        # The samples of other weights are no rounding error.
+        # Samples of other weights change the loss by more than rounding does.
         self.train(*common, "--log-file", self.path("other.jsonl"), data=["0.5", *BLEND[1:2], "0.5", *BLEND[3:]])
         other = self.losses("other.jsonl")
         self.assertGreater(max(abs(other[s] - one[s]) / one[s] for s in one), 1e-3)

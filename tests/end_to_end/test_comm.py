@@ -1,5 +1,5 @@
-"""Collectives between ranks: comm_check over MPI on the CPU device, and through comm_nccl.cpp with a library that
-stands in for NCCL; what happens when that library is too old, fails or hangs; the rates of --check-comm."""
+"""Collectives between ranks: comm_check over MPI on the CPU device, and through comm_nccl.cpp with a replacement for
+NCCL's library; errors when that library is too old, fails or hangs; the rates of --check-comm."""
 import os
 import re
 import subprocess

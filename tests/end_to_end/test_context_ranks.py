@@ -92,7 +92,7 @@ class ContextTest(RanksTest):
         self.assertRegex(done.stderr, r"rank 0 waits in collective \d+ \(heads of layers\.1\) of step 3")
 
     def test_a_hang_report_names_the_group(self):
-        """Ranks 0 and 1 have a sequence of their own and wait for the others only later."""
+        """Ranks 0 and 1 share a sequence, and wait for the other ranks only later."""
         heads = r"heads of layers\.1 among ranks 2,3"
         for zero, place, waits in (
                 ("1", heads,

@@ -39,7 +39,7 @@ class DoctorTest(unittest.TestCase):
         for binary in (LLAMA, GPT2):
             items = self.items(binary=binary)
             lines = self.doctor(binary=binary).stdout.splitlines()
-            self.assertEqual(len(lines), len(items) + 1)   # every item once, and the sum of them
+            self.assertEqual(len(lines), len(items) + 1)   # every item once, and the summary
             for line, item in zip(lines, items.values()):
                 if item["name"] not in ("links", "disk", "shared memory", "processors"):
                     self.assertTrue(line.startswith(f"{item['verdict']:11}  {item['name']:17}  {item['text']}"), line)
@@ -97,7 +97,7 @@ class DoctorTest(unittest.TestCase):
         disk = self.items("--save", deep)["disk"]
         self.assertIn(disk["verdict"], ("ok", "warning"))
         self.assertIn("free for " + deep, disk["text"])
-        self.assertFalse(os.path.exists(os.path.join(folder, "a")))   # it only looks
+        self.assertFalse(os.path.exists(os.path.join(folder, "a")))   # doctor creates no folder
         file = os.path.join(folder, "file")
         with open(file, "w"):
             pass

@@ -1,8 +1,9 @@
-"""What the shell, a container or the disk takes from a run: one line that says so and the exit code, or a run as usual.
+"""Limits that the shell, a container or the disk sets for a run: it ends with one line and the exit code, or runs as
+usual.
 
-A row has a name, what the shell does before, variables of the environment (None: unset), the exit code (or several, if
-it depends on the libraries which memory is the first that is missing) and a part of the line on standard error; ""
-stands for none, or for any if the run fails. FAULTS=print shows every line.
+A row has a name, a shell command that runs before, environment variables (None: unset), the exit code (or several, if
+it depends on the libraries which allocation fails first) and a part of the line on standard error. "" means that there
+is no line, or any line if the run fails. FAULTS=print shows every line.
 """
 import os
 import re
@@ -25,10 +26,10 @@ ONE_PROCESS = [
     ("threads of nested levels", "", {"OMP_NUM_THREADS": "2,2"}, 0, ""),
     ("threads as the library likes", "",
      {"OMP_NUM_THREADS": "4", "OMP_DYNAMIC": "true", "OMP_THREAD_LIMIT": "1"}, 0, ""),
-    # OpenMP's library says it before the program begins.
+    # The message is OpenMP's, before the program begins.
     *((f"{value!r} threads", "", {"OMP_NUM_THREADS": value}, 0, "libgomp: Invalid value for environment variable")
       for value in ("0", "-1", "junk", "1e3", "99999999999999999999")),
-    # The loader of the executable says it.
+    # The message is the dynamic loader's.
     ("3 files", "ulimit -n 3", {}, 127, "error while loading shared libraries"),
     *((f"{count} files", f"ulimit -n {count}", {}, 2, f"ulimit -n {count}: {FILES}")
       for count in (4, 5, 8, 16, 32, 63)),
@@ -55,7 +56,7 @@ RANKS = [
     ("no folder for temporary files", "", {"TMPDIR": "/nonexistent/folder"}, 0, ""),
     ("no home", "", {"HOME": None}, 0, ""),
 ]
-# In the ranks alone; OpenMPI adds lines of its own.
+# The limit is set in the ranks only; OpenMPI adds lines of its own.
 IN_RANKS = [
     ("too few files", "ulimit -n 32", {}, 2, f"ulimit -n 32: {FILES}"),
     ("memory that ends between two threads", "ulimit -v 200000", {"OMP_NUM_THREADS": "1"}, (2, 7), ""),
@@ -76,7 +77,7 @@ def in_shell(before, command):
 @unittest.skipUnless(os.path.basename(BUILD) == "cpu", "CUDA and sanitizers need memory and threads of their own")
 class EnvironmentFaults(TrainTest):
     def check(self, rows, command, of_rank=False, alone=False):
-        """`command(before)` is the one for a row."""
+        """`command(before)` returns the shell command of a row."""
         for name, before, variables, code, part in rows:
             with self.subTest(name):
                 shutil.rmtree(self.path("out"), ignore_errors=True)
@@ -113,7 +114,7 @@ class EnvironmentFaults(TrainTest):
                       notes)
 
     def test_processes_are_limited(self):
-        """ulimit -u does not bind root, so the command runs as somebody else."""
+        """ulimit -u does not apply to root, so the command runs as another user."""
         other = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
         if subprocess.run([*other, "test", "-x", GPT2], capture_output=True, check=False).returncode:
             self.skipTest("needs root rights, and executables that everybody may run")
@@ -143,7 +144,7 @@ class EnvironmentFaults(TrainTest):
         self.check(SHARED_MEMORY, lambda before: [*private, *in_shell(before, self.launcher())])
 
     def test_a_save_folder_that_turns_read_only(self):
-        """An immutable folder keeps even root from making files."""
+        """In an immutable folder even root cannot make files."""
         os.mkdir(self.path("out"))
         if subprocess.run(["chattr", "+i", self.path("out")], capture_output=True, check=False).returncode:
             self.skipTest("the file system of temporary files has no immutable folders, or they need privileges")

@@ -1,5 +1,5 @@
-"""export-fp8 as a command: its options, files and errors; transformers reads what it writes, where that is installed.
-The bits: tests/commands/test_export_fp8.cpp."""
+"""The command export-fp8: its options, files and errors; transformers reads its output, if installed.
+tests/commands/test_export_fp8.cpp checks the bits."""
 import importlib.util
 import json
 import os

@@ -1,5 +1,5 @@
-"""`generate` of the real executables, scripts/generate around it, and data/prepare_hellaswag.py. Standard library only;
-what needs a tokenizer's package is left out without it."""
+"""`generate` of the real executables, scripts/generate, and data/prepare_hellaswag.py. Standard library only; tests
+that need a tokenizer's package are skipped without it."""
 import array
 import base64
 import importlib.util
@@ -21,7 +21,7 @@ SCRIPT = os.path.join(ROOT, "scripts", "generate")
 
 
 class GenerateTest(TrainTest):
-    # Text of bytes; of two equal options the later one wins.
+    # Prints bytes as text; if an option is given twice, the later one wins.
     BYTES = ["--vocab-size", "257", "--max-position-embeddings", "64", "--seq-length", "64", "--init-method-std", "0.3"]
 
     def save(self, binary, *options):
@@ -39,7 +39,7 @@ class GenerateTest(TrainTest):
         return done
 
     def test_the_text_is_that_of_the_run(self):
-        """The sample behind the last step has the likeliest tokens that `generate` has of its checkpoint."""
+        """The sample after the last step has the same most likely tokens as `generate` with its checkpoint."""
         for binary in (GPT2, LLAMA):
             for dtype in ("bf16", "fp32"):
                 options = ["--dtype", dtype, "--seed", "7", "--temperature", "0", "--sample-tokens", "9"]
@@ -122,7 +122,7 @@ class GenerateTest(TrainTest):
             with open(os.path.join(step, name), "wb") as f:
                 f.write(whole)
         self.assertEqual(self.generate(*options, text=False).stdout, text)
-        shutil.rmtree(os.path.join(step, "optimizer"))   # nothing that it reads
+        shutil.rmtree(os.path.join(step, "optimizer"))   # generate does not read it
         os.remove(os.path.join(step, "state.json"))
         self.assertEqual(self.generate(*options, text=False).stdout, text)
         os.remove(os.path.join(step, "manifest.json"))
@@ -235,7 +235,7 @@ class GenerateTest(TrainTest):
             self.assertIn(said, self.generate(*options, "--top-p", value, expect=2).stderr)
 
     def test_what_does_not_fit_into_memory_is_one_line(self):
-        """The cache of as many texts as there are prompts: 16 TB."""
+        """A cache for as many texts as there are prompts would take 16 TB."""
         config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
                   "num_hidden_layers": 64, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 256,
                   "intermediate_size": 64, "vocab_size": 300, "max_position_embeddings": 1 << 20, "rms_norm_eps": 1e-5,
@@ -249,7 +249,7 @@ class GenerateTest(TrainTest):
                                r"at once, and \d+\.\d\d GiB are free: lower --inference-max-requests or "
                                r"--sample-tokens\n\Z")
 
-    # Writes what it is given to a file and answers each prompt with three tokens and the end of a turn.
+    # Writes its arguments to a file, and answers each prompt with three tokens and the token that ends a turn.
     ANSWERS = """#!/usr/bin/env python3
 import json, sys
 prompts = sys.stdin.read().splitlines()
@@ -326,7 +326,7 @@ for prompt in prompts:
             self.assertIn(said, self.chat(folder, executable, "x", expect=2))
 
     def test_a_tokenizer_that_ends_the_process_is_one_line(self):
-        """The library aborts where Rust cannot unwind: as if it met memory that it cannot have."""
+        """The library aborts where Rust cannot unwind, as if an allocation failed."""
         os.mkdir(self.path("model"))
         shutil.copy(os.path.join(ROOT, "tests", "fixtures", "llama", "config.json"), self.path("model"))
         with open(self.path("model", "tokenizer.json"), "w") as file:

@@ -1,5 +1,5 @@
-"""--tensorboard-dir and --wandb-project: processes that follow the log of a run. The package is one of this test's own,
-which writes down the steps it is given; scripts/export_log with the real ones: tests/python/test_export_log.py."""
+"""--tensorboard-dir and --wandb-project: processes that follow the log of a run. A replacement of the package records
+the steps that it gets; tests/python/test_export_log.py tests scripts/export_log with the real packages."""
 import os
 import signal
 import subprocess
@@ -16,7 +16,7 @@ def gone(pid):
     except ProcessLookupError:
         return True
     with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0] == "Z"   # nobody waits for it any more
+        return file.read().rpartition(")")[2].split()[0] == "Z"   # it has ended, but its parent is gone
 
 
 class LiveExport(TrainTest):

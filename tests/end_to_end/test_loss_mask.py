@@ -1,4 +1,5 @@
-"""Training with loss masks: targets that do not count have no part in losses, gradients and the log's counts."""
+"""Training with loss masks: targets that do not count have no effect on losses, gradients and the counts in the
+log."""
 import json
 import os
 import re
@@ -61,7 +62,8 @@ class LossMaskTest(TrainTest):
             self.assertNotEqual(weights[0, 3], weights[1, 3])
 
     def test_whole_samples_without_a_target_that_counts(self):
-        """Micro-batches of one sample whose gradient is zero, in FP8 too; the mean is over what counts."""
+        """Some micro-batches have only ignored targets and a zero gradient, in FP8 too; the mean is over counted
+        targets."""
         flags = [i == 0 or (i - 1) // 16 % 2 for i in range(len(self.tokens))]
         write_mask(self.path("train_0.mask"), list(map(int, flags)))
         for recipe in ("none", "delayed", "tensorwise", "blockwise"):
@@ -71,8 +73,9 @@ class LossMaskTest(TrainTest):
             self.assertTrue(all(0 < r["loss"] < 10 and r["grad_norm"] > 0 for r in steps))
             self.assertEqual(sum(r["skipped"] for r in steps), 0)
 
-    def test_batches_without_a_target_that_counts_are_passed_over(self):
-        """Of 24 samples one counts, so of six batches one an epoch; a resume finds the place."""
+    def test_batches_without_a_target_that_counts_are_ignored(self):
+        """One of 24 samples counts, so one of six batches per epoch does; a resumed run continues with the right
+        batch."""
         write_mask(self.path("train_0.mask"), [0] * 17 + [1] * 16 + [0] * (len(self.tokens) - 33))
         note = re.compile(r"note: step (\d+): none of (\d+) samples has a target that counts, they are ignored")
         for recipe in ("none", "delayed"):
@@ -94,7 +97,7 @@ class LossMaskTest(TrainTest):
         write_mask(self.path("train_0.mask"), [0] * len(self.tokens))
         done = self.run_train(GPT2, "--train-iters", "3", expect=2)
         self.assertIn("--train-data: no token counts as a target (loss masks)", done.stderr)
-        write_mask(self.path("train_0.mask"), [1] + [0] * (len(self.tokens) - 1))   # the first is no target
+        write_mask(self.path("train_0.mask"), [1] + [0] * (len(self.tokens) - 1))   # the first token is never a target
         done = self.run_train(GPT2, "--train-iters", "3", expect=2)
         self.assertIn("step 1: none of 48 samples has a target that counts", done.stderr)
         done = self.run_train(GPT2, "--train-iters", "3", "--overfit-one-batch", expect=2)

@@ -1,4 +1,4 @@
-"""What people get wrong: every mistake is answered with one line, the way out in it, and the exit code.
+"""Mistakes of users: each ends with one line that has the remedy, and with the right exit code.
 
 A row has the command, its exit code and parts of the line. Commands run in a folder with the files of
 tests/support/mistake_files.py. `gpt2` and `llama` are the executables, RUN is a small run of two steps, SHAPE the same
@@ -26,7 +26,7 @@ GENERATE = "gpt2 generate --load ck"
 TEXT = "data/prepare_text.py --tokenizer bytes --out out"
 CHAT = "data/prepare_chat.py --tokenizer bytes --out out"
 HELLASWAG = "data/prepare_hellaswag.py --tokenizer bytes --out h.bin"
-# Words that only a library says, and beginnings of what a crash prints.
+# Words that occur only in messages of libraries, and beginnings of the output of a crash.
 FOREIGN = re.compile(r"json\.exception|basic_filebuf|basic_string|filesystem error|what\(\)|terminate called|std::|"
                      r"Traceback|Error: |errno|\bException\b|argparse")
 
@@ -142,7 +142,7 @@ SHARDS = [
     (f"{WITH} none*.bin", 2, "matches no file; data/prepare_text.py makes shards"),
     (f"{WITH} \"'train*.bin'\"", 2, "the quotes are a part of it: leave the inner"),
     (f"{WITH} train.bin,valid.bin", 2, "separated by spaces, not by commas"),
-    (f"{WITH} 'train.bin valid.bin'", 2, "every pattern is a word of its own"),
+    (f"{WITH} 'train.bin valid.bin'", 2, "every pattern is a separate word"),
     (f"{WITH} '$DATA/*.bin'", 2, "a variable in single quotes"),
     (f"{WITH} folder", 2, "a folder: name the files in it, 'folder/*.bin'"),
     (f"{WITH} text.bin", 2, "byte 0", "this is text; data/prepare_text.py makes"),
@@ -243,8 +243,8 @@ CHECKPOINTS = [
     ("gpt2 RUN --save ck", 2, "holds checkpoints of an earlier run", "--resume auto continues it"),
     ("gpt2 RUN --save new --tokenizer none.json", 2, "--tokenizer none.json: no such file or directory"),
     ("gpt2 RUN --resume auto", 2, "--resume auto looks under --save, which is missing"),
-    ("gpt2 RUN --save taken --resume auto", 2, "--save taken: step-00000009 is not a folder", "move it away"),
-    ("gpt2 RUN --save dangling --resume auto", 2, "--save dangling: step-00000009 is not a folder", "move it away"),
+    ("gpt2 RUN --save taken --resume auto", 2, "--save taken: step-00000009 is a file", "move it away"),
+    ("gpt2 RUN --save dangling --resume auto", 2, "--save dangling: step-00000009 is a file or", "move it away"),
     ("gpt2 RUN --load no_shape/step-00000002", 5, "no usable model at no_shape/step-00000002: config.json is missing"),
     ("gpt2 RUN --resume no_shape/step-00000001", 5, "state.json is not a regular file"),
     ("gpt2 RUN --load bare_state", 5, "no usable model at bare_state: config.json is missing"),
@@ -478,7 +478,7 @@ class MistakesTest(unittest.TestCase):
                 self.assertRegex(done.stderr, r"\Aerror: no usable checkpoint at [^\n]*\n\Z")
                 self.assertIn(said, done.stderr)
                 for command in (f"gpt2 RUN --load {step}", f"gpt2 generate --load {step} --prompt-ids 1 "
-                                "--sample-tokens 1"):   # of state.json they read nothing
+                                "--sample-tokens 1"):   # they do not read state.json
                     done = self.run_command(command)
                     self.assertEqual(done.returncode, 5 if of_model else 0, done.stderr)
                     self.assertEqual(said in done.stderr, of_model, done.stderr)

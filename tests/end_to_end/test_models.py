@@ -1,5 +1,5 @@
-"""Models of transformers in and out: the folder alone says what is trained, and a checkpoint has what the folder had.
-Standard library only."""
+"""Models of transformers, loaded and saved: the folder alone defines the model, and a checkpoint has all that the
+folder had. Standard library only."""
 import ast
 import json
 import os
@@ -14,7 +14,7 @@ FIXTURES = os.path.join(ROOT, "tests", "fixtures")
 BROUGHT = {"tokenizer.json": "{}", "tokenizer_config.json": '{"chat_template": "x"}', "special_tokens_map.json": "{}",
            "tokenizer.model": "\0\1", "chat_template.jinja": "{{ messages }}", "merges.txt": "a b",
            "generation_config.json": '{"eos_token_id": [5, 9, 11], "top_p": 0.9}'}
-# Fixture: fields of its config.json that a checkpoint must have with the same value.
+# For each fixture the fields of its config.json that a checkpoint must have with equal values.
 FAMILIES = {
     "gpt2": ["model_type", "n_embd", "n_head", "n_inner"],
     "llama": ["model_type", "rope_parameters", "tie_word_embeddings"],
@@ -110,7 +110,8 @@ class ModelsTest(TrainTest):
         self.assertFalse(os.path.exists(self.path("no")))
 
     def test_a_model_of_our_own_brings_its_code(self):
-        """What a checkpoint's config.json names for transformers lies beside it, is Python, and reads every field."""
+        """The Python files that a checkpoint's config.json names for transformers exist, compile, and read every
+        field."""
         self.run_train(GPT2, "--train-iters", "1", "--normalization", "RMSNorm", "--save", self.path("own"))
         saved = self.path("own", "step-00000001")
         config, classes = config_of(saved), {}
@@ -127,10 +128,10 @@ class ModelsTest(TrainTest):
         general = {"architectures", "model_type", "auto_map", "torch_dtype", "dtype", "bos_token_id", "eos_token_id"}
         # Only models with YaRN have rope_yarn.
         self.assertEqual({argument.arg for argument in init.args.args} - {"self", "rope_yarn"}, set(config) - general)
-        # A shape that a class has brings none.
+        # transformers has a class for this shape, so the checkpoint contains no Python files.
         self.run_train(GPT2, "--train-iters", "1", "--save", self.path("gpt2"))
         self.assertFalse([name for name in os.listdir(self.path("gpt2", "step-00000001")) if name.endswith(".py")])
-        # It goes on, and is loaded again.
+        # The run is resumed, and its checkpoint is loaded again.
         self.run_train(GPT2, "--train-iters", "2", "--normalization", "RMSNorm", "--save", self.path("own"), "--resume",
                        "auto")
         self.run_train(GPT2, "--train-iters", "1", "--normalization", "RMSNorm", "--load", saved)

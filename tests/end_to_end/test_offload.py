@@ -1,5 +1,5 @@
-"""--offload and --gpu-memory-limit in the real executables: losses and the files of checkpoints are those of a run that
-keeps all on the device, and a checkpoint of one resumes in the other. Every recipe is in test_offload.cpp."""
+"""--offload and --gpu-memory-limit in the real executables: losses and checkpoint files are equal to those of a run
+without offload, and each run can resume a checkpoint of the other. test_offload.cpp has every recipe."""
 import shutil
 import subprocess
 import unittest

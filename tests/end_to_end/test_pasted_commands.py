@@ -1,5 +1,5 @@
-"""Every command that README.md, scripts/README.md, data/README.md and docs/ show is run as it stands, in a folder like
-a user's after `make`, or a table here says why it cannot be. A command that is in no table fails the test."""
+"""Every command in README.md, scripts/README.md, data/README.md and docs/ is run as written, in a folder like a user's
+after `make`, or a table here says why it cannot be run. A command that is in no table fails the test."""
 import glob
 import importlib.util
 import json
@@ -16,12 +16,13 @@ from tests.support.train import BUILD, GPT2, LLAMA, ROOT
 DOCUMENTS = ("README.md", "scripts/README.md", "data/README.md",
              *(os.path.relpath(path, ROOT) for path in sorted(glob.glob(os.path.join(ROOT, "docs", "*.md")))))
 BLOCK = re.compile(r"(?ms)^ *```(\w*)\n(.*?)^ *```$")
-# Inline code and lines of blocks that are not marked as sh are commands if they begin like this and go on.
+# Inline code, and lines of blocks that are not marked as sh, are commands if they begin with one of these words and
+# have more words.
 COMMAND = re.compile(r"(?:\./train_|scripts/|data/)\S*\s\S|(?:make|docker|sbatch|apt-get|pip|python3|\.) \S")
 TINY = ("--model llama-tiny --vocab-size 257 --seq-length 128 --max-position-embeddings 128 --num-layers 1 "
         "--micro-batch-size 1 --global-batch-size 4 --train-iters 1")
 
-# Why a command is not run.
+# The reasons why commands are not run.
 CI, FULL, GPU, NETWORK = "run by .ci/run", "run by make test-full", "needs a GPU", "needs a network"
 WALK = "run by tests/end_to_end/test_walkthrough.py"
 NOT_RUN = {
@@ -57,8 +58,9 @@ NOT_RUN = {
         NETWORK,
     "data/inspect_shards.py --show 5000:200 --tokenizer gpt2 shards/valid_000000.bin": NETWORK,
 }
-# What is run as it stands, and what is special about it. before: a line that makes room for it; dots: what stands for
-# "..."; more: options that leave out what needs a GPU; codes: other exit codes that are right; needs: Python packages.
+# The commands that are run as written, and their particulars. before: a shell line that runs first; dots: the words
+# for "..."; more: options that avoid the need for a GPU; codes: other exit codes that are right; needs: Python
+# packages.
 RUN = {
     "make": {"more": "-n"}, "make train_llama": {"more": "-n"}, "make train_gpt2 train_llama": {"more": "-n"},
     "make DEVICE=cpu": {"more": "-n"}, "make help": {},
@@ -129,7 +131,7 @@ RUN = {
 
 
 def pasted(text):
-    """The commands of a document, as they are typed, without comments."""
+    """The commands of a document as a user types them, without comments."""
     found = []
     for kind, body in BLOCK.findall(text):
         for line in body.replace("\\\n", " ").splitlines():

@@ -1,4 +1,4 @@
-"""`plan`, `--dry-run`, and what a run says of its plan. Standard library only."""
+"""`plan`, `--dry-run`, and the lines on its plan that a run prints. Standard library only."""
 import json
 import re
 import subprocess

@@ -1,4 +1,5 @@
-"""Several ranks over MPI on the CPU device: equal results for any number of them, and no rank that goes its own way."""
+"""Several ranks over MPI on the CPU device: equal results for any number of ranks, and errors if ranks are not
+alike."""
 import os
 import shutil
 import signal
@@ -33,7 +34,7 @@ class Ranks(RanksTest):
                            "--train-iters", "6"]
                 near = self.losses(1, LLAMA, "--fp8-recipe", recipe)
                 for (loss, _), (one, _) in zip(self.losses(2, LLAMA, "--fp8-recipe", recipe), near):
-                    self.assertLess(abs(loss - one), 0.01 * one)   # priming saw two micro-batches
+                    self.assertLess(abs(loss - one), 0.01 * one)   # the calibration step had two micro-batches
                 straight, again = self.path("straight"), self.path("again")
                 self.ranks(2, LLAMA, *options, "--save", straight, "--save-interval", "3")
                 self.ranks(2, LLAMA, *options, "--save", again, "--resume", os.path.join(straight, "step-00000003"))
@@ -76,7 +77,7 @@ class Ranks(RanksTest):
         self.assertIn('seed', done.stderr)
 
     def test_a_launcher_that_openmpi_does_not_know_is_refused(self):
-        """Each process would train alone, as rank 0, into the same folder."""
+        """Otherwise each process would train alone, as rank 0, and save into the same folder."""
         for variables in ({"PMI_RANK": "1", "PMI_SIZE": "2"}, {"PMIX_RANK": "1", "SLURM_STEP_NUM_TASKS": "2"}):
             with self.subTest(variables):
                 done = subprocess.run(self.command(GPT2, *ONE_EACH, "--train-iters", "2"), capture_output=True,
@@ -108,7 +109,7 @@ class Ranks(RanksTest):
         self.wait_until_gone(children[0])
 
     def test_a_stop_signal_saves_once_and_leaves_with_0(self):
-        """SIGUSR1 is what mpirun passes on; at SIGTERM it kills the ranks a second later."""
+        """mpirun passes SIGUSR1 on to the ranks; after SIGTERM it kills them within a second or two."""
         process = self.start("--save", self.path("run"), "--log-file", self.path("log.jsonl"))
         process.send_signal(signal.SIGUSR1)
         _, error = process.communicate(timeout=60)

@@ -1,4 +1,5 @@
-"""Checkpoints of several ranks over MPI on the CPU device: written by all, resumed on any number, never half."""
+"""Checkpoints of several ranks over MPI on the CPU device: all ranks write them, any number of ranks resumes them, and
+a partial one is never used."""
 import json
 import os
 import random
@@ -21,7 +22,7 @@ def step_directory(step):
 
 
 def flip(path, place):
-    """One bit of the byte there."""
+    """Flips one bit of the byte at this offset."""
     with open(path, "r+b") as f:
         f.seek(place)
         byte = f.read(1)[0]
@@ -51,7 +52,7 @@ class RankCheckpointsTest(RanksTest):
         return {r["step"]: r for r in records(self.path(log), "step")}
 
     def test_saved_on_two_and_resumed_on_others(self):
-        """Across the end of an epoch: 312 samples are 26 steps."""
+        """Resumes across the end of an epoch, which has 312 samples or 26 steps."""
         recipes = {"fp32": (GPT2, ["--dtype", "fp32"]),
                    "delayed": (LLAMA, ["--fp8-recipe", "delayed", "--fp8-amax-history-len", "3", "--fp8-param-gather"]),
                    "1F1L": (LLAMA, ["--fp8-recipe", "tensorwise", "--first-last-layers-bf16",
@@ -106,7 +107,7 @@ class RankCheckpointsTest(RanksTest):
                         self.assertLessEqual(abs(record["loss"] / straight[step]["loss"] - 1), tolerance)
 
     def test_another_order_of_samples_would_show(self):
-        """What the comparison of losses above can see: two samples of a step that belong elsewhere."""
+        """The comparison of losses above detects two samples of a step that belong to another step."""
         common = ["--dtype", "fp32", "--train-iters", "3"]
         self.ranks(2, GPT2, *common, "--log-file", self.path("a.jsonl"))
         self.ranks(2, GPT2, *common, "--log-file", self.path("b.jsonl"), "--rampup-batch-size", "10 2 24")

@@ -1,4 +1,4 @@
-"""What a run finds in the folder that it goes on in, and what its log has of the part before."""
+"""A resumed run in its folder: the checkpoints that it finds there, and the earlier part of its log."""
 import os
 import re
 import shutil
@@ -11,7 +11,8 @@ from tests.support.train import GPT2, LLAMA, TrainTest, records, write_hellaswag
 
 class ResumeTest(TrainTest):
     def test_a_branch_that_was_left_is_not_gone_on_from(self):
-        """Who goes back to step 2 leaves step 6 behind, which a restart would take for the newest of this run."""
+        """A run that resumes step 2 leaves step 6 in the folder, and a restart would take it for the newest one of
+        this run."""
         save = ["--save", self.path("run"), "--save-interval", "2", "--lr-decay-style", "constant"]
         self.run_train(LLAMA, "--train-iters", "6", *save)
         back = ["--train-iters", "5", *save, "--resume", self.path("run", "step-00000002"), "--lr", "1e-3"]
@@ -22,16 +23,16 @@ class ResumeTest(TrainTest):
             self.assertIn("later checkpoints than --resume " + resume + ", up to step-00000006,", done.stderr)
         self.assertEqual(self.checkpoints("run"), [f"step-{step:08d}" for step in (2, 4, 6)])
         self.run_train(LLAMA, *back, "--resume", self.path("run", "step-00000003"), expect=5)
-        # Elsewhere it may go on, and here without what is later or cannot be resumed.
+        # It may resume into another folder, or into this one if later checkpoints are gone or cannot be resumed.
         self.run_train(LLAMA, *back, "--save", self.path("branch"))
-        # A copy of the latest under another name is that step; nothing is left to train.
+        # A copy of the latest checkpoint under another name counts as its step, so nothing is left to train.
         shutil.copytree(self.path("run", "step-00000006"), self.path("run", "best"))
         self.run_train(LLAMA, "--train-iters", "6", *save, "--resume", self.path("run", "best"))
-        self.assertFalse(os.path.exists(self.path("run", "log.jsonl.1")))   # nothing was cut off
+        self.assertFalse(os.path.exists(self.path("run", "log.jsonl.1")))   # nothing was removed from the log
         shutil.rmtree(self.path("run", "step-00000006"))
         os.unlink(self.path("run", "step-00000004", "model.safetensors"))
         done = self.run_train(LLAMA, *back)
-        # What the branch that is left logged is not lost with it.
+        # The records of the abandoned branch are kept.
         self.assertIn("earlier log is kept: " + os.path.realpath(self.path("run", "log.jsonl.1")), done.stdout)
         self.assertEqual([r["step"] for r in records(self.path("run", "log.jsonl.1"), "step")], [1, 2, 3, 4, 5, 6])
         done = self.run_train(LLAMA, "--train-iters", "7", *save, "--lr", "1e-3", "--resume", "auto")
@@ -42,7 +43,7 @@ class ResumeTest(TrainTest):
         self.assertEqual(self.checkpoints("run")[-1], "step-00000007")
 
     def test_two_runs_never_share_a_folder(self):
-        """The second is told of the first; a requeued job waits for a predecessor that is still ending."""
+        """The error of the second run names the first; a requeued job waits while its predecessor ends."""
         save = ["--save", self.path("run"), "--train-iters", "100000", "--lr-decay-style", "constant"]
         first = subprocess.Popen(self.command(GPT2, *save, "--save-interval", "20"), stdout=subprocess.PIPE, text=True)
         self.addCleanup(first.wait)
@@ -50,7 +51,7 @@ class ResumeTest(TrainTest):
         for line in first.stdout:
             if line.startswith("checkpoint step 20 "):
                 break
-        # Without checkpoints in it the lock alone refuses.
+        # In a folder without checkpoints only the lock refuses the second run.
         self.assertIn("holds checkpoints of an earlier run", self.run_train(GPT2, *save, expect=2).stderr)
         second = subprocess.Popen(self.command(GPT2, *save, "--resume", "auto", "--train-iters", "5"), text=True,
                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -72,12 +73,13 @@ class ResumeTest(TrainTest):
         ends = [(run.communicate(timeout=60)[1], run.returncode) for run in runs]
         self.assertEqual(sorted(code for _, code in ends), [0, 2, 2, 2, 2, 2], ends)
         for error, code in ends:
-            if code:   # the first may have ended before the last looked
+            if code:   # the first run may have ended before the second one's last attempted
                 self.assertRegex(error, "^error: --save .*(another run writes there|holds checkpoints of an earlier)")
         self.assertEqual(sorted(os.listdir(self.path("new", "run"))), ["log.jsonl", "step-00000030"])
 
     def test_the_log_of_another_run_is_kept(self):
-        """Two runs under one --log-file: the one that goes on cuts off nothing of the other's that is not kept."""
+        """Two runs with the same --log-file: if the resumed one removes records of the other, they are kept in a
+        copy."""
         log = ["--log-file", self.path("log.jsonl"), "--lr-decay-style", "constant"]
         self.run_train(LLAMA, "--train-iters", "2", "--save", self.path("a"), *log)
         self.run_train(LLAMA, "--train-iters", "3", "--save", self.path("b"), *log)
@@ -92,21 +94,22 @@ class ResumeTest(TrainTest):
                          ["b.jsonl", "log.jsonl", "log.jsonl.1", "log.jsonl.2"])
 
     def test_a_run_that_diverges_ends_however_often_it_is_started(self):
-        """Restarts, each with the steps of --max-skips, would otherwise burn time for ever."""
+        """Otherwise a job that is restarted again and again would skip --max-skips steps each time, for ever."""
         def run(steps, spoilt, expect=0):
             faults = [word for step in spoilt for word in ("--inject", f"nan:grad@{step}")]
             return self.run_train(LLAMA, "--train-iters", str(steps), "--max-skips", "2", "--lr-decay-style",
                                   "constant", "--save", self.path("run"), "--resume", "auto", *faults, expect=expect)
 
-        run(3, [1, 2])   # an update was made since
+        run(3, [1, 2])   # an update came between
         run(5, [4, 5])
         self.assertIn("step 6: loss or gradient norm not finite for 3 steps in a row", run(8, [6], expect=4).stderr)
         self.assertEqual(self.checkpoints("run")[-1], "step-00000005")
-        run(6, [])       # as an operator would: what spoilt it is gone
+        run(6, [])       # an operator has removed the cause
         run(9, [8, 9])
 
     def test_a_loss_far_above_its_start_ends_the_run_and_leaves_its_checkpoints(self):
-        """The start is that of the first run, which the checkpoint has, also after a restart."""
+        """Also after a restart the loss is compared with that at the start of the first run, which the checkpoint
+        records."""
         def run(steps, lr, expect=0, *more):
             return self.run_train(LLAMA, "--train-iters", str(steps), "--lr-decay-style", "constant", "--lr", lr,
                                   "--save", self.path("run"), "--resume", "auto", "--clip-grad", "0", *more,
@@ -122,10 +125,10 @@ class ResumeTest(TrainTest):
         self.assertEqual(self.checkpoints("run"), ["step-00000008"])
         events = records(self.path("run", "log.jsonl"), "event")
         self.assertEqual((events[-1]["kind"], f"error: {events[-1]['text']}\n"), ("diverged", done.stderr))
-        run(10, "0.02")   # with another rate it goes on from there
+        run(10, "0.02")   # with another learning rate it continues
 
     def test_an_evaluation_that_was_cut_short_is_made_up(self):
-        """Once the last step is done nothing else would say its loss."""
+        """The evaluation after the last step is the only place that has its loss, so a resumed run repeats it."""
         write_hellaswag(self.path("hellaswag.bin"), 5, 16)
         options = ["--train-iters", "4", "--valid-data", self.path("valid.bin"), "--eval-interval", "2",
                    "--hellaswag-data", self.path("hellaswag.bin"), "--hellaswag-interval", "2", "--sample-every", "2",
@@ -137,19 +140,19 @@ class ResumeTest(TrainTest):
 
         self.run_train(LLAMA, *options, "--log-file", self.path("straight.jsonl"))
         expected = found(self.path("straight.jsonl"))
-        # Evaluations are counted from step 0 on, both kinds of each step.
+        # --inject counts evaluations from step 0 on. Each step has two: validation and HellaSwag.
         for number, steps in ((3, 2), (4, 2), (5, 4), (6, 4)):
             with self.subTest(number):
                 save = ["--save", self.path(str(number)), "--save-interval", "2", "--resume", "auto"]
                 done = self.run_train(LLAMA, *options, *save, "--inject", f"term:rank=0@eval={number}")
                 self.assertIn(f"note: step {steps}: its evaluation was cut short", done.stdout)
                 self.assertEqual(self.checkpoints(str(number))[-1], f"step-{steps:08d}")
-                for _ in range(2):   # again: of the last step the checkpoint stays as it is
+                for _ in range(2):   # twice: the checkpoint of the last step does not change
                     self.run_train(LLAMA, *options, *save)
                     log = self.path(str(number), "log.jsonl")
                     self.assertEqual(found(log)[:2], expected[:2])
                     self.assertEqual([r["step"] for r in records(log, "sample")], [0, 2, 4])
-                # A run that cannot make it up leaves what was made up.
+                # If the evaluation cannot be repeated, the earlier result remains.
                 self.run_train(LLAMA, "--train-iters", "4", *save)
                 self.assertEqual(found(log)[:2], expected[:2])
 

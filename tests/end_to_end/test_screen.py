@@ -1,4 +1,4 @@
-"""What a run prints before its first step, --print-config and --version. Standard library only."""
+"""The output of a run before its first step, --print-config and --version. Standard library only."""
 import json
 import os
 import re
@@ -37,7 +37,7 @@ class ScreenTest(TrainTest):
         self.assertNotIn("n/a", text)   # the CPU has no MFU
         step = next(line for line in text.splitlines() if line.startswith("step 2/2 "))
         self.assertNotIn("MFU", step)
-        # As before, with --verbose: every option, and nothing but the screen differs.
+        # The same run with --verbose prints every option; only the screen differs.
         whole = self.run_train(GPT2, *common, "--save", self.path("loud"), "--verbose").stdout
         for line in ("  weight-decay = 0.1", "  verbose = true",
                      "  wgrad           dy E5M2 by x E4M3, precise accumulation"):
@@ -83,7 +83,7 @@ class ScreenTest(TrainTest):
         subprocess.run([*call, "--log-file", self.path("a.jsonl")], check=True, timeout=60, stdout=subprocess.DEVNULL)
         self.run_train(LLAMA, *options, "--log-file", self.path("b.jsonl"))
         self.assertEqual(*[[r["loss"] for r in records(self.path(f"{name}.jsonl"), "step")] for name in "ab"])
-        # Of a plan, and without data or the ranks; what is wrong is still said.
+        # --print-config with a plan, without data and without the ranks; errors are still reported.
         for words in (["--print-config"], ["plan", "--print-config", "--gpu", "H200"], ["bench", "--print-config"],
                       ["--ranks", "8", "--print-config"]):
             done = subprocess.run([GPT2, *words], capture_output=True, text=True, timeout=60)
@@ -122,7 +122,7 @@ class ScreenTest(TrainTest):
             self.assertTrue(words and all(line.startswith(" www w w") for line in words), words)
             self.assertIn(f"text of {folder}/step-00000001/tokenizer.json", text)
         self.assertEqual(samples("--tokenizer", self.dir, "--print", "ids")[0], ids)
-        # One that cannot be decoded is for the checkpoints; one that is not there is an error.
+        # A tokenizer that the trainer cannot decode is copied into checkpoints; a missing one is an error.
         with open(self.path("tokenizer.json"), "w", encoding="utf-8") as file:
             file.write("{}")
         words, text = samples("--tokenizer", self.path("tokenizer.json"))

@@ -1,4 +1,4 @@
-"""A few trials of the drill with ZeRO-3, with context parallelism and with both; `make drill` has many."""
+"""A few trials of the drill with ZeRO-3, with context parallelism and with both; `make drill` runs many."""
 import shutil
 import unittest
 

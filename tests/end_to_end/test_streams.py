@@ -1,4 +1,4 @@
-"""Standard output or error that is closed, full or read by nobody: a run goes on, other commands end quietly."""
+"""Standard output or error is closed, full or not read by anyone: a run continues, and other commands end quietly."""
 import os
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ STEPS = 40
 
 class StreamsTest(TrainTest):
     def shell(self, redirection, *words, expect=0):
-        """Runs the words in a shell, with redirections; the status is theirs, not that of a reader."""
+        """Runs the words in a shell, with redirections. Returns their exit status, not that of a reader."""
         script = f'set -o pipefail; "$@" {redirection}'
         done = subprocess.run(["bash", "-c", script, "bash", *words], capture_output=True, text=True, timeout=120)
         self.assertEqual(done.returncode, expect, done.stdout[-2000:] + done.stderr[-2000:])

@@ -1,4 +1,5 @@
-"""Runs on synthetic data: what they repeat, what they refuse, and that every output says what they are."""
+"""Runs on synthetic data: they are reproducible, refuse checkpoints of other data, and every output says that the data
+is synthetic."""
 import json
 import os
 import shutil
@@ -36,12 +37,12 @@ class SyntheticTest(TrainTest):
         self.assertIn("no such file", self.run_train(LLAMA, "--train-iters", "1", "--save", self.path("other"),
                                                      "--tokenizer", self.path("none"), expect=2).stderr)
         self.assertFalse(os.path.exists(self.path("other")))   # before the first step
-        # Nor may another run be resumed into it; its own may, however its checkpoint is written.
+        # Nor may another run's checkpoint be resumed into the folder; its own may, however the path is written.
         self.run_train(LLAMA, "--train-iters", "1", "--save", self.path("other"))
         done = self.run_train(LLAMA, "--train-iters", "2", "--save", self.path("run"), "--resume",
                               self.path("other", "step-00000001"), expect=2)
         self.assertIn("holds checkpoints of an earlier run", done.stderr)
-        for save in (".", self.path("run")):   # from within it, too
+        for save in (".", self.path("run")):   # also with the folder as the working folder
             done = self.run_train(LLAMA, "--train-iters", "2", "--save", save, cwd=self.path("run"), expect=2)
             self.assertIn("holds checkpoints of an earlier run", done.stderr)
         self.assertEqual(bytes_of_all(), before)
@@ -85,7 +86,7 @@ class SyntheticTest(TrainTest):
         with open(self.path("run", "step-00000003", "state.json")) as f:
             state = json.load(f)
         self.assertEqual((state["train_data"], state["config"]["synthetic-data"]), ({"synthetic": 1}, True))
-        # Again in the header of the resumed part.
+        # The header of the resumed part says so, too.
         self.run_train(LLAMA, *options, "--train-iters", "5", "--resume", "auto")
         self.assertEqual([r["synthetic_data"] for r in records(log, "header")], [True, True])
         plan = self.run_train(LLAMA, "--dry-run", "--verbose").stdout
@@ -106,9 +107,9 @@ class SyntheticTest(TrainTest):
             self.run_train(GPT2, *first, "--train-iters", "2", *run)
             done = self.run_train(GPT2, *then, "--train-iters", "4", *run, expect=2)
             self.assertIn("--synthetic-data", done.stderr)
-            # Weights alone may come from anywhere.
+            # --load accepts the weights of any run.
             self.run_train(GPT2, *then, "--train-iters", "1", "--load", self.path(name, "step-00000002"))
-            # The record of the data says it, too.
+            # The record of the data says so, too.
             state_file = self.path(name, "step-00000002", "state.json")
             with open(state_file) as f:
                 self.assertEqual(json.load(f)["train_data"].get("synthetic", 0), 0 if first else 1)

@@ -42,7 +42,7 @@ class Train(TrainTest):
             self.assertIn("--fp8-attention has no effect: ", self.run_train(GPT2, *options, expect=2).stderr)
 
     def test_attention_mode(self):
-        """Which kernel runs is known at the start only: without the one that has modes, the banner says so."""
+        """The attention kernel is known at the start only: if it has no fast mode, the banner says so."""
         asked = self.run_train(LLAMA, "--train-iters", "2", "--kv-channels", "64", "--attention", "fast")
         self.assertIn("row by row on the CPU; --attention fast has no effect on it", asked.stdout)
         self.assertIn("note: --attention has no effect without a GPU", asked.stdout)
@@ -69,7 +69,8 @@ class Train(TrainTest):
         self.assertIn("ran 42 FP8 matmuls, the plan has 48", done.stderr)
 
     def test_fp8_matmuls_are_those_the_profiler_saw(self):
-        """The second step under Nsight Compute: kernels whose names say FP8 operands, against the plan."""
+        """Nsight Compute lists the kernels of the second step; those with FP8 operands in their names must be as many
+        as planned."""
         if not os.path.basename(BUILD).startswith("cuda") or not shutil.which("ncu"):
             self.skipTest("needs a CUDA build and ncu")
         for recipe, planned in (("none", 0), ("delayed", 48), ("tensorwise", 48), ("blockwise", 48)):
@@ -82,7 +83,7 @@ class Train(TrainTest):
                 self.assertEqual(done.returncode, 0, done.stderr + done.stdout[-2000:])
                 table = csv.DictReader(line for line in done.stdout.splitlines() if line.startswith('"'))
                 names = [row["Kernel Name"] for row in table]
-                # cuBLASLt's letters for E4M3 and E5M2 are q and r.
+                # In names of cuBLASLt's kernels q is E4M3 and r is E5M2.
                 fp8 = [name for name in names if re.search(r"nvjet\w*_[qr][qr]|gemm\w*e[45]m[23]", name)]
                 self.assertEqual(len(fp8), planned, sorted(set(names)))
 
@@ -95,7 +96,7 @@ class Train(TrainTest):
             done = self.run_train(LLAMA, "--train-iters", str(steps), *save, "--resume", "auto", "--fp8-recipe", recipe)
             self.assertIn(said, done.stdout)
             self.assertEqual(records(self.path("log.jsonl"), "step")[-1]["step"], steps)
-        # Never out of FP8 by forgetting the option.
+        # Leaving out the option does not continue the run in BF16.
         done = self.run_train(LLAMA, "--train-iters", "10", *save, "--resume", "auto", expect=2)
         self.assertIn("--fp8-recipe delayed", done.stderr)
         done = self.run_train(LLAMA, "--train-iters", "10", *save, "--resume", "auto", "--fp8-recipe", "none")
@@ -112,7 +113,7 @@ class Train(TrainTest):
             with self.subTest(options):
                 done = self.run_train(LLAMA, "--train-iters", str(steps), *save, *options)
                 self.assertEqual(anew in done.stdout, told is not None, done.stdout)
-                # One more where the first micro-batch primes.
+                # With delayed scaling there is one more, the calibration step.
                 primes = steps == 2 or told is not None
                 self.assertIn(f"in the first step ({2 + primes} micro-batches)", done.stdout)
         self.assertIn("--fp8-margin", done.stdout)
@@ -155,7 +156,7 @@ class Train(TrainTest):
         self.assertIn(f"--train-data '{self.path('train_*.bin')}' --train-iters", command)
 
     def test_a_skipped_step_does_not_prime_fp8(self):
-        # One token has an infinite embedding: steps that read it are skipped, the others are sound.
+        # One token has an infinite embedding: steps that read it are skipped, and the others are normal.
         rare = VOCAB - 1
         shards = [[t % rare for t in make_tokens(3000, 1)], [t % rare for t in make_tokens(2001, 2)]]
         self.run_train(LLAMA, "--train-iters", "1", "--save", self.path("run"))
@@ -179,14 +180,14 @@ class Train(TrainTest):
                 state = json.load(f)["fp8"]
             shutil.rmtree(self.path("fp8"))
             os.unlink(log)
-            primed = "not finite is in micro-batch 0," in done.stdout   # the micro-batch that primes
+            primed = "not finite is in micro-batch 0," in done.stdout   # the calibration step
             if skipped == [True, False, False] and primed:
                 break
         self.assertTrue(primed and skipped == [True, False, False], "no seed skips the first step alone")
         self.assertIn("the next step calibrates again", done.stdout)
         infinity = 0x7f800000
         self.assertTrue(all(bits < infinity for t in state["tensors"].values() for bits in t["history_bits"]))
-        self.assertEqual({t["updates"] for t in state["tensors"].values()}, {3})   # priming and two steps
+        self.assertEqual({t["updates"] for t in state["tensors"].values()}, {3})   # the calibration step and two steps
 
     def test_fp8_health_is_recorded(self):
         self.run_train(GPT2, "--train-iters", "4", "--fp8-recipe", "delayed", "--fp8-stats-interval", "2",
@@ -201,8 +202,8 @@ class Train(TrainTest):
         self.assertEqual(names["1.up.dy"]["format"], "e5m2")
 
     def test_golden_losses(self):
-        """Losses of committed runs, bit for bit: a refactoring shows the same, a numeric change shows both curves.
-        LLMC_UPDATE_GOLDEN=1 rewrites the file."""
+        """The losses of fixed runs must equal committed ones to the bit. A refactoring must not change them; a numeric
+        change must show both curves. LLMC_UPDATE_GOLDEN=1 rewrites the file."""
         if os.path.basename(BUILD).startswith("cuda"):
             self.skipTest("golden losses are those of the CPU device")
         runs = {
@@ -262,7 +263,8 @@ class Train(TrainTest):
         self.assertNotIn("step 1 ", done.stdout)
         self.assertFalse(os.path.exists(self.path("new")))
         few = ["--train-iters", "3", "--save-interval", "1", "--save", self.path("run")]
-        self.run_train(GPT2, *few, "--keep", str(10 ** 9))   # as many as are written must fit, not as many as are kept
+        # The disk needs room for the checkpoints that the run writes, which are fewer than --keep.
+        self.run_train(GPT2, *few, "--keep", str(10 ** 9))
         self.assertEqual(len(self.checkpoints("run")), 3)
 
     def test_load_starts_from_the_weights_only(self):
@@ -353,7 +355,7 @@ class Train(TrainTest):
             self.assertEqual(losses["on"], losses["recomputed"])
             self.assertEqual(losses["on"], losses["kept"])
             self.assertEqual(evaluations["on"], evaluations["recomputed"])
-            # Even before the first step, on the same weights.
+            # Also before the first step, with the same weights.
             self.assertNotEqual(losses["on"][0], losses["off"][0])
             self.assertNotEqual(evaluations["on"][0], evaluations["off"][0])
             self.assertAlmostEqual(losses["on"][0], losses["off"][0], delta=0.1)

@@ -1,5 +1,5 @@
-"""TROUBLESHOOTING.md against the sources: every line that it quotes exists, has the exit code it says, and, where a CPU
-can bring it about at once, is what the program prints."""
+"""TROUBLESHOOTING.md against the sources: every quoted line exists and has the exit code that the document says. If a
+short run on a CPU can cause it, the program must print it."""
 import glob
 import os
 import re
@@ -13,9 +13,9 @@ from tests.support.train import BUILD, GPT2, LLAMA, ROOT, TrainTest, make_tokens
 EXIT_CODES = {"kExitBug": 1, "kExitBadInput": 2, "kExitFp8NotEffective": 3, "kExitDiverged": 4,
               "kExitNoCheckpoint": 5, "kExitPeerLost": 6, "kExitDisk": 7}
 PLACEHOLDER = re.compile(r"<[a-z][^<>`]*>")
-# What is put around a message where it is printed.
+# The prefixes and suffixes with which messages are printed.
 FRAME = re.compile(r"^(?:error|note|warning|fp8|stop): |; all ranks end$")
-GAP = "\0"   # in templates: what is filled in
+GAP = "\0"   # in templates: a value that is filled in
 
 
 def read(path):
@@ -23,11 +23,11 @@ def read(path):
         return f.read()
 
 
-# ---- what the document quotes
+# ---- the quotes of the document
 
 
 class Quote:
-    """A line in the column "the log says", its exit code (None if it does not end the run) and where it stands."""
+    """A line in the column "the log says", its exit code (None if it does not end the run) and its line number."""
 
     def __init__(self, text, exit_code, line):
         self.text, self.exit_code, self.line = text, exit_code, line
@@ -59,11 +59,11 @@ def quotes():
     return found
 
 
-# ---- what the sources print
+# ---- the messages of the sources
 
 
 def c_statements(text):
-    """(literals with gaps where values go, exit code or None) of each statement that has a literal."""
+    """For each statement with a literal: its literals, with gaps for values, and the exit code or None."""
     token = re.compile(r'//[^\n]*|/\*.*?\*/|"((?:\\.|[^"\\\n])*)"|\'(?:\\.|[^\'\\\n])+\'|[;{}]|[^"\'/;{}]+|/', re.S)
     literals, code, adjacent = [], "", False
     for match in token.finditer(text):
@@ -96,7 +96,7 @@ def exit_code_of(code):
 
 
 def templates():
-    """(file, template, exit code) of everything that a program here may print."""
+    """(file, template, exit code) of every message that a program of this repository may print."""
     printf = re.compile(r"%%|%[-+ #0]*(?:\*|\d+)?(?:\.(?:\*|\d+))?(?:hh|h|ll|l|z|j|t)?[diouxXeEfFgGcsp]")
     found = []
     for pattern in ("*.cpp", "*.h", "*.inl", "*.cu", "*.cuh"):
@@ -116,7 +116,7 @@ def templates():
 
 
 def matched(parts, template):
-    """Whether the parts stand in the template in their order."""
+    """Whether the template contains the parts in this order."""
     at = 0
     for part in parts:
         at = template.find(part, at)
@@ -127,7 +127,7 @@ def matched(parts, template):
 
 
 def tiled(part, pieces):
-    """Whether the part is put together of whole pieces; at its ends they may be cut."""
+    """Whether the part is a concatenation of pieces, of which the first and the last may be incomplete."""
     all_pieces = GAP + GAP.join(pieces) + GAP
     if part in all_pieces:
         return True
@@ -152,11 +152,11 @@ class TroubleshootingTest(TrainTest):
     # ---- quotes against sources
 
     def places(self, parts):
-        """(file, exit code) of the statements that have all parts in order."""
+        """(file, exit code) of the statements that contain all parts in this order."""
         return [(path, code) for path, template, code in self.templates if matched(parts, template)]
 
     def in_one_file(self, parts):
-        """A message put together of several statements: all its parts are in one file."""
+        """A message that several statements build: all its parts are in one file."""
         return any(all(tiled(part, pieces) for part in parts) for pieces in self.pieces.values())
 
     def exists(self, quote):
@@ -172,7 +172,7 @@ class TroubleshootingTest(TrainTest):
         for quote in self.quotes:
             with self.subTest(quote=quote):
                 self.assertTrue(max(map(len, quote.fixed())) >= 4, "nothing fixed in it")
-                # What is put together of several files must be provoked by one of the cases below.
+                # A message that several files build must be caused by one of the cases below.
                 self.assertTrue(self.exists(quote) or quote.text in provoked)
 
     def test_a_changed_word_is_found(self):
@@ -439,7 +439,7 @@ class TroubleshootingTest(TrainTest):
                 run = self.command(GPT2, "--train-iters", "1000000", "--comm-timeout", "2", "--inject", fault)
                 done = subprocess.run([*wrapper, *run], capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
                 self.assertEqual(done.returncode, self.quoted(key).exit_code, done.stderr)
-                # mpirun may lose what a rank says at its end; the wrapper repeats it, without the frame.
+                # mpirun may lose the last lines of a rank; the wrapper repeats them, without prefix.
                 self.assertRegex(done.stderr, Quote(self.quoted(key).body, None, 0).pattern())
                 for line in ("a rank was lost or hung", "fault injection: rank"):
                     self.check_line(line, done.stderr)

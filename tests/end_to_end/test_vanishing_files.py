@@ -1,4 +1,5 @@
-"""Shards that are cut under a run: it saves as for a stop and ends with 2 and one line, on any number of ranks."""
+"""Shards are truncated while a run reads them: it saves a checkpoint and exits with 2 and one line, on any number of
+ranks."""
 import json
 import os
 import re
@@ -11,7 +12,7 @@ from tests.support.train import GPT2, TrainTest, records
 
 
 def cut_after_a_step(process, path, left=1024):
-    """Truncates a shard when the run has printed its third step. Returns what the run prints on standard error."""
+    """Truncates a shard when the run has printed its third step. Returns the standard error of the run."""
     for line in process.stdout:
         if line.startswith("step 3/"):
             os.truncate(path, left)

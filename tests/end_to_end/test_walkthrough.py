@@ -1,5 +1,5 @@
-"""The README's walkthrough, "Your own text in ten minutes", typed as it stands in a folder with text of one's own, and
-the outputs that the README shows, compared with what is printed. Numbers may differ, words may not."""
+"""Runs the README's walkthrough, "Your own text in ten minutes", as written, in a folder with some text, and compares
+the outputs that the README shows with the printed ones. Numbers may differ, words may not."""
 import glob
 import os
 import re
@@ -20,13 +20,13 @@ def section(title):
 
 
 def shown(text):
-    """The lines of the outputs of a section, without the dots for what was left out."""
+    """The lines of the outputs of a section, without the dots that stand for omitted lines."""
     lines = [line for kind, body in BLOCK.findall(text) if kind == "text" for line in body.splitlines()]
     return [line for line in lines if line != "..."]
 
 
 def words(line):
-    """A line with 0 for each of its numbers, whose width says nothing."""
+    """A line with 0 in place of each number, whatever its width."""
     return " ".join(NUMBER.sub("0", line).split())
 
 
@@ -81,7 +81,7 @@ class Walkthrough(unittest.TestCase):
         text = section("Your own text in ten minutes")
         block = next(body for kind, body in BLOCK.findall(text) if kind == "sh")
         commands = pasted(f"```sh\n{block}```\n")
-        self.assertEqual(commands[0], "make train_llama")   # what is tested was built by it
+        self.assertEqual(commands[0], "make train_llama")   # make has built the tested executable
         printed = [line for command in commands[1:] for line in self.run_it(command)]
         self.assertIsNone(missing(shown(text), printed), "README.md shows it; printed was\n" + "\n".join(printed))
         self.assertTrue(any(line.startswith("ROMEO:") for line in printed))

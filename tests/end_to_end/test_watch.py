@@ -1,5 +1,5 @@
-"""Ranks that are lost, stuck or told to stop, over MPI on the CPU device: all are gone in time, with the right exit
-code, and it is said who waits for whom."""
+"""Ranks that are lost, stuck or asked to stop, over MPI on the CPU device: all end in time with the right exit code,
+and the hang report says which rank waits for which."""
 import contextlib
 import os
 import re
@@ -21,7 +21,7 @@ FOREVER = ["--train-iters", "1000000", "--comm-timeout", str(TIMEOUT)]
 
 
 def shared_memory(pid):
-    """Its files, of OpenMPI too, that a process has mapped or open."""
+    """The files of the run and of OpenMPI that a process has mapped or open."""
     found = set()
     try:
         with open(f"/proc/{pid}/maps") as maps:
@@ -34,7 +34,7 @@ def shared_memory(pid):
 
 
 def fields(pid):
-    """Of /proc/PID/stat from the state on; none if the process is gone."""
+    """The fields of /proc/PID/stat from the state on; none if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
             return stat.read().rsplit(")", 1)[1].split()
@@ -43,7 +43,8 @@ def fields(pid):
 
 
 def catchable():
-    """A shell cannot catch what was ignored before it, as SIGINT is in what another shell runs in the background."""
+    """Resets SIGINT: a shell cannot trap a signal that was ignored when it started, and background jobs of a shell
+    ignore SIGINT."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -53,7 +54,7 @@ def with_sigusr1_blocked():
 
 
 def processes(parent):
-    """Living ones below `parent`, each with its command, by number."""
+    """The living descendants of `parent`: their commands by process id."""
     found = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         state = fields(pid)
@@ -79,7 +80,7 @@ class WatchTest(TrainTest):
         return [*launcher, "-np", str(ranks), *self.command(GPT2, *ONE_EACH[:3], str(4 * ranks), *options)]
 
     def start(self, command, until="step 3/", before=catchable, **environment):
-        """The launcher's process, and what it printed until that line."""
+        """Starts the launcher. Returns its process, and its output up to that line."""
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                    env=dict(ENVIRONMENT, **environment), preexec_fn=before)
         self.addCleanup(self.end, process)
@@ -92,7 +93,7 @@ class WatchTest(TrainTest):
         self.fail(process.stderr.read())
 
     def end(self, process):
-        """What a test that failed left behind."""
+        """Ends the processes that a failed test has left."""
         if process.poll() is None:
             for pid in [process.pid, *processes(process.pid)]:
                 with contextlib.suppress(ProcessLookupError):
@@ -100,7 +101,7 @@ class WatchTest(TrainTest):
         process.communicate()
 
     def finish(self, process, expect):
-        """Seconds until it ended, and its errors. Nothing of the run may be left."""
+        """Waits for the end. Returns the seconds and the standard error; nothing of the run may be left."""
         start = time.monotonic()
         out, errors = process.communicate(timeout=60)
         took = time.monotonic() - start
@@ -123,12 +124,12 @@ class WatchTest(TrainTest):
         save = self.path("run")
         process = self.start(self.command_of(2, *FOREVER, "--save", save))
         process.kill()
-        process.communicate(timeout=60)   # the ranks hold the pipe to their end
+        process.communicate(timeout=60)   # the ranks keep the pipe open until they end
         self.assertEqual([pid for pid in self.ranks if fields(pid)[:1] not in ([], ["Z"])], [])
         self.assertEqual(len(self.checkpoints(save)), 1)
 
     def test_an_mpirun_that_takes_no_notice_of_a_dead_rank_is_ended(self):
-        """OpenMPI 4.1 locks up in one of some 200 runs of which a rank is killed while it registers."""
+        """If a rank is killed while it registers, OpenMPI 4.1 deadlocks in about one of 200 runs."""
         stuck = self.path("mpirun")
         with open(stuck, "w") as file:
             file.write(f"#!{sys.executable}\nimport os, time\nif os.fork() == 0:\n    os._exit(3)\ntime.sleep(60)\n")
@@ -151,7 +152,7 @@ class WatchTest(TrainTest):
             self.assertLess(time.monotonic(), end, left)
             time.sleep(0.05)
 
-    # ---- a rank is lost, or does not go on
+    # ---- a rank is lost, or hangs
 
     def test_a_killed_rank_ends_all_and_the_others_say_so(self):
         process = self.start(self.command_of(3, *FOREVER))
@@ -159,7 +160,7 @@ class WatchTest(TrainTest):
         took, errors = self.finish(process, 6)
         self.assertLess(took, TIMEOUT + 5)
         self.assertRegex(errors, r"rank 1 \(process \d+ on [^)]+\) is gone, last seen in (step \d+|collective \d+)")
-        for rank in (0, 2):   # what each did last
+        for rank in (0, 2):   # the last place of each rank
             self.assertRegex(errors, rf"launch_mpi.sh: rank {rank} \(process \d+ on [^)]+\): .*step \d+")
 
     def test_a_stopped_rank_ends_all_also_when_it_is_the_first(self):
@@ -206,14 +207,14 @@ class WatchTest(TrainTest):
         self.assertRegex(errors, r"rank 0 \(.*\) is in step 4, save.*, without progress for 5.*--comm-timeout 0.5")
         self.assertEqual(self.checkpoints("run"), ["step-00000002"])
 
-    # Ranks that do not share memory: what they post goes through a socket. tests/cluster/ has real hosts.
+    # Ranks that do not share memory send their heartbeats through a socket. tests/cluster/ has real hosts.
     def two_hosts(self, *options):
         program = self.command(GPT2, *ONE_EACH, *options)
         return [*WRAPPER, *each_rank(*(["env", f"LLMFP8_HOST={host}", *program] for host in ("here", "there")))]
 
     def test_between_hosts_it_is_said_who_waits_for_whom(self):
         process = self.start(self.two_hosts(*FOREVER))
-        time.sleep(1.5)   # rows travel twice a second
+        time.sleep(1.5)   # heartbeats are sent twice per second
         os.kill(self.rank_pids()[1], signal.SIGSTOP)
         took, errors = self.finish(process, 6)
         self.assertLess(took, TIMEOUT + 5)
@@ -228,11 +229,12 @@ class WatchTest(TrainTest):
                 self.assertRegex(errors, text)
 
     def test_strangers_at_the_port_do_not_keep_hosts_from_meeting(self):
-        # The port is open for milliseconds, in which a busy machine may let nobody in. test_heartbeat_link has 500.
+        # The port is open for milliseconds only, in which on a busy machine no connection may succeed.
+        # test_heartbeat_link makes 500.
         self.assertTrue(any(self.met_by_strangers() for _ in range(8)), "nobody found the port open")
 
     def met_by_strangers(self):
-        """How many came to a run of two hosts between its start and its first steps."""
+        """The number of connections to a run on two hosts between its start and its first steps."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -258,7 +260,7 @@ class WatchTest(TrainTest):
         finally:
             started.set()
             knocking.join()
-        for stranger in met:   # nobody keeps them, and they hear the challenge at most
+        for stranger in met:   # they are disconnected, and receive at most the challenge
             heard = b""
             with stranger, contextlib.suppress(ConnectionResetError):
                 while piece := stranger.recv(4096):
@@ -275,7 +277,7 @@ class WatchTest(TrainTest):
         self.addCleanup(self.end, process)
         _, errors = process.communicate(timeout=20)
         self.assertEqual(process.returncode, 2, errors)
-        self.assertIn("LLMFP8_SOCKET_IFNAME=ib-none: no interface of this host is meant; it has ", errors)
+        self.assertIn("LLMFP8_SOCKET_IFNAME=ib-none: no interface of this host matches; it has ", errors)
         self.assertEqual(errors.count("error: "), 1, errors)
 
     def test_a_rank_that_dies_at_its_start_ends_all(self):
@@ -299,14 +301,14 @@ class WatchTest(TrainTest):
         ends = [(process.communicate(timeout=60)[1], process.returncode) for process in many]
         self.assertEqual(ends, [("", 42)] * 50)
 
-    # ---- it is told to stop
+    # ---- the run is asked to stop
 
     def last_step(self):
         steps = [r["step"] for r in records(self.log, "step")]
         return max(steps, default=0)
 
     def saved_and_stopped(self, reason):
-        """The run ended with a checkpoint of its last step, and goes on from there."""
+        """The run must have saved a checkpoint of its last step, and must resume it."""
         stops = [r["text"] for r in records(self.log, "event") if r["kind"] == "stop"]
         self.assertEqual(len(stops), 1, stops)
         found = re.fullmatch(r"(.*) after step (\d+)", stops[0])
@@ -351,7 +353,7 @@ class WatchTest(TrainTest):
 
     def test_a_second_signal_ends_all_at_once(self):
         process = self.start(self.command_of(2, *FOREVER, "--inject", "stall:rank=1@step=12"), until="step 10/")
-        time.sleep(0.5)   # it hangs, and cannot finish its step
+        time.sleep(0.5)   # the rank hangs and cannot finish its step
         process.send_signal(signal.SIGTERM)
         time.sleep(1.2)   # a copy within a second would not count
         process.send_signal(signal.SIGTERM)
@@ -375,7 +377,7 @@ class WatchTest(TrainTest):
         self.assertLess(time.monotonic() - start, 10)
         self.saved_and_stopped("--exit-duration-in-mins 0.05")
 
-    # ---- drills that no rank dies of
+    # ---- injected faults that end no rank
 
     def test_a_gradient_that_is_no_number_skips_one_step(self):
         for ranks, fault in ((1, "nan:grad@3"), (2, "nan:grad:rank=1@3")):
@@ -393,10 +395,10 @@ class WatchTest(TrainTest):
                 self.assertEqual(self.checkpoints("run"), ["step-00000002"])
                 shutil.rmtree(self.save)
 
-    # ---- ranks that do not belong together
+    # ---- ranks that are not alike
 
     def differing(self, first, second, text):
-        """One line, exit 2."""
+        """The run must end with exit code 2 and one line."""
         done = subprocess.run([*WRAPPER, *each_rank(first, second)], capture_output=True, text=True, timeout=60,
                               env=ENVIRONMENT)
         self.assertEqual(done.returncode, 2, done.stderr)

@@ -1,6 +1,6 @@
-"""ZeRO over MPI on the CPU device: bits that depend on nothing but the number of ranks, the order of additions and the
-wire of gradients, and what a run says of its communication. Every recipe with every wire and any number of ranks is in
-test_zero*.cpp."""
+"""ZeRO over MPI on the CPU device: the bits depend only on the number of ranks, the order of additions and the
+communication dtype of gradients; the lines that a run prints about its communication. test_zero*.cpp has every recipe
+with every communication dtype and number of ranks."""
 import os
 import re
 import shutil
@@ -40,14 +40,14 @@ class ZeroTest(RanksTest):
         for ranks, binary, options in cases:
             expected = self.figures(ranks, binary, *options)
             reports = ["--fp8-stats-interval", "2"]
-            if "blockwise" not in options:   # has no factor that lasts
+            if "blockwise" not in options:   # has no scale that is kept
                 reports += ["--fp8-check-interval", "1"]
             for same in ([], ["--overlap", "off"], ["--zero", "0"], ["--fp8-param-gather", *reports]):
                 with self.subTest(ranks=ranks, options=options, same=same):
                     self.assertEqual(self.figures(ranks, binary, *options, *same), expected)
 
     def test_levels_and_groups(self):
-        """With one micro-batch a rank the levels give equal bits; groups only add in another order."""
+        """With one micro-batch per rank all levels give equal bits; groups only add in another order."""
         for ranks, group in ((4, 2), (8, 4)):
             one_each = ["--micro-batch-size", "1", "--global-batch-size", str(ranks)]
             expected = self.figures(ranks, LLAMA, "--dtype", "fp32", *one_each)
@@ -60,7 +60,8 @@ class ZeroTest(RanksTest):
                     self.assertLess(abs(x - y), 1e-6 * y)
 
     def test_weights_are_gathered_in_every_pass(self):
-        """Evaluation of a number of micro-batches that the ranks do not divide, samples and a resumed run as well."""
+        """Evaluates a number of micro-batches that is not divisible by the ranks, draws samples, and resumes the
+        run."""
         passes = ["--valid-data", self.path("valid.bin"), "--eval-interval", "2", "--eval-iters", "4", "--sample-every",
                   "2", "--sample-tokens", "3", "--num-layers", "4"]
         for binary, options in ((LLAMA, ["--fp8-recipe", "delayed", "--fp8-lm-head", "--recompute", "block"]),
@@ -93,7 +94,7 @@ class ZeroTest(RanksTest):
                 self.assertLess(abs(loss / one_loss - 1), 0.01)
                 self.assertLess(abs(norm / one_norm - 1), 0.05)
         calls = [int(re.search(r"^  all-to-all +bf16 +4 +(\d+) ", text, re.M).group(1)) for text in (whole, self.text)]
-        self.assertEqual(calls[1], 3 * calls[0])   # micro-batches of a rank
+        self.assertEqual(calls[1], 3 * calls[0])   # a rank has three micro-batches
 
     def test_a_run_says_what_it_exchanges_and_how_long_nothing_hid_it(self):
         wires = ["--grad-comm-dtype", "fp8", "--fp8-recipe", "delayed"]

@@ -1,5 +1,6 @@
-// The link between heartbeat tables of several hosts: what hosts send each other, and what strangers at the port, wrong
-// secrets, recorded and reflected messages come to. Real sockets; a stranger knows no secret.
+// The link between the heartbeat tables of several hosts: messages between hosts, and how unknown processes, wrong
+// secrets, recorded and reflected messages are rejected. The sockets are real. A "stranger" is a process without the
+// secret.
 #ifdef LLMC_MPI
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -10,7 +11,6 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
-#include <sstream>
 #include <thread>
 
 #include "llmc/base/check.h"
@@ -25,7 +25,7 @@ const LinkPlace kHere{.interfaces = "=lo"};
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// A socket of somebody without the secret.
+// A socket of a process without the secret.
 struct Wire {
     int fd;
     std::string in = {};
@@ -67,7 +67,7 @@ struct Wire {
     bool closed() { return frame().empty(); }
 };
 
-// Where a connector believes rank 0 to be.
+// The address at which connecting hosts look for rank 0.
 struct Trap {
     int fd = ::socket(AF_INET, SOCK_STREAM, 0);
     std::string address;
@@ -85,7 +85,7 @@ struct Trap {
     Wire accept() const { return Wire(::accept(fd, nullptr, nullptr)); }
 };
 
-// Somebody between two hosts that know the secret, who passes their handshake on.
+// A man in the middle: passes on the handshake of two hosts that know the secret.
 struct Between {
     Trap trap;
     std::unique_ptr<Link> root = Link::listen("secret", 1, kHere), one;
@@ -109,7 +109,7 @@ struct Between {
     }
 };
 
-// What a link receives until `enough`, or for 10 s.
+// Collects the messages that a link receives until `enough`, or for 10 s.
 std::vector<std::string> receive(Link& link, const std::function<bool(const std::vector<std::string>&)>& enough) {
     std::vector<std::string> got;
     const Clock::time_point start = Clock::now();
@@ -163,11 +163,11 @@ TEST_CASE("heartbeat link: hosts with the secret connect, and messages arrive in
     REQUIRE(one);
     REQUIRE(two);
     CHECK(error == "");
-    const std::string large(3 << 20, 'x');   // more than a socket takes at once, and than one call reads
+    const std::string large(3 << 20, 'x');   // more than a socket's buffer holds, and than one call reads
     two->send(0, Link::kRows, large);
     two->send(0, Link::kHangReport, "last");
     root->send(1, Link::kHangReport, "to one");
-    std::thread sending([&] {   // the rest of what the socket did not take
+    std::thread sending([&] {   // sends what did not fit into the socket's buffer
         receive(*two, [](const auto& got) { return !got.empty(); });
     });
     CHECK(receive(*one, [](const auto& got) { return got.size() == 1; }) == Words{"0 report to one"});
@@ -199,7 +199,7 @@ TEST_CASE("heartbeat link: peers without the secret are rejected, and the error 
     CHECK(error == address + ": Connection refused");
 }
 
-TEST_CASE("heartbeat link: 500 strangers do not keep hosts from meeting, and the port is closed then") {
+TEST_CASE("heartbeat link: hosts connect in spite of 500 strangers, and then the port is closed") {
     auto root = Link::listen("secret", 2, kHere);
     const std::string address = root->address();
     std::vector<int> missing{0};
@@ -216,8 +216,8 @@ TEST_CASE("heartbeat link: 500 strangers do not keep hosts from meeting, and the
             case 0: break;   // says nothing
             case 1: stranger.write(std::string(100, '\xff')); break;
             case 2: stranger.write(hello.substr(0, 8) + std::string(8, '\x7f')); break;   // a length of 2^63
-            case 3: stranger.write(hello); break;                                          // a proof of nothing
-            case 4: stranger.write(hello.substr(0, 40)); break;                            // which never goes on
+            case 3: stranger.write(hello); break;                                          // a wrong proof
+            case 4: stranger.write(hello.substr(0, 40)); break;                            // an incomplete frame
             case 5: stranger.write(std::string(64 << 10, 'x')); break;
             default: ::shutdown(stranger.fd, SHUT_RDWR);
         }
@@ -233,7 +233,7 @@ TEST_CASE("heartbeat link: 500 strangers do not keep hosts from meeting, and the
     CHECK(error == "");
     REQUIRE(one);
     REQUIRE(two);
-    CHECK(took < 2);   // less than one silent stranger has
+    CHECK(took < 2);   // less than the time that a silent stranger is allowed
     CHECK(root->sockets().size() == 2);
     for (Wire& stranger : strangers) {
         while (!stranger.closed()) {}
@@ -245,7 +245,7 @@ TEST_CASE("heartbeat link: 500 strangers do not keep hosts from meeting, and the
     CHECK(receive(*root, [](const auto& got) { return !got.empty(); }) == Words{"1 rows still"});
 }
 
-TEST_CASE("heartbeat link: a stranger that says nothing has two seconds") {
+TEST_CASE("heartbeat link: a silent stranger is disconnected after two seconds") {
     auto root = Link::listen("secret", 1, kHere);
     std::thread listener([&] { root->accept_all(5); });
     const Clock::time_point start = Clock::now();
@@ -260,7 +260,7 @@ TEST_CASE("heartbeat link: a stranger that says nothing has two seconds") {
     listener.join();
 }
 
-TEST_CASE("heartbeat link: of too many strangers the oldest are dropped before their time") {
+TEST_CASE("heartbeat link: if there are too many strangers, the oldest are disconnected early") {
     auto root = Link::listen("secret", 1, kHere);
     std::thread listener([&] { root->accept_all(1.5); });
     const Clock::time_point start = Clock::now();
@@ -277,7 +277,7 @@ TEST_CASE("heartbeat link: of too many strangers the oldest are dropped before t
     listener.join();
 }
 
-TEST_CASE("heartbeat link: the secret is not sent, and a recorded handshake is of no use") {
+TEST_CASE("heartbeat link: the secret is not sent, and a recorded handshake is rejected") {
     Between recorded;
     for (const std::string& message : {recorded.challenge, recorded.hello, recorded.welcome})
         CHECK(!contains(message, "secret"));
@@ -292,7 +292,7 @@ TEST_CASE("heartbeat link: the secret is not sent, and a recorded handshake is o
     CHECK(again.closed());
     listener.join();
     CHECK(missing == std::vector<int>{1});
-    // A recorded rank 0 does not deceive a host either.
+    // Recorded messages of rank 0 do not deceive a host either.
     Trap trap;
     std::string error;
     std::unique_ptr<Link> one;
@@ -306,7 +306,7 @@ TEST_CASE("heartbeat link: the secret is not sent, and a recorded handshake is o
     CHECK(!one);
 }
 
-TEST_CASE("heartbeat link: what a host has sent, sent back, is of no use") {
+TEST_CASE("heartbeat link: reflected messages of a host are rejected") {
     Trap trap;
     std::string error;
     std::unique_ptr<Link> one;
@@ -319,7 +319,7 @@ TEST_CASE("heartbeat link: what a host has sent, sent back, is of no use") {
     CHECK(host.closed());
     connector.join();
     CHECK(!one);
-    // A host's proof for one connection, given back as that of another.
+    // A host's proof for one connection, sent back as the proof for another.
     auto root = Link::listen("secret", 1, kHere);
     std::thread listener([&] { root->accept_all(0.5); });
     Wire stranger(root->address());
@@ -350,7 +350,7 @@ TEST_CASE("heartbeat link: a frame that was repeated, changed, left out or sent 
         if (how == "longer") second[8] ^= 1;
         middle.to_root->write(second + std::string(64, 'x'));
         const auto got = receive(*middle.root, [&](const auto&) { return middle.root->lost(1); });
-        CHECK(middle.root->lost(1));   // "none": by what follows, which is no frame
+        CHECK(middle.root->lost(1));   // "none": the bytes that follow are no frame
         const Words both = {"1 rows first", "1 report second"};
         CHECK(got == Words(both.begin(), both.begin() + (how == "none" ? 2 : how == "left out" ? 0 : 1)));
     }
@@ -371,7 +371,7 @@ TEST_CASE("heartbeat link: the interface and the ports can be chosen") {
     for (const char* interfaces : {"=l", "eth-none", "^lo,e,w,d,b,v,t,p,i,n", "10.255.255.255", "127.0.0.0/33", ","}) {
         CAPTURE(std::string(interfaces));
         CHECK(contains(refused_place({interfaces}), std::string("LLMFP8_SOCKET_IFNAME=") + interfaces
-                                                        + ": no interface of this host is meant; it has "));
+                                                        + ": no interface of this host matches; it has "));
     }
     CHECK(refused_ports("") == "");
     CHECK(refused_ports("5000") == "");

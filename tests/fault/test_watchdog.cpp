@@ -148,7 +148,7 @@ TEST_CASE("device marks: the row follows the device through any number of collec
 
 // ---- hosts
 
-TEST_CASE("watchdog: ranks of equal places are of one host") {
+TEST_CASE("watchdog: ranks with equal places are on one host") {
     std::vector<RankCard> cards(5);
     const char* places[] = {"a", "b", "a", "c", "b"};
     for (size_t r = 0; r < cards.size(); r++) cards[r].place = places[r];
@@ -219,7 +219,7 @@ TEST_CASE("watchdog: a library call that blocks does not stop the heartbeat") {
 }
 
 // MPI_Finalize waits for daemons of mpirun, which may be gone when the ranks need them no longer.
-TEST_CASE("watchdog: a rank that does not leave after its end is ended with its exit code") {
+TEST_CASE("watchdog: a rank that hangs at its exit is ended with its exit code") {
     const pid_t child = ::fork();
     REQUIRE(child >= 0);
     if (child == 0) {

@@ -1,12 +1,11 @@
-// Fuzzes every reader of JSON from outside. The first byte says which file the rest is: a model's config.json, a file
-// of --config, a shard's .meta.json, state.json or manifest.json of a checkpoint, a line of a log. Either it is
-// accepted, or there is an Error with exit code 2 or 5, or a text of damage, in one short line without a library's
-// words.
+// Fuzzes every reader of JSON from outside. The first byte selects the kind of file: a model's config.json, a file of
+// --config, a shard's .meta.json, state.json or manifest.json of a checkpoint, a line of a log. The input is accepted,
+// or there is an Error with exit code 2 or 5, or a description of the damage, in one short line without words of the
+// JSON library.
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>

@@ -1,5 +1,6 @@
-// Fuzzer of what comes over the link between hosts. a: any bytes as the beginning of a frame; b: edits of what a host
-// has sealed, which the other opens in pieces of any size. What is opened are the first of the frames that were sealed.
+// Fuzzes the messages of the link between hosts. a: any bytes as the beginning of a frame; b: edits of frames that a
+// host has sealed, which the other host opens in pieces of any size. Only unchanged frames, in their order, may be
+// opened.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -19,7 +20,7 @@ void require(bool condition, const char* what) {
 }
 
 void try_cut(const std::string& bytes) {
-    // A heap block of exactly this size: reading past it is an error of its own.
+    // A heap block of exactly this size, so that the sanitizer detects reads past it.
     const auto block = std::make_unique<char[]>(bytes.size());
     std::memcpy(block.get(), bytes.data(), bytes.size());
     const std::string_view in(block.get(), bytes.size());

@@ -1,6 +1,6 @@
-// Fuzzer of what a model directory brings: any bytes as a safetensors file, as its header, or as config.json.
-// Allowed outcomes are views that can be read to the last byte, a configuration that can be written again, or
-// an Error with exit code 2. The first byte selects: a a file, b a header, c a configuration.
+// Fuzzes the files of a model directory: any bytes as a safetensors file, as its header, or as config.json. Allowed
+// outcomes are views that can be read to the last byte, a configuration that can be written again, or an Error with
+// exit code 2. The first byte selects: a a file, b a header, c a configuration.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -22,7 +22,7 @@ void require(bool condition, const char* what) {
     std::abort();
 }
 
-// Touches every byte, so that a view beyond the file is seen by the address sanitizer.
+// Reads every byte, so that the address sanitizer detects a view beyond the file.
 void read_everything(const std::map<std::string, SafetensorsView>& views) {
     unsigned sum = 0;
     std::vector<float> values;
@@ -38,7 +38,7 @@ void read_everything(const std::map<std::string, SafetensorsView>& views) {
 }
 
 void try_file(const std::string& bytes) {
-    // A heap block of exactly this size: reading past it is an error of its own.
+    // A heap block of exactly this size, so that the sanitizer detects reads past it.
     const auto block = std::make_unique<char[]>(bytes.size());
     std::memcpy(block.get(), bytes.data(), bytes.size());
     read_everything(parse_safetensors("fuzz", block.get(), static_cast<int64_t>(bytes.size())));

@@ -1,6 +1,6 @@
-// Fuzzer of the data loader: any bytes as a shard, as a shard with a Megatron index or a loss mask beside it, as edits
-// of valid ones, or as weights of a blend. Allowed outcomes are a loader whose every sample is readable, or an Error
-// with exit code 2; whole parts in the order of their weights, or a line that says what is wrong.
+// Fuzzes the data loader: any bytes as a shard, as a shard with a Megatron index or a loss mask beside it, as edits of
+// valid files, or as weights of a blend. Allowed outcomes are a loader whose every sample can be read, or an Error
+// with exit code 2; for weights, integer parts with the same order, or one line with the error.
 #include <unistd.h>
 
 #include <cstdio>

@@ -1,5 +1,5 @@
-// Attention of the GPU against plain loops in double, with a bound that follows every rounding, and against
-// the CPU operation of the same precision, whose error it may at most double.
+// Compares attention on the GPU with plain loops in double, within a bound derived from every rounding, and with the
+// CPU operation of the same precision, whose error may at most be doubled.
 #pragma once
 #include "tests/gpu/gpu_tensor.h"
 #include "tests/support/documents_test.h"
@@ -13,7 +13,7 @@ using namespace op_test;
 
 using Shape = QkvShape;
 
-// A problem on the GPU, of one document or of several.
+// A problem on the GPU, with one document per sequence or several.
 struct Attention : AttentionProblem {
     Lengths lengths;   // of documents, or none
 
@@ -36,7 +36,7 @@ struct Attention : AttentionProblem {
                     (long long)window)
                + (lengths.empty() ? "" : text_of(lengths));
     }
-    // The backward reads out and lse of `given`.
+    // The backward pass reads out and lse of `given`.
     Result on_gpu(const Result& given, bool fast = false, int again = 0) const {
         Result r = fresh(type);
         const HostTensor scratch(Dtype::kFp32, cuda::attention_sums_elems(type, s.B, s.T, s.NH, s.HS));
@@ -59,7 +59,7 @@ struct Attention : AttentionProblem {
             differ += !dqkv.download().same_bits(first);
         }
         CHECK_EQ(differ, 0);
-        sums.download();   // looks at its guards
+        sums.download();   // checks its guards
         return {out.download(), lse.download(), dqkv.download(), delta.download()};
     }
 };
@@ -81,13 +81,13 @@ inline void check_against_loops(const Attention& a) {
     check("out", got.out, want.out, want.out_error);
     check("lse", got.lse, want.lse, want.lse_error);
     check("delta", got.delta, want.delta, want.delta_error);
-    // dk of a single key is 0 but for rounding: no share of its largest element is left to catch.
+    // dk of a single key is 0 except for rounding, so a wrong element cannot be detected there.
     if (a.s.T > 1) check("dqkv", got.dqkv, want.dqkv, want.dqkv_error);
     CHECK(a.on_gpu(cpu).dqkv.same_bits(got.dqkv));
     if (a.s.T > 1) check("dqkv, fast", a.on_gpu(cpu, true).dqkv, want.dqkv, want.dqkv_error);
 }
 
-// rms error of query, key and value heads apart: their sizes differ.
+// The rms errors of query, key and value heads are compared separately, because their sizes differ.
 inline void check_rms(const Attention& a, const HostTensor& got, const HostTensor& cpu, const HostTensor& want,
                int64_t first, int64_t heads, const char* name) {
     double got_sum = 0, cpu_sum = 0;

@@ -4,7 +4,7 @@
 
 namespace op_test {
 
-// Device memory of which a test reads only parts.
+// Device memory that a test reads only in part.
 struct Bulk {
     Tensor tensor;
     Bulk(Dtype dtype, int64_t elems) : tensor{nullptr, dtype, elems} {

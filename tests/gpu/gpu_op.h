@@ -1,5 +1,5 @@
-// One operation on both devices: the GPU's result against the CPU's double one, with the CPU's result in the
-// same types as the measure of what error is allowed.
+// Runs one operation on both devices. The error of the GPU is measured against the CPU's result in double, and bounded
+// by the error of the CPU's result in the same types as the GPU's.
 #pragma once
 #include <cstdlib>
 #include <map>
@@ -8,11 +8,11 @@
 
 namespace op_test {
 
-// Which type a tensor of a case has: that of the activations, of statistics, of scratch (whose values nobody
-// looks at), of gradients, or its own on every device (tokens, fp64 sums, StepState).
+// The type of a tensor of a case: that of activations, of statistics, of scratch (which is not compared), of
+// gradients, or a fixed type (tokens, fp64 sums, StepState).
 enum class Kind { kWork, kStat, kScratch, kGrad, kFixed };
 
-// Under compute-sanitizer (a hundred times slower) GPU_TEST_SMALL=1 leaves out what has many elements.
+// GPU_TEST_SMALL=1 leaves out large cases, for compute-sanitizer, which is a hundred times slower.
 inline bool left_out(int64_t elems) {
     static const bool small = std::getenv("GPU_TEST_SMALL") != nullptr;
     return small && elems > 20000;
@@ -20,7 +20,7 @@ inline bool left_out(int64_t elems) {
 
 class OpCase {
 public:
-    // shift_bytes moves every fp32 and bf16 device tensor off its alignment: the scalar paths.
+    // shift_bytes misaligns every fp32 and bf16 device tensor, so that the scalar paths run.
     OpCase(std::string name, Dtype work, Dtype grad = Dtype::kFp32, int64_t shift_bytes = 0)
         : name_(std::move(name) + strf(" %s, gradients %s%s", dtype_name(work), dtype_name(grad),
                                        shift_bytes ? ", shifted" : "")),
@@ -29,20 +29,20 @@ public:
           shift_bytes_(shift_bytes) {}
 
     const std::string& name() const { return name_; }
-    // What the tensor holds before the operation.
+    // Sets the values of a tensor before the operation.
     void add(const std::string& tensor, Kind kind, HostTensor start) {
         slots_[tensor] = Slot{kind, std::move(start), {}, {}, {}};
     }
     void random(const std::string& tensor, Kind kind, int64_t elems, double mul = 1, double mean = 0) {
         add(tensor, kind, random_tensor(type_of(kind), elems, rng_key(7, tensor), mul, mean));
     }
-    // An output: NaN everywhere.
+    // An output, which is NaN before the operation.
     void poison(const std::string& tensor, Kind kind, int64_t elems) {
         add(tensor, kind, HostTensor(type_of(kind), elems));
     }
 
-    // Runs the operation twice on the GPU (equal bits are demanded), and on the CPU in the case's types and
-    // in fp64. make(view) builds the arguments; view(name) is empty for a tensor that the case does not have.
+    // Runs the operation twice on the GPU, which must give equal bits, and on the CPU in the case's types and in fp64.
+    // make(view) builds the arguments; view(name) is empty for a tensor that the case does not have.
     template <typename Args, typename Make>
     void run(void (*on_gpu)(Ctx&, const Args&), void (*on_cpu)(Ctx&, const Args&), Make make) {
         run_same_types(on_gpu, on_cpu, make);
@@ -54,7 +54,7 @@ public:
         Ctx ctx;
         on_cpu(ctx, make([&](const std::string& tensor) { return view(tensor, &Slot::exact); }));
     }
-    // Without the fp64 run: for check_bits.
+    // The same without the run in fp64; only check_bits may follow.
     template <typename Args, typename Make>
     void run_same_types(void (*on_gpu)(Ctx&, const Args&), void (*on_cpu)(Ctx&, const Args&), Make make) {
         INFO(name_);
@@ -81,9 +81,9 @@ public:
         on_cpu(ctx, make([&](const std::string& tensor) { return view(tensor, &Slot::cpu); }));
     }
 
-    // The error against fp64 is at most twice the CPU's, both for the worst element and in the mean square,
-    // and one rounding of the largest element more (four if the elements are so few that the CPU's error may
-    // be small by luck).
+    // The error against fp64 may be twice the CPU's plus one rounding of the largest element, for the worst element
+    // and for the root mean square. Four roundings are allowed if there are so few elements that the CPU's error may
+    // be small by chance.
     void check(const std::string& tensor) const {
         const Slot& slot = slots_.at(tensor);
         double largest = 0, worst = 0;
@@ -94,14 +94,14 @@ public:
         const double round = (slot.exact.elems() < 16 ? 4 : 1) * unit_roundoff(slot.gpu.dtype()) * largest;
         const double bound = 2 * worst + round + kTiny;
         INFO(name_ << ": " << tensor);
-        if (largest == 0) {   // nothing to measure an error by, and nothing to be wrong about
+        if (largest == 0) {   // all exact values are 0, and so must be the result
             CHECK_EQ(first_difference(slot.gpu, slot.exact, [](int64_t) { return 0.0; }), "");
             return;
         }
         check_close(name_ + ": " + tensor, slot.gpu, slot.exact, [&](int64_t) { return bound; });
         CHECK_LE(rms_error(slot.gpu, slot.exact), 2 * rms_error(slot.cpu, slot.exact) + round + kTiny);
     }
-    // Bit for bit what the CPU computes in the same types.
+    // The result must equal the CPU's in the same types to the bit.
     void check_bits(const std::string& tensor) const {
         const Slot& slot = slots_.at(tensor);
         INFO(name_ << ": " << tensor << ": "
@@ -135,7 +135,7 @@ private:
     std::map<std::string, Slot> slots_;
 };
 
-// Every pair of working and gradient type, and once off the alignment.
+// Every pair of working type and gradient type, and one misaligned case.
 inline void for_gpu_types(const std::function<void(Dtype work, Dtype grad, int64_t shift_bytes)>& f) {
     f(Dtype::kFp32, Dtype::kFp32, 0);
     f(Dtype::kBf16, Dtype::kFp32, 0);
@@ -144,7 +144,7 @@ inline void for_gpu_types(const std::function<void(Dtype work, Dtype grad, int64
     f(Dtype::kBf16, Dtype::kFp32, 4);
 }
 
-// "" or the exit code and text of the Error that f raises.
+// Returns the exit code and text of the Error that f raises, or "".
 inline std::string error_of(const std::function<void()>& f) {
     try {
         f();

@@ -1,4 +1,4 @@
-// Tensors of the GPU tests: copies of host tensors in device memory, between guard zones there too.
+// Tensors of the GPU tests: copies of host tensors in device memory, between guard zones as on the host.
 #pragma once
 #include "tests/support/op_test.h"
 
@@ -16,7 +16,7 @@ inline Ctx& gpu() {
     return ctx;
 }
 
-// The bytes of a host tensor on the device, NaN poison included. `shift_bytes` moves it off its alignment.
+// The bytes of a host tensor on the device, including initial NaNs. `shift_bytes` misaligns it.
 class DeviceTensor {
 public:
     explicit DeviceTensor(const HostTensor& host, int64_t shift_bytes = 0)
@@ -37,7 +37,7 @@ public:
     Tensor view() const {
         return memory_ ? Tensor{memory_ + front_, host_.dtype(), host_.elems()} : Tensor{};
     }
-    // What the device holds now; fails the test if a guard changed.
+    // Returns the present values; the test fails if a guard has changed.
     HostTensor download() {
         HostTensor result = host_;
         if (!memory_) return result;

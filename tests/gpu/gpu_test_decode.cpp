@@ -27,7 +27,7 @@ void check_decode(const DecodeShape& shape, Dtype type, double magnitude) {
     const HostTensor appended = cache.download();
     cuda::attention_decode(gpu(), c.decode_args(at, qkv.view(), out.view(), splits.view()));
     check_against_loops(c, out.download());
-    splits.download();   // looks at its guards
+    splits.download();   // checks its guards
     CHECK(cache.download().same_bits(appended));
     CHECK(qkv.download().same_bits(c.qkv));
 }
@@ -40,7 +40,7 @@ TEST_CASE("gpu attention over a cache") {
             for (double magnitude : {1.0, 6.0}) check_decode(shape, type, magnitude);
 }
 
-TEST_CASE("gpu attention over a cache: equal bits whatever other rows there are") {
+TEST_CASE("gpu attention over a cache: the bits of a row do not depend on other rows") {
     for (Dtype type : {Dtype::kFp32, Dtype::kBf16}) {
         for (const DecodeShape& shape : gpu_shapes()) {
             const DecodeCase all(shape, type);

@@ -95,7 +95,7 @@ void check_product(const std::string& name, const Product& p) {
     const Product::Result got = p.on_gpu(gpu()), want = p.exact(), cpu = p.on_cpu(p.a.dtype(), p.d.dtype());
     HostTensor magnitude;
     check_close(name, got.d, want.d, product_bound(p, want.d, magnitude));
-    // fp32 results of bf16 operands: the CPU sums in fp32 to the bit, the tensor cores do not.
+    // For fp32 results of bf16 operands the CPU sums in exact fp32 arithmetic, and tensor cores do not.
     if (p.d.dtype() == p.a.dtype()) {
         INFO(name << ": rms error " << rms_error(got.d, want.d) << ", CPU " << rms_error(cpu.d, want.d));
         CHECK_LE(rms_error(got.d, want.d), 2 * rms_error(cpu.d, want.d) + kTiny);
@@ -142,7 +142,7 @@ TEST_CASE("gpu gemm: random numbers within a derived bound and twice the CPU's e
     }
 }
 
-TEST_CASE("gpu gemm: accumulates once, searching or not") {
+TEST_CASE("gpu gemm: adds to D once, with and without a search") {
     FreshContext fresh;
     for (bool search : {false, true}) {
         cuda::gemm_set_search(fresh.ctx, search);
@@ -196,7 +196,7 @@ TEST_CASE("gpu gemm: bias, gelu and the pre-activation") {
 TEST_CASE("gpu gemm: equal bits in every run and with an imported plan") {
     FreshContext first, second, other;
     cuda::gemm_set_search(first.ctx, true);
-    // Long sums and few outputs: where split-K algorithms win.
+    // Long sums and few outputs, for which split-K algorithms are fastest.
     for (const Shape& s : {Shape{136, 264, 8200}, Shape{200, 136, 264}}) {
         for_types([&](Dtype operands, Dtype result) {
             Product p = product(s, GemmLayout::kWgrad, operands, result);

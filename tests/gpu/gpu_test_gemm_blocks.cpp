@@ -11,8 +11,9 @@ namespace {
 struct Shape {
     int64_t M, N, K;
 };
-// Tiles are 256 x 128 of blocks that stand in pairs along N, 128 of K at a time, four of them in shared memory: below,
-// at and above each of these, last columns that only the first block of a pair has, an M of a few rows.
+// The kernel computes tiles of 256 x 128, with blocks in pairs along N, in steps of 128 along K, four of which are in
+// shared memory. The shapes are below, at and above each of these sizes; some have last columns that only the first
+// block of a pair computes, or only a few rows.
 const Shape kShapes[] = {{4, 16, 16},      {4, 32, 144},    {100, 16, 272},   {128, 128, 128}, {256, 256, 512},
                          {144, 272, 528},  {260, 144, 640}, {388, 384, 1168}, {48, 1600, 400}, {112, 400, 1600}};
 const Fp8Kind kKind = {Dtype::kE4m3, Dtype::kE4m3, Granularity::kBlock1x128, Granularity::kBlock128x128};
@@ -57,12 +58,12 @@ TEST_CASE("gpu custom blockwise gemm is exact on whole numbers and powers of two
     if (!context()) return;
     for_products([](Fp8Product& p) {
         fill(p, 2, p.M % 8 == 0);
-        // What is added to a bf16 D is not rounded before.
+        // The sum that is added to a bf16 D is not rounded before.
         check_close(p.name(), on_gpu(p), expected_of(p).product.to(p.result), [](int64_t) { return 0.0; });
     });
 }
 
-TEST_CASE("gpu custom blockwise gemm loses no more than tensor cores may") {
+TEST_CASE("gpu custom blockwise gemm stays within the error bound of tensor cores") {
     if (!context()) return;
     for_products([](Fp8Product& p) {
         fill(p, 0, p.M % 8 == 0);
@@ -104,7 +105,7 @@ TEST_CASE("gpu custom blockwise gemm: a changed code, a changed scale and a tran
     CHECK_NE(difference(wrong), "");
 }
 
-// More tiles than multiprocessors: blocks that do several, the last group of the order of work with one row of tiles.
+// More tiles than multiprocessors, so that a block computes several; the last group of tiles has only one row.
 TEST_CASE("gpu custom blockwise gemm over many tiles is bitwise equal to the library in every run") {
     if (!context() || left_out(1 << 20)) return;
     for (Dtype result : {Dtype::kBf16, Dtype::kFp32})

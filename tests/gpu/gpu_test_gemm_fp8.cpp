@@ -66,7 +66,7 @@ TEST_CASE("gpu fp8 gemm is exact on whole numbers and powers of two") {
     });
 }
 
-TEST_CASE("gpu fp8 gemm loses no more than tensor cores may") {
+TEST_CASE("gpu fp8 gemm stays within the error bound of tensor cores") {
     for_products([](Fp8Product& p) {
         fill(p, 0, !p.accumulate && p.M != 16);
         const Fp8Expected e = expected_of(p);

@@ -1,4 +1,4 @@
-// Heads split among ranks and joined again on the GPU: the bits of the CPU.
+// Splitting heads among ranks and joining them on the GPU gives the bits of the CPU.
 #include "tests/gpu/gpu_op.h"
 #include "tests/support/heads_test.h"
 
@@ -6,7 +6,7 @@ using namespace op_test;
 
 namespace {
 
-// Rows of models, many rows, several blocks of threads a row.
+// Rows as in models, many rows, and rows that several blocks of threads process.
 std::vector<HeadSplit> gpu_splits() {
     std::vector<HeadSplit> splits = head_splits();
     splits.insert(splits.end(), {{1, 131, 8, 32, 8, 128}, {2, 67, 2, 32, 8, 128}, {1, 129, 16, 64, 8, 128},

@@ -1,5 +1,5 @@
-// Tensors of more than 2^31 elements: the results of the last rows are, to the bit, those of an operation on these rows
-// alone, which the other tests compare with the CPU. At most 18 GB at a time.
+// Tensors of more than 2^31 elements: the results of the last rows must equal, to the bit, those of an operation on
+// these rows alone, which the other tests compare with the CPU. A test needs at most 18 GB.
 #include "tests/gpu/gpu_bulk.h"
 #include "tests/gpu/gpu_op.h"
 
@@ -13,7 +13,7 @@ using namespace op_test;
 
 namespace {
 
-constexpr int64_t kRows = 128;   // that are compared: whole blocks of 128 x 128
+constexpr int64_t kRows = 128;   // compared rows: whole blocks of 128 x 128
 constexpr Dtype kB = Dtype::kBf16;
 
 bool is_large(int64_t elems) { return elems > int64_t{1} << 31; }
@@ -34,7 +34,7 @@ public:
                 .transposed_scale_inv = blocks_ ? transposed_scales_.tensor : Tensor{}, .dbias = {},
                 .dbias_scratch = {}};
     }
-    // The last rows are all those of `few`. Compares every row, and some columns of what is transposed.
+    // Compares the last rows with all rows of `few`: every row, and some columns of transposed results.
     void check_last(Quantized& few) {
         CHECK(rowwise_.last(kRows * C_).same_bits(few.rowwise_.last(kRows * C_)));
         int64_t wrong = 0;
@@ -85,7 +85,8 @@ public:
     }
     void fixed(const std::string& name, const HostTensor& host) { fixed_.try_emplace(name, host); }
 
-    // run(view, N, quant). columns: of the FP8 result, 0: none. compared: rows that it writes.
+    // run(view, N, quant) runs the operation. columns: those of the FP8 result, 0 if there is none. compared: the
+    // tensors that it writes.
     template <typename Run>
     void check(Run&& run, const std::vector<std::string>& compared, int64_t columns = 0, bool blocks = false) {
         std::map<std::string, DeviceTensor> few;   // before the operation overwrites its input
@@ -212,7 +213,7 @@ TEST_CASE("gpu large: norms") {
                     quantized ? C : 0);
         }
     }
-    LargeCase c(N);   // dx in place of dresidual; the weight gradient sums over other rows, too
+    LargeCase c(N);   // dx overwrites dresidual; the weight gradient also sums over other rows
     c.random("dx", C);
     c.random("dout", C);
     c.random("x", C);
@@ -231,7 +232,7 @@ TEST_CASE("gpu large: norms") {
 
 TEST_CASE("gpu large: rope and qk-norm") {
     if (kSkipped) return;
-    // The last rows stand at positions 0 to 127.
+    // The last rows have positions 0 to 127.
     constexpr int64_t NH = 32, NKV = 8, HS = 128, width = (NH + 2 * NKV) * HS, T = 65536, N = 6 * T + kRows;
     REQUIRE(is_large(N * width));
     const HostTensor table = random_tensor(Dtype::kFp32, T * HS, 3);
@@ -264,7 +265,7 @@ TEST_CASE("gpu large: embedding") {
     if (kSkipped) return;
     constexpr int64_t C = 4096, N = 524416, V = 12;
     REQUIRE(is_large(N * C));
-    // The last rows alone have tokens 7 to 11.
+    // Only the last rows have tokens 7 to 11.
     const auto token_of = [](int64_t n) { return n < N - kRows ? n % 7 : 7 + n % 5; };
     LargeCase c(N);
     c.ints("tokens", token_of);
@@ -301,7 +302,7 @@ TEST_CASE("gpu large: embedding") {
     CHECK(!after[0].same_bits(before));
 }
 
-// The last document alone: documents and tiles begin at multiples of 1024 tokens.
+// Compares the last document; documents and tiles begin at multiples of 1024 tokens.
 TEST_CASE("gpu large: attention, and the quantized heads of FP8 attention") {
     if (kSkipped) return;
     constexpr int64_t NH = 8, NKV = 8, HS = 128, width = (NH + 2 * NKV) * HS, length = 1024, T = 684 * length;

@@ -1,8 +1,7 @@
-// The GPU's own NVML through the monitor of a run: what it reports is there and of a believable size.
+// The monitor of a run with the GPU's NVML: all values are reported and plausible.
 #include "tests/gpu/gpu_tensor.h"
 
 #include <chrono>
-#include <thread>
 
 #include "llmc/train/log/gpu_monitor.h"
 
@@ -43,10 +42,11 @@ TEST_CASE("gpu monitor: utilization, power, clocks and energy of this GPU") {
     CHECK_LT(*record.sm_clock_mhz, 4000);
     REQUIRE(record.memory_gib);
     CHECK_GE(*record.memory_gib, 1);
-    CHECK_LT(*record.memory_gib, static_cast<double>(info.memory_bytes) / kGiB);
+    CHECK_LT(*record.memory_gib, gib(info.memory_bytes));
     REQUIRE(record.temperature_c);
     REQUIRE(record.energy_j);
-    // The counter against the mean power; both are averages over a while, and samples lie 100 ms from the ends.
+    // Compares the energy counter with the mean power. Both are averages, and samples may be 100 ms away from the
+    // ends.
     CHECK_GT(*record.energy_j, 0.3 * *record.power_w * seconds);
     CHECK_LT(*record.energy_j, 2 * *record.power_w * seconds);
     CHECK_EQ(*record.joules_per_token, *record.energy_j / 1000);

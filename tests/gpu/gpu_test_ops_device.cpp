@@ -3,7 +3,7 @@
 
 using namespace op_test;
 
-TEST_CASE("gpu device: facts with and without an index") {
+TEST_CASE("gpu device: properties with and without an index") {
     const DeviceInfo none = cuda::device_info(-1);
     CHECK_EQ(none.sm, 0);
     CHECK_FALSE(none.toolkit.empty());

@@ -218,7 +218,7 @@ TEST_CASE("gpu ops: classifier") {
     }
 }
 
-TEST_CASE("gpu ops: the classifier of one-hot certainty and of equal logits") {
+TEST_CASE("gpu ops: the classifier with one dominant logit and with equal logits") {
     for (int64_t V : {int64_t{128}, int64_t{20000}}) {
         HostTensor logits(Dtype::kFp32, 2 * V), losses(Dtype::kFp32, 2);
         logits.fill(0);

@@ -11,7 +11,7 @@ constexpr Dtype kB = Dtype::kBf16, kF = Dtype::kFp32;
 struct Shape {
     int64_t N, C;
 };
-// A small part of a tile, edges in one or both directions, whole tiles, several groups of row tiles.
+// A small part of a tile, tiles that are cut in one or both directions, whole tiles, several groups of rows of tiles.
 const Shape kShapes[] = {{16, 16},   {16, 128},   {128, 16},   {48, 80},    {112, 144}, {144, 112},
                          {128, 128}, {256, 384}, {272, 1600}, {2320, 144}, {1040, 528}};
 
@@ -151,7 +151,7 @@ struct Delayed {
         }
     }
     Fp8Slot& slot(int64_t i) { return static_cast<Fp8Slot*>(slots.data())[i]; }
-    // The same amaxes for whoever asks: none, ordinary, subnormal, infinite, NaN.
+    // Sets the same amaxes on every call: none, ordinary, subnormal, infinite, NaN.
     void record(int64_t step) {
         for (int64_t i = 0; i < count; i++) {
             const Philox4 random = philox(23, static_cast<uint64_t>(step * count + i));
@@ -332,7 +332,7 @@ void check_count_scales(int64_t R, int64_t K, Granularity granularity) {
     CHECK(count(scale_inv, want));
     CHECK_FALSE(want.same_bits(bins));
     HostTensor changed = scale_inv;
-    changed.set(0, scale_inv.get(0) * 2);   // one other scale is seen
+    changed.set(0, scale_inv.get(0) * 2);   // one changed scale is detected
     HostTensor otherwise = want;
     CHECK(count(changed, otherwise));
     cpu::count_scales(ctx, {.bins = bins_in(want.view()), .codes = codes.view(), .scale_inv = scale_inv.view(),

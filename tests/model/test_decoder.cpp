@@ -73,11 +73,11 @@ TEST_CASE("decoder gradients agree with central differences in double") {
                 for (int side = 0; side < 2; side++) {
                     weight = value + (side ? h : -h);
                     model.gradients();
-                    // lr 0 leaves masters alone but rounds weights from them: restore below
+                    // with lr 0 the masters do not change, but the weights are rounded from them: restored below
                     losses[side] = model.loss();
                 }
                 weight = value;
-                // dloss_mul is a float: the gradient carries its rounding, 2^-24 relative.
+                // dloss_mul is a float, so the gradient has its relative rounding error of 2^-24.
                 const double numeric = (losses[1] - losses[0]) / (2 * h);
                 const double analytic = grads[p][static_cast<size_t>(at)];
                 const double error = std::fabs(numeric - analytic) / (1e-4 + std::fabs(numeric));
@@ -119,7 +119,7 @@ TEST_CASE("block-keep-attention saves attention's output and log-sum-exp, and ru
         for (Fp8Recipe recipe : {Fp8Recipe::kNone, Fp8Recipe::kDelayed}) {
             CAPTURE(variant.name);
             Config config = test_config(variant.shape, Dtype::kBf16, 2, 16);
-            ModelConfig& shape = config.shape;   // sizes that FP8 takes
+            ModelConfig& shape = config.shape;   // sizes that FP8 supports
             shape.hidden_size = 64, shape.ffn_hidden_size = 96, shape.kv_channels = 16;
             shape.num_layers = 3;
             config.fp8_recipe = recipe;
@@ -132,7 +132,8 @@ TEST_CASE("block-keep-attention saves attention's output and log-sum-exp, and ru
             const auto bytes = [](const MemoryPlan& plan) {
                 return plan.purpose_bytes[static_cast<size_t>(Purpose::kActivations)];
             };
-            // Of each layer but one, whose buffers the others share under block: bf16 output and fp32 log-sum-exp.
+            // The bf16 output and fp32 log-sum-exp of every layer but one; with `block` all layers share one set of
+            // buffers.
             const int64_t N = 2 * 16, q = shape.q_width(), heads = shape.num_attention_heads;
             const auto aligned = [](int64_t n) {
                 return (n + Arena::kAlignBytes - 1) / Arena::kAlignBytes * Arena::kAlignBytes;
@@ -166,13 +167,13 @@ TEST_CASE("gradients in bf16 are those of FP32 except for rounding, with either 
         std::vector<std::vector<double>> grads[2];
         for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
             TestModel model(tiny_config(variant.shape, dtype, 3, 7));
-            model.set_random_batch(6, 3);   // two micro-batches: gradients are added to
+            model.set_random_batch(6, 3);   // two micro-batches, so that gradients are accumulated
             model.gradients();
             grads[dtype == Dtype::kBf16] = all_grads(model);
         }
         for (size_t p = 0; p < grads[0].size(); p++) {
-            // bf16 rounds to 2^-9, a few dozen times on the way to a gradient; what is added twice or left out is off
-            // by all of itself.
+            // A gradient has a few dozen roundings of 2^-9; a term that is added twice or left out causes a far larger
+            // difference.
             const double off = distance(grads[1][p], grads[0][p]);
             CHECK_MESSAGE(off < 0.15, variant.name, " ", p, ": off by ", off);
         }
@@ -284,7 +285,8 @@ TEST_CASE("a non-finite batch changes nothing but the report") {
 
 namespace {
 
-// Two sequences of 16, with documents of one token and one that began before; random tokens that are no separators.
+// Two sequences of 16 tokens. Some documents have one token, and one began before its sequence. The other tokens are
+// random, without separators.
 std::vector<int32_t> text_with_documents(uint64_t key) {
     std::vector<int32_t> tokens;
     for (uint64_t i = 0; i < 32; i++)
@@ -296,7 +298,7 @@ std::vector<int32_t> text_with_documents(uint64_t key) {
 }  // namespace
 
 TEST_CASE("documents: a token affects only the losses and gradients of its document, in every layer") {
-    // Learned positions and rope, qk-norm; recomputed blocks mask again.
+    // Learned positions, rope and qk-norm; recomputed blocks must apply the mask again.
     for (const Variant& variant : variants())
         for (Recompute level : {Recompute::kNone, Recompute::kBlock, Recompute::kBlockKeepAttention})
             for (bool masked : {true, false}) {

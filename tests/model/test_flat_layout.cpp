@@ -49,7 +49,7 @@ TEST_CASE("flat layout: a view is the parameter's part of a flat buffer, and FP8
         const Tensor view = bf16_only.view({flat.data(), Dtype::kFp32, bf16_only.flat_elems()}, param);
         CHECK(view.data == flat.data() + bf16_only.offset(param));
         CHECK(view.elems == table.params[i].elems());
-        CHECK(bf16_only.weight_offset(param) == bf16_only.offset(param));
+        CHECK(bf16_only.group_of(param).weight_begin == bf16_only.group_of(param).begin);
         CHECK(bf16_only.offset(param) % kParamAlign == 0);
     }
 }

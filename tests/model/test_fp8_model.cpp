@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "llmc/base/fp8.h"
 #include "llmc/train/log/fp8_monitor.h"
@@ -57,13 +56,13 @@ TEST_CASE("fp8: gradients of every recipe stay near those of BF16, and every pla
             CHECK(model.loss() != reference.loss());
             const auto grads = all_grads(model);
             for (size_t i = 0; i < grads.size(); i++) {
-                // E4M3 rounds to 2^-4 at worst and about 2.5 % rms, E5M2 twice that; a gradient sees three rounded
-                // operands and a handful of linears behind it: 15 % rms leave a cosine of 0.98. The few sums of a
-                // vector's gradient cancel, which leaves them less.
+                // E4M3 rounds by at most 2^-4 and about 2.5 % rms, E5M2 by twice that. A gradient has three rounded
+                // operands and several linear layers behind it: 15 % rms give a cosine of 0.98. Gradients of vectors
+                // are sums that cancel, so their cosine is lower.
                 const double c = cosine(grads[i], expected[i]);
                 const Param& p = model.table.params[i];
                 CHECK_MESSAGE(c > (p.is_vector() ? 0.95 : 0.98), p.name, " cosine ", c);
-                // A cosine does not see what is added twice.
+                // A cosine does not detect a gradient that is added twice.
                 const double d = distance(grads[i], expected[i]);
                 CHECK_MESSAGE(d < 0.5, p.name, " distance ", d);
             }
@@ -89,7 +88,7 @@ TEST_CASE("fp8: calibration gives delayed scaling the scales of current scaling,
         }
         CHECK(fp8_weights(delayed) == fp8_weights(current));
         CHECK(!delayed.trainer->fp8().needs_calibration());
-        // Scales follow the history from now on: other data, other scales than current scaling.
+        // From now on the scales come from the history, so with other data they differ from those of current scaling.
         for (TestModel* model : {&current, &delayed}) {
             model->set_random_batch(2, 6);
             model->gradients();
@@ -106,7 +105,7 @@ TEST_CASE("fp8: delayed scaling is calibrated on a micro-batch with a counted ta
     for (TestModel* model : {&current, &delayed}) {
         model->set_random_batch(4, 5);
         std::fill_n(model->staged.targets, 2 * model->config.seq_length, kIgnoreIndex);   // of the first micro-batch
-        model->staged.calibration_micro_batch = 1;   // as Staging finds it
+        model->staged.calibration_micro_batch = 1;   // as Staging would set it
         model->gradients();
     }
     CHECK(delayed.trainer->executed_micro_batches() == 3);
@@ -201,7 +200,7 @@ TEST_CASE("fp8: a non-finite step is reported and skipped, and changes neither s
     }
 }
 
-TEST_CASE("fp8: the report counts what was cast, once per tensor and micro-batch") {
+TEST_CASE("fp8: the report counts every cast once per tensor and micro-batch") {
     for (Fp8Recipe recipe : kFp8Recipes) {
         Config config = fp8_config(fp8_shapes()[1], recipe);
         config.recompute = Recompute::kNormAct;   // recomputed casts are not counted again
@@ -224,7 +223,7 @@ TEST_CASE("fp8: the report counts what was cast, once per tensor and micro-batch
             const auto scales = block_scales_of(r.scale_bins, r.format);
             CHECK(scales.has_value() == (recipe == Fp8Recipe::kBlockwise));
             if (!scales) continue;
-            // 80 tokens, 64 wide, 144 in the MLP: blocks along a row, and along the tokens for wgrad.
+            // 80 tokens, hidden size 64, 144 in the MLP: blocks along a row, and along the tokens for wgrad.
             if (r.name == "0.down.x") CHECK(scales->blocks == 2 * (2 * N + 144));
             if (r.name == "1.up.dy") CHECK(scales->blocks == 2 * (3 * N + 288));
             if (r.name == "1.up.weight") CHECK(scales->blocks == 3);

@@ -22,7 +22,7 @@ Fp8Plan tiny_plan(const Words& words) {
     return planned("gpt2", joined({"--model=gpt2-tiny", "--fp8-recipe=delayed"}, words)).plan;
 }
 
-// The error of exit 2 that the plan must give; "" if there is a plan.
+// The message of the error (exit 2) that the plan raises; "" if there is none.
 std::string plan_refusal(const std::string& family, const Words& words) {
     try {
         planned(family, words);
@@ -37,7 +37,7 @@ std::string tiny_refusal(const Words& words) {
     return plan_refusal("gpt2", joined({"--model=gpt2-tiny", "--fp8-recipe=delayed"}, words));
 }
 
-// Names of the linears in BF16, the head aside.
+// Names of the linear layers in BF16, without the head.
 Words bf16_names(const Fp8Plan& plan) {
     Words names;
     for (const LinearPlan& linear : plan.linears)
@@ -117,7 +117,7 @@ TEST_CASE("fp8 plan: fast accumulation") {
     CHECK(fast({"--fp8-recipe=blockwise"}) == std::pair(false, false));
 }
 
-TEST_CASE("fp8 plan: what stays in BF16, and why") {
+TEST_CASE("fp8 plan: the linear layers that stay in BF16, and the reasons") {
     CHECK(bf16_names(tiny_plan({})).empty());
     CHECK(bf16_names(tiny_plan({"--first-last-layers-bf16"}))
           == Words{"0.qkv", "0.proj", "0.up", "0.down", "3.qkv", "3.proj", "3.up", "3.down"});
@@ -193,7 +193,7 @@ TEST_CASE("fp8 plan: all unsupported shapes are named at once") {
                    "multiples of 4, not 6"));
     CHECK(tiny_refusal(joined(six, {"--sample-every=5", "--seq-length=4"})) == "");
     CHECK(tiny_refusal(joined(six, {"--sample-every=5", "--fp8-recipe=tensorwise"})) == "");
-    // Multiples of 16 that are none of 128 are taken: GPT-2 1558M has 1600.
+    // Multiples of 16 that are not multiples of 128 are supported: GPT-2 1558M has 1600.
     CHECK(plan_refusal("gpt2", {"--model=gpt2-1558M", "--fp8-recipe=blockwise"}) == "");
 }
 
@@ -223,7 +223,7 @@ TEST_CASE("fp8 device: the error has the versions needed and found") {
         CHECK(contains(error(recipe, 80, 130100, "13.0"), "found 8.0"));
         CHECK(contains(error(recipe, 90, 130100, "12.8"), "driver for CUDA 13.0 or newer, found one for 12.8"));
         CHECK(contains(error(recipe, 90, 110803, "13.0"), "found 11.8.3"));
-        CHECK(error(recipe, 0, 0, "") == "");   // the CPU, or no GPU in sight
+        CHECK(error(recipe, 0, 0, "") == "");   // the CPU, or no GPU
     }
     CHECK(error("delayed", 89, 120103, "13.0") == "");
     CHECK(error("tensorwise", 100, 130100, "13.0") == "");
@@ -296,8 +296,8 @@ TEST_CASE("speedup: measured shapes have the measured times, others are interpol
         }
     }
     CHECK(exact > 1000);
-    // Never faster than the tensor cores allow, never slower than a launch and 50 TFLOP/s, longer with every size from
-    // where it is more than the launch.
+    // A time is never below that of the tensor cores' peak and never above a launch and 50 TFLOP/s. Once it exceeds
+    // that of a launch, it grows with every size.
     const double peak[] = {989e6, 1979e6, 1979e6, 1979e6};   // FLOP a microsecond
     for (GemmLayout pass : {GemmLayout::kForward, GemmLayout::kDgrad, GemmLayout::kWgrad}) {
         for (int mode = 0; mode < kGemmModes; mode++) {

@@ -94,7 +94,7 @@ Report report(const std::string& name, const Fp8Counts& counts) {
     return {.name = name, .format = Dtype::kE4m3, .slot = {1, 1, 0, 0}, .counts = counts, .scale_bins = {}};
 }
 
-// A tensor with so many blocks of each scale 2^exponent.
+// A tensor with the given numbers of blocks for each scale 2^exponent.
 Report blocks(const std::string& name, const std::map<int, uint64_t>& counts, Dtype format = Dtype::kE4m3) {
     Report r = report(name, {1000, 0, 0, 0});
     r.format = format;
@@ -205,7 +205,7 @@ TEST_CASE("fp8 health: the distribution of block scales") {
     CHECK(scales_of(blocks("x", {{0, 2}, {4, 2}})).median == 1);
     CHECK(scales_of(blocks("x", {{0, 2}, {4, 3}})).median == 16);
     CHECK(scales_of(blocks("x", {{5, 1}})).median == 32);
-    // The ends: 2^127, and what the largest amax gets, which differs between the formats.
+    // The ends of the range: 2^127, and the scale for the largest amax, which depends on the format.
     CHECK(scales_of(blocks("x", {{127, 1}, {5, 2}, {-120, 1}})).at_ends == 0.5);
     CHECK(scales_of(blocks("x", {{126, 1}, {5, 2}, {-119, 1}})).at_ends == 0);
     CHECK(scales_of(blocks("x", {{-113, 1}, {5, 3}}, Dtype::kE5m2)).at_ends == 0.25);

@@ -152,7 +152,8 @@ TEST_CASE("generate: a forward pass has the padded length of the text, at most m
 }
 
 TEST_CASE("generate: the length of the forward pass does not change the text") {
-    // 200 positions hold it in one pass of 128 or of 200; 130 tokens in 256 or, sliding, in 130.
+    // With 200 positions the text fits into one pass of 128 or of 200; 130 tokens are computed in a pass of 256 or,
+    // sliding, of 130.
     for (const ModelConfig& shape : {tiny_gpt2(), tiny_llama()}) {
         Prompts texts;
         for (int64_t T : {13, 128, 200}) {

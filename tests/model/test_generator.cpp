@@ -11,9 +11,9 @@ namespace {
 using Ids = std::vector<int32_t>;
 using Texts = std::vector<Ids>;
 
-constexpr int64_t kPositions = 48;   // not a multiple of 16 times anything that the texts have
+constexpr int64_t kPositions = 48;   // a multiple of 16 that no length of a text divides
 
-// A Generator over a model in training, with memory of its own.
+// A Generator for a model in training, with separate memory.
 class Cached {
 public:
     Cached(TestModel& model, const Generator::Limits& limits) : model_(model) {
@@ -87,7 +87,7 @@ Texts sampled(TestModel& model, const Texts& prompts, const Sampling& sampling) 
 
 }  // namespace
 
-TEST_CASE("generation with a cache has the text of the Sampler, whatever is decoded beside it") {
+TEST_CASE("generation with a cache gives the text of the Sampler, whatever else is decoded at the same time") {
     for (const ModelConfig& shape : shapes()) {
         for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
 #ifdef LLMC_CUDA
@@ -111,10 +111,11 @@ TEST_CASE("generation with a cache has the text of the Sampler, whatever is deco
     }
 }
 
-// A quantized x of delayed scaling has the scales of training, and with blockwise scaling those of its own row; an amax
-// of tensorwise scaling spans all rows, so that a text of one forward pass per token has other roundings.
+// With delayed scaling x is quantized with the scales of training, and with blockwise scaling each row has its own
+// scales. With tensorwise scaling the amax spans all rows, so that a text from one forward pass per token has other
+// roundings.
 #ifndef LLMC_CUDA
-TEST_CASE("generation with a cache in FP8: delayed and blockwise scaling have the text of the Sampler") {
+TEST_CASE("generation with a cache in FP8: delayed and blockwise scaling give the text of the Sampler") {
     for (const ModelConfig& shape : fp8_shapes()) {
         for (Fp8Recipe recipe : kFp8Recipes) {
             Config config = fp8_config(shape, recipe);
@@ -170,14 +171,14 @@ TEST_CASE("top-p draws from the fewest most likely tokens, after top-k") {
     CHECK(drawn(0.401) == Set{1, 4});
     CHECK(drawn(0.699) == Set{1, 4});
     CHECK(drawn(0.701) == Set{1, 3, 4});
-    CHECK(drawn(0.92) == Set{0, 1, 3, 4});   // of equals, the first
+    CHECK(drawn(0.92) == Set{0, 1, 3, 4});   // of equally likely tokens the first one
     CHECK(drawn(0.96) == Set{0, 1, 2, 3, 4});
     CHECK(drawn(1) == Set{0, 1, 2, 3, 4});
     CHECK(drawn(0.55, 2) == Set{1});      // 0.4 of 0.7
     CHECK(drawn(0.58, 2) == Set{1, 4});
     CHECK(drawn(0.5, 0, 0.5) == Set{1});  // 0.16 of 0.295
     CHECK(drawn(0.58, 0, 0.5) == Set{1, 4});
-    // What is left keeps its proportions: u runs through the tokens in the order of their numbers.
+    // The probabilities of the remaining tokens keep their ratios; u selects tokens in the order of their ids.
     CHECK(sample_token(logits, 1, 4.0 / 7 - 1e-6, 0, 0.6) == 1);
     CHECK(sample_token(logits, 1, 4.0 / 7 + 1e-6, 0, 0.6) == 4);
     CHECK(sample_token(logits, 0, 0.9, 0, 0.6) == 1);
@@ -210,5 +211,5 @@ TEST_CASE("top-p: tokens are drawn as often as their probabilities say") {
     };
     for (size_t i = 0; i < 50; i++) CHECK_MESSAGE(fits(i, share[i] / nucleus), "token ", i);
     const auto top = static_cast<size_t>(order[0]);
-    CHECK_FALSE(fits(top, share[top] / total));   // the bound sees the difference to all tokens
+    CHECK_FALSE(fits(top, share[top] / total));   // the bound detects drawing from all tokens
 }

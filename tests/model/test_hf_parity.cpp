@@ -6,7 +6,6 @@
 
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <string>
 
@@ -88,7 +87,7 @@ void check_model(const std::string& name) {
     model.set_batch(ints(reference, "input_ids"), ints(reference, "targets"));
     REQUIRE(model.counted < N);   // some targets are ignored
 
-    // Gradients first: the forward that they end with also serves the logits.
+    // Gradients first: the logits are those of the last forward pass, which the gradients need anyway.
     model.gradients();
     const double loss = floats(reference, "loss")[0];
     CHECK(std::fabs(model.loss() - loss) < 1e-4 * loss);
@@ -188,8 +187,8 @@ void randomise(TestModel& model) {
     model.trainer->weights_from_masters(model.ctx, true);
 }
 
-// Models that no class of transformers has, which it computes with our modeling_llmfp8.py: every norm, position,
-// activation, set of biases, qk-norm, window, grouping and head.
+// Models that no class of transformers supports, so that transformers runs our modeling_llmfp8.py: every norm,
+// position embedding, activation, set of biases, qk-norm, window, grouping of heads, and tied or separate head.
 std::vector<std::pair<std::string, ModelConfig>> own_models() {
     ModelConfig gpt2 = checkpoint_test::gpt2_config();
     gpt2.max_positions = 32;
@@ -269,7 +268,7 @@ TEST_CASE("a checkpoint has the tensors of transformers, bit for bit") {
         check_export(name);
 }
 // The logits are compared if a Python with transformers and torch is there ($PYTHON, else python3).
-TEST_CASE("transformers computes the models of its own that this trainer saves") {
+TEST_CASE("transformers computes saved models through our modeling code") {
     checkpoint_test::TempDir dir;
     const char *out = std::getenv("LLMC_HF_OUT"), *python = std::getenv("PYTHON");
     std::string command = std::string(python ? python : "python3") + " tests/support/check_hf_load.py";

@@ -20,7 +20,7 @@ std::vector<double> token_losses(TestModel& model) {
     return {losses.begin(), losses.end()};
 }
 
-// Loss, evaluation and all gradients but that of the head have equal bits.
+// Checks that loss, evaluation and all gradients but that of the head have equal bits.
 void check_equal(TestModel& whole, TestModel& chunked) {
     CHECK(chunked.result.loss_sum == whole.result.loss_sum);
     CHECK(std::isfinite(whole.loss()));

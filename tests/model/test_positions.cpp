@@ -83,7 +83,7 @@ TEST_CASE("yarn rope scaling keeps what turns often, stretches what does not, an
     CHECK(frequencies(c)[0] == doctest::Approx(plain[0]));
     CHECK(frequencies(c)[1] == doctest::Approx(plain[1] * ((1 - share) + share / 4)).epsilon(1e-3));
     CHECK(frequencies(c)[2] == doctest::Approx(plain[2] * (0.0130 + 0.9870 / 4)).epsilon(1e-3));
-    // Of the cosine of position 0; 1 with llama3 and without a factor.
+    // The cosine of position 0, which is the attention factor: 1 with llama3 and without a factor.
     CHECK(rope_table(c, 1)[0] == doctest::Approx(0.1 * std::log(4) + 1));
     c.rope_scaling.attention_factor = 0.75;
     CHECK(rope_table(c, 1)[0] == 0.75);
@@ -92,7 +92,7 @@ TEST_CASE("yarn rope scaling keeps what turns often, stretches what does not, an
 }
 
 TEST_CASE("restarted positions: packed documents have the losses of documents in sequences of their own") {
-    // Both in every layer: attention within documents and positions from 0. 24 tokens in two sequences.
+    // Every layer has attention within documents and positions from 0. The 24 tokens are in two sequences.
     ModelConfig qwen = tiny_llama(), wide_gpt2 = tiny_gpt2();
     qwen.qk_norm = true;
     qwen.rope_scaling = {.factor = 2, .original_max_positions = 8, .type = RopeScalingType::kYarn};
@@ -203,7 +203,7 @@ TEST_CASE("restarted positions: in FP8, also of attention, and with any recomput
                     static_cast<double>(model.result.grad_norm);
             }
         for (auto& of : norms) CHECK((of[0] == of[1] && of[1] == of[2]));
-        // Rope is relative, so that restarting changes roundings only, but those in every number.
+        // Rope is relative, so restarting positions changes only roundings, but in every number.
         CHECK(losses[0] != losses[1]);
         CHECK(losses[0] == doctest::Approx(losses[1]).epsilon(0.01));
     }

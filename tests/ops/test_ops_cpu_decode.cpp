@@ -19,7 +19,7 @@ Decoded decode(const DecodeCase& c) {
     return {cache, out};
 }
 
-// What attention_forward computes for the last token of each text; 0 for padding.
+// Returns what attention_forward computes for the last token of each text; 0 for padding.
 HostTensor last_rows(const DecodeCase& c) {
     const int64_t row = c.s.NH * c.s.HS;
     HostTensor out(c.qkv.dtype(), c.N * row);
@@ -102,7 +102,7 @@ TEST_CASE("attention over a cache: every cached element that a row may see chang
     }
 }
 
-TEST_CASE("the cache has the keys and values of its rows and nothing else") {
+TEST_CASE("cache_append writes the keys and values of its rows and nothing else") {
     for (Dtype type : {Dtype::kFp32, Dtype::kBf16}) {
         for (const DecodeShape& shape : decode_shapes()) {
             const DecodeCase c(shape, type);

@@ -250,7 +250,7 @@ TEST_CASE("delayed scaling: the cast uses the old scale, the update sets the nex
     CHECK_EQ(d.slots[0].scale, 112);
 }
 
-TEST_CASE("scale_inv belongs to the bytes: dequantizing with a newer scale is detected") {
+TEST_CASE("scale_inv must be that of the cast: dequantizing with a newer scale is detected") {
     Ctx ctx;
     constexpr int64_t N = 16, C = 32;
     for (Dtype format : {Dtype::kE4m3, Dtype::kE5m2}) {

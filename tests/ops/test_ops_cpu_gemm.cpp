@@ -184,8 +184,8 @@ TEST_CASE("cpu gemm refuses unsupported arguments") {
         [&](GemmArgs& g) { g.epilogue = GemmEpilogue::kBias, g.bias = bias.view(), g.accumulate = true; });
 }
 
-// Few rows take another way than many (kThinRows, kUnpackedRows).
-TEST_CASE("gemm: a row has equal bits whatever other rows there are") {
+// Few rows take other code paths than many (kThinRows, kUnpackedRows).
+TEST_CASE("gemm: the bits of a row do not depend on other rows") {
     for (GemmLayout layout : {GemmLayout::kForward, GemmLayout::kDgrad}) {
         for (Dtype type : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64}) {
             for (const Shape& s : {Shape{26, 37, 530}, {26, 130, 257}, {26, 15, 7}}) {

@@ -233,7 +233,7 @@ TEST_CASE("cpu sum_ranks: a bf16 sum is the fp32 one of what was there and the r
                         twice += got != static_cast<float>(bf16(there + static_cast<float>(bf16(term))));
                     }
                     CHECK_EQ(wrong, 0);
-                    // Rounding the sum of the ranks first is seen, where it is not a bf16 number anyway.
+                    // Rounding the sum of the ranks first would be detected, unless that sum is a bf16 number.
                     if (n > 100 && accumulate && (dtype == kF || ranks > 1)) CHECK_GT(twice, 0);
                 }
 }

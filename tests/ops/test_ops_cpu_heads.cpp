@@ -1,4 +1,4 @@
-// Heads split among ranks and joined again on the CPU, against loops.
+// Splitting heads among ranks and joining them on the CPU, compared with loops.
 #include "tests/support/heads_test.h"
 
 using namespace op_test;

@@ -185,7 +185,7 @@ namespace {
 
 double sigmoid(double x) { return x < 0 ? std::exp(x) / (1 + std::exp(x)) : 1 / (1 + std::exp(-x)); }
 double gelu(double x) {
-    // 0.5 (1 + tanh(z)) as a sigmoid, for tanh alone loses the digits of large negative x.
+    // 0.5 (1 + tanh(z)) as a sigmoid, because tanh loses the digits of large negative x.
     return x * sigmoid(2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x));
 }
 double gelu_argument(double x) { return 2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x); }

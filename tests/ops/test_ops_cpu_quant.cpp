@@ -362,7 +362,8 @@ TEST_CASE("cpu count_scales: the blocks of a quantized matrix, by hand") {
                 const int64_t at = lines ? j * R + i : i * 4 + j;
                 const double value = values[(i + 2 * j) % 5];
                 scale_inv.set(at, value);
-                // A block of zeros has scale 1, another one may; the last value of the block says which.
+                // The scale of a block of zeros is 1, and other blocks may have it, too; here the last value of the
+                // block decides.
                 const bool zeros = value == 1 && i % 2 == 0;
                 const int64_t row = lines ? i : std::min<int64_t>(R, i * 128 + 128) - 1, column = j == 0 ? 127 : K - 1;
                 if (!zeros) static_cast<uint8_t*>(codes.data())[row * K + column] = 0x81;
@@ -378,7 +379,7 @@ TEST_CASE("cpu count_scales: the blocks of a quantized matrix, by hand") {
         args.scale_inv.elems += 1, args.granularity = Granularity::kTensor;
         CHECK_THROWS_AS(cpu::count_scales(ctx, args), Error);
     }
-    // The ends: what the smallest and the largest amax get in either format.
+    // The ends of the range: the scales for the smallest and the largest amax, in both formats.
     CHECK_EQ(block_scale_of(1u << 16, fp8_largest(Dtype::kE4m3)), 0x1p127f);
     CHECK_EQ(block_scale_of(0x7f7f0000u, fp8_largest(Dtype::kE4m3)), 0x1p-120f);
     CHECK_EQ(block_scale_of(0x7f7f0000u, fp8_largest(Dtype::kE5m2)), 0x1p-113f);

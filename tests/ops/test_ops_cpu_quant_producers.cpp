@@ -14,7 +14,7 @@ namespace {
 // Tiles of 128 x 128 with edges in both directions, large enough to use several threads.
 constexpr int64_t B = 3, T = 48, N = B * T, C = 144, NH = 4, NKV = 2, HS = 24, kWidth = (NH + 2 * NKV) * HS;
 
-// The results of an operation: the quantized one, and all others.
+// The results of an operation: the quantized result, and all others.
 struct Produced {
     HostTensor result;
     std::vector<HostTensor> others;

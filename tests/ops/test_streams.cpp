@@ -123,7 +123,7 @@ TEST_CASE("streams: after an error the remaining work is dropped without waiting
     cpu::event_destroy(end);
 }
 
-// Notes what sums are for.
+// Records the purposes of sums.
 class NotingComm : public LocalExchange {
 public:
     using LocalExchange::LocalExchange;
@@ -152,7 +152,7 @@ TEST_CASE("streams: collectives keep the order of the calls and their purpose, w
         const CollectivePurpose purpose(p.side, "second");
         comm.gather("");
         CHECK(one == 3);
-        CHECK(p.bytes[0] == (root ? 5 : 0));   // after the collective: nothing waits for it
+        CHECK(p.bytes[0] == (root ? 5 : 0));   // runs after the collective, because nothing waits for it earlier
         sum(p.side, two);
         sum(p.side, three);
         CHECK(two == 2);

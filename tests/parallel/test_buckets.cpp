@@ -54,12 +54,11 @@ void check_places(const Cut& cut, int ranks, int64_t bytes) {
             CHECK(cut.layout.offset(param) == at);
             CHECK(cut.layout.elems(param) == p.elems());
             CHECK(&cut.layout.group_of(param) == &bucket);
-            CHECK(cut.layout.weight_offset(param) - bucket.weight_begin == at - bucket.begin);
             CHECK(cut.table.layer_of(param) >= bucket.first_layer);
             CHECK(cut.table.layer_of(param) <= bucket.last_layer);
             at += (p.elems() + kParamAlign - 1) / kParamAlign * kParamAlign;
         }
-        // It ended as soon as it was long enough, and is padded no more than needed.
+        // A bucket ends as soon as it is long enough, and is padded no more than needed.
         if (bucket.params.size() > 1) CHECK((cut.layout.offset(bucket.params.back()) - bucket.begin) * 4 < bytes);
         CHECK(bucket.elems - (at - bucket.begin) < ranks * kParamAlign);
         flat += bucket.elems;

@@ -1,4 +1,5 @@
-// Context parallelism: ranks, here threads, that share each sequence compute what one rank computes of whole ones.
+// Context parallelism: ranks (here threads) that share each sequence compute the same as one rank with whole
+// sequences.
 #include <algorithm>
 
 #include "llmc/train/batch_queue.h"
@@ -19,7 +20,7 @@ Config with_ranks(Config config, int context) {
     return config;
 }
 
-// What the ranks have in common after a step without an update.
+// The results of a step without an update, which are equal on all ranks.
 struct Result {
     double loss = 0, norm = 0;
     std::vector<std::vector<double>> grads;     // reduced, by parameter
@@ -96,7 +97,7 @@ std::vector<Case> cases() {
     return all;
 }
 
-// One rank in the dtype of `config`, or in FP64.
+// The results of one rank in the dtype of `config`, or in FP64.
 Result alone(Config config, Dtype dtype) {
     config.dtype = dtype;
     config.global_batch_size = kSequences;
@@ -106,10 +107,10 @@ Result alone(Config config, Dtype dtype) {
 
 }  // namespace
 
-TEST_CASE("context: in FP32 the forward pass has one rank's bits, and gradients one rank's error") {
+TEST_CASE("context: in FP32 the forward pass has the bits of one rank, and gradients its error") {
     for (const Case& c : cases()) {
         const Result one = alone(c.config, Dtype::kFp32), exact = alone(c.config, Dtype::kFp64);
-        // Two ranks have a key head each, four share them (gpt2: one each); 4 / 2: two groups of two.
+        // Two ranks have one key head each, and four ranks share two (gpt2: one each); 4 / 2: two groups of two ranks.
         for (const auto& [ranks, context] : std::vector<std::pair<int, int>>{{2, 2}, {4, 4}, {4, 2}}) {
             CAPTURE(c.name);
             CAPTURE(ranks);
@@ -120,7 +121,8 @@ TEST_CASE("context: in FP32 the forward pass has one rank's bits, and gradients 
             CHECK(several.norm == doctest::Approx(one.norm).epsilon(1e-6));
             for (size_t p = 0; p < one.grads.size(); p++) {
                 CAPTURE(p);
-                // Sums over the tokens are added in another order; the smallest of errors is luck.
+                // Sums over tokens are added in another order, so a very small error of one rank is a matter of
+                // chance.
                 const double bound = 3 * distance(one.grads[p], exact.grads[p]) + 0x1p-22;
                 CHECK(distance(several.grads[p], exact.grads[p]) <= bound);
                 std::vector<double> wrong = several.grads[p];
@@ -132,7 +134,7 @@ TEST_CASE("context: in FP32 the forward pass has one rank's bits, and gradients 
 }
 
 // The derivative of the loss along the gradient of each parameter is that gradient's norm.
-TEST_CASE("context: gradients are those of finite differences of the loss") {
+TEST_CASE("context: gradients agree with finite differences of the loss") {
     for (const Case& c : cases()) {
         CAPTURE(c.name);
         Config config = with_ranks(c.config, 4);
@@ -222,7 +224,7 @@ TEST_CASE("context: with every recipe the bits do not depend on overlap, streams
             check_near(several.losses, one.losses, 0.01);
             check_near(several.norms, one.norms, 0.05);
             CHECK(several == train(changed(config, [](Config& o) { o.zero = 0; }), ranks, steps));
-            // These add the ranks of a micro-batch first.
+            // Levels 2 and 3 first add the ranks of a micro-batch.
             const Run two = train(changed(config, [](Config& o) { o.zero = 2; }), ranks, steps);
             check_near(two.losses, several.losses, 0.01);
             CHECK(two == train(changed(config, [](Config& o) { o.zero = 3; }), ranks, steps));
@@ -233,7 +235,7 @@ TEST_CASE("context: with every recipe the bits do not depend on overlap, streams
     }
 }
 
-TEST_CASE("context: the forward pass has one rank's bits with FP8 attention whose positions restart") {
+TEST_CASE("context: the forward pass has the bits of one rank with FP8 attention and positions that restart") {
     Config config = fp8_config(fp8_shape(1), Fp8Recipe::kNone);
     config.seq_length = config.shape.max_positions = 64;
     config.shape.kv_channels = 64;
@@ -269,7 +271,7 @@ TEST_CASE("context: delayed scaling calibrates on one micro-batch, though a rank
     for (const bool swapped : {false, true}) {
         LocalRanks(2).run([&](Comm& comm) {
             TestModel model(config, true, &comm);
-            // Of the first sequence only one half has targets.
+            // Only one half of the first sequence has targets.
             std::vector<int32_t> tokens, targets;
             for (int64_t i = 0; i < 2 * T; i++) {
                 tokens.push_back(static_cast<int32_t>(i * 5 % config.shape.vocab_size));
@@ -290,7 +292,7 @@ TEST_CASE("context: the ranks of a group stage their parts of the same sequences
     const data_test::TempDir dir;
     const int64_t T = 16, sequences = 4;
     data_test::write(dir / "a.bin", data_test::llmc_v1(data_test::counting(0, sequences * T + 1)));
-    // No target of the first sequence counts, and of the second only those of the last quarter.
+    // No target of the first sequence counts, and in the second only those of the last quarter do.
     std::vector<uint8_t> flags(sequences * T + 1, 1);
     std::fill_n(flags.begin(), T + 3 * T / 4 + 1, 0);
     data_test::write(dir / "a.mask", data_test::mask_bytes(flags));

@@ -1,4 +1,4 @@
-// Memory that buckets of gradients share: what is there at the same time never overlaps.
+// Memory that buckets of gradients share: buckets that exist at the same time never overlap.
 #include "tests/support/doctest.h"
 
 #include <set>
@@ -29,7 +29,7 @@ std::set<int> writers(const Placed& placed, const ParamGroup& bucket) {
         const int layer = placed.table.layer_of(param);
         layers.insert(layer);
         if (param == placed.table.head) layers.insert(placed.head());
-        // The biases of a block's last linear, by the norm of the layer above.
+        // The biases of a block's last linear layer, which the norm of the layer above writes.
         if (bucket.form == ParamForm::kOther && layer >= 0 && layer < placed.head()) layers.insert(layer + 1);
     }
     return layers;
@@ -56,7 +56,8 @@ void check(const Placed& placed, bool overlaps) {
             const bool shares = std::find(sharers.begin(), sharers.end(), static_cast<int>(b)) != sharers.end();
             CHECK(shares == overlap(placed, a, b));
             if (a == b || !shares) continue;
-            // One is complete before the other opens, with overlap by the backward of a whole layer.
+            // One bucket is complete before the other begins; with overlap, the backward pass of a whole layer lies
+            // between them.
             const int done_a = placed.head() - *by.begin();
             const int done_b = placed.head() - *writers(placed, placed.bucket(b)).begin();
             const int apart = overlaps ? 1 : 0;
@@ -68,7 +69,7 @@ void check(const Placed& placed, bool overlaps) {
 
 }  // namespace
 
-TEST_CASE("grad placement: buckets whose gradients exist at the same time have places of their own") {
+TEST_CASE("grad placement: buckets whose gradients exist at the same time have separate memory") {
     for (const ModelConfig& small : fp8_shapes()) {
         ModelConfig shape = small;
         shape.num_layers = 7;
@@ -86,7 +87,7 @@ TEST_CASE("grad placement: buckets whose gradients exist at the same time have p
     }
 }
 
-TEST_CASE("grad placement: whole gradients stand at their offsets in the flat buffers and share nothing") {
+TEST_CASE("grad placement: whole gradients have the offsets of the flat buffers and share no memory") {
     const Placed placed(fp8_config(fp8_shapes()[0], Fp8Recipe::kDelayed), 2, 20000);
     const GradPlacement whole = whole_placement(placed.buckets);
     CHECK(whole.elems == placed.layout.flat_elems());
@@ -104,9 +105,9 @@ TEST_CASE("grad placement: a large model needs the memory of a few layers") {
     int64_t longest = 0, block = 0;
     for (const ParamGroup& bucket : placed.buckets.all()) longest = std::max(longest, bucket.elems);
     for (const Param& param : placed.table.params) block += param.layer == 5 ? param.elems() : 0;
-    CHECK(longest == 525336576);   // the head and the embedding, which are never there together
+    CHECK(longest == 525336576);   // the head and the embedding, whose gradients never exist together
     CHECK(placed.placement.elems >= longest);
     CHECK(placed.placement.elems <= longest + 2 * block);
-    config.overlap = false;   // then nothing but the norms of all layers is there with the head
+    config.overlap = false;   // then only the norms of all layers exist together with the head
     CHECK(Placed(config, 8, 256'000'000).placement.elems <= longest + block / 100);
 }

@@ -1,5 +1,5 @@
-// --offload gives the bits of a run whose memory is all on the device: weights, losses and state.
-// The streams of the copies are ordered by events, each of which is needed.
+// --offload gives the same weights, losses and state to the bit as a run whose memory is all on the device. Events
+// order the streams of the copies, and each event is needed.
 #include "tests/support/zero_test.h"
 
 #include "tests/support/checkpoint_test.h"
@@ -12,8 +12,8 @@ struct Case {
     int ranks;
 };
 
-// Together: all recipes, one rank and several, both ways to gather FP8 weights, both ZeRO stages, tied heads in FP8,
-// gradients and moments in bf16 and fp32.
+// Together the cases have all recipes, one rank and several, both ways to gather FP8 weights, both ZeRO levels, tied
+// heads in FP8, and gradients and moments in bf16 and fp32.
 std::vector<Case> cases() {
     std::vector<Case> cases;
     const auto shapes = fp8_shapes();
@@ -80,7 +80,7 @@ Run watch(const Config& config, bool defers_compute, int64_t* orders) {
 
 }  // namespace
 
-TEST_CASE("offload: the bits are those of a run whose state is on the device") {
+TEST_CASE("offload: the bits are equal to those of a run whose state is on the device") {
     for (const Case& c : cases()) {
         CAPTURE(c.name);
         const Run resident = train(c.config, c.ranks, 4, kSkipOne);
@@ -136,7 +136,7 @@ TEST_CASE("offload: a run moves from resident state to offloaded state and back 
         const StateAccess read = a.trainer->state_access(a.ctx), write = b.trainer->state_access(b.ctx);
         for (const StateSlot& slot : kStateSlots)
             for (size_t p = 0; p < a.table.params.size(); p++) {
-                // In parts that begin and end on either side of the border between device and host memory.
+                // In parts that begin and end on both sides of the border between device and host memory.
                 const int64_t elems = a.table.params[p].elems(), size = dtype_bytes(read.dtypes.of(slot.kind));
                 for (int64_t begin = 0; begin < elems; begin += 1001) {
                     const int64_t count = std::min<int64_t>(1001, elems - begin);
@@ -195,7 +195,7 @@ TEST_CASE("offload activations: the bits are those of a run that keeps them on t
         for (const Config& config : configs) {
             CAPTURE(static_cast<int>(config.fp8_recipe));
             const int ranks = config.fp8_recipe == Fp8Recipe::kBlockwise ? 2 : 1;
-            // An evaluation after every step, which saves nothing.
+            // An evaluation after every step; it saves no activations.
             const Actions evaluate{{}, [](TestModel& model, int) {
                 model.trainer->evaluate(model.ctx, nullptr, 0, model.staged);
                 const auto T = static_cast<size_t>(model.config.seq_length);
@@ -213,7 +213,7 @@ TEST_CASE("offload activations: the bits are those of a run that keeps them on t
     }
 }
 
-TEST_CASE("offload: all of it with context parallelism and every --zero gives the bits of resident state") {
+TEST_CASE("offload: all of it, with context parallelism and every --zero, gives the bits of resident state") {
     for (int64_t zero : {0, 1, 2, 3}) {
         Config config = deep(1, zero % 2 ? Fp8Recipe::kTensorwise : Fp8Recipe::kDelayed,
                              zero < 2 ? Recompute::kBlock : Recompute::kBlockKeepAttention, 5);
@@ -266,7 +266,7 @@ TEST_CASE("offload activations: each event is needed") {
     int64_t left = kMany;
     CHECK(watch(config, false, &left) == expected);
     const int64_t orders = kMany - left;
-    // Five layers travel in 3 steps of 2 micro-batches: to the host and back, two events each.
+    // Five layers are copied in 3 steps of 2 micro-batches, to the host and back, with two events each.
     CHECK(orders == 6 * (5 + 5 + 5 + 5));
     left = kMany;
     CHECK(watch(config, true, &left) == expected);

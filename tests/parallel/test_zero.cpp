@@ -33,7 +33,7 @@ Config at_level(Config config, int64_t zero, int64_t group = 0) {
     return config;
 }
 
-// Losses, norms and state in the order of additions that a number of ranks and a level have.
+// Losses, norms and state for the order of additions that a number of ranks and a level define.
 void check_same(const Run& found, const Run& expected, double tolerance) {
     check_near(found.losses, expected.losses, tolerance);
     check_near(found.norms, expected.norms, tolerance);
@@ -57,7 +57,7 @@ TEST_CASE("zero: in FP32 losses and norms do not depend on the number of ranks, 
     }
 }
 
-TEST_CASE("zero: in FP32 the levels stay together for 20 steps, on 8 ranks in groups of any size") {
+TEST_CASE("zero: in FP32 the levels agree for 20 steps, on 8 ranks in groups of any size") {
     Config config = tiny_config(tiny_llama(), Dtype::kFp32, 1, 13);
     config.bucket_mb = 0.03;
     const Run one = train(config, 1, 20, {}, {}, 16);
@@ -111,7 +111,7 @@ TEST_CASE("zero: with one micro-batch a rank all levels give the same bits") {
     }
 }
 
-TEST_CASE("zero: the gradients of a deep model stand in the memory of a few layers, with equal bits") {
+TEST_CASE("zero: the gradients of a deep model need the memory of a few layers, with equal bits") {
     ModelConfig shape = fp8_shapes()[2];
     shape.num_layers = 6;
     for (double bucket_mb : {1e-6, 0.03}) {
@@ -139,7 +139,7 @@ TEST_CASE("zero: the gradients of a deep model stand in the memory of a few laye
     }
 }
 
-TEST_CASE("zero: groups of ranks hold the same shards, and their bits do not depend on overlap or, alone, the level") {
+TEST_CASE("zero: groups of ranks hold the same shards, and bits depend on the groups, but not on overlap") {
     for (const Case& recipe : recipes()) {
         CAPTURE(recipe.name);
         const Run one = train(recipe.config, 1);
@@ -157,7 +157,7 @@ TEST_CASE("zero: groups of ranks hold the same shards, and their bits do not dep
     }
 }
 
-TEST_CASE("zero: NaN in the gradients of one rank skips the step on all, at every level, and nothing is left of it") {
+TEST_CASE("zero: NaN in the gradients of one rank skips the step on all ranks, at every level, and changes no state") {
     for (int64_t zero : {0, 1, 2})
         for (int64_t group : {0, 2}) {
             if (zero == 0 && group > 0) continue;

@@ -26,7 +26,7 @@ struct Reduction {
     std::vector<GradCommReport> reports;            // by rank
     int skip = 0;
 };
-using Corrupt = std::function<void(int rank, int param, Tensor grad)>;   // a copy on the host, which goes back
+using Corrupt = std::function<void(int rank, int param, Tensor grad)>;   // changes a copy on the host
 
 void capture_gradients(TestModel& model, WatchedStore& store, std::vector<Gradients>& local, const Corrupt& corrupt) {
     const int dropped = model.trainer->fp8().needs_calibration() ? 1 : 0;

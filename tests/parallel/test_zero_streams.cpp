@@ -3,7 +3,6 @@
 // results are those without overlap.
 #include "tests/support/zero_test.h"
 
-#include "llmc/train/run/rank_consistency.h"
 #include "tests/support/data_test.h"
 
 namespace {
@@ -103,7 +102,7 @@ struct Case {
     Config config;
     bool every_order = true;   // each event is needed
 };
-// Together they use every communication dtype of gradients and weights.
+// Together the cases use every communication dtype of gradients and weights.
 std::vector<Case> cases() {
     std::vector<Case> cases;
     const auto shapes = fp8_shapes();
@@ -147,7 +146,7 @@ std::vector<Case> cases() {
     shard_weights(in_fp8, 4);
     in_fp8.fp8_lm_head = true;
     in_fp8.fp8_stats_interval = 1;
-    // The first collective of a gather already waits for the last one before it, which is behind the new masters.
+    // The first collective of a gather already waits for the collective before it, which follows the new masters.
     cases.back().every_order = false;
     Config& kept = add("delayed, sharded weights, one layer kept", 0, Fp8Recipe::kDelayed);
     shard_weights(kept, 4);

@@ -127,7 +127,7 @@ TEST_CASE("zero weights: a rank holds its blocks, the slots, and norms and biase
     }
 }
 
-TEST_CASE("zero weights: a pass gathers what no slot holds, FP8 linears as bytes") {
+TEST_CASE("zero weights: a pass gathers the layers that no slot holds, FP8 linear layers as bytes") {
     const auto shape = fp8_shapes()[1];
     for (const bool fp8 : {false, true}) {
         Config config = zero3(in_small_buckets(fp8_config(shape, fp8 ? Fp8Recipe::kDelayed : Fp8Recipe::kNone)));
@@ -151,8 +151,8 @@ TEST_CASE("zero weights: a pass gathers what no slot holds, FP8 linears as bytes
                 CAPTURE(keep);
                 const int64_t held = std::min<int64_t>(2 + keep, 7);
                 const MemoryPlan plan = memory_of(config, 2);
-                // The forward of the first micro-batch finds the first layers, which the last step has gathered; every
-                // turn finds `held` layers.
+                // The forward pass of the first micro-batch finds the first layers in slots, because the last step has
+                // gathered them; each later pass finds `held` layers.
                 const int64_t blocks = held + micro_batches * (7 - held) * 2;
                 const int64_t others = ends * micro_batches + norms;
                 if (fp8) CHECK(bytes_of(plan, "all-gather", linear) == blocks * block);

@@ -1,5 +1,5 @@
-// What `plan` predicts: step times against those that were measured, memory against the arena, how rates are carried to
-// other GPUs, and the figures of its JSON.
+// Predictions of `plan`: step times are compared with measured ones and memory with the arena; rates scaled to other
+// GPUs; the numbers of its JSON.
 #include "tests/support/config_test.h"
 #include "tests/support/fp8_model_test.h"
 
@@ -23,13 +23,13 @@ MemoryPlan planned(const Config& config) {
     return memory_of(config, ranks);
 }
 
-// A step time that was measured on H200 with the kernels of that day.
+// A step time that was measured on an H200 with the kernels of that date.
 struct MeasuredStep {
     const char* name;
     const char* family;
     std::vector<Words> words;
     double ms;
-    double gib = 0;          // of memory that the driver counted; 0: not in the tables
+    double gib = 0;          // memory in use according to the driver; 0: not in the tables
     double within = 0.05;
 };
 
@@ -43,8 +43,8 @@ const Words kDelayed = {"--fp8-recipe", "delayed"}, kTensorwise = {"--fp8-recipe
             kSpeedup = {"--fp8-min-speedup", "1"}, kSixteen = {"--global-batch-size", "32"},
             kOne = {"--global-batch-size", "2", "--grad-comm-dtype", "bf16"};
 
-// dev/results/2026-11-21-h200-fp8.md, -fp8-small.md and -zero.md. Of two ranks with one micro-batch each, which hides
-// little: within 8 %.
+// From dev/results/2026-11-21-h200-fp8.md, -fp8-small.md and -zero.md. For two ranks with one micro-batch each, which
+// hides little communication, the tolerance is 8 %.
 const std::vector<MeasuredStep> kMeasuredSteps = {
     {"8B BF16", "llama", {kLlama8}, 3147, 126.1},
     {"8B delayed", "llama", {kLlama8, kDelayed}, 2290, 121.6},
@@ -75,7 +75,8 @@ const std::vector<MeasuredStep> kMeasuredSteps = {
     {"the same, all have all", "llama", {kTwo, kOne, {"--zero", "0"}}, 36.14, 20.44, 0.08},
 };
 
-// dev/results/2026-11-22-h200-tables/ and -zero.md: measured after the rates were, with attention as it is.
+// From dev/results/2026-11-22-h200-tables/ and -zero.md, measured after the rates and with the present attention
+// kernels.
 const Words kTwo8 = {"--fp8-recipe", "delayed", "--ranks", "2"},
             kOne8 = {"--global-batch-size", "2", "--grad-comm-dtype", "bf16"};
 const std::vector<MeasuredStep> kStepsAfterRates = {
@@ -101,7 +102,7 @@ const std::vector<MeasuredStep> kStepsAfterRates = {
     {"small blockwise", "llama", {kSmall, kBlockwise, kSpeedup}, 952.2, 31.64},
 };
 
-// bench_attention at commit 3e8874e, dev/results/2026-11-21-h200-bf16.md: what kMeasuredSteps ran with.
+// bench_attention at commit 3e8874e (dev/results/2026-11-21-h200-bf16.md), the kernels of kMeasuredSteps.
 Rates earlier_rates() {
     Rates rates = measured_rates();
     rates.attention = parse_rates("attention bf16 1 32 8192 128 1383.7 5260.0 0\n"
@@ -201,7 +202,7 @@ TEST_CASE("plan: operations of a step, with their bytes") {
     const Config config = planned_config("llama", joined(kLlama8, kDelayed));
     const MemoryPlan plan = planned(config);
     const int64_t N = 8192, C = 4096, F = 14336, blocks = 32 * 4;
-    // Activations go out as two FP8 copies and nothing else; 2 F come in.
+    // An activation writes two FP8 tensors and nothing else, and reads 2 F columns.
     const PlannedOp* swiglu = find_op(plan, OpKind::activation_forward);
     REQUIRE(swiglu);
     CHECK(rate_name(swiglu->kind, swiglu->activation) == "swiglu_forward");
@@ -224,13 +225,14 @@ TEST_CASE("plan: operations of a step, with their bytes") {
     CHECK(find_op(plan, OpKind::bias_backward) == nullptr);
 }
 
-TEST_CASE("plan: bias gradients in BF16 cost what the kernels that add them up take longer") {
+TEST_CASE("plan: a bias gradient in BF16 costs the additional time of the kernels that sum it") {
     const int64_t layers = 12, micro_batches = 8, N = 64 * 1024;
     const MemoryPlan plan = planned(planned_config("gpt2", kGpt2));
     std::map<OpKind, int64_t> sums;
     for (const PlannedOp& op : plan.step_ops)
         if (op.mode == OpMode::kSums) sums[op.kind] += op.count;
-    // dy of proj and down comes from norms, of up from gelu, of qkv from attention, which leaves it to another pass.
+    // dy of proj and down is written by norms, dy of up by gelu, and dy of qkv by attention, which leaves the bias
+    // gradient to another pass.
     CHECK(sums[OpKind::layernorm_backward] == 2 * layers * micro_batches);
     CHECK(sums[OpKind::activation_backward] == layers * micro_batches);
     CHECK(sums.size() == 2);
@@ -238,7 +240,7 @@ TEST_CASE("plan: bias gradients in BF16 cost what the kernels that add them up t
     REQUIRE(own);
     CHECK(own->count == layers * micro_batches);
     CHECK(own->bytes == 2 * N * 3 * 768);
-    // rope and qk-norm, too, leave it to another pass.
+    // rope and qk-norm leave it to another pass, too.
     const MemoryPlan modern = planned(planned_config("gpt2", joined(kGpt2, {"--position-embedding-type", "rope"})));
     own = find_op(modern, OpKind::bias_backward);
     REQUIRE(own);
@@ -318,7 +320,7 @@ TEST_CASE("plan: memory is that of the GPU that was found, unless another is nam
     CHECK(fits(named));
 }
 
-TEST_CASE("plan: what would make a run fit has the memory of a plan with those options") {
+TEST_CASE("plan: the proposals for a run that does not fit have the memory of a plan with those options") {
     const Words words = {"--model", "llama3-small", "--micro-batch-size", "2", "--global-batch-size", "64"};
     const Config config = planned_config("llama", words);
     const ParamTable table = make_param_table(config.shape);
@@ -394,11 +396,11 @@ TEST_CASE("plan: JSON has the figures of the text") {
     CHECK(contains(text, "; 4 of them at the end"));
 }
 
-TEST_CASE("plan: predicted against measured is the median of ten steps, told once") {
+TEST_CASE("plan: the prediction is compared once with the median of ten measured steps") {
     StepTime time{.gpu = find_gpu("H200")};
     time.ms[2] = 90;
     StepTimeCheck check(time);
-    for (int step = 31; step <= 60; step++)   // slow at first, and one that waits for something
+    for (int step = 31; step <= 60; step++)   // slow at first, and one step that waits for something
         CHECK(check.add(step, step < 41 ? 500 : step == 45 ? 1000 : 95.5 + step % 10) == (step == 50));
     CHECK(check.measured_ms() == 100.5);
     CHECK(check.text() == "predicted 90.0 ms a step, measured 100.5 ms (median of steps 41-50), -10.4 %");
@@ -412,7 +414,7 @@ TEST_CASE("plan: every operation has a rate of its own or is known to move next 
                                       OpKind::fp8_scales,  OpKind::block_scales, OpKind::count_scales};
     const std::vector<OpKind> elsewhere = {OpKind::gemm, OpKind::attention_forward, OpKind::attention_backward,
                                            OpKind::fill_normal, OpKind::fill_constant, OpKind::cache_append,
-                                           OpKind::attention_decode,   // rows of their own, no step
+                                           OpKind::attention_decode,   // timed on their own; not part of a step
                                            OpKind::split_heads, OpKind::join_heads};   // copies, at the rate of a copy
     auto has = [](const std::vector<OpKind>& kinds, OpKind kind) {
         return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
@@ -448,11 +450,11 @@ TEST_CASE("plan: rates that are written are read back, also those of a GPU whose
     const double ms = predict_step(config, plan, sxm, rates).total_ms();
     CHECK(predict_step(config, plan, sxm, read).total_ms() == doctest::Approx(ms).epsilon(1e-3));
     CHECK(rates_text(read, "") == rates_text(parse_rates(rates_text(read, ""), "file"), ""));
-    // They count as rates of that GPU, which are not scaled.
+    // They count as rates of that GPU and are not scaled.
     CHECK(ms == doctest::Approx(predict_step(config, plan, measured_gpu()).total_ms()));
 }
 
-TEST_CASE("plan: a line that is no row of rates is refused by its number") {
+TEST_CASE("plan: a malformed row of rates is refused with its line number") {
     auto refused = [](const std::string& text) {
         try {
             parse_rates(text, "file");

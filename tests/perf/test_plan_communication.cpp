@@ -1,4 +1,4 @@
-// What `plan` predicts of the communication that compute does not hide.
+// Predictions of `plan` for exposed communication.
 #include "llmc/commands/plan_report.h"
 #include "tests/support/config_test.h"
 #include "tests/support/fp8_model_test.h"
@@ -26,7 +26,7 @@ double sums(const StepTime& time) { return time.ms[static_cast<size_t>(StepPart:
 
 }  // namespace
 
-TEST_CASE("plan: what cannot be hidden of communication") {
+TEST_CASE("plan: exposed communication") {
     const StepTime off = predicted([](Config& c) { c.overlap = false; }), on = predicted([](Config&) {});
     CHECK(exposed(off) == doctest::Approx(sent(off)));
     CHECK(sent(on) == doctest::Approx(sent(off)));
@@ -51,7 +51,7 @@ TEST_CASE("plan: with --zero 2 every micro-batch communicates, and the backward 
     };
     const StepTime one = two(2, 1, true), eight = two(2, 8, true);
     CHECK(exposed(one) == doctest::Approx(exposed(predicted([](Config&) {}))));
-    CHECK(exposed(eight) == doctest::Approx(exposed(one)));   // an embedding's ends under the next forward pass
+    CHECK(exposed(eight) == doctest::Approx(exposed(one)));   // that of an embedding ends during the next forward pass
     CHECK(eight.reduce_ms == doctest::Approx(8 * one.reduce_ms).epsilon(0.01));
     CHECK(exposed(two(2, 8, false)) == doctest::Approx(sent(eight)));
     CHECK(sums(eight) > 7 * sums(one));
@@ -72,7 +72,8 @@ TEST_CASE("plan: context parallelism divides tokens and heads, and nothing hides
     const PlannedOp* norm = find_op(plan, OpKind::rmsnorm_backward);
     REQUIRE(norm);
     CHECK(norm->bytes % part == 0);
-    // Q, K, V and the output forward, the same again for the backward pass, and their gradients; 7 of 8 parts leave.
+    // Q, K, V and the output in the forward pass, again when it is recomputed, and their gradients; 7 of 8 parts are
+    // sent to other ranks.
     const int64_t exchanged = layers * 3 * 2 * part * (48 + 32) * 128;
     const StepTime time = predict_step(config, plan, measured_gpu());
     CHECK(time.exchange_ms == doctest::Approx(1e3 * static_cast<double>(exchanged) * 7 / 8 / kLinkRate));
@@ -82,7 +83,7 @@ TEST_CASE("plan: context parallelism divides tokens and heads, and nothing hides
     REQUIRE(split);
     CHECK(split->bytes == 2 * 2 * part * 48 * 128);
     CHECK(split->count == 2 * layers);
-    // As many tokens a rank, so nearly as much memory as of a rank with 16384 of them alone.
+    // A rank has 16384 tokens, so it needs nearly as much memory as a rank with sequences of that length.
     const Config alone = planned_config(last_words({words, {"--seq-length", "16384", "--global-batch-size", "8",
                                                       "--context-parallel", "1"}}));
     const double ratio = static_cast<double>(plan.arena_bytes) / static_cast<double>(memory_of(alone, 8).arena_bytes);

@@ -1,4 +1,4 @@
-// What `plan` says of the host memory of loading and saving.
+// The host memory that `plan` predicts for loading and saving.
 #include "tests/support/config_test.h"
 #include "tests/support/fp8_model_test.h"
 
@@ -6,7 +6,7 @@
 
 #include "llmc/commands/plan_report.h"
 
-TEST_CASE("plan: host memory of 70B to load and save, of one rank of eight") {
+TEST_CASE("plan: host memory of one of eight ranks that loads and saves 70B parameters") {
     const Config config = parse("llama", {"--dry-run", "--synthetic-data", "--model", "llama3.1-70B", "--ranks", "8",
                                           "--fp8-recipe", "delayed", "--recompute", "block", "--micro-batch-size", "1",
                                           "--global-batch-size", "8"}).config;

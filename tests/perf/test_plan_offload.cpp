@@ -1,4 +1,4 @@
-// What `plan` says of --offload.
+// Predictions of `plan` for --offload.
 #include "tests/support/config_test.h"
 #include "tests/support/fp8_model_test.h"
 
@@ -18,7 +18,7 @@ MemoryPlan planned(const Config& config) { return memory_of(config, 1); }
 
 }  // namespace
 
-TEST_CASE("plan: offloaded bytes, and the time of their copies that nothing hides") {
+TEST_CASE("plan: offloaded bytes, and the exposed time of their copies") {
     const Config resident = with({});
     const Config state = with({"--offload", "moments,masters"});
     const Config half = with({"--offload", "moments,masters", "--offload-fraction", "0.5"});
@@ -49,7 +49,7 @@ TEST_CASE("plan: offloaded bytes, and the time of their copies that nothing hide
     const double once = exposed(time(state, away));
     CHECK(once > 0.9 * time(state, away).host_link_ms);   // the update itself takes 60 ms
     CHECK(exposed(time(half, some)) < 0.5 * once);        // as much is hidden
-    CHECK(exposed(time(all, most)) == doctest::Approx(once));   // of activations all
+    CHECK(exposed(time(all, most)) == doctest::Approx(once));   // all copies of activations are hidden
     rates.host_link = 25e9;   // measured
     CHECK(time(state, away).host_link_ms == doctest::Approx(1e3 * 8 * static_cast<double>(here.flat_elems) / 25e9));
     CHECK(exposed(time(state, away)) > 2 * once);
@@ -73,13 +73,13 @@ TEST_CASE("plan: the least part of the optimizer state that must be offloaded is
     const auto at = [&](double fraction) {
         return limited({"--offload", "moments,masters", "--offload-fraction", strf("%g", fraction)});
     };
-    // It leaves 2 GiB for the CUDA context and libraries, and a twentieth less would not.
+    // The proposed fraction leaves 2 GiB for the CUDA context and libraries; a fraction smaller by 0.05 would not.
     constexpr int64_t kMost = int64_t{77} << 30;
     CHECK(planned(at(least)).arena_bytes <= kMost);
     CHECK(planned(at(least - 0.05)).arena_bytes > kMost);
     CHECK(contains(text(all), strf("  --offload-fraction %g fits as well, and copies less\n", least)));
     CHECK(!contains(text(at(least)), "fits as well"));
-    // Of a run that does not fit, it is among the changes.
+    // For a run that does not fit, offloading is among the proposed changes.
     const std::string options = strf("--offload moments,masters --offload-fraction %g", least);
     bool found = false;
     const nlohmann::json changes = memory_json(resident)["changes"];
@@ -91,7 +91,7 @@ TEST_CASE("plan: the least part of the optimizer state that must be offloaded is
     }
     CHECK(found);
     CHECK(!memory_json(resident).contains("least_offload_fraction"));
-    // Only what the update waits for is exposed, a share of the copies of all state.
+    // Only the copies for which the update waits are exposed, a part of all copies of the state.
     const auto ms = [&](const Config& config) {
         return predict_step(config, planned(config), *find_gpu("H100 SXM")).total_ms();
     };

@@ -1,4 +1,4 @@
-// What `plan` says of --zero: the lowest level that fits, and the memory of 70B on eight GPUs.
+// Predictions of `plan` for --zero: the lowest level that fits, and the memory of 70B parameters on eight GPUs.
 #include "tests/support/config_test.h"
 #include "tests/support/fp8_model_test.h"
 
@@ -64,7 +64,7 @@ TEST_CASE("plan: 70B on eight H200 with bf16 moments and shards of gradients") {
     const MemoryPlan wide = planned_with({"3"}), plan = planned_with({"3", "--grad-shard-dtype", "bf16"});
     CHECK(plan.arena_bytes <= int64_t{125} << 30);
     CHECK(wide.arena_bytes - plan.arena_bytes == 2 * plan.flat_elems / 8);
-    // Of a run without these options, the last proposal is the lowest level that fits with all of them.
+    // For a run without these options, the last proposal is the lowest level that fits with all of them.
     const Config plain = planned_config("llama", {"--model", "llama3.1-70B", "--seq-length", "8192", "--ranks", "8",
                                                   "--micro-batch-size", "1", "--global-batch-size", "64"});
     const ParamTable table = make_param_table(plain.shape);

@@ -1,4 +1,4 @@
-"""What the Makefile finds on a machine. Standard library only."""
+"""The Makefile's detection of the machine. Standard library only."""
 import os
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ HEADERS = ("nlohmann/json.hpp", "xxhash.h", "doctest/doctest.h", "openssl/hmac.h
 
 
 def planned(flags):
-    """`make -n` with only the headers that `flags` name, without what a make around the tests says."""
+    """`make -n` with only the headers that `flags` name, and without the variables of a make that runs the tests."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     return subprocess.run(["make", "-n", "DEVICE=cpu", "all", f"CPPFLAGS=-nostdinc {flags}"], cwd=ROOT, env=env,
                           capture_output=True, text=True, timeout=120, check=False)

@@ -1,4 +1,4 @@
-"""data/check_shards.py: every id of every shard, what sidecars say, and what no shard shows alone."""
+"""data/check_shards.py: every id of every shard, the sidecars, and errors that only several shards together show."""
 import array
 import json
 import struct
@@ -17,7 +17,7 @@ class CheckShards(ScriptTest):
                          + array.array(typecode, tokens).tobytes())
 
     def check(self, *arguments, damaged="", **keywords):
-        """What is printed; damaged: what the one damaged shard must be said to have."""
+        """Returns the output. damaged: the expected text on the only damaged shard."""
         text = self.script("check_shards.py", "--workers", "1", *arguments, code=2 if damaged else 0, **keywords)
         self.assertEqual(text.count("DAMAGED"), 1 if damaged else 0, text)
         self.assertIn(damaged, text)
@@ -39,7 +39,7 @@ class CheckShards(ScriptTest):
             self.assertIn(f" tokens, {count} documents, ids to 256\n", text)
         total = sum((path.stat().st_size - 1024) // 2 for path in shards)
         self.assertIn(f"{len(shards)} shards, 0 damaged, {total} tokens in the others\n", text)
-        if has("numpy"):   # and the same without it
+        if has("numpy"):   # the result must be the same without numpy
             with unittest.mock.patch.dict(sys.modules, numpy=None):
                 self.assertEqual(self.check(*shards), text)
         self.assertEqual(self.check("--workers", "3", *shards, packages=self.folder), text)

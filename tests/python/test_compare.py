@@ -1,4 +1,4 @@
-"""scripts/compare on logs that this test writes: golden tables, what may not be compared, bad input.
+"""scripts/compare on logs that this test writes: golden tables, runs that must not be compared, bad input.
 
 UPDATE_GOLDEN=1 writes tests/golden/compare anew. Plots need matplotlib. Measurements: test_compare_measure.py."""
 import importlib.util
@@ -47,7 +47,7 @@ class Tables(CompareTest):
     def test_numbers_by_hand(self):
         self.call(*self.recorded(), "--out", "out")
         rows = self.rows()
-        bf16 = [1.219, 1.218, 1.226, 1.22, 1.221, 1.223, 1.221, 1.23, 1.224, 1.222]   # 3 of each start left out
+        bf16 = [1.219, 1.218, 1.226, 1.22, 1.221, 1.223, 1.221, 1.23, 1.224, 1.222]   # 3 per start do not count
         fp8 = [0.943, 0.941, 0.946, 0.944, 0.942, 0.944, 0.942, 0.947, 0.945, 0.943]
 
         def close(name, column, value):
@@ -95,7 +95,7 @@ class Tables(CompareTest):
         for name, log in (("bf16", BF16), ("delayed", FP8)):
             log = [dict(record) for record in log]
             for record in log:
-                if record["type"] == "step" and name == "bf16" and record["step"] != 6:   # short steps have no sample
+                if record["type"] == "step" and name == "bf16" and record["step"] != 6:   # short steps have none
                     record.update(gpu_utilization=90.0 + record["step"], power_w=600.0 + record["step"] ** 2,
                                   energy_j=1000.0 * record["step"], joules_per_token=9.0)
             self.write(f"{name}.jsonl", log)
@@ -126,12 +126,12 @@ class Tables(CompareTest):
         self.assertEqual(self.rows("."), self.rows("named"))
         self.write("measured.json", '{"table": "gpt2", "warmup": 2, "failures": {"fp8-128": "exit code 6: x"}, '
                                     '"commands": {}, "train_iters": null}')
-        said = self.call(".", code=1).stdout   # some run had failed
+        said = self.call(".", code=1).stdout   # some run failed
         self.assertIn("# GPT-2 124M, T 1024, 1 GPU: time per step", said)
         self.assertIn("* fp8-128: FAILED: exit code 6: x\n", said)
         self.assertEqual(self.rows(".")["bf16"]["warmup_steps"], "2")
         rows = self.rows(".")
-        self.assertNotEqual(rows["big"]["speed_ratio"], "")   # the table lets micro-batches differ
+        self.assertNotEqual(rows["big"]["speed_ratio"], "")   # micro-batches may differ in this table
         header = next(line for line in said.splitlines() if line.startswith("| configuration")).split(" | ")
         hours = header.index("hours for 2 epochs of OpenWebText")
         for name, row in rows.items():
@@ -145,7 +145,7 @@ class Tables(CompareTest):
             self.assertEqual((self.folder / "out" / name).read_bytes()[:4], b"\x89PNG")
         self.write("s.jsonl", [{**BF16[0], "synthetic_data": True}, *BF16[1:]])
         said = self.call("s.jsonl", "--out", "out", plots=True).stderr
-        self.assertFalse((self.folder / "out" / "loss.png").exists())   # nor the one from before
+        self.assertFalse((self.folder / "out" / "loss.png").exists())   # the earlier plot is removed
         self.assertIn("no loss.png: synthetic data", said)
 
     @unittest.skipUnless(HAVE_MATPLOTLIB, "matplotlib is not installed")
@@ -166,7 +166,7 @@ class Tables(CompareTest):
 
 
 class Perturbed(CompareTest):
-    """One number of a log that is another shows in every place where it should, and in no other column."""
+    """A changed number of a log appears in every column where it should, and in no other."""
 
     def change(self, name, changed, columns):
         arguments = self.recorded()
@@ -222,10 +222,10 @@ class Perturbed(CompareTest):
 
 
 class Comparability(CompareTest):
-    """What two runs may differ in, and what the tables say of it."""
+    """Differences between two runs, and their effect on the tables."""
 
     def verdict(self, config=None, other=None, **header):
-        """(ratio in the table, lines below it) of a run beside BF16."""
+        """(ratio in the table, lines below it) for a run compared with BF16."""
         self.write("base.jsonl", BF16)
         self.write("other.jsonl", other or a_log([7.0] + [1.0] * 7, losses_of(8), config, evals={8: 3.4}, **header))
         said = self.call("base.jsonl", "other.jsonl", "--out", "out").stdout
@@ -239,7 +239,8 @@ class Comparability(CompareTest):
             self.assertNotIn("\n[1]", said)
 
     def test_other_configurations_get_no_ratio(self):
-        """Every option of a log that is not known to make no difference, whatever later versions add."""
+        """Every option of a log prevents a ratio unless it is known to be irrelevant, also options of later
+        versions."""
         for key, value in H200["config"].items():
             other = {**(value if isinstance(value, dict) else {})} or (["x"] if isinstance(value, list) else
                      not value if isinstance(value, bool) else value + 1 if isinstance(value, (int, float)) else "x")
@@ -250,7 +251,7 @@ class Comparability(CompareTest):
                 ratio, said = self.verdict({key: other})
                 self.assertEqual(ratio, "")
                 self.assertIn(f"[1] not compared: {key} ", said)
-                self.assertIn(f"(--allow {key} compares all the same)", said)
+                self.assertIn(f"(--allow {key} compares anyway)", said)
                 self.assertEqual(said.count("not compared [1]"), 4)   # speed, and the three losses
 
     def test_other_gpus_and_data_get_no_ratio(self):
@@ -388,7 +389,7 @@ class BadInput(CompareTest):
                 ("config.jsonl: a header without configuration", ["config.jsonl"]),
                 ("zero.jsonl: step 5 took nan s", ["zero.jsonl"]),
                 ("resumed.jsonl: fp8-recipe is delayed since step 8 and was none: no one configuration; put the lines "
-                 "from that header on into a log of their own", ["resumed.jsonl"]),
+                 "from that header on into a separate log", ["resumed.jsonl"]),
                 ("x/a.jsonl: fp8-recipe is delayed, but a.jsonl of the same name n has none: give them different names",
                  ["n=a.jsonl", "n=x/a.jsonl"]),
                 ("x/a.jsonl: another log is called a already: give them names", ["a.jsonl", "x/a.jsonl"]),

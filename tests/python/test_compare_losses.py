@@ -1,4 +1,4 @@
-"""dev/losses/compare_losses.py on logs that this test writes: gaps to the baseline of a seed, means, bad input."""
+"""dev/losses/compare_losses.py on logs that this test writes: gaps to the baseline of each seed, means, bad input."""
 import json
 import subprocess
 import sys

@@ -1,5 +1,5 @@
-"""scripts/compare measuring: the CPU trainer in turn, GPUs sampled by an nvidia-smi of this test, runs that fail, and
-the tables that can be measured by name."""
+"""Measurements of scripts/compare: alternating runs of the CPU trainer, GPUs sampled by a replacement for nvidia-smi,
+runs that fail, and the named tables."""
 import json
 import os
 import re
@@ -19,7 +19,7 @@ from tests.support.train import BUILD, GPT2, TrainTest, make_tokens, write_shard
 
 HAVE_TRAINER = os.access(GPT2, os.X_OK) and not os.path.basename(BUILD).startswith("cuda")
 TINY = [GPT2, "--model", "gpt2-tiny", "--num-query-groups", "4", *TrainTest.SHAPE]
-# Answers like nvidia-smi of a driver before 535: no event reasons, throttle reasons instead.
+# Answers like nvidia-smi of a driver before 535, which has throttle reasons instead of event reasons.
 NVIDIA_SMI = """#!/bin/sh
 case "$*" in *clocks_event_reasons*) echo 'Field "clocks_event_reasons.active" is not a valid field'; exit 2;; esac
 line="0, 1980, 3201, 412.50, 55, 0x0000000000000004"
@@ -70,14 +70,14 @@ class Measuring(CompareTest):
         self.assertEqual(float(row["valid_loss_equal_tokens"]), logs["fp8", 1].evals[6]["loss"])
         self.assertIn("| no nvidia-smi |" if not shutil.which("nvidia-smi") else "| 1 x", done.stdout)
         self.assertEqual(done.stderr.count("round 2/3 "), 2)
-        said = self.call("out", "--warmup", "3").stdout   # once more, of what is there
+        said = self.call("out", "--warmup", "3").stdout   # once more, from the existing logs
         self.assertIn("The first 3 steps", said)
         self.assertIn("--out out: has out/bf16.1.jsonl of an earlier measurement",
                       self.call(*self.runs("--out", "out", "--", *self.data()), code=2).stderr)
 
     def test_gpus_are_sampled_in_the_timed_steps(self):
         self.script("bin/nvidia-smi", NVIDIA_SMI)
-        # Steps of some milliseconds, so that samples fall into them.
+        # Steps take some milliseconds, so that samples fall into them.
         wide = ["--hidden-size", "128", "--ffn-hidden-size", "512", "--kv-channels", "32", "--seq-length", "64",
                 "--max-position-embeddings", "64", "--global-batch-size", "16"]
         self.call("--run", f"a={shlex.join([*TINY, *wide])}", "--rounds", "2", "--iters", "8", "--out", "out", "--",
@@ -109,17 +109,17 @@ class Measuring(CompareTest):
             whole = read_log(self.folder / "whole")
             self.assertEqual([r["loss"] for r in log.step_list()], [r["loss"] for r in whole.step_list()])
             row = self.rows()[name]
-            # Each slice has a warm-up of three steps of its own; on a busy machine one may be no longer than that.
+            # Each slice has its own warm-up of three steps; on a busy machine a slice may be no longer than that.
             begins = [header["step"] for header in log.headers] + [400]
             timed = [max(0, end - begin - 3) for begin, end in zip(begins, begins[1:])]
             self.assertEqual(int(row["rounds"]), sum(steps > 0 for steps in timed))
             self.assertEqual(int(row["timed_steps"]), sum(timed))
             self.assertEqual(float(row["valid_loss_equal_tokens"]), whole.evals[400]["loss"])
-        # The same command once more: nothing is left to do.
+        # The same command again has nothing left to do.
         again = self.call(*self.runs("--train-iters", "400", "--slice-minutes", "0.003", "--out", "out", "--", *data,
                                      "--eval-interval", "200"))
         self.assertNotIn("slice", again.stderr)
-        # Other options, or the logs of rounds, are not gone on with.
+        # A measurement is not continued with other options, or from the logs of rounds.
         said = self.call(*self.runs("--train-iters", "400", "--out", "out", "--", *data), code=2).stderr
         self.assertRegex(said, r"^error: --out out: its bf16 is a run of .*, 400 steps: use that, or choose .*\n$")
         (self.folder / "out" / "measured.json").unlink()
@@ -147,7 +147,8 @@ class Measuring(CompareTest):
         self.assertIn("error: --out fails/x/measured.json: Not a directory\n", said.stderr)
 
     def stopped(self, more, while_it_runs):
-        """The process of a run that a stop came to; `more`, Python, is run in scripts/compare before anything else."""
+        """Stops a measurement, and returns the process of its present run. `more` is Python code that scripts/compare
+        runs first."""
         pid = self.folder / "pid"
         waits = self.script("waits", "#!/bin/sh\nfor w; do [ $w = --dry-run ] && exit; done\nexec sleep 100\n")
         told = ("import os, runpy, signal, subprocess, sys\n"
@@ -219,7 +220,7 @@ class NamedTables(CompareTest):
         tiny = ["--num-layers", "1", "--hidden-size", "32", "--ffn-hidden-size", "32", "--num-attention-heads", "2",
                 "--kv-channels", "16", "--vocab-size", "100", "--seq-length", "8", "--synthetic-data"]
         short = ["--rounds", "1", "--iters", "2", "--warmup", "1", "--out", "out"]
-        # Without effect in BF16, so refused, before anything runs.
+        # The option has no effect in BF16, so it is refused before anything runs.
         self.call("--table", "gpt2", *short, "--", *tiny, "--fp8-min-speedup", "0", code=2)
         self.call("--table", "gpt2", "--only", "bf16-32,bf16-64", *short, "--", *tiny)
         rows = self.rows()

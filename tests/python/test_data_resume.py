@@ -1,4 +1,4 @@
-"""data/prepare_text.py after an interruption: the same command goes on, and the shards are the same to the byte."""
+"""data/prepare_text.py after an interruption: the same command continues, and the shards are equal to the byte."""
 import gzip
 import json
 import os
@@ -33,7 +33,7 @@ class InterruptedRuns(ScriptTest):
                 self.folder / "folder"]
 
     def run_once(self, *arguments, stop_at=0, code=0):
-        """Stopped while the batch of this number is encoded; 0: not."""
+        """Runs the command and stops it while batch number `stop_at` is encoded; 0: does not stop it."""
         calls, encode = [], text_shards.Tokenize.__call__
 
         def counting(self, documents):
@@ -120,7 +120,7 @@ class InterruptedRuns(ScriptTest):
                 rename(source, target)
             with unittest.mock.patch.object(shard_format.os, "replace", replace):
                 self.run_once("--overwrite", *inputs, code=130)
-            again = ["--overwrite"] if stop_at % 2 else []   # of what was written is nothing left to refuse
+            again = ["--overwrite"] if stop_at % 2 else []   # --overwrite discards what was written
             self.assertEqual(self.run_once(*again, *inputs)[1], [])
             self.assertEqual(self.contents(), expected)
             for path, content in old.items():
@@ -167,7 +167,7 @@ class InterruptedRuns(ScriptTest):
                                 (inputs[1:], "the inputs")):
             text, _ = self.run_once(*arguments, code=2)
             self.assertIn(f"holds an interrupted run that differs in {part}: repeat its command", text)
-        os.utime(inputs[0], (1, 1))   # a file that was written since
+        os.utime(inputs[0], (1, 1))   # the file was changed meanwhile
         self.assertIn("differs in the inputs", self.run_once(*inputs, code=2)[0])
         text, _ = self.run_once("--overwrite", *inputs)
         self.assertNotIn("going on", text)
@@ -180,7 +180,7 @@ class InterruptedRuns(ScriptTest):
         good = state.read_text()
         state.write_text(good[:100])
         self.assertIn("an interrupted run whose state is not readable: choose", self.run_once(*inputs, code=2)[0])
-        # An earlier version had fewer fields, or others.
+        # The state of an earlier version may have fewer or other fields.
         for change, said in ((lambda all: all.pop("writers"), "whose state is of another version of this script:"),
                              (lambda all: all["writers"]["train"].pop("first"), "of another version of this script"),
                              (lambda all: all["position"].pop("not_text"), "(KeyError: 'not_text'): finish it with"),

@@ -1,4 +1,4 @@
-"""data/prepare_text.py: what it reads, writes and refuses. Standard library only."""
+"""data/prepare_text.py: its inputs, its shards and its errors. Standard library only."""
 import gzip
 import hashlib
 import json
@@ -55,7 +55,7 @@ class PrepareText(ScriptTest):
         first = set(documents_of(self.out, "valid"))
         self.prepare_bytes("--valid-fraction", "0.2", "--overwrite", two, one)
         self.assertEqual(first, set(documents_of(self.out, "valid")))
-        # A larger fraction keeps what a smaller one had.
+        # The validation split of a larger fraction contains that of a smaller one.
         self.prepare_bytes("--valid-fraction", "0.5", "--overwrite", two, one)
         self.assertLess(first, set(documents_of(self.out, "valid")))
 
@@ -98,7 +98,7 @@ class PrepareText(ScriptTest):
         if has("zstandard"):
             import zstandard
             frame = zstandard.ZstdCompressor().compress
-            # Two frames, as tools that compress in parallel write them.
+            # Two zstd frames, as tools write that compress in parallel.
             frames = frame(content[:20].encode()) + frame(content[20:].encode())
             inputs.append(self.file("d.jsonl.zst", frames))
         summary = self.prepare_bytes("--valid-fraction", "0", *inputs)
@@ -133,7 +133,7 @@ class PrepareText(ScriptTest):
         self.assertGreater(len(kept), 3)
         for shard in self.out.iterdir():
             shard.unlink()
-        for path in files[:2]:   # nothing else in it
+        for path in files[:2]:   # no other input
             self.refused(["the inputs hold no text (skipped 1 document that is not text (1 with", str(path)],
                          "--tokenizer", "bytes", "--document-bytes", "0", path)
 
@@ -157,12 +157,12 @@ class PrepareText(ScriptTest):
                 self.assertEqual(documents_of(self.out, "train"), [b"text\n"])
                 for shard in self.out.iterdir():
                     shard.unlink()
-        # What the user calls text is text.
+        # With --format text the file counts as text.
         self.prepare_bytes("--valid-fraction", "0", "--format", "text", self.folder / "f.json")
         self.prepare_bytes("--valid-fraction", "0", "--overwrite", self.file("j.json", '{"a": 1}'))
 
     def test_truncated_zstd_is_refused(self):
-        """With the package, where it is there, and with zlib in its place, whose objects have the same members."""
+        """With the package zstandard, if installed, and with zlib instead, whose objects have the same members."""
         text = lines(4000).encode()
         zlib_instead = types.SimpleNamespace(ZstdDecompressor=lambda **_: types.SimpleNamespace(
             decompressobj=zlib.decompressobj))
@@ -183,7 +183,7 @@ class PrepareText(ScriptTest):
                 self.refused([f"{path}: "], "--tokenizer", "bytes", path)
 
     def test_document_bytes(self):
-        # One line without end: cut near 16 bytes and never inside of a character of 3.
+        # One line without an end is cut near 16 bytes, but never within a character of 3 bytes.
         path = self.file("a.txt", "\u4e2d" * 40)
         self.prepare_bytes("--valid-fraction", "0", "--document-bytes", "16", path)
         documents = documents_of(self.out, "train")
@@ -265,7 +265,7 @@ class PrepareText(ScriptTest):
         self.assertFalse(stale.exists())
         before = {file.name: file.read_bytes() for file in self.out.iterdir()}
         self.assertIn("already has train_000000.bin", self.prepare_bytes(path, code=2))
-        # A run that fails leaves the old shards alone, too.
+        # A run that fails does not change the old shards either.
         self.prepare_bytes("--overwrite", self.file("bad.jsonl", "{"), code=2)
         self.assertEqual(before, {file.name: file.read_bytes() for file in self.out.iterdir()})
         self.prepare_bytes("--valid-fraction", "0", "--overwrite", path)
@@ -308,7 +308,7 @@ class PrepareText(ScriptTest):
         self.prepare_bytes("--valid-fraction", "0", path, packages=self.folder / "none")
 
     def test_hugging_face_dataset(self):
-        # A stand-in for the package: it streams, and refuses a dataset that is a script as the real one does.
+        # A replacement for the package: it streams, and like the real one refuses a dataset that is a script.
         self.file("fake/datasets.py", """
 def load_dataset(path, split, streaming, name=None, revision=None):
     assert streaming

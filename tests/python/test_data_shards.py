@@ -95,7 +95,7 @@ class Tokenizers(ScriptTest):
         self.prepare("--tokenizer", "gpt2", *local, "--valid-fraction", "0", text)
         tokens = list(tokens_of(self.out / "train_000000.bin"))
         self.assertEqual(tokens[:3], [259, 257, 258])   # separator, "abc", " a"
-        self.assertEqual(tokens.count(259), 1)          # a spelled-out separator is text
+        self.assertEqual(tokens.count(259), 1)          # a separator written out in a text is text
         shown = self.inspect("--verify", *local, self.out / "train_000000.bin")
         self.assertIn("    | <|endoftext|>abc a", shown)
         self.assertIn("    | <|endoftext|>\u00e9", shown)

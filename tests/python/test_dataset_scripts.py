@@ -31,7 +31,7 @@ class DatasetScripts(ScriptTest):
             self.assertIn("0 damaged", self.script("check_shards.py", *self.out.glob("*.bin")))
 
     def test_defaults(self):
-        """What prepare_text is asked for, option for option."""
+        """The options with which prepare_text is called."""
         cases = {("openwebtext",): (["openwebtext"], "gpt2", "shards/openwebtext", 0.005, ""),
                  ("slimpajama", "--tokenizer", "x"): (["slimpajama"], "x", "shards/slimpajama", 0.005, ""),
                  ("slimpajama", "--tokenizer", "x", "--sample", "6B"): (["hf:DKYoon/SlimPajama-6B"], "x",

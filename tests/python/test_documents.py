@@ -1,4 +1,4 @@
-"""What the documents name exists: options, files of the repository, and every document of docs/ in the README."""
+"""The options and files that the documents name exist, and the README links every document of docs/."""
 import glob
 import json
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ["README.md", "scripts/README.md", "data/README.md",
              *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
-# Of programs that are not ours: docker, pip, apt-get, lm_eval, sbatch, scancel, tensorboard, git.
+# Options of other programs: docker, pip, apt-get, lm_eval, sbatch, scancel, tensorboard, git.
 FOREIGN = {"mca", "rm", "gpus", "no-install-recommends", "model", "model-args", "tasks", "batch-size", "nodes", "full",
            "logdir"}
 
@@ -19,7 +19,7 @@ def read(name):
 
 def options_of_the_trainer():
     own = set(re.findall(r"(?m)^--([\w-]+)", read("tests/golden/cli_options.txt")))
-    # Those that are no option of a run, those of subcommands, and Megatron-LM's names that are taken as well.
+    # The list above has the options of runs; these are options of subcommands, and Megatron-LM's names.
     parsed = "".join(path.read_text() for folder in ("config", "commands") for path in
                      (ROOT / "llmc" / folder).rglob("*.cpp"))
     return own | set(re.findall(r'"--([a-z][a-z0-9-]+)', parsed)) \
@@ -49,7 +49,7 @@ def unknown_options(text, known):
 
 
 def missing_files(text):
-    """Files in backticks that do not exist; a capital word or * stands for any."""
+    """Files in backticks that do not exist; a word in capitals or * stands for any name."""
     named = re.findall(r"`((?:llmc|scripts|data|dev|tests|docs)/[\w./*-]+)`", text)
     return sorted({name for name in named if name != "dev/data/hellaswag.py"   # llm.c's
                    and not glob.glob(str(ROOT / re.sub(r"\b[A-Z]{3,}\b", "*", name).rstrip("/")))})

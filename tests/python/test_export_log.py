@@ -1,4 +1,4 @@
-"""scripts/export_log: what its formats have. tensorboard and wandb where present.
+"""scripts/export_log: the contents of its formats. tensorboard and wandb are tested if they are installed.
 
 tests/golden/logs are exports of tests/fixtures/logs: scripts/export_log --to csv LOG --out tests/golden/logs/NAME.csv.
 """
@@ -34,7 +34,7 @@ class Exports(LogToolTest):
         run_export.write_csv(read_log(self.twice()), text)
         rows = {int(row["step"]): row for row in csv.DictReader(io.StringIO(text.getvalue()))}
         self.assertEqual(list(rows), list(range(13)))
-        for record in records("killed.jsonl", "resumed.jsonl"):   # the later life overwrites nothing that it did not do
+        for record in records("killed.jsonl", "resumed.jsonl"):   # the resumed run overwrites nothing but its own steps
             if record["type"] == "step" and record["step"] not in (6, 7, 8):
                 row = rows[record["step"]]
                 for column, field in (("train/loss (nats/token)", "loss"), ("train/grad_norm", "grad_norm"),
@@ -159,7 +159,7 @@ class Exports(LogToolTest):
             run_export.to_package("tensorboard", run, board)
 
     def test_wandb_is_given_every_step(self):
-        # A stand-in for the package.
+        # A replacement for the package.
         session = unittest.mock.Mock(step=0, dir=str(self.folder / "wandb" / "offline-run-1" / "files"))
         wandb = types.ModuleType("wandb")
         wandb.Settings, wandb.init = dict, unittest.mock.Mock(return_value=session)
@@ -184,7 +184,7 @@ class Exports(LogToolTest):
 
 
 class Collected:
-    """A writer that keeps what it is given, as TensorBoard shows it."""
+    """A writer that stores the values as TensorBoard would show them."""
 
     def __init__(self):
         self.values, self.hint, self.closed = {}, "", False
@@ -194,7 +194,7 @@ class Collected:
 
     def write(self, step, seconds, scalars):
         for tag, value in scalars.items():
-            assert (step, tag) not in self.values, (step, tag)   # nothing twice
+            assert (step, tag) not in self.values, (step, tag)   # no value is written twice
             self.values[step, tag] = value
 
     def flush(self):
@@ -211,7 +211,7 @@ class Following(LogToolTest):
         return run_export.Follower(RunLog(path), lambda run: Collected())
 
     def test_following_gives_what_the_whole_log_gives(self):
-        whole = self.twice().read_bytes()   # a resume in it does three steps again
+        whole = self.twice().read_bytes()   # its resumed run repeats three steps
         for piece in (37, 700, len(whole)):
             path = self.file("grows.jsonl", b"")
             follower = self.follower(path)
@@ -250,7 +250,7 @@ class Following(LogToolTest):
         time.sleep(0.3)
         self.assertIsNone(process.poll())
         with open(self.folder / "late.jsonl", "ab") as file:
-            file.write(b"".join(lines[10:]))   # at the end of the trainer, before anybody has looked
+            file.write(b"".join(lines[10:]))   # the trainer ends before the next look at the log
         said, _ = process.communicate(timeout=60)
         self.assertEqual((process.returncode, said), (0, "look at it with: tensorboard --logdir board\n"))
         steps = (self.folder / "board" / "steps").read_text().split()
@@ -260,7 +260,7 @@ class Following(LogToolTest):
     def test_tensorboard_shows_no_step_twice(self):
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
         board = self.folder / "board"
-        # The process that follows is killed and started again with the resumed run: it writes all of the log.
+        # The following process is killed, and started again with the resumed run: it writes the whole log.
         follow = [ROOT / "scripts" / "export_log", "--to", "tensorboard", "log.jsonl", "--out", board, "--follow",
                   "--until-eof", "--every", "0.1"]
         self.file("log.jsonl", (LOGS / "killed.jsonl").read_bytes())

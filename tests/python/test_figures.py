@@ -1,5 +1,5 @@
-"""dev/figures: the committed picture is that of the measured tables, readable in light and dark mode, and refuses rows
-that were measured otherwise."""
+"""dev/figures: the committed picture shows the measured tables and is readable in light and dark mode; rows that were
+measured in another way are refused."""
 import importlib.util
 import io
 import re
@@ -25,7 +25,7 @@ def luminance(color):
 
 
 def contrast(one, other):
-    """As WCAG 2 defines it: 4.5 is enough for text, 3 for shapes."""
+    """The contrast as WCAG 2 defines it: 4.5 is enough for text, 3 for shapes."""
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 

@@ -1,4 +1,4 @@
-"""dev/gpu_checks without a GPU: what it says of logs that are equal, that differ, and of speeds."""
+"""dev/gpu_checks without a GPU: its output on equal logs, on different logs, and on speeds."""
 import importlib.util
 import json
 import subprocess

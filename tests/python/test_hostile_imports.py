@@ -1,4 +1,5 @@
-"""scripts/import_config on inputs that are broken, or made to cost time or memory: one line, never a traceback."""
+"""scripts/import_config on malformed inputs, or inputs made to take much time or memory: one line, never a
+traceback."""
 import contextlib
 import io
 import json
@@ -32,7 +33,7 @@ def doubling(first, line, last=""):
     return first + "".join(line.replace("NEW", f"a{i}").replace("OLD", f"a{i - 1}") for i in range(1, 40)) + last
 
 
-# (ending, content, what the one line says)
+# (ending, content, expected text of the one line)
 COSTLY = [
     ("yaml", doubling("a0: &a0 [x, x]\n", "NEW: &NEW [*OLD, *OLD, *OLD]\n"), "entries once its aliases are followed"),
     ("yaml", doubling("a0: &a0 {x: 1}\n", "NEW: &NEW {l: *OLD, r: *OLD}\n"), "entries once its aliases are followed"),
@@ -64,7 +65,7 @@ COSTLY = [
 
 
 def mutated(chance, data, others):
-    """The bytes after one to thirty edits."""
+    """Makes one to thirty edits of the bytes."""
     data = bytearray(data)
     for _ in range(chance.choice([1, 1, 2, 3, 8, 30])):
         at, kind = chance.randrange(len(data) + 1), chance.randrange(6)
@@ -90,8 +91,8 @@ def mutated(chance, data, others):
 
 
 def check_mutations(test, variable, accept):
-    """Calls accept(number, random numbers) for 400 numbers, or as many as the environment variable says, from LLMC_SEED
-    on. Each call passes or raises an InputError of one line; enough of them do either."""
+    """Calls accept(number, random numbers) for 400 numbers from LLMC_SEED on, or for as many as the environment
+    variable says. Each call must succeed or raise an InputError of one line, and there must be enough of both."""
     kinds = {"accepted": 0, "refused": 0}
     first = int(os.environ.get("LLMC_SEED", "0"))
     for number in range(first, first + int(os.environ.get(variable, "400"))):
@@ -158,7 +159,7 @@ class HostileImports(unittest.TestCase):
         self.assertIn('"seed": 7', out.getvalue())
 
     def test_mutations_of_every_format(self):
-        """LLMC_IMPORTS says how many, LLMC_SEED from where on."""
+        """LLMC_IMPORTS sets the number of inputs, and LLMC_SEED the first number."""
         seeds = [p for p in sorted(FIXTURES.iterdir()) if not (NO_YAML and p.suffix == ".yaml")]
         texts = [p.read_bytes() for p in seeds]
         out = self.folder / "run.json"

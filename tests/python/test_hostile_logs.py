@@ -1,5 +1,5 @@
-"""Logs with fields of other types, or broken in other ways: read, exported, or refused with their line; never a
-traceback."""
+"""Logs with fields of wrong types, or malformed in other ways, are read and exported, or refused with the line; there
+is never a traceback."""
 import io
 import json
 import tempfile
@@ -21,7 +21,7 @@ VALUES = [None, True, -1, 0, 1e308, "nan", "inf", "x", [], {}, [1], {"a": 1}, 2 
 
 
 def with_other_fields(chance, text):
-    """Some records lose a field, or get another value in one, also deeper."""
+    """Some records lose a field or get another value in it, also in nested fields."""
     lines = text.split(b"\n")
     for _ in range(chance.choice([1, 2, 5])):
         at = chance.randrange(len(lines))
@@ -66,7 +66,7 @@ def judged(text):
 
 class HostileLogs(unittest.TestCase):
     def test_mutations(self):
-        """LLMC_LOGS says how many, LLMC_SEED from where on."""
+        """LLMC_LOGS sets the number of logs, and LLMC_SEED the first number."""
         seeds = []
         for path in sorted(LOGS.glob("*.jsonl")):
             lines = path.read_bytes().split(b"\n")

@@ -57,7 +57,7 @@ SEVEN_CASES = {
          "mixed_precision: bf16")],
 }
 
-# (file, content, what the one line of the error must name)
+# (file, content, expected text of the one error line)
 BAD = [
     ("a.json", '{"zero_optimization": {"stage": 1,\n}', ["a.json:2", "not JSON", "correct"]),
     ("a.json", '{"zero_optimization": {"stage": 1},\n', ["a.json:2", "not JSON"]),
@@ -96,7 +96,7 @@ BAD_YAML = [
 
 
 def table_options():
-    """Our options and what they expect, as the trainer's own golden file has them."""
+    """Our options and their allowed values, from the trainer's golden file."""
     lines = (ROOT / "tests" / "golden" / "cli_options.txt").read_text().splitlines()
     rows = [line.split(" | ") for line in lines if line.startswith("--")]
     return {row[0][2:]: row[1] for row in rows}
@@ -121,7 +121,7 @@ class ImportTest(ImportCase):
                 first = done.stdout.split("\n\n")[1]
                 self.assertTrue(first.startswith(("Different from what you asked:", "Nothing is different")), first)
                 self.assertLessEqual(len(first.split("\n")), 15)
-                # --out writes the very JSON that stands at the end of the report.
+                # --out writes the same JSON as the end of the report.
                 self.assertEqual(self.run_script(*inputs, *more, "--out", out).returncode, code)
                 self.assertTrue(done.stdout.endswith("\n\n" + out.read_text()))
                 self.assert_accepted(json.loads(out.read_text()), "gpt2" if "./train_gpt2 " in done.stdout else "llama")
@@ -346,7 +346,7 @@ class ImportTest(ImportCase):
         self.assertEqual(run.get("seed"), 4)
 
     def test_one_quoted_word_is_not_two(self):
-        """"${A[@]}" hands "--seed 7" over as one argument, which no program knows."""
+        """Quoted, "${A[@]}" passes "--seed 7" as one argument, which no program knows."""
         run = import_file(self.folder, "a.sh", 'A=("--seed 7")\ntorchrun p.py "${A[@]}" ' + MEGATRON[24:])
         self.assertIsNone(run.get("seed"))
         self.assertTrue(is_open(run))

@@ -30,7 +30,7 @@ class ImportFormatsTest(ImportCase):
         self.assertEqual((run.get("train-iters"), is_open(run)), (9, True))
         self.assertTrue(any(note.startswith("--model NAME") for note in run.notes))
         run = import_file(self.folder, "a.toml", "[training]\nsteps = 9\n[model]\nvocab_size = 7")
-        self.assertIn("not in our tables", run.findings[-1].fact)   # no star hides a setting that matters
+        self.assertIn("not in our tables", run.findings[-1].fact)   # no row with a star matches a setting that matters
 
     def test_launch_scripts_of_llmc(self):
         for more, expected in (("-d 8192 -e d24", {"global-batch-size": 8, "model": "gpt2-350M", "min-lr": 3e-4}),

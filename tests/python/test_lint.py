@@ -1,4 +1,4 @@
-"""Each rule of dev/ci/lint.py must catch a violation and pass its neighbour that is sound."""
+"""Each rule of dev/ci/lint.py must find a violation, and must accept similar text without one."""
 import unittest
 
 import lint
@@ -7,7 +7,7 @@ HEADER = "// Math: y = x\n// Source: none\n// Traffic: N\n// Requires: N > 0\n//
 LAUNCH = "k<<<1, 256, f(1, 2), stream>>>(x);\n"
 MARK = "TO" + "DO"
 
-# rule name -> ([(path, violating text)], [(path, sound text)])
+# rule name -> ([(path, violating text)], [(path, correct text)])
 CASES = {
     "launches": ([("llmc/model/decoder.cpp", LAUNCH), ("llmc/cuda/a.cu", "k<<<1, 2>>>(x);\n"),
                   ("dev/bench/a.cu", "k<<<dim3(1,\n 2, 3), 2, 0>>>(x);\n")],

@@ -38,7 +38,7 @@ class Reading(LogToolTest):
 
     def test_of_steps_done_twice_the_later_count(self):
         lines = self.twice().read_text().splitlines()
-        # The first life's step 7 shall be recognisable.
+        # Step 7 of the killed run must be recognisable.
         old = next(i for i, line in enumerate(lines) if '"type":"step","step":7,' in line)
         lines[old] = json.dumps(dict(json.loads(lines[old]), loss=99.0))
         run = read_log(self.file("changed.jsonl", "\n".join(lines) + "\n"))
@@ -46,7 +46,7 @@ class Reading(LogToolTest):
         self.assertEqual(run.steps[7]["loss"], read_log(LOGS / "resumed.jsonl").steps[7]["loss"])
         self.assertEqual((run.redone, run.resumed_at), (3, [5]))
         self.assertIn("3 steps were done again", run.warnings()[0])
-        # What the first life had after the checkpoint is gone, though the second has no such record.
+        # Records of the killed run after the checkpoint are gone, although the resumed run has none of this kind.
         run = read_log(self.file("cut.jsonl", (LOGS / "killed.jsonl").read_text() + lines[21] + "\n"))
         self.assertEqual((sorted(run.steps), sorted(run.evals), sorted(run.fp8)), ([1, 2, 3, 4, 5], [0, 4], [3]))
         self.assertEqual([event["step"] for event in run.events if event["kind"] == "fp8"], [3])
@@ -130,7 +130,7 @@ class PlotData(LogToolTest):
     def test_curves(self):
         run = read_log(self.twice())
         data = run_figure.curves(run)
-        # The killed life up to its checkpoint, then the resumed one.
+        # The killed run up to its checkpoint, then the resumed run.
         expected = {r["step"]: r for r in records("killed.jsonl", "resumed.jsonl") if r["type"] == "step"}
         steps = list(range(1, 13))
         self.assertEqual(data["loss"], (steps, [expected[step]["loss"] for step in steps]))
@@ -322,7 +322,7 @@ class Figures(LogToolTest):
                          "new/both.png")
         self.assertIn("new/both.png", said)
         self.assertEqual((self.folder / "new" / "both.png").read_bytes()[:8], b"\x89PNG\r\n\x1a\n")
-        self.assertEqual(sorted(p.name for p in (self.folder / "new").iterdir()), ["both.png"])   # nothing aside
+        self.assertEqual(sorted(p.name for p in (self.folder / "new").iterdir()), ["both.png"])   # no leftovers
         self.call(ROOT / "scripts" / "plot", "twice.jsonl", "--follow", "--every", "0.1")
         self.assertTrue((self.folder / "twice.png").stat().st_size > 20000)
         self.assertIn("twice.png", self.call(ROOT / "scripts" / "plot", self.folder))
@@ -333,7 +333,8 @@ class Figures(LogToolTest):
 class Trainer(LogToolTest):
     @unittest.skipUnless((BUILD / "train_gpt2").exists(), "train_gpt2 is not built")
     def test_a_log_written_now(self):
-        """The fixtures are of an earlier trainer; this one's log must say the same to the readers."""
+        """The fixtures are from an earlier trainer; the readers must read the log of the present one in the same
+        way."""
         import struct
         for name, k in (("train.bin", 1), ("valid.bin", 2)):
             tokens = [k * i * i % 61 for i in range(500)]

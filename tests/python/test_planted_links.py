@@ -1,4 +1,4 @@
-"""Links planted at names that the scripts write: what they lead to is never changed."""
+"""Links planted at paths that the scripts write: the files that they point to must never change."""
 import os
 import shutil
 import stat

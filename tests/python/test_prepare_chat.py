@@ -1,4 +1,4 @@
-"""data/prepare_chat.py: templates, loss masks beside the shards, and what the other scripts say of them."""
+"""data/prepare_chat.py: templates, loss masks of the shards, and the output of the other scripts on them."""
 import json
 import struct
 import sys
@@ -11,18 +11,18 @@ from llmfp8.shard_format import pack_bits, unpack_bits
 from llmfp8.text_shards import is_validation
 from tests.support.data_scripts import ScriptTest, has, tokens_of
 
-# What comes before a message's content and whether the content counts, by role; for --template plain.
+# For --template plain: the text before a message's content, and whether the content counts, by role.
 HEADS = {"system": ("System: ", 0), "user": ("User: ", 0), "assistant": ("Assistant: ", 1)}
 
 
 def conversations(count):
-    """Of one to five messages, with letters of two bytes."""
+    """A conversation of one to five messages, with characters of two bytes."""
     return [[("system", f"rule {i}")] * (i % 3 == 0) + [("user", f"question {i} " + "\u00e9" * (i % 11)),
             ("assistant", f"answer {i} " + "y" * (i % 23))] * (1 + i % 2) for i in range(count)]
 
 
 def expected_of(turns):
-    """Tokens and mask of a conversation, by this test's own hand."""
+    """Tokens and mask of a conversation, computed without the code under test."""
     tokens, mask = [256], [0]
     for role, content in turns:
         head, counts = HEADS[role]
@@ -33,7 +33,7 @@ def expected_of(turns):
 
 
 def mask_of(shard):
-    """Flags of a shard's mask, read by this test's own hand."""
+    """Flags of a shard's mask, read without the code under test."""
     content = shard.with_suffix(".mask").read_bytes()
     magic, version, tokens, counted = struct.unpack_from("<8sQQQ", content)
     assert (magic, version) == (b"LOSSMASK", 1) and len(content) == 32 + (tokens + 7) // 8
@@ -169,7 +169,7 @@ class PrepareChat(ScriptTest):
 
     @unittest.skipUnless(has("tokenizers"), "needs tokenizers")
     def test_llama3_is_the_template_of_the_model(self):
-        """Against the rendered text, tokenized as a whole with its special tokens."""
+        """Compares with the rendered text, tokenized as a whole including its special tokens."""
         import tokenizers
         specials = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
         tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -197,11 +197,11 @@ class PrepareChat(ScriptTest):
             text = "<|begin_of_text|>" + "".join(
                 f"<|start_header_id|>{role}<|end_header_id|>\n\n{content.strip()}<|eot_id|>" for role, content in turns)
             self.assertEqual(tokens[first:end], tokenizer.encode(text, add_special_tokens=False).ids)
-        # What counts is exactly the answers, each with the token that ends it.
+        # Exactly the answers count, each with the token that ends it.
         counted = tokenizer.decode([t for t, flag in zip(tokens, mask) if flag], skip_special_tokens=False)
         self.assertEqual(counted, "".join(content.strip() + "<|eot_id|>" for turns in all_turns
                                           for role, content in turns if role == "assistant"))
-        self.assertEqual(tokens.count(eot), sum(map(len, all_turns)))   # one spelled out in a text is text
+        self.assertEqual(tokens.count(eot), sum(map(len, all_turns)))   # a special token written out in a text is text
         self.assertIn("leave --separator out", self.script(
             "prepare_chat.py", "--out", self.out, "--tokenizer", path, "--separator", "<|eot_id|>", "--overwrite",
             self.folder / "a.jsonl", code=2))
@@ -237,7 +237,7 @@ class Masks(ScriptTest):
         for bad in (good[:31], good[:-1], good + b"\0", b""):
             self.mask.write_bytes(bad)
             self.assertIn(f"DAMAGED {self.mask}: ", self.script("check_shards.py", self.shard, code=2))
-        # As many bits as before, in other places: only the checksum knows.
+        # The same number of bits at other places, which only the checksum detects.
         bad = bytearray(good)
         bad[36], bad[37] = bad[37], bad[36]
         self.assertNotEqual(bad, good)

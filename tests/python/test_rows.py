@@ -1,4 +1,5 @@
-"""The scripts of published rows: each one's plan against its comment and the table, and what they do without data."""
+"""The scripts of published rows: the plan of each must agree with its comment and with the table, and without data
+each must print how to make it."""
 import glob
 import os
 import re
@@ -40,7 +41,7 @@ ROWS = {
     "finetune_llama31_8b_bf16": TUNE,
     "finetune_llama31_8b_fp8": {**TUNE, **DELAYED},
 }
-# A run of any row in a second.
+# Options with which a run of any row takes a second.
 TINY = ["--num-layers", "3", "--seq-length", "16", "--micro-batch-size", "1", "--global-batch-size", "4",
         "--train-iters", "2"]
 
@@ -60,7 +61,7 @@ class RowsTest(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
 
     def row(self, name, *options, expect=0, **environment):
-        """Runs a script in an empty folder, as one rank without a launcher unless RANKS says otherwise."""
+        """Runs a script in an empty folder, with one rank and no launcher unless RANKS is set."""
         plain = {k: v for k, v in os.environ.items() if k not in ("DATA", "MODEL", "TOKENIZER", "RANKS")}
         done = subprocess.run([os.path.join(SCRIPTS, name + ".sh"), *options], cwd=self.dir, capture_output=True,
                               text=True, timeout=120, env={**plain, "LLMC_BUILD": BUILD, "OMP_NUM_THREADS": "1",
@@ -118,10 +119,10 @@ class RowsTest(unittest.TestCase):
                 self.assertEqual("*" in table.split(f"[{name}]")[1].split("\n")[0], "not measured" in text)
 
     def test_old_places_work_and_say_where_they_went(self):
-        """For one release: what a user's own scripts call."""
+        """The old names, which users' scripts may call for one release."""
         for folder in ("recipes", "launch"):
             for name in os.listdir(os.path.join(ROOT, "scripts", folder)):
-                if name not in ("rows.sh", "slurm_ranks.sh"):   # which have no older place
+                if name not in ("rows.sh", "slurm_ranks.sh"):   # these have no old names
                     self.assertTrue(os.access(os.path.join(ROOT, "scripts", name), os.X_OK), name)
         for old, new in (("train_gpt2_124M_bf16.sh", "recipes"), ("launch_mpi.sh", "launch")):
             calls = [subprocess.run([os.path.join(ROOT, "scripts", *place, old), *options], capture_output=True,
@@ -130,7 +131,7 @@ class RowsTest(unittest.TestCase):
             place = os.path.join(ROOT, "scripts")
             self.assertEqual(calls[0].stderr, f"note: {place}/{old} is now {place}/{new}/{old}\n" + calls[1].stderr)
             self.assertEqual(calls[0].returncode, calls[1].returncode)
-            # The log's name and time aside, the same plan.
+            # The plans are equal except for the log's name and the time.
             self.assertEqual(len(calls[0].stdout), len(calls[1].stdout))
 
     def test_options_of_the_user_win(self):
@@ -155,7 +156,7 @@ class RowsTest(unittest.TestCase):
         done = self.row("finetune_llama31_8b_fp8", expect=2, MODEL="nowhere")
         self.assertRegex(done.stderr, r"no Hugging Face model in nowhere; .*\n  hf download meta-llama/\S+ --local-dir")
 
-        # The same with bytes of a file in place of the dataset, which is elsewhere.
+        # The same command with a local file instead of the dataset, which needs a network.
         with open(os.path.join(self.dir, "text"), "w") as f:
             f.write("".join(f"{i * i} is the square of {i}.\n" for i in range(40000)))
         command = self.row("train_gpt2_124M_fp8", expect=2).stderr.splitlines()[1].split()
@@ -169,7 +170,7 @@ class RowsTest(unittest.TestCase):
         self.assertNotIn("| synthetic data", done.stdout)
         self.assertIs(records(os.path.join(self.dir, "logs", "train_gpt2_124M_fp8.jsonl"), "header")[0]
                       ["synthetic_data"], False)
-        # Validation is left out where there is none.
+        # Without validation shards there is no validation.
         for shard in glob.glob(os.path.join(self.dir, "shards", "openwebtext", "valid_*")):
             os.unlink(shard)
         self.assertNotIn("eval step", self.row("train_gpt2_124M_bf16", *tiny).stdout)
@@ -203,7 +204,7 @@ class RowsTest(unittest.TestCase):
 
     def test_fine_tuning_takes_the_weights_and_shape_of_the_model(self):
         model = os.path.join(ROOT, "tests", "fixtures", "llama")
-        tiny = TINY[2:]   # the layers are the model's
+        tiny = TINY[2:]   # the model sets the number of layers
         plan = self.row("finetune_llama31_8b_bf16", "--dry-run", "--verbose", "--synthetic-data", *tiny,
                         MODEL=model, RANKS="1")
         self.assertIn(f"\n  load = {model}\n", plan.stdout)

@@ -1,4 +1,4 @@
-"""How Python scripts end when their output is closed or full, the user interrupts them, or a file is none."""
+"""How Python scripts end if their output is closed or full, if the user interrupts them, or if a path is no file."""
 import os
 import shutil
 import signal

@@ -1,4 +1,4 @@
-"""No script of recipes/ or launch/ runs what is in a variable of the environment."""
+"""No script of recipes/ or launch/ executes the content of an environment variable."""
 import os
 import re
 import subprocess
@@ -7,13 +7,13 @@ import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RECIPES, LAUNCH = (os.path.join(ROOT, "scripts", folder) for folder in ("recipes", "launch"))
-# Commands where bash would run them: in arithmetic, and wherever a value is parsed again.
+# Commands in places where bash would run them: in arithmetic, and where a value is parsed again.
 PAYLOADS = ["PATH[$(touch {ran})]", "1$(touch {ran})`touch {ran}`;touch {ran};'\";touch {ran};#\ntouch {ran}\n"]
 ROW_VARIABLES = {"DATA", "TOKENIZER", "MODEL", "RANKS", "LLMC_BUILD", "CDPATH"}
 LAUNCH_VARIABLES = {"MPIRUN", "SLURM_JOB_ID", "SECONDS", "EPOCHREALTIME"}
 SLURM_VARIABLES = {"SLURM_JOB_ID", "SLURM_NNODES", "SLURM_GPUS_PER_NODE", "SLURM_GPUS", "SLURM_GPUS_ON_NODE",
                    "SLURM_GPUS_PER_TASK", "SLURM_NTASKS"}
-# Those that mpirun or srun is given, or bash itself sets.
+# Variables that are passed to mpirun or srun, or that bash itself sets.
 NOT_READ = {"LLMFP8_HEARTBEATS", "BASH_SOURCE", "BASH_REMATCH", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}
 MPIRUN = "#!/bin/bash\nprintf '%s\\n' \"$@\"\n"
 SCONTROL = "#!/bin/bash\necho \"   TresPerNode=$GRES\"\n"
@@ -38,7 +38,7 @@ class ScriptVariables(unittest.TestCase):
                               env={**plain, **environment})
 
     def nothing_ran(self, variable, *command, **environment):
-        """[(value, what became of the command with it)]."""
+        """[(value, result of the command with it)]."""
         found = []
         for value in (payload.format(ran=self.ran) for payload in PAYLOADS):
             done = self.call(*command, **environment, **{variable: value})

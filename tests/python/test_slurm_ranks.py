@@ -4,7 +4,7 @@ import subprocess
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-# What `scontrol show job` prints of --gres.
+# The line on --gres that `scontrol show job` prints.
 PROGRAM = """scontrol() { echo "   TresPerNode=$GRES"; }
 . scripts/launch/slurm_ranks.sh
 echo "${SLURM_NTASKS_PER_NODE:-} ${SLURM_NTASKS:-} ${SLURM_TASKS_PER_NODE:-} ${SLURM_GPUS_PER_NODE:-}"
@@ -12,7 +12,7 @@ echo "${SLURM_NTASKS_PER_NODE:-} ${SLURM_NTASKS:-} ${SLURM_TASKS_PER_NODE:-} ${S
 
 
 def ranks(gres="", **slurm):
-    """Exit code, and ranks of a node, ranks, slots, GPUs of a node; or the error."""
+    """The exit code and either (ranks of a node, ranks, slots, GPUs of a node) or the error."""
     variables = {f"SLURM_{name}": value for name, value in {"JOB_ID": "1", "NNODES": "3", **slurm}.items()}
     done = subprocess.run(["bash", "-uc", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=False,
                           env={"PATH": os.environ["PATH"], "GRES": gres, **variables})

@@ -14,7 +14,7 @@ LIMIT_S = 60   # of an answer
 
 
 class Browser:
-    """Opens pages one after another; `errors` has what was said on the console of all of them, and exceptions."""
+    """Opens pages one after another; `errors` collects their console messages and exceptions."""
 
     def __init__(self, width=1280, height=900):
         self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -100,7 +100,7 @@ class Browser:
         self.settle()
 
     def run(self, script):
-        """The value of a JavaScript expression; a promise is waited for."""
+        """The value of a JavaScript expression; waits for a promise."""
         result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in result:
             raise RuntimeError(str(result["exceptionDetails"]))

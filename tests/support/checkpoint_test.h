@@ -27,7 +27,7 @@ namespace checkpoint_test {
 
 inline bool full_run() { return std::getenv("LLMC_FULL") != nullptr; }
 
-// In memory if possible, because hundreds of fsyncs are slow; not with `on_disk` and in full runs.
+// The folder is in memory if possible, because hundreds of fsyncs are slow, but not with `on_disk` or in full runs.
 struct TempDir {
     std::string path;
     explicit TempDir(bool on_disk = full_run()) {
@@ -110,7 +110,7 @@ inline ModelConfig llama_config() {
     ModelConfig c = gpt2_config();
     c.num_attention_heads = 4;
     c.num_query_groups = 2;
-    c.kv_channels = 16;  // wider than hidden_size / heads
+    c.kv_channels = 16;  // larger than hidden_size / heads
     c.norm = Norm::kRmsNorm;
     c.position = PositionEmbedding::kRope;
     c.activation = Activation::kSwiglu;
@@ -136,7 +136,7 @@ inline std::vector<NamedConfig> all_configs() {
     tied.rope_scaling = {};
     qwen3.qk_norm = true;
     qwen3.rope_scaling = {};
-    // Every branch that no class of transformers has: rope and grouped queries on a GPT-2 body.
+    // A model that no class of transformers supports: GPT-2 with rope and grouped queries.
     mixed.position = PositionEmbedding::kRope;
     mixed.num_query_groups = 1;
     mixed.qk_norm = true;
@@ -152,7 +152,7 @@ inline std::vector<NamedConfig> all_configs() {
     ModelConfig qwen3_bias = qwen3;
     qwen3_bias.linear_bias = LinearBias::kAttention;
     qwen3_bias.sliding_window = 9;
-    narrow.num_attention_heads = narrow.num_query_groups = 3;   // no divisor of the hidden size, which LlamaConfig asks
+    narrow.num_attention_heads = narrow.num_query_groups = 3;   // LlamaConfig requires a divisor of the hidden size
     window.sliding_window = 4;
     ModelConfig yarn = qwen2, own_yarn = mixed;
     yarn.rope_scaling = {.factor = 4, .original_max_positions = 16, .type = RopeScalingType::kYarn};
@@ -275,7 +275,7 @@ inline FoundCheckpoint find_checkpoint(const std::string& where, const std::stri
     return ::find_checkpoint(where, root, *open_single());
 }
 
-// The least that a state.json has.
+// A minimal state.json.
 inline std::string state_json(int64_t step) {
     return nlohmann::json{{"format", 1}, {"step", step}, {"samples", step}, {"adam_step", step}, {"skips", 0},
                           {"config", nlohmann::json::object()}, {"train_data", {{"synthetic", 1}}},
@@ -320,7 +320,7 @@ inline void check_weights(const std::string& path, FakeState& state) {
     }
 }
 
-// The state that a checkpoint directory holds; its weights must be that state's.
+// Reads the state from a checkpoint directory, and checks that its weights are the rounded masters.
 inline FakeState load(const std::string& path, const FakeState& like) {
     FakeState state(like.config, like.dtypes);
     load_checkpoint(path, state.config, state.table, state.access(), *open_single());

@@ -12,7 +12,7 @@ template <typename Inner> class InOrder : public Inner {
 public:
     using Inner::Inner;
 
-    // The collectives of a subgroup are in one order with these.
+    // Collectives of subgroups are in the same order as these.
     std::unique_ptr<Comm> subgroup(const std::vector<int>& members) override {
         std::unique_ptr<Comm> group = Inner::subgroup(members);
         dynamic_cast<InOrder&>(*group).order_ = order_;

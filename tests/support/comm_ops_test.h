@@ -60,7 +60,7 @@ inline std::vector<QuantRequest> weight_requests() {
     return requests;
 }
 
-// ---- the same on either device. A Device has Memory (a guarded copy of a HostTensor), ctx() and the operations.
+// ---- code for both devices. A Device has Memory (a guarded copy of a HostTensor), ctx() and the operations.
 
 // Memory of the CPU device.
 class HostMemory {
@@ -133,7 +133,7 @@ template <typename Device> struct WeightMemory {
     }
 };
 
-// x (N, C) fp32 in one go.
+// Quantizes x (N, C) fp32 with one operation.
 template <typename Device> QuantMemory quantize_whole(const QuantRequest& request, const HostTensor& x, int64_t N,
                                                       int64_t C) {
     WeightMemory<Device> to(request, N, C);
@@ -210,7 +210,7 @@ QuantMemory quantize_shards(const QuantRequest& request, const HostTensor& x, in
     return result;
 }
 
-// Sets critical values: not finite, fp32 that rounds to infinity in bf16, denormals, ties.
+// Sets critical values: NaN, infinities, fp32 that rounds to infinity in bf16, denormals, ties.
 inline void corrupt(HostTensor& x, uint64_t key) {
     const double values[] = {HUGE_VAL, -HUGE_VAL, std::nan(""), 0x1.fffffep127, 0x1p-149, -0x1p-133, 0x1p-126, -0.0,
                              0, 0x1.01p0, 1.0625, 0x1.8p-10};

@@ -1,4 +1,4 @@
-"""What the tests of scripts/compare share: logs of runs that never were, and calls of it."""
+"""Shared by the tests of scripts/compare: invented logs of runs, and calls of the script."""
 import copy
 import csv
 import json
@@ -95,7 +95,7 @@ class CompareTest(unittest.TestCase):
         return done
 
     def rows(self, out="out"):
-        """compare.csv by configuration."""
+        """The rows of compare.csv by configuration."""
         with open(self.folder / out / "compare.csv", newline="") as file:
             return {row["configuration"]: row for row in csv.DictReader(file)}
 

@@ -34,7 +34,7 @@ def lines(count, seed=1):
 
 
 def tokens_of(path):
-    """Ids of an llm.c shard, read by this test's own hand."""
+    """Ids of an llm.c shard, read without the code under test."""
     content = Path(path).read_bytes()
     magic, version, count = struct.unpack_from("<III", content)
     typecode = {(20240520, 1): "H", (20240801, 7): "I"}[magic, version]
@@ -51,13 +51,13 @@ def documents_of(folder, split):
         if token == 256:
             documents.append(bytearray())
         else:
-            documents[-1].append(token)   # fails if the stream does not begin with a separator
+            documents[-1].append(token)   # raises an error if the stream does not begin with a separator
     return [bytes(document) for document in documents]
 
 
 class ScriptTest(unittest.TestCase):
     def setUp(self):
-        # In memory where there is such a folder: every shard is synced, and that waits for the disk.
+        # In memory if there is such a folder, because every shard is synced and that waits for the disk.
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self.folder = Path(tempfile.mkdtemp(prefix="llmc_data_", dir=memory))
         self.out = self.folder / "out"
@@ -70,8 +70,8 @@ class ScriptTest(unittest.TestCase):
         return path
 
     def script(self, name, *arguments, code=0, packages=None):
-        """Runs a script and returns what it prints. packages: a folder that is searched first for imports;
-        only then it is a process of its own, because those cost more than what is tested."""
+        """Runs a script and returns its output. packages: a folder that is searched first for imports. Only with it
+        the script runs in a new process, because starting one takes longer than the test."""
         command = [str(DATA / name), *map(str, arguments)]
         if packages is None:
             printed = io.StringIO()
@@ -79,7 +79,7 @@ class ScriptTest(unittest.TestCase):
             with unittest.mock.patch.object(sys, "argv", command), self.assertRaises(SystemExit) as leave, \
                     contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), \
                     warnings.catch_warnings():
-                # What an earlier test left open may be found just now; the script has not printed that.
+                # Warnings on files that an earlier test left open may appear now; they are not output of the script.
                 warnings.simplefilter("ignore", ResourceWarning)
                 run_main(main)
             status, text = leave.exception.code, printed.getvalue()
@@ -94,8 +94,8 @@ class ScriptTest(unittest.TestCase):
 
     @contextlib.contextmanager
     def nothing_left_open(self):
-        """Files and connections that the block leaves to the garbage collector fail the test."""
-        gc.collect()   # what others left
+        """Fails the test if the block leaves open files or connections to the garbage collector."""
+        gc.collect()   # objects of earlier tests
         yield
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
@@ -112,7 +112,7 @@ class ScriptTest(unittest.TestCase):
         return self.script("inspect_shards.py", *arguments, **keywords)
 
     def refused(self, parts, *arguments, **keywords):
-        """The command leaves with 2, one line that has every part, and no shard."""
+        """The command must exit with 2, print one line that has every part, and write no shard."""
         text = self.prepare(*arguments, code=2, **keywords)
         for part in parts:
             self.assertIn(part, text)

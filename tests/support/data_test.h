@@ -2,7 +2,6 @@
 #pragma once
 #include "tests/support/doctest.h"
 
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <numeric>

@@ -26,7 +26,7 @@ struct DecodeCase {
     DecodeShape s;
     int64_t N, width;   // width: of a position in the cache
     std::vector<AttentionProblem> texts;   // by row; of one token for padding
-    HostTensor cache, qkv, slots, positions;   // the last token of each text is not in the cache
+    HostTensor cache, qkv, slots, positions;   // the cache does not have the last token of each text
 
     DecodeCase(DecodeShape shape, Dtype dtype, double magnitude = 1)
         : s(std::move(shape)), N(static_cast<int64_t>(s.lengths.size())), width(2 * s.NKV * s.HS),

@@ -70,7 +70,7 @@ template <typename Work> void in_order(Ctx& ctx, Work&& work) {
     else work();
 }
 
-// Called by destructors. After an error the remaining work is dropped, because other ranks may not join its
+// Called by destructors. After an error the remaining work is dropped, because other ranks may not take part in its
 // collectives.
 void close_stream(Ctx& ctx) {
     try {

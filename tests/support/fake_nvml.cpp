@@ -1,5 +1,5 @@
-// Stands in for NVML's library where there is no driver: two GPUs, at 0000:18:00.0 and 0000:2a:00.0, whose values a
-// test sets by fake_nvml_set(GPU, name, value). A value below 0 is not supported.
+// Replaces NVML's library where there is no driver: two GPUs, at 0000:18:00.0 and 0000:2a:00.0, whose values a test
+// sets with fake_nvml_set(GPU, name, value). A value below 0 counts as not supported.
 //
 //   names: utilization (percent), milliwatts, sm_mhz, max_sm_mhz, celsius, used_bytes, throttle (bits), and
 //   millijoules: of the energy counter, which grows by as much at every query of it

@@ -8,6 +8,8 @@ namespace op_test {
 
 inline constexpr GemmLayout kGemmLayouts[] = {GemmLayout::kForward, GemmLayout::kDgrad, GemmLayout::kWgrad};
 
+inline uint8_t* codes_of(HostTensor& t) { return static_cast<uint8_t*>(t.data()); }
+
 // All supported combinations.
 inline std::vector<Fp8Kind> fp8_kinds() {
     constexpr Granularity kT = Granularity::kTensor, kV = Granularity::kBlock1x128, kB = Granularity::kBlock128x128;
@@ -20,15 +22,15 @@ inline std::vector<Fp8Kind> fp8_kinds() {
 
 // Scales of an (R, K) matrix between 2^-4 and 2^4, powers of two or not; those that no element uses stay NaN.
 inline HostTensor random_scales(Granularity granularity, int64_t R, int64_t K, uint64_t key, bool powers) {
-    HostTensor grid(Dtype::kFp32, scale_inv_elems(granularity, R, K));
+    HostTensor scales(Dtype::kFp32, scale_inv_elems(granularity, R, K));
     for (int64_t r = 0; r < R; r++)
         for (int64_t k = 0; k < K; k += 128) {
             const int64_t at = scale_inv_index(granularity, R, K, r, k);
             const Philox4 random = philox(key, static_cast<uint64_t>(at));
             const double mantissa = powers ? 1 : 1 + random.word[1] * 0x1p-32;
-            grid.set(at, std::ldexp(mantissa, static_cast<int>(random.word[0] % 8) - 4));
+            scales.set(at, std::ldexp(mantissa, static_cast<int>(random.word[0] % 8) - 4));
         }
-    return grid;
+    return scales;
 }
 
 // Normally distributed numbers that use the range of the format, or integers up to `limit` if that is not 0.
@@ -56,10 +58,10 @@ inline Fp8Product& fill(Fp8Product& p, int64_t limit, bool with_bias = false) {
 }
 
 // Swaps the two axes of scale_inv.
-inline HostTensor transposed_scale_inv(const HostTensor& grid, int64_t inner) {
-    HostTensor t = grid;
-    const int64_t outer = grid.elems() / inner;
-    for (int64_t i = 0; i < grid.elems(); i++) t.set(i % inner * outer + i / inner, grid.get(i));
+inline HostTensor transposed_scale_inv(const HostTensor& scale_inv, int64_t inner) {
+    HostTensor t = scale_inv;
+    const int64_t outer = scale_inv.elems() / inner;
+    for (int64_t i = 0; i < scale_inv.elems(); i++) t.set(i % inner * outer + i / inner, scale_inv.get(i));
     return t;
 }
 

@@ -1,4 +1,4 @@
-"""Imports files in a folder of their own, for the tests of scripts/import_config."""
+"""Runs scripts/import_config on files in a new folder, for its tests."""
 import importlib.util
 import json
 import os
@@ -24,7 +24,7 @@ ZERO1 = '{"zero_optimization": {"stage": 1}, '
 
 
 def import_file(folder, name, text, given=None):
-    """The import of one file with that text."""
+    """Imports one file with this text."""
     path = Path(folder) / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     run = Import()

@@ -32,7 +32,7 @@ public:
 
 private:
     friend class LocalExchange;
-    // The ranks of a subgroup meet in a LocalRanks of their own, which the first of them makes.
+    // Each subgroup has its own LocalRanks, which the first of its ranks creates.
     LocalRanks& group(const std::vector<int>& members) {
         const std::lock_guard lock(mutex_);
         std::unique_ptr<LocalRanks>& group = groups_[members];
@@ -151,7 +151,7 @@ private:
             const T* theirs = static_cast<const T*>(all_.posted_[r]) + begin;
             for (size_t i = 0; i < result.size(); i++) result[i] = join(result[i], theirs[i]);
         }
-        all_.meet();   // everyone has read
+        all_.meet();   // all ranks have read
         std::memcpy(bytes.data() + begin * static_cast<int64_t>(sizeof(T)), result.data(), result.size() * sizeof(T));
     }
     // Block r of out = block which(r, own) of rank r's in.

@@ -1,7 +1,7 @@
-"""What the tests of the log's readers share: logs that the trainer wrote, and calls of the scripts.
-
-tests/fixtures/logs: killed.jsonl is of a run with FP8 that was killed in step 9 after a checkpoint at step 5,
-resumed.jsonl of its second life; bf16.jsonl is a run in BF16, h200.jsonl the begin of one on a GPU."""
+"""Shared by the tests of the log's readers: logs that the trainer wrote, and calls of the scripts.
+tests/fixtures/logs: killed.jsonl is the log of an FP8 run that was killed in step 9, after a checkpoint at step 5;
+resumed.jsonl is the log of the resumed run; bf16.jsonl is a run in BF16, and h200.jsonl the beginning of a run on a
+GPU."""
 import importlib.util
 import json
 import os
@@ -20,7 +20,7 @@ def has(package):
     return importlib.util.find_spec(package) is not None
 
 
-def records(*names):   # of the fixtures, read by this test's own hand
+def records(*names):   # of the fixtures, read without the code under test
     return [json.loads(line) for name in names for line in (LOGS / name).read_text().splitlines()]
 
 
@@ -55,8 +55,8 @@ class Summary:
 
 
 def fake_tensorboard(folder):
-    """Makes a package of tensorboard's names in the folder, for PYTHONPATH. It writes the steps that it is given, and
-    the number of its process, into the folder of the event files."""
+    """Makes a replacement for the package tensorboard in the folder, for PYTHONPATH. It writes the steps that it gets,
+    and its process id, into the folder of the event files."""
     for name, text in FAKE_TENSORBOARD.items():
         path = Path(folder) / "tensorboard" / (name + ".py")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ class LogToolTest(unittest.TestCase):
         return path
 
     def twice(self):
-        """The log of both lives in one file, steps 6 to 8 in it twice."""
+        """The logs of the killed and of the resumed run in one file, which has steps 6 to 8 twice."""
         return self.file("twice.jsonl", (LOGS / "killed.jsonl").read_bytes() + (LOGS / "resumed.jsonl").read_bytes())
 
     def blockwise(self):

@@ -1,4 +1,4 @@
-"""Files of the tests of mistakes: data that is whole, and what people name in its place."""
+"""Files for the tests of mistakes: valid data, and files that users name by mistake."""
 import ctypes
 import ctypes.util
 import hashlib
@@ -125,7 +125,7 @@ def xxh3(content):
 
 
 def contradict(checkpoint, change_state=lambda state: None, change_files=lambda files: None):
-    """Changes what state.json and manifest.json say, with checksums that are right."""
+    """Changes state.json and manifest.json, with correct checksums."""
     def read(name):
         with open(f"{checkpoint}/{name}") as file:
             return json.load(file)

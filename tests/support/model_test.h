@@ -1,4 +1,4 @@
-// A small model on the device of this build, with access to everything a test compares.
+// A small model on the device of this build, with access to everything that tests compare.
 #pragma once
 #include <cmath>
 #include <memory>

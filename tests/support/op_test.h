@@ -74,4 +74,14 @@ inline double dot_product(const HostTensor& a, const HostTensor& b) {
     return sum;
 }
 
+// Integers in [-limit, limit], whose sums of products are exact.
+inline HostTensor random_integers(Dtype dtype, int64_t elems, uint64_t key, int64_t limit) {
+    HostTensor t(dtype, elems);
+    for (int64_t i = 0; i < elems; i++) {
+        int64_t random = philox(key, static_cast<uint64_t>(i)).word[0];
+        t.set(i, static_cast<double>(random % (2 * limit + 1) - limit));
+    }
+    return t;
+}
+
 }  // namespace op_test

@@ -1,4 +1,4 @@
-"""What the tests of several ranks over MPI share."""
+"""Shared by the tests of several ranks over MPI."""
 import os
 import shlex
 import shutil
@@ -28,7 +28,7 @@ class RanksTest(TrainTest):
 
     @staticmethod
     def children(parent):
-        """Processes named after the executable, by /proc: ps and pgrep are not everywhere."""
+        """The processes of the executable, read from /proc because not every machine has ps and pgrep."""
         found = []
         for pid in filter(str.isdigit, os.listdir("/proc")):
             try:
@@ -47,7 +47,7 @@ class RanksTest(TrainTest):
                 with open(f"/proc/{pid}/stat") as stat:
                     if stat.read().rsplit(")", 1)[1].split()[0] == "Z":
                         return
-            except (FileNotFoundError, ProcessLookupError):   # the latter, if it ends before the reading
+            except (FileNotFoundError, ProcessLookupError):   # ProcessLookupError: it ended before the read
                 return
             time.sleep(0.05)
         self.fail(f"process {pid} lives on")

@@ -1,6 +1,5 @@
 // A training state in host memory that is sharded as buckets are, for tests of checkpoints.
 #pragma once
-#include <map>
 
 #include "llmc/model/parameters/flat_layout.h"
 #include "llmc/model/parameters/params.h"

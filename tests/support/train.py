@@ -1,4 +1,4 @@
-"""What the tests of the real executables share: data, options of a small model, a run of it, a resumed one."""
+"""Shared by the tests of the real executables: data, options of a small model, runs and resumed runs."""
 import hashlib
 import json
 import os
@@ -49,7 +49,7 @@ def make_tokens(count, seed):
 
 
 def state_of(directory):
-    """Hash of every file of a checkpoint, without the folders and intervals of the run that wrote it."""
+    """A hash of every file of a checkpoint; folders and intervals of the run are left out."""
     state = {}
     for folder, _, names in os.walk(directory):
         for name in names:
@@ -61,7 +61,7 @@ def state_of(directory):
     for option in ("save", "save-interval", "resume", "log-file", "init-method-std",
                    "load", "save-async", "offload", "offload-fraction", "offload-chunk-mb"):
         state["state.json"]["config"].pop(option, None)
-    del state["manifest.json"]   # hashes of the others
+    del state["manifest.json"]   # hashes of the other files
     return state
 
 
@@ -118,7 +118,8 @@ class TrainTest(unittest.TestCase):
         return done
 
     def check_resume(self, binary, *options):
-        """A straight run against stopping after every k and resuming: all files of the last checkpoint equal."""
+        """Compares a run with runs that stop after step k and are resumed, for every k: all files of the last
+        checkpoint must be equal."""
         steps = 20
         common = ["--train-iters", str(steps), "--save-interval", "1", *options]
         self.run_train(binary, *common, "--save", self.path("straight"), "--log-file", self.path("straight.jsonl"))

@@ -33,7 +33,7 @@ public:
     bool accumulates(int param) const override { return inner_.accumulates(param); }
 
     Calls before, after;
-    mutable int closed_reads = 0;                      // requests for a layer that was not open
+    mutable int closed_reads = 0;                      // requests for a layer outside before_layer and after_layer
     std::function<void(int layer)> gradients_ready;   // after a layer's backward pass, before reduction
 
 private:

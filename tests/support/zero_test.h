@@ -19,7 +19,7 @@ struct Figure {
     }
 };
 
-// What is left of a run of some steps.
+// The results of a run of some steps.
 struct Run {
     std::vector<Figure> losses, norms;
     std::vector<int> skips;
@@ -30,7 +30,7 @@ struct Run {
     bool operator==(const Run& other) const = default;
 };
 
-// What this rank holds, into the state of all.
+// Copies this rank's shards into the state of all ranks.
 inline void add_state(TestModel& model, std::map<std::string, Bytes>& state) {
     const StateAccess access = model.trainer->state_access(model.ctx);
     for (const StateSlot& slot : kStateSlots) {
@@ -70,7 +70,7 @@ inline std::map<std::string, Bytes> read_weights(TestModel& model) {
         store.after_layer(model.ctx, layer, Pass::kForward);
     }
     store.before_layer(model.ctx, layers, Pass::kBackward);
-    for (int layer = layers; layer >= 0; layer--) {   // the layer below is opened before, as the decoder does
+    for (int layer = layers; layer >= 0; layer--) {   // the layer below is opened first, as in the decoder
         store.before_layer(model.ctx, layer - 1, Pass::kBackward);
         each_fp8(layer, [&](const LinearPlan& plan, const Fp8Linear& linear) {
             weights[plan.name + " transposed"] = raw(model, linear.weight_transposed.data);
@@ -92,8 +92,8 @@ inline std::map<std::string, Bytes> read_weights(TestModel& model) {
     return weights;
 }
 
-// Checks that the weights that each rank has whole in the working type are the rounded masters, which is what a
-// checkpoint stores.
+// A checkpoint stores the rounded masters as weights. Checks that the weights in memory are equal to them, for all
+// weights of which a rank has a whole copy in the working type.
 inline void check_weights_are_rounded_masters(TestModel& model) {
     const StateAccess access = model.trainer->state_access(model.ctx);
     model.trainer->gatherer().wait(model.ctx);
@@ -153,7 +153,7 @@ inline Run train(Config config, int ranks, int steps = 3, const Actions& actions
     return runs[0];
 }
 
-// Small buckets, which end between layers.
+// Buckets so small that they end between layers.
 inline Config in_small_buckets(Config config) {
     config.bucket_mb = 0.03;
     config.micro_batch_size = 1;

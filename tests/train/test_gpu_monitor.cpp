@@ -1,4 +1,4 @@
-// What the log says of the GPUs: samples through a library that stands in for NVML, over one rank and two.
+// The log's values on GPUs, with a replacement for NVML's library, for one rank and for two.
 #include "tests/support/doctest.h"
 #include "tests/support/local_ranks.h"
 
@@ -14,7 +14,7 @@ namespace {
 
 constexpr const char* kBus[] = {"0000:18:00.0", "0000:2a:00.0"};
 
-// The GPUs of the library beside this executable. It is opened by its path as the product opens it by its name.
+// The GPUs of the replacement library beside this executable, which is opened by its path.
 struct FakeNvml {
     const std::string path = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "fake/libnvidia-ml.so.1";
     void (*set)(int gpu, const char* name, long long value) = nullptr;
@@ -39,7 +39,7 @@ struct FakeNvml {
 
 void pause(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
 
-// Steps of 10 tokens until there is a record; its number of steps.
+// Makes steps of 10 tokens until there is a record. Returns the number of steps.
 int steps_until_record(GpuMonitor& monitor, GpuRecord& record) {
     for (int steps = 1; steps < 200; steps++) {
         pause(20);
@@ -51,7 +51,7 @@ int steps_until_record(GpuMonitor& monitor, GpuRecord& record) {
 
 }  // namespace
 
-TEST_CASE("GPU samples: means, extremes and the counter add up") {
+TEST_CASE("GPU samples: means, extremes and the energy counter of consecutive samples are combined") {
     GpuSamples all;
     all.add({.count = 1, .watts = {500, 1}, .sm_mhz = {1500, 1}, .least_sm_mhz = 1500, .most_sm_mhz = 1500,
              .celsius = 60, .joules = 10.0});
@@ -83,7 +83,7 @@ TEST_CASE("GPU monitor: one GPU") {
     CHECK_EQ(*record.temperature_c, 61);
     CHECK_EQ(*record.memory_gib, 10);
     CHECK_EQ(record.throttled_by, "power cap");
-    CHECK_FALSE(record.energy_j);   // nothing to subtract from yet
+    CHECK_FALSE(record.energy_j);   // there is no earlier value to subtract
 
     // The mean lies between what was before and after; the energy is that of the samples in between.
     nvml.set(0, "millijoules", 2500);
@@ -100,7 +100,7 @@ TEST_CASE("GPU monitor: one GPU") {
     CHECK_LE(queries, 6);
     CHECK_EQ(*record.joules_per_token, *record.energy_j / 30);
 
-    // An evaluation belongs to no step.
+    // The energy of an evaluation is in no step.
     nvml.set(0, "millijoules", 1000000);
     pause(350);
     nvml.set(0, "millijoules", 1000);
@@ -128,7 +128,7 @@ TEST_CASE("GPU monitor: two ranks with a GPU each") {
         for (steps[rank] = 1; !(records[rank] = monitor.report(10)).power_w; steps[rank]++) pause(20);
     });
     CHECK_EQ(steps[0], steps[1]);
-    for (const GpuRecord& record : records) {   // the same on every rank
+    for (const GpuRecord& record : records) {   // equal on every rank
         CHECK_EQ(*record.utilization, 93);
         CHECK_EQ(*record.power_w, 665.5);
         CHECK_EQ(*record.sm_clock_mhz, 1750);
@@ -161,7 +161,7 @@ TEST_CASE("GPU monitor: what a GPU does not report is absent") {
 
 TEST_CASE("GPU monitor: without NVML one note and no values, on all ranks") {
     FakeNvml nvml;
-    // (bus, library) of rank 1, and what the note says
+    // (bus, library) of rank 1, and the expected note
     const std::tuple<const char*, std::string, const char*> cases[] = {
         {kBus[1], "libno-such-library.so.1", "libno-such-library.so.1, which comes with the driver, cannot be opened"},
         {"0000:ff:00.0", nvml.path, "NVML does not find the GPU at 0000:ff:00.0: it returns 6"}};

@@ -1,7 +1,6 @@
-// When a loss far above its start is a warning, and when it ends the run.
+// A loss far above its start causes a warning, or ends the run.
 #include "tests/support/doctest.h"
 
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -19,7 +18,7 @@ Config config_with(double warn, double stop) {
     return config;
 }
 
-// "." for a loss that means nothing, "w" for a warning, "s" for a stop.
+// "." for a loss without consequence, "w" for a warning, "s" for a stop.
 std::string verdicts(LossWatch& watch, const Config& config, const std::vector<double>& losses) {
     std::string text;
     for (double loss : losses) text += ".ws"[static_cast<int>(watch.add(config, loss))];
@@ -33,18 +32,18 @@ std::string verdicts(const Config& config, const std::vector<double>& losses) {
 
 }  // namespace
 
-TEST_CASE("loss watch: once per excursion, by the median of three steps against the start") {
+TEST_CASE("loss watch: one warning each time the median of three losses rises above the limit") {
     const Config config = config_with(1.5, 0);
     CHECK(verdicts(config, {10, 9, 8, 7, 6, 5, 4}) == ".......");
-    // One hard batch is no divergence, two of three are.
+    // One high loss is no divergence, two of three are.
     CHECK(verdicts(config, {10, 9, 90, 8, 8, 90, 8, 8}) == "........");
     CHECK(verdicts(config, {10, 9, 9, 9, 90, 8, 90, 8, 8}) == "......w..");
     // No second warning until the loss is back at the start, even if it falls below the limit.
     CHECK(verdicts(config, {10, 10, 10, 16, 16, 14, 14, 16, 16, 10, 10, 16, 16}) == "....w.......w");
     CHECK(verdicts(config, {10, 10, 10, 15, 15, 15}) == "......");   // 1.5 times is not above
-    // Divergence from the second step on: the median of the first losses would hide it.
+    // Divergence from the second step on, which the median of the first losses would hide.
     CHECK(verdicts(config, {10, 40, 100, 300, 900}) == "..w..");
-    // A lucky first batch moves the start, but not for a later one of the first five.
+    // A low first loss lowers the start, but a low one among the next four does not.
     LossWatch hard;
     verdicts(hard, config, {3, 1, 3.1, 2.9, 3});
     CHECK(hard.start() == 3);
@@ -55,7 +54,7 @@ TEST_CASE("loss watch: once per excursion, by the median of three steps against 
     CHECK(verdicts(config, {0, 0, 0}) == "...");   // 0 / 0 is not above
 }
 
-TEST_CASE("loss watch: a stop, and what its line says") {
+TEST_CASE("loss watch: a stop, and its line") {
     Config config = config_with(1.5, 3);
     config.clip_grad = 1;
     LossWatch watch;
@@ -69,7 +68,7 @@ TEST_CASE("loss watch: a stop, and what its line says") {
     CHECK(warning.ends_with(", --clip-grad 1 (now 0)"));
 }
 
-TEST_CASE("loss watch: a resumed run has the same start and excursion") {
+TEST_CASE("loss watch: a resumed run has the same start, and does not repeat the warning") {
     const Config config = config_with(1.5, 0);
     const std::vector<double> losses = {10.123456789012345, 9, 9.5, 9, 20, 21, 22, 9, 8, 21, 22};
     const std::string all = verdicts(config, losses);

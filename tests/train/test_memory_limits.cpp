@@ -10,7 +10,7 @@ bool has(const std::string& text, const std::string& part) { return text.find(pa
 
 }  // namespace
 
-TEST_CASE("memory limits: the plan and what else is in use must fit into --gpu-memory-limit") {
+TEST_CASE("memory limits: the plan and all other memory in use must fit into --gpu-memory-limit") {
     Config config;
     config.shape.num_layers = 32;
     MemoryPlan plan;
@@ -23,7 +23,7 @@ TEST_CASE("memory limits: the plan and what else is in use must fit into --gpu-m
     CHECK(has(error, "--gpu-memory-limit 71.5: the run needs 71.50 GiB of the GPU, 70.00 GiB as planned and 1.50 GiB"));
     CHECK(has(error, "--offload moments,masters,activations (see --dry-run)"));
     CHECK(error.find('\n') == std::string::npos);
-    config.shape.num_layers = kResidentLayers;   // whose activations would all stay
+    config.shape.num_layers = kResidentLayers;   // so few that all activations stay on the device
     CHECK(has(gpu_memory_error(config, plan, 139 * kGib, 2 * kGib), "--offload moments,masters (see"));
 }
 

@@ -135,7 +135,7 @@ void read_file(const std::string& path, const std::function<void(const void* dat
 std::string read_text_file(const std::string& path, int64_t max_bytes);  // longer than max_bytes is an error
 std::string xxh3_of_range(const std::string& path, int64_t begin, int64_t bytes);   // a shorter file is an error
 std::string xxh3_of_text(const std::string& text);
-std::string random_digits();   // 16 hexadecimal ones, for names that nobody can predict
+std::string random_digits();   // 16 hexadecimal ones, for names that cannot be predicted
 
 bool is_directory(const std::string& path);  // follows links
 bool is_regular_file(const std::string& path);

@@ -1,5 +1,5 @@
-// Standard input, output and error of the process when they are closed, full or read by nobody: that must neither end a
-// run nor change a file.
+// Standard input, output and error of the process. If one of them is closed, full or has no reader, that must neither
+// end a run nor change a file.
 #pragma once
 #include <string>
 #include <vector>

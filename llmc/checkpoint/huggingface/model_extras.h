@@ -22,7 +22,7 @@ std::vector<std::string> tokenizer_files(const std::string& tokenizer);
 // it, if one is anything but a regular file or a link to one.
 std::vector<std::string> model_files(const std::string& directory);
 
-// Reads what the model in `directory` brings ("": nothing). `tokenizer`: --tokenizer, whose files take the place of all
-// of the model's tokenizer files. Exit 2 if the files have more than kMaxTokenizerBytes together or config.json has
-// special tokens that are not ids; exit 5 if a file of a checkpoint does not match its manifest.
+// Reads the extras of the model in `directory` ("": there are none). `tokenizer`: --tokenizer, whose files take the
+// place of all of the model's tokenizer files. Exit 2 if the files have more than kMaxTokenizerBytes together or
+// config.json has special tokens that are not ids; exit 5 if a file of a checkpoint does not match its manifest.
 ModelExtras read_model_extras(const std::string& directory, const std::string& tokenizer);

@@ -9,13 +9,14 @@
 #include "llmc/base/peak_flops.h"
 #include "llmc/base/system/files.h"
 #include "llmc/base/version.h"
+#include "llmc/commands/train.h"
 #include "llmc/config/config_value.h"
-#include "llmc/config/data_config.h"
 #include "llmc/config/schedule.h"
 #include "llmc/fault/heartbeat.h"
 #include "llmc/parallel/comm/comm_benchmark.h"
 #include "llmc/parallel/rank_preflight.h"
 #include "llmc/perf/kernel_rates.h"
+#include "llmc/train/run/run_data.h"
 
 namespace {
 
@@ -197,7 +198,7 @@ std::string BenchRun::rates_comment() const {
                 "llmc/perf/rates.h says what a row is. linear: tokens, out, in, then microseconds of forward, dgrad\n"
                 "and wgrad, each in BF16, in FP8 with fast and precise accumulation and in FP8 blocks; 0: not timed.",
                 device.name.c_str(), device.matmul_library.c_str(), kBuildCommit,
-                config_.model.empty() ? "a model of its own" : config_.model.c_str(),
+                config_.model.empty() ? "a model without preset" : config_.model.c_str(),
                 config_.fp8_recipe == Fp8Recipe::kNone ? "BF16" : recipe_row(config_.fp8_recipe).name);
 }
 

@@ -7,7 +7,7 @@
 
 #include "llmc/commands/bench/bench_rates.h"
 #include "llmc/commands/bench/bench_table.h"
-#include "llmc/commands/train.h"
+#include "llmc/commands/command.h"
 #include "llmc/perf/fp8_speedup.h"
 #include "llmc/train/run/run_setup.h"
 

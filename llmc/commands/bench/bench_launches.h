@@ -42,8 +42,8 @@ using Launch = std::function<void()>;
 
 double launches_ms(Ctx& ctx, const Span& span, int64_t launches, const Launch& launch);
 
-// Measures milliseconds per launch: five series of each of `launches`, in turn, because a power-limited GPU changes its
-// clocks over time. A series takes about `series_ms`. The first launch of each is not counted.
+// Measures milliseconds per launch: five series of each of `launches`, alternating, because a power-limited GPU
+// changes its clocks over time. A series takes about `series_ms`. The first launch of each is not counted.
 std::vector<std::vector<double>> series_in_turn(Ctx& ctx, double series_ms, const std::vector<Launch>& launches);
 // The best of five series that take 50 ms each (on a CPU 5 ms).
 double best_ms(Ctx& ctx, const Launch& launch);

@@ -20,8 +20,7 @@ bool supports(const DeviceInfo& device, GemmMode mode) {
     return fp8_device_error(plan, device).empty();
 }
 
-// One matmul with several sets of operands in turn, so many that a set is no longer in the L2 cache when it is used
-// again.
+// One matmul with so many alternating sets of operands that a set is no longer in the L2 cache when it is used again.
 class RotatedGemm {
 public:
     RotatedGemm(Ctx& ctx, const MeasuredGemm& shape, GemmMode mode, Dtype result)

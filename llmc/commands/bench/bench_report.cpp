@@ -84,7 +84,7 @@ std::string table_text(const StepBench& b) {
 }
 
 Json row_json(const BenchRow& row) {
-    return {{"name", row.name}, {"class", op_class_name(row.op_class)}, {"beside", row.overlapped},
+    return {{"name", row.name}, {"class", op_class_name(row.op_class)}, {"overlapped", row.overlapped},
             {"calls", row.calls}, {"ms", row.ms}, {"floor_ms", row.floor_ms},
             {"difference_ms", row.difference_ms()}};
 }

@@ -43,11 +43,11 @@ void BenchRows::add_step(const std::deque<OpCall>& calls, size_t count) {
     std::map<std::pair<bool, std::string>, int64_t> seen;
     for (size_t i = 0; i < count; i++) {
         const OpCall& call = calls[i];
-        const auto key = std::make_pair(call.beside, name_of(call));
+        const auto key = std::make_pair(call.on_side_stream, name_of(call));
         Sums& sums = sums_[key];
         sums.row.name = key.second;
         sums.row.op_class = class_of(call);
-        sums.row.overlapped = call.beside;
+        sums.row.overlapped = call.on_side_stream;
         if (steps_ == 0) {
             sums.row.calls++;
             sums.row.floor_ms += floor_of(call, ceilings_);

@@ -72,8 +72,8 @@ Findings look_at_gpu(Patient& patient) {
                                    ? strf("; one of %d: mpirun -np %d checks all of them", seen, seen) : "";
     Findings findings = {ok(strf("%s at %s, compute capability %s, %.1f GiB, %.1f free, %d multiprocessors%s",
                                  info.name.c_str(), info.bus.c_str(), capability(info.sm).c_str(),
-                                 static_cast<double>(info.memory_bytes) / kGiB,
-                                 static_cast<double>(device::device_free_bytes()) / kGiB, info.sm_count,
+                                 gib(info.memory_bytes),
+                                 gib(device::device_free_bytes()), info.sm_count,
                                  others.c_str()))};
     for (const std::string& note : notes)
         if (note.rfind("WARNING", 0) == 0) findings.push_back(warning(note.substr(9), "use GPUs of one kind"));

@@ -32,7 +32,7 @@ constexpr int64_t kLittleDisk = 4096 * kMiB;   // a few checkpoints of a small m
 
 std::string size_text(int64_t bytes) {
     return bytes < 1024 * kMiB ? strf("%.1f MiB", static_cast<double>(bytes) / static_cast<double>(kMiB))
-                               : strf("%.1f GiB", static_cast<double>(bytes) / kGiB);
+                               : strf("%.1f GiB", gib(bytes));
 }
 
 // The soft limit, -1 for none.

@@ -13,7 +13,7 @@ R"json([
   {"keys": "-nm", "cannot": "no checkpoint is exempt from keep: leave keep at 0, which keeps all"},
   {"keys": "-y", "take": "resume", "value": "auto", "when": "1", "say": "use --resume auto"},
   {"keys": "-y", "other": "a run never overwrites checkpoints: name another folder", "when": "0",
-    "say": "use --resume auto, or another --save folder to start anew"},
+    "say": "use --resume auto, or another --save folder to start a new run"},
   {"keys": "-b", "take": "micro-batch-size", "read": "integer"},
   {"keys": "-t", "take": "seq-length", "read": "integer"},
   {"keys": "-d", "take": "", "read": "integer", "keep": "tokens",

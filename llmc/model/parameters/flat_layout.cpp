@@ -7,7 +7,6 @@
 
 namespace {
 
-int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 int64_t stored_elems(const Param& p) { return round_up(p.elems(), kParamAlign); }
 
 ParamForm form_of(const ParamTable& table, const Fp8Plan& plan, int param) {

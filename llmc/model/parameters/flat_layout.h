@@ -52,10 +52,6 @@ public:
     // Of its first element in the flat buffers, a multiple of kParamAlign.
     int64_t offset(int param) const { return place(param).offset; }
     int64_t elems(int param) const { return place(param).elems; }   // without the gap behind them
-    // Of its first element in the flat weights of its form.
-    int64_t weight_offset(int param) const {
-        return group_of(param).weight_begin + offset(param) - group_of(param).begin;
-    }
     // The parameter's elements of a flat buffer.
     Tensor view(const Tensor& flat, int param) const { return flat.slice(offset(param), elems(param)); }
 

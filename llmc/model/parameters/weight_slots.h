@@ -1,7 +1,7 @@
 // The memory of whole weights under ZeRO-3, where ranks hold only blocks of them and all-gather a layer's weights
 // before it runs. The blocks of the model share a ring of slots: layer l is always in slot l % ring(), so its views
 // never change. The embedding and the head, which never run at the same time, share one more slot. Transposed FP8
-// weights, which only backward reads, have slots of their own.
+// weights, which only backward reads, have separate slots.
 #pragma once
 #include <algorithm>
 #include <vector>

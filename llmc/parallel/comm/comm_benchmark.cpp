@@ -114,7 +114,7 @@ private:
             print(strf("%10s", name.c_str()));
             largest = "check-comm: " + name + ":";
             for (const Collective collective : kCollectives) {
-                const double rate = bus_factor(collective, ranks_) * static_cast<double>(in.bytes()) / kGiB
+                const double rate = bus_factor(collective, ranks_) * gib(in.bytes())
                                     / seconds(size, [&] { call(collective, in, out); }, true);
                 print(strf(" %15.2f", rate));
                 largest += strf("%s %s %.2f", largest.back() == ':' ? "" : ",", kNames[static_cast<int>(collective)],
@@ -135,7 +135,7 @@ private:
             std::function<void()> work;
             if (peer >= 0) work = [&] { comm_.exchange(ctx_, out, in, peer); };
             const double time = seconds(bytes, work, false);
-            if (peer >= 0) mine[static_cast<size_t>(peer)] = static_cast<double>(bytes) / kGiB / time;
+            if (peer >= 0) mine[static_cast<size_t>(peer)] = gib(bytes) / time;
         }
         std::string text;
         for (const double rate : mine) text += strf("%.17g ", rate);

@@ -32,7 +32,7 @@ std::string communication_text(const Config& config, const std::vector<PlannedCo
     if (ranks == 1) return "";
     std::string text = strf("communication     of each of %d ranks in a step, %s, %s\n", ranks,
                             count_text(buckets, "bucket").c_str(),
-                            config.overlap ? "beside compute (the log has what it did not hide)" : "no overlap");
+                            config.overlap ? "overlapped with compute (the log has the exposed time)" : "no overlap");
     text += strf("  %-14s %-5s %5s %8s %16s %16s\n", "collective", "of", "ranks", "calls", "bytes", "sent");
     int64_t bytes = 0, sent = 0;
     for (const PlannedCollective& c : calls) {

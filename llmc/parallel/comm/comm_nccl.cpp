@@ -76,7 +76,7 @@ public:
         bounded(ctx, seconds, "first collectives", [this](Ctx& own) { first_collectives(own); });
         connecting_ = false;
         return strf("NCCL %s (%s), %.2f GiB of device memory", nccl_api::version_text(nccl_.version).c_str(),
-                    nccl_.path.c_str(), static_cast<double>(free_before - device::device_free_bytes()) / kGiB);
+                    nccl_.path.c_str(), gib(free_before - device::device_free_bytes()));
     }
 
     void* shared_memory(Ctx& ctx, int64_t bytes, std::string& why) override {

@@ -1,4 +1,4 @@
-// Where the gradients of each bucket stand in memory. With --zero 0 and 1 they have a place for the whole step. With
+// Where the gradients of each bucket are in memory. With --zero 0 and 1 they have a place for the whole step. With
 // --zero 2 and 3 a bucket has its place from the layer whose backward writes it first until it is reduced, and buckets
 // that are not there at the same time share memory.
 #pragma once

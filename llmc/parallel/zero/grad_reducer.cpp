@@ -186,7 +186,7 @@ void GradReducer::reduce(Ctx& comm, const ParamGroup& bucket) {
     if (pass_.last && groups_.replicas.world().ranks > 1) sum_replicas(comm, bucket);
 }
 
-// In fp32, whatever the dtype of the shard.
+// Sums in fp32, also for a bf16 shard.
 void GradReducer::sum_replicas(Ctx& comm, const ParamGroup& bucket) {
     const Tensor block = state_.reduced_block(bucket), sums = wide_ ? first(wide_, block.elems) : block;
     if (wide_) ops::cast(comm, {.out = sums, .in = block});
@@ -238,8 +238,8 @@ void GradReducer::reduce_fp8(Ctx& comm, const ParamGroup& bucket) {
         groups_.shard.all_to_all(comm, codes, first(send_codes_, n));
         groups_.shard.all_to_all(comm, scales, first(send_scales_, chunks));
     });
-    // To be compared, the sums are not yet added to those of earlier micro-batches, nor rounded to a bf16 shard: they
-    // are in another rank's block of `exact`.
+    // A comparison needs the sums before they are added to those of earlier micro-batches and rounded to a bf16 shard,
+    // so they are kept apart, in another rank's block of `exact`.
     const bool apart = comparing_ && (adds() || shard_dtype() == Dtype::kBf16);
     const int64_t block = buckets_.block_elems(bucket), next = (groups_.shard.world().rank + 1) % buckets_.ranks();
     const Tensor sums = apart ? exact.slice(next * block, block) : state_.reduced_block(bucket);

@@ -47,7 +47,7 @@ void LayerGatherer::restart(Ctx& ctx, const StepState* step) {
         count_scales(ctx);
         for (int layer = -1; layer < slots_.ring(); layer++) prepare(ctx, layer, false);
     }
-    // A tied head in FP8 has memory of its own.
+    // A tied head in FP8 has separate memory.
     if (const Fp8Linear* head = fp8_.linear_of_param(table_.wte))
         fp8_.quantize_weight(comm, *head, state_.weight(table_.wte), step);
 }

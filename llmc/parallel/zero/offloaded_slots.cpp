@@ -12,7 +12,7 @@ namespace {
 int64_t chunk_elems(const std::vector<OffloadedSlots::Slot>& slots, int64_t elems, int64_t chunk_bytes) {
     int64_t bytes = 0;   // of an element
     for (const OffloadedSlots::Slot& slot : slots) bytes += dtype_bytes(slot.dtype);
-    const int64_t most = (elems + kParamAlign - 1) / kParamAlign;
+    const int64_t most = ceil_div(elems, kParamAlign);
     return std::clamp<int64_t>(chunk_bytes / (bytes * kParamAlign), 1, std::max<int64_t>(most, 1)) * kParamAlign;
 }
 

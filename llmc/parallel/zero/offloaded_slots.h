@@ -49,13 +49,13 @@ private:
         Tensor buffers[kBuffers];            // of chunk_ elements
     };
     struct Buffer {
-        Event* loaded = nullptr;   // in_: its elements are copied in
-        Event* used = nullptr;     // the compute stream does not use it any more
-        Event* free = nullptr;     // it may be copied into: of out_, or `used` if nothing is copied back
+        Event* loaded = nullptr;   // of in_: its elements are copied in
+        Event* used = nullptr;     // of the compute stream, which does not use it any more
+        Event* free = nullptr;     // the next chunk may be copied in: of out_, or `used` if nothing is copied back
     };
     const HostSlot* find(StateKind kind) const;
     Buffer& buffer(int64_t chunk) { return ring_[chunk % kBuffers]; }
-    int64_t chunks() const { return (end_ - begin_ + chunk_ - 1) / chunk_; }
+    int64_t chunks() const { return ceil_div(end_ - begin_, chunk_); }
     int64_t first(int64_t chunk) const { return begin_ + chunk * chunk_; }
     int64_t last(int64_t chunk) const { return std::min(end_, first(chunk) + chunk_); }
     void open(const Ctx& ctx);

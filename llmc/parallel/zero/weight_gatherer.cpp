@@ -69,7 +69,7 @@ void WeightGatherer::gather(Ctx& ctx, const StepState* step) {
         gather_bucket(comm, number, step);
         if (side && !layers_) device::event_record(comm, done_[b]);
     }
-    if (layers_) layers_->restart(ctx, step);   // whoever waits for its layers waits for the buckets above, too
+    if (layers_) layers_->restart(ctx, step);   // a wait for its layers also waits for the buckets above
     else if (side) next_ = 0;
 }
 

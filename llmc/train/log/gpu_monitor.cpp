@@ -79,7 +79,7 @@ GpuRecord GpuMonitor::report(double tokens) {
     mine.watts = since_.watts.value().value_or(NAN);
     mine.sm_mhz = since_.sm_mhz.value().value_or(NAN);
     if (since_.celsius) mine.celsius = static_cast<double>(*since_.celsius);
-    if (since_.memory_bytes) mine.memory_gib = static_cast<double>(*since_.memory_bytes) / kGiB;
+    if (since_.memory_bytes) mine.memory_gib = gib(*since_.memory_bytes);
     if (since_.joules && joules_) mine.joules = *since_.joules - *joules_;
 
     std::vector<RankPart> parts;

@@ -436,7 +436,7 @@ void RunLog::plan(const PlanRecord& r) {
                             {"planned_bytes", r.planned_bytes},
                             {"used_bytes", r.used_bytes}}));
     print_line(strf("plan: %s; memory planned %.3f GiB, used %.3f", r.text.c_str(),
-                    static_cast<double>(r.planned_bytes) / kGiB, static_cast<double>(r.used_bytes) / kGiB));
+                    gib(r.planned_bytes), gib(r.used_bytes)));
 }
 
 void RunLog::checkpoint(int64_t step, const std::string& path, double seconds, double stall_seconds) {

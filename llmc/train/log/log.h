@@ -109,8 +109,8 @@ struct RunHeader {
 // Whether the log at `path` is of a run with this --save; true if there is no log or it does not say.
 bool log_saves_in(const std::string& path, const std::string& save);
 
-// Why there can be no log at `path`: its folder is missing and neither in the working folder nor under `save`, where
-// the run makes it, the path is a folder, or a file there is not the log of a run. "" if there can be one.
+// Why there can be no log at `path`, or "". Causes: the path is a folder; a file there is not the log of a run; or its
+// folder is missing, and is neither in the working folder nor under `save`, where the run would make it.
 std::string log_place_error(const std::string& path, const std::string& save);
 
 // One JSON object per line: {"type": "header" | "step" | "eval" | "hellaswag" | "fp8" | "grad_wire" | "plan" |
@@ -122,9 +122,9 @@ std::string log_place_error(const std::string& path, const std::string& save);
 class RunLog {
 public:
     // path "": no file; missing directories are created. append (after a resume): removes records of steps after
-    // `resume_step`, and those of that step whose type is among `again`, since the run writes them again. keep: removed
-    // records may belong to another run, so the old file is kept under another name, as it is without append. Exit 2 if
-    // the file is not a log.
+    // `resume_step`, and those of that step whose type is among `again`, since the run writes them again. Without
+    // append, or with `keep` (removed records may belong to another run), the old file is kept under another name. Exit
+    // 2 if the file is not a log.
     RunLog(const std::string& path, bool append, int64_t resume_step, const std::vector<std::string>& again = {},
            bool keep = false);
     ~RunLog();

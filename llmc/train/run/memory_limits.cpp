@@ -6,7 +6,6 @@
 
 namespace {
 
-double gib(int64_t bytes) { return static_cast<double>(bytes) / kGiB; }
 
 }  // namespace
 

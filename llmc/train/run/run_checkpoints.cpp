@@ -12,6 +12,7 @@
 #include "llmc/base/version.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/fp8_state_json.h"
+#include "llmc/checkpoint/huggingface/model_extras.h"
 #include "llmc/checkpoint/load.h"
 #include "llmc/fault/heartbeat.h"
 
@@ -57,8 +58,8 @@ std::string save_error(const Config& config) {
     const std::vector<int64_t> steps = checkpoint_steps(config.save);
     for (int64_t step : steps)
         if (const std::string name = step_directory_name(step); !is_directory(config.save + "/" + name))
-            return strf("--save %s: %s is not a folder but a file or a link that leads nowhere, and a checkpoint may "
-                        "have to stand there: move it away", config.save.c_str(), name.c_str());
+            return strf("--save %s: %s is a file or a dangling link, and a checkpoint may need this name: move it away",
+                        config.save.c_str(), name.c_str());
     if (steps.empty() || config.resume == "auto") return "";
     if (!config.resume.empty() && lies_in(config.resume, config.save)) return left_behind(config, steps);
     return strf("--save %s holds checkpoints of an earlier run, up to %s, which this one would overwrite: "
@@ -132,7 +133,7 @@ SaveFolder::SaveFolder(const Config& config, Comm& comm) {
     constexpr const char* kWaiting = "waiting";
     const auto begin = Clock::now();
     for (bool told = false;;) {
-        // Only rank 0 writes there. It tells the others how it stands at least once a second, since a silent rank
+        // Only rank 0 writes there. It sends its status to the others at least once a second, since a silent rank
         // counts as lost.
         std::string said;
         if (comm.root()) {

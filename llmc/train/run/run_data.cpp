@@ -4,7 +4,6 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/text.h"
-#include "llmc/config/data_config.h"
 #include "llmc/config/schedule.h"
 #include "llmc/data/shard_meta.h"
 
@@ -17,6 +16,12 @@ bool has_raw(const DataLoader& data) {
 }
 
 }  // namespace
+
+DataConfig data_config(const Config& config, const std::vector<std::string>& globs, bool shuffle) {
+    return {.globs = globs, .token_dtype = config.token_dtype, .seq_length = config.seq_length,
+            .vocab_size = config.shape.vocab_size, .seed = config.seed, .shuffle = shuffle, .check_ids = true,
+            .documents = config.reset_attention_mask || config.reset_position_ids, .synthetic = config.synthetic_data};
+}
 
 void RunData::open(Config& config, std::vector<std::string>& notes) {
     train.emplace(data_config(config, config.train_data, true));

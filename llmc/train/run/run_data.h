@@ -1,4 +1,4 @@
-// The training and validation data of a run, opened and held against its options.
+// Opens the training and validation data of a run, and checks them against its options.
 #pragma once
 #include <optional>
 #include <string>
@@ -7,9 +7,13 @@
 #include "llmc/config/config.h"
 #include "llmc/data/dataloader.h"
 
+// How a run with this configuration reads shards.
+DataConfig data_config(const Config& config, const std::vector<std::string>& globs, bool shuffle);
+
 struct RunData {
     std::optional<DataLoader> train, valid;
 
-    // Exit 2 if the data cannot be that of the run. Sets the length of a run with --epochs, and adds notes on the data.
+    // Exit 2 if the run cannot be trained on the data. Sets train_iters of a run with --epochs, and adds notes on
+    // data.
     void open(Config& config, std::vector<std::string>& notes);
 };

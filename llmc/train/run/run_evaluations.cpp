@@ -7,6 +7,7 @@
 #include "llmc/base/system/files.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/checkpoint_save.h"
+#include "llmc/checkpoint/huggingface/model_extras.h"
 #include "llmc/config/prompts.h"
 #include "llmc/fault/heartbeat.h"
 

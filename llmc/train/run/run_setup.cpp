@@ -64,7 +64,6 @@ void RunDevice::prepare(std::vector<std::string>& notes) {
 
 std::string RunDevice::memory_text() const {
     if (info.sm == 0 && config_.gpu_memory_limit == 0) return "";
-    const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / kGiB; };
     const int64_t all = info.sm > 0 ? gpu_bytes_in_use(info, used_before_) : plan.arena_bytes;
     std::string text = strf("GPU memory: %.2f GiB planned and %.2f GiB for the CUDA context and libraries at the "
                             "start; %.2f GiB in use after the first step", gib(plan.arena_bytes), gib(other_bytes_),

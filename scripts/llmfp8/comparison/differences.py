@@ -105,7 +105,7 @@ class Verdict:
         parts = []
         if self.refused:
             names = ",".join(sorted({text.split(" ")[0] for text in self.refused}))
-            parts.append(f"not compared: {'; '.join(self.refused)} (--allow {names} compares all the same)")
+            parts.append(f"not compared: {'; '.join(self.refused)} (--allow {names} compares anyway)")
         if self.notes:
             parts.append(f"differs: {'; '.join(self.notes)}")
         return "; ".join(parts)

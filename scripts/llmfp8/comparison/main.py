@@ -71,7 +71,7 @@ def parser():
 
 
 def parse(arguments):
-    """Options with what they are together checked, and the words after --."""
+    """The options, checked for contradictions, and the words after --."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
     options, extra = parser().parse_args(arguments[:at]), arguments[at + 1:]
     measuring = bool(options.table or options.run)
@@ -229,7 +229,7 @@ def main():
     options, extra = parse(sys.argv[1:])
     if not options.no_plots and not options.dry_run:
         need("matplotlib", "matplotlib", "scripts/compare without --no-plots")
-    signal.signal(signal.SIGTERM, stop)   # the run that goes on is told as well
+    signal.signal(signal.SIGTERM, stop)   # the signal is also passed on to the present run
     logs = named_logs(options) if options.logs else measure(options, extra)
     if options.dry_run:
         return 0

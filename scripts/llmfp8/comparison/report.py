@@ -47,7 +47,7 @@ def scaled(value, factor):
     return None if value is None else factor * value
 
 
-# What not every log has: column, value of a configuration, its format.
+# Columns that not every log has: name, value of a configuration, format.
 LOGGED_COLUMNS = [
     ("forward pass of a micro-batch ms, median", milliseconds("forward_seconds"), ".4g"),
     ("loss and backward pass ms, median", milliseconds("backward_seconds"), ".4g"),
@@ -58,7 +58,7 @@ LOGGED_COLUMNS = [
 
 
 def more_columns(comparison):
-    """What all logs have and only some tables show, as in LOGGED_COLUMNS."""
+    """Columns, as in LOGGED_COLUMNS, that all logs have but only some tables show."""
     if len({row.configuration.accumulation_steps for row in comparison.rows}) > 1:
         yield "gradient accumulation steps", lambda configuration: configuration.accumulation_steps, "d"
     if comparison.corpus:

@@ -48,7 +48,7 @@ class Losses:
 
 
 class Limits:
-    """Where losses are compared: the fewest tokens, and the least time, of all runs."""
+    """The points at which losses are compared: the tokens and the time of the shortest run."""
 
     def __init__(self, configurations, window):
         self.window = window
@@ -84,8 +84,8 @@ class Row:
         return self.tflops * 1e12 / peak if peak else None
 
     def _compare(self, base):
-        """Speed is tokens/s/GPU, which for equal batches is the inverse of s/it. Of rounds measured in turn it is the
-        median of their ratios: what a drift of clocks takes from both is left out."""
+        """Ratio of tokens/s/GPU, which for equal batches is the inverse of s/it. With several rounds it is the median
+        of the rounds' ratios, so that a drift of clocks, which affects both, cancels."""
         self.ratio = self.tokens_per_gpu.median / base.tokens_per_gpu().median
         mine, other = (c.medians("tokens_per_second") for c in (self.configuration, base))
         if len(mine) == len(other) > 1:
@@ -128,7 +128,7 @@ class Comparison:
         return [c.name for c in self.configurations if c.synthetic]
 
     def notes(self):
-        """What a reader must know beside the tables."""
+        """Remarks that a reader of the tables needs."""
         lines = [f"{name}: FAILED: {said}" for name, said in self.failures.items()]
         for c in self.configurations:
             for run in c.runs:

@@ -59,7 +59,7 @@ class Configuration:
                     if difference.kind != "noted":   # within one log names cannot help
                         raise InputError(f"{run.path}: {difference.key} is {difference.other} since step "
                                          f"{header['step']} and was {difference.base}: no one configuration; put the "
-                                         "lines from that header on into a log of their own")
+                                         "lines from that header on into a separate log")
                 for difference in run_differences(self.header, header):
                     if difference.kind != "noted":
                         raise InputError(f"{run.path}: {difference.key} is {difference.other}, but "

@@ -207,7 +207,7 @@ def said(option, value):
 
 
 def tell(finding, option, value, decider=None):
-    """Begins the fact of a finding with the option that it sets, or that `decider` sets in its stead."""
+    """Puts the option that a finding sets, or that `decider` sets instead, at the beginning of its fact."""
     if finding is None or finding.action not in (TAKEN, OTHER) or said(option, value) in finding.fact:
         return
     fact = said(option, value)

@@ -106,7 +106,7 @@ def _megatron_load(run):
     path, finding = run.kept["load"]
     if path == run.get("save"):
         run.set("resume", "auto", finding)
-        finding.fact = "the folder of --save: resume auto, which starts anew where there is no checkpoint"
+        finding.fact = "the folder of --save: resume auto, which starts a new run where there is no checkpoint"
     else:
         finding.action = CANNOT
         finding.fact = "a checkpoint of Megatron cannot be read: make a Hugging Face directory of it, then --load DIR"
@@ -268,7 +268,7 @@ def _ranks_text(run):
 
 
 def _check_batch(run, batch, micro, accumulation, finding):
-    """The global batch against what a rank does in a step; DeepSpeed refuses to start if they differ, too."""
+    """Checks the global batch against the batch per rank; DeepSpeed also refuses to start if they differ."""
     ranks = _data_ranks(run) if run.get("micro-batch-size") else 0
     if batch != micro * accumulation * ranks if ranks else batch % (micro * accumulation):
         product = " x ".join(map(str, [micro, accumulation] + [_ranks_text(run)] * bool(ranks)))

@@ -41,7 +41,7 @@ def _holds(values, value):
 
 
 def _follows(row, options):
-    """Whether the default depends on options that are set here; if its rule names none, it may."""
+    """Whether the default may depend on options that are set here. A rule that names no option may depend on any."""
     rule = row.get("default_rule", "")
     named = re.findall(r"--([\w-]+)", rule)
     return any(name in options for name in named) if named else bool(rule)

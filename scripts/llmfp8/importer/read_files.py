@@ -8,7 +8,7 @@ from ..support import InputError, need, one_line, parse_json
 from .rows import MOST_DEPTH, MOST_EXPANDED, Setting
 
 _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|[{}\[\]:,]|[^\s{}\[\]:,"]+|\n|[ \t\r]+')
-# A string or comment without its end is one, too, or the next quotation mark would search for the end again.
+# An unterminated string or comment also matches; otherwise each further quotation mark would search for the end again.
 _COMMENT = re.compile(r'("(?:\\.|[^"\\])*"?)|//[^\n]*|/\*.*?\*/|(/\*.*)', re.S)
 _LAST_COMMA = re.compile(r'("(?:\\.|[^"\\])*"?)|,(?=\s*[}\]])', re.S)
 
@@ -162,8 +162,8 @@ _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.
 
 
 def read_python(name, text, given):
-    """Assignments of plain values at the top of a Python file, with sums of them; `given` wins over them. What is no
-    plain value stays as it is written, after a $."""
+    """Assignments of plain values at the top level of a Python file, with arithmetic on them; `given` overrides them.
+    Other expressions are kept as text, after a $."""
     text = re.sub(r"\r\n?", "\n", text)   # Python's lines
     try:
         body = ast.parse(text).body

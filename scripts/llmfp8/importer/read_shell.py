@@ -74,8 +74,8 @@ class Reader:
         return found
 
     def continuation(self):
-        """Passes over a backslash at the end of a line, also one with blanks or a comment behind it, which bash does
-        not take for a continuation: those are noted."""
+        """Skips a backslash at the end of a line. Before blanks or a comment bash does not continue the line; these
+        places are recorded."""
         match = re.compile(r"\\([ \t]*(?:#[^\n]*)?)(?:\n|\Z)").match(self.text, self.at)
         if not match:
             return False
@@ -89,7 +89,7 @@ class Reader:
             self.take()
 
     def redirect(self, items):
-        """Passes over > file, 2>&1 and <<EOF with its text."""
+        """Skips > file, 2>&1 and <<EOF with its text."""
         mark = re.compile(r"[<>&|-]+").match(self.text, self.at).group()
         self.take(len(mark))
         adjacent = items and isinstance(items[-1], list) and len(items[-1]) == 1 and items[-1][0].text in ("1", "2")
@@ -208,7 +208,7 @@ class Reader:
                 add("text", self.take(), quoted)
 
     def closing(self, skip, opening, closing):
-        """Where the bracket is that closes the one `skip` characters long which begins here."""
+        """The position of the bracket that closes the one that begins here, which is `skip` characters long."""
         depth, text = 1, self.text
         for bracket in re.compile(f"{re.escape(closing)}|{re.escape(opening)}").finditer(text, self.at + skip):
             depth += 1 if bracket.group() == opening else -1

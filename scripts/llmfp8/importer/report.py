@@ -1,5 +1,5 @@
-"""The importer's report: first what is different from the input; then, with --all, every setting in the order of the
-input and the errors found; last what is left to do."""
+"""The importer's report: first the differences from the input; then, with --all, every setting in the order of the
+input and the errors found; last the remaining work."""
 import textwrap
 
 from .engine import is_open
@@ -36,7 +36,7 @@ def differs(run, finding):
 
 
 def different(run, everything):
-    """What differs, most important first; settings for which the same is true share an entry."""
+    """The differences, most important first; settings with the same fact share an entry."""
     groups = {}
     for finding in sorted((f for f in run.findings if differs(run, f) is not None), key=lambda f: differs(run, f)):
         groups.setdefault((finding.file, finding.action, finding.fact), []).append(finding)

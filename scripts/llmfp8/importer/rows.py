@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..support import InputError
 
-# Limits, far above any configuration: what is more is not read, so that no input takes long or much memory.
+# Limits, far above any real configuration, so that no input takes long or much memory.
 MOST_BYTES = 256 << 10    # of a file
 MOST_SETTINGS = 1000      # of a file, and lines of a script that are none
 MOST_DEPTH = 32           # of JSON, YAML and TOML

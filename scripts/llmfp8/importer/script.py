@@ -76,7 +76,7 @@ class Script:
         return out
 
     def parameter(self, expression, line):
-        """[(text, line)] of ${expression}; what has no value stays as it is written."""
+        """[(text, line)] of ${expression}; an expression without a value is kept as text."""
         match = re.match(r"(\w+|[@*#?!$-])(.*)$", expression, re.S)
         name, rest = match.groups() if match else ("", "")
         self.used.add(name)
@@ -214,7 +214,7 @@ class Script:
             return
         first = words[0][0]
         if first.startswith("--") and self.commands:
-            self.note(line, VARIABLE, f"bash takes this line for a command of its own: the one of line "
+            self.note(line, VARIABLE, f"bash takes this line for a separate command: the one of line "
                       f"{self.commands[-1][0]} ended before it (a comment or an end of line without \\ in between); "
                       "read here as it was meant", text="a line that begins with an option")
             self.commands[-1][1].extend(words)
