@@ -5,6 +5,7 @@
 #   WERROR=            do not fail on warnings (a compiler newer than the tested ones may know more of them)
 #   CPPFLAGS, LDFLAGS  extra include and library folders
 #   CCACHE=ccache      compile through a cache
+#   UNITY=0            compile each file alone, see UNITED
 #   VARIANT=asan|tsan  the same build under sanitizers, into build/cpu-asan ...
 
 SHELL := /bin/bash
@@ -71,18 +72,16 @@ DEFINES += $(MPI_FLAGS)
 
 # Options, JSON, logs and tests run rarely and take long to optimise; the operations are what a step on the CPU consists
 # of. No result depends on the level.
-RARELY_RUN := llmc/config/%.cpp llmc/checkpoint/%.cpp llmc/commands/%.cpp llmc/train/log/log.cpp \
-              llmc/train/run/run_checkpoints.cpp llmc/train/run/run_evaluations.cpp llmc/train/log/loss_watch.cpp \
-              llmc/data/hellaswag.cpp llmc/data/shard_meta.cpp llmc/data/token_text.cpp \
-              llmc/fault/%.cpp llmc/perf/%.cpp llmc/parallel/comm/comm_monitored.cpp llmc/parallel/gpu_assignment.cpp \
-              llmc/model/parameters/fp8_state.cpp llmc/cpu/device.cpp tests/%.cpp
+RARELY_RUN := llmc/config/%.cpp llmc/checkpoint/%.cpp llmc/commands/%.cpp llmc/train/log/%.cpp llmc/train/run/%.cpp \
+              llmc/fault/%.cpp llmc/perf/%.cpp llmc/cpu/device.cpp tests/%.cpp
 # Tests that compute next to nothing.
 NEVER_HOT := tests/config/%.cpp tests/checkpoint/%.cpp tests/commands/%.cpp tests/data/%.cpp tests/fault/%.cpp \
              tests/model/%.cpp tests/parallel/%.cpp tests/perf/%.cpp tests/train/%.cpp
-OPTIMISE = $(or $(if $(filter asan tsan,$(VARIANT)),-O1),$(if $(filter $(NEVER_HOT),$<),-O0),\
-                $(if $(filter $(RARELY_RUN),$<),-O1),\
-                $(if $(filter llmc/cpu/%,$<),-O3),-O2)
-CXX_FLAGS = -std=c++20 $(OPTIMISE) $(CODEGEN) \
+SOURCE = $(patsubst $(OBJ)/%,%,$(patsubst $(HOST)/%,%,$<))
+OPTIMISE = $(or $(if $(filter asan tsan,$(VARIANT)),-O1),$(if $(filter $(NEVER_HOT),$(SOURCE)),-O0),\
+                $(if $(filter $(RARELY_RUN),$(SOURCE)),-O1),\
+                $(if $(filter llmc/cpu/%,$(SOURCE)),-O3),-O2)
+CXX_FLAGS = -std=c++20 $(OPTIMISE) $(CODEGEN) -fmacro-prefix-map=./= \
             $(WARNINGS) $(DEFINES) $(DEVICE_DEFINES) $(CUDA_INCLUDE) $(SAN_$(VARIANT))
 CODE ?= sm_$(ARCH)
 # Kernels are tuned so that the newest compiler spills no register; older ones spill a few.
@@ -114,10 +113,22 @@ HOST_FLAGS_TEXT := $(CXX) $(CXX_VERSION) $(RARELY_RUN) $(CODEGEN) $(WARNINGS) $(
 
 # ---- files -------------------------------------------------------------------------------------------------
 MAINS := $(basename $(wildcard train_*.cu))
-LLMC_OBJ := $(patsubst %.cpp,$(HOST)/%.o,$(filter $(NO_DEVICE),$(LLMC_CXX))) \
-            $(patsubst %,$(OBJ)/%.o,$(basename $(filter-out $(NO_DEVICE),$(LLMC_CXX)) $(LLMC_CUDA))) \
+# The files of each of these folders are compiled as one, since most of the time goes to the headers that they share:
+# their anonymous namespaces are one, too. UNITY=0 compiles each file alone, faster where one of them changes often.
+UNITY ?= 1
+TEST_CXX := $(wildcard tests/*/test_*.cpp)
+UNITED := $(if $(filter-out 0,$(UNITY)),$(filter-out llmc/cpu llmc/ops llmc/perf tests/ops tests/perf,\
+              $(patsubst %/,%,$(sort $(dir $(LLMC_CXX) $(TEST_CXX))))))
+# g++ reports whatever uses an anonymous namespace, if this is not in the main file.
+UNITED_FLAGS := $(if $(findstring clang,$(CXX)),,-Wno-subobject-linkage)
+folder = $(patsubst %/,%,$(dir $(1)))
+object = $(if $(filter $(UNITED),$(call folder,$(1))),$(call folder,$(1))/all.o,$(basename $(1)).o)
+# $(call objects,ROOT,SOURCES): the objects of these sources in the folder ROOT.
+objects = $(sort $(foreach f,$(2),$(1)/$(call object,$f)))
+LLMC_OBJ := $(call objects,$(HOST),$(filter $(NO_DEVICE),$(LLMC_CXX))) \
+            $(call objects,$(OBJ),$(filter-out $(NO_DEVICE),$(LLMC_CXX)) $(LLMC_CUDA)) \
             $(BUILD)/version.o $(BUILD)/rates.o $(BUILD)/hf_code.o
-TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/support/main.cpp $(wildcard tests/*/test_*.cpp))
+TEST_OBJ := $(OBJ)/tests/support/main.o $(call objects,$(OBJ),$(TEST_CXX))
 GPU_TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/support/main.cpp $(wildcard tests/gpu/gpu_test_*.cpp))
 # The objects of the trainer for tests, in which the CPU's streams defer their work.
 TEST_LLMC_OBJ := $(filter-out $(OBJ)/llmc/cpu/stream.o $(OBJ)/llmc/ops/ops.o,$(LLMC_OBJ)) \
@@ -169,11 +180,18 @@ $(OBJ)/%.o: %.cpp $(BUILD)/flags
 	@mkdir -p $(@D); echo "CXX $<"
 	@$(CCACHE) $(CXX) $(CXX_FLAGS) -MMD -MP -c $< -o $@
 
+$(OBJ)/%/all.o: $(OBJ)/%/all.cpp $(BUILD)/flags
+	@echo "CXX $*/*.cpp"
+	@$(CCACHE) $(CXX) $(CXX_FLAGS) $(UNITED_FLAGS) -MMD -MP -c $< -o $@
+
 $(HOST)/%.o: DEVICE_DEFINES :=
 $(HOST)/%.o: CUDA_INCLUDE :=
 $(HOST)/%.o: %.cpp $(HOST)/flags
 	@mkdir -p $(@D); echo "CXX $<"
 	@$(CCACHE) $(CXX) $(CXX_FLAGS) -MMD -MP -c $< -o $@
+$(HOST)/%/all.o: $(HOST)/%/all.cpp $(HOST)/flags
+	@echo "CXX $*/*.cpp"
+	@$(CCACHE) $(CXX) $(CXX_FLAGS) $(UNITED_FLAGS) -MMD -MP -c $< -o $@
 
 ifeq ($(DEVICE),cuda)
 # The assembler reports these losses of speed as notes, which no option turns into errors.
@@ -196,6 +214,11 @@ write_flags = $(shell mkdir -p $(1); echo '$(subst ','\'',$(2))' | cmp -s - $(1)
                       || echo '$(subst ','\'',$(2))' > $(1)/flags)
 $(call write_flags,$(BUILD),$(FLAGS_TEXT))$(call write_flags,$(HOST),$(HOST_FLAGS_TEXT))
 $(BUILD)/flags $(HOST)/flags: ;
+INCLUDES := \#include "%s"\n
+write_united = $(shell mkdir -p $(1); printf '$(INCLUDES)' $(2) | cmp -s - $(1)/all.cpp \
+                       || printf '$(INCLUDES)' $(2) > $(1)/all.cpp)
+$(foreach f,$(UNITED),$(call write_united,$(if $(filter $(NO_DEVICE),$f/),$(HOST),$(OBJ))/$f,$(strip \
+    $(foreach source,$(LLMC_CXX) $(TEST_CXX),$(if $(filter $f,$(call folder,$(source))),$(source))))))
 COMMIT := $(or $(shell git describe --always --abbrev=12 --dirty 2>/dev/null),unknown)
 VERSION_TEXT := \#include "llmc/base/version.h"\nconst char* const kBuildCommit = "$(COMMIT)";\n
 $(shell printf '$(VERSION_TEXT)' | cmp -s - $(BUILD)/version.cpp || printf '$(VERSION_TEXT)' > $(BUILD)/version.cpp)
@@ -244,7 +267,8 @@ run-test: run-test-python run-test-cpp
 run-test-python: $(MAINS) $(RANK_TESTS)
 	@echo "RUN tests/run.py"; LLMC_BUILD=$(CURDIR)/$(BUILD) python3 tests/run.py $(TEST_NAMES)
 run-test-cpp: $(BUILD)/tests $(if $(filter cuda,$(DEVICE)),$(BUILD)/tests_gpu)
-	@for exe in $^; do echo "RUN $$exe"; $$exe || failed=1; done; [ -z "$$failed" ]
+	@# Tests of threads set their number; elsewhere, handing tiny loops to a second thread costs a fifth of the time.
+	@for exe in $^; do echo "RUN $$exe"; OMP_NUM_THREADS=1 $$exe || failed=1; done; [ -z "$$failed" ]
 
 # The tests of several ranks depend on the system's MPI more than others.
 test-ranks:

@@ -95,13 +95,14 @@ class Process:
             report = None
         if report is None:
             self.kill()
-        _, status = os.waitpid(self.pid, 0)
+        _, status, used = os.wait4(self.pid, 0)
         if report is None:
             why = f"no end after {LIMIT_S} s" if late else f"the process ended with {status}"
             report = {"run": len(self.tests), "failures": [], "skipped": [],
                       "errors": [(str(test), why + "\n") for test in self.tests]}
         self.file.seek(0)
-        report.update(printed=self.file.read(), seconds=time.monotonic() - self.begin)
+        report.update(printed=self.file.read(), seconds=time.monotonic() - self.begin,
+                      cpu_seconds=used.ru_utime + used.ru_stime)
         self.file.close()
         self.pipe.close()
         return report
@@ -157,7 +158,7 @@ def main():
     reports = run(in_processes(tests), options.jobs)
     counts = {kind: sum(len(report[kind]) for report in reports) for kind in ("failures", "errors", "skipped")}
     for report in sorted(reports, key=lambda report: -report["seconds"])[:options.times]:
-        print(f"{report['seconds']:6.1f} s {report['name']}")
+        print(f"{report['seconds']:6.1f} s, {report['cpu_seconds']:5.1f} s of CPU: {report['name']}")
     for name, why in sorted(pair for report in reports for pair in report["skipped"]):
         print(f"skipped {name}: {why}")
     failed = counts["failures"] or counts["errors"]

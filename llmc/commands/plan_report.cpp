@@ -374,20 +374,20 @@ std::string plan_text(const PlannedRun& run) {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-Json memory_json(const PlannedRun& run, const Figures& figures) {
-    Json purposes = Json::object();
+OrderedJson memory_json(const PlannedRun& run, const Figures& figures) {
+    OrderedJson purposes = OrderedJson::object();
     for (int i = 0; i < kPurposes; i++)
         purposes[purpose_name(static_cast<Purpose>(i))] = run.plan.purpose_bytes[static_cast<size_t>(i)];
-    Json memory = {{"arena_bytes", run.plan.arena_bytes}, {"purpose_bytes", purposes},
+    OrderedJson memory = {{"arena_bytes", run.plan.arena_bytes}, {"purpose_bytes", purposes},
                    {"gpu_bytes", figures.memory_bytes}, {"fits", figures.fits(run.plan)},
                    {"pinned_host_bytes", run.plan.host_bytes()},
                    {"host_bytes", {{"loading", run.plan.host.load_bytes}, {"saving", run.plan.host.save_bytes},
                                    {"saving_async", run.plan.host.save_async_bytes}}}};
     if (run.plan.ranks > 1) {
         const int64_t lowest = lowest_zero(run.config, run.table, run.plan.ranks, figures);
-        memory["lowest_zero"] = lowest > 0 ? Json(lowest) : Json(nullptr);
+        memory["lowest_zero"] = lowest > 0 ? OrderedJson(lowest) : OrderedJson(nullptr);
     }
     if (offloads_state(run.config))
         memory["least_offload_fraction"] = least_offload_fraction(run.config, run.table, run.plan.ranks, figures);
@@ -398,8 +398,8 @@ Json memory_json(const PlannedRun& run, const Figures& figures) {
     return memory;
 }
 
-Json linears_json(const PlannedRun& run) {
-    Json list = Json::array();
+OrderedJson linears_json(const PlannedRun& run) {
+    OrderedJson list = OrderedJson::array();
     if (run.config.fp8_recipe == Fp8Recipe::kNone) return list;
     const Fp8Plan plan = fp8_plan_of(run.config, run.table);
     for (const LinearPlan& linear : plan.linears) {
@@ -410,8 +410,8 @@ Json linears_json(const PlannedRun& run) {
     return list;
 }
 
-Json communication_json(const PlannedRun& run, const Figures& figures) {
-    Json calls = Json::array();
+OrderedJson communication_json(const PlannedRun& run, const Figures& figures) {
+    OrderedJson calls = OrderedJson::array();
     for (const PlannedCollective& c : run.plan.collectives)
         calls.push_back({{"collective", c.name}, {"dtype", dtype_name(c.dtype)}, {"ranks", c.ranks},
                          {"heads", c.exchange}, {"calls", c.calls}, {"bytes", c.bytes},
@@ -420,8 +420,8 @@ Json communication_json(const PlannedRun& run, const Figures& figures) {
             {"heads_ms", figures.time.exchange_ms}};
 }
 
-Json matmuls_json(const MemoryPlan& plan) {
-    Json list = Json::array();
+OrderedJson matmuls_json(const MemoryPlan& plan) {
+    OrderedJson list = OrderedJson::array();
     for (const PlannedGemm& g : plan.step_gemms)
         list.push_back({{"pass", layout_name(g.shape.layout)}, {"M", g.shape.M}, {"N", g.shape.N}, {"K", g.shape.K},
                         {"in", dtype_name(g.shape.A.dtype)}, {"out", dtype_name(g.shape.D.dtype)},
@@ -429,12 +429,12 @@ Json matmuls_json(const MemoryPlan& plan) {
     return list;
 }
 
-Json time_json(const PlannedRun& run, const Figures& figures) {
+OrderedJson time_json(const PlannedRun& run, const Figures& figures) {
     if (figures.ms <= 0) return nullptr;
-    Json parts = Json::object();
+    OrderedJson parts = OrderedJson::object();
     for (int i = 0; i < kStepParts; i++)
         parts[step_part_name(static_cast<StepPart>(i))] = figures.time.ms[static_cast<size_t>(i)];
-    Json time = {{"step_ms", figures.ms}, {"parts_ms", parts}, {"tokens_per_second", figures.tokens_per_second},
+    OrderedJson time = {{"step_ms", figures.ms}, {"parts_ms", parts}, {"tokens_per_second", figures.tokens_per_second},
                  {"tokens_per_second_per_gpu", figures.tokens_per_second / run.plan.ranks}, {"mfu", figures.mfu},
                  {"hours", nullptr}};
     if (run.config.train_iters > 0) time["hours"] = figures.hours;
@@ -446,9 +446,9 @@ Json time_json(const PlannedRun& run, const Figures& figures) {
 std::string plan_json(const PlannedRun& run) {
     const Figures figures(run);
     const Config& config = run.config;
-    const Json json = {
+    const OrderedJson json = {
         {"type", "plan"},
-        {"config", Json::parse(config_to_json(config))},
+        {"config", OrderedJson::parse(config_to_json(config))},
         {"gpu", {{"name", figures.gpu.name}, {"rates_measured", find_rates(figures.gpu.name) != nullptr},
                  {"found", figures.here}, {"rates", rates_origin(figures.gpu)}}},
         {"params", run.table.param_elems},

@@ -10,7 +10,6 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr Range kNotNegative{.low = 0, .high = kInf};
-constexpr Range kInsideUnit{.low = 0, .high = 1, .low_open = true, .high_open = true};
 constexpr Range kBeta{.low = 0, .high = 1, .low_open = false, .high_open = true};
 
 // ---- when an option has an effect ----
@@ -82,7 +81,7 @@ const Conditions kTrainIters = {{"epochs", "0", "--epochs sets the length of the
                                 {"train-iters", ">0", "a run of 0 steps has no length"}};
 const Conditions kEpochs = {{"synthetic-data", "false", "--synthetic-data has no end: set --train-iters"},
                             {"epochs", ">0", "a run of 0 epochs has no length"}};
-const Conditions kShards = {{"synthetic-data", "false",
+const Conditions kReadsShards = {{"synthetic-data", "false",
                              "--synthetic-data draws tokens from the seed and reads no shards"}};
 
 // ---- defaults that follow from other options ----
@@ -103,8 +102,6 @@ void derive_log_file(Config& c, const Given&) { c.log_file = c.save.empty() ? ""
 // ---- rows ----
 
 using Rows = std::vector<OptionRow>;
-constexpr OnResume kMust = OnResume::kMustMatch;
-constexpr OnResume kSilent = OnResume::kSilent;
 
 void add_batch(Rows& rows) {
     constexpr OptionGroup group = OptionGroup::kBatch;
@@ -184,7 +181,7 @@ void add_data(Rows& rows) {
     // Synthetic data replaces the shards, which all other options of this group are about.
     for (OptionRow& row : rows)
         if (row.group == group && row.acts_if.empty() && std::string(row.name) != "synthetic-data")
-            row.acts_if = kShards;
+            row.acts_if = kReadsShards;
 }
 
 void add_optimizer(Rows& rows) {

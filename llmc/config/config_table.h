@@ -18,6 +18,7 @@ enum class OnResume {
     kReport,      // allowed, with a note
     kSilent,      // allowed without a note, since it does not affect what is computed
 };
+inline constexpr OnResume kMust = OnResume::kMustMatch, kSilent = OnResume::kSilent;
 
 // What derived defaults depend on besides the configuration.
 struct Given {
@@ -34,6 +35,7 @@ struct Condition {
     const char* reason;   // the error's text if the condition does not hold
 };
 using Conditions = std::vector<Condition>;
+inline constexpr Condition kFp8On = {"fp8-recipe", "!none", "FP8 is off (--fp8-recipe none)"};
 bool holds(const Condition& condition, const Config& config);
 
 struct OptionRow {

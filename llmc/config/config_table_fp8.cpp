@@ -5,11 +5,9 @@ namespace {
 
 // ---- when an option has an effect ----
 
-constexpr Condition kOn = {"fp8-recipe", "!none", "FP8 is off (--fp8-recipe none)"};
-
-const Conditions kFp8 = {kOn};
+const Conditions kFp8 = {kFp8On};
 const Conditions kDelayed = {
-    kOn,
+    kFp8On,
     {"fp8-recipe", "!tensorwise",
      "--fp8-recipe tensorwise computes every scale from the current tensor, only delayed scaling has a history"},
     {"fp8-recipe", "!blockwise",
@@ -22,9 +20,9 @@ const Conditions kHistory = {
      "--fp8-recipe delayed with --fp8-amax-compute-algo most_recent uses one step of the history only"}};
 const Conditions kFastAccumulation = {
     {"fp8-recipe", "!blockwise",
-     "--fp8-recipe blockwise accumulates in FP32 after every 128 products, in all its matmuls"}, kOn};
+     "--fp8-recipe blockwise accumulates in FP32 after every 128 products, in all its matmuls"}, kFp8On};
 const Conditions kLayersInBf16 = {
-    kOn, {"first-last-layers-bf16", "true", "it has an effect only with --first-last-layers-bf16"}};
+    kFp8On, {"first-last-layers-bf16", "true", "it has an effect only with --first-last-layers-bf16"}};
 const Conditions kFp8Attention = {
     {"dtype", "bf16", "--dtype fp32: only BF16 tensors are quantized"},
     {"kv-channels", "64 128", "FP8 attention supports head dims of 64 and 128 (--kv-channels), others have plain "
@@ -32,7 +30,7 @@ const Conditions kFp8Attention = {
 
 // Statistics need FP8 matmuls or FP8 gradient communication.
 const char* no_fp8_tensors(const Config& c) {
-    return c.fp8_recipe != Fp8Recipe::kNone || c.grad_comm_dtype == Dtype::kE4m3 ? nullptr : kOn.reason;
+    return c.fp8_recipe != Fp8Recipe::kNone || c.grad_comm_dtype == Dtype::kE4m3 ? nullptr : kFp8On.reason;
 }
 
 // ---- defaults that follow from other options ----
@@ -53,9 +51,8 @@ const char* refused_format(const Json& value) {
 
 // ---- rows ----
 
-constexpr OptionGroup kGroup = OptionGroup::kFp8;
-
 void add_recipe(std::vector<OptionRow>& rows) {
+    constexpr OptionGroup kGroup = OptionGroup::kFp8;
     rows.insert(rows.end(), {
         {.name = "fp8-recipe", .group = kGroup,
          .value = choice<Fp8Recipe>(AT(fp8_recipe), {{"none", Fp8Recipe::kNone},
@@ -95,6 +92,7 @@ void add_recipe(std::vector<OptionRow>& rows) {
 }
 
 void add_choice_of_linears(std::vector<OptionRow>& rows) {
+    constexpr OptionGroup kGroup = OptionGroup::kFp8;
     rows.insert(rows.end(), {
         {.name = "first-last-layers-bf16", .group = kGroup, .value = flag(AT(first_last_layers_bf16), true, false),
          .help = "keep the first and the last transformer blocks in BF16", .fallback = "false", .acts_if = kFp8},

@@ -6,9 +6,6 @@
 
 namespace {
 
-constexpr OnResume kMust = OnResume::kMustMatch;
-constexpr OnResume kSilent = OnResume::kSilent;
-constexpr Range kInsideUnit{.low = 0, .high = 1, .low_open = true, .high_open = true};
 const Conditions kRope = {{"position-embedding-type", "rope",
                            "positions are learned (--position-embedding-type learned_absolute)"}};
 const Conditions kScaledRope = {kRope[0],

@@ -3,14 +3,13 @@
 
 namespace {
 
-constexpr Condition kFp8 = {"fp8-recipe", "!none", "FP8 is off (--fp8-recipe none)"};
-const Conditions kGathersFp8 = {kFp8, {"zero", "!0", "with --zero 0 every rank updates all weights, so none are "
-                                                     "gathered"}};
+const Conditions kGathersFp8 = {
+    kFp8On, {"zero", "!0", "with --zero 0 every rank updates all weights, so none are gathered"}};
 const Conditions kShards = {{"zero", "!0", "--zero 0 shards nothing"}};
 const Conditions kShardsGrads = {{"zero", "!0", "only --zero 2 and 3 shard gradients"},
                                  {"zero", "!1", "only --zero 2 and 3 shard gradients"}};
-const Conditions kTensorScales = {kFp8, {"fp8-recipe", "!blockwise",
-                                         "--fp8-recipe blockwise has no scale of a whole tensor"}};
+const Conditions kTensorScales = {
+    kFp8On, {"fp8-recipe", "!blockwise", "--fp8-recipe blockwise has no scale of a whole tensor"}};
 
 void derive_param_comm(Config& c, const Given&) {
     c.param_comm_dtype = c.zero == 3 && c.fp8_recipe != Fp8Recipe::kNone ? Dtype::kE4m3 : Dtype::kBf16;
@@ -18,12 +17,10 @@ void derive_param_comm(Config& c, const Given&) {
 
 void derive_grad_comm(Config& c, const Given&) { c.grad_comm_dtype = c.grad_dtype; }
 
-constexpr OptionGroup kGroup = OptionGroup::kRanks;
-constexpr OnResume kSilent = OnResume::kSilent;
-
 }  // namespace
 
 void add_ranks(std::vector<OptionRow>& rows) {
+    constexpr OptionGroup kGroup = OptionGroup::kRanks;
     rows.insert(rows.end(), {
         {.name = "ranks", .group = kGroup, .value = integer(AT(ranks), 0, 1 << 16),
          .help = "number of ranks; plan (--dry-run) plans for it, a run on another number is refused; 0: as many as "

@@ -10,7 +10,6 @@ const Conditions kDraws = {kSamples[0], {"temperature", ">0", "--temperature 0 t
 
 void add_samples(std::vector<OptionRow>& rows) {
     constexpr OptionGroup group = OptionGroup::kOutput;
-    constexpr OnResume kSilent = OnResume::kSilent;
     rows.insert(rows.end(), {
         {.name = "sample-every", .group = group, .value = integer(AT(sample_every), 0, kMany),
          .help = "steps between samples of generated text; 0: none", .fallback = "0", .on_resume = kSilent,

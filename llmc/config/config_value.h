@@ -26,6 +26,7 @@ struct Range {
     }
     std::string text() const;   // "in [0, 1)", or ">= 0" if the upper end is kMany or more
 };
+inline constexpr Range kInsideUnit{.low = 0, .high = 1, .low_open = true, .high_open = true};
 
 struct OptionValue {
     const char* type = "text";                              // integer, number, flag, choice, text, list or tuple

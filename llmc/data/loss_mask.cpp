@@ -14,10 +14,10 @@
 
 namespace {
 
-constexpr char kMagic[] = "LOSSMASK";
+constexpr char kMaskMagic[] = "LOSSMASK";
 constexpr uint64_t kVersion = 1;
-constexpr int64_t kHeaderBytes = 32;
-constexpr int64_t kBlockBytes = int64_t{1} << 18;   // of reads; a multiple of 8
+constexpr int64_t kMaskHeaderBytes = 32;
+constexpr int64_t kMaskBlockBytes = int64_t{1} << 18;   // of reads; a multiple of 8
 
 // Reads only the start of the sidecar, because the list of documents at its end may be long.
 bool sidecar_has_mask(const std::string& path) {
@@ -40,12 +40,12 @@ std::optional<LossMask> LossMask::of_shard(const std::string& shard, int64_t tok
 
 LossMask::LossMask(const std::string& path, int64_t tokens) : file_(path, "loss mask '" + path + "'") {
     const char* name = path.c_str();
-    const int64_t bytes = file_.bytes(), expected = kHeaderBytes + (tokens + 7) / 8;
-    REQUIRE(bytes >= kHeaderBytes, "loss mask '%s': truncated in the header: it ends at byte %lld of %lld", name,
-            (long long)bytes, (long long)kHeaderBytes);
-    uint8_t p[kHeaderBytes];
-    file_.read(0, kHeaderBytes, p);
-    REQUIRE(std::memcmp(p, kMagic, 8) == 0, "loss mask '%s': byte 0: wrong magic, expected %s", name, kMagic);
+    const int64_t bytes = file_.bytes(), expected = kMaskHeaderBytes + (tokens + 7) / 8;
+    REQUIRE(bytes >= kMaskHeaderBytes, "loss mask '%s': truncated in the header: it ends at byte %lld of %lld", name,
+            (long long)bytes, (long long)kMaskHeaderBytes);
+    uint8_t p[kMaskHeaderBytes];
+    file_.read(0, kMaskHeaderBytes, p);
+    REQUIRE(std::memcmp(p, kMaskMagic, 8) == 0, "loss mask '%s': byte 0: wrong magic, expected %s", name, kMaskMagic);
     REQUIRE(load<uint64_t>(p + 8) == kVersion, "loss mask '%s': byte 8: version %llu, expected %llu", name,
             (unsigned long long)load<uint64_t>(p + 8), (unsigned long long)kVersion);
     REQUIRE(load<uint64_t>(p + 16) == static_cast<uint64_t>(tokens),
@@ -55,9 +55,9 @@ LossMask::LossMask(const std::string& path, int64_t tokens) : file_(path, "loss 
             (long long)expected, (long long)bytes);
     XXH3_state_t state;
     XXH3_64bits_reset(&state);
-    XXH3_64bits_update(&state, p, kHeaderBytes);
+    XXH3_64bits_update(&state, p, kMaskHeaderBytes);
     uint8_t last = 0;
-    file_.read_blocks(kHeaderBytes, bytes - kHeaderBytes, kBlockBytes, [&](const uint8_t* bits, int64_t n) {
+    file_.read_blocks(kMaskHeaderBytes, bytes - kMaskHeaderBytes, kMaskBlockBytes, [&](const uint8_t* bits, int64_t n) {
         XXH3_64bits_update(&state, bits, static_cast<size_t>(n));
         int64_t i = 0;
         for (; i + 8 <= n; i += 8) counted_ += std::popcount(load<uint64_t>(bits + i));
@@ -77,7 +77,7 @@ void LossMask::apply(int64_t first, int64_t count, int32_t* targets) const {
     for (int64_t done = 0; done < count;) {
         const int64_t from = (first + done) / 8, skipped = (first + done) % 8;
         const int64_t n = std::min<int64_t>(count - done, 8 * static_cast<int64_t>(sizeof bits) - skipped);
-        file_.read(kHeaderBytes + from, (skipped + n + 7) / 8, bits);
+        file_.read(kMaskHeaderBytes + from, (skipped + n + 7) / 8, bits);
         for (int64_t i = 0; i < n; i++)
             if (!(bits[(skipped + i) / 8] >> ((skipped + i) % 8) & 1)) targets[done + i] = kIgnoreIndex;
         done += n;

@@ -22,12 +22,6 @@ CheckpointRequest async_request(const std::string& root) {
     return request;
 }
 
-FakeState random_state(uint64_t seed) {
-    FakeState state(one_layer());
-    state.randomise(seed);
-    return state;
-}
-
 // Holds up every disk call of the hook until the test opens it.
 struct Gate {
     std::atomic<bool> open{false};
@@ -40,12 +34,12 @@ struct Gate {
 };
 
 // The training of one rank: its shard and its saver.
-struct Run {
+struct AsyncSave {
     FakeShards shard;
     std::vector<SavedCheckpoint> saved;
     CheckpointSaver saver;   // last member: its destructor waits for a running save and reports it
 
-    Run(FakeState& state, Comm& comm, const CheckpointRequest& request)
+    AsyncSave(FakeState& state, Comm& comm, const CheckpointRequest& request)
         : shard(state, comm), saver(request, shard.config, shard.table, shard.access(), comm) {
         saver.on_saved([this](const SavedCheckpoint& s) { saved.push_back(s); });
     }
@@ -81,7 +75,7 @@ TEST_CASE("checkpoint, async: the saved state is that at the call, whatever trai
         const Strings errors = run_ranks(ranks, [&](LocalComm& comm) {
             CheckpointRequest request = async_request(dir.path);
             if (comm.root()) request.io_hook = gate.hook();
-            Run run(states[0], comm, request);
+            AsyncSave run(states[0], comm, request);
             comm.gather("");   // all ranks have allocated their memory
             const int64_t allocations = device::allocation_count();
             run.save(states[0], 1);
@@ -125,7 +119,7 @@ TEST_CASE("checkpoint, async: the files are equal to those of a synchronous save
         request.staging_bytes = async ? 1 << 20 : 999;
         request.max_part_bytes = 40000;
         CHECK(run_ranks(3, [&](LocalComm& comm) {
-            Run run(state, comm, request);
+            AsyncSave run(state, comm, request);
             run.save(state, 4);
             run.saver.finish();
         }) == Strings(3, "nothing"));
@@ -152,7 +146,7 @@ TEST_CASE("checkpoint, async: a failure of any rank ends all ranks at a later st
                         const bool chosen = comm.world().rank == victim && path.ends_with("optimizer/v.safetensors");
                         return fails && chosen && name == call ? EIO : 0;
                     };
-                    Run run(first, comm, request);
+                    AsyncSave run(first, comm, request);
                     run.save(first, 1);
                     run.saver.finish();
                     fails = true;
@@ -178,7 +172,7 @@ TEST_CASE("checkpoint, async: an error elsewhere ends a running save, unless one
         const Strings errors = run_ranks(ranks, [&](LocalComm& comm) {
             CheckpointRequest request = async_request(dir.path);
             request.io_hook = gate.hook();
-            Run run(state, comm, request);
+            AsyncSave run(state, comm, request);
             run.save(state, 1);
             run.saver.poll();
             if (++ended == ranks) gate.open = true;
@@ -203,7 +197,7 @@ TEST_CASE("checkpoint, async: kill -9 at each call of each rank's thread leaves 
                 if (mine && calls++ == kill_at) raise(SIGKILL);
                 return 0;
             };
-            Run run(state, comm, request);
+            AsyncSave run(state, comm, request);
             run.save(state, step);
             run.polls_until_saved(1);
         });

@@ -23,12 +23,6 @@ std::string step_path(const std::string& root, int64_t step) {
     return root + "/" + step_directory_name(step);
 }
 
-FakeState random_state(uint64_t seed) {
-    FakeState state(one_layer());
-    state.randomise(seed);
-    return state;
-}
-
 std::vector<std::string> names_in(const std::string& root) { return list_directory(root); }
 
 // Checks that this is the newest complete checkpoint of `root`, that no damaged one was skipped, and that it has this

@@ -53,19 +53,6 @@ void check_load_on(int ranks, FakeState& state, const CheckpointRequest& request
     CHECK(errors == nothing(ranks));
 }
 
-std::map<std::string, std::string> contents(const std::string& path) {
-    std::map<std::string, std::string> files;
-    for (const std::string& file : files_under(path))
-        if (file != "manifest.json") files[file] = slurp(path + "/" + file);
-    return files;
-}
-
-FakeState random_state(uint64_t seed, const ModelConfig& config = one_layer()) {
-    FakeState state(config);
-    state.randomise(seed);
-    return state;
-}
-
 }  // namespace
 
 TEST_CASE("checkpoint, ranks: saving, loading on another number of ranks and saving again gives equal bytes") {

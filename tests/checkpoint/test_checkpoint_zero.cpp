@@ -64,7 +64,7 @@ std::unique_ptr<CheckpointSaver> saver_of(TestModel& model, Comm& comm, const st
                                              model.trainer->state_access(model.ctx), comm);
 }
 
-std::string state_json(TestModel& model) {
+std::string state_json_of(TestModel& model) {
     Json state = Json::parse(checkpoint_test::state_json(model.result.adam_step));
     state["fp8"] = Json::parse(state_text(model));
     return state.dump();
@@ -84,13 +84,6 @@ void resume(TestModel& model, Comm& comm, const std::string& root) {
     device::synchronize(model.ctx);
 }
 
-std::map<std::string, std::string> contents(const std::string& path) {
-    std::map<std::string, std::string> files;
-    for (const std::string& file : files_under(path))
-        if (file != "manifest.json") files[file] = slurp(path + "/" + file);
-    return files;
-}
-
 // Makes two steps, saves, and makes a third step while the checkpoint is written. Returns the state at the save, by
 // rank, and the third loss.
 struct Straight {
@@ -105,7 +98,7 @@ Straight train_and_save(const Config& config, int ranks, const std::string& root
         const auto saver = saver_of(model, comm, root);
         train_step(model, 0);
         train_step(model, 1);
-        saver->save(2, state_json(model));
+        saver->save(2, state_json_of(model));
         straight.saved[static_cast<size_t>(comm.world().rank)] = left_of(model);
         train_step(model, 2);
         saver->finish();
@@ -149,7 +142,7 @@ TEST_CASE("checkpoint, training: a run resumed on another number of ranks has eq
                     CHECK(left.weights != fresh.weights);
                     if (readers == writers) CHECK(left == straight.saved[static_cast<size_t>(comm.world().rank)]);
                     const auto saver = saver_of(model, comm, again);
-                    saver->save(2, state_json(model));
+                    saver->save(2, state_json_of(model));
                     saver->finish();
                     train_step(model, 2);
                     if (readers == writers) CHECK(model.loss() == straight.loss);
@@ -190,7 +183,7 @@ TEST_CASE("checkpoint, training: a run resumed at another level of --zero or wit
                 resume(model, comm, dir / "first");
                 CHECK(left_of(model).weights == straight.saved[0].weights);
                 const auto saver = saver_of(model, comm, again);
-                saver->save(2, state_json(model));
+                saver->save(2, state_json_of(model));
                 saver->finish();
                 train_step(model, 2);
                 const bool same = reader.ranks == writer.ranks && reader.zero == writer.zero;

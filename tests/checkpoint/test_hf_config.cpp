@@ -42,7 +42,7 @@ Json json_of(const std::string& name) {
     return {};
 }
 
-ModelConfig read(const Json& json) { return model_config_from_json(json.dump(), "x"); }
+ModelConfig read_config(const Json& json) { return model_config_from_json(json.dump(), "x"); }
 
 }  // namespace
 
@@ -165,13 +165,13 @@ TEST_CASE("config.json: YaRN of Qwen2.5 and Qwen3, with the defaults of transfor
     for (const char* name : {"rope_parameters", "rope_theta"}) qwen.erase(name);
     qwen["max_position_embeddings"] = 64;
     qwen["rope_scaling"] = {{"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 32}};
-    ModelConfig c = read(qwen);
+    ModelConfig c = read_config(qwen);
     const RopeScaling expected{.factor = 4, .original_max_positions = 32, .type = RopeScalingType::kYarn};
     CHECK(c.rope_scaling == expected);
     CHECK(there_and_back(c) == c);
     // If the original length is left out, it is the model's length, and stays so in later checkpoints.
     qwen["rope_scaling"].erase("original_max_position_embeddings");
-    c = read(qwen);
+    c = read_config(qwen);
     CHECK(c.rope_scaling.original_max_positions == 64);
     const Json longer = Json::parse(hf_config_json(c, Dtype::kBf16, 256));
     CHECK(longer["max_position_embeddings"] == 256);
@@ -181,17 +181,17 @@ TEST_CASE("config.json: YaRN of Qwen2.5 and Qwen3, with the defaults of transfor
     CHECK(!longer["rope_scaling"].contains("low_freq_factor"));
     // Every field; nulls are absent. mscale and mscale_all_dim give one factor.
     qwen["rope_scaling"].update({{"beta_fast", 16}, {"beta_slow", 2}, {"attention_factor", 1.5}, {"truncate", false}});
-    c = read(qwen);
+    c = read_config(qwen);
     CHECK(c.rope_scaling.beta_fast == 16);
     CHECK(c.rope_scaling.beta_slow == 2);
     CHECK(c.rope_scaling.attention_factor == 1.5);
     CHECK(!c.rope_scaling.truncate);
     CHECK(there_and_back(c) == c);
     qwen["rope_scaling"].update({{"attention_factor", nullptr}, {"mscale", 0.5}, {"mscale_all_dim", 2.0}});
-    CHECK(read(qwen).rope_scaling.attention_factor
+    CHECK(read_config(qwen).rope_scaling.attention_factor
           == doctest::Approx((0.05 * std::log(4) + 1) / (0.2 * std::log(4) + 1)));
     qwen["rope_scaling"].erase("mscale_all_dim");
-    CHECK(read(qwen).rope_scaling.attention_factor == 0);
+    CHECK(read_config(qwen).rope_scaling.attention_factor == 0);
 }
 
 TEST_CASE("config.json: the spellings of transformers 4 and 5, alone and together") {
@@ -333,7 +333,7 @@ TEST_CASE("config.json: biases of the linears, as each class has them") {
     Json llama = llama_json();
     const auto bias = [&](bool attention, bool mlp) {
         llama["attention_bias"] = attention, llama["mlp_bias"] = mlp;
-        return read(llama).linear_bias;
+        return read_config(llama).linear_bias;
     };
     CHECK(bias(false, false) == LinearBias::kNone);
     CHECK(bias(true, true) == LinearBias::kAll);
@@ -344,8 +344,8 @@ TEST_CASE("config.json: biases of the linears, as each class has them") {
     Json qwen2 = json_of("qwen2"), mistral = json_of("mistral");
     CHECK_FALSE(qwen2.contains("attention_bias"));
     CHECK_FALSE(mistral.contains("attention_bias"));
-    CHECK(read(qwen2).linear_bias == LinearBias::kQkv);
-    CHECK(read(mistral).linear_bias == LinearBias::kNone);
+    CHECK(read_config(qwen2).linear_bias == LinearBias::kQkv);
+    CHECK(read_config(mistral).linear_bias == LinearBias::kNone);
     // Earlier versions wrote true or false for our own class.
     Json own = json_of("mixed");
     CHECK(own["linear_bias"] == "all");
@@ -353,32 +353,32 @@ TEST_CASE("config.json: biases of the linears, as each class has them") {
     own.erase("window");
     own["rope_scaling"] = own["rope_llama3"];
     own.erase("rope_llama3");
-    CHECK(read(own) == all_configs()[4].config);
+    CHECK(read_config(own) == all_configs()[4].config);
     own["linear_bias"] = false;
-    CHECK(read(own).linear_bias == LinearBias::kNone);
+    CHECK(read_config(own).linear_bias == LinearBias::kNone);
     for (const LinearBiasWord& word : kLinearBiasWords) {
         own["linear_bias"] = word.name;
-        CHECK(read(own).linear_bias == word.kind);
+        CHECK(read_config(own).linear_bias == word.kind);
     }
 }
 
 TEST_CASE("config.json: the window of Mistral and Qwen") {
     Json mistral = json_of("mistral");
     CHECK(mistral["sliding_window"] == 7);
-    CHECK(read(mistral).sliding_window == 7);
+    CHECK(read_config(mistral).sliding_window == 7);
     mistral["layer_types"] = {"sliding_attention", "sliding_attention"};
-    CHECK(read(mistral).sliding_window == 7);
+    CHECK(read_config(mistral).sliding_window == 7);
     mistral["sliding_window"] = nullptr;
     mistral["layer_types"] = {"full_attention", "full_attention"};
-    CHECK(read(mistral).sliding_window == 0);
+    CHECK(read_config(mistral).sliding_window == 0);
     mistral.erase("sliding_window");
     mistral.erase("layer_types");
-    CHECK(read(mistral).sliding_window == 4096);   // the default of MistralConfig
+    CHECK(read_config(mistral).sliding_window == 4096);   // the default of MistralConfig
     mistral.erase("num_key_value_heads");
     mistral["num_attention_heads"] = 16;
-    CHECK(read(mistral).num_query_groups == 8);    // so is this
+    CHECK(read_config(mistral).num_query_groups == 8);    // so is this
     mistral["num_key_value_heads"] = nullptr;
-    CHECK(read(mistral).num_query_groups == 16);
+    CHECK(read_config(mistral).num_query_groups == 16);
 
     for (const char* name : {"qwen2, window", "qwen3, bias and window"}) {
         CAPTURE(name);
@@ -386,17 +386,17 @@ TEST_CASE("config.json: the window of Mistral and Qwen") {
         const int64_t window = qwen["sliding_window"].get<int64_t>();
         CHECK(qwen["use_sliding_window"] == true);
         CHECK(qwen["max_window_layers"] == 0);
-        CHECK(read(qwen).sliding_window == window);
+        CHECK(read_config(qwen).sliding_window == window);
         qwen["max_window_layers"] = 2;   // the window begins at layer 2, so neither of the two layers has it
-        CHECK(read(qwen).sliding_window == 0);
+        CHECK(read_config(qwen).sliding_window == 0);
         qwen["layer_types"] = {"sliding_attention", "sliding_attention"};   // counts more than max_window_layers
-        CHECK(read(qwen).sliding_window == window);
+        CHECK(read_config(qwen).sliding_window == window);
         qwen["layer_types"] = {"full_attention", "full_attention"};
-        CHECK(read(qwen).sliding_window == 0);
+        CHECK(read_config(qwen).sliding_window == 0);
         qwen.erase("layer_types");
         qwen["use_sliding_window"] = false;   // as Qwen2.5 is published: the other fields have no effect
         qwen["max_window_layers"] = 1;
-        CHECK(read(qwen).sliding_window == 0);
+        CHECK(read_config(qwen).sliding_window == 0);
     }
 }
 

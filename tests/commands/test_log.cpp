@@ -35,10 +35,10 @@ StepRecord example() {
     return r;
 }
 
-struct TempDir {
+struct LogDir {
     fs::path path = fs::temp_directory_path() / strf("llmc_log_%d", getpid());
-    TempDir() { fs::create_directories(path); }
-    ~TempDir() { fs::remove_all(path); }
+    LogDir() { fs::create_directories(path); }
+    ~LogDir() { fs::remove_all(path); }
     std::string operator/(const std::string& name) const { return (path / name).string(); }
 };
 
@@ -127,7 +127,7 @@ TEST_CASE("log: lines with ordinary numbers have equal lengths") {
 }
 
 TEST_CASE("log: records read back have the same bits, the header is first, and each is flushed immediately") {
-    TempDir dir;
+    LogDir dir;
     std::string path = dir / "a/b/log.jsonl";
     RunLog log(path, false, 0);
     RunHeader header;
@@ -247,7 +247,7 @@ TEST_CASE("log: records read back have the same bits, the header is first, and e
 }
 
 TEST_CASE("log: a resume removes later steps, wherever the run was killed") {
-    TempDir dir;
+    LogDir dir;
     std::string path = dir / "log.jsonl";
     {
         RunLog log(path, false, 0);
@@ -292,7 +292,7 @@ TEST_CASE("log: a resume removes later steps, wherever the run was killed") {
 }
 
 TEST_CASE("log: a new run keeps the logs of earlier ones") {
-    TempDir dir;
+    LogDir dir;
     const std::string path = dir / "log.jsonl";
     const auto text = [](const std::string& file) { return read_text_file(file, 1 << 20); };
     std::string runs[3];
@@ -322,7 +322,7 @@ TEST_CASE("log: a new run keeps the logs of earlier ones") {
 }
 
 TEST_CASE("log: to which --save folder it belongs") {
-    TempDir dir;
+    LogDir dir;
     const std::string path = dir / "log.jsonl";
     CHECK(log_saves_in(path, "out"));   // there is none
     RunHeader header;
@@ -336,7 +336,7 @@ TEST_CASE("log: to which --save folder it belongs") {
 }
 
 TEST_CASE("log: a file that cannot be a log is refused and not changed") {
-    TempDir dir;
+    LogDir dir;
     std::string text = dir / "notes.txt";
     std::ofstream(text) << "my notes\n";
     for (bool append : {true, false}) {

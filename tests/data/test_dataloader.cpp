@@ -220,7 +220,7 @@ TEST_CASE("data: a changed shard is detected") {
         write(dir / "b.bin", llmc_v1(flipped));
         check_contains(check_now(), {"b.bin' changed since the checkpoint: fingerprint"});
     }
-    Bytes header = llmc_v1(b);
+    FileBytes header = llmc_v1(b);
     header[500] = 1;  // unused part of the header
     write(dir / "b.bin", header);
     check_contains(check_now(), {"b.bin' changed since the checkpoint: fingerprint"});

@@ -19,8 +19,8 @@ struct Question {
 };
 
 template <typename Word>
-data_test::Bytes file_of(const std::vector<Question>& questions) {
-    data_test::Bytes body;
+data_test::FileBytes file_of(const std::vector<Question>& questions) {
+    data_test::FileBytes body;
     size_t longest = 0;
     for (size_t i = 0; i < questions.size(); i++) {
         std::vector<size_t> words = {std::numeric_limits<Word>::max(), 0, i, static_cast<size_t>(questions[i].label),
@@ -35,7 +35,7 @@ data_test::Bytes file_of(const std::vector<Question>& questions) {
         longest = std::max(longest, words[1]);
         for (size_t word : words) data_test::append(body, static_cast<Word>(word));
     }
-    data_test::Bytes bytes;
+    data_test::FileBytes bytes;
     for (size_t word : {size_t{20240522}, sizeof(Word) / 2, questions.size(), longest})
         data_test::append(bytes, static_cast<uint32_t>(word));
     bytes.resize(1024);
@@ -62,13 +62,13 @@ std::vector<Question> questions(size_t count, size_t most, int64_t vocab) {
     return all;
 }
 
-Hellaswag open_file(const TempDir& dir, const data_test::Bytes& bytes, int64_t vocab = 29, int64_t T = 40,
+Hellaswag open_file(const TempDir& dir, const data_test::FileBytes& bytes, int64_t vocab = 29, int64_t T = 40,
                     int64_t examples = 0) {
     std::ofstream(dir / "h.bin", std::ios::binary) << bytes;
     return Hellaswag(dir / "h.bin", vocab, T, examples);
 }
 
-std::string refusal(const TempDir& dir, const data_test::Bytes& bytes, int64_t T = 40, int64_t examples = 0) {
+std::string refusal(const TempDir& dir, const data_test::FileBytes& bytes, int64_t T = 40, int64_t examples = 0) {
     try {
         open_file(dir, bytes, 29, T, examples);
         return "";
@@ -101,7 +101,7 @@ Config scored_config(Fp8Recipe recipe, int64_t B = 2, int64_t T = 40) {
 TEST_CASE("hellaswag: rows of both versions of the file") {
     const TempDir dir;
     const std::vector<Question> all = questions(7, 40, 29);
-    for (const data_test::Bytes& bytes : {file_of<uint16_t>(all), file_of<uint32_t>(all)}) {
+    for (const data_test::FileBytes& bytes : {file_of<uint16_t>(all), file_of<uint32_t>(all)}) {
         const Hellaswag file = open_file(dir, bytes);
         CHECK(file.examples() == 7);
         CHECK(file.longest() == 40);
@@ -136,7 +136,7 @@ TEST_CASE("hellaswag: the lowest loss wins, the first of equal ones, and never o
 TEST_CASE("hellaswag: errors of a file name byte and value") {
     const TempDir dir;
     const Question q{{1, 2}, {{3}, {4, 5}}, 1};   // words: ffff 24 i 1 2 | 2 1 2 | 1 3 | 2 4 5
-    const data_test::Bytes sound = file_of<uint16_t>({q, q});
+    const data_test::FileBytes sound = file_of<uint16_t>({q, q});
     CHECK(refusal(dir, sound) == "");
     const int64_t second = 1024 + 26;
     struct Case {
@@ -148,7 +148,7 @@ TEST_CASE("hellaswag: errors of a file name byte and value") {
                           {8, 1, "byte 1050: the header says 1 examples, and more follows"},
                           {12, 20, "byte 1026: the example's bytes is 26, must be in 1..20"}};
     for (const Case& c : cases) {
-        data_test::Bytes bytes = sound;
+        data_test::FileBytes bytes = sound;
         const auto value = static_cast<uint32_t>(c.value);
         std::memcpy(bytes.data() + c.byte, &value, 4);
         CHECK_MESSAGE(refusal(dir, bytes).find(c.said) != std::string::npos, refusal(dir, bytes));
@@ -162,7 +162,7 @@ TEST_CASE("hellaswag: errors of a file name byte and value") {
                           {16, 0, "byte 1066: the completion's length is 0"},
                           {20, 3, "byte 1076: the file ends where a token should be"}};
     for (const Case& c : words) {
-        data_test::Bytes bytes = sound;
+        data_test::FileBytes bytes = sound;
         const auto value = static_cast<uint16_t>(c.value);
         std::memcpy(bytes.data() + second + c.byte, &value, 2);
         CHECK_MESSAGE(refusal(dir, bytes).find(c.said) != std::string::npos, refusal(dir, bytes));

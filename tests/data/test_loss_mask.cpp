@@ -86,14 +86,14 @@ TEST_CASE("data: shards with and without masks go together, in shuffled order to
 TEST_CASE("data: loss masks that are damaged or do not fit are refused") {
     TempDir dir;
     write(dir / "a.bin", llmc_v1(counting(0, 41)));
-    const Bytes good = mask_bytes(pattern(41, 1));
-    auto refused = [&](const Bytes& mask, std::vector<std::string> parts) {
+    const FileBytes good = mask_bytes(pattern(41, 1));
+    auto refused = [&](const FileBytes& mask, std::vector<std::string> parts) {
         write(dir / "a.mask", mask);
         parts.push_back("exit 2: loss mask '" + (dir / "a.mask") + "'");
         check_contains(refusal(config_of({dir / "a.bin"})), parts);
     };
     auto changed = [&](size_t at, int bit) {
-        Bytes bytes = good;
+        FileBytes bytes = good;
         bytes[at] = static_cast<char>(bytes[at] ^ 1 << bit);
         return bytes;
     };

@@ -77,8 +77,8 @@ TEST_CASE("data: refused headers name file and byte") {
     TempDir dir;
     std::string path = dir / "a.bin";
     DataConfig config = config_of({path});
-    Bytes good = llmc_v1(counting(0, 20)), wide = llmc_v7(counting(0, 20));
-    auto with = [&](const Bytes& bytes) {
+    FileBytes good = llmc_v1(counting(0, 20)), wide = llmc_v7(counting(0, 20));
+    auto with = [&](const FileBytes& bytes) {
         write(path, bytes);
         return refusal(config);
     };
@@ -105,14 +105,14 @@ TEST_CASE("data: refused headers name file and byte") {
     config.token_dtype = "int16";
     check_contains(with(good), {"exit 2", "--token-dtype 'int16'", "uint16 or uint32"});
     config.token_dtype = "uint32";
-    check_contains(with(Bytes(41, '\0')), {"exit 2", "odd size: 41 bytes", "4 bytes of a uint32"});
-    CHECK(with(Bytes(44, '\0')) == "opened");
+    check_contains(with(FileBytes(41, '\0')), {"exit 2", "odd size: 41 bytes", "4 bytes of a uint32"});
+    CHECK(with(FileBytes(44, '\0')) == "opened");
     check_contains(with(good.substr(0, 1050)), {"exit 2", "truncated"});  // magic wins over --token-dtype
     config.token_dtype = "uint16";
-    check_contains(with(Bytes(41, '\0')), {"exit 2", "odd size: 41 bytes", "2 bytes of a uint16"});
+    check_contains(with(FileBytes(41, '\0')), {"exit 2", "odd size: 41 bytes", "2 bytes of a uint16"});
     check_contains(with(llmc_header(20240522, 1, 20)), {"exit 2", "byte 0: wrong magic", "evaluation file"});
-    check_contains(with("BIN.TOK\n" + Bytes(100, '\0')), {"exit 2", "byte 0: wrong magic", "llmq"});
-    check_contains(with("\x93NUMPY" + Bytes(100, '\0')), {"exit 2", "NumPy"});
+    check_contains(with("BIN.TOK\n" + FileBytes(100, '\0')), {"exit 2", "byte 0: wrong magic", "llmq"});
+    check_contains(with("\x93NUMPY" + FileBytes(100, '\0')), {"exit 2", "NumPy"});
 
     std::filesystem::remove(path);
     check_contains(refusal(config), {"exit 2", "matches no file"});
@@ -121,7 +121,7 @@ TEST_CASE("data: refused headers name file and byte") {
 TEST_CASE("data: a shard that is cut while it is read is an error of its byte, not a signal") {
     TempDir dir;
     std::string path = dir / "a.bin";
-    for (const Bytes& bytes : {llmc_v1(counting(0, 40000)), llmc_v7(counting(0, 40000))}) {
+    for (const FileBytes& bytes : {llmc_v1(counting(0, 40000)), llmc_v7(counting(0, 40000))}) {
         write(path, bytes);
         DataConfig config = config_of({path}, 1000);
         config.shuffle = false;
@@ -165,13 +165,13 @@ TEST_CASE("data: refused Megatron indices name file and byte") {
     DataConfig config = config_of({dir / "m.bin"});
     const std::vector<int32_t> lengths = {7, 13};
     write(dir / "m.bin", token_bytes<uint16_t>(counting(0, 20)));
-    const Bytes good = megatron_index(lengths, 8);
-    auto with = [&](const Bytes& index) {
+    const FileBytes good = megatron_index(lengths, 8);
+    auto with = [&](const FileBytes& index) {
         write(dir / "m.idx", index);
         return refusal(config);
     };
     auto patched = [&](size_t at, auto value) {
-        Bytes bytes = good;
+        FileBytes bytes = good;
         std::memcpy(bytes.data() + at, &value, sizeof(value));
         return with(bytes);
     };
@@ -304,7 +304,7 @@ TEST_CASE("data: the fingerprint of a large shard samples the whole file") {
     TempDir dir;
     // 8 MiB: larger than both ends and the blocks together, so only samples are hashed.
     const std::string path = dir / "a.bin";
-    Bytes bytes = llmc_v1(std::vector<uint32_t>(4 << 20, 5));
+    FileBytes bytes = llmc_v1(std::vector<uint32_t>(4 << 20, 5));
     auto fingerprint = [&] {
         write(path, bytes);
         return Shard(path, "").info.fingerprint;

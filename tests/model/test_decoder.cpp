@@ -45,12 +45,6 @@ Config test_config(const ModelConfig& shape, Dtype dtype, int64_t B, int64_t T) 
     return config;
 }
 
-std::vector<std::vector<double>> all_grads(TestModel& model) {
-    std::vector<std::vector<double>> grads;
-    for (size_t i = 0; i < model.table.params.size(); i++) grads.push_back(model.grad(static_cast<int>(i)));
-    return grads;
-}
-
 }  // namespace
 
 #ifndef LLMC_CUDA

@@ -14,12 +14,6 @@ Config attention_config(ModelConfig shape, bool fp8) {
     return config;
 }
 
-double cosine(const std::vector<double>& a, const std::vector<double>& b) {
-    double ab = 0, aa = 0, bb = 0;
-    for (size_t i = 0; i < a.size(); i++) ab += a[i] * b[i], aa += a[i] * a[i], bb += b[i] * b[i];
-    return ab / std::sqrt(aa * bb);
-}
-
 }  // namespace
 
 TEST_CASE("fp8 attention: gradients stay near those of BF16") {

@@ -10,18 +10,6 @@
 
 namespace {
 
-std::vector<std::vector<double>> all_grads(TestModel& model) {
-    std::vector<std::vector<double>> grads;
-    for (size_t i = 0; i < model.table.params.size(); i++) grads.push_back(model.grad(static_cast<int>(i)));
-    return grads;
-}
-
-double cosine(const std::vector<double>& a, const std::vector<double>& b) {
-    double ab = 0, aa = 0, bb = 0;
-    for (size_t i = 0; i < a.size(); i++) ab += a[i] * b[i], aa += a[i] * a[i], bb += b[i] * b[i];
-    return ab / std::sqrt(aa * bb);
-}
-
 // The bytes of every FP8 weight.
 std::vector<std::vector<char>> fp8_weights(TestModel& model) {
     std::vector<std::vector<char>> all;

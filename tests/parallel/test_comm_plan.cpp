@@ -85,12 +85,6 @@ void check_plan(const Config& config, int ranks) {
     });
 }
 
-int64_t bytes_of(const MemoryPlan& plan, const std::string& name, Dtype dtype) {
-    for (const PlannedCollective& c : plan.collectives)
-        if (c.name == name && c.dtype == dtype) return c.bytes;
-    return 0;
-}
-
 }  // namespace
 
 TEST_CASE("comm plan: a step communicates what is planned, with every recipe, communication dtype and --zero") {

@@ -4,14 +4,14 @@
 
 namespace {
 
-struct Case {
+struct WeightCase {
     std::string name;
     Config config;
 };
 
 // Five layers, so that slots are used by several of them.
-std::vector<Case> cases() {
-    std::vector<Case> cases;
+std::vector<WeightCase> weight_cases() {
+    std::vector<WeightCase> weight_cases;
     const auto shapes = fp8_shapes();
     auto add = [&](const std::string& name, size_t shape, Fp8Recipe recipe) -> Config& {
         Config config = in_small_buckets(fp8_config(shapes[shape], recipe));
@@ -19,8 +19,8 @@ std::vector<Case> cases() {
         config.seq_length = 16;
         config.lr = 0.03;   // every step changes every weight
         config.zero = 2;
-        cases.push_back({name, config});
-        return cases.back().config;
+        weight_cases.push_back({name, config});
+        return weight_cases.back().config;
     };
     add("bf16, tied", 0, Fp8Recipe::kNone);
     add("bf16, untied", 1, Fp8Recipe::kNone).recompute = Recompute::kBlock;
@@ -37,8 +37,8 @@ std::vector<Case> cases() {
     mixed.bf16_linears = {"*.proj", "2.*"};
     mixed.recompute = Recompute::kNormAct;
     add("blockwise, head in FP8, gradients in FP8", 1, Fp8Recipe::kBlockwise).fp8_lm_head = true;
-    cases.back().config.grad_comm_dtype = Dtype::kE4m3;
-    return cases;
+    weight_cases.back().config.grad_comm_dtype = Dtype::kE4m3;
+    return weight_cases;
 }
 
 Config zero3(Config config, int64_t keep = 0) {
@@ -47,16 +47,10 @@ Config zero3(Config config, int64_t keep = 0) {
     return config;
 }
 
-int64_t bytes_of(const MemoryPlan& plan, const std::string& name, Dtype dtype) {
-    for (const PlannedCollective& c : plan.collectives)
-        if (c.name == name && c.dtype == dtype) return c.bytes;
-    return 0;
-}
-
 }  // namespace
 
 TEST_CASE("zero weights: losses, weights and state have the bits of ZeRO-2") {
-    for (const Case& c : cases()) {
+    for (const WeightCase& c : weight_cases()) {
         for (int ranks : {1, 2, 3}) {
             CAPTURE(c.name);
             CAPTURE(ranks);
@@ -73,7 +67,7 @@ TEST_CASE("zero weights: losses, weights and state have the bits of ZeRO-2") {
 }
 
 TEST_CASE("zero weights: groups of ranks gather among themselves") {
-    for (const Case& c : cases()) {
+    for (const WeightCase& c : weight_cases()) {
         if (c.config.shape.tied_head) continue;
         CAPTURE(c.name);
         const auto in_groups = [](Config& config) { config.zero_group = 2; };
@@ -82,7 +76,7 @@ TEST_CASE("zero weights: groups of ranks gather among themselves") {
 }
 
 TEST_CASE("zero weights: a rank holds its blocks, the slots, and norms and biases whole") {
-    for (const Case& c : cases()) {
+    for (const WeightCase& c : weight_cases()) {
         CAPTURE(c.name);
         const int ranks = 3;
         const Config config = zero3(changed(c.config, [](Config& c) { c.global_batch_size = 2 * ranks; }));

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -326,6 +327,20 @@ inline FakeState load(const std::string& path, const FakeState& like) {
     load_checkpoint(path, state.config, state.table, state.access(), *open_single());
     check_weights(path, state);
     return state;
+}
+
+inline FakeState random_state(uint64_t seed, const ModelConfig& config = one_layer()) {
+    FakeState state(config);
+    state.randomise(seed);
+    return state;
+}
+
+// The files of a checkpoint by name, without the manifest, which has the time of the save.
+inline std::map<std::string, std::string> contents(const std::string& path) {
+    std::map<std::string, std::string> files;
+    for (const std::string& file : files_under(path))
+        if (file != "manifest.json") files[file] = slurp(path + "/" + file);
+    return files;
 }
 
 }  // namespace checkpoint_test

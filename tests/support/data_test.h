@@ -23,23 +23,23 @@ struct TempDir {
     std::string operator/(const std::string& name) const { return path + "/" + name; }
 };
 
-using Bytes = std::string;
+using FileBytes = std::string;
 
 template <typename T>
-void append(Bytes& bytes, T value) {
+void append(FileBytes& bytes, T value) {
     bytes.append(reinterpret_cast<const char*>(&value), sizeof(T));
 }
 
 template <typename T>
-Bytes token_bytes(const std::vector<uint32_t>& tokens) {
-    Bytes bytes;
+FileBytes token_bytes(const std::vector<uint32_t>& tokens) {
+    FileBytes bytes;
     for (uint32_t token : tokens)
         append(bytes, static_cast<T>(token));
     return bytes;
 }
 
-inline Bytes llmc_header(uint32_t magic, uint32_t version, uint32_t count) {
-    Bytes bytes;
+inline FileBytes llmc_header(uint32_t magic, uint32_t version, uint32_t count) {
+    FileBytes bytes;
     append(bytes, magic);
     append(bytes, version);
     append(bytes, count);
@@ -47,17 +47,17 @@ inline Bytes llmc_header(uint32_t magic, uint32_t version, uint32_t count) {
     return bytes;
 }
 
-inline Bytes llmc_v1(const std::vector<uint32_t>& tokens) {
+inline FileBytes llmc_v1(const std::vector<uint32_t>& tokens) {
     return llmc_header(20240520, 1, static_cast<uint32_t>(tokens.size())) + token_bytes<uint16_t>(tokens);
 }
 
-inline Bytes llmc_v7(const std::vector<uint32_t>& tokens) {
+inline FileBytes llmc_v7(const std::vector<uint32_t>& tokens) {
     return llmc_header(20240801, 7, static_cast<uint32_t>(tokens.size())) + token_bytes<uint32_t>(tokens);
 }
 
 // A Megatron index of documents with these lengths, one sequence each.
-inline Bytes megatron_index(const std::vector<int32_t>& lengths, int code) {
-    Bytes bytes("MMIDIDX\0\0", 9);
+inline FileBytes megatron_index(const std::vector<int32_t>& lengths, int code) {
+    FileBytes bytes("MMIDIDX\0\0", 9);
     append(bytes, uint64_t{1});
     append(bytes, static_cast<uint8_t>(code));
     append(bytes, static_cast<uint64_t>(lengths.size()));
@@ -75,8 +75,8 @@ inline Bytes megatron_index(const std::vector<int32_t>& lengths, int code) {
 }
 
 // A file of loss masks, built without using the loader.
-inline Bytes mask_bytes(const std::vector<uint8_t>& flags) {
-    Bytes bytes("LOSSMASK"), bits((flags.size() + 7) / 8, '\0');
+inline FileBytes mask_bytes(const std::vector<uint8_t>& flags) {
+    FileBytes bytes("LOSSMASK"), bits((flags.size() + 7) / 8, '\0');
     uint64_t counted = 0;
     for (size_t i = 0; i < flags.size(); i++) {
         counted += flags[i];
@@ -88,7 +88,7 @@ inline Bytes mask_bytes(const std::vector<uint8_t>& flags) {
     return bytes + bits;
 }
 
-inline void write(const std::string& path, const Bytes& bytes) {
+inline void write(const std::string& path, const FileBytes& bytes) {
     std::ofstream file(path, std::ios::binary);
     file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
     REQUIRE(file.good());

@@ -221,3 +221,15 @@ inline double distance(const std::vector<double>& a, const std::vector<double>& 
     for (size_t i = 0; i < a.size(); i++) difference += (a[i] - b[i]) * (a[i] - b[i]), bb += b[i] * b[i];
     return std::sqrt(difference / bb);
 }
+
+inline double cosine(const std::vector<double>& a, const std::vector<double>& b) {
+    double ab = 0, aa = 0, bb = 0;
+    for (size_t i = 0; i < a.size(); i++) ab += a[i] * b[i], aa += a[i] * a[i], bb += b[i] * b[i];
+    return ab / std::sqrt(aa * bb);
+}
+
+inline std::vector<std::vector<double>> all_grads(TestModel& model) {
+    std::vector<std::vector<double>> grads;
+    for (size_t i = 0; i < model.table.params.size(); i++) grads.push_back(model.grad(static_cast<int>(i)));
+    return grads;
+}

@@ -171,3 +171,10 @@ inline void check_near(const std::vector<Figure>& found, const std::vector<Figur
     for (size_t i = 0; i < found.size(); i++)
         CHECK(found[i].value == doctest::Approx(expected[i].value).epsilon(tolerance));
 }
+
+// Bytes of a planned collective, or 0.
+inline int64_t bytes_of(const MemoryPlan& plan, const std::string& name, Dtype dtype) {
+    for (const PlannedCollective& c : plan.collectives)
+        if (c.name == name && c.dtype == dtype) return c.bytes;
+    return 0;
+}

@@ -8,7 +8,7 @@
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 double least(const std::vector<double>& values) { return *std::min_element(values.begin(), values.end()); }
 double most(const std::vector<double>& values) { return *std::max_element(values.begin(), values.end()); }
@@ -83,14 +83,14 @@ std::string table_text(const StepBench& b) {
     return overlapped.empty() ? text : text + "on the communication stream, overlapped with compute\n" + overlapped;
 }
 
-Json row_json(const BenchRow& row) {
+OrderedJson row_json(const BenchRow& row) {
     return {{"name", row.name}, {"class", op_class_name(row.op_class)}, {"overlapped", row.overlapped},
             {"calls", row.calls}, {"ms", row.ms}, {"floor_ms", row.floor_ms},
             {"difference_ms", row.difference_ms()}};
 }
 
-Json totals_json(const StepBench& b) {
-    Json totals = Json::object();
+OrderedJson totals_json(const StepBench& b) {
+    OrderedJson totals = OrderedJson::object();
     for (int c = 0; c < kOpClasses; c++) {
         const auto op_class = static_cast<OpClass>(c);
         const BenchRow total = b.class_total(op_class);
@@ -119,12 +119,12 @@ std::string bench_text(const BenchSubject& subject, const StepBench& b) {
 }
 
 std::string bench_json(const BenchSubject& subject, const StepBench& b) {
-    Json flops = Json::object(), rows = Json::array();
+    OrderedJson flops = OrderedJson::object(), rows = OrderedJson::array();
     for (const auto& [dtype, rate] : b.ceilings.flops) flops[dtype_name(dtype)] = rate;
     for (const BenchRow& row : b.rows) rows.push_back(row_json(row));
-    const Json json = {
+    const OrderedJson json = {
         {"type", "bench"},
-        {"config", Json::parse(config_to_json(subject.config))},
+        {"config", OrderedJson::parse(config_to_json(subject.config))},
         {"recipe", bench_recipe(subject.config)},
         {"device", subject.device.name},
         {"matmul_library", subject.device.matmul_library},
@@ -147,7 +147,7 @@ std::string bench_json(const BenchSubject& subject, const StepBench& b) {
         {"backward_ms", median_of(b.backward_ms)},
         {"timed_steps_ms", b.timed_step_ms},
         {"tokens_per_second", b.tokens_per_second()},
-        {"mfu", b.mfu() > 0 ? Json(b.mfu()) : Json(nullptr)},
+        {"mfu", b.mfu() > 0 ? OrderedJson(b.mfu()) : OrderedJson(nullptr)},
         {"rows", rows},
         {"totals", totals_json(b)},
         {"notes", subject.notes},

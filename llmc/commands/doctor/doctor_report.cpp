@@ -13,7 +13,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Finding, status, text, advice, name, rank)
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr Status kStatuses[] = {Status::kOk, Status::kWarning, Status::kFailed, Status::kNotChecked};
 
@@ -115,15 +115,17 @@ std::string Report::last_line() const {
 }
 
 std::string Report::json(const Patient& patient) const {
-    Json counts, items = Json::array();
+    OrderedJson counts, items = OrderedJson::array();
     for (const Status status : kStatuses) counts[status_name(status)] = count(status);
     for (const auto& [checks, f] : rows_) {
-        Json item = {{"name", f.name}, {"checks", checks}, {"verdict", status_name(f.status)}, {"text", f.text},
-                     {"advice", f.advice}};
+        OrderedJson item = {{"name", f.name}, {"checks", checks}, {"verdict", status_name(f.status)}, {"text", f.text},
+                            {"advice", f.advice}};
         if (f.rank >= 0) item["rank"] = f.rank;
         items.push_back(item);
     }
-    return json_text(Json{{"type", "doctor"}, {"commit", kBuildCommit}, {"device", patient.cuda_build ? "cuda" : "cpu"},
-                      {"host", host_name()}, {"ranks", patient.comm.world().ranks},
-                      {"verdict", failed() ? "failed" : "ok"}, {"counts", counts}, {"items", items}}) + "\n";
+    const OrderedJson report = {
+        {"type", "doctor"}, {"commit", kBuildCommit}, {"device", patient.cuda_build ? "cuda" : "cpu"},
+        {"host", host_name()}, {"ranks", patient.comm.world().ranks},
+        {"verdict", failed() ? "failed" : "ok"}, {"counts", counts}, {"items", items}};
+    return json_text(report) + "\n";
 }

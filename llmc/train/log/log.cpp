@@ -20,7 +20,7 @@
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
 constexpr int kLogFormat = 1;
@@ -29,15 +29,15 @@ constexpr size_t kMaxHeaderBytes = 1 << 20;
 // ---- JSON lines ----
 
 // A double as JSON that reads back to the same bits.
-Json exact(double x) {
+OrderedJson exact(double x) {
     if (std::isnan(x)) return "nan";
     if (std::isinf(x)) return x > 0 ? "inf" : "-inf";
     return x;
 }
 
-std::string to_line(const Json& record) {
+std::string to_line(const OrderedJson& record) {
     // Sampled text may be invalid UTF-8; invalid bytes become U+FFFD.
-    return record.dump(-1, ' ', false, Json::error_handler_t::replace);
+    return record.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 // The address of a webhook is a secret in the part after the host: of it a log, which others may see, has that alone.
@@ -45,7 +45,7 @@ std::string without_address(std::string line, const std::string& address) {
     const size_t scheme = address.find("://");
     const size_t host_end = scheme == std::string::npos ? scheme : address.find('/', scheme + 3);
     if (host_end == std::string::npos) return line;
-    const std::string written = Json(address).dump(), whole = written.substr(1, written.size() - 2);
+    const std::string written = OrderedJson(address).dump(), whole = written.substr(1, written.size() - 2);
     const std::string shown = address.substr(0, host_end) + "/(hidden)";
     for (size_t at = 0; (at = line.find(whole, at)) != std::string::npos; at += shown.size())
         line.replace(at, whole.size(), shown);
@@ -53,7 +53,7 @@ std::string without_address(std::string line, const std::string& address) {
 }
 
 // Adds the fields that there are.
-void add_gpu(Json& record, const GpuRecord& gpu) {
+void add_gpu(OrderedJson& record, const GpuRecord& gpu) {
     const std::pair<const char*, std::optional<double>> fields[] = {
         {"gpu_utilization", gpu.utilization}, {"power_w", gpu.power_w}, {"sm_clock_mhz", gpu.sm_clock_mhz},
         {"gpu_temperature_c", gpu.temperature_c}, {"gpu_memory_gib", gpu.memory_gib}, {"energy_j", gpu.energy_j},
@@ -212,7 +212,7 @@ std::string hellaswag_line(const HellaswagRecord& r) {
 }
 
 std::string screen_text(const std::string& text) {
-    std::string shown = Json::parse(to_line(text)).get<std::string>();   // replaces invalid UTF-8
+    std::string shown = OrderedJson::parse(to_line(text)).get<std::string>();   // replaces invalid UTF-8
     for (size_t i = 0; i < shown.size(); i++) {
         const auto c = static_cast<unsigned char>(shown[i]);
         const bool low = (c < 0x20 && c != '\n' && c != '\t') || c == 0x7f;
@@ -299,10 +299,10 @@ void RunLog::output_lost(const std::string& how) {
 }
 
 void RunLog::header(const RunHeader& h) {
-    Json config = Json::parse(h.config_json, nullptr, false);
+    OrderedJson config = OrderedJson::parse(h.config_json, nullptr, false);
     if (config.is_discarded()) config = h.config_json;
     const DeviceInfo& d = h.device;
-    Json device = {{"name", d.name},
+    OrderedJson device = {{"name", d.name},
                    {"sm", d.sm},
                    {"sm_count", d.sm_count},
                    {"memory_bytes", d.memory_bytes},
@@ -312,12 +312,12 @@ void RunLog::header(const RunHeader& h) {
                    {"peak_flops_bf16", exact(peak_flops(d.name, Dtype::kBf16))},
                    {"peak_flops_fp8", exact(peak_flops(d.name, Dtype::kE4m3))},
                    {"peak_flops_fp32", exact(peak_flops(d.name, Dtype::kFp32))}};
-    Json communication = Json::array();
+    OrderedJson communication = OrderedJson::array();
     for (const PlannedCollective& c : h.communication)
         communication.push_back({{"collective", c.name}, {"dtype", dtype_name(c.dtype)}, {"ranks", c.ranks},
                                  {"heads", c.exchange}, {"calls", c.calls}, {"bytes", c.bytes},
                                  {"sent_bytes", c.sent_bytes}});
-    Json purposes = Json::object();
+    OrderedJson purposes = OrderedJson::object();
     for (int i = 0; i < kPurposes; i++)
         purposes[purpose_name(static_cast<Purpose>(i))] = h.purpose_bytes[static_cast<size_t>(i)];
     const std::string line = to_line({{"type", "header"},
@@ -343,7 +343,7 @@ void RunLog::header(const RunHeader& h) {
 
 void RunLog::step(const StepRecord& r, bool print) {
     step_ = r.step;
-    Json record = {{"type", "step"},
+    OrderedJson record = {{"type", "step"},
                    {"step", r.step},
                    {"train_iters", r.train_iters},
                    {"loss", exact(r.loss)},
@@ -353,10 +353,10 @@ void RunLog::step(const StepRecord& r, bool print) {
                    {"step_seconds", exact(r.step_seconds)},
                    {"forward_seconds", exact(r.forward_seconds)},
                    {"backward_seconds", exact(r.backward_seconds)},
-                   {"exposed_comm_seconds", r.exposed_comm_seconds < 0 ? Json() : exact(r.exposed_comm_seconds)},
+                   {"exposed_comm_seconds", r.exposed_comm_seconds < 0 ? OrderedJson() : exact(r.exposed_comm_seconds)},
                    {"tokens_per_second", exact(r.tokens_per_second)},
                    {"samples_per_second", exact(r.samples_per_second)},
-                   {"mfu", r.mfu < 0 ? Json() : exact(r.mfu)},
+                   {"mfu", r.mfu < 0 ? OrderedJson() : exact(r.mfu)},
                    {"memory_gib", exact(r.memory_gib)},
                    {"eta_seconds", exact(r.eta_seconds)},
                    {"samples", r.samples},
@@ -393,9 +393,9 @@ void RunLog::hellaswag(const HellaswagRecord& r) {
 
 void RunLog::fp8(int64_t step, const std::vector<Fp8TensorRecord>& tensors) {
     step_ = step;
-    Json list = Json::array();
+    OrderedJson list = OrderedJson::array();
     for (const Fp8TensorRecord& t : tensors) {
-        Json tensor = {{"name", t.name},
+        OrderedJson tensor = {{"name", t.name},
                        {"format", t.format},
                        {"amax", exact(t.amax)},
                        {"quant_mul", exact(t.scale)},
@@ -412,7 +412,7 @@ void RunLog::fp8(int64_t step, const std::vector<Fp8TensorRecord>& tensors) {
 
 void RunLog::grad_comm_record(int64_t step, const std::vector<GradCommRecord>& kinds) {
     step_ = step;
-    Json list = Json::array();
+    OrderedJson list = OrderedJson::array();
     for (const GradCommRecord& k : kinds) {
         list.push_back({{"name", k.name},
                         {"relative_l2", exact(k.relative_l2)},
@@ -426,11 +426,11 @@ void RunLog::grad_comm_record(int64_t step, const std::vector<GradCommRecord>& k
 
 void RunLog::plan(const PlanRecord& r) {
     step_ = r.step;
-    Json parts = Json::object();
+    OrderedJson parts = OrderedJson::object();
     for (const auto& [name, ms] : r.predicted_parts_ms) parts[name] = ms;
     write_and_post(to_line({{"type", "plan"},
                             {"step", r.step},
-                            {"predicted_ms", r.predicted_ms > 0 ? exact(r.predicted_ms) : Json(nullptr)},
+                            {"predicted_ms", r.predicted_ms > 0 ? exact(r.predicted_ms) : OrderedJson(nullptr)},
                             {"measured_ms", exact(r.measured_ms)},
                             {"predicted_parts_ms", parts},
                             {"planned_bytes", r.planned_bytes},
@@ -450,7 +450,7 @@ void RunLog::checkpoint(int64_t step, const std::string& path, double seconds, d
 void RunLog::event(const std::string& kind, const std::string& text, bool print) {
     ended_ = kind == "stop" || kind == "diverged" || kind == "failed";
     constexpr size_t kPosted = 600;   // of the text, so that the record fits into a pipe however it is escaped
-    Json record = {{"type", "event"}, {"step", step_}, {"kind", kind}, {"text", text}};
+    OrderedJson record = {{"type", "event"}, {"step", step_}, {"kind", kind}, {"text", text}};
     write(to_line(record));
     record["text"] = text.substr(0, kPosted);
     if (kind != "alerts") post_record(to_line(record));
