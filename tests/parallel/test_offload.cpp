@@ -6,7 +6,7 @@
 
 namespace {
 
-struct Case {
+struct OffloadCase {
     std::string name;
     Config config;
     int ranks;
@@ -14,14 +14,14 @@ struct Case {
 
 // Together the cases have all recipes, one rank and several, both ways to gather FP8 weights, both ZeRO levels, tied
 // heads in FP8, and gradients and moments in bf16 and fp32.
-std::vector<Case> cases() {
-    std::vector<Case> cases;
+std::vector<OffloadCase> offload_cases() {
+    std::vector<OffloadCase> offload_cases;
     const auto shapes = fp8_shapes();
     auto add = [&](const std::string& name, size_t shape, Fp8Recipe recipe, int ranks) -> Config& {
         Config config = in_small_buckets(fp8_config(shapes[shape], recipe));
         config.lr = 0.03;                                       // every step changes every weight
         config.fp8_amax_compute_algo = AmaxAlgo::kMostRecent;   // and every scale
-        return cases.emplace_back(Case{name, config, ranks}).config;
+        return offload_cases.emplace_back(OffloadCase{name, config, ranks}).config;
     };
     add("fp32", 0, Fp8Recipe::kNone, 1).dtype = Dtype::kFp32;
     add("bf16, 3 ranks", 0, Fp8Recipe::kNone, 3).grad_dtype = Dtype::kBf16;
@@ -50,7 +50,7 @@ std::vector<Case> cases() {
     three.param_comm_dtype = Dtype::kE4m3;
     three.grad_shard_dtype = Dtype::kBf16;
     add("blockwise, ZeRO-0, 2 ranks", 1, Fp8Recipe::kBlockwise, 2).zero = 0;
-    return cases;
+    return offload_cases;
 }
 
 Config offloaded(Config config, const std::vector<std::string>& what, double chunk_mb, double fraction = 1) {
@@ -81,7 +81,7 @@ Run watch(const Config& config, bool defers_compute, int64_t* orders) {
 }  // namespace
 
 TEST_CASE("offload: the bits are equal to those of a run whose state is on the device") {
-    for (const Case& c : cases()) {
+    for (const OffloadCase& c : offload_cases()) {
         CAPTURE(c.name);
         const Run resident = train(c.config, c.ranks, 4, kSkipOne);
         REQUIRE(resident.skips == std::vector<int>{0, 1, 0, 0});

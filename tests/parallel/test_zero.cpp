@@ -3,16 +3,16 @@
 
 namespace {
 
-struct Case {
+struct ZeroCase {
     std::string name;
     Config config;
 };
-std::vector<Case> recipes() {
-    std::vector<Case> cases;
+std::vector<ZeroCase> recipes() {
+    std::vector<ZeroCase> zero_cases;
     const auto shapes = fp8_shapes();
     auto add = [&](const std::string& name, size_t shape, Fp8Recipe recipe) -> Config& {
-        cases.push_back({name, in_small_buckets(fp8_config(shapes[shape], recipe))});
-        return cases.back().config;
+        zero_cases.push_back({name, in_small_buckets(fp8_config(shapes[shape], recipe))});
+        return zero_cases.back().config;
     };
     add("bf16", 0, Fp8Recipe::kNone);
     add("delayed", 1, Fp8Recipe::kDelayed).fp8_interval = 2;
@@ -24,7 +24,7 @@ std::vector<Case> recipes() {
     one_in_bf16.num_layers_at_start_in_bf16 = 1;
     add("blockwise", 0, Fp8Recipe::kBlockwise);
     add("blockwise, head in FP8", 1, Fp8Recipe::kBlockwise).fp8_lm_head = true;
-    return cases;
+    return zero_cases;
 }
 
 Config at_level(Config config, int64_t zero, int64_t group = 0) {
@@ -73,7 +73,7 @@ TEST_CASE("zero: in FP32 the levels agree for 20 steps, on 8 ranks in groups of 
 }
 
 TEST_CASE("zero: bits do not depend on overlap, --zero or --param-comm-dtype") {
-    for (const Case& recipe : recipes()) {
+    for (const ZeroCase& recipe : recipes()) {
         const Run one = train(recipe.config, 1);
         for (int ranks : {2, 3, 4}) {
             CAPTURE(recipe.name);
@@ -100,7 +100,7 @@ TEST_CASE("zero: bits do not depend on overlap, --zero or --param-comm-dtype") {
 }
 
 TEST_CASE("zero: with one micro-batch a rank all levels give the same bits") {
-    for (const Case& recipe : recipes()) {
+    for (const ZeroCase& recipe : recipes()) {
         for (int ranks : {2, 3, 8}) {
             CAPTURE(recipe.name);
             CAPTURE(ranks);
@@ -140,7 +140,7 @@ TEST_CASE("zero: the gradients of a deep model need the memory of a few layers, 
 }
 
 TEST_CASE("zero: groups of ranks hold the same shards, and bits depend on the groups, but not on overlap") {
-    for (const Case& recipe : recipes()) {
+    for (const ZeroCase& recipe : recipes()) {
         CAPTURE(recipe.name);
         const Run one = train(recipe.config, 1);
         const Config groups = at_level(recipe.config, 1, 2), two = at_level(recipe.config, 2, 2);

@@ -97,14 +97,14 @@ Seen watch(const Config& config, const DataLoader& data, bool defers_compute, in
     return seen;
 }
 
-struct Case {
+struct StreamCase {
     std::string name;
     Config config;
     bool every_order = true;   // each event is needed
 };
 // Together the cases use every communication dtype of gradients and weights.
-std::vector<Case> cases() {
-    std::vector<Case> cases;
+std::vector<StreamCase> stream_cases() {
+    std::vector<StreamCase> stream_cases;
     const auto shapes = fp8_shapes();
     auto add = [&](const std::string& name, size_t shape, Fp8Recipe recipe) -> Config& {
         Config config = in_small_buckets(fp8_config(shapes[shape], recipe));
@@ -113,7 +113,7 @@ std::vector<Case> cases() {
         config.shape.vocab_size = 120;   // rows on either rank
         config.lr = 0.03;                // every step changes every weight
         config.fp8_amax_compute_algo = AmaxAlgo::kMostRecent;   // and every scale
-        return cases.emplace_back(Case{name, config}).config;
+        return stream_cases.emplace_back(StreamCase{name, config}).config;
     };
     add("bf16", 0, Fp8Recipe::kNone);
     Config& delayed = add("delayed, gradients in FP8", 1, Fp8Recipe::kDelayed);
@@ -147,13 +147,13 @@ std::vector<Case> cases() {
     in_fp8.fp8_lm_head = true;
     in_fp8.fp8_stats_interval = 1;
     // The first collective of a gather already waits for the collective before it, which follows the new masters.
-    cases.back().every_order = false;
+    stream_cases.back().every_order = false;
     Config& kept = add("delayed, sharded weights, one layer kept", 0, Fp8Recipe::kDelayed);
     shard_weights(kept, 4);
     kept.zero_keep_layers = 1;
     kept.fp8_lm_head = true;
     kept.recompute = Recompute::kBlock;
-    return cases;
+    return stream_cases;
 }
 
 constexpr int64_t kMany = 1 << 20;
@@ -164,7 +164,7 @@ TEST_CASE("streams: either may be deferred as far as the events allow, and each 
     if (!device::device_info(-1).toolkit.empty()) return;   // the order on a GPU is not controlled
     const data_test::TempDir dir;
     data_test::write(dir / "valid.bin", data_test::llmc_v1(data_test::counting(0, 120)));
-    for (const Case& c : cases()) {
+    for (const StreamCase& c : stream_cases()) {
         CAPTURE(c.name);
         const DataLoader data(data_test::config_of({dir / "valid.bin"}, c.config.seq_length));
         const auto alone = [](Config& config) { config.overlap = false; };
@@ -193,7 +193,7 @@ TEST_CASE("streams: weights recomputed from masters during an all-gather are the
     const Actions again{{}, [](TestModel& model, int) {
         model.trainer->weights_from_masters(model.ctx, true);
     }};
-    for (const Case& c : cases()) {
+    for (const StreamCase& c : stream_cases()) {
         CAPTURE(c.name);
         const Run expected = train(changed(c.config, [](Config& config) { config.overlap = false; }), 2, 2, again);
         for (bool compute : {false, true})
