@@ -4,7 +4,7 @@ import shutil
 import subprocess
 import unittest
 
-from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, ONE_EACH
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, ONE_EACH, each_rank
 from tests.support.train import GPT2, ROOT, TrainTest, records, state_of
 
 STEPS = 40
@@ -79,6 +79,16 @@ class StreamsTest(TrainTest):
                     "standard output of the launch wrapper is gone: the run goes on, its lines are in "
                     + self.path(name + ".jsonl")])
                 self.assertEqual(len(records(self.path(name + ".jsonl"), "step")), 200)
+
+    @unittest.skipUnless(HAVE_RANKS, "mpirun is needed")
+    def test_a_rank_beside_the_launcher_says_it_to_the_first_rank_of_another_host(self):
+        training = self.training("apart", *ONE_EACH, "--train-iters", "1000000", "--exit-duration-in-mins", "0.08")
+        there = ["env", "-u", "LLMFP8_HEARTBEATS", "LLMFP8_HOST=there", *training]
+        here = ["env", "LLMFP8_HOST=here", *training]
+        launcher = os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh")
+        self.shell("| head -1", launcher, "--oversubscribe", "--allow-run-as-root", *each_rank(there, here))
+        self.assertEqual(self.said("apart"), ["standard output of the launch wrapper is gone: the run goes on, its "
+                                              "lines are in " + self.path("apart.jsonl")])
 
     @unittest.skipUnless(HAVE_RANKS, "mpirun is needed")
     def test_the_launcher_reads_to_the_end(self):
