@@ -125,7 +125,7 @@ after_rank() {
     ! { stat=$(<"/proc/$1/stat") && [[ ${stat##*) } = "Z $pid "* ]]; } || kill_all
 }
 # mpirun would wait for the daemon of a host that it no longer reaches. It has 10 s from the outcome that the ranks
-# wrote down. Then what is left of its children, also the ssh to that host, is killed; its second SIGINT ends it at once.
+# wrote down. Then what is left of its children, also the ssh to that host, is killed; a second SIGINT ends it at once.
 after_outcome() {
     sleep 10 & wait $!
     kill_children
