@@ -309,8 +309,9 @@ class PrepareText(ScriptTest):
                                   timeout=60)
             self.assertEqual(done.returncode, code, done.stderr)
             return done
-        self.assertRegex(run("out", 2).stderr, rf"\Aerror: {path}: document 151: the tokenizer ends the process .*; the "
-                                               r"same command continues from there\n\Z")
+        said = run("out", 2).stderr
+        self.assertRegex(said, rf"\Aerror: {path}: document 151: the tokenizer ends the process .*; the same command "
+                               r"continues from there\n\Z")
         self.file("packages/tokenizers.py.mended", "")
         self.assertRegex(run("out", 0).stdout, r"\Acontinuing after 1[34]\d documents of an interrupted run\n")
         run("whole", 0)
