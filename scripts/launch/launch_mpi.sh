@@ -27,6 +27,13 @@ files=$(ulimit -n)
 [ "$files" = unlimited ] || [ "$files" -ge 128 ] ||
     { echo "launch_mpi.sh: ulimit -n $files: mpirun needs 128 open files: raise it with ulimit -n" >&2; exit 2; }
 
+# With too little, it crashes (llmc/base/system/process_limits.cpp has what a rank needs).
+memory=$(ulimit -v)
+[ "$memory" = unlimited ] || [ "$memory" -ge 524288 ] || {
+    echo "launch_mpi.sh: ulimit -v $memory: mpirun needs 524288 kB of address space: raise it with ulimit -v" >&2
+    exit 2
+}
+
 # The heartbeats of the ranks are in shared memory that outlives them (llmc/fault/heartbeat.h); a file beside it asks
 # the ranks of this host to stop (llmc/fault/shutdown.cpp). The lock says that both are still in use: mpirun inherits
 # the descriptor that holds it. The file gets the name by which other launchers find it once it is locked.

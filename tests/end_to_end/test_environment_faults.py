@@ -53,6 +53,8 @@ RANKS = [
     ("as usual", "", {}, 0, ""),
     ("far too many threads", "", {"OMP_NUM_THREADS": "100000"}, 2, f"100000 {THREADS} (OMP_NUM_THREADS=100000)"),
     ("too few files for mpirun", "ulimit -n 32", {}, 2, "launch_mpi.sh: ulimit -n 32: mpirun needs 128 open files"),
+    ("too little memory for mpirun", "ulimit -v 50000", {}, 2,
+     "launch_mpi.sh: ulimit -v 50000: mpirun needs 524288 kB of address space"),
     ("no folder for temporary files", "", {"TMPDIR": "/nonexistent/folder"}, 0, ""),
     ("no home", "", {"HOME": None}, 0, ""),
 ]

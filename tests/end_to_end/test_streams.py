@@ -47,6 +47,17 @@ class StreamsTest(TrainTest):
                 self.assertEqual(steps, list(range(1, STEPS + 1)))
                 self.assertEqual(state_of(self.path(name, f"step-{STEPS:08d}")), expected)
 
+    def test_a_log_file_that_is_a_pipe(self):
+        pipe = self.path("pipe")
+        os.mkfifo(pipe)
+        training = [*self.training("piped"), "--log-file", pipe]
+        done = self.shell("", *training, expect=2)
+        self.assertEqual(done.stderr, f"error: --log-file {pipe}: cannot be opened: nobody reads this pipe\n")
+        with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True) as reader:
+            self.shell("", *training)
+            steps = [line for line in reader.stdout if line.startswith('{"type":"step"')]
+        self.assertEqual(len(steps), STEPS)
+
     def test_an_error_goes_to_the_other_stream(self):
         done = self.shell("2> /dev/full", *self.training("x", "--lr", "-1"), expect=2)
         self.assertRegex(done.stdout, r"^error: .*--lr.*\n$")
