@@ -94,8 +94,10 @@ void announce_to_launcher() {
 void announce_outcome() { send_to_launcher("outcome\n"); }
 
 std::string launcher_file() {
-    const char* name = std::getenv(kHeartbeatVariable);
-    return name ? std::string("/dev/shm/") + name : "";
+    const char* const name = std::getenv(kHeartbeatVariable);
+    // Another name could be that of a file of the user, which would be written to.
+    const bool known = name && std::strncmp(name, "llmfp8-", 7) == 0 && !std::strchr(name, '/');
+    return known ? std::string("/dev/shm/") + name : "";
 }
 
 bool launcher_output_is_lost() {

@@ -54,7 +54,8 @@ class Case:
             out, error = process.communicate(timeout=seconds)
             code = process.returncode
         except subprocess.TimeoutExpired:
-            self.found("hang", f"still there after {seconds} s")
+            living = ", ".join(name for _, name in self.processes())
+            self.found("hang", f"still there after {seconds} s: {living}")
             self.kill_all()
             out, error = process.communicate()
             code = None
