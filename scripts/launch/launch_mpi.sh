@@ -59,6 +59,9 @@ if command -v flock >/dev/null; then
         ( exec {left_lock}<"$left" && flock -n -x "$left_lock" &&
             rm -f "$left".{stop,output,events} "$left" ) 2>/dev/null
     done
+    for left in /dev/shm/llmfp8-launch-????????.events; do   # whose table a launcher of before has removed
+        [ -e "${left%.events}" ] || rm -f "$left"
+    done
     for left in "$new"-*; do   # of launchers that were killed before they could lock it
         maker=${left#"$new"-}
         kill -0 "${maker%-*}" 2>/dev/null || rm -f "$left"
