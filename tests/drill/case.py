@@ -49,8 +49,8 @@ class Case:
                                 **streams)
 
     def end(self, process, seconds=60, may_stay=""):
-        """Waits for the end and returns (code, output, error). Code None: the command hung and was killed. may_stay: the
-        name of a process that is not ours; that it hangs alone is no finding."""
+        """Waits for the end and returns (code, output, error). Code None: the command hung and was killed.
+        may_stay: the name of a process that is not ours; that it hangs alone is no finding."""
         try:
             out, error = process.communicate(timeout=seconds)
             code = process.returncode
