@@ -150,7 +150,8 @@ fuzzers: $(addprefix $(BUILD)/,$(FUZZERS))
 # A library that replaces NVML in tests.
 FAKE_NVML := $(BUILD)/fake/libnvidia-ml.so.1
 # For tests of several ranks: the check of collectives, and on the CPU a library that replaces NCCL.
-RANK_TESTS := $(BUILD)/comm_check $(if $(and $(MPI_FLAGS),$(filter cpu,$(DEVICE))),$(BUILD)/fake/libnccl.so.2)
+RANK_TESTS := $(BUILD)/comm_check $(if $(and $(MPI_FLAGS),$(filter cpu,$(DEVICE))),$(BUILD)/fake/libnccl.so.2 \
+	$(BUILD)/fake/no_threads.so)
 cuda_kernels: $(patsubst %.cu,$(OBJ)/%.o,$(LLMC_CUDA))
 cuda_all: $(BUILD)/comm_check $(addprefix $(BUILD)/,$(MAINS)) $(BUILD)/tests_gpu $(BENCHES)
 
@@ -171,6 +172,9 @@ $(BUILD)/fake/libnccl.so.2: tests/end_to_end/fake_nccl.cpp llmc/parallel/comm/co
 	@mkdir -p $(@D); echo "LINK $@"
 	@$(CXX) $(CXX_FLAGS) -shared -fPIC $< -o $@ $(LIBS)
 $(FAKE_NVML): tests/support/fake_nvml.cpp $(BUILD)/flags
+	@mkdir -p $(@D); echo "LINK $@"
+	@$(CXX) $(CXX_FLAGS) -shared -fPIC $< -o $@
+$(BUILD)/fake/no_threads.so: tests/end_to_end/no_threads.cpp $(BUILD)/flags
 	@mkdir -p $(@D); echo "LINK $@"
 	@$(CXX) $(CXX_FLAGS) -shared -fPIC $< -o $@
 $(BENCHES): $(BUILD)/%: $(OBJ)/dev/bench/%.o $(LLMC_OBJ)

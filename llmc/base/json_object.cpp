@@ -233,6 +233,12 @@ double JsonFields::number(const char* name) const {
     return value.get<double>();
 }
 
+double JsonFields::positive(const char* name, double most) const {
+    const double value = number(name);
+    if (value <= 0 || value > most) refuse(name, strf("a number above 0 and at most %g is needed", most));
+    return value;
+}
+
 bool JsonFields::boolean(const char* name) const {
     if (!at(name).is_boolean()) refuse(name, "true or false is needed");
     return object[name].get<bool>();

@@ -38,6 +38,7 @@ struct JsonFields {
     const nlohmann::json& at(const char* name) const;   // must be there
     int64_t integer(const char* name, int64_t low, int64_t high) const;
     double number(const char* name) const;              // finite and at least 0
+    double positive(const char* name, double most) const;   // above 0
     bool boolean(const char* name) const;
     std::string text(const char* name) const;
     JsonFields child(const char* name) const;           // an object
@@ -47,5 +48,8 @@ struct JsonFields {
         return has(name) ? integer(name, low, high) : otherwise;
     }
     double number_or(const char* name, double otherwise) const { return has(name) ? number(name) : otherwise; }
+    double positive_or(const char* name, double otherwise, double most) const {
+        return has(name) ? positive(name, most) : otherwise;
+    }
     bool boolean_or(const char* name, bool otherwise) const { return has(name) ? boolean(name) : otherwise; }
 };

@@ -24,6 +24,10 @@ void post_first_step();                    // the first step is done: the timeou
 void post_end(int exit_code);              // this process has decided to end; also from a signal handler
 // Tells the launch wrapper only; for a process that has no row, because it is the only rank or not connected yet.
 void write_outcome(int exit_code);
+// What the launch wrapper waits for: that this process begins, whose death it sees from then on, and that its file has
+// the outcome.
+void announce_to_launcher();
+void announce_outcome();
 
 // ---- rows
 
@@ -51,7 +55,7 @@ struct RankPost {
     Phase phase = Phase::kStart;
     int32_t past_first_step = 0;
     int32_t end_code = -1;     // -1: the rank has not decided to end
-    int32_t unused = 0;
+    int32_t output_lost = 0;   // nobody reads the launch wrapper's standard output, see launcher_output_is_lost
     LanePost lanes[kLanes];
 };
 
@@ -67,6 +71,7 @@ public:
     void add_progress() { progress_.fetch_add(1, std::memory_order_release); }
     void add_beat() { beats_.fetch_add(1, std::memory_order_release); }
     void set_past_first_step() { past_first_step_.store(1, std::memory_order_relaxed); }
+    void set_output_lost() { output_lost_.store(1, std::memory_order_relaxed); }
     // Keeps the first error code, even if the process then ends with 0.
     void set_end(int code) {
         if (code != 0 || end_code_plus_1_.load(std::memory_order_relaxed) == 0)
@@ -99,7 +104,7 @@ private:
         return const_cast<AtomicMark&>(std::as_const(*this).slot(lane, number));
     }
     std::atomic<int64_t> beats_, progress_, step_;
-    std::atomic<int32_t> phase_, past_first_step_, end_code_plus_1_, collectives_;
+    std::atomic<int32_t> phase_, past_first_step_, end_code_plus_1_, collectives_, output_lost_;
     AtomicLane lanes_[kLanes];
     AtomicMark host_ring_[kHostRing], device_ring_[kDeviceRing];
 };
@@ -109,8 +114,10 @@ private:
 // Environment variable: the name under /dev/shm of the file that the launch wrapper has created.
 inline constexpr const char* kHeartbeatVariable = "LLMFP8_HEARTBEATS";
 std::string launcher_file();   // its path, "" without a launch wrapper
-// Whether the launch wrapper on this host has found that its standard output was closed or cannot be written.
+// Whether the launch wrapper has found that its standard output was closed or cannot be written. If it is on another
+// host, a rank there says so in its row.
 bool launcher_output_is_lost();
+void set_launcher_output_lost();   // a rank has said so
 
 struct HeartbeatHeader {
     static constexpr size_t kTextBytes = 64 << 10;

@@ -99,12 +99,12 @@ void yield_to_watchdog(bool patient) {
 
 // ---- the thread
 
-Watchdog::Watchdog(int rank, std::vector<RankCard> cards, HeartbeatTable heartbeats,
+Watchdog::Watchdog(int rank, std::vector<RankCard> cards, HeartbeatTable& heartbeats,
                    std::unique_ptr<HeartbeatLink> link, bool kept)
     : rank_(rank),
       cards_(std::move(cards)),
       firsts_(number_hosts(cards_)),
-      heartbeats_(std::move(heartbeats)),
+      heartbeats_(heartbeats),
       link_(std::move(link)),
       kept_(kept),
       known_(cards_.size(), true),
@@ -114,22 +114,29 @@ Watchdog::Watchdog(int rank, std::vector<RankCard> cards, HeartbeatTable heartbe
     for (Seen& seen : seen_) seen.last_progress = seen.last_beat = last_tick_;
     stop_event_ = ::eventfd(0, EFD_CLOEXEC);
     if (stop_event_ < 0) throw Error(kExitDisk, strf("watchdog: cannot create an eventfd: %s", std::strerror(errno)));
+}
+
+void Watchdog::start() {
     const SignalsBlocked blocked;
     try {
         thread_ = std::thread([this] { run(); });
         error_poller_ = std::thread([this] { poll_errors(); });
-    } catch (const std::system_error&) {   // no thread is left
+    } catch (const std::system_error&) {
+        own_row().set_end(kExitBadInput);
         join();
+        tell_end();
         throw;
     }
 }
 
-Watchdog::~Watchdog() { join(); }
+Watchdog::~Watchdog() {
+    join();
+    ::close(stop_event_);
+}
 
 void Watchdog::join() {
     ::eventfd_write(stop_event_, 1);
     if (thread_.joinable()) thread_.join();
-    ::close(stop_event_);
     {
         const std::lock_guard<std::mutex> lock(error_mutex_);
         stop_polling_ = true;
@@ -163,12 +170,18 @@ void Watchdog::run() {
         const std::lock_guard<std::mutex> lock(mutex_);
         tick();
     } while (wait_for_next_tick());
+    tell_end();
+}
+
+// Sends the exit codes of this host's ranks to the other hosts and the launch wrapper.
+void Watchdog::tell_end() {
     if (link_) {
-        send_rows();   // the exit codes of this host's ranks
+        send_rows();
         receive_rows();
     }
     if (!kept_) return;
     observe();
+    if (const int code = heartbeats_.row(rank_).read().end_code; code > 0) heartbeats_.header().outcome.store(code);
     write_summary(views());
 }
 
@@ -227,6 +240,7 @@ void Watchdog::tick() {
 void Watchdog::post_own() {
     Heartbeat& row = own_row();
     row.add_beat();
+    if (launcher_output_is_lost()) row.set_output_lost();
     const int64_t blocks = file_blocks();
     if (std::exchange(file_blocks_, blocks) != blocks && phase_is_slow(row.phase())) row.add_progress();
     const std::lock_guard<std::mutex> lock(device_mutex_);
@@ -295,6 +309,7 @@ void Watchdog::observe() {
             progressed = progressed || a.enqueued != b.enqueued || a.begun != b.begun || a.finished != b.finished;
         }
         if (progressed) seen.last_progress = now;
+        if (post.output_lost) set_launcher_output_lost();
         if (post.beats != seen.post.beats) seen.last_beat = now;
         if (post.end_code >= 0 && seen.post.end_code < 0) seen.ended_s = seconds(now.time_since_epoch());
         seen.post = post;
@@ -362,7 +377,8 @@ void Watchdog::write_summary(const std::vector<RankView>& ranks) {
     constexpr size_t kLine = 256;
     const auto is_through = [](const RankView& view) { return view.post.end_code == 0; };
     const bool through = std::all_of(ranks.begin(), ranks.end(), is_through);
-    put(kLine, through ? "outcome end" : strf("outcome %03d", header.outcome.load()));
+    const int outcome = header.outcome.load();
+    put(kLine, through ? "outcome end" : strf("outcome %03d", outcome));
     put(sizeof header.hang_report,
         header.hang_report_state.load(std::memory_order_acquire) == 2 ? header.hang_report : "");
     for (size_t r = 0; r < ranks.size(); r++) {
@@ -371,6 +387,7 @@ void Watchdog::write_summary(const std::vector<RankView>& ranks) {
         put(kLine, strf("rank %zu (%s): ", r, view.where.c_str()) + (waits ? "waits in " : "") + place_text(view.post)
                        + (view.ended() ? strf(", ended with %d", view.post.end_code) : ""));
     }
+    if ((through || outcome != 0) && !std::exchange(announced_, true)) announce_outcome();
 }
 
 // Stores the hang report for all ranks of this host, unless one is stored; end_run sends it to the other hosts.

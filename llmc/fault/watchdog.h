@@ -38,13 +38,16 @@ public:
         std::function<void()> abort_collectives;   // may never return
         std::function<void(Heartbeat&)> post;      // posts how many of the enqueued collectives have begun and finished
     };
-    // `heartbeats` has a row for each rank. `link` is null on one host, and for ranks that are not the first of their
-    // host. `kept`: the launch wrapper prints the text of the heartbeat table.
-    Watchdog(int rank, std::vector<RankCard> cards, HeartbeatTable heartbeats,
+    // `heartbeats` has a row for each rank, and outlives this object. `link` is null on one host, and for ranks that
+    // are not the first of their host. `kept`: the launch wrapper prints the text of the heartbeat table.
+    Watchdog(int rank, std::vector<RankCard> cards, HeartbeatTable& heartbeats,
              std::unique_ptr<HeartbeatLink> link, bool kept);
     ~Watchdog();
     Watchdog(const Watchdog&) = delete;
     Watchdog& operator=(const Watchdog&) = delete;
+
+    // Starts the threads. If the system has none left (std::system_error), the other ranks are told that this one ends.
+    void start();
 
     Heartbeat& own_row() { return heartbeats_.row(rank_); }
     void set_device(Device device);
@@ -73,6 +76,7 @@ private:
     std::vector<RankView> views() const;
     void check_link_and_ends();
     void check_own_end() const;
+    void tell_end();
     void write_summary(const std::vector<RankView>& ranks);
     void store_hang_report(const std::string& text);
     [[noreturn]] void end_run();
@@ -84,12 +88,13 @@ private:
     const int rank_;
     std::vector<RankCard> cards_;
     const std::vector<int> firsts_;
-    HeartbeatTable heartbeats_;
+    HeartbeatTable& heartbeats_;
     std::unique_ptr<HeartbeatLink> link_;
     const bool kept_;
     std::vector<bool> known_, lost_;   // by rank: posts reach this host; its host's connection broke
     std::vector<Seen> seen_;
     int64_t file_blocks_ = 0;   // at the last tick
+    bool announced_ = false;    // the outcome, to the launch wrapper
     Clock::time_point last_tick_, last_rows_;
 
     std::mutex device_mutex_;

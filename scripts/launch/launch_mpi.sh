@@ -27,6 +27,13 @@ files=$(ulimit -n)
 [ "$files" = unlimited ] || [ "$files" -ge 128 ] ||
     { echo "launch_mpi.sh: ulimit -n $files: mpirun needs 128 open files: raise it with ulimit -n" >&2; exit 2; }
 
+# With too little, it crashes (llmc/base/system/process_limits.cpp has what a rank needs).
+memory=$(ulimit -v)
+[ "$memory" = unlimited ] || [ "$memory" -ge 524288 ] || {
+    echo "launch_mpi.sh: ulimit -v $memory: mpirun needs 524288 kB of address space: raise it with ulimit -v" >&2
+    exit 2
+}
+
 # The heartbeats of the ranks are in shared memory that outlives them (llmc/fault/heartbeat.h); a file beside it asks
 # the ranks of this host to stop (llmc/fault/shutdown.cpp). The lock says that both are still in use: mpirun inherits
 # the descriptor that holds it. The file gets the name by which other launchers find it once it is locked.
@@ -49,21 +56,29 @@ table=$named
 if command -v flock >/dev/null; then
     for left in /dev/shm/llmfp8-launch-????????; do   # of launchers that were killed
         # flock would create a file that another launcher has just removed.
-        ( exec {left_lock}<"$left" && flock -n -x "$left_lock" && rm -f "$left".{stop,output} "$left" ) 2>/dev/null
+        ( exec {left_lock}<"$left" && flock -n -x "$left_lock" &&
+            rm -f "$left".{stop,output,events} "$left" ) 2>/dev/null
+    done
+    for left in /dev/shm/llmfp8-launch-????????.events; do   # whose table a launcher of before has removed
+        [ -e "${left%.events}" ] || rm -f "$left"
     done
     for left in "$new"-*; do   # of launchers that were killed before they could lock it
         maker=${left#"$new"-}
         kill -0 "${maker%-*}" 2>/dev/null || rm -f "$left"
     done
 fi
+# Ranks of this host write lines into this pipe (llmc/fault/heartbeat.cpp): that they begin, and that the table has the
+# outcome. mpirun inherits it, so that its end is that of mpirun and of this script.
+mkfifo -m 600 "$table.events" || { rm -f "$table"; exit 7; }
+exec {events}<>"$table.events"
 timers=()
 # The table goes last: by its name the next launcher finds what is left if this one is killed here.
-trap 'rm -f "$table".{stop,output} "$table"; [ ${#timers[@]} = 0 ] || kill "${timers[@]}" 2>/dev/null' EXIT
+trap 'rm -f "$table".{stop,output,events} "$table"; [ ${#timers[@]} = 0 ] || kill "${timers[@]}" 2>/dev/null' EXIT
 export LLMFP8_HEARTBEATS=${table##*/}
 
 # later SECONDS COMMAND...
 later() {
-    ( trap 'kill $!; exit' TERM; sleep "$1" & wait $!; shift; "$@" ) >/dev/null 2>&1 &
+    ( trap 'kill $!; exit' TERM; sleep "$1" & wait $!; shift; "$@" ) >/dev/null 2>&1 {events}>&- &
     timers+=($!)
 }
 # Ranks of other hosts do not see the file. If none on this host has met the others by then, all get SIGUSR1 through
@@ -101,9 +116,9 @@ fi
 drain() { trap '' INT TERM USR1 HUP; exec tee --output-error=warn /dev/null 2>>"$1"; }
 printf %s "$closed" >"$table.output"
 exec {out}<> <(:) {err}<> <(:)   # pipes; each end is opened anew from /dev/fd, so that tee finds their end
-drain "$table.output" <"/dev/fd/$out" {out}>&- {err}>&- &
+drain "$table.output" <"/dev/fd/$out" {out}>&- {err}>&- {events}>&- &
 drains=($!)
-drain /dev/null <"/dev/fd/$err" >&2 {out}>&- {err}>&- &
+drain /dev/null <"/dev/fd/$err" >&2 {out}>&- {err}>&- {events}>&- &
 drains+=($!)
 # If this script is killed, mpirun passes SIGUSR1 on, so that the ranks save and leave.
 orphan=()
@@ -111,26 +126,17 @@ orphan=()
 env --block-signal=TERM setsid "${orphan[@]}" "$mpirun" "$@" >"/dev/fd/$out" 2>"/dev/fd/$err" {out}>&- {err}>&- &
 pid=$!
 exec {out}>&- {err}>&-
-# A child of mpirun that has ended and that mpirun has not noticed: that of OpenMPI 4 may lock up when a rank dies while
-# it registers.
-unreaped() {
-    local child stat
-    for child in $(cat "/proc/$pid/task/"*/children); do
-        stat=$(<"/proc/$child/stat") && [[ ${stat##*) } = Z* ]] && echo "$child" && return
-    done
+# The mpirun of OpenMPI 4 may lock up when a rank dies while it registers, and does not notice that death.
+# after_rank PID END: the rank is of this host and holds the pipe with this reading end open while it lives.
+after_rank() {
+    local stat
+    cat "/proc/$1/fd/$2" & wait $!
+    sleep 2 & wait $!
+    ! { stat=$(<"/proc/$1/stat") && [[ ${stat##*) } = "Z $pid "* ]]; } || kill_all
 }
-# mpirun would wait for the daemon of a host that it no longer reaches. It has 10 s from the end that the ranks wrote
-# down. Then what is left of its children, also the ssh to that host, is killed; its second SIGINT ends it at once.
-(
-    trap 'kill $!; exit' TERM
-    ended="" looks=0
-    until read -r -N 11 outcome < "$table" && [[ $outcome =~ ^outcome\ (end|0*[1-9][0-9]*)$ ]]; do
-        sleep 1 & wait $!
-        kill -0 "$pid" || exit   # this script was killed, or is about to end
-        before=$ended ended=$(unreaped)
-        if [ -n "$ended" ] && [ "$ended" = "$before" ]; then looks=$((looks + 1)); else looks=0; fi
-        [ "$looks" -lt 2 ] || { kill_all; exit; }
-    done
+# mpirun would wait for the daemon of a host that it no longer reaches. It has 10 s from the outcome that the ranks
+# wrote down. Then what is left of its children, also the ssh to that host, is killed; a second SIGINT ends it at once.
+after_outcome() {
     sleep 10 & wait $!
     kill_children
     kill -INT "$pid"
@@ -138,10 +144,22 @@ unreaped() {
     kill -INT "$pid"
     sleep 3 & wait $!
     kill_all
-) >/dev/null 2>&1 &
+}
+(
+    trap 'kill $(jobs -pr); exit' TERM
+    told=""
+    while read -r event place rank end; do
+        case $event$told in
+            rank*) [ "$place" != "$processes" ] || { trap 'kill $!; exit' TERM; after_rank "$rank" "$end"; } & ;;
+            outcome) told=1; { trap 'kill $!; exit' TERM; after_outcome; } & ;;
+        esac
+    done
+    # shellcheck disable=SC2046
+    kill $(jobs -pr)
+) <"/dev/fd/$events" {events}>&- >/dev/null 2>&1 &
 timers+=($!)
 while :; do
-    wait "$pid"   # which a signal ends, too
+    wait "$pid" 2>/dev/null   # which a signal ends, too
     kill -0 "$pid" 2>/dev/null || break
 done
 wait "$pid" 2>/dev/null

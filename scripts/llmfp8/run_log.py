@@ -25,12 +25,13 @@ FIELDS = {
 }
 # Fields that a record may have.
 OPTIONAL = {
+    "header": ("communication",),
     "step": ("gpu_utilization", "power_w", "sm_clock_mhz", "gpu_temperature_c", "gpu_memory_gib", "energy_j",
              "joules_per_token"),
 }
 # What these are; every other field of the table is a number, and may be "nan", "inf" or "-inf".
 KINDS = {"command": str, "commit": str, "path": str, "kind": str, "text": str, "device": dict, "config": object,
-         "tensors": list, "gradients": list, "skipped": (bool, int)}
+         "tensors": list, "gradients": list, "communication": (list, type(None)), "skipped": (bool, int)}
 WHOLE = ("step", "train_iters", "samples", "tokens", "counted_tokens", "examples", "world")
 MAY_BE_NULL = ("mfu", "eta_seconds", "memory_gib")
 ENTRIES = {"tensors": ("flushed", "saturated", "nonfinite"), "gradients": ("relative_l2",)}
@@ -58,6 +59,8 @@ def field_error(record, field):
         if field in ENTRIES and not all(isinstance(entry, dict) and isinstance(entry.get("name"), str) and all(
                 is_number(entry.get(name)) for name in ENTRIES[field]) for entry in value):
             return f"whose {field} are not entries with a name and numbers"
+        if field == "communication" and not all(isinstance(entry, dict) for entry in value or ()):
+            return "whose communication is something else"
         if field == "tensors" and not all(map(has_scales, value)):
             return "whose block_scales are not numbers"
         return ""
@@ -140,7 +143,12 @@ class RunLog:
             for field in (*FIELDS.get(kind, ()), *(field for field in OPTIONAL.get(kind, ()) if field in record)):
                 if error := field_error(record, field):
                     raise ValueError(f"a record of type {kind} {error}")
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            if not self.headers and kind != "header":
+                raise self._not_a_log()
+            take = getattr(self, "_take_" + str(kind), None)
+            if take:   # other records, such as samples, are not needed
+                take(record)
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             if not self.headers:
                 raise self._not_a_log() from None
             reason = str(error) if "a record of type" in str(error) else "not a record of a log"
@@ -148,12 +156,6 @@ class RunLog:
             if not self.skip_damaged:
                 raise InputError(f"{where}") from None
             self.damaged.append(where)
-            return
-        if not self.headers and kind != "header":
-            raise self._not_a_log()
-        take = getattr(self, "_take_" + str(kind), None)
-        if take:   # other records, such as samples, are not needed
-            take(record)
 
     def _not_a_log(self):
         return InputError(f"{self.path}:{self._line}: not the log of a run, which begins with a header")

@@ -111,10 +111,13 @@ def hellaswag(shared, case):
 
 def model(shared, case):
     os.mkdir(case.path("model"))
-    weights, config = read(os.path.join(shared.model, "model.safetensors")), json.dumps(LLAMA_CONFIG).encode()
-    which = case.draw.randrange(3)
+    weights, tree = read(os.path.join(shared.model, "model.safetensors")), dict(LLAMA_CONFIG)
+    if case.draw.random() < 0.5:
+        tree["rope_scaling"] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8,
+                                "attention_factor": 1.5, "beta_fast": 16, "beta_slow": 2}
+    config, which = json.dumps(tree).encode(), case.draw.randrange(3)
     if which == 0:
-        config = tree_text(case, LLAMA_CONFIG)
+        config = tree_text(case, tree)
     elif which == 1:
         weights = mutated(case, weights)
     else:
@@ -123,8 +126,11 @@ def model(shared, case):
         weights = struct.pack("<Q", len(header)) + header + weights[8 + length:]
     write(case.path("model", "config.json"), config)
     write(case.path("model", "model.safetensors"), weights)
-    if case.draw.random() < 0.5:
+    how = case.draw.randrange(5)
+    if how < 2:
         return [LLAMA, "generate", "--load", case.path("model"), "--prompt-ids", "1 2 3", "--sample-tokens", "2"]
+    if how == 2:
+        return [LLAMA, "export-fp8", "--load", case.path("model"), "--out", case.path("fp8")]
     return [*shared.command(LLAMA), "--train-iters", "1", "--load", case.path("model")]
 
 
@@ -149,9 +155,19 @@ def imported(shared, case):
     return [sys.executable, os.path.join(ROOT, "scripts", "import_config"), case.path(name)]
 
 
+def log(shared, case):
+    lines = read(os.path.join(shared.hostile.path("saved"), "log.jsonl")).split(b"\n")
+    at = case.draw.randrange(len(lines) - 1)
+    lines[at] = tree_text(case, json.loads(lines[at]))
+    write(case.path("log.jsonl"), b"\n".join(lines) if case.draw.random() < 0.7 else mutated(case, b"\n".join(lines)))
+    script, *words = case.draw.choice((("report",), ("export_log", "--to", "csv"), ("export_log", "--to", "llmc")))
+    return [sys.executable, os.path.join(ROOT, "scripts", script), case.path("log.jsonl"), *words, "--out",
+            case.path("run.html"), *case.draw.choice(([], ["--skip-damaged"]))]
+
+
 # The weight of each kind of input; Python scripts take ten times as long as the executables.
 KINDS = ((options, 8), (option_file, 4), (shard, 4), (sidecar, 3), (hellaswag, 2), (model, 5), (prompt, 2),
-         (imported, 2))
+         (imported, 2), (log, 1))
 
 
 def trial(shared, case):

@@ -74,7 +74,8 @@ def trial(shared, case):
             os.kill(pid, number)
         except ProcessLookupError:
             kind = None
-    code, out, error = case.end(process)
+    # An mpirun of OpenMPI 4 may lock up when a rank dies while it registers; our wrapper ends it.
+    code, out, error = case.end(process, may_stay="mpirun" if run[3] is MPIRUN else "")
     finished = f"finished {STEPS} steps" in out
     if number == signal.SIGKILL and kind == "rank" and run[3] is LAUNCHER and not finished and code not in (0, 6):
         case.found("code", f"exit code {code} of the wrapper after a rank was killed, expected 6")

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import unittest
 
-from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, each_rank
 from tests.support.train import BUILD, GPT2, ROOT, TrainTest, records
 
 THREADS = "threads of OpenMP cannot be started"
@@ -53,13 +53,17 @@ RANKS = [
     ("as usual", "", {}, 0, ""),
     ("far too many threads", "", {"OMP_NUM_THREADS": "100000"}, 2, f"100000 {THREADS} (OMP_NUM_THREADS=100000)"),
     ("too few files for mpirun", "ulimit -n 32", {}, 2, "launch_mpi.sh: ulimit -n 32: mpirun needs 128 open files"),
+    ("too little memory for mpirun", "ulimit -v 50000", {}, 2,
+     "launch_mpi.sh: ulimit -v 50000: mpirun needs 524288 kB of address space"),
     ("no folder for temporary files", "", {"TMPDIR": "/nonexistent/folder"}, 0, ""),
     ("no home", "", {"HOME": None}, 0, ""),
 ]
 # The limit is set in the ranks only; OpenMPI adds lines of its own.
 IN_RANKS = [
     ("too few files", "ulimit -n 32", {}, 2, f"ulimit -n 32: {FILES}"),
-    ("memory that ends between two threads", "ulimit -v 200000", {"OMP_NUM_THREADS": "1"}, (2, 7), ""),
+    *((f"{size} kB of memory", f"ulimit -v {size}", {"OMP_NUM_THREADS": "1"}, 2,
+       f"ulimit -v {size}: a rank of OpenMPI needs 524288 kB of address space") for size in (20000, 165000, 524287)),
+    ("the least memory", "ulimit -v 524288", {"OMP_NUM_THREADS": "1"}, 0, ""),
     ("files of a few kB", "ulimit -f 16", {}, 7, "File too large"),
 ]
 SHARED_MEMORY = [
@@ -132,6 +136,21 @@ class EnvironmentFaults(TrainTest):
     def test_several_ranks(self):
         self.check(RANKS, lambda before: in_shell(before, self.launcher()))
         self.check(IN_RANKS, self.launcher)
+
+    @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
+    def test_no_rank_is_taken_for_lost_that_cannot_start_a_thread(self):
+        preload = ["env", "LD_PRELOAD=" + os.path.join(BUILD, "fake", "no_threads.so"), *self.train()]
+        launcher = [os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh"), *MPIRUN[1:]]
+        for name, commands in (("first", (preload, self.train())), ("second", (self.train(), preload)),
+                               ("both", (preload, preload))):
+            for way, start in (("wrapper", launcher), ("mpirun", MPIRUN)):
+                with self.subTest(name, way=way):
+                    done = subprocess.run([*start, *each_rank(*commands)], capture_output=True, text=True, timeout=60,
+                                          env=ENVIRONMENT, check=False)
+                    self.assertEqual(done.returncode, 2, done.stderr)
+                    self.assertRegex(done.stderr, rf"(?m)^error: rank {int(name == 'second')}: a thread cannot be "
+                                                  "started: raise the limit on processes")
+                    self.assertNotIn("is gone", done.stderr)
 
     @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
     def test_shared_memory_of_several_ranks(self):

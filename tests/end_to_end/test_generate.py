@@ -334,7 +334,7 @@ for prompt in prompts:
         with open(self.path("tokenizers.py"), "w") as file:
             file.write("import os\nclass Tokenizer:\n    from_file = staticmethod(lambda path: os.abort())\n")
         said = self.script(self.path("model"), "x", expect=2, PYTHONPATH=self.dir).stderr
-        self.assertRegex(said, r"\Aerror: the tokenizer ends the process that reads it \(SIGABRT\): .*\n\Z")
+        self.assertRegex(said, r"\Aerror: the tokenizer ends the process that uses it \(SIGABRT\): .*\n\Z")
 
     @unittest.skipUnless(importlib.util.find_spec("tokenizers"), "needs tokenizers")
     def test_script_takes_the_tokenizer_beside_the_model(self):

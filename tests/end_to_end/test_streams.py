@@ -4,7 +4,7 @@ import shutil
 import subprocess
 import unittest
 
-from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, ONE_EACH
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, ONE_EACH, each_rank
 from tests.support.train import GPT2, ROOT, TrainTest, records, state_of
 
 STEPS = 40
@@ -47,6 +47,17 @@ class StreamsTest(TrainTest):
                 self.assertEqual(steps, list(range(1, STEPS + 1)))
                 self.assertEqual(state_of(self.path(name, f"step-{STEPS:08d}")), expected)
 
+    def test_a_log_file_that_is_a_pipe(self):
+        pipe = self.path("pipe")
+        os.mkfifo(pipe)
+        training = [*self.training("piped"), "--log-file", pipe]
+        done = self.shell("", *training, expect=2)
+        self.assertEqual(done.stderr, f"error: --log-file {pipe}: cannot be opened: nobody reads this pipe\n")
+        with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True) as reader:
+            self.shell("", *training)
+            steps = [line for line in reader.stdout if line.startswith('{"type":"step"')]
+        self.assertEqual(len(steps), STEPS)
+
     def test_an_error_goes_to_the_other_stream(self):
         done = self.shell("2> /dev/full", *self.training("x", "--lr", "-1"), expect=2)
         self.assertRegex(done.stdout, r"^error: .*--lr.*\n$")
@@ -79,6 +90,16 @@ class StreamsTest(TrainTest):
                     "standard output of the launch wrapper is gone: the run goes on, its lines are in "
                     + self.path(name + ".jsonl")])
                 self.assertEqual(len(records(self.path(name + ".jsonl"), "step")), 200)
+
+    @unittest.skipUnless(HAVE_RANKS, "mpirun is needed")
+    def test_a_rank_beside_the_launcher_says_it_to_the_first_rank_of_another_host(self):
+        training = self.training("apart", *ONE_EACH, "--train-iters", "1000000", "--exit-duration-in-mins", "0.08")
+        there = ["env", "-u", "LLMFP8_HEARTBEATS", "LLMFP8_HOST=there", *training]
+        here = ["env", "LLMFP8_HOST=here", *training]
+        launcher = os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh")
+        self.shell("| head -1", launcher, "--oversubscribe", "--allow-run-as-root", *each_rank(there, here))
+        self.assertEqual(self.said("apart"), ["standard output of the launch wrapper is gone: the run goes on, its "
+                                              "lines are in " + self.path("apart.jsonl")])
 
     @unittest.skipUnless(HAVE_RANKS, "mpirun is needed")
     def test_the_launcher_reads_to_the_end(self):

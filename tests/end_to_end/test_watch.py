@@ -132,10 +132,13 @@ class WatchTest(TrainTest):
         """If a rank is killed while it registers, OpenMPI 4.1 deadlocks in about one of 200 runs."""
         stuck = self.path("mpirun")
         with open(stuck, "w") as file:
-            file.write(f"#!{sys.executable}\nimport os, time\nif os.fork() == 0:\n    os._exit(3)\ntime.sleep(60)\n")
+            file.write(f"#!{sys.executable}\nimport os, sys, time\nif os.fork() == 0:\n"
+                       "    os.environ['OMPI_COMM_WORLD_SIZE'] = '1'   # it is a rank\n"
+                       "    os.execv(sys.argv[1], sys.argv[1:])\ntime.sleep(60)\n")
         os.chmod(stuck, 0o755)
         start = time.monotonic()
-        done = subprocess.run(WRAPPER, env=dict(ENVIRONMENT, MPIRUN=stuck), capture_output=True, text=True, timeout=50)
+        command = [WRAPPER[0], *self.command(GPT2, "--train-iters", "3", "--inject", "kill:rank=0@step=2")]
+        done = subprocess.run(command, env=dict(ENVIRONMENT, MPIRUN=stuck), capture_output=True, text=True, timeout=50)
         self.assertEqual(done.returncode, 6, done.stderr)
         self.assertLess(time.monotonic() - start, 15)
 

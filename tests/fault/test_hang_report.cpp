@@ -251,6 +251,14 @@ TEST_CASE("heartbeats: other processes see the memory while its creator lives, a
     CHECK_THROWS_AS(HeartbeatTable::open(path, 3), Error);
 }
 
+TEST_CASE("heartbeats: only a name that a launch wrapper gives is that of its file") {
+    for (const char* name : {"", "x", "/etc/hosts", "../../etc/hosts", "llmfp8-/../../etc/hosts", "hosts/llmfp8-a"}) {
+        ::setenv(kHeartbeatVariable, name, 1);
+        CHECK(launcher_file() == "");
+    }
+    ::unsetenv(kHeartbeatVariable);
+}
+
 TEST_CASE("heartbeats: the launch wrapper's file gets the outcome, or the table") {
     const std::string name = "llmfp8-test-" + std::to_string(::getpid());
     ::setenv(kHeartbeatVariable, name.c_str(), 1);

@@ -203,7 +203,8 @@ TEST_CASE("watchdog: a process that ends during the check is reported as gone") 
 TEST_CASE("watchdog: a library call that blocks does not stop the heartbeat") {
     HeartbeatTable ours = HeartbeatTable::create("", 1);
     std::promise<void> asked, answer;
-    Watchdog watchdog(0, {own_card()}, std::move(ours), nullptr, false);
+    Watchdog watchdog(0, {own_card()}, ours, nullptr, false);
+    watchdog.start();
     watchdog.set_device({.error = [&, once = true]() mutable -> std::string {
                              if (!std::exchange(once, false)) return "";
                              asked.set_value();
@@ -225,7 +226,8 @@ TEST_CASE("watchdog: a rank that hangs at its exit is ended with its exit code")
     if (child == 0) {
         set_comm_timeout(0.5);
         HeartbeatTable ours = HeartbeatTable::create("", 1);
-        Watchdog watchdog(0, {own_card()}, std::move(ours), nullptr, false);
+        Watchdog watchdog(0, {own_card()}, ours, nullptr, false);
+        watchdog.start();
         std::this_thread::sleep_for(std::chrono::seconds(1));   // ends nothing before the rank says so
         watchdog.own_row().set_end(4);
         std::this_thread::sleep_for(std::chrono::seconds(20));
@@ -242,7 +244,8 @@ TEST_CASE("watchdog: a rank that hangs at its exit is ended with its exit code")
 TEST_CASE("watchdog: file access by other threads is progress in slow phases only") {
     const data_test::TempDir dir;
     HeartbeatTable ours = HeartbeatTable::create("", 1);
-    Watchdog watchdog(0, {own_card()}, std::move(ours), nullptr, false);
+    Watchdog watchdog(0, {own_card()}, ours, nullptr, false);
+    watchdog.start();
     Heartbeat& row = watchdog.own_row();
     auto wait_for_two_ticks = [&] {   // after which the watchdog has seen all blocks
         const int64_t before = row.read().beats;

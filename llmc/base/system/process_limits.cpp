@@ -20,6 +20,8 @@ namespace {
 constexpr rlim_t kFiles = 64;
 // Every thread gets a stack of this size; OpenMP keeps about 100 bytes of each thread on that of the first one.
 constexpr rlim_t kStackBytes = 1 << 20;
+// OpenMPI 4.1 with two ranks takes 210 MB. With less it crashes, or ends the rank with 1 and many lines.
+constexpr rlim_t kRankBytes = rlim_t{512} << 20;
 
 // Whether the limit is less than `least`. `found`: the limit.
 bool less_than(decltype(RLIMIT_NOFILE) resource, rlim_t least, rlim_t& found) {
@@ -66,6 +68,13 @@ void check_process_limits() {
     REQUIRE(!less_than(RLIMIT_STACK, kStackBytes, found), "ulimit -s %lld: the stack needs %lld kB: raise it with "
             "ulimit -s", ll(static_cast<int64_t>(found >> 10)), ll(static_cast<int64_t>(kStackBytes >> 10)));
     check_threads();
+}
+
+void check_address_space() {
+    rlim_t found = 0;
+    REQUIRE(!less_than(RLIMIT_AS, kRankBytes, found), "ulimit -v %lld: a rank of OpenMPI needs %lld kB of address "
+            "space: raise it with ulimit -v", ll(static_cast<int64_t>(found >> 10)),
+            ll(static_cast<int64_t>(kRankBytes >> 10)));
 }
 
 Error as_error(const std::exception& exception) {

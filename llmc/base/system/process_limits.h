@@ -11,6 +11,9 @@
 // too large, or processes (ulimit -u) or memory (ulimit -v) are limited.
 void check_process_limits();
 
+// Call it before MPI is initialised. Exit 2 if memory is limited (ulimit -v) to less than OpenMPI needs.
+void check_address_space();
+
 // Converts any exception to an Error. Exceptions of the C++ library for lack of memory or threads get a message with
 // cause and remedy (exit 2), which they do not have themselves; all others that are not an Error are bugs (exit 1).
 Error as_error(const std::exception& exception);

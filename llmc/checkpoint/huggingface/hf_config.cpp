@@ -194,6 +194,9 @@ struct Fields : JsonFields {
     }
 };
 
+// The limits of the options of these numbers.
+constexpr double kMostBase = 1e12, kMostFactor = 1e6, kMostMscale = 1e3, kMostNormEps = 1;
+
 void check_scaling(const Fields& rope, const RopeScaling& scaling) {
     if (scaling.factor < 1) rope.refuse("factor", "at least 1 is needed");
     if (scaling.beta_fast <= scaling.beta_slow || scaling.beta_slow <= 0)
@@ -204,21 +207,18 @@ void check_scaling(const Fields& rope, const RopeScaling& scaling) {
 
 // What multiplies cosines and sines. mscale and mscale_all_dim, as in DeepSeek's models, are two factors of ln(factor).
 double read_attention_factor(const Fields& rope, double factor) {
-    if (rope.has("attention_factor")) {
-        const double given = rope.number("attention_factor");
-        if (given <= 0) rope.refuse("attention_factor", "a positive number is needed");
-        return given;
-    }
+    if (rope.has("attention_factor")) return rope.positive("attention_factor", kMostFactor);
     const double over = rope.number_or("mscale", 0), under = rope.number_or("mscale_all_dim", 0);
-    if (over < 0 || under < 0) rope.refuse(over < 0 ? "mscale" : "mscale_all_dim", "it must not be negative");
+    for (const char* name : {"mscale", "mscale_all_dim"})
+        if (rope.has(name) && rope.number(name) > 0) rope.positive(name, kMostMscale);
     if (over == 0 || under == 0 || factor <= 1) return 0;
     return (0.1 * over * std::log(factor) + 1) / (0.1 * under * std::log(factor) + 1);
 }
 
 RopeScaling read_yarn(const Fields& rope, int64_t original) {
-    RopeScaling scaling{.factor = rope.number("factor"), .original_max_positions = original,
-                        .type = RopeScalingType::kYarn, .beta_fast = rope.number_or("beta_fast", 32),
-                        .beta_slow = rope.number_or("beta_slow", 1),
+    RopeScaling scaling{.factor = rope.positive("factor", kMostFactor), .original_max_positions = original,
+                        .type = RopeScalingType::kYarn, .beta_fast = rope.positive_or("beta_fast", 32, kMostFactor),
+                        .beta_slow = rope.positive_or("beta_slow", 1, kMostFactor),
                         .truncate = rope.boolean_or("truncate", true)};
     check_scaling(rope, scaling);
     scaling.attention_factor = read_attention_factor(rope, scaling.factor);
@@ -238,9 +238,9 @@ RopeScaling read_rope_scaling(const Fields& rope, int64_t max_positions) {
     if (type == "yarn") return read_yarn(rope, rope.has(original) ? rope.size(original, kMaxPositions) : max_positions);
     if (type != "llama3") rope.refuse(name, "only \"default\", \"llama3\" and \"yarn\" are supported");
     RopeScaling scaling{
-        .factor = rope.number("factor"),
-        .low_freq_factor = rope.number("low_freq_factor"),
-        .high_freq_factor = rope.number("high_freq_factor"),
+        .factor = rope.positive("factor", kMostFactor),
+        .low_freq_factor = rope.positive("low_freq_factor", kMostFactor),
+        .high_freq_factor = rope.positive("high_freq_factor", kMostFactor),
         .original_max_positions = rope.size(original, kMaxPositions)};
     check_scaling(rope, scaling);
     return scaling;
@@ -249,12 +249,12 @@ RopeScaling read_rope_scaling(const Fields& rope, int64_t max_positions) {
 // Reads rope_theta and rope_scaling (transformers 4), rope_parameters (transformers 5), or both if they agree.
 void read_rope(const Fields& f, ModelConfig& c) {
     f.only("partial_rotary_factor", 1, "only rotation of the whole head is supported");
-    c.rotary_base = f.number_or("rope_theta", 10000);
+    c.rotary_base = f.positive_or("rope_theta", 10000, kMostBase);
     if (f.has("rope_scaling")) c.rope_scaling = read_rope_scaling(f.child("rope_scaling"), c.max_positions);
     if (f.has("rope_parameters")) {
         const Fields rope = f.child("rope_parameters");
         const RopeScaling scaling = read_rope_scaling(rope, c.max_positions);
-        const double base = rope.number_or("rope_theta", c.rotary_base);
+        const double base = rope.positive_or("rope_theta", c.rotary_base, kMostBase);
         if (f.has("rope_scaling") && !(scaling == c.rope_scaling))
             f.refuse("rope_parameters", "it contradicts rope_scaling");
         if (f.has("rope_theta") && base != c.rotary_base)
@@ -262,7 +262,6 @@ void read_rope(const Fields& f, ModelConfig& c) {
         c.rope_scaling = scaling;
         c.rotary_base = base;
     }
-    if (c.rotary_base <= 0) f.refuse("rope_theta", "a positive number is needed");
 }
 
 // Return a function's name in GPT-2's config.json (null if gated), and in one with model_type "llmfp8".
@@ -291,7 +290,7 @@ ModelConfig read_gpt2(const Fields& f) {
     if (c.hidden_size % c.num_attention_heads != 0) f.refuse("n_head", "it must divide n_embd");
     c.kv_channels = c.hidden_size / c.num_attention_heads;
     c.ffn_hidden_size = f.size_or("n_inner", 4 * c.hidden_size);
-    c.norm_eps = f.number_or("layer_norm_epsilon", 1e-5);
+    c.norm_eps = f.positive_or("layer_norm_epsilon", 1e-5, kMostNormEps);
     c.init_std = f.number_or("initializer_range", 0.02);
     if (f.has("activation_function")) c.activation = read_activation(f, "activation_function", gpt2_activation);
     f.only("scale_attn_weights", true, "only scaled attention is supported");
@@ -354,7 +353,7 @@ ModelConfig read_llama(const Fields& f, const Family& family) {
     const int64_t quotient = std::max<int64_t>(1, c.hidden_size / c.num_attention_heads);
     c.kv_channels = f.size_or("head_dim", family.head_dim > 0 ? family.head_dim : quotient);
     c.max_positions = f.size("max_position_embeddings", kMaxPositions);
-    c.norm_eps = f.number_or("rms_norm_eps", 1e-6);
+    c.norm_eps = f.positive_or("rms_norm_eps", 1e-6, kMostNormEps);
     c.init_std = f.number_or("initializer_range", 0.02);
     c.tied_head = f.boolean_or("tie_word_embeddings", false);
     f.only("hidden_act", "silu", "only \"silu\" (swiglu) is supported");
@@ -389,23 +388,22 @@ ModelConfig read_own(const Fields& f) {
     c.norm = f.one_of("norm", "layer", Norm::kLayerNorm, "rms", Norm::kRmsNorm);
     c.position = f.one_of("position", "learned", PositionEmbedding::kLearned, "rope", PositionEmbedding::kRope);
     c.activation = read_activation(f, "activation", own_activation);
-    c.rotary_base = f.number("rotary_base");
+    c.rotary_base = f.positive("rotary_base", kMostBase);
     const Fields scaling = f.child(f.has("rope_scaling") ? "rope_scaling" : "rope_llama3");   // its former name
-    c.rope_scaling = {.factor = scaling.number("factor"),
-                      .low_freq_factor = scaling.number("low_freq_factor"),
-                      .high_freq_factor = scaling.number("high_freq_factor"),
+    c.rope_scaling = {.factor = scaling.number("factor") > 0 ? scaling.positive("factor", kMostFactor) : 0,
+                      .low_freq_factor = scaling.positive("low_freq_factor", kMostFactor),
+                      .high_freq_factor = scaling.positive("high_freq_factor", kMostFactor),
                       .original_max_positions = scaling.size("original_max_positions", kMaxPositions)};
     if (c.rope_scaling.factor != 0) check_scaling(scaling, c.rope_scaling);
     if (f.has("rope_yarn")) {
         const Fields yarn = f.child("rope_yarn");
         c.rope_scaling = read_yarn(yarn, yarn.size("original_max_positions", kMaxPositions));
     }
-    if (c.rotary_base <= 0) f.refuse("rotary_base", "a positive number is needed");
     c.linear_bias = read_own_biases(f);
     c.sliding_window = f.integer_or("window", 0, 0, kMaxPositions);
     c.qk_norm = f.boolean("qk_norm");
     c.tied_head = f.boolean("tie_word_embeddings");
-    c.norm_eps = f.number("norm_eps");
+    c.norm_eps = f.positive("norm_eps", kMostNormEps);
     c.init_std = f.number("init_std");
     return c;
 }

@@ -82,6 +82,8 @@ static void require_all_met(int ranks) {
 std::unique_ptr<Comm> open_comm() {
     const bool launched = std::getenv("OMPI_COMM_WORLD_SIZE") || std::getenv("PMIX_RANK") || std::getenv("PMI_RANK");
     if (launched) {
+        check_address_space();
+        announce_to_launcher();
         std::unique_ptr<Comm> mpi = open_mpi();
         require_all_met(mpi->world().ranks);
         return monitored(device::device_info(-1).toolkit.empty() ? std::move(mpi) : open_nccl(std::move(mpi)));

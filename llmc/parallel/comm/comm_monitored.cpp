@@ -39,13 +39,13 @@ public:
     explicit MonitoredComm(std::unique_ptr<Comm> inner)
         : Comm(inner->world()), inner_(std::move(inner)), whole_(*this) {
         try {
-            watchdog_ = start_watchdog();
+            watchdog_ = make_watchdog();
+            watch_device({});
+            watchdog_->start();
         } catch (const std::exception& error) {
             end_with_error(inner_.get(), error);   // closing inner_ would wait for the other ranks
             throw;
         }
-        watch_device({});
-        set_own_row(&watchdog_->own_row());
         run_ranks_.resize(static_cast<size_t>(world().ranks));
         std::iota(run_ranks_.begin(), run_ranks_.end(), 0);
     }
@@ -194,7 +194,7 @@ private:
     }
 
     // Creates or opens the heartbeat table of this host, and connects it to those of the other hosts.
-    std::unique_ptr<Watchdog> start_watchdog() {
+    std::unique_ptr<Watchdog> make_watchdog() {
         std::vector<RankCard> cards;
         for (const std::string& text : inner_->gather(Json(own_card()).dump()))
             cards.push_back(Json::parse(text).get<RankCard>());
@@ -203,12 +203,11 @@ private:
         const int first = firsts[static_cast<size_t>(host)], hosts = static_cast<int>(firsts.size());
 
         const bool kept = rank == 0 && HeartbeatTable::is_empty_file(launcher_file());
-        HeartbeatTable heartbeats;
         std::unique_ptr<HeartbeatLink> link;
         Json offer = Json::object();
         if (rank == first) {
-            heartbeats = HeartbeatTable::create(kept ? launcher_file() : "", world().ranks);
-            offer = {{"path", heartbeats.path()}, {"kept", kept}};
+            heartbeats_ = HeartbeatTable::create(kept ? launcher_file() : "", world().ranks);
+            offer = {{"path", heartbeats_.path()}, {"kept", kept}};
         }
         if (rank == 0 && hosts > 1) {
             const std::string secret = random_name();
@@ -218,7 +217,8 @@ private:
         }
         const std::vector<std::string> offers = inner_->gather(offer.dump());
         const Json own = Json::parse(offers[static_cast<size_t>(first)]), root = Json::parse(offers[0]);
-        if (rank != first) heartbeats = HeartbeatTable::open(own.at("path").get<std::string>(), world().ranks);
+        if (rank != first) heartbeats_ = HeartbeatTable::open(own.at("path").get<std::string>(), world().ranks);
+        set_own_row(&heartbeats_.row(rank));   // before a rank has a watchdog, so that it sees how this one ends
         inner_->gather("");   // all ranks have opened it, before the first may end
 
         std::string error;
@@ -226,7 +226,7 @@ private:
         if (rank == first && rank != 0)
             link = HeartbeatLink::connect(root.at("address").get<std::string>(),
                                           root.at("secret").get<std::string>(), host, kConnectS, &error);
-        auto watchdog = std::make_unique<Watchdog>(rank, cards, std::move(heartbeats), std::move(link),
+        auto watchdog = std::make_unique<Watchdog>(rank, cards, heartbeats_, std::move(link),
                                                    own.at("kept").get<bool>());
         if (hosts > 1) forget_unreachable(cards, firsts, error, *watchdog);
         return watchdog;
@@ -256,6 +256,7 @@ private:
     // These belong to that of the whole run alone.
     std::mutex mutex_;                  // of monitored_
     std::vector<Comm*> monitored_;      // what its subgroups wrap
+    HeartbeatTable heartbeats_;
     std::unique_ptr<Watchdog> watchdog_;
     std::unique_ptr<DeviceMarks> marks_;
 };

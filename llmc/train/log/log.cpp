@@ -1,5 +1,8 @@
 #include "llmc/train/log/log.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -259,9 +262,13 @@ RunLog::RunLog(const std::string& path, bool append, int64_t resume_step, const 
     const std::string wrong = not_a_log(path);
     REQUIRE(wrong.empty(), "%s", wrong.c_str());
     if (exists) earlier_log_ = append ? cut_log(path, resume_step, again, keep) : set_aside(path);
-    file_ = std::fopen(path.c_str(), append ? "ab" : "wb");
-    // If the folder could not be created, fopen's "no such file or directory" would hide the reason.
-    const std::string reason = folder ? "its folder cannot be made: " + folder.message() : std::strerror(errno);
+    // Without O_NONBLOCK, a pipe that nobody reads would keep the run waiting; writing may wait for a reader.
+    const int flags = O_WRONLY | O_CREAT | O_NONBLOCK | O_CLOEXEC | (append ? O_APPEND : O_TRUNC);
+    const int fd = ::open(path.c_str(), flags, 0666);
+    if (fd >= 0 && ::fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) == 0) file_ = ::fdopen(fd, append ? "ab" : "wb");
+    // If the folder could not be created, "no such file or directory" would hide the reason.
+    const std::string reason = folder ? "its folder cannot be made: " + folder.message()
+                               : errno == ENXIO ? "nobody reads this pipe" : std::strerror(errno);
     REQUIRE(file_, "--log-file %s: cannot be opened: %s", path.c_str(), reason.c_str());
 }
 
