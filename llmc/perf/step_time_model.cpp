@@ -15,7 +15,7 @@ constexpr const char* kPartNames[kStepParts] = {
     "matmuls, forward", "matmuls, backward", "attention, forward", "attention, backward", "norms", "activations",
     "rope and qk-norm", "FP8 copies", "head and loss", "embedding", "sums of biases and ranks", "optimizer",
     "FP8 weights", "gaps and clocks", "communication not hidden",
-    "host link not hidden",
+    "hidden communication", "host link not hidden",
 };
 
 double d(int64_t x) { return static_cast<double>(x); }
@@ -125,6 +125,17 @@ double exposed_ms(const Config& config, const MemoryPlan& plan, const StepTime& 
     return (micro_batches - 1) * between_ms + exposed(reduce_ms, backward_ms) + gather_ms;
 }
 
+// What the hidden collectives read and write in the GPU's memory, whose bandwidth the operations beside them then lack:
+// what is sent is read and as much is written on arrival, and a rank's block is copied within its memory, too.
+// Measured on two H200, the steps of --zero 2 and 3 are longer by about this time
+// (dev/results/2026-11-24-two-gpus.md).
+double hidden_traffic_ms(const Config& config, const MemoryPlan& plan, double copy_rate) {
+    double bytes = 0;
+    for (const PlannedCollective& c : plan.collectives)
+        if (!c.exchange && c.ranks > 1) bytes += 2 * d(c.sent_bytes) * d(c.ranks) / d(c.ranks - 1);
+    return config.overlap && plan.ranks > 1 ? 1e3 * bytes / copy_rate : 0;
+}
+
 // Whether a collective leaves the hosts. Groups of --zero-group and --context-parallel are neighbours; FP32 sums are
 // between those of --zero-group.
 bool between_hosts(const Config& config, const MemoryPlan& plan, const PlannedCollective& c) {
@@ -200,6 +211,8 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
     time.ms[static_cast<size_t>(StepPart::kCommunication)] =
         time.exchange_ms
         + exposed_ms(config, plan, time, forward_ms / micro_batches, backward_ms / micro_batches, micro_batches);
+    time.ms[static_cast<size_t>(StepPart::kCommTraffic)] =
+        hidden_traffic_ms(config, plan, rates.copy_rate) * slowdown.memory;
     time.ms[static_cast<size_t>(StepPart::kHostLink)] =
         exposed_link_ms(plan, time, rates.host_link > 0 ? rates.host_link : kHostLinkRate, micro_batches,
                         forward_ms / micro_batches, backward_ms / micro_batches);

@@ -14,14 +14,15 @@
 enum class StepPart {
     kForwardMatmuls, kBackwardMatmuls, kForwardAttention, kBackwardAttention, kNorms, kActivations, kPositions,
     kQuantization, kHead, kEmbedding, kSums, kOptimizer, kWeightQuantization, kOverhead, kCommunication,
-    kHostLink,
+    kCommTraffic, kHostLink,
 };
-inline constexpr int kStepParts = 16;
+inline constexpr int kStepParts = 17;
 const char* step_part_name(StepPart part);
 
 struct StepTime {
     const Gpu* gpu = nullptr;
-    std::array<double, kStepParts> ms{};   // by StepPart; communication and host link: exposed only
+    std::array<double, kStepParts> ms{};   // by StepPart; communication and host link: exposed only, and the
+                                           // memory traffic of hidden communication
     double reduce_ms = 0, gather_ms = 0;   // communication, hidden or exposed
     double exchange_ms = 0;                // of heads, exposed
     double host_link_ms = 0;               // of the copies of --offload in either direction, hidden or exposed

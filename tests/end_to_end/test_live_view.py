@@ -29,10 +29,14 @@ class Terminal:
         for name in ("COLUMNS", "LINES"):
             environment.pop(name, None)
         self.process = subprocess.Popen([sys.executable, *map(str, command)], stdin=slave, stdout=slave, stderr=slave,
-                                        start_new_session=True, env=environment,
-                                        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+                                        start_new_session=True, env=environment, preexec_fn=self.take_terminal)
         os.close(slave)
         self.text = ""
+
+    @staticmethod
+    def take_terminal():
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)   # ignored in tests that a shell started in the background
 
     def resize(self, columns, rows):
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))

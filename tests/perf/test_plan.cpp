@@ -75,8 +75,14 @@ const std::vector<MeasuredStep> kMeasuredSteps = {
     {"the same, all have all", "llama", {kTwo, kOne, {"--zero", "0"}}, 36.14, 20.44, 0.08},
 };
 
-// From dev/results/2026-11-22-h200-tables/ and -zero.md, measured after the rates and with the present attention
-// kernels.
+// From dev/results/2026-11-22-h200-tables/, -zero.md and 2026-11-24-two-gpus.md, measured after the rates and with the
+// present attention kernels.
+const Words k20B = {"--model", "llama3-8B", "--hidden-size", "6144", "--num-layers", "48", "--ffn-hidden-size", "16384",
+                    "--num-attention-heads", "48", "--num-query-groups", "8", "--seq-length", "8192",
+                    "--micro-batch-size", "1", "--global-batch-size", "8", "--moment-dtype", "bf16", "--grad-dtype",
+                    "bf16", "--recompute", "block", "--loss-chunk", "2048"},
+            kZero2 = {"--zero", "2", "--grad-shard-dtype", "bf16"},
+            kZero3 = {"--zero", "3", "--grad-shard-dtype", "bf16"};
 const Words kTwo8 = {"--fp8-recipe", "delayed", "--ranks", "2"},
             kOne8 = {"--global-batch-size", "2", "--grad-comm-dtype", "bf16"};
 const std::vector<MeasuredStep> kStepsAfterRates = {
@@ -90,6 +96,10 @@ const std::vector<MeasuredStep> kStepsAfterRates = {
      107.95},
     {"8B, two ranks, one micro-batch", "llama", {kLlama8, kTwo8, kOne8}, 552.2, 107.95, 0.08},
     {"the same, no overlap", "llama", {kLlama8, kTwo8, kOne8, {"--overlap", "off"}}, 581.9, 107.95, 0.08},
+    {"8B, two ranks, 8 micro-batches", "llama", {kLlama8, kTwo8, {"--global-batch-size", "16"}}, 3775, 107.95},
+    {"the same, ZeRO-2", "llama", {kLlama8, kTwo8, {"--global-batch-size", "16"}, kZero2}, 3902, 87.05},
+    {"the same, ZeRO-3", "llama", {kLlama8, kTwo8, {"--global-batch-size", "16"}, kZero3}, 3957, 77.70},
+    {"20B, two ranks, ZeRO-3", "llama", {k20B, kTwo8, kZero3}, 5863, 118.3},
     {"124M BF16", "gpt2", {kGpt2}, 850.6, 26.75},
     {"124M delayed", "gpt2", {kGpt2, kDelayed, kSpeedup}, 687.0, 24.03},
     {"124M tensorwise", "gpt2", {kGpt2, kTensorwise, kSpeedup}, 736.9, 24.03},
@@ -414,8 +424,7 @@ TEST_CASE("plan: every operation has a rate of its own or is known to move next 
                                       OpKind::fp8_scales,  OpKind::block_scales, OpKind::count_scales};
     const std::vector<OpKind> elsewhere = {OpKind::gemm, OpKind::attention_forward, OpKind::attention_backward,
                                            OpKind::fill_normal, OpKind::fill_constant, OpKind::cache_append,
-                                           OpKind::attention_decode,   // timed on their own; not part of a step
-                                           OpKind::split_heads, OpKind::join_heads};   // copies, at the rate of a copy
+                                           OpKind::attention_decode};   // timed on their own; not part of a step
     auto has = [](const std::vector<OpKind>& kinds, OpKind kind) {
         return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
     };
