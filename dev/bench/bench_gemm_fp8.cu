@@ -74,7 +74,7 @@ public:
     Tensor take(int64_t elems) {
         if (at_ + elems > all_.elems) at_ = 0;
         const Tensor t = all_.slice(at_, elems);
-        at_ += cuda::ceil_div(elems, 256) * 256;
+        at_ += ceil_div(elems, 256) * 256;
         return t;
     }
 
