@@ -418,14 +418,14 @@ void stall(Comm& comm, Ctx& ctx, int away, int seconds) {
     device::event_destroy(done);
 }
 
-// Tests gathers and exchanges in Comm::shared_memory, where the bytes of rank r's block are r + 1. Returns false if
-// there is no such memory.
-bool check_shared_memory(Comm& comm, Ctx& ctx, int seconds) {
+// Tests gathers and exchanges in Comm::shared_memory, where the bytes of rank r's block are r + 1. Returns a
+// note.
+std::string check_shared_memory(Comm& comm, Ctx& ctx, int seconds) {
     constexpr int64_t kBlock = 1024;
     const int64_t rank = comm.world().rank, elems = comm.world().ranks * kBlock;
     std::string why;
     auto* const memory = static_cast<uint8_t*>(comm.shared_memory(ctx, 2 * elems, why));
-    if (!memory) return false;
+    if (!memory) return why.empty() ? "" : "no shared memory: " + why;
     const Tensor in{memory, Dtype::kE4m3, elems}, out{memory + elems, Dtype::kE4m3, elems};
     for (const Tensor& part : {in, out}) comm.share(ctx, part, seconds);
     device::fill_bytes(ctx, in.slice(rank * kBlock, kBlock).data, static_cast<int>(rank) + 1, kBlock);
@@ -438,7 +438,7 @@ bool check_shared_memory(Comm& comm, Ctx& ctx, int seconds) {
         const int64_t expected = i < elems ? i / kBlock + 1 : rank + 1, found = bytes[static_cast<size_t>(i)];
         CHECK(found == expected, "shared memory: byte %lld is %lld, expected %lld", ll(i), ll(found), ll(expected));
     }
-    return true;
+    return "collectives in shared memory as expected";
 }
 
 }  // namespace
@@ -477,7 +477,7 @@ int main(int argc, char** argv) {
             Checker again(*comm, ctx);   // the group of all ranks still works
             check_all(again, large);
         }
-        if (check_shared_memory(*comm, ctx, seconds)) notes.push_back("collectives in shared memory as expected");
+        notes.push_back(check_shared_memory(*comm, ctx, seconds));
         checker.print_latency();
         if (comm->root()) {
             for (const std::string& note : notes) std::printf("%s\n", note.c_str());

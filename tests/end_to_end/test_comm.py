@@ -5,6 +5,7 @@ import re
 import subprocess
 import time
 import unittest
+import unittest.mock
 
 from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
 from tests.support.train import BUILD, GPT2, TrainTest, records
@@ -46,7 +47,9 @@ class CommTest(TrainTest):
                 self.assertEqual("NCCL 2.28.3" in done.stdout, ranks > 1, done.stdout)   # one rank opens none
                 self.assertEqual("in shared memory as expected" in done.stdout, ranks > 1, done.stdout)
         older = self.check(2, "--nccl", fake="version=22703")
-        self.assertNotIn("shared memory", older.stdout)
+        self.assertIn("no shared memory: it takes NCCL 2.28.0 or newer, this is 2.27.3\n", older.stdout)
+        with unittest.mock.patch.dict(ENVIRONMENT, NCCL_CTA_POLICY="0"):
+            self.assertIn("no shared memory: NCCL_CTA_POLICY is 0, not 2\n", self.check(2, "--nccl").stdout)
 
     def test_groups_of_ranks_exchange_among_themselves(self):
         for ranks, size, nccl in ((4, 2, ()), (4, 2, ("--nccl",))):

@@ -1,4 +1,5 @@
 """How Python scripts end if their output is closed or full, if the user interrupts them, or if a path is no file."""
+import contextlib
 import os
 import shutil
 import signal
@@ -48,7 +49,12 @@ class ScriptEnds(unittest.TestCase):
                                    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
         # Opening for writing waits until the script has opened the pipe, which it then reads.
         with open(os.path.join(self.dir, "prompts"), "w", encoding="utf-8"):
-            process.send_signal(signal.SIGINT)
+            # A signal between the script's open and its read is only noted, and the read waits for the next one.
+            for _ in range(10):
+                process.send_signal(signal.SIGINT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(3)
+                    break
             out, errors = process.communicate(timeout=60)
         self.assertEqual((process.returncode, out, errors), (130, "", "interrupted\n"))
 
