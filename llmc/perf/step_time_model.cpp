@@ -15,7 +15,7 @@ constexpr const char* kPartNames[kStepParts] = {
     "matmuls, forward", "matmuls, backward", "attention, forward", "attention, backward", "norms", "activations",
     "rope and qk-norm", "FP8 copies", "head and loss", "embedding", "sums of biases and ranks", "optimizer",
     "FP8 weights", "gaps and clocks", "communication not hidden",
-    "hidden communication", "host link not hidden",
+    "memory traffic of comm", "host link not hidden",
 };
 
 double d(int64_t x) { return static_cast<double>(x); }
