@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import types
@@ -313,7 +314,9 @@ class PrepareText(ScriptTest):
         self.assertRegex(said, rf"\Aerror: {path}: document 151: the tokenizer ends the process .*; the same command "
                                r"continues from there\n\Z")
         self.file("packages/tokenizers.py.mended", "")
-        self.assertRegex(run("out", 0).stdout, r"\Acontinuing after 1[34]\d documents of an interrupted run\n")
+        # Batches that other processes had not handed over when theirs ended are encoded again.
+        continued = re.match(r"continuing after (\d+) documents of an interrupted run\n", run("out", 0).stdout)
+        self.assertIn(int(continued[1]), range(1, 151))
         run("whole", 0)
         for file in (self.folder / "whole").iterdir():
             self.assertEqual((self.out / file.name).read_bytes(), file.read_bytes(), file.name)
