@@ -84,6 +84,8 @@ OPTIMISE = $(or $(if $(filter asan tsan,$(VARIANT)),-O1),$(if $(filter $(NEVER_H
 CXX_FLAGS = -std=c++20 $(OPTIMISE) $(CODEGEN) -fmacro-prefix-map=./= \
             $(WARNINGS) $(DEFINES) $(DEVICE_DEFINES) $(CUDA_INCLUDE) $(SAN_$(VARIANT))
 CODE ?= sm_$(ARCH)
+# Without code for a GPU nobody runs it: the compiler's front end says what is wrong.
+NVCC_STAGE := $(if $(filter compute_%,$(CODE)),-ptx -Xcicc -O1,-c)
 # Kernels are tuned so that the newest compiler spills no register; older ones spill a few.
 SPILLS := $(if $(filter-out 12,$(CUDA_MAJOR)),-Xptxas --warn-on-spills)
 NVCC_FLAGS := -std=c++20 -O3 -gencode=arch=compute_$(ARCH),code=$(CODE) -lineinfo -cudart static \
@@ -129,6 +131,9 @@ objects = $(sort $(foreach f,$(2),$(1)/$(call object,$f)))
 LLMC_OBJ := $(call objects,$(HOST),$(filter $(NO_DEVICE),$(LLMC_CXX))) \
             $(call objects,$(OBJ),$(filter-out $(NO_DEVICE),$(LLMC_CXX)) $(LLMC_CUDA)) \
             $(BUILD)/version.o $(BUILD)/rates.o $(BUILD)/hf_code.o
+# What the compiler reads for them: a file for each united folder, and the other files.
+LLMC_SYNTAX := $(foreach o,$(filter %/all.o,$(LLMC_OBJ)),$(o:.o=.cpp)) \
+               $(foreach f,$(LLMC_CXX),$(if $(filter $(UNITED),$(call folder,$f)),,$f))
 TEST_OBJ := $(OBJ)/tests/support/main.o $(call objects,$(OBJ),$(TEST_CXX))
 GPU_TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/support/main.cpp $(wildcard tests/gpu/gpu_test_*.cpp))
 # The objects of the trainer for tests, in which the CPU's streams defer their work.
@@ -152,7 +157,7 @@ fuzzers: $(addprefix $(BUILD)/,$(FUZZERS))
 FAKE_NVML := $(BUILD)/fake/libnvidia-ml.so.1
 # For tests of several ranks: the check of collectives, and on the CPU a library that replaces NCCL.
 RANK_TESTS := $(BUILD)/comm_check $(if $(and $(MPI_FLAGS),$(filter cpu,$(DEVICE))),$(BUILD)/fake/libnccl.so.2 \
-	$(BUILD)/fake/no_threads.so)
+	$(BUILD)/fake/no_threads.so $(BUILD)/fake/sleeping_yield.so)
 cuda_kernels: $(patsubst %.cu,$(OBJ)/%.o,$(LLMC_CUDA))
 cuda_all: $(BUILD)/comm_check $(addprefix $(BUILD)/,$(MAINS)) $(BUILD)/tests_gpu $(BENCHES)
 
@@ -175,7 +180,7 @@ $(BUILD)/fake/libnccl.so.2: tests/end_to_end/fake_nccl.cpp llmc/parallel/comm/co
 $(FAKE_NVML): tests/support/fake_nvml.cpp $(BUILD)/flags
 	@mkdir -p $(@D); echo "LINK $@"
 	@$(CXX) $(CXX_FLAGS) -shared -fPIC $< -o $@
-$(BUILD)/fake/no_threads.so: tests/end_to_end/no_threads.cpp $(BUILD)/flags
+$(BUILD)/fake/%.so: tests/end_to_end/%.cpp $(BUILD)/flags
 	@mkdir -p $(@D); echo "LINK $@"
 	@$(CXX) $(CXX_FLAGS) -shared -fPIC $< -o $@
 $(BENCHES): $(BUILD)/%: $(OBJ)/dev/bench/%.o $(LLMC_OBJ)
@@ -203,8 +208,8 @@ ifeq ($(DEVICE),cuda)
 NVCC_LOSSES := Potential Performance Loss|wgmma.*serializ|setmaxnreg.*ignored
 $(OBJ)/%.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D); echo "NVCC $<"
-	@$(CCACHE) $(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $(@:.o=.d) -MT $@ -c $< -o $@ > $(@:.o=.log) 2>&1; status=$$?; \
-	 cat $(@:.o=.log) >&2; [ $$status = 0 ] || exit $$status; \
+	@$(CCACHE) $(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $(@:.o=.d) -MT $@ $(NVCC_STAGE) $< -o $@ > $(@:.o=.log) 2>&1; \
+	 status=$$?; cat $(@:.o=.log) >&2; [ $$status = 0 ] || exit $$status; \
 	 if grep -qE '$(NVCC_LOSSES)' $(@:.o=.log); then echo "$<: a note above says that speed is lost" >&2; exit 1; fi
 else
 # The mains are plain C++ without CUDA.
@@ -254,7 +259,7 @@ $(addprefix $(BUILD)/,$(FUZZERS)): $(BUILD)/%: $(OBJ)/fuzz/tests/fuzz/%.o $(FUZZ
 
 # Checks the host code with another compiler, without generating code: make CXX=clang++ syntax
 syntax:
-	@printf '%s\n' $(LLMC_CXX) | xargs -P $(shell nproc) -n 4 $(CXX) $(CXX_FLAGS) -fsyntax-only
+	@printf '%s\n' $(LLMC_SYNTAX) | xargs -P $(shell nproc) -n 1 $(CXX) $(CXX_FLAGS) -fsyntax-only
 	@echo "$(words $(LLMC_CXX)) files compile with $(CXX)"
 
 # ---- what people call --------------------------------------------------------------------------------------
@@ -316,7 +321,7 @@ bench:
 # there, since kernels are tuned for sm_90a.
 cuda:
 	@$(MAKE) DEVICE=cuda ARCH=90a cuda_all
-	@# PTX alone, in half the time: what an older GPU lacks is found before the assembler.
+	@# PTX alone, in a tenth of the time: what an older GPU lacks is found before the assembler.
 	@$(MAKE) DEVICE=cuda ARCH=80 CODE=compute_80 VARIANT=sm80 cuda_kernels
 
 lint:
