@@ -4,10 +4,10 @@
 #include <cstring>
 #include <functional>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <utility>
 
 #include "llmc/base/check.h"
+#include "llmc/base/json_object.h"
 #include "llmc/base/system/files.h"
 #include "llmc/base/text.h"
 
@@ -16,7 +16,6 @@ static_assert(std::endian::native == std::endian::little, "the format is little-
 namespace {
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of the format's own implementation
-constexpr size_t kMaxDims = 16;
 
 // Bytes of an element, 0 for an unknown dtype. Sub-byte dtypes are not supported.
 int64_t element_bytes(const std::string& dtype) {
@@ -31,134 +30,27 @@ int64_t element_bytes(const std::string& dtype) {
     return 0;
 }
 
-// A tensor's fields in the header.
-struct Described {
-    std::optional<std::string> dtype;
-    std::optional<std::vector<uint64_t>> shape, offsets;
-};
-
-// Parses the header's JSON event by event and stops at the first error. Without a tree, deep nesting costs nothing and
-// duplicate names are found.
-class HeaderEvents : public nlohmann::json_sax<nlohmann::json> {
-public:
-    std::map<std::string, Described> tensors;
-    std::string error;
-
-    bool start_object(std::size_t) override {
-        switch (place_) {
-            case Place::kStart: return go(Place::kTop);
-            case Place::kTop: return go(in_metadata_ ? Place::kMetadata : Place::kTensor);
-            default: return unexpected("an object");
-        }
-    }
-    bool end_object() override {
-        switch (place_) {
-            case Place::kTop: return go(Place::kEnd);
-            case Place::kMetadata: return go(Place::kTop);
-            default: return end_tensor();
-        }
-    }
-    bool key(string_t& name) override {
-        if (place_ == Place::kTop) {
-            in_metadata_ = name == "__metadata__";
-            if (in_metadata_) return std::exchange(seen_metadata_, true) ? fail("__metadata__ twice") : true;
-            name_ = name;
-            bool is_new = tensors.try_emplace(name).second;
-            return is_new || fail("tensor \"" + printable(name) + "\" twice");
-        }
-        field_ = name;
-        if (place_ != Place::kTensor) return true;
-        Described& tensor = tensors[name_];
-        bool twice = (name == "dtype" && tensor.dtype) || (name == "shape" && tensor.shape)
-                     || (name == "data_offsets" && tensor.offsets);
-        if (name != "dtype" && name != "shape" && name != "data_offsets") return unexpected("a field");
-        return !twice || unexpected("a second field");
-    }
-    bool string(string_t& text) override {
-        if (place_ == Place::kMetadata) return true;
-        if (place_ != Place::kTensor || field_ != "dtype") return unexpected("text");
-        tensors[name_].dtype = text;
-        return true;
-    }
-    bool start_array(std::size_t) override {
-        if (place_ != Place::kTensor || field_ == "dtype") return unexpected("a list");
-        (field_ == "shape" ? tensors[name_].shape : tensors[name_].offsets).emplace();
-        return go(Place::kList);
-    }
-    bool end_array() override { return go(Place::kTensor); }
-    bool number_unsigned(number_unsigned_t value) override {
-        if (place_ != Place::kList) return unexpected("a number");
-        std::vector<uint64_t>& list = *(field_ == "shape" ? tensors[name_].shape : tensors[name_].offsets);
-        if (list.size() >= kMaxDims) return unexpected("too many numbers");
-        list.push_back(value);
-        return true;
-    }
-    bool number_integer(number_integer_t) override { return unexpected("a negative number"); }
-    bool number_float(number_float_t, const string_t&) override {
-        return unexpected("a number that is not an integer");
-    }
-    bool boolean(bool) override { return unexpected("true or false"); }
-    bool null() override { return unexpected("null"); }
-    bool binary(binary_t&) override { return unexpected("binary data"); }
-    bool parse_error(std::size_t byte, const std::string&, const nlohmann::detail::exception&) override {
-        return fail(strf("it is not valid JSON at byte %zu", byte));
-    }
-
-private:
-    enum class Place { kStart, kTop, kMetadata, kTensor, kList, kEnd };
-
-    bool go(Place place) {
-        place_ = place;
-        return true;
-    }
-    bool fail(const std::string& text) {
-        if (error.empty()) error = text;
-        return false;
-    }
-    bool unexpected(const char* what) {
-        if (place_ == Place::kStart) return fail("it is not a JSON object");
-        if (place_ == Place::kTop || place_ == Place::kMetadata)
-            return fail(strf("%s where %s belongs", what, place_ == Place::kTop ? "a tensor" : "metadata text"));
-        return fail(strf("tensor \"%s\" has %s in \"%s\"", printable(name_).c_str(), what,
-                         printable(field_).c_str()));
-    }
-    bool end_tensor() {
-        const Described& tensor = tensors[name_];
-        if (!tensor.dtype || !tensor.shape || !tensor.offsets)
-            return fail(strf("tensor \"%s\" lacks %s", printable(name_).c_str(),
-                             !tensor.dtype   ? "dtype"
-                             : !tensor.shape ? "shape"
-                                             : "data_offsets"));
-        return go(Place::kTop);
-    }
-
-    Place place_ = Place::kStart;
-    bool in_metadata_ = false, seen_metadata_ = false;
-    std::string name_, field_;  // the tensor's and its field's
-};
-
-// Returns what is wrong with a tensor, "" if nothing. Fills the view except its address.
-std::string check_tensor(const Described& tensor, uint64_t data_bytes, SafetensorsView& view) {
-    const int64_t element = element_bytes(*tensor.dtype);
-    if (element == 0) return "has the unknown dtype \"" + printable(*tensor.dtype) + "\"";
-    if (tensor.offsets->size() != 2) return "needs two data_offsets";
-    const uint64_t begin = (*tensor.offsets)[0], end = (*tensor.offsets)[1];
-    if (begin > end || end > data_bytes)
-        return strf("has data_offsets [%llu, %llu], but the file has %llu bytes of data (truncated?)",
-                    static_cast<unsigned long long>(begin), static_cast<unsigned long long>(end),
-                    static_cast<unsigned long long>(data_bytes));
-    int64_t bytes = element;
-    for (uint64_t dim : *tensor.shape) {
-        if (dim > INT64_MAX || __builtin_mul_overflow(bytes, static_cast<int64_t>(dim), &bytes))
-            return "has a shape that overflows 64 bits";
-        view.shape.push_back(static_cast<int64_t>(dim));
-    }
-    if (static_cast<uint64_t>(bytes) != end - begin)
-        return strf("has %llu bytes of data, but dtype and shape say %lld",
-                    static_cast<unsigned long long>(end - begin), static_cast<long long>(bytes));
-    view.dtype = *tensor.dtype;
-    view.bytes = bytes;
-    return "";
+// Checks a tensor's fields in the header, and sets all of its view but data and file. data_begin: where the file's data
+// begin.
+SafetensorsView view_of(const JsonFields& tensor, int64_t data_begin, int64_t data_bytes) {
+    constexpr size_t kMaxDims = 16;
+    for (const auto& [field, value] : tensor.object.items())
+        REQUIRE(field == "dtype" || field == "shape" || field == "data_offsets", "%s has the unknown field \"%s\"",
+                tensor.where.c_str(), printable(field).c_str());
+    SafetensorsView view{.dtype = tensor.text("dtype"), .shape = tensor.integers("shape", 0, INT64_MAX)};
+    if (view.shape.size() > kMaxDims) tensor.refuse("shape", strf("at most %zu numbers are needed", kMaxDims));
+    view.bytes = element_bytes(view.dtype);
+    if (view.bytes == 0) tensor.refuse("dtype", "this dtype is not known");
+    for (const int64_t dim : view.shape)
+        if (__builtin_mul_overflow(view.bytes, dim, &view.bytes)) tensor.refuse("shape", "it overflows 64 bits");
+    const std::vector<int64_t> offsets = tensor.integers("data_offsets", 0, INT64_MAX);
+    if (offsets.size() != 2) tensor.refuse("data_offsets", "two numbers are needed");
+    if (offsets[0] > offsets[1] || offsets[1] > data_bytes)
+        tensor.refuse("data_offsets", strf("the file has %lld bytes of data (truncated?)", ll(data_bytes)));
+    if (view.bytes != offsets[1] - offsets[0])
+        tensor.refuse("data_offsets", strf("dtype and shape say %lld bytes", ll(view.bytes)));
+    view.offset = data_begin + offsets[0];
+    return view;
 }
 
 // IEEE half precision; every value is a float.
@@ -191,33 +83,34 @@ std::map<std::string, SafetensorsView> parse_header(
     std::string header(static_cast<size_t>(length), '\0');
     read(8, static_cast<int64_t>(length), header.data());
     REQUIRE(length > 0 && header[0] == '{', "%s: the header is not a JSON object (not safetensors?)", p);
-    HeaderEvents events;
-    bool parsed = nlohmann::json::sax_parse(header.begin(), header.end(), &events);
-    REQUIRE(parsed, "%s: damaged header: %s", p, events.error.c_str());
+    const nlohmann::json tensors = parse_json_object(header, path + ": header");
 
-    const uint64_t data_bytes = static_cast<uint64_t>(bytes) - 8 - length;
+    const int64_t begin = 8 + static_cast<int64_t>(length);
     std::map<std::string, SafetensorsView> views;
-    std::vector<const std::pair<const std::string, Described>*> order;
-    for (const auto& tensor : events.tensors) {
-        SafetensorsView& view = views[tensor.first];
-        std::string wrong = check_tensor(tensor.second, data_bytes, view);
-        REQUIRE(wrong.empty(), "%s: tensor \"%s\" %s", p, printable(tensor.first).c_str(), wrong.c_str());
-        view.offset = static_cast<int64_t>(8 + length + (*tensor.second.offsets)[0]);
-        order.push_back(&tensor);
+    std::vector<std::pair<int64_t, std::string>> order;   // offset and name
+    for (const auto& [name, value] : tensors.items()) {
+        if (name == "__metadata__") {
+            const auto is_text = [](const nlohmann::json& entry) { return entry.is_string(); };
+            REQUIRE(value.is_object() && std::all_of(value.begin(), value.end(), is_text),
+                    "%s: __metadata__ is not an object of texts", p);
+            continue;
+        }
+        const std::string where = path + ": tensor \"" + printable(name) + "\"";
+        REQUIRE(value.is_object(), "%s is not an object", where.c_str());
+        views[name] = view_of({value, where}, begin, bytes - begin);
+        order.emplace_back(views[name].offset, name);
     }
-    // In the order of the data every tensor must start where the one before ends.
-    std::sort(order.begin(), order.end(),
-              [](auto* a, auto* b) { return *a->second.offsets < *b->second.offsets; });
-    uint64_t cursor = 0;
-    for (const auto* tensor : order) {
-        const uint64_t start = (*tensor->second.offsets)[0];
-        REQUIRE(start == cursor, "%s: tensor \"%s\" starts at byte %llu of the data, %s", p,
-                printable(tensor->first).c_str(), static_cast<unsigned long long>(start),
-                start < cursor ? "inside another tensor" : "after a hole");
-        cursor = (*tensor->second.offsets)[1];
+    // In the order of the data every tensor must start where the one before ends. Empty ones come first.
+    std::sort(order.begin(), order.end(), [&](const auto& a, const auto& b) {
+        return std::pair(a.first, views[a.second].bytes) < std::pair(b.first, views[b.second].bytes);
+    });
+    int64_t cursor = begin;
+    for (const auto& [offset, name] : order) {
+        REQUIRE(offset == cursor, "%s: tensor \"%s\" starts at byte %lld of the data, %s", p, printable(name).c_str(),
+                ll(offset - begin), offset < cursor ? "inside another tensor" : "after a hole");
+        cursor += views[name].bytes;
     }
-    REQUIRE(cursor == data_bytes, "%s: %llu bytes follow the last tensor", p,
-            static_cast<unsigned long long>(data_bytes - cursor));
+    REQUIRE(cursor == bytes, "%s: %lld bytes follow the last tensor", p, ll(bytes - cursor));
     return views;
 }
 
