@@ -14,6 +14,7 @@
 #include "llmc/checkpoint/huggingface/hf_tokens.h"
 #include "llmc/checkpoint/load.h"
 #include "llmc/config/prompts.h"
+#include "llmc/ops/owned.h"
 #include "llmc/parallel/comm/comm.h"
 #include "llmc/train/generator.h"
 #include "llmc/train/log/log.h"
@@ -113,17 +114,11 @@ bool print(const std::vector<int32_t>& text, TokenForm form) {
     return error == 0;
 }
 
-// Frees memory and closes the device at the end, also after an Error.
+// Closes the device at the end, also after an Error.
 struct OpenDevice {
     Ctx ctx;
-    void* memory = nullptr;
-    void* pinned = nullptr;
     explicit OpenDevice(int index) { device::device_open(ctx, index); }
-    ~OpenDevice() {
-        if (pinned) device::pinned_free(pinned);
-        if (memory) device::device_free(memory);
-        device::device_close(ctx);
-    }
+    ~OpenDevice() { device::device_close(ctx); }
 };
 
 void report(const Generator::Times& t) {
@@ -152,9 +147,9 @@ int generate(const FoundModel& files, Config config) {
     OpenDevice device(0);
     device::gemm_set_search(device.ctx, false);   // a search takes longer than generating a text, and its results vary
     require_memory(bytes, limits);
-    device.memory = device::device_alloc(bytes);
-    device.pinned = device::pinned_alloc(Generator::pinned_bytes(limits));
-    Arena arena(device.memory, bytes);
+    const DevicePtr<> memory(device::device_alloc(bytes));
+    const PinnedPtr<> pinned(device::pinned_alloc(Generator::pinned_bytes(limits)));
+    Arena arena(memory.get(), bytes);
     Model model(config, table, limits, arena);
     model.load(device.ctx, config);
     for (const std::string& damage : files.skipped)
@@ -162,7 +157,7 @@ int generate(const FoundModel& files, Config config) {
     std::fprintf(stderr, "weights: %s\n", message_line(config.load).c_str());
     const Sampling sampling{.tokens = config.sample_tokens, .temperature = config.temperature, .top_k = config.top_k,
                             .top_p = config.top_p, .seed = config.seed};
-    model.generator().run(device.ctx, prompts, sampling, eos, device.pinned,
+    model.generator().run(device.ctx, prompts, sampling, eos, pinned.get(),
                         [&](const std::vector<int32_t>& text) { return print(text, form); });
     report(model.generator().times());
     return kExitOk;

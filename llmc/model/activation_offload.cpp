@@ -1,18 +1,5 @@
 #include "llmc/model/activation_offload.h"
 
-ActivationOffload::~ActivationOffload() {
-    if (open_) {
-        device::side_close(in_);
-        device::side_close(out_);
-        device::event_destroy(computed_);
-        for (int set = 0; set < kResidentLayers; set++) {
-            device::event_destroy(saved_[set]);
-            device::event_destroy(loaded_[set]);
-        }
-    }
-    if (host_) device::pinned_free(host_);
-}
-
 void ActivationOffload::add(int layer, const Tensor& saved) {
     if (!is_offloaded(layer) || !saved) return;
     offloaded_[static_cast<size_t>(layer)].push_back({saved, host_bytes_});
@@ -20,35 +7,35 @@ void ActivationOffload::add(int layer, const Tensor& saved) {
 }
 
 void ActivationOffload::allocate(const Arena& arena) {
-    if (host_bytes_ > 0 && !arena.measuring()) host_ = static_cast<char*>(device::pinned_alloc(host_bytes_));
+    if (host_bytes_ > 0 && !arena.measuring()) host_.reset(static_cast<char*>(device::pinned_alloc(host_bytes_)));
 }
 
 void ActivationOffload::open(const Ctx& ctx) {
-    if (open_) return;
-    device::side_open(in_, ctx);
-    device::side_open(out_, ctx);
-    in_.timer = out_.timer = nullptr;
-    computed_ = device::event_create();
+    if (in_.is_open()) return;
+    in_.open(ctx);
+    out_.open(ctx);
+    in_.ctx.timer = out_.ctx.timer = nullptr;
+    computed_ = OwnedEvent::create();
     for (int set = 0; set < kResidentLayers; set++) {
-        saved_[set] = device::event_create();
-        loaded_[set] = device::event_create();
+        saved_[set] = OwnedEvent::create();
+        loaded_[set] = OwnedEvent::create();
     }
-    open_ = true;
 }
 
 // The set holds the activations of kResidentLayers layers before, until they are copied to the host.
 void ActivationOffload::before_forward(Ctx& ctx, int layer) {
-    if (on() && !ctx.rehearsal && open_ && layer >= kResidentLayers) device::event_order(ctx, saved_[set_of(layer)]);
+    if (on() && !ctx.rehearsal && in_.is_open() && layer >= kResidentLayers)
+        device::event_order(ctx, saved_[set_of(layer)]);
 }
 
 void ActivationOffload::after_forward(Ctx& ctx, int layer, bool save) {
     if (!save || !is_offloaded(layer) || ctx.rehearsal) return;
     open(ctx);
     device::event_record(ctx, computed_);
-    device::event_order(out_, computed_);
+    device::event_order(out_.ctx, computed_);
     for (const Part& part : offloaded_[static_cast<size_t>(layer)])
-        device::copy_to_host(out_, host_ + part.offset, part.on_device.data, part.on_device.bytes());
-    device::event_record(out_, saved_[set_of(layer)]);
+        device::copy_to_host(out_.ctx, host_.get() + part.offset, part.on_device.data, part.on_device.bytes());
+    device::event_record(out_.ctx, saved_[set_of(layer)]);
 }
 
 void ActivationOffload::before_backward(Ctx& ctx, int layer) {
@@ -61,8 +48,8 @@ void ActivationOffload::after_backward(Ctx& ctx, int layer) {
     const int next = layer - kResidentLayers;
     if (next < 0 || !is_offloaded(next) || ctx.rehearsal) return;
     device::event_record(ctx, computed_);
-    device::event_order(in_, computed_);
+    device::event_order(in_.ctx, computed_);
     for (const Part& part : offloaded_[static_cast<size_t>(next)])
-        device::copy_to_device(in_, part.on_device.data, host_ + part.offset, part.on_device.bytes());
-    device::event_record(in_, loaded_[set_of(next)]);
+        device::copy_to_device(in_.ctx, part.on_device.data, host_.get() + part.offset, part.on_device.bytes());
+    device::event_record(in_.ctx, loaded_[set_of(next)]);
 }

@@ -7,14 +7,12 @@
 
 #include "llmc/config/config.h"
 #include "llmc/ops/arena.h"
+#include "llmc/ops/owned.h"
 
 class ActivationOffload {
 public:
     // layers: of the model; 0: nothing is offloaded.
     explicit ActivationOffload(int layers) : layers_(layers), offloaded_(static_cast<size_t>(offloaded_layers())) {}
-    ~ActivationOffload();
-    ActivationOffload(const ActivationOffload&) = delete;
-    ActivationOffload& operator=(const ActivationOffload&) = delete;
 
     bool on() const { return layers_ > 0; }
     static int set_of(int layer) { return layer % kResidentLayers; }
@@ -42,9 +40,8 @@ private:
     const int layers_;
     std::vector<std::vector<Part>> offloaded_;   // by layer
     int64_t host_bytes_ = 0;
-    char* host_ = nullptr;
-    Ctx in_, out_;   // streams of the copies, closed until the first training step
-    bool open_ = false;
-    Event* computed_ = nullptr;                   // the layer is done
-    Event *saved_[kResidentLayers] = {}, *loaded_[kResidentLayers] = {};   // by set: its latest copy is done
+    PinnedPtr<char> host_;
+    OwnedEvent computed_;   // the layer is done
+    OwnedEvent saved_[kResidentLayers], loaded_[kResidentLayers];   // by set: its latest copy is done
+    SideStream in_, out_;   // of the copies, closed until the first training step
 };

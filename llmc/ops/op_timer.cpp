@@ -4,15 +4,11 @@
 
 OpTimer::OpTimer(const Ctx& compute) : compute_(compute) { rehearsal_.rehearsal = true; }
 
-OpTimer::~OpTimer() {
-    for (Event* event : events_) device::event_destroy(event);
-}
-
 OpCall* OpTimer::next(const Ctx& ctx) {
     if (open_) return nullptr;
     if (used_ == calls_.size()) {
         calls_.emplace_back();
-        for (int i = 0; i < 2; i++) events_.push_back(device::event_create());
+        for (int i = 0; i < 2; i++) events_.push_back(OwnedEvent::create());
     }
     OpCall& call = calls_[used_++];
     call.work.gemms.clear();

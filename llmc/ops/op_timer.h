@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "llmc/ops/op_cost.h"
+#include "llmc/ops/owned.h"
 
 // One call of an operation, or a copy or fill outside of operations.
 struct OpCall {
@@ -24,9 +25,6 @@ class OpTimer {
 public:
     // Times steps whose compute stream is that of `compute`. Events are created when first needed.
     explicit OpTimer(const Ctx& compute);
-    ~OpTimer();
-    OpTimer(const OpTimer&) = delete;
-    OpTimer& operator=(const OpTimer&) = delete;
 
     void restart() { used_ = 0; }
     // Returns the calls since restart, the first calls() elements; waits for them to finish.
@@ -40,7 +38,7 @@ private:
     const Ctx& compute_;
     Ctx rehearsal_;               // records what a call does
     std::deque<OpCall> calls_;    // the first used_ are valid
-    std::vector<Event*> events_;  // begin and end of each call
+    std::vector<OwnedEvent> events_;   // begin and end of each call
     size_t used_ = 0;
     bool open_ = false;           // inside a call; nested calls are part of it
 };

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "llmc/fault/heartbeat.h"
-#include "llmc/ops/device.h"
+#include "llmc/ops/owned.h"
 
 class DeviceMarks {
 public:
@@ -14,18 +14,12 @@ public:
         std::vector<int64_t> numbers(kNumbers);
         for (size_t i = 0; i < numbers.size(); i++) numbers[i] = static_cast<int64_t>(i);
         const auto bytes = static_cast<int64_t>(numbers.size() * sizeof(int64_t));
-        numbers_ = static_cast<int64_t*>(device::device_alloc(bytes));
-        passed_ = static_cast<int64_t*>(device::pinned_alloc(kPlaces * sizeof(int64_t)));
-        std::fill(passed_, passed_ + kPlaces, 0);
-        device::copy_to_device(ctx, numbers_, numbers.data(), bytes);
+        numbers_.reset(static_cast<int64_t*>(device::device_alloc(bytes)));
+        passed_.reset(static_cast<int64_t*>(device::pinned_alloc(kPlaces * sizeof(int64_t))));
+        std::fill_n(passed_.get(), kPlaces, 0);
+        device::copy_to_device(ctx, numbers_.get(), numbers.data(), bytes);
         device::synchronize(ctx);
     }
-    ~DeviceMarks() {
-        device::device_free(numbers_);
-        device::pinned_free(passed_);
-    }
-    DeviceMarks(const DeviceMarks&) = delete;
-    DeviceMarks& operator=(const DeviceMarks&) = delete;
 
     void begins(Ctx& ctx, int64_t number) { mark(ctx, kBegun, number); }
     void ends(Ctx& ctx, int64_t number) { mark(ctx, kFinished, number); }
@@ -45,17 +39,17 @@ private:
     // micro-batch.
     static constexpr int64_t kNumbers = 1 << 16;
     void mark(Ctx& ctx, Place place, int64_t number) {
-        device::copy_to_host(ctx, &passed_[place], &numbers_[number % kNumbers], sizeof(int64_t));
+        device::copy_to_host(ctx, &passed_.get()[place], numbers_.get() + number % kNumbers, sizeof(int64_t));
     }
     int64_t at(Place place) const {
-        return std::atomic_ref<int64_t>(passed_[place]).load(std::memory_order_acquire);
+        return std::atomic_ref<int64_t>(passed_.get()[place]).load(std::memory_order_acquire);
     }
     // Pinned memory has numbers modulo kNumbers: returns the latest one up to `enqueued`.
     int64_t passed(Place place, int64_t enqueued) const {
         return enqueued - ((enqueued - at(place)) % kNumbers + kNumbers) % kNumbers;
     }
-    int64_t* numbers_;   // on the device: 0, 1, 2, ..., the source of the copies
-    int64_t* passed_;    // pinned, by Place: the number that was copied last
+    DevicePtr<int64_t> numbers_;   // on the device: 0, 1, 2, ..., the source of the copies
+    PinnedPtr<int64_t> passed_;    // by Place: the number that was copied last
     int64_t progress_ = 0;        // of the main thread
     int64_t seen_progress_ = 0;   // of the watchdog
 };

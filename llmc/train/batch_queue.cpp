@@ -4,11 +4,7 @@
 #include <utility>
 
 PassEvents::PassEvents() {
-    for (Event*& event : events_) event = device::event_create();
-}
-
-PassEvents::~PassEvents() {
-    for (Event* event : events_) device::event_destroy(event);
+    for (OwnedEvent& event : events_) event = OwnedEvent::create();
 }
 
 void PassEvents::enter(Ctx& ctx, Phase phase) {
@@ -31,9 +27,9 @@ Staging::Staging(const Config& config, const Groups& groups, Trainer& trainer)
     const int64_t comm_bytes = (trainer.reducer().report_bytes() + 255) / 256 * 256;
     const int64_t slot_bytes = ints_bytes + 2 * 256 + fp8_bytes + comm_bytes;   // a StepState each way
     static_assert(sizeof(StepState) <= 256);
-    memory_ = static_cast<char*>(device::pinned_alloc(2 * slot_bytes));
+    memory_.reset(static_cast<char*>(device::pinned_alloc(2 * slot_bytes)));
     for (size_t i = 0; i < 2; i++) {
-        char* base = memory_ + static_cast<int64_t>(i) * slot_bytes;
+        char* base = memory_.get() + static_cast<int64_t>(i) * slot_bytes;
         StagedStep& s = slots_[i].staged;
         s.tokens = reinterpret_cast<int32_t*>(base);
         s.targets = s.tokens + N;
@@ -48,17 +44,7 @@ Staging::Staging(const Config& config, const Groups& groups, Trainer& trainer)
         if (fp8_bytes > 0) s.fp8_report = base + ints_bytes + 512;
         if (comm_bytes > 0) s.grad_comm_report = base + ints_bytes + 512 + fp8_bytes;
         if (groups.world.world().ranks > 1) s.comm_timer = &slots_[i].comm_timer.emplace(trainer.timer_spans());
-        slots_[i].begin = device::event_create();
-        slots_[i].done = device::event_create();
     }
-}
-
-Staging::~Staging() {
-    for (Slot& slot : slots_) {
-        device::event_destroy(slot.begin);
-        device::event_destroy(slot.done);
-    }
-    device::pinned_free(memory_);
 }
 
 Staging::Slot& Staging::read(const DataLoader& loader, int64_t step, int64_t first, int64_t count) {

@@ -13,8 +13,6 @@
 class PassEvents {
 public:
     PassEvents();
-    ~PassEvents();
-    PassEvents(const PassEvents&) = delete;
     // The trainer enqueues what begins `phase`. The last backward pass ends where gradients are reduced.
     void enter(Ctx& ctx, Phase phase);
     // Milliseconds of a step that has finished. The loss counts as part of the backward pass.
@@ -25,7 +23,7 @@ public:
 private:
     enum { kForward, kBackward, kBackwardEnd, kReduce, kEvents };
     double ms(int from, int to) const;
-    Event* events_[kEvents];
+    OwnedEvent events_[kEvents];
     int next_ = kForward;
 };
 
@@ -34,14 +32,10 @@ class Staging {
 public:
     // Allocates this rank's part of two global batches and the reports of their steps. Owns none of its arguments.
     Staging(const Config& config, const Groups& groups, Trainer& trainer);
-    ~Staging();
-    Staging(const Staging&) = delete;
-    Staging& operator=(const Staging&) = delete;
 
     struct Slot {
         StagedStep staged;
-        Event* begin = nullptr;      // recorded by the training loop
-        Event* done = nullptr;
+        OwnedEvent begin = OwnedEvent::create(), done = OwnedEvent::create();   // recorded by the training loop
         PassEvents passes;
         std::optional<CommTimer> comm_timer;   // with several ranks
         int64_t step = 0;       // 0-based
@@ -61,6 +55,6 @@ private:
     const Groups& groups_;
     SequenceReader reader_;
     std::array<Slot, 2> slots_;
-    char* memory_ = nullptr;
+    PinnedPtr<char> memory_;
     std::vector<int64_t> scratch_;
 };

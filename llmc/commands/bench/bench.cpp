@@ -118,17 +118,13 @@ BenchRun::BenchRun(ParsedConfig parsed, BenchOptions options, Comm& comm)
     for (const std::string& name : parsed.idle) notes_.push_back(name);
 }
 
-BenchRun::~BenchRun() {
-    for (Event* event : ends_) device::event_destroy(event);
-}
-
 void BenchRun::open() {
     require_same_program(comm_);
     require_same(comm_, {{"set of options", config_to_json(config_)}});
     run_device_.open(notes_);
     if (comm_.world().ranks > 1)
         for (const std::string& line : check_comm(ctx_, comm_)) notes_.push_back(line);
-    for (int64_t i = 0; i <= options_.steps; i++) ends_.push_back(device::event_create());
+    for (int64_t i = 0; i <= options_.steps; i++) ends_.push_back(OwnedEvent::create());
 }
 
 // Enqueues a step that ends with ends_[number]; the steps before it may still run.

@@ -24,8 +24,6 @@ class BenchRun {
 public:
     // comm is not owned. Exit 2 for training options that have no effect on a bench.
     BenchRun(ParsedConfig parsed, BenchOptions options, Comm& comm);
-    ~BenchRun();
-    BenchRun(const BenchRun&) = delete;
     int run();
 
 private:
@@ -50,6 +48,6 @@ private:
     RunDevice run_device_{config_, table_, fp8_plan_, comm_};
     Ctx& ctx_ = run_device_.ctx;
     std::array<OpTimer, 2> timers_{OpTimer(ctx_), OpTimer(ctx_)};   // for even and odd steps, like the staging slots
-    std::vector<Event*> ends_;   // of the steps of run_steps
+    std::vector<OwnedEvent> ends_;   // of the steps of run_steps
     int64_t step_ = 0;
 };

@@ -25,24 +25,21 @@ double host_link_rate(Ctx& ctx) {
     const int64_t bytes = ctx.sm > 0 ? int64_t{1} << 28 : int64_t{1} << 22;
     DeviceMemory memory;
     const Tensor to = memory.take(Dtype::kFp32, bytes / 4), from = memory.take(Dtype::kFp32, bytes / 4);
-    void* const host[2] = {device::pinned_alloc(bytes), device::pinned_alloc(bytes)};
-    Ctx streams[2];
-    for (Ctx& stream : streams) device::side_open(stream, ctx);
-    Event* const event = device::event_create();
+    const PinnedPtr<> host[2] = {PinnedPtr<>(device::pinned_alloc(bytes)), PinnedPtr<>(device::pinned_alloc(bytes))};
+    SideStream streams[2];
+    for (SideStream& stream : streams) stream.open(ctx);
+    const OwnedEvent event = OwnedEvent::create();
     const double ms = best_ms(ctx, [&] {
         device::event_record(ctx, event);
-        for (Ctx& stream : streams) device::event_order(stream, event);
-        device::copy_to_device(streams[0], to.data, host[0], bytes);
-        device::copy_to_host(streams[1], host[1], from.data, bytes);
-        for (Ctx& stream : streams) {
-            device::event_record(stream, event);
+        for (SideStream& stream : streams) device::event_order(stream.ctx, event);
+        device::copy_to_device(streams[0].ctx, to.data, host[0].get(), bytes);
+        device::copy_to_host(streams[1].ctx, host[1].get(), from.data, bytes);
+        for (SideStream& stream : streams) {
+            device::event_record(stream.ctx, event);
             device::event_order(ctx, event);
         }
     });
     device::synchronize(ctx);
-    device::event_destroy(event);
-    for (Ctx& stream : streams) device::side_close(stream);
-    for (void* one : host) device::pinned_free(one);
     return 1e3 * d(bytes) / ms;
 }
 

@@ -2,13 +2,9 @@
 
 #include <algorithm>
 
-DeviceMemory::~DeviceMemory() {
-    for (void* memory : taken_) device::device_free(memory);
-}
-
 Tensor DeviceMemory::take(Dtype dtype, int64_t elems) {
-    taken_.push_back(device::device_alloc(elems * dtype_bytes(dtype)));
-    return {taken_.back(), dtype, elems};
+    taken_.emplace_back(device::device_alloc(elems * dtype_bytes(dtype)));
+    return {taken_.back().get(), dtype, elems};
 }
 
 Tensor DeviceMemory::random(Ctx& ctx, Dtype dtype, int64_t N, int64_t C, Fp8Slot* slot, uint64_t key) {
@@ -33,11 +29,6 @@ CastSlot::CastSlot(Ctx& ctx, DeviceMemory& memory) {
     slot_ = static_cast<Fp8Slot*>(memory.take(Dtype::kInt32, sizeof start / 4).data);
     device::copy_to_device(ctx, slot_, &start, sizeof start);
     device::synchronize(ctx);
-}
-
-Span::~Span() {
-    device::event_destroy(begin);
-    device::event_destroy(end);
 }
 
 double launches_ms(Ctx& ctx, const Span& span, int64_t launches, const Launch& launch) {

@@ -4,20 +4,18 @@
 #include <vector>
 
 #include "llmc/ops/ops.h"
+#include "llmc/ops/owned.h"
 
 // Device memory that is freed at the end of the scope.
 class DeviceMemory {
 public:
-    DeviceMemory() = default;
-    DeviceMemory(const DeviceMemory&) = delete;
-    ~DeviceMemory();
     Tensor take(Dtype dtype, int64_t elems);
     // (N, C) normal numbers, because a GPU at its power limit is faster with zeros. In FP8 they are cast with the scale
     // of `slot`; C must be a multiple of 16 then.
     Tensor random(Ctx& ctx, Dtype dtype, int64_t N, int64_t C, Fp8Slot* slot, uint64_t key);
 
 private:
-    std::vector<void*> taken_;
+    std::vector<DevicePtr<>> taken_;
 };
 
 // The slot of an FP8 tensor of normal numbers.
@@ -32,10 +30,7 @@ private:
 };
 
 struct Span {
-    Event *begin = device::event_create(), *end = device::event_create();
-    Span() = default;
-    Span(const Span&) = delete;
-    ~Span();
+    OwnedEvent begin = OwnedEvent::create(), end = OwnedEvent::create();
 };
 
 using Launch = std::function<void()>;

@@ -5,6 +5,7 @@
 #include "llmc/base/system/host.h"
 #include "llmc/base/text.h"
 #include "llmc/commands/doctor/doctor_items.h"
+#include "llmc/ops/owned.h"
 #include "llmc/parallel/comm/comm_benchmark.h"
 #include "llmc/parallel/comm/comm_mpi.h"
 #include "llmc/parallel/comm/comm_nccl_api.h"
@@ -18,37 +19,36 @@ constexpr const char* kStartRanks = "mpirun -np N checks them, as scripts/launch
 // fp32 values in device memory: whole numbers whose sums over up to 2000 ranks are exact in any order.
 class RankValues {
 public:
-    RankValues(Ctx& ctx, int64_t elems) : ctx_(ctx), host_(static_cast<size_t>(elems)) {
-        memory_ = device::device_alloc(bytes());
-    }
-    ~RankValues() { device::device_free(memory_); }
-    RankValues(const RankValues&) = delete;
+    RankValues(Ctx& ctx, int64_t elems)
+        : ctx_(ctx), host_(static_cast<size_t>(elems)), memory_(device::device_alloc(bytes())) {}
 
     int64_t elems() const { return static_cast<int64_t>(host_.size()); }
     int64_t bytes() const { return elems() * 4; }
-    Tensor view() const { return {memory_, Dtype::kFp32, elems()}; }
+    Tensor view() const { return {memory_.get(), Dtype::kFp32, elems()}; }
     static float value(int rank, int64_t i) { return static_cast<float>((i % 1009 + 1) * (rank % 8 + 1)); }
     void fill(int rank) {
         for (int64_t i = 0; i < elems(); i++) host_[static_cast<size_t>(i)] = value(rank, i);
-        device::copy_to_device(ctx_, memory_, host_.data(), bytes());
-        device::synchronize(ctx_);
+        upload();
     }
     void add_to(int64_t i, float what) {
         read();
         host_[static_cast<size_t>(i)] += what;
-        device::copy_to_device(ctx_, memory_, host_.data(), bytes());
-        device::synchronize(ctx_);
+        upload();
     }
     const std::vector<float>& read() {
-        device::copy_to_host(ctx_, host_.data(), memory_, bytes());
+        device::copy_to_host(ctx_, host_.data(), memory_.get(), bytes());
         device::synchronize(ctx_);
         return host_;
     }
 
 private:
+    void upload() {
+        device::copy_to_device(ctx_, memory_.get(), host_.data(), bytes());
+        device::synchronize(ctx_);
+    }
     Ctx& ctx_;
     std::vector<float> host_;
-    void* memory_ = nullptr;
+    const DevicePtr<> memory_;
 };
 
 // Returns the first element i of [begin, end) that is not want(i), as text; "" if all are right.

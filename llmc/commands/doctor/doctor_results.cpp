@@ -8,6 +8,7 @@
 #include "llmc/commands/doctor/doctor_items.h"
 #include "llmc/model/linear.h"
 #include "llmc/model/parameters/fp8_recipe.h"
+#include "llmc/ops/owned.h"
 #include "llmc/ops/reference_attention.h"
 #include "llmc/ops/reference_attention_fp8.h"
 #include "llmc/ops/reference_gemm_fp8.h"
@@ -20,18 +21,15 @@ using reference::HostTensor;
 // A copy of a host tensor in device memory.
 class OnDevice {
 public:
-    OnDevice(Ctx& ctx, const HostTensor& host) : ctx_(ctx), host_(host) {
-        memory_ = device::device_alloc(host.bytes());
-        device::copy_to_device(ctx, memory_, host.data(), host.bytes());
+    OnDevice(Ctx& ctx, const HostTensor& host) : ctx_(ctx), host_(host), memory_(device::device_alloc(host.bytes())) {
+        device::copy_to_device(ctx, memory_.get(), host.data(), host.bytes());
         device::synchronize(ctx);
     }
-    ~OnDevice() { device::device_free(memory_); }
-    OnDevice(const OnDevice&) = delete;
 
-    Tensor view() const { return {memory_, host_.dtype(), host_.elems()}; }
+    Tensor view() const { return {memory_.get(), host_.dtype(), host_.elems()}; }
     HostTensor download() const {
         HostTensor result = host_;
-        device::copy_to_host(ctx_, result.data(), memory_, host_.bytes());
+        device::copy_to_host(ctx_, result.data(), memory_.get(), host_.bytes());
         device::synchronize(ctx_);
         return result;
     }
@@ -39,7 +37,7 @@ public:
 private:
     Ctx& ctx_;
     const HostTensor host_;
-    void* memory_ = nullptr;
+    const DevicePtr<> memory_;
 };
 
 // Returns what is wrong with a result, "" if nothing. The bound must detect a change of one element by `share` of the

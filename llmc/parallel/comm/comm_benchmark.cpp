@@ -10,6 +10,7 @@
 #include "llmc/base/check.h"
 #include "llmc/base/median.h"
 #include "llmc/base/text.h"
+#include "llmc/ops/owned.h"
 
 namespace {
 
@@ -36,17 +37,9 @@ public:
             least_free = std::min(least_free, int64_t{std::stoll(text)});
         for (int64_t size = gpu ? kMiB : kMiB / 16; size <= (gpu ? 1024 : 4) * kMiB; size *= 4)
             if (size == kMiB / 16 || size <= least_free / 4) sizes_.push_back(size);
-        in_ = device::device_alloc(sizes_.back());
-        out_ = device::device_alloc(sizes_.back());
-        begin_ = device::event_create();
-        end_ = device::event_create();
-        device::fill_bytes(ctx_, in_, 0, sizes_.back());
-    }
-    ~CommCheck() {
-        device::event_destroy(begin_);
-        device::event_destroy(end_);
-        device::device_free(in_);
-        device::device_free(out_);
+        in_.reset(device::device_alloc(sizes_.back()));
+        out_.reset(device::device_alloc(sizes_.back()));
+        device::fill_bytes(ctx_, in_.get(), 0, sizes_.back());
     }
 
     std::vector<std::string> run() {
@@ -108,7 +101,7 @@ private:
         std::string largest;
         for (const int64_t size : sizes_) {
             const int64_t elems = size / 4 / ranks_ * ranks_;
-            const Tensor in{in_, Dtype::kFp32, elems}, out{out_, Dtype::kFp32, elems};
+            const Tensor in{in_.get(), Dtype::kFp32, elems}, out{out_.get(), Dtype::kFp32, elems};
             const std::string name = size < kMiB ? strf("%lld KiB", (long long)(size / 1024))
                                                  : strf("%lld MiB", (long long)(size / kMiB));
             print(strf("%10s", name.c_str()));
@@ -131,7 +124,7 @@ private:
         std::vector<double> mine(static_cast<size_t>(ranks_), 0);
         for (int round = 0; round < pair_rounds(ranks_); round++) {
             const int peer = peer_in_round(comm_.world().rank, round, ranks_);
-            const Tensor in{in_, Dtype::kFp32, bytes / 4}, out{out_, Dtype::kFp32, bytes / 4};
+            const Tensor in{in_.get(), Dtype::kFp32, bytes / 4}, out{out_.get(), Dtype::kFp32, bytes / 4};
             std::function<void()> work;
             if (peer >= 0) work = [&] { comm_.exchange(ctx_, out, in, peer); };
             const double time = seconds(bytes, work, false);
@@ -174,8 +167,8 @@ private:
     const bool tables_;
     std::vector<std::string> hosts_, labels_;   // by rank
     std::vector<int64_t> sizes_;                // bytes, ascending
-    void *in_ = nullptr, *out_ = nullptr;       // of the largest size
-    Event *begin_ = nullptr, *end_ = nullptr;
+    DevicePtr<> in_, out_;                      // of the largest size
+    const OwnedEvent begin_ = OwnedEvent::create(), end_ = OwnedEvent::create();
 };
 
 }  // namespace

@@ -6,9 +6,6 @@
 class CommStream {
 public:
     explicit CommStream(bool overlap) : overlap_(overlap) {}
-    ~CommStream();
-    CommStream(const CommStream&) = delete;
-    CommStream& operator=(const CommStream&) = delete;
 
     // The side stream, opened on first use, or `compute` itself without overlap or in a rehearsal.
     Ctx& comm_ctx(Ctx& compute);
@@ -32,7 +29,7 @@ public:
     void set_timer(CommTimer* timer) { timer_ = timer; }   // may be null
     // Runs `work`, timed if ctx is the compute stream: collectives on it, and waiting for the side stream.
     template <typename Work> void timed(Ctx& ctx, Work&& work) {
-        const bool counts = timer_ && !ctx.rehearsal && &ctx != &stream_;
+        const bool counts = timer_ && !ctx.rehearsal && &ctx != &stream_.ctx;
         if (counts) timer_->begin(ctx);
         work();
         if (counts) timer_->end(ctx);
@@ -40,8 +37,8 @@ public:
 
 private:
     const bool overlap_;
-    Ctx stream_;
-    Event* ready_ = nullptr;   // null until the stream is open
+    SideStream stream_;
+    OwnedEvent ready_;   // null until the stream is open
     int64_t mark_ = 0, waited_ = 0;   // the latest mark of the compute stream, and that which the side stream waits for
     int64_t recorded_ = 0, passed_ = 0;   // the latest event of the side stream, and that which compute waits for
     CommTimer* timer_ = nullptr;

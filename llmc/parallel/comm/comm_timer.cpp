@@ -1,11 +1,7 @@
 #include "llmc/parallel/comm/comm_timer.h"
 
 CommTimer::CommTimer(int64_t spans) {
-    for (int64_t i = 0; i < 2 * spans; i++) events_.push_back(device::event_create());
-}
-
-CommTimer::~CommTimer() {
-    for (Event* event : events_) device::event_destroy(event);
+    for (int64_t i = 0; i < 2 * spans; i++) events_.push_back(OwnedEvent::create());
 }
 
 void CommTimer::record(Ctx& ctx, size_t half) {

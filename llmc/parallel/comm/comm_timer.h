@@ -3,15 +3,12 @@
 #pragma once
 #include <vector>
 
-#include "llmc/ops/device.h"
+#include "llmc/ops/owned.h"
 
 class CommTimer {
 public:
     // spans: the most that a step has.
     explicit CommTimer(int64_t spans);
-    ~CommTimer();
-    CommTimer(const CommTimer&) = delete;
-    CommTimer& operator=(const CommTimer&) = delete;
 
     void restart() { used_ = 0; }
     void begin(Ctx& ctx) { record(ctx, 0); }
@@ -21,6 +18,6 @@ public:
 private:
     void record(Ctx& ctx, size_t half);
 
-    std::vector<Event*> events_;   // begin and end of each span
+    std::vector<OwnedEvent> events_;   // begin and end of each span
     size_t used_ = 0;
 };

@@ -39,11 +39,6 @@ GradReducer::GradReducer(const Config& config, const ShardedState& state, const 
     report_ = take(Dtype::kFp64, static_cast<int64_t>(sizeof(GradCommReport) / sizeof(double)));
 }
 
-GradReducer::~GradReducer() {
-    if (reduced_) device::event_destroy(reduced_);
-    for (Event* event : done_) device::event_destroy(event);
-}
-
 // bf16 gradients gain nothing from a wider type. Gradients of embeddings, norms and biases are never in FP8: they are
 // few or sparse.
 GradCommDtype GradReducer::comm_dtype(const ParamGroup& bucket) const {
@@ -135,7 +130,7 @@ void GradReducer::reduce_layer(Ctx& ctx, int layer) {
         reduce(comm, bucket);
         reduced_buckets_++;
         if (&comm == &ctx || !state_.shares_grads()) continue;
-        while (done_.size() < order_.size()) done_.push_back(device::event_create());
+        while (done_.size() < order_.size()) done_.push_back(OwnedEvent::create());
         order_[b] = stream_.record(comm, done_[b]);
     }
     reducing_ = reduced_buckets_ < buckets_.all().size();
@@ -147,7 +142,7 @@ void GradReducer::finish(Ctx& ctx) {
           buckets_.all().size());
     Ctx& comm = stream_.comm_ctx(ctx);
     if (&comm == &ctx) return;
-    if (!reduced_) reduced_ = device::event_create();
+    if (!reduced_) reduced_ = OwnedEvent::create();
     stream_.order_after(ctx, reduced_, stream_.record(comm, reduced_));
 }
 

@@ -32,9 +32,6 @@ public:
     // Owns none of its arguments. Allocates communication buffers from the arena.
     GradReducer(const Config& config, const ShardedState& state, const Groups& groups, CommStream& stream,
                 Arena& arena);
-    ~GradReducer();
-    GradReducer(const GradReducer&) = delete;
-    GradReducer& operator=(const GradReducer&) = delete;
 
     // Called before each backward pass of the step; the gradients of any other are dropped.
     void begin(Ctx& ctx, const BackwardPass& pass);
@@ -86,7 +83,7 @@ private:
     bool reducing_ = false, comparing_ = false;
     size_t reduced_buckets_ = 0;   // in this pass
     // Events of the side stream. If buckets share memory, one after the reduction of each.
-    Event* reduced_ = nullptr;     // all of a step; null without a side stream
-    std::vector<Event*> done_;     // by bucket: the latest reduction
+    OwnedEvent reduced_;           // all of a step; null without a side stream
+    std::vector<OwnedEvent> done_;   // by bucket: the latest reduction
     std::vector<int64_t> order_;   // by bucket: its number, see CommStream::record; 0: none yet
 };

@@ -16,12 +16,6 @@ LayerGatherer::LayerGatherer(const Config& config, const ParamTable& table, cons
     }
 }
 
-LayerGatherer::~LayerGatherer() {
-    for (const Unit& layer : units_)
-        if (layer.done) device::event_destroy(layer.done);
-    if (all_done_) device::event_destroy(all_done_);
-}
-
 // A pass gathers each group at most once and waits for each layer at most once.
 int64_t LayerGatherer::timer_spans() const {
     return 2 * static_cast<int64_t>(state_.buckets().all().size() + units_.size());
@@ -97,7 +91,7 @@ void LayerGatherer::prepare(Ctx& ctx, int layer, bool backward) {
     if (transposes && block) transposed_slot(layer).layer = layer;
     if (&comm == &ctx) return;
     idle_ = false;
-    if (!unit.done) unit.done = device::event_create();
+    if (!unit.done) unit.done = OwnedEvent::create();
     unit.number = stream_.record(comm, unit.done);
 }
 
@@ -121,7 +115,7 @@ void LayerGatherer::wait(Ctx& ctx, int layer) {
 void LayerGatherer::wait(Ctx& ctx) {
     Ctx& comm = stream_.comm_ctx(ctx);
     if (&comm == &ctx || idle_) return;
-    if (!all_done_) all_done_ = device::event_create();
+    if (!all_done_) all_done_ = OwnedEvent::create();
     stream_.order_after(ctx, all_done_, stream_.record(comm, all_done_));
     idle_ = true;
 }

@@ -15,9 +15,6 @@ public:
     // Owns none of its arguments.
     LayerGatherer(const Config& config, const ParamTable& table, const ShardedState& state, Fp8State& fp8,
                   const WeightSlots& slots, const Groups& groups, CommStream& stream, const Arena& arena);
-    ~LayerGatherer();
-    LayerGatherer(const LayerGatherer&) = delete;
-    LayerGatherer& operator=(const LayerGatherer&) = delete;
 
     // The weights have changed: quantizes this rank's blocks from its masters and gathers the first layers of a pass.
     // The side stream waits for the new masters already. step: see WeightGatherer::gather.
@@ -38,7 +35,7 @@ private:
     struct Unit {   // a layer
         std::vector<int> groups;   // those that are gathered
         bool fp8 = false;          // some of them in FP8
-        Event* done = nullptr;     // of the side stream: all is gathered; null without one
+        OwnedEvent done;           // of the side stream: all is gathered; null without one
         int64_t number = 0;        // of that event, see CommStream::record
     };
     struct Slot {
@@ -75,7 +72,7 @@ private:
     std::vector<Unit> units_;          // from the embedding to the head
     std::vector<Slot> slots_state_;    // by WeightSlots::slot_of
     std::vector<Slot> transposed_;
-    Event* all_done_ = nullptr;
+    OwnedEvent all_done_;
     bool pass_follows_ = false;
     bool idle_ = true;                 // nothing was enqueued on the side stream since the last wait for all of it
 };

@@ -27,20 +27,9 @@ OffloadedSlots::OffloadedSlots(const std::vector<Slot>& slots, int64_t begin, in
         HostSlot& host = slots_.emplace_back();
         host.slot = slot;
         for (Tensor& one : host.buffers) one = arena.take(Purpose::kOffload, slot.dtype, chunk_);
-        if (!arena.measuring())
-            host.memory = static_cast<char*>(device::pinned_alloc((end - begin) * dtype_bytes(slot.dtype)));
+        const int64_t bytes = (end - begin) * dtype_bytes(slot.dtype);
+        if (!arena.measuring()) host.memory.reset(static_cast<char*>(device::pinned_alloc(bytes)));
     }
-}
-
-OffloadedSlots::~OffloadedSlots() {
-    if (open_) {
-        device::side_close(in_);
-        device::side_close(out_);
-        for (Buffer& b : ring_)
-            for (Event* event : {b.loaded, b.used, b.free}) device::event_destroy(event);
-    }
-    for (HostSlot& slot : slots_)
-        if (slot.memory) device::pinned_free(slot.memory);
 }
 
 const OffloadedSlots::HostSlot* OffloadedSlots::find(StateKind kind) const {
@@ -56,34 +45,34 @@ int64_t OffloadedSlots::host_bytes() const {
 }
 
 void OffloadedSlots::open(const Ctx& ctx) {
-    if (open_) return;
-    device::side_open(in_, ctx);
-    device::side_open(out_, ctx);
-    in_.timer = out_.timer = nullptr;
+    if (in_.is_open()) return;
+    in_.open(ctx);
+    out_.open(ctx);
+    in_.ctx.timer = out_.ctx.timer = nullptr;
     for (Buffer& b : ring_)
-        for (Event** event : {&b.loaded, &b.used, &b.free}) *event = device::event_create();
-    open_ = true;
+        for (OwnedEvent* event : {&b.loaded, &b.used, &b.free}) *event = OwnedEvent::create();
 }
 
 void OffloadedSlots::load(int64_t chunk, SlotAccess access) {
     Buffer& b = buffer(chunk);
-    device::event_order(in_, b.free);
+    device::event_order(in_.ctx, b.free);
     for (HostSlot& host : slots_) {
         if (access == SlotAccess::kReadMasters && host.slot.kind != StateKind::kMaster) continue;
         const Tensor to = host.buffers[chunk % kBuffers].slice(0, last(chunk) - first(chunk));
-        device::copy_to_device(in_, to.data, host.memory + chunk * chunk_ * dtype_bytes(to.dtype), to.bytes());
+        device::copy_to_device(in_.ctx, to.data, host.memory.get() + chunk * chunk_ * dtype_bytes(to.dtype), to.bytes());
     }
-    device::event_record(in_, b.loaded);
+    device::event_record(in_.ctx, b.loaded);
 }
 
 void OffloadedSlots::store(int64_t chunk) {
     Buffer& b = buffer(chunk);
-    device::event_order(out_, b.used);
+    device::event_order(out_.ctx, b.used);
     for (HostSlot& host : slots_) {
         const Tensor from = host.buffers[chunk % kBuffers].slice(0, last(chunk) - first(chunk));
-        device::copy_to_host(out_, host.memory + chunk * chunk_ * dtype_bytes(from.dtype), from.data, from.bytes());
+        device::copy_to_host(out_.ctx, host.memory.get() + chunk * chunk_ * dtype_bytes(from.dtype), from.data,
+                             from.bytes());
     }
-    device::event_record(out_, b.free);
+    device::event_record(out_.ctx, b.free);
 }
 
 void OffloadedSlots::prefetch(Ctx& ctx) {
@@ -120,9 +109,9 @@ Tensor OffloadedSlots::at(StateKind kind, int64_t begin, int64_t elems) const {
 void* OffloadedSlots::host(StateKind kind, int64_t index) {
     const HostSlot* host = find(kind);
     CHECK(host && index >= begin_ && index < end_, "element %lld is not in host memory", (long long)index);
-    if (open_) {
-        device::synchronize(in_);
-        device::synchronize(out_);
+    if (in_.is_open()) {
+        device::synchronize(in_.ctx);
+        device::synchronize(out_.ctx);
     }
-    return host->memory + (index - begin_) * dtype_bytes(host->slot.dtype);
+    return host->memory.get() + (index - begin_) * dtype_bytes(host->slot.dtype);
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "llmc/model/parameters/state_slots.h"
+#include "llmc/ops/owned.h"
 
 enum class SlotAccess : uint8_t {
     kReadMasters,   // masters are copied in, nothing is copied back
@@ -23,9 +24,6 @@ public:
     // Offloads the elements [begin, end) of the slots, in chunks of about chunk_bytes. Allocates device buffers from
     // the arena, and host memory unless it only measures.
     OffloadedSlots(const std::vector<Slot>& slots, int64_t begin, int64_t end, int64_t chunk_bytes, Arena& arena);
-    ~OffloadedSlots();
-    OffloadedSlots(const OffloadedSlots&) = delete;
-    OffloadedSlots& operator=(const OffloadedSlots&) = delete;
 
     bool has(StateKind kind) const { return find(kind) != nullptr; }
     int64_t begin() const { return begin_; }
@@ -45,13 +43,13 @@ public:
 private:
     struct HostSlot {
         Slot slot;
-        char* memory = nullptr;              // pinned; null while rehearsing
+        PinnedPtr<char> memory;              // null while rehearsing
         Tensor buffers[kBuffers];            // of chunk_ elements
     };
     struct Buffer {
-        Event* loaded = nullptr;   // of in_: its elements are copied in
-        Event* used = nullptr;     // of the compute stream, which does not use it any more
-        Event* free = nullptr;     // the next chunk may be copied in: of out_, or `used` if nothing is copied back
+        OwnedEvent loaded;   // of in_: its elements are copied in
+        OwnedEvent used;     // of the compute stream, which does not use it any more
+        OwnedEvent free;     // the next chunk may be copied in: of out_, or `used` if nothing is copied back
     };
     const HostSlot* find(StateKind kind) const;
     Buffer& buffer(int64_t chunk) { return ring_[chunk % kBuffers]; }
@@ -68,6 +66,5 @@ private:
     int64_t in_use_ = -1;        // chunk
     int64_t prefetched_ = 0;     // chunks
     Buffer ring_[kBuffers];
-    Ctx in_, out_;               // streams of the copies, closed until the first pass
-    bool open_ = false;
+    SideStream in_, out_;        // of the copies, closed until the first pass
 };

@@ -20,10 +20,6 @@ WeightGatherer::WeightGatherer(const Config& config, const ParamTable& table, Sh
     if (longest > 0) rounded_ = arena.take(Purpose::kComm, Dtype::kBf16, longest);
 }
 
-WeightGatherer::~WeightGatherer() {
-    for (Event* event : done_) device::event_destroy(event);
-}
-
 int64_t WeightGatherer::timer_spans() const {
     const int64_t micro_batches = config_.global_batch_size / (config_.micro_batch_size * groups_.data_ranks);
     // A calibration micro-batch may come first, and counting scales takes another pass.
@@ -61,7 +57,7 @@ void WeightGatherer::gather(Ctx& ctx, const StepState* step) {
     const bool side = &comm != &ctx;
     if (fp8_.gathers_bytes()) fp8_.prepare_shards(ctx, step);
     stream_.wait_for_compute(ctx, comm);
-    while (side && !layers_ && done_.size() < buckets_.all().size()) done_.push_back(device::event_create());
+    while (side && !layers_ && done_.size() < buckets_.all().size()) done_.push_back(OwnedEvent::create());
     for (size_t b = 0; b < buckets_.all().size(); b++) {   // ascending layers
         const int number = static_cast<int>(b);
         if (!state_.holds_whole(bucket(number))) continue;

@@ -20,9 +20,6 @@ public:
     // Owns none of its arguments. Allocates communication buffers from the arena. slots: null without --zero 3.
     WeightGatherer(const Config& config, const ParamTable& table, ShardedState& state, Fp8State& fp8,
                    const WeightSlots* slots, const Groups& groups, CommStream& stream, Arena& arena);
-    ~WeightGatherer();
-    WeightGatherer(const WeightGatherer&) = delete;
-    WeightGatherer& operator=(const WeightGatherer&) = delete;
 
     // Takes the maximum of the amaxes over the ranks, so that all compute the same scales.
     void all_reduce_amaxes(Ctx& ctx);
@@ -58,7 +55,7 @@ private:
     const Groups& groups_;
     CommStream& stream_;
     Tensor rounded_;                     // communication buffer: the masters of a kFp8Linear bucket in bf16
-    std::vector<Event*> done_;           // by bucket: its weights are gathered; empty until the side stream is open
+    std::vector<OwnedEvent> done_;       // by bucket: its weights are gathered; empty until the side stream is open
     size_t next_;                        // first bucket that the compute stream has not waited for
     std::unique_ptr<LayerGatherer> layers_;   // null without --zero 3
 };

@@ -1,0 +1,54 @@
+// Events, streams and memory of the device that are given back when their owner ends.
+#pragma once
+#include <memory>
+
+#include "llmc/ops/device.h"
+
+// An event; null until it is created.
+class OwnedEvent {
+public:
+    static OwnedEvent create() {
+        OwnedEvent owned;
+        owned.event_.reset(device::event_create());
+        return owned;
+    }
+    operator Event*() const { return event_.get(); }
+
+private:
+    struct Destroy {
+        void operator()(Event* event) const { device::event_destroy(event); }
+    };
+    std::unique_ptr<Event, Destroy> event_;
+};
+
+// A stream beside another one, see side_open; closed at first.
+class SideStream {
+public:
+    SideStream() = default;
+    ~SideStream() {
+        if (open_) device::side_close(ctx);
+    }
+    SideStream(const SideStream&) = delete;
+    SideStream& operator=(const SideStream&) = delete;
+
+    bool is_open() const { return open_; }
+    void open(const Ctx& beside) {
+        device::side_open(ctx, beside);
+        open_ = true;
+    }
+
+    Ctx ctx;
+
+private:
+    bool open_ = false;
+};
+
+// Memory from device_alloc and pinned_alloc.
+struct FreeDevice {
+    void operator()(void* memory) const { device::device_free(memory); }
+};
+struct FreePinned {
+    void operator()(void* memory) const { device::pinned_free(memory); }
+};
+template <typename T = void> using DevicePtr = std::unique_ptr<T, FreeDevice>;
+template <typename T = void> using PinnedPtr = std::unique_ptr<T, FreePinned>;
