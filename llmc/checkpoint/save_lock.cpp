@@ -59,11 +59,8 @@ std::string read_line(int fd) {
     return std::string(text, static_cast<size_t>(got > 0 ? got : 0));
 }
 std::string read_line(const std::string& path) {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    if (fd < 0) return "";
-    const std::string line = read_line(fd);
-    ::close(fd);
-    return line;
+    const Descriptor file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    return file.fd < 0 ? "" : read_line(file.fd);
 }
 
 [[noreturn]] void fail_lock(const char* call, const std::string& path, int error) {

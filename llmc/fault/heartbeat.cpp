@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "llmc/base/check.h"
+#include "llmc/base/system/descriptor.h"
 
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<int32_t>::is_always_lock_free);
 
@@ -42,10 +43,9 @@ const PhaseRow& phase_row(Phase phase) {
 void send_to_launcher(const std::string& line) {
     const std::string file = launcher_file();
     if (file.empty()) return;
-    const int fd = ::open((file + ".events").c_str(), O_WRONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0) return;
-    [[maybe_unused]] const ssize_t done = ::write(fd, line.data(), line.size());
-    ::close(fd);
+    const Descriptor pipe(::open((file + ".events").c_str(), O_WRONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC));
+    if (pipe.fd < 0) return;
+    [[maybe_unused]] const ssize_t done = ::write(pipe.fd, line.data(), line.size());
 }
 
 }  // namespace

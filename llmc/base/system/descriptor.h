@@ -2,12 +2,13 @@
 #pragma once
 #include <unistd.h>
 
+#include <utility>
+
 struct Descriptor {
     int fd;
-    explicit Descriptor(int fd_) : fd(fd_) {}
+    explicit Descriptor(int fd_ = -1) : fd(fd_) {}
     ~Descriptor() {
         if (fd >= 0) ::close(fd);
     }
-    Descriptor(const Descriptor&) = delete;
-    Descriptor& operator=(const Descriptor&) = delete;
+    Descriptor(Descriptor&& other) noexcept : fd(std::exchange(other.fd, -1)) {}
 };

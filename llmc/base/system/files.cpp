@@ -20,7 +20,6 @@
 #include <xxhash.h>
 
 #include "llmc/base/check.h"
-#include "llmc/base/system/descriptor.h"
 
 namespace fs = std::filesystem;
 
@@ -73,6 +72,17 @@ std::string hex(XXH128_hash_t hash) {
                 static_cast<unsigned long long>(hash.low64));
 }
 
+constexpr int kNewFile = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+
+Descriptor open_to_write(const std::string& path, int flags, const IoHook& hook) {
+    ask_hook(hook, "open", path);
+    Descriptor file(::open(path.c_str(), flags, 0666));
+    if (file.fd < 0) fail_disk("open", path, errno);
+    return file;
+}
+
+Descriptor open_new(const std::string& path, const IoHook& hook) { return open_to_write(path, kNewFile, hook); }
+
 void write_all(int fd, const std::string& path, int64_t offset, const void* data, int64_t bytes, const IoHook& hook) {
     ask_hook(hook, "write", path);
     if (beyond_size_limit(offset + bytes)) fail_disk("write", path, EFBIG);
@@ -102,7 +112,7 @@ void close_synced(int& fd, const std::string& path, const IoHook& hook) {
 // Calls use(data, bytes) for at most `bytes` bytes from `begin` on. Returns how many there were.
 int64_t read_from(const std::string& path, int64_t begin, int64_t bytes,
                   const std::function<void(const void* data, int64_t bytes)>& use) {
-    Descriptor file(open_regular(path));
+    const Descriptor file = open_regular(path);
     posix_fadvise(file.fd, begin, bytes == INT64_MAX ? 0 : bytes, POSIX_FADV_SEQUENTIAL);
     const auto buffer = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(kIoBytes));
     int64_t done = 0;
@@ -138,49 +148,27 @@ void Xxh3::reset() {
 }
 std::string Xxh3::digest() const { return hex(XXH3_128bits_digest(impl_->state)); }
 
-struct OutputFile::Impl {
-    std::string path;
-    IoHook hook;
-    int fd = -1;
-    int64_t bytes = 0;
-    Xxh3 hash;
-};
-
-OutputFile::OutputFile(const std::string& path, const IoHook& hook) : impl_(std::make_unique<Impl>()) {
-    impl_->path = path;
-    impl_->hook = hook;
-    ask_hook(hook, "open", path);
-    impl_->fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (impl_->fd < 0) fail_disk("open", path, errno);
-}
-
-OutputFile::~OutputFile() {
-    if (impl_->fd >= 0) ::close(impl_->fd);
-}
+OutputFile::OutputFile(const std::string& path, const IoHook& hook)
+    : path_(path), hook_(hook), file_(open_new(path, hook)) {}
 
 void OutputFile::write(const void* data, int64_t bytes) {
-    CHECK(impl_->fd >= 0 && bytes >= 0, "write of %lld bytes to %s", static_cast<long long>(bytes),
-          impl_->path.c_str());
-    write_all(impl_->fd, impl_->path, impl_->bytes, data, bytes, impl_->hook);
-    impl_->hash.update(data, bytes);
-    impl_->bytes += bytes;
+    CHECK(file_.fd >= 0 && bytes >= 0, "write of %lld bytes to %s", ll(bytes), path_.c_str());
+    write_all(file_.fd, path_, bytes_, data, bytes, hook_);
+    hash_.update(data, bytes);
+    bytes_ += bytes;
 }
 
-void OutputFile::close() { close_synced(impl_->fd, impl_->path, impl_->hook); }
-
-int64_t OutputFile::bytes() const { return impl_->bytes; }
-std::string OutputFile::xxh3() const { return impl_->hash.digest(); }
+void OutputFile::close() { close_synced(file_.fd, path_, hook_); }
 
 ReplacementFile::ReplacementFile(const std::string& path) : path_(path) {
     do {
         aside_ = path + "." + random_digits();
-        fd_ = ::open(aside_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-    } while (fd_ < 0 && errno == EEXIST);
-    if (fd_ < 0) fail_disk("open", aside_, errno);
+        file_.fd = ::open(aside_.c_str(), kNewFile, 0666);
+    } while (file_.fd < 0 && errno == EEXIST);
+    if (file_.fd < 0) fail_disk("open", aside_, errno);
 }
 
 ReplacementFile::~ReplacementFile() {
-    if (fd_ >= 0) ::close(fd_);
     if (!aside_.empty()) ::unlink(aside_.c_str());
 }
 
@@ -190,7 +178,7 @@ void ReplacementFile::write(const std::string& text) {
 }
 
 void ReplacementFile::flush() {
-    write_all(fd_, aside_, bytes_, buffer_.data(), static_cast<int64_t>(buffer_.size()), {});
+    write_all(file_.fd, aside_, bytes_, buffer_.data(), static_cast<int64_t>(buffer_.size()), {});
     bytes_ += static_cast<int64_t>(buffer_.size());
     buffer_.clear();
 }
@@ -198,16 +186,14 @@ void ReplacementFile::flush() {
 void ReplacementFile::publish() {
     flush();
     struct stat old {};
-    if (::lstat(path_.c_str(), &old) == 0 && S_ISREG(old.st_mode)) ::fchmod(fd_, old.st_mode & 07777);
-    close_synced(fd_, aside_, {});
+    if (::lstat(path_.c_str(), &old) == 0 && S_ISREG(old.st_mode)) ::fchmod(file_.fd, old.st_mode & 07777);
+    close_synced(file_.fd, aside_, {});
     rename_path(aside_, path_);
     aside_.clear();
 }
 
 void create_file(const std::string& path, int64_t bytes, const IoHook& hook) {
-    ask_hook(hook, "open", path);
-    Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-    if (file.fd < 0) fail_disk("open", path, errno);
+    const Descriptor file = open_new(path, hook);
     ask_hook(hook, "allocate", path);
     if (beyond_size_limit(bytes)) fail_disk("allocate", path, EFBIG);
     if (::fallocate(file.fd, 0, 0, bytes) == 0) return;
@@ -215,26 +201,19 @@ void create_file(const std::string& path, int64_t bytes, const IoHook& hook) {
     if (!unknown || ::ftruncate(file.fd, bytes) != 0) fail_disk("allocate", path, errno);
 }
 
-RangeFile::RangeFile(const std::string& path, const IoHook& hook) : path_(path), hook_(hook) {
-    ask_hook(hook_, "open", path_);
-    fd_ = ::open(path_.c_str(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd_ < 0) fail_disk("open", path_, errno);
-}
-
-RangeFile::~RangeFile() {
-    if (fd_ >= 0) ::close(fd_);
-}
+RangeFile::RangeFile(const std::string& path, const IoHook& hook)
+    : path_(path), hook_(hook), file_(open_to_write(path, O_WRONLY | O_NOFOLLOW | O_CLOEXEC, hook)) {}
 
 void RangeFile::write(int64_t offset, const void* data, int64_t bytes) {
-    CHECK(fd_ >= 0, "write to %s after it was closed", path_.c_str());
-    write_all(fd_, path_, offset, data, bytes, hook_);
+    CHECK(file_.fd >= 0, "write to %s after it was closed", path_.c_str());
+    write_all(file_.fd, path_, offset, data, bytes, hook_);
     // Starts writeback now, so that the final fsync, which reports errors, has less to do.
-    ::sync_file_range(fd_, offset, bytes, SYNC_FILE_RANGE_WRITE);
+    ::sync_file_range(file_.fd, offset, bytes, SYNC_FILE_RANGE_WRITE);
 }
 
-void RangeFile::close() { close_synced(fd_, path_, hook_); }
+void RangeFile::close() { close_synced(file_.fd, path_, hook_); }
 
-int open_regular(const std::string& path) {
+Descriptor open_regular(const std::string& path) {
     const auto require_regular = [&](const struct stat& info) {
         const char* kind = S_ISDIR(info.st_mode)    ? "a folder"
                            : S_ISFIFO(info.st_mode) ? "a FIFO (pipe)"
@@ -249,14 +228,11 @@ int open_regular(const std::string& path) {
     if (::stat(path.c_str(), &info) != 0) fail_read(path, errno);
     require_regular(info);
     constexpr int kFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
-    int fd = ::open(path.c_str(), kFlags);
-    if (fd < 0 && errno == EMFILE && raise_limit_of_files()) fd = ::open(path.c_str(), kFlags);
-    if (fd < 0) fail_read(path, errno);
-    Descriptor file(fd);
-    if (::fstat(fd, &info) != 0) fail_read(path, errno);
+    Descriptor file(::open(path.c_str(), kFlags));
+    if (file.fd < 0 && errno == EMFILE && raise_limit_of_files()) file.fd = ::open(path.c_str(), kFlags);
+    if (file.fd < 0 || ::fstat(file.fd, &info) != 0) fail_read(path, errno);
     require_regular(info);
-    file.fd = -1;
-    return fd;
+    return file;
 }
 
 bool is_file_name(const std::string& name) {
@@ -264,31 +240,23 @@ bool is_file_name(const std::string& name) {
 }
 
 InputFile::InputFile(const std::string& path, const std::string& name, int cut_code)
-    : name_(name), cut_code_(cut_code), fd_(open_regular(path)) {
+    : name_(name), cut_code_(cut_code), file_(open_regular(path)) {
     struct stat info {};
-    if (::fstat(fd_, &info) == 0) bytes_ = info.st_size;
+    if (::fstat(file_.fd, &info) == 0) bytes_ = info.st_size;
 }
-
-InputFile::~InputFile() {
-    if (fd_ >= 0) ::close(fd_);
-}
-
-InputFile::InputFile(InputFile&& other) noexcept
-    : name_(std::move(other.name_)), cut_code_(other.cut_code_), fd_(std::exchange(other.fd_, -1)),
-      bytes_(other.bytes_) {}
 
 void InputFile::read(int64_t offset, int64_t bytes, void* out) const {
     CHECK(offset >= 0 && bytes >= 0 && bytes <= bytes_ - offset, "bytes [%lld, +%lld) of %s with %lld", ll(offset),
           ll(bytes), name_.c_str(), ll(bytes_));
     char* next = static_cast<char*>(out);
     while (bytes > 0) {
-        const ssize_t got = ::pread(fd_, next, static_cast<size_t>(bytes), offset);
+        const ssize_t got = ::pread(file_.fd, next, static_cast<size_t>(bytes), offset);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0)
             FAIL(cut_code_, "%s: cannot read byte %lld: %s", name_.c_str(), ll(offset), std::strerror(errno));
         if (got == 0) {
             struct stat now {};
-            ::fstat(fd_, &now);
+            ::fstat(file_.fd, &now);
             FAIL(cut_code_, "%s: byte %lld is missing: the file had %lld bytes when it was opened and has %lld now; do "
                             "not change files that are being read", name_.c_str(), ll(offset), ll(bytes_),
                  ll(now.st_size));
@@ -310,7 +278,7 @@ void InputFile::read_blocks(int64_t begin, int64_t bytes, int64_t block_bytes,
 }
 
 void InputFile::advise(int64_t first, int64_t count, int advice) const {
-    posix_fadvise(fd_, first, count, advice);
+    posix_fadvise(file_.fd, first, count, advice);
 }
 
 void read_file(const std::string& path, const std::function<void(const void* data, int64_t bytes)>& use) {

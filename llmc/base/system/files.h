@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "llmc/base/check.h"
+#include "llmc/base/system/descriptor.h"
 
 // A hook for tests and fault injection, empty otherwise. It is called before every call that changes the disk ("mkdir",
 // "open", "allocate", "write", "fsync", "rename") with the path of the call; if it returns a nonzero errno, the call
@@ -22,8 +23,6 @@ class Xxh3 {
 public:
     Xxh3();
     ~Xxh3();
-    Xxh3(const Xxh3&) = delete;
-    Xxh3& operator=(const Xxh3&) = delete;
 
     void update(const void* data, int64_t bytes);
     void reset();                  // back to the initial state
@@ -39,18 +38,18 @@ private:
 class OutputFile {
 public:
     explicit OutputFile(const std::string& path, const IoHook& hook = {});
-    ~OutputFile();
-    OutputFile(const OutputFile&) = delete;
-    OutputFile& operator=(const OutputFile&) = delete;
 
     void write(const void* data, int64_t bytes);
     void close();              // fsync, then close; only now the file is safe
-    int64_t bytes() const;     // written so far
-    std::string xxh3() const;  // XXH3-128 of the bytes written, 32 hexadecimal digits
+    int64_t bytes() const { return bytes_; }                // written so far
+    std::string xxh3() const { return hash_.digest(); }     // XXH3-128 of the bytes written, 32 hexadecimal digits
 
 private:
-    struct Impl;
-    std::unique_ptr<Impl> impl_;
+    const std::string path_;
+    const IoHook hook_;
+    Descriptor file_;
+    int64_t bytes_ = 0;
+    Xxh3 hash_;
 };
 
 // A file that is written beside `path`, under a name that cannot be predicted, and then takes its place at once. An
@@ -59,8 +58,6 @@ class ReplacementFile {
 public:
     explicit ReplacementFile(const std::string& path);
     ~ReplacementFile();   // removes it if it was not published
-    ReplacementFile(const ReplacementFile&) = delete;
-    ReplacementFile& operator=(const ReplacementFile&) = delete;
 
     void write(const std::string& text);
     void publish();   // fsync, then rename to `path`, with the permissions of the file that was there
@@ -70,7 +67,7 @@ private:
 
     const std::string path_;
     std::string aside_, buffer_;
-    int fd_ = -1;
+    Descriptor file_;
     int64_t bytes_ = 0;   // in the file
 };
 
@@ -82,23 +79,20 @@ void create_file(const std::string& path, int64_t bytes, const IoHook& hook = {}
 class RangeFile {
 public:
     explicit RangeFile(const std::string& path, const IoHook& hook = {});
-    ~RangeFile();
-    RangeFile(const RangeFile&) = delete;
-    RangeFile& operator=(const RangeFile&) = delete;
 
     void write(int64_t offset, const void* data, int64_t bytes);
     void close();   // fsync, then close; only now the bytes are safe
 
 private:
-    std::string path_;
-    IoHook hook_;
-    int fd_ = -1;
+    const std::string path_;
+    const IoHook hook_;
+    Descriptor file_;
 };
 
-// Opens a regular file for reading; the caller closes it. Anything else (a device, a socket, a folder, a FIFO, for
+// Opens a regular file for reading. Anything else (a device, a socket, a folder, a FIFO, for
 // which it does not wait) is an error with exit code 2 that names the file. If the process may open no more files, its
 // soft limit is raised to the hard one, because a run may have thousands of shards.
-int open_regular(const std::string& path);
+Descriptor open_regular(const std::string& path);
 // Whether a text can be the name of a file in a folder: not empty, "." or "..", without slashes and control characters.
 bool is_file_name(const std::string& name);
 
@@ -109,9 +103,6 @@ public:
     // Opens as open_regular. name: what messages call it, with the path: "data shard 'a.bin'". cut_code: the
     // exit code of a read that finds less than bytes().
     explicit InputFile(const std::string& path, const std::string& name, int cut_code = kExitBadInput);
-    ~InputFile();
-    InputFile(InputFile&& other) noexcept;
-    InputFile& operator=(InputFile&&) = delete;
 
     int64_t bytes() const { return bytes_; }   // when it was opened
     const std::string& name() const { return name_; }
@@ -126,7 +117,7 @@ public:
 private:
     std::string name_;
     int cut_code_;
-    int fd_ = -1;
+    Descriptor file_;
     int64_t bytes_ = 0;
 };
 
