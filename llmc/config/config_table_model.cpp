@@ -61,18 +61,6 @@ void derive_max_positions(Config& c, const Given&) {
 
 // ---- rows ----
 
-std::vector<std::pair<std::string, Activation>> activation_words() {
-    std::vector<std::pair<std::string, Activation>> words;
-    for (const ActivationFunction& row : kActivations) words.emplace_back(row.name, row.kind);
-    return words;
-}
-
-std::vector<std::pair<std::string, LinearBias>> linear_bias_words() {
-    std::vector<std::pair<std::string, LinearBias>> words;
-    for (const LinearBiasWord& word : kLinearBiasWords) words.emplace_back(word.name, word.kind);
-    return words;
-}
-
 const char* activation_help() {
     static const std::string text = [] {
         std::string functions;
@@ -93,7 +81,7 @@ void add_model_sizes(std::vector<OptionRow>& rows) {
          .help = "transformer blocks", .on_resume = kMust},
         {.name = "hidden-size", .group = group, .value = integer(AT(shape.hidden_size), 8, 1 << 17),
          .help = "width of the residual stream, a multiple of 8", .on_resume = kMust},
-        {.name = "activation", .group = group, .value = choice<Activation>(AT(shape.activation), activation_words()),
+        {.name = "activation", .group = group, .value = choice<Activation>(AT(shape.activation), words_of(kActivations)),
          .help = activation_help(), .on_resume = kMust},
         {.name = "ffn-hidden-size", .group = group, .value = integer(AT(shape.ffn_hidden_size), 8, 1 << 19),
          .help = "width of the MLP, a multiple of 8", .derive = derive_ffn,
@@ -174,7 +162,7 @@ void add_model_layers(std::vector<OptionRow>& rows) {
         {.name = "qk-layernorm", .group = group, .value = flag(AT(shape.qk_norm), true, false),
          .help = "RMSNorm over each head of Q and K", .on_resume = kMust},
         {.name = "linear-bias", .group = group,
-         .value = choice<LinearBias>(AT(shape.linear_bias), linear_bias_words()),
+         .value = choice<LinearBias>(AT(shape.linear_bias), words_of(kLinearBiasWords)),
          .help = "linear layers with biases: qkv as in Qwen2, attention is qkv and the output projection",
          .on_resume = kMust},
         {.name = "sliding-window", .group = group, .value = integer(AT(shape.sliding_window), 0, 1 << 24),

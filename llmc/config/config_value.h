@@ -3,9 +3,11 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -30,7 +32,7 @@ inline constexpr Range kInsideUnit{.low = 0, .high = 1, .low_open = true, .high_
 
 struct OptionValue {
     const char* type = "text";                              // integer, number, flag, choice, text, list or tuple
-    std::string metavar;                                    // "N", "FILE"; empty for a flag
+    std::string metavar = {};                               // "N", "FILE"; empty for a flag
     std::string expects;                                    // "an integer in [1, 64]": for --help and errors
     std::function<Json(const std::string&)> parse;          // command-line text to JSON, unchecked
     std::function<bool(Config&, const Json&)> set;          // returns false and sets nothing if the value is not valid
@@ -53,6 +55,7 @@ std::string json_text(const Json& value);
 // Parse a number; any other text becomes a JSON string, which `set` then refuses.
 Json parse_integer(const std::string& text);
 Json parse_number(const std::string& text);
+inline Json parse_text(const std::string& text) { return Json(text); }
 // Parses "true", "on", "1", "yes" and their opposites; any other text becomes a JSON string.
 Json parse_flag(const std::string& text);
 // Reads an integer, which may be written as 3.0 or 1e6. Returns false for any other value.
@@ -65,119 +68,98 @@ bool json_tuple(const Json& value, char separator, size_t count, std::vector<int
 // The name with dashes instead of underscores, as in the option table.
 std::string dashes(std::string name);
 
+// The words of a table whose rows have a name and a kind, for choice().
+template <typename Table> auto words_of(const Table& table) {
+    std::vector<std::pair<std::string, std::remove_cvref_t<decltype(std::begin(table)->kind)>>> words;
+    for (const auto& row : table) words.emplace_back(row.name, row.kind);
+    return words;
+}
+
 // In the factories below `at` is a generic lambda from (const) Config& to (const) field&.
 
+template <typename At> auto getter(At at) {
+    return [at](const Config& c) { return Json(at(c)); };
+}
+
 template <typename At> OptionValue integer(At at, int64_t low, int64_t high) {
-    Range range{static_cast<double>(low), static_cast<double>(high)};
-    OptionValue v;
-    v.type = "integer";
-    v.range = range;
-    v.metavar = "N";
-    v.expects = "an integer " + range.text();
-    v.parse = parse_integer;
-    v.set = [at, low, high](Config& c, const Json& json) {
-        int64_t x;
-        if (!json_integer(json, &x) || x < low || x > high) return false;
-        at(c) = x;
-        return true;
-    };
-    v.get = [at](const Config& c) { return Json(at(c)); };
-    return v;
+    const Range range{static_cast<double>(low), static_cast<double>(high)};
+    return {.type = "integer", .metavar = "N", .expects = "an integer " + range.text(), .parse = parse_integer,
+            .set = [at, low, high](Config& c, const Json& json) {
+                int64_t x;
+                if (!json_integer(json, &x) || x < low || x > high) return false;
+                at(c) = x;
+                return true;
+            },
+            .get = getter(at), .range = range};
 }
 
 template <typename At> OptionValue number(At at, Range range) {
-    OptionValue v;
-    v.type = "number";
-    v.range = range;
-    v.metavar = "X";
-    v.expects = "a number " + range.text() + (range.low_open || range.high_open ? ", also in FP32" : "");
-    v.parse = parse_number;
-    v.set = [at, range](Config& c, const Json& json) {
-        if (!json.is_number() || !range.holds(json.get<double>())) return false;
-        at(c) = json.get<double>();
-        return true;
-    };
-    v.get = [at](const Config& c) { return Json(at(c)); };
-    return v;
+    return {.type = "number", .metavar = "X",
+            .expects = "a number " + range.text() + (range.low_open || range.high_open ? ", also in FP32" : ""),
+            .parse = parse_number,
+            .set = [at, range](Config& c, const Json& json) {
+                if (!json.is_number() || !range.holds(json.get<double>())) return false;
+                at(c) = json.get<double>();
+                return true;
+            },
+            .get = getter(at), .range = range};
 }
 
 // The whole range of uint64_t, which JSON keeps exactly.
 template <typename At> OptionValue whole_number(At at) {
-    OptionValue v;
-    v.type = "integer";
-    v.metavar = "N";
-    v.expects = "an integer in [0, 2^64)";
-    v.parse = parse_integer;
-    v.set = [at](Config& c, const Json& json) {
-        if (!json.is_number_integer()) return false;
-        if (!json.is_number_unsigned() && json.get<int64_t>() < 0) return false;
-        at(c) = json.get<uint64_t>();
-        return true;
-    };
-    v.get = [at](const Config& c) { return Json(at(c)); };
-    return v;
+    return {.type = "integer", .metavar = "N", .expects = "an integer in [0, 2^64)", .parse = parse_integer,
+            .set = [at](Config& c, const Json& json) {
+                if (!json.is_number_integer()) return false;
+                if (!json.is_number_unsigned() && json.get<int64_t>() < 0) return false;
+                at(c) = json.get<uint64_t>();
+                return true;
+            },
+            .get = getter(at)};
 }
 
 // An option that alone means true; --option=false overrides a preset or a file. Sets the field to `when_true` or
 // `when_false`.
 template <typename At, typename T> OptionValue flag(At at, T when_true, T when_false) {
-    OptionValue v;
-    v.type = "flag";
-    v.expects = "true or false";
-    v.flag = true;
-    v.parse = parse_flag;
-    v.set = [at, when_true, when_false](Config& c, const Json& json) {
-        if (!json.is_boolean()) return false;
-        at(c) = json.get<bool>() ? when_true : when_false;
-        return true;
-    };
-    v.get = [at, when_true](const Config& c) { return Json(at(c) == when_true); };
-    return v;
+    return {.type = "flag", .expects = "true or false", .parse = parse_flag,
+            .set = [at, when_true, when_false](Config& c, const Json& json) {
+                if (!json.is_boolean()) return false;
+                at(c) = json.get<bool>() ? when_true : when_false;
+                return true;
+            },
+            .get = [at, when_true](const Config& c) { return Json(at(c) == when_true); }, .flag = true};
 }
 
 // One of several words, each standing for a value of the field.
 template <typename T, typename At>
 OptionValue choice(At at, const std::vector<std::pair<std::string, T>>& words) {
-    std::vector<std::string> names;
-    std::vector<T> values;
+    std::vector<std::string> names, shown;
     for (const auto& [name, value] : words) {
         names.push_back(name);
-        values.push_back(value);
+        if (!name.empty()) shown.push_back(name);
     }
-    OptionValue v;
-    v.type = "choice";
-    for (const std::string& name : names)
-        if (!name.empty()) v.words.push_back(name);
-    v.metavar = "WORD";
-    v.expects = choices_text(names);
-    v.parse = [](const std::string& text) { return Json(text); };
-    v.set = [at, names, values](Config& c, const Json& json) {
-        int index = json_choice(json, names);
-        if (index < 0) return false;
-        at(c) = values[static_cast<size_t>(index)];
-        return true;
-    };
-    v.get = [at, names, values](const Config& c) {
-        for (size_t i = 0; i < values.size(); i++)
-            if (values[i] == at(c)) return Json(names[i]);
-        return Json();
-    };
-    return v;
+    return {.type = "choice", .metavar = "WORD", .expects = choices_text(names), .parse = parse_text,
+            .set = [at, names, words](Config& c, const Json& json) {
+                const int index = json_choice(json, names);
+                if (index < 0) return false;
+                at(c) = words[static_cast<size_t>(index)].second;
+                return true;
+            },
+            .get = [at, words](const Config& c) {
+                for (const auto& [name, value] : words)
+                    if (value == at(c)) return Json(name);
+                return Json();
+            },
+            .words = shown};
 }
 
 template <typename At> OptionValue text(At at, const std::string& metavar, const std::string& expects) {
-    OptionValue v;
-    v.metavar = metavar;
-    v.expects = expects;
-    v.any_text = true;
-    v.parse = [](const std::string& word) { return Json(word); };
-    v.set = [at](Config& c, const Json& json) {
-        if (!json.is_string()) return false;
-        at(c) = json.get<std::string>();
-        return true;
-    };
-    v.get = [at](const Config& c) { return Json(at(c)); };
-    return v;
+    return {.metavar = metavar, .expects = expects, .parse = parse_text,
+            .set = [at](Config& c, const Json& json) {
+                if (!json.is_string()) return false;
+                at(c) = json.get<std::string>();
+                return true;
+            },
+            .get = getter(at), .any_text = true};
 }
 
 // Appends the elements of `text`, split at `separator` (0: one element). Returns false if one is empty.
@@ -185,48 +167,38 @@ bool append_words(const std::string& text, char separator, std::vector<std::stri
 
 template <typename At>
 OptionValue text_list(At at, const std::string& metavar, const std::string& expects, char separator = 0) {
-    OptionValue v;
-    v.metavar = metavar;
-    v.expects = expects;
-    v.type = "list";
-    v.list = true;
-    v.any_text = true;
-    v.parse = [](const std::string& word) { return Json(word); };
-    v.set = [at, separator](Config& c, const Json& json) {
-        std::vector<std::string> words;
-        for (const Json& element : json.is_array() ? json : Json::array({json}))
-            if (!element.is_string() || !append_words(element.get<std::string>(), separator, &words)) return false;
-        at(c) = words;
-        return true;
-    };
-    v.get = [at](const Config& c) { return Json(at(c)); };
-    return v;
+    return {.type = "list", .metavar = metavar, .expects = expects, .parse = parse_text,
+            .set = [at, separator](Config& c, const Json& json) {
+                std::vector<std::string> words;
+                for (const Json& element : json.is_array() ? json : Json::array({json})) {
+                    if (!element.is_string()) return false;
+                    if (!append_words(element.get<std::string>(), separator, &words)) return false;
+                }
+                at(c) = words;
+                return true;
+            },
+            .get = getter(at), .list = true, .any_text = true};
 }
 
 // Several integers in one option, none below `low`; the option is not set while a field is.
 template <typename... At>
 OptionValue tuple(char separator, int64_t low, const std::string& metavar, const std::string& expects,
                   At... at) {
-    OptionValue v;
-    v.type = "tuple";
-    v.metavar = metavar;
-    v.expects = expects;
-    v.parse = [](const std::string& word) { return Json(word); };
-    v.set = [separator, low, at...](Config& c, const Json& json) {
-        std::vector<int64_t> numbers;
-        if (!json_tuple(json, separator, sizeof...(at), &numbers)) return false;
-        for (int64_t x : numbers)
-            if (x < low) return false;
-        size_t i = 0;
-        ((at(c) = numbers[i++]), ...);
-        return true;
-    };
-    v.get = [separator, low, at...](const Config& c) {
-        std::string word;
-        bool is_set = true;
-        ((is_set = is_set && at(c) >= low,
-          word += (word.empty() ? "" : std::string(1, separator)) + std::to_string(at(c))), ...);
-        return is_set ? Json(word) : Json();
-    };
-    return v;
+    return {.type = "tuple", .metavar = metavar, .expects = expects, .parse = parse_text,
+            .set = [separator, low, at...](Config& c, const Json& json) {
+                std::vector<int64_t> numbers;
+                if (!json_tuple(json, separator, sizeof...(at), &numbers)) return false;
+                for (int64_t x : numbers)
+                    if (x < low) return false;
+                size_t i = 0;
+                ((at(c) = numbers[i++]), ...);
+                return true;
+            },
+            .get = [separator, low, at...](const Config& c) {
+                std::string word;
+                bool is_set = true;
+                ((is_set = is_set && at(c) >= low,
+                  word += (word.empty() ? "" : std::string(1, separator)) + std::to_string(at(c))), ...);
+                return is_set ? Json(word) : Json();
+            }};
 }
