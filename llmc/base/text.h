@@ -10,6 +10,13 @@ inline std::string count_text(int64_t count, const std::string& singular, const 
     return std::to_string(count) + " " + (count == 1 ? singular : plural.empty() ? singular + "s" : plural);
 }
 
+// Returns the words with the separator between them.
+inline std::string list_text(const std::vector<std::string>& words, const std::string& separator) {
+    std::string text;
+    for (const std::string& word : words) text += (&word == &words.front() ? "" : separator) + word;
+    return text;
+}
+
 // Returns a word as a shell reads it back: quoted if it has other characters than letters, digits and @%+=:,./_-
 // (as Python's shlex.quote).
 inline std::string shell_quoted(const std::string& word) {

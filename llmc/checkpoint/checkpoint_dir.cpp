@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <filesystem>
 #include <iterator>
 #include <sstream>
 
@@ -16,11 +15,6 @@ namespace {
 
 constexpr const char* kStepPrefix = "step-";
 constexpr const char* kTemporaryPrefix = ".tmp-step-";
-
-bool exists(const std::string& path) {
-    std::error_code ignored;
-    return std::filesystem::symlink_status(path, ignored).type() != std::filesystem::file_type::not_found;
-}
 
 }  // namespace
 
@@ -50,7 +44,7 @@ int64_t step_of_checkpoint(const std::string& path) {
 
 std::vector<int64_t> checkpoint_steps(const std::string& root) {
     std::vector<int64_t> steps;
-    if (!exists(root)) return steps;
+    if (!path_exists(root)) return steps;
     for (const std::string& name : list_directory(root))
         if (int64_t step = step_of_directory(name); step >= 0) steps.push_back(step);
     std::sort(steps.begin(), steps.end());
@@ -99,7 +93,7 @@ std::string StagedDirectory::commit() {
 }
 
 void StagedDirectory::rename_to(const std::string& final_path) {
-    if (!exists(final_path)) {
+    if (!path_exists(final_path)) {
         rename_path(temporary_, final_path, hook_);
         committed_ = true;
         return;
@@ -174,7 +168,7 @@ std::string first_damage(Comm& comm, const std::string& damage) {
 // Returns the damage of a checkpoint, the same on every rank; each rank reads a part of the files.
 std::string shared_damage(const std::string& path, Comm& comm) {
     const World& world = comm.world();
-    const std::vector<std::string> there = comm.gather(exists(path) ? "y" : "n");
+    const std::vector<std::string> there = comm.gather(path_exists(path) ? "y" : "n");
     for (size_t rank = 1; rank < there.size(); rank++)
         REQUIRE(there[rank] == there[0], "rank %zu %s %s and rank 0 %s: checkpoints must be on storage that all ranks "
                 "share", rank, there[rank] == "y" ? "sees" : "does not see", path.c_str(),
@@ -185,7 +179,7 @@ std::string shared_damage(const std::string& path, Comm& comm) {
 FoundCheckpoint find_explicit(std::string path, Comm& comm) {
     while (path.size() > 1 && path.back() == '/') path.pop_back();
     const std::string damage = shared_damage(path, comm);
-    if (!exists(path)) FAIL(kExitNoCheckpoint, "no checkpoint at %s: no such directory", path.c_str());
+    if (!path_exists(path)) FAIL(kExitNoCheckpoint, "no checkpoint at %s: no such directory", path.c_str());
     if (damage.empty()) return found_at(path, comm);
     const bool is_root = is_directory(path) && !checkpoint_steps(path).empty();
     const bool is_model = is_regular_file(path + "/config.json") && !is_regular_file(path + "/manifest.json")
@@ -221,9 +215,7 @@ FoundCheckpoint find_checkpoint(const std::string& where, const std::string& roo
         skipped.push_back(path + ": " + damage);
     }
     if (skipped.empty()) return {};
-    std::string all;
-    for (const std::string& line : skipped) all += (all.empty() ? "" : "; ") + line;
-    FAIL(kExitNoCheckpoint, "no usable checkpoint under %s: %s", root.c_str(), all.c_str());
+    FAIL(kExitNoCheckpoint, "no usable checkpoint under %s: %s", root.c_str(), list_text(skipped, "; ").c_str());
 }
 
 void require_undamaged(const std::string& directory, const std::string& prefix, Comm* comm) {

@@ -68,15 +68,11 @@ void zero_padding(const Param& param, int index, const StateAccess& access, std:
                          staging.data());
 }
 
-bool ends_with(const std::string& text, const std::string& end) {
-    return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 // Tensors that some versions of transformers stored although they are no parameters: causal masks and rope
 // frequencies.
 bool is_buffer(const std::string& name) {
-    return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias")
-           || ends_with(name, ".rotary_emb.inv_freq");
+    return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias")
+           || name.ends_with(".rotary_emb.inv_freq");
 }
 
 // Finds a tensor by name; GPT-2's files on the hub have names without the prefix.

@@ -186,9 +186,7 @@ std::string model_damage(const std::string& path, const std::string& prefix, int
     return as_text([&]() -> std::string {
         if (looks_like_a_checkpoint(path)) return damage_of(path, prefix, true, part, parts);
         const std::string manifest = path + "/" + kManifestFile;
-        std::error_code ignored;
-        if (!is_regular_file(manifest) && std::filesystem::exists(std::filesystem::symlink_status(manifest, ignored)))
-            return std::string(kManifestFile) + " is not a file";
+        if (!is_regular_file(manifest) && path_exists(manifest)) return std::string(kManifestFile) + " is not a file";
         const bool lost = is_regular_file(path + "/state.json") && !is_regular_file(path + "/config.json");
         return lost ? "config.json is missing" : "";
     });

@@ -95,11 +95,10 @@ void check_fp8(const JsonFields& fp8, const JsonFields& options, int64_t step) {
     const std::string name = fp8.text("recipe");
     if (options.has("fp8-recipe") && options.object["fp8-recipe"] != name)
         fp8.refuse("recipe", "\"config\" says otherwise");
-    const RecipeRow* found = nullptr;
-    for (Fp8Recipe recipe : {Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise, Fp8Recipe::kBlockwise})
-        if (name == recipe_row(recipe).name) found = &recipe_row(recipe);
-    if (!found && name != "none") fp8.refuse("recipe", "a recipe of --fp8-recipe is needed");
-    if (!found) return;
+    if (name == "none") return;
+    const auto rows = recipe_rows();
+    const auto found = std::find_if(rows.begin(), rows.end(), [&](const RecipeRow& row) { return name == row.name; });
+    if (found == rows.end()) fp8.refuse("recipe", "a recipe of --fp8-recipe is needed");
     for (const char* format : {"x", "dy"})
         if (const std::string type = fp8.text(format); type != "e4m3" && type != "e5m2")
             fp8.refuse(format, "e4m3 or e5m2 is needed");

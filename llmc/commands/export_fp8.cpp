@@ -120,11 +120,8 @@ QuantizedWeight quantize_master(const SavedRun& run, const std::string& director
     const Tensor in{master.data(), Dtype::kFp32, param.elems()};
     if (row.history) slot.scale = saved_scale(run, directory, linear);
     else if (row.weight == Granularity::kTensor) cpu::amax(ctx, {.slot = &slot, .in = in});
-    QuantOut quant;
-    quant.rowwise = {weight.codes.data(), Dtype::kE4m3, param.elems()};
-    quant.granularity = row.weight;
-    quant.scaling = row.scaling;
-    quant.slot = &slot;
+    QuantOut quant{.rowwise = {weight.codes.data(), Dtype::kE4m3, param.elems()}, .granularity = row.weight,
+                   .scaling = row.scaling, .slot = &slot};
     if (row.weight != Granularity::kTensor)
         quant.rowwise_scale_inv = {weight.scale_inv.data(), Dtype::kFp32,
                                    static_cast<int64_t>(weight.scale_inv.size())};
@@ -315,8 +312,7 @@ std::string help_text(const std::string& family) {
 }  // namespace
 
 std::string export_fp8(const std::string& checkpoint, const std::string& out, int64_t max_part_bytes) {
-    std::error_code ignored;
-    REQUIRE(!fs::exists(fs::symlink_status(out, ignored)), "--out %s: exists already: name a new folder", out.c_str());
+    REQUIRE(!path_exists(out), "--out %s: exists already: name a new folder", out.c_str());
     const SavedRun run = read_run(checkpoint);
     const Content content = content_of(run);
     REQUIRE(content.fp8_linears > 0, "export-fp8 --load %s: no reader takes any of its linears in FP8: their sides are "

@@ -181,10 +181,8 @@ FoundModel find_model(const std::string& path) {
         if (damage.empty()) return found;
         found.skipped.push_back(found.directory + ": " + damage);
     }
-    std::string all;
-    for (const std::string& line : found.skipped) all += (all.empty() ? "" : "; ") + line;
     FAIL(kExitNoCheckpoint, "no usable model at %s; take another checkpoint, or remove its manifest.json if files "
-         "were changed on purpose", all.c_str());
+         "were changed on purpose", list_text(found.skipped, "; ").c_str());
 }
 
 Job parse_generate(const Invocation& call, Comm&) {

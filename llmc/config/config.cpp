@@ -307,12 +307,6 @@ Config resolve(const Settings& settings, const ModelPreset& preset, const Machin
     return config;
 }
 
-std::string joined(const std::vector<std::string>& lines) {
-    std::string text;
-    for (const std::string& line : lines) text += (text.empty() ? "" : "; ") + line;
-    return text;
-}
-
 void check_rules(const Settings& settings, const Config& config, int ranks) {
     for (const OptionRow& row : option_table()) {
         auto found = settings.find(row.name);
@@ -322,7 +316,7 @@ void check_rules(const Settings& settings, const Config& config, int ranks) {
     }
     std::vector<std::string> errors = model_config_errors(config.shape);
     if (errors.empty()) errors = config_errors(config, ranks);
-    REQUIRE(errors.empty(), "%s", joined(errors).c_str());
+    REQUIRE(errors.empty(), "%s", list_text(errors, "; ").c_str());
 }
 
 // Requires that --model and --load agree, before anything is allocated.
@@ -423,7 +417,7 @@ ParsedConfig parse_generate_config(int argc, const char* const* argv, const std:
         if (const char* reason = settings.count(name) ? why_inert(*find_option(name), parsed.config) : nullptr)
             FAIL(kExitBadInput, "--%s has no effect: %s", name.c_str(), reason);
     const std::vector<std::string> errors = model_config_errors(parsed.config.shape);
-    REQUIRE(errors.empty(), "%s", joined(errors).c_str());
+    REQUIRE(errors.empty(), "%s", list_text(errors, "; ").c_str());
     return parsed;
 }
 

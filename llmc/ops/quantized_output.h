@@ -49,19 +49,19 @@ enum class Scaling : uint8_t {
 // All parts are optional; a default QuantOut asks for nothing. C must be a multiple of 16, or of 8 without copies()
 // (activation_backward of a gated function: 16); with `transposed` N must be a multiple of 16 as well.
 struct QuantOut {
-    Tensor rowwise;              // (N, C) fp8, =
-    Tensor transposed;           // (C, N) fp8, =
+    Tensor rowwise = {};         // (N, C) fp8, =
+    Tensor transposed = {};      // (C, N) fp8, =
     Granularity granularity = Granularity::kTensor;
     Scaling scaling = Scaling::kDelayed;
     Fp8Slot* slot = nullptr;     // required by kTensor and by record
-    Tensor rowwise_scale_inv;    // blocks: scale_inv_elems(granularity, N, C) fp32, =
-    Tensor transposed_scale_inv; // blocks: scale_inv_elems(granularity, C, N) fp32, =
+    Tensor rowwise_scale_inv = {};      // blocks: scale_inv_elems(granularity, N, C) fp32, =
+    Tensor transposed_scale_inv = {};   // blocks: scale_inv_elems(granularity, C, N) fp32, =
     bool record = false;         // slot->amax_bits = max(slot->amax_bits, |x|); ignored by casts in current scaling
     Fp8Counts* counts = nullptr; // += statistics of the rowwise cast, or of the transposed one if that is the only one
     uint32_t* first_nonfinite = nullptr;   // (1) = min(itself, event) if a value is not finite
     uint32_t event = 0;
-    Tensor dbias;                // (C) grad, +=: sum of X over its rows
-    Tensor dbias_scratch;        // (quant_partial_rows(N) * C) stat, =, with dbias
+    Tensor dbias = {};           // (C) grad, +=: sum of X over its rows
+    Tensor dbias_scratch = {};   // (quant_partial_rows(N) * C) stat, =, with dbias
 
     bool copies() const { return rowwise || transposed; }
     bool only_records() const { return record && !copies() && !dbias; }

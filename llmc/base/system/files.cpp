@@ -323,6 +323,11 @@ bool is_regular_file(const std::string& path) {
     return fs::is_regular_file(path, ignored);
 }
 
+bool path_exists(const std::string& path) {
+    std::error_code ignored;
+    return fs::symlink_status(path, ignored).type() != fs::file_type::not_found;
+}
+
 int64_t file_bytes(const std::string& path) {
     struct stat info {};
     return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) ? static_cast<int64_t>(info.st_size)

@@ -130,6 +130,7 @@ std::string random_digits();   // 16 hexadecimal ones, for names that cannot be 
 
 bool is_directory(const std::string& path);  // follows links
 bool is_regular_file(const std::string& path);
+bool path_exists(const std::string& path);   // whatever it is, also a link that leads nowhere
 int64_t file_bytes(const std::string& path);                       // -1 if it is not a regular file
 std::vector<std::string> list_directory(const std::string& path);  // names, sorted, without . and ..
 

@@ -22,10 +22,8 @@ std::string base_name(const std::string& path) { return std::filesystem::path(pa
 
 // Whether something has this name, which must then be a file.
 bool is_there(const std::string& path) {
-    std::error_code ignored;
     if (is_regular_file(path)) return true;
-    REQUIRE(!std::filesystem::exists(std::filesystem::symlink_status(path, ignored)),
-            "%s is neither a file nor a link to one: replace or remove it", path.c_str());
+    REQUIRE(!path_exists(path), "%s is neither a file nor a link to one: replace or remove it", path.c_str());
     return false;
 }
 

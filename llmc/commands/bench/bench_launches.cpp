@@ -15,10 +15,7 @@ Tensor DeviceMemory::random(Ctx& ctx, Dtype dtype, int64_t N, int64_t C, Fp8Slot
     if (dtype == Dtype::kFp64) device::fill_bytes(ctx, out.data, 0, out.bytes());
     else ops::fill_normal(ctx, {.out = values, .key = key, .element_offset = 0, .mean = 0, .std = 1});
     if (fp8) {
-        QuantOut quant;
-        quant.rowwise = out;
-        quant.slot = slot;
-        ops::quantize(ctx, {.quant = quant, .in = values, .N = N, .C = C});
+        ops::quantize(ctx, {.quant = {.rowwise = out, .slot = slot}, .in = values, .N = N, .C = C});
         device::synchronize(ctx);
     }
     return out;

@@ -13,11 +13,10 @@ namespace {
 constexpr GemmMode kModes[] = {GemmMode::kBf16, GemmMode::kFp8Fast, GemmMode::kFp8Precise, GemmMode::kFp8Block};
 
 bool supports(const DeviceInfo& device, GemmMode mode) {
-    Fp8Plan plan;
-    plan.recipe = mode == GemmMode::kBf16       ? Fp8Recipe::kNone
-                  : mode == GemmMode::kFp8Block ? Fp8Recipe::kBlockwise
-                                                : Fp8Recipe::kDelayed;
-    return fp8_device_error(plan, device).empty();
+    const Fp8Recipe recipe = mode == GemmMode::kBf16       ? Fp8Recipe::kNone
+                             : mode == GemmMode::kFp8Block ? Fp8Recipe::kBlockwise
+                                                           : Fp8Recipe::kDelayed;
+    return fp8_device_error({.recipe = recipe}, device).empty();
 }
 
 // One matmul with so many alternating sets of operands that a set is no longer in the L2 cache when it is used again.

@@ -12,7 +12,6 @@
 
 namespace {
 
-constexpr Fp8Recipe kRecipes[] = {Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise, Fp8Recipe::kBlockwise};
 constexpr const char* kBuiltForCpu = "this executable was built for the CPU";
 constexpr const char* kBuildForGpu = "make DEVICE=cuda";
 
@@ -113,30 +112,23 @@ Findings look_at_driver(Patient& patient) {
 Findings look_at_matmul_library(Patient& patient) {
     if (!patient.cuda_build) return {not_checked(kBuiltForCpu, kBuildForGpu)};
     const int64_t version = patient.info.cublaslt_version;
-    std::string enabled, missing;
-    for (const Fp8Recipe recipe : kRecipes) {
-        const RecipeRow& row = recipe_row(recipe);
-        std::string& list = version >= row.min_cublaslt ? enabled : missing;
-        list += (list.empty() ? "" : ", ") + std::string(row.name);
-    }
+    std::vector<std::string> enabled, missing;
+    for (const RecipeRow& row : recipe_rows()) (version >= row.min_cublaslt ? enabled : missing).push_back(row.name);
     const std::string text = patient.info.matmul_library + ": enables BF16"
-                             + (enabled.empty() ? "" : ", FP8 " + enabled);
+                             + (enabled.empty() ? "" : ", FP8 " + list_text(enabled, ", "));
     if (missing.empty()) return {ok(text)};
-    return {warning(text + "; too old for " + missing, "build with CUDA 12.9 or newer")};
+    return {warning(text + "; too old for " + list_text(missing, ", "), "build with CUDA 12.9 or newer")};
 }
 
 // A GPU that cannot run per-tensor scaling fails; blockwise scaling is optional.
 Findings look_at_recipes(Patient& patient) {
     Findings findings;
-    for (const Fp8Recipe recipe : kRecipes) {
-        Fp8Plan plan;
-        plan.recipe = recipe;
-        const RecipeRow& row = plan.row();
+    for (const RecipeRow& row : recipe_rows()) {
         const long long library = row.min_cublaslt;
         const std::string needs = strf("needs compute capability %s, cuBLASLt %lld.%lld.%lld",
                                        capability(row.min_sm).c_str(), library / 10000, library / 100 % 100,
                                        library % 100);
-        const std::string error = fp8_device_error(plan, patient.info);
+        const std::string error = fp8_device_error({.recipe = row.recipe}, patient.info);
         Finding finding = ok("runs here; " + needs);
         if (!patient.gpu()) finding = not_checked(needs + ", and a GPU to check it");
         else if (!error.empty() && row.x == Granularity::kTensor)

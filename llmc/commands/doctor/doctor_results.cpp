@@ -87,12 +87,8 @@ void quantize(Ctx& ctx, const QuantOps& call, const Quantized<Tensor>& t, const 
         call.update(ctx, {.slots = slot, .history = t.history.as<float>(), .updates = t.updates.as<int32_t>(),
                           .largest = t.largest.as<float>(), .count = 1, .length = 1, .interval = 1,
                           .most_recent = false, .state = nullptr});
-    QuantOut quant;
-    quant.rowwise = t.rowwise;
-    quant.transposed = t.transposed;
-    quant.granularity = granularity;
-    quant.scaling = row.scaling;
-    quant.slot = slot;
+    QuantOut quant{.rowwise = t.rowwise, .transposed = t.transposed, .granularity = granularity,
+                   .scaling = row.scaling, .slot = slot};
     if (blocks) {
         quant.rowwise_scale_inv = t.rowwise_scale_inv;
         quant.transposed_scale_inv = t.transposed_scale_inv;
@@ -303,14 +299,12 @@ std::string wrong_fp8_attention(Patient& patient, const reference::Fp8Attention&
 
 Findings look_at_fp8_matmuls(Patient& patient) {
     Findings findings;
-    for (const Fp8Recipe recipe : {Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise, Fp8Recipe::kBlockwise}) {
-        Fp8Plan plan;
-        plan.recipe = recipe;
-        const std::string name = std::string("FP8 ") + plan.row().name;
+    for (const RecipeRow& row : recipe_rows()) {
+        const bool runs = fp8_device_error({.recipe = row.recipe}, patient.info).empty();
         if (!patient.opened) findings.push_back(not_checked("no device"));
-        else if (!fp8_device_error(plan, patient.info).empty()) findings.push_back(not_checked("does not run here"));
-        else findings.push_back(check_recipe(patient, plan.row(), patient.corrupted("FP8 matmuls")));
-        findings.back().name = name;
+        else if (!runs) findings.push_back(not_checked("does not run here"));
+        else findings.push_back(check_recipe(patient, row, patient.corrupted("FP8 matmuls")));
+        findings.back().name = std::string("FP8 ") + row.name;
     }
     return findings;
 }

@@ -134,11 +134,9 @@ void require_alignment(const Config& c, const Fp8Plan& plan) {
         if (found->out % kAlignment != 0) text += strf(" out-features %lld", ll(found->out));
         wrong.push_back(text);
     }
-    std::string all;
-    for (const std::string& text : wrong) all += (all.empty() ? "" : "; ") + text;
-    REQUIRE(all.empty(), "--fp8-recipe %s: an FP8 matmul needs tokens, in-features and out-features that are "
+    REQUIRE(wrong.empty(), "--fp8-recipe %s: an FP8 matmul needs tokens, in-features and out-features that are "
             "multiples of %lld, but these are not: %s (--bf16-linears keeps single linears in BF16)", plan.row().name,
-            ll(kAlignment), all.c_str());
+            ll(kAlignment), list_text(wrong, "; ").c_str());
 }
 
 // The chunks of an FP8 head are quantized one by one: whole blocks of tokens for the weight gradient.
@@ -161,13 +159,13 @@ void require_any_fp8(const Fp8Plan& plan) {
     std::vector<std::string> reasons;
     for (const LinearPlan& linear : plan.linears)
         if (std::find(reasons.begin(), reasons.end(), linear.reason) == reasons.end()) reasons.push_back(linear.reason);
-    std::string all;
-    for (const std::string& reason : reasons) all += (all.empty() ? "" : "; ") + reason;
     FAIL(kExitBadInput, "--fp8-recipe %s has no effect: no linear is left to run in FP8 (%s)", plan.row().name,
-         all.c_str());
+         list_text(reasons, "; ").c_str());
 }
 
 }  // namespace
+
+std::span<const RecipeRow> recipe_rows() { return kRecipes; }
 
 const RecipeRow& recipe_row(Fp8Recipe recipe) {
     for (const RecipeRow& row : kRecipes)
@@ -300,9 +298,9 @@ std::string layers_text(const Fp8Plan& plan) {
 std::string fp8_device_error(const Fp8Plan& plan, const DeviceInfo& device) {
     if (!plan.on() || device.sm == 0) return "";
     const RecipeRow& row = plan.row();
-    std::string wrong;
+    std::vector<std::string> wrong;
     auto need = [&](bool holds, const std::string& text) {
-        if (!holds) wrong += (wrong.empty() ? "" : "; ") + text;
+        if (!holds) wrong.push_back(text);
     };
     // Later architectures have other block formats instead of 1x128 and 128x128.
     const bool exactly = row.x != Granularity::kTensor;
@@ -317,7 +315,7 @@ std::string fp8_device_error(const Fp8Plan& plan, const DeviceInfo& device) {
     need(driver >= toolkit, strf("needs a driver for CUDA %d.0 or newer, found one for %s", toolkit,
                                  device.driver.empty() ? "none" : device.driver.c_str()));
     if (wrong.empty()) return "";
-    return strf("--fp8-recipe %s on %s: ", row.name, device.name.c_str()) + wrong;
+    return strf("--fp8-recipe %s on %s: ", row.name, device.name.c_str()) + list_text(wrong, "; ");
 }
 
 std::string fp8_attention_error(const DeviceInfo& device) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@ struct RecipeRow {
     int min_sm;                     // compute capability * 10
     int64_t min_cublaslt;           // cublasLtGetVersion: 120900 for 12.9.0
 };
+std::span<const RecipeRow> recipe_rows();
 const RecipeRow& recipe_row(Fp8Recipe recipe);   // kNone has no row
 
 enum class LinearKind : uint8_t { kQkv, kProj, kUp, kDown, kHead };
@@ -43,7 +45,7 @@ struct Fp8Plan {
     Fp8Recipe recipe = Fp8Recipe::kNone;
     Dtype x_format = Dtype::kE4m3, weight_format = Dtype::kE4m3, dy_format = Dtype::kE5m2;
     bool fast_fprop = false, fast_backward = false;
-    std::vector<LinearPlan> linears;   // block by block in the order of LinearKind, then the head
+    std::vector<LinearPlan> linears = {};   // block by block in the order of LinearKind, then the head
 
     bool on() const { return recipe != Fp8Recipe::kNone; }
     const RecipeRow& row() const { return recipe_row(recipe); }

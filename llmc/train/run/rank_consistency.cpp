@@ -11,9 +11,7 @@ namespace {
 constexpr const char* kFormNames[kParamForms] = {"linears in FP8", "linears in BF16", "others"};
 
 bool is_reused(const Fp8State& state, const std::string& tensor) {
-    static const std::string weight = ".weight";
-    if (state.plan().row().history) return true;
-    return tensor.size() > weight.size() && tensor.substr(tensor.size() - weight.size()) == weight;
+    return state.plan().row().history || tensor.ends_with(".weight");
 }
 
 template <typename T> std::string bytes_of(const T& value) {
