@@ -130,7 +130,7 @@ def check(path, token_dtype, vocab_size):
         found.documents = len(starts)
     except InputError as error:
         message = str(error)
-        stem = str(path)[:-4] if str(path).endswith(".bin") else str(path)   # of the files beside it as well
+        stem = str(path).removesuffix(".bin")   # of the files beside it as well
         found.damage = message if message.startswith(stem) else f"{path}: {message}"
     except OSError as error:
         found.damage = f"{path}: cannot read: {error.strerror or error}"

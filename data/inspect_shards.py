@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
 from llmfp8.shard_format import DTYPES, Shard, file_sha256, shard_paths  # noqa: E402
 from llmfp8.support import InputError, Parser, count_text, run_main  # noqa: E402
-from llmfp8.text_tokenizers import load_tokenizer, try_tokenizer  # noqa: E402
+from llmfp8.text_tokenizers import add_tokenizer_options, load_tokenizer, try_tokenizer  # noqa: E402
 
 
 def parse_arguments():
@@ -30,9 +30,7 @@ def parse_arguments():
                         help="tokens to decode (default %(default)s)")
     parser.add_argument("--tokenizer", default="", metavar="NAME",
                         help="bytes, gpt2 or a tokenizer.json (default: what the .meta.json names)")
-    parser.add_argument("--vocab-bpe", default="", metavar="FILE",
-                        help="gpt2 without a network: its vocab.bpe ...")
-    parser.add_argument("--encoder-json", default="", metavar="FILE", help="... and encoder.json")
+    add_tokenizer_options(parser, separator=False)
     parser.add_argument("--verify", action="store_true",
                         help="compare the checksum and counts of the .meta.json")
     parser.add_argument("--bigram-entropy", action="store_true",

@@ -21,7 +21,7 @@ from llmfp8.shard_format import HEADER_BYTES, TYPECODES  # noqa: E402
 from llmfp8.support import (InputError, Parser, count_text, need, one_line, parse_json, replacement,  # noqa: E402
                             run_main, whole_number)
 from llmfp8.text_sources import NotText, text_of  # noqa: E402
-from llmfp8.text_tokenizers import load_tokenizer, try_tokenizer  # noqa: E402
+from llmfp8.text_tokenizers import add_tokenizer_options, load_tokenizer, try_tokenizer  # noqa: E402
 
 DATASET = "Rowan/hellaswag"
 MAGIC = 20240522
@@ -36,10 +36,7 @@ def parse_arguments():
     parser.add_argument("--out", default="shards/hellaswag_val.bin", metavar="FILE", help="default %(default)s")
     parser.add_argument("--tokenizer", default="gpt2", metavar="NAME",
                         help="bytes, gpt2, or a tokenizer.json (default %(default)s)")
-    parser.add_argument("--vocab-bpe", default="", metavar="FILE", help="gpt2 without a network: its vocab.bpe ...")
-    parser.add_argument("--encoder-json", default="", metavar="FILE", help="... and encoder.json")
-    parser.add_argument("--separator", default="", metavar="TOKEN",
-                        help="of a tokenizer.json: the token that starts a document (default: a known one)")
+    add_tokenizer_options(parser)
     parser.add_argument("--with-separator", action="store_true",
                         help="contexts begin with that token (llm.c's do not)")
     parser.add_argument("--max-examples", type=whole_number, default=0, metavar="N", help="stop after N; 0: all")

@@ -31,6 +31,12 @@ class Check:
                                stderr=subprocess.STDOUT):
                 sys.exit("".join((self.out / "build.txt").read_text().splitlines(True)[-20:]))
 
+    def run_parts(self, parts):
+        """Runs those that --parts names, or all."""
+        for part in self.options.parts or parts:
+            print(f"=== {part}", flush=True)
+            parts[part](self)
+
     def describe_gpus(self):
         self.run("gpus", ["nvidia-smi", "--query-gpu=index,name,pci.bus_id,power.limit,driver_version",
                           "--format=csv,noheader"], expect=None)

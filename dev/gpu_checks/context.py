@@ -66,6 +66,4 @@ PARTS = {"ops": ops, "losses": losses, "speed": speed}
 def run(check):
     check.make("train_llama", "tests_gpu")
     check.describe_gpus()
-    for part in check.options.parts or PARTS:
-        print(f"=== {part}", flush=True)
-        PARTS[part](check)
+    check.run_parts(PARTS)

@@ -56,6 +56,4 @@ PARTS = {"tests": tests, "sanitize": sanitize, "bench": bench,
 def run(check):
     check.make("train_gpt2", "train_llama", "tests", "tests_gpu", "benches")
     check.describe_gpus()
-    for part in check.options.parts or list(PARTS):
-        print(f"=== {part}", flush=True)
-        PARTS[part](check)
+    check.run_parts(PARTS)

@@ -63,6 +63,4 @@ PARTS = {"bits": bits, "speed": speed, "long": long}
 def run(check):
     check.make("train_llama")
     check.describe_gpus()
-    for part in check.options.parts or PARTS:
-        print(f"=== {part}", flush=True)
-        PARTS[part](check)
+    check.run_parts(PARTS)

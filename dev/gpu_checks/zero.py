@@ -84,6 +84,4 @@ PARTS = {"ops": ops, "bits": bits, "speed": speed}
 def run(check):
     check.make("train_gpt2", "train_llama", "tests_gpu")
     check.describe_gpus()
-    for part in check.options.parts or PARTS:
-        print(f"=== {part}", flush=True)
-        PARTS[part](check)
+    check.run_parts(PARTS)

@@ -56,23 +56,19 @@ def token_bytes_for(vocab_size):
 
 
 def meta_path(shard_path):
-    path = str(shard_path)
-    return Path((path[:-4] if path.endswith(".bin") else path) + ".meta.json")
+    return Path(str(shard_path).removesuffix(".bin") + ".meta.json")
 
 
 def mask_path(shard_path):
-    path = str(shard_path)
-    return Path((path[:-4] if path.endswith(".bin") else path) + MASK_SUFFIX)
+    return Path(str(shard_path).removesuffix(".bin") + MASK_SUFFIX)
 
 
 def file_sha256(path):
     digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while True:
-            block = file.read(1 << 20)
-            if not block:
-                return digest.hexdigest()
+        while block := file.read(1 << 20):
             digest.update(block)
+    return digest.hexdigest()
 
 
 def checksum_of(path):

@@ -8,7 +8,7 @@ from .shard_format import MAX_SHARD_TOKENS, MIN_TAIL_TOKENS, TYPECODES, token_by
 from .shard_pipeline import SPLITS, Plan, report, run
 from .support import InputError, whole_number
 from .text_sources import Reader, find_sources
-from .text_tokenizers import BytesTokenizer, load_tokenizer
+from .text_tokenizers import BytesTokenizer, add_tokenizer_options, load_tokenizer
 
 
 def add_options(parser, out="", tokenizer="", valid_fraction=0.01):
@@ -17,11 +17,7 @@ def add_options(parser, out="", tokenizer="", valid_fraction=0.01):
                         help="folder for the shards" + (" (default %(default)s)" if out else ""))
     parser.add_argument("--tokenizer", default=tokenizer, required=not tokenizer, metavar="NAME",
                         help="bytes, gpt2, or a tokenizer.json" + (" (default %(default)s)" if tokenizer else ""))
-    parser.add_argument("--vocab-bpe", default="", metavar="FILE",
-                        help="gpt2 without a network: its vocab.bpe ...")
-    parser.add_argument("--encoder-json", default="", metavar="FILE", help="... and encoder.json")
-    parser.add_argument("--separator", default="", metavar="TOKEN",
-                        help="of a tokenizer.json: the token that starts a document (default: a known one)")
+    add_tokenizer_options(parser)
     parser.add_argument("--valid-fraction", type=float, default=valid_fraction, metavar="F",
                         help="share of the documents for validation, 0 to below 1 (default %(default)s)")
     parser.add_argument("--shard-tokens", type=whole_number, default=100_000_000, metavar="N",

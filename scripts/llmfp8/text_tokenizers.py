@@ -219,6 +219,15 @@ def try_tokenizer(use, items=(None,), place=lambda number: ""):
 _tried = set()   # tokenizer.json files that did not end the process; forked worker processes inherit the set
 
 
+def add_tokenizer_options(parser, separator=True):
+    """The options beside --tokenizer."""
+    parser.add_argument("--vocab-bpe", default="", metavar="FILE", help="gpt2 without a network: its vocab.bpe ...")
+    parser.add_argument("--encoder-json", default="", metavar="FILE", help="... and encoder.json")
+    if separator:
+        parser.add_argument("--separator", default="", metavar="TOKEN",
+                            help="of a tokenizer.json: the token that starts a document (default: a known one)")
+
+
 def load_tokenizer(name, vocab_bpe="", encoder_json="", separator="", try_first=True):
     """try_first: reads a tokenizer.json in a child process first; for callers that do not use try_tokenizer."""
     if vocab_bpe or encoder_json:
