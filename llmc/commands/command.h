@@ -1,6 +1,7 @@
 // Types that all subcommands of the executables share; main.cpp has their table.
 #pragma once
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,15 @@ struct Invocation {
     std::string line;                  // the whole command line
     std::vector<std::string> notes = {};   // on how it was started, for the log of a run
 };
+
+// The options of a command that has none of training: each has a value, or is a flag.
+struct CommandOptions {
+    const char* command;
+    std::map<std::string, std::string*> texts;
+    std::map<std::string, bool*> flags;
+};
+// Sets them from "--name value", "--name=value" and "--name" words; exit 2 for any other word.
+void read_command_options(const std::vector<std::string>& words, const CommandOptions& options);
 
 // Runs the command after its options have been parsed; returns the exit code. Empty if help was printed.
 using Job = std::function<int()>;

@@ -10,7 +10,6 @@
 
 #include "llmc/base/fp8.h"
 #include "llmc/base/json_object.h"
-#include "llmc/base/nearest.h"
 #include "llmc/base/text.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/huggingface/hf_code.h"
@@ -281,21 +280,8 @@ struct ExportOptions {
 
 ExportOptions export_options(const std::vector<std::string>& words) {
     ExportOptions options;
-    const std::vector<std::string> known = {"--load", "--out", "--help"};
-    for (size_t i = 0; i < words.size(); i++) {
-        const size_t equals = words[i].find('=');
-        const std::string name = words[i].substr(0, equals);
-        if (words[i] == "--help") {
-            options.help = true;
-            continue;
-        }
-        REQUIRE(name == "--load" || name == "--out", "export-fp8 has no option %s: did you mean %s?", name.c_str(),
-                nearest(name, known).c_str());
-        std::string value = equals != std::string::npos ? words[i].substr(equals + 1) : "";
-        if (equals == std::string::npos && i + 1 < words.size()) value = words[++i];
-        REQUIRE(!value.empty() && !value.starts_with("--"), "%s needs a value", name.c_str());
-        (name == "--load" ? options.load : options.out) = value;
-    }
+    read_command_options(words, {"export-fp8", {{"--load", &options.load}, {"--out", &options.out}},
+                                 {{"--help", &options.help}}});
     REQUIRE(options.help || (!options.load.empty() && !options.out.empty()),
             "export-fp8 needs --load CHECKPOINT and --out DIR");
     return options;

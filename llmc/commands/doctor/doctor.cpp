@@ -112,33 +112,18 @@ Patient::~Patient() {
     if (opened) device::device_close(ctx);
 }
 
-DoctorOptions doctor_options(const std::vector<std::string>& words) {
-    DoctorOptions options;
-    const std::vector<std::string> known = {"--save", "--json", "--html", "--corrupt", "--help"};
-    for (size_t i = 0; i < words.size(); i++) {
-        const size_t equals = words[i].find('=');
-        std::string name = words[i].substr(0, equals);
-        if (name == "--spoil") {
-            std::fprintf(stderr, "note: --spoil is now --corrupt; the old name will go with the next release\n");
-            name = "--corrupt";
-        }
-        const bool takes_value = name == "--save" || name == "--html" || name == "--corrupt";
-        REQUIRE(takes_value || equals == std::string::npos || name.rfind("--", 0) != 0 || nearest(name, known) != name,
-                "%s takes no value", name.c_str());
-        std::string value;
-        if (takes_value) {
-            if (equals != std::string::npos) value = words[i].substr(equals + 1);
-            else if (i + 1 < words.size()) value = words[++i];
-            REQUIRE(!value.empty() && value.rfind("--", 0) != 0, "%s needs a value", name.c_str());
-        }
-        if (name == "--save") options.save = value;
-        else if (name == "--html") options.html = value;
-        else if (name == "--corrupt") check_corrupt(options.corrupt = value);
-        else if (name == "--json") options.json = true;
-        else if (name == "--help") options.help = true;
-        else FAIL(kExitBadInput, "doctor has no option %s: did you mean %s?", name.c_str(),
-                  nearest(name, known).c_str());
+DoctorOptions doctor_options(std::vector<std::string> words) {
+    for (std::string& word : words) {
+        if (word != "--spoil" && !word.starts_with("--spoil=")) continue;
+        std::fprintf(stderr, "note: --spoil is now --corrupt; the old name will go with the next release\n");
+        word.replace(0, 7, "--corrupt");
     }
+    DoctorOptions options;
+    read_command_options(words, {"doctor",
+                                 {{"--save", &options.save}, {"--html", &options.html},
+                                  {"--corrupt", &options.corrupt}},
+                                 {{"--json", &options.json}, {"--help", &options.help}}});
+    if (!options.corrupt.empty()) check_corrupt(options.corrupt);
     return options;
 }
 

@@ -56,7 +56,7 @@ struct Item {
 };
 const std::vector<Item>& doctor_items();
 // Parses the words after "doctor"; exit 2 for an unknown option.
-DoctorOptions doctor_options(const std::vector<std::string>& words);
+DoctorOptions doctor_options(std::vector<std::string> words);
 // Checks one item on this rank; an Error becomes a finding.
 Findings look_at(const Item& item, Patient& patient);
 
