@@ -59,7 +59,8 @@ void OffloadedSlots::load(int64_t chunk, SlotAccess access) {
     for (HostSlot& host : slots_) {
         if (access == SlotAccess::kReadMasters && host.slot.kind != StateKind::kMaster) continue;
         const Tensor to = host.buffers[chunk % kBuffers].slice(0, last(chunk) - first(chunk));
-        device::copy_to_device(in_.ctx, to.data, host.memory.get() + chunk * chunk_ * dtype_bytes(to.dtype), to.bytes());
+        const char* const from = host.memory.get() + chunk * chunk_ * dtype_bytes(to.dtype);
+        device::copy_to_device(in_.ctx, to.data, from, to.bytes());
     }
     device::event_record(in_.ctx, b.loaded);
 }
@@ -69,8 +70,8 @@ void OffloadedSlots::store(int64_t chunk) {
     device::event_order(out_.ctx, b.used);
     for (HostSlot& host : slots_) {
         const Tensor from = host.buffers[chunk % kBuffers].slice(0, last(chunk) - first(chunk));
-        device::copy_to_host(out_.ctx, host.memory.get() + chunk * chunk_ * dtype_bytes(from.dtype), from.data,
-                             from.bytes());
+        char* const to = host.memory.get() + chunk * chunk_ * dtype_bytes(from.dtype);
+        device::copy_to_host(out_.ctx, to, from.data, from.bytes());
     }
     device::event_record(out_.ctx, b.free);
 }
