@@ -15,7 +15,7 @@ using data_test::counting;
 using data_test::llmc_v7;
 using data_test::read_inputs;
 using data_test::TempDir;
-using data_test::write;
+using data_test::spill;
 
 namespace {
 
@@ -171,10 +171,10 @@ TEST_CASE("blend: the position of a sample depends only on its number") {
 TEST_CASE("blend: every source is read in its own order, epoch after epoch") {
     TempDir dir;
     // Token = place in its source, plus 100000 for the second and 200000 for the third, so an input is an address.
-    write(dir / "a.bin", llmc_v7(counting(0, 401)));
-    write(dir / "b1.bin", llmc_v7(counting(100000, 201)));
-    write(dir / "b2.bin", llmc_v7(counting(100201, 101)));
-    write(dir / "c.bin", llmc_v7(counting(200000, 101)));
+    spill(dir / "a.bin", llmc_v7(counting(0, 401)));
+    spill(dir / "b1.bin", llmc_v7(counting(100000, 201)));
+    spill(dir / "b2.bin", llmc_v7(counting(100201, 101)));
+    spill(dir / "c.bin", llmc_v7(counting(200000, 101)));
     DataConfig config = config_of({"0.5", dir / "a.bin", "0.3", dir / "b*.bin", "0.2", dir / "c.bin"}, 10);
     config.seed = 1337;
     const DataLoader loader(config), again(config);
@@ -223,8 +223,8 @@ TEST_CASE("blend: every source is read in its own order, epoch after epoch") {
 
 TEST_CASE("blend: sources of equal size are shuffled differently; without shuffling each is read in file order") {
     TempDir dir;
-    write(dir / "a.bin", llmc_v7(counting(0, 101)));
-    write(dir / "b.bin", llmc_v7(counting(1000, 101)));
+    spill(dir / "a.bin", llmc_v7(counting(0, 101)));
+    spill(dir / "b.bin", llmc_v7(counting(1000, 101)));
     DataConfig config = config_of({"1", dir / "a.bin", "1", dir / "b.bin"}, 1);
     const DataLoader shuffled(config);
     int same = 0;
@@ -238,7 +238,7 @@ TEST_CASE("blend: sources of equal size are shuffled differently; without shuffl
 
 TEST_CASE("blend: the fingerprint that a resumed run compares") {
     TempDir dir;
-    for (const char* name : {"a.bin", "b.bin", "c.bin"}) write(dir / name, llmc_v7(counting(0, 41)));
+    for (const char* name : {"a.bin", "b.bin", "c.bin"}) spill(dir / name, llmc_v7(counting(0, 41)));
     auto loader = [&](Words words) {
         for (std::string& word : words) word = word.ends_with(".bin") ? dir / word : word;
         return std::make_unique<DataLoader>(config_of(words));
@@ -262,8 +262,8 @@ TEST_CASE("blend: the fingerprint that a resumed run compares") {
 
 TEST_CASE("blend: a step or an evaluation never reads a sample twice, and the banner says how often a run does") {
     TempDir dir;
-    write(dir / "a.bin", llmc_v7(counting(0, 401)));   // 100 samples of 4
-    write(dir / "b.bin", llmc_v7(counting(0, 17)));    // 4
+    spill(dir / "a.bin", llmc_v7(counting(0, 401)));   // 100 samples of 4
+    spill(dir / "b.bin", llmc_v7(counting(0, 17)));    // 4
     const DataLoader loader(config_of({"0.9", dir / "a.bin", "0.1", dir / "b.bin"})), one(config_of({dir / "a.bin"}));
     require_samples(loader, 40, "one step");
     try {
@@ -284,8 +284,8 @@ TEST_CASE("blend: a step or an evaluation never reads a sample twice, and the ba
 
 TEST_CASE("blend: invalid blends are refused, some when options are parsed and some when the data is opened") {
     TempDir dir;
-    write(dir / "a.bin", llmc_v7(counting(0, 41)));
-    write(dir / "b.bin", llmc_v7(counting(0, 41)));
+    spill(dir / "a.bin", llmc_v7(counting(0, 41)));
+    spill(dir / "b.bin", llmc_v7(counting(0, 41)));
     check_contains(data_test::refusal(config_of({"1", dir / "*.bin", "2", dir / "b.bin"})),
                    {"exit 2", "b.bin' is matched by two patterns"});
     check_contains(data_test::refusal(config_of({"1", dir / "a.bin", "2", dir / "none*.bin"})),

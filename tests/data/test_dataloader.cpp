@@ -19,7 +19,7 @@ TEST_CASE("data: sample counts at the edges") {
         for (uint32_t n : {2u, 4u, 5u, 8u, 9u, 16u, 22u}) {
             CAPTURE(T);
             CAPTURE(n);
-            write(dir / "a.bin", llmc_v1(counting(0, n)));
+            spill(dir / "a.bin", llmc_v1(counting(0, n)));
             if (n <= T) {
                 check_contains(
                     refusal(config_of({dir / "a.bin"}, T)),
@@ -37,7 +37,7 @@ TEST_CASE("data: ignored targets are not counted") {
     TempDir dir;
     std::vector<uint32_t> tokens = counting(1, 9);
     tokens[0] = tokens[2] = tokens[8] = 0xffffffffu;
-    write(dir / "a.bin", llmc_v7(tokens));
+    spill(dir / "a.bin", llmc_v7(tokens));
     DataConfig config = config_of({dir / "a.bin"});
     config.check_ids = config.shuffle = false;
     DataLoader loader(config);
@@ -50,8 +50,8 @@ TEST_CASE("data: ignored targets are not counted") {
 
 TEST_CASE("data: too few samples") {
     TempDir dir;
-    write(dir / "a.bin", llmc_v1(counting(0, 32)));
-    write(dir / "b.bin", llmc_v1(counting(0, 33)));
+    spill(dir / "a.bin", llmc_v1(counting(0, 32)));
+    spill(dir / "b.bin", llmc_v1(counting(0, 33)));
     DataLoader one(config_of({dir / "a.bin"})), two(config_of({dir / "*.bin"}));
     require_samples(one, 7, "one step of 7 sequences");
     require_samples(two, 15, "one evaluation");
@@ -124,9 +124,9 @@ TEST_CASE("data: the order of samples never changes silently") {
     TempDir dir;
     // 3 shards of 1000, 501 and 1499 tokens; token value = place in the whole stream, so an input is its
     // address.
-    write(dir / "a.bin", llmc_v7(counting(0, 1000)));
-    write(dir / "b.bin", llmc_v1(counting(1000, 501)));
-    write(dir / "c.bin", llmc_v7(counting(1501, 1499)));
+    spill(dir / "a.bin", llmc_v7(counting(0, 1000)));
+    spill(dir / "b.bin", llmc_v1(counting(1000, 501)));
+    spill(dir / "c.bin", llmc_v7(counting(1501, 1499)));
     DataConfig config = config_of({dir / "*.bin"}, 10);
     config.seed = 1337;
     DataLoader loader(config);
@@ -164,7 +164,7 @@ TEST_CASE("data: the order of samples never changes silently") {
 
 TEST_CASE("data: any thread reads any sample") {
     TempDir dir;
-    write(dir / "a.bin", llmc_v7(counting(0, 4097)));
+    spill(dir / "a.bin", llmc_v7(counting(0, 4097)));
     DataLoader loader(config_of({dir / "a.bin"}, 8));
     const int64_t n = loader.samples_per_epoch();
     std::vector<int32_t> serial(static_cast<size_t>(n) * 8), parallel(serial.size());
@@ -187,9 +187,9 @@ TEST_CASE("data: any thread reads any sample") {
 TEST_CASE("data: a changed shard is detected") {
     TempDir dir;
     const std::vector<uint32_t> a = counting(0, 50), b = counting(100, 60);
-    write(dir / "a.bin", llmc_v1(a));
-    write(dir / "b.bin", llmc_v1(b));
-    write(dir / "other.bin", llmc_v1(a));
+    spill(dir / "a.bin", llmc_v1(a));
+    spill(dir / "b.bin", llmc_v1(b));
+    spill(dir / "other.bin", llmc_v1(a));
     auto json = [&](std::vector<std::string> names) {
         for (std::string& name : names)
             name = dir / name;
@@ -217,18 +217,18 @@ TEST_CASE("data: a changed shard is detected") {
     for (size_t at : {size_t{0}, size_t{30}, size_t{59}}) {
         std::vector<uint32_t> flipped = b;
         flipped[at] ^= 1;
-        write(dir / "b.bin", llmc_v1(flipped));
+        spill(dir / "b.bin", llmc_v1(flipped));
         check_contains(check_now(), {"b.bin' changed since the checkpoint: fingerprint"});
     }
     FileBytes header = llmc_v1(b);
     header[500] = 1;  // unused part of the header
-    write(dir / "b.bin", header);
+    spill(dir / "b.bin", header);
     check_contains(check_now(), {"b.bin' changed since the checkpoint: fingerprint"});
-    write(dir / "b.bin", llmc_v1(counting(100, 61)));
+    spill(dir / "b.bin", llmc_v1(counting(100, 61)));
     check_contains(check_now(), {"b.bin' changed", "61 tokens of 2 bytes, was 60 of 2"});
-    write(dir / "b.bin", llmc_v7(b));
+    spill(dir / "b.bin", llmc_v7(b));
     check_contains(check_now(), {"b.bin' changed", "60 tokens of 4 bytes, was 60 of 2"});
-    write(dir / "b.bin", llmc_v1(b));
+    spill(dir / "b.bin", llmc_v1(b));
     CHECK(check_now() == "");
 }
 
@@ -274,13 +274,13 @@ TEST_CASE("data: the separator is the first token of its document") {
 
 TEST_CASE("data: the separator comes from the sidecar of every shard") {
     TempDir dir;
-    write(dir / "a.bin", llmc_v1(counting(0, 32)));
-    write(dir / "b.bin", llmc_v1(counting(0, 32)));
+    spill(dir / "a.bin", llmc_v1(counting(0, 32)));
+    spill(dir / "b.bin", llmc_v1(counting(0, 32)));
     DataConfig config = config_of({dir / "*.bin"}, 4, 1000);
     CHECK(DataLoader(config).separator() == -1);   // not requested, so no sidecar is needed
     config.documents = true;
     check_contains(refusal(config), {"exit 2", "--reset-attention-mask", "a.bin'", "a.meta.json' is missing"});
-    auto sidecar = [&](const char* name, const std::string& text) { write(dir / name, text); };
+    auto sidecar = [&](const char* name, const std::string& text) { spill(dir / name, text); };
     auto names = [](int64_t id) { return "{\"tokenizer\": {\"separator\": " + std::to_string(id) + "}}"; };
     sidecar("a.meta.json", names(7));
     check_contains(refusal(config), {"exit 2", "b.bin'", "b.meta.json' is missing"});
@@ -317,23 +317,23 @@ TEST_CASE("positions restart where documents begin, in every sequence") {
 
 TEST_CASE("data: shards of different tokenizers are refused, and validation on the training shards") {
     TempDir dir;
-    for (const char* name : {"a", "b", "c", "d"}) write(dir / (std::string(name) + ".bin"), llmc_v1(counting(0, 32)));
-    write(dir / "d.bin", llmc_v1(counting(7, 32)));
+    for (const char* name : {"a", "b", "c", "d"}) spill(dir / (std::string(name) + ".bin"), llmc_v1(counting(0, 32)));
+    spill(dir / "d.bin", llmc_v1(counting(7, 32)));
     auto sidecar = [&](const char* name, const char* tokenizer, const char* hash) {
-        write(dir / (std::string(name) + ".meta.json"), strf("{\"tokenizer\": {\"name\": \"%s\", \"sha256\": \"%s\"}, "
+        spill(dir / (std::string(name) + ".meta.json"), strf("{\"tokenizer\": {\"name\": \"%s\", \"sha256\": \"%s\"}, "
                                                              "\"document_offsets\": [0, 1]}", tokenizer, hash));
     };
     sidecar("b", "bytes", "abcd");
     sidecar("c", "gpt2", "0123");
     const auto both = [&](const char* one, const char* other) { return config_of({dir / one, dir / other}, 4, 1000); };
-    CHECK(refusal(both("a.bin", "b.bin")) == "opened");   // nothing is known about a
+    CHECK(refusal(both("a.bin", "b.bin")) == "nothing");   // nothing is known about a
     check_contains(refusal(config_of({dir / "a.bin", dir / "b.bin", dir / "c.bin"}, 4, 1000)),
                    {"exit 2", "c.bin' was made with the tokenizer gpt2", "b.bin' with the tokenizer bytes"});
     sidecar("c", "bytes", "0123");   // of the same name
     check_contains(refusal(both("b.bin", "c.bin")), {"the tokenizer of SHA-256 0123", "the tokenizer of SHA-256 abcd"});
     sidecar("c", "renamed", "abcd");
-    CHECK(refusal(both("b.bin", "c.bin")) == "opened");
-    write(dir / "c.meta.json", "{\"tokenizer\": {\"name\": ");
+    CHECK(refusal(both("b.bin", "c.bin")) == "nothing");
+    spill(dir / "c.meta.json", "{\"tokenizer\": {\"name\": ");
     check_contains(refusal(both("b.bin", "c.bin")), {"exit 2", "c.meta.json: line 1, column "});
 
     const auto shards = [&](const char* name) { return DataLoader(config_of({dir / name}, 4, 1000)).shards(); };

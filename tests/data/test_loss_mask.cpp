@@ -26,17 +26,17 @@ TEST_CASE("data: a loss mask ignores exactly the right targets, in every format"
             CAPTURE(T);
             TempDir dir;
             const std::vector<uint32_t> tokens = counting(5, n);
-            write(dir / "v1.bin", llmc_v1(tokens));
-            write(dir / "v7.bin", llmc_v7(tokens));
-            write(dir / "raw.bin", token_bytes<uint16_t>(tokens));
-            write(dir / "megatron.bin", token_bytes<uint16_t>(tokens));
-            write(dir / "megatron.idx", megatron_index({static_cast<int32_t>(n)}, 8));
-            write(dir / "named.dat", llmc_v1(tokens));
+            spill(dir / "v1.bin", llmc_v1(tokens));
+            spill(dir / "v7.bin", llmc_v7(tokens));
+            spill(dir / "raw.bin", token_bytes<uint16_t>(tokens));
+            spill(dir / "megatron.bin", token_bytes<uint16_t>(tokens));
+            spill(dir / "megatron.idx", megatron_index({static_cast<int32_t>(n)}, 8));
+            spill(dir / "named.dat", llmc_v1(tokens));
             uint32_t seed = 0;
             for (const char* name : {"v1.bin", "v7.bin", "raw.bin", "megatron.bin", "named.dat"}) {
                 const std::string path = dir / name, stem = path.substr(0, path.size() - 4);
                 const std::vector<uint8_t> flags = pattern(n, ++seed);
-                write((path.ends_with(".bin") ? stem : path) + ".mask", mask_bytes(flags));
+                spill((path.ends_with(".bin") ? stem : path) + ".mask", mask_bytes(flags));
                 DataConfig config = config_of({path}, T);
                 config.token_dtype = "uint16";
                 config.shuffle = false;
@@ -62,12 +62,12 @@ TEST_CASE("data: a loss mask ignores exactly the right targets, in every format"
 
 TEST_CASE("data: shards with and without masks go together, in shuffled order too") {
     TempDir dir;
-    write(dir / "a.bin", llmc_v1(counting(0, 41)));
-    write(dir / "b.bin", llmc_v1(counting(1000, 41)));
+    spill(dir / "a.bin", llmc_v1(counting(0, 41)));
+    spill(dir / "b.bin", llmc_v1(counting(1000, 41)));
     std::vector<uint8_t> flags(41);
     for (size_t i = 0; i < 41; i++) flags[i] = i % 3 == 0;
-    write(dir / "b.mask", mask_bytes(flags));
-    write(dir / "a.meta.json", "{\"tokens\": 41}");
+    spill(dir / "b.mask", mask_bytes(flags));
+    spill(dir / "a.meta.json", "{\"tokens\": 41}");
     const DataLoader loader(config_of({dir / "*"}));   // masks and sidecars are ignored
     REQUIRE(loader.shards().size() == 2);
     for (int64_t s = 0; s < 40; s++) {
@@ -85,10 +85,10 @@ TEST_CASE("data: shards with and without masks go together, in shuffled order to
 
 TEST_CASE("data: loss masks that are damaged or do not fit are refused") {
     TempDir dir;
-    write(dir / "a.bin", llmc_v1(counting(0, 41)));
+    spill(dir / "a.bin", llmc_v1(counting(0, 41)));
     const FileBytes good = mask_bytes(pattern(41, 1));
     auto refused = [&](const FileBytes& mask, std::vector<std::string> parts) {
-        write(dir / "a.mask", mask);
+        spill(dir / "a.mask", mask);
         parts.push_back("exit 2: loss mask '" + (dir / "a.mask") + "'");
         check_contains(refusal(config_of({dir / "a.bin"})), parts);
     };
@@ -107,19 +107,19 @@ TEST_CASE("data: loss masks that are damaged or do not fit are refused") {
     refused(changed(37, 1), {"byte 37: bits after the last token are set"});
     for (size_t at = 32; at < 38; at++) refused(changed(at, 0), {"byte 24: the header says that"});
     refused(changed(31, 7), {"byte 24: the header says that"});
-    write(dir / "a.mask", good);
-    CHECK(refusal(config_of({dir / "a.bin"})) == "opened");
+    spill(dir / "a.mask", good);
+    CHECK(refusal(config_of({dir / "a.bin"})) == "nothing");
 
     // A sidecar that names a mask.
     std::filesystem::remove(dir / "a.mask");
     const std::string list = ", \"document_offsets\": [0" + std::string(100000, ' ') + "]}";
-    write(dir / "a.meta.json", "{\"tokens\": 41, \"loss_mask\": {\"file\": \"a.mask\"}" + list);
+    spill(dir / "a.meta.json", "{\"tokens\": 41, \"loss_mask\": {\"file\": \"a.mask\"}" + list);
     check_contains(refusal(config_of({dir / "a.bin"})),
                    {"exit 2: data shard '", "a.bin': its loss mask '", "a.mask' is missing, although '",
                     "a.meta.json' names it"});
-    write(dir / "a.meta.json", "{\"tokens\": 41" + list);
-    CHECK(refusal(config_of({dir / "a.bin"})) == "opened");
-    write(dir / "c.mask", good);
+    spill(dir / "a.meta.json", "{\"tokens\": 41" + list);
+    CHECK(refusal(config_of({dir / "a.bin"})) == "nothing");
+    spill(dir / "c.mask", good);
     DataConfig raw = config_of({dir / "c.mask"});
     raw.token_dtype = "uint16";
     check_contains(refusal(raw), {"this is a loss mask; name its .bin instead"});
@@ -128,16 +128,16 @@ TEST_CASE("data: loss masks that are damaged or do not fit are refused") {
 TEST_CASE("data: a changed loss mask is another data set") {
     TempDir dir;
     const std::string path = dir / "a.bin";
-    write(path, llmc_v1(counting(0, 41)));
+    spill(path, llmc_v1(counting(0, 41)));
     const std::string without = fingerprint(path);
-    write(dir / "a.mask", mask_bytes(pattern(41, 1)));
+    spill(dir / "a.mask", mask_bytes(pattern(41, 1)));
     const std::string with = fingerprint(path);
     DataLoader loader(config_of({path}));
     CHECK(loader.check_fingerprint(with) == "");
     check_contains(loader.check_fingerprint(without), {"a.bin' changed since the checkpoint: fingerprint"});
     std::vector<uint8_t> flags = pattern(41, 1);
     std::swap(*std::find(flags.begin(), flags.end(), 0), *std::find(flags.begin(), flags.end(), 1));
-    write(dir / "a.mask", mask_bytes(flags));
+    spill(dir / "a.mask", mask_bytes(flags));
     CHECK(fingerprint(path) != with);
     std::filesystem::remove(dir / "a.mask");
     CHECK(fingerprint(path) == without);

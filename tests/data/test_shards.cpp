@@ -13,14 +13,14 @@ TEST_CASE("data: every format gives the same samples") {
     // 23 tokens, T = 4: 5 samples from tokens 0, 4, .. 16; the last target read is token 20.
     std::vector<uint32_t> tokens = counting(40000, 23);
     tokens[7] = 65535;  // must not turn negative
-    write(dir / "a.bin", llmc_v1(tokens));
-    write(dir / "b.bin", llmc_v7(tokens));
-    write(dir / "c.bin", token_bytes<uint16_t>(tokens));
-    write(dir / "c.idx", megatron_index({10, 0, 13}, 8));
-    write(dir / "d.bin", token_bytes<uint32_t>(tokens));
-    write(dir / "d.idx", megatron_index({23}, 4));
-    write(dir / "e.bin", token_bytes<uint16_t>(tokens));
-    write(dir / "a.meta.json", "{}");
+    spill(dir / "a.bin", llmc_v1(tokens));
+    spill(dir / "b.bin", llmc_v7(tokens));
+    spill(dir / "c.bin", token_bytes<uint16_t>(tokens));
+    spill(dir / "c.idx", megatron_index({10, 0, 13}, 8));
+    spill(dir / "d.bin", token_bytes<uint32_t>(tokens));
+    spill(dir / "d.idx", megatron_index({23}, 4));
+    spill(dir / "e.bin", token_bytes<uint16_t>(tokens));
+    spill(dir / "a.meta.json", "{}");
     DataConfig config = config_of({dir / "*"});
     config.shuffle = false;
     config.token_dtype = "uint16";
@@ -53,7 +53,7 @@ TEST_CASE("data: every format gives the same samples") {
 TEST_CASE("data: patterns") {
     TempDir dir;
     for (const char* name : {"b_2.bin", "b_10.bin", "B_1.bin", "a.bin", "odd[1].bin"})
-        write(dir / name, llmc_v1(counting(0, 9)));
+        spill(dir / name, llmc_v1(counting(0, 9)));
     auto names = [&](std::vector<std::string> globs) {
         for (std::string& glob : globs)
             glob = dir / glob;
@@ -79,11 +79,11 @@ TEST_CASE("data: refused headers name file and byte") {
     DataConfig config = config_of({path});
     FileBytes good = llmc_v1(counting(0, 20)), wide = llmc_v7(counting(0, 20));
     auto with = [&](const FileBytes& bytes) {
-        write(path, bytes);
+        spill(path, bytes);
         return refusal(config);
     };
-    CHECK(with(good) == "opened");
-    CHECK(with(wide) == "opened");
+    CHECK(with(good) == "nothing");
+    CHECK(with(wide) == "nothing");
 
     check_contains(with(""), {"exit 2", "a.bin': the file is empty"});
     check_contains(with(good.substr(0, 1000)),
@@ -106,7 +106,7 @@ TEST_CASE("data: refused headers name file and byte") {
     check_contains(with(good), {"exit 2", "--token-dtype 'int16'", "uint16 or uint32"});
     config.token_dtype = "uint32";
     check_contains(with(FileBytes(41, '\0')), {"exit 2", "odd size: 41 bytes", "4 bytes of a uint32"});
-    CHECK(with(FileBytes(44, '\0')) == "opened");
+    CHECK(with(FileBytes(44, '\0')) == "nothing");
     check_contains(with(good.substr(0, 1050)), {"exit 2", "truncated"});  // magic wins over --token-dtype
     config.token_dtype = "uint16";
     check_contains(with(FileBytes(41, '\0')), {"exit 2", "odd size: 41 bytes", "2 bytes of a uint16"});
@@ -122,7 +122,7 @@ TEST_CASE("data: a shard that is cut while it is read is an error of its byte, n
     TempDir dir;
     std::string path = dir / "a.bin";
     for (const FileBytes& bytes : {llmc_v1(counting(0, 40000)), llmc_v7(counting(0, 40000))}) {
-        write(path, bytes);
+        spill(path, bytes);
         DataConfig config = config_of({path}, 1000);
         config.shuffle = false;
         const DataLoader loader(config);
@@ -150,24 +150,24 @@ TEST_CASE("data: a shard that is cut while it is read is an error of its byte, n
 
 TEST_CASE("data: more shards than the soft limit of open files allows") {
     TempDir dir;
-    for (int i = 0; i < 40; i++) write(dir / ("a_" + std::to_string(10 + i) + ".bin"), llmc_v1(counting(0, 9)));
+    for (int i = 0; i < 40; i++) spill(dir / ("a_" + std::to_string(10 + i) + ".bin"), llmc_v1(counting(0, 9)));
     rlimit before{};
     REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
     const rlimit few{24, before.rlim_max};
     REQUIRE(setrlimit(RLIMIT_NOFILE, &few) == 0);
     const std::string result = refusal(config_of({dir / "a_*.bin"}));
     setrlimit(RLIMIT_NOFILE, &before);
-    CHECK(result == "opened");
+    CHECK(result == "nothing");
 }
 
 TEST_CASE("data: refused Megatron indices name file and byte") {
     TempDir dir;
     DataConfig config = config_of({dir / "m.bin"});
     const std::vector<int32_t> lengths = {7, 13};
-    write(dir / "m.bin", token_bytes<uint16_t>(counting(0, 20)));
+    spill(dir / "m.bin", token_bytes<uint16_t>(counting(0, 20)));
     const FileBytes good = megatron_index(lengths, 8);
     auto with = [&](const FileBytes& index) {
-        write(dir / "m.idx", index);
+        spill(dir / "m.idx", index);
         return refusal(config);
     };
     auto patched = [&](size_t at, auto value) {
@@ -176,7 +176,7 @@ TEST_CASE("data: refused Megatron indices name file and byte") {
         return with(bytes);
     };
     REQUIRE(good.size() == 34 + 2 * 4 + 2 * 8 + 3 * 8);
-    CHECK(with(good) == "opened");
+    CHECK(with(good) == "nothing");
     check_contains(with(good.substr(0, 33)), {"exit 2", "m.idx': truncated in the header", "byte 33 of 34"});
     check_contains(with(""), {"exit 2", "m.idx': truncated in the header", "byte 0 of 34"});
     check_contains(patched(3, 'x'), {"exit 2", "m.idx': byte 0: wrong magic"});
@@ -215,29 +215,29 @@ TEST_CASE("data: token ids at or above the vocabulary") {
             std::vector<std::string> parts = {"exit 2", "(token " + std::to_string(bad_at) + ")",
                                               "size 50257"};
             DataConfig config = config_of({dir / "a.bin"}, 4, vocab);
-            write(dir / "a.bin", llmc_v1(tokens(n, -1, 0)));
-            CHECK(refusal(config) == "opened");
-            write(dir / "a.bin", llmc_v1(tokens(n, bad_at, vocab)));
+            spill(dir / "a.bin", llmc_v1(tokens(n, -1, 0)));
+            CHECK(refusal(config) == "nothing");
+            spill(dir / "a.bin", llmc_v1(tokens(n, bad_at, vocab)));
             parts.push_back("a.bin': byte " + std::to_string(1024 + 2 * bad_at));
             check_contains(refusal(config), parts);
-            write(dir / "a.bin", llmc_v7(tokens(n, bad_at, 0xffffffffu)));
+            spill(dir / "a.bin", llmc_v7(tokens(n, bad_at, 0xffffffffu)));
             parts.back() = "a.bin': byte " + std::to_string(1024 + 4 * bad_at);
             parts.push_back("id 4294967295");
             check_contains(refusal(config), parts);
             config.check_ids = false;
-            CHECK(refusal(config) == "opened");
+            CHECK(refusal(config) == "nothing");
         }
     // The error names the first one of the first shard; every uint16 is below a large vocabulary.
-    write(dir / "a.bin", llmc_v1(tokens(100, -1, 0)));
+    spill(dir / "a.bin", llmc_v1(tokens(100, -1, 0)));
     std::vector<uint32_t> two = tokens(3000, 2000, 65535);
     two[2500] = 65535;
-    write(dir / "b.bin", llmc_v1(two));
-    write(dir / "c.bin", llmc_v1(tokens(100, 0, 65535)));
+    spill(dir / "b.bin", llmc_v1(two));
+    spill(dir / "c.bin", llmc_v1(tokens(100, 0, 65535)));
     check_contains(refusal(config_of({dir / "*.bin"}, 4, vocab)),
                    {"b.bin': byte 5024 (token 2000): id 65535"});
     check_contains(refusal(config_of({dir / "*.bin"}, 4, 65535)),
                    {"b.bin': byte 5024 (token 2000): id 65535"});
-    CHECK(refusal(config_of({dir / "*.bin"}, 4, 65536)) == "opened");
+    CHECK(refusal(config_of({dir / "*.bin"}, 4, 65536)) == "nothing");
 }
 
 TEST_CASE("data: files beyond 2^31 and 2^32 tokens") {
@@ -280,7 +280,7 @@ TEST_CASE("data: files beyond 2^31 and 2^32 tokens") {
 
     // A uint32 shard with more than 2^32 tokens: 16 GiB + 64 bytes of holes.
     const std::string wide = dir / "wide.bin";
-    write(wide, "");
+    spill(wide, "");
     const int64_t many = (int64_t{1} << 32) + 16;
     REQUIRE(truncate(wide.c_str(), many * 4) == 0);
     {
@@ -306,7 +306,7 @@ TEST_CASE("data: the fingerprint of a large shard samples the whole file") {
     const std::string path = dir / "a.bin";
     FileBytes bytes = llmc_v1(std::vector<uint32_t>(4 << 20, 5));
     auto fingerprint = [&] {
-        write(path, bytes);
+        spill(path, bytes);
         return Shard(path, "").info.fingerprint;
     };
     const uint64_t before = fingerprint();

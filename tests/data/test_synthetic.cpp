@@ -80,7 +80,7 @@ TEST_CASE("synthetic: ids lie in the vocabulary and follow Zipf's law") {
 
 TEST_CASE("synthetic: no end, no shards, and a fingerprint that differs from that of shards") {
     data_test::TempDir dir;
-    data_test::write(dir / "a.bin", data_test::llmc_v1(data_test::counting(0, 40)));
+    data_test::spill(dir / "a.bin", data_test::llmc_v1(data_test::counting(0, 40)));
     const DataLoader loader(synthetic(4, 1000)), shards(data_test::config_of({dir / "a.bin"}));
     require_samples(loader, std::numeric_limits<int64_t>::max(), "one step");
     loader.prefetch(0, 1 << 20);

@@ -53,32 +53,9 @@ TEST_CASE("decoder gradients agree with central differences in double") {
         CAPTURE(variant.name);
         TestModel model(test_config(variant.shape, Dtype::kFp64, 2, 5));
         model.set_random_batch(2, 11);
-        model.gradients();
-        const std::vector<std::vector<double>> grads = all_grads(model);
         double worst = 0;
-        for (size_t p = 0; p < model.table.params.size(); p++) {
-            const Param& param = model.table.params[p];
-            // A few elements of each parameter, spread by the generator.
-            for (uint64_t k = 0; k < 6; k++) {
-                const int64_t at = philox(5, k, p).word[0] % param.elems();
-                double& weight = model.weight_element<double>(static_cast<int>(p), at);
-                const double value = weight, h = 1e-5;
-                double losses[2];
-                for (int side = 0; side < 2; side++) {
-                    weight = value + (side ? h : -h);
-                    model.gradients();
-                    // with lr 0 the masters do not change, but the weights are rounded from them: restored below
-                    losses[side] = model.loss();
-                }
-                weight = value;
-                // dloss_mul is a float, so the gradient has its relative rounding error of 2^-24.
-                const double numeric = (losses[1] - losses[0]) / (2 * h);
-                const double analytic = grads[p][static_cast<size_t>(at)];
-                const double error = std::fabs(numeric - analytic) / (1e-4 + std::fabs(numeric));
-                worst = std::fmax(worst, error);
-                CHECK_MESSAGE(error < 1e-5, param.name, "[", at, "] numeric ", numeric, " analytic ", analytic);
-            }
-        }
+        for (size_t p = 0; p < model.table.params.size(); p++)
+            worst = std::fmax(worst, model.check_differences(static_cast<int>(p), 6));
         CHECK(worst > 0);
     }
 }
@@ -336,28 +313,8 @@ TEST_CASE("documents: gradients agree with central differences in double") {
     TestModel model(config);
     const std::vector<int32_t> tokens = text_with_documents(7), next = text_with_documents(8);
     model.set_batch(tokens, next);
-    model.gradients();
     const BlockParams& block = model.table.blocks[0];
-    for (int p : {block.qkv_weight, block.norm1_weight, model.table.wte}) {
-        const Param& param = model.table.params[static_cast<size_t>(p)];
-        const std::vector<double> grad = model.grad(p);
-        for (uint64_t k = 0; k < 8; k++) {
-            const int64_t at = philox(5, k, static_cast<uint64_t>(p)).word[0] % param.elems();
-            double& weight = model.weight_element<double>(p, at);
-            const double value = weight, h = 1e-5;
-            double losses[2];
-            for (int side = 0; side < 2; side++) {
-                weight = value + (side ? h : -h);
-                model.gradients();
-                losses[side] = model.loss();
-            }
-            weight = value;
-            model.gradients();
-            const double numeric = (losses[1] - losses[0]) / (2 * h), analytic = grad[static_cast<size_t>(at)];
-            CHECK_MESSAGE(std::fabs(numeric - analytic) < 1e-5 * (1e-4 + std::fabs(numeric)), param.name, "[", at,
-                          "] numeric ", numeric, " analytic ", analytic);
-        }
-    }
+    for (int p : {block.qkv_weight, block.norm1_weight, model.table.wte}) model.check_differences(p, 8);
 }
 #endif
 

@@ -154,29 +154,9 @@ TEST_CASE("restarted positions: gradients agree with central differences in doub
         const Packed packed({5, 1, 6, 9, 3}, shape.vocab_size);
         TestModel model(config);
         model.set_batch(packed.tokens, packed.targets);
-        model.gradients();
         const BlockParams& block = model.table.blocks[0];
-        for (int p : {block.qkv_weight, model.table.wte, model.table.wpe}) {
-            if (p < 0) continue;
-            const Param& param = model.table.params[static_cast<size_t>(p)];
-            const std::vector<double> grad = model.grad(p);
-            for (uint64_t k = 0; k < 8; k++) {
-                const int64_t at = philox(5, k, static_cast<uint64_t>(p)).word[0] % param.elems();
-                double& weight = model.weight_element<double>(p, at);
-                const double value = weight, h = 1e-5;
-                double losses[2];
-                for (int side = 0; side < 2; side++) {
-                    weight = value + (side ? h : -h);
-                    model.gradients();
-                    losses[side] = model.loss();
-                }
-                weight = value;
-                model.gradients();
-                const double numeric = (losses[1] - losses[0]) / (2 * h), analytic = grad[static_cast<size_t>(at)];
-                CHECK_MESSAGE(std::fabs(numeric - analytic) < 1e-5 * (1e-4 + std::fabs(numeric)), param.name, "[", at,
-                              "] numeric ", numeric, " analytic ", analytic);
-            }
-        }
+        for (int p : {block.qkv_weight, model.table.wte, model.table.wpe})
+            if (p >= 0) model.check_differences(p, 8);
     }
 }
 #endif

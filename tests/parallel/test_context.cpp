@@ -291,11 +291,11 @@ TEST_CASE("context: delayed scaling calibrates on one micro-batch, though a rank
 TEST_CASE("context: the ranks of a group stage their parts of the same sequences and calibrate on the same one") {
     const data_test::TempDir dir;
     const int64_t T = 16, sequences = 4;
-    data_test::write(dir / "a.bin", data_test::llmc_v1(data_test::counting(0, sequences * T + 1)));
+    data_test::spill(dir / "a.bin", data_test::llmc_v1(data_test::counting(0, sequences * T + 1)));
     // No target of the first sequence counts, and in the second only those of the last quarter do.
     std::vector<uint8_t> flags(sequences * T + 1, 1);
     std::fill_n(flags.begin(), T + 3 * T / 4 + 1, 0);
-    data_test::write(dir / "a.mask", data_test::mask_bytes(flags));
+    data_test::spill(dir / "a.mask", data_test::mask_bytes(flags));
     Config config = cases()[1].config;
     config.shape.vocab_size = 100;
     config.micro_batch_size = 1;
@@ -334,7 +334,7 @@ TEST_CASE("context: the ranks of a group stage their parts of the same sequences
 
 TEST_CASE("context: evaluation, HellaSwag's losses and samples are those of one rank") {
     const data_test::TempDir dir;
-    data_test::write(dir / "valid.bin", data_test::llmc_v1(data_test::counting(0, 400)));
+    data_test::spill(dir / "valid.bin", data_test::llmc_v1(data_test::counting(0, 400)));
     Config config = cases()[1].config;
     config.shape.vocab_size = 500;
     config.shape.max_positions = 64;

@@ -163,7 +163,7 @@ constexpr int64_t kMany = 1 << 20;
 TEST_CASE("streams: either may be deferred as far as the events allow, and each event is needed") {
     if (!device::device_info(-1).toolkit.empty()) return;   // the order on a GPU is not controlled
     const data_test::TempDir dir;
-    data_test::write(dir / "valid.bin", data_test::llmc_v1(data_test::counting(0, 120)));
+    data_test::spill(dir / "valid.bin", data_test::llmc_v1(data_test::counting(0, 120)));
     for (const StreamCase& c : stream_cases()) {
         CAPTURE(c.name);
         const DataLoader data(data_test::config_of({dir / "valid.bin"}, c.config.seq_length));

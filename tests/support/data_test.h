@@ -2,26 +2,16 @@
 #pragma once
 #include "tests/support/doctest.h"
 
-#include <filesystem>
-#include <fstream>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "llmc/data/dataloader.h"
+#include "tests/support/files_test.h"
 
 namespace data_test {
 
-struct TempDir {
-    std::string path;
-    TempDir() {
-        std::string name = (std::filesystem::temp_directory_path() / "llmc_data_XXXXXX").string();
-        REQUIRE(mkdtemp(name.data()) != nullptr);
-        path = name;
-    }
-    ~TempDir() { std::filesystem::remove_all(path); }
-    std::string operator/(const std::string& name) const { return path + "/" + name; }
-};
+using namespace files_test;
 
 using FileBytes = std::string;
 
@@ -88,12 +78,6 @@ inline FileBytes mask_bytes(const std::vector<uint8_t>& flags) {
     return bytes + bits;
 }
 
-inline void write(const std::string& path, const FileBytes& bytes) {
-    std::ofstream file(path, std::ios::binary);
-    file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-    REQUIRE(file.good());
-}
-
 inline std::vector<uint32_t> counting(uint32_t first, uint32_t n) {
     std::vector<uint32_t> tokens(n);
     std::iota(tokens.begin(), tokens.end(), first);
@@ -109,24 +93,9 @@ inline DataConfig config_of(std::vector<std::string> globs, int64_t seq_length =
     return config;
 }
 
-// Returns "exit 2: message" or "opened".
+// The error of opening these data, or "nothing".
 inline std::string refusal(const DataConfig& config) {
-    try {
-        DataLoader loader(config);
-    } catch (const Error& error) {
-        CHECK(std::string(error.what()).find('\n') == std::string::npos);
-        return "exit " + std::to_string(error.exit_code) + ": " + error.what();
-    }
-    return "opened";
-}
-
-// Checks that text contains every part.
-inline void check_contains(const std::string& text, const std::vector<std::string>& parts) {
-    for (const std::string& part : parts) {
-        CAPTURE(part);
-        CAPTURE(text);
-        CHECK(text.find(part) != std::string::npos);
-    }
+    return error_of([&] { DataLoader loader(config); });
 }
 
 inline std::vector<int32_t> read_inputs(const DataLoader& loader, int64_t sample) {

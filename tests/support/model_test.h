@@ -1,5 +1,7 @@
 // A small model on the device of this build, with access to everything that tests compare.
 #pragma once
+#include "tests/support/doctest.h"
+
 #include <cmath>
 #include <memory>
 #include <vector>
@@ -185,6 +187,32 @@ public:
     }
     std::vector<double> grad(int param) { return read(trainer->decoder().grad(param)); }
     std::vector<double> weight(int param) { return read(trainer->decoder().weight(param)); }
+    // Compares `count` elements of a parameter's gradient, spread by the generator, with central differences of the
+    // batch's loss (fp64, on the CPU). Returns the largest relative difference.
+    double check_differences(int param, uint64_t count) {
+        gradients();
+        const std::vector<double> grad = this->grad(param);
+        const Param& p = table.params[static_cast<size_t>(param)];
+        double worst = 0;
+        for (uint64_t k = 0; k < count; k++) {
+            const int64_t at = philox(5, k, static_cast<uint64_t>(param)).word[0] % p.elems();
+            double& weight = weight_element<double>(param, at);
+            const double value = weight, h = 1e-5;
+            double losses[2];
+            for (int side = 0; side < 2; side++) {
+                weight = value + (side ? h : -h);
+                gradients();
+                losses[side] = loss();
+            }
+            weight = value;   // with lr 0 the masters do not change, but the weights are rounded from them
+            // dloss_mul is a float, so the gradient has its relative rounding error of 2^-24.
+            const double numeric = (losses[1] - losses[0]) / (2 * h), analytic = grad[static_cast<size_t>(at)];
+            const double error = std::fabs(numeric - analytic) / (1e-4 + std::fabs(numeric));
+            CHECK_MESSAGE(error < 1e-5, p.name, "[", at, "] numeric ", numeric, " analytic ", analytic);
+            worst = std::fmax(worst, error);
+        }
+        return worst;
+    }
     // An element of a weight in the working type, on the CPU, to change it before the next call.
     template <typename T> T& weight_element(int param, int64_t at) {
         trainer->gatherer().wait(ctx);
