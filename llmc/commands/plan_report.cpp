@@ -15,7 +15,6 @@
 
 namespace {
 
-
 // The quantized Q, K and V of one layer, with their scales.
 int64_t fp8_attention_bytes(const Config& c) {
     const int64_t ranks = c.context_parallel;

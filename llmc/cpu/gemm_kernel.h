@@ -17,7 +17,6 @@ inline constexpr int64_t kDepth = 256;      // k per packed block: a panel of B 
 inline constexpr int64_t kMicroRows = 6;    // rows of the kernel: 6 x 2 accumulators leave 4 registers
 template <typename A> inline constexpr int64_t kMicroColumns = 2 * Vec<A>::kWidth;
 
-
 // Uninitialised scratch of one operation, aligned to cache lines so that no vector of a panel crosses one.
 struct FreeAligned {
     void operator()(void* memory) const { ::operator delete(memory, std::align_val_t{64}); }

@@ -9,7 +9,6 @@ void check_range(const char* op, const Tensor& in, int64_t begin, int64_t R, int
           (long long)in.elems, (long long)R, (long long)C);
 }
 
-
 // The part of a shard range in one row of one block.
 struct Line {
     int64_t block;         // index of the block, row-major

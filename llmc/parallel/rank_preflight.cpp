@@ -1,6 +1,5 @@
 #include "llmc/parallel/rank_preflight.h"
 
-
 #include <map>
 #include <set>
 #include <sstream>

@@ -1,6 +1,5 @@
 #include "tests/support/doctest.h"
 
-
 #include "llmc/base/check.h"
 #include "llmc/base/text.h"
 

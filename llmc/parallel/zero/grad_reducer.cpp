@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-
 namespace {
 
 Tensor first(const Tensor& longest, int64_t elems) { return longest.slice(0, elems); }

@@ -4,11 +4,6 @@
 #include "llmc/base/system/nvml.h"
 #include "llmc/base/text.h"
 
-namespace {
-
-
-}  // namespace
-
 std::string gpu_memory_error(const Config& config, const MemoryPlan& plan, int64_t free_bytes, int64_t other_bytes) {
     const std::string help = strf("lower --micro-batch-size, or use --recompute norm-act|block-keep-attention|block, "
                                   "--grad-dtype bf16, --moment-dtype bf16, --offload moments,masters%s (see --dry-run)",
