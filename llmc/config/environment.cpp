@@ -21,8 +21,6 @@ constexpr OwnVariable kOwn[] = {
     {kHostVariable, "the host that this rank claims to run on, so that a test on one machine can have several hosts"},
 };
 
-bool starts_with(const std::string& text, const char* prefix) { return text.rfind(prefix, 0) == 0; }
-
 std::string own_effect(const std::string& name) {
     std::vector<std::string> known;
     for (const OwnVariable& own : kOwn) {
@@ -36,9 +34,9 @@ std::string own_effect(const std::string& name) {
 // NVTE_* are Transformer Engine's variables. Those that guides recommend have specific reasons.
 std::string nvte_effect(const std::string& name) {
     if (name == "NVTE_FP8_ALLREDUCE") return "unused: no version of Transformer Engine knows it either";
-    if (starts_with(name, "NVTE_FP8_DPA") || name == "NVTE_FP8_MHA")
+    if (name.starts_with("NVTE_FP8_DPA") || name == "NVTE_FP8_MHA")
         return "unused: it is for FP8 attention in Transformer Engine; here that is --fp8-attention";
-    if (starts_with(name, "NVTE_FP8_BLOCK_SCALING_"))
+    if (name.starts_with("NVTE_FP8_BLOCK_SCALING_"))
         return "unused: it is Transformer Engine's; scales of blocks are powers of two here (--fp8-recipe blockwise)";
     return "unused: it is Transformer Engine's, which this trainer does not use; FP8 is set by --fp8-* options";
 }
@@ -81,12 +79,12 @@ std::vector<VariableEffect> environment_effects(const std::vector<std::string>& 
         const std::string name = variable.substr(0, equals);
         const std::string value = variable.substr(std::min(equals + 1, variable.size()));
         std::string effect;
-        const bool nvte = starts_with(name, "NVTE_");
+        const bool nvte = name.starts_with("NVTE_");
         if (nvte) effect = nvte_effect(name);
-        if (starts_with(name, "NCCL_")) effect = nccl_effect(ranks, gpu);
+        if (name.starts_with("NCCL_")) effect = nccl_effect(ranks, gpu);
         if (name == "CUDA_DEVICE_MAX_CONNECTIONS") effect = connections_effect(value, gpu);
         if (name == "OMP_NUM_THREADS") effect = threads_effect(value);
-        if (starts_with(name, "LLMFP8_")) effect = own_effect(name);
+        if (name.starts_with("LLMFP8_")) effect = own_effect(name);
         if (effect.empty()) continue;
         const bool warn = nvte || name == "OMP_NUM_THREADS" || effect.find("WARNING") != std::string::npos;
         effects.push_back({.name = name, .value = shown(value), .effect = effect, .warn = warn});

@@ -3,7 +3,7 @@
 void ActivationOffload::add(int layer, const Tensor& saved) {
     if (!is_offloaded(layer) || !saved) return;
     offloaded_[static_cast<size_t>(layer)].push_back({saved, host_bytes_});
-    host_bytes_ += (saved.bytes() + Arena::kAlignBytes - 1) / Arena::kAlignBytes * Arena::kAlignBytes;
+    host_bytes_ += round_up(saved.bytes(), Arena::kAlignBytes);
 }
 
 void ActivationOffload::allocate(const Arena& arena) {

@@ -68,12 +68,7 @@ std::string save_error(const Config& config) {
 }
 
 SaveOptions save_options(const Config& config) {
-    SaveOptions options;
-    options.root = config.save;
-    options.seq_length = config.seq_length;
-    options.keep = config.keep;
-    options.async = config.save_async;
-    return options;
+    return {.root = config.save, .seq_length = config.seq_length, .keep = config.keep, .async = config.save_async};
 }
 
 HeldByRank planned_held(const Config& config, const ParamTable& table, const Buckets& buckets, int ranks) {
@@ -90,7 +85,7 @@ HeldByRank planned_held(const Config& config, const ParamTable& table, const Buc
 // One at the end, and one per --save-interval before.
 int64_t written_checkpoints(const Config& config) {
     if (config.save_interval == 0 || config.train_iters == 0) return 1;
-    return (config.train_iters + config.save_interval - 1) / config.save_interval;
+    return ceil_div(config.train_iters, config.save_interval);
 }
 
 // Checkpoints that are written before old ones are deleted: with --keep one more than are kept, at most as many as the
