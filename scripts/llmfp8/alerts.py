@@ -297,8 +297,8 @@ def certificate_failure(error):
 
 
 def within(seconds, function, *arguments):
-    """Calls the function in a thread; its result, or None after so many seconds: a server that sends a byte now and then,
-    or a name server that is silent, is given up, too."""
+    """Calls the function in a thread; its result, or None after so many seconds: also of a server that sends a byte now
+    and then, or of a name server that is silent."""
     result = queue.Queue()
     threading.Thread(target=lambda: result.put(function(*arguments)), daemon=True).start()
     try:

@@ -1,4 +1,4 @@
-"""Alerts to web servers over HTTPS, to servers that lead elsewhere, and to those that answer late, wrongly or not at all."""
+"""Alerts to web servers over HTTPS, to those that lead elsewhere, and to those that answer late, oddly or never."""
 import os
 import shutil
 import time
@@ -46,7 +46,8 @@ class Https(Post):
 
     def test_a_certificate_that_is_not_trusted(self):
         hook = self.hook(200, make_certificate(self.folder / "certificate.pem"))
-        self.assertEqual(self.post(hook.url), REFUSED + "self-signed certificate; SSL_CERT_FILE=FILE trusts those in FILE")
+        self.assertEqual(self.post(hook.url),
+                         REFUSED + "self-signed certificate; SSL_CERT_FILE=FILE trusts those in FILE")
         self.assertEqual(hook.got, [])
 
     def test_a_certificate_that_is_trusted(self):

@@ -1,4 +1,4 @@
-"""What tests of alerts share: a web server that notes what is posted, also over HTTPS, and servers that do not answer."""
+"""What tests of alerts share: a web server that notes what is posted, also over HTTPS, and servers that are odd."""
 import http.server
 import json
 import socket
