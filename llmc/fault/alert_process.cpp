@@ -130,13 +130,14 @@ void post_record(const std::string& line) {
     if (pipe_end >= 0 && !offer(line)) dropped++;
 }
 
-void post_run_end(int exit_code, const std::string& text) {
-    if (pipe_end < 0 || end_posted.exchange(true)) return;
+bool post_run_end(int exit_code, const std::string& text) {
+    if (pipe_end < 0 || end_posted.exchange(true)) return false;
     pollfd full = {pipe_end, POLLOUT, 0};
     ::poll(&full, 1, kEndMs);
     const nlohmann::ordered_json record = {{"type", "end"}, {"exit_code", exit_code},
                                            {"text", text.substr(0, kTextBytes)}};
     post_record(record.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+    return true;
 }
 
 std::vector<std::string> alert_process_lines() {

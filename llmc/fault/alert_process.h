@@ -20,8 +20,8 @@ void dismiss_alert_process();
 
 // Hands over one record of the log, a line of JSON without its end. Any thread may call it.
 void post_record(const std::string& line);
-// The run ends with this exit code; `text` is its error. The first call counts.
-void post_run_end(int exit_code, const std::string& text);
+// The run ends with this exit code; `text` is its error. The first call counts and returns true if there is a process.
+bool post_run_end(int exit_code, const std::string& text);
 
 // Lines for the log: what it has said since the last call, that it has ended, and that records were dropped.
 std::vector<std::string> alert_process_lines();

@@ -3,6 +3,7 @@
 The trainer starts this process before MPI and writes to a pipe without waiting, so reading must never wait for a
 delivery: a thread of its own delivers. Standard library only."""
 import collections
+import http.client
 import json
 import math
 import os
@@ -10,6 +11,7 @@ import queue
 import shutil
 import signal
 import socket
+import ssl
 import statistics
 import subprocess
 import threading
@@ -26,6 +28,7 @@ DISK_S = 60            # between two looks at the disk
 COMMAND_S, POST_S = 20, 10   # until a delivery is given up
 TRIES, PAUSE_S = 3, 2  # of a POST that fails for the moment
 END_S = 25             # for what is not delivered yet when the run has ended
+UNKNOWN_ISSUER = (18, 19, 20, 21)   # X509_V_ERR_ of OpenSSL: signed by itself, or by an authority not known here
 MOST_COMPLAINTS = 20   # lines about failed deliveries
 ENDS = ("end", "lost")  # kinds that are never held back
 WINDOW, LEAST = 64, 16   # steps that say what is usual
@@ -219,8 +222,11 @@ def run_command(command, data):
     body = json.dumps(data)
     environment = dict(os.environ, ALERT_KIND=data["kind"], ALERT_STEP=str(data["step"]), ALERT_TEXT=data["text"],
                        ALERT_JSON=body)
-    process = subprocess.Popen(["/bin/sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE, env=environment, start_new_session=True)
+    try:
+        process = subprocess.Popen(["/bin/sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE, env=environment, start_new_session=True)
+    except OSError as error:   # no more processes or memory
+        return f"the command cannot be started: {error.strerror}"
     try:
         _, said = process.communicate(body.encode() + b"\n", COMMAND_S)
     except subprocess.TimeoutExpired:
@@ -243,33 +249,78 @@ def run_command(command, data):
 
 
 def address_of(webhook):
-    """The address, or that in the file."""
-    return Path(webhook[1:]).read_text().strip() if webhook.startswith("@") else webhook
+    """The address, or that in the file. ValueError for one that is none."""
+    address = Path(webhook[1:]).read_text().strip() if webhook.startswith("@") else webhook
+    if not address.startswith(("http://", "https://")):   # urllib opens others, too
+        raise ValueError
+    return address
+
+
+class Redirects(urllib.request.HTTPRedirectHandler):
+    """Repeats the POST for 307 and 308, which ask for it, and never without the encryption that was asked for. For 301
+    to 303 urllib would send a GET, without the alert."""
+    http_error_308 = urllib.request.HTTPRedirectHandler.http_error_302   # Python before 3.11 has none
+
+    def redirect_request(self, request, file, code, text, headers, address):
+        if code not in (307, 308) or request.type == "https" and not address.startswith("https:"):
+            return None
+        return urllib.request.Request(address, request.data, request.headers)
+
+
+def post_once(webhook, body):
+    """Returns (what failed, whether it may pass)."""
+    try:
+        request = urllib.request.Request(address_of(webhook), body,
+                                         {"Content-Type": "application/json", "User-Agent": "llm.fp8"})
+        with urllib.request.build_opener(Redirects).open(request, timeout=POST_S + 1):   # after within()
+            return "", False
+    except urllib.error.HTTPError as error:
+        error.close()
+        redirect = ", a redirect that is not followed: give the address that it leads to" if error.code < 400 else ""
+        return f"the webhook answers {error.code}{redirect}", error.code >= 500 or error.code == 429
+    except OSError as error:   # URLError has the error of the connection in its reason, which may be text
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            return certificate_failure(reason), False
+        reason = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+        return f"the webhook cannot be reached: {escaped(reason)[:200]}", not isinstance(error, FileNotFoundError)
+    except (ValueError, http.client.InvalidURL):
+        return "the webhook cannot be reached: wrong address", False
+    except http.client.HTTPException as error:
+        return f"the webhook does not answer as a web server ({type(error).__name__})", True
+
+
+def certificate_failure(error):
+    """One of an issuer that is not known here can be made known."""
+    hint = "; SSL_CERT_FILE=FILE trusts those in FILE" if error.verify_code in UNKNOWN_ISSUER else ""
+    return f"the certificate of the webhook is refused: {error.verify_message}{hint}"
+
+
+def within(seconds, function, *arguments):
+    """Calls the function in a thread; its result, or None after so many seconds: also of a server that sends a byte now
+    and then, or of a name server that is silent."""
+    result = queue.Queue()
+    threading.Thread(target=lambda: result.put(function(*arguments)), daemon=True).start()
+    try:
+        return result.get(timeout=seconds)
+    except queue.Empty:
+        return None
 
 
 def post(webhook, data, until):
     """Posts, again if the failure may pass; returns what failed. An address may be a secret: it is not in the text."""
+    body = json.dumps(data).encode()
     for attempt in range(TRIES):
         left = until() - time.monotonic()
         if attempt and left <= PAUSE_S:
             break
         if attempt:
             time.sleep(PAUSE_S)
-        try:
-            request = urllib.request.Request(address_of(webhook), json.dumps(data).encode(),
-                                             {"Content-Type": "application/json", "User-Agent": "llm.fp8"})
-            with urllib.request.urlopen(request, timeout=max(0.5, min(POST_S, until() - time.monotonic()))):
-                return ""
-        except urllib.error.HTTPError as error:
-            failed = f"the webhook answers {error.code}"
-            error.close()
-            if error.code < 500 and error.code != 429:
-                return failed
-        except (OSError, ValueError) as error:   # URLError, TimeoutError, a wrong address
-            reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or "wrong address"
-            failed = f"the webhook cannot be reached: {reason}"
-            if isinstance(error, ValueError) or isinstance(error, FileNotFoundError):
-                return failed
+        seconds = max(0.5, min(POST_S, until() - time.monotonic()))
+        failed, may_pass = within(seconds, post_once, webhook, body) or (
+            f"the webhook does not answer within {seconds:.0f} s", True)
+        if not failed or not may_pass:
+            break
     return failed
 
 

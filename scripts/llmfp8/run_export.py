@@ -56,7 +56,7 @@ def row_of(run, step):
     row = {}
     if step in run.steps:
         record = run.steps[step]
-        row.update((tag, record.get(field)) for tag, _, field in STEP_COLUMNS)
+        row = {tag: record[field] for tag, _, field in STEP_COLUMNS if field in record}
         row["train/skipped"] = int(row["train/skipped"])
     if step in run.evals:
         row["valid/loss"] = run.evals[step]["loss"]
@@ -72,7 +72,8 @@ def row_of(run, step):
         row["fp8/largest_scales_at_ends"] = max(ends, default=None)
     if run.wire.get(step):
         row["wire/largest_relative_l2"] = max(kind["relative_l2"] for kind in run.wire[step].values())
-    return {tag_of(run, tag): value for tag, value in row.items() if value is not None}
+    found = {tag: value for tag, value in row.items() if value is not None}
+    return {tag_of(run, tag): value for tag, value in found.items()} if run.synthetic else found
 
 
 def all_steps(run):
@@ -117,8 +118,9 @@ def write_csv(run, file):
     columns = [(tag_of(run, tag), unit) for tag, unit in columns]
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["step", *(f"{tag} ({unit})" if unit else tag for tag, unit in columns)])
-    for step, row in rows(run):
-        writer.writerow([step, *(repr(row[tag]) if tag in row else "" for tag, _ in columns)])
+    tags = [tag for tag, _ in columns]
+    for step in all_steps(run):   # a writer of CSV writes repr() of a number, and nothing for None
+        writer.writerow([step, *map(row_of(run, step).get, tags)])
 
 
 def write_llmc(run, file):

@@ -6,6 +6,7 @@ import errno
 import importlib
 import json
 import os
+import signal
 import stat
 import sys
 import sysconfig
@@ -94,6 +95,13 @@ def read_bounded(path, most, what):
 def escaped(text):
     """Control characters as \\x1b, so that a terminal does not act on them."""
     return "".join(c if c.isprintable() or c in " \n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def outlive_stop_signals():
+    """For a process beside a run, which ends when its standard input does: lets it go on after the signals that tell a
+    run to stop, since Slurm sends them to all processes of a job step. What this process starts gets them as usual."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda *_: None)
 
 
 def run_main(main):

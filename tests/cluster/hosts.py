@@ -19,6 +19,7 @@ mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs /run && mkdir -p /run/sshd
 mount --bind {folder}/hosts /etc/hosts && mount --bind {folder}/shadow /etc/shadow
 echo ready
 sleep infinity & while :; do wait; done"""
+LIMIT_S = 180   # of waiting for what takes seconds where nothing else runs
 SEPARATE = ["--mount", "--uts", "--ipc", "--net", "--pid"]
 # Waiting ranks yield, so that they do not keep the two cores of a small machine busy. OpenMPI refuses root unless told
 # otherwise.
@@ -43,7 +44,7 @@ class Host:
         inside = ["nsenter", "--target", str(self.first), *SEPARATE, "--wd=" + ROOT]
         return subprocess.Popen([*inside, *command], **{"stdin": subprocess.DEVNULL, "env": ENVIRONMENT, **how})
 
-    def run(self, *command, timeout=60, **how):
+    def run(self, *command, timeout=LIMIT_S, **how):
         """Runs a command, which must exit with 0, and returns its output."""
         process = self.start(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **how)
         out, errors = process.communicate(timeout=timeout)
@@ -114,7 +115,7 @@ class HostsTest(TrainTest):
         """Prints an observation into the log of the tests."""
         print("".join(f"\n    {line}" for line in text.strip().splitlines()), end=" ", file=sys.stderr, flush=True)
 
-    def until(self, what, holds, seconds=30):
+    def until(self, what, holds, seconds=LIMIT_S):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if found := holds():

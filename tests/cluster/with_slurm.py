@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import unittest
 
-from tests.cluster.hosts import ENVIRONMENT, HostsTest
+from tests.cluster.hosts import ENVIRONMENT, LIMIT_S, HostsTest
 from tests.support.train import GPT2, records
 
 # node1 runs two slurmd; the second one is a node without GPUs.
@@ -40,7 +40,7 @@ GRES_CONF = "".join(f"NodeName=node[1-2] Name=gpu Type=h200 File=/dev/{file}\n" 
 SRUN, MPIRUN = "train.sbatch", "train_mpirun.sbatch"
 # What each rank prints about itself. Under mpirun a rank has no SLURM_PROCID.
 WHO = "echo who ${OMPI_COMM_WORLD_RANK:-$SLURM_PROCID} $(cat /proc/sys/kernel/hostname) gpus=${CUDA_VISIBLE_DEVICES:-}"
-STEPS = 1000
+STEPS = 1500   # enough to be told to stop before the last one
 LONG = ["--train-iters", str(STEPS), "--comm-timeout", "5"]
 
 
@@ -87,7 +87,7 @@ class Slurm(HostsTest):
         with open(self.path(job + ".out")) as file:
             return file.read()
 
-    def finish(self, job, expect, seconds=60):
+    def finish(self, job, expect, seconds=LIMIT_S):
         """Waits for the end of a job and returns its output."""
         done = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
         state = self.until(f"end of job {job}", lambda: (s := self.state(job))[0] in done and s, seconds)
@@ -164,18 +164,22 @@ class Slurm(HostsTest):
         alone = self.path("alone.jsonl")
         subprocess.run(["mpirun", "--oversubscribe", "-np", "2", *self.command(
             GPT2, "--micro-batch-size", "1", *LONG, "--log-interval", "1", "--log-file", alone)],
-            check=True, capture_output=True, timeout=120, env=ENVIRONMENT)
+            check=True, capture_output=True, timeout=LIMIT_S, env=ENVIRONMENT)
         losses = {r["step"]: r["loss"] for r in records(alone, "step")}
         self.assertEqual(len(losses), STEPS)
         for script, signal in ((SRUN, ["--signal=TERM"]), (SRUN, ["--full", "--signal=USR1"]),
                                (MPIRUN, ["--signal=TERM"]), (MPIRUN, ["--batch", "--signal=TERM"])):
             with self.subTest(script, scancel=signal):
                 save, log = self.path(script), self.path(script + ".jsonl")
-                saving = ["--save", save, "--save-interval", "10000", "--resume", "auto"]
+                alerts = self.path(script + ".alerts")
+                saving = ["--save", save, "--save-interval", "10000", "--resume", "auto",
+                          "--alert-command", f'echo "$ALERT_KIND" >> {alerts}']
                 first = self.train(script, log, *saving)
                 self.slurm("scancel", *signal, first)
                 stop = re.search(r"stop: .* after step (\d+)", self.finish(first, ["COMPLETED", "0:0"]))
                 self.assertLess(int(stop[1]), STEPS)
+                with open(alerts) as file:   # by a process that got the signal, too
+                    self.assertEqual(file.read().split()[-1], "end")
                 self.assertEqual(os.listdir(save), [f"step-{int(stop[1]):08d}"])
                 rest = self.finish(self.submit(script, log, *saving), ["COMPLETED", "0:0"])
                 self.assertEqual(re.search(r"step (\d+)/", rest)[1], str(int(stop[1]) + 1))
@@ -185,6 +189,7 @@ class Slurm(HostsTest):
                 self.shows(f"{script}, scancel {' '.join(signal)}: {stop[0]}; resumed with equal losses")
                 shutil.rmtree(save)
                 os.unlink(log)
+                os.unlink(alerts)
 
     def test_a_plain_scancel_leaves_time_to_save(self):
         for script in (SRUN, MPIRUN):
@@ -199,7 +204,7 @@ class Slurm(HostsTest):
         jobs = [self.submit(script, self.path("log.jsonl"), "--train-iters", "1000000", "--save", self.path("run"),
                             "--save-interval", "1000000", "--resume", "auto",
                             batch=["--time", "5", "--dependency", "singleton"]) for script in (SRUN, MPIRUN)]
-        outs = [self.finish(job, ["COMPLETED", "0:0"], 150) for job in jobs]
+        outs = [self.finish(job, ["COMPLETED", "0:0"], 120 + LIMIT_S) for job in jobs]
         stops = [int(re.search(r"stop: .* after step (\d+)", out)[1]) for out in outs]
         self.assertEqual(re.search(r"step (\d+)/", outs[1])[1], str(stops[0] + 1))
         self.assertEqual(self.checkpoints("run"), [f"step-{stop:08d}" for stop in stops])
@@ -214,11 +219,15 @@ class Slurm(HostsTest):
     def test_a_killed_rank_ends_the_job_with_6(self):
         for script in (SRUN, MPIRUN):
             with self.subTest(script):
-                job = self.train(script, self.path(script + ".jsonl"))
+                alerts = self.path(script + ".alerts")
+                job = self.train(script, self.path(script + ".jsonl"), "--alert-command",
+                                 f'[ "$ALERT_KIND" != lost ] || echo "$ALERT_TEXT" >> {alerts}')
                 self.node2.send("KILL", self.node2.ranks()[0])
                 out = self.finish(job, ["FAILED", "6:0"])
-                report = re.search(r".*rank 1 \(process \d+ on node2\) is gone, last seen in .*; rank 0 .*", out)
+                report = re.search(r".*(rank 1 \(process \d+ on node2\) is gone), last seen in .*; rank 0 .*", out)
                 self.assertTrue(report, out)
+                with open(alerts) as file:   # sent before Slurm ends what is left of the job step
+                    self.assertIn(f"[lost] node1: {report[1]}", file.read())
                 self.shows(f"{script}: {report[0]}")
 
 

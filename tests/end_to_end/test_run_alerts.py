@@ -2,12 +2,14 @@
 tests/python/test_alerts.py."""
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
 import unittest
+from unittest import mock
 
-from tests.support.alerts import Webhook
+from tests.support.alerts import Webhook, make_certificate
 from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, ONE_EACH, RanksTest
 from tests.support.train import GPT2, ROOT, TrainTest, records
 
@@ -125,6 +127,22 @@ class Alerts(AlertTest):
         self.assertLess(ended - begin, 60)
         said = run.stderr.read()
         self.assertRegex(said, "warning: alerts: .* could not be delivered|goes on alone")
+
+    @unittest.skipUnless(shutil.which("openssl"), "needs openssl")
+    def test_a_webhook_over_https(self):
+        """A certificate that is not trusted costs a line, and one that is trusted gets the alerts."""
+        certificate = make_certificate(self.path("certificate.pem"))
+        self.hook = Webhook(200, certificate)
+        self.addCleanup(self.hook.close)
+        done = self.run_train(GPT2, *self.options(12))
+        self.assertEqual((len(records(self.log, "step")), self.sent()), (12, []))
+        self.assertEqual(done.stderr, "warning: alerts: [end] of step 12: the certificate of the webhook is refused: "
+                                      "self-signed certificate; SSL_CERT_FILE=FILE trusts those in FILE\n"
+                                      "warning: alerts: 1 alert could not be delivered\n")
+        os.unlink(self.log)
+        with mock.patch.dict(os.environ, {"SSL_CERT_FILE": certificate}):
+            done = self.run_train(GPT2, *self.options(12))
+        self.assertEqual((self.sent(), done.stderr), (["end"], ""))
 
     def test_a_command_that_fails_is_said_in_the_log(self):
         run = self.start(*self.command(GPT2, "--train-iters", "100000", "--log-file", self.log, "--inject",

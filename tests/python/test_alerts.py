@@ -11,7 +11,7 @@ from unittest import mock
 from llmfp8 import alerts
 from llmfp8.alerts import QUIET_S, Held, Judge
 from tests.support.alerts import Webhook
-from tests.support.log_tools import LOGS, LogToolTest, ROOT
+from tests.support.log_tools import LOGS, LogToolTest, ROOT, STOP_SIGNALS
 
 USAGE = collections.namedtuple("USAGE", "free")
 
@@ -208,7 +208,7 @@ class Script(LogToolTest):
         process = self.start(webhook="http://127.0.0.1:9/token")
         self.tell(process, self.END)
         said = self.finish(process)
-        self.assertIn("the webhook cannot be reached: [Errno 111] Connection refused", said)
+        self.assertIn("the webhook cannot be reached: Connection refused", said)
         self.assertNotIn("token", said)
 
     def test_a_server_that_hangs(self):
@@ -254,6 +254,13 @@ class Script(LogToolTest):
         self.tell(process, self.END)
         self.assertIn("the command ended with 127", self.finish(process))
 
+    def test_a_command_that_cannot_be_started(self):
+        """It must not end the thread that delivers."""
+        error = BlockingIOError(11, "Resource temporarily unavailable")
+        with mock.patch.object(subprocess, "Popen", side_effect=error):
+            self.assertEqual(alerts.run_command("true", {"kind": "k", "step": 1, "text": "t"}),
+                             "the command cannot be started: Resource temporarily unavailable")
+
     def test_a_command_that_reads_nothing(self):
         process = self.start(command="exec 0<&-; exit 0")
         self.tell(process, *([self.WARNING] * 3), self.END)
@@ -281,6 +288,19 @@ class Script(LogToolTest):
                          [("skip", 1, 1), ("end", 100, 1), ("skip", 100, 99)])
         self.assertIn("(99 since the last one)", hook.alerts()[2]["text"])
         self.assertEqual((self.folder / "kinds").read_text().split(), ["skip", "end", "skip"])
+
+    def test_signals_that_stop_the_run(self):
+        """Slurm sends them to all processes of a job step; what comes then is what matters. A command gets them."""
+        hook = self.hook()
+        process = self.start(webhook=hook.url, command='kill "$$"; echo it lives; exit 3')
+        self.tell(process, self.WARNING)
+        hook.wait_for("warning")
+        for number in STOP_SIGNALS:
+            process.send_signal(number)
+        self.tell(process, self.END)
+        self.assertEqual(self.finish(process), "[warning] of step 3: the command ended with -15\n"
+                         "[end] of step 3: the command ended with -15\n2 alerts could not be delivered\n")
+        self.assertEqual([data["kind"] for data in hook.alerts()], ["warning", "end"])
 
     def test_a_run_that_is_gone(self):
         hook = self.hook()

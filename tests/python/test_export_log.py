@@ -15,7 +15,7 @@ import unittest.mock
 
 from llmfp8 import run_export, run_figure
 from llmfp8.run_log import InputError, RunLog, read_log
-from tests.support.log_tools import LOGS, LogToolTest, ROOT, fake_tensorboard, has, records
+from tests.support.log_tools import LOGS, LogToolTest, ROOT, STOP_SIGNALS, fake_tensorboard, has, records
 
 GOLDEN = ROOT / "tests" / "golden" / "logs"
 
@@ -247,6 +247,12 @@ class Following(LogToolTest):
         self.assertIsNone(process.poll())
         lines = (LOGS / "killed.jsonl").read_bytes().splitlines(keepends=True)
         self.file("late.jsonl", b"".join(lines[:10]))
+        end = time.monotonic() + 60
+        while not (self.folder / "board" / "pid").exists():
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.05)
+        for number in STOP_SIGNALS:   # Slurm sends them to all processes of a job step
+            process.send_signal(number)
         time.sleep(0.3)
         self.assertIsNone(process.poll())
         with open(self.folder / "late.jsonl", "ab") as file:

@@ -3,6 +3,7 @@ import csv
 import hashlib
 import html.parser
 import json
+import math
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import unittest
 
 from llmfp8.report import markup, reduce
 from llmfp8.report.stream import COLUMNS, StreamedLog
-from llmfp8.run_log import read_log
+from llmfp8.run_log import RunLog, read_log
 from tests.support import browser
 from tests.support.log_tools import LOGS, LogToolTest, ROOT, records
 
@@ -103,6 +104,45 @@ class Page(ReportTest):
         self.assertEqual((first[0], max(first[1:])), (1e-3, 0.0))
         self.assertEqual(max(run.heat.columns[-1][2]["amax"]), 1031.0)
         self.assertEqual(sum(last >= first for first, last, _ in run.heat.columns), len(found["columns"]))
+
+    def test_records_of_a_known_form_are_still_looked_at(self):
+        """Of a form that was found right, a wrong value is an error of RunLog, and others are columns of their own."""
+        header, step = (next(r for r in records("bf16.jsonl") if r["type"] == kind) for kind in ("header", "step"))
+        right = [{**header, "step": 0}, *({**step, "step": i} for i in (1, 2, 3))]
+        for wrong in ({"tokens": 1 << 64}, {"step": 1 << 64}, {"lr": None}, {"lr": "0.1"}, {"skipped": "no"},
+                      {"loss": [3]}, {"step": 4.0}):
+            path = self.log([*right, {**step, "step": 4, **wrong}])
+            lines = []
+            for reader in (RunLog, StreamedLog):
+                run = reader(path, skip_damaged=True)
+                run.poll()
+                self.assertEqual(list(run.steps), [1, 2, 3])
+                lines.append(run.damaged)
+            self.assertEqual(len(lines[0]), 1)
+            self.assertEqual(*lines)
+        run = StreamedLog(self.log([*right, *({**step, "step": i, "loss": loss, "mfu": mfu} for i, loss, mfu in (
+            (4, "inf", 0.5), (5, 2.5, None), (6, 1, 10 ** 400)))]))
+        run.poll()
+        self.assertEqual([repr(run.steps.columns[field][3:].tolist()) for field in ("loss", "mfu")],
+                         ["[inf, 2.5, 1.0]", "[0.5, nan, nan]"])
+
+    def test_tensors_that_change_from_record_to_record(self):
+        def tensor(name, amax, **more):
+            return {"name": name, "format": "e4m3", "amax": amax, "quant_mul": 1.0, "saturated": 0.0, "flushed": 0.5,
+                    "nonfinite": 1, **more}
+        blocks = {"block_scales": {"min": 1, "median": 7.0, "max": 9, "at_ends": 0.25, "zeros": 0}}
+        header = next(r for r in records("bf16.jsonl") if r["type"] == "header")
+        steps = [[tensor("a", 1.0), tensor("b", 2.0)], [tensor("b", 5.0), tensor("a", "inf")], [],
+                 [tensor("c", 3.0, **blocks), tensor("c", 4.0)]]
+        run = StreamedLog(self.log([{**header, "step": 0}, *({"type": "fp8", "step": i + 1, "tensors": tensors}
+                                                             for i, tensors in enumerate(steps))]))
+        run.poll()
+        self.assertEqual(run.heat.names, {"a": 0, "b": 1, "c": 2})
+        amax, scale = ([column[field].tolist() for _, _, column in run.heat.columns] for field in ("amax", "quant_mul"))
+        self.assertEqual([len(rows) for rows in amax], [2, 2, 2, 3])
+        self.assertEqual((amax[0], amax[1], amax[3][2], scale[3][2]), ([1.0, 2.0], [math.inf, 5.0], 4.0, 7.0))
+        self.assertEqual([total[""]["nonfinite"] for total in run.fp8.values()], [2, 2, 0, 2])
+        self.assertEqual(run.fp8[4][""]["scale_at_ends"], 0.25)
 
     def test_nothing_of_a_log_is_markup(self):
         evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u2028&\ud800"

@@ -4,9 +4,11 @@ import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Mapping
+from itertools import repeat
+from operator import contains, itemgetter
 
 from ..run_export import STEP_COLUMNS
-from ..run_log import ENDS, NOT_IN_JSON, OPTIONAL, RunLog, is_number
+from ..run_log import ENDS, FIELDS, NOT_IN_JSON, OPTIONAL, WHOLE, RunLog, is_number
 from ..support import parse_json
 
 COLUMNS = 128
@@ -14,6 +16,9 @@ COLUMNS = 128
 FP8_FIELDS = ("amax", "quant_mul", "saturated", "flushed", "nonfinite", "scale_at_ends")
 STEP_FIELDS = [field for _, _, field in STEP_COLUMNS if field != "step"] + ["train_iters", "eta_seconds"]
 MOST_EVENTS = 10_000   # of a log that repeats itself
+MOST_SHAPES = 1000     # of a log whose records are all different
+WHOLE_FIELDS = [field for field in FIELDS["step"] if field in WHOLE]
+WITHOUT_BLOCKS = itemgetter(*FP8_FIELDS[:5])
 
 
 def number(value):
@@ -38,7 +43,10 @@ class StepTable(Mapping):
     def append(self, record):
         while self.at and self.at[-1] >= record["step"]:   # a step that was done again
             self.cut(record["step"] - 1)
-        values = [number(record.get(field)) for field in STEP_FIELDS]
+        try:
+            values = array("d", [math.nan if value is None else value for value in map(record.get, STEP_FIELDS)])
+        except (TypeError, OverflowError):   # "nan", which JSON has not
+            values = [number(record.get(field)) for field in STEP_FIELDS]
         self.at.append(record["step"])
         for column, value in zip(self.columns.values(), values):
             column.append(value)
@@ -55,9 +63,16 @@ class StepTable(Mapping):
     def __iter__(self):
         return iter(self.at)
 
-    def __getitem__(self, step):
+    def _place(self, step):
         i = bisect_right(self.at, step) - 1
-        if i < 0 or self.at[i] != step:
+        return i if i >= 0 and self.at[i] == step else -1
+
+    def __contains__(self, step):
+        return self._place(step) >= 0
+
+    def __getitem__(self, step):
+        i = self._place(step)
+        if i < 0:
             raise KeyError(step)
         record = {field: int(column[i]) if field in self.WHOLE else column[i]
                   for field, column in self.columns.items() if not math.isnan(column[i]) or field in ("loss",)}
@@ -73,13 +88,16 @@ class HeatColumns:
         self.names, self.formats = {}, {}   # tensor -> row, tensor -> format
         self.columns = []   # (first step, last step, {field: array of a value per row})
         self.stride, self.filled, self.totals = 1, 0, {}   # totals: step -> what the CSV has of it
+        self.last, self.rows = None, []   # names of the last record's tensors, and their rows
 
-    def add(self, step, tensors):
-        """tensors: [(name, format, values of FP8_FIELDS)]"""
-        for name, form, _ in tensors:
-            if name not in self.names:
-                self.names[name] = len(self.names)
-                self.formats[name] = form
+    def add(self, step, names, formats, values):
+        """The tensors of a record: their names, formats, and for each of FP8_FIELDS an array of their values."""
+        if names != self.last:
+            for name, form in zip(names, formats):
+                if name not in self.names:
+                    self.names[name] = len(self.names)
+                    self.formats[name] = form
+            self.last, self.rows = names, [self.names[name] for name in names]
         if self.columns and self.filled < self.stride:
             first, _, fields = self.columns[-1]
             self.columns[-1] = (first, step, fields)
@@ -89,26 +107,32 @@ class HeatColumns:
             self.columns.append((step, step, {field: array("d") for field in FP8_FIELDS}))
             self.filled = 0
         self.filled += 1
-        fields = self.columns[-1][2]
-        rows = len(self.names)
-        for column in fields.values():
-            column.extend([math.nan] * (rows - len(column)))
-        arrays, names = [fields[field] for field in FP8_FIELDS], self.names
-        for name, _, values in tensors:
-            row = names[name]
-            for column, value in zip(arrays, values):
-                if not value <= column[row]:   # also nan, which was not seen yet
+        self._take_larger(self.columns[-1][2], values)
+        self.totals[step] = {"": self._totals(dict(zip(FP8_FIELDS, values)))}
+
+    def _take_larger(self, fields, values):
+        """Also nan takes the place of a value; a row begins with it."""
+        all_rows = self.rows == list(range(len(self.names)))
+        for field, found in zip(FP8_FIELDS, values):
+            column = fields[field]
+            column.extend([math.nan] * (len(self.names) - len(column)))
+            if all_rows:
+                fields[field] = array("d", [new if not new <= old else old for old, new in zip(column, found)])
+                continue
+            for row, value in zip(self.rows, found):
+                if not value <= column[row]:
                     column[row] = value
-        self.totals[step] = {"": dict(zip(
-            ("saturated", "flushed", "nonfinite", "scale_at_ends"),
-            (self.most(tensors, 2), self.most(tensors, 3), sum(values[4] for _, _, values in tensors),
-             self.most(tensors, 5))))}
-        if math.isnan(self.totals[step][""]["scale_at_ends"]):
-            del self.totals[step][""]["scale_at_ends"]
 
     @staticmethod
-    def most(tensors, i):
-        return max((values[i] for _, _, values in tensors if not math.isnan(values[i])), default=math.nan)
+    def _totals(values):
+        def most(column):
+            if math.isnan(sum(column)):
+                column = [value for value in column if not math.isnan(value)]
+            return max(column, default=math.nan)
+        totals = {"saturated": most(values["saturated"]), "flushed": most(values["flushed"]),
+                  "nonfinite": sum(values["nonfinite"])}
+        ends = most(values["scale_at_ends"])
+        return totals if math.isnan(ends) else {**totals, "scale_at_ends": ends}
 
     def merge(self):
         """Two columns become one."""
@@ -137,6 +161,7 @@ class StreamedLog(RunLog):
         super()._forget()
         self.steps, self.heat, self.plans = StepTable(), HeatColumns(), []
         self.left_out = 0   # events beyond MOST_EVENTS
+        self.shapes = set()   # fields and types of step records that RunLog has found right, whatever the values
 
     @property
     def fp8(self):
@@ -147,24 +172,54 @@ class StreamedLog(RunLog):
         pass   # RunLog's own dictionary is not used
 
     def _take(self, line):
-        if self.headers and line.startswith(b'{"type":"fp8"'):
-            try:   # the common form, without a look at each field
-                record = parse_json(line)
-                tensors = [self._tensor(tensor) for tensor in record["tensors"]]
-                if type(record["step"]) is int and all(type(name) is str for name, _, _ in tensors):
-                    return self.heat.add(record["step"], tensors)
+        """The common forms without a look at each field. Of what is not such a form, RunLog says what is wrong."""
+        if self.headers:
+            try:
+                if line.startswith(b'{"type":"fp8"') and self._add_fp8(parse_json(line)):
+                    return
+                if line.startswith(b'{"type":"step"') and self._add_step(parse_json(line)):
+                    return
             except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
-                pass   # the slow way says what is wrong
+                pass
         super()._take(line)
+
+    def _add_step(self, record):
+        if self.shape(record) not in self.shapes:
+            return False
+        array("q", [record[field] for field in WHOLE_FIELDS])   # OverflowError
+        self.steps.append(record)
+        return True
+
+    @staticmethod
+    def shape(record):
+        return *record, *map(type, record.values())
+
+    def _add_fp8(self, record):
+        tensors = record["tensors"]
+        names = [tensor["name"] for tensor in tensors]
+        if type(record["step"]) is not int or not {str}.issuperset(map(type, names)):
+            return False
+        self.heat.add(record["step"], names, [tensor.get("format") for tensor in tensors], self._values(tensors))
+        return True
+
+    @classmethod
+    def _values(cls, tensors):
+        """An array for each of FP8_FIELDS."""
+        if not any(map(contains, tensors, repeat("block_scales"))):
+            try:
+                found = [array("d", column) for column in zip(*map(WITHOUT_BLOCKS, tensors))]
+                return [*found, array("d", [math.nan]) * len(tensors)] if found else [array("d")] * len(FP8_FIELDS)
+            except (TypeError, KeyError):   # "nan", or no amax
+                pass
+        return [array("d", column) for column in zip(*map(cls._tensor, tensors))]
 
     @staticmethod
     def _tensor(tensor):
         blocks = tensor.get("block_scales")
         scale, ends = (blocks["median"], blocks["at_ends"]) if blocks else (tensor.get("quant_mul", "nan"), "nan")
         # float() reads the strings of numbers that JSON has not.
-        return (tensor["name"], tensor.get("format"), (
-            float(tensor.get("amax", "nan")), float(scale), float(tensor["saturated"]), float(tensor["flushed"]),
-            float(tensor["nonfinite"]), float(ends)))
+        return (float(tensor.get("amax", "nan")), float(scale), float(tensor["saturated"]), float(tensor["flushed"]),
+                float(tensor["nonfinite"]), float(ends))
 
     def _take_header(self, record):
         begin = record["step"]
@@ -176,10 +231,13 @@ class StreamedLog(RunLog):
         self.heat.cut(begin)
 
     def _take_step(self, record):
-        self.steps.append({field: record.get(field) for field in (*STEP_FIELDS, "step")})
+        if len(self.shapes) < MOST_SHAPES and not any(type(value) is str for field, value in record.items()
+                                                      if field != "type"):
+            self.shapes.add(self.shape(record))
+        self.steps.append(record)
 
     def _take_fp8(self, record):
-        self.heat.add(record["step"], [self._tensor(tensor) for tensor in record["tensors"]])
+        self._add_fp8(record)
 
     def _take_plan(self, record):
         self.plans.append(record)
