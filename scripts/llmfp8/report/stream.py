@@ -8,10 +8,15 @@ from collections.abc import Mapping
 from ..run_export import STEP_COLUMNS
 from ..run_log import ENDS, NOT_IN_JSON, OPTIONAL, RunLog, is_number
 from ..support import parse_json
+from .exponents import Exponents
 
 COLUMNS = 128
 # Fields of a tensor that the heat maps show; of several steps in a column the largest counts.
 FP8_FIELDS = ("amax", "quant_mul", "saturated", "flushed", "nonfinite", "scale_at_ends")
+# Of a BF16 run: what FP8 would do.
+SHADOW_FIELDS = ("tensorwise_flushed", "delayed_saturated", "delayed_flushed", "blockwise_flushed_at_most")
+HEAT_FIELDS = FP8_FIELDS + SHADOW_FIELDS
+NO_SHADOW = (math.nan,) * len(SHADOW_FIELDS)
 STEP_FIELDS = [field for _, _, field in STEP_COLUMNS if field != "step"] + ["train_iters", "eta_seconds"]
 MOST_EVENTS = 10_000   # of a log that repeats itself
 
@@ -74,8 +79,8 @@ class HeatColumns:
         self.columns = []   # (first step, last step, {field: array of a value per row})
         self.stride, self.filled, self.totals = 1, 0, {}   # totals: step -> what the CSV has of it
 
-    def add(self, step, tensors):
-        """tensors: [(name, format, values of FP8_FIELDS)]"""
+    def add(self, step, tensors, casts=True):
+        """casts: these are records of casts to FP8. tensors: [(name, format, values of HEAT_FIELDS)]"""
         for name, form, _ in tensors:
             if name not in self.names:
                 self.names[name] = len(self.names)
@@ -86,19 +91,21 @@ class HeatColumns:
         else:
             if len(self.columns) == COLUMNS:
                 self.merge()
-            self.columns.append((step, step, {field: array("d") for field in FP8_FIELDS}))
+            self.columns.append((step, step, {field: array("d") for field in HEAT_FIELDS}))
             self.filled = 0
         self.filled += 1
         fields = self.columns[-1][2]
         rows = len(self.names)
         for column in fields.values():
             column.extend([math.nan] * (rows - len(column)))
-        arrays, names = [fields[field] for field in FP8_FIELDS], self.names
+        arrays, names = [fields[field] for field in HEAT_FIELDS], self.names
         for name, _, values in tensors:
             row = names[name]
             for column, value in zip(arrays, values):
                 if not value <= column[row]:   # also nan, which was not seen yet
                     column[row] = value
+        if not casts:
+            return
         self.totals[step] = {"": dict(zip(
             ("saturated", "flushed", "nonfinite", "scale_at_ends"),
             (self.most(tensors, 2), self.most(tensors, 3), sum(values[4] for _, _, values in tensors),
@@ -115,7 +122,7 @@ class HeatColumns:
         self.stride *= 2
         pairs = [self.columns[i:i + 2] for i in range(0, len(self.columns), 2)]
         self.columns = [(pair[0][0], pair[-1][1], {field: self.larger([fields[field] for _, _, fields in pair])
-                                                   for field in FP8_FIELDS}) for pair in pairs]
+                                                   for field in HEAT_FIELDS}) for pair in pairs]
         self.filled = self.stride   # the last one is full
 
     @staticmethod
@@ -136,6 +143,7 @@ class StreamedLog(RunLog):
     def _forget(self):
         super()._forget()
         self.steps, self.heat, self.plans = StepTable(), HeatColumns(), []
+        self.exponents = Exponents()
         self.left_out = 0   # events beyond MOST_EVENTS
 
     @property
@@ -164,7 +172,7 @@ class StreamedLog(RunLog):
         # float() reads the strings of numbers that JSON has not.
         return (tensor["name"], tensor.get("format"), (
             float(tensor.get("amax", "nan")), float(scale), float(tensor["saturated"]), float(tensor["flushed"]),
-            float(tensor["nonfinite"]), float(ends)))
+            float(tensor["nonfinite"]), float(ends), *NO_SHADOW))
 
     def _take_header(self, record):
         begin = record["step"]
@@ -174,12 +182,22 @@ class StreamedLog(RunLog):
         super()._take_header(record)
         self.steps, self.redone = steps, redone
         self.heat.cut(begin)
+        self.exponents.cut(begin)
 
     def _take_step(self, record):
         self.steps.append({field: record.get(field) for field in (*STEP_FIELDS, "step")})
 
     def _take_fp8(self, record):
         self.heat.add(record["step"], [self._tensor(tensor) for tensor in record["tensors"]])
+
+    def _take_exponents(self, record):
+        self.exponents.add(record["step"], record["tensors"])
+        shadows = [tensor for tensor in record["tensors"] if "tensorwise_flushed" in tensor]
+        if shadows:
+            self.heat.add(record["step"], [
+                (tensor["name"], tensor.get("format"), (
+                    number(tensor["amax"]), number(tensor["scale"]), math.nan, math.nan, number(tensor["nonfinite"]),
+                    math.nan, *(number(tensor.get(field)) for field in SHADOW_FIELDS))) for tensor in shadows], False)
 
     def _take_plan(self, record):
         self.plans.append(record)
