@@ -164,6 +164,10 @@ void offload_rules(const Config& c, Rules& rules) {
 }
 
 void fp8_rules(const Config& c, Rules& rules) {
+    const bool on = c.fp8_recipe != Fp8Recipe::kNone;
+    rules.require(c.fp8_stats != Fp8Stats::kShadow || (!on && c.dtype == Dtype::kBf16),
+                  "--fp8-stats shadow is for BF16 runs (--fp8-recipe none, --dtype bf16); in an FP8 run it is "
+                  "--fp8-stats histograms");
     if (c.fp8_recipe == Fp8Recipe::kNone) return;
     rules.require(c.dtype == Dtype::kBf16, "FP8 (--fp8-recipe, --fp8-format) needs --dtype bf16: only BF16 tensors "
                   "are quantized");

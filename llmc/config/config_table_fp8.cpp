@@ -28,9 +28,18 @@ const Conditions kFp8Attention = {
     {"kv-channels", "64 128", "FP8 attention supports head dims of 64 and 128 (--kv-channels), others have plain "
                               "kernels only"}};
 
+const Condition kStatsInterval = {"fp8-stats-interval", ">0", "there are no statistics (--fp8-stats-interval 0)"};
+
 // Statistics need FP8 matmuls or FP8 gradient communication.
 const char* no_fp8_tensors(const Config& c) {
+    if (c.fp8_stats == Fp8Stats::kShadow) return nullptr;
     return c.fp8_recipe != Fp8Recipe::kNone || c.grad_comm_dtype == Dtype::kE4m3 ? nullptr : kFp8On.reason;
+}
+
+const char* no_stats(const Config& c) {
+    if (c.fp8_recipe != Fp8Recipe::kNone || c.fp8_stats == Fp8Stats::kShadow) return nullptr;
+    if (c.fp8_stats == Fp8Stats::kCounts) return kFp8On.reason;
+    return "FP8 is off (--fp8-recipe none); in a BF16 run it is --fp8-stats shadow";
 }
 
 // ---- defaults that follow from other options ----
@@ -121,6 +130,14 @@ void add_choice_of_linears(std::vector<OptionRow>& rows) {
          .help = "steps between statistics of every FP8 tensor in the log file: amax, scales, fractions saturated and "
                  "flushed to zero, and the error of --grad-comm-dtype fp8; 0: none",
          .fallback = "100", .inert = no_fp8_tensors, .on_resume = OnResume::kSilent},
+        {.name = "fp8-stats", .group = kGroup,
+         .value = choice<Fp8Stats>(AT(fp8_stats), {{"counts", Fp8Stats::kCounts},
+                                                   {"histograms", Fp8Stats::kHistograms},
+                                                   {"shadow", Fp8Stats::kShadow}}),
+         .help = "what --fp8-stats-interval logs: counts; histograms: also the exponents of x, weight and dy of each "
+                 "linear layer in FP8, of the last micro-batch; shadow: these of a BF16 run, and the fractions that "
+                 "FP8 would saturate and flush to zero",
+         .fallback = "counts", .acts_if = {kStatsInterval}, .inert = no_stats, .on_resume = OnResume::kSilent},
     });
 }
 

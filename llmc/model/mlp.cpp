@@ -32,6 +32,7 @@ LinearOperand Mlp::up_and_activation(Ctx& ctx, int layer, const LinearOperand& x
     if (model_.options.fuse_gelu && activation_function(config_.activation).in_gemm_epilogue) {
         const LinearOperand act = saved_act(layer, N);
         linear_gelu_forward(ctx, up(layer), act.high, out, x.high, N);
+        if (!usage.recomputed) model_.fp8.exponents().add(ctx, down(layer).histogram, Fp8Role::kX, act.high);
         return act;
     }
     linear_forward(ctx, up(layer), out, x, N);

@@ -62,7 +62,8 @@ StepPart part_of(const PlannedOp& op) {
             return op.dtype == Dtype::kFp32 ? StepPart::kWeightQuantization : StepPart::kQuantization;
         case OpKind::amax:
         case OpKind::fp8_clear:
-        case OpKind::count_scales: return StepPart::kQuantization;
+        case OpKind::count_scales:
+        case OpKind::count_exponents: return StepPart::kQuantization;
         case OpKind::cast:
         case OpKind::fp8_update:
         case OpKind::block_amax:

@@ -266,6 +266,8 @@ def fp8_line(run):
         return ""
     names = list(run.heat.names)
     first, step, fields = run.heat.columns[-1]
+    if all(math.isnan(value) for value in fields["saturated"]):
+        return ""   # of a BF16 run
     found = []
     for field in ("saturated", "flushed"):
         values = [(value, names[row]) for row, value in enumerate(fields[field]) if not math.isnan(value)]

@@ -19,6 +19,7 @@ FIELDS = {
     "eval": ("step", "loss", "counted_tokens"),
     "hellaswag": ("step", "accuracy", "examples"),
     "fp8": ("step", "tensors"),
+    "exponents": ("step", "tensors"),
     "grad_wire": ("step", "gradients"),
     "checkpoint": ("step", "path"),
     "event": ("step", "kind", "text"),
@@ -35,6 +36,9 @@ KINDS = {"command": str, "commit": str, "path": str, "kind": str, "text": str, "
 WHOLE = ("step", "train_iters", "samples", "tokens", "counted_tokens", "examples", "world")
 MAY_BE_NULL = ("mfu", "eta_seconds", "memory_gib")
 ENTRIES = {"tensors": ("flushed", "saturated", "nonfinite"), "gradients": ("relative_l2",)}
+EXPONENTS = ("amax", "scale")   # numbers of a tensor in a record of type exponents
+# Those that it may have.
+SHARES = ("tensorwise_flushed", "delayed_saturated", "delayed_flushed", "blockwise_flushed_at_most")
 BLOCK_SCALES = ("min", "median", "max", "at_ends", "zeros")
 NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -50,12 +54,29 @@ def has_scales(tensor):
     return isinstance(blocks, dict) and all(is_number(blocks.get(name)) for name in BLOCK_SCALES)
 
 
+def is_count(value):
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2 ** 63
+
+
+def has_exponents(tensor):
+    """Whether an entry is a tensor's histogram of exponents."""
+    counts, first = tensor.get("counts"), tensor.get("first")
+    return (isinstance(tensor.get("name"), str) and all(is_number(tensor.get(name)) for name in EXPONENTS)
+            and all(is_number(tensor.get(name, 0)) for name in SHARES)
+            and is_count(tensor.get("zeros")) and is_count(tensor.get("nonfinite"))
+            and isinstance(first, int) and not isinstance(first, bool) and abs(first) < 200
+            and isinstance(counts, list) and len(counts) < 256 and all(map(is_count, counts)))
+
+
 def field_error(record, field):
     """Describes what is wrong with a field of a record; "" if nothing is."""
     value = record[field]
     if field in KINDS:
         if not isinstance(value, KINDS[field]):
             return f"whose {field} is something else"
+        if record["type"] == "exponents" and field == "tensors":
+            right = all(isinstance(tensor, dict) and has_exponents(tensor) for tensor in value)
+            return "" if right else "whose tensors are not histograms"
         if field in ENTRIES and not all(isinstance(entry, dict) and isinstance(entry.get("name"), str) and all(
                 is_number(entry.get(name)) for name in ENTRIES[field]) for entry in value):
             return f"whose {field} are not entries with a name and numbers"

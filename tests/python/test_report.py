@@ -1,10 +1,12 @@
 """scripts/report: what the page has, hostile logs, bounds; in headless Chromium where there is one."""
+import base64
 import csv
 import hashlib
 import html.parser
 import json
 import math
 import re
+import struct
 import subprocess
 import sys
 import unittest
@@ -55,6 +57,20 @@ class ReportTest(LogToolTest):
                     {"name": tensor, "format": "e4m3", "amax": 1.0 + i, "quant_mul": 2.0, "flushed": 0.25,
                      "saturated": 1e-3 if i == every else 0.0, "nonfinite": 0} for tensor in tensors]})
         return self.log(lines, name)
+
+    def exponents(self, step, names, shadow=False, **changes):
+        """A record of histograms: a quarter of the values are zeros, others spread over 2^-12 to 2^(-7 + step % 3)."""
+        fields = {"tensorwise_flushed": 0.125, "delayed_saturated": 1e-4 * step, "delayed_flushed": 0.25,
+                  "blockwise_flushed_at_most": 0.125} if shadow else {}
+        return {"type": "exponents", "step": step, "tensors": [
+            {"name": name, "format": "e5m2" if name.endswith("dy") else "e4m3", "amax": 0.5, "scale": 16.0,
+             "zeros": 250, "nonfinite": 0, "first": -12,
+             "counts": [750 - 50 * (4 + step % 3), *[50] * (4 + step % 3)], **fields, **changes} for name in names]}
+
+    def add(self, log, lines):
+        with open(log, "a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+        return log
 
     def report(self, *arguments, status=0):
         done = subprocess.run([sys.executable, ROOT / "scripts/report", *map(str, arguments)], capture_output=True,
@@ -144,6 +160,60 @@ class Page(ReportTest):
         self.assertEqual([total[""]["nonfinite"] for total in run.fp8.values()], [2, 2, 0, 2])
         self.assertEqual(run.fp8[4][""]["scale_at_ends"], 0.25)
 
+    def test_histograms_of_at_most_16_steps(self):
+        names = ["0.qkv.x", "1.qkv.x", "0.qkv.dy"]
+        log = self.long_log(1000, names, 10)
+        self.add(log, [self.exponents(step, names) for step in range(10, 1001, 10)])
+        run = StreamedLog(log)
+        run.poll()
+        found = reduce.run_data(run)["heat"]["exponents"]
+        self.assertLessEqual(len(found["steps"]), 16)
+        self.assertGreater(len(found["steps"]), 7)
+        self.assertEqual((found["steps"][0], found["steps"][-1]), (10, 1000))
+        self.assertEqual((found["low"], found["bins"]), (-12, 7))
+        levels = struct.unpack(f"<{len(found['steps']) * 3 * 9}H", base64.b64decode(found["data"]))
+        # The last step is 1000, and 1000 % 3 = 1: 750 - 250 in the first bin, 50 in each of five, 250 zeros.
+        last = [0 if level == 0 else 2 ** (40 * ((level - 1) / 65534 - 1)) for level in levels[-9:]]
+        for share, expected in zip(last, [0.5, 0.05, 0.05, 0.05, 0.05, 0.05, 0, 0.25, 0]):
+            self.assertAlmostEqual(share, expected, delta=5e-4 * expected)
+        self.assertEqual(found["scales"][-1], [16, 16, 16])
+
+    def test_histograms_of_a_large_model_fit(self):
+        names = [f"{layer}.{linear}.{role}" for layer in range(126) for linear in ("qkv", "proj", "up", "down")
+                 for role in ("x", "weight", "dy")]
+        log = self.add(self.long_log(200, ["0.qkv.x"], 10),
+                       [self.exponents(step, names, True, counts=[1 << i for i in range(45)])
+                        for step in range(10, 201, 10)])
+        out = self.folder / "large.html"
+        self.report(log, "--out", out)
+        self.assertLess(out.stat().st_size, 3e6)
+        steps = self.data(out)["runs"][0]["heat"]["exponents"]["steps"]
+        self.assertEqual(steps[-1], 200)
+        self.assertGreater(len(steps), 2)
+
+    def test_a_resume_forgets_histograms(self):
+        log = self.long_log(40, ["0.qkv.x"], 10)
+        header = json.loads(log.read_text().splitlines()[0])
+        self.add(log, [self.exponents(step, ["0.qkv.x"]) for step in (10, 20, 30)])
+        self.add(log, [{**header, "step": 15}, self.exponents(25, ["0.qkv.x"])])
+        run = StreamedLog(log)
+        run.poll()
+        self.assertEqual([step for step, _ in run.exponents.steps()], [10, 25])
+
+    def test_shadow_of_a_bf16_run(self):
+        names = ["0.qkv.x", "0.qkv.weight", "0.qkv.dy"]
+        log = self.add(self.long_log(30), [self.exponents(step, names, True) for step in (10, 20, 30)])
+        run = StreamedLog(log)
+        run.poll()
+        found = reduce.run_data(run)["heat"]
+        self.assertEqual(list(found["maps"]), ["amax", "quant_mul", "nonfinite", "tensorwise_flushed",
+                                               "delayed_saturated", "delayed_flushed", "blockwise_flushed_at_most"])
+        self.assertEqual(found["maps"]["delayed_saturated"]["high"], 0.003)
+        out = self.folder / "shadow.html"
+        self.report(log, "--out", out)
+        with open(out.with_suffix(".csv"), encoding="utf-8") as file:   # which has no casts
+            self.assertFalse(any(row.get("fp8/largest_flushed") for row in csv.DictReader(file)))
+
     def test_nothing_of_a_log_is_markup(self):
         evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u2028&\ud800"
         header, step = (dict(next(r for r in records("bf16.jsonl") if r["type"] == kind)) for kind in
@@ -180,7 +250,11 @@ class Page(ReportTest):
         lines = log.read_text().splitlines()
         for record in ({"type": "fp8", "step": 3, "tensors": [{"name": "a", "saturated": "x", "flushed": 0,
                                                                "nonfinite": 0}]},
-                       {"type": "fp8", "step": "3", "tensors": []}, {"type": "step", "step": 21}):
+                       {"type": "fp8", "step": "3", "tensors": []}, {"type": "step", "step": 21},
+                       self.exponents(3, ["a"], counts="x"), self.exponents(3, ["a"], counts=[-1]),
+                       self.exponents(3, ["a"], first=1e9), self.exponents(3, ["a"], scale="x"),
+                       self.exponents(3, ["a"], counts=[1] * 300), self.exponents(3, ["a"], delayed_flushed=[]),
+                       self.exponents(3, ["a"], zeros=None), {"type": "exponents", "step": 3, "tensors": [1]}):
             log.write_text("\n".join([*lines, json.dumps(record, separators=(",", ":"))]) + "\n")
             self.assertIn("damaged line", self.report(log, "--out", self.folder / "x.html", status=2).stderr)
             self.report(log, "--skip-damaged", "--out", self.folder / "x.html")
@@ -248,6 +322,60 @@ class InBrowser(ReportTest):
             self.assertGreater(chromium.run("document.querySelectorAll('.chart').length"), before)
             chromium.run("document.querySelector('details summary').click()")
             self.assertEqual(chromium.errors, [])
+
+    def test_a_cell_opens_its_histogram(self):
+        names = [f"{layer}.{linear}.{role}" for layer in range(4) for linear in ("qkv", "down")
+                 for role in ("x", "weight", "dy")]
+        fp8 = self.add(self.long_log(300, names, 100, name="fp8"),
+                       [self.exponents(step, names) for step in (100, 200, 300)])
+        shadow = self.add(self.long_log(300, name="bf16"),
+                          [self.exponents(step, names, True) for step in (100, 200, 300)])
+        # With the scale of the amax nothing is above the largest number; with a limit of 2^-6 what is above that.
+        for scale, above in ((448 / 0.03, "0"), (448 * 64, "5")):
+            log, out = self.long_log(3, name="amax"), self.folder / "amax.html"
+            self.report(self.add(log, [self.exponents(2, names, True, amax=0.03, scale=scale)]), "--out", out)
+            with browser.Browser() as chromium:
+                chromium.open(out)
+                chromium.click(*chromium.center(".heats canvas"))
+                self.assertIn(f" {above} % above the largest", chromium.run(
+                    "document.querySelector('#tensor svg').getAttribute('aria-label')"))
+        figure = "document.querySelector('#tensor .exponents')"
+        for log, shades in ((fp8, "saturated"), (shadow, "tensorwise_flushed")):
+            out = self.folder / "exponents.html"
+            self.report(log, "--out", out)
+            with browser.Browser() as chromium:
+                chromium.open(out)
+                self.assertTrue(chromium.run(f"!!document.querySelector('option[value={shades}]')"))
+                chromium.click(*chromium.center(".heats canvas"))
+                # The middle column is step 200: bars of seven exponents, three limits of E4M3 at scale 16.
+                chosen = f"{figure}.querySelector('select').selectedOptions[0].textContent"
+                self.assertEqual(chromium.run(chosen), "200")
+                self.assertEqual(chromium.run(f"{figure}.querySelectorAll('rect').length"), 7)
+                self.assertEqual(chromium.run(f"{figure}.querySelectorAll('line.limit').length"), 3)
+                # The bars are of 2^-12 to 2^-6; half of the smallest subnormal is 2^-14, the smallest normal 2^-10.
+                places, bars = (chromium.run(f"""[...{figure}.querySelectorAll('{what}')].map((e) =>
+                    +e.getAttribute('{x}'))""") for what, x in (("line.limit", "x1"), ("rect", "x")))
+                octave = bars[1] - bars[0]
+                self.assertAlmostEqual((places[0] - bars[0] + 0.5) / octave, -2, delta=0.01)
+                self.assertAlmostEqual((places[1] - bars[0] + 0.5) / octave, 2, delta=0.01)
+                self.assertAlmostEqual((places[2] - bars[0] + 0.5) / octave, 12 + 4.807, delta=0.01)   # log2(28)
+                said = chromium.run(f"{figure}.querySelector('svg').getAttribute('aria-label')")
+                self.assertRegex(said, r"^\d\.qkv\.x, exponents\. Step 200: about 0 % flushed to zero, 50 % subnormal, "
+                                       r"25 % normal, 0 % above the largest, zeros 25 %, not finite 0 %")
+                # By keyboard: the focus is on the choice of steps; a cell opens with Enter.
+                self.assertEqual(chromium.run("document.activeElement.tagName"), "SELECT")
+                chromium.run(f"""(() => {{ const e = {figure}.querySelector('select'); e.value = 0;
+                    e.dispatchEvent(new Event('change')); }})()""")
+                self.assertIn("Step 100:", chromium.run(f"{figure}.querySelector('p').textContent"))
+                chromium.run("document.querySelectorAll('.heats canvas')[2].focus()")
+                chromium.key("ArrowRight")
+                chromium.key("Enter")
+                self.assertIn("dy", chromium.run(f"{figure}.querySelector('svg').getAttribute('aria-label')"))
+                self.assertIn("e5m2" if log == shadow else "e4m3",
+                              chromium.run(f"{figure}.querySelector('small').textContent"))
+                chromium.run(f"{figure}.querySelector('summary').click()")
+                self.assertGreater(chromium.run(f"{figure}.querySelectorAll('tbody tr').length"), 5)
+                self.assertEqual(chromium.errors, [])
 
     def test_a_script_of_a_log_does_not_run(self):
         log, out = self.long_log(10, ["<script>document.title='owned'</script>"]), self.folder / "evil.html"

@@ -184,6 +184,11 @@ const char* linear_kind_name(LinearKind kind) {
     return "?";
 }
 
+const char* fp8_role_name(Fp8Role role) {
+    constexpr const char* kNames[kFp8Roles] = {"x", "dy", "weight"};
+    return kNames[static_cast<int>(role)];
+}
+
 int64_t Fp8Plan::fp8_linears() const {
     return std::count_if(linears.begin(), linears.end(), [](const LinearPlan& l) { return l.fp8; });
 }

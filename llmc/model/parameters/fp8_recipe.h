@@ -30,6 +30,10 @@ enum class LinearKind : uint8_t { kQkv, kProj, kUp, kDown, kHead };
 inline constexpr int kLinearsPerBlock = 4;
 const char* linear_kind_name(LinearKind kind);   // "qkv", "proj", "up", "down", "head"
 
+enum class Fp8Role : uint8_t { kX, kDy, kWeight };
+inline constexpr int kFp8Roles = 3;
+const char* fp8_role_name(Fp8Role role);   // "x", "dy", "weight"
+
 // One linear of the model and how it runs.
 struct LinearPlan {
     std::string name;            // "3.down", "head"
@@ -49,11 +53,18 @@ struct Fp8Plan {
 
     bool on() const { return recipe != Fp8Recipe::kNone; }
     const RecipeRow& row() const { return recipe_row(recipe); }
-    const LinearPlan& linear(int layer, LinearKind kind) const {
+    int index(int layer, LinearKind kind) const {
         const int within = kind == LinearKind::kHead ? 0 : static_cast<int>(kind);   // the head's layer is num_layers
-        return linears[static_cast<size_t>(layer * kLinearsPerBlock + within)];
+        return layer * kLinearsPerBlock + within;
+    }
+    const LinearPlan& linear(int layer, LinearKind kind) const {
+        return linears[static_cast<size_t>(index(layer, kind))];
     }
     int64_t fp8_linears() const;
+    Dtype format(Fp8Role role) const {
+        if (role == Fp8Role::kWeight) return weight_format;
+        return role == Fp8Role::kX ? x_format : dy_format;
+    }
 };
 
 // Makes the plan of a resolved configuration. Exit 2 if a linear in FP8 has a shape that FP8 matmuls do not support

@@ -10,7 +10,6 @@
 
 namespace {
 
-constexpr const char* kRoleNames[kFp8Roles] = {"x", "dy", "weight"};
 constexpr int64_t kSlotWords = sizeof(Fp8Slot) / 4, kCountWords = sizeof(Fp8Counts) / 4;
 constexpr int64_t kBinBytes = kScaleBins * int64_t{sizeof(uint64_t)};   // of a tensor
 
@@ -41,7 +40,7 @@ Fp8Plan executed_fp8_plan(const Fp8Plan& planned, const std::vector<std::string>
 
 Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& layout, bool gathers_bytes,
                    Arena& arena, const WeightSlots* slots, int ranks)
-    : config_(config), plan_(plan), gathers_bytes_(gathers_bytes) {
+    : config_(config), plan_(plan), exponents_(config, plan, arena), gathers_bytes_(gathers_bytes) {
     by_plan_.assign(plan_.linears.size(), -1);
     if (!plan_.on()) return;
     const int64_t count = plan_.fp8_linears();
@@ -68,9 +67,9 @@ Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& 
         by_plan_[i] = static_cast<int>(linears_.size());
         take_weights(plan_.linears[i], layout, slots, arena);
     }
-    for (const char* role : kRoleNames)
+    for (int role = 0; role < kFp8Roles; role++)
         for (const LinearPlan& linear : plan_.linears)
-            if (linear.fp8) tensor_names_.push_back(linear.name + "." + role);
+            if (linear.fp8) tensor_names_.push_back(linear.name + "." + fp8_role_name(static_cast<Fp8Role>(role)));
     // The slot of a weight depends on the number of all linears.
     for (Fp8Linear& linear : linears_) {
         linear.weight = operand_of(linear, Fp8Role::kWeight, linear.weight, linear.out, linear.in);
@@ -125,11 +124,6 @@ const Fp8Linear* Fp8State::linear_of_param(int param) const {
     for (const Fp8Linear& linear : linears_)
         if (linear.param == param) return &linear;
     return nullptr;
-}
-
-Dtype Fp8State::format_of(Fp8Role role) const {
-    if (role == Fp8Role::kWeight) return plan_.weight_format;
-    return role == Fp8Role::kX ? plan_.x_format : plan_.dy_format;
 }
 
 Granularity Fp8State::granularity_of(Fp8Role role) const {
@@ -193,11 +187,12 @@ void Fp8State::initialise(Ctx& ctx) {
     device::fill_bytes(ctx, updates_.data, 0, updates_.bytes());
     std::vector<float> largest;
     for (int i = 0; i < tensors(); i++)
-        largest.push_back(std::ldexp(fp8_largest(format_of(role_of(i))), -static_cast<int>(config_.fp8_margin)));
+        largest.push_back(std::ldexp(fp8_largest(plan_.format(role_of(i))), -static_cast<int>(config_.fp8_margin)));
     write_out(ctx, largest_.data, largest);
 }
 
 void Fp8State::begin_step(Ctx& ctx, bool count) {
+    exponents_.begin_step(ctx, count);
     if (!on()) return;
     counting_ = count;
     ops::fp8_clear(ctx, {.slots = slots(), .count = first_weight(), .step = true});
@@ -238,17 +233,31 @@ QuantOut Fp8State::quant_out(const ProduceArgs& args) const {
             .dbias_scratch = args.dbias_scratch};
 }
 
+// Quantizes in the pass of the producer. Histograms need the result in bf16, too.
+void Fp8State::run_fused(Ctx& ctx, const ProduceArgs& args, const QuantOut& quant, const Producer& run) {
+    const bool collects = exponents_.collects(args.histogram) && !args.recompute;
+    if (collects && args.in_place) {   // the same bytes in two passes
+        run(args.high, QuantOut{});
+        ops::quantize(ctx, {.quant = quant, .in = args.high, .N = args.N, .C = args.high.elems / args.N});
+    } else {
+        run(args.keep_high || collects ? args.high : Tensor{}, quant);
+    }
+}
+
 void Fp8State::produce(Ctx& ctx, const ProduceArgs& args, const Producer& run) {
+    const int histogram = args.recompute ? -1 : args.histogram;
     if (!args.linear) {
         QuantOut sums;
         sums.dbias = args.dbias;
         sums.dbias_scratch = args.dbias_scratch;
         run(args.high, sums);
+        exponents_.add(ctx, histogram, args.role, args.high);
         return;
     }
     QuantOut quant = quant_out(args);
     if (quant.granularity != Granularity::kTensor || quant.scaling == Scaling::kDelayed) {
-        run(args.keep_high ? args.high : Tensor{}, quant);
+        run_fused(ctx, args, quant, run);
+        exponents_.add(ctx, histogram, args.role, args.high);
         // The copy for wgrad is made once, maybe by a recomputation.
         if (phase_ != Fp8Phase::kTraining) return;
         const int tensor = id(*args.linear, args.role);
@@ -264,6 +273,7 @@ void Fp8State::produce(Ctx& ctx, const ProduceArgs& args, const Producer& run) {
     amax.first_nonfinite = quant.first_nonfinite;
     amax.event = quant.event;
     run(args.high, amax);
+    exponents_.add(ctx, histogram, args.role, args.high);
     quant.record = false;
     quant.first_nonfinite = nullptr;   // the first pass has checked
     ops::quantize(ctx, {.quant = quant, .in = args.high, .N = args.N, .C = args.high.elems / args.N});
@@ -404,11 +414,12 @@ void Fp8State::set_histories(Ctx& ctx, const Histories& histories) {
 
 // ---- reports
 
-int64_t Fp8State::report_bytes() const {
+int64_t Fp8State::own_report_bytes() const {
     return slots_.bytes() + counts_.bytes() + monitor_.bytes() + scale_bins_.bytes();
 }
 
 void Fp8State::copy_report(Ctx& ctx, void* host) const {
+    exponents_.copy_report(ctx, static_cast<char*>(host) + own_report_bytes());
     if (!on()) return;
     char* to = static_cast<char*>(host);
     for (const Tensor* part : {&slots_, &counts_, &monitor_}) {
@@ -423,7 +434,7 @@ std::vector<Fp8State::TensorReport> Fp8State::read_report(const void* host) cons
     const char* const bins = counts + counts_.bytes() + monitor_.bytes();
     std::vector<TensorReport> reports;
     for (int i = 0; i < tensors(); i++) {
-        TensorReport report{tensor_names_[static_cast<size_t>(i)], format_of(role_of(i)), {}, {}, {}};
+        TensorReport report{tensor_names_[static_cast<size_t>(i)], plan_.format(role_of(i)), {}, {}, {}};
         std::memcpy(&report.slot, static_cast<const Fp8Slot*>(host) + i, sizeof(Fp8Slot));
         std::memcpy(&report.counts, counts + i * int64_t{sizeof(Fp8Counts)}, sizeof(Fp8Counts));
         if (scale_bins_) {
@@ -462,4 +473,5 @@ void Fp8State::merge_report(void* host, const void* other) const {
     });
     merge(uint32_t{}, monitor_, [](uint32_t& mine, uint32_t theirs) { mine = std::min(mine, theirs); });
     merge(uint64_t{}, scale_bins_, [](uint64_t& mine, uint64_t theirs) { mine += theirs; });
+    exponents_.merge_report(to, from);
 }

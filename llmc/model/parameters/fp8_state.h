@@ -8,14 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "llmc/model/parameters/exponent_histograms.h"
 #include "llmc/model/parameters/flat_layout.h"
 #include "llmc/model/parameters/fp8_recipe.h"
 #include "llmc/model/parameters/weight_slots.h"
 #include "llmc/ops/arena.h"
 #include "llmc/ops/ops.h"
-
-enum class Fp8Role : uint8_t { kX, kDy, kWeight };
-inline constexpr int kFp8Roles = 3;
 
 // A quantized (R, K) matrix as a matmul reads it.
 struct Fp8Operand {
@@ -53,9 +51,11 @@ using Producer = std::function<void(Tensor out, const QuantOut& quant)>;
 struct ProduceArgs {
     const Fp8Linear* linear = nullptr;   // reads the operand; null: bf16 and dbias only
     Fp8Role role = Fp8Role::kX;
+    int histogram = -1;                  // number of the linear in ExponentHistograms
     Fp8Layouts to;                       // with linear
     Tensor high;                         // (N, C) bf16: the result if keep_high or without linear, else scratch
     bool keep_high = false;              // another operation reads the bf16 result, too
+    bool in_place = false;               // the producer works in `high`, which is unspecified if it quantizes
     bool recompute = false;              // forward recorded it before: records nothing
     int64_t N = 0;
     Tensor dbias, dbias_scratch;         // see QuantOut
@@ -74,6 +74,9 @@ public:
     const Fp8Linear* linear_of_param(int param) const;
     const Fp8Plan& plan() const { return plan_; }
     bool on() const { return !linears_.empty(); }
+    // Those that the producers of this class fill; also of a BF16 run.
+    ExponentHistograms& exponents() { return exponents_; }
+    const ExponentHistograms& exponents() const { return exponents_; }
 
     // Empties the histories and sets all scales to 1, not calibrated. Before any other call that runs on the device.
     void initialise(Ctx& ctx);
@@ -145,11 +148,14 @@ public:
         Fp8Counts counts;   // zeros unless begin_step was called with `count`
         std::vector<uint64_t> scale_bins;   // likewise; see CountScalesArgs. Empty with one scale per tensor.
     };
-    int64_t report_bytes() const;   // of pinned host memory
-    // Enqueues a copy of scales, counts, the first non-finite event and, if this step counts, the block scales to the
-    // host.
+    int64_t report_bytes() const { return own_report_bytes() + exponents_.report_bytes(); }   // of pinned host memory
+    // Enqueues a copy of scales, counts, the first non-finite event and, if this step counts, the block scales and the
+    // histograms to the host.
     void copy_report(Ctx& ctx, void* host) const;
     std::vector<TensorReport> read_report(const void* host) const;
+    std::vector<ExponentHistogram> read_exponents(const void* host) const {
+        return exponents_.read_report(static_cast<const char*>(host) + own_report_bytes());
+    }
     // Merges another rank's report of the same step: largest amaxes, sums of counts, earliest event.
     void merge_report(void* host, const void* other) const;
     // "micro-batch 3, 31.down.x" of the first non-finite value, "" if there was none.
@@ -158,7 +164,7 @@ public:
     // ---- memory of operands, the same for all linears of a role
     // Memory of a (R, K) operand from take(dtype, elems), without scale_inv if there is one scale per tensor.
     template <typename Take> Fp8Operand alloc_operand(Fp8Role role, int64_t R, int64_t K, Take&& take) const {
-        Fp8Operand operand{take(format_of(role), R * K), {}, granularity_of(role)};
+        Fp8Operand operand{take(plan_.format(role), R * K), {}, granularity_of(role)};
         if (operand.granularity != Granularity::kTensor)
             operand.scale_inv = take(Dtype::kFp32, scale_inv_elems(operand.granularity, R, K));
         return operand;
@@ -176,7 +182,7 @@ private:
     // Uses current scaling whatever the recipe, because there are no delayed scales yet.
     bool uncalibrated_pass() const { return phase_ != Fp8Phase::kTraining && needs_calibration(); }
     Fp8Slot* slots() const { return static_cast<Fp8Slot*>(slots_.data); }
-    Dtype format_of(Fp8Role role) const;
+    int64_t own_report_bytes() const;   // without the histograms
     Granularity granularity_of(Fp8Role role) const;
     void take_weights(const LinearPlan& linear, const FlatLayout& layout, const WeightSlots* slots, Arena& arena);
     int64_t count_blocks(const FlatLayout& layout);
@@ -185,12 +191,14 @@ private:
     void count_scales(Ctx& ctx, int tensor, const Fp8Operand& operand, int64_t R) const;
     uint32_t* block_amaxes_of(const Fp8Linear& linear) const;
     QuantOut quant_out(const ProduceArgs& args) const;
+    void run_fused(Ctx& ctx, const ProduceArgs& args, const QuantOut& quant, const Producer& run);
     void update_scales(Ctx& ctx, int begin, int count, const StepState* state);
     int step_order(int tensor) const;
     uint32_t event(int tensor) const;
 
     const Config& config_;
     const Fp8Plan plan_;
+    ExponentHistograms exponents_;
     std::vector<Fp8Linear> linears_;
     std::vector<int> by_plan_;       // by linear of the plan: its number in linears_, -1: BF16
     std::vector<std::string> tensor_names_;

@@ -6,7 +6,8 @@ from bisect import bisect_right
 
 from ..run_figure import tensor_order
 from ..run_log import ENDS
-from .stream import FP8_FIELDS
+from .exponents import page_data
+from .stream import HEAT_FIELDS
 
 BUCKETS = 700
 MOST_MARKS = 2000   # events shown on the time axis
@@ -120,7 +121,7 @@ def heat(run, place):
     order = [name for _, members in groups for name in members]
     rows = [names[name] for name in order]
     maps = {}
-    for field in FP8_FIELDS:
+    for field in HEAT_FIELDS:
         if any(math.isfinite(value) for _, _, column in columns for value in column[field]):
             picked = [(first, last, {field: [column[field][row] if row < len(column[field]) else math.nan
                                              for row in rows]}) for first, last, column in columns]
@@ -129,7 +130,7 @@ def heat(run, place):
             "groups": [[group, len(members)] for group, members in groups],
             "columns": [{"first": first, "last": last, **{axis: value for axis, value in place(last).items()
                                                           if axis != "step"}} for first, last, _ in columns],
-            "maps": maps}
+            "maps": maps, "exponents": page_data(run.exponents, order, short)}
 
 
 def run_data(run):

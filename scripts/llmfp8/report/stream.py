@@ -10,10 +10,14 @@ from operator import contains, itemgetter
 from ..run_export import STEP_COLUMNS
 from ..run_log import ENDS, FIELDS, NOT_IN_JSON, OPTIONAL, WHOLE, RunLog, is_number
 from ..support import parse_json
+from .exponents import Exponents
 
 COLUMNS = 128
 # Fields of a tensor that the heat maps show; of several steps in a column the largest counts.
 FP8_FIELDS = ("amax", "quant_mul", "saturated", "flushed", "nonfinite", "scale_at_ends")
+# Of a BF16 run: what FP8 would do.
+SHADOW_FIELDS = ("tensorwise_flushed", "delayed_saturated", "delayed_flushed", "blockwise_flushed_at_most")
+HEAT_FIELDS = FP8_FIELDS + SHADOW_FIELDS
 STEP_FIELDS = [field for _, _, field in STEP_COLUMNS if field != "step"] + ["train_iters", "eta_seconds"]
 MOST_EVENTS = 10_000   # of a log that repeats itself
 MOST_SHAPES = 1000     # of a log whose records are all different
@@ -91,7 +95,7 @@ class HeatColumns:
         self.last, self.rows = None, []   # names of the last record's tensors, and their rows
 
     def add(self, step, names, formats, values):
-        """The tensors of a record: their names, formats, and for each of FP8_FIELDS an array of their values."""
+        """The tensors of a record: their names, formats, and {field of HEAT_FIELDS: array of their values}."""
         if names != self.last:
             for name, form in zip(names, formats):
                 if name not in self.names:
@@ -104,19 +108,20 @@ class HeatColumns:
         else:
             if len(self.columns) == COLUMNS:
                 self.merge()
-            self.columns.append((step, step, {field: array("d") for field in FP8_FIELDS}))
+            self.columns.append((step, step, {field: array("d") for field in HEAT_FIELDS}))
             self.filled = 0
         self.filled += 1
         self._take_larger(self.columns[-1][2], values)
-        self.totals[step] = {"": self._totals(dict(zip(FP8_FIELDS, values)))}
+        if "saturated" in values:
+            self.totals[step] = {"": self._totals(values)}
 
     def _take_larger(self, fields, values):
         """Also nan takes the place of a value; a row begins with it."""
         all_rows = self.rows == list(range(len(self.names)))
-        for field, found in zip(FP8_FIELDS, values):
-            column = fields[field]
+        for field, column in fields.items():
             column.extend([math.nan] * (len(self.names) - len(column)))
-            if all_rows:
+            found = values.get(field, ())
+            if found and all_rows:
                 fields[field] = array("d", [new if not new <= old else old for old, new in zip(column, found)])
                 continue
             for row, value in zip(self.rows, found):
@@ -139,7 +144,7 @@ class HeatColumns:
         self.stride *= 2
         pairs = [self.columns[i:i + 2] for i in range(0, len(self.columns), 2)]
         self.columns = [(pair[0][0], pair[-1][1], {field: self.larger([fields[field] for _, _, fields in pair])
-                                                   for field in FP8_FIELDS}) for pair in pairs]
+                                                   for field in HEAT_FIELDS}) for pair in pairs]
         self.filled = self.stride   # the last one is full
 
     @staticmethod
@@ -160,6 +165,7 @@ class StreamedLog(RunLog):
     def _forget(self):
         super()._forget()
         self.steps, self.heat, self.plans = StepTable(), HeatColumns(), []
+        self.exponents = Exponents()
         self.left_out = 0   # events beyond MOST_EVENTS
         self.shapes = set()   # fields and types of step records that RunLog has found right, whatever the values
 
@@ -199,7 +205,8 @@ class StreamedLog(RunLog):
         names = [tensor["name"] for tensor in tensors]
         if type(record["step"]) is not int or not {str}.issuperset(map(type, names)):
             return False
-        self.heat.add(record["step"], names, [tensor.get("format") for tensor in tensors], self._values(tensors))
+        self.heat.add(record["step"], names, [tensor.get("format") for tensor in tensors],
+                      dict(zip(FP8_FIELDS, self._values(tensors))))
         return True
 
     @classmethod
@@ -229,6 +236,7 @@ class StreamedLog(RunLog):
         super()._take_header(record)
         self.steps, self.redone = steps, redone
         self.heat.cut(begin)
+        self.exponents.cut(begin)
 
     def _take_step(self, record):
         if len(self.shapes) < MOST_SHAPES and not any(type(value) is str for field, value in record.items()
@@ -238,6 +246,16 @@ class StreamedLog(RunLog):
 
     def _take_fp8(self, record):
         self._add_fp8(record)
+
+    def _take_exponents(self, record):
+        self.exponents.add(record["step"], record["tensors"])
+        shadows = [tensor for tensor in record["tensors"] if "tensorwise_flushed" in tensor]
+        if shadows:
+            values = {"quant_mul": [number(tensor["scale"]) for tensor in shadows],
+                      **{field: [number(tensor.get(field)) for tensor in shadows]
+                         for field in ("amax", "nonfinite", *SHADOW_FIELDS)}}
+            self.heat.add(record["step"], [tensor["name"] for tensor in shadows],
+                          [tensor.get("format") for tensor in shadows], values)
 
     def _take_plan(self, record):
         self.plans.append(record)
