@@ -111,7 +111,7 @@ class WatchTest(TrainTest):
         return took, errors
 
     def gone(self, pids):
-        """None of these processes is left. On a busy machine one that was killed may outlive the launcher for a moment."""
+        """None of these processes is left. On a busy machine a killed one may outlive the launcher for a moment."""
         end = time.monotonic() + 20
         while left := [pid for pid in pids if fields(pid)[:1] not in ([], ["Z"])]:
             self.assertLess(time.monotonic(), end, left)
