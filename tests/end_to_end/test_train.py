@@ -370,7 +370,7 @@ class Train(TrainTest):
         for _ in range(2):
             time.sleep(1.2)
             process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=10)
+        out, err = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 143, err)
         self.assertIn("error: a second signal more than 1 s after the first ends the run at once", err)
         self.assertEqual(self.checkpoints("run"), [])

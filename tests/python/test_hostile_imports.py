@@ -10,7 +10,6 @@ import resource
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 from pathlib import Path
 
@@ -113,16 +112,15 @@ class HostileImports(unittest.TestCase):
         self.folder = Path(folder.name)
 
     def one_line(self, path, says):
-        begin = time.monotonic()
-        memory = 1 << 30
-        done = subprocess.run([*SCRIPT, path], cwd=self.folder, capture_output=True, text=True, check=False, timeout=60,
-                              stdin=subprocess.DEVNULL,
-                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (memory, memory)))
+        memory, most_seconds = 1 << 30, 10   # of the processor: a machine may be busy
+        done = subprocess.run([*SCRIPT, path], cwd=self.folder, capture_output=True, text=True, check=False,
+                              timeout=600, stdin=subprocess.DEVNULL, preexec_fn=lambda: (
+                                  resource.setrlimit(resource.RLIMIT_AS, (memory, memory)),
+                                  resource.setrlimit(resource.RLIMIT_CPU, (most_seconds, most_seconds))))
         self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr[-500:])
         self.assertRegex(done.stderr, r"\Aerror: [^\n]*\n\Z")
         self.assertIn(says, done.stderr)
         self.assertLess(len(done.stderr), 2100)
-        self.assertLess(time.monotonic() - begin, 10)
 
     def test_files_of_other_kinds(self):
         os.mkfifo(self.folder / "pipe.json")
