@@ -145,7 +145,8 @@ std::string deadlock_text(const Views& ranks, double timeout_s) {
     for (const RankView& view : ranks) {
         if (view.ended()) continue;
         const Mark* mark = waits_in(view.post);
-        if (!mark || !view.known) return "";
+        // A suspended rank is the cause; silent_text names it as soon as it has been silent for so long.
+        if (!mark || !view.known || view.process == RankView::Process::kStopped) return "";
         if (!first) first = mark;
         same = same && std::tie(mark->step, mark->number) == std::tie(first->step, first->number)
                && std::string(mark->name) == first->name;

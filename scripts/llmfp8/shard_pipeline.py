@@ -30,6 +30,7 @@ BATCH_BYTES = 1 << 19      # text a worker gets at a time
 INLINE_BYTES = 4 << 20     # less text than this is not worth starting workers
 CHECKPOINT_SECONDS = 60
 STATE_NAME = "prepare.state.json"
+STATE_IN_WORK = re.compile(r"\.prepare\.state\.\w{8}\.json")   # of replacement(); a run that is killed leaves one
 OWN_NAME = re.compile(r"(train|valid)_\d{6}\.(bin|mask|meta\.json)(\.tmp)?")
 
 
@@ -206,6 +207,9 @@ class StateFile:
 
 def prepare_folder(folder, overwrite, keep_temporary):
     """Returns the shards in the folder that will be replaced."""
+    for path in folder.iterdir():
+        if STATE_IN_WORK.fullmatch(path.name):
+            path.unlink()
     own = sorted(path for path in folder.iterdir() if OWN_NAME.fullmatch(path.name))
     old = [path for path in own if path.suffix != ".tmp"]
     if old and not overwrite:

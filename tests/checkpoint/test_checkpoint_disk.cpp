@@ -322,15 +322,18 @@ TEST_CASE("checkpoint: kill -9 at random moments of a save") {
         shortest_us = std::min(shortest_us, publish_us(drill.second, request));
         drill.check_and_restore();
     }
-    // Two of three kills happen before the rename, however long the calls after it take.
-    const double longest_us = 1.5 * shortest_us;
+    // Two of three kills happen before the rename, however long the calls after it take. Where a save ends before its
+    // kill, the machine has become faster since the measurement.
+    double longest_us = 1.5 * shortest_us;
     const int kills = full_run() ? 200 : 20;
     int hits = 0;
     for (uint64_t i = 0; hits < kills && i < 10 * static_cast<uint64_t>(kills); i++) {
         const pid_t child = in_child([&] { save(drill.second, request); });
         usleep(static_cast<useconds_t>(longest_us * philox(17, i).word[0] * 0x1p-32));
         kill(child, SIGKILL);
-        hits += WIFSIGNALED(wait_for(child));
+        const bool hit = WIFSIGNALED(wait_for(child));
+        hits += hit;
+        if (!hit) longest_us *= 0.9;
         drill.check_and_restore();
     }
     CHECK(hits == kills);

@@ -128,6 +128,14 @@ TEST_CASE("hang report: if all ranks wait, the cause is the connection or the or
           "connection between them is gone; ranks 0,1 wait in collective 7 (reduce layers.3) of step 41 "
           "for 31 s "
           "(--comm-timeout 30)");
+    // A rank that was suspended while it waited is named when its silence has lasted as long.
+    RankView suspended = waiting(reduce, 32);
+    suspended.process = RankView::Process::kStopped;
+    suspended.silent_s = 29;
+    CHECK(hang_report({waiting(reduce, 32), suspended}, kTimeout) == "");
+    suspended.silent_s = 31;
+    CHECK(hang_report({waiting(reduce, 34), suspended}, kTimeout).find("rank 1 (on north) has been suspended by a "
+          "signal for 31 s") == 0);
     CHECK(
         hang_report({waiting(reduce, 31), waiting(gather, 32)}, kTimeout) ==
         "the ranks wait for each other in different "

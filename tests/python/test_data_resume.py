@@ -138,6 +138,7 @@ class InterruptedRuns(ScriptTest):
                    "--valid-fraction", "0.2", "--shard-tokens", "70000", "--workers", "2", *map(str, inputs)]
         draw = random.Random(5)
         kills = 0
+        self.file("out/.prepare.state.0_zab123.json", '{"sig')   # of a run that was killed while it saved its state
         for _ in range(6):
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                        start_new_session=True)
