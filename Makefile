@@ -273,17 +273,11 @@ test:
 	@$(MAKE) --keep-going run-test
 
 # The executables come first: tests in Python run them while those in C++ are still being compiled.
-run-test: run-test-python run-test-cpp
+run-test: run-test-python run-test-cpp $(if $(filter cuda,$(DEVICE)),run-test-gpu)
 run-test-python: $(MAINS) $(RANK_TESTS)
 	@echo "RUN tests/run.py"; LLMC_BUILD=$(CURDIR)/$(BUILD) python3 tests/run.py $(TEST_NAMES)
-run-test-cpp: run-test-cpp-ranks run-test-cpp-others $(if $(filter cuda,$(DEVICE)),run-test-gpu)
-# Two halves of about the same time, side by side. Tests of threads set their number; elsewhere, handing tiny loops to a
-# second thread costs a fifth of the time.
-run-test-cpp-ranks: HALF := --source-file='*/parallel/*'
-run-test-cpp-others: HALF := --source-file-exclude='*/parallel/*'
-run-test-cpp-ranks run-test-cpp-others: $(BUILD)/tests
-	@echo "RUN $< $(HALF)"; OMP_NUM_THREADS=1 $< $(HALF) > $(BUILD)/$@.txt 2>&1; status=$$?; cat $(BUILD)/$@.txt; \
-	 exit $$status
+run-test-cpp: $(BUILD)/tests
+	@echo "RUN $<"; dev/ci/cpp_tests.sh $<
 
 # The tests of several ranks depend on the system's MPI more than others.
 test-ranks:

@@ -17,18 +17,11 @@ part() {
 
 build() { make DEVICE=cpu TABLE=0 "$@"; }
 
-# In two halves side by side, as make test; loops of tests are too small for a second thread.
-sanitized_suite() (
-    local half status=0 tests=build/cpu-asan/tests
-    build VARIANT=asan tests || return 1
-    export OMP_NUM_THREADS=1 ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1
-    "$tests" --source-file='*/parallel/*' >"$tests-ranks.txt" 2>&1 &
-    half=$!
-    "$tests" --source-file-exclude='*/parallel/*' || status=1
-    wait "$half" || status=1
-    cat "$tests-ranks.txt"
-    return $status
-)
+sanitized_suite() {
+    build VARIANT=asan tests &&
+        ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 \
+            dev/ci/cpp_tests.sh build/cpu-asan/tests
+}
 # The threads that read data, write checkpoints and post heartbeats; the sanitizer does not know the barriers of
 # OpenMP's threads.
 threads() {
