@@ -41,7 +41,7 @@ def speed(check):
                                   for collects in (True, False))
             ratio = collecting / others
             print(f"8B {name:10} {micro_batches:2} micro-batches: {1e3 * others:8.1f} ms/step, {1e3 * collecting:8.1f} "
-                  f"with histograms, {100 * (ratio - 1):+.2f} %; {ratio - 1:.3%} over an interval of 100", flush=True)
+                  f"with histograms, {ratio - 1:+.2%}; {(ratio - 1) / 100:.3%} over an interval of 100", flush=True)
             if ratio > MOST:
                 check.fail(f"8B {name}, {micro_batches} micro-batches: a step that collects takes {ratio:.3f} times")
     show(check.run("bench_quantize", [check.build / "bench_quantize", "count_exponents"]), "kernel", "count_exponents")

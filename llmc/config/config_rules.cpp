@@ -168,7 +168,7 @@ void fp8_rules(const Config& c, Rules& rules) {
     rules.require(c.fp8_stats != Fp8Stats::kShadow || (!on && c.dtype == Dtype::kBf16),
                   "--fp8-stats shadow is for BF16 runs (--fp8-recipe none, --dtype bf16); in an FP8 run it is "
                   "--fp8-stats histograms");
-    if (c.fp8_recipe == Fp8Recipe::kNone) return;
+    if (!on) return;
     rules.require(c.dtype == Dtype::kBf16, "FP8 (--fp8-recipe, --fp8-format) needs --dtype bf16: only BF16 tensors "
                   "are quantized");
     if (!c.first_last_layers_bf16) return;

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "llmc/model/parameters/merge_values.h"
+
 namespace {
 
 constexpr int64_t kBytes = kExponentBins * int64_t{sizeof(uint64_t)};   // of the bins of a tensor
@@ -79,16 +81,8 @@ std::vector<ExponentHistogram> ExponentHistograms::read_report(const void* host)
 void ExponentHistograms::merge_report(void* host, const void* other) const {
     char* to = static_cast<char*>(host);
     const char* from = static_cast<const char*>(other);
-    const auto merge = [&](auto zero, int64_t count, auto join) {
-        for (int64_t i = 0; i < count; i++, to += sizeof zero, from += sizeof zero) {
-            decltype(zero) mine, theirs;
-            std::memcpy(&mine, to, sizeof mine);
-            std::memcpy(&theirs, from, sizeof theirs);
-            mine = join(mine, theirs);
-            std::memcpy(to, &mine, sizeof mine);
-        }
-    };
     const auto tensors = static_cast<int64_t>(tensors_.size());
-    merge(uint64_t{}, tensors * kExponentBins, [](uint64_t a, uint64_t b) { return a + b; });
-    merge(uint32_t{}, tensors, [](uint32_t a, uint32_t b) { return std::max(a, b); });
+    merge_values<uint64_t>(to, from, tensors * kBytes, [](uint64_t& mine, uint64_t theirs) { mine += theirs; });
+    merge_values<uint32_t>(to, from, tensors * int64_t{sizeof(uint32_t)},
+                           [](uint32_t& mine, uint32_t theirs) { mine = std::max(mine, theirs); });
 }

@@ -7,6 +7,7 @@
 
 #include "llmc/base/fault_injection.h"
 #include "llmc/base/fp8.h"
+#include "llmc/model/parameters/merge_values.h"
 
 namespace {
 
@@ -449,29 +450,18 @@ std::vector<Fp8State::TensorReport> Fp8State::read_report(const void* host) cons
 void Fp8State::merge_report(void* host, const void* other) const {
     char* to = static_cast<char*>(host);
     const char* from = static_cast<const char*>(other);
-    auto merge = [&](auto value, const Tensor& part, auto join) {
-        using T = decltype(value);
-        for (int64_t i = 0; i < part.bytes(); i += static_cast<int64_t>(sizeof(T))) {
-            T mine, theirs;
-            std::memcpy(&mine, to + i, sizeof(T));
-            std::memcpy(&theirs, from + i, sizeof(T));
-            join(mine, theirs);
-            std::memcpy(to + i, &mine, sizeof(T));
-        }
-        to += part.bytes();
-        from += part.bytes();
-    };
-    merge(Fp8Slot{}, slots_, [](Fp8Slot& mine, const Fp8Slot& theirs) {
+    merge_values<Fp8Slot>(to, from, slots_.bytes(), [](Fp8Slot& mine, const Fp8Slot& theirs) {
         mine.amax_bits = std::max(mine.amax_bits, theirs.amax_bits);
         mine.step_amax_bits = std::max(mine.step_amax_bits, theirs.step_amax_bits);
     });
-    merge(Fp8Counts{}, counts_, [](Fp8Counts& mine, const Fp8Counts& theirs) {
+    merge_values<Fp8Counts>(to, from, counts_.bytes(), [](Fp8Counts& mine, const Fp8Counts& theirs) {
         mine.elems += theirs.elems;
         mine.saturated += theirs.saturated;
         mine.flushed += theirs.flushed;
         mine.nonfinite += theirs.nonfinite;
     });
-    merge(uint32_t{}, monitor_, [](uint32_t& mine, uint32_t theirs) { mine = std::min(mine, theirs); });
-    merge(uint64_t{}, scale_bins_, [](uint64_t& mine, uint64_t theirs) { mine += theirs; });
+    merge_values<uint32_t>(to, from, monitor_.bytes(),
+                           [](uint32_t& mine, uint32_t theirs) { mine = std::min(mine, theirs); });
+    merge_values<uint64_t>(to, from, scale_bins_.bytes(), [](uint64_t& mine, uint64_t theirs) { mine += theirs; });
     exponents_.merge_report(to, from);
 }
