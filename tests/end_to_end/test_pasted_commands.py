@@ -19,6 +19,7 @@ BLOCK = re.compile(r"(?ms)^ *```(\w*)\n(.*?)^ *```$")
 # Inline code, and lines of blocks that are not marked as sh, are commands if they begin with one of these words and
 # have more words.
 COMMAND = re.compile(r"(?:\./train_|scripts/|data/)\S*\s\S|(?:make|docker|sbatch|apt-get|pip|python3|\.) \S")
+COPIED = ("scripts", "data")   # scripts take the executables beside the folder that they really are in
 TINY = ("--model llama-tiny --vocab-size 257 --seq-length 128 --max-position-embeddings 128 --num-layers 1 "
         "--micro-batch-size 1 --global-batch-size 4 --train-iters 1")
 
@@ -59,15 +60,15 @@ NOT_RUN = {
     "data/inspect_shards.py --show 5000:200 --tokenizer gpt2 shards/valid_000000.bin": NETWORK,
 }
 # The commands that are run as written, and their particulars. before: a shell line that runs first; dots: the words
-# for "..."; more: options that avoid the need for a GPU; codes: other exit codes that are right; needs: Python
-# packages.
+# for "..."; fewer: words and others in their place, so that a CPU has less to do; more: options that avoid the need for
+# a GPU; codes: other exit codes that are right; needs: Python packages.
 RUN = {
     "make": {"more": "-n"}, "make train_llama": {"more": "-n"}, "make train_gpt2 train_llama": {"more": "-n"},
     "make DEVICE=cpu": {"more": "-n"}, "make help": {},
     "./train_gpt2 --help": {}, "./train_gpt2 --help-all": {}, "./train_llama plan": {},
     "./train_gpt2 plan --model gpt2-124M": {},
     "./train_llama doctor --save out": {},
-    "scripts/launch/launch_mpi.sh -np 8 ./train_llama doctor --save out": {"ranks": True},
+    "scripts/launch/launch_mpi.sh -np 8 ./train_llama doctor --save out": {"ranks": True, "fewer": ("-np 8", "-np 2")},
     "scripts/launch/launch_mpi.sh -np 4 ./train_llama ...": {"ranks": True, "dots": f"{TINY} --synthetic-data"},
     "python3 data/prepare_text.py --help": {},
     "./train_gpt2 --model gpt2-124M --train-data 'shards/train*.bin' --valid-data 'shards/valid*.bin' "
@@ -179,7 +180,7 @@ class PastedCommands(unittest.TestCase):
         """A folder as a user has it: the repository, executables, shards, a checkpoint, logs, configurations."""
         cls.home = tempfile.mkdtemp(prefix="llmc-pasted-")
         cls.addClassCleanup(shutil.rmtree, cls.home, ignore_errors=True)
-        for name in ("scripts", "data"):
+        for name in COPIED:
             shutil.copytree(os.path.join(ROOT, name), cls.path(name), ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("Makefile", "README.md", "requirements.txt", "llmc", "dev", "tests"):
             os.symlink(os.path.join(ROOT, name), cls.path(name))
@@ -253,8 +254,10 @@ class PastedCommands(unittest.TestCase):
             self.skipTest("needs OpenMPI")
         folder = tempfile.mkdtemp(prefix="pasted-", dir=os.path.dirname(self.home))
         self.addCleanup(shutil.rmtree, folder, ignore_errors=True)
-        shutil.copytree(self.home, folder, symlinks=True, dirs_exist_ok=True)
-        line = command.replace("...", how.get("dots", "..."))
+        shutil.copytree(self.home, folder, symlinks=True, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*COPIED))
+        for name in COPIED:
+            os.symlink(self.path(name), os.path.join(folder, name))
+        line = command.replace("...", how.get("dots", "...")).replace(*how.get("fewer", ("", "")))
         if how.get("more"):
             line += " " + how["more"]
         if how.get("dry_run"):

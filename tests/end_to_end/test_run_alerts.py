@@ -151,8 +151,9 @@ class Alerts(AlertTest):
         self.assertEqual(self.said()[0], "[skip] of step 4: the command ended with 3: no mail")
         run.send_signal(signal.SIGTERM)
         self.assertEqual(run.wait(60), 0)
-        self.assertRegex(run.stderr.read(), r"warning: alerts: \[end\] of step \d+: the command ended with 3: no mail\n"
-                                            r"warning: alerts: \d alerts could not be delivered\n$")
+        said = run.stderr.read()
+        self.assertRegex(said, r"(?m)^warning: alerts: \[end\] of step \d+: the command ended with 3: no mail$")
+        self.assertRegex(said, r"(?m)^warning: alerts: \d+ alerts could not be delivered\n\Z")
 
     def test_a_process_that_does_not_read(self):
         """It is stopped: the pipe gets full, the run goes on, and says so once."""
