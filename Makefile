@@ -42,9 +42,11 @@ NO_DEVICE := llmc/base/% llmc/config/% llmc/data/% llmc/fault/%
 HOST := build/host$(addprefix -,$(VARIANT))
 
 WARNINGS := -Wall -Wextra $(WERROR)
-# Fixed instruction set and no contraction: the CPU device gives the same bits on every machine.
+# Fixed instruction set and no contraction: the CPU device gives the same bits on every machine. Nobody reads errno
+# after a square root, and loops with one are vectorized without it.
 # The thread sanitizer does not know OpenMP's barriers, so that build runs without it.
-CODEGEN := -march=x86-64-v3 -ffp-contract=off $(if $(filter tsan,$(VARIANT)),-Wno-unknown-pragmas,-fopenmp)
+CODEGEN := -march=x86-64-v3 -ffp-contract=off -fno-math-errno \
+           $(if $(filter tsan,$(VARIANT)),-Wno-unknown-pragmas,-fopenmp)
 DEFINES := -I. -DJSON_USE_IMPLICIT_CONVERSIONS=0 $(CPPFLAGS)
 LIBS := $(LDFLAGS)
 LLMC_CXX := $(filter-out llmc/cuda/%,$(wildcard llmc/*/*.cpp llmc/*/*/*.cpp))
@@ -130,8 +132,11 @@ folder = $(patsubst %/,%,$(dir $(1)))
 object = $(if $(filter $(UNITED),$(call folder,$(1))),$(call folder,$(1))/all.o,$(basename $(1)).o)
 # $(call objects,ROOT,SOURCES): the objects of these sources in the folder ROOT.
 objects = $(sort $(foreach f,$(2),$(1)/$(call object,$f)))
-LLMC_OBJ := $(call objects,$(HOST),$(filter $(NO_DEVICE),$(LLMC_CXX))) \
-            $(call objects,$(OBJ),$(filter-out $(NO_DEVICE),$(LLMC_CXX)) $(LLMC_CUDA)) \
+# Of an inline function that several objects have compiled, the first one's is linked: the operations are first.
+OPERATIONS := llmc/cpu/% llmc/ops/%
+LLMC_OBJ := $(call objects,$(OBJ),$(filter $(OPERATIONS),$(LLMC_CXX))) \
+            $(call objects,$(HOST),$(filter $(NO_DEVICE),$(LLMC_CXX))) \
+            $(call objects,$(OBJ),$(filter-out $(NO_DEVICE) $(OPERATIONS),$(LLMC_CXX)) $(LLMC_CUDA)) \
             $(BUILD)/version.o $(BUILD)/rates.o $(BUILD)/hf_code.o
 # What the compiler reads for them: a file for each united folder, and the other files.
 LLMC_SYNTAX := $(foreach o,$(filter %/all.o,$(LLMC_OBJ)),$(o:.o=.cpp)) \
@@ -170,9 +175,9 @@ define LINK
 endef
 $(addprefix $(BUILD)/,$(MAINS)): $(BUILD)/%: $(OBJ)/%.o $(LLMC_OBJ)
 	$(LINK)
-$(BUILD)/tests: $(TEST_OBJ) $(TEST_LLMC_OBJ) | $(FAKE_NVML)
+$(BUILD)/tests: $(TEST_LLMC_OBJ) $(TEST_OBJ) | $(FAKE_NVML)
 	$(LINK)
-$(BUILD)/tests_gpu: $(GPU_TEST_OBJ) $(TEST_LLMC_OBJ)
+$(BUILD)/tests_gpu: $(TEST_LLMC_OBJ) $(GPU_TEST_OBJ)
 	$(LINK)
 $(BUILD)/comm_check: $(OBJ)/tests/end_to_end/comm_check.o $(LLMC_OBJ)
 	$(LINK)
