@@ -22,12 +22,15 @@ __device__ inline uint32_t clock_low() {
     asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
     return now;
 }
+// Writes to address 0, which ends the kernel with an error. (With a trap in a branch, ptxas 13.0 does not give the
+// registers of setmaxnreg to the consumers, and spills.)
+__device__ inline void fail() { asm volatile("st.global.u32 [%0], %1;" ::"l"(uint64_t{0}), "r"(0) : "memory"); }
 // As cuda::ptx::barrier_wait, but a wait of 2^31 cycles, more than a second, ends the kernel with an error.
-__device__ inline void wait_or_trap(uint32_t barrier, uint32_t parity) {
+__device__ inline void wait_or_fail(uint32_t barrier, uint32_t parity) {
     if (test_barrier(barrier, parity)) return;
     const uint32_t start = clock_low();
     while (!test_barrier(barrier, parity))
-        if (clock_low() - start > (1u << 31)) __trap();
+        if (clock_low() - start > (1u << 31)) fail();
 }
 
 // Store a box of a matrix (box_map in tensor_map.h) from shared memory, or add it to the matrix, as part of the

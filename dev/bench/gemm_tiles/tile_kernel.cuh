@@ -16,7 +16,7 @@ template <typename T> __device__ void load_tiles(State<T> state, const TileMaps&
 #pragma unroll 1
         for (int step = 0; step < p.steps; step++) {
             const uint32_t full = state.ring.full + 8 * state.ring.stage;
-            ptx::wait_or_trap(state.ring.empty + 8 * state.ring.stage, state.ring.parity ^ 1);
+            ptx::wait_or_fail(state.ring.empty + 8 * state.ring.stage, state.ring.parity ^ 1);
             ptx::barrier_expect(full, T::kStageBytes);
             const int k = step * static_cast<int>(kDepthBytes);
             if constexpr (T::kShare == Share::kRows) {
@@ -61,7 +61,7 @@ template <typename T> struct Consumer {
                                                  + part % T::kColumnParts * T::kPartColumns * kDepthBytes);
     }
     __device__ void wait(const State<T>& of) const {
-        ptx::wait_or_trap(of.ring.full + 8 * of.ring.stage, of.ring.parity);
+        ptx::wait_or_fail(of.ring.full + 8 * of.ring.stage, of.ring.parity);
     }
     __device__ void release(uint32_t stage) const {
         __syncwarp();
