@@ -35,6 +35,7 @@ struct Tiles {
     static constexpr int kRows = kPingPong ? group_rows : kConsumers * group_rows;
     static constexpr int kCluster = share == Share::kNone ? 1 : 2;
     static constexpr int kPromote = promote, kPromoteBytes = promote * (operands == Operands::kBf16 ? 2 : 1);
+    static constexpr int kSpan = promote > 0 ? kPromoteBytes / static_cast<int>(kDepthBytes) : 1;   // stages per sum
     static constexpr int kPartColumns = promote > 0 ? 128 : columns, kColumnParts = columns / kPartColumns;
     static constexpr int kParts = group_rows / 64 * kColumnParts;
     static constexpr uint32_t kRowBytes = kRows * kDepthBytes, kStageBytes = (kRows + kColumns) * kDepthBytes;
@@ -132,12 +133,14 @@ template <typename T> TileMaps maps_of(const Call& call) {
     }
     return maps;
 }
-inline TileProblem problem_of(const Call& call) {
+// Steps beyond K, if any, load zeros.
+template <typename T> TileProblem problem_of(const Call& call) {
     const bool fp8 = static_cast<bool>(call.a_scale_inv);
+    const int64_t step_bytes = kDepthBytes * T::kSpan;
     return {.a_scale_inv = fp8 ? call.a_scale_inv.as<float>() : nullptr,
             .b_scale_inv = fp8 ? call.b_scale_inv.as<float>() : nullptr,
             .M = static_cast<int>(call.M), .N = static_cast<int>(call.act ? call.N / 2 : call.N),
-            .steps = static_cast<int>(ceil_div(call.K * dtype_bytes(call.B.dtype), kDepthBytes)),
+            .steps = static_cast<int>(ceil_div(call.K * dtype_bytes(call.B.dtype), step_bytes) * T::kSpan),
             .fp32 = call.D.dtype == Dtype::kFp32, .accumulate = call.accumulate,
             .transposed = static_cast<bool>(call.act_transposed), .slot = call.slot};
 }

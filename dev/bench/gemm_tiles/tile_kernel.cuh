@@ -100,9 +100,9 @@ template <typename T> struct Consumer {
         for (int part = 0; part < T::kParts; part++) ptx::pin(sums[part]);
     }
 
-    // Products over kSpan stages begin from 0, and fp32 registers add them up.
+    // Products over kSpan stages begin from 0, and fp32 registers add them up. steps: a multiple of kSpan.
     template <typename Issued> __device__ void multiply_precise(int steps, Issued issued) {
-        constexpr int kSpan = T::kPromoteBytes / static_cast<int>(kDepthBytes);
+        constexpr int kSpan = T::kSpan;
 #pragma unroll
         for (int part = 0; part < T::kParts; part++)
 #pragma unroll
@@ -117,7 +117,6 @@ template <typename T> struct Consumer {
                 ptx::pin(product);
 #pragma unroll
                 for (int s = 0; s < kSpan; s++) {
-                    if (s > 0 && step + s >= steps) continue;
                     if (part == 0) wait(ahead);
                     ptx::wgmma_fence();
 #pragma unroll
@@ -132,17 +131,11 @@ template <typename T> struct Consumer {
                 ptx::wgmma_wait<0>();
                 ptx::pin(product);
                 if (part + 1 == T::kParts) {
-                    release(state.ring.stage);
-                    if (kSpan == 2 && step + 1 < steps) {
-                        State<T> second = state;
-                        second.ring.next();
-                        release(second.ring.stage);
-                    }
+                    for (; state.ring.stage != ahead.ring.stage; state.ring.next()) release(state.ring.stage);
                 }
 #pragma unroll
                 for (int i = 0; i < kSums; i++) sums[part][i] += product[i];
             }
-            state = ahead;
         }
     }
 
@@ -250,7 +243,7 @@ template <typename T> void launch(Ctx& ctx, const Call& call, int group) {
     config.gridDim.x = grid_size(T::kCluster * std::min<int64_t>(items, resident));
     const Schedule<T> schedule{static_cast<uint32_t>(items), static_cast<uint32_t>(rows),
                                static_cast<uint32_t>(columns), static_cast<uint32_t>(group)};
-    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, maps_of<T>(call), problem_of(call), schedule));
+    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, maps_of<T>(call), problem_of<T>(call), schedule));
     CHECK_LAUNCH("tile_kernel");
 }
 
