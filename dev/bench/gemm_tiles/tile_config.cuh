@@ -14,7 +14,8 @@ inline constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
 inline constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 static_assert(registers_suffice(kConsumers, kProducerRegisters, kConsumerRegisters));
 inline constexpr uint32_t kDepthBytes = 128;   // bytes of K per stage
-inline constexpr int kTurnBarrier = 1, kGroupBarrier = 3;   // named barriers, one per consumer warpgroup each
+// Named barriers: two of one per consumer warpgroup each, and one of both.
+inline constexpr int kTurnBarrier = 1, kGroupBarrier = 3, kEndBarrier = 5;
 
 // What the two consumer warpgroups do: halves of one tile, or a tile each in turn, so that one stores its results
 // while the other multiplies.

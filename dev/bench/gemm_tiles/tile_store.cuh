@@ -191,7 +191,7 @@ template <typename T> struct Store {
         if constexpr (T::kSwiglu) {
             const uint32_t largest = __reduce_max_sync(0xffffffffu, larger_of_pair(amax)) << 16;
             if (lane() == 0) ptx::max_shared(amax_at, largest);
-            ptx::named_sync<128 * kConsumers>(kTurnBarrier);
+            ptx::named_sync<128 * kConsumers>(kEndBarrier);
             if (ptx::thread_index() == 0)
                 record_amax(&p.slot->amax_bits, __float_as_uint(ptx::load_shared(amax_at)), p.slot->amax_bits);
         }
