@@ -1,8 +1,12 @@
 // Variants for bf16 operands that are both contiguous along K: forward.
+#include "dev/bench/gemm_tiles/gemm_tiles.h"
+#if defined(LLMC_SM90A)   // these use instructions that older devices lack
 #include "dev/bench/gemm_tiles/tile_kernel.cuh"
+#endif
 
 namespace gemm_tiles {
 
+#if defined(LLMC_SM90A)
 namespace {
 template <Work work, int rows, int columns, Share share, int stages, int panels>
 using Bf16 = Tiles<Operands::kBf16, work, rows, columns, share, stages, panels>;
@@ -20,5 +24,8 @@ std::vector<Variant> bf16_variants() {
         variant<Bf16<kTurns, 128, 128, kB, 5, 4>>(8),
     };
 }
+#else
+std::vector<Variant> bf16_variants() { return {}; }
+#endif
 
 }  // namespace gemm_tiles

@@ -1,8 +1,12 @@
 // Variants that add the tensor cores' sums in fp32 every 128 or 256 elements of K, E5M2 x E4M3: dgrad and wgrad.
+#include "dev/bench/gemm_tiles/gemm_tiles.h"
+#if defined(LLMC_SM90A)   // these use instructions that older devices lack
 #include "dev/bench/gemm_tiles/tile_kernel.cuh"
+#endif
 
 namespace gemm_tiles {
 
+#if defined(LLMC_SM90A)
 namespace {
 template <Work work, int rows, int columns, Share share, int stages, int panels, int promote>
 using Precise = Tiles<Operands::kE5m2E4m3, work, rows, columns, share, stages, panels, promote>;
@@ -21,5 +25,8 @@ std::vector<Variant> precise_variants() {
         variant<Precise<kTogether, 64, 256, kB, 4, 2, 256>>(8),
     };
 }
+#else
+std::vector<Variant> precise_variants() { return {}; }
+#endif
 
 }  // namespace gemm_tiles

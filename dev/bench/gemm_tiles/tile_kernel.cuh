@@ -4,8 +4,6 @@
 
 namespace gemm_tiles {
 
-#if defined(LLMC_SM90A)
-
 // The thread that issues TMA loads. A block of a cluster loads half of the shared operand into both blocks.
 template <typename T> __device__ void load_tiles(State<T> state, const TileMaps& maps, const TileProblem& p,
                                                  const Schedule<T>& schedule) {
@@ -224,11 +222,12 @@ template <typename T> void launch(Ctx& ctx, const Call& call, int group) {
     config.dynamicSmemBytes = T::kSharedBytes;
     config.stream = stream_of(ctx);
     config.attrs = &attribute;
-    config.numAttrs = 1;
+    config.numAttrs = T::kCluster > 1 ? 1 : 0;
     config.gridDim = dim3(grid_size(ctx.sm_count / T::kCluster * T::kCluster));
     static const int resident = [&] {   // clusters; any more would wait until another has finished all its items
         int clusters = 0;
         allow_shared_memory(kernel, T::kSharedBytes);
+        if (T::kCluster == 1) return ctx.sm_count;
         CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
         CHECK(clusters > 0, "gemm_tiles: no room for a cluster");
         return clusters;
@@ -246,14 +245,6 @@ template <typename T> void launch(Ctx& ctx, const Call& call, int group) {
     CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, maps_of<T>(call), problem_of<T>(call), schedule));
     CHECK_LAUNCH("tile_kernel");
 }
-
-#else
-
-template <typename T> void launch(Ctx&, const Call&, int) {
-    FAIL(kExitBug, "gemm_tiles: this build has no code for sm_90a");
-}
-
-#endif
 
 // A row of the table. "fast 128x256 s4 B2 g8": 4 stages, B shared by clusters of 2, groups of 8 tiles along M.
 template <typename T> Variant variant(int group) {

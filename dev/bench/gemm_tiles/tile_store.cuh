@@ -6,8 +6,6 @@
 
 namespace gemm_tiles {
 
-#if defined(LLMC_SM90A)
-
 // The functor of activation.cu, with the same bits.
 __device__ inline float swiglu(float gate, float up) {
     constexpr float kLog2E = 1.4426950408889634f;
@@ -197,7 +195,5 @@ template <typename T> struct Store {
         }
     }
 };
-
-#endif
 
 }  // namespace gemm_tiles
