@@ -5,7 +5,8 @@
 //   --seconds: of each variant (0.4); the library runs half as long before and after each
 //   --limit: no variant starts later than this (230 s)
 //   --a, --b: FP8 codes of A and of B, such as captured tensors, repeated to the size needed; default: normal numbers
-// Each shape runs in a child process, so that a variant that hangs or faults costs only itself.
+// Each shape runs in a child process, so that a variant that hangs or faults costs only itself: another child continues
+// with the next variant, and later shapes leave it out.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -26,7 +27,7 @@ using gemm_tiles::Operands;
 using gemm_tiles::Variant;
 
 struct Options {
-    std::string shapes, variants, a, b, child;
+    std::string shapes, variants, a, b, child, skip;
     double seconds = 0.4, limit = 230;
     int from = 0;
     bool list = false;
@@ -201,7 +202,9 @@ public:
     int run() {
         std::vector<Variant> variants;
         for (const Variant& v : gemm_tiles::variants(ctx_))
-            if (case_.takes(v) && wanted(v.name, options_.variants)) variants.push_back(v);
+            if (case_.takes(v) && wanted(v.name, options_.variants)
+                && ("," + options_.skip).find("," + v.name + ",") == std::string::npos)
+                variants.push_back(v);
         if (options_.from == 0) print_head();
         run_library(0);   // searches its algorithm
         sustain(kWarmUp, [&](size_t i) { run_library(i); });
@@ -396,10 +399,11 @@ int run_children(const Options& options, const std::vector<Case>& cases) {
     const PowerMeter::Time start = PowerMeter::Clock::now();
     auto left = [&] { return options.limit - PowerMeter::seconds(start, PowerMeter::Clock::now()); };
     std::vector<std::pair<std::string, Best>> summary;
+    std::string skip;   // variants that hung or faulted, each followed by a comma
     int failed = 0;
     for (const Case& c : cases) {
         Best best;
-        for (int next = 0, current = -1; next >= 0; current = -1) {
+        for (int next = 0, current = -1;; current = -1) {
             if (left() <= 0) {
                 std::printf("%s: not run, --limit is over\n", c.name.c_str());
                 break;
@@ -421,13 +425,15 @@ int run_children(const Options& options, const std::vector<Case>& cases) {
             };
             const int end = run_child({"bench_gemm_power", "--child", c.name, "--from", strf("%d", next), "--seconds",
                                        strf("%g", options.seconds), "--limit", strf("%g", left()), "--variants",
-                                       options.variants, "--a", options.a, "--b", options.b},
+                                       options.variants, "--a", options.a, "--b", options.b, "--skip", skip},
                                       30, 8 + 3 * options.seconds, line);
             failed += end != 0;
             if (end == 0 || end == 1) break;   // 1: a variant was wrong, and has said so
             std::printf("  %-30s %s\n", variant.c_str(),
                         end == kSilent ? "HANG: stopped" : strf("FAULT: exit status %d", end).c_str());
-            next = current < 0 ? -1 : current + 1;
+            if (current < 0) break;   // the library or the setup
+            skip += variant + ",";
+            next = current;   // which is now that of the variant after it
         }
         summary.emplace_back(c.name, best);
     }
@@ -441,7 +447,8 @@ int run_children(const Options& options, const std::vector<Case>& cases) {
 Options options_of(int argc, char** argv) {
     Options o;
     const std::map<std::string, std::string*> texts = {{"--shapes", &o.shapes}, {"--variants", &o.variants},
-                                                       {"--a", &o.a}, {"--b", &o.b}, {"--child", &o.child}};
+                                                       {"--a", &o.a}, {"--b", &o.b}, {"--child", &o.child},
+                                                       {"--skip", &o.skip}};
     for (int i = 1; i < argc; i++) {
         const std::string word = argv[i];
         if (word == "--list") {

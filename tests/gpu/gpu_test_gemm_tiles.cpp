@@ -36,6 +36,7 @@ std::vector<Variant> variants_of(const Fp8Product& p, int promote) {
 }
 
 HostTensor on_gpu(const Variant& v, const Fp8Product& p) {
+    INFO(v.name << ": " << p.name());
     DeviceTensor a(p.a), b(p.b), d(p.d), a_scale_inv(p.a_scale_inv), b_scale_inv(p.b_scale_inv);
     const gemm_tiles::Call call{.D = d.view(), .A = a.view(), .B = b.view(), .a_scale_inv = a_scale_inv.view(),
                                 .b_scale_inv = b_scale_inv.view(), .M = p.M, .N = p.N, .K = p.K,
@@ -100,6 +101,7 @@ struct Bf16Product {
         return sum;
     }
     HostTensor on_gpu(const Variant& v) const {
+        INFO(name(v));
         DeviceTensor x(a), y(b), to(d);
         v.run(gpu(), {.D = to.view(), .A = x.view(), .B = y.view(), .a_scale_inv = {}, .b_scale_inv = {}, .M = M,
                       .N = N, .K = K});

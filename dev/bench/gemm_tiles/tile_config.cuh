@@ -37,7 +37,8 @@ struct Tiles {
     static constexpr int kCluster = share == Share::kNone ? 1 : 2;
     static constexpr int kPromote = promote, kPromoteBytes = promote * (operands == Operands::kBf16 ? 2 : 1);
     static constexpr int kSpan = promote > 0 ? kPromoteBytes / static_cast<int>(kDepthBytes) : 1;   // stages per sum
-    static constexpr int kPartColumns = promote > 0 ? 128 : columns, kColumnParts = columns / kPartColumns;
+    static constexpr int kPartColumns = promote > 0 && columns == 256 ? 128 : columns;
+    static constexpr int kColumnParts = columns / kPartColumns;
     static constexpr int kParts = group_rows / 64 * kColumnParts;
     static constexpr uint32_t kRowBytes = kRows * kDepthBytes, kStageBytes = (kRows + kColumns) * kDepthBytes;
     // Shared memory: stages of A | of B | panels | barriers | an amax.
