@@ -17,9 +17,9 @@ std::vector<Variant> fast_variants() {
     constexpr Share kNone = Share::kNone, kA = Share::kRows, kB = Share::kColumns;
     return {
         variant<Fast<kTogether, 64, 256, kNone, 4, 2>>(16),
-        variant<Fast<kTogether, 64, 256, kNone, 4, 2>>(8),
         variant<Fast<kTogether, 64, 256, kB, 4, 2>>(8),
         variant<Fast<kTogether, 64, 256, kB, 4, 2>>(4),
+        variant<Fast<kTogether, 64, 256, kB, 4, 2>>(32),
         variant<Fast<kTogether, 64, 256, kB, 3, 4>>(8),
         variant<Fast<kTogether, 64, 256, kA, 4, 2>>(16),
         variant<Fast<kTogether, 128, 128, kNone, 4, 2>>(8),
@@ -28,6 +28,8 @@ std::vector<Variant> fast_variants() {
         variant<Fast<kTogether, 64, 192, kB, 4, 4>>(8),
         variant<Fast<kTogether, 128, 192, kNone, 3, 3>>(8),
         variant<Fast<kTogether, 128, 192, kA, 3, 3>>(8),
+        variant<Fast<kTogether, 128, 192, kA, 3, 3>>(16),
+        variant<Fast<kTogether, 128, 192, kA, 3, 3>>(32),
         variant<Fast<kTogether, 128, 192, kB, 3, 3>>(4),
         variant<Fast<kTurns, 128, 128, kB, 5, 4>>(8),
         variant<Fast<kTurns, 64, 256, kB, 4, 4>>(16),

@@ -19,6 +19,7 @@ std::vector<Variant> precise_variants() {
         variant<Precise<kTogether, 128, 128, kNone, 4, 2, 128>>(8),
         variant<Precise<kTogether, 128, 128, kA, 4, 2, 128>>(8),
         variant<Precise<kTogether, 128, 128, kA, 4, 2, 128>>(4),
+        variant<Precise<kTogether, 128, 128, kA, 4, 2, 128>>(32),
         variant<Precise<kTogether, 64, 256, kB, 4, 2, 128>>(8),
         variant<Precise<kTogether, 64, 192, kB, 4, 4, 128>>(8),
         variant<Precise<kTurns, 128, 128, kB, 5, 4, 128>>(8),
