@@ -142,7 +142,11 @@ LLMC_OBJ := $(call objects,$(OBJ),$(filter $(OPERATIONS),$(LLMC_CXX))) \
 LLMC_SYNTAX := $(foreach o,$(filter %/all.o,$(LLMC_OBJ)),$(o:.o=.cpp)) \
                $(foreach f,$(LLMC_CXX),$(if $(filter $(UNITED),$(call folder,$f)),,$f))
 TEST_OBJ := $(OBJ)/tests/support/main.o $(call objects,$(OBJ),$(TEST_CXX))
-GPU_TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/support/main.cpp $(wildcard tests/gpu/gpu_test_*.cpp))
+# Candidates for kernels, which nothing of the trainer runs, are tested by an executable of their own.
+TILES_OBJ := $(patsubst %,$(OBJ)/%.o,$(basename $(wildcard dev/bench/gemm_tiles/*.cu dev/bench/gemm_tiles/*.cpp)))
+TILES_TEST := tests/gpu/gpu_test_gemm_tiles.cpp
+GPU_TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/support/main.cpp \
+                  $(filter-out $(TILES_TEST),$(wildcard tests/gpu/gpu_test_*.cpp)))
 # The objects of the trainer for tests, in which the CPU's streams defer their work.
 TEST_LLMC_OBJ := $(filter-out $(OBJ)/llmc/cpu/stream.o $(OBJ)/llmc/ops/ops.o,$(LLMC_OBJ)) \
                  $(OBJ)/tests/support/deferred_stream.o
@@ -157,7 +161,7 @@ $(MAINS): %: $(BUILD)/%
 	@[ "$$(readlink $@)" = "$<" ] || ln -sfn $< $@
 
 tests: $(BUILD)/tests
-tests_gpu: $(BUILD)/tests_gpu
+tests_gpu: $(BUILD)/tests_gpu $(BUILD)/tests_gemm_tiles
 benches: $(BENCHES)
 fuzzers: $(addprefix $(BUILD)/,$(FUZZERS))
 # A library that replaces NVML in tests.
@@ -166,7 +170,7 @@ FAKE_NVML := $(BUILD)/fake/libnvidia-ml.so.1
 RANK_TESTS := $(BUILD)/comm_check $(if $(and $(MPI_FLAGS),$(filter cpu,$(DEVICE))),$(BUILD)/fake/libnccl.so.2 \
 	$(BUILD)/fake/no_threads.so $(BUILD)/fake/sleeping_yield.so)
 cuda_kernels: $(patsubst %.cu,$(OBJ)/%.o,$(LLMC_CUDA))
-cuda_all: $(BUILD)/comm_check $(addprefix $(BUILD)/,$(MAINS)) $(BUILD)/tests_gpu $(BENCHES)
+cuda_all: $(BUILD)/comm_check $(addprefix $(BUILD)/,$(MAINS)) tests_gpu $(BENCHES)
 
 # ---- rules -------------------------------------------------------------------------------------------------
 define LINK
@@ -179,6 +183,9 @@ $(BUILD)/tests: $(TEST_LLMC_OBJ) $(TEST_OBJ) | $(FAKE_NVML)
 	$(LINK)
 $(BUILD)/tests_gpu: $(TEST_LLMC_OBJ) $(GPU_TEST_OBJ)
 	$(LINK)
+$(BUILD)/tests_gemm_tiles: $(OBJ)/tests/support/main.o $(TILES_TEST:%.cpp=$(OBJ)/%.o) $(TILES_OBJ) $(TEST_LLMC_OBJ)
+	$(LINK)
+$(BUILD)/bench_gemm_power: $(TILES_OBJ)
 $(BUILD)/comm_check: $(OBJ)/tests/end_to_end/comm_check.o $(LLMC_OBJ)
 	$(LINK)
 $(BUILD)/fake/libnccl.so.2: tests/end_to_end/fake_nccl.cpp llmc/parallel/comm/comm_nccl_api.h $(BUILD)/flags
@@ -295,8 +302,9 @@ test-ranks:
 test-gpu:
 	@scripts/setup.sh test
 	@$(MAKE) DEVICE=cuda run-test-gpu
-run-test-gpu: $(BUILD)/tests_gpu
+run-test-gpu: $(BUILD)/tests_gpu $(BUILD)/tests_gemm_tiles
 	@$(BUILD)/tests_gpu
+	@$(BUILD)/tests_gemm_tiles
 
 cluster-test:
 	+@dev/ci/cluster_test.sh

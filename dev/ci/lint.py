@@ -35,6 +35,7 @@ MAY_INCLUDE = {
     "commands": "base data config ops model fault parallel checkpoint train perf",
 }
 
+ASSEMBLY_FILES = ("llmc/cuda/ptx.cuh", "dev/bench/gemm_tiles/ptx_tiles.cuh")
 CUDA_FILES = r"llmc/cuda/|dev/bench/"
 COMM_FILES = r"llmc/parallel/comm/comm_\w+\.(cpp|h)$|tests/(end_to_end/fake|gpu/gpu_test)_nccl\w*\.cpp$"
 # The line with which a script in any folder finds scripts/llmfp8.
@@ -133,8 +134,8 @@ def includes(path, text):
 
 
 def inline_assembly(path, text):
-    """assembly: inline asm only in llmc/cuda/ptx.cuh"""
-    if not is_code(path) or path == "llmc/cuda/ptx.cuh":
+    """assembly: inline asm only in llmc/cuda/ptx.cuh, and in that of the candidates"""
+    if not is_code(path) or path in ASSEMBLY_FILES:
         return []
     return matches(r"\b(?:__asm__|asm)\b(?:\s+volatile)?\s*\(", strip_comments(text), "inline assembly here")
 

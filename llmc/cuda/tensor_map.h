@@ -25,4 +25,9 @@ CUtensorMap byte_map(const void* data, int64_t B, int64_t heads, int64_t rows, i
 // row, 0, 0).
 CUtensorMap matrix_map(const void* data, int64_t rows, int64_t columns, int box_rows);
 
+// A map of a (rows, columns) matrix of bf16, fp32 or bytes with `stride` elements from row to row, with boxes of
+// `box_rows` rows and 64 or 128 bytes, laid out as in byte_map. Stores do not write beyond the last row or column. It
+// begins at matrix.data; matrix.elems is not read. Coordinates of a box: (first column, first row, 0, 0).
+CUtensorMap box_map(const Tensor& matrix, int64_t rows, int64_t columns, int64_t stride, int box_rows, int box_bytes);
+
 }  // namespace cuda
