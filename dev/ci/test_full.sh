@@ -35,7 +35,10 @@ threads() {
     done
     "$tests" --test-case="$(IFS=,; echo "${cases[*]}")"
 }
-long_tests() { build tests && LLMC_FULL=1 build/cpu/tests; }
+long_tests() {
+    build all tests && LLMC_FULL=1 build/cpu/tests &&
+        LLMC_FULL=1 LLMC_BUILD=$PWD/build/cpu python3 tests/run.py test_walkthrough
+}
 
 fuzz() {
     local name=$1 corpus
