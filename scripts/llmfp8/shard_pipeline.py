@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Callable
 
 from .shard_format import SplitWriter
-from .support import InputError, Progress, count_text, one_line, parse_json, replacement
+from .support import (InputError, Progress, count_text, end_with_parent, one_line, only_user_of, parse_json,
+                      replacement)
 from .text_sources import Reader
 from .text_tokenizers import ends_process, quiet_panics
 
@@ -80,8 +81,9 @@ def batches(reader, max_documents):
         yield batch, reader.position(), reader.done_bytes
 
 
-def start_worker(make_encoder, arguments):
+def start_worker(parent, make_encoder, arguments):
     """Builds the encoder in a worker process, since the libraries' objects cannot be sent between processes."""
+    end_with_parent(parent)
     work.encode = make_encoder(*arguments)
 
 
@@ -123,7 +125,7 @@ def encoded(plan, workers):
             yield encode(documents), position, done_bytes
         return
     with ProcessPoolExecutor(workers, initializer=start_worker,
-                             initargs=(plan.make_encoder, plan.encoder_arguments)) as pool:
+                             initargs=(os.getpid(), plan.make_encoder, plan.encoder_arguments)) as pool:
         ahead = collections.deque()   # bounded, so that reading does not get too far ahead of writing
         before, died = plan.reader.position(), []
 
@@ -286,9 +288,20 @@ def make_files(plan, writers, state):
 
 def run(plan):
     """Writes the shards and returns the writers by split."""
-    writers = {}
     try:
         plan.folder.mkdir(parents=True, exist_ok=True)
+        with only_user_of(plan.folder) as alone:
+            if not alone:
+                raise InputError(f"--out {plan.folder}: another run is writing shards there: wait for its end, or "
+                                 "name another folder")
+            return run_alone(plan)
+    except OSError as error:
+        raise InputError(f"{error.filename or plan.folder}: cannot write: {error.strerror or error}") from None
+
+
+def run_alone(plan):
+    writers = {}
+    try:
         state = StateFile(plan)
         # A run that was interrupted while renaming its files has some final names already.
         finished = bool(state.state.get("finished"))
@@ -307,8 +320,6 @@ def run(plan):
             if path not in new:
                 path.unlink()
         state.path.unlink(missing_ok=True)
-    except OSError as error:
-        raise InputError(f"{error.filename or plan.folder}: cannot write: {error.strerror or error}") from None
     finally:
         for writer in writers.values():
             writer.close()

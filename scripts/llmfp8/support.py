@@ -1,10 +1,13 @@
 """Shared by all scripts: errors, optional packages, progress."""
 import argparse
 import contextlib
+import ctypes
 import difflib
 import errno
+import fcntl
 import importlib
 import json
+import multiprocessing
 import os
 import signal
 import stat
@@ -166,6 +169,38 @@ def replacement(path):
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def only_user_of(folder, seconds=2):
+    """Locks a folder; False if another process has it. The lock ends with the process and its forks, for which this
+    waits a moment. A file system without locks gives True."""
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        end = time.monotonic() + seconds
+        while not (alone := lock(number)) and time.monotonic() < end:
+            time.sleep(0.05)
+        yield alone
+    finally:
+        os.close(number)
+
+
+def lock(number):
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:   # ENOLCK, EOPNOTSUPP; EBADF on NFS, which locks only what is open for writing
+        pass
+    return True
+
+
+def end_with_parent(parent):
+    """For a worker process: it is killed when its parent ends, which may be before this call. The parent of a worker
+    that is no fork is a server process, which ends with the one that needs it."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)   # PR_SET_PDEATHSIG
+    if multiprocessing.get_start_method() == "fork" and os.getppid() != parent:
+        os._exit(1)
 
 
 def pinned(package):

@@ -126,16 +126,59 @@ class InterruptedRuns(ScriptTest):
             for path, content in old.items():
                 path.write_bytes(content)
 
-    def test_killed_with_workers(self):
-        inputs = self.inputs()
-        _, _, expected = self.straight(*inputs)
+    def slow_command(self, workers, inputs):
+        """The command of a run that waits before each batch that it writes, and saves its state after each."""
         program = ("import sys, time; sys.path.insert(0, sys.argv.pop(1)); "
                    "import prepare_text as t; from llmfp8 import shard_pipeline as p; "
                    "p.BATCH_BYTES, p.CHECKPOINT_SECONDS = 20000, 0; "
                    "write = p.SplitWriter.write; "
                    "p.SplitWriter.write = lambda *a: (time.sleep(0.02), write(*a)); sys.exit(t.main())")
-        command = [sys.executable, "-c", program, str(DATA), "--tokenizer", "bytes", "--out", str(self.out),
-                   "--valid-fraction", "0.2", "--shard-tokens", "70000", "--workers", "2", *map(str, inputs)]
+        return [sys.executable, "-c", program, str(DATA), "--tokenizer", "bytes", "--out", str(self.out),
+                "--valid-fraction", "0.2", "--shard-tokens", "70000", "--workers", str(workers), *map(str, inputs)]
+
+    def start_slow(self, workers, inputs):
+        process = subprocess.Popen(self.slow_command(workers, inputs), stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        self.wait_for(lambda: (self.out / shard_pipeline.STATE_NAME).exists())
+        return process
+
+    def wait_for(self, holds):
+        end = time.monotonic() + 60
+        while not holds():
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.01)
+
+    def test_a_second_run_in_the_folder_is_refused(self):
+        inputs = self.inputs()
+        _, _, expected = self.straight(*inputs)
+        first = self.start_slow(1, inputs)
+        os.kill(first.pid, signal.SIGSTOP)   # so that it does not end before the others begin
+        for arguments in ((), ("--overwrite",), ("--tokenizer", "bytes", "--max-documents", "3")):
+            text, _ = self.run_once(*arguments, *inputs, code=2)
+            self.assertEqual(text, f"error: --out {self.out}: another run is writing shards there: wait for its end, "
+                                   "or name another folder\n")
+        os.kill(first.pid, signal.SIGCONT)
+        self.assertEqual(first.wait(120), 0)
+        self.assertEqual(self.contents(), expected)
+
+    def test_workers_end_with_a_run_that_is_killed(self):
+        inputs = self.inputs()
+        _, _, expected = self.straight(*inputs)
+        process = self.start_slow(2, inputs)
+        with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
+            workers = file.read().split()
+        self.assertEqual(len(workers), 2)
+        process.kill()   # the workers are not told
+        self.run_once(*inputs)   # at once: they may live for a moment, and have inherited the lock
+        self.assertEqual(self.contents(), expected)
+        self.wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers))
+
+    def test_killed_with_workers(self):
+        inputs = self.inputs()
+        _, _, expected = self.straight(*inputs)
+        command = self.slow_command(2, inputs)
         draw = random.Random(5)
         kills = 0
         self.file("out/.prepare.state.0_zab123.json", '{"sig')   # of a run that was killed while it saved its state
