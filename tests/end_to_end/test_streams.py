@@ -1,4 +1,5 @@
 """Standard output or error is closed, full or not read by anyone: a run continues, and other commands end quietly."""
+import fcntl
 import os
 import shutil
 import subprocess
@@ -18,6 +19,21 @@ class StreamsTest(TrainTest):
         self.assertEqual(done.returncode, expect, done.stdout[-2000:] + done.stderr[-2000:])
         return done
 
+    def cut_off(self, *words, both=False):
+        """Runs the words and stops reading their output after its first line. The pipe holds 4 KiB, less than they
+        write, so that none of them is done before that line is read, however late this is."""
+        reader, writer = os.pipe()
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+        with subprocess.Popen(words, stdout=writer, stderr=writer if both else subprocess.PIPE, text=True,
+                              env=ENVIRONMENT) as process:
+            os.close(writer)
+            while os.read(reader, 1) not in (b"\n", b""):
+                pass
+            os.close(reader)
+            _, error = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 0, error)
+        return error or ""
+
     def training(self, name, *options):
         return self.command(GPT2, "--train-iters", str(STEPS), "--log-interval", "1", "--save", self.path(name),
                             "--log-file", self.path(name + ".jsonl"), *options)
@@ -32,17 +48,20 @@ class StreamsTest(TrainTest):
         full = "standard output is gone (No space left on device)"
         pipe = "standard output is gone (Broken pipe)"
         for name, redirection, said in (
-                ("head", "| head -1", pipe), ("both", "2>&1 | head -1", pipe), ("full", "> /dev/full", full),
+                ("head", "", pipe), ("both", "2>&1", pipe), ("full", "> /dev/full", full),
                 ("output", ">&-", "standard output was closed"), ("error", "2>&-", "standard error was closed"),
                 ("none", "<&- >&- 2>&-", "standard output was closed"), ("full2", "2> /dev/full", "")):
             with self.subTest(name):
-                done = self.shell(redirection, *self.training(name))
+                if said == pipe:
+                    error = self.cut_off(*self.training(name), both=name == "both")
+                else:
+                    error = self.shell(redirection, *self.training(name)).stderr
                 logged = self.said(name)
                 self.assertEqual([text for text in logged if said and text.startswith(said)], logged[:1])
                 self.assertEqual(len(logged), 0 if not said else 2 if name == "none" else 1, logged)
                 if said in (full, pipe) and name != "both":
-                    self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
-                    self.assertTrue(done.stderr.startswith("warning: " + said), done.stderr)
+                    self.assertEqual(error.count("\n"), 1, error)
+                    self.assertTrue(error.startswith("warning: " + said), error)
                 steps = [r["step"] for r in records(self.path(name + ".jsonl"), "step")]   # every line is JSON
                 self.assertEqual(steps, list(range(1, STEPS + 1)))
                 self.assertEqual(state_of(self.path(name, f"step-{STEPS:08d}")), expected)
@@ -82,14 +101,19 @@ class StreamsTest(TrainTest):
     def test_a_lost_reader_of_the_launcher_is_in_the_log(self):
         launcher = os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh")
         words = [launcher, "--oversubscribe", "--allow-run-as-root", "-np", "2"]
-        for name, redirection, lost in (("read", "| cat", 0), ("head", "| head -1", 1), ("full", "> /dev/full", 1),
+        for name, redirection, lost in (("read", "| cat", 0), ("head", "", 1), ("full", "> /dev/full", 1),
                                         ("closed", ">&-", 1)):
             with self.subTest(name):
-                self.shell(redirection, *words, *self.training(name, *ONE_EACH, "--train-iters", "200"))
+                steps = 1000 if name == "head" else 200   # it lasts until its reader is gone
+                training = self.training(name, *ONE_EACH, "--train-iters", str(steps))
+                if name == "head":
+                    self.cut_off(*words, *training)
+                else:
+                    self.shell(redirection, *words, *training)
                 self.assertEqual(self.said(name), lost * [
                     "standard output of the launch wrapper is gone: the run goes on, its lines are in "
                     + self.path(name + ".jsonl")])
-                self.assertEqual(len(records(self.path(name + ".jsonl"), "step")), 200)
+                self.assertEqual(len(records(self.path(name + ".jsonl"), "step")), steps)
 
     @unittest.skipUnless(HAVE_RANKS, "mpirun is needed")
     def test_a_rank_beside_the_launcher_says_it_to_the_first_rank_of_another_host(self):
@@ -97,20 +121,15 @@ class StreamsTest(TrainTest):
         there = ["env", "-u", "LLMFP8_HEARTBEATS", "LLMFP8_HOST=there", *training]
         here = ["env", "LLMFP8_HOST=here", *training]
         launcher = os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh")
-        self.shell("| head -1", launcher, "--oversubscribe", "--allow-run-as-root", *each_rank(there, here))
+        self.cut_off(launcher, "--oversubscribe", "--allow-run-as-root", *each_rank(there, here))
         self.assertEqual(self.said("apart"), ["standard output of the launch wrapper is gone: the run goes on, its "
                                               "lines are in " + self.path("apart.jsonl")])
 
     @unittest.skipUnless(HAVE_RANKS, "mpirun is needed")
     def test_the_launcher_reads_to_the_end(self):
         launcher = os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh")
-        words = [launcher, "--oversubscribe", "--allow-run-as-root", "-np", "2", *self.training("ranks", *ONE_EACH)]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                              env=ENVIRONMENT) as process:
-            process.stdout.readline()
-            process.stdout.close()
-            error = process.stderr.read()
-        self.assertEqual(process.returncode, 0, error)
+        error = self.cut_off(launcher, "--oversubscribe", "--allow-run-as-root", "-np", "2",
+                             *self.training("ranks", *ONE_EACH))
         self.assertIn("standard output could not be written to the end", error)
         self.assertEqual(len(records(self.path("ranks.jsonl"), "step")), STEPS)
         self.assertEqual(self.checkpoints("ranks"), [f"step-{STEPS:08d}"])
@@ -122,7 +141,8 @@ class LauncherStreams(unittest.TestCase):
 
     def test_codes_and_lines_are_those_of_mpirun(self):
         launcher = os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh")
-        talk = "for i in {1..2000}; do echo out $i || exit 9; echo err $i >&2 || exit 8; done; exit 3"
+        # 200 kB of output, more than a pipe holds before its reader is gone.
+        talk = "for i in {1..2000}; do printf 'out %096d\\n' $i || exit 9; echo err $i >&2 || exit 8; done; exit 3"
         note = "launch_mpi.sh: standard output could not be written to the end; the run went on without it\n"
         for redirection, lines, notes in (("", 4000, 0), ("2>&1 | head -1", 1, 0), ("| head -1", 2001, 1),
                                           (">&-", 2000, 0), ("2>&-", 2000, 0), ("> /dev/full", 2000, 1),
