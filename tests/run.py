@@ -5,8 +5,10 @@
 
 NAME is a part of a test's name (tests.python.test_lint.LintRules.test_links); without one all of tests/*/test_*.py run.
 Each test runs in a separate process, long ones first; a class with a setUpClass runs as one test. Classes with
-`measures_time` keep their priority, and all others run with a lower one (nice). The output of a failed test is shown
-whole, and a line says why a test was skipped. The last lines are those of unittest. Standard library only.
+`measures_time` keep their priority, and all others run with a lower one (nice). If a test of such a class fails, other
+tests may have taken the time that it measures: it runs once more when all others have ended, and only that counts. The
+output of a failed test is shown whole, and a line says why a test was skipped. The last lines are those of unittest.
+Standard library only.
 """
 import argparse
 import glob
@@ -55,6 +57,10 @@ def in_processes(tests):
                                                        default=len(LONG)))
 
 
+def measures_time(tests):
+    return getattr(tests[0], "measures_time", False)
+
+
 class Process:
     """A process that runs tests; their output goes to a file."""
 
@@ -71,7 +77,7 @@ class Process:
 
     def run(self, sender):
         os.setsid()   # with everything it starts, so that it can be ended as a whole
-        if not getattr(self.tests[0], "measures_time", False):
+        if not measures_time(self.tests):
             os.nice(10)
         os.dup2(self.file.fileno(), 1)
         os.dup2(self.file.fileno(), 2)
@@ -118,13 +124,27 @@ def show(report):
     for kind in ("failures", "errors"):
         for name, text in report[kind]:
             print("=" * 70 + f"\n{kind.upper()[:-1]}: {name}\n" + "-" * 70 + f"\n{text}")
-    if report["printed"] and (report["failures"] or report["errors"]):
+    if report["printed"] and failed(report):
         print(f"printed by its processes:\n{report['printed']}")
     sys.stdout.flush()
 
 
+def failed(report):
+    return report["failures"] or report["errors"]
+
+
+def run_all(units, jobs):
+    """The reports of all processes. What measures time and failed beside others is repeated alone."""
+    reports = run(units, jobs)
+    for i, report in enumerate(reports):
+        if failed(report) and measures_time(report["tests"]):
+            print(f"{report['name']} measures time and failed beside other tests: it is repeated alone", flush=True)
+            reports[i], = run([report["tests"]], 1)
+    return reports
+
+
 def run(units, jobs):
-    """Yields the reports of all processes as they end."""
+    """The reports of all processes in the order of their ends."""
     waiting, running, reports = list(units), {}, []
     try:
         while waiting or running:
@@ -135,7 +155,7 @@ def run(units, jobs):
             late = [pipe for pipe, process in running.items() if time.monotonic() - process.begin >= LIMIT_S]
             for pipe in {*ready, *late}:
                 process = running.pop(pipe)
-                reports.append({"name": process.tests[0].id(), **process.end()})
+                reports.append({"name": process.tests[0].id(), "tests": process.tests, **process.end()})
                 show(reports[-1])
     finally:
         for process in running.values():
@@ -158,17 +178,16 @@ def main():
         os.environ.setdefault("OMPI_MCA_mca_base_env_list", f"LD_PRELOAD={sleeping}")
     begin = time.monotonic()
     tests = [test for test in all_tests() if not options.names or any(name in test.id() for name in options.names)]
-    reports = run(in_processes(tests), options.jobs)
+    reports = run_all(in_processes(tests), options.jobs)
     counts = {kind: sum(len(report[kind]) for report in reports) for kind in ("failures", "errors", "skipped")}
     for report in sorted(reports, key=lambda report: -report["seconds"])[:options.times]:
         print(f"{report['seconds']:6.1f} s, {report['cpu_seconds']:5.1f} s of CPU: {report['name']}")
     for name, why in sorted(pair for report in reports for pair in report["skipped"]):
         print(f"skipped {name}: {why}")
-    failed = counts["failures"] or counts["errors"]
     said = ", ".join(f"{kind}={count}" for kind, count in counts.items() if count)
     print("-" * 70 + f"\nRan {sum(report['run'] for report in reports)} tests in {time.monotonic() - begin:.3f}s\n")
-    print(("FAILED" if failed else "OK") + (f" ({said})" if said else ""))
-    return 1 if failed else 0
+    print(("FAILED" if failed(counts) else "OK") + (f" ({said})" if said else ""))
+    return 1 if failed(counts) else 0
 
 
 if __name__ == "__main__":

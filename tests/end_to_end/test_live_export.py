@@ -20,6 +20,8 @@ def gone(pid):
 
 
 class LiveExport(TrainTest):
+    measures_time = True   # of tests/run.py
+
     def setUp(self):
         super().setUp()
         self.env = dict(os.environ, PYTHONPATH=fake_tensorboard(self.path("packages")), PYTHONDONTWRITEBYTECODE="1")

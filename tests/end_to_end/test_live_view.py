@@ -235,6 +235,8 @@ class Screen(LogToolTest):
 
 
 class BesideARun(TrainTest):
+    measures_time = True   # of tests/run.py
+
     def test_a_run_is_watched(self):
         log = self.path("out", "log.jsonl")
         run = subprocess.Popen(self.command(GPT2, "--train-iters", "100000", "--save", self.path("out")),

@@ -10,6 +10,8 @@ from tests.support.train import GPT2, LLAMA, TrainTest, records, write_hellaswag
 
 
 class ResumeTest(TrainTest):
+    measures_time = True   # of tests/run.py
+
     def test_a_branch_that_was_left_is_not_gone_on_from(self):
         """A run that resumes step 2 leaves step 6 in the folder, and a restart would take it for the newest one of
         this run."""

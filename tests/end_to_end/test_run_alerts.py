@@ -29,6 +29,8 @@ def side_processes(parent):
 
 
 class AlertTest(TrainTest):
+    measures_time = True   # of tests/run.py
+
     def setUp(self):
         super().setUp()
         self.hook = Webhook()

@@ -12,6 +12,8 @@ STEPS = 40
 
 
 class StreamsTest(TrainTest):
+    measures_time = True   # of tests/run.py
+
     def shell(self, redirection, *words, expect=0):
         """Runs the words in a shell, with redirections. Returns their exit status, not that of a reader."""
         script = f'set -o pipefail; "$@" {redirection}'
@@ -138,6 +140,7 @@ class StreamsTest(TrainTest):
 @unittest.skipUnless(shutil.which("bash"), "bash is needed")
 class LauncherStreams(unittest.TestCase):
     """The launcher with a script in place of mpirun, which would end if its output could not be written."""
+    measures_time = True   # of tests/run.py
 
     def test_codes_and_lines_are_those_of_mpirun(self):
         launcher = os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh")

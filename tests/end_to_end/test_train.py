@@ -345,36 +345,6 @@ class Train(TrainTest):
         self.assertEqual(done.returncode, 2)
         self.assertIn("leave out --model", done.stderr)
 
-    def test_stop_signal_saves_and_leaves_with_0(self):
-        process = subprocess.Popen(self.command(GPT2, "--train-iters", "100000", "--save", self.path("run"),
-                                                "--log-file", self.path("log.jsonl"), "--log-interval", "1"),
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for line in process.stdout:
-            if line.startswith("step "):
-                break
-        for _ in range(3):   # timeout(1) and batch systems send copies
-            process.send_signal(signal.SIGTERM)
-            time.sleep(0.01)
-        out, err = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 0, err)
-        last = records(self.path("log.jsonl"), "step")[-1]["step"]
-        self.assertEqual(self.checkpoints("run"), [f"step-{last:08d}"])
-
-    def test_a_second_signal_a_second_later_ends_the_run_at_once(self):
-        command = [GPT2, "--model", "gpt2-tiny", "--synthetic-data", "--seq-length", "64", "--micro-batch-size", "2",
-                   "--global-batch-size", "20000", "--train-iters", "9", "--save", self.path("run")]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for line in process.stdout:
-            if "attention: row by row" in line:   # the first step has begun, and takes minutes
-                break
-        for _ in range(2):
-            time.sleep(1.2)
-            process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 143, err)
-        self.assertIn("error: a second signal more than 1 s after the first ends the run at once", err)
-        self.assertEqual(self.checkpoints("run"), [])
-
     def test_divergence_is_reported_skipped_and_ends_with_4(self):
         self.run_train(GPT2, "--train-iters", "1", "--save", self.path("run"))
         model = self.path("run", "step-00000001", "model.safetensors")
@@ -455,6 +425,40 @@ class Train(TrainTest):
         # floor(2999/16) + floor(2000/16) = 187 + 125 samples, 4 a step.
         self.run_train(GPT2, "--epochs", "1", "--log-file", self.path("log.jsonl"))
         self.assertEqual(records(self.path("log.jsonl"), "step")[-1]["step"], (187 + 125) // 4)
+
+
+class Signals(TrainTest):
+    measures_time = True   # of tests/run.py
+
+    def test_stop_signal_saves_and_leaves_with_0(self):
+        process = subprocess.Popen(self.command(GPT2, "--train-iters", "100000", "--save", self.path("run"),
+                                                "--log-file", self.path("log.jsonl"), "--log-interval", "1"),
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for line in process.stdout:
+            if line.startswith("step "):
+                break
+        for _ in range(3):   # timeout(1) and batch systems send copies
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.01)
+        out, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 0, err)
+        last = records(self.path("log.jsonl"), "step")[-1]["step"]
+        self.assertEqual(self.checkpoints("run"), [f"step-{last:08d}"])
+
+    def test_a_second_signal_a_second_later_ends_the_run_at_once(self):
+        command = [GPT2, "--model", "gpt2-tiny", "--synthetic-data", "--seq-length", "64", "--micro-batch-size", "2",
+                   "--global-batch-size", "20000", "--train-iters", "9", "--save", self.path("run")]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for line in process.stdout:
+            if "attention: row by row" in line:   # the first step has begun, and takes minutes
+                break
+        for _ in range(2):
+            time.sleep(1.2)
+            process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 143, err)
+        self.assertIn("error: a second signal more than 1 s after the first ends the run at once", err)
+        self.assertEqual(self.checkpoints("run"), [])
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ REFUSED = "the certificate of the webhook is refused: "
 
 class Post(LogToolTest):
     """post() with short limits."""
+    measures_time = True   # of tests/run.py
 
     def setUp(self):
         super().setUp()

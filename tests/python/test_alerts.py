@@ -136,6 +136,7 @@ class Judging(unittest.TestCase):
 
 class Script(LogToolTest):
     """The process as the trainer starts it: records on its standard input."""
+    measures_time = True   # of tests/run.py
 
     def hook(self, answer=200):
         hook = Webhook(answer)

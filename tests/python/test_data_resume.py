@@ -15,6 +15,8 @@ from tests.support.data_scripts import DATA, ScriptTest, has, lines
 
 
 class InterruptedRuns(ScriptTest):
+    measures_time = True   # of tests/run.py
+
     def setUp(self):
         super().setUp()
         for name, value in (("BATCH_BYTES", 20000), ("CHECKPOINT_SECONDS", 0)):
