@@ -53,8 +53,8 @@ LLMC_CXX := $(filter-out llmc/cuda/%,$(wildcard llmc/*/*.cpp llmc/*/*/*.cpp))
 LLMC_CUDA :=
 
 ifeq ($(DEVICE),cuda)
-LLMC_CUDA += $(wildcard llmc/cuda/*.cu)
-DEVICE_DEFINES := -DLLMC_CUDA
+LLMC_CUDA += $(wildcard llmc/cuda/*.cu llmc/cuda/*.cpp)
+DEVICE_DEFINES := -DLLMC_CUDA $(if $(filter 90a,$(ARCH)),-DLLMC_SM90A)
 # The system's own folder must keep its place in the order of search.
 CUDA_INCLUDE := $(addprefix -isystem ,$(filter-out /usr/include,$(CUDA_INC)))
 LIBS += -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -ldl -lrt
@@ -94,7 +94,7 @@ NVCC_STAGE := $(if $(filter compute_%,$(CODE)),-ptx -Xcicc -O1,-c)
 SPILLS := $(if $(filter-out 12,$(CUDA_MAJOR)),-Xptxas --warn-on-spills)
 NVCC_FLAGS := -std=c++20 -O3 -gencode=arch=compute_$(ARCH),code=$(CODE) -lineinfo -cudart static \
               $(DEFINES) $(DEVICE_DEFINES) \
-              $(if $(filter 90a,$(ARCH)),-DLLMC_SM90A $(SPILLS)) \
+              $(if $(filter 90a,$(ARCH)),$(SPILLS)) \
               -ccbin $(CXX) -Xcompiler $(subst $() ,$(comma),$(strip $(WARNINGS) $(CODEGEN))) \
               $(if $(WERROR),-Werror all-warnings)
 
@@ -169,7 +169,7 @@ FAKE_NVML := $(BUILD)/fake/libnvidia-ml.so.1
 # For tests of several ranks: the check of collectives, and on the CPU a library that replaces NCCL.
 RANK_TESTS := $(BUILD)/comm_check $(if $(and $(MPI_FLAGS),$(filter cpu,$(DEVICE))),$(BUILD)/fake/libnccl.so.2 \
 	$(BUILD)/fake/no_threads.so $(BUILD)/fake/sleeping_yield.so)
-cuda_kernels: $(patsubst %.cu,$(OBJ)/%.o,$(LLMC_CUDA))
+cuda_kernels: $(patsubst %.cu,$(OBJ)/%.o,$(filter %.cu,$(LLMC_CUDA)))
 cuda_all: $(BUILD)/comm_check $(addprefix $(BUILD)/,$(MAINS)) tests_gpu $(BENCHES)
 
 # ---- rules -------------------------------------------------------------------------------------------------

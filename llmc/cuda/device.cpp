@@ -8,7 +8,7 @@
 #include <atomic>
 #include <cstdio>
 
-#include "llmc/cuda/common.cuh"
+#include "llmc/cuda/common.h"
 #include "llmc/cuda/gemm.h"
 #include "llmc/ops/op_timer.h"
 

@@ -17,7 +17,7 @@
 // cuBLASLt 13.1, exactly and in every shape tried). An fp32 D is rounded once.
 #include "llmc/cuda/gemm.h"
 
-#include "llmc/cuda/common.cuh"
+#include "llmc/cuda/common.h"
 #include "llmc/ops/gemm_fp8.h"
 
 namespace {

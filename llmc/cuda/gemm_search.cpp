@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "llmc/cuda/common.cuh"
+#include "llmc/cuda/common.h"
 #include "llmc/cuda/gemm.h"
 
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 #include <cuda.h>
 
-#include "llmc/cuda/common.cuh"
+#include "llmc/cuda/common.h"
 
 namespace cuda {
 
