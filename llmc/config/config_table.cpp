@@ -120,8 +120,8 @@ void add_batch(Rows& rows) {
          .help = "optimizer steps of the whole run; set this or --epochs", .fallback = "0",
          .acts_if = kTrainIters, .llmc = "-x"},
         {.name = "epochs", .group = group, .value = number(AT(epochs), {.low = 0, .high = 1e6}),
-         .help = "passes over --train-data, also fractions (for a blend: over its number of samples); set this or "
-                 "--train-iters",
+         .help = "passes over --train-data, also fractions; a pass over a blend has as many samples as its shards "
+                 "have; set this or --train-iters",
          .fallback = "0",
          .acts_if = kEpochs},
     });
@@ -221,7 +221,8 @@ void add_optimizer(Rows& rows) {
          .fallback = "10"},
         {.name = "warn-on-divergence", .group = group, .value = number(AT(warn_on_divergence), kNotNegative),
          .help = "warn when the loss (median of 3 steps) exceeds this many times its start, which is the lower of the "
-                 "first loss and the median of the first 5; again only after it was back at its start; 0: never",
+                 "first loss and the median of the first 5; warn again only after the loss was back at its start; 0: "
+                 "never",
          .fallback = "1.5", .on_resume = kSilent},
         {.name = "stop-on-divergence", .group = group, .value = number(AT(stop_on_divergence), kNotNegative),
          .help = "end with exit code 4 when the loss exceeds this many times its start, as in --warn-on-divergence; "
@@ -248,27 +249,28 @@ void add_precision(Rows& rows) {
                                                     {"norm-act", Recompute::kNormAct},
                                                     {"block", Recompute::kBlock},
                                                     {"block-keep-attention", Recompute::kBlockKeepAttention}}),
-         .help = "activation checkpointing: the backward pass recomputes nothing, the results of norms and activation "
-                 "functions, whole blocks, or blocks except attention itself, whose output and log-sum-exp are saved",
+         .help = "activation checkpointing, what the backward pass recomputes; norm-act: results of norms and "
+                 "activation functions; block: whole blocks; block-keep-attention: blocks except attention itself, "
+                 "whose output and log-sum-exp are saved",
          .fallback = "none", .refused = selective_recompute},
         {.name = "offload", .group = group, .value = offload_words(AT(offload)),
-         .help = "keep Adam's moments, the FP32 master weights or the saved activations in pinned host memory, from "
-                 "which they are copied while the GPU computes; results are equal to the bit",
+         .help = "keep Adam's moments, the FP32 master weights or the saved activations in pinned host memory and copy "
+                 "them while the GPU computes; results are equal to the bit",
          .on_resume = kSilent},
         {.name = "offload-fraction", .group = group,
          .value = number(AT(offload_fraction), {.low = 0, .high = 1, .low_open = true}),
-         .help = "fraction of the moments and master weights of --offload that is in host memory; the rest stays on "
-                 "the GPU, and the step is faster",
+         .help = "fraction of the offloaded moments and master weights that is in host memory; the rest stays on the "
+                 "GPU, which makes the step faster",
          .fallback = "1", .inert = no_offloaded_state, .on_resume = kSilent},
         {.name = "offload-chunk-mb", .group = group,
          .value = number(AT(offload_chunk_mb), {.low = 0, .high = 1e6, .low_open = true}),
-         .help = "optimizer state that is copied from host memory, updated and copied back at a time, in 10^6 bytes; "
-                 "the GPU has room for 4 chunks",
+         .help = "size of the chunks in which optimizer state is copied from host memory, updated and copied back, in "
+                 "10^6 bytes; the GPU has room for 4 chunks",
          .fallback = "128", .inert = no_offloaded_state, .on_resume = kSilent},
         {.name = "gpu-memory-limit", .group = group,
          .value = number(AT(gpu_memory_limit), {.low = 0, .high = 1e6}),
-         .help = "GiB of the GPU that the process may use, with the CUDA context and libraries; a run that needs more "
-                 "is refused, and plan uses it as the size of the GPU; 0: all that is free",
+         .help = "GiB of the GPU that the process may use, including the CUDA context and libraries; a run that needs "
+                 "more is refused; plan takes the limit as the size of the GPU; 0: all that is free",
          .fallback = "0", .on_resume = kSilent},
         {.name = "attention", .group = group,
          .value = choice<bool>(AT(attention_fast), {{"deterministic", false}, {"fast", true}}),
@@ -283,9 +285,9 @@ void add_precision(Rows& rows) {
          .help = "run gelu in the epilogue of the matmul before it", .fallback = "false",
          .inert = no_fusable_gelu},
         {.name = "loss-chunk", .group = group, .value = integer(AT(loss_chunk), 0, kMany),
-         .help = "tokens whose logits, loss and gradients of the LM head are computed at once, so that only their "
-                 "logits are in memory; a multiple of 16, with --fp8-recipe blockwise of 128, if the head runs in FP8; "
-                 "0: all of a micro-batch",
+         .help = "compute logits, loss and gradients of the LM head for N tokens at a time, so that only their logits "
+                 "are in memory; if the head runs in FP8: a multiple of 16, or of 128 with --fp8-recipe blockwise; 0: "
+                 "all tokens of a micro-batch at once",
          .fallback = "0", .inert = idle_chunk},
         {.name = "seed", .group = group, .value = whole_number(AT(seed)),
          .help = "seed of initial weights, data order, stochastic rounding and samples", .fallback = "1234",
@@ -316,8 +318,8 @@ void add_checkpoints(Rows& rows) {
          .help = "continue a run from a checkpoint; auto: from the newest complete one under --save, if there is one",
          .fallback = "", .on_resume = kSilent},
         {.name = "tokenizer", .group = group, .value = text(AT(tokenizer), "PATH", "a file or directory"),
-         .help = "tokenizer that is copied into every checkpoint, in place of that of --load or --resume; samples are "
-                 "its text if it is the tokenizer.json of a byte-level BPE (GPT-2, Llama-3)",
+         .help = "tokenizer to copy into every checkpoint instead of that of --load or --resume; samples are printed "
+                 "as text if it is the tokenizer.json of a byte-level BPE (GPT-2, Llama-3)",
          .fallback = "", .inert = idle_tokenizer, .on_resume = kSilent},
     });
 }
@@ -329,29 +331,30 @@ void add_output(Rows& rows) {
          .help = "steps between lines on the screen; the log file has every step", .fallback = "1",
          .on_resume = kSilent},
         {.name = "log-file", .group = group, .value = text(AT(log_file), "FILE", "a file"),
-         .help = "log in JSON lines at full precision; \"\" writes none; missing folders are made in the working "
-                 "folder and in --save only",
+         .help = "log in JSON lines at full precision; \"\": no log; missing folders are made in the working folder "
+                 "and in --save only",
          .derive = derive_log_file, .derived = "log.jsonl in the directory of --save", .on_resume = kSilent},
         {.name = "tensorboard-dir", .group = group, .value = text(AT(tensorboard_dir), "DIR", "a folder"),
-         .help = "event files for TensorBoard while the run goes on, written by scripts/export_log, which follows the "
-                 "log file in a separate process", .on_resume = kSilent},
+         .help = "folder for TensorBoard's event files; during the run scripts/export_log, a separate process that "
+                 "follows the log file, writes them", .on_resume = kSilent},
         {.name = "wandb-project", .group = group, .value = text(AT(wandb_project), "NAME", "a name"),
-         .help = "the same for a run of this project of Weights & Biases; WANDB_MODE=offline keeps it on disk beside "
-                 "the log file", .on_resume = kSilent},
+         .help = "project of Weights & Biases to which scripts/export_log likewise writes the run; WANDB_MODE=offline "
+                 "keeps the run on disk beside the log file", .on_resume = kSilent},
         {.name = "alert-command", .group = group, .value = text(AT(alert_command), "CMD", "a command of the shell"),
-         .help = "run this on divergence, spikes, skipped steps, saturated FP8 tensors, a slow-down, low disk, a lost "
-                 "rank, a stall and the end; it has the message in $ALERT_TEXT and as JSON on standard input",
+         .help = "run this on divergence, spikes, skipped steps, saturated FP8 tensors, a slow-down, low disk space, a "
+                 "lost rank, a stall and the end of the run; the message is in $ALERT_TEXT and, as JSON, on standard "
+                 "input",
          .on_resume = kSilent},
         {.name = "alert-webhook", .group = group, .value = text(AT(alert_webhook), "URL", "http(s)://... or @FILE"),
-         .help = "POST the same as JSON to this address; @FILE: to the one in the file, which keeps it out of "
-                 "checkpoints",
+         .help = "POST the same alerts as JSON to this address; @FILE: to the address in the file, so that checkpoints "
+                 "do not contain it",
          .on_resume = kSilent},
         {.name = "report", .group = group, .value = text(AT(report), "FILE", "a file"),
-         .help = "make the web page of scripts/report of the log when the run has ended, also if it failed",
+         .help = "write the web page that scripts/report makes of the log when the run has ended, also if it failed",
          .on_resume = kSilent},
         {.name = "verbose", .group = group, .value = flag(AT(verbose), true, false),
-         .help = "print every option, the FP8 plan, the communication of a step and all notes at the start, which "
-                 "otherwise only the log file has; plan: also every option",
+         .help = "print at the start every option, the FP8 plan, the communication of a step and all notes, which "
+                 "otherwise only the log file has; with plan: print every option, too",
          .fallback = "false",
          .acts_if = {{"json", "false", "--json prints the plan as JSON"},
                      {"quiet", "false", "--quiet prints only whether the plan fits"}}, .on_resume = kSilent},
@@ -371,10 +374,10 @@ void add_other(Rows& rows) {
         {.name = "json", .group = group, .value = flag(AT(json), true, false),
          .help = "print the plan as JSON", .fallback = "false", .acts_if = kPlans, .on_resume = kSilent},
         {.name = "html", .group = group, .value = text(AT(html), "FILE", "a file"),
-         .help = "write the plan as a web page, too; doctor has the same option", .acts_if = kPlans,
+         .help = "also write the plan as a web page; doctor has the same option", .acts_if = kPlans,
          .on_resume = kSilent},
         {.name = "quiet", .group = group, .value = flag(AT(quiet), true, false),
-         .help = "print one line, whether the plan fits; the exit code is 2 if it does not", .fallback = "false",
+         .help = "print only the line that says whether the run fits; exit code 2 if it does not", .fallback = "false",
          .acts_if = both(kPlans, {{"json", "false", "--json prints the plan as JSON"}}), .on_resume = kSilent},
         {.name = "check-comm", .group = group, .value = flag(AT(check_comm), true, false),
          .help = "before training, time every collective and every pair of ranks and name slow links",
@@ -389,7 +392,7 @@ void add_other(Rows& rows) {
          .on_resume = kMust},
         {.name = "exit-duration-in-mins", .group = group,
          .value = number(AT(exit_duration_in_mins), {.low = 0, .high = kInf}),
-         .help = "save and exit with 0 after the step in which this time is exceeded; 0: no limit", .fallback = "0",
+         .help = "after this many minutes finish the step, save and exit with 0; 0: no limit", .fallback = "0",
          .on_resume = kSilent},
         {.name = "inject", .group = group,
          .value = text_list(AT(inject), "FAULT", "a fault and where it is injected", ','),

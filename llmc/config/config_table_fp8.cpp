@@ -39,7 +39,7 @@ const char* no_fp8_tensors(const Config& c) {
 const char* no_stats(const Config& c) {
     if (c.fp8_recipe != Fp8Recipe::kNone || c.fp8_stats == Fp8Stats::kShadow) return nullptr;
     if (c.fp8_stats == Fp8Stats::kCounts) return kFp8On.reason;
-    return "FP8 is off (--fp8-recipe none); in a BF16 run it is --fp8-stats shadow";
+    return "FP8 is off (--fp8-recipe none); for a BF16 run use --fp8-stats shadow";
 }
 
 // ---- defaults that follow from other options ----
@@ -95,7 +95,8 @@ void add_recipe(std::vector<OptionRow>& rows) {
          .value = choice<FastAccum>(AT(fp8_fast_accum), {{"fprop", FastAccum::kFprop},
                                                          {"all", FastAccum::kAll},
                                                          {"none", FastAccum::kNone}}),
-         .help = "matmuls with fast accumulation in the tensor cores: about a tenth faster, a few bits less precise",
+         .help = "matmuls with fast accumulation in the tensor cores, which is about a tenth faster and a few bits "
+                 "less precise: those of the forward pass (fprop), all or none",
          .fallback = "fprop", .acts_if = kFastAccumulation},
     });
 }
@@ -134,8 +135,8 @@ void add_choice_of_linears(std::vector<OptionRow>& rows) {
          .value = choice<Fp8Stats>(AT(fp8_stats), {{"counts", Fp8Stats::kCounts},
                                                    {"histograms", Fp8Stats::kHistograms},
                                                    {"shadow", Fp8Stats::kShadow}}),
-         .help = "what --fp8-stats-interval logs: counts; histograms: also the exponents of x, weight and dy of each "
-                 "linear layer in FP8, of the last micro-batch; shadow: these of a BF16 run, and the fractions that "
+         .help = "what --fp8-stats-interval logs; histograms: also the exponents of x, weight and dy of each linear "
+                 "layer in FP8, in the last micro-batch; shadow: the exponents in a BF16 run, and the fractions that "
                  "FP8 would saturate and flush to zero",
          .fallback = "counts", .acts_if = {kStatsInterval}, .inert = no_stats, .on_resume = OnResume::kSilent},
     });

@@ -75,7 +75,7 @@ void add_model_sizes(std::vector<OptionRow>& rows) {
     constexpr OptionGroup group = OptionGroup::kModel;
     rows.insert(rows.end(), {
         {.name = "model", .group = group, .value = text(AT(model), "NAME", "the name of a preset"),
-         .help = "preset; the other model options override single values of it",
+         .help = "preset; the other model options override single values of the preset",
          .fallback = "gpt2-124M", .fallback_llama = "llama3-small"},
         {.name = "num-layers", .group = group, .value = integer(AT(shape.num_layers), 1, 1024),
          .help = "transformer blocks", .on_resume = kMust},
@@ -131,7 +131,7 @@ void add_model_layers(std::vector<OptionRow>& rows) {
         {.name = "rope-scaling-type", .group = group,
          .value = choice<RopeScalingType>(AT(shape.rope_scaling.type), {{"llama3", RopeScalingType::kLlama3},
                                                                         {"yarn", RopeScalingType::kYarn}}),
-         .help = "rule of rope scaling: that of Llama 3.1, or YaRN (arXiv 2309.00071)",
+         .help = "rule of rope scaling, that of Llama 3.1 or YaRN (arXiv 2309.00071)",
          .acts_if = kScaledRope, .on_resume = kMust},
         {.name = "rope-scaling-low-freq-factor", .group = group,
          .value = number(AT(shape.rope_scaling.low_freq_factor), {.low = 0, .high = 1e6, .low_open = true}),
@@ -164,7 +164,7 @@ void add_model_layers(std::vector<OptionRow>& rows) {
          .help = "RMSNorm over each head of Q and K", .on_resume = kMust},
         {.name = "linear-bias", .group = group,
          .value = choice<LinearBias>(AT(shape.linear_bias), words_of(kLinearBiasWords)),
-         .help = "linear layers with biases: qkv as in Qwen2, attention is qkv and the output projection",
+         .help = "linear layers with biases; qkv: as in Qwen2; attention: qkv and the output projection",
          .on_resume = kMust},
         {.name = "sliding-window", .group = group, .value = integer(AT(shape.sliding_window), 0, 1 << 24),
          .help = "keys that a query attends to, its own included, as in Mistral; 0: all earlier ones",

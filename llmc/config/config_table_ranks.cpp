@@ -23,8 +23,8 @@ void add_ranks(std::vector<OptionRow>& rows) {
     constexpr OptionGroup kGroup = OptionGroup::kRanks;
     rows.insert(rows.end(), {
         {.name = "ranks", .group = kGroup, .value = integer(AT(ranks), 0, 1 << 16),
-         .help = "number of ranks; plan (--dry-run) plans for it, a run on another number is refused; 0: as many as "
-                 "were started",
+         .help = "number of ranks; plan (--dry-run) plans for this number, and a run on another number is refused; 0: "
+                 "as many as were started",
          .fallback = "0",
          .acts_if = {{"ranks", ">0", "0 means as many as were started, which is the default"}},
          .on_resume = kSilent},
@@ -38,18 +38,18 @@ void add_ranks(std::vector<OptionRow>& rows) {
                  "every pass; 0: every rank has all of them",
          .fallback = "1", .on_resume = kSilent, .ranks_only = true},
         {.name = "zero-group", .group = kGroup, .value = integer(AT(zero_group), 0, 1 << 16),
-         .help = "--zero shards within groups of N neighbouring ranks, for example those of a node, and each group has "
-                 "all shards; 0: one group of all ranks",
+         .help = "--zero shards within groups of N neighbouring ranks, for example the ranks of a node, and each group "
+                 "has all shards; 0: one group of all ranks",
          .fallback = "0", .acts_if = kShards, .on_resume = kSilent, .ranks_only = true},
         {.name = "zero-keep-layers", .group = kGroup, .value = integer(AT(zero_keep_layers), 0, 1 << 16),
-         .help = "layers, in addition to two, whose weights stay gathered from the forward to the backward pass; with "
-                 "all layers, each is gathered once per step",
+         .help = "number of layers, in addition to two, whose weights stay gathered from the forward to the backward "
+                 "pass; if it covers all layers, each is gathered once per step",
          .fallback = "0", .acts_if = {{"zero", "3", "only --zero 3 gathers weights in every pass"}},
          .on_resume = kSilent, .ranks_only = true},
         {.name = "bucket-mb", .group = kGroup,
          .value = number(AT(bucket_mb), {.low = 0, .high = 1e6, .low_open = true}),
-         .help = "size of a gradient bucket, which is reduced as one message, in 10^6 bytes of FP32; a parameter is "
-                 "never cut",
+         .help = "size of a gradient bucket, which is reduced as one message, in 10^6 bytes of FP32; no parameter is "
+                 "split between buckets",
          .fallback = "256", .ranks_only = true},
         {.name = "overlap", .group = kGroup, .value = choice<bool>(AT(overlap), {{"on", true}, {"off", false}}),
          .help = "overlap the reduction of gradients with the backward pass and the all-gather of weights with the "
@@ -57,8 +57,8 @@ void add_ranks(std::vector<OptionRow>& rows) {
          .fallback = "on", .on_resume = kSilent, .ranks_only = true},
         {.name = "grad-shard-dtype", .group = kGroup,
          .value = choice<Dtype>(AT(grad_shard_dtype), {{"bf16", Dtype::kBf16}, {"fp32", Dtype::kFp32}}),
-         .help = "dtype of a rank's shard of the gradients with --zero 2 and 3, to which those of each micro-batch are "
-                 "added in FP32; bf16 saves 2 bytes per parameter of the shard and rounds in every micro-batch",
+         .help = "dtype of a rank's shard of the gradients with --zero 2 and 3; the gradients of each micro-batch are "
+                 "added to it in FP32; bf16 saves 2 bytes per parameter of the shard and rounds in every micro-batch",
          .fallback = "fp32", .acts_if = kShardsGrads, .ranks_only = true},
         {.name = "grad-comm-dtype", .group = kGroup,
          .value = choice<Dtype>(AT(grad_comm_dtype),

@@ -30,11 +30,12 @@ void add_samples(std::vector<OptionRow>& rows) {
          .help = "divide logits by it before a token is drawn; 0: take the most likely token", .fallback = "0.8",
          .acts_if = kSamples, .on_resume = kSilent},
         {.name = "top-k", .group = group, .value = integer(AT(top_k), 0, 1 << 24),
-         .help = "draw among the N most likely tokens; 0: among all", .fallback = "0", .acts_if = kDraws,
+         .help = "draw from the N most likely tokens; 0: from all", .fallback = "0", .acts_if = kDraws,
          .on_resume = kSilent},
         {.name = "top-p", .group = group, .value = number(AT(top_p), {.low = 0, .high = 1, .low_open = true}),
-         .help = "nucleus sampling: draw among the fewest most likely tokens whose probabilities, after --temperature "
-                 "and --top-k, add up to P; 1: among all", .fallback = "1", .acts_if = kDraws, .on_resume = kSilent},
+         .help = "nucleus sampling: draw from the smallest set of most likely tokens whose probabilities, after "
+                 "--temperature and --top-k, add up to P; 1: from all",
+         .fallback = "1", .acts_if = kDraws, .on_resume = kSilent},
         {.name = "ignore-eos", .group = group, .value = flag(AT(ignore_eos), true, false),
          .help = "do not end a text at an eos token, one of eos_token_id in the model's generation_config.json or else "
                  "config.json", .fallback = "false", .on_resume = kSilent, .generate_only = true},

@@ -116,7 +116,7 @@ TEST_CASE("fp8 options: with every recipe each option acts, or is refused with t
     CHECK(acted > 40);
 
     // What FP8 would do is for runs without it, and needs steps at which to collect.
-    CHECK(contains(fp8_refusal({"--fp8-stats", "histograms"}), "in a BF16 run it is --fp8-stats shadow"));
+    CHECK(contains(fp8_refusal({"--fp8-stats", "histograms"}), "for a BF16 run use --fp8-stats shadow"));
     CHECK(fp8_config({"--fp8-stats", "shadow", "--fp8-stats-interval", "7"}).fp8_stats == Fp8Stats::kShadow);
     CHECK(contains(fp8_refusal({"--fp8-stats", "shadow", "--dtype", "fp32"}), "is for BF16 runs"));
     CHECK(contains(fp8_refusal({"--fp8-stats", "shadow", "--fp8-stats-interval", "0"}), "there are no statistics"));
