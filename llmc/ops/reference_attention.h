@@ -77,7 +77,7 @@ struct Reference {
     std::vector<double> out_error, lse_error, dqkv_error, delta_error;
 };
 
-// P of one query for its keys, from `first` on, and the relative error that each may have.
+// P of one query for its keys, of which `first` is the first, and the relative error that each P may have.
 struct Probabilities {
     int64_t first;
     std::vector<double> p, error;
