@@ -8,7 +8,7 @@
 
 // How long a buffer holds its value.
 struct Lifetime {
-    bool scratch = false;      // within one call
+    bool scratch = false;      // only within one call
     // Bit set of the --recompute levels at which backward recomputes the buffer, which all layers then share. At the
     // other levels each layer keeps its own buffer from forward to backward.
     unsigned recomputed = 0;

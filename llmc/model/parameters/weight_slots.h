@@ -14,8 +14,8 @@ public:
     // Slots that a ring has besides those of --zero-keep-layers: for a layer that runs and the next one.
     static constexpr int kRing = 2;
 
-    // Takes the slots from the arena. The layout is not owned, and has groups by layer. working, fp8: the types of
-    // weights.
+    // Takes the slots from the arena. The layout is not owned, and must have groups by layer. working, fp8: the types
+    // of weights.
     WeightSlots(const FlatLayout& layout, int num_layers, Dtype working, Dtype fp8, int64_t keep_layers, Arena& arena);
 
     // Whether a group is gathered layer by layer. Norms and biases of all layers are few: every rank holds them whole.
@@ -34,7 +34,7 @@ public:
     // All bytes of a layer's slot, and of a block's slot for transposed weights.
     Tensor slot_memory(int layer) const;
     Tensor transposed_memory(int layer) const;
-    // What weights are gathered into.
+    // The memory that weights are gathered into.
     std::vector<Tensor> gathered() const { return {slots_, ends_}; }
 
 private:
@@ -47,6 +47,6 @@ private:
     const int num_layers_, ring_;
     const Dtype working_, fp8_;
     std::vector<int64_t> offsets_;       // by group: of its first byte in the slot of its layer
-    int64_t head_bytes_ = 0;             // without the transposed weights, which stand behind them
+    int64_t head_bytes_ = 0;             // without the head's transposed weights, which are stored behind these bytes
     Tensor slots_, transposed_, ends_;   // bytes: of blocks, the transposed ones, and of embedding and head
 };
