@@ -47,7 +47,7 @@ public:
     const std::string& directory() const { return temporary_; }
     void make_subdirectory(const std::string& name);
     void write_text(const std::string& file, const std::string& text);
-    // Adds a file to the manifest that other code has written and fsynced.
+    // Adds to the manifest a file that other code has written and fsynced.
     void add(const std::string& file, const ManifestFile& written);
 
     // Writes the manifest, fsyncs, and renames the directory to ROOT/NAME, replacing an existing one atomically where

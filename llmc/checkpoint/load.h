@@ -1,6 +1,6 @@
 // Reads the tensors of a checkpoint, or of any model in the format of transformers, into the training state. Each rank
 // reads the byte ranges of what it holds, block by block. An error of one rank is an Error on all. Every rank calls
-// these; afterwards the weights are to be computed from the masters (WeightGatherer::from_masters).
+// these functions. Afterwards WeightGatherer::from_masters must compute the weights from the masters.
 #pragma once
 #include <string>
 
@@ -20,6 +20,6 @@ void load_checkpoint(const std::string& path, const ModelConfig& config, const P
 void load_hf_weights(const std::string& directory, const ModelConfig& config, const ParamTable& table,
                      const StateAccess& access, Comm& comm, int64_t staging_bytes = kStagingBytes);
 
-// Host memory that both take on this rank, besides the files' headers: at most staging_bytes, or what one row of a
-// transposed tensor needs. Uses access.held only.
+// Host memory that each of the two takes on this rank, besides the files' headers: at most staging_bytes, or what one
+// row of a transposed tensor needs. Uses access.held only.
 int64_t load_staging_bytes(const ParamTable& table, const StateAccess& access, int64_t staging_bytes = kStagingBytes);

@@ -29,5 +29,6 @@ std::string manifest_text(const Manifest& manifest);
 std::string checkpoint_damage(const std::string& path, bool hashes, int part = 0, int parts = 1);
 
 // The same with hashes, for files whose names begin with `prefix`. Returns "" if the directory is not a checkpoint:
-// other models have no manifest, or one of another format. A state.json without a config.json is a damaged one.
+// other models have no manifest, or one of another format. A directory with a state.json but without a config.json is a
+// damaged checkpoint.
 std::string model_damage(const std::string& path, const std::string& prefix, int part = 0, int parts = 1);

@@ -1,6 +1,6 @@
 // All-gathers the weights of a layer before it runs (ZeRO-3), into WeightSlots. With overlap this happens on the side
-// stream, one layer ahead in the direction of the pass. What a slot still holds is not gathered again: the last layers
-// of a forward pass begin the backward pass, and the first ones the next micro-batch.
+// stream, one layer ahead in the direction of the pass. A layer that is still in its slot is not gathered again. So the
+// backward pass begins with the last layers of the forward pass, and the next micro-batch with the first layers.
 #pragma once
 #include <vector>
 
@@ -16,8 +16,8 @@ public:
     LayerGatherer(const Config& config, const ParamTable& table, const ShardedState& state, Fp8State& fp8,
                   const WeightSlots& slots, const Groups& groups, CommStream& stream, const Arena& arena);
 
-    // The weights have changed: quantizes this rank's blocks from its masters and gathers the first layers of a pass.
-    // The side stream waits for the new masters already. step: see WeightGatherer::gather.
+    // Called when the weights have changed: quantizes this rank's blocks from its masters and gathers the first layers
+    // of a pass. The caller has made the side stream wait for the new masters. step: see WeightGatherer::gather.
     void restart(Ctx& ctx, const StepState* step);
     // Whether another pass with the same weights follows, so that the end of this one can gather the embedding.
     void set_pass_follows(bool follows) { pass_follows_ = follows; }
