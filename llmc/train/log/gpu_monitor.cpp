@@ -88,7 +88,7 @@ GpuRecord GpuMonitor::report(double tokens) {
         std::memcpy(&parts.emplace_back(), bytes.data(), sizeof(RankPart));
         failed |= parts.back().failed != 0;
     }
-    if (failed) {   // on all ranks the same
+    if (failed) {   // the same on all ranks
         note_ = "the log has no GPU utilization, power and energy: " + first_error(comm_, since_.error);
         sampler_.reset();
         return {};
