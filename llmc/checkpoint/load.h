@@ -16,7 +16,7 @@ void load_checkpoint(const std::string& path, const ModelConfig& config, const P
 // Loads weights only, from any directory in the format of transformers: single file or index, F32, F16 or BF16, with or
 // without a copy of a tied head, GPT-2 names with or without "transformer."; mask and rope buffers are ignored. Writes
 // this rank's part of kMaster (fp32), padded rows as 0. Exit 2, naming the first missing, surplus or misshapen tensor;
-// exit 5 if files of a checkpoint do not match its manifest, which the ranks of each host check together.
+// exit 5 if files of a checkpoint do not match its manifest. The ranks of each host share the work of this check.
 void load_hf_weights(const std::string& directory, const ModelConfig& config, const ParamTable& table,
                      const StateAccess& access, Comm& comm, int64_t staging_bytes = kStagingBytes);
 

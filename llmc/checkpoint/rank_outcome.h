@@ -18,8 +18,8 @@ RankOutcome outcome_of(const std::function<std::string()>& work);
 // Throws the error of the outcome, if it is an error.
 void raise(const RankOutcome& outcome);
 
-// Gathers the texts of all ranks. If one failed, throws the error of the lowest such rank on every rank, which names it
-// if there are several: "WHAT, rank 1: no space left". Collective.
+// Gathers the texts of all ranks. If one failed, throws the error of the lowest such rank on every rank. If there are
+// several ranks, the error names that rank: "WHAT, rank 1: no space left". Collective.
 std::vector<std::string> gather_outcomes(Comm& comm, const RankOutcome& mine, const std::string& what);
 
 // Does the work on every rank. An error that all ranks have is thrown as it is; any other error names its rank. This

@@ -87,7 +87,7 @@ uint32_t max_id(const uint8_t* bytes, int64_t n) {
     return result;
 }
 
-constexpr int64_t kBlockBytes = int64_t{1} << 18;   // of reads that go through a file: stays in the L2 cache
+constexpr int64_t kBlockBytes = int64_t{1} << 18;   // of one read, when a whole file is read: stays in the L2 cache
 
 InputFile open_shard(const std::string& path) {
     REQUIRE(!is_directory(path), "data shard '%s': a folder: name the files in it, '%s/*.bin'", path.c_str(),

@@ -17,8 +17,8 @@ public:
 
     bool on() const { return layers_ > 0; }
     static int set_of(int layer) { return layer % kResidentLayers; }
-    // At construction. Add every buffer of a layer's set that the layer saves; then call allocate() once for the host
-    // memory of all, which it leaves out if the arena only measures.
+    // At construction: call add() for every buffer of a layer's set that the layer saves, then allocate() once. It
+    // allocates the host memory of all these buffers, unless the arena only measures.
     void add(int layer, const Tensor& saved);
     void allocate(const Arena& arena);
     int64_t host_bytes() const { return host_bytes_; }   // copied in each direction per micro-batch

@@ -248,7 +248,7 @@ enum class GemmEpilogue {
     kBias,       // D = AB + bias
     kBiasGelu,   // pre = AB + bias (bias optional), rounded to its dtype; D = gelu(AB + bias)
 };
-// Accumulates in fp32 (fp64 for fp64). A and B have one dtype; D may be fp32 or bf16 for bf16 operands.
+// Accumulates in fp32 (fp64 for fp64). A and B have the same dtype; D may be fp32 or bf16 for bf16 operands.
 // FP8 operands (E4M3; one of the two may be E5M2): D(M,N) = A(M,K) B(N,K)^T for every layout, with each element of A
 // and B multiplied by its scale_inv. K, N are multiples of 16; D is bf16 or fp32, bias bf16; epilogue kNone or kBias.
 // Granularities: both kTensor; or A kBlock1x128, B either block granularity and M a multiple of 4.

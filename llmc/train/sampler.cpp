@@ -65,7 +65,7 @@ void Sampler::next_logits(Ctx& ctx, const std::vector<int32_t>& text, int64_t T,
                             .bad_tokens = memory.bad_tokens, .documents = nullptr, .B = 1, .T = part};
     fp8_.begin_micro_batch(ctx, 0, Fp8Phase::kEvaluation);
     decoder_.forward(ctx, batch, false);
-    decoder_.logits_row(ctx, batch, (length - 1) % part, row_);   // that of the last token on one of the ranks
+    decoder_.logits_row(ctx, batch, (length - 1) % part, row_);   // on one of the ranks, the row of the last token
     device::copy_to_host(ctx, raw_.data(), row_.data, row_.bytes());
     device::synchronize(ctx);
     const std::string mine(raw_.data(), raw_.size());

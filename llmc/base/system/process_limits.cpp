@@ -39,7 +39,7 @@ int threads_started(int count) {
     std::vector<std::jthread> threads;
     try {
         while (static_cast<int>(threads.size()) < count) threads.emplace_back([&] { over.wait(false); });
-    } catch (const std::exception&) {   // of threads or of memory
+    } catch (const std::exception&) {   // lack of threads or of memory
     }
     over = true;
     over.notify_all();

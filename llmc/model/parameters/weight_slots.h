@@ -27,9 +27,9 @@ public:
     int slot_of(int layer) const { return is_block(layer) ? layer % ring_ : ring_; }
     bool is_block(int layer) const { return layer >= 0 && layer < num_layers_; }
 
-    // Of a group that is gathered: its whole weights in the working type, or rowwise in FP8.
+    // Returns the whole weights of a gathered group, in the working type or rowwise in FP8.
     Tensor whole(const ParamGroup& group) const;
-    // Of a kFp8Linear group: the transposed weights of its parameters, at the same offsets.
+    // Returns the transposed weights of the parameters of a kFp8Linear group, at the same offsets.
     Tensor transposed(const ParamGroup& group) const;
     // All bytes of a layer's slot, and of a block's slot for transposed weights.
     Tensor slot_memory(int layer) const;
@@ -48,5 +48,5 @@ private:
     const Dtype working_, fp8_;
     std::vector<int64_t> offsets_;       // by group: of its first byte in the slot of its layer
     int64_t head_bytes_ = 0;             // without the head's transposed weights, which are stored behind these bytes
-    Tensor slots_, transposed_, ends_;   // bytes: of blocks, the transposed ones, and of embedding and head
+    Tensor slots_, transposed_, ends_;   // bytes of the blocks, of their transposed weights, of embedding and head
 };

@@ -13,7 +13,7 @@ struct PlannedCollective {
     int ranks = 1;                  // of the group
     bool exchange = false;          // of heads (context parallelism): on the compute stream, so nothing hides it
     int64_t calls = 0, bytes = 0;   // per rank, of whole tensors
-    int64_t sent_bytes = 0;         // per rank, the minimum
+    int64_t sent_bytes = 0;         // per rank, by an algorithm that sends as little as possible
 };
 
 // Acts as rank 0 of `ranks`. Counts only calls whose Ctx has a recorder: those of a step.

@@ -33,15 +33,15 @@ public:
 private:
     static constexpr int kNone = -2;
     struct Unit {   // a layer
-        std::vector<int> groups;   // those that are gathered
+        std::vector<int> groups;   // the layer's groups that are gathered
         bool fp8 = false;          // some of them in FP8
-        OwnedEvent done;           // of the side stream: all is gathered; null without one
+        OwnedEvent done;           // on the side stream: all is gathered; null without a side stream
         int64_t number = 0;        // of that event, see CommStream::record
     };
     struct Slot {
-        int layer = kNone;      // that it holds
+        int layer = kNone;      // the layer that is in the slot
         int users = 0;          // layers between before_layer and after_layer
-        int64_t released = 0;   // CommStream's mark behind the work that used it last
+        int64_t released = 0;   // CommStream's mark behind the work that used the slot last
     };
 
     Unit& unit(int layer) { return units_[static_cast<size_t>(layer + 1)]; }

@@ -10,7 +10,7 @@
 
 namespace {
 
-// One rank's part of a record, as its bytes go to the others; nan: not reported.
+// One rank's part of a record, which is sent to the other ranks as bytes; nan: not reported.
 struct RankPart {
     int64_t samples = 0, failed = 0;
     int64_t throttle = -1;   // bits, -1: not reported

@@ -33,7 +33,7 @@ struct StepRecord {
     double forward_seconds = 0, backward_seconds = 0;   // of its first micro-batch; the loss is in the second
     double tokens_per_second = 0;
     double samples_per_second = 0;
-    double exposed_comm_seconds = -1;   // part of step_seconds that compute did not overlap; negative: one rank
+    double exposed_comm_seconds = -1;   // communication that compute did not hide; negative: one rank
     double mfu = -1;               // relative to the peak of the matmul dtype; negative: unknown device, not printed
     double memory_gib = 0;
     double eta_seconds = 0;
@@ -58,7 +58,7 @@ struct HellaswagRecord {
     double seconds = 0;
 };
 
-// The scales of a tensor's blocks, which are powers of two, over all casts of a step. Blocks of zeros have none.
+// The block scales of a tensor, all powers of two, over all casts of a step. Blocks of zeros have none.
 struct BlockScales {
     int64_t blocks = 0;
     double min = 1, median = 1, max = 1;   // median: the lower one of an even number; 1 if all blocks are zeros
