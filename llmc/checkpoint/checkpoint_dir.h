@@ -7,8 +7,8 @@
 //                      tokenizer.json ...  what the model and --tokenizer bring, see model_extras.h
 //                      manifest.json       XXH3-128 and size of every other file or of its ranges; written last
 //
-// It is written under ROOT/.tmp-step-..., with every file and directory fsynced, then renamed. Readers trust only files
-// that match the manifest.
+// A checkpoint is written under ROOT/.tmp-step-..., with every file and directory fsynced, then renamed. Readers trust
+// only files that match the manifest.
 #pragma once
 #include <cstdint>
 #include <string>

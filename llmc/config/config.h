@@ -195,8 +195,8 @@ std::string config_to_json(const Config& config);
 // Lines "name = value" of every option that has an effect, by group, for the banner.
 std::string config_to_text(const Config& config);
 // The differences between a checkpoint's configuration (JSON text) and this one, one line each, for --resume.
-// must_match: those that would make it another run (model shape, seed, global batch, sequence length, dtypes). Data
-// paths may change, since DataLoader::check_fingerprint compares the data itself.
+// must_match: differences that would make it another run (model shape, seed, global batch, sequence length, dtypes).
+// Data paths may change, since DataLoader::check_fingerprint compares the data itself.
 struct ConfigDiff {
     std::vector<std::string> must_match, changed;
 };

@@ -131,7 +131,8 @@ BlendOrder::BlendOrder(const std::vector<int64_t>& parts) : parts_(parts) {
         for (size_t k = 0; k < parts.size(); k++) {
             owed[k] += parts[k];
             if (d * owed[k] < period) continue;
-            const int64_t left = (d - 1) * period - d * owed[k];   // left / (d parts[k]) samples until it is owed that
+            // left / (d parts[k]) is the number of samples until source k is owed 1 - 1 / (2 K - 2).
+            const int64_t left = (d - 1) * period - d * owed[k];
             if (chosen == parts.size() || left * parts[chosen] < chosen_left * parts[k]) {
                 chosen = k;
                 chosen_left = left;

@@ -15,8 +15,8 @@ struct RankPlace {
     std::string name, id, bus;    // of that GPU
 };
 
-// The index of the GPU for local_rank, -1 if none is left. A GPU that is the only visible one has been assigned to this
-// rank by the launcher.
+// The index of the GPU for local_rank, -1 if none is left. If only one GPU is visible, the launcher has assigned it to
+// this rank.
 int device_of_rank(int local_rank, int visible);
 
 // What is wrong with `places`, which are those of all ranks in order: one line, or "" if nothing is wrong.

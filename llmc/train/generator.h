@@ -17,8 +17,8 @@ public:
         int64_t prompt = 1;      // tokens of the longest prompt
         int64_t positions = 1;   // of the longest text
     };
-    // FP8 matmuls need multiples of this many rows, and on a GPU each different number of rows takes a search for
-    // matmul algorithms.
+    // FP8 matmuls need multiples of this many rows, and on a GPU every new number of rows takes a search for matmul
+    // algorithms.
     static constexpr int64_t kRowUnit = 16;
     static int64_t padded(int64_t rows) { return round_up(rows, kRowUnit); }
     // Rows of the largest pass. The decoder must have this as max_seq, and at least limits.positions as positions().

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kLengthUnit = 128;
 
-// The smallest logit that may be drawn, and how many of the logits equal to it.
+// The smallest logit that may be drawn, and how many of the logits equal to it may be drawn.
 struct Cut {
     float least;
     int64_t equals;

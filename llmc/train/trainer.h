@@ -24,7 +24,7 @@ inline bool sorts_positions(const Config& config) {
 inline bool needs_whole_positions(const Config& config) {
     return config.reset_position_ids && config.fp8_attention && config.context_parallel > 1;
 }
-// int32 inputs of a rank for `sequences`: token, target and order of each token of its parts; with
+// The number of int32 inputs of a rank for `sequences`: token, target and order of each token of its parts; with
 // --reset-attention-mask, start and end of the document of each token of the whole sequences; with --reset-position-ids
 // the position of each token of its parts, maybe the order by positions, and maybe the positions of whole sequences.
 inline int64_t input_elems(const Config& config, int64_t sequences) {

@@ -87,8 +87,8 @@ public:
     // Any thread may call these two.
     // The error of a collective that failed on the device after its call, "" if there is none.
     virtual std::string async_error() { return ""; }
-    // Aborts the collectives on the device, which wait for lost ranks; no other collective may follow. May not return
-    // if the device is lost.
+    // Aborts the collectives on the device, which wait for lost ranks; no other collective may follow. May never
+    // return if the device is lost.
     virtual void abort_collectives() {}
 
     // Ends all ranks at once with this exit code.

@@ -149,7 +149,7 @@ public:
     RunLog(const RunLog&) = delete;
     RunLog& operator=(const RunLog&) = delete;
     const std::string& earlier_log() const { return earlier_log_; }   // name under which the old file is kept, or ""
-    void header(const RunHeader& header);   // without the address of --alert-webhook after its host
+    void header(const RunHeader& header);   // hides the address of --alert-webhook after its host
     void step(const StepRecord& record, bool print);   // every step goes to the file; `print` also to stdout
     void eval(const EvalRecord& record);
     void hellaswag(const HellaswagRecord& record);

@@ -33,7 +33,8 @@ public:
         RunLog& log;
         int64_t step;   // steps done
     };
-    // Before the first step: runs all evaluations, or in a resumed run as little as loads their kernels, unlogged.
+    // Call it before the first step. Runs all evaluations; in a resumed run, runs only as much as loads their kernels,
+    // and logs nothing.
     void warm_up(const Place& place, bool resumed);
     bool due(int64_t step) const;
     // Why the validation data cannot be read any more, the same on all ranks; the run must then stop. "" while it can.
