@@ -101,8 +101,8 @@ DataWords parse_data_words(const std::vector<std::string>& words) {
     for (const std::string& word : words) {
         if (is_number(word)) {
             if (!result.sources.empty() && result.sources[0].weight.empty()) {
-                result.error = strf("'%s' has no weight and %s is one: give one before each source, or none (a file "
-                                    "named %s is written ./%s)", result.sources[0].globs[0].c_str(), word.c_str(),
+                result.error = strf("'%s' has no weight, but %s is a weight: give one to every source, or to none (a "
+                                    "file named %s is written ./%s)", result.sources[0].globs[0].c_str(), word.c_str(),
                                     word.c_str(), word.c_str());
                 return result;
             }
