@@ -1,5 +1,5 @@
-// Activation functions of the MLP, one per row. A functor of the same name in cpu/activation.cpp and cuda/activation.cu
-// implements each.
+// Activation functions of the MLP, one per row. Each is implemented by a functor of the same name in cpu/activation.cpp
+// and in cuda/activation.cu.
 #pragma once
 #include <cstdint>
 
@@ -10,7 +10,7 @@ struct ActivationFunction {
     const char* name;        // --activation, and "activation" in the config.json that this trainer writes
     bool gated;              // the input row is [gate | up], twice as wide as the result
     bool in_gemm_epilogue;   // can be fused into the BF16 matmul before it (--fuse-gelu)
-    const char* hf;          // name in transformers; for gated functions that of the gate
+    const char* hf;          // name in transformers; a gated function has the name of its gate
     const char* help;
 };
 

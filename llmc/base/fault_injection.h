@@ -3,9 +3,9 @@
 //   term:rank=0@eval      SIGTERM              stall:rank=3@step=50   the main thread hangs, the watchdog keeps running
 //   nan:grad@77           a gradient is NaN    enospc@save            a write fails because the disk is full
 //   bf16:linear=3.down    the linear runs in BF16 although the plan says FP8
-// After the @: step=S or S (counted from 1, in the first backward pass), save or save=N (the N-th save of this
-// process), eval or eval=N. kill, stop, stall and term need a rank; nan and enospc act on rank 0 unless one is named
-// (nan:grad:rank=1@77); bf16 acts on all ranks and has no @.
+// After the @: step=S or S (the first backward pass of step S; steps count from 1), save or save=N (the N-th save of
+// this process), eval or eval=N. kill, stop, stall and term need a rank; nan and enospc act on rank 0 unless one is
+// named (nan:grad:rank=1@77); bf16 acts on all ranks and has no @.
 #pragma once
 #include <atomic>
 #include <cstdint>

@@ -17,7 +17,7 @@ HOST_DEVICE constexpr float fp8_largest(Dtype format) { return format == Dtype::
 uint8_t to_fp8(Dtype format, float value);
 float from_fp8(Dtype format, uint8_t code);
 
-// ---- scales. One scale is scale = largest / amax; its inverse, scale_inv, is stored with the bytes.
+// ---- scales. A scale is largest / amax; its inverse, scale_inv, is stored with the bytes.
 
 // Bits of |x|. As unsigned integers they are ordered like the numbers, with infinity and then NaN above all, so that a
 // maximum of them keeps a NaN.
@@ -30,8 +30,8 @@ HOST_DEVICE inline float float_of_bits(uint32_t bits) {
     return value;
 }
 
-// Returns largest / amax, or the largest float if that overflows, or 1 if amax is 0 or not finite. `largest` is that of
-// the format, divided by 2^margin if there is a margin.
+// Returns largest / amax, or the largest float if that overflows, or 1 if amax is 0 or not finite. `largest` is the
+// largest number of the format, divided by 2^margin if there is a margin.
 HOST_DEVICE inline float scale_of(uint32_t amax_bits, float largest) {
     if (amax_bits == 0 || amax_bits >= kInfinityBits) return 1.0f;
     const float scale = largest / float_of_bits(amax_bits);

@@ -185,8 +185,8 @@ private:
 
     const std::string& only_;
     std::vector<Json*> open_;   // from the root to the innermost
-    Json* slot_ = nullptr;      // of the last key
-    std::string first_key_;     // the last of the first level
+    Json* slot_ = nullptr;      // where the value of the latest key goes
+    std::string first_key_;     // the latest key of the first level
 };
 
 }  // namespace

@@ -18,17 +18,17 @@ inline constexpr int64_t kMaxStateBytes = int64_t{1} << 30;         // state.jso
 inline constexpr int64_t kMaxSidecarBytes = int64_t{2} << 30;       // .meta.json of a shard (12 B a document)
 
 // Parses `text`, the content of `file`, which must be one JSON object. Comments and a byte order mark are allowed.
-// Errors have exit code 2 and are one line: the file, the place or key, and what was expected. A repeated key, and
-// nesting deeper than kMaxJsonDepth, are errors, too; they are found before a tree is built. With `only`, returns the
-// value of this key of the first level, or null if there is none; the text after it is not parsed.
+// Errors have exit code 2 and are one line: the file, the place or key, and what was expected. A repeated key or
+// nesting deeper than kMaxJsonDepth is an error, too, and ends parsing at once. With `only`, returns the value of this
+// key of the first level, or null if there is none; the text after the value is not parsed.
 nlohmann::json parse_json_object(const std::string& text, const std::string& file, const std::string& only = "");
-// The same of a file. Anything but a regular file, and more than max_bytes, is refused unread.
+// The same for a file. A path that is not a regular file, or a file of more than max_bytes, is refused unread.
 nlohmann::json read_json_object(const std::string& path, int64_t max_bytes, const std::string& only = "");
-// A line of a log: null unless the whole of it is an object as above, without comments. Never fails.
+// Parses a line of a log. Returns null unless the whole line is such an object without comments; never fails.
 nlohmann::json parse_json_line(const std::string& line);
 
 // Reads the fields of an object. Errors have exit code 2 and name the place, the field, its value and what is needed.
-// null counts as absent, as in transformers. `object` must outlive it.
+// null counts as absent, as in transformers. `object` must outlive the JsonFields.
 struct JsonFields {
     const nlohmann::json& object;
     std::string where;   // "DIR/config.json", or "DIR/config.json: rope_scaling"

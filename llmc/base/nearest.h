@@ -5,7 +5,7 @@
 #include <vector>
 
 // Levenshtein distance: the number of insertions, deletions and substitutions that turn a into b. A word of more than
-// 200 bytes is no misspelling: it gets the largest distance without being compared, which could take long.
+// 200 bytes is no misspelling: it gets the largest distance at once, because comparing it could take long.
 inline size_t edit_distance(const std::string& a, const std::string& b) {
     if (std::max(a.size(), b.size()) > 200) return std::max(a.size(), b.size());
     std::vector<size_t> row(b.size() + 1);

@@ -42,8 +42,8 @@ inline constexpr size_t kShownOfValue = 200, kShownOfMessage = 2000;
 
 // The number of bytes of the UTF-8 character at `byte`, 0 if there is none.
 size_t utf8_bytes(const std::string& text, size_t byte);
-// Replaces what a terminal would act on: control characters but those in `kept` and bytes that are not UTF-8 become
-// \x1b, line separators and characters that change the direction of text become \u202e.
+// Escapes what a terminal would act on. Control characters except those in `kept`, and bytes that are not UTF-8, become
+// \x1b and the like; line separators and characters that change the direction of text become \u202e and the like.
 std::string escaped(const std::string& text, const std::string& kept = "");
 // Replaces the middle of a text of more than `most` characters by "...".
 std::string shortened(const std::string& text, size_t most = kShownOfValue);

@@ -7,8 +7,8 @@
 //                      tokenizer.json ...  what the model and --tokenizer bring, see model_extras.h
 //                      manifest.json       XXH3-128 and size of every other file or of its ranges; written last
 //
-// It is written under ROOT/.tmp-step-..., with every file and directory fsynced, then renamed. Readers trust only files
-// that match the manifest.
+// A checkpoint is written under ROOT/.tmp-step-..., with every file and directory fsynced, then renamed. Readers trust
+// only files that match the manifest.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -47,7 +47,7 @@ public:
     const std::string& directory() const { return temporary_; }
     void make_subdirectory(const std::string& name);
     void write_text(const std::string& file, const std::string& text);
-    // Adds a file to the manifest that other code has written and fsynced.
+    // Adds to the manifest a file that other code has written and fsynced.
     void add(const std::string& file, const ManifestFile& written);
 
     // Writes the manifest, fsyncs, and renames the directory to ROOT/NAME, replacing an existing one atomically where

@@ -55,7 +55,7 @@ public:
     // Sets a function that every rank calls when a checkpoint is complete.
     void on_saved(std::function<void(const SavedCheckpoint&)> callback);
 
-    // Finishes a running save and starts one of the current state; without async, also finishes that.
+    // Finishes a running save and starts one of the current state; without async, finishes the new save, too.
     void save(int64_t step, const std::string& state_json);
     // Advances a running save, between training steps, without waiting for the disk.
     void poll();

@@ -9,5 +9,5 @@
 // Both block until the device is done.
 std::string fp8_state_json(Ctx& ctx, const Fp8State& state);
 // Returns "", or a note if the checkpoint has another recipe, format, history length or set of FP8 linears: delayed
-// scaling is then calibrated again. `saved` is the object that state_damage has looked at.
+// scaling is then calibrated again. `saved` is the object that state_damage has checked.
 std::string restore_fp8_state(Ctx& ctx, Fp8State& state, const nlohmann::json& saved);

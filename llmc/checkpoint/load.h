@@ -1,6 +1,6 @@
 // Reads the tensors of a checkpoint, or of any model in the format of transformers, into the training state. Each rank
 // reads the byte ranges of what it holds, block by block. An error of one rank is an Error on all. Every rank calls
-// these; afterwards the weights are to be computed from the masters (WeightGatherer::from_masters).
+// these functions. Afterwards WeightGatherer::from_masters must compute the weights from the masters.
 #pragma once
 #include <string>
 
@@ -16,10 +16,10 @@ void load_checkpoint(const std::string& path, const ModelConfig& config, const P
 // Loads weights only, from any directory in the format of transformers: single file or index, F32, F16 or BF16, with or
 // without a copy of a tied head, GPT-2 names with or without "transformer."; mask and rope buffers are ignored. Writes
 // this rank's part of kMaster (fp32), padded rows as 0. Exit 2, naming the first missing, surplus or misshapen tensor;
-// exit 5 if files of a checkpoint do not match its manifest, which the ranks of each host check together.
+// exit 5 if files of a checkpoint do not match its manifest. The ranks of each host share the work of this check.
 void load_hf_weights(const std::string& directory, const ModelConfig& config, const ParamTable& table,
                      const StateAccess& access, Comm& comm, int64_t staging_bytes = kStagingBytes);
 
-// Host memory that both take on this rank, besides the files' headers: at most staging_bytes, or what one row of a
-// transposed tensor needs. Uses access.held only.
+// Host memory that each of the two takes on this rank, besides the files' headers: at most staging_bytes, or what one
+// row of a transposed tensor needs. Uses access.held only.
 int64_t load_staging_bytes(const ParamTable& table, const StateAccess& access, int64_t staging_bytes = kStagingBytes);

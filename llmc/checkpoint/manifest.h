@@ -23,11 +23,12 @@ using Manifest = std::map<std::string, ManifestFile>;   // by path within the ch
 std::string manifest_text(const Manifest& manifest);
 
 // The first damage of a checkpoint, "" if it is complete: "optimizer/m.safetensors has 120 bytes instead of 400".
-// Without `hashes` it compares only presence and sizes. With them it checks every `parts`-th from number `part` on, so
-// that several ranks can share the reading, and part 0 also what state.json says (state_damage). Every file that a run
-// or a reader of the model takes must have an entry, and every entry lie in the checkpoint.
+// Without `hashes` it compares only presence and sizes. With them it also checks every `parts`-th hashed range from
+// number `part` on, so that several ranks can share the reading; part 0 checks what state.json says (state_damage).
+// Every file that a run or a reader of the model takes must have an entry, and every entry must lie in the checkpoint.
 std::string checkpoint_damage(const std::string& path, bool hashes, int part = 0, int parts = 1);
 
 // The same with hashes, for files whose names begin with `prefix`. Returns "" if the directory is not a checkpoint:
-// other models have no manifest, or one of another format. A state.json without a config.json is a damaged one.
+// other models have no manifest, or one of another format. A directory with a state.json but without a config.json is a
+// damaged checkpoint.
 std::string model_damage(const std::string& path, const std::string& prefix, int part = 0, int parts = 1);

@@ -1,4 +1,4 @@
-// What all ranks do together and one of them may fail in: all get the same Error.
+// Work that all ranks do together and that may fail on one of them: all ranks get the same Error.
 #pragma once
 #include <functional>
 #include <string>
@@ -15,13 +15,13 @@ struct RankOutcome {
 
 // Does the work, and returns its text or the error that it throws.
 RankOutcome outcome_of(const std::function<std::string()>& work);
-// Throws the outcome's error, if it is one.
+// Throws the error of the outcome, if it is an error.
 void raise(const RankOutcome& outcome);
 
-// Gathers the texts of all ranks. If one failed, throws the error of the lowest such rank on every rank, which names it
-// if there are several: "WHAT, rank 1: no space left". Collective.
+// Gathers the texts of all ranks. If one failed, throws the error of the lowest such rank on every rank. If there are
+// several ranks, the error names that rank: "WHAT, rank 1: no space left". Collective.
 std::vector<std::string> gather_outcomes(Comm& comm, const RankOutcome& mine, const std::string& what);
 
-// Does the work on every rank; an error that all of them have is thrown as it is, others with the rank. Collective, and
-// the work must not be.
+// Does the work on every rank. An error that all ranks have is thrown as it is; any other error names its rank. This
+// function is collective, so the work itself must not be.
 void on_all_ranks(Comm& comm, const std::string& what, const std::function<void()>& work);

@@ -55,7 +55,8 @@ struct SaveLayout {
     std::vector<SlotFile> slot_files;    // for each slot that a parameter has; the masters' is the first
 
     int64_t bytes() const;                  // of all files
-    // Of a WriteBuffer for the headers and slots that `rank` writes; weights are rounded from the masters in it.
+    // The size of a WriteBuffer for the headers and slots that `rank` writes. Weights are rounded from the masters in
+    // the buffer.
     int64_t buffer_bytes(int rank) const;
 };
 

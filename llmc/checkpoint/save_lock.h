@@ -1,6 +1,6 @@
-// A --save folder belongs to one run at a time. The run holds FOLDER/.lock from its start to its end: by flock, which
-// the system releases when the process dies; where the file system has no flock, by a lease, which is the same file,
-// kept fresh by a thread. The file says who holds it.
+// A --save folder belongs to one run at a time. The run holds FOLDER/.lock from its start to its end. It uses flock,
+// which the system releases when the process dies. Where the file system has no flock, the file is a lease that a
+// thread renews. The file says who holds it.
 #pragma once
 #include <chrono>
 #include <memory>

@@ -4,7 +4,6 @@
 #include <string>
 
 // What is wrong with DIRECTORY/state.json, "" if nothing: "state.json: "step" is -3: a whole number of at least 0 is
-// needed". Compared are the step with the updates, the skipped steps, the samples by the saved options, the FP8 state
-// and the name of the directory. Another model or other data, which only the present run can notice, is not checked
-// here.
+// needed". The step must agree with the updates, the skipped steps, the samples by the saved options, the FP8 state and
+// the name of the directory. Another model or other data is not noticed here: only the present run can tell.
 std::string state_damage(const std::string& directory);

@@ -1,5 +1,5 @@
-// Buffers one rank's bytes for the files of a checkpoint, as segments with their places in the files, and writes and
-// hashes them: when the memory is full, or all at the end, in another thread.
+// Buffers one rank's bytes for the files of a checkpoint, as segments with their places in the files. Writes and hashes
+// them when the memory is full, or all at the end, in another thread.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -36,7 +36,7 @@ public:
     void begin(const std::string& file, int64_t offset, const std::optional<Copy>& copy = {});
     // Returns memory for the next bytes, valid until the next call; writes if the memory is full.
     char* room(int64_t bytes);
-    // Adds the bytes that were written to room, of those with `copy` whole values.
+    // Adds the bytes that the caller has written to room(); in a segment with `copy`, these must be whole values.
     void filled(int64_t bytes);
 
     struct Written {

@@ -12,7 +12,7 @@ struct Invocation {
     std::vector<std::string> notes = {};   // on how it was started, for the log of a run
 };
 
-// The options of a command that has none of training: each has a value, or is a flag.
+// The options of a command that takes no training options. Each option has a value, or is a flag.
 struct CommandOptions {
     const char* command;
     std::map<std::string, std::string*> texts;
@@ -21,5 +21,5 @@ struct CommandOptions {
 // Sets them from "--name value", "--name=value" and "--name" words; exit 2 for any other word.
 void read_command_options(const std::vector<std::string>& words, const CommandOptions& options);
 
-// Runs the command after its options have been parsed; returns the exit code. Empty if help was printed.
+// Runs a command whose options have been parsed; returns the exit code. The Job is empty if help was printed.
 using Job = std::function<int()>;

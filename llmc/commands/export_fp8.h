@@ -16,12 +16,12 @@ Job parse_export_fp8(const Invocation& call, Comm& comm);
 //   delayed, tensorwise   quant_method compressed-tensors, format float-quantized: NAME.weight and NAME.weight_scale
 //                         F32 (1)
 //
-// The code times its scale_inv is the weight of the run, to the bit. These are exported in BF16 and listed in
-// modules_to_not_convert (compressed-tensors: ignore): linears that ran in BF16; the head, which no reader accepts in
-// FP8; and with `blockwise` linears with a side that is not a multiple of 128. The last ones are exact, too, since BF16
+// A code times its scale_inv is the weight of the run, to the bit. Some linears are exported in BF16 and listed in
+// modules_to_not_convert (compressed-tensors: ignore): those that ran in BF16; the head, which no reader accepts in
+// FP8; and with `blockwise` those with a side that is not a multiple of 128. The last ones are exact, too, since BF16
 // can hold a code times a power of two.
 //
-// checkpoint: its directory. max_part_bytes: of a file. Returns what was written, in a line or two for people. Exit 2
-// if the directory is not a checkpoint of a run in FP8, or if no reader accepts its shape in FP8; 5 if it is damaged; 7
-// if the disk fails.
+// checkpoint: a directory. max_part_bytes: the largest size of a file. Returns what was written, in a line or two for
+// people. Exit 2 if the directory is not a checkpoint of a run in FP8, or if no reader accepts its shape in FP8; 5 if
+// it is damaged; 7 if the disk fails.
 std::string export_fp8(const std::string& checkpoint, const std::string& out, int64_t max_part_bytes);

@@ -9,7 +9,7 @@
 #include "llmc/parallel/comm/comm.h"
 #include "llmc/perf/step_time_model.h"
 
-// What the summary tells of; all of it outlives the call.
+// What the summary tells of; all of it must outlive the call.
 struct SummarizedRun {
     const Config& config;
     const std::vector<std::string>& changed;   // ParsedConfig::changed

@@ -58,8 +58,8 @@ struct Config {
     Dtype grad_dtype = Dtype::kFp32;
     Dtype moment_dtype = Dtype::kFp32;
     Recompute recompute = Recompute::kNone;
-    std::vector<std::string> offload;   // of kOffloadWords: what lies in pinned host memory; see offloads()
-    double offload_fraction = 1;        // of a rank's moments and masters that `offload` names
+    std::vector<std::string> offload;   // of kOffloadWords: what is kept in pinned host memory; see offloads()
+    double offload_fraction = 1;        // of the moments and masters that `offload` names
     double offload_chunk_mb = 128;      // 10^6 bytes of optimizer state that pass through the device at a time
     double gpu_memory_limit = 0;        // GiB of the device for everything this process uses; 0: all that is free
     bool attention_fast = false;        // accumulate dQ in any order
@@ -88,9 +88,9 @@ struct Config {
     // distributed
     int64_t ranks = 0;                  // 0: as many as were started
     int64_t context_parallel = 1;       // ranks that share each sequence
-    // Of what a rank holds only its shard. 1: master weights and moments; 2: gradients, too; 3: weights, too
+    // What is sharded over the ranks. 0: nothing; 1: master weights and moments; 2: gradients, too; 3: weights, too
     int64_t zero = 1;
-    int64_t zero_group = 0;             // neighbouring ranks that shard one copy of them; 0: all
+    int64_t zero_group = 0;             // number of neighbouring ranks that shard one copy of these; 0: all
     int64_t zero_keep_layers = 0;       // layers that stay gathered from forward to backward; with --zero 3
     double bucket_mb = 256;             // size of a gradient bucket, 10^6 bytes of FP32
     bool overlap = true;                // overlap communication with compute
@@ -110,16 +110,16 @@ struct Config {
     int64_t log_interval = 0;
     std::string log_file;
     std::string tensorboard_dir, wandb_project;   // for the side processes that follow log_file; "": none
-    std::string alert_command, alert_webhook;     // that the side process of the run tells of trouble; "": none
-    std::string report;                 // HTML file that it makes at the end; "": none
+    std::string alert_command, alert_webhook;     // called by the side process of the run on trouble; "": none
+    std::string report;                 // HTML file that the side process writes at the end; "": none
     bool verbose = false;               // print the whole configuration and every note
     int64_t sample_every = 0, sample_tokens = 0;
     double temperature = 0;             // 0: take the most likely token
     int64_t top_k = 0;                  // draw among the most likely N tokens; 0: all
     double top_p = 1;                   // draw among the fewest tokens that have this probability; 1: all
-    bool generating = false;            // of parse_generate_config
+    bool generating = false;            // set by parse_generate_config
     bool ignore_eos = false;
-    std::string stop_ids;               // at which generate ends a text, besides the model's eos tokens
+    std::string stop_ids;               // ids at which generate ends a text, besides the model's eos tokens
     int64_t inference_max_requests = 0; // texts that generate decodes together
     std::string prompt_ids, prompt_bytes, prompts;   // see prompts.h
     TokenForm print = TokenForm::kAuto;
@@ -141,18 +141,18 @@ struct Config {
 
     // Tokens of each sequence that one rank has.
     int64_t part_length() const { return seq_length / context_parallel; }
-    // Ranks, or groups of ranks that share their sequences, that train on different samples.
+    // Number of ranks that train on different samples. A group of ranks that share their sequences counts as one.
     int data_ranks(int of_ranks) const { return of_ranks / static_cast<int>(context_parallel); }
 };
 
 inline constexpr const char* kOffloadWords[] = {"moments", "masters", "activations"};
 // Layers whose activations stay on the device with --offload activations.
 inline constexpr int kResidentLayers = 3;
-// Whether --offload names one of kOffloadWords, or one that is part of the optimizer state.
+// Whether --offload names `word`, one of kOffloadWords; whether it names a part of the optimizer state.
 bool offloads(const Config& config, const std::string& word);
 inline bool offloads_state(const Config& config) { return offloads(config, "moments") || offloads(config, "masters"); }
 
-// The chunks in which head and loss compute a micro-batch.
+// The number of chunks in which head and loss compute a micro-batch.
 inline int64_t loss_chunks(const Config& config) {
     const int64_t rows = config.micro_batch_size * config.part_length();
     return config.loss_chunk > 0 ? ceil_div(rows, config.loss_chunk) : 1;
@@ -185,8 +185,8 @@ ParsedConfig parse_config(int argc, const char* const* argv, const std::string& 
 ParsedConfig parse_generate_config(int argc, const char* const* argv, const std::string& family,
                                    const Machine& machine = {});
 
-// The rules about the length of the run that `config` breaks, one line each. Call it when --epochs has become
-// train_iters; parse_config checks --train-iters itself.
+// The rules about the length of the run that `config` breaks, one line each. Call it once train_iters has been computed
+// from --epochs; parse_config checks --train-iters itself.
 std::vector<std::string> length_errors(const Config& config);
 
 // The resolved configuration as JSON text, without options that have no effect. Read with --config, it gives the same
@@ -195,12 +195,12 @@ std::string config_to_json(const Config& config);
 // Lines "name = value" of every option that has an effect, by group, for the banner.
 std::string config_to_text(const Config& config);
 // The differences between a checkpoint's configuration (JSON text) and this one, one line each, for --resume.
-// must_match: those that would make it another run (model shape, seed, global batch, sequence length, dtypes). Data
-// paths may change, since DataLoader::check_fingerprint compares the data itself.
+// must_match: differences that would make it another run (model shape, seed, global batch, sequence length, dtypes).
+// Data paths may change, since DataLoader::check_fingerprint compares the data itself.
 struct ConfigDiff {
     std::vector<std::string> must_match, changed;
 };
 ConfigDiff config_diff(const std::string& saved_json, const Config& config);
-// Sets the options of a checkpoint's configuration (JSON text of an object) that a resumed run must repeat. Returns ""
-// or the error of the first that no run can have had.
+// Sets the options of a checkpoint's configuration (JSON text of an object) that a resumed run must repeat. Returns "",
+// or the error of the first option whose value is not valid.
 std::string read_saved_options(const std::string& saved_json, Config& config);

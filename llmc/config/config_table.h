@@ -27,8 +27,8 @@ struct Given {
     bool has(const char* name) const { return names.count(name) > 0; }
 };
 
-// A row's option has an effect only if the value of `option` is one of `values`: words separated by spaces ("unset" is
-// the empty value), "!" and the words that the value must not be, or ">0" for a number above zero.
+// A row's option has an effect only if the value of `option` satisfies `values`. Words separated by spaces: the value
+// is one of them ("unset" is the empty value). "!" and words: it is none of them. ">0": it is a number above zero.
 struct Condition {
     const char* option;
     const char* values;
@@ -48,7 +48,7 @@ struct OptionRow {
     // Computes a default from other options if the user did not set this one. Runs in table order.
     void (*derive)(Config&, const Given&) = nullptr;
     const char* derived = nullptr;          // the derived default in words, for --help
-    // The option has an effect if all conditions hold; the error gives the reason of the first that does not.
+    // The option has an effect if all conditions hold; the error has the reason of the first that does not hold.
     Conditions acts_if = {};
     // For rules that no list of conditions can express: returns why the option has no effect, null if it has one.
     const char* (*inert)(const Config&) = nullptr;
@@ -56,9 +56,9 @@ struct OptionRow {
     const char* (*refused)(const Json&) = nullptr;
     OnResume on_resume = OnResume::kReport;
     const char* llmc = nullptr;             // llm.c's option with the same meaning, "-b"
-    bool gpu_only = false;                  // has no effect on the CPU device: a note
+    bool gpu_only = false;                  // has no effect on the CPU device; a note says so
     const char* refused_on_cpu = nullptr;   // what to do instead, if a run on the CPU device refuses the option
-    bool ranks_only = false;                // has no effect with one rank
+    bool ranks_only = false;                // has no effect with one rank; a note says so
     bool generate_only = false;             // an option of generate, refused in training
 };
 // Why an option has no effect under a resolved configuration, null if it has one.
@@ -75,10 +75,10 @@ void add_samples(std::vector<OptionRow>& rows);          // of the group Output,
 const std::vector<std::string>& generate_options();      // names, in config_table_sampling.cpp
 const OptionRow* find_option(const std::string& name);   // null if unknown
 
-// Raise the error of an unknown name (exit 2). It says what to write instead if this is another trainer's option, and
-// otherwise suggests the nearest of the `known` names. `option` is as the user wrote it; `name` has no leading dashes,
-// and dashes instead of underscores; `value` is the word after it. The keys of `object`, a JSON file, may show that the
-// file is another trainer's. In config_foreign.cpp.
+// Raise the error of an unknown name (exit 2). If the name is another trainer's option, the error says what to write
+// instead; otherwise it suggests the nearest of the `known` names. `option` is as the user wrote it; `name` has no
+// leading dashes, and dashes instead of underscores; `value` is the word after it. The keys of `object`, a JSON file,
+// may show that the file is another trainer's. In config_foreign.cpp.
 [[noreturn]] void fail_unknown_option(const std::string& option, const std::string& name, const std::string& value,
                                       const std::vector<std::string>& known);
 [[noreturn]] void fail_unknown_key(const std::string& file, const std::string& key, const std::string& name,
@@ -92,25 +92,26 @@ struct ForeignRow {
 };
 const std::vector<ForeignRow>& foreign_rows();
 
-// Whether `words`, separated by spaces, has this word, in upper or lower case. This and the next three are in
+// Whether `word` is one of `words`, which are separated by spaces, ignoring case. This and the next three are in
 // config_hints.cpp.
 bool has_word(const std::string& words, const std::string& word);
-// The error of a value that `set` refuses, with what was probably meant.
+// The error about a value that `set` refuses; it says what was probably meant.
 std::string value_error(const OptionRow& row, const std::string& where, const Json& value);
 // Raises the error of a word without an option (exit 2).
 [[noreturn]] void fail_unexpected_word(const std::string& word);
-// The nearest batch sizes that are multiples: "4 or 6 would be one, or take --micro-batch-size 1".
+// Suggests the nearest multiples of micro_batch_size x ranks: "4 or 6 would be one, or take --micro-batch-size 1".
 std::string batch_hint(int64_t sequences, int64_t micro_batch_size, int ranks);
 
-// Former names of options: accepted for one release, with a note, also in JSON files and in the configuration that a
-// checkpoint has stored. In config_names.cpp.
+// Former names of options. They are accepted for one release, with a note, also in JSON files and in a checkpoint's
+// configuration. In config_names.cpp.
 struct RenamedOption {
     const char *old_name, *name;
 };
 const std::vector<RenamedOption>& renamed_options();
 const char* current_name(const std::string& old_name);   // null if it is not a former name
 
-// Megatron-LM flags that correspond to one value of an option here; an option that contradicts one is refused.
+// Megatron-LM flags that correspond to one value of an option here. It is an error if the flag and the option are both
+// given and contradict each other.
 struct Spelling {
     const char* name;                // "fp8-param-gather"
     const char* option;              // "param-comm-dtype"
@@ -118,7 +119,7 @@ struct Spelling {
 };
 const std::vector<Spelling>& spellings();               // in config_names.cpp
 const Spelling* find_spelling(const std::string& name);  // null if unknown
-// A checkpoint's options under the names of today; an earlier version had some spellings as options of its own.
+// Renames a checkpoint's options to their current names. In an earlier version some spellings were options themselves.
 Json with_current_names(Json saved);
 
 // The rules between options that a resolved configuration breaks, one line each. In config_rules.cpp.

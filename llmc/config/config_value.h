@@ -180,7 +180,7 @@ OptionValue text_list(At at, const std::string& metavar, const std::string& expe
             .get = getter(at), .list = true, .any_text = true};
 }
 
-// Several integers in one option, none below `low`; the option is not set while a field is.
+// Several integers in one option, none below `low`. A field below `low` means that the option is not set.
 template <typename... At>
 OptionValue tuple(char separator, int64_t low, const std::string& metavar, const std::string& expects,
                   At... at) {

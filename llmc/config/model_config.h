@@ -8,8 +8,8 @@
 
 enum class Norm { kLayerNorm, kRmsNorm };
 enum class PositionEmbedding { kLearned, kRope };
-// Which linears of a block have biases: GPT-2's all, Llama's none, Qwen2's that of Q, K and V; attention: these and the
-// output projection.
+// Which linears of a block have biases. all: as in GPT-2; none: as in Llama; qkv: the projection to Q, K and V, as in
+// Qwen2; attention: that and the output projection; mlp: those of the MLP.
 enum class LinearBias { kAll, kNone, kQkv, kAttention, kMlp };
 struct LinearBiasWord {
     const char* name;
@@ -23,8 +23,8 @@ inline constexpr LinearBiasWord kLinearBiasWords[] = {{"all", LinearBias::kAll},
 
 enum class RopeScalingType { kLlama3, kYarn };
 
-// Scaling of rope for longer contexts than the original one, by the rules that Hugging Face configurations call
-// rope_type "llama3" and "yarn"; factor 0 means no scaling. See rope_table.h.
+// Scaling of rope for longer contexts than the original one, by the rules that Hugging Face calls rope_type "llama3"
+// and "yarn"; factor 0 means no scaling. See rope_table.h.
 struct RopeScaling {
     double factor = 0;
     double low_freq_factor = 1;    // llama3
@@ -33,8 +33,8 @@ struct RopeScaling {
     RopeScalingType type = RopeScalingType::kLlama3;
     double beta_fast = 32;         // yarn
     double beta_slow = 1;
-    double attention_factor = 0;   // of cosines and sines; 0: 0.1 ln(factor) + 1
-    bool truncate = true;          // the range of interpolated frequencies begins and ends at whole pairs
+    double attention_factor = 0;   // multiplies cosines and sines; 0: 0.1 ln(factor) + 1
+    bool truncate = true;          // rounds the range of interpolated frequencies outwards to whole pairs
     bool operator==(const RopeScaling&) const = default;
 };
 
@@ -47,7 +47,7 @@ struct ModelConfig {
     int64_t kv_channels = 64;        // elements per head
     int64_t vocab_size = 50257;      // true size, without padding, as in data and exports
     int64_t max_positions = 1024;    // learned positions, or the context length of a rope model
-    int64_t sliding_window = 0;      // keys that a query attends to, its own included; 0: all up to its own
+    int64_t sliding_window = 0;      // number of keys that a query attends to, its own included; 0: all up to its own
     Norm norm = Norm::kLayerNorm;
     PositionEmbedding position = PositionEmbedding::kLearned;
     Activation activation = Activation::kGelu;

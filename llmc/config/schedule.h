@@ -10,8 +10,8 @@
 // lr_wsd_decay_iters steps (0: a tenth of the run; Hu et al., arXiv 2404.06395). Later steps have the last rate.
 double learning_rate(const Config& config, int64_t step);
 
-// Sequences in the global batch after `samples` samples: rises from rampup_start in steps of rampup_increment, evenly
-// over rampup_samples samples, then stays global_batch_size.
+// Sequences in the global batch after `samples` samples. The number rises from rampup_start in steps of
+// rampup_increment, evenly over rampup_samples samples, and then stays global_batch_size.
 int64_t batch_size_at(const Config& config, int64_t samples);
 
 // Samples that the first `steps` steps take, and the number of whole steps in `samples` samples, with batch ramp-up.

@@ -37,7 +37,7 @@ template <typename A> struct Tile {
 // columns of B for itself, in its L1 cache, and reads them from memory once.
 inline constexpr int64_t kThinRows = 24;
 inline constexpr int64_t kThinColumns = 64;   // of a tile
-inline constexpr int64_t kUnpackedRows = 4;   // up to which not packing B at all is faster
+inline constexpr int64_t kUnpackedRows = 4;   // up to this many rows, it is faster not to pack B at all
 
 // sums (M, kMicroColumns), rows `stride` apart, = or += packed A times the rows of B at k_begin, which are transposed
 // in registers.

@@ -101,8 +101,8 @@ DataWords parse_data_words(const std::vector<std::string>& words) {
     for (const std::string& word : words) {
         if (is_number(word)) {
             if (!result.sources.empty() && result.sources[0].weight.empty()) {
-                result.error = strf("'%s' has no weight and %s is one: give one before each source, or none (a file "
-                                    "named %s is written ./%s)", result.sources[0].globs[0].c_str(), word.c_str(),
+                result.error = strf("'%s' has no weight, but %s is a weight: give one to every source, or to none (a "
+                                    "file named %s is written ./%s)", result.sources[0].globs[0].c_str(), word.c_str(),
                                     word.c_str(), word.c_str());
                 return result;
             }
@@ -131,7 +131,8 @@ BlendOrder::BlendOrder(const std::vector<int64_t>& parts) : parts_(parts) {
         for (size_t k = 0; k < parts.size(); k++) {
             owed[k] += parts[k];
             if (d * owed[k] < period) continue;
-            const int64_t left = (d - 1) * period - d * owed[k];   // / (d parts[k]): samples until then
+            // left / (d parts[k]) is the number of samples until source k is owed 1 - 1 / (2 K - 2).
+            const int64_t left = (d - 1) * period - d * owed[k];
             if (chosen == parts.size() || left * parts[chosen] < chosen_left * parts[k]) {
                 chosen = k;
                 chosen_left = left;

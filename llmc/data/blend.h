@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-// Shards that are read as one stream: those of one weight, or all of them without weights.
+// Shards that are read as one stream: those of one weight, or all shards if there are no weights.
 struct DataSource {
     std::string weight;   // as written by the user; empty without weights
     int64_t parts = 1;    // samples per period, the sum of all parts; the parts have no common divisor
@@ -13,7 +13,8 @@ struct DataSource {
 };
 
 // Parses globs, or weights that each precede the globs of a source: {"0.7", "a/*.bin", "0.3", "b/*.bin", "c.bin"}. A
-// number is a weight; a file of such a name is written ./7. Weights are exact decimals. error: one line or empty.
+// number is a weight; a file whose name is a number is written ./7. Weights are exact decimals. error: one line or
+// empty.
 struct DataWords {
     std::vector<DataSource> sources;
     std::string error;
@@ -21,8 +22,8 @@ struct DataWords {
 DataWords parse_data_words(const std::vector<std::string>& words);
 
 // The order of sources. It has a period of sum(parts) samples, so any sample is found without reading those before it.
-// After n samples, the number of samples of a source with weight w differs from w n by at most 1 - 1 / (2 K - 2), if
-// there are K sources (Tijdeman, The chairman assignment problem, Discrete Mathematics 32, 1980). In any window of N
+// After n samples of K sources, the number of samples of a source with weight w differs from w n by at most
+// 1 - 1 / (2 K - 2) (Tijdeman, The chairman assignment problem, Discrete Mathematics 32, 1980). In any window of N
 // samples it differs from w N by less than 1 with two sources, and by less than 2 - 1 / (K - 1) with more.
 class BlendOrder {
 public:
@@ -30,7 +31,7 @@ public:
 
     struct Place {
         int64_t source;
-        int64_t index;   // number of samples of the source before it
+        int64_t index;   // number of earlier samples of this source
     };
     Place at(int64_t sample) const;
     // Returns the number of samples of a source among the first n of the run.

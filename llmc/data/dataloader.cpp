@@ -52,9 +52,9 @@ void check_config(const DataConfig& config) {
 // The fingerprint of synthetic data. Other versions draw other tokens.
 constexpr int kSyntheticVersion = 1;
 
-// Converts a random number to a token. Token k has a probability of about 1 / (k + 1), as words in text, so that the
-// embedding's backward pass adds up many equal rows. The octave of k + 1 is uniform, and so is k within it; tokens
-// beyond the vocabulary wrap around.
+// Converts a random number to a token. Token k has a probability of about 1 / (k + 1), like words in text, so that the
+// embedding's backward pass adds many rows of the same token. The octave of k + 1 is uniform, and so is k within it;
+// tokens beyond the vocabulary wrap around.
 int32_t synthetic_token(uint32_t random, int64_t vocab_size) {
     const uint64_t octaves = std::bit_width(static_cast<uint64_t>(vocab_size));
     const uint64_t scaled = random * octaves;
@@ -150,7 +150,8 @@ struct DataLoader::Impl {
     };
 
     // Finds where a sample starts. Samples of a shard start at multiples of seq_length: the last target of one is the
-    // first input of the next, so every token but a shard's first is a target once per epoch.
+    // first input of the next. So every token is a target once per epoch, except the first of a shard and those after
+    // its last whole sample.
     Location locate(int64_t sample) const {
         const BlendOrder::Place place = order.at(sample);
         const size_t source = static_cast<size_t>(place.source);
@@ -175,7 +176,7 @@ struct DataLoader::Impl {
         return source == 0 ? config.seed : rng_key(config.seed, "source " + std::to_string(source));
     }
 
-    // Sets sources, except for their samples, and returns the paths of all shards.
+    // Sets `sources`, except their numbers of samples, and returns the paths of all shards.
     std::vector<std::string> find_shards() {
         const DataWords words = parse_data_words(config.globs);
         REQUIRE(words.error.empty(), "data: %s", words.error.c_str());

@@ -2,8 +2,8 @@
 // A sample is seq_length + 1 consecutive tokens of one shard. Sample s of a run is a pure function of (shards, weights,
 // seq_length, seed, s), independent of rank, micro-batch and earlier reads. The number of samples consumed is the only
 // state.
-// In a blend of sources (blend.h) each has the share of samples that its weight defines. A source that is used up
-// starts its next epoch, in another order, independent of the others.
+// In a blend (blend.h) each source has the share of samples that its weight defines. A source that is used up starts
+// its next epoch in another order, independent of the other sources.
 // Synthetic tokens replace shards for timing only: the tokens of sample s are a function of (vocab_size, seed, s), with
 // frequencies as in text (Zipf's law). They never end and have no epochs.
 #pragma once
@@ -16,14 +16,14 @@
 #include "llmc/data/shards.h"
 
 struct DataConfig {
-    std::vector<std::string> globs;  // globs, each of which matches a file, or weights and globs (blend.h)
+    std::vector<std::string> globs;  // globs, or weights and globs (blend.h); each glob must match a file
     std::string token_dtype;         // of headerless shards: "uint16" or "uint32"
     int64_t seq_length = 0;
     int64_t vocab_size = 0;  // ids >= vocab_size are an error
     uint64_t seed = 0;
     bool shuffle = true;    // false: shard order, for evaluation
     bool check_ids = true;   // check every token id at start
-    bool documents = false;  // read the separator of documents, which must be the same in all shards
+    bool documents = false;  // read the token that separates documents, which must be the same in all shards
     bool synthetic = false;  // no shards; globs is empty
 };
 
@@ -51,17 +51,17 @@ public:
     // Returns the number of samples of a source among the first n of a run.
     int64_t samples_of(int64_t source, int64_t n) const;
 
-    // Reads sample `sample` (any int64 >= 0): writes seq_length inputs and the seq_length targets that follow them,
-    // with kIgnoreIndex where the loss mask is 0. Returns the number of targets that are not kIgnoreIndex. Exit 2 if
-    // the shard was cut since it was opened.
+    // Reads sample `sample` (any int64 >= 0): writes seq_length inputs, and as many targets, which are the tokens one
+    // place later or kIgnoreIndex where the loss mask is 0. Returns the number of targets that are not kIgnoreIndex.
+    // Exit 2 if the shard was truncated since it was opened.
     int64_t read(int64_t sample, int32_t* inputs, int32_t* targets) const;
 
     // Asks the operating system to load samples [first, first + count) in the background. Thread-safe, like read.
     void prefetch(int64_t first, int64_t count) const;
 
     // Returns JSON for the checkpoint: name (without directory), size and fingerprint of each shard, and the weights.
-    // check_fingerprint compares it with this data: it returns "" or one line about the first shard that is missing,
-    // new, reordered or changed, or about changed weights.
+    // check_fingerprint compares such JSON with this data. It returns "", or one line about the first shard that is
+    // missing, new, reordered or changed, or about changed weights.
     std::string fingerprint_json() const;
     std::string check_fingerprint(const std::string& json) const;
 
@@ -70,16 +70,16 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
-// Returns one line per source of a blend with its share and how often a run of `samples` samples reads it, and one line
-// on loss masks; nothing without weights and masks.
+// Returns one line per source of a blend, with its share and how often a run of `samples` samples reads it, and one
+// line on loss masks. Returns no lines if there are neither weights nor masks.
 std::vector<std::string> describe_data(const DataLoader& loader, int64_t samples);
 
-// Calls `read`, which reads samples. Returns "" or the error of data that cannot be read any more, so that the caller
-// can end together with other ranks; other errors pass.
+// Calls `read`, which reads samples. Returns "", or the error if data cannot be read any more, so that the caller can
+// end together with the other ranks. Other errors are thrown.
 std::string reading_error(const std::function<void()>& read);
 
-// Fails (exit 2) if there are fewer than `needed` different samples. The error says for what they are needed: `what`,
-// e.g. "one step of 512 sequences".
+// Fails (exit 2) if there are fewer than `needed` different samples. `what` says in the error what needs them, e.g.
+// "one step of 512 sequences".
 void require_samples(const DataLoader& loader, int64_t needed, const char* what);
 
 // Finds the documents in B sequences of T tokens. out (2, B, T): start and end (exclusive) of each token's document
@@ -93,7 +93,7 @@ void restart_positions(const int32_t* tokens, int64_t B, int64_t T, int32_t sepa
 // permutation is not stored.
 int64_t permuted_index(int64_t index, int64_t n, uint64_t seed, int64_t epoch);
 
-// order = rows 0..n-1 sorted by tokens[row], then by row, for embedding_backward. Ids outside [0, vocab_size) are last.
-// scratch is resized as needed.
+// order = rows 0..n-1 sorted by tokens[row], then by row, for embedding_backward. Ids outside [0, vocab_size) come
+// last. scratch is resized as needed.
 void sort_rows_by_token(const int32_t* tokens, int64_t n, int64_t vocab_size, int32_t* order,
                         std::vector<int64_t>& scratch);

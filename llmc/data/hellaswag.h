@@ -26,7 +26,7 @@ public:
     int64_t read(int64_t row, int64_t T, int32_t* inputs, int32_t* targets) const;
 
     // Counts the examples whose correct completion has the lowest loss. losses: one per row. Of equal losses the first
-    // one counts as the lowest, as in llm.c; a loss that is not finite never does.
+    // counts as the lowest, as in llm.c; a loss that is not finite never counts as the lowest.
     int64_t correct(const std::vector<double>& losses) const;
 
 private:

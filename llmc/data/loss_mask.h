@@ -10,12 +10,12 @@
 
 class LossMask {
 public:
-    // Returns the mask of a shard with `tokens` tokens, if it has one. If the file is missing although the sidecar
-    // names a mask, that is an error: the run would train on tokens that were to be excluded.
+    // Returns the mask of a shard with `tokens` tokens, if it has one. It is an error if the sidecar names a mask and
+    // the file is missing, because the run would train on tokens that were to be excluded.
     static std::optional<LossMask> of_shard(const std::string& shard, int64_t tokens);
 
     // Sets the targets (count), which are the tokens from `first` on, to kIgnoreIndex where the mask is 0. Exit 2 if
-    // the file was cut.
+    // the file was truncated.
     void apply(int64_t first, int64_t count, int32_t* targets) const;
     int64_t counted() const { return counted_; }
     uint64_t fingerprint() const { return fingerprint_; }   // XXH3 of the file

@@ -27,7 +27,7 @@ bool differs(const ShardInfo& a, const ShardInfo& b) {
     return !a.tokenizer.empty() && !b.tokenizer.empty() && a.tokenizer != b.tokenizer;
 }
 
-// The tokenizer of `shard` as an error names it, so that it can be told from that of `other`.
+// The name of the tokenizer of `shard` in an error that must tell it apart from the tokenizer of `other`.
 std::string tokenizer_name(const ShardInfo& shard, const ShardInfo& other) {
     if (!shard.tokenizer.empty() && shard.tokenizer != other.tokenizer)
         return "the tokenizer " + printable(shard.tokenizer);
@@ -64,7 +64,7 @@ void read_tokenizer(ShardInfo& shard) {
 
 void require_same_tokenizer(const std::string& what, const std::vector<ShardInfo>& shards,
                             const std::vector<ShardInfo>& more) {
-    // The first known one stands for all of `shards`, which were compared with each other.
+    // The first known tokenizer stands for all of `shards`, which were compared with each other.
     const auto known = [](const ShardInfo& shard) { return !(shard.tokenizer + shard.tokenizer_sha256).empty(); };
     const auto first = std::find_if(shards.begin(), shards.end(), known);
     if (first == shards.end()) return;

@@ -14,12 +14,12 @@ int32_t read_separator(const std::string& shard, int64_t vocab_size);
 // sidecar is not JSON.
 void read_tokenizer(ShardInfo& shard);
 
-// Exit 2, naming two shards, if one of `more` was made with another tokenizer than one of `shards`; a shard without a
-// known tokenizer fits all. `what` begins the error.
+// Exit 2, naming two shards, if one of `more` was made with another tokenizer than `shards`. A shard without a known
+// tokenizer matches every tokenizer. `what` begins the error.
 void require_same_tokenizer(const std::string& what, const std::vector<ShardInfo>& shards,
                             const std::vector<ShardInfo>& more);
 
-// Exit 2 if validation shards do not have the tokenizer of the training shards, or are the same shards as those, unless
-// `same` allows it. Returns a note if some are also trained on, else "".
+// Exit 2 if validation and training shards have different tokenizers, or if they are the same shards and `same` is
+// false. Returns a note if some validation shards are also trained on, else "".
 std::string check_validation_shards(const std::vector<ShardInfo>& train, const std::vector<ShardInfo>& valid,
                                     bool same);

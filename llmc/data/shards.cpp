@@ -87,7 +87,7 @@ uint32_t max_id(const uint8_t* bytes, int64_t n) {
     return result;
 }
 
-constexpr int64_t kBlockBytes = int64_t{1} << 18;   // of reads that go through a file: stays in the L2 cache
+constexpr int64_t kBlockBytes = int64_t{1} << 18;   // of one read, when a whole file is read: stays in the L2 cache
 
 InputFile open_shard(const std::string& path) {
     REQUIRE(!is_directory(path), "data shard '%s': a folder: name the files in it, '%s/*.bin'", path.c_str(),
@@ -308,7 +308,7 @@ int64_t Shard::find_bad_id(int64_t first, int64_t count, int64_t vocab_size) con
     require_tokens(first, count);
     if (info.token_bytes == 2 && vocab_size > 0xffff) return -1;
     const int64_t width = info.token_bytes;
-    int64_t bad = -1, done = 0;   // done: tokens of the blocks before
+    int64_t bad = -1, done = 0;   // done: tokens of the previous blocks
     file_.read_blocks(byte_offset(first), count * width, kBlockBytes, [&](const uint8_t* data, int64_t bytes) {
         const int64_t n = bytes / width;
         const uint32_t largest = width == 2 ? max_id<uint16_t>(data, n) : max_id<uint32_t>(data, n);

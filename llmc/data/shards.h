@@ -1,6 +1,6 @@
 // Token shards on disk: file patterns, formats, their checks, and reading tokens. The order of samples is defined in
-// dataloader.h. Errors have exit code 2 and name the file and, if possible, the byte offset; so does every read of a
-// file that was cut since it was opened.
+// dataloader.h. Errors have exit code 2 and name the file and, if possible, the byte offset. Reading a file that was
+// truncated since it was opened is such an error.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -40,7 +40,7 @@ inline std::string shard_stem(const std::string& path) {
 class Shard {
 public:
     // A .bin with a .idx of the same name is Megatron's: its documents are read as one stream. Otherwise the magic
-    // number decides; token_dtype ("", "uint16" or "uint32") applies only to a file without one.
+    // number decides; token_dtype ("", "uint16" or "uint32") applies only to a file without a magic number.
     Shard(const std::string& path, const std::string& token_dtype);
 
     ShardInfo info;
@@ -66,11 +66,11 @@ private:
     uint64_t compute_fingerprint() const;
 };
 
-// Expands patterns in order, the matches of each sorted by name. Ignores *.idx, *.mask and *.meta.json. A pattern
-// without a match, or a file that two patterns match, is an error. If `matches` is given, it receives the number of
-// files of each pattern.
+// Expands patterns in order, and sorts the matches of each by name. Ignores *.idx, *.mask and *.meta.json. A pattern
+// without a match is an error, and so is a file that two patterns match. If `matches` is given, it receives the number
+// of files of each pattern.
 std::vector<std::string> expand_globs(const std::vector<std::string>& globs, std::vector<size_t>* matches = nullptr);
 
-// Checks that every token id of every shard is below vocab_size, with several threads; the error names the first bad
-// one (lowest shard, then lowest offset).
+// Checks with several threads that every token id of every shard is below vocab_size. The error names the first bad id
+// (lowest shard, then lowest offset).
 void check_token_ids(const std::vector<Shard>& shards, int64_t vocab_size);

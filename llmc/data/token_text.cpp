@@ -24,7 +24,8 @@ std::map<uint32_t, char> byte_characters() {
     return bytes;
 }
 
-// The bytes of a token of the vocabulary, whose characters have at most two UTF-8 bytes. Others remain as they are.
+// The bytes of a token of the vocabulary. Byte-level BPE's characters have at most two UTF-8 bytes; any other character
+// remains as it is.
 std::string bytes_of(const std::string& token) {
     static const std::map<uint32_t, char> bytes = byte_characters();
     std::string text;

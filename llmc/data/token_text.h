@@ -9,12 +9,13 @@ public:
     // Reads a tokenizer.json. Exit 2, with the reason, if it is not a byte-level BPE.
     explicit TokenText(const std::string& path);
 
-    // The text's bytes; a token may end within a character. An id that the tokenizer does not have is "<id>".
+    // Returns the text as bytes, because a token may end within a character. An id that the tokenizer does not have
+    // becomes "<id>".
     std::string decode(const std::vector<int32_t>& tokens) const;
 
 private:
     std::vector<std::string> bytes_;   // by id; empty: no such token
 };
 
-// The tokenizer.json that `path` is or has in it; "" if there is none.
+// Returns `path` if it is a .json file, or the tokenizer.json in the folder `path`; "" if there is none.
 std::string tokenizer_json(const std::string& path);

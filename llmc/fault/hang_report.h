@@ -1,4 +1,5 @@
-// The hang report: says which ranks wait for which, from the heartbeats of all ranks. Reads no clock and no processes.
+// The hang report: says which ranks wait for which, from the heartbeats of all ranks alone, without reading the clock
+// or looking at processes.
 #pragma once
 #include <string>
 #include <vector>

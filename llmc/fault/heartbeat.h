@@ -22,10 +22,11 @@ void post_phase(Phase phase);
 void post_progress();                      // a micro-batch or a block of a file is done
 void post_first_step();                    // the first step is done: the timeout is no longer extended
 void post_end(int exit_code);              // this process has decided to end; also from a signal handler
-// Tells the launch wrapper only; for a process that has no row, because it is the only rank or not connected yet.
+// Writes the exit code for the launch wrapper only. It is for a process without a row, which is the only rank or not
+// connected yet.
 void write_outcome(int exit_code);
-// What the launch wrapper waits for: that this process begins, whose death it sees from then on, and that its file has
-// the outcome.
+// Tell the launch wrapper that this process has begun, so that the wrapper notices when it dies, and that the wrapper's
+// file has the outcome.
 void announce_to_launcher();
 void announce_outcome();
 
@@ -72,7 +73,7 @@ public:
     void add_beat() { beats_.fetch_add(1, std::memory_order_release); }
     void set_past_first_step() { past_first_step_.store(1, std::memory_order_relaxed); }
     void set_output_lost() { output_lost_.store(1, std::memory_order_relaxed); }
-    // Keeps the first error code, even if the process then ends with 0.
+    // Keeps an error code even if the process then ends with 0.
     void set_end(int code) {
         if (code != 0 || end_code_plus_1_.load(std::memory_order_relaxed) == 0)
             end_code_plus_1_.store(code + 1, std::memory_order_release);
@@ -114,8 +115,8 @@ private:
 // Environment variable: the name under /dev/shm of the file that the launch wrapper has created.
 inline constexpr const char* kHeartbeatVariable = "LLMFP8_HEARTBEATS";
 std::string launcher_file();   // its path, "" without a launch wrapper
-// Whether the launch wrapper has found that its standard output was closed or cannot be written. If it is on another
-// host, a rank there says so in its row.
+// Whether the launch wrapper has found that its standard output was closed or cannot be written. If the wrapper is on
+// another host, a rank of that host says so in its row.
 bool launcher_output_is_lost();
 void set_launcher_output_lost();   // a rank has said so
 
@@ -130,13 +131,13 @@ struct HeartbeatHeader {
 
 class HeartbeatTable {
 public:
-    // Zeroed memory in the empty file `path`, which the launch wrapper made; without a path, memory that has no name,
-    // so that nothing of it outlives its processes. Exit 7 if the system fails to.
+    // Creates zeroed memory in the empty file `path`, which the launch wrapper made, or without a path in unnamed
+    // memory, which does not outlive its processes. Exit 7 if the system cannot do that.
     static HeartbeatTable create(const std::string& path, int ranks);
-    // Whether there is such a file.
+    // Whether `path` is such an empty file.
     static bool is_empty_file(const std::string& path);
     static HeartbeatTable open(const std::string& path, int ranks);
-    // Where other processes of this host and user open it, while this object lives.
+    // The path at which other processes of this host and user open the table while this object lives.
     std::string path() const;
     HeartbeatTable() = default;
     HeartbeatTable(HeartbeatTable&& other) noexcept { *this = std::move(other); }

@@ -1,6 +1,7 @@
 // Copies heartbeats between hosts: the first rank of every host keeps a TCP connection to rank 0. Nothing blocks once
-// the hosts are connected. Rank 0 listens until they all are, and keeps few bytes of connections that have not proved
-// that they know the run's secret: link_frames.h says how, and what of the frames is protected.
+// the hosts are connected. Rank 0 listens until all hosts are connected. It buffers only a few bytes of a connection
+// whose other side has not proved that it knows the run's secret. link_frames.h describes this proof, and how frames
+// are protected.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -13,8 +14,9 @@
 
 // Where rank 0 listens.
 struct LinkPlace {
-    // Names of interfaces as in NCCL_SOCKET_IFNAME ("eth,ib" begin so, "=eth0" is exact, "^docker" excludes), or IPv4
-    // addresses and networks as in OpenMPI's btl_tcp_if_include ("10.1.0.0/16"). "": all that are up.
+    // Names of interfaces as in NCCL_SOCKET_IFNAME ("eth,ib": names that begin so, "=eth0": exactly this name,
+    // "^docker": all others), or IPv4 addresses and networks as in OpenMPI's btl_tcp_if_include ("10.1.0.0/16"). "":
+    // all interfaces that are up.
     std::string interfaces;
     int first_port = 0, last_port = 0;   // 0: any free one
 };
@@ -47,7 +49,7 @@ public:
 
     // Peers of rank 0: the other hosts; of the others: host 0.
     std::vector<int> peers() const;
-    bool lost(int peer) const;   // its connection broke, or it sent a frame that is not of this connection
+    bool lost(int peer) const;   // its connection broke, or it sent a frame that does not belong to this connection
     // Sends as much as the connection accepts; skips new rows while older ones are still being sent.
     void send(int peer, Kind kind, const std::string& bytes);
     void receive(const Use& use);   // at most 1 MiB of each peer

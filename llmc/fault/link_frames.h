@@ -1,5 +1,5 @@
 // The frames of the link between hosts: how they are cut from the bytes of a connection, and how two hosts with a
-// common secret recognize each other and each other's frames. No sockets, which are in heartbeat_link.
+// common secret recognize each other and each other's frames. The sockets are in heartbeat_link.
 //
 // The handshake, with fresh nonces from the kernel:
 //   listener    challenge   its nonce
@@ -10,8 +10,8 @@
 // was changed, repeated, left out, sent back or recorded earlier is noticed. Nothing is encrypted: an attacker who
 // reads the network sees what the ranks do, and one who can change it can break the connection.
 //
-// HMAC-SHA-256 is libcrypto's, which the first HMAC opens; exit 2 if it cannot. A build without OpenMPI has no other
-// hosts and no libcrypto: there an HMAC is an error (exit 1).
+// HMAC-SHA-256 comes from libcrypto, which the first HMAC opens; exit 2 if it cannot be opened. A build without OpenMPI
+// has no other hosts and no libcrypto: there an HMAC is an error (exit 1).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +20,7 @@
 
 inline constexpr size_t kMacBytes = 32, kNonceBytes = 32, kFrameHeadBytes = 16;
 
-std::string random_bytes(size_t count);   // of the kernel, fit for secrets
+std::string random_bytes(size_t count);   // from the kernel, fit for secrets
 
 struct Frame {
     uint32_t kind = 0;
@@ -39,7 +39,7 @@ public:
     FrameSeal() = default;
     explicit FrameSeal(std::string key) : key_(std::move(key)) {}
     std::string seal(uint32_t kind, std::string_view body);   // the next frame, kMacBytes longer than make_frame's
-    // Whether this is the next frame of the other side; then its body no longer has the MAC.
+    // Whether this is the next frame of the other side; if so, removes the MAC from its body.
     bool open(Frame* frame);
 
 private:

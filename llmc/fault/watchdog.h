@@ -38,8 +38,8 @@ public:
         std::function<void()> abort_collectives;   // may never return
         std::function<void(Heartbeat&)> post;      // posts how many of the enqueued collectives have begun and finished
     };
-    // `heartbeats` has a row for each rank, and outlives this object. `link` is null on one host, and for ranks that
-    // are not the first of their host. `kept`: the launch wrapper prints the text of the heartbeat table.
+    // `heartbeats` has a row for each rank, and outlives this object. `link` is null if there is only one host, and for
+    // ranks that are not the first of their host. `kept`: the launch wrapper prints the text of the heartbeat table.
     Watchdog(int rank, std::vector<RankCard> cards, HeartbeatTable& heartbeats,
              std::unique_ptr<HeartbeatLink> link, bool kept);
     ~Watchdog();
@@ -109,7 +109,7 @@ private:
     std::thread error_poller_;
 
     std::mutex mutex_;
-    int stop_event_ = -1;   // an eventfd, readable once the thread shall end
+    int stop_event_ = -1;   // an eventfd, readable once the thread must end
     std::thread thread_;
 };
 

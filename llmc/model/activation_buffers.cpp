@@ -16,7 +16,7 @@ ActivationBuffers::ActivationBuffers(ModelContext& model, std::vector<BufferRow>
     }
 }
 
-// What the layer itself saves of the row in its set, which other layers may use in another precision.
+// Offloads only what this layer saves of the row, because other layers may use the same set in another precision.
 void ActivationBuffers::offload(int number, int layer) {
     const BufferRow& r = row(number);
     const Buffer& set = buffer(number, layer);

@@ -8,8 +8,8 @@
 
 // How long a buffer holds its value.
 struct Lifetime {
-    bool scratch = false;      // within one call
-    // Bit set of the --recompute levels at which backward recomputes the buffer, which all layers then share. At the
+    bool scratch = false;      // only within one call
+    // Bit set of the --recompute levels at which backward recomputes the buffer; then all layers share one. At the
     // other levels each layer keeps its own buffer from forward to backward.
     unsigned recomputed = 0;
     bool recomputed_under(Recompute level) const { return (recomputed >> static_cast<int>(level) & 1) != 0; }

@@ -22,7 +22,7 @@ void ActivationOffload::open(const Ctx& ctx) {
     }
 }
 
-// The set holds the activations of kResidentLayers layers before, until they are copied to the host.
+// The set holds the activations of layer - kResidentLayers until they are copied to the host.
 void ActivationOffload::before_forward(Ctx& ctx, int layer) {
     if (on() && !ctx.rehearsal && in_.is_open() && layer >= kResidentLayers)
         device::event_order(ctx, saved_[set_of(layer)]);
@@ -42,8 +42,8 @@ void ActivationOffload::before_backward(Ctx& ctx, int layer) {
     if (is_offloaded(layer) && !ctx.rehearsal) device::event_order(ctx, loaded_[set_of(layer)]);
 }
 
-// Every offloaded layer was saved before the forward pass of the later layer that uses the same set, which is complete
-// on ctx.
+// Layer `next` has been copied to the host: in the forward pass, ctx waited for that copy before it ran the later layer
+// that uses the same set.
 void ActivationOffload::after_backward(Ctx& ctx, int layer) {
     const int next = layer - kResidentLayers;
     if (next < 0 || !is_offloaded(next) || ctx.rehearsal) return;

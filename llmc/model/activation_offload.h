@@ -1,6 +1,7 @@
 // Saved activations in pinned host memory (--offload activations). The layers share kResidentLayers sets of device
-// buffers: after its forward a layer's set is copied to host memory, and back once the backward has left the layer
-// above that used it. The last layers stay on the device. Each direction of copies has its own stream.
+// buffers. After the forward of a layer its set is copied to host memory. It is copied back once backward has finished
+// the layer above that uses the same set. The last kResidentLayers layers stay on the device. Each direction of copies
+// has its own stream.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -16,13 +17,13 @@ public:
 
     bool on() const { return layers_ > 0; }
     static int set_of(int layer) { return layer % kResidentLayers; }
-    // At construction: a buffer of the layer's set, which the layer saves; then, once, the host memory of all, unless
-    // the arena only measures.
+    // At construction: call add() for every buffer of a layer's set that the layer saves, then allocate() once. It
+    // allocates the host memory of all these buffers, unless the arena only measures.
     void add(int layer, const Tensor& saved);
     void allocate(const Arena& arena);
-    int64_t host_bytes() const { return host_bytes_; }   // copied either way in each micro-batch
+    int64_t host_bytes() const { return host_bytes_; }   // copied in each direction per micro-batch
 
-    // Around a layer in either pass. No host synchronisation. save: a backward follows.
+    // Called around a layer in either pass. No host synchronisation. save: a backward follows.
     void before_forward(Ctx& ctx, int layer);
     void after_forward(Ctx& ctx, int layer, bool save);
     void before_backward(Ctx& ctx, int layer);

@@ -96,7 +96,7 @@ Fp8Heads Attention::quantize_heads(Ctx& ctx, Tensor qkv, const DeviceBatch& batc
     return quantized;
 }
 
-// ---- context parallelism. part: (B, T, (NH + 2 kv_heads) HS), heads: (B, whole T, those of this rank).
+// ---- context parallelism. part: (B, T, (NH + 2 kv_heads) HS), heads: (B, whole T, the heads of this rank).
 
 void Attention::to_heads(Ctx& ctx, int layer, Tensor heads, Tensor part, int64_t kv_heads, const DeviceBatch& batch) {
     Arena::Scope scope(ctx, model_.arena);
@@ -197,7 +197,7 @@ void Attention::attention_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv
                                   .fast = options_.attention_fast});
 }
 
-// attention_backward from the dout of all heads of this rank's part to their dqkv.
+// attention_backward for this rank's part of the sequences: from the dout of all heads to their dqkv.
 void Attention::part_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv, const DeviceBatch& batch,
                               const QuantOut& quant) {
     if (!exchange_) return attention_backward(ctx, layer, dout, dqkv, batch, quant);

@@ -1,6 +1,7 @@
 // Attention of a block: branch = proj(attention(rope(qk_norm(qkv(norm(x)))))), where x is the residual stream.
-// With context parallelism a rank has a part of each sequence, of all heads; for attention itself the ranks exchange
-// them for whole sequences of 1 / ranks of the heads. Q, K, V, the output and its statistics are kept in that form.
+// With context parallelism a rank has a part of each sequence, with all heads. For attention itself the ranks exchange
+// heads, so that each rank has whole sequences with 1 / ranks of the heads. Q, K, V, attention's output and its
+// statistics are saved in that form.
 #pragma once
 #include <vector>
 
@@ -20,11 +21,12 @@ public:
 
     // branch (N, C) =. The residual stream x is the sum of the parts of `input`.
     void forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch, const DeviceBatch& batch);
-    // Recomputes what the rows ask for, and the branch, which the MLP reads: the operations and inputs of forward, so
-    // the same bits. Does nothing if no linear is recomputed, and skips attention itself if its output is saved.
+    // Recomputes the buffers that the table marks so, and the branch, which the MLP reads. The operations and inputs
+    // are those of forward, so the bits are the same. Does nothing if no linear is recomputed, and skips attention
+    // itself if its output is saved.
     void recompute(Ctx& ctx, int layer, Tensor branch, const DeviceBatch& batch);
     // dy: the gradient of the branch, as the dy of output(); it is also the gradient on the residual path. Returns the
-    // gradient of the residual stream, in `to`, as the dy of `below`.
+    // gradient of the residual stream, in the memory of `to`, as the dy of `below`.
     LinearOperand backward(Ctx& ctx, int layer, const LinearOperand& dy, const LinearOperand& to, const Linear& below,
                            const DeviceBatch& batch);
 
@@ -41,7 +43,7 @@ private:
     LinearOperand saved_out(int layer, int64_t N) const {
         return buffers_.x(exchange_ ? kPartOut : kOut, kOutFp8, layer, N);
     }
-    // Of what attention itself computes on this rank.
+    // The heads and the length of the sequences in attention itself on this rank.
     int64_t heads() const { return config_.num_attention_heads / options_.ranks_of_sequence(); }
     int64_t kv_heads() const { return heads_of_rank(config_.num_query_groups, options_.ranks_of_sequence()); }
     int64_t whole_T(const DeviceBatch& batch) const { return batch.T * options_.ranks_of_sequence(); }

@@ -73,8 +73,8 @@ void Decoder::forward(Ctx& ctx, const DeviceBatch& batch, bool training) {
 
 // ---- head and loss, in chunks of --loss-chunk rows. Rows do not depend on each other, so that logits, losses and
 // gradients of the norm's result have the same bits in any chunks; the weight gradient adds up the sums of the chunks.
-// Current scaling of an FP8 head is the exception: a chunk's scale is that of the amax of the chunks so far. A chunk of
-// an FP8 head is quantized from the saved norm in the working type.
+// Current scaling of an FP8 head is the exception: a chunk's scale comes from the amax of all chunks so far. A chunk of
+// an FP8 head is quantized from the norm's result, which is saved in the working type.
 
 Decoder::Rows Decoder::chunk_of(int64_t row, int64_t N) const {
     const int64_t chunk = chunks() ? model_.options.loss_chunk : N, first = row / chunk * chunk;
@@ -130,7 +130,7 @@ void Decoder::logits_row(Ctx& ctx, const DeviceBatch& batch, int64_t row, Tensor
         const Tensor x = final_norm_.x(head_layer_, N).high.slice(row * C, C);
         linear_forward(ctx, head(), logits, {.high = x, .fp8 = {}}, 1);
     } else {
-        // The FP8 x has scales of many rows, so the head runs on all of their chunk.
+        // A scale of the FP8 x spans many rows, so the head runs on the whole chunk of the row.
         Arena::Scope scope(ctx, model_.arena);
         const Rows rows = chunk_of(row, N);
         const Tensor all = buffers_.scratch(kLogits, rows.count);
@@ -140,7 +140,7 @@ void Decoder::logits_row(Ctx& ctx, const DeviceBatch& batch, int64_t row, Tensor
     after(ctx, head_layer_, Pass::kForward);
 }
 
-// losses (N) = of these rows; with `backward`, overwrites logits with their gradient.
+// Sets the losses (N) of these rows; with `backward`, overwrites logits with their gradient.
 void Decoder::classify(Ctx& ctx, const DeviceBatch& batch, StepState* state, Rows rows, Tensor logits, Tensor losses,
                        bool backward) {
     ops::classifier(ctx, {.logits = logits, .losses = losses.slice(rows.first, rows.count),
@@ -180,8 +180,8 @@ void Decoder::recompute_block(Ctx& ctx, int layer, const DeviceBatch& batch) {
                                 .residual_out = mlp_.residual(layer, N)}, batch);
 }
 
-// Backward of the head for N rows, whose logits are overwritten with their gradient. dnorm (N, C) =. Rows after the
-// first ones add to the weight gradient also where those have written it.
+// Backward of the head for N rows, whose logits are overwritten with their gradient. dnorm (N, C) =. Chunks after the
+// `first` one always add to the weight gradient, even if the first one has overwritten it.
 void Decoder::dlogits_backward(Ctx& ctx, const LinearOperand& x, Tensor logits, Tensor dnorm, int64_t N, bool first) {
     Linear lm_head = head();
     lm_head.accumulate = lm_head.accumulate || !first;
@@ -219,7 +219,8 @@ void Decoder::loss_and_backward(Ctx& ctx, const DeviceBatch& batch, StepState* s
     const ParamTable& table = model_.table;
     const int64_t N = batch.rows(), C = config_.hidden_size;
     const LinearOperand dresidual = model_.alloc_dy(N, C, model_.scratch(model_.options.dtype, N * C), model_.fp8.on());
-    // A layer needs the parameters of the one below, too: its last norm writes that one's dy and bias gradient.
+    // A layer needs the parameters of the layer below, too: its last norm backward writes the dy and the bias gradient
+    // of that layer.
     before(ctx, head_layer_, Pass::kBackward);
     before(ctx, head_layer_ - 1, Pass::kBackward);
     LinearOperand dy = head_backward(ctx, batch, state, dresidual);
@@ -233,7 +234,7 @@ void Decoder::loss_and_backward(Ctx& ctx, const DeviceBatch& batch, StepState* s
         model_.offload.after_backward(ctx, l);
         after(ctx, l, Pass::kBackward);
     }
-    // Positions that restart are rows of the whole table, others count from the first of this rank's part.
+    // Positions that restart index the whole table; others count from the first position of this rank's part.
     const bool restarts = table.wpe >= 0 && batch.restarted;
     const Tensor dwpe = grad(table.wpe);
     ops::embedding_backward(ctx, {.dwte = grad(table.wte), .dwpe = restarts ? dwpe : positions_from(dwpe, batch.T),

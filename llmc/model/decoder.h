@@ -21,7 +21,7 @@ public:
     // Runs embedding, all blocks and the final norm; saves what backward needs if `training`.
     void forward(Ctx& ctx, const DeviceBatch& batch, bool training);
 
-    // The rest runs after a forward of `batch`.
+    // The functions below run after a forward of `batch`.
     // state->loss_sum += the losses of the counted targets. host_losses (B*T) stat, optional: = the loss of each token,
     // 0 where the target is ignored.
     void loss(Ctx& ctx, const DeviceBatch& batch, StepState* state, void* host_losses = nullptr);

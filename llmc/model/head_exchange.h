@@ -1,5 +1,5 @@
-// Exchanges heads between the ranks that share sequences (context parallelism), which split each sequence into equal
-// parts, in order. A null pointer to one means that a rank has whole sequences.
+// Exchanges heads between the ranks that share sequences (context parallelism). Each sequence is split into equal
+// parts, in the order of these ranks. A null pointer to a HeadExchange means that a rank has whole sequences.
 #pragma once
 #include "llmc/ops/device.h"
 

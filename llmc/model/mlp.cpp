@@ -58,7 +58,7 @@ void Mlp::recompute(Ctx& ctx, int layer, const NormInput& input, const DeviceBat
 
 // ---- backward
 
-// For --recompute levels that recompute no linear: only weight gradients read these results.
+// Recomputes results at the --recompute levels that recompute no linear. Only weight gradients read these results.
 void Mlp::recompute_norm_and_act(Ctx& ctx, int layer, int64_t N) {
     if (buffers_.recomputed(kUp)) return;
     Arena::Scope scope(ctx, model_.arena);

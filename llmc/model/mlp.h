@@ -15,10 +15,11 @@ public:
 
     // branch (N, C) =. The residual stream x is the sum of the parts of `input`.
     void forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch, const DeviceBatch& batch);
-    // Recomputes what the rows ask for, without the branch: the operations and inputs of forward, so the same bits.
+    // Recomputes the buffers that the table marks so, without the branch. The operations and inputs are those of
+    // forward, so the bits are the same.
     void recompute(Ctx& ctx, int layer, const NormInput& input, const DeviceBatch& batch);
     // dy: the gradient of the branch, as the dy of output(); it is also the gradient on the residual path. Returns the
-    // gradient of the residual stream, in `to`, as the dy of `below`.
+    // gradient of the residual stream, in the memory of `to`, as the dy of `below`.
     LinearOperand backward(Ctx& ctx, int layer, const LinearOperand& dy, const LinearOperand& to, const Linear& below,
                            const DeviceBatch& batch);
 

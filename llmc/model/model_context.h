@@ -18,8 +18,8 @@ struct CachedRows {
     int64_t capacity = 0;
     const int32_t* slots = nullptr;       // see KvCache; rope and the position embedding use the positions, too
     const int32_t* positions = nullptr;
-    // Whether each row is a token of another text and attends to its slot, so that T is 1; otherwise the rows are
-    // sequences that begin at position 0 and attend to themselves.
+    // Whether each row is one token of a text of its own (T is 1) and attends to the slot of that text. Otherwise the
+    // rows are sequences that begin at position 0 and attend to themselves.
     bool decode = false;
     int64_t longest = 0;                  // decode: > every position
     KvCache layer(int l) const {
@@ -44,7 +44,7 @@ struct DeviceBatch {
 };
 
 struct DecoderOptions {
-    int64_t max_batch = 1, max_seq = 1;   // largest T, and B * T at most their product
+    int64_t max_batch = 1, max_seq = 1;   // T is at most max_seq, and B * T at most their product
     int64_t max_positions = 0;            // of cached rows, or of whole sequences with `exchange`; 0: max_seq
     Dtype dtype = Dtype::kBf16;           // working type
     Recompute recompute = Recompute::kNone;
@@ -61,7 +61,7 @@ struct DecoderOptions {
     int64_t positions() const { return max_positions > 0 ? max_positions : max_seq; }
 };
 
-// Which FP8 layouts of an x its producer writes; without any, it writes the x in the working type only.
+// Which FP8 layouts of an x its producer writes. If there are none, the producer writes the x in the working type only.
 struct XUsage {
     bool rowwise;      // for the forward matmul
     bool transposed;   // for the weight gradient

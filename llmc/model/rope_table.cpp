@@ -21,7 +21,7 @@ double yarn_share(const ModelConfig& c, int64_t pair) {
     const double HS = d(c.kv_channels);
     // The fractional index of the pair that makes `turns` rotations within the original length.
     auto pair_of = [&](double turns) {
-        const double tokens = turns * 2 * std::numbers::pi;   // in which a pair of frequency 1 makes them
+        const double tokens = turns * 2 * std::numbers::pi;   // in which a pair of frequency 1 makes these rotations
         return HS * std::log(d(s.original_max_positions) / tokens) / (2 * std::log(c.rotary_base));
     };
     double low = pair_of(s.beta_fast), high = pair_of(s.beta_slow);

@@ -1,6 +1,6 @@
 // One block of device memory for the whole run. Buffers are taken in a fixed order: permanent ones first, then scratch,
-// which its scope frees. The same code runs twice: once to measure the exact size (null base), then on the real block.
-// Nothing else allocates device memory after start.
+// which is freed at the end of its Scope. The same code runs twice: once to measure the exact size (null base), then on
+// the real block. Nothing else allocates device memory after the start.
 #pragma once
 #include <array>
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The two devices. `device` is an alias of the one that this build runs on: namespace cpu or namespace cuda. A CUDA
-// build links both, so that tests can call either.
+// The two devices. `device` is an alias of the namespace that this build runs on, cpu or cuda. A CUDA build links both,
+// so that tests can call either.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -36,7 +36,7 @@ struct Ctx {
     StepRecorder* recorder = nullptr;   // filled during a rehearsal, may be null
     int64_t fp8_matmuls = 0;            // number executed; see gemm_algorithms.inl
     OpTimer* timer = nullptr;           // null: nothing is timed
-    const char* purpose = nullptr;      // of its collectives, see CollectivePurpose
+    const char* purpose = nullptr;      // purpose of the collectives on this stream, see CollectivePurpose
 };
 
 namespace cpu {

@@ -1,10 +1,10 @@
-// Times every operation of a step as it runs, with one event before it and one after it on the stream that runs it.
-// Each call is described as in a rehearsal (op_cost.cpp), so that calls can be compared with a plan. If Ctx::timer is
-// null, an operation only tests that pointer.
+// Times every operation of a step as it runs, by one event before and one after the operation on its stream. Each call
+// is described as in a rehearsal (op_cost.cpp), so that calls can be compared with a plan. If Ctx::timer is null, an
+// operation only tests that pointer.
 //
-// On a GPU an event disables early launches (cuda/common.cuh): the kernel after it starts when the one before it is
-// complete. The time of an operation is therefore that of its kernels in sequence, plus the latency of the first launch
-// and of the events themselves, which bench_ceilings.h measures.
+// On a GPU an event disables early launches (cuda/common.cuh): the kernel after the event starts only when the kernel
+// before it is complete. The time of an operation is therefore that of its kernels in sequence, plus the latency of the
+// first launch and of the events themselves. bench_ceilings.h measures this latency.
 #pragma once
 #include <deque>
 #include <vector>

@@ -1,12 +1,12 @@
 // Operations: argument structs, and the declarations of ops.inl in namespace cpu (the reference) and namespace cuda.
-// The rest of the project calls ops::name(ctx, args), which runs on the device of the build, timed if there is an
-// OpTimer; in a rehearsal it only records its work (op_cost.cpp).
+// The rest of the project calls ops::name(ctx, args). It runs the operation on the device of the build, and times it if
+// there is an OpTimer. In a rehearsal it only records the operation's work (op_cost.cpp).
 //
-// Conventions. Letters: B batch, T sequence, N = B*T rows, C channels, V vocabulary, Vp padded vocabulary, NH
-// query heads, NKV key/value heads, HS head dim, F feed-forward width; M, N, K in gemm only. Matrices are
-// row-major. "=" is overwritten, "+=" is added to, "T" the working type, "stat" fp32 (fp64 when T is fp64),
-// "grad" fp32 or bf16 (fp64 when T is fp64) whatever T is. An "optional" Tensor may be empty, which means
-// absent. Reductions run in fp32 (fp64 when T is fp64). Every operation is deterministic: equal inputs give equal
+// Conventions. Letters: B batch, T sequence, N = B*T rows, C channels, V vocabulary, Vp padded vocabulary, NH query
+// heads, NKV key/value heads, HS head dim, F feed-forward width; M, N, K in gemm only. Matrices are row-major. "="
+// marks what is overwritten, "+=" what is added to. As a type, "T" is the working type, "stat" fp32 (fp64 when T is
+// fp64), and "grad" fp32 or bf16 for every T but fp64, for which it is fp64. An "optional" Tensor may be empty, which
+// means absent. Reductions run in fp32 (fp64 when T is fp64). Every operation is deterministic: equal inputs give equal
 // bits. Shapes are checked by Tensor::elems; a mismatch is a bug of the caller (exit 1).
 #pragma once
 #include <cstddef>
@@ -67,7 +67,7 @@ struct Fp8ClearArgs {
 //   history[updates % length] = last; amax = max(history) (a NaN or infinity wins), or last (most_recent)
 //   if updates % interval == 0 and amax is finite and > 0: scale = scale_of(amax, largest)
 //   updates += 1
-// Source: Transformer Engine's delayed scaling, whose history includes the present amax.
+// Source: Transformer Engine's delayed scaling, whose history includes the current amax.
 struct Fp8UpdateArgs {
     Fp8Slot* slots;         // (count)
     float* history;         // (count, length), in and =
@@ -78,8 +78,8 @@ struct Fp8UpdateArgs {
     const StepState* state;   // optional
 };
 
-// bins[e] += number of blocks of a quantized (R, K) matrix whose scale, a power of two, is 2^(127 - e): e are the
-// exponent bits of scale_inv. Blocks of zeros, whose scale 1 says nothing, count in bins[kZeroBlocks] instead.
+// bins[e] += number of blocks of a quantized (R, K) matrix whose scale, a power of two, is 2^(127 - e); e is the value
+// of the exponent bits of scale_inv. Blocks of zeros always have the scale 1 and count in bins[kZeroBlocks] instead.
 inline constexpr int64_t kScaleBins = 256, kZeroBlocks = 255;
 struct CountScalesArgs {
     unsigned long long* bins;   // (kScaleBins), +=
@@ -90,8 +90,8 @@ struct CountScalesArgs {
 };
 
 // bins[e] += number of elements whose exponent bits are e, after rounding to bf16: |x| in [2^(e - 127), 2^(e - 126)).
-// bins[0] has the zeros and bins[1] the subnormals, too; bins[kNonfiniteValues] infinities and NaN. These are all
-// exponents that BF16 and FP32 have, so that no range is clamped. *amax_bits = max(*amax_bits, bits of |x|).
+// bins[0] counts the zeros, bins[1] also the subnormals, and bins[kNonfiniteValues] infinities and NaN. The bins cover
+// every exponent of BF16 and FP32, so that no value is clamped. *amax_bits = max(*amax_bits, bits of |x|).
 inline constexpr int64_t kExponentBins = 256, kZeroValues = 0, kNonfiniteValues = 255;
 struct CountExponentsArgs {
     unsigned long long* bins;   // (kExponentBins), +=
@@ -248,7 +248,7 @@ enum class GemmEpilogue {
     kBias,       // D = AB + bias
     kBiasGelu,   // pre = AB + bias (bias optional), rounded to its dtype; D = gelu(AB + bias)
 };
-// Accumulates in fp32 (fp64 for fp64). A and B have one dtype; D may be fp32 or bf16 for bf16 operands.
+// Accumulates in fp32 (fp64 for fp64). A and B have the same dtype; D may be fp32 or bf16 for bf16 operands.
 // FP8 operands (E4M3; one of the two may be E5M2): D(M,N) = A(M,K) B(N,K)^T for every layout, with each element of A
 // and B multiplied by its scale_inv. K, N are multiples of 16; D is bf16 or fp32, bias bf16; epilogue kNone or kBias.
 // Granularities: both kTensor; or A kBlock1x128, B either block granularity and M a multiple of 4.
@@ -363,8 +363,8 @@ struct QuantizeRunArgs {
     Tensor out;                            // (n) fp8, =
     Tensor in;                             // (n) fp32 or bf16: elements [begin, begin + n) of the matrix
     int64_t begin, R, C;
-    const Fp8Slot* slot = nullptr;         // one scale: contains it; otherwise null and
-    const uint32_t* block_amaxes = nullptr;   // blocks: block_amax, all-reduced
+    const Fp8Slot* slot = nullptr;         // one scale: has that scale; block scales: null
+    const uint32_t* block_amaxes = nullptr;   // block scales: the all-reduced results of block_amax
     Fp8Counts* counts = nullptr;           // +=, optional
 };
 // 4. Blocks: scale_inv (kBlock128x128) of the matrix and of its transpose, from the all-reduced amaxes.

@@ -61,34 +61,34 @@ struct AttentionBackwardArgs {
     bool fast = false;                    // allows a dq that is not bitwise reproducible
 };
 
-// Context parallelism: `ranks` ranks have T tokens each of B sequences, and attention runs on whole sequences with 1 /
-// ranks of the query heads on each rank. All-to-alls exchange the heads before and after it. Source: Jacobs et al.,
-// DeepSpeed-Ulysses, arXiv 2309.14509.
-// Of NKV key heads, a multiple of `ranks`, each rank gets its share. If there are fewer, and `ranks` is a multiple of
-// them, the ranks whose query heads read a key head each get a copy of it.
+// Context parallelism: each of `ranks` ranks has T tokens of every one of B sequences. Attention runs on whole
+// sequences, with 1 / ranks of the query heads on each rank. All-to-alls exchange the heads before and after attention.
+// Source: Jacobs et al., DeepSpeed-Ulysses, arXiv 2309.14509.
+// If the number of key heads is a multiple of `ranks`, each rank gets its share of them. If `ranks` is a multiple of
+// the number of key heads, every rank whose query heads read a key head gets a copy of it.
 HOST_DEVICE constexpr int64_t heads_of_rank(int64_t heads, int64_t ranks) {
     return heads == 0 || heads >= ranks ? heads / ranks : 1;
 }
-// out[b][r] = the heads of rank r, all tokens of sequence b: what the all-to-all of a sequence sends.
+// out[b][r] = the heads that rank r computes, of this rank's tokens of sequence b: what the all-to-all sends to rank r.
 struct SplitHeadsArgs {
     Tensor out;   // (B, ranks, T, (NH / ranks + 2 heads_of_rank(NKV)) HS) T, =
-    Tensor in;    // (B, T, (NH + 2 NKV) HS) T; NKV = 0: query heads only, as of attention's output
+    Tensor in;    // (B, T, (NH + 2 NKV) HS) T; NKV = 0: query heads only, as in the output of attention
     int64_t B, T, ranks, NH, NKV, HS;
 };
-// The reverse, for what an all-to-all of gradients or outputs received. Gradients of a key or value head that several
-// ranks had are added in fp32 (fp64 when T is fp64), in the order of ranks, and rounded once.
+// The reverse, for what an all-to-all of gradients or outputs has received. If several ranks had a copy of a key or
+// value head, its gradients are added in fp32 (fp64 when T is fp64), in the order of ranks, and rounded once.
 struct JoinHeadsArgs {
     Tensor out;   // (B, T, (NH + 2 NKV) HS) T, =
     Tensor in;    // (B, ranks, T, (NH / ranks + 2 heads_of_rank(NKV)) HS) T
     int64_t B, T, ranks, NH, NKV, HS;
 };
 
-// The places of the rows of a forward pass in a cache of keys and values, for generation. The slots and positions are
-// those of all layers; `rows` belongs to one.
+// The places of the rows of a forward pass in a cache of keys and values, for generation. The slots and positions hold
+// for all layers; `rows` is the cache of one layer.
 struct KvCache {
     Tensor rows;                          // (slots, capacity, 2 NKV HS) T: the key heads, then the value heads
     int64_t capacity = 0;                 // positions of a slot
-    const int32_t* slots = nullptr;       // (N): the slot of each row, that of its text
+    const int32_t* slots = nullptr;       // (N): for each row the slot of its text
     const int32_t* positions = nullptr;   // (N): the position of each row, < capacity; negative: a row of padding
 };
 // Writes the keys and values of qkv to the cache, at the slots and positions of the rows; leaves out padding.
@@ -97,10 +97,10 @@ struct CacheAppendArgs {
     Tensor qkv;       // (N, (NH + 2 NKV) HS) T, after rope
     int64_t N, NH, NKV, HS;
 };
-// Attention of one token per text: row n of out is attention_forward's for a query at positions[n], over positions 0
-// to positions[n] of the cache, to which cache_append has written the row's own key and value. On the CPU both have the
-// same bits. 0 for padding. Splits of kDecodeSplit keys are combined in ascending order, so no result depends on the
-// other rows. Source: Dao et al., Flash-Decoding, 2023.
+// Attention of one token per text. Row n of out is what attention_forward computes for a query at positions[n] and the
+// keys and values at positions 0 to positions[n] of the cache, where cache_append has written the row's own. On the CPU
+// the bits are equal, too. Rows of padding become 0. Splits of kDecodeSplit keys are combined in ascending order, so no
+// result depends on the other rows. Source: Dao et al., Flash-Decoding, 2023.
 struct AttentionDecodeArgs {
     Tensor out;       // (N, NH, HS) T, =
     Tensor qkv;       // (N, (NH + 2 NKV) HS) T: the query heads are read
@@ -109,7 +109,7 @@ struct AttentionDecodeArgs {
     int64_t N, NH, NKV, HS;
     int64_t longest;  // > every position
     float softmax_mul;
-    int64_t window = 0;    // tokens: only the last that many positions; 0: all
+    int64_t window = 0;    // tokens: a query attends to the last `window` positions; 0: to all
     QuantOut quant = {};   // of out
 };
 inline constexpr int64_t kDecodeSplit = 256;

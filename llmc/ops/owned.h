@@ -1,4 +1,4 @@
-// Events, streams and memory of the device that are given back when their owner ends.
+// Events, streams and memory of the device that their owner releases when it is destroyed.
 #pragma once
 #include <memory>
 
@@ -21,7 +21,7 @@ private:
     std::unique_ptr<Event, Destroy> event_;
 };
 
-// A stream beside another one, see side_open; closed at first.
+// A side stream (see side_open), which is closed at first.
 class SideStream {
 public:
     SideStream() = default;

@@ -77,7 +77,7 @@ struct Reference {
     std::vector<double> out_error, lse_error, dqkv_error, delta_error;
 };
 
-// P of one query for its keys, from `first` on, and the relative error that each may have.
+// P of one query for its keys from number `first` on, and the relative error that each P may have.
 struct Probabilities {
     int64_t first;
     std::vector<double> p, error;
@@ -111,7 +111,8 @@ inline Probabilities probabilities_of(const AttentionProblem& a, const std::vect
     w.lse_error = most + argument + (t / 4.0 + 8) * u;
     for (size_t i = 0; i < score.size(); i++) {
         w.p.push_back(std::exp(score[i] - w.lse));
-        // Exponentials below 2^-126 are 0; in the forward pass their running maximum may lie 2^8 above the sum.
+        // Exponentials below 2^-126 are 0; those of the forward pass are relative to a reference that may differ from
+        // the sum by a factor of 2^8.
         w.error[i] += w.p.back() < 0x1p-118 ? 1 : argument + w.lse_error;
     }
     return w;

@@ -23,7 +23,7 @@ struct Fp8Attention {
         const int64_t document = documents.empty() ? 0 : documents[static_cast<size_t>(b * T + t)];
         return window > 0 ? std::max(document, t - window + 1) : document;
     }
-    // Keys grow along the sequence, so that the largest score keeps moving; heads and tokens differ in size.
+    // Keys grow along the sequence, so that the largest score keeps moving. V differs in magnitude between tokens.
     HostTensor random_qkv(uint64_t key = 1) const {
         HostTensor qkv = random_tensor(Dtype::kBf16, B * T * width(), key, magnitude);
         for (int64_t i = 0; i < qkv.elems(); i++) {
@@ -88,7 +88,7 @@ private:
     double sum_ = 0, before_ = 0, largest_ = 0, loss_ = 0;
 };
 
-// Computes attention of qkv after quantize_heads in double.
+// Computes attention in double. quantised: the qkv that quantize_heads has written back.
 inline Fp8Reference fp8_attention_reference(const Fp8Attention& a, const HostTensor& quantised, bool tensor_cores) {
     const double u = 2 * 0x1p-24;   // a rounding of fp32
     const std::vector<double> x = quantised.values();
@@ -114,7 +114,8 @@ inline Fp8Reference fp8_attention_reference(const Fp8Attention& a, const HostTen
         for (int64_t j = 0; j < count; j++) sum += std::exp(p[j] - largest);
         const double lse = largest + std::log(sum), argument = u * (6 * spread + 4 * std::fabs(lse) + 16);
         r.lse.set(task, lse), r.lse_error[task] = most_error + argument + (static_cast<double>(count) + 16) * u;
-        // P in E4M3: half a unit in the last place, or half the smallest number where the largest P is 2^8 or more.
+        // The error of P in E4M3 is half a unit in the last place, or half the smallest subnormal number. P is scaled
+        // so that the largest is at least 2^8.
         const double floor = std::exp(largest - lse) * 0x1p-18 * 1.1;
         for (int64_t j = 0; j < count; j++) {
             p[j] = std::exp(p[j] - lse);

@@ -67,9 +67,9 @@ inline std::vector<double> decoded(const HostTensor& codes) {
     return values;
 }
 
-// Sums over a range of k that tensor cores accumulate without fp32 registers. They add 32 products at a time: these and
-// the accumulator are aligned to the largest of the 33 and truncated `bits` places below it. Source: DeepSeek-V3,
-// arXiv 2412.19437, section 3.5.2, which reports 13 places for Hopper.
+// A sum over a range of k that tensor cores accumulate without fp32 registers. Tensor cores add 32 products at a time:
+// the products and the accumulator are aligned to the largest of the 33 and truncated `bits` places below it. Source:
+// DeepSeek-V3, arXiv 2412.19437, section 3.5.2, which reports 13 places for Hopper.
 struct TensorCoreSum {
     double sum = 0, magnitude = 0, lost = 0;
     TensorCoreSum(const double* a, const double* b, int64_t K, int bits) {
@@ -93,7 +93,8 @@ struct TensorCoreSum {
     }
 };
 
-// `range`: number of k that tensor cores accumulate before fp32 registers do; the scales are constant in 128.
+// `range`: number of k that tensor cores accumulate before the sum is added to fp32 registers. A scale is constant over
+// 128 k.
 inline Fp8Expected expected(const Fp8Product& p, int bits, int64_t range) {
     const int64_t M = p.M, N = p.N, K = p.K;
     const std::vector<double> a = decoded(p.a), b = decoded(p.b);
@@ -114,15 +115,15 @@ inline Fp8Expected expected(const Fp8Product& p, int bits, int64_t range) {
     return e;
 }
 
-// Binary places that tensor cores keep (TensorCoreSum), one less than measured: on an H200 the largest error was 0.8 of
-// the bound for 13 places and 2.8 times that for 14.
+// Binary places that tensor cores keep (TensorCoreSum), one less than measured: on an H200 the largest error was 0.8
+// times the bound for 13 places and 2.8 times the bound for 14.
 inline constexpr int kPlaces = 12;
 
 // Tensor cores accumulate over all k if fast, otherwise over 128. Measured like kPlaces: errors of fast sums exceed the
 // bound for 128.
 inline Fp8Expected expected_of(const Fp8Product& p) { return expected(p, kPlaces, p.fast ? p.K : 128); }
 
-// Error bound of the GPU, with precise or fast accumulation. `e` and `p` must outlive it.
+// Error bound of the GPU, with precise or fast accumulation. `e` and `p` must outlive the result.
 inline Bound gpu_bound(const Fp8Product& p, const Fp8Expected& e) {
     const double chain = static_cast<double>(p.K / 32 + 8), round = unit_roundoff(p.result);
     const bool twice = p.accumulate;   // rounds the product and then the sum with D

@@ -1,10 +1,10 @@
-// The head exchange of context parallelism over the ranks of a context group, on the stream of compute.
+// The head exchange of context parallelism over the ranks of a context group, on the compute stream.
 #pragma once
 #include "llmc/model/head_exchange.h"
 #include "llmc/parallel/comm/comm_stream.h"
 #include "llmc/parallel/groups.h"
 
-// What hang reports and plans call the exchanges: this and the layer.
+// The name of the exchanges in hang reports and plans; the number of the layer follows.
 inline constexpr const char* kExchangePurpose = "heads of layers.";
 
 class ContextExchange : public HeadExchange {

@@ -50,6 +50,6 @@ private:
     }
     DevicePtr<int64_t> numbers_;   // on the device: 0, 1, 2, ..., the source of the copies
     PinnedPtr<int64_t> passed_;    // by Place: the number that was copied last
-    int64_t progress_ = 0;        // of the main thread
-    int64_t seen_progress_ = 0;   // of the watchdog
+    int64_t progress_ = 0;        // counted by the main thread
+    int64_t seen_progress_ = 0;   // the latest value that the watchdog has seen
 };

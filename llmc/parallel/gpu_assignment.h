@@ -15,10 +15,11 @@ struct RankPlace {
     std::string name, id, bus;    // of that GPU
 };
 
-// -1 if no GPU is left for local_rank. If only one is visible, the launcher has assigned it to this rank.
+// The index of the GPU for local_rank, -1 if none is left. If only one GPU is visible, the launcher has assigned it to
+// this rank.
 int device_of_rank(int local_rank, int visible);
 
-// What is wrong with the places of all ranks, by rank: one line, "" if nothing.
+// What is wrong with `places`, which are those of all ranks in order: one line, or "" if nothing is wrong.
 std::string placement_error(const std::vector<RankPlace>& places);
 // Lines for the log: where each rank runs, and a warning about different GPU models.
 std::vector<std::string> placement_notes(const std::vector<RankPlace>& places);

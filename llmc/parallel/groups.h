@@ -10,20 +10,20 @@ struct GroupSizes {
     int shard = 0;     // ranks that share one copy of what --zero shards; 0: all. A multiple of `context`.
 };
 
-// Those of a run on `ranks` ranks.
+// The group sizes of a run on `ranks` ranks.
 GroupSizes group_sizes(const Config& config, int ranks);
 
 // Groups consist of neighbouring ranks: rank r is in context group r / context and shard group r / shard.
 class Groups {
 public:
-    // `all` is not owned. Collective. Its number of ranks is a multiple of both sizes.
+    // Collective. `all` is not owned, and its number of ranks must be a multiple of both sizes.
     explicit Groups(Comm& all, const GroupSizes& sizes = {});
     // Connects the devices of the groups, once those of all ranks are connected; see Comm::connect.
     void connect(Ctx& ctx, int seconds) const;
 
 private:
-    // Groups of several ranks that are not all ranks; of context even if they are, since its collectives run beside
-    // those of the rest, and one communicator would put all of them in one order.
+    // Communicators of groups that have several ranks but not all of them. The context group has its own even if it has
+    // all ranks, because its collectives run beside the others, and one communicator would put all in one order.
     const std::unique_ptr<Comm> own_context_, own_shard_, own_replicas_;
 
 public:
@@ -31,6 +31,6 @@ public:
     Comm& context;    // ranks that share a sequence (context parallelism)
     Comm& shard;      // ranks that shard state among them (ZeRO)
     Comm& replicas;   // ranks that hold the same shard, one of each shard group
-    // Ranks with other samples: the number of context groups, and that of this rank's.
+    // The number of context groups, each of which trains on other samples, and the number of this rank's group.
     const int data_ranks, data_rank;
 };

@@ -10,15 +10,16 @@ constexpr double kQuantizeRate = 4.2e12;
 
 double d(int64_t x) { return static_cast<double>(x); }
 
-// Traffic and kernels of one linear layer and micro-batch that only FP8 or only BF16 has besides the matmuls.
+// What one linear layer takes per micro-batch besides its matmuls, only in FP8 or only in BF16: memory traffic and
+// kernels.
 struct Extra {
     double bytes = 0, kernels = 0;
     double us() const { return 1e6 * bytes / kQuantizeRate + kKernelUs * kernels; }
 };
 
-// In BF16 a kernel writes its output in 2 bytes per element, in FP8 as two quantized tensors of 1 byte each. Only FP8
-// has a BF16 tensor in addition if another kernel reads it (bf16_is_read), and a second pass (2 bytes read, 2 written)
-// if scales need the amax of the whole tensor.
+// In BF16 a kernel writes its output in 2 bytes per element, in FP8 as two quantized tensors of 1 byte each. FP8 takes
+// an additional BF16 tensor if another kernel reads it (bf16_is_read), and a second pass (2 bytes read, 2 written) if
+// scales need the amax of the whole tensor.
 Extra quantization_of(double elems, bool bf16_is_read, bool second_pass, bool blocks) {
     Extra e;
     if (second_pass) e = {.bytes = 4 * elems, .kernels = 1};
@@ -35,8 +36,8 @@ Extra fp8_extra_of(const Config& c, const Fp8Plan& plan, const LinearPlan& linea
     // The attention backward reads the BF16 input of proj; the residual stream reads the BF16 dy of proj and down.
     const Extra x = quantization_of(tokens * d(linear.in), linear.kind == LinearKind::kProj, second, blocks);
     Extra dy = quantization_of(tokens * d(linear.out), residual, second, blocks);
-    // The classifier writes gradients over the logits and does not quantize: that is a separate pass, with tensorwise
-    // after another one for the amax.
+    // The classifier overwrites the logits with their gradients and does not quantize these. A separate pass does; with
+    // tensorwise scaling, another pass before it computes the amax.
     if (head) dy = {.bytes = (second ? 6 : 4) * tokens * d(linear.out), .kernels = second ? 2.0 : 1.0};
     // Weights are quantized once per optimizer step: masters are read again; two FP8 tensors replace the BF16 one.
     const double micro_batches = d(c.global_batch_size) / d(c.micro_batch_size);
@@ -45,7 +46,7 @@ Extra fp8_extra_of(const Config& c, const Fp8Plan& plan, const LinearPlan& linea
 }
 
 // In BF16 the kernel that writes dy also sums the bias gradient; in FP8 the quantization does. For qkv the sum is a
-// separate kernel; other kernels take longer by this fraction of the time that a read of dy takes: the norm by 8.5 of
+// separate kernel. The other kernels take longer by `reads` times the time that a read of dy takes: the norm by 8.5 of
 // 23.7 us at GPT-2 124M and 13 of 24.7 at 1558M, gelu by 12 of 94.7 (dev/results/2026-11-22-h200-1558M.md).
 Extra bf16_extra_of(const Config& c, const LinearPlan& linear) {
     const bool own = linear.kind == LinearKind::kQkv, proj = linear.kind == LinearKind::kProj;

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <strings.h>
 
-// Names and bandwidths are from NVIDIA's data sheets (H100, H200, GH200: memory bandwidth; NVLink or PCIe Gen5, half of
-// the number for both directions). Memory is about what CUDA reports, less than the gigabytes in the name. There is no
-// other architecture, since it would run other kernels.
+// Names and bandwidths are from NVIDIA's data sheets of H100, H200 and GH200; the link is NVLink or PCIe Gen5, with
+// half of the figure for both directions. Memory is about what CUDA reports, less than the gigabytes in the name. No
+// other architecture is listed, since it would run other kernels.
 const std::vector<Gpu>& gpus() {
     static const std::vector<Gpu> rows = {
         {"H200", "H200", 139, 4.8, 450},
@@ -36,11 +36,12 @@ const Rates& measured_rates() {
 }
 
 // dev/results/2026-11-21-h200-zero.md, speed-1-no-overlap: each of two ranks sends 1.057 GB of gradients and 1.057 GB
-// of weights, and its compute waits for 8.54 ms. (All-reduce alone: 304 GiB/s; this includes waiting for the peer.)
+// of weights, and its compute waits for 8.54 ms. This time includes waiting for the peer; an all-reduce alone reaches
+// 304 GiB/s.
 const double kLinkRate = 2 * 1.057e9 / 8.54e-3;
 // Nominal: one 400 Gb/s adapter per GPU (DGX H100 and H200 data sheets).
 const double kNetworkRate = 50e9;
-// PCIe Gen5 x16 is 63 GB/s each way; headers, and both directions at a time, leave about so much.
+// PCIe Gen5 x16 has 63 GB/s each way. Packet headers and traffic in both directions at once leave about this much.
 const double kHostLinkRate = 50e9;
 
 namespace {
@@ -97,8 +98,9 @@ const MeasuredOp* nearest_op(const PlannedOp& op, const Rates& rates) {
 // Interpolates time / (B NH T^2 HS), corrected for the share of the GPU that has work, by distance in T, in heads and,
 // weighted more, in HS.
 double attention_us(const PlannedOp& op, const Rates& rates) {
-    // Number of tiles of 128 queries with which half of the time is spent filling and draining the multiprocessors: the
-    // two rows with head dim 64 differ by 1.16 in both directions.
+    // Number of tiles of 128 queries with which half of the time is spent filling and draining the multiprocessors. It
+    // follows from the two rows with head dim 64, whose times per unit of work differ by a factor of 1.16, forward and
+    // backward.
     constexpr double kHalfTiles = 150;
     auto work = [](double B, double NH, double T, double HS) {
         return B * NH * T * T * HS * (1 + kHalfTiles / (B * NH * std::ceil(T / 128)));

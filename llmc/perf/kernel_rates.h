@@ -16,7 +16,7 @@ struct Gpu {
 const std::vector<Gpu>& gpus();
 // Finds a GPU by either name, ignoring case; null if it is unknown.
 const Gpu* find_gpu(const std::string& name);
-// The GPU whose rates are scaled for those that have none.
+// The GPU whose rates are scaled for GPUs that have none.
 const Gpu& measured_gpu();
 
 GemmMode gemm_mode(const GemmArgs& args);

@@ -4,7 +4,7 @@
 
 #include "llmc/base/check.h"
 
-// The name and text of each file of rates/, which the Makefile makes; the last name is null.
+// The name and text of each file of rates/. The Makefile generates this table; its last name is null.
 struct RatesFile {
     const char *name, *text;
 };
@@ -122,7 +122,7 @@ std::string rates_text(const Rates& rates, const std::string& comment) {
     text += strf("copy %.4g\n", rates.copy_rate);
     if (rates.host_link > 0) text += strf("host-link %.4g\n", rates.host_link);
     text += strf("overhead %.4f\n", rates.overhead);
-    // Three matmuls are a line.
+    // A line has three matmuls.
     for (size_t i = 0; i + 2 < rates.gemms.size(); i += 3) {
         const MeasuredGemm& forward = rates.gemms[i];
         text += strf("linear %lld %lld %lld", ll(forward.M), ll(forward.N), ll(forward.K));

@@ -58,7 +58,7 @@ Rates parse_rates(const std::string& text, const std::string& name);
 std::string rates_text(const Rates& rates, const std::string& comment);
 // Returns null if the GPU was not measured.
 const Rates* find_rates(const std::string& gpu);
-// Those of measured_gpu(), from which times on other GPUs are scaled.
+// The rates of measured_gpu(), from which times on other GPUs are scaled.
 const Rates& measured_rates();
 
 // Interpolates measured values: the geometric mean weighted by 1 / distance^2, with distances in logarithms. At a

@@ -101,8 +101,9 @@ struct Slowdown {
 
 // The backward pass of the last micro-batch hides the reduction of gradients, and the first forward pass the all-gather
 // of weights; except for the embedding, whose gradients are complete last and whose weights are needed first. With
-// --zero 2 each backward pass hides a reduction, and the next forward pass its embedding. With --zero 3 each pass hides
-// an all-gather of its weights, one layer ahead; only the embedding is gathered before the step's first one.
+// --zero 2 each backward pass hides a reduction, except that of the embedding, which the next forward pass hides. With
+// --zero 3 each pass hides an all-gather of its weights, one layer ahead; only the embedding is gathered before the
+// first pass of the step.
 double exposed_ms(const Config& config, const MemoryPlan& plan, const StepTime& time, double forward_ms,
                   double backward_ms, double micro_batches) {
     if (!config.overlap) return time.reduce_ms + time.gather_ms;
@@ -126,8 +127,8 @@ double exposed_ms(const Config& config, const MemoryPlan& plan, const StepTime& 
     return (micro_batches - 1) * between_ms + exposed(reduce_ms, backward_ms) + gather_ms;
 }
 
-// What the hidden collectives read and write in the GPU's memory, whose bandwidth the operations beside them then lack:
-// what is sent is read and as much is written on arrival, and a rank's block is copied within its memory, too.
+// The time that the memory traffic of hidden collectives takes from the operations beside them, which lack this
+// bandwidth: what is sent is read, as much is written on arrival, and a rank's block is copied within its memory, too.
 // Measured on two H200, the steps of --zero 2 and 3 are longer by about this time
 // (dev/results/2026-11-24-two-gpus.md).
 double hidden_traffic_ms(const Config& config, const MemoryPlan& plan, double copy_rate) {
@@ -137,8 +138,8 @@ double hidden_traffic_ms(const Config& config, const MemoryPlan& plan, double co
     return config.overlap && plan.ranks > 1 ? 1e3 * bytes / copy_rate : 0;
 }
 
-// Whether a collective leaves the hosts. Groups of --zero-group and --context-parallel are neighbours; FP32 sums are
-// between those of --zero-group.
+// Whether a collective leaves the hosts. Groups of --zero-group and --context-parallel consist of neighbouring ranks;
+// sums in FP32 are between the groups of --zero-group.
 bool between_hosts(const Config& config, const MemoryPlan& plan, const PlannedCollective& c) {
     if (plan.ranks <= kRanksPerHost || (c.exchange && c.ranks <= kRanksPerHost)) return false;
     const int64_t group = config.zero_group > 0 ? config.zero_group : plan.ranks;
@@ -146,8 +147,8 @@ bool between_hosts(const Config& config, const MemoryPlan& plan, const PlannedCo
     return group > kRanksPerHost || c.ranks != group || of_copies;
 }
 
-// The copies of --offload in each direction, ms: of the optimizer state, which the update and (but for the buffers'
-// share) nothing else hides, and of activations, which each pass hides.
+// The exposed time of the copies of --offload in each direction, in ms. The update hides copies of the optimizer state;
+// those that fit into the buffers are prefetched and hidden, too. Each pass hides its copies of activations.
 double exposed_link_ms(const MemoryPlan& plan, StepTime& time, double rate, double micro_batches, double forward_ms,
                        double backward_ms) {
     const double buffers = d(plan.purpose_bytes[static_cast<size_t>(Purpose::kOffload)]);

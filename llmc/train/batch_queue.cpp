@@ -12,7 +12,7 @@ void PassEvents::enter(Ctx& ctx, Phase phase) {
     if (begun && next_ <= kBackwardEnd) device::event_record(ctx, events_[next_++]);
     if (phase != Phase::kReduce) return;
     device::event_record(ctx, events_[kReduce]);
-    next_ = kForward;   // of the next step
+    next_ = kForward;   // the first event of the next step
 }
 
 double PassEvents::ms(int from, int to) const {

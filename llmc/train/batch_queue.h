@@ -9,11 +9,11 @@
 #include "llmc/fault/heartbeat.h"
 #include "llmc/train/trainer.h"
 
-// Events at the passes of a step's first micro-batch and at the end of its last one.
+// Events around the passes of a step's first micro-batch, and at the end of its last micro-batch.
 class PassEvents {
 public:
     PassEvents();
-    // The trainer enqueues what begins `phase`. The last backward pass ends where gradients are reduced.
+    // Called when the trainer begins to enqueue `phase`. The last backward pass ends where gradients are reduced.
     void enter(Ctx& ctx, Phase phase);
     // Milliseconds of a step that has finished. The loss counts as part of the backward pass.
     double forward_ms() const { return ms(kForward, kBackward); }
@@ -44,8 +44,8 @@ public:
     };
     Slot& slot(int64_t step) { return slots_[static_cast<size_t>(step % 2)]; }
 
-    // Reads this rank's part of samples [first, first + count) into the slot of `step`: of the micro-batches whose
-    // number modulo Groups::data_ranks is data_rank.
+    // Reads this rank's part of samples [first, first + count) into the slot of `step`. The rank has the micro-batches
+    // whose number modulo Groups::data_ranks is data_rank.
     Slot& read(const DataLoader& loader, int64_t step, int64_t first, int64_t count);
     // Sets the step's inputs. counted: targets of all ranks that are not ignored, at least one.
     void set_inputs(Slot& slot, int64_t counted, double lr) const;

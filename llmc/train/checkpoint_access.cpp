@@ -6,7 +6,7 @@ StateAccess checkpoint_access(Ctx& ctx, ShardedState& state, WeightGatherer& gat
         state.read(ctx, kind, param, begin, count, host);
     };
     access.write = [&](StateKind kind, int param, int64_t begin, int64_t count, const void* host) {
-        gatherer.wait(ctx);   // its side stream reads masters
+        gatherer.wait(ctx);   // the gatherer's side stream reads masters
         state.write(ctx, kind, param, begin, count, host);
     };
     if (!state.sharded()) return access;

@@ -47,7 +47,7 @@ void Generator::download(Ctx& ctx, const Tensor& logits) {
     device::synchronize(ctx);
 }
 
-// Padding follows the rows that the host has written.
+// Appends padding to the rows that the host has written, and copies them to the device.
 DeviceBatch Generator::upload(Ctx& ctx, int64_t rows, bool decode, int64_t longest) {
     const int64_t N = rows_for(ctx, rows);
     int32_t* const device = static_cast<int32_t*>(inputs_.data);
@@ -79,7 +79,7 @@ void Generator::prefill(Ctx& ctx, const std::vector<int32_t>& prompt, int32_t sl
     times_.prefill_tokens += length;
 }
 
-// The last token of each text, whose logits then are the rows of raw_.
+// Runs the last token of each text. The rows of raw_ are then the logits of the texts.
 void Generator::decode(Ctx& ctx, const std::vector<Text>& texts) {
     const int64_t rows = static_cast<int64_t>(texts.size()), N = rows_for(ctx, rows);
     int64_t longest = ctx.rehearsal ? limits_.positions : 0;
@@ -124,7 +124,7 @@ void Generator::run(Ctx& ctx, const std::vector<std::vector<int32_t>>& prompts, 
     std::vector<int32_t> free_slots;
     for (auto slot = static_cast<int32_t>(limits_.texts); slot-- > 0;) free_slots.push_back(slot);
     std::vector<Text> active;
-    std::map<size_t, std::vector<int32_t>> ended;   // behind a text that is not finished
+    std::map<size_t, std::vector<int32_t>> ended;   // texts that wait for an earlier text to end
     size_t begun = 0, given = 0;
     // Takes texts out of `active`, all or those that have ended; false if no more are wanted.
     auto retire = [&](bool all) {

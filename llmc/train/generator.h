@@ -1,8 +1,8 @@
 // Text generation with a cache of keys and values: one forward pass over a prompt (prefill), then passes with one row
 // for each text that is not finished (decode). A text that ends makes room for the next prompt.
 //
-// A text does not depend on the others: on the CPU it has the bits of a Sampler's, no matter which texts are decoded at
-// the same time. On a GPU a matmul may round differently for another number of rows (in steps of kRowUnit). With FP8 in
+// A text does not depend on the others: on the CPU a Sampler generates the same text, no matter which texts are decoded
+// together. On a GPU a matmul may round differently for another number of rows (in steps of kRowUnit). With FP8 in
 // tensorwise scaling the amax spans all rows of a pass, so texts differ from a Sampler's and depend on each other.
 #pragma once
 #include <algorithm>
@@ -17,10 +17,11 @@ public:
         int64_t prompt = 1;      // tokens of the longest prompt
         int64_t positions = 1;   // of the longest text
     };
-    // FP8 matmuls need multiples of this many rows, and a GPU's are searched for once per number of rows.
+    // FP8 matmuls need multiples of this many rows, and on a GPU every new number of rows takes a search for matmul
+    // algorithms.
     static constexpr int64_t kRowUnit = 16;
     static int64_t padded(int64_t rows) { return round_up(rows, kRowUnit); }
-    // Rows of the largest pass: max_seq of the decoder, whose positions() are at least limits.positions.
+    // Rows of the largest pass. The decoder must have this as max_seq, and at least limits.positions as positions().
     static int64_t max_rows(const Limits& limits) { return padded(std::max(limits.prompt, limits.texts)); }
     static int64_t pinned_bytes(const Limits& limits) { return kInputs * max_rows(limits) * 4; }
 
@@ -41,7 +42,7 @@ public:
 
     struct Times {
         int64_t prefill_tokens = 0, decode_tokens = 0, decode_steps = 0;   // a decode step gives a token to each text
-        double prefill_s = 0, decode_s = 0;   // with the drawing of the tokens
+        double prefill_s = 0, decode_s = 0;   // including the drawing of tokens
     };
     const Times& times() const { return times_; }
 

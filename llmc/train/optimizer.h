@@ -16,7 +16,7 @@ struct ShardUpdate {
     Tensor weight;                              // working type, =; empty if stored in FP8 only
     Tensor grad;                                // summed over the ranks
     std::array<Tensor, kStateKinds> slots;      // by StateKind, updated; empty if the parameter has no such slot
-    Fp8Slot* amax = nullptr;                    // optional: amax_bits = max with every |new weight rounded to bf16|
+    Fp8Slot* amax = nullptr;                    // optional: amax_bits = max(itself, |new weight rounded to bf16|)
 
     const Tensor& slot(StateKind kind) const { return slots[static_cast<size_t>(kind)]; }
 };

@@ -46,7 +46,7 @@ double model_flops_per_token(const Config& config, const ParamTable& table) {
     for (const Param& p : table.params)
         if (p.layer >= 0 && !p.is_vector()) matmul_params += static_cast<double>(p.elems());
     const double T = static_cast<double>(config.seq_length), window = static_cast<double>(config.shape.sliding_window);
-    const double most = window > 0 ? std::min(window, T) : T, keys = most * (1 - most / (2 * T));   // of a query, mean
+    const double most = window > 0 ? std::min(window, T) : T, keys = most * (1 - most / (2 * T));   // mean per query
     const double attention = static_cast<double>(config.shape.num_layers * config.shape.q_width()) * keys;
     return 6.0 * matmul_params + 12.0 * attention;
 }

@@ -12,8 +12,8 @@
 #include "llmc/ops/op_cost.h"
 #include "llmc/parallel/comm/comm_dry_run.h"
 
-// Checkpoints of a run, whether it has --save, --load and --resume or not. Host memory is that of the rank that needs
-// most.
+// What checkpoints of a run take, even if it has no --save, --load or --resume. Host memory is that of the rank that
+// needs most.
 struct HostPlan {
     int64_t load_bytes = 0;         // while a checkpoint or weights are read
     int64_t save_bytes = 0;         // pinned, with --save

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kLengthUnit = 128;
 
-// The smallest logit that may be drawn, and how many of the logits equal to it.
+// The smallest logit that may be drawn, and how many of the logits equal to it may be drawn.
 struct Cut {
     float least;
     int64_t equals;
@@ -25,7 +25,7 @@ Cut top_k_cut(const std::vector<float>& logits, int64_t k) {
     return {least, k - std::count_if(logits.begin(), logits.end(), [&](float x) { return x > least; })};
 }
 
-// The largest of `logits`, as few as have the weight `mass` together.
+// Returns the cut that keeps the fewest of the largest `logits` whose weights add up to at least `mass`.
 template <typename Weight> Cut top_p_cut(std::vector<float>& logits, double mass, Weight&& weight) {
     std::make_heap(logits.begin(), logits.end());
     Cut cut{INFINITY, 0};
@@ -65,7 +65,7 @@ void Sampler::next_logits(Ctx& ctx, const std::vector<int32_t>& text, int64_t T,
                             .bad_tokens = memory.bad_tokens, .documents = nullptr, .B = 1, .T = part};
     fp8_.begin_micro_batch(ctx, 0, Fp8Phase::kEvaluation);
     decoder_.forward(ctx, batch, false);
-    decoder_.logits_row(ctx, batch, (length - 1) % part, row_);   // of the last token on one of the ranks
+    decoder_.logits_row(ctx, batch, (length - 1) % part, row_);   // on one of the ranks, the row of the last token
     device::copy_to_host(ctx, raw_.data(), row_.data, row_.bytes());
     device::synchronize(ctx);
     const std::string mine(raw_.data(), raw_.size());
@@ -108,7 +108,7 @@ int32_t sample_token(const std::vector<float>& logits, double temperature, doubl
     if (temperature <= 0) return likeliest;
     Cut cut = top_k_cut(logits, top_k);
     auto weight = [&](float x) { return std::exp((static_cast<double>(x) - *largest) / temperature); };
-    std::vector<double> weights(logits.size(), -1);   // of those that were asked for
+    std::vector<double> weights(logits.size(), -1);   // computed when first needed; -1: not yet
     // Calls use(index, weight) for each logit that may be drawn, until it returns true.
     auto walk = [&](auto&& use) {
         int64_t equals = cut.equals;

@@ -1,5 +1,5 @@
-// Samples of text during training, in its memory and without a cache of keys and values: every token is a forward pass
-// over the whole text. `generate` has a cache (generator.h) and draws its tokens in the same way.
+// Samples of text during training, in the memory of training and without a cache of keys and values: every token takes
+// a forward pass over the whole text. `generate` has a cache (generator.h) and draws its tokens in the same way.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -58,9 +58,9 @@ int32_t sample_token(const std::vector<float>& logits, double temperature, doubl
 // The same with the random number of token `number` of a text.
 int32_t draw_token(const std::vector<float>& logits, const Sampling& sampling, uint64_t text, int64_t number);
 
-// logits = as many values of `raw`, BF16 or FP32, as it has.
+// Fills `logits`, whose size is the number of values, from `raw` (BF16 or FP32).
 void widen_logits(const char* raw, Dtype dtype, std::vector<float>& logits);
 
-// The length of a forward pass over a text of `tokens`, split among `ranks`: few different ones, because each has its
-// own matmul shapes.
+// The length of a forward pass over a text of `tokens`, split among `ranks`. There are few different lengths, because
+// each has its own matmul shapes.
 int64_t padded_length(int64_t tokens, int64_t max_seq, int64_t ranks = 1);

@@ -19,7 +19,7 @@ template <typename V> void take_part(const V* whole, int64_t B, int64_t T, const
 
 class SequenceReader {
 public:
-    // context: of the context group.
+    // context: the World of the context group.
     SequenceReader(const Config& config, const World& context);
 
     // Where a micro-batch goes.

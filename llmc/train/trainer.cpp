@@ -67,7 +67,7 @@ void Trainer::initialise(Ctx& ctx) {
 void HostInputs::restart(const int32_t* whole, int64_t B, int64_t T, const World& context, int32_t separator,
                          std::vector<int64_t>& scratch) const {
     if (!positions) return;
-    std::vector<int32_t> own;   // for whole sequences, if no other rank needs them
+    std::vector<int32_t> own;   // positions in whole sequences, if the inputs have no memory for them
     int32_t* restarted = context.ranks == 1 ? positions : whole_positions;
     if (!restarted) {
         own.resize(static_cast<size_t>(B * T));
@@ -143,7 +143,7 @@ void Trainer::begin_step(Ctx& ctx, const StagedStep& staged) {
     sharded_.prefetch(ctx);
 }
 
-// Before the first backward of a step, when no all-gather can read new masters from the memory of the gradients.
+// Clears the gradients before the first backward of a step, once no all-gather reads new masters from their memory.
 void Trainer::clear_gradients(Ctx& ctx, const StagedStep& staged) {
     if (std::exchange(gradients_cleared_, true) || sharded_.shares_grads()) return;   // GradReducer clears shared ones
     gatherer_.wait(ctx);
@@ -163,7 +163,7 @@ void Trainer::forward_backward(Ctx& ctx, const StagedStep& staged) {
     fp8_.exponents().set_last_micro_batch(false);
 }
 
-// Most buckets were reduced during the last backward, or (--zero 2) each.
+// Most buckets were reduced during the last backward or, with --zero 2 and 3, during each backward.
 void Trainer::reduce_gradients(Ctx& ctx, const StagedStep& staged) {
     enter(staged, Phase::kReduce);
     device::range_push("reduce");
@@ -173,7 +173,7 @@ void Trainer::reduce_gradients(Ctx& ctx, const StagedStep& staged) {
 
 // Computes the gradient norm over all ranks, grad_mul, and whether the step is skipped, in *state_.
 void Trainer::clip_and_guard(Ctx& ctx) {
-    // Of the ranks that hold the same shard, one counts it.
+    // One of the ranks that hold the same shard counts it.
     if (groups_.replicas.world().rank == 0) {
         Arena::Scope scope(ctx, arena_);
         Tensor scratch = arena_.scratch(Dtype::kFp64, kPartialSums);
@@ -187,7 +187,7 @@ void Trainer::clip_and_guard(Ctx& ctx) {
 // Updates what this rank owns, and records the amaxes and the exponents of the new weights.
 void Trainer::optimizer_step(Ctx& ctx) {
     fp8_.clear_weight_amax(ctx, state_);
-    // Of the ranks that hold the same weights, one counts their exponents.
+    // One of the ranks that hold the same weights counts their exponents.
     const bool counts = (sharded_.sharded() ? groups_.replicas : groups_.world).world().rank == 0;
     sharded_.each_range(ctx, SlotAccess::kUpdate, [&](const ShardRange& range) {
         const Param& param = table_.params[static_cast<size_t>(range.param)];
@@ -217,9 +217,9 @@ void Trainer::copy_results(Ctx& ctx, const StagedStep& staged) {
     comm_stream_.set_timer(nullptr);
 }
 
-// Delayed scaling needs amaxes before its first cast: runs one micro-batch in current scaling and keeps only these. It
-// has a counted target: if loss masks ignored all targets, the amaxes of gradients would be 0 and their scales stay 1,
-// with which later gradients would flush to zero.
+// Delayed scaling needs amaxes before its first cast: runs one micro-batch in current scaling and keeps only the
+// amaxes. The micro-batch has a counted target: if loss masks ignored all of its targets, the amaxes of gradients would
+// be 0 and their scales stay 1, with which later gradients would flush to zero.
 void Trainer::calibrate(Ctx& ctx, const StagedStep& staged) {
     StepRecorder* const recorder = std::exchange(ctx.recorder, nullptr);   // not part of an ordinary step
     device::range_push("calibration");
@@ -280,8 +280,8 @@ Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_
             if (on_any_rank(stopped || !result.error.empty())) break;
         }
         HostInputs inputs = staging;
-        inputs.order = inputs.position_order = nullptr;   // which only backward needs
-        if (!ctx.rehearsal) {   // of whatever was read last if the micro-batch counts nothing
+        inputs.order = inputs.position_order = nullptr;   // only backward needs these
+        if (!ctx.rehearsal) {   // if the micro-batch counts nothing, its positions are those of the latest read
             inputs.restart(reader_.tokens(), B, config_.seq_length, groups_.context.world(), loader->separator(),
                            scratch_);
         }

@@ -24,7 +24,7 @@ inline bool sorts_positions(const Config& config) {
 inline bool needs_whole_positions(const Config& config) {
     return config.reset_position_ids && config.fp8_attention && config.context_parallel > 1;
 }
-// int32 inputs of a rank for `sequences`: token, target and order of each token of its parts; with
+// The number of int32 inputs of a rank for `sequences`: token, target and order of each token of its parts; with
 // --reset-attention-mask, start and end of the document of each token of the whole sequences; with --reset-position-ids
 // the position of each token of its parts, maybe the order by positions, and maybe the positions of whole sequences.
 inline int64_t input_elems(const Config& config, int64_t sequences) {
@@ -44,7 +44,7 @@ struct HostInputs {
     int32_t* position_order = nullptr;   // (micro_batches, B*T) rows sorted by them; null: not needed
     int32_t* whole_positions = nullptr;  // (micro_batches, B, whole T); null: not needed
 
-    // Those of the micro-batch that begins `rows` tokens later; `ranks` share a sequence.
+    // The inputs of the micro-batch that begins `rows` tokens later; `ranks` ranks share a sequence.
     HostInputs from(int64_t rows, int64_t ranks) const {
         auto at = [](int32_t* p, int64_t n) { return p ? p + n : p; };
         return {at(tokens, rows), at(targets, rows), at(order, rows), at(documents, 2 * rows * ranks),
@@ -125,7 +125,7 @@ public:
     // Micro-batches that the latest step ran, including the one that calibrated delayed scaling.
     int64_t executed_micro_batches() const { return executed_micro_batches_; }
     int64_t timer_spans() const;   // of one step, at most; see CommTimer
-    // What collectives of the shard group send and receive beside the matmuls of every micro-batch.
+    // The memory that collectives of the shard group send and receive during the matmuls of every micro-batch.
     std::vector<Tensor> exchanged() const;
     StepState* state() { return state_; }
 

@@ -91,7 +91,7 @@ TEST_CASE("blend: weights are converted exactly to integers") {
 
 TEST_CASE("blend: invalid weights are refused") {
     const std::vector<std::pair<Words, std::string>> wrong = {
-        {{"a", "0.3", "b"}, "'a' has no weight and 0.3 is one"},
+        {{"a", "0.3", "b"}, "'a' has no weight, but 0.3 is a weight"},
         {{"0.7", "0.3", "b"}, "weight 0.7 has no shards after it"},
         {{"0.7", "a", "0.3"}, "weight 0.3 has no shards after it"},
         {{"0", "a", "0.3", "b"}, "weight 0 must be above 0"},

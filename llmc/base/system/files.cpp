@@ -47,7 +47,7 @@ void block_done() { blocks_done()++; }
          error == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
 }
 
-// Raises the limit of open files as far as the hard limit allows. False if it is there already.
+// Raises the limit of open files to the hard limit. Returns false if it has this value already.
 bool raise_limit_of_files() {
     rlimit limit{};
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return false;
@@ -60,7 +60,7 @@ void ask_hook(const IoHook& hook, const char* call, const std::string& path) {
     if (int error = hook(call, path)) fail_disk(call, path, error);
 }
 
-// Writing past the file size limit raises SIGXFSZ, which ends the process by default, so it is checked before.
+// Writing past the file size limit raises SIGXFSZ, which ends the process by default, so the limit is checked before.
 bool beyond_size_limit(int64_t bytes) {
     rlimit limit{};
     if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return false;
@@ -222,8 +222,8 @@ Descriptor open_regular(const std::string& path) {
         REQUIRE(S_ISREG(info.st_mode), "cannot read %s: %s, not a file", path.c_str(), kind);
     };
     REQUIRE(path.find('\0') == std::string::npos, "cannot read %s: a name with a NUL byte", path.c_str());
-    // Checked before it is opened, since opening a device may have an effect, and again afterwards, since another
-    // file may have taken its place.
+    // The type is checked before the file is opened, since opening a device may have an effect, and again afterwards,
+    // since another file may have taken its place.
     struct stat info {};
     if (::stat(path.c_str(), &info) != 0) fail_read(path, errno);
     require_regular(info);

@@ -52,8 +52,8 @@ private:
     Xxh3 hash_;
 };
 
-// A file that is written beside `path`, under a name that cannot be predicted, and then takes its place at once. An
-// existing link at `path` is replaced, not followed: a caller that lets users name links resolves them before.
+// A file that is written beside `path`, under a name that cannot be predicted, and then renamed to `path`. An existing
+// link at `path` is replaced, not followed: a caller that accepts links from users must resolve them first.
 class ReplacementFile {
 public:
     explicit ReplacementFile(const std::string& path);
@@ -68,11 +68,11 @@ private:
     const std::string path_;
     std::string aside_, buffer_;
     Descriptor file_;
-    int64_t bytes_ = 0;   // in the file
+    int64_t bytes_ = 0;   // written to the file so far
 };
 
-// Creates a file of `bytes` bytes for RangeFile, which several processes may write; it must not exist. Reserves the
-// space if the file system can, so that a full disk is found here.
+// Creates a file of `bytes` bytes, which must not exist; several processes may then write it through RangeFile.
+// Reserves the space if the file system can, so that a full disk is found here.
 void create_file(const std::string& path, int64_t bytes, const IoHook& hook = {});
 
 // An existing file that is written at given offsets; a link is not followed. The destructor only closes.
@@ -89,29 +89,29 @@ private:
     Descriptor file_;
 };
 
-// Opens a regular file for reading. Anything else (a device, a socket, a folder, a FIFO, for
-// which it does not wait) is an error with exit code 2 that names the file. If the process may open no more files, its
-// soft limit is raised to the hard one, because a run may have thousands of shards.
+// Opens a regular file for reading. Anything else is an error with exit code 2 that names the file: a device, a socket,
+// a folder, or a FIFO, on which it does not block. If the process may open no more files, its soft limit is raised to
+// the hard one, because a run may have thousands of shards.
 Descriptor open_regular(const std::string& path);
 // Whether a text can be the name of a file in a folder: not empty, "." or "..", without slashes and control characters.
 bool is_file_name(const std::string& name);
 
-// An existing regular file that is read at given offsets. It is read, not mapped: a mapping of a file that is cut ends
-// the process with SIGBUS. Movable; any number of threads may read.
+// An existing regular file that is read at given offsets. It is not mapped, because an access to a mapping of a file
+// that was truncated ends the process with SIGBUS. Movable; any number of threads may read.
 class InputFile {
 public:
-    // Opens as open_regular. name: what messages call it, with the path: "data shard 'a.bin'". cut_code: the
-    // exit code of a read that finds less than bytes().
+    // Opens like open_regular. name: the file's name in messages, with its path: "data shard 'a.bin'". cut_code: the
+    // exit code if a read finds fewer than bytes(), because the file was truncated.
     explicit InputFile(const std::string& path, const std::string& name, int cut_code = kExitBadInput);
 
-    int64_t bytes() const { return bytes_; }   // when it was opened
+    int64_t bytes() const { return bytes_; }   // the size when it was opened
     const std::string& name() const { return name_; }
     // out (bytes) = the bytes from `offset` on, which must lie within bytes(). The error names the missing byte.
     void read(int64_t offset, int64_t bytes, void* out) const;
     // Calls use(data, count) for blocks of at most block_bytes of the bytes [begin, begin + bytes), front to back.
     void read_blocks(int64_t begin, int64_t bytes, int64_t block_bytes,
                      const std::function<void(const uint8_t* data, int64_t count)>& use) const;
-    // Calls posix_fadvise (POSIX_FADV_WILLNEED, ...) for `count` bytes, 0: to the end; ignores errors.
+    // Calls posix_fadvise (POSIX_FADV_WILLNEED, ...) for `count` bytes (0: up to the end); ignores errors.
     void advise(int64_t first, int64_t count, int advice) const;
 
 private:
@@ -121,12 +121,13 @@ private:
     int64_t bytes_ = 0;
 };
 
-// Calls use(data, bytes) for every block of the file, front to back. These read regular files only (open_regular).
+// Calls use(data, bytes) for every block of the file, front to back. These functions read regular files only
+// (open_regular).
 void read_file(const std::string& path, const std::function<void(const void* data, int64_t bytes)>& use);
 std::string read_text_file(const std::string& path, int64_t max_bytes);  // longer than max_bytes is an error
 std::string xxh3_of_range(const std::string& path, int64_t begin, int64_t bytes);   // a shorter file is an error
 std::string xxh3_of_text(const std::string& text);
-std::string random_digits();   // 16 hexadecimal ones, for names that cannot be predicted
+std::string random_digits();   // 16 hexadecimal digits, for names that cannot be predicted
 
 bool is_directory(const std::string& path);  // follows links
 bool is_regular_file(const std::string& path);
@@ -146,5 +147,5 @@ bool remove_tree(const std::string& path) noexcept;  // false if something is le
 std::string existing_part(const std::string& path);
 // Free bytes for an unprivileged user on the file system of `path`.
 int64_t free_bytes(const std::string& path);
-// Fails with exit 7 if the file system of `path` has less than `needed_bytes` free. The error names `what` needs them.
+// Fails with exit 7 if the file system of `path` has less than `needed_bytes` free. `what` needs them, for the error.
 void require_free_space(const std::string& path, int64_t needed_bytes, const std::string& what);

@@ -9,5 +9,5 @@ inline constexpr const char* kHostVariable = "LLMFP8_HOST";
 // Returns LLMFP8_HOST if it is set, else the name of the machine.
 std::string host_name();
 
-// Reads a line "MemAvailable:   123 kB" of /proc/meminfo, in bytes; -1 if it cannot.
+// Returns the bytes of a line "MemAvailable:   123 kB" of /proc/meminfo; -1 if there is no such line.
 int64_t meminfo_bytes(const std::string& key);

@@ -17,7 +17,7 @@ constexpr int kSuccess = 0, kSmClock = 1, kMemoryClock = 2, kUncorrected = 1, kV
 
 class Nvml {
 public:
-    // Never closed, because other libraries of the process may use it.
+    // The library is never closed, because other libraries of the process may use it.
     explicit Nvml(const char* library) : library_(dlopen(library, RTLD_NOW | RTLD_LOCAL)) {}
     ~Nvml() {
         if (started_) call<int()>("nvmlShutdown");

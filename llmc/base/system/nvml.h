@@ -35,7 +35,7 @@ std::optional<int64_t> gpu_memory_in_use(const std::string& bus, const char* lib
 // "power cap, heat (hardware)", "none".
 std::string throttle_text(uint64_t bits);
 
-// Statistics of the samples of one GPU over some time. Those of consecutive times can be added.
+// Statistics of the samples of one GPU in an interval of time. Those of consecutive intervals can be added.
 struct GpuSamples {
     // A mean over those samples that have the value.
     struct Mean {
@@ -51,21 +51,22 @@ struct GpuSamples {
     int64_t least_sm_mhz = 0, most_sm_mhz = 0;   // 0: not reported
     int64_t max_sm_mhz = 0;                      // of this GPU
     std::optional<int64_t> celsius = {}, memory_bytes = {};   // the highest; memory: in use, by all processes
-    std::optional<uint64_t> throttle = {};   // of any sample
+    std::optional<uint64_t> throttle = {};   // the bits of all samples, combined by OR
     std::optional<double> joules = {};   // the GPU's counter at the latest sample that has it
     std::string error = {};              // why there will be no more samples
 
     void add(const GpuSamples& later);
 };
 
-// A thread that samples ten times a second until it is stopped. It asks the driver alone, never the device's streams.
+// A thread that samples ten times a second until it is stopped. It asks only the driver, so it never waits for a stream
+// of the device.
 class GpuSampler {
 public:
     explicit GpuSampler(std::string bus, const char* library = kNvmlLibrary);
     ~GpuSampler() { stop(); }
     GpuSampler(const GpuSampler&) = delete;
     GpuSamples take();   // the samples since the last call
-    GpuSamples stop();   // likewise, and the last ones
+    GpuSamples stop();   // ends the thread, and returns the samples since the last call of take()
 
 private:
     void run(const char* library);

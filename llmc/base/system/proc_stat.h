@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-// Returns the fields from the third one on, which is the state ("R", ...). pid: a number or "self". Empty if there is
+// Returns the fields from the third one, the state ("R", ...), to the last. pid: a number or "self". Empty if there is
 // no /proc or the process is gone.
 std::vector<std::string> process_stat(const std::string& pid);
 

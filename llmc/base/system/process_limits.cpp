@@ -18,9 +18,9 @@ namespace {
 
 // A rank of MPI has 27 files open while it saves, and a few more for every rank of its host.
 constexpr rlim_t kFiles = 64;
-// Every thread gets a stack of this size; OpenMP keeps about 100 bytes of each thread on that of the first one.
+// Every thread gets a stack of this size; OpenMP keeps about 100 bytes for each thread on the stack of the first one.
 constexpr rlim_t kStackBytes = 1 << 20;
-// OpenMPI 4.1 with two ranks takes 210 MB. With less it crashes, or ends the rank with 1 and many lines.
+// OpenMPI 4.1 with two ranks takes 210 MB. With less it crashes, or ends the rank with exit code 1 and many lines.
 constexpr rlim_t kRankBytes = rlim_t{512} << 20;
 
 // Whether the limit is less than `least`. `found`: the limit.
@@ -39,7 +39,7 @@ int threads_started(int count) {
     std::vector<std::jthread> threads;
     try {
         while (static_cast<int>(threads.size()) < count) threads.emplace_back([&] { over.wait(false); });
-    } catch (const std::exception&) {   // of threads or of memory
+    } catch (const std::exception&) {   // lack of threads or of memory
     }
     over = true;
     over.notify_all();

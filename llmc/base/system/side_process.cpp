@@ -104,7 +104,7 @@ std::string SideProcess::feed(const std::string& name, const std::vector<std::st
     for (size_t done = 0; done < text.size();) {
         const ssize_t wrote = ::write(process.input(), text.data() + done, text.size() - done);
         if (wrote < 0 && errno == EINTR) continue;
-        if (wrote <= 0) break;   // it has ended: its exit code says why
+        if (wrote <= 0) break;   // the process has ended: its exit code says why
         done += static_cast<size_t>(wrote);
     }
     process.close_input();

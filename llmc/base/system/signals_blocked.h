@@ -1,5 +1,5 @@
-// Blocks all signals in its scope, and in the threads that are started there for as long as they run: the thread that
-// trains handles them.
+// Blocks all signals for the calling thread within this scope. A thread that is started in the scope keeps them blocked
+// until it ends, so that only the thread that trains handles signals.
 #pragma once
 #include <signal.h>
 

@@ -30,7 +30,7 @@ int flush_stdout() {
         ::dup2(null, STDOUT_FILENO);
         ::close(null);
     }
-    std::fflush(stdout);   // what could not be written
+    std::fflush(stdout);   // drops what could not be written
     std::clearerr(stdout);
     return error;
 }

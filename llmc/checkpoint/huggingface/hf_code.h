@@ -5,5 +5,5 @@
 
 #include "llmc/checkpoint/huggingface/model_extras.h"
 
-// Those that a checkpoint of this model needs: none if a class of transformers has its shape.
+// The files that a checkpoint of this model needs: none if a class of transformers has its shape.
 std::vector<ModelFile> hf_code(const ModelConfig& config);

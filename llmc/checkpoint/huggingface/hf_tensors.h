@@ -46,9 +46,9 @@ void export_transposed(const HfTensor& tensor, const std::string& file, int64_t 
 // The room that one block takes in the buffer.
 int64_t transposed_room_bytes(const HfTensor& tensor, int64_t staging_bytes);
 
-// Sets what this rank holds of the masters of a tensor's rows from a file's F32, F16 or BF16, reading no other elements
-// but the rest of rows that are transposed. The caller has checked shape and dtype. `staging` has as many elements as
-// the next function says, or more: at most staging_bytes, or a row and what transposes it.
+// Reads a tensor in F32, F16 or BF16 into the masters that this rank holds of its rows. Reads no other elements, except
+// the rest of a row of a transposed tensor. The caller has checked shape and dtype. `staging` has at least as many
+// elements as import_staging_elems() returns: at most staging_bytes, or a row and the memory to transpose it.
 void import_tensor(const ParamTable& table, const HfTensor& tensor, const SafetensorsView& view,
                    const StateAccess& access, int64_t staging_bytes, std::vector<float>& staging);
 int64_t import_staging_elems(const ParamTable& table, int param, const HfPart& part, const StateAccess& access,

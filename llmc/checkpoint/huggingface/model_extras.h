@@ -1,5 +1,5 @@
 // What a model has besides its weights and shape: tokenizer, chat template, defaults of generation, special tokens. A
-// run copies it from the model or checkpoint that it starts from into every checkpoint.
+// run copies these from the model or checkpoint that it starts from into every checkpoint.
 #pragma once
 #include <string>
 #include <vector>

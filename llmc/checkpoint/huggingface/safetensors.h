@@ -29,12 +29,12 @@ std::string safetensors_header(const std::vector<SafetensorsEntry>& entries);
 struct SafetensorsView {
     std::string dtype;  // as in the file: "F32", "BF16", "F16", ...
     std::vector<int64_t> shape;
-    const void* data = nullptr;  // in memory, may not be aligned to its elements; null: in `file`
+    const void* data = nullptr;  // in memory, not always aligned to its elements; null: in `file`
     int64_t bytes = 0;
     const InputFile* file = nullptr;
     int64_t offset = 0;          // in the file
     int64_t elems() const;
-    // out (count) = bytes [begin, begin + count) of the tensor. Exit 5 if the file was cut since it was opened.
+    // out (count) = bytes [begin, begin + count) of the tensor. Exit 5 if the file was truncated since it was opened.
     void read(int64_t begin, int64_t count, void* out) const;
     std::string content() const;   // all bytes
 };

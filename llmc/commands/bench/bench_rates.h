@@ -26,5 +26,5 @@ private:
         StepRecorder work;   // of one call
         std::vector<double> us;
     };
-    std::map<std::string, Calls> calls_;   // by what is done, and the bytes of it
+    std::map<std::string, Calls> calls_;   // by what a call does, and how many bytes it moves
 };

@@ -1,5 +1,5 @@
-// Histograms of the binary exponents of x, weight and dy of linears (--fp8-stats histograms or shadow), of the values
-// before they are cast to FP8. On the steps that --fp8-stats-interval selects, those of the last micro-batch.
+// Histograms of the binary exponents of x, weight and dy of linears before the cast to FP8 (--fp8-stats histograms or
+// shadow). They are collected in the last micro-batch of the steps that --fp8-stats-interval selects.
 //
 // Tensors are numbered: x of every linear in the order of the model, then dy of each, then the weights.
 #pragma once
@@ -15,12 +15,12 @@ struct ExponentHistogram {
     Fp8Role role;
     uint32_t amax_bits = 0;
     std::vector<uint64_t> bins;   // see CountExponentsArgs
-    uint64_t values() const;      // number of all
+    uint64_t values() const;      // number of values in all bins
 };
 
 class ExponentHistograms {
 public:
-    // Takes memory for the linears in FP8 (histograms) or for all but the head (shadow) from the arena, or none.
+    // Takes memory from the arena for the linears in FP8 (histograms), for all linears but the head (shadow), or none.
     ExponentHistograms(const Config& config, const Fp8Plan& plan, Arena& arena);
 
     bool on() const { return !tensors_.empty(); }
@@ -33,13 +33,13 @@ public:
     bool collects(int number) const { return collects_ && last_ && number >= 0; }
     // Adds the x or dy of a linear, in bf16 or fp32.
     void add(Ctx& ctx, int number, Fp8Role role, const Tensor& in);
-    // Adds elements of a parameter, if it is the weight of such a linear.
+    // Adds elements of a parameter, if it is the weight of a linear that has a number.
     void add_weight(Ctx& ctx, int param, const Tensor& in);
 
     // ---- reports, in pinned host memory
     int64_t report_bytes() const { return memory_.bytes(); }
     void copy_report(Ctx& ctx, void* host) const;              // enqueues the copy if this step collects
-    void merge_report(void* host, const void* other) const;    // adds another rank's; the larger amaxes
+    void merge_report(void* host, const void* other) const;    // adds another rank's counts, takes the larger amaxes
     std::vector<ExponentHistogram> read_report(const void* host) const;
 
 private:

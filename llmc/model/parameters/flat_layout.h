@@ -35,8 +35,8 @@ std::string layers_text(const ParamGroup& group, int64_t num_layers);
 class FlatLayout {
 public:
     // A group ends once it has group_bytes of fp32 gradients, and is padded to a multiple of `unit` elements. `unit` is
-    // a multiple of kParamAlign. by_layer: weights of linears of two layers are never in one group, and embeddings are
-    // in none with the norms and biases of other layers, so that the weights of a layer can be gathered alone.
+    // a multiple of kParamAlign. by_layer: the weights of linears of two layers are never in one group, and embeddings
+    // never share a group with norms and biases of other layers, so that the weights of a layer can be gathered alone.
     FlatLayout(const ParamTable& table, const Fp8Plan& plan, int64_t group_bytes, int64_t unit = kParamAlign,
                bool by_layer = false);
 
@@ -49,9 +49,9 @@ public:
     int group_number(int param) const { return place(param).group; }
     const ParamGroup& group_of(int param) const { return groups_[static_cast<size_t>(group_number(param))]; }
     ParamForm form(int param) const { return group_of(param).form; }
-    // Of its first element in the flat buffers, a multiple of kParamAlign.
+    // The offset of the parameter's first element in the flat buffers, a multiple of kParamAlign.
     int64_t offset(int param) const { return place(param).offset; }
-    int64_t elems(int param) const { return place(param).elems; }   // without the gap behind them
+    int64_t elems(int param) const { return place(param).elems; }   // without the gap behind the parameter
     // The parameter's elements of a flat buffer.
     Tensor view(const Tensor& flat, int param) const { return flat.slice(offset(param), elems(param)); }
 

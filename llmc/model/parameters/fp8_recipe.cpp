@@ -139,7 +139,7 @@ void require_alignment(const Config& c, const Fp8Plan& plan) {
             ll(kAlignment), list_text(wrong, "; ").c_str());
 }
 
-// The chunks of an FP8 head are quantized one by one: whole blocks of tokens for the weight gradient.
+// The chunks of an FP8 head are quantized one by one, so each must have whole blocks of tokens for the weight gradient.
 void require_chunks_fit(const Config& c, const Fp8Plan& plan) {
     const int64_t unit = plan.row().x == Granularity::kTensor ? kAlignment : kBlock;
     REQUIRE(!plan.linears.back().fp8 || c.loss_chunk % unit == 0, "--loss-chunk %lld with an LM head in FP8 "

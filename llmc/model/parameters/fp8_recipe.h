@@ -67,18 +67,21 @@ struct Fp8Plan {
     }
 };
 
-// Makes the plan of a resolved configuration. Exit 2 if a linear in FP8 has a shape that FP8 matmuls do not support
-// (tokens, in- and out-features must be multiples of 16; with block scales, the length of a sampled sequence one of 4;
-// the error names every such linear), if no linear is left in FP8, or if an option that selects linears has no effect.
-// speedup_of predicts the speedup of a linear in FP8 over BF16; only --fp8-min-speedup needs it.
+// Makes the plan of a resolved configuration. Exit 2 if a linear in FP8 has a shape that FP8 matmuls do not support, if
+// no linear is left in FP8, or if an option that selects linears has no effect. Tokens, in- and out-features must be
+// multiples of 16, and the error names every linear that breaks this rule. With block scales, the length of a sampled
+// sequence must be a multiple of 4. speedup_of predicts the speedup of a linear in FP8 over BF16; only
+// --fp8-min-speedup needs it.
 using Fp8SpeedupOf = std::function<double(const Config&, const Fp8Plan&, const LinearPlan&)>;
 Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table, const Fp8SpeedupOf& speedup_of = {});
 
-// FP8 matmuls of one optimizer step: per linear and micro-batch 3, or 4 if its fprop is recomputed; of the head per
-// chunk of it (loss_chunks). The trainer compares it with the number of executed ones.
+// The number of FP8 matmuls in one optimizer step: 3 for each linear and micro-batch, or 4 if the linear's fprop is
+// recomputed; the head has as many for each of its chunks (loss_chunks). The trainer compares this with the number of
+// executed FP8 matmuls.
 int64_t planned_fp8_matmuls(const Fp8Plan& plan, Recompute recompute, int64_t micro_batches, int64_t head_chunks = 1);
 
-// "" if this device and library can run the recipe, else one line with the versions needed and found. The CPU can.
+// "" if this device and library can run the recipe, else one line with the versions needed and found. The CPU can run
+// every recipe.
 std::string fp8_device_error(const Fp8Plan& plan, const DeviceInfo& device);
 // The same for --fp8-attention, which any recipe may have.
 std::string fp8_attention_error(const DeviceInfo& device);

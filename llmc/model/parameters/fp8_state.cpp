@@ -47,7 +47,7 @@ Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& 
     const int64_t count = plan_.fp8_linears();
     if (count == 0) return;
     const int64_t all = kFp8Roles * count;
-    // Directly behind the slots, so that one all-reduce covers both.
+    // The block amaxes are directly behind the slots, so that one all-reduce covers both.
     const int64_t blocks = gathers_bytes_ ? count_blocks(layout) : 0;
     const Tensor shared = arena.take(Purpose::kFp8, Dtype::kInt32, all * kSlotWords + blocks);
     slots_ = shared.slice(0, all * kSlotWords);
@@ -71,7 +71,7 @@ Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& 
     for (int role = 0; role < kFp8Roles; role++)
         for (const LinearPlan& linear : plan_.linears)
             if (linear.fp8) tensor_names_.push_back(linear.name + "." + fp8_role_name(static_cast<Fp8Role>(role)));
-    // The slot of a weight depends on the number of all linears.
+    // The slot of a weight depends on the total number of linears.
     for (Fp8Linear& linear : linears_) {
         linear.weight = operand_of(linear, Fp8Role::kWeight, linear.weight, linear.out, linear.in);
         linear.weight_transposed =
@@ -132,7 +132,7 @@ Granularity Fp8State::granularity_of(Fp8Role role) const {
     return role == Fp8Role::kX ? plan_.row().x : plan_.row().dy;
 }
 
-static_assert(offsetof(Fp8Slot, scale_inv) == 0);   // a slot is the scale_inv of a tensor with one scale
+static_assert(offsetof(Fp8Slot, scale_inv) == 0);   // a slot's address is that of the scale_inv of its tensor
 Fp8Operand Fp8State::operand_of(const Fp8Linear& linear, Fp8Role role, const Fp8Operand& memory, int64_t R,
                                 int64_t K) const {
     const Tensor data = memory.data.slice(0, R * K);
@@ -154,7 +154,7 @@ void Fp8State::count_scales(Ctx& ctx, int tensor, const Fp8Operand& operand, int
 
 // ---- the first non-finite value
 
-// Position of a tensor in its micro-batch: x in the order of the model, dy in reverse. Its own inverse.
+// Position of a tensor in its micro-batch: x in the order of the model, dy in reverse. The function is its own inverse.
 int Fp8State::step_order(int tensor) const {
     const int count = static_cast<int>(linears_.size());
     return role_of(tensor) == Fp8Role::kDy ? 3 * count - 1 - tensor : tensor;
@@ -217,7 +217,7 @@ QuantOut Fp8State::quant_out(const ProduceArgs& args) const {
     const int tensor = id(*args.linear, args.role);
     const bool training = phase_ == Fp8Phase::kTraining && !args.recompute;
     const Granularity granularity = granularity_of(args.role);
-    const bool blocks = granularity != Granularity::kTensor;   // which have their own scales
+    const bool blocks = granularity != Granularity::kTensor;   // blocks have their own scales
     const Scaling per_tensor = uncalibrated_pass() ? Scaling::kCurrent : plan_.row().scaling;
     return {.rowwise = args.to.rowwise.data,
             .transposed = args.to.transposed.data,
@@ -237,7 +237,7 @@ QuantOut Fp8State::quant_out(const ProduceArgs& args) const {
 // Quantizes in the pass of the producer. Histograms need the result in bf16, too.
 void Fp8State::run_fused(Ctx& ctx, const ProduceArgs& args, const QuantOut& quant, const Producer& run) {
     const bool collects = exponents_.collects(args.histogram) && !args.recompute;
-    if (collects && args.in_place) {   // the same bytes in two passes
+    if (collects && args.in_place) {   // two passes give the same bytes
         run(args.high, QuantOut{});
         ops::quantize(ctx, {.quant = quant, .in = args.high, .N = args.N, .C = args.high.elems / args.N});
     } else {
@@ -259,7 +259,7 @@ void Fp8State::produce(Ctx& ctx, const ProduceArgs& args, const Producer& run) {
     if (quant.granularity != Granularity::kTensor || quant.scaling == Scaling::kDelayed) {
         run_fused(ctx, args, quant, run);
         exponents_.add(ctx, histogram, args.role, args.high);
-        // The copy for wgrad is made once, maybe by a recomputation.
+        // The transposed layout, for wgrad, is written once: by forward or by a recomputation.
         if (phase_ != Fp8Phase::kTraining) return;
         const int tensor = id(*args.linear, args.role);
         if (!args.recompute) count_scales(ctx, tensor, args.to.rowwise, args.N);
@@ -267,7 +267,8 @@ void Fp8State::produce(Ctx& ctx, const ProduceArgs& args, const Producer& run) {
         count_scales(ctx, tensor, transposed, transposed.data.elems / args.N);
         return;
     }
-    // Current scaling: the first pass records the amax, which recomputation finds recorded; a second one casts.
+    // Current scaling: a first pass records the amax, unless forward has recorded it for a recomputation; a second pass
+    // casts.
     QuantOut amax;
     amax.slot = quant.slot;
     amax.record = !args.recompute;
@@ -311,7 +312,7 @@ Fp8Slot* Fp8State::weight_slot(int param) const {
     return linear ? slots() + id(*linear, Fp8Role::kWeight) : nullptr;
 }
 
-// Null where no blocks are shared.
+// Null if this weight has no block amaxes to all-reduce.
 uint32_t* Fp8State::block_amaxes_of(const Fp8Linear& linear) const {
     if (!block_amaxes_) return nullptr;
     const int64_t first = first_block_[static_cast<size_t>(linear.number)];
@@ -322,7 +323,7 @@ void Fp8State::clear_weight_amax(Ctx& ctx, const StepState* state) {
     if (!on()) return;
     ops::fp8_clear(ctx, {.slots = slots() + first_weight(), .count = tensors() - first_weight(), .step = true,
                          .state = state});
-    // After a skipped step they are recorded again from the same masters.
+    // The block amaxes are cleared in any case: after a skipped step they are recorded again from the same masters.
     device::fill_bytes(ctx, block_amaxes_.data, 0, block_amaxes_.bytes());
 }
 
@@ -390,7 +391,7 @@ void Fp8State::transpose_weight(Ctx& ctx, const Fp8Linear& linear) {
 }
 
 void Fp8State::count_weight_scales(Ctx& ctx, const Fp8Linear& linear) const {
-    count_scales(ctx, id(linear, Fp8Role::kWeight), linear.weight, linear.out);   // the transpose has the same ones
+    count_scales(ctx, id(linear, Fp8Role::kWeight), linear.weight, linear.out);   // the transpose has the same scales
 }
 
 // ---- checkpoint

@@ -49,14 +49,14 @@ enum class Fp8Phase : uint8_t {
 using Producer = std::function<void(Tensor out, const QuantOut& quant)>;
 
 struct ProduceArgs {
-    const Fp8Linear* linear = nullptr;   // reads the operand; null: bf16 and dbias only
+    const Fp8Linear* linear = nullptr;   // the linear that reads the operand; null: bf16 and dbias only
     Fp8Role role = Fp8Role::kX;
     int histogram = -1;                  // number of the linear in ExponentHistograms
     Fp8Layouts to;                       // with linear
     Tensor high;                         // (N, C) bf16: the result if keep_high or without linear, else scratch
     bool keep_high = false;              // another operation reads the bf16 result, too
     bool in_place = false;               // the producer works in `high`, which is unspecified if it quantizes
-    bool recompute = false;              // forward recorded it before: records nothing
+    bool recompute = false;              // forward has recorded the statistics, so records nothing
     int64_t N = 0;
     Tensor dbias, dbias_scratch;         // see QuantOut
 };
@@ -74,11 +74,12 @@ public:
     const Fp8Linear* linear_of_param(int param) const;
     const Fp8Plan& plan() const { return plan_; }
     bool on() const { return !linears_.empty(); }
-    // Those that the producers of this class fill; also of a BF16 run.
+    // The histograms that produce() fills, also in a BF16 run.
     ExponentHistograms& exponents() { return exponents_; }
     const ExponentHistograms& exponents() const { return exponents_; }
 
-    // Empties the histories and sets all scales to 1, not calibrated. Before any other call that runs on the device.
+    // Empties the histories, sets all scales to 1, and marks delayed scaling as not calibrated. Call it before any
+    // other function that runs on the device.
     void initialise(Ctx& ctx);
 
     // ---- the step
@@ -89,8 +90,9 @@ public:
     void produce(Ctx& ctx, const ProduceArgs& args, const Producer& run);
     // Computes new scales from the amaxes of the step; does nothing if state->skip.
     void update(Ctx& ctx, const StepState* state);
-    // The words to all-reduce (max) over the ranks before new scales are computed: the amaxes, and the scales between
-    // them, which are equal on all ranks. Of all tensors with histories, else of the weights; may be empty.
+    // The words to all-reduce (max) over the ranks before new scales are computed: the slots of all tensors if the
+    // recipe has histories, else those of the weights, and the block amaxes. The scales in a slot are equal on all
+    // ranks, so that only the amaxes change. May be empty.
     struct Amaxes {
         uint32_t* values = nullptr;
         int64_t count = 0;
@@ -98,7 +100,7 @@ public:
     Amaxes amaxes() const;
 
     // ---- weights. `shard`: elements [begin, begin + n) of a parameter's fp32 master
-    // Clears the amaxes of the weights; not if state->skip, where state may be null.
+    // Clears the amaxes of the weights unless state->skip; state may be null.
     void clear_weight_amax(Ctx& ctx, const StepState* state);
     Fp8Slot* weight_slot(int param) const;   // where AdamW records the amax; null if the parameter is not in FP8
     // Records the amax of a shard as AdamW does in a step.
@@ -107,11 +109,12 @@ public:
     void record_block_amaxes(Ctx& ctx, int param, int64_t begin, const Tensor& shard);
     // Enters the recorded amaxes into new histories.
     void start_weight_histories(Ctx& ctx);
-    // Quantizes a whole weight, given in fp32 or (as gathered) rounded to bf16: the same bytes. Does nothing if
-    // state->skip, where state may be null.
+    // Quantizes a whole weight, given in fp32 or (as gathered) rounded to bf16; both give the same bytes. Does nothing
+    // if state->skip; state may be null.
     void quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& whole, const StepState* state);
-    // The same where bytes are gathered: computes the scales of all weights, quantizes a shard into `bytes`, and (after
-    // the all-gather) transposes a weight. A skipped step writes the same bytes again.
+    // The same where bytes are gathered. prepare_shards computes the scales of all weights, quantize_shard quantizes a
+    // shard into `bytes`, and transpose_weight transposes a weight after the all-gather. A skipped step writes the same
+    // bytes again.
     bool gathers_bytes() const { return gathers_bytes_; }
     void prepare_shards(Ctx& ctx, const StepState* state);
     void quantize_shard(Ctx& ctx, int param, int64_t begin, const Tensor& shard, const Tensor& bytes);
@@ -169,7 +172,7 @@ public:
             operand.scale_inv = take(Dtype::kFp32, scale_inv_elems(operand.granularity, R, K));
         return operand;
     }
-    // That memory as the (R, K) operand of one linear: cut to size, with the linear's scale_inv if it is per tensor.
+    // Such memory as the (R, K) operand of one linear: cut to size, with the linear's scale_inv if it is per tensor.
     Fp8Operand operand_of(const Fp8Linear& linear, Fp8Role role, const Fp8Operand& memory, int64_t R, int64_t K) const;
 
 private:

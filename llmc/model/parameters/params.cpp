@@ -16,7 +16,8 @@ HfClass hf_class(const ModelConfig& c) {
     const bool no_bias = c.linear_bias == LinearBias::kNone;
     if (c.qk_norm) return no_bias || c.linear_bias == LinearBias::kAttention ? HfClass::kQwen3 : HfClass::kOwn;
     if (c.linear_bias == LinearBias::kQkv) return HfClass::kQwen2;
-    // LlamaConfig refuses a hidden size that its heads do not divide, whatever head_dim says, and has no window.
+    // LlamaConfig refuses a hidden size that the number of heads does not divide, even with a head_dim, and has no
+    // sliding window.
     if (c.hidden_size % c.num_attention_heads == 0 && c.sliding_window == 0) return HfClass::kLlama;
     return no_bias ? HfClass::kMistral : HfClass::kOwn;
 }

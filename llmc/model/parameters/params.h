@@ -54,7 +54,7 @@ struct ParamTable {
     int64_t param_elems = 0;     // as Hugging Face counts them: true vocabulary, tied weights once
 
     int find(const std::string& name) const;  // -1 if absent
-    // The layer that completes its gradient and reads it first, numbered as in ParamStore.
+    // The layer that completes the parameter's gradient and reads the parameter first, numbered as in ParamStore.
     int layer_of(int param) const;
 };
 

@@ -14,8 +14,8 @@ public:
     // Slots that a ring has besides those of --zero-keep-layers: for a layer that runs and the next one.
     static constexpr int kRing = 2;
 
-    // Takes the slots from the arena. The layout is not owned, and has groups by layer. working, fp8: the types of
-    // weights.
+    // Takes the slots from the arena. The layout is not owned, and must have groups by layer. working, fp8: the types
+    // of weights.
     WeightSlots(const FlatLayout& layout, int num_layers, Dtype working, Dtype fp8, int64_t keep_layers, Arena& arena);
 
     // Whether a group is gathered layer by layer. Norms and biases of all layers are few: every rank holds them whole.
@@ -27,14 +27,14 @@ public:
     int slot_of(int layer) const { return is_block(layer) ? layer % ring_ : ring_; }
     bool is_block(int layer) const { return layer >= 0 && layer < num_layers_; }
 
-    // Of a group that is gathered: its whole weights in the working type, or rowwise in FP8.
+    // Returns the whole weights of a gathered group, in the working type or rowwise in FP8.
     Tensor whole(const ParamGroup& group) const;
-    // Of a kFp8Linear group: the transposed weights of its parameters, at the same offsets.
+    // Returns the transposed weights of the parameters of a kFp8Linear group, at the same offsets.
     Tensor transposed(const ParamGroup& group) const;
     // All bytes of a layer's slot, and of a block's slot for transposed weights.
     Tensor slot_memory(int layer) const;
     Tensor transposed_memory(int layer) const;
-    // What weights are gathered into.
+    // The memory that weights are gathered into.
     std::vector<Tensor> gathered() const { return {slots_, ends_}; }
 
 private:
@@ -47,6 +47,6 @@ private:
     const int num_layers_, ring_;
     const Dtype working_, fp8_;
     std::vector<int64_t> offsets_;       // by group: of its first byte in the slot of its layer
-    int64_t head_bytes_ = 0;             // without the transposed weights, which stand behind them
-    Tensor slots_, transposed_, ends_;   // bytes: of blocks, the transposed ones, and of embedding and head
+    int64_t head_bytes_ = 0;             // without the head's transposed weights, which are stored behind these bytes
+    Tensor slots_, transposed_, ends_;   // bytes of the blocks, of their transposed weights, of embedding and head
 };

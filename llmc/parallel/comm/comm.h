@@ -15,7 +15,7 @@
 struct World {
     int rank = 0, ranks = 1;
     int local_rank = 0, local_ranks = 1;   // on the same host
-    int run_rank = 0;                      // in the whole run, which a subgroup is a part of; for messages
+    int run_rank = 0;                      // the rank in the whole run, even in a subgroup; for messages
 };
 
 // Names the purpose of the collectives on ctx in this scope, for hang reports: "reduce layers.3".
@@ -45,25 +45,26 @@ public:
     // Elementwise sums over the ranks.
     std::vector<int64_t> sum(const std::vector<int64_t>& mine);
 
-    // A communicator of the ranks `members` of this one, ascending, one of which is this rank. Every rank makes the
-    // call, each with its own group. It is connected apart, and must not outlive this communicator.
+    // Returns a communicator of some ranks of this one: `members`, ascending, one of which is this rank. Every rank
+    // makes the call, each with its own group. The result needs a connect() of its own, and must not outlive this
+    // communicator.
     virtual std::unique_ptr<Comm> subgroup(const std::vector<int>& members) = 0;
 
     // Connects the devices of all ranks; called once the device is open, before the collectives below. Returns a line
     // for the log, "" if there is nothing to connect. Ends all ranks if it takes longer than `seconds`.
     virtual std::string connect(Ctx&, int /*seconds*/) { return ""; }
 
-    // Collective, once the devices are connected. Device memory of the same size on all ranks, parts of which can be
-    // shared. It belongs to the communicator. Null: use device_alloc; `why` then says what a user can change, if
-    // anything.
+    // Collective, once the devices are connected. Returns device memory of the same size on all ranks, parts of which
+    // can be shared. The communicator owns it. If the result is null, use device_alloc; `why` then says what a user can
+    // change, if anything.
     virtual void* shared_memory(Ctx&, int64_t /*bytes*/, std::string& /*why*/) { return nullptr; }
-    // Collective. In this part of such memory, at the same place on all ranks, all_gather and all_to_all of this
-    // communicator between ranks of one host use the GPU's copy engines instead of its multiprocessors. Ends all ranks
-    // if it takes longer than `seconds`.
+    // Collective. Shares `part` of such memory, which is at the same place on all ranks. There, all_gather and
+    // all_to_all of this communicator between ranks of one host use the GPU's copy engines instead of its
+    // multiprocessors. Ends all ranks if it takes longer than `seconds`.
     virtual void share(Ctx&, Tensor /*part*/, int /*seconds*/) {}
 
-    // Device memory, ordered on ctx.stream; a rehearsal does nothing. In-place unless there are two tensors. Tensors of
-    // blocks consist of `ranks` equal blocks, of which block r belongs to rank r.
+    // The collectives below work on device memory and are ordered on ctx.stream; in a rehearsal they do nothing. They
+    // work in place unless they take two tensors. A tensor `blocks` has `ranks` equal blocks; block r is rank r's.
     // values (fp32, bf16, fp64, int32) = the sum over the ranks; bf16 is summed in fp32 and rounded once.
     virtual void sum(Ctx& ctx, Tensor values) = 0;
     // values (count) = the largest over the ranks.
@@ -79,14 +80,15 @@ public:
         FAIL(kExitBug, "no exchange with rank %d here", peer);
     }
 
-    // Reports progress to the watchdog when the device gets here, between collectives that are far apart.
+    // Reports progress to the watchdog when the stream reaches this point. For use between collectives that are far
+    // apart.
     virtual void mark_progress(Ctx&) {}
 
     // Any thread may call these two.
     // The error of a collective that failed on the device after its call, "" if there is none.
     virtual std::string async_error() { return ""; }
-    // Aborts the collectives on the device, which wait for lost ranks; no other may follow. May not return if the
-    // device is lost.
+    // Aborts the collectives on the device, which wait for lost ranks; no other collective may follow. May never
+    // return if the device is lost.
     virtual void abort_collectives() {}
 
     // Ends all ranks at once with this exit code.
@@ -120,5 +122,6 @@ std::string first_error(Comm& comm, const std::string& mine);
 // same error, so rank 0 prints first. comm is null until the ranks are connected. Returns exit_code if there is one
 // rank.
 int end_with_error(Comm* comm, const char* what, int exit_code);
-// The same with the exit code of an Error, 2 if the host has no memory or threads; any other exception is a bug.
+// The same with the exit code of `error`: an Error's own code, 2 if the host has no memory or threads, else that of a
+// bug.
 int end_with_error(Comm* comm, const std::exception& error);

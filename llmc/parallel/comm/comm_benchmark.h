@@ -11,7 +11,7 @@ std::vector<std::string> check_comm(Ctx& ctx, Comm& comm, bool tables = true);
 
 // ---- its parts, for tests
 
-// Bytes that one rank sends per byte of the whole message, all blocks included.
+// bus_factor: the bytes that one rank sends per byte of the whole message, which includes the blocks of all ranks.
 enum class Collective { kAllReduce, kReduceScatter, kAllGather, kAllToAll };
 double bus_factor(Collective collective, int ranks);
 

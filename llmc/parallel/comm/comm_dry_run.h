@@ -6,14 +6,14 @@
 #include "llmc/config/config.h"
 #include "llmc/parallel/comm/comm.h"
 
-// All calls of one collective with one element type in groups of one size; exchanges of heads apart.
+// All calls of one collective with one element type in groups of one size. Exchanges of heads have rows of their own.
 struct PlannedCollective {
     const char* name;
     Dtype dtype;
     int ranks = 1;                  // of the group
-    bool exchange = false;          // of heads (context parallelism): on the stream of compute, so nothing hides it
+    bool exchange = false;          // of heads (context parallelism): on the compute stream, so nothing hides it
     int64_t calls = 0, bytes = 0;   // per rank, of whole tensors
-    int64_t sent_bytes = 0;         // per rank, the minimum
+    int64_t sent_bytes = 0;         // per rank, by an algorithm that sends as little as possible
 };
 
 // Acts as rank 0 of `ranks`. Counts only calls whose Ctx has a recorder: those of a step.

@@ -3,7 +3,7 @@
 #include "llmc/parallel/comm/comm.h"
 
 #ifdef LLMC_MPI
-// Initialises MPI. Device memory must be host memory: the CPU device.
+// Initialises MPI. For the CPU device only, because device memory must be host memory.
 std::unique_ptr<Comm> open_mpi();
 // The MPI library that this executable runs with ("Open MPI v4.1.4"), "" if it was built without.
 std::string mpi_library_text();

@@ -23,7 +23,7 @@ enum Result : int {
 enum Type : int { kUint8 = 1, kInt32 = 2, kUint32 = 3, kFloat32 = 7, kFloat64 = 8 };
 enum Reduction : int { kSum = 0, kMax = 2 };
 inline constexpr int kSymmetricWindow = 1;   // memory at equal offsets on all ranks
-inline constexpr int64_t kWindowAlignBytes = 4096;   // of its begin
+inline constexpr int64_t kWindowAlignBytes = 4096;   // alignment of the begin of a window
 using Stream = void*;   // cudaStream_t
 
 using Reduce = Result(const void* in, void* out, size_t count, Type, Reduction, Communicator*, Stream);

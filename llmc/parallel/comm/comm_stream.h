@@ -39,7 +39,7 @@ private:
     const bool overlap_;
     SideStream stream_;
     OwnedEvent ready_;   // null until the stream is open
-    int64_t mark_ = 0, waited_ = 0;   // the latest mark of the compute stream, and that which the side stream waits for
-    int64_t recorded_ = 0, passed_ = 0;   // the latest event of the side stream, and that which compute waits for
+    int64_t mark_ = 0, waited_ = 0;   // the latest mark of the compute stream, and the latest that the side waits for
+    int64_t recorded_ = 0, passed_ = 0;   // the latest event of the side stream, and the latest that compute waits for
     CommTimer* timer_ = nullptr;
 };

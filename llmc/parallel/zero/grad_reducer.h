@@ -1,8 +1,8 @@
 // Reduces the gradients of a step over the ranks, bucket by bucket: each rank gets the sum of its block or, with
-// --zero 0, of the whole bucket. With --zero 0 and 1 the micro-batches have been added before, so this happens in the
-// last one; with --zero 2 and 3 those of each micro-batch are reduced and then added. If groups of ranks hold the same
-// shard, their sums are added at the end. With overlap all this runs during the backward of the layers below. Does
-// nothing with one rank.
+// --zero 0, of the whole bucket. With --zero 0 and 1 backward adds the gradients of all micro-batches, and they are
+// reduced in the last one. With --zero 2 and 3 the gradients of each micro-batch are reduced and then added. If groups
+// of ranks hold the same shard, their sums are added at the end. With overlap all this runs during the backward of the
+// layers below. Does nothing with one rank.
 #pragma once
 #include "llmc/config/config.h"
 #include "llmc/ops/ops.h"
@@ -20,10 +20,10 @@ struct GradCommReport {
     Fp8Counts counts[kParamForms];   // of this rank's casts
 };
 
-// What a backward pass is in its step.
+// The place of a backward pass in its step, and what it does besides.
 struct BackwardPass {
-    bool first = true, last = true;   // micro-batch of the step
-    bool compare = false;   // reduces the gradients in FP8 in fp32 as well, and reports the difference
+    bool first = true, last = true;   // whether it is that of the first, of the last micro-batch
+    bool compare = false;   // gradients reduced in FP8 are reduced in fp32 as well, and the difference is reported
     bool corrupt = false;   // fault injection: a gradient becomes NaN
 };
 
@@ -33,7 +33,7 @@ public:
     GradReducer(const Config& config, const ShardedState& state, const Groups& groups, CommStream& stream,
                 Arena& arena);
 
-    // Called before each backward pass of the step; the gradients of any other are dropped.
+    // Called before each backward pass of the step. The gradients of any other backward pass are dropped.
     void begin(Ctx& ctx, const BackwardPass& pass);
     // Called around each layer of a backward pass.
     void before_layer(Ctx& ctx, int layer);
@@ -43,13 +43,13 @@ public:
     // Sums loss_sum, sum_squares and bad_tokens over the ranks.
     void all_reduce_norm(Ctx& ctx, StepState* state);
 
-    // What is sent to other ranks and received from them beside the matmuls of every micro-batch, with --zero 2 or 3.
-    // Sums that NCCL makes itself are not among them: copy engines cannot add.
+    // The memory that is sent to other ranks and received from them during the matmuls of every micro-batch, with
+    // --zero 2 or 3. It does not include what NCCL sums itself, because copy engines cannot add.
     std::vector<Tensor> exchanged() const;
 
     int64_t report_bytes() const { return report_ ? int64_t{sizeof(GradCommReport)} : 0; }
     void copy_report(Ctx& ctx, void* host) const;
-    int64_t timer_spans() const;   // of one step, at most and beyond those of WeightGatherer; see CommTimer
+    int64_t timer_spans() const;   // of one step, at most, without those of WeightGatherer; see CommTimer
 
 private:
     GradCommDtype comm_dtype(const ParamGroup& bucket) const;
@@ -77,7 +77,7 @@ private:
     Tensor send_, receive_;                                             // in bf16
     Tensor send_codes_, receive_codes_, send_scales_, receive_scales_;   // in FP8
     Tensor exact_, compare_scratch_, report_;                           // the comparison with fp32
-    Tensor wide_;   // fp32, of a block: sums of a bf16 shard, between groups
+    Tensor wide_;   // fp32, of a block: a bf16 shard while it is summed over groups
 
     BackwardPass pass_;
     bool reducing_ = false, comparing_ = false;

@@ -1,6 +1,6 @@
 // All-gathers the weights of a layer before it runs (ZeRO-3), into WeightSlots. With overlap this happens on the side
-// stream, one layer ahead in the direction of the pass. What a slot still holds is not gathered again: the last layers
-// of a forward pass begin the backward pass, and the first ones the next micro-batch.
+// stream, one layer ahead in the direction of the pass. A layer that is still in its slot is not gathered again. So the
+// backward pass begins with the last layers of the forward pass, and the next micro-batch with the first layers.
 #pragma once
 #include <vector>
 
@@ -16,8 +16,8 @@ public:
     LayerGatherer(const Config& config, const ParamTable& table, const ShardedState& state, Fp8State& fp8,
                   const WeightSlots& slots, const Groups& groups, CommStream& stream, const Arena& arena);
 
-    // The weights have changed: quantizes this rank's blocks from its masters and gathers the first layers of a pass.
-    // The side stream waits for the new masters already. step: see WeightGatherer::gather.
+    // Called when the weights have changed: quantizes this rank's blocks from its masters and gathers the first layers
+    // of a pass. The caller has made the side stream wait for the new masters. step: see WeightGatherer::gather.
     void restart(Ctx& ctx, const StepState* step);
     // Whether another pass with the same weights follows, so that the end of this one can gather the embedding.
     void set_pass_follows(bool follows) { pass_follows_ = follows; }
@@ -33,15 +33,15 @@ public:
 private:
     static constexpr int kNone = -2;
     struct Unit {   // a layer
-        std::vector<int> groups;   // those that are gathered
+        std::vector<int> groups;   // the layer's groups that are gathered
         bool fp8 = false;          // some of them in FP8
-        OwnedEvent done;           // of the side stream: all is gathered; null without one
+        OwnedEvent done;           // on the side stream: all is gathered; null without a side stream
         int64_t number = 0;        // of that event, see CommStream::record
     };
     struct Slot {
-        int layer = kNone;      // that it holds
+        int layer = kNone;      // the layer that is in the slot
         int users = 0;          // layers between before_layer and after_layer
-        int64_t released = 0;   // CommStream's mark behind the work that used it last
+        int64_t released = 0;   // CommStream's mark behind the work that used the slot last
     };
 
     Unit& unit(int layer) { return units_[static_cast<size_t>(layer + 1)]; }

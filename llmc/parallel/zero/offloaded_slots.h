@@ -1,6 +1,7 @@
 // Optimizer state slots in pinned host memory (--offload; ZeRO-Offload: Ren et al., arXiv 2101.06840, but the update
-// runs on the device). A pass over the slots copies them in chunks to device buffers and back. Copies in either
-// direction have a stream of their own, so that both directions of the link are busy, and only events order the three.
+// runs on the device). A pass over the slots copies them in chunks to device buffers and back. The copies of each
+// direction have a stream of their own, so that both directions of the link are busy. Only events order these streams
+// and the compute stream.
 #pragma once
 #include <functional>
 #include <vector>
@@ -11,7 +12,7 @@
 enum class SlotAccess : uint8_t {
     kReadMasters,   // masters are copied in, nothing is copied back
     kUpdate,        // all slots are copied in and back
-    kWrite,         // all slots are copied back, their values before are not defined
+    kWrite,         // all slots are copied back; their values before the pass are undefined
 };
 
 class OffloadedSlots {
@@ -29,8 +30,8 @@ public:
     int64_t begin() const { return begin_; }
     int64_t host_bytes() const;
 
-    // Calls use(begin, end) for every chunk, in order; what it enqueues on ctx may use at() of these elements. No host
-    // synchronisation.
+    // Calls use(begin, end) for every chunk, in order. What `use` enqueues on ctx may access at() of these elements. No
+    // host synchronisation.
     void pass(Ctx& ctx, SlotAccess access, const std::function<void(int64_t begin, int64_t end)>& use);
     // Begins to copy in the first chunks of the next pass, which must be an update.
     void prefetch(Ctx& ctx);
@@ -47,9 +48,9 @@ private:
         Tensor buffers[kBuffers];            // of chunk_ elements
     };
     struct Buffer {
-        OwnedEvent loaded;   // of in_: its elements are copied in
-        OwnedEvent used;     // of the compute stream, which does not use it any more
-        OwnedEvent free;     // the next chunk may be copied in: of out_, or `used` if nothing is copied back
+        OwnedEvent loaded;   // on in_: the elements are copied in
+        OwnedEvent used;     // on the compute stream: it does not use the buffer any more
+        OwnedEvent free;     // the next chunk may be copied in; on out_, or on compute if nothing is copied back
     };
     const HostSlot* find(StateKind kind) const;
     Buffer& buffer(int64_t chunk) { return ring_[chunk % kBuffers]; }

@@ -25,7 +25,7 @@ public:
 
     const Buckets& buckets() const { return buckets_; }
     bool sharded() const { return sharded_; }
-    // Whether grads() has those of a few buckets of one micro-batch, in memory that buckets share.
+    // Whether buckets share the memory of grads(), which then has only a few buckets of one micro-batch at a time.
     bool shares_grads() const { return !placement_.opens.empty(); }
     const GradPlacement& grad_placement() const { return placement_; }
     const StateDtypes& dtypes() const { return dtypes_; }
@@ -41,11 +41,11 @@ public:
     // ---- whole parameters: weights in the working type, empty if stored in FP8 only; gradients
     Tensor weight(int param) const;
     Tensor grad(int param) const;
-    // Whether backward adds to the gradient. Otherwise it writes it: weights of linears in shared memory.
+    // Whether backward adds to the gradient. It overwrites gradients of linears' weights in shared memory.
     bool accumulates(int param) const { return !shares_grads() || layout().form(param) == ParamForm::kOther; }
     // ---- shard ranges
     Tensor weight(const ShardRange& range) const;
-    // On the device; of an offloaded slot within each_range() only.
+    // The slot's elements on the device; for an offloaded slot only within each_range().
     Tensor slot(StateKind slot, const ShardRange& range) const;
     Tensor master(const ShardRange& range) const { return slot(StateKind::kMaster, range); }
     Tensor reduced_grad(const ShardRange& range) const;
@@ -53,19 +53,19 @@ public:
     // ---- --offload
     bool offloads(StateKind kind) const { return offloaded_ && offloaded_->has(kind); }
     int64_t host_bytes() const { return offloaded_ ? offloaded_->host_bytes() : 0; }
-    // Calls use() for the ranges that this rank owns, in order, cut where chunks of offloaded slots begin. What it
-    // enqueues on ctx may use the slots of its range, as `access` says.
+    // Calls use() for the ranges that this rank owns, in order, cut where chunks of offloaded slots begin. What use()
+    // enqueues on ctx may access the slots of its range, as `access` says.
     void each_range(Ctx& ctx, SlotAccess access, const std::function<void(const ShardRange&)>& use);
     // Begins to copy the first offloaded slots of the next update to the device.
     void prefetch(Ctx& ctx) { if (offloaded_) offloaded_->prefetch(ctx); }
-    // The FP8 weights are quantized from the masters when all of these are new. keep_master stores that of a range of
-    // each_range() in the memory of its gradient if masters are offloaded, rounded if that is bf16; new_master is the
-    // master in fp32 or bf16, until gradients are cleared.
+    // FP8 weights are quantized from the masters once all masters are new. If masters are offloaded, keep_master stores
+    // the master of a range of each_range() in the memory of the range's gradient, rounded if that is bf16. new_master
+    // returns this copy, or the master itself; it is valid until gradients are cleared.
     void keep_master(Ctx& ctx, const ShardRange& range);
     Tensor new_master(const ShardRange& range) const;
     // ---- buckets
     const Tensor& grads() const { return grads_; }
-    // In the working type: whole, in a slot if it is gathered; and this rank's block.
+    // The weights of a bucket in the working type: all of them, in a slot if they are gathered, and this rank's block.
     Tensor weights(const ParamGroup& bucket) const;
     Tensor weight_block(const ParamGroup& bucket) const;
     Tensor grads(const ParamGroup& bucket) const;
@@ -117,7 +117,7 @@ private:
     const WeightSlots* const weight_slots_;   // null: all weights are in weights_
     std::vector<int64_t> weight_begin_;       // by bucket: of its first element in weights_
 
-    Tensor weights_;   // T: weights in the working type, of all ranks; only this rank's blocks of those in slots
+    Tensor weights_;   // T: whole weights in the working type, but only this rank's blocks of those gathered in slots
     Tensor grads_;     // (GradPlacement::elems) grad, of this rank's micro-batches
     // The reduced gradients that this rank owns, if grads_ is bf16 (then fp32) or shared by buckets.
     Tensor reduced_;

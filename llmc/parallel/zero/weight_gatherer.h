@@ -1,7 +1,7 @@
-// All-gathers and quantizes new weights after each step and after masters were loaded. With --zero 1 ranks have new
-// masters of their shard ranges and all-gather the weights by bucket, with overlap during the forward of the layers
-// before; a rank that has all masters computes all weights from them. With --zero 3 a LayerGatherer gathers all but
-// norms and biases when a layer needs them.
+// All-gathers and quantizes new weights after each step and after masters were loaded. With --zero 1 each rank has the
+// new masters of its shard ranges, and the ranks all-gather the weights by bucket; with overlap this runs during the
+// forward of earlier layers. A rank that has all masters computes all weights from them. With --zero 3 a LayerGatherer
+// gathers all weights but norms and biases when a layer needs them.
 #pragma once
 #include <memory>
 #include <vector>
@@ -24,7 +24,7 @@ public:
     // Takes the maximum of the amaxes over the ranks, so that all compute the same scales.
     void all_reduce_amaxes(Ctx& ctx);
     // Computes all weights from this rank's new masters, its blocks of the weights in the working type, and the reduced
-    // amaxes. FP8 weights do not change if step->skip, where step may be null.
+    // amaxes. FP8 weights do not change if step->skip; step may be null.
     void gather(Ctx& ctx, const StepState* step);
     // Computes weights and scales from the masters only. fresh: there is no FP8 state of a checkpoint in the same
     // recipe.

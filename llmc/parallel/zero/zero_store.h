@@ -1,5 +1,5 @@
-// The store of all levels of ZeRO. Before a layer it waits for the all-gather of its weights. After the layer's last
-// backward of the step (ZeRO-2 and 3: after each) it starts to reduce its gradients.
+// The store of all levels of ZeRO. Before a layer it waits for the all-gather of the layer's weights. After the layer's
+// last backward of the step (ZeRO-2 and 3: after each backward) it starts to reduce the layer's gradients.
 #pragma once
 #include "llmc/model/parameters/param_store.h"
 #include "llmc/parallel/zero/grad_reducer.h"

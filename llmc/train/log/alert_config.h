@@ -1,4 +1,4 @@
-// What the process that sends alerts and makes the report of a run is told to do.
+// The options of the process that sends alerts and makes the report of a run.
 #pragma once
 #include <string>
 

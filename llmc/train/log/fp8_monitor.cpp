@@ -151,7 +151,7 @@ std::optional<BlockScales> block_scales_of(const std::vector<uint64_t>& bins, Dt
         if (seen < middle && seen + count >= middle) scales.median = scales.max;
         seen += count;
     }
-    // Of the largest finite bf16 value, and of the smallest amaxes, whose quotient would overflow.
+    // The ends are the scale of the largest finite bf16 value, and that of amaxes so small that the quotient overflows.
     const float smallest = block_scale_of(amax_bits_of(0x1.fep127f), fp8_largest(format));
     scales.at_ends = share_of_blocks(bins[static_cast<size_t>(127 - std::ilogb(smallest))] + bins[0]);
     scales.zeros = share_of_blocks(bins[kZeroBlocks]);
@@ -166,7 +166,7 @@ std::string block_scales_line(const std::vector<Report>& reports) {
             if (!report.name.ends_with(role)) continue;
             for (size_t i = 0; i < report.scale_bins.size(); i++) bins[i] += report.scale_bins[i];
         }
-        // The format only says where the ends are.
+        // The format only matters for at_ends, which this line does not use.
         const std::optional<BlockScales> scales = block_scales_of(bins, Dtype::kE4m3);
         if (!scales || scales->zeros == 1) continue;
         text += strf("%s%s 2^%d to 2^%d, median 2^%d", text.empty() ? "" : "; ", label, std::ilogb(scales->min),

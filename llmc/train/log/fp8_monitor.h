@@ -1,4 +1,4 @@
-// Monitors FP8 during a run: whether the planned matmuls ran in FP8, and the statistics of its tensors.
+// Monitors FP8 during a run: whether the planned matmuls ran in FP8, and the statistics of FP8 tensors.
 #pragma once
 #include <string>
 #include <vector>
@@ -9,7 +9,7 @@
 
 class Fp8Monitor {
 public:
-    // plan: of the options, without injected faults.
+    // plan: the plan that the options ask for, without injected faults.
     Fp8Monitor(const Config& config, const Fp8Plan& plan) : config_(config), plan_(plan) {}
 
     // Before and after the first step of this process. after_first_step returns a line for the log; exit 3 if the
@@ -30,10 +30,10 @@ private:
     void report_exponents(RunLog& log, const Fp8State& state, const StagedStep& staged, int64_t step);
 
     int64_t count_before_ = 0;
-    std::vector<uint32_t> amaxes_before_;   // of the tensors in the histograms of the step before
+    std::vector<uint32_t> amaxes_before_;   // of the tensors in the previous histograms
 };
 
-// The distribution of the block scales of an operand in this format; bins: see CountScalesArgs. None without a block.
+// The distribution of the block scales of an operand in this format; bins: see CountScalesArgs. Absent without a block.
 std::optional<BlockScales> block_scales_of(const std::vector<uint64_t>& bins, Dtype format);
 // "x 2^-2 to 2^9, median 2^4; dy ...; weights ...": the scales of all blocks of a role; "" without block scales.
 std::string block_scales_line(const std::vector<Fp8State::TensorReport>& reports);

@@ -11,7 +11,8 @@ namespace {
 
 int exponent_of(size_t bin) { return static_cast<int>(bin) - 127; }
 
-// Number of finite values that are not zero and at most `limit`. BF16 has 128 values of an exponent, which count alike.
+// Number of finite values that are not zero and at most `limit`. BF16 has 128 values of an exponent, which are assumed
+// to be equally frequent.
 double values_up_to(const ExponentHistogram& histogram, double limit) {
     const double amax = static_cast<double>(float_of_bits(histogram.amax_bits));
     double count = 0;
@@ -30,7 +31,7 @@ double share_of(double count, const ExponentHistogram& histogram) {
     return values > 0 ? count / static_cast<double>(values) : 0;
 }
 
-// The largest of a fraction over the tensors that have it: "0.3% of 3.down.dy".
+// The largest value of a fraction among the tensors that have it: "0.3% of 3.down.dy".
 std::string largest(const std::vector<ExponentRecord>& records,
                     const std::function<std::optional<double>(const ShadowCasts&)>& fraction) {
     double most = -1;
@@ -76,11 +77,11 @@ void add_shadow(ExponentRecord& record, const ExponentHistogram& histogram, uint
     const auto shares = [&](Dtype to, float scale) { return cast_shares(histogram, to, static_cast<double>(scale)); };
     const float largest = fp8_largest(format), e4m3 = fp8_largest(Dtype::kE4m3);
     ShadowCasts casts{.tensorwise_flushed = shares(format, scale_of(histogram.amax_bits, largest)).flushed,
-                      // The scale of a block is at least that of one which has the amax of the tensor.
+                      // The scale of a block is at least that of a block which has the amax of the tensor.
                       .blockwise_flushed_at_most =
                           shares(Dtype::kE4m3, block_scale_of(histogram.amax_bits, e4m3)).flushed};
     if (amax_bits_before > 0) {
-        // The history of a weight has the amax of its present values, those of x and dy end with the step before.
+        // The history of a weight includes the amax of its current values; those of x and dy end with the step before.
         const bool weight = histogram.role == Fp8Role::kWeight;
         const uint32_t amax_bits = std::max(amax_bits_before, weight ? histogram.amax_bits : 0);
         const CastShares delayed = shares(format, scale_of(amax_bits, largest));

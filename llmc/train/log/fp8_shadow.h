@@ -1,5 +1,5 @@
-// What casts to FP8 would do to the values of a histogram of exponents (--fp8-stats shadow). Where the limit of a
-// format lies within the values of one exponent, these count as spread evenly over the mantissas of BF16.
+// What casts to FP8 would do to the values of a histogram of exponents (--fp8-stats shadow). If a limit of the format
+// lies between values of one exponent, they are assumed to be spread evenly over the mantissas of BF16.
 #pragma once
 #include <string>
 #include <vector>
@@ -14,12 +14,12 @@ struct CastShares {
 };
 CastShares cast_shares(const ExponentHistogram& histogram, Dtype format, double scale);
 
-// Of the hybrid format, in which gradients are E5M2.
+// The format of a role in the hybrid format, in which gradients are E5M2.
 Dtype shadow_format(Fp8Role role);
 
-// The histogram as a record, with the scale of its amax.
+// The histogram as a record, with the scale that its amax gives.
 ExponentRecord exponent_record(const ExponentHistogram& histogram, Dtype format);
-// Adds what FP8 would do. amax_bits_before: of the record before, 0 if there is none.
+// Adds what FP8 would do. amax_bits_before: the amax in the previous record, 0 if there is none.
 void add_shadow(ExponentRecord& record, const ExponentHistogram& histogram, uint32_t amax_bits_before);
 // "FP8 would flush at most 0.3% of a tensor to zero with scales per tensor (3.down.dy), and ..."; "" without shadows.
 std::string shadow_line(const std::vector<ExponentRecord>& records);

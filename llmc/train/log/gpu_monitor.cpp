@@ -10,7 +10,7 @@
 
 namespace {
 
-// One rank's part of a record, as its bytes go to the others; nan: not reported.
+// One rank's part of a record, which is sent to the other ranks as bytes; nan: not reported.
 struct RankPart {
     int64_t samples = 0, failed = 0;
     int64_t throttle = -1;   // bits, -1: not reported
@@ -88,7 +88,7 @@ GpuRecord GpuMonitor::report(double tokens) {
         std::memcpy(&parts.emplace_back(), bytes.data(), sizeof(RankPart));
         failed |= parts.back().failed != 0;
     }
-    if (failed) {   // on all ranks the same
+    if (failed) {   // the same on all ranks
         note_ = "the log has no GPU utilization, power and energy: " + first_error(comm_, since_.error);
         sampler_.reset();
         return {};

@@ -1,5 +1,5 @@
 // What the GPUs of a run did, for its log: utilization, power, clocks and energy, sampled by NVML in a thread of every
-// rank. Nothing waits for a stream; of several ranks, each step's report is one more gather in host memory.
+// rank. Nothing waits for a stream. With several ranks, each report takes one more gather in host memory.
 #pragma once
 #include <memory>
 #include <string>
@@ -12,8 +12,8 @@ class GpuMonitor {
 public:
     explicit GpuMonitor(Comm& comm) : comm_(comm) {}
 
-    // Starts to sample the GPU at this rank's PCI address; "", the CPU's: there is none. After it, every rank calls
-    // restart and report in the same order.
+    // Starts to sample the GPU at this rank's PCI address; does nothing for "", the address on the CPU. Afterwards
+    // every rank must call restart and report in the same order.
     void start(const std::string& bus, const char* library = kNvmlLibrary);
     // Discards the samples so far, which belong to no step, such as those of an evaluation.
     void restart();
@@ -26,8 +26,8 @@ public:
 private:
     Comm& comm_;
     std::unique_ptr<GpuSampler> sampler_;
-    GpuSamples since_;               // the last record
-    std::optional<double> joules_;   // of the counter then
-    double tokens_ = 0;              // since then
+    GpuSamples since_;               // samples since the last record
+    std::optional<double> joules_;   // the energy counter at the last record
+    double tokens_ = 0;              // since the last record
     std::string note_;
 };

@@ -43,7 +43,7 @@ std::string to_line(const OrderedJson& record) {
     return record.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
-// The address of a webhook is a secret in the part after the host: of it a log, which others may see, has that alone.
+// Hides the part of a webhook's address after the host, because it is a secret and others may see the log.
 std::string without_address(std::string line, const std::string& address) {
     const size_t scheme = address.find("://");
     const size_t host_end = scheme == std::string::npos ? scheme : address.find('/', scheme + 3);
@@ -55,7 +55,7 @@ std::string without_address(std::string line, const std::string& address) {
     return line;
 }
 
-// Adds the fields that there are.
+// Adds the fields that have a value.
 void add_gpu(OrderedJson& record, const GpuRecord& gpu) {
     const std::pair<const char*, std::optional<double>> fields[] = {
         {"gpu_utilization", gpu.utilization}, {"power_w", gpu.power_w}, {"sm_clock_mhz", gpu.sm_clock_mhz},
@@ -76,7 +76,7 @@ std::string text_of(const nlohmann::json& record, const char* key) {
     return found != record.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
-// Whether a resumed run keeps this line: a complete record that it does not write again.
+// Whether a resumed run keeps this line: a complete record that the run does not write again.
 bool kept(const nlohmann::json& record, int64_t resume_step, const std::vector<std::string>& again) {
     if (!record.is_object() || !record.contains("type")) return false;   // a killed run wrote only part of the line
     auto step = record.find("step");
@@ -103,8 +103,8 @@ bool has_content(const std::string& path) {
     return fs::is_regular_file(path, ignored) && fs::file_size(path, ignored) > 0;
 }
 
-// The error if there is a file that is not a log, else "": a mistyped name may be that of data. The beginning of a
-// header is enough.
+// Returns the error if the file exists and is not a log, else "": a mistyped name may be that of a data file. The
+// beginning of a header is enough to recognize a log.
 std::string not_a_log(const std::string& path) {
     std::string start;
     if (!has_content(path) || text_of(first_record(path, &start), "type") == "header"
@@ -134,8 +134,8 @@ std::string set_aside(const std::string& path) {
     return aside.string();
 }
 
-// Rewrites the log with the records that are kept. The old file is replaced once the new one is complete; with `keep`,
-// if a complete record was removed, it is renamed instead. Returns its new name, or "".
+// Rewrites the log with the records that are kept. The old file is replaced once the new one is complete. With `keep`,
+// if a complete record was removed, the old file is renamed instead; returns its new name, else "".
 std::string cut_log(const std::string& path, int64_t resume_step, const std::vector<std::string>& again, bool keep) {
     std::ifstream old(path, std::ios::binary);
     REQUIRE(old, "--log-file %s: cannot be read: %s", path.c_str(), std::strerror(errno));
@@ -239,10 +239,10 @@ std::string log_place_error(const std::string& path, const std::string& save) {
     if (path.empty()) return "";
     const fs::path folder = fs::path(path).parent_path();
     std::error_code ignored;
-    if (is_under(folder.empty() ? "." : folder, save)) return not_a_log(path);   // SaveFolder looks at the folder
+    if (is_under(folder.empty() ? "." : folder, save)) return not_a_log(path);   // SaveFolder checks the folder
     const std::string part = existing_part(folder.empty() ? "." : folder.string());
     if (!is_directory(part)) return strf("--log-file %s: %s is not a folder", path.c_str(), part.c_str());
-    // In the working folder a missing one is made, as the recipes' logs/; elsewhere its name is likely to be wrong.
+    // A missing folder within the working folder is made, as the recipes' logs/; elsewhere its name is likely wrong.
     if (!folder.empty() && !is_directory(folder.string()) && !is_under(folder, "."))
         return strf("--log-file %s: there is no folder %s: mkdir -p %s", path.c_str(), folder.c_str(),
                     shell_quoted(folder.string()).c_str());
@@ -262,7 +262,7 @@ RunLog::RunLog(const std::string& path, bool append, int64_t resume_step, const 
     const std::string wrong = not_a_log(path);
     REQUIRE(wrong.empty(), "%s", wrong.c_str());
     if (exists) earlier_log_ = append ? cut_log(path, resume_step, again, keep) : set_aside(path);
-    // Without O_NONBLOCK, a pipe that nobody reads would keep the run waiting; writing may wait for a reader.
+    // Without O_NONBLOCK, opening a pipe that nobody reads would keep the run waiting. Writing may wait for a reader.
     const int flags = O_WRONLY | O_CREAT | O_NONBLOCK | O_CLOEXEC | (append ? O_APPEND : O_TRUNC);
     const int fd = ::open(path.c_str(), flags, 0666);
     if (fd >= 0 && ::fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) == 0) file_ = ::fdopen(fd, append ? "ab" : "wb");

@@ -14,14 +14,14 @@
 #include "llmc/ops/device.h"
 #include "llmc/parallel/comm/comm_dry_run.h"
 
-// The GPUs of all ranks over the steps since the last such record. A value is absent if a GPU does not report it, and
-// all are where no GPU is sampled.
+// The GPUs of all ranks over the steps since the last such record. A value is absent if a GPU does not report it; all
+// values are absent if no GPU is sampled.
 struct GpuRecord {
     std::optional<double> utilization;              // percent of the time in which a kernel ran, mean of the GPUs
     std::optional<double> power_w, sm_clock_mhz;    // means of the GPUs
-    std::optional<double> temperature_c, memory_gib;   // of the hottest and the fullest; memory: of all its processes
+    std::optional<double> temperature_c, memory_gib;   // of the hottest, the fullest GPU; memory: used by all processes
     std::optional<double> energy_j;                 // of all GPUs
-    std::optional<double> joules_per_token;         // energy_j by the tokens of these steps
+    std::optional<double> joules_per_token;         // energy_j divided by the tokens of these steps
     std::string throttled_by;                       // "none", "power cap"; "": no record
 };
 
@@ -33,7 +33,7 @@ struct StepRecord {
     double forward_seconds = 0, backward_seconds = 0;   // of its first micro-batch; the loss is in the second
     double tokens_per_second = 0;
     double samples_per_second = 0;
-    double exposed_comm_seconds = -1;   // part of step_seconds that compute did not overlap; negative: one rank
+    double exposed_comm_seconds = -1;   // communication that compute did not hide; negative: one rank
     double mfu = -1;               // relative to the peak of the matmul dtype; negative: unknown device, not printed
     double memory_gib = 0;
     double eta_seconds = 0;
@@ -58,7 +58,7 @@ struct HellaswagRecord {
     double seconds = 0;
 };
 
-// The scales of a tensor's blocks, which are powers of two, over all casts of a step. Blocks of zeros have none.
+// The block scales of a tensor, all powers of two, over all casts of a step. Blocks of zeros have none.
 struct BlockScales {
     int64_t blocks = 0;
     double min = 1, median = 1, max = 1;   // median: the lower one of an even number; 1 if all blocks are zeros
@@ -77,15 +77,15 @@ struct Fp8TensorRecord {
 
 // What casts to FP8 would do to the values of a tensor of a BF16 run, as fractions of all values. See fp8_shadow.h.
 struct ShadowCasts {
-    double tensorwise_flushed = 0;         // scale from the present amax, which saturates nothing
-    std::optional<double> delayed_saturated = {}, delayed_flushed = {};   // scale from the amax of the record before
+    double tensorwise_flushed = 0;         // scale from the current amax, which saturates nothing
+    std::optional<double> delayed_saturated = {}, delayed_flushed = {};   // scale from the amax of the previous record
     double blockwise_flushed_at_most = 0;  // E4M3
 };
 
 // The exponents of one tensor in the last micro-batch of a step, before the cast to FP8.
 struct ExponentRecord {
     std::string name, format;              // format: of the FP8 tensor, or of the casts of `shadow`
-    double amax = 0, scale = 1;            // scale: as in Fp8TensorRecord; shadow: from the present amax
+    double amax = 0, scale = 1;            // scale: as in Fp8TensorRecord; shadow: from the current amax
     uint64_t zeros = 0, nonfinite = 0;     // number of values
     int first = 0;                         // counts[i]: values of [2^(first + i), 2^(first + i + 1))
     std::vector<uint64_t> counts = {};     // from the first to the last that is not 0; may be empty
@@ -133,15 +133,15 @@ std::string log_place_error(const std::string& path, const std::string& save);
 // One JSON object per line: {"type": "header" | "step" | "eval" | "hellaswag" | "fp8" | "exponents" |
 // "grad_wire" | "plan" | "checkpoint" | "event" | "sample", "step": ..., fields as named in the structs above}. Doubles
 // read back to the same bits; non-finite ones are the strings "nan", "inf" and "-inf"; mfu of an unknown device is
-// null. The step's record has the values of GpuRecord that are known, under the names of docs/training.md, and
-// "exponents" those of ShadowCasts that are known in the entry of their tensor. Each record is flushed.
+// null. A "step" record has the values of GpuRecord that are known, under the names of docs/training.md. In
+// "exponents", the entry of a tensor has the values of ShadowCasts that are known. Each record is flushed.
 // Errors of the disk: exit 7. A path that the user gave may be a link to a file, which is followed; the run never
 // follows a link at a name of its own.
 class RunLog {
 public:
     // path "": no file; missing directories are created. append (after a resume): removes records of steps after
-    // `resume_step`, and those of that step whose type is among `again`, since the run writes them again. Without
-    // append, or with `keep` (removed records may belong to another run), the old file is kept under another name. Exit
+    // `resume_step`, and those of that step whose type is among `again`, since the run writes them again. The old file
+    // is kept under another name without append, and with `keep`, since removed records may belong to another run. Exit
     // 2 if the file is not a log.
     RunLog(const std::string& path, bool append, int64_t resume_step, const std::vector<std::string>& again = {},
            bool keep = false);
@@ -149,7 +149,7 @@ public:
     RunLog(const RunLog&) = delete;
     RunLog& operator=(const RunLog&) = delete;
     const std::string& earlier_log() const { return earlier_log_; }   // name under which the old file is kept, or ""
-    void header(const RunHeader& header);   // without the address of --alert-webhook after its host
+    void header(const RunHeader& header);   // hides the address of --alert-webhook after its host
     void step(const StepRecord& record, bool print);   // every step goes to the file; `print` also to stdout
     void eval(const EvalRecord& record);
     void hellaswag(const HellaswagRecord& record);
@@ -161,7 +161,8 @@ public:
     void checkpoint(int64_t step, const std::string& path, double seconds, double stall_seconds);
     // Notes, warnings, "alerts" (of the process that sends them), and the end: "stop", "diverged" or "failed".
     void event(const std::string& kind, const std::string& text, bool print = true);
-    // The run ends with this error: the event "failed", unless an event has said how it ends, or the disk has failed.
+    // Logs that the run ends with this error, as the event "failed", unless an earlier event has said how the run ends
+    // or the disk has failed.
     void failed(const Error& error);
     void sample(int64_t step, const std::string& text);
 

@@ -1,5 +1,5 @@
 // Live TensorBoard event files and W&B runs: processes of scripts/export_log that follow the log file of a run. The
-// trainer only starts them. Whatever becomes of them is one warning and never the end of the run.
+// trainer only starts them. If one of them fails, there is a warning and the run goes on.
 #pragma once
 #include <string>
 #include <vector>
@@ -9,7 +9,7 @@
 
 class LogExporter {
 public:
-    static constexpr int kEndSeconds = 30;   // for what follows the log to write its end
+    static constexpr int kEndSeconds = 30;   // for the processes to write the end of the log
 
     LogExporter() = default;
     ~LogExporter() { finish(0); }
@@ -22,8 +22,8 @@ public:
 
     // What has failed since the last call, one line each.
     std::vector<std::string> warnings();
-    // Lets the processes end, for at most so many seconds; those that take longer go on without this process. The log
-    // has its last record by then, so that warnings go to standard error.
+    // Waits at most `seconds` for the processes to end; those that take longer go on without this process. The log has
+    // its last record already, so warnings go to standard error.
     void finish(int seconds);
 
 private:
@@ -32,7 +32,7 @@ private:
         SideProcess process;
     };
     void start_process(const std::string& option, std::vector<std::string> arguments);
-    // Whether the process has ended; if it failed, how is in warnings_.
+    // Whether the process has ended; if it failed, adds how to warnings_.
     bool ended(Side& side);
 
     std::vector<Side> sides_;

@@ -1,7 +1,7 @@
-// What the log says of a step, from what the device returned.
+// The log record of a step, from what the device returned.
 #pragma once
 #include "llmc/train/batch_queue.h"
 #include "llmc/train/log/log.h"
 
-// Of a step that has finished. The caller adds what a single step does not know: memory, MFU, skipped steps, time left.
+// The record of a finished step. The caller adds what one step does not know: memory, MFU, skipped steps, time left.
 StepRecord step_record(const Config& config, const Staging::Slot& slot);

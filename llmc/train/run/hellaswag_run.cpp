@@ -13,7 +13,7 @@ HellaswagRun::HellaswagRun(const Hellaswag& data, const Config& config, Comm& co
       targets_(tokens_.size()), token_losses_(tokens_.size()), losses_(static_cast<size_t>(data.rows())),
       bits_(losses_.size() + 1) {}
 
-// Runs rows [number * rows_, + rows_), filled up with rows without targets at the end of the file and behind it.
+// Runs the rows_ rows from number * rows_ on. Rows beyond the end of the file have no targets.
 void HellaswagRun::pass(Ctx& ctx, Trainer& trainer, const StagedStep& staging, int64_t number) {
     const int64_t first = number * rows_, count = std::clamp<int64_t>(data_.rows() - first, 0, rows_);
     for (int64_t r = 0; r < count; r++) data_.read(first + r, T_, tokens_.data() + r * T_, targets_.data() + r * T_);
@@ -35,7 +35,7 @@ void HellaswagRun::pass(Ctx& ctx, Trainer& trainer, const StagedStep& staging, i
 HellaswagRun::Result HellaswagRun::evaluate(Ctx& ctx, Trainer& trainer, const StagedStep& staging) {
     std::fill(losses_.begin(), losses_.end(), 0.0);
     const int64_t groups = comm_.world().ranks / context_, group = comm_.world().rank / context_;
-    // If all ranks make the same passes, one without rows of its own runs a pass without targets.
+    // If all ranks make the same passes, a rank without rows of its own runs a pass without targets.
     const int64_t behind = trainer.passes_are_collective() ? group : 0;
     for (int64_t i = group; (i - behind) * rows_ < data_.rows() && !trainer.on_any_rank(stop_wanted()); i += groups) {
         post_progress();

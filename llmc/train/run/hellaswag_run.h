@@ -14,8 +14,8 @@ public:
     HellaswagRun(const Hellaswag& data, const Config& config, Comm& comm);
 
     // Runs as many rows per pass as fit into a micro-batch, cut to the longest row of the file. The ranks, or groups of
-    // ranks that share sequences, share the passes; their number does not change the bits. Blocking. Changes nothing
-    // that training reads.
+    // ranks that share sequences, share the passes; the number of ranks does not change the bits. Blocking. Changes
+    // nothing that training reads.
     struct Result {
         int64_t correct = 0;
         bool stopped = false;   // a rank was asked to stop: the result is incomplete
@@ -37,5 +37,5 @@ private:
     std::vector<int32_t> tokens_, targets_;   // (rows, T)
     std::vector<float> token_losses_;
     std::vector<double> losses_;
-    std::vector<int64_t> bits_;     // the same and a stop flag, to sum over the ranks
+    std::vector<int64_t> bits_;     // the bits of losses_ and a stop flag, to sum over the ranks
 };

@@ -5,10 +5,10 @@
 
 #include "llmc/train/plan.h"
 
-// Each returns "" or why the run cannot start. other_bytes: of the GPU, in use for the CUDA context and libraries.
+// Each returns "" or why the run cannot start. other_bytes: GPU memory in use for the CUDA context and libraries.
 std::string gpu_memory_error(const Config& config, const MemoryPlan& plan, int64_t free_bytes, int64_t other_bytes);
-// available_bytes: of the host's memory, which local_ranks ranks share; below 0: not known.
+// available_bytes: memory of the host, which local_ranks ranks share; below 0: not known.
 std::string host_memory_error(const MemoryPlan& plan, int local_ranks, int64_t available_bytes);
 
-// Of the GPU, in use by this process since `before` was read; without NVML all that is in use. 0 on the CPU.
+// GPU memory that this process has taken since `before` was read; without NVML, all that is in use. 0 on the CPU.
 int64_t gpu_bytes_in_use(const DeviceInfo& device, const std::optional<int64_t>& before);

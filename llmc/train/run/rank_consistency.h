@@ -9,8 +9,8 @@
 #include "llmc/train/log/log.h"
 #include "llmc/train/trainer.h"
 
-// Exit 1 if a scale differs between ranks, naming the first such tensor and rank. Compares the scales that are reused:
-// all with histories, else those of the weights.
+// Exit 1 if a scale differs between ranks, naming the first such tensor and rank. Compares the scales that later passes
+// reuse: all scales if the recipe has histories, else those of the weights.
 void check_scales(Comm& comm, const Fp8State& state, const void* fp8_report, int64_t step);
 
 // Logs the comparison of gradients reduced in FP8 and in fp32, if the step made it.

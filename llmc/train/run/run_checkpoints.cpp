@@ -82,14 +82,15 @@ HeldByRank planned_held(const Config& config, const ParamTable& table, const Buc
     return held;
 }
 
-// One at the end, and one per --save-interval before.
+// The number of checkpoints that the run writes: one at the end, and one per --save-interval before.
 int64_t written_checkpoints(const Config& config) {
     if (config.save_interval == 0 || config.train_iters == 0) return 1;
     return ceil_div(config.train_iters, config.save_interval);
 }
 
-// Checkpoints that are written before old ones are deleted: with --keep one more than are kept, at most as many as the
-// run writes. Without --keep only one must fit, since the user may delete some.
+// The number of new checkpoints that must fit on the disk before old ones are deleted. With --keep that is one more
+// than are kept, less those that exist, and at most as many as the run writes. Without --keep only one must fit, since
+// the user may delete some.
 int64_t checkpoints_to_come(const Config& config) {
     const int64_t saves = config.save_interval > 0 ? config.train_iters / config.save_interval + 1 : 1;
     const int64_t there = static_cast<int64_t>(checkpoint_steps(config.save).size());
@@ -128,8 +129,8 @@ SaveFolder::SaveFolder(const Config& config, Comm& comm) {
     constexpr const char* kWaiting = "waiting";
     const auto begin = Clock::now();
     for (bool told = false;;) {
-        // Only rank 0 writes there. It sends its status to the others at least once a second, since a silent rank
-        // counts as lost.
+        // Only rank 0 writes in the folder. It sends its status to the others at least once a second, since a silent
+        // rank counts as lost.
         std::string said;
         if (comm.root()) {
             bool busy = false;
@@ -164,7 +165,7 @@ std::string SaveFolder::take(const Config& config, bool* busy) {
     *busy = !lock_;
     if (*busy) return strf("--save %s: another run writes there (%s): end it, or name another folder",
                            config.save.c_str(), holder.c_str());
-    remove_leftovers(config.save);   // a run with nothing left to train makes no save that would
+    remove_leftovers(config.save);   // a save does that, too, but a run with nothing left to train makes none
     return save_error(config);   // again, since a run may have ended in between
 }
 
@@ -225,7 +226,7 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
     return progress;
 }
 
-// Computes FP8 weights from the masters. FP8 state of another recipe is not used, which `notes` says.
+// Computes FP8 weights from the masters. FP8 state of another recipe is not used, and `notes` says so.
 void RunCheckpoints::restore_fp8(const Json& saved, bool fp8_given, std::vector<std::string>& notes) {
     const std::string recipe = saved.at("recipe").get<std::string>();
     REQUIRE(recipe == "none" || trainer_.fp8().plan().on() || fp8_given,

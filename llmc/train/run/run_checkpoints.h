@@ -33,15 +33,15 @@ struct Progress {
     LossWatch loss_watch = {};
 };
 
-// The --save folder as this run has it, from its start to its end.
+// The --save folder, which this run holds from its start to its end.
 class SaveFolder {
 public:
-    // Nothing without --save. Exit 2 if it cannot work: another run holds the folder's lock, it has checkpoints that
-    // this run would overwrite, or from which a later --resume auto would continue instead, or the tokenizer is
-    // missing. With --resume auto it waits up to a minute for a run that is still ending, as when a job is requeued.
-    // All ranks call it.
+    // Does nothing without --save. Exit 2 if saving cannot work: another run holds the folder's lock; the folder has
+    // checkpoints that this run would overwrite, or later ones from which --resume auto would continue instead of this
+    // run's; or the tokenizer is missing. With --resume auto it waits up to a minute for a run that is still ending, as
+    // when a job is requeued. All ranks call it.
     SaveFolder(const Config& config, Comm& comm);
-    ~SaveFolder();   // releases the lock, and removes the folders that this made if they are empty
+    ~SaveFolder();   // releases the lock, and removes the folders that the constructor made if they are empty
     SaveFolder(const SaveFolder&) = delete;
     SaveFolder& operator=(const SaveFolder&) = delete;
 
@@ -61,8 +61,8 @@ public:
     RunCheckpoints(const Config& config, const ParamTable& table, const DataLoader& data, Comm& comm,
                    Ctx& ctx, Trainer& trainer, Faults& faults, const SaveLock* lock);
 
-    // For a run without --resume: checkpoints get what the model of --load and --tokenizer bring. resume() does the
-    // same with the checkpoint that it loads.
+    // For a run without --resume: adds the files of the model of --load, and those of --tokenizer, to all checkpoints
+    // (model_extras.h). resume() does the same with the checkpoint that it loads.
     void begin();
     // Loads the checkpoint of --resume; returns nothing if "auto" finds none. fp8_given: the user has set --fp8-recipe.
     // Adds lines for the log to notes.
@@ -75,7 +75,7 @@ public:
     void poll();
     // Waits for the asynchronous save.
     void finish();
-    // What a run that diverged leaves, for its error: "the newest checkpoint is out/step-00000120".
+    // Which checkpoint a run that diverged leaves, for its error: "the newest checkpoint is out/step-00000120".
     std::string newest_text() const;
 
 private:

@@ -40,7 +40,7 @@ RunEvaluations::RunEvaluations(const Config& config, Comm& comm, const DataLoade
     hellaswag_run_.emplace(*hellaswag_, config, comm);
 }
 
-// --tokenizer, else that of the checkpoint or model that the run starts from.
+// Opens the tokenizer of --tokenizer, else that of the checkpoint or model that the run starts from.
 void RunEvaluations::open_tokenizer() {
     tokenizer_files(config_.tokenizer);   // exit 2 if it does not exist
     if (config_.print != TokenForm::kAuto || vocabulary_is_bytes(config_.shape.vocab_size)) return;
@@ -55,7 +55,7 @@ void RunEvaluations::open_tokenizer() {
     try {
         tokenizer_.emplace(path);
         tokenizer_note_ = "samples: text of " + path;
-    } catch (const Error& error) {   // without it samples are ids; it may still go into checkpoints
+    } catch (const Error& error) {   // samples are then ids; the file may still go into checkpoints
         tokenizer_note_ = std::string("samples: token ids, ") + error.what();
     }
 }
@@ -134,7 +134,7 @@ bool RunEvaluations::hellaswag(const Place& place) {
 
 void RunEvaluations::sample(const Place& place, bool logged) {
     post_phase(Phase::kSample);
-    // Rank 0, and the ranks that share its forward passes.
+    // Only rank 0 samples, with the ranks that share its forward passes.
     if (comm_.world().rank >= config_.context_parallel && !place.trainer.passes_are_collective()) return;
     for (size_t i = 0; i < prompts_.size(); i++) {
         const Sampling sampling{.tokens = config_.sample_tokens, .temperature = config_.temperature,

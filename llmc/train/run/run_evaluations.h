@@ -20,10 +20,10 @@ public:
     // its arguments; valid: null without --valid-data.
     RunEvaluations(const Config& config, Comm& comm, const DataLoader& train, const DataLoader* valid, Faults& faults);
 
-    // Of HellaSwag's file and the prompts, to compare between ranks.
+    // The fingerprint of HellaSwag's file and the prompts, to compare between ranks.
     std::string fingerprint() const;
 
-    // Whether samples are text, and of which tokenizer; "" if there is none, or nothing to say.
+    // A note that says whether samples are text, and of which tokenizer; "" if there is nothing to say.
     const std::string& tokenizer_note() const { return tokenizer_note_; }
 
     struct Place {
@@ -33,10 +33,11 @@ public:
         RunLog& log;
         int64_t step;   // steps done
     };
-    // Before the first step: runs all evaluations, or in a resumed run as little as loads their kernels, unlogged.
+    // Call it before the first step. Runs all evaluations; in a resumed run, runs only as much as loads their kernels,
+    // and logs nothing.
     void warm_up(const Place& place, bool resumed);
     bool due(int64_t step) const;
-    // Why the validation data cannot be read any more, on all ranks the same; "" while it can. The run is to stop.
+    // Why the validation data cannot be read any more, the same on all ranks; the run must then stop. "" while it can.
     const std::string& data_error() const { return data_error_; }
     // Runs the evaluations that are due. Returns those that a stop or a data_error() interrupted, as types of log
     // records; a resumed run repeats them with make_up.

@@ -43,10 +43,10 @@ void RunDevice::prepare(std::vector<std::string>& notes) {
     other_bytes_ = gpu_bytes_in_use(info, used_before_);
     std::string error = gpu_memory_error(config_, plan, free_bytes, other_bytes_);
     if (error.empty()) error = host_memory_error(plan, comm_.world().local_ranks, meminfo_bytes("MemAvailable"));
-    error = first_error(comm_, error);   // no rank allocates before all have looked
+    error = first_error(comm_, error);   // no rank allocates before all have checked
     REQUIRE(error.empty(), "%s", error.c_str());
-    // Copy engines serve what is exchanged beside the matmuls of every micro-batch, which saves 3 to 4 % of the step.
-    // What is exchanged once a step is exposed, so that their lower rate would cost more than it saves.
+    // Copy engines serve the collectives that run during the matmuls of every micro-batch, which saves 3 to 4 % of the
+    // step. Collectives that run once a step are exposed: the lower rate of copy engines would cost more than it saves.
     std::string why;
     void* const shared = config_.zero >= 2 ? comm_.shared_memory(ctx, plan.arena_bytes, why) : nullptr;
     if (!why.empty()) notes.push_back("copy engines serve no collectives, which makes steps slower: " + why);
