@@ -31,7 +31,7 @@ struct DqSums {
 // Deadlock-free: an addition waits only for items of smaller numbers, and a block claims its next item when it is ready
 // to run it, so the smallest unfinished item is always running and waits for nothing. (A static assignment could wait
 // for blocks that are not resident, for example while NCCL kernels occupy multiprocessors and wait for other GPUs.)
-// A section has as many heads as give every block equally many items, or 8 of them.
+// A section has as many heads as give every block equally many items, but at most 8 items per block.
 inline Schedule make_ordered_schedule(const AttentionShape& shape, int64_t keys_of_tile, int64_t blocks) {
     Schedule schedule = make_schedule(shape, shape.NKV, keys_of_tile, false, blocks);
     const int64_t tiles = schedule.tiles, paired = std::lcm(tiles, 2 * blocks) / tiles;
@@ -63,8 +63,8 @@ template <int stages> struct Slots {
     __device__ void arrive_empty(uint32_t n) const { ptx::barrier_arrive(empty + 8 * stage(n)); }
 };
 
-// dK and dV of dqkv, =; sums +=. Needs args.delta, taken = 0, and: sums = 0 if args.fast (unordered additions), else
-// turns = 0 (ordered additions, the first one stores).
+// Writes dK and dV of dqkv (=) and adds dQ to sums (+=). Requires args.delta and taken = 0. Unordered additions
+// (args.fast) also require sums = 0; ordered ones require turns = 0, and the first addition stores.
 void attention_backward_fused_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums,
                                    const AttentionShape& shape);
 

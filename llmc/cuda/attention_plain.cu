@@ -1,6 +1,6 @@
 // Attention on the CUDA cores: any even head dim up to 256, fp32 and bf16, all arithmetic in fp32. A warp owns a row (a
 // query, or a key in dK and dV) and loops over the other side in tiles of 32 rows in shared memory: a lane first
-// computes the dot product of one of the 32 rows, then sums its share of the head's elements over all of them.
+// computes the dot product with one of the 32 rows, then sums its share of the head's elements over all 32.
 #include "llmc/cuda/attention.cuh"
 
 namespace cuda {

@@ -37,8 +37,8 @@ template <typename T> __device__ inline float largest_of(const uint4& raw) {
     }
 }
 
-// Partial softmax: sum = sum of e^(x - base) (fp32), or of 2^(x log2(e) - base) with an integer base (bf16): one fma
-// and one fast exponential per element, and changing the base is exact.
+// Partial softmax: sum = sum of e^(x - base) (fp32), or of 2^(x log2(e) - base) with an integer base (bf16). The latter
+// costs one fma and one fast exponential per element, and changing the integer base is exact.
 struct OnlineSoftmax {
     float base, sum;
 };
@@ -47,7 +47,7 @@ template <typename T> struct Softmax {
     static constexpr float kLog2E = 1.4426950408889634f;
     static constexpr float kLn2High = 0x1.62e4p-1f, kLn2Low = 0x1.7f7d1cp-20f;   // 15 bits: exact products
 
-    // The base for a largest logit; finite for -infinity, so that empty parts need no special case.
+    // The base of a part with this largest logit; finite even for -infinity, so that empty parts need no special case.
     static __device__ float base_of(float largest) {
         return fmaxf(kBase2 ? ceilf(largest * kLog2E) : largest, -1e30f);
     }
