@@ -1,7 +1,7 @@
 // Matmul kernel of the CPU, used by gemm and attention: packing into panels and a register-blocked kernel.
 //
 // An element of a product is defined as: for every kDepth consecutive k one chain of fma from 0 in ascending k; these
-// sums are added in ascending order. It depends on no tile size or thread count.
+// sums are added in ascending order. The result depends on no tile size or thread count.
 // Source of the blocking: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008.
 #pragma once
 #include <algorithm>
