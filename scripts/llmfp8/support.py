@@ -101,8 +101,8 @@ def escaped(text):
 
 
 def outlive_stop_signals():
-    """For a process beside a run, which ends when its standard input does: lets it go on after the signals that tell a
-    run to stop, since Slurm sends them to all processes of a job step. What this process starts gets them as usual."""
+    """Lets a process beside a run go on after the signals that tell the run to stop, since Slurm sends them to all
+    processes of a job step; the process ends with its standard input. Child processes get the signals as usual."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
 

@@ -178,7 +178,7 @@ class StreamedLog(RunLog):
         pass   # RunLog's own dictionary is not used
 
     def _take(self, line):
-        """The common forms without a look at each field. Of what is not such a form, RunLog says what is wrong."""
+        """Takes records of common forms without a look at each field. RunLog takes the others, or refuses them."""
         if self.headers:
             try:
                 if line.startswith(b'{"type":"fp8"') and self._add_fp8(parse_json(line)):
