@@ -321,8 +321,8 @@ std::string export_fp8(const std::string& checkpoint, const std::string& out, in
                             count_text(content.fp8_linears, "linear").c_str(), run.plan.linears.size(),
                             run.plan.row().name);
     if (content.kept > 0)
-        text += strf("note: %s that ran in FP8: in BF16, since readers take neither an FP8 head nor sides that are no "
-                     "multiple of %lld\n", count_text(content.kept, "linear").c_str(), ll(kBlock));
+        text += strf("note: %s that ran in FP8: exported in BF16, since readers take neither an FP8 head nor sides "
+                     "that are no multiple of %lld\n", count_text(content.kept, "linear").c_str(), ll(kBlock));
     return text;
 }
 

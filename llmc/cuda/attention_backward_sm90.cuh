@@ -25,9 +25,10 @@ struct DqSums {
 // The schedule of the fused kernel with ordered additions. As in Schedule, key tile 0 of all heads of a section comes
 // first. Blocks loop over query tiles from the last to the first, so blocks that start together on keys of one head
 // need the same sums at the same time, and a sum takes the additions in the order of key tiles, 0 first. The block that
-// is second falls behind once, by the time of one addition, and stays behind; key tiles that start later find the sums
-// complete. Simulated with steps of 2900 cycles (head dim 64: 1700) and additions of 2300, waiting costs 0.5 % at
-// T = 8192, 5 % at T = 4096 with 8 key heads (16 blocks start on each), 0.5 % at 2048 and nothing at 1024.
+// adds second falls behind once, by the time of one addition, and stays behind; key tiles that start later find the
+// additions of earlier tiles done. Simulated with steps of 2900 cycles (head dim 64: 1700) and additions of 2300,
+// waiting costs 0.5 % at T = 8192, 5 % at T = 4096 with 8 key heads (16 blocks start on each), 0.5 % at 2048 and
+// nothing at 1024.
 // Deadlock-free: an addition waits only for items of smaller numbers, and a block claims its next item when it is ready
 // to run it, so the smallest unfinished item is always running and waits for nothing. (A static assignment could wait
 // for blocks that are not resident, for example while NCCL kernels occupy multiprocessors and wait for other GPUs.)

@@ -18,7 +18,7 @@ constexpr int kManyThreads = 256;    // of a block with a large part of a row
 constexpr int kFewThreads = 64;      // of a block with a small part, so that many fit on a multiprocessor
 constexpr int kSlots = 16;           // vectors of a row per thread
 constexpr int kSlotGroups = 4;       // groups of slots that are awaited one after the other
-// Threads per multiprocessor: at 64 registers each, or 80.
+// Threads per multiprocessor, with 64 registers each (bf16) or 80 (fp32).
 template <typename T> constexpr int kSmThreads = sizeof(T) == 2 ? 1024 : 768;
 constexpr int kMaxCluster = 8;       // the portable limit
 constexpr int kAhead = 4;            // vectors in flight per thread when only the losses are wanted

@@ -118,7 +118,7 @@ std::string configure_alert_process(const std::string& json) {
     // The line may be longer than PIPE_BUF, since the pipe is empty and no other thread writes yet.
     const std::string line = json + "\n";
     const bool whole = ::write(pipe_end, line.data(), line.size()) == static_cast<ssize_t>(line.size());
-    return whole ? "" : strf("scripts/%s does not take its options", kScript);
+    return whole ? "" : strf("scripts/%s does not read its options", kScript);
 }
 
 void dismiss_alert_process() {

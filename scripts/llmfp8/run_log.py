@@ -103,8 +103,8 @@ def with_block_scales(tensor):
 
 
 class RunLog:
-    """One run's log. The header of a resumed process drops the records after its checkpoint, so that of a step that
-    was done twice the later record counts.
+    """One run's log. The header of a resumed process drops the records after its checkpoint, so that for a step
+    that was done twice the later record counts.
 
     poll() reads new records, so that a log can be followed. A last line without its end is not complete yet, or never
     will be: `torn`. Any other malformed line is an error with file and line; with skip_damaged it is left out and
