@@ -41,7 +41,7 @@ __device__ void load_tiles(FusedState<HS> state, char* memory, uint32_t* taken, 
     });
 }
 
-// The warp that loads lse and delta of the queries: rows of T floats need not be aligned, which TMA requires.
+// The warp that loads lse and delta of the queries. TMA cannot, since rows of T floats need not be aligned.
 template <int HS, bool kBorders>
 __device__ void load_stats(FusedState<HS> state, char* memory, const float* lse, const float* delta,
                            const AttentionShape& shape, const Schedule& schedule, int lane) {

@@ -185,7 +185,7 @@ attention_backward_key_plain_kernel(T* dqkv, const float* delta, const T* dout, 
     }
 
     float dk[kShare] = {}, dv[kShare] = {};
-    // Queries end in the order of their keys: the last query that attends to the last key bounds the whole block.
+    // The last key's queries end latest, so they bound the loop of the whole block.
     const int64_t end = active ? shape.end_query(at.b, at.row) : 0;
     const int64_t block_end = shape.end_query(at.b, min(at.first_row + kWarps, shape.T) - 1);
     for (int64_t h = at.head * shape.group(); h < (at.head + 1) * shape.group(); h++) {

@@ -1,5 +1,5 @@
 #!/bin/bash
-# mpirun for runs that are to save when they are told to stop.
+# Starts ranks with mpirun; a run that is told to stop saves first.
 #
 #   scripts/launch/launch_mpi.sh -np 8 ./train_llama ...                     one host
 #   scripts/launch/launch_mpi.sh --hostfile hosts -np 16 ./train_llama ...   several; a line a host: "node1 slots=8"
