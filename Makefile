@@ -43,7 +43,7 @@ HOST := build/host$(addprefix -,$(VARIANT))
 
 WARNINGS := -Wall -Wextra $(WERROR)
 # Fixed instruction set and no contraction: the CPU device gives the same bits on every machine. Nobody reads errno
-# after a square root, and loops with one are vectorized without it.
+# after a square root, and without errno loops with square roots are vectorized.
 # The thread sanitizer does not know OpenMP's barriers, so that build runs without it.
 CODEGEN := -march=x86-64-v3 -ffp-contract=off -fno-math-errno \
            $(if $(filter tsan,$(VARIANT)),-Wno-unknown-pragmas,-fopenmp)
@@ -76,19 +76,19 @@ DEFINES += $(MPI_FLAGS)
 # operations are what a step on the CPU consists of. No result depends on the level.
 RARELY_RUN := llmc/config/%.cpp llmc/checkpoint/%.cpp llmc/commands/%.cpp llmc/train/log/%.cpp llmc/train/run/%.cpp \
               llmc/fault/%.cpp llmc/perf/%.cpp llmc/cpu/device.cpp tests/%.cpp
-# Tests that compute next to nothing.
+# Tests that compute next to nothing are not optimised at all.
 NEVER_HOT := tests/config/%.cpp tests/checkpoint/%.cpp tests/commands/%.cpp tests/data/%.cpp tests/fault/%.cpp \
              tests/model/%.cpp tests/parallel/%.cpp tests/perf/%.cpp tests/train/%.cpp
 SOURCE = $(patsubst $(OBJ)/%,%,$(patsubst $(HOST)/%,%,$<))
 OPTIMISE = $(or $(if $(filter asan tsan,$(VARIANT)),-O1),$(if $(filter $(NEVER_HOT),$(SOURCE)),-O0),\
                 $(if $(filter $(RARELY_RUN),$(SOURCE)),-Og),\
                 $(if $(filter llmc/cpu/%,$(SOURCE)),-O3),-O2)
-# g++ collects its garbage once it has 1 GB instead of 128 MB: a twelfth less time.
+# g++ collects its garbage at 1 GB instead of 128 MB, which takes a twelfth less time.
 COLLECT := $(if $(findstring clang,$(CXX)),,--param ggc-min-heapsize=1000000)
 CXX_FLAGS = -std=c++20 $(OPTIMISE) $(CODEGEN) $(COLLECT) -fmacro-prefix-map=./= \
             $(WARNINGS) $(DEFINES) $(DEVICE_DEFINES) $(CUDA_INCLUDE) $(SAN_$(VARIANT))
 CODE ?= sm_$(ARCH)
-# Without code for a GPU nobody runs it: the compiler's front end says what is wrong.
+# A build for compute_* (PTX alone) is never run: its purpose is what the compiler's front end reports.
 NVCC_STAGE := $(if $(filter compute_%,$(CODE)),-ptx -Xcicc -O1,-c)
 # Kernels are tuned so that the newest compiler spills no register; older ones spill a few.
 SPILLS := $(if $(filter-out 12,$(CUDA_MAJOR)),-Xptxas --warn-on-spills)
@@ -113,26 +113,26 @@ FUZZ_LINK := $(CXX) -fsanitize=address,undefined
 FUZZ_MAIN := $(OBJ)/fuzz/tests/fuzz/blind_fuzz_main.o
 endif
 
-# A change of these lines rebuilds everything, a change of ARCH for instance.
+# A change in these texts, for example of ARCH, rebuilds everything.
 FLAGS_TEXT := $(CXX) $(CXX_VERSION) $(CXX_FLAGS) $(NVCC) $(NVCC_VERSION) $(NVCC_FLAGS) $(LIBS) $(FUZZ_COMPILE)
 HOST_FLAGS_TEXT := $(CXX) $(CXX_VERSION) $(RARELY_RUN) $(CODEGEN) $(WARNINGS) $(DEFINES) $(SAN_$(VARIANT))
 
 # ---- files -------------------------------------------------------------------------------------------------
 MAINS := $(basename $(wildcard train_*.cu))
-# The files of each of these folders are compiled as one, since most of the time goes to the headers that they share:
-# their anonymous namespaces are one, too. UNITY=0 compiles each file alone, faster where one of them changes often,
-# as do the builds for sanitizers, which slow the compiler down most in large files.
+# The files of each of these folders are compiled as one, since most of the time goes to the headers that they share.
+# Their anonymous namespaces are then one, too. UNITY=0 compiles each file alone, which is faster if one changes often.
+# Builds with sanitizers do so, too, since sanitizers slow the compiler down most in large files.
 UNITY ?= $(if $(VARIANT),0,1)
 TEST_CXX := $(wildcard tests/*/test_*.cpp)
 UNITED := $(if $(filter-out 0,$(UNITY)),$(filter-out llmc/cpu llmc/ops llmc/perf tests/ops tests/perf,\
               $(patsubst %/,%,$(sort $(dir $(LLMC_CXX) $(TEST_CXX))))))
-# g++ reports whatever uses an anonymous namespace, if this is not in the main file.
+# g++ reports whatever uses an anonymous namespace of an included file.
 UNITED_FLAGS := $(if $(findstring clang,$(CXX)),,-Wno-subobject-linkage)
 folder = $(patsubst %/,%,$(dir $(1)))
 object = $(if $(filter $(UNITED),$(call folder,$(1))),$(call folder,$(1))/all.o,$(basename $(1)).o)
 # $(call objects,ROOT,SOURCES): the objects of these sources in the folder ROOT.
 objects = $(sort $(foreach f,$(2),$(1)/$(call object,$f)))
-# Of an inline function that several objects have compiled, the first one's is linked: the operations are first.
+# If several objects have the same inline function, the first one's is linked, so the operations come first.
 OPERATIONS := llmc/cpu/% llmc/ops/%
 LLMC_OBJ := $(call objects,$(OBJ),$(filter $(OPERATIONS),$(LLMC_CXX))) \
             $(call objects,$(HOST),$(filter $(NO_DEVICE),$(LLMC_CXX))) \
@@ -346,7 +346,7 @@ help:
 	@echo "  make test             install what is missing, build, run the device's tests (6 to 8 minutes on two cores)"
 	@echo "  make test-full        also sanitizers, fuzzing, the long tests, cluster-test and image-test"
 	@echo "  make test-ranks       of the tests, those of several processes over this system's MPI"
-	@echo "  make drill            5,500 trials by chance: kills, corrupted checkpoints, hostile input (up to an hour)"
+	@echo "  make drill            5,500 random trials: kills, corrupted checkpoints, hostile input (up to an hour)"
 	@echo "  make cluster-test     training on two hosts under Slurm and ssh (6 minutes); as root, installs them"
 	@echo "  make image-test       the Dockerfile on a base of its own, and make smoke in it; needs root, no registry;"
 	@echo "                        SUITE=jammy takes another Ubuntu than 24.04"

@@ -13,7 +13,7 @@ is. Everything else, interrupted runs too, is as with prepare_text.py; README.md
 --template llama3: <|begin_of_text|>, then for each message <|start_header_id|>ROLE<|end_header_id|>, an empty line, the
 content without surrounding spaces, and <|eot_id|>. The assistant's contents and their <|eot_id|> count as targets.
 --template plain, for any tokenizer: the separator, then "User: ", "Assistant: ", ... and the content, each followed by
-an empty line, which after an answer counts, too.
+an empty line, which counts as a target, too, after an answer.
 """
 import argparse
 import functools

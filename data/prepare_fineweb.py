@@ -6,7 +6,7 @@
   data/prepare_fineweb.py --input sample/10BT/*.parquet              # files that are here already
 
 Streams HuggingFaceFW/fineweb or fineweb-edu from the Hugging Face hub: nothing but the shards is stored. --sample all
-reads everything; --dataset-config CC-MAIN-2024-10 one crawl.
+reads everything, --dataset-config CC-MAIN-2024-10 a single crawl.
 """
 import sys
 from pathlib import Path

@@ -85,7 +85,7 @@ if [ "$purpose" = cluster ] && [ ! -e /usr/sbin/policy-rc.d ]; then
     $as_root chmod +x "$no_start"
 fi
 export DEBIAN_FRONTEND=noninteractive
-# Fresh images have no package lists; an update that fails is no harm when the lists are there.
+# Fresh images have no package lists; a failed update does no harm if the lists are there.
 { $as_root apt-get update; $as_root env DEBIAN_FRONTEND=noninteractive $install; } >"$log" 2>&1
 still=$(missing_packages | tr '\n' ' ')
 if [ -n "$still" ]; then

@@ -30,8 +30,8 @@ trap cleanup EXIT
 quietly() { "$@" >"$log" 2>&1 || { tail -n 30 "$log" >&2; return 1; }; }
 quietly debootstrap --variant=minbase --include=make,ca-certificates trixie "$root" || skip "debootstrap failed"
 mount -t proc proc "$root/proc" || exit 1
-# hwloc, which OpenMPI asks about the machine, warns on standard error where it finds no /sys. Without what is mounted
-# below it (--rbind), since unmounting that here would unmount it on the host, too.
+# hwloc, which OpenMPI asks about the machine, warns on standard error where it finds no /sys. What is mounted
+# below /sys is left out (no --rbind), since unmounting it here would unmount it on the host, too.
 mount --bind /sys "$root/sys" || exit 1
 mkdir -p "$root/dev/shm" && mount -t tmpfs tmpfs "$root/dev/shm" || exit 1
 mkdir "$root/src"

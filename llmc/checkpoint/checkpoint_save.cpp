@@ -259,7 +259,7 @@ std::string CheckpointSaver::Impl::write() {
     return written_ranges();
 }
 
-// The masters' file is complete now, and the memory free.
+// The masters' file is complete now, and the buffer is free.
 std::string CheckpointSaver::Impl::transpose() {
     const SlotFile& masters = layout.slot_files[0];
     const InputFile file(directory + "/" + masters.slot->file, masters.slot->file);

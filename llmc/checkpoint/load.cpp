@@ -84,8 +84,7 @@ const HfModelFiles::Found* find_tensor(const HfModelFiles& files, const std::str
     return found == files.tensors().end() ? nullptr : &found->second;
 }
 
-// Whether two tensors are equal in the blocks of which this rank compares every `local_ranks`-th: the ranks of a host
-// compare all of them.
+// Whether two tensors are equal in this rank's share of their blocks: the ranks of a host together compare all blocks.
 bool same_bytes(const SafetensorsView& a, const SafetensorsView& b, const World& world) {
     constexpr int64_t kBlock = int64_t{1} << 20;
     std::vector<char> of_a(static_cast<size_t>(std::min(kBlock, a.bytes))), of_b(of_a.size());
@@ -111,8 +110,8 @@ void check_tied_head(const HfModelFiles& files, const SafetensorsView& head, con
             files.directory().c_str(), embedding.name.c_str());
 }
 
-// Requires the same model, not only the same shapes: rope base, epsilon and so on. Both sides are written again by
-// hf_config_json, so that the form in which an older version wrote them does not matter.
+// Requires the same model, not only the same shapes: rope base, epsilon and so on. hf_config_json writes both
+// sides again, so that differences in form between versions do not matter.
 void check_same_model(const std::string& path, const ModelConfig& config) {
     ModelConfig saved = model_config_from_hf(path);
     saved.init_std = config.init_std;

@@ -51,7 +51,7 @@ ManifestFile file_of(const JsonFields& fields) {
     return file;
 }
 
-// The entries of a manifest. They are paths below the checkpoint: a file, or one in a folder of it.
+// Reads the entries of a manifest. Each names a file of the checkpoint, or a file in a folder of it.
 Manifest entries_of(const JsonFields& manifest) {
     Manifest entries;
     const JsonFields files = manifest.child("files");
@@ -113,7 +113,7 @@ std::string range_damage(const std::string& directory, const std::string& name, 
                 name.c_str(), ll(range.begin), ll(range.begin + range.bytes), range.rank);
 }
 
-// Whether the directory has a manifest of ours. If the damage is in the format's name, a state.json shows it.
+// Whether the directory has a manifest of ours. A state.json shows it even if the name of the format is damaged.
 bool looks_like_a_checkpoint(const std::string& path) {
     const std::string manifest_path = path + "/" + kManifestFile;
     if (!is_regular_file(manifest_path)) return false;

@@ -74,7 +74,7 @@ void write_line(int fd, const std::string& path, const std::string& line) {
 
 // ---- flock ----
 
-// Opens the file, or makes it, which *made says. Returns -1 if it vanished in between.
+// Opens the file, or creates it and sets *made. Returns -1 if it vanished in between.
 int open_file(const std::string& path, bool* made) {
     int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
     *made = fd >= 0;
@@ -225,7 +225,7 @@ bool replace_lease(const std::string& path, ino_t inode, const std::string& dead
     return right;
 }
 
-// Takes the lease `path`, which is there, if its run is dead. Else returns false and the run in *holder.
+// Takes over the existing lease `path` if its run is dead. Else returns false and names that run in *holder.
 bool take_over(const std::string& path, const std::string& line, std::chrono::milliseconds lease,
                std::string* holder) {
     const ino_t inode = inode_of(path);

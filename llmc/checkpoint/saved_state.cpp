@@ -31,7 +31,7 @@ void check_counts(const JsonFields& state) {
         if (type != "eval" && type != "hellaswag") state.refuse("missed", "only \"eval\" and \"hellaswag\" are known");
 }
 
-// The samples are those of the steps, and of batches that were ignored, since loss masks left no target in them.
+// "samples" counts those of the steps, and those of batches that were ignored because loss masks left no target.
 void check_samples(const JsonFields& state, bool may_ignore) {
     const int64_t step = state.integer("step", 0, kMost), samples = state.integer("samples", 0, kMost);
     if (samples < step || (step == 0 && samples > 0 && !may_ignore))
@@ -69,8 +69,8 @@ bool check_data(const JsonFields& data) {
     return masked;
 }
 
-// Scales and histories of delayed scaling. Its scales are quotients and no powers of two; those of the other recipes
-// follow from the tensors and are not saved.
+// Scales and histories of delayed scaling. Its scales are quotients, not powers of two. The scales of the other
+// recipes follow from the tensors and are not saved.
 void check_histories(const JsonFields& fp8, int64_t step) {
     const int64_t length = fp8.integer("history_len", 1, int64_t{1} << 16);
     fp8.boolean("primed");
@@ -82,7 +82,7 @@ void check_histories(const JsonFields& fp8, int64_t step) {
         if (!(scale > 0 && std::isfinite(scale) && std::isfinite(1 / scale)))
             tensor.refuse("quant_mul_bits", strf("the bits of %g: a positive, finite scale is needed",
                                                  static_cast<double>(scale)));
-        tensor.integer("updates", 0, std::min<int64_t>(2 * (step + 1), INT32_MAX));   // a step may calibrate before
+        tensor.integer("updates", 0, std::min<int64_t>(2 * (step + 1), INT32_MAX));   // calibration may precede a step
         const auto history = static_cast<int64_t>(tensor.list("history_bits").size());
         if (history != length)
             FAIL(kExitNoCheckpoint, "%s: \"history_bits\" has %lld numbers, \"history_len\" is %lld",

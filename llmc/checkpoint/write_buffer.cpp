@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kBlockBytes = int64_t{4} << 20;   // written, hashed and rounded together, while they are in the cache
 static_assert(WriteBuffer::kHashBytes % kBlockBytes == 0);
 
-// Replaces fp32 values by themselves in bf16, which take the first half of the bytes; those may not be aligned.
+// Rounds fp32 values to bf16, which take the first half of the same bytes. The bytes need not be aligned.
 void round_in_place(char* values, int64_t count) {
     constexpr int64_t kBlock = 1024;
     float in[kBlock];
@@ -75,7 +75,7 @@ void WriteBuffer::write_out() {
     used_ = 0;
 }
 
-// Writes and hashes bytes of a file, in hashes of at most kHashBytes.
+// Writes bytes of a file, and hashes them in ranges of at most kHashBytes.
 void WriteBuffer::write(const std::string& name, int64_t offset, const char* data, int64_t bytes) {
     OpenFile& file = files_.try_emplace(name, directory_ + "/" + name, hook_).first->second;
     while (bytes > 0) {

@@ -75,7 +75,7 @@ SavedRun read_run(const std::string& directory) {
     return run;
 }
 
-// The scale that delayed scaling has for a weight's cast.
+// The scale with which delayed scaling casts a weight.
 float saved_scale(const SavedRun& run, const std::string& directory, const LinearPlan& linear) {
     const auto& tensors = run.state.at("fp8").at("tensors");
     const auto found = tensors.find(linear.name + kWeight);
@@ -183,8 +183,8 @@ Ordered quantization_config(const SavedRun& run, const Content& content) {
         return {{"quant_method", "fp8"}, {"fmt", "e4m3"}, {"activation_scheme", "dynamic"},
                 {"weight_block_size", {kBlock, kBlock}}, {"modules_to_not_convert", content.bf16_modules},
                 {"ignored_layers", content.bf16_modules}};
-    // Source: compressed-tensors' QuantizationConfig, which transformers and vLLM read. Activations get their scales at
-    // inference, of each token.
+    // Source: compressed-tensors' QuantizationConfig, which transformers and vLLM read. Activations get a scale per
+    // token at inference.
     auto arguments = [](const char* strategy, bool dynamic) {
         return Ordered{{"num_bits", 8}, {"type", "float"}, {"symmetric", true}, {"strategy", strategy},
                     {"dynamic", dynamic}};
@@ -290,7 +290,7 @@ ExportOptions export_options(const std::vector<std::string>& words) {
 std::string help_text(const std::string& family) {
     return "usage: train_" + family + " export-fp8 --load CHECKPOINT --out DIR\n\n"
            "Writes the model of a checkpoint with the FP8 weights that its run trained with, for transformers and\n"
-           "vLLM: of blockwise runs in DeepSeek-V3's layout, of delayed and tensorwise ones in compressed-tensors'.\n\n"
+           "vLLM. Blockwise runs get DeepSeek-V3's layout, delayed and tensorwise runs that of compressed-tensors.\n\n"
            "  --load PATH   a checkpoint of a run in FP8, or the --save of one: its newest checkpoint\n"
            "  --out DIR     a new folder; tokenizer and other files of the checkpoint are copied to it\n";
 }
@@ -321,8 +321,8 @@ std::string export_fp8(const std::string& checkpoint, const std::string& out, in
                             count_text(content.fp8_linears, "linear").c_str(), run.plan.linears.size(),
                             run.plan.row().name);
     if (content.kept > 0)
-        text += strf("note: %s that ran in FP8: in BF16, since readers take neither an FP8 head nor sides that are no "
-                     "multiple of %lld\n", count_text(content.kept, "linear").c_str(), ll(kBlock));
+        text += strf("note: %s that ran in FP8: exported in BF16, since readers take neither an FP8 head nor sides "
+                     "that are no multiple of %lld\n", count_text(content.kept, "linear").c_str(), ll(kBlock));
     return text;
 }
 

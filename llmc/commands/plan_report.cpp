@@ -90,7 +90,7 @@ int64_t proposed_loss_chunk(const Config& config) {
     return chunk >= 1024 ? chunk : 0;
 }
 
-// With another level of --zero, without the options that act at the run's level only.
+// The configuration with another level of --zero, without options that have no effect at that level.
 Config at_level(Config config, int64_t level) {
     if (config.zero == 3 && level < 3) config.param_comm_dtype = Dtype::kBf16, config.zero_keep_layers = 0;
     if (level == 3 && config.fp8_recipe != Fp8Recipe::kNone) config.param_comm_dtype = Dtype::kE4m3;
@@ -209,7 +209,7 @@ std::vector<Change> changes_of_memory(const PlannedRun& run, const Figures& figu
     for (int more = 1; more <= 64; more *= 2) {
         if (more > 1 && add(strf("%s --ranks %d", options.c_str(), ranks * more), ranks * more, least)) break;
         const int64_t level = ranks * more > 1 ? lowest_zero(least, run.table, ranks * more, figures) : 0;
-        if (level <= run.config.zero) continue;   // which was added
+        if (level <= run.config.zero) continue;   // already added
         const std::string on = more > 1 ? strf(" --ranks %d", ranks * more) : "";
         add(strf("%s%s --zero %lld", options.c_str(), on.c_str(), ll(level)), ranks * more, at_level(least, level));
         break;

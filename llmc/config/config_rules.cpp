@@ -20,12 +20,12 @@ bool context_rules(const Config& c, int ranks, Rules& rules) {
     const size_t broken = rules.broken.size();
     const std::string option = strf("--context-parallel %lld", ll(parts));
     rules.require(ranks % parts == 0, strf("%s must divide the number of ranks, %d", option.c_str(), ranks));
-    rules.require(NH % parts == 0, strf("%s must divide --num-attention-heads %lld: each rank computes attention of as "
-                                        "many heads", option.c_str(), ll(NH)));
+    rules.require(NH % parts == 0, strf("%s must divide --num-attention-heads %lld: each rank computes attention of "
+                                        "equally many heads", option.c_str(), ll(NH)));
     rules.require(NKV % parts == 0 || parts % NKV == 0,
                   strf("%s must divide --num-query-groups %lld, or be a multiple of it", option.c_str(), ll(NKV)));
     rules.require(c.seq_length % parts == 0,
-                  strf("%s must divide --seq-length %lld: each rank has as many tokens of a sequence", option.c_str(),
+                  strf("%s must divide --seq-length %lld: each rank has equally many tokens of it", option.c_str(),
                        ll(c.seq_length)));
     return rules.broken.size() == broken;
 }

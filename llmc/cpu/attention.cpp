@@ -282,7 +282,7 @@ template <typename T> void backward(const AttentionBackwardArgs& args) {
                           scratch.get() + elems * thread_index());
 }
 
-// Attention of row n's query heads that share key head kv: the operations of forward_head for one query, so its bits.
+// Attention of row n's query heads that share key head kv. It does what forward_head does for one query, bit for bit.
 template <typename T> void decode_group(const AttentionDecodeArgs& args, int64_t n, int64_t kv, Acc<T>* scratch) {
     using A = Acc<T>;
     const int64_t group = args.NH / args.NKV, HS = args.HS, width = 2 * args.NKV * HS;

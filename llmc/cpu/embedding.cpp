@@ -28,7 +28,7 @@ template <typename T> void forward(const EmbeddingForwardArgs& args) {
     *args.bad_tokens += bad;
 }
 
-// sum[c] = sum of the rows row(0), row(1), ... of dout, in order; negative ones are left out.
+// sum[c] = sum of the rows row(0), row(1), ... of dout, in order; negative row numbers are left out.
 template <typename T, typename Row>
 void sum_rows(std::vector<Acc<T>>& sum, const T* dout, int64_t C, int64_t count, Row&& row) {
     std::fill(sum.begin(), sum.end(), Acc<T>(0));
@@ -47,8 +47,8 @@ std::vector<int64_t> ranges_of(const int32_t* keys, const int32_t* order, int64_
     return begins;
 }
 
-// grad[k] += sum of dout over the rows n with keys[n] == k, in the order of `order`. Keys outside [0, most) count for
-// nothing.
+// grad[k] += sum of dout over the rows n with keys[n] == k, in the order of `order`. Keys outside [0, most) are
+// ignored.
 template <typename T>
 void add_sorted(Tensor grad, const T* dout, int64_t C, const int32_t* keys, const int32_t* order, int64_t N,
                 int64_t most) {

@@ -1,4 +1,4 @@
-// Heads before and after the all-to-alls of context parallelism. CPU.
+// Copies of heads before and after the all-to-alls of context parallelism. CPU.
 #include "llmc/cpu/common.h"
 
 namespace cpu {
@@ -12,7 +12,7 @@ struct Range {
 template <typename Args> struct Shape {
     const Args& args;
     const int64_t kv = heads_of_rank(args.NKV, args.ranks);
-    const int64_t share = args.NKV == 0 ? 1 : std::max<int64_t>(1, args.ranks / args.NKV);   // ranks with a key head
+    const int64_t share = args.NKV == 0 ? 1 : std::max<int64_t>(1, args.ranks / args.NKV);   // ranks per key head
     const int64_t q_width = args.NH / args.ranks * args.HS, kv_width = kv * args.HS;
     const int64_t own_width = q_width + 2 * kv_width, all_width = (args.NH + 2 * args.NKV) * args.HS;
 

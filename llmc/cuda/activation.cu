@@ -296,8 +296,8 @@ template <typename F> struct GatedProducer {
     }
 };
 
-// outputs = 2: both halves of din = [dgate | dup]. outputs = 1, for halves that share a block of 128 columns: only the
-// half that the column belongs to, so every pair is computed twice.
+// outputs = 2 computes both halves of din = [dgate | dup]. outputs = 1, for halves that share a block of 128 columns,
+// computes only the half that the column belongs to, so every pair is computed twice.
 template <typename F, int outputs> struct GatedBackwardProducer {
     static constexpr int kOutputs = outputs, kBlocksPerSm = 2;
     struct Raw {

@@ -37,8 +37,8 @@ __device__ inline uint2 philox_pair(const PhiloxKeys& keys, uint64_t counter, ui
     return make_uint2(c0, c1);
 }
 
-// stochastic_round_bf16 of rng.h; returns a float that bf16 represents exactly. It has no branch, because
-// the compiler would compute the random numbers inside it, once for m and again for v.
+// stochastic_round_bf16 of rng.h; returns a float that bf16 represents exactly. It has no branch: the
+// compiler would compute the random numbers inside the branch, once for m and again for v.
 __device__ inline float stochastic_round(float value, uint32_t random) {
     const uint32_t bits = __float_as_uint(value);
     const bool finite = (bits & 0x7f800000u) != 0x7f800000u;

@@ -13,7 +13,8 @@ struct AttentionShape {
 
     // Whether some query does not attend to every key before it.
     bool has_borders() const { return documents || window < T; }
-    // The first key that a query attends to; one past the last query that attends to a key. Both increase with t.
+    // first_key: the first key that query t attends to. end_query: one past the last query that attends to key t. Both
+    // increase with t.
     __device__ int first_key(int64_t b, int t) const { return first_key_of_row(b * T + t, t); }
     template <typename Row> __device__ int first_key_of_row(Row row, int t) const {   // row: b T + t
         return max(documents ? documents[row] : 0, t - window + 1);

@@ -41,7 +41,7 @@ __device__ void load_tiles(FusedState<HS> state, char* memory, uint32_t* taken, 
     });
 }
 
-// The warp that loads lse and delta of the queries: rows of T floats need not be aligned, which TMA requires.
+// The warp that loads lse and delta of the queries. TMA cannot, since rows of T floats need not be aligned.
 template <int HS, bool kBorders>
 __device__ void load_stats(FusedState<HS> state, char* memory, const float* lse, const float* delta,
                            const AttentionShape& shape, const Schedule& schedule, int lane) {
@@ -68,7 +68,7 @@ __device__ void load_stats(FusedState<HS> state, char* memory, const float* lse,
 
 // The thread that adds a consumer's partial dQ to the sums in memory. kDeterministic: key tile j adds after the tiles
 // before it, and the first one stores. The turn counter advances when the addition is complete, not merely when its
-// source has been read. The thread waits for its turn before it waits for the partial sum, which usually arrives later.
+// source has been read. The thread waits first for its turn and then for the partial sum, which usually arrives last.
 template <int HS, bool kBorders, bool kDeterministic>
 __device__ void add_sums(FusedState<HS> state, char* memory, int consumer, DqSums sums,
                          const AttentionShape& shape, const Schedule& schedule) {
@@ -108,7 +108,7 @@ __device__ void add_sums(FusedState<HS> state, char* memory, int consumer, DqSum
 
 // One consumer warpgroup of 64 keys. The order of its products: S and dP of step n, dV, dK, then dQ of step n - 1
 // followed by S of step n + 1. The tensor cores thus run dP during the exponentials, dV while dS is computed, and S
-// while dQ is stored, and the other consumer's dS is needed one step later. Only dK is awaited with no product queued
+// while dQ is stored, and a consumer needs the other's dS one step later. Only dK is awaited with no product queued
 // behind it, because ptxas keeps dS in registers that dQ needs; the other consumer fills that gap.
 template <int HS> struct FusedConsumer {
     using P = Fused<HS>;
@@ -121,8 +121,8 @@ template <int HS> struct FusedConsumer {
     uint32_t p[4][4], ds[4][4];   // P and dS as operands; products may still be reading them
     uint32_t item = 0, step = 0;  // current indices
 
-    // Shared address of this consumer's keys (opaque: no registers are left for descriptors of all its parts), and of
-    // this warp's 16 keys in a step's dS buffer. Neither may shuffle: single lanes call them too.
+    // own_keys: shared address of this consumer's keys, opaque because no registers are left for descriptors of all its
+    // parts. own_ds: that of this warp's 16 keys in a step's dS buffer. Neither may shuffle: single lanes call them.
     __device__ uint32_t own_keys() const {
         return ptx::opaque(state.key_tile(item) + consumer * 64 * kPanelRowBytes);
     }
@@ -205,7 +205,7 @@ template <int HS> struct FusedConsumer {
         }
         ptx::wgmma_commit();
     }
-    // Stores the completed dQ to shared memory, registers of a thread as separate float4s.
+    // Stores the completed dQ to shared memory, each four registers of a thread as one float4.
     __device__ void store_dq(float (&dq)[HS / 4], uint32_t of_step) const {
         ptx::pin(dq);
         if (lane == 0) state.grads().arrive_empty(of_step);
@@ -237,7 +237,7 @@ template <int HS> struct FusedConsumer {
         if (lane == 0) ptx::bulk_wait_read<0>();
         __syncwarp();
     }
-    // Runs the steps that attend to these keys, each with dQ of two steps before.
+    // Runs the steps whose queries attend to these keys, each together with dQ of two steps before.
     template <typename Borders>
     __device__ void visit(const Steps& steps, int group, int first_key, const Borders& borders) {
         int visits = (steps.end - steps.first - consumer) * group, left = group;

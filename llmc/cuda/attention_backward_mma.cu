@@ -15,7 +15,7 @@ template <> struct QueryTiles<64> {
 template <> struct QueryTiles<128> {
     static constexpr int kWarps = 4, kSlabs = 2, kKeys = 32, kBlocks = 2;
 };
-// With borders (documents, a window) a warp has one slab, since they need registers.
+// With borders (documents, a window) a warp has one slab, since the masks need registers.
 template <int HS, bool kBorders> struct QueryKernel : QueryTiles<HS> {
     using Tiles = QueryTiles<HS>;
     static constexpr int kThreads = 32 * Tiles::kWarps, kSlabs = kBorders ? 1 : Tiles::kSlabs;
@@ -35,7 +35,7 @@ template <> struct KeyTiles<64> {
 template <> struct KeyTiles<128> {
     static constexpr int kWarps = 4, kSlabs = 1, kQueries = 64, kBlocks = 2;
 };
-// With borders a tile has fewer queries, since they need registers.
+// With borders a tile has fewer queries, since the masks need registers.
 template <int HS, bool kBorders> struct KeyKernel : KeyTiles<HS> {
     using Tiles = KeyTiles<HS>;
     static constexpr int kThreads = 32 * Tiles::kWarps;
@@ -97,7 +97,7 @@ attention_backward_query_mma_kernel(bf16* dqkv, float* delta, const bf16* dout, 
     const int64_t kv = at.head / shape.group(), stride = shape.row(), out_stride = shape.NH * HS;
     const int block_query = at.tile * P::kQueries, warp_query = block_query + warp * P::kWarpQueries;
     const int tiles = (min(T, block_query + P::kQueries) + kKeys - 1) / kKeys;
-    // The first query's keys begin before those of the others, the warp's last query's after.
+    // Keys begin earliest for the block's first query and, within a warp, latest for the last query.
     const int first_tile = kBorders ? uniform(shape.first_key(at.b, block_query) / kKeys) : 0;
     const int latest_start =
         kBorders && warp_query < T
@@ -209,7 +209,7 @@ attention_backward_key_mma_kernel(bf16* dqkv, const float* delta, const bf16* do
     const int64_t stride = shape.row(), out_stride = shape.NH * HS;
     const int group = static_cast<int>(shape.group());
     const int block_key = at.tile * P::kKeys, warp_key = block_key + warp * P::kWarpKeys;
-    // The last key's queries end after those of the others, the warp's first key's before.
+    // Queries end latest for the block's last key and, within a warp, earliest for the first key.
     const int end = kBorders ? shape.end_query(at.b, min(T, block_key + P::kKeys) - 1) : T;
     const int earliest_end = kBorders && warp_key < T ? shape.end_query(at.b, warp_key) : T;
     const int tiles = (end - block_key + kQueries - 1) / kQueries;   // per head

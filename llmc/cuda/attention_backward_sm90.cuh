@@ -25,13 +25,14 @@ struct DqSums {
 // The schedule of the fused kernel with ordered additions. As in Schedule, key tile 0 of all heads of a section comes
 // first. Blocks loop over query tiles from the last to the first, so blocks that start together on keys of one head
 // need the same sums at the same time, and a sum takes the additions in the order of key tiles, 0 first. The block that
-// is second falls behind once, by the time of one addition, and stays behind; key tiles that start later find the sums
-// complete. Simulated with steps of 2900 cycles (head dim 64: 1700) and additions of 2300, waiting costs 0.5 % at
-// T = 8192, 5 % at T = 4096 with 8 key heads (16 blocks start on each), 0.5 % at 2048 and nothing at 1024.
+// adds second falls behind once, by the time of one addition, and stays behind; key tiles that start later find the
+// additions of earlier tiles done. Simulated with steps of 2900 cycles (head dim 64: 1700) and additions of 2300,
+// waiting costs 0.5 % at T = 8192, 5 % at T = 4096 with 8 key heads (16 blocks start on each), 0.5 % at 2048 and
+// nothing at 1024.
 // Deadlock-free: an addition waits only for items of smaller numbers, and a block claims its next item when it is ready
 // to run it, so the smallest unfinished item is always running and waits for nothing. (A static assignment could wait
 // for blocks that are not resident, for example while NCCL kernels occupy multiprocessors and wait for other GPUs.)
-// A section has as many heads as give every block equally many items, or 8 of them.
+// A section has as many heads as give every block equally many items, but at most 8 items per block.
 inline Schedule make_ordered_schedule(const AttentionShape& shape, int64_t keys_of_tile, int64_t blocks) {
     Schedule schedule = make_schedule(shape, shape.NKV, keys_of_tile, false, blocks);
     const int64_t tiles = schedule.tiles, paired = std::lcm(tiles, 2 * blocks) / tiles;
@@ -63,8 +64,8 @@ template <int stages> struct Slots {
     __device__ void arrive_empty(uint32_t n) const { ptx::barrier_arrive(empty + 8 * stage(n)); }
 };
 
-// dK and dV of dqkv, =; sums +=. Needs args.delta, taken = 0, and: sums = 0 if args.fast (unordered additions), else
-// turns = 0 (ordered additions, the first one stores).
+// Writes dK and dV of dqkv (=) and adds dQ to sums (+=). Requires args.delta and taken = 0. Unordered additions
+// (args.fast) also require sums = 0; ordered ones require turns = 0, and the first addition stores.
 void attention_backward_fused_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums,
                                    const AttentionShape& shape);
 

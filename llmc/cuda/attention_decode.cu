@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(kCopyThreads)
     }
 }
 
-// Math: over the kDecodeSplit keys of a split: s_j = softmax_mul q . k_j; m = max s_j; parts sum_j exp(s_j - m) v_j, m
-//       and sum_j exp(s_j - m)
+// Math: over the kDecodeSplit keys of a split: s_j = softmax_mul q . k_j; m = max s_j; l = sum_j exp(s_j - m);
+//       part = sum_j exp(s_j - m) v_j
 // Source: Dao et al., Flash-Decoding, 2023; Dao, FlashAttention-2, arXiv 2307.08691, algorithm 1.
 // Traffic: cached keys and values read once for every kHeads query heads that share them; HS + 2 floats per split and
 //          query head written.
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kThreads)
                 score[j] = key + j < end ? dot * shape.softmax_mul : -INFINITY;
                 next = fmaxf(next, score[j]);
             }
-            const float correction = expf(most[h] - next);   // key is valid, so that `next` is finite
+            const float correction = expf(most[h] - next);   // `next` is finite, because key is valid
             most[h] = next;
             weight_sum[h] *= correction;
 #pragma unroll
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kThreads)
         }
     }
     __syncthreads();
-    // Element HS is the largest score, HS + 1 the sum of exp. Warp 0 has a key, so that the largest is finite.
+    // Element HS is the largest score, which is finite, because warp 0 has a key. Element HS + 1 is the sum of exp.
     for (int at = threadIdx.x; at < heads * (HS + 2); at += kThreads) {
         const int h = at / (HS + 2), i = at % (HS + 2);
         float all = largest[0][h], total = 0;
@@ -160,8 +160,7 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
-// Math: out = sum over the splits of exp(m - largest m) times their parts / the same sum of their sums of exp; 0 for
-//       padding
+// Math: out = sum of w part / sum of w l over the splits, with w = exp(m - largest m); 0 for padding
 // Source: as attention_decode_kernel.
 // Traffic: the parts of the splits read once, out written once.
 // Requires: nothing.

@@ -23,8 +23,8 @@ template <> struct ForwardTiles<64> {   // registers of a consumer: O 32, P V of
 };
 template <int HS> using Tiles = Forward<ForwardTiles<HS>>;
 
-// The largest P of a row is 2^8 when its reference is set and at most 448 = 2^8.8 later; E4M3 resolves P down to 2^-17
-// of it. A power of two is exact in E4M3, so a row that attends to one key yields exactly that key's V.
+// The largest P of a row is 2^8 when its reference is set and at most 448 = 2^8.8 later; E4M3 resolves P down to 2^-9,
+// which is 2^-17 of 2^8. A power of two is exact in E4M3, so a row that attends to one key yields exactly that key's V.
 // (A template, because unused members are errors on architectures where the kernel is empty.)
 template <int HS> struct Fp8Reference {
     static constexpr float kHeadroom = 8.75f;
@@ -121,7 +121,7 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
         const std::conditional_t<kBorders, FirstKeys, NoBorders> borders(shape, at.b, row, lane);
         state.queries.wait();
         const uint32_t queries = state.query_tile() + group_of_warps * 64 * HS;
-        if (!P::kOrdered) {   // tiles that only later warpgroups attend to; all of them if these rows do not exist
+        if (!P::kOrdered) {   // skips tiles that only later warpgroups attend to; all tiles if these rows do not exist
             for (const int own = first < T ? first / P::kKeys : begin - 1; tile > own; tile--) state.skip_tile(lane);
         }
         if (tile < begin) {

@@ -14,7 +14,7 @@ template <> struct ForwardTiles<64> {
 template <> struct ForwardTiles<128> {
     static constexpr int kWarps = 4, kSlabs = 2, kKeys = 64, kBlocks = 2;
 };
-// With borders (documents, a window) a warp has one slab, since they need registers.
+// With borders (documents, a window) a warp has one slab, since the masks need registers.
 template <int HS, bool kBorders> struct Forward : ForwardTiles<HS> {
     using Tiles = ForwardTiles<HS>;
     static constexpr int kThreads = 32 * Tiles::kWarps, kSlabs = kBorders ? 1 : Tiles::kSlabs;
@@ -98,7 +98,7 @@ attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionSh
     const int64_t kv = at.head / shape.group(), stride = shape.row();
     const int block_query = at.tile * P::kQueries, warp_query = block_query + warp * P::kWarpQueries;
     const int tiles = (min(T, block_query + P::kQueries) + kKeys - 1) / kKeys;
-    // The first query's keys begin before those of the others, the warp's last query's after.
+    // Keys begin earliest for the block's first query and, within a warp, latest for the last query.
     const int first_tile = kBorders ? uniform(shape.first_key(at.b, block_query) / kKeys) : 0;
     const int latest_start =
         kBorders && warp_query < T

@@ -90,12 +90,12 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
         const int first = at.tile * P::kQueries + group_of_warps * 64, row = first + warp % 4 * 16;
         int tile = P::last_tile(at.tile * P::kQueries, T);
         const int begin = P::template first_tile<kBorders>(shape, at.b, at.tile * P::kQueries);
-        const int own_begin =   // of these rows, whose keys may begin later; ordered warpgroups visit equal tiles
+        const int own_begin =   // keys of these rows may begin later; ordered warpgroups must visit equal tiles
             !P::kOrdered && first < T ? P::template first_tile<kBorders>(shape, at.b, first) : begin;
         const std::conditional_t<kBorders, FirstKeys, NoBorders> borders(shape, at.b, row, lane);
         state.queries.wait();
         const uint32_t queries = state.query_tile() + group_of_warps * 64 * kPanelRowBytes;
-        if (!P::kOrdered) {   // tiles that only later warpgroups attend to; all of them if these rows do not exist
+        if (!P::kOrdered) {   // skips tiles that only later warpgroups attend to; all tiles if these rows do not exist
             for (const int own = first < T ? first / P::kKeys : begin - 1; tile > own; tile--) state.skip_tile(lane);
         }
         if (tile < begin) {
@@ -153,7 +153,7 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
         ptx::wgmma_wait<0>();
         ptx::pin(o);
         state.values.release(lane), state.values.next();
-        if (!P::kOrdered) {   // tiles that only earlier warpgroups attend to
+        if (!P::kOrdered) {   // skips tiles that only earlier warpgroups attend to
             for (; tile > begin; tile--) state.skip_tile(lane);
         }
         softmax.correct(o);

@@ -30,7 +30,7 @@ template <typename Tiles> struct Forward : Tiles {
     __device__ static int last_tile(int first_query, int T) {
         return (min(T, first_query + kQueries) - 1) / Tiles::kKeys;
     }
-    // The first one.
+    // The first tile of keys that a block of queries attends to.
     template <bool kBorders> __device__ static int first_tile(const AttentionShape& shape, int b, int first_query) {
         return kBorders ? shape.first_key(b, first_query) / Tiles::kKeys : 0;
     }
@@ -68,8 +68,8 @@ template <typename P> struct ForwardState {
 };
 
 // Run by the one thread that issues TMA loads. For every item: its queries, then tiles of keys and values from the last
-// one that the queries attend to down to the first. With borders that is the first query's first tile, since its
-// keys begin before those of the other queries. Values are loaded one tile after keys, in the order of their use.
+// one that the queries attend to down to the first. With borders the first tile is that of the first query, whose
+// keys begin before those of the others. Values are loaded one tile after keys, in the order of their use.
 // Copies: queries(shared, barrier, first, head, b), keys and values(shared, barrier, tile, key head, b).
 template <typename P, bool kBorders, typename Copies>
 __device__ void produce(ForwardState<P> state, const Copies& copies, const AttentionShape& shape,

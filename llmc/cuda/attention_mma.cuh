@@ -50,7 +50,8 @@ template <int HS> __device__ inline uint32_t operand_by_rows(int lane) {
 template <int HS> __device__ inline uint32_t operand_by_columns(int lane) {
     return tile_offset<HS>(((lane >> 4) << 3) | (lane & 7), (lane >> 3) & 1);
 }
-// The same operand 2 * pair chunks to the right: xor applies to the chunk's low bits, so they cannot be added.
+// The address of the same operand 2 * pair chunks to the right. The swizzle xors the low bits of a chunk's number, so
+// they cannot be added.
 __device__ inline uint32_t right_by(uint32_t address, int pair) {
     return (address ^ static_cast<uint32_t>((pair & 3) << 5)) + static_cast<uint32_t>((pair >> 2) * 128);
 }
@@ -136,8 +137,9 @@ __device__ inline void mask_past(float (&s)[slabs][columns][4], int behind) {
     }
 }
 
-// Sets s = -inf where the column (a key) comes before the first key of the row (a query). Those are found anew for
-// every tile that has one: there are few, and registers are short. query, key: first row of the warp, first column.
+// Sets s = -inf where the column (a key) comes before the first key of the row (a query). First keys are computed again
+// for every tile that needs this mask: such tiles are few, and registers are short. query, key: first row of the warp,
+// first column.
 template <int slabs, int columns>
 __device__ inline void mask_before_first(float (&s)[slabs][columns][4], const AttentionShape& shape, int b,
                                          int query, int key) {

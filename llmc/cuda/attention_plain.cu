@@ -1,6 +1,6 @@
 // Attention on the CUDA cores: any even head dim up to 256, fp32 and bf16, all arithmetic in fp32. A warp owns a row (a
 // query, or a key in dK and dV) and loops over the other side in tiles of 32 rows in shared memory: a lane first
-// computes the dot product of one of the 32 rows, then sums its share of the head's elements over all of them.
+// computes the dot product with one of the 32 rows, then sums its share of the head's elements over all 32.
 #include "llmc/cuda/attention.cuh"
 
 namespace cuda {
@@ -185,7 +185,7 @@ attention_backward_key_plain_kernel(T* dqkv, const float* delta, const T* dout, 
     }
 
     float dk[kShare] = {}, dv[kShare] = {};
-    // Queries end in the order of their keys: the last query that attends to the last key bounds the whole block.
+    // The last key's queries end latest, so they bound the loop of the whole block.
     const int64_t end = active ? shape.end_query(at.b, at.row) : 0;
     const int64_t block_end = shape.end_query(at.b, min(at.first_row + kWarps, shape.T) - 1);
     for (int64_t h = at.head * shape.group(); h < (at.head + 1) * shape.group(); h++) {

@@ -18,7 +18,7 @@ constexpr int kManyThreads = 256;    // of a block with a large part of a row
 constexpr int kFewThreads = 64;      // of a block with a small part, so that many fit on a multiprocessor
 constexpr int kSlots = 16;           // vectors of a row per thread
 constexpr int kSlotGroups = 4;       // groups of slots that are awaited one after the other
-// Threads per multiprocessor: at 64 registers each, or 80.
+// Threads per multiprocessor, with 64 registers each (bf16) or 80 (fp32).
 template <typename T> constexpr int kSmThreads = sizeof(T) == 2 ? 1024 : 768;
 constexpr int kMaxCluster = 8;       // the portable limit
 constexpr int kAhead = 4;            // vectors in flight per thread when only the losses are wanted
@@ -37,8 +37,8 @@ template <typename T> __device__ inline float largest_of(const uint4& raw) {
     }
 }
 
-// Partial softmax: sum = sum of e^(x - base) (fp32), or of 2^(x log2(e) - base) with an integer base (bf16): one fma
-// and one fast exponential per element, and changing the base is exact.
+// Partial softmax: sum = sum of e^(x - base) (fp32), or of 2^(x log2(e) - base) with an integer base (bf16). The latter
+// costs one fma and one fast exponential per element, and changing the integer base is exact.
 struct OnlineSoftmax {
     float base, sum;
 };
@@ -47,7 +47,7 @@ template <typename T> struct Softmax {
     static constexpr float kLog2E = 1.4426950408889634f;
     static constexpr float kLn2High = 0x1.62e4p-1f, kLn2Low = 0x1.7f7d1cp-20f;   // 15 bits: exact products
 
-    // The base for a largest logit; finite for -infinity, so that empty parts need no special case.
+    // The base of a part with this largest logit; finite even for -infinity, so that empty parts need no special case.
     static __device__ float base_of(float largest) {
         return fmaxf(kBase2 ? ceilf(largest * kLog2E) : largest, -1e30f);
     }

@@ -74,7 +74,7 @@ DeviceInfo device_info(int index) {
     info.toolkit = version_text(CUDART_VERSION);
     info.matmul_library = matmul_library_text();
     info.sm90a_code = kSm90aCode;
-    // The build can only use what its headers knew.
+    // The build uses no feature that is newer than its headers.
     info.cublaslt_version = std::min(static_cast<int64_t>(cublasLtGetVersion()), int64_t{CUBLAS_VERSION});
     if (index < 0) return info;
     const int count = device_count();

@@ -93,7 +93,7 @@ template <typename Same> __device__ int run_end(int inside, int end, Same same) 
     return inside + 1;
 }
 
-// The sum of one lane over a long run: kWidth columns from `column` on, which kRowLanes lanes of a warp share.
+// One lane's sum over a long run, of kWidth columns from `column` on. kRowLanes lanes of a warp share these columns.
 template <typename T, int kWidth> struct LongSum {
     float at[kWidth] = {};
 

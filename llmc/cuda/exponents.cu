@@ -20,7 +20,7 @@ __device__ inline void count_exponent(uint8_t* mine, uint32_t bits) {
 }
 
 template <typename T> __device__ inline uint32_t bf16_bits(float value) {
-    // Not the conversion of the hardware, which changes the bits of a NaN.
+    // The hardware's conversion would change the bits of a NaN.
     return amax_bits_of(sizeof(T) == 2 ? value : static_cast<float>(bf16(value)));
 }
 
@@ -50,7 +50,7 @@ __device__ inline void add_up(Counters& counters, uint32_t (&totals)[4]) {
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kExponentThreads, kExponentBlocksPerSm)
     count_exponents_kernel(unsigned long long* bins, uint32_t* amax_bits, const T* in, int64_t elems) {
-    // Less the byte that an element of the rest takes.
+    // Minus 1, because the first block's threads may also count one of the remaining elements.
     constexpr int kVectors = (kMostOfAByte - 1) / kWidth / kExponentBatch * kExponentBatch;
     __shared__ Counters counters;
     auto* const mine = reinterpret_cast<uint8_t*>(&counters[0][threadIdx.x]);

@@ -57,19 +57,19 @@ __device__ inline void transpose_bytes(const uint32_t (&row)[4], uint32_t (&colu
 
 __device__ inline uint32_t max_pair(uint32_t a, uint32_t b) { return __vmaxu2(a, b); }
 __device__ inline uint32_t magnitudes(uint32_t pair) { return pair & 0x7fff7fffu; }
-// The amax of the even and of the odd ones of eight values.
+// The amax of the four values with even indices, and of the four with odd ones.
 __device__ inline uint32_t amax_pair(const uint4& x) {
     return max_pair(max_pair(magnitudes(x.x), magnitudes(x.y)), max_pair(magnitudes(x.z), magnitudes(x.w)));
 }
 __device__ inline uint32_t larger_of_pair(uint32_t pair) { return max(pair & 0xffffu, pair >> 16); }
 inline constexpr uint32_t kInfinityMagnitude = kInfinityBits >> 16;
 
-// *amax_bits = max with the fp32 bits of an amax. `seen`: an earlier value of *amax_bits; few blocks exceed it, and the
+// Raises *amax_bits to the fp32 bits of an amax. `seen`: an earlier value of *amax_bits; few blocks exceed it, and the
 // others skip the atomic.
 __device__ inline void record_amax(uint32_t* amax_bits, uint32_t amax, uint32_t seen) {
     if (amax > seen) atomicMax(amax_bits, amax);
 }
-// The same with the largest magnitude of a block, rounded to bf16; called by all its threads; shared: one word per
+// Does the same with a block's largest magnitude, rounded to bf16. All its threads call this. shared: one word per
 // warp. `seen` should be read before the values, so that its latency is hidden.
 template <int kThreads>
 __device__ inline void record_block_amax(uint32_t* amax_bits, float magnitude, uint32_t* shared, uint32_t seen) {
@@ -112,7 +112,7 @@ template <Dtype kFormat> HOST_DEVICE inline BlockScale block_scale(uint32_t magn
 struct CastTally {
     uint32_t saturated = 0, flushed = 0, nonfinite = 0;
 
-    // Half of the smallest subnormal and less rounds to 0.
+    // Half of the smallest subnormal, and anything below, rounds to 0.
     template <Dtype kFormat> __device__ void add(float x, float scale) {
         constexpr float kFlush = kFormat == Dtype::kE4m3 ? 0x1p-10f : 0x1p-17f;
         const float cast = fabsf(x * scale);

@@ -7,14 +7,14 @@
 //   kForward   (M, K)   (N, K)   (K, N), transposed              (K, M)
 //   kDgrad     (M, K)   (K, N)   (N, K)                          (K, M)
 //   kWgrad     (K, M)   (K, N)   (N, K)                          (M, K), transposed
-// A bias over our columns is a bias over its rows, as its epilogue expects.
+// A bias over our columns is a bias over cuBLASLt's rows, as its epilogue expects.
 //
 // FP8 operands have K innermost, (M, K) and (N, K), whatever the layout: Hopper multiplies them only in the form of
 // kForward. The scales of our B are those of cuBLASLt's first operand. Scale layouts match cuBLASLt's modes VEC128 (our
 // kBlock1x128) and BLK128x128; it does not read the padding.
 //
-// accumulate into a bf16 D rounds twice, for all operand types: the product to bf16, then its sum with D (observed with
-// cuBLASLt 13.1, exactly and in every shape tried). An fp32 D is rounded once.
+// Accumulating into a bf16 D rounds twice, for all operand types: the product to bf16, then its sum with D (observed
+// with cuBLASLt 13.1, exactly and in every shape tried). An fp32 D is rounded once.
 #include "llmc/cuda/gemm.h"
 
 #include "llmc/cuda/common.h"
@@ -105,8 +105,8 @@ void set_epilogue(GemmProblem& problem, const GemmArgs& args) {
     }
 }
 
-// One scale for the tensor is the library's default: headers before 12.8 do not know the attribute, and those before
-// 12.9 not the blocks, whose recipe device.cu then reports as unsupported.
+// A scale for the whole tensor is the library's default and is not set, because headers before 12.8 do not know the
+// attribute. Headers before 12.9 do not know block scales; device.cu then reports the blockwise recipe as unsupported.
 void set_scale_mode(GemmProblem& problem, bool of_library_A, Granularity granularity) {
     if (granularity == Granularity::kTensor) return;
 #if CUBLAS_VERSION >= 120900

@@ -22,7 +22,7 @@ struct GemmKey {
     bool bias, pre, accumulate;
     int align_a, align_b, align_d;  // bytes, the largest power of two that divides the address, at most 16
     int64_t M, N, K;
-    // FP8 operands only; their scales always lie on 16 bytes.
+    // FP8 operands only; their scales are always 16-byte aligned.
     Granularity a_granularity = Granularity::kTensor, b_granularity = Granularity::kTensor;
     bool fast_accumulation = false;
     auto operator<=>(const GemmKey&) const = default;
@@ -69,8 +69,8 @@ struct GemmProblem {
     float beta;
 };
 
-// Returns the plan of this call, chosen now if there is none (see gemm_set_search). D is then unchanged or as after one
-// plain call.
+// Returns the plan of this call, chosen now if there is none (see gemm_set_search). Choosing leaves D unchanged or as
+// one plain call leaves it.
 const GemmPlan& gemm_plan_for(Ctx& ctx, GemmProblem& problem, const GemmKey& key, const GemmArgs& args);
 
 // Runs a plan once and returns the library's status.

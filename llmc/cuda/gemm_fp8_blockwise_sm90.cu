@@ -1,14 +1,14 @@
 // Matmul of blockwise FP8 operands by wgmma, E4M3 x E4M3, with 128x128 scales for B: forward and dgrad.
 //
-// Tensor cores do not apply scales: a product over 128 of K is computed in registers of its own, 4 wgmma of
-// 64 x 128 x 32 starting from 0, and then added to fp32 accumulators with the two scales. Measured on an H200: both
-// kinds of work compete for the register files. While one warpgroup promotes (90 cycles for 64 results per thread), the
-// other's product runs at 38 % of its speed, so that an instruction of all four warps costs the tensor cores 0.87
-// cycles regardless of when it is issued: a step of 256 x 128 x 128 should take 1024 + 4 * 64 * 0.87 = 1247 cycles, and
-// takes 1210. So the kernel minimises instructions besides the products, and no product may wait: loads of scales
-// between the wgmma cost 300 cycles per step before they were moved ahead of them. At 700 W the clock drops to 1290
-// MHz: 1150 TFLOP/s; products without promotion reach 1280. With 1x128 scales on both sides (weight gradients)
-// promotion takes twice the instructions, 1610 cycles per step: no faster than the library, which therefore runs those.
+// Tensor cores do not apply scales: a product over 128 of K is computed in registers of its own, 4 wgmma of 64 x 128 x
+// 32 starting from 0, and then promoted: added to fp32 accumulators with the two scales. On an H200, both kinds of work
+// compete for the register files. While one warpgroup promotes (90 cycles for 64 results per thread), the other's
+// product runs at 38 % of its speed, so that an instruction of all four warps costs the tensor cores 0.87 cycles,
+// regardless of when it is issued. A step of 256 x 128 x 128 should take 1024 + 4 * 64 * 0.87 = 1247 cycles, and takes
+// 1210. So the kernel minimises instructions besides the products, and no product may wait: loads of scales between the
+// wgmma cost 300 cycles per step before they were moved ahead of them. At 700 W the clock drops to 1290 MHz and the
+// kernel reaches 1150 TFLOP/s (1280 without promotion). With 1x128 scales on both sides (weight gradients) promotion
+// takes twice the instructions, 1610 cycles per step: no faster than the library, which therefore runs those.
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/gemm.h"
 #include "llmc/ops/gemm_fp8.h"
@@ -78,7 +78,7 @@ struct BlocksConsumer {
     using B = Blocks;
     BlocksState state;
     const int consumer, warp, lane;   // warp: of the warpgroup
-    const uint32_t empty_there;       // the `empty` barriers of the block of the cluster that this lane signals
+    const uint32_t empty_there;       // `empty` barriers of the one block in the cluster that this lane signals
     float sums[B::kHalves][64], part[64];
     BlocksScales scales;   // of the step
 
@@ -105,8 +105,8 @@ struct BlocksConsumer {
         to.load(from.shared + from.scales_at(), first_row(), number);
     }
     // Scales are loaded one step ahead, so that no wgmma waits for them. A stage may be released only after the loads
-    // from it have completed: neither an arrival at a barrier nor TMA is ordered with them. The first half's promotion
-    // has used the scale that was loaded last.
+    // from it have completed: neither an arrival at a barrier nor TMA is ordered with them. They have completed once
+    // the first half's promotion has used the scale that was loaded last.
     __device__ void step(int number, bool last) {
         BlocksScales next;
         multiply(0, [] {});

@@ -74,8 +74,8 @@ struct BlocksState {
         ring.init(4 * Blocks::kConsumers * Blocks::kCluster);
         ptx::barrier_init_fence();
     }
-    // Called by consumers when the warp has read the stage. empty_there: the `empty` barriers of that block which this
-    // lane signals.
+    // Called by consumers when the warp has read the stage. empty_there: the `empty` barriers of the block that
+    // this lane signals.
     __device__ void release(uint32_t empty_there, int lane) const {
         __syncwarp();
         if (lane < Blocks::kCluster) ptx::barrier_arrive_in_block(empty_there + 8 * ring.stage);

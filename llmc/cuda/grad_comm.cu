@@ -1,4 +1,4 @@
-// Gradients between ranks: FP8 chunks for communication, sums in rank order, and the distance of two reductions.
+// Gradients between ranks: FP8 chunks for communication, sums in rank order, and the distance between two reductions.
 #include <cuda_fp16.h>
 
 #include "llmc/cuda/fp8.cuh"

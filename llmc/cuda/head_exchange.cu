@@ -1,5 +1,5 @@
-// Heads before and after the all-to-alls of context parallelism: copies between rows of all heads and rows of the heads
-// of each rank.
+// Copies before and after the all-to-alls of context parallelism, between rows that hold all heads and rows that hold
+// the heads of each rank.
 #include "llmc/cuda/common.cuh"
 
 namespace cuda {

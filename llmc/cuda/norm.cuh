@@ -105,9 +105,9 @@ template <bool kWarpPerRow> struct RowSum {
     __device__ float operator()(const float (&parts)[1]) { return (*this)(parts[0]); }
 };
 
-// RowSum for a single warp, with the bits of a row of kWarps warps (3 or 4): a lane passes what each of those warps'
-// lanes would, and the sums are added in their order. Lanes halve what they hold in each step: with bits 4 and 3 of its
-// number a lane ends up with the sum of warp 2 * bit 4 + bit 3.
+// RowSum for a single warp that gets the same bits as kWarps warps per row (3 or 4) would. A lane passes what its
+// counterpart in each of those warps would pass, and the sums are added in the same order. The first two steps halve
+// what a lane holds: bits 4 and 3 of its number select warp 2 * bit 4 + bit 3, of which it then holds a partial sum.
 template <int kWarps> struct SeveralWarpsSum {
     static_assert(kWarps == 3 || kWarps == 4);
     static constexpr int kParts = kWarps;
@@ -135,7 +135,7 @@ __device__ inline float2 row_sum2(float2 value, float2* shared) {
     if constexpr (kRowBarrier) __barrier_sync_count(1 + threadIdx.y, blockDim.x);
     else __syncthreads();
     if (warps <= 8) {
-        // A sum over eight lanes, in the order of a sum over all 32, of which the others hold 0.
+        // Sums eight lanes in the order of a sum over all 32 lanes in which the other 24 hold 0.
         value = lane % 8 < warps ? shared[threadIdx.y * warps + lane % 8] : make_float2(0.0f, 0.0f);
         return make_float2(warp_sum<8>(value.x), warp_sum<8>(value.y));
     }
@@ -203,7 +203,7 @@ template <typename T> __device__ inline uint4 norm_add(const uint4& x, const uin
     return pack<T>(value);
 }
 
-// Keeps the compiler from holding the unpacked floats of a row between uses, which takes twice the registers.
+// Keeps the compiler from holding a row's unpacked floats between uses: they take twice the registers.
 template <int kVecs> __device__ inline void keep_packed(uint4 (&x)[kVecs]) {
 #pragma unroll
     for (int k = 0; k < kVecs; k++) ptx::forget(x[k]);

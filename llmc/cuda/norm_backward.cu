@@ -17,7 +17,7 @@ constexpr int kStreams = 3;
 // Source: derivative of the forward.
 // Traffic: dout, x, dresidual read, dx written, once each; 4 C bytes of each sum written per block.
 // Requires: as the forward, and kVecs vectors of at most 16 elements together.
-// Parallel: blockDim.x threads own the rows p, p + gridDim.x, ... of their y and keep the sums of their columns in
+// Parallel: blockDim.x threads own every (gridDim.x blockDim.y)-th row and keep the sums of their columns in
 // registers. A thread prefetches its own part of the next kStages rows into shared memory asynchronously, so that the
 // statistics of one row never leave the memory idle. dx may alias dresidual.
 template <typename T, int kVecs, bool kLayer, bool kSumDx>

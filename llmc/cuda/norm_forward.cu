@@ -3,8 +3,8 @@
 // A row stays on the chip between the statistics and the result, so that every tensor is accessed once. Rows that are
 // not whole 16-byte vectors, or too long for a block, use the loop kernel.
 //
-// Quantized outputs are written in one pass where norm_quantize.cu supports it, else quantized from `out`, or without
-// `out` from the result recomputed from x and the statistics.
+// Quantized outputs are written in one pass where norm_quantize.cu supports it. Elsewhere a second pass quantizes `out`
+// or, without `out`, the result that it recomputes from x and the statistics.
 #include "llmc/cuda/norm.cuh"
 
 namespace cuda {

@@ -318,8 +318,9 @@ bool forward_ringed(Ctx& ctx, const NormForwardArgs& args, dim3 block) {
                           Ring<kForwardStages, kForwardStreams>::bytes(block, args.C));
 }
 
-// Layernorms with more than 1024 and less than 2048 columns, where barriers between several warps per row cost a fifth
-// of the speed. Not rmsnorm, which has one sum per row, and not 2048 columns, where this kernel is slower (H200).
+// Whether a layernorm should use the wide kernel: between 1024 and 2048 columns, barriers between several warps per row
+// cost a fifth of the speed. rmsnorm keeps several warps, since it has one sum per row; so do 2048 columns, where the
+// wide kernel is slower (H200).
 bool wants_wide(int64_t C) { return C > 4 * 8 * kNormLanes && C < 8 * 8 * kNormLanes; }
 
 bool forward_wide(Ctx& ctx, const NormForwardArgs& args) {

@@ -208,7 +208,7 @@ __device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;
 template <int pending> __device__ inline void bulk_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
-// Waits until they are complete and visible to this thread.
+// Waits until all but the last `pending` groups are complete and visible to this thread.
 template <int pending> __device__ inline void bulk_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
 }

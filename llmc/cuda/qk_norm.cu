@@ -9,7 +9,7 @@ constexpr int kThreads = 256;
 constexpr int kHeadsPerThread = 4;   // heads in flight per thread in the forward
 constexpr int kBackwardHeads = 3;    // and in the backward, if a head takes 16 lanes or more (else 2)
 constexpr int kBackwardBlocksPerSm = 3;
-constexpr int kSecondWave = 32;      // one of so many heads is left to the second wave of blocks
+constexpr int kSecondWave = 32;      // the second wave of blocks gets 1 / kSecondWave of the heads
 
 // Heads of a usual size (a power of two of 16-byte vectors) use one vector per lane, kGroup lanes per head; other sizes
 // use the loop kernels below, one warp per head.

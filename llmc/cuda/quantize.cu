@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kUpdateThreads) fp8_update_kernel(const Fp8Upd
     const int64_t newest = updates % args.length;
     uint32_t amax = last;
     for (int64_t i = threadIdx.x; i < args.length && !args.most_recent; i += kUpdateThreads) {
-        if (i != newest) amax = max(amax, amax_bits_of(ring[i]));   // entry `newest` becomes `last`
+        if (i != newest) amax = max(amax, amax_bits_of(ring[i]));   // the value of `last` replaces entry `newest`
     }
     amax = __reduce_max_sync(0xffffffffu, amax);
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = amax;
@@ -153,8 +153,8 @@ template <int kRows> struct CodeBlocks {
 
 // Math: bins[e] += number of blocks whose scale_inv has the exponent bits e, or kZeroBlocks for blocks of zeros.
 // Source: ops.h, CountScalesArgs.
-// Traffic: scale_inv read, once, and the codes of blocks of scale 1, which zeros have, up to the first other value; at
-//     most kScaleBins atomic additions a block of threads.
+// Traffic: scale_inv read once; in blocks of scale 1, which blocks of zeros have, the codes up to the first one that is
+//     not zero; at most kScaleBins atomic additions a block of threads.
 // Requires: K a multiple of 16, codes aligned to 16 bytes; kScaleBins threads.
 // Parallel: blocks of threads stride over those of the matrix and count in shared memory; sums of integers have no
 //     order.

@@ -2,9 +2,9 @@
 // column sums, amax.
 //
 // A tile is 128 x 128 results of X, so that the transposed output has 128 contiguous bytes per row, and a block of
-// every granularity lies within a tile. A block has 256 threads per tile (and two adjacent tiles for producers with two
-// outputs). Thread t owns 8 columns, from column 8 (t % 16), of 4 adjacent rows; with one output it owns a second such
-// piece 64 rows below. 4 rows are what a 4 x 4 transpose of bytes in registers needs.
+// every granularity lies within a tile. A thread block has 256 threads per tile (and two adjacent tiles for producers
+// with two outputs). Thread t owns 8 columns, from column 8 (t % 16), of 4 adjacent rows; with one output it owns a
+// second such piece 64 rows below. 4 rows are what a 4 x 4 transpose of bytes in registers needs.
 #pragma once
 #include "llmc/cuda/fp8.cuh"
 #include "llmc/cuda/ptx.cuh"

@@ -23,20 +23,20 @@
 namespace {
 
 constexpr const char* kScript = "alerts";
-constexpr int kPipeBytes = 1 << 20;         // records of about 1500 steps, if the process is busy
-constexpr size_t kTextBytes = 600;          // of an error, so that the record fits into PIPE_BUF however it is escaped
+constexpr int kPipeBytes = 1 << 20;         // for the records of about 1500 steps while the process is busy
+constexpr size_t kTextBytes = 600;          // of an error text: its record fits into PIPE_BUF, however it is escaped
 
-constexpr int kEndMs = 500;                 // for the word of the end, after the last step
+constexpr int kEndMs = 500;                 // to wait for room in the pipe for the last record
 
 SideProcess process;                        // used by the main thread only
 std::atomic<int> pipe_end{-1};              // its input, for all threads
-std::mutex pipe_mutex;                      // held to write to it or to close it: its number may become another file's
+std::mutex pipe_mutex;                      // held to write to the pipe or close it: another file may get its number
 std::atomic<int64_t> dropped{0};
 std::atomic<bool> end_posted{false};
 bool drop_said = false;
-std::string last_said;                      // the last line that it has printed
+std::string last_said;                      // the last line that the process has printed
 
-// Whether the text of a file of options, or a word of the command line, has one of the names.
+// Whether the text of a file of options, or a word of the command line, has the name of an alert option after `before`.
 bool names_option(const std::string& text, const char* before) {
     return std::any_of(std::begin(kAlertOptions), std::end(kAlertOptions), [&](const char* name) {
         return text.find(std::string(before) + name) != std::string::npos;
@@ -62,7 +62,7 @@ std::string start() {
     const std::string error = process.start(kScript, {});
     if (!error.empty()) return error;
     ::fcntl(process.input(), F_SETFL, O_NONBLOCK);
-    ::fcntl(process.input(), F_SETPIPE_SZ, kPipeBytes);   // a user may have used up the limit: then it is smaller
+    ::fcntl(process.input(), F_SETPIPE_SZ, kPipeBytes);   // has no effect if the user's limit is used up
     pipe_end = process.input();
     return "";
 }
@@ -82,7 +82,7 @@ void close_pipe() {
     process.close_input();
 }
 
-// What it has said since the last time, and how it failed.
+// Returns what the process has printed since the last call and, if it failed, how.
 std::vector<std::string> news(bool& running) {
     std::string failure;
     {
@@ -115,10 +115,10 @@ void start_alert_process(const std::vector<const char*>& words) {
 std::string configure_alert_process(const std::string& json) {
     if (!process.started())
         if (const std::string error = start(); !error.empty()) return error;
-    // It may be longer than PIPE_BUF: the pipe is empty, and no other thread writes yet.
+    // The line may be longer than PIPE_BUF, since the pipe is empty and no other thread writes yet.
     const std::string line = json + "\n";
     const bool whole = ::write(pipe_end, line.data(), line.size()) == static_cast<ssize_t>(line.size());
-    return whole ? "" : strf("scripts/%s does not take its options", kScript);
+    return whole ? "" : strf("scripts/%s does not read its options", kScript);
 }
 
 void dismiss_alert_process() {

@@ -12,7 +12,7 @@ constexpr double kStaleS = 2;   // a rank without a heartbeat for so long does n
 
 std::string mark_text(const Mark& mark) { return strf("collective %d (%s)", mark.number, mark.name); }
 
-// The collective that a rank waits in, null if in none. The host's comes first: if it waits, its device does, too.
+// The collective that a rank waits in, null if in none. The host's comes first: if the host waits, so does its device.
 const Mark* waits_in(const RankPost& post) {
     for (const LanePost& lane : post.lanes)
         if (lane.waits()) return &lane.at;
@@ -145,13 +145,13 @@ std::string deadlock_text(const Views& ranks, double timeout_s) {
     for (const RankView& view : ranks) {
         if (view.ended()) continue;
         const Mark* mark = waits_in(view.post);
-        // A suspended rank is the cause; silent_text names it as soon as it has been silent for so long.
+        // A suspended rank is the cause; silent_text names it when it has been silent long enough.
         if (!mark || !view.known || view.process == RankView::Process::kStopped) return "";
         if (!first) first = mark;
         same = same && std::tie(mark->step, mark->number) == std::tie(first->step, first->number)
                && std::string(mark->name) == first->name;
         idle_s = std::min(idle_s, view.idle_s);
-        // In a slow phase a rank may wait for another that is in a slow call.
+        // Before its first step a rank may wait for another that is in a slow call.
         allowed_s = std::max(allowed_s, view.post.past_first_step ? timeout_s : kSlowFactor * timeout_s);
         waiting++;
     }

@@ -39,7 +39,7 @@ const PhaseRow& phase_row(Phase phase) {
     return kPhases[std::min(index, std::size(kPhases) - 1)];   // the bytes may come from another host
 }
 
-// A line for the launch wrapper, which holds this FIFO open. An older wrapper has none.
+// Sends a line to the launch wrapper through the FIFO that it holds open. An older wrapper has no FIFO.
 void send_to_launcher(const std::string& line) {
     const std::string file = launcher_file();
     if (file.empty()) return;
@@ -83,8 +83,8 @@ void write_outcome(int exit_code) {
 
 void announce_to_launcher() {
     if (launcher_file().empty()) return;
-    // The wrapper opens the reading end by its number; that it reads the end of the pipe is the death of this process.
-    // The descriptors stay open for that long.
+    // The wrapper opens the reading end by its number. It reads the end of the pipe when this process dies, so the
+    // descriptors are never closed.
     char processes[64] = "";
     int ends[2];
     if (::readlink("/proc/self/ns/pid", processes, sizeof processes - 1) < 0 || ::pipe2(ends, O_CLOEXEC) != 0) return;
@@ -95,7 +95,7 @@ void announce_outcome() { send_to_launcher("outcome\n"); }
 
 std::string launcher_file() {
     const char* const name = std::getenv(kHeartbeatVariable);
-    // Another name could be that of a file of the user, which would be written to.
+    // Another name could be that of a user's file, which would be overwritten.
     const bool known = name && std::strncmp(name, "llmfp8-", 7) == 0 && !std::strchr(name, '/');
     return known ? std::string("/dev/shm/") + name : "";
 }

@@ -25,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kMaxFrameBytes = 16 << 20, kMaxReadBytes = 1 << 20;
 constexpr size_t kHelloBytes = sizeof(uint32_t) + kNonceBytes + kMacBytes;   // the longest frame of a stranger
-constexpr size_t kMaxStrangers = 64;   // more connections than hosts that are still missing
+constexpr size_t kMaxStrangers = 64;   // kept, beyond one for each host
 constexpr double kTryS = 2;            // timeout of one of several addresses, and of a stranger's proof
 constexpr int kAgainMs = 20;           // until a host that was dropped tries again
 
@@ -110,7 +110,7 @@ int listen_at(const std::string& ip, int port) {
     ::inet_pton(AF_INET, ip.c_str(), &address.sin_addr);
     const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return -1;
-    const int on = 1;   // a port of the range that the run before used
+    const int on = 1;   // the previous run may have used this port
     ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     const bool bound = ::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
     if (bound && ::listen(fd, SOMAXCONN) == 0) return fd;
@@ -297,8 +297,8 @@ std::unique_ptr<HeartbeatLink> HeartbeatLink::connect(const std::string& address
                     link->read(peer, [](int, Kind, const std::string&) {});
                 }
                 if (peer.host == 0) return link;
-                // Rank 0 drops connections while too many come, but another machine may have this address, too, or
-                // another program the port.
+                // Tries again, since rank 0 drops connections while too many come. The other addresses come first:
+                // another machine may have this address, too, or another program this port.
                 again = again || peer.fd < 0;
                 why = peer.fd < 0 ? "the connection was closed" : "no answer";
             }
@@ -310,7 +310,7 @@ std::unique_ptr<HeartbeatLink> HeartbeatLink::connect(const std::string& address
     return nullptr;
 }
 
-// One frame of a stranger. False: it is none of the handshake, and the connection is to be closed.
+// Handles one frame of a stranger. False: it is not part of the handshake, and the connection must be closed.
 bool HeartbeatLink::greet(Peer& peer, const Frame& frame) {
     return own_host_ == 0 ? greet_connector(peer, frame) : greet_listener(peer, frame);
 }

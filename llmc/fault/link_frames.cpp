@@ -30,8 +30,8 @@ template <typename T> std::string_view bytes_of(const T& value) {
 #ifdef LLMC_MPI
 #define LLMC_TEXT_OF(number) #number
 #define LLMC_LIBCRYPTO(major) "libcrypto.so." LLMC_TEXT_OF(major)
-// Opened by the first handshake: linked, it would add 1.4 ms to the start of every process, most of which are of one
-// host.
+// Opened by the first handshake. Linking it would add 1.4 ms to the start of every process, also of runs on one host,
+// which never need it.
 struct Libcrypto {
     decltype(&::HMAC) hmac;
     decltype(&::EVP_sha256) sha256;

@@ -15,7 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 volatile std::sig_atomic_t stop_signal = 0;   // the first signal
-constexpr int64_t kRepeatMs = 1000;           // within it, a signal is another copy of the first one
+constexpr int64_t kRepeatMs = 1000;           // a signal within this time is a copy of the first one
 volatile int64_t first_ms = 0;                // when the first SIGTERM or SIGINT arrived, 0: none has
 double limit_minutes = 0;
 const Clock::time_point process_start = Clock::now();

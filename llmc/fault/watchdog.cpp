@@ -25,7 +25,7 @@
 namespace {
 
 constexpr double kTickS = 0.2, kRowsS = 0.5;   // at most between observations; between sending rows to other hosts
-constexpr double kPrintS = 2;                  // other ranks wait so long for the hang report to be printed
+constexpr double kPrintS = 2;                  // for one rank to print the hang report, before the others end
 constexpr double kAlertS = 0.7;                 // for the alert, before Slurm kills what the ranks leave behind
 constexpr double kAbortS = 5;                  // for the device's library to abort its collectives
 constexpr double kFollowS = 3;                 // until a rank follows another that has decided to end
@@ -187,7 +187,7 @@ void Watchdog::tell_end() {
 }
 
 // False if the thread shall end. The loss of another host wakes the watchdog at once: a launcher may leave the ranks
-// only a few tenths of a second to say so.
+// only a few tenths of a second to report it.
 bool Watchdog::wait_for_next_tick() {
     std::vector<pollfd> events{{stop_event_, POLLIN, 0}};
     if (link_)
@@ -293,7 +293,7 @@ void Watchdog::receive(int peer, HeartbeatLink::Kind kind, const std::string& by
 
 void Watchdog::observe() {
     const Clock::time_point now = Clock::now();
-    // A process that was suspended itself has not observed the progress of the others meanwhile.
+    // If this process was suspended, it has not observed the progress of the others meanwhile.
     const Clock::duration slept = now - last_tick_;
     const bool stopped = slept > duration_of(10 * kTickS);
     last_tick_ = now;
@@ -428,7 +428,7 @@ void Watchdog::end_run() {
         const std::vector<RankView> ranks = views();
         const int printer = lowest_living(ranks);
         if (there && printer == rank_) print_hang_report(ranks);
-        // A printer on another host cannot be observed: forwarding the report must do.
+        // A printer on another host cannot be observed: forwarding the report must suffice.
         if (header.printed.load() || (there && printer >= 0 && !local(printer) && forwarded)) break;
         std::this_thread::sleep_for(duration_of(kTickS / 4));
     }

@@ -4,7 +4,8 @@
 
 namespace {
 
-// This rank's group of `size` ranks that are `stride` apart; null if that is all ranks, except `apart`.
+// Opens this rank's group of `size` ranks at distances of `stride`. Returns null if that would be all ranks, unless
+// `apart` asks for a separate communicator.
 std::unique_ptr<Comm> open_group(Comm& all, int size, int stride, bool apart = false) {
     const World& world = all.world();
     if (size == world.ranks && (size == 1 || !apart)) return nullptr;

@@ -1,13 +1,13 @@
 #!/bin/bash
-# mpirun for runs that are to save when they are told to stop.
+# Starts ranks with mpirun; a run that is told to stop saves first.
 #
 #   scripts/launch/launch_mpi.sh -np 8 ./train_llama ...                     one host
 #   scripts/launch/launch_mpi.sh --hostfile hosts -np 16 ./train_llama ...   several; a line a host: "node1 slots=8"
 #
 # Arguments are mpirun's. OpenMPI's mpirun kills its ranks two seconds after a SIGTERM or SIGINT; here these (and
 # SIGUSR1) make the ranks finish their step, save and leave with 0. A second SIGTERM or SIGINT, 1 s or more after the
-# first, ends them at once. mpirun is in a session of its own, so that Ctrl-C reaches this script alone, and SIGTERM is
-# blocked in it and, under Slurm, in its daemons on other hosts, for batch systems that signal every process.
+# first, ends them at once. mpirun is in a session of its own, so that Ctrl-C reaches this script alone. SIGTERM is
+# blocked in mpirun and, under Slurm, in its daemons on other hosts, since batch systems signal every process.
 #
 # Exit code: the ranks' own. A rank that was killed gives 6 like one that hangs, and what each rank was doing last is
 # printed. MPIRUN names another mpirun.
@@ -22,12 +22,12 @@ if [ $# = 0 ] || [ "$1" = --help ]; then
     exit 2
 fi
 command -v "$mpirun" >/dev/null || { echo "launch_mpi.sh: no $mpirun found: install OpenMPI" >&2; exit 2; }
-# With too few, mpirun hangs.
+# With too few open files mpirun hangs.
 files=$(ulimit -n)
 [ "$files" = unlimited ] || [ "$files" -ge 128 ] ||
     { echo "launch_mpi.sh: ulimit -n $files: mpirun needs 128 open files: raise it with ulimit -n" >&2; exit 2; }
 
-# With too little, it crashes (llmc/base/system/process_limits.cpp has what a rank needs).
+# With too little address space it crashes (llmc/base/system/process_limits.cpp has what a rank needs).
 memory=$(ulimit -v)
 [ "$memory" = unlimited ] || [ "$memory" -ge 524288 ] || {
     echo "launch_mpi.sh: ulimit -v $memory: mpirun needs 524288 kB of address space: raise it with ulimit -v" >&2
@@ -59,7 +59,7 @@ if command -v flock >/dev/null; then
         ( exec {left_lock}<"$left" && flock -n -x "$left_lock" &&
             rm -f "$left".{stop,output,events} "$left" ) 2>/dev/null
     done
-    for left in /dev/shm/llmfp8-launch-????????.events; do   # whose table a launcher of before has removed
+    for left in /dev/shm/llmfp8-launch-????????.events; do   # whose table an older launcher has removed
         [ -e "${left%.events}" ] || rm -f "$left"
     done
     for left in "$new"-*; do   # of launchers that were killed before they could lock it
@@ -68,7 +68,7 @@ if command -v flock >/dev/null; then
     done
 fi
 # Ranks of this host write lines into this pipe (llmc/fault/heartbeat.cpp): that they begin, and that the table has the
-# outcome. mpirun inherits it, so that its end is that of mpirun and of this script.
+# outcome. mpirun inherits the pipe, so that the pipe ends when mpirun and this script have ended.
 mkfifo -m 600 "$table.events" || { rm -f "$table"; exit 7; }
 exec {events}<>"$table.events"
 timers=()
@@ -81,8 +81,8 @@ later() {
     ( trap 'kill $!; exit' TERM; sleep "$1" & wait $!; shift; "$@" ) >/dev/null 2>&1 {events}>&- &
     timers+=($!)
 }
-# Ranks of other hosts do not see the file. If none on this host has met the others by then, all get SIGUSR1 through
-# mpirun, when they had the time to catch it, which they would die of before.
+# Ranks of other hosts do not see the file. If no rank of this host has met them 15 s after the start, all ranks get
+# SIGUSR1 through mpirun. By then they catch the signal; earlier, they would die of it.
 signal_others() { [ -s "$table" ] || kill -USR1 "$pid"; }
 # shellcheck disable=SC2046
 kill_children() { kill -KILL $(cat "/proc/$pid/task/"*/children); }
@@ -111,8 +111,8 @@ if [ -n "${SLURM_JOB_ID:-}" ]; then
     export PRTE_MCA_prte_launch_agent="${PRTE_MCA_prte_launch_agent-env --block-signal=TERM prted}"
 fi
 # mpirun would end when nobody reads its output any more (| head -1), and its ranks with it. So tee reads it to the end,
-# whatever becomes of this script's own output; what the other copy of the lines would be goes to /dev/null. What tee
-# says when standard output cannot be written is in a file that the first rank looks at (llmc/train/log/log.cpp).
+# whatever becomes of this script's own output; tee's other copy goes to /dev/null. If standard output cannot be
+# written, what tee says goes to a file that the first rank looks at (llmc/train/log/log.cpp).
 drain() { trap '' INT TERM USR1 HUP; exec tee --output-error=warn /dev/null 2>>"$1"; }
 printf %s "$closed" >"$table.output"
 exec {out}<> <(:) {err}<> <(:)   # pipes; each end is opened anew from /dev/fd, so that tee finds their end
@@ -159,7 +159,7 @@ after_outcome() {
 ) <"/dev/fd/$events" {events}>&- >/dev/null 2>&1 &
 timers+=($!)
 while :; do
-    wait "$pid" 2>/dev/null   # which a signal ends, too
+    wait "$pid" 2>/dev/null   # a signal ends this wait, too
     kill -0 "$pid" 2>/dev/null || break
 done
 wait "$pid" 2>/dev/null

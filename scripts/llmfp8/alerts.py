@@ -1,7 +1,7 @@
-"""What a run tells of itself: from the records on standard input to commands and POSTs, for scripts/alerts.
+"""Turns a run's records on standard input into alerts, and delivers them by commands and POSTs, for scripts/alerts.
 
 The trainer starts this process before MPI and writes to a pipe without waiting, so reading must never wait for a
-delivery: a thread of its own delivers. Standard library only."""
+delivery: a separate thread delivers. Standard library only."""
 import collections
 import http.client
 import json
@@ -31,7 +31,7 @@ END_S = 25             # for what is not delivered yet when the run has ended
 UNKNOWN_ISSUER = (18, 19, 20, 21)   # X509_V_ERR_ of OpenSSL: signed by itself, or by an authority not known here
 MOST_COMPLAINTS = 20   # lines about failed deliveries
 ENDS = ("end", "lost")  # kinds that are never held back
-WINDOW, LEAST = 64, 16   # steps that say what is usual
+WINDOW, LEAST = 64, 16   # steps whose median is usual, at most and at least
 SLOW_STEPS = 20
 
 
@@ -43,7 +43,7 @@ class Judge:
         self.step = 0
         self.losses, self.norms = (collections.deque(maxlen=WINDOW) for _ in range(2))
         self.seconds = collections.deque(maxlen=SLOW_STEPS)
-        self.above = set()          # of "loss", "norm", "slow", "disk": what was said and has not ended
+        self.above = set()          # names of conditions that were reported and have not ended
         self.reference = None       # (seconds of a step, what they are, factor that is slow)
         self.checkpoint_bytes = 0
         self.ended, self.stalled, self.longest_s, self.said_end = None, False, 0.0, ""
@@ -77,7 +77,7 @@ class Judge:
         return usual + max(8 * spread, 0.05 * abs(usual))
 
     def _unusual(self, name, values, value, limit_of):
-        """A spike: far above the median of the last steps. Its end is awaited before the next one is told."""
+        """Reports a spike, a value far above the median of the last steps; the next one only after its end."""
         if not math.isfinite(value):
             return []
         if len(values) >= LEAST:
@@ -138,7 +138,7 @@ class Judge:
         return [("end", text if code == 0 else f"exit code {code}: {text}")]
 
     def closed(self):
-        """The pipe is closed."""
+        """Called when the pipe is closed: reports a run that has ended without a word."""
         if self.ended is not None or not self.options:
             return []
         self.ended = "lost"
@@ -148,7 +148,7 @@ class Judge:
                  + (f"one of the {ranks} ranks failed" if ranks != 1 else "it crashed"))]
 
     def silence(self, seconds):
-        """No record came for so long: the disk, and whether the run stalls."""
+        """Called when no record has come for `seconds`: looks at the disk, and whether the run stalls."""
         alerts = [(kind, self.step, text) for kind, text in self.look_at_disk()]
         usual = statistics.median(self.seconds) if self.seconds else math.nan
         limit = max(600.0, 20 * usual if math.isfinite(usual) else 0.0, 5 * self.longest_s)
@@ -249,7 +249,7 @@ def run_command(command, data):
 
 
 def address_of(webhook):
-    """The address, or that in the file. ValueError for one that is none."""
+    """The address, or that in the file. Raises ValueError unless it is one of http or https."""
     address = Path(webhook[1:]).read_text().strip() if webhook.startswith("@") else webhook
     if not address.startswith(("http://", "https://")):   # urllib opens others, too
         raise ValueError
@@ -268,11 +268,11 @@ class Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def post_once(webhook, body):
-    """Returns (what failed, whether it may pass)."""
+    """Returns (what failed, whether another try may succeed)."""
     try:
         request = urllib.request.Request(address_of(webhook), body,
                                          {"Content-Type": "application/json", "User-Agent": "llm.fp8"})
-        with urllib.request.build_opener(Redirects).open(request, timeout=POST_S + 1):   # after within()
+        with urllib.request.build_opener(Redirects).open(request, timeout=POST_S + 1):   # more than within() waits
             return "", False
     except urllib.error.HTTPError as error:
         error.close()
@@ -291,14 +291,14 @@ def post_once(webhook, body):
 
 
 def certificate_failure(error):
-    """One of an issuer that is not known here can be made known."""
+    """The text of the failure, with a hint if the issuer of the certificate is not known here."""
     hint = "; SSL_CERT_FILE=FILE trusts those in FILE" if error.verify_code in UNKNOWN_ISSUER else ""
     return f"the certificate of the webhook is refused: {error.verify_message}{hint}"
 
 
 def within(seconds, function, *arguments):
-    """Calls the function in a thread; its result, or None after so many seconds: also of a server that sends a byte now
-    and then, or of a name server that is silent."""
+    """Calls the function in a thread; returns its result, or None after so many seconds, even if a server sends a byte
+    now and then, or a name server is silent."""
     result = queue.Queue()
     threading.Thread(target=lambda: result.put(function(*arguments)), daemon=True).start()
     try:
@@ -308,7 +308,7 @@ def within(seconds, function, *arguments):
 
 
 def post(webhook, data, until):
-    """Posts, again if the failure may pass; returns what failed. An address may be a secret: it is not in the text."""
+    """Posts, several times if need be; returns what failed, without the address, which may be a secret."""
     body = json.dumps(data).encode()
     for attempt in range(TRIES):
         left = until() - time.monotonic()

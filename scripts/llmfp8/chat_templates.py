@@ -1,5 +1,5 @@
-"""Chat templates: those that data/prepare_chat.py writes shards with, by token, and a model's own (jinja2), with which
-scripts/generate can prompt it."""
+"""Chat templates: those of data/prepare_chat.py, which work on tokens, and a model's own (jinja2), for prompts of
+scripts/generate."""
 import json
 from datetime import datetime
 from pathlib import Path

@@ -42,7 +42,7 @@ def short(value, digits=4):
 
 
 class WatchedRun(StreamedLog):
-    """A log that is followed; whatever becomes of the file is said in `error` and not raised."""
+    """A log that is followed. Problems with the file are not raised, but described in `error`."""
 
     def _forget(self):
         super()._forget()
@@ -334,7 +334,7 @@ def frame(runs, columns, rows, now):
     if len(runs) == 1:
         lines = view(runs[0], columns, rows, now)
     else:
-        # Those that go on first, then the newest; the first of them is shown whole.
+        # Running ones come first, then the newest; the first of all is shown in full.
         order = sorted(runs, key=lambda run: (bool(run.error), bool(not run.error and run.ended),
                                               -getattr(run, "written", 0)))
         lines = [*overview(order, now, max(1, rows // 3 - 2)), ""]

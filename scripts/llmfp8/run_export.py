@@ -47,7 +47,7 @@ OTHER_COLUMNS = [
 
 
 def tag_of(run, tag):
-    """The tag, which for losses on synthetic data says so."""
+    """The tag; that of a loss on synthetic data says so."""
     return tag + "_of_synthetic_data" if run.synthetic and tag.endswith("/loss") else tag
 
 
@@ -231,7 +231,7 @@ class WandbWriter:
         self.hint = f"wandb sync {place}" if place.name.startswith("offline-") else str(self.session.url)
 
     def restart(self, run, step):
-        """W&B keeps the first value of a step that is done again."""
+        """Does nothing, since W&B keeps the first value of a step that is done again."""
 
     def write(self, step, seconds, scalars):
         if step >= self.done:
@@ -245,7 +245,7 @@ class WandbWriter:
 
 
 def steps_begin(run):
-    """The first step that a log has: 0 is the validation before training, a resumed run's begins later."""
+    """The first step of a log: 0, with the validation before training, or a later one if the run was resumed."""
     begin = run.headers[0]["step"]
     return begin + 1 if begin > 0 else 0
 

@@ -30,14 +30,14 @@ OPTIONAL = {
     "step": ("gpu_utilization", "power_w", "sm_clock_mhz", "gpu_temperature_c", "gpu_memory_gib", "energy_j",
              "joules_per_token"),
 }
-# What these are; every other field of the table is a number, and may be "nan", "inf" or "-inf".
+# Types of these fields; every other field of the table is a number, and may be "nan", "inf" or "-inf".
 KINDS = {"command": str, "commit": str, "path": str, "kind": str, "text": str, "device": dict, "config": object,
          "tensors": list, "gradients": list, "communication": (list, type(None)), "skipped": (bool, int)}
 WHOLE = ("step", "train_iters", "samples", "tokens", "counted_tokens", "examples", "world")
 MAY_BE_NULL = ("mfu", "eta_seconds", "memory_gib")
 ENTRIES = {"tensors": ("flushed", "saturated", "nonfinite"), "gradients": ("relative_l2",)}
 EXPONENTS = ("amax", "scale")   # numbers of a tensor in a record of type exponents
-# Those that it may have.
+# Numbers that such a tensor may also have.
 SHARES = ("tensorwise_flushed", "delayed_saturated", "delayed_flushed", "blockwise_flushed_at_most")
 BLOCK_SCALES = ("min", "median", "max", "at_ends", "zeros")
 NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -49,7 +49,7 @@ def is_number(value):
 
 
 def has_scales(tensor):
-    """Whether a tensor's block_scales, if it has any, are what they should be."""
+    """Whether a tensor's block_scales, if it has any, are valid."""
     blocks = tensor.get("block_scales", dict.fromkeys(BLOCK_SCALES, 0))
     return isinstance(blocks, dict) and all(is_number(blocks.get(name)) for name in BLOCK_SCALES)
 
@@ -103,8 +103,8 @@ def with_block_scales(tensor):
 
 
 class RunLog:
-    """One run's log. The header of a resumed process drops the records after its checkpoint, so that of a step that
-    was done twice the later record counts.
+    """One run's log. The header of a resumed process drops the records after its checkpoint, so that for a step
+    that was done twice the later record counts.
 
     poll() reads new records, so that a log can be followed. A last line without its end is not complete yet, or never
     will be: `torn`. Any other malformed line is an error with file and line; with skip_damaged it is left out and
@@ -220,7 +220,7 @@ class RunLog:
 
     @property
     def finished(self):
-        """Whether the log has the run's end, also by an error; that of a killed run has not."""
+        """Whether the log has the end of the run, which may be an error; the log of a killed run has none."""
         return bool(self.events) and self.events[-1]["kind"] in ENDS
 
     @property

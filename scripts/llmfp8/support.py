@@ -101,8 +101,8 @@ def escaped(text):
 
 
 def outlive_stop_signals():
-    """For a process beside a run, which ends when its standard input does: lets it go on after the signals that tell a
-    run to stop, since Slurm sends them to all processes of a job step. What this process starts gets them as usual."""
+    """Lets a process beside a run go on after the signals that tell the run to stop, since Slurm sends them to all
+    processes of a job step; the process ends with its standard input. Child processes get the signals as usual."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
 
@@ -173,8 +173,8 @@ def replacement(path):
 
 @contextlib.contextmanager
 def only_user_of(folder, seconds=2):
-    """Locks a folder; False if another process has it. The lock ends with the process and its forks, for which this
-    waits a moment. A file system without locks gives True."""
+    """Locks a folder; yields False if another process holds the lock, True on a file system without locks. A lock lasts
+    until the process and its forks have ended, so this waits a moment for the forks of an earlier run."""
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         end = time.monotonic() + seconds
@@ -196,8 +196,8 @@ def lock(number):
 
 
 def end_with_parent(parent):
-    """For a worker process: it is killed when its parent ends, which may be before this call. The parent of a worker
-    that is no fork is a server process, which ends with the one that needs it."""
+    """For a worker process: it is killed when its parent ends, even if that was before this call. The parent of a
+    worker that is no fork is a server process, which ends with the run that started it."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)   # PR_SET_PDEATHSIG
     if multiprocessing.get_start_method() == "fork" and os.getppid() != parent:
         os._exit(1)

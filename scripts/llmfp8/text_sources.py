@@ -14,7 +14,7 @@ COMPRESSED = {".gz", ".zst"}
 JSON_LINES = {".jsonl", ".ndjson"}
 PARQUET_REVISION = "refs/convert/parquet"
 NOT_UTF8 = "bytes that are not UTF-8"
-NAMED = 5   # documents that are not text, of which a report has the places
+NAMED = 5   # documents that are not text whose places a report names, at most
 # Beginnings of files that are not text: what they are and what to do.
 NOT_TEXT = (
     (b"%PDF-", "a PDF; pdftotext makes text of it"),
@@ -281,7 +281,7 @@ class Reader:
 
     @staticmethod
     def _checked(check, document, place):
-        """check(document), or what it finds wrong with its place(byte)."""
+        """Returns check(document), or the NotText that it raises, with its place(byte)."""
         try:
             return check(document)
         except NotText as error:
@@ -340,7 +340,7 @@ class Reader:
             try:
                 rows = datasets.load_dataset(source.path, **arguments)
             except RuntimeError as error:
-                # The hub keeps a parquet copy of datasets that are a script, on another branch.
+                # For datasets that are a script, the hub keeps a parquet copy on another branch.
                 if "scripts are no longer supported" not in str(error):
                     raise
                 rows = datasets.load_dataset(source.path, revision=PARQUET_REVISION, **arguments)

@@ -22,7 +22,7 @@ given() {
     done
     return 1
 }
-# Needs no data, no model and no other ranks.
+# dry WORD...: whether the words ask for something that needs no data, no model and no other ranks.
 dry() {
     local option
     for option in --dry-run --help --help-all --print-config --version; do given "$option" "$@" && return; done
@@ -52,7 +52,8 @@ slimpajama() {
 }
 openwebtext() { shards shards/openwebtext gpt2 openwebtext -- "$@"; }
 
-# steps NUMBER WARMUP WORD...: sets `length`, unless the user says how long; then the trainer's default warm-up.
+# steps NUMBER WARMUP WORD...: sets `length`. If the user's words say how long, it is empty, and the warm-up is the
+# trainer's default.
 steps() {
     length=()
     given --train-iters "${@:3}" || given -x "${@:3}" || given --epochs "${@:3}" \

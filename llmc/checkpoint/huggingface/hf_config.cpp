@@ -21,8 +21,8 @@ constexpr int64_t kMaxWidth = int64_t{1} << 20, kMaxVocab = int64_t{1} << 24,
 constexpr int64_t kMaxLayers = 4096;
 constexpr const char* kOwnModelType = "llmfp8";
 
-// The classes with Llama's names of tensors and fields. Defaults of fields that a file leaves out: key/value heads and
-// head dim (0: heads, hidden size / heads), and the window (0: the class has none).
+// The classes with Llama's names of tensors and fields, and their defaults of fields that a file leaves out: key/value
+// heads (0: as many as heads), head dim (0: hidden size / heads), window (0: the class has none).
 struct Family {
     HfClass hf;
     const char *model_type, *architecture;
@@ -50,7 +50,7 @@ void put_special_tokens(OrderedJson& out, int64_t vocab_size, const HfOrigin& or
     out["eos_token_id"] = eos;
 }
 
-// The fields that the two rules do not share. An absent attention_factor follows from the factor.
+// Writes the fields that yarn has and llama3 has not. An absent attention_factor follows from the factor.
 void put_yarn(OrderedJson& out, const RopeScaling& s) {
     out["beta_fast"] = s.beta_fast;
     out["beta_slow"] = s.beta_slow;
@@ -100,7 +100,7 @@ void put_gpt2(OrderedJson& out, const ModelConfig& c) {
     out["tie_word_embeddings"] = true;
 }
 
-// Qwen's window is that of the layers from max_window_layers on.
+// Qwen's window applies to the layers from max_window_layers on.
 void put_window(OrderedJson& out, const ModelConfig& c, HfClass hf) {
     const bool windows = c.sliding_window > 0;
     if (is_qwen(hf)) out["use_sliding_window"] = windows;
@@ -137,8 +137,8 @@ void put_llama(OrderedJson& out, const ModelConfig& c, const Family& family, int
     put_rope(out, c);
 }
 
-// Every field of ModelConfig by its own name, but for two to which transformers gives a meaning in every class:
-// sliding_window is the size of its cache of keys, and it converts rope_scaling.
+// Writes every field of ModelConfig by its own name, except two names that transformers interprets in every class:
+// sliding_window sets the size of its key cache, and it converts rope_scaling.
 void put_own(OrderedJson& out, const ModelConfig& c, int64_t positions) {
     out["architectures"] = {"LlmFp8ForCausalLM"};
     out["model_type"] = kOwnModelType;
@@ -205,7 +205,8 @@ void check_scaling(const Fields& rope, const RopeScaling& scaling) {
         rope.refuse("high_freq_factor", "0 < low_freq_factor < high_freq_factor is needed");
 }
 
-// What multiplies cosines and sines. mscale and mscale_all_dim, as in DeepSeek's models, are two factors of ln(factor).
+// Returns the factor of cosines and sines, 0 for the default. DeepSeek's models give it by mscale and mscale_all_dim,
+// which multiply ln(factor).
 double read_attention_factor(const Fields& rope, double factor) {
     if (rope.has("attention_factor")) return rope.positive("attention_factor", kMostFactor);
     const double over = rope.number_or("mscale", 0), under = rope.number_or("mscale_all_dim", 0);
@@ -225,7 +226,7 @@ RopeScaling read_yarn(const Fields& rope, int64_t original) {
     return scaling;
 }
 
-// max_positions: of the model, where yarn does not say the original ones.
+// max_positions: the model's, for yarn without a number of original positions.
 RopeScaling read_rope_scaling(const Fields& rope, int64_t max_positions) {
     const char* name = rope.has("rope_type") ? "rope_type" : "type";
     const std::string type = rope.has(name) ? rope.text(name) : "default";
@@ -300,7 +301,7 @@ ModelConfig read_gpt2(const Fields& f) {
     return c;
 }
 
-// The keys that a query attends to, 0: all. A window must be that of all layers.
+// Reads how many keys a query attends to, 0: all. All layers must have the same window.
 int64_t read_window(const Fields& f, const Family& family, int64_t layers) {
     if (!is_qwen(family.hf)) f.only("use_sliding_window", false, "this class has no such field");
     if (family.window == 0) f.only("sliding_window", nullptr, "this class has no window");

@@ -1,5 +1,5 @@
-// Names: transformers' tokenizers (tokenization_utils_base.py and the slow tokenizers' VOCAB_FILES_NAMES) and
-// GenerationConfig; llama.cpp's convert_hf_to_gguf.py and vLLM read the same ones.
+// Sources of the names: transformers' tokenizers (tokenization_utils_base.py and the slow tokenizers'
+// VOCAB_FILES_NAMES) and GenerationConfig; llama.cpp's convert_hf_to_gguf.py and vLLM read the same ones.
 #include "llmc/checkpoint/huggingface/model_extras.h"
 
 #include <filesystem>

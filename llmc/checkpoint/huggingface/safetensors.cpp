@@ -30,8 +30,8 @@ int64_t element_bytes(const std::string& dtype) {
     return 0;
 }
 
-// Checks a tensor's fields in the header, and sets all of its view but data and file. data_begin: where the file's data
-// begin.
+// Checks a tensor's fields in the header, and sets all fields of its view except data and file. data_begin: where the
+// file's data begin.
 SafetensorsView view_of(const JsonFields& tensor, int64_t data_begin, int64_t data_bytes) {
     constexpr size_t kMaxDims = 16;
     for (const auto& [field, value] : tensor.object.items())
@@ -65,8 +65,8 @@ float half_to_float(uint16_t bits) {
     return std::bit_cast<float>(sign | biased << 23 | fraction << 13);
 }
 
-// Parses a file of `bytes` bytes of which read(offset, count, out) reads the header. Sets all of the views but data and
-// file.
+// Parses the header, which read(offset, count, out) reads, of a file of `bytes` bytes. Sets all fields of the views
+// except data and file.
 std::map<std::string, SafetensorsView> parse_header(
     const std::string& path, int64_t bytes, const std::function<void(int64_t offset, int64_t count, void* out)>& read) {
     const char* p = path.c_str();

@@ -10,7 +10,7 @@ Tensor DeviceMemory::take(Dtype dtype, int64_t elems) {
 Tensor DeviceMemory::random(Ctx& ctx, Dtype dtype, int64_t N, int64_t C, Fp8Slot* slot, uint64_t key) {
     const Tensor out = take(dtype, N * C);
     const bool fp8 = dtype_bytes(dtype) == 1;
-    DeviceMemory rounded;   // of which FP8 values are cast
+    DeviceMemory rounded;   // BF16 values that are cast to FP8
     const Tensor values = fp8 ? rounded.take(Dtype::kBf16, N * C) : out;
     if (dtype == Dtype::kFp64) device::fill_bytes(ctx, out.data, 0, out.bytes());
     else ops::fill_normal(ctx, {.out = values, .key = key, .element_offset = 0, .mean = 0, .std = 1});

@@ -99,7 +99,7 @@ void measure_linears(Ctx& ctx, const DeviceInfo& device, const StepRecorder& wor
         const bool known = std::any_of(rates.gemms.begin(), rates.gemms.end(), [&](const MeasuredGemm& m) {
             return m.pass == GemmLayout::kForward && m.M == tokens && m.N == out && m.K == in;
         });
-        if (known) continue;   // in another precision
+        if (known) continue;   // measured already, in another precision
         for (MeasuredGemm shape : {MeasuredGemm{GemmLayout::kForward, tokens, out, in, {}},
                                    MeasuredGemm{GemmLayout::kDgrad, tokens, in, out, {}},
                                    MeasuredGemm{GemmLayout::kWgrad, out, in, tokens, {}}}) {

@@ -49,7 +49,7 @@ public:
         run_ranks_.resize(static_cast<size_t>(world().ranks));
         std::iota(run_ranks_.begin(), run_ranks_.end(), 0);
     }
-    // A subgroup, which posts in the row of the whole run: all ranks make the same calls in the same order.
+    // A subgroup. It posts in the row of the whole run, since all ranks make the same calls in the same order.
     MonitoredComm(std::unique_ptr<Comm> inner, MonitoredComm& whole, std::vector<int> run_ranks)
         : Comm(inner->world()), inner_(std::move(inner)), whole_(whole), run_ranks_(std::move(run_ranks)) {
         if (run_ranks_.size() < whole.run_ranks_.size()) among_ = " among " + group_text(run_ranks_);
@@ -176,7 +176,7 @@ private:
                                .abort_collectives = [this] { abort_all_collectives(); },
                                .post = std::move(post)});
     }
-    // Of the subgroups first: a rank that is lost is lost to them, too, and the last call may never return.
+    // Asks the subgroups first: a lost rank is lost to them, too, and the call of inner_ may never return.
     std::string first_async_error() {
         const std::lock_guard<std::mutex> lock(mutex_);
         for (Comm* group : monitored_)
@@ -218,8 +218,8 @@ private:
         const std::vector<std::string> offers = inner_->gather(offer.dump());
         const Json own = Json::parse(offers[static_cast<size_t>(first)]), root = Json::parse(offers[0]);
         if (rank != first) heartbeats_ = HeartbeatTable::open(own.at("path").get<std::string>(), world().ranks);
-        set_own_row(&heartbeats_.row(rank));   // before a rank has a watchdog, so that it sees how this one ends
-        inner_->gather("");   // all ranks have opened it, before the first may end
+        set_own_row(&heartbeats_.row(rank));   // before any rank has a watchdog, which must see how this rank ends
+        inner_->gather("");   // all ranks must have opened the table before one may end
 
         std::string error;
         if (rank == 0 && hosts > 1) link->accept_all(kConnectS);
@@ -232,7 +232,7 @@ private:
         return watchdog;
     }
 
-    // A host that cannot reach rank 0 gets no heartbeats of the other hosts, nor they of it.
+    // A host that cannot reach rank 0 exchanges no heartbeats with the other hosts.
     void forget_unreachable(const std::vector<RankCard>& cards, const std::vector<int>& firsts,
                             const std::string& error, Watchdog& watchdog) {
         const std::vector<std::string> errors = inner_->gather(error);
@@ -243,19 +243,19 @@ private:
             const bool lost = !errors[first].empty();
             if (static_cast<int>(host) != own && (alone || lost)) watchdog.forget_host(static_cast<int>(host));
             if (lost && root())
-                std::fprintf(stderr, "warning: host %s cannot reach rank 0 on %s (%s): ranks that wait for each other "
-                             "between them will not be named\n", cards[first].host.c_str(), cards[0].host.c_str(),
-                             errors[first].c_str());
+                std::fprintf(stderr, "warning: host %s cannot reach rank 0 on %s (%s): hang reports will not name "
+                             "ranks that wait for each other across these hosts\n", cards[first].host.c_str(),
+                             cards[0].host.c_str(), errors[first].c_str());
         }
     }
 
     std::unique_ptr<Comm> inner_;
-    MonitoredComm& whole_;              // of the whole run
-    std::vector<int> run_ranks_;        // of its ranks, in the whole run
+    MonitoredComm& whole_;              // the communicator of the whole run
+    std::vector<int> run_ranks_;        // numbers of this communicator's ranks in the whole run
     std::string among_;                 // " among ranks 2,3" in hang reports; "" for all ranks
-    // These belong to that of the whole run alone.
-    std::mutex mutex_;                  // of monitored_
-    std::vector<Comm*> monitored_;      // what its subgroups wrap
+    // The communicator of the whole run alone uses these.
+    std::mutex mutex_;                  // protects monitored_
+    std::vector<Comm*> monitored_;      // communicators that its subgroups wrap
     HeartbeatTable heartbeats_;
     std::unique_ptr<Watchdog> watchdog_;
     std::unique_ptr<DeviceMarks> marks_;

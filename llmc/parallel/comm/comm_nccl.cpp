@@ -1,4 +1,4 @@
-// connect() opens the library, so that nothing else needs it.
+// connect() opens the library, so that only runs on several GPUs need it.
 //
 // Calls block the host only while NCCL opens connections. Its non-blocking mode would avoid that, but starts a thread
 // per collective; instead connect() opens the connections, in a thread that can be abandoned.
@@ -103,8 +103,8 @@ public:
     void share(Ctx& ctx, Tensor part, int seconds) override {
         if (idle(ctx)) return;
         constexpr const char* kCall = "ncclCommWindowRegister (NCCL_CTA_POLICY=0 does without)";
-        // A window takes in the end of the part before. Whatever begins there ends there, too, so no message is half
-        // inside.
+        // A window must begin at an aligned address, so it includes the end of the preceding part. A message that
+        // begins in this end also ends there, so none is partly inside the window.
         const auto before = reinterpret_cast<uintptr_t>(part.data) % nccl_api::kWindowAlignBytes;
         const Tensor all{static_cast<char*>(part.data) - before, Dtype::kE4m3,
                          part.bytes() + static_cast<int64_t>(before)};
@@ -178,7 +178,7 @@ public:
         return state == nccl_api::kSuccess || state == nccl_api::kInProgress ? "" : "NCCL: " + reason(state, comm);
     }
 
-    // Not under the lock: ncclCommAbort may never return, and async_error must.
+    // Aborts without holding the lock: ncclCommAbort may never return, but async_error, which locks, must.
     void abort_collectives() override {
         Communicator* comm = nullptr;
         {
@@ -313,7 +313,7 @@ private:
         lost(what, ours ? kExitBug : kExitPeerLost);
     }
 
-    // Ends all ranks. An exception would close the device on its way up, which waits for collectives that never finish.
+    // Ends all ranks. An exception would close the device on its way up, and that waits for collectives that never end.
     [[noreturn]] void lost(const std::string& what, int exit_code) {
         end_with_error(this, what.c_str(), exit_code);
         abort(exit_code);

@@ -5,7 +5,7 @@
 
 namespace {
 
-// The stages of a backward pass in which a bucket's place is taken, both included.
+// The first and the last stage of a backward pass in which a bucket occupies memory.
 struct Lifetime {
     int first, last;
     bool meets(const Lifetime& other) const { return first <= other.last && other.first <= last; }

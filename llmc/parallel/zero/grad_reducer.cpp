@@ -233,7 +233,7 @@ void GradReducer::reduce_fp8(Ctx& comm, const ParamGroup& bucket) {
         groups_.shard.all_to_all(comm, scales, first(send_scales_, chunks));
     });
     // A comparison needs the sums before they are added to those of earlier micro-batches and rounded to a bf16 shard,
-    // so they are kept apart, in another rank's block of `exact`.
+    // so they are kept in another rank's block of `exact`, which is unused.
     const bool apart = comparing_ && (adds() || shard_dtype() == Dtype::kBf16);
     const int64_t block = buckets_.block_elems(bucket), next = (groups_.shard.world().rank + 1) % buckets_.ranks();
     const Tensor sums = apart ? exact.slice(next * block, block) : state_.reduced_block(bucket);

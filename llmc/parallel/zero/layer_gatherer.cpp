@@ -41,7 +41,7 @@ void LayerGatherer::restart(Ctx& ctx, const StepState* step) {
         count_scales(ctx);
         for (int layer = -1; layer < slots_.ring(); layer++) prepare(ctx, layer, false);
     }
-    // A tied head in FP8 has separate memory.
+    // The quantized weight of a tied head has memory of its own, outside the slots.
     if (const Fp8Linear* head = fp8_.linear_of_param(table_.wte))
         fp8_.quantize_weight(comm, *head, state_.weight(table_.wte), step);
 }
@@ -57,7 +57,7 @@ void LayerGatherer::quantize(Ctx& comm, int layer) {
     }
 }
 
-// The report of a step has the scales of all blocks, so it gathers every layer once.
+// Counts the scales of all blocks for the report of a step, for which it gathers every layer once.
 void LayerGatherer::count_scales(Ctx& ctx) {
     for (int layer = 0; layer <= layers_; layer++) {
         if (!unit(layer).fp8) continue;

@@ -88,7 +88,7 @@ void OffloadedSlots::pass(Ctx& ctx, SlotAccess access, const std::function<void(
     if (runs) open(ctx);
     int64_t loaded = std::exchange(prefetched_, 0);
     for (int64_t chunk = 0; chunk < chunks(); chunk++) {
-        // The buffer that the last one of these takes was in use until the chunk before this one was done.
+        // The last chunk that is loaded here takes the buffer of chunk - 1, which the device has then released.
         for (; runs && reads && loaded < std::min(chunks(), chunk + kBuffers); loaded++) load(loaded, access);
         Buffer& b = buffer(chunk);
         if (runs) device::event_order(ctx, reads ? b.loaded : b.free);

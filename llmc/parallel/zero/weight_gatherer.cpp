@@ -65,7 +65,7 @@ void WeightGatherer::gather(Ctx& ctx, const StepState* step) {
         gather_bucket(comm, number, step);
         if (side && !layers_) device::event_record(comm, done_[b]);
     }
-    if (layers_) layers_->restart(ctx, step);   // a wait for its layers also waits for the buckets above
+    if (layers_) layers_->restart(ctx, step);   // a wait for a layer also waits for the buckets above
     else if (side) next_ = 0;
 }
 

@@ -122,7 +122,7 @@ class Clocks:
                 raise InputError(f"{path}: a line without the columns {','.join(COLUMNS)}: delete the file to do "
                                  "without clocks")
             gpus.setdefault(sample["gpu"], len(gpus))
-            # In the step after those that were done by then.
+            # The sample was taken in the step after those that were done by then.
             if gpus[sample["gpu"]] < world and sample["step"].isdigit() and int(sample["step"]) + 1 in timed:
                 self.samples.append(sample)
         if not self.samples:

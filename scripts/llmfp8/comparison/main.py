@@ -23,10 +23,10 @@ ABOUT = """Runs configurations in turn, or takes finished logs, and says which i
   scripts/compare --table llama3-small --out runs/small -- --synthetic-data   a named table, measured
   scripts/compare --run 'a=./train_gpt2 --model gpt2-124M ...' --run 'b=...' --out runs/ab
   scripts/compare bf16=a.jsonl fp8=b.jsonl --out runs/tables                  finished logs; a name twice: two rounds
-  scripts/compare runs/small                                                  once more of what was measured there
+  scripts/compare runs/small                                                  the tables once more, from the logs there
 
 Writes compare.md (printed as well), compare.html, compare.csv, speed.png and loss.png. What is after -- goes to every
-run. scripts/README.md says what the columns mean. Leaves with 0, 1 if a run failed, 2 if the input is wrong."""
+run. scripts/README.md says what the columns mean. Exit codes: 0, 1 if a run failed, 2 if the input is wrong."""
 LOG_NAME = re.compile(r"(.+)\.(\d+)\.jsonl")
 # Options of measurements, without effect on finished logs, and their defaults.
 MEASURING = {"rounds": 2, "iters": 10, "train_iters": None, "slice_minutes": None, "only": None, "dry_run": False}
@@ -53,17 +53,17 @@ def parser():
     p.add_argument("--warmup", type=positive(int, 0), metavar="STEPS",
                    help="first steps of every start that are not counted (default: 3, or as the FOLDER was measured)")
     p.add_argument("--loss-steps", type=positive(int, 1), default=10, metavar="STEPS",
-                   help="training losses are means of so many (default: 10)")
-    p.add_argument("--no-plots", action="store_true", help="without PNGs, which need matplotlib")
+                   help="steps over which training losses are averaged (default: 10)")
+    p.add_argument("--no-plots", action="store_true", help="write no PNGs, which need matplotlib")
     m = p.add_argument_group("measuring")
     m.add_argument("--table", choices=sorted(TABLES), help="; ".join(f"{name}: {title(name)}" for name in TABLES))
-    m.add_argument("--only", metavar="NAME,...", help="these rows of the table")
+    m.add_argument("--only", metavar="NAME,...", help="measure only these rows of the table")
     m.add_argument("--run", action="append", default=[], metavar="NAME=COMMAND",
                    help="a configuration; its options must leave --log-file, --save and the length to the comparison")
     m.add_argument("--rounds", type=positive(int, 1), help="starts of each configuration, in turn (default: 2)")
     m.add_argument("--iters", type=positive(int, 1), help="timed steps of a start (default: 10)")
     m.add_argument("--train-iters", type=positive(int, 1), metavar="STEPS",
-                   help="instead of rounds: one run of so many steps each, which goes on from checkpoints")
+                   help="instead of rounds: one run of so many steps for each, which continues from checkpoints")
     m.add_argument("--slice-minutes", type=positive(float, 0.001), metavar="MINUTES",
                    help="with --train-iters: how long each trains before the next one's turn (default: 10)")
     m.add_argument("--dry-run", action="store_true", help="check every configuration and print the commands")

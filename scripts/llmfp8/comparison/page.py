@@ -43,8 +43,8 @@ def html_of(markdown):
 
 
 def curves_of(comparison):
-    """(data of each log, gap to the first configuration, unless something else differs); without losses if they mean
-    nothing."""
+    """(data of each log, gap to the first configuration): the gap is None if they cannot be compared, and synthetic
+    data has no losses."""
     found = []
     for configuration in comparison.configurations:
         for run in configuration.runs:

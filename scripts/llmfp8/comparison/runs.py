@@ -17,7 +17,7 @@ class Rate:
 
 
 def lives(run):
-    """[(first step, records)] of each process of the run, which a start or a resume began."""
+    """[(first step, records)] of each process of the run: that of the start, and one for each resume."""
     parts = {}
     for record in run.step_list():
         parts.setdefault(run.header_at(record["step"])["step"], []).append(record)
@@ -106,7 +106,7 @@ class Configuration:
 
     @property
     def joules_per_token(self):
-        """Energy of all GPUs in the timed steps by their tokens; None if it was not logged."""
+        """Energy of all GPUs in the timed steps, per token; None if it was not logged."""
         joules = [record["energy_j"] for record in self.timed if "energy_j" in record]
         tokens = sum(record["tokens_per_second"] * record["step_seconds"] for record in self.timed)
         return math.fsum(joules) / tokens if joules else None

@@ -33,17 +33,17 @@ ABOUT = """Turn the configuration of another trainer into one of ours, and say w
   scripts/import_config sft.yaml ds_config.json --ranks 8  several files about one run
   ./train_llama --config run.json --dry-run
 
-Nothing of the input is run. Leaves with 0 if every line was understood and can be done, with 1 if the JSON was
-written but a line was not understood or has no equal here, with 2 if an input cannot be read."""
+Nothing of the input is run. Exit codes: 0 if every line was understood and can be done, 1 if the JSON was written but
+a line was not understood or has no equal here, 2 if an input cannot be read."""
 
 
 def parse_arguments(arguments):
     parser = Parser(prog="import_config", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("inputs", nargs="+", metavar="FILE",
                         help="JSON, YAML, TOML, Python or bash, told apart by what is in it")
-    parser.add_argument("--out", metavar="FILE", help="write the JSON there (-: alone to standard output)")
+    parser.add_argument("--out", metavar="FILE", help="write the JSON there (-: to standard output, with no report)")
     parser.add_argument("--ranks", type=whole_number, default=0, metavar="N",
-                        help="GPUs of the run, where the input is silent")
+                        help="number of GPUs, if the input does not say it")
     parser.add_argument("--all", action="store_true", help="explain every line, not only what is different")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
                         help="value of a variable that a script takes from elsewhere")

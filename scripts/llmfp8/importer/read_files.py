@@ -73,7 +73,7 @@ def _key_lines(name, text):
 
 
 def read_yaml(name, text):
-    """The same of a YAML file; of two equal keys the later one wins, as in PyYAML."""
+    """The same for a YAML file; of two equal keys the later one wins, as in PyYAML."""
     yaml = need("yaml", "PyYAML", f"{name}: reading YAML")
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -126,12 +126,12 @@ def read_yaml(name, text):
 
 
 def read_toml(name, text):
-    """The same of a TOML file."""
+    """The same for a TOML file."""
     try:
         import tomllib
     except ImportError:
         raise InputError(f"{name}: reading TOML needs Python 3.11 or newer: run import_config with it") from None
-    # Of a key with n dots the library makes n keys of up to n parts.
+    # From a key with n dots the library makes n keys of up to n parts.
     dots = re.search(r"(?<![\w-])(?:(?:[\w-]++|\"[^\"\n]*+\"|'[^'\n]*+')[ \t]*+\.[ \t]*+){%d}" % MOST_DEPTH, text)
     if dots:
         line = text.count("\n", 0, dots.start()) + 1
@@ -174,7 +174,7 @@ def read_python(name, text, given):
                          "correct that place") from None
     known, settings, other, lines = dict(given), [], [], text.split("\n")
 
-    def source(node):   # of ast, get_source_segment cuts the whole text into lines each time
+    def source(node):   # ast.get_source_segment cuts the whole text into lines at each call
         found = [line.encode() for line in lines[node.lineno - 1:node.end_lineno]]
         found[-1] = found[-1][:node.end_col_offset]
         found[0] = found[0][node.col_offset:]

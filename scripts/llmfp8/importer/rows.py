@@ -53,7 +53,7 @@ class Row:
     fact: str = ""
     option: str = ""        # ours, for TAKEN
     read: str = "text"      # how the value is read, see READERS
-    when: str = ""          # values, separated by spaces, for which the row is; empty: all
+    when: str = ""          # values, separated by spaces, to which the row applies; empty: all
     value: object = None    # ours, in place of the one that was read
     sets: dict = dataclasses.field(default_factory=dict)   # further options of ours
     weak: dict = dataclasses.field(default_factory=dict)   # the same, unless another setting sets them

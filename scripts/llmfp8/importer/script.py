@@ -53,7 +53,7 @@ class Script:
     # ---- expansion ----
 
     def bounded(self, pieces, line):
-        """The pieces, which begin with their texts; variables that double each other would take all memory."""
+        """Returns the pieces, tuples that begin with a text, or fails if variables double each other without end."""
         self.expanded += sum(len(piece[0]) + 1 for piece in pieces)
         if self.expanded > MOST_EXPANDED:
             raise InputError(f"{self.name}:{line}: the script's variables become more than {MOST_EXPANDED} characters; "

@@ -34,7 +34,7 @@ def buckets(count):
 
 
 def thin(column, parts):
-    """Of each part its smallest and largest value, in the order in which they come; of parts of one value this."""
+    """The smallest and the largest value of each part, in their order; of parts of one value, that value."""
     if parts and parts[-1][1] == len(parts):
         return [short(value) for value in column]
     shown = []

@@ -86,7 +86,7 @@ class StepTable(Mapping):
 
 
 class HeatColumns:
-    """The FP8 records, of which neighbours are merged whenever there are more than COLUMNS."""
+    """The FP8 records. Neighbours are merged whenever there are more than COLUMNS."""
 
     def __init__(self):
         self.names, self.formats = {}, {}   # tensor -> row, tensor -> format
@@ -116,7 +116,7 @@ class HeatColumns:
             self.totals[step] = {"": self._totals(values)}
 
     def _take_larger(self, fields, values):
-        """Also nan takes the place of a value; a row begins with it."""
+        """Keeps the larger values. A nan replaces any value, and any value replaces a nan, with which rows begin."""
         all_rows = self.rows == list(range(len(self.names)))
         for field, column in fields.items():
             column.extend([math.nan] * (len(self.names) - len(column)))
@@ -178,7 +178,7 @@ class StreamedLog(RunLog):
         pass   # RunLog's own dictionary is not used
 
     def _take(self, line):
-        """The common forms without a look at each field. Of what is not such a form, RunLog says what is wrong."""
+        """Takes records of common forms without a look at each field. RunLog takes the others, or refuses them."""
         if self.headers:
             try:
                 if line.startswith(b'{"type":"fp8"') and self._add_fp8(parse_json(line)):
