@@ -1,7 +1,8 @@
 // Matmul kernel of the CPU, used by gemm and attention: packing into panels and a register-blocked kernel.
 //
 // An element of a product is defined as follows. Every kDepth consecutive k form one chain of fma, which starts at 0
-// and ascends in k; the sums of the chains are added in ascending order. The result depends on no tile size or thread count.
+// and ascends in k; the sums of the chains are added in ascending order. The result depends on no tile size or thread
+// count.
 // Source of the blocking: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008.
 #pragma once
 #include <algorithm>

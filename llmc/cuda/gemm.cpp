@@ -106,7 +106,7 @@ void set_epilogue(GemmProblem& problem, const GemmArgs& args) {
 }
 
 // A scale for the whole tensor is the library's default and is not set, because headers before 12.8 do not know the
-// attribute. Headers before 12.9 do not know block scales; device.cu then reports the blockwise recipe as unsupported.
+// attribute. Headers before 12.9 do not know block scales; device.cpp then reports the blockwise recipe as unsupported.
 void set_scale_mode(GemmProblem& problem, bool of_library_A, Granularity granularity) {
     if (granularity == Granularity::kTensor) return;
 #if CUBLAS_VERSION >= 120900
