@@ -358,21 +358,29 @@ void check_count_exponents(HostTensor in, int64_t shift_bytes) {
                                   .amax_bits = static_cast<uint32_t*>(amax_.data), .in = in_};
     };
     Ctx ctx;
-    for (int repeat = 0; repeat < 3; repeat++) {
-        if (repeat == 2) in.set(in.elems() - 1, in.get(in.elems() - 1) == 0 ? 1 : 0);   // one changed element
-        DeviceTensor device_in(in, shift_bytes);
+    auto count_on_gpu = [&](const HostTensor& values) {
+        DeviceTensor device_in(values, shift_bytes);
         cuda::count_exponents(gpu(), args_of(device_bins.view(), device_amax.view(), device_in.view()));
-        const HostTensor found = device_bins.download();
-        if (repeat == 2) {   // is detected
-            HostTensor without = want_bins;
-            cpu::count_exponents(ctx, args_of(without.view(), want_amax.view(), device_in.download().view()));
-            CHECK(found.same_bits(without));
-            in.set(in.elems() - 1, in.get(in.elems() - 1) == 0 ? 1 : 0);
-        }
-        cpu::count_exponents(ctx, args_of(want_bins.view(), want_amax.view(), in.view()));
-        CHECK(found.same_bits(want_bins) == (repeat < 2));
+        cuda::synchronize(gpu());
+    };
+    auto count_on_cpu = [&](HostTensor& values) {
+        cpu::count_exponents(ctx, args_of(want_bins.view(), want_amax.view(), values.view()));
+    };
+    for (int repeat = 0; repeat < 2; repeat++) {
+        count_on_gpu(in);
+        count_on_cpu(in);
+        CHECK(device_bins.download().same_bits(want_bins));
         CHECK(device_amax.download().same_bits(want_amax));
     }
+    HostTensor changed = in, otherwise_bins = want_bins, otherwise_amax = want_amax;
+    const int64_t last = in.elems() - 1;
+    changed.set(last, in.get(last) == 0 ? 1 : 0);   // one changed element is detected
+    count_on_gpu(changed);
+    cpu::count_exponents(ctx, args_of(otherwise_bins.view(), otherwise_amax.view(), in.view()));
+    CHECK_FALSE(device_bins.download().same_bits(otherwise_bins));
+    count_on_cpu(changed);
+    CHECK(device_bins.download().same_bits(want_bins));
+    CHECK(device_amax.download().same_bits(want_amax));
 }
 
 TEST_CASE("gpu quant: count_exponents") {
