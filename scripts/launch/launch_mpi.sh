@@ -12,6 +12,8 @@
 # Exit code: the ranks' own. A rank that was killed gives 6 like one that hangs, and what each rank was doing last is
 # printed. MPIRUN names another mpirun.
 set -u
+early=""
+trap 'early=1' TERM USR1   # until the handler is there
 trap '' PIPE   # of this script's own lines
 closed=""
 true >&2 || exec 2>/dev/null   # closed: the next file that is opened would get its number
@@ -106,6 +108,7 @@ for name in TERM INT USR1; do
     # shellcheck disable=SC2064
     trap "on_stop $name" "$name"
 done
+[ -z "$early" ] || on_stop TERM
 if [ -n "${SLURM_JOB_ID:-}" ]; then
     export OMPI_MCA_orte_launch_agent="${OMPI_MCA_orte_launch_agent-env --block-signal=TERM orted}"
     export PRTE_MCA_prte_launch_agent="${PRTE_MCA_prte_launch_agent-env --block-signal=TERM prted}"

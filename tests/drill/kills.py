@@ -132,6 +132,15 @@ def suspended_rank(shared, case):
     require_resume(shared, case, run, save, saved_in(out))
 
 
+def catches(pid, number):
+    """Whether a process has a handler for the signal."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            return bool(int(re.search(r"^SigCgt:\s*(\w+)", file.read(), re.M)[1], 16) >> (number - 1) & 1)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def told_to_stop(shared, case):
     """The wrapper gets SIGTERM at some time: the ranks save a checkpoint and exit with 0."""
     if not HAVE_RANKS:
@@ -139,7 +148,9 @@ def told_to_stop(shared, case):
     run, seconds, _ = case.draw.choice([row for row in shared.straight.values() if row[0][3] is LAUNCHER])
     save = case.path("run")
     process = case.start(command_of(shared, run, save))
-    wait = (0.1 + case.draw.random()) * seconds
+    while process.poll() is None and not catches(process.pid, signal.SIGTERM):   # the shell has not begun
+        time.sleep(0.001)
+    wait = case.draw.random() * seconds
     time.sleep(wait)
     case.story.append(f"{run[0]}: SIGTERM after {wait:.2f} s")
     process.terminate()

@@ -66,6 +66,8 @@ class CutShards(TrainTest):
 
 @unittest.skipUnless(HAVE_RANKS, "mpirun is needed")
 class CutShardsOfRanks(RanksTest):
+    measures_time = True   # of tests/run.py
+
     def test_the_ranks_end_together_if_one_of_them_cannot_read(self):
         for rank in "01":
             os.mkdir(self.path(rank))

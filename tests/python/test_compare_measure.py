@@ -32,6 +32,8 @@ esac
 
 @unittest.skipUnless(HAVE_TRAINER, "needs the executables of the CPU")
 class Measuring(CompareTest):
+    measures_time = True   # of tests/run.py
+
     def runs(self, *options, **more):
         words = {"bf16": TINY, "fp8": [*TINY, "--fp8-recipe", "delayed"], **more}
         named = [f"{name}={shlex.join(command)}" for name, command in words.items()]
