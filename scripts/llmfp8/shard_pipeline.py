@@ -300,6 +300,7 @@ def run(plan):
 
 
 def run_alone(plan):
+    """run(), for a folder that no other run writes to."""
     writers = {}
     try:
         state = StateFile(plan)
