@@ -203,7 +203,7 @@ if (kinds.length) {
 function unique(values) { return [...new Set(values)]; }
 
 // ---- heat maps of the FP8 tensors ----
-const FIELDS = { amax: "amax", quant_mul: "scale (of blocks: the median)", saturated: "saturated, share of values",
+const FIELDS = { amax: "amax", scale: "scale (of blocks: the median)", saturated: "saturated, share of values",
     flushed: "flushed to zero, share of values", nonfinite: "values that are not finite", scale_at_ends: "block scales at an end of their range, share",
     tensorwise_flushed: "would be flushed with the scale of the present amax, share of values",
     delayed_saturated: "would saturate with the scale of the amax of the record before, share of values",
@@ -331,8 +331,7 @@ const heated = runs.filter((run) => run.heat);
 if (heated.length) {
     const part = element("section", host, { "aria-label": "FP8 tensors" });
     element("h2", part, {}, "FP8 tensors: layer by step");
-    if (heated.some((run) => run.heat.maps.tensorwise_flushed))
-        element("p", part, { class: "soft" }, "Of a BF16 run: what FP8 would do to its tensors, computed from the exponents of their values. Delayed scaling is shown with the amax of the record before, and blocks only as a bound.");
+    const shadow = element("p", part, { class: "soft" }, "Of a BF16 run: what FP8 would do to its tensors, computed from the exponents of their values. Delayed scaling is shown with the amax of the record before, and blocks only as a bound.");
     const bar = element("p", part);
     const pick = (label, entries) => {
         const box = element("select", element("label", bar, {}, label + " "));
@@ -369,7 +368,8 @@ if (heated.length) {
     }
     function show() {
         const heat = heatNow(), map = heat.maps[ofField.value], data = bytes(map), columns = heat.columns.length;
-        range.textContent = ` ${["amax", "quant_mul"].includes(ofField.value) ? "the range beside each name" : `${figures(map.low)} to ${figures(map.high)}`}, logarithmic; hatched: no value`;
+        shadow.hidden = !heat.maps.tensorwise_flushed;
+        range.textContent = ` ${["amax", "scale"].includes(ofField.value) ? "the range beside each name" : `${figures(map.low)} to ${figures(map.high)}`}, logarithmic; hatched: no value`;
         maps.textContent = "";
         let begin = 0;
         for (const [group, count] of heat.groups) {
@@ -388,7 +388,7 @@ if (heated.length) {
                 if (level >= high) { high = level; at = from + Math.floor(i / columns); }
             });
             // Shares have one range for all maps; amax and scale differ from role to role, so each map has its own.
-            const own = ["amax", "quant_mul"].includes(ofField.value) && high > low;
+            const own = ["amax", "scale"].includes(ofField.value) && high > low;
             if (own) box.firstChild.textContent += ` (${figures(Number(valueOf(map, low)?.toPrecision(3)))} to ${figures(Number(valueOf(map, high)?.toPrecision(3)))})`;
             for (let row = 0; row < count; row++)
                 for (let column = 0; column < columns; column++) {
