@@ -5,7 +5,7 @@
 #   dev/ci/cpp_tests.sh build/cpu/tests
 set -u
 tests=$1
-export OMP_NUM_THREADS=1
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 "$tests" --source-file='*/parallel/*' >"$tests-ranks.txt" 2>&1 &
 half=$!
 status=0

@@ -2,6 +2,7 @@
 // on any number of threads.
 #include "tests/support/quant_test.h"
 
+#include <deque>
 #include <map>
 
 #include "llmc/cpu/threads.h"
@@ -170,20 +171,24 @@ TEST_CASE("cpu producers: QuantOut gives the same as quantize on the bf16 result
 
 TEST_CASE("cpu producers: quantization does not depend on the number of threads") {
     const int threads = cpu::thread_count();
-    for (auto& [name, producer] : kProducers)
-        for (const QuantRequest& request : quant_requests()) {
-            cpu::set_thread_count(1);
-            QuantMemory one(request, N, producer.columns);
-            producer.run({.quant = one.out()});
-            for (int n : {2, 5}) {
-                cpu::set_thread_count(n);
+    std::deque<QuantMemory> ones;   // of all producers and requests
+    for (int n : {1, 2, 5}) {       // the outer loop, since OpenMP starts threads whenever the number changes
+        cpu::set_thread_count(n);
+        size_t number = 0;
+        for (auto& [name, producer] : kProducers)
+            for (const QuantRequest& request : quant_requests()) {
                 QuantMemory many(request, N, producer.columns);
                 producer.run({.quant = many.out()});
+                if (n == 1) {
+                    ones.push_back(std::move(many));
+                    continue;
+                }
                 INFO(name << ", " << request.name << ", " << n << " threads");
-                CHECK_EQ(many.difference(one), "");
-                CHECK(many.dbias_scratch.same_bits(one.dbias_scratch));
+                CHECK_EQ(many.difference(ones[number]), "");
+                CHECK(many.dbias_scratch.same_bits(ones[number].dbias_scratch));
+                number++;
             }
-        }
+    }
     cpu::set_thread_count(threads);
 }
 
