@@ -319,7 +319,7 @@ class InBrowser(ReportTest):
             chromium.open(out)
             self.assertEqual(chromium.errors, [])
             self.assertEqual(chromium.requests, [f"file://{out}"])   # no network, no second file
-            self.assertIn("<b>bf16", chromium.run("document.querySelector('h1').textContent"))
+            self.assertIn(": <b>bf16, fp8 (", chromium.run("document.querySelector('h1').textContent"))
             # Every chart and map has ink, a name, and can have the focus.
             drawn = chromium.run("""[...document.querySelectorAll("canvas")].map((canvas) => {
                 const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
@@ -335,6 +335,10 @@ class InBrowser(ReportTest):
             chromium.run("document.querySelectorAll('.chart')[1].focus()")
             chromium.key("End")
             self.assertEqual(chromium.run(legend), "300")
+            # The legend has the dashes of the lines, for a page in grey.
+            markers = chromium.run("""[...document.querySelectorAll('.chart')[1].querySelectorAll('.u-marker')].map((e) =>
+                getComputedStyle(e).borderTopStyle)""")
+            self.assertEqual(markers[-2:], ["solid", "dashed"])
             # Heat map: hover names the tensor, a click draws it.
             chromium.hover(*chromium.center(".heats canvas"))
             self.assertRegex(chromium.run("document.querySelector('.reading').textContent"),

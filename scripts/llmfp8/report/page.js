@@ -26,6 +26,7 @@ function element(name, parent, attributes = {}, text = "") {
     return made;
 }
 const style = (i) => STYLES[i % STYLES.length];
+const markerDash = (dash) => !dash.length ? "solid" : dash[0] > 2 ? "dashed" : "dotted";   // of a CSS border
 function figures(value) {
     if (value === null || value === undefined) return "–";
     const size = Math.abs(value);
@@ -103,7 +104,7 @@ function draw({ parent, title, unit, series, logarithmic = false, height = 210, 
         chart.plot?.destroy();
         chart.plot = new uPlot({
             width: Math.max(260, box.clientWidth), height, ms: 1,
-            legend: { live: true },
+            legend: { live: true, markers: { dash: (_, i) => markerDash(series[i - 1]?.style[1] ?? []) } },
             cursor: { sync: { key: shared ? "x" : title }, drag: { x: true, y: false }, focus: { prox: 20 } },
             scales: { x: { time: false }, y: log ? { distr: 3 } : { range: ticks ? ticks.range : (_, low, high) => near(low, high) } },
             axes: [{ values: (_, at) => at.map(tick), label: shared ? AXES[axis] : "step", labelSize: 18, size: 34, grid: { stroke: "#e3e6ea" } },

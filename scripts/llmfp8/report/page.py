@@ -135,9 +135,11 @@ def report(runs, benches=()):
         del data["means"]
     rows = option_rows(runs)
     differ = [row for row in rows if len(set(row[1:])) > 1]
-    names = ", ".join(run.name for run in runs)
+    models = {str(part(run.headers[-1], "config").get("model", "model unknown")) for run in runs}
+    title = "Training report: " + ", ".join(run.name for run in runs) + (
+        f" ({models.pop()})" if len(models) == 1 else "")
     notes = "".join(f"<li>{text(line)}</li>" for run in runs for line in run.warnings())
-    body = [f"<header><h1>Training report: {text(names)}</h1></header>\n<main>\n",
+    body = [f"<header><h1>{text(title)}</h1></header>\n<main>\n",
             f"<ul class=notes>{notes}</ul>\n" if notes else "", what_ran(runs)]
     if differ:
         body.append(table(["option", *(run.name for run in runs)], differ, "Options that differ"))
@@ -152,4 +154,4 @@ def report(runs, benches=()):
             body.append(f"<h2>Linears in FP8: {text(run.name)}</h2>\n<pre tabindex=0>"
                         f"{text(run.headers[-1]['fp8_plan'])}</pre>\n")
     body.append("</main>\n")
-    return page(f"Training report: {names}", "".join(body), (HERE / "page.js").read_text(), {"runs": datas, "gap": gap})
+    return page(title, "".join(body), (HERE / "page.js").read_text(), {"runs": datas, "gap": gap})
