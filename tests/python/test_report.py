@@ -336,8 +336,8 @@ class InBrowser(ReportTest):
             chromium.key("End")
             self.assertEqual(chromium.run(legend), "300")
             # The legend has the dashes of the lines, for a page in grey.
-            markers = chromium.run("""[...document.querySelectorAll('.chart')[1].querySelectorAll('.u-marker')].map((e) =>
-                getComputedStyle(e).borderTopStyle)""")
+            markers = chromium.run("""[...document.querySelectorAll('.chart')[1].querySelectorAll('.u-marker')].map(
+                (e) => getComputedStyle(e).borderTopStyle)""")
             self.assertEqual(markers[-2:], ["solid", "dashed"])
             # Heat map: hover names the tensor, a click draws it.
             chromium.hover(*chromium.center(".heats canvas"))
@@ -382,7 +382,8 @@ class InBrowser(ReportTest):
                 self.assertEqual(chromium.run(chosen), "200")
                 self.assertEqual(chromium.run(f"{figure}.querySelectorAll('rect').length"), 7)
                 self.assertEqual(chromium.run(f"{figure}.querySelectorAll('line.limit').length"), 3)
-                self.assertRegex(chromium.run("document.querySelector('.reading').textContent"), r"amax [\d.]+, scale [\d.]+,")
+                self.assertRegex(chromium.run("document.querySelector('.reading').textContent"),
+                                 r"amax [\d.]+, scale [\d.]+,")
                 # The names of the limits do not overlap.
                 ends = chromium.run(f"""[...{figure}.querySelectorAll('text.limit')].map((e) => {{
                     const box = e.getBoundingClientRect(); return [box.left, box.right]; }})""")

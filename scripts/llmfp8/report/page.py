@@ -82,8 +82,8 @@ def plan_table(runs):
                 both = all(isinstance(value, (int, float)) and value > 0 for value in (a, b))
                 rows.append([run.name, what, cell(a, form), cell(b, form),
                              f"{round(100 * (a / b - 1), 1) + 0.0:+.1f} %" if both else ""])
-    return ("<h2>Predicted and measured</h2>\n" + table(["run", "what", "predicted", "measured", "predicted against measured"], rows)
-            if rows else "")
+    return ("<h2>Predicted and measured</h2>\n" + table(
+        ["run", "what", "predicted", "measured", "predicted against measured"], rows) if rows else "")
 
 
 def memory_maps(runs):
