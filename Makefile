@@ -60,17 +60,20 @@ CUDA_INCLUDE := $(addprefix -isystem ,$(filter-out /usr/include,$(CUDA_INC)))
 LIBS += -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -ldl -lrt
 endif
 
-# Several ranks are optional: without the library the files are left out.
+# Several ranks are optional: without the library the files are left out. Only these sources ask for it, so that the
+# others stay as they are if it is installed later.
+MPI_USERS := llmc/parallel/comm/% llmc/fault/% llmc/commands/main.cpp llmc/commands/all.cpp llmc/commands/doctor/% \
+             tests/fault/% tests/end_to_end/%
+MPI_FLAGS := -DLLMC_MPI=0
 ifneq ($(MPI_VERSION),)
 ifneq ($(wildcard llmc/parallel/comm/comm_mpi.cpp),)
-MPI_FLAGS := -DLLMC_MPI $(patsubst -I%,-isystem %,$(shell $(MPICXX) --showme:compile))
-LIBS += $(shell $(MPICXX) --showme:link)
+MPI_FLAGS := -DLLMC_MPI=1 $(patsubst -I%,-isystem %,$(shell $(MPICXX) --showme:compile))
+MPI_LIBS := $(shell $(MPICXX) --showme:link)
 endif
 endif
-ifeq ($(MPI_FLAGS),)
+ifeq ($(MPI_LIBS),)
 LLMC_CXX := $(filter-out llmc/parallel/comm/comm_mpi.cpp,$(LLMC_CXX))
 endif
-DEFINES += $(MPI_FLAGS)
 
 # Options, JSON, logs and tests run rarely and take long to optimise (-Og takes three quarters of the time of -O1); the
 # operations are what a step on the CPU consists of. No result depends on the level.
@@ -86,7 +89,8 @@ OPTIMISE = $(or $(if $(filter asan tsan,$(VARIANT)),-O1),$(if $(filter $(NEVER_H
 # g++ collects its garbage at 1 GB instead of 128 MB, which takes a twelfth less time.
 COLLECT := $(if $(findstring clang,$(CXX)),,--param ggc-min-heapsize=1000000)
 CXX_FLAGS = -std=c++20 $(OPTIMISE) $(CODEGEN) $(COLLECT) -fmacro-prefix-map=./= \
-            $(WARNINGS) $(DEFINES) $(DEVICE_DEFINES) $(CUDA_INCLUDE) $(SAN_$(VARIANT))
+            $(WARNINGS) $(DEFINES) $(if $(filter $(MPI_USERS),$(SOURCE)),$(MPI_FLAGS)) $(DEVICE_DEFINES) \
+            $(CUDA_INCLUDE) $(SAN_$(VARIANT))
 CODE ?= sm_$(ARCH)
 # A build for compute_* (PTX alone) is never run: its purpose is what the compiler's front end reports.
 NVCC_STAGE := $(if $(filter compute_%,$(CODE)),-ptx -Xcicc -O1,-c)
@@ -167,7 +171,7 @@ fuzzers: $(addprefix $(BUILD)/,$(FUZZERS))
 # A library that replaces NVML in tests.
 FAKE_NVML := $(BUILD)/fake/libnvidia-ml.so.1
 # For tests of several ranks: the check of collectives, and on the CPU a library that replaces NCCL.
-RANK_TESTS := $(BUILD)/comm_check $(if $(and $(MPI_FLAGS),$(filter cpu,$(DEVICE))),$(BUILD)/fake/libnccl.so.2 \
+RANK_TESTS := $(BUILD)/comm_check $(if $(and $(MPI_LIBS),$(filter cpu,$(DEVICE))),$(BUILD)/fake/libnccl.so.2 \
 	$(BUILD)/fake/no_threads.so $(BUILD)/fake/sleeping_yield.so)
 cuda_kernels: $(patsubst %.cu,$(OBJ)/%.o,$(filter %.cu,$(LLMC_CUDA)))
 cuda_all: $(BUILD)/comm_check $(addprefix $(BUILD)/,$(MAINS)) tests_gpu $(BENCHES)
@@ -175,7 +179,7 @@ cuda_all: $(BUILD)/comm_check $(addprefix $(BUILD)/,$(MAINS)) tests_gpu $(BENCHE
 # ---- rules -------------------------------------------------------------------------------------------------
 define LINK
 @echo "LINK $@"
-@$(CXX) $(CODEGEN) $(SAN_$(VARIANT)) $(filter %.o %.a,$^) -o $@ $(LIBS)
+@$(CXX) $(CODEGEN) $(SAN_$(VARIANT)) $(filter %.o %.a,$^) -o $@ $(LIBS) $(MPI_LIBS)
 endef
 $(addprefix $(BUILD)/,$(MAINS)): $(BUILD)/%: $(OBJ)/%.o $(LLMC_OBJ)
 	$(LINK)
@@ -190,7 +194,7 @@ $(BUILD)/comm_check: $(OBJ)/tests/end_to_end/comm_check.o $(LLMC_OBJ)
 	$(LINK)
 $(BUILD)/fake/libnccl.so.2: tests/end_to_end/fake_nccl.cpp llmc/parallel/comm/comm_nccl_api.h $(BUILD)/flags
 	@mkdir -p $(@D); echo "LINK $@"
-	@$(CXX) $(CXX_FLAGS) -shared -fPIC $< -o $@ $(LIBS)
+	@$(CXX) $(CXX_FLAGS) -shared -fPIC $< -o $@ $(LIBS) $(MPI_LIBS)
 $(FAKE_NVML): tests/support/fake_nvml.cpp $(BUILD)/flags
 	@mkdir -p $(@D); echo "LINK $@"
 	@$(CXX) $(CXX_FLAGS) -shared -fPIC $< -o $@
@@ -234,10 +238,13 @@ endif
 
 # These are rewritten only when their content changes.
 ifdef BUILDING
-write_flags = $(shell mkdir -p $(1); echo '$(subst ','\'',$(2))' | cmp -s - $(1)/flags \
-                      || echo '$(subst ','\'',$(2))' > $(1)/flags)
-$(call write_flags,$(BUILD),$(FLAGS_TEXT))$(call write_flags,$(HOST),$(HOST_FLAGS_TEXT))
-$(BUILD)/flags $(HOST)/flags: ;
+write_flags = $(shell mkdir -p $(dir $(1)); echo '$(subst ','\'',$(2))' | cmp -s - $(1) \
+                      || echo '$(subst ','\'',$(2))' > $(1))
+$(call write_flags,$(BUILD)/flags,$(FLAGS_TEXT))$(call write_flags,$(HOST)/flags,$(HOST_FLAGS_TEXT))
+$(call write_flags,$(HOST)/mpi_flags,$(MPI_FLAGS) $(MPI_LIBS))
+$(BUILD)/flags $(HOST)/flags $(HOST)/mpi_flags: ;
+$(filter $(foreach source,$(MPI_USERS:.cpp=.o),$(OBJ)/$(source) $(HOST)/$(source)),$(LLMC_OBJ) $(TEST_OBJ)) \
+$(OBJ)/tests/end_to_end/comm_check.o $(addprefix $(BUILD)/,$(MAINS) tests tests_gpu comm_check): $(HOST)/mpi_flags
 INCLUDES := \#include "%s"\n
 write_united = $(shell mkdir -p $(1); printf '$(INCLUDES)' $(2) | cmp -s - $(1)/all.cpp \
                        || printf '$(INCLUDES)' $(2) > $(1)/all.cpp)
@@ -261,9 +268,9 @@ $(BUILD)/version.o $(BUILD)/rates.o $(BUILD)/hf_code.o: %.o: %.cpp $(BUILD)/flag
 endif
 
 # Fuzzers are built apart, see FUZZ_COMPILE.
-$(OBJ)/fuzz/%.o: %.cpp $(BUILD)/flags
+$(OBJ)/fuzz/%.o: %.cpp $(BUILD)/flags $(HOST)/mpi_flags
 	@mkdir -p $(@D); echo "FUZZ $<"
-	@$(CCACHE) $(FUZZ_COMPILE) -MMD -MP -c $< -o $@
+	@$(CCACHE) $(FUZZ_COMPILE) $(MPI_FLAGS) -MMD -MP -c $< -o $@
 # An archive: each fuzzer links only what it reaches.
 $(BUILD)/fuzz.a: $(FUZZ_OBJ)
 	@rm -f $@; ar rcs $@ $^
@@ -273,7 +280,7 @@ $(addprefix $(BUILD)/,$(FUZZERS)): $(BUILD)/%: $(OBJ)/fuzz/tests/fuzz/%.o $(FUZZ
 
 # Checks the host code with another compiler, without generating code: make CXX=clang++ syntax
 syntax:
-	@printf '%s\n' $(LLMC_SYNTAX) | xargs -P $(shell nproc) -n 1 $(CXX) $(CXX_FLAGS) -fsyntax-only
+	@printf '%s\n' $(LLMC_SYNTAX) | xargs -P $(shell nproc) -n 1 $(CXX) $(CXX_FLAGS) $(MPI_FLAGS) -fsyntax-only
 	@echo "$(words $(LLMC_CXX)) files compile with $(CXX)"
 
 # ---- what people call --------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ namespace {
 using gemm_bench::Buffers;
 using gemm_tiles::Call;
 using gemm_tiles::Operands;
+using gemm_tiles::type_of_a;
+using gemm_tiles::type_of_b;
 using gemm_tiles::Variant;
 
 struct Options {

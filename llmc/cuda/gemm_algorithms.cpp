@@ -40,11 +40,12 @@ json to_json(const GemmKey& key, const GemmPlan& plan) {
                           kGranularityNames[static_cast<int>(key.b_granularity)]};
         row["fast_accumulation"] = key.fast_accumulation;
         row["own_kernel"] = plan.custom;
+        if (key.swiglu) row["swiglu"] = true;
     }
     return row;
 }
 
-// Reads the fields that only rows of FP8 matmuls have. Older files do not have own_kernel.
+// Reads the fields that only rows of FP8 matmuls have. Older files have neither own_kernel nor swiglu.
 void read_fp8_fields(GemmKey& key, GemmPlan& plan, const json& row) {
     if (!is_fp8(key.a)) return;
     const json& scales = row.at("factors");
@@ -56,6 +57,7 @@ void read_fp8_fields(GemmKey& key, GemmPlan& plan, const json& row) {
     key.b_granularity = granularity(1);
     key.fast_accumulation = row.at("fast_accumulation").get<bool>();
     plan.custom = row.value("own_kernel", false);
+    key.swiglu = row.value("swiglu", false);
 }
 
 std::pair<GemmKey, GemmPlan> from_json(const json& row) {

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#ifdef LLMC_MPI
+#if LLMC_MPI
 #include <openssl/crypto.h>
 #include <openssl/hmac.h>
 #include <openssl/opensslv.h>
@@ -27,7 +27,7 @@ template <typename T> std::string_view bytes_of(const T& value) {
     return {reinterpret_cast<const char*>(&value), sizeof value};
 }
 
-#ifdef LLMC_MPI
+#if LLMC_MPI
 #define LLMC_TEXT_OF(number) #number
 #define LLMC_LIBCRYPTO(major) "libcrypto.so." LLMC_TEXT_OF(major)
 // Opened by the first handshake. Linking it would add 1.4 ms to the start of every process, also of runs on one host,

@@ -19,24 +19,24 @@ Mlp::Mlp(ModelContext& model)
 
 // ---- forward
 
-LinearOperand Mlp::activation(Ctx& ctx, int layer, int64_t N, XUsage usage) {
+LinearOperand Mlp::activation(Ctx& ctx, int layer, int64_t N, XUsage usage, const LinearOperand* x) {
     return model_.make_x(ctx, down(layer), saved_act(layer, N), N, usage, false,
                          [&](Tensor out, const QuantOut& quant) {
-        ops::activation_forward(ctx, {.kind = config_.activation, .out = out, .in = buffers_.at(kUp, layer, N),
-                                      .N = N, .F = config_.ffn_hidden_size, .quant = quant});
+        const ActivationForwardArgs args{.kind = config_.activation, .out = out, .in = buffers_.at(kUp, layer, N),
+                                         .N = N, .F = config_.ffn_hidden_size, .quant = quant};
+        if (x) linear_activation_forward(ctx, up(layer), *x, args);
+        else ops::activation_forward(ctx, args);
     });
 }
 
 LinearOperand Mlp::up_and_activation(Ctx& ctx, int layer, const LinearOperand& x, int64_t N, XUsage usage) {
-    const Tensor out = buffers_.at(kUp, layer, N);
     if (model_.options.fuse_gelu && activation_function(config_.activation).in_gemm_epilogue) {
         const LinearOperand act = saved_act(layer, N);
-        linear_gelu_forward(ctx, up(layer), act.high, out, x.high, N);
+        linear_gelu_forward(ctx, up(layer), act.high, buffers_.at(kUp, layer, N), x.high, N);
         if (!usage.recomputed) model_.fp8.exponents().add(ctx, down(layer).histogram, Fp8Role::kX, act.high);
         return act;
     }
-    linear_forward(ctx, up(layer), out, x, N);
-    return activation(ctx, layer, N, usage);
+    return activation(ctx, layer, N, usage, &x);
 }
 
 void Mlp::forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch, const DeviceBatch& batch) {

@@ -95,7 +95,7 @@ class Ssh(HostsTest):
         self.assertEqual(one, two)
 
     def test_a_signal_to_the_launcher_saves(self):
-        process = self.start(*FOREVER, "--save", self.path("run"))
+        process = self.start(*FOREVER, "--save", self.path("run"), "--save-interval", "1000000")
         with open(f"/proc/{process.pid}/task/{process.pid}/children") as children:
             os.kill(int(children.read()), signal.SIGTERM)   # nsenter is the launcher's parent
         stop = re.search(r"stop: a signal to the launch wrapper after step (\d+)", self.finish(process, 0))

@@ -1,7 +1,7 @@
 // The link between the heartbeat tables of several hosts: messages between hosts, and how unknown processes, wrong
 // secrets, recorded and reflected messages are rejected. The sockets are real. A "stranger" is a process without the
 // secret.
-#ifdef LLMC_MPI
+#if LLMC_MPI
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>

@@ -1,7 +1,6 @@
 // The candidates for custom matmuls with one scale per tensor (dev/bench/gemm_tiles, compute capability 9.0), every
-// variant: exact on integers, otherwise within the error bound of tensor cores; equal to the library over many tiles;
-// SwiGLU variants equal to the matmul followed by the activation. They form an executable, build/cuda/tests_gemm_tiles,
-// since nothing of the trainer depends on them.
+// variant: exact on integers, otherwise within the error bound of tensor cores; equal to the library over many tiles.
+// They form an executable, build/cuda/tests_gemm_tiles, since nothing of the trainer depends on them.
 #include "dev/bench/gemm_tiles/gemm_tiles.h"
 #include "tests/gpu/gpu_op.h"
 #include "tests/support/fp8_gemm_test.h"
@@ -197,57 +196,6 @@ TEST_CASE("gpu gemm tiles in bf16 are exact on whole numbers, otherwise within t
                     });
                 }
             }
-}
-
-// gate and up are compared like any product; act, its transpose and amax must have the bits that the activation's own
-// kernel gets from gate and up.
-TEST_CASE("gpu gemm tiles with swiglu are equal to the matmul followed by the activation") {
-    for (const Shape& s : {Shape{16, 32, 64}, {37, 96, 80}, {128, 256, 128}, {144, 544, 528}, {272, 800, 400},
-                           {1040, 4128, 272}, {4112, 2592, 144}})
-        for (const Variant& v : all()) {
-            if (!v.swiglu || left_out(s.M * s.N)) continue;
-            Fp8Product p = product(s, Dtype::kE4m3, Dtype::kBf16, false, 0);
-            fill(p, 0);
-            const double size = 100 * 100 * std::sqrt(static_cast<double>(s.K));   // gate and up of order 1
-            p.a_scale_inv.set(0, 3 / size), p.b_scale_inv.set(0, 0.75);
-            INFO(v.name << ": " << p.name());
-            const int64_t F = s.N / 2;
-            const bool transposes = s.M % 16 == 0;
-            HostTensor start(Dtype::kInt32, 4);
-            *static_cast<Fp8Slot*>(start.data()) = {.scale_inv = -1.0f, .scale = 70.5f, .amax_bits = 7u,
-                                                    .step_amax_bits = 5u};
-            DeviceTensor a(p.a), b(p.b), d(p.d), a_scale_inv(p.a_scale_inv), b_scale_inv(p.b_scale_inv);
-            DeviceTensor act(HostTensor(Dtype::kE4m3, s.M * F)), want_act(HostTensor(Dtype::kE4m3, s.M * F));
-            DeviceTensor transposed(HostTensor(Dtype::kE4m3, transposes ? s.M * F : 0));
-            DeviceTensor want_transposed(HostTensor(Dtype::kE4m3, transposes ? s.M * F : 0));
-            DeviceTensor slot(start), want_slot(start);
-            const gemm_tiles::Call call{
-                .D = d.view(), .A = a.view(), .B = b.view(), .a_scale_inv = a_scale_inv.view(),
-                .b_scale_inv = b_scale_inv.view(), .M = s.M, .N = s.N, .K = s.K, .act = act.view(),
-                .act_transposed = transposed.view(), .slot = static_cast<Fp8Slot*>(slot.view().data)};
-            const char* error = gemm_tiles::call_error(v, call);
-            REQUIRE_MESSAGE(!error, error);
-            v.run(gpu(), call);
-            cuda::activation_forward(
-                gpu(), {.kind = Activation::kSwiglu, .out = {}, .in = d.view(), .N = s.M, .F = F,
-                        .quant = {.rowwise = want_act.view(), .transposed = want_transposed.view(),
-                                  .slot = static_cast<Fp8Slot*>(want_slot.view().data), .record = true}});
-            cuda::synchronize(gpu());
-            if (s.M * s.N * s.K < (1 << 27)) {
-                const Fp8Expected e = expected_of(p);
-                check_close(p.name(), d.download(), e.product, gpu_bound(p, e), 1.0 / 8);
-            } else {
-                const HostTensor want = by_library(p);   // sums that may differ in their last places
-                CHECK_EQ(first_difference(d.download(), want, [&](int64_t i) {
-                             return 0.1 + 0.02 * std::fabs(want.get(i));
-                         }), "");
-            }
-            CHECK(act.download().same_bits(want_act.download()));
-            CHECK(transposed.download().same_bits(want_transposed.download()));
-            const HostTensor got = slot.download(), want = want_slot.download();
-            CHECK(got.same_bits(want));
-            CHECK_GT(static_cast<const Fp8Slot*>(got.data())->amax_bits, 7u);
-        }
 }
 
 TEST_CASE("gpu gemm tiles: a call that a variant cannot compute is named") {

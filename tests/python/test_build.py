@@ -1,5 +1,8 @@
-"""The Makefile's detection of the machine. Standard library only."""
+"""The Makefile's detection of the machine, and the names of tests in dev/ci. Standard library only."""
+import fnmatch
+import glob
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -34,6 +37,19 @@ class HeadersTest(unittest.TestCase):
                 self.assertEqual(done.returncode, 2, done.stdout)
                 self.assertIn(f"missing: {name};", done.stderr)
                 os.rename(os.path.join(folder, "away"), os.path.join(folder, header))
+
+
+class TestFullTest(unittest.TestCase):
+    def test_each_pattern_of_a_part_matches_a_test_case(self):
+        with open(os.path.join(ROOT, "dev/ci/test_full.sh"), encoding="utf-8") as script:
+            patterns = re.findall(r'"([^"]*)"', re.search(r"cases=\((.*?)\)\n", script.read(), re.S)[1])
+        self.assertGreater(len(patterns), 3)
+        names = []
+        for path in glob.glob(os.path.join(ROOT, "tests/*/test_*.cpp")):
+            with open(path, encoding="utf-8") as source:
+                names += re.findall(r'TEST_CASE\("([^"]*)"', source.read())
+        unknown = [p for p in patterns if not any(fnmatch.fnmatchcase(name, p) for name in names)]
+        self.assertEqual(unknown, [])
 
 
 if __name__ == "__main__":

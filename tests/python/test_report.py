@@ -180,7 +180,7 @@ class Page(ReportTest):
                                                              for i, tensors in enumerate(steps))]))
         run.poll()
         self.assertEqual(run.heat.names, {"a": 0, "b": 1, "c": 2})
-        amax, scale = ([column[field].tolist() for _, _, column in run.heat.columns] for field in ("amax", "quant_mul"))
+        amax, scale = ([column[field].tolist() for _, _, column in run.heat.columns] for field in ("amax", "scale"))
         self.assertEqual([len(rows) for rows in amax], [2, 2, 2, 3])
         self.assertEqual((amax[0], amax[1], amax[3][2], scale[3][2]), ([1.0, 2.0], [math.inf, 5.0], 4.0, 7.0))
         self.assertEqual([total[""]["nonfinite"] for total in run.fp8.values()], [2, 2, 0, 2])
@@ -232,7 +232,7 @@ class Page(ReportTest):
         run = StreamedLog(log)
         run.poll()
         found = reduce.run_data(run)["heat"]
-        self.assertEqual(list(found["maps"]), ["amax", "quant_mul", "nonfinite", "tensorwise_flushed",
+        self.assertEqual(list(found["maps"]), ["amax", "scale", "nonfinite", "tensorwise_flushed",
                                                "delayed_saturated", "delayed_flushed", "blockwise_flushed_at_most"])
         self.assertEqual([high for _, high in found["maps"]["delayed_saturated"]["ranges"]], [0.003] * 3)
         out = self.folder / "shadow.html"
@@ -412,6 +412,18 @@ class InBrowser(ReportTest):
                 chromium.run(f"{figure}.querySelector('summary').click()")
                 self.assertGreater(chromium.run(f"{figure}.querySelectorAll('tbody tr').length"), 5)
                 self.assertEqual(chromium.errors, [])
+
+    def test_what_fp8_would_do_is_said_of_the_chosen_run_alone(self):
+        names, out = ["0.qkv.x"], self.folder / "two.html"
+        fp8 = self.add(self.long_log(300, names, 100, name="fp8"), [self.exponents(100, names)])
+        self.report(fp8, self.add(self.long_log(300, name="bf16"), [self.exponents(100, names, True)]), "--out", out)
+        with browser.Browser() as chromium:
+            chromium.open(out)
+            for name, said in (("fp8", False), ("bf16", True)):
+                chromium.run(f"""(() => {{ const e = [...document.querySelectorAll('section select option')].find((o) =>
+                    o.textContent === '{name}'); e.selected = true;
+                    e.parentNode.dispatchEvent(new Event('change', {{bubbles: true}})); }})()""")
+                self.assertEqual(chromium.run("document.querySelector('section').innerText.includes('would do')"), said)
 
     def test_a_script_of_a_log_does_not_run(self):
         log, out = self.long_log(10, ["<script>document.title='owned'</script>"]), self.folder / "evil.html"

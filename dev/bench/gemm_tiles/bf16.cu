@@ -1,27 +1,23 @@
 // Variants for bf16 operands that are both contiguous along K: forward.
 #include "dev/bench/gemm_tiles/gemm_tiles.h"
 #if defined(LLMC_SM90A)   // these use instructions that older devices lack
-#include "dev/bench/gemm_tiles/tile_kernel.cuh"
+#include "dev/bench/gemm_tiles/variant.cuh"
 #endif
 
 namespace gemm_tiles {
 
 #if defined(LLMC_SM90A)
 namespace {
-template <Work work, int rows, int columns, Share share, int stages, int panels>
-using Bf16 = Tiles<Operands::kBf16, work, rows, columns, share, stages, panels>;
+template <int rows, int columns, Share share, int stages, int panels>
+using Bf16 = Tiles<Operands::kBf16, Work::kTogether, rows, columns, share, stages, panels>;
 }
 
 std::vector<Variant> bf16_variants() {
-    constexpr Work kTogether = Work::kTogether, kTurns = Work::kTurns;
-    constexpr Share kNone = Share::kNone, kA = Share::kRows, kB = Share::kColumns;
+    constexpr Share kA = Share::kRows, kB = Share::kColumns;
     return {
-        variant<Bf16<kTogether, 64, 256, kNone, 4, 2>>(16),
-        variant<Bf16<kTogether, 64, 256, kB, 4, 2>>(8),
-        variant<Bf16<kTogether, 64, 256, kA, 4, 2>>(16),
-        variant<Bf16<kTogether, 128, 128, kA, 4, 2>>(8),
-        variant<Bf16<kTogether, 128, 192, kA, 3, 3>>(8),
-        variant<Bf16<kTurns, 128, 128, kB, 5, 4>>(8),
+        variant<Bf16<64, 256, kB, 4, 2>>(8),
+        variant<Bf16<128, 128, kA, 4, 2>>(8),
+        variant<Bf16<128, 192, kA, 3, 3>>(8),
     };
 }
 #else

@@ -150,15 +150,24 @@ static void put_attention(const PlannedOp& op, double us, Rates& rates) {
     (s.backward ? row->backward_us : s.fp8 ? row->fp8_forward_us : row->forward_us) = us;
 }
 
+static void put_op(const PlannedOp& op, double us, Rates& rates) {
+    if (op.bytes == 0) return;   // times are predicted per byte
+    rates.ops.push_back({op.kind, op.mode, op.dtype, static_cast<double>(op.bytes), us, op.activation});
+}
+
 void RateRows::put(Rates& rates) const {
     for (const auto& [name, calls] : calls_) {
         const auto& [gemms, ops] = calls.work;
         const double us = median_of(calls.us);
         if (gemms.size() == 1 && ops.empty()) put_gemm(gemms[0].shape, us, rates);
-        if (!gemms.empty() || ops.size() != 1 || ops[0].attention.HS > 0) continue;
-        if (ops[0].bytes == 0) continue;   // times are predicted per byte
-        rates.ops.push_back({ops[0].kind, ops[0].mode, ops[0].dtype, static_cast<double>(ops[0].bytes), us,
-                             ops[0].activation});
+        if (gemms.empty() && ops.size() == 1 && ops[0].attention.HS == 0) put_op(ops[0], us, rates);
+    }
+    // What gemm_activation takes beyond its matmul alone is the time of the activation.
+    for (const auto& [name, calls] : calls_) {
+        const auto& [gemms, ops] = calls.work;
+        if (gemms.size() != 1 || ops.size() != 1) continue;
+        const double rest = median_of(calls.us) - predicted_matmul_us(gemms[0].shape, rates);
+        put_op(ops[0], std::max(rest, kKernelUs), rates);
     }
     // A call of attention often includes a quantizing pass over its result, whose time is subtracted.
     for (const auto& [name, calls] : calls_) {

@@ -60,7 +60,7 @@ public:
 
 std::unique_ptr<Comm> open_single() { return std::make_unique<SingleComm>(); }
 
-#ifndef LLMC_MPI
+#if !LLMC_MPI
 std::unique_ptr<Comm> open_comm() {
     for (const char* size : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
         REQUIRE(number_of(size) <= 1, "%s is %d, and this executable was built without OpenMPI: install it (Debian's "

@@ -204,17 +204,17 @@ if (kinds.length) {
 function unique(values) { return [...new Set(values)]; }
 
 // ---- heat maps of the FP8 tensors ----
-const FIELDS = { amax: "amax", quant_mul: "scale (of blocks: the median)", saturated: "saturated, share of values",
+const FIELDS = { amax: "amax", scale: "scale (of blocks: the median)", saturated: "saturated, share of values",
     flushed: "flushed to zero, share of values", nonfinite: "values that are not finite", scale_at_ends: "block scales at an end of their range, share",
     tensorwise_flushed: "would be flushed with the scale of the present amax, share of values",
     delayed_saturated: "would saturate with the scale of the amax of the record before, share of values",
     delayed_flushed: "would be flushed with the scale of the amax of the record before, share of values",
     blockwise_flushed_at_most: "would be flushed with scales of blocks, at most, share of values" };
 // In a legend, and beside the values of a cell.
-const SHORT = { quant_mul: "scale", nonfinite: "not finite", flushed: "flushed to zero", scale_at_ends: "scales at an end",
+const SHORT = { nonfinite: "not finite", flushed: "flushed to zero", scale_at_ends: "scales at an end",
     tensorwise_flushed: "would be flushed (tensorwise)", delayed_saturated: "would saturate (delayed)",
     delayed_flushed: "would be flushed (delayed)", blockwise_flushed_at_most: "would be flushed (blocks) at most" };
-const OWN_RANGES = ["amax", "quant_mul"];
+const OWN_RANGES = ["amax", "scale"];
 const shade = (level) => {   // white to dark, of falling lightness: it reads in grey
     const t = level / 254;
     return [255 - 225 * t, 250 - 215 * Math.sqrt(t) * (0.35 + 0.65 * t), 240 - 160 * t * t - 20 * t].map(Math.round);
@@ -346,8 +346,7 @@ const heated = runs.filter((run) => run.heat);
 if (heated.length) {
     const part = element("section", host, { "aria-label": "FP8 tensors" });
     element("h2", part, {}, "FP8 tensors: layer by step");
-    if (heated.some((run) => run.heat.maps.tensorwise_flushed))
-        element("p", part, { class: "soft" }, "Of a BF16 run: what FP8 would do to its tensors, computed from the exponents of their values. Delayed scaling is shown with the amax of the record before, and blocks only as a bound.");
+    const shadow = element("p", part, { class: "soft" }, "Of a BF16 run: what FP8 would do to its tensors, computed from the exponents of their values. Delayed scaling is shown with the amax of the record before, and blocks only as a bound.");
     const bar = element("p", part);
     const pick = (label, entries) => {
         const box = element("select", element("label", bar, {}, label + " "));
@@ -384,6 +383,7 @@ if (heated.length) {
     }
     function show() {
         const heat = heatNow(), map = heat.maps[ofField.value], data = bytes(map), columns = heat.columns.length;
+        shadow.hidden = !heat.maps.tensorwise_flushed;
         range.textContent = ` ${OWN_RANGES.includes(ofField.value) ? "the range beside each name" : map.ranges[0].map(figures).join(" to ")}, logarithmic; hatched: no value`;
         maps.textContent = "";
         let begin = 0;

@@ -16,7 +16,7 @@ CURVES = ("loss", "lr", "grad_norm", "grad_mul", "step_seconds", "tokens_per_sec
           "power_w", "sm_clock_mhz", "gpu_temperature_c", "gpu_utilization", "gpu_memory_gib", "memory_gib",
           "joules_per_token")
 LEVELS = 254   # of a cell; 255: no value
-OWN_RANGES = ("amax", "quant_mul")   # differ from linear to linear and from x to dy; the others are shares or counts
+OWN_RANGES = ("amax", "scale")   # differ from linear to linear and from x to dy; the others are shares or counts
 
 
 def short(value):

@@ -14,7 +14,7 @@ from .exponents import Exponents
 
 COLUMNS = 128
 # Fields of a tensor that the heat maps show; of several steps in a column the largest counts.
-FP8_FIELDS = ("amax", "quant_mul", "saturated", "flushed", "nonfinite", "scale_at_ends")
+FP8_FIELDS = ("amax", "scale", "saturated", "flushed", "nonfinite", "scale_at_ends")
 # Of a BF16 run: what FP8 would do.
 SHADOW_FIELDS = ("tensorwise_flushed", "delayed_saturated", "delayed_flushed", "blockwise_flushed_at_most")
 HEAT_FIELDS = FP8_FIELDS + SHADOW_FIELDS
@@ -22,7 +22,8 @@ STEP_FIELDS = [field for _, _, field in STEP_COLUMNS if field != "step"] + ["tra
 MOST_EVENTS = 10_000   # of a log that repeats itself
 MOST_SHAPES = 1000     # of a log whose records are all different
 WHOLE_FIELDS = [field for field in FIELDS["step"] if field in WHOLE]
-WITHOUT_BLOCKS = itemgetter(*FP8_FIELDS[:5])
+LOGGED_SCALE = "quant_mul"   # the scale's name in the log
+WITHOUT_BLOCKS = itemgetter("amax", LOGGED_SCALE, *FP8_FIELDS[2:5])
 
 
 def number(value):
@@ -223,7 +224,7 @@ class StreamedLog(RunLog):
     @staticmethod
     def _tensor(tensor):
         blocks = tensor.get("block_scales")
-        scale, ends = (blocks["median"], blocks["at_ends"]) if blocks else (tensor.get("quant_mul", "nan"), "nan")
+        scale, ends = (blocks["median"], blocks["at_ends"]) if blocks else (tensor.get(LOGGED_SCALE, "nan"), "nan")
         # float() reads the strings of numbers that JSON has not.
         return (float(tensor.get("amax", "nan")), float(scale), float(tensor["saturated"]), float(tensor["flushed"]),
                 float(tensor["nonfinite"]), float(ends))
@@ -251,7 +252,7 @@ class StreamedLog(RunLog):
         self.exponents.add(record["step"], record["tensors"])
         shadows = [tensor for tensor in record["tensors"] if "tensorwise_flushed" in tensor]
         if shadows:
-            values = {"quant_mul": [number(tensor["scale"]) for tensor in shadows],
+            values = {"scale": [number(tensor["scale"]) for tensor in shadows],
                       **{field: [number(tensor.get(field)) for tensor in shadows]
                          for field in ("amax", "nonfinite", *SHADOW_FIELDS)}}
             self.heat.add(record["step"], [tensor["name"] for tensor in shadows],

@@ -1,14 +1,12 @@
 // Properties of a variant: tile, shared memory, schedule, kernel parameters.
 #pragma once
-#include "dev/bench/gemm_tiles/ptx_tiles.cuh"
 #include "llmc/cuda/fp8.cuh"
+#include "llmc/cuda/gemm_tile_ptx.cuh"
 #include "llmc/cuda/pipeline_sm90.cuh"
 #include "llmc/cuda/tensor_map.h"
 #include "llmc/cuda/wgmma.cuh"
 
-namespace gemm_tiles {
-
-using namespace cuda;
+namespace cuda::tiles {
 
 inline constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
 inline constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
@@ -147,4 +145,4 @@ template <typename T> TileProblem problem_of(const Call& call) {
             .transposed = static_cast<bool>(call.act_transposed), .slot = call.slot};
 }
 
-}  // namespace gemm_tiles
+}  // namespace cuda::tiles

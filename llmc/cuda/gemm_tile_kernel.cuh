@@ -1,8 +1,8 @@
-// Kernel template of the candidates: persistent blocks, one producer warp (TMA), two consumer warpgroups (wgmma).
+// Kernel template of custom matmuls: persistent blocks, one producer warp (TMA), two consumer warpgroups (wgmma).
 #pragma once
-#include "dev/bench/gemm_tiles/tile_store.cuh"
+#include "llmc/cuda/gemm_tile_store.cuh"
 
-namespace gemm_tiles {
+namespace cuda::tiles {
 
 // The thread that issues TMA loads. A block of a cluster loads half of the shared operand into both blocks.
 template <typename T> __device__ void load_tiles(State<T> state, const TileMaps& maps, const TileProblem& p,
@@ -14,7 +14,7 @@ template <typename T> __device__ void load_tiles(State<T> state, const TileMaps&
 #pragma unroll 1
         for (int step = 0; step < p.steps; step++) {
             const uint32_t full = state.ring.full + 8 * state.ring.stage;
-            ptx::wait_or_fail(state.ring.empty + 8 * state.ring.stage, state.ring.parity ^ 1);
+            ptx::barrier_wait(state.ring.empty + 8 * state.ring.stage, state.ring.parity ^ 1);
             ptx::barrier_expect(full, T::kStageBytes);
             const int k = step * static_cast<int>(kDepthBytes);
             if constexpr (T::kShare == Share::kRows) {
@@ -59,7 +59,7 @@ template <typename T> struct Consumer {
                                                  + part % T::kColumnParts * T::kPartColumns * kDepthBytes);
     }
     __device__ void wait(const State<T>& of) const {
-        ptx::wait_or_fail(of.ring.full + 8 * of.ring.stage, of.ring.parity);
+        ptx::barrier_wait(of.ring.full + 8 * of.ring.stage, of.ring.parity);
     }
     __device__ void release(uint32_t stage) const {
         __syncwarp();
@@ -171,7 +171,7 @@ template <typename T> struct Consumer {
 //       kPromoteBytes added in fp32; SwiGLU variants also act = swiglu(D) in E4M3 and its amax.
 // Source: PTX ISA 9.0, wgmma; DeepSeek-V3, arXiv 2412.19437, section 3.3, for promotion.
 // Traffic: M K + N K elements read, D written (read and written by the L2 cache's adders with accumulate).
-// Requires: sm_90a; what call_error checks.
+// Requires: sm_90a; what Call says.
 // Parallel: a block computes tiles of kRows x kColumns (Schedule); its last warpgroup issues TMA loads; the other two
 //           share a tile, or compute a tile each in turn. Clusters of 2 share A or B.
 template <typename T>
@@ -229,7 +229,7 @@ template <typename T> void launch(Ctx& ctx, const Call& call, int group) {
         allow_shared_memory(kernel, T::kSharedBytes);
         if (T::kCluster == 1) return ctx.sm_count;
         CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
-        CHECK(clusters > 0, "gemm_tiles: no room for a cluster");
+        CHECK(clusters > 0, "tile_kernel: no room for a cluster");
         return clusters;
     }();
     const int64_t width = T::kSwiglu ? call.N / 2 : call.N;   // columns of B that a tile's place counts
@@ -237,7 +237,7 @@ template <typename T> void launch(Ctx& ctx, const Call& call, int group) {
     const int64_t rows = ceil_div(call.M, T::kRows * (T::kShare == Share::kColumns ? 2 : 1));
     const int64_t columns = ceil_div(width, tile_columns * (T::kShare == Share::kRows ? 2 : 1));
     const int64_t items = rows * columns;
-    CHECK(call.M < (1 << 30) && call.N < (1 << 30) && items < (1 << 30), "gemm_tiles: M %lld, N %lld",
+    CHECK(call.M < (1 << 30) && call.N < (1 << 30) && items < (1 << 30), "tile_kernel: M %lld, N %lld",
           (long long)call.M, (long long)call.N);
     config.gridDim.x = grid_size(T::kCluster * std::min<int64_t>(items, resident));
     const Schedule<T> schedule{static_cast<uint32_t>(items), static_cast<uint32_t>(rows),
@@ -246,16 +246,4 @@ template <typename T> void launch(Ctx& ctx, const Call& call, int group) {
     CHECK_LAUNCH("tile_kernel");
 }
 
-// A row of the table. "fast 128x256 s4 B2 g8": 4 stages, B shared by clusters of 2, groups of 8 tiles along M.
-template <typename T> Variant variant(int group) {
-    std::string name = T::kSwiglu ? "swiglu" : T::kPromoteBytes > 0 ? strf("promote%d", T::kPromote) : "fast";
-    if (T::kOperands == Operands::kBf16) name = "bf16";
-    name += strf(" %dx%d s%d p%d", T::kRows, T::kColumns, T::kStages, T::kPanels);
-    if (T::kPingPong) name += " turns";
-    if (T::kShare != Share::kNone) name += T::kShare == Share::kRows ? " A2" : " B2";
-    name += strf(" g%d", group);
-    return {.name = name, .operands = T::kOperands, .rows = T::kRows, .columns = T::kColumns,
-            .promote = T::kPromote, .swiglu = T::kSwiglu, .group = group, .launch = launch<T>};
-}
-
-}  // namespace gemm_tiles
+}  // namespace cuda::tiles

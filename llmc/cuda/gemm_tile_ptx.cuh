@@ -1,38 +1,14 @@
-// Inline PTX of the candidates beside llmc/cuda/ptx.cuh: wgmma over up to 256 columns, stores of matrix boxes, waits
-// that end. Source: NVIDIA, PTX ISA 9.0, the instruction named at each wrapper.
+// Inline PTX of gemm_tile_kernel.cuh beside ptx.cuh: wgmma over up to 256 columns, stores of matrix boxes. Source:
+// NVIDIA, PTX ISA 9.0, the instruction named at each wrapper.
 #pragma once
-#include "dev/bench/gemm_tiles/gemm_tiles.h"
+#include "llmc/cuda/gemm_tile.h"
 #include "llmc/cuda/ptx.cuh"
 
-namespace gemm_tiles::ptx {
+namespace cuda::tiles::ptx {
 
 using namespace cuda::ptx;
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-__device__ inline uint32_t test_barrier(uint32_t barrier, uint32_t parity) {
-    uint32_t done;
-    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-                 : "=r"(done)
-                 : "r"(barrier), "r"(parity)
-                 : "memory");
-    return done;
-}
-__device__ inline uint32_t clock_low() {
-    uint32_t now;
-    asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
-    return now;
-}
-// Writes to address 0, which ends the kernel with an error. (With a trap in a branch, ptxas 13.0 does not give the
-// registers of setmaxnreg to the consumers, and spills.)
-__device__ inline void fail() { asm volatile("st.global.u32 [%0], %1;" ::"l"(uint64_t{0}), "r"(0) : "memory"); }
-// As cuda::ptx::barrier_wait, but a wait of 2^31 cycles, more than a second, ends the kernel with an error.
-__device__ inline void wait_or_fail(uint32_t barrier, uint32_t parity) {
-    if (test_barrier(barrier, parity)) return;
-    const uint32_t start = clock_low();
-    while (!test_barrier(barrier, parity))
-        if (clock_low() - start > (1u << 31)) fail();
-}
-
 // Store a box of a matrix (box_map in tensor_map.h) from shared memory, or add it to the matrix, as part of the
 // thread's open group of bulk copies. "cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor".
 __device__ inline void store_matrix_box(const void* map, uint32_t shared, int column, int row) {
@@ -115,4 +91,4 @@ __device__ inline void wgmma_tile(float (&d)[N / 2], uint64_t a, uint64_t b, boo
 #undef LLMC_N128
 #endif
 
-}  // namespace gemm_tiles::ptx
+}  // namespace cuda::tiles::ptx

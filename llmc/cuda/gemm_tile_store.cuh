@@ -1,10 +1,10 @@
-// Epilogue of the candidates: results go through panels in shared memory to TMA stores, which write whole 128-byte
-// lines while the next tile is multiplied. A panel is 64 rows x 128 bytes in the layout of the 128-byte swizzle; each
-// warp stores its own 16 rows, so that warps do not wait for each other.
+// Epilogue of gemm_tile_kernel.cuh: results go through panels in shared memory to TMA stores, which write whole
+// 128-byte lines while the next tile is multiplied. A panel is 64 rows x 128 bytes in the layout of the 128-byte
+// swizzle; each warp stores its own 16 rows, so that warps do not wait for each other.
 #pragma once
-#include "dev/bench/gemm_tiles/tile_config.cuh"
+#include "llmc/cuda/gemm_tile_config.cuh"
 
-namespace gemm_tiles {
+namespace cuda::tiles {
 
 // The functor of activation.cu, with the same bits.
 __device__ inline float swiglu(float gate, float up) {
@@ -198,8 +198,9 @@ template <typename T> struct Store {
             ptx::named_sync<128 * kConsumers>(kEndBarrier);
             if (group == 0 && warp == 0 && lane == 0)
                 record_amax(&p.slot->amax_bits, __float_as_uint(ptx::load_shared(amax_at)), p.slot->amax_bits);
+            if (blockIdx.x == 0 && threadIdx.x == 0) p.slot->scale_inv = 1.0f / p.slot->scale;
         }
     }
 };
 
-}  // namespace gemm_tiles
+}  // namespace cuda::tiles
