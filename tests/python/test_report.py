@@ -121,6 +121,32 @@ class Page(ReportTest):
         self.assertEqual(max(run.heat.columns[-1][2]["amax"]), 1031.0)
         self.assertEqual(sum(last >= first for first, last, _ in run.heat.columns), len(found["columns"]))
 
+    def test_amaxes_of_each_map_have_their_own_range(self):
+        """Amaxes of gradients and of activations are ten orders of magnitude apart; a cell still has two digits."""
+        names = [f"{layer}.qkv.{role}" for layer in range(4) for role in ("x", "dy")]
+        run = StreamedLog(self.add(self.long_log(30), [self.exponents(step, names, True) for step in (10, 20, 30)]))
+        run.poll()
+        for i, (_, _, column) in enumerate(run.heat.columns):
+            column["amax"] = [(4.0 if name.endswith(".x") else 4e-10) * (1 + row / 100 + i / 10)
+                              for name, row in run.heat.names.items()]
+        found = reduce.run_data(run)["heat"]
+        cells = base64.b64decode(found["maps"]["amax"]["data"])
+        self.assertEqual([group for group, _ in found["groups"]], ["qkv.x", "qkv.dy"])
+        for row, name in enumerate(found["names"]):
+            low, high = found["maps"]["amax"]["ranges"][row // 4]
+            for i, (_, _, column) in enumerate(run.heat.columns):
+                shown = low * (high / low) ** ((cells[3 * row + i] - 1) / (reduce.LEVELS - 1))
+                self.assertLess(abs(shown / column["amax"][run.heat.names[name]] - 1), 0.005)
+
+    def test_predictions_have_the_sign_of_the_screen(self):
+        log = self.add(self.long_log(30), [{
+            "type": "plan", "step": 20, "predicted_ms": 110.0, "measured_ms": 100.0, "planned_bytes": 1 << 40,
+            "used_bytes": (1 << 40) + 1}])
+        out = self.folder / "plan.html"
+        self.report(log, "--out", out)
+        self.assertIn("+10.0 %", out.read_text())
+        self.assertNotIn("-0.0 %", out.read_text())
+
     def test_records_of_a_known_form_are_still_looked_at(self):
         """Of a form that was found right, a wrong value is an error of RunLog, and others are columns of their own."""
         header, step = (next(r for r in records("bf16.jsonl") if r["type"] == kind) for kind in ("header", "step"))
@@ -208,7 +234,7 @@ class Page(ReportTest):
         found = reduce.run_data(run)["heat"]
         self.assertEqual(list(found["maps"]), ["amax", "scale", "nonfinite", "tensorwise_flushed",
                                                "delayed_saturated", "delayed_flushed", "blockwise_flushed_at_most"])
-        self.assertEqual(found["maps"]["delayed_saturated"]["high"], 0.003)
+        self.assertEqual([high for _, high in found["maps"]["delayed_saturated"]["ranges"]], [0.003] * 3)
         out = self.folder / "shadow.html"
         self.report(log, "--out", out)
         with open(out.with_suffix(".csv"), encoding="utf-8") as file:   # which has no casts
@@ -293,7 +319,7 @@ class InBrowser(ReportTest):
             chromium.open(out)
             self.assertEqual(chromium.errors, [])
             self.assertEqual(chromium.requests, [f"file://{out}"])   # no network, no second file
-            self.assertIn("<b>bf16", chromium.run("document.querySelector('h1').textContent"))
+            self.assertIn(": <b>bf16, fp8 (", chromium.run("document.querySelector('h1').textContent"))
             # Every chart and map has ink, a name, and can have the focus.
             drawn = chromium.run("""[...document.querySelectorAll("canvas")].map((canvas) => {
                 const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
@@ -309,6 +335,10 @@ class InBrowser(ReportTest):
             chromium.run("document.querySelectorAll('.chart')[1].focus()")
             chromium.key("End")
             self.assertEqual(chromium.run(legend), "300")
+            # The legend has the dashes of the lines, for a page in grey.
+            markers = chromium.run("""[...document.querySelectorAll('.chart')[1].querySelectorAll('.u-marker')].map(
+                (e) => getComputedStyle(e).borderTopStyle)""")
+            self.assertEqual(markers[-2:], ["solid", "dashed"])
             # Heat map: hover names the tensor, a click draws it.
             chromium.hover(*chromium.center(".heats canvas"))
             self.assertRegex(chromium.run("document.querySelector('.reading').textContent"),
@@ -352,6 +382,12 @@ class InBrowser(ReportTest):
                 self.assertEqual(chromium.run(chosen), "200")
                 self.assertEqual(chromium.run(f"{figure}.querySelectorAll('rect').length"), 7)
                 self.assertEqual(chromium.run(f"{figure}.querySelectorAll('line.limit').length"), 3)
+                self.assertRegex(chromium.run("document.querySelector('.reading').textContent"),
+                                 r"amax [\d.]+, scale [\d.]+,")
+                # The names of the limits do not overlap.
+                ends = chromium.run(f"""[...{figure}.querySelectorAll('text.limit')].map((e) => {{
+                    const box = e.getBoundingClientRect(); return [box.left, box.right]; }})""")
+                self.assertTrue(all(a[1] <= b[0] for a, b in zip(ends, ends[1:])) and len(ends) == 3, ends)
                 # The bars are of 2^-12 to 2^-6; half of the smallest subnormal is 2^-14, the smallest normal 2^-10.
                 places, bars = (chromium.run(f"""[...{figure}.querySelectorAll('{what}')].map((e) =>
                     +e.getAttribute('{x}'))""") for what, x in (("line.limit", "x1"), ("rect", "x")))

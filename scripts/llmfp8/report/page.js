@@ -26,6 +26,7 @@ function element(name, parent, attributes = {}, text = "") {
     return made;
 }
 const style = (i) => STYLES[i % STYLES.length];
+const markerDash = (dash) => !dash.length ? "solid" : dash[0] > 2 ? "dashed" : "dotted";   // of a CSS border
 function figures(value) {
     if (value === null || value === undefined) return "–";
     const size = Math.abs(value);
@@ -103,7 +104,7 @@ function draw({ parent, title, unit, series, logarithmic = false, height = 210, 
         chart.plot?.destroy();
         chart.plot = new uPlot({
             width: Math.max(260, box.clientWidth), height, ms: 1,
-            legend: { live: true },
+            legend: { live: true, markers: { dash: (_, i) => markerDash(series[i - 1]?.style[1] ?? []) } },
             cursor: { sync: { key: shared ? "x" : title }, drag: { x: true, y: false }, focus: { prox: 20 } },
             scales: { x: { time: false }, y: log ? { distr: 3 } : { range: ticks ? ticks.range : (_, low, high) => near(low, high) } },
             axes: [{ values: (_, at) => at.map(tick), label: shared ? AXES[axis] : "step", labelSize: 18, size: 34, grid: { stroke: "#e3e6ea" } },
@@ -209,16 +210,29 @@ const FIELDS = { amax: "amax", scale: "scale (of blocks: the median)", saturated
     delayed_saturated: "would saturate with the scale of the amax of the record before, share of values",
     delayed_flushed: "would be flushed with the scale of the amax of the record before, share of values",
     blockwise_flushed_at_most: "would be flushed with scales of blocks, at most, share of values" };
+// In a legend, and beside the values of a cell.
+const SHORT = { nonfinite: "not finite", flushed: "flushed to zero", scale_at_ends: "scales at an end",
+    tensorwise_flushed: "would be flushed (tensorwise)", delayed_saturated: "would saturate (delayed)",
+    delayed_flushed: "would be flushed (delayed)", blockwise_flushed_at_most: "would be flushed (blocks) at most" };
+const OWN_RANGES = ["amax", "scale"];
 const shade = (level) => {   // white to dark, of falling lightness: it reads in grey
     const t = level / 254;
     return [255 - 225 * t, 250 - 215 * Math.sqrt(t) * (0.35 + 0.65 * t), 240 - 160 * t * t - 20 * t].map(Math.round);
 };
-function valueOf(map, level) {
+function valueOf([low, high], level) {
     if (level === 255) return null;
     if (level === 0) return 0;
-    const [low, high] = [Math.log10(map.low), Math.log10(map.high)];
-    return map.low === map.high ? map.low : 10 ** (low + (level - 1) / 253 * (high - low));
+    return low === high ? low : low * (high / low) ** ((level - 1) / 253);
 }
+// Of a group of tensors, such as all qkv.x.
+const groupOf = (heat, row) => {
+    let group = 0;
+    for (let end = heat.groups[0][1]; row >= end; end += heat.groups[group][1]) group++;
+    return group;
+};
+
+const threeDigits = (value) => figures(value === null ? null : Number(value.toPrecision(3)));
+const rangeText = (range) => [...new Set(range.map(threeDigits))].join(" to ");
 
 // ---- histograms of exponents ----
 // Half of the smallest subnormal, up to which values round to zero; the smallest normal; the largest number.
@@ -289,7 +303,8 @@ function drawExponents(picture, found) {
         drawing("text", picture, { x: x(exponent), y: bottom + 14, "text-anchor": "middle" }, power(2, exponent));
     limits.forEach((limit, i) => {
         drawing("line", picture, { class: "limit", x1: x(limit), x2: x(limit), y1: 0, y2: bottom, stroke: "#c2570c", "stroke-width": 2, "stroke-dasharray": ["2 3", "7 3", ""][i] });
-        drawing("text", picture, { x: x(limit), y: bottom + 32, "text-anchor": i === 2 ? "end" : "middle", fill: "#8a3b00" }, LIMIT_NAMES[i]);
+        // "flushed below" ends where "normal from" begins, or a little before, so that they do not overlap.
+        drawing("text", picture, { class: "limit", x: i === 0 ? Math.max(x(limit), 100) : x(limit), y: bottom + 32, "text-anchor": i === 1 ? "start" : "end", fill: "#8a3b00" }, LIMIT_NAMES[i]);
     });
 }
 // The histogram of a tensor at the kept step nearest to `step`, with a choice of the others.
@@ -360,51 +375,50 @@ if (heated.length) {
         const picked = heat.exponents ? exponentFigure(detail, heat, row, heat.columns[column].last) : null;
         for (const field of Object.keys(heat.maps)) {
             const map = heat.maps[field], data = bytes(map);
-            const values = Array.from({ length: columns }, (_, i) => valueOf(map, data[row * columns + i]));
+            const values = Array.from({ length: columns }, (_, i) => valueOf(map.ranges[groupOf(heat, row)], data[row * columns + i]));
             draw({ parent: detail, title: `${heat.names[row]}: ${FIELDS[field]}`, unit: heat.formats[row], shared: false, height: 170,
-                series: [{ label: field, style: STYLES[0], x: () => heat.columns.map((column) => column.last), y: () => values }] }).tensor = true;
+                series: [{ label: SHORT[field] ?? field, style: STYLES[0], x: () => heat.columns.map((column) => column.last), y: () => values }] }).tensor = true;
         }
         (picked ?? detail.querySelector(".chart"))?.focus({ preventScroll: true });
     }
     function show() {
         const heat = heatNow(), map = heat.maps[ofField.value], data = bytes(map), columns = heat.columns.length;
         shadow.hidden = !heat.maps.tensorwise_flushed;
-        range.textContent = ` ${["amax", "scale"].includes(ofField.value) ? "the range beside each name" : `${figures(map.low)} to ${figures(map.high)}`}, logarithmic; hatched: no value`;
+        range.textContent = ` ${OWN_RANGES.includes(ofField.value) ? "the range beside each name" : map.ranges[0].map(figures).join(" to ")}, logarithmic; hatched: no value`;
         maps.textContent = "";
         let begin = 0;
-        for (const [group, count] of heat.groups) {
-            const from = begin;
+        heat.groups.forEach(([group, count], number) => {
+            const from = begin, mapRange = map.ranges[number];
             begin += count;
             const box = element("figure", maps);
             element("h3", box, {}, group);
             const canvas = element("canvas", box, { width: columns, height: count, tabindex: "0", role: "img" });
             canvas.style.height = Math.min(160, Math.max(24, 5 * count)) + "px";
             const image = new ImageData(columns, count);
-            let low = 254, high = 0, at = from;
+            let high = 0, at = from;
             const levels = data.subarray(from * columns, begin * columns);
             levels.forEach((level, i) => {
                 if (level === 255) return;
-                low = Math.min(low, level);
                 if (level >= high) { high = level; at = from + Math.floor(i / columns); }
             });
             // Shares have one range for all maps; amax and scale differ from role to role, so each map has its own.
-            const own = ["amax", "scale"].includes(ofField.value) && high > low;
-            if (own) box.firstChild.textContent += ` (${figures(Number(valueOf(map, low)?.toPrecision(3)))} to ${figures(Number(valueOf(map, high)?.toPrecision(3)))})`;
+            if (OWN_RANGES.includes(ofField.value)) box.firstChild.textContent += ` (${rangeText(mapRange)})`;
             for (let row = 0; row < count; row++)
                 for (let column = 0; column < columns; column++) {
                     const level = levels[row * columns + column];
                     const colour = level === 255 ? ((row + column) % 2 ? [205, 205, 205] : [235, 235, 235])
-                        : shade(own ? (level - low) / (high - low) * 254 : level);
+                        : shade(level);
                     image.data.set([...colour, 255], 4 * (row * columns + column));
                 }
             canvas.getContext("2d").putImageData(image, 0, 0);
-            canvas.setAttribute("aria-label", `${group}, ${count} layers by ${columns} steps of ${FIELDS[ofField.value]}; the largest, ${figures(valueOf(map, high))}, in ${heat.names[at]}`);
+            canvas.setAttribute("aria-label", `${group}, ${count} layers by ${columns} steps of ${FIELDS[ofField.value]}; the largest, ${figures(valueOf(mapRange, high))}, in ${heat.names[at]}`);
             let cell = [0, 0];
             const read = () => {
                 const [row, column] = cell, steps = heat.columns[column];
                 const of = steps.first === steps.last ? `step ${steps.last}` : `steps ${steps.first} to ${steps.last}`;
+                const value = (map) => valueOf(map.ranges[number], bytes(map)[(from + row) * columns + column]);
                 reading.textContent = `${heat.names[from + row]} (${heat.formats[from + row]}), ${of}: ` + Object.keys(heat.maps).map((field) =>
-                    `${field} ${figures(Number(valueOf(heat.maps[field], bytes(heat.maps[field])[(from + row) * columns + column])?.toPrecision(3) ?? NaN) || 0)}`).join(", ");
+                    `${SHORT[field] ?? field} ${threeDigits(value(heat.maps[field]))}`).join(", ");
             };
             canvas.addEventListener("mousemove", (event) => {
                 const area = canvas.getBoundingClientRect();
@@ -421,7 +435,7 @@ if (heated.length) {
                 else return;
                 event.preventDefault();
             });
-        }
+        });
     }
     function fields() {
         const old = ofField.value;

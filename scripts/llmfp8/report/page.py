@@ -9,12 +9,15 @@ from .reduce import gaps, run_data
 
 
 def option_rows(runs):
-    """[(option, value of each run)], None where a header has no options."""
+    """[(option, value of each run)], a dash where a header does not have it."""
     configs = [run.headers[-1]["config"] for run in runs]
     configs = [config if isinstance(config, dict) else {} for config in configs]
     names = dict.fromkeys(name for config in configs for name in config)
-    return [[name, *(json.dumps(config.get(name)) if not isinstance(config.get(name), str) else config[name]
-                     for config in configs)] for name in names]
+
+    def shown(config, name):
+        value = config.get(name, "–")
+        return value if isinstance(value, str) else json.dumps(value)
+    return [[name, *(shown(config, name) for config in configs)] for name in names]
 
 
 def what_ran(runs):
@@ -32,6 +35,10 @@ def what_ran(runs):
     def data(run):
         return "synthetic: the losses mean nothing" if run.synthetic else option("train-data")(run)
 
+    def parameters(run):
+        count = run.headers[-1].get("params", "unknown")
+        return f"{count:,}" if isinstance(count, int) else str(count)
+
     def changed(run):
         found = run.headers[-1].get("changed")
         return " ".join(map(str, found)) if isinstance(found, list) else "not in this log"
@@ -48,7 +55,7 @@ def what_ran(runs):
         return form.format(sorted(values)[len(values) // 2]) if values else "unknown"
     rows = [("model", option("model")), ("FP8 recipe", option("fp8-recipe")), ("device", device),
             ("ranks", lambda run: run.headers[-1]["world"]), ("commit", lambda run: run.headers[-1]["commit"]),
-            ("parameters", lambda run: f"{run.headers[-1].get('params', 'unknown')}"),
+            ("parameters", parameters),
             ("memory of the arena", lambda run: gib(run.headers[-1].get("arena_bytes"))),
             ("training loss", losses), ("validation loss", valid),
             ("median step time", lambda run: last(run, "step_seconds", "{:.4g} s")),
@@ -62,7 +69,7 @@ def what_ran(runs):
 
 
 def plan_table(runs):
-    """Predicted against measured, "" if no log has it."""
+    """Predicted against measured, as on the screen of the run; "" if no log has it."""
     def cell(value, form):
         return form(value) if isinstance(value, (int, float)) and value > 0 else "no prediction"
     rows = []
@@ -74,9 +81,9 @@ def plan_table(runs):
                 a, b = plan.get(before), plan.get(after)
                 both = all(isinstance(value, (int, float)) and value > 0 for value in (a, b))
                 rows.append([run.name, what, cell(a, form), cell(b, form),
-                             f"{100 * (b / a - 1):+.1f} %" if both else ""])
-    return ("<h2>Predicted and measured</h2>\n" + table(["run", "what", "predicted", "measured", "difference"], rows)
-            if rows else "")
+                             f"{round(100 * (a / b - 1), 1) + 0.0:+.1f} %" if both else ""])
+    return ("<h2>Predicted and measured</h2>\n" + table(
+        ["run", "what", "predicted", "measured", "predicted against measured"], rows) if rows else "")
 
 
 def memory_maps(runs):
@@ -128,9 +135,11 @@ def report(runs, benches=()):
         del data["means"]
     rows = option_rows(runs)
     differ = [row for row in rows if len(set(row[1:])) > 1]
-    names = ", ".join(run.name for run in runs)
+    models = {str(part(run.headers[-1], "config").get("model", "model unknown")) for run in runs}
+    title = "Training report: " + ", ".join(run.name for run in runs) + (
+        f" ({models.pop()})" if len(models) == 1 else "")
     notes = "".join(f"<li>{text(line)}</li>" for run in runs for line in run.warnings())
-    body = [f"<header><h1>Training report: {text(names)}</h1></header>\n<main>\n",
+    body = [f"<header><h1>{text(title)}</h1></header>\n<main>\n",
             f"<ul class=notes>{notes}</ul>\n" if notes else "", what_ran(runs)]
     if differ:
         body.append(table(["option", *(run.name for run in runs)], differ, "Options that differ"))
@@ -145,4 +154,4 @@ def report(runs, benches=()):
             body.append(f"<h2>Linears in FP8: {text(run.name)}</h2>\n<pre tabindex=0>"
                         f"{text(run.headers[-1]['fp8_plan'])}</pre>\n")
     body.append("</main>\n")
-    return page(f"Training report: {names}", "".join(body), (HERE / "page.js").read_text(), {"runs": datas, "gap": gap})
+    return page(title, "".join(body), (HERE / "page.js").read_text(), {"runs": datas, "gap": gap})

@@ -16,6 +16,7 @@ CURVES = ("loss", "lr", "grad_norm", "grad_mul", "step_seconds", "tokens_per_sec
           "power_w", "sm_clock_mhz", "gpu_temperature_c", "gpu_utilization", "gpu_memory_gib", "memory_gib",
           "joules_per_token")
 LEVELS = 254   # of a cell; 255: no value
+OWN_RANGES = ("amax", "scale")   # differ from linear to linear and from x to dy; the others are shares or counts
 
 
 def short(value):
@@ -90,16 +91,18 @@ def marks(run, place):
             for kind, step, text in sorted(found, key=lambda mark: mark[1])], left_out
 
 
-def cells(columns, rows, field, logarithmic):
-    """A field as bytes by row and column, and the range that 0 and LEVELS mean."""
-    values = [[column[field][row] if row < len(column[field]) else math.nan for _, _, column in columns]
-              for row in range(rows)]
-    finite = [value for line in values for value in line if math.isfinite(value) and (value > 0 or not logarithmic)]
-    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
-    scale = (lambda value: math.log10(value)) if logarithmic else (lambda value: value)
-    begin, width = (scale(low), scale(high) - scale(low)) if finite else (0.0, 0.0)
+def cells(columns, counts, field, logarithmic):
+    """A field as bytes by row and column, and the ranges that 1 and LEVELS mean: one of each group of `counts` rows.
+    A group has its own range in a field of OWN_RANGES, for example because a level of a range that holds both amaxes
+    of gradients and those of activations would be 10 % wide."""
+    lines = [[column[field][row] if row < len(column[field]) else math.nan for _, _, column in columns]
+             for row in range(sum(counts))]
+    scale = math.log10 if logarithmic else float
 
-    def level(value):
+    def finite_of(part):
+        return [value for line in part for value in line if math.isfinite(value) and (value > 0 or not logarithmic)]
+
+    def level(value, low, high):
         if math.isnan(value):
             return LEVELS + 1
         if math.isinf(value):
@@ -107,9 +110,17 @@ def cells(columns, rows, field, logarithmic):
         if logarithmic and value <= 0:
             return 0
         # Level 0 is for zero; the smallest value has level 1.
-        return 1 + round((LEVELS - 1) * (scale(value) - begin) / width) if width > 0 else LEVELS // 2
-    data = bytes(level(value) for line in values for value in line)
-    return {"low": short(low), "high": short(high), "data": base64.b64encode(data).decode()}
+        return 1 + round((LEVELS - 1) * (scale(value) - scale(low)) / (scale(high) - scale(low))) \
+            if high > low else LEVELS // 2
+    data, ranges, begin = bytearray(), [], 0
+    for count in counts:
+        part = lines[begin:begin + count]
+        begin += count
+        finite = finite_of(part if field in OWN_RANGES else lines)
+        low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+        ranges.append([short(low), short(high)])
+        data += bytes(level(value, low, high) for line in part for value in line)
+    return {"ranges": ranges, "data": base64.b64encode(bytes(data)).decode()}
 
 
 def heat(run, place):
@@ -125,7 +136,7 @@ def heat(run, place):
         if any(math.isfinite(value) for _, _, column in columns for value in column[field]):
             picked = [(first, last, {field: [column[field][row] if row < len(column[field]) else math.nan
                                              for row in rows]}) for first, last, column in columns]
-            maps[field] = cells(picked, len(rows), field, True)
+            maps[field] = cells(picked, [len(members) for _, members in groups], field, True)
     return {"names": order, "formats": [run.heat.formats[name] or "" for name in order],
             "groups": [[group, len(members)] for group, members in groups],
             "columns": [{"first": first, "last": last, **{axis: value for axis, value in place(last).items()
