@@ -65,6 +65,7 @@ endif
 MPI_USERS := llmc/parallel/comm/% llmc/fault/% llmc/commands/main.cpp llmc/commands/all.cpp llmc/commands/doctor/% \
              tests/fault/% tests/end_to_end/%
 MPI_FLAGS := -DLLMC_MPI=0
+MPI_LIBS :=
 ifneq ($(MPI_VERSION),)
 ifneq ($(wildcard llmc/parallel/comm/comm_mpi.cpp),)
 MPI_FLAGS := -DLLMC_MPI=1 $(patsubst -I%,-isystem %,$(shell $(MPICXX) --showme:compile))

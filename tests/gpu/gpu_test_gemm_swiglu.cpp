@@ -1,7 +1,6 @@
 // The custom FP8 matmul with swiglu in its epilogue (compute capability 9.0): equal to the matmul followed by the
 // activation, to the bit; which calls it supports; how a search chooses it.
 #include "llmc/cuda/gemm.h"
-#include "llmc/ops/gemm_fp8.h"
 #include "tests/gpu/gpu_op.h"
 #include "tests/support/fp8_gemm_test.h"
 
