@@ -76,13 +76,16 @@ void sum_ranks(Ctx&, const SumRanksArgs& args) {
     CHECK(args.ranks > 0, "sum_ranks: %lld ranks", (long long)args.ranks);
     check_tensor("sum_ranks", "out", args.out, args.out.dtype == Dtype::kBf16 ? Dtype::kBf16 : Dtype::kFp32, n);
     check_tensor("sum_ranks", "in", args.in, args.in.dtype, args.ranks * n);
+    CHECK(args.own_rank >= 0 && args.own_rank < args.ranks, "sum_ranks: rank %lld of %lld", (long long)args.own_rank,
+          (long long)args.ranks);
+    if (args.own) check_tensor("sum_ranks", "own", args.own, args.in.dtype, n);
+    const auto block = [&](int64_t r) { return args.own && r == args.own_rank ? args.own : args.in.slice(r * n, n); };
     switch (args.in.dtype) {
-        case Dtype::kFp32:
-            return add_ranks(args, [&](int64_t r) { return Values<float>{args.in.as<float>() + r * n}; });
-        case Dtype::kBf16:
-            return add_ranks(args, [&](int64_t r) { return Values<bf16>{args.in.as<bf16>() + r * n}; });
+        case Dtype::kFp32: return add_ranks(args, [&](int64_t r) { return Values<float>{block(r).as<float>()}; });
+        case Dtype::kBf16: return add_ranks(args, [&](int64_t r) { return Values<bf16>{block(r).as<bf16>()}; });
         case Dtype::kE4m3: {
-            CHECK(n % kGradCommChunk == 0, "sum_ranks: %lld elements, no multiple of %lld", (long long)n,
+            CHECK(n % kGradCommChunk == 0 && !args.own,
+                  "sum_ranks: %lld elements, no multiple of %lld, or with a block of its own", (long long)n,
                   (long long)kGradCommChunk);
             const int64_t chunks = n / kGradCommChunk;
             check_tensor("sum_ranks", "scales", args.scales, Dtype::kFp32, args.ranks * chunks);

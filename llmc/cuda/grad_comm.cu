@@ -118,14 +118,15 @@ template <> struct Sent<E4m3, kLaneElems> {
 constexpr int kRankBatch = 4;   // ranks with loads in flight together
 
 // Math: out[i] (+)= sum over r of in[r, i], each times the scale_inv of its chunk if there is one; in the order of r,
-// with one rounding per product and per sum, and one more to bf16.
+// with one rounding per product and per sum, and one more to bf16. in[own_rank] is at `own`.
 // Source: plain sum.
 // Traffic: in and scales read, out written, once; to accumulate, out read as well.
 // Requires: kWidth = 4 needs n a multiple of 4, out and in aligned to 4 elements.
 // Parallel: a thread owns kGroups groups of kWidth elements, a block's width apart, over all ranks.
 template <typename Out, typename T, int kWidth, int kGroups>
 __global__ void __launch_bounds__(kThreads, 3)
-    sum_ranks_kernel(Out* out, const T* in, const float* scales, int64_t n, int ranks, bool accumulate) {
+    sum_ranks_kernel(Out* out, const T* in, const float* scales, const T* own, int own_rank, int64_t n, int ranks,
+                     bool accumulate) {
     wait_for_previous_kernels();
     const int64_t first = (int64_t{blockIdx.x} * kGroups * kThreads + threadIdx.x) * kWidth;
     constexpr int kStep = kThreads * kWidth;
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(kThreads, 3)
         Sent<T, kWidth> sent[kRankBatch][kGroups];
 #pragma unroll
         for (int r = 0; r < kRankBatch; r++) {
-            const T* from = in + (rank + r) * n;
+            const T* from = rank + r == own_rank ? own : in + (rank + r) * n;
             const float* scales_from = scales + (rank + r) * (n / kGradCommChunk);
 #pragma unroll
             for (int k = 0; k < kGroups; k++) {
@@ -175,13 +176,15 @@ __global__ void __launch_bounds__(kThreads, 3)
     }
 }
 
-template <typename T, int kWidth, int kGroups> void launch_sum(Ctx& ctx, const SumRanksArgs& args, const T* in) {
+template <typename T, int kWidth, int kGroups> void launch_sum(Ctx& ctx, const SumRanksArgs& args) {
     const int64_t n = args.out.elems;
+    const T* in = static_cast<const T*>(args.in.data);
+    const T* own = args.own ? static_cast<const T*>(args.own.data) : in + args.own_rank * n;
     dispatch(args.out.dtype, "sum_ranks: out", [&](auto type) {
         using Out = decltype(type);
         launch_early(ctx, sum_ranks_kernel<Out, T, kWidth, kGroups>,
                      grid_size(ceil_div(n, int64_t{kGroups} * kThreads * kWidth)), kThreads, 0, args.out.as<Out>(), in,
-                     args.scales.as<float>(), n, args.ranks, args.accumulate);
+                     args.scales.as<float>(), own, static_cast<int>(args.own_rank), n, args.ranks, args.accumulate);
         CHECK_LAUNCH("sum_ranks_kernel");
     });
 }
@@ -258,17 +261,21 @@ void sum_ranks(Ctx& ctx, const SumRanksArgs& args) {
     if (n == 0) return;
     expect(args.out, args.out.dtype, n, "sum_ranks: out");
     expect(args.in, args.in.dtype, args.ranks * n, "sum_ranks: in");
-    const bool vector = n % kLaneElems == 0 && aligned(args.out, kLaneElems) && aligned(args.in, kLaneElems);
+    CHECK(args.own_rank >= 0 && args.own_rank < args.ranks, "sum_ranks: rank %lld of %lld", (long long)args.own_rank,
+          (long long)args.ranks);
+    if (args.own) expect(args.own, args.in.dtype, n, "sum_ranks: own");
+    const bool vector = n % kLaneElems == 0 && aligned(args.out, kLaneElems) && aligned(args.in, kLaneElems) &&
+                        aligned(args.own, kLaneElems);
     if (args.in.dtype == Dtype::kE4m3) {
-        CHECK(n % kGradCommChunk == 0 && vector, "sum_ranks: %lld elements in chunks, or off the alignment",
-              (long long)n);
+        CHECK(n % kGradCommChunk == 0 && vector && !args.own,
+              "sum_ranks: %lld elements in chunks, off the alignment or with a block of its own", (long long)n);
         expect(args.scales, Dtype::kFp32, args.ranks * (n / kGradCommChunk), "sum_ranks: scales");
-        return launch_sum<E4m3, kLaneElems, 4>(ctx, args, static_cast<const E4m3*>(args.in.data));
+        return launch_sum<E4m3, kLaneElems, 4>(ctx, args);
     }
     dispatch(args.in.dtype, "sum_ranks: in", [&](auto type) {
         using T = decltype(type);
-        if (vector) launch_sum<T, kLaneElems, 8 / sizeof(T)>(ctx, args, args.in.as<T>());
-        else launch_sum<T, 1, 4>(ctx, args, args.in.as<T>());
+        if (vector) launch_sum<T, kLaneElems, 8 / sizeof(T)>(ctx, args);
+        else launch_sum<T, 1, 4>(ctx, args);
     });
 }
 

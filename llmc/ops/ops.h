@@ -340,6 +340,8 @@ struct SumRanksArgs {
     Tensor out;       // (n) fp32, or bf16, to which the result is rounded; = or, if accumulate, += the sum
     Tensor in;        // (ranks, n) fp32, bf16 or e4m3
     Tensor scales;    // (ranks, n / kGradCommChunk) fp32: scale_inv; e4m3 only
+    Tensor own = {};  // (n) in's dtype, optional: read in place of in[own_rank]; not e4m3
+    int64_t own_rank = 0;
     int64_t ranks;
     bool accumulate = false;   // the sum over the ranks is rounded to fp32 before it is added
 };

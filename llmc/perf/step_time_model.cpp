@@ -129,13 +129,13 @@ double exposed_ms(const Config& config, const MemoryPlan& plan, const StepTime& 
 }
 
 // The time that the memory traffic of hidden collectives takes from the operations beside them, which lack this
-// bandwidth: what is sent is read, as much is written on arrival, and a rank's block is copied within its memory, too.
+// bandwidth: what is sent is read, as much is written on arrival, and a rank may copy its block within its memory, too.
 // Measured on two H200, the steps of --zero 2 and 3 are longer by about this time
 // (dev/results/2026-11-24-two-gpus.md).
 double hidden_traffic_ms(const Config& config, const MemoryPlan& plan, double copy_rate) {
     double bytes = 0;
     for (const PlannedCollective& c : plan.collectives)
-        if (!c.exchange && c.ranks > 1) bytes += 2 * d(c.sent_bytes) * d(c.ranks) / d(c.ranks - 1);
+        if (!c.exchange) bytes += 2 * d(c.sent_bytes + c.copied_bytes);
     return config.overlap && plan.ranks > 1 ? 1e3 * bytes / copy_rate : 0;
 }
 

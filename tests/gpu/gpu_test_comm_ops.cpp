@@ -93,6 +93,30 @@ void check_sum(const HostTensor& in, int64_t ranks, const HostTensor& scales, in
         }
 }
 
+// The block of `own_rank` is elsewhere, and NaN in its place.
+void check_own(const HostTensor& in, int64_t ranks, int64_t own_rank, int64_t shift_bytes) {
+    const int64_t n = in.elems() / ranks;
+    HostTensor others = in, own(in.dtype(), n);
+    for (int64_t i = 0; i < n; i++) {
+        own.set(i, in.get(own_rank * n + i));
+        others.set(own_rank * n + i, kNan);
+    }
+    OpCase c(strf("sum_ranks of %lld by %lld, rank %lld elsewhere", (long long)ranks, (long long)n,
+                  (long long)own_rank), in.dtype(), kF, shift_bytes);
+    c.add("in", Kind::kFixed, others);
+    c.add("own", Kind::kFixed, own);
+    c.add("out", Kind::kFixed, HostTensor(kF, n));
+    c.run_same_types(cuda::sum_ranks, cpu::sum_ranks, [&](auto view) {
+        return SumRanksArgs{.out = view("out"), .in = view("in"), .scales = {}, .own = view("own"),
+                            .own_rank = own_rank, .ranks = ranks};
+    });
+    c.check_bits("out");
+    HostTensor want(kF, n);
+    Ctx ctx;
+    cpu::sum_ranks(ctx, {.out = want.view(), .in = in.view(), .scales = {}, .ranks = ranks});
+    CHECK(c.on_gpu("out").same_bits(want));
+}
+
 void check_ranges(const HostTensor& x, int64_t N, int64_t C, const std::vector<ShardRange>& ranges,
                   bool corrupted = false, int64_t shift_bytes = 0) {
     for (const QuantRequest& request : weight_requests()) {
@@ -143,6 +167,13 @@ TEST_CASE("gpu comm ops: sum_ranks") {
                 for (int64_t shift_bytes : {0, 4})
                     if (!left_out(n * ranks))
                         check_sum(uneven_tensor(dtype, ranks, n, 3), ranks, HostTensor(), shift_bytes);
+    for (Dtype dtype : {kF, kB})
+        for (int64_t ranks : {2, 5, 8})
+            for (int64_t n : {7, 4096, 70004})
+                for (int64_t own_rank : {int64_t{0}, ranks - 1})
+                    for (int64_t shift_bytes : {0, 4})
+                        if (!left_out(n * ranks))
+                            check_own(uneven_tensor(dtype, ranks, n, 3), ranks, own_rank, shift_bytes);
     for (int64_t ranks : {1, 2, 3, 4, 5, 8, 13})
         for (int64_t chunks : {1, 2, 31, 33, 500}) {
             if (left_out(chunks * kGradCommChunk * ranks)) continue;

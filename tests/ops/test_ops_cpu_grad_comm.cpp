@@ -198,6 +198,24 @@ TEST_CASE("cpu sum_ranks: in rank order, bit for bit") {
     CHECK(sum_of_ranks(minus, 1).same_bits(minus));   // the sum begins with the first value, not with 0
 }
 
+TEST_CASE("cpu sum_ranks: a block that is elsewhere is read there, in its place in the order") {
+    Ctx ctx;
+    for (Dtype dtype : {kF, kB})
+        for (int64_t own_rank : {0, 1, 2}) {
+            const int64_t ranks = 3, n = 10007;
+            HostTensor in = random_tensor(dtype, ranks * n, 3, 9), out(kF, n);
+            const HostTensor want = sum_of_ranks(in, ranks);
+            HostTensor own(dtype, n);
+            for (int64_t i = 0; i < n; i++) {
+                own.set(i, in.get(own_rank * n + i));
+                in.set(own_rank * n + i, NAN);
+            }
+            cpu::sum_ranks(ctx, {.out = out.view(), .in = in.view(), .scales = {}, .own = own.view(),
+                                 .own_rank = own_rank, .ranks = ranks});
+            CHECK(out.same_bits(want));
+        }
+}
+
 TEST_CASE("cpu sum_ranks: adds the rounded sum over the ranks to what was there") {
     Ctx ctx;
     for (Dtype dtype : {kF, kB})
@@ -342,6 +360,8 @@ TEST_CASE("cpu quantize_chunks and sum_ranks refuse wrong arguments") {
     CHECK_THROWS_AS(sum([](SumRanksArgs& a) { a.ranks = 0; }), Error);
     CHECK_THROWS_AS(sum([](SumRanksArgs& a) { a.ranks = 3; }), Error);
     CHECK_THROWS_AS(sum([](SumRanksArgs& a) { a.scales = {}; }), Error);
+    CHECK_THROWS_AS(sum([](SumRanksArgs& a) { a.own = a.in.slice(0, a.out.elems); }), Error);
+    CHECK_THROWS_AS(sum([](SumRanksArgs& a) { a.own_rank = a.ranks; }), Error);
     CHECK_THROWS_AS(sum([](SumRanksArgs& a) { a.in.dtype = Dtype::kE5m2; }), Error);
     CHECK_THROWS_AS(sum([](SumRanksArgs& a) { a.out.dtype = Dtype::kFp64; }), Error);
     CHECK_THROWS_AS(sum([](SumRanksArgs& a) { a.out.elems = 127, a.in.elems = 254; }), Error);

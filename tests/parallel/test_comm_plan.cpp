@@ -135,6 +135,19 @@ TEST_CASE("comm plan: bytes follow from the communication dtypes") {
     }
 }
 
+TEST_CASE("comm plan: two ranks that exchange blocks of gradients copy none within their memory") {
+    const auto all_to_all = [](int ranks, Dtype dtype) {
+        const Config config = changed(small(Fp8Recipe::kDelayed), [&](Config& c) { c.grad_comm_dtype = dtype; });
+        for (const PlannedCollective& c : memory_of(config, ranks).collectives)
+            if (std::string(c.name) == "all-to-all" && c.dtype == dtype) return c;
+        return PlannedCollective{.name = "", .dtype = dtype};
+    };
+    CHECK(all_to_all(2, Dtype::kBf16).sent_bytes > 0);
+    CHECK(all_to_all(2, Dtype::kBf16).copied_bytes == 0);
+    CHECK(all_to_all(4, Dtype::kBf16).copied_bytes == all_to_all(4, Dtype::kBf16).bytes / 4);
+    CHECK(all_to_all(2, Dtype::kE4m3).copied_bytes == all_to_all(2, Dtype::kE4m3).bytes / 2);
+}
+
 TEST_CASE("comm plan: ZeRO-2 reduces every micro-batch, and copies of a shard are added once a step") {
     const Config one = small(Fp8Recipe::kDelayed), two = changed(one, [](Config& c) { c.zero = 2; });
     const MemoryPlan plan = memory_of(two, 4);

@@ -120,6 +120,12 @@ public:
         if (ctx.rehearsal) return;
         copy_blocks(ctx, out, in, [](int, int own) { return own; });
     }
+    void exchange_blocks(Ctx& ctx, Tensor out, Tensor in) override {
+        all_to_all(ctx, out, in);
+        if (ctx.rehearsal) return;
+        const Tensor own = out.slice(world().rank * (out.elems / world().ranks), out.elems / world().ranks);
+        device::fill_bytes(ctx, own.data, 0xff, own.bytes());
+    }
     [[noreturn]] void abort(int exit_code) override { throw Error(exit_code, "abort"); }
     LocalRanks& all() { return all_; }
 

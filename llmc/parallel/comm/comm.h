@@ -58,8 +58,8 @@ public:
     // can be shared. The communicator owns it. If the result is null, use device_alloc; `why` then says what a user can
     // change, if anything.
     virtual void* shared_memory(Ctx&, int64_t /*bytes*/, std::string& /*why*/) { return nullptr; }
-    // Collective. Shares `part` of such memory, which is at the same place on all ranks. There, all_gather and
-    // all_to_all of this communicator between ranks of one host use the GPU's copy engines instead of its
+    // Collective. Shares `part` of such memory, which is at the same place on all ranks. There, all_gather, all_to_all
+    // and exchange_blocks of this communicator between ranks of one host use the GPU's copy engines instead of its
     // multiprocessors. Ends all ranks if it takes longer than `seconds`.
     virtual void share(Ctx&, Tensor /*part*/, int /*seconds*/) {}
 
@@ -75,6 +75,8 @@ public:
     virtual void all_gather(Ctx& ctx, Tensor blocks) = 0;
     // Block r of out (any dtype) = block `rank` of rank r's in; the two do not overlap.
     virtual void all_to_all(Ctx& ctx, Tensor out, Tensor in) = 0;
+    // The same, but this rank's own block of out is left undefined: its reader takes it from in.
+    virtual void exchange_blocks(Ctx& ctx, Tensor out, Tensor in) { all_to_all(ctx, out, in); }
     // out (any dtype) = in of another rank, `peer`, which makes the same call with this rank as its peer.
     virtual void exchange(Ctx&, Tensor /*out*/, Tensor /*in*/, int peer) {
         FAIL(kExitBug, "no exchange with rank %d here", peer);

@@ -10,7 +10,7 @@
 void RehearsalComm::abort(int exit_code) { std::exit(exit_code); }
 
 // In each pass a rank sends all blocks but its own.
-void RehearsalComm::note(const Ctx& ctx, const char* name, const Tensor& tensor, int passes) {
+void RehearsalComm::note(const Ctx& ctx, const char* name, const Tensor& tensor, int passes, bool copies_own) {
     CHECK(ctx.rehearsal, "RehearsalComm is for rehearsals");
     if (!ctx.recorder || world().ranks == 1) return;
     std::vector<PlannedCollective>& calls = whole_->calls;
@@ -24,7 +24,9 @@ void RehearsalComm::note(const Ctx& ctx, const char* name, const Tensor& tensor,
                                            .exchange = exchange});
     known->calls++;
     known->bytes += tensor.bytes();
-    known->sent_bytes += passes * (tensor.bytes() - tensor.bytes() / world().ranks);
+    const int64_t own = tensor.bytes() / world().ranks;
+    known->sent_bytes += passes * (tensor.bytes() - own);
+    if (copies_own) known->copied_bytes += passes * own;
 }
 
 std::string communication_text(const Config& config, const std::vector<PlannedCollective>& calls, int ranks,

@@ -14,6 +14,7 @@ struct PlannedCollective {
     bool exchange = false;          // of heads (context parallelism): on the compute stream, so nothing hides it
     int64_t calls = 0, bytes = 0;   // per rank, of whole tensors
     int64_t sent_bytes = 0;         // per rank, by an algorithm that sends as little as possible
+    int64_t copied_bytes = 0;       // per rank, within its own memory
 };
 
 // Acts as rank 0 of `ranks`. Counts only calls whose Ctx has a recorder: those of a step.
@@ -35,12 +36,16 @@ public:
     void reduce_scatter(Ctx& ctx, Tensor blocks) override { note(ctx, "reduce-scatter", blocks, 1); }
     void all_gather(Ctx& ctx, Tensor blocks) override { note(ctx, "all-gather", blocks, 1); }
     void all_to_all(Ctx& ctx, Tensor out, Tensor) override { note(ctx, "all-to-all", out, 1); }
+    // As comm_nccl.cpp, which copies nothing within a rank if there are two.
+    void exchange_blocks(Ctx& ctx, Tensor out, Tensor) override {
+        note(ctx, "all-to-all", out, 1, world().ranks > 2);
+    }
     [[noreturn]] void abort(int exit_code) override;
 
 private:
     RehearsalComm(int ranks, RehearsalComm* whole)
         : Comm({.rank = 0, .ranks = ranks, .local_rank = 0, .local_ranks = ranks}), whole_(whole ? whole : this) {}
-    void note(const Ctx& ctx, const char* name, const Tensor& tensor, int passes);
+    void note(const Ctx& ctx, const char* name, const Tensor& tensor, int passes, bool copies_own = true);
 
     RehearsalComm* const whole_;
 };

@@ -118,6 +118,10 @@ public:
         const Posted posted(*this, ctx, "all_to_all", in);
         inner_->all_to_all(ctx, out, in);
     }
+    void exchange_blocks(Ctx& ctx, Tensor out, Tensor in) override {
+        const Posted posted(*this, ctx, "exchange_blocks", in);
+        inner_->exchange_blocks(ctx, out, in);
+    }
     // Not counted: it would make the numbers of these two ranks differ from those of the others.
     void exchange(Ctx& ctx, Tensor out, Tensor in, int peer) override {
         post_progress();

@@ -113,6 +113,7 @@ public:
             check(nccl_.call.window_register(comm_, all.data, byte_count(all), &window, nccl_api::kSymmetricWindow),
                   kCall, all.elems, "bytes");
         });
+        shares_ = true;
     }
 
     void sum(Ctx& ctx, Tensor values) override {
@@ -146,8 +147,7 @@ public:
     }
 
     void all_to_all(Ctx& ctx, Tensor out, Tensor in) override {
-        CHECK(out.dtype == in.dtype && out.elems == in.elems, "all_to_all of %lld %s into %lld %s",
-              (long long)in.elems, dtype_name(in.dtype), (long long)out.elems, dtype_name(out.dtype));
+        check_blocks(out, in);
         const int64_t block = block_elems(in);
         if (ctx.rehearsal || block == 0) return;
         if (world().ranks == 1) return device::copy_on_device(ctx, out.data, in.data, in.bytes());
@@ -159,6 +159,21 @@ public:
                   for (int r = 0; r < world().ranks; r++)
                       send_and_receive(result, ctx, out.slice(r * block, block), in.slice(r * block, block), r);
               }), "ncclSend and ncclRecv (all to all)", in.elems, dtype_name(in.dtype));
+    }
+
+    // Half of an all-to-all of two ranks is each rank's copy of its own block, for which NCCL may take multiprocessors
+    // where copy engines do the rest. A gather copies nothing on a root whose block is in its place, so one for each
+    // rank spares the copies. With more ranks the own block is a smaller part, and gathers take longer: each fills the
+    // links of one rank only.
+    void exchange_blocks(Ctx& ctx, Tensor out, Tensor in) override {
+        if (!shares_ || world().ranks != 2 || ctx.rehearsal) return all_to_all(ctx, out, in);
+        check_blocks(out, in);
+        const int64_t block = block_elems(in);
+        for (int root = 0; root < 2; root++) {
+            const Tensor sent = (root == world().rank ? out : in).slice(root * block, block);
+            check(nccl_.call.gather(sent.data, out.data, byte_count(sent), nccl_api::kUint8, root, connected(),
+                                    ctx.stream), "ncclGather", in.elems, dtype_name(in.dtype));
+        }
     }
 
     void exchange(Ctx& ctx, Tensor out, Tensor in, int peer) override {
@@ -192,6 +207,10 @@ private:
     bool idle(const Ctx& ctx) const { return ctx.rehearsal || world().ranks == 1; }
     static size_t count(const Tensor& tensor) { return static_cast<size_t>(tensor.elems); }
     static size_t byte_count(const Tensor& tensor) { return static_cast<size_t>(tensor.bytes()); }
+    static void check_blocks(const Tensor& out, const Tensor& in) {
+        CHECK(out.dtype == in.dtype && out.elems == in.elems, "blocks of %lld %s into %lld %s", (long long)in.elems,
+              dtype_name(in.dtype), (long long)out.elems, dtype_name(out.dtype));
+    }
 
     // ---- start ----
 
@@ -326,6 +345,7 @@ private:
     std::atomic<Communicator*> comm_{nullptr};    // null: not connected, or aborted
     bool connecting_ = true;
     void* shared_memory_ = nullptr;
+    bool shares_ = false;   // parts of such memory
     void* staging_ = nullptr;                     // (kStagingElems) fp32
     Event* staging_used_ = nullptr;               // recorded after its last use
 };

@@ -37,10 +37,12 @@ const char* find_all(void* library, Functions& call) {
 
 // Leaves all of them null if one is missing.
 void find_copy_engine_calls(void* library, Functions& call) {
-    if (find(library, "ncclAlltoAll", call.all_to_all) && find(library, "ncclMemAlloc", call.mem_alloc) &&
-        find(library, "ncclMemFree", call.mem_free) && find(library, "ncclCommWindowRegister", call.window_register))
+    if (find(library, "ncclAlltoAll", call.all_to_all) && find(library, "ncclGather", call.gather) &&
+        find(library, "ncclMemAlloc", call.mem_alloc) && find(library, "ncclMemFree", call.mem_free) &&
+        find(library, "ncclCommWindowRegister", call.window_register))
         return;
     call.all_to_all = nullptr;
+    call.gather = nullptr;
     call.mem_alloc = nullptr;
     call.mem_free = nullptr;
     call.window_register = nullptr;

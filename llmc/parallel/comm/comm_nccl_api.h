@@ -43,8 +43,9 @@ struct Functions {
     Result (*recv)(void* out, size_t count, Type, int peer, Communicator*, Stream);
     Result (*group_start)();
     Result (*group_end)();
-    // All null before version 2.28, the first whose all-gather and all-to-all can use copy engines.
+    // All null before version 2.28, the first whose all-gather, all-to-all and gather can use copy engines.
     Result (*all_to_all)(const void* in, void* out, size_t block_count, Type, Communicator*, Stream);
+    Result (*gather)(const void* in, void* out, size_t in_count, Type, int root, Communicator*, Stream);
     Result (*mem_alloc)(void** memory, size_t bytes);
     Result (*mem_free)(void* memory);
     Result (*window_register)(Communicator*, void* memory, size_t bytes, Window** window, int flags);

@@ -1,5 +1,5 @@
-// In BF16 and FP8 a bucket is reduced by an all-to-all, after which every rank sums the ranks' values of its block in
-// fp32, in rank order.
+// In BF16 and FP8 a bucket is reduced by an exchange of blocks, after which every rank sums the ranks' values of its
+// block in fp32, in rank order.
 #include "llmc/parallel/zero/grad_reducer.h"
 
 #include <algorithm>
@@ -211,8 +211,9 @@ void GradReducer::reduce_bf16(Ctx& comm, const ParamGroup& bucket) {
         send = first(send_, bucket.elems);
     }
     const Tensor receive = first(receive_, bucket.elems);
-    stream_.timed(comm, [&] { groups_.shard.all_to_all(comm, receive, send); });
+    stream_.timed(comm, [&] { groups_.shard.exchange_blocks(comm, receive, send); });
     ops::sum_ranks(comm, {.out = state_.reduced_block(bucket), .in = receive, .scales = {},
+                          .own = block_of(bucket, send), .own_rank = groups_.shard.world().rank,
                           .ranks = buckets_.ranks(), .accumulate = adds()});
 }
 
