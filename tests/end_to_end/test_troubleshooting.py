@@ -289,6 +289,8 @@ class TroubleshootingTest(TrainTest):
             ("needs --dtype bf16", [*fp8, "--dtype", "fp32"]),
             ("names no linear", [*fp8, "--bf16-linears", "9.up"]),
             ("FP8 attention supports head dims of 64 and 128", [*short, "--fp8-attention"]),
+            ("leaves no matmul with precise", [*fp8, "--fp8-fast-accum", "all", "--fp8-promotion", "256"]),
+            ("applies its scales after", [*short, "--fp8-recipe", "blockwise", "--fp8-promotion", "256"]),
             ("no --valid-data to evaluate on", [*short, "--eval-iters", "3"]),
             ("cannot be opened: <reason>", [*short, "--log-file", "/proc/nowhere"]),
             ("there is no folder", [*short, "--log-file", self.path("nowhere", "log.jsonl")]),
