@@ -105,8 +105,8 @@ void add_recipe(std::vector<OptionRow>& rows) {
         {.name = "fp8-promotion", .group = kGroup,
          .value = choice<int64_t>(AT(fp8_promotion), {{"128", 128}, {"256", 256}}),
          .help = "products that precise accumulation leaves in the tensor cores, which add with about 14 bits, before "
-                 "it adds their sum in FP32: 128 or 256, which is 1 to 3 % faster and less precise. 256: autotuning "
-                 "also times a custom kernel (compute capability 9.0) for dgrad and wgrad of delayed and tensorwise "
+                 "it adds their sum in FP32; 256 makes these matmuls 1 to 3 % faster and less precise: autotuning also "
+                 "times a custom kernel (compute capability 9.0) for dgrad and wgrad of delayed and tensorwise "
                  "scaling, for fprop too with --fp8-fast-accum none; --gemm-search off always takes it",
          .fallback = "128", .acts_if = kPreciseAccumulation, .gpu_only = true},
     });

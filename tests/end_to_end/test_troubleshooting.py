@@ -317,7 +317,7 @@ class TroubleshootingTest(TrainTest):
         return [
             ("FP8 matmuls ran in the first step", [*short, "--fp8-recipe", "tensorwise"]),
             ("with --fp8-format hybrid", [*short, "--fp8-recipe", "blockwise", "--fp8-format", "hybrid"]),
-            ("--fp8-fast-accum all", [*short, "--fp8-recipe", "delayed", "--fp8-fast-accum", "all"]),
+            ("makes the loss worse", [*short, "--fp8-recipe", "delayed", "--fp8-fast-accum", "all"]),
             ("its evaluation was cut short", ["--train-iters", "2", "--valid-data", self.path("valid.bin"), "--inject",
                                               "term:rank=0@eval=2", "--save", self.path("cut")]),
             ("(--warn-on-divergence", ["--train-iters", "9", "--lr", "5", "--clip-grad", "0"]),
