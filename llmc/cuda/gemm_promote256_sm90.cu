@@ -12,11 +12,13 @@ namespace cuda {
 
 namespace tiles {
 namespace {
-template <int rows, int columns, Share share> void launch_promote256(Ctx& ctx, const Call& call, int group) {
+template <bool tall> void launch_promote256(Ctx& ctx, const Call& call, int group) {
 #if defined(LLMC_SM90A)
+    constexpr int kRows = tall ? 128 : 64, kColumns = tall ? 128 : 256;   // of a consumer warpgroup
+    constexpr Share kShare = tall ? Share::kRows : Share::kColumns;
     if (call.A.dtype == Dtype::kE5m2)
-        launch<Tiles<Operands::kE5m2E4m3, Work::kTogether, rows, columns, share, 4, 2, 256>>(ctx, call, group);
-    else launch<Tiles<Operands::kE4m3, Work::kTogether, rows, columns, share, 4, 2, 256>>(ctx, call, group);
+        launch<Tiles<Operands::kE5m2E4m3, Work::kTogether, kRows, kColumns, kShare, 4, 2, 256>>(ctx, call, group);
+    else launch<Tiles<Operands::kE4m3, Work::kTogether, kRows, kColumns, kShare, 4, 2, 256>>(ctx, call, group);
 #else
     (void)ctx, (void)call, (void)group;
     FAIL(kExitBug, "gemm_promote256 is not in this build");
@@ -25,10 +27,10 @@ template <int rows, int columns, Share share> void launch_promote256(Ctx& ctx, c
 }  // namespace
 
 void launch_promote256_128x256(Ctx& ctx, const Call& call, int group) {
-    launch_promote256<64, 256, Share::kColumns>(ctx, call, group);
+    launch_promote256<false>(ctx, call, group);
 }
 void launch_promote256_256x128(Ctx& ctx, const Call& call, int group) {
-    launch_promote256<128, 128, Share::kRows>(ctx, call, group);
+    launch_promote256<true>(ctx, call, group);
 }
 }  // namespace tiles
 
