@@ -111,9 +111,9 @@ void check_own(const HostTensor& in, int64_t ranks, int64_t own_rank, int64_t sh
                             .own_rank = own_rank, .ranks = ranks};
     });
     c.check_bits("out");
-    HostTensor want(kF, n);
+    HostTensor want(kF, n), whole = in;
     Ctx ctx;
-    cpu::sum_ranks(ctx, {.out = want.view(), .in = in.view(), .scales = {}, .ranks = ranks});
+    cpu::sum_ranks(ctx, {.out = want.view(), .in = whole.view(), .scales = {}, .ranks = ranks});
     CHECK(c.on_gpu("out").same_bits(want));
 }
 
