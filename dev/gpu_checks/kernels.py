@@ -1,10 +1,8 @@
-"""After a change of kernels: tests on the device, sanitizers, kernel benches, training speed of every recipe, and what
---fp8-promotion 256 gains (promotion)."""
+"""After a change of kernels: tests on the device, sanitizers, kernel benches, training speed of every recipe."""
 import os
 import re
 
 from check import RECIPES, ROOT, show
-from logs import Log
 
 # The executables and options of the runs that measure training speed.
 MODELS = {
@@ -53,22 +51,7 @@ def speed(check, model):
     print(table[0] if table else "no table")
 
 
-def promotion(check):
-    """The 8B with delayed scaling and both values of --fp8-promotion, in turns."""
-    seconds = {"128": [], "256": []}
-    for turn in (1, 2, 3):
-        for products, times in seconds.items():
-            name = f"promotion-{products}-{turn}"
-            log = Log(check.train(name, 1, *MODELS["8b"], *RECIPES["delayed"], "--fp8-promotion", products,
-                                  "--train-iters", check.options.steps or 8))
-            times.append(log.median("step_seconds"))
-            print(f"{name}: {times[-1]:.4f} s/step, last loss {list(log.steps.values())[-1]['loss']:.4f}", flush=True)
-    check.must_say(name, "the custom kernel with promotion every 256 runs ")
-    show((check.out / f"{name}.txt").read_text(errors="replace"), "with promotion every 256")
-    print(f"step with 256 / with 128: {min(seconds['256']) / min(seconds['128']):.4f} (the fastest run of each)")
-
-
-PARTS = {"tests": tests, "sanitize": sanitize, "bench": bench, "promotion": promotion,
+PARTS = {"tests": tests, "sanitize": sanitize, "bench": bench,
          **{model: lambda check, model=model: speed(check, model) for model in MODELS}}
 
 

@@ -22,7 +22,6 @@ from llmfp8.recipes import RECIPES  # noqa: E402
 CONFIGURATIONS = {
     **RECIPES,
     "delayed-fast-all": ["--fp8-recipe", "delayed", "--fp8-fast-accum", "all"],
-    "delayed-promotion256": ["--fp8-recipe", "delayed", "--fp8-promotion", "256"],
     "delayed-head": ["--fp8-recipe", "delayed", "--fp8-lm-head"],
     **{f"delayed-margin{m}": ["--fp8-recipe", "delayed", "--fp8-margin", str(m)] for m in (1, 2, 3, 4)},
 }

@@ -79,7 +79,6 @@ std::string precision_text(const SummarizedRun& run) {
                             rounded ? ", their shards in bf16," : "", dtype_name(c.moment_dtype));
     text += run.fp8_plan.on() ? strf("; FP8 %s: ", run.fp8_plan.row().name) + fp8_linears_text(run.fp8_plan)
                               : "; no linear in FP8";
-    if (c.fp8_promotion == 256 && run.device.sm > 0) text += "; FP8 promotion every 128 or 256";
     return text + (c.fp8_attention ? "; attention: QK^T and PV of the forward in E4M3" : "");
 }
 

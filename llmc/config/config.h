@@ -76,7 +76,6 @@ struct Config {
     int64_t fp8_amax_history_len = 1;   // optimizer steps; delayed with kMax only
     AmaxAlgo fp8_amax_compute_algo = AmaxAlgo::kMax;
     FastAccum fp8_fast_accum = FastAccum::kFprop;
-    int64_t fp8_promotion = 128;        // 128 or 256 products per sum in tensor cores where accumulation is precise
     bool first_last_layers_bf16 = false;
     int64_t num_layers_at_start_in_bf16 = 0, num_layers_at_end_in_bf16 = 0;
     std::vector<std::string> bf16_linears;   // patterns "31.down", "0.*", "*.proj"

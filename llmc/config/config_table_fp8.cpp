@@ -21,10 +21,6 @@ const Conditions kHistory = {
 const Conditions kFastAccumulation = {
     {"fp8-recipe", "!blockwise",
      "--fp8-recipe blockwise accumulates in FP32 after every 128 products, in all its matmuls"}, kFp8On};
-const Conditions kPreciseAccumulation = {
-    kFp8On,
-    {"fp8-recipe", "!blockwise", "--fp8-recipe blockwise applies its scales after every 128 products"},
-    {"fp8-fast-accum", "!all", "--fp8-fast-accum all leaves no matmul with precise accumulation"}};
 const Conditions kLayersInBf16 = {
     kFp8On, {"first-last-layers-bf16", "true", "it has an effect only with --first-last-layers-bf16"}};
 const Conditions kFp8Attention = {
@@ -102,13 +98,6 @@ void add_recipe(std::vector<OptionRow>& rows) {
          .help = "matmuls with fast accumulation in the tensor cores, which is about a tenth faster and a few bits "
                  "less precise: those of the forward pass (fprop), all or none",
          .fallback = "fprop", .acts_if = kFastAccumulation},
-        {.name = "fp8-promotion", .group = kGroup,
-         .value = choice<int64_t>(AT(fp8_promotion), {{"128", 128}, {"256", 256}}),
-         .help = "products that precise accumulation leaves in the tensor cores, which add with about 14 bits, before "
-                 "it adds their sum in FP32; 256 makes these matmuls 1 to 3 % faster and less precise: autotuning also "
-                 "times a custom kernel (compute capability 9.0) for dgrad and wgrad of delayed and tensorwise "
-                 "scaling, for fprop too with --fp8-fast-accum none; --gemm-search off always takes it",
-         .fallback = "128", .acts_if = kPreciseAccumulation, .gpu_only = true},
     });
 }
 

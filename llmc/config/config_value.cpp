@@ -91,8 +91,8 @@ bool json_integer(const Json& value, int64_t* out) {
 }
 
 int json_choice(const Json& value, const std::vector<std::string>& names) {
-    if (!value.is_string() && !value.is_number_integer()) return -1;   // such as 128 in a file
-    std::string word = lower_case(value.is_string() ? value.get<std::string>() : value.dump());
+    if (!value.is_string()) return -1;
+    std::string word = lower_case(value.get<std::string>());
     for (size_t i = 0; i < names.size(); i++)
         if (word == lower_case(names[i])) return static_cast<int>(i);
     return -1;

@@ -66,8 +66,6 @@ void gemm_activation(Ctx& ctx, const GemmActivationArgs& args) {
 bool gemm_activation_fuses(Ctx&, const GemmActivationArgs& args) { return fits_gemm_activation(args); }
 
 void gemm_set_search(Ctx&, bool) {}
-void gemm_set_promotion(Ctx&, int64_t) {}
-std::string gemm_promotion_text(const Ctx&) { return ""; }
 
 int64_t fp8_matmuls(const Ctx& ctx) { return ctx.fp8_matmuls; }
 

@@ -37,7 +37,7 @@ cudaDataType_t cuda_type(Dtype dtype) {
     }
 }
 
-GemmKey key_of(const Ctx& ctx, const GemmArgs& args) {
+GemmKey key_of(const GemmArgs& args) {
     return {.layout = args.layout,
             .epilogue = args.epilogue,
             .a = args.A.dtype,
@@ -54,8 +54,7 @@ GemmKey key_of(const Ctx& ctx, const GemmArgs& args) {
             .K = args.K,
             .a_granularity = args.A_granularity,
             .b_granularity = args.B_granularity,
-            .fast_accumulation = args.fast_accumulation,
-            .promote256 = ctx.gemm->promote256 && cuda::gemm_promote256_supports(ctx, args)};
+            .fast_accumulation = args.fast_accumulation};
 }
 
 void check_args(const GemmArgs& args, const GemmKey& key) {
@@ -166,8 +165,7 @@ bool is_fp8(cublasLtMatrixLayoutOpaque_t& layout) {
 
 cublasStatus_t gemm_launch(Ctx& ctx, GemmProblem& problem, const GemmPlan& plan, const GemmArgs& args) {
     if (plan.custom) {
-        if (args.A_granularity == Granularity::kTensor) cuda::gemm_promote256(ctx, args);
-        else cuda::gemm_fp8_blockwise(ctx, args);
+        cuda::gemm_fp8_blockwise(ctx, args);
         return CUBLAS_STATUS_SUCCESS;
     }
     const float alpha = 1.0f;
@@ -184,7 +182,6 @@ std::string gemm_describe(const GemmKey& key) {
     if (is_fp8(key.a)) {
         scales = strf(", scales %s x %s, fast accumulation %d", kGranularityNames[static_cast<int>(key.a_granularity)],
                       kGranularityNames[static_cast<int>(key.b_granularity)], key.fast_accumulation);
-        if (key.promote256) scales += ", promotion every 256";
     }
     return strf("gemm %s M %lld N %lld K %lld, %s -> %s%s, epilogue %s (bias %d, pre-activation %d), "
                 "accumulate %d, alignment A %d B %d D %d bytes", kLayoutNames[static_cast<int>(key.layout)],
@@ -217,7 +214,7 @@ void gemm_state_destroy(Ctx& ctx) {
 namespace cuda {
 
 void gemm(Ctx& ctx, const GemmArgs& args) {
-    const GemmKey key = key_of(ctx, args);
+    const GemmKey key = key_of(args);
     check_args(args, key);
     if (args.epilogue == GemmEpilogue::kBiasGelu && args.D.dtype == Dtype::kFp32) {
         // cuBLASLt fuses gelu for 16-bit results only.
@@ -233,13 +230,13 @@ void gemm(Ctx& ctx, const GemmArgs& args) {
     const GemmPlan& plan = gemm_plan_for(ctx, problem, key, args);
     cublasStatus_t status = gemm_launch(ctx, problem, plan, args);
     CHECK_CALL(status == CUBLAS_STATUS_SUCCESS, cublasLtGetStatusName(status));
-    // Custom kernels have checked that both are FP8.
+    // The custom kernel has checked that both are E4M3.
     ctx.fp8_matmuls += plan.custom || (is_fp8(problem.first) && is_fp8(problem.second));
 }
 
 bool gemm_activation_fuses(Ctx& ctx, const GemmActivationArgs& args) {
     if (!gemm_swiglu_supports(ctx, args)) return false;
-    GemmKey key = key_of(ctx, args.gemm);
+    GemmKey key = key_of(args.gemm);
     key.swiglu = true;
     return gemm_swiglu_plan_for(ctx, key, args).custom;
 }

@@ -26,13 +26,12 @@ struct GemmKey {
     Granularity a_granularity = Granularity::kTensor, b_granularity = Granularity::kTensor;
     bool fast_accumulation = false;
     bool swiglu = false;   // of gemm_activation; its plan is `custom`, or gemm and activation_forward
-    bool promote256 = false;   // gemm_promote256 may run, which the user has allowed and which supports the call
     auto operator<=>(const GemmKey&) const = default;
 };
 
 struct GemmPlan {
     cublasLtMatmulAlgo_t algo;
-    bool custom = false;   // runs gemm_fp8_blockwise, gemm_swiglu or gemm_promote256, custom kernels, not `algo`
+    bool custom = false;   // runs gemm_fp8_blockwise or gemm_swiglu, our custom kernels, instead of `algo`
     float us = 0;          // time measured by the search; 0 for the heuristic's first answer
     bool checked = false;  // known to be valid for this library and our workspace
 };
@@ -41,7 +40,6 @@ struct GemmState {
     cublasLtHandle_t handle = nullptr;
     void* workspace = nullptr;  // kGemmWorkspaceBytes; for one stream only, since its users are not synchronised
     bool search = false, search_custom = true;   // see gemm_set_search; whether a search may choose custom kernels
-    bool promote256 = false;                     // see gemm_set_promotion
     std::string library, gpu;   // plans are valid for these
     std::map<GemmKey, GemmPlan> plans;
 };
@@ -95,9 +93,4 @@ void gemm_fp8_blockwise(Ctx& ctx, const GemmArgs& args);
 // library splits K.
 bool gemm_swiglu_supports(const Ctx& ctx, const GemmActivationArgs& args);
 void gemm_swiglu(Ctx& ctx, const GemmActivationArgs& args);
-
-// ---- custom kernel of --fp8-promotion 256 (gemm_promote256_sm90.cu). Other bits than the library.
-// Supports tensor scales, B in E4M3, precise accumulation, no bias.
-bool gemm_promote256_supports(const Ctx& ctx, const GemmArgs& args);
-void gemm_promote256(Ctx& ctx, const GemmArgs& args);
 }  // namespace cuda

@@ -41,12 +41,11 @@ json to_json(const GemmKey& key, const GemmPlan& plan) {
         row["fast_accumulation"] = key.fast_accumulation;
         row["own_kernel"] = plan.custom;
         if (key.swiglu) row["swiglu"] = true;
-        if (key.promote256) row["promote256"] = true;
     }
     return row;
 }
 
-// Reads the fields that only rows of FP8 matmuls have. Older files have no own_kernel, swiglu and promote256.
+// Reads the fields that only rows of FP8 matmuls have. Older files have neither own_kernel nor swiglu.
 void read_fp8_fields(GemmKey& key, GemmPlan& plan, const json& row) {
     if (!is_fp8(key.a)) return;
     const json& scales = row.at("factors");
@@ -59,7 +58,6 @@ void read_fp8_fields(GemmKey& key, GemmPlan& plan, const json& row) {
     key.fast_accumulation = row.at("fast_accumulation").get<bool>();
     plan.custom = row.value("own_kernel", false);
     key.swiglu = row.value("swiglu", false);
-    key.promote256 = row.value("promote256", false);
 }
 
 std::pair<GemmKey, GemmPlan> from_json(const json& row) {
@@ -93,16 +91,6 @@ namespace cuda {
 
 void gemm_set_search(Ctx& ctx, bool search) { ctx.gemm->search = search; }
 
-void gemm_set_promotion(Ctx& ctx, int64_t products) { ctx.gemm->promote256 = products == 256; }
-
-std::string gemm_promotion_text(const Ctx& ctx) {
-    if (!ctx.gemm->promote256) return "";
-    int custom = 0, all = 0;
-    for (const auto& [key, plan] : ctx.gemm->plans) all += key.promote256, custom += key.promote256 && plan.custom;
-    return strf("the custom kernel with promotion every 256 runs %d of %d matmuls with precise accumulation (counted "
-                "by sizes and types)", custom, all);
-}
-
 int64_t fp8_matmuls(const Ctx& ctx) { return ctx.fp8_matmuls; }
 
 std::string gemm_export_plans(Ctx& ctx) {
@@ -129,7 +117,7 @@ std::string gemm_import_plans(Ctx& ctx, const std::string& text) {
     }
     for (const auto& [key, plan] : plans)
         if (plan.custom && !gemm_fp8_blockwise_available(ctx))
-            return "matmul plans name a custom kernel, which this build does not have (make ARCH=90a): algorithms "
+            return "matmul plans name the custom kernel, which this build does not have (make ARCH=90a): algorithms "
                    "are chosen anew";
     for (const auto& [key, plan] : plans) state.plans.insert_or_assign(key, plan);
     return "";

@@ -1,5 +1,4 @@
-// The choice of an algorithm for a shape: the heuristic's first answer (with promotion every 256 the custom kernel), or
-// the fastest in a measurement.
+// The choice of an algorithm for a shape: the heuristic's first answer, or the fastest in a measurement.
 #include <algorithm>
 #include <vector>
 
@@ -105,8 +104,6 @@ constexpr float kNoise = 1.01f;      // what a candidate must gain to be chosen
 constexpr float kBudgetUs = 50000;   // of the rounds that count
 int rounds_of(float round_us) { return std::clamp(static_cast<int>(kBudgetUs / round_us), 4, 20); }
 
-const GemmPlan kCustom{.algo = {}, .custom = true, .checked = true};
-
 // Times of one candidate of a search.
 struct Trial {
     GemmPlan plan;
@@ -126,8 +123,8 @@ GemmPlan search_plan(Ctx& ctx, GemmProblem& problem, const GemmKey& key, const G
     std::vector<Trial> trials;
     for (const GemmPlan& plan : candidates(ctx, problem, key, kCandidates)) trials.push_back({plan, {}});
     const bool other_bits = args.accumulate && args.D.dtype == Dtype::kBf16;   // see gemm_fp8_blockwise
-    const bool blockwise = !other_bits && cuda::gemm_fp8_blockwise_supports(ctx, args);
-    if (ctx.gemm->search_custom && (blockwise || key.promote256)) trials.push_back({kCustom, {}});
+    if (ctx.gemm->search_custom && !other_bits && cuda::gemm_fp8_blockwise_supports(ctx, args))
+        trials.push_back({{.algo = {}, .custom = true, .checked = true}, {}});
     Stopwatch stopwatch;
     auto round = [&] {
         float total = 0;
@@ -165,7 +162,7 @@ GemmPlan search_swiglu(Ctx& ctx, const GemmActivationArgs& args) {
     const auto fused = [&] { cuda::gemm_swiglu(ctx, args); };
     Stopwatch stopwatch;
     Trial two{{.algo = {}, .custom = false, .checked = true}, {}};
-    Trial one{kCustom, {}};
+    Trial one{{.algo = {}, .custom = true, .checked = true}, {}};
     separate(), fused();
     const int rounds = rounds_of(stopwatch.time_us(ctx, separate) + stopwatch.time_us(ctx, fused));
     for (int i = 0; i < rounds; i++) {
@@ -180,8 +177,8 @@ GemmPlan search_swiglu(Ctx& ctx, const GemmActivationArgs& args) {
 // Verifies an imported plan on its first use.
 void check_plan(Ctx& ctx, GemmProblem& problem, const GemmKey& key, GemmPlan& plan, const GemmArgs& args) {
     if (plan.custom) {
-        REQUIRE(key.promote256 || cuda::gemm_fp8_blockwise_supports(ctx, args),
-                "matmul plan for %s names a custom kernel, which does not support it: begin from the "
+        REQUIRE(cuda::gemm_fp8_blockwise_supports(ctx, args),
+                "matmul plan for %s names the custom kernel, which does not support it: begin from the "
                 "checkpoint's weights with --load", gemm_describe(key).c_str());
         plan.checked = true;
         return;
@@ -204,7 +201,7 @@ const GemmPlan& gemm_plan_for(Ctx& ctx, GemmProblem& problem, const GemmKey& key
     if (at == state.plans.end()) {
         GemmPlan plan;
         if (!state.search) {
-            plan = key.promote256 ? kCustom : candidates(ctx, problem, key, 1)[0];
+            plan = candidates(ctx, problem, key, 1)[0];
         } else if (args.accumulate) {
             SavedResult saved(ctx, args.D);
             plan = search_plan(ctx, problem, key, args);

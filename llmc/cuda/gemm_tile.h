@@ -1,5 +1,5 @@
 // Custom matmuls with one scale per tensor on compute capability 9.0 (template: gemm_tile_kernel.cuh). The trainer runs
-// those of gemm_swiglu_sm90.cu and gemm_promote256_sm90.cu; dev/bench/gemm_tiles has others that are only measured.
+// one of them, gemm_swiglu_sm90.cu; dev/bench/gemm_tiles has others that are only measured.
 #pragma once
 #include "llmc/ops/ops.h"
 
@@ -27,10 +27,5 @@ struct Call {
 // a build that gemm_fp8_blockwise_available refuses.
 inline constexpr int kSwigluGroup = 8;
 void launch_swiglu(Ctx& ctx, const Call& call, int group);
-
-// The variants with promotion every 256, by the rows and columns of their tiles. A is E4M3 or E5M2, B is E4M3.
-inline constexpr int kPromote256Group = 8;
-void launch_promote256_128x256(Ctx& ctx, const Call& call, int group);
-void launch_promote256_256x128(Ctx& ctx, const Call& call, int group);
 
 }  // namespace cuda::tiles

@@ -6,13 +6,6 @@
 // custom kernel too; without, it takes the library's first suggestion. The search uses the operands of that call and
 // leaves D as a single call would.
 void gemm_set_search(Ctx& ctx, bool search);
-// Sets how many products precise accumulation of FP8 operands with tensor scales adds in tensor cores before it adds
-// their sum to fp32 registers. 128, the default: as the library does. 256: a search also measures a custom kernel that
-// does so, and without search that kernel runs every matmul that it supports. Plans that were chosen with another value
-// are not used. The CPU adds in fp32 with either.
-void gemm_set_promotion(Ctx& ctx, int64_t products);
-// With 256, says how many of the matmuls that have plans the custom kernel runs. "" with 128 and on the CPU.
-std::string gemm_promotion_text(const Ctx& ctx);
 // Whether the operation gemm_activation computes these arguments faster than gemm and activation_forward. With search,
 // the first such call of a shape runs and times both; the results are overwritten by equal ones.
 bool gemm_activation_fuses(Ctx& ctx, const GemmActivationArgs& args);

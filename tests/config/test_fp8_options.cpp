@@ -84,7 +84,7 @@ TEST_CASE("fp8 options: with every recipe each option acts, or is refused with t
     const std::map<std::string, std::set<std::string>> refused_by = {
         {"fp8-margin", {"tensorwise", "blockwise"}},           {"fp8-interval", {"tensorwise", "blockwise"}},
         {"fp8-amax-history-len", {"tensorwise", "blockwise"}}, {"fp8-amax-compute-algo", {"tensorwise", "blockwise"}},
-        {"fp8-fast-accum", {"blockwise"}},                       {"fp8-promotion", {"blockwise"}},
+        {"fp8-fast-accum", {"blockwise"}},
     };
     int acted = 0;
     for (const OptionRow& row : option_table()) {
@@ -122,20 +122,6 @@ TEST_CASE("fp8 options: with every recipe each option acts, or is refused with t
     CHECK(contains(fp8_refusal({"--fp8-stats", "shadow", "--fp8-stats-interval", "0"}), "there are no statistics"));
     for (const char* const recipe : {"delayed", "tensorwise", "blockwise"})
         CHECK(contains(fp8_refusal({"--fp8-stats", "shadow", "--fp8-recipe", recipe}), "--fp8-stats histograms"));
-
-    // Both values of --fp8-promotion need a matmul with precise accumulation of tensor scales.
-    for (const char* const value : {"128", "256"}) {
-        const Words words = {"--fp8-recipe", "delayed", "--fp8-promotion", value};
-        CHECK(contains(fp8_refusal(joined(words, {"--fp8-fast-accum", "all"})),
-                       "--fp8-promotion has no effect: --fp8-fast-accum all leaves no matmul with precise"));
-        for (const char* const accumulation : {"fprop", "none"})
-            CHECK(fp8_config(joined(words, {"--fp8-fast-accum", accumulation})).fp8_promotion == std::atoi(value));
-    }
-    CHECK(fp8_config({"--fp8-recipe", "tensorwise"}).fp8_promotion == 128);
-    CHECK(contains(fp8_refusal({"--fp8-recipe", "delayed", "--fp8-promotion", "192"}), "must be one of 128, 256"));
-    TempFile number(R"({"fp8-recipe": "delayed", "fp8-promotion": 256})"), other(R"({"fp8-promotion": 255})");
-    CHECK(fp8_config({"--config", number.path}).fp8_promotion == 256);
-    CHECK(contains(fp8_refusal({"--config", other.path}), "must be one of 128, 256"));
 
     // Its default value is refused, too: the user expects an effect.
     CHECK(contains(fp8_refusal({"--fp8-recipe", "tensorwise", "--fp8-margin", "0"}), "tensorwise"));

@@ -42,21 +42,6 @@ class Train(TrainTest):
         for options in (["--fp8-attention"], ["--kv-channels", "64", "--fp8-attention", "--dtype", "fp32"]):
             self.assertIn("--fp8-attention has no effect: ", self.run_train(GPT2, *options, expect=2).stderr)
 
-    def test_fp8_promotion(self):
-        """The CPU adds in FP32 with either value; a GPU says how many matmuls the custom kernel runs."""
-        options = ["--train-iters", "3", "--fp8-recipe", "delayed", "--fp8-fast-accum", "none", "--verbose"]
-        plain, longer = (self.run_train(LLAMA, *options, *more).stdout for more in ([], ["--fp8-promotion", "256"]))
-        for name in ("fprop", "dgrad", "wgrad"):
-            self.assertRegex(longer, rf"\n +{name} .*, precise \(promotion every 128 or 256\) accumulation\n")
-        self.assertNotIn("promotion every", plain)
-        if os.path.basename(BUILD).startswith("cuda"):
-            self.assertRegex(longer, r"; the custom kernel with promotion every 256 runs \d+ of \d+ matmuls")
-            return
-        self.assertIn("note: --fp8-promotion has no effect without a GPU", longer)
-        steps = [re.findall(r"step \d/3 \| loss [\d.]+ \| norm [\d.]+", out) for out in (plain, longer)]
-        self.assertEqual(len(steps[0]), 3)
-        self.assertEqual(*steps)
-
     def test_attention_mode(self):
         """The attention kernel is known at the start only: if it has no fast mode, the banner says so."""
         asked = self.run_train(LLAMA, "--train-iters", "2", "--kv-channels", "64", "--attention", "fast")

@@ -289,8 +289,6 @@ class TroubleshootingTest(TrainTest):
             ("needs --dtype bf16", [*fp8, "--dtype", "fp32"]),
             ("names no linear", [*fp8, "--bf16-linears", "9.up"]),
             ("FP8 attention supports head dims of 64 and 128", [*short, "--fp8-attention"]),
-            ("leaves no matmul with precise", [*fp8, "--fp8-fast-accum", "all", "--fp8-promotion", "256"]),
-            ("applies its scales after", [*short, "--fp8-recipe", "blockwise", "--fp8-promotion", "256"]),
             ("no --valid-data to evaluate on", [*short, "--eval-iters", "3"]),
             ("cannot be opened: <reason>", [*short, "--log-file", "/proc/nowhere"]),
             ("there is no folder", [*short, "--log-file", self.path("nowhere", "log.jsonl")]),
@@ -317,7 +315,7 @@ class TroubleshootingTest(TrainTest):
         return [
             ("FP8 matmuls ran in the first step", [*short, "--fp8-recipe", "tensorwise"]),
             ("with --fp8-format hybrid", [*short, "--fp8-recipe", "blockwise", "--fp8-format", "hybrid"]),
-            ("makes the loss worse", [*short, "--fp8-recipe", "delayed", "--fp8-fast-accum", "all"]),
+            ("--fp8-fast-accum all", [*short, "--fp8-recipe", "delayed", "--fp8-fast-accum", "all"]),
             ("its evaluation was cut short", ["--train-iters", "2", "--valid-data", self.path("valid.bin"), "--inject",
                                               "term:rank=0@eval=2", "--save", self.path("cut")]),
             ("(--warn-on-divergence", ["--train-iters", "9", "--lr", "5", "--clip-grad", "0"]),

@@ -241,18 +241,17 @@ TEST_CASE("fp8 device: the error has the versions needed and found") {
     CHECK(fp8_device_error(planned("llama", {}).plan, old) == "");
 }
 
-TEST_CASE("options with kernels for compute capability 9.0: refused if the device or the build lacks them") {
+TEST_CASE("fp8 attention: refused if the device or the build lacks its kernels") {
     DeviceInfo d = h200();
-    CHECK(contains(sm90_option_error("--fp8-promotion 256", d), "--fp8-promotion 256 on NVIDIA H200: "));
-    CHECK(contains(sm90_option_error("--fp8-attention", d), "on NVIDIA H200: this build has no code for sm_90a"));
-    CHECK(contains(sm90_option_error("--fp8-attention", d), "make ARCH=90a"));
+    CHECK(contains(fp8_attention_error(d), "on NVIDIA H200: this build has no code for sm_90a"));
+    CHECK(contains(fp8_attention_error(d), "make ARCH=90a"));
     d.sm90a_code = true;
-    CHECK(sm90_option_error("--fp8-attention", d) == "");
+    CHECK(fp8_attention_error(d) == "");
     for (const int sm : {89, 100}) {
         d.sm = sm;
-        CHECK(contains(sm90_option_error("--fp8-attention", d), strf("found %d.%d", sm / 10, sm % 10).c_str()));
+        CHECK(contains(fp8_attention_error(d), strf("found %d.%d", sm / 10, sm % 10).c_str()));
     }
-    CHECK(sm90_option_error("--fp8-attention", {}) == "");   // the CPU
+    CHECK(fp8_attention_error({}) == "");   // the CPU
 }
 
 TEST_CASE("fp8 plan: the banner's text") {

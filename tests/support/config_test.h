@@ -119,7 +119,6 @@ inline const std::map<std::string, Sample>& samples() {
         {"fp8-format", {{"e4m3"}, fp8}},                      {"fp8-margin", {{"1", "4"}, fp8}},
         {"fp8-interval", {{"2", "10"}, fp8}},                 {"fp8-amax-history-len", {{"1", "1024"}, fp8}},
         {"fp8-amax-compute-algo", {{"most_recent"}, fp8}},    {"fp8-fast-accum", {{"all", "none"}, fp8}},
-        {"fp8-promotion", {{"256"}, fp8}},
         {"first-last-layers-bf16", {{"true"}, fp8}},
         {"num-layers-at-start-in-bf16", {{"0", "3"}, some_bf16}},
         {"num-layers-at-end-in-bf16", {{"2", "0"}, some_bf16}},

@@ -9,16 +9,9 @@ std::vector<Variant> variants(const Ctx& ctx) {
     if (!cuda::gemm_fp8_blockwise_available(ctx)) return all;
     for (const std::vector<Variant>& part : {fast_variants(), precise_variants(), bf16_variants()})
         all.insert(all.end(), part.begin(), part.end());
-    using namespace cuda::tiles;
-    const auto promote256 = [&](const char* name, int rows, int columns, void (*launch)(Ctx&, const Call&, int)) {
-        all.push_back({.name = name, .operands = Operands::kE5m2E4m3, .rows = rows, .columns = columns, .promote = 256,
-                       .swiglu = false, .group = kPromote256Group, .launch = launch});
-    };
-    promote256("promote256 256x128 s4 p2 A2 g8", 256, 128, launch_promote256_256x128);
-    promote256("promote256 128x256 s4 p2 B2 g8", 128, 256, launch_promote256_128x256);
     all.push_back({.name = "swiglu 128x256 s4 p2 B2 g8", .operands = Operands::kE4m3, .rows = 128, .columns = 256,
-                   .promote = 0, .swiglu = true, .group = kSwigluGroup,
-                   .launch = launch_swiglu});
+                   .promote = 0, .swiglu = true, .group = cuda::tiles::kSwigluGroup,
+                   .launch = cuda::tiles::launch_swiglu});
     return all;
 }
 

@@ -1,6 +1,6 @@
 // Candidates for custom matmuls with one scale per tensor on compute capability 9.0: a table of variants of one
-// kernel template (llmc/cuda/gemm_tile_kernel.cuh). bench_gemm_power measures them; the trainer runs the variants
-// with SwiGLU and with promotion every 256.
+// kernel template (llmc/cuda/gemm_tile_kernel.cuh). bench_gemm_power measures them; the trainer runs the SwiGLU variant
+// alone.
 #pragma once
 #include <string>
 #include <vector>

@@ -1,5 +1,4 @@
-// Variants that add the tensor cores' sums in fp32 every 128 elements of K, E5M2 x E4M3: dgrad and wgrad. Those of the
-// trainer, every 256, are in gemm_tiles.cpp.
+// Variants that add the tensor cores' sums in fp32 every 128 or 256 elements of K, E5M2 x E4M3: dgrad and wgrad.
 #include "dev/bench/gemm_tiles/gemm_tiles.h"
 #if defined(LLMC_SM90A)   // these use instructions that older devices lack
 #include "dev/bench/gemm_tiles/variant.cuh"
@@ -14,9 +13,11 @@ using Precise = Tiles<Operands::kE5m2E4m3, Work::kTogether, rows, columns, share
 }
 
 std::vector<Variant> precise_variants() {
-    constexpr Share kB = Share::kColumns;
+    constexpr Share kA = Share::kRows, kB = Share::kColumns;
     return {
         variant<Precise<64, 256, kB, 4, 2, 128>>(8),
+        variant<Precise<128, 128, kA, 4, 2, 256>>(8),
+        variant<Precise<64, 256, kB, 4, 2, 256>>(8),
     };
 }
 #else

@@ -21,7 +21,6 @@ std::string bench_recipe(const Config& c) {
     if (c.first_last_layers_bf16) text += ", ends BF16";
     if (c.fp8_lm_head) text += ", FP8 head";
     if (c.fp8_attention) text += ", FP8 attention";
-    if (c.fp8_promotion == 256) text += ", FP8 promotion 256";
     return text;
 }
 

@@ -326,8 +326,7 @@ Findings look_at_attention(Patient& patient) {
 
 Findings look_at_fp8_attention(Patient& patient) {
     if (!patient.opened) return {not_checked("no device")};
-    const std::string reason = sm90_option_error("--fp8-attention", patient.info);
-    if (!reason.empty()) return {not_checked(reason)};
+    if (const std::string reason = fp8_attention_error(patient.info); !reason.empty()) return {not_checked(reason)};
     // More than one block of 128 keys, the last one partly filled.
     for (const reference::Fp8Attention& a : {reference::Fp8Attention{1, 129, 4, 2, 64}, {2, 193, 4, 1, 128}}) {
         const std::string wrong = wrong_fp8_attention(patient, a, patient.corrupted("FP8 attention"));

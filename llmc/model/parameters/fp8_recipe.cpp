@@ -323,12 +323,12 @@ std::string fp8_device_error(const Fp8Plan& plan, const DeviceInfo& device) {
     return strf("--fp8-recipe %s on %s: ", row.name, device.name.c_str()) + list_text(wrong, "; ");
 }
 
-std::string sm90_option_error(const char* option, const DeviceInfo& device) {
+std::string fp8_attention_error(const DeviceInfo& device) {
     if (device.sm == 0 || (device.sm == 90 && device.sm90a_code)) return "";
     if (device.sm == 90)
-        return strf("%s on %s: this build has no code for sm_90a, which its kernels need: make ARCH=90a", option,
+        return strf("--fp8-attention on %s: this build has no code for sm_90a, which its kernels need: make ARCH=90a",
                     device.name.c_str());
-    return strf("%s on %s: its kernels are for compute capability 9.0, found %d.%d", option, device.name.c_str(),
+    return strf("--fp8-attention on %s: its kernels are for compute capability 9.0, found %d.%d", device.name.c_str(),
                 device.sm / 10, device.sm % 10);
 }
 
@@ -340,10 +340,9 @@ std::string fp8_linears_text(const Fp8Plan& plan) {
 
 std::string fp8_plan_text(const Fp8Plan& plan, const Config& config) {
     if (!plan.on()) return "";
-    const char* precise = config.fp8_promotion == 256 ? "precise (promotion every 128 or 256)" : "precise";
     auto matmul = [&](const char* pass, const char* a, Dtype a_format, const char* b, Dtype b_format, bool fast) {
         return labelled(pass, strf("%s %s by %s %s, %s accumulation", a, format_name(a_format), b,
-                                   format_name(b_format), fast ? "fast" : precise));
+                                   format_name(b_format), fast ? "fast" : "precise"));
     };
     return strf("FP8               %s: %s\n", plan.row().name, scales_text(plan, config).c_str())
            + matmul("fprop", "x", plan.x_format, "w", plan.weight_format, plan.fast_fprop)

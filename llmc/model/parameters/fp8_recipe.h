@@ -83,8 +83,8 @@ int64_t planned_fp8_matmuls(const Fp8Plan& plan, Recompute recompute, int64_t mi
 // "" if this device and library can run the recipe, else one line with the versions needed and found. The CPU can run
 // every recipe.
 std::string fp8_device_error(const Fp8Plan& plan, const DeviceInfo& device);
-// The same for options with kernels for compute capability 9.0 only: --fp8-attention, --fp8-promotion 256.
-std::string sm90_option_error(const char* option, const DeviceInfo& device);
+// The same for --fp8-attention, which any recipe may have.
+std::string fp8_attention_error(const DeviceInfo& device);
 
 // Which linears run in FP8: "layers 0-3: qkv proj up down in FP8; head BF16".
 std::string fp8_linears_text(const Fp8Plan& plan);

@@ -70,9 +70,8 @@ std::string Fp8Monitor::after_first_step(const Ctx& ctx, int64_t micro_batches) 
         FAIL(kExitFp8NotEffective, "FP8 was requested and is not effective: the first step (%s) ran %s, the plan "
              "has %lld", batches.c_str(), count_text(executed, "FP8 matmul").c_str(), (long long)planned);
     }
-    const std::string promotion = device::gemm_promotion_text(ctx);
     return strf("%s ran in the first step (%s), as planned", count_text(executed, "FP8 matmul").c_str(),
-                batches.c_str()) + (promotion.empty() ? "" : "; " + promotion);
+                batches.c_str());
 }
 
 void Fp8Monitor::gather(Comm& comm, const Fp8State& state, const StagedStep& staged) const {

@@ -25,14 +25,12 @@ RunDevice::~RunDevice() {
 void RunDevice::open(std::vector<std::string>& notes) {
     info = device::device_info(place_rank(comm_, notes));
     std::string error = fp8_device_error(fp8_plan_, info);
-    if (error.empty() && config_.fp8_attention) error = sm90_option_error("--fp8-attention", info);
-    if (error.empty() && config_.fp8_promotion == 256) error = sm90_option_error("--fp8-promotion 256", info);
+    if (error.empty() && config_.fp8_attention) error = fp8_attention_error(info);
     REQUIRE(error.empty(), "%s", error.c_str());
     if (info.sm > 0) used_before_ = gpu_memory_in_use(info.bus);
     device::device_open(ctx, info.index);
     opened_ = true;
     device::gemm_set_search(ctx, config_.gemm_search);
-    device::gemm_set_promotion(ctx, config_.fp8_promotion);
     const std::string connection = comm_.connect(ctx, kConnectSeconds);
     if (!connection.empty()) notes.push_back(connection);
     groups_.emplace(comm_, group_sizes(config_, comm_.world().ranks));
