@@ -62,8 +62,8 @@ endif
 
 # Several ranks are optional: without the library the files are left out. Only these sources ask for it, so that the
 # others stay as they are if it is installed later.
-MPI_USERS := llmc/parallel/comm/% llmc/fault/% llmc/commands/main.cpp llmc/commands/all.cpp llmc/commands/doctor/% \
-             tests/fault/% tests/end_to_end/%
+MPI_USERS := llmc/parallel/comm/% llmc/parallel/all.cpp llmc/fault/% llmc/commands/main.cpp llmc/commands/all.cpp \
+             llmc/commands/doctor/% tests/fault/% tests/end_to_end/%
 MPI_FLAGS := -DLLMC_MPI=0
 MPI_LIBS :=
 ifneq ($(MPI_VERSION),)
@@ -78,8 +78,8 @@ endif
 
 # Options, JSON, logs and tests run rarely and take long to optimise (-Og takes three quarters of the time of -O1); the
 # operations are what a step on the CPU consists of. No result depends on the level.
-RARELY_RUN := llmc/config/%.cpp llmc/checkpoint/%.cpp llmc/commands/%.cpp llmc/train/log/%.cpp llmc/train/run/%.cpp \
-              llmc/fault/%.cpp llmc/perf/%.cpp llmc/cpu/device.cpp tests/%.cpp
+RARELY_RUN := llmc/config/%.cpp llmc/checkpoint/%.cpp llmc/commands/%.cpp llmc/train/%.cpp llmc/fault/%.cpp \
+               llmc/perf/%.cpp llmc/cpu/device.cpp tests/%.cpp
 # Tests that compute next to nothing are not optimised at all.
 NEVER_HOT := tests/config/%.cpp tests/checkpoint/%.cpp tests/commands/%.cpp tests/data/%.cpp tests/fault/%.cpp \
              tests/model/%.cpp tests/parallel/%.cpp tests/perf/%.cpp tests/train/%.cpp
@@ -124,17 +124,20 @@ HOST_FLAGS_TEXT := $(CXX) $(CXX_VERSION) $(RARELY_RUN) $(CODEGEN) $(WARNINGS) $(
 
 # ---- files -------------------------------------------------------------------------------------------------
 MAINS := $(basename $(wildcard train_*.cu))
-# The files of each of these folders are compiled as one, since most of the time goes to the headers that they share.
-# Their anonymous namespaces are then one, too. UNITY=0 compiles each file alone, which is faster if one changes often.
-# Builds with sanitizers do so, too, since sanitizers slow the compiler down most in large files.
+# The files of each folder and its subfolders are compiled as one, since most of the time goes to the headers that they
+# share. Their anonymous namespaces are then one, too. UNITY=0 compiles each file alone, which is faster if one changes
+# often. Builds with sanitizers do so, too, since sanitizers slow the compiler down most in large files.
 UNITY ?= $(if $(VARIANT),0,1)
 TEST_CXX := $(wildcard tests/*/test_*.cpp)
-UNITED := $(if $(filter-out 0,$(UNITY)),$(filter-out llmc/cpu llmc/ops llmc/perf tests/ops tests/perf,\
-              $(patsubst %/,%,$(sort $(dir $(LLMC_CXX) $(TEST_CXX))))))
+# Tests replace these two.
+ALONE := llmc/cpu/stream.cpp llmc/ops/ops.cpp
+folder = $(subst $() ,/,$(wordlist 1,2,$(subst /, ,$(1))))
+UNITED := $(if $(filter-out 0,$(UNITY)),$(sort $(foreach f,$(LLMC_CXX) $(TEST_CXX),$(call folder,$f))))
 # g++ reports whatever uses an anonymous namespace of an included file.
 UNITED_FLAGS := $(if $(findstring clang,$(CXX)),,-Wno-subobject-linkage)
-folder = $(patsubst %/,%,$(dir $(1)))
-object = $(if $(filter $(UNITED),$(call folder,$(1))),$(call folder,$(1))/all.o,$(basename $(1)).o)
+# The folder as whose part a source is compiled, or nothing.
+united = $(if $(filter $(ALONE),$(1)),,$(filter $(UNITED),$(call folder,$(1))))
+object = $(if $(call united,$(1)),$(call united,$(1))/all.o,$(basename $(1)).o)
 # $(call objects,ROOT,SOURCES): the objects of these sources in the folder ROOT.
 objects = $(sort $(foreach f,$(2),$(1)/$(call object,$f)))
 # If several objects have the same inline function, the first one's is linked, so the operations come first.
@@ -145,7 +148,7 @@ LLMC_OBJ := $(call objects,$(OBJ),$(filter $(OPERATIONS),$(LLMC_CXX))) \
             $(BUILD)/version.o $(BUILD)/rates.o $(BUILD)/hf_code.o
 # What the compiler reads for them: a file for each united folder, and the other files.
 LLMC_SYNTAX := $(foreach o,$(filter %/all.o,$(LLMC_OBJ)),$(o:.o=.cpp)) \
-               $(foreach f,$(LLMC_CXX),$(if $(filter $(UNITED),$(call folder,$f)),,$f))
+               $(foreach f,$(LLMC_CXX),$(if $(call united,$f),,$f))
 TEST_OBJ := $(OBJ)/tests/support/main.o $(call objects,$(OBJ),$(TEST_CXX))
 # Candidates for kernels, which nothing of the trainer runs, are tested by an executable of their own.
 TILES_OBJ := $(patsubst %,$(OBJ)/%.o,$(basename $(wildcard dev/bench/gemm_tiles/*.cu dev/bench/gemm_tiles/*.cpp)))
@@ -250,7 +253,7 @@ INCLUDES := \#include "%s"\n
 write_united = $(shell mkdir -p $(1); printf '$(INCLUDES)' $(2) | cmp -s - $(1)/all.cpp \
                        || printf '$(INCLUDES)' $(2) > $(1)/all.cpp)
 $(foreach f,$(UNITED),$(call write_united,$(if $(filter $(NO_DEVICE),$f/),$(HOST),$(OBJ))/$f,$(strip \
-    $(foreach source,$(LLMC_CXX) $(TEST_CXX),$(if $(filter $f,$(call folder,$(source))),$(source))))))
+    $(foreach source,$(LLMC_CXX) $(TEST_CXX),$(if $(filter $f,$(call united,$(source))),$(source))))))
 COMMIT := $(or $(shell git describe --always --abbrev=12 --dirty 2>/dev/null),unknown)
 VERSION_TEXT := \#include "llmc/base/version.h"\nconst char* const kBuildCommit = "$(COMMIT)";\n
 $(shell printf '$(VERSION_TEXT)' | cmp -s - $(BUILD)/version.cpp || printf '$(VERSION_TEXT)' > $(BUILD)/version.cpp)

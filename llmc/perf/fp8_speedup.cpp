@@ -8,8 +8,6 @@ namespace {
 // Bytes per second, read and written, of a copy on the device; 4.2e12 to 4.25e12 were measured on an H200.
 constexpr double kQuantizeRate = 4.2e12;
 
-double d(int64_t x) { return static_cast<double>(x); }
-
 // What one linear layer takes per micro-batch besides its matmuls, only in FP8 or only in BF16: memory traffic and
 // kernels.
 struct Extra {
@@ -29,19 +27,19 @@ Extra quantization_of(double elems, bool bf16_is_read, bool second_pass, bool bl
 }
 
 Extra fp8_extra_of(const Config& c, const Fp8Plan& plan, const LinearPlan& linear) {
-    const double tokens = d(c.micro_batch_size * c.part_length());
+    const double tokens = real(c.micro_batch_size * c.part_length());
     const bool blocks = plan.row().x != Granularity::kTensor, head = linear.kind == LinearKind::kHead;
     const bool second = plan.row().scaling == Scaling::kCurrent && !blocks;
     const bool residual = linear.kind == LinearKind::kProj || linear.kind == LinearKind::kDown;
     // The attention backward reads the BF16 input of proj; the residual stream reads the BF16 dy of proj and down.
-    const Extra x = quantization_of(tokens * d(linear.in), linear.kind == LinearKind::kProj, second, blocks);
-    Extra dy = quantization_of(tokens * d(linear.out), residual, second, blocks);
+    const Extra x = quantization_of(tokens * real(linear.in), linear.kind == LinearKind::kProj, second, blocks);
+    Extra dy = quantization_of(tokens * real(linear.out), residual, second, blocks);
     // The classifier overwrites the logits with their gradients and does not quantize these. A separate pass does; with
     // tensorwise scaling, another pass before it computes the amax.
-    if (head) dy = {.bytes = (second ? 6 : 4) * tokens * d(linear.out), .kernels = second ? 2.0 : 1.0};
+    if (head) dy = {.bytes = (second ? 6 : 4) * tokens * real(linear.out), .kernels = second ? 2.0 : 1.0};
     // Weights are quantized once per optimizer step: masters are read again; two FP8 tensors replace the BF16 one.
-    const double micro_batches = d(c.global_batch_size) / d(c.micro_batch_size);
-    return {.bytes = x.bytes + dy.bytes + 4 * d(linear.in) * d(linear.out) / micro_batches,
+    const double micro_batches = real(c.global_batch_size) / real(c.micro_batch_size);
+    return {.bytes = x.bytes + dy.bytes + 4 * real(linear.in) * real(linear.out) / micro_batches,
             .kernels = x.kernels + dy.kernels + 1 / micro_batches};
 }
 
@@ -53,7 +51,8 @@ Extra bf16_extra_of(const Config& c, const LinearPlan& linear) {
     const bool bias = own ? c.shape.qkv_bias() : proj ? c.shape.proj_bias() : c.shape.mlp_bias();
     if (!bias || linear.kind == LinearKind::kHead) return {};
     const double reads = own ? 1 : linear.kind == LinearKind::kUp ? 0.13 : 0.45;
-    return {.bytes = reads * 2 * d(c.micro_batch_size * c.part_length()) * d(linear.out), .kernels = own ? 1.0 : 0.0};
+    return {.bytes = reads * 2 * real(c.micro_batch_size * c.part_length()) * real(linear.out),
+            .kernels = own ? 1.0 : 0.0};
 }
 
 GemmMode fp8_mode(const Fp8Plan& plan, GemmLayout pass) {
@@ -74,8 +73,8 @@ LinearSpeedup predict_speedup(const Config& config, const Fp8Plan& plan, const L
     };
     const double bf16_us = all_three([](GemmLayout) { return GemmMode::kBf16; });
     const double fp8_us = all_three([&](GemmLayout pass) { return fp8_mode(plan, pass); });
-    return {.bf16_ms = 1e-3 * (d(chunks) * bf16_us + bf16_extra_of(config, linear).us()),
-            .fp8_ms = 1e-3 * (d(chunks) * fp8_us + fp8_extra_of(config, plan, linear).us())};
+    return {.bf16_ms = 1e-3 * (real(chunks) * bf16_us + bf16_extra_of(config, linear).us()),
+            .fp8_ms = 1e-3 * (real(chunks) * fp8_us + fp8_extra_of(config, plan, linear).us())};
 }
 
 Fp8Plan fp8_plan_of(const Config& config, const ParamTable& table) {

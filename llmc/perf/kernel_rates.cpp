@@ -46,8 +46,6 @@ const double kHostLinkRate = 50e9;
 
 namespace {
 
-double d(int64_t x) { return static_cast<double>(x); }
-
 // time = fixed + 2 M N K / rate, rate = best * K / (K + half_k) * area / (area + half_area), area = M N: a short
 // contraction spends much of its time filling and draining the pipeline, and a small result does not fill the
 // multiprocessors. Fitted by least squares of log time over the measured shapes; 6 % root mean square error.
@@ -63,9 +61,9 @@ constexpr double kFixedUs = 9.3;
 
 double model_us(GemmMode mode, GemmLayout pass, int64_t M, int64_t N, int64_t K) {
     const RateModel& rate = kRates[static_cast<int>(mode)];
-    const double area = d(M) * d(N);
-    const double share = d(K) / (d(K) + rate.half_k) * area / (area + kHalfArea);
-    return kFixedUs + 1e6 * 2 * area * d(K) / (rate.best * share) * (pass == GemmLayout::kWgrad ? rate.wgrad : 1.0);
+    const double area = real(M) * real(N);
+    const double share = real(K) / (real(K) + rate.half_k) * area / (area + kHalfArea);
+    return kFixedUs + 1e6 * 2 * area * real(K) / (rate.best * share) * (pass == GemmLayout::kWgrad ? rate.wgrad : 1.0);
 }
 
 // Distance to a measured mode. The nearest one replaces a missing one: plain for sums, record for copies, copies for
@@ -86,7 +84,7 @@ const MeasuredOp* nearest_op(const PlannedOp& op, const Rates& rates) {
     double smallest = 0;
     for (const MeasuredOp& row : rates.ops) {
         if (row.kind != op.kind) continue;
-        const double bytes = std::max(d(op.bytes), 1.0);
+        const double bytes = std::max(real(op.bytes), 1.0);
         const double distance = 1e6 * activation_distance(op.activation, row.activation)
                                 + 1e4 * mode_distance(op.mode, row.mode) + (row.dtype == op.dtype ? 0 : 1e3)
                                 + std::abs(std::log(row.bytes / bytes));
@@ -110,18 +108,19 @@ double attention_us(const PlannedOp& op, const Rates& rates) {
     for (const MeasuredAttention& row : rates.attention) {
         const double us = s.backward ? row.backward_us : s.fp8 ? row.fp8_forward_us : row.forward_us;
         if (us == 0 || (row.dtype == Dtype::kBf16) != (op.dtype == Dtype::kBf16)) continue;
-        mean.add(us / work(d(row.B), d(row.NH), d(row.T), d(row.HS)),
-                 {std::log(d(s.T) / d(row.T)), 0.5 * std::log(d(s.B * s.NH) / d(row.B * row.NH)),
-                  4 * std::log(d(s.HS) / d(row.HS))});
+        mean.add(us / work(real(row.B), real(row.NH), real(row.T), real(row.HS)),
+                 {std::log(real(s.T) / real(row.T)), 0.5 * std::log(real(s.B * s.NH) / real(row.B * row.NH)),
+                  4 * std::log(real(s.HS) / real(row.HS))});
     }
-    return mean.empty() ? 0 : mean.value() * work(d(s.B), d(s.NH), d(s.T), d(s.HS));
+    return mean.empty() ? 0 : mean.value() * work(real(s.B), real(s.NH), real(s.T), real(s.HS));
 }
 
 double bf16_wgrad_ratio(GemmMode mode, const GemmArgs& g, const Rates& rates) {
     NearbyMean mean;
     for (const WgradRatio& row : rates.bf16_wgrads)
         mean.add(row.ratio[static_cast<int>(mode)],
-                 {std::log(d(g.M) / d(row.M)), std::log(d(g.N) / d(row.N)), std::log(d(g.K) / d(row.K))});
+                 {std::log(real(g.M) / real(row.M)), std::log(real(g.N) / real(row.N)),
+                  std::log(real(g.K) / real(row.K))});
     return mean.empty() ? 1 : mean.value();
 }
 
@@ -141,7 +140,7 @@ double predicted_gemm_us(GemmMode mode, GemmLayout pass, int64_t M, int64_t N, i
         const double us = m.us[static_cast<int>(mode)];
         if (m.pass != pass || us == 0) continue;
         mean.add(us / model_us(mode, pass, m.M, m.N, m.K),
-                 {std::log(d(M) / d(m.M)), std::log(d(N) / d(m.N)), std::log(d(K) / d(m.K))});
+                 {std::log(real(M) / real(m.M)), std::log(real(N) / real(m.N)), std::log(real(K) / real(m.K))});
     }
     return model_us(mode, pass, M, N, K) * mean.value();
 }
@@ -149,14 +148,14 @@ double predicted_gemm_us(GemmMode mode, GemmLayout pass, int64_t M, int64_t N, i
 double predicted_op_us(const PlannedOp& op, const Rates& rates) {
     if (op.attention.HS > 0) return attention_us(op, rates);
     const MeasuredOp* row = nearest_op(op, rates);
-    if (!row) return kKernelUs + 1e6 * d(op.bytes) / rates.copy_rate;
-    return kKernelUs + (row->us - kKernelUs) * d(op.bytes) / row->bytes;
+    if (!row) return kKernelUs + 1e6 * real(op.bytes) / rates.copy_rate;
+    return kKernelUs + (row->us - kKernelUs) * real(op.bytes) / row->bytes;
 }
 
 double predicted_matmul_us(const GemmArgs& args, const Rates& rates) {
     // 124M fc forward in FP32, bench_gemm at commit 3e8874e.
     constexpr double kFp32Rate = 49.4e12;
-    if (args.A.dtype == Dtype::kFp32) return 1e6 * 2 * d(args.M) * d(args.N) * d(args.K) / kFp32Rate;
+    if (args.A.dtype == Dtype::kFp32) return 1e6 * 2 * real(args.M) * real(args.N) * real(args.K) / kFp32Rate;
     const GemmMode mode = gemm_mode(args);
     double us = predicted_gemm_us(mode, args.layout, args.M, args.N, args.K, rates);
     if (args.layout == GemmLayout::kWgrad && args.D.dtype == Dtype::kBf16) us /= bf16_wgrad_ratio(mode, args, rates);

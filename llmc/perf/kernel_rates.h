@@ -19,6 +19,7 @@ const Gpu* find_gpu(const std::string& name);
 // The GPU whose rates are scaled for GPUs that have none.
 const Gpu& measured_gpu();
 
+inline double real(int64_t x) { return static_cast<double>(x); }
 GemmMode gemm_mode(const GemmArgs& args);
 
 // Times on the GPU of `rates`. A matmul takes the measured time of its shape, or that of a smooth model of the shape,

@@ -18,8 +18,6 @@ constexpr const char* kPartNames[kStepParts] = {
     "memory traffic of comm", "host link not hidden",
 };
 
-double d(int64_t x) { return static_cast<double>(x); }
-
 bool is_head(const GemmArgs& g, const Config& config) {
     const int64_t Vp = config.shape.padded_vocab();
     switch (g.layout) {
@@ -115,8 +113,8 @@ double exposed_ms(const Config& config, const MemoryPlan& plan, const StepTime& 
     if (config.zero == 3 && plan.ranks > 1) {
         double bytes = 0;
         for (const PlannedCollective& c : plan.collectives)
-            if (std::strcmp(c.name, "all-gather") == 0) bytes += d(c.bytes);
-        const double embedding = plan.edge_share * d(plan.flat_elems * dtype_bytes(config.dtype));
+            if (std::strcmp(c.name, "all-gather") == 0) bytes += real(c.bytes);
+        const double embedding = plan.edge_share * real(plan.flat_elems * dtype_bytes(config.dtype));
         const double first_ms = time.gather_ms * embedding / bytes;
         const double pass_ms = (time.gather_ms - first_ms) / (2 * micro_batches);
         gather_ms = first_ms + micro_batches * std::max(0.0, pass_ms - forward_ms);
@@ -135,7 +133,7 @@ double exposed_ms(const Config& config, const MemoryPlan& plan, const StepTime& 
 double hidden_traffic_ms(const Config& config, const MemoryPlan& plan, double copy_rate) {
     double bytes = 0;
     for (const PlannedCollective& c : plan.collectives)
-        if (!c.exchange) bytes += 2 * d(c.sent_bytes + c.copied_bytes);
+        if (!c.exchange) bytes += 2 * real(c.sent_bytes + c.copied_bytes);
     return config.overlap && plan.ranks > 1 ? 1e3 * bytes / copy_rate : 0;
 }
 
@@ -152,9 +150,9 @@ bool between_hosts(const Config& config, const MemoryPlan& plan, const PlannedCo
 // those that fit into the buffers are prefetched and hidden, too. Each pass hides its copies of activations.
 double exposed_link_ms(const MemoryPlan& plan, StepTime& time, double rate, double micro_batches, double forward_ms,
                        double backward_ms) {
-    const double buffers = d(plan.purpose_bytes[static_cast<size_t>(Purpose::kOffload)]);
-    const double state = 1e3 * d(plan.state_host_bytes) / rate;
-    const double activations = 1e3 * d(plan.activation_host_bytes) / rate;   // of a micro-batch
+    const double buffers = real(plan.purpose_bytes[static_cast<size_t>(Purpose::kOffload)]);
+    const double state = 1e3 * real(plan.state_host_bytes) / rate;
+    const double activations = 1e3 * real(plan.activation_host_bytes) / rate;   // of a micro-batch
     time.host_link_ms = state + micro_batches * activations;
     const double update = time.ms[static_cast<size_t>(StepPart::kOptimizer)];
     return std::max(0.0, state - 1e3 * buffers / rate - update)
@@ -186,30 +184,30 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
         const StepPart part = backward ? StepPart::kBackwardMatmuls : StepPart::kForwardMatmuls;
         const double us = predicted_matmul_us(g.shape, rates)
                           * (dtype_bytes(g.shape.A.dtype) == 1 ? slowdown.matmul8 : slowdown.matmul16);
-        add(is_head(g.shape, config) ? StepPart::kHead : part, backward, 1e-3 * us * d(g.count));
+        add(is_head(g.shape, config) ? StepPart::kHead : part, backward, 1e-3 * us * real(g.count));
     }
     for (const PlannedOp& op : plan.step_ops) {
         const double factor = op.attention.HS == 0 ? slowdown.memory
                               : op.attention.fp8   ? slowdown.matmul8
                                                    : slowdown.matmul16;
-        add(part_of(op), runs_backward(op), 1e-3 * predicted_op_us(op, rates) * factor * d(op.count));
+        add(part_of(op), runs_backward(op), 1e-3 * predicted_op_us(op, rates) * factor * real(op.count));
     }
     forward_ms *= 1 + rates.overhead;
     backward_ms *= 1 + rates.overhead;
-    const double micro_batches = d(config.global_batch_size)
-                                 / d(config.micro_batch_size * config.data_ranks(plan.ranks));
+    const double micro_batches = real(config.global_batch_size)
+                                 / real(config.micro_batch_size * config.data_ranks(plan.ranks));
     // Gradients are set to zero at the start of a step, or (--zero 2) those of embeddings in every micro-batch. The
     // rate of a copy is used for a fill.
-    double gradients = d(plan.purpose_bytes[static_cast<size_t>(Purpose::kGradients)]);
+    double gradients = real(plan.purpose_bytes[static_cast<size_t>(Purpose::kGradients)]);
     if (config.zero >= 2 && plan.ranks > 1)
-        gradients = micro_batches * plan.edge_share * d(plan.flat_elems * dtype_bytes(config.grad_dtype));
+        gradients = micro_batches * plan.edge_share * real(plan.flat_elems * dtype_bytes(config.grad_dtype));
     time.ms[static_cast<size_t>(StepPart::kOptimizer)] += 1e3 * gradients / rates.copy_rate * slowdown.memory;
     time.ms[static_cast<size_t>(StepPart::kOverhead)] = rates.overhead * time.total_ms();
     const double link = kLinkRate * gpu.link_gbps / measured_gpu().link_gbps;
     for (const PlannedCollective& c : plan.collectives) {
         const bool gathers = std::strcmp(c.name, "all-gather") == 0;
         double& ms = c.exchange ? time.exchange_ms : gathers ? time.gather_ms : time.reduce_ms;
-        ms += 1e3 * d(c.sent_bytes) / (between_hosts(config, plan, c) ? kNetworkRate : link);
+        ms += 1e3 * real(c.sent_bytes) / (between_hosts(config, plan, c) ? kNetworkRate : link);
     }
     time.ms[static_cast<size_t>(StepPart::kCommunication)] =
         time.exchange_ms

@@ -5,6 +5,8 @@
 using namespace documents_test;
 using namespace op_test;
 
+namespace attention_test {
+
 namespace {
 
 struct Shape {
@@ -422,3 +424,5 @@ TEST_CASE("cpu attention: a window of the whole sequence is the same as none") {
         CHECK_FALSE(shorter.out.same_bits(plain.out));
     }
 }
+
+}  // namespace attention_test

@@ -4,6 +4,8 @@
 using namespace documents_test;
 using namespace op_test;
 
+namespace attention_fp8_test {
+
 namespace {
 
 // Code of element d of a token of a head in the layout of Fp8Heads.
@@ -121,3 +123,5 @@ TEST_CASE("cpu FP8 attention supports only bf16") {
     CHECK_THROWS_AS(cpu::attention_forward(ctx, a.forward_args(out.view(), r.lse.view(), wide.view(),
                                                                {r.bytes.view(), r.scales.view()}, nullptr)), Error);
 }
+
+}  // namespace attention_fp8_test

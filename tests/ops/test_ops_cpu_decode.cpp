@@ -4,6 +4,8 @@
 
 using namespace op_test;
 
+namespace decode_test {
+
 namespace {
 
 struct Decoded {
@@ -161,3 +163,5 @@ TEST_CASE("a cache refuses slots and positions that it does not have") {
     c.slots.set(1, 2);
     CHECK_THROWS_AS(decode(c), Error);
 }
+
+}  // namespace decode_test

@@ -5,6 +5,8 @@
 
 using namespace op_test;
 
+namespace exponents_test {
+
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
@@ -90,3 +92,5 @@ TEST_CASE("cpu count_exponents: wrong arguments") {
     CHECK_THROWS_AS(cpu::count_exponents(ctx, {.bins = counted.bins.data(), .amax_bits = nullptr, .in = right.view()}),
                     Error);
 }
+
+}  // namespace exponents_test

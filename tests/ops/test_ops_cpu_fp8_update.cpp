@@ -6,6 +6,8 @@
 
 using namespace op_test;
 
+namespace fp8_update_test {
+
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -278,3 +280,5 @@ TEST_CASE("scale_inv must be that of the cast: dequantizing with a newer scale i
         CHECK_LT(share_restored(1 / d.slots[0].scale), 0.1);
     }
 }
+
+}  // namespace fp8_update_test

@@ -3,6 +3,8 @@
 
 #include "llmc/cpu/threads.h"
 
+namespace gemm_test {
+
 using op_test::Bound;
 using op_test::HostTensor;
 using op_test::random_integers;
@@ -206,3 +208,5 @@ TEST_CASE("gemm: the bits of a row do not depend on other rows") {
         }
     }
 }
+
+}  // namespace gemm_test

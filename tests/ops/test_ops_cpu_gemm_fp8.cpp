@@ -5,6 +5,8 @@
 
 using namespace op_test;
 
+namespace gemm_fp8_test {
+
 namespace {
 
 struct Shape {
@@ -169,3 +171,5 @@ TEST_CASE("cpu fp8 gemm refuses what cuBLASLt cannot do") {
     });
     refused(kBlocks, "fast accumulation", [](GemmArgs& g) { g.fast_accumulation = true; });
 }
+
+}  // namespace gemm_fp8_test

@@ -4,6 +4,8 @@
 
 using namespace op_test;
 
+namespace grad_comm_test {
+
 namespace {
 
 constexpr Dtype kF = Dtype::kFp32, kB = Dtype::kBf16, kCodes = Dtype::kE4m3;
@@ -366,3 +368,5 @@ TEST_CASE("cpu quantize_chunks and sum_ranks refuse wrong arguments") {
     CHECK_THROWS_AS(sum([](SumRanksArgs& a) { a.out.dtype = Dtype::kFp64; }), Error);
     CHECK_THROWS_AS(sum([](SumRanksArgs& a) { a.out.elems = 127, a.in.elems = 254; }), Error);
 }
+
+}  // namespace grad_comm_test

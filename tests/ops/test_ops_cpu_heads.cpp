@@ -3,6 +3,8 @@
 
 using namespace op_test;
 
+namespace heads_test {
+
 namespace {
 
 constexpr Dtype kTypes[] = {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64};
@@ -57,3 +59,5 @@ TEST_CASE("heads: numbers that do not fit are refused") {
         CHECK_THROWS_AS(cpu::join_heads(ctx, s.join_args(out.view(), in.view())), Error);
     }
 }
+
+}  // namespace heads_test

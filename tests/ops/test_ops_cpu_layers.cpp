@@ -5,6 +5,8 @@
 
 using namespace op_test;
 
+namespace layers_test {
+
 namespace {
 
 const Dtype kTypes[] = {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64};
@@ -473,3 +475,5 @@ TEST_CASE("cpu classifier gradient matches finite differences") {
         return sum * static_cast<double>(c.state.dloss_mul);
     });
 }
+
+}  // namespace layers_test

@@ -6,6 +6,8 @@
 #include "llmc/cpu/math.h"
 #include "llmc/ops/adam_math.h"
 
+namespace math_test {
+
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -163,3 +165,5 @@ TEST_CASE("power_by_squaring") {
     CHECK_LT(std::fabs(power_by_squaring(0.999, 12345) / std::pow(0.999, 12345) - 1), 12345 * 0x1p-53);
     CHECK_EQ(power_by_squaring(0.9, int64_t{1} << 40), 0.0);
 }
+
+}  // namespace math_test

@@ -3,6 +3,8 @@
 
 using namespace op_test;
 
+namespace norm_test {
+
 namespace {
 
 struct Shape {
@@ -415,3 +417,5 @@ TEST_CASE("cpu rope gradient matches finite differences") {
     Rope odd(2, 2, 1, 1, 3, Dtype::kFp32);
     CHECK_THROWS_AS(cpu::rope_forward(ctx, odd.args()), Error);
 }
+
+}  // namespace norm_test

@@ -4,6 +4,8 @@
 
 using namespace op_test;
 
+namespace quant_test {
+
 namespace {
 
 struct Shape {
@@ -414,3 +416,5 @@ TEST_CASE("cpu amax: the largest magnitude, rounded to bf16, never decreases") {
     x.set(0, 1);
     CHECK_THROWS_AS(cpu::amax(ctx, {.slot = &slot, .in = HostTensor(Dtype::kInt32, 1).view()}), Error);
 }
+
+}  // namespace quant_test

@@ -10,6 +10,8 @@
 
 using namespace op_test;
 
+namespace quant_producers_test {
+
 namespace {
 
 // Tiles of 128 x 128 with edges in both directions, large enough to use several threads.
@@ -247,3 +249,5 @@ TEST_CASE("cpu adamw: the amax of the new weights, with and without bf16 ones") 
             CHECK_EQ(run(moments, true, true, 1, largest).slot.amax_bits, 5);
         }
 }
+
+}  // namespace quant_producers_test

@@ -4,6 +4,8 @@
 
 using namespace op_test;
 
+namespace quantize_shard_test {
+
 namespace {
 
 struct Shape {
@@ -195,3 +197,5 @@ TEST_CASE("cpu quantize_run, block_amax, block_scales and transpose_bytes refuse
                     Error);
     CHECK_THROWS_AS(cpu::transpose_bytes(ctx, {.out = out.view(), .in = out.view(), .R = 8, .C = 8}), Error);
 }
+
+}  // namespace quantize_shard_test

@@ -5,6 +5,8 @@
 
 using namespace op_test;
 
+namespace step_test {
+
 namespace {
 
 const Dtype kTypes[] = {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64};
@@ -304,3 +306,5 @@ TEST_CASE("cpu matmul plans are empty and name their library") {
         CHECK_THROWS_AS(cpu::gemm_import_plans(ctx, text), Error);
     }
 }
+
+}  // namespace step_test

@@ -8,6 +8,8 @@
 
 using namespace op_test;
 
+namespace threads_test {
+
 namespace {
 
 // Sizes large enough for every operation to use several threads.
@@ -257,3 +259,5 @@ TEST_CASE("cpu operations do not depend on the number of threads") {
         }
     cpu::set_thread_count(threads);
 }
+
+}  // namespace threads_test

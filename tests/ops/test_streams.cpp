@@ -5,6 +5,8 @@
 #include "llmc/ops/ops.h"
 #include "tests/support/doctest.h"
 
+namespace streams_test {
+
 namespace {
 
 // Two streams over a few integers: the first or the second is deferred.
@@ -166,3 +168,5 @@ TEST_CASE("streams: collectives keep the order of the calls and their purpose, w
     });
     CHECK(ends == std::vector<std::string>(3, "nothing"));
 }
+
+}  // namespace streams_test

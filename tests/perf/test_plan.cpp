@@ -1,7 +1,6 @@
 // Predictions of `plan`: step times are compared with measured ones and memory with the arena; rates scaled to other
 // GPUs; the numbers of its JSON.
-#include "tests/support/config_test.h"
-#include "tests/support/fp8_model_test.h"
+#include "tests/support/plan_test.h"
 
 #include <map>
 
@@ -13,15 +12,6 @@
 #include "llmc/train/log/log.h"
 
 namespace {
-
-Config planned_config(const std::string& family, const Words& words) {
-    return parse(family, joined({"--dry-run", "--synthetic-data"}, words)).config;
-}
-
-MemoryPlan planned(const Config& config) {
-    const int ranks = config.ranks > 0 ? static_cast<int>(config.ranks) : 1;
-    return memory_of(config, ranks);
-}
 
 // A step time that was measured on an H200 with the kernels of that date.
 struct MeasuredStep {
@@ -129,12 +119,6 @@ constexpr Purpose kAllPurposes[] = {Purpose::kWeights,     Purpose::kGradients, 
                                     Purpose::kFp8,         Purpose::kComm,      Purpose::kInputs,
                                     Purpose::kScratch};
 static_assert(std::size(kAllPurposes) == kPurposes);
-
-const PlannedOp* find_op(const MemoryPlan& plan, OpKind kind) {
-    for (const PlannedOp& op : plan.step_ops)
-        if (op.kind == kind) return &op;
-    return nullptr;
-}
 
 }  // namespace
 

@@ -1,7 +1,6 @@
 // Predictions of `plan` for exposed communication.
 #include "llmc/commands/plan_report.h"
-#include "tests/support/config_test.h"
-#include "tests/support/fp8_model_test.h"
+#include "tests/support/plan_test.h"
 
 namespace {
 
@@ -14,11 +13,6 @@ template <typename Change> StepTime predicted(Change&& change) {
 }
 Config planned_config(const Words& words) {
     return parse("llama", joined({"--dry-run", "--synthetic-data"}, words)).config;
-}
-const PlannedOp* find_op(const MemoryPlan& plan, OpKind kind) {
-    for (const PlannedOp& op : plan.step_ops)
-        if (op.kind == kind) return &op;
-    return nullptr;
 }
 double sent(const StepTime& time) { return time.reduce_ms + time.gather_ms; }
 double exposed(const StepTime& time) { return time.ms[static_cast<size_t>(StepPart::kCommunication)]; }

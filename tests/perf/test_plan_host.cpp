@@ -1,6 +1,5 @@
 // The host memory that `plan` predicts for loading and saving.
-#include "tests/support/config_test.h"
-#include "tests/support/fp8_model_test.h"
+#include "tests/support/plan_test.h"
 
 #include <nlohmann/json.hpp>
 

@@ -1,6 +1,5 @@
 // Predictions of `plan` for --offload.
-#include "tests/support/config_test.h"
-#include "tests/support/fp8_model_test.h"
+#include "tests/support/plan_test.h"
 
 #include <nlohmann/json.hpp>
 
@@ -9,12 +8,11 @@
 
 namespace {
 
-const Words kLlama8 = {"--dry-run", "--synthetic-data", "--model", "llama3-8B", "--seq-length", "8192",
-                       "--micro-batch-size", "1", "--global-batch-size", "16", "--fp8-recipe", "delayed",
-                       "--moment-dtype", "bf16", "--recompute", "block"};
+const Words kLlama8b = {"--dry-run", "--synthetic-data", "--model", "llama3-8B", "--seq-length", "8192",
+                        "--micro-batch-size", "1", "--global-batch-size", "16", "--fp8-recipe", "delayed",
+                        "--moment-dtype", "bf16", "--recompute", "block"};
 
-Config with(const Words& more) { return parse("llama", joined(kLlama8, more)).config; }
-MemoryPlan planned(const Config& config) { return memory_of(config, 1); }
+Config with(const Words& more) { return parse("llama", joined(kLlama8b, more)).config; }
 
 }  // namespace
 

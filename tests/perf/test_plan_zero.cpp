@@ -1,22 +1,9 @@
 // Predictions of `plan` for --zero: the lowest level that fits, and the memory of 70B parameters on eight GPUs.
-#include "tests/support/config_test.h"
-#include "tests/support/fp8_model_test.h"
+#include "tests/support/plan_test.h"
 
 #include <nlohmann/json.hpp>
 
 #include "llmc/commands/plan_report.h"
-
-namespace {
-
-Config planned_config(const std::string& family, const Words& words) {
-    return parse(family, joined({"--dry-run", "--synthetic-data"}, words)).config;
-}
-
-MemoryPlan planned(const Config& config) {
-    return memory_of(config, config.ranks > 0 ? static_cast<int>(config.ranks) : 1);
-}
-
-}  // namespace
 
 TEST_CASE("plan: the lowest level of --zero that fits is proposed") {
     const Words model = {"--model", "llama3-small", "--global-batch-size", "8", "--ranks", "8", "--fp8-recipe",

@@ -84,7 +84,7 @@ BenchOptions take_bench_options(std::vector<const char*>& words) {
     return options;
 }
 
-static std::string help_text(const std::string& family) {
+static std::string bench_help_text(const std::string& family) {
     const std::string name = "train_" + family;
     return "Usage: " + name + " bench [--json FILE] [--write-rates FILE] [--steps N] [--warm-up N]\n"
            "           [training options]\n"
@@ -106,7 +106,7 @@ Job parse_bench(const Invocation& call, Comm& comm) {
     if (!parsed.help)
         return [run = std::make_shared<BenchRun>(std::move(parsed), options, comm)] { return run->run(); };
     const bool json = parsed.text.front() == '{';   // of --print-config or --print-options
-    std::printf("%s", json ? parsed.text.c_str() : help_text(call.family).c_str());
+    std::printf("%s", json ? parsed.text.c_str() : bench_help_text(call.family).c_str());
     return {};
 }
 

@@ -17,7 +17,7 @@ using OrderedJson = nlohmann::ordered_json;
 
 constexpr Status kStatuses[] = {Status::kOk, Status::kWarning, Status::kFailed, Status::kNotChecked};
 
-template <typename AnyJson> std::string json_text(const AnyJson& json) {
+template <typename AnyJson> std::string dumped(const AnyJson& json) {
     return json.dump(-1, ' ', false, AnyJson::error_handler_t::replace);
 }
 
@@ -67,7 +67,7 @@ Finding not_checked(const std::string& text, const std::string& advice) {
     return {.status = Status::kNotChecked, .text = text, .advice = advice, .name = ""};
 }
 
-std::string findings_to_json(const Findings& findings) { return json_text(nlohmann::json(findings)); }
+std::string findings_to_json(const Findings& findings) { return dumped(nlohmann::json(findings)); }
 Findings findings_from_json(const std::string& text) { return nlohmann::json::parse(text).get<Findings>(); }
 
 Findings merged(const std::vector<Findings>& ranks, const std::vector<std::string>& hosts) {
@@ -127,5 +127,5 @@ std::string Report::json(const Patient& patient) const {
         {"type", "doctor"}, {"commit", kBuildCommit}, {"device", patient.cuda_build ? "cuda" : "cpu"},
         {"host", host_name()}, {"ranks", patient.comm.world().ranks},
         {"verdict", failed() ? "failed" : "ok"}, {"counts", counts}, {"items", items}};
-    return json_text(report) + "\n";
+    return dumped(report) + "\n";
 }
