@@ -84,9 +84,9 @@ void sum_ranks(Ctx&, const SumRanksArgs& args) {
         case Dtype::kFp32: return add_ranks(args, [&](int64_t r) { return Values<float>{block(r).as<float>()}; });
         case Dtype::kBf16: return add_ranks(args, [&](int64_t r) { return Values<bf16>{block(r).as<bf16>()}; });
         case Dtype::kE4m3: {
-            CHECK(n % kGradCommChunk == 0 && !args.own,
-                  "sum_ranks: %lld elements, no multiple of %lld, or with a block of its own", (long long)n,
+            CHECK(n % kGradCommChunk == 0, "sum_ranks: %lld elements, no multiple of %lld", (long long)n,
                   (long long)kGradCommChunk);
+            CHECK(!args.own, "sum_ranks: a block of codes is not in `in`");
             const int64_t chunks = n / kGradCommChunk;
             check_tensor("sum_ranks", "scales", args.scales, Dtype::kFp32, args.ranks * chunks);
             return add_ranks(args, [&](int64_t r) {

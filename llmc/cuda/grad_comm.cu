@@ -121,7 +121,7 @@ constexpr int kRankBatch = 4;   // ranks with loads in flight together
 // with one rounding per product and per sum, and one more to bf16. in[own_rank] is at `own`.
 // Source: plain sum.
 // Traffic: in and scales read, out written, once; to accumulate, out read as well.
-// Requires: kWidth = 4 needs n a multiple of 4, out and in aligned to 4 elements.
+// Requires: kWidth = 4 needs n a multiple of 4, out, in and own aligned to 4 elements.
 // Parallel: a thread owns kGroups groups of kWidth elements, a block's width apart, over all ranks.
 template <typename Out, typename T, int kWidth, int kGroups>
 __global__ void __launch_bounds__(kThreads, 3)
@@ -267,8 +267,9 @@ void sum_ranks(Ctx& ctx, const SumRanksArgs& args) {
     const bool vector = n % kLaneElems == 0 && aligned(args.out, kLaneElems) && aligned(args.in, kLaneElems) &&
                         aligned(args.own, kLaneElems);
     if (args.in.dtype == Dtype::kE4m3) {
-        CHECK(n % kGradCommChunk == 0 && vector && !args.own,
-              "sum_ranks: %lld elements in chunks, off the alignment or with a block of its own", (long long)n);
+        CHECK(n % kGradCommChunk == 0 && vector, "sum_ranks: %lld elements in chunks, or off the alignment",
+              (long long)n);
+        CHECK(!args.own, "sum_ranks: a block of codes is not in `in`");
         expect(args.scales, Dtype::kFp32, args.ranks * (n / kGradCommChunk), "sum_ranks: scales");
         return launch_sum<E4m3, kLaneElems, 4>(ctx, args);
     }
