@@ -79,7 +79,8 @@ endif
 # Options, JSON, logs and tests run rarely and take long to optimise (-Og takes three quarters of the time of -O1); the
 # operations are what a step on the CPU consists of. No result depends on the level.
 RARELY_RUN := llmc/config/%.cpp llmc/checkpoint/%.cpp llmc/commands/%.cpp llmc/train/%.cpp llmc/fault/%.cpp \
-               llmc/perf/%.cpp llmc/cpu/device.cpp tests/%.cpp
+              llmc/perf/%.cpp llmc/cpu/device.cpp tests/base/%.cpp tests/gpu/%.cpp tests/ops/%.cpp \
+              tests/support/%.cpp
 # Tests that compute next to nothing are not optimised at all.
 NEVER_HOT := tests/config/%.cpp tests/checkpoint/%.cpp tests/commands/%.cpp tests/data/%.cpp tests/fault/%.cpp \
              tests/model/%.cpp tests/parallel/%.cpp tests/perf/%.cpp tests/train/%.cpp
