@@ -37,8 +37,8 @@ SAN_asan := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-fra
 SAN_tsan := -fsanitize=thread -g
 BUILD := build/$(DEVICE)$(addprefix -,$(VARIANT))
 OBJ := $(BUILD)/obj
-# Folders that know no device (dev/ci/lint.py sees to that) are compiled once for both.
-NO_DEVICE := llmc/base/% llmc/config/% llmc/data/% llmc/fault/%
+# Folders that do not depend on the device (dev/ci/lint.py sees to that) are compiled once for both.
+NO_DEVICE := llmc/base/% llmc/config/% llmc/cpu/% llmc/data/% llmc/fault/%
 HOST := build/host$(addprefix -,$(VARIANT))
 
 WARNINGS := -Wall -Wextra $(WERROR)
@@ -141,11 +141,12 @@ united = $(if $(filter $(ALONE),$(1)),,$(filter $(UNITED),$(call folder,$(1))))
 object = $(if $(call united,$(1)),$(call united,$(1))/all.o,$(basename $(1)).o)
 # $(call objects,ROOT,SOURCES): the objects of these sources in the folder ROOT.
 objects = $(sort $(foreach f,$(2),$(1)/$(call object,$f)))
+ONCE := $(filter-out $(ALONE),$(filter $(NO_DEVICE),$(LLMC_CXX)))
 # If several objects have the same inline function, the first one's is linked, so the operations come first.
-OPERATIONS := llmc/cpu/% llmc/ops/%
-LLMC_OBJ := $(call objects,$(OBJ),$(filter $(OPERATIONS),$(LLMC_CXX))) \
-            $(call objects,$(HOST),$(filter $(NO_DEVICE),$(LLMC_CXX))) \
-            $(call objects,$(OBJ),$(filter-out $(NO_DEVICE) $(OPERATIONS),$(LLMC_CXX)) $(LLMC_CUDA)) \
+LLMC_OBJ := $(call objects,$(HOST),$(filter llmc/cpu/%,$(ONCE))) \
+            $(call objects,$(OBJ),$(filter llmc/ops/%,$(LLMC_CXX))) \
+            $(call objects,$(HOST),$(filter-out llmc/cpu/%,$(ONCE))) \
+            $(call objects,$(OBJ),$(filter-out $(ONCE) llmc/ops/%,$(LLMC_CXX)) $(LLMC_CUDA)) \
             $(BUILD)/version.o $(BUILD)/rates.o $(BUILD)/hf_code.o
 # What the compiler reads for them: a file for each united folder, and the other files.
 LLMC_SYNTAX := $(foreach o,$(filter %/all.o,$(LLMC_OBJ)),$(o:.o=.cpp)) \
