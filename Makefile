@@ -37,8 +37,8 @@ SAN_asan := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-fra
 SAN_tsan := -fsanitize=thread -g
 BUILD := build/$(DEVICE)$(addprefix -,$(VARIANT))
 OBJ := $(BUILD)/obj
-# Folders that know no device (dev/ci/lint.py sees to that) are compiled once for both.
-NO_DEVICE := llmc/base/% llmc/config/% llmc/data/% llmc/fault/%
+# Folders that do not depend on the device (dev/ci/lint.py sees to that) are compiled once for both.
+NO_DEVICE := llmc/base/% llmc/config/% llmc/cpu/% llmc/data/% llmc/fault/%
 HOST := build/host$(addprefix -,$(VARIANT))
 
 WARNINGS := -Wall -Wextra $(WERROR)
@@ -79,7 +79,8 @@ endif
 # Options, JSON, logs and tests run rarely and take long to optimise (-Og takes three quarters of the time of -O1); the
 # operations are what a step on the CPU consists of. No result depends on the level.
 RARELY_RUN := llmc/config/%.cpp llmc/checkpoint/%.cpp llmc/commands/%.cpp llmc/train/%.cpp llmc/fault/%.cpp \
-               llmc/perf/%.cpp llmc/cpu/device.cpp tests/%.cpp
+              llmc/perf/%.cpp llmc/cpu/device.cpp tests/base/%.cpp tests/gpu/%.cpp tests/ops/%.cpp \
+              tests/support/%.cpp
 # Tests that compute next to nothing are not optimised at all.
 NEVER_HOT := tests/config/%.cpp tests/checkpoint/%.cpp tests/commands/%.cpp tests/data/%.cpp tests/fault/%.cpp \
              tests/model/%.cpp tests/parallel/%.cpp tests/perf/%.cpp tests/train/%.cpp
@@ -129,10 +130,14 @@ MAINS := $(basename $(wildcard train_*.cu))
 # often. Builds with sanitizers do so, too, since sanitizers slow the compiler down most in large files.
 UNITY ?= $(if $(VARIANT),0,1)
 TEST_CXX := $(wildcard tests/*/test_*.cpp)
-# Tests replace these two.
-ALONE := llmc/cpu/stream.cpp llmc/ops/ops.cpp
+# Candidates for kernels, which nothing of the trainer runs, are tested by an executable of their own.
+TILES_TEST := tests/gpu/gpu_test_gemm_tiles.cpp
+GPU_TEST_CXX := $(filter-out $(TILES_TEST),$(wildcard tests/gpu/gpu_test_*.cpp))
+# Tests replace the first two; the last compares declarations with those of another library.
+ALONE := llmc/cpu/stream.cpp llmc/ops/ops.cpp tests/gpu/gpu_test_nccl_api.cpp
+SOURCES := $(LLMC_CXX) $(TEST_CXX) $(if $(filter cuda,$(DEVICE)),$(GPU_TEST_CXX))
 folder = $(subst $() ,/,$(wordlist 1,2,$(subst /, ,$(1))))
-UNITED := $(if $(filter-out 0,$(UNITY)),$(sort $(foreach f,$(LLMC_CXX) $(TEST_CXX),$(call folder,$f))))
+UNITED := $(if $(filter-out 0,$(UNITY)),$(sort $(foreach f,$(SOURCES),$(call folder,$f))))
 # g++ reports whatever uses an anonymous namespace of an included file.
 UNITED_FLAGS := $(if $(findstring clang,$(CXX)),,-Wno-subobject-linkage)
 # The folder as whose part a source is compiled, or nothing.
@@ -140,21 +145,19 @@ united = $(if $(filter $(ALONE),$(1)),,$(filter $(UNITED),$(call folder,$(1))))
 object = $(if $(call united,$(1)),$(call united,$(1))/all.o,$(basename $(1)).o)
 # $(call objects,ROOT,SOURCES): the objects of these sources in the folder ROOT.
 objects = $(sort $(foreach f,$(2),$(1)/$(call object,$f)))
+ONCE := $(filter-out $(ALONE),$(filter $(NO_DEVICE),$(LLMC_CXX)))
 # If several objects have the same inline function, the first one's is linked, so the operations come first.
-OPERATIONS := llmc/cpu/% llmc/ops/%
-LLMC_OBJ := $(call objects,$(OBJ),$(filter $(OPERATIONS),$(LLMC_CXX))) \
-            $(call objects,$(HOST),$(filter $(NO_DEVICE),$(LLMC_CXX))) \
-            $(call objects,$(OBJ),$(filter-out $(NO_DEVICE) $(OPERATIONS),$(LLMC_CXX)) $(LLMC_CUDA)) \
+LLMC_OBJ := $(call objects,$(HOST),$(filter llmc/cpu/%,$(ONCE))) \
+            $(call objects,$(OBJ),$(filter llmc/ops/%,$(LLMC_CXX))) \
+            $(call objects,$(HOST),$(filter-out llmc/cpu/%,$(ONCE))) \
+            $(call objects,$(OBJ),$(filter-out $(ONCE) llmc/ops/%,$(LLMC_CXX)) $(LLMC_CUDA)) \
             $(BUILD)/version.o $(BUILD)/rates.o $(BUILD)/hf_code.o
 # What the compiler reads for them: a file for each united folder, and the other files.
 LLMC_SYNTAX := $(foreach o,$(filter %/all.o,$(LLMC_OBJ)),$(o:.o=.cpp)) \
                $(foreach f,$(LLMC_CXX),$(if $(call united,$f),,$f))
 TEST_OBJ := $(OBJ)/tests/support/main.o $(call objects,$(OBJ),$(TEST_CXX))
-# Candidates for kernels, which nothing of the trainer runs, are tested by an executable of their own.
 TILES_OBJ := $(patsubst %,$(OBJ)/%.o,$(basename $(wildcard dev/bench/gemm_tiles/*.cu dev/bench/gemm_tiles/*.cpp)))
-TILES_TEST := tests/gpu/gpu_test_gemm_tiles.cpp
-GPU_TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/support/main.cpp \
-                  $(filter-out $(TILES_TEST),$(wildcard tests/gpu/gpu_test_*.cpp)))
+GPU_TEST_OBJ := $(OBJ)/tests/support/main.o $(call objects,$(OBJ),$(GPU_TEST_CXX))
 # The objects of the trainer for tests, in which the CPU's streams defer their work.
 TEST_LLMC_OBJ := $(filter-out $(OBJ)/llmc/cpu/stream.o $(OBJ)/llmc/ops/ops.o,$(LLMC_OBJ)) \
                  $(OBJ)/tests/support/deferred_stream.o
@@ -253,7 +256,7 @@ INCLUDES := \#include "%s"\n
 write_united = $(shell mkdir -p $(1); printf '$(INCLUDES)' $(2) | cmp -s - $(1)/all.cpp \
                        || printf '$(INCLUDES)' $(2) > $(1)/all.cpp)
 $(foreach f,$(UNITED),$(call write_united,$(if $(filter $(NO_DEVICE),$f/),$(HOST),$(OBJ))/$f,$(strip \
-    $(foreach source,$(LLMC_CXX) $(TEST_CXX),$(if $(filter $f,$(call united,$(source))),$(source))))))
+    $(foreach source,$(SOURCES),$(if $(filter $f,$(call united,$(source))),$(source))))))
 COMMIT := $(or $(shell git describe --always --abbrev=12 --dirty 2>/dev/null),unknown)
 VERSION_TEXT := \#include "llmc/base/version.h"\nconst char* const kBuildCommit = "$(COMMIT)";\n
 $(shell printf '$(VERSION_TEXT)' | cmp -s - $(BUILD)/version.cpp || printf '$(VERSION_TEXT)' > $(BUILD)/version.cpp)
@@ -354,7 +357,7 @@ help:
 	@sed -n '/^#   /s/^#//p' Makefile; echo
 	@echo "  make                  train_gpt2 and train_llama for this machine's device"
 	@echo "  make smoke            install what is missing, build, train two small models on this repository's text"
-	@echo "  make test             install what is missing, build, run the device's tests (6 to 8 minutes on two cores)"
+	@echo "  make test             install what is missing, build, run the device's tests (5 to 8 minutes on two cores)"
 	@echo "  make test-full        also sanitizers, fuzzing, the long tests, cluster-test and image-test"
 	@echo "  make test-ranks       of the tests, those of several processes over this system's MPI"
 	@echo "  make drill            5,500 random trials: kills, corrupted checkpoints, hostile input (up to an hour)"

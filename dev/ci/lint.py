@@ -133,6 +133,14 @@ def includes(path, text):
     return out
 
 
+def one_build(path, text):
+    """one build: llmc/cpu, but for stream.cpp, is compiled once for both devices and depends on neither"""
+    if not (path.startswith("llmc/cpu/") and is_code(path)) or path == "llmc/cpu/stream.cpp":
+        return []
+    return matches(r'\bdevice::|\bLLMC_CUDA\b|"llmc/ops/(?:owned|op_timer)\.h"', strip_comments(text, strings=False),
+                   "%(found)s differs between devices")
+
+
 def inline_assembly(path, text):
     """assembly: inline asm only in llmc/cuda/ptx.cuh, and in that of the candidates"""
     if not is_code(path) or path in ASSEMBLY_FILES:
@@ -269,8 +277,9 @@ def links(path, text):
     return out
 
 
-RULES = [launches, cuda_symbols, communication_symbols, includes, inline_assembly, kernel_headers, file_length,
-         line_width, white_space, machine_paths, unfinished, namespaces, fast_math, json_values, python_package, links]
+RULES = [launches, cuda_symbols, communication_symbols, includes, one_build, inline_assembly, kernel_headers,
+         file_length, line_width, white_space, machine_paths, unfinished, namespaces, fast_math,
+         json_values, python_package, links]
 
 
 def repository_files():

@@ -3,6 +3,8 @@
 
 using namespace attention_test;
 
+namespace attention_gpu_test {
+
 TEST_CASE("gpu attention: tensor-core kernels against loops in double") {
     // Around tiles of 16, 32, 64 and 128 rows; groups of 1, 2, 4 and 8.
     for (int64_t HS : {64, 128}) {
@@ -86,3 +88,5 @@ TEST_CASE("gpu attention: at most twice the CPU's error, equal bits in every run
     }
     check_against_cpu(Attention({2, 300, 4, 1, 64}, Dtype::kFp32));
 }
+
+}  // namespace attention_gpu_test

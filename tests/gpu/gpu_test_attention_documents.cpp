@@ -3,6 +3,8 @@
 
 using namespace attention_test;
 
+namespace attention_documents_test {
+
 namespace {
 
 // Around tiles of 16, 32, 64, 128 and 192 rows: documents of one token, ending on and next to tile borders, many in
@@ -163,3 +165,5 @@ TEST_CASE("gpu attention within documents: many tiles and long sequences") {
     check_against_cpu(Attention({1, 4096, 8, 8, 64}, Dtype::kBf16).with_documents({equal_parts(4096, 391)}));
     check_against_cpu(Attention({2, 300, 4, 1, 96}, Dtype::kBf16).with_documents({{299, 1}, {33, 267}}));
 }
+
+}  // namespace attention_documents_test

@@ -6,6 +6,8 @@
 using namespace documents_test;
 using namespace op_test;
 
+namespace attention_fp8_test {
+
 namespace {
 
 bool has_fp8_attention() {
@@ -207,3 +209,5 @@ TEST_CASE("gpu FP8 attention: tiles of other sequences and documents are not rea
         }
     }
 }
+
+}  // namespace attention_fp8_test

@@ -4,6 +4,8 @@
 
 using namespace attention_test;
 
+namespace attention_sharp_test {
+
 namespace {
 
 enum class Sharp { kSink, kSameToken, kPreviousToken, kOwnHeight };
@@ -169,3 +171,5 @@ TEST_CASE("gpu attention with few dominant probabilities, at the trainer's shape
         }
     }
 }
+
+}  // namespace attention_sharp_test

@@ -3,6 +3,8 @@
 
 using namespace attention_test;
 
+namespace attention_window_test {
+
 namespace {
 
 // Around tiles of 16, 32, 64, 128 and 192 rows.
@@ -105,3 +107,5 @@ TEST_CASE("gpu attention within a window: many tiles and long sequences") {
         {equal_parts(4096, 391)}));
     check_against_cpu(Attention({2, 300, 4, 1, 96}, Dtype::kBf16).with_window(150));
 }
+
+}  // namespace attention_window_test

@@ -6,6 +6,8 @@
 
 using namespace op_test;
 
+namespace comm_ops_test {
+
 namespace {
 
 constexpr Dtype kB = Dtype::kBf16, kF = Dtype::kFp32, kCodes = Dtype::kE4m3, kBits = Dtype::kInt32;
@@ -373,3 +375,5 @@ TEST_CASE("gpu comm ops: transposes of more than 2^31 bytes") {
     }
     CHECK_EQ(wrong, 0);
 }
+
+}  // namespace comm_ops_test

@@ -4,6 +4,8 @@
 
 using namespace op_test;
 
+namespace decode_test {
+
 namespace {
 
 // Many splits, groups larger than a block's heads, head dims of models.
@@ -132,3 +134,5 @@ TEST_CASE("gpu rope and embedding at given positions") {
         }
     }
 }
+
+}  // namespace decode_test

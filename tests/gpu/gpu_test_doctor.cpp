@@ -5,6 +5,8 @@
 
 #include "llmc/commands/doctor/doctor_items.h"
 
+namespace doctor_test {
+
 namespace {
 
 Findings look(const std::string& corrupt, const std::string& name) {
@@ -56,3 +58,5 @@ TEST_CASE("gpu doctor: the device, its driver and its state are reported") {
         CHECK_FALSE(finding.text.empty());
     }
 }
+
+}  // namespace doctor_test

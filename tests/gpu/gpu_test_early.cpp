@@ -8,6 +8,8 @@
 
 using namespace op_test;
 
+namespace early_test {
+
 namespace {
 
 constexpr Dtype kB = Dtype::kBf16, kF = Dtype::kFp32, kCodes = Dtype::kE4m3;
@@ -156,3 +158,5 @@ TEST_CASE("gpu early launches: nothing is read or written too early") {
 }
 
 }  // namespace
+
+}  // namespace early_test

@@ -4,6 +4,8 @@
 
 using namespace op_test;
 
+namespace gemm_test {
+
 namespace {
 
 struct Shape {
@@ -238,3 +240,5 @@ TEST_CASE("gpu gemm: a wrong call is one line that names it") {
     p.epilogue = GemmEpilogue::kBias;
     CHECK_NE(error_of([&] { p.on_gpu(gpu()); }).find("no bf16 bias into an fp32 D"), std::string::npos);
 }
+
+}  // namespace gemm_test

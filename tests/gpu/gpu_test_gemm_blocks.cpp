@@ -6,6 +6,8 @@
 
 using namespace op_test;
 
+namespace gemm_blocks_test {
+
 namespace {
 
 struct Shape {
@@ -172,3 +174,5 @@ TEST_CASE("gpu custom blockwise gemm supports only E4M3 with 1x128 and 128x128 s
     CHECK_EQ(cuda::gemm_import_plans(ctx, plans), "");
     CHECK_THROWS_WITH_AS(on_gpu(p, cuda::gemm), doctest::Contains("names the custom kernel"), Error);
 }
+
+}  // namespace gemm_blocks_test

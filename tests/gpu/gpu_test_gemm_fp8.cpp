@@ -5,6 +5,8 @@
 
 using namespace op_test;
 
+namespace gemm_fp8_test {
+
 namespace {
 
 struct Shape {
@@ -161,3 +163,5 @@ TEST_CASE("gpu fp8 gemm: a wrong call is one line that names it") {
     CHECK_NE(error.find("M 16 N 48 K 80, e4m3 -> bf16, scales tensor x tensor, fast accumulation 0"),
              std::string::npos);
 }
+
+}  // namespace gemm_fp8_test

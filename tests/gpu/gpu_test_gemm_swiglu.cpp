@@ -6,6 +6,8 @@
 
 using namespace op_test;
 
+namespace gemm_swiglu_test {
+
 namespace {
 
 struct Shape {
@@ -167,3 +169,5 @@ TEST_CASE("gpu gemm swiglu supports only what it writes") {
         CHECK_THROWS_WITH_AS(cuda::gemm_swiglu(gpu(), args), doctest::Contains("gemm_swiglu"), Error);
     }
 }
+
+}  // namespace gemm_swiglu_test

@@ -4,6 +4,8 @@
 
 using namespace op_test;
 
+namespace heads_test {
+
 namespace {
 
 // Rows as in models, many rows, and rows that several blocks of threads process.
@@ -44,3 +46,5 @@ TEST_CASE("gpu heads: split and joined") {
         }
     }
 }
+
+}  // namespace heads_test

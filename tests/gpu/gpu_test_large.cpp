@@ -11,6 +11,8 @@
 
 using namespace op_test;
 
+namespace large_test {
+
 namespace {
 
 constexpr int64_t kRows = 128;   // compared rows: whole blocks of 128 x 128
@@ -398,3 +400,5 @@ TEST_CASE("gpu large: the amax of the last element") {
     HostTensor after = slot.download();
     CHECK_EQ(static_cast<Fp8Slot*>(after.data())->amax_bits, amax_bits_of(1000.0f));
 }
+
+}  // namespace large_test

@@ -5,6 +5,8 @@
 
 #include "llmc/train/log/gpu_monitor.h"
 
+namespace monitor_test {
+
 TEST_CASE("gpu monitor: utilization, power, clocks and energy of this GPU") {
     const DeviceInfo info = device::device_info(0);
     const auto comm = open_single();
@@ -51,3 +53,5 @@ TEST_CASE("gpu monitor: utilization, power, clocks and energy of this GPU") {
     CHECK_LT(*record.energy_j, 2 * *record.power_w * seconds);
     CHECK_EQ(*record.joules_per_token, *record.energy_j / 1000);
 }
+
+}  // namespace monitor_test

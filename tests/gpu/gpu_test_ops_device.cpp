@@ -3,6 +3,8 @@
 
 using namespace op_test;
 
+namespace ops_device_test {
+
 TEST_CASE("gpu device: properties with and without an index") {
     const DeviceInfo none = cuda::device_info(-1);
     CHECK_EQ(none.sm, 0);
@@ -93,3 +95,5 @@ TEST_CASE("gpu device: types and shapes that do not fit are named") {
     });
     CHECK_NE(shape.find("activation_forward has 8 elements, not 9"), std::string::npos);
 }
+
+}  // namespace ops_device_test

@@ -3,6 +3,8 @@
 
 using namespace op_test;
 
+namespace ops_norm_test {
+
 namespace {
 
 struct Shape {
@@ -222,3 +224,5 @@ TEST_CASE("gpu ops: qk-norm and rope") {
         check_rope(h, Dtype::kFp32, 0, false);
     }
 }
+
+}  // namespace ops_norm_test

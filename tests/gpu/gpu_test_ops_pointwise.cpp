@@ -3,6 +3,8 @@
 
 using namespace op_test;
 
+namespace ops_pointwise_test {
+
 namespace {
 
 struct Shape {
@@ -191,3 +193,5 @@ TEST_CASE("gpu ops: adamw is bitwise equal to the CPU's, including stochastic ro
     }
     CHECK_FALSE(first.same_bits(second));
 }
+
+}  // namespace ops_pointwise_test

@@ -5,6 +5,8 @@
 
 using namespace op_test;
 
+namespace ops_sums_test {
+
 namespace {
 
 HostTensor int_tensor(const std::vector<int32_t>& values) {
@@ -298,3 +300,5 @@ TEST_CASE("gpu ops: step_guard decides as the CPU does") {
         c.check_bits("state");
     }
 }
+
+}  // namespace ops_sums_test

@@ -4,6 +4,8 @@
 
 using namespace op_test;
 
+namespace quant_test {
+
 namespace {
 
 constexpr Dtype kB = Dtype::kBf16, kF = Dtype::kFp32;
@@ -464,3 +466,5 @@ TEST_CASE("gpu quant: adamw records the amax of the new weights, with and withou
         }
     }
 }
+
+}  // namespace quant_test

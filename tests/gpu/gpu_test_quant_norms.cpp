@@ -3,6 +3,8 @@
 
 using namespace op_test;
 
+namespace quant_norms_test {
+
 namespace {
 
 constexpr Dtype kB = Dtype::kBf16, kF = Dtype::kFp32;
@@ -239,3 +241,5 @@ TEST_CASE("gpu quant: arguments that quantizing operations refuse") {
     CHECK_NE(error_of([&] { run_producer(p, &v, quant_tensors(v, 8, 64, 0)); }).find("8 rows transposed"),
              std::string::npos);
 }
+
+}  // namespace quant_norms_test

@@ -1,0 +1,80 @@
+#include "llmc/ops/reference_attention_fp8.h"
+
+namespace reference {
+
+namespace {
+
+// Error bound of a sum in tensor cores, which add `step` terms at a time and truncate each term and the accumulator
+// 2^-13 below the largest of them.
+class SumLoss {
+public:
+    explicit SumLoss(int64_t step) : step_(step) {}
+    void add(double term) {
+        largest_ = std::max(largest_, std::fabs(term));
+        sum_ += term;
+        if (++count_ % step_ == 0) close();
+    }
+    void close() {
+        loss_ += static_cast<double>(step_ + 1) * 0x1p-13 * std::max({largest_, std::fabs(sum_), before_});
+        before_ = std::fabs(sum_), largest_ = 0;
+    }
+    double loss() const { return loss_; }
+
+private:
+    int64_t step_, count_ = 0;
+    double sum_ = 0, before_ = 0, largest_ = 0, loss_ = 0;
+};
+
+}  // namespace
+
+Fp8Reference fp8_attention_reference(const Fp8Attention& a, const HostTensor& quantised, bool tensor_cores) {
+    const double u = 2 * 0x1p-24;   // a rounding of fp32
+    const std::vector<double> x = quantised.values();
+    Fp8Reference r{HostTensor(Dtype::kFp64, a.B * a.T * a.NH * a.HS), HostTensor(Dtype::kFp64, a.B * a.NH * a.T), {},
+                   {}};
+    r.out_error.resize(static_cast<size_t>(r.out.elems())), r.lse_error.resize(static_cast<size_t>(r.lse.elems()));
+    for (int64_t task = 0; task < a.B * a.NH * a.T; task++) {
+        const int64_t t = task % a.T, h = task / a.T % a.NH, b = task / a.T / a.NH;
+        const int64_t first = a.start(b, t), count = t - first + 1;
+        std::vector<double> p(static_cast<size_t>(count)), p_error(p.size());
+        double largest = -1e300, sum = 0, most_error = 0, spread = 0;
+        for (int64_t j = 0; j < count; j++) {
+            SumLoss loss(32);
+            double dot = 0, size = 0;
+            for (int64_t d = 0; d < a.HS; d++) {
+                const double term = x[a.q(b, t, h) + d] * x[a.k(b, first + j, h) + d] * a.softmax_mul();
+                dot += term, size += std::fabs(term), loss.add(term);
+            }
+            p[j] = dot, p_error[j] = (a.HS + 8) * u * size + (tensor_cores ? loss.loss() : 0);
+            largest = std::max(largest, dot), most_error = std::max(most_error, p_error[j]);
+            spread = std::max(spread, std::fabs(dot));
+        }
+        for (int64_t j = 0; j < count; j++) sum += std::exp(p[j] - largest);
+        const double lse = largest + std::log(sum), argument = u * (6 * spread + 4 * std::fabs(lse) + 16);
+        r.lse.set(task, lse), r.lse_error[task] = most_error + argument + (static_cast<double>(count) + 16) * u;
+        // The error of P in E4M3 is half a unit in the last place, or half the smallest subnormal number. P is scaled
+        // so that the largest is at least 2^8.
+        const double floor = std::exp(largest - lse) * 0x1p-18 * 1.1;
+        for (int64_t j = 0; j < count; j++) {
+            p[j] = std::exp(p[j] - lse);
+            p_error[j] = p[j] * (std::expm1(p_error[j] + r.lse_error[task] + argument) * 1.07 + 0x1p-4) + floor;
+        }
+        for (int64_t d = 0; d < a.HS; d++) {
+            const int64_t i = ((b * a.T + t) * a.NH + h) * a.HS + d;
+            double out = 0, error = 0, size = 0, lost = 0;
+            SumLoss loss(32);
+            for (int64_t j = 0; j < count; j++) {
+                const double value = x[a.v(b, first + j, h) + d];
+                out += p[j] * value, error += p_error[j] * std::fabs(value), size += p[j] * std::fabs(value);
+                loss.add(p[j] * value);
+                if ((first + j) % kHeadBlock == kHeadBlock - 1) loss.close(), lost += loss.loss(), loss = SumLoss(32);
+            }
+            loss.close(), lost += loss.loss();
+            error += (tensor_cores ? 2 * lost : 0) + (static_cast<double>(count) + 16) * u * size;
+            r.out.set(i, out), r.out_error[i] = error + 1.01 * 0x1p-8 * (std::fabs(out) + error) + kTiny;
+        }
+    }
+    return r;
+}
+
+}  // namespace reference
