@@ -263,6 +263,15 @@ __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
                      : "memory");
     }
 }
+// Whether the phase with this parity has completed.
+__device__ inline bool barrier_test(uint32_t barrier, uint32_t parity) {
+    uint32_t done;
+    asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
 
 // Named barrier `id` of the block (0 is that of __syncthreads) for `threads` threads: arrives and waits, or only
 // arrives.

@@ -1,0 +1,253 @@
+// Candidates for the attention backward (attention_candidates/) beside the kernel in use, at GPT-2's shapes.
+// Usage: bench_attention_candidates [--seconds S]
+//   --seconds: of each window of launches (0.25); a candidate and the kernel in use take turns, three windows each
+// Each candidate runs in a child process, so that one that hangs or faults costs only itself. It is first compared with
+// the kernel in use, bit by bit, at small shapes with odd numbers of tokens and at those that are timed. Prints shape |
+// us of the kernel in use | us of the candidate | TFLOP/s of both, 2.5 times the FLOPs of the forward | speedup. Times
+// are those of the fused kernel and of clearing its counters, without delta and the rounding of dQ; the first lines say
+// how long the whole backward takes. Exit status 1: a candidate was wrong, hung or faulted.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "dev/bench/attention_candidates/attention_candidates.h"
+#include "dev/bench/gemm_tiles/child_process.h"
+
+namespace {
+
+struct Shape {
+    int64_t B, NH, NKV, T, HS;
+};
+const Shape kTimed[] = {{64, 12, 12, 1024, 64}, {16, 12, 12, 1024, 64}, {4, 25, 25, 1024, 64}, {1, 32, 8, 8192, 128}};
+// One tile and less, a last tile whose second half has no keys, groups of heads, more items than blocks.
+const Shape kSmall[] = {{1, 1, 1, 1, 64}, {2, 3, 3, 64, 64}, {2, 4, 2, 65, 64}, {1, 6, 2, 128, 64}, {3, 4, 2, 300, 64},
+                        {2, 5, 5, 449, 64}, {1, 8, 1, 1000, 64}, {40, 12, 12, 320, 64}, {2, 4, 2, 300, 128}};
+
+using Fused = void (*)(Ctx&, const AttentionBackwardArgs&, const cuda::DqSums&, const cuda::AttentionShape&);
+struct Candidate {
+    const char* name;
+    Fused run;
+    bool other_head_dims;
+};
+const Candidate kCandidates[] = {
+    {"the kernel in use", cuda::attention_backward_fused_sm90, true},
+    {"bounded loop over items", cuda::attention_backward_fused_bounded, true},
+    {"next step's products early", [](Ctx& ctx, const AttentionBackwardArgs& args, const cuda::DqSums& sums,
+                                      const cuda::AttentionShape& shape) {
+         attention_candidates::backward64(ctx, args, sums, shape, 1);
+     }, false},
+    {"the same, two additions in flight", [](Ctx& ctx, const AttentionBackwardArgs& args, const cuda::DqSums& sums,
+                                             const cuda::AttentionShape& shape) {
+         attention_candidates::backward64(ctx, args, sums, shape, 2);
+     }, false}};
+
+// Math: *count += words of a that differ from those of b
+// Source: own
+// Traffic: both read once.
+// Requires: count: zero before
+// Parallel: a thread strides over words.
+__global__ void count_different_kernel(unsigned long long* count, const uint32_t* a, const uint32_t* b, int64_t words) {
+    unsigned long long different = 0;
+    const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    for (int64_t i = first; i < words; i += static_cast<int64_t>(gridDim.x) * blockDim.x) different += a[i] != b[i];
+    if (different > 0) atomicAdd(count, different);
+}
+
+// Buffers of a shape, with results of the forward and, twice, room for those of the backward.
+class Problem {
+public:
+    Problem(Ctx& ctx, const Shape& s) : ctx_(ctx) {
+        const int64_t N = s.B * s.T, width = (s.NH + 2 * s.NKV) * s.HS;
+        const float mul = 1 / std::sqrt(static_cast<float>(s.HS));
+        const Tensor qkv = buffer(Dtype::kBf16, N * width), out = buffer(Dtype::kBf16, N * s.NH * s.HS),
+                     dout = buffer(Dtype::kBf16, N * s.NH * s.HS), lse = buffer(Dtype::kFp32, N * s.NH);
+        fill(qkv, 1), fill(dout, 2);
+        cuda::attention_forward(ctx, {.out = out, .lse = lse, .qkv = qkv, .B = s.B, .T = s.T, .NH = s.NH,
+                                      .NKV = s.NKV, .HS = s.HS, .softmax_mul = mul});
+        const Tensor delta = buffer(Dtype::kFp32, N * s.NH);
+        const int64_t sums_elems = cuda::attention_sums_elems(Dtype::kBf16, s.B, s.T, s.NH, s.HS);
+        CHECK(sums_elems > 0, "no compute capability 9.0");
+        tiles_ = ceil_div(s.T, cuda::kSumRows), units_ = 2 * s.B * s.NH * tiles_;
+        for (int set = 0; set < 2; set++) {
+            results_[set] = {.dqkv = buffer(Dtype::kBf16, N * width), .delta = delta, .dout = dout, .out = out,
+                             .lse = lse, .qkv = qkv, .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS,
+                             .softmax_mul = mul, .sums = buffer(Dtype::kFp32, sums_elems)};
+        }
+        shape_ = {s.B, s.T, s.NH, s.NKV, s.HS, mul, nullptr, static_cast<int>(s.T)};
+        cuda::attention_backward(ctx, results_[0]);   // computes delta
+        count_ = static_cast<unsigned long long*>(buffer(Dtype::kFp32, 2).data);
+    }
+    ~Problem() {
+        for (void* p : all_) cuda::device_free(p);
+    }
+    Problem(const Problem&) = delete;
+    Problem& operator=(const Problem&) = delete;
+
+    void whole_backward() { cuda::attention_backward(ctx_, results_[0]); }
+    void run(const Candidate& candidate, int set) {
+        auto* const data = results_[set].sums.as<float>();
+        auto* const taken = reinterpret_cast<uint32_t*>(data + units_ * (cuda::sum_bytes(head_dim()) / 4));
+        const cuda::DqSums sums{.data = data, .taken = taken, .turns = taken + 1,
+                                .NH = static_cast<uint32_t>(shape_.NH), .tiles = static_cast<uint32_t>(tiles_)};
+        CUDA_CHECK(cudaMemsetAsync(taken, 0, static_cast<size_t>(4 + units_ * 4), cuda::stream_of(ctx_)));
+        candidate.run(ctx_, results_[set], sums, shape_);
+    }
+    // Writes the same bytes to all results.
+    void spoil(int set, int byte) {
+        for (const Tensor& t : {results_[set].dqkv, results_[set].sums})
+            CUDA_CHECK(cudaMemsetAsync(t.data, byte, static_cast<size_t>(t.bytes()), cuda::stream_of(ctx_)));
+    }
+    // Inverts a bit of dqkv (0) or sums (1) of a set.
+    void plant_fault(int set, int where) {
+        const Tensor& t = where == 0 ? results_[set].dqkv : results_[set].sums;
+        uint32_t word = 0;
+        char* const at = t.as<char>() + t.bytes() / 8 * 4;
+        cuda::copy_to_host(ctx_, &word, at, 4);
+        cuda::synchronize(ctx_);
+        word ^= 1;
+        cuda::copy_to_device(ctx_, at, &word, 4);
+        cuda::synchronize(ctx_);
+    }
+    // Words of dqkv and sums, with the counters behind them, that differ between the sets.
+    unsigned long long different() {
+        CUDA_CHECK(cudaMemsetAsync(count_, 0, 8, cuda::stream_of(ctx_)));
+        for (const auto& [a, b] : {std::pair{results_[0].dqkv, results_[1].dqkv}, {results_[0].sums, results_[1].sums}})
+            count_different_kernel<<<1024, 256, 0, cuda::stream_of(ctx_)>>>(count_, a.as<uint32_t>(), b.as<uint32_t>(),
+                                                                            a.bytes() / 4);
+        unsigned long long count = 0;
+        cuda::copy_to_host(ctx_, &count, count_, 8);
+        cuda::synchronize(ctx_);
+        return count;
+    }
+
+private:
+    int head_dim() const { return static_cast<int>(shape_.HS); }
+    Tensor buffer(Dtype dtype, int64_t elems) {
+        all_.push_back(cuda::device_alloc((elems + 2) * dtype_bytes(dtype)));
+        return {all_.back(), dtype, elems};
+    }
+    void fill(const Tensor& t, uint64_t key) {
+        cuda::fill_normal(ctx_, {.out = t, .key = key, .element_offset = 0, .mean = 0, .std = 1});
+    }
+
+    Ctx& ctx_;
+    std::vector<void*> all_;
+    AttentionBackwardArgs results_[2];
+    cuda::AttentionShape shape_;
+    int64_t tiles_ = 0, units_ = 0;
+    unsigned long long* count_ = nullptr;
+};
+
+std::string name_of(const Shape& s) {
+    return strf("%3lld %3lld %3lld %5lld %4lld", (long long)s.B, (long long)s.NH, (long long)s.NKV, (long long)s.T,
+                (long long)s.HS);
+}
+
+double window_us(Ctx& ctx, double seconds, const std::function<void()>& launch) {
+    cudaEvent_t begin, end;
+    CUDA_CHECK(cudaEventCreate(&begin));
+    CUDA_CHECK(cudaEventCreate(&end));
+    auto time_us = [&](int64_t launches) {
+        CUDA_CHECK(cudaEventRecord(begin, cuda::stream_of(ctx)));
+        for (int64_t i = 0; i < launches; i++) launch();
+        CUDA_CHECK(cudaEventRecord(end, cuda::stream_of(ctx)));
+        CUDA_CHECK(cudaEventSynchronize(end));
+        float ms = 0;
+        CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
+        return 1e3 * ms / static_cast<double>(launches);
+    };
+    time_us(2);
+    const double one_us = time_us(4), us = time_us(std::max<int64_t>(4, static_cast<int64_t>(1e6 * seconds / one_us)));
+    CUDA_CHECK(cudaEventDestroy(begin));
+    CUDA_CHECK(cudaEventDestroy(end));
+    return us;
+}
+
+// Whether `runs` runs of a candidate equal the kernel in use, and planted faults are found.
+bool same_bits(Problem& problem, const Candidate& candidate, const Shape& s, int runs) {
+    problem.spoil(0, 0x3c);
+    problem.run(kCandidates[0], 0);
+    for (int i = 0; i < runs; i++) {
+        problem.spoil(1, 0x3c);
+        problem.run(candidate, 1);
+        const unsigned long long different = problem.different();
+        if (different == 0) continue;
+        std::printf("%s | WRONG in run %d: %llu words differ\n", name_of(s).c_str(), i, different);
+        return false;
+    }
+    for (int where : {0, 1}) {
+        problem.plant_fault(1, where);
+        CHECK(problem.different() == 1, "a planted fault was not found");
+        problem.plant_fault(1, where);
+    }
+    return true;
+}
+
+// Runs one candidate; 0: only the times of the kernel in use.
+int child(int number, double seconds) {
+    Ctx ctx;
+    cuda::device_open(ctx, 0);
+    const Candidate& candidate = kCandidates[number];
+    std::printf("%s\n", candidate.name);
+    std::fflush(stdout);
+    bool right = true;
+    for (const Shape& s : kSmall) {
+        if (number == 0 || (s.HS != 64 && !candidate.other_head_dims)) continue;
+        Problem problem(ctx, s);
+        right = same_bits(problem, candidate, s, 20) && right;
+    }
+    for (const Shape& s : kTimed) {
+        if (s.HS != 64 && !candidate.other_head_dims) continue;
+        Problem problem(ctx, s);
+        if (number > 0) right = same_bits(problem, candidate, s, 3) && right;
+        const double mflop = 5e-6 * static_cast<double>(s.B * s.NH * s.T) * static_cast<double>(s.T * s.HS);
+        double us[2] = {};
+        for (int turn = 0; turn < 3; turn++) {
+            us[0] += window_us(ctx, seconds, [&] { problem.run(kCandidates[0], 0); }) / 3;
+            us[1] += window_us(ctx, seconds, [&] {
+                if (number == 0) problem.whole_backward();
+                else problem.run(candidate, 1);
+            }) / 3;
+        }
+        std::printf("%s | %8.1f | %8.1f | %5.0f | %5.0f | %6.3f\n", name_of(s).c_str(), us[0], us[1], mflop / us[0],
+                    mflop / us[1], us[0] / us[1]);
+        std::fflush(stdout);
+    }
+    std::printf("%s\n", number == 0 ? "" : right ? "all bits equal" : "WRONG");
+    cuda::device_close(ctx);
+    return right ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+    std::string number;
+    double seconds = 0.25;
+    for (int i = 1; i < argc; i += 2) {
+        const std::string word = argv[i];
+        REQUIRE(i + 1 < argc && (word == "--seconds" || word == "--child"),
+                "usage: bench_attention_candidates [--seconds S]");
+        if (word == "--child") number = argv[i + 1];
+        else seconds = std::atof(argv[i + 1]);
+    }
+    if (!number.empty()) return child(std::atoi(number.c_str()), seconds);
+    std::printf("  B  NH NKV     T   HS | in use us | candidate us | TFLOP/s of both | speedup\n");
+    int failed = 0;
+    for (size_t i = 0; i < std::size(kCandidates); i++) {
+        const int end = run_child({"bench_attention_candidates", "--child", std::to_string(i), "--seconds",
+                                   strf("%g", seconds)}, 25, 6 + 8 * seconds, [](const std::string& line) {
+            std::printf("%s\n", line.c_str());
+            std::fflush(stdout);
+        });
+        if (end == 0) continue;
+        failed++;
+        if (end != 1) std::printf("%s\n", end == kSilent ? "HANG: stopped" : strf("FAULT: status %d", end).c_str());
+    }
+    return failed > 0;
+} catch (const Error& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return error.exit_code;
+}
