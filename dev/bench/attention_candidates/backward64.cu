@@ -1,5 +1,6 @@
-// A candidate for the fused attention backward at head dim 64: the products of a consumer's next step run during the
-// elementwise work of this one, and a consumer may have two additions to dQ in flight.
+// A candidate for the fused attention backward at head dim 64 with less traffic in shared memory: one consumer computes
+// dQ of a step. The products of a consumer's next step run during the elementwise work of this one, and two additions
+// to dQ may be in flight.
 #include "dev/bench/attention_candidates/attention_candidates.h"
 #include "dev/bench/attention_candidates/backward64.cuh"
 
@@ -69,17 +70,19 @@ __device__ void load_stats(State state, char* memory, const float* lse, const fl
 }
 
 // The thread that adds a consumer's partial dQ to the sums in memory: key tile j adds after the tiles before it, and
-// the first one stores. kInFlight = 2: the turn of an addition advances after the next one was issued, if that one can
-// be issued at once. Deadlock-free: an addition never stays incomplete while the thread waits for its turn, for a
-// consumer or for an item.
+// the first one stores. The turn of the first of the two units counts for both. kInFlight = 2: the turn of an addition
+// advances after the next one was issued, if that one can be issued at once. Deadlock-free: an addition never stays
+// incomplete while the thread waits for its turn, for a consumer or for an item.
 template <int kInFlight>
 __device__ void add_sums(State state, char* memory, int consumer, DqSums sums, const AttentionShape& shape,
                          const Schedule& schedule) {
     const Slots<P::kSumStages> ring = state.sums(consumer);
-    const uint32_t own = state.shared + State::sums_at(consumer, 0);
+    const uint32_t from = state.shared + State::sums_at(consumer);
+    uint32_t added = 0;
     uint32_t open_unit = 0, open_turns = 0;   // of the addition in flight; turns after it, 0: none
     auto advance = [&] {
         ptx::fence_async_global();
+        sums.turns[open_unit + 1] = open_turns;
         ptx::store_release(sums.turns + open_unit, open_turns);
         open_turns = 0;
     };
@@ -92,11 +95,10 @@ __device__ void add_sums(State state, char* memory, int consumer, DqSums sums, c
         complete();
         return state.follow(memory, item);
     };
-    for_steps<false>(shape, schedule, take, no_item, [&](const Steps& steps, int tile, int i, uint32_t step) {
-        const uint32_t turn = steps.at.tile;
-        const uint32_t unit = sums.unit(0, steps.first_head + i, tile, consumer);
-        float* const to = sums.data + static_cast<uint64_t>(unit) * (P::kSumBytes / 4);
-        const uint32_t from = own + ring.stage(step) * P::kSumBytes;
+    for_steps<false>(shape, schedule, take, no_item, [&](const Steps& steps, int tile, int i, uint32_t) {
+        if (!State::owns(consumer, (steps.end - 1 - tile) * schedule.group + i)) return;
+        const uint32_t turn = steps.at.tile, unit = sums.unit(0, steps.first_head + i, tile, 0);
+        float* const to = sums.data + static_cast<uint64_t>(unit) * (sum_bytes(P::HS) / 4);
         if (turn > 0) {
             if (ptx::load_acquire(sums.turns + unit) != turn) {
                 complete();
@@ -104,8 +106,8 @@ __device__ void add_sums(State state, char* memory, int consumer, DqSums sums, c
             }
             ptx::fence_async_global();
         }
-        if (open_turns > 0 && !ptx::barrier_test(ring.full_of(step), ring.parity(step))) complete();
-        ring.await_full(step);
+        if (open_turns > 0 && !ptx::barrier_test(ring.full_of(added), ring.parity(added))) complete();
+        ring.await_full(added);
         if (turn == 0) ptx::bulk_store(to, from, P::kSumBytes);
         else ptx::bulk_add(to, from, P::kSumBytes);
         ptx::bulk_commit();
@@ -115,7 +117,7 @@ __device__ void add_sums(State state, char* memory, int consumer, DqSums sums, c
         }
         open_unit = unit, open_turns = turn + 1;
         ptx::bulk_wait_read<0>();
-        ring.arrive_empty(step);
+        ring.arrive_empty(added++);
         if (kInFlight == 1) complete();
     });
 }
@@ -148,7 +150,8 @@ __device__ void hold(uint32_t (&a)[4][4]) {
 
 // One consumer warpgroup of 64 keys. A part is S and dP of step n, dK of step n - 1, dV of step n and dQ of step
 // n - 1: S of the next step and dK of this one start as soon as dS is computed, dK and dP run during the exponentials,
-// dV and dQ while dS is computed. Parts begin with no product in flight: ptxas 13.0 serializes products that are in
+// dV and dQ while dS is computed. The consumers compute dQ of steps in turns, 64 columns instead of 32 each, so dS is
+// read from shared memory once. Parts begin with no product in flight: ptxas 13.0 serializes products that are in
 // flight where a loop begins again (C7514).
 struct Consumer {
     const State state;
@@ -156,9 +159,10 @@ struct Consumer {
     const int consumer, warp, lane;   // warp: within the block
     const float mul;
     float dk[32], dv[32];
-    float s[32], dp[32], dq[16];
+    float s[32], dp[32], dq[32];
     uint32_t p[4][4], ds[4][4];   // P and dS as operands; products may still be reading them
     uint32_t item = 0, step = 0;  // current indices
+    uint32_t stored = 0;          // dQ stored so far
 
     __device__ uint32_t own_keys() const { return state.key_tile(item) + consumer * 64 * kPanelRowBytes; }
     __device__ void start_step_scores() {
@@ -190,39 +194,39 @@ struct Consumer {
         state.queries().await_full(step), state.douts().await_full(step), state.stats().await_full(step);
         release_step(step++);
     }
-    // Starts this consumer's columns of dQ = dS K, with the dS of both consumers.
+    // Starts dQ = dS K of a step, with the dS of both consumers.
     __device__ void start_dq(uint32_t of_step) {
         state.grads().await_full(of_step);
-        const Operand a(state.grad_tile(of_step), P::kGradBytes);
-        const Operand b(state.key_tile(item) + consumer * (kPanelRowBytes / 2), P::kKeyBytes);
+        const Operand a(state.grad_tile(of_step), P::kGradBytes), b(state.key_tile(item), P::kKeyBytes);
         ptx::pin(dq);
         ptx::wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < P::kKeys / 16; i++) ptx::wgmma<32, true, true>(dq, a.rows(i), b.rows(i), i > 0);
+        for (int i = 0; i < P::kKeys / 16; i++) ptx::wgmma<64, true, true>(dq, a.rows(i), b.rows(i), i > 0);
         ptx::wgmma_commit();
     }
     // Stores the completed dQ to shared memory, each four registers of a thread as one float4.
     __device__ void store_dq(uint32_t of_step) {
         ptx::pin(dq);
         if (lane == 0) state.grads().arrive_empty(of_step);
-        state.sums(consumer).await_empty(of_step);
-        auto* const to = reinterpret_cast<float4*>(memory + State::sums_at(consumer, of_step)) + threadIdx.x % 128;
+        state.sums(consumer).await_empty(stored);
+        auto* const to = reinterpret_cast<float4*>(memory + State::sums_at(consumer)) + threadIdx.x % 128;
 #pragma unroll
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < 8; i++)
             to[128 * i] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
         ptx::fence_async();
         __syncwarp();
-        if (lane == 0) state.sums(consumer).arrive_full(of_step);
+        if (lane == 0) state.sums(consumer).arrive_full(stored);
+        stored++;
     }
     // Starts dK of the step before, whose dS is in registers, and stores this dS.
     __device__ void use_ds() {
         start_sums(dk, ds, state.query_tile(step - 1));
         store_ds(ds, step - 1);
     }
-    // Computes P, dV and dS of a step. kFirst: of an item; otherwise also dK and dQ of the step before. Nothing is in
-    // flight before and after. behind: the tile's first query minus the warp's first key; if <= 0, some queries
-    // precede some keys. dq_left: dQ of two steps before is still in registers.
-    template <bool kFirst> __device__ void visit_step(int behind, bool dq_left) {
+    // Computes P, dV and dS of a step. kFirst: of an item; otherwise also dK of the step before. kOwner: also dQ of the
+    // step before. Nothing is in flight before and after. behind: the tile's first query minus the warp's first key;
+    // if <= 0, some queries precede some keys. dq_left: dQ of two steps before is still in registers.
+    template <bool kFirst, bool kOwner> __device__ void visit_step(int behind, bool dq_left) {
         start_step_scores();
         if (!kFirst) use_ds();
         start_step_dp();
@@ -247,8 +251,8 @@ struct Consumer {
 #pragma unroll
         for (int j = 0; j < 4; j++) as_operand(p[j], s, j);
         start_sums(dv, p, state.dout_tile(step));
-        if (!kFirst) start_dq(step - 1);
-        ptx::wgmma_wait<kFirst ? 1 : 2>();   // dK, dP; in flight: dV, dQ
+        if (kOwner) start_dq(step - 1);
+        ptx::wgmma_wait<kOwner ? 2 : 1>();   // dK, dP; in flight: dV, dQ
         ptx::pin(dp);
         hold(ds);
         if (!kFirst) release_step(step - 1);
@@ -269,18 +273,35 @@ struct Consumer {
         hold(p);
         step++;
     }
-    // Runs `visits` steps, whose queries attend to these keys, up to dK of the last one.
+    // Runs `visits` steps, whose queries attend to these keys, up to dK of the last one. Computes dQ of those of them,
+    // except for the last, that this consumer owns.
     __device__ void visit(int visits, int group, int behind) {
         if (visits <= 0) return;
-        visit_step<true>(behind, false);
-        int left = group - 1;
-        for (int number = 1; number < visits; number++) {
-            if (left == 0) left = group, behind -= P::kQueries;
-            visit_step<false>(behind, number > 1);
-            left--;
+        int left = group;
+        auto next_tile = [&] {
+            if (--left == 0) left = group, behind -= P::kQueries;
+        };
+        visit_step<true, false>(behind, false);
+        next_tile();
+        int number = 1;
+        if (State::owns(consumer, 1) && number < visits) {
+            visit_step<false, false>(behind, false);
+            next_tile();
+            number++;
+        }
+        bool dq_left = false;
+        while (number < visits) {
+            visit_step<false, true>(behind, false);
+            next_tile();
+            dq_left = true;
+            if (++number == visits) break;
+            visit_step<false, false>(behind, true);
+            next_tile();
+            dq_left = false;
+            number++;
         }
         use_ds();
-        if (visits > 1) store_dq(step - 2);
+        if (dq_left) store_dq(step - 2);
         ptx::wgmma_wait<0>();
         hold(ds);
         release_step(step - 1);
@@ -301,26 +322,35 @@ struct Consumer {
             ptx::bulk_commit();
         }
     }
-    // Computes dQ of the item's remaining steps up to `end` - 1 and stores dV and dK during the first one.
-    __device__ void finish(uint32_t begin, uint32_t end, const CUtensorMap& map, float softmax_mul, int row, int panel,
-                           int panels_to_values, int b) {
-        uint32_t done = step == begin ? begin : step - 1;
-        while (step < end && step < done + 2) skip();
-        start_dq(done);
-        ptx::pin(dk);
-        ptx::pin(dv);
+    // Stores dV and dK.
+    __device__ void store_results(const CUtensorMap& map, float softmax_mul, int row, int panel, int panels_to_values,
+                                  int b) {
         if (lane == 0) ptx::bulk_wait_read<0>();   // the results of the previous item
         __syncwarp();
         store_own(map, dv, 0, row, panel + panels_to_values, b);
 #pragma unroll
         for (float& x : dk) x *= softmax_mul;
         store_own(map, dk, 1, row, panel, b);
-        while (true) {
+    }
+    // Computes dQ of those of the item's remaining steps, up to `end` - 1, that this consumer owns. Calls store(),
+    // which is to store dV and dK, during the first one.
+    template <typename Store> __device__ void finish(uint32_t begin, uint32_t end, Store store) {
+        uint32_t done = step == begin ? begin : step - 1;
+        while (step < end && step < done + 2) skip();
+        if (State::owns(consumer, done - begin)) {
+            start_dq(done);
+            store();
             ptx::wgmma_wait<0>();
             store_dq(done);
-            if (++done == end) return;
+        } else {
+            store();
+        }
+        while (++done < end) {
             while (step < end && step < done + 2) skip();
+            if (!State::owns(consumer, done - begin)) continue;
             start_dq(done);
+            ptx::wgmma_wait<0>();
+            store_dq(done);
         }
     }
 };
@@ -341,8 +371,9 @@ __device__ void consume(State state, char* memory, int consumer, const CUtensorM
         for (int i = 0; i < 32; i++) c.dk[i] = c.dv[i] = 0;
         c.visit((steps.end - steps.first - consumer) * schedule.group, schedule.group,
                 (steps.end - 1) * P::kQueries - row);
-        c.finish(begin, begin + (steps.end - steps.first) * schedule.group, out_map, shape.softmax_mul, row,
-                 NH + steps.at.head, NKV, steps.at.b);
+        c.finish(begin, begin + (steps.end - steps.first) * schedule.group, [&] {
+            c.store_results(out_map, shape.softmax_mul, row, NH + steps.at.head, NKV, steps.at.b);
+        });
         if (lane == 0) state.items().arrive_empty(c.item);
         c.item++;
     }

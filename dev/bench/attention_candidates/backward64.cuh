@@ -1,5 +1,6 @@
 // The candidate for the fused attention backward at head dim 64: shared memory of a block and its barriers. It differs
-// from FusedState in room for results of its own, and in the order of the statistics.
+// from FusedState in that dQ of a step is computed by one consumer, in room for results of its own, and in the order of
+// the statistics.
 #pragma once
 #include "llmc/cuda/attention_backward_fused_sm90.cuh"
 
@@ -15,16 +16,16 @@ struct Tiles {
     static constexpr int HS = 64, kConsumers = 2, kProducerRegisters = 40, kConsumerRegisters = 232;
     static constexpr int kThreads = 128 * (kConsumers + 1), kWarps = 4 * kConsumers;
     static constexpr int kKeys = 64 * kConsumers, kQueries = 64;
-    static constexpr int kItemStages = 2, kStages = 4, kSumStages = 2;
+    static constexpr int kItemStages = 2, kStages = 4, kSumStages = 1;
     static constexpr uint32_t kKeyBytes = kKeys * kPanelRowBytes, kQueryBytes = kQueries * kPanelRowBytes;
     static constexpr uint32_t kGradBytes = kKeyBytes;       // dS of a step: rows are keys, columns are queries
-    static constexpr uint32_t kSumBytes = sum_bytes(HS);    // a consumer's half of the columns of a step's dQ
+    static constexpr uint32_t kSumBytes = 2 * sum_bytes(HS);   // dQ of a step: two adjacent units of sums
     static constexpr uint32_t kResultBytes = 64 * kPanelRowBytes;   // dV or dK of a consumer
     // The 16 values that a lane of a warp needs of -lse (log2 units) are adjacent, then come those of the next one of
     // four lanes, without bank conflicts; -delta follows.
     static constexpr uint32_t kStatLaneFloats = 20, kStatHalfBytes = 4 * 4 * kStatLaneFloats;
     static constexpr uint32_t kStatBytes = 2 * kStatHalfBytes;
-    // Shared memory: stages of K and V | two dS buffers | dQ stages of each consumer | stages of Q and dO | dV and dK
+    // Shared memory: stages of K and V | two dS buffers | dQ of each consumer | stages of Q and dO | dV and dK
     // of each consumer | statistics | barriers of items, dS, dQ of each consumer, steps | item numbers.
     static constexpr uint32_t kGradsAt = kItemStages * 2 * kKeyBytes, kSumsAt = kGradsAt + 2 * kGradBytes;
     static constexpr uint32_t kStepsAt = kSumsAt + kConsumers * kSumStages * kSumBytes;
@@ -40,7 +41,7 @@ struct Tiles {
     static_assert(kSharedBytes <= 227 * 1024 && kBarriers % 8 == 0 && kStatBytes % 16 == 0);
 };
 
-// Addresses within a block's shared memory. Steps, and with them dQ stages, are counted over all items.
+// Addresses within a block's shared memory. Steps are counted over all items, as are the dQ that a consumer computes.
 struct State {
     using P = Tiles;
     uint32_t shared;
@@ -63,7 +64,7 @@ struct State {
     __device__ Slots<P::kStages> stats() const { return step_part(2); }
     __device__ void init() const {
         items().init(P::kWarps + 3, 1);   // readers: consumer warps, the statistics warp and two adding threads
-        grads().init(P::kWarps, P::kWarps);
+        grads().init(4, P::kWarps);
         for (int consumer = 0; consumer < P::kConsumers; consumer++) sums(consumer).init(1, 4);
         queries().init(P::kWarps, 1);
         douts().init_full(1);
@@ -91,8 +92,10 @@ struct State {
     __device__ static uint32_t stat_float(uint32_t query) {
         return query % 8 / 2 * P::kStatLaneFloats + query / 8 * 2 + query % 2;
     }
-    __device__ static uint32_t sums_at(int consumer, uint32_t step) {
-        return P::kSumsAt + (consumer * P::kSumStages + step % P::kSumStages) * P::kSumBytes;
+    __device__ static uint32_t sums_at(int consumer) { return P::kSumsAt + consumer * P::kSumBytes; }
+    // Which consumer computes dQ of an item's step.
+    __device__ static bool owns(int consumer, uint32_t step_of_item) {
+        return static_cast<int>(step_of_item % 2) == consumer;
     }
 };
 
