@@ -1,11 +1,13 @@
 // Candidates for the attention backward (attention_candidates/) beside the kernel in use, at GPT-2's shapes.
 // Usage: bench_attention_candidates [--seconds S]
-//   --seconds: of each window of launches (0.25); a candidate and the kernel in use take turns, three windows each
+//   --seconds: of each window of launches (0.2); a candidate and the kernel in use take turns, three windows each
 // Each candidate runs in a child process, so that one that hangs or faults costs only itself. It is first compared with
 // the kernel in use, bit by bit, at small shapes with odd numbers of tokens and at those that are timed. Prints shape |
 // us of the kernel in use | us of the candidate | TFLOP/s of both, 2.5 times the FLOPs of the forward | speedup. Times
-// are those of the fused kernel and of clearing its counters, without delta and the rounding of dQ; the first lines say
-// how long the whole backward takes. Exit status 1: a candidate was wrong, hung or faulted.
+// are those of the fused kernel and of clearing its counters, without delta and the rounding of dQ; the first lines
+// have the whole backward in the candidate's place, and the forward behind it. The shape of 8192 tokens at head dim 64
+// has 65 steps an item on average instead of 9, which tells what the ends of items cost. Exit status 1: a candidate was
+// wrong, hung or faulted.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -21,7 +23,8 @@ namespace {
 struct Shape {
     int64_t B, NH, NKV, T, HS;
 };
-const Shape kTimed[] = {{64, 12, 12, 1024, 64}, {16, 12, 12, 1024, 64}, {4, 25, 25, 1024, 64}, {1, 32, 8, 8192, 128}};
+const Shape kTimed[] = {{64, 12, 12, 1024, 64}, {16, 12, 12, 1024, 64}, {4, 25, 25, 1024, 64}, {8, 12, 12, 8192, 64},
+                        {1, 32, 8, 8192, 128}};
 // One tile and less, a last tile whose second half has no keys, groups of heads, more items than blocks.
 const Shape kSmall[] = {{1, 1, 1, 1, 64}, {2, 3, 3, 64, 64}, {2, 4, 2, 65, 64}, {1, 6, 2, 128, 64}, {3, 4, 2, 300, 64},
                         {2, 5, 5, 449, 64}, {1, 8, 1, 1000, 64}, {40, 12, 12, 320, 64}, {2, 4, 2, 300, 128}};
@@ -32,17 +35,17 @@ struct Candidate {
     Fused run;
     bool other_head_dims;
 };
+template <int in_flight>
+void backward64(Ctx& ctx, const AttentionBackwardArgs& args, const cuda::DqSums& sums,
+                const cuda::AttentionShape& shape) {
+    attention_candidates::backward64(ctx, args, sums, shape, in_flight);
+}
 const Candidate kCandidates[] = {
-    {"the kernel in use", cuda::attention_backward_fused_sm90, true},
+    {"the kernel in use, and in place of a candidate the whole backward | forward us, TFLOP/s",
+     cuda::attention_backward_fused_sm90, true},
     {"bounded loop over items", cuda::attention_backward_fused_bounded, true},
-    {"next step's products early", [](Ctx& ctx, const AttentionBackwardArgs& args, const cuda::DqSums& sums,
-                                      const cuda::AttentionShape& shape) {
-         attention_candidates::backward64(ctx, args, sums, shape, 1);
-     }, false},
-    {"the same, two additions in flight", [](Ctx& ctx, const AttentionBackwardArgs& args, const cuda::DqSums& sums,
-                                             const cuda::AttentionShape& shape) {
-         attention_candidates::backward64(ctx, args, sums, shape, 2);
-     }, false}};
+    {"dS read once, next step's products early", backward64<1>, false},
+    {"the same, two additions in flight", backward64<2>, false}};
 
 // Math: *count += words of a that differ from those of b
 // Source: own
@@ -65,8 +68,9 @@ public:
         const Tensor qkv = buffer(Dtype::kBf16, N * width), out = buffer(Dtype::kBf16, N * s.NH * s.HS),
                      dout = buffer(Dtype::kBf16, N * s.NH * s.HS), lse = buffer(Dtype::kFp32, N * s.NH);
         fill(qkv, 1), fill(dout, 2);
-        cuda::attention_forward(ctx, {.out = out, .lse = lse, .qkv = qkv, .B = s.B, .T = s.T, .NH = s.NH,
-                                      .NKV = s.NKV, .HS = s.HS, .softmax_mul = mul});
+        forward_ = {.out = out, .lse = lse, .qkv = qkv, .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS,
+                    .softmax_mul = mul};
+        forward();
         const Tensor delta = buffer(Dtype::kFp32, N * s.NH);
         const int64_t sums_elems = cuda::attention_sums_elems(Dtype::kBf16, s.B, s.T, s.NH, s.HS);
         CHECK(sums_elems > 0, "no compute capability 9.0");
@@ -86,6 +90,7 @@ public:
     Problem(const Problem&) = delete;
     Problem& operator=(const Problem&) = delete;
 
+    void forward() { cuda::attention_forward(ctx_, forward_); }
     void whole_backward() { cuda::attention_backward(ctx_, results_[0]); }
     void run(const Candidate& candidate, int set) {
         auto* const data = results_[set].sums.as<float>();
@@ -135,6 +140,7 @@ private:
 
     Ctx& ctx_;
     std::vector<void*> all_;
+    AttentionForwardArgs forward_;
     AttentionBackwardArgs results_[2];
     cuda::AttentionShape shape_;
     int64_t tiles_ = 0, units_ = 0;
@@ -212,11 +218,16 @@ int child(int number, double seconds) {
                 else problem.run(candidate, 1);
             }) / 3;
         }
-        std::printf("%s | %8.1f | %8.1f | %5.0f | %5.0f | %6.3f\n", name_of(s).c_str(), us[0], us[1], mflop / us[0],
+        std::printf("%s | %9.1f | %12.1f | %7.0f %7.0f | %6.3f", name_of(s).c_str(), us[0], us[1], mflop / us[0],
                     mflop / us[1], us[0] / us[1]);
+        if (number == 0) {
+            const double forward_us = window_us(ctx, seconds, [&] { problem.forward(); });
+            std::printf(" | %8.1f %5.0f", forward_us, mflop / 2.5 / forward_us);
+        }
+        std::printf("\n");
         std::fflush(stdout);
     }
-    std::printf("%s\n", number == 0 ? "" : right ? "all bits equal" : "WRONG");
+    if (number > 0) std::printf("%s\n", right ? "all bits equal" : "WRONG");
     cuda::device_close(ctx);
     return right ? 0 : 1;
 }
@@ -225,7 +236,7 @@ int child(int number, double seconds) {
 
 int main(int argc, char** argv) try {
     std::string number;
-    double seconds = 0.25;
+    double seconds = 0.2;
     for (int i = 1; i < argc; i += 2) {
         const std::string word = argv[i];
         REQUIRE(i + 1 < argc && (word == "--seconds" || word == "--child"),
