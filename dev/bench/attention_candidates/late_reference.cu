@@ -8,6 +8,7 @@ namespace cuda {
 namespace {
 
 struct RowSoftmaxLate : RowSoftmax {
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     // Whether in any row of the warpgroup the exponentials of a tile, which `sum` includes and `before` does not, are
     // so large that larger ones might not be finite. bf16 and fp32 hold smaller ones with their full precision.
     __device__ bool overflows(const float (&before)[2], int barrier) const {
@@ -15,6 +16,7 @@ struct RowSoftmaxLate : RowSoftmax {
         const bool fits = sum[0] - before[0] < kLarge && sum[1] - before[1] < kLarge;   // false for NaN
         return ptx::named_any<128>(barrier, !fits);
     }
+#endif
 };
 
 }  // namespace
