@@ -281,6 +281,15 @@ template <int threads> __device__ inline void named_sync(int id) {
 template <int threads> __device__ inline void named_arrive(int id) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(threads) : "memory");
 }
+// As named_sync; returns whether `value` is true in any of the threads.
+template <int threads> __device__ inline bool named_any(int id, bool value) {
+    uint32_t any;
+    asm volatile("{.reg .pred p, q; setp.ne.b32 q, %1, 0; bar.red.or.pred p, %2, %3, q; selp.u32 %0, 1, 0, p;}"
+                 : "=r"(any)
+                 : "r"(static_cast<int>(value)), "r"(id), "n"(threads)
+                 : "memory");
+    return any != 0;
+}
 
 // Sets the registers per thread of this warpgroup; every warp of it must call this. "setmaxnreg".
 template <int registers> __device__ inline void registers_shrink() {

@@ -1,5 +1,5 @@
-// Candidates for the fused attention backward of compute capability 9.0, which nothing of the trainer runs. Each gives
-// the bits of cuda::attention_backward_fused_sm90 (attention_backward_sm90.cuh) with args.fast = false.
+// Candidates for attention on compute capability 9.0, which nothing of the trainer runs. Those for the fused backward
+// give the bits of cuda::attention_backward_fused_sm90 (attention_backward_sm90.cuh) with args.fast = false.
 #pragma once
 #include "llmc/cuda/attention_backward_sm90.cuh"
 
@@ -8,6 +8,9 @@ namespace cuda {
 // The same kernel, in which ptxas can keep addresses in uniform registers (bounded.cu). Head dim 64 and 128.
 void attention_backward_fused_bounded(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums,
                                       const AttentionShape& shape);
+
+// The forward without the largest scores of tiles at head dim 64 (late_reference.cu).
+void attention_forward_late_reference(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape);
 
 }  // namespace cuda
 

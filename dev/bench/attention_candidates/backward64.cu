@@ -13,6 +13,7 @@ struct Maps {
     CUtensorMap keys, queries, douts, dkeys;
 };
 
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // The thread that claims items and issues TMA loads.
 __device__ void load_tiles(State state, char* memory, uint32_t* taken, const Maps& maps, const AttentionShape& shape,
                            const Schedule& schedule) {
@@ -379,6 +380,8 @@ __device__ void consume(State state, char* memory, int consumer, const CUtensorM
     }
     if (lane == 0) ptx::bulk_wait_read<0>();   // shared memory must outlive the copies
 }
+
+#endif
 
 // Math: as attention_backward_fused_sm90_kernel.
 // Source: Shah et al., FlashAttention-3, arXiv 2407.08608; PTX ISA 9.0, wgmma, cp.async.bulk.tensor and

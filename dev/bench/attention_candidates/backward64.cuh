@@ -41,6 +41,7 @@ struct Tiles {
     static_assert(kSharedBytes <= 227 * 1024 && kBarriers % 8 == 0 && kStatBytes % 16 == 0);
 };
 
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900   // as in ptx.cuh
 // Addresses within a block's shared memory. Steps are counted over all items, as are the dQ that a consumer computes.
 struct State {
     using P = Tiles;
@@ -113,5 +114,7 @@ struct Operand {
     __device__ uint64_t columns(int k) const { return at(k * 32); }
     __device__ uint64_t rows(int k) const { return at(k * 16 * kPanelRowBytes); }
 };
+
+#endif
 
 }  // namespace attention_candidates
