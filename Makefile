@@ -197,7 +197,6 @@ $(BUILD)/tests_gpu: $(TEST_LLMC_OBJ) $(GPU_TEST_OBJ)
 $(BUILD)/tests_gemm_tiles: $(OBJ)/tests/support/main.o $(TILES_TEST:%.cpp=$(OBJ)/%.o) $(TILES_OBJ) $(TEST_LLMC_OBJ)
 	$(LINK)
 $(BUILD)/bench_gemm_power: $(TILES_OBJ)
-$(BUILD)/bench_attention_candidates: $(patsubst %.cu,$(OBJ)/%.o,$(wildcard dev/bench/attention_candidates/*.cu))
 $(BUILD)/comm_check: $(OBJ)/tests/end_to_end/comm_check.o $(LLMC_OBJ)
 	$(LINK)
 $(BUILD)/fake/libnccl.so.2: tests/end_to_end/fake_nccl.cpp llmc/parallel/comm/comm_nccl_api.h $(BUILD)/flags

@@ -5,12 +5,6 @@
 namespace cuda {
 namespace {
 
-#ifdef LLMC_BOUNDED_ITEMS   // dev/bench/attention_candidates/bounded.cu
-constexpr bool kBoundedItems = true;
-#else
-constexpr bool kBoundedItems = false;
-#endif
-
 struct FusedMaps {
     CUtensorMap keys, queries, douts, dkeys;
 };
@@ -289,7 +283,7 @@ __device__ void consume(FusedState<HS> state, char* memory, int consumer, const 
     const int warp = warp_uniform(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x) % 32;
     const int NH = static_cast<int>(shape.NH), NKV = static_cast<int>(shape.NKV);
     FusedConsumer<HS> c{state, memory, consumer, warp, lane, shape.softmax_mul * kLog2e, {}, {}, {}, {}, {}, {}};
-    for (uint32_t rounds = 0; !kBoundedItems || rounds <= schedule.items; rounds++) {
+    while (true) {
         state.items().await_full(c.item);
         const uint32_t item = warp_uniform(FusedState<HS>::number(memory, c.item));
         if (item >= schedule.items) break;

@@ -4,14 +4,6 @@
 namespace cuda {
 namespace {
 
-#ifdef LLMC_LATE_REFERENCE   // dev/bench/attention_candidates/late_reference.cu
-constexpr bool kLateReference = true;
-template <int HS> using Softmax = std::conditional_t<HS == 64, RowSoftmaxLate, RowSoftmax>;
-#else
-constexpr bool kLateReference = false;
-template <int HS> using Softmax = std::conditional_t<HS == 0, void, RowSoftmax>;
-#endif
-
 template <int HS> struct ForwardTiles;
 template <> struct ForwardTiles<128> {   // registers of a consumer: O 64, S 64, P 32
     static constexpr int kHeadSize = 128, kElemBytes = 2;
@@ -113,7 +105,7 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
 
         float s[P::kKeys / 2], o[HS / 2];
         uint32_t p[P::kKeys / 16][4];
-        Softmax<HS> softmax;
+        RowSoftmax softmax;
         state.keys.wait();
         start_scores<HS>(s, queries, state.key_tile());
 #pragma unroll
@@ -135,31 +127,11 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
             if (P::kOrdered) ptx::named_arrive<256>(next_turn);
             ptx::wgmma_wait<1>();
             ptx::pin(s);
-            bool grown;
-            if constexpr (!kLateReference || P::kOrdered) {
-                state.keys.release(lane), state.keys.next();
-                borders.mask(s, row - (tile - 1) * P::kKeys, lane);
-                grown = softmax.grow(s, mul);
-                softmax.exponentials(s, mul);
-                softmax.evaluate();   // while the products run
-            } else {
-                borders.mask(s, row - (tile - 1) * P::kKeys, lane);
-                const float before[2] = {softmax.sum[0], softmax.sum[1]};
-                softmax.exponentials(s, mul);
-                grown = softmax.overflows(before, my_turn);
-                if (grown) {   // S again, for the same product in all warps of the group
-                    ptx::wgmma_wait<0>();
-                    ptx::pin(o);
-                    start_scores<HS>(s, queries, state.key_tile());
-                    ptx::wgmma_wait<0>();
-                    ptx::pin(s);
-                    borders.mask(s, row - (tile - 1) * P::kKeys, lane);
-                    softmax.sum[0] = before[0], softmax.sum[1] = before[1];
-                    grown = softmax.grow(s, mul);
-                    softmax.exponentials(s, mul);
-                }
-                state.keys.release(lane), state.keys.next();
-            }
+            state.keys.release(lane), state.keys.next();
+            borders.mask(s, row - (tile - 1) * P::kKeys, lane);
+            const bool grown = softmax.grow(s, mul);
+            softmax.exponentials(s, mul);
+            softmax.evaluate();   // while the products run
             ptx::wgmma_wait<0>();
             ptx::pin(o);
             state.values.release(lane), state.values.next();

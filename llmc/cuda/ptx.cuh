@@ -263,15 +263,6 @@ __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
                      : "memory");
     }
 }
-// Whether the phase with this parity has completed.
-__device__ inline bool barrier_test(uint32_t barrier, uint32_t parity) {
-    uint32_t done;
-    asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-                 : "=r"(done)
-                 : "r"(barrier), "r"(parity)
-                 : "memory");
-    return done != 0;
-}
 
 // Named barrier `id` of the block (0 is that of __syncthreads) for `threads` threads: arrives and waits, or only
 // arrives.
@@ -280,15 +271,6 @@ template <int threads> __device__ inline void named_sync(int id) {
 }
 template <int threads> __device__ inline void named_arrive(int id) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(threads) : "memory");
-}
-// As named_sync; returns whether `value` is true in any of the threads.
-template <int threads> __device__ inline bool named_any(int id, bool value) {
-    uint32_t any;
-    asm volatile("{.reg .pred p, q; setp.ne.b32 q, %1, 0; bar.red.or.pred p, %2, %3, q; selp.u32 %0, 1, 0, p;}"
-                 : "=r"(any)
-                 : "r"(static_cast<int>(value)), "r"(id), "n"(threads)
-                 : "memory");
-    return any != 0;
 }
 
 // Sets the registers per thread of this warpgroup; every warp of it must call this. "setmaxnreg".
