@@ -173,8 +173,9 @@ Result ncclAlltoAll(const void* in, void* out, size_t count, Type type, Communic
 Result ncclGather(const void* in, void* out, size_t count, Type type, int root, Communicator* comm, Stream) {
     if (const Result result = enter("ncclGather")) return result;
     const int bytes = static_cast<int>(count * bytes_of(type));
-    const bool in_place = comm->rank == root && in == static_cast<char*>(out) + root * bytes;
-    return result_of(MPI_Gather(in_place ? MPI_IN_PLACE : in, bytes, MPI_BYTE, out, bytes, MPI_BYTE, root, comm->comm));
+    if (comm->rank == root && in != static_cast<char*>(out) + root * bytes) return kInvalidArgument;   // would copy
+    return result_of(MPI_Gather(comm->rank == root ? MPI_IN_PLACE : in, bytes, MPI_BYTE, out, bytes, MPI_BYTE, root,
+                                comm->comm));
 }
 Result ncclMemAlloc(void** memory, size_t bytes) {
     const size_t page = kWindowAlignBytes;

@@ -166,7 +166,7 @@ public:
     // rank spares the copies. With more ranks the own block is a smaller part, and gathers take longer: each fills the
     // links of one rank only.
     void exchange_blocks(Ctx& ctx, Tensor out, Tensor in) override {
-        if (!shares_ || world().ranks != 2 || ctx.rehearsal) return all_to_all(ctx, out, in);
+        if (!shares_ || world().ranks != 2 || ctx.rehearsal || in.elems == 0) return all_to_all(ctx, out, in);
         check_blocks(out, in);
         const int64_t block = block_elems(in);
         for (int root = 0; root < 2; root++) {
