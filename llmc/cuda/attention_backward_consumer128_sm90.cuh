@@ -205,8 +205,8 @@ __device__ void consume(FusedState<FusedTiles128> state, char* memory, int consu
     const int warp = warp_uniform(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x) % 32;
     const int NH = static_cast<int>(shape.NH), NKV = static_cast<int>(shape.NKV);
     Consumer128 c{state, memory, consumer, warp, lane, shape.softmax_mul * kLog2e, {}, {}, {}, {}, {}, {}};
-    // With a bound that no block reaches, ptxas 13.0 keeps the step and its addresses in uniform registers, which saves a
-    // fourth of the instructions of a step.
+    // With this bound, which no block reaches, ptxas 13.0 keeps the step and its addresses in uniform registers. That
+    // saves a fourth of the instructions of a step.
     for (uint32_t rounds = 0; rounds <= schedule.items; rounds++) {
         state.items().await_full(c.item);
         const uint32_t item = warp_uniform(state.number(memory, c.item));

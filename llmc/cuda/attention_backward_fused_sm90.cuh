@@ -6,8 +6,8 @@ namespace cuda {
 
 // What differs between head dims. A step is a tile of 64 queries of one head. S is transposed (rows are keys), so that
 // its registers are already operands of dK and dV.
-// Head dim 128: registers of a consumer thread are dK and dV 64 each, S 32, dP or dQ 32, P and dS as operands 16 each. A
-// consumer computes half of the columns of every step's dQ.
+// Head dim 128: registers of a consumer thread are dK and dV 64 each, S 32, dP or dQ 32, P and dS as operands 16 each.
+// A consumer computes half of the columns of every step's dQ.
 struct FusedTiles128 {
     static constexpr int HS = 128, kItemStages = 1, kStages = 2, kSumStages = 2;
     static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;

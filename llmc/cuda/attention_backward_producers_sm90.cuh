@@ -73,8 +73,8 @@ __device__ void load_stats(FusedState<Tiles> state, char* memory, const float* l
 
 // The thread that adds a consumer's partial dQ to the sums in memory. kDeterministic: key tile j adds after the tiles
 // before it, and the first one stores. The turn counter advances when the addition is complete, not merely when its
-// source has been read; that of the first of two units counts for both. The thread waits first for its turn and then for
-// the partial sum, which usually arrives last.
+// source has been read. If a consumer adds two units at once, the counter of the first one counts for both. The thread
+// waits first for its turn and then for the partial sum, which usually arrives last.
 template <bool kBorders, bool kDeterministic, typename Tiles>
 __device__ void add_sums(FusedState<Tiles> state, char* memory, int consumer, DqSums sums,
                          const AttentionShape& shape, const Schedule& schedule) {
