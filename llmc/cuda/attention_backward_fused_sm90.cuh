@@ -4,31 +4,46 @@
 
 namespace cuda {
 
-// A step is a tile of 64 queries of one head. Registers of a consumer thread at head dim 128 (64): dK and dV 64 (32)
-// each, S 32, dP or dQ 32, P and dS as operands 16 each. S is transposed (rows are keys), so that its registers are
-// already operands of dK and dV.
-template <int HS> struct FusedTiles;
-template <> struct FusedTiles<128> {
-    static constexpr int kItemStages = 1, kStages = 2, kSumStages = 2;
+// What differs between head dims. A step is a tile of 64 queries of one head. S is transposed (rows are keys), so that
+// its registers are already operands of dK and dV.
+// Head dim 128: registers of a consumer thread are dK and dV 64 each, S 32, dP or dQ 32, P and dS as operands 16 each.
+// A consumer computes half of the columns of every step's dQ.
+struct FusedTiles128 {
+    static constexpr int HS = 128, kItemStages = 1, kStages = 2, kSumStages = 2;
+    static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+    static constexpr int kSumUnits = 1;            // units of DqSums that a consumer adds at once
+    static constexpr uint32_t kResultBytes = 0;    // dK and dV leave through the dS buffers
+    static constexpr uint32_t kStatHalfBytes = 4 * 64;
+    __device__ static uint32_t stat_float(uint32_t query) { return query; }   // its place among -lse or -delta
 };
-template <> struct FusedTiles<64> {
-    static constexpr int kItemStages = 2, kStages = 4, kSumStages = 2;
+// Head dim 64: dK and dV have 32 registers each, so S, dP and dQ have 32 of their own, and products of two steps
+// overlap. The consumers compute dQ of steps in turns, all columns at once, so that dS is read from shared memory once.
+// The 16 values of -lse (or -delta) that a lane needs are adjacent, and those of four lanes lie in different banks.
+struct FusedTiles64 {
+    static constexpr int HS = 64, kItemStages = 2, kStages = 4, kSumStages = 1;
+    static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+    static constexpr int kSumUnits = 2;
+    static constexpr uint32_t kResultBytes = 64 * kPanelRowBytes;   // dK or dV of a consumer
+    static constexpr uint32_t kStatLaneFloats = 20, kStatHalfBytes = 4 * 4 * kStatLaneFloats;
+    __device__ static uint32_t stat_float(uint32_t query) {
+        return query % 8 / 2 * kStatLaneFloats + query / 8 * 2 + query % 2;
+    }
 };
-template <int HS> struct Fused : FusedTiles<HS> {
-    using Tiles = FusedTiles<HS>;
-    static constexpr int kConsumers = 2, kProducerRegisters = 24, kConsumerRegisters = 240;
-    static constexpr int kThreads = 128 * (kConsumers + 1), kWarps = 4 * kConsumers;
-    static constexpr int kKeys = 64 * kConsumers, kQueries = 64, kPanels = HS / kPanel;
+
+template <typename Tiles> struct Fused : Tiles {
+    static constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1), kWarps = 4 * kConsumers;
+    static constexpr int kKeys = 64 * kConsumers, kQueries = 64, kPanels = Tiles::HS / kPanel;
     static constexpr uint32_t kKeyPanel = kKeys * kPanelRowBytes, kQueryPanel = kQueries * kPanelRowBytes;
     static constexpr uint32_t kKeyBytes = kPanels * kKeyPanel, kQueryBytes = kPanels * kQueryPanel;
-    static constexpr uint32_t kStatBytes = 2 * 4 * kQueries;   // per step: -lse in log2 units, -delta
-    static constexpr uint32_t kGradBytes = kKeyPanel;          // dS of a step: rows are keys, columns are queries
-    static constexpr uint32_t kSumBytes = sum_bytes(HS);       // a consumer's half of the columns of a step's dQ
-    // Shared memory: stages of K and V | two dS buffers (between items: results) | dQ stages of each consumer | stages
-    // of Q and dO | of statistics | barriers | item numbers.
+    static constexpr uint32_t kStatBytes = 2 * Tiles::kStatHalfBytes;   // per step: -lse in log2 units, -delta
+    static constexpr uint32_t kGradBytes = kKeyPanel;   // dS of a step: rows are keys, columns are queries
+    static constexpr uint32_t kSumBytes = Tiles::kSumUnits * sum_bytes(Tiles::HS);   // dQ that a consumer adds at once
+    // Shared memory: stages of K and V | two dS buffers | dQ stages of each consumer | stages of Q and dO | dV and dK
+    // of each consumer (head dim 128: none) | statistics | barriers | item numbers.
     static constexpr uint32_t kGradsAt = Tiles::kItemStages * 2 * kKeyBytes, kSumsAt = kGradsAt + 2 * kGradBytes;
     static constexpr uint32_t kStepsAt = kSumsAt + kConsumers * Tiles::kSumStages * kSumBytes;
-    static constexpr uint32_t kStatsAt = kStepsAt + Tiles::kStages * 2 * kQueryBytes;
+    static constexpr uint32_t kResultsAt = kStepsAt + Tiles::kStages * 2 * kQueryBytes;
+    static constexpr uint32_t kStatsAt = kResultsAt + kConsumers * 2 * Tiles::kResultBytes;
     static constexpr uint32_t kBarriers = kStatsAt + Tiles::kStages * kStatBytes;
     // Barriers of items, dS, dQ of each consumer, steps.
     static constexpr uint32_t kGradBarriers = kBarriers + 16 * Tiles::kItemStages;
@@ -36,13 +51,18 @@ template <int HS> struct Fused : FusedTiles<HS> {
     static constexpr uint32_t kStepBarriers = kSumBarriers + kConsumers * 16 * Tiles::kSumStages;
     static constexpr uint32_t kNumbersAt = kStepBarriers + 4 * 8 * Tiles::kStages;
     static constexpr int kSharedBytes = kNumbersAt + 4 * Tiles::kItemStages;
-    static_assert(registers_suffice(kConsumers, kProducerRegisters, kConsumerRegisters));
-    static_assert(kSharedBytes <= 227 * 1024);
+    static_assert(registers_suffice(kConsumers, Tiles::kProducerRegisters, Tiles::kConsumerRegisters));
+    static_assert(kSharedBytes <= 227 * 1024 && kBarriers % 8 == 0 && kStatBytes % 16 == 0);
+
+    // Whether a consumer computes (part of) dQ of an item's step.
+    __device__ static bool owns(int consumer, uint32_t step_of_item) {
+        return Tiles::kSumUnits == 1 || static_cast<int>(step_of_item % 2) == consumer;
+    }
 };
 
-// Addresses within a block's shared memory. Steps, and with them dQ stages, are counted over all items.
-template <int HS> struct FusedState {
-    using P = Fused<HS>;
+// Addresses within a block's shared memory. Steps are counted over all items, as are the dQ that a consumer computes.
+template <typename Tiles> struct FusedState {
+    using P = Fused<Tiles>;
     uint32_t shared;
 
     __device__ Slots<P::kItemStages> items() const {   // K and V
@@ -63,7 +83,7 @@ template <int HS> struct FusedState {
     __device__ Slots<P::kStages> stats() const { return step_part(2); }
     __device__ void init() const {
         items().init(P::kWarps + 3, 1);   // readers: consumer warps, the statistics warp and two adding threads
-        grads().init(P::kWarps, P::kWarps);
+        grads().init(P::kWarps / P::kSumUnits, P::kWarps);   // readers: warps that compute dQ
         for (int consumer = 0; consumer < P::kConsumers; consumer++) sums(consumer).init(1, 4);
         queries().init(P::kWarps, 1);
         douts().init_full(1);
@@ -87,8 +107,8 @@ template <int HS> struct FusedState {
     }
     __device__ uint32_t dout_tile(uint32_t step) const { return query_tile(step) + P::kQueryBytes; }
     __device__ static uint32_t stats_at(uint32_t step) { return P::kStatsAt + step % P::kStages * P::kStatBytes; }
-    __device__ static uint32_t sums_at(int consumer, uint32_t step) {
-        return P::kSumsAt + (consumer * P::kSumStages + step % P::kSumStages) * P::kSumBytes;
+    __device__ static uint32_t sums_at(int consumer, uint32_t n) {
+        return P::kSumsAt + (consumer * P::kSumStages + n % P::kSumStages) * P::kSumBytes;
     }
 };
 

@@ -14,7 +14,7 @@ __host__ __device__ constexpr uint32_t sum_bytes(int HS) { return 4 * kSumRows *
 struct DqSums {
     float* data;       // units, (B, NH, tiles, 2)
     uint32_t* taken;   // items claimed by blocks so far
-    uint32_t* turns;   // additions to each unit so far, if their order is fixed
+    uint32_t* turns;   // additions to each unit so far, if their order is fixed (head dim 64: to each first half)
     uint32_t NH, tiles;
 
     __device__ uint32_t unit(uint32_t b, uint32_t head, uint32_t tile, uint32_t half) const {
@@ -68,31 +68,5 @@ template <int stages> struct Slots {
 // (args.fast) also require sums = 0; ordered ones require turns = 0, and the first addition stores.
 void attention_backward_fused_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums,
                                    const AttentionShape& shape);
-
-// Starts s = own tile^T, summed over the head dim: 64 rows of each, in shared memory.
-template <int HS>
-__device__ inline void start_scores(float (&s)[32], uint32_t own, uint32_t own_panel_bytes, uint32_t tile,
-                                    uint32_t panel_bytes) {
-    const uint64_t a = tile_descriptor(own, own_panel_bytes), b = tile_descriptor(tile, panel_bytes);
-    ptx::pin(s);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < HS / 16; i++) {
-        ptx::wgmma<64, false, false>(s, along_columns(a, i, own_panel_bytes), along_columns(b, i, panel_bytes), i > 0);
-    }
-    ptx::wgmma_commit();
-}
-
-// Starts sums += a tile, summed over the 64 rows of the tile.
-template <int HS>
-__device__ inline void start_sums(float (&sums)[HS / 2], const uint32_t (&a)[4][4], uint32_t tile,
-                                  uint32_t panel_bytes) {
-    const uint64_t b = tile_descriptor(tile, panel_bytes);
-    ptx::pin(sums);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < 4; i++) ptx::wgmma<HS, true>(sums, a[i], along_rows(b, i), true);
-    ptx::wgmma_commit();
-}
 
 }  // namespace cuda

@@ -1,0 +1,119 @@
+// The producers of the fused attention backward: the threads that load tiles and statistics and add dQ to its sums.
+#pragma once
+#include "llmc/cuda/attention_backward_fused_sm90.cuh"
+
+namespace cuda {
+
+// Of K and V, Q, and dO: tiles; of dK and dV: a warp's rows.
+struct FusedMaps {
+    CUtensorMap keys, queries, douts, dkeys;
+};
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900   // as in ptx.cuh
+
+// The thread that claims items and issues TMA loads.
+template <bool kBorders, typename Tiles>
+__device__ void load_tiles(FusedState<Tiles> state, char* memory, uint32_t* taken, const FusedMaps& maps,
+                           const AttentionShape& shape, const Schedule& schedule) {
+    using P = Fused<Tiles>;
+    const int NH = static_cast<int>(shape.NH), NKV = static_cast<int>(shape.NKV);
+    auto take = [&](uint32_t item) {
+        const uint32_t number = atomicAdd(taken, 1u);
+        state.items().await_empty(item);
+        FusedState<Tiles>::number(memory, item) = number;
+        if (number >= schedule.items) state.items().arrive_full(item);
+        return number;
+    };
+    auto load_own = [&](const Steps& steps, uint32_t item) {
+        const Schedule::Place& at = steps.at;
+        const int panel = (NH + at.head) * P::kPanels, first = at.tile * P::kKeys;
+        const uint32_t full = state.items().full_of(item), keys = state.key_tile(item);
+        ptx::barrier_expect(full, 2 * P::kKeyBytes);
+        ptx::load_box(keys, &maps.keys, full, first, panel, at.b);
+        ptx::load_box(keys + P::kKeyBytes, &maps.keys, full, first, panel + NKV * P::kPanels, at.b);
+    };
+    for_steps<kBorders>(shape, schedule, take, load_own, [&](const Steps& steps, int tile, int i, uint32_t step) {
+        const int row = tile * P::kQueries, b = steps.at.b, panel = (steps.at.head * schedule.group + i) * P::kPanels;
+        const uint32_t queries_full = state.queries().full_of(step), douts_full = state.douts().full_of(step);
+        state.queries().await_empty(step);
+        ptx::barrier_expect(queries_full, P::kQueryBytes);
+        ptx::load_box(state.query_tile(step), &maps.queries, queries_full, row, panel, b);
+        ptx::barrier_expect(douts_full, P::kQueryBytes);
+        ptx::load_box(state.dout_tile(step), &maps.douts, douts_full, row, panel, b);
+    });
+}
+
+// The warp that loads lse and delta of the queries. TMA cannot, since rows of T floats need not be aligned.
+template <bool kBorders, typename Tiles>
+__device__ void load_stats(FusedState<Tiles> state, char* memory, const float* lse, const float* delta,
+                           const AttentionShape& shape, const Schedule& schedule, int lane) {
+    using P = Fused<Tiles>;
+    const int T = static_cast<int>(shape.T);
+    auto take = [&](uint32_t item) { return warp_uniform(lane == 0 ? state.follow(memory, item) : 0); };
+    for_steps<kBorders>(shape, schedule, take, no_item, [&](const Steps& steps, int tile, int i, uint32_t step) {
+        const int query = tile * P::kQueries + lane;
+        const uint64_t row = static_cast<uint64_t>(steps.first_head + i) * static_cast<uint32_t>(T) + query;
+        const bool inside[2] = {query < T, query + 32 < T};
+        float minus_lse[2], minus_delta[2];   // beyond the end P = 0
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            minus_lse[i] = inside[i] ? -kLog2e * lse[row + 32 * i] : -INFINITY;
+            minus_delta[i] = inside[i] ? -delta[row + 32 * i] : 0;
+        }
+        state.stats().await_empty(step);
+        float* const to = reinterpret_cast<float*>(memory + state.stats_at(step));
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const uint32_t at = P::stat_float(lane + 32 * i);
+            to[at] = minus_lse[i], to[P::kStatHalfBytes / 4 + at] = minus_delta[i];
+        }
+        state.stats().arrive_full(step);
+    });
+}
+
+// The thread that adds a consumer's partial dQ to the sums in memory. kDeterministic: key tile j adds after the tiles
+// before it, and the first one stores. The turn counter advances when the addition is complete, not merely when its
+// source has been read. If a consumer adds two units at once, the counter of the first one counts for both. The thread
+// waits first for its turn and then for the partial sum, which usually arrives last.
+template <bool kBorders, bool kDeterministic, typename Tiles>
+__device__ void add_sums(FusedState<Tiles> state, char* memory, int consumer, DqSums sums,
+                         const AttentionShape& shape, const Schedule& schedule) {
+    using P = Fused<Tiles>;
+    const uint32_t barriers = ptx::opaque(state.sums(consumer).full);
+    const uint32_t own = ptx::opaque(state.shared + state.sums_at(consumer, 0));
+    const Slots<P::kSumStages> ring{barriers, barriers + 8 * P::kSumStages};
+    uint32_t added = 0;
+    auto take = [&](uint32_t item) { return state.follow(memory, item); };
+    for_steps<kBorders>(shape, schedule, take, no_item, [&](const Steps& steps, int tile, int i, uint32_t) {
+        if (!P::owns(consumer, (steps.end - 1 - tile) * schedule.group + i)) return;
+        uint32_t turn = ptx::opaque(steps.first) / (P::kKeys / P::kQueries);
+        if (kBorders) {
+            const int t = tile * P::kQueries;
+            const uint32_t row = steps.at.b * ptx::opaque(static_cast<uint32_t>(shape.T)) + t;
+            turn -= static_cast<uint32_t>(shape.first_key_of_row(row, t)) / P::kKeys;
+        }
+        const uint32_t unit = sums.unit(0, steps.first_head + i, tile, P::kSumUnits == 1 ? consumer : 0);
+        float* const to = sums.data + static_cast<uint64_t>(unit) * (sum_bytes(P::HS) / 4);
+        const uint32_t from = own + ring.stage(added) * P::kSumBytes;
+        if (kDeterministic && turn > 0) {
+            while (ptx::load_acquire(sums.turns + unit) != turn) {}
+            ptx::fence_async_global();
+        }
+        ring.await_full(added);
+        if (kDeterministic && turn == 0) ptx::bulk_store(to, from, P::kSumBytes);
+        else ptx::bulk_add(to, from, P::kSumBytes);
+        ptx::bulk_commit();
+        ptx::bulk_wait_read<0>();
+        ring.arrive_empty(added++);
+        if (kDeterministic) {
+            ptx::bulk_wait<0>();
+            ptx::fence_async_global();
+            ptx::store_release(sums.turns + unit, turn + 1);
+        }
+    });
+    ptx::bulk_wait<0>();
+}
+
+#endif
+
+}  // namespace cuda
