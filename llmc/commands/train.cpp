@@ -6,6 +6,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include "llmc/base/fault_injection.h"
 #include "llmc/base/peak_flops.h"
@@ -217,6 +218,7 @@ private:
         Staging::Slot& slot = *read;
         slot.staged.corrupt_gradient = faults_.corrupts_gradient(step_ + 1);
         slot.staged.on_phase = [this, &slot](Phase phase) {
+            if (pending_ && device::event_reached(pending_->done)) gpu_monitor_.end_step();
             slot.passes.enter(ctx_, phase);
             if (phase == Phase::kBackward) faults_.in_backward(step_ + 1);
         };
@@ -302,8 +304,7 @@ private:
     }
 
     void drain() {
-        if (pending_) report(*pending_);
-        pending_ = nullptr;
+        if (pending_) report(*std::exchange(pending_, nullptr));
     }
 
     static bool due(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
@@ -411,19 +412,18 @@ private:
         report_memory_growth();
         if (step_ > 0) save();
         checkpoints_->finish();
-        const long long steps = step_;
         const std::string lost = data_error_ + evaluations_->data_error();   // one of them
         if (!lost.empty()) {
-            const std::string line = lost + strf("; the run stops after step %lld, %s", steps,
+            const std::string line = lost + strf("; the run stops after step %lld, %s", ll(step_),
                                                         checkpoints_->newest_text().c_str());
             log_->event("stop", line, false);
             FAIL(kExitBadInput, "%s", line.c_str());
         }
         const std::string why = stop_wanted() ? stop_reason() : "a stop of another rank";
         if (!missed_.empty() && !config_.save.empty())
-            log_->event("note", strf("step %lld: its evaluation was cut short, a resumed run repeats it", steps));
-        log_->event("stop", stopping_ ? strf("%s after step %lld", why.c_str(), steps)
-                                      : "finished " + count_text(steps, "step"));
+            log_->event("note", strf("step %lld: its evaluation was cut short, a resumed run repeats it", ll(step_)));
+        log_->event("stop", stopping_ ? strf("%s after step %lld", why.c_str(), ll(step_))
+                                      : "finished " + count_text(step_, "step"));
         exporter_.finish(LogExporter::kEndSeconds);
     }
 

@@ -113,6 +113,29 @@ TEST_CASE("GPU monitor: one GPU") {
     CHECK_EQ(monitor.note(), "");
 }
 
+TEST_CASE("GPU monitor: what happens between the end of a step and its report belongs to the next step") {
+    FakeNvml nvml;
+    const auto comm = open_single();
+    GpuMonitor monitor(*comm);
+    monitor.start(kBus[0], nvml.path.c_str());
+    GpuRecord record;
+    REQUIRE_GT(steps_until_record(monitor, record), 0);   // from here on the counter grows by 1 J a query
+    nvml.set(0, "millijoules", 1000);
+    pause(350);
+    monitor.end_step();
+    nvml.set(0, "utilization", 10);
+    nvml.set(0, "millijoules", 1000000);
+    pause(350);
+    monitor.end_step();   // changes nothing
+    record = monitor.report(10);
+    CHECK_EQ(*record.utilization, 90);
+    CHECK_LT(*record.energy_j, 100);
+    pause(350);
+    record = monitor.report(10);
+    CHECK_EQ(*record.utilization, 10);
+    CHECK_GT(*record.energy_j, 2000);
+}
+
 TEST_CASE("GPU monitor: two ranks with a GPU each") {
     FakeNvml nvml;
     nvml.set(0, "millijoules", 1000);

@@ -67,12 +67,18 @@ void GpuMonitor::restart() {
     since_ = {.error = before.error};
     if (before.joules) joules_ = before.joules;
     tokens_ = 0;
+    ended_ = false;
+}
+
+void GpuMonitor::end_step() {
+    if (sampler_ && !std::exchange(ended_, true)) since_.add(sampler_->take());
 }
 
 GpuRecord GpuMonitor::report(double tokens) {
     if (!sampler_) return {};
     tokens_ += tokens;
-    since_.add(sampler_->take());
+    end_step();
+    ended_ = false;
     RankPart mine{.samples = since_.count, .failed = !since_.error.empty()};
     if (since_.throttle) mine.throttle = static_cast<int64_t>(*since_.throttle);
     mine.utilization = since_.utilization.value().value_or(NAN);

@@ -17,6 +17,10 @@ public:
     void start(const std::string& bus, const char* library = kNvmlLibrary);
     // Discards the samples so far, which belong to no step, such as those of an evaluation.
     void restart();
+    // Ends the time of the step that is reported next, unless this has happened: later samples belong to the step after
+    // it. To be called when the GPU has completed the step; the host may be far into enqueuing the next one by the time
+    // of report, which else ends the step. Not collective.
+    void end_step();
     // Returns the record of the time since the last restart or non-empty report; empty if a GPU has no sample of that
     // time yet. tokens: of the step that is reported, over all ranks. Collective.
     GpuRecord report(double tokens);
@@ -27,6 +31,7 @@ private:
     Comm& comm_;
     std::unique_ptr<GpuSampler> sampler_;
     GpuSamples since_;               // samples since the last record
+    bool ended_ = false;             // since_ has all samples of the step that is reported next
     std::optional<double> joules_;   // the energy counter at the last record
     double tokens_ = 0;              // since the last record
     std::string note_;
