@@ -10,13 +10,8 @@ namespace cuda {
 // followed by S of step n + 1. The tensor cores thus run dP during the exponentials, dV while dS is computed, and S
 // while dQ is stored, and a consumer needs the other's dS one step later. Only dK is awaited with no product queued
 // behind it, because ptxas keeps dS in registers that dQ needs; the other consumer fills that gap.
-struct Consumer128 {
-    using P = Fused<FusedTiles128>;
+struct Consumer128 : FusedConsumer<FusedTiles128> {
     static constexpr int HS = P::HS;
-    const FusedState<FusedTiles128> state;
-    char* const memory;
-    const int consumer, warp, lane;   // warp: within the block
-    const float mul;
     float dk[HS / 2], dv[HS / 2];
     float s[32], dp[32];
     uint32_t p[4][4], ds[4][4];   // P and dS as operands; products may still be reading them
@@ -43,13 +38,9 @@ struct Consumer128 {
         for (int i = 0; i < 4; i++) ptx::wgmma<HS, true>(sums, a[i], along_rows(b, i), true);
         ptx::wgmma_commit();
     }
-    // own_keys: shared address of this consumer's keys, opaque because no registers are left for descriptors of all its
-    // parts. own_ds: that of this warp's 16 keys in a step's dS buffer. Neither may shuffle: single lanes call them.
+    // Shared address of this consumer's keys, opaque because no registers are left for descriptors of all its parts.
     __device__ uint32_t own_keys() const {
         return ptx::opaque(state.key_tile(item) + consumer * 64 * kPanelRowBytes);
-    }
-    __device__ uint32_t own_ds(uint32_t of_step) const {
-        return state.grad_tile(of_step) + (consumer * 64 + warp % 4 * 16) * kPanelRowBytes;
     }
     __device__ void start_step_scores() {
         state.queries().await_full(step);
@@ -59,24 +50,10 @@ struct Consumer128 {
         state.douts().await_full(step);
         start_scores(dp, own_keys() + P::kKeyBytes, state.dout_tile(step));
     }
-    // Stores dS to shared memory, for both consumers.
-    __device__ void store_ds() const {
-        state.grads().await_empty(step);
-        const uint32_t to = own_ds(step) + panel_offset(lane & 15, lane >> 4);
-#pragma unroll
-        for (int j = 0; j < 4; j++) ptx::store_matrix_x4(to ^ (2 * j << 4), ds[j]);   // chunks 2 j and 2 j + 1
-        ptx::fence_async();
-        __syncwarp();
-        if (lane == 0) state.grads().arrive_full(step);
-    }
-    __device__ void release_step(uint32_t of_step) const {
-        if (lane == 0) state.queries().arrive_empty(of_step);
-    }
     // Processes a step whose queries all precede these keys.
     __device__ void skip() {
-#pragma unroll
-        for (int j = 0; j < 4; j++) ds[j][0] = ds[j][1] = ds[j][2] = ds[j][3] = 0;
-        store_ds();
+        const uint32_t zeros[4][4] = {};
+        store_ds(zeros, step);
         state.queries().await_full(step), state.douts().await_full(step), state.stats().await_full(step);
         release_step(step++);
     }
@@ -109,7 +86,7 @@ struct Consumer128 {
 #pragma unroll
         for (int j = 0; j < 4; j++) as_operand(ds[j], dp, j);
         start_sums(dk, ds, state.query_tile(step));
-        store_ds();
+        store_ds(ds, step);
         ptx::wgmma_wait<0>();
         release_step(step++);
     }
@@ -126,19 +103,6 @@ struct Consumer128 {
             ptx::wgmma<HS / 2, true, true>(dq, along_rows(a, i), along_rows(b, i), i > 0);
         }
         ptx::wgmma_commit();
-    }
-    // Stores the completed dQ to shared memory, each four registers of a thread as one float4.
-    __device__ void store_dq(float (&dq)[HS / 4], uint32_t of_step) const {
-        ptx::pin(dq);
-        if (lane == 0) state.grads().arrive_empty(of_step);
-        state.sums(consumer).await_empty(of_step);
-        auto* const to = reinterpret_cast<float4*>(memory + state.sums_at(consumer, of_step)) + threadIdx.x % 128;
-#pragma unroll
-        for (int i = 0; i < HS / 16; i++)
-            to[128 * i] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-        ptx::fence_async();
-        __syncwarp();
-        if (lane == 0) state.sums(consumer).arrive_full(of_step);
     }
     // Stores the warp's 16 rows of d to global memory through its part of the dS buffers, one panel in each.
     __device__ void store_own(const CUtensorMap& map, float (&d)[HS / 2], int first_buffer, int row, int panel, int b) {
@@ -177,7 +141,7 @@ struct Consumer128 {
             start_dq(dq, step - 2);
             start_step_scores();
             ptx::wgmma_wait<1>();   // S is still in flight
-            store_dq(dq, step - 2);
+            store_dq(dq, step - 2, step - 2);
             start_step_dp();
             use_scores(behind, borders);
             if (--left == 0) left = group, behind -= P::kQueries;
@@ -193,7 +157,7 @@ struct Consumer128 {
             float dq[HS / 4];
             start_dq(dq, done);
             ptx::wgmma_wait<0>();
-            store_dq(dq, done);
+            store_dq(dq, done, done);
         }
     }
 };
@@ -204,7 +168,7 @@ __device__ void consume(FusedState<FusedTiles128> state, char* memory, int consu
     using P = Fused<FusedTiles128>;
     const int warp = warp_uniform(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x) % 32;
     const int NH = static_cast<int>(shape.NH), NKV = static_cast<int>(shape.NKV);
-    Consumer128 c{state, memory, consumer, warp, lane, shape.softmax_mul * kLog2e, {}, {}, {}, {}, {}, {}};
+    Consumer128 c{{state, memory, consumer, warp, lane, shape.softmax_mul * kLog2e}, {}, {}, {}, {}, {}, {}};
     // With this bound, which no block reaches, ptxas 13.0 keeps the step and its addresses in uniform registers. That
     // saves a fourth of the instructions of a step.
     for (uint32_t rounds = 0; rounds <= schedule.items; rounds++) {

@@ -30,12 +30,7 @@ struct Operand {
 // dV and dQ while dS is computed. The consumers compute dQ of steps in turns, 64 columns instead of 32 each, so dS is
 // read from shared memory once. Parts begin with no product in flight: ptxas 13.0 serializes products that are in
 // flight where a loop begins again (C7514).
-struct Consumer64 {
-    using P = Fused<FusedTiles64>;
-    const FusedState<FusedTiles64> state;
-    char* const memory;
-    const int consumer, warp, lane;   // warp: within the block
-    const float mul;
+struct Consumer64 : FusedConsumer<FusedTiles64> {
     float dk[32], dv[32];
     float s[32], dp[32], dq[32];
     uint32_t p[4][4], ds[4][4];   // P and dS as operands; products may still be reading them
@@ -76,20 +71,6 @@ struct Consumer64 {
         state.douts().await_full(step);
         start_scores(dp, own_keys() + P::kKeyBytes, state.dout_tile(step));
     }
-    // Stores a step's dS to shared memory, for both consumers.
-    __device__ void store_ds(const uint32_t (&part)[4][4], uint32_t of_step) const {
-        state.grads().await_empty(of_step);
-        const uint32_t to = state.grad_tile(of_step) + (consumer * 64 + warp % 4 * 16) * kPanelRowBytes +
-                            panel_offset(lane & 15, lane >> 4);
-#pragma unroll
-        for (int j = 0; j < 4; j++) ptx::store_matrix_x4(to ^ (2 * j << 4), part[j]);   // chunks 2 j and 2 j + 1
-        ptx::fence_async();
-        __syncwarp();
-        if (lane == 0) state.grads().arrive_full(of_step);
-    }
-    __device__ void release_step(uint32_t of_step) const {
-        if (lane == 0) state.queries().arrive_empty(of_step);
-    }
     // Processes a step whose queries all precede these keys.
     __device__ void skip() {
         const uint32_t zeros[4][4] = {};
@@ -107,18 +88,8 @@ struct Consumer64 {
         for (int i = 0; i < P::kKeys / 16; i++) ptx::wgmma<64, true, true>(dq, a.rows(i), b.rows(i), i > 0);
         ptx::wgmma_commit();
     }
-    // Stores the completed dQ to shared memory, each four registers of a thread as one float4.
     __device__ void store_dq(uint32_t of_step) {
-        ptx::pin(dq);
-        if (lane == 0) state.grads().arrive_empty(of_step);
-        state.sums(consumer).await_empty(stored);
-        auto* const to = reinterpret_cast<float4*>(memory + state.sums_at(consumer, stored)) + threadIdx.x % 128;
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            to[128 * i] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-        ptx::fence_async();
-        __syncwarp();
-        if (lane == 0) state.sums(consumer).arrive_full(stored);
+        FusedConsumer::store_dq(dq, of_step, stored);
         stored++;
     }
     // Starts dK of the step before, whose dS is in registers, and stores this dS.
@@ -267,7 +238,7 @@ __device__ void consume(FusedState<FusedTiles64> state, char* memory, int consum
     using P = Fused<FusedTiles64>;
     const int warp = static_cast<int>(uniform(threadIdx.x / 32)), lane = static_cast<int>(threadIdx.x) % 32;
     const int NH = static_cast<int>(shape.NH), NKV = static_cast<int>(shape.NKV);
-    Consumer64 c{state, memory, static_cast<int>(uniform(consumer)), warp, lane, shape.softmax_mul * kLog2e,
+    Consumer64 c{{state, memory, static_cast<int>(uniform(consumer)), warp, lane, shape.softmax_mul * kLog2e},
                  {}, {}, {}, {}, {}, {}, {}};
     while (true) {
         state.items().await_full(c.item);

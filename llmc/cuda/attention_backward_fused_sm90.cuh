@@ -153,4 +153,49 @@ __device__ void for_steps(const AttentionShape& shape, const Schedule& schedule,
 
 __device__ inline void no_item(const Steps&, uint32_t) {}
 
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900   // as in ptx.cuh
+
+// What the consumer warpgroups of 64 keys have in common at both head dims.
+template <typename Tiles> struct FusedConsumer {
+    using P = Fused<Tiles>;
+    const FusedState<Tiles> state;
+    char* const memory;
+    const int consumer, warp, lane;   // warp: within the block
+    const float mul;
+
+    // Shared address of this warp's 16 keys in a step's dS buffer. Must not shuffle: single lanes call it.
+    __device__ uint32_t own_ds(uint32_t of_step) const {
+        return state.grad_tile(of_step) + (consumer * 64 + warp % 4 * 16) * kPanelRowBytes;
+    }
+    // Stores a step's dS to shared memory, for both consumers.
+    __device__ void store_ds(const uint32_t (&part)[4][4], uint32_t of_step) const {
+        state.grads().await_empty(of_step);
+        const uint32_t to = own_ds(of_step) + panel_offset(lane & 15, lane >> 4);
+#pragma unroll
+        for (int j = 0; j < 4; j++) ptx::store_matrix_x4(to ^ (2 * j << 4), part[j]);   // chunks 2 j and 2 j + 1
+        ptx::fence_async();
+        __syncwarp();
+        if (lane == 0) state.grads().arrive_full(of_step);
+    }
+    __device__ void release_step(uint32_t of_step) const {
+        if (lane == 0) state.queries().arrive_empty(of_step);
+    }
+    // Stores the completed dQ of a step, this consumer's number n, to shared memory: each four registers of a thread as
+    // one float4.
+    __device__ void store_dq(float (&dq)[32], uint32_t of_step, uint32_t n) const {
+        ptx::pin(dq);
+        if (lane == 0) state.grads().arrive_empty(of_step);
+        state.sums(consumer).await_empty(n);
+        auto* const to = reinterpret_cast<float4*>(memory + state.sums_at(consumer, n)) + threadIdx.x % 128;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            to[128 * i] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+        ptx::fence_async();
+        __syncwarp();
+        if (lane == 0) state.sums(consumer).arrive_full(n);
+    }
+};
+
+#endif
+
 }  // namespace cuda
