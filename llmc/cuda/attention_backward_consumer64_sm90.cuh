@@ -25,11 +25,11 @@ struct Operand {
     __device__ uint64_t rows(int k) const { return at(k * 16 * kPanelRowBytes); }
 };
 
-// One consumer warpgroup of 64 keys. A part is S and dP of step n, dK of step n - 1, dV of step n and dQ of step
-// n - 1: S of the next step and dK of this one start as soon as dS is computed, dK and dP run during the exponentials,
-// dV and dQ while dS is computed. The consumers compute dQ of steps in turns, 64 columns instead of 32 each, so dS is
-// read from shared memory once. Parts begin with no product in flight: ptxas 13.0 serializes products that are in
-// flight where a loop begins again (C7514).
+// One consumer warpgroup of 64 keys. A pass of its loop computes S and dP of step n, dK of step n - 1, dV of step n and
+// dQ of step n - 1: S of this step and dK of the last one start as soon as its dS is computed, dK and dP run during
+// the exponentials, dV and dQ while dS is computed. The consumers compute dQ of steps in turns, 64 columns instead of
+// 32 each, so dS is read from shared memory once. A pass begins with no product in flight: ptxas 13.0 serializes
+// products that are in flight where a loop begins again (C7514).
 struct Consumer64 : FusedConsumer<FusedTiles64> {
     float dk[32], dv[32];
     float s[32], dp[32], dq[32];
