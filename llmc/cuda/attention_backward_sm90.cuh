@@ -14,7 +14,7 @@ __host__ __device__ constexpr uint32_t sum_bytes(int HS) { return 4 * kSumRows *
 struct DqSums {
     float* data;       // units, (B, NH, tiles, 2)
     uint32_t* taken;   // items claimed by blocks so far
-    uint32_t* turns;   // additions to each unit so far, if their order is fixed (head dim 64: to each first half)
+    uint32_t* turns;   // additions to each unit so far, if their order is fixed; head dim 64: only of half 0
     uint32_t NH, tiles;
 
     __device__ uint32_t unit(uint32_t b, uint32_t head, uint32_t tile, uint32_t half) const {
