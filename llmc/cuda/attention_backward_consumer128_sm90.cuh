@@ -6,26 +6,28 @@ namespace cuda {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900   // as in ptx.cuh
 
-// One consumer warpgroup of 64 keys. The order of its products: S and dP of step n, dV, dK, then dQ of step n - 1
-// followed by S of step n + 1. The tensor cores thus run dP during the exponentials, dV while dS is computed, and S
-// while dQ is stored, and a consumer needs the other's dS one step later. Only dK is awaited with no product queued
-// behind it, because ptxas keeps dS in registers that dQ needs; the other consumer fills that gap.
+// One consumer warpgroup of 64 keys. The order of its products: in every second step dQ of two steps before, then S and
+// dP of step n, dV, dK. The tensor cores thus run dP during the exponentials, dV while dS is computed, and dK while dS
+// is stored. dQ has the registers of S and dP, so nothing else of this consumer runs beside it; the other consumer,
+// which computes no dQ in this step, fills the gap.
 struct Consumer128 : FusedConsumer<FusedTiles128> {
     static constexpr int HS = P::HS;
     float dk[HS / 2], dv[HS / 2];
     float s[32], dp[32];
     uint32_t p[4][4], ds[4][4];   // P and dS as operands; products may still be reading them
     uint32_t item = 0, step = 0;  // current indices
+    uint32_t stored = 0;          // dQ stored so far
 
-    // Starts s = own tile^T, summed over the head dim: 64 rows of each, in shared memory.
-    __device__ static void start_scores(float (&s)[32], uint32_t own, uint32_t tile) {
+    // Starts s = own tile^T and a statistic, summed over the head dim: 64 rows of each, in shared memory.
+    template <bool kDelta> __device__ void start_scores(float (&s)[32], uint32_t own, uint32_t tile) const {
         const uint64_t a = tile_descriptor(own, P::kKeyPanel), b = tile_descriptor(tile, P::kQueryPanel);
         ptx::pin(s);
         ptx::wgmma_fence();
+        start_with_statistic<kDelta>(s, step);
 #pragma unroll
         for (int i = 0; i < HS / 16; i++) {
             const uint64_t keys = along_columns(a, i, P::kKeyPanel), queries = along_columns(b, i, P::kQueryPanel);
-            ptx::wgmma<64, false, false>(s, keys, queries, i > 0);
+            ptx::wgmma<64, false, false>(s, keys, queries, true);
         }
         ptx::wgmma_commit();
     }
@@ -44,17 +46,17 @@ struct Consumer128 : FusedConsumer<FusedTiles128> {
     }
     __device__ void start_step_scores() {
         state.queries().await_full(step);
-        start_scores(s, own_keys(), state.query_tile(step));
+        start_scores<false>(s, own_keys(), state.query_tile(step));
     }
     __device__ void start_step_dp() {
         state.douts().await_full(step);
-        start_scores(dp, own_keys() + P::kKeyBytes, state.dout_tile(step));
+        start_scores<true>(dp, own_keys() + P::kKeyBytes, state.dout_tile(step));
     }
     // Processes a step whose queries all precede these keys.
     __device__ void skip() {
         const uint32_t zeros[4][4] = {};
         store_ds(zeros, step);
-        state.queries().await_full(step), state.douts().await_full(step), state.stats().await_full(step);
+        state.queries().await_full(step), state.douts().await_full(step);
         release_step(step++);
     }
     // Completes a step except for dQ, given S and dP in flight; leaves nothing in flight. behind: the tile's first
@@ -64,25 +66,15 @@ struct Consumer128 : FusedConsumer<FusedTiles128> {
         ptx::pin(s);
         if (behind <= 0) mask_past(s, behind, lane);
         borders.mask(s, behind, lane);
-        state.stats().await_full(step);
-        const float* stats = reinterpret_cast<const float*>(memory + state.stats_at(step)) + 2 * (lane % 4);
 #pragma unroll
-        for (int i = 0; i < 32; i += 2) {   // two adjacent columns
-            const float2 minus_lse = *reinterpret_cast<const float2*>(stats + 8 * (i / 4));
-            s[i] = exp2_approx(fmaf(s[i], mul, minus_lse.x));
-            s[i + 1] = exp2_approx(fmaf(s[i + 1], mul, minus_lse.y));
-        }
+        for (float& x : s) x = exp2_approx(x * mul);
 #pragma unroll
         for (int j = 0; j < 4; j++) as_operand(p[j], s, j);
         start_sums(dv, p, state.dout_tile(step));
         ptx::wgmma_wait<1>();   // dV is still in flight
         ptx::pin(dp);
 #pragma unroll
-        for (int i = 0; i < 32; i += 2) {
-            const float2 minus_delta = *reinterpret_cast<const float2*>(stats + P::kQueries + 8 * (i / 4));
-            dp[i] = s[i] * (dp[i] + minus_delta.x);
-            dp[i + 1] = s[i + 1] * (dp[i + 1] + minus_delta.y);
-        }
+        for (int i = 0; i < 32; i++) dp[i] *= s[i];
 #pragma unroll
         for (int j = 0; j < 4; j++) as_operand(ds[j], dp, j);
         start_sums(dk, ds, state.query_tile(step));
@@ -90,19 +82,20 @@ struct Consumer128 : FusedConsumer<FusedTiles128> {
         ptx::wgmma_wait<0>();
         release_step(step++);
     }
-    // Starts this consumer's columns of dQ = dS K, with the dS of both consumers.
-    __device__ void start_dq(float (&dq)[HS / 4], uint32_t of_step) const {
+    // Computes dQ = dS K of a step, with the dS of both consumers, and stores it, not yet published.
+    __device__ void compute_dq(uint32_t of_step) {
+        float dq[HS / 2];
         state.grads().await_full(of_step);
-        const uint32_t keys = state.key_tile(item) + consumer * P::kKeyPanel;
         const uint64_t a = tile_descriptor(state.grad_tile(of_step), P::kGradBytes);
-        const uint64_t b = tile_descriptor(keys, P::kKeyPanel);
+        const uint64_t b = tile_descriptor(state.key_tile(item), P::kKeyPanel);
         ptx::pin(dq);
         ptx::wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < P::kKeys / 16; i++) {
-            ptx::wgmma<HS / 2, true, true>(dq, along_rows(a, i), along_rows(b, i), i > 0);
-        }
+        for (int i = 0; i < P::kKeys / 16; i++)
+            ptx::wgmma<HS, true, true>(dq, along_rows(a, i), along_rows(b, i), i > 0);
         ptx::wgmma_commit();
+        ptx::wgmma_wait<0>();
+        store_dq(dq, of_step, stored);
     }
     // Stores the warp's 16 rows of d to global memory through its part of the dS buffers, one panel in each.
     __device__ void store_own(const CUtensorMap& map, float (&d)[HS / 2], int first_buffer, int row, int panel, int b) {
@@ -123,41 +116,34 @@ struct Consumer128 : FusedConsumer<FusedTiles128> {
         if (lane == 0) ptx::bulk_wait_read<0>();
         __syncwarp();
     }
-    // Runs the steps whose queries attend to these keys, each together with dQ of two steps before.
+    // Runs the steps whose queries attend to these keys, and computes dQ of those of them, except for the last two,
+    // that this consumer owns.
     template <typename Borders>
     __device__ void visit(const Steps& steps, int group, int first_key, const Borders& borders) {
-        int visits = (steps.end - steps.first - consumer) * group, left = group;
-        int behind = (steps.end - 1) * P::kQueries - first_key;
+        const int visits = (steps.end - steps.first - consumer) * group;
+        int left = group, behind = (steps.end - 1) * P::kQueries - first_key;
         for (int number = 0; number < visits; number++) {
-            if (number == 2) break;
+            const bool owner = number >= 2 && P::owns(consumer, number);
+            if (owner) compute_dq(step - 2);
             start_step_scores();
             start_step_dp();
-            await_stored();   // the results of the previous item
-            use_scores(behind, borders);
-            if (--left == 0) left = group, behind -= P::kQueries;
-        }
-        for (visits -= 2; visits > 0; visits--) {
-            float dq[HS / 4];
-            start_dq(dq, step - 2);
-            start_step_scores();
-            ptx::wgmma_wait<1>();   // S is still in flight
-            store_dq(dq, step - 2, step - 2);
-            start_step_dp();
+            if (number < 2) await_stored();   // the results of the previous item
+            if (owner) publish_dq(stored++);
             use_scores(behind, borders);
             if (--left == 0) left = group, behind -= P::kQueries;
         }
         ptx::pin(dk);
         ptx::pin(dv);
     }
-    // Computes dQ of steps `done` to `end` - 1, among them those whose queries all precede these keys.
-    __device__ void finish(uint32_t done, uint32_t end) {
+    // Computes dQ of those of the item's remaining steps, up to `end` - 1, that this consumer owns, among them those
+    // whose queries all precede these keys.
+    __device__ void finish(uint32_t begin, uint32_t end) {
         await_stored();
-        for (; done < end; done++) {
+        for (uint32_t done = step - begin < 2 ? begin : step - 2; done < end; done++) {
             while (step < end && step < done + 2) skip();
-            float dq[HS / 4];
-            start_dq(dq, done);
-            ptx::wgmma_wait<0>();
-            store_dq(dq, done, done);
+            if (!P::owns(consumer, done - begin)) continue;
+            compute_dq(done);
+            publish_dq(stored++);
         }
     }
 };
@@ -189,7 +175,7 @@ __device__ void consume(FusedState<FusedTiles128> state, char* memory, int consu
         const Steps steps = Steps::of<kBorders>(shape, schedule, again);
         const Schedule::Place& at = steps.at;
         const int row = at.tile * P::kKeys + warp * 16;
-        c.finish(c.step - begin < 2 ? begin : c.step - 2, begin + (steps.end - steps.first) * schedule.group);
+        c.finish(begin, begin + (steps.end - steps.first) * schedule.group);
         if (lane == 0) state.items().arrive_empty(c.item);
         c.item++;
         state.grads().await_empty(c.step), state.grads().await_empty(c.step + 1);

@@ -27,8 +27,7 @@ struct Operand {
 
 // One consumer warpgroup of 64 keys. A pass of its loop computes S and dP of step n, dK of step n - 1, dV of step n and
 // dQ of step n - 1: S of this step and dK of the last one start as soon as its dS is computed, dK and dP run during
-// the exponentials, dV and dQ while dS is computed. The consumers compute dQ of steps in turns, 64 columns instead of
-// 32 each, so dS is read from shared memory once. A pass begins with no product in flight: ptxas 13.0 serializes
+// the exponentials, dV and dQ while dS is computed. A pass begins with no product in flight: ptxas 13.0 serializes
 // products that are in flight where a loop begins again (C7514).
 struct Consumer64 : FusedConsumer<FusedTiles64> {
     float dk[32], dv[32];
@@ -37,7 +36,7 @@ struct Consumer64 : FusedConsumer<FusedTiles64> {
     uint32_t item = 0, step = 0;  // current indices
     uint32_t stored = 0;          // dQ stored so far
 
-    // Starts d += a tile, with rows of a in registers, and d = own tile^T.
+    // Starts d += a tile, with rows of a in registers, and d = own tile^T and a statistic.
     __device__ static void start_sums(float (&d)[32], const uint32_t (&a)[4][4], uint32_t tile) {
         const Operand b(tile, P::kQueryBytes);
         ptx::pin(d);
@@ -46,12 +45,13 @@ struct Consumer64 : FusedConsumer<FusedTiles64> {
         for (int i = 0; i < 4; i++) ptx::wgmma<64, true>(d, a[i], b.rows(i), true);
         ptx::wgmma_commit();
     }
-    __device__ static void start_scores(float (&d)[32], uint32_t own, uint32_t tile) {
+    template <bool kDelta> __device__ void start_scores(float (&d)[32], uint32_t own, uint32_t tile) const {
         const Operand a(own, P::kKeyBytes), b(tile, P::kQueryBytes);
         ptx::pin(d);
         ptx::wgmma_fence();
+        start_with_statistic<kDelta>(d, step);
 #pragma unroll
-        for (int i = 0; i < 4; i++) ptx::wgmma<64, false, false>(d, a.columns(i), b.columns(i), i > 0);
+        for (int i = 0; i < 4; i++) ptx::wgmma<64, false, false>(d, a.columns(i), b.columns(i), true);
         ptx::wgmma_commit();
     }
     // Keeps operands of products in flight in their registers until this place.
@@ -65,17 +65,17 @@ struct Consumer64 : FusedConsumer<FusedTiles64> {
     __device__ uint32_t own_keys() const { return state.key_tile(item) + consumer * 64 * kPanelRowBytes; }
     __device__ void start_step_scores() {
         state.queries().await_full(step);
-        start_scores(s, own_keys(), state.query_tile(step));
+        start_scores<false>(s, own_keys(), state.query_tile(step));
     }
     __device__ void start_step_dp() {
         state.douts().await_full(step);
-        start_scores(dp, own_keys() + P::kKeyBytes, state.dout_tile(step));
+        start_scores<true>(dp, own_keys() + P::kKeyBytes, state.dout_tile(step));
     }
     // Processes a step whose queries all precede these keys.
     __device__ void skip() {
         const uint32_t zeros[4][4] = {};
         store_ds(zeros, step);
-        state.queries().await_full(step), state.douts().await_full(step), state.stats().await_full(step);
+        state.queries().await_full(step), state.douts().await_full(step);
         release_step(step++);
     }
     // Starts dQ = dS K of a step, with the dS of both consumers.
@@ -90,7 +90,7 @@ struct Consumer64 : FusedConsumer<FusedTiles64> {
     }
     __device__ void store_dq(uint32_t of_step) {
         FusedConsumer::store_dq(dq, of_step, stored);
-        stored++;
+        publish_dq(stored++);
     }
     // Starts dK of the step before, whose dS is in registers, and stores this dS.
     __device__ void use_ds() {
@@ -110,20 +110,8 @@ struct Consumer64 : FusedConsumer<FusedTiles64> {
         ptx::pin(s);
         if (behind <= 0) mask_past(s, behind, lane);
         borders.mask(s, behind, lane);
-        state.stats().await_full(step);
-        const auto* const stats = reinterpret_cast<const float4*>(memory + state.stats_at(step)) +
-                                  lane % 4 * (P::kStatLaneFloats / 4);
 #pragma unroll
-        for (int i = 0; i < 32; i += 8) {   // two adjacent columns, and those eight columns further
-            const float4 minus_lse = stats[i / 8];
-#pragma unroll
-            for (int half = 0; half < 4; half += 2) {
-                s[i + half] = exp2_approx(fmaf(s[i + half], mul, minus_lse.x));
-                s[i + half + 1] = exp2_approx(fmaf(s[i + half + 1], mul, minus_lse.y));
-                s[i + half + 4] = exp2_approx(fmaf(s[i + half + 4], mul, minus_lse.z));
-                s[i + half + 5] = exp2_approx(fmaf(s[i + half + 5], mul, minus_lse.w));
-            }
-        }
+        for (float& x : s) x = exp2_approx(x * mul);
 #pragma unroll
         for (int j = 0; j < 4; j++) as_operand(p[j], s, j);
         start_sums(dv, p, state.dout_tile(step));
@@ -133,16 +121,7 @@ struct Consumer64 : FusedConsumer<FusedTiles64> {
         hold(ds);
         if (!kFirst) release_step(step - 1);
 #pragma unroll
-        for (int i = 0; i < 32; i += 8) {
-            const float4 minus_delta = stats[P::kStatHalfBytes / 16 + i / 8];
-#pragma unroll
-            for (int half = 0; half < 4; half += 2) {
-                dp[i + half] = s[i + half] * (dp[i + half] + minus_delta.x);
-                dp[i + half + 1] = s[i + half + 1] * (dp[i + half + 1] + minus_delta.y);
-                dp[i + half + 4] = s[i + half + 4] * (dp[i + half + 4] + minus_delta.z);
-                dp[i + half + 5] = s[i + half + 5] * (dp[i + half + 5] + minus_delta.w);
-            }
-        }
+        for (int i = 0; i < 32; i++) dp[i] *= s[i];
 #pragma unroll
         for (int j = 0; j < 4; j++) as_operand(ds[j], dp, j);
         ptx::wgmma_wait<0>();

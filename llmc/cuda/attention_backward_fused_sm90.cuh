@@ -4,30 +4,44 @@
 
 namespace cuda {
 
+// ---- statistics of a step. A query has a row of eight bf16: -lse / softmax_mul as the sum of the first three, -delta as
+// that of the next three (24 bits each), two zeros. Products read rows of 16 columns, of which the last eight are the
+// first eight again; the other operand is zero there. So S - lse / softmax_mul and dP - delta leave the tensor cores,
+// and no thread loads a statistic: in the order of wgmma, each lane would need 32 of a step, and all of them together
+// took a twelfth of shared memory's bandwidth.
+inline constexpr uint32_t kStatRowBytes = 16;
+
+// A query's row, given both statistics.
+__device__ inline uint4 statistics_row(float left, float right) {
+    uint32_t part[6];
+#pragma unroll
+    for (int k = 0; k < 3; k++) {
+        part[k] = pack_bf16x2(left, 0), left -= __uint_as_float(part[k] << 16);
+        part[3 + k] = pack_bf16x2(right, 0), right -= __uint_as_float(part[3 + k] << 16);
+    }
+    return {part[0] | part[1] << 16, part[2] | part[3] << 16, part[4] | part[5] << 16, 0};
+}
+// A descriptor as in wgmma.cuh, without a swizzle: rows of 16 bytes, blocks of 8 rows adjacent, and no bytes between
+// the two halves of the columns.
+__device__ inline uint64_t statistics_descriptor(uint32_t address) {
+    return (address & 0x3ffff) >> 4 | uint64_t{8 * kStatRowBytes >> 4} << 32;
+}
+
 // What differs between head dims. A step is a tile of 64 queries of one head. S is transposed (rows are keys), so that
 // its registers are already operands of dK and dV.
-// Head dim 128: registers of a consumer thread are dK and dV 64 each, S 32, dP or dQ 32, P and dS as operands 16 each.
-// A consumer computes half of the columns of every step's dQ.
+// Head dim 128: registers of a consumer thread are dK and dV 64 each, S 32, dP 32, P and dS as operands 16 each. dQ has
+// those of S and dP.
 struct FusedTiles128 {
-    static constexpr int HS = 128, kItemStages = 1, kStages = 2, kSumStages = 2;
+    static constexpr int HS = 128, kItemStages = 1, kStages = 2;
     static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
-    static constexpr int kSumUnits = 1;            // units of DqSums that a consumer adds at once
     static constexpr uint32_t kResultBytes = 0;    // dK and dV leave through the dS buffers
-    static constexpr uint32_t kStatHalfBytes = 4 * 64;
-    __device__ static uint32_t stat_float(uint32_t query) { return query; }   // its place among -lse or -delta
 };
 // Head dim 64: dK and dV have 32 registers each, so S, dP and dQ have 32 of their own, and products of two steps
-// overlap. The consumers compute dQ of steps in turns, all columns at once, so that dS is read from shared memory once.
-// The 16 values of -lse (or -delta) that a lane needs are adjacent, and those of four lanes lie in different banks.
+// overlap.
 struct FusedTiles64 {
-    static constexpr int HS = 64, kItemStages = 2, kStages = 4, kSumStages = 1;
+    static constexpr int HS = 64, kItemStages = 2, kStages = 4;
     static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
-    static constexpr int kSumUnits = 2;
     static constexpr uint32_t kResultBytes = 64 * kPanelRowBytes;   // dK or dV of a consumer
-    static constexpr uint32_t kStatLaneFloats = 20, kStatHalfBytes = 4 * 4 * kStatLaneFloats;
-    __device__ static uint32_t stat_float(uint32_t query) {
-        return query % 8 / 2 * kStatLaneFloats + query / 8 * 2 + query % 2;
-    }
 };
 
 template <typename Tiles> struct Fused : Tiles {
@@ -35,28 +49,30 @@ template <typename Tiles> struct Fused : Tiles {
     static constexpr int kKeys = 64 * kConsumers, kQueries = 64, kPanels = Tiles::HS / kPanel;
     static constexpr uint32_t kKeyPanel = kKeys * kPanelRowBytes, kQueryPanel = kQueries * kPanelRowBytes;
     static constexpr uint32_t kKeyBytes = kPanels * kKeyPanel, kQueryBytes = kPanels * kQueryPanel;
-    static constexpr uint32_t kStatBytes = 2 * Tiles::kStatHalfBytes;   // per step: -lse in log2 units, -delta
+    static constexpr int kStatStages = 2;
+    static constexpr uint32_t kStatBytes = kQueries * kStatRowBytes;   // statistics of a step
     static constexpr uint32_t kGradBytes = kKeyPanel;   // dS of a step: rows are keys, columns are queries
-    static constexpr uint32_t kSumBytes = Tiles::kSumUnits * sum_bytes(Tiles::HS);   // dQ that a consumer adds at once
-    // Shared memory: stages of K and V | two dS buffers | dQ stages of each consumer | stages of Q and dO | dV and dK
-    // of each consumer (head dim 128: none) | statistics | barriers | item numbers.
+    static constexpr uint32_t kSumBytes = sum_bytes(Tiles::HS);   // dQ of a step
+    // Shared memory: stages of K and V | two dS buffers | dQ of each consumer | stages of Q and dO | dV and dK of each
+    // consumer (head dim 128: none) | statistics | barriers | item numbers.
     static constexpr uint32_t kGradsAt = Tiles::kItemStages * 2 * kKeyBytes, kSumsAt = kGradsAt + 2 * kGradBytes;
-    static constexpr uint32_t kStepsAt = kSumsAt + kConsumers * Tiles::kSumStages * kSumBytes;
+    static constexpr uint32_t kStepsAt = kSumsAt + kConsumers * kSumBytes;
     static constexpr uint32_t kResultsAt = kStepsAt + Tiles::kStages * 2 * kQueryBytes;
     static constexpr uint32_t kStatsAt = kResultsAt + kConsumers * 2 * Tiles::kResultBytes;
-    static constexpr uint32_t kBarriers = kStatsAt + Tiles::kStages * kStatBytes;
+    static constexpr uint32_t kBarriers = kStatsAt + kStatStages * kStatBytes;
     // Barriers of items, dS, dQ of each consumer, steps.
     static constexpr uint32_t kGradBarriers = kBarriers + 16 * Tiles::kItemStages;
     static constexpr uint32_t kSumBarriers = kGradBarriers + 2 * 16;
-    static constexpr uint32_t kStepBarriers = kSumBarriers + kConsumers * 16 * Tiles::kSumStages;
-    static constexpr uint32_t kNumbersAt = kStepBarriers + 4 * 8 * Tiles::kStages;
+    static constexpr uint32_t kStepBarriers = kSumBarriers + kConsumers * 16;
+    static constexpr uint32_t kNumbersAt = kStepBarriers + 3 * 8 * Tiles::kStages;
     static constexpr int kSharedBytes = kNumbersAt + 4 * Tiles::kItemStages;
     static_assert(registers_suffice(kConsumers, Tiles::kProducerRegisters, Tiles::kConsumerRegisters));
-    static_assert(kSharedBytes <= 227 * 1024 && kBarriers % 8 == 0 && kStatBytes % 16 == 0);
+    static_assert(kSharedBytes <= 227 * 1024 && kBarriers % 8 == 0 && kStatsAt % 16 == 0);
 
-    // Whether a consumer computes (part of) dQ of an item's step.
+    // Whether a consumer computes dQ of an item's step. Consumers take turns and compute all columns, so that dS is
+    // read from shared memory once.
     __device__ static bool owns(int consumer, uint32_t step_of_item) {
-        return Tiles::kSumUnits == 1 || static_cast<int>(step_of_item % 2) == consumer;
+        return static_cast<int>(step_of_item % 2) == consumer;
     }
 };
 
@@ -69,25 +85,23 @@ template <typename Tiles> struct FusedState {
         return {shared + P::kBarriers, shared + P::kBarriers + 8 * P::kItemStages};
     }
     __device__ Slots<2> grads() const { return {shared + P::kGradBarriers, shared + P::kGradBarriers + 16}; }
-    __device__ Slots<P::kSumStages> sums(int consumer) const {
-        const uint32_t at = shared + P::kSumBarriers + consumer * 16 * P::kSumStages;
-        return {at, at + 8 * P::kSumStages};
+    __device__ Slots<1> sums(int consumer) const {
+        const uint32_t at = shared + P::kSumBarriers + consumer * 16;
+        return {at, at + 8};
     }
-    // Q, dO and statistics arrive separately and are released together.
+    // Q and the statistics arrive together, dO separately; all are released together.
     __device__ Slots<P::kStages> step_part(int part) const {
         const uint32_t at = shared + P::kStepBarriers;
-        return {at + part * 8 * P::kStages, at + 3 * 8 * P::kStages};
+        return {at + part * 8 * P::kStages, at + 2 * 8 * P::kStages};
     }
     __device__ Slots<P::kStages> queries() const { return step_part(0); }
     __device__ Slots<P::kStages> douts() const { return step_part(1); }
-    __device__ Slots<P::kStages> stats() const { return step_part(2); }
     __device__ void init() const {
         items().init(P::kWarps + 3, 1);   // readers: consumer warps, the statistics warp and two adding threads
-        grads().init(P::kWarps / P::kSumUnits, P::kWarps);   // readers: warps that compute dQ
+        grads().init(4, P::kWarps);   // readers: the warps of the consumer that computes dQ
         for (int consumer = 0; consumer < P::kConsumers; consumer++) sums(consumer).init(1, 4);
-        queries().init(P::kWarps, 1);
+        queries().init(P::kWarps, 1 + 32);   // the loading thread and the statistics warp
         douts().init_full(1);
-        stats().init_full(32);
     }
     __device__ uint32_t key_tile(uint32_t item) const { return shared + item % P::kItemStages * 2 * P::kKeyBytes; }
     // The number of an item, or schedule.items at the end; written by the loading thread before the item is full.
@@ -106,10 +120,12 @@ template <typename Tiles> struct FusedState {
         return shared + P::kStepsAt + step % P::kStages * 2 * P::kQueryBytes;
     }
     __device__ uint32_t dout_tile(uint32_t step) const { return query_tile(step) + P::kQueryBytes; }
-    __device__ static uint32_t stats_at(uint32_t step) { return P::kStatsAt + step % P::kStages * P::kStatBytes; }
-    __device__ static uint32_t sums_at(int consumer, uint32_t n) {
-        return P::kSumsAt + (consumer * P::kSumStages + n % P::kSumStages) * P::kSumBytes;
+    __device__ static uint32_t stats_at(uint32_t step) { return P::kStatsAt + step % P::kStatStages * P::kStatBytes; }
+    // Waits until the statistics' buffer of a step is free: until the step kStatStages before it is released.
+    __device__ void await_stats_empty(uint32_t step) const {
+        queries().await_empty(step + P::kStages - P::kStatStages);
     }
+    __device__ static uint32_t sums_at(int consumer) { return P::kSumsAt + consumer * P::kSumBytes; }
 };
 
 // The steps of an item: query tiles from the last one that attends to its keys down to the first, each over all heads
@@ -161,8 +177,18 @@ template <typename Tiles> struct FusedConsumer {
     const FusedState<Tiles> state;
     char* const memory;
     const int consumer, warp, lane;   // warp: within the block
-    const float mul;
+    const float mul;                  // log2(e) softmax_mul
 
+    // Sets s = a statistic of each query of a step, in all rows: -lse / softmax_mul (kDelta: -delta), as the first
+    // product of S (or dP). Its operand in registers has ones in the columns of that statistic's parts.
+    template <bool kDelta> __device__ void start_with_statistic(float (&s)[32], uint32_t step) const {
+        constexpr uint32_t kOnes = 0x3f803f80, kLeft = 0x3f80, kRight = 0x3f800000;   // columns 2 (lane % 4) and the next
+        const uint32_t pair = ptx::opaque(static_cast<uint32_t>(lane)) % 4;
+        const uint32_t ones = kDelta ? (pair == 1 ? kRight : pair == 2 ? kOnes : 0)
+                                     : (pair == 0 ? kOnes : pair == 1 ? kLeft : 0);
+        const uint32_t a[4] = {ones, ones, 0, 0};
+        ptx::wgmma<64, false>(s, a, statistics_descriptor(state.shared + state.stats_at(step)), false);
+    }
     // Shared address of this warp's 16 keys in a step's dS buffer. Must not shuffle: single lanes call it.
     __device__ uint32_t own_ds(uint32_t of_step) const {
         return state.grad_tile(of_step) + (consumer * 64 + warp % 4 * 16) * kPanelRowBytes;
@@ -181,15 +207,17 @@ template <typename Tiles> struct FusedConsumer {
         if (lane == 0) state.queries().arrive_empty(of_step);
     }
     // Stores the completed dQ of a step, this consumer's number n, to shared memory: each four registers of a thread as
-    // one float4.
-    __device__ void store_dq(float (&dq)[32], uint32_t of_step, uint32_t n) const {
+    // one float4. publish_dq() hands it to the adding thread; what runs between hides the time of the stores.
+    template <int count> __device__ void store_dq(float (&dq)[count], uint32_t of_step, uint32_t n) const {
         ptx::pin(dq);
         if (lane == 0) state.grads().arrive_empty(of_step);
         state.sums(consumer).await_empty(n);
-        auto* const to = reinterpret_cast<float4*>(memory + state.sums_at(consumer, n)) + threadIdx.x % 128;
+        auto* const to = reinterpret_cast<float4*>(memory + state.sums_at(consumer)) + threadIdx.x % 128;
 #pragma unroll
-        for (int i = 0; i < 8; i++)
+        for (int i = 0; i < count / 4; i++)
             to[128 * i] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+    }
+    __device__ void publish_dq(uint32_t n) const {
         ptx::fence_async();
         __syncwarp();
         if (lane == 0) state.sums(consumer).arrive_full(n);

@@ -43,7 +43,7 @@ __device__ void load_tiles(FusedState<Tiles> state, char* memory, uint32_t* take
     });
 }
 
-// The warp that loads lse and delta of the queries. TMA cannot, since rows of T floats need not be aligned.
+// The warp that loads lse and delta of the queries.
 template <bool kBorders, typename Tiles>
 __device__ void load_stats(FusedState<Tiles> state, char* memory, const float* lse, const float* delta,
                            const AttentionShape& shape, const Schedule& schedule, int lane) {
@@ -53,58 +53,57 @@ __device__ void load_stats(FusedState<Tiles> state, char* memory, const float* l
     for_steps<kBorders>(shape, schedule, take, no_item, [&](const Steps& steps, int tile, int i, uint32_t step) {
         const int query = tile * P::kQueries + lane;
         const uint64_t row = static_cast<uint64_t>(steps.first_head + i) * static_cast<uint32_t>(T) + query;
-        const bool inside[2] = {query < T, query + 32 < T};
-        float minus_lse[2], minus_delta[2];   // beyond the end P = 0
+        const float unscale = reciprocal_approx(shape.softmax_mul);
+        float s[2] = {-1e30f, -1e30f}, dp[2] = {};   // beyond the end S is so small that P = 0
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            minus_lse[i] = inside[i] ? -kLog2e * lse[row + 32 * i] : -INFINITY;
-            minus_delta[i] = inside[i] ? -delta[row + 32 * i] : 0;
+        for (int half = 0; half < 2; half++) {
+            if (query + 32 * half < T) s[half] = -lse[row + 32 * half] * unscale, dp[half] = -delta[row + 32 * half];
         }
-        state.stats().await_empty(step);
-        float* const to = reinterpret_cast<float*>(memory + state.stats_at(step));
+        state.await_stats_empty(step);
+        auto* const to = reinterpret_cast<uint4*>(memory + state.stats_at(step)) + lane;
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const uint32_t at = P::stat_float(lane + 32 * i);
-            to[at] = minus_lse[i], to[P::kStatHalfBytes / 4 + at] = minus_delta[i];
-        }
-        state.stats().arrive_full(step);
+        for (int half = 0; half < 2; half++) to[32 * half] = statistics_row(s[half], dp[half]);
+        ptx::fence_async();
+        state.queries().arrive_full(step);
     });
 }
 
 // The thread that adds a consumer's partial dQ to the sums in memory. kDeterministic: key tile j adds after the tiles
 // before it, and the first one stores. The turn counter advances when the addition is complete, not merely when its
-// source has been read. If a consumer adds two units at once, the counter of the first one counts for both. The thread
-// waits first for its turn and then for the partial sum, which usually arrives last.
+// source has been read. The thread waits first for its turn and then for the partial sum, which usually arrives last.
 template <bool kBorders, bool kDeterministic, typename Tiles>
 __device__ void add_sums(FusedState<Tiles> state, char* memory, int consumer, DqSums sums,
                          const AttentionShape& shape, const Schedule& schedule) {
     using P = Fused<Tiles>;
     const uint32_t barriers = ptx::opaque(state.sums(consumer).full);
-    const uint32_t own = ptx::opaque(state.shared + state.sums_at(consumer, 0));
-    const Slots<P::kSumStages> ring{barriers, barriers + 8 * P::kSumStages};
+    const uint32_t from = ptx::opaque(state.shared + state.sums_at(consumer));
+    const Slots<1> buffer{barriers, barriers + 8};
     uint32_t added = 0;
     auto take = [&](uint32_t item) { return state.follow(memory, item); };
-    for_steps<kBorders>(shape, schedule, take, no_item, [&](const Steps& steps, int tile, int i, uint32_t) {
-        if (!P::owns(consumer, (steps.end - 1 - tile) * schedule.group + i)) return;
+    bool owns = false;   // P::owns() of the next step; computing it from the step takes more registers than there are
+    auto begin = [&](const Steps&, uint32_t) { owns = P::owns(consumer, 0); };
+    for_steps<kBorders>(shape, schedule, take, begin, [&](const Steps& steps, int tile, int i, uint32_t) {
+        const bool now = owns;
+        owns = !owns;
+        if (!now) return;
         uint32_t turn = ptx::opaque(steps.first) / (P::kKeys / P::kQueries);
         if (kBorders) {
             const int t = tile * P::kQueries;
             const uint32_t row = steps.at.b * ptx::opaque(static_cast<uint32_t>(shape.T)) + t;
             turn -= static_cast<uint32_t>(shape.first_key_of_row(row, t)) / P::kKeys;
         }
-        const uint32_t unit = sums.unit(0, steps.first_head + i, tile, P::kSumUnits == 1 ? consumer : 0);
-        float* const to = sums.data + static_cast<uint64_t>(unit) * (sum_bytes(P::HS) / 4);
-        const uint32_t from = own + ring.stage(added) * P::kSumBytes;
+        const uint32_t unit = (steps.first_head + i) * sums.tiles + tile;
+        float* const to = sums.data + static_cast<uint64_t>(unit) * (P::kSumBytes / 4);
         if (kDeterministic && turn > 0) {
             while (ptx::load_acquire(sums.turns + unit) != turn) {}
             ptx::fence_async_global();
         }
-        ring.await_full(added);
+        buffer.await_full(added);
         if (kDeterministic && turn == 0) ptx::bulk_store(to, from, P::kSumBytes);
         else ptx::bulk_add(to, from, P::kSumBytes);
         ptx::bulk_commit();
         ptx::bulk_wait_read<0>();
-        ring.arrive_empty(added++);
+        buffer.arrive_empty(added++);
         if (kDeterministic) {
             ptx::bulk_wait<0>();
             ptx::fence_async_global();

@@ -57,20 +57,21 @@ __device__ inline void transpose_among_four(uint32_t (&x)[4], int lane) {
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 2.
 // Traffic: sums (fp32) read, dq written once.
 // Requires: bf16, HS 64 or 128, 16-byte aligned.
-// Parallel: a warp owns 16 rows of a unit, in the layout that wgmma leaves in registers (wgmma.cuh).
+// Parallel: a warp owns 16 rows and half of the columns of a unit, in the layout that wgmma leaves in registers
+//           (wgmma.cuh).
 template <int HS>
 __global__ void __launch_bounds__(kThreads)
 attention_round_sums_kernel(bf16* dqkv, DqSums sums, AttentionShape shape) {
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-    const int64_t number = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + warp, unit = number / 4;
-    const int64_t tile = unit / 2 % sums.tiles, head = unit / 2 / sums.tiles;   // head: over the batch
+    const int64_t number = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + warp, part = number / 4;
+    const int64_t tile = part / 2 % sums.tiles, head = part / 2 / sums.tiles;   // head: over the batch
     const int64_t row = tile * kSumRows + number % 4 * 16 + lane / 4;
     if (head >= shape.B * shape.NH) return;
-    const float4* from = reinterpret_cast<const float4*>(sums.data) + unit * (sum_bytes(HS) / 16) + number % 4 * 32;
+    const float4* from = reinterpret_cast<const float4*>(sums.data) + part * (sum_bytes(HS) / 32) + number % 4 * 32;
     float4 in[HS / 16];
 #pragma unroll
     for (int i = 0; i < HS / 16; i++) in[i] = from[128 * i + lane];
-    const int64_t column = unit % 2 * (HS / 2) + 8 * (lane % 4);
+    const int64_t column = part % 2 * (HS / 2) + 8 * (lane % 4);
     bf16* to = dqkv + shape.query(head / shape.NH, row, head % shape.NH) + column;
 #pragma unroll
     for (int half = 0; half < 2; half++) {        // rows half * 8 + ...
@@ -101,18 +102,17 @@ template <int HS> void launch_round(Ctx& ctx, const AttentionBackwardArgs& args,
 }  // namespace
 
 int64_t attention_sums_elems_sm90(int64_t B, int64_t T, int64_t NH, int64_t HS) {
-    return 2 * B * NH * ceil_div(T, kSumRows) * (sum_bytes(static_cast<int>(HS)) / 4 + 1) + 1;   // + turns + taken
+    return B * NH * ceil_div(T, kSumRows) * (sum_bytes(static_cast<int>(HS)) / 4 + 1) + 1;   // + turns + taken
 }
 
 void attention_backward_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
     expect_at_least(args.sums, Dtype::kFp32, attention_sums_elems_sm90(shape.B, shape.T, shape.NH, shape.HS),
                     "attention_backward: sums");
-    const int64_t tiles = ceil_div(shape.T, kSumRows), units = 2 * shape.B * shape.NH * tiles;
+    const int64_t tiles = ceil_div(shape.T, kSumRows), units = shape.B * shape.NH * tiles;
     const int64_t bytes = units * sum_bytes(static_cast<int>(shape.HS));
     auto* const data = args.sums.as<float>();
     auto* const taken = reinterpret_cast<uint32_t*>(data + bytes / 4);
-    const DqSums sums{.data = data, .taken = taken, .turns = taken + 1,
-                         .NH = static_cast<uint32_t>(shape.NH), .tiles = static_cast<uint32_t>(tiles)};
+    const DqSums sums{.data = data, .taken = taken, .turns = taken + 1, .tiles = static_cast<uint32_t>(tiles)};
     CHECK(units < (int64_t{1} << 31), "attention: %lld tiles of queries", (long long)units);
     if (args.fast) CUDA_CHECK(cudaMemsetAsync(sums.data, 0, static_cast<size_t>(bytes + 4), stream_of(ctx)));
     else CUDA_CHECK(cudaMemsetAsync(sums.taken, 0, static_cast<size_t>(4 + units * 4), stream_of(ctx)));

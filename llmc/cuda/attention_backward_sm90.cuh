@@ -1,44 +1,38 @@
 // Attention backward on compute capability 9.0: a fused kernel that owns keys and loops over the queries of all heads
 // of its group (five products per tile), with dK and dV in registers and dQ accumulated over blocks in fp32 memory.
 #pragma once
-#include <numeric>
+#include <algorithm>
 
 #include "llmc/cuda/attention_sm90.cuh"
 
 namespace cuda {
 
-// ---- fp32 sums of dQ in memory. A unit is 64 queries and half of the columns of a head, in the register layout of a
-// warpgroup: float4 number 128 i + t is registers 4 i .. 4 i + 3 of thread t.
+// ---- fp32 sums of dQ in memory. A unit is 64 queries of a head, in the register layout of a warpgroup: float4 number
+// 128 i + t is registers 4 i .. 4 i + 3 of thread t.
 inline constexpr int kSumRows = 64;
-__host__ __device__ constexpr uint32_t sum_bytes(int HS) { return 4 * kSumRows * (HS / 2); }
+__host__ __device__ constexpr uint32_t sum_bytes(int HS) { return 4 * kSumRows * HS; }
 struct DqSums {
-    float* data;       // units, (B, NH, tiles, 2)
+    float* data;       // units, (B * NH, tiles)
     uint32_t* taken;   // items claimed by blocks so far
-    uint32_t* turns;   // additions to each unit so far, if their order is fixed; head dim 64: only of half 0
-    uint32_t NH, tiles;
-
-    __device__ uint32_t unit(uint32_t b, uint32_t head, uint32_t tile, uint32_t half) const {
-        return ((b * NH + head) * tiles + tile) * 2 + half;
-    }
+    uint32_t* turns;   // additions to each unit so far, if their order is fixed
+    uint32_t tiles;
 };
 
 // The schedule of the fused kernel with ordered additions. As in Schedule, key tile 0 of all heads of a section comes
 // first. Blocks loop over query tiles from the last to the first, so blocks that start together on keys of one head
 // need the same sums at the same time, and a sum takes the additions in the order of key tiles, 0 first. The block that
 // adds second falls behind once, by the time of one addition, and stays behind; key tiles that start later find the
-// additions of earlier tiles done. Simulated with steps of 2900 cycles (head dim 64: 1700) and additions of 2300,
-// waiting costs 0.5 % at T = 8192, 5 % at T = 4096 with 8 key heads (16 blocks start on each), 0.5 % at 2048 and
-// nothing at 1024.
+// additions of earlier tiles done.
 // Deadlock-free: an addition waits only for items of smaller numbers, and a block claims its next item when it is ready
 // to run it, so the smallest unfinished item is always running and waits for nothing. (A static assignment could wait
 // for blocks that are not resident, for example while NCCL kernels occupy multiprocessors and wait for other GPUs.)
-// A section has as many heads as give every block equally many items, but at most 8 items per block.
+// A section has as many heads as give every block two items: with more heads, Q, dO and sums leave the L2 cache between
+// the blocks that use them, with fewer some blocks have nothing to do at its end.
 inline Schedule make_ordered_schedule(const AttentionShape& shape, int64_t keys_of_tile, int64_t blocks) {
     Schedule schedule = make_schedule(shape, shape.NKV, keys_of_tile, false, blocks);
-    const int64_t tiles = schedule.tiles, paired = std::lcm(tiles, 2 * blocks) / tiles;
-    const int64_t section = std::min<int64_t>(schedule.heads, std::min(paired, ceil_div(8 * blocks, tiles)));
+    const int64_t heads = schedule.heads, section = std::clamp<int64_t>(2 * blocks / schedule.tiles, 1, heads);
     schedule.section = static_cast<uint32_t>(section);
-    schedule.sections = static_cast<uint32_t>(schedule.heads / section);
+    schedule.sections = static_cast<uint32_t>(heads / section);
     return schedule;
 }
 
