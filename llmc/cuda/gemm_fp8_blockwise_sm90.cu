@@ -21,7 +21,7 @@ namespace cuda {
 namespace {
 
 struct BlocksMaps {
-    CUtensorMap a, b;
+    CUtensorMap a, b, d;   // d: of bf16 results that are not accumulated
 };
 
 // The thread that issues TMA loads.
@@ -123,20 +123,23 @@ struct BlocksConsumer {
         state.ring.next();
     }
     // Recomputes its indices rather than keep them in registers across the steps of a tile.
-    __device__ void store(const BlocksProblem& p, const BlocksSchedule& schedule, uint32_t item) {
+    __device__ void store(const BlocksMaps& maps, const BlocksProblem& p, const BlocksSchedule& schedule,
+                          uint32_t item) {
         const BlocksSchedule::Place at = schedule.place(ptx::opaque(item));
         const int thread = static_cast<int>(ptx::thread_index()), of_group = thread % 128, lane = thread % 32;
-        const int row = at.row + thread / 128 * 64 * B::kHalves + of_group / 32 * 16 + lane / 4;
+        const int first = at.row + thread / 128 * 64 * B::kHalves + of_group / 32 * 16, row = first + lane / 4;
+        const uint32_t buffer = state.shared + B::kResultsAt + thread / 32 * B::kWarpBytes;
         const int column = at.column + static_cast<int>(BlocksSchedule::rank()) * B::kColumns;
 #pragma unroll
         for (int half = 0; half < B::kHalves; half++) {
             if (p.bias) add_bias(sums[half], p, column, lane);
             if (p.fp32) store_fp32(sums[half], p, row + 64 * half, column, lane);
-            else store_bf16(sums[half], p, row + 64 * half, column, lane);
+            else if (p.accumulate) add_bf16(sums[half], p, row + 64 * half, column, lane);
+            else store_boxes(sums[half], maps.d, p, buffer, first + 64 * half, column, lane);
         }
         __syncwarp();
     }
-    __device__ void run(const BlocksProblem& p, const BlocksSchedule& schedule) {
+    __device__ void run(const BlocksMaps& maps, const BlocksProblem& p, const BlocksSchedule& schedule) {
         for (uint32_t item = BlocksSchedule::first(); item < schedule.items; item += BlocksSchedule::step()) {
 #pragma unroll
             for (int half = 0; half < B::kHalves; half++)
@@ -145,8 +148,9 @@ struct BlocksConsumer {
             load_scales(scales, state, 0);
 #pragma unroll 1
             for (int number = 0; number < p.steps; number++) step(number, number + 1 == p.steps);
-            store(p, schedule, item);
+            store(maps, p, schedule, item);
         }
+        if (lane == 0) ptx::bulk_wait_read<0>();   // shared memory must outlive the copies
     }
 };
 
@@ -182,7 +186,7 @@ gemm_fp8_blockwise_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __
         BlocksConsumer consumer{
             state, group_of_warps, warp_uniform(threadIdx.x / 32) % 4, lane,
             ptx::address_in_block(state.ring.empty, lane % Blocks::kCluster), {}, {}, {}};
-        consumer.run(problem, schedule);
+        consumer.run(maps, problem, schedule);
     }
     __cluster_barrier_arrive();   // no block may exit while the other still copies or arrives here
     __cluster_barrier_wait();
@@ -214,8 +218,9 @@ void launch(Ctx& ctx, const GemmArgs& args) {
     CHECK(args.M < (1 << 30) && args.N < (1 << 30) && items < (1 << 30), "gemm_fp8_blockwise: M %lld, N %lld",
           (long long)args.M, (long long)args.N);
     config.gridDim.x = grid_size(Blocks::kCluster * std::min<int64_t>(items, resident));
-    const BlocksMaps maps{matrix_map(args.A.data, args.M, args.K, Blocks::kShareRows),
-                          matrix_map(args.B.data, args.N, args.K, Blocks::kColumns)};
+    BlocksMaps maps{matrix_map(args.A.data, args.M, args.K, Blocks::kShareRows),
+                    matrix_map(args.B.data, args.N, args.K, Blocks::kColumns), {}};
+    if (args.D.dtype == Dtype::kBf16 && !args.accumulate) maps.d = box_map(args.D, args.M, args.N, args.N, 16, 128);
     const int64_t steps = ceil_div(args.K, Blocks::kDepth);
     const BlocksProblem problem{.a_scales = args.A_scale_inv.as<float>(),
                                 .b_scales = args.B_scale_inv.as<float>(),

@@ -18,9 +18,11 @@ struct Blocks {
     static constexpr uint32_t kRowBytes = kRows * kDepth, kColumnBytes = kColumns * kDepth;
     static constexpr uint32_t kShareBytes = kShareRows * kDepth, kHalfBytes = 64 * kDepth;
     static constexpr uint32_t kScaleBytes = 4 * (kRows + 4);
-    // Shared memory: stages of A | of B | of scales (A's, then B's of the four 128x128 blocks that contain the stage) |
-    // barriers.
-    static constexpr uint32_t kColumnsAt = kStages * kRowBytes, kScalesAt = kColumnsAt + kStages * kColumnBytes;
+    static constexpr uint32_t kWarpBytes = 16 * kPanelRowBytes;   // 16 rows of 64 columns of bf16
+    // Shared memory: stages of A | of B | results of each warp | stages of scales (A's, then B's of the four 128x128
+    // blocks that contain the stage) | barriers.
+    static constexpr uint32_t kColumnsAt = kStages * kRowBytes, kResultsAt = kColumnsAt + kStages * kColumnBytes;
+    static constexpr uint32_t kScalesAt = kResultsAt + 4 * kConsumers * kWarpBytes;
     static constexpr uint32_t kBarriers = kScalesAt + kStages * kScaleBytes;
     static constexpr int kSharedBytes = kBarriers + 16 * kStages;
     static_assert(registers_suffice(kConsumers, kProducerRegisters, kConsumerRegisters));
@@ -112,15 +114,39 @@ __device__ inline void store_fp32(const float (&d)[64], const BlocksProblem& p, 
     }
 }
 
-// As store_fp32; even lanes exchange with their odd neighbours to get 4 adjacent columns of the first or second 8.
-__device__ inline void store_bf16(float (&d)[64], const BlocksProblem& p, int row, int column, int lane) {
+// Stores bf16 (=) by TMA, from the warp's buffer in shared memory; the map's boxes are 16 rows of 64 columns. A warp
+// waits until the last box has been read, not until it has been written.
+__device__ inline void store_boxes(const float (&d)[64], const CUtensorMap& map, const BlocksProblem& p,
+                                   uint32_t buffer, int row, int column, int lane) {
+#pragma unroll
+    for (int c = 0; c < 64 / 32; c++) {
+        if (lane == 0) ptx::bulk_wait_read<0>();
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            uint32_t part[4];
+            as_operand(part, d, 4 * c + j);
+            ptx::store_matrix_x4(buffer + panel_offset(lane & 15, 2 * j + (lane >> 4)), part);
+        }
+        ptx::fence_async();
+        __syncwarp();
+        if (lane == 0 && row < p.M && column + 64 * c < p.N) {
+            ptx::store_matrix_box(&map, buffer, column + 64 * c, row);
+            ptx::bulk_commit();
+        }
+    }
+}
+
+// Adds to bf16 (+=), as store_fp32; even lanes exchange with their odd neighbours to get 4 adjacent columns of the first
+// or second 8.
+__device__ inline void add_bf16(float (&d)[64], const BlocksProblem& p, int row, int column, int lane) {
     const bool odd = lane % 2;
     const int own = 2 * (lane % 4), first = 8 * (lane % 2) + 2 * (lane & 2);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const bool inside = row + 8 * half < p.M;
         bf16* const to = static_cast<bf16*>(p.result) + int64_t{row + 8 * half} * p.N + column;
-        if (p.accumulate && inside) {
+        if (inside) {
 #pragma unroll
             for (int j = 0; j < 16; j++) {
                 if (column + 8 * j >= p.N) break;

@@ -9,13 +9,7 @@ namespace cuda::tiles::ptx {
 using namespace cuda::ptx;
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// Store a box of a matrix (box_map in tensor_map.h) from shared memory, or add it to the matrix, as part of the
-// thread's open group of bulk copies. "cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor".
-__device__ inline void store_matrix_box(const void* map, uint32_t shared, int column, int row) {
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %4}], [%1];" ::"l"(map),
-                 "r"(shared), "r"(column), "r"(row), "r"(0)
-                 : "memory");
-}
+// Adds a box in shared memory to a matrix, as store_matrix_box (ptx.cuh). "cp.reduce.async.bulk.tensor".
 __device__ inline void add_matrix_box(const void* map, uint32_t shared, int column, int row) {
     asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %4}], "
                  "[%1];" ::"l"(map),

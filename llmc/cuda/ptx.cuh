@@ -203,6 +203,12 @@ __device__ inline void store_box(const void* map, uint32_t shared, int row, int 
                  "r"(shared), "r"(0), "r"(row), "r"(panel), "r"(batch)
                  : "memory");
 }
+// As store_box for a matrix (box_map in tensor_map.h).
+__device__ inline void store_matrix_box(const void* map, uint32_t shared, int column, int row) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %4}], [%1];" ::"l"(map),
+                 "r"(shared), "r"(column), "r"(row), "r"(0)
+                 : "memory");
+}
 __device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until the sources of all but the last `pending` groups of this thread have been read.
 template <int pending> __device__ inline void bulk_wait_read() {
