@@ -55,6 +55,15 @@ void read_linear(std::istream& words, Rates& rates) {
     }
 }
 
+// The linear rows before have the library's times.
+void read_custom_blocks(std::istream& words, Rates& rates) {
+    double speed = 0;
+    words >> speed;
+    if (!(speed > 0)) words.setstate(std::ios::failbit);
+    for (MeasuredGemm& row : rates.gemms)
+        if (row.pass != GemmLayout::kWgrad) row.us[static_cast<int>(GemmMode::kFp8Block)] /= speed;
+}
+
 void read_op(std::istream& words, Rates& rates) {
     const auto [kind, activation] = read_kind(words);
     const Dtype dtype = read_dtype(words);
@@ -90,7 +99,7 @@ constexpr struct {
     const char* name;
     void (*read)(std::istream& words, Rates& rates);
 } kRows[] = {{"gpu", read_gpu}, {"copy", read_copy}, {"host-link", read_host_link}, {"overhead", read_overhead},
-             {"linear", read_linear}, {"op", read_op}, {"attention", read_attention}, {"bf16-wgrad", read_bf16_wgrad}};
+             {"linear", read_linear}, {"custom-blocks", read_custom_blocks}, {"op", read_op}, {"attention", read_attention}, {"bf16-wgrad", read_bf16_wgrad}};
 
 }  // namespace
 

@@ -65,8 +65,7 @@ const std::vector<MeasuredStep> kMeasuredSteps = {
     {"the same, all have all", "llama", {kTwo, kOne, {"--zero", "0"}}, 36.14, 20.44, 0.08},
 };
 
-// From dev/results/2026-11-22-h200-tables/, -zero.md and 2026-11-24-two-gpus.md, measured after the rates and with the
-// present attention kernels.
+// From dev/results/2026-11-22-h200-tables/, -zero.md and 2026-11-24-two-gpus.md, measured after the rates of matmuls.
 const Words k20B = {"--model", "llama3-8B", "--hidden-size", "6144", "--num-layers", "48", "--ffn-hidden-size", "16384",
                     "--num-attention-heads", "48", "--num-query-groups", "8", "--seq-length", "8192",
                     "--micro-batch-size", "1", "--global-batch-size", "8", "--moment-dtype", "bf16", "--grad-dtype",
@@ -102,15 +101,39 @@ const std::vector<MeasuredStep> kStepsAfterRates = {
     {"small blockwise", "llama", {kSmall, kBlockwise, kSpeedup}, 952.2, 31.64},
 };
 
+// From dev/results/2026-11-26-h200-attention128/ and, GPT-2, 2026-11-26-h200-attention64/, with the present attention
+// kernels.
+const Words kSixteenBatches = {"--global-batch-size", "16"};
+const std::vector<MeasuredStep> kPresentSteps = {
+    {"8B BF16, 16 micro-batches", "llama", {kLlama8, kSixteenBatches}, 10743},
+    {"8B delayed, 16 micro-batches", "llama", {kLlama8, kDelayed, kSixteenBatches}, 7140},
+    {"8B tensorwise, 16 micro-batches", "llama", {kLlama8, kTensorwise, kSixteenBatches}, 7441},
+    {"8B blockwise, 16 micro-batches", "llama", {kLlama8, kBlockwise, kSixteenBatches}, 8118},
+    {"124M BF16", "gpt2", {kGpt2}, 798.7},
+    {"124M delayed", "gpt2", {kGpt2, kDelayed}, 658.6},
+    {"small BF16", "llama", {kSmall}, 1096.6},
+    {"small delayed", "llama", {kSmall, kDelayed}, 823.2},
+};
+
 // bench_attention at commit 3e8874e (dev/results/2026-11-21-h200-bf16.md), the kernels of kMeasuredSteps.
-Rates earlier_rates() {
+const char* const kFirstAttention = "attention bf16 1 32 8192 128 1383.7 5260.0 0\n"
+                                    "attention bf16 1 32 4096 128 369.5 1352.9 0\n"
+                                    "attention bf16 8 16 2048 128 390.9 1476.2 0\n"
+                                    "attention bf16 64 12 1024 64 405.5 1302.1 0\n"
+                                    "attention bf16 4 25 1024 64 57.3 170.6 0\n"
+                                    "attention fp32 4 12 1024 64 1369.4 4190.3 0\n";
+// dev/results/2026-11-22-h200-attention-rates.txt, the kernels of kStepsAfterRates.
+const char* const kSecondAttention = "attention bf16 1 32 8192 128 855.0 2647.5 693.5\n"
+                                     "attention bf16 1 32 4096 128 222.2 717.3 190.2\n"
+                                     "attention bf16 8 16 2048 128 247.9 814.7 212.4\n"
+                                     "attention bf16 64 12 1024 64 282.1 914.7 318.9\n"
+                                     "attention bf16 4 25 1024 64 42.7 138.0 52.2\n"
+                                     "attention fp32 4 12 1024 64 1371.2 4142.8 0\n";
+
+// The present rates, or those with other attention kernels.
+Rates rates_with(const char* attention) {
     Rates rates = measured_rates();
-    rates.attention = parse_rates("attention bf16 1 32 8192 128 1383.7 5260.0 0\n"
-                                  "attention bf16 1 32 4096 128 369.5 1352.9 0\n"
-                                  "attention bf16 8 16 2048 128 390.9 1476.2 0\n"
-                                  "attention bf16 64 12 1024 64 405.5 1302.1 0\n"
-                                  "attention bf16 4 25 1024 64 57.3 170.6 0\n"
-                                  "attention fp32 4 12 1024 64 1369.4 4190.3 0\n", "").attention;
+    if (attention) rates.attention = parse_rates(attention, "").attention;
     return rates;
 }
 
@@ -123,12 +146,15 @@ static_assert(std::size(kAllPurposes) == kPurposes);
 }  // namespace
 
 TEST_CASE("plan: step times that were measured are predicted within 5 %, memory within 1 %") {
-    const Rates earlier = earlier_rates();
-    for (const std::vector<MeasuredStep>* steps : {&kMeasuredSteps, &kStepsAfterRates}) {
-        for (const MeasuredStep& step : *steps) {
+    const struct {
+        const std::vector<MeasuredStep>& steps;
+        const char* attention;
+    } all[] = {{kMeasuredSteps, kFirstAttention}, {kStepsAfterRates, kSecondAttention}, {kPresentSteps, nullptr}};
+    for (const auto& [steps, attention] : all) {
+        const Rates rates = rates_with(attention);
+        for (const MeasuredStep& step : steps) {
             const Config config = planned_config(step.family, last_words(step.words));
             const MemoryPlan plan = planned(config);
-            const Rates& rates = steps == &kMeasuredSteps ? earlier : measured_rates();
             const double ms = predict_step(config, plan, measured_gpu(), rates).total_ms();
             const double off = ms / step.ms - 1;
             CAPTURE(step.name);
