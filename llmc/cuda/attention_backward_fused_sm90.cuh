@@ -4,11 +4,11 @@
 
 namespace cuda {
 
-// ---- statistics of a step. A query has a row of eight bf16: -lse / softmax_mul as the sum of the first three, -delta as
-// that of the next three (24 bits each), two zeros. Products read rows of 16 columns, of which the last eight are the
-// first eight again; the other operand is zero there. So S - lse / softmax_mul and dP - delta leave the tensor cores,
-// and no thread loads a statistic: in the order of wgmma, each lane would need 32 of a step, and all of them together
-// took a twelfth of shared memory's bandwidth.
+// ---- statistics of a step. A query has a row of eight bf16: -lse / softmax_mul as the sum of the first three, -delta
+// as that of the next three (24 bits each), two zeros. Products read rows of 16 columns, of which the last eight are
+// the first eight again; the other operand is zero there. So S - lse / softmax_mul and dP - delta leave the tensor
+// cores, and no thread loads a statistic. In the order of wgmma, each lane would need 32 of a step, and at head dim 128
+// these loads took a twelfth of shared memory's bandwidth, which bounds the kernel.
 inline constexpr uint32_t kStatRowBytes = 16;
 
 // A query's row, given both statistics.
@@ -182,7 +182,7 @@ template <typename Tiles> struct FusedConsumer {
     // Sets s = a statistic of each query of a step, in all rows: -lse / softmax_mul (kDelta: -delta), as the first
     // product of S (or dP). Its operand in registers has ones in the columns of that statistic's parts.
     template <bool kDelta> __device__ void start_with_statistic(float (&s)[32], uint32_t step) const {
-        constexpr uint32_t kOnes = 0x3f803f80, kLeft = 0x3f80, kRight = 0x3f800000;   // columns 2 (lane % 4) and the next
+        constexpr uint32_t kOnes = 0x3f803f80, kLeft = 0x3f80, kRight = 0x3f800000;   // columns 2 pair and next
         const uint32_t pair = ptx::opaque(static_cast<uint32_t>(lane)) % 4;
         const uint32_t ones = kDelta ? (pair == 1 ? kRight : pair == 2 ? kOnes : 0)
                                      : (pair == 0 ? kOnes : pair == 1 ? kLeft : 0);

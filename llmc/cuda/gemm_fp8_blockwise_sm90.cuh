@@ -137,8 +137,8 @@ __device__ inline void store_boxes(const float (&d)[64], const CUtensorMap& map,
     }
 }
 
-// Adds to bf16 (+=), as store_fp32; even lanes exchange with their odd neighbours to get 4 adjacent columns of the first
-// or second 8.
+// Adds to bf16 (+=), as store_fp32; even lanes exchange with their odd neighbours to get 4 adjacent columns of the
+// first or second 8.
 __device__ inline void add_bf16(float (&d)[64], const BlocksProblem& p, int row, int column, int lane) {
     const bool odd = lane % 2;
     const int own = 2 * (lane % 4), first = 8 * (lane % 2) + 2 * (lane & 2);

@@ -98,8 +98,15 @@ void read_overhead(std::istream& words, Rates& rates) { words >> rates.overhead;
 constexpr struct {
     const char* name;
     void (*read)(std::istream& words, Rates& rates);
-} kRows[] = {{"gpu", read_gpu}, {"copy", read_copy}, {"host-link", read_host_link}, {"overhead", read_overhead},
-             {"linear", read_linear}, {"custom-blocks", read_custom_blocks}, {"op", read_op}, {"attention", read_attention}, {"bf16-wgrad", read_bf16_wgrad}};
+} kRows[] = {{"gpu", read_gpu},
+             {"copy", read_copy},
+             {"host-link", read_host_link},
+             {"overhead", read_overhead},
+             {"linear", read_linear},
+             {"custom-blocks", read_custom_blocks},
+             {"op", read_op},
+             {"attention", read_attention},
+             {"bf16-wgrad", read_bf16_wgrad}};
 
 }  // namespace
 
