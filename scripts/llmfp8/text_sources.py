@@ -131,12 +131,16 @@ def file_source(path, kind, explicit):
     return Source(found, path, explicit, found == "jsonl" or kind == "auto" and named_json)
 
 
+def refuse_folder(error):
+    raise InputError(f"{error.filename}: cannot read: {error.strerror or error}") from None
+
+
 def find_sources(inputs, kind="auto"):
     """Files in a fixed order: inputs as given, files of a folder by name, without hidden ones."""
     sources = []
     for name in inputs:
         if os.path.isdir(name):
-            for folder, folders, files in os.walk(name):
+            for folder, folders, files in os.walk(name, onerror=refuse_folder):
                 folders[:] = sorted(entry for entry in folders if not entry.startswith("."))
                 for file in sorted(files):
                     path = os.path.join(folder, file)

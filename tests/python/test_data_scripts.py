@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 import types
@@ -118,6 +119,19 @@ class PrepareText(ScriptTest):
         self.assertEqual(list(self.out.glob("valid*")), [])
         self.assertIn(f"skipped 1 file that is not text, the first is {self.folder}/in/picture.png: not text (byte 4 "
                       "is zero)\n", summary)
+
+    @unittest.skipUnless(shutil.which("setpriv"), "needs setpriv of util-linux")
+    def test_a_folder_that_cannot_be_read_is_refused(self):
+        self.file("in/a.txt", "text")
+        closed = self.folder / "in" / "closed"
+        closed.mkdir(mode=0)
+        # root may read every folder unless it gives up the right to.
+        drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+        result = subprocess.run([*drop, sys.executable, DATA / "prepare_text.py", "--tokenizer", "bytes", "--out",
+                                 self.out, self.folder / "in"], capture_output=True, text=True)
+        closed.chmod(0o700)
+        self.assertEqual((result.returncode, result.stderr), (2, f"error: {closed}: cannot read: Permission denied\n"))
+        self.assertFalse(self.out.exists())
 
     def test_json_lines_and_compression(self):
         rows = [{"text": "one \u00e9"}, {"text": ""}, {"text": None}, {"text": "two\nlines", "id": 3}]
