@@ -44,7 +44,7 @@ OpMode mode(const QuantOut& quant) {
 }
 
 void record(Ctx& ctx, const PlannedOp& op) {
-    if (ctx.recorder) ctx.recorder->add(op);
+    if (ctx.recorder) ctx.recorder->add(op, ctx.recorded_times);
 }
 
 // Records an operation that moves `bytes` in addition to what it quantizes.
@@ -218,7 +218,7 @@ void rehearse_op(Ctx& ctx, OpKind kind, const ClassifierArgs& a) {
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const SumLossesArgs& a) { record(ctx, kind, a.losses.dtype, a.losses.bytes()); }
 void rehearse_op(Ctx& ctx, OpKind, const GemmArgs& a) {
-    if (ctx.recorder) ctx.recorder->add(a);
+    if (ctx.recorder) ctx.recorder->add(a, ctx.recorded_times);
 }
 void rehearse_op(Ctx& ctx, OpKind, const GemmActivationArgs& a) {
     rehearse_op(ctx, OpKind::gemm, a.gemm);

@@ -3,6 +3,14 @@
 #include "tests/support/config_test.h"
 #include "tests/support/fp8_model_test.h"
 
+// Options of models, and others.
+inline const Words kLlama8 = {"--model", "llama3-8B", "--seq-length", "8192", "--micro-batch-size", "1",
+                              "--global-batch-size", "4", "--grad-dtype", "bf16", "--moment-dtype", "bf16"};
+inline const Words kGpt2 = {"--model", "gpt2-124M", "--micro-batch-size", "64", "--global-batch-size", "512"};
+inline const Words kTwo = {"--model", "llama3-small", "--fp8-recipe", "delayed", "--micro-batch-size", "1",
+                           "--ranks", "2"};
+inline const Words kDelayed = {"--fp8-recipe", "delayed"};
+
 inline Config planned_config(const std::string& family, const Words& words) {
     return parse(family, joined({"--dry-run", "--synthetic-data"}, words)).config;
 }

@@ -22,11 +22,11 @@ void RehearsalComm::note(const Ctx& ctx, const char* name, const Tensor& tensor,
     if (known == calls.end())
         known = calls.insert(calls.end(), {.name = name, .dtype = tensor.dtype, .ranks = world().ranks,
                                            .exchange = exchange});
-    known->calls++;
-    known->bytes += tensor.bytes();
-    const int64_t own = tensor.bytes() / world().ranks;
-    known->sent_bytes += passes * (tensor.bytes() - own);
-    if (copies_own) known->copied_bytes += passes * own;
+    const int64_t times = ctx.recorded_times, own = tensor.bytes() / world().ranks;
+    known->calls += times;
+    known->bytes += times * tensor.bytes();
+    known->sent_bytes += times * passes * (tensor.bytes() - own);
+    if (copies_own) known->copied_bytes += times * passes * own;
 }
 
 std::string communication_text(const Config& config, const std::vector<PlannedCollective>& calls, int ranks,

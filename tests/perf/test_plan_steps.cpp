@@ -1,0 +1,178 @@
+// Step times that `plan` predicts, beside measured ones.
+#include "tests/support/plan_test.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "llmc/perf/kernel_rates.h"
+#include "llmc/perf/rates.h"
+#include "llmc/perf/step_time_model.h"
+
+namespace {
+
+// A step time that was measured on an H200 with the kernels of that date.
+struct MeasuredStep {
+    const char* name;
+    const char* family;
+    std::vector<Words> words;
+    double ms;
+    double gib = 0;          // memory in use according to the driver; 0: not in the tables
+    double within = 0.05;
+};
+
+const Words kSmall = {"--model", "llama3-small", "--micro-batch-size", "8", "--global-batch-size", "64"};
+const Words kTensorwise = {"--fp8-recipe", "tensorwise"}, kBlockwise = {"--fp8-recipe", "blockwise"},
+            kEnds = {"--first-last-layers-bf16"}, kSpeedup = {"--fp8-min-speedup", "1"},
+            kSixteen = {"--global-batch-size", "32"},
+            kOne = {"--global-batch-size", "2", "--grad-comm-dtype", "bf16"};
+
+// From dev/results/2026-11-21-h200-fp8.md, -fp8-small.md and -zero.md. For two ranks with one micro-batch each, which
+// hides little communication, the tolerance is 8 %.
+const std::vector<MeasuredStep> kMeasuredSteps = {
+    {"8B BF16", "llama", {kLlama8}, 3147, 126.1},
+    {"8B delayed", "llama", {kLlama8, kDelayed}, 2290, 121.6},
+    {"8B tensorwise", "llama", {kLlama8, kTensorwise}, 2341, 121.6},
+    {"8B tensorwise, ends BF16", "llama", {kLlama8, kTensorwise, kEnds}, 2396, 121.9},
+    {"8B blockwise", "llama", {kLlama8, kBlockwise}, 2530, 121.8},
+    {"124M BF16", "gpt2", {kGpt2}, 897, 26.7},
+    {"124M delayed", "gpt2", {kGpt2, kDelayed}, 744, 24.0},
+    {"124M tensorwise", "gpt2", {kGpt2, kTensorwise}, 782, 24.0},
+    {"124M blockwise", "gpt2", {kGpt2, kBlockwise}, 830, 24.2},
+    {"124M BF16, again", "gpt2", {kGpt2}, 913},
+    {"124M delayed, again", "gpt2", {kGpt2, kDelayed, kSpeedup}, 756},
+    {"124M tensorwise, again", "gpt2", {kGpt2, kTensorwise, kSpeedup}, 805},
+    {"124M tensorwise, ends BF16", "gpt2", {kGpt2, kTensorwise, kSpeedup, kEnds}, 824},
+    {"124M blockwise, again", "gpt2", {kGpt2, kBlockwise, kSpeedup}, 852},
+    {"small BF16", "llama", {kSmall}, 1219},
+    {"small delayed", "llama", {kSmall, kDelayed, kSpeedup}, 943},
+    {"small tensorwise", "llama", {kSmall, kTensorwise, kSpeedup}, 976},
+    {"small tensorwise, ends BF16", "llama", {kSmall, kTensorwise, kSpeedup, kEnds}, 1015},
+    {"small blockwise", "llama", {kSmall, kBlockwise, kSpeedup}, 1052},
+    {"small delayed, FP8 head", "llama", {kSmall, kDelayed, {"--fp8-lm-head"}}, 824},
+    {"small, 16 micro-batches of 1", "llama", {kTwo, {"--ranks", "1", "--global-batch-size", "16"}}, 289.66, 19.46},
+    {"two ranks, FP32 gradients", "llama", {kTwo, kSixteen}, 295.98, 13.70},
+    {"two ranks, BF16 gradients", "llama", {kTwo, kSixteen, {"--grad-comm-dtype", "bf16"}}, 296.07, 14.68},
+    {"two ranks, one micro-batch", "llama", {kTwo, kOne}, 30.67, 14.68, 0.08},
+    {"the same, no overlap", "llama", {kTwo, kOne, {"--overlap", "off"}}, 35.06, 14.68, 0.08},
+    {"the same, weights in FP8", "llama", {kTwo, kOne, {"--param-comm-dtype", "fp8"}}, 30.19, 14.54, 0.08},
+    {"the same, all have all", "llama", {kTwo, kOne, {"--zero", "0"}}, 36.14, 20.44, 0.08},
+};
+
+// From dev/results/2026-11-22-h200-tables/, -zero.md and 2026-11-24-two-gpus.md, measured after the rates of matmuls.
+const Words k20B = {"--model", "llama3-8B", "--hidden-size", "6144", "--num-layers", "48", "--ffn-hidden-size", "16384",
+                    "--num-attention-heads", "48", "--num-query-groups", "8", "--seq-length", "8192",
+                    "--micro-batch-size", "1", "--global-batch-size", "8", "--moment-dtype", "bf16", "--grad-dtype",
+                    "bf16", "--recompute", "block", "--loss-chunk", "2048"},
+            kZero2 = {"--zero", "2", "--grad-shard-dtype", "bf16"},
+            kZero3 = {"--zero", "3", "--grad-shard-dtype", "bf16"};
+const Words kTwo8 = {"--fp8-recipe", "delayed", "--ranks", "2"},
+            kOne8 = {"--global-batch-size", "2", "--grad-comm-dtype", "bf16"};
+const std::vector<MeasuredStep> kStepsAfterRates = {
+    {"8B BF16", "llama", {kLlama8}, 2823, 126.07},
+    {"8B delayed", "llama", {kLlama8, kDelayed}, 1907, 121.63},
+    {"8B tensorwise", "llama", {kLlama8, kTensorwise}, 1979, 121.63},
+    {"8B tensorwise, ends BF16", "llama", {kLlama8, kTensorwise, kEnds}, 2031, 121.91},
+    {"8B blockwise", "llama", {kLlama8, kBlockwise}, 2171, 121.84},
+    {"8B delayed, 16 micro-batches", "llama", {kLlama8, kDelayed, {"--global-batch-size", "16"}}, 7564, 121.63},
+    {"8B, two ranks", "llama", {kLlama8, kTwo8, {"--global-batch-size", "32", "--grad-comm-dtype", "bf16"}}, 7583,
+     107.95},
+    {"8B, two ranks, one micro-batch", "llama", {kLlama8, kTwo8, kOne8}, 552.2, 107.95, 0.08},
+    {"the same, no overlap", "llama", {kLlama8, kTwo8, kOne8, {"--overlap", "off"}}, 581.9, 107.95, 0.08},
+    {"8B, two ranks, 8 micro-batches", "llama", {kLlama8, kTwo8, {"--global-batch-size", "16"}}, 3775, 107.95},
+    {"the same, ZeRO-2", "llama", {kLlama8, kTwo8, {"--global-batch-size", "16"}, kZero2}, 3902, 87.05},
+    {"the same, ZeRO-3", "llama", {kLlama8, kTwo8, {"--global-batch-size", "16"}, kZero3}, 3957, 77.70},
+    {"20B, two ranks, ZeRO-3", "llama", {k20B, kTwo8, kZero3}, 5863, 118.3},
+    {"124M BF16", "gpt2", {kGpt2}, 850.6, 26.75},
+    {"124M delayed", "gpt2", {kGpt2, kDelayed, kSpeedup}, 687.0, 24.03},
+    {"124M tensorwise", "gpt2", {kGpt2, kTensorwise, kSpeedup}, 736.9, 24.03},
+    {"124M tensorwise, ends BF16", "gpt2", {kGpt2, kTensorwise, kSpeedup, kEnds}, 752.7, 24.50},
+    {"124M blockwise", "gpt2", {kGpt2, kBlockwise, kSpeedup}, 784.2, 24.16},
+    {"small BF16", "llama", {kSmall}, 1145, 32.89},
+    {"small delayed", "llama", {kSmall, kDelayed, kSpeedup}, 859.9, 31.57},
+    {"small tensorwise", "llama", {kSmall, kTensorwise, kSpeedup}, 898.2, 31.57},
+    {"small tensorwise, ends BF16", "llama", {kSmall, kTensorwise, kSpeedup, kEnds}, 935.3, 31.80},
+    {"small blockwise", "llama", {kSmall, kBlockwise, kSpeedup}, 952.2, 31.64},
+};
+
+// From dev/results/2026-11-26-h200-attention128/ and, GPT-2, 2026-11-26-h200-attention64/, with the present attention
+// kernels.
+const Words kSixteenBatches = {"--global-batch-size", "16"};
+const std::vector<MeasuredStep> kPresentSteps = {
+    {"8B BF16, 16 micro-batches", "llama", {kLlama8, kSixteenBatches}, 10743},
+    {"8B delayed, 16 micro-batches", "llama", {kLlama8, kDelayed, kSixteenBatches}, 7140},
+    {"8B tensorwise, 16 micro-batches", "llama", {kLlama8, kTensorwise, kSixteenBatches}, 7441},
+    {"8B blockwise, 16 micro-batches", "llama", {kLlama8, kBlockwise, kSixteenBatches}, 8118},
+    {"124M BF16", "gpt2", {kGpt2}, 798.7},
+    {"124M delayed", "gpt2", {kGpt2, kDelayed}, 658.6},
+    {"small BF16", "llama", {kSmall}, 1096.6},
+    {"small delayed", "llama", {kSmall, kDelayed}, 823.2},
+};
+
+// bench_attention at commit 3e8874e (dev/results/2026-11-21-h200-bf16.md), the kernels of kMeasuredSteps.
+const char* const kFirstAttention = "attention bf16 1 32 8192 128 1383.7 5260.0 0\n"
+                                    "attention bf16 1 32 4096 128 369.5 1352.9 0\n"
+                                    "attention bf16 8 16 2048 128 390.9 1476.2 0\n"
+                                    "attention bf16 64 12 1024 64 405.5 1302.1 0\n"
+                                    "attention bf16 4 25 1024 64 57.3 170.6 0\n"
+                                    "attention fp32 4 12 1024 64 1369.4 4190.3 0\n";
+// dev/results/2026-11-22-h200-attention-rates.txt, the kernels of kStepsAfterRates.
+const char* const kSecondAttention = "attention bf16 1 32 8192 128 855.0 2647.5 693.5\n"
+                                     "attention bf16 1 32 4096 128 222.2 717.3 190.2\n"
+                                     "attention bf16 8 16 2048 128 247.9 814.7 212.4\n"
+                                     "attention bf16 64 12 1024 64 282.1 914.7 318.9\n"
+                                     "attention bf16 4 25 1024 64 42.7 138.0 52.2\n"
+                                     "attention fp32 4 12 1024 64 1371.2 4142.8 0\n";
+
+// The present rates, or those with other attention kernels.
+Rates rates_with(const char* attention) {
+    Rates rates = measured_rates();
+    if (attention) rates.attention = parse_rates(attention, "").attention;
+    return rates;
+}
+
+}  // namespace
+
+TEST_CASE("plan: step times that were measured are predicted within 5 %, memory within 1 %") {
+    const struct {
+        const std::vector<MeasuredStep>& steps;
+        const char* attention;
+    } all[] = {{kMeasuredSteps, kFirstAttention}, {kStepsAfterRates, kSecondAttention}, {kPresentSteps, nullptr}};
+    for (const auto& [steps, attention] : all) {
+        const Rates rates = rates_with(attention);
+        for (const MeasuredStep& step : steps) {
+            const Config config = planned_config(step.family, last_words(step.words));
+            const MemoryPlan plan = planned(config);
+            const double ms = predict_step(config, plan, measured_gpu(), rates).total_ms();
+            const double off = ms / step.ms - 1;
+            CAPTURE(step.name);
+            CAPTURE(off);
+            CHECK(std::abs(off) < step.within);
+            const double gib = static_cast<double>(plan.arena_bytes) * 0x1p-30;
+            if (step.gib > 0) CHECK(gib == doctest::Approx(step.gib).epsilon(0.01));
+            if (std::getenv("PLAN_TABLE")) MESSAGE(strf("%-30s %8.1f %8.1f %+5.1f", step.name, step.ms, ms, 100 * off));
+        }
+    }
+}
+
+// dev/results/2026-11-23-h100.md, which the rates of the H100 are from.
+TEST_CASE("plan: steps of an H100 are predicted from its own rates within 5 %") {
+    const Words six_layers = {"--model", "llama3-8B", "--num-layers", "6", "--micro-batch-size", "1",
+                              "--global-batch-size", "2"};
+    const Words small = {"--model", "llama3-small", "--micro-batch-size", "8", "--global-batch-size", "16"};
+    const Words gpt2 = {"--model", "gpt2-124M", "--micro-batch-size", "32", "--global-batch-size", "64"};
+    const struct {
+        const char* family;
+        const Words& words;
+        double bf16_ms, delayed_ms, tensorwise_ms, blockwise_ms;
+    } rows[] = {{"llama", six_layers, 353.2, 273.6, 287.2, 297.0}, {"llama", small, 301.7, 236.2, 249.7, 258.9},
+                {"gpt2", gpt2, 113.6, 95.34, 103.7, 108.4}};
+    for (const auto& row : rows)
+        for (const auto& [recipe, ms] : {std::pair(Words{}, row.bf16_ms), std::pair(kDelayed, row.delayed_ms),
+                                         std::pair(kTensorwise, row.tensorwise_ms),
+                                         std::pair(kBlockwise, row.blockwise_ms)}) {
+            const Config config = planned_config(row.family, joined(row.words, recipe));
+            CAPTURE(ms);
+            CHECK(predict_step(config, planned(config), *find_gpu("H100 SXM")).total_ms()
+                  == doctest::Approx(ms).epsilon(0.05));
+        }
+}
