@@ -100,32 +100,33 @@ class Measuring(CompareTest):
         self.assertEqual(self.rows()["a"]["clock_reason"], "nvidia-smi failed: NVIDIA-SMI has failed: no driver")
 
     def test_long_runs_in_slices_are_the_uninterrupted_ones(self):
+        # A slice must be shorter than a run, and longer than a busy machine may stop a process: then it has no step.
         data = self.data()
-        done = self.call(*self.runs("--train-iters", "400", "--slice-minutes", "0.003", "--out", "out", "--", *data,
-                                    "--eval-interval", "200"))
+        done = self.call(*self.runs("--train-iters", "1200", "--slice-minutes", "0.008", "--out", "out", "--", *data,
+                                    "--eval-interval", "600"))
         self.assertIn("slice 2 ", done.stderr)
         for name, extra in (("bf16", []), ("fp8", ["--fp8-recipe", "delayed"])):
             log = read_log(self.folder / "out" / f"{name}.1.jsonl")
-            subprocess.run([*TINY, *extra, *data, "--eval-interval", "200", "--train-iters", "400", "--log-file",
+            subprocess.run([*TINY, *extra, *data, "--eval-interval", "600", "--train-iters", "1200", "--log-file",
                             "whole"], cwd=self.folder, check=True, stdout=subprocess.DEVNULL)
             whole = read_log(self.folder / "whole")
             self.assertEqual([r["loss"] for r in log.step_list()], [r["loss"] for r in whole.step_list()])
             row = self.rows()[name]
             # Each slice has its own warm-up of three steps; on a busy machine a slice may be no longer than that.
-            begins = [header["step"] for header in log.headers] + [400]
+            begins = [header["step"] for header in log.headers] + [1200]
             timed = [max(0, end - begin - 3) for begin, end in zip(begins, begins[1:])]
             self.assertEqual(int(row["rounds"]), sum(steps > 0 for steps in timed))
             self.assertEqual(int(row["timed_steps"]), sum(timed))
-            self.assertEqual(float(row["valid_loss_equal_tokens"]), whole.evals[400]["loss"])
+            self.assertEqual(float(row["valid_loss_equal_tokens"]), whole.evals[1200]["loss"])
         # The same command again has nothing left to do.
-        again = self.call(*self.runs("--train-iters", "400", "--slice-minutes", "0.003", "--out", "out", "--", *data,
-                                     "--eval-interval", "200"))
+        again = self.call(*self.runs("--train-iters", "1200", "--slice-minutes", "0.008", "--out", "out", "--", *data,
+                                     "--eval-interval", "600"))
         self.assertNotIn("slice", again.stderr)
         # A measurement is not continued with other options, or from the logs of rounds.
-        said = self.call(*self.runs("--train-iters", "400", "--out", "out", "--", *data), code=2).stderr
-        self.assertRegex(said, r"^error: --out out: its bf16 is a run of .*, 400 steps: use that, or choose .*\n$")
+        said = self.call(*self.runs("--train-iters", "1200", "--out", "out", "--", *data), code=2).stderr
+        self.assertRegex(said, r"^error: --out out: its bf16 is a run of .*, 1200 steps: use that, or choose .*\n$")
         (self.folder / "out" / "measured.json").unlink()
-        said = self.call(*self.runs("--train-iters", "400", "--out", "out", "--", *data), code=2).stderr
+        said = self.call(*self.runs("--train-iters", "1200", "--out", "out", "--", *data), code=2).stderr
         self.assertIn("its bf16 is a run of another measurement", said)
 
     def test_bad_options_are_found_before_anything_runs(self):
