@@ -76,7 +76,7 @@ TEST_CASE("plan: operations of a step, with their bytes") {
     CHECK(find_op(plan, OpKind::bias_backward) == nullptr);
 }
 
-TEST_CASE("plan: every further micro-batch adds the same operations and collectives, and no time to the rehearsal") {
+TEST_CASE("plan: every further micro-batch adds the same operations and collectives, up to a million") {
     const Words model = {"--model", "llama3-8B", "--num-layers", "5", "--micro-batch-size", "1"};
     const struct {
         Words words;
@@ -91,7 +91,7 @@ TEST_CASE("plan: every further micro-batch adds the same operations and collecti
                 {{"--ranks", "4", "--zero", "3"}, 4},
                 {{"--ranks", "4", "--context-parallel", "2"}, 2}};
     for (const auto& [words, data_ranks] : rows) {
-        CAPTURE(words);
+        CAPTURE(words.empty() ? "BF16" : words.front() + " " + words.back());
         auto with = [&](int64_t micro_batches) {
             const std::string sequences = std::to_string(micro_batches * data_ranks);
             return planned(planned_config("llama", last_words({model, words, {"--global-batch-size", sequences}})));
@@ -347,6 +347,17 @@ TEST_CASE("plan: rates that are written are read back, also those of a GPU whose
     CHECK(ms == doctest::Approx(predict_step(config, plan, measured_gpu()).total_ms()));
 }
 
+TEST_CASE("plan: a row of the custom kernel's speed divides the block times of forward and dgrad before it") {
+    const std::string linear = "linear 8 16 32   1 2 3 4   5 6 7 8   9 10 11 12\n";
+    const std::vector<MeasuredGemm> gemms = parse_rates(linear + "custom-blocks 2\n" + linear, "file").gemms;
+    REQUIRE(gemms.size() == 6);
+    for (size_t i = 0; i < 6; i++)
+        for (int mode = 0; mode < kGemmModes; mode++) {
+            const bool divided = i < 2 && mode == static_cast<int>(GemmMode::kFp8Block);   // i: forward, dgrad, wgrad
+            CHECK(gemms[i].us[mode] == (4.0 * static_cast<double>(i % 3) + mode + 1) / (divided ? 2 : 1));
+        }
+}
+
 TEST_CASE("plan: a malformed row of rates is refused with its line number") {
     auto refused = [](const std::string& text) {
         try {
@@ -360,6 +371,6 @@ TEST_CASE("plan: a malformed row of rates is refused with its line number") {
     CHECK(refused("# rates\n\nop adamw fp32 plain 8 1.5 plain 16 2\n") == "");
     const std::string rows[] = {"adamw fp32 plain 8 1.5", "op adam fp32 plain 8 1.5", "op adamw fp32 none 8 1.5",
                                 "op adamw fp32 plain 8", "gpu", "copy", "copy 1 2", "linear 1 2 3 4",
-                                "attention bf16 1 1 1 1 x"};
+                                "attention bf16 1 1 1 1 x", "custom-blocks", "custom-blocks 0", "custom-blocks -1"};
     for (const std::string& row : rows) CHECK(contains(refused("# rates\n" + row + "\n"), "file, line 2: "));
 }

@@ -1,7 +1,7 @@
 // Step times that `plan` predicts, beside measured ones.
 #include "tests/support/plan_test.h"
 
-#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 
 #include "llmc/perf/kernel_rates.h"

@@ -3,7 +3,7 @@
 #include "tests/support/config_test.h"
 #include "tests/support/fp8_model_test.h"
 
-// Options of models, and others.
+// Options of runs that several tests plan.
 inline const Words kLlama8 = {"--model", "llama3-8B", "--seq-length", "8192", "--micro-batch-size", "1",
                               "--global-batch-size", "4", "--grad-dtype", "bf16", "--moment-dtype", "bf16"};
 inline const Words kGpt2 = {"--model", "gpt2-124M", "--micro-batch-size", "64", "--global-batch-size", "512"};
