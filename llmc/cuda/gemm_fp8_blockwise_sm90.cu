@@ -21,10 +21,31 @@ namespace cuda {
 namespace {
 
 struct BlocksMaps {
-    CUtensorMap a, b, d;   // d: of bf16 results that are not accumulated
+    CUtensorMap a, b, d;
+};
+
+// Where B's scales of a block's columns are: for each step a vector of them, or for each four steps four blocks.
+template <bool vectors> struct BlocksScaleSource {
+    const float* at;
+    uint32_t bytes;
+
+    // column: the block's first, which may be beyond N; its columns then are zeros times any scale.
+    __device__ BlocksScaleSource(const BlocksProblem& p, int column) {
+        if constexpr (vectors) {
+            const int first = min(column, p.N - 16);
+            at = p.b_scales + first, bytes = 4 * min(Blocks::kColumns, p.N - first);
+        } else {
+            at = p.b_scales + int64_t{min(column, p.N - 1) / Blocks::kColumns} * p.scale_row, bytes = 16;
+        }
+    }
+    __device__ void next(const BlocksProblem& p, int step) {
+        if constexpr (vectors) at += p.N;
+        else if (step % 4 == 3) at += 4;
+    }
 };
 
 // The thread that issues TMA loads.
+template <bool vectors>
 __device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const BlocksProblem& p,
                             const BlocksSchedule& schedule) {
     using B = Blocks;
@@ -35,60 +56,58 @@ __device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const Blo
         const int row = at.row, column = at.column + rank * B::kColumns;
         const uint32_t a_bytes = 4 * min(B::kRows, p.M - row);
         const float* a_scales = p.a_scales + row;
-        // The last columns may be beyond N: zeros times any scale.
-        const float* b_scales = p.b_scales + int64_t{min(column, p.N - 1) / B::kColumns} * p.scale_row;
+        BlocksScaleSource<vectors> b_scales(p, column);
 #pragma unroll 1
         for (int step = 0; step < p.steps; step++) {
-            const uint32_t full = state.ring.full + 8 * state.ring.stage, scales = state.shared + state.scales_at();
+            const uint32_t full = state.ring.full + 8 * state.ring.stage, scales = state.scales();
             ptx::barrier_wait(state.ring.empty + 8 * state.ring.stage, state.ring.parity ^ 1);
-            ptx::barrier_expect(full, B::kRowBytes + B::kColumnBytes + a_bytes + 16);
+            ptx::barrier_expect(full, B::kRowBytes + B::kColumnBytes + a_bytes + b_scales.bytes);
             ptx::load_matrix_box_to_blocks(state.rows() + rank * B::kShareBytes, &maps.a, full, step * B::kDepth,
                                            row + rank * B::kShareRows, kAll);
             ptx::load_matrix_box(state.columns(), &maps.b, full, step * B::kDepth, column);
             ptx::bulk_load(scales, a_scales, a_bytes, full);
             a_scales += p.M;
-            ptx::bulk_load(scales + 4 * B::kRows, b_scales, 16, full);
-            if (step % 4 == 3) b_scales += 4;
+            ptx::bulk_load(scales + 4 * B::kRows, b_scales.at, b_scales.bytes, full);
+            b_scales.next(p, step);
             state.ring.next();
         }
     }
 }
 
-// The scales of a thread's part of a step: its rows' scales of A, and B's.
-struct BlocksScales {
-    float of_row[Blocks::kHalves][2], of_columns;
-
-    // Starts to load from the stage's scales at `at`, in this order. row: the thread's first row.
-    __device__ void load(uint32_t at, int row, int step) {
-#pragma unroll
-        for (int half = 0; half < Blocks::kHalves; half++)
-#pragma unroll
-            for (int i = 0; i < 2; i++) of_row[half][i] = ptx::load_shared(at + 4 * (row + 64 * half + 8 * i));
-        of_columns = ptx::load_shared(at + 4 * (Blocks::kRows + step % 4));
-    }
-    __device__ void promote(float (&sums)[64], const float (&part)[64], int half) const {
-        const float both[2] = {of_row[half][0] * of_columns, of_row[half][1] * of_columns};
-#pragma unroll
-        for (int i = 0; i < 64; i++) sums[i] = fmaf(part[i], both[half_of(i)], sums[i]);
-    }
-};
+// The warp that puts the scales of columns into the order in which consumers load them as matrices of 8 rows (ldmatrix):
+// of 8 columns first the even, then the odd ones.
+__device__ void order_scales(BlocksState state, const BlocksProblem& p, const BlocksSchedule& schedule, int lane) {
+    for (uint32_t item = BlocksSchedule::first(); item < schedule.items; item += BlocksSchedule::step())
+#pragma unroll 1
+        for (int step = 0; step < p.steps; step++) {
+            state.ring.wait();
+            const float4 four = ptx::load_shared4(state.scales() + 4 * Blocks::kRows + 16 * lane);
+            const uint32_t to = state.ordered() + lane / 2 * 32 + lane % 2 * 8;
+            ptx::store_shared(to, four.x, four.z);
+            ptx::store_shared(to + 16, four.y, four.w);
+            __syncwarp();
+            if (lane == 0) ptx::barrier_arrive(state.ordered_barrier());
+            state.ring.next();
+        }
+}
 
 // One consumer warpgroup.
-struct BlocksConsumer {
+template <bool vectors> struct BlocksConsumer {
     using B = Blocks;
     BlocksState state;
     const int consumer, warp, lane;   // warp: of the warpgroup
-    const uint32_t empty_there;       // `empty` barriers of the one block in the cluster that this lane signals
+    uint32_t empty_there;             // the stage's `empty` barrier of the one block in the cluster that this lane signals
     float sums[B::kHalves][64], part[64];
-    BlocksScales scales;   // of the step
+    float of_row[B::kHalves][2];       // A's scales of the step
+    float columns[vectors ? 32 : 1];   // B's scales of the step: two odd, two even columns of registers 8 j .. 8 j + 7
 
     // The thread's first row in its warpgroup's half 0, relative to the block.
     __device__ int first_row() const { return consumer * 64 * B::kHalves + 16 * warp + lane / 4; }
 
     // part = the product of 64 rows over 128 of K; calls meanwhile() while it runs.
     template <typename Meanwhile> __device__ void multiply(int half, Meanwhile meanwhile) {
-        const uint32_t rows = state.rows() + (consumer * B::kHalves + half) * B::kHalfBytes;
-        const uint64_t a = byte_tile_descriptor<B::kDepth>(rows);
+        const uint32_t rows_at = state.rows() + (consumer * B::kHalves + half) * B::kHalfBytes;
+        const uint64_t a = byte_tile_descriptor<B::kDepth>(rows_at);
         const uint64_t b = byte_tile_descriptor<B::kDepth>(state.columns());
         ptx::pin(part);
         ptx::wgmma_fence();
@@ -97,59 +116,137 @@ struct BlocksConsumer {
             ptx::wgmma_e4m3<B::kColumns>(part, along_bytes(a, i), along_bytes(b, i), i > 0);
         ptx::wgmma_commit();
         meanwhile();
+        if constexpr (vectors) wait_turn();   // before the wait, so that no promotion begins before its turn
         ptx::wgmma_wait<0>();
         ptx::pin(part);
     }
-    __device__ void load_scales(BlocksScales& to, const BlocksState& from, int number) const {
-        from.ring.wait();
-        to.load(from.shared + from.scales_at(), first_row(), number);
+    // Only one consumer promotes at a time, so that the other's product runs meanwhile.
+    __device__ void wait_turn() const {
+        if (consumer == 0) ptx::named_sync<128 * B::kConsumers>(B::kTurnBarrier);
+        else ptx::named_sync<128 * B::kConsumers>(B::kTurnBarrier + 1);
+    }
+    __device__ void pass_turn() const {
+        if (consumer == 0) ptx::named_arrive<128 * B::kConsumers>(B::kTurnBarrier + 1);
+        else ptx::named_arrive<128 * B::kConsumers>(B::kTurnBarrier);
+    }
+    // Starts to load the scales of the thread's rows of a half.
+    __device__ void load_rows(float (&to)[2], const BlocksState& of, int half) const {
+        const uint32_t from = of.scales() + 4 * (first_row() + 64 * half);
+        to[0] = ptx::load_shared(from), to[1] = ptx::load_shared(from + 32);
+    }
+    // Scales of the columns of registers 8 j .. 8 j + 7. They arrive in four aligned registers, those of odd columns in
+    // even ones, so that the two factors of a product are never in the same bank.
+    __device__ void load_columns(uint32_t at, int j) {
+        uint32_t four[4];
+        ptx::load_matrix_x4(four, at + 64 * j);
+#pragma unroll
+        for (int i = 0; i < 4; i++) columns[4 * j + i] = __uint_as_float(four[i]);
+    }
+    __device__ uint32_t columns_at(const BlocksState& of) const {
+        return of.ordered() + lane / 16 * 32 + (lane / 8 % 2 ? 0 : 16);
+    }
+    // sums[half] += part with its scales; calls used(j) when the scales of registers 8 j .. 8 j + 7 have been used.
+    template <typename Used> __device__ void promote(int half, Used used) {
+        if constexpr (vectors) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+#pragma unroll
+                for (int i = 0; i < 8; i++) {   // in this order, operands can be used again
+                    const int of = 8 * j + i / 4 * 4 + i / 2 % 2 + 2 * (i % 2);
+                    ptx::multiply(part[of], columns[4 * j + i / 4 * 2 + (of % 2 ? 0 : 1)]);
+                }
+                used(j);
+            }
+#pragma unroll
+            for (int row = 0; row < 2; row++)
+#pragma unroll
+                for (int i = 2 * row; i < 64; i += 4)
+                    for (int k = i; k < i + 2; k++) sums[half][k] = fmaf(part[k], of_row[half][row], sums[half][k]);
+            ptx::pin(sums[half]);
+            pass_turn();
+        } else {
+            const float both[2] = {of_row[half][0] * columns[0], of_row[half][1] * columns[0]};
+#pragma unroll
+            for (int i = 0; i < 64; i++) sums[half][i] = fmaf(part[i], both[half_of(i)], sums[half][i]);
+        }
+    }
+    __device__ float of_block(const BlocksState& of, int number) const {
+        return ptx::load_shared(of.scales() + 4 * (B::kRows + number % 4));
+    }
+    __device__ void wait(const BlocksState& of) const {
+        of.ring.wait();
+        if constexpr (vectors) ptx::barrier_wait(of.ordered_barrier(), of.ring.parity);
+    }
+    // Waits for the first step of a tile and starts to load its scales.
+    __device__ void first_scales() {
+        wait(state);
+        for (int half = 0; half < B::kHalves; half++) load_rows(of_row[half], state, half);
+        if constexpr (vectors) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) load_columns(columns_at(state), j);
+        } else {
+            columns[0] = of_block(state, 0);
+        }
+    }
+    // The warp has read the stage.
+    __device__ void release() {
+        __syncwarp();
+        if (lane < B::kCluster) ptx::barrier_arrive_in_block(empty_there);
+        state.ring.next();
+        empty_there += state.ring.stage == 0 ? -8 * (B::kStages - 1) : 8;
     }
     // Scales are loaded one step ahead, so that no wgmma waits for them. A stage may be released only after the loads
     // from it have completed: neither an arrival at a barrier nor TMA is ordered with them. They have completed once
-    // the first half's promotion has used the scale that was loaded last.
+    // the first half's promotion has used all of them.
     __device__ void step(int number, bool last) {
-        BlocksScales next;
+        float next_rows[2] = {}, next_block = 0;
         multiply(0, [] {});
-        scales.promote(sums[0], part, 0);
+        promote(0, [](int) {});
         multiply(1, [&] {
             if (last) return;
             BlocksState ahead = state;
             ahead.ring.next();
-            load_scales(next, ahead, number + 1);
+            wait(ahead);
+            load_rows(of_row[0], ahead, 0), load_rows(next_rows, ahead, 1);
+            if constexpr (!vectors) next_block = of_block(ahead, number + 1);
         });
-        state.release(empty_there, lane);
-        scales.promote(sums[1], part, 1);
-        scales = next;
-        state.ring.next();
+        release();
+        const uint32_t from = vectors ? columns_at(state) : 0;
+        promote(1, [&](int j) {   // after the last step the values are not used
+            if constexpr (vectors) load_columns(from, j);
+        });
+        of_row[1][0] = next_rows[0], of_row[1][1] = next_rows[1];
+        if constexpr (!vectors) columns[0] = next_block;
     }
     // Recomputes its indices rather than keep them in registers across the steps of a tile.
     __device__ void store(const BlocksMaps& maps, const BlocksProblem& p, const BlocksSchedule& schedule,
                           uint32_t item) {
         const BlocksSchedule::Place at = schedule.place(ptx::opaque(item));
         const int thread = static_cast<int>(ptx::thread_index()), of_group = thread % 128, lane = thread % 32;
-        const int first = at.row + thread / 128 * 64 * B::kHalves + of_group / 32 * 16, row = first + lane / 4;
+        const int row = at.row + thread / 128 * 64 * B::kHalves + of_group / 32 * 16;
         const uint32_t buffer = state.shared + B::kResultsAt + thread / 32 * B::kWarpBytes;
         const int column = at.column + static_cast<int>(BlocksSchedule::rank()) * B::kColumns;
 #pragma unroll
         for (int half = 0; half < B::kHalves; half++) {
             if (p.bias) add_bias(sums[half], p, column, lane);
-            if (p.fp32) store_fp32(sums[half], p, row + 64 * half, column, lane);
-            else if (p.accumulate) add_bf16(sums[half], p, row + 64 * half, column, lane);
-            else store_boxes(sums[half], maps.d, p, buffer, first + 64 * half, column, lane);
+            if (p.fp32) store_boxes<true>(sums[half], maps.d, p, buffer, row + 64 * half, column, lane);
+            else store_boxes<false>(sums[half], maps.d, p, buffer, row + 64 * half, column, lane);
         }
         __syncwarp();
     }
     __device__ void run(const BlocksMaps& maps, const BlocksProblem& p, const BlocksSchedule& schedule) {
+        if (vectors && consumer == 1) pass_turn();
         for (uint32_t item = BlocksSchedule::first(); item < schedule.items; item += BlocksSchedule::step()) {
 #pragma unroll
             for (int half = 0; half < B::kHalves; half++)
 #pragma unroll
                 for (int i = 0; i < 64; i++) sums[half][i] = 0;
-            load_scales(scales, state, 0);
+            first_scales();
 #pragma unroll 1
             for (int number = 0; number < p.steps; number++) step(number, number + 1 == p.steps);
             store(maps, p, schedule, item);
         }
+        if (vectors && consumer == 0) wait_turn();   // the last that was passed
         if (lane == 0) ptx::bulk_wait_read<0>();   // shared memory must outlive the copies
     }
 };
@@ -162,6 +259,7 @@ struct BlocksConsumer {
 //           scales 16-byte aligned, as fp8_gemm_error checks.
 // Parallel: a cluster of 2 blocks computes tiles of 256 x 256 (BlocksSchedule), each block 128 of the columns. Its last
 //           warpgroup issues TMA loads, each other one owns 128 rows in two halves.
+template <bool vectors>
 __global__ void __launch_bounds__(Blocks::kThreads, 1)
 gemm_fp8_blockwise_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __grid_constant__ BlocksProblem problem,
                         const BlocksSchedule schedule) {
@@ -178,12 +276,14 @@ gemm_fp8_blockwise_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __
     __cluster_barrier_wait();
     if (group_of_warps == Blocks::kConsumers) {
         ptx::registers_shrink<Blocks::kProducerRegisters>();
-        if (threadIdx.x == 128 * Blocks::kConsumers) load_blocks(state, maps, problem, schedule);
+        const int thread = static_cast<int>(threadIdx.x) - 128 * Blocks::kConsumers;
+        if (thread == 0) load_blocks<vectors>(state, maps, problem, schedule);
+        if (vectors && thread / 32 == 1) order_scales(state, problem, schedule, thread % 32);
         __syncwarp();
     } else {
         ptx::registers_grow<Blocks::kConsumerRegisters>();
         const int lane = static_cast<int>(threadIdx.x) % 32;
-        BlocksConsumer consumer{
+        BlocksConsumer<vectors> consumer{
             state, group_of_warps, warp_uniform(threadIdx.x / 32) % 4, lane,
             ptx::address_in_block(state.ring.empty, lane % Blocks::kCluster), {}, {}, {}};
         consumer.run(maps, problem, schedule);
@@ -193,8 +293,8 @@ gemm_fp8_blockwise_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __
 #endif
 }
 
-void launch(Ctx& ctx, const GemmArgs& args) {
-    const auto kernel = gemm_fp8_blockwise_sm90_kernel;
+template <bool vectors> void launch(Ctx& ctx, const GemmArgs& args) {
+    const auto kernel = gemm_fp8_blockwise_sm90_kernel<vectors>;
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim.x = Blocks::kCluster;
@@ -218,13 +318,12 @@ void launch(Ctx& ctx, const GemmArgs& args) {
     CHECK(args.M < (1 << 30) && args.N < (1 << 30) && items < (1 << 30), "gemm_fp8_blockwise: M %lld, N %lld",
           (long long)args.M, (long long)args.N);
     config.gridDim.x = grid_size(Blocks::kCluster * std::min<int64_t>(items, resident));
-    BlocksMaps maps{matrix_map(args.A.data, args.M, args.K, Blocks::kShareRows),
-                    matrix_map(args.B.data, args.N, args.K, Blocks::kColumns), {}};
-    if (args.D.dtype == Dtype::kBf16 && !args.accumulate) maps.d = box_map(args.D, args.M, args.N, args.N, 16, 128);
+    const BlocksMaps maps{matrix_map(args.A.data, args.M, args.K, Blocks::kShareRows),
+                    matrix_map(args.B.data, args.N, args.K, Blocks::kColumns),
+                          box_map(args.D, args.M, args.N, args.N, 16, 128)};
     const int64_t steps = ceil_div(args.K, Blocks::kDepth);
     const BlocksProblem problem{.a_scales = args.A_scale_inv.as<float>(),
                                 .b_scales = args.B_scale_inv.as<float>(),
-                                .result = args.D.data,
                                 .bias = args.bias ? args.bias.as<bf16>() : nullptr,
                                 .M = static_cast<int>(args.M), .N = static_cast<int>(args.N),
                                 .steps = static_cast<int>(steps),
@@ -243,7 +342,7 @@ bool gemm_fp8_blockwise_available(const Ctx& ctx) { return kSm90aCode && ctx.sm 
 
 bool gemm_fp8_blockwise_supports(const Ctx& ctx, const GemmArgs& args) {
     return gemm_fp8_blockwise_available(ctx) && args.A.dtype == Dtype::kE4m3 && args.B.dtype == Dtype::kE4m3
-           && args.A_granularity == Granularity::kBlock1x128 && args.B_granularity == Granularity::kBlock128x128
+           && args.A_granularity == Granularity::kBlock1x128 && args.B_granularity != Granularity::kTensor
            && args.epilogue != GemmEpilogue::kBiasGelu;
 }
 
@@ -251,7 +350,8 @@ void gemm_fp8_blockwise(Ctx& ctx, const GemmArgs& args) {
     CHECK(gemm_fp8_blockwise_supports(ctx, args) && !fp8_gemm_error(args), "gemm_fp8_blockwise: %s",
           fp8_gemm_error(args) ? fp8_gemm_error(args) : "not a product that it makes, or not on this device");
 #if defined(LLMC_SM90A)
-    launch(ctx, args);
+    if (args.B_granularity == Granularity::kBlock1x128) launch<true>(ctx, args);
+    else launch<false>(ctx, args);
 #endif
 }
 

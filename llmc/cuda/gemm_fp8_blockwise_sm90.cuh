@@ -17,14 +17,17 @@ struct Blocks {
     static constexpr int kCluster = 2, kShareRows = kRows / kCluster, kStages = 4;
     static constexpr uint32_t kRowBytes = kRows * kDepth, kColumnBytes = kColumns * kDepth;
     static constexpr uint32_t kShareBytes = kShareRows * kDepth, kHalfBytes = 64 * kDepth;
-    static constexpr uint32_t kScaleBytes = 4 * (kRows + 4);
-    static constexpr uint32_t kWarpBytes = 16 * kPanelRowBytes;   // 16 rows of 64 columns of bf16
-    // Shared memory: stages of A | of B | results of each warp | stages of scales (A's, then B's of the four 128x128
-    // blocks that contain the stage) | barriers.
+    static constexpr uint32_t kScaleBytes = 4 * (kRows + kColumns);
+    static constexpr uint32_t kWarpBytes = 16 * kPanelRowBytes;
+    // Shared memory: stages of A | of B | results of each warp | stages of scales (A's, then B's: those of the columns,
+    // or of the four 128x128 blocks that contain the stage) | scales of columns in the order of registers | barriers
+    // (`full`, `empty`, `ordered`).
     static constexpr uint32_t kColumnsAt = kStages * kRowBytes, kResultsAt = kColumnsAt + kStages * kColumnBytes;
     static constexpr uint32_t kScalesAt = kResultsAt + 4 * kConsumers * kWarpBytes;
-    static constexpr uint32_t kBarriers = kScalesAt + kStages * kScaleBytes;
-    static constexpr int kSharedBytes = kBarriers + 16 * kStages;
+    static constexpr uint32_t kOrderedAt = kScalesAt + kStages * kScaleBytes, kOrderedBytes = 4 * kColumns;
+    static constexpr uint32_t kBarriers = kOrderedAt + kStages * kOrderedBytes;
+    static constexpr int kSharedBytes = kBarriers + 24 * kStages;
+    static constexpr int kTurnBarrier = 1;   // named barriers of the consumers' turns
     static_assert(registers_suffice(kConsumers, kProducerRegisters, kConsumerRegisters));
     static_assert(kSharedBytes <= 227 * 1024);
 };
@@ -53,11 +56,10 @@ struct BlocksSchedule {
 // Kernel arguments besides the maps of A and B.
 struct BlocksProblem {
     const float *a_scales, *b_scales;
-    void* result;        // (M, N) fp32 or bf16: = or, if accumulate, +=
     const bf16* bias;    // (N) or null
     int M, N, steps;     // steps of 128 along K
-    int scale_row;      // elements between B's scales of adjacent blocks of 128 rows
-    bool fp32, accumulate;
+    int scale_row;      // elements between B's scales of adjacent 128x128 blocks along N
+    bool fp32, accumulate;   // (M, N) results: = or, if accumulate, +=
 };
 
 // A block's ring and the addresses of its stages.
@@ -69,18 +71,15 @@ struct BlocksState {
         : shared(base), ring{base + Blocks::kBarriers, base + Blocks::kBarriers + 8 * Blocks::kStages} {}
     __device__ uint32_t rows() const { return shared + ring.stage * Blocks::kRowBytes; }
     __device__ uint32_t columns() const { return shared + Blocks::kColumnsAt + ring.stage * Blocks::kColumnBytes; }
-    __device__ uint32_t scales_at() const { return Blocks::kScalesAt + ring.stage * Blocks::kScaleBytes; }
+    __device__ uint32_t scales() const { return shared + Blocks::kScalesAt + ring.stage * Blocks::kScaleBytes; }
+    __device__ uint32_t ordered() const { return shared + Blocks::kOrderedAt + ring.stage * Blocks::kOrderedBytes; }
+    __device__ uint32_t ordered_barrier() const { return ring.full + 8 * (2 * Blocks::kStages + ring.stage); }
     // Called by one thread before the cluster's barrier. A stage is free when the consumers of both blocks have read
     // it, since each block loads half of A into both.
     __device__ void init() const {
         ring.init(4 * Blocks::kConsumers * Blocks::kCluster);
+        for (uint32_t i = 0; i < Blocks::kStages; i++) ptx::barrier_init(ring.full + 8 * (2 * Blocks::kStages + i), 1);
         ptx::barrier_init_fence();
-    }
-    // Called by consumers when the warp has read the stage. empty_there: the `empty` barriers of the block that
-    // this lane signals.
-    __device__ void release(uint32_t empty_there, int lane) const {
-        __syncwarp();
-        if (lane < Blocks::kCluster) ptx::barrier_arrive_in_block(empty_there + 8 * ring.stage);
     }
 };
 
@@ -97,72 +96,56 @@ __device__ inline void add_bias(float (&d)[64], const BlocksProblem& p, int colu
     }
 }
 
-// Four lanes store 32 bytes of a row at once. Accumulation uses atomics to avoid a read; each element is added to once,
-// so the result is deterministic. (Atomics flush subnormals to 0.)
-__device__ inline void store_fp32(const float (&d)[64], const BlocksProblem& p, int row, int column, int lane) {
+// Writes columns of 128 bytes of the warp's 16 rows to its buffer in shared memory, from their 16 or 32 registers.
+__device__ inline void write_panel(const float* d, std::bool_constant<false>, uint32_t buffer, int lane) {
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        if (row + 8 * half >= p.M) return;
-        float* const to = static_cast<float*>(p.result) + int64_t{row + 8 * half} * p.N + column + 2 * (lane % 4);
+    for (int j = 0; j < 4; j++) {
+        uint32_t part[4];
 #pragma unroll
-        for (int j = 0; j < 16; j++) {
-            if (column + 8 * j >= p.N) break;
-            const float2 sums = make_float2(d[4 * j + 2 * half], d[4 * j + 2 * half + 1]);
-            if (p.accumulate) atomicAdd(reinterpret_cast<float2*>(to + 8 * j), sums);
-            else *reinterpret_cast<float2*>(to + 8 * j) = sums;
-        }
+        for (int i = 0; i < 4; i++) part[i] = pack_bf16x2(d[8 * j + 2 * i], d[8 * j + 2 * i + 1]);
+        ptx::store_matrix_x4(buffer + panel_offset(lane & 15, 2 * j + (lane >> 4)), part);
     }
 }
+// Even and odd lanes exchange pairs, so that each stores 4 adjacent columns of the first or second 8. Storing the
+// accumulators themselves in twos would need them in aligned pairs of registers. Those of a product are aligned, too, so
+// that FFMA would read both from one bank, which costs 4 % of all cycles.
+__device__ inline void write_panel(const float* d, std::bool_constant<true>, uint32_t buffer, int lane) {
+    const bool odd = lane % 2;
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+            const float *first = d + 4 * j + 2 * half, *second = first + 4;
+            float own[2], other[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                own[i] = odd ? second[i] : first[i];
+                other[i] = __shfl_xor_sync(0xffffffffu, odd ? first[i] : second[i], 1);
+            }
+            const uint32_t chunk = 2 * (j + lane % 2) + lane % 4 / 2;
+            ptx::store_shared(buffer + panel_offset(lane / 4 + 8 * half, chunk), odd ? other[0] : own[0],
+                              odd ? other[1] : own[1], odd ? own[0] : other[0], odd ? own[1] : other[1]);
+        }
+}
 
-// Stores bf16 (=) by TMA, from the warp's buffer in shared memory; the map's boxes are 16 rows of 64 columns. A warp
-// waits until the last box has been read, not until it has been written.
+// Stores (=) or, if p.accumulate, adds (+=) by TMA, whose boxes are 16 rows of 128 bytes. A sum is rounded to bf16 and
+// added to bf16, which rounds again, as in the library. Each element is added to once, so the result is
+// deterministic. A warp waits until its last box has been read, not until it has been written.
+template <bool fp32>
 __device__ inline void store_boxes(const float (&d)[64], const CUtensorMap& map, const BlocksProblem& p,
                                    uint32_t buffer, int row, int column, int lane) {
+    constexpr int kWidth = fp32 ? 32 : 64;
 #pragma unroll
-    for (int c = 0; c < 64 / 32; c++) {
+    for (int c = 0; c < Blocks::kColumns / kWidth; c++) {
         if (lane == 0) ptx::bulk_wait_read<0>();
         __syncwarp();
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            uint32_t part[4];
-            as_operand(part, d, 4 * c + j);
-            ptx::store_matrix_x4(buffer + panel_offset(lane & 15, 2 * j + (lane >> 4)), part);
-        }
+        write_panel(d + c * kWidth / 2, std::bool_constant<fp32>(), buffer, lane);
         ptx::fence_async();
         __syncwarp();
-        if (lane == 0 && row < p.M && column + 64 * c < p.N) {
-            ptx::store_matrix_box(&map, buffer, column + 64 * c, row);
+        if (lane == 0 && row < p.M && column + c * kWidth < p.N) {
+            if (p.accumulate) ptx::add_matrix_box(&map, buffer, column + c * kWidth, row);
+            else ptx::store_matrix_box(&map, buffer, column + c * kWidth, row);
             ptx::bulk_commit();
-        }
-    }
-}
-
-// Adds to bf16 (+=), as store_fp32; even lanes exchange with their odd neighbours to get 4 adjacent columns of the
-// first or second 8.
-__device__ inline void add_bf16(float (&d)[64], const BlocksProblem& p, int row, int column, int lane) {
-    const bool odd = lane % 2;
-    const int own = 2 * (lane % 4), first = 8 * (lane % 2) + 2 * (lane & 2);
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const bool inside = row + 8 * half < p.M;
-        bf16* const to = static_cast<bf16*>(p.result) + int64_t{row + 8 * half} * p.N + column;
-        if (inside) {
-#pragma unroll
-            for (int j = 0; j < 16; j++) {
-                if (column + 8 * j >= p.N) break;
-                const float2 old = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(to + 8 * j + own));
-                d[4 * j + 2 * half] += old.x, d[4 * j + 2 * half + 1] += old.y;
-            }
-        }
-        __syncwarp();
-#pragma unroll
-        for (int j = 0; j < 16; j += 2) {
-            if (column + 8 * j >= p.N) break;
-            const uint32_t a = pack_bf16x2(d[4 * j + 2 * half], d[4 * j + 2 * half + 1]);
-            const uint32_t b = pack_bf16x2(d[4 * j + 4 + 2 * half], d[4 * j + 5 + 2 * half]);
-            const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? a : b, 1);
-            const uint2 four = odd ? make_uint2(other, b) : make_uint2(a, other);
-            if (inside) *reinterpret_cast<uint2*>(to + 8 * j + first) = four;
         }
     }
 }

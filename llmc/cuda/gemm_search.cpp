@@ -122,8 +122,7 @@ GemmPlan search_plan(Ctx& ctx, GemmProblem& problem, const GemmKey& key, const G
     constexpr float kFarBehind = 1.2f;
     std::vector<Trial> trials;
     for (const GemmPlan& plan : candidates(ctx, problem, key, kCandidates)) trials.push_back({plan, {}});
-    const bool other_bits = args.accumulate && args.D.dtype == Dtype::kBf16;   // see gemm_fp8_blockwise
-    if (ctx.gemm->search_custom && !other_bits && cuda::gemm_fp8_blockwise_supports(ctx, args))
+    if (ctx.gemm->search_custom && cuda::gemm_fp8_blockwise_supports(ctx, args))
         trials.push_back({{.algo = {}, .custom = true, .checked = true}, {}});
     Stopwatch stopwatch;
     auto round = [&] {

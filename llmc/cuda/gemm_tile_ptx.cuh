@@ -9,18 +9,8 @@ namespace cuda::tiles::ptx {
 using namespace cuda::ptx;
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// Adds a box in shared memory to a matrix, as store_matrix_box (ptx.cuh). "cp.reduce.async.bulk.tensor".
-__device__ inline void add_matrix_box(const void* map, uint32_t shared, int column, int row) {
-    asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %4}], "
-                 "[%1];" ::"l"(map),
-                 "r"(shared), "r"(column), "r"(row), "r"(0)
-                 : "memory");
-}
-
+using cuda::ptx::store_shared;
 // "st.shared".
-__device__ inline void store_shared(uint32_t shared, float a, float b) {
-    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(a), "f"(b) : "memory");
-}
 __device__ inline void store_shared(uint32_t shared, uint32_t word) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared), "r"(word) : "memory");
 }

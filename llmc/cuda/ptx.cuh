@@ -38,6 +38,9 @@ template <typename T> __device__ inline T* opaque(T* p) {
     __builtin_assume(__isGlobal(p));
     return p;
 }
+// x *= y, in the order of the code.
+__device__ inline void multiply(float& x, float y) { asm volatile("mul.rn.f32 %0, %0, %1;" : "+f"(x) : "f"(y)); }
+
 // Returns the same number, computed at this place of the code and not later.
 __device__ inline uint32_t opaque(uint32_t x) {
     asm volatile("" : "+r"(x));
@@ -72,6 +75,20 @@ __device__ inline float load_shared(uint32_t shared) {
     float x;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(shared) : "memory");
     return x;
+}
+__device__ inline float4 load_shared4(uint32_t shared) {
+    float4 x;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "r"(shared)
+                 : "memory");
+    return x;
+}
+__device__ inline void store_shared(uint32_t shared, float a, float b) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(a), "f"(b) : "memory");
+}
+__device__ inline void store_shared(uint32_t shared, float a, float b, float c, float d) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
 
 // Loads four 8x8 matrices of 16-bit elements, matrix i from the 16-byte rows that lanes 8i..8i+7 point to. Lane l gets
@@ -206,6 +223,14 @@ __device__ inline void store_box(const void* map, uint32_t shared, int row, int 
 // As store_box for a matrix (box_map in tensor_map.h).
 __device__ inline void store_matrix_box(const void* map, uint32_t shared, int column, int row) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %4}], [%1];" ::"l"(map),
+                 "r"(shared), "r"(column), "r"(row), "r"(0)
+                 : "memory");
+}
+// Adds a box in shared memory to a matrix, as store_matrix_box; bf16 is rounded after the addition.
+// "cp.reduce.async.bulk.tensor".
+__device__ inline void add_matrix_box(const void* map, uint32_t shared, int column, int row) {
+    asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %4}], "
+                 "[%1];" ::"l"(map),
                  "r"(shared), "r"(column), "r"(row), "r"(0)
                  : "memory");
 }

@@ -42,12 +42,12 @@ inline HostTensor random_codes(Dtype format, int64_t elems, uint64_t key, int64_
     return t;
 }
 
-// Fills operands, scales and the initial D. limit != 0: integers and powers of two, for exact sums.
-inline Fp8Product& fill(Fp8Product& p, int64_t limit, bool with_bias = false) {
+// Fills operands, scales and the initial D. limit != 0: integers and scales that are powers of two, for exact sums.
+inline Fp8Product& fill(Fp8Product& p, int64_t limit, bool with_bias = false, bool powers = false) {
     p.a = random_codes(p.kind.a, p.M * p.K, 1, limit);
     p.b = random_codes(p.kind.b, p.N * p.K, 2, limit);
-    p.a_scale_inv = random_scales(p.kind.a_granularity, p.M, p.K, 3, limit != 0);
-    p.b_scale_inv = random_scales(p.kind.b_granularity, p.N, p.K, 4, limit != 0);
+    p.a_scale_inv = random_scales(p.kind.a_granularity, p.M, p.K, 3, powers || limit != 0);
+    p.b_scale_inv = random_scales(p.kind.b_granularity, p.N, p.K, 4, powers || limit != 0);
     p.d = HostTensor(p.result, p.M * p.N);
     const double size = limit ? 0 : 100 * std::sqrt(static_cast<double>(p.K));
     if (p.accumulate) p.d = limit ? random_integers(p.result, p.M * p.N, 5, 50)
