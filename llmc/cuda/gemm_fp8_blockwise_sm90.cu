@@ -96,18 +96,17 @@ template <bool vectors> struct BlocksConsumer {
     using B = Blocks;
     BlocksState state;
     const int consumer, warp, lane;   // warp: of the warpgroup
-    uint32_t empty_there;             // the stage's `empty` barrier of the one block in the cluster that this lane signals
+    // The `empty` barrier of the stage before, in the one block of the cluster that this lane signals. It is advanced just
+    // before its use: an arrival in another block reads its address late, and a change would wait for that.
+    uint32_t empty_there;
     float sums[B::kHalves][64], part[64];
     float of_row[B::kHalves][2];       // A's scales of the step
     float columns[vectors ? 32 : 1];   // B's scales of the step: two odd, two even columns of registers 8 j .. 8 j + 7
 
-    // The thread's first row in its warpgroup's half 0, relative to the block.
-    __device__ int first_row() const { return consumer * 64 * B::kHalves + 16 * warp + lane / 4; }
-
     // part = the product of 64 rows over 128 of K; calls meanwhile() while it runs.
     template <typename Meanwhile> __device__ void multiply(int half, Meanwhile meanwhile) {
-        const uint32_t rows_at = state.rows() + (consumer * B::kHalves + half) * B::kHalfBytes;
-        const uint64_t a = byte_tile_descriptor<B::kDepth>(rows_at);
+        const uint32_t rows = state.rows() + (consumer * B::kHalves + half) * B::kHalfBytes;
+        const uint64_t a = byte_tile_descriptor<B::kDepth>(rows);
         const uint64_t b = byte_tile_descriptor<B::kDepth>(state.columns());
         ptx::pin(part);
         ptx::wgmma_fence();
@@ -116,11 +115,83 @@ template <bool vectors> struct BlocksConsumer {
             ptx::wgmma_e4m3<B::kColumns>(part, along_bytes(a, i), along_bytes(b, i), i > 0);
         ptx::wgmma_commit();
         meanwhile();
-        if constexpr (vectors) wait_turn();   // before the wait, so that no promotion begins before its turn
         ptx::wgmma_wait<0>();
         ptx::pin(part);
     }
-    // Only one consumer promotes at a time, so that the other's product runs meanwhile.
+    // Waits until a stage and its scales are there.
+    __device__ void wait(const BlocksState& of) const {
+        of.ring.wait();
+        if constexpr (vectors) ptx::barrier_wait(of.ordered_barrier(), of.ring.parity);
+    }
+    // The warp has read the stage; goes on to the next one.
+    __device__ void release() {
+        __syncwarp();
+        empty_there += state.ring.stage == 0 ? -8 * (B::kStages - 1) : 8;
+        if (lane < B::kCluster) ptx::barrier_arrive_in_block(empty_there);
+        state.ring.next();
+    }
+
+    // ---- loads of a stage's scales. Those of a step are loaded while or before the step before ends, so that no wgmma
+    // waits for them.
+    __device__ float load_row(const BlocksState& of, int half, int row) const {
+        const int first = consumer * 64 * B::kHalves + 16 * warp + lane / 4;
+        return ptx::load_shared(of.scales() + 4 * (first + 64 * half + 8 * row));
+    }
+    __device__ float load_block(const BlocksState& of, int number) const {
+        return ptx::load_shared(of.scales() + 4 * (B::kRows + number % 4));
+    }
+    // Scales of the columns of registers 8 j .. 8 j + 7. They arrive in four aligned registers, those of odd columns in
+    // even ones, so that the two factors of a product are never in the same bank.
+    __device__ void load_columns(uint32_t ordered, int j) {
+        uint32_t four[4];
+        ptx::load_matrix_x4(four, ordered + 64 * j + lane / 16 * 32 + (lane / 8 % 2 ? 0 : 16));
+#pragma unroll
+        for (int i = 0; i < 4; i++) columns[4 * j + i] = __uint_as_float(four[i]);
+    }
+    // Waits for the first step of a tile and loads its scales.
+    __device__ void first_scales() {
+        wait(state);
+#pragma unroll
+        for (int i = 0; i < 4; i++) of_row[i / 2][i % 2] = load_row(state, i / 2, i % 2);
+        if constexpr (vectors) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) load_columns(state.ordered(), j);
+        } else {
+            columns[0] = load_block(state, 0);
+        }
+    }
+
+    // ---- a step with 128x128 scales of B
+    __device__ void promote(int half) {
+        const float both[2] = {of_row[half][0] * columns[0], of_row[half][1] * columns[0]};
+#pragma unroll
+        for (int i = 0; i < 64; i++) sums[half][i] = fmaf(part[i], both[half_of(i)], sums[half][i]);
+    }
+    // A stage may be released only after the loads from it have completed: neither an arrival at a barrier nor TMA is
+    // ordered with them. They have completed once the first half's promotion has used the scale that was loaded last.
+    __device__ void step_of_blocks(int number, bool last) {
+        float next[B::kHalves][2] = {}, next_block = 0;
+        multiply(0, [] {});
+        promote(0);
+        multiply(1, [&] {
+            if (last) return;
+            BlocksState ahead = state;
+            ahead.ring.next();
+            wait(ahead);
+#pragma unroll
+            for (int i = 0; i < 4; i++) next[i / 2][i % 2] = load_row(ahead, i / 2, i % 2);
+            next_block = load_block(ahead, number + 1);
+        });
+        release();
+        promote(1);
+#pragma unroll
+        for (int i = 0; i < 4; i++) of_row[i / 2][i % 2] = next[i / 2][i % 2];
+        columns[0] = next_block;
+    }
+
+    // ---- a step with 1x128 scales of B. Its promotions take about as long as its products, so the consumers take turns:
+    // one begins to promote when the other is in the middle of it. Without turns they tend to promote together, while
+    // the tensor cores wait.
     __device__ void wait_turn() const {
         if (consumer == 0) ptx::named_sync<128 * B::kConsumers>(B::kTurnBarrier);
         else ptx::named_sync<128 * B::kConsumers>(B::kTurnBarrier + 1);
@@ -129,94 +200,50 @@ template <bool vectors> struct BlocksConsumer {
         if (consumer == 0) ptx::named_arrive<128 * B::kConsumers>(B::kTurnBarrier + 1);
         else ptx::named_arrive<128 * B::kConsumers>(B::kTurnBarrier);
     }
-    // Starts to load the scales of the thread's rows of a half.
-    __device__ void load_rows(float (&to)[2], const BlocksState& of, int half) const {
-        const uint32_t from = of.scales() + 4 * (first_row() + 64 * half);
-        to[0] = ptx::load_shared(from), to[1] = ptx::load_shared(from + 32);
-    }
-    // Scales of the columns of registers 8 j .. 8 j + 7. They arrive in four aligned registers, those of odd columns in
-    // even ones, so that the two factors of a product are never in the same bank.
-    __device__ void load_columns(uint32_t at, int j) {
-        uint32_t four[4];
-        ptx::load_matrix_x4(four, at + 64 * j);
+    // part *= scales of columns; calls used(j) when those of registers 8 j .. 8 j + 7 have been used.
+    template <typename Used> __device__ void scale_columns(Used used) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) columns[4 * j + i] = __uint_as_float(four[i]);
-    }
-    __device__ uint32_t columns_at(const BlocksState& of) const {
-        return of.ordered() + lane / 16 * 32 + (lane / 8 % 2 ? 0 : 16);
-    }
-    // sums[half] += part with its scales; calls used(j) when the scales of registers 8 j .. 8 j + 7 have been used.
-    template <typename Used> __device__ void promote(int half, Used used) {
-        if constexpr (vectors) {
+        for (int j = 0; j < 8; j++) {
 #pragma unroll
-            for (int j = 0; j < 8; j++) {
-#pragma unroll
-                for (int i = 0; i < 8; i++) {   // in this order, operands can be used again
-                    const int of = 8 * j + i / 4 * 4 + i / 2 % 2 + 2 * (i % 2);
-                    ptx::multiply(part[of], columns[4 * j + i / 4 * 2 + (of % 2 ? 0 : 1)]);
-                }
-                used(j);
+            for (int i = 0; i < 8; i++) {   // in an order in which each scale is used twice
+                const int of = 8 * j + i / 4 * 4 + i / 2 % 2 + 2 * (i % 2);
+                ptx::multiply(part[of], columns[4 * j + i / 4 * 2 + (of % 2 ? 0 : 1)]);
             }
-#pragma unroll
-            for (int row = 0; row < 2; row++)
-#pragma unroll
-                for (int i = 2 * row; i < 64; i += 4)
-                    for (int k = i; k < i + 2; k++) sums[half][k] = fmaf(part[k], of_row[half][row], sums[half][k]);
-            ptx::pin(sums[half]);
-            pass_turn();
-        } else {
-            const float both[2] = {of_row[half][0] * columns[0], of_row[half][1] * columns[0]};
-#pragma unroll
-            for (int i = 0; i < 64; i++) sums[half][i] = fmaf(part[i], both[half_of(i)], sums[half][i]);
+            used(j);
         }
     }
-    __device__ float of_block(const BlocksState& of, int number) const {
-        return ptx::load_shared(of.scales() + 4 * (B::kRows + number % 4));
-    }
-    __device__ void wait(const BlocksState& of) const {
-        of.ring.wait();
-        if constexpr (vectors) ptx::barrier_wait(of.ordered_barrier(), of.ring.parity);
-    }
-    // Waits for the first step of a tile and starts to load its scales.
-    __device__ void first_scales() {
-        wait(state);
-        for (int half = 0; half < B::kHalves; half++) load_rows(of_row[half], state, half);
-        if constexpr (vectors) {
+    // Adds the part of the thread's first or second row.
+    __device__ void add_row(int half, int row, float scale) {
 #pragma unroll
-            for (int j = 0; j < 8; j++) load_columns(columns_at(state), j);
-        } else {
-            columns[0] = of_block(state, 0);
-        }
+        for (int i = 2 * row; i < 64; i += 4)
+            for (int k = i; k < i + 2; k++) sums[half][k] = fmaf(part[k], scale, sums[half][k]);
     }
-    // The warp has read the stage.
-    __device__ void release() {
-        __syncwarp();
-        if (lane < B::kCluster) ptx::barrier_arrive_in_block(empty_there);
-        state.ring.next();
-        empty_there += state.ring.stage == 0 ? -8 * (B::kStages - 1) : 8;
-    }
-    // Scales are loaded one step ahead, so that no wgmma waits for them. A stage may be released only after the loads
-    // from it have completed: neither an arrival at a barrier nor TMA is ordered with them. They have completed once
-    // the first half's promotion has used all of them.
-    __device__ void step(int number, bool last) {
-        float next_rows[2] = {}, next_block = 0;
-        multiply(0, [] {});
-        promote(0, [](int) {});
+    __device__ void step_of_vectors(bool last) {
+        float next[2] = {};
+        BlocksState ahead = state;
+        ahead.ring.next();
+        multiply(0, [&] { wait_turn(); });
+        scale_columns([](int) {});
+        add_row(0, 0, of_row[0][0]);
+        pass_turn();
+        // The compiler would move the arrival behind all sums, but not behind this load, which half of them need.
+        add_row(0, 1, load_row(state, 0, 1));
         multiply(1, [&] {
-            if (last) return;
-            BlocksState ahead = state;
-            ahead.ring.next();
-            wait(ahead);
-            load_rows(of_row[0], ahead, 0), load_rows(next_rows, ahead, 1);
-            if constexpr (!vectors) next_block = of_block(ahead, number + 1);
+            if (!last) {
+                wait(ahead);
+                of_row[0][0] = load_row(ahead, 0, 0);
+                next[0] = load_row(ahead, 1, 0), next[1] = load_row(ahead, 1, 1);
+            }
+            wait_turn();
         });
+        const uint32_t ordered = ahead.ordered();
+        scale_columns([&](int j) {
+            if (j == 4) pass_turn();
+            load_columns(ordered, j);   // not used after the last step
+        });
+        add_row(1, 0, of_row[1][0]), add_row(1, 1, of_row[1][1]);
         release();
-        const uint32_t from = vectors ? columns_at(state) : 0;
-        promote(1, [&](int j) {   // after the last step the values are not used
-            if constexpr (vectors) load_columns(from, j);
-        });
-        of_row[1][0] = next_rows[0], of_row[1][1] = next_rows[1];
-        if constexpr (!vectors) columns[0] = next_block;
+        of_row[1][0] = next[0], of_row[1][1] = next[1];
     }
     // Recomputes its indices rather than keep them in registers across the steps of a tile.
     __device__ void store(const BlocksMaps& maps, const BlocksProblem& p, const BlocksSchedule& schedule,
@@ -243,7 +270,10 @@ template <bool vectors> struct BlocksConsumer {
                 for (int i = 0; i < 64; i++) sums[half][i] = 0;
             first_scales();
 #pragma unroll 1
-            for (int number = 0; number < p.steps; number++) step(number, number + 1 == p.steps);
+            for (int number = 0; number < p.steps; number++) {
+                if constexpr (vectors) step_of_vectors(number + 1 == p.steps);
+                else step_of_blocks(number, number + 1 == p.steps);
+            }
             store(maps, p, schedule, item);
         }
         if (vectors && consumer == 0) wait_turn();   // the last that was passed
@@ -285,7 +315,7 @@ gemm_fp8_blockwise_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __
         const int lane = static_cast<int>(threadIdx.x) % 32;
         BlocksConsumer<vectors> consumer{
             state, group_of_warps, warp_uniform(threadIdx.x / 32) % 4, lane,
-            ptx::address_in_block(state.ring.empty, lane % Blocks::kCluster), {}, {}, {}};
+            ptx::address_in_block(state.ring.empty + 8 * (Blocks::kStages - 1), lane % Blocks::kCluster), {}, {}, {}, {}};
         consumer.run(maps, problem, schedule);
     }
     __cluster_barrier_arrive();   // no block may exit while the other still copies or arrives here

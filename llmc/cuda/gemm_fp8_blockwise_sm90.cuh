@@ -106,26 +106,16 @@ __device__ inline void write_panel(const float* d, std::bool_constant<false>, ui
         ptx::store_matrix_x4(buffer + panel_offset(lane & 15, 2 * j + (lane >> 4)), part);
     }
 }
-// Even and odd lanes exchange pairs, so that each stores 4 adjacent columns of the first or second 8. Storing the
-// accumulators themselves in twos would need them in aligned pairs of registers. Those of a product are aligned, too, so
-// that FFMA would read both from one bank, which costs 4 % of all cycles.
+// The same for fp32. Single elements are stored: stores of two adjacent ones would need the accumulators in aligned pairs
+// of registers. Those of a product are aligned, too, so that FFMA would read both from one bank, which costs 4 % of all
+// cycles.
 __device__ inline void write_panel(const float* d, std::bool_constant<true>, uint32_t buffer, int lane) {
-    const bool odd = lane % 2;
+    const uint32_t quarter = lane % 4, in_chunk = quarter % 2 * 8;
 #pragma unroll
-    for (int half = 0; half < 2; half++)
-#pragma unroll
-        for (int j = 0; j < 4; j += 2) {
-            const float *first = d + 4 * j + 2 * half, *second = first + 4;
-            float own[2], other[2];
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                own[i] = odd ? second[i] : first[i];
-                other[i] = __shfl_xor_sync(0xffffffffu, odd ? first[i] : second[i], 1);
-            }
-            const uint32_t chunk = 2 * (j + lane % 2) + lane % 4 / 2;
-            ptx::store_shared(buffer + panel_offset(lane / 4 + 8 * half, chunk), odd ? other[0] : own[0],
-                              odd ? other[1] : own[1], odd ? own[0] : other[0], odd ? own[1] : other[1]);
-        }
+    for (int i = 0; i < 16; i++) {
+        const uint32_t chunk = 2 * (i / 4) + quarter / 2;
+        ptx::store_shared_alone(buffer + panel_offset(lane / 4 + 8 * half_of(i), chunk) + in_chunk + i % 2 * 4, d[i]);
+    }
 }
 
 // Stores (=) or, if p.accumulate, adds (+=) by TMA, whose boxes are 16 rows of 128 bytes. A sum is rounded to bf16 and

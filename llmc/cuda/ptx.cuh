@@ -87,8 +87,9 @@ __device__ inline float4 load_shared4(uint32_t shared) {
 __device__ inline void store_shared(uint32_t shared, float a, float b) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(a), "f"(b) : "memory");
 }
-__device__ inline void store_shared(uint32_t shared, float a, float b, float c, float d) {
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+// The compiler does not merge it with a store of an adjacent element.
+__device__ inline void store_shared_alone(uint32_t shared, float x) {
+    asm volatile("st.volatile.shared.f32 [%0], %1;" ::"r"(shared), "f"(x) : "memory");
 }
 
 // Loads four 8x8 matrices of 16-bit elements, matrix i from the 16-byte rows that lanes 8i..8i+7 point to. Lane l gets
