@@ -80,10 +80,10 @@ const GemmPlan& gemm_swiglu_plan_for(Ctx& ctx, const GemmKey& key, const GemmAct
 // Runs a plan once and returns the library's status.
 cublasStatus_t gemm_launch(Ctx& ctx, GemmProblem& problem, const GemmPlan& plan, const GemmArgs& args);
 
-// ---- custom blockwise FP8 kernel (gemm_fp8_blockwise_sm90.cu). Same bits as the library if scales are powers of two, as
-// all of ours are.
+// ---- custom blockwise FP8 kernel (gemm_fp8_blockwise_sm90.cu). Same bits as the library; with 1x128 scales of B only
+// if the scales are powers of two, as all of ours are.
 namespace cuda {
-// Whether this build and device have it, and whether it supports a call: E4M3 operands in blocks, A in 1x128, B in 1x128
+// Whether this build and device have it, and whether it supports a call: E4M3 operands, A in 1x128 blocks, B in 1x128
 // or 128x128.
 bool gemm_fp8_blockwise_available(const Ctx& ctx);
 bool gemm_fp8_blockwise_supports(const Ctx& ctx, const GemmArgs& args);

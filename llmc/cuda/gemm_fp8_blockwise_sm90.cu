@@ -1,14 +1,14 @@
-// Matmul of blockwise FP8 operands by wgmma, E4M3 x E4M3, with 128x128 scales for B: forward and dgrad.
+// Matmul of blockwise FP8 operands by wgmma, E4M3 x E4M3: forward and dgrad, where B has 128x128 scales, and weight
+// gradients, where it has 1x128 scales (`vectors`).
 //
 // Tensor cores do not apply scales: a product over 128 of K is computed in registers of its own, 4 wgmma of 64 x 128 x
-// 32 starting from 0, and then promoted: added to fp32 accumulators with the two scales. On an H200, both kinds of work
-// compete for the register files. While one warpgroup promotes (90 cycles for 64 results per thread), the other's
-// product runs at 38 % of its speed, so that an instruction of all four warps costs the tensor cores 0.87 cycles,
-// regardless of when it is issued. A step of 256 x 128 x 128 should take 1024 + 4 * 64 * 0.87 = 1247 cycles, and takes
-// 1210. So the kernel minimises instructions besides the products, and no product may wait: loads of scales between the
-// wgmma cost 300 cycles per step before they were moved ahead of them. At 700 W the clock drops to 1290 MHz and the
-// kernel reaches 1150 TFLOP/s (1280 without promotion). With 1x128 scales on both sides (weight gradients) promotion
-// takes twice the instructions, 1610 cycles per step: no faster than the library, which therefore runs those.
+// 32 starting from 0, and then promoted: added to fp32 accumulators with the two scales. Promotion and products compete
+// for the register files, whose two banks have the even and the odd registers. The cycles of a forward matmul of 8192 x
+// 4096 x 14336 on an H200 are, relative to one without promotion, 1.03 with a product by a scale instead of FFMA, 1.07
+// with FFMA that reads product and accumulator from different banks, 1.12 with both in one bank, and 1.15 if FFMA also
+// reads the scale every time. The compiler chooses banks well if nothing else forces accumulators into aligned pairs of
+// registers (write_panel). Besides, no product may wait: loads of scales between the wgmma cost 300 cycles per step
+// before they were moved ahead of them.
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/gemm.h"
 #include "llmc/ops/gemm_fp8.h"
@@ -74,8 +74,8 @@ __device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const Blo
     }
 }
 
-// The warp that puts the scales of columns into the order in which consumers load them as matrices of 8 rows (ldmatrix):
-// of 8 columns first the even, then the odd ones.
+// The warp that puts the scales of columns into the order in which consumers load them as matrices of 8 rows
+// (ldmatrix): of 8 columns first the even, then the odd ones.
 __device__ void order_scales(BlocksState state, const BlocksProblem& p, const BlocksSchedule& schedule, int lane) {
     for (uint32_t item = BlocksSchedule::first(); item < schedule.items; item += BlocksSchedule::step())
 #pragma unroll 1
@@ -96,8 +96,8 @@ template <bool vectors> struct BlocksConsumer {
     using B = Blocks;
     BlocksState state;
     const int consumer, warp, lane;   // warp: of the warpgroup
-    // The `empty` barrier of the stage before, in the one block of the cluster that this lane signals. It is advanced just
-    // before its use: an arrival in another block reads its address late, and a change would wait for that.
+    // The `empty` barrier of the stage before, in the one block of the cluster that this lane signals. It is advanced
+    // just before its use: an arrival in another block reads its address late, and a change would wait for that.
     uint32_t empty_there;
     float sums[B::kHalves][64], part[64];
     float of_row[B::kHalves][2];       // A's scales of the step
@@ -123,7 +123,8 @@ template <bool vectors> struct BlocksConsumer {
         of.ring.wait();
         if constexpr (vectors) ptx::barrier_wait(of.ordered_barrier(), of.ring.parity);
     }
-    // The warp has read the stage; goes on to the next one.
+    // The warp has read the stage; goes on to the next one. Loads from the stage must have completed, so their values
+    // must have been used: neither an arrival at a barrier nor TMA is ordered with loads.
     __device__ void release() {
         __syncwarp();
         empty_there += state.ring.stage == 0 ? -8 * (B::kStages - 1) : 8;
@@ -131,8 +132,7 @@ template <bool vectors> struct BlocksConsumer {
         state.ring.next();
     }
 
-    // ---- loads of a stage's scales. Those of a step are loaded while or before the step before ends, so that no wgmma
-    // waits for them.
+    // ---- loads of a stage's scales, one step ahead, so that no wgmma waits for them
     __device__ float load_row(const BlocksState& of, int half, int row) const {
         const int first = consumer * 64 * B::kHalves + 16 * warp + lane / 4;
         return ptx::load_shared(of.scales() + 4 * (first + 64 * half + 8 * row));
@@ -167,8 +167,6 @@ template <bool vectors> struct BlocksConsumer {
 #pragma unroll
         for (int i = 0; i < 64; i++) sums[half][i] = fmaf(part[i], both[half_of(i)], sums[half][i]);
     }
-    // A stage may be released only after the loads from it have completed: neither an arrival at a barrier nor TMA is
-    // ordered with them. They have completed once the first half's promotion has used the scale that was loaded last.
     __device__ void step_of_blocks(int number, bool last) {
         float next[B::kHalves][2] = {}, next_block = 0;
         multiply(0, [] {});
@@ -189,9 +187,9 @@ template <bool vectors> struct BlocksConsumer {
         columns[0] = next_block;
     }
 
-    // ---- a step with 1x128 scales of B. Its promotions take about as long as its products, so the consumers take turns:
-    // one begins to promote when the other is in the middle of it. Without turns they tend to promote together, while
-    // the tensor cores wait.
+    // ---- a step with 1x128 scales of B. Promotions have twice the instructions and take about as long as products. So
+    // the consumers take turns: one begins to promote only when the other has begun before. Without turns they tend to
+    // promote together, while the tensor cores wait; where a turn is passed matters, too.
     __device__ void wait_turn() const {
         if (consumer == 0) ptx::named_sync<128 * B::kConsumers>(B::kTurnBarrier);
         else ptx::named_sync<128 * B::kConsumers>(B::kTurnBarrier + 1);
@@ -238,7 +236,7 @@ template <bool vectors> struct BlocksConsumer {
         });
         const uint32_t ordered = ahead.ordered();
         scale_columns([&](int j) {
-            if (j == 4) pass_turn();
+            if (j == 6) pass_turn();
             load_columns(ordered, j);   // not used after the last step
         });
         add_row(1, 0, of_row[1][0]), add_row(1, 1, of_row[1][1]);
@@ -282,13 +280,15 @@ template <bool vectors> struct BlocksConsumer {
 };
 
 // Math: D (+)= sum over blocks of 128 of K of sa[k / 128, m] sb[n / 128, k / 128] (sum over the block of a[m, k] b[n,
-//       k]) + bias[n]; a block's sum has the tensor cores' precision, everything else is fp32, and D is rounded once.
+//       k]) + bias[n], or sa[k / 128, m] sb[k / 128, n] with 1x128 scales of B; a block's sum has the tensor cores'
+//       precision, everything else is fp32. A sum that is added to a bf16 D is rounded before, D after the addition.
 // Source: DeepSeek-V3, arXiv 2412.19437, section 3.3; PTX ISA 9.0, wgmma of .e4m3.
-// Traffic: M K + N K bytes and 4 M K / 128 of scales read, D written; D also read to accumulate in bf16.
-// Requires: sm_90a; E4M3 operands, A with 1x128 scales, B with 128x128; M a multiple of 4, N and K of 16; A, B, D and
-//           scales 16-byte aligned, as fp8_gemm_error checks.
+// Traffic: M K + N K bytes and 4 M K / 128 of scales (and 4 N K / 128 of 1x128 scales of B) read, D written; D also
+//          read to accumulate.
+// Requires: sm_90a; E4M3 operands, A with 1x128 scales, B with 128x128 or 1x128; M a multiple of 4, N and K of 16; A,
+//           B, D and scales 16-byte aligned, as fp8_gemm_error checks.
 // Parallel: a cluster of 2 blocks computes tiles of 256 x 256 (BlocksSchedule), each block 128 of the columns. Its last
-//           warpgroup issues TMA loads, each other one owns 128 rows in two halves.
+//           warpgroup issues TMA loads (and orders scales), each other one owns 128 rows in two halves.
 template <bool vectors>
 __global__ void __launch_bounds__(Blocks::kThreads, 1)
 gemm_fp8_blockwise_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __grid_constant__ BlocksProblem problem,
@@ -313,9 +313,10 @@ gemm_fp8_blockwise_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __
     } else {
         ptx::registers_grow<Blocks::kConsumerRegisters>();
         const int lane = static_cast<int>(threadIdx.x) % 32;
+        const uint32_t last_empty = state.ring.empty + 8 * (Blocks::kStages - 1);
         BlocksConsumer<vectors> consumer{
             state, group_of_warps, warp_uniform(threadIdx.x / 32) % 4, lane,
-            ptx::address_in_block(state.ring.empty + 8 * (Blocks::kStages - 1), lane % Blocks::kCluster), {}, {}, {}, {}};
+            ptx::address_in_block(last_empty, lane % Blocks::kCluster), {}, {}, {}, {}};
         consumer.run(maps, problem, schedule);
     }
     __cluster_barrier_arrive();   // no block may exit while the other still copies or arrives here

@@ -27,7 +27,7 @@ struct Blocks {
     static constexpr uint32_t kOrderedAt = kScalesAt + kStages * kScaleBytes, kOrderedBytes = 4 * kColumns;
     static constexpr uint32_t kBarriers = kOrderedAt + kStages * kOrderedBytes;
     static constexpr int kSharedBytes = kBarriers + 24 * kStages;
-    static constexpr int kTurnBarrier = 1;   // named barriers of the consumers' turns
+    static constexpr int kTurnBarrier = 1;   // the named barriers of the two consumers' turns
     static_assert(registers_suffice(kConsumers, kProducerRegisters, kConsumerRegisters));
     static_assert(kSharedBytes <= 227 * 1024);
 };
@@ -106,9 +106,9 @@ __device__ inline void write_panel(const float* d, std::bool_constant<false>, ui
         ptx::store_matrix_x4(buffer + panel_offset(lane & 15, 2 * j + (lane >> 4)), part);
     }
 }
-// The same for fp32. Single elements are stored: stores of two adjacent ones would need the accumulators in aligned pairs
-// of registers. Those of a product are aligned, too, so that FFMA would read both from one bank, which costs 4 % of all
-// cycles.
+// The same for fp32. Single elements are stored: stores of two adjacent ones would need the accumulators in aligned
+// pairs of registers. Those of a product are aligned, too, so that FFMA would read both from one bank, which costs 4 %
+// of all cycles.
 __device__ inline void write_panel(const float* d, std::bool_constant<true>, uint32_t buffer, int lane) {
     const uint32_t quarter = lane % 4, in_chunk = quarter % 2 * 8;
 #pragma unroll
@@ -120,7 +120,8 @@ __device__ inline void write_panel(const float* d, std::bool_constant<true>, uin
 
 // Stores (=) or, if p.accumulate, adds (+=) by TMA, whose boxes are 16 rows of 128 bytes. A sum is rounded to bf16 and
 // added to bf16, which rounds again, as in the library. Each element is added to once, so the result is
-// deterministic. A warp waits until its last box has been read, not until it has been written.
+// deterministic. (Additions in memory may flush subnormal numbers to 0.) A warp waits until its last box has been read,
+// not until it has been written.
 template <bool fp32>
 __device__ inline void store_boxes(const float (&d)[64], const CUtensorMap& map, const BlocksProblem& p,
                                    uint32_t buffer, int row, int column, int lane) {
