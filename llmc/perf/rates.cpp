@@ -57,11 +57,11 @@ void read_linear(std::istream& words, Rates& rates) {
 
 // The linear rows before have the library's times.
 void read_custom_blocks(std::istream& words, Rates& rates) {
-    double speed = 0;
-    words >> speed;
-    if (!(speed > 0)) words.setstate(std::ios::failbit);
+    double speed = 0, of_wgrad = 0;
+    words >> speed >> of_wgrad;
+    if (!(speed > 0) || !(of_wgrad > 0)) words.setstate(std::ios::failbit);
     for (MeasuredGemm& row : rates.gemms)
-        if (row.pass != GemmLayout::kWgrad) row.us[static_cast<int>(GemmMode::kFp8Block)] /= speed;
+        row.us[static_cast<int>(GemmMode::kFp8Block)] /= row.pass == GemmLayout::kWgrad ? of_wgrad : speed;
 }
 
 void read_op(std::istream& words, Rates& rates) {

@@ -347,14 +347,15 @@ TEST_CASE("plan: rates that are written are read back, also those of a GPU whose
     CHECK(ms == doctest::Approx(predict_step(config, plan, measured_gpu()).total_ms()));
 }
 
-TEST_CASE("plan: a row of the custom kernel's speed divides the block times of forward and dgrad before it") {
+TEST_CASE("plan: a row of the custom kernel's speeds divides the block times before it") {
     const std::string linear = "linear 8 16 32   1 2 3 4   5 6 7 8   9 10 11 12\n";
-    const std::vector<MeasuredGemm> gemms = parse_rates(linear + "custom-blocks 2\n" + linear, "file").gemms;
+    const std::vector<MeasuredGemm> gemms = parse_rates(linear + "custom-blocks 2 3\n" + linear, "file").gemms;
     REQUIRE(gemms.size() == 6);
     for (size_t i = 0; i < 6; i++)
         for (int mode = 0; mode < kGemmModes; mode++) {
-            const bool divided = i < 2 && mode == static_cast<int>(GemmMode::kFp8Block);   // i: forward, dgrad, wgrad
-            CHECK(gemms[i].us[mode] == (4.0 * static_cast<double>(i % 3) + mode + 1) / (divided ? 2 : 1));
+            const bool divided = i < 3 && mode == static_cast<int>(GemmMode::kFp8Block);   // i: forward, dgrad, wgrad
+            const double by = !divided ? 1 : i == 2 ? 3 : 2;
+            CHECK(gemms[i].us[mode] == (4.0 * static_cast<double>(i % 3) + mode + 1) / by);
         }
 }
 
@@ -371,6 +372,6 @@ TEST_CASE("plan: a malformed row of rates is refused with its line number") {
     CHECK(refused("# rates\n\nop adamw fp32 plain 8 1.5 plain 16 2\n") == "");
     const std::string rows[] = {"adamw fp32 plain 8 1.5", "op adam fp32 plain 8 1.5", "op adamw fp32 none 8 1.5",
                                 "op adamw fp32 plain 8", "gpu", "copy", "copy 1 2", "linear 1 2 3 4",
-                                "attention bf16 1 1 1 1 x", "custom-blocks", "custom-blocks 0", "custom-blocks -1"};
+                                "attention bf16 1 1 1 1 x", "custom-blocks", "custom-blocks 1", "custom-blocks 0 1", "custom-blocks 1 -1"};
     for (const std::string& row : rows) CHECK(contains(refused("# rates\n" + row + "\n"), "file, line 2: "));
 }
