@@ -13,9 +13,9 @@ enum class GemmMode { kBf16, kFp8Fast, kFp8Precise, kFp8Block };
 inline constexpr int kGemmModes = 4;
 
 // Microseconds of one matmul D(M, N) with contraction K, by GemmMode; 0: not measured. Weight gradients accumulate in
-// FP32. A line "linear" has three of these: the forward pass and both gradients. A line "custom-blocks" with two numbers
-// divides FP8 block times in the lines "linear" before it, those of forward and dgrad by the first, those of weight
-// gradients by the second.
+// FP32. A line "linear" has three of these: the forward pass and both gradients. A line "custom-blocks" with two
+// numbers divides FP8 block times in the lines "linear" before it, those of forward and dgrad by the first, those of
+// weight gradients by the second.
 struct MeasuredGemm {
     GemmLayout pass;
     int64_t M, N, K;

@@ -372,6 +372,7 @@ TEST_CASE("plan: a malformed row of rates is refused with its line number") {
     CHECK(refused("# rates\n\nop adamw fp32 plain 8 1.5 plain 16 2\n") == "");
     const std::string rows[] = {"adamw fp32 plain 8 1.5", "op adam fp32 plain 8 1.5", "op adamw fp32 none 8 1.5",
                                 "op adamw fp32 plain 8", "gpu", "copy", "copy 1 2", "linear 1 2 3 4",
-                                "attention bf16 1 1 1 1 x", "custom-blocks", "custom-blocks 1", "custom-blocks 0 1", "custom-blocks 1 -1"};
+                                "attention bf16 1 1 1 1 x", "custom-blocks", "custom-blocks 1",
+                                "custom-blocks 0 1", "custom-blocks 1 -1"};
     for (const std::string& row : rows) CHECK(contains(refused("# rates\n" + row + "\n"), "file, line 2: "));
 }
