@@ -24,7 +24,8 @@ struct BlocksMaps {
     CUtensorMap a, b, d;
 };
 
-// Where B's scales of a block's columns are: for each step a vector of them, or for each four steps four blocks.
+// Where B's scales of a block's columns are: a vector of them for each step, or the scales of four 128x128 blocks for
+// each four steps.
 template <bool vectors> struct BlocksScaleSource {
     const float* at;
     uint32_t bytes;
@@ -101,7 +102,9 @@ template <bool vectors> struct BlocksConsumer {
     uint32_t empty_there;
     float sums[B::kHalves][64], part[64];
     float of_row[B::kHalves][2];       // A's scales of the step
-    float columns[vectors ? 32 : 1];   // B's scales of the step: two odd, two even columns of registers 8 j .. 8 j + 7
+    // B's scales of the step: one for all columns, or four for each j, those of the odd, even, odd and even columns of
+    // registers 8 j .. 8 j + 7.
+    float columns[vectors ? 32 : 1];
 
     // part = the product of 64 rows over 128 of K; calls meanwhile() while it runs.
     template <typename Meanwhile> __device__ void multiply(int half, Meanwhile meanwhile) {
@@ -123,8 +126,9 @@ template <bool vectors> struct BlocksConsumer {
         of.ring.wait();
         if constexpr (vectors) ptx::barrier_wait(of.ordered_barrier(), of.ring.parity);
     }
-    // The warp has read the stage; goes on to the next one. Loads from the stage must have completed, so their values
-    // must have been used: neither an arrival at a barrier nor TMA is ordered with loads.
+    // The warp has read the stage; goes on to the next one. Loads from the stage must have completed, since neither an
+    // arrival at a barrier nor TMA is ordered with them. They complete in order, so it suffices that the one that began
+    // last has been used: B's scale of the block, or row 1 of half 0, both in the first half's promotion.
     __device__ void release() {
         __syncwarp();
         empty_there += state.ring.stage == 0 ? -8 * (B::kStages - 1) : 8;
@@ -157,7 +161,7 @@ template <bool vectors> struct BlocksConsumer {
 #pragma unroll
             for (int j = 0; j < 8; j++) load_columns(state.ordered(), j);
         } else {
-            columns[0] = load_block(state, 0);
+            columns[0] = load_block(state, 0);   // the last: see release
         }
     }
 
@@ -178,7 +182,7 @@ template <bool vectors> struct BlocksConsumer {
             wait(ahead);
 #pragma unroll
             for (int i = 0; i < 4; i++) next[i / 2][i % 2] = load_row(ahead, i / 2, i % 2);
-            next_block = load_block(ahead, number + 1);
+            next_block = load_block(ahead, number + 1);   // the last: see release
         });
         release();
         promote(1);
@@ -187,9 +191,10 @@ template <bool vectors> struct BlocksConsumer {
         columns[0] = next_block;
     }
 
-    // ---- a step with 1x128 scales of B. Promotions have twice the instructions and take about as long as products. So
-    // the consumers take turns: one begins to promote only when the other has begun before. Without turns they tend to
-    // promote together, while the tensor cores wait; where a turn is passed matters, too.
+    // ---- a step with 1x128 scales of B. Promotions have twice the instructions and take about as long as products, so
+    // the consumers take turns: a consumer begins to promote only when the other has passed the turn during its own
+    // promotion. Without turns they tend to promote together, while the tensor cores wait.
+    // The numbers of the barriers are constants in both branches, so that they need no register.
     __device__ void wait_turn() const {
         if (consumer == 0) ptx::named_sync<128 * B::kConsumers>(B::kTurnBarrier);
         else ptx::named_sync<128 * B::kConsumers>(B::kTurnBarrier + 1);
@@ -223,8 +228,9 @@ template <bool vectors> struct BlocksConsumer {
         multiply(0, [&] { wait_turn(); });
         scale_columns([](int) {});
         add_row(0, 0, of_row[0][0]);
+        // The turn is passed when this promotion begins: the compiler moves the load behind it, which half of the sums
+        // need, to the front, and the arrival with it. Alone it would move to the end, which is 12 % slower.
         pass_turn();
-        // The compiler would move the arrival behind all sums, but not behind this load, which half of them need.
         add_row(0, 1, load_row(state, 0, 1));
         multiply(1, [&] {
             if (!last) {
@@ -236,8 +242,9 @@ template <bool vectors> struct BlocksConsumer {
         });
         const uint32_t ordered = ahead.ordered();
         scale_columns([&](int j) {
-            if (j == 6) pass_turn();
-            load_columns(ordered, j);   // not used after the last step
+            if (j == 6) pass_turn();   // in the middle, where the compiler leaves it between two loads
+            // After the last step the values are not used; they may be those of the next tile, half written.
+            load_columns(ordered, j);
         });
         add_row(1, 0, of_row[1][0]), add_row(1, 1, of_row[1][1]);
         release();

@@ -20,8 +20,8 @@ struct Blocks {
     static constexpr uint32_t kScaleBytes = 4 * (kRows + kColumns);
     static constexpr uint32_t kWarpBytes = 16 * kPanelRowBytes;
     // Shared memory: stages of A | of B | results of each warp | stages of scales (A's, then B's: those of the columns,
-    // or of the four 128x128 blocks that contain the stage) | scales of columns in the order of registers | barriers
-    // (`full`, `empty`, `ordered`).
+    // or of four adjacent 128x128 blocks along K) | scales of columns in the order of registers | barriers (`full`,
+    // `empty`, `ordered`).
     static constexpr uint32_t kColumnsAt = kStages * kRowBytes, kResultsAt = kColumnsAt + kStages * kColumnBytes;
     static constexpr uint32_t kScalesAt = kResultsAt + 4 * kConsumers * kWarpBytes;
     static constexpr uint32_t kOrderedAt = kScalesAt + kStages * kScaleBytes, kOrderedBytes = 4 * kColumns;
@@ -53,13 +53,14 @@ struct BlocksSchedule {
     __device__ static uint32_t step() { return gridDim.x / Blocks::kCluster; }
 };
 
-// Kernel arguments besides the maps of A and B.
+// Kernel arguments besides the maps.
 struct BlocksProblem {
     const float *a_scales, *b_scales;
-    const bf16* bias;    // (N) or null
-    int M, N, steps;     // steps of 128 along K
+    const bf16* bias;   // (N) or null
+    int M, N, steps;    // steps of 128 along K
     int scale_row;      // elements between B's scales of adjacent 128x128 blocks along N
-    bool fp32, accumulate;   // (M, N) results: = or, if accumulate, +=
+    bool fp32;          // type of the (M, N) results, otherwise bf16
+    bool accumulate;    // += instead of =
 };
 
 // A block's ring and the addresses of its stages.
@@ -96,25 +97,25 @@ __device__ inline void add_bias(float (&d)[64], const BlocksProblem& p, int colu
     }
 }
 
-// Writes columns of 128 bytes of the warp's 16 rows to its buffer in shared memory, from their 16 or 32 registers.
-__device__ inline void write_panel(const float* d, std::bool_constant<false>, uint32_t buffer, int lane) {
+// Writes panel c, 128 bytes of each of the warp's 16 rows, to its buffer in shared memory. fp32: single elements are
+// stored, since stores of two adjacent ones would need the accumulators in aligned pairs of registers. Those of a
+// product are aligned, too, so that FFMA would read both from one bank, which costs 4 % of all cycles.
+template <bool fp32>
+__device__ inline void write_panel(const float (&d)[64], int c, uint32_t buffer, int lane) {
+    if constexpr (fp32) {
+        const uint32_t quarter = lane % 4, in_chunk = quarter % 2 * 8;
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        uint32_t part[4];
+        for (int i = 0; i < 16; i++) {
+            const uint32_t at = panel_offset(lane / 4 + 8 * half_of(i), 2 * (i / 4) + quarter / 2);
+            ptx::store_shared_alone(buffer + at + in_chunk + i % 2 * 4, d[16 * c + i]);
+        }
+    } else {
 #pragma unroll
-        for (int i = 0; i < 4; i++) part[i] = pack_bf16x2(d[8 * j + 2 * i], d[8 * j + 2 * i + 1]);
-        ptx::store_matrix_x4(buffer + panel_offset(lane & 15, 2 * j + (lane >> 4)), part);
-    }
-}
-// The same for fp32. Single elements are stored: stores of two adjacent ones would need the accumulators in aligned
-// pairs of registers. Those of a product are aligned, too, so that FFMA would read both from one bank, which costs 4 %
-// of all cycles.
-__device__ inline void write_panel(const float* d, std::bool_constant<true>, uint32_t buffer, int lane) {
-    const uint32_t quarter = lane % 4, in_chunk = quarter % 2 * 8;
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        const uint32_t chunk = 2 * (i / 4) + quarter / 2;
-        ptx::store_shared_alone(buffer + panel_offset(lane / 4 + 8 * half_of(i), chunk) + in_chunk + i % 2 * 4, d[i]);
+        for (int j = 0; j < 4; j++) {
+            uint32_t part[4];
+            as_operand(part, d, 4 * c + j);
+            ptx::store_matrix_x4(buffer + panel_offset(lane & 15, 2 * j + (lane >> 4)), part);
+        }
     }
 }
 
@@ -130,7 +131,7 @@ __device__ inline void store_boxes(const float (&d)[64], const CUtensorMap& map,
     for (int c = 0; c < Blocks::kColumns / kWidth; c++) {
         if (lane == 0) ptx::bulk_wait_read<0>();
         __syncwarp();
-        write_panel(d + c * kWidth / 2, std::bool_constant<fp32>(), buffer, lane);
+        write_panel<fp32>(d, c, buffer, lane);
         ptx::fence_async();
         __syncwarp();
         if (lane == 0 && row < p.M && column + c * kWidth < p.N) {

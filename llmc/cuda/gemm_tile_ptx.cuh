@@ -9,11 +9,7 @@ namespace cuda::tiles::ptx {
 using namespace cuda::ptx;
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-using cuda::ptx::store_shared;
 // "st.shared".
-__device__ inline void store_shared(uint32_t shared, uint32_t word) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared), "r"(word) : "memory");
-}
 __device__ inline void store_shared_half(uint32_t shared, uint32_t low) {
     asm volatile("st.shared.u16 [%0], %1;" ::"r"(shared), "h"(static_cast<uint16_t>(low)) : "memory");
 }

@@ -38,14 +38,13 @@ template <typename T> __device__ inline T* opaque(T* p) {
     __builtin_assume(__isGlobal(p));
     return p;
 }
-// x *= y, in the order of the code.
-__device__ inline void multiply(float& x, float y) { asm volatile("mul.rn.f32 %0, %0, %1;" : "+f"(x) : "f"(y)); }
-
 // Returns the same number, computed at this place of the code and not later.
 __device__ inline uint32_t opaque(uint32_t x) {
     asm volatile("" : "+r"(x));
     return x;
 }
+// x *= y; ptxas sees such products in the order of the code. "mul".
+__device__ inline void multiply(float& x, float y) { asm volatile("mul.rn.f32 %0, %0, %1;" : "+f"(x) : "f"(y)); }
 // The address of a shared-memory object in the 32-bit form of the instructions below.
 __device__ inline uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
@@ -76,6 +75,7 @@ __device__ inline float load_shared(uint32_t shared) {
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(shared) : "memory");
     return x;
 }
+// "ld.shared", "st.shared".
 __device__ inline float4 load_shared4(uint32_t shared) {
     float4 x;
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -84,10 +84,13 @@ __device__ inline float4 load_shared4(uint32_t shared) {
                  : "memory");
     return x;
 }
+__device__ inline void store_shared(uint32_t shared, uint32_t word) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared), "r"(word) : "memory");
+}
 __device__ inline void store_shared(uint32_t shared, float a, float b) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(a), "f"(b) : "memory");
 }
-// The compiler does not merge it with a store of an adjacent element.
+// The compiler does not merge it with a store of an adjacent element. "st.volatile.shared".
 __device__ inline void store_shared_alone(uint32_t shared, float x) {
     asm volatile("st.volatile.shared.f32 [%0], %1;" ::"r"(shared), "f"(x) : "memory");
 }
