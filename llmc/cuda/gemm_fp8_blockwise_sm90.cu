@@ -156,7 +156,8 @@ template <bool vectors> struct BlocksConsumer {
     __device__ void first_scales() {
         wait(state);
 #pragma unroll
-        for (int i = 0; i < 4; i++) of_row[i / 2][i % 2] = load_row(state, i / 2, i % 2);
+        for (int i = 0; i < 4; i++)
+            if (!vectors || i != 1) of_row[i / 2][i % 2] = load_row(state, i / 2, i % 2);   // see step_of_vectors
         if constexpr (vectors) {
 #pragma unroll
             for (int j = 0; j < 8; j++) load_columns(state.ordered(), j);
@@ -357,7 +358,7 @@ template <bool vectors> void launch(Ctx& ctx, const GemmArgs& args) {
           (long long)args.M, (long long)args.N);
     config.gridDim.x = grid_size(Blocks::kCluster * std::min<int64_t>(items, resident));
     const BlocksMaps maps{matrix_map(args.A.data, args.M, args.K, Blocks::kShareRows),
-                    matrix_map(args.B.data, args.N, args.K, Blocks::kColumns),
+                          matrix_map(args.B.data, args.N, args.K, Blocks::kColumns),
                           box_map(args.D, args.M, args.N, args.N, 16, 128)};
     const int64_t steps = ceil_div(args.K, Blocks::kDepth);
     const BlocksProblem problem{.a_scales = args.A_scale_inv.as<float>(),

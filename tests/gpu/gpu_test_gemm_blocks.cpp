@@ -177,9 +177,8 @@ TEST_CASE("gpu custom blockwise gemm: a plan that names it runs it, a search kee
 TEST_CASE("gpu custom blockwise gemm supports only E4M3 with scales of blocks; a plan for others is refused") {
     if (!context()) return;
     Ctx& ctx = *context();
-    for (const Fp8Kind& kind : fp8_kinds()) {
+    for (const Fp8Kind& kind : fp8_kinds())
         CHECK_EQ(takes(ctx, kind), kind.a == Dtype::kE4m3 && kind.b == Dtype::kE4m3 && kind.blocks());
-    }
     Fp8Product p{.M = 16, .N = 32, .K = 400, .kind = fp8_kinds()[0]};
     fill(p, 0);
     CHECK_THROWS_WITH_AS(on_gpu(p), doctest::Contains("not a product that it makes"), Error);

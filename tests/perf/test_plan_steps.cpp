@@ -163,6 +163,21 @@ TEST_CASE("plan: step times that were measured are predicted within 5 %, memory 
     }
 }
 
+// rates_with takes the custom kernel's speeds out of the rates again, so they must be those of h200.txt. The times here
+// are of one of its lines "linear".
+TEST_CASE("plan: the speeds of the custom kernel in this test are those of the rates") {
+    int rows = 0;
+    for (const MeasuredGemm& row : measured_rates().gemms) {
+        const double us = row.us[static_cast<int>(GemmMode::kFp8Block)];
+        const bool wgrad = row.pass == GemmLayout::kWgrad;
+        if (wgrad ? row.M != 6144 || row.N != 4096 || row.K != 8192 : row.M != 8192 || row.N != 6144 || row.K != 4096)
+            continue;
+        CHECK(us == doctest::Approx(wgrad ? 453.6 / kWgradSpeed : 388.6 / kSpeed));
+        rows++;
+    }
+    CHECK(rows == 2);
+}
+
 // dev/results/2026-11-23-h100.md, which the rates of the H100 are from.
 TEST_CASE("plan: steps of an H100 are predicted from its own rates within 5 %") {
     const Words six_layers = {"--model", "llama3-8B", "--num-layers", "6", "--micro-batch-size", "1",
