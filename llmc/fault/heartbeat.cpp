@@ -30,6 +30,7 @@ constexpr PhaseRow kPhases[] = {
 
 // The row of this process, which is one rank; only its main thread posts.
 std::atomic<Heartbeat*> posted_row{nullptr};
+std::atomic<HeartbeatHeader*> posted_header{nullptr};   // of the same table
 std::atomic<bool> output_lost_elsewhere{false};
 
 Heartbeat* row() { return posted_row.load(std::memory_order_acquire); }
@@ -109,8 +110,17 @@ bool launcher_output_is_lost() {
 
 void set_launcher_output_lost() { output_lost_elsewhere = true; }
 
-void set_own_row(Heartbeat* new_row) { posted_row.store(new_row, std::memory_order_release); }
+void set_own_row(const HeartbeatTable* table, int rank) {
+    posted_header.store(table ? &table->header() : nullptr, std::memory_order_release);
+    posted_row.store(table ? &table->row(rank) : nullptr, std::memory_order_release);
+}
 Heartbeat* own_row() { return row(); }
+
+bool claim_last_line() {
+    HeartbeatHeader* const header = posted_header.load(std::memory_order_acquire);
+    int32_t not_printed = 0;
+    return !header || header->printed.compare_exchange_strong(not_printed, 1);
+}
 
 // ---- rows
 

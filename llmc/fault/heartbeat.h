@@ -125,7 +125,7 @@ struct HeartbeatHeader {
     char text[kTextBytes];                // printed by the launch wrapper at the end, see Watchdog::write_summary
     std::atomic<int32_t> outcome;         // exit code with which a rank ended the run, 0 if none did
     std::atomic<int32_t> hang_report_state;   // 0 no report, 1 being written, 2 complete
-    std::atomic<int32_t> printed;         // the hang report was printed
+    std::atomic<int32_t> printed;         // why the run ends, by a process of this host or, to its knowledge, of another
     char hang_report[4096];
 };
 
@@ -154,6 +154,8 @@ private:
     int fd_ = -1;
 };
 
-// Sets the row of this process; null for none.
-void set_own_row(Heartbeat* row);
+// Sets this process's row of `table`, which must outlive its use. No table: the process has no row.
+void set_own_row(const HeartbeatTable* table, int rank);
 Heartbeat* own_row();
+// Whether this process is the one that prints why the run ends: true once per host, and always without a row.
+bool claim_last_line();

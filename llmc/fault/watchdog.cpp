@@ -342,6 +342,7 @@ void Watchdog::check_link_and_ends() {
         const double now_s = seconds(last_tick_.time_since_epoch());
         if (seen_[r].post.end_code <= 0) continue;
         heartbeats_.header().outcome.store(seen_[r].post.end_code);
+        if (!local(static_cast<int>(r))) heartbeats_.header().printed.store(1);   // before it sent this code
         if (static_cast<int>(r) != rank_ && now_s - seen_[r].ended_s > kFollowS) {
             leaving = true;
             abort_device_collectives();
@@ -402,14 +403,13 @@ void Watchdog::store_hang_report(const std::string& text) {
     header.hang_report_state.store(2, std::memory_order_release);
 }
 
-void Watchdog::print_hang_report(const std::vector<RankView>& ranks) {
+void Watchdog::print_hang_report() {
     HeartbeatHeader& header = heartbeats_.header();
     int32_t not_printed = 0;
     if (!header.printed.compare_exchange_strong(not_printed, 1)) return;
     const std::string line = strf("error: %s; all ranks end\n", header.hang_report);
     std::fflush(stdout);
     [[maybe_unused]] const ssize_t done = ::write(STDERR_FILENO, line.data(), line.size());
-    if (kept_) write_summary(ranks);
 }
 
 void Watchdog::end_run() {
@@ -427,12 +427,13 @@ void Watchdog::end_run() {
         observe();
         const std::vector<RankView> ranks = views();
         const int printer = lowest_living(ranks);
-        if (there && printer == rank_) print_hang_report(ranks);
+        if (there && printer == rank_) print_hang_report();
         // A printer on another host cannot be observed: forwarding the report must suffice.
         if (header.printed.load() || (there && printer >= 0 && !local(printer) && forwarded)) break;
         std::this_thread::sleep_for(duration_of(kTickS / 4));
     }
-    if (!header.printed.load() && local(std::max(0, lowest_living(views())))) print_hang_report(views());
+    if (!header.printed.load() && local(std::max(0, lowest_living(views())))) print_hang_report();
+    if (kept_) write_summary(views());
     kill_suspended();
     const bool there = header.hang_report_state.load(std::memory_order_acquire) == 2;
     if (post_run_end(kExitPeerLost, there ? header.hang_report : "a rank was lost or hangs"))

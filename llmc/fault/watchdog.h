@@ -80,7 +80,7 @@ private:
     void write_summary(const std::vector<RankView>& ranks);
     void store_hang_report(const std::string& text);
     [[noreturn]] void end_run();
-    void print_hang_report(const std::vector<RankView>& ranks);
+    void print_hang_report();
     void kill_suspended();
     void abort_device_collectives();
     bool local(int rank) const;

@@ -161,15 +161,27 @@ TEST_CASE("hang report: the lowest rank that can print; consecutive ranks are pr
 
 // ---- the heartbeat table
 
+TEST_CASE("heartbeats: one process of a host prints why the run ends") {
+    CHECK(claim_last_line());   // without a row nobody else can have printed it
+    CHECK(claim_last_line());
+    const HeartbeatTable table = HeartbeatTable::create("", 2);
+    set_own_row(&table, 1);
+    CHECK(claim_last_line());
+    set_own_row(&table, 0);
+    CHECK(!claim_last_line());
+    set_own_row(nullptr, 0);
+}
+
 TEST_CASE("heartbeats: a row of zeros is empty, and posts are read back") {
-    const auto row = std::make_unique<Heartbeat>();   // value-initialised: zeros, as new memory is
+    const HeartbeatTable table = HeartbeatTable::create("", 2);
+    Heartbeat* const row = &table.row(1);
     RankPost post = row->read();
     CHECK(post.end_code == -1);
     CHECK(post.step == 0);
     CHECK(!post.lanes[kHostLane].waits());
     CHECK(place_text(post) == "start");
 
-    set_own_row(row.get());
+    set_own_row(&table, 1);
     post_step(3);
     post_phase(Phase::kBackward);
     const int64_t number = row->enqueue(kHostLane, "reduce layers.1");
@@ -198,7 +210,8 @@ TEST_CASE("heartbeats: a row of zeros is empty, and posts are read back") {
     post_step(4);
     CHECK(row->enqueue(kHostLane, "again") == 2);
     CHECK(row->read().lanes[kHostLane].next.number == 1);   // numbered within the step
-    set_own_row(nullptr);
+    CHECK(table.row(0).read().step == 0);
+    set_own_row(nullptr, 0);
     post_step(9);   // ignored
     CHECK(row->read().step == 4);
 }

@@ -145,7 +145,7 @@ int end_with_error(Comm* comm, const char* what, int exit_code) {
     const std::string who = several ? strf("rank %d: ", comm->world().run_rank) : "";
     // If standard error is a pipe that nobody reads, the other stream gets the line.
     const std::string line = strf("error: %s%s\n", who.c_str(), message_line(what).c_str());
-    if (std::fputs(line.c_str(), stderr) < 0) {
+    if (claim_last_line() && std::fputs(line.c_str(), stderr) < 0) {
         std::fputs(line.c_str(), stdout);
         std::fflush(stdout);
     }

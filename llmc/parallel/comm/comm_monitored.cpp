@@ -72,7 +72,7 @@ public:
         }
         post_end(kExitOk);
         inner_.reset();   // waits for the launcher, too; if that is gone, the watchdog ends this process
-        set_own_row(nullptr);
+        set_own_row(nullptr, 0);
     }
 
     std::unique_ptr<Comm> subgroup(const std::vector<int>& members) override {
@@ -222,7 +222,7 @@ private:
         const std::vector<std::string> offers = inner_->gather(offer.dump());
         const Json own = Json::parse(offers[static_cast<size_t>(first)]), root = Json::parse(offers[0]);
         if (rank != first) heartbeats_ = HeartbeatTable::open(own.at("path").get<std::string>(), world().ranks);
-        set_own_row(&heartbeats_.row(rank));   // before any rank has a watchdog, which must see how this rank ends
+        set_own_row(&heartbeats_, rank);   // before any rank has a watchdog, which must see how this rank ends
         inner_->gather("");   // all ranks must have opened the table before one may end
 
         std::string error;
