@@ -125,7 +125,7 @@ struct HeartbeatHeader {
     char text[kTextBytes];                // printed by the launch wrapper at the end, see Watchdog::write_summary
     std::atomic<int32_t> outcome;         // exit code with which a rank ended the run, 0 if none did
     std::atomic<int32_t> hang_report_state;   // 0 no report, 1 being written, 2 complete
-    std::atomic<int32_t> printed;         // why the run ends, by a process of this host or, to its knowledge, of another
+    std::atomic<int32_t> printed;         // why the run ends, by a process of this host or, as far as known, another
     char hang_report[4096];
 };
 
