@@ -118,8 +118,7 @@ Heartbeat* own_row() { return row(); }
 
 bool claim_last_line() {
     HeartbeatHeader* const header = posted_header.load(std::memory_order_acquire);
-    int32_t not_printed = 0;
-    return !header || header->printed.compare_exchange_strong(not_printed, 1);
+    return !header || header->claim_line();
 }
 
 // ---- rows

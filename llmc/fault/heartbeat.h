@@ -125,8 +125,15 @@ struct HeartbeatHeader {
     char text[kTextBytes];                // printed by the launch wrapper at the end, see Watchdog::write_summary
     std::atomic<int32_t> outcome;         // exit code with which a rank ended the run, 0 if none did
     std::atomic<int32_t> hang_report_state;   // 0 no report, 1 being written, 2 complete
-    std::atomic<int32_t> printed;         // why the run ends, by a process of this host or, as far as known, another
+    std::atomic<int32_t> printed;         // 1: the line that says why the run ends, see claim_line
     char hang_report[4096];
+
+    // Whether the caller shall print that line: true for the first call on a host, unless another host is known to
+    // have printed it.
+    bool claim_line() {
+        int32_t not_printed = 0;
+        return printed.compare_exchange_strong(not_printed, 1);
+    }
 };
 
 class HeartbeatTable {
@@ -154,8 +161,8 @@ private:
     int fd_ = -1;
 };
 
-// Sets this process's row of `table`, which must outlive its use. No table: the process has no row.
+// Sets this process's row of `table`, which must outlive its use. Null: the process has no row.
 void set_own_row(const HeartbeatTable* table, int rank);
 Heartbeat* own_row();
-// Whether this process is the one that prints why the run ends: true once per host, and always without a row.
+// HeartbeatHeader::claim_line of this process's table; true if it has no row.
 bool claim_last_line();

@@ -342,7 +342,8 @@ void Watchdog::check_link_and_ends() {
         const double now_s = seconds(last_tick_.time_since_epoch());
         if (seen_[r].post.end_code <= 0) continue;
         heartbeats_.header().outcome.store(seen_[r].post.end_code);
-        if (!local(static_cast<int>(r))) heartbeats_.header().printed.store(1);   // before it sent this code
+        // A rank prints its error before it posts its exit code.
+        if (!local(static_cast<int>(r))) heartbeats_.header().printed.store(1);
         if (static_cast<int>(r) != rank_ && now_s - seen_[r].ended_s > kFollowS) {
             leaving = true;
             abort_device_collectives();
@@ -405,8 +406,7 @@ void Watchdog::store_hang_report(const std::string& text) {
 
 void Watchdog::print_hang_report() {
     HeartbeatHeader& header = heartbeats_.header();
-    int32_t not_printed = 0;
-    if (!header.printed.compare_exchange_strong(not_printed, 1)) return;
+    if (!header.claim_line()) return;
     const std::string line = strf("error: %s; all ranks end\n", header.hang_report);
     std::fflush(stdout);
     [[maybe_unused]] const ssize_t done = ::write(STDERR_FILENO, line.data(), line.size());

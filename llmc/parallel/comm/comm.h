@@ -121,8 +121,8 @@ void require_same(Comm& comm, const std::vector<std::pair<std::string, std::stri
 std::string first_error(Comm& comm, const std::string& mine);
 
 // Prints the error on standard error and, with several ranks, ends all of them with exit_code. All ranks may have the
-// same error: rank 0 prints first, and what another rank has printed before is the only line. comm is null until the
-// ranks are connected. Returns exit_code if there is one rank.
+// same error, so only one rank prints: rank 0, or another one that finds 2 s later that none has printed. comm is null
+// until the ranks are connected. Returns exit_code if there is one rank.
 int end_with_error(Comm* comm, const char* what, int exit_code);
 // The same with the exit code of `error`: an Error's own code, 2 if the host has no memory or threads, else that of a
 // bug.
