@@ -4,19 +4,9 @@
 #include <algorithm>
 
 #include "llmc/cuda/attention_sm90.cuh"
+#include "llmc/cuda/attention_sums.cuh"
 
 namespace cuda {
-
-// ---- fp32 sums of dQ in memory. A unit is 64 queries of a head, in the register layout of a warpgroup: float4 number
-// 128 i + t is registers 4 i .. 4 i + 3 of thread t.
-inline constexpr int kSumRows = 64;
-__host__ __device__ constexpr uint32_t sum_bytes(int HS) { return 4 * kSumRows * HS; }
-struct DqSums {
-    float* data;       // units, (B * NH, tiles)
-    uint32_t* taken;   // items claimed by blocks so far
-    uint32_t* turns;   // additions to each unit so far, if their order is fixed
-    uint32_t tiles;
-};
 
 // The schedule of the fused kernel with ordered additions. As in Schedule, key tile 0 of all heads of a section comes
 // first. Blocks loop over query tiles from the last to the first, so blocks that start together on keys of one head

@@ -177,7 +177,9 @@ void rehearse_op(Ctx& ctx, OpKind kind, const QkNormBackwardArgs& a) {
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const RopeArgs& a) {
     const int64_t rotated = a.N * (a.NH + a.NKV) * a.HS * dtype_bytes(a.qkv.dtype), angles = a.N * a.HS * 4;
-    const int64_t read = a.quant && !a.quant.only_sums() ? a.qkv.bytes() : rotated;
+    // dq is read in FP32 instead of BF16. Its rounding is in the measured time of attention_backward.
+    const int64_t read = (a.quant && !a.quant.only_sums() ? a.qkv.bytes() : rotated)
+                         + (a.dq ? a.N * a.NH * a.HS * 2 : 0);
     record_in_place(ctx, kind, read + angles + (a.quant.copies() ? 0 : rotated), a.quant, a.qkv);
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeHeadsArgs& a) {
