@@ -52,7 +52,8 @@ template <int groups> struct DqRows {
             }
         }
     }
-    // Eight values: columns 8 (lane % 4) ... of row 8 half + lane / 4. Once for each group and half.
+    // Returns eight values: columns 8 (lane % 4) ... of row 8 half + lane / 4. Call it once for each group and half: it
+    // exchanges values in place.
     __device__ uint4 values(int group, int half, int lane) {
         uint32_t (&x)[4] = part[group][half];
         transpose_among_four(x, lane);

@@ -125,7 +125,7 @@ Producer rope(const Heads& h, bool forward, bool at_positions = false) {
 // Sequences of a multiple of 64 tokens, whose dq rope_backward takes from sums; also more than one chunk of query heads
 // and chunks of query and key heads.
 const Heads kHeadsInSums[] = {{2, 64, 4, 2, 64}, {1, 128, 4, 1, 128}, {2, 192, 3, 3, 128}, {1, 64, 32, 8, 128},
-                            {3, 128, 12, 4, 64}};
+                              {3, 128, 12, 4, 64}};
 constexpr float kDqMul = 0.375f;
 
 // dq in sums: random, of all query heads.
