@@ -177,7 +177,7 @@ void rehearse_op(Ctx& ctx, OpKind kind, const QkNormBackwardArgs& a) {
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const RopeArgs& a) {
     const int64_t rotated = a.N * (a.NH + a.NKV) * a.HS * dtype_bytes(a.qkv.dtype), angles = a.N * a.HS * 4;
-    // dq is read in FP32 instead of BF16. Its rounding is in the measured time of attention_backward.
+    // dq in sums is FP32 instead of BF16.
     const int64_t read = (a.quant && !a.quant.only_sums() ? a.qkv.bytes() : rotated)
                          + (a.dq ? a.N * a.NH * a.HS * 2 : 0);
     record_in_place(ctx, kind, read + angles + (a.quant.copies() ? 0 : rotated), a.quant, a.qkv);
@@ -192,7 +192,8 @@ void rehearse_op(Ctx& ctx, OpKind kind, const AttentionForwardArgs& a) {
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const AttentionBackwardArgs& a) {
     record(ctx, {.kind = kind, .dtype = a.qkv.dtype, .bytes = sum({a.qkv, a.dqkv, a.out, a.dout}),
-                 .attention = {.B = a.B, .T = a.T, .NH = a.NH, .HS = a.HS, .backward = true}});
+                 .attention = {.B = a.B, .T = a.T, .NH = a.NH, .HS = a.HS, .backward = true,
+                               .leaves_dq = a.leave_dq}});
     record_pass(ctx, a.quant, a.dqkv);
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const SplitHeadsArgs& a) { record(ctx, kind, a.in.dtype, sum({a.in, a.out})); }
