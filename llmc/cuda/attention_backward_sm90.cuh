@@ -8,6 +8,14 @@
 
 namespace cuda {
 
+// ---- fp32 sums of dQ in memory
+struct DqSums {
+    float* data;       // units, (B * NH, tiles)
+    uint32_t* taken;   // items claimed by blocks so far
+    uint32_t* turns;   // additions to each unit so far, if their order is fixed
+    uint32_t tiles;
+};
+
 // The schedule of the fused kernel with ordered additions. As in Schedule, key tile 0 of all heads of a section comes
 // first. Blocks loop over query tiles from the last to the first, so blocks that start together on keys of one head
 // need the same sums at the same time, and a sum takes the additions in the order of key tiles, 0 first. The block that

@@ -8,12 +8,6 @@ namespace cuda {
 // registers 4 i .. 4 i + 3 of thread t.
 inline constexpr int kSumRows = kDqTile;
 __host__ __device__ constexpr uint32_t sum_bytes(int HS) { return 4 * kSumRows * HS; }
-struct DqSums {
-    float* data;       // units, (B * NH, tiles)
-    uint32_t* taken;   // items claimed by blocks so far
-    uint32_t* turns;   // additions to each unit so far, if their order is fixed
-    uint32_t tiles;
-};
 
 // Transposes x among every four lanes: x[k] of lane t becomes x[t] of lane k.
 __device__ inline void transpose_among_four(uint32_t (&x)[4], int lane) {

@@ -236,7 +236,8 @@ void rope(Ctx& ctx, const RopeArgs& args, float direction, const char* op) {
     if (args.dq) {
         CHECK(direction < 0 && args.qkv.dtype == Dtype::kBf16 && (args.HS == 64 || args.HS == 128)
                   && args.T % kSumRows == 0 && args.N % args.T == 0,
-              "%s: dq in sums of %lld rows, T = %lld, head dim %lld", op, (long long)args.N, (long long)args.T,
+              "%s: dq in sums needs bf16, head dim 64 or 128 and whole tiles of 64 tokens: %lld rows, T = %lld, "
+              "head dim %lld", op, (long long)args.N, (long long)args.T,
               (long long)args.HS);
         expect_at_least(args.dq.sums, Dtype::kFp32, args.N * args.NH * args.HS, "rope_backward: dq in sums");
         expect_aligned(args.dq.sums, "rope_backward: dq in sums");
@@ -257,15 +258,14 @@ void rope(Ctx& ctx, const RopeArgs& args, float direction, const char* op) {
             const unsigned x = static_cast<unsigned>(std::min<int64_t>(args.HS / 2 / kWidth, kThreads));
             const unsigned y = static_cast<unsigned>(std::min<int64_t>(ceil_div(heads, kHeads), kThreads / x));
             const dim3 block(x, y, std::min(kThreads / (x * y), 64u));
+            const AmaxOut amax = record ? amax_out(quant) : AmaxOut{};
             auto kernel = rope_kernel<T, kWidth, false>;
             if constexpr (kWidth == 8) {
                 if (record) kernel = rope_kernel<T, kWidth, true>;
             }
             launch_early(ctx, kernel, grid_size(ceil_div(args.N, block.z)), block, 0, qkv, cos_sin, args.positions,
-                         args.N, args.T, rotated, heads, row_elems, args.HS, direction,
-                         record ? amax_out(quant) : AmaxOut{});
+                         args.N, args.T, rotated, heads, row_elems, args.HS, direction, amax);
             CHECK_LAUNCH("rope_kernel");
-            const AmaxOut amax = record ? amax_out(quant) : AmaxOut{};
             if (args.dq) rope_sums(ctx, args, direction, record ? &amax : nullptr);
             recorded = record;
         });

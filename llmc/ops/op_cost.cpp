@@ -177,7 +177,7 @@ void rehearse_op(Ctx& ctx, OpKind kind, const QkNormBackwardArgs& a) {
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const RopeArgs& a) {
     const int64_t rotated = a.N * (a.NH + a.NKV) * a.HS * dtype_bytes(a.qkv.dtype), angles = a.N * a.HS * 4;
-    // dq in sums is FP32 instead of BF16.
+    // dq in sums has two bytes more per element than in qkv.
     const int64_t read = (a.quant && !a.quant.only_sums() ? a.qkv.bytes() : rotated)
                          + (a.dq ? a.N * a.NH * a.HS * 2 : 0);
     record_in_place(ctx, kind, read + angles + (a.quant.copies() ? 0 : rotated), a.quant, a.qkv);
