@@ -18,9 +18,6 @@ ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell nproc) --no-print-directory
 endif
 
-# Waiting threads do not spin, which is many times faster where the cores are shared.
-export OMP_WAIT_POLICY ?= passive
-
 CXX := $(if $(filter default,$(origin CXX)),g++,$(CXX))
 WERROR ?= -Werror
 

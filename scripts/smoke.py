@@ -8,7 +8,6 @@ same validation loss to the last bit. Standard library only; `make smoke` builds
 """
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -43,10 +42,8 @@ def repository_text():
 
 def run(command, capture=False):
     """Run a command in the repository's root; its output is shown or returned."""
-    # Waiting threads do not spin, which is many times faster on shared cores and equally fast on idle ones.
-    environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
     try:
-        done = subprocess.run([str(c) for c in command], cwd=ROOT, text=True, env=environment,
+        done = subprocess.run([str(c) for c in command], cwd=ROOT, text=True,
                               stdout=subprocess.PIPE if capture else None)
     except OSError as error:
         raise SmokeError(f"{command[0]}: {error.strerror}; run `make` first") from None

@@ -12,6 +12,7 @@
 #include "llmc/base/check.h"
 #include "llmc/base/nearest.h"
 #include "llmc/base/system/files.h"
+#include "llmc/base/system/passive_threads.h"
 #include "llmc/base/system/process_limits.h"
 #include "llmc/base/system/standard_streams.h"
 #include "llmc/base/text.h"
@@ -125,6 +126,7 @@ int run(int argc, const char* const* argv, const std::string& family, const std:
 }  // namespace
 
 int run_command(int argc, const char* const* argv, const std::string& family) {
+    start_with_passive_threads(argv);
     const int code = run(argc, argv, family, prepare_standard_streams());
     constexpr int kAlertSeconds = 30;   // for the last alerts and the report
     finish_alert_process(kAlertSeconds);

@@ -1,0 +1,12 @@
+#include "llmc/base/system/passive_threads.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+
+void start_with_passive_threads(const char* const* argv) {
+    if (std::getenv("OMP_WAIT_POLICY") || std::getenv("GOMP_SPINCOUNT")) return;
+    if (::setenv("OMP_WAIT_POLICY", "passive", 0) != 0) return;
+    // execv does not change the words, its declaration is older than const.
+    ::execv("/proc/self/exe", const_cast<char* const*>(argv));
+}
