@@ -67,6 +67,15 @@ RUN = {
     "make DEVICE=cpu": {"more": "-n"}, "make help": {},
     "./train_gpt2 --help": {}, "./train_gpt2 --help-all": {}, "./train_llama plan": {},
     "./train_gpt2 plan --model gpt2-124M": {},
+    "./train_llama plan --model llama3-small --fp8-recipe delayed --micro-batch-size 8 --global-batch-size 64": {},
+    "./train_llama --model llama3-small --fp8-recipe delayed --micro-batch-size 8 --global-batch-size 64 "
+    "--train-iters 3000 --train-data 'shards/train*.bin' --valid-data 'shards/valid*.bin' --save out --resume auto": {
+        "more": "--dry-run"},
+    "./train_llama plan --model llama3-8B --fp8-recipe delayed --seq-length 8192 --global-batch-size 128 --ranks 8": {},
+    "scripts/launch/launch_mpi.sh -np 8 ./train_llama --model llama3-8B --fp8-recipe delayed --seq-length 8192 "
+    "--global-batch-size 128 --train-iters 1000 --train-data 'shards/train*.bin' --save out --resume auto": {
+        "ranks": True, "fewer": ("-np 8", "-np 2"), "more": "--dry-run"},
+    "scripts/export_log --to tensorboard out/log.jsonl --out board/run --follow": {"needs": "tensorboard"},
     "./train_llama doctor --save out": {},
     "scripts/launch/launch_mpi.sh -np 8 ./train_llama doctor --save out": {"ranks": True, "fewer": ("-np 8", "-np 2")},
     "scripts/launch/launch_mpi.sh -np 4 ./train_llama ...": {"ranks": True, "dots": f"{TINY} --synthetic-data"},

@@ -1,5 +1,5 @@
-"""Runs the README's walkthrough, "Your own text in ten minutes", as written, in a folder with some text, and compares
-the outputs that the README shows with the printed ones. Numbers may differ, words may not."""
+"""Runs the walkthrough of docs/first_runs.md, "Your own text in ten minutes", as written, in a folder with some text,
+and compares the outputs that it shows with the printed ones. Numbers may differ, words may not."""
 import glob
 import os
 import re
@@ -15,8 +15,8 @@ NUMBER = re.compile(r"\b[0-9a-f]{12}(?:-dirty)?\b|\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+
 
 
 def section(title):
-    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
-        return re.search(rf"(?ms)^## {re.escape(title)}\n(.*?)(?=^## )", file.read())[1]
+    with open(os.path.join(ROOT, "docs", "first_runs.md"), encoding="utf-8") as file:
+        return re.search(rf"(?ms)^## {re.escape(title)}\n(.*?)(?=^## |\Z)", file.read())[1]
 
 
 def shown(text):
@@ -86,7 +86,8 @@ class Walkthrough(unittest.TestCase):
                         for command in commands]
         self.assertEqual(commands[0], "make train_llama")   # make has built the tested executable
         printed = [line for command in commands[1:] for line in self.run_it(command)]
-        self.assertIsNone(missing(shown(text), printed), "README.md shows it; printed was\n" + "\n".join(printed))
+        self.assertIsNone(missing(shown(text), printed),
+                          "docs/first_runs.md shows it; printed was\n" + "\n".join(printed))
         self.assertTrue(any(line.startswith("ROMEO:") for line in printed))
         losses = [float(x) for x in re.findall(r"eval step \d+ \| loss ([\d.]+)", "\n".join(printed))]
         self.assertLess(losses[-1], 0.6 * losses[0], "it does not learn")
