@@ -37,7 +37,7 @@ class PassiveThreadsTest(TrainTest):
         def median_step(name, **values):
             self.run_train(GPT2, "--train-iters", "30", "--log-file", self.path(name),
                            env=self.environment(OMP_NUM_THREADS="2", **values))
-            return statistics.median(record["seconds"] for record in records(self.path(name), "step"))
+            return statistics.median(record["step_seconds"] for record in records(self.path(name), "step"))
         # Spinning threads made the step 29 times as long; other tests beside this one may double it.
         self.assertLess(median_step("default"), 4 * median_step("passive", OMP_WAIT_POLICY="passive"))
 
