@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TEXT_ENDINGS = (".cpp", ".h", ".inl", ".cu", ".cuh", ".py", ".sh", ".mk", ".md")
 # Preset, executable, optimizer steps. Learned positions need more steps than rope.
-MODELS = [("gpt2-tiny", "train_gpt2", 1200), ("llama-tiny", "train_llama", 500)]
+MODELS = [("gpt2-tiny", "train_gpt2", 1000), ("llama-tiny", "train_llama", 400)]
 SEQUENCE, BATCH = 128, 2
 
 
@@ -54,7 +54,7 @@ def run(command, capture=False):
 
 def prepare_data(folder):
     """Byte shards of the repository's text; returns the bigram entropy of the validation split in nats."""
-    run([sys.executable, "data/prepare_text.py", "--tokenizer", "bytes", "--out", folder, "--valid-fraction", "0.05",
+    run([sys.executable, "data/prepare_text.py", "--tokenizer", "bytes", "--out", folder, "--valid-fraction", "0.02",
          "--overwrite", "--quiet", *repository_text()])
     valid = sorted(folder.glob("valid_*.bin"))
     if not valid:
