@@ -158,13 +158,6 @@ FoundCheckpoint found_at(const std::string& path, Comm& comm) {
     return {path, broadcast(comm, comm.root() ? read_text_file(path + "/state.json", kMaxStateBytes) : ""), {}};
 }
 
-// Returns on every rank the damage found by the lowest rank that found any, or "".
-std::string first_damage(Comm& comm, const std::string& damage) {
-    for (const std::string& found : comm.gather(damage))
-        if (!found.empty()) return found;
-    return "";
-}
-
 // Returns the damage of a checkpoint, the same on every rank; each rank reads a part of the files.
 std::string shared_damage(const std::string& path, Comm& comm) {
     const World& world = comm.world();
@@ -173,7 +166,7 @@ std::string shared_damage(const std::string& path, Comm& comm) {
         REQUIRE(there[rank] == there[0], "rank %zu %s %s and rank 0 %s: checkpoints must be on storage that all ranks "
                 "share", rank, there[rank] == "y" ? "sees" : "does not see", path.c_str(),
                 there[0] == "y" ? "does" : "does not");
-    return first_damage(comm, checkpoint_damage(path, true, world.rank, world.ranks));
+    return first_error(comm, checkpoint_damage(path, true, world.rank, world.ranks));
 }
 
 FoundCheckpoint find_explicit(std::string path, Comm& comm) {
@@ -216,13 +209,4 @@ FoundCheckpoint find_checkpoint(const std::string& where, const std::string& roo
     }
     if (skipped.empty()) return {};
     FAIL(kExitNoCheckpoint, "no usable checkpoint under %s: %s", root.c_str(), list_text(skipped, "; ").c_str());
-}
-
-void require_undamaged(const std::string& directory, const std::string& prefix, Comm* comm) {
-    const World world = comm ? comm->world() : World{};
-    std::string damage = model_damage(directory, prefix, world.local_rank, world.local_ranks);
-    if (comm) damage = first_damage(*comm, damage);
-    if (!damage.empty())
-        FAIL(kExitNoCheckpoint, "no usable model at %s: %s; take another checkpoint, or remove its manifest.json if "
-             "files were changed on purpose", directory.c_str(), damage.c_str());
 }

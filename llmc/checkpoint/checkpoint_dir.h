@@ -64,11 +64,6 @@ private:
     Manifest files_;
 };
 
-// If `directory` is a checkpoint, requires that its files whose names begin with `prefix` match the manifest (exit 5,
-// naming the first that does not). The ranks of each host share the work, since hosts may have separate copies; without
-// comm this process does all of it.
-void require_undamaged(const std::string& directory, const std::string& prefix, Comm* comm = nullptr);
-
 // Removes what killed runs left under root, whose lock this run holds.
 void remove_leftovers(const std::string& root);
 

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "llmc/base/check.h"
+#include "llmc/base/json_object.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/huggingface/hf_config.h"
 #include "llmc/checkpoint/huggingface/hf_tensors.h"
@@ -183,6 +184,22 @@ int64_t load_staging_bytes(const ParamTable& table, const StateAccess& access, i
             elems = std::max(elems, import_staging_elems(table, static_cast<int>(p), part, access, staging_bytes));
     }
     return elems * 4;
+}
+
+ModelConfig model_config_from_hf(const std::string& directory) {
+    require_undamaged(directory, "config.json");
+    const std::string path = directory + "/config.json";
+    const bool model = is_regular_file(path);
+    const std::vector<int64_t> steps = model || !is_directory(directory) ? std::vector<int64_t>{}
+                                                                         : checkpoint_steps(directory);
+    REQUIRE(steps.empty(), "%s has no config.json, but checkpoints: name one of them, %s/%s is "
+            "the newest", directory.c_str(), directory.c_str(), step_directory_name(steps.back()).c_str());
+    REQUIRE(!is_regular_file(directory), "%s is a file: name the folder in which config.json and the weights are",
+            directory.c_str());
+    REQUIRE(model || is_directory(directory), "%s has no config.json: no such directory; name the folder of a model "
+            "that is on this machine", directory.c_str());
+    REQUIRE(model, "%s has no config.json: not a model in the format of transformers", directory.c_str());
+    return model_config_from_json(read_text_file(path, kMaxConfigBytes), path);
 }
 
 void load_checkpoint(const std::string& path, const ModelConfig& config, const ParamTable& table,

@@ -8,6 +8,10 @@
 #include "llmc/model/parameters/params.h"
 #include "llmc/parallel/comm/comm.h"
 
+// The shape of the model, or of a checkpoint's model, in a directory, from its config.json. Exit 2 if there is none or
+// it is not supported; exit 5 if a checkpoint's file does not match its manifest.
+ModelConfig model_config_from_hf(const std::string& directory);
+
 // Restores the slots bit for bit. Shapes and dtypes, also of the model's files, must match (exit 2, naming the tensor).
 // `path` comes from find_checkpoint, which has checked the hashes.
 void load_checkpoint(const std::string& path, const ModelConfig& config, const ParamTable& table,

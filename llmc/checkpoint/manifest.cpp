@@ -8,6 +8,7 @@
 #include "llmc/base/system/files.h"
 #include "llmc/base/text.h"
 #include "llmc/checkpoint/saved_state.h"
+#include "llmc/parallel/comm/comm.h"
 
 namespace {
 
@@ -15,7 +16,7 @@ using Json = nlohmann::json;
 
 constexpr const char* kFormat = "llm.fp8 checkpoint";
 constexpr const char* kManifestFile = "manifest.json";
-constexpr int kVersion = 2;   // 1: one hash for each file
+constexpr int kVersion = 2;
 
 // The manifest's text with a hash of its content. It is compared as text, so that a flipped bit in it is found, too.
 std::string text_with_hash(Json manifest) {
@@ -138,7 +139,7 @@ std::string damage_of(const std::string& path, const std::string& prefix, bool h
     if (text_with_hash(manifest) != text) return "manifest.json is damaged: its XXH3 is another";
     const JsonFields fields{manifest, "manifest.json"};
     if (fields.text("format") != kFormat) fields.refuse("format", strf("\"%s\" is needed", kFormat));
-    fields.integer("version", 1, kVersion);
+    fields.integer("version", kVersion, kVersion);
     const Manifest entries = entries_of(fields);
     if (const std::string name = unlisted(path, prefix, entries); !name.empty()) return name;
     int64_t number = 0;
@@ -190,4 +191,13 @@ std::string model_damage(const std::string& path, const std::string& prefix, int
         const bool lost = is_regular_file(path + "/state.json") && !is_regular_file(path + "/config.json");
         return lost ? "config.json is missing" : "";
     });
+}
+
+void require_undamaged(const std::string& directory, const std::string& prefix, Comm* comm) {
+    const World world = comm ? comm->world() : World{};
+    std::string damage = model_damage(directory, prefix, world.local_rank, world.local_ranks);
+    if (comm) damage = first_error(*comm, damage);
+    if (!damage.empty())
+        FAIL(kExitNoCheckpoint, "no usable model at %s: %s; take another checkpoint, or remove its manifest.json if "
+             "files were changed on purpose", directory.c_str(), damage.c_str());
 }

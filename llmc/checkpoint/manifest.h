@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+class Comm;
+
 // Bytes of a file with one hash, and the rank that wrote them.
 struct HashedRange {
     int64_t begin = 0, bytes = 0;
@@ -32,3 +34,8 @@ std::string checkpoint_damage(const std::string& path, bool hashes, int part = 0
 // other models have no manifest, or one of another format. A directory with a state.json but without a config.json is a
 // damaged checkpoint.
 std::string model_damage(const std::string& path, const std::string& prefix, int part = 0, int parts = 1);
+
+// If `directory` is a checkpoint, requires that its files whose names begin with `prefix` match the manifest (exit 5,
+// naming the first that does not). The ranks of each host share the work, since hosts may have separate copies; without
+// comm this process does all of it.
+void require_undamaged(const std::string& directory, const std::string& prefix, Comm* comm = nullptr);

@@ -25,8 +25,7 @@ void check_counts(const JsonFields& state) {
                   skips = state.integer("skips", 0, kMost);
     if (updates + skips != step)
         state.refuse("adam_step", strf("\"step\" %lld less \"skips\" %lld is needed", ll(step), ll(skips)));
-    state.integer_or("consecutive_skips", 0, 0, skips);
-    if (!state.has("missed")) return;
+    state.integer("consecutive_skips", 0, skips);
     for (const Json& type : state.list("missed"))
         if (type != "eval" && type != "hellaswag") state.refuse("missed", "only \"eval\" and \"hellaswag\" are known");
 }
@@ -47,7 +46,7 @@ void check_samples(const JsonFields& state, bool may_ignore) {
         state.refuse("samples", strf("%lld steps by the options in \"config\" take %lld", ll(step), ll(needed)));
 }
 
-// Whether batches of this data may be ignored. Earlier versions did not save which shards have loss masks.
+// Whether batches of this data may be ignored, because loss masks may leave no target.
 bool check_data(const JsonFields& data) {
     if (data.has("synthetic")) return data.integer("synthetic", 1, INT32_MAX) < 0;
     bool masked = false;
@@ -58,7 +57,7 @@ bool check_data(const JsonFields& data) {
         shard.text("fingerprint");
         shard.integer("tokens", 1, INT64_MAX);
         shard.integer("token_bytes", 1, 8);
-        masked = masked || shard.boolean_or("masked", true);
+        masked = shard.boolean("masked") || masked;
     }
     if (!data.has("blend")) return masked;
     for (const Json& row : data.list("blend")) {
@@ -124,8 +123,8 @@ void check_state(const std::string& directory) {
     const bool may_ignore = check_data(state.child("train_data"));
     check_samples(state, may_ignore);
     const int64_t step = state.integer("step", 0, kMost);
-    if (state.has("fp8")) check_fp8(state.child("fp8"), state.child("config"), step);
-    if (state.has("loss_watch")) check_losses(state.child("loss_watch"));
+    check_fp8(state.child("fp8"), state.child("config"), step);
+    check_losses(state.child("loss_watch"));
     const JsonFields plans = state.child("gemm_plans");
     plans.text("library");
     for (const Json& plan : plans.list("plans"))

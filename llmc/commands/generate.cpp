@@ -17,7 +17,7 @@
 #include "llmc/ops/owned.h"
 #include "llmc/parallel/comm/comm.h"
 #include "llmc/train/generator.h"
-#include "llmc/train/log/log.h"
+#include "llmc/train/log/run_log.h"
 
 namespace {
 

@@ -18,7 +18,7 @@
 
 #include "llmc/base/rng.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
-#include "llmc/checkpoint/checkpoint_save.h"
+#include "llmc/checkpoint/checkpoint_saver.h"
 #include "llmc/checkpoint/huggingface/hf_config.h"
 #include "llmc/checkpoint/huggingface/hf_tensors.h"
 #include "llmc/checkpoint/huggingface/safetensors.h"
@@ -235,9 +235,12 @@ inline FoundCheckpoint find_checkpoint(const std::string& where, const std::stri
 
 // A minimal state.json.
 inline std::string state_json(int64_t step) {
+    const auto none = nlohmann::json::array();
     return nlohmann::json{{"format", 1}, {"step", step}, {"samples", step}, {"adam_step", step}, {"skips", 0},
-                          {"config", nlohmann::json::object()}, {"train_data", {{"synthetic", 1}}},
-                          {"gemm_plans", {{"library", "cpu"}, {"plans", nlohmann::json::array()}}}}
+                          {"consecutive_skips", 0}, {"missed", none}, {"config", nlohmann::json::object()},
+                          {"train_data", {{"synthetic", 1}}}, {"fp8", {{"recipe", "none"}}},
+                          {"loss_watch", {{"first", none}, {"last", none}, {"above", false}}},
+                          {"gemm_plans", {{"library", "cpu"}, {"plans", none}}}}
         .dump();
 }
 

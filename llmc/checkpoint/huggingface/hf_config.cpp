@@ -8,7 +8,7 @@
 #include "llmc/base/check.h"
 #include "llmc/base/json_object.h"
 #include "llmc/base/system/files.h"
-#include "llmc/checkpoint/checkpoint_dir.h"
+#include "llmc/checkpoint/manifest.h"
 #include "llmc/model/parameters/params.h"
 
 namespace {
@@ -364,9 +364,7 @@ ModelConfig read_llama(const Fields& f, const Family& family) {
     return c;
 }
 
-// Earlier versions wrote true for all and false for none.
 LinearBias read_own_biases(const Fields& f) {
-    if (f.at("linear_bias").is_boolean()) return f.boolean("linear_bias") ? LinearBias::kAll : LinearBias::kNone;
     const std::string name = f.text("linear_bias");
     std::string known;
     for (const LinearBiasWord& word : kLinearBiasWords) {
@@ -390,7 +388,7 @@ ModelConfig read_own(const Fields& f) {
     c.position = f.one_of("position", "learned", PositionEmbedding::kLearned, "rope", PositionEmbedding::kRope);
     c.activation = read_activation(f, "activation", own_activation);
     c.rotary_base = f.positive("rotary_base", kMostBase);
-    const Fields scaling = f.child(f.has("rope_scaling") ? "rope_scaling" : "rope_llama3");   // its former name
+    const Fields scaling = f.child("rope_llama3");
     c.rope_scaling = {.factor = scaling.number("factor") > 0 ? scaling.positive("factor", kMostFactor) : 0,
                       .low_freq_factor = scaling.positive("low_freq_factor", kMostFactor),
                       .high_freq_factor = scaling.positive("high_freq_factor", kMostFactor),
@@ -469,20 +467,4 @@ ModelConfig model_config_from_json(const std::string& text, const std::string& w
     const std::vector<std::string> errors = model_config_errors(config);
     if (!errors.empty()) FAIL(kExitBadInput, "%s: %s", where.c_str(), errors[0].c_str());
     return config;
-}
-
-ModelConfig model_config_from_hf(const std::string& directory) {
-    require_undamaged(directory, "config.json");
-    const std::string path = directory + "/config.json";
-    const bool model = is_regular_file(path);
-    const std::vector<int64_t> steps = model || !is_directory(directory) ? std::vector<int64_t>{}
-                                                                         : checkpoint_steps(directory);
-    REQUIRE(steps.empty(), "%s has no config.json, but checkpoints: name one of them, %s/%s is "
-            "the newest", directory.c_str(), directory.c_str(), step_directory_name(steps.back()).c_str());
-    REQUIRE(!is_regular_file(directory), "%s is a file: name the folder in which config.json and the weights are",
-            directory.c_str());
-    REQUIRE(model || is_directory(directory), "%s has no config.json: no such directory; name the folder of a model "
-            "that is on this machine", directory.c_str());
-    REQUIRE(model, "%s has no config.json: not a model in the format of transformers", directory.c_str());
-    return model_config_from_json(read_text_file(path, kMaxConfigBytes), path);
 }

@@ -5,7 +5,7 @@
 
 #include "llmc/base/json_object.h"
 #include "llmc/base/system/files.h"
-#include "llmc/checkpoint/checkpoint_dir.h"
+#include "llmc/checkpoint/manifest.h"
 
 std::vector<int32_t> eos_token_ids(const std::string& directory) {
     std::vector<int32_t> ids;

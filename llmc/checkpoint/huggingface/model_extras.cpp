@@ -7,7 +7,7 @@
 #include "llmc/base/check.h"
 #include "llmc/base/json_object.h"
 #include "llmc/base/system/files.h"
-#include "llmc/checkpoint/checkpoint_dir.h"
+#include "llmc/checkpoint/manifest.h"
 
 namespace {
 
