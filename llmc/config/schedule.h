@@ -17,3 +17,6 @@ int64_t batch_size_at(const Config& config, int64_t samples);
 // Samples that the first `steps` steps take, and the number of whole steps in `samples` samples, with batch ramp-up.
 int64_t samples_after(const Config& config, int64_t steps);
 int64_t steps_for_samples(const Config& config, int64_t samples);
+
+// Whether what happens every `interval` steps, never for 0, is due after `step` steps.
+inline bool is_due(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }

@@ -237,30 +237,16 @@ const Gpu& planned_gpu(const Config& config, const DeviceInfo& found) {
     FAIL(kExitBadInput, "--gpu %s: unknown; rates are known for %s", config.gpu.c_str(), names.c_str());
 }
 
-StepTimeCheck check_of(const Config& config, const MemoryPlan& plan, const DeviceInfo& device) {
+PredictedStep predicted_step(const Config& config, const MemoryPlan& plan, const DeviceInfo& device) {
     const Gpu* gpu = find_gpu(device.name);
-    return gpu ? StepTimeCheck(predict_step(config, plan, *gpu)) : StepTimeCheck();
+    return gpu ? predicted_step(predict_step(config, plan, *gpu)) : PredictedStep();
 }
 
-StepTimeCheck::StepTimeCheck(const StepTime& predicted)
-    : predicted_ms_(predicted.total_ms()), scaled_(predicted.gpu && !find_rates(predicted.gpu->name)) {
+PredictedStep predicted_step(const StepTime& time) {
+    PredictedStep predicted{.ms = time.total_ms()};
+    if (!find_rates(time.gpu->name)) predicted.scaled_from = measured_gpu().name;
     for (int i = 0; i < kStepParts; i++)
-        if (const double ms = predicted.ms[static_cast<size_t>(i)]; ms > 0)
-            parts_.emplace_back(step_part_name(static_cast<StepPart>(i)), ms);
-}
-
-bool StepTimeCheck::add(int64_t step, double ms) {
-    if (++steps_ > kLast) return false;
-    last_step_ = step;
-    if (steps_ >= kFirst) ms_.push_back(ms);
-    return steps_ == kLast;
-}
-
-std::string StepTimeCheck::text() const {
-    const std::string measured = strf("measured %.1f ms (median of steps %lld-%lld)", measured_ms(),
-                                      ll(last_step_ - kLast + kFirst), ll(last_step_));
-    if (predicted_ms_ <= 0) return "no step time is predicted for this device, " + measured;
-    return strf("predicted %.1f ms a step%s, %s, %+.1f %%", predicted_ms_,
-                scaled_ ? strf(" (rates scaled from %s)", measured_gpu().name).c_str() : "", measured.c_str(),
-                100 * (predicted_ms_ / measured_ms() - 1));
+        if (const double ms = time.ms[static_cast<size_t>(i)]; ms > 0)
+            predicted.parts_ms.emplace_back(step_part_name(static_cast<StepPart>(i)), ms);
+    return predicted;
 }

@@ -3,12 +3,10 @@
 #pragma once
 #include <array>
 #include <string>
-#include <utility>
-#include <vector>
 
-#include "llmc/base/median.h"
 #include "llmc/perf/kernel_rates.h"
 #include "llmc/train/plan.h"
+#include "llmc/train/run/step_time_check.h"
 
 // The parts of a step's time, in the order of the plan's table.
 enum class StepPart {
@@ -38,28 +36,6 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
 // name.
 const Gpu& planned_gpu(const Config& config, const DeviceInfo& found);
 
-// Compares the predicted time with the median of a process's steps 11 to 20.
-class StepTimeCheck {
-public:
-    StepTimeCheck() = default;   // no prediction
-    explicit StepTimeCheck(const StepTime& predicted);
-    // Adds a step. Returns true for the twentieth.
-    bool add(int64_t step, double ms);
-    double predicted_ms() const { return predicted_ms_; }   // 0: none
-    const std::vector<std::pair<std::string, double>>& parts() const { return parts_; }   // of the prediction, in ms
-    double measured_ms() const { return median_of(ms_); }
-    // "predicted 571.3 ms a step, measured 573.0 ms (median of steps 11-20), -0.3 %"
-    std::string text() const;
-
-private:
-    static constexpr int kFirst = 11, kLast = 20;
-    double predicted_ms_ = 0;
-    bool scaled_ = false;   // the rates are those of another GPU
-    std::vector<std::pair<std::string, double>> parts_;
-    int steps_ = 0;
-    int64_t last_step_ = 0;
-    std::vector<double> ms_;
-};
-
 // For a run on this device; without a prediction if the device is unknown.
-StepTimeCheck check_of(const Config& config, const MemoryPlan& plan, const DeviceInfo& device);
+PredictedStep predicted_step(const Config& config, const MemoryPlan& plan, const DeviceInfo& device);
+PredictedStep predicted_step(const StepTime& time);

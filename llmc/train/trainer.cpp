@@ -65,45 +65,27 @@ void Trainer::initialise(Ctx& ctx) {
     weights_from_masters(ctx, true);
 }
 
-void HostInputs::restart(const int32_t* whole, int64_t B, int64_t T, const World& context, int32_t separator,
-                         std::vector<int64_t>& scratch) const {
-    if (!positions) return;
-    std::vector<int32_t> own;   // positions in whole sequences, if the inputs have no memory for them
-    int32_t* restarted = context.ranks == 1 ? positions : whole_positions;
-    if (!restarted) {
-        own.resize(static_cast<size_t>(B * T));
-        restarted = own.data();
-    }
-    restart_positions(whole, B, T, separator, restarted);
-    if (context.ranks > 1) take_part(restarted, B, T, context, positions);
-    if (position_order) sort_rows_by_token(positions, B * T / context.ranks, T, position_order, scratch);
-}
-
-// Copies the inputs that the configuration has; while rehearsing their memory is null.
 DeviceBatch Trainer::upload(Ctx& ctx, const HostInputs& host, int64_t B, int64_t T, StepState* state) {
-    const int64_t N = B * T, bytes = N * dtype_bytes(Dtype::kInt32);
-    int32_t* next = static_cast<int32_t*>(inputs_.data);
-    const auto copy = [&](const int32_t* from, bool exists, int64_t rows = 1) {
-        CHECK(exists || !from, "an input for which no memory is planned");
-        if (!exists) return static_cast<int32_t*>(nullptr);
-        int32_t* to = std::exchange(next, next + rows * N);
-        if (from) device::copy_to_device(ctx, to, from, rows * bytes);
-        return from || ctx.rehearsal ? to : nullptr;
+    const HostInputs places = inputs_in(config_, static_cast<int32_t*>(inputs_.data), config_.micro_batch_size);
+    const auto copy = [&](int32_t* to, const int32_t* from, int64_t times = 1) {
+        CHECK(to || !from, "an input for which no memory is planned");
+        if (from) device::copy_to_device(ctx, to, from, times * B * T * dtype_bytes(Dtype::kInt32));
+        return from || ctx.rehearsal ? to : nullptr;   // the host's inputs are null in the rehearsal
     };
     DeviceBatch batch{.bad_tokens = &state->bad_tokens, .B = B, .T = T};
-    batch.tokens = copy(host.tokens, true);
-    batch.targets = copy(host.targets, true);
-    batch.token_order = copy(host.order, true);
-    batch.documents = copy(host.documents, config_.reset_attention_mask, 2 * exchange_.ranks());
-    batch.restarted = copy(host.positions, config_.reset_position_ids);
-    batch.position_order = copy(host.position_order, sorts_positions(config_));
-    batch.whole_restarted = copy(host.whole_positions, needs_whole_positions(config_), exchange_.ranks());
+    batch.tokens = copy(places.tokens, host.tokens);
+    batch.targets = copy(places.targets, host.targets);
+    batch.token_order = copy(places.order, host.order);
+    batch.documents = copy(places.documents, host.documents, 2 * exchange_.ranks());
+    batch.restarted = copy(places.positions, host.positions);
+    batch.position_order = copy(places.position_order, host.position_order);
+    batch.whole_restarted = copy(places.whole_positions, host.whole_positions, exchange_.ranks());
     return batch;
 }
 
 void Trainer::micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase) {
     const int64_t B = config_.micro_batch_size, T = config_.part_length();
-    const DeviceBatch batch = upload(ctx, staged.from(number * B * T, exchange_.ranks()), B, T, state_);
+    const DeviceBatch batch = upload(ctx, staged.after(number * B * T, exchange_.ranks()), B, T, state_);
     fp8_.begin_micro_batch(ctx, number * groups_.data_ranks + groups_.data_rank, phase);
     enter(staged, Phase::kForward);
     device::range_push("forward");
@@ -144,7 +126,8 @@ void Trainer::begin_step(Ctx& ctx, const StagedStep& staged) {
     sharded_.prefetch(ctx);
 }
 
-// Clears the gradients before the first backward of a step, once no all-gather reads new masters from their memory.
+// Clears the gradients before the first backward of a step. With --offload masters their memory holds the new masters
+// of the step before (keep_master), which the all-gather of weights must have read.
 void Trainer::clear_gradients(Ctx& ctx, const StagedStep& staged) {
     if (std::exchange(gradients_cleared_, true) || sharded_.shares_grads()) return;   // GradReducer clears shared ones
     gatherer_.wait(ctx);
@@ -258,40 +241,28 @@ std::vector<Tensor> Trainer::exchanged() const {
     return all;
 }
 
+// Reads the micro-batch that begins at sample `first`; false if this rank or another one must stop.
+bool Trainer::read_evaluation(const DataLoader* loader, int64_t first, const HostInputs& to, EvalResult& result) {
+    const bool stopped = stop_wanted();
+    if (!loader) reader_.set_ignored(to);
+    else if (!stopped)
+        result.error = reading_error([&] { result.counted_tokens += reader_.read(*loader, first, to).part; });
+    return !on_any_rank(stopped || !result.error.empty());
+}
+
 Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_t iters, const StagedStep& staging) {
-    const int64_t B = config_.micro_batch_size;
     EvalResult result;
+    HostInputs inputs = staging;
+    inputs.order = inputs.position_order = nullptr;   // only backward needs these
     device::fill_bytes(ctx, eval_state_, 0, sizeof(StepState));
-    const int64_t rank = groups_.data_rank;
     // If passes are collective, a rank without a micro-batch of its own runs one that counts nothing.
-    for (int64_t i = rank; i < iters || (passes_are_collective() && i - rank < iters); i += groups_.data_ranks) {
+    const int64_t rank = groups_.data_rank, end = passes_are_collective() ? iters + rank : iters;
+    for (int64_t i = rank; i < end; i += groups_.data_ranks) {
         post_progress();
-        if (!ctx.rehearsal) {
-            const bool stopped = stop_wanted();
-            if (i >= iters) {
-                const int64_t N = B * config_.part_length();
-                std::fill_n(staging.tokens, N, 0);
-                std::fill_n(staging.targets, N, kIgnoreIndex);
-                if (staging.documents) {
-                    std::fill_n(staging.documents, B * config_.seq_length, 0);
-                    std::fill_n(staging.documents + B * config_.seq_length, B * config_.seq_length,
-                                static_cast<int32_t>(config_.seq_length));
-                }
-            } else if (!stopped) {
-                result.error = reading_error([&] {
-                    result.counted_tokens +=
-                        reader_.read(*loader, i * B, {staging.tokens, staging.targets, staging.documents}).part;
-                });
-            }
-            if (on_any_rank(stopped || !result.error.empty())) break;
-        }
-        HostInputs inputs = staging;
-        inputs.order = inputs.position_order = nullptr;   // only backward needs these
-        if (!ctx.rehearsal) {   // if the micro-batch counts nothing, its positions are those of the latest read
-            inputs.restart(reader_.tokens(), B, config_.seq_length, groups_.context.world(), loader->separator(),
-                           scratch_);
-        }
-        const DeviceBatch batch = upload(ctx, inputs, B, config_.part_length(), eval_state_);
+        const bool own = i < iters;
+        if (!ctx.rehearsal && !read_evaluation(own ? loader : nullptr, i * config_.micro_batch_size, inputs, result))
+            break;
+        const DeviceBatch batch = upload(ctx, inputs, config_.micro_batch_size, config_.part_length(), eval_state_);
         fp8_.begin_micro_batch(ctx, 0, Fp8Phase::kEvaluation);
         decoder_.forward(ctx, batch, false);
         decoder_.loss(ctx, batch, eval_state_);

@@ -12,49 +12,10 @@
 #include "llmc/parallel/context_exchange.h"
 #include "llmc/parallel/zero/zero_store.h"
 #include "llmc/train/checkpoint_access.h"
+#include "llmc/train/host_inputs.h"
 #include "llmc/train/optimizer.h"
 #include "llmc/train/sampler.h"
-#include "llmc/train/sequence_parts.h"
-
-// Learned positions that restart need their rows sorted by position, too.
-inline bool sorts_positions(const Config& config) {
-    return config.reset_position_ids && config.shape.position == PositionEmbedding::kLearned;
-}
-// FP8 attention applies rope to whole sequences.
-inline bool needs_whole_positions(const Config& config) {
-    return config.reset_position_ids && config.fp8_attention && config.context_parallel > 1;
-}
-// The number of int32 inputs of a rank for `sequences`: token, target and order of each token of its parts; with
-// --reset-attention-mask, start and end of the document of each token of the whole sequences; with --reset-position-ids
-// the position of each token of its parts, maybe the order by positions, and maybe the positions of whole sequences.
-inline int64_t input_elems(const Config& config, int64_t sequences) {
-    const int64_t of_part = 3 + config.reset_position_ids + sorts_positions(config);
-    const int64_t of_whole = 2 * config.reset_attention_mask + needs_whole_positions(config);
-    return sequences * (of_part * config.part_length() + of_whole * config.seq_length);
-}
-
-// Token inputs of (micro-batches of) B sequences in pinned host memory; null while rehearsing. T: part_length().
-struct HostInputs {
-    int32_t* tokens = nullptr;           // (micro_batches, B*T)
-    int32_t* targets = nullptr;
-    int32_t* order = nullptr;
-    int32_t* documents = nullptr;        // (micro_batches, 2, B, whole T), see AttentionForwardArgs; null: one document
-                                         // per sequence
-    int32_t* positions = nullptr;        // (micro_batches, B*T) within documents; null: they do not restart
-    int32_t* position_order = nullptr;   // (micro_batches, B*T) rows sorted by them; null: not needed
-    int32_t* whole_positions = nullptr;  // (micro_batches, B, whole T); null: not needed
-
-    // The inputs of the micro-batch that begins `rows` tokens later; `ranks` ranks share a sequence.
-    HostInputs from(int64_t rows, int64_t ranks) const {
-        auto at = [](int32_t* p, int64_t n) { return p ? p + n : p; };
-        return {at(tokens, rows), at(targets, rows), at(order, rows), at(documents, 2 * rows * ranks),
-                at(positions, rows), at(position_order, rows), at(whole_positions, rows * ranks)};
-    }
-    // Sets positions and their order from the tokens of a micro-batch's whole sequences (B, T), of which this rank of
-    // the context group has a part. scratch is resized as needed.
-    void restart(const int32_t* whole, int64_t B, int64_t T, const World& context, int32_t separator,
-                 std::vector<int64_t>& scratch) const;
-};
+#include "llmc/train/sequence_reader.h"
 
 // This rank's part of one global batch in pinned host memory, and the results of the step.
 struct StagedStep : HostInputs {
@@ -125,12 +86,14 @@ public:
     // Micro-batches that the latest step ran, including the one that calibrated delayed scaling.
     int64_t executed_micro_batches() const { return executed_micro_batches_; }
     int64_t timer_spans() const;   // of one step, at most; see CommTimer
-    // The memory that collectives of the shard group send and receive during the matmuls of every micro-batch.
+    // The parts of the arena that the ranks of the shard group exchange while matmuls run, which copy engines can do.
     std::vector<Tensor> exchanged() const;
     StepState* state() { return state_; }
 
 private:
+    // Copies the inputs of a micro-batch of B sequences of T tokens to the device.
     DeviceBatch upload(Ctx& ctx, const HostInputs& host, int64_t B, int64_t T, StepState* state);
+    bool read_evaluation(const DataLoader* loader, int64_t first, const HostInputs& to, EvalResult& result);
 
     // ---- the parts of a step
     void begin_step(Ctx& ctx, const StagedStep& staged);
@@ -166,7 +129,6 @@ private:
     Decoder decoder_;
     Tensor inputs_;          // (input_elems of a micro-batch) int32
     SequenceReader reader_;  // of evaluations
-    std::vector<int64_t> scratch_;   // of HostInputs::restart
     Sampler sampler_;
     StepState* state_;       // device
     StepState* eval_state_;  // device

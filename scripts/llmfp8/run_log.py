@@ -1,4 +1,4 @@
-"""Reads the JSONL log of a run (llmc/train/log/log.h has its fields), whole or while the run goes on.
+"""Reads the JSONL log of a run (llmc/train/log/run_log.h has its fields), whole or while the run goes on.
 
 Standard library only."""
 import math

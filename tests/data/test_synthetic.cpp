@@ -5,7 +5,7 @@
 #include "tests/support/config_test.h"
 #include "tests/support/data_test.h"
 
-#include "llmc/train/log/log.h"
+#include "llmc/train/log/run_log.h"
 
 namespace {
 

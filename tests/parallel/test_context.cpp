@@ -2,7 +2,7 @@
 // sequences.
 #include <algorithm>
 
-#include "llmc/train/batch_queue.h"
+#include "llmc/train/staging.h"
 #include "tests/support/data_test.h"
 #include "tests/support/zero_test.h"
 

@@ -9,7 +9,7 @@
 #include "llmc/base/peak_flops.h"
 #include "llmc/commands/plan_report.h"
 #include "llmc/perf/fp8_speedup.h"
-#include "llmc/train/log/log.h"
+#include "llmc/train/log/run_log.h"
 
 namespace {
 
@@ -301,14 +301,15 @@ TEST_CASE("plan: JSON has the figures of the text") {
 TEST_CASE("plan: the prediction is compared once with the median of ten measured steps") {
     StepTime time{.gpu = find_gpu("H200")};
     time.ms[2] = 90;
-    StepTimeCheck check(time);
+    StepTimeCheck check(predicted_step(time));
     for (int step = 31; step <= 60; step++)   // slow at first, and one step that waits for something
         CHECK(check.add(step, step < 41 ? 500 : step == 45 ? 1000 : 95.5 + step % 10) == (step == 50));
     CHECK(check.measured_ms() == 100.5);
     CHECK(check.text() == "predicted 90.0 ms a step, measured 100.5 ms (median of steps 41-50), -10.4 %");
     time.gpu = find_gpu("H100 NVL");
-    CHECK(contains(StepTimeCheck(time).text(), "predicted 90.0 ms a step (rates scaled from H200), measured"));
-    CHECK(contains(StepTimeCheck().text(), "no step time is predicted for this device"));
+    CHECK(contains(StepTimeCheck(predicted_step(time)).text(),
+                   "predicted 90.0 ms a step (rates scaled from H200), measured"));
+    CHECK(contains(StepTimeCheck({}).text(), "no step time is predicted for this device"));
 }
 
 TEST_CASE("plan: every operation has a rate of its own or is known to move next to nothing") {

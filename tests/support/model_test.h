@@ -101,40 +101,20 @@ public:
         for (int32_t target : targets) counted += target != kIgnoreIndex;
         const int64_t micro_batches = static_cast<int64_t>(tokens.size()) / (B * T);
         staged.micro_batches = (micro_batches - groups_.data_rank + groups_.data_ranks - 1) / groups_.data_ranks;
-        staged.calibration_micro_batch = staged.micro_batches;
-        tokens_.resize(static_cast<size_t>(staged.micro_batches * N));
-        targets_.resize(tokens_.size());
-        documents_.resize(static_cast<size_t>(staged.micro_batches * 2 * B * T));
+        memory_of_inputs_.resize(static_cast<size_t>(input_elems(config, staged.micro_batches * B)));
+        static_cast<HostInputs&>(staged) = inputs_in(config, memory_of_inputs_.data(), staged.micro_batches * B);
+        staged.calibration_micro_batch = -1;
+        SequenceReader reader(config, context);
         for (int64_t i = 0; i < staged.micro_batches; i++) {
             const int64_t begin = (i * groups_.data_ranks + groups_.data_rank) * B * T;
-            take_part(tokens.data() + begin, B, T, context, tokens_.data() + i * N);
-            take_part(targets.data() + begin, B, T, context, targets_.data() + i * N);
-            mark_documents(tokens.data() + begin, B, T, kSeparator, documents_.data() + i * 2 * B * T);
-            const auto* first = targets.data() + begin;
-            if (std::any_of(first, first + B * T, [](int32_t target) { return target != kIgnoreIndex; }))
-                staged.calibration_micro_batch = std::min(staged.calibration_micro_batch, i);
+            const auto in_batch = reader.set(tokens.data() + begin, targets.data() + begin, kSeparator,
+                                             staged.after(i * N, context.ranks));
+            if (staged.calibration_micro_batch < 0 && in_batch.whole > 0) staged.calibration_micro_batch = i;
         }
-        staged.calibration_micro_batch %= std::max<int64_t>(1, staged.micro_batches);
-        order_.resize(tokens_.size());
-        std::vector<int64_t> scratch;
-        for (int64_t i = 0; i < staged.micro_batches; i++)
-            sort_rows_by_token(tokens_.data() + i * N, N, config.shape.vocab_size, order_.data() + i * N, scratch);
+        staged.calibration_micro_batch = std::max<int64_t>(0, staged.calibration_micro_batch);
         inputs_ = {};
         inputs_.lr = static_cast<float>(config.lr);
         inputs_.dloss_mul = static_cast<float>(1.0 / static_cast<double>(counted));
-        if (config.reset_attention_mask) staged.documents = documents_.data();
-        positions_.resize((2 + static_cast<size_t>(context.ranks)) * tokens_.size());
-        int32_t* const positions = positions_.data();
-        if (config.reset_position_ids) staged.positions = positions;
-        if (sorts_positions(config)) staged.position_order = positions + tokens_.size();
-        if (needs_whole_positions(config)) staged.whole_positions = positions + 2 * tokens_.size();
-        staged.tokens = tokens_.data();
-        staged.targets = targets_.data();
-        staged.order = order_.data();
-        for (int64_t i = 0; i < staged.micro_batches; i++)
-            staged.from(i * N, context.ranks)
-                .restart(tokens.data() + (i * groups_.data_ranks + groups_.data_rank) * B * T, B, T, context,
-                         kSeparator, scratch);
         staged.inputs = &inputs_;
         staged.result = &result;
         staged.counted_tokens = counted;
@@ -239,7 +219,7 @@ public:
 private:
     const Groups groups_{comm, group_sizes(config, comm.world().ranks)};
     void* memory_ = nullptr;
-    std::vector<int32_t> tokens_, targets_, order_, documents_, positions_;
+    std::vector<int32_t> memory_of_inputs_;
     StepState inputs_{};
 };
 

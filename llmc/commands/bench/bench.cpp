@@ -131,14 +131,14 @@ void BenchRun::open() {
 void BenchRun::enqueue(OpTimer* timer, size_t number) {
     const int64_t samples = config_.global_batch_size;
     post_step(step_ + 1);
-    Staging::Slot& slot = run_device_.staging->read(loader_, step_, step_ * samples, samples);
-    slot.staged.count_fp8 = slot.staged.check_fp8 = false;   // most steps have no reports
-    const std::vector<int64_t> counted = comm_.sum({slot.staged.counted_tokens});
-    run_device_.staging->set_inputs(slot, counted[0], learning_rate(config_, step_));
+    Staging::Buffer& buffer = run_device_.staging->read(loader_, step_, step_ * samples, samples);
+    buffer.staged.count_fp8 = buffer.staged.check_fp8 = false;   // most steps have no reports
+    const std::vector<int64_t> counted = comm_.sum({buffer.staged.counted_tokens});
+    run_device_.staging->set_inputs(buffer, counted[0], learning_rate(config_, step_));
     if (timer) timer->restart();
-    slot.staged.on_phase = [&](Phase phase) { slot.passes.enter(ctx_, phase); };
+    buffer.staged.on_phase = [&](Phase phase) { buffer.passes.enter(ctx_, phase); };
     ctx_.timer = timer;
-    run_device_.trainer->step(ctx_, slot.staged);
+    run_device_.trainer->step(ctx_, buffer.staged);
     ctx_.timer = nullptr;
     device::event_record(ctx_, ends_[number]);
     step_++;
@@ -160,8 +160,8 @@ void BenchRun::run_steps(int64_t count, Timed* timed, StepBench& bench) {
     auto collect = [&](int64_t step) {
         const auto number = static_cast<size_t>(step - first);
         device::event_wait(ends_[number]);
-        const Staging::Slot& slot = run_device_.staging->slot(step);
-        REQUIRE(!slot.staged.result->skip, "step %lld: loss or gradient norm not finite", ll(step + 1));
+        const Staging::Buffer& buffer = run_device_.staging->buffer(step);
+        REQUIRE(!buffer.staged.result->skip, "step %lld: loss or gradient norm not finite", ll(step + 1));
         if (step == first) return;
         const double ms = elapsed(ends_[number - 1], ends_[number]);
         if (timed) {
@@ -173,11 +173,11 @@ void BenchRun::run_steps(int64_t count, Timed* timed, StepBench& bench) {
             return;
         }
         bench.step_ms.push_back(ms);
-        bench.exposed_ms.push_back(slot.comm_timer ? 1e3 * slot.comm_timer->seconds() : 0);
-        bench.forward_ms.push_back(slot.passes.forward_ms());
-        bench.backward_ms.push_back(slot.passes.backward_ms());
-        bench.micro_batch_ms.push_back(slot.passes.micro_batches_ms()
-                                       / static_cast<double>(slot.staged.micro_batches));
+        bench.exposed_ms.push_back(buffer.comm_timer ? 1e3 * buffer.comm_timer->seconds() : 0);
+        bench.forward_ms.push_back(buffer.passes.forward_ms());
+        bench.backward_ms.push_back(buffer.passes.backward_ms());
+        bench.micro_batch_ms.push_back(buffer.passes.micro_batches_ms()
+                                       / static_cast<double>(buffer.staged.micro_batches));
     };
     for (int64_t i = 0; i <= count; i++) {
         enqueue(timed ? &timers_[static_cast<size_t>(step_ % 2)] : nullptr, static_cast<size_t>(i));

@@ -9,7 +9,7 @@
 #include "llmc/commands/bench/bench_table.h"
 #include "llmc/commands/command.h"
 #include "llmc/perf/fp8_speedup.h"
-#include "llmc/train/run/run_setup.h"
+#include "llmc/train/run/run_device.h"
 
 struct BenchOptions {
     std::string json, rates;  // files; "": none

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "llmc/model/parameters/fp8_state.h"
-#include "llmc/train/log/log.h"
+#include "llmc/train/log/run_log.h"
 #include "llmc/train/trainer.h"
 
 class Fp8Monitor {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "llmc/model/parameters/exponent_histograms.h"
-#include "llmc/train/log/log.h"
+#include "llmc/train/log/run_log.h"
 
 // Fractions of all values, zeros and non-finite ones included. saturated: finite and above largest / scale; flushed:
 // nonzero and at most half of the smallest subnormal / scale, so that they round to zero.

@@ -6,7 +6,7 @@
 
 #include "llmc/base/system/nvml.h"
 #include "llmc/parallel/comm/comm.h"
-#include "llmc/train/log/log.h"
+#include "llmc/train/log/run_log.h"
 
 class GpuMonitor {
 public:

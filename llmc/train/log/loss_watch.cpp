@@ -41,7 +41,6 @@ std::string LossWatch::text(const Config& config, int64_t step, Verdict verdict)
 std::string LossWatch::state_json() const { return Json{{"first", first_}, {"last", last_}, {"above", above_}}.dump(); }
 
 void LossWatch::restore(const std::string& json) {
-    if (json.empty()) return;
     const Json state = Json::parse(json);
     first_ = state.at("first").get<std::vector<double>>();
     last_ = state.at("last").get<std::deque<double>>();

@@ -25,8 +25,7 @@ public:
     // "step 12: loss 18.2 (median of 3 steps) is 1.68 times its start of 10.83 (--warn-on-divergence 1.5); what ..."
     std::string text(const Config& config, int64_t step, Verdict verdict) const;
 
-    // The state as JSON for a checkpoint, so that a resumed run compares with the same start. A checkpoint of an
-    // earlier version has "": the start is then that of the resumed run.
+    // The state as JSON for a checkpoint, so that a resumed run compares with the same start.
     std::string state_json() const;
     void restore(const std::string& json);
 

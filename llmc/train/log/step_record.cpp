@@ -1,24 +1,129 @@
 #include "llmc/train/log/step_record.h"
 
-StepRecord step_record(const Config& config, const Staging::Slot& slot) {
-    const StepState& result = *slot.staged.result;
-    StepRecord r;
-    r.step = slot.step + 1;
-    r.train_iters = config.train_iters;
-    r.loss = result.loss_sum / static_cast<double>(slot.staged.counted_tokens);
-    r.grad_norm = static_cast<double>(result.grad_norm);
-    r.grad_mul = static_cast<double>(result.grad_mul);
-    r.lr = slot.staged.lr;
-    r.step_seconds = static_cast<double>(device::event_elapsed_ms(slot.begin, slot.done)) * 1e-3;
-    r.forward_seconds = 1e-3 * slot.passes.forward_ms();
-    r.backward_seconds = 1e-3 * slot.passes.backward_ms();
-    if (slot.comm_timer) r.exposed_comm_seconds = slot.comm_timer->seconds();
-    r.samples_per_second = static_cast<double>(slot.samples) / r.step_seconds;
-    r.tokens_per_second = r.samples_per_second * static_cast<double>(config.seq_length);
-    r.samples = slot.samples_after;
-    r.tokens = r.samples * config.seq_length;
-    r.counted_tokens = slot.staged.counted_tokens;
-    r.skipped = result.skip != 0;
-    r.synthetic = config.synthetic_data;
-    return r;
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "llmc/base/check.h"
+
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+using Step = StepRecord;
+using Gpu = GpuRecord;
+
+bool positive(double x) { return std::isfinite(x) && x > 0; }
+
+// Three significant digits: 845, 2.04k, 144k, 1.23M.
+std::string rate(double per_second) {
+    if (!positive(per_second)) return "  n/a";
+    const char* unit = "";
+    for (const char* larger : {"k", "M", "G"}) {
+        if (per_second < 999.5) break;
+        per_second /= 1e3;
+        unit = larger;
+    }
+    const int decimals = per_second < 9.995 ? 2 : per_second < 99.95 ? 1 : 0;
+    return strf("%5s", strf("%.*f%s", decimals, per_second, unit).c_str());
+}
+
+std::string clock_text(double seconds) {
+    if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e12) return "     n/a";
+    const long long whole = std::llround(seconds);
+    return strf("%02lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60);
+}
+
+constexpr StepField kFields[] = {
+    {"step", &Step::step, "steps done, from 1 on", [](const Step& r) { return strf("step %lld", ll(r.step)); }},
+    {"train_iters", &Step::train_iters, "steps of the whole run",
+     [](const Step& r) { return r.train_iters > 0 ? strf("/%lld", ll(r.train_iters)) : ""; }},
+    {"loss", &Step::loss, "mean over the counted targets of the step",
+     [](const Step& r) { return " | loss " + figure(true, 6, "%.4f", r.loss); }},
+    {"grad_norm", &Step::grad_norm, "global L2 norm of the gradients before clipping",
+     [](const Step& r) { return " | norm " + figure(true, 4, "%.2f", r.grad_norm); }},
+    {"grad_mul", &Step::grad_mul, "what clipping multiplied the gradients by"},
+    {"lr", &Step::lr, "learning rate", [](const Step& r) { return " | lr " + figure(true, 7, "%.1e", r.lr); }},
+    {"step_seconds", &Step::step_seconds, "wall time of the step",
+     [](const Step& r) { return " | " + figure(positive(r.step_seconds), 5, "%.3f", r.step_seconds) + " s/it"; }},
+    {"forward_seconds", &Step::forward_seconds, "forward pass of the first micro-batch"},
+    {"backward_seconds", &Step::backward_seconds, "its loss and backward pass"},
+    {"exposed_comm_seconds", &Step::exposed_comm_seconds,
+     "communication that compute did not hide; null for one rank",
+     [](const Step& r) {
+         return r.exposed_comm_seconds ? strf(" (comm %5.1f ms)", 1e3 * *r.exposed_comm_seconds) : "";
+     }},
+    {"tokens_per_second", &Step::tokens_per_second, "of all ranks",
+     [](const Step& r) { return " | " + rate(r.tokens_per_second) + " tok/s"; }},
+    {"samples_per_second", &Step::samples_per_second, "sequences per second of all ranks"},
+    {"mfu", &Step::mfu, "model FLOPs of the step, of what the GPUs' BF16 peak allows; null if the peak is not known",
+     [](const Step& r) {
+         const bool known = r.mfu && std::isfinite(*r.mfu);
+         return known ? " | " + figure(true, 4, "%.1f", 100 * *r.mfu) + "% MFU" : "";
+     }},
+    {"memory_gib", &Step::memory_gib, "memory of this process on rank 0's device",
+     [](const Step& r) { return " | " + figure(positive(r.memory_gib), 4, "%.1f", r.memory_gib) + " GiB"; }},
+    {"eta_seconds", &Step::eta_seconds, "time left, from the mean of the last 20 steps",
+     [](const Step& r) { return " | eta " + clock_text(r.eta_seconds); }},
+    {"samples", &Step::samples, "sequences read since the start of training"},
+    {"tokens", &Step::tokens, "their tokens"},
+    {"counted_tokens", &Step::counted_tokens, "targets of the step that no loss mask ignores"},
+    {"skipped", &Step::skipped, "whether the update was skipped because a gradient was not finite",
+     [](const Step& r) { return std::string(r.skipped ? " | not finite: update skipped" : ""); }},
+    {"skips", &Step::skips, "skipped steps since the start of training"},
+    {"gpu_utilization", &Gpu::utilization, "percent of the time in which a kernel ran, mean of the GPUs"},
+    {"power_w", &Gpu::power_w, "watts of one GPU, mean of the GPUs"},
+    {"sm_clock_mhz", &Gpu::sm_clock_mhz, "mean of the GPUs"},
+    {"gpu_temperature_c", &Gpu::temperature_c, "of the hottest GPU"},
+    {"gpu_memory_gib", &Gpu::memory_gib, "of the fullest GPU, with the memory of all its processes"},
+    {"energy_j", &Gpu::energy_j, "joules by the GPUs' energy counters, summed"},
+    {"joules_per_token", &Gpu::joules_per_token, "`energy_j` divided by the tokens of its steps"},
+    {"throttled_by", &Gpu::throttled_by, "every reason that lowered the clocks, for instance `power cap`, or `none`"},
+};
+
+// Adds a field, in a way that its type decides.
+struct Add {
+    OrderedJson& json;
+    const StepRecord& record;
+    const char* name;
+    void operator()(int64_t Step::*field) const { json[name] = record.*field; }
+    void operator()(bool Step::*field) const { json[name] = record.*field; }
+    void operator()(double Step::*field) const { json[name] = exact(record.*field); }
+    void operator()(std::optional<double> Step::*field) const {
+        json[name] = record.*field ? exact(*(record.*field)) : OrderedJson();
+    }
+    void operator()(std::optional<double> Gpu::*field) const {
+        if (const std::optional<double>& value = record.gpu.*field) json[name] = exact(*value);
+    }
+    void operator()(std::string Gpu::*field) const {
+        if (const std::string& value = record.gpu.*field; !value.empty()) json[name] = value;
+    }
+};
+
+}  // namespace
+
+std::span<const StepField> step_fields() { return kFields; }
+
+OrderedJson step_json(const StepRecord& record) {
+    OrderedJson json = {{"type", "step"}};
+    for (const StepField& field : kFields) std::visit(Add{json, record, field.name}, field.member);
+    return json;
+}
+
+std::string step_line(const StepRecord& record) {
+    std::string line;
+    for (const StepField& field : kFields)
+        if (field.print) line += field.print(record);
+    return line + (record.synthetic ? " | synthetic data" : "");
+}
+
+OrderedJson exact(double x) {
+    if (std::isnan(x)) return "nan";
+    if (std::isinf(x)) return x > 0 ? "inf" : "-inf";
+    return x;
+}
+
+std::string figure(bool known, int width, const char* format, double x) {
+    char text[64] = "n/a";
+    if (known) std::snprintf(text, sizeof(text), format, std::isnan(x) ? std::fabs(x) : x);   // never "-nan"
+    return strf("%*s", width, text);
 }

@@ -6,7 +6,7 @@
 
 #include "llmc/model/parameters/fp8_state.h"
 #include "llmc/parallel/comm/comm.h"
-#include "llmc/train/log/log.h"
+#include "llmc/train/log/run_log.h"
 #include "llmc/train/trainer.h"
 
 // Exit 1 if a scale differs between ranks, naming the first such tensor and rank. Compares the scales that later passes

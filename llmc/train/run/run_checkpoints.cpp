@@ -122,7 +122,7 @@ int64_t planned_checkpoints(const Config& config) {
     return config.keep == 0 ? saves : std::min(saves, config.keep);
 }
 
-SaveFolder::SaveFolder(const Config& config, Comm& comm) {
+SaveFolder::SaveFolder(const Config& config, Comm& comm, std::vector<std::string>& notes) {
     if (config.save.empty()) return;
     using Clock = std::chrono::steady_clock;
     constexpr auto kWait = std::chrono::seconds(60), kSilent = std::chrono::seconds(2);
@@ -145,8 +145,10 @@ SaveFolder::SaveFolder(const Config& config, Comm& comm) {
             }
         }
         said = comm.gather(said)[0];
-        if (said.empty()) return;
-        REQUIRE(said == kWaiting, "%s", said.c_str());
+        REQUIRE(said.empty() || said == kWaiting, "%s", said.c_str());
+        if (!said.empty()) continue;
+        if (lock_ && !lock_->warning().empty()) notes.push_back(lock_->warning());
+        return;
     }
 }
 
@@ -158,7 +160,7 @@ std::string SaveFolder::take(const Config& config, bool* busy) {
         for (fs::path folder = config.save; !folder.empty() && !fs::exists(folder); folder = folder.parent_path())
             if (folder.has_filename()) made_.push_back(folder);
         make_directories(config.save);
-        lock_ = SaveLock::take(config.save, {}, &holder);
+        lock_ = SaveLock::take(config.save, &holder);
     } catch (const Error& error) {
         FAIL(error.exit_code, "--save %s cannot be used: %s; choose another", config.save.c_str(), error.what());
     }
@@ -209,15 +211,14 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
     Progress progress{.step = state.at("step").get<int64_t>(), .samples = state.at("samples").get<int64_t>(),
                       .adam_step = state.at("adam_step").get<int64_t>(),
                       .skips = state.at("skips").get<int64_t>(),
-                      .consecutive_skips = state.value("consecutive_skips", int64_t{0}),
-                      .missed = state.value("missed", std::vector<std::string>())};
-    if (state.contains("loss_watch")) progress.loss_watch.restore(state["loss_watch"].dump());
+                      .consecutive_skips = state.at("consecutive_skips").get<int64_t>(),
+                      .missed = state.at("missed").get<std::vector<std::string>>()};
+    progress.loss_watch.restore(state.at("loss_watch").dump());
     StepState device_state{};
     device_state.adam_step = progress.adam_step;
     device::copy_to_device(ctx_, trainer_.state(), &device_state, sizeof(StepState));
     device::synchronize(ctx_);
-    const Json none = {{"recipe", "none"}};
-    restore_fp8(state.contains("fp8") ? state["fp8"] : none, fp8_given, notes);
+    restore_fp8(state.at("fp8"), fp8_given, notes);
     const std::string reason = device::gemm_import_plans(ctx_, state.at("gemm_plans").dump());
     if (!reason.empty()) notes.push_back("matmul plans of the checkpoint not used, bits may differ: " + reason);
     // A checkpoint from another folder is saved under --save even if no step is left.
@@ -239,12 +240,14 @@ void RunCheckpoints::restore_fp8(const Json& saved, bool fp8_given, std::vector<
 }
 
 std::string RunCheckpoints::state_json(const Progress& progress) {
-    Json state = {
+    const Json state = {
         {"format", 1},
         {"step", progress.step},
         {"samples", progress.samples},
         {"adam_step", progress.adam_step},
         {"skips", progress.skips},
+        {"consecutive_skips", progress.consecutive_skips},
+        {"missed", progress.missed},
         {"config", Json::parse(config_to_json(config_))},
         {"train_data", Json::parse(data_.fingerprint_json())},
         {"fp8", Json::parse(fp8_state_json(ctx_, trainer_.fp8()))},
@@ -252,8 +255,6 @@ std::string RunCheckpoints::state_json(const Progress& progress) {
         {"commit", kBuildCommit},
         {"loss_watch", Json::parse(progress.loss_watch.state_json())},
     };
-    if (progress.consecutive_skips > 0) state["consecutive_skips"] = progress.consecutive_skips;
-    if (!progress.missed.empty()) state["missed"] = progress.missed;
     return state.dump(1);
 }
 

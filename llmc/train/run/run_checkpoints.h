@@ -7,13 +7,13 @@
 #include <vector>
 
 #include "llmc/base/fault_injection.h"
-#include "llmc/checkpoint/checkpoint_save.h"
+#include "llmc/checkpoint/checkpoint_saver.h"
 #include "llmc/checkpoint/save_lock.h"
 #include "llmc/config/config.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/model/parameters/params.h"
 #include "llmc/parallel/comm/comm.h"
-#include "llmc/train/log/log.h"
+#include "llmc/train/log/run_log.h"
 #include "llmc/train/log/loss_watch.h"
 #include "llmc/train/plan.h"
 #include "llmc/train/trainer.h"
@@ -39,8 +39,8 @@ public:
     // Does nothing without --save. Exit 2 if saving cannot work: another run holds the folder's lock; the folder has
     // checkpoints that this run would overwrite, or later ones from which --resume auto would continue instead of this
     // run's; or the tokenizer is missing. With --resume auto it waits up to a minute for a run that is still ending, as
-    // when a job is requeued. All ranks call it.
-    SaveFolder(const Config& config, Comm& comm);
+    // when a job is requeued. Adds a note if the file system has no locks. All ranks call it.
+    SaveFolder(const Config& config, Comm& comm, std::vector<std::string>& notes);
     ~SaveFolder();   // releases the lock, and removes the folders that the constructor made if they are empty
     SaveFolder(const SaveFolder&) = delete;
     SaveFolder& operator=(const SaveFolder&) = delete;

@@ -6,9 +6,10 @@
 #include "llmc/base/check.h"
 #include "llmc/base/system/files.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
-#include "llmc/checkpoint/checkpoint_save.h"
+#include "llmc/checkpoint/checkpoint_saver.h"
 #include "llmc/checkpoint/huggingface/model_extras.h"
 #include "llmc/config/prompts.h"
+#include "llmc/config/schedule.h"
 #include "llmc/fault/heartbeat.h"
 
 namespace {
@@ -16,8 +17,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-bool every(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
 
 }  // namespace
 
@@ -67,15 +66,15 @@ std::string RunEvaluations::fingerprint() const {
 }
 
 bool RunEvaluations::validation_due(int64_t step) const {
-    return valid_ && (every(step, config_.eval_interval) || step == config_.train_iters);
+    return valid_ && (is_due(step, config_.eval_interval) || step == config_.train_iters);
 }
 
 bool RunEvaluations::hellaswag_due(int64_t step) const {
-    return hellaswag_ && (every(step, config_.hellaswag_interval) || step == config_.train_iters);
+    return hellaswag_ && (is_due(step, config_.hellaswag_interval) || step == config_.train_iters);
 }
 
 bool RunEvaluations::due(int64_t step) const {
-    return validation_due(step) || hellaswag_due(step) || every(step, config_.sample_every);
+    return validation_due(step) || hellaswag_due(step) || is_due(step, config_.sample_every);
 }
 
 void RunEvaluations::warm_up(const Place& place, bool resumed) {
@@ -91,7 +90,7 @@ std::vector<std::string> RunEvaluations::run(const Place& place) {
     if (validation_due(place.step)) due.push_back("eval");
     if (hellaswag_due(place.step)) due.push_back("hellaswag");
     std::vector<std::string> missed = make_up(place, due);
-    if (every(place.step, config_.sample_every)) sample(place, true);
+    if (is_due(place.step, config_.sample_every)) sample(place, true);
     return missed;
 }
 

@@ -10,7 +10,7 @@
 #include "llmc/data/dataloader.h"
 #include "llmc/data/token_text.h"
 #include "llmc/parallel/comm/comm.h"
-#include "llmc/train/log/log.h"
+#include "llmc/train/log/run_log.h"
 #include "llmc/train/run/hellaswag_run.h"
 #include "llmc/train/trainer.h"
 

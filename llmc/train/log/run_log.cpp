@@ -1,4 +1,4 @@
-#include "llmc/train/log/log.h"
+#include "llmc/train/log/run_log.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -31,13 +31,6 @@ constexpr size_t kMaxHeaderBytes = 1 << 20;
 
 // ---- JSON lines ----
 
-// A double as JSON that reads back to the same bits.
-OrderedJson exact(double x) {
-    if (std::isnan(x)) return "nan";
-    if (std::isinf(x)) return x > 0 ? "inf" : "-inf";
-    return x;
-}
-
 std::string to_line(const OrderedJson& record) {
     // Sampled text may be invalid UTF-8; invalid bytes become U+FFFD.
     return record.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
@@ -53,17 +46,6 @@ std::string without_address(std::string line, const std::string& address) {
     for (size_t at = 0; (at = line.find(whole, at)) != std::string::npos; at += shown.size())
         line.replace(at, whole.size(), shown);
     return line;
-}
-
-// Adds the fields that have a value.
-void add_gpu(OrderedJson& record, const GpuRecord& gpu) {
-    const std::pair<const char*, std::optional<double>> fields[] = {
-        {"gpu_utilization", gpu.utilization}, {"power_w", gpu.power_w}, {"sm_clock_mhz", gpu.sm_clock_mhz},
-        {"gpu_temperature_c", gpu.temperature_c}, {"gpu_memory_gib", gpu.memory_gib}, {"energy_j", gpu.energy_j},
-        {"joules_per_token", gpu.joules_per_token}};
-    for (const auto& [name, value] : fields)
-        if (value) record[name] = exact(*value);
-    if (!gpu.throttled_by.empty()) record["throttled_by"] = gpu.throttled_by;
 }
 
 double unix_seconds() {
@@ -152,54 +134,7 @@ std::string cut_log(const std::string& path, int64_t resume_step, const std::vec
     return earlier;
 }
 
-// ---- lines for people ----
-
-// A right-aligned number, or n/a.
-std::string figure(bool known, int width, const char* format, double x) {
-    char text[64] = "n/a";
-    if (known) std::snprintf(text, sizeof(text), format, std::isnan(x) ? std::fabs(x) : x);   // never "-nan"
-    return strf("%*s", width, text);
-}
-
-bool positive(double x) { return std::isfinite(x) && x > 0; }
-
-// Three significant digits: 845, 2.04k, 144k, 1.23M.
-std::string rate(double per_second) {
-    if (!positive(per_second)) return "  n/a";
-    const char* unit = "";
-    for (const char* larger : {"k", "M", "G"}) {
-        if (per_second < 999.5) break;
-        per_second /= 1e3;
-        unit = larger;
-    }
-    const int decimals = per_second < 9.995 ? 2 : per_second < 99.95 ? 1 : 0;
-    return strf("%5s", strf("%.*f%s", decimals, per_second, unit).c_str());
-}
-
-std::string clock_text(double seconds) {
-    if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e12) return "     n/a";
-    long long whole = std::llround(seconds);
-    return strf("%02lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60);
-}
-
 }  // namespace
-
-std::string step_line(const StepRecord& r) {
-    std::string line = strf("step %lld", static_cast<long long>(r.step));
-    if (r.train_iters > 0) line += strf("/%lld", static_cast<long long>(r.train_iters));
-    line += " | loss " + figure(true, 6, "%.4f", r.loss);
-    line += " | norm " + figure(true, 4, "%.2f", r.grad_norm);
-    line += " | lr " + figure(true, 7, "%.1e", r.lr);
-    line += " | " + figure(positive(r.step_seconds), 5, "%.3f", r.step_seconds) + " s/it";
-    if (r.exposed_comm_seconds >= 0) line += strf(" (comm %5.1f ms)", 1e3 * r.exposed_comm_seconds);
-    line += " | " + rate(r.tokens_per_second) + " tok/s";
-    if (std::isfinite(r.mfu) && r.mfu >= 0) line += " | " + figure(true, 4, "%.1f", 100 * r.mfu) + "% MFU";
-    line += " | " + figure(positive(r.memory_gib), 4, "%.1f", r.memory_gib) + " GiB";
-    line += " | eta " + clock_text(r.eta_seconds);
-    if (r.skipped) line += " | not finite: update skipped";
-    if (r.synthetic) line += " | synthetic data";
-    return line;
-}
 
 std::string eval_line(const EvalRecord& r) {
     const std::string loss = figure(true, 6, "%.4f", r.loss);
@@ -350,29 +285,7 @@ void RunLog::header(const RunHeader& h) {
 
 void RunLog::step(const StepRecord& r, bool print) {
     step_ = r.step;
-    OrderedJson record = {{"type", "step"},
-                   {"step", r.step},
-                   {"train_iters", r.train_iters},
-                   {"loss", exact(r.loss)},
-                   {"grad_norm", exact(r.grad_norm)},
-                   {"grad_mul", exact(r.grad_mul)},
-                   {"lr", exact(r.lr)},
-                   {"step_seconds", exact(r.step_seconds)},
-                   {"forward_seconds", exact(r.forward_seconds)},
-                   {"backward_seconds", exact(r.backward_seconds)},
-                   {"exposed_comm_seconds", r.exposed_comm_seconds < 0 ? OrderedJson() : exact(r.exposed_comm_seconds)},
-                   {"tokens_per_second", exact(r.tokens_per_second)},
-                   {"samples_per_second", exact(r.samples_per_second)},
-                   {"mfu", r.mfu < 0 ? OrderedJson() : exact(r.mfu)},
-                   {"memory_gib", exact(r.memory_gib)},
-                   {"eta_seconds", exact(r.eta_seconds)},
-                   {"samples", r.samples},
-                   {"tokens", r.tokens},
-                   {"counted_tokens", r.counted_tokens},
-                   {"skipped", r.skipped},
-                   {"skips", r.skips}};
-    add_gpu(record, r.gpu);
-    write_and_post(to_line(record));
+    write_and_post(to_line(step_json(r)));
     if (print) print_line(step_line(r));
     for (const std::string& line : alert_process_lines()) event("alerts", line);
 }

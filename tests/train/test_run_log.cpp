@@ -11,7 +11,7 @@
 
 #include "llmc/base/peak_flops.h"
 #include "llmc/base/system/files.h"
-#include "llmc/train/log/log.h"
+#include "llmc/train/log/run_log.h"
 
 namespace {
 
@@ -87,7 +87,7 @@ TEST_CASE("log: the step line, to the character") {
     r.lr = 0;
     r.step_seconds = 0;
     r.tokens_per_second = kNan;
-    r.mfu = -1;
+    r.mfu = {};
     r.memory_gib = 0;
     r.eta_seconds = -1;
     r.skipped = true;
@@ -112,6 +112,12 @@ TEST_CASE("log: the step line, to the character") {
         r.tokens_per_second = rate;
         CHECK(step_line(r).find(" | " + std::string(text) + " tok/s") != std::string::npos);
     }
+}
+
+TEST_CASE("log: docs/training.md has the table of the fields of a step") {
+    std::string table = "| field | meaning |\n| --- | --- |\n";
+    for (const StepField& field : step_fields()) table += strf("| `%s` | %s |\n", field.name, field.meaning);
+    CHECK_MESSAGE(read_text_file("docs/training.md", 1 << 20).find(table) != std::string::npos, table);
 }
 
 TEST_CASE("log: lines with ordinary numbers have equal lengths") {
@@ -158,7 +164,7 @@ TEST_CASE("log: records read back have the same bits, the header is first, and e
     r.skipped = true;
     r.skips = 2;
     log.step(r, false);
-    r.mfu = r.exposed_comm_seconds = -1;
+    r.mfu = r.exposed_comm_seconds = std::nullopt;
     r.gpu = {.utilization = 97.5, .power_w = 1.0 / 3, .sm_clock_mhz = 1711, .temperature_c = 61,
              .memory_gib = 0.1 + 0.2, .energy_j = 812.5, .joules_per_token = 2.0 / 3, .throttled_by = "power cap"};
     log.step(r, false);

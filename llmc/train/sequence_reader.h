@@ -1,12 +1,13 @@
 // The micro-batches that a rank reads. With context parallelism the ranks of a group read the same sequences and take a
 // part of each.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
-#include "llmc/config/config.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/parallel/comm/comm.h"
+#include "llmc/train/host_inputs.h"
 
 // part (B, T / ranks) = the part of whole sequences (B, T) that rank `rank` of `ranks` has.
 template <typename V> void take_part(const V* whole, int64_t B, int64_t T, const World& context, V* part) {
@@ -19,25 +20,24 @@ template <typename V> void take_part(const V* whole, int64_t B, int64_t T, const
 
 class SequenceReader {
 public:
-    // context: the World of the context group.
+    // context: the World of the context group. Owns none of its arguments.
     SequenceReader(const Config& config, const World& context);
 
-    // Where a micro-batch goes.
-    struct Target {
-        int32_t *tokens, *targets;   // (B, part_length)
-        int32_t* documents;          // (2, B, T), see mark_documents; may be null
-    };
     struct Counted {
         int64_t part = 0;    // targets of this rank's part that are not ignored
         int64_t whole = 0;   // of the whole sequences
     };
-    // Reads the samples of a micro-batch, from `first` on.
-    Counted read(const DataLoader& loader, int64_t first, const Target& to);
-    // (B, T) whole sequences of the latest read().
-    const int32_t* tokens() const { return tokens_.data(); }
+    // Reads the samples of a micro-batch, from `first` on, and sets its inputs.
+    Counted read(const DataLoader& loader, int64_t first, const HostInputs& to);
+    // Sets those inputs of a micro-batch that are not null, from tokens and targets (B, T) of its whole sequences.
+    Counted set(const int32_t* tokens, const int32_t* targets, int32_t separator, const HostInputs& to);
+    // Sets the inputs of a micro-batch without a counted target.
+    void set_ignored(const HostInputs& to);
 
 private:
-    const int64_t B_, T_;
+
+    const int64_t B_, T_, vocab_size_;
     const World context_;
-    std::vector<int32_t> tokens_, targets_;   // (B, T) whole sequences
+    std::vector<int32_t> tokens_, targets_, positions_;   // (B, T) of whole sequences
+    std::vector<int64_t> scratch_;                        // of sort_rows_by_token
 };

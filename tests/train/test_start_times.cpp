@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <thread>
 
-#include "llmc/train/log/startup_timer.h"
+#include "llmc/train/run/start_times.h"
 
 TEST_CASE("the parts of a start are printed in order; the first part counts from the start of the process") {
     StartTimes times;

@@ -1,4 +1,4 @@
-#include "llmc/commands/run_summary.h"
+#include "llmc/train/run/run_summary.h"
 
 #include <algorithm>
 

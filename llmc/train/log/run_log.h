@@ -13,37 +13,7 @@
 #include "llmc/ops/arena.h"
 #include "llmc/ops/device.h"
 #include "llmc/parallel/comm/comm_dry_run.h"
-
-// The GPUs of all ranks over the steps since the last such record. A value is absent if a GPU does not report it; all
-// values are absent if no GPU is sampled.
-struct GpuRecord {
-    std::optional<double> utilization;              // percent of the time in which a kernel ran, mean of the GPUs
-    std::optional<double> power_w, sm_clock_mhz;    // means of the GPUs
-    std::optional<double> temperature_c, memory_gib;   // of the hottest, the fullest GPU; memory: used by all processes
-    std::optional<double> energy_j;                 // of all GPUs
-    std::optional<double> joules_per_token;         // energy_j divided by the tokens of these steps
-    std::string throttled_by;                       // "none", "power cap"; "": no record
-};
-
-struct StepRecord {
-    int64_t step = 0;              // 1-based: steps done
-    int64_t train_iters = 0;
-    double loss = 0, grad_norm = 0, grad_mul = 1, lr = 0;
-    double step_seconds = 0;       // wall time of this step
-    double forward_seconds = 0, backward_seconds = 0;   // of its first micro-batch; the loss is in the second
-    double tokens_per_second = 0;
-    double samples_per_second = 0;
-    double exposed_comm_seconds = -1;   // communication that compute did not hide; negative: one rank
-    double mfu = -1;               // relative to the peak of the matmul dtype; negative: unknown device, not printed
-    double memory_gib = 0;
-    double eta_seconds = 0;
-    int64_t samples = 0, tokens = 0;   // consumed since the start of training
-    int64_t counted_tokens = 0;        // targets of this step that are not ignored
-    bool skipped = false;              // the update was not applied
-    bool synthetic = false;            // training on synthetic data; only printed, the file has it in the header
-    int64_t skips = 0;                 // skipped steps since the start of this process
-    GpuRecord gpu;
-};
+#include "llmc/train/log/step_record.h"
 
 struct EvalRecord {
     int64_t step = 0;
@@ -132,11 +102,10 @@ std::string log_place_error(const std::string& path, const std::string& save);
 
 // One JSON object per line: {"type": "header" | "step" | "eval" | "hellaswag" | "fp8" | "exponents" |
 // "grad_wire" | "plan" | "checkpoint" | "event" | "sample", "step": ..., fields as named in the structs above}. Doubles
-// read back to the same bits; non-finite ones are the strings "nan", "inf" and "-inf"; mfu of an unknown device is
-// null. A "step" record has the values of GpuRecord that are known, under the names of docs/training.md. In
-// "exponents", the entry of a tensor has the values of ShadowCasts that are known. Each record is flushed.
-// Errors of the disk: exit 7. A path that the user gave may be a link to a file, which is followed; the run never
-// follows a link at a name of its own.
+// read back to the same bits; non-finite ones are the strings "nan", "inf" and "-inf". In "exponents", the
+// entry of a tensor has the values of ShadowCasts that are known. Each record is flushed. Errors of the disk: exit 7.
+// A path that the user gave may be a link to a file, which is followed; the run never follows a link at a name of its
+// own.
 class RunLog {
 public:
     // path "": no file; missing directories are created. append (after a resume): removes records of steps after
@@ -178,11 +147,6 @@ private:
     bool launcher_output_lost_ = false, ended_ = false;   // ended_: the last event says how the run ended
     int64_t step_ = 0;                     // of the latest record; also that of header and events
 };
-
-// step 120/5000 | loss 3.2841 | norm 0.71 | lr 3.0e-04 | 0.412 s/it | 318k tok/s | 41.2% MFU | 61.3 GiB | eta 00:33:31
-// With several ranks, "(comm   3.2 ms)" after s/it is the exposed communication. Without a known peak, as on the CPU,
-// there is no MFU; other unknown figures are n/a. Skipped steps and synthetic data are noted at the end.
-std::string step_line(const StepRecord& record);
 
 // "eval step 250 | loss 3.2100 | perplexity 24.78 | 20480 tokens | 1.234 s"
 std::string eval_line(const EvalRecord& record);

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/train/batch_queue.h"
+#include "llmc/train/staging.h"
 #include "llmc/train/plan.h"
 
 class RunDevice {
@@ -22,8 +22,14 @@ public:
     void open(std::vector<std::string>& notes);
     // Allocates the memory and creates trainer and staging; weights are not set. Exit 2 if there is not enough memory.
     void prepare(std::vector<std::string>& notes);
+    // Called after every step. After the first one all memory is allocated: exit 1 unless the arena has exactly its
+    // planned size, and if a later step allocates.
+    void check_memory();
+    bool sealed() const { return allocations_ >= 0; }   // whether a step has been checked
     // What the process uses of the device, for the log after the first step; "" on the CPU without a limit.
     std::string memory_text() const;
+    // A warning if another process or a library has allocated device memory since the second step; else "".
+    std::string growth_text() const;
 
     Ctx ctx;
     DeviceInfo info;
@@ -43,4 +49,6 @@ private:
     std::optional<int64_t> used_before_;   // of the GPU, by all processes, before it was opened
     int64_t other_bytes_ = 0;              // of the GPU, before the arena was allocated
     void* arena_memory_ = nullptr;         // owned; null if the communicator owns the arena's memory
+    int64_t allocations_ = -1;             // the number of allocations after the first step
+    int64_t free_bytes_ = -1;              // of the device, after the second step
 };

@@ -1,4 +1,4 @@
-#include "llmc/train/log/startup_timer.h"
+#include "llmc/train/run/start_times.h"
 
 #include <time.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "llmc/train/run/run_setup.h"
+#include "llmc/train/run/run_device.h"
 
 #include <algorithm>
 
@@ -60,6 +60,23 @@ void RunDevice::prepare(std::vector<std::string>& notes) {
     trainer->decoder().upload_constants(ctx);
     // On a GPU this includes the library's workspace; on the CPU the arena's pages are not mapped yet.
     used_bytes = std::max(plan.arena_bytes, free_bytes - device::device_free_bytes());
+}
+
+void RunDevice::check_memory() {
+    if (!sealed()) {
+        CHECK(arena.peak_bytes() == plan.arena_bytes, "the plan says %lld bytes, the arena used %lld",
+              ll(plan.arena_bytes), ll(arena.peak_bytes()));
+        allocations_ = device::allocation_count();
+    } else if (free_bytes_ < 0) {
+        free_bytes_ = device::device_free_bytes();   // the second step has loaded rank 0's matmul algorithms
+    }
+    CHECK(device::allocation_count() == allocations_, "memory was allocated after the first step");
+}
+
+std::string RunDevice::growth_text() const {
+    const int64_t grown = free_bytes_ - device::device_free_bytes();   // below 0 before the second step
+    if (info.sm == 0 || grown <= (16 << 20)) return "";   // kernels that first run late take less
+    return strf("free device memory fell by %lld bytes since the second step", ll(grown));
 }
 
 std::string RunDevice::memory_text() const {

@@ -7,7 +7,7 @@
 #include "llmc/data/dataloader.h"
 #include "llmc/model/parameters/fp8_recipe.h"
 #include "llmc/parallel/comm/comm.h"
-#include "llmc/perf/step_time_model.h"
+#include "llmc/train/plan.h"
 
 // What the summary tells of; all of it must outlive the call.
 struct SummarizedRun {

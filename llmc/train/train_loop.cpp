@@ -1,0 +1,295 @@
+#include "llmc/train/train_loop.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "llmc/base/text.h"
+#include "llmc/base/version.h"
+#include "llmc/checkpoint/huggingface/hf_config.h"
+#include "llmc/checkpoint/load.h"
+#include "llmc/config/environment.h"
+#include "llmc/config/schedule.h"
+#include "llmc/fault/alert_process.h"
+#include "llmc/fault/shutdown.h"
+#include "llmc/fault/watchdog.h"
+#include "llmc/parallel/comm/comm_benchmark.h"
+#include "llmc/parallel/rank_preflight.h"
+#include "llmc/train/log/alert_config.h"
+#include "llmc/train/run/rank_consistency.h"
+#include "llmc/train/run/run_summary.h"
+
+TrainLoop::TrainLoop(ParsedConfig parsed, const Fp8Plan& fp8_plan, std::string command, Predict predict, Comm& comm)
+    : parsed_(std::move(parsed)), command_(std::move(command)), predict_(std::move(predict)), comm_(comm),
+      table_(make_param_table(config_.shape)), fp8_plan_(fp8_plan), faults_(config_.inject, comm.world().rank),
+      device_(config_, table_, fp8_plan_, comm) {}
+
+void TrainLoop::run() {
+    if (const std::string error = tell_alert_process(config_, command_, comm_); !error.empty())
+        parsed_.notes.push_back("alerts: " + error);
+    try {
+        start();
+        while (evaluations_->data_error().empty() && progress_.step < config_.train_iters && train_step()) {}
+        finish();
+    } catch (const Error& failure) {
+        if (log_) log_->failed(failure);
+        throw;
+    }
+}
+
+// ---- start ----
+
+void TrainLoop::start() {
+    start_.done("launch");
+    for (const std::string& fault : config_.inject) parsed_.notes.push_back("FAULT INJECTION: --inject " + fault);
+    for (const std::string& line : environment_differences(comm_)) parsed_.notes.push_back(line);
+    require_same_program(comm_);
+    const std::string place = comm_.gather(comm_.root() ? log_place_error(config_.log_file, config_.save) : "")[0];
+    REQUIRE(place.empty(), "%s", place.c_str());
+    open_data();
+    save_folder_.emplace(config_, comm_, parsed_.notes);
+    start_.done("data");
+    open_device();
+    start_.done("device");
+    start_state();
+    start_.done("weights");
+    open_log();
+    evaluations_->warm_up(evaluation_place(), resumed_);
+    if (resumed_ && evaluations_->data_error().empty())
+        progress_.missed = evaluations_->make_up(evaluation_place(), progress_.missed);
+    start_.done("evaluation");
+}
+
+void TrainLoop::open_data() {
+    data_.open(config_, parsed_.notes);
+    evaluations_.emplace(config_, comm_, *data_.train, data_.valid ? &*data_.valid : nullptr, faults_);
+    require_same(comm_, {{"set of options", config_to_json(config_)},
+                         {"training data", data_.train->fingerprint_json()},
+                         {"validation data", data_.valid ? data_.valid->fingerprint_json() : ""},
+                         {"HellaSwag file or prompts", evaluations_->fingerprint()}});
+}
+
+void TrainLoop::open_device() {
+    device_.open(parsed_.notes);
+    if (config_.check_comm) answers_ = check_comm(device_.ctx, comm_);
+    device_.prepare(parsed_.notes);
+    checkpoints_.emplace(config_, table_, *data_.train, comm_, device_.ctx, *device_.trainer, faults_,
+                         save_folder_->lock());
+}
+
+void TrainLoop::start_state() {
+    post_phase(Phase::kLoad);
+    if (config_.resume.empty()) checkpoints_->begin();
+    else if (resume()) return;
+    Trainer& trainer = *device_.trainer;
+    trainer.initialise(device_.ctx);
+    if (config_.load.empty()) return;
+    load_hf_weights(config_.load, config_.shape, table_, trainer.state_access(device_.ctx), comm_);
+    trainer.weights_from_masters(device_.ctx, true);
+}
+
+// Returns false if --resume auto finds nothing to resume.
+bool TrainLoop::resume() {
+    std::optional<Progress> found = checkpoints_->resume(parsed_.fp8_given, parsed_.notes);
+    if (!found) return false;
+    progress_ = std::move(*found);
+    progress_.missed = evaluations_->possible(progress_.missed);
+    resumed_ = true;
+    if (progress_.step > config_.train_iters)
+        parsed_.notes.push_back(strf("nothing is left to train: the checkpoint is of step %lld, --train-iters is %lld",
+                                     ll(progress_.step), ll(config_.train_iters)));
+    return true;
+}
+
+void TrainLoop::open_log() {
+    const MemoryPlan& plan = device_.plan;
+    PredictedStep predicted = predict_(config_, plan, device_.info);
+    const std::string summary =
+        summary_text({config_, parsed_.changed, table_, fp8_plan_, plan, device_.info, comm_.world(), *data_.train,
+                      data_.valid ? &*data_.valid : nullptr, predicted.ms});
+    const std::string fp8_text = fp8_plan_.on() ? fp8_plan_text(fp8_plan_, config_) : "";
+    std::printf("%s", summary.c_str());
+    if (config_.verbose)
+        std::printf("%s%s%s", config_to_text(config_).c_str(), fp8_text.c_str(),
+                    communication_text(config_, plan.collectives, plan.ranks, plan.buckets).c_str());
+    const std::string path = comm_.root() ? config_.log_file : "";
+    const bool other = resumed_ && (config_.resume != "auto" || !log_saves_in(path, config_.save));
+    log_ = std::make_unique<RunLog>(path, resumed_, progress_.step, progress_.missed, other);
+    log_->header({.command = command_, .commit = kBuildCommit, .config_json = config_to_json(config_),
+                  .gemm_plan_note = config_.gemm_search ? "searched" : "library's first answer",
+                  .fp8_plan = fp8_text, .device = device_.info, .world = comm_.world().ranks,
+                  .synthetic_data = config_.synthetic_data, .communication = plan.collectives,
+                  .params = table_.param_elems, .arena_bytes = plan.arena_bytes,
+                  .purpose_bytes = plan.purpose_bytes, .flops_per_token = model_flops_per_token(config_, table_),
+                  .changed = parsed_.changed});
+    std::vector<std::string>& notes = parsed_.notes;
+    notes.push_back(attention_note());
+    if (!evaluations_->tokenizer_note().empty()) notes.push_back(evaluations_->tokenizer_note());
+    if (!log_->earlier_log().empty()) notes.push_back("the earlier log is kept: " + log_->earlier_log());
+    if (hf_class(config_.shape) == HfClass::kOwn && !config_.save.empty())
+        notes.push_back("no transformers class has this shape: checkpoints bring a modeling_llmfp8.py");
+    notes.insert(notes.end(), parsed_.idle.begin(), parsed_.idle.end());
+    post_record(strf(R"({"type":"start","checkpoint_bytes":%lld})", ll(plan.host.checkpoint_bytes)));
+    write_notes(summary);
+    reporter_.emplace(config_, table_, fp8_plan_, comm_, device_, *log_, *checkpoints_, std::move(predicted),
+                      progress_);
+    if (comm_.root()) exporter_.start(config_);
+}
+
+// All notes go to the log file, and as many to the screen as it has room for, details last.
+void TrainLoop::write_notes(const std::string& summary) {
+    std::vector<std::string>& notes = parsed_.notes;
+    std::stable_partition(notes.begin(), notes.end(), [](const std::string& note) {
+        const char* const details[] = {"training data: ", "validation data: ", "attention: ", "ranks of host ",
+                                       "environment: "};
+        return std::none_of(std::begin(details), std::end(details),
+                            [&](const char* detail) { return note.rfind(detail, 0) == 0; });
+    });
+    for (const std::string& answer : answers_) log_->event("note", answer);
+    const size_t shown = config_.verbose ? notes.size() : notes_that_fit(summary, notes.size());
+    for (size_t i = 0; i < notes.size(); i++) log_->event("note", notes[i], i < shown);
+    if (shown == notes.size()) return;
+    const std::string place = config_.log_file.empty() ? "--verbose prints them" : "in " + config_.log_file;
+    std::printf("note: %zu more notes: %s\n", notes.size() - shown, message_line(place).c_str());
+}
+
+std::string TrainLoop::attention_note() const {
+    const int64_t head_dim = config_.shape.kv_channels;
+    const bool modes = device::attention_has_modes(device_.ctx, config_.dtype, head_dim);
+    std::string text = "attention: ";
+    if (config_.fp8_attention) text += "QK^T and PV of the forward in E4M3; dV, dP, dQ and dK in BF16; ";
+    text += device::attention_kernel(device_.ctx, config_.dtype, head_dim);
+    if (modes) text += config_.attention_fast ? ", backward fast" : ", backward deterministic";
+    else if (config_.attention_fast) text += "; --attention fast has no effect on it";
+    const int64_t window = config_.shape.sliding_window;
+    return text + (window > 0 && window < config_.seq_length ? strf(", a window of %lld tokens", ll(window)) : "");
+}
+
+// ---- steps ----
+
+// Returns false, on all ranks and without a step, if one of them was asked to stop.
+bool TrainLoop::train_step() {
+    Ctx& ctx = device_.ctx;
+    const int64_t number = progress_.step + 1;
+    const bool first = !device_.sealed();
+    post_step(number);
+    post_phase(Phase::kData);
+    reporter_->begin(first);
+    if (number == config_.profile_first) device::profiler_start();
+    device::event_record(ctx, device_.staging->buffer(progress_.step).begin);
+    Staging::Buffer* const batch = next_batch();
+    if (!batch) return false;
+    batch->staged.corrupt_gradient = faults_.corrupts_gradient(number);
+    batch->staged.on_phase = [this, batch, number](Phase phase) {
+        reporter_->enter_phase();
+        batch->passes.enter(device_.ctx, phase);
+        if (phase == Phase::kBackward) faults_.in_backward(number);
+    };
+    device::range_push("step");
+    device_.trainer->step(ctx, batch->staged);
+    device::range_pop();
+    device::event_record(ctx, batch->done);
+    if (number == config_.profile_last) {
+        device::synchronize(ctx);
+        device::profiler_stop();
+    }
+    progress_.step = number;
+    progress_.samples += batch->samples;
+    batch->samples_after = progress_.samples;
+    reporter_->enqueued(*batch);
+    calibrate_again_after_skip(*batch);
+    if (first) reporter_->drain();
+    device_.check_memory();
+    if (first) after_first_step();
+    evaluate_and_save();
+    return true;
+}
+
+// Returns the inputs of the next step, or null if a rank has been asked to stop or cannot read its data. A batch in
+// which loss masks leave no target is ignored, since its mean loss would be 0 / 0, and the step takes the next one.
+Staging::Buffer* TrainLoop::next_batch() {
+    int64_t ignored = 0;
+    for (;;) {
+        const int64_t step = progress_.step, first = config_.overfit_one_batch ? 0 : progress_.samples;
+        const int64_t count = batch_size_at(config_, progress_.samples);
+        Staging::Buffer& batch = device_.staging->buffer(step);
+        const std::string error = reading_error([&] { device_.staging->read(*data_.train, step, first, count); });
+        const std::vector<int64_t> total =
+            comm_.sum({batch.staged.counted_tokens, stop_wanted() || !error.empty(), !error.empty()});
+        stopping_ = total[1] > 0;
+        if (total[2] > 0) data_error_ = first_error(comm_, error);
+        if ((stopping_ || total[0] > 0) && ignored > 0)
+            log_->event("note", strf("step %lld: none of %s has a target that counts, %s ignored", ll(step + 1),
+                                     count_text(ignored, "sample").c_str(), ignored == 1 ? "it is" : "they are"));
+        if (stopping_) return nullptr;
+        if (total[0] > 0) {
+            device_.staging->set_inputs(batch, total[0], learning_rate(config_, step));
+            return &batch;
+        }
+        ignored += count;   // two epochs of samples contain every sample of a single source, in any order
+        REQUIRE(ignored / 2 < data_.train->samples_per_epoch() && !config_.overfit_one_batch,
+                "step %lld: none of %s has a target that counts (loss masks)", ll(step + 1),
+                count_text(ignored, "sample").c_str());
+        progress_.samples += count;
+    }
+}
+
+// Infinite amaxes of a calibration micro-batch would stay in the histories and prevent valid scales.
+void TrainLoop::calibrate_again_after_skip(const Staging::Buffer& step) {
+    if (device_.trainer->executed_micro_batches() == step.staged.micro_batches) return;
+    reporter_->drain();
+    if (!step.staged.result->skip) return;
+    device_.trainer->weights_from_masters(device_.ctx, true);
+    log_->event("note", "FP8: the calibration step was skipped, the next step calibrates again");
+}
+
+void TrainLoop::after_first_step() {
+    reporter_->check_fp8_matmuls();
+    const std::string refused = share_matmul_plans(device_.ctx, comm_);
+    if (!refused.empty()) log_->event("warning", "matmul algorithms: " + refused);
+    if (const std::string text = device_.memory_text(); !text.empty()) log_->event("note", text, false);
+    start_.done("step");
+    log_->event("note", start_.text());
+    post_first_step();
+}
+
+void TrainLoop::evaluate_and_save() {
+    const int64_t step = progress_.step;
+    progress_.missed.clear();
+    if (evaluations_->due(step)) {
+        reporter_->drain();
+        progress_.missed = evaluations_->run(evaluation_place());
+    }
+    if (!config_.save.empty() && (is_due(step, config_.save_interval) || step == config_.train_iters)) {
+        reporter_->drain();
+        checkpoints_->save(progress_, *log_);
+    }
+    checkpoints_->poll();
+}
+
+// Evaluations use the staging buffer of the next step; the step before has been reported.
+RunEvaluations::Place TrainLoop::evaluation_place() {
+    return {.ctx = device_.ctx, .trainer = *device_.trainer, .staging = device_.staging->buffer(progress_.step).staged,
+            .log = *log_, .step = progress_.step};
+}
+
+void TrainLoop::finish() {
+    reporter_->drain();
+    if (const std::string text = device_.growth_text(); !text.empty()) log_->event("warning", text);
+    if (progress_.step > 0) checkpoints_->save(progress_, *log_);
+    checkpoints_->finish();
+    const std::string lost = data_error_ + evaluations_->data_error();   // one of them
+    if (!lost.empty()) {
+        const std::string line = lost + strf("; the run stops after step %lld, %s", ll(progress_.step),
+                                             checkpoints_->newest_text().c_str());
+        log_->event("stop", line, false);
+        FAIL(kExitBadInput, "%s", line.c_str());
+    }
+    if (!progress_.missed.empty() && !config_.save.empty())
+        log_->event("note", strf("step %lld: its evaluation was cut short, a resumed run repeats it",
+                                 ll(progress_.step)));
+    const std::string why = stop_wanted() ? stop_reason() : "a stop of another rank";
+    log_->event("stop", stopping_ ? strf("%s after step %lld", why.c_str(), ll(progress_.step))
+                                  : "finished " + count_text(progress_.step, "step"));
+    exporter_.finish(LogExporter::kEndSeconds);
+}
