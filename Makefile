@@ -127,9 +127,7 @@ MAINS := $(basename $(wildcard train_*.cu))
 # often. Builds with sanitizers do so, too, since sanitizers slow the compiler down most in large files.
 UNITY ?= $(if $(VARIANT),0,1)
 TEST_CXX := $(wildcard tests/*/test_*.cpp)
-# Candidates for kernels, which nothing of the trainer runs, are tested by an executable of their own.
-TILES_TEST := tests/gpu/gpu_test_gemm_tiles.cpp
-GPU_TEST_CXX := $(filter-out $(TILES_TEST),$(wildcard tests/gpu/gpu_test_*.cpp))
+GPU_TEST_CXX := $(wildcard tests/gpu/gpu_test_*.cpp)
 # Tests replace the first two; the last compares declarations with those of another library.
 ALONE := llmc/cpu/stream.cpp llmc/ops/ops.cpp tests/gpu/gpu_test_nccl_api.cpp
 SOURCES := $(LLMC_CXX) $(TEST_CXX) $(if $(filter cuda,$(DEVICE)),$(GPU_TEST_CXX))
@@ -153,7 +151,6 @@ LLMC_OBJ := $(call objects,$(HOST),$(filter llmc/cpu/%,$(ONCE))) \
 LLMC_SYNTAX := $(foreach o,$(filter %/all.o,$(LLMC_OBJ)),$(o:.o=.cpp)) \
                $(foreach f,$(LLMC_CXX),$(if $(call united,$f),,$f))
 TEST_OBJ := $(OBJ)/tests/support/main.o $(call objects,$(OBJ),$(TEST_CXX))
-TILES_OBJ := $(patsubst %,$(OBJ)/%.o,$(basename $(wildcard dev/bench/gemm_tiles/*.cu dev/bench/gemm_tiles/*.cpp)))
 GPU_TEST_OBJ := $(OBJ)/tests/support/main.o $(call objects,$(OBJ),$(GPU_TEST_CXX))
 # The objects of the trainer for tests, in which the CPU's streams defer their work.
 TEST_LLMC_OBJ := $(filter-out $(OBJ)/llmc/cpu/stream.o $(OBJ)/llmc/ops/ops.o,$(LLMC_OBJ)) \
@@ -169,7 +166,7 @@ $(MAINS): %: $(BUILD)/%
 	@[ "$$(readlink $@)" = "$<" ] || ln -sfn $< $@
 
 tests: $(BUILD)/tests
-tests_gpu: $(BUILD)/tests_gpu $(BUILD)/tests_gemm_tiles
+tests_gpu: $(BUILD)/tests_gpu
 benches: $(BENCHES)
 fuzzers: $(addprefix $(BUILD)/,$(FUZZERS))
 # A library that replaces NVML in tests.
@@ -191,9 +188,6 @@ $(BUILD)/tests: $(TEST_LLMC_OBJ) $(TEST_OBJ) | $(FAKE_NVML)
 	$(LINK)
 $(BUILD)/tests_gpu: $(TEST_LLMC_OBJ) $(GPU_TEST_OBJ)
 	$(LINK)
-$(BUILD)/tests_gemm_tiles: $(OBJ)/tests/support/main.o $(TILES_TEST:%.cpp=$(OBJ)/%.o) $(TILES_OBJ) $(TEST_LLMC_OBJ)
-	$(LINK)
-$(BUILD)/bench_gemm_power: $(TILES_OBJ)
 $(BUILD)/comm_check: $(OBJ)/tests/end_to_end/comm_check.o $(LLMC_OBJ)
 	$(LINK)
 $(BUILD)/fake/libnccl.so.2: tests/end_to_end/fake_nccl.cpp llmc/parallel/comm/comm_nccl_api.h $(BUILD)/flags
@@ -313,9 +307,8 @@ test-ranks:
 test-gpu:
 	@scripts/setup.sh test
 	@$(MAKE) DEVICE=cuda run-test-gpu
-run-test-gpu: $(BUILD)/tests_gpu $(BUILD)/tests_gemm_tiles
+run-test-gpu: $(BUILD)/tests_gpu
 	@$(BUILD)/tests_gpu
-	@$(BUILD)/tests_gemm_tiles
 
 cluster-test:
 	+@dev/ci/cluster_test.sh

@@ -5,8 +5,7 @@
 #
 #   MODELS    of "gpt2 small 8b": GPT-2 124M, llama3-small, Llama-3-8B (with a fourth of its optimizer steps' batches)
 #   RECIPES   of "bf16 delayed tensorwise 1F1L blockwise"; 1F1L is tensorwise with the first and last block in BF16
-#   KERNELS   of the names build/cuda/bench_*; empty: none; by default all but bench_gemm_power, which measures
-#             candidates that no training step runs
+#   KERNELS   of the names build/cuda/bench_*; empty: none; all by default
 #   STEPS     steps that are timed, twice (8)
 #   BUILD     folder of the executables (build/cuda)
 #
@@ -57,7 +56,7 @@ model_options() {
     esac
 }
 
-default_kernels=$(cd "$build" && ls -d bench_* 2>/dev/null | grep -vx bench_gemm_power)
+default_kernels=$(cd "$build" && ls -d bench_* 2>/dev/null)
 for name in ${KERNELS-$default_kernels}; do kernel "$name"; done
 for model in ${MODELS:-gpt2 small 8b}; do
     words=$(model_options "$model") || exit 2

@@ -35,7 +35,7 @@ MAY_INCLUDE = {
     "commands": "base data config ops model fault parallel checkpoint train perf",
 }
 
-ASSEMBLY_FILES = ("llmc/cuda/ptx.cuh", "llmc/cuda/gemm_tile_ptx.cuh")
+ASSEMBLY_FILES = ("llmc/cuda/ptx.cuh",)
 CUDA_FILES = r"llmc/cuda/|dev/bench/"
 COMM_FILES = r"llmc/parallel/comm/comm_\w+\.(cpp|h)$|tests/(end_to_end/fake|gpu/gpu_test)_nccl\w*\.cpp$"
 # The line with which a script in any folder finds scripts/llmfp8.

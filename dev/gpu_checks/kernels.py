@@ -15,7 +15,7 @@ SANITIZERS = ("memcheck", "racecheck", "initcheck")
 
 
 def tests(check):
-    for name in ("tests_gpu", "tests_gemm_tiles", "tests"):
+    for name in ("tests_gpu", "tests"):
         show(check.run(name, [check.build / name]), "test cases")
     output = check.run("test_train", ["python3", "tests/run.py", "--jobs", "4", "test_train"],
                        LLMC_BUILD=os.path.abspath(check.build))
@@ -34,10 +34,8 @@ def sanitize(check):
 
 
 def bench(check):
-    """All but the bench of candidates, which no training step runs."""
     for path in sorted((ROOT / check.build).glob("bench_*")):
-        if path.name != "bench_gemm_power":
-            print(check.run(path.name, [path]))
+        print(check.run(path.name, [path]))
 
 
 def speed(check, model):

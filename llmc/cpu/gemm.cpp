@@ -56,15 +56,6 @@ void gemm(Ctx& ctx, const GemmArgs& args) {
     else FAIL(kExitBug, "gemm: no CPU operation for %s operands and %s D", dtype_name(T), dtype_name(D));
 }
 
-// Not faster here, but so the model's calls are those of a GPU that gains by it.
-void gemm_activation(Ctx& ctx, const GemmActivationArgs& args) {
-    CHECK(fits_gemm_activation(args), "gemm_activation: not a call that it takes");
-    gemm(ctx, args.gemm);
-    activation_forward(ctx, args.activation);
-}
-
-bool gemm_activation_fuses(Ctx&, const GemmActivationArgs& args) { return fits_gemm_activation(args); }
-
 void gemm_set_search(Ctx&, bool) {}
 
 int64_t fp8_matmuls(const Ctx& ctx) { return ctx.fp8_matmuls; }

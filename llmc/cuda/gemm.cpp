@@ -234,16 +234,4 @@ void gemm(Ctx& ctx, const GemmArgs& args) {
     ctx.fp8_matmuls += plan.custom || (is_fp8(problem.first) && is_fp8(problem.second));
 }
 
-bool gemm_activation_fuses(Ctx& ctx, const GemmActivationArgs& args) {
-    if (!gemm_swiglu_supports(ctx, args)) return false;
-    GemmKey key = key_of(args.gemm);
-    key.swiglu = true;
-    return gemm_swiglu_plan_for(ctx, key, args).custom;
-}
-
-void gemm_activation(Ctx& ctx, const GemmActivationArgs& args) {
-    gemm_swiglu(ctx, args);
-    ctx.fp8_matmuls++;
-}
-
 }  // namespace cuda

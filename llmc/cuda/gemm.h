@@ -25,13 +25,12 @@ struct GemmKey {
     // FP8 operands only; their scales are always 16-byte aligned.
     Granularity a_granularity = Granularity::kTensor, b_granularity = Granularity::kTensor;
     bool fast_accumulation = false;
-    bool swiglu = false;   // of gemm_activation; its plan is `custom`, or gemm and activation_forward
     auto operator<=>(const GemmKey&) const = default;
 };
 
 struct GemmPlan {
     cublasLtMatmulAlgo_t algo;
-    bool custom = false;   // runs gemm_fp8_blockwise or gemm_swiglu, our custom kernels, instead of `algo`
+    bool custom = false;   // runs gemm_fp8_blockwise, our custom kernel, instead of `algo`
     float us = 0;          // time measured by the search; 0 for the heuristic's first answer
     bool checked = false;  // known to be valid for this library and our workspace
 };
@@ -39,7 +38,7 @@ struct GemmPlan {
 struct GemmState {
     cublasLtHandle_t handle = nullptr;
     void* workspace = nullptr;  // kGemmWorkspaceBytes; for one stream only, since its users are not synchronised
-    bool search = false, search_custom = true;   // see gemm_set_search; whether a search may choose custom kernels
+    bool search = false, search_custom = true;   // see gemm_set_search; whether a search may choose the custom kernel
     std::string library, gpu;   // plans are valid for these
     std::map<GemmKey, GemmPlan> plans;
 };
@@ -74,9 +73,6 @@ struct GemmProblem {
 // one plain call leaves it.
 const GemmPlan& gemm_plan_for(Ctx& ctx, GemmProblem& problem, const GemmKey& key, const GemmArgs& args);
 
-// The same for gemm_activation, whose key has `swiglu`.
-const GemmPlan& gemm_swiglu_plan_for(Ctx& ctx, const GemmKey& key, const GemmActivationArgs& args);
-
 // Runs a plan once and returns the library's status.
 cublasStatus_t gemm_launch(Ctx& ctx, GemmProblem& problem, const GemmPlan& plan, const GemmArgs& args);
 
@@ -88,9 +84,4 @@ namespace cuda {
 bool gemm_fp8_blockwise_available(const Ctx& ctx);
 bool gemm_fp8_blockwise_supports(const Ctx& ctx, const GemmArgs& args);
 void gemm_fp8_blockwise(Ctx& ctx, const GemmArgs& args);
-
-// ---- custom kernel of gemm_activation (gemm_swiglu_sm90.cu). Same bits as gemm and activation_forward, unless the
-// library splits K.
-bool gemm_swiglu_supports(const Ctx& ctx, const GemmActivationArgs& args);
-void gemm_swiglu(Ctx& ctx, const GemmActivationArgs& args);
 }  // namespace cuda

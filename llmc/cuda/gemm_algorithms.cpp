@@ -40,12 +40,11 @@ json to_json(const GemmKey& key, const GemmPlan& plan) {
                           kGranularityNames[static_cast<int>(key.b_granularity)]};
         row["fast_accumulation"] = key.fast_accumulation;
         row["own_kernel"] = plan.custom;
-        if (key.swiglu) row["swiglu"] = true;
     }
     return row;
 }
 
-// Reads the fields that only rows of FP8 matmuls have. Older files have neither own_kernel nor swiglu.
+// Reads the fields that only rows of FP8 matmuls have.
 void read_fp8_fields(GemmKey& key, GemmPlan& plan, const json& row) {
     if (!is_fp8(key.a)) return;
     const json& scales = row.at("factors");
@@ -56,8 +55,7 @@ void read_fp8_fields(GemmKey& key, GemmPlan& plan, const json& row) {
     key.a_granularity = granularity(0);
     key.b_granularity = granularity(1);
     key.fast_accumulation = row.at("fast_accumulation").get<bool>();
-    plan.custom = row.value("own_kernel", false);
-    key.swiglu = row.value("swiglu", false);
+    plan.custom = row.at("own_kernel").get<bool>();
 }
 
 std::pair<GemmKey, GemmPlan> from_json(const json& row) {

@@ -81,28 +81,21 @@ struct Stopwatch {
         cudaEventDestroy(begin);
         cudaEventDestroy(end);
     }
-    // Returns the microseconds of what `run` launches.
-    template <typename Run> float time_us(Ctx& ctx, Run&& run) {
+    // Returns the microseconds of one launch, negative if the algorithm refuses to run.
+    float time_us(Ctx& ctx, GemmProblem& problem, const GemmPlan& plan, const GemmArgs& args) {
         cudaStream_t stream = cuda::stream_of(ctx);
         CUDA_CHECK(cudaEventRecord(begin, stream));
-        run();
+        const cublasStatus_t status = gemm_launch(ctx, problem, plan, args);
         CUDA_CHECK(cudaEventRecord(end, stream));
         CUDA_CHECK(cudaEventSynchronize(end));
         float ms = 0;
         CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
-        return ms * 1000;
-    }
-    // Returns the microseconds of one launch, negative if the algorithm refuses to run.
-    float time_us(Ctx& ctx, GemmProblem& problem, const GemmPlan& plan, const GemmArgs& args) {
-        cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-        const float us = time_us(ctx, [&] { status = gemm_launch(ctx, problem, plan, args); });
-        return status == CUBLAS_STATUS_SUCCESS ? us : -1;
+        return status == CUBLAS_STATUS_SUCCESS ? ms * 1000 : -1;
     }
 };
 
 constexpr float kNoise = 1.01f;      // what a candidate must gain to be chosen
 constexpr float kBudgetUs = 50000;   // of the rounds that count
-int rounds_of(float round_us) { return std::clamp(static_cast<int>(kBudgetUs / round_us), 4, 20); }
 
 // Times of one candidate of a search.
 struct Trial {
@@ -141,36 +134,13 @@ GemmPlan search_plan(Ctx& ctx, GemmProblem& problem, const GemmKey& key, const G
     float best = trials[0].us[0];
     for (Trial& trial : trials) best = std::min(best, trial.us[0]);
     std::erase_if(trials, [&](const Trial& trial) { return trial.us[0] > kFarBehind * best; });
-    const int rounds = rounds_of(round());
+    const int rounds = std::clamp(static_cast<int>(kBudgetUs / round()), 4, 20);
     for (int i = 0; i < rounds; i++) round();
     for (Trial& trial : trials) trial.plan.us = trial.median();
     auto faster = [](const Trial& a, const Trial& b) { return a.plan.us < b.plan.us; };
     const Trial& fastest = *std::min_element(trials.begin(), trials.end(), faster);
     const bool noise = trials[0].plan.us < kNoise * fastest.plan.us;
     return noise ? trials[0].plan : fastest.plan;
-}
-
-// Whether the custom kernel of gemm_activation is faster than gemm and activation_forward, by median time in rounds of
-// both. The first round warms up and chooses the matmul's own algorithm. Both write the same values, also if repeated.
-GemmPlan search_swiglu(Ctx& ctx, const GemmActivationArgs& args) {
-    const int64_t matmuls = ctx.fp8_matmuls;
-    const auto separate = [&] {
-        cuda::gemm(ctx, args.gemm);
-        cuda::activation_forward(ctx, args.activation);
-    };
-    const auto fused = [&] { cuda::gemm_swiglu(ctx, args); };
-    Stopwatch stopwatch;
-    Trial two{{.algo = {}, .custom = false, .checked = true}, {}};
-    Trial one{{.algo = {}, .custom = true, .checked = true}, {}};
-    separate(), fused();
-    const int rounds = rounds_of(stopwatch.time_us(ctx, separate) + stopwatch.time_us(ctx, fused));
-    for (int i = 0; i < rounds; i++) {
-        two.us.push_back(stopwatch.time_us(ctx, separate));
-        one.us.push_back(stopwatch.time_us(ctx, fused));
-    }
-    ctx.fp8_matmuls = matmuls;
-    two.plan.us = two.median(), one.plan.us = one.median();
-    return two.plan.us > kNoise * one.plan.us ? one.plan : two.plan;
 }
 
 // Verifies an imported plan on its first use.
@@ -211,15 +181,5 @@ const GemmPlan& gemm_plan_for(Ctx& ctx, GemmProblem& problem, const GemmKey& key
         at = state.plans.emplace(key, plan).first;
     }
     if (!at->second.checked) check_plan(ctx, problem, key, at->second, args);
-    return at->second;
-}
-
-const GemmPlan& gemm_swiglu_plan_for(Ctx& ctx, const GemmKey& key, const GemmActivationArgs& args) {
-    GemmState& state = *ctx.gemm;
-    auto at = state.plans.find(key);
-    if (at == state.plans.end()) {
-        const bool search = state.search && state.search_custom;
-        at = state.plans.emplace(key, search ? search_swiglu(ctx, args) : GemmPlan{.algo = {}, .checked = true}).first;
-    }
     return at->second;
 }

@@ -28,14 +28,6 @@ void linear_forward(Ctx& ctx, const Linear& linear, Tensor y, const LinearOperan
     ops::gemm(ctx, forward_gemm(linear, y, x, N));
 }
 
-void linear_activation_forward(Ctx& ctx, const Linear& linear, const LinearOperand& x,
-                               const ActivationForwardArgs& activation) {
-    const GemmActivationArgs args{forward_gemm(linear, activation.in, x, activation.N), activation};
-    if (!ctx.rehearsal && device::gemm_activation_fuses(ctx, args)) return ops::gemm_activation(ctx, args);
-    ops::gemm(ctx, args.gemm);
-    ops::activation_forward(ctx, activation);
-}
-
 void linear_gelu_forward(Ctx& ctx, const Linear& linear, Tensor y, Tensor pre, Tensor x, int64_t N) {
     ops::gemm(ctx, {.D = y, .A = x, .B = linear.weight, .bias = linear.bias, .pre = pre, .M = N, .N = linear.out,
                     .K = linear.in, .epilogue = GemmEpilogue::kBiasGelu});

@@ -24,10 +24,6 @@ struct LinearOperand {
 // y(N, out) = x(N, in) w^T + b.
 void linear_forward(Ctx& ctx, const Linear& linear, Tensor y, const LinearOperand& x, int64_t N);
 
-// y = activation.in = x w^T + b, then the activation; as one operation where the device is faster with it.
-void linear_activation_forward(Ctx& ctx, const Linear& linear, const LinearOperand& x,
-                               const ActivationForwardArgs& activation);
-
 // pre = x w^T + b and y = gelu(pre) in one matmul; both (N, out). BF16 and FP32 only.
 void linear_gelu_forward(Ctx& ctx, const Linear& linear, Tensor y, Tensor pre, Tensor x, int64_t N);
 

@@ -19,13 +19,11 @@ Mlp::Mlp(ModelContext& model)
 
 // ---- forward
 
-LinearOperand Mlp::activation(Ctx& ctx, int layer, int64_t N, XUsage usage, const LinearOperand* x) {
+LinearOperand Mlp::activation(Ctx& ctx, int layer, int64_t N, XUsage usage) {
     return model_.make_x(ctx, down(layer), saved_act(layer, N), N, usage, false,
                          [&](Tensor out, const QuantOut& quant) {
-        const ActivationForwardArgs args{.kind = config_.activation, .out = out, .in = buffers_.at(kUp, layer, N),
-                                         .N = N, .F = config_.ffn_hidden_size, .quant = quant};
-        if (x) linear_activation_forward(ctx, up(layer), *x, args);
-        else ops::activation_forward(ctx, args);
+        ops::activation_forward(ctx, {.kind = config_.activation, .out = out, .in = buffers_.at(kUp, layer, N), .N = N,
+                                      .F = config_.ffn_hidden_size, .quant = quant});
     });
 }
 
@@ -36,7 +34,8 @@ LinearOperand Mlp::up_and_activation(Ctx& ctx, int layer, const LinearOperand& x
         if (!usage.recomputed) model_.fp8.exponents().add(ctx, down(layer).histogram, Fp8Role::kX, act.high);
         return act;
     }
-    return activation(ctx, layer, N, usage, &x);
+    linear_forward(ctx, up(layer), buffers_.at(kUp, layer, N), x, N);
+    return activation(ctx, layer, N, usage);
 }
 
 void Mlp::forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch, const DeviceBatch& batch) {

@@ -9,7 +9,6 @@
 struct Event;        // a point in a device's stream; opaque
 struct GemmState;    // cuBLASLt handle, plans, workspace; opaque, null on the CPU
 struct StepRecorder; // collects the operations of a rehearsal; see op_cost.h
-struct GemmActivationArgs;   // see ops.h
 class OpTimer;       // times operations as they run; see op_timer.h
 
 struct DeviceInfo {

@@ -6,9 +6,6 @@
 // custom kernel too; without, it takes the library's first suggestion. The search uses the operands of that call and
 // leaves D as a single call would.
 void gemm_set_search(Ctx& ctx, bool search);
-// Whether the operation gemm_activation computes these arguments faster than gemm and activation_forward. With search,
-// the first such call of a shape runs and times both; the results are overwritten by equal ones.
-bool gemm_activation_fuses(Ctx& ctx, const GemmActivationArgs& args);
 // Returns all plans as JSON text: {"library": ..., "gpu": ..., "plans": [{key fields, algorithm words, us}...]}.
 std::string gemm_export_plans(Ctx& ctx);
 // Imports plans. Returns "", or the reason why bits may differ (another library version or GPU; the plans are then

@@ -40,14 +40,3 @@ inline const char* fp8_gemm_error(const GemmArgs& args) {
     if (args.bias && args.bias.dtype != Dtype::kBf16) return "the bias of FP8 operands is bf16";
     return fp8_scales_error(args);
 }
-
-// Whether a matmul in FP8 and the activation of its result may be one operation: swiglu with a cast by a scale that is
-// known before, whose only results are FP8.
-inline bool fits_gemm_activation(const GemmActivationArgs& args) {
-    const ActivationForwardArgs& act = args.activation;
-    const QuantOut& quant = act.quant;
-    return fp8_operands(args.gemm) && args.gemm.A_granularity == Granularity::kTensor && act.kind == Activation::kSwiglu
-           && act.in.data == args.gemm.D.data && act.N == args.gemm.M && 2 * act.F == args.gemm.N && !act.out
-           && quant.rowwise && quant.granularity == Granularity::kTensor && quant.scaling == Scaling::kDelayed
-           && !quant.counts && !quant.first_nonfinite && !quant.dbias;
-}

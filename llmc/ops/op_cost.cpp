@@ -223,10 +223,6 @@ void rehearse_op(Ctx& ctx, OpKind kind, const SumLossesArgs& a) { record(ctx, ki
 void rehearse_op(Ctx& ctx, OpKind, const GemmArgs& a) {
     if (ctx.recorder) ctx.recorder->add(a, ctx.recorded_times);
 }
-void rehearse_op(Ctx& ctx, OpKind, const GemmActivationArgs& a) {
-    rehearse_op(ctx, OpKind::gemm, a.gemm);
-    rehearse_op(ctx, OpKind::activation_forward, a.activation);
-}
 
 // ---- step
 

@@ -268,13 +268,6 @@ struct GemmArgs {
     bool fast_accumulation = false;   // accumulate in the tensor cores only, without promotion to fp32 registers
 };
 
-// gemm, then activation_forward of its D, with the bits of both. Only for arguments that fits_gemm_activation
-// (gemm_fp8.h) allows; gemm_activation_fuses tells whether the device gains by it.
-struct GemmActivationArgs {
-    GemmArgs gemm;
-    ActivationForwardArgs activation;   // in: gemm.D
-};
-
 // *sum += sum of squares, in fp64 in a fixed order.
 struct SumSquaresArgs {
     double* sum;       // (1), +=

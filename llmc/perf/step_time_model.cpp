@@ -74,8 +74,7 @@ StepPart part_of(const PlannedOp& op) {
         case OpKind::adamw:
         case OpKind::fill_normal:
         case OpKind::fill_constant: return StepPart::kOptimizer;
-        case OpKind::gemm:
-        case OpKind::gemm_activation: break;   // is a PlannedGemm instead
+        case OpKind::gemm: break;   // is a PlannedGemm instead
     }
     FAIL(kExitBug, "%s is not an operation of a step's plan", op_name(op.kind));
 }

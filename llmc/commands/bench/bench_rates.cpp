@@ -162,13 +162,6 @@ void RateRows::put(Rates& rates) const {
         if (gemms.size() == 1 && ops.empty()) put_gemm(gemms[0].shape, us, rates);
         if (gemms.empty() && ops.size() == 1 && ops[0].attention.HS == 0) put_op(ops[0], us, rates);
     }
-    // What gemm_activation takes beyond its matmul alone is the time of the activation.
-    for (const auto& [name, calls] : calls_) {
-        const auto& [gemms, ops] = calls.work;
-        if (gemms.size() != 1 || ops.size() != 1) continue;
-        const double rest = median_of(calls.us) - predicted_matmul_us(gemms[0].shape, rates);
-        put_op(ops[0], std::max(rest, kKernelUs), rates);
-    }
     // A call of attention often includes a quantizing pass over its result, whose time is subtracted.
     for (const auto& [name, calls] : calls_) {
         const std::vector<PlannedOp>& ops = calls.work.ops;
