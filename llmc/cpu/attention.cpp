@@ -384,7 +384,6 @@ void attention_forward(Ctx&, const AttentionForwardArgs& args) {
 void attention_backward(Ctx&, const AttentionBackwardArgs& args) {
     check_heads("attention_backward", args.NH, args.NKV, args.HS);
     CHECK(args.window >= 0, "attention_backward: a window of %lld tokens", (long long)args.window);
-    CHECK(!args.leave_dq, "attention_backward: dq cannot be left in sums on the CPU");
     check_documents("attention_backward", args);
     const int64_t N = args.B * args.T, width = (args.NH + 2 * args.NKV) * args.HS;
     const QuantResult result("attention_backward", args.quant, args.dqkv, args.qkv.dtype, N, width);

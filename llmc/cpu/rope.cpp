@@ -27,7 +27,6 @@ template <typename T> void rotate(const RopeArgs& args, Acc<T> direction) {
 void run(const char* op, const RopeArgs& args, int direction) {
     CHECK(args.HS % 2 == 0, "%s: head size %lld is odd", op, (long long)args.HS);
     const int64_t width = (args.NH + 2 * args.NKV) * args.HS;
-    CHECK(!args.dq, "%s: dq in sums is not supported on the CPU", op);
     const QuantResult result(op, args.quant, args.qkv, args.qkv.dtype, args.N, width);
     for_working_type(op, args.qkv.dtype, [&]<typename T>(Tag<T>) {
         check_tensor(op, "qkv", args.qkv, dtype_of<T>, args.N * width);

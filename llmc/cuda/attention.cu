@@ -73,8 +73,6 @@ void attention_backward(Ctx& ctx, const AttentionBackwardArgs& args) {
     expect(args.dout, T, args.B * args.T * args.NH * args.HS, "attention_backward: dout");
     expect(args.lse, Dtype::kFp32, args.B * args.NH * args.T, "attention_backward: lse");
     expect(args.delta, Dtype::kFp32, args.B * args.NH * args.T, "attention_backward: delta");
-    CHECK(!args.leave_dq || fits_sm90(ctx, T, args.HS),
-          "attention_backward: leaving dq in sums is not supported for this device, dtype or head dim");
     if (fits_mma(T, args.HS)) {
         expect_aligned(args.qkv, "attention_backward: qkv");
         expect_aligned(args.dqkv, "attention_backward: dqkv");

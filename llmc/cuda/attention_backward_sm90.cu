@@ -38,6 +38,21 @@ template <int HS> void launch_delta(Ctx& ctx, const AttentionBackwardArgs& args,
     CHECK_LAUNCH("attention_delta_kernel");
 }
 
+// Transposes x among every four lanes: x[k] of lane t becomes x[t] of lane k.
+__device__ inline void transpose_among_four(uint32_t (&x)[4], int lane) {
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2) {
+        const bool upper = lane & step;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (i & step) continue;
+            const uint32_t sent = upper ? x[i] : x[i + step];
+            const uint32_t got = __shfl_xor_sync(0xffffffffu, sent, step);
+            (upper ? x[i] : x[i + step]) = got;
+        }
+    }
+}
+
 // Math: dq = softmax_mul sums
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 2.
 // Traffic: sums (fp32) read, dq written once.
@@ -52,18 +67,26 @@ attention_round_sums_kernel(bf16* dqkv, DqSums sums, AttentionShape shape) {
     const int64_t tile = part / 2 % sums.tiles, head = part / 2 / sums.tiles;   // head: over the batch
     const int64_t row = tile * kSumRows + number % 4 * 16 + lane / 4;
     if (head >= shape.B * shape.NH) return;
-    constexpr int kParts = HS / 64;   // of 32 columns each
-    const float* from = sums.data + part / 2 * (sum_bytes(HS) / 4);
-    DqRows<kParts> rows(from, shape.softmax_mul, static_cast<int>(number % 4), static_cast<int>(part % 2) * kParts, 1,
-                        lane);
-    bf16* to = dqkv + shape.query(head / shape.NH, row, head % shape.NH) + part % 2 * (HS / 2) + 8 * (lane % 4);
+    const float4* from = reinterpret_cast<const float4*>(sums.data) + part * (sum_bytes(HS) / 32) + number % 4 * 32;
+    float4 in[HS / 16];
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
+    for (int i = 0; i < HS / 16; i++) in[i] = from[128 * i + lane];
+    const int64_t column = part % 2 * (HS / 2) + 8 * (lane % 4);
+    bf16* to = dqkv + shape.query(head / shape.NH, row, head % shape.NH) + column;
 #pragma unroll
-        for (int k = 0; k < kParts; k++) {
-            const uint4 values = rows.values(k, half, lane);
+    for (int half = 0; half < 2; half++) {        // rows half * 8 + ...
+#pragma unroll
+        for (int i = 0; i < HS / 16; i += 4) {    // columns from 8 i, eight per lane
+            uint32_t part[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const float4& x = in[i + k];
+                part[k] = half == 0 ? pack_bf16x2(x.x * shape.softmax_mul, x.y * shape.softmax_mul)
+                                    : pack_bf16x2(x.z * shape.softmax_mul, x.w * shape.softmax_mul);
+            }
+            transpose_among_four(part, lane);
             if (row + 8 * half >= shape.T) continue;
-            *reinterpret_cast<uint4*>(to + 8 * half * shape.row() + 32 * k) = values;
+            *reinterpret_cast<uint4*>(to + 8 * half * shape.row() + 8 * i) = {part[0], part[1], part[2], part[3]};
         }
     }
 }
@@ -85,8 +108,6 @@ int64_t attention_sums_elems_sm90(int64_t B, int64_t T, int64_t NH, int64_t HS) 
 void attention_backward_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
     expect_at_least(args.sums, Dtype::kFp32, attention_sums_elems_sm90(shape.B, shape.T, shape.NH, shape.HS),
                     "attention_backward: sums");
-    CHECK(!args.leave_dq || (shape.T % kSumRows == 0 && !args.quant),
-          "attention_backward: dq cannot be left in sums with T = %lld or FP8 outputs", (long long)shape.T);
     const int64_t tiles = ceil_div(shape.T, kSumRows), units = shape.B * shape.NH * tiles;
     const int64_t bytes = units * sum_bytes(static_cast<int>(shape.HS));
     auto* const data = args.sums.as<float>();
@@ -97,7 +118,7 @@ void attention_backward_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const 
     else CUDA_CHECK(cudaMemsetAsync(sums.taken, 0, static_cast<size_t>(4 + units * 4), stream_of(ctx)));
     (shape.HS == 64 ? launch_delta<64> : launch_delta<128>)(ctx, args, shape);
     attention_backward_fused_sm90(ctx, args, sums, shape);
-    if (!args.leave_dq) (shape.HS == 64 ? launch_round<64> : launch_round<128>)(ctx, args, sums, shape);
+    (shape.HS == 64 ? launch_round<64> : launch_round<128>)(ctx, args, sums, shape);
 }
 
 }  // namespace cuda

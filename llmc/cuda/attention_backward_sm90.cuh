@@ -4,11 +4,13 @@
 #include <algorithm>
 
 #include "llmc/cuda/attention_sm90.cuh"
-#include "llmc/cuda/attention_sums.cuh"
 
 namespace cuda {
 
-// ---- fp32 sums of dQ in memory
+// ---- fp32 sums of dQ in memory. A unit is 64 queries of a head, in the register layout of a warpgroup: float4 number
+// 128 i + t is registers 4 i .. 4 i + 3 of thread t.
+inline constexpr int kSumRows = 64;
+__host__ __device__ constexpr uint32_t sum_bytes(int HS) { return 4 * kSumRows * HS; }
 struct DqSums {
     float* data;       // units, (B * NH, tiles)
     uint32_t* taken;   // items claimed by blocks so far

@@ -49,11 +49,11 @@ void Attention::upload_constants(Ctx& ctx) {
 
 float Attention::softmax_mul() const { return 1.0f / std::sqrt(static_cast<float>(config_.kv_channels)); }
 
-RopeArgs Attention::rope_args(Tensor qkv, const DeviceBatch& batch, const QuantOut& quant, const DqInSums& dq) const {
+RopeArgs Attention::rope_args(Tensor qkv, const DeviceBatch& batch, const QuantOut& quant) const {
     const int64_t HS = config_.kv_channels, first = batch.positions() ? 0 : options_.first_position(batch.T) * HS;
     return {.qkv = qkv, .cos_sin = cos_sin_.slice(first, cos_sin_.elems - first), .N = batch.rows(), .T = batch.T,
             .NH = config_.num_attention_heads, .NKV = config_.num_query_groups, .HS = HS, .quant = quant,
-            .positions = batch.positions(), .dq = dq};
+            .positions = batch.positions()};
 }
 
 // ---- forward
@@ -182,25 +182,19 @@ void Attention::recompute(Ctx& ctx, int layer, Tensor branch, const DeviceBatch&
 
 // ---- backward
 
-int64_t Attention::sums_elems(const DeviceBatch& batch) const {
-    return device::attention_sums_elems(options_.dtype, batch.B, whole_T(batch), heads(), config_.kv_channels);
-}
-
-// sums_to_leave: if given, dq is left there.
 void Attention::attention_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv, const DeviceBatch& batch,
-                                   const QuantOut& quant, Tensor sums_to_leave) {
+                                   const QuantOut& quant) {
     Arena::Scope scope(ctx, model_.arena);
     const int64_t N = batch.rows(), NH = heads(), HS = config_.kv_channels, T = whole_T(batch);
     const Tensor delta = buffers_.scratch(kDelta, N);
-    const int64_t sums = sums_to_leave ? 0 : sums_elems(batch);
+    const int64_t sums = device::attention_sums_elems(options_.dtype, batch.B, T, NH, HS);
     ops::attention_backward(ctx, {.dqkv = dqkv, .delta = delta, .dout = dout, .out = buffers_.at(kOut, layer, N),
                                   .lse = buffers_.at(kLse, layer, N), .qkv = buffers_.at(kQkv, layer, N),
                                   .B = batch.B, .T = T, .NH = NH, .NKV = kv_heads(), .HS = HS,
                                   .softmax_mul = softmax_mul(), .documents = batch.documents,
                                   .window = config_.sliding_window, .quant = quant,
-                                  .sums = sums > 0 ? model_.scratch(Dtype::kFp32, sums) : sums_to_leave,
-                                  .fast = options_.attention_fast,
-                                  .leave_dq = static_cast<bool>(sums_to_leave)});
+                                  .sums = sums > 0 ? model_.scratch(Dtype::kFp32, sums) : Tensor{},
+                                  .fast = options_.attention_fast});
 }
 
 // attention_backward for this rank's part of the sequences: from the dout of all heads to their dqkv.
@@ -236,20 +230,13 @@ void Attention::qk_norm_backward(Ctx& ctx, int layer, Tensor dqkv, const DeviceB
 LinearOperand Attention::dqkv_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv, const DeviceBatch& batch) {
     const int64_t N = batch.rows();
     const bool rope = static_cast<bool>(cos_sin_);
+    if (rope || config_.qk_norm) part_backward(ctx, layer, dout, dqkv, batch, {});
+    if (rope && config_.qk_norm) ops::rope_backward(ctx, rope_args(dqkv, batch, {}));
     const Linear linear = qkv(layer);
     const LinearOperand to = model_.alloc_dy(N, config_.qkv_width(), dqkv, linear.fp8);
-    Arena::Scope scope(ctx, model_.arena);
-    DqInSums dq;   // spares a pass over dq between attention and RoPE
-    if (rope && !config_.qk_norm && !exchange_ && sums_elems(batch) > 0 && batch.T % kDqTile == 0) {
-        dq = {.sums = model_.scratch(Dtype::kFp32, sums_elems(batch)), .softmax_mul = softmax_mul()};
-        attention_backward(ctx, layer, dout, dqkv, batch, {}, dq.sums);
-    } else if (rope || config_.qk_norm) {
-        part_backward(ctx, layer, dout, dqkv, batch, {});
-    }
-    if (rope && config_.qk_norm) ops::rope_backward(ctx, rope_args(dqkv, batch, {}));
     return model_.make_dy(ctx, linear, to, N, true, [&](Tensor, const QuantOut& quant) {
         if (config_.qk_norm) qk_norm_backward(ctx, layer, dqkv, batch, quant);
-        else if (rope) ops::rope_backward(ctx, rope_args(dqkv, batch, quant, dq));
+        else if (rope) ops::rope_backward(ctx, rope_args(dqkv, batch, quant));
         else part_backward(ctx, layer, dout, dqkv, batch, quant);
     }, true);
 }

@@ -58,14 +58,13 @@ private:
     void append(Ctx& ctx, int layer, const CachedRows& cached, int64_t N);
     void decode(Ctx& ctx, int layer, Tensor out, const CachedRows& cached, int64_t N, const QuantOut& quant);
     LinearOperand attend(Ctx& ctx, int layer, const Fp8Heads& heads, const DeviceBatch& batch, XUsage usage);
-    int64_t sums_elems(const DeviceBatch& batch) const;
     void attention_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv, const DeviceBatch& batch,
-                            const QuantOut& quant, Tensor sums_to_leave = {});
+                            const QuantOut& quant);
     void part_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv, const DeviceBatch& batch, const QuantOut& quant);
     void qk_norm_backward(Ctx& ctx, int layer, Tensor dqkv, const DeviceBatch& batch, const QuantOut& quant);
     LinearOperand dqkv_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv, const DeviceBatch& batch);
     float softmax_mul() const;
-    RopeArgs rope_args(Tensor qkv, const DeviceBatch& batch, const QuantOut& quant, const DqInSums& dq = {}) const;
+    RopeArgs rope_args(Tensor qkv, const DeviceBatch& batch, const QuantOut& quant) const;
 
     ModelContext& model_;
     const ModelConfig& config_;

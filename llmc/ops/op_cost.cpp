@@ -177,9 +177,7 @@ void rehearse_op(Ctx& ctx, OpKind kind, const QkNormBackwardArgs& a) {
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const RopeArgs& a) {
     const int64_t rotated = a.N * (a.NH + a.NKV) * a.HS * dtype_bytes(a.qkv.dtype), angles = a.N * a.HS * 4;
-    // dq in sums has two bytes more per element than in qkv.
-    const int64_t read = (a.quant && !a.quant.only_sums() ? a.qkv.bytes() : rotated)
-                         + (a.dq ? a.N * a.NH * a.HS * 2 : 0);
+    const int64_t read = a.quant && !a.quant.only_sums() ? a.qkv.bytes() : rotated;
     record_in_place(ctx, kind, read + angles + (a.quant.copies() ? 0 : rotated), a.quant, a.qkv);
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeHeadsArgs& a) {
@@ -192,8 +190,7 @@ void rehearse_op(Ctx& ctx, OpKind kind, const AttentionForwardArgs& a) {
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const AttentionBackwardArgs& a) {
     record(ctx, {.kind = kind, .dtype = a.qkv.dtype, .bytes = sum({a.qkv, a.dqkv, a.out, a.dout}),
-                 .attention = {.B = a.B, .T = a.T, .NH = a.NH, .HS = a.HS, .backward = true,
-                               .leaves_dq = a.leave_dq}});
+                 .attention = {.B = a.B, .T = a.T, .NH = a.NH, .HS = a.HS, .backward = true}});
     record_pass(ctx, a.quant, a.dqkv);
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const SplitHeadsArgs& a) { record(ctx, kind, a.in.dtype, sum({a.in, a.out})); }

@@ -19,7 +19,6 @@ enum class OpMode {
 struct PlannedAttention {
     int64_t B = 0, T = 0, NH = 0, HS = 0;
     bool backward = false, fp8 = false;
-    bool leaves_dq = false;   // AttentionBackwardArgs::leave_dq
     bool operator==(const PlannedAttention&) const = default;
 };
 

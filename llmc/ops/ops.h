@@ -189,7 +189,6 @@ struct RopeArgs {
     int64_t N, T, NH, NKV, HS;
     QuantOut quant = {};   // of the whole new qkv, values included
     const int32_t* positions = nullptr;   // (N) optional: as in EmbeddingForwardArgs
-    DqInSums dq = {};   // optional, rope_backward: the query heads, which are rounded to T before the rotation
 };
 
 // gelu, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Source: Hendrycks, Gimpel, arXiv 1606.08415.

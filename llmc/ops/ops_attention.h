@@ -59,16 +59,6 @@ struct AttentionBackwardArgs {
     QuantOut quant = {};                  // of dqkv, N = B T
     Tensor sums = {};                     // (attention_sums_elems(...)) fp32, =: scratch, dq accumulators
     bool fast = false;                    // allows a dq that is not bitwise reproducible
-    // Leaves dq in sums, for rope_backward (DqInSums); the query heads of dqkv are then not written. Only where
-    // attention_sums_elems is not 0, with T a multiple of kDqTile and without quant.
-    bool leave_dq = false;
-};
-inline constexpr int64_t kDqTile = 64;   // tokens
-// dq that attention_backward has left, as input of rope_backward instead of the query heads of dqkv.
-struct DqInSums {
-    Tensor sums;             // in the layout of the device: AttentionBackwardArgs::sums
-    float softmax_mul = 0;   // what they still have to be multiplied by
-    explicit operator bool() const { return static_cast<bool>(sums); }
 };
 
 // Context parallelism: each of `ranks` ranks has T tokens of every one of B sequences. Attention runs on whole

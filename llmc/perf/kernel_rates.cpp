@@ -112,10 +112,7 @@ double attention_us(const PlannedOp& op, const Rates& rates) {
                  {std::log(real(s.T) / real(row.T)), 0.5 * std::log(real(s.B * s.NH) / real(row.B * row.NH)),
                   4 * std::log(real(s.HS) / real(row.HS))});
     }
-    if (mean.empty()) return 0;
-    // The measured backward rounds dq itself, from FP32 to BF16, at almost the rate of a copy.
-    const double rounded_bytes = s.leaves_dq ? 6 * real(s.B * s.NH * s.T * s.HS) : 0;
-    return mean.value() * work(real(s.B), real(s.NH), real(s.T), real(s.HS)) - 1e6 * rounded_bytes / rates.copy_rate;
+    return mean.empty() ? 0 : mean.value() * work(real(s.B), real(s.NH), real(s.T), real(s.HS));
 }
 
 double bf16_wgrad_ratio(GemmMode mode, const GemmArgs& g, const Rates& rates) {

@@ -71,32 +71,6 @@ TEST_CASE("gpu attention: equal bits in 200 runs") {
     }
 }
 
-// dq that is left in sums and then rotated by 0 is equal to dq that attention itself rounds.
-TEST_CASE("gpu attention: dq left to rope_backward") {
-    for (const Shape& s : {Shape{2, 64, 4, 2, 64}, Shape{1, 320, 4, 1, 128}, Shape{2, 192, 3, 3, 128}}) {
-        const Attention a(s, Dtype::kBf16);
-        INFO(a.name());
-        if (cuda::attention_sums_elems(a.type, s.B, s.T, s.NH, s.HS) == 0) continue;
-        const Attention::Result given = a.on_cpu(a.type), want = a.on_gpu(given);
-        const Attention::Result empty = a.fresh(a.type);
-        const HostTensor scratch(Dtype::kFp32, cuda::attention_sums_elems(a.type, s.B, s.T, s.NH, s.HS));
-        HostTensor angles(Dtype::kFp32, s.T * s.HS);
-        for (int64_t i = 0; i < angles.elems(); i++) angles.set(i, i % 2 ? 0 : 1);
-        DeviceTensor sums(scratch), x(a.qkv), dy(a.dout), dqkv(empty.dqkv), delta(empty.delta), out(given.out),
-            lse(given.lse), table(angles);
-        AttentionBackwardArgs args = a.backward_args(dqkv.view(), delta.view(), dy.view(), out.view(), lse.view(),
-                                                     x.view(), nullptr, sums.view());
-        args.leave_dq = true;
-        cuda::attention_backward(gpu(), args);
-        cuda::rope_backward(gpu(), {.qkv = dqkv.view(), .cos_sin = table.view(), .N = a.N, .T = s.T, .NH = s.NH,
-                                    .NKV = s.NKV, .HS = s.HS, .dq = {sums.view(), a.softmax_mul}});
-        const HostTensor got = dqkv.download();
-        int64_t differ = 0;   // not by their bits, since 0 may change its sign
-        for (int64_t i = 0; i < got.elems(); i++) differ += got.get(i) != want.dqkv.get(i);
-        CHECK_EQ(differ, 0);
-    }
-}
-
 TEST_CASE("gpu attention: plain kernels against loops in double") {
     for (Dtype type : {Dtype::kFp32, Dtype::kBf16}) {
         for (const Shape& s : {Shape{1, 1, 1, 1, 2}, Shape{2, 7, 2, 1, 10}, Shape{1, 33, 4, 1, 80},

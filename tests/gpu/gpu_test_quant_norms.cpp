@@ -122,31 +122,6 @@ Producer rope(const Heads& h, bool forward, bool at_positions = false) {
     return p;
 }
 
-// Sequences of a multiple of 64 tokens, whose dq rope_backward takes from sums; also more than one chunk of query heads
-// and chunks of query and key heads.
-const Heads kHeadsInSums[] = {{2, 64, 4, 2, 64}, {1, 128, 4, 1, 128}, {2, 192, 3, 3, 128}, {1, 64, 32, 8, 128},
-                              {3, 128, 12, 4, 64}};
-constexpr float kDqMul = 0.375f;
-
-// dq in sums: random, of all query heads.
-Producer rope_of_sums(const Heads& h, bool at_positions) {
-    Producer p = rope(h, false, at_positions);
-    p.name += ", dq in sums";
-    p.tensors["dq"] = random("dq", kF, h.N() * h.NH * h.HS);
-    p.run = [=](const View& view, const QuantOut& quant) {
-        cuda::rope_backward(gpu(), {.qkv = view("qkv"), .cos_sin = view("cos_sin"), .N = h.N(), .T = h.T, .NH = h.NH,
-                                    .NKV = h.NKV, .HS = h.HS, .quant = quant,
-                                    .positions = at_positions ? view("positions").template as<int32_t>() : nullptr,
-                                    .dq = {view("dq"), kDqMul}});
-    };
-    return p;
-}
-// Where element c of a head's row is in the sums: units of 64 rows in the layout of a warpgroup's registers.
-int64_t place_in_sums(const Heads& h, int64_t n, int64_t head, int64_t c) {
-    const int64_t r = n % 64, unit = (n / h.T * h.NH + head) * (h.T / 64) + n % h.T / 64;
-    return unit * 64 * h.HS + 4 * (128 * (c / 8) + 32 * (r / 16) + 4 * (r % 8) + c % 8 / 2) + 2 * (r % 16 / 8) + c % 2;
-}
-
 Producer qk_norm(const Heads& h) {
     Producer p{.name = "qk_norm_backward" + h.text(), .tensors = {}, .result = "dqkv", .N = h.N(), .C = h.C(),
                .same = {"dq_weight", "dk_weight"}, .close = {}, .result_optional = false, .result_kept = false,
@@ -230,38 +205,6 @@ TEST_CASE("gpu quant: rope and qk-norm") {
         check_producer(rope(h, true, true));
         check_producer(qk_norm(h));
     }
-}
-
-TEST_CASE("gpu quant: rope of dq in sums") {
-    for (const Heads& h : kHeadsInSums) {
-        if (left_out(h.N() * h.C())) continue;
-        check_producer(rope_of_sums(h, false));
-        check_producer(rope_of_sums(h, true));
-    }
-}
-
-TEST_CASE("gpu rope_backward of dq in sums has the bits of rounded dq in qkv") {
-    for (const Heads& h : kHeadsInSums) {
-        INFO(h.text());
-        Producer in_qkv = rope(h, false), in_sums = rope_of_sums(h, false);
-        for (int64_t i = 0; i < h.N() * h.NH * h.HS; i++) {
-            const int64_t n = i / (h.NH * h.HS), head = i / h.HS % h.NH, c = i % h.HS, at = n * h.C() + head * h.HS + c;
-            const auto sum = static_cast<float>(in_sums.tensors["dq"].get(place_in_sums(h, n, head, c)));
-            in_qkv.tensors["qkv"].set(at, sum * kDqMul);
-            in_sums.tensors["qkv"].set(at, std::nan(""));   // not read
-        }
-        const HostTensor want = run_producer(in_qkv, nullptr, {}).at("qkv");
-        CHECK(run_producer(in_sums, nullptr, {}).at("qkv").same_bits(want));
-    }
-}
-
-TEST_CASE("gpu rope_backward refuses dq in sums of incomplete tiles and of few elements") {
-    const Heads h{1, 96, 2, 1, 64};
-    Producer p = rope_of_sums(h, false);
-    CHECK_NE(error_of([&] { run_producer(p, nullptr, {}); }).find("of 64 tokens: 96 rows"), std::string::npos);
-    p = rope_of_sums({1, 64, 2, 1, 64}, false);
-    p.tensors["dq"] = HostTensor(kF, 64);
-    CHECK_NE(error_of([&] { run_producer(p, nullptr, {}); }).find("dq in sums"), std::string::npos);
 }
 
 // Three rows of 72 threads per block: warps begin within rows, and the last one is not full.

@@ -236,21 +236,6 @@ TEST_CASE("cpu attention refuses wrong shapes") {
     CHECK_THROWS_AS(b.forward(), Error);
 }
 
-// No CPU kernel leaves dq in sums, and none may silently ignore the request.
-TEST_CASE("cpu attention and rope refuse dq in sums") {
-    HostTensor x(Dtype::kFp32, 64 * 3 * 2), y = x, stat(Dtype::kFp32, 64), head(Dtype::kFp32, 64 * 2);
-    Ctx ctx;
-    AttentionBackwardArgs backward{.dqkv = y.view(), .delta = stat.view(), .dout = head.view(),
-                                         .out = head.view(), .lse = stat.view(), .qkv = x.view(), .B = 1, .T = 64,
-                                         .NH = 1, .NKV = 1, .HS = 2, .softmax_mul = 1, .sums = head.view()};
-    RopeArgs rope{.qkv = y.view(), .cos_sin = head.view(), .N = 64, .T = 64, .NH = 1, .NKV = 1, .HS = 2};
-    CHECK_NOTHROW(cpu::attention_backward(ctx, backward));
-    CHECK_NOTHROW(cpu::rope_backward(ctx, rope));
-    backward.leave_dq = true, rope.dq = {head.view(), 1};
-    CHECK_THROWS_AS(cpu::attention_backward(ctx, backward), Error);
-    CHECK_THROWS_AS(cpu::rope_backward(ctx, rope), Error);
-}
-
 namespace {
 
 // Documents around a block of queries (48), of one token, and one that fills its sequence.

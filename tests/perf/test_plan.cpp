@@ -151,16 +151,6 @@ TEST_CASE("plan: a bias gradient in BF16 costs the additional time of the kernel
         CHECK(speedup(fp8, i) > speedup(joined(fp8, {"--disable-bias-linear"}), i));
 }
 
-TEST_CASE("plan: an attention backward that leaves dq takes less by the rounding of dq, 6 bytes per element") {
-    PlannedOp op{.kind = OpKind::attention_backward,
-                 .attention = {.B = 2, .T = 4096, .NH = 16, .HS = 128, .backward = true}};
-    const double whole = predicted_op_us(op);
-    op.attention.leaves_dq = true;
-    const double elems = 2.0 * 4096 * 16 * 128, rounding_us = 1e6 * 6 * elems / measured_rates().copy_rate;
-    CHECK(whole - predicted_op_us(op) == doctest::Approx(rounding_us));
-    CHECK(rounding_us < 0.1 * whole);
-}
-
 TEST_CASE("plan: rates are scaled by peaks and bandwidths, and the text says so") {
     const Config config = planned_config("llama", kLlama8);
     const MemoryPlan plan = planned(config);
