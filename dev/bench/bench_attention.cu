@@ -4,7 +4,7 @@
 // and a further line compares the time with that of the same documents as separate sequences. FLOPs count half the
 // square of scores (causal) and 2.5 times the forward for the backward, whatever a kernel recomputes. Random data, two
 // input sets in turn. Prints: shape | forward us | TFLOP/s | % of the ceiling (an 8192^3 bf16 product, measured first)
-// | backward, deterministic ... | fast ... and, where FP8 attention exists, us of: its pass over qkv | rope alone |
+// | backward ... and, where FP8 attention exists, us of: its pass over qkv | rope alone |
 // that pass with rope | the forward | all that FP8 needs: the forward and what its pass costs more than rope, TFLOP/s
 // of both, and times the bf16 forward. The last lines are rows of llmc/perf/rates.
 #include <algorithm>
@@ -34,7 +34,7 @@ const Shape kShapes[] = {{1, 32, 8, 8192, 128}, {1, 32, 8, 4096, 128}, {8, 16, 4
                          {1, 4, 1, 131072, 128, Dtype::kBf16, 1024}};
 
 struct Times {
-    float forward = 0, backward = 0, fast = 0, fp8_forward = 0;   // us
+    float forward = 0, backward = 0, fp8_forward = 0;   // us
 };
 
 struct Memory {
@@ -268,11 +268,7 @@ struct Problem {
     Times times(Ctx& ctx) {
         Times t;
         t.forward = median_us(ctx, [&](int i) { cuda::attention_forward(ctx, forward[i % 2]); });
-        for (bool fast : {false, true}) {
-            for (AttentionBackwardArgs& args : backward) args.fast = fast;
-            (fast ? t.fast : t.backward) =
-                median_us(ctx, [&](int i) { cuda::attention_backward(ctx, backward[i % 2]); });
-        }
+        t.backward = median_us(ctx, [&](int i) { cuda::attention_backward(ctx, backward[i % 2]); });
         return t;
     }
 };
@@ -288,7 +284,7 @@ std::string bench(Ctx& ctx, const Shape& s, double ceiling) {
     auto print = [&](double work, float us) {
         std::printf(" | %9.1f | %7.1f | %5.1f", us, work / us, 100 * work / us / ceiling);
     };
-    print(mflop, times.forward), print(2.5 * mflop, times.backward), print(2.5 * mflop, times.fast);
+    print(mflop, times.forward), print(2.5 * mflop, times.backward);
     if (s.document > 0) std::printf(" | documents of %lld", (long long)s.document);
     std::printf("\n");
     if (has_fp8(ctx, s.dtype, s.HS))
@@ -300,9 +296,8 @@ std::string bench(Ctx& ctx, const Shape& s, double ceiling) {
     apart.B = s.B * s.T / s.document, apart.T = s.document, apart.document = 0;
     Memory more(ctx);
     const Times other = Problem(more, apart).times(ctx);
-    std::printf("  documents: times those of %lld sequences of %lld tokens: forward %.2f, backward %.2f, fast %.2f\n",
-                (long long)apart.B, (long long)apart.T, times.forward / other.forward, times.backward / other.backward,
-                times.fast / other.fast);
+    std::printf("  documents: times those of %lld sequences of %lld tokens: forward %.2f, backward %.2f\n",
+                (long long)apart.B, (long long)apart.T, times.forward / other.forward, times.backward / other.backward);
     return "";
 }
 
@@ -334,7 +329,7 @@ int main(int argc, char** argv) try {
     const double ceiling = matmul_ceiling(ctx);
     std::printf("%s; ceiling %.0f TFLOP/s\n", cuda::device_info(0).name.c_str(), ceiling);
     std::printf("%-39s", "shape");
-    for (const char* what : {"fwd us", "bwd us", "fast us"})
+    for (const char* what : {"fwd us", "bwd us"})
         std::printf(" | %9s | %7s | %5s", what, "TFLOP/s", "%");
     std::printf("\n");
     std::string rates;

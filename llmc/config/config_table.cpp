@@ -71,10 +71,6 @@ const Conditions kHellaswag = {{"hellaswag-data", "!unset", "there is no --hella
 const Conditions kSaves = {{"save", "!unset", "no checkpoint is written without --save"}};
 const Conditions kDecays = {{"lr-decay-style", "!constant", "--lr-decay-style constant does not decay"}};
 const Conditions kWsd = {{"lr-decay-style", "wsd", "only --lr-decay-style wsd has a final decay"}};
-const Conditions kAttentionModes = {
-    {"dtype", "bf16", "--dtype fp32: the plain attention kernels add in one order only"},
-    {"kv-channels", "64 128", "the plain attention kernels add in one order only; head dims of 64 and 128 "
-                              "(--kv-channels) have other kernels"}};
 const Conditions kPlans = {{"dry-run", "true", "only plan (--dry-run) reads it"}};
 const Conditions kNewWeights = {{"resume", "unset auto", "--resume restores the weights"}};
 const Conditions kTrainIters = {{"epochs", "0", "--epochs sets the length of the run"},
@@ -272,11 +268,6 @@ void add_precision(Rows& rows) {
          .help = "GiB of the GPU that the process may use, including the CUDA context and libraries; a run that needs "
                  "more is refused; plan takes the limit as the size of the GPU; 0: all that is free",
          .fallback = "0", .on_resume = kSilent},
-        {.name = "attention", .group = group,
-         .value = choice<bool>(AT(attention_fast), {{"deterministic", false}, {"fast", true}}),
-         .help = "how the attention backward accumulates dQ on compute capability 9.0: in a fixed order, or in any, "
-                 "which is faster but makes equal runs differ in the last bits",
-         .fallback = "deterministic", .acts_if = kAttentionModes, .gpu_only = true},
         {.name = "gemm-search", .group = group,
          .value = choice<bool>(AT(gemm_search), {{"on", true}, {"off", false}}),
          .help = "autotune: time the matmul algorithms for every shape at the start", .fallback = "on",

@@ -361,7 +361,6 @@ template <typename Args> void check_documents(const char* op, const Args& args) 
 }  // namespace
 
 const char* attention_kernel(const Ctx&, Dtype, int64_t) { return "row by row on the CPU"; }
-bool attention_has_modes(const Ctx&, Dtype, int64_t) { return false; }
 int64_t attention_sums_elems(Dtype, int64_t, int64_t, int64_t, int64_t) { return 0; }
 
 void attention_forward(Ctx&, const AttentionForwardArgs& args) {

@@ -30,8 +30,6 @@ const char* attention_kernel(const Ctx& ctx, Dtype dtype, int64_t head_size) {
     return "plain kernel on the CUDA cores: slow; BF16 with head dim 64 or 128 uses the tensor cores";
 }
 
-bool attention_has_modes(const Ctx& ctx, Dtype dtype, int64_t head_size) { return fits_sm90(ctx, dtype, head_size); }
-
 int64_t attention_sums_elems(Dtype dtype, int64_t B, int64_t T, int64_t NH, int64_t head_size) {
     // An sm_90a build runs on compute capability 9.0 only.
     return kSm90aCode && fits_mma(dtype, head_size) ? attention_sums_elems_sm90(B, T, NH, head_size) : 0;

@@ -14,12 +14,12 @@ namespace {
 //         ISA 9.0, wgmma, cp.async.bulk.tensor and cp.reduce.async.bulk.
 // Traffic: k, v read and dk, dv written once; q, dout, lse, delta of the group read and sums (fp32) added to once per
 //          key tile that they attend to (mostly L2).
-// Requires: delta; zeros in taken and turns, or in sums; sm_90a; bf16, HS 64 or 128, 16-byte aligned; dynamic shared
+// Requires: delta; zeros in taken and turns; sm_90a; bf16, HS 64 or 128, 16-byte aligned; dynamic shared
 //           memory of kSharedBytes.
 // Parallel: a block processes tiles of 128 keys (Schedule), each consumer warpgroup 64 of them, in steps of 64 queries
 //           over all heads of the group. In the last warpgroup one thread issues TMA loads, one warp loads statistics
 //           and two threads add sums.
-template <typename Tiles, bool kBorders, bool kDeterministic>
+template <typename Tiles, bool kBorders>
 __global__ void __launch_bounds__(Fused<Tiles>::kThreads, 1)
 attention_backward_fused_sm90_kernel(const __grid_constant__ FusedMaps maps, DqSums sums, const float* lse,
                                      const float* delta, AttentionShape shape, Schedule schedule) {
@@ -39,7 +39,7 @@ attention_backward_fused_sm90_kernel(const __grid_constant__ FusedMaps maps, DqS
         if (warp == 0 && lane == 0) load_tiles<kBorders>(state, memory, sums.taken, maps, shape, schedule);
         else if (warp == 1) load_stats<kBorders>(state, memory, lse, delta, shape, schedule, lane);
         else if (warp >= 2 && lane == 0)
-            add_sums<kBorders, kDeterministic>(state, memory, warp - 2, sums, shape, schedule);
+            add_sums<kBorders>(state, memory, warp - 2, sums, shape, schedule);
     } else {
         ptx::registers_grow<P::kConsumerRegisters>();
         consume<kBorders>(state, memory, consumer, maps.dkeys, shape, schedule);
@@ -47,7 +47,7 @@ attention_backward_fused_sm90_kernel(const __grid_constant__ FusedMaps maps, DqS
 #endif
 }
 
-template <typename Tiles, bool kBorders, bool kDeterministic>
+template <typename Tiles, bool kBorders>
 void launch(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums, const AttentionShape& shape) {
     using P = Fused<Tiles>;
     const int64_t B = shape.B, T = shape.T, width = shape.row(), out_width = shape.NH * P::HS;
@@ -56,7 +56,7 @@ void launch(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums, con
                          panel_map(args.dout.data, B, T, out_width, P::kQueries, P::kPanels),
                          panel_map(args.dqkv.data, B, T, width, 16, 1)};
     const Schedule schedule = make_ordered_schedule(shape, P::kKeys, ctx.sm_count);
-    auto* const kernel = attention_backward_fused_sm90_kernel<Tiles, kBorders, kDeterministic>;
+    auto* const kernel = attention_backward_fused_sm90_kernel<Tiles, kBorders>;
     allow_shared_memory(kernel, P::kSharedBytes);
     const unsigned grid = grid_size(std::min<int64_t>(schedule.items, ctx.sm_count));
     kernel<<<grid, P::kThreads, P::kSharedBytes, stream_of(ctx)>>>(maps, sums, args.lse.as<float>(),
@@ -66,9 +66,7 @@ void launch(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums, con
 
 template <typename Tiles>
 void launch(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums, const AttentionShape& shape) {
-    auto* const deterministic = shape.has_borders() ? launch<Tiles, true, true> : launch<Tiles, false, true>;
-    auto* const unordered = shape.has_borders() ? launch<Tiles, true, false> : launch<Tiles, false, false>;
-    (args.fast ? unordered : deterministic)(ctx, args, sums, shape);
+    (shape.has_borders() ? launch<Tiles, true> : launch<Tiles, false>)(ctx, args, sums, shape);
 }
 
 }  // namespace

@@ -68,10 +68,10 @@ __device__ void load_stats(FusedState<Tiles> state, char* memory, const float* l
     });
 }
 
-// The thread that adds a consumer's partial dQ to the sums in memory. kDeterministic: key tile j adds after the tiles
-// before it, and the first one stores. The turn counter advances when the addition is complete, not merely when its
+// The thread that adds a consumer's partial dQ to the sums in memory: key tile j adds after the tiles before it, and the
+// first one stores. The turn counter advances when the addition is complete, not merely when its
 // source has been read. The thread waits first for its turn and then for the partial sum, which usually arrives last.
-template <bool kBorders, bool kDeterministic, typename Tiles>
+template <bool kBorders, typename Tiles>
 __device__ void add_sums(FusedState<Tiles> state, char* memory, int consumer, DqSums sums,
                          const AttentionShape& shape, const Schedule& schedule) {
     using P = Fused<Tiles>;
@@ -94,23 +94,20 @@ __device__ void add_sums(FusedState<Tiles> state, char* memory, int consumer, Dq
         }
         const uint32_t unit = (steps.first_head + i) * sums.tiles + tile;
         float* const to = sums.data + static_cast<uint64_t>(unit) * (P::kSumBytes / 4);
-        if (kDeterministic && turn > 0) {
+        if (turn > 0) {
             while (ptx::load_acquire(sums.turns + unit) != turn) {}
             ptx::fence_async_global();
         }
         buffer.await_full(added);
-        if (kDeterministic && turn == 0) ptx::bulk_store(to, from, P::kSumBytes);
+        if (turn == 0) ptx::bulk_store(to, from, P::kSumBytes);
         else ptx::bulk_add(to, from, P::kSumBytes);
         ptx::bulk_commit();
         ptx::bulk_wait_read<0>();
         buffer.arrive_empty(added++);
-        if (kDeterministic) {
-            ptx::bulk_wait<0>();
-            ptx::fence_async_global();
-            ptx::store_release(sums.turns + unit, turn + 1);
-        }
+        ptx::bulk_wait<0>();
+        ptx::fence_async_global();
+        ptx::store_release(sums.turns + unit, turn + 1);
     });
-    ptx::bulk_wait<0>();
 }
 
 #endif

@@ -114,8 +114,7 @@ void attention_backward_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const 
     auto* const taken = reinterpret_cast<uint32_t*>(data + bytes / 4);
     const DqSums sums{.data = data, .taken = taken, .turns = taken + 1, .tiles = static_cast<uint32_t>(tiles)};
     CHECK(units < (int64_t{1} << 31), "attention: %lld tiles of queries", (long long)units);
-    if (args.fast) CUDA_CHECK(cudaMemsetAsync(sums.data, 0, static_cast<size_t>(bytes + 4), stream_of(ctx)));
-    else CUDA_CHECK(cudaMemsetAsync(sums.taken, 0, static_cast<size_t>(4 + units * 4), stream_of(ctx)));
+    CUDA_CHECK(cudaMemsetAsync(sums.taken, 0, static_cast<size_t>(4 + units * 4), stream_of(ctx)));
     (shape.HS == 64 ? launch_delta<64> : launch_delta<128>)(ctx, args, shape);
     attention_backward_fused_sm90(ctx, args, sums, shape);
     (shape.HS == 64 ? launch_round<64> : launch_round<128>)(ctx, args, sums, shape);

@@ -14,11 +14,11 @@ __host__ __device__ constexpr uint32_t sum_bytes(int HS) { return 4 * kSumRows *
 struct DqSums {
     float* data;       // units, (B * NH, tiles)
     uint32_t* taken;   // items claimed by blocks so far
-    uint32_t* turns;   // additions to each unit so far, if their order is fixed
+    uint32_t* turns;   // additions to each unit so far
     uint32_t tiles;
 };
 
-// The schedule of the fused kernel with ordered additions. As in Schedule, key tile 0 of all heads of a section comes
+// The schedule of the fused kernel, whose additions are ordered. As in Schedule, key tile 0 of all heads of a section comes
 // first. Blocks loop over query tiles from the last to the first, so blocks that start together on keys of one head
 // need the same sums at the same time, and a sum takes the additions in the order of key tiles, 0 first. The block that
 // adds second falls behind once, by the time of one addition, and stays behind; key tiles that start later find the
@@ -58,8 +58,7 @@ template <int stages> struct Slots {
     __device__ void arrive_empty(uint32_t n) const { ptx::barrier_arrive(empty + 8 * stage(n)); }
 };
 
-// Writes dK and dV of dqkv (=) and adds dQ to sums (+=). Requires args.delta and taken = 0. Unordered additions
-// (args.fast) also require sums = 0; ordered ones require turns = 0, and the first addition stores.
+// Writes dK and dV of dqkv (=) and dQ to sums (=: the first addition stores). Requires args.delta, taken = 0, turns = 0.
 void attention_backward_fused_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums,
                                    const AttentionShape& shape);
 

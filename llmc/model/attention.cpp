@@ -193,8 +193,7 @@ void Attention::attention_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv
                                   .B = batch.B, .T = T, .NH = NH, .NKV = kv_heads(), .HS = HS,
                                   .softmax_mul = softmax_mul(), .documents = batch.documents,
                                   .window = config_.sliding_window, .quant = quant,
-                                  .sums = sums > 0 ? model_.scratch(Dtype::kFp32, sums) : Tensor{},
-                                  .fast = options_.attention_fast});
+                                  .sums = sums > 0 ? model_.scratch(Dtype::kFp32, sums) : Tensor{}});
 }
 
 // attention_backward for this rank's part of the sequences: from the dout of all heads to their dqkv.

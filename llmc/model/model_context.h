@@ -50,7 +50,6 @@ struct DecoderOptions {
     Recompute recompute = Recompute::kNone;
     bool fuse_gelu = false;
     bool fp8_attention = false;
-    bool attention_fast = false;   // AttentionBackwardArgs::fast
     bool offload_activations = false;
     HeadExchange* exchange = nullptr;   // not owned; null: this rank has whole sequences
     int64_t ranks_of_sequence() const { return exchange ? exchange->ranks() : 1; }

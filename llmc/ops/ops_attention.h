@@ -58,7 +58,6 @@ struct AttentionBackwardArgs {
     int64_t window = 0;                   // tokens, as in the forward
     QuantOut quant = {};                  // of dqkv, N = B T
     Tensor sums = {};                     // (attention_sums_elems(...)) fp32, =: scratch, dq accumulators
-    bool fast = false;                    // allows a dq that is not bitwise reproducible
 };
 
 // Context parallelism: each of `ranks` ranks has T tokens of every one of B sequences. Attention runs on whole

@@ -38,11 +38,10 @@ struct AttentionProblem {
                 .HS = s.HS, .softmax_mul = softmax_mul, .documents = ranges, .window = window};
     }
     AttentionBackwardArgs backward_args(Tensor dqkv, Tensor delta, Tensor dout_view, Tensor out, Tensor lse,
-                                        Tensor qkv_view, const int32_t* ranges, Tensor sums = {},
-                                        bool fast = false) const {
+                                        Tensor qkv_view, const int32_t* ranges, Tensor sums = {}) const {
         return {.dqkv = dqkv, .delta = delta, .dout = dout_view, .out = out, .lse = lse, .qkv = qkv_view,
                 .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS, .softmax_mul = softmax_mul,
-                .documents = ranges, .window = window, .sums = sums, .fast = fast};
+                .documents = ranges, .window = window, .sums = sums};
     }
     struct Result {
         HostTensor out, lse, dqkv, delta;

@@ -155,12 +155,9 @@ void TrainLoop::write_notes(const std::string& summary) {
 
 std::string TrainLoop::attention_note() const {
     const int64_t head_dim = config_.shape.kv_channels;
-    const bool modes = device::attention_has_modes(device_.ctx, config_.dtype, head_dim);
     std::string text = "attention: ";
     if (config_.fp8_attention) text += "QK^T and PV of the forward in E4M3; dV, dP, dQ and dK in BF16; ";
     text += device::attention_kernel(device_.ctx, config_.dtype, head_dim);
-    if (modes) text += config_.attention_fast ? ", backward fast" : ", backward deterministic";
-    else if (config_.attention_fast) text += "; --attention fast has no effect on it";
     const int64_t window = config_.shape.sliding_window;
     return text + (window > 0 && window < config_.seq_length ? strf(", a window of %lld tokens", ll(window)) : "");
 }

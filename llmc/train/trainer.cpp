@@ -20,7 +20,7 @@ DecoderOptions decoder_options(const Config& config, HeadExchange& exchange) {
     return {.max_batch = config.micro_batch_size, .max_seq = config.part_length(),
             .max_positions = config.seq_length, .dtype = config.dtype,
             .recompute = config.recompute, .fuse_gelu = config.fuse_gelu,
-            .fp8_attention = config.fp8_attention, .attention_fast = config.attention_fast,
+            .fp8_attention = config.fp8_attention,
             .offload_activations = offloads(config, "activations"),
             .exchange = exchange.ranks() > 1 ? &exchange : nullptr, .loss_chunk = config.loss_chunk};
 }

@@ -147,9 +147,6 @@ TEST_CASE("config: an option without effect is refused with the reason") {
         {"gpt2", {"--fuse-gelu", "--fp8-recipe", "delayed"}, "--fuse-gelu", "FP8"},
         {"gpt2", {"--fp8-attention", "--dtype", "fp32"}, "--fp8-attention", "BF16"},
         {"gpt2", {"--fp8-attention", "--kv-channels", "80"}, "--fp8-attention", "head dims of 64 and 128"},
-        {"gpt2", {"--attention", "fast", "--dtype", "fp32"}, "--attention", "plain attention kernels"},
-        {"llama", {"--attention", "fast", "--kv-channels", "80"}, "--attention", "head dims of 64 and 128"},
-        {"gpt2", {"--attention", "deterministic", "--dtype", "fp32"}, "--attention", "plain attention kernels"},
         {"gpt2", {"--offload-fraction", "0.5"}, "--offload-fraction", "no optimizer state"},
         {"llama", {"--offload", "activations", "--offload-chunk-mb=9"}, "--offload-chunk-mb", "no optimizer state"},
         {"gpt2", {"--eval-iters", "20"}, "--eval-iters", "--valid-data"},
@@ -449,12 +446,12 @@ TEST_CASE("config: help, banner, and options without effect on this machine") {
     CHECK(contains(banner, "  seed = 99\n"));
     CHECK(!contains(banner, "rotary-base"));
 
-    Words words = joined(base(""), {"--gemm-search", "off", "--attention", "fast"});
+    Words words = joined(base(""), {"--gemm-search", "off"});
     CHECK(parse("gpt2", words).idle.empty());
-    CHECK(parse("gpt2", words, {.gpu = false}).idle.size() == 2);
+    CHECK(parse("gpt2", words, {.gpu = false}).idle.size() == 1);
     CHECK(parse("gpt2", base(""), {.gpu = false}).idle.empty());
     words = joined(words, {"--profile", "2:3"});
     CHECK(contains(refusal("gpt2", words, {.gpu = false}), "--profile has no effect without a GPU: leave it out"));
     CHECK(parse("gpt2", words).idle.empty());
-    CHECK(parse("gpt2", joined(words, {"--dry-run"}), {.gpu = false}).idle.size() == 3);   // plans for a GPU
+    CHECK(parse("gpt2", joined(words, {"--dry-run"}), {.gpu = false}).idle.size() == 2);   // plans for a GPU
 }

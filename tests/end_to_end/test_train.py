@@ -42,19 +42,6 @@ class Train(TrainTest):
         for options in (["--fp8-attention"], ["--kv-channels", "64", "--fp8-attention", "--dtype", "fp32"]):
             self.assertIn("--fp8-attention has no effect: ", self.run_train(GPT2, *options, expect=2).stderr)
 
-    def test_attention_mode(self):
-        """The attention kernel is known at the start only: if it has no fast mode, the banner says so."""
-        asked = self.run_train(LLAMA, "--train-iters", "2", "--kv-channels", "64", "--attention", "fast")
-        self.assertIn("row by row on the CPU; --attention fast has no effect on it", asked.stdout)
-        self.assertIn("note: --attention has no effect without a GPU", asked.stdout)
-        self.assertNotIn("--attention", self.run_train(LLAMA, "--train-iters", "2", "--kv-channels", "64").stdout)
-        refused = self.run_train(LLAMA, "--train-iters", "2", "--kv-channels", "64", "--dtype", "fp32", "--attention",
-                                 "fast", expect=2)
-        self.assertIn("--attention has no effect: --dtype fp32", refused.stderr)
-        dry = self.run_train(LLAMA, "--dry-run", "--train-iters", "2", "--kv-channels", "64", "--attention",
-                             "fast", "--verbose")
-        self.assertIn("attention = fast", dry.stdout)
-
     def test_resume_at_every_step_fp8(self):
         for i, (name, options) in enumerate(self.FP8.items()):
             with self.subTest(name):

@@ -37,7 +37,7 @@ struct Attention : AttentionProblem {
                + (lengths.empty() ? "" : text_of(lengths));
     }
     // The backward pass reads out and lse of `given`.
-    Result on_gpu(const Result& given, bool fast = false, int again = 0) const {
+    Result on_gpu(const Result& given, int again = 0) const {
         Result r = fresh(type);
         const HostTensor scratch(Dtype::kFp32, cuda::attention_sums_elems(type, s.B, s.T, s.NH, s.HS));
         DeviceTensor sums(scratch);
@@ -50,7 +50,7 @@ struct Attention : AttentionProblem {
         cuda::attention_forward(gpu(), forward_args(out.view(), lse.view(), x.view(), ranges));
         DeviceTensor given_out(given.out), given_lse(given.lse);
         const AttentionBackwardArgs args = backward_args(dqkv.view(), delta.view(), dy.view(), given_out.view(),
-                                                         given_lse.view(), x.view(), ranges, sums.view(), fast);
+                                                         given_lse.view(), x.view(), ranges, sums.view());
         cuda::attention_backward(gpu(), args);
         const HostTensor first = dqkv.download();
         int64_t differ = 0;
@@ -84,7 +84,6 @@ inline void check_against_loops(const Attention& a) {
     // dk of a single key is 0 except for rounding, so a wrong element cannot be detected there.
     if (a.s.T > 1) check("dqkv", got.dqkv, want.dqkv, want.dqkv_error);
     CHECK(a.on_gpu(cpu).dqkv.same_bits(got.dqkv));
-    if (a.s.T > 1) check("dqkv, fast", a.on_gpu(cpu, true).dqkv, want.dqkv, want.dqkv_error);
 }
 
 // The rms errors of query, key and value heads are compared separately, because their sizes differ.
@@ -108,7 +107,6 @@ inline void check_against_cpu(const Attention& a) {
     INFO("out: rms error " << rms_error(got.out, exact.out) << ", CPU " << rms_error(cpu.out, exact.out));
     CHECK_LE(rms_error(got.out, exact.out), 2 * rms_error(cpu.out, exact.out) + kTiny);
     check_rms(a, got.dqkv, cpu.dqkv, exact.dqkv, 0, a.s.NH, "dq");
-    check_rms(a, a.on_gpu(cpu, true).dqkv, cpu.dqkv, exact.dqkv, 0, a.s.NH, "dq, fast");
     check_rms(a, got.dqkv, cpu.dqkv, exact.dqkv, a.s.NH, a.s.NKV, "dk");
     check_rms(a, got.dqkv, cpu.dqkv, exact.dqkv, a.s.NH + a.s.NKV, a.s.NKV, "dv");
     const Attention::Result again = a.on_gpu(cpu);

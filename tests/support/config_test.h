@@ -107,7 +107,6 @@ inline const std::map<std::string, Sample>& samples() {
         {"warn-on-divergence", {{"0", "2.5"}, {}}},           {"stop-on-divergence", {{"2", "1.25"}, {}}},
         {"dtype", {{"fp32"}, {}}},                            {"grad-dtype", {{"bf16"}, {}}},
         {"moment-dtype", {{"bf16"}, {}}},                     {"recompute", {{"norm-act", "block-keep-attention"}, {}}},
-        {"attention", {{"fast"}, {}}},
         {"offload", {{"masters", "activations"}, {}}},
         {"offload-fraction", {{"0.5", "0.125"}, {"--offload", "masters"}}},
         {"offload-chunk-mb", {{"32", "0.5"}, {"--offload", "moments"}}},
