@@ -111,7 +111,7 @@ double matmul_ceiling(Ctx& ctx) {
                  d = memory.random(Dtype::kBf16, n * n);
     cuda::gemm_set_search(ctx, true);
     const float us = median_us(ctx, [&](int) {
-        cuda::gemm(ctx, {.D = d, .A = a, .B = b, .bias = {}, .pre = {}, .M = n, .N = n, .K = n});
+        cuda::gemm(ctx, {.D = d, .A = a, .B = b, .M = n, .N = n, .K = n});
     });
     return 2e-6 * n * n * n / us;
 }

@@ -19,7 +19,7 @@ struct Shape {
     int64_t M, N, K;
     Dtype operands = Dtype::kBf16, result = Dtype::kBf16;
     bool accumulate = false;
-    GemmEpilogue epilogue = GemmEpilogue::kNone;
+    bool bias = false;
 };
 
 constexpr GemmLayout kF = GemmLayout::kForward, kD = GemmLayout::kDgrad, kW = GemmLayout::kWgrad;
@@ -37,9 +37,9 @@ const Shape kShapes[] = {
     {"8B gate+up wgrad += fp32", kW, 28672, 4096, 8192, kB, kS, true},
     {"8B gate+up wgrad += bf16", kW, 28672, 4096, 8192, kB, kB, true},
     {"8B down wgrad += fp32", kW, 4096, 14336, 8192, kB, kS, true},
-    {"124M qkv forward, bias", kF, 65536, 2304, 768, kB, kB, false, GemmEpilogue::kBias},
-    {"124M fc forward, bias gelu", kF, 65536, 3072, 768, kB, kB, false, GemmEpilogue::kBiasGelu},
-    {"124M fc2 forward, bias", kF, 65536, 768, 3072, kB, kB, false, GemmEpilogue::kBias},
+    {"124M qkv forward, bias", kF, 65536, 2304, 768, kB, kB, false, true},
+    {"124M fc forward, bias", kF, 65536, 3072, 768, kB, kB, false, true},
+    {"124M fc2 forward, bias", kF, 65536, 768, 3072, kB, kB, false, true},
     {"124M head forward", kF, 65536, 50304, 768},
     {"124M fc dgrad", kD, 65536, 768, 3072},
     {"124M head dgrad", kD, 65536, 768, 50304},
@@ -66,10 +66,9 @@ Times time_both(Contexts& contexts, const Shape& s) {
     std::vector<GemmArgs> sets;
     for (int64_t used = 0; used == 0 || used < (160 << 20); used += set_bytes) {
         GemmArgs args{.D = buffers.random(s.result, s.M * s.N), .A = buffers.random(s.operands, s.M * s.K),
-                      .B = buffers.random(s.operands, s.N * s.K), .bias = {}, .pre = {}, .M = s.M, .N = s.N,
-                      .K = s.K, .layout = s.layout, .epilogue = s.epilogue, .accumulate = s.accumulate};
-        if (s.epilogue != GemmEpilogue::kNone) args.bias = buffers.random(s.operands, s.N);
-        if (s.epilogue == GemmEpilogue::kBiasGelu) args.pre = buffers.random(s.result, s.M * s.N);
+                      .B = buffers.random(s.operands, s.N * s.K), .M = s.M, .N = s.N,
+                      .K = s.K, .layout = s.layout, .accumulate = s.accumulate};
+        if (s.bias) args.bias = buffers.random(s.operands, s.N);
         sets.push_back(args);
     }
     cuda::synchronize(contexts.first.ctx);
@@ -84,8 +83,7 @@ void check(Ctx& ctx) {
     for (GemmLayout layout : {kF, kD, kW}) {
         Buffers buffers(ctx);
         GemmArgs args{.D = buffers.random(kB, M * N), .A = buffers.random(kB, M * K),
-                      .B = buffers.random(kB, N * K), .bias = {}, .pre = {}, .M = M, .N = N, .K = K,
-                      .layout = layout};
+                      .B = buffers.random(kB, N * K), .M = M, .N = N, .K = K, .layout = layout};
         std::vector<bf16> a(M * K), b(N * K), d(M * N), want(M * N);
         cuda::copy_to_host(ctx, a.data(), args.A.data, args.A.bytes());
         cuda::copy_to_host(ctx, b.data(), args.B.data, args.B.bytes());

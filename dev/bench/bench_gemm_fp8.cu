@@ -100,7 +100,7 @@ GemmArgs args_of(Pools& pools, const Shape& s, Way way) {
     const Dtype a = backward && (way == kFast || way == kPrecise) ? Dtype::kE5m2 : b;
     Pool& results = s.result == Dtype::kBf16 ? pools.bf16_result : pools.fp32_result;
     GemmArgs args{.D = results.take(s.M * s.N), .A = pools.of(a).take(s.M * s.K), .B = pools.of(b).take(s.N * s.K),
-                  .bias = {}, .pre = {}, .M = s.M, .N = s.N, .K = s.K, .layout = s.layout,
+                  .M = s.M, .N = s.N, .K = s.K, .layout = s.layout,
                   .accumulate = s.layout == GemmLayout::kWgrad};
     if (way == kBf16Way) return args;
     args.fast_accumulation = way == kFast;
@@ -201,7 +201,7 @@ void print_accuracy(Ctx& ctx) {
             CHECK_LAUNCH("codes_kernel");
             std::vector<double> va = decoded(ctx, a), vb = decoded(ctx, b), want(M * N), magnitude(M * N);
             GemmArgs exact{.D = {want.data(), Dtype::kFp64, M * N}, .A = {va.data(), Dtype::kFp64, M * K},
-                           .B = {vb.data(), Dtype::kFp64, N * K}, .bias = {}, .pre = {}, .M = M, .N = N, .K = K};
+                           .B = {vb.data(), Dtype::kFp64, N * K}, .M = M, .N = N, .K = K};
             cpu::gemm(ctx, exact);
             for (double& v : va) v = std::fabs(v);
             for (double& v : vb) v = std::fabs(v);

@@ -7,18 +7,17 @@ enum class Activation : uint8_t { kGelu, kSwiglu, kRelu2 };
 
 struct ActivationFunction {
     Activation kind;
-    const char* name;        // --activation, and "activation" in the config.json that this trainer writes
-    bool gated;              // the input row is [gate | up], twice as wide as the result
-    bool in_gemm_epilogue;   // can be fused into the BF16 matmul before it (--fuse-gelu)
-    const char* hf;          // name in transformers; a gated function has the name of its gate
+    const char* name;   // --activation, and "activation" in the config.json that this trainer writes
+    bool gated;         // the input row is [gate | up], twice as wide as the result
+    const char* hf;     // name in transformers; a gated function has the name of its gate
     const char* help;
 };
 
 // In the order of Activation.
 inline constexpr ActivationFunction kActivations[] = {
-    {Activation::kGelu, "gelu", false, true, "gelu_new", "tanh form"},
-    {Activation::kSwiglu, "swiglu", true, false, "silu", "SiLU(gate) * up"},
-    {Activation::kRelu2, "relu2", false, false, "relu2", "max(x, 0)^2"},
+    {Activation::kGelu, "gelu", false, "gelu_new", "tanh form"},
+    {Activation::kSwiglu, "swiglu", true, "silu", "SiLU(gate) * up"},
+    {Activation::kRelu2, "relu2", false, "relu2", "max(x, 0)^2"},
 };
 
 constexpr const ActivationFunction& activation_function(Activation kind) {

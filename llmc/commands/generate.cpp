@@ -55,7 +55,7 @@ public:
           store_(config, layout_, arena),
           decoder_(config.shape, table_, {.max_batch = 1, .max_seq = Generator::max_rows(limits),
                                           .max_positions = limits.positions, .dtype = config.dtype,
-                                          .recompute = Recompute::kBlock, .fuse_gelu = false, .fp8_attention = false},
+                                          .recompute = Recompute::kBlock, .fp8_attention = false},
                    arena, store_, fp8_),
           generator_(config.shape, config.dtype, limits, decoder_, fp8_, arena) {}
 

@@ -162,7 +162,7 @@ std::vector<Change> changes_of_memory(const PlannedRun& run, const Figures& figu
     };
     for (int64_t level = run.config.zero + 1; ranks > 1 && level <= 3; level++)
         add(strf("--zero %lld", ll(level)), ranks, at_level(run.config, level));
-    if (run.config.recompute == Recompute::kNone && !run.config.fuse_gelu) {
+    if (run.config.recompute == Recompute::kNone) {
         Config config = run.config;
         config.recompute = Recompute::kNormAct;
         add("--recompute norm-act", ranks, config);

@@ -63,7 +63,6 @@ struct Config {
     double offload_chunk_mb = 128;      // 10^6 bytes of optimizer state that pass through the device at a time
     double gpu_memory_limit = 0;        // GiB of the device for everything this process uses; 0: all that is free
     bool gemm_search = true;
-    bool fuse_gelu = false;             // gelu in the matmul's epilogue
     int64_t loss_chunk = 0;             // rows that head and loss compute at once; 0: all
     uint64_t seed = 0;
 

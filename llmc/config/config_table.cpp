@@ -16,12 +16,6 @@ constexpr Range kBeta{.low = 0, .high = 1, .low_open = false, .high_open = true}
 
 const char* unless(bool acts, const char* reason) { return acts ? nullptr : reason; }
 
-const char* no_fusable_gelu(const Config& c) {
-    if (!activation_function(c.shape.activation).in_gemm_epilogue)
-        return "the activation is not gelu (--activation, Megatron's --swiglu)";
-    if (c.fp8_recipe != Fp8Recipe::kNone) return "FP8 is on: gelu runs in the kernel that writes the quantized tensor";
-    return unless(c.recompute != Recompute::kNormAct, "--recompute norm-act runs gelu as a separate operation");
-}
 // Megatron's "selective" is the opposite of block-keep-attention.
 const char* selective_recompute(const Json& word) {
     if (json_choice(word, {"selective"}) < 0) return nullptr;
@@ -272,9 +266,6 @@ void add_precision(Rows& rows) {
          .value = choice<bool>(AT(gemm_search), {{"on", true}, {"off", false}}),
          .help = "autotune: time the matmul algorithms for every shape at the start", .fallback = "on",
          .gpu_only = true},
-        {.name = "fuse-gelu", .group = group, .value = flag(AT(fuse_gelu), true, false),
-         .help = "run gelu in the epilogue of the matmul before it", .fallback = "false",
-         .inert = no_fusable_gelu},
         {.name = "loss-chunk", .group = group, .value = integer(AT(loss_chunk), 0, kMany),
          .help = "compute logits, loss and gradients of the LM head for N tokens at a time, so that only their logits "
                  "are in memory; if the head runs in FP8: a multiple of 16, or of 128 with --fp8-recipe blockwise; 0: "

@@ -151,20 +151,16 @@ void run_tiles(const GemmArgs& args, const Operand<TA>& a, const Operand<TB>& b,
     }
 }
 
-// finish for run_tiles: writes the tile of D from its sums: bias (of type T), gelu, += D.
+// finish for run_tiles: writes the tile of D from its sums: bias (of type T), += D.
 template <typename T, typename D> void finish_tile(const GemmArgs& args, const Tile<Acc<T>>& tile) {
-    const bool with_gelu = args.epilogue == GemmEpilogue::kBiasGelu;
     const T* bias = args.bias ? args.bias.as<T>() + tile.left : nullptr;
     for (int64_t row = 0; row < tile.rows; row++) {
         const int64_t begin = (tile.top + row) * args.N + tile.left;
         D* out = args.D.as<D>() + begin;
-        D* pre = args.pre ? args.pre.as<D>() + begin : nullptr;
         const Acc<T>* sums = tile.sums + row * tile.stride;
         for_lanes<Acc<T>>(tile.columns, [&](int64_t i, auto n) {
             Vec<Acc<T>> value = load(sums + i, n);
             if (bias) value = value + load(bias + i, n);
-            if (pre) store(pre + i, value, n);
-            if (with_gelu) value = gelu(value);
             if (args.accumulate) value = load(out + i, n) + value;
             store(out + i, value, n);
         });

@@ -39,12 +39,10 @@ cudaDataType_t cuda_type(Dtype dtype) {
 
 GemmKey key_of(const GemmArgs& args) {
     return {.layout = args.layout,
-            .epilogue = args.epilogue,
             .a = args.A.dtype,
             .b = args.B.dtype,
             .result = args.D.dtype,
             .bias = static_cast<bool>(args.bias),
-            .pre = static_cast<bool>(args.pre),
             .accumulate = args.accumulate,
             .align_a = pointer_alignment(args.A.data),
             .align_b = pointer_alignment(args.B.data),
@@ -73,36 +71,17 @@ void check_args(const GemmArgs& args, const GemmKey& key) {
         CHECK_CALL(!args.bias || args.bias.dtype == args.A.dtype, "bias needs A's type");
         CHECK_CALL(!args.bias || args.D.dtype == args.A.dtype, "cuBLASLt adds no bf16 bias into an fp32 D");
     }
-    CHECK_CALL(!args.pre || (args.pre.elems == M * N && args.pre.dtype == args.D.dtype),
-               "the pre-activation needs D's shape and type");
-    CHECK_CALL(!args.pre || args.epilogue == GemmEpilogue::kBiasGelu, "a pre-activation without gelu");
-    CHECK_CALL(!args.pre || pointer_alignment(args.pre.data) == 16, "pre-activation not 16-byte aligned");
-    CHECK_CALL(args.epilogue != GemmEpilogue::kNone || !args.bias, "a bias that no epilogue adds");
-    CHECK_CALL(args.epilogue != GemmEpilogue::kBias || args.bias, "epilogue bias without a bias");
-    CHECK_CALL(args.epilogue != GemmEpilogue::kBiasGelu || !args.accumulate, "gelu cannot be added to D");
 }
 
 template <typename T> void set(GemmProblem& problem, cublasLtMatmulDescAttributes_t attribute, T value) {
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&problem.op, attribute, &value, sizeof value));
 }
 
-void set_epilogue(GemmProblem& problem, const GemmArgs& args) {
-    if (args.epilogue == GemmEpilogue::kNone) return;
-    uint32_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-    if (args.epilogue == GemmEpilogue::kBiasGelu) {
-        if (args.bias) epilogue = args.pre ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
-        else epilogue = args.pre ? CUBLASLT_EPILOGUE_GELU_AUX : CUBLASLT_EPILOGUE_GELU;
-    }
-    set(problem, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
-    if (args.bias) {
-        set(problem, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(args.bias.dtype));
-        set(problem, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(args.bias.data));
-    }
-    if (args.pre) {
-        set(problem, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, cuda_type(args.pre.dtype));
-        set(problem, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, args.N);
-        set(problem, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, args.pre.data);
-    }
+void set_bias(GemmProblem& problem, const Tensor& bias) {
+    if (!bias) return;
+    set(problem, CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<uint32_t>(CUBLASLT_EPILOGUE_BIAS));
+    set(problem, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(bias.dtype));
+    set(problem, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(bias.data));
 }
 
 // A scale for the whole tensor is the library's default and is not set, because headers before 12.8 do not know the
@@ -144,7 +123,7 @@ GemmProblem problem_of(const GemmArgs& args) {
                                    : cublasLtMatrixLayoutInit(&problem.second, second, K, M, args.K));
     CUBLAS_CHECK(cublasLtMatrixLayoutInit(&problem.result, cuda_type(args.D.dtype), N, M, args.N));
     if (fp8) set_scales(problem, args);
-    set_epilogue(problem, args);
+    set_bias(problem, args.bias);
     problem.first_data = args.B.data;
     problem.second_data = args.A.data;
     problem.result_data = args.D.data;
@@ -183,11 +162,10 @@ std::string gemm_describe(const GemmKey& key) {
         scales = strf(", scales %s x %s, fast accumulation %d", kGranularityNames[static_cast<int>(key.a_granularity)],
                       kGranularityNames[static_cast<int>(key.b_granularity)], key.fast_accumulation);
     }
-    return strf("gemm %s M %lld N %lld K %lld, %s -> %s%s, epilogue %s (bias %d, pre-activation %d), "
-                "accumulate %d, alignment A %d B %d D %d bytes", kLayoutNames[static_cast<int>(key.layout)],
+    return strf("gemm %s M %lld N %lld K %lld, %s -> %s%s, bias %d, accumulate %d, "
+                "alignment A %d B %d D %d bytes", kLayoutNames[static_cast<int>(key.layout)],
                 (long long)key.M, (long long)key.N, (long long)key.K, operands.c_str(), dtype_name(key.result),
-                scales.c_str(), kEpilogueNames[static_cast<int>(key.epilogue)], key.bias, key.pre, key.accumulate,
-                key.align_a, key.align_b, key.align_d);
+                scales.c_str(), key.bias, key.accumulate, key.align_a, key.align_b, key.align_d);
 }
 
 void gemm_state_create(Ctx& ctx) {
@@ -216,16 +194,6 @@ namespace cuda {
 void gemm(Ctx& ctx, const GemmArgs& args) {
     const GemmKey key = key_of(args);
     check_args(args, key);
-    if (args.epilogue == GemmEpilogue::kBiasGelu && args.D.dtype == Dtype::kFp32) {
-        // cuBLASLt fuses gelu for 16-bit results only.
-        GemmArgs linear = args;
-        linear.D = args.pre ? args.pre : args.D;
-        linear.pre = {};
-        linear.epilogue = args.bias ? GemmEpilogue::kBias : GemmEpilogue::kNone;
-        gemm(ctx, linear);
-        activation_forward(ctx, {.kind = Activation::kGelu, .out = args.D, .in = linear.D, .N = args.M, .F = args.N});
-        return;
-    }
     GemmProblem problem = problem_of(args);
     const GemmPlan& plan = gemm_plan_for(ctx, problem, key, args);
     cublasStatus_t status = gemm_launch(ctx, problem, plan, args);

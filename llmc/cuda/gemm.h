@@ -17,9 +17,8 @@
 // Everything that determines which algorithms are valid and fast; calls with equal keys run the same algorithm.
 struct GemmKey {
     GemmLayout layout;
-    GemmEpilogue epilogue;
     Dtype a, b, result;
-    bool bias, pre, accumulate;
+    bool bias, accumulate;
     int align_a, align_b, align_d;  // bytes, the largest power of two that divides the address, at most 16
     int64_t M, N, K;
     // FP8 operands only; their scales are always 16-byte aligned.
@@ -52,10 +51,9 @@ void gemm_state_destroy(Ctx& ctx);
 
 // Names of the enumerators, in plans and messages.
 inline constexpr const char* kLayoutNames[] = {"forward", "dgrad", "wgrad"};
-inline constexpr const char* kEpilogueNames[] = {"none", "bias", "bias_gelu"};
 inline constexpr const char* kGranularityNames[] = {"tensor", "1x128", "128x128"};
 
-// One line for messages: layout, sizes, types, scales, epilogue, alignment.
+// One line for messages: layout, sizes, types, scales, bias, alignment.
 std::string gemm_describe(const GemmKey& key);
 // Errors name the whole call: needs a GemmKey `key` in scope.
 #define CHECK_CALL(condition, what) CHECK(condition, "%s: %s", gemm_describe(key).c_str(), what)

@@ -28,9 +28,8 @@ json to_json(const GemmKey& key, const GemmPlan& plan) {
     json algo = json::array();
     for (uint64_t word : plan.algo.data) algo.push_back(word);
     json row = {{"layout", kLayoutNames[static_cast<int>(key.layout)]},
-                {"epilogue", kEpilogueNames[static_cast<int>(key.epilogue)]},
                 {"operands", dtype_name(key.a)}, {"result", dtype_name(key.result)},
-                {"bias", key.bias}, {"pre", key.pre}, {"accumulate", key.accumulate},
+                {"bias", key.bias}, {"accumulate", key.accumulate},
                 {"align", {key.align_a, key.align_b, key.align_d}},
                 {"M", key.M}, {"N", key.N}, {"K", key.K}, {"algo", algo}, {"us", plan.us}};
     // Only with FP8: rows of other matmuls keep the form they had before FP8 was supported.
@@ -68,13 +67,11 @@ std::pair<GemmKey, GemmPlan> from_json(const json& row) {
     for (size_t i = 0; i < words.size(); i++) plan.algo.data[i] = words.at(i).get<uint64_t>();
     plan.us = row.at("us").get<float>();
     const int layout = index_in(kLayoutNames, row.at("layout").get<std::string>());
-    const int epilogue = index_in(kEpilogueNames, row.at("epilogue").get<std::string>());
     GemmKey key{.layout = static_cast<GemmLayout>(layout),
-                .epilogue = static_cast<GemmEpilogue>(epilogue),
                 .a = dtype_from(row.at("operands").get<std::string>()),
                 .b = dtype_from(row.at("operands").get<std::string>()),
                 .result = dtype_from(row.at("result").get<std::string>()),
-                .bias = row.at("bias").get<bool>(), .pre = row.at("pre").get<bool>(),
+                .bias = row.at("bias").get<bool>(),
                 .accumulate = row.at("accumulate").get<bool>(), .align_a = align.at(0).get<int>(),
                 .align_b = align.at(1).get<int>(), .align_d = align.at(2).get<int>(),
                 .M = row.at("M").get<int64_t>(), .N = row.at("N").get<int64_t>(),

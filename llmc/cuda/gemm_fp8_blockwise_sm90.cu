@@ -381,8 +381,7 @@ bool gemm_fp8_blockwise_available(const Ctx& ctx) { return kSm90aCode && ctx.sm 
 
 bool gemm_fp8_blockwise_supports(const Ctx& ctx, const GemmArgs& args) {
     return gemm_fp8_blockwise_available(ctx) && args.A.dtype == Dtype::kE4m3 && args.B.dtype == Dtype::kE4m3
-           && args.A_granularity == Granularity::kBlock1x128 && args.B_granularity != Granularity::kTensor
-           && args.epilogue != GemmEpilogue::kBiasGelu;
+           && args.A_granularity == Granularity::kBlock1x128 && args.B_granularity != Granularity::kTensor;
 }
 
 void gemm_fp8_blockwise(Ctx& ctx, const GemmArgs& args) {

@@ -24,9 +24,6 @@ struct LinearOperand {
 // y(N, out) = x(N, in) w^T + b.
 void linear_forward(Ctx& ctx, const Linear& linear, Tensor y, const LinearOperand& x, int64_t N);
 
-// pre = x w^T + b and y = gelu(pre) in one matmul; both (N, out). BF16 and FP32 only.
-void linear_gelu_forward(Ctx& ctx, const Linear& linear, Tensor y, Tensor pre, Tensor x, int64_t N);
-
 // dx(N, in) = dy w (if dx is given); dweight += or = dy^T x. The producer of dy adds the bias gradient.
 void linear_backward(Ctx& ctx, const Linear& linear, Tensor dx, const LinearOperand& dy, const LinearOperand& x,
                      int64_t N);

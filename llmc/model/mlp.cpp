@@ -27,22 +27,12 @@ LinearOperand Mlp::activation(Ctx& ctx, int layer, int64_t N, XUsage usage) {
     });
 }
 
-LinearOperand Mlp::up_and_activation(Ctx& ctx, int layer, const LinearOperand& x, int64_t N, XUsage usage) {
-    if (model_.options.fuse_gelu && activation_function(config_.activation).in_gemm_epilogue) {
-        const LinearOperand act = saved_act(layer, N);
-        linear_gelu_forward(ctx, up(layer), act.high, buffers_.at(kUp, layer, N), x.high, N);
-        if (!usage.recomputed) model_.fp8.exponents().add(ctx, down(layer).histogram, Fp8Role::kX, act.high);
-        return act;
-    }
-    linear_forward(ctx, up(layer), buffers_.at(kUp, layer, N), x, N);
-    return activation(ctx, layer, N, usage);
-}
-
 void Mlp::forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch, const DeviceBatch& batch) {
     Arena::Scope scope(ctx, model_.arena);
     const int64_t N = batch.rows();
     const LinearOperand x = norm_.forward(ctx, layer, input, N, buffers_.forward_usage(PreNorm::kNormFp8));
-    const LinearOperand act = up_and_activation(ctx, layer, x, N, buffers_.forward_usage(kActFp8));
+    linear_forward(ctx, up(layer), buffers_.at(kUp, layer, N), x, N);
+    const LinearOperand act = activation(ctx, layer, N, buffers_.forward_usage(kActFp8));
     linear_forward(ctx, down(layer), branch, act, N);
 }
 
@@ -52,7 +42,8 @@ void Mlp::recompute(Ctx& ctx, int layer, const NormInput& input, const DeviceBat
     const int64_t N = batch.rows();
     const LinearOperand x = norm_.forward(ctx, layer, input, N,
                                           {.rowwise = true, .transposed = true, .recomputed = true});
-    up_and_activation(ctx, layer, x, N, {.rowwise = false, .transposed = true, .recomputed = true});
+    linear_forward(ctx, up(layer), buffers_.at(kUp, layer, N), x, N);
+    activation(ctx, layer, N, {.rowwise = false, .transposed = true, .recomputed = true});
 }
 
 // ---- backward

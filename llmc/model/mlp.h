@@ -30,7 +30,6 @@ private:
     Linear up(int layer) const { return model_.linear(layer, LinearKind::kUp); }
     Linear down(int layer) const { return model_.linear(layer, LinearKind::kDown); }
     LinearOperand saved_act(int layer, int64_t N) const { return buffers_.x(kAct, kActFp8, layer, N); }
-    LinearOperand up_and_activation(Ctx& ctx, int layer, const LinearOperand& x, int64_t N, XUsage usage);
     LinearOperand activation(Ctx& ctx, int layer, int64_t N, XUsage usage);
     void recompute_norm_and_act(Ctx& ctx, int layer, int64_t N);
     LinearOperand dup_backward(Ctx& ctx, int layer, Tensor dact, int64_t N);

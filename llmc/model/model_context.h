@@ -48,7 +48,6 @@ struct DecoderOptions {
     int64_t max_positions = 0;            // of cached rows, or of whole sequences with `exchange`; 0: max_seq
     Dtype dtype = Dtype::kBf16;           // working type
     Recompute recompute = Recompute::kNone;
-    bool fuse_gelu = false;
     bool fp8_attention = false;
     bool offload_activations = false;
     HeadExchange* exchange = nullptr;   // not owned; null: this rank has whole sequences

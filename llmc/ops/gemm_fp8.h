@@ -36,7 +36,6 @@ inline const char* fp8_gemm_error(const GemmArgs& args) {
     if (args.N % 16 != 0 || args.K % 16 != 0) return "FP8 operands need N and K in multiples of 16";
     if (!aligned_to_16(args.A) || !aligned_to_16(args.B) || !aligned_to_16(args.D))
         return "FP8 operands need A, B and D 16-byte aligned";
-    if (args.epilogue == GemmEpilogue::kBiasGelu) return "no gelu in the epilogue of FP8 operands";
     if (args.bias && args.bias.dtype != Dtype::kBf16) return "the bias of FP8 operands is bf16";
     return fp8_scales_error(args);
 }

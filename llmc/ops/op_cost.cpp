@@ -15,8 +15,8 @@ constexpr const char* kOpNames[] = {
 };
 
 bool same_kind(const GemmArgs& a, const GemmArgs& b) {
-    return a.M == b.M && a.N == b.N && a.K == b.K && a.layout == b.layout && a.epilogue == b.epilogue
-           && a.accumulate == b.accumulate && a.A.dtype == b.A.dtype && a.D.dtype == b.D.dtype;
+    return a.M == b.M && a.N == b.N && a.K == b.K && a.layout == b.layout
+           && static_cast<bool>(a.bias) == static_cast<bool>(b.bias) && a.accumulate == b.accumulate && a.A.dtype == b.A.dtype && a.D.dtype == b.D.dtype;
 }
 
 bool same_kind(const PlannedOp& a, const PlannedOp& b) {
@@ -113,8 +113,7 @@ std::string gemm_text(const GemmArgs& g) {
     std::string text = strf("matmul %s %lld x %lld x %lld %s", layout_name(g.layout), ll(g.M), ll(g.N), ll(g.K),
                             dtype_name(g.A.dtype));
     if (g.A_granularity != Granularity::kTensor) text += " blocks";
-    text += strf(" %s %s", g.accumulate ? "+=" : "to", dtype_name(g.D.dtype));
-    return g.epilogue == GemmEpilogue::kBiasGelu ? text + ", gelu" : text;
+    return text + strf(" %s %s", g.accumulate ? "+=" : "to", dtype_name(g.D.dtype));
 }
 
 void StepRecorder::add(const GemmArgs& args, int64_t count) {

@@ -243,23 +243,16 @@ enum class GemmLayout {
     kDgrad,     // D(M,N) = A(M,K) B(K,N)   : dx = dy w
     kWgrad,     // D(M,N) = A(K,M)^T B(K,N) : dw = dy^T x
 };
-enum class GemmEpilogue {
-    kNone,
-    kBias,       // D = AB + bias
-    kBiasGelu,   // pre = AB + bias (bias optional), rounded to its dtype; D = gelu(AB + bias)
-};
 // Accumulates in fp32 (fp64 for fp64). A and B have the same dtype; D may be fp32 or bf16 for bf16 operands.
 // FP8 operands (E4M3; one of the two may be E5M2): D(M,N) = A(M,K) B(N,K)^T for every layout, with each element of A
-// and B multiplied by its scale_inv. K, N are multiples of 16; D is bf16 or fp32, bias bf16; epilogue kNone or kBias.
+// and B multiplied by its scale_inv. K, N are multiples of 16; D is bf16 or fp32, bias bf16.
 // Granularities: both kTensor; or A kBlock1x128, B either block granularity and M a multiple of 4.
 struct GemmArgs {
     Tensor D;      // (M, N): = , or += if accumulate
     Tensor A, B;   // see layout
-    Tensor bias;   // (N) dtype of A, optional
-    Tensor pre;    // (M, N) dtype of D, =, with kBiasGelu only
+    Tensor bias = {};   // (N) dtype of A, optional: added to every row
     int64_t M, N, K;
     GemmLayout layout = GemmLayout::kForward;
-    GemmEpilogue epilogue = GemmEpilogue::kNone;
     bool accumulate = false;
     // FP8 only.
     Granularity A_granularity = Granularity::kTensor, B_granularity = Granularity::kTensor;

@@ -35,10 +35,9 @@ struct Fp8Product {
     }
     // Arguments with tensors of the caller's device.
     GemmArgs args(Tensor D, Tensor A, Tensor B, Tensor A_scale_inv, Tensor B_scale_inv, Tensor of_bias) const {
-        return {.D = D, .A = A, .B = B, .bias = of_bias, .pre = {}, .M = M, .N = N, .K = K, .layout = layout,
-                .epilogue = of_bias ? GemmEpilogue::kBias : GemmEpilogue::kNone, .accumulate = accumulate,
-                .A_granularity = kind.a_granularity, .B_granularity = kind.b_granularity, .A_scale_inv = A_scale_inv,
-                .B_scale_inv = B_scale_inv, .fast_accumulation = fast};
+        return {.D = D, .A = A, .B = B, .bias = of_bias, .M = M, .N = N, .K = K, .layout = layout,
+                .accumulate = accumulate, .A_granularity = kind.a_granularity, .B_granularity = kind.b_granularity,
+                .A_scale_inv = A_scale_inv, .B_scale_inv = B_scale_inv, .fast_accumulation = fast};
     }
     // Returns D of the CPU.
     HostTensor on_cpu(Ctx& ctx) {

@@ -159,11 +159,5 @@ double predicted_matmul_us(const GemmArgs& args, const Rates& rates) {
     const GemmMode mode = gemm_mode(args);
     double us = predicted_gemm_us(mode, args.layout, args.M, args.N, args.K, rates);
     if (args.layout == GemmLayout::kWgrad && args.D.dtype == Dtype::kBf16) us /= bf16_wgrad_ratio(mode, args, rates);
-    // gelu in the epilogue takes as long as a gelu kernel: 628.6 us for 65536 x 3072 x 768 with it (bench_gemm at
-    // 3e8874e), 426 without, and 197 for gelu_forward.
-    if (args.epilogue == GemmEpilogue::kBiasGelu) {
-        us += predicted_op_us({.kind = OpKind::activation_forward, .dtype = args.D.dtype,
-                               .bytes = args.D.bytes() + args.pre.bytes(), .attention = {}}, rates);
-    }
     return us;
 }

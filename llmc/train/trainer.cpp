@@ -19,8 +19,7 @@ std::optional<WeightSlots> make_weight_slots(const Config& config, const Buckets
 DecoderOptions decoder_options(const Config& config, HeadExchange& exchange) {
     return {.max_batch = config.micro_batch_size, .max_seq = config.part_length(),
             .max_positions = config.seq_length, .dtype = config.dtype,
-            .recompute = config.recompute, .fuse_gelu = config.fuse_gelu,
-            .fp8_attention = config.fp8_attention,
+            .recompute = config.recompute, .fp8_attention = config.fp8_attention,
             .offload_activations = offloads(config, "activations"),
             .exchange = exchange.ranks() > 1 ? &exchange : nullptr, .loss_chunk = config.loss_chunk};
 }

@@ -45,8 +45,7 @@ OpCall call_of(const GemmArgs& gemm, double ms) {
 PlannedOp op_of(OpKind kind, int64_t bytes) { return {.kind = kind, .bytes = bytes, .attention = {}}; }
 
 GemmArgs gemm_of(int64_t M, int64_t N, int64_t K, Dtype in, Dtype out) {
-    return {.D = {nullptr, out, M * N}, .A = {nullptr, in, M * K}, .B = {nullptr, in, N * K}, .bias = {}, .pre = {},
-            .M = M, .N = N, .K = K};
+    return {.D = {nullptr, out, M * N}, .A = {nullptr, in, M * K}, .B = {nullptr, in, N * K}, .M = M, .N = N, .K = K};
 }
 
 // 1 MB/ms, 1 GFLOP/ms in BF16, twice that in FP8, and half a millisecond for two events.

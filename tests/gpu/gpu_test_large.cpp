@@ -375,13 +375,13 @@ TEST_CASE("gpu large: matmuls of the head") {
     Bulk logits(kB, N * V), x(kB, N * C), weight(kB, V * C);
     cuda::fill_constant(gpu(), {.out = x.tensor, .value = 0.5f});
     cuda::fill_normal(gpu(), {.out = weight.tensor, .key = 1, .element_offset = 0, .mean = 0, .std = 1});
-    cuda::gemm(gpu(), {.D = logits.tensor, .A = x.tensor, .B = weight.tensor, .bias = {}, .pre = {}, .M = N, .N = V,
+    cuda::gemm(gpu(), {.D = logits.tensor, .A = x.tensor, .B = weight.tensor, .M = N, .N = V,
                        .K = C});
     const HostTensor first = logits.part(0, V);
     CHECK(logits.part(N / 2 * V, V).same_bits(first));
     CHECK(logits.last(V).same_bits(first));
     cuda::fill_constant(gpu(), {.out = logits.tensor, .value = 0.5f});
-    cuda::gemm(gpu(), {.D = x.tensor, .A = logits.tensor, .B = weight.tensor, .bias = {}, .pre = {}, .M = N, .N = C,
+    cuda::gemm(gpu(), {.D = x.tensor, .A = logits.tensor, .B = weight.tensor, .M = N, .N = C,
                        .K = V, .layout = GemmLayout::kDgrad});
     CHECK(x.last(C).same_bits(x.part(0, C)));
 }

@@ -56,7 +56,6 @@ TEST_CASE("exponents: collecting changes no bit of a run, with any recipe, shape
                 CAPTURE(static_cast<int>(recipe));
                 Config config = collecting(shape, recipe);
                 config.recompute = level;
-                config.fuse_gelu = recipe == Fp8Recipe::kNone && level == Recompute::kNone;
                 TestModel model(config);
                 config.fp8_stats = Fp8Stats::kCounts;
                 TestModel plain(config);

@@ -189,15 +189,7 @@ Outputs matmul(Dtype type) {
     Outputs all;
     for (GemmLayout layout : {GemmLayout::kForward, GemmLayout::kDgrad, GemmLayout::kWgrad}) {
         HostTensor a = in.random(N * C), b = in.random(V * C), d = in.random(N * V);
-        cpu::gemm(in.ctx, {.D = d.view(),
-                           .A = a.view(),
-                           .B = b.view(),
-                           .bias = {},
-                           .pre = {},
-                           .M = N,
-                           .N = V,
-                           .K = C,
-                           .layout = layout,
+        cpu::gemm(in.ctx, {.D = d.view(), .A = a.view(), .B = b.view(), .M = N, .N = V, .K = C, .layout = layout,
                            .accumulate = true});
         all.push_back(d);
     }

@@ -293,10 +293,10 @@ class Comparability(CompareTest):
                                    "verbose", "quiet"})
         # Absent in the other log: off.
         ratio, said = self.verdict({"log-file": "b", "save": "x", "save-interval": 5, "eval-interval": 7,
-                                    "resume": "auto", "fuse-gelu": False, "rampup-batch-size": None})
+                                    "resume": "auto", "fp8-attention": False, "rampup-batch-size": None})
         self.assertNotEqual(ratio, "")
         self.assertNotIn("\n[1]", said)
-        self.assertEqual(self.verdict({"fuse-gelu": True})[0], "")
+        self.assertEqual(self.verdict({"fp8-attention": True})[0], "")
 
     def test_what_went_wrong_in_a_run_is_told(self):
         log = [{**r, "skipped": True} if r.get("step") in (5, 6) else r for r in FP8[:-1]]

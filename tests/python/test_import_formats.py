@@ -36,7 +36,7 @@ class ImportFormatsTest(ImportCase):
         for more, expected in (("-d 8192 -e d24", {"global-batch-size": 8, "model": "gpt2-350M", "min-lr": 3e-4}),
                                ("-x -1 -e gpt2:d6", {"epochs": 1, "num-layers": 6, "num-attention-heads": 6}),
                                ("-x 5 -q 0.0 -l 1e-3", {"train-iters": 5, "epochs": None, "min-lr": 0, "lr": 1e-3}),
-                               ("-m 7 -z 2 -y 0 -ge 0", {"zero": 2, "resume": None, "fuse-gelu": None})):
+                               ("-m 7 -z 2 -y 0 -ge 0", {"zero": 2, "resume": None})):
             with self.subTest(more):
                 run = import_file(self.folder, "a.sh", LLMC + more)
                 self.assertEqual({option: run.get(option) for option in expected}, expected)

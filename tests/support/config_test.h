@@ -111,7 +111,7 @@ inline const std::map<std::string, Sample>& samples() {
         {"offload-fraction", {{"0.5", "0.125"}, {"--offload", "masters"}}},
         {"offload-chunk-mb", {{"32", "0.5"}, {"--offload", "moments"}}},
         {"gpu-memory-limit", {{"80", "0.5"}, {}}},
-        {"gemm-search", {{"off"}, {}}},                       {"fuse-gelu", {{"true"}, {}}},
+        {"gemm-search", {{"off"}, {}}},
         {"loss-chunk", {{"1", "4096"}, {}}},
         {"seed", {{"0", "18446744073709551615"}, {}}},
         {"fp8-recipe", {{"delayed", "tensorwise", "blockwise"}, {}}},

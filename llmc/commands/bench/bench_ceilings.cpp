@@ -49,7 +49,7 @@ double matmul_flops(Ctx& ctx, Dtype dtype, int64_t n) {
     const CastSlot slot(ctx, memory);
     GemmArgs args{.D = memory.take(fp8 ? Dtype::kBf16 : dtype, n * n),
                   .A = memory.random(ctx, dtype, n, n, slot.get(), 1),
-                  .B = memory.random(ctx, dtype, n, n, slot.get(), 2), .bias = {}, .pre = {}, .M = n, .N = n, .K = n};
+                  .B = memory.random(ctx, dtype, n, n, slot.get(), 2), .M = n, .N = n, .K = n};
     if (fp8) {
         args.A_scale_inv = args.B_scale_inv = slot.scale_inv();
         args.fast_accumulation = true;
@@ -104,7 +104,7 @@ double Ceilings::floor_ms(const PlannedOp& op) const {
 
 double Ceilings::floor_ms(const GemmArgs& g) const {
     const int64_t operands = (g.M + g.N) * g.K * dtype_bytes(g.A.dtype);
-    const int64_t results = g.M * g.N * dtype_bytes(g.D.dtype) * (g.accumulate || g.pre ? 2 : 1);
+    const int64_t results = g.M * g.N * dtype_bytes(g.D.dtype) * (g.accumulate ? 2 : 1);
     const double moving = copy_ms(operands + results);
     const auto rate = flops.find(ceiling_type(g.A.dtype));
     return rate == flops.end() ? moving : std::max(moving, 2e3 * d(g.M) * d(g.N) * d(g.K) / rate->second);

@@ -51,8 +51,8 @@ private:
         const auto key = static_cast<uint64_t>(2 * sets_.size());
         GemmArgs args{.D = memory_.random(ctx_, result_, shape_.M, shape_.N, nullptr, 99),
                       .A = memory_.random(ctx_, a, shape_.M, shape_.K, slot_.get(), key),
-                      .B = memory_.random(ctx_, b, shape_.N, shape_.K, slot_.get(), key + 1), .bias = {}, .pre = {},
-                      .M = shape_.M, .N = shape_.N, .K = shape_.K, .layout = shape_.pass, .accumulate = wgrad};
+                      .B = memory_.random(ctx_, b, shape_.N, shape_.K, slot_.get(), key + 1), .M = shape_.M, .N = shape_.N,
+                      .K = shape_.K, .layout = shape_.pass, .accumulate = wgrad};
         if (!fp8) return args;
         args.fast_accumulation = mode_ == GemmMode::kFp8Fast;
         if (blocks) {
@@ -133,7 +133,6 @@ void RateRows::add_step(const std::deque<OpCall>& calls, size_t count, double ev
 
 // Replaces the time of a matmul that was measured alone by its time within a step.
 static void put_gemm(const GemmArgs& g, double us, Rates& rates) {
-    if (g.epilogue == GemmEpilogue::kBiasGelu) return;
     if (g.layout == GemmLayout::kWgrad && g.D.dtype != Dtype::kFp32) return;
     for (MeasuredGemm& row : rates.gemms)
         if (row.pass == g.layout && row.M == g.M && row.N == g.N && row.K == g.K)
