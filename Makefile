@@ -155,7 +155,7 @@ GPU_TEST_OBJ := $(OBJ)/tests/support/main.o $(call objects,$(OBJ),$(GPU_TEST_CXX
 # The objects of the trainer for tests, in which the CPU's streams defer their work.
 TEST_LLMC_OBJ := $(filter-out $(OBJ)/llmc/cpu/stream.o $(OBJ)/llmc/ops/ops.o,$(LLMC_OBJ)) \
                  $(OBJ)/tests/support/deferred_stream.o
-BENCHES := $(patsubst dev/bench/%.cu,$(BUILD)/%,$(wildcard dev/bench/bench_*.cu dev/bench/check_*.cu))
+BENCHES := $(patsubst dev/bench/%.cu,$(BUILD)/%,$(wildcard dev/bench/bench_*.cu))
 FUZZERS := $(patsubst tests/fuzz/%.cpp,%,$(wildcard tests/fuzz/fuzz_*.cpp))
 
 .PHONY: all syntax $(MAINS) tests tests_gpu benches cuda_all cuda_kernels fuzzers $(WRAPPERS) force
