@@ -68,9 +68,9 @@ __device__ void load_stats(FusedState<Tiles> state, char* memory, const float* l
     });
 }
 
-// The thread that adds a consumer's partial dQ to the sums in memory: key tile j adds after the tiles before it, and the
-// first one stores. The turn counter advances when the addition is complete, not merely when its
-// source has been read. The thread waits first for its turn and then for the partial sum, which usually arrives last.
+// The thread that adds a consumer's partial dQ to the sums in memory. Key tile j adds after the tiles before it; the
+// first one stores. The turn counter advances when the addition is complete, not merely when its source has been read.
+// The thread waits first for its turn and then for the partial sum, which usually arrives last.
 template <bool kBorders, typename Tiles>
 __device__ void add_sums(FusedState<Tiles> state, char* memory, int consumer, DqSums sums,
                          const AttentionShape& shape, const Schedule& schedule) {

@@ -18,7 +18,7 @@ struct DqSums {
     uint32_t tiles;
 };
 
-// The schedule of the fused kernel, whose additions are ordered. As in Schedule, key tile 0 of all heads of a section comes
+// The schedule of the fused kernel, with ordered additions. As in Schedule, key tile 0 of all heads of a section comes
 // first. Blocks loop over query tiles from the last to the first, so blocks that start together on keys of one head
 // need the same sums at the same time, and a sum takes the additions in the order of key tiles, 0 first. The block that
 // adds second falls behind once, by the time of one addition, and stays behind; key tiles that start later find the
@@ -58,7 +58,8 @@ template <int stages> struct Slots {
     __device__ void arrive_empty(uint32_t n) const { ptx::barrier_arrive(empty + 8 * stage(n)); }
 };
 
-// Writes dK and dV of dqkv (=) and dQ to sums (=: the first addition stores). Requires args.delta, taken = 0, turns = 0.
+// Writes dK and dV of dqkv (=) and dQ to sums (=, since the first addition stores). Requires args.delta, and 0 in taken
+// and turns.
 void attention_backward_fused_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums,
                                    const AttentionShape& shape);
 

@@ -15,8 +15,9 @@ constexpr const char* kOpNames[] = {
 };
 
 bool same_kind(const GemmArgs& a, const GemmArgs& b) {
-    return a.M == b.M && a.N == b.N && a.K == b.K && a.layout == b.layout
-           && static_cast<bool>(a.bias) == static_cast<bool>(b.bias) && a.accumulate == b.accumulate && a.A.dtype == b.A.dtype && a.D.dtype == b.D.dtype;
+    return a.M == b.M && a.N == b.N && a.K == b.K && a.layout == b.layout && a.accumulate == b.accumulate
+           && static_cast<bool>(a.bias) == static_cast<bool>(b.bias) && a.A.dtype == b.A.dtype
+           && a.D.dtype == b.D.dtype;
 }
 
 bool same_kind(const PlannedOp& a, const PlannedOp& b) {
