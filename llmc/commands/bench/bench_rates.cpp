@@ -51,8 +51,8 @@ private:
         const auto key = static_cast<uint64_t>(2 * sets_.size());
         GemmArgs args{.D = memory_.random(ctx_, result_, shape_.M, shape_.N, nullptr, 99),
                       .A = memory_.random(ctx_, a, shape_.M, shape_.K, slot_.get(), key),
-                      .B = memory_.random(ctx_, b, shape_.N, shape_.K, slot_.get(), key + 1), .M = shape_.M, .N = shape_.N,
-                      .K = shape_.K, .layout = shape_.pass, .accumulate = wgrad};
+                      .B = memory_.random(ctx_, b, shape_.N, shape_.K, slot_.get(), key + 1), .M = shape_.M,
+                      .N = shape_.N, .K = shape_.K, .layout = shape_.pass, .accumulate = wgrad};
         if (!fp8) return args;
         args.fast_accumulation = mode_ == GemmMode::kFp8Fast;
         if (blocks) {
