@@ -41,27 +41,14 @@ struct Embedding {
     }
     void forward(bool positions = true) {
         Ctx ctx;
-        cpu::embedding_forward(ctx, {.out = out.view(),
-                                     .wte = wte.view(),
-                                     .wpe = positions ? wpe.view() : Tensor{},
-                                     .tokens = tokens.data(),
-                                     .bad_tokens = &bad,
-                                     .N = N,
-                                     .T = T,
-                                     .C = C,
-                                     .V = V});
+        cpu::embedding_forward(ctx, {.out = out.view(), .wte = wte.view(), .wpe = positions ? wpe.view() : Tensor{},
+                                     .tokens = tokens.data(), .bad_tokens = &bad, .N = N, .T = T, .C = C, .V = V});
     }
     void backward(bool positions = true) {
         Ctx ctx;
-        cpu::embedding_backward(ctx, {.dwte = dwte.view(),
-                                      .dwpe = positions ? dwpe.view() : Tensor{},
-                                      .dout = dout.view(),
-                                      .tokens = tokens.data(),
-                                      .token_order = order.data(),
-                                      .N = N,
-                                      .T = T,
-                                      .C = C,
-                                      .V = V});
+        cpu::embedding_backward(ctx, {.dwte = dwte.view(), .dwpe = positions ? dwpe.view() : Tensor{},
+                                      .dout = dout.view(), .tokens = tokens.data(), .token_order = order.data(),
+                                      .N = N, .T = T, .C = C, .V = V});
     }
 };
 
@@ -198,149 +185,122 @@ double gelu_slope(double x) {
 
 }  // namespace
 
-TEST_CASE("cpu gelu") {
-    Ctx ctx;
-    CHECK_LT(std::fabs(gelu(1) - 0.5 * (1 + std::tanh(std::sqrt(2 / M_PI) * 1.044715))), 1e-15);
+namespace {
+
+// An activation and its gradient, whose inputs are `in` and `dout`.
+struct Activated {
+    Activation kind;
+    Dtype type;
+    int64_t N, F;
+    HostTensor in = activation_values(type, activation_inputs(kind, N * F)), dout = random_tensor(type, N * F, 2);
+    HostTensor out{type, N * F}, din{type, in.elems()};
+
+    void forward() {
+        Ctx ctx;
+        cpu::activation_forward(ctx, {.kind = kind, .out = out.view(), .in = in.view(), .N = N, .F = F});
+    }
+    void backward(HostTensor& to) {
+        Ctx ctx;
+        cpu::activation_backward(ctx, {.kind = kind, .din = to.view(), .dout = dout.view(), .in = in.view(), .N = N,
+                                       .F = F});
+    }
+    // Compares both with what they should be, and the gradient with one that overwrites `in`.
+    void check(const HostTensor& want, const Bound& bound, const HostTensor& dwant, const Bound& dbound) {
+        forward(), backward(din);
+        check_close("activation", out, want, bound);
+        check_close("gradient", din, dwant, dbound);
+        backward(in);
+        CHECK(in.same_bits(din));
+    }
+};
+
+template <typename Check> void for_activations(Activation kind, Check check) {
     for (Dtype type : kTypes)
-        for (auto [N, F] : {std::pair{1, 1}, {3, 7}, {130, 101}}) {
-            HostTensor in = activation_values(type, N * F), dout = random_tensor(type, N * F, 2);
-            HostTensor out(type, N * F), din(type, N * F), want(Dtype::kFp64, N * F), dwant(want);
-            cpu::activation_forward(ctx, {.kind = Activation::kGelu, .out = out.view(), .in = in.view(), .N = N,
-                                          .F = F});
-            cpu::activation_backward(ctx, {.kind = Activation::kGelu, .din = din.view(), .dout = dout.view(),
-                                           .in = in.view(), .N = N, .F = F});
-            const double u = 2 * acc_roundoff(type), round = 1.01 * unit_roundoff(type);
-            for (int64_t i = 0; i < N * F; i++)
-                want.set(i, gelu(in.get(i))), dwant.set(i, gelu_slope(in.get(i)) * dout.get(i));
-            // A sigmoid of z carries the relative error of z times |z|; beyond 110 it is 0 or 1.
-            auto relative = [&](int64_t i) {
-                return (4 * std::min(std::fabs(gelu_argument(in.get(i))), 110.0) + 12) * u;
-            };
-            check_close("gelu", out, want, [&](int64_t i) {
-                return (relative(i) + round) * std::fabs(want.get(i)) + kTiny;
-            });
-            check_close("gelu gradient", din, dwant, [&](int64_t i) {
-                double x = in.get(i), s = sigmoid(gelu_argument(x)), t = sigmoid(-gelu_argument(x));
-                double terms = s + std::fabs(x) * s * t * (1.6 + 0.22 * x * x);
-                return relative(i) * terms * std::fabs(dout.get(i)) + round * std::fabs(dwant.get(i)) + kTiny;
-            });
-            cpu::activation_backward(ctx, {.kind = Activation::kGelu, .din = in.view(), .dout = dout.view(),
-                                           .in = in.view(), .N = N, .F = F});
-            CHECK(in.same_bits(din));   // in place
-        }
+        for (auto [N, F] : {std::pair{1, 1}, {3, 7}, {130, 101}}) check(Activated{kind, type, N, F});
+}
+
+}  // namespace
+
+TEST_CASE("cpu gelu") {
+    CHECK_LT(std::fabs(gelu(1) - 0.5 * (1 + std::tanh(std::sqrt(2 / M_PI) * 1.044715))), 1e-15);
+    for_activations(Activation::kGelu, [](Activated a) {
+        const HostTensor x = a.in;
+        HostTensor want(Dtype::kFp64, a.N * a.F), dwant(want);
+        const double u = 2 * acc_roundoff(a.type), round = 1.01 * unit_roundoff(a.type);
+        for (int64_t i = 0; i < want.elems(); i++)
+            want.set(i, gelu(x.get(i))), dwant.set(i, gelu_slope(x.get(i)) * a.dout.get(i));
+        // A sigmoid of z carries the relative error of z times |z|; beyond 110 it is 0 or 1.
+        auto relative = [&](int64_t i) { return (4 * std::min(std::fabs(gelu_argument(x.get(i))), 110.0) + 12) * u; };
+        a.check(want, [&](int64_t i) { return (relative(i) + round) * std::fabs(want.get(i)) + kTiny; }, dwant,
+                [&](int64_t i) {
+            double v = x.get(i), s = sigmoid(gelu_argument(v)), t = sigmoid(-gelu_argument(v));
+            double terms = s + std::fabs(v) * s * t * (1.6 + 0.22 * v * v);
+            return relative(i) * terms * std::fabs(a.dout.get(i)) + round * std::fabs(dwant.get(i)) + kTiny;
+        });
+    });
 }
 
 TEST_CASE("cpu swiglu") {
-    Ctx ctx;
-    for (Dtype type : kTypes)
-        for (auto [N, F] : {std::pair{1, 1}, {3, 7}, {130, 101}}) {
-            HostTensor in = activation_values(type, 2 * N * F), dout = random_tensor(type, N * F, 2);
-            HostTensor out(type, N * F), din(type, 2 * N * F), want(Dtype::kFp64, N * F),
-                dwant(Dtype::kFp64, 2 * N * F);
-            cpu::activation_forward(ctx, {.kind = Activation::kSwiglu, .out = out.view(), .in = in.view(),
-                                          .N = N, .F = F});
-            cpu::activation_backward(ctx, {.kind = Activation::kSwiglu, .din = din.view(), .dout = dout.view(),
-                                           .in = in.view(), .N = N, .F = F});
-            const double u = 2 * acc_roundoff(type), round = 1.01 * unit_roundoff(type);
-            HostTensor terms(Dtype::kFp64, 2 * N * F);
-            for (int64_t n = 0; n < N; n++)
-                for (int64_t f = 0; f < F; f++) {
-                    int64_t at = n * 2 * F + f;
-                    double gate = in.get(at), up = in.get(at + F), dy = dout.get(n * F + f),
-                           s = sigmoid(gate);
-                    want.set(n * F + f, gate * s * up);
-                    dwant.set(at, dy * up * (s + gate * s * sigmoid(-gate))),
-                        dwant.set(at + F, dy * gate * s);
-                    terms.set(at, std::fabs(dy * up) * (s + std::fabs(gate) * s * sigmoid(-gate)));
-                    terms.set(at + F, std::fabs(dy * gate) * s);
-                }
-            check_close("swiglu", out, want,
-                        [&](int64_t i) { return (16 * u + round) * std::fabs(want.get(i)) + kTiny; });
-            check_close("swiglu gradient", din, dwant, [&](int64_t i) {
-                return 20 * u * terms.get(i) + round * std::fabs(dwant.get(i)) + kTiny;
-            });
-            cpu::activation_backward(ctx, {.kind = Activation::kSwiglu, .din = in.view(), .dout = dout.view(),
-                                           .in = in.view(), .N = N, .F = F});
-            CHECK(in.same_bits(din));   // in place
+    for_activations(Activation::kSwiglu, [](Activated a) {
+        const int64_t F = a.F;
+        HostTensor want(Dtype::kFp64, a.N * F), dwant(Dtype::kFp64, 2 * a.N * F), terms(dwant);
+        const double u = 2 * acc_roundoff(a.type), round = 1.01 * unit_roundoff(a.type);
+        for (int64_t i = 0; i < a.N * F; i++) {
+            const int64_t at = i / F * 2 * F + i % F;
+            const double gate = a.in.get(at), up = a.in.get(at + F), dy = a.dout.get(i), s = sigmoid(gate);
+            want.set(i, gate * s * up);
+            dwant.set(at, dy * up * (s + gate * s * sigmoid(-gate))), dwant.set(at + F, dy * gate * s);
+            terms.set(at, std::fabs(dy * up) * (s + std::fabs(gate) * s * sigmoid(-gate)));
+            terms.set(at + F, std::fabs(dy * gate) * s);
         }
+        a.check(want, [&](int64_t i) { return (16 * u + round) * std::fabs(want.get(i)) + kTiny; }, dwant,
+                [&](int64_t i) { return 20 * u * terms.get(i) + round * std::fabs(dwant.get(i)) + kTiny; });
+    });
 }
 
 TEST_CASE("cpu relu2") {
-    Ctx ctx;
-    for (Dtype type : kTypes)
-        for (auto [N, F] : {std::pair{1, 1}, {3, 7}, {130, 101}}) {
-            HostTensor in = activation_values(type, N * F), dout = random_tensor(type, N * F, 2);
-            in.set(0, 1.5);
-            if (N > 1) in.set(N, -0.0);
-            HostTensor out(type, N * F), din(type, N * F), want(Dtype::kFp64, N * F), dwant(want);
-            cpu::activation_forward(ctx, {.kind = Activation::kRelu2, .out = out.view(), .in = in.view(), .N = N,
-                                          .F = F});
-            cpu::activation_backward(ctx, {.kind = Activation::kRelu2, .din = din.view(), .dout = dout.view(),
-                                           .in = in.view(), .N = N, .F = F});
-            const double round = 1.01 * (unit_roundoff(type) + 2 * acc_roundoff(type));
-            for (int64_t i = 0; i < N * F; i++) {
-                const double relu = in.get(i) > 0 ? in.get(i) : 0;
-                want.set(i, relu * relu), dwant.set(i, 2 * relu * dout.get(i));
-            }
-            check_close("relu2", out, want, [&](int64_t i) { return round * std::fabs(want.get(i)) + kTiny; });
-            check_close("relu2 gradient", din, dwant,
-                        [&](int64_t i) { return round * std::fabs(dwant.get(i)) + kTiny; });
-            if (N > 1) CHECK_FALSE(std::signbit(out.get(N)));   // of -0
-            cpu::activation_backward(ctx, {.kind = Activation::kRelu2, .din = in.view(), .dout = dout.view(),
-                                           .in = in.view(), .N = N, .F = F});
-            CHECK(in.same_bits(din));   // in place
+    for_activations(Activation::kRelu2, [](Activated a) {
+        a.in.set(0, 1.5);
+        if (a.N > 1) a.in.set(a.N, -0.0);
+        HostTensor want(Dtype::kFp64, a.N * a.F), dwant(want);
+        const double round = 1.01 * (unit_roundoff(a.type) + 2 * acc_roundoff(a.type));
+        for (int64_t i = 0; i < want.elems(); i++) {
+            const double relu = a.in.get(i) > 0 ? a.in.get(i) : 0;
+            want.set(i, relu * relu), dwant.set(i, 2 * relu * a.dout.get(i));
         }
+        a.check(want, [&](int64_t i) { return round * std::fabs(want.get(i)) + kTiny; }, dwant,
+                [&](int64_t i) { return round * std::fabs(dwant.get(i)) + kTiny; });
+        if (a.N > 1) CHECK_FALSE(std::signbit(a.out.get(a.N)));   // of -0
+    });
 }
 
 TEST_CASE("cpu relu2 of values that are not finite") {
-    Ctx ctx;
     const double inf = HUGE_VAL, nan = std::nan("");
     for (Dtype type : kTypes)
         for (int64_t at : {0, 8, 10}) {   // within a whole vector and at the end
-            HostTensor in(type, 11), dout(type, 11), out(type, 11), din(type, 11);
-            in.fill(1), dout.fill(1);
+            Activated a{Activation::kRelu2, type, 1, 11};
+            a.in.fill(1), a.dout.fill(1);
             for (auto [x, value, gradient] : {std::tuple{nan, nan, nan}, {inf, inf, inf}, {-inf, 0.0, 0.0}}) {
-                in.set(at, x);
-                cpu::activation_forward(ctx, {.kind = Activation::kRelu2, .out = out.view(), .in = in.view(), .N = 1,
-                                              .F = 11});
-                cpu::activation_backward(ctx, {.kind = Activation::kRelu2, .din = din.view(), .dout = dout.view(),
-                                               .in = in.view(), .N = 1, .F = 11});
-                CHECK((std::isnan(value) ? std::isnan(out.get(at)) : out.get(at) == value));
-                CHECK((std::isnan(gradient) ? std::isnan(din.get(at)) : din.get(at) == gradient));
-                CHECK(out.get(1) == 1);
-                CHECK(din.get(1) == 2);
+                a.in.set(at, x);
+                a.forward(), a.backward(a.din);
+                CHECK((std::isnan(value) ? std::isnan(a.out.get(at)) : a.out.get(at) == value));
+                CHECK((std::isnan(gradient) ? std::isnan(a.din.get(at)) : a.din.get(at) == gradient));
+                CHECK(a.out.get(1) == 1);
+                CHECK(a.din.get(1) == 2);
             }
         }
 }
 
 TEST_CASE("cpu activation gradients match finite differences") {
-    Ctx ctx;
-    const int64_t N = 3, F = 5;
-    HostTensor in = random_tensor(Dtype::kFp64, 2 * N * F, 1),
-               dout = random_tensor(Dtype::kFp64, 2 * N * F, 2);
-    HostTensor out(Dtype::kFp64, 2 * N * F), din(Dtype::kFp64, 2 * N * F);
-    cpu::activation_backward(ctx, {.kind = Activation::kGelu, .din = din.view(), .dout = dout.view(),
-                                   .in = in.view(), .N = N, .F = 2 * F});
-    check_gradient("gelu", in, din, [&] {
-        cpu::activation_forward(ctx, {.kind = Activation::kGelu, .out = out.view(), .in = in.view(), .N = N,
-                                      .F = 2 * F});
-        return dot_product(out, dout);
-    });
-    cpu::activation_backward(ctx, {.kind = Activation::kRelu2, .din = din.view(), .dout = dout.view(),
-                                   .in = in.view(), .N = N, .F = 2 * F});
-    check_gradient("relu2", in, din, [&] {
-        cpu::activation_forward(ctx, {.kind = Activation::kRelu2, .out = out.view(), .in = in.view(), .N = N,
-                                      .F = 2 * F});
-        return dot_product(out, dout);
-    });
-    HostTensor half = random_tensor(Dtype::kFp64, N * F, 3), half_out(Dtype::kFp64, N * F);
-    cpu::activation_backward(ctx, {.kind = Activation::kSwiglu, .din = din.view(), .dout = half.view(),
-                                   .in = in.view(), .N = N, .F = F});
-    check_gradient("swiglu", in, din, [&] {
-        cpu::activation_forward(ctx, {.kind = Activation::kSwiglu, .out = half_out.view(), .in = in.view(),
-                                      .N = N, .F = F});
-        return dot_product(half_out, half);
-    });
+    for (const ActivationFunction& function : kActivations) {
+        Activated a{function.kind, Dtype::kFp64, 3, 5};
+        a.in = random_tensor(Dtype::kFp64, a.in.elems(), 1);
+        a.backward(a.din);
+        check_gradient(function.name, a.in, a.din, [&] {
+            a.forward();
+            return dot_product(a.out, a.dout);
+        });
+    }
 }
 
 TEST_CASE("cpu bias_backward adds column sums") {
@@ -375,14 +335,8 @@ struct Classifier {
     }
     void run(bool write = true) {
         Ctx ctx;
-        cpu::classifier(ctx, {.logits = logits.view(),
-                              .losses = losses.view(),
-                              .targets = targets.data(),
-                              .state = &state,
-                              .N = N,
-                              .V = V,
-                              .Vp = Vp,
-                              .write_dlogits = write});
+        cpu::classifier(ctx, {.logits = logits.view(), .losses = losses.view(), .targets = targets.data(),
+                              .state = &state, .N = N, .V = V, .Vp = Vp, .write_dlogits = write});
     }
 };
 
