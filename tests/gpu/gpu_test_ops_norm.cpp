@@ -48,17 +48,10 @@ void check_forward(bool layer, Shape s, Dtype work, int64_t shift_bytes, Residua
     }
     c.run<NormForwardArgs>(layer ? cuda::layernorm_forward : cuda::rmsnorm_forward,
                            layer ? cpu::layernorm_forward : cpu::rmsnorm_forward, [&](auto view) {
-                               return NormForwardArgs{.out = view("out"),
-                                                      .residual_out = view("residual_out"),
-                                                      .mean = view("mean"),
-                                                      .rstd = view("rstd"),
-                                                      .in = view("in"),
-                                                      .residual = view("residual"),
-                                                      .weight = view("weight"),
-                                                      .bias = view("bias"),
-                                                      .N = s.N,
-                                                      .C = s.C,
-                                                      .eps = 1e-5f};
+                               return NormForwardArgs{.out = view("out"), .residual_out = view("residual_out"),
+                                                      .mean = view("mean"), .rstd = view("rstd"), .in = view("in"),
+                                                      .residual = view("residual"), .weight = view("weight"),
+                                                      .bias = view("bias"), .N = s.N, .C = s.C, .eps = 1e-5f};
                            });
     if (residual != Residual::kNone) c.check_bits("residual_out");
     if (residual == Residual::kRounded) return;
@@ -84,16 +77,10 @@ void check_backward(bool layer, Shape s, Dtype work, Dtype grad, int64_t shift_b
                             layer ? cpu::layernorm_backward : cpu::rmsnorm_backward, [&](auto view) {
                                 return NormBackwardArgs{.dx = view("dx"),
                                                         .dresidual = view(in_place ? "dx" : "dresidual"),
-                                                        .dweight = view("dweight"),
-                                                        .dbias = view("dbias"),
-                                                        .scratch = view("scratch"),
-                                                        .dout = view("dout"),
-                                                        .x = view("x"),
-                                                        .mean = view("mean"),
-                                                        .rstd = view("rstd"),
-                                                        .weight = view("weight"),
-                                                        .N = s.N,
-                                                        .C = s.C};
+                                                        .dweight = view("dweight"), .dbias = view("dbias"),
+                                                        .scratch = view("scratch"), .dout = view("dout"),
+                                                        .x = view("x"), .mean = view("mean"), .rstd = view("rstd"),
+                                                        .weight = view("weight"), .N = s.N, .C = s.C};
                             });
     c.check("dx");
     c.check("dweight");
@@ -148,8 +135,7 @@ void check_qk_norm_backward(const Heads& h, Dtype work, Dtype grad, int64_t shif
         return QkNormBackwardArgs{.dqkv = view("dqkv"), .dq_weight = view("dq_weight"),
                                   .dk_weight = view("dk_weight"), .scratch = view("scratch"),
                                   .in = view("in"), .rstd = view("rstd"), .q_weight = view("q_weight"),
-                                  .k_weight = view("k_weight"), .N = h.N, .NH = h.NH, .NKV = h.NKV,
-                                  .HS = h.HS};
+                                  .k_weight = view("k_weight"), .N = h.N, .NH = h.NH, .NKV = h.NKV, .HS = h.HS};
     });
     c.check("dqkv");
     c.check("dq_weight");

@@ -105,8 +105,7 @@ void check_embedding(const Text& t, Dtype work, Dtype grad, int64_t shift_bytes,
         return EmbeddingBackwardArgs{.dwte = view("dwte"), .dwpe = view("dwpe"), .dout = view("dout"),
                                      .tokens = view("tokens").template as<int32_t>(),
                                      .token_order = view("order").template as<int32_t>(), .N = t.N, .T = t.T,
-                                     .C = t.C, .V = t.V,
-                                     .positions = view("positions").template as<int32_t>(),
+                                     .C = t.C, .V = t.V, .positions = view("positions").template as<int32_t>(),
                                      .position_order = view("position order").template as<int32_t>()};
     });
     restarts.check("dwte");
@@ -226,8 +225,7 @@ TEST_CASE("gpu ops: the classifier with one dominant logit and with equal logits
         logits.fill(0);
         for (int64_t v = 0; v < V; v++) logits.set(v, v == 5 ? 0 : -1e4);
         DeviceTensor dl(logits), dlosses(losses), targets(int_tensor({5, 7})), state(state_tensor(1, 0));
-        cuda::classifier(gpu(), {.logits = dl.view(), .losses = dlosses.view(),
-                                 .targets = targets.view().as<int32_t>(),
+        cuda::classifier(gpu(), {.logits = dl.view(), .losses = dlosses.view(), .targets = targets.view().as<int32_t>(),
                                  .state = static_cast<StepState*>(state.view().data), .N = 2, .V = V, .Vp = V,
                                  .write_dlogits = true});
         losses = dlosses.download();

@@ -39,34 +39,16 @@ struct Attention {
     }
     void forward() {
         Ctx ctx;
-        cpu::attention_forward(ctx, {.out = out.view(),
-                                     .lse = lse.view(),
-                                     .qkv = qkv.view(),
-                                     .B = s.B,
-                                     .T = s.T,
-                                     .NH = s.NH,
-                                     .NKV = s.NKV,
-                                     .HS = s.HS,
-                                     .softmax_mul = softmax_mul,
-                                     .documents = documents_data(),
-                                     .window = window});
+        cpu::attention_forward(ctx, {.out = out.view(), .lse = lse.view(), .qkv = qkv.view(), .B = s.B, .T = s.T,
+                                     .NH = s.NH, .NKV = s.NKV, .HS = s.HS, .softmax_mul = softmax_mul,
+                                     .documents = documents_data(), .window = window});
     }
     void backward() {
         Ctx ctx;
-        cpu::attention_backward(ctx, {.dqkv = dqkv.view(),
-                                      .delta = delta.view(),
-                                      .dout = dout.view(),
-                                      .out = out.view(),
-                                      .lse = lse.view(),
-                                      .qkv = qkv.view(),
-                                      .B = s.B,
-                                      .T = s.T,
-                                      .NH = s.NH,
-                                      .NKV = s.NKV,
-                                      .HS = s.HS,
-                                      .softmax_mul = softmax_mul,
-                                      .documents = documents_data(),
-                                      .window = window});
+        cpu::attention_backward(ctx, {.dqkv = dqkv.view(), .delta = delta.view(), .dout = dout.view(),
+                                      .out = out.view(), .lse = lse.view(), .qkv = qkv.view(), .B = s.B, .T = s.T,
+                                      .NH = s.NH, .NKV = s.NKV, .HS = s.HS, .softmax_mul = softmax_mul,
+                                      .documents = documents_data(), .window = window});
     }
     // Index of element 0 of a head vector.
     int64_t q(int64_t b, int64_t t, int64_t h) const { return (b * s.T + t) * width + h * s.HS; }

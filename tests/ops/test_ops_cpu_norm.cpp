@@ -35,17 +35,8 @@ struct Norm {
     }
     void forward(bool with_residual = true) {
         Ctx ctx;
-        NormForwardArgs args{.out = out.view(),
-                             .residual_out = {},
-                             .mean = {},
-                             .rstd = rstd.view(),
-                             .in = in.view(),
-                             .residual = {},
-                             .weight = weight.view(),
-                             .bias = {},
-                             .N = N,
-                             .C = C,
-                             .eps = kEps};
+        NormForwardArgs args{.out = out.view(), .residual_out = {}, .mean = {}, .rstd = rstd.view(), .in = in.view(),
+                             .residual = {}, .weight = weight.view(), .bias = {}, .N = N, .C = C, .eps = kEps};
         if (with_residual) args.residual = residual.view(), args.residual_out = residual_out.view();
         if (layer) args.mean = mean.view(), args.bias = bias.view();
         (layer ? cpu::layernorm_forward : cpu::rmsnorm_forward)(ctx, args);
@@ -53,18 +44,9 @@ struct Norm {
     void backward(const HostTensor& x_values) {
         Ctx ctx;
         HostTensor x = x_values;
-        NormBackwardArgs args{.dx = dx.view(),
-                              .dresidual = dresidual.view(),
-                              .dweight = dweight.view(),
-                              .dbias = {},
-                              .scratch = scratch.view(),
-                              .dout = dout.view(),
-                              .x = x.view(),
-                              .mean = {},
-                              .rstd = rstd.view(),
-                              .weight = weight.view(),
-                              .N = N,
-                              .C = C};
+        NormBackwardArgs args{.dx = dx.view(), .dresidual = dresidual.view(), .dweight = dweight.view(), .dbias = {},
+                              .scratch = scratch.view(), .dout = dout.view(), .x = x.view(), .mean = {},
+                              .rstd = rstd.view(), .weight = weight.view(), .N = N, .C = C};
         if (layer) args.mean = mean.view(), args.dbias = dbias.view();
         (layer ? cpu::layernorm_backward : cpu::rmsnorm_backward)(ctx, args);
     }
@@ -173,18 +155,10 @@ TEST_CASE("cpu layernorm and rmsnorm") {
                     Norm again = before;
                     again.dx = again.dresidual;
                     Ctx ctx;
-                    NormBackwardArgs args{.dx = again.dx.view(),
-                                          .dresidual = again.dx.view(),
-                                          .dweight = again.dweight.view(),
-                                          .dbias = {},
-                                          .scratch = again.scratch.view(),
-                                          .dout = again.dout.view(),
-                                          .x = x.view(),
-                                          .mean = {},
-                                          .rstd = again.rstd.view(),
-                                          .weight = again.weight.view(),
-                                          .N = s.N,
-                                          .C = s.C};
+                    NormBackwardArgs args{.dx = again.dx.view(), .dresidual = again.dx.view(),
+                                          .dweight = again.dweight.view(), .dbias = {}, .scratch = again.scratch.view(),
+                                          .dout = again.dout.view(), .x = x.view(), .mean = {},
+                                          .rstd = again.rstd.view(), .weight = again.weight.view(), .N = s.N, .C = s.C};
                     if (layer) args.mean = again.mean.view(), args.dbias = again.dbias.view();
                     (layer ? cpu::layernorm_backward : cpu::rmsnorm_backward)(ctx, args);
                     CHECK(again.dx.same_bits(n.dx));
@@ -242,31 +216,15 @@ struct QkNorm {
     }
     void forward() {
         Ctx ctx;
-        cpu::qk_norm_forward(ctx, {.out = out.view(),
-                                   .rstd = rstd.view(),
-                                   .in = in.view(),
-                                   .q_weight = q_weight.view(),
-                                   .k_weight = k_weight.view(),
-                                   .N = N,
-                                   .NH = NH,
-                                   .NKV = NKV,
-                                   .HS = HS,
-                                   .eps = kEps});
+        cpu::qk_norm_forward(ctx, {.out = out.view(), .rstd = rstd.view(), .in = in.view(), .q_weight = q_weight.view(),
+                                   .k_weight = k_weight.view(), .N = N, .NH = NH, .NKV = NKV, .HS = HS, .eps = kEps});
     }
     void backward() {
         Ctx ctx;
-        cpu::qk_norm_backward(ctx, {.dqkv = dqkv.view(),
-                                    .dq_weight = dq_weight.view(),
-                                    .dk_weight = dk_weight.view(),
-                                    .scratch = scratch.view(),
-                                    .in = in.view(),
-                                    .rstd = rstd.view(),
-                                    .q_weight = q_weight.view(),
-                                    .k_weight = k_weight.view(),
-                                    .N = N,
-                                    .NH = NH,
-                                    .NKV = NKV,
-                                    .HS = HS});
+        cpu::qk_norm_backward(ctx, {.dqkv = dqkv.view(), .dq_weight = dq_weight.view(), .dk_weight = dk_weight.view(),
+                                    .scratch = scratch.view(), .in = in.view(), .rstd = rstd.view(),
+                                    .q_weight = q_weight.view(), .k_weight = k_weight.view(), .N = N, .NH = NH,
+                                    .NKV = NKV, .HS = HS});
     }
     // Head h of row n as the row of an rmsnorm (N = 1), with which the operation must agree bit for bit.
     Norm as_norm(int64_t n, int64_t h, Dtype type) const {

@@ -23,16 +23,8 @@ template <auto forward> Outputs norm_forward(Dtype type) {
     Inputs in{type};
     HostTensor x = in.random(N * C), residual = in.random(N * C), w = in.random(C), b = in.random(C);
     HostTensor out = in.empty(N * C), sum = out, mean = in.scratch(N), rstd = mean;
-    forward(in.ctx, {.out = out.view(),
-                     .residual_out = sum.view(),
-                     .mean = mean.view(),
-                     .rstd = rstd.view(),
-                     .in = x.view(),
-                     .residual = residual.view(),
-                     .weight = w.view(),
-                     .bias = b.view(),
-                     .N = N,
-                     .C = C,
+    forward(in.ctx, {.out = out.view(), .residual_out = sum.view(), .mean = mean.view(), .rstd = rstd.view(),
+                     .in = x.view(), .residual = residual.view(), .weight = w.view(), .bias = b.view(), .N = N, .C = C,
                      .eps = 1e-5f});
     return {out, sum, rstd};
 }
@@ -62,28 +54,11 @@ Outputs qk_norm(Dtype type) {
     HostTensor x = in.random(N * kWidth), out = in.empty(N * kWidth), rstd = in.scratch(N * (NH + NKV));
     HostTensor q = in.random(HS), k = in.random(HS), dq = in.random(HS), dk = in.random(HS);
     HostTensor scratch = in.scratch(2 * kPartialRows * HS), dqkv = in.random(N * kWidth);
-    cpu::qk_norm_forward(in.ctx, {.out = out.view(),
-                                  .rstd = rstd.view(),
-                                  .in = x.view(),
-                                  .q_weight = q.view(),
-                                  .k_weight = k.view(),
-                                  .N = N,
-                                  .NH = NH,
-                                  .NKV = NKV,
-                                  .HS = HS,
-                                  .eps = 1e-5f});
-    cpu::qk_norm_backward(in.ctx, {.dqkv = dqkv.view(),
-                                   .dq_weight = dq.view(),
-                                   .dk_weight = dk.view(),
-                                   .scratch = scratch.view(),
-                                   .in = x.view(),
-                                   .rstd = rstd.view(),
-                                   .q_weight = q.view(),
-                                   .k_weight = k.view(),
-                                   .N = N,
-                                   .NH = NH,
-                                   .NKV = NKV,
-                                   .HS = HS});
+    cpu::qk_norm_forward(in.ctx, {.out = out.view(), .rstd = rstd.view(), .in = x.view(), .q_weight = q.view(),
+                                  .k_weight = k.view(), .N = N, .NH = NH, .NKV = NKV, .HS = HS, .eps = 1e-5f});
+    cpu::qk_norm_backward(in.ctx, {.dqkv = dqkv.view(), .dq_weight = dq.view(), .dk_weight = dk.view(),
+                                   .scratch = scratch.view(), .in = x.view(), .rstd = rstd.view(), .q_weight = q.view(),
+                                   .k_weight = k.view(), .N = N, .NH = NH, .NKV = NKV, .HS = HS});
     return {out, rstd, dqkv, dq, dk};
 }
 
@@ -92,27 +67,11 @@ Outputs attention(Dtype type) {
     HostTensor qkv = in.random(N * kWidth), out = in.empty(N * NH * HS), lse = in.scratch(N * NH),
                delta = lse;
     HostTensor dout = in.random(N * NH * HS), dqkv = in.empty(N * kWidth);
-    cpu::attention_forward(in.ctx, {.out = out.view(),
-                                    .lse = lse.view(),
-                                    .qkv = qkv.view(),
-                                    .B = B,
-                                    .T = T,
-                                    .NH = NH,
-                                    .NKV = NKV,
-                                    .HS = HS,
-                                    .softmax_mul = 0.2f});
-    cpu::attention_backward(in.ctx, {.dqkv = dqkv.view(),
-                                     .delta = delta.view(),
-                                     .dout = dout.view(),
-                                     .out = out.view(),
-                                     .lse = lse.view(),
-                                     .qkv = qkv.view(),
-                                     .B = B,
-                                     .T = T,
-                                     .NH = NH,
-                                     .NKV = NKV,
-                                     .HS = HS,
-                                     .softmax_mul = 0.2f});
+    cpu::attention_forward(in.ctx, {.out = out.view(), .lse = lse.view(), .qkv = qkv.view(), .B = B, .T = T, .NH = NH,
+                                    .NKV = NKV, .HS = HS, .softmax_mul = 0.2f});
+    cpu::attention_backward(in.ctx, {.dqkv = dqkv.view(), .delta = delta.view(), .dout = dout.view(), .out = out.view(),
+                                     .lse = lse.view(), .qkv = qkv.view(), .B = B, .T = T, .NH = NH, .NKV = NKV,
+                                     .HS = HS, .softmax_mul = 0.2f});
     return {out, lse, delta, dqkv};
 }
 
@@ -126,23 +85,10 @@ Outputs embedding(Dtype type) {
         tokens[n] = static_cast<int32_t>(philox(3, n).word[0] % (V + 5));  // some bad
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return tokens[a] < tokens[b]; });
-    cpu::embedding_forward(in.ctx, {.out = out.view(),
-                                    .wte = wte.view(),
-                                    .wpe = wpe.view(),
-                                    .tokens = tokens.data(),
-                                    .bad_tokens = bad.as<int32_t>(),
-                                    .N = N,
-                                    .T = T,
-                                    .C = C,
-                                    .V = V});
-    cpu::embedding_backward(in.ctx, {.dwte = dwte.view(),
-                                     .dwpe = dwpe.view(),
-                                     .dout = dout.view(),
-                                     .tokens = tokens.data(),
-                                     .token_order = order.data(),
-                                     .N = N,
-                                     .T = T,
-                                     .C = C,
+    cpu::embedding_forward(in.ctx, {.out = out.view(), .wte = wte.view(), .wpe = wpe.view(), .tokens = tokens.data(),
+                                    .bad_tokens = bad.as<int32_t>(), .N = N, .T = T, .C = C, .V = V});
+    cpu::embedding_backward(in.ctx, {.dwte = dwte.view(), .dwpe = dwpe.view(), .dout = dout.view(),
+                                     .tokens = tokens.data(), .token_order = order.data(), .N = N, .T = T, .C = C,
                                      .V = V});
     return {out, bad, dwte, dwpe};
 }

@@ -56,18 +56,10 @@ struct QuantMemory {
         slot.amax_bits = amax_bits_of(amax_before);
     }
     QuantOut out() {
-        return {.rowwise = rowwise.view(),
-                .transposed = transposed.view(),
-                .granularity = request.granularity,
-                .scaling = request.scaling,
-                .slot = &slot,
-                .rowwise_scale_inv = rowwise_scale_inv.view(),
-                .transposed_scale_inv = transposed_scale_inv.view(),
-                .record = request.record,
-                .counts = &counts,
-                .first_nonfinite = &first_nonfinite,
-                .event = 5,
-                .dbias = dbias.view(),
+        return {.rowwise = rowwise.view(), .transposed = transposed.view(), .granularity = request.granularity,
+                .scaling = request.scaling, .slot = &slot, .rowwise_scale_inv = rowwise_scale_inv.view(),
+                .transposed_scale_inv = transposed_scale_inv.view(), .record = request.record, .counts = &counts,
+                .first_nonfinite = &first_nonfinite, .event = 5, .dbias = dbias.view(),
                 .dbias_scratch = dbias_scratch.view()};
     }
     // Returns "" or what differs, except for scratch.
