@@ -11,7 +11,7 @@ LLAMA = ["train_llama", "--model", "llama3-small", "--num-layers", "4", "--seq-l
 # the scales of a rank's own tokens.
 EQUAL = (
     ("bf16", [], 2e-3),
-    ("delayed", ["--fp8-recipe", "delayed", "--fp8-check-interval", "1"], 5e-3),
+    ("delayed", ["--fp8-recipe", "delayed", "--fp8-stats-interval", "1"], 5e-3),
     ("attention8", ["--fp8-recipe", "delayed", "--fp8-attention"], 5e-3),
     ("tensorwise", ["--fp8-recipe", "tensorwise", "--reset-attention-mask"], 5e-3),
     ("blockwise", ["--fp8-recipe", "blockwise"], 5e-3),

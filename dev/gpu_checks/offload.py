@@ -1,6 +1,6 @@
 """After a change of --offload, on one GPU. bits: short runs of every recipe give equal bits with the state, or the
-activations, in host memory. speed: the 8B with 16 micro-batches, resident (needs an H200) and offloaded within
---gpu-memory-limit 80 in several fractions. long: 8 layers of it at 65,536 tokens with activations resident and
+activations, in host memory. speed: the 8B with 16 micro-batches, resident (needs an H200) and offloaded in several
+fractions. long: 8 layers of it at 65,536 tokens with activations resident and
 offloaded, and all 32 layers."""
 from check import show
 from logs import Log, differences
@@ -12,11 +12,11 @@ EQUAL = (("bf16", ["--moment-dtype", "bf16"]),
          ("tensorwise", ["--fp8-recipe", "tensorwise", "--recompute", "norm-act"]),
          ("blockwise", ["--fp8-recipe", "blockwise", "--recompute", "block-keep-attention"]))
 WAYS = (("state", ["--offload", "moments,masters"]),
-        ("part", ["--offload", "masters", "--offload-fraction", "0.4", "--offload-chunk-mb", "7"]),
+        ("part", ["--offload", "masters", "--offload-fraction", "0.4"]),
         ("activations", ["--offload", "activations"]))
 LARGE = ["train_llama", "--model", "llama3-8B", "--fp8-recipe", "delayed", "--moment-dtype", "bf16", "--recompute",
          "block", "--global-batch-size", "16", "--fp8-stats-interval", "0"]
-AWAY = ["--offload", "moments,masters", "--gpu-memory-limit", "80"]
+AWAY = ["--offload", "moments,masters"]
 SPEED = (("resident", []), ("offloaded", AWAY), ("offloaded-0.75", [*AWAY, "--offload-fraction", "0.75"]),
          ("offloaded-bf16-0.5", [*AWAY, "--offload-fraction", "0.5", "--grad-dtype", "bf16"]))
 LONG = ["train_llama", "--model", "llama3-8B", "--fp8-recipe", "delayed", "--moment-dtype", "bf16", "--grad-dtype",

@@ -12,12 +12,12 @@ SAVE = ["--save-interval", "2", "--keep", "1"]
 # Name, model, options, extras; "valid": evaluation and sampling also use the gathered weights, "save": checkpoints too.
 EQUAL = (
     ("gpt2-bf16", GPT2, ["--grad-comm-dtype", "fp8"], "valid save"),
-    ("gpt2-delayed", GPT2, ["--fp8-recipe", "delayed", "--fp8-check-interval", "1"], ""),
-    ("llama-delayed", LLAMA, ["--fp8-recipe", "delayed", "--grad-comm-dtype", "bf16", "--fp8-check-interval", "1"], ""),
+    ("gpt2-delayed", GPT2, ["--fp8-recipe", "delayed", "--fp8-stats-interval", "1"], ""),
+    ("llama-delayed", LLAMA, ["--fp8-recipe", "delayed", "--grad-comm-dtype", "bf16", "--fp8-stats-interval", "1"], ""),
     ("llama-delayed-comm8", LLAMA, ["--fp8-recipe", "delayed", "--grad-comm-dtype", "fp8", "--grad-dtype", "bf16"], ""),
-    ("llama-1F1L", LLAMA, ["--fp8-recipe", "tensorwise", "--first-last-layers-bf16", "--fp8-check-interval", "1"], ""),
+    ("llama-1F1L", LLAMA, ["--fp8-recipe", "tensorwise", "--first-last-layers-bf16", "--fp8-stats-interval", "1"], ""),
     ("llama-blockwise", LLAMA, ["--fp8-recipe", "blockwise", "--grad-dtype", "bf16"], "valid"),
-    ("gpt2-zero2", GPT2, ["--zero", "2", "--fp8-recipe", "delayed", "--fp8-check-interval", "1"], "valid save"),
+    ("gpt2-zero2", GPT2, ["--zero", "2", "--fp8-recipe", "delayed", "--fp8-stats-interval", "1"], "valid save"),
     ("llama-zero2-comm8", LLAMA, ["--zero", "2", "--fp8-recipe", "delayed", "--grad-comm-dtype", "fp8"], ""),
     ("llama-zero2-bf16", LLAMA, ["--zero", "2", "--fp8-recipe", "blockwise", "--grad-dtype", "bf16"], ""),
 )

@@ -43,9 +43,7 @@ struct SavedRun {
 Config saved_config(const nlohmann::json& options, const std::string& directory) {
     Config config;
     for (const OptionRow& row : option_table()) {
-        auto found = options.find(row.name);
-        for (const RenamedOption& renamed : renamed_options())
-            if (found == options.end() && std::string(renamed.name) == row.name) found = options.find(renamed.old_name);
+        const auto found = options.find(row.name);
         REQUIRE(found == options.end() || row.value.set(config, *found),
                 "%s/state.json: \"%s\" has a value that no run can have had", directory.c_str(), row.name);
     }

@@ -40,9 +40,7 @@ struct Figures {
     explicit Figures(const PlannedRun& run)
         : gpu(planned_gpu(run.config, run.device)),
           here(run.device.sm > 0 && (run.config.gpu.empty() || find_gpu(run.device.name) == &gpu)),
-          memory_bytes(run.config.gpu_memory_limit > 0 ? static_cast<int64_t>(run.config.gpu_memory_limit * kGiB)
-                       : here                          ? run.device.memory_bytes
-                                                       : static_cast<int64_t>(gpu.memory_gib * kGiB)),
+          memory_bytes(here ? run.device.memory_bytes : static_cast<int64_t>(gpu.memory_gib * kGiB)),
           time(predict_step(run.config, run.plan, gpu)), flops_per_token(model_flops_per_token(run.config, run.table)),
           tokens(static_cast<double>(run.config.global_batch_size * run.config.seq_length)), ms(time.total_ms()) {
         if (const Rates* rates = find_rates(gpu.name)) rates_link = rates->host_link > 0;
@@ -57,8 +55,7 @@ struct Figures {
 
 // "170.940 GiB of 139.0 GiB on H200 (not here)"
 std::string need_text(const PlannedRun& run, const Figures& figures) {
-    const char* limit = run.config.gpu_memory_limit > 0 ? " (--gpu-memory-limit)" : "";
-    return strf("%.3f GiB of %.1f GiB%s on %s", gib(run.plan.arena_bytes), gib(figures.memory_bytes), limit,
+    return strf("%.3f GiB of %.1f GiB on %s", gib(run.plan.arena_bytes), gib(figures.memory_bytes),
                 figures.here ? run.device.name.c_str() : strf("%s (not here)", figures.gpu.name).c_str());
 }
 
@@ -92,7 +89,7 @@ int64_t proposed_loss_chunk(const Config& config) {
 
 // The configuration with another level of --zero, without options that have no effect at that level.
 Config at_level(Config config, int64_t level) {
-    if (config.zero == 3 && level < 3) config.param_comm_dtype = Dtype::kBf16, config.zero_keep_layers = 0;
+    if (config.zero == 3 && level < 3) config.param_comm_dtype = Dtype::kBf16;
     if (level == 3 && config.fp8_recipe != Fp8Recipe::kNone) config.param_comm_dtype = Dtype::kE4m3;
     if (level < 2) config.grad_shard_dtype = Dtype::kFp32;
     config.zero = level;
@@ -238,7 +235,6 @@ std::string offload_fraction_text(const PlannedRun& run, const Figures& figures)
 // Whether the run fits, and for one that does not, what would make it fit.
 std::string verdict_text(const PlannedRun& run, const Figures& figures) {
     std::string text = (figures.fits(run.plan) ? "fits: " : "does not fit: ") + need_text(run, figures) + "\n";
-    if (run.config.quiet) return text;
     text += zero_text(run, figures) + offload_fraction_text(run, figures);
     if (figures.fits(run.plan)) return text;
     for (const Change& change : changes_of_memory(run, figures))
@@ -468,10 +464,8 @@ std::string plan_json(const PlannedRun& run) {
 
 std::string plan_output(const PlannedRun& run) {
     if (run.config.json) return plan_json(run);
-    if (run.config.quiet) return verdict_text(run, Figures(run));
     std::string text = plan_text(run);
     for (const std::string& note : run.notes) text += message_line("note: " + note) + "\n";
-    if (run.config.verbose) return text + config_to_text(run.config);
     std::string changed;
     for (const std::string& option : run.changed) changed += " " + option;
     return text + (changed.empty() ? "" : message_line("options          " + changed) + "\n");

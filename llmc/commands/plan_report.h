@@ -26,6 +26,5 @@ std::string plan_json(const PlannedRun& run);
 // Prints plan_output, and writes the page of --html.
 void print_plan(const PlannedRun& run);
 
-// With --json plan_json, with --quiet the first line; else plan_text, the notes and the options that the user changed,
-// with --verbose all options.
+// With --json plan_json; else plan_text, the notes and the options that the user changed.
 std::string plan_output(const PlannedRun& run);

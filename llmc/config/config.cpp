@@ -49,14 +49,6 @@ std::string llmc_option(const std::string& option) {
     return option;
 }
 
-// Replaces a former name by the current one, with a note that calls the old one `where`.
-std::string without_old_name(const std::string& name, const std::string& where, std::vector<std::string>* notes) {
-    const char* current = current_name(name);
-    if (!current) return name;
-    notes->push_back(strf("%s is now --%s; the old name will go with the next release", where.c_str(), current));
-    return current;
-}
-
 // The option and value that correspond to a Megatron-LM flag ("fp8-param-gather").
 std::pair<std::string, std::string> respell(const Spelling& spelling, const Json& on, const std::string& where,
                                             std::vector<std::string>* notes) {
@@ -106,7 +98,6 @@ std::pair<std::string, std::optional<std::string>> read_option(const std::string
     std::string name = is_long(word) ? dashes(option.substr(2)) : llmc_option(option);
     // llm.c's -h has a value, unlike the -h that asks for help.
     if (option == "-h" && !value.value_or(next).empty()) fail_unknown_option(option, "h", value.value_or(next), {});
-    if (is_long(word)) name = without_old_name(name, option, notes);
     if (const Spelling* spelling = find_spelling(name)) {
         const Json on = value ? parse_flag(*value) : Json(true);
         std::tie(name, value) = respell(*spelling, on, option, notes);
@@ -217,16 +208,13 @@ void collect_file(const std::string& path, Settings& settings, std::vector<std::
     std::vector<Respelled> respelled;
     std::set<std::string> keys;
     for (const auto& [key, value] : object.items()) {
-        const std::string written = dashes(key);
-        REQUIRE(keys.insert(written).second, "%s: \"%s\" is there twice", path.c_str(), printable(key).c_str());
-        if (written == "use-fp8") {
+        const std::string name = dashes(key);
+        REQUIRE(keys.insert(name).second, "%s: \"%s\" is there twice", path.c_str(), printable(key).c_str());
+        if (name == "use-fp8") {
             use_fp8 = &value;
             continue;
         }
-        REQUIRE(!is_command(written), "%s: \"%s\" belongs on the command line", path.c_str(), key.c_str());
-        const std::string name = without_old_name(written, path + ": " + written, notes);
-        REQUIRE(name == written || !object.contains(name), "%s: \"%s\" is the old name of \"%s\", which is set, too",
-                path.c_str(), key.c_str(), name.c_str());
+        REQUIRE(!is_command(name), "%s: \"%s\" belongs on the command line", path.c_str(), key.c_str());
         if (const Spelling* spelling = find_spelling(name)) {
             const auto [option, word] = respell(*spelling, value, path + ": " + name, notes);
             respelled.push_back({path + ": " + name, option, word});
@@ -283,14 +271,28 @@ int ranks_of(const Config& config, const Machine& machine) {
     return config.dry_run && config.ranks > 0 ? static_cast<int>(config.ranks) : machine.ranks;
 }
 
-// Merges the user's values over the defaults, without checking rules between options. With --load and without --model,
-// the shape comes from the directory.
+// With --load and without --model the shape comes from the directory. Rope scaling, most of whose parameters have no
+// option, always comes from the directory of --load or --resume.
+void take_shape(const Settings& settings, const Machine& machine, Config& config) {
+    const auto load = settings.find("load"), resume = settings.find("resume");
+    if (!machine.read_shape) return;
+    if (load != settings.end()) {
+        const ModelConfig shape = machine.read_shape(json_text(load->second.value));
+        if (!settings.count("model")) config.shape = shape;
+        config.shape.rope_scaling = shape.rope_scaling;
+    } else if (resume != settings.end()) {
+        const std::string directory = json_text(resume->second.value);   // errors about it come later
+        if (is_regular_file(directory + "/config.json"))
+            config.shape.rope_scaling = machine.read_shape(directory).rope_scaling;
+    }
+}
+
+// Merges the user's values over the defaults, without checking rules between options.
 Config resolve(const Settings& settings, const ModelPreset& preset, const Machine& machine) {
     Config config = defaults_of(preset);
     Given given;
-    auto load = settings.find("load");
-    if (load != settings.end() && !settings.count("model") && machine.read_shape)
-        config.shape = machine.read_shape(json_text(load->second.value));
+    take_shape(settings, machine, config);
+    const ModelConfig before = config.shape;
     for (const OptionRow& row : option_table()) {
         auto found = settings.find(row.name);
         if (found == settings.end()) continue;
@@ -301,6 +303,9 @@ Config resolve(const Settings& settings, const ModelPreset& preset, const Machin
         REQUIRE(row.value.set(config, setting.value), "%s",
                 value_error(row, setting.where, setting.value).c_str());
     }
+    RopeScaling& scaling = config.shape.rope_scaling;
+    if (scaling.type == RopeScalingType::kYarn && before.rope_scaling.factor == 0)
+        scaling.original_max_positions = before.max_positions;
     given.ranks = ranks_of(config, machine);
     for (const OptionRow& row : option_table())
         if (row.derive && !given.has(row.name)) row.derive(config, given);
@@ -427,20 +432,8 @@ std::string config_to_json(const Config& config) {
     return object.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
-std::string config_to_text(const Config& config) {
-    std::string text;
-    auto values = acting(config);
-    for (size_t group = 0; group < std::size(kOptionGroupTitles); group++) {
-        text += std::string(kOptionGroupTitles[group]) + "\n";
-        for (const auto& [row, value] : values)
-            if (row->group == static_cast<OptionGroup>(group) && !json_text(value).empty())
-                text += strf("  %s = %s\n", row->name, message_line(json_text(value)).c_str());
-    }
-    return text;
-}
-
 std::string read_saved_options(const std::string& saved_json, Config& config) {
-    const Json saved = with_current_names(Json::parse(saved_json));
+    const Json saved = Json::parse(saved_json);
     for (const OptionRow& row : option_table()) {
         if (row.on_resume != OnResume::kMustMatch || !saved.contains(row.name)) continue;
         const Json& value = saved[row.name];
@@ -450,9 +443,8 @@ std::string read_saved_options(const std::string& saved_json, Config& config) {
 }
 
 ConfigDiff config_diff(const std::string& saved_json, const Config& config) {
-    Json saved = Json::parse(saved_json, nullptr, false);
+    const Json saved = Json::parse(saved_json, nullptr, false);
     REQUIRE(saved.is_object(), "the checkpoint's options are not a JSON object");
-    saved = with_current_names(saved);
     const ModelPreset* preset = find_model_preset(config.model);
     CHECK(preset, "a configuration has the unknown model %s", config.model.c_str());
     Config plain = resolve({}, *preset, {});

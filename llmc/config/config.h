@@ -1,5 +1,5 @@
 // The options of a run. One table (config_table.h) has their names, defaults and ranges; the command line, JSON files,
-// --help, the banner and the checkpoint's record all use it.
+// --help and the checkpoint's record all use it.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -41,8 +41,6 @@ struct Config {
     int64_t eval_interval = 0;          // steps; 0: only at the end
     int64_t eval_iters = 0;             // micro-batches per evaluation
     std::string hellaswag_data;         // a file, see hellaswag.h
-    int64_t hellaswag_interval = 0;     // steps; 0: only before the first step and at the end
-    int64_t hellaswag_examples = 0;     // use the first N; 0: all
 
     // optimizer
     double lr = 0, min_lr = 0;
@@ -50,8 +48,7 @@ struct Config {
     int64_t lr_warmup_iters = 0;
     int64_t lr_wsd_decay_iters = 0;     // wsd: length of the final decay; 0: a tenth of the run
     double weight_decay = 0, adam_beta1 = 0, adam_beta2 = 0, adam_eps = 0, clip_grad = 0;
-    int64_t max_skips = 0;              // allowed consecutive skipped steps; one more ends with exit code 4
-    double warn_on_divergence = 0, stop_on_divergence = 0;   // multiples of the loss at the start; 0: never
+    double stop_on_divergence = 0;      // multiple of the loss at the start; 0: never
 
     // precision
     Dtype dtype = Dtype::kBf16;         // activations and weights
@@ -60,8 +57,7 @@ struct Config {
     Recompute recompute = Recompute::kNone;
     std::vector<std::string> offload;   // of kOffloadWords: what is kept in pinned host memory; see offloads()
     double offload_fraction = 1;        // of the moments and masters that `offload` names
-    double offload_chunk_mb = 128;      // 10^6 bytes of optimizer state that pass through the device at a time
-    double gpu_memory_limit = 0;        // GiB of the device for everything this process uses; 0: all that is free
+    double offload_chunk_mb = 128;      // 10^6 bytes of offloaded state that pass through the GPU at a time; no option
     bool gemm_search = true;
     int64_t loss_chunk = 0;             // rows that head and loss compute at once; 0: all
     uint64_t seed = 0;
@@ -89,13 +85,11 @@ struct Config {
     // What is sharded over the ranks. 0: nothing; 1: master weights and moments; 2: gradients, too; 3: weights, too
     int64_t zero = 1;
     int64_t zero_group = 0;             // number of neighbouring ranks that shard one copy of these; 0: all
-    int64_t zero_keep_layers = 0;       // layers that stay gathered from forward to backward; with --zero 3
     double bucket_mb = 256;             // size of a gradient bucket, 10^6 bytes of FP32
     bool overlap = true;                // overlap communication with compute
     Dtype grad_shard_dtype = Dtype::kFp32;  // of the sums of gradients with --zero 2 and 3
     Dtype grad_comm_dtype = Dtype::kFp32;   // kFp32, kBf16, kE4m3
     Dtype param_comm_dtype = Dtype::kBf16;  // for weights that run in FP8: kBf16, kE4m3
-    int64_t fp8_check_interval = 0;     // steps between comparisons of all ranks' FP8 scales; 0: none
 
     // checkpoints
     std::string save, load, resume;     // resume: a directory or "auto"
@@ -110,7 +104,6 @@ struct Config {
     std::string tensorboard_dir, wandb_project;   // for the side processes that follow log_file; "": none
     std::string alert_command, alert_webhook;     // called by the side process of the run on trouble; "": none
     std::string report;                 // HTML file that the side process writes at the end; "": none
-    bool verbose = false;               // print the whole configuration and every note
     int64_t sample_every = 0, sample_tokens = 0;
     double temperature = 0;             // 0: take the most likely token
     int64_t top_k = 0;                  // draw among the most likely N tokens; 0: all
@@ -127,8 +120,6 @@ struct Config {
     std::string html;                   // file that gets the plan as a page; "": none
     std::string gpu;                    // GPU to plan for, a row of kernel_rates.cpp; "": the one found, else H200
     bool json = false;                  // print the plan as JSON
-    bool quiet = false;                 // print only whether the plan fits
-    bool check_comm = false;            // time the links between ranks before training
     int64_t profile_first = -1, profile_last = -1;   // --profile FIRST:LAST, steps counted from 1; -1: none
     bool overfit_one_batch = false;
     double comm_timeout = 0;            // seconds that a rank may make no progress; 0: no limit
@@ -190,8 +181,6 @@ std::vector<std::string> length_errors(const Config& config);
 // The resolved configuration as JSON text, without options that have no effect. Read with --config, it gives the same
 // run.
 std::string config_to_json(const Config& config);
-// Lines "name = value" of every option that has an effect, by group, for the banner.
-std::string config_to_text(const Config& config);
 // The differences between a checkpoint's configuration (JSON text) and this one, one line each, for --resume.
 // must_match: differences that would make it another run (model shape, seed, global batch, sequence length, dtypes).
 // Data paths may change, since DataLoader::check_fingerprint compares the data itself.

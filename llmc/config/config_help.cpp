@@ -158,7 +158,7 @@ std::string help_all_text(const Config& defaults, const std::string& family) {
     }
     text += entry("--config FILE", "read options from a JSON file first, whose keys are the names above (with - or _)");
     text += entry("--print-config", "print the resolved configuration as JSON, which --config reads, and exit");
-    text += entry("--print-options", "print the table of options as JSON, for programs");
+    text += entry("--print-options", "print the options and presets as JSON, for programs");
     text += entry("--version", "print the commit, the compiler, the device that this was built for, and libraries");
     text += entry("--help", "print the options used most");
     return text + entry("--help-all", "print this (with --model: its defaults)");
@@ -188,14 +188,20 @@ std::string options_json(const Config& defaults, const std::string& family) {
         if (row.ranks_only) option["ranks_only"] = true;
         if (row.generate_only) option["generate_only"] = true;
         if (row.llmc) option["llmc"] = row.llmc;
-        for (const RenamedOption& renamed : renamed_options())
-            if (std::string(renamed.name) == row.name) option["old_names"].push_back(renamed.old_name);
         for (const Spelling& s : spellings())
             if (std::string(s.option) == row.name)
                 option["megatron_flags"].push_back({{"name", s.name}, {"true", s.when_true}, {"false", s.when_false}});
         rows.push_back(std::move(option));
     }
-    return Ordered{{"executable", "train_" + family}, {"options", rows}}.dump(1) + "\n";
+    Ordered presets = Ordered::array();
+    for (const ModelPreset& preset : model_presets())
+        if (preset.family == family)
+            presets.push_back({{"name", preset.name},
+                               {"num-layers", preset.config.num_layers},
+                               {"hidden-size", preset.config.hidden_size},
+                               {"num-attention-heads", preset.config.num_attention_heads},
+                               {"num-query-groups", preset.config.num_query_groups}});
+    return Ordered{{"executable", "train_" + family}, {"presets", presets}, {"options", rows}}.dump(1) + "\n";
 }
 
 std::string generate_help_text(Config defaults, const std::string& family) {

@@ -57,20 +57,9 @@ void model_rules(const Config& c, Rules& rules) {
                   strf("--seq-length %lld exceeds --max-position-embeddings %lld", ll(c.seq_length),
                        ll(c.shape.max_positions)));
     const RopeScaling& scaling = c.shape.rope_scaling;
-    if (c.shape.position != PositionEmbedding::kRope || scaling.factor == 0) return;
-    rules.require(scaling.factor >= 1,
+    rules.require(c.shape.position != PositionEmbedding::kRope || scaling.factor == 0 || scaling.factor >= 1,
                   strf("--rope-scaling-factor %s must be 0 (no scaling) or at least 1",
                        number_text(scaling.factor).c_str()));
-    if (scaling.type == RopeScalingType::kYarn) {
-        rules.require(scaling.beta_slow < scaling.beta_fast,
-                      strf("--rope-scaling-beta-slow %s must be below --rope-scaling-beta-fast %s",
-                           number_text(scaling.beta_slow).c_str(), number_text(scaling.beta_fast).c_str()));
-        return;
-    }
-    rules.require(scaling.low_freq_factor < scaling.high_freq_factor,
-                  strf("--rope-scaling-low-freq-factor %s must be below --rope-scaling-high-freq-factor %s",
-                       number_text(scaling.low_freq_factor).c_str(),
-                       number_text(scaling.high_freq_factor).c_str()));
 }
 
 // Holds without a check while the length is unknown: with --epochs, until the data has been opened.
@@ -93,19 +82,13 @@ void length_rules(const Config& c, Rules& rules) {
     }
 }
 
-void divergence_rules(const Config& c, Rules& rules) {
-    const auto above_1 = [&](const char* option, double factor) {
-        rules.require(factor == 0 || factor > 1, strf("--%s %s must be above 1 (times the loss at the start), or 0 for "
-                                                      "never", option, number_text(factor).c_str()));
-    };
-    above_1("warn-on-divergence", c.warn_on_divergence);
-    above_1("stop-on-divergence", c.stop_on_divergence);
-}
-
 void schedule_rules(const Config& c, Rules& rules) {
     if (c.lr_decay_style != LrDecay::kConstant)
         rules.require(c.min_lr <= c.lr, strf("--min-lr %s exceeds --lr %s", number_text(c.min_lr).c_str(),
                                              number_text(c.lr).c_str()));
+    rules.require(c.stop_on_divergence == 0 || c.stop_on_divergence > 1,
+                  strf("--stop-on-divergence %s must be above 1 (times the loss at the start), or 0 for never",
+                       number_text(c.stop_on_divergence).c_str()));
     length_rules(c, rules);
 }
 
@@ -211,7 +194,6 @@ std::vector<std::string> config_errors(const Config& config, int ranks) {
     model_rules(config, rules);
     if (context_rules(config, ranks, rules)) batch_rules(config, ranks, rules);
     schedule_rules(config, rules);
-    divergence_rules(config, rules);
     data_rules(config, rules);
     run_rules(config, ranks, rules);
     fp8_rules(config, rules);

@@ -27,6 +27,11 @@ const char* no_offloaded_state(const Config& c) {
     return unless(offloads_state(c), "no optimizer state is offloaded (--offload moments,masters)");
 }
 
+const char* no_evaluation(const Config& c) {
+    return unless(!c.valid_data.empty() || !c.hellaswag_data.empty(),
+                  "there is no --valid-data to evaluate on, and no --hellaswag-data");
+}
+
 const char* idle_chunk(const Config& c) {
     return unless(c.loss_chunk < c.micro_batch_size * c.part_length(),
                   "a micro-batch (--micro-batch-size x --seq-length) has no more tokens than one chunk");
@@ -61,7 +66,6 @@ Conditions both(Conditions first, const Conditions& second) {
 }
 
 const Conditions kValidation = {{"valid-data", "!unset", "there is no --valid-data to evaluate on"}};
-const Conditions kHellaswag = {{"hellaswag-data", "!unset", "there is no --hellaswag-data"}};
 const Conditions kSaves = {{"save", "!unset", "no checkpoint is written without --save"}};
 const Conditions kDecays = {{"lr-decay-style", "!constant", "--lr-decay-style constant does not decay"}};
 const Conditions kWsd = {{"lr-decay-style", "wsd", "only --lr-decay-style wsd has a final decay"}};
@@ -155,18 +159,13 @@ void add_data(Rows& rows) {
          .help = "draw tokens from the seed instead of reading shards: for timing only, the model learns nothing",
          .fallback = "false", .on_resume = kMust},
         {.name = "eval-interval", .group = group, .value = integer(AT(eval_interval), 0, kMany),
-         .help = "steps between evaluations; 0: only at the end", .fallback = "250", .acts_if = kValidation,
-         .llmc = "-v"},
+         .help = "steps between evaluations; 0: only at the end", .fallback = "250", .inert = no_evaluation, .llmc = "-v"},
         {.name = "eval-iters", .group = group, .value = integer(AT(eval_iters), 1, kMany),
          .help = "micro-batches per evaluation", .fallback = "20", .acts_if = kValidation, .llmc = "-m"},
         {.name = "hellaswag-data", .group = group, .value = text(AT(hellaswag_data), "FILE", "a file"),
-         .help = "HellaSwag file of data/prepare_hellaswag.py, or llm.c's evaluation file", .fallback = "",
+         .help = "HellaSwag file of data/prepare_hellaswag.py, or llm.c's evaluation file; evaluated before the first "
+                 "step, every --eval-interval steps and at the end", .fallback = "",
          .on_resume = kSilent},
-        {.name = "hellaswag-interval", .group = group, .value = integer(AT(hellaswag_interval), 0, kMany),
-         .help = "steps between HellaSwag evaluations; 0: only before the first step and after the last",
-         .fallback = "0", .acts_if = kHellaswag, .on_resume = kSilent},
-        {.name = "hellaswag-examples", .group = group, .value = integer(AT(hellaswag_examples), 0, kMany),
-         .help = "use the first N examples; 0: all", .fallback = "0", .acts_if = kHellaswag, .on_resume = kSilent},
     });
     // Synthetic data replaces the shards, which all other options of this group are about.
     for (OptionRow& row : rows)
@@ -205,18 +204,10 @@ void add_optimizer(Rows& rows) {
          .help = "added to the square root of the second moment", .fallback = "1e-8"},
         {.name = "clip-grad", .group = group, .value = number(AT(clip_grad), kNotNegative),
          .help = "largest global gradient norm; 0: no clipping", .fallback = "1"},
-        {.name = "max-skips", .group = group, .value = integer(AT(max_skips), 0, kMany),
-         .help = "consecutive skipped steps (loss or gradient norm not finite) that are allowed; one more ends with "
-                 "exit code 4",
-         .fallback = "10"},
-        {.name = "warn-on-divergence", .group = group, .value = number(AT(warn_on_divergence), kNotNegative),
-         .help = "warn when the loss (median of 3 steps) exceeds this many times its start, which is the lower of the "
-                 "first loss and the median of the first 5; warn again only after the loss was back at its start; 0: "
-                 "never",
-         .fallback = "1.5", .on_resume = kSilent},
         {.name = "stop-on-divergence", .group = group, .value = number(AT(stop_on_divergence), kNotNegative),
-         .help = "end with exit code 4 when the loss exceeds this many times its start, as in --warn-on-divergence; "
-                 "the state is not saved, earlier checkpoints are kept; 0: never",
+         .help = "end with exit code 4 when the loss (median of 3 steps) exceeds this many times its start, which is the "
+                 "lower of the first loss and the median of the first 5; the state is not saved, earlier checkpoints "
+                 "are kept; 0: never. From 1.5 times on there is a warning",
          .fallback = "0", .on_resume = kSilent},
     });
 }
@@ -252,16 +243,6 @@ void add_precision(Rows& rows) {
          .help = "fraction of the offloaded moments and master weights that is in host memory; the rest stays on the "
                  "GPU, which makes the step faster",
          .fallback = "1", .inert = no_offloaded_state, .on_resume = kSilent},
-        {.name = "offload-chunk-mb", .group = group,
-         .value = number(AT(offload_chunk_mb), {.low = 0, .high = 1e6, .low_open = true}),
-         .help = "size of the chunks in which optimizer state is copied from host memory, updated and copied back, in "
-                 "10^6 bytes; the GPU has room for 4 chunks",
-         .fallback = "128", .inert = no_offloaded_state, .on_resume = kSilent},
-        {.name = "gpu-memory-limit", .group = group,
-         .value = number(AT(gpu_memory_limit), {.low = 0, .high = 1e6}),
-         .help = "GiB of the GPU that the process may use, including the CUDA context and libraries; a run that needs "
-                 "more is refused; plan takes the limit as the size of the GPU; 0: all that is free",
-         .fallback = "0", .on_resume = kSilent},
         {.name = "gemm-search", .group = group,
          .value = choice<bool>(AT(gemm_search), {{"on", true}, {"off", false}}),
          .help = "autotune: time the matmul algorithms for every shape at the start", .fallback = "on",
@@ -334,12 +315,6 @@ void add_output(Rows& rows) {
         {.name = "report", .group = group, .value = text(AT(report), "FILE", "a file"),
          .help = "write the web page that scripts/report makes of the log when the run has ended, also if it failed",
          .on_resume = kSilent},
-        {.name = "verbose", .group = group, .value = flag(AT(verbose), true, false),
-         .help = "print at the start every option, the FP8 plan, the communication of a step and all notes, which "
-                 "otherwise only the log file has; with plan: print every option, too",
-         .fallback = "false",
-         .acts_if = {{"json", "false", "--json prints the plan as JSON"},
-                     {"quiet", "false", "--quiet prints only whether the plan fits"}}, .on_resume = kSilent},
     });
 }
 
@@ -358,12 +333,6 @@ void add_other(Rows& rows) {
         {.name = "html", .group = group, .value = text(AT(html), "FILE", "a file"),
          .help = "also write the plan as a web page; doctor has the same option", .acts_if = kPlans,
          .on_resume = kSilent},
-        {.name = "quiet", .group = group, .value = flag(AT(quiet), true, false),
-         .help = "print only the line that says whether the run fits; exit code 2 if it does not", .fallback = "false",
-         .acts_if = both(kPlans, {{"json", "false", "--json prints the plan as JSON"}}), .on_resume = kSilent},
-        {.name = "check-comm", .group = group, .value = flag(AT(check_comm), true, false),
-         .help = "before training, time every collective and every pair of ranks and name slow links",
-         .fallback = "false", .on_resume = kSilent},
         {.name = "profile", .group = group,
          .value = tuple(':', 1, "FIRST:LAST", "two steps FIRST:LAST, counted from 1", AT(profile_first),
                         AT(profile_last)),

@@ -102,14 +102,6 @@ std::string value_error(const OptionRow& row, const std::string& where, const Js
 // Suggests the nearest multiples of micro_batch_size x ranks: "4 or 6 would be one, or take --micro-batch-size 1".
 std::string batch_hint(int64_t sequences, int64_t micro_batch_size, int ranks);
 
-// Former names of options. They are accepted for one release, with a note, also in JSON files and in a checkpoint's
-// configuration. In config_names.cpp.
-struct RenamedOption {
-    const char *old_name, *name;
-};
-const std::vector<RenamedOption>& renamed_options();
-const char* current_name(const std::string& old_name);   // null if it is not a former name
-
 // Megatron-LM flags that correspond to one value of an option here. It is an error if the flag and the option are both
 // given and contradict each other.
 struct Spelling {
@@ -119,8 +111,6 @@ struct Spelling {
 };
 const std::vector<Spelling>& spellings();               // in config_names.cpp
 const Spelling* find_spelling(const std::string& name);  // null if unknown
-// Renames a checkpoint's options to their current names. In an earlier version some spellings were options themselves.
-Json with_current_names(Json saved);
 
 // The rules between options that a resolved configuration breaks, one line each. In config_rules.cpp.
 std::vector<std::string> config_errors(const Config& config, int ranks);

@@ -8,8 +8,6 @@ const Conditions kGathersFp8 = {
 const Conditions kShards = {{"zero", "!0", "--zero 0 shards nothing"}};
 const Conditions kShardsGrads = {{"zero", "!0", "only --zero 2 and 3 shard gradients"},
                                  {"zero", "!1", "only --zero 2 and 3 shard gradients"}};
-const Conditions kTensorScales = {
-    kFp8On, {"fp8-recipe", "!blockwise", "--fp8-recipe blockwise has no scale of a whole tensor"}};
 
 void derive_param_comm(Config& c, const Given&) {
     c.param_comm_dtype = c.zero == 3 && c.fp8_recipe != Fp8Recipe::kNone ? Dtype::kE4m3 : Dtype::kBf16;
@@ -41,11 +39,6 @@ void add_ranks(std::vector<OptionRow>& rows) {
          .help = "--zero shards within groups of N neighbouring ranks, for example the ranks of a node, and each group "
                  "has all shards; 0: one group of all ranks",
          .fallback = "0", .acts_if = kShards, .on_resume = kSilent, .ranks_only = true},
-        {.name = "zero-keep-layers", .group = kGroup, .value = integer(AT(zero_keep_layers), 0, 1 << 16),
-         .help = "number of layers, in addition to two, whose weights stay gathered from the forward to the backward "
-                 "pass; if it covers all layers, each is gathered once per step",
-         .fallback = "0", .acts_if = {{"zero", "3", "only --zero 3 gathers weights in every pass"}},
-         .on_resume = kSilent, .ranks_only = true},
         {.name = "bucket-mb", .group = kGroup,
          .value = number(AT(bucket_mb), {.low = 0, .high = 1e6, .low_open = true}),
          .help = "size of a gradient bucket, which is reduced as one message, in 10^6 bytes of FP32; no parameter is "
@@ -72,9 +65,6 @@ void add_ranks(std::vector<OptionRow>& rows) {
                  "gathers their FP8 bytes",
          .derive = derive_param_comm, .derived = "bf16; fp8 with --zero 3", .acts_if = kGathersFp8,
          .on_resume = kSilent, .ranks_only = true},
-        {.name = "fp8-check-interval", .group = kGroup, .value = integer(AT(fp8_check_interval), 0, kMany),
-         .help = "steps between comparisons of the FP8 scales of all ranks, to find faulty hardware; 0: none",
-         .fallback = "0", .acts_if = kTensorScales, .on_resume = kSilent, .ranks_only = true},
         {.name = "comm-timeout", .group = kGroup, .value = number(AT(comm_timeout), {.low = 0, .high = 1e9}),
          .help = "seconds without progress of a rank after which all ranks end with exit code 6 and a hang report; ten "
                  "times as long until the first step is done and while files are read or written; 0: no limit",

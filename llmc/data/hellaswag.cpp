@@ -55,7 +55,7 @@ private:
 
 }  // namespace
 
-Hellaswag::Hellaswag(const std::string& path, int64_t vocab_size, int64_t seq_length, int64_t examples)
+Hellaswag::Hellaswag(const std::string& path, int64_t vocab_size, int64_t seq_length)
     : vocab_size_(vocab_size), seq_length_(seq_length) {
     const char* name = path.c_str();
     REQUIRE(is_regular_file(path), "HellaSwag file '%s': no such file; data/prepare_hellaswag.py makes it", name);
@@ -69,18 +69,16 @@ Hellaswag::Hellaswag(const std::string& path, int64_t vocab_size, int64_t seq_le
     const int32_t version = header_word(bytes, 1);
     REQUIRE(version == 1 || version == 2, "HellaSwag file '%s': byte 4: version %d, expected 1 or 2", name, version);
     fingerprint_ = xxh3_of_text(bytes);
-    if (version == 1) parse<uint16_t>(path, bytes, examples);
-    else parse<uint32_t>(path, bytes, examples);
+    if (version == 1) parse<uint16_t>(path, bytes);
+    else parse<uint32_t>(path, bytes);
 }
 
 template <typename Word>
-void Hellaswag::parse(const std::string& path, const std::string& bytes, int64_t limit) {
+void Hellaswag::parse(const std::string& path, const std::string& bytes) {
     const char* name = path.c_str();
     constexpr int64_t kLargest = std::numeric_limits<Word>::max();
     const int64_t count = header_word(bytes, 2), longest_bytes = header_word(bytes, 3);
     REQUIRE(count > 0, "HellaSwag file '%s': byte 8: %lld examples", name, ll(count));
-    REQUIRE(limit <= count, "--hellaswag-examples %lld: '%s' has %lld", ll(limit), name, ll(count));
-    const int64_t kept = limit > 0 ? limit : count;
     Words<Word> words(path, bytes);
     auto take_tokens = [&](int64_t n) {
         const int64_t begin = static_cast<int64_t>(tokens_.size());
@@ -97,24 +95,18 @@ void Hellaswag::parse(const std::string& path, const std::string& bytes, int64_t
         const int64_t completions = words.next("the number of completions", 2, kMaxCompletions);
         REQUIRE(label < completions, "HellaSwag file '%s': byte %lld: label %lld of %lld completions", name,
                 ll(label_at), ll(label), ll(completions));
-        const size_t tokens_before = tokens_.size();
         const int64_t n = words.next("the context's length", 1, size), context = take_tokens(n);
         const int64_t first_row = rows();
         for (int64_t c = 0; c < completions; c++) {
             const int64_t m = words.next("the completion's length", 1, size), completion = take_tokens(m);
             rows_.push_back({context, n, completion, m});
-            REQUIRE(i >= kept || n + m - 1 <= seq_length_,
+            REQUIRE(n + m - 1 <= seq_length_,
                     "HellaSwag file '%s': example %lld has a context of %lld tokens and a completion of %lld, which do "
                     "not fit into --seq-length %lld", name, ll(i), ll(n), ll(m), ll(seq_length_));
         }
         REQUIRE(words.offset() == end, "HellaSwag file '%s': byte %lld: example %lld ends here, by its size of %lld "
                 "bytes at %lld", name, ll(words.offset()), ll(i), ll(size), ll(end));
-        if (i < kept) {
-            examples_.push_back({first_row, completions, label});
-            continue;
-        }
-        rows_.resize(static_cast<size_t>(first_row));
-        tokens_.resize(tokens_before);
+        examples_.push_back({first_row, completions, label});
     }
     REQUIRE(words.at_end(), "HellaSwag file '%s': byte %lld: the header says %lld examples, and more follows", name,
             ll(words.offset()), ll(count));

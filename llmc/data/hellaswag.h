@@ -11,9 +11,9 @@
 
 class Hellaswag {
 public:
-    // Reads the first `examples` examples (0: all) and checks the whole file. Errors (exit 2) name file, byte and
+    // Reads and checks the whole file. Errors (exit 2) name file, byte and
     // value; a row with more than seq_length inputs and a token outside the vocabulary are errors.
-    Hellaswag(const std::string& path, int64_t vocab_size, int64_t seq_length, int64_t examples);
+    Hellaswag(const std::string& path, int64_t vocab_size, int64_t seq_length);
 
     int64_t examples() const { return static_cast<int64_t>(examples_.size()); }
     // A row is the context and one completion; the rows of an example are consecutive.
@@ -36,7 +36,7 @@ private:
     struct Example {
         int64_t first_row, completions, label;
     };
-    template <typename Word> void parse(const std::string& path, const std::string& bytes, int64_t limit);
+    template <typename Word> void parse(const std::string& path, const std::string& bytes);
 
     const int64_t vocab_size_, seq_length_;
     std::string fingerprint_;

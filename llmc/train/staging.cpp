@@ -44,7 +44,6 @@ Staging::Buffer& Staging::read(const DataLoader& loader, int64_t step, int64_t f
     }
     s.calibration_micro_batch = std::max<int64_t>(0, s.calibration_micro_batch);
     s.count_fp8 = is_due(step + 1, config_.fp8_stats_interval);
-    s.check_fp8 = is_due(step + 1, config_.fp8_check_interval);
     loader.prefetch(first + count, count);
     return filled;
 }

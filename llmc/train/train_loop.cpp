@@ -13,7 +13,6 @@
 #include "llmc/fault/alert_process.h"
 #include "llmc/fault/shutdown.h"
 #include "llmc/fault/watchdog.h"
-#include "llmc/parallel/comm/comm_benchmark.h"
 #include "llmc/parallel/rank_preflight.h"
 #include "llmc/train/log/alert_config.h"
 #include "llmc/train/run/rank_consistency.h"
@@ -71,7 +70,6 @@ void TrainLoop::open_data() {
 
 void TrainLoop::open_device() {
     device_.open(parsed_.notes);
-    if (config_.check_comm) answers_ = check_comm(device_.ctx, comm_);
     device_.prepare(parsed_.notes);
     checkpoints_.emplace(config_, table_, *data_.train, comm_, device_.ctx, *device_.trainer, faults_,
                          save_folder_->lock());
@@ -109,9 +107,6 @@ void TrainLoop::open_log() {
                       data_.valid ? &*data_.valid : nullptr, predicted.ms});
     const std::string fp8_text = fp8_plan_.on() ? fp8_plan_text(fp8_plan_, config_) : "";
     std::printf("%s", summary.c_str());
-    if (config_.verbose)
-        std::printf("%s%s%s", config_to_text(config_).c_str(), fp8_text.c_str(),
-                    communication_text(config_, plan.collectives, plan.ranks, plan.buckets).c_str());
     const std::string path = comm_.root() ? config_.log_file : "";
     const bool other = resumed_ && (config_.resume != "auto" || !log_saves_in(path, config_.save));
     log_ = std::make_unique<RunLog>(path, resumed_, progress_.step, progress_.missed, other);
@@ -145,11 +140,10 @@ void TrainLoop::write_notes(const std::string& summary) {
         return std::none_of(std::begin(details), std::end(details),
                             [&](const char* detail) { return note.rfind(detail, 0) == 0; });
     });
-    for (const std::string& answer : answers_) log_->event("note", answer);
-    const size_t shown = config_.verbose ? notes.size() : notes_that_fit(summary, notes.size());
+    const size_t shown = notes_that_fit(summary, notes.size());
     for (size_t i = 0; i < notes.size(); i++) log_->event("note", notes[i], i < shown);
     if (shown == notes.size()) return;
-    const std::string place = config_.log_file.empty() ? "--verbose prints them" : "in " + config_.log_file;
+    const std::string place = config_.log_file.empty() ? "--log-file FILE keeps them" : "in " + config_.log_file;
     std::printf("note: %zu more notes: %s\n", notes.size() - shown, message_line(place).c_str());
 }
 

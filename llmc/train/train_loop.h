@@ -61,7 +61,6 @@ private:
     std::optional<StepReporter> reporter_;
     Progress progress_;
     StartTimes start_;
-    std::vector<std::string> answers_;   // of --check-comm
     bool resumed_ = false, stopping_ = false;
     std::string data_error_;   // why data cannot be read any more, on all ranks the same
 };

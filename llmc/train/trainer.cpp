@@ -13,7 +13,7 @@ std::optional<WeightSlots> make_weight_slots(const Config& config, const Buckets
                                              Arena& arena) {
     if (!shards_weights(config, buckets.ranks())) return std::nullopt;
     return std::optional<WeightSlots>(std::in_place, buckets.layout(), static_cast<int>(config.shape.num_layers),
-                                      config.dtype, plan.weight_format, config.zero_keep_layers, arena);
+                                      config.dtype, plan.weight_format, arena);
 }
 
 DecoderOptions decoder_options(const Config& config, HeadExchange& exchange) {
@@ -199,7 +199,7 @@ void Trainer::gather_weights(Ctx& ctx) {
 void Trainer::copy_results(Ctx& ctx, const StagedStep& staged) {
     device::copy_to_host(ctx, staged.result, state_, sizeof(StepState));
     // The report includes casts of weights, which may still be running on the side stream.
-    if (staged.count_fp8 || staged.check_fp8) gatherer_.wait(ctx);
+    if (staged.count_fp8) gatherer_.wait(ctx);
     if (staged.fp8_report) fp8_.copy_report(ctx, staged.fp8_report);
     if (staged.grad_comm_report && staged.count_fp8) reducer_.copy_report(ctx, staged.grad_comm_report);
     comm_stream_.set_timer(nullptr);

@@ -25,9 +25,8 @@ struct StagedStep : HostInputs {
     void* grad_comm_report = nullptr;   // GradReducer::report_bytes(), copied if count_fp8
     CommTimer* comm_timer = nullptr;
     std::function<void(Phase)> on_phase = {};   // called when the host begins to enqueue a phase
-    bool count_fp8 = false;        // the reports have counts
+    bool count_fp8 = false;        // the reports have counts, and the scales after the step
     bool corrupt_gradient = false;   // fault injection: a gradient becomes NaN
-    bool check_fp8 = false;        // the report has the scales after the step, to compare between ranks
     int64_t micro_batches = 0;     // of this rank
     int64_t calibration_micro_batch = 0;   // the first one with a counted target in its whole sequences
     int64_t counted_tokens = 0;    // of all ranks

@@ -24,7 +24,9 @@ std::string option_lines() {
 }  // namespace
 
 // A new option is a new line of the file; a changed or missing line breaks users' scripts, so it must be intended.
-// UPDATE_GOLDEN=1 rewrites the file.
+// UPDATE_GOLDEN=1 rewrites the file. The number may only fall: a new option says in its commit which user needs it, and
+// which option goes for it.
+constexpr size_t kOptions = 118;
 TEST_CASE("config: the list of options is frozen") {
     fs::path path = "tests/golden/cli_options.txt";
     std::string now = option_lines();
@@ -33,6 +35,7 @@ TEST_CASE("config: the list of options is frozen") {
     std::stringstream frozen;
     frozen << file.rdbuf();
     CHECK(frozen.str() == now);
+    CHECK(option_table().size() == kOptions);
 }
 
 TEST_CASE("config: every option parses on the command line and in a file, and round-trips") {
@@ -132,19 +135,12 @@ TEST_CASE("config: an option without effect is refused with the reason") {
         {"gpt2", {"--rotary-base", "10000"}, "--rotary-base", "learned"},
         {"llama", {"--position-embedding-type=learned_absolute", "--rotary-base=1e4"}, "--rotary-base", "learned"},
         {"gpt2", {"--rope-scaling-factor", "8"}, "--rope-scaling-factor", "learned"},
-        {"llama", {"--rope-scaling-low-freq-factor", "1"}, "--rope-scaling-low-freq-factor", "--rope-scaling-factor 0"},
-        {"llama", {"--rope-scaling-high-freq-factor", "4"}, "--rope-scaling-high-freq-factor", "factor 0"},
-        {"gpt2", {"--rope-scaling-original-max-positions", "8"}, "--rope-scaling-original", "learned"},
         {"llama", {"--rope-scaling-type", "yarn"}, "--rope-scaling-type", "--rope-scaling-factor 0"},
-        {"llama", {"--rope-scaling-factor=4", "--rope-scaling-beta-fast=9"}, "--rope-scaling-beta-fast", "type yarn"},
-        {"llama", {"--rope-scaling-factor=4", "--rope-scaling-type=yarn", "--rope-scaling-low-freq-factor=2"},
-         "--rope-scaling-low-freq-factor", "own parameters"},
         {"gpt2", {"--loss-chunk", "8192"}, "--loss-chunk", "no more tokens than one chunk"},
         {"gpt2", {"--sliding-window", "64", "--seq-length", "64"}, "--sliding-window", "hides nothing"},
         {"gpt2", {"--fp8-attention", "--dtype", "fp32"}, "--fp8-attention", "BF16"},
         {"gpt2", {"--fp8-attention", "--kv-channels", "80"}, "--fp8-attention", "head dims of 64 and 128"},
         {"gpt2", {"--offload-fraction", "0.5"}, "--offload-fraction", "no optimizer state"},
-        {"llama", {"--offload", "activations", "--offload-chunk-mb=9"}, "--offload-chunk-mb", "no optimizer state"},
         {"gpt2", {"--eval-iters", "20"}, "--eval-iters", "--valid-data"},
         {"gpt2", {"--eval-interval", "20"}, "--eval-interval", "--valid-data"},
         {"gpt2", {"--keep", "3"}, "--keep", "--save"},
@@ -161,8 +157,6 @@ TEST_CASE("config: an option without effect is refused with the reason") {
         {"gpt2", {"--top-k", "5"}, "--top-k", "--sample-every 0"},
         {"gpt2", {"--sample-every", "9", "--temperature", "0", "--top-k", "5"}, "--top-k", "--temperature 0"},
         {"gpt2", {"--print", "ids"}, "--print", "--sample-every 0"},
-        {"gpt2", {"--hellaswag-interval", "9"}, "--hellaswag-interval", "--hellaswag-data"},
-        {"gpt2", {"--hellaswag-examples", "9"}, "--hellaswag-examples", "--hellaswag-data"},
         {"gpt2", {"--init-method-std", "0.1", "--load", "d"}, "--init-method-std", "--load"},
         {"gpt2", {"--init-method-std", "0.1", "--resume", "d"}, "--init-method-std", "--resume"},
         {"gpt2", {"--load", "d", "--resume", "e"}, "--load", "--resume"},
@@ -221,10 +215,6 @@ TEST_CASE("config: rules between options") {
     refused({"--num-query-groups", "5"}, "must be a multiple of --num-query-groups 5");
     refused({"--hidden-size", "100"}, "set --kv-channels");
     refused({"--position-embedding-type=rope", "--rope-scaling-factor=0.5"}, "at least 1");
-    refused({"--position-embedding-type=rope", "--rope-scaling-factor=8", "--rope-scaling-type=yarn",
-             "--rope-scaling-beta-slow=32"}, "--rope-scaling-beta-slow 32 must be below --rope-scaling-beta-fast 32");
-    refused({"--position-embedding-type=rope", "--rope-scaling-factor=8", "--rope-scaling-low-freq-factor=4"},
-            "must be below");
 }
 
 TEST_CASE("config: presets, and defaults that follow from other options") {
@@ -403,13 +393,13 @@ TEST_CASE("config: differences from a checkpoint's options") {
     CHECK(diff.changed[0] == "--lr: 0.0006 in the checkpoint, 0.001 now");
     Json old = Json::parse(saved);
     old["gone-option"] = 7;
-    old.erase("max-skips");   // an option that the checkpoint's version did not have
+    old.erase("clip-grad");   // an option that the checkpoint's version did not have
     diff = config_diff(old.dump(), parse("gpt2", run).config);
     CHECK(diff.must_match.empty());
     CHECK(diff.changed == std::vector<std::string>{"gone-option: 7 in the checkpoint, unknown to this version"});
 }
 
-TEST_CASE("config: help, banner, and options without effect on this machine") {
+TEST_CASE("config: help, and options without effect on this machine") {
     for (const char* family : {"gpt2", "llama"}) {
         ParsedConfig p = parse(family, {"--help-all"});
         CHECK(p.help);
@@ -437,11 +427,6 @@ TEST_CASE("config: help, banner, and options without effect on this machine") {
                                  "fine-tuning", "random seed", "--help-all"})
             CHECK_MESSAGE(contains(text, word), word);
     }
-    std::string banner = config_to_text(parse("gpt2", joined(base(""), {"--seed", "99"})).config);
-    CHECK(contains(banner, "Precision\n  dtype = bf16\n"));
-    CHECK(contains(banner, "  seed = 99\n"));
-    CHECK(!contains(banner, "rotary-base"));
-
     Words words = joined(base(""), {"--gemm-search", "off"});
     CHECK(parse("gpt2", words).idle.empty());
     CHECK(parse("gpt2", words, {.gpu = false}).idle.size() == 1);

@@ -15,7 +15,7 @@ TEST_CASE("rank options: by default gradients are communicated in their own dtyp
     const ParsedConfig finer = parse("gpt2", joined(base(""), {"--grad-dtype", "bf16", "--grad-comm-dtype", "fp32"}));
     REQUIRE(finer.notes.size() == 1);
     CHECK(contains(finer.notes[0], "are sent as bf16, since fp32 would not make them more precise"));
-    CHECK(contains(config_to_text(parsed({"--grad-dtype", "bf16"})), "  grad-comm-dtype = bf16\n"));
+    CHECK(contains(config_to_json(parsed({"--grad-dtype", "bf16"})), "\"grad-comm-dtype\": \"bf16\""));
 }
 
 TEST_CASE("rank options: Megatron's flags are accepted with a note, on the command line and in files") {
@@ -61,8 +61,6 @@ TEST_CASE("rank options: options without effect are refused") {
     refused({"--fp8-param-gather"}, "FP8 is off (--fp8-recipe none)");
     refused({"--param-comm-dtype", "bf16"}, "FP8 is off (--fp8-recipe none)");
     refused({"--param-comm-dtype", "fp8", "--fp8-recipe", "delayed", "--zero", "0"}, "--zero 0");
-    refused({"--fp8-check-interval", "1"}, "FP8 is off");
-    refused({"--fp8-check-interval", "1", "--fp8-recipe", "blockwise"}, "no scale of a whole tensor");
     refused({"--fp8-stats-interval", "1"}, "FP8 is off");
     CHECK(parsed({"--fp8-stats-interval", "1", "--grad-comm-dtype", "fp8"}).fp8_stats_interval == 1);
     refused({"--zero-group", "2", "--zero", "0"}, "--zero 0 shards nothing");
@@ -71,7 +69,6 @@ TEST_CASE("rank options: options without effect are refused") {
     CHECK(parsed({"--zero", "3", "--grad-shard-dtype", "bf16"}).grad_shard_dtype == Dtype::kBf16);
     CHECK(parsed({"--zero", "2"}).zero == 2);
     CHECK(parsed({"--zero", "3"}).zero == 3);
-    refused({"--zero-keep-layers", "2", "--zero", "2"}, "only --zero 3 gathers weights in every pass");
     const Words sharded = joined(base(""), {"--fp8-recipe", "delayed", "--zero", "3"});
     CHECK(parse("gpt2", sharded).config.param_comm_dtype == Dtype::kE4m3);
     CHECK(parse("gpt2", joined(base(""), {"--zero", "3"})).config.param_comm_dtype == Dtype::kBf16);

@@ -62,15 +62,14 @@ std::vector<Question> questions(size_t count, size_t most, int64_t vocab) {
     return all;
 }
 
-Hellaswag open_file(const TempDir& dir, const data_test::FileBytes& bytes, int64_t vocab = 29, int64_t T = 40,
-                    int64_t examples = 0) {
+Hellaswag open_file(const TempDir& dir, const data_test::FileBytes& bytes, int64_t vocab = 29, int64_t T = 40) {
     std::ofstream(dir / "h.bin", std::ios::binary) << bytes;
-    return Hellaswag(dir / "h.bin", vocab, T, examples);
+    return Hellaswag(dir / "h.bin", vocab, T);
 }
 
-std::string refusal(const TempDir& dir, const data_test::FileBytes& bytes, int64_t T = 40, int64_t examples = 0) {
+std::string refusal(const TempDir& dir, const data_test::FileBytes& bytes, int64_t T = 40) {
     try {
-        open_file(dir, bytes, 29, T, examples);
+        open_file(dir, bytes, 29, T);
         return "";
     } catch (const Error& error) {
         CHECK(error.exit_code == kExitBadInput);
@@ -119,7 +118,6 @@ TEST_CASE("hellaswag: rows of both versions of the file") {
             }
         CHECK(row == file.rows());
     }
-    CHECK(open_file(dir, file_of<uint32_t>(all), 29, 40, 3).examples() == 3);
     CHECK(open_file(dir, file_of<uint16_t>(all)).fingerprint() != open_file(dir, file_of<uint32_t>(all)).fingerprint());
 }
 
@@ -172,7 +170,6 @@ TEST_CASE("hellaswag: errors of a file name byte and value") {
     CHECK(refusal(dir, sound, 2).find("example 0 has a context of 2 tokens and a completion of 2, which do not fit "
                                       "into --seq-length 2") != std::string::npos);
     CHECK(refusal(dir, sound, 3) == "");
-    CHECK(refusal(dir, sound, 3, 3).find("--hellaswag-examples 3") != std::string::npos);
 }
 
 TEST_CASE("hellaswag: the loss of a row equals the training loss, and one changed token changes the score") {

@@ -105,7 +105,6 @@ VALUES = [
     ("gpt2 RUN --global-batch-size 1", 2, "2 would be one, or take --micro-batch-size 1"),
     ("gpt2 RUN --ranks 4", 2, "--ranks 4, and 1 was started: scripts/launch/launch_mpi.sh -np 4 starts them"),
     ("gpt2 RUN --stop-on-divergence 0.5", 2, "--stop-on-divergence 0.5 must be above 1", "or 0 for never"),
-    ("gpt2 RUN --warn-on-divergence 1", 2, "--warn-on-divergence 1 must be above 1"),
     ("gpt2 RUN --hidden-size 30", 2, "--hidden-size 30 must be a multiple of 8"),
     ("gpt2 RUN --num-query-groups 3", 2, "--num-attention-heads 4 must be a multiple of --num-query-groups 3"),
     ("gpt2 RUN --fp8-recipe delayed --ffn-hidden-size 40", 2, "multiples of 16", "up of layers 0-1", "--bf16-linears"),
@@ -264,7 +263,6 @@ CHECKPOINTS = [
     ("gpt2 RUN --log-file /dev/full", 7, "--log-file /dev/full: cannot be written: No space left on device"),
     ("gpt2 RUN --train-iters 30 --lr 5 --clip-grad 0 --stop-on-divergence 2", 4, "times its start of",
      "a lower --lr (now 5), a longer --lr-warmup-iters (now 0), --clip-grad 1 (now 0)", "nothing was saved (--save)"),
-    ("gpt2 RUN --train-iters 9 --max-skips 0 --inject nan:grad@2", 4, "not finite for 1 step in a row (--max-skips 0)"),
 ]
 
 COMMANDS = [
@@ -272,7 +270,6 @@ COMMANDS = [
     ("gpt2 plan --gpu A100", 2, "--gpu A100: unknown; rates are known for H200"),
     ("gpt2 plan --ranks 0", 2, "--ranks has no effect: 0 means as many as were started"),
     ("gpt2 plan --ranks 3 --micro-batch-size 2 --global-batch-size 8", 2, "2 x 3 ranks: 6 or 12 would be one"),
-    ("gpt2 plan --json --quiet", 2, "--quiet has no effect: --json prints the plan as JSON"),
     ("gpt2 bench --steps 0", 2, "--steps 0: must be a number from 1 to 10000"),
     ("gpt2 bench --json nowhere/x.json", 2, "there is no folder 'nowhere'"),
     ("gpt2 bench --train-iters 5", 2, "--train-iters has no effect: bench takes --warm-up and --steps"),
@@ -427,7 +424,7 @@ class MistakesTest(unittest.TestCase):
                         "gpt2 RUN --train-iters 2e0 --print-config", "gpt2 RUN --profile 1:2 --print-config",
                         "gpt2 RUN --valid-data train.bin --train-iters 1", f"{WITH} unknown.bin valid.bin",
                         "gpt2 RUN --log-file new_logs/run.jsonl",
-                        "gpt2 RUN --save logs --log-file logs/deep/run.jsonl", "gpt2 plan --gpu h100-pcie --quiet"):
+                        "gpt2 RUN --save logs --log-file logs/deep/run.jsonl", "gpt2 plan --gpu h100-pcie"):
             with self.subTest(command=command):
                 done = self.run_command(command)
                 self.assertEqual(done.returncode, 0, done.stderr)
@@ -439,8 +436,8 @@ class MistakesTest(unittest.TestCase):
                 ("gpt2 RUN --valid-data train.bin valid.bin --eval-iters 2",
                  "VALIDATION ON TRAINING DATA: 1 shard of --valid-data is also in --train-data, the first is 'train"),
                 ("gpt2 RUN --train-iters 30 --lr 5 --clip-grad 0",
-                 r"warning: step \d+: loss [\d.]+ \(median of 3 steps\) is [\d.]+ times its start of 4\.\d+ "
-                 r"\(--warn-on-divergence 1\.5\); what usually helps: a lower --lr \(now 5\)")):
+                 r"warning: step \d+: loss [\d.]+ \(median of 3 steps\) is [\d.]+ times its start of 4\.\d+; "
+                 r"what usually helps: a lower --lr \(now 5\)")):
             with self.subTest(command=command):
                 done = self.run_command(command)
                 self.assertEqual(done.returncode, 0, done.stderr)

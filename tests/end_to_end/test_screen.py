@@ -33,28 +33,19 @@ class ScreenTest(TrainTest):
             self.assertIn(words, said)
         for unchanged in ("--weight-decay", "--clip-grad", "--model ", "--lr-warmup-iters"):
             self.assertNotIn(unchanged, said)
-        self.assertEqual((header["config"]["weight-decay"], header["config"]["verbose"]), (0.1, False))
+        self.assertEqual(header["config"]["weight-decay"], 0.1)
         self.assertNotIn("n/a", text)   # the CPU has no MFU
         step = next(line for line in text.splitlines() if line.startswith("step 2/2 "))
         self.assertNotIn("MFU", step)
-        # The same run with --verbose prints every option; only the screen differs.
-        whole = self.run_train(GPT2, *common, "--save", self.path("loud"), "--verbose").stdout
-        for line in ("  weight-decay = 0.1", "  verbose = true",
-                     "  wgrad           dy E5M2 by x E4M3, precise accumulation"):
-            self.assertIn(f"\n{line}\n", whole)
-        states = [state_of(self.path(name, "step-00000002")) for name in ("run", "loud")]
-        for state in states:
-            state["state.json"]["config"].pop("verbose")
-        self.assertEqual(*states)
 
     def test_many_notes_and_options_do_not_fill_the_screen(self):
         environment = {**os.environ, **{f"NVTE_{i}": "1" for i in range(30)}}
         options = ["--train-iters", "2", "--weight-decay", "0.2", "--adam-beta1", "0.8", "--adam-beta2", "0.9",
                    "--adam-eps", "1e-7", "--clip-grad", "2", "--inject", "nan:grad@1", "--exit-duration-in-mins", "9",
-                   "--fp8-recipe", "delayed", "--bf16-linears", "0.qkv", "--max-skips", "3", "--sample-every", "1",
+                   "--fp8-recipe", "delayed", "--bf16-linears", "0.qkv", "--sample-every", "1",
                    "--sample-tokens", "3", "--seed", "77"]
         log = self.path("log.jsonl")
-        for more, place in ((["--log-file", log], "in " + log), ([], "--verbose prints them")):
+        for more, place in ((["--log-file", log], "in " + log), ([], "--log-file FILE keeps them")):
             lines = self.start_of(self.run_train(GPT2, *options, *more, env=environment).stdout)
             lines = [line for line in lines if not line.startswith("sample ")]
             self.assertLessEqual(len(lines), LINES)
@@ -65,8 +56,6 @@ class ScreenTest(TrainTest):
         before = [r["text"] for r in records(log, "event") if r["step"] == 0 and r["kind"] == "note"]
         self.assertEqual(shown + int(left), len(before))
         self.assertEqual(sum("NVTE_" in text for text in before), 30)
-        lines = self.start_of(self.run_train(GPT2, *options, "--verbose", env=environment).stdout)
-        self.assertEqual(sum("NVTE_" in line for line in lines), 30)
 
     def test_print_config_is_a_configuration(self):
         options = ["--train-iters", "3", "--lr-decay-style", "wsd", "--fp8-recipe", "tensorwise", "--grad-dtype",

@@ -354,7 +354,7 @@ class WatchTest(TrainTest):
         self.saved_and_stopped("SIGTERM")
 
     def test_a_signal_before_the_first_step_leaves_with_0(self):
-        process = self.start(self.command_of(2, *self.saving("--check-comm")), until="")
+        process = self.start(self.command_of(2, *self.saving()), until="")
         process.send_signal(signal.SIGTERM)
         self.finish(process, 0)
 

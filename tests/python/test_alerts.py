@@ -58,7 +58,7 @@ class Judging(unittest.TestCase):
     def test_skips_saturation_divergence(self):
         self.assertEqual(self.kinds(step(1, skipped=True, loss="nan")), ["skip"])
         for kind, text, said in (("fp8", "step 3: saturated: 0.down.x 0.46%", "saturated"),
-                                 ("warning", "loss 18 (--warn-on-divergence 1.5)", "divergence"),
+                                 ("warning", "loss 18 (median of 3 steps) is 1.7 times its start", "divergence"),
                                  ("diverged", "not finite for 11 steps", "divergence"), ("warning", "other", "warning"),
                                  ("note", "x", None), ("alerts", "x", None), ("stop", "finished", None)):
             self.assertEqual(self.kinds({"type": "event", "step": 1, "kind": kind, "text": text}),

@@ -288,9 +288,8 @@ class Comparability(CompareTest):
         self.assertEqual(NEUTRAL, {"save", "save-interval", "keep", "save-async", "resume", "tokenizer", "log-interval",
                                    "log-file", "sample-every", "sample-tokens", "prompt-ids", "prompt-bytes",
                                    "prompts", "temperature", "top-k", "top-p", "print", "hellaswag-data",
-                                   "hellaswag-interval", "hellaswag-examples", "eval-interval", "dry-run",
-                                   "check-comm", "profile", "exit-duration-in-mins", "comm-timeout", "ranks", "config",
-                                   "verbose", "quiet"})
+                                   "eval-interval", "dry-run",
+                                   "profile", "exit-duration-in-mins", "comm-timeout", "ranks", "config"})
         # Absent in the other log: off.
         ratio, said = self.verdict({"log-file": "b", "save": "x", "save-interval": 5, "eval-interval": 7,
                                     "resume": "auto", "fp8-attention": False, "rampup-batch-size": None})

@@ -87,9 +87,9 @@ class RowsTest(unittest.TestCase):
         table = read(os.path.join(ROOT, "scripts", "README.md"))
         for name, facts in ROWS.items():
             with self.subTest(name):
-                plan = self.row(name, "--dry-run", "--verbose", MPIRUN="/nowhere").stdout
-                for option, value in facts.items():
-                    self.assertIn(f"\n  {option} = {value}\n", plan)
+                plan = self.row(name, "--dry-run", MPIRUN="/nowhere").stdout
+                config = json.loads(self.row(name, "--dry-run", "--print-config", MPIRUN="/nowhere").stdout)
+                self.assertEqual({option: config.get(option) for option in facts}, facts)
                 found = re.search(r"\nranks +(\d+), (\d+) micro-batches of (\d+) x (\d+) tokens", plan)
                 ranks, micro_batches, sequences, length = map(int, found.groups())
                 self.assertEqual((ranks, ranks * micro_batches * sequences, length),
@@ -135,10 +135,10 @@ class RowsTest(unittest.TestCase):
             self.assertEqual(len(calls[0].stdout), len(calls[1].stdout))
 
     def test_options_of_the_user_win(self):
-        plan = self.row("train_gpt2_modern_fp8", "--dry-run", "--verbose", "--train-iters", "7",
-                        "--global-batch-size=128").stdout
-        self.assertIn("tokens            131072 per step, 7 steps", plan)
-        self.assertIn("\n  lr-warmup-iters = 0\n", plan)
+        mine = ["--dry-run", "--train-iters", "7", "--global-batch-size=128"]
+        self.assertIn("tokens            131072 per step, 7 steps", self.row("train_gpt2_modern_fp8", *mine).stdout)
+        config = json.loads(self.row("train_gpt2_modern_fp8", *mine, "--print-config").stdout)
+        self.assertEqual(config["lr-warmup-iters"], 0)
         plan = self.row("train_llama3_8b_h200_bf16", "--dry-run", RANKS="4").stdout
         self.assertIn("ranks             4, 32 micro-batches", plan)
         self.assertIn("--fp8-recipe", self.row("train_gpt2_124M_fp8", "--help").stdout)
@@ -205,9 +205,8 @@ class RowsTest(unittest.TestCase):
     def test_fine_tuning_takes_the_weights_and_shape_of_the_model(self):
         model = os.path.join(ROOT, "tests", "fixtures", "llama")
         tiny = TINY[2:]   # the model sets the number of layers
-        plan = self.row("finetune_llama31_8b_bf16", "--dry-run", "--verbose", "--synthetic-data", *tiny,
-                        MODEL=model, RANKS="1")
-        self.assertIn(f"\n  load = {model}\n", plan.stdout)
+        config = self.row("finetune_llama31_8b_bf16", "--print-config", "--synthetic-data", *tiny, MODEL=model, RANKS="1")
+        self.assertEqual(json.loads(config.stdout)["load"], model)
         done = self.row("finetune_llama31_8b_bf16", "--synthetic-data", *tiny, MODEL=model, RANKS="1")
         self.assertIn("\nstep 2/2 ", done.stdout)
         self.assertNotIn("initial weights", done.stderr)

@@ -61,10 +61,8 @@ struct Sample {
 inline const std::map<std::string, Sample>& samples() {
     static const Words rope = {"--position-embedding-type", "rope"};
     static const Words scaled = joined(rope, {"--rope-scaling-factor", "8"});
-    static const Words yarn = joined(scaled, {"--rope-scaling-type", "yarn"});
     static const Words valid = {"--valid-data", "v"};
     static const Words sampled = {"--sample-every", "10"};
-    static const Words hellaswag = {"--hellaswag-data", "h.bin"};
     static const Words save = {"--save", "out"};
     static const Words fp8 = {"--fp8-recipe", "delayed"};
     static const Words some_bf16 = joined(fp8, {"--first-last-layers-bf16", "true"});
@@ -79,12 +77,6 @@ inline const std::map<std::string, Sample>& samples() {
         {"position-embedding-type", {{"rope"}, {}}},          {"rotary-base", {{"500000", "12345.678"}, rope}},
         {"rope-scaling-factor", {{"8", "32.5"}, rope}},
         {"rope-scaling-type", {{"yarn"}, scaled}},
-        {"rope-scaling-low-freq-factor", {{"2", "0.5"}, scaled}},
-        {"rope-scaling-high-freq-factor", {{"8", "4.5"}, scaled}},
-        {"rope-scaling-original-max-positions", {{"4096", "1"}, scaled}},
-        {"rope-scaling-beta-fast", {{"64", "16.5"}, yarn}},   {"rope-scaling-beta-slow", {{"2", "0.5"}, yarn}},
-        {"rope-scaling-attention-factor", {{"1", "1.25"}, yarn}},
-        {"rope-scaling-truncate", {{"off"}, yarn}},
         {"qk-layernorm", {{"true"}, {}}},                     {"linear-bias", {{"none", "qkv"}, {}}},
         {"untie-embeddings-and-output-weights", {{"true"}, {}}},
         {"sliding-window", {{"1", "100"}, {}}},
@@ -103,14 +95,11 @@ inline const std::map<std::string, Sample>& samples() {
         {"lr-wsd-decay-iters", {{"5", "20"}, {"--lr-decay-style", "wsd"}}},
         {"weight-decay", {{"0", "0.01"}, {}}},                {"adam-beta1", {{"0", "0.85"}, {}}},
         {"adam-beta2", {{"0.999", "0.98"}, {}}},              {"adam-eps", {{"1e-5", "3e-9"}, {}}},
-        {"clip-grad", {{"0", "0.5"}, {}}},                    {"max-skips", {{"0", "3"}, {}}},
-        {"warn-on-divergence", {{"0", "2.5"}, {}}},           {"stop-on-divergence", {{"2", "1.25"}, {}}},
+        {"clip-grad", {{"0", "0.5"}, {}}},                    {"stop-on-divergence", {{"2", "1.25"}, {}}},
         {"dtype", {{"fp32"}, {}}},                            {"grad-dtype", {{"bf16"}, {}}},
         {"moment-dtype", {{"bf16"}, {}}},                     {"recompute", {{"norm-act", "block-keep-attention"}, {}}},
         {"offload", {{"masters", "activations"}, {}}},
         {"offload-fraction", {{"0.5", "0.125"}, {"--offload", "masters"}}},
-        {"offload-chunk-mb", {{"32", "0.5"}, {"--offload", "moments"}}},
-        {"gpu-memory-limit", {{"80", "0.5"}, {}}},
         {"gemm-search", {{"off"}, {}}},
         {"loss-chunk", {{"1", "4096"}, {}}},
         {"seed", {{"0", "18446744073709551615"}, {}}},
@@ -128,10 +117,10 @@ inline const std::map<std::string, Sample>& samples() {
         {"ranks", {{"4", "1"}, {"--dry-run", "true"}}},       {"synthetic-data", {{"true"}, {}}},
         {"context-parallel", {{"2", "4"}, {"--ranks", "4", "--dry-run", "true"}}},
         {"zero", {{"0", "2", "3"}, {}}},                      {"bucket-mb", {{"25", "0.5"}, {}}},
-        {"zero-group", {{"2", "8"}, {}}},                     {"zero-keep-layers", {{"1", "80"}, {"--zero", "3"}}},
+        {"zero-group", {{"2", "8"}, {}}},
         {"overlap", {{"off"}, {}}},                           {"grad-comm-dtype", {{"bf16", "fp8"}, {}}},
         {"grad-shard-dtype", {{"bf16"}, {"--zero", "2"}}},
-        {"param-comm-dtype", {{"fp8"}, fp8}},                 {"fp8-check-interval", {{"1", "100"}, fp8}},
+        {"param-comm-dtype", {{"fp8"}, fp8}},
         {"save", {{"out", "ckpt dir"}, {}}},
         {"save-interval", {{"0", "20"}, save}},               {"keep", {{"1", "5"}, save}},
         {"save-async", {{"true"}, save}},
@@ -142,7 +131,6 @@ inline const std::map<std::string, Sample>& samples() {
         {"alert-command", {{"mail me", "true"}, {}}},         {"alert-webhook", {{"http://a/b", "@file"}, {}}},
         {"report", {{"run.html"}, save}},
         {"gpu", {{"H200"}, {"--dry-run", "true"}}},           {"json", {{"true"}, {"--dry-run", "true"}}},
-        {"verbose", {{"true"}, {}}},                          {"quiet", {{"true"}, {"--dry-run", "true"}}},
         {"html", {{"plan.html"}, {"--dry-run", "true"}}},
         {"sample-tokens", {{"1", "100"}, sampled}},           {"prompt-ids", {{"1 2 3", "7"}, sampled}},
         {"prompt-bytes", {{"a text", "b"}, sampled}},         {"prompts", {{"p.txt", "q"}, sampled}},
@@ -150,8 +138,7 @@ inline const std::map<std::string, Sample>& samples() {
         {"top-p", {{"0.5", "0.95"}, sampled}},                {"ignore-eos", {{"true"}, {}}},
         {"inference-max-requests", {{"1", "64"}, {}}},        {"stop-ids", {{"1 2", "7"}, {}}},
         {"print", {{"ids", "bytes"}, sampled}},               {"hellaswag-data", {{"h.bin", "i"}, {}}},
-        {"hellaswag-interval", {{"1", "250"}, hellaswag}},    {"hellaswag-examples", {{"1", "1000"}, hellaswag}},
-        {"dry-run", {{"true"}, {}}},                          {"check-comm", {{"true"}, {}}},
+        {"dry-run", {{"true"}, {}}},
         {"profile", {{"1:1", "3:50"}, {}}},                   {"exit-duration-in-mins", {{"90", "0.5"}, {}}},
         {"comm-timeout", {{"0", "7.5"}, {}}},                 {"inject", {{"kill:rank=0@step=5", "nan:grad@3"}, {}}},
         {"overfit-one-batch", {{"true"}, {}}},

@@ -59,7 +59,7 @@ def state_of(directory):
     with open(os.path.join(directory, "state.json")) as f:
         state["state.json"] = json.load(f)
     for option in ("save", "save-interval", "resume", "log-file", "init-method-std",
-                   "load", "save-async", "offload", "offload-fraction", "offload-chunk-mb"):
+                   "load", "save-async", "offload", "offload-fraction"):
         state["state.json"]["config"].pop(option, None)
     del state["manifest.json"]   # hashes of the other files
     return state

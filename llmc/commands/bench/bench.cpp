@@ -37,8 +37,7 @@ void refuse_idle_options(const Config& c) {
         {!c.alert_webhook.empty(), "alert-webhook"}, {!c.report.empty(), "report"},
         {!c.valid_data.empty(), "valid-data"}, {c.sample_every > 0, "sample-every"},
         {!c.hellaswag_data.empty(), "hellaswag-data"}, {c.profile_first > 0, "profile"}, {!c.inject.empty(), "inject"},
-        {c.overfit_one_batch, "overfit-one-batch"}, {c.rampup_samples > 0, "rampup-batch-size"},
-        {c.verbose, "verbose"}};
+        {c.overfit_one_batch, "overfit-one-batch"}, {c.rampup_samples > 0, "rampup-batch-size"}};
     for (const auto& [set, name] : idle) REQUIRE(!set, "--%s has no effect: bench only times steps", name);
 }
 
@@ -132,7 +131,7 @@ void BenchRun::enqueue(OpTimer* timer, size_t number) {
     const int64_t samples = config_.global_batch_size;
     post_step(step_ + 1);
     Staging::Buffer& buffer = run_device_.staging->read(loader_, step_, step_ * samples, samples);
-    buffer.staged.count_fp8 = buffer.staged.check_fp8 = false;   // most steps have no reports
+    buffer.staged.count_fp8 = false;   // most steps have no reports
     const std::vector<int64_t> counted = comm_.sum({buffer.staged.counted_tokens});
     run_device_.staging->set_inputs(buffer, counted[0], learning_rate(config_, step_));
     if (timer) timer->restart();

@@ -2,10 +2,9 @@
 
 #include "llmc/base/check.h"
 
-WeightSlots::WeightSlots(const FlatLayout& layout, int num_layers, Dtype working, Dtype fp8, int64_t keep_layers,
-                         Arena& arena)
+WeightSlots::WeightSlots(const FlatLayout& layout, int num_layers, Dtype working, Dtype fp8, Arena& arena)
     : layout_(layout), num_layers_(num_layers),
-      ring_(static_cast<int>(std::min<int64_t>(kRing + keep_layers, num_layers))), working_(working), fp8_(fp8) {
+      ring_(std::min(kRing, num_layers)), working_(working), fp8_(fp8) {
     struct Bytes {
         int64_t all = 0, fp8 = 0;
     };

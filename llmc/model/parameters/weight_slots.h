@@ -11,12 +11,12 @@
 
 class WeightSlots {
 public:
-    // Slots that a ring has besides those of --zero-keep-layers: for a layer that runs and the next one.
+    // Slots of a ring: for a layer that runs and the next one.
     static constexpr int kRing = 2;
 
     // Takes the slots from the arena. The layout is not owned, and must have groups by layer. working, fp8: the types
     // of weights.
-    WeightSlots(const FlatLayout& layout, int num_layers, Dtype working, Dtype fp8, int64_t keep_layers, Arena& arena);
+    WeightSlots(const FlatLayout& layout, int num_layers, Dtype working, Dtype fp8, Arena& arena);
 
     // Whether a group is gathered layer by layer. Norms and biases of all layers are few: every rank holds them whole.
     static bool gathers(const ParamGroup& group) { return group.form != ParamForm::kOther || group.last_layer < 0; }

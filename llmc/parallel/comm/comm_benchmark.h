@@ -1,4 +1,4 @@
-// --check-comm: measures the bandwidth between the ranks' devices before training.
+// Measures the bandwidth between the ranks' devices, for doctor and bench.
 #pragma once
 #include <string>
 #include <vector>

@@ -14,15 +14,16 @@
 class LossWatch {
 public:
     static constexpr size_t kFirst = 5, kLast = 3;
+    static constexpr double kWarn = 1.5;   // times the start
 
-    // What a step's loss means: nothing, the beginning of an excursion above --warn-on-divergence x the start, or that
+    // What a step's loss means: nothing, the beginning of an excursion above kWarn x the start, or that
     // the run ends (--stop-on-divergence). An excursion ends when the loss is back at the start.
     enum class Verdict { kFine, kWarn, kStop };
     Verdict add(const Config& config, double loss);
 
     double start() const;    // of at least one loss
     double latest() const;
-    // "step 12: loss 18.2 (median of 3 steps) is 1.68 times its start of 10.83 (--warn-on-divergence 1.5); what ..."
+    // "step 12: loss 18.2 (median of 3 steps) is 1.68 times its start of 10.83; what usually helps: ..."
     std::string text(const Config& config, int64_t step, Verdict verdict) const;
 
     // The state as JSON for a checkpoint, so that a resumed run compares with the same start.

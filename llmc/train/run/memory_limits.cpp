@@ -4,18 +4,13 @@
 #include "llmc/base/system/nvml.h"
 #include "llmc/base/text.h"
 
-std::string gpu_memory_error(const Config& config, const MemoryPlan& plan, int64_t free_bytes, int64_t other_bytes) {
+std::string gpu_memory_error(const Config& config, const MemoryPlan& plan, int64_t free_bytes) {
+    if (plan.arena_bytes <= free_bytes) return "";
     const std::string help = strf("lower --micro-batch-size, or use --recompute norm-act|block-keep-attention|block, "
                                   "--grad-dtype bf16, --moment-dtype bf16, --offload moments,masters%s (see --dry-run)",
                                   config.shape.num_layers > kResidentLayers ? ",activations" : "");
-    if (plan.arena_bytes > free_bytes)
-        return strf("the run needs %.2f GiB of device memory and %.2f GiB are free: %s", gib(plan.arena_bytes),
-                    gib(free_bytes), help.c_str());
-    const int64_t all = plan.arena_bytes + other_bytes;
-    if (config.gpu_memory_limit == 0 || gib(all) <= config.gpu_memory_limit) return "";
-    return strf("--gpu-memory-limit %g: the run needs %.2f GiB of the GPU, %.2f GiB as planned and %.2f GiB for the "
-                "CUDA context and libraries: %s", config.gpu_memory_limit, gib(all), gib(plan.arena_bytes),
-                gib(other_bytes), help.c_str());
+    return strf("the run needs %.2f GiB of device memory and %.2f GiB are free: %s", gib(plan.arena_bytes),
+                gib(free_bytes), help.c_str());
 }
 
 std::string host_memory_error(const MemoryPlan& plan, int local_ranks, int64_t available_bytes) {

@@ -1,12 +1,12 @@
-// Whether the planned memory of a run is there: on the GPU, within --gpu-memory-limit, and in host memory.
+// Whether the planned memory of a run is there, on the GPU and in host memory.
 #pragma once
 #include <optional>
 #include <string>
 
 #include "llmc/train/plan.h"
 
-// Each returns "" or why the run cannot start. other_bytes: GPU memory in use for the CUDA context and libraries.
-std::string gpu_memory_error(const Config& config, const MemoryPlan& plan, int64_t free_bytes, int64_t other_bytes);
+// Each returns "" or why the run cannot start.
+std::string gpu_memory_error(const Config& config, const MemoryPlan& plan, int64_t free_bytes);
 // available_bytes: memory of the host, which local_ranks ranks share; below 0: not known.
 std::string host_memory_error(const MemoryPlan& plan, int local_ranks, int64_t available_bytes);
 

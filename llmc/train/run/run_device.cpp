@@ -41,7 +41,7 @@ void RunDevice::open(std::vector<std::string>& notes) {
 void RunDevice::prepare(std::vector<std::string>& notes) {
     const int64_t free_bytes = device::device_free_bytes();
     other_bytes_ = gpu_bytes_in_use(info, used_before_);
-    std::string error = gpu_memory_error(config_, plan, free_bytes, other_bytes_);
+    std::string error = gpu_memory_error(config_, plan, free_bytes);
     if (error.empty()) error = host_memory_error(plan, comm_.world().local_ranks, meminfo_bytes("MemAvailable"));
     error = first_error(comm_, error);   // no rank allocates before all have checked
     REQUIRE(error.empty(), "%s", error.c_str());
@@ -80,13 +80,9 @@ std::string RunDevice::growth_text() const {
 }
 
 std::string RunDevice::memory_text() const {
-    if (info.sm == 0 && config_.gpu_memory_limit == 0) return "";
-    const int64_t all = info.sm > 0 ? gpu_bytes_in_use(info, used_before_) : plan.arena_bytes;
-    std::string text = strf("GPU memory: %.2f GiB planned and %.2f GiB for the CUDA context and libraries at the "
-                            "start; %.2f GiB in use after the first step", gib(plan.arena_bytes), gib(other_bytes_),
-                            gib(all));
-    if (config_.gpu_memory_limit > 0)
-        text += strf(", %s --gpu-memory-limit %g", gib(all) <= config_.gpu_memory_limit ? "within" : "MORE THAN",
-                     config_.gpu_memory_limit);
-    return text + (info.sm > 0 && !used_before_ ? " (without NVML: by all processes)" : "");
+    if (info.sm == 0) return "";
+    const int64_t all = gpu_bytes_in_use(info, used_before_);
+    return strf("GPU memory: %.2f GiB planned and %.2f GiB for the CUDA context and libraries at the start; %.2f GiB in "
+                "use after the first step", gib(plan.arena_bytes), gib(other_bytes_), gib(all))
+           + (!used_before_ ? " (without NVML: by all processes)" : "");
 }

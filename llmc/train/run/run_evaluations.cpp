@@ -35,7 +35,7 @@ RunEvaluations::RunEvaluations(const Config& config, Comm& comm, const DataLoade
         open_tokenizer();
     }
     if (config.hellaswag_data.empty()) return;
-    hellaswag_.emplace(config.hellaswag_data, config.shape.vocab_size, config.seq_length, config.hellaswag_examples);
+    hellaswag_.emplace(config.hellaswag_data, config.shape.vocab_size, config.seq_length);
     hellaswag_run_.emplace(*hellaswag_, config, comm);
 }
 
@@ -70,7 +70,7 @@ bool RunEvaluations::validation_due(int64_t step) const {
 }
 
 bool RunEvaluations::hellaswag_due(int64_t step) const {
-    return hellaswag_ && (is_due(step, config_.hellaswag_interval) || step == config_.train_iters);
+    return hellaswag_ && (is_due(step, config_.eval_interval) || step == config_.train_iters);
 }
 
 bool RunEvaluations::due(int64_t step) const {

@@ -141,7 +141,7 @@ std::string saves_text(const Config& c) {
 
 std::string summary_text(const SummarizedRun& run) {
     return entry("model", words_of(model_text(run)), 2) + entry("device", words_of(device_text(run)), 1)
-           + entry("precision", words_of(precision_text(run)), 3, "... (--verbose)")
+           + entry("precision", words_of(precision_text(run)), 3, "... (the log has all)")
            + entry("batch", words_of(batch_text(run)), 1) + entry("data", words_of(data_text(run)), 2)
            + entry("memory", words_of(memory_text(run)), 1) + entry("speed", words_of(speed_text(run)), 1)
            + entry("saves", words_of(saves_text(run.config)), 2)

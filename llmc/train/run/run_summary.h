@@ -28,7 +28,7 @@ struct SummarizedRun {
 inline constexpr size_t kSummaryLines = 18;
 std::string summary_text(const SummarizedRun& run);
 
-// A run that is not --verbose has no more lines than this before its first step.
+// A run has no more lines than this before its first step.
 inline constexpr size_t kStartLines = 25;
 // How many of `notes` fit: all, or as many as leave a line to say how many more there are.
 size_t notes_that_fit(const std::string& summary, size_t notes);

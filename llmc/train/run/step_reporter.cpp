@@ -9,6 +9,13 @@
 #include "llmc/fault/heartbeat.h"
 #include "llmc/train/run/rank_consistency.h"
 
+namespace {
+
+// Consecutive skipped steps that are allowed; one more ends with exit code 4.
+constexpr int64_t kMostSkips = 10;
+
+}  // namespace
+
 StepReporter::StepReporter(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, Comm& comm,
                            RunDevice& device, RunLog& log, RunCheckpoints& checkpoints, PredictedStep predicted,
                            Progress& progress)
@@ -84,7 +91,7 @@ void StepReporter::report(const Staging::Buffer& step) {
     progress_.skips += r.skipped ? 1 : 0;
     r.skips = progress_.skips;
     const Fp8State& fp8 = device_.trainer->fp8();
-    if (step.staged.check_fp8) check_scales(comm_, fp8, step.staged.fp8_report, r.step);
+    if (step.staged.count_fp8) check_scales(comm_, fp8, step.staged.fp8_report, r.step);
     if (step.staged.count_fp8 || r.skipped) fp8_monitor_.gather(comm_, fp8, step.staged);
     report_grad_comm(log_, comm_, step.staged, r.step);
     fp8_monitor_.report(log_, fp8, step.staged, r.step);
@@ -93,10 +100,10 @@ void StepReporter::report(const Staging::Buffer& step) {
     log_.step(r, r.skipped || r.step == 1 || r.step == config_.train_iters || is_due(r.step, config_.log_interval));
     check_time(step, 1e3 * r.step_seconds);
     if (!r.skipped) watch_loss(r);
-    if (progress_.consecutive_skips > config_.max_skips)
-        diverged(strf("step %lld: loss or gradient norm not finite for %s in a row (--max-skips %lld); lower --lr, "
-                      "or start from an earlier checkpoint's weights (--load) with another --seed",
-                      ll(r.step), count_text(progress_.consecutive_skips, "step").c_str(), ll(config_.max_skips)));
+    if (progress_.consecutive_skips > kMostSkips)
+        diverged(strf("step %lld: loss or gradient norm not finite for %lld steps in a row; lower --lr, or start from "
+                      "an earlier checkpoint's weights (--load) with another --seed",
+                      ll(r.step), ll(progress_.consecutive_skips)));
 }
 
 void StepReporter::watch_loss(const StepRecord& r) {

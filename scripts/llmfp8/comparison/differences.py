@@ -8,8 +8,8 @@ Difference = namedtuple("Difference", "key base other kind")
 # Options that affect neither results nor speed.
 NEUTRAL = {"save", "save-interval", "keep", "save-async", "resume", "tokenizer", "log-interval", "log-file",
            "sample-every", "sample-tokens", "prompt-ids", "prompt-bytes", "prompts", "temperature", "top-k", "top-p",
-           "print", "hellaswag-data", "hellaswag-interval", "hellaswag-examples", "eval-interval", "dry-run",
-           "check-comm", "profile", "exit-duration-in-mins", "comm-timeout", "ranks", "config", "verbose", "quiet"}
+           "print", "hellaswag-data", "eval-interval", "dry-run",
+           "profile", "exit-duration-in-mins", "comm-timeout", "ranks", "config"}
 # Options about precision besides those named fp8-*.
 PRECISION = {"dtype", "grad-dtype", "moment-dtype", "grad-comm-dtype", "grad-shard-dtype", "param-comm-dtype",
              "first-last-layers-bf16", "num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16", "bf16-linears"}

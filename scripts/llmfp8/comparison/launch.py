@@ -58,9 +58,9 @@ def check_options(where, words):
 
 
 def error_of(text):
-    """The error line in the output of a run, or else its last line."""
+    """The error line in the output of a run, that of a plan which does not fit, or else the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error: ")]
+    errors = [line for line in lines if line.startswith(("error: ", "does not fit: "))]
     return (errors or lines or ["no output"])[-1].removeprefix("error: ")
 
 
@@ -68,13 +68,13 @@ def refuse_bad_options(commands):
     """Checks every configuration with --dry-run, which needs no data and no GPU."""
     for name, words in commands.items():
         try:
-            done = subprocess.run([*words, "--dry-run", "--quiet"], text=True, errors="replace", stdout=subprocess.PIPE,
+            done = subprocess.run([*words, "--dry-run"], text=True, errors="replace", stdout=subprocess.PIPE,
                                   stderr=subprocess.STDOUT)
         except OSError as error:
             raise InputError(f"{name}: {words[0]}: {error.strerror}") from None
         if done.returncode:
             raise InputError(f"{name}: {error_of(done.stdout)} (exit code {done.returncode} of "
-                             f"{shlex.join([*words, '--dry-run', '--quiet'])})")
+                             f"{shlex.join([*words, '--dry-run'])})")
 
 
 def say(text):
