@@ -1,6 +1,6 @@
 // Reads JSON that comes from outside the process: --config files, config.json, checkpoints, sidecars, tokenizers, logs.
 // Everything is read by these functions, so that no nesting, size or type of file can crash the process or fill its
-// memory, and so that no message of the JSON library reaches the user.
+// memory.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -18,7 +18,7 @@ inline constexpr int64_t kMaxStateBytes = int64_t{1} << 30;         // state.jso
 inline constexpr int64_t kMaxSidecarBytes = int64_t{2} << 30;       // .meta.json of a shard (12 B a document)
 
 // Parses `text`, the content of `file`, which must be one JSON object. Comments and a byte order mark are allowed.
-// Errors have exit code 2 and are one line: the file, the place or key, and what was expected. A repeated key or
+// Errors have exit code 2 and are one line: the file, the key or the place, and what was expected. A repeated key or
 // nesting deeper than kMaxJsonDepth is an error, too, and ends parsing at once. With `only`, returns the value of this
 // key of the first level, or null if there is none; the text after the value is not parsed.
 nlohmann::json parse_json_object(const std::string& text, const std::string& file, const std::string& only = "");

@@ -54,15 +54,11 @@ def write_shards():
 
 def write_configurations():
     for name, content in {
-            "array": "[1, 2]", "number": "3", "latin": b'{"save": "\xe9t\xe9"}', "pdf": PDF, "empty": "",
-            "nul": b'{"lr": 1e-3}\0\0', "surrogate": '{"save": "\\ud800"}', "comma": '{"lr": 1e-3,\n "seed": 3,\n}',
-            "single": "{'lr': 1e-3}", "python": '{"overfit_one_batch": True}', "nested": '{"optimizer": {"lr": 1e-3}}',
-            "twice": '{"lr": 1e-3, "lr": 2e-3}', "utf16": '{"lr": 1e-3}'.encode("utf-16"), "cut": '{"lr": 1e-3',
-            "missing_comma": '{"lr": 1e-3 "seed": 3}', "word": '{"lr": high}', "typo": '{"train_iter": 5}',
-            "wrong_type": '{"lr": "fast"}', "list_value": '{"lr": [1e-3]}', "key_of_llmc": '{"n_layer": 3}',
+            "array": "[1, 2]", "latin": b'{"save": "\xe9t\xe9"}', "empty": "", "comma": '{"lr": 1e-3,\n "seed": 3,\n}',
+            "nested": '{"optimizer": {"lr": 1e-3}}', "twice": '{"lr": 1e-3, "lr": 2e-3}', "typo": '{"train_iter": 5}',
+            "wrong_type": '{"lr": "fast"}', "key_of_llmc": '{"n_layer": 3}',
             "deepspeed": '{"train_batch_size": 8, "zero_optimization": {"stage": 2}}',
-            "deep": '{"lr": ' + "[" * 100000 + "]" * 100000 + "}", "deep_object": '{"a":' * 100000,
-            "twice_spelled": '{"train-iters": 1, "train_iters": 2}', "long_key": json.dumps({"x y " * 100000: 1}),
+            "deep": '{"lr": ' + "[" * 100000 + "]" * 100000 + "}", "long_key": json.dumps({"x y " * 100000: 1}),
             "escape_key": json.dumps({"\x1b[2J\u202e": 1}, ensure_ascii=False).replace("\\u001b", "\\u001B"),
             "bom": b'\xef\xbb\xbf{"lr": 1e-3}', "windows": b'{"lr": 1e-3, // peak\r\n"seed": 3}\r\n'}.items():
         write(f"{name}.json", content)
