@@ -187,48 +187,26 @@ Json read_config_file(const std::string& path) {
     }
 }
 
-// The key "use_fp8" of the H200 guide's YAML files, the only one of its FP8 keys that is not an option here.
-// `recipe_set`: the file also has "fp8_recipe".
-void collect_use_fp8(const std::string& path, const Json& value, bool recipe_set, Settings& settings,
-                     std::vector<std::string>* notes) {
-    REQUIRE(value.is_boolean(), "%s: use_fp8 %s: must be true or false", path.c_str(), json_text(value).c_str());
-    const char* on = value.get<bool>() ? "true" : "false";
-    Setting& recipe = settings["fp8-recipe"];
-    if (!recipe_set) recipe = {value.get<bool>() ? "delayed" : "none", path + ": use_fp8"};
-    const std::string word = json_text(recipe.value);
-    REQUIRE(value.get<bool>() == (json_choice(recipe.value, {"none"}) < 0),
-            "%s: \"use_fp8\": %s contradicts \"fp8_recipe\": \"%s\"", path.c_str(), on, word.c_str());
-    notes->push_back(strf("%s: use_fp8 %s is --fp8-recipe %s", path.c_str(), on, word.c_str()));
-}
-
 void collect_file(const std::string& path, Settings& settings, std::vector<std::string>* notes) {
     const Json object = read_config_file(path);
-    const Json* use_fp8 = nullptr;
-    bool recipe_set = false;
     std::vector<Respelled> respelled;
     std::set<std::string> keys;
     for (const auto& [key, value] : object.items()) {
-        const std::string name = dashes(key);
+        const std::string name = dashes(key), where = path + ": " + name;
         REQUIRE(keys.insert(name).second, "%s: \"%s\" is there twice", path.c_str(), printable(key).c_str());
-        if (name == "use-fp8") {
-            use_fp8 = &value;
-            continue;
-        }
         REQUIRE(!is_command(name), "%s: \"%s\" belongs on the command line", path.c_str(), key.c_str());
         if (const Spelling* spelling = find_spelling(name)) {
-            const auto [option, word] = respell(*spelling, value, path + ": " + name, notes);
-            respelled.push_back({path + ": " + name, option, word});
-            settings[option] = {find_option(option)->value.parse(word), path + ": " + name};
-            continue;
+            const auto [option, word] = respell(*spelling, value, where, notes);
+            respelled.push_back({where, option, word});
+            settings[option] = {find_option(option)->value.parse(word), where};
+        } else {
+            if (!find_option(name)) fail_unknown_key(path, key, name, object, option_names());
+            settings[name] = {value, where};
         }
-        if (!find_option(name)) fail_unknown_key(path, key, name, object, option_names());
-        settings[name] = {value, path + ": " + name};
-        recipe_set = recipe_set || name == "fp8-recipe";
     }
     for (const Respelled& flag : respelled)
         for (const auto& [key, value] : object.items())
             if (dashes(key) == flag.option) flag.require_same("\"" + key + "\"", json_text(value));
-    if (use_fp8) collect_use_fp8(path, *use_fp8, recipe_set, settings, notes);
 }
 
 // ---- from settings to a configuration ----
@@ -316,7 +294,7 @@ void check_rules(const Settings& settings, const Config& config, int ranks) {
     for (const OptionRow& row : option_table()) {
         auto found = settings.find(row.name);
         if (found == settings.end()) continue;
-        if (const char* reason = why_inert(row, config))
+        if (const char* reason = why_no_effect(row, config))
             FAIL(kExitBadInput, "%s has no effect: %s", found->second.where.c_str(), reason);
     }
     std::vector<std::string> errors = model_config_errors(config.shape);
@@ -345,7 +323,7 @@ std::vector<std::pair<const OptionRow*, Json>> acting(const Config& config) {
     std::vector<std::pair<const OptionRow*, Json>> values;
     for (const OptionRow& row : option_table()) {
         Json value = row.value.get(config);
-        if (!value.is_null() && !why_inert(row, config)) values.emplace_back(&row, value);
+        if (!value.is_null() && !why_no_effect(row, config)) values.emplace_back(&row, value);
     }
     return values;
 }
@@ -385,8 +363,8 @@ ParsedConfig parse_config(int argc, const char* const* argv, const std::string& 
         const std::string name = "--" + std::string(row.name);
         REQUIRE(!row.refused_on_cpu || machine.gpu || parsed.config.dry_run, "%s has no effect without a GPU: %s",
                 name.c_str(), row.refused_on_cpu);
-        if (row.gpu_only && !machine.gpu) parsed.idle.push_back(name + " has no effect without a GPU");
-        if (row.ranks_only && ranks == 1) parsed.idle.push_back(name + " has no effect with one rank");
+        if (row.gpu_only && !machine.gpu) parsed.no_effect.push_back(name + " has no effect without a GPU");
+        if (row.ranks_only && ranks == 1) parsed.no_effect.push_back(name + " has no effect with one rank");
         given.insert(row.name);
     }
     parsed.changed = changed_options(parsed.config, resolve({}, preset, machine), given);
@@ -419,7 +397,7 @@ ParsedConfig parse_generate_config(int argc, const char* const* argv, const std:
     parsed.config.generating = true;
     parsed.config.sample_every = 1;   // so that the sampling options have an effect
     for (const std::string& name : known)
-        if (const char* reason = settings.count(name) ? why_inert(*find_option(name), parsed.config) : nullptr)
+        if (const char* reason = settings.count(name) ? why_no_effect(*find_option(name), parsed.config) : nullptr)
             FAIL(kExitBadInput, "--%s has no effect: %s", name.c_str(), reason);
     const std::vector<std::string> errors = model_config_errors(parsed.config.shape);
     REQUIRE(errors.empty(), "%s", list_text(errors, "; ").c_str());
@@ -456,7 +434,7 @@ ConfigDiff config_diff(const std::string& saved_json, const Config& config) {
     };
     for (const OptionRow& row : option_table()) {
         if (row.on_resume == OnResume::kSilent) continue;
-        Json now = why_inert(row, config) ? Json() : row.value.get(config);
+        Json now = why_no_effect(row, config) ? Json() : row.value.get(config);
         bool was_acting = saved.contains(row.name);
         if (was_acting && !now.is_null() && saved[row.name] != now)
             add(row, json_text(saved[row.name]), json_text(now));

@@ -160,7 +160,7 @@ struct ParsedConfig {
     bool help = false;               // --help, --print-options or --print-config: print `text` and exit with 0
     std::string text;
     std::vector<std::string> changed;   // options that the user set to another value than the default, "--lr 0.001"
-    std::vector<std::string> idle;   // options that have no effect on this hardware
+    std::vector<std::string> no_effect;   // notes about options without effect on this hardware
     bool fp8_given = false;          // the user set --fp8-recipe or --fp8-format, even to none
     std::vector<std::string> notes;  // aliases that were used ("-b is --micro-batch-size"), and warnings
 };

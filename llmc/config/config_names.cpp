@@ -1,4 +1,4 @@
-// Megatron-LM flags that stand for a value of an option.
+// Flags of Megatron-LM and others that stand for a value of an option.
 #include "llmc/config/config_table.h"
 
 const std::vector<Spelling>& spellings() {
@@ -10,6 +10,7 @@ const std::vector<Spelling>& spellings() {
         {"swiglu", "activation", "swiglu", "gelu"},
         {"squared-relu", "activation", "relu2", "gelu"},
         {"disable-bias-linear", "linear-bias", "none", "all"},
+        {"use-fp8", "fp8-recipe", "delayed", "none"},   // of guides that add Transformer Engine to a GPT-2 script
     };
     return all;
 }

@@ -1,3 +1,8 @@
+// The rules between options: which have no effect beside which values of others, and which contradict each other.
+#include <algorithm>
+#include <iterator>
+#include <sstream>
+
 #include "llmc/base/check.h"
 #include "llmc/base/fault_injection.h"
 #include "llmc/base/text.h"
@@ -5,6 +10,113 @@
 #include "llmc/data/blend.h"
 
 namespace {
+
+// ---- options without effect ----
+
+constexpr const char *kFp8Off = "FP8 is off (--fp8-recipe none)", *kNoSamples = "no text is sampled (--sample-every 0)",
+                     *kLearnedPositions = "positions are learned (--position-embedding-type learned_absolute)";
+
+// In the order in which reasons are looked for. Of several deciding options one that has such a value is enough.
+constexpr Condition kConditions[] = {
+    {"rotary-base rope-scaling-factor rope-scaling-type", "position-embedding-type", "rope", kLearnedPositions},
+    {"rope-scaling-type", "rope-scaling-factor", ">0", "rope is not scaled (--rope-scaling-factor 0)"},
+    {"init-method-std load", "resume", "unset auto", "--resume restores the weights"},
+    {"init-method-std", "load", "unset", "--load provides the weights"},
+
+    {"train-iters", "epochs", "0", "--epochs sets the length of the run"},
+    {"train-iters", "train-iters", ">0", "a run of 0 steps has no length"},
+    {"epochs", "synthetic-data", "false", "--synthetic-data has no end: set --train-iters"},
+    {"epochs", "epochs", ">0", "a run of 0 epochs has no length"},
+    {"train-data valid-data token-dtype reset-attention-mask reset-position-ids hellaswag-data", "synthetic-data",
+     "false", "--synthetic-data draws tokens from the seed and reads no shards"},
+    {"eval-interval", "valid-data hellaswag-data", "!unset", "there is no --valid-data to evaluate on"},
+    {"eval-iters", "valid-data", "!unset", "there is no --valid-data to evaluate on"},
+
+    {"min-lr", "lr-decay-style", "!constant", "--lr-decay-style constant does not decay"},
+    {"lr-wsd-decay-iters", "lr-decay-style", "wsd", "only --lr-decay-style wsd has a final decay"},
+
+    {"fp8-fast-accum", "fp8-recipe", "!blockwise",
+     "--fp8-recipe blockwise accumulates in FP32 after every 128 products, in all its matmuls"},
+    {"fp8-format fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo fp8-fast-accum bf16-linears "
+     "first-last-layers-bf16 num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 fp8-lm-head fp8-min-speedup "
+     "param-comm-dtype", "fp8-recipe", "!none", kFp8Off},
+    {"fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo", "fp8-recipe", "!tensorwise",
+     "--fp8-recipe tensorwise computes every scale from the current tensor, only delayed scaling has a history"},
+    {"fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo", "fp8-recipe", "!blockwise",
+     "--fp8-recipe blockwise computes every scale from the current block, only delayed scaling has a history"},
+    // --fp8-amax-compute-algo does not depend on the history's length: at a length of 1 neither would have an effect.
+    {"fp8-amax-history-len", "fp8-amax-compute-algo", "!most_recent",
+     "--fp8-recipe delayed with --fp8-amax-compute-algo most_recent uses one step of the history only"},
+    {"num-layers-at-start-in-bf16 num-layers-at-end-in-bf16", "first-last-layers-bf16", "true",
+     "it has an effect only with --first-last-layers-bf16"},
+    {"fp8-attention", "dtype", "bf16", "--dtype fp32: only BF16 tensors are quantized"},
+    {"fp8-attention", "kv-channels", "64 128", "FP8 attention supports head dims of 64 and 128 (--kv-channels), others "
+                                               "have plain kernels only"},
+    {"fp8-stats", "fp8-stats-interval", ">0", "there are no statistics (--fp8-stats-interval 0)"},
+
+    {"ranks", "ranks", ">0", "0 means as many as were started, which is the default"},
+    {"zero-group", "zero", "!0", "--zero 0 shards nothing"},
+    {"grad-shard-dtype", "zero", "2 3", "only --zero 2 and 3 shard gradients"},
+    {"param-comm-dtype", "zero", "!0", "with --zero 0 every rank updates all weights, so none are gathered"},
+
+    {"save-interval keep save-async", "save", "!unset", "no checkpoint is written without --save"},
+    {"sample-tokens prompt-ids prompt-bytes prompts temperature top-k top-p print", "sample-every", ">0", kNoSamples},
+    {"top-k top-p", "temperature", ">0", "--temperature 0 takes the most likely token"},
+    {"gpu json html", "dry-run", "true", "only plan (--dry-run) reads it"},
+};
+
+const char* unless(bool acts, const char* reason) { return acts ? nullptr : reason; }
+
+// Rules that compare numbers.
+struct ComputedRule {
+    const char* option;
+    const char* (*why_no_effect)(const Config&);   // null if it has one
+};
+constexpr ComputedRule kComputedRules[] = {
+    {"sliding-window", [](const Config& c) {
+        return unless(c.shape.sliding_window < c.seq_length, "a window of --seq-length tokens or more hides nothing");
+    }},
+    {"loss-chunk", [](const Config& c) {
+        return unless(c.loss_chunk < c.micro_batch_size * c.part_length(),
+                      "a micro-batch (--micro-batch-size x --seq-length) has no more tokens than one chunk");
+    }},
+    {"offload-fraction", [](const Config& c) {
+        return unless(offloads_state(c), "no optimizer state is offloaded (--offload moments,masters)");
+    }},
+    {"tokenizer", [](const Config& c) {
+        return unless(!c.save.empty() || c.sample_every > 0,
+                      "no checkpoint is written without --save, and no text is sampled (--sample-every 0)");
+    }},
+    // Statistics need FP8 matmuls or FP8 gradient communication.
+    {"fp8-stats-interval", [](const Config& c) {
+        return unless(c.fp8_stats == Fp8Stats::kShadow || c.fp8_recipe != Fp8Recipe::kNone
+                      || c.grad_comm_dtype == Dtype::kE4m3, kFp8Off);
+    }},
+    {"fp8-stats", [](const Config& c) -> const char* {
+        if (c.fp8_recipe != Fp8Recipe::kNone || c.fp8_stats == Fp8Stats::kShadow) return nullptr;
+        if (c.fp8_stats == Fp8Stats::kCounts) return kFp8Off;
+        return "FP8 is off (--fp8-recipe none); for a BF16 run use --fp8-stats shadow";
+    }},
+};
+
+bool has_value(const Config& config, const std::string& option, std::string values) {
+    const OptionRow* row = find_option(option);
+    CHECK(row, "a condition names the unknown option --%s", option.c_str());
+    const Json value = row->value.get(config);
+    if (values == ">0") return value.is_number() && value.get<double>() > 0;
+    const bool negated = values[0] == '!';
+    const std::string text = value.is_null() ? "" : json_text(value);
+    return has_word(values.substr(negated), text.empty() ? "unset" : text) != negated;
+}
+
+bool is_met(const Condition& condition, const Config& config) {
+    std::istringstream deciders(condition.deciders);
+    for (std::string option; deciders >> option;)
+        if (has_value(config, option, condition.values)) return true;
+    return false;
+}
+
+// ---- options that contradict each other ----
 
 // Collects the messages of all broken rules.
 struct Rules {
@@ -187,6 +299,23 @@ void fault_rules(const Config& c, int ranks, Rules& rules) {
 }
 
 }  // namespace
+
+std::vector<Condition> conditions_of(const std::string& option) {
+    std::vector<Condition> found;
+    for (const Condition& condition : kConditions)
+        if (has_word(condition.options, option)) found.push_back(condition);
+    return found;
+}
+
+const char* why_no_effect(const OptionRow& row, const Config& config) {
+    if (row.generate_only && !config.generating) return "it is for the command generate";
+    for (const Condition& condition : conditions_of(row.name))
+        if (!is_met(condition, config)) return condition.reason;
+    for (const ComputedRule& rule : kComputedRules)
+        if (std::string(rule.option) == row.name)
+            if (const char* reason = rule.why_no_effect(config)) return reason;
+    return nullptr;
+}
 
 std::vector<std::string> config_errors(const Config& config, int ranks) {
     CHECK(ranks >= 1, "%d ranks", ranks);

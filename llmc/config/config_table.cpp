@@ -12,34 +12,11 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr Range kNotNegative{.low = 0, .high = kInf};
 constexpr Range kBeta{.low = 0, .high = 1, .low_open = false, .high_open = true};
 
-// ---- when an option has an effect ----
-
-const char* unless(bool acts, const char* reason) { return acts ? nullptr : reason; }
-
 // Megatron's "selective" is the opposite of block-keep-attention.
 const char* selective_recompute(const Json& word) {
     if (json_choice(word, {"selective"}) < 0) return nullptr;
     return "Megatron's selective recomputes attention alone, which stores no matrix of scores here; --recompute "
            "block-keep-attention is the opposite, a block is recomputed except attention";
-}
-
-const char* no_offloaded_state(const Config& c) {
-    return unless(offloads_state(c), "no optimizer state is offloaded (--offload moments,masters)");
-}
-
-const char* no_evaluation(const Config& c) {
-    return unless(!c.valid_data.empty() || !c.hellaswag_data.empty(),
-                  "there is no --valid-data to evaluate on, and no --hellaswag-data");
-}
-
-const char* idle_chunk(const Config& c) {
-    return unless(c.loss_chunk < c.micro_batch_size * c.part_length(),
-                  "a micro-batch (--micro-batch-size x --seq-length) has no more tokens than one chunk");
-}
-
-const char* idle_tokenizer(const Config& c) {
-    return unless(!c.save.empty() || c.sample_every > 0,
-                  "no checkpoint is written without --save, and no text is sampled (--sample-every 0)");
 }
 
 // Some of kOffloadWords, in that order, each once.
@@ -59,24 +36,6 @@ template <typename At> OptionValue offload_words(At at) {
     };
     return v;
 }
-
-Conditions both(Conditions first, const Conditions& second) {
-    first.insert(first.end(), second.begin(), second.end());
-    return first;
-}
-
-const Conditions kValidation = {{"valid-data", "!unset", "there is no --valid-data to evaluate on"}};
-const Conditions kSaves = {{"save", "!unset", "no checkpoint is written without --save"}};
-const Conditions kDecays = {{"lr-decay-style", "!constant", "--lr-decay-style constant does not decay"}};
-const Conditions kWsd = {{"lr-decay-style", "wsd", "only --lr-decay-style wsd has a final decay"}};
-const Conditions kPlans = {{"dry-run", "true", "only plan (--dry-run) reads it"}};
-const Conditions kNewWeights = {{"resume", "unset auto", "--resume restores the weights"}};
-const Conditions kTrainIters = {{"epochs", "0", "--epochs sets the length of the run"},
-                                {"train-iters", ">0", "a run of 0 steps has no length"}};
-const Conditions kEpochs = {{"synthetic-data", "false", "--synthetic-data has no end: set --train-iters"},
-                            {"epochs", ">0", "a run of 0 epochs has no length"}};
-const Conditions kReadsShards = {{"synthetic-data", "false",
-                             "--synthetic-data draws tokens from the seed and reads no shards"}};
 
 // ---- defaults that follow from other options ----
 
@@ -111,13 +70,11 @@ void add_batch(Rows& rows) {
          .help = "increase the global batch from START in steps of INC over the first SAMPLES samples",
          .on_resume = kMust},
         {.name = "train-iters", .group = group, .value = integer(AT(train_iters), 0, kMany),
-         .help = "optimizer steps of the whole run; set this or --epochs", .fallback = "0",
-         .acts_if = kTrainIters, .llmc = "-x"},
+         .help = "optimizer steps of the whole run; set this or --epochs", .fallback = "0", .llmc = "-x"},
         {.name = "epochs", .group = group, .value = number(AT(epochs), {.low = 0, .high = 1e6}),
          .help = "passes over --train-data, also fractions; a pass over a blend has as many samples as its shards "
                  "have; set this or --train-iters",
-         .fallback = "0",
-         .acts_if = kEpochs},
+         .fallback = "0"},
     });
 }
 
@@ -159,18 +116,14 @@ void add_data(Rows& rows) {
          .help = "draw tokens from the seed instead of reading shards: for timing only, the model learns nothing",
          .fallback = "false", .on_resume = kMust},
         {.name = "eval-interval", .group = group, .value = integer(AT(eval_interval), 0, kMany),
-         .help = "steps between evaluations; 0: only at the end", .fallback = "250", .inert = no_evaluation, .llmc = "-v"},
+         .help = "steps between evaluations; 0: only at the end", .fallback = "250", .llmc = "-v"},
         {.name = "eval-iters", .group = group, .value = integer(AT(eval_iters), 1, kMany),
-         .help = "micro-batches per evaluation", .fallback = "20", .acts_if = kValidation, .llmc = "-m"},
+         .help = "micro-batches per evaluation", .fallback = "20", .llmc = "-m"},
         {.name = "hellaswag-data", .group = group, .value = text(AT(hellaswag_data), "FILE", "a file"),
          .help = "HellaSwag file of data/prepare_hellaswag.py, or llm.c's evaluation file; evaluated before the first "
                  "step, every --eval-interval steps and at the end", .fallback = "",
          .on_resume = kSilent},
     });
-    // Synthetic data replaces the shards, which all other options of this group are about.
-    for (OptionRow& row : rows)
-        if (row.group == group && row.acts_if.empty() && std::string(row.name) != "synthetic-data")
-            row.acts_if = kReadsShards;
 }
 
 void add_optimizer(Rows& rows) {
@@ -179,8 +132,7 @@ void add_optimizer(Rows& rows) {
         {.name = "lr", .group = group, .value = number(AT(lr), {.low = 0, .high = 10, .low_open = true}),
          .help = "peak learning rate", .fallback = "6e-4", .fallback_llama = "3e-4", .llmc = "-l"},
         {.name = "min-lr", .group = group, .value = number(AT(min_lr), {.low = 0, .high = 10}),
-         .help = "learning rate of the last step", .derive = derive_min_lr, .derived = "a tenth of --lr",
-         .acts_if = kDecays},
+         .help = "learning rate of the last step", .derive = derive_min_lr, .derived = "a tenth of --lr"},
         {.name = "lr-decay-style", .group = group,
          .value = choice<LrDecay>(AT(lr_decay_style), {{"cosine", LrDecay::kCosine},
                                                        {"linear", LrDecay::kLinear},
@@ -192,8 +144,7 @@ void add_optimizer(Rows& rows) {
          .help = "steps of linear warm-up", .derive = derive_warmup,
          .derived = "1% of --train-iters, at most 2000; 0 with --epochs", .llmc = "-u"},
         {.name = "lr-wsd-decay-iters", .group = group, .value = integer(AT(lr_wsd_decay_iters), 0, kMany),
-         .help = "steps of the final linear decay of wsd; 0: a tenth of the run", .fallback = "0",
-         .acts_if = kWsd},
+         .help = "steps of the final linear decay of wsd; 0: a tenth of the run", .fallback = "0"},
         {.name = "weight-decay", .group = group, .value = number(AT(weight_decay), {.low = 0, .high = 100}),
          .help = "decoupled decay of matrices; not of norms and biases", .fallback = "0.1", .llmc = "-c"},
         {.name = "adam-beta1", .group = group, .value = number(AT(adam_beta1), kBeta),
@@ -242,7 +193,7 @@ void add_precision(Rows& rows) {
          .value = number(AT(offload_fraction), {.low = 0, .high = 1, .low_open = true}),
          .help = "fraction of the offloaded moments and master weights that is in host memory; the rest stays on the "
                  "GPU, which makes the step faster",
-         .fallback = "1", .inert = no_offloaded_state, .on_resume = kSilent},
+         .fallback = "1", .on_resume = kSilent},
         {.name = "gemm-search", .group = group,
          .value = choice<bool>(AT(gemm_search), {{"on", true}, {"off", false}}),
          .help = "autotune: time the matmul algorithms for every shape at the start", .fallback = "on",
@@ -251,7 +202,7 @@ void add_precision(Rows& rows) {
          .help = "compute logits, loss and gradients of the LM head for N tokens at a time, so that only their logits "
                  "are in memory; if the head runs in FP8: a multiple of 16, or of 128 with --fp8-recipe blockwise; 0: "
                  "all tokens of a micro-batch at once",
-         .fallback = "0", .inert = idle_chunk},
+         .fallback = "0"},
         {.name = "seed", .group = group, .value = whole_number(AT(seed)),
          .help = "seed of initial weights, data order, stochastic rounding and samples", .fallback = "1234",
          .on_resume = kMust},
@@ -265,25 +216,24 @@ void add_checkpoints(Rows& rows) {
          .help = "write checkpoints under this directory; each one is a Hugging Face model", .fallback = "",
          .on_resume = kSilent},
         {.name = "save-interval", .group = group, .value = integer(AT(save_interval), 0, kMany),
-         .help = "steps between checkpoints; 0: only at the end", .fallback = "1000", .acts_if = kSaves,
+         .help = "steps between checkpoints; 0: only at the end", .fallback = "1000",
          .on_resume = kSilent, .llmc = "-n"},
         {.name = "keep", .group = group, .value = integer(AT(keep), 0, kMany),
-         .help = "newest checkpoints to keep; 0: all", .fallback = "0", .acts_if = kSaves,
+         .help = "newest checkpoints to keep; 0: all", .fallback = "0",
          .on_resume = kSilent, .llmc = "-nk"},
         {.name = "save-async", .group = group, .value = flag(AT(save_async), true, false),
          .help = "copy the state to pinned host memory and write it while training continues; --dry-run shows the "
                  "memory",
-         .fallback = "false", .acts_if = kSaves, .on_resume = kSilent},
+         .fallback = "false", .on_resume = kSilent},
         {.name = "load", .group = group, .value = text(AT(load), "DIR", "a directory"),
-         .help = "start from the weights of a Hugging Face model", .fallback = "",
-         .acts_if = kNewWeights, .on_resume = kSilent},
+         .help = "start from the weights of a Hugging Face model", .fallback = "", .on_resume = kSilent},
         {.name = "resume", .group = group, .value = text(AT(resume), "DIR|auto", "a checkpoint or auto"),
          .help = "continue a run from a checkpoint; auto: from the newest complete one under --save, if there is one",
          .fallback = "", .on_resume = kSilent},
         {.name = "tokenizer", .group = group, .value = text(AT(tokenizer), "PATH", "a file or directory"),
          .help = "tokenizer to copy into every checkpoint instead of that of --load or --resume; samples are printed "
                  "as text if it is the tokenizer.json of a byte-level BPE (GPT-2, Llama-3)",
-         .fallback = "", .inert = idle_tokenizer, .on_resume = kSilent},
+         .fallback = "", .on_resume = kSilent},
     });
 }
 
@@ -326,12 +276,11 @@ void add_other(Rows& rows) {
                  "subcommand plan; needs no data and no GPU",
          .fallback = "false", .on_resume = kSilent},
         {.name = "gpu", .group = group, .value = text(AT(gpu), "NAME", "the name of a GPU"),
-         .help = "GPU to plan for (H200, H100 SXM, ...); default: the one found, else H200", .fallback = "",
-         .acts_if = kPlans, .on_resume = kSilent},
+         .help = "GPU to plan for (H200, H100 SXM, ...); default: the one found, else H200", .fallback = "", .on_resume = kSilent},
         {.name = "json", .group = group, .value = flag(AT(json), true, false),
-         .help = "print the plan as JSON", .fallback = "false", .acts_if = kPlans, .on_resume = kSilent},
+         .help = "print the plan as JSON", .fallback = "false", .on_resume = kSilent},
         {.name = "html", .group = group, .value = text(AT(html), "FILE", "a file"),
-         .help = "also write the plan as a web page; doctor has the same option", .acts_if = kPlans,
+         .help = "also write the plan as a web page; doctor has the same option",
          .on_resume = kSilent},
         {.name = "profile", .group = group,
          .value = tuple(':', 1, "FIRST:LAST", "two steps FIRST:LAST, counted from 1", AT(profile_first),
@@ -379,30 +328,6 @@ const OptionRow* find_option(const std::string& name) {
     return nullptr;
 }
 
-// ---- whether an option has an effect under the values of others ----
-
-bool holds(const Condition& condition, const Config& config) {
-    const OptionRow* row = find_option(condition.option);
-    CHECK(row, "a condition names the unknown option --%s", condition.option);
-    const Json value = row->value.get(config);
-    std::string values = condition.values;
-    if (values == ">0") return value.is_number() && value.get<double>() > 0;
-    const bool negated = values[0] == '!';
-    std::istringstream words(values.substr(negated));
-    std::string text = value.is_null() ? "" : json_text(value);
-    if (text.empty()) text = "unset";
-    for (std::string word; words >> word;)
-        if (word == text) return !negated;
-    return negated;
-}
-
 bool offloads(const Config& config, const std::string& word) {
     return std::find(config.offload.begin(), config.offload.end(), word) != config.offload.end();
-}
-
-const char* why_inert(const OptionRow& row, const Config& config) {
-    if (row.generate_only && !config.generating) return "it is for the command generate";
-    for (const Condition& condition : row.acts_if)
-        if (!holds(condition, config)) return condition.reason;
-    return row.inert ? row.inert(config) : nullptr;
 }

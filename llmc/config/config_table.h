@@ -27,17 +27,6 @@ struct Given {
     bool has(const char* name) const { return names.count(name) > 0; }
 };
 
-// A row's option has an effect only if the value of `option` satisfies `values`. Words separated by spaces: the value
-// is one of them ("unset" is the empty value). "!" and words: it is none of them. ">0": it is a number above zero.
-struct Condition {
-    const char* option;
-    const char* values;
-    const char* reason;   // the error's text if the condition does not hold
-};
-using Conditions = std::vector<Condition>;
-inline constexpr Condition kFp8On = {"fp8-recipe", "!none", "FP8 is off (--fp8-recipe none)"};
-bool holds(const Condition& condition, const Config& config);
-
 struct OptionRow {
     const char* name;                  // without the dashes
     OptionGroup group;
@@ -48,10 +37,6 @@ struct OptionRow {
     // Computes a default from other options if the user did not set this one. Runs in table order.
     void (*derive)(Config&, const Given&) = nullptr;
     const char* derived = nullptr;          // the derived default in words, for --help
-    // The option has an effect if all conditions hold; the error has the reason of the first that does not hold.
-    Conditions acts_if = {};
-    // For rules that no list of conditions can express: returns why the option has no effect, null if it has one.
-    const char* (*inert)(const Config&) = nullptr;
     // Returns why a value that other trainers accept is refused, null for any other value.
     const char* (*refused)(const Json&) = nullptr;
     OnResume on_resume = OnResume::kReport;
@@ -61,8 +46,22 @@ struct OptionRow {
     bool ranks_only = false;                // has no effect with one rank; a note says so
     bool generate_only = false;             // an option of generate, refused in training
 };
-// Why an option has no effect under a resolved configuration, null if it has one.
-const char* why_inert(const OptionRow& row, const Config& config);
+
+// Each of `options` has no effect unless one of `deciders` has one of `values`. All are words separated by spaces;
+// "unset" is the empty value, "!" before the values means none of them, and ">0" a number above zero.
+struct Condition {
+    const char *options, *deciders, *values;
+    const char* reason;   // the text of the error that refuses the option
+};
+// The rules between options are in config_rules.cpp. The conditions of an option, in the order in which they are
+// checked; --print-options has them for programs.
+std::vector<Condition> conditions_of(const std::string& option);
+// Why an option has no effect beside the others of a resolved configuration, null if it has one.
+const char* why_no_effect(const OptionRow& row, const Config& config);
+// The rules that a resolved configuration breaks, one line each.
+std::vector<std::string> config_errors(const Config& config, int ranks);
+// Warnings about allowed but questionable combinations.
+std::vector<std::string> config_warnings(const Config& config);
 
 // Accesses a field of a const or non-const Config, as the factories of config_value.h take it.
 #define AT(field) [](auto& c) -> auto& { return c.field; }
@@ -102,7 +101,7 @@ std::string value_error(const OptionRow& row, const std::string& where, const Js
 // Suggests the nearest multiples of micro_batch_size x ranks: "4 or 6 would be one, or take --micro-batch-size 1".
 std::string batch_hint(int64_t sequences, int64_t micro_batch_size, int ranks);
 
-// Megatron-LM flags that correspond to one value of an option here. It is an error if the flag and the option are both
+// Flags of Megatron-LM and others that correspond to one value of an option here. It is an error if the flag and the option are both
 // given and contradict each other.
 struct Spelling {
     const char* name;                // "fp8-param-gather"
@@ -111,11 +110,6 @@ struct Spelling {
 };
 const std::vector<Spelling>& spellings();               // in config_names.cpp
 const Spelling* find_spelling(const std::string& name);  // null if unknown
-
-// The rules between options that a resolved configuration breaks, one line each. In config_rules.cpp.
-std::vector<std::string> config_errors(const Config& config, int ranks);
-// Warnings for the banner about allowed but questionable combinations.
-std::vector<std::string> config_warnings(const Config& config);
 
 // Options among `given` whose value differs from that in `plain`, as words of a command line; long lists are shortened.
 std::vector<std::string> changed_options(const Config& config, const Config& plain, const std::set<std::string>& given);

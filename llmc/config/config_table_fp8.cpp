@@ -3,45 +3,6 @@
 
 namespace {
 
-// ---- when an option has an effect ----
-
-const Conditions kFp8 = {kFp8On};
-const Conditions kDelayed = {
-    kFp8On,
-    {"fp8-recipe", "!tensorwise",
-     "--fp8-recipe tensorwise computes every scale from the current tensor, only delayed scaling has a history"},
-    {"fp8-recipe", "!blockwise",
-     "--fp8-recipe blockwise computes every scale from the current block, only delayed scaling has a history"}};
-// --fp8-amax-compute-algo must not depend on the history's length: at a length of 1 neither option would have an
-// effect.
-const Conditions kHistory = {
-    kDelayed[0], kDelayed[1], kDelayed[2],
-    {"fp8-amax-compute-algo", "!most_recent",
-     "--fp8-recipe delayed with --fp8-amax-compute-algo most_recent uses one step of the history only"}};
-const Conditions kFastAccumulation = {
-    {"fp8-recipe", "!blockwise",
-     "--fp8-recipe blockwise accumulates in FP32 after every 128 products, in all its matmuls"}, kFp8On};
-const Conditions kLayersInBf16 = {
-    kFp8On, {"first-last-layers-bf16", "true", "it has an effect only with --first-last-layers-bf16"}};
-const Conditions kFp8Attention = {
-    {"dtype", "bf16", "--dtype fp32: only BF16 tensors are quantized"},
-    {"kv-channels", "64 128", "FP8 attention supports head dims of 64 and 128 (--kv-channels), others have plain "
-                              "kernels only"}};
-
-const Condition kStatsInterval = {"fp8-stats-interval", ">0", "there are no statistics (--fp8-stats-interval 0)"};
-
-// Statistics need FP8 matmuls or FP8 gradient communication.
-const char* no_fp8_tensors(const Config& c) {
-    if (c.fp8_stats == Fp8Stats::kShadow) return nullptr;
-    return c.fp8_recipe != Fp8Recipe::kNone || c.grad_comm_dtype == Dtype::kE4m3 ? nullptr : kFp8On.reason;
-}
-
-const char* no_stats(const Config& c) {
-    if (c.fp8_recipe != Fp8Recipe::kNone || c.fp8_stats == Fp8Stats::kShadow) return nullptr;
-    if (c.fp8_stats == Fp8Stats::kCounts) return kFp8On.reason;
-    return "FP8 is off (--fp8-recipe none); for a BF16 run use --fp8-stats shadow";
-}
-
 // ---- defaults that follow from other options ----
 
 void derive_recipe(Config& c, const Given& given) {
@@ -74,30 +35,30 @@ void add_recipe(std::vector<OptionRow>& rows) {
         {.name = "fp8-format", .group = kGroup,
          .value = choice<Fp8Format>(AT(fp8_format), {{"hybrid", Fp8Format::kHybrid}, {"e4m3", Fp8Format::kE4m3}}),
          .help = "format of gradients: E5M2 (hybrid) or E4M3; activations and weights are E4M3",
-         .derive = derive_format, .derived = "e4m3 with blockwise", .acts_if = kFp8, .refused = refused_format},
+         .derive = derive_format, .derived = "e4m3 with blockwise", .refused = refused_format},
         {.name = "fp8-margin", .group = kGroup, .value = integer(AT(fp8_margin), 0, 16),
          .help = "divide scales by 2^N (delayed): a larger margin saturates fewer values and flushes more to zero",
-         .fallback = "0", .acts_if = kDelayed},
+         .fallback = "0"},
         {.name = "fp8-interval", .group = kGroup, .value = integer(AT(fp8_interval), 1, kMany),
          .help = "optimizer steps between updates of the scales (delayed); amaxes are recorded in every step",
-         .fallback = "1", .acts_if = kDelayed},
+         .fallback = "1"},
         // Transformer Engine's 1024 counts micro-batches: 64 steps of 16 micro-batches. Megatron's 1 forgets an outlier
         // at once. 16 steps smooth the noise between steps, and an outlier lowers the scale for at most 16 steps.
         {.name = "fp8-amax-history-len", .group = kGroup, .value = integer(AT(fp8_amax_history_len), 1, 1 << 16),
          .help = "length of the amax history in optimizer steps (delayed); other trainers count micro-batches",
-         .fallback = "16", .acts_if = kHistory},
+         .fallback = "16"},
         {.name = "fp8-amax-compute-algo", .group = kGroup,
          .value = choice<AmaxAlgo>(AT(fp8_amax_compute_algo),
                                    {{"max", AmaxAlgo::kMax}, {"most_recent", AmaxAlgo::kMostRecent}}),
          .help = "compute scales from the largest amax of the history or from the latest one (delayed)",
-         .fallback = "max", .acts_if = kDelayed},
+         .fallback = "max"},
         {.name = "fp8-fast-accum", .group = kGroup,
          .value = choice<FastAccum>(AT(fp8_fast_accum), {{"fprop", FastAccum::kFprop},
                                                          {"all", FastAccum::kAll},
                                                          {"none", FastAccum::kNone}}),
          .help = "matmuls with fast accumulation in the tensor cores, which is about a tenth faster and a few bits "
                  "less precise: those of the forward pass (fprop), all or none",
-         .fallback = "fprop", .acts_if = kFastAccumulation},
+         .fallback = "fprop"},
     });
 }
 
@@ -105,32 +66,31 @@ void add_choice_of_linears(std::vector<OptionRow>& rows) {
     constexpr OptionGroup kGroup = OptionGroup::kFp8;
     rows.insert(rows.end(), {
         {.name = "first-last-layers-bf16", .group = kGroup, .value = flag(AT(first_last_layers_bf16), true, false),
-         .help = "keep the first and the last transformer blocks in BF16", .fallback = "false", .acts_if = kFp8},
+         .help = "keep the first and the last transformer blocks in BF16", .fallback = "false"},
         {.name = "num-layers-at-start-in-bf16", .group = kGroup,
          .value = integer(AT(num_layers_at_start_in_bf16), 0, 1024),
-         .help = "how many of the first blocks to keep in BF16", .fallback = "1", .acts_if = kLayersInBf16},
+         .help = "how many of the first blocks to keep in BF16", .fallback = "1"},
         {.name = "num-layers-at-end-in-bf16", .group = kGroup,
          .value = integer(AT(num_layers_at_end_in_bf16), 0, 1024),
-         .help = "how many of the last blocks to keep in BF16", .fallback = "1", .acts_if = kLayersInBf16},
+         .help = "how many of the last blocks to keep in BF16", .fallback = "1"},
         {.name = "bf16-linears", .group = kGroup,
          .value = text_list(AT(bf16_linears), "PATTERN,...", "patterns like 31.down, 0.* or *.proj", ','),
-         .help = "linear layers to keep in BF16: LAYER.qkv, .proj, .up, .down, or head; * matches any text",
-         .acts_if = kFp8},
+         .help = "linear layers to keep in BF16: LAYER.qkv, .proj, .up, .down, or head; * matches any text"},
         {.name = "fp8-lm-head", .group = kGroup, .value = flag(AT(fp8_lm_head), true, false),
          .help = "also run the output matrix (LM head) in FP8; it affects the loss directly, so compare losses",
-         .fallback = "false", .acts_if = kFp8},
+         .fallback = "false"},
         {.name = "fp8-attention", .group = kGroup, .value = flag(AT(fp8_attention), true, false),
          .help = "run the two matmuls of the attention forward, QK^T and PV, in E4M3, with any recipe or none; those "
                  "of the backward run in BF16 on the rounded Q, K and V",
-         .fallback = "false", .acts_if = kFp8Attention},
+         .fallback = "false"},
         {.name = "fp8-min-speedup", .group = kGroup, .value = number(AT(fp8_min_speedup), {.low = 0, .high = 10}),
          .help = "keep a linear layer in BF16 if its predicted speedup in FP8 is below this; 1: if FP8 would be "
                  "slower; 0: never",
-         .fallback = "0", .acts_if = kFp8},
+         .fallback = "0"},
         {.name = "fp8-stats-interval", .group = kGroup, .value = integer(AT(fp8_stats_interval), 0, kMany),
          .help = "steps between statistics of every FP8 tensor in the log file: amax, scales, fractions saturated and "
                  "flushed to zero, and the error of --grad-comm-dtype fp8; 0: none",
-         .fallback = "100", .inert = no_fp8_tensors, .on_resume = OnResume::kSilent},
+         .fallback = "100", .on_resume = OnResume::kSilent},
         {.name = "fp8-stats", .group = kGroup,
          .value = choice<Fp8Stats>(AT(fp8_stats), {{"counts", Fp8Stats::kCounts},
                                                    {"histograms", Fp8Stats::kHistograms},
@@ -138,7 +98,7 @@ void add_choice_of_linears(std::vector<OptionRow>& rows) {
          .help = "what --fp8-stats-interval logs; histograms: also the exponents of x, weight and dy of each linear "
                  "layer in FP8, in the last micro-batch; shadow: the exponents in a BF16 run, and the fractions that "
                  "FP8 would saturate and flush to zero",
-         .fallback = "counts", .acts_if = {kStatsInterval}, .inert = no_stats, .on_resume = OnResume::kSilent},
+         .fallback = "counts", .on_resume = OnResume::kSilent},
     });
 }
 

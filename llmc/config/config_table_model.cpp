@@ -6,17 +6,6 @@
 
 namespace {
 
-const Conditions kRope = {{"position-embedding-type", "rope",
-                           "positions are learned (--position-embedding-type learned_absolute)"}};
-const Conditions kScaledRope = {kRope[0],
-                                {"rope-scaling-factor", ">0", "rope is not scaled (--rope-scaling-factor 0)"}};
-const Conditions kInitialWeights = {{"resume", "unset auto", "--resume restores the weights"},
-                                    {"load", "unset", "--load provides the weights"}};
-
-const char* idle_window(const Config& c) {
-    return c.shape.sliding_window >= c.seq_length ? "a window of --seq-length tokens or more hides nothing" : nullptr;
-}
-
 // ---- defaults that follow from other options ----
 
 bool is_rope(const Config& c) { return c.shape.position == PositionEmbedding::kRope; }
@@ -118,18 +107,15 @@ void add_model_layers(std::vector<OptionRow>& rows) {
                                              {"rope", PositionEmbedding::kRope}}),
          .help = "position embedding", .on_resume = kMust},
         {.name = "rotary-base", .group = group,
-         .value = number(AT(shape.rotary_base), {.low = 1, .high = 1e12}), .help = "theta of rope",
-         .acts_if = kRope, .on_resume = kMust},
+         .value = number(AT(shape.rotary_base), {.low = 1, .high = 1e12}), .help = "theta of rope", .on_resume = kMust},
         {.name = "rope-scaling-factor", .group = group,
          .value = number(AT(shape.rope_scaling.factor), {.low = 0, .high = 1e6}),
-         .help = "scaling factor of --rope-scaling-type for longer contexts than the original one; 0: no scaling",
-         .acts_if = kRope, .on_resume = kMust},
+         .help = "scaling factor of --rope-scaling-type for longer contexts than the original one; 0: no scaling", .on_resume = kMust},
         {.name = "rope-scaling-type", .group = group,
          .value = choice<RopeScalingType>(AT(shape.rope_scaling.type), {{"llama3", RopeScalingType::kLlama3},
                                                                         {"yarn", RopeScalingType::kYarn}}),
          .help = "rule of rope scaling: that of Llama 3.1, from 8192 positions, or YaRN (arXiv 2309.00071), from the "
-                 "preset's; a config.json (--load) may have other parameters",
-         .acts_if = kScaledRope, .on_resume = kMust},
+                 "preset's; a config.json (--load) may have other parameters", .on_resume = kMust},
         {.name = "qk-layernorm", .group = group, .value = flag(AT(shape.qk_norm), true, false),
          .help = "RMSNorm over each head of Q and K", .on_resume = kMust},
         {.name = "linear-bias", .group = group,
@@ -137,13 +123,12 @@ void add_model_layers(std::vector<OptionRow>& rows) {
          .help = "linear layers with biases; qkv: as in Qwen2; attention: qkv and the output projection",
          .on_resume = kMust},
         {.name = "sliding-window", .group = group, .value = integer(AT(shape.sliding_window), 0, 1 << 24),
-         .help = "keys that a query attends to, its own included, as in Mistral; 0: all earlier ones",
-         .inert = idle_window, .on_resume = kMust},
+         .help = "keys that a query attends to, its own included, as in Mistral; 0: all earlier ones", .on_resume = kMust},
         {.name = "untie-embeddings-and-output-weights", .group = group,
          .value = flag(AT(shape.tied_head), false, true),
          .help = "separate output matrix (LM head) instead of the transposed embedding", .on_resume = kMust},
         {.name = "init-method-std", .group = group, .value = number(AT(shape.init_std), kInsideUnit),
-         .help = "standard deviation of the initial weights", .acts_if = kInitialWeights,
+         .help = "standard deviation of the initial weights",
          .on_resume = kSilent},
     });
 }

@@ -3,12 +3,6 @@
 
 namespace {
 
-const Conditions kGathersFp8 = {
-    kFp8On, {"zero", "!0", "with --zero 0 every rank updates all weights, so none are gathered"}};
-const Conditions kShards = {{"zero", "!0", "--zero 0 shards nothing"}};
-const Conditions kShardsGrads = {{"zero", "!0", "only --zero 2 and 3 shard gradients"},
-                                 {"zero", "!1", "only --zero 2 and 3 shard gradients"}};
-
 void derive_param_comm(Config& c, const Given&) {
     c.param_comm_dtype = c.zero == 3 && c.fp8_recipe != Fp8Recipe::kNone ? Dtype::kE4m3 : Dtype::kBf16;
 }
@@ -24,7 +18,6 @@ void add_ranks(std::vector<OptionRow>& rows) {
          .help = "number of ranks; plan (--dry-run) plans for this number, and a run on another number is refused; 0: "
                  "as many as were started",
          .fallback = "0",
-         .acts_if = {{"ranks", ">0", "0 means as many as were started, which is the default"}},
          .on_resume = kSilent},
         {.name = "context-parallel", .group = kGroup, .value = integer(AT(context_parallel), 1, 1 << 12),
          .help = "number of neighbouring ranks among which each sequence is split; attention exchanges heads. It must "
@@ -38,7 +31,7 @@ void add_ranks(std::vector<OptionRow>& rows) {
         {.name = "zero-group", .group = kGroup, .value = integer(AT(zero_group), 0, 1 << 16),
          .help = "--zero shards within groups of N neighbouring ranks, for example the ranks of a node, and each group "
                  "has all shards; 0: one group of all ranks",
-         .fallback = "0", .acts_if = kShards, .on_resume = kSilent, .ranks_only = true},
+         .fallback = "0", .on_resume = kSilent, .ranks_only = true},
         {.name = "bucket-mb", .group = kGroup,
          .value = number(AT(bucket_mb), {.low = 0, .high = 1e6, .low_open = true}),
          .help = "size of a gradient bucket, which is reduced as one message, in 10^6 bytes of FP32; no parameter is "
@@ -52,7 +45,7 @@ void add_ranks(std::vector<OptionRow>& rows) {
          .value = choice<Dtype>(AT(grad_shard_dtype), {{"bf16", Dtype::kBf16}, {"fp32", Dtype::kFp32}}),
          .help = "dtype of a rank's shard of the gradients with --zero 2 and 3; the gradients of each micro-batch are "
                  "added to it in FP32; bf16 saves 2 bytes per parameter of the shard and rounds in every micro-batch",
-         .fallback = "fp32", .acts_if = kShardsGrads, .ranks_only = true},
+         .fallback = "fp32", .ranks_only = true},
         {.name = "grad-comm-dtype", .group = kGroup,
          .value = choice<Dtype>(AT(grad_comm_dtype),
                                 {{"fp32", Dtype::kFp32}, {"bf16", Dtype::kBf16}, {"fp8", Dtype::kE4m3}}),
@@ -63,7 +56,7 @@ void add_ranks(std::vector<OptionRow>& rows) {
          .value = choice<Dtype>(AT(param_comm_dtype), {{"bf16", Dtype::kBf16}, {"fp8", Dtype::kE4m3}}),
          .help = "communication dtype of weights that run in FP8; results are equal to the bit; --zero 3 always "
                  "gathers their FP8 bytes",
-         .derive = derive_param_comm, .derived = "bf16; fp8 with --zero 3", .acts_if = kGathersFp8,
+         .derive = derive_param_comm, .derived = "bf16; fp8 with --zero 3",
          .on_resume = kSilent, .ranks_only = true},
         {.name = "comm-timeout", .group = kGroup, .value = number(AT(comm_timeout), {.low = 0, .high = 1e9}),
          .help = "seconds without progress of a rank after which all ranks end with exit code 6 and a hang report; ten "

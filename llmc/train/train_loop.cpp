@@ -123,7 +123,7 @@ void TrainLoop::open_log() {
     if (!log_->earlier_log().empty()) notes.push_back("the earlier log is kept: " + log_->earlier_log());
     if (hf_class(config_.shape) == HfClass::kOwn && !config_.save.empty())
         notes.push_back("no transformers class has this shape: checkpoints bring a modeling_llmfp8.py");
-    notes.insert(notes.end(), parsed_.idle.begin(), parsed_.idle.end());
+    notes.insert(notes.end(), parsed_.no_effect.begin(), parsed_.no_effect.end());
     post_record(strf(R"({"type":"start","checkpoint_bytes":%lld})", ll(plan.host.checkpoint_bytes)));
     write_notes(summary);
     reporter_.emplace(config_, table_, fp8_plan_, comm_, device_, *log_, *checkpoints_, std::move(predicted),

@@ -81,10 +81,10 @@ TEST_CASE("rank options: options without effect are refused") {
 TEST_CASE("rank options: with one rank they have no effect, and a note names those that were set") {
     const Words words = joined(base(""), {"--overlap", "off", "--bucket-mb", "25", "--grad-comm-dtype", "fp8"});
     const ParsedConfig one = parse("gpt2", words);
-    CHECK(one.idle == Words{"--bucket-mb has no effect with one rank", "--overlap has no effect with one rank",
+    CHECK(one.no_effect == Words{"--bucket-mb has no effect with one rank", "--overlap has no effect with one rank",
                             "--grad-comm-dtype has no effect with one rank"});
-    CHECK(parse("gpt2", words, {.ranks = 2}).idle.empty());
-    CHECK(parse("gpt2", base("")).idle.empty());
+    CHECK(parse("gpt2", words, {.ranks = 2}).no_effect.empty());
+    CHECK(parse("gpt2", base("")).no_effect.empty());
 }
 
 TEST_CASE("rank options: groups of --zero-group divide the ranks") {

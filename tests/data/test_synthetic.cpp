@@ -138,8 +138,8 @@ TEST_CASE("synthetic: every step line says that the data is synthetic") {
 TEST_CASE("ranks: the number of ranks that a dry run plans for, and that a run must have") {
     const Words plan = {"--dry-run", "--ranks", "8", "--micro-batch-size", "2"};
     CHECK(parse("gpt2", plan).config.global_batch_size == 16);
-    CHECK(parse("gpt2", joined(plan, {"--overlap", "off"})).idle.empty());
-    CHECK(parse("gpt2", {"--dry-run", "--overlap", "off"}).idle.size() == 1);
+    CHECK(parse("gpt2", joined(plan, {"--overlap", "off"})).no_effect.empty());
+    CHECK(parse("gpt2", {"--dry-run", "--overlap", "off"}).no_effect.size() == 1);
     CHECK(contains(refusal("gpt2", joined(plan, {"--global-batch-size", "24"})), "--micro-batch-size 2 x 8 ranks"));
     CHECK(contains(refusal("gpt2", joined(kRun, {"--ranks", "8"})), "--ranks 8, and 1 was started"));
     CHECK(contains(refusal("gpt2", joined(kRun, {"--ranks", "8"}), {.ranks = 2}), "and 2 were started"));

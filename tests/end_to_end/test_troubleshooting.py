@@ -337,7 +337,8 @@ class TroubleshootingTest(TrainTest):
     def test_drills_say_what_is_quoted(self):
         self.check_error_within("No space left", ["--train-iters", "2", "--save", self.path("run"), "--inject",
                                                         "enospc@save"])
-        done = self.run_case(["--train-iters", "19", "--inject", ",".join(f"nan:grad@{step}" for step in range(2, 13))], 4)
+        faults = ",".join(f"nan:grad@{step}" for step in range(2, 13))
+        done = self.run_case(["--train-iters", "19", "--inject", faults], 4)
         self.check_line("not finite: update skipped", done.stdout)
         self.check_error_within("(--stop-on-divergence", ["--train-iters", "9", "--lr", "5", "--clip-grad", "0",
                                                           "--stop-on-divergence", "2"])

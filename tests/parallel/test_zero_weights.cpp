@@ -112,9 +112,6 @@ TEST_CASE("zero weights: a rank holds its blocks, the slots, and norms and biase
         one.param_comm_dtype = Dtype::kE4m3;
         const auto comm = static_cast<size_t>(Purpose::kComm);
         CHECK(plan.purpose_bytes[comm] - slots <= memory_of(one, ranks).purpose_bytes[comm]);
-        CHECK(memory_of(zero3(config, 2), ranks).purpose_bytes[comm] == plan.purpose_bytes[comm] + 2 * slot);
-        CHECK(memory_of(zero3(config, 3), ranks).purpose_bytes[comm] == plan.purpose_bytes[comm] + 3 * slot);
-        CHECK(memory_of(zero3(config, 9), ranks).purpose_bytes[comm] == plan.purpose_bytes[comm] + 3 * slot);
     }
 }
 

@@ -29,8 +29,8 @@ int64_t count_of(const std::string& option, const std::string& value) {
 }
 
 // Exit 2 for training options that have no effect on a bench.
-void refuse_idle_options(const Config& c) {
-    const std::pair<bool, const char*> idle[] = {
+void refuse_options_without_effect(const Config& c) {
+    const std::pair<bool, const char*> without_effect[] = {
         {c.dry_run, "dry-run"}, {!c.save.empty(), "save"}, {!c.load.empty(), "load"}, {!c.resume.empty(), "resume"},
         {!c.log_file.empty(), "log-file"}, {!c.tensorboard_dir.empty(), "tensorboard-dir"},
         {!c.wandb_project.empty(), "wandb-project"}, {!c.alert_command.empty(), "alert-command"},
@@ -38,7 +38,7 @@ void refuse_idle_options(const Config& c) {
         {!c.valid_data.empty(), "valid-data"}, {c.sample_every > 0, "sample-every"},
         {!c.hellaswag_data.empty(), "hellaswag-data"}, {c.profile_first > 0, "profile"}, {!c.inject.empty(), "inject"},
         {c.overfit_one_batch, "overfit-one-batch"}, {c.rampup_samples > 0, "rampup-batch-size"}};
-    for (const auto& [set, name] : idle) REQUIRE(!set, "--%s has no effect: bench only times steps", name);
+    for (const auto& [set, name] : without_effect) REQUIRE(!set, "--%s has no effect: bench only times steps", name);
 }
 
 void require_folder(const char* option, const std::string& path) {
@@ -113,8 +113,8 @@ BenchRun::BenchRun(ParsedConfig parsed, BenchOptions options, Comm& comm)
     : comm_(comm), config_(std::move(parsed.config)), options_(std::move(options)),
       notes_(std::move(parsed.notes)), table_(make_param_table(config_.shape)),
       loader_(data_config(config_, config_.train_data, true)) {
-    refuse_idle_options(config_);
-    for (const std::string& name : parsed.idle) notes_.push_back(name);
+    refuse_options_without_effect(config_);
+    for (const std::string& name : parsed.no_effect) notes_.push_back(name);
 }
 
 void BenchRun::open() {

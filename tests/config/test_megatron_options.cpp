@@ -1,4 +1,4 @@
-// --activation and --recompute, and the options of older versions and other trainers that mean the same.
+// Options of Megatron-LM that are a value of an option here.
 #include "tests/support/config_test.h"
 #include "tests/support/doctest.h"
 
@@ -23,20 +23,6 @@ TEST_CASE("config: --activation and Megatron's flags for it agree, or are refuse
           == Activation::kGelu);
 }
 
-TEST_CASE("config: a checkpoint with the former option swiglu has that activation function") {
-    const Config config = parse("llama", {"--dry-run"}).config;
-    Json saved = Json::parse(config_to_json(config));
-    saved.erase("activation");
-    saved["swiglu"] = true;
-    ConfigDiff diff = config_diff(saved.dump(), config);
-    CHECK(diff.must_match.empty());
-    CHECK(diff.changed.empty());
-    saved["swiglu"] = false;
-    diff = config_diff(saved.dump(), config);
-    REQUIRE(diff.must_match.size() == 1);
-    CHECK(contains(diff.must_match[0], "--activation: gelu in the checkpoint, swiglu now"));
-}
-
 TEST_CASE("config: Megatron's selective recomputation is not mistaken for block-keep-attention") {
     CHECK(parse("llama", {"--dry-run", "--recompute", "block-keep-attention"}).config.recompute
           == Recompute::kBlockKeepAttention);
@@ -47,4 +33,17 @@ TEST_CASE("config: Megatron's selective recomputation is not mistaken for block-
     CHECK(contains(option, "unknown option --recompute-granularity (Megatron-LM): leave it out"));
     CHECK(contains(option, "block-keep-attention is the opposite"));
     CHECK(contains(refusal("llama", {"--dry-run", "--recompute", "blocks"}), "must be one of none"));
+}
+
+TEST_CASE("config: --disable-bias-linear is a value of --linear-bias") {
+    const ParsedConfig parsed = parse("gpt2", {"--dry-run", "--disable-bias-linear"});
+    CHECK(parsed.config.shape.linear_bias == LinearBias::kNone);
+    CHECK(contains(parsed.notes.at(0), "--disable-bias-linear is --linear-bias none"));
+    CHECK(parse("llama", {"--dry-run", "--disable-bias-linear=false"}).config.shape.linear_bias == LinearBias::kAll);
+    CHECK(parse("llama", {"--dry-run", "--linear-bias", "qkv"}).config.shape.linear_bias == LinearBias::kQkv);
+    CHECK(parse("llama", {"--dry-run", "--model", "qwen2.5-0.5B"}).config.shape.linear_bias == LinearBias::kQkv);
+    CHECK(contains(refusal("gpt2", {"--dry-run", "--disable-bias-linear", "--linear-bias", "qkv"}),
+                   "--disable-bias-linear is --linear-bias none, and --linear-bias says qkv"));
+    CHECK(contains(refusal("gpt2", {"--dry-run", "--add-qkv-bias"}), "linear-bias qkv"));
+    CHECK(contains(refusal("gpt2", {"--dry-run", "--window-size", "(127, 0)"}), "sliding-window"));
 }
