@@ -23,13 +23,13 @@ CASES = {
     "sft_wrong": (["wrong_sft.yaml", "wrong_zero1.json"], ["--ranks", "8"], 1),
     "launch_wrong": (["wrong_launch.sh"], [], 0),
     "launch_right": (["right_launch.sh"], [], 0),
-    "megatron_8b": (["megatron_8b.sh"], ["--set", "DATA_PREFIX=data/pile"], 1),
+    "megatron_8b": (["megatron_8b.sh"], ["--set", "DATA_PREFIX=data/pile", "--set", "global_batch_size=128"], 1),
     "megatron_gpt2": (["megatron_gpt2.sh"], [], 1),
     "guide": (["guide.yaml"], [], 1),
     "accelerate": (["accelerate.yaml"], [], 0),
     "torchtitan": (["llama3_8b.toml"], [], 1),
     "llmc": (["llmc_124M.sh"], [], 1),
-    "nanogpt": (["nanogpt_gpt2.py"], ["--set", "dtype=bfloat16"], 1),
+    "nanogpt": (["nanogpt_gpt2.py"], ["--set", "dtype=bfloat16", "--set", "min_lr=6e-5", "--set", "lr_decay_iters=600000"], 1),
 }
 
 # error: [(file, text with it, what the JSON must have, the text without it)]
@@ -74,15 +74,12 @@ BAD = [
     ("a.sh", MEGATRON.replace("--lr 1e-3", "--lr"), ["a.sh:1", "lr", "a number"]),
     ("a.sh", "A=(\n--num-layers 2\n", ["a.sh:1", "A=(", "add the )"]),
     ("a.sh", "\n\necho 'never closed\n", ["a.sh:3", "never closed"]),
-    ("a.sh", "X=${A:-b\n", ["a.sh:1", "never closed"]),
-    ("a.sh", "cat <<EOF\nabc\n", ["a.sh:1", "EOF"]),
     ("a.sh", "ls -la\n", ["a.sh:1", "neither"]),
     ("a.sh", LLMC + "-t 1000 -d 1500", ["a.sh:1: -d 1500", "multiple of the sequence length 1000"]),
     ("a.json", ZERO1 + '"train_batch_size": 4, "gradient_accumulation_steps": 0}', ["a.json:1", "must be 1 or more"]),
     ("a.toml", "[training]\nsteps = = 3\n", ["a.toml:2", "not TOML", "correct"]),
     ("a.toml", "[training]\nseq_len = 8\nsteps = 'many'\n", ["a.toml:3", "training.steps", "many", "whole number"]),
     ("a.toml", "[tool.poetry]\nname = 'x'\n", ["a.toml:2", "neither", "tool.poetry.name"]),
-    ("a.py", "batch_size = 4\nn_layer = (\n", ["a.py:2", "not Python", "correct"]),
     ("a.py", "batch_size = 4\nn_layer = 'two'\n", ["a.py:2", "n_layer", "two", "whole number"]),
     ("a.py", "x = 4\n", ["a.py:1", "neither"]),
 ]
@@ -315,14 +312,14 @@ class ImportTest(ImportCase):
         self.assertEqual(run.get("load"), str(model))
         self.assert_accepted(run.options(), "llama")
 
-    # ---- bash ----
+    # ---- launch scripts ----
 
-    def test_bash_is_read_as_bash_reads_it(self):
+    def test_words_of_a_launch_script(self):
         for text, option, value in (
                 ("A=(--seed 7)\ntorchrun p.py ${A[@]} " + MEGATRON[24:], "seed", 7),
                 ("A=(--seed)\nA+=(8)\ntorchrun p.py \"${A[@]}\" " + MEGATRON[24:], "seed", 8),
                 ("A=\"--seed 9\"\nB=\"$A --clip-grad 2\"\ntorchrun p.py $B " + MEGATRON[24:], "clip-grad", 2),
-                ("N=4\nM=$((N * 3 + ${N}))\n" + MEGATRON + "--seed $M", "seed", 16),
+                ("D=a/b\n" + MEGATRON + "--save \"$D\"_c", "save", "a/b_c"),
                 (MEGATRON + "--seed ${S:-${T:-5}}", "seed", 5), (MEGATRON + "--seed=6", "seed", 6),
                 (MEGATRON + "\\\n  --save 'a b'/\"c d\"", "save", "a b/c d"),
                 (MEGATRON + "--save x # --save y", "save", "x"),
@@ -338,18 +335,15 @@ class ImportTest(ImportCase):
         self.assertTrue(is_open(run))
         run = import_file(self.folder, "a.sh", "SEED=3\n" + MEGATRON + "--seed $SEED", {"SEED": "4"})
         self.assertEqual(run.get("seed"), 4)
+        for given, code in (({}, True), ({"seed": "8"}, False)):   # what is computed has no value here
+            run = import_file(self.folder, "a.sh", "N=4\n" + MEGATRON + "--seed $((N * 2))", given)
+            self.assertEqual((is_open(run), run.get("seed")), (code, None if code else 8))
 
     def test_conditions_are_told_once_and_their_variables_count_as_used(self):
         run = import_file(self.folder, "a.sh", "A=1\nif [[ $A == 1 ]] || [[ $A == 2 ]]; then\n  B=(--seed 4)\nfi\n"
                           + MEGATRON + "${B[@]}")
-        self.assertEqual([f.action for f in run.findings if f.line in (1, 2)], ["not understood", "no setting"])
+        self.assertEqual([f.action for f in run.findings if f.line in (1, 2)], ["not understood"])
         self.assertEqual(run.get("seed"), 4)
-
-    def test_one_quoted_word_is_not_two(self):
-        """Quoted, "${A[@]}" passes "--seed 7" as one argument, which no program knows."""
-        run = import_file(self.folder, "a.sh", 'A=("--seed 7")\ntorchrun p.py "${A[@]}" ' + MEGATRON[24:])
-        self.assertIsNone(run.get("seed"))
-        self.assertTrue(is_open(run))
 
     # ---- bad input ----
 
@@ -424,8 +418,8 @@ class ImportTest(ImportCase):
         for family in ("gpt2", "llama"):
             table = option_table(family)
             for row in table.values():
-                for condition in row.get("acts_if", []):
-                    self.assertIn(condition["option"], table)
+                for condition in row.get("no_effect_unless", []):
+                    self.assertLessEqual(set(condition["options"].split()), set(table))
 
     def test_rows_say_why_and_all_seven_errors_are_in_them(self):
         rows = [row for source in SOURCES for row in source.rows] + ENVIRONMENT + LAUNCHER

@@ -1,4 +1,4 @@
-"""scripts/import_config on files of torchtitan (TOML), llm.c (bash) and nanoGPT (Python)."""
+"""scripts/import_config on files of torchtitan (TOML), llm.c (scripts) and nanoGPT (NAME = value)."""
 import unittest
 
 from llmfp8.importer.engine import is_open
@@ -50,10 +50,10 @@ class ImportFormatsTest(ImportCase):
         self.assertFalse(is_open(import_file(self.folder, "a.sh", loop.format("break"))))
         self.assertTrue(is_open(import_file(self.folder, "a.sh", loop.format("A=1"))))
 
-    def test_python_is_read_and_never_run(self):
+    def test_lines_of_python_are_read_and_never_run(self):
         mark = self.folder / "mark"
-        text = f"open({str(mark)!r}, 'w')\nbatch_size = 3 * 4\nn_layer = batch_size // 6\n" \
-               f"max_iters = open({str(mark)!r}, 'w') or 7\nmin_lr = 3e-4 / 10\ngradient_accumulation_steps = 2"
+        text = f"open({str(mark)!r}, 'w')\nbatch_size = 3 * 4\nn_layer = 2   # a comment\n" \
+               f"max_iters = open({str(mark)!r}, 'w') or 7\nmin_lr = 3e-5\ngradient_accumulation_steps = 2"
         run = import_file(self.folder, "a.py", text)
         self.assertFalse(mark.exists())
         self.assertEqual([run.get(o) for o in ("micro-batch-size", "num-layers", "min-lr", "global-batch-size")],

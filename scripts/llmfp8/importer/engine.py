@@ -5,7 +5,7 @@ import fnmatch
 
 from ..support import InputError
 from .finish import finish_batch
-from .option_table import option_table, why_inert
+from .option_table import option_table, why_no_effect
 from .rows import CANNOT, NONE, OTHER, READERS, TAKEN, UNKNOWN, VARIABLE, Finding
 from .shared_rows import ABSENT, ENVIRONMENT, LAUNCHER, SECOND_FILE
 
@@ -126,10 +126,8 @@ class Import:
             self.note(setting, UNKNOWN, unknown_fact(rows, setting))
             return
         if unresolved:
-            code = setting.file.endswith(".py")
-            self.note(setting, UNKNOWN, "no plain value, and nothing is run: name it with --set "
-                      f"{setting.key}=VALUE" if code else
-                      f"{setting.word().upper()} has no value in this script: name it with --set NAME=VALUE")
+            self.note(setting, UNKNOWN, "no plain value, and nothing is run: name that of a variable with --set "
+                      f"NAME=VALUE, or this one with --set {setting.key.lstrip('-').replace('-', '_')}=VALUE")
             return
         finding = self.note(setting, row.action, row.fact, row.error)
         value = row.value
@@ -163,7 +161,7 @@ class Import:
             self.set("dtype", "bf16", None)
             if finding:
                 finding.action, finding.fact = OTHER, "dtype bf16: only BF16 tensors are quantized"
-        self.drop_inert()
+        self.drop_without_effect()
         if self.get("lr-decay-style") == "wsd" and self.get("train-iters") and not self.get("lr-wsd-decay-iters"):
             self.notes.append("wsd: the final decay is a tenth of the run unless lr-wsd-decay-iters says otherwise")
         if "train-data" not in self.config and "synthetic-data" not in self.config:
@@ -175,20 +173,16 @@ class Import:
     def fp8_is_off(self):
         return "fp8" not in self.kept and self.fp8_switch
 
-    def drop_inert(self):
+    def drop_without_effect(self):
         """Drops options that the executable would refuse because they have no effect with the others."""
         table = option_table(self.family() or "llama")
-        if table is None:
-            self.notes.append("make train_gpt2 train_llama, and import again: without an executable nothing says which "
-                              "options have no effect beside the others, and all of them were written")
-            return
-        while True:
+        dropped = True
+        while dropped:
             options = {name: entry.value for name, entry in self.config.items()}
-            inert = {name: why_inert(table, options, name) for name in options}
-            dropped = [(name, reason) for name, reason in inert.items() if reason]
-            if not dropped:
-                return
-            self.drop(*dropped[0])
+            reasons = {name: why_no_effect(table, options, name) for name in options}
+            dropped = next(((name, reason) for name, reason in reasons.items() if reason), None)
+            if dropped:
+                self.drop(*dropped)
 
     def options(self):
         """Our JSON: the model first, then in the order of the input."""

@@ -4,25 +4,8 @@ import re
 from pathlib import Path
 
 from ..support import InputError
+from .option_table import SHAPE, preset_of_model, preset_of_shape
 from .rows import CANNOT, OTHER
-
-# (name of a model or the last part of its path, preset here, what differs from the preset)
-_LLAMA31 = {"max-position-embeddings": 131072, "rope-scaling-factor": 8}
-KNOWN_MODELS = [
-    (r"(meta-)?llama-3\.1-8b(-instruct)?", "llama3-8B", _LLAMA31),
-    (r"(meta-)?llama-3-8b(-instruct)?", "llama3-8B", {}),
-    (r"llama-3\.2-1b(-instruct)?", "llama3.2-1B", {"max-position-embeddings": 131072}),
-    (r"gpt2(-small|-124m)?", "gpt2-124M", {}),
-    (r"gpt2-medium", "gpt2-350M", {}),
-    (r"gpt2-large", "gpt2-774M", {}),
-    (r"gpt2-xl", "gpt2-1558M", {}),
-]
-# (layers, hidden size, query heads, groups) of presets
-PRESETS = {
-    (32, 4096, 32, 8): "llama3-8B", (16, 2048, 32, 8): "llama3.2-1B", (12, 2048, 16, 4): "llama3-small",
-    (12, 768, 12, 12): "gpt2-124M", (24, 1024, 16, 16): "gpt2-350M", (36, 1280, 20, 20): "gpt2-774M",
-    (48, 1600, 25, 25): "gpt2-1558M",
-}
 
 
 def finish_megatron(run):
@@ -57,10 +40,8 @@ def _groups(run):
 
 def _preset(run):
     rope = run.get("position-embedding-type") == "rope"
-    shape = tuple(run.get(o) for o in ("num-layers", "hidden-size", "num-attention-heads", "num-query-groups"))
-    found = PRESETS.get(shape)
-    if found is None or found.startswith("llama") != rope:
-        found = "llama3-small" if rope else "gpt2-124M"
+    found = (preset_of_shape("llama" if rope else "gpt2", map(run.get, SHAPE))
+             or ("llama3-small" if rope else "gpt2-124M"))
     run.set("model", found, None, weak=True)
     if run.get("vocab-size") is None:
         size = 128256 if rope else 50257
@@ -150,10 +131,10 @@ def finish_llmc(run):
     size = re.search(r"124M|350M|774M|1558M", name)
     if width:
         shape = (int(depth.group(1)), width, width // 64, width // 64)
-        run.set("model", PRESETS.get(shape, "gpt2-124M"), finding)
-        if shape not in PRESETS:
-            for option, value in zip(("num-layers", "hidden-size", "num-attention-heads", "num-query-groups"), shape):
-                run.set(option, value, finding)
+        preset = preset_of_shape("gpt2", shape)
+        run.set("model", preset or "gpt2-124M", finding)
+        for option, value in zip(SHAPE, shape) if not preset else []:
+            run.set(option, value, finding)
     elif size and name.endswith(".bin"):
         run.set("model", f"gpt2-{size.group()}", finding)
         finding.action = CANNOT
@@ -179,8 +160,7 @@ def finish_nanogpt(run):
     if "model" in run.kept:
         _model(run)
     elif run.get("model") is None:
-        shape = tuple(run.get(o) for o in ("num-layers", "hidden-size", "num-attention-heads", "num-query-groups"))
-        run.set("model", PRESETS.get(shape, "gpt2-124M"), None, weak=True)
+        run.set("model", preset_of_shape("gpt2", map(run.get, SHAPE)) or "gpt2-124M", None, weak=True)
 
 
 def finish_torchtitan(run):
@@ -242,17 +222,14 @@ def _model(run):
         run.set("load", name, finding)
         finding.fact = "weights and shape of this directory"
         return
-    last = name.rstrip("/").split("/")[-1].lower()
-    for pattern, preset, extra in KNOWN_MODELS:
-        if re.fullmatch(pattern, last):
-            run.set("model", preset, finding)
-            for option, value in extra.items():
-                run.set(option, value, finding)
-            finding.action = OTHER
-            finding.fact += "; no directory of that name here, so only the shape is written: download the model and " \
-                            "give --load DIR for its weights"
-            run.notes.append(f"--load DIR: the weights of {name}; without it training starts from random ones")
-            return
+    preset = preset_of_model(name)
+    if preset:
+        run.set("model", preset, finding)
+        finding.action = OTHER
+        finding.fact += "; no directory of that name here, so only the shape is written: download the model and give " \
+                        "--load DIR for its weights"
+        run.notes.append(f"--load DIR: the weights of {name}; without it training starts from random ones")
+        return
     finding.action = CANNOT
     finding.fact = "neither a directory here nor a model with a preset: download it, then --load DIR"
 

@@ -2,24 +2,16 @@
 import argparse
 import json
 import sys
-import warnings
 from pathlib import Path
 
 from ..support import InputError, Parser, read_bounded, whole_number
-from .deepspeed import DEEPSPEED
 from .engine import Import, find_row, is_open, plain
-from .guide import GUIDE
-from .huggingface import ACCELERATE, LLAMAFACTORY
-from .llmc import LLMC
-from .megatron import MEGATRON
-from .nanogpt import NANOGPT
-from .read_files import read_json, read_python, read_toml, read_yaml
+from .read_files import read_json, read_lines, read_toml, read_yaml
 from .report import report
-from .rows import MOST_BYTES, MOST_SETTINGS, UNKNOWN, VARIABLE, Finding
+from .rows import MOST_BYTES, MOST_SETTINGS
 from .script import Script
-from .torchtitan import TORCHTITAN
+from .sources import MEGATRON, NANOGPT, SOURCES, TORCHTITAN
 
-SOURCES = [DEEPSPEED, MEGATRON, LLAMAFACTORY, ACCELERATE, GUIDE, TORCHTITAN, LLMC, NANOGPT]
 # Names of nanoGPT are names of guides, too: only the ending of a file tells them apart.
 OF_FORMAT = {"python": [NANOGPT], "toml": [TORCHTITAN]}
 FORMATS = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".py": "python", ".sh": "shell",
@@ -40,13 +32,13 @@ a line was not understood or has no equal here, 2 if an input cannot be read."""
 def parse_arguments(arguments):
     parser = Parser(prog="import_config", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("inputs", nargs="+", metavar="FILE",
-                        help="JSON, YAML, TOML, Python or bash, told apart by what is in it")
+                        help="JSON, YAML, TOML, NAME = value lines or a launch script")
     parser.add_argument("--out", metavar="FILE", help="write the JSON there (-: to standard output, with no report)")
     parser.add_argument("--ranks", type=whole_number, default=0, metavar="N",
                         help="number of GPUs, if the input does not say it")
     parser.add_argument("--all", action="store_true", help="explain every line, not only what is different")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
-                        help="value of a variable that a script takes from elsewhere")
+                        help="value of a variable or option that a script takes from elsewhere or computes")
     args = parser.parse_args(arguments)
     args.given = {}
     for word in args.set:
@@ -128,6 +120,10 @@ def read_input(run, path, given):
         require_few(path, script.settings + script.environment + script.launcher)
         source = source_of(path, script.settings, kind)
         run.findings += script.findings
+        for setting in script.settings:   # a value that the script takes from elsewhere
+            key = setting.key.lstrip("-").replace("-", "_")
+            if "$" in setting.word() and key in given:
+                setting.value = given[key]
         run.apply_launcher(script.launcher)
         run.apply(source, script.settings)
         run.apply_environment(script.environment)
@@ -135,10 +131,8 @@ def read_input(run, path, given):
         kind_name = source.name if source is MEGATRON else f"a launch script with {source.name}"
     else:
         if kind == "python":
-            settings, other = read_python(name, text, given)
-            for line, code in other:
-                action = VARIABLE if code.startswith(("import ", "from ")) else UNKNOWN
-                run.findings.append(Finding(name, line, code, action, "not run: only assignments of values are read"))
+            settings, findings = read_lines(name, text, given)
+            run.findings += findings
         else:
             settings = {"json": read_json, "yaml": read_yaml, "toml": read_toml}[kind](name, text)
         require_few(path, settings)
@@ -150,7 +144,6 @@ def read_input(run, path, given):
 
 def main(arguments=None):
     args = parse_arguments(arguments)
-    warnings.simplefilter("ignore")   # of Python's parser about the code of an input
     run = Import(args.ranks)
     try:
         inputs = [read_input(run, path, args.given) for path in args.inputs]

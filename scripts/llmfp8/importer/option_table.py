@@ -1,4 +1,4 @@
-"""Our options, read from an executable's --print-options, so that its rules are not repeated here."""
+"""Our options and presets, read from an executable's --print-options, so that its rules are not repeated here."""
 import json
 import os
 import re
@@ -6,21 +6,55 @@ import subprocess
 from functools import lru_cache
 from pathlib import Path
 
+from ..support import InputError
+
 ROOT = next(p for p in Path(__file__).resolve().parents if (p / "llmc").is_dir())
 
 
 @lru_cache(None)
-def option_table(family):
-    """{name: row} of train_FAMILY, or None if it is not built."""
+def printed(family):
+    """What train_FAMILY --print-options prints."""
     folders = [ROOT, Path(os.environ.get("LLMC_BUILD", ROOT / "build" / "cpu"))]
     program = next((f / f"train_{family}" for f in folders if (f / f"train_{family}").exists()), None)
     if program is None:
-        return None
+        raise InputError(f"there is no train_{family}, which knows the options and presets: make train_gpt2 "
+                         "train_llama, and import again")
     try:
         done = subprocess.run([program, "--print-options"], capture_output=True, text=True, check=True, timeout=60)
-        return {row["name"]: row for row in json.loads(done.stdout)["options"]}
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
+        return json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise InputError(f"{program} --print-options: {error}; make train_{family}, and import again") from None
+
+
+def option_table(family):
+    """{name: row} of train_FAMILY."""
+    return {row["name"]: row for row in printed(family)["options"]}
+
+
+def presets():
+    """The presets of both executables: {"name": ..., "num-layers": ...}."""
+    return [preset for family in ("gpt2", "llama") for preset in printed(family)["presets"]]
+
+
+SHAPE = ("num-layers", "hidden-size", "num-attention-heads", "num-query-groups")
+
+
+def preset_of_shape(prefix, shape):
+    """The first preset whose name begins with `prefix` and that has these values of SHAPE, None if there is none."""
+    return next((p["name"] for p in presets() if p["name"].startswith(prefix)
+                 and tuple(p[option] for option in SHAPE) == tuple(shape)), None)
+
+
+_GPT2 = {"gpt2": "gpt2-124M", "gpt2-small": "gpt2-124M", "gpt2-medium": "gpt2-350M", "gpt2-large": "gpt2-774M",
+         "gpt2-xl": "gpt2-1558M"}
+
+
+def preset_of_model(path):
+    """The preset of a published model, by the last part of its name: meta-llama/Llama-3.1-8B is llama3.1-8B."""
+    def plain(name):
+        return re.sub(r"^meta-|-(instruct|base)$|-", "", re.sub(r"-(instruct|base)$", "", name.lower()))
+    name = path.rstrip("/").split("/")[-1].lower()
+    return _GPT2.get(name) or next((p["name"] for p in presets() if plain(p["name"]) == plain(name)), None)
 
 
 def _text(value):
@@ -36,8 +70,7 @@ def _text(value):
 def _holds(values, value):
     if values == ">0":
         return isinstance(value, (int, float)) and value > 0
-    words = values.lstrip("!").split()
-    return (_text(value) in words) != values.startswith("!")
+    return (_text(value) in values.lstrip("!").split()) != values.startswith("!")
 
 
 def _follows(row, options):
@@ -47,16 +80,12 @@ def _follows(row, options):
     return any(name in options for name in named) if named else bool(rule)
 
 
-def why_inert(table, options, name):
+def why_no_effect(table, options, name):
     """The reason why an option would have no effect with these options {name: value}, or None."""
-    for condition in table.get(name, {}).get("acts_if", []):
-        decider = condition["option"]
-        if decider in options:
-            value = options[decider]
-        elif _follows(table[decider], options):
+    for condition in table.get(name, {}).get("no_effect_unless", []):
+        deciders = condition["options"].split()
+        if any(d not in options and _follows(table[d], options) for d in deciders):
             continue   # the executable knows the value
-        else:
-            value = table[decider]["default"]
-        if not _holds(condition["values"], value):
+        if not any(_holds(condition["values"], options.get(d, table[d]["default"])) for d in deciders):
             return condition["reason"]
     return None

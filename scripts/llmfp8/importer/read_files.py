@@ -1,13 +1,12 @@
-"""Reads JSON, YAML, TOML and Python files as settings with their line numbers. Nothing of them is run."""
+"""Reads JSON, YAML, TOML and lines NAME = value as settings with their line numbers. Nothing of them is run."""
 import ast
 import json
-import operator
+import math
 import re
 
-from ..support import InputError, need, one_line, parse_json
-from .rows import MOST_DEPTH, MOST_EXPANDED, Setting
+from ..support import InputError, need, one_line
+from .rows import MOST_DEPTH, MOST_EXPANDED, UNKNOWN, VARIABLE, Finding, Setting
 
-_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|[{}\[\]:,]|[^\s{}\[\]:,"]+|\n|[ \t\r]+')
 # An unterminated string or comment also matches; otherwise each further quotation mark would search for the end again.
 _COMMENT = re.compile(r'("(?:\\.|[^"\\])*"?)|//[^\n]*|/\*.*?\*/|(/\*.*)', re.S)
 _LAST_COMMA = re.compile(r'("(?:\\.|[^"\\])*"?)|,(?=\s*[}\]])', re.S)
@@ -19,26 +18,8 @@ def shown(key, value):
     return f"{key} = {text if len(text) <= 70 else text[:67] + '...'}"
 
 
-def read_json(name, text):
-    """Leaves of the object by dotted path; a list of plain values is one leaf."""
-    # Removes comments and commas after last entries, which guides print and DeepSpeed's Hjson accepts, and keeps line
-    # numbers.
-    plain = _COMMENT.sub(lambda m: m.group(1) or m.group(2) or re.sub(r"[^\n]", " ", m.group()), text)
-    plain = _LAST_COMMA.sub(lambda m: m.group(1) or " ", plain)
-    try:
-        top = parse_json(plain)
-    except ValueError as error:
-        line = getattr(error, "lineno", 1)
-        raise InputError(f"{name}:{line}: not JSON: {getattr(error, 'msg', error)}: "
-                         f"{text.split(chr(10))[line - 1].strip()[:200]}; correct that place") from None
-    if not isinstance(top, dict):
-        raise InputError(f"{name}:1: not a JSON object {{\"key\": value, ...}}")
-    leaves = list(_leaves(name, top, ""))
-    lines = _key_lines(name, plain)
-    return [Setting(name, lines.get(path, 1), path, value, shown(path, value)) for path, value in leaves]
-
-
-def _leaves(name, value, path, depth=0):
+def _leaves(name, value, path="", depth=0):
+    """(dotted path, value) of an object's leaves; a list is one."""
     if depth > MOST_DEPTH:
         raise InputError(f"{name}:1: nested more than {MOST_DEPTH} levels deep, which no configuration is")
     if isinstance(value, dict) and value:
@@ -48,28 +29,39 @@ def _leaves(name, value, path, depth=0):
         yield path, value
 
 
-def _key_lines(name, text):
-    """{dotted path: line} of each key; the text is valid JSON."""
-    lines, line, stack, key, word = {}, 1, [], "", None
-    for token in _TOKEN.findall(text):
-        if token == "\n":
-            line += 1
-        elif token == "{" or token == "[":
-            in_list = bool(stack) and stack[-1] is None
-            stack.append(key if token == "{" and not in_list else None)
-            word = None
-        elif token in "}]":
-            stack.pop()
-            key = ""
-        elif token == ":" and word is not None and stack[-1] is not None:
-            key = ".".join(part for part in (stack[-1], word) if part)
-            if key in lines:
-                raise InputError(f"{name}:{line}: \"{word}\" is there twice (first in line {lines[key]}): DeepSpeed "
-                                 "refuses that; take one out")
-            lines[key] = line
-        elif token[0] == '"':
-            word = parse_json(token)
-    return lines
+def read_json(name, text):
+    """Leaves of the object by dotted path; a list of plain values is one leaf. Comments and commas after last entries,
+    which guides print and DeepSpeed's Hjson accepts, are allowed."""
+    plain = _COMMENT.sub(lambda m: m.group(1) or m.group(2) or re.sub(r"[^\n]", " ", m.group()), text)
+    plain = _LAST_COMMA.sub(lambda m: m.group(1) or " ", plain)
+
+    def once(pairs):
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            keys = [key for key, _ in pairs]
+            key = next(key for key in found if keys.count(key) > 1)
+            places = [1, 1] + [plain.count("\n", 0, m.start()) + 1 for m in re.finditer(rf'"{re.escape(key)}"\s*:', plain)]
+            raise InputError(f"{name}:{places[-1]}: \"{key}\" is there twice (first in line {places[-2]}): DeepSpeed "
+                             "refuses that; take one out")
+        return found
+    try:
+        top = json.loads(plain, object_pairs_hook=once)
+    except ValueError as error:
+        line = getattr(error, "lineno", 1)
+        raise InputError(f"{name}:{line}: not JSON: {getattr(error, 'msg', error)}: "
+                         f"{text.split(chr(10))[line - 1].strip()[:200]}; correct that place") from None
+    if not isinstance(top, dict):
+        raise InputError(f"{name}:1: not a JSON object {{\"key\": value, ...}}")
+    settings, at, before = [], 0, []
+    for path, value in _leaves(name, top):   # in the order of the file
+        keys = path.split(".")
+        same = next((i for i, (a, b) in enumerate(zip(keys, before)) if a != b), min(len(keys), len(before)))
+        for key in keys[same:]:
+            found = re.compile(rf'"{re.escape(key)}"\s*:').search(plain, at)
+            at = found.end() if found else at
+        before = keys
+        settings.append(Setting(name, plain.count("\n", 0, at) + 1, path, value, shown(path, value)))
+    return settings
 
 
 def read_yaml(name, text):
@@ -99,9 +91,9 @@ def read_yaml(name, text):
 
         def walk(mapping, path):
             for key_node, value_node in mapping.value:
+                line = key_node.start_mark.line + 1
                 if not isinstance(key_node, yaml.ScalarNode):
-                    raise InputError(f"{name}:{key_node.start_mark.line + 1}: a key that is no plain word; correct "
-                                     "that place")
+                    raise InputError(f"{name}:{line}: a key that is no plain word; correct that place")
                 key = f"{path}.{key_node.value}" if path else str(key_node.value)
                 if isinstance(value_node, yaml.MappingNode) and value_node.value:
                     walk(value_node, path if key_node.value == "<<" else key)
@@ -110,9 +102,9 @@ def read_yaml(name, text):
                     value = loader.construct_object(value_node, deep=True)
                 except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
                     # PyYAML's own for values like 2024-99-99 or !!int x.
-                    raise InputError(f"{name}:{key_node.start_mark.line + 1}: {key}: no value of its type "
-                                     f"({one_line(error)}); correct that place") from None
-                settings.append(Setting(name, key_node.start_mark.line + 1, key, value, shown(key, value)))
+                    raise InputError(f"{name}:{line}: {key}: no value of its type ({one_line(error)}); correct that "
+                                     "place") from None
+                settings.append(Setting(name, line, key, value, shown(key, value)))
         size(node, 0)
         walk(node, "")
         return settings
@@ -120,8 +112,7 @@ def read_yaml(name, text):
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         line = mark.line + 1 if mark else 1
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        lines = text.split("\n")
-        at = lines[line - 1].strip() if line <= len(lines) else "the end of the file"
+        at = (text.split("\n") + [""])[line - 1].strip() or "the end of the file"
         raise InputError(f"{name}:{line}: not YAML: {problem}: {at}; correct that place") from None
 
 
@@ -154,56 +145,29 @@ def read_toml(name, text):
         while path and path not in lines:   # in an inline table: the line of the table
             path = path.rpartition(".")[0]
         return lines.get(path, 1)
-    return [Setting(name, line_of(path), path, value, shown(path, value)) for path, value in _leaves(name, top, "")]
+    return [Setting(name, line_of(path), path, value, shown(path, value)) for path, value in _leaves(name, top)]
 
 
-_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-               ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
-
-
-def read_python(name, text, given):
-    """Assignments of plain values at the top level of a Python file, with arithmetic on them; `given` overrides them.
-    Other expressions are kept as text, after a $."""
-    text = re.sub(r"\r\n?", "\n", text)   # Python's lines
-    try:
-        body = ast.parse(text).body
-    except MemoryError:   # its parser's stack
-        raise RecursionError from None
-    except (SyntaxError, ValueError) as error:
-        raise InputError(f"{name}:{getattr(error, 'lineno', None) or 1}: not Python: {getattr(error, 'msg', error)}; "
-                         "correct that place") from None
-    known, settings, other, lines = dict(given), [], [], text.split("\n")
-
-    def source(node):   # ast.get_source_segment cuts the whole text into lines at each call
-        found = [line.encode() for line in lines[node.lineno - 1:node.end_lineno]]
-        found[-1] = found[-1][:node.end_col_offset]
-        found[0] = found[0][node.col_offset:]
-        return b"\n".join(found).decode()
-
-    def value(node):
-        if isinstance(node, ast.Constant):
-            return node.value
-        if isinstance(node, ast.Name) and node.id in known:
-            return known[node.id]
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return -value(node.operand)
-        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-            left, right = value(node.left), value(node.right)
-            if isinstance(left, (int, float)) and isinstance(right, (int, float)):
-                found = _OPERATIONS[type(node.op)](left, right)
-                if abs(found) >= 2 ** 63:   # doubled digits in every line would take all memory
-                    raise ValueError
-                return float(f"{found:.12g}") if isinstance(found, float) else found
-        raise ValueError
-    for node in body:
-        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
-        if isinstance(target, ast.Name):
+def read_lines(name, text, given):
+    """(settings, findings): lines NAME = value at the beginning of a line, a value being a constant of Python or a
+    product of whole numbers; `given` overrides them. Any other value is kept as text, after a $."""
+    settings, findings = [], []
+    for number, line in enumerate(re.sub(r"\r\n?", "\n", text).split("\n"), 1):
+        code = line.strip()
+        match = re.match(r"([A-Za-z_]\w*)\s*=(?!=)\s*(.+)", line)
+        if match:
+            key, source = match[1], re.sub(r"\s+#[^'\"]*$", "", match[2]).strip()
             try:
-                known[target.id] = found = known[target.id] if target.id in given else value(node.value)
-            except (ValueError, TypeError, ArithmeticError):
-                known.pop(target.id, None)
-                found = f"$({' '.join(source(node.value).split())})"
-            settings.append(Setting(name, node.lineno, target.id, found, shown(target.id, found).replace("$(", "(")))
-        elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
-            other.append((node.lineno, lines[node.lineno - 1].strip()[:78]))
-    return settings, other
+                if key in given:
+                    value = given[key]
+                elif re.fullmatch(r"\d{1,9}(?:\s*\*\s*\d{1,9}){1,4}", source):
+                    value = math.prod(map(int, re.findall(r"\d+", source)))
+                else:
+                    value = ast.literal_eval(source[:4096])
+            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+                value = f"$({source})"
+            settings.append(Setting(name, number, key, value, shown(key, value).replace("$(", "(")))
+        elif code and code[0] not in "#'\"":
+            action = VARIABLE if code.startswith(("import ", "from ")) else UNKNOWN
+            findings.append(Finding(name, number, code[:78], action, "not run: only lines NAME = value are read"))
+    return settings, findings

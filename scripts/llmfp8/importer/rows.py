@@ -104,20 +104,22 @@ class Finding:
 class Default:
     """A default of the other trainer that differs from ours: written out unless the input sets the option."""
     option: str
+    unless: str        # not written if this option of ours is set; "" for always
     value: object
-    fact: str = ""
-    unless: str = ""   # not written if this option of ours is set
 
 
 @dataclasses.dataclass
 class Source:
     """A kind of input."""
     name: str                  # "a DeepSpeed configuration"
-    rows: list
+    table: str                 # of its options, in llmc/config/foreign
+    finish: object             # function(Import) for what follows from several settings together
     marks: str                 # keys that only this kind has, separated by spaces
     defaults: list = dataclasses.field(default_factory=list)
-    finish: object = None      # function(Import) for what follows from several settings together
     fp8_switch: str = ""       # what switches FP8 on: without it no setting of FP8 acts in that trainer
+
+    def __post_init__(self):
+        self.rows = read_rows(self.table)
 
 
 def _fail(setting, expects):
