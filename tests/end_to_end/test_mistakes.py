@@ -139,7 +139,7 @@ CONFIGURATIONS = [
     ("gpt2 RUN --config key_of_llmc.json", 2, '"n_layer"', "--num-layers"),
     ("gpt2 RUN --config nested.json", 2, "scripts/import_config nested.json --out run.json"),
     ("gpt2 RUN --config deepspeed.json", 2, "belongs to a configuration of DeepSpeed: scripts/import_config"),
-    ("gpt2 RUN --config run.yaml", 2, "run.yaml: not JSON", "scripts/import_config makes JSON of another trainer's YAML"),
+    ("gpt2 RUN --config run.yaml", 2, "run.yaml: not JSON", "scripts/import_config makes JSON of another trainer's"),
     ("gpt2 RUN --config train.bin", 2, "train.bin: not JSON"),
     ("gpt2 RUN --config fifo", 2, "cannot read fifo: a FIFO (pipe), not a file"),
     ("gpt2 RUN --config /dev/zero", 2, "cannot read /dev/zero: a device, not a file"),

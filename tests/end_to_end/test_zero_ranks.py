@@ -40,7 +40,8 @@ class ZeroTest(RanksTest):
                  (4, LLAMA, ["--fp8-recipe", "blockwise", "--grad-comm-dtype", "fp8"])]
         for ranks, binary, options in cases:
             expected = self.figures(ranks, binary, *options)
-            for same in ([], ["--overlap", "off"], ["--zero", "0"], ["--fp8-param-gather", "--fp8-stats-interval", "1"]):
+            reports = ["--fp8-param-gather", "--fp8-stats-interval", "1"]
+            for same in ([], ["--overlap", "off"], ["--zero", "0"], reports):
                 with self.subTest(ranks=ranks, options=options, same=same):
                     self.assertEqual(self.figures(ranks, binary, *options, *same), expected)
 

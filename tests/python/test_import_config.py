@@ -29,7 +29,8 @@ CASES = {
     "accelerate": (["accelerate.yaml"], [], 0),
     "torchtitan": (["llama3_8b.toml"], [], 1),
     "llmc": (["llmc_124M.sh"], [], 1),
-    "nanogpt": (["nanogpt_gpt2.py"], ["--set", "dtype=bfloat16", "--set", "min_lr=6e-5", "--set", "lr_decay_iters=600000"], 1),
+    "nanogpt": (["nanogpt_gpt2.py"],
+                ["--set", "dtype=bfloat16", "--set", "min_lr=6e-5", "--set", "lr_decay_iters=600000"], 1),
 }
 
 # error: [(file, text with it, what the JSON must have, the text without it)]

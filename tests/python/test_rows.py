@@ -205,7 +205,8 @@ class RowsTest(unittest.TestCase):
     def test_fine_tuning_takes_the_weights_and_shape_of_the_model(self):
         model = os.path.join(ROOT, "tests", "fixtures", "llama")
         tiny = TINY[2:]   # the model sets the number of layers
-        config = self.row("finetune_llama31_8b_bf16", "--print-config", "--synthetic-data", *tiny, MODEL=model, RANKS="1")
+        config = self.row("finetune_llama31_8b_bf16", "--print-config", "--synthetic-data", *tiny, MODEL=model,
+                          RANKS="1")
         self.assertEqual(json.loads(config.stdout)["load"], model)
         done = self.row("finetune_llama31_8b_bf16", "--synthetic-data", *tiny, MODEL=model, RANKS="1")
         self.assertIn("\nstep 2/2 ", done.stdout)

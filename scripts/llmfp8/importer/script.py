@@ -25,7 +25,7 @@ def unquoted(raw):
     def content(match):
         if match[3] is None:
             return (match[1] or "").strip("\n") or match[2] or ""
-        return re.sub(r'\\([\\"$`\n])', r"\1", match[3])   # a continued line stays a line break: lines are counted by it
+        return re.sub(r'\\([\\"$`\n])', r"\1", match[3])   # a continued line stays a line break, to count lines
     return _QUOTED.sub(content, raw)
 
 
