@@ -65,9 +65,10 @@ Json parse_json_object(const std::string& text, const std::string& file, const s
     REQUIRE(text.find('\0') == std::string::npos, "%s: not JSON: a NUL byte", file.c_str());
     try {
         return parse(text, file, only, true);
-    } catch (const Json::exception& error) {   // "[json.exception.parse_error.101] parse error at line 2, column 1: ..."
-        const std::string reason = error.what();
-        FAIL(kExitBadInput, "%s: not JSON: %s", file.c_str(), shortened(reason.substr(reason.find("] ") + 2), 200).c_str());
+    } catch (const Json::exception& error) {   // "[json.exception.parse_error.101] parse error at line 2, column 1: "
+        std::string reason = error.what();
+        reason = shortened(reason.substr(reason.find("] ") + 2), 200);
+        FAIL(kExitBadInput, "%s: not JSON: %s", file.c_str(), reason.c_str());
     }
 }
 

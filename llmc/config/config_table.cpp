@@ -156,9 +156,9 @@ void add_optimizer(Rows& rows) {
         {.name = "clip-grad", .group = group, .value = number(AT(clip_grad), kNotNegative),
          .help = "largest global gradient norm; 0: no clipping", .fallback = "1"},
         {.name = "stop-on-divergence", .group = group, .value = number(AT(stop_on_divergence), kNotNegative),
-         .help = "end with exit code 4 when the loss (median of 3 steps) exceeds this many times its start, which is the "
-                 "lower of the first loss and the median of the first 5; the state is not saved, earlier checkpoints "
-                 "are kept; 0: never. From 1.5 times on there is a warning",
+         .help = "end with exit code 4 when the loss (median of 3 steps) exceeds this many times its start, which is "
+                 "the lower of the first loss and the median of the first 5; the state is not saved, earlier "
+                 "checkpoints are kept; 0: never. Above 1.5 times there is a warning",
          .fallback = "0", .on_resume = kSilent},
     });
 }
@@ -276,7 +276,8 @@ void add_other(Rows& rows) {
                  "subcommand plan; needs no data and no GPU",
          .fallback = "false", .on_resume = kSilent},
         {.name = "gpu", .group = group, .value = text(AT(gpu), "NAME", "the name of a GPU"),
-         .help = "GPU to plan for (H200, H100 SXM, ...); default: the one found, else H200", .fallback = "", .on_resume = kSilent},
+         .help = "GPU to plan for (H200, H100 SXM, ...); default: the one found, else H200", .fallback = "",
+         .on_resume = kSilent},
         {.name = "json", .group = group, .value = flag(AT(json), true, false),
          .help = "print the plan as JSON", .fallback = "false", .on_resume = kSilent},
         {.name = "html", .group = group, .value = text(AT(html), "FILE", "a file"),

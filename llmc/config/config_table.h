@@ -101,8 +101,8 @@ std::string value_error(const OptionRow& row, const std::string& where, const Js
 // Suggests the nearest multiples of micro_batch_size x ranks: "4 or 6 would be one, or take --micro-batch-size 1".
 std::string batch_hint(int64_t sequences, int64_t micro_batch_size, int ranks);
 
-// Flags of Megatron-LM and others that correspond to one value of an option here. It is an error if the flag and the option are both
-// given and contradict each other.
+// Flags of Megatron-LM and others that correspond to one value of an option here. It is an error if the flag and the
+// option are both given and contradict each other.
 struct Spelling {
     const char* name;                // "fp8-param-gather"
     const char* option;              // "param-comm-dtype"

@@ -82,7 +82,7 @@ std::string RunDevice::growth_text() const {
 std::string RunDevice::memory_text() const {
     if (info.sm == 0) return "";
     const int64_t all = gpu_bytes_in_use(info, used_before_);
-    return strf("GPU memory: %.2f GiB planned and %.2f GiB for the CUDA context and libraries at the start; %.2f GiB in "
-                "use after the first step", gib(plan.arena_bytes), gib(other_bytes_), gib(all))
+    return strf("GPU memory: %.2f GiB planned and %.2f GiB for the CUDA context and libraries at the start; %.2f GiB "
+                "in use after the first step", gib(plan.arena_bytes), gib(other_bytes_), gib(all))
            + (!used_before_ ? " (without NVML: by all processes)" : "");
 }

@@ -40,7 +40,8 @@ def read_json(name, text):
         if len(found) < len(pairs):
             keys = [key for key, _ in pairs]
             key = next(key for key in found if keys.count(key) > 1)
-            places = [1, 1] + [plain.count("\n", 0, m.start()) + 1 for m in re.finditer(rf'"{re.escape(key)}"\s*:', plain)]
+            named = re.finditer(rf'"{re.escape(key)}"\s*:', plain)
+            places = [1, 1] + [plain.count("\n", 0, match.start()) + 1 for match in named]
             raise InputError(f"{name}:{places[-1]}: \"{key}\" is there twice (first in line {places[-2]}): DeepSpeed "
                              "refuses that; take one out")
         return found
