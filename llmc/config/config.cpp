@@ -200,7 +200,7 @@ void collect_file(const std::string& path, Settings& settings, std::vector<std::
             respelled.push_back({where, option, word});
             settings[option] = {find_option(option)->value.parse(word), where};
         } else {
-            if (!find_option(name)) fail_unknown_key(path, key, name, object, option_names());
+            if (!find_option(name)) fail_unknown_key(path, key, name, value, option_names());
             settings[name] = {value, where};
         }
     }

@@ -81,15 +81,6 @@ std::vector<ForeignRow> read_tables() {
     return rows;
 }
 
-}  // namespace
-
-const std::vector<ForeignRow>& foreign_rows() {
-    static const std::vector<ForeignRow> rows = read_tables();
-    return rows;
-}
-
-namespace {
-
 // Whether the row names the option, with a star or (stars false) in full. A star alone is for the importer.
 bool names_option(const ForeignRow& row, const std::string& name, bool stars) {
     std::istringstream patterns(row.names);
@@ -129,36 +120,12 @@ std::string foreign_text(const ForeignRow& row, const std::string& value) {
     return text;
 }
 
-// Keys by which the file of a trainer is recognised.
-struct ForeignFile {
-    const char *trainer, *keys;
-};
-constexpr ForeignFile kForeignFiles[] = {
-    {"DeepSpeed", "zero-optimization train-micro-batch-size-per-gpu train-batch-size gradient-accumulation-steps "
-                  "zero-allow-untested-optimizer steps-per-print wall-clock-breakdown prescale-gradients"},
-    {"LLaMA-Factory", "finetuning-type model-name-or-path dataset-dir per-device-train-batch-size"},
-    {"accelerate", "compute-environment distributed-type mixed-precision"},
-};
-
-// The trainer that knows most of these keys, if it knows more than this trainer (`known`); "" if the file is ours.
-std::string trainer_of(const Json& object, const std::vector<std::string>& known) {
-    bool sections = false;   // a file for --config has none
-    int ours = 0, theirs[std::size(kForeignFiles)] = {};
-    for (const auto& [key, value] : object.items()) {
-        const std::string name = dashes(key);
-        ours += std::find(known.begin(), known.end(), name) != known.end();
-        for (size_t i = 0; i < std::size(kForeignFiles); i++) {
-            std::istringstream keys(kForeignFiles[i].keys);
-            for (std::string word; keys >> word;) theirs[i] += word == name;
-        }
-        sections = sections || value.is_object();
-    }
-    const int* most = std::max_element(std::begin(theirs), std::end(theirs));
-    if (*most > ours) return kForeignFiles[most - theirs].trainer;
-    return sections ? "another trainer" : "";
-}
-
 }  // namespace
+
+const std::vector<ForeignRow>& foreign_rows() {
+    static const std::vector<ForeignRow> rows = read_tables();
+    return rows;
+}
 
 void fail_unknown_option(const std::string& option, const std::string& name, const std::string& value,
                          const std::vector<std::string>& known) {
@@ -179,18 +146,17 @@ void fail_unknown_option(const std::string& option, const std::string& name, con
          " other trainers", option.c_str());
 }
 
-void fail_unknown_key(const std::string& file, const std::string& given, const std::string& name, const Json& object,
+void fail_unknown_key(const std::string& file, const std::string& given, const std::string& name, const Json& value,
                       const std::vector<std::string>& known) {
-    const std::string key = printable(given);
-    const std::string trainer = trainer_of(object, known), near = near_name(name, known);
-    REQUIRE(trainer.empty(), "%s: \"%s\" belongs to a configuration of %s: scripts/import_config %s --out run.json "
-            "converts it to one for --config", file.c_str(), key.c_str(), trainer.c_str(), file.c_str());
-    const std::string value = shortened(json_text(object[given]));
-    const ForeignRow* row = find_foreign(name, value, false);
+    const std::string key = printable(given), near = near_name(name, known), word = shortened(json_text(value));
+    const std::string translate = "scripts/import_config " + file + " --out run.json translates the file of another "
+                                  "trainer";
+    const ForeignRow* row = value.is_object() ? nullptr : find_foreign(name, word, false);
     if (row)
-        FAIL(kExitBadInput, "%s: unknown option \"%s\" (%s): %s", file.c_str(), key.c_str(), row->trainer.c_str(),
-             foreign_text(*row, value).c_str());
-    REQUIRE(near.empty(), "%s: unknown option \"%s\": did you mean \"%s\"?", file.c_str(), key.c_str(), near.c_str());
-    FAIL(kExitBadInput, "%s: unknown option \"%s\": --help-all lists all; scripts/import_config %s --out run.json "
-         "translates the file of another trainer", file.c_str(), key.c_str(), file.c_str());
+        FAIL(kExitBadInput, "%s: unknown option \"%s\" (%s): %s; %s", file.c_str(), key.c_str(), row->trainer.c_str(),
+             foreign_text(*row, word).c_str(), translate.c_str());
+    REQUIRE(near.empty() || value.is_object(), "%s: unknown option \"%s\": did you mean \"%s\"?", file.c_str(),
+            key.c_str(), near.c_str());
+    FAIL(kExitBadInput, "%s: unknown option \"%s\": --help-all lists all; %s", file.c_str(), key.c_str(),
+         translate.c_str());
 }

@@ -37,39 +37,14 @@ std::string entry(const std::string& option, const std::string& description) {
     return text + "\n";
 }
 
-// The options of --help, in its order, in the words that people search for.
-struct UsualOption {
-    const char* name;
-    std::string text;
-    bool no_default = false;   // the value of a run without options would mislead
-};
-const UsualOption kUsualOptions[] = {
-    {"model", "preset of the model; --help-all lists them"},
-    {"train-data", "token shards to train on (data/prepare_text.py makes them)"},
-    {"valid-data", "token shards for validation"},
-    {"eval-interval", "steps between evaluations on --valid-data"},
-    {"seq-length", "sequence length in tokens (context length)"},
-    {"micro-batch-size", "sequences per forward pass and GPU"},
-    {"global-batch-size", "sequences per step on all GPUs; above micro-batch size x GPUs: gradient accumulation", true},
-    {"train-iters", "number of optimizer steps", true},
-    {"epochs", "passes over --train-data, instead of --train-iters", true},
-    {"lr", "peak learning rate of AdamW"},
-    {"lr-warmup-iters", "steps of learning rate warm-up", true},
-    {"lr-decay-style", "learning rate schedule: cosine, linear, constant or wsd"},
-    {"weight-decay", "weight decay of matrices"},
-    {"clip-grad", "gradient clipping by the global norm; 0: none"},
-    {"seed", "random seed of weights, data order and samples"},
-    {"fp8-recipe", "FP8 training: delayed, tensorwise or blockwise scaling factors"},
-    {"first-last-layers-bf16", "keep the first and last layer in BF16 (mixed precision)", true},
-    {"recompute", "activation checkpointing (saves memory): norm-act, block-keep-attention or block"},
-    {"grad-dtype", "dtype of gradient accumulation, bf16 or fp32"},
-    {"moment-dtype", "dtype of the optimizer state (Adam's moments), bf16 or fp32"},
-    {"save", "write checkpoints, Hugging Face models, and the log there"},
-    {"save-interval", "steps between checkpoints"},
-    {"resume", "continue from a checkpoint; auto: from the newest under --save"},
-    {"load", "start from a Hugging Face model (fine-tuning)"},
-    {"sample-every", "steps between samples of generated text; 0: none"},
-};
+// The options of --help, in its order, with what their rows say up to the first semicolon.
+constexpr const char* kUsualOptions[] = {
+    "model", "train-data", "valid-data", "eval-interval", "seq-length", "micro-batch-size", "global-batch-size",
+    "train-iters", "epochs", "lr", "lr-warmup-iters", "lr-decay-style", "weight-decay", "clip-grad", "seed",
+    "fp8-recipe", "first-last-layers-bf16", "recompute", "grad-dtype", "moment-dtype", "save", "save-interval",
+    "resume", "load", "sample-every"};
+// The default of a run without options would mislead.
+constexpr const char* kNoDefault = "global-batch-size train-iters epochs lr-warmup-iters first-last-layers-bf16";
 
 std::string default_text(const OptionRow& row, const Config& defaults) {
     Json value = row.value.get(defaults);
@@ -130,12 +105,14 @@ std::string help_text(const Config& defaults, const std::string& family) {
                        "text | weights\n"
                        "The options used most; --help-all has all " + std::to_string(option_table().size())
                        + ", with ranges, presets, and names of other trainers.\n\n";
-    for (const UsualOption& usual : kUsualOptions) {
-        const OptionRow& row = *find_option(usual.name);
+    for (const char* usual : kUsualOptions) {
+        const OptionRow& row = *find_option(usual);
         const Json value = row.value.get(defaults);
-        const std::string word = value.is_null() || usual.no_default ? "" : json_text(value);
-        text += entry(std::string("--") + row.name + (row.value.flag ? "" : " " + row.value.metavar),
-                      usual.text + (word.empty() ? "" : " (" + word + ")"));
+        const std::string word = value.is_null() || has_word(kNoDefault, usual) ? "" : json_text(value);
+        std::string help = std::string(row.help).substr(0, std::string(row.help).find(';'));
+        if (!row.value.words.empty()) help += ": " + list_text(row.value.words, ", ");
+        text += entry(std::string("--") + usual + (row.value.flag ? "" : " " + row.value.metavar),
+                      help + (word.empty() ? "" : " (" + word + ")"));
     }
     text += entry("--config FILE", "read options from a JSON file; --print-config writes one and exits");
     return text + entry("--version", "commit, compiler, device built for, libraries");

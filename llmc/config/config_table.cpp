@@ -60,9 +60,10 @@ void add_batch(Rows& rows) {
     constexpr OptionGroup group = OptionGroup::kBatch;
     rows.insert(rows.end(), {
         {.name = "micro-batch-size", .group = group, .value = integer(AT(micro_batch_size), 1, 1 << 16),
-         .help = "sequences per forward pass and rank", .fallback = "8", .fallback_llama = "1", .llmc = "-b"},
+         .help = "sequences per forward pass and rank (GPU)", .fallback = "8", .fallback_llama = "1", .llmc = "-b"},
         {.name = "global-batch-size", .group = group, .value = integer(AT(global_batch_size), 1, 1 << 24),
-         .help = "sequences per optimizer step, a multiple of micro-batch size x ranks / context-parallel",
+         .help = "sequences per step of all ranks (gradient accumulation); a multiple of micro-batch size x ranks / "
+                 "context-parallel",
          .derive = derive_global_batch, .derived = "micro-batch size x ranks / context-parallel", .on_resume = kMust},
         {.name = "rampup-batch-size", .group = group,
          .value = tuple(' ', 1, "\"START INC SAMPLES\"", "three positive integers \"START INC SAMPLES\"",
@@ -97,10 +98,11 @@ void add_data(Rows& rows) {
     rows.insert(rows.end(), {
         {.name = "train-data", .group = group,
          .value = data_words(AT(train_data)),
-         .help = "shards to train on; weights such as 0.7 a/*.bin 0.3 b/*.bin blend them", .llmc = "-i"},
+         .help = "token shards to train on (data/prepare_text.py makes them); weights such as 0.7 a/*.bin 0.3 b/*.bin "
+                 "blend them", .llmc = "-i"},
         {.name = "valid-data", .group = group,
          .value = data_words(AT(valid_data)),
-         .help = "shards to evaluate on", .llmc = "-j"},
+         .help = "token shards for validation", .llmc = "-j"},
         {.name = "token-dtype", .group = group,
          .value = choice<std::string>(AT(token_dtype),
                                       {{"", ""}, {"uint16", "uint16"}, {"uint32", "uint32"}}),
@@ -138,7 +140,7 @@ void add_optimizer(Rows& rows) {
                                                        {"linear", LrDecay::kLinear},
                                                        {"constant", LrDecay::kConstant},
                                                        {"wsd", LrDecay::kWsd}}),
-         .help = "schedule from --lr to --min-lr; wsd (warmup-stable-decay) holds --lr until the final decay",
+         .help = "learning rate schedule from --lr to --min-lr; wsd (warmup-stable-decay) holds --lr until the final decay",
          .fallback = "cosine"},
         {.name = "lr-warmup-iters", .group = group, .value = integer(AT(lr_warmup_iters), 0, kMany),
          .help = "steps of linear warm-up", .derive = derive_warmup,
@@ -146,7 +148,7 @@ void add_optimizer(Rows& rows) {
         {.name = "lr-wsd-decay-iters", .group = group, .value = integer(AT(lr_wsd_decay_iters), 0, kMany),
          .help = "steps of the final linear decay of wsd; 0: a tenth of the run", .fallback = "0"},
         {.name = "weight-decay", .group = group, .value = number(AT(weight_decay), {.low = 0, .high = 100}),
-         .help = "decoupled decay of matrices; not of norms and biases", .fallback = "0.1", .llmc = "-c"},
+         .help = "decoupled weight decay of matrices; not of norms and biases", .fallback = "0.1", .llmc = "-c"},
         {.name = "adam-beta1", .group = group, .value = number(AT(adam_beta1), kBeta),
          .help = "decay of the first moment", .fallback = "0.9"},
         {.name = "adam-beta2", .group = group, .value = number(AT(adam_beta2), kBeta),
@@ -154,7 +156,7 @@ void add_optimizer(Rows& rows) {
         {.name = "adam-eps", .group = group, .value = number(AT(adam_eps), kInsideUnit),
          .help = "added to the square root of the second moment", .fallback = "1e-8"},
         {.name = "clip-grad", .group = group, .value = number(AT(clip_grad), kNotNegative),
-         .help = "largest global gradient norm; 0: no clipping", .fallback = "1"},
+         .help = "gradient clipping, the largest global norm; 0: none", .fallback = "1"},
         {.name = "stop-on-divergence", .group = group, .value = number(AT(stop_on_divergence), kNotNegative),
          .help = "end with exit code 4 when the loss (median of 3 steps) exceeds this many times its start, which is "
                  "the lower of the first loss and the median of the first 5; the state is not saved, earlier "
@@ -174,7 +176,7 @@ void add_precision(Rows& rows) {
         {.name = "grad-dtype", .group = group, .value = choice<Dtype>(AT(grad_dtype), floats),
          .help = "dtype of gradient accumulation", .fallback = "fp32"},
         {.name = "moment-dtype", .group = group, .value = choice<Dtype>(AT(moment_dtype), floats),
-         .help = "dtype of Adam's moments; bf16 moments are rounded stochastically", .fallback = "fp32",
+         .help = "dtype of the optimizer state (Adam's moments); bf16 moments are rounded stochastically", .fallback = "fp32",
          .on_resume = kMust},
         {.name = "recompute", .group = group,
          .value = choice<Recompute>(AT(recompute), {{"none", Recompute::kNone},
@@ -204,7 +206,7 @@ void add_precision(Rows& rows) {
                  "all tokens of a micro-batch at once",
          .fallback = "0"},
         {.name = "seed", .group = group, .value = whole_number(AT(seed)),
-         .help = "seed of initial weights, data order, stochastic rounding and samples", .fallback = "1234",
+         .help = "random seed of weights, data order, stochastic rounding and samples", .fallback = "1234",
          .on_resume = kMust},
     });
 }
@@ -226,7 +228,7 @@ void add_checkpoints(Rows& rows) {
                  "memory",
          .fallback = "false", .on_resume = kSilent},
         {.name = "load", .group = group, .value = text(AT(load), "DIR", "a directory"),
-         .help = "start from the weights of a Hugging Face model", .fallback = "", .on_resume = kSilent},
+         .help = "start from the weights of a Hugging Face model (fine-tuning)", .fallback = "", .on_resume = kSilent},
         {.name = "resume", .group = group, .value = text(AT(resume), "DIR|auto", "a checkpoint or auto"),
          .help = "continue a run from a checkpoint; auto: from the newest complete one under --save, if there is one",
          .fallback = "", .on_resume = kSilent},

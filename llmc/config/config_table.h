@@ -76,12 +76,12 @@ const OptionRow* find_option(const std::string& name);   // null if unknown
 
 // Raise the error of an unknown name (exit 2). If the name is another trainer's option, the error says what to write
 // instead; otherwise it suggests the nearest of the `known` names. `option` is as the user wrote it; `name` has no
-// leading dashes, and dashes instead of underscores; `value` is the word after it. The keys of `object`, a JSON file,
-// may show that the file is another trainer's. In config_foreign.cpp.
+// leading dashes, and dashes instead of underscores; `value` is the word after it, or that of a JSON file. In
+// config_foreign.cpp.
 [[noreturn]] void fail_unknown_option(const std::string& option, const std::string& name, const std::string& value,
                                       const std::vector<std::string>& known);
 [[noreturn]] void fail_unknown_key(const std::string& file, const std::string& key, const std::string& name,
-                                   const Json& object, const std::vector<std::string>& known);
+                                   const Json& value, const std::vector<std::string>& known);
 // An option of another trainer, from a file in llmc/config/foreign/.
 struct ForeignRow {
     std::string trainer;

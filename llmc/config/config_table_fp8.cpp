@@ -66,7 +66,7 @@ void add_choice_of_linears(std::vector<OptionRow>& rows) {
     constexpr OptionGroup kGroup = OptionGroup::kFp8;
     rows.insert(rows.end(), {
         {.name = "first-last-layers-bf16", .group = kGroup, .value = flag(AT(first_last_layers_bf16), true, false),
-         .help = "keep the first and the last transformer blocks in BF16", .fallback = "false"},
+         .help = "keep the first and the last layers in BF16 (mixed precision)", .fallback = "false"},
         {.name = "num-layers-at-start-in-bf16", .group = kGroup,
          .value = integer(AT(num_layers_at_start_in_bf16), 0, 1024),
          .help = "how many of the first blocks to keep in BF16", .fallback = "1"},

@@ -60,7 +60,7 @@ void add_model_sizes(std::vector<OptionRow>& rows) {
     constexpr OptionGroup group = OptionGroup::kModel;
     rows.insert(rows.end(), {
         {.name = "model", .group = group, .value = text(AT(model), "NAME", "the name of a preset"),
-         .help = "preset; the other model options override single values of the preset",
+         .help = "preset of the model; the other model options override single values of it",
          .fallback = "gpt2-124M", .fallback_llama = "llama3-small"},
         {.name = "num-layers", .group = group, .value = integer(AT(shape.num_layers), 1, 1024),
          .help = "transformer blocks", .on_resume = kMust},
@@ -84,7 +84,7 @@ void add_model_sizes(std::vector<OptionRow>& rows) {
         {.name = "vocab-size", .group = group, .value = integer(AT(shape.vocab_size), 2, 1 << 24),
          .help = "number of tokens in the vocabulary; stored rows are padded to a multiple of 128", .on_resume = kMust},
         {.name = "seq-length", .group = OptionGroup::kBatch, .value = integer(AT(seq_length), 1, 1 << 24),
-         .help = "tokens per sequence", .derive = derive_seq_length, .on_resume = kMust, .llmc = "-t"},
+         .help = "sequence length in tokens (context length)", .derive = derive_seq_length, .on_resume = kMust, .llmc = "-t"},
         {.name = "max-position-embeddings", .group = group,
          .value = integer(AT(shape.max_positions), 1, 1 << 24),
          .help = "number of learned positions, or the context length that a rope model declares",

@@ -138,7 +138,7 @@ CONFIGURATIONS = [
     ("llama --train-data train.bin --train-iters 2 --config wrong_type.json", 2, "wrong_type.json: lr fast: must be"),
     ("gpt2 RUN --config key_of_llmc.json", 2, '"n_layer"', "--num-layers"),
     ("gpt2 RUN --config nested.json", 2, "scripts/import_config nested.json --out run.json"),
-    ("gpt2 RUN --config deepspeed.json", 2, "belongs to a configuration of DeepSpeed: scripts/import_config"),
+    ("gpt2 RUN --config deepspeed.json", 2, "scripts/import_config deepspeed.json --out run.json translates the file"),
     ("gpt2 RUN --config run.yaml", 2, "run.yaml: not JSON", "scripts/import_config makes JSON of another trainer's"),
     ("gpt2 RUN --config train.bin", 2, "train.bin: not JSON"),
     ("gpt2 RUN --config fifo", 2, "cannot read fifo: a FIFO (pipe), not a file"),

@@ -250,7 +250,6 @@ class TroubleshootingTest(TrainTest):
         fixture = os.path.join(ROOT, "tests", "fixtures", "gpt2")
         return [
             ("unknown option <option> (<trainer>)", [*short, "-o", "out"]),
-            ('"<name>" belongs to a configuration', ["--config", self.file("ds.json", b'{"fp8": {"enabled": true}}')]),
             ("<option> has no effect: <reason>", [*short, "--rotary-base", "10"]),
             ("unexpected word", [*short, " "]),
             ("wrong magic <number>", [*short, "--valid-data", self.file("raw.bin", whole[1024:])]),
