@@ -290,6 +290,35 @@ TEST_CASE("config: a rope model that is loaded keeps its length, unless asked fo
                    "--max-position-embeddings is 100, and the model in tiny has 256"));
 }
 
+TEST_CASE("config: rope scaling comes from the model's directory, and YaRN extends the length of a preset") {
+    Machine machine;
+    machine.read_shape = [](const std::string&) {
+        ModelConfig shape = find_model_preset("llama-tiny")->config;
+        shape.rope_scaling = {.factor = 4, .original_max_positions = 32, .type = RopeScalingType::kYarn, .beta_fast = 9};
+        return shape;
+    };
+    const Words load = joined(base(""), {"--load", "tiny"});
+    const Config loaded = parse("llama", load, machine).config;
+    CHECK(loaded.shape == machine.read_shape("tiny"));
+    const TempFile resolved(config_to_json(loaded));   // has no option for beta_fast, but names the directory
+    CHECK(parse("llama", {"--config", resolved.path}, machine).config == loaded);
+    CHECK(contains(refusal("llama", joined(load, {"--rope-scaling-factor", "8"}), machine),
+                   "--rope-scaling-factor is 8, and the model in tiny has 4"));
+    const fs::path checkpoint = fs::temp_directory_path() / strf("llmc_config_%d_checkpoint", getpid());
+    fs::create_directory(checkpoint);
+    const Words resume = joined(base(""), {"--resume", checkpoint});
+    CHECK(parse("llama", resume, machine).config.shape.rope_scaling.factor == 0);   // an error about it comes later
+    std::ofstream(checkpoint / "config.json") << "{}";
+    CHECK(parse("llama", resume, machine).config.shape.rope_scaling == loaded.shape.rope_scaling);
+    fs::remove_all(checkpoint);
+
+    const Words yarn = {"--dry-run", "--rope-scaling-factor", "4", "--rope-scaling-type", "yarn"};
+    CHECK(parse("llama", joined(yarn, {"--model", "qwen2.5-0.5B"})).config.shape.rope_scaling.original_max_positions
+          == 32768);
+    CHECK(parse("llama", {"--dry-run", "--rope-scaling-factor", "8"}).config.shape.rope_scaling.original_max_positions
+          == 8192);   // as in Llama 3.1, whatever the preset
+}
+
 TEST_CASE("config: the command line wins over the file, lists are replaced, globs may be many words") {
     TempFile file("{\"lr\": 1e-3, // peak\n \"min_lr\": 0, \"train-data\": [\"x\", \"y\"], \"train-iters\": 1e2}");
     Words words = {"--config", file.path};
