@@ -294,7 +294,8 @@ TEST_CASE("config: rope scaling comes from the model's directory, and YaRN exten
     Machine machine;
     machine.read_shape = [](const std::string&) {
         ModelConfig shape = find_model_preset("llama-tiny")->config;
-        shape.rope_scaling = {.factor = 4, .original_max_positions = 32, .type = RopeScalingType::kYarn, .beta_fast = 9};
+        shape.rope_scaling = {.factor = 4, .original_max_positions = 32, .type = RopeScalingType::kYarn,
+                              .beta_fast = 9};
         return shape;
     };
     const Words load = joined(base(""), {"--load", "tiny"});
