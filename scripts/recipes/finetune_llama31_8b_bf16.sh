@@ -3,5 +3,5 @@
 # (4 sequences, 8 micro-batches a GPU) = 503 M tokens of SlimPajama, or of DATA.
 # Predicted by plan, not measured: 12.6 s/it, 1.7 hours.
 # Options are passed on: --dry-run, --synthetic-data (timing alone, no shards needed), --save DIR.
-. "$(dirname "$0")/rows.sh"
+. "$(dirname "$0")/recipes.sh"
 finetune_llama31_8b "$@"

@@ -3,5 +3,5 @@
 # OpenWebText once.
 # Measured: 0.687 s/it (dev/results/2026-11-22-h200-tables), so 3.3 hours.
 # Options are passed on: --dry-run, --synthetic-data (timing alone, no shards needed), --save DIR.
-. "$(dirname "$0")/rows.sh"
+. "$(dirname "$0")/recipes.sh"
 gpt2_124m --fp8-recipe delayed --fp8-min-speedup 1 "$@"

@@ -3,5 +3,5 @@
 # 1.05 B tokens of OpenWebText.
 # Predicted by plan, not measured: 0.80 s/it, 0.4 hours.
 # Options are passed on: --dry-run, --synthetic-data (timing alone, no shards needed), --save DIR.
-. "$(dirname "$0")/rows.sh"
+. "$(dirname "$0")/recipes.sh"
 gpt2_modern "$@"

@@ -3,5 +3,5 @@
 # Measured on 4 GPUs with half the batch: 7.54 s/it (dev/results/2026-11-22-h200-four), so 2.1 hours on 8.
 # The published table has 9.5 s/it.
 # Options are passed on: --dry-run, --synthetic-data (timing alone, no shards needed), --save DIR.
-. "$(dirname "$0")/rows.sh"
+. "$(dirname "$0")/recipes.sh"
 llama3_8b_h200 --fp8-recipe delayed --fp8-amax-history-len 1024 --fp8-param-gather "$@"

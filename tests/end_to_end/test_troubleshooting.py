@@ -198,7 +198,7 @@ class TroubleshootingTest(TrainTest):
         for quote in self.quotes:
             with self.subTest(quote=quote):
                 self.assertEqual(quote.text.startswith("error: "), quote.exit_code is not None
-                                 and not quote.text.startswith(("launch_mpi.sh", "<row>", "missing", "DEVICE")))
+                                 and not quote.text.startswith(("launch_mpi.sh", "<recipe>", "missing", "DEVICE")))
 
     def test_options_and_links_exist(self):
         text = read("TROUBLESHOOTING.md")

@@ -9,7 +9,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 RECIPES, LAUNCH = (os.path.join(ROOT, "scripts", folder) for folder in ("recipes", "launch"))
 # Commands in places where bash would run them: in arithmetic, and where a value is parsed again.
 PAYLOADS = ["PATH[$(touch {ran})]", "1$(touch {ran})`touch {ran}`;touch {ran};'\";touch {ran};#\ntouch {ran}\n"]
-ROW_VARIABLES = {"DATA", "TOKENIZER", "MODEL", "RANKS", "LLMC_BUILD", "CDPATH"}
+RECIPE_VARIABLES = {"DATA", "TOKENIZER", "MODEL", "RANKS", "LLMC_BUILD", "CDPATH"}
 LAUNCH_VARIABLES = {"MPIRUN", "SLURM_JOB_ID", "SECONDS", "EPOCHREALTIME"}
 SLURM_VARIABLES = {"SLURM_JOB_ID", "SLURM_NNODES", "SLURM_GPUS_PER_NODE", "SLURM_GPUS", "SLURM_GPUS_ON_NODE",
                    "SLURM_GPUS_PER_TASK", "SLURM_NTASKS"}
@@ -48,7 +48,7 @@ class ScriptVariables(unittest.TestCase):
         return found
 
     def test_every_variable_that_a_script_reads_is_here(self):
-        known = ROW_VARIABLES | LAUNCH_VARIABLES | SLURM_VARIABLES | NOT_READ
+        known = RECIPE_VARIABLES | LAUNCH_VARIABLES | SLURM_VARIABLES | NOT_READ
         for folder in (RECIPES, LAUNCH):
             for name in os.listdir(folder):
                 with open(os.path.join(folder, name), encoding="utf-8") as script:
@@ -57,25 +57,25 @@ class ScriptVariables(unittest.TestCase):
                 found |= set(re.findall(r"\$\(\(.*?\b([A-Z][A-Z0-9_]+)\b", text))
                 self.assertLessEqual(found, known, name)
 
-    def test_rows(self):
-        for row in ("finetune_llama31_8b_bf16.sh", "train_gpt2_124M_fp8.sh"):
+    def test_recipes(self):
+        for recipe in ("finetune_llama31_8b_bf16.sh", "train_gpt2_124M_fp8.sh"):
             for options in ([], ["--dry-run"]):
-                for variable in sorted(ROW_VARIABLES):
-                    for value, done in self.nothing_ran(variable, os.path.join(RECIPES, row), *options):
+                for variable in sorted(RECIPE_VARIABLES):
+                    for value, done in self.nothing_ran(variable, os.path.join(RECIPES, recipe), *options):
                         if variable == "RANKS":
                             self.assertEqual(done.returncode, 2, done.stderr)
                             self.assertRegex(done.stderr, r"^\w+: RANKS=\$?'.*: give the number of GPUs, from 1")
-                        elif variable == "MODEL" and "finetune" in row and options == []:
+                        elif variable == "MODEL" and "finetune" in recipe and options == []:
                             self.assertIn("no Hugging Face model in " + value, done.stderr)
 
     def test_ranks_are_a_number(self):
-        row = os.path.join(RECIPES, "finetune_llama31_8b_bf16.sh")
+        recipe = os.path.join(RECIPES, "finetune_llama31_8b_bf16.sh")
         for ranks in ("0", "-1", "08", "1e3", "8 ", "8\n", "0x8", "99999999999999999999", "PATH", "ranks", "*"):
             with self.subTest(ranks):
-                done = self.call(row, "--dry-run", RANKS=ranks)
+                done = self.call(recipe, "--dry-run", RANKS=ranks)
                 self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
                 self.assertIn("give the number of GPUs", done.stderr)
-        done = self.call(row, "--dry-run", RANKS="16")
+        done = self.call(recipe, "--dry-run", RANKS="16")
         self.assertIn("--global-batch-size\n512\n", done.stdout)
 
     def test_the_launcher(self):

@@ -6,7 +6,7 @@ from pathlib import Path
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
 # rows: {name: recipe script and options}. allowed: keys that may differ besides precision. gpus: of each row, unless
-# RANKS is set (scripts/recipes/rows.sh). corpus: (name, tokens) of a training whose hours the table has.
+# RANKS is set (scripts/recipes/recipes.sh). corpus: (name, tokens) of a training whose hours the table has.
 Table = namedtuple("Table", "about rows baseline allowed gpus corpus", defaults=(None, (), 1, None))
 
 

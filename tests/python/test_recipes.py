@@ -1,4 +1,4 @@
-"""The scripts of published rows: the plan of each must agree with its comment and with the table, and without data
+"""The recipes: the plan of each must agree with its comment and with the table, and without data
 each must print how to make it."""
 import glob
 import os
@@ -24,7 +24,7 @@ MODERN = {**GPT2, "normalization": "RMSNorm", "position-embedding-type": "rope",
 TUNE = {"ranks": 8, "seq-length": 4096, "micro-batch-size": 4, "global-batch-size": 256, "recompute": "block",
         "fp8-recipe": "none", "rope-scaling-factor": 8}
 DELAYED = {"fp8-recipe": "delayed"}
-ROWS = {
+RECIPES = {
     "train_llama3_8b_h200_bf16": LLAMA8B,
     "train_llama3_8b_h200_fp8": {**LLAMA8B, **DELAYED, "fp8-amax-history-len": 1024, "param-comm-dtype": "fp8",
                                  "fp8-format": "hybrid"},
@@ -41,7 +41,7 @@ ROWS = {
     "finetune_llama31_8b_bf16": TUNE,
     "finetune_llama31_8b_fp8": {**TUNE, **DELAYED},
 }
-# Options with which a run of any row takes a second.
+# Options with which a run of any recipe takes a second.
 TINY = ["--num-layers", "3", "--seq-length", "16", "--micro-batch-size", "1", "--global-batch-size", "4",
         "--train-iters", "2"]
 
@@ -55,12 +55,12 @@ def read(path):
         return f.read()
 
 
-class RowsTest(unittest.TestCase):
+class RecipesTest(unittest.TestCase):
     def setUp(self):
-        self.dir = tempfile.mkdtemp(prefix="llmc-rows-")
+        self.dir = tempfile.mkdtemp(prefix="llmc-recipes-")
         self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
 
-    def row(self, name, *options, expect=0, **environment):
+    def recipe(self, name, *options, expect=0, **environment):
         """Runs a script in an empty folder, with one rank and no launcher unless RANKS is set."""
         plain = {k: v for k, v in os.environ.items() if k not in ("DATA", "MODEL", "TOKENIZER", "RANKS")}
         done = subprocess.run([os.path.join(SCRIPTS, name + ".sh"), *options], cwd=self.dir, capture_output=True,
@@ -72,23 +72,23 @@ class RowsTest(unittest.TestCase):
     def comment(self, name):
         lines = read(os.path.join(SCRIPTS, name + ".sh")).splitlines()
         self.assertEqual(lines[0], "#!/bin/bash")
-        self.assertLessEqual(len(lines), 10, "a row is what it adds to its model")
+        self.assertLessEqual(len(lines), 10, "a recipe is what it adds to its model")
         return " ".join(line[2:] for line in lines[1:] if line.startswith("# "))
 
-    def test_every_script_of_a_row_is_tested_and_listed(self):
+    def test_every_recipe_is_tested_and_listed(self):
         scripts = {n[:-3] for n in os.listdir(SCRIPTS) if re.match(r"(train|finetune)_.*\.sh$", n)}
-        self.assertEqual(scripts, set(ROWS))
+        self.assertEqual(scripts, set(RECIPES))
         listed = re.findall(r"^\| \[(\w+)\]\(recipes/\1\.sh\) ", read(os.path.join(ROOT, "scripts", "README.md")), re.M)
-        self.assertEqual(sorted(listed), sorted(ROWS))
-        for name in ROWS:
+        self.assertEqual(sorted(listed), sorted(RECIPES))
+        for name in RECIPES:
             self.assertTrue(os.access(os.path.join(SCRIPTS, name + ".sh"), os.X_OK), name)
 
     def test_dry_runs_are_what_comments_and_the_table_say(self):
         table = read(os.path.join(ROOT, "scripts", "README.md"))
-        for name, facts in ROWS.items():
+        for name, facts in RECIPES.items():
             with self.subTest(name):
-                plan = self.row(name, "--dry-run", MPIRUN="/nowhere").stdout
-                config = json.loads(self.row(name, "--dry-run", "--print-config", MPIRUN="/nowhere").stdout)
+                plan = self.recipe(name, "--dry-run", MPIRUN="/nowhere").stdout
+                config = json.loads(self.recipe(name, "--dry-run", "--print-config", MPIRUN="/nowhere").stdout)
                 self.assertEqual({option: config.get(option) for option in facts}, facts)
                 found = re.search(r"\nranks +(\d+), (\d+) micro-batches of (\d+) x (\d+) tokens", plan)
                 ranks, micro_batches, sequences, length = map(int, found.groups())
@@ -118,54 +118,38 @@ class RowsTest(unittest.TestCase):
                 self.assertLess(abs(cells[3] - seconds), 0.006)
                 self.assertEqual("*" in table.split(f"[{name}]")[1].split("\n")[0], "not measured" in text)
 
-    def test_old_places_work_and_say_where_they_went(self):
-        """The old names, which users' scripts may call for one release."""
-        for folder in ("recipes", "launch"):
-            for name in os.listdir(os.path.join(ROOT, "scripts", folder)):
-                if name not in ("rows.sh", "slurm_ranks.sh"):   # these have no old names
-                    self.assertTrue(os.access(os.path.join(ROOT, "scripts", name), os.X_OK), name)
-        for old, new in (("train_gpt2_124M_bf16.sh", "recipes"), ("launch_mpi.sh", "launch")):
-            calls = [subprocess.run([os.path.join(ROOT, "scripts", *place, old), *options], capture_output=True,
-                                    text=True, cwd=self.dir, timeout=60, env={**os.environ, "LLMC_BUILD": BUILD})
-                     for place in ([], [new]) for options in [["--dry-run"] if new == "recipes" else ["--help"]]]
-            place = os.path.join(ROOT, "scripts")
-            self.assertEqual(calls[0].stderr, f"note: {place}/{old} is now {place}/{new}/{old}\n" + calls[1].stderr)
-            self.assertEqual(calls[0].returncode, calls[1].returncode)
-            # The plans are equal except for the log's name and the time.
-            self.assertEqual(len(calls[0].stdout), len(calls[1].stdout))
-
     def test_options_of_the_user_win(self):
         mine = ["--dry-run", "--train-iters", "7", "--global-batch-size=128"]
-        self.assertIn("tokens            131072 per step, 7 steps", self.row("train_gpt2_modern_fp8", *mine).stdout)
-        config = json.loads(self.row("train_gpt2_modern_fp8", *mine, "--print-config").stdout)
+        self.assertIn("tokens            131072 per step, 7 steps", self.recipe("train_gpt2_modern_fp8", *mine).stdout)
+        config = json.loads(self.recipe("train_gpt2_modern_fp8", *mine, "--print-config").stdout)
         self.assertEqual(config["lr-warmup-iters"], 0)
-        plan = self.row("train_llama3_8b_h200_bf16", "--dry-run", RANKS="4").stdout
+        plan = self.recipe("train_llama3_8b_h200_bf16", "--dry-run", RANKS="4").stdout
         self.assertIn("ranks             4, 32 micro-batches", plan)
-        self.assertIn("--fp8-recipe", self.row("train_gpt2_124M_fp8", "--help").stdout)
-        done = self.row("train_gpt2_124M_fp8", "--dry-run", "--no-such-option", expect=2)
+        self.assertIn("--fp8-recipe", self.recipe("train_gpt2_124M_fp8", "--help").stdout)
+        done = self.recipe("train_gpt2_124M_fp8", "--dry-run", "--no-such-option", expect=2)
         self.assertIn("no-such-option", done.stderr)
 
     def test_without_data_the_command_that_makes_it_is_printed_and_works(self):
-        for name in ROWS:
+        for name in RECIPES:
             model = {"MODEL": os.path.join(ROOT, "tests", "fixtures", "llama")} if "finetune" in name else {}
-            done = self.row(name, expect=2, **model)
+            done = self.recipe(name, expect=2, **model)
             self.assertEqual(done.stdout, "")
             command = re.search(r"^  (\S+prepare_text\.py .*)$", done.stderr, re.M).group(1)
             folder = "shards/openwebtext" if "gpt2" in name else "shards/slimpajama"
             self.assertIn(f" --out {folder} ", command)
-        done = self.row("finetune_llama31_8b_fp8", expect=2, MODEL="nowhere")
+        done = self.recipe("finetune_llama31_8b_fp8", expect=2, MODEL="nowhere")
         self.assertRegex(done.stderr, r"no Hugging Face model in nowhere; .*\n  hf download meta-llama/\S+ --local-dir")
 
         # The same command with a local file instead of the dataset, which needs a network.
         with open(os.path.join(self.dir, "text"), "w") as f:
             f.write("".join(f"{i * i} is the square of {i}.\n" for i in range(40000)))
-        command = self.row("train_gpt2_124M_fp8", expect=2).stderr.splitlines()[1].split()
+        command = self.recipe("train_gpt2_124M_fp8", expect=2).stderr.splitlines()[1].split()
         self.assertEqual(command[-1], "openwebtext")
         command[command.index("gpt2")], command[-1] = "bytes", "text"
         tiny = [*TINY, "--model", "gpt2-tiny"]
         subprocess.run([sys.executable, *command, "--quiet", "--document-bytes", "256"], cwd=self.dir,
                        check=True, timeout=120)
-        done = self.row("train_gpt2_124M_fp8", *tiny, "--fp8-min-speedup", "0", "--eval-iters", "2")
+        done = self.recipe("train_gpt2_124M_fp8", *tiny, "--fp8-min-speedup", "0", "--eval-iters", "2")
         self.assertRegex(done.stdout, r"\neval step 2 \| loss ")
         self.assertNotIn("| synthetic data", done.stdout)
         self.assertIs(records(os.path.join(self.dir, "logs", "train_gpt2_124M_fp8.jsonl"), "header")[0]
@@ -173,22 +157,22 @@ class RowsTest(unittest.TestCase):
         # Without validation shards there is no validation.
         for shard in glob.glob(os.path.join(self.dir, "shards", "openwebtext", "valid_*")):
             os.unlink(shard)
-        self.assertNotIn("eval step", self.row("train_gpt2_124M_bf16", *tiny).stdout)
+        self.assertNotIn("eval step", self.recipe("train_gpt2_124M_bf16", *tiny).stdout)
         # DATA, and shards named on the command line.
         os.rename(os.path.join(self.dir, "shards", "openwebtext"), os.path.join(self.dir, "mine"))
-        self.row("train_gpt2_124M_bf16", expect=2)
+        self.recipe("train_gpt2_124M_bf16", expect=2)
         for options, environment in (([], {"DATA": "mine"}), (["--train-data", "mine/train_*.bin"], {})):
-            self.row("train_gpt2_124M_bf16", *tiny, *options, **environment)
+            self.recipe("train_gpt2_124M_bf16", *tiny, *options, **environment)
 
-    def test_synthetic_data_runs_each_row_for_timing(self):
-        for name in ROWS:
+    def test_synthetic_data_runs_each_recipe_for_timing(self):
+        for name in RECIPES:
             with self.subTest(name):
                 tiny = ["gpt2-tiny", "--num-query-groups", "4"] if "gpt2" in name else ["llama-tiny"]
-                if ROWS[name]["fp8-recipe"] != "none":
+                if RECIPES[name]["fp8-recipe"] != "none":
                     tiny += ["--fp8-min-speedup", "0"]
                 if "finetune" in name:
                     tiny += ["--rope-scaling-factor", "0"]
-                done = self.row(name, *TINY, "--synthetic-data", "--model", *tiny, RANKS="1")
+                done = self.recipe(name, *TINY, "--synthetic-data", "--model", *tiny, RANKS="1")
                 self.assertRegex(done.stdout, r"\nstep 2/2 .* \| synthetic data\n")
                 header = records(os.path.join(self.dir, "logs", name + ".jsonl"), "header")[0]
                 self.assertEqual((header["synthetic_data"], header["world"]), (True, 1))
@@ -197,7 +181,7 @@ class RowsTest(unittest.TestCase):
     def test_ranks_are_started_by_the_launcher(self):
         mpi = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
                "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        self.row("train_llama3_8b_h200_fp8", *TINY, "--synthetic-data", "--model", "llama-tiny", "--save", "out",
+        self.recipe("train_llama3_8b_h200_fp8", *TINY, "--synthetic-data", "--model", "llama-tiny", "--save", "out",
                  RANKS="2", **mpi)
         self.assertEqual(records(os.path.join(self.dir, "out", "log.jsonl"), "header")[0]["world"], 2)
         self.assertFalse(os.path.exists(os.path.join(self.dir, "logs")))
@@ -205,20 +189,20 @@ class RowsTest(unittest.TestCase):
     def test_fine_tuning_takes_the_weights_and_shape_of_the_model(self):
         model = os.path.join(ROOT, "tests", "fixtures", "llama")
         tiny = TINY[2:]   # the model sets the number of layers
-        config = self.row("finetune_llama31_8b_bf16", "--print-config", "--synthetic-data", *tiny, MODEL=model,
+        config = self.recipe("finetune_llama31_8b_bf16", "--print-config", "--synthetic-data", *tiny, MODEL=model,
                           RANKS="1")
         self.assertEqual(json.loads(config.stdout)["load"], model)
-        done = self.row("finetune_llama31_8b_bf16", "--synthetic-data", *tiny, MODEL=model, RANKS="1")
+        done = self.recipe("finetune_llama31_8b_bf16", "--synthetic-data", *tiny, MODEL=model, RANKS="1")
         self.assertIn("\nstep 2/2 ", done.stdout)
         self.assertNotIn("initial weights", done.stderr)
 
     def test_missing_executables_are_said(self):
-        done = self.row("train_gpt2_124M_bf16", "--dry-run", expect=2, LLMC_BUILD="/nowhere")
+        done = self.recipe("train_gpt2_124M_bf16", "--dry-run", expect=2, LLMC_BUILD="/nowhere")
         self.assertIn("run make", done.stderr)
 
     def test_command_lines_survive_odd_folders(self):
         folder = os.path.join(self.dir, "with space")
-        done = self.row("train_gpt2_124M_bf16", expect=2, DATA=folder)
+        done = self.recipe("train_gpt2_124M_bf16", expect=2, DATA=folder)
         command = shlex.split(done.stderr.splitlines()[1])
         self.assertEqual(command[command.index("--out") + 1], folder)
 

@@ -1,14 +1,14 @@
 # shellcheck shell=bash
-# What the rows of scripts/README.md share, sourced by each of them: a row is a model below and the options after it.
+# What the recipes share, sourced by each of them: a recipe is a model below and the options after it.
 #
 # Environment: DATA, folder of the token shards; TOKENIZER, tokenizer.json of Llama-3; MODEL, folder of the Hugging Face
 # model to fine-tune; RANKS, another number of GPUs; LLMC_BUILD, folder of the executables.
 set -u
 unset CDPATH   # or cd may lead elsewhere
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-row=$(basename "$0" .sh)
+recipe=$(basename "$0" .sh)
 
-refuse() { echo "$row: $*" >&2; exit 2; }
+refuse() { echo "$recipe: $*" >&2; exit 2; }
 # Checked before any arithmetic, in which bash would run the $(commands) of a value like a[$(command)].
 [[ ${RANKS:-1} =~ ^[1-9][0-9]{0,5}$ ]] || refuse "RANKS=${RANKS@Q}: give the number of GPUs, from 1, in digits"
 
@@ -46,7 +46,7 @@ shards() {
  $make ${source[*]}
 (or DATA=FOLDER with shards of your own; or --synthetic-data, for timing alone)"
 }
-# 1.2 M documents are about 1.3 B tokens, enough for every row.
+# 1.2 M documents are about 1.3 B tokens, enough for every recipe.
 slimpajama() {
     shards shards/slimpajama "${TOKENIZER:-Meta-Llama-3-8B/tokenizer.json}" --max-documents 1200000 slimpajama -- "$@"
 }
@@ -60,13 +60,13 @@ steps() {
         || length=(--train-iters "$1" --lr-warmup-iters "$2")
 }
 
-# run RANKS EXECUTABLE OPTION...: later options win. A log that --log-file or --save does not place is logs/ROW.jsonl.
+# run RANKS EXECUTABLE OPTION...: later options win. A log that --log-file or --save does not place is logs/RECIPE.jsonl.
 run() {
     local ranks=${RANKS:-$1} executable=${LLMC_BUILD:-$root}/$2 log=()
     shift 2
     [ -x "$executable" ] || refuse "$executable is missing: run make"
     dry "$@" && exec "$executable" --ranks "$ranks" "$@"
-    given --log-file "$@" || given --save "$@" || log=(--log-file "logs/$row.jsonl")
+    given --log-file "$@" || given --save "$@" || log=(--log-file "logs/$recipe.jsonl")
     [ "$ranks" = 1 ] && exec "$executable" "${log[@]}" "$@"
     exec "$root/scripts/launch/launch_mpi.sh" -np "$ranks" "$executable" --ranks "$ranks" "${log[@]}" "$@"
 }
@@ -101,7 +101,7 @@ finetune_llama31_8b() {
         dry "$@" || given --synthetic-data "$@" || refuse "no Hugging Face model in $model; this fetches it:
   hf download meta-llama/Llama-3.1-8B --local-dir $model
 (or MODEL=FOLDER; or --synthetic-data, for timing alone, from initial weights)"
-        echo "$row: no model in $model: its shape, with initial weights" >&2
+        echo "$recipe: no model in $model: its shape, with initial weights" >&2
         weights=(--model llama3-8B --rope-scaling-factor 8 --max-position-embeddings 131072)
     fi
     slimpajama "$@"
