@@ -44,7 +44,7 @@ def speed(check, model):
     for recipe, options in RECIPES.items():
         log = check.train(f"{model}-{recipe}", 1, *MODELS[model], *options, "--train-iters", check.options.steps or 8)
         logs.append(f"{recipe}={log}")
-    output = check.run(f"{model}-compare", ["scripts/compare", "--no-plots", "--out", check.out / model, *logs])
+    output = check.run(f"{model}-compare", ["scripts/compare", "--out", check.out / model, *logs])
     table = re.search(r"^\| configuration \| precision.*?\n(?=\n|\Z)", output, re.M | re.S)
     print(table[0] if table else "no table")
 

@@ -6,13 +6,20 @@ import textwrap
 import time
 from collections import deque
 
-from .report.stream import StreamedLog
+from .run_log import RunLog
 from .support import InputError
 
 LABEL = 9            # columns of the numbers beside a chart
 USUAL_STEPS = 20     # whose median is the expected time of a step
 START_S = 600        # without a record before the first step of a process, until the run counts as stalled
 PATIENCE_S, PATIENCE_STEPS = 30, 10   # the same afterwards: the larger of both, and the longest evaluation or save
+# Fields of a step in the lines below the state, with their forms.
+LINES = [("", {"loss": "loss {:.4f}", "grad_norm": "norm {:.3g}", "lr": "lr {:.2e}"}),
+         ("", {"tokens_per_second": "{:,.0f} tok/s", "mfu": "{:.1%} MFU", "tokens": "{:,} tokens",
+               "memory_gib": "{:.2f} GiB", "exposed_comm_seconds": "exposed communication {:.2g} s a step"}),
+         ("GPU  ", {"gpu_utilization": "{:.0f} % busy", "power_w": "{:.0f} W", "sm_clock_mhz": "{:.0f} MHz",
+                    "gpu_temperature_c": "{:.0f} C", "gpu_memory_gib": "{:.1f} GiB used",
+                    "joules_per_token": "{:.3g} J/token", "throttled_by": "throttled by {}"})]
 
 
 def plain(text):
@@ -21,33 +28,22 @@ def plain(text):
 
 
 def duration(seconds):
-    """"42 s", "5 min", "1:02:03", "3 d 04:05"."""
+    """"42 s", "5 min", "1:02:03", "3 d 04:05:06"."""
     if not math.isfinite(seconds) or seconds < 0:
         return "unknown"
     if seconds < 600:
         return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
     days, rest = divmod(int(seconds), 86400)
-    clock = f"{rest // 3600}:{rest // 60 % 60:02d}:{rest % 60:02d}"
-    return f"{days} d {rest // 3600:02d}:{rest // 60 % 60:02d}" if days else clock
+    return f"{days} d " * (days > 0) + f"{rest // 3600}:{rest // 60 % 60:02d}:{rest % 60:02d}"
 
 
-def short(value, digits=4):
-    """A number for a label: 10.8, 1.2e-05, 318k."""
-    if not math.isfinite(value):
-        return str(value)
-    for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= unit:
-            return f"{value / (1e3 if name == 'k' else unit):.{digits - 1}g}{name}"
-    return f"{value:.{digits}g}"
-
-
-class WatchedRun(StreamedLog):
+class WatchedRun(RunLog):
     """A log that is followed. Problems with the file are not raised, but described in `error`."""
 
     def _forget(self):
         super()._forget()
         self.lines = deque(maxlen=100)   # (step, text) of what is no step and no note
-        self.throttled, self.hosts, self.longest_s, self.fp8_at = "", [], 0.0, None
+        self.longest_s, self.written, self.fp8_line = 0.0, 0.0, ""
 
     def look(self):
         """Reads what is new."""
@@ -64,70 +60,39 @@ class WatchedRun(StreamedLog):
         except InputError as error:
             self.error = str(error).removeprefix(self.path).lstrip(":0123456789 ")
 
-    def _note(self, step, text):
-        self.lines.append((step, plain(text)))
-
-    def _took(self, record):
-        seconds = record.get("seconds")
-        if isinstance(seconds, (int, float)) and math.isfinite(seconds):
-            self.longest_s = max(self.longest_s, seconds)
-
-    def _take_header(self, record):
-        super()._take_header(record)
-        if record["step"] > 0:
-            self._note(record["step"], "resumed from a checkpoint")
-
-    def _take_step(self, record):
-        super()._take_step(record)
-        if "throttled_by" in record:
-            self.throttled = plain(record["throttled_by"])
-        if record["skipped"]:
-            self._note(record["step"], "SKIPPED: loss or gradient norm not finite")
-
-    def _take_eval(self, record):
-        super()._take_eval(record)
-        self._took(record)
-        self._note(record["step"], f"validation loss {short(self.evals[record['step']]['loss'], 5)}")
-
-    def _take_hellaswag(self, record):
-        super()._take_hellaswag(record)
-        self._took(record)
-        self._note(record["step"], f"HellaSwag accuracy {short(self.hellaswag[record['step']]['accuracy'])}")
-
-    def _take_checkpoint(self, record):
-        super()._take_checkpoint(record)
-        self._took(record)
-        self._note(record["step"], f"checkpoint {record['path']}")
-
-    def _take_event(self, record):
-        super()._take_event(record)
-        if record["text"].startswith("ranks of host "):
-            self.hosts.append(plain(record["text"].removeprefix("ranks of host ")))
-        if record["kind"] != "note":
-            self._note(record["step"], f"{record['kind']}: {record['text']}")
-
-    # ---- what the screen says ----
+    def taken(self, record):
+        kind, step = record["type"], record["step"]
+        seconds = float(record.get("seconds", 0) if kind != "step" else 0)
+        self.longest_s = max(self.longest_s, seconds if math.isfinite(seconds) else 0)
+        said = ""
+        if kind == "header" and step > 0:
+            said = "resumed from a checkpoint"
+        elif kind == "step" and record["skipped"]:
+            said = "SKIPPED: loss or gradient norm not finite"
+        elif kind == "eval":
+            said = f"validation loss {self.evals[step]['loss']:.5g}"
+        elif kind == "hellaswag":
+            said = f"HellaSwag accuracy {self.hellaswag[step]['accuracy']:.4g}"
+        elif kind == "checkpoint":
+            said = f"checkpoint {record['path']}"
+        elif kind == "event" and record["kind"] != "note":
+            said = f"{record['kind']}: {record['text']}"
+        elif kind == "fp8":
+            self.fp8_line = fp8_line(step, self.fp8[step])
+            self.fp8.clear()   # a long run has many
+        if said:
+            self.lines.append((step, plain(said)))
 
     @property
-    def step(self):
-        return self.steps.at[-1] if self.steps.at else 0
-
-    def last(self, field):
-        """The field's newest value that is a number, nan if there is none."""
-        for value in reversed(self.steps.columns[field]):
-            if not math.isnan(value):
-                return value
-        return math.nan
+    def last(self):
+        """The newest step, {} before the first one."""
+        return self.steps[max(self.steps)] if self.steps else {}
 
     @property
     def step_seconds(self):
-        recent = [value for value in self.steps.columns["step_seconds"][-USUAL_STEPS:] if math.isfinite(value)]
+        recent = [record["step_seconds"] for record in self.step_list()[-USUAL_STEPS:]]
+        recent = [value for value in recent if math.isfinite(value)]
         return statistics.median(recent) if recent else math.nan
-
-    @property
-    def train_iters(self):
-        found = self.last("train_iters")
-        return int(found) if math.isfinite(found) else 0
 
     @property
     def ended(self):
@@ -138,23 +103,31 @@ class WatchedRun(StreamedLog):
         return plain(said if kind == "stop" else f"{kind}: {said}")
 
     def state(self, now):
-        """(word, explanation): ended, starting, running or STALLED."""
+        """The state and what explains it: ended, starting, running or STALLED."""
         if self.ended:
-            return "ended", self.ended
+            return f"ended: {self.ended}"
         age = max(0.0, now - self.written)
         said = f"last record {duration(age)} ago"
-        if len(self.steps) == 0 or self.headers[-1]["step"] >= self.step:   # no step of this process yet
-            if age < START_S:
-                return "starting", said
-            return "STALLED", f"{said}, no step is done yet"
+        if not self.steps or self.headers[-1]["step"] >= max(self.steps):   # no step of this process yet
+            return f"starting: {said}" if age < START_S else f"STALLED: {said}, no step is done yet"
         usual = self.step_seconds
-        allowed = max(PATIENCE_S, PATIENCE_STEPS * usual if math.isfinite(usual) else 0) + self.longest_s
-        if age <= allowed:
-            return "running", said
-        return "STALLED", f"{said}, a step takes {short(usual, 3)} s: hangs, or was killed"
+        if age <= max(PATIENCE_S, PATIENCE_STEPS * usual if math.isfinite(usual) else 0) + self.longest_s:
+            return f"running, eta {duration(self.eta(now))}: {said}"
+        return f"STALLED: {said}, a step takes {usual:.3g} s: hangs, or was killed"
 
     def eta(self, now):
-        return max(0.0, self.last("eta_seconds") - max(0.0, now - self.written))
+        eta = self.last.get("eta_seconds")
+        return math.nan if eta is None or math.isnan(eta) else max(0.0, eta - max(0.0, now - self.written))
+
+
+def fp8_line(step, tensors):
+    """The largest shares of a record."""
+    found = []
+    for field in ("saturated", "flushed"):
+        share, name = max(((tensor[field], name) for name, tensor in tensors.items()), default=(0, ""))
+        if share > 0:
+            found.append(f"{field} at most {100 * share:.3g} % ({plain(name)})")
+    return f"FP8   step {step}: {', '.join(found) or 'nothing saturated or flushed'}"
 
 
 # ---- parts of the screen ----
@@ -170,65 +143,55 @@ def chart(title, at, values, width, height):
     if not known:
         return [f"{title}: no value yet"[:width]] + [""] * (height - 1)
     low, high = min(known), max(known)
-    logarithmic = low > 0 and high > 3 * low
-    scale = math.log if logarithmic else float
-    begin, size = scale(low), scale(high) - scale(low)
+    logarithmic = low > 0 and high / low > 3
+    begin, end = (math.log(low), math.log(high)) if logarithmic else (low, high)
+    if not math.isfinite(end - begin):   # of numbers near the largest
+        return [f"{title}: {low:.3g} to {high:.3g}"[:width]] + [""] * (height - 1)
 
     def row(value):
-        return rows - 1 - round((scale(value) - begin) / size * (rows - 1)) if size > 0 else rows // 2
+        place = ((math.log(value) if logarithmic else value) - begin) / (end - begin) if end > begin else 0.5
+        return rows - 1 - round(place * (rows - 1))
     grid = [[" "] * columns for _ in range(rows)]
     for i, cell in enumerate(cells):
         x = i if count >= columns else round(i * (columns - 1) / max(1, count - 1))
         if cell:
             for y in range(row(max(cell)), row(min(cell)) + 1):
                 grid[y][x] = ":"
-            grid[row(math.fsum(cell) / len(cell) if not logarithmic else statistics.geometric_mean(cell))][x] = "*"
+            grid[row(statistics.geometric_mean(cell) if logarithmic else math.fsum(cell) / len(cell))][x] = "*"
 
     def label(y):
-        value = begin + size * (rows - 1 - y) / (rows - 1)
-        return short(math.exp(value) if logarithmic else value) if y in (0, rows // 2, rows - 1) else ""
+        value = begin + (end - begin) * (rows - 1 - y) / (rows - 1)
+        return f"{math.exp(value) if logarithmic else value:.4g}" if y in (0, rows // 2, rows - 1) else ""
     first, last = f"step {at[0]}", str(at[-1])
     foot = first + last.rjust(columns - len(first)) if len(first) + len(last) < columns else first
     return [(title + (" (log scale)" if logarithmic else ""))[:width],
             *(f"{label(y):>{LABEL}}|{''.join(line)}" for y, line in enumerate(grid)), " " * (LABEL + 1) + foot]
 
 
-def beside(left, right, width):
-    """Two charts in a row of `width` columns."""
-    return [f"{a:<{width // 2}}{b}" for a, b in zip(left, right)]
-
-
 def charts(run, columns, rows):
-    """Curves that fill `rows` lines, at least 5 of them."""
-    at, table = run.steps.at, run.steps.columns
-    if rows < 5 or not at:
+    """Curves that fill `rows` lines, at least 5 of them: two side by side if there is room."""
+    if rows < 5 or not run.steps:
         return []
-    recent = min(len(at), max(50, len(at) // 10))
-    wide = columns >= 70
-    width = columns // 2 - 1 if wide else columns
-    tall = wide and rows >= 18
-    height = rows // 2 if tall else rows
-    loss = chart("loss", at, table["loss"], width, height)
-    if not wide:
+    records = run.step_list()
+    recent = records[-max(50, len(records) // 10):]
+    width = columns // 2 - 1 if columns >= 70 else columns
+
+    def of(title, field, shown):
+        return chart(title, [record["step"] for record in shown], [record[field] for record in shown], width, rows)
+    loss = of("loss", "loss", records)
+    if width == columns:
         return loss
-    norm = chart("gradient norm", at, table["grad_norm"], width, height)
-    if not tall and len(at) == recent:
-        return beside(loss, norm, columns)
-    lines = beside(loss, chart(f"loss, last {recent} steps", at[-recent:], table["loss"][-recent:], width, height),
-                   columns)
-    if tall:
-        lines += beside(norm, chart(f"s/it, last {recent} steps", at[-recent:], table["step_seconds"][-recent:], width,
-                                    height), columns)
-    return lines
+    right = of("gradient norm", "grad_norm", records) if recent == records else of(f"loss, last {len(recent)} steps",
+                                                                                   "loss", recent)
+    return [f"{a:<{columns // 2}}{b}" for a, b in zip(loss, right)]
 
 
 def bar(run, columns):
-    total = run.train_iters
-    text = f" step {run.step} of {total}" if total else f" step {run.step}"
+    step, total = run.last.get("step", 0), run.last.get("train_iters", 0)
     if total <= 0:
-        return text.strip()
-    share = min(1.0, run.step / total)
-    text = f" {100 * share:.1f} %" + text
+        return f"step {step}"
+    share = min(1.0, step / total)
+    text = f" {100 * share:.1f} % step {step} of {total}"
     width = max(4, columns - len(text) - 2)
     return "[" + "#" * int(share * width) + "-" * (width - int(share * width)) + "]" + text
 
@@ -239,43 +202,12 @@ def wrapped(line, columns):
                          drop_whitespace=True) if len(line) > columns else [line]
 
 
-def figures(pairs):
-    return "  ".join(text for value, text in pairs if not math.isnan(value))
-
-
-def gpu_line(run):
-    names = {"gpu_utilization": "{:.0f} % busy", "power_w": "{:.0f} W", "sm_clock_mhz": "{:.0f} MHz",
-             "gpu_temperature_c": "{:.0f} C", "gpu_memory_gib": "{:.1f} GiB used", "joules_per_token": "{:.3g} J/token"}
-    found = figures([(value, form.format(value)) for field, form in names.items() for value in [run.last(field)]])
-    return f"GPU   {found}" + (f"  throttled by {run.throttled}" if run.throttled not in ("", "none") else "") \
-        if found else ""
-
-
-def rank_line(run):
-    world = run.headers[-1]["world"]
-    if world == 1 and not run.hosts:
-        return ""
-    exposed = run.last("exposed_comm_seconds")
-    comm = f"  exposed communication {1e3 * exposed:.1f} ms a step" if not math.isnan(exposed) else ""
-    return f"ranks {world}{comm}" + (f"  {'; '.join(run.hosts[-8:])}" if run.hosts else "")
-
-
-def fp8_line(run):
-    """The largest shares of the newest FP8 record."""
-    if not run.heat.columns:
-        return ""
-    names = list(run.heat.names)
-    first, step, fields = run.heat.columns[-1]
-    if all(math.isnan(value) for value in fields["saturated"]):
-        return ""   # of a BF16 run
-    found = []
-    for field in ("saturated", "flushed"):
-        values = [(value, names[row]) for row, value in enumerate(fields[field]) if not math.isnan(value)]
-        if values and max(values)[0] > 0:
-            share, name = max(values)
-            found.append(f"{field} at most {100 * share:.3g} % ({plain(name)})")
-    when = f"step {step}" if first == step else f"steps {first}-{step}"
-    return f"FP8   {when}: {', '.join(found) or 'nothing saturated or flushed'}"
+def figures(run, head, forms):
+    """A line of the newest step's fields that it has."""
+    last = run.last
+    found = [plain(form.format(last[field])) for field, form in forms.items()
+             if last.get(field) not in (None, "", "none")]
+    return "  ".join([head] * bool(head) + found) if found else ""
 
 
 def view(run, columns, rows, now):
@@ -283,30 +215,17 @@ def view(run, columns, rows, now):
     if run.error:
         return [f"{run.name}: {plain(run.error)}"]
     header, config = run.headers[-1], run.headers[-1]["config"]
-    config = config if isinstance(config, dict) else {}
     recipe = config.get("fp8-recipe", "none")
-    state, why = run.state(now)
-    left = "" if state in ("ended", "STALLED") or not run.train_iters or math.isnan(run.last("eta_seconds")) else \
-        f"  eta {duration(run.eta(now))}, " + time.strftime("%a %H:%M", time.localtime(now + run.eta(now)))
-    valid = run.evals[max(run.evals)]["loss"] if run.evals else math.nan
-    skipped = sum(value == 1 for value in run.steps.columns["skipped"])
-    last = run.last
+    skipped = sum(record["skipped"] for record in run.steps.values())
     lines = [plain(f"{run.name}: {config.get('model', 'model')}, "
-                   f"{'FP8 ' + recipe if recipe != 'none' else config.get('dtype', '')}, "
-                   f"{header['device'].get('name', '?')}" + (", SYNTHETIC DATA" if run.synthetic else "")),
-             bar(run, columns), f"{state}: {why}" if not left else f"{state}{left}  {why}",
-             figures([(last("loss"), f"loss {last('loss'):.4f}"),
-                      (valid, f"validation {valid:.4f} at step {max(run.evals, default=0)}"),
-                      (last("grad_norm"), f"norm {last('grad_norm'):.3g}"), (last("lr"), f"lr {last('lr'):.2e}"),
-                      (skipped or math.nan, f"SKIPPED {skipped}")]),
-             figures([(run.step_seconds, f"{short(run.step_seconds)} s/it"),
-                      (last("tokens_per_second"), f"{short(last('tokens_per_second'))} tok/s"),
-                      (last("mfu"), f"{100 * last('mfu'):.1f} % MFU"),
-                      (last("tokens"), f"{short(last('tokens'))} tokens"),
-                      (last("memory_gib"), f"{last('memory_gib'):.2f} GiB")]),
-             gpu_line(run), rank_line(run), fp8_line(run),
-             *([f"{len(run.damaged)} damaged lines are left out"] if run.damaged else []),
-             *(["the last line of the log is cut off"] if run.torn and state == "STALLED" else [])]
+                   f"{f'FP8 {recipe}' if recipe != 'none' else config.get('dtype', '')}, "
+                   f"{header['world']} x {header['device'].get('name', '?')}"
+                   + (", SYNTHETIC DATA" if run.synthetic else "")), bar(run, columns), run.state(now)]
+    lines += [figures(run, *line) for line in LINES]
+    lines += [f"{run.step_seconds:.4g} s/it" if run.steps else "", f"SKIPPED {skipped}" if skipped else "",
+              f"validation {run.evals[max(run.evals)]['loss']:.4f} at step {max(run.evals)}" if run.evals else "",
+              run.fp8_line, f"{len(run.damaged)} damaged lines are left out" if run.damaged else "",
+              "the last line of the log is cut off" if run.torn and "STALLED" in lines[2] else ""]
     lines = [part for line in lines if line for part in wrapped(line, columns)]
     most = max(1, min(6, (rows - len(lines)) // 4))
     said = [part for step, text in list(run.lines)[-most:] for part in wrapped(f"{step:>8}  {text}", columns)][-most:]
@@ -316,16 +235,12 @@ def view(run, columns, rows, now):
 
 def overview(runs, now, most):
     """A line per run."""
-    rows = [("run", "step", "loss", "s/it", "eta", "state")]
+    lines = []
     for run in runs[:most]:
-        if run.error:
-            rows.append((plain(run.name), "", "", "", "", plain(run.error)))
-            continue
-        eta = "" if run.ended or math.isnan(run.last("eta_seconds")) else duration(run.eta(now))
-        rows.append((plain(run.name), f"{run.step}/{run.train_iters}", short(run.last("loss")),
-                     short(run.step_seconds, 3), eta, ": ".join(run.state(now))))
-    widths = [min(28, max(len(row[i]) for row in rows)) for i in range(5)]
-    lines = ["  ".join(f"{cell[:width]:<{width}}" for cell, width in zip(row, widths)) + "  " + row[5] for row in rows]
+        last = run.last if not run.error else {}
+        figures_of = f"{last['step']}/{last['train_iters']}  {last['loss']:.4g}  {run.step_seconds:.3g} s/it  " \
+            if last else ""
+        lines.append(f"{plain(run.name)[:28]:<28}  {figures_of}{plain(run.error) or run.state(now)}")
     return lines + ([f"and {len(runs) - most} more"] if len(runs) > most else [])
 
 
@@ -335,8 +250,7 @@ def frame(runs, columns, rows, now):
         lines = view(runs[0], columns, rows, now)
     else:
         # Running ones come first, then the newest; the first of all is shown in full.
-        order = sorted(runs, key=lambda run: (bool(run.error), bool(not run.error and run.ended),
-                                              -getattr(run, "written", 0)))
+        order = sorted(runs, key=lambda run: (bool(run.error), run.finished, -run.written))
         lines = [*overview(order, now, max(1, rows // 3 - 2)), ""]
         lines += view(order[0], columns, rows - len(lines), now)
     return [line[:columns].rstrip() for line in lines[:rows]]

@@ -80,11 +80,6 @@ def all_steps(run):
     return sorted({*run.steps, *run.evals, *run.hellaswag, *run.fp8, *run.wire})
 
 
-def rows(run):
-    """[(step, {tag: number})] in order; step 0 has the validation before training."""
-    return [(step, row_of(run, step)) for step in all_steps(run)]
-
-
 def rounded(value):
     """The nearest integer; 0 for inf and nan, such as the rate of a step that took no time."""
     return round(value) if math.isfinite(value) else 0
@@ -185,14 +180,17 @@ def all_scalars(run, step):
 class TensorboardWriter:
     """Event files in a folder. A new file replaces what older ones have of the same steps."""
 
-    def __init__(self, run, folder, _):
+    def __init__(self, run, folder, project, follows):
+        if not follows and list(Path(folder).glob("events.out.tfevents.*")):
+            raise InputError(f"{folder}: has event files already; TensorBoard would draw both: choose another folder")
         need("tensorboard", "tensorboard", "--to tensorboard")
         writer_class = need("tensorboard.summary.writer.event_file_writer", "tensorboard", "--to tensorboard")
         self.events = need("tensorboard.compat.proto.event_pb2", "tensorboard", "--to tensorboard")
         self.summaries = need("tensorboard.compat.proto.summary_pb2", "tensorboard", "--to tensorboard")
         self.writer = writer_class.EventFileWriter(str(folder))
         self.hint = f"tensorboard --logdir {folder}"
-        self.restart(run, steps_begin(run))
+        begin = run.headers[0]["step"]   # step 0 has the validation before training
+        self.restart(run, begin + 1 if begin > 0 else 0)
 
     def restart(self, run, step):
         """Discards what was written for this step and later ones."""
@@ -212,17 +210,17 @@ class TensorboardWriter:
 
 
 class WandbWriter:
-    """A run of W&B, whose files are under the folder. mode: offline, for `wandb sync`, or None: WANDB_MODE or online.
-    Equal logs have the same id, so that a resumed run continues the same run."""
+    """A run of W&B, whose files are under the folder: offline, for `wandb sync`, unless it follows a run, which is then
+    WANDB_MODE or online. Equal logs have the same id, so that a resumed run continues the same run."""
 
-    def __init__(self, run, folder, options):
+    def __init__(self, run, folder, project, follows):
         wandb = need("wandb", "wandb", "--to wandb")
         Path(folder).mkdir(parents=True, exist_ok=True)
         header = run.headers[-1]
         settings = wandb.Settings(silent=True, console="off", x_disable_stats=True, disable_git=True, save_code=False)
         start = f"{run.headers[0]['unix_time']!r} {run.headers[0]['command']}"
         self.session = wandb.init(
-            mode=options.get("mode"), project=options.get("project", "llm.fp8"), name=run.name, dir=str(folder),
+            mode=None if follows else "offline", project=project, name=run.name, dir=str(folder),
             id=hashlib.sha256(start.encode()).hexdigest()[:16], resume="allow", settings=settings,
             config={"options": header["config"], "command": header["command"], "commit": header["commit"],
                     "device": header["device"], "world": header["world"]})
@@ -244,56 +242,33 @@ class WandbWriter:
         self.session.finish()
 
 
-def steps_begin(run):
-    """The first step of a log: 0, with the validation before training, or a later one if the run was resumed."""
-    begin = run.headers[0]["step"]
-    return begin + 1 if begin > 0 else 0
-
-
-def to_package(name, run, folder):
-    """Writes a whole log in a package's format; returns the command that shows it."""
-    if name == "tensorboard" and list(Path(folder).glob("events.out.tfevents.*")):
-        raise InputError(f"{folder}: has event files already; TensorBoard would draw both: choose another folder")
-    writer = PACKAGE_FORMATS[name](run, folder, {"mode": "offline"})
-    for step, seconds in wall_times(run).items():
-        writer.write(step, seconds, all_scalars(run, step))
-    writer.close()
-    return writer.hint
-
-
-class Follower:
-    """Writes new records of a log while its run goes on, once per step."""
+class PackageExport:
+    """Writes what a log has through a package, and what is new at each update(), once per step."""
 
     def __init__(self, run, make_writer):
         self.run, self.make_writer = run, make_writer
-        self.writer, self.life = None, None
+        self.writer, self.process = None, None
         self.last = 0     # the step that may still get values, since its validation follows
         self.tags = {}    # those written, by step; equal sets are one object
         self.sets = {}
 
-    def poll(self):
-        """Writes what is new; returns whether the run has ended."""
+    def update(self):
         run = self.run
-        try:
-            run.poll()
-        except FileNotFoundError:   # not started yet
-            return False
         if not run.headers:
-            return False
+            return
         if self.writer is None:
             self.writer = self.make_writer(run)
-        life = len(run.headers), run.headers[-1]["unix_time"]
-        if self.life not in (None, life):   # a resume does steps again, a new run all
+        process = len(run.headers), run.headers[-1]["unix_time"]
+        if self.process not in (None, process):   # a resume does steps again, a new run all
             begin = run.headers[-1]["step"]
             self.last = min(self.last, begin)
             self.tags = {step: tags for step, tags in self.tags.items() if step <= begin and begin > 0}
             self.writer.restart(run, begin + 1 if begin > 0 else 0)
-        self.life = life
+        self.process = process
         for step, seconds in wall_times(run).items():
             if step >= self.last:
                 self._write(step, seconds, all_scalars(run, step))
         self.writer.flush()
-        return run.finished
 
     def _write(self, step, seconds, scalars):
         known = self.tags.get(step, frozenset())
@@ -302,10 +277,6 @@ class Follower:
             self.writer.write(step, seconds, new)
         tags = known | frozenset(new)
         self.last, self.tags[step] = step, self.sets.setdefault(tags, tags)
-
-    def close(self):
-        if self.writer:
-            self.writer.close()
 
 
 TEXT_FORMATS = {"csv": write_csv, "llmc": write_llmc, "megatron": write_megatron}

@@ -3,6 +3,9 @@
 Standard library only."""
 import math
 import os
+import signal
+import sys
+import time
 from pathlib import Path
 
 from .support import InputError, count_text, parse_json, require_regular
@@ -10,90 +13,96 @@ from .support import InputError, count_text, parse_json, require_regular
 LOG_FORMAT = 1
 ENDS = ("stop", "diverged", "failed")   # kinds of the last event of a run that was not killed
 MOST_OF_A_LINE = 1 << 26   # bytes; a file without line ends is no log
-# Fields that readers of a log need; a record may have more.
-FIELDS = {
-    "header": ("step", "unix_time", "command", "commit", "device", "world", "flops_per_token", "config"),
-    "step": ("step", "train_iters", "loss", "grad_norm", "grad_mul", "lr", "step_seconds",
-             "tokens_per_second", "samples_per_second", "mfu", "memory_gib", "eta_seconds", "samples", "tokens",
-             "counted_tokens", "skipped"),
-    "eval": ("step", "loss", "counted_tokens"),
-    "hellaswag": ("step", "accuracy", "examples"),
-    "fp8": ("step", "tensors"),
-    "exponents": ("step", "tensors"),
-    "grad_wire": ("step", "gradients"),
-    "checkpoint": ("step", "path"),
-    "event": ("step", "kind", "text"),
-}
-# Fields that a record may have.
-OPTIONAL = {
-    "header": ("communication",),
-    "step": ("gpu_utilization", "power_w", "sm_clock_mhz", "gpu_temperature_c", "gpu_memory_gib", "energy_j",
-             "joules_per_token"),
-}
-# Types of these fields; every other field of the table is a number, and may be "nan", "inf" or "-inf".
-KINDS = {"command": str, "commit": str, "path": str, "kind": str, "text": str, "device": dict, "config": object,
-         "tensors": list, "gradients": list, "communication": (list, type(None)), "skipped": (bool, int)}
-WHOLE = ("step", "train_iters", "samples", "tokens", "counted_tokens", "examples", "world")
-MAY_BE_NULL = ("mfu", "eta_seconds", "memory_gib")
-ENTRIES = {"tensors": ("flushed", "saturated", "nonfinite"), "gradients": ("relative_l2",)}
-EXPONENTS = ("amax", "scale")   # numbers of a tensor in a record of type exponents
-# Numbers that such a tensor may also have.
-SHARES = ("tensorwise_flushed", "delayed_saturated", "delayed_flushed", "blockwise_flushed_at_most")
-BLOCK_SCALES = ("min", "median", "max", "at_ends", "zeros")
 NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+BLOCK_SCALES = ("min", "median", "max", "at_ends", "zeros")
+END_OF_ANOTHER_S = 60   # an end that is older when a script starts to follow is of an earlier process of the run
+QUIET_S = 10   # without a record after SIGTERM, until a log is not followed any more
+
+
+def is_whole(value):
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2 ** 63
 
 
 def is_number(value):
-    return isinstance(value, (int, float)) and not isinstance(value, bool) or (isinstance(value, str)
-                                                                               and value in NOT_IN_JSON)
+    return isinstance(value, float) or is_whole(value) or isinstance(value, str) and value in NOT_IN_JSON
 
 
-def has_scales(tensor):
-    """Whether a tensor's block_scales, if it has any, are valid."""
-    blocks = tensor.get("block_scales", dict.fromkeys(BLOCK_SCALES, 0))
-    return isinstance(blocks, dict) and all(is_number(blocks.get(name)) for name in BLOCK_SCALES)
+def is_text(value):
+    return isinstance(value, str)
 
 
-def is_count(value):
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2 ** 63
+def is_object(value):
+    return isinstance(value, dict)
 
 
-def has_exponents(tensor):
-    """Whether an entry is a tensor's histogram of exponents."""
-    counts, first = tensor.get("counts"), tensor.get("first")
-    return (isinstance(tensor.get("name"), str) and all(is_number(tensor.get(name)) for name in EXPONENTS)
-            and all(is_number(tensor.get(name, 0)) for name in SHARES)
-            and is_count(tensor.get("zeros")) and is_count(tensor.get("nonfinite"))
-            and isinstance(first, int) and not isinstance(first, bool) and abs(first) < 200
-            and isinstance(counts, list) and len(counts) < 256 and all(map(is_count, counts)))
+def or_null(check):
+    return lambda value: value is None or check(value)
 
 
-def field_error(record, field):
-    """Describes what is wrong with a field of a record; "" if nothing is."""
-    value = record[field]
-    if field in KINDS:
-        if not isinstance(value, KINDS[field]):
-            return f"whose {field} is something else"
-        if record["type"] == "exponents" and field == "tensors":
-            right = all(isinstance(tensor, dict) and has_exponents(tensor) for tensor in value)
-            return "" if right else "whose tensors are not histograms"
-        if field in ENTRIES and not all(isinstance(entry, dict) and isinstance(entry.get("name"), str) and all(
-                is_number(entry.get(name)) for name in ENTRIES[field]) for entry in value):
-            return f"whose {field} are not entries with a name and numbers"
-        if field == "communication" and not all(isinstance(entry, dict) for entry in value or ()):
-            return "whose communication is something else"
-        if field == "tensors" and not all(map(has_scales, value)):
-            return "whose block_scales are not numbers"
-        return ""
-    if field in WHOLE:
-        right = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2 ** 63
-        return "" if right and (field != "world" or value > 0) else f"whose {field} is not a number"
-    return "" if is_number(value) or value is None and field in MAY_BE_NULL else f"whose {field} is not a number"
+def objects(check=is_object):
+    """A check of lists of objects."""
+    return lambda value: isinstance(value, list) and all(is_object(entry) and check(entry) for entry in value)
+
+
+def named_numbers(needed, others=()):
+    """A check of an object with a name, numbers, and numbers that may be missing."""
+    return lambda entry: (is_text(entry.get("name")) and all(is_number(entry.get(field)) for field in needed)
+                          and all(is_number(entry.get(field, 0)) for field in others))
+
+
+def is_tensor(entry):
+    blocks = entry.get("block_scales", dict.fromkeys(BLOCK_SCALES, 0))
+    return (named_numbers(("flushed", "saturated", "nonfinite"), ("amax", "quant_mul"))(entry) and is_object(blocks)
+            and all(is_number(blocks.get(name)) for name in BLOCK_SCALES))
+
+
+def fields(names, check):
+    return dict.fromkeys(names.split(), check)
+
+
+# The fields that readers of a log need, with a check of each; a record may have more.
+FIELDS = {
+    "header": {**fields("command commit", is_text), **fields("device config", is_object),
+               **fields("unix_time flops_per_token", is_number), "world": lambda value: is_whole(value) and value > 0},
+    "step": {**fields("train_iters samples tokens counted_tokens", is_whole), "skipped": lambda value: value in (0, 1),
+             **fields("loss grad_norm grad_mul lr step_seconds tokens_per_second samples_per_second", is_number),
+             **fields("mfu memory_gib eta_seconds", or_null(is_number))},
+    "eval": {"loss": is_number, "counted_tokens": is_whole},
+    "hellaswag": {"accuracy": is_number, "examples": is_whole},
+    "fp8": {"tensors": objects(is_tensor)},
+    "grad_wire": {"gradients": objects(named_numbers(("relative_l2",)))},
+    "plan": {},
+    "checkpoint": {"path": is_text},
+    "event": fields("kind text", is_text),
+}
+# Fields that a record may have.
+OPTIONAL = {
+    "header": {"communication": or_null(objects())},
+    "step": {**fields("gpu_utilization power_w sm_clock_mhz gpu_temperature_c gpu_memory_gib energy_j joules_per_token "
+                      "forward_seconds backward_seconds exposed_comm_seconds", or_null(is_number)),
+             "throttled_by": is_text},
+    "plan": fields("predicted_ms measured_ms planned_bytes used_bytes", or_null(is_number)),
+    **dict.fromkeys(("eval", "hellaswag", "checkpoint"), fields("seconds", is_number)),
+}
+
+
+def check_record(record):
+    """Raises ValueError unless the fields of a record that readers need are there and are what they should be."""
+    kind = record["type"]
+    for field, check in {"step": is_whole, **FIELDS[kind]}.items():
+        if field not in record:
+            raise ValueError(f"a record of type {kind} without {field}")
+        if not check(record[field]):
+            raise ValueError(f"a record of type {kind} with a wrong {field}")
+    for field, check in OPTIONAL.get(kind, {}).items():
+        if field in record and not check(record[field]):
+            raise ValueError(f"a record of type {kind} with a wrong {field}")
 
 
 def numbers(record):
-    """The record with "nan", "inf" and "-inf" as floats."""
-    return {key: NOT_IN_JSON.get(value, value) if isinstance(value, str) else value for key, value in record.items()}
+    """The record with "nan", "inf" and "-inf" as floats. Its keys are shared with other records, which saves memory."""
+    return {sys.intern(key): NOT_IN_JSON.get(value, value) if isinstance(value, str) else value
+            for key, value in record.items()}
 
 
 def with_block_scales(tensor):
@@ -120,7 +129,7 @@ class RunLog:
     def _forget(self):
         self._offset = self._line = 0
         self._begin = b""   # the first bytes of the file, which contain the time of its first header
-        self.headers, self.events, self.checkpoints = [], [], []
+        self.headers, self.events, self.checkpoints, self.plans = [], [], [], []
         self.steps, self.evals, self.hellaswag, self.fp8, self.wire = {}, {}, {}, {}, {}   # records by step
         self.torn, self.damaged = False, []
         self.redone = 0   # steps that were done again after a resume
@@ -158,25 +167,23 @@ class RunLog:
         try:
             record = parse_json(line)
             kind = record["type"]
-            for field in FIELDS.get(kind, ()):
-                if field not in record:
-                    raise ValueError(f"a record of type {kind} without {field}")
-            for field in (*FIELDS.get(kind, ()), *(field for field in OPTIONAL.get(kind, ()) if field in record)):
-                if error := field_error(record, field):
-                    raise ValueError(f"a record of type {kind} {error}")
             if not self.headers and kind != "header":
                 raise self._not_a_log()
-            take = getattr(self, "_take_" + str(kind), None)
-            if take:   # other records, such as samples, are not needed
-                take(record)
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+            if kind in FIELDS:   # others, such as samples, are not needed
+                check_record(record)
+                getattr(self, "_take_" + kind)(record)
+                self.taken(record)
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
             if not self.headers:
                 raise self._not_a_log() from None
             reason = str(error) if "a record of type" in str(error) else "not a record of a log"
             where = f"{self.path}:{self._line}: damaged line: {reason}"
             if not self.skip_damaged:
-                raise InputError(f"{where}") from None
+                raise InputError(where) from None
             self.damaged.append(where)
+
+    def taken(self, record):
+        """For subclasses: called with each record that is right, as it is in the file."""
 
     def _not_a_log(self):
         return InputError(f"{self.path}:{self._line}: not the log of a run, which begins with a header")
@@ -209,6 +216,9 @@ class RunLog:
 
     def _take_grad_wire(self, record):
         self.wire[record["step"]] = {kind["name"]: numbers(kind) for kind in record["gradients"]}
+
+    def _take_plan(self, record):
+        self.plans.append(numbers(record))
 
     def _take_checkpoint(self, record):
         self.checkpoints.append(record)
@@ -300,3 +310,34 @@ def read_log(path, name=None, skip_damaged=False):
     if not run.headers:
         raise InputError(f"{path}: no log of a run: no line is complete")
     return run
+
+
+def follow(runs, every, act):
+    """Reads the logs again and again and calls act(whether one has grown), until all runs have ended or Ctrl-C is
+    pressed. After SIGTERM, with which a job script ends this, it goes on until no record has come for QUIET_S. A log
+    may not be there yet. If a run had ended long before, this waits for the process that resumes it. Returns whether
+    it was not interrupted."""
+    earlier = {}   # run -> start of the process whose end was there already, or None
+    begin, grew, told = time.time(), time.monotonic(), []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(True))
+    try:
+        while True:
+            changed = False
+            for run in runs:
+                try:
+                    changed |= run.poll()
+                    old = run.finished and os.stat(run.path).st_mtime < begin - END_OF_ANOTHER_S
+                except FileNotFoundError:
+                    continue
+                if old and run not in earlier:
+                    print(f"note: {run.path}: this run had ended; waiting until it is resumed", file=sys.stderr)
+                earlier.setdefault(run, run.headers[-1]["unix_time"] if old else None)
+            act(changed)
+            if all(run.finished and run.headers[-1]["unix_time"] != earlier[run] for run in runs):
+                return True
+            grew = time.monotonic() if changed else grew
+            if told and time.monotonic() - grew > QUIET_S:
+                return True
+            time.sleep(min(every, 1) if told else every)
+    except KeyboardInterrupt:
+        return False

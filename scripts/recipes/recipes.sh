@@ -60,7 +60,7 @@ steps() {
         || length=(--train-iters "$1" --lr-warmup-iters "$2")
 }
 
-# run RANKS EXECUTABLE OPTION...: later options win. A log that --log-file or --save does not place is logs/RECIPE.jsonl.
+# run RANKS EXECUTABLE OPTION...: later options win. The log is logs/RECIPE.jsonl unless --log-file or --save places it.
 run() {
     local ranks=${RANKS:-$1} executable=${LLMC_BUILD:-$root}/$2 log=()
     shift 2

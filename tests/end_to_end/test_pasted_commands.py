@@ -51,6 +51,8 @@ NOT_RUN = {
     "lm_eval --model hf --model_args pretrained=out/step-00001000,dtype=bfloat16 --tasks hellaswag --batch_size 16":
         NETWORK,
     "scripts/generate out/step-00001000 --tokenizer gpt2 --file prompts.txt": NETWORK,
+    "scripts/export_log --to wandb out --out out --follow &": NETWORK,
+    "scripts/export_log --to wandb out --out out --follow &": NETWORK,
     "data/prepare_text.py --tokenizer gpt2 --out shards openwebtext": NETWORK,
     "data/prepare_chat.py --tokenizer Meta-Llama-3-8B-Instruct/tokenizer.json --out shards/ultrachat": NETWORK,
     "data/prepare_hellaswag.py": NETWORK,
@@ -95,18 +97,14 @@ RUN = {
     "scripts/recipes/train_llama3_8b_h200_fp8.sh --save out --resume auto": {"more": "--dry-run"},
     "./train_gpt2 --model gpt2-124M --train-data 'shards/gpt2/train*.bin' --train-iters 1000": {"more": "--dry-run"},
     "scripts/watch out": {},
-    "scripts/report out/log.jsonl": {},
-    "scripts/report out/log.jsonl --out run.html": {},
-    "scripts/report out/log.jsonl bench.json --out run.html": {"before": "echo '{\"type\": \"bench\"}' > bench.json"},
-    "./train_llama ... --save out --alert-command 'mail -s \"$ALERT_KIND\" me@example.com' --report out/run.html": {
-        "before": "rm -r out", "dots": f"{TINY} --synthetic-data"},
-    "./train_llama ... --save out --alert-webhook @webhook.txt": {
-        "before": "rm -r out; echo http://127.0.0.1:9 > webhook.txt", "dots": f"{TINY} --synthetic-data"},
-    "scripts/plot out/log.jsonl": {"needs": "matplotlib"},
-    "scripts/plot runs/mine": {"needs": "matplotlib", "before": "mkdir runs/mine && cp out/log.jsonl runs/mine"},
-    "scripts/plot bf16=a.jsonl fp8=b.jsonl --x tokens --out both.png": {"needs": "matplotlib"},
-    "scripts/plot runs/small": {"needs": "matplotlib"},
-    "scripts/plot out/log.jsonl --follow": {"needs": "matplotlib"},
+    "scripts/report runs/mine/log.jsonl": {"before": "mkdir runs/mine && cp out/log.jsonl runs/mine"},
+    "scripts/report out/log.jsonl": {}, "scripts/report out/log.jsonl --out run.html": {},
+    "scripts/report bf16=a.jsonl fp8=b.jsonl --out both.html": {},
+    "scripts/alerts out --webhook @webhook.txt": {"before": "echo http://127.0.0.1:9 > webhook.txt", "codes": (1,)},
+    "scripts/alerts out --webhook @webhook.txt &": {"before": "echo http://127.0.0.1:9 > webhook.txt"},
+    "scripts/alerts out --command 'mail -s \"$ALERT_KIND\" me@example.com' &": {},
+    "scripts/export_log --to tensorboard out --out board --follow": {"needs": "tensorboard"},
+    "scripts/export_log --to tensorboard out --out board --follow &": {"needs": "tensorboard"},
     "scripts/export_log --to csv out/log.jsonl --out run.csv": {},
     "make && scripts/compare --table llama3-small --out runs/small -- --synthetic-data": {
         "before": "rm -r runs", "dry_run": True},
@@ -118,8 +116,8 @@ RUN = {
     "scripts/compare --table gpt2-recipes --train-iters 2000 --out runs/long": {"more": "--dry-run"},
     "scripts/compare --run 'a=./train_gpt2 --model gpt2-124M ...' --run 'b=./train_gpt2 ...' --out runs/ab": {
         "dots": "--synthetic-data --seed 3", "more": "--dry-run"},
-    "scripts/compare bf16=a.jsonl fp8=b.jsonl --out runs/tables": {"plots": True},
-    "scripts/compare runs/small": {"plots": True},
+    "scripts/compare bf16=a.jsonl fp8=b.jsonl --out runs/tables": {},
+    "scripts/compare runs/small": {},
     "scripts/import_config train.sh --out run.json": {"codes": (1,)},
     "scripts/import_config train.sh --all": {"codes": (1,)},
     "./train_llama --config run.json --dry-run": {   # it does not fit one GPU
@@ -166,8 +164,8 @@ class Documents(unittest.TestCase):
 
     def test_what_is_a_command(self):
         text = ("a\n```sh\nx --y   # z\n# only a comment\na 'b c' \\\n    --d # e\n```\n  ```\n  ./train_gpt2 --x\n"
-                "  words\n  ```\nSee `scripts/plot FOLDER`, `scripts/plot` and `data/x.py\n--y`.\n")
-        self.assertEqual(pasted(text), ["x --y", "a 'b c' --d", "./train_gpt2 --x", "scripts/plot FOLDER",
+                "  words\n  ```\nSee `scripts/watch FOLDER`, `scripts/watch` and `data/x.py\n--y`.\n")
+        self.assertEqual(pasted(text), ["x --y", "a 'b c' --d", "./train_gpt2 --x", "scripts/watch FOLDER",
                                         "data/x.py --y"])
 
     def test_what_ci_is_said_to_run_is_in_it(self):
@@ -271,8 +269,6 @@ class PastedCommands(unittest.TestCase):
             line += " " + how["more"]
         if how.get("dry_run"):
             line = line.removeprefix("make && ").replace(" -- ", " --dry-run -- ")
-        if how.get("plots") and not importlib.util.find_spec("matplotlib"):
-            line += " --no-plots"
         if how.get("before"):
             self.paste(how["before"], folder)
         self.paste(line, folder, (0, *how.get("codes", ())))

@@ -1,5 +1,4 @@
-"""Measurements of scripts/compare: alternating runs of the CPU trainer, GPUs sampled by a replacement for nvidia-smi,
-runs that fail, and the named tables."""
+"""Measurements of scripts/compare: alternating runs of the CPU trainer, GPUs runs that fail, and the named tables."""
 import json
 import os
 import re
@@ -12,22 +11,13 @@ import time
 import unittest
 from unittest import mock
 
-from llmfp8.comparison import gpu, tables
+from llmfp8.comparison import tables
 from llmfp8.run_log import read_log
 from tests.support.comparison import COMPARE, ROOT, CompareTest
 from tests.support.train import BUILD, GPT2, TrainTest, make_tokens, write_shard
 
 HAVE_TRAINER = os.access(GPT2, os.X_OK) and not os.path.basename(BUILD).startswith("cuda")
 TINY = [GPT2, "--model", "gpt2-tiny", "--num-query-groups", "4", *TrainTest.SHAPE]
-# Answers like nvidia-smi of a driver before 535, which has throttle reasons instead of event reasons.
-NVIDIA_SMI = """#!/bin/sh
-case "$*" in *clocks_event_reasons*) echo 'Field "clocks_event_reasons.active" is not a valid field'; exit 2;; esac
-line="0, 1980, 3201, 412.50, 55, 0x0000000000000004"
-case "$*" in
-    *--loop-ms=*) while :; do echo "$line" || exit; sleep 0.005; done;;
-    *) echo "$line";;
-esac
-"""
 
 
 @unittest.skipUnless(HAVE_TRAINER, "needs the executables of the CPU")
@@ -70,34 +60,11 @@ class Measuring(CompareTest):
         self.assertEqual(float(row["loss_equal_tokens_gap"]),
                          float(row["loss_equal_tokens"]) / float(self.rows()["bf16"]["loss_equal_tokens"]) - 1)
         self.assertEqual(float(row["valid_loss_equal_tokens"]), logs["fp8", 1].evals[6]["loss"])
-        self.assertIn("| no nvidia-smi |" if not shutil.which("nvidia-smi") else "| 1 x", done.stdout)
         self.assertEqual(done.stderr.count("round 2/3 "), 2)
         said = self.call("out", "--warmup", "3").stdout   # once more, from the existing logs
         self.assertIn("The first 3 steps", said)
         self.assertIn("--out out: has out/bf16.1.jsonl of an earlier measurement",
                       self.call(*self.runs("--out", "out", "--", *self.data()), code=2).stderr)
-
-    def test_gpus_are_sampled_in_the_timed_steps(self):
-        self.script("bin/nvidia-smi", NVIDIA_SMI)
-        # Steps take some milliseconds, so that samples fall into them.
-        wide = ["--hidden-size", "128", "--ffn-hidden-size", "512", "--kv-channels", "32", "--seq-length", "64",
-                "--max-position-embeddings", "64", "--global-batch-size", "16"]
-        self.call("--run", f"a={shlex.join([*TINY, *wide])}", "--rounds", "2", "--iters", "8", "--out", "out", "--",
-                  "--synthetic-data", path=self.folder / "bin")
-        row = self.rows()["a"]
-        self.assertGreater(int(row["clock_samples"]), 2)
-        self.assertEqual((row["sm_mhz_median"], row["power_w_median"], row["throttle_reasons"].split(" 0.9")[0][:9]),
-                         ("1980.0", "412.5", "power cap"))
-        lines = (self.folder / "out" / "a.1.gpu.csv").read_text().splitlines()
-        self.assertEqual(lines[0], ",".join(gpu.COLUMNS))
-        self.assertLess(int(row["clock_samples"]), 2 * len(lines))   # warm-up is left out
-        self.assertEqual(row["loss_reason"], "synthetic data: no loss")
-
-    def test_an_nvidia_smi_that_fails_is_named(self):
-        self.script("bin/nvidia-smi", "#!/bin/sh\necho 'NVIDIA-SMI has failed: no driver'\nexit 9\n")
-        self.call("--run", f"a={shlex.join(TINY)}", "--rounds", "1", "--out", "out", "--", "--synthetic-data",
-                  path=self.folder / "bin")
-        self.assertEqual(self.rows()["a"]["clock_reason"], "nvidia-smi failed: NVIDIA-SMI has failed: no driver")
 
     def test_long_runs_in_slices_are_the_uninterrupted_ones(self):
         # A slice must be shorter than a run, and longer than a busy machine may stop a process: then it has no step.
@@ -161,7 +128,7 @@ class Measuring(CompareTest):
                 "    if named.get('start_new_session'):\n"
                 f"        with open({str(pid)!r}, 'w') as file: print(self.pid, file=file, flush=True)\n{more}"
                 "subprocess.Popen.__init__ = init\n"
-                f"sys.argv[1:] = {['--no-plots', '--run', f'a={waits}', '--out', 'out']!r}\n"
+                f"sys.argv[1:] = {['--run', f'a={waits}', '--out', 'out']!r}\n"
                 f"runpy.run_path({str(COMPARE)!r}, run_name='__main__')\n")
         process = subprocess.Popen([sys.executable, "-c", told], cwd=self.folder, stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT, text=True)
@@ -198,13 +165,6 @@ class NamedTables(CompareTest):
                     self.assertTrue(command.endswith(
                         f" --synthetic-data --train-iters 13 --log-file out/{row}.1.jsonl"))
         self.assertFalse((self.folder / "out").exists())
-
-    @unittest.skipUnless(HAVE_TRAINER, "needs the executables of the CPU")
-    def test_a_dry_run_needs_no_matplotlib(self):
-        self.write("none/matplotlib.py", "raise ImportError('none')\n")
-        said = self.call("--table", "gpt2", "--only", "bf16-32", "--out", "out", "--dry-run", "--", "--synthetic-data",
-                         plots=True, PYTHONPATH=str(self.folder / "none")).stdout
-        self.assertTrue(said.startswith("bf16-32: "), said)
 
     def test_the_readme_has_a_command_for_every_table(self):
         readme = (ROOT / "scripts" / "README.md").read_text()

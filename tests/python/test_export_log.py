@@ -6,16 +6,15 @@ import csv
 import io
 import json
 import os
-import subprocess
 import sys
 import time
 import types
 import unittest
 import unittest.mock
 
-from llmfp8 import run_export, run_figure
+from llmfp8 import run_export
 from llmfp8.run_log import InputError, RunLog, read_log
-from tests.support.log_tools import LOGS, LogToolTest, ROOT, STOP_SIGNALS, fake_tensorboard, has, records
+from tests.support.log_tools import LOGS, LogToolTest, ROOT, has, records
 
 GOLDEN = ROOT / "tests" / "golden" / "logs"
 
@@ -61,11 +60,9 @@ class Exports(LogToolTest):
                    "gpu/joules_per_token (J/token)": "0.0125"}
         self.assertEqual({column: rows[4][column] for column in columns}, columns)
         self.assertEqual({rows[5][column] for column in columns}, {""})
-        self.assertEqual(run_figure.curves(run)["power"], ([4], [651.25]))
-        self.assertEqual(run_figure.panel_rows([run])[-2:], [["clip", "utilization"], ["power", "energy"]])
         self.assertNotIn("gpu/power", run_export.all_scalars(run, 5))
         lines[at] = json.dumps({**json.loads(lines[at]), "power_w": "much"})
-        with self.assertRaisesRegex(InputError, "whose power_w is not a number"):
+        with self.assertRaisesRegex(InputError, "with a wrong power_w"):
             read_log(self.file("log.jsonl", "\n".join(lines) + "\n"))
 
     def test_block_scales(self):
@@ -81,7 +78,7 @@ class Exports(LogToolTest):
         self.assertNotIn("fp8/largest_scales_at_ends", run_export.all_scalars(read_log(LOGS / "killed.jsonl"), 3))
         for damage in ('"at_ends": "much"', '"at_end": 0'):
             text = self.blockwise().read_text().replace('"at_ends": 0.0', damage, 1)
-            with self.assertRaisesRegex(InputError, "whose block_scales are not numbers"):
+            with self.assertRaisesRegex(InputError, "with a wrong tensors"):
                 read_log(self.file("damaged.jsonl", text))
 
     def test_hellaswag(self):
@@ -103,7 +100,6 @@ class Exports(LogToolTest):
         text = (LOGS / "bf16.jsonl").read_text().replace('"world":1', '"synthetic_data":true,"world":1')
         run = read_log(self.file("log.jsonl", text))
         self.assertIn("synthetic data", run.warnings()[0])
-        self.assertEqual(run_figure.label_of(run), "log, synthetic data")
         self.assertIn("train/loss_of_synthetic_data", run_export.all_scalars(run, 1))
         for write, expected in ((run_export.write_csv, "valid/loss_of_synthetic_data (nats/token)"),
                                 (run_export.write_megatron, "| lm loss of synthetic data: 4.11")):
@@ -122,11 +118,10 @@ class Exports(LogToolTest):
     def test_missing_packages_are_named(self):
         self.twice()
         requirements = (ROOT / "requirements.txt").read_text().splitlines()
-        for package, command in (("matplotlib", ["plot", "twice.jsonl"]),
-                                 ("tensorboard", ["export_log", "--to", "tensorboard", "twice.jsonl", "--out", "b"]),
-                                 ("wandb", ["export_log", "--to", "wandb", "twice.jsonl", "--out", "b"])):
+        for package in ("tensorboard", "wandb"):
             self.file(f"none/{package}.py", f"raise ImportError('no {package} here')\n")
-            said = self.call(ROOT / "scripts" / command[0], *command[1:], packages=self.folder / "none", code=2)
+            said = self.call(ROOT / "scripts/export_log", "--to", package, "twice.jsonl", "--out", "b",
+                             packages=self.folder / "none", code=2)
             pins = [line.split(";")[0].strip() for line in requirements if line.startswith(package + "==")]
             self.assertTrue(any(f"python3 -m pip install '{pin}'" in said for pin in pins), said)
 
@@ -140,12 +135,19 @@ class Exports(LogToolTest):
         said = self.call(ROOT / "scripts" / "export_log", "--to", "csv", good, "--out", bad / "x", code=2)
         self.assertEqual(len(said.splitlines()), 1)
 
+    @staticmethod
+    def to_package(name, run, folder):
+        export = run_export.PackageExport(run, lambda run: run_export.PACKAGE_FORMATS[name](run, folder, "p", False))
+        export.update()
+        export.writer.close()
+        return export.writer.hint
+
     @unittest.skipUnless(has("tensorboard"), "tensorboard is not installed")
     def test_tensorboard_reads_it_back(self):
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
         run = read_log(self.twice())
         board = self.folder / "board"
-        run_export.to_package("tensorboard", run, board)
+        self.to_package("tensorboard", run, board)
         read = EventAccumulator(str(board), size_guidance={"scalars": 0})
         read.Reload()
         losses = read.Scalars("train/loss")
@@ -156,7 +158,7 @@ class Exports(LogToolTest):
                          [(step, run.fp8[step]["0.qkv.x"]["amax"]) for step in sorted(run.fp8)])
         self.assertEqual([e.step for e in read.Scalars("valid/loss")], [0, 4, 8, 12])
         with self.assertRaisesRegex(InputError, "has event files already"):
-            run_export.to_package("tensorboard", run, board)
+            self.to_package("tensorboard", run, board)
 
     def test_wandb_is_given_every_step(self):
         # A replacement for the package.
@@ -165,7 +167,7 @@ class Exports(LogToolTest):
         wandb.Settings, wandb.init = dict, unittest.mock.Mock(return_value=session)
         run = read_log(self.twice())
         with unittest.mock.patch.dict(sys.modules, wandb=wandb):
-            said = run_export.to_package("wandb", run, self.folder)
+            said = self.to_package("wandb", run, self.folder)
         self.assertEqual(said, f"wandb sync {self.folder / 'wandb' / 'offline-run-1'}")
         self.assertEqual(wandb.init.call_args.kwargs["mode"], "offline")
         self.assertEqual(wandb.init.call_args.kwargs["config"]["options"]["fp8-recipe"], "delayed")
@@ -207,72 +209,48 @@ def everything(run):
 
 
 class Following(LogToolTest):
-    def follower(self, path):
-        return run_export.Follower(RunLog(path), lambda run: Collected())
+    def export(self, path):
+        run = RunLog(path)
+        export = run_export.PackageExport(run, lambda run: Collected())
+
+        def update():
+            run.poll()
+            export.update()
+            return export.writer.values if export.writer else {}
+        return update
 
     def test_following_gives_what_the_whole_log_gives(self):
         whole = self.twice().read_bytes()   # its resumed run repeats three steps
         for piece in (37, 700, len(whole)):
             path = self.file("grows.jsonl", b"")
-            follower = self.follower(path)
+            update = self.export(path)
             with open(path, "ab", buffering=0) as file:
                 for begin in range(0, len(whole), piece):
                     file.write(whole[begin:begin + piece])
-                    ended = follower.poll()
-            self.assertTrue(ended)
-            self.assertEqual(repr(sorted(follower.writer.values.items())),   # some are nan
+                    values = update()
+            self.assertEqual(repr(sorted(values.items())),   # some are nan
                              repr(sorted(everything(read_log(path)).items())))
 
     def test_a_log_that_a_resume_wrote_anew(self):
         path = self.file("log.jsonl", (LOGS / "killed.jsonl").read_bytes())
-        follower = self.follower(path)
-        self.assertFalse(follower.poll())
-        self.assertEqual(max(step for step, _ in follower.writer.values), 8)
+        update = self.export(path)
+        self.assertEqual(max(step for step, _ in update()), 8)
         cut = b"\n".join(line for line in path.read_bytes().split(b"\n")[:15]) + b"\n"
         self.file("log.tmp", cut + (LOGS / "resumed.jsonl").read_bytes()).replace(path)
-        self.assertTrue(follower.poll())
-        self.assertEqual(len(follower.writer.values), len(everything(read_log(path))))
+        self.assertEqual(len(update()), len(everything(read_log(path))))
         # Another run in the same file begins anew.
         path.write_bytes((LOGS / "bf16.jsonl").read_bytes())
-        follower.poll()
-        self.assertEqual(len(follower.writer.values), len(everything(read_log(path))))
-
-    def test_it_waits_for_the_log_and_ends_with_the_other_end_of_its_input(self):
-        with unittest.mock.patch.dict(os.environ, PYTHONPATH=fake_tensorboard(self.folder / "fake")):
-            process = subprocess.Popen([ROOT / "scripts" / "export_log", "--to", "tensorboard", "late.jsonl", "--out",
-                                        "board", "--follow", "--until-eof", "--every", "0.05"], cwd=self.folder,
-                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                       text=True)
-        time.sleep(0.3)
-        self.assertIsNone(process.poll())
-        lines = (LOGS / "killed.jsonl").read_bytes().splitlines(keepends=True)
-        self.file("late.jsonl", b"".join(lines[:10]))
-        end = time.monotonic() + 60
-        while not (self.folder / "board" / "pid").exists():
-            self.assertLess(time.monotonic(), end)
-            time.sleep(0.05)
-        for number in STOP_SIGNALS:   # Slurm sends them to all processes of a job step
-            process.send_signal(number)
-        time.sleep(0.3)
-        self.assertIsNone(process.poll())
-        with open(self.folder / "late.jsonl", "ab") as file:
-            file.write(b"".join(lines[10:]))   # the trainer ends before the next look at the log
-        said, _ = process.communicate(timeout=60)
-        self.assertEqual((process.returncode, said), (0, "look at it with: tensorboard --logdir board\n"))
-        steps = (self.folder / "board" / "steps").read_text().split()
-        self.assertEqual(steps[-1], "8")
+        self.assertEqual(len(update()), len(everything(read_log(path))))
 
     @unittest.skipUnless(has("tensorboard"), "tensorboard is not installed")
     def test_tensorboard_shows_no_step_twice(self):
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
         board = self.folder / "board"
-        # The following process is killed, and started again with the resumed run: it writes the whole log.
-        follow = [ROOT / "scripts" / "export_log", "--to", "tensorboard", "log.jsonl", "--out", board, "--follow",
-                  "--until-eof", "--every", "0.1"]
-        self.file("log.jsonl", (LOGS / "killed.jsonl").read_bytes())
+        # The following process is started again with the resumed run: it writes the whole log.
+        follow = [ROOT / "scripts" / "export_log", "--to", "tensorboard", "log.jsonl", "--out", board, "--follow"]
+        self.file("log.jsonl", self.twice().read_bytes())
         self.call(*follow)
         time.sleep(1.1)   # names of event files have seconds
-        self.file("log.jsonl", self.twice().read_bytes())
         self.call(*follow)
         read = EventAccumulator(str(board), size_guidance={"scalars": 0})
         read.Reload()
@@ -286,8 +264,8 @@ class Following(LogToolTest):
     @unittest.skipUnless(has("wandb"), "wandb is not installed")
     def test_wandb_follows_offline(self):
         with unittest.mock.patch.dict(os.environ, WANDB_MODE="offline"):
-            said = self.call(ROOT / "scripts" / "export_log", "--to", "wandb", LOGS / "bf16.jsonl", "--out",
-                             self.folder, "--follow", "--project", "ours")
+            said = self.call(ROOT / "scripts" / "export_log", "--to", "wandb", self.file(
+                "log.jsonl", (LOGS / "bf16.jsonl").read_bytes()), "--out", self.folder, "--follow", "--project", "ours")
         self.assertIn("look at it with: wandb sync ", said)
         written = list(self.folder.glob("wandb/offline-run-*/*.wandb"))
         self.assertEqual(len(written), 1)

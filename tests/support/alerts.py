@@ -1,25 +1,19 @@
-"""What tests of alerts share: a web server that notes what is posted, also over HTTPS, and servers that are odd."""
+"""What tests of alerts share: a web server that notes what is posted, also over HTTPS."""
 import http.server
 import json
-import socket
 import ssl
 import subprocess
 import threading
 import time
 
 
-def make_certificate(path, names="DNS:localhost,IP:127.0.0.1"):
+def make_certificate(path):
     """One that is signed by itself, with its key, in one file."""
     subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-                    "-days", "2", "-subj", "/CN=test", "-addext", f"subjectAltName={names}", "-keyout", f"{path}.key",
+                    "-days", "2", "-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1",
+                    "-keyout", f"{path}.key",
                     "-out", path], check=True, capture_output=True)
     return path
-
-
-def server_context(certificate):
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, f"{certificate}.key")
-    return context
 
 
 class Webhook:
@@ -42,11 +36,6 @@ class Webhook:
                     self.send_header("Location", hook.location)
                 self.end_headers()
 
-            def do_GET(self):
-                hook.got.append((self.path, "GET", None))
-                self.send_response(200)
-                self.end_headers()
-
             def log_message(self, *_):
                 pass
         self.answer, self.answers, self.got, self.released = answer, [], [], threading.Event()
@@ -55,8 +44,10 @@ class Webhook:
         self.server.daemon_threads = True
         self.server.handle_error = lambda *_: None   # a client that does not trust the certificate
         if certificate:   # the handshake takes place in the thread of the connection
-            self.server.socket = server_context(certificate).wrap_socket(self.server.socket, server_side=True,
-                                                                         do_handshake_on_connect=False)
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate, f"{certificate}.key")
+            self.server.socket = context.wrap_socket(self.server.socket, server_side=True,
+                                                     do_handshake_on_connect=False)
         self.url = f"http{'s' if certificate else ''}://127.0.0.1:{self.server.server_port}/hook/secret"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
@@ -78,33 +69,3 @@ class Webhook:
         self.released.set()
         self.server.shutdown()
         self.server.server_close()
-
-
-class OddServer:
-    """A server that does what the test says with each connection, and then closes it. `count` is their number."""
-
-    def __init__(self, serve, scheme="http"):
-        self.serve, self.count = serve, 0
-        self.socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"{scheme}://127.0.0.1:{self.socket.getsockname()[1]}/hook/secret"
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self):
-        while True:
-            try:
-                connection, _ = self.socket.accept()
-            except OSError:   # closed
-                return
-            self.count += 1
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-
-    def _serve(self, connection):
-        with connection:
-            try:
-                self.serve(connection)
-            except OSError:   # the client has left
-                pass
-
-    def close(self):
-        self.socket.shutdown(socket.SHUT_RDWR)
-        self.socket.close()

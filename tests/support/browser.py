@@ -1,5 +1,4 @@
 """A page in headless Chromium, driven by the DevTools protocol over a pipe. Standard library only."""
-import base64
 import json
 import os
 import select
@@ -133,14 +132,3 @@ class Browser:
         return self.run(f"""(() => {{ const e = document.querySelector({json.dumps(selector)});
             e.scrollIntoView({{block: "center"}}); const r = e.getBoundingClientRect();
             return [r.x + r.width / 2, r.y + r.height / 2]; }})()""")
-
-    def screenshot(self, path, selector=None, scale=1.0):
-        """A PNG of an element, or of the whole page."""
-        x, y, width, height = self.run(
-            "(() => { const e = " + (f"document.querySelector({json.dumps(selector)})" if selector
-                                     else "document.documentElement")
-            + "; const r = e.getBoundingClientRect(); return [r.x + scrollX, r.y + scrollY, r.width, r.height]; })()")
-        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True,
-                         clip={"x": x, "y": y, "width": width, "height": height, "scale": scale})
-        with open(path, "wb") as file:
-            file.write(base64.b64decode(shot["data"]))

@@ -12,7 +12,6 @@ from pathlib import Path
 from ..run_log import InputError, read_log
 from ..support import no_follow, parse_json
 
-from .gpu import Sampler, samples_path
 from .report import write_text
 
 MEASURED = "measured.json"   # in the folder of a measurement: facts that its logs do not have
@@ -150,7 +149,7 @@ class Measurement:
         """Runs one process, with its output in a .txt file next to its log."""
         log, words = self.log(name, number), self.words(name, number)
         self.starts += 1
-        with open(log.with_suffix(".txt"), "a", encoding="utf-8", opener=no_follow) as text, Sampler(log):
+        with open(log.with_suffix(".txt"), "a", encoding="utf-8", opener=no_follow) as text:
             print("$", shlex.join(words), file=text, flush=True)
             # In its own session, so that Ctrl-C reaches it once, as our SIGTERM: a second signal would end it unsaved.
             process = None
@@ -226,9 +225,6 @@ class Measurement:
         """Returns the logs of each configuration that ran, by name."""
         self.record()
         if self.options.train_iters is None:
-            for name in self.commands:
-                for number in range(1, self.options.rounds + 1):
-                    samples_path(self.log(name, number)).unlink(missing_ok=True)
             self.run_rounds()
         else:
             self.run_slices()

@@ -6,13 +6,11 @@ import signal
 import sys
 from pathlib import Path
 
-from .. import run_figure
+from ..report.page import report
 from ..run_log import InputError, read_log
-from ..support import Parser, need
+from ..support import Parser
 
-from . import figure
 from .launch import Measurement, check_command, check_options, read_measured
-from .page import comparison_page
 from .report import markdown, write_csv, write_text
 from .results import Comparison
 from .runs import Configuration
@@ -25,8 +23,9 @@ ABOUT = """Runs configurations in turn, or takes finished logs, and says which i
   scripts/compare bf16=a.jsonl fp8=b.jsonl --out runs/tables                  finished logs; a name twice: two rounds
   scripts/compare runs/small                                                  the tables once more, from the logs there
 
-Writes compare.md (printed as well), compare.html, compare.csv, speed.png and loss.png. What is after -- goes to every
-run. scripts/README.md says what the columns mean. Exit codes: 0, 1 if a run failed, 2 if the input is wrong."""
+Writes compare.md (printed as well), compare.csv, and compare.html, the page of scripts/report with all curves. What is
+after -- goes to every run. scripts/README.md says what the columns mean. Exit codes: 0, 1 if a run failed, 2 if the
+input is wrong."""
 LOG_NAME = re.compile(r"(.+)\.(\d+)\.jsonl")
 # Options of measurements, without effect on finished logs, and their defaults.
 MEASURING = {"rounds": 2, "iters": 10, "train_iters": None, "slice_minutes": None, "only": None, "dry_run": False}
@@ -54,7 +53,6 @@ def parser():
                    help="first steps of every start that are not counted (default: 3, or as the FOLDER was measured)")
     p.add_argument("--loss-steps", type=positive(int, 1), default=10, metavar="STEPS",
                    help="steps over which training losses are averaged (default: 10)")
-    p.add_argument("--no-plots", action="store_true", help="write no PNGs, which need matplotlib")
     m = p.add_argument_group("measuring")
     m.add_argument("--table", choices=sorted(TABLES), help="; ".join(f"{name}: {title(name)}" for name in TABLES))
     m.add_argument("--only", metavar="NAME,...", help="measure only these rows of the table")
@@ -208,16 +206,8 @@ def write(comparison, options):
     text = markdown(comparison, heading)
     write_text(out / "compare.md", text)
     write_csv(comparison, out / "compare.csv")
-    write_text(out / "compare.html", comparison_page(comparison, heading, text))
+    write_text(out / "compare.html", report([run for c in comparison.configurations for run in c.runs]))
     print(text)
-    (out / "loss.png").unlink(missing_ok=True)   # of an earlier comparison
-    if not options.no_plots:
-        run_figure.save(figure.speed_figure(comparison, heading), out / "speed.png")
-        drawn = figure.loss_figure(comparison, heading)
-        if drawn:
-            run_figure.save(drawn, out / "loss.png")
-        else:
-            print("no loss.png: synthetic data", file=sys.stderr)
     print(out / "compare.md")
 
 
@@ -227,8 +217,6 @@ def stop(*_):
 
 def main():
     options, extra = parse(sys.argv[1:])
-    if not options.no_plots and not options.dry_run:
-        need("matplotlib", "matplotlib", "scripts/compare without --no-plots")
     signal.signal(signal.SIGTERM, stop)   # the signal is also passed on to the present run
     logs = named_logs(options) if options.logs else measure(options, extra)
     if options.dry_run:

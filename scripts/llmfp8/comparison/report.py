@@ -39,20 +39,22 @@ class Footnotes:
         return f" [{self.lines.index(text) + 1}]"
 
 
-def milliseconds(field):
-    return lambda configuration: scaled(configuration.median(field), 1000)
-
-
-def scaled(value, factor):
-    return None if value is None else factor * value
+def median(field, factor=1):
+    def value(configuration):
+        found = configuration.median(field)
+        return None if found is None else factor * found
+    return value
 
 
 # Columns that not every log has: name, value of a configuration, format.
 LOGGED_COLUMNS = [
-    ("forward pass of a micro-batch ms, median", milliseconds("forward_seconds"), ".4g"),
-    ("loss and backward pass ms, median", milliseconds("backward_seconds"), ".4g"),
-    ("GPU utilisation %, median", lambda configuration: configuration.median("gpu_utilization"), ".0f"),
-    ("power W a GPU, median", lambda configuration: configuration.median("power_w"), ".0f"),
+    ("forward pass of a micro-batch ms, median", median("forward_seconds", 1000), ".4g"),
+    ("loss and backward pass ms, median", median("backward_seconds", 1000), ".4g"),
+    ("GPU utilisation %, median", median("gpu_utilization"), ".0f"),
+    ("power W a GPU, median", median("power_w"), ".0f"),
+    ("SM clock MHz, median", median("sm_clock_mhz"), ".0f"),
+    ("highest C", lambda configuration: configuration.hottest, ".0f"),
+    ("clocks held back by (share of steps)", lambda configuration: configuration.throttled, ""),
     ("J/token", lambda configuration: configuration.joules_per_token, ".4g"),
 ]
 
@@ -123,25 +125,6 @@ def loss_table(comparison, marks):
                   "least loss of a step", "training time s"], lines)
 
 
-def clock_table(comparison):
-    lines = []
-    for row in comparison.rows:
-        clocks, device = row.clocks, row.configuration.header["device"]
-        gpu = device["name"] if device["name"] == "CPU" else f"{row.configuration.world} x {device['name']}"
-        if not clocks.samples:
-            lines.append([row.name, gpu, clocks.reason, *[""] * 5])
-            continue
-        sm = clocks.values("sm_mhz")
-        hot = clocks.values("celsius")
-        throttled = ", ".join(f"{name} {share:.0%}" for name, share in sorted(clocks.throttled.items())) or "none"
-        lines.append([row.name, gpu,
-                      f"{clocks.median('sm_mhz'):.0f} ({min(sm):.0f} to {max(sm):.0f})" if sm else "n/a",
-                      figure(clocks.median("memory_mhz"), ".0f"), figure(clocks.median("power_w"), ".0f"),
-                      f"{max(hot):.0f}" if hot else "n/a", throttled, len(clocks.samples)])
-    return table(["configuration", "GPU", "SM clock MHz, median (min to max)", "memory MHz", "power W", "highest C",
-                  "clocks held back by (share of samples)", "samples"], lines)
-
-
 def when(run):
     return datetime.fromtimestamp(run.headers[0]["unix_time"], timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
@@ -182,7 +165,7 @@ def markdown(comparison, title="Comparison"):
     if comparison.synthetic:
         lines += [f"SYNTHETIC DATA ({', '.join(map(cell, comparison.synthetic))}): for timing alone, losses say "
                   "nothing.", ""]
-    lines += [*speed_table(comparison, marks), "", *loss_table(comparison, marks), "", *clock_table(comparison), ""]
+    lines += [*speed_table(comparison, marks), "", *loss_table(comparison, marks), ""]
     lines += [f"[{i}] {text}" + "  " for i, text in enumerate(marks.lines, 1)]
     lines += [""] * bool(marks.lines) + [f"* {cell(line)}" for line in comparison.notes() + explain(comparison)]
     return "\n".join(line.rstrip() if not line.startswith("[") else line
@@ -191,7 +174,7 @@ def markdown(comparison, title="Comparison"):
 
 def csv_row(comparison, row):
     """{column: value} at full precision; None is an empty cell."""
-    c, losses, base, clocks = row.configuration, row.losses, comparison.base_row.losses, row.clocks
+    c, losses, base = row.configuration, row.losses, comparison.base_row.losses
     device = c.header["device"]
     return {
         "configuration": row.name, "precision": row.precision, "baseline": comparison.base.name,
@@ -212,12 +195,8 @@ def csv_row(comparison, row):
         "equal_time_s": None if c.synthetic else comparison.limits.seconds,
         "equal_time_tokens": losses.timed_tokens, "loss_equal_time": losses.timed,
         "loss_equal_time_gap": row.gap(losses.timed, base.timed), "equal_time_reason": losses.time_reason,
-        "sm_mhz_median": clocks.median("sm_mhz"), "sm_mhz_min": min(clocks.values("sm_mhz"), default=None),
-        "sm_mhz_max": max(clocks.values("sm_mhz"), default=None), "memory_mhz_median": clocks.median("memory_mhz"),
-        "power_w_median": clocks.median("power_w"), "celsius_max": max(clocks.values("celsius"), default=None),
-        "throttle_reasons": "; ".join(f"{name} {share!r}" for name, share in sorted(clocks.throttled.items())),
-        "clock_samples": len(clocks.samples), "clock_reason": "" if clocks.samples else clocks.reason,
         "gpu_utilization_median": c.median("gpu_utilization"), "gpu_power_w_median": c.median("power_w"),
+        "sm_clock_mhz_median": c.median("sm_clock_mhz"), "celsius_max": c.hottest, "throttled_by": c.throttled,
         "joules_per_token": c.joules_per_token,
         "forward_seconds_median": c.median("forward_seconds"), "backward_seconds_median": c.median("backward_seconds"),
         "least_loss": None if c.synthetic else c.least_loss, "training_seconds": c.training_seconds,

@@ -4,7 +4,6 @@ import math
 from ..run_log import InputError
 
 from .differences import Verdict, precision_text, run_differences
-from .gpu import Clocks
 from .runs import Rate
 
 SYNTHETIC = "synthetic data: no loss"
@@ -74,7 +73,6 @@ class Row:
         self.tflops = configuration.flops_per_second / 1e12
         self.round_medians = configuration.medians("step_seconds")
         self.losses = Losses(configuration, limits)
-        self.clocks = Clocks(configuration)
         self.ratio = self.ratio_low = self.ratio_high = None
         if self.verdict.comparable:
             self._compare(base)

@@ -53,8 +53,6 @@ class Configuration:
         """Requires that all runs of the name have the same configuration and kind of GPU."""
         for run in self.runs:
             for header in run.headers:
-                if not isinstance(header["config"], dict):
-                    raise InputError(f"{run.path}: a header without configuration, so it cannot be compared")
                 for difference in run_differences(run.headers[0], header):
                     if difference.kind != "noted":   # within one log names cannot help
                         raise InputError(f"{run.path}: {difference.key} is {difference.other} since step "
@@ -101,13 +99,27 @@ class Configuration:
 
     def median(self, field):
         """Median of a field that not every record has; None if none has it."""
-        values = [record[field] for record in self.timed if field in record]
+        values = self.logged(field)
         return statistics.median(values) if values else None
+
+    def logged(self, field):
+        return [record[field] for record in self.timed if record.get(field) is not None]
+
+    @property
+    def hottest(self):
+        return max(self.logged("gpu_temperature_c"), default=None)
+
+    @property
+    def throttled(self):
+        """What held the clocks of the GPUs back, with its share of the timed steps; None if it was not logged."""
+        reasons = self.logged("throttled_by")
+        shares = {reason: reasons.count(reason) / len(reasons) for reason in sorted(set(reasons)) if reason != "none"}
+        return "; ".join(f"{reason} {share:.0%}" for reason, share in shares.items()) or "none" if reasons else None
 
     @property
     def joules_per_token(self):
         """Energy of all GPUs in the timed steps, per token; None if it was not logged."""
-        joules = [record["energy_j"] for record in self.timed if "energy_j" in record]
+        joules = self.logged("energy_j")
         tokens = sum(record["tokens_per_second"] * record["step_seconds"] for record in self.timed)
         return math.fsum(joules) / tokens if joules else None
 

@@ -1,4 +1,4 @@
-"""The HTML of all pages: one file without a network, whose script is allowed by its hash alone."""
+"""The HTML of the page: one file without a network, whose script is allowed by its hash alone."""
 import base64
 import hashlib
 import html
@@ -35,20 +35,17 @@ def digest(content):
     return "'sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() + "'"
 
 
-def page(title, body, script="", data=None):
-    """A document with the look of all pages; `data` is what the script finds in the element of that name."""
+def page(title, body, script, data):
+    """The document; `data` is what the script finds in the element of that name."""
     style = (HERE / "uPlot.min.css").read_text() + (HERE / "page.css").read_text()
-    script = (HERE / "uPlot.iife.min.js").read_text() + script if script else ""
-    allowed = digest(script) if script else "'none'"
-    policy = (f"default-src 'none'; style-src {digest(style)}; script-src {allowed}; base-uri 'none'; "
+    script = (HERE / "uPlot.iife.min.js").read_text() + script
+    policy = (f"default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; base-uri 'none'; "
               "form-action 'none'")
-    licence = text((HERE / "uPlot.LICENSE").read_text())
-    parts = ["<!doctype html>\n<html lang=en>\n<head>\n<meta charset=utf-8>\n",
-             f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
-             "<meta name=viewport content=\"width=device-width, initial-scale=1\">\n",
-             f"<title>{text(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n{body}"]
-    if script:
-        parts += [f"<footer><details><summary>Charts are drawn by uPlot 1.6.31 (MIT licence)</summary><pre>{licence}"
-                  f"</pre></details></footer>\n<script type=\"application/json\" id=data>{safe_json(data)}</script>\n"
-                  f"<script>{script}</script>\n"]
-    return "".join([*parts, "</body>\n</html>\n"])
+    return (f"<!doctype html>\n<html lang=en>\n<head>\n<meta charset=utf-8>\n"
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+            '<meta name=viewport content="width=device-width, initial-scale=1">\n'
+            f"<title>{text(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n{body}"
+            "<footer><details><summary>Charts are drawn by uPlot 1.6.31 (MIT licence)</summary><pre>"
+            f"{text((HERE / 'uPlot.LICENSE').read_text())}</pre></details></footer>\n"
+            f'<script type="application/json" id=data>{safe_json(data)}</script>\n<script>{script}</script>\n'
+            "</body>\n</html>\n")

@@ -49,28 +49,6 @@ function summary(label, values) {
         `smallest ${figures(low)}, largest ${figures(high)}`;
 }
 
-// A table of at most 24 rows, as the text alternative of a chart.
-function alternative(figure, title, data, labels) {
-    const details = element("details", figure);
-    element("summary", details, {}, "As a table");
-    const show = () => {
-        if (!details.open) return;
-        details.querySelector("table")?.remove();
-        const table = element("table", details);
-        element("caption", table, { class: "soft" }, title + ": 24 of its points");
-        const head = element("tr", element("thead", table));
-        for (const label of labels()) element("th", head, { scope: "col" }, label);
-        const body = element("tbody", table), count = data()[0].length;
-        const rows = [...new Set(Array.from({ length: 24 }, (_, i) => Math.round(i * (count - 1) / 23)))];
-        for (const i of rows) {
-            const row = element("tr", body);
-            for (const column of data()) element("td", row, {}, figures(column[i]));
-        }
-    };
-    details.addEventListener("toggle", show);
-    return show;
-}
-
 // The range of an axis; a constant stands in the middle of a tenth of its size.
 function near(low, high) {
     if (low === null || high === null) return [0, 1];
@@ -95,7 +73,6 @@ function draw({ parent, title, unit, series, logarithmic = false, height = 210, 
     const box = element("div", figure, { class: "chart", tabindex: "0", role: "img" });
     const chart = { plot: null, shared };
     let data;
-    const table = alternative(figure, title, () => data, () => [shared ? AXES[axis] : "step", ...series.map((s) => s.label)]);
     chart.make = () => {
         const tables = series.map((s) => [s.x(), s.y()]);
         data = tables.length === 1 ? tables[0] : uPlot.join(tables);
@@ -119,7 +96,6 @@ function draw({ parent, title, unit, series, logarithmic = false, height = 210, 
         }, data, box);
         box.setAttribute("aria-label", `${title}. ` + series.map((s, i) => summary(s.label, data[i + 1])).join(". ") +
             ". Arrow keys move the cursor, + and - zoom, 0 shows all.");
-        table();
     };
     box.addEventListener("keydown", (event) => keys(event, chart.plot, data));
     chart.make();
@@ -205,15 +181,10 @@ function unique(values) { return [...new Set(values)]; }
 
 // ---- heat maps of the FP8 tensors ----
 const FIELDS = { amax: "amax", scale: "scale (of blocks: the median)", saturated: "saturated, share of values",
-    flushed: "flushed to zero, share of values", nonfinite: "values that are not finite", scale_at_ends: "block scales at an end of their range, share",
-    tensorwise_flushed: "would be flushed with the scale of the present amax, share of values",
-    delayed_saturated: "would saturate with the scale of the amax of the record before, share of values",
-    delayed_flushed: "would be flushed with the scale of the amax of the record before, share of values",
-    blockwise_flushed_at_most: "would be flushed with scales of blocks, at most, share of values" };
+    flushed: "flushed to zero, share of values", nonfinite: "values that are not finite",
+    scale_at_ends: "block scales at an end of their range, share" };
 // In a legend, and beside the values of a cell.
-const SHORT = { nonfinite: "not finite", flushed: "flushed to zero", scale_at_ends: "scales at an end",
-    tensorwise_flushed: "would be flushed (tensorwise)", delayed_saturated: "would saturate (delayed)",
-    delayed_flushed: "would be flushed (delayed)", blockwise_flushed_at_most: "would be flushed (blocks) at most" };
+const SHORT = { nonfinite: "not finite", flushed: "flushed to zero", scale_at_ends: "scales at an end" };
 const OWN_RANGES = ["amax", "scale"];
 const shade = (level) => {   // white to dark, of falling lightness: it reads in grey
     const t = level / 254;
@@ -234,119 +205,10 @@ const groupOf = (heat, row) => {
 const threeDigits = (value) => figures(value === null ? null : Number(value.toPrecision(3)));
 const rangeText = (range) => [...new Set(range.map(threeDigits))].join(" to ");
 
-// ---- histograms of exponents ----
-// Half of the smallest subnormal, up to which values round to zero; the smallest normal; the largest number.
-const LIMITS = { e4m3: [2 ** -10, 2 ** -6, 448], e5m2: [2 ** -17, 2 ** -14, 57344] };
-const LIMIT_NAMES = ["flushed below", "normal from", "largest"];
-const DECADES = 8;   // of the vertical axis
-const percent = (share) => share === 0 ? "0 %" : figures(Number((100 * share).toPrecision(3))) + " %";
-const power = (base, exponent) => base + String(exponent).replace(/./g, (c) => c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[c]);
-const octave = (exponent) => `${power(2, exponent)} to ${power(2, exponent + 1)}`;
-function drawing(name, parent, attributes, text = "") {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    made.textContent = text;
-    parent.append(made);
-    return made;
-}
-// A tensor at a step: {exponents: [[exponent, share]], zeros, nonfinite, amax, limits: those of the format at the scale}.
-function exponentsOf(heat, row, at) {
-    const { low, bins, scales, amaxes } = heat.exponents;
-    heat.exponents.bytes ??= Uint8Array.from(atob(heat.exponents.data), (c) => c.charCodeAt(0));
-    const share = (i) => {
-        const place = 2 * ((at * heat.names.length + row) * (bins + 2) + i);
-        const level = heat.exponents.bytes[place] + 256 * heat.exponents.bytes[place + 1];
-        return level === 0 ? 0 : 2 ** (40 * ((level - 1) / 65534 - 1));
-    };
-    const shares = Array.from({ length: bins }, (_, i) => [low + i, share(i)]);
-    const scale = scales[at][row], limits = LIMITS[heat.formats[row]];
-    return { exponents: shares, zeros: share(bins), nonfinite: share(bins + 1), amax: amaxes[at][row],
-        limits: limits && scale > 0 ? limits.map((limit) => limit / scale) : null };
-}
-// The share of values up to a limit; those of one exponent are spread evenly, up to the amax. Numbers have six digits.
-const upTo = (found, limit) => found.exponents.reduce((sum, [exponent, share]) => {
-    const from = 2 ** exponent, to = found.amax >= from ? Math.min(2 * from, found.amax) : 2 * from;
-    const part = to > from ? (limit - from) / (to - from) : 1;
-    return sum + (limit < from ? 0 : part > 0.9999 ? share : share * part);
-}, 0);
-function inWords(found) {
-    const finite = found.exponents.reduce((sum, entry) => sum + entry[1], 0);
-    const words = [`zeros ${percent(found.zeros)}`, `not finite ${percent(found.nonfinite)}`];
-    if (found.limits) {
-        const [tiny, normal, largest] = found.limits.map((limit) => upTo(found, limit));
-        words.unshift(`about ${percent(tiny)} flushed to zero`, `${percent(Math.max(0, normal - tiny))} subnormal`,
-            `${percent(Math.max(0, largest - normal))} normal`, `${percent(Math.max(0, finite - largest))} above the largest`);
-    }
-    return words.join(", ");
-}
-function drawExponents(picture, found) {
-    const width = 1080, height = 240, left = 60, bottom = 200;
-    const used = found.exponents.filter(([, share]) => share > 0).map(([exponent]) => exponent);
-    const limits = (found.limits ?? []).map(Math.log2);
-    const ends = [...used, ...used.map((exponent) => exponent + 1), ...limits];
-    const low = Math.floor(Math.min(...ends)) - 1, high = Math.ceil(Math.max(...ends)) + 1;
-    const x = (exponent) => left + (exponent - low) / (high - low) * (width - left - 10);
-    const y = (share) => bottom * Math.min(1, Math.max(0, -Math.log10(share) / DECADES));
-    picture.textContent = "";
-    for (let decade = 0; decade <= DECADES; decade += 2) {
-        drawing("line", picture, { x1: left, x2: width - 10, y1: y(10 ** -decade), y2: y(10 ** -decade), stroke: "#e3e6ea" });
-        drawing("text", picture, { x: left - 6, y: Math.max(11, y(10 ** -decade) + 4), "text-anchor": "end" }, decade ? power(10, -decade) : "1");
-    }
-    for (const [exponent, share] of found.exponents) {
-        if (share === 0) continue;
-        const top = Math.min(y(share), bottom - 2);
-        const bar = drawing("rect", picture, { x: x(exponent) + 0.5, y: top, width: Math.max(1, x(exponent + 1) - x(exponent) - 1), height: bottom - top, fill: "#1a3f7a" });
-        drawing("title", bar, {}, `${octave(exponent)}: ${percent(share)}`);
-    }
-    const every = Math.max(1, Math.ceil((high - low) / 16));
-    for (let exponent = Math.ceil(low / every) * every; exponent < high; exponent += every)
-        drawing("text", picture, { x: x(exponent), y: bottom + 14, "text-anchor": "middle" }, power(2, exponent));
-    limits.forEach((limit, i) => {
-        drawing("line", picture, { class: "limit", x1: x(limit), x2: x(limit), y1: 0, y2: bottom, stroke: "#c2570c", "stroke-width": 2, "stroke-dasharray": ["2 3", "7 3", ""][i] });
-        // "flushed below" ends where "normal from" begins, or a little before, so that they do not overlap.
-        drawing("text", picture, { class: "limit", x: i === 0 ? Math.max(x(limit), 100) : x(limit), y: bottom + 32, "text-anchor": i === 1 ? "start" : "end", fill: "#8a3b00" }, LIMIT_NAMES[i]);
-    });
-}
-// The histogram of a tensor at the kept step nearest to `step`, with a choice of the others.
-function exponentFigure(parent, heat, row, step) {
-    const steps = heat.exponents.steps;
-    const figure = element("figure", parent, { class: "full exponents" });
-    const caption = element("figcaption", figure, {}, `${heat.names[row]}: exponents `);
-    element("small", caption, {}, `share of the values of the last micro-batch before the cast, logarithmic; lines: the range of ${heat.formats[row]} at ` +
-        (heat.maps.scale_at_ends ? "the median scale of the blocks" : "this scale"));
-    const pick = element("select", element("label", figure, {}, "Step "));
-    steps.forEach((at, i) => element("option", pick, { value: i }, at));
-    const near = steps.reduce((best, at, i) => Math.abs(at - step) < Math.abs(steps[best] - step) ? i : best, 0);
-    pick.value = near;
-    const picture = drawing("svg", figure, { class: "picture", role: "img", viewBox: "0 0 1080 240" });
-    const said = element("p", figure, { class: "soft", "aria-live": "polite" });
-    const details = element("details", figure);
-    element("summary", details, {}, "As a table");
-    const draw = () => {
-        const found = exponentsOf(heat, row, pick.value);
-        said.textContent = `Step ${steps[pick.value]}: ${inWords(found)}.`;
-        picture.setAttribute("aria-label", `${heat.names[row]}, exponents. ${said.textContent}`);
-        if (!found.exponents.some(([, share]) => share > 0)) { picture.textContent = ""; return; }
-        drawExponents(picture, found);
-        details.querySelector("table")?.remove();
-        const body = element("tbody", element("table", details));
-        for (const [exponent, share] of found.exponents)
-            if (share > 0) {
-                const line = element("tr", body);
-                element("th", line, { scope: "row" }, octave(exponent));
-                element("td", line, {}, percent(share));
-            }
-    };
-    pick.addEventListener("change", draw);
-    draw();
-    return pick;
-}
-
 const heated = runs.filter((run) => run.heat);
 if (heated.length) {
     const part = element("section", host, { "aria-label": "FP8 tensors" });
     element("h2", part, {}, "FP8 tensors: layer by step");
-    const shadow = element("p", part, { class: "soft" }, "Of a BF16 run: what FP8 would do to its tensors, computed from the exponents of their values. Delayed scaling is shown with the amax of the record before, and blocks only as a bound.");
     const bar = element("p", part);
     const pick = (label, entries) => {
         const box = element("select", element("label", bar, {}, label + " "));
@@ -368,22 +230,20 @@ if (heated.length) {
     };
     const heatNow = () => heated[ofRun.value].heat;
 
-    function tensor(row, column) {
+    function tensor(row) {
         const heat = heatNow(), columns = heat.columns.length;
         for (let i = charts.length - 1; i >= 0; i--) if (charts[i].tensor) { charts[i].plot.destroy(); charts.splice(i, 1); }
         detail.textContent = "";
-        const picked = heat.exponents ? exponentFigure(detail, heat, row, heat.columns[column].last) : null;
         for (const field of Object.keys(heat.maps)) {
             const map = heat.maps[field], data = bytes(map);
             const values = Array.from({ length: columns }, (_, i) => valueOf(map.ranges[groupOf(heat, row)], data[row * columns + i]));
             draw({ parent: detail, title: `${heat.names[row]}: ${FIELDS[field]}`, unit: heat.formats[row], shared: false, height: 170,
                 series: [{ label: SHORT[field] ?? field, style: STYLES[0], x: () => heat.columns.map((column) => column.last), y: () => values }] }).tensor = true;
         }
-        (picked ?? detail.querySelector(".chart"))?.focus({ preventScroll: true });
+        detail.querySelector(".chart")?.focus({ preventScroll: true });
     }
     function show() {
         const heat = heatNow(), map = heat.maps[ofField.value], data = bytes(map), columns = heat.columns.length;
-        shadow.hidden = !heat.maps.tensorwise_flushed;
         range.textContent = ` ${OWN_RANGES.includes(ofField.value) ? "the range beside each name" : map.ranges[0].map(figures).join(" to ")}, logarithmic; hatched: no value`;
         maps.textContent = "";
         let begin = 0;
@@ -426,11 +286,11 @@ if (heated.length) {
                         Math.min(columns - 1, Math.max(0, Math.floor((event.clientX - area.left) / area.width * columns)))];
                 read();
             });
-            canvas.addEventListener("click", () => tensor(from + cell[0], cell[1]));
+            canvas.addEventListener("click", () => tensor(from + cell[0]));
             canvas.addEventListener("focus", read);
             canvas.addEventListener("keydown", (event) => {
                 const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-                if (event.key === "Enter") tensor(from + cell[0], cell[1]);
+                if (event.key === "Enter") tensor(from + cell[0]);
                 else if (move) { cell = [Math.min(count - 1, Math.max(0, cell[0] + move[0])), Math.min(columns - 1, Math.max(0, cell[1] + move[1]))]; read(); }
                 else return;
                 event.preventDefault();

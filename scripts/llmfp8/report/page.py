@@ -1,9 +1,11 @@
-"""The HTML file of scripts/report: the page of runs."""
+"""The HTML file of scripts/report: the page of runs, and the CSV of each beside it."""
 import json
 import math
+import re
+import statistics
 
-from .document import gib, memory_map, ms, part, step_by_operation
-from .drawing import bars, known
+from ..run_export import write_csv
+from ..support import replacement
 from .markup import HERE, page, table, text
 from .reduce import gaps, run_data
 
@@ -11,56 +13,59 @@ from .reduce import gaps, run_data
 def option_rows(runs):
     """[(option, value of each run)], a dash where a header does not have it."""
     configs = [run.headers[-1]["config"] for run in runs]
-    configs = [config if isinstance(config, dict) else {} for config in configs]
-    names = dict.fromkeys(name for config in configs for name in config)
 
     def shown(config, name):
         value = config.get(name, "–")
         return value if isinstance(value, str) else json.dumps(value)
-    return [[name, *(shown(config, name) for config in configs)] for name in names]
+    return [[name, *(shown(config, name) for config in configs)]
+            for name in dict.fromkeys(name for config in configs for name in config)]
+
+
+def gib(value):
+    return f"{value / (1 << 30):.2f} GiB" if isinstance(value, (int, float)) and value > 0 else "unknown"
+
+
+def ms(value):
+    return f"{value:,.1f} ms" if isinstance(value, (int, float)) and value > 0 else "no prediction"
+
+
+def count(value):
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def what_ran(runs):
     """The table at the top: a column per run."""
-    def device(run):
-        found = run.headers[-1]["device"]
-        return str(found.get("name", "unknown"))
-
     def option(name):
         def value(run):
-            found = part(run.headers[-1], "config").get(name, "")
+            found = run.headers[-1]["config"].get(name, "")
             return " ".join(map(str, found)) if isinstance(found, list) else found
         return value
 
     def data(run):
         return "synthetic: the losses mean nothing" if run.synthetic else option("train-data")(run)
 
-    def parameters(run):
-        count = run.headers[-1].get("params", "unknown")
-        return f"{count:,}" if isinstance(count, int) else str(count)
-
     def changed(run):
         found = run.headers[-1].get("changed")
         return " ".join(map(str, found)) if isinstance(found, list) else "not in this log"
 
-    def losses(run):
-        last = run.step_list()[-1:] if len(run.steps) < 2 else [run.steps[run.steps.at[-1]]]
-        return f"{last[0]['loss']:.4f} at step {last[0]['step']}" if last else "no step yet"
+    def last_of(records, none):
+        return f"{records[max(records)]['loss']:.4f} at step {max(records)}" if records else none
 
-    def valid(run):
-        return f"{run.evals[max(run.evals)]['loss']:.4f} at step {max(run.evals)}" if run.evals else "none"
-
-    def last(run, field, form):
-        values = [value for value in run.steps.columns[field][len(run.steps) // 10:] if math.isfinite(value)]
-        return form.format(sorted(values)[len(values) // 2]) if values else "unknown"
-    rows = [("model", option("model")), ("FP8 recipe", option("fp8-recipe")), ("device", device),
+    def median(field, form):
+        def value(run):
+            values = [record.get(field) for record in run.step_list()[len(run.steps) // 10:]]
+            values = [value for value in values if value is not None and math.isfinite(value)]
+            return form.format(statistics.median(values)) if values else "unknown"
+        return value
+    rows = [("model", option("model")), ("FP8 recipe", option("fp8-recipe")),
+            ("device", lambda run: run.headers[-1]["device"].get("name", "unknown")),
             ("ranks", lambda run: run.headers[-1]["world"]), ("commit", lambda run: run.headers[-1]["commit"]),
-            ("parameters", parameters),
-            ("memory of the arena", lambda run: gib(run.headers[-1].get("arena_bytes"))),
-            ("training loss", losses), ("validation loss", valid),
-            ("median step time", lambda run: last(run, "step_seconds", "{:.4g} s")),
-            ("median speed", lambda run: last(run, "tokens_per_second", "{:,.0f} tokens/s")),
-            ("median energy", lambda run: last(run, "joules_per_token", "{:.4g} J/token")),
+            ("parameters", lambda run: count(run.headers[-1].get("params", "unknown"))),
+            ("training loss", lambda run: last_of(run.steps, "no step yet")),
+            ("validation loss", lambda run: last_of(run.evals, "none")),
+            ("median step time", median("step_seconds", "{:.4g} s")),
+            ("median speed", median("tokens_per_second", "{:,.0f} tokens/s")),
+            ("median energy", median("joules_per_token", "{:.4g} J/token")),
             ("data", data), ("differences from the preset", changed),
             ("state", lambda run: run.events[-1]["text"] if run.finished else "running, or killed"),
             ("command", lambda run: run.headers[-1]["command"])]
@@ -68,90 +73,83 @@ def what_ran(runs):
                  "What ran")
 
 
+def numbers_of(value):
+    """The numbers above zero of an object, by name; nothing if it is no object."""
+    return {name: entry for name, entry in value.items() if isinstance(entry, (int, float)) and entry > 0} \
+        if isinstance(value, dict) else {}
+
+
+def memory_table(runs):
+    """The bytes of the arena by purpose, largest first."""
+    purposes = [numbers_of(run.headers[-1].get("purpose_bytes")) for run in runs]
+    names = sorted(dict.fromkeys(name for found in purposes for name in found),
+                   key=lambda name: -max(found.get(name, 0) for found in purposes))
+    rows = [["the arena", *(gib(run.headers[-1].get("arena_bytes")) for run in runs)],
+            *([name, *(gib(found.get(name)) if name in found else "" for found in purposes)] for name in names)]
+    return table(["purpose", *(run.name for run in runs)], rows, "Memory by purpose") if names else ""
+
+
 def plan_table(runs):
-    """Predicted against measured, as on the screen of the run; "" if no log has it."""
-    def cell(value, form):
-        return form(value) if isinstance(value, (int, float)) and value > 0 else "no prediction"
+    """Predicted against measured, and the parts of the prediction; "" if no log has it."""
     rows = []
     for run in runs:
         for plan in run.plans[-1:]:
-            pairs = [("step time", "predicted_ms", "measured_ms", lambda ms: f"{ms:,.1f} ms"),
-                     ("device memory", "planned_bytes", "used_bytes", gib)]
-            for what, before, after, form in pairs:
-                a, b = plan.get(before), plan.get(after)
-                both = all(isinstance(value, (int, float)) and value > 0 for value in (a, b))
-                rows.append([run.name, what, cell(a, form), cell(b, form),
-                             f"{round(100 * (a / b - 1), 1) + 0.0:+.1f} %" if both else ""])
-    return ("<h2>Predicted and measured</h2>\n" + table(
-        ["run", "what", "predicted", "measured", "predicted against measured"], rows) if rows else "")
-
-
-def memory_maps(runs):
-    """The arena of each run that says what it is for."""
-    return "".join(memory_map(part(header, "purpose_bytes"), header.get("arena_bytes"), device_bytes(header),
-                              "Memory by purpose" + (f": {run.name}" if len(runs) > 1 else ""))
-                   for run in runs for header in [run.headers[-1]])
-
-
-def device_bytes(header):
-    """The memory of a GPU; that of the CPU belongs to others, too."""
-    device = part(header, "device")
-    return device.get("memory_bytes") if device.get("sm") else None
-
-
-def predicted_parts(runs):
-    """The predicted time of a step by its parts, and what was measured."""
-    shown = []
-    for run in runs:
-        plan = run.plans[-1] if run.plans else {}
-        parts = [row for row in part(plan, "predicted_parts_ms").items() if known(row[1]) and row[1] > 0]
-        if parts:
-            of = f": {run.name}" if len(runs) > 1 else ""
-            shown.append(f"<h2>Time of a step, predicted{text(of)}</h2>\n<p class=soft>The whole: predicted "
-                         f"{text(ms(plan.get('predicted_ms')))}, measured {text(ms(plan.get('measured_ms')))}. What "
-                         "bench --json writes, given to scripts/report beside the log, adds the measured time of every "
-                         f"operation.</p>\n{bars('Predicted time of a step', parts, ms)}")
-    return "".join(shown)
+            for what, before, after, form in (("step time", "predicted_ms", "measured_ms", ms),
+                                              ("device memory", "planned_bytes", "used_bytes", gib)):
+                pair = numbers_of({name: plan.get(name) for name in (before, after)})
+                rows.append([run.name, what, form(plan.get(before)), form(plan.get(after)),
+                             f"{round(100 * (pair[before] / pair[after] - 1), 1) + 0.0:+.1f} %" if len(pair) == 2
+                             else ""])
+            rows += [[run.name, name, ms(value), "", ""]
+                     for name, value in numbers_of(plan.get("predicted_parts_ms")).items()]
+    return table(["run", "what", "predicted", "measured", "predicted against measured"], rows,
+                 "Predicted and measured") if rows else ""
 
 
 def communication_table(runs):
-    rows = [[run.name, *(entry.get(name, "") for name in names)]
-            for run in runs for names in [list(communication_fields(runs))]
-            for entry in run.headers[-1].get("communication") or [] if isinstance(entry, dict)]
-    return ("<h2>Collectives of a step</h2>\n" + table(["run", *communication_fields(runs)], rows[:100])
-            if rows else "")
+    found = [(run.name, entry) for run in runs for entry in run.headers[-1].get("communication") or []]
+    names = dict.fromkeys(name for _, entry in found for name in entry)
+    rows = [[run, *(entry.get(name, "") for name in names)] for run, entry in found]
+    return table(["run", *names], rows[:100], "Collectives of a step") if rows else ""
 
 
-def communication_fields(runs):
-    return dict.fromkeys(name for run in runs for entry in run.headers[-1].get("communication") or []
-                         if isinstance(entry, dict) for name in entry)
-
-
-def report(runs, benches=()):
-    """The page of StreamedLogs that have a header; `benches`: what bench --json has written of such runs."""
+def report(runs):
+    """The page of RunLogs that have a header."""
     datas = [run_data(run) for run in runs]
     gap = gaps(datas)
     for data in datas:
         del data["means"]
     rows = option_rows(runs)
+    head = ["option", *(run.name for run in runs)]
     differ = [row for row in rows if len(set(row[1:])) > 1]
-    models = {str(part(run.headers[-1], "config").get("model", "model unknown")) for run in runs}
+    models = {str(run.headers[-1]["config"].get("model", "model unknown")) for run in runs}
     title = "Training report: " + ", ".join(run.name for run in runs) + (
         f" ({models.pop()})" if len(models) == 1 else "")
     notes = "".join(f"<li>{text(line)}</li>" for run in runs for line in run.warnings())
     body = [f"<header><h1>{text(title)}</h1></header>\n<main>\n",
-            f"<ul class=notes>{notes}</ul>\n" if notes else "", what_ran(runs)]
-    if differ:
-        body.append(table(["option", *(run.name for run in runs)], differ, "Options that differ"))
-    body += ["<details><summary>All options</summary>",
-             table(["option", *(run.name for run in runs)], rows), "</details>\n",
-             "<div id=panels><noscript>The curves need JavaScript; the tables do not.</noscript></div>\n",
-             plan_table(runs), predicted_parts(runs),
-             *(piece for bench in benches for piece in step_by_operation(bench)),
-             memory_maps(runs), communication_table(runs)]
-    for run in runs:
-        if isinstance(run.headers[-1].get("fp8_plan"), str) and run.headers[-1]["fp8_plan"]:
-            body.append(f"<h2>Linears in FP8: {text(run.name)}</h2>\n<pre tabindex=0>"
-                        f"{text(run.headers[-1]['fp8_plan'])}</pre>\n")
-    body.append("</main>\n")
+            f"<ul class=notes>{notes}</ul>\n" if notes else "", what_ran(runs),
+            table(head, differ, "Options that differ") if differ else "",
+            "<details><summary>All options</summary>", table(head, rows), "</details>\n",
+            "<div id=panels><noscript>The curves need JavaScript; the tables do not.</noscript></div>\n",
+            plan_table(runs), memory_table(runs), communication_table(runs),
+            *(f"<h2>Linears in FP8: {text(run.name)}</h2>\n<pre tabindex=0>{text(run.headers[-1]['fp8_plan'])}</pre>\n"
+              for run in runs if run.headers[-1].get("fp8_plan")), "</main>\n"]
     return page(title, "".join(body), (HERE / "page.js").read_text(), {"runs": datas, "gap": gap})
+
+
+def csv_paths(runs, out):
+    """A file for each run; names that are equal or no file names get a number."""
+    if len(runs) == 1:
+        return [out.with_suffix(".csv")]
+    names = [re.sub(r"[^\w.-]", "_", run.name)[:80] for run in runs]
+    names = [name if names.count(name) == 1 else f"{name}.{i + 1}" for i, name in enumerate(names)]
+    return [out.with_suffix(f".{name}.csv") for name in names]
+
+
+def write_report(runs, out):
+    """Writes the page, and a CSV of each run beside it."""
+    for run, path in zip(runs, csv_paths(runs, out)):
+        with replacement(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+            write_csv(run, file)
+    with replacement(out) as temporary:
+        temporary.write_text(report(runs), encoding="utf-8", errors="replace")

@@ -1,20 +1,22 @@
-"""What the page shows of a StreamedLog, as JSON: curves of at most 2 * BUCKETS points that keep the smallest and the
-largest value of each bucket, heat maps of a byte a cell, events."""
+"""What the page shows of a RunLog, as JSON: curves of at most 2 * BUCKETS points that keep the smallest and the largest
+value of each bucket, heat maps of a byte a cell, events."""
 import base64
 import math
+import re
 from bisect import bisect_right
 
-from ..run_figure import tensor_order
 from ..run_log import ENDS
-from .exponents import page_data
-from .stream import HEAT_FIELDS
 
 BUCKETS = 700
+COLUMNS = 128       # of a heat map
 MOST_MARKS = 2000   # events shown on the time axis
 # Curves: panel -> fields of the step record.
 CURVES = ("loss", "lr", "grad_norm", "grad_mul", "step_seconds", "tokens_per_second", "mfu", "exposed_comm_seconds",
           "power_w", "sm_clock_mhz", "gpu_temperature_c", "gpu_utilization", "gpu_memory_gib", "memory_gib",
           "joules_per_token")
+# Heat maps: name on the page -> field of a tensor of the fp8 record.
+HEAT = {"amax": "amax", "scale": "quant_mul", "saturated": "saturated", "flushed": "flushed", "nonfinite": "nonfinite",
+        "scale_at_ends": "scale_at_ends"}
 LEVELS = 254   # of a cell; 255: no value
 OWN_RANGES = ("amax", "scale")   # differ from linear to linear and from x to dy; the others are shares or counts
 
@@ -26,11 +28,11 @@ def short(value):
     return int(value) if value == int(value) and abs(value) < 1e15 else float(f"{value:.6g}")
 
 
-def buckets(count):
-    """[(begin, end)] of at most BUCKETS parts of `count` values; parts of one value if they all fit on the screen."""
-    if count <= 2 * BUCKETS:
+def buckets(count, most=BUCKETS):
+    """[(begin, end)] of at most `most` parts of `count` values; parts of one value if there are at most 2 * `most`."""
+    if count <= 2 * most:
         return [(i, i + 1) for i in range(count)]
-    edges = [count * i // BUCKETS for i in range(BUCKETS + 1)]
+    edges = [count * i // most for i in range(most + 1)]
     return list(zip(edges, edges[1:]))
 
 
@@ -46,14 +48,6 @@ def thin(column, parts):
     return shown
 
 
-def hours(column):
-    total, sums = 0.0, []
-    for seconds in column:
-        total += seconds if math.isfinite(seconds) else 0.0
-        sums.append(total / 3600)
-    return sums
-
-
 def axis_points(values, parts):
     """Positions of what thin() gives: the first and the last place of each part."""
     if parts and parts[-1][1] == len(parts):
@@ -61,111 +55,133 @@ def axis_points(values, parts):
     return [short(values[i]) for begin, end in parts for i in (begin, end - 1)]
 
 
-def axes(run):
-    """(values of the axes at each step, function from a step to its place on each)"""
-    at, table = run.steps.at, run.steps.columns
-    values = {"step": at, "tokens": table["tokens"], "hours": hours(table["step_seconds"])}
+class Steps:
+    """The steps of a run in order, their fields as columns with nan where a record has no number, and the axes."""
 
-    def place(step):
-        i = bisect_right(at, step) - 1
+    def __init__(self, run):
+        records = run.step_list()
+        self.at = [record["step"] for record in records]
+        self.columns = {field: [math.nan if record.get(field) is None else record[field] for record in records]
+                        for field in CURVES}
+        hours, total = [], 0.0
+        for seconds in self.columns["step_seconds"]:
+            total += seconds if math.isfinite(seconds) else 0.0
+            hours.append(total / 3600)
+        self.axes = {"step": self.at, "tokens": [record["tokens"] for record in records], "hours": hours}
+
+    def place(self, step):
+        """The place of a step on each axis."""
+        i = bisect_right(self.at, step) - 1
         if i < 0:
             return {"step": step, "tokens": 0, "hours": 0}
-        return {name: short(column[i]) if name != "step" else step for name, column in values.items()}
-    return values, place
+        return {name: short(column[i]) if name != "step" else step for name, column in self.axes.items()}
 
 
 def marks(run, place):
-    """Events for the lane and its table: [{kind, step, tokens, hours, text}], the most important ones first if there
-    are too many."""
-    table = run.steps.columns
-    found = [("skipped", step, "the update was skipped")
-             for step, skipped in zip(run.steps.at, table["skipped"]) if skipped == 1]
+    """Events for the time axis and its table: ([{kind, step, tokens, hours, text}], how many are left out). The least
+    important ones are left out."""
+    found = [("skipped", record["step"], "the update was skipped") for record in run.step_list() if record["skipped"]]
     found += [(event["kind"], event["step"], event["text"]) for event in run.events]
     found += [("resumed", step, "resumed from a checkpoint") for step in run.resumed_at]
     found += [("evaluation", step, f"validation loss {record['loss']:.4f}") for step, record in run.evals.items()]
     found += [("checkpoint", record["step"], record["path"]) for record in run.checkpoints]
     order = {**dict.fromkeys(ENDS, 0), "resumed": 1, "skipped": 2, "warning": 2, "evaluation": 5, "note": 6}
-    left_out = max(0, len(found) - MOST_MARKS) + run.left_out
-    found = sorted(found, key=lambda mark: (order.get(mark[0], 3), mark[1]))[:MOST_MARKS]
+    shown = sorted(found, key=lambda mark: (order.get(mark[0], 3), mark[1]))[:MOST_MARKS]
     return [{"kind": kind, **place(step), "text": text[:500]}
-            for kind, step, text in sorted(found, key=lambda mark: mark[1])], left_out
+            for kind, step, text in sorted(shown, key=lambda mark: mark[1])], len(found) - len(shown)
 
 
-def cells(columns, counts, field, logarithmic):
-    """A field as bytes by row and column, and the ranges that 1 and LEVELS mean: one of each group of `counts` rows.
-    A group has its own range in a field of OWN_RANGES, for example because a level of a range that holds both amaxes
-    of gradients and those of activations would be 10 % wide."""
-    lines = [[column[field][row] if row < len(column[field]) else math.nan for _, _, column in columns]
-             for row in range(sum(counts))]
-    scale = math.log10 if logarithmic else float
+def tensor_order(names):
+    """Groups names by linear and role, in the order of layers: [(group, [names])], "3.down.dy" in "down.dy"."""
+    groups = {}
+    for name in names:
+        layer, group = re.fullmatch(r"(?:(\d+)\.)?(.*)", name, re.S).groups()
+        groups.setdefault(group, []).append((int(layer or 0), name))
+    return [(group, [name for _, name in sorted(members)]) for group, members in groups.items()]
 
-    def finite_of(part):
-        return [value for line in part for value in line if math.isfinite(value) and (value > 0 or not logarithmic)]
 
-    def level(value, low, high):
-        if math.isnan(value):
-            return LEVELS + 1
-        if math.isinf(value):
-            return LEVELS
-        if logarithmic and value <= 0:
-            return 0
-        # Level 0 is for zero; the smallest value has level 1.
-        return 1 + round((LEVELS - 1) * (scale(value) - scale(low)) / (scale(high) - scale(low))) \
-            if high > low else LEVELS // 2
+def level_of(value, low, high):
+    """A byte: 0 for zero, 1 to LEVELS for low to high on a logarithmic scale, LEVELS + 1 for no value."""
+    if math.isnan(value):
+        return LEVELS + 1
+    if math.isinf(value):
+        return LEVELS
+    if value <= 0:
+        return 0
+    if high == low:
+        return LEVELS // 2
+    return 1 + round((LEVELS - 1) * (math.log(value) - math.log(low)) / (math.log(high) - math.log(low)))
+
+
+def cells(lines, counts, own_ranges):
+    """Values by row and column as bytes, and the ranges that 1 to LEVELS mean: one of each group of `counts` rows. With
+    own_ranges a group has its own range, because a level of a range that holds both amaxes of gradients and those of
+    activations would be 10 % wide."""
     data, ranges, begin = bytearray(), [], 0
     for count in counts:
         part = lines[begin:begin + count]
         begin += count
-        finite = finite_of(part if field in OWN_RANGES else lines)
-        low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+        positive = [value for line in (part if own_ranges else lines) for value in line if 0 < value < math.inf]
+        low, high = (min(positive), max(positive)) if positive else (0.0, 0.0)
         ranges.append([short(low), short(high)])
-        data += bytes(level(value, low, high) for line in part for value in line)
+        data += bytes(level_of(value, low, high) for line in part for value in line)
     return {"ranges": ranges, "data": base64.b64encode(bytes(data)).decode()}
 
 
 def heat(run, place):
-    """The heat maps, None without FP8 records. Rows are grouped by linear and role, in the order of layers."""
-    columns, names = run.heat.columns, run.heat.names
-    if not columns:
-        return None
-    groups = tensor_order(names)
+    """The heat maps, None without FP8 records. Rows are grouped by linear and role, in the order of layers; a column
+    has the largest values of neighbouring records if there are more than COLUMNS."""
+    steps = sorted(run.fp8)
+    groups = tensor_order(dict.fromkeys(name for step in steps for name in run.fp8[step]))
     order = [name for _, members in groups for name in members]
-    rows = [names[name] for name in order]
+    if not order:
+        return None
+    # Neighbours are merged in powers of two, so that a page that is made anew does not shift them.
+    stride = 1
+    while len(steps) > COLUMNS * stride:
+        stride *= 2
+    columns = [steps[i:i + stride] for i in range(0, len(steps), stride)]
+
+    def largest(name, field, column):
+        values = [run.fp8[step].get(name, {}).get(field, math.nan) for step in column]
+        return max((value for value in values if not math.isnan(value)), default=math.nan)
     maps = {}
-    for field in HEAT_FIELDS:
-        if any(math.isfinite(value) for _, _, column in columns for value in column[field]):
-            picked = [(first, last, {field: [column[field][row] if row < len(column[field]) else math.nan
-                                             for row in rows]}) for first, last, column in columns]
-            maps[field] = cells(picked, [len(members) for _, members in groups], field, True)
-    return {"names": order, "formats": [run.heat.formats[name] or "" for name in order],
+    for shown, field in HEAT.items():
+        lines = [[largest(name, field, column) for column in columns] for name in order]
+        if any(math.isfinite(value) for line in lines for value in line):
+            maps[shown] = cells(lines, [len(members) for _, members in groups], shown in OWN_RANGES)
+    if not maps:
+        return None
+    formats = {name: str(tensor.get("format") or "") for step in steps for name, tensor in run.fp8[step].items()}
+    return {"names": order, "formats": [formats[name] for name in order],
             "groups": [[group, len(members)] for group, members in groups],
-            "columns": [{"first": first, "last": last, **{axis: value for axis, value in place(last).items()
-                                                          if axis != "step"}} for first, last, _ in columns],
-            "maps": maps, "exponents": page_data(run.exponents, order, short)}
+            "columns": [{"first": column[0], "last": column[-1], **{
+                axis: value for axis, value in place(column[-1]).items() if axis != "step"}} for column in columns],
+            "maps": maps}
 
 
 def run_data(run):
     """The JSON of one run."""
-    values, place = axes(run)
-    parts = buckets(len(run.steps))
-    table = run.steps.columns
-    curves = {field: thin(table[field], parts) for field in CURVES if any(map(math.isfinite, table[field]))}
-    at_most = [place(step) for step in sorted(run.evals)]
-    shown, left_out = marks(run, place)
-    return {"name": run.name, "axes": {name: axis_points(column, parts) for name, column in values.items()},
-            "curves": curves, "means": bucket_means(run, parts),
-            "valid": {**{name: [at[name] for at in at_most] for name in values},
+    steps = Steps(run)
+    parts = buckets(len(steps.at))
+    at_evals = [steps.place(step) for step in sorted(run.evals)]
+    shown, left_out = marks(run, steps.place)
+    return {"name": run.name, "axes": {name: axis_points(column, parts) for name, column in steps.axes.items()},
+            "curves": {field: thin(column, parts) for field, column in steps.columns.items()
+                       if any(map(math.isfinite, column))},
+            "means": bucket_means(steps, parts),
+            "valid": {**{name: [at[name] for at in at_evals] for name in steps.axes},
                       "loss": [short(run.evals[step]["loss"]) for step in sorted(run.evals)]},
-            "marks": shown, "left_out": left_out, "heat": heat(run, place)}
+            "marks": shown, "left_out": left_out, "heat": heat(run, steps.place)}
 
 
-def bucket_means(run, parts):
+def bucket_means(steps, parts):
     """Mean loss of each part by the step at its end."""
-    loss, means = run.steps.columns["loss"], {}
+    means = {}
     for begin, end in parts:
-        finite = [value for value in loss[begin:end] if math.isfinite(value)]
+        finite = [value for value in steps.columns["loss"][begin:end] if math.isfinite(value)]
         if finite:
-            means[run.steps.at[end - 1]] = math.fsum(finite) / len(finite)
+            means[steps.at[end - 1]] = math.fsum(finite) / len(finite)
     return means
 
 
