@@ -1,6 +1,7 @@
 """The recipes: the plan of each must agree with its comment and with the table, and without data
 each must print how to make it."""
 import glob
+import json
 import os
 import re
 import shlex
