@@ -21,7 +21,7 @@ SMALL = {"ranks": 1, "model": "llama3-small", "seq-length": 2048, "global-batch-
 GPT2 = {"ranks": 1, "model": "gpt2-124M", "seq-length": 1024, "global-batch-size": 512, "fp8-recipe": "none",
         "normalization": "LayerNorm"}
 MODERN = {**GPT2, "normalization": "RMSNorm", "position-embedding-type": "rope", "num-query-groups": 4,
-          "qk-layernorm": "true"}
+          "qk-layernorm": True}
 TUNE = {"ranks": 8, "seq-length": 4096, "micro-batch-size": 4, "global-batch-size": 256, "recompute": "block",
         "fp8-recipe": "none", "rope-scaling-factor": 8}
 DELAYED = {"fp8-recipe": "delayed"}
@@ -29,8 +29,8 @@ RECIPES = {
     "train_llama3_8b_h200_bf16": LLAMA8B,
     "train_llama3_8b_h200_fp8": {**LLAMA8B, **DELAYED, "fp8-amax-history-len": 1024, "param-comm-dtype": "fp8",
                                  "fp8-format": "hybrid"},
-    "train_llama3_8b_h200_fp8_cs": {**LLAMA8B, "fp8-recipe": "tensorwise", "first-last-layers-bf16": "false"},
-    "train_llama3_8b_h200_fp8_cs_1F1L": {**LLAMA8B, "fp8-recipe": "tensorwise", "first-last-layers-bf16": "true",
+    "train_llama3_8b_h200_fp8_cs": {**LLAMA8B, "fp8-recipe": "tensorwise", "first-last-layers-bf16": False},
+    "train_llama3_8b_h200_fp8_cs_1F1L": {**LLAMA8B, "fp8-recipe": "tensorwise", "first-last-layers-bf16": True,
                                          "num-layers-at-start-in-bf16": 1, "num-layers-at-end-in-bf16": 1},
     "train_llama3_8b_h200_fp8_blockwise": {**LLAMA8B, "fp8-recipe": "blockwise"},
     "train_llama_1gpu_bf16_slimpajama": SMALL,
