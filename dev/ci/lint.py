@@ -36,7 +36,7 @@ MAY_INCLUDE = {
 }
 
 ASSEMBLY_FILES = ("llmc/cuda/ptx.cuh",)
-CUDA_FILES = r"llmc/cuda/|dev/bench/"
+CUDA_FILES = r"llmc/cuda/|dev/bench/|tests/gpu/gpu_test_fast_paths\.cpp$"
 COMM_FILES = r"llmc/parallel/comm/comm_\w+\.(cpp|h)$|tests/(end_to_end/fake|gpu/gpu_test)_nccl\w*\.cpp$"
 # The line with which a script in any folder finds scripts/llmfp8.
 FIND_PACKAGE = ('sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents '
@@ -99,7 +99,7 @@ def launches(path, text):
 
 
 def cuda_symbols(path, text):
-    """cuda symbols: CUDA and cuBLAS only in llmc/cuda and dev/bench"""
+    """cuda symbols: CUDA and cuBLAS only in llmc/cuda, dev/bench and the test that captures launches"""
     if not is_code(path) or re.match(CUDA_FILES, path):
         return []
     code = strip_comments(text, strings=False)

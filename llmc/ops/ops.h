@@ -4,10 +4,12 @@
 //
 // Conventions. Letters: B batch, T sequence, N = B*T rows, C channels, V vocabulary, Vp padded vocabulary, NH query
 // heads, NKV key/value heads, HS head dim, F feed-forward width; M, N, K in gemm only. Matrices are row-major. "="
-// marks what is overwritten, "+=" what is added to. As a type, "T" is the working type, "stat" fp32 (fp64 when T is
-// fp64), and "grad" fp32 or bf16 for every T but fp64, for which it is fp64. An "optional" Tensor may be empty, which
-// means absent. Reductions run in fp32 (fp64 when T is fp64). Every operation is deterministic: equal inputs give equal
-// bits. Shapes are checked by Tensor::elems; a mismatch is a bug of the caller (exit 1).
+// marks what is overwritten, "+=" what is added to. An "optional" Tensor may be empty, which means absent. Every
+// operation is deterministic: equal inputs give equal bits. Shapes are checked by Tensor::elems; a mismatch is a bug of
+// the caller (exit 1). Names of types:
+//   T      the working type: bf16 or fp32, in tests on the CPU also fp64
+//   stat   fp32, or fp64 if T is fp64: statistics, and the type in which reductions run
+//   grad   fp32 or bf16, or fp64 if T is fp64
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -166,8 +166,12 @@ float event_elapsed_ms(Event* begin, Event* end) {
     void ops::name(Ctx& ctx, const Args& args) {                        \
         if (ctx.rehearsal) return rehearse_op(ctx, OpKind::name, args); \
         cpu::in_order(ctx, [&ctx, args] {                               \
-            const OpSpan span(ctx, OpKind::name, args);                 \
-            device::name(ctx, args);                                    \
+            const auto run = [&] {                                      \
+                const OpSpan span(ctx, OpKind::name, args);             \
+                device::name(ctx, args);                                \
+            };                                                          \
+            if (around_operations) around_operations(ctx, #name, run);  \
+            else run();                                                 \
         });                                                             \
     }
 #include "llmc/ops/ops.inl"

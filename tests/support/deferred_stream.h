@@ -18,3 +18,6 @@ void defer(Ctx& ctx);
 // Each event_order of ctx and its side stream decrements *orders and is skipped if it was 0.
 void count_orders(Ctx& ctx, int64_t* orders);
 }  // namespace cpu
+
+// If set, it is called for every operation that is not rehearsed, and executes it with `run`.
+inline std::function<void(Ctx& ctx, const char* name, const std::function<void()>& run)> around_operations;
