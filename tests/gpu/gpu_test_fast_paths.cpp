@@ -1,4 +1,4 @@
-// Which kernels a training step launches. Small runs of the recipes must take the fast paths that docs/ names, and every
+// The kernels that a training step launches. Small runs of the recipes must take the fast paths that docs/ names. Every
 // kernel of llmc/cuda must run in one of them or be listed with a reason, so that one that no run reaches is found.
 #include <cuda_runtime.h>
 
