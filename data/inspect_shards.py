@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
 from llmfp8.shard_format import DTYPES, Shard, file_sha256, shard_paths  # noqa: E402
 from llmfp8.support import InputError, Parser, count_text, run_main  # noqa: E402
-from llmfp8.text_tokenizers import add_tokenizer_options, load_tokenizer, try_tokenizer  # noqa: E402
+from llmfp8.text_tokenizers import add_tokenizer_options, load_tokenizer  # noqa: E402
 
 
 def parse_arguments():
@@ -139,16 +139,13 @@ def describe(shard, args):
     tokenizer, remark = tokenizer_of(args, meta)
     print(f"  text{'       ' + remark if remark else ''}")
     if tokenizer is not None:
-        show_text(tokenizer, ids, flags and flags[args.first:args.first + args.count], shard.path)
+        show_text(tokenizer, ids, flags and flags[args.first:args.first + args.count])
 
 
-def show_text(tokenizer, ids, flags, path):
+def show_text(tokenizer, ids, flags):
     """Prints lines of text; with a loss mask, those that count as targets begin with >."""
-    groups = itertools.groupby(zip(flags or bytes(len(ids)), ids), key=lambda pair: pair[0])
-    parts = [(counts, [token for _, token in pairs]) for counts, pairs in groups]
-    try_tokenizer(lambda part: tokenizer.decode(part[1]), parts, lambda _: f"{path}: ")
-    for counts, tokens in parts:
-        for line in tokenizer.decode(tokens).split("\n"):
+    for counts, pairs in itertools.groupby(zip(flags or bytes(len(ids)), ids), key=lambda pair: pair[0]):
+        for line in tokenizer.decode([token for _, token in pairs]).split("\n"):
             print(f"    {'>' if counts else '|'} {line}")
 
 

@@ -21,7 +21,7 @@ from llmfp8.shard_format import HEADER_BYTES, TYPECODES  # noqa: E402
 from llmfp8.support import (InputError, Parser, count_text, need, one_line, parse_json, replacement,  # noqa: E402
                             run_main, whole_number)
 from llmfp8.text_sources import NotText, text_of  # noqa: E402
-from llmfp8.text_tokenizers import add_tokenizer_options, load_tokenizer, try_tokenizer  # noqa: E402
+from llmfp8.text_tokenizers import add_tokenizer_options, load_tokenizer  # noqa: E402
 
 DATASET = "Rowan/hellaswag"
 MAGIC = 20240522
@@ -123,18 +123,14 @@ def main():
     tokenizer = load_tokenizer(args.tokenizer, args.vocab_bpe, args.encoder_json, args.separator)
     word_bytes = 2 if tokenizer.vocab_size < 2 ** 16 else 4   # the largest word starts an example
     words, count, longest = array.array(TYPECODES[word_bytes]), 0, 0
-    questions = []
     for row, where in rows_of_file(args.input) if args.input else rows_of_dataset(args.dataset_split):
-        questions.append((len(questions), question_of(row, where), tokenizer, word_bytes, where, args.with_separator))
-        if len(questions) == args.max_examples:
-            break
-    if not questions:
-        raise InputError(f"{args.input or DATASET}: has no example")
-    try_tokenizer(lambda question: example_of(*question), questions, lambda number: f"{questions[number][4]}: ")
-    for question in questions:
-        example = example_of(*question)
+        example = example_of(count, question_of(row, where), tokenizer, word_bytes, where, args.with_separator)
         words.extend(example)
         count, longest = count + 1, max(longest, example[1])
+        if count == args.max_examples:
+            break
+    if not count:
+        raise InputError(f"{args.input or DATASET}: has no example")
     try:
         write_file(Path(args.out), words, count, longest, word_bytes)
     except OSError as error:

@@ -6,10 +6,7 @@ read and each split was written. The same command continues from there; the shar
 uninterrupted run.
 """
 import collections
-import contextlib
-import copy
 import dataclasses
-import itertools
 import json
 import os
 import re
@@ -24,7 +21,6 @@ from .shard_format import SplitWriter
 from .support import (InputError, Progress, count_text, end_with_parent, one_line, only_user_of, parse_json,
                       replacement)
 from .text_sources import Reader
-from .text_tokenizers import ends_process, quiet_panics
 
 SPLITS = ("train", "valid")
 BATCH_BYTES = 1 << 19      # text a worker gets at a time
@@ -54,7 +50,6 @@ class Plan:
     workers: int = 0
     overwrite: bool = False
     quiet: bool = False
-    in_workers: bool = False    # the encoder may end the process that calls it
 
 
 def choose_workers(plan):
@@ -88,38 +83,13 @@ def start_worker(parent, make_encoder, arguments):
 
 
 def work(documents):
-    with quiet_panics():
-        return work.encode(documents)
-
-
-def place_of(plan, position, number):
-    """Where document `number` after the position is; a dataset would have to be fetched again."""
-    reader = copy.copy(plan.reader)
-    reader.start(position)
-    if any(source.kind == "dataset" for source in reader.sources[reader.source:]):
-        return f"document {reader.documents + number + 1}"
-    next(itertools.islice(reader, number, None))
-    return f"{reader.sources[reader.source].path}: document {reader.record}"
-
-
-def explain_death(plan, unfinished):
-    """Raises InputError because a worker died while it had one of these (documents, position before them)."""
-    for documents, position in unfinished:
-        with contextlib.suppress(InputError):
-            encode = plan.make_encoder(*plan.encoder_arguments)
-            end = ends_process(documents, lambda document: encode([document]))
-            if end is not None and end[1] != "SIGKILL":
-                break
-    else:
-        raise InputError("a worker process died, likely for lack of memory; lower --workers")
-    raise InputError(f"{place_of(plan, position, end[0])}: the tokenizer ends the process that encodes it ({end[1]}): "
-                     "take the model's own tokenizer.json again, or leave this document out")
+    return work.encode(documents)
 
 
 def encoded(plan, workers):
     """(result, position, bytes read) of every batch, in order."""
     all_batches = batches(plan.reader, plan.max_documents)
-    if workers == 1 and not plan.in_workers:
+    if workers == 1:
         encode = plan.make_encoder(*plan.encoder_arguments)
         for documents, position, done_bytes in all_batches:
             yield encode(documents), position, done_bytes
@@ -127,29 +97,23 @@ def encoded(plan, workers):
     with ProcessPoolExecutor(workers, initializer=start_worker,
                              initargs=(os.getpid(), plan.make_encoder, plan.encoder_arguments)) as pool:
         ahead = collections.deque()   # bounded, so that reading does not get too far ahead of writing
-        before, died = plan.reader.position(), []
 
         def next_result():
-            future, _, _, position, done_bytes = ahead[0]
-            result = future.result()
-            ahead.popleft()
-            return result, position, done_bytes
+            future, position, done_bytes = ahead.popleft()
+            return future.result(), position, done_bytes
         try:
             for documents, position, done_bytes in all_batches:
-                ahead.append((pool.submit(work, documents), documents, before, position, done_bytes))
-                before = position
+                ahead.append((pool.submit(work, documents), position, done_bytes))
                 if len(ahead) >= 4 * workers:
                     yield next_result()
             while ahead:
                 yield next_result()
         except BrokenProcessPool:
-            died = [(documents, start) for future, documents, start, _, _ in ahead
-                    if not future.done() or future.exception() is not None]
+            raise InputError("a worker process died: for lack of memory (lower --workers), or because the tokenizer's "
+                             "library ended it (take the model's own tokenizer.json again)") from None
         finally:
             for future, *_ in ahead:
                 future.cancel()
-    if died:
-        explain_death(plan, died)
 
 
 class StateFile:

@@ -8,7 +8,7 @@ from .shard_format import MAX_SHARD_TOKENS, MIN_TAIL_TOKENS, TYPECODES, token_by
 from .shard_pipeline import SPLITS, Plan, report, run
 from .support import InputError, whole_number
 from .text_sources import Reader, find_sources
-from .text_tokenizers import BytesTokenizer, add_tokenizer_options, load_tokenizer
+from .text_tokenizers import add_tokenizer_options, load_tokenizer
 
 
 def add_options(parser, out="", tokenizer="", valid_fraction=0.01):
@@ -118,8 +118,7 @@ def plan_of(args, make, *encoder_arguments, **fields):
                 meta={"vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.meta(),
                       "valid_fraction": args.valid_fraction},
                 signature=signature_of(args, sources, tokenizer), max_documents=args.max_documents,
-                workers=args.workers, overwrite=args.overwrite, quiet=args.quiet,
-                in_workers=not isinstance(tokenizer, BytesTokenizer), **fields)
+                workers=args.workers, overwrite=args.overwrite, quiet=args.quiet, **fields)
 
 
 def prepare(args):

@@ -6,10 +6,7 @@ encode(bytes) -> ids as a list or an array of the shard's type, decode(ids) -> s
 import array
 import contextlib
 import hashlib
-import mmap
 import os
-import resource
-import signal
 import sys
 from pathlib import Path
 
@@ -186,39 +183,6 @@ class JsonTokenizer(Tokenizer):
             return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
-def ends_process(items, use):
-    """Calls use(item) for each item in a child process: with some files and texts the library ends the process (abort)
-    and raises nothing. Returns (number of the item, how), None if the process lived. What use() raises is left to the
-    caller's own call of it."""
-    sys.stdout.flush()
-    at = mmap.mmap(-1, 8)   # shared with the child
-    child = os.fork()
-    if child == 0:
-        with contextlib.suppress(BaseException), quiet_panics():
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            for number, item in enumerate(items):
-                at[:] = number.to_bytes(8, "little")
-                use(item)
-        os._exit(0)
-    status = os.waitpid(child, 0)[1]
-    number = int.from_bytes(at[:], "little")
-    if os.WIFSIGNALED(status):
-        return number, signal.Signals(os.WTERMSIG(status)).name
-    return (number, f"exit code {os.WEXITSTATUS(status)}") if os.WEXITSTATUS(status) else None
-
-
-def try_tokenizer(use, items=(None,), place=lambda number: ""):
-    """InputError if use(item) ends the process; place(number of the item) begins the message."""
-    end = ends_process(items, use)
-    if end is not None:
-        raise InputError(f"{place(end[0])}the tokenizer ends the process that uses it ({end[1]}): it is no "
-                         "tokenizer.json that the library tokenizers can use; take the model's own again, or pass "
-                         "--tokenizer")
-
-
-_tried = set()   # tokenizer.json files that did not end the process; forked worker processes inherit the set
-
-
 def add_tokenizer_options(parser, separator=True):
     """The options beside --tokenizer."""
     parser.add_argument("--vocab-bpe", default="", metavar="FILE", help="gpt2 without a network: its vocab.bpe ...")
@@ -228,8 +192,7 @@ def add_tokenizer_options(parser, separator=True):
                             help="of a tokenizer.json: the token that starts a document (default: a known one)")
 
 
-def load_tokenizer(name, vocab_bpe="", encoder_json="", separator="", try_first=True):
-    """try_first: reads a tokenizer.json in a child process first; for callers that do not use try_tokenizer."""
+def load_tokenizer(name, vocab_bpe="", encoder_json="", separator=""):
     if vocab_bpe or encoder_json:
         if name != "gpt2":
             raise InputError("--vocab-bpe and --encoder-json only go with --tokenizer gpt2")
@@ -244,7 +207,4 @@ def load_tokenizer(name, vocab_bpe="", encoder_json="", separator="", try_first=
         path = path / "tokenizer.json"
     if not path.is_file():
         raise InputError(f"--tokenizer {name}: not bytes, gpt2 or an existing tokenizer.json")
-    if try_first and path not in _tried:
-        try_tokenizer(lambda _: JsonTokenizer(path, separator))
-        _tried.add(path)
     return JsonTokenizer(path, separator)

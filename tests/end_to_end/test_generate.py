@@ -325,17 +325,6 @@ for prompt in prompts:
                 file.write(broken)
             self.assertIn(said, self.chat(folder, executable, "x", expect=2))
 
-    def test_a_tokenizer_that_ends_the_process_is_one_line(self):
-        """The library aborts where Rust cannot unwind, as if an allocation failed."""
-        os.mkdir(self.path("model"))
-        shutil.copy(os.path.join(ROOT, "tests", "fixtures", "llama", "config.json"), self.path("model"))
-        with open(self.path("model", "tokenizer.json"), "w") as file:
-            file.write("{}")
-        with open(self.path("tokenizers.py"), "w") as file:
-            file.write("import os\nclass Tokenizer:\n    from_file = staticmethod(lambda path: os.abort())\n")
-        said = self.script(self.path("model"), "x", expect=2, PYTHONPATH=self.dir).stderr
-        self.assertRegex(said, r"\Aerror: the tokenizer ends the process that uses it \(SIGABRT\): .*\n\Z")
-
     @unittest.skipUnless(importlib.util.find_spec("tokenizers"), "needs tokenizers")
     def test_script_takes_the_tokenizer_beside_the_model(self):
         import tokenizers
