@@ -4,7 +4,7 @@
 #include "tests/gpu/gpu_tensor.h"
 #include "tests/support/documents_test.h"
 
-#include "llmc/ops/reference_attention.h"
+#include "tests/support/reference_attention.h"
 
 namespace attention_test {
 

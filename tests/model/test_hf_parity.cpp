@@ -12,7 +12,7 @@
 #include "llmc/checkpoint/huggingface/hf_config.h"
 #include "llmc/checkpoint/huggingface/safetensors.h"
 #include "llmc/checkpoint/load.h"
-#include "llmc/ops/reference.h"
+#include "tests/support/reference.h"
 #include "tests/support/checkpoint_test.h"
 #include "tests/support/model_test.h"
 

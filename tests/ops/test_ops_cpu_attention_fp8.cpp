@@ -102,7 +102,7 @@ TEST_CASE("cpu FP8 attention against loops in double") {
         INFO(name_of(a));
         check_fp8_attention(a, a.on_cpu(a.random_qkv()), false);
     }
-    // `doctor` uses the wider bounds of tensor cores, which must also detect a changed element.
+    // Tests on GPUs use the wider bounds of tensor cores, which must also detect a changed element.
     for (const Fp8Attention& a : {Fp8Attention{1, 129, 4, 2, 64}, Fp8Attention{2, 193, 4, 1, 128}})
         check_fp8_attention(a, a.on_cpu(a.random_qkv()), true);
 }

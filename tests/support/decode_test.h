@@ -1,7 +1,7 @@
 // Attention of one token per text over a cache, for the tests of both devices: texts of different lengths in slots of
 // another order, with rows of padding among them.
 #pragma once
-#include "llmc/ops/reference_attention.h"
+#include "tests/support/reference_attention.h"
 #include "tests/support/op_test.h"
 
 namespace op_test {

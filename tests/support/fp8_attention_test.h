@@ -4,7 +4,7 @@
 #include "tests/support/op_test.h"
 
 #include "llmc/base/fp8.h"
-#include "llmc/ops/reference_attention_fp8.h"
+#include "tests/support/reference_attention_fp8.h"
 
 namespace op_test {
 

@@ -2,7 +2,7 @@
 #pragma once
 #include "tests/support/op_test.h"
 
-#include "llmc/ops/reference_gemm_fp8.h"
+#include "tests/support/reference_gemm_fp8.h"
 
 namespace op_test {
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/ops/reference.h"
+#include "tests/support/reference.h"
 
 namespace op_test {
 

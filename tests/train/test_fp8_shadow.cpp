@@ -5,7 +5,7 @@
 
 #include "llmc/base/fp8.h"
 #include "llmc/base/rng.h"
-#include "llmc/ops/reference.h"
+#include "tests/support/reference.h"
 #include "llmc/train/log/fp8_shadow.h"
 
 namespace {

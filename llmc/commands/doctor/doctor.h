@@ -1,8 +1,76 @@
 // `train_llama doctor`: reports the hardware and libraries of this machine, what the trainer can use, and whether FP8
-// matmuls, attention and collectives compute correct results. One line per finding, also for what cannot be checked.
+// matmuls, attention and collectives compute correct results. One line per result, also for what cannot be checked.
 #pragma once
+#include <string>
+#include <vector>
+
+#include "llmc/base/system/nvml.h"
 #include "llmc/commands/command.h"
+#include "llmc/commands/doctor/check_result.h"
+#include "llmc/ops/device.h"
 #include "llmc/parallel/comm/comm.h"
 
-// The job's exit code is 0 if nothing failed, 1 if an item failed.
+// The job's exit code is 0 if nothing failed, 1 if a check failed.
 Job parse_doctor(const Invocation& call, Comm& comm);
+
+// Every rank makes every check in the same order, so a check may use collectives if all ranks call them.
+class Doctor {
+public:
+    struct Check {
+        const char *name, *what;
+        CheckResults (Doctor::*run)();
+    };
+    static const std::vector<Check>& checks();
+
+    // comm is not owned. save: the folder for checkpoints; "": none
+    explicit Doctor(Comm& comm, std::string save = "");
+    ~Doctor();
+    Doctor(const Doctor&) = delete;
+    Doctor& operator=(const Doctor&) = delete;
+
+    // Makes all checks, prints each result as soon as all ranks have it, or all of them as JSON; returns the exit code.
+    int run(bool json);
+    // This rank's results of one check; an Error becomes a failed one.
+    CheckResults results_of(const Check& check);
+
+private:
+    bool gpu() const { return info_.sm > 0; }
+    std::string open_device(int index);
+
+    // doctor_machine.cpp
+    CheckResults check_build();
+    CheckResults check_gpu();   // opens the devices
+    CheckResults check_driver();
+    CheckResults check_gpu_state();
+    CheckResults check_environment();
+    CheckResults check_disk();
+    CheckResults check_shared_memory();
+    CheckResults check_locked_memory();
+    CheckResults check_processors();
+    // doctor_operations.cpp
+    CheckResults check_fp8();
+    CheckResults check_attention();
+    // doctor_ranks.cpp
+    CheckResults check_nccl();
+    CheckResults check_ranks();
+    CheckResults check_collectives();
+    CheckResults check_links();
+
+    Comm& comm_;
+    const std::string save_;
+    DeviceInfo info_ = device::device_info(-1);   // of this rank's device; without one, of the libraries only
+    const bool cuda_build_ = !info_.toolkit.empty();
+    Ctx ctx_;
+    bool opened_ = false;      // the devices of all ranks are open
+    bool connected_ = false;   // and can communicate
+};
+
+// ---- the parts that judge, for tests
+
+CheckResults gpu_state_results(const GpuState& state);
+// The first element of a device's result that differs from the CPU's by more than `share` of the CPU's largest value,
+// as text; "" if there is none.
+std::string result_difference(const char* name, const std::vector<float>& device, const std::vector<float>& cpu,
+                              double share);
+CheckResult shared_memory_result(int64_t free_bytes, int ranks);
+CheckResult locked_memory_result(int64_t bytes, bool infiniband);   // bytes < 0: no limit

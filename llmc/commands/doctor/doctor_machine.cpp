@@ -1,12 +1,10 @@
-// Items of `doctor` on the machine around the device: processors, environment, disk and limits.
-#include <fcntl.h>
+// Checks of `doctor` on the machine: GPU, driver, environment, disk and limits.
 #include <sched.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <thread>
@@ -15,145 +13,208 @@
 #include "llmc/base/system/files.h"
 #include "llmc/base/text.h"
 #include "llmc/base/version.h"
-#include "llmc/commands/doctor/doctor_items.h"
+#include "llmc/commands/doctor/doctor.h"
 #include "llmc/config/environment.h"
 #include "llmc/parallel/comm/comm_mpi.h"
+#include "llmc/parallel/gpu_assignment.h"
 #include "llmc/parallel/rank_preflight.h"
 
 namespace {
 
+using enum Status;
+
 constexpr int64_t kMiB = 1 << 20;
-// Docker's default is 64 MiB; NCCL takes some MiB of shared memory for each pair of ranks of a host.
-constexpr int64_t kSharedMemoryBytes = 512 * kMiB;
-// A network adapter locks the memory that it uses; NCCL has buffers of some MiB for each connection.
-constexpr int64_t kLockedBytes = 1024 * kMiB;
-constexpr int64_t kOpenFiles = 1024, kOpenFilesOfRanks = 4096;
-constexpr int64_t kLittleDisk = 4096 * kMiB;   // a few checkpoints of a small model
 
 std::string size_text(int64_t bytes) {
     return bytes < 1024 * kMiB ? strf("%.1f MiB", static_cast<double>(bytes) / static_cast<double>(kMiB))
                                : strf("%.1f GiB", gib(bytes));
 }
 
-// The soft limit, -1 for none.
-int64_t limit_of(decltype(RLIMIT_NOFILE) resource) {
-    rlimit limit{};
-    if (::getrlimit(resource, &limit) != 0) FAIL(kExitBadInput, "getrlimit: %s", std::strerror(errno));
-    return limit.rlim_cur == RLIM_INFINITY ? -1 : static_cast<int64_t>(limit.rlim_cur);
-}
-
-bool has_infiniband() {
-    std::error_code error;
-    return !std::filesystem::is_empty("/sys/class/infiniband", error) && !error;
-}
-
-// Creates a file in /dev/shm, as OpenMPI and NCCL do between the ranks of a host. Returns "" or the error.
-std::string shared_memory_error() {
-    const std::string name = strf("/llmfp8.doctor.%d", static_cast<int>(::getpid()));
-    const int fd = ::shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (fd < 0) return std::strerror(errno);
-    ::close(fd);
-    ::shm_unlink(name.c_str());
-    return "";
-}
+const CheckResult kCpuBuild = {kNotChecked, "this executable was built for the CPU", "make DEVICE=cuda"};
 
 }  // namespace
 
-Findings look_at_build(Patient& patient) {
+CheckResults Doctor::check_build() {
     const std::string mpi = mpi_library_text();
-    return {ok(strf("commit %s for %s, %s", kBuildCommit,
-                    patient.cuda_build ? ("CUDA " + patient.info.toolkit).c_str() : "the CPU",
-                    mpi.empty() ? "one rank only (built without OpenMPI)" : "one or more ranks"))};
+    return {{kOk, strf("commit %s for %s; %s", kBuildCommit,
+                       cuda_build_ ? ("CUDA " + info_.toolkit + ", " + info_.matmul_library).c_str() : "the CPU",
+                       mpi.empty() ? "one rank only (built without OpenMPI)" : mpi.c_str())}};
 }
 
-Findings look_at_processors(Patient& patient) {
+// Opens this rank's device if all ranks can; collective. Returns "" or why this rank's cannot be used.
+std::string Doctor::open_device(int index) {
+    std::string error;
+    try {
+        info_ = device::device_info(index);
+        device::device_open(ctx_, info_.index);
+        opened_ = true;
+    } catch (const Error& e) {
+        error = e.what();
+    }
+    const bool all = comm_.sum(std::vector<int64_t>{opened_})[0] == comm_.world().ranks;
+    if (opened_ && !all) {
+        device::device_close(ctx_);
+        opened_ = false;
+    }
+    return error;
+}
+
+CheckResults Doctor::check_gpu() {
+    const auto unusable = [](const std::string& why) -> CheckResults {
+        return {{kFailed, why,
+                 "see driver below, CUDA_VISIBLE_DEVICES, nvidia-smi; for a container, docker run --gpus all"}};
+    };
+    if (!cuda_build_) {
+        const std::string error = open_device(0);
+        if (!error.empty()) return unusable(error);
+        return {{kNotChecked, strf("%s, which emulates FP8: %d threads", kCpuBuild.text.c_str(), info_.sm_count),
+                 kCpuBuild.advice}};
+    }
+    const bool sign = device::device_count() > 0 || !info_.driver.empty();
+    if (comm_.sum(std::vector<int64_t>{sign})[0] == 0)
+        return {{kNotChecked, "no GPU and no driver here", "run it on the training machine"}};
+    std::vector<std::string> notes;
+    int index = 0;
+    try {
+        index = place_rank(comm_, notes);   // throws on all ranks or on none
+    } catch (const Error& e) {
+        return unusable(e.what());
+    }
+    if (const std::string error = open_device(index); !error.empty()) return unusable(error);
+    const int seen = device::device_count();
+    const std::string others = seen > 1 && comm_.world().ranks == 1
+                                   ? strf("; one of %d: mpirun -np %d checks all of them", seen, seen) : "";
+    CheckResults results = {{kOk, strf("%s at %s, compute capability %d.%d, %.1f GiB, %.1f free, %d multiprocessors%s",
+                                       info_.name.c_str(), info_.bus.c_str(), info_.sm / 10, info_.sm % 10,
+                                       gib(info_.memory_bytes), gib(device::device_free_bytes()), info_.sm_count,
+                                       others.c_str())}};
+    for (const std::string& note : notes)
+        if (note.rfind("WARNING", 0) == 0) results.push_back({kWarning, note.substr(9), "use GPUs of one kind"});
+    return results;
+}
+
+CheckResults Doctor::check_driver() {
+    if (!cuda_build_) return {kCpuBuild};
+    const std::string &driver = info_.driver, &toolkit = info_.toolkit;
+    if (driver.empty()) return {{kNotChecked, "no driver library libcuda.so.1 here; built with CUDA " + toolkit}};
+    const std::string both = "driver for CUDA " + driver + ", built with CUDA " + toolkit;
+    const int needed = std::atoi(toolkit.c_str());
+    if (std::atoi(driver.c_str()) >= needed) return {{kOk, both}};
+    return {{kFailed, both + ": the driver is too old for this executable",
+             strf("install a driver for CUDA %d.0 or newer, or build with an older toolkit", needed)}};
+}
+
+CheckResults gpu_state_results(const GpuState& s) {
+    CheckResults results;
+    const auto add = [&](const char* name, bool good, const std::string& text, const char* advice) {
+        results.push_back({good ? kOk : kWarning, text, good ? "" : advice, name});
+    };
+    const auto clock = [](const std::optional<int64_t>& now, const std::optional<int64_t>& largest) {
+        return now && largest ? strf("%lld of %lld MHz", ll(*now), ll(*largest)) : std::string("unknown");
+    };
+    constexpr uint64_t kSlow = kThrottleClocksSet | kThrottleHardware | kThrottleSoftwareThermal
+                               | kThrottleHardwareThermal | kThrottlePowerBrake;   // any but the power limit
+    const uint64_t slow = s.throttle.value_or(0) & kSlow;
+    add("GPU clocks", slow == 0,
+        "multiprocessors " + clock(s.sm_mhz, s.max_sm_mhz) + " now, memory " + clock(s.memory_mhz, s.max_memory_mhz)
+            + (s.celsius ? strf(", %lld C", ll(*s.celsius)) : "")
+            + (slow == 0 ? "" : ": reduced by " + throttle_text(slow)), "nvidia-smi -q -d PERFORMANCE,CLOCK");
+    if (s.power_limit_mw && s.default_power_limit_mw)
+        add("GPU power", *s.power_limit_mw >= *s.default_power_limit_mw,
+            strf("limit %lld W, by default %lld W", ll(*s.power_limit_mw / 1000), ll(*s.default_power_limit_mw / 1000)),
+            "nvidia-smi -pl sets it: matmuls run into it first");
+    if (s.persistence)
+        add("GPU persistence", *s.persistence, *s.persistence ? "on" : "off: the driver is loaded again at every start",
+            "nvidia-smi -pm 1");
+    if (s.mig)
+        add("GPU MIG", !*s.mig,
+            *s.mig ? "on: an instance has a part of the GPU, and NCCL does not connect instances" : "off",
+            "nvidia-smi -mig 0");
+    if (s.ecc) add("GPU ECC", *s.ecc, *s.ecc ? "on" : "off: memory errors go unnoticed", "nvidia-smi -e 1, then restart");
+    if (const int64_t errors = s.uncorrected_errors.value_or(0); s.ecc && *s.ecc && errors > 0)
+        results.back() = {kFailed,
+                          count_text(errors, "uncorrected error") + " since the driver was loaded",
+                          "nvidia-smi -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER; reset or replace it", "GPU ECC"};
+    return results;
+}
+
+CheckResults Doctor::check_gpu_state() {
+    GpuState state;
+    const std::string error = gpu() ? read_gpu_state(info_.bus, state) : "no GPU";
+    if (!error.empty()) return {{kNotChecked, "clocks, persistence, MIG and ECC: " + error}};
+    return gpu_state_results(state);
+}
+
+CheckResults Doctor::check_environment() {
+    CheckResults results;
+    for (const VariableEffect& e : environment_effects(own_environment(), comm_.world().ranks, cuda_build_))
+        results.push_back({e.warn ? kWarning : kOk, "\"" + e.value + "\" is " + e.effect,
+                           e.warn ? "unset " + e.name : "", "environment " + e.name});
+    for (const std::string& line : environment_differences(comm_))
+        results.push_back({kWarning, line.substr(line.find(' ') + 1),   // after "WARNING:"
+                           "start all ranks with the same environment (mpirun -x)", "environment of ranks"});
+    if (results.empty()) results = {{kOk, "no variable of NCCL, Transformer Engine or this trainer is set"}};
+    return results;
+}
+
+CheckResults Doctor::check_disk() {
+    constexpr int64_t kLittle = 4096 * kMiB;   // a few checkpoints of a small model
+    if (save_.empty()) return {{kNotChecked, "--save DIR checks the folder in which checkpoints will be saved"}};
+    const std::string there = existing_part(save_);
+    if (!is_directory(there)) return {{kFailed, printable(there) + " is not a folder", "name another one"}};
+    if (::access(there.c_str(), W_OK | X_OK) != 0)
+        return {{kFailed, printable(there) + " cannot be written: " + std::strerror(errno),
+                 "name another folder, or change its permissions"}};
+    const int64_t free = free_bytes(there);
+    const std::string text = size_text(free) + " are free for " + printable(save_);
+    const std::string need = "a checkpoint takes 14 bytes per parameter with FP32 moments";
+    if (free >= kLittle) return {{kOk, text + "; " + need}};
+    return {{kWarning, text, "make room: " + need + ", and the previous one is kept until the next is complete"}};
+}
+
+// Docker's default is 64 MiB; NCCL takes some MiB of shared memory for each pair of ranks of a host.
+CheckResult shared_memory_result(int64_t free_bytes, int ranks) {
+    const std::string text = size_text(free_bytes) + " of /dev/shm are free";
+    if (free_bytes >= 512 * kMiB) return {kOk, text};
+    const std::string advice = "docker run --shm-size 1g or --ipc host; remove old files from /dev/shm";
+    if (free_bytes < kMiB && ranks > 1)
+        return {kFailed, text + ": the ranks of a host cannot share heartbeats", advice};
+    return {kWarning, text + ": too little for NCCL between several GPUs of a host", advice};
+}
+
+CheckResults Doctor::check_shared_memory() {
+    if (::access("/dev/shm", W_OK | X_OK) != 0)
+        return {{kFailed, strf("/dev/shm: %s", std::strerror(errno)), "mount a tmpfs there that this user can write"}};
+    return {shared_memory_result(free_bytes("/dev/shm"), comm_.world().ranks)};
+}
+
+// A network adapter locks the memory that it uses; NCCL has buffers of some MiB for each connection.
+CheckResult locked_memory_result(int64_t bytes, bool infiniband) {
+    if (bytes < 0) return {kOk, "no limit (ulimit -l)"};
+    const std::string text = size_text(bytes) + " (ulimit -l)";
+    if (!infiniband) return {kOk, text + "; there is no InfiniBand, which would need it"};
+    if (bytes >= 1024 * kMiB) return {kOk, text};
+    return {kWarning, text + ": too little for InfiniBand, whose buffers are locked",
+            "ulimit -l unlimited; docker run --ulimit memlock=-1; under Slurm LimitMEMLOCK=infinity of slurmd"};
+}
+
+CheckResults Doctor::check_locked_memory() {
+    std::error_code error;
+    const bool infiniband = !std::filesystem::is_empty("/sys/class/infiniband", error) && !error;
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_MEMLOCK, &limit) != 0) FAIL(kExitBadInput, "getrlimit: %s", std::strerror(errno));
+    const bool none = limit.rlim_cur == RLIM_INFINITY;
+    return {locked_memory_result(none ? -1 : static_cast<int64_t>(limit.rlim_cur), infiniband)};
+}
+
+CheckResults Doctor::check_processors() {
     cpu_set_t usable;
     CPU_ZERO(&usable);
     const bool known = ::sched_getaffinity(0, sizeof usable, &usable) == 0;   // fails beyond 1024 processors
-    const int all = static_cast<int>(std::thread::hardware_concurrency());
-    const int mine = known ? CPU_COUNT(&usable) : all;
+    const int mine = known ? CPU_COUNT(&usable) : static_cast<int>(std::thread::hardware_concurrency());
     const long of_host = ::sysconf(_SC_NPROCESSORS_ONLN);
     const std::string text = strf("%d of the host's %ld may be used by this process", mine, of_host);
-    if (mine >= 2 || of_host < 2) return {ok(text)};
-    const bool launched = patient.comm.world().ranks > 1;
-    return {warning(text + ": reading data, saving and training share it",
-                    launched ? "give mpirun --bind-to none, or srun --cpus-per-task" : "see taskset -p $$")};
-}
-
-Findings look_at_environment(Patient& patient) {
-    Findings findings;
-    const int ranks = patient.comm.world().ranks;
-    for (const VariableEffect& e : environment_effects(own_environment(), ranks, patient.cuda_build)) {
-        const std::string text = "\"" + e.value + "\" is " + e.effect;
-        findings.push_back(e.warn ? warning(text, "unset " + e.name) : ok(text));
-        findings.back().name = "environment " + e.name;
-    }
-    for (const std::string& line : environment_differences(patient.comm)) {
-        const std::string what = line.substr(line.find(' ') + 1);   // after "WARNING:"
-        findings.push_back(warning(what, "start all ranks with the same environment (mpirun -x)"));
-        findings.back().name = "environment of ranks";
-    }
-    if (findings.empty()) findings = {ok("no variable of NCCL, Transformer Engine or this trainer is set")};
-    return findings;
-}
-
-Findings look_at_disk(Patient& patient) {
-    if (patient.options.save.empty())
-        return {not_checked("--save DIR checks the folder in which checkpoints will be saved", "")};
-    const std::string folder = patient.options.save, there = existing_part(folder);
-    if (!is_directory(there)) return {failed(printable(there) + " is not a folder", "name another one")};
-    if (::access(there.c_str(), W_OK | X_OK) != 0)
-        return {failed(strf("%s cannot be written: %s", printable(there).c_str(), std::strerror(errno)),
-                       "name another folder, or change its permissions")};
-    const int64_t free = free_bytes(there);
-    const std::string text = size_text(free) + " are free for " + printable(folder);
-    const std::string need = "a checkpoint takes 14 bytes per parameter with FP32 moments";
-    if (free >= kLittleDisk) return {ok(text + "; " + need)};
-    return {warning(text, "make room: " + need + ", and the previous one is kept until the next is complete")};
-}
-
-Finding shared_memory_finding(int64_t total_bytes, int64_t free_bytes, int ranks) {
-    const std::string text = strf("/dev/shm has %s, %s are free", size_text(total_bytes).c_str(),
-                                  size_text(free_bytes).c_str());
-    if (free_bytes >= kSharedMemoryBytes) return ok(text);
-    const std::string advice = "docker run --shm-size 1g or --ipc host; remove old files from /dev/shm";
-    if (free_bytes < kMiB && ranks > 1) return failed(text + ": the ranks of a host cannot share heartbeats", advice);
-    return warning(text + ": too little for NCCL between several GPUs of a host", advice);
-}
-
-Findings look_at_shared_memory(Patient& patient) {
-    struct statvfs info{};
-    if (::statvfs("/dev/shm", &info) != 0)
-        return {failed(strf("/dev/shm: %s", std::strerror(errno)), "mount a tmpfs there")};
-    if (const std::string error = shared_memory_error(); !error.empty())
-        return {failed("no file can be created in /dev/shm: " + error, "mount a tmpfs there that this user can write")};
-    const auto block = static_cast<int64_t>(info.f_frsize);
-    return {shared_memory_finding(static_cast<int64_t>(info.f_blocks) * block,
-                                  static_cast<int64_t>(info.f_bavail) * block, patient.comm.world().ranks)};
-}
-
-Finding locked_memory_finding(int64_t bytes, bool infiniband) {
-    if (bytes < 0) return ok("no limit (ulimit -l)");
-    const std::string text = size_text(bytes) + " (ulimit -l)";
-    if (bytes >= kLockedBytes || !infiniband)
-        return ok(text + (infiniband ? "" : "; there is no InfiniBand, which would need it"));
-    return warning(text + ": too little for InfiniBand, whose buffers are locked",
-                   "ulimit -l unlimited; docker run --ulimit memlock=-1; under Slurm LimitMEMLOCK=infinity of slurmd");
-}
-
-Findings look_at_locked_memory(Patient&) {
-    return {locked_memory_finding(limit_of(RLIMIT_MEMLOCK), has_infiniband())};
-}
-
-Finding open_files_finding(int64_t files, int ranks) {
-    if (files < 0) return ok("no limit (ulimit -n)");
-    const int64_t needed = ranks > 8 ? kOpenFilesOfRanks : kOpenFiles;
-    const std::string text = strf("%lld (ulimit -n)", ll(files));
-    if (files >= needed) return ok(text);
-    return warning(text + strf(": data shards, and sockets between ranks, may take %lld", ll(needed)),
-                   strf("ulimit -n %lld", ll(needed)));
-}
-
-Findings look_at_open_files(Patient& patient) {
-    return {open_files_finding(limit_of(RLIMIT_NOFILE), patient.comm.world().ranks)};
+    if (mine >= 2 || of_host < 2) return {{kOk, text}};
+    return {{kWarning, text + ": reading data, saving and training share it",
+             "give mpirun --bind-to none, or srun --cpus-per-task; see taskset -p $$"}};
 }

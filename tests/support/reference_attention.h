@@ -1,6 +1,6 @@
 // Attention as plain loops in double, with error bounds derived from every rounding.
 #pragma once
-#include "llmc/ops/reference.h"
+#include "tests/support/reference.h"
 
 namespace reference {
 

@@ -1,5 +1,5 @@
-// Reference tensors for the tests and `doctor`: guarded host memory whose elements start as NaN, random values, and
-// comparison under an error bound.
+// Tensors of the tests of operations: guarded host memory whose elements start as NaN, random values, and comparison
+// under an error bound.
 #pragma once
 #include <cmath>
 #include <cstring>
