@@ -117,7 +117,6 @@ struct Config {
 
     // other
     bool dry_run = false;               // same as the subcommand plan
-    std::string html;                   // file that gets the plan as a page; "": none
     std::string gpu;                    // GPU to plan for, a row of kernel_rates.cpp; "": the one found, else H200
     bool json = false;                  // print the plan as JSON
     int64_t profile_first = -1, profile_last = -1;   // --profile FIRST:LAST, steps counted from 1; -1: none

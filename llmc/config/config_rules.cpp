@@ -244,10 +244,8 @@ void run_rules(const Config& c, int ranks, Rules& rules) {
     rules.require(c.alert_webhook.empty() || address || c.alert_webhook[0] == '@',
                   "--alert-webhook begins with http:// or https://, or with @ and the name of a file that has the "
                   "address");
-    const std::pair<const char*, const std::string&> pages[] = {{"--report ", c.report}, {"--html ", c.html}};
-    for (const auto& [option, value] : pages)
-        rules.require(value.empty() || value.ends_with(".html") || value.ends_with(".htm"),
-                      option + value + ": the page is HTML: name it .html");
+    rules.require(c.report.empty() || c.report.ends_with(".html") || c.report.ends_with(".htm"),
+                  "--report " + c.report + ": the page is HTML: name it .html");
     rules.require(c.profile_first <= c.profile_last,
                   strf("--profile %lld:%lld ends before it starts", ll(c.profile_first), ll(c.profile_last)));
 }

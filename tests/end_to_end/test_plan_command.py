@@ -33,24 +33,6 @@ class PlanTest(TrainTest):
         self.assertIs(json.loads(plan(2, "--json"))["memory"]["fits"], False)
         self.assertRegex(plan(0, "--ranks", "8"), r"\Afits: 92\.413 GiB of [\d.]+ GiB on .*\nparameters  ")
 
-    def test_a_page_of_the_plan(self):
-        page = self.path("plan.html")
-        for words, code in ((["plan", "--ranks", "8"], 0), (["--dry-run"], 2)):
-            done = subprocess.run([LLAMA, *words, "--model", "llama3-8B", "--html", page], capture_output=True,
-                                  text=True, timeout=60)
-            self.assertEqual((done.returncode, done.stderr), (code, ""))
-            with open(page) as file:
-                text = file.read()
-            self.assertIn("DOES NOT FIT" if code else "<p class=verdict>fits: 92.41 GiB of", text)
-            self.assertIn("matmuls, backward", text)
-        for words, said in ((["plan", "--html", self.path("no", "x.html")], "No such file or directory"),
-                            (["plan", "--html", "x.pdf"], "the page is HTML: name it .html"),
-                            (["--html", page, "--train-iters", "1", "--synthetic-data"],
-                             "only plan (--dry-run) reads it")):
-            done = subprocess.run([LLAMA, *words, "--model", "llama-tiny"], capture_output=True, text=True, timeout=60)
-            self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
-            self.assertIn(said, done.stderr)
-
     def test_the_log_has_the_memory_of_its_arena_by_purpose(self):
         log = self.path("log.jsonl")
         self.run_train(GPT2, "--train-iters", "1", "--log-file", log)

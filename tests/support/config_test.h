@@ -131,7 +131,6 @@ inline const std::map<std::string, Sample>& samples() {
         {"alert-command", {{"mail me", "true"}, {}}},         {"alert-webhook", {{"http://a/b", "@file"}, {}}},
         {"report", {{"run.html"}, save}},
         {"gpu", {{"H200"}, {"--dry-run", "true"}}},           {"json", {{"true"}, {"--dry-run", "true"}}},
-        {"html", {{"plan.html"}, {"--dry-run", "true"}}},
         {"sample-tokens", {{"1", "100"}, sampled}},           {"prompt-ids", {{"1 2 3", "7"}, sampled}},
         {"prompt-bytes", {{"a text", "b"}, sampled}},         {"prompts", {{"p.txt", "q"}, sampled}},
         {"temperature", {{"0", "1.5"}, sampled}},             {"top-k", {{"1", "50"}, sampled}},
