@@ -17,7 +17,7 @@
 #include "llmc/base/system/standard_streams.h"
 #include "llmc/base/text.h"
 #include "llmc/base/version.h"
-#include "llmc/commands/bench/bench.h"
+#include "llmc/commands/bench/bench_run.h"
 #include "llmc/commands/doctor/doctor.h"
 #include "llmc/commands/export_fp8.h"
 #include "llmc/commands/generate.h"

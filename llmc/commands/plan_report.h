@@ -2,7 +2,7 @@
 #pragma once
 #include <string>
 
-#include "llmc/perf/step_time_model.h"
+#include "llmc/perf/step_time.h"
 
 // The inputs of a report, which must outlive it.
 struct PlannedRun {
@@ -22,9 +22,6 @@ bool plan_fits(const PlannedRun& run);
 std::string plan_text(const PlannedRun& run);
 // The same as one line of JSON.
 std::string plan_json(const PlannedRun& run);
-
-// Prints plan_output, and writes the page of --html.
-void print_plan(const PlannedRun& run);
 
 // With --json plan_json; else plan_text, the notes and the options that the user changed.
 std::string plan_output(const PlannedRun& run);

@@ -11,7 +11,7 @@
 #include "llmc/fault/watchdog.h"
 #include "llmc/parallel/comm/comm.h"
 #include "llmc/perf/fp8_speedup.h"
-#include "llmc/perf/step_time_model.h"
+#include "llmc/perf/step_time.h"
 #include "llmc/train/train_loop.h"
 
 namespace {
@@ -24,7 +24,7 @@ int run_plan(ParsedConfig& parsed, Comm& comm) {
     const DeviceInfo info = device::device_info(device::device_count() > 0 ? 0 : -1);
     const MemoryPlan memory = plan_memory(config, table, fp8_plan_of(config, table), ranks);
     const PlannedRun run{config, table, memory, info, parsed.notes, parsed.changed};
-    if (comm.root()) print_plan(run);
+    if (comm.root()) std::printf("%s", plan_output(run).c_str());
     return plan_fits(run) ? kExitOk : kExitBadInput;
 }
 

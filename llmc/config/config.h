@@ -117,7 +117,7 @@ struct Config {
 
     // other
     bool dry_run = false;               // same as the subcommand plan
-    std::string gpu;                    // GPU to plan for, a row of kernel_rates.cpp; "": the one found, else H200
+    std::string gpu;                    // GPU to plan for, a row of base/gpu.cpp; "": the one found, else H200
     bool json = false;                  // print the plan as JSON
     int64_t profile_first = -1, profile_last = -1;   // --profile FIRST:LAST, steps counted from 1; -1: none
     bool overfit_one_batch = false;

@@ -62,7 +62,7 @@ constexpr Condition kConditions[] = {
     {"save-interval keep save-async", "save", "!unset", "no checkpoint is written without --save"},
     {"sample-tokens prompt-ids prompt-bytes prompts temperature top-k top-p print", "sample-every", ">0", kNoSamples},
     {"top-k top-p", "temperature", ">0", "--temperature 0 takes the most likely token"},
-    {"gpu json html", "dry-run", "true", "only plan (--dry-run) reads it"},
+    {"gpu json", "dry-run", "true", "only plan (--dry-run) reads it"},
 };
 
 const char* unless(bool acts, const char* reason) { return acts ? nullptr : reason; }

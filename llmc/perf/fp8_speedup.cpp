@@ -1,58 +1,45 @@
 #include "llmc/perf/fp8_speedup.h"
 
 #include "llmc/base/check.h"
-#include "llmc/perf/kernel_rates.h"
+#include "llmc/perf/rates.h"
 
 namespace {
 
-// Bytes per second, read and written, of a copy on the device; 4.2e12 to 4.25e12 were measured on an H200.
-constexpr double kQuantizeRate = 4.2e12;
-
-// What one linear layer takes per micro-batch besides its matmuls, only in FP8 or only in BF16: memory traffic and
-// kernels.
-struct Extra {
-    double bytes = 0, kernels = 0;
-    double us() const { return 1e6 * bytes / kQuantizeRate + kKernelUs * kernels; }
-};
-
-// In BF16 a kernel writes its output in 2 bytes per element, in FP8 as two quantized tensors of 1 byte each. FP8 takes
-// an additional BF16 tensor if another kernel reads it (bf16_is_read), and a second pass (2 bytes read, 2 written) if
-// scales need the amax of the whole tensor.
-Extra quantization_of(double elems, bool bf16_is_read, bool second_pass, bool blocks) {
-    Extra e;
-    if (second_pass) e = {.bytes = 4 * elems, .kernels = 1};
-    else if (bf16_is_read) e.bytes = 2 * elems;
-    if (blocks) e.bytes += 2 * 4 * elems / 128;
-    return e;
+double traffic_us(double bytes, double kernels) {
+    return 1e6 * bytes / measured_rates().copy_rate + kKernelUs * kernels;
 }
 
-Extra fp8_extra_of(const Config& c, const Fp8Plan& plan, const LinearPlan& linear) {
-    const double tokens = real(c.micro_batch_size * c.part_length());
+// What quantization adds to the time of one linear layer for one micro-batch. In BF16 a kernel writes its output in 2
+// bytes per element, in FP8 as two quantized tensors of 1 byte each. FP8 takes an additional BF16 tensor if another
+// kernel reads it, and a second pass (2 bytes read, 2 written) if scales need the amax of the whole tensor.
+double fp8_extra_us(const Config& c, const Fp8Plan& plan, const LinearPlan& linear) {
     const bool blocks = plan.row().x != Granularity::kTensor, head = linear.kind == LinearKind::kHead;
     const bool second = plan.row().scaling == Scaling::kCurrent && !blocks;
-    const bool residual = linear.kind == LinearKind::kProj || linear.kind == LinearKind::kDown;
-    // The attention backward reads the BF16 input of proj; the residual stream reads the BF16 dy of proj and down.
-    const Extra x = quantization_of(tokens * real(linear.in), linear.kind == LinearKind::kProj, second, blocks);
-    Extra dy = quantization_of(tokens * real(linear.out), residual, second, blocks);
-    // The classifier overwrites the logits with their gradients and does not quantize these. A separate pass does; with
-    // tensorwise scaling, another pass before it computes the amax.
-    if (head) dy = {.bytes = (second ? 6 : 4) * tokens * real(linear.out), .kernels = second ? 2.0 : 1.0};
+    const auto bytes_of = [&](bool bf16_is_read) {
+        return (second ? 4.0 : bf16_is_read ? 2.0 : 0.0) + (blocks ? 2.0 * 4 / 128 : 0.0);
+    };
+    // The attention backward reads the BF16 input of proj; the residual stream reads the BF16 dy of proj and down. The
+    // classifier overwrites the logits with their gradients, which a separate pass quantizes; with tensorwise scaling,
+    // another pass before it computes the amax.
+    const double x_bytes = bytes_of(linear.kind == LinearKind::kProj);
+    const double dy_bytes = head ? (second ? 6 : 4)
+                                 : bytes_of(linear.kind == LinearKind::kProj || linear.kind == LinearKind::kDown);
+    const double kernels = (second ? 2 : 0) + (head ? 1 : 0);
     // Weights are quantized once per optimizer step: masters are read again; two FP8 tensors replace the BF16 one.
-    const double micro_batches = real(c.global_batch_size) / real(c.micro_batch_size);
-    return {.bytes = x.bytes + dy.bytes + 4 * real(linear.in) * real(linear.out) / micro_batches,
-            .kernels = x.kernels + dy.kernels + 1 / micro_batches};
+    const double tokens = real(c.micro_batch_size * c.part_length()), in = real(linear.in), out = real(linear.out);
+    const double share = real(c.micro_batch_size) / real(c.global_batch_size);
+    return traffic_us(tokens * (x_bytes * in + dy_bytes * out) + 4 * in * out * share, kernels + share);
 }
 
 // In BF16 the kernel that writes dy also sums the bias gradient; in FP8 the quantization does. For qkv the sum is a
 // separate kernel. The other kernels take longer by `reads` times the time that a read of dy takes: the norm by 8.5 of
 // 23.7 us at GPT-2 124M and 13 of 24.7 at 1558M, gelu by 12 of 94.7 (dev/results/2026-11-22-h200-1558M.md).
-Extra bf16_extra_of(const Config& c, const LinearPlan& linear) {
+double bf16_extra_us(const Config& c, const LinearPlan& linear) {
     const bool own = linear.kind == LinearKind::kQkv, proj = linear.kind == LinearKind::kProj;
     const bool bias = own ? c.shape.qkv_bias() : proj ? c.shape.proj_bias() : c.shape.mlp_bias();
-    if (!bias || linear.kind == LinearKind::kHead) return {};
+    if (!bias || linear.kind == LinearKind::kHead) return 0;
     const double reads = own ? 1 : linear.kind == LinearKind::kUp ? 0.13 : 0.45;
-    return {.bytes = reads * 2 * real(c.micro_batch_size * c.part_length()) * real(linear.out),
-            .kernels = own ? 1.0 : 0.0};
+    return traffic_us(reads * 2 * real(c.micro_batch_size * c.part_length()) * real(linear.out), own ? 1 : 0);
 }
 
 GemmMode fp8_mode(const Fp8Plan& plan, GemmLayout pass) {
@@ -66,15 +53,16 @@ GemmMode fp8_mode(const Fp8Plan& plan, GemmLayout pass) {
 LinearSpeedup predict_speedup(const Config& config, const Fp8Plan& plan, const LinearPlan& linear) {
     const int64_t in = linear.in, out = linear.out, chunks = linear.kind == LinearKind::kHead ? loss_chunks(config) : 1;
     const int64_t N = chunks > 1 ? config.loss_chunk : config.micro_batch_size * config.part_length();
+    const Rates& rates = measured_rates();
     auto all_three = [&](auto mode_of) {
-        return predicted_gemm_us(mode_of(GemmLayout::kForward), GemmLayout::kForward, N, out, in)
-               + predicted_gemm_us(mode_of(GemmLayout::kDgrad), GemmLayout::kDgrad, N, in, out)
-               + predicted_gemm_us(mode_of(GemmLayout::kWgrad), GemmLayout::kWgrad, out, in, N);
+        return rates.gemm_us(mode_of(GemmLayout::kForward), GemmLayout::kForward, N, out, in)
+               + rates.gemm_us(mode_of(GemmLayout::kDgrad), GemmLayout::kDgrad, N, in, out)
+               + rates.gemm_us(mode_of(GemmLayout::kWgrad), GemmLayout::kWgrad, out, in, N);
     };
     const double bf16_us = all_three([](GemmLayout) { return GemmMode::kBf16; });
     const double fp8_us = all_three([&](GemmLayout pass) { return fp8_mode(plan, pass); });
-    return {.bf16_ms = 1e-3 * (real(chunks) * bf16_us + bf16_extra_of(config, linear).us()),
-            .fp8_ms = 1e-3 * (real(chunks) * fp8_us + fp8_extra_of(config, plan, linear).us())};
+    return {.bf16_ms = 1e-3 * (real(chunks) * bf16_us + bf16_extra_us(config, linear)),
+            .fp8_ms = 1e-3 * (real(chunks) * fp8_us + fp8_extra_us(config, plan, linear))};
 }
 
 Fp8Plan fp8_plan_of(const Config& config, const ParamTable& table) {
@@ -83,7 +71,7 @@ Fp8Plan fp8_plan_of(const Config& config, const ParamTable& table) {
     });
 }
 
-std::string fp8_dry_run_text(const Config& config, const ParamTable& table, const DeviceInfo& device) {
+std::string fp8_speedup_text(const Config& config, const ParamTable& table, const DeviceInfo& device) {
     if (config.fp8_recipe == Fp8Recipe::kNone) return "";
     const Fp8Plan plan = fp8_plan_of(config, table);
     std::string text = fp8_plan_text(plan, config);

@@ -16,4 +16,4 @@ Fp8Plan fp8_plan_of(const Config& config, const ParamTable& table);
 
 // For the plan: the configuration's FP8 plan, what the device lacks for it, and the predicted speedup for each kind of
 // linear layer. "" without FP8.
-std::string fp8_dry_run_text(const Config& config, const ParamTable& table, const DeviceInfo& device);
+std::string fp8_speedup_text(const Config& config, const ParamTable& table, const DeviceInfo& device);

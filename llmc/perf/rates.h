@@ -1,11 +1,10 @@
-// Rates measured on a GPU. The files of rates/, one row per line, are part of the executable; `bench --write-rates`
-// writes such files.
+// Rates measured on a GPU, and the times of operations that follow from them. The files of rates/, one row per line,
+// are part of the executable; dev/bench/rates_of_bench.py makes such rows from what `bench --json` wrote.
 #pragma once
-#include <cmath>
-#include <initializer_list>
 #include <string>
 #include <vector>
 
+#include "llmc/base/gpu.h"
 #include "llmc/ops/op_cost.h"
 
 // How a matmul of a linear layer runs.
@@ -13,9 +12,7 @@ enum class GemmMode { kBf16, kFp8Fast, kFp8Precise, kFp8Block };
 inline constexpr int kGemmModes = 4;
 
 // Microseconds of one matmul D(M, N) with contraction K, by GemmMode; 0: not measured. Weight gradients accumulate in
-// FP32. A line "linear" has three of these: the forward pass and both gradients. A line "custom-blocks" with two
-// numbers divides FP8 block times in the lines "linear" before it, those of forward and dgrad by the first, those of
-// weight gradients by the second.
+// FP32. A line "linear" has three of these: the forward pass and both gradients.
 struct MeasuredGemm {
     GemmLayout pass;
     int64_t M, N, K;
@@ -38,48 +35,34 @@ struct MeasuredAttention {
     double forward_us, backward_us, fp8_forward_us;
 };
 
-// Speed of a weight gradient that accumulates in BF16, over one that accumulates in FP32.
-struct WgradRatio {
-    int64_t M, N, K;
-    double ratio[kGemmModes];
-};
-
 struct Rates {
-    std::string gpu;          // Gpu::name (kernel_rates.h), or what CUDA calls a GPU that is not listed there
+    std::string gpu;          // Gpu::name
     double copy_rate = 0;     // bytes per second of a copy, read and written
     double host_link = 0;     // bytes per second between host and device, each way while both are busy; 0: not measured
     double overhead = 0;      // what a step takes beyond the sum of its operations, as a share of that sum
     std::vector<MeasuredGemm> gemms;
     std::vector<MeasuredOp> ops;
     std::vector<MeasuredAttention> attention;
-    std::vector<WgradRatio> bf16_wgrads;
-};
-// Exit 2, with the file's name and the line, for a malformed row.
-Rates parse_rates(const std::string& text, const std::string& name);
-// A text that parse_rates reads back: the rows in the order of the vectors. Each line of `comment` begins with "# ".
-std::string rates_text(const Rates& rates, const std::string& comment);
-// Returns null if the GPU was not measured.
-const Rates* find_rates(const std::string& gpu);
-// The rates of measured_gpu(), from which times on other GPUs are scaled.
-const Rates& measured_rates();
 
-// Interpolates measured values: the geometric mean weighted by 1 / distance^2, with distances in logarithms. At a
-// measured point it is that point's value.
-class NearbyMean {
-public:
-    // other_weight: weight of an additional value of 1, which decides far from all points.
-    explicit NearbyMean(double other_weight = 0) : weights_(other_weight) {}
-    void add(double value, std::initializer_list<double> distances) {
-        constexpr double kSame = 1e-9;
-        double squares = 0;
-        for (double distance : distances) squares += distance * distance;
-        const double weight = 1 / (squares + kSame);
-        sum_ += weight * std::log(value);
-        weights_ += weight;
-    }
-    bool empty() const { return weights_ == 0; }
-    double value() const { return std::exp(sum_ / weights_); }
+    // A matmul takes the measured time of its shape, or that of a smooth model of the shape, corrected by measurements
+    // of similar shapes. Operations without rates, all of them small, run at the rate of a copy.
+    double gemm_us(GemmMode mode, GemmLayout pass, int64_t M, int64_t N, int64_t K) const;
+    double matmul_us(const GemmArgs& args) const;
+    double op_us(const PlannedOp& op) const;
 
 private:
-    double sum_ = 0, weights_;
+    double attention_us(const PlannedOp& op) const;
+    const MeasuredOp* nearest_op(const PlannedOp& op) const;
 };
+
+// Exit 2, with the file's name and the line, for a malformed row.
+Rates parse_rates(const std::string& text, const std::string& name);
+// Returns null if the GPU was not measured.
+const Rates* find_rates(const std::string& gpu);
+// The GPU whose rates are scaled for GPUs that have none, and these rates.
+const Gpu& measured_gpu();
+const Rates& measured_rates();
+
+// Fixed cost of a kernel: its launch, first loads and last stores; an estimate.
+inline constexpr double kKernelUs = 3;
+inline double real(int64_t x) { return static_cast<double>(x); }

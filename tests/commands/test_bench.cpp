@@ -5,7 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "llmc/commands/bench/bench.h"
+#include "llmc/commands/bench/bench_report.h"
+#include "llmc/commands/bench/bench_run.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 
 #include "llmc/ops/ops.h"
 #include "llmc/perf/fp8_speedup.h"
-#include "llmc/perf/kernel_rates.h"
+#include "llmc/perf/rates.h"
 
 namespace {
 
@@ -290,12 +290,12 @@ TEST_CASE("speedup: measured shapes have the measured times, others are interpol
     for (const MeasuredGemm& m : measured_rates().gemms) {
         for (int mode = 0; mode < kGemmModes; mode++) {
             if (m.us[mode] == 0) continue;
-            const double us = predicted_gemm_us(static_cast<GemmMode>(mode), m.pass, m.M, m.N, m.K);
+            const double us = measured_rates().gemm_us(static_cast<GemmMode>(mode), m.pass, m.M, m.N, m.K);
             CHECK(us == doctest::Approx(m.us[mode]).epsilon(1e-6));
             exact++;
         }
     }
-    CHECK(exact > 1000);
+    CHECK(exact > 500);
     // A time is never below that of the tensor cores' peak and never above a launch and 50 TFLOP/s. Once it exceeds
     // that of a launch, it grows with every size.
     const double peak[] = {989e6, 1979e6, 1979e6, 1979e6};   // FLOP a microsecond
@@ -303,13 +303,13 @@ TEST_CASE("speedup: measured shapes have the measured times, others are interpol
         for (int mode = 0; mode < kGemmModes; mode++) {
             for (int64_t size = 128; size <= 65536; size *= 2) {
                 const GemmMode m = static_cast<GemmMode>(mode);
-                const double us = predicted_gemm_us(m, pass, size, size, size);
+                const double us = measured_rates().gemm_us(m, pass, size, size, size);
                 CHECK(us > 2.0 * static_cast<double>(size * size * size) / peak[mode]);
                 CHECK(us < 10 + 2.0 * static_cast<double>(size * size * size) / 50e6);
                 if (size < 512) continue;
-                CHECK(predicted_gemm_us(m, pass, size * 2, size, size) > us);
-                CHECK(predicted_gemm_us(m, pass, size, size * 2, size) > us);
-                CHECK(predicted_gemm_us(m, pass, size, size, size * 2) > us);
+                CHECK(measured_rates().gemm_us(m, pass, size * 2, size, size) > us);
+                CHECK(measured_rates().gemm_us(m, pass, size, size * 2, size) > us);
+                CHECK(measured_rates().gemm_us(m, pass, size, size, size * 2) > us);
             }
         }
     }
@@ -363,7 +363,7 @@ TEST_CASE("speedup: predictions") {
 TEST_CASE("speedup: the text of --dry-run") {
     auto text = [](const std::string& family, const Words& words, const DeviceInfo& device) {
         const Config config = parse(family, joined({"--dry-run"}, words)).config;
-        return fp8_dry_run_text(config, make_param_table(config.shape), device);
+        return fp8_speedup_text(config, make_param_table(config.shape), device);
     };
     CHECK(text("gpt2", {}, {}) == "");
     const Words words = {"--model=llama3-8B", "--fp8-recipe=delayed", "--first-last-layers-bf16"};

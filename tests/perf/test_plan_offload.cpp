@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/commands/plan_report.h"
-#include "llmc/perf/step_time_model.h"
+#include "llmc/perf/step_time.h"
 
 namespace {
 

@@ -4,9 +4,8 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "llmc/perf/kernel_rates.h"
 #include "llmc/perf/rates.h"
-#include "llmc/perf/step_time_model.h"
+#include "llmc/perf/step_time.h"
 
 namespace {
 
@@ -125,7 +124,7 @@ const char* const kSecondAttention = "attention bf16 1 32 8192 128 855.0 2647.5 
                                      "attention bf16 4 25 1024 64 42.7 138.0 52.2\n"
                                      "attention fp32 4 12 1024 64 1371.2 4142.8 0\n";
 
-// The line "custom-blocks" of the present rates.
+// What the block times of the present rates are divided by, those of forward and dgrad and those of weight gradients.
 constexpr double kSpeed = 1.11, kWgradSpeed = 1.07;
 
 // The present rates, or those with other attention kernels and the custom blockwise kernel of that time: 1.04 times as
@@ -164,7 +163,7 @@ TEST_CASE("plan: step times that were measured are predicted within 5 %, memory 
 }
 
 // rates_with takes the custom kernel's speeds out of the rates again, so they must be those of h200.txt. The times here
-// are of one of its lines "linear".
+// are the library's, of one of its lines "linear".
 TEST_CASE("plan: the speeds of the custom kernel in this test are those of the rates") {
     int rows = 0;
     for (const MeasuredGemm& row : measured_rates().gemms) {
@@ -172,7 +171,7 @@ TEST_CASE("plan: the speeds of the custom kernel in this test are those of the r
         const bool wgrad = row.pass == GemmLayout::kWgrad;
         if (wgrad ? row.M != 6144 || row.N != 4096 || row.K != 8192 : row.M != 8192 || row.N != 6144 || row.K != 4096)
             continue;
-        CHECK(us == doctest::Approx(wgrad ? 453.6 / kWgradSpeed : 388.6 / kSpeed));
+        CHECK(us == doctest::Approx(wgrad ? 453.6 / kWgradSpeed : 388.6 / kSpeed).epsilon(1e-3));
         rows++;
     }
     CHECK(rows == 2);

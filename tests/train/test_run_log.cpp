@@ -9,7 +9,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "llmc/base/peak_flops.h"
+#include "llmc/base/gpu.h"
 #include "llmc/base/system/files.h"
 #include "llmc/train/log/run_log.h"
 

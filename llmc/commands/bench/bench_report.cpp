@@ -1,10 +1,10 @@
-// Prints a bench as text and as JSON.
+#include "llmc/commands/bench/bench_report.h"
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/check.h"
 #include "llmc/base/text.h"
-#include "llmc/commands/bench/bench_table.h"
 
 namespace {
 
@@ -85,7 +85,7 @@ std::string table_text(const StepBench& b) {
 
 OrderedJson row_json(const BenchRow& row) {
     return {{"name", row.name}, {"class", op_class_name(row.op_class)}, {"overlapped", row.overlapped},
-            {"calls", row.calls}, {"ms", row.ms}, {"floor_ms", row.floor_ms},
+            {"calls", row.calls}, {"ms", row.ms}, {"floor_ms", row.floor_ms}, {"bytes", row.bytes},
             {"difference_ms", row.difference_ms()}};
 }
 

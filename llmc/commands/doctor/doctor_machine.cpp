@@ -130,7 +130,8 @@ CheckResults gpu_state_results(const GpuState& s) {
         add("GPU MIG", !*s.mig,
             *s.mig ? "on: an instance has a part of the GPU, and NCCL does not connect instances" : "off",
             "nvidia-smi -mig 0");
-    if (s.ecc) add("GPU ECC", *s.ecc, *s.ecc ? "on" : "off: memory errors go unnoticed", "nvidia-smi -e 1, then restart");
+    if (s.ecc)
+        add("GPU ECC", *s.ecc, *s.ecc ? "on" : "off: memory errors go unnoticed", "nvidia-smi -e 1, then restart");
     if (const int64_t errors = s.uncorrected_errors.value_or(0); s.ecc && *s.ecc && errors > 0)
         results.back() = {kFailed,
                           count_text(errors, "uncorrected error") + " since the driver was loaded",

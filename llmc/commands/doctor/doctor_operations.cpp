@@ -102,7 +102,7 @@ std::string fp8_matmul_error(Ctx& ctx, const RecipeRow& row, bool wgrad) {
     TwoTensors result(ctx, wgrad ? Dtype::kFp32 : Dtype::kBf16, M * N, 3);
     const int64_t before = device::fp8_matmuls(ctx);
     on_both<GemmArgs>(ctx, ops::gemm, cpu::gemm, [&](Side side) {
-        return GemmArgs{.D = result.on(side), .A = a.codes.on(side), .B = b.codes.on(side), .bias = {}, .pre = {},
+        return GemmArgs{.D = result.on(side), .A = a.codes.on(side), .B = b.codes.on(side),
                         .M = M, .N = N, .K = K, .layout = wgrad ? GemmLayout::kWgrad : GemmLayout::kForward,
                         .accumulate = wgrad, .A_granularity = a.granularity, .B_granularity = b.granularity,
                         .A_scale_inv = a.scale_inv(side), .B_scale_inv = b.scale_inv(side),

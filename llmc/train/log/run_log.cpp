@@ -14,7 +14,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/json_object.h"
-#include "llmc/base/peak_flops.h"
+#include "llmc/base/gpu.h"
 #include "llmc/base/system/files.h"
 #include "llmc/base/system/standard_streams.h"
 #include "llmc/base/text.h"

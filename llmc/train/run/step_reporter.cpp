@@ -3,7 +3,7 @@
 #include <numeric>
 #include <utility>
 
-#include "llmc/base/peak_flops.h"
+#include "llmc/base/gpu.h"
 #include "llmc/base/text.h"
 #include "llmc/config/schedule.h"
 #include "llmc/fault/heartbeat.h"

@@ -4,7 +4,7 @@
 #include <array>
 #include <string>
 
-#include "llmc/perf/kernel_rates.h"
+#include "llmc/perf/rates.h"
 #include "llmc/train/plan.h"
 #include "llmc/train/run/step_time_check.h"
 
@@ -26,6 +26,10 @@ struct StepTime {
     double host_link_ms = 0;               // of the copies of --offload in either direction, hidden or exposed
     double total_ms() const;
 };
+
+// The ranks of a host in these predictions, and bytes per second sent by a rank to ranks of the same host, in training.
+inline constexpr int kRanksPerHost = 8;
+extern const double kLinkRate;
 
 // The total is 0 for FP64, which has no kernels on GPUs.
 StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& gpu, const Rates& rates);

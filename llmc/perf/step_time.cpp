@@ -1,13 +1,10 @@
-#include "llmc/perf/step_time_model.h"
-
-#include <strings.h>
+#include "llmc/perf/step_time.h"
 
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <string_view>
 
-#include "llmc/base/median.h"
-#include "llmc/base/peak_flops.h"
 
 namespace {
 
@@ -29,73 +26,38 @@ bool is_head(const GemmArgs& g, const Config& config) {
 }
 
 StepPart part_of(const PlannedOp& op) {
+    using enum StepPart;
     switch (op.kind) {
-        case OpKind::embedding_forward:
-        case OpKind::embedding_backward: return StepPart::kEmbedding;
-        case OpKind::layernorm_forward:
-        case OpKind::layernorm_backward:
-        case OpKind::rmsnorm_forward:
-        case OpKind::rmsnorm_backward: return StepPart::kNorms;
-        case OpKind::qk_norm_forward:
-        case OpKind::qk_norm_backward:
-        case OpKind::rope_forward:
-        case OpKind::rope_backward:
-        case OpKind::split_heads:
-        case OpKind::join_heads: return StepPart::kPositions;
-        case OpKind::attention_forward:
-        case OpKind::quantize_heads:
-        case OpKind::cache_append:
-        case OpKind::attention_decode: return StepPart::kForwardAttention;
-        case OpKind::attention_backward: return StepPart::kBackwardAttention;
-        case OpKind::activation_forward:
-        case OpKind::activation_backward: return StepPart::kActivations;
-        case OpKind::classifier:
-        case OpKind::sum_losses: return StepPart::kHead;
-        case OpKind::bias_backward:
-        case OpKind::sum_ranks:
-        case OpKind::quantize_chunks:
-        case OpKind::compare_sums: return StepPart::kSums;
+        case OpKind::embedding_forward: case OpKind::embedding_backward: return kEmbedding;
+        case OpKind::layernorm_forward: case OpKind::layernorm_backward:
+        case OpKind::rmsnorm_forward: case OpKind::rmsnorm_backward: return kNorms;
+        case OpKind::qk_norm_forward: case OpKind::qk_norm_backward: case OpKind::rope_forward:
+        case OpKind::rope_backward: case OpKind::split_heads: case OpKind::join_heads: return kPositions;
+        case OpKind::attention_forward: case OpKind::quantize_heads:
+        case OpKind::cache_append: case OpKind::attention_decode: return kForwardAttention;
+        case OpKind::attention_backward: return kBackwardAttention;
+        case OpKind::activation_forward: case OpKind::activation_backward: return kActivations;
+        case OpKind::classifier: case OpKind::sum_losses: return kHead;
+        case OpKind::bias_backward: case OpKind::sum_ranks: case OpKind::quantize_chunks:
+        case OpKind::compare_sums: return kSums;
         // FP32 inputs are master weights. (BF16 weights that ranks gathered count as activations.)
-        case OpKind::quantize:
-            return op.dtype == Dtype::kFp32 ? StepPart::kWeightQuantization : StepPart::kQuantization;
-        case OpKind::amax:
-        case OpKind::fp8_clear:
-        case OpKind::count_scales:
-        case OpKind::count_exponents: return StepPart::kQuantization;
-        case OpKind::cast:
-        case OpKind::fp8_update:
-        case OpKind::block_amax:
-        case OpKind::fp8_scales:
-        case OpKind::quantize_run:
-        case OpKind::block_scales:
-        case OpKind::transpose_bytes: return StepPart::kWeightQuantization;
-        case OpKind::sum_squares:
-        case OpKind::step_guard:
-        case OpKind::adamw:
-        case OpKind::fill_normal:
-        case OpKind::fill_constant: return StepPart::kOptimizer;
+        case OpKind::quantize: return op.dtype == Dtype::kFp32 ? kWeightQuantization : kQuantization;
+        case OpKind::amax: case OpKind::fp8_clear: case OpKind::count_scales:
+        case OpKind::count_exponents: return kQuantization;
+        case OpKind::cast: case OpKind::fp8_update: case OpKind::block_amax: case OpKind::fp8_scales:
+        case OpKind::quantize_run: case OpKind::block_scales: case OpKind::transpose_bytes: return kWeightQuantization;
+        case OpKind::sum_squares: case OpKind::step_guard: case OpKind::adamw: case OpKind::fill_normal:
+        case OpKind::fill_constant: return kOptimizer;
         case OpKind::gemm: break;   // is a PlannedGemm instead
     }
     FAIL(kExitBug, "%s is not an operation of a step's plan", op_name(op.kind));
 }
 
-bool runs_backward(const PlannedOp& op) {
-    const char* name = op_name(op.kind);
-    const size_t length = std::strlen(name), tail = std::strlen("_backward");
-    return length > tail && std::strcmp(name + length - tail, "_backward") == 0;
-}
-
-// Factors on times for a GPU from the rates of another one: matmuls and attention by the peak of their dtype, all else
-// by memory bandwidth.
-struct Slowdown {
-    double matmul16 = 1, matmul8 = 1, memory = 1;
-    Slowdown(const Gpu& gpu, const Gpu& from) {
-        const auto peaks = [&](Dtype dtype) { return peak_flops(from.device, dtype) / peak_flops(gpu.device, dtype); };
-        matmul16 = peaks(Dtype::kBf16);
-        matmul8 = peaks(Dtype::kE4m3);
-        memory = from.memory_tbps / gpu.memory_tbps;
-    }
-};
+// Bytes per second sent by a rank to other hosts. Nominal: a 400 Gb/s adapter per GPU (DGX H100 and H200 data sheets).
+constexpr double kNetworkRate = 50e9;
+// Between host and device, each way while both are busy: PCIe Gen5 x16 has 63 GB/s each way, and packet headers and
+// traffic in both directions at once leave about this much.
+constexpr double kHostLinkRate = 50e9;
 
 // The backward pass of the last micro-batch hides the reduction of gradients, and the first forward pass the all-gather
 // of weights; except for the embedding, whose gradients are complete last and whose weights are needed first. With
@@ -158,11 +120,34 @@ double exposed_link_ms(const MemoryPlan& plan, StepTime& time, double rate, doub
            + micro_batches * (std::max(0.0, activations - forward_ms) + std::max(0.0, activations - backward_ms));
 }
 
+// Adds communication and copies from and to host memory. forward_ms, backward_ms: of a micro-batch.
+void add_communication(const Config& config, const MemoryPlan& plan, const Rates& rates, double micro_batches,
+                       double forward_ms, double backward_ms, double slower_memory, StepTime& time) {
+    const double link = kLinkRate * time.gpu->link_gbps / measured_gpu().link_gbps;
+    for (const PlannedCollective& c : plan.collectives) {
+        const bool gathers = std::strcmp(c.name, "all-gather") == 0;
+        double& ms = c.exchange ? time.exchange_ms : gathers ? time.gather_ms : time.reduce_ms;
+        ms += 1e3 * real(c.sent_bytes) / (between_hosts(config, plan, c) ? kNetworkRate : link);
+    }
+    time.ms[static_cast<size_t>(StepPart::kCommunication)] =
+        time.exchange_ms + exposed_ms(config, plan, time, forward_ms, backward_ms, micro_batches);
+    time.ms[static_cast<size_t>(StepPart::kCommTraffic)] =
+        hidden_traffic_ms(config, plan, rates.copy_rate) * slower_memory;
+    time.ms[static_cast<size_t>(StepPart::kHostLink)] =
+        exposed_link_ms(plan, time, rates.host_link > 0 ? rates.host_link : kHostLinkRate, micro_batches, forward_ms,
+                        backward_ms);
+}
+
 }  // namespace
 
 const char* step_part_name(StepPart part) { return kPartNames[static_cast<int>(part)]; }
 
 double StepTime::total_ms() const { return std::accumulate(ms.begin(), ms.end(), 0.0); }
+
+// dev/results/2026-11-21-h200-zero.md, speed-1-no-overlap: each of two ranks sends 1.057 GB of gradients and 1.057 GB
+// of weights, and its compute waits for 8.54 ms. This time includes waiting for the peer; an all-reduce alone reaches
+// 304 GiB/s.
+const double kLinkRate = 2 * 1.057e9 / 8.54e-3;
 
 StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& gpu) {
     const Rates* rates = find_rates(gpu.name);
@@ -172,7 +157,11 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
 StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& gpu, const Rates& rates) {
     StepTime time{.gpu = &gpu};
     if (config.dtype == Dtype::kFp64) return time;
-    const Slowdown slowdown(gpu, rates.gpu == gpu.name ? gpu : measured_gpu());
+    // Times from the rates of another GPU: matmuls and attention are scaled by the peak of their dtype, all else by
+    // memory bandwidth.
+    const Gpu& from = rates.gpu == gpu.name ? gpu : measured_gpu();
+    const double slower16 = from.bf16 / gpu.bf16, slower8 = from.fp8 / gpu.fp8,
+                 slower_memory = from.memory_tbps / gpu.memory_tbps;
     double forward_ms = 0, backward_ms = 0;
     auto add = [&](StepPart part, bool backward, double ms) {
         time.ms[static_cast<size_t>(part)] += ms;
@@ -181,15 +170,13 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
     for (const PlannedGemm& g : plan.step_gemms) {
         const bool backward = g.shape.layout != GemmLayout::kForward;
         const StepPart part = backward ? StepPart::kBackwardMatmuls : StepPart::kForwardMatmuls;
-        const double us = predicted_matmul_us(g.shape, rates)
-                          * (dtype_bytes(g.shape.A.dtype) == 1 ? slowdown.matmul8 : slowdown.matmul16);
+        const double us = rates.matmul_us(g.shape) * (dtype_bytes(g.shape.A.dtype) == 1 ? slower8 : slower16);
         add(is_head(g.shape, config) ? StepPart::kHead : part, backward, 1e-3 * us * real(g.count));
     }
     for (const PlannedOp& op : plan.step_ops) {
-        const double factor = op.attention.HS == 0 ? slowdown.memory
-                              : op.attention.fp8   ? slowdown.matmul8
-                                                   : slowdown.matmul16;
-        add(part_of(op), runs_backward(op), 1e-3 * predicted_op_us(op, rates) * factor * real(op.count));
+        const double slower = op.attention.HS == 0 ? slower_memory : op.attention.fp8 ? slower8 : slower16;
+        const bool backward = std::string_view(op_name(op.kind)).ends_with("_backward");
+        add(part_of(op), backward, 1e-3 * rates.op_us(op) * slower * real(op.count));
     }
     forward_ms *= 1 + rates.overhead;
     backward_ms *= 1 + rates.overhead;
@@ -200,22 +187,10 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
     double gradients = real(plan.purpose_bytes[static_cast<size_t>(Purpose::kGradients)]);
     if (config.zero >= 2 && plan.ranks > 1)
         gradients = micro_batches * plan.edge_share * real(plan.flat_elems * dtype_bytes(config.grad_dtype));
-    time.ms[static_cast<size_t>(StepPart::kOptimizer)] += 1e3 * gradients / rates.copy_rate * slowdown.memory;
+    time.ms[static_cast<size_t>(StepPart::kOptimizer)] += 1e3 * gradients / rates.copy_rate * slower_memory;
     time.ms[static_cast<size_t>(StepPart::kOverhead)] = rates.overhead * time.total_ms();
-    const double link = kLinkRate * gpu.link_gbps / measured_gpu().link_gbps;
-    for (const PlannedCollective& c : plan.collectives) {
-        const bool gathers = std::strcmp(c.name, "all-gather") == 0;
-        double& ms = c.exchange ? time.exchange_ms : gathers ? time.gather_ms : time.reduce_ms;
-        ms += 1e3 * real(c.sent_bytes) / (between_hosts(config, plan, c) ? kNetworkRate : link);
-    }
-    time.ms[static_cast<size_t>(StepPart::kCommunication)] =
-        time.exchange_ms
-        + exposed_ms(config, plan, time, forward_ms / micro_batches, backward_ms / micro_batches, micro_batches);
-    time.ms[static_cast<size_t>(StepPart::kCommTraffic)] =
-        hidden_traffic_ms(config, plan, rates.copy_rate) * slowdown.memory;
-    time.ms[static_cast<size_t>(StepPart::kHostLink)] =
-        exposed_link_ms(plan, time, rates.host_link > 0 ? rates.host_link : kHostLinkRate, micro_batches,
-                        forward_ms / micro_batches, backward_ms / micro_batches);
+    add_communication(config, plan, rates, micro_batches, forward_ms / micro_batches, backward_ms / micro_batches,
+                      slower_memory, time);
     return time;
 }
 
@@ -225,14 +200,8 @@ const Gpu& planned_gpu(const Config& config, const DeviceInfo& found) {
         return here ? *here : measured_gpu();
     }
     if (const Gpu* named = find_gpu(config.gpu)) return *named;
-    // "H100" alone may be any of several.
-    std::string names, variants;
-    for (const Gpu& gpu : gpus()) {
-        names += (names.empty() ? "" : ", ") + std::string(gpu.name);
-        if (strncasecmp(gpu.name, config.gpu.c_str(), config.gpu.size()) == 0)
-            variants += (variants.empty() ? "'" : ", '") + std::string(gpu.name) + "'";
-    }
-    REQUIRE(variants.empty(), "--gpu %s: which one? --gpu takes %s", config.gpu.c_str(), variants.c_str());
+    std::string names;
+    for (const Gpu& gpu : planned_gpus()) names += (names.empty() ? "'" : ", '") + std::string(gpu.name) + "'";
     FAIL(kExitBadInput, "--gpu %s: unknown; rates are known for %s", config.gpu.c_str(), names.c_str());
 }
 

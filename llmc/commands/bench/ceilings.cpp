@@ -1,10 +1,10 @@
-#include "llmc/commands/bench/bench_ceilings.h"
+#include "llmc/commands/bench/ceilings.h"
 
 #include <algorithm>
+#include <functional>
 #include <set>
 
 #include "llmc/base/median.h"
-#include "llmc/commands/bench/bench_launches.h"
 #include "llmc/ops/op_timer.h"
 
 namespace {
@@ -12,6 +12,44 @@ namespace {
 double d(int64_t x) { return static_cast<double>(x); }
 
 Dtype ceiling_type(Dtype dtype) { return dtype == Dtype::kE5m2 ? Dtype::kE4m3 : dtype; }
+
+// Device memory that is freed at the end of the scope.
+class DeviceMemory {
+public:
+    Tensor take(Dtype dtype, int64_t elems) {
+        taken_.emplace_back(device::device_alloc(elems * dtype_bytes(dtype)));
+        return {taken_.back().get(), dtype, elems};
+    }
+
+private:
+    std::vector<DevicePtr<>> taken_;
+};
+
+struct Span {
+    OwnedEvent begin = OwnedEvent::create(), end = OwnedEvent::create();
+};
+using Launch = std::function<void()>;
+
+double launches_ms(Ctx& ctx, const Span& span, int64_t launches, const Launch& launch) {
+    device::event_record(ctx, span.begin);
+    for (int64_t i = 0; i < launches; i++) launch();
+    device::event_record(ctx, span.end);
+    device::event_wait(span.end);
+    return static_cast<double>(device::event_elapsed_ms(span.begin, span.end));
+}
+
+// Milliseconds of one launch in the best of five series, which take about 50 ms each (on a CPU 5). The first launches
+// are not counted.
+double best_ms(Ctx& ctx, const Launch& launch) {
+    const Span span;
+    launches_ms(ctx, span, 3, launch);
+    const double one_ms = std::max(1e-4, launches_ms(ctx, span, 3, launch) / 3);
+    const auto count = std::max<int64_t>(3, static_cast<int64_t>((ctx.sm > 0 ? 50 : 5) / one_ms));
+    double best = 1e300;
+    for (int series = 0; series < 5; series++)
+        best = std::min(best, launches_ms(ctx, span, count, launch) / d(count));
+    return best;
+}
 
 double copy_rate(Ctx& ctx) {
     const int64_t bytes = ctx.sm > 0 ? int64_t{1} << 30 : int64_t{1} << 24;
@@ -43,17 +81,23 @@ double host_link_rate(Ctx& ctx) {
     return 1e3 * d(bytes) / ms;
 }
 
+// A square matmul of normal numbers, because a GPU at its power limit is faster with zeros.
 double matmul_flops(Ctx& ctx, Dtype dtype, int64_t n) {
     DeviceMemory memory;
     const bool fp8 = dtype_bytes(dtype) == 1;
-    const CastSlot slot(ctx, memory);
-    GemmArgs args{.D = memory.take(fp8 ? Dtype::kBf16 : dtype, n * n),
-                  .A = memory.random(ctx, dtype, n, n, slot.get(), 1),
-                  .B = memory.random(ctx, dtype, n, n, slot.get(), 2), .M = n, .N = n, .K = n};
-    if (fp8) {
-        args.A_scale_inv = args.B_scale_inv = slot.scale_inv();
-        args.fast_accumulation = true;
+    const Dtype high = fp8 ? Dtype::kBf16 : dtype;
+    GemmArgs args{.D = memory.take(high, n * n), .A = memory.take(dtype, n * n), .B = memory.take(dtype, n * n),
+                  .M = n, .N = n, .K = n};
+    const Tensor slot = memory.take(Dtype::kFp32, sizeof(Fp8Slot) / 4);
+    ops::fill_constant(ctx, {.out = slot, .value = 64});   // the scale
+    for (const Tensor& operand : {args.A, args.B}) {
+        const Tensor values = fp8 ? args.D : operand;
+        if (dtype == Dtype::kFp64) device::fill_bytes(ctx, operand.data, 0, operand.bytes());
+        else ops::fill_normal(ctx, {.out = values, .key = 1, .element_offset = 0, .mean = 0, .std = 1});
+        if (fp8) ops::quantize(ctx, {.quant = {.rowwise = operand, .slot = static_cast<Fp8Slot*>(slot.data)},
+                                     .in = values, .N = n, .C = n});
     }
+    if (fp8) args.A_scale_inv = args.B_scale_inv = slot.slice(0, 1), args.fast_accumulation = true;
     return 2e3 * d(n) * d(n) * d(n) / best_ms(ctx, [&] { ops::gemm(ctx, args); });
 }
 

@@ -1,21 +1,20 @@
-#include "llmc/commands/bench/bench.h"
+#include "llmc/commands/bench/bench_run.h"
 
 #include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <utility>
 
-#include "llmc/base/nearest.h"
-#include "llmc/base/peak_flops.h"
+#include "llmc/base/gpu.h"
 #include "llmc/base/system/files.h"
 #include "llmc/base/version.h"
+#include "llmc/commands/bench/bench_report.h"
 #include "llmc/commands/train.h"
 #include "llmc/config/config_value.h"
 #include "llmc/config/schedule.h"
 #include "llmc/fault/heartbeat.h"
 #include "llmc/parallel/comm/comm_benchmark.h"
 #include "llmc/parallel/rank_preflight.h"
-#include "llmc/perf/kernel_rates.h"
 #include "llmc/train/run/run_data.h"
 
 namespace {
@@ -41,12 +40,6 @@ void refuse_options_without_effect(const Config& c) {
     for (const auto& [set, name] : without_effect) REQUIRE(!set, "--%s has no effect: bench only times steps", name);
 }
 
-void require_folder(const char* option, const std::string& path) {
-    const std::string folder = std::filesystem::path(path).parent_path().string();
-    REQUIRE(folder.empty() || is_directory(folder), "%s %s: there is no folder '%s'", option, path.c_str(),
-            folder.c_str());
-}
-
 // Replaces a file atomically; if it is a link, the file that it leads to.
 void replace_file(const std::string& path, const std::string& text) {
     std::error_code missing;
@@ -65,7 +58,7 @@ BenchOptions take_bench_options(std::vector<const char*>& words) {
         const std::string word = words[i], name = word.substr(0, word.find('='));
         REQUIRE(name != "--train-iters" && name != "--epochs", "%s has no effect: bench takes --warm-up and --steps",
                 name.c_str());
-        if (name != "--json" && name != "--steps" && name != "--warm-up" && name != "--write-rates") {
+        if (name != "--json" && name != "--steps" && name != "--warm-up") {
             left.push_back(words[i]);
             continue;
         }
@@ -74,7 +67,6 @@ BenchOptions take_bench_options(std::vector<const char*>& words) {
         else if (i + 1 < words.size()) value = words[++i];
         REQUIRE(!value.empty() && value.rfind("--", 0) != 0, "%s needs a value", name.c_str());
         if (name == "--json") options.json = value;
-        else if (name == "--write-rates") options.rates = value;
         else (name == "--steps" ? options.steps : options.warm_up) = count_of(name, value);
     }
     // More steps than any bench takes, so that no schedule ends during it.
@@ -85,16 +77,13 @@ BenchOptions take_bench_options(std::vector<const char*>& words) {
 
 static std::string bench_help_text(const std::string& family) {
     const std::string name = "train_" + family;
-    return "Usage: " + name + " bench [--json FILE] [--write-rates FILE] [--steps N] [--warm-up N]\n"
-           "           [training options]\n"
+    return "Usage: " + name + " bench [--json FILE] [--steps N] [--warm-up N] [training options]\n"
            "       mpirun -np N " + name + " bench ...      also exposed communication between ranks\n\n"
            "Times steps of a run on synthetic tokens and prints where the time goes: every operation, the least\n"
            "time it could take on this device (floor), and the difference.\n\n"
-           "  --json FILE          also write the report as JSON\n"
-           "  --write-rates FILE   also time the linear layers of the model alone in every precision, and write the\n"
-           "                       rates of this GPU in the format of llmc/perf/rates, from which plan predicts\n"
-           "  --steps N            steps to time, and again as many with events around every operation (default: 8)\n"
-           "  --warm-up N          steps before the timed ones (default: 3)\n\n"
+           "  --json FILE   also write the report as JSON\n"
+           "  --steps N     steps to time, and again as many with events around every operation (default: 8)\n"
+           "  --warm-up N   steps before the timed ones (default: 3)\n\n"
            "The training options are those of " + name + " --help that affect what a step computes.\n";
 }
 
@@ -152,8 +141,8 @@ void BenchRun::check_calls(OpTimer& timer) const {
     CHECK(more.empty(), "a step ran other operations than its rehearsal: %s", more.c_str());
 }
 
-// Times `count` steps after one that is not counted. As in training, the host prepares a step while the last one runs.
-void BenchRun::run_steps(int64_t count, Timed* timed, StepBench& bench) {
+// Times steps after one that is not counted. As in training, the host prepares a step while the last one runs.
+void BenchRun::run_steps(BenchRows* rows, StepBench& bench) {
     const int64_t first = step_;
     auto elapsed = [](Event* from, Event* to) { return static_cast<double>(device::event_elapsed_ms(from, to)); };
     auto collect = [&](int64_t step) {
@@ -163,11 +152,10 @@ void BenchRun::run_steps(int64_t count, Timed* timed, StepBench& bench) {
         REQUIRE(!buffer.staged.result->skip, "step %lld: loss or gradient norm not finite", ll(step + 1));
         if (step == first) return;
         const double ms = elapsed(ends_[number - 1], ends_[number]);
-        if (timed) {
+        if (rows) {
             OpTimer& timer = timers_[static_cast<size_t>(step % 2)];
             if (comm_.root()) check_calls(timer);
-            timed->rows.add_step(timer.read(), timer.calls());
-            timed->rates.add_step(timer.read(), timer.calls(), bench.ceilings.event_ms);
+            rows->add_step(timer.read(), timer.calls());
             bench.timed_step_ms.push_back(ms);
             return;
         }
@@ -178,8 +166,8 @@ void BenchRun::run_steps(int64_t count, Timed* timed, StepBench& bench) {
         bench.micro_batch_ms.push_back(buffer.passes.micro_batches_ms()
                                        / static_cast<double>(buffer.staged.micro_batches));
     };
-    for (int64_t i = 0; i <= count; i++) {
-        enqueue(timed ? &timers_[static_cast<size_t>(step_ % 2)] : nullptr, static_cast<size_t>(i));
+    for (int64_t i = 0; i <= options_.steps; i++) {
+        enqueue(rows ? &timers_[static_cast<size_t>(step_ % 2)] : nullptr, static_cast<size_t>(i));
         if (i > 0) collect(step_ - 2);
     }
     run_device_.trainer->gatherer().wait(ctx_);   // the last step's weights; no forward pass follows that would wait
@@ -187,29 +175,13 @@ void BenchRun::run_steps(int64_t count, Timed* timed, StepBench& bench) {
     collect(step_ - 1);
 }
 
-std::string BenchRun::rates_comment() const {
-    const DeviceInfo& device = run_device_.info;
-    return strf("%s, %s, commit %s, by bench --write-rates with %s, %s\n"
-                "llmc/perf/rates.h says what a row is. linear: tokens, out, in, then microseconds of forward, dgrad\n"
-                "and wgrad, each in BF16, in FP8 with fast and precise accumulation and in FP8 blocks; 0: not timed.",
-                device.name.c_str(), device.matmul_library.c_str(), kBuildCommit,
-                config_.model.empty() ? "a model without preset" : config_.model.c_str(),
-                config_.fp8_recipe == Fp8Recipe::kNone ? "BF16" : recipe_row(config_.fp8_recipe).name);
-}
-
 int BenchRun::run() {
-    require_folder("--json", options_.json);
-    require_folder("--write-rates", options_.rates);
+    const std::string folder = std::filesystem::path(options_.json).parent_path().string();
+    REQUIRE(folder.empty() || is_directory(folder), "--json %s: there is no folder '%s'", options_.json.c_str(),
+            folder.c_str());
     open();
     StepBench bench;
-    const StepRecorder work{run_device_.plan.step_gemms, run_device_.plan.step_ops};
-    bench.ceilings = measure_ceilings(ctx_, work);
-    const Gpu* listed = find_gpu(run_device_.info.name);
-    Rates rates;
-    rates.gpu = listed ? listed->name : run_device_.info.name;
-    rates.copy_rate = bench.ceilings.copy_rate;
-    rates.host_link = bench.ceilings.host_link;
-    if (!options_.rates.empty()) measure_linears(ctx_, run_device_.info, work, rates);
+    bench.ceilings = measure_ceilings(ctx_, {run_device_.plan.step_gemms, run_device_.plan.step_ops});
     run_device_.prepare(notes_);
     run_device_.trainer->initialise(ctx_);
     for (int64_t i = 0; i < options_.warm_up; i++) {
@@ -217,13 +189,13 @@ int BenchRun::run() {
         device::event_wait(ends_[0]);
         if (i == 0) post_first_step();
     }
-    Timed timed{BenchRows(bench.ceilings), {}};
+    BenchRows rows(bench.ceilings);
     GpuSampler sampler(run_device_.info.bus);
-    run_steps(options_.steps, nullptr, bench);
-    run_steps(options_.steps, &timed, bench);
+    run_steps(nullptr, bench);
+    run_steps(&rows, bench);
     bench.clocks = sampler.stop();
     device::synchronize(ctx_);
-    bench.rows = timed.rows.rows();
+    bench.rows = rows.rows();
     bench.micro_batches = static_cast<double>(config_.global_batch_size / config_.micro_batch_size)
                           / config_.data_ranks(comm_.world().ranks);
     bench.tokens = static_cast<double>(config_.global_batch_size * config_.seq_length);
@@ -231,12 +203,6 @@ int BenchRun::run() {
     bench.peak_flops = peak_flops(run_device_.info.name, config_.dtype) * comm_.world().ranks;
     const BenchSubject subject{config_, kBuildCommit, run_device_.info, comm_.world().ranks, notes_};
     std::printf("%s", bench_text(subject, bench).c_str());
-    if (!comm_.root()) return kExitOk;
-    if (!options_.json.empty()) replace_file(options_.json, bench_json(subject, bench));
-    if (!options_.rates.empty()) {
-        timed.rates.put(rates);
-        rates.overhead = bench.gaps_ms() / (bench.ms() - bench.exposed() - bench.gaps_ms());
-        replace_file(options_.rates, rates_text(rates, rates_comment()));
-    }
+    if (comm_.root() && !options_.json.empty()) replace_file(options_.json, bench_json(subject, bench));
     return kExitOk;
 }

@@ -5,14 +5,13 @@
 #include <string>
 #include <vector>
 
-#include "llmc/commands/bench/bench_rates.h"
-#include "llmc/commands/bench/bench_table.h"
+#include "llmc/commands/bench/step_bench.h"
 #include "llmc/commands/command.h"
 #include "llmc/perf/fp8_speedup.h"
 #include "llmc/train/run/run_device.h"
 
 struct BenchOptions {
-    std::string json, rates;  // files; "": none
+    std::string json;         // a file; "": none
     int64_t steps = 8;        // timed without events, and as many with events
     int64_t warm_up = 3;
 };
@@ -29,13 +28,8 @@ public:
 private:
     void open();
     void enqueue(OpTimer* timer, size_t number);
-    // Measurements by events around the operations.
-    struct Timed {
-        BenchRows rows;
-        RateRows rates;
-    };
-    void run_steps(int64_t count, Timed* timed, StepBench& bench);
-    std::string rates_comment() const;
+    // Times steps, with events around the operations if there are `rows`.
+    void run_steps(BenchRows* rows, StepBench& bench);
     void check_calls(OpTimer& timer) const;
 
     Comm& comm_;

@@ -8,8 +8,7 @@
 
 #include "llmc/base/median.h"
 #include "llmc/base/system/nvml.h"
-#include "llmc/commands/bench/bench_ceilings.h"
-#include "llmc/config/config.h"
+#include "llmc/commands/bench/ceilings.h"
 #include "llmc/ops/op_timer.h"
 
 enum class OpClass { kMatmul, kAttention, kMemory };
@@ -22,6 +21,7 @@ struct BenchRow {
     bool overlapped = false;  // on the communication stream, so not in the step's sum
     int64_t calls = 0;        // per step
     double ms = 0, floor_ms = 0;   // of all calls
+    int64_t bytes = 0;             // moved by all calls, where the operation is no matmul
     double difference_ms() const { return ms - floor_ms; }
 };
 
@@ -69,14 +69,3 @@ struct StepBench {
     double tokens_per_second() const { return 1e3 * tokens / ms(); }
     double mfu() const { return peak_flops > 0 ? tokens_per_second() * flops_per_token / peak_flops : 0; }
 };
-
-// The run that was measured.
-struct BenchSubject {
-    const Config& config;
-    std::string commit;
-    const DeviceInfo& device;
-    int ranks = 1;
-    const std::vector<std::string>& notes;
-};
-std::string bench_text(const BenchSubject& run, const StepBench& bench);
-std::string bench_json(const BenchSubject& run, const StepBench& bench);

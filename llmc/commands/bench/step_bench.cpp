@@ -1,4 +1,4 @@
-#include "llmc/commands/bench/bench_table.h"
+#include "llmc/commands/bench/step_bench.h"
 
 #include <algorithm>
 
@@ -51,6 +51,7 @@ void BenchRows::add_step(const std::deque<OpCall>& calls, size_t count) {
         if (steps_ == 0) {
             sums.row.calls++;
             sums.row.floor_ms += floor_of(call, ceilings_);
+            for (const PlannedOp& op : call.work.ops) sums.row.bytes += op.bytes;
         }
         sums.ms.resize(steps_ + 1);
         sums.ms[steps_] += call.ms;
