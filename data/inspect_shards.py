@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Shows the content of token shards: header, counts, smallest and largest id, decoded text, checksum, bigram entropy.
+"""Shows the content of token shards: header, counts, smallest and largest id, decoded text, bigram entropy.
 
   data/inspect_shards.py DIR/train_000000.bin
   data/inspect_shards.py --show 5000:200 --tokenizer bytes DIR/valid_000000.bin
-  data/inspect_shards.py --verify DIR/*.bin
   data/inspect_shards.py --bigram-entropy DIR/valid_*.bin
 
 Reads every format that the trainer reads (README.md); a headerless file needs --token-dtype. Standard library
-only; numpy makes it faster. Exits with 2 if a shard is damaged.
+only; numpy makes it faster. check_shards.py compares shards with their .meta.json.
 """
 import argparse
 import collections
@@ -17,7 +16,7 @@ import sys
 from pathlib import Path
 
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
-from llmfp8.shard_format import DTYPES, Shard, file_sha256, shard_paths  # noqa: E402
+from llmfp8.shard_format import DTYPES, Shard, shard_paths  # noqa: E402
 from llmfp8.support import InputError, Parser, count_text, run_main  # noqa: E402
 from llmfp8.text_tokenizers import add_tokenizer_options, load_tokenizer  # noqa: E402
 
@@ -31,8 +30,6 @@ def parse_arguments():
     parser.add_argument("--tokenizer", default="", metavar="NAME",
                         help="bytes, gpt2 or a tokenizer.json (default: what the .meta.json names)")
     add_tokenizer_options(parser, separator=False)
-    parser.add_argument("--verify", action="store_true",
-                        help="compare the checksum and counts of the .meta.json")
     parser.add_argument("--bigram-entropy", action="store_true",
                         help="print only the entropy of a token given the previous one, over all shards")
     args = parser.parse_args()
@@ -75,25 +72,6 @@ def id_range(tokens):
     return min(low for low, _ in bounds), max(high for _, high in bounds)
 
 
-def verify(shard, meta, low_high):
-    """Raises an InputError for the first difference between a shard and its sidecar."""
-    if not meta:
-        raise InputError(f"{shard.path}: has no .meta.json to verify it with")
-    checksum = meta.get("checksum") or {}
-    expected = {"tokens": meta.get("tokens"), "dtype": meta.get("dtype"), "sha256": checksum.get("value")}
-    found = {"tokens": shard.count, "dtype": DTYPES[shard.token_bytes], "sha256": file_sha256(shard.path)}
-    for what, value in found.items():
-        if value != expected[what]:
-            raise InputError(f"{shard.path}: {what} is {value}, its .meta.json says {expected[what]}")
-    if low_high[1] >= (meta.get("vocab_size") or 0):
-        raise InputError(f"{shard.path}: id {low_high[1]} is not below the vocabulary size "
-                         f"{meta.get('vocab_size')}")
-    separator = (meta.get("tokenizer") or {}).get("separator")
-    for offset in meta.get("document_offsets") or []:
-        if not 0 <= offset < shard.count or shard.tokens[offset] != separator:
-            raise InputError(f"{shard.path}: token {offset} does not start a document as its .meta.json says")
-
-
 def tokenizer_of(args, meta):
     """(tokenizer, remark), or (None, the reason why nothing is decoded)."""
     named = (meta.get("tokenizer") or {}).get("name", "")
@@ -128,9 +106,6 @@ def describe(shard, args):
     counted, flags = shard.read_mask()
     if flags is not None:
         print(f"  loss mask  {count_text(counted, 'target')} of {count_text(shard.count, 'token')}")
-    if args.verify:
-        verify(shard, meta, low_high)
-        print("  verified   size, checksum, ids and document starts agree with the .meta.json")
     ids = list(shard.tokens[args.first:args.first + args.count])
     if not ids:
         return
