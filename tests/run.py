@@ -28,7 +28,7 @@ ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "OMPI_MCA_mpi_yield_when_idle": "1"
 # The longest tests, which begin first; --times names candidates.
 LONG = ("test_saved_on_two_and_resumed_on_others", "test_every_collective_gives_what_it_must", "test_watch.WatchTest",
         "test_a_rank_killed_while_it_saves", "test_other_configurations_get_no_ratio", "test_pasted_commands",
-        "test_walkthrough", "test_a_webhook_that_hangs", "test_a_server_that_hangs", "test_troubleshooting",
+        "test_walkthrough", "test_a_server_that_hangs", "test_troubleshooting",
         "test_resume_at_every_step",
         "test_doctor", "test_a_library_that_does_not_serve", "test_bits_depend_on_ranks",
         "test_long_runs_in_slices", "test_golden_losses", "test_ranks", "test_comm", "test_train", "test_compare",

@@ -22,7 +22,6 @@
 #include "llmc/commands/export_fp8.h"
 #include "llmc/commands/generate.h"
 #include "llmc/commands/train.h"
-#include "llmc/fault/alert_process.h"
 #include "llmc/fault/heartbeat.h"
 #include "llmc/fault/shutdown.h"
 #include "llmc/ops/device.h"
@@ -85,7 +84,6 @@ std::string version_text(const std::string& family) {
 int leave(const Comm& comm, int exit_code) {
     constexpr int kWatchdogMs = 700;
     write_outcome(exit_code);
-    post_run_end(exit_code, "");
     if (exit_code == kExitOk || comm.world().ranks == 1) return exit_code;
     post_end(exit_code);
     std::this_thread::sleep_for(std::chrono::milliseconds(kWatchdogMs));
@@ -106,7 +104,6 @@ int run(int argc, const char* const* argv, const std::string& family, const std:
         const Command& command = command_of(argc, argv);
         if (*command.name) call.words.erase(call.words.begin() + 1);
         if (command.ends_by_step) catch_stop_signals();
-        if (&command == &kTrain) start_alert_process(call.words);
         comm = command.takes_ranks ? open_comm() : open_single();
         if (!comm->root() && !std::freopen("/dev/null", "w", stdout)) FAIL(kExitBug, "/dev/null cannot be opened");
         const Job job = command.parse(call, *comm);
@@ -128,8 +125,6 @@ int run(int argc, const char* const* argv, const std::string& family, const std:
 int run_command(int argc, const char* const* argv, const std::string& family) {
     start_with_passive_threads(argv);
     const int code = run(argc, argv, family, prepare_standard_streams());
-    constexpr int kAlertSeconds = 30;   // for the last alerts and the report
-    finish_alert_process(kAlertSeconds);
     // A run has flushed everything before. For other commands a closed pipe (| head) is no failure.
     const int error = flush_stdout();
     if (error == 0 || error == EPIPE || code != kExitOk) return code;

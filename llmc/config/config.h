@@ -101,9 +101,6 @@ struct Config {
     // output
     int64_t log_interval = 0;
     std::string log_file;
-    std::string tensorboard_dir, wandb_project;   // for the side processes that follow log_file; "": none
-    std::string alert_command, alert_webhook;     // called by the side process of the run on trouble; "": none
-    std::string report;                 // HTML file that the side process writes at the end; "": none
     int64_t sample_every = 0, sample_tokens = 0;
     double temperature = 0;             // 0: take the most likely token
     int64_t top_k = 0;                  // draw among the most likely N tokens; 0: all

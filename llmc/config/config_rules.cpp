@@ -234,18 +234,6 @@ void run_rules(const Config& c, int ranks, Rules& rules) {
                   "--grad-dtype bf16 needs --dtype bf16: no matmul takes FP32 operands to BF16 gradients");
     rules.require(c.resume != "auto" || !c.save.empty(),
                   "--resume auto looks under --save, which is missing");
-    const std::pair<const char*, const std::string&> followers[] = {{"--tensorboard-dir", c.tensorboard_dir},
-                                                                    {"--wandb-project", c.wandb_project},
-                                                                    {"--report", c.report}};
-    for (const auto& [option, value] : followers)
-        rules.require(value.empty() || !c.log_file.empty(),
-                      std::string(option) + " follows the log file, and there is none: --log-file FILE or --save DIR");
-    const bool address = c.alert_webhook.starts_with("http://") || c.alert_webhook.starts_with("https://");
-    rules.require(c.alert_webhook.empty() || address || c.alert_webhook[0] == '@',
-                  "--alert-webhook begins with http:// or https://, or with @ and the name of a file that has the "
-                  "address");
-    rules.require(c.report.empty() || c.report.ends_with(".html") || c.report.ends_with(".htm"),
-                  "--report " + c.report + ": the page is HTML: name it .html");
     rules.require(c.profile_first <= c.profile_last,
                   strf("--profile %lld:%lld ends before it starts", ll(c.profile_first), ll(c.profile_last)));
 }

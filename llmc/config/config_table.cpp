@@ -252,24 +252,6 @@ void add_output(Rows& rows) {
          .help = "log in JSON lines at full precision; \"\": no log; missing folders are made in the working folder "
                  "and in --save only",
          .derive = derive_log_file, .derived = "log.jsonl in the directory of --save", .on_resume = kSilent},
-        {.name = "tensorboard-dir", .group = group, .value = text(AT(tensorboard_dir), "DIR", "a folder"),
-         .help = "folder for TensorBoard's event files; during the run scripts/export_log, a separate process that "
-                 "follows the log file, writes them", .on_resume = kSilent},
-        {.name = "wandb-project", .group = group, .value = text(AT(wandb_project), "NAME", "a name"),
-         .help = "project of Weights & Biases to which scripts/export_log likewise writes the run; WANDB_MODE=offline "
-                 "keeps the run on disk beside the log file", .on_resume = kSilent},
-        {.name = "alert-command", .group = group, .value = text(AT(alert_command), "CMD", "a command of the shell"),
-         .help = "run this on divergence, spikes, skipped steps, saturated FP8 tensors, a slow-down, low disk space, a "
-                 "lost rank, a stall and the end of the run; the message is in $ALERT_TEXT and, as JSON, on standard "
-                 "input",
-         .on_resume = kSilent},
-        {.name = "alert-webhook", .group = group, .value = text(AT(alert_webhook), "URL", "http(s)://... or @FILE"),
-         .help = "POST the same alerts as JSON to this address; @FILE: to the address in the file, so that checkpoints "
-                 "do not contain it",
-         .on_resume = kSilent},
-        {.name = "report", .group = group, .value = text(AT(report), "FILE", "a file"),
-         .help = "write the web page that scripts/report makes of the log when the run has ended, also if it failed",
-         .on_resume = kSilent},
     });
 }
 

@@ -20,13 +20,11 @@
 #include "llmc/base/system/host.h"
 #include "llmc/base/system/proc_stat.h"
 #include "llmc/base/system/signals_blocked.h"
-#include "llmc/fault/alert_process.h"
 
 namespace {
 
 constexpr double kTickS = 0.2, kRowsS = 0.5;   // at most between observations; between sending rows to other hosts
 constexpr double kPrintS = 2;                  // for one rank to print the hang report, before the others end
-constexpr double kAlertS = 0.7;                 // for the alert, before Slurm kills what the ranks leave behind
 constexpr double kAbortS = 5;                  // for the device's library to abort its collectives
 constexpr double kFollowS = 3;                 // until a rank follows another that has decided to end
 constexpr double kDefaultTimeoutS = 60;
@@ -435,9 +433,6 @@ void Watchdog::end_run() {
     if (!header.printed.load() && local(std::max(0, lowest_living(views())))) print_hang_report();
     if (kept_) write_summary(views());
     kill_suspended();
-    const bool there = header.hang_report_state.load(std::memory_order_acquire) == 2;
-    if (post_run_end(kExitPeerLost, there ? header.hang_report : "a rank was lost or hangs"))
-        std::this_thread::sleep_for(duration_of(kAlertS));
     abort_device_collectives();
     ::_exit(kExitPeerLost);
 }

@@ -10,11 +10,9 @@
 #include "llmc/checkpoint/load.h"
 #include "llmc/config/environment.h"
 #include "llmc/config/schedule.h"
-#include "llmc/fault/alert_process.h"
 #include "llmc/fault/shutdown.h"
 #include "llmc/fault/watchdog.h"
 #include "llmc/parallel/rank_preflight.h"
-#include "llmc/train/log/alert_config.h"
 #include "llmc/train/run/rank_consistency.h"
 #include "llmc/train/run/run_summary.h"
 
@@ -24,8 +22,6 @@ TrainLoop::TrainLoop(ParsedConfig parsed, const Fp8Plan& fp8_plan, std::string c
       device_(config_, table_, fp8_plan_, comm) {}
 
 void TrainLoop::run() {
-    if (const std::string error = tell_alert_process(config_, command_, comm_); !error.empty())
-        parsed_.notes.push_back("alerts: " + error);
     try {
         start();
         while (evaluations_->data_error().empty() && progress_.step < config_.train_iters && train_step()) {}
@@ -124,11 +120,9 @@ void TrainLoop::open_log() {
     if (hf_class(config_.shape) == HfClass::kOwn && !config_.save.empty())
         notes.push_back("no transformers class has this shape: checkpoints bring a modeling_llmfp8.py");
     notes.insert(notes.end(), parsed_.no_effect.begin(), parsed_.no_effect.end());
-    post_record(strf(R"({"type":"start","checkpoint_bytes":%lld})", ll(plan.host.checkpoint_bytes)));
     write_notes(summary);
     reporter_.emplace(config_, table_, fp8_plan_, comm_, device_, *log_, *checkpoints_, std::move(predicted),
                       progress_);
-    if (comm_.root()) exporter_.start(config_);
 }
 
 // All notes go to the log file, and as many to the screen as it has room for, details last.
@@ -282,5 +276,4 @@ void TrainLoop::finish() {
     const std::string why = stop_wanted() ? stop_reason() : "a stop of another rank";
     log_->event("stop", stopping_ ? strf("%s after step %lld", why.c_str(), ll(progress_.step))
                                   : "finished " + count_text(progress_.step, "step"));
-    exporter_.finish(LogExporter::kEndSeconds);
 }

@@ -9,7 +9,6 @@
 
 #include "llmc/base/fault_injection.h"
 #include "llmc/config/config.h"
-#include "llmc/train/log/log_exporter.h"
 #include "llmc/train/run/run_data.h"
 #include "llmc/train/run/run_evaluations.h"
 #include "llmc/train/run/start_times.h"
@@ -56,7 +55,6 @@ private:
     std::optional<RunEvaluations> evaluations_;
     std::unique_ptr<RunLog> log_;
     std::optional<SaveFolder> save_folder_;
-    LogExporter exporter_;
     std::optional<RunCheckpoints> checkpoints_;   // after log_: its destructor may finish a save and log it
     std::optional<StepReporter> reporter_;
     Progress progress_;

@@ -52,7 +52,6 @@ NOT_RUN = {
         NETWORK,
     "scripts/generate out/step-00001000 --tokenizer gpt2 --file prompts.txt": NETWORK,
     "scripts/export_log --to wandb out --out out --follow &": NETWORK,
-    "scripts/export_log --to wandb out --out out --follow &": NETWORK,
     "data/prepare_text.py --tokenizer gpt2 --out shards openwebtext": NETWORK,
     "data/prepare_chat.py --tokenizer Meta-Llama-3-8B-Instruct/tokenizer.json --out shards/ultrachat": NETWORK,
     "data/prepare_hellaswag.py": NETWORK,
@@ -77,7 +76,6 @@ RUN = {
     "scripts/launch/launch_mpi.sh -np 8 ./train_llama --model llama3-8B --fp8-recipe delayed --seq-length 8192 "
     "--global-batch-size 128 --train-iters 1000 --train-data 'shards/train*.bin' --save out --resume auto": {
         "ranks": True, "fewer": ("-np 8", "-np 2"), "more": "--dry-run"},
-    "scripts/export_log --to tensorboard out/log.jsonl --out board/run --follow": {"needs": "tensorboard"},
     "./train_llama doctor --save out": {},
     "scripts/launch/launch_mpi.sh -np 8 ./train_llama doctor --save out": {"ranks": True, "fewer": ("-np 8", "-np 2")},
     "scripts/launch/launch_mpi.sh -np 4 ./train_llama ...": {"ranks": True, "dots": f"{TINY} --synthetic-data"},

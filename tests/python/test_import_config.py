@@ -244,7 +244,7 @@ class ImportTest(ImportCase):
     def test_explanations_are_true_of_the_option_that_they_explain(self):
         for more, action, words in (("--calculate-per-token-loss", "done differently", "counted tokens of the global"),
                                     ("--use-mcore-models", "no effect anywhere", "Megatron Core"),
-                                    ("--tensorboard-log-interval 1", "done differently", "tensorboard-dir"),
+                                    ("--tensorboard-log-interval 1", "done differently", "export_log --follow"),
                                     ("--fp8-interval 4", "done differently", "fp8-interval acts here")):
             found = import_file(self.folder, "a.sh", MEGATRON + more).findings[-3:]
             found = next(f for f in found if f.text == more)

@@ -11,7 +11,6 @@
 #include "llmc/base/check.h"
 #include "llmc/base/system/host.h"
 #include "llmc/base/system/process_limits.h"
-#include "llmc/fault/alert_process.h"
 #include "llmc/fault/heartbeat.h"
 #include "llmc/fault/watchdog.h"
 #include "llmc/parallel/comm/comm_monitored.h"
@@ -150,7 +149,6 @@ int end_with_error(Comm* comm, const char* what, int exit_code) {
         std::fflush(stdout);
     }
     write_outcome(exit_code);
-    post_run_end(exit_code, message_line(what));
     if (several) {
         post_end(exit_code);
         std::this_thread::sleep_for(std::chrono::milliseconds(kNoticeMs));

@@ -18,7 +18,6 @@
 #include "llmc/base/system/files.h"
 #include "llmc/base/system/standard_streams.h"
 #include "llmc/base/text.h"
-#include "llmc/fault/alert_process.h"
 #include "llmc/fault/heartbeat.h"
 
 namespace {
@@ -34,18 +33,6 @@ constexpr size_t kMaxHeaderBytes = 1 << 20;
 std::string to_line(const OrderedJson& record) {
     // Sampled text may be invalid UTF-8; invalid bytes become U+FFFD.
     return record.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
-}
-
-// Hides the part of a webhook's address after the host, because it is a secret and others may see the log.
-std::string without_address(std::string line, const std::string& address) {
-    const size_t scheme = address.find("://");
-    const size_t host_end = scheme == std::string::npos ? scheme : address.find('/', scheme + 3);
-    if (host_end == std::string::npos) return line;
-    const std::string written = OrderedJson(address).dump(), whole = written.substr(1, written.size() - 2);
-    const std::string shown = address.substr(0, host_end) + "/(hidden)";
-    for (size_t at = 0; (at = line.find(whole, at)) != std::string::npos; at += shown.size())
-        line.replace(at, whole.size(), shown);
-    return line;
 }
 
 double unix_seconds() {
@@ -218,11 +205,6 @@ void RunLog::write(const std::string& line) {
     if (!whole) FAIL(kExitDisk, "--log-file %s: cannot be written: %s", path_.c_str(), std::strerror(errno));
 }
 
-void RunLog::write_and_post(const std::string& line) {
-    write(line);
-    post_record(line);
-}
-
 void RunLog::print_line(const std::string& line) {
     std::printf("%s\n", line.c_str());
     if (const int error = flush_stdout(); error != 0)
@@ -262,32 +244,30 @@ void RunLog::header(const RunHeader& h) {
     OrderedJson purposes = OrderedJson::object();
     for (int i = 0; i < kPurposes; i++)
         purposes[purpose_name(static_cast<Purpose>(i))] = h.purpose_bytes[static_cast<size_t>(i)];
-    const std::string line = to_line({{"type", "header"},
-                                      {"format", kLogFormat},
-                                      {"step", step_},
-                                      {"unix_time", unix_seconds()},
-                                      {"command", h.command},
-                                      {"commit", h.commit},
-                                      {"device", device},
-                                      {"world", h.world},
-                                      {"synthetic_data", h.synthetic_data},
-                                      {"communication", communication},
-                                      {"params", h.params},
-                                      {"arena_bytes", h.arena_bytes},
-                                      {"purpose_bytes", purposes},
-                                      {"flops_per_token", exact(h.flops_per_token)},
-                                      {"gemm_plan_note", h.gemm_plan_note},
-                                      {"fp8_plan", h.fp8_plan},
-                                      {"changed", h.changed},
-                                      {"config", config}});
-    write(without_address(line, text_of(config, "alert-webhook")));
+    write(to_line({{"type", "header"},
+                   {"format", kLogFormat},
+                   {"step", step_},
+                   {"unix_time", unix_seconds()},
+                   {"command", h.command},
+                   {"commit", h.commit},
+                   {"device", device},
+                   {"world", h.world},
+                   {"synthetic_data", h.synthetic_data},
+                   {"communication", communication},
+                   {"params", h.params},
+                   {"arena_bytes", h.arena_bytes},
+                   {"purpose_bytes", purposes},
+                   {"flops_per_token", exact(h.flops_per_token)},
+                   {"gemm_plan_note", h.gemm_plan_note},
+                   {"fp8_plan", h.fp8_plan},
+                   {"changed", h.changed},
+                   {"config", config}}));
 }
 
 void RunLog::step(const StepRecord& r, bool print) {
     step_ = r.step;
-    write_and_post(to_line(step_json(r)));
+    write(to_line(step_json(r)));
     if (print) print_line(step_line(r));
-    for (const std::string& line : alert_process_lines()) event("alerts", line);
 }
 
 void RunLog::eval(const EvalRecord& r) {
@@ -366,32 +346,28 @@ void RunLog::plan(const PlanRecord& r) {
     step_ = r.step;
     OrderedJson parts = OrderedJson::object();
     for (const auto& [name, ms] : r.predicted_parts_ms) parts[name] = ms;
-    write_and_post(to_line({{"type", "plan"},
-                            {"step", r.step},
-                            {"predicted_ms", r.predicted_ms > 0 ? exact(r.predicted_ms) : OrderedJson(nullptr)},
-                            {"measured_ms", exact(r.measured_ms)},
-                            {"predicted_parts_ms", parts},
-                            {"planned_bytes", r.planned_bytes},
-                            {"used_bytes", r.used_bytes}}));
+    write(to_line({{"type", "plan"},
+                   {"step", r.step},
+                   {"predicted_ms", r.predicted_ms > 0 ? exact(r.predicted_ms) : OrderedJson(nullptr)},
+                   {"measured_ms", exact(r.measured_ms)},
+                   {"predicted_parts_ms", parts},
+                   {"planned_bytes", r.planned_bytes},
+                   {"used_bytes", r.used_bytes}}));
     print_line(strf("plan: %s; memory planned %.3f GiB, used %.3f", r.text.c_str(),
                     gib(r.planned_bytes), gib(r.used_bytes)));
 }
 
 void RunLog::checkpoint(int64_t step, const std::string& path, double seconds, double stall_seconds) {
     step_ = std::max(step_, step);
-    write_and_post(to_line({{"type", "checkpoint"}, {"step", step}, {"path", path}, {"seconds", exact(seconds)},
-                            {"stall_seconds", exact(stall_seconds)}}));
+    write(to_line({{"type", "checkpoint"}, {"step", step}, {"path", path}, {"seconds", exact(seconds)},
+                   {"stall_seconds", exact(stall_seconds)}}));
     print_line(message_line(strf("checkpoint step %lld | %s | %.1f s, training stalled for %.2f s",
                                  static_cast<long long>(step), path.c_str(), seconds, stall_seconds)));
 }
 
 void RunLog::event(const std::string& kind, const std::string& text, bool print) {
     ended_ = kind == "stop" || kind == "diverged" || kind == "failed";
-    constexpr size_t kPosted = 600;   // of the text, so that the record fits into a pipe however it is escaped
-    OrderedJson record = {{"type", "event"}, {"step", step_}, {"kind", kind}, {"text", text}};
-    write(to_line(record));
-    record["text"] = text.substr(0, kPosted);
-    if (kind != "alerts") post_record(to_line(record));
+    write(to_line({{"type", "event"}, {"step", step_}, {"kind", kind}, {"text", text}}));
     if (print) print_line(message_line(kind + ": " + text));
 }
 

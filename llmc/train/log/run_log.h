@@ -118,7 +118,7 @@ public:
     RunLog(const RunLog&) = delete;
     RunLog& operator=(const RunLog&) = delete;
     const std::string& earlier_log() const { return earlier_log_; }   // name under which the old file is kept, or ""
-    void header(const RunHeader& header);   // hides the address of --alert-webhook after its host
+    void header(const RunHeader& header);
     void step(const StepRecord& record, bool print);   // every step goes to the file; `print` also to stdout
     void eval(const EvalRecord& record);
     void hellaswag(const HellaswagRecord& record);
@@ -128,7 +128,7 @@ public:
     void plan(const PlanRecord& record);
     // stall_seconds: part of `seconds` in which training stalled. May follow records of later steps.
     void checkpoint(int64_t step, const std::string& path, double seconds, double stall_seconds);
-    // Notes, warnings, "alerts" (of the process that sends them), and the end: "stop", "diverged" or "failed".
+    // Notes, warnings, and the end: "stop", "diverged" or "failed".
     void event(const std::string& kind, const std::string& text, bool print = true);
     // Logs that the run ends with this error, as the event "failed", unless an earlier event has said how the run ends
     // or the disk has failed.
@@ -137,7 +137,6 @@ public:
 
 private:
     void write(const std::string& line);   // one record, without the newline
-    void write_and_post(const std::string& line);   // also to the process that sends alerts
     // A line of standard output. If that is gone, the run goes on: says so once, on standard error and in the file.
     void print_line(const std::string& line);
     void output_lost(const std::string& how);   // says once, on standard error and in the file, that lines are lost
