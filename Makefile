@@ -171,6 +171,8 @@ benches: $(BENCHES)
 fuzzers: $(addprefix $(BUILD)/,$(FUZZERS))
 # A library that replaces NVML in tests.
 FAKE_NVML := $(BUILD)/fake/libnvidia-ml.so.1
+# The executables in which tests inject faults (tests/support/faults.cpp).
+FAULTY := $(addprefix $(BUILD)/faults/,$(MAINS))
 # For tests of several ranks: the check of collectives, and on the CPU a library that replaces NCCL.
 RANK_TESTS := $(BUILD)/comm_check $(if $(and $(MPI_LIBS),$(filter cpu,$(DEVICE))),$(BUILD)/fake/libnccl.so.2 \
 	$(BUILD)/fake/no_threads.so $(BUILD)/fake/sleeping_yield.so)
@@ -183,6 +185,9 @@ define LINK
 @$(CXX) $(CODEGEN) $(SAN_$(VARIANT)) $(filter %.o %.a,$^) -o $@ $(LIBS) $(MPI_LIBS)
 endef
 $(addprefix $(BUILD)/,$(MAINS)): $(BUILD)/%: $(OBJ)/%.o $(LLMC_OBJ)
+	$(LINK)
+$(FAULTY): $(BUILD)/faults/%: $(OBJ)/%.o $(OBJ)/tests/support/faults.o $(LLMC_OBJ)
+	@mkdir -p $(@D)
 	$(LINK)
 $(BUILD)/tests: $(TEST_LLMC_OBJ) $(TEST_OBJ) | $(FAKE_NVML)
 	$(LINK)
@@ -242,7 +247,8 @@ $(call write_flags,$(BUILD)/flags,$(FLAGS_TEXT))$(call write_flags,$(HOST)/flags
 $(call write_flags,$(HOST)/mpi_flags,$(MPI_FLAGS) $(MPI_LIBS))
 $(BUILD)/flags $(HOST)/flags $(HOST)/mpi_flags: ;
 $(filter $(foreach source,$(MPI_USERS:.cpp=.o),$(OBJ)/$(source) $(HOST)/$(source)),$(LLMC_OBJ) $(TEST_OBJ)) \
-$(OBJ)/tests/end_to_end/comm_check.o $(addprefix $(BUILD)/,$(MAINS) tests tests_gpu comm_check): $(HOST)/mpi_flags
+$(OBJ)/tests/end_to_end/comm_check.o $(FAULTY) \
+$(addprefix $(BUILD)/,$(MAINS) tests tests_gpu comm_check): $(HOST)/mpi_flags
 INCLUDES := \#include "%s"\n
 write_united = $(shell mkdir -p $(1); printf '$(INCLUDES)' $(2) | cmp -s - $(1)/all.cpp \
                        || printf '$(INCLUDES)' $(2) > $(1)/all.cpp)
@@ -293,7 +299,7 @@ test:
 
 # The executables come first: tests in Python run them while those in C++ are still being compiled.
 run-test: run-test-python run-test-cpp $(if $(filter cuda,$(DEVICE)),run-test-gpu)
-run-test-python: $(MAINS) $(RANK_TESTS)
+run-test-python: $(MAINS) $(FAULTY) $(RANK_TESTS)
 	@echo "RUN tests/run.py"; LLMC_BUILD=$(CURDIR)/$(BUILD) python3 tests/run.py $(TEST_NAMES)
 run-test-cpp: $(BUILD)/tests
 	@echo "RUN $<"; dev/ci/cpp_tests.sh $<

@@ -1,5 +1,5 @@
 """After a change of the watchdog or of the launcher, on --ranks (2) GPUs: during training under
-scripts/launch/launch_mpi.sh the first or the last rank is killed or suspended, or hangs by --inject, or the launcher
+scripts/launch/launch_mpi.sh the first or the last rank is killed or suspended, or hangs, or the launcher
 gets a signal. The table has the event, the seconds until no rank was left, the exit code, the MiB used on the GPUs
 before and after, and the hang report. Each run also shows that the GPUs can be used after the run before it."""
 import os
@@ -16,19 +16,20 @@ from check import ROOT
 MODEL = "--model llama3-small --fp8-recipe delayed --micro-batch-size 2 --bucket-mb 40"
 LOST = r"launch_mpi\.sh: rank \d+ .* (is gone|is stopped by a signal|without progress)"
 SLACK_MIB = 16   # used by the driver
-# Name, exit code, expected text, the action after step `at` (on the rank or the launcher), further options. LIMIT:
-# --comm-timeout plus 5 s; {last} is the last rank.
+# Name, exit code, expected text, the action after step `at` (on the rank or the launcher), further options, and faults
+# (tests/support/faults.cpp). LIMIT: --comm-timeout plus 5 s; {last} is the last rank.
 LIMIT = None
 CASES = (
     ("kill-first", 6, LIMIT, LOST, 8, [("rank", 0, signal.SIGKILL)], ""),
     ("kill-last", 6, LIMIT, LOST, 8, [("rank", -1, signal.SIGKILL)], ""),
     ("stop-first", 6, LIMIT, LOST, 8, [("rank", 0, signal.SIGSTOP)], ""),
     ("stop-last", 6, LIMIT, LOST, 8, [("rank", -1, signal.SIGSTOP)], ""),
-    ("stall", 6, LIMIT, LOST, 10, [], "--inject stall:rank={last}@step=12"),
+    ("stall", 6, LIMIT, LOST, 10, [], "", "stall:rank={last}@backward=12"),
     ("term-saves", 0, 60, "a signal to the launch wrapper after step", 8, [("launcher", 0, signal.SIGTERM)],
      "--save {out}/save"),
     ("second-term", 143, 10, "second signal", 10,
-     [("launcher", 1, signal.SIGTERM), ("launcher", 1, signal.SIGTERM)], "--inject stall:rank={last}@step=12"),
+     [("launcher", 1, signal.SIGTERM), ("launcher", 1, signal.SIGTERM)], "",
+     "stall:rank={last}@backward=12"),
 )
 
 
@@ -59,19 +60,21 @@ def lives(pid):
 
 
 class Case:
-    def __init__(self, check, name, expect, limit, said, at, actions, options):
+    def __init__(self, check, name, expect, limit, said, at, actions, options, faults=""):
         self.check, self.name, self.expect, self.said, self.at, self.actions = check, name, expect, said, at, actions
         self.count = check.options.ranks
         self.limit = limit or check.options.timeout + 5
         self.options = shlex.split(options.format(last=self.count - 1, out=check.out))
         self.log = check.out / f"{name}.jsonl"
+        self.environment = {**os.environ, "LLMC_FAULTS": faults.format(last=self.count - 1)}
 
     def fail(self, text):
         self.check.fail(f"{self.name}: {text}")
 
     def command(self):
         return [ROOT / "scripts" / "launch" / "launch_mpi.sh", *self.check.mpirun[1:], "-np", str(self.count),
-                self.check.build / "train_llama", "--train-data", self.check.shards(), "--train-iters", "1000000",
+                self.check.build / "faults/train_llama", "--train-data", self.check.shards(),
+                "--train-iters", "1000000",
                 "--log-interval", "1", "--comm-timeout", str(self.check.options.timeout), "--log-file", self.log,
                 "--global-batch-size", str(4 * self.count), *shlex.split(self.check.options.model or MODEL),
                 *shlex.split(self.check.options.options), *self.options]
@@ -99,6 +102,7 @@ class Case:
         output = self.check.out / f"{self.name}.txt"
         with open(output, "w") as text:
             self.launcher = subprocess.Popen([str(word) for word in self.command()], cwd=ROOT, stdout=text,
+                                             env=self.environment,
                                              stderr=subprocess.STDOUT)
             self.wait_for_step(4)
             self.ranks = [rank for mpirun in children_of(self.launcher.pid) for rank in children_of(mpirun)]
@@ -142,7 +146,7 @@ def row(*cells):
 
 def run(check):
     check.options.ranks = check.options.ranks or 2
-    check.make("train_llama")
+    check.make("build/cuda/faults/train_llama")
     rows = [row("what", "seconds", "exit", "MiB before", "MiB after", "said")]
     for case in CASES:
         rows.append(Case(check, *case).run())

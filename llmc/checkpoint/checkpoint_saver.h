@@ -36,7 +36,7 @@ struct SaveOptions {
     int64_t max_part_bytes = kMaxPartBytes;  // of a model file; a larger tensor gets a file of its own
     int64_t staging_bytes = kStagingBytes;
     const SaveLock* lock = nullptr;          // of root, on rank 0; outlives the saver
-    IoHook io_hook = {};  // for tests and fault injection; with async another thread calls it
+    IoHook io_hook = {};  // for tests; with async another thread calls it
 };
 
 struct SavedCheckpoint {

@@ -120,7 +120,6 @@ struct Config {
     bool overfit_one_batch = false;
     double comm_timeout = 0;            // seconds that a rank may make no progress; 0: no limit
     double exit_duration_in_mins = 0;   // 0: no limit
-    std::vector<std::string> inject;    // see fault_injection.h
 
     bool operator==(const Config&) const = default;
 

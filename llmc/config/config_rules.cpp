@@ -4,7 +4,6 @@
 #include <sstream>
 
 #include "llmc/base/check.h"
-#include "llmc/base/fault_injection.h"
 #include "llmc/base/text.h"
 #include "llmc/config/config_table.h"
 #include "llmc/data/blend.h"
@@ -187,11 +186,6 @@ void length_rules(const Config& c, Rules& rules) {
                        decay > 0 ? "" : "s", length.c_str()));
     rules.require(c.profile_first <= c.train_iters,
                   strf("--profile starts at step %lld of %lld", ll(c.profile_first), ll(c.train_iters)));
-    for (const std::string& word : c.inject) {
-        const Fault fault = parse_fault(word);
-        rules.require(fault.at != Fault::At::kStep || fault.number <= c.train_iters,
-                      strf("--inject %s: the run ends with step %lld", word.c_str(), ll(c.train_iters)));
-    }
 }
 
 void schedule_rules(const Config& c, Rules& rules) {
@@ -269,21 +263,6 @@ void rank_rules(const Config& c, Rules& rules) {
                   "bytes: leave it out");
 }
 
-// Rules between injected faults and the run; parse_fault raises an Error for a malformed fault.
-void fault_rules(const Config& c, int ranks, Rules& rules) {
-    for (const std::string& word : c.inject) {
-        const Fault fault = parse_fault(word);
-        const std::string name = "--inject " + word;
-        rules.require(fault.rank < ranks, strf("%s: there %s %d rank%s, counted from 0", name.c_str(),
-                                               ranks == 1 ? "is" : "are", ranks, ranks == 1 ? "" : "s"));
-        const bool hangs = fault.kind == Fault::Kind::kStop || fault.kind == Fault::Kind::kStall;
-        rules.require(!hangs || ranks > 1, name + ": needs more than one rank, or nothing would end the run");
-        rules.require(fault.at != Fault::At::kSave || !c.save.empty(), name + ": nothing is saved without --save");
-        rules.require(fault.at != Fault::At::kEvaluation || !c.valid_data.empty() || !c.hellaswag_data.empty(),
-                      name + ": there is no --valid-data to evaluate on, and no --hellaswag-data");
-    }
-}
-
 }  // namespace
 
 std::vector<Condition> conditions_of(const std::string& option) {
@@ -314,7 +293,6 @@ std::vector<std::string> config_errors(const Config& config, int ranks) {
     fp8_rules(config, rules);
     rank_rules(config, rules);
     offload_rules(config, rules);
-    fault_rules(config, ranks, rules);
     return rules.broken;
 }
 

@@ -279,10 +279,6 @@ void add_other(Rows& rows) {
          .value = number(AT(exit_duration_in_mins), {.low = 0, .high = kInf}),
          .help = "after this many minutes finish the step, save and exit with 0; 0: no limit", .fallback = "0",
          .on_resume = kSilent},
-        {.name = "inject", .group = group,
-         .value = text_list(AT(inject), "FAULT", "a fault and where it is injected", ','),
-         .help = "fault injection, to test restart scripts: kill, stop, stall or term:rank=R@step=S (@save, @eval), "
-                 "nan:grad@S, enospc@save, bf16:linear=NAME; separate faults with commas", .on_resume = kSilent},
     });
 }
 

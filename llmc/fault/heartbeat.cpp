@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "llmc/base/check.h"
+#include "llmc/base/fault_injection.h"
 #include "llmc/base/system/descriptor.h"
 
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<int32_t>::is_always_lock_free);
@@ -60,6 +61,7 @@ void post_step(int64_t step) {
     if (Heartbeat* r = row()) r->begin_step(step);
 }
 void post_phase(Phase phase) {
+    fault_at(phase_text(phase));
     if (Heartbeat* r = row()) r->set_phase(phase);
 }
 void post_progress() {

@@ -1,7 +1,9 @@
 #include "llmc/train/staging.h"
 
 #include <algorithm>
+#include <cmath>
 
+#include "llmc/base/fault_injection.h"
 #include "llmc/config/schedule.h"
 
 Staging::Staging(const Config& config, const Groups& groups, Trainer& trainer)
@@ -54,5 +56,5 @@ void Staging::set_inputs(Buffer& buffer, int64_t counted, double lr) const {
     buffer.staged.lr = lr;
     *buffer.staged.inputs = {};
     buffer.staged.inputs->lr = static_cast<float>(lr);
-    buffer.staged.inputs->dloss_mul = static_cast<float>(1.0 / static_cast<double>(counted));
+    buffer.staged.inputs->dloss_mul = fault_at("gradient") ? NAN : static_cast<float>(1.0 / static_cast<double>(counted));
 }

@@ -18,7 +18,7 @@
 
 TrainLoop::TrainLoop(ParsedConfig parsed, const Fp8Plan& fp8_plan, std::string command, Predict predict, Comm& comm)
     : parsed_(std::move(parsed)), command_(std::move(command)), predict_(std::move(predict)), comm_(comm),
-      table_(make_param_table(config_.shape)), fp8_plan_(fp8_plan), faults_(config_.inject, comm.world().rank),
+      table_(make_param_table(config_.shape)), fp8_plan_(fp8_plan),
       device_(config_, table_, fp8_plan_, comm) {}
 
 void TrainLoop::run() {
@@ -36,7 +36,6 @@ void TrainLoop::run() {
 
 void TrainLoop::start() {
     start_.done("launch");
-    for (const std::string& fault : config_.inject) parsed_.notes.push_back("FAULT INJECTION: --inject " + fault);
     for (const std::string& line : environment_differences(comm_)) parsed_.notes.push_back(line);
     require_same_program(comm_);
     const std::string place = comm_.gather(comm_.root() ? log_place_error(config_.log_file, config_.save) : "")[0];
@@ -57,7 +56,7 @@ void TrainLoop::start() {
 
 void TrainLoop::open_data() {
     data_.open(config_, parsed_.notes);
-    evaluations_.emplace(config_, comm_, *data_.train, data_.valid ? &*data_.valid : nullptr, faults_);
+    evaluations_.emplace(config_, comm_, *data_.train, data_.valid ? &*data_.valid : nullptr);
     require_same(comm_, {{"set of options", config_to_json(config_)},
                          {"training data", data_.train->fingerprint_json()},
                          {"validation data", data_.valid ? data_.valid->fingerprint_json() : ""},
@@ -67,8 +66,7 @@ void TrainLoop::open_data() {
 void TrainLoop::open_device() {
     device_.open(parsed_.notes);
     device_.prepare(parsed_.notes);
-    checkpoints_.emplace(config_, table_, *data_.train, comm_, device_.ctx, *device_.trainer, faults_,
-                         save_folder_->lock());
+    checkpoints_.emplace(config_, table_, *data_.train, comm_, device_.ctx, *device_.trainer, save_folder_->lock());
 }
 
 void TrainLoop::start_state() {
@@ -164,11 +162,9 @@ bool TrainLoop::train_step() {
     device::event_record(ctx, device_.staging->buffer(progress_.step).begin);
     Staging::Buffer* const batch = next_batch();
     if (!batch) return false;
-    batch->staged.corrupt_gradient = faults_.corrupts_gradient(number);
-    batch->staged.on_phase = [this, batch, number](Phase phase) {
+    batch->staged.on_phase = [this, batch](Phase phase) {
         reporter_->enter_phase();
         batch->passes.enter(device_.ctx, phase);
-        if (phase == Phase::kBackward) faults_.in_backward(number);
     };
     device::range_push("step");
     device_.trainer->step(ctx, batch->staged);

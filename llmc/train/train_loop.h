@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "llmc/base/fault_injection.h"
 #include "llmc/config/config.h"
 #include "llmc/train/run/run_data.h"
 #include "llmc/train/run/run_evaluations.h"
@@ -49,7 +48,6 @@ private:
     Comm& comm_;
     const ParamTable table_;
     const Fp8Plan fp8_plan_;              // what the options ask for
-    Faults faults_;
     RunDevice device_;
     RunData data_;
     std::optional<RunEvaluations> evaluations_;

@@ -26,7 +26,6 @@ struct StagedStep : HostInputs {
     CommTimer* comm_timer = nullptr;
     std::function<void(Phase)> on_phase = {};   // called when the host begins to enqueue a phase
     bool count_fp8 = false;        // the reports have counts, and the scales after the step
-    bool corrupt_gradient = false;   // fault injection: a gradient becomes NaN
     int64_t micro_batches = 0;     // of this rank
     int64_t calibration_micro_batch = 0;   // the first one with a counted target in its whole sequences
     int64_t counted_tokens = 0;    // of all ranks
@@ -107,7 +106,7 @@ private:
     void micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase);
     const WeightSlots* slots() const { return weight_slots_ ? &*weight_slots_ : nullptr; }
     void calibrate(Ctx& ctx, const StagedStep& staged);
-    void clear_gradients(Ctx& ctx, const StagedStep& staged);
+    void clear_gradients(Ctx& ctx);
 
     const Config& config_;
     const ParamTable& table_;

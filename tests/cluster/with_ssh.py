@@ -49,11 +49,12 @@ class Ssh(HostsTest):
             host.run("bash", "-c", f'exec "$(PATH=$PATH:/usr/sbin command -v sshd)" -f {config} '
                      f'-E {cls.shared}/{host.name}.log')
 
-    def start(self, *options, until="step 1/"):
+    def start(self, *options, until="step 1/", faults=None):
         """Starts the launcher with four ranks, and waits for a line that begins like this."""
         command = ["scripts/launch/launch_mpi.sh", "--mca", "plm_rsh_agent", self.ssh, "--hostfile", self.hostfile,
                    "-x", "OMP_NUM_THREADS", "-np", "4",
-                   *self.command(GPT2, "--micro-batch-size", "1", "--log-interval", "100", *options)]
+                   *self.command(GPT2, "--micro-batch-size", "1", "--log-interval", "100", *options,
+                                 faults=faults)]
         reach = "timeout 2 bash -c 'exec 3<>/dev/tcp/node2/2222 && echo yes' 2>/dev/null || true"
         self.until("node2 is reached", lambda: self.node1.run("bash", "-c", reach))   # once a cable is back
         process = self.node1.start(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -120,7 +121,7 @@ class Ssh(HostsTest):
                      r"for 3.*, last seen in .*step \d+.*; rank.* waits? in collective \d+ ")
 
     def test_a_rank_that_hangs(self):
-        process = self.start(*FOREVER, "--inject", "stall:rank=0@step=200")
+        process = self.start(*FOREVER, faults="stall@backward=200")
         self.reports(process, r"rank 0 \(process \d+ on node1\) is in step 200, backward, before collective \d+ "
                      r"\(reduce .*\), without progress for 3.*; ranks 1-3 wait in collective ")
 

@@ -8,7 +8,7 @@ import signal
 import time
 
 from tests.support.ranks import HAVE_RANKS, MPIRUN
-from tests.support.train import GPT2, LLAMA, ROOT, state_of
+from tests.support.train import GPT2, LLAMA, ROOT, state_of, with_faults
 
 LAUNCHER = [os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh"), *MPIRUN[1:]]
 STEPS = 40
@@ -116,11 +116,11 @@ def suspended_rank(shared, case):
         return
     run = case.draw.choice([run for run, _, _ in shared.straight.values() if run[3] is LAUNCHER])
     save, victim, step = case.path("run"), case.draw.randrange(run[2]), case.draw.randint(2, STEPS)
-    fault = f"stop:rank={victim}@step={step}"
+    fault = f"stop:rank={victim}@backward={step}"
     case.story.append(f"{run[0]}: {fault}")
     begin = time.monotonic()
-    code, out, error = case.end(case.start(command_of(shared, run, save, "--comm-timeout", str(TIMEOUT), "--inject",
-                                                      fault)))
+    code, out, error = case.end(case.start(with_faults(command_of(shared, run, save, "--comm-timeout", str(TIMEOUT)),
+                                                       fault)))
     if code is not None and code != 6:
         case.found("code", f"exit code {code} after a rank was suspended, expected 6")
     if time.monotonic() - begin > shared.straight[run[0]][1] + TIMEOUT + 8:

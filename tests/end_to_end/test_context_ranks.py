@@ -87,8 +87,8 @@ class ContextTest(RanksTest):
                 self.assertIn(text, done.stderr)
 
     def test_a_hang_report_names_the_exchange(self):
-        done = self.ranks(2, LLAMA, "--train-iters", "4", "--context-parallel", "2", "--comm-timeout", "2", "--inject",
-                          "stall:rank=1@step=3", expect=6)
+        done = self.ranks(2, LLAMA, "--train-iters", "4", "--context-parallel", "2", "--comm-timeout", "2",
+                          faults="stall:rank=1@backward=3", expect=6)
         self.assertRegex(done.stderr, r"rank 0 waits in collective \d+ \(heads of layers\.1\) of step 3")
 
     def test_a_hang_report_names_the_group(self):
@@ -100,7 +100,7 @@ class ContextTest(RanksTest):
                 ("3", "reduce head", r"; ranks 0-2 wait in collective \d+ \(reduce head\)")):
             with self.subTest(zero=zero):
                 said = self.ranks(4, LLAMA, "--train-iters", "4", "--context-parallel", "2", "--zero", zero,
-                                  "--comm-timeout", "2", "--inject", "stall:rank=3@step=3", expect=6).stderr
+                                  "--comm-timeout", "2", faults="stall:rank=3@backward=3", expect=6).stderr
                 self.assertRegex(said, rf"rank 3 \(.*\) is in step 3, backward, before collective \d+ \({place}\), "
                                  rf"without progress for .*{waits} of step 3 ")
 

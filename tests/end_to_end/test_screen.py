@@ -41,7 +41,7 @@ class ScreenTest(TrainTest):
     def test_many_notes_and_options_do_not_fill_the_screen(self):
         environment = {**os.environ, **{f"NVTE_{i}": "1" for i in range(30)}}
         options = ["--train-iters", "2", "--weight-decay", "0.2", "--adam-beta1", "0.8", "--adam-beta2", "0.9",
-                   "--adam-eps", "1e-7", "--clip-grad", "2", "--inject", "nan:grad@1", "--exit-duration-in-mins", "9",
+                   "--adam-eps", "1e-7", "--clip-grad", "2", "--exit-duration-in-mins", "9",
                    "--fp8-recipe", "delayed", "--bf16-linears", "0.qkv", "--sample-every", "1",
                    "--sample-tokens", "3", "--seed", "77"]
         log = self.path("log.jsonl")
@@ -49,7 +49,6 @@ class ScreenTest(TrainTest):
             lines = self.start_of(self.run_train(GPT2, *options, *more, env=environment).stdout)
             lines = [line for line in lines if not line.startswith("sample ")]
             self.assertLessEqual(len(lines), LINES)
-            self.assertTrue(any("FAULT INJECTION: " in line for line in lines), lines)   # warnings come first
             left, said = re.fullmatch(r"note: (\d+) more notes: (.*)", lines[-1]).groups()
             self.assertEqual(said, place)
         shown = sum(line.startswith("note: ") for line in lines) - 1

@@ -53,7 +53,7 @@ class Train(TrainTest):
         out = self.run_train(LLAMA, *options).stdout
         self.assertIn("FP8 matmuls ran in the first step", out)
         self.assertRegex(out, r"first step done after [\d.]+ s: launch .*, data .*, weights .*, step [\d.]+\n")
-        done = self.run_train(LLAMA, *options, "--inject", "bf16:linear=1.down", expect=3)
+        done = self.run_train(LLAMA, *options, faults="bf16@1.down", expect=3)
         self.assertIn("ran 42 FP8 matmuls, the plan has 48", done.stderr)
 
     def test_fp8_matmuls_are_those_the_profiler_saw(self):

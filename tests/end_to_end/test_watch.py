@@ -76,8 +76,9 @@ class WatchTest(TrainTest):
         super().setUp()
         self.save, self.log = self.path("run"), self.path("log.jsonl")
 
-    def command_of(self, ranks, *options, launcher=WRAPPER):
-        return [*launcher, "-np", str(ranks), *self.command(GPT2, *ONE_EACH[:3], str(4 * ranks), *options)]
+    def command_of(self, ranks, *options, launcher=WRAPPER, faults=None):
+        return [*launcher, "-np", str(ranks),
+                *self.command(GPT2, *ONE_EACH[:3], str(4 * ranks), *options, faults=faults)]
 
     def start(self, command, until="step 3/", before=catchable, **environment):
         """Starts the launcher. Returns its process, and its output up to that line."""
@@ -144,7 +145,7 @@ class WatchTest(TrainTest):
                        "    os.execv(sys.argv[1], sys.argv[1:])\ntime.sleep(60)\n")
         os.chmod(stuck, 0o755)
         start = time.monotonic()
-        command = [WRAPPER[0], *self.command(GPT2, "--train-iters", "3", "--inject", "kill:rank=0@step=2")]
+        command = [WRAPPER[0], *self.command(GPT2, "--train-iters", "3", faults="kill@backward=2")]
         done = subprocess.run(command, env=dict(ENVIRONMENT, MPIRUN=stuck), capture_output=True, text=True, timeout=50)
         self.assertEqual(done.returncode, 6, done.stderr)
         self.assertLess(time.monotonic() - start, 15)
@@ -183,40 +184,37 @@ class WatchTest(TrainTest):
                                  r"step \d+ for .* s \(--comm-timeout 3\); all ranks end")
                 self.assertEqual(errors.count("error: "), 1, errors)
 
-    def test_drills_strike_where_they_are_told(self):
+    def test_the_report_has_the_place_of_a_rank_and_the_collective_of_the_others(self):
         valid = ["--valid-data", self.path("valid.bin"), "--eval-interval", "4", "--eval-iters", "4"]
         for fault, code, text in (
-                ("kill:rank=0@step=7", 6, r"rank 0 \(.*\) is gone, last seen in step 7, backward"),
-                ("stop:rank=1@step=7", 6, r"rank 1 \(.*\) has been suspended by a signal .* step 7, backward, before "
-                                          r"collective \d+ \(reduce .*rank 0 waits in collective \d+ \(reduce "),
-                ("stall:rank=1@step=7", 6, r"rank 1 \(.*\) is in step 7, backward, before collective \d+ \(reduce "
+                ("kill:rank=0@backward=7", 6, r"rank 0 \(.*\) is gone, last seen in step 7, backward"),
+                ("stop:rank=1@backward=7", 6, r"rank 1 \(.*\) has been suspended by a signal .* step 7, backward, "
+                                          r"before collective \d+ \(reduce .*rank 0 waits in collective \d+ \(reduce "),
+                ("stall:rank=1@backward=7", 6, r"rank 1 \(.*\) is in step 7, backward, before collective \d+ \(reduce "
                                            r".*\), without progress for 3"),
-                ("stall:rank=0@eval=3", 6, r"rank 0 \(.*\) is in step 8, evaluation, before collective \d+")):
+                ("stall:rank=0@evaluation=3", 6, r"rank 0 \(.*\) is in step 8, evaluation, before collective \d+")):
             with self.subTest(fault):
-                command = self.command_of(2, *FOREVER, "--inject", fault, *valid)
+                command = self.command_of(2, *FOREVER, *valid, faults=fault)
                 start = time.monotonic()
                 errors = self.run_all(command, expect=6)
                 self.assertLess(time.monotonic() - start, TIMEOUT + 8)
                 self.assertRegex(errors, text)
-                self.assertIn(f"fault injection: rank {fault[fault.index('=') + 1]}: --inject {fault}", errors)
-        notes = self.start(self.command_of(2, "--train-iters", "3", "--inject", "nan:grad@2"), until="FAULT INJECTION")
-        self.finish(notes, 0)
 
     def test_without_the_wrapper_a_rank_that_hangs_gives_6_too(self):
-        command = self.command_of(2, *FOREVER, "--inject", "stall:rank=1@step=5", launcher=MPIRUN)
+        command = self.command_of(2, *FOREVER, launcher=MPIRUN, faults="stall:rank=1@backward=5")
         self.assertRegex(self.run_all(command, expect=6), r"error: rank 1 .* without progress for .*; rank 0 waits")
 
     def test_ranks_that_read_or_write_files_have_more_time(self):
         save = ["--save", self.save, "--save-interval", "2", "--comm-timeout", "0.5"]
         start = time.monotonic()
-        errors = self.run_all(self.command_of(2, *FOREVER, *save, "--inject", "stall:rank=0@save=2"), expect=6)
+        errors = self.run_all(self.command_of(2, *FOREVER, *save, faults="stall@save=2"), expect=6)
         self.assertGreater(time.monotonic() - start, 5)
         self.assertRegex(errors, r"rank 0 \(.*\) is in step 4, save.*, without progress for 5.*--comm-timeout 0.5")
         self.assertEqual(self.checkpoints("run"), ["step-00000002"])
 
     # Ranks that do not share memory send their heartbeats through a socket. tests/cluster/ has real hosts.
-    def two_hosts(self, *options):
-        program = self.command(GPT2, *ONE_EACH, *options)
+    def two_hosts(self, *options, faults=None):
+        program = self.command(GPT2, *ONE_EACH, *options, faults=faults)
         return [*WRAPPER, *each_rank(*(["env", f"LLMFP8_HOST={host}", *program] for host in ("here", "there")))]
 
     def test_between_hosts_it_is_said_who_waits_for_whom(self):
@@ -228,11 +226,11 @@ class WatchTest(TrainTest):
         self.assertRegex(errors, r"rank 1 \(process \d+ on there\) sends no heartbeat for 3.*, last seen in "
                                  r".*step \d+.*; rank 0 waits in collective \d+ .* of step \d+ for")
         for fault, text in (
-                ("stall:rank=0@step=9", r"rank 0 \(process \d+ on here\) is in step 9, backward.*, without progress "
-                                        r"for 3.*; rank 1 waits in collective \d+ .* of step 9 for"),
-                ("kill:rank=1@step=9", r"rank 1 \(process \d+ on there\) is gone, last seen in .*; rank 0 ")):
+                ("stall:rank=0@backward=9", r"rank 0 \(process \d+ on here\) is in step 9, backward.*, without "
+                                           r"progress for 3.*; rank 1 waits in collective \d+ .* of step 9 for"),
+                ("kill:rank=1@backward=9", r"rank 1 \(process \d+ on there\) is gone, last seen in .*; rank 0 ")):
             with self.subTest(fault):
-                errors = self.run_all(self.two_hosts(*FOREVER, "--inject", fault), expect=6)
+                errors = self.run_all(self.two_hosts(*FOREVER, faults=fault), expect=6)
                 self.assertRegex(errors, text)
 
     def test_strangers_at_the_port_do_not_keep_hosts_from_meeting(self):
@@ -370,7 +368,7 @@ class WatchTest(TrainTest):
         self.finish(process, 0)
 
     def test_a_second_signal_ends_all_at_once(self):
-        process = self.start(self.command_of(2, *FOREVER, "--inject", "stall:rank=1@step=12"), until="step 10/")
+        process = self.start(self.command_of(2, *FOREVER, faults="stall:rank=1@backward=12"), until="step 10/")
         time.sleep(0.5)   # the rank hangs and cannot finish its step
         process.send_signal(signal.SIGTERM)
         time.sleep(1.2)   # a copy within a second would not count
@@ -382,10 +380,10 @@ class WatchTest(TrainTest):
     def test_caught_in_evaluation_or_saving(self):
         options = ["--valid-data", self.path("valid.bin"), "--eval-interval", "4", "--eval-iters", "8",
                    "--save-interval", "6"]
-        for fault, step, more in (("term:rank=1@eval=2", 4, []), ("term:rank=0@eval=3", 8, []),
-                                  ("term:rank=1@save", 6, []), ("term:rank=1@save", 6, ["--save-async"])):
+        for fault, step, more in (("term:rank=1@evaluation=2", 4, []), ("term:rank=0@evaluation=3", 8, []),
+                                  ("term:rank=1@save=1", 6, []), ("term:rank=1@save=1", 6, ["--save-async"])):
             with self.subTest(fault, more=more):
-                self.run_all(self.command_of(2, *self.saving(*options, "--inject", fault, *more)))
+                self.run_all(self.command_of(2, *self.saving(*options, *more), faults=fault))
                 self.assertEqual(self.last_step(), step)
                 self.saved_and_stopped("SIGTERM")
 
@@ -398,16 +396,16 @@ class WatchTest(TrainTest):
     # ---- injected faults that end no rank
 
     def test_a_gradient_that_is_no_number_skips_one_step(self):
-        for ranks, fault in ((1, "nan:grad@3"), (2, "nan:grad:rank=1@3")):
+        for ranks, fault in ((1, "nan@step=3"), (2, "nan:rank=1@step=3")):
             with self.subTest(fault):
-                self.run_all(self.command_of(ranks, "--train-iters", "5", "--log-file", self.log, "--inject", fault))
+                self.run_all(self.command_of(ranks, "--train-iters", "5", "--log-file", self.log, faults=fault))
                 self.assertEqual([r["skipped"] for r in records(self.log, "step")], [False, False, True, False, False])
                 os.unlink(self.log)
 
     def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint_before(self):
         for fault, more in (("enospc@save=2", []), ("enospc:rank=1@save=2", ["--save-async"])):
             with self.subTest(fault):
-                command = self.command_of(2, *self.saving("--save-interval", "2", "--inject", fault, *more))
+                command = self.command_of(2, *self.saving("--save-interval", "2", *more), faults=fault)
                 errors = self.run_all(command, expect=7)
                 self.assertRegex(errors, r"step-00000004 was not saved, rank \d: .*No space left on device")
                 self.assertEqual(self.checkpoints("run"), ["step-00000002"])

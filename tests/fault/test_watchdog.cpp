@@ -1,109 +1,19 @@
-// Fault injection, device marks, the watchdog, and launch checks.
+// Device marks, the watchdog, and launch checks.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <chrono>
 #include <future>
 #include <thread>
 #include <utility>
 
-#include "llmc/base/fault_injection.h"
 #include "llmc/base/system/files.h"
 #include "llmc/fault/watchdog.h"
 #include "llmc/parallel/device_marks.h"
 #include "llmc/parallel/rank_preflight.h"
 #include "tests/support/config_test.h"
 #include "tests/support/data_test.h"
-
-namespace {
-
-std::string refused_fault(const std::string& word) {
-    try {
-        parse_fault(word);
-    } catch (const Error& error) {
-        CHECK(error.exit_code == kExitBadInput);
-        return error.what();
-    }
-    return "";
-}
-
-}  // namespace
-
-TEST_CASE("fault injection: kind, rank and place of a fault") {
-    struct Case {
-        const char* word;
-        Fault::Kind kind;
-        Fault::At at;
-        int rank;
-        int64_t number;
-    };
-    const Case cases[] = {
-        {"kill:rank=3@step=50", Fault::Kind::kKill, Fault::At::kStep, 3, 50},
-        {"stop:rank=0@7", Fault::Kind::kStop, Fault::At::kStep, 0, 7},
-        {"stall:rank=12@eval", Fault::Kind::kStall, Fault::At::kEvaluation, 12, 1},
-        {"term:rank=1@save=4", Fault::Kind::kTerm, Fault::At::kSave, 1, 4},
-        {"nan:grad@77", Fault::Kind::kNan, Fault::At::kStep, 0, 77},
-        {"nan:grad:rank=2@step=77", Fault::Kind::kNan, Fault::At::kStep, 2, 77},
-        {"enospc@save", Fault::Kind::kEnospc, Fault::At::kSave, 0, 1},
-        {"enospc:rank=1@save=2", Fault::Kind::kEnospc, Fault::At::kSave, 1, 2},
-    };
-    for (const Case& c : cases) {
-        CAPTURE(std::string(c.word));
-        const Fault fault = parse_fault(c.word);
-        CHECK(fault.kind == c.kind);
-        CHECK(fault.at == c.at);
-        CHECK(fault.rank == c.rank);
-        CHECK(fault.number == c.number);
-        CHECK(fault.text == c.word);
-    }
-}
-
-TEST_CASE("fault injection: an invalid fault is refused with an example") {
-    CHECK(contains(refused_fault("kil:rank=1@step=2"), "unknown fault \"kil\", did you mean kill?"));
-    CHECK(contains(refused_fault("kill@step=2"), "needs rank=R (example: kill:rank=3@step=50)"));
-    for (const char* place : {"", "@", "@step=0", "@step=", "@0", "@-1", "@save=0", "@evaluate", "@step=5@save",
-                              "@step=5x", "@9999999999999"})
-        CHECK(contains(refused_fault(std::string("kill:rank=1") + place),
-                       "one @ must be followed by step=S, save or eval (example: kill"));
-    for (const char* who : {"kill:rank=", "kill:rank=-1", "kill:rank=1:rank=2", "kill:grad:rank=1", "kill:host=a",
-                            "enospc:grad", "kill:rank=9999999999"})
-        CHECK(contains(refused_fault(std::string(who) + "@save"), "is not understood"));
-    CHECK(contains(refused_fault("nan:grad@save"), "nan cannot be injected there"));
-    CHECK(contains(refused_fault("enospc@step=3"), "enospc cannot be injected there"));
-}
-
-TEST_CASE("fault injection: a fault that does not fit the run is refused") {
-    auto refused = [](const Words& words, int ranks) {
-        return refusal("gpt2", joined(base(""), words), {.ranks = ranks});
-    };
-    CHECK(contains(refused({"--inject", "kill:rank=2@step=1"}, 2), "there are 2 ranks, counted from 0"));
-    CHECK(contains(refused({"--inject", "kill:rank=1@step=1"}, 1), "there is 1 rank, counted"));
-    CHECK(contains(refused({"--inject", "stall:rank=0@step=1"}, 1),
-                   "needs more than one rank, or nothing would end the run"));
-    CHECK(contains(refused({"--inject", "enospc@save"}, 1), "nothing is saved without --save"));
-    CHECK(contains(refused({"--inject", "term:rank=0@eval"}, 1), "no --valid-data to evaluate on"));
-    CHECK(refused({"--inject", "term:rank=0@eval", "--hellaswag-data", "h.bin"}, 1) == "");
-    CHECK(contains(refused({"--inject", "nan:grad@9", "--train-iters", "8"}, 1), "the run ends with step 8"));
-    CHECK(refused({"--inject", "nan:grad@8,kill:rank=1@step=2", "--train-iters", "8"}, 2) == "");
-}
-
-TEST_CASE("fault injection: each fault occurs on its rank, at its step or save") {
-    const std::vector<std::string> words = {"nan:grad:rank=1@3", "enospc:rank=1@save=2"};
-    Faults ours(words, 1), theirs(words, 0);
-    for (int64_t step = 1; step < 6; step++) {
-        CHECK(ours.corrupts_gradient(step) == (step == 3));
-        CHECK(!theirs.corrupts_gradient(step));
-    }
-    for (int save = 1; save <= 3; save++) {
-        ours.in_save();
-        theirs.in_save();
-        CHECK(ours.disk_error("write") == (save == 2 ? ENOSPC : 0));
-        CHECK(ours.disk_error("rename") == 0);
-        CHECK(theirs.disk_error("write") == 0);
-    }
-}
 
 // ---- devices
 

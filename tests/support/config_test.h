@@ -136,8 +136,7 @@ inline const std::map<std::string, Sample>& samples() {
         {"print", {{"ids", "bytes"}, sampled}},               {"hellaswag-data", {{"h.bin", "i"}, {}}},
         {"dry-run", {{"true"}, {}}},
         {"profile", {{"1:1", "3:50"}, {}}},                   {"exit-duration-in-mins", {{"90", "0.5"}, {}}},
-        {"comm-timeout", {{"0", "7.5"}, {}}},                 {"inject", {{"kill:rank=0@step=5", "nan:grad@3"}, {}}},
-        {"overfit-one-batch", {{"true"}, {}}},
+        {"comm-timeout", {{"0", "7.5"}, {}}},                 {"overfit-one-batch", {{"true"}, {}}},
     };
     return table;
 }

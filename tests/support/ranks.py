@@ -20,8 +20,8 @@ def each_rank(*commands):
 
 
 class RanksTest(TrainTest):
-    def ranks(self, ranks, binary, *options, expect=0):
-        command = [*MPIRUN, "-np", str(ranks), *self.command(binary, *ONE_EACH, *options)]
+    def ranks(self, ranks, binary, *options, expect=0, faults=None):
+        command = [*MPIRUN, "-np", str(ranks), *self.command(binary, *ONE_EACH, *options, faults=faults)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
         self.assertEqual(done.returncode, expect, done.stdout[-2000:] + done.stderr[-2000:])
         return done

@@ -16,6 +16,13 @@ LLAMA = os.path.join(BUILD, "train_llama")
 VOCAB = 61
 
 
+def with_faults(command, faults):
+    """The command with the executable that injects these faults (tests/support/faults.cpp)."""
+    faulty = {binary: ["env", f"LLMC_FAULTS={faults}", os.path.join(BUILD, "faults", os.path.basename(binary))]
+              for binary in (GPT2, LLAMA)}
+    return [part for word in command for part in faulty.get(word, [word])]
+
+
 def write_shard(path, tokens):
     """llm.c's format with 16-bit tokens."""
     header = [20240520, 1, len(tokens)] + [0] * 253
@@ -102,10 +109,11 @@ class TrainTest(unittest.TestCase):
             with open(self.path(name + ".meta.json"), "w") as f:
                 json.dump({"tokenizer": {"separator": 1}}, f)
 
-    def command(self, binary, *extra, model=None):
+    def command(self, binary, *extra, model=None, faults=None):
         model = model or ("llama-tiny" if binary == LLAMA else "gpt2-tiny")
         groups = ["--num-query-groups", "2" if binary == LLAMA else "4"]
-        return [binary, "--model", model, *self.SHAPE, *groups, "--train-data", self.path("train_*.bin"), *extra]
+        command = [binary, "--model", model, *self.SHAPE, *groups, "--train-data", self.path("train_*.bin"), *extra]
+        return with_faults(command, faults) if faults else command
 
     def checkpoints(self, save):
         return sorted(name for name in os.listdir(self.path(save)) if name.startswith("step-"))

@@ -10,7 +10,7 @@
 #include "llmc/base/check.h"
 #include "llmc/base/system/descriptor.h"
 
-// A hook for tests and fault injection, empty otherwise. It is called before every call that changes the disk ("mkdir",
+// A hook for tests, empty otherwise. It is called before every call that changes the disk ("mkdir",
 // "open", "allocate", "write", "fsync", "rename") with the path of the call; if it returns a nonzero errno, the call
 // fails with it.
 using IoHook = std::function<int(const char* call, const std::string& path)>;

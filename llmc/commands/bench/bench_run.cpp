@@ -32,7 +32,7 @@ void refuse_options_without_effect(const Config& c) {
     const std::pair<bool, const char*> without_effect[] = {
         {c.dry_run, "dry-run"}, {!c.save.empty(), "save"}, {!c.load.empty(), "load"}, {!c.resume.empty(), "resume"},
         {!c.log_file.empty(), "log-file"}, {!c.valid_data.empty(), "valid-data"}, {c.sample_every > 0, "sample-every"},
-        {!c.hellaswag_data.empty(), "hellaswag-data"}, {c.profile_first > 0, "profile"}, {!c.inject.empty(), "inject"},
+        {!c.hellaswag_data.empty(), "hellaswag-data"}, {c.profile_first > 0, "profile"},
         {c.overfit_one_batch, "overfit-one-batch"}, {c.rampup_samples > 0, "rampup-batch-size"}};
     for (const auto& [set, name] : without_effect) REQUIRE(!set, "--%s has no effect: bench only times steps", name);
 }

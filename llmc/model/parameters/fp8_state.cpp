@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstring>
 
-#include "llmc/base/fault_injection.h"
 #include "llmc/base/fp8.h"
 #include "llmc/model/parameters/merge_values.h"
 
@@ -27,17 +26,6 @@ template <typename T> void write_out(Ctx& ctx, void* device_memory, const std::v
 }
 
 }  // namespace
-
-Fp8Plan executed_fp8_plan(const Fp8Plan& planned, const std::vector<std::string>& inject) {
-    Fp8Plan plan = planned;
-    const std::string forced = injected_bf16_linear(inject);
-    if (forced.empty()) return plan;
-    auto found = std::find_if(plan.linears.begin(), plan.linears.end(),
-                              [&](const LinearPlan& linear) { return linear.fp8 && linear.name == forced; });
-    REQUIRE(found != plan.linears.end(), "--inject bf16:linear=%s: no linear of that name runs in FP8", forced.c_str());
-    found->fp8 = false;
-    return plan;
-}
 
 Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& layout, bool gathers_bytes,
                    Arena& arena, const WeightSlots* slots, int ranks)

@@ -216,6 +216,3 @@ private:
     bool counting_ = false, calibrated_ = false;
     int64_t micro_batch_ = 0;
 };
-
-// `plan`, except that the linear that --inject bf16:linear=NAME names runs in BF16.
-Fp8Plan executed_fp8_plan(const Fp8Plan& plan, const std::vector<std::string>& inject);

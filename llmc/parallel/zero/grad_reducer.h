@@ -24,7 +24,6 @@ struct GradCommReport {
 struct BackwardPass {
     bool first = true, last = true;   // whether it is that of the first, of the last micro-batch
     bool compare = false;   // gradients reduced in FP8 are reduced in fp32 as well, and the difference is reported
-    bool corrupt = false;   // fault injection: a gradient becomes NaN
 };
 
 class GradReducer {

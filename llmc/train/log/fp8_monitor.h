@@ -9,7 +9,7 @@
 
 class Fp8Monitor {
 public:
-    // plan: the plan that the options ask for, without injected faults.
+    // plan: the plan that the options ask for.
     Fp8Monitor(const Config& config, const Fp8Plan& plan) : config_(config), plan_(plan) {}
 
     // Before and after the first step of this process. after_first_step returns a line for the log; exit 3 if the

@@ -3,12 +3,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "llmc/base/fault_injection.h"
 #include "llmc/base/version.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/fp8_state_json.h"
@@ -177,11 +179,11 @@ SaveFolder::~SaveFolder() {
 }
 
 RunCheckpoints::RunCheckpoints(const Config& config, const ParamTable& table, const DataLoader& data, Comm& comm,
-                               Ctx& ctx, Trainer& trainer, Faults& faults, const SaveLock* lock)
-    : config_(config), table_(table), data_(data), comm_(comm), ctx_(ctx), trainer_(trainer), faults_(faults) {
+                               Ctx& ctx, Trainer& trainer, const SaveLock* lock)
+    : config_(config), table_(table), data_(data), comm_(comm), ctx_(ctx), trainer_(trainer) {
     if (config.save.empty()) return;
     SaveOptions options = save_options(config);
-    options.io_hook = [this](const char* call, const std::string&) { return faults_.disk_error(call); };
+    options.io_hook = [](const char* call, const std::string&) { return fault_at(call) ? ENOSPC : 0; };
     options.lock = lock;
     saver_ = std::make_unique<CheckpointSaver>(options, config.shape, table, trainer.state_access(ctx), comm);
     saver_->require_room(checkpoints_to_come(config));
@@ -261,9 +263,8 @@ std::string RunCheckpoints::state_json(const Progress& progress) {
 void RunCheckpoints::save(const Progress& progress, RunLog& log) {
     if (!saver_ || saved_step_ == progress.step) return;
     saved_step_ = progress.step;
-    finish();   // the previous save first, since fault injection counts saves
+    finish();
     post_phase(Phase::kSave);
-    faults_.in_save();
     saver_->on_saved([&log](const SavedCheckpoint& saved) {
         log.checkpoint(saved.step, saved.path, saved.seconds, saved.stall_seconds);
     });

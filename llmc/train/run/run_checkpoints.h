@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "llmc/base/fault_injection.h"
 #include "llmc/checkpoint/checkpoint_saver.h"
 #include "llmc/checkpoint/save_lock.h"
 #include "llmc/config/config.h"
@@ -59,7 +58,7 @@ class RunCheckpoints {
 public:
     // Owns none of its arguments. With --save, allocates the host memory for saving; lock: SaveFolder's.
     RunCheckpoints(const Config& config, const ParamTable& table, const DataLoader& data, Comm& comm,
-                   Ctx& ctx, Trainer& trainer, Faults& faults, const SaveLock* lock);
+                   Ctx& ctx, Trainer& trainer, const SaveLock* lock);
 
     // For a run without --resume: adds the files of the model of --load, and those of --tokenizer, to all checkpoints
     // (model_extras.h). resume() does the same with the checkpoint that it loads.
@@ -88,7 +87,6 @@ private:
     Comm& comm_;
     Ctx& ctx_;
     Trainer& trainer_;
-    Faults& faults_;
     std::unique_ptr<CheckpointSaver> saver_;
     int64_t saved_step_ = -1;   // under --save
 };

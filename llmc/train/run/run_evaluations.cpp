@@ -20,9 +20,8 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 }  // namespace
 
-RunEvaluations::RunEvaluations(const Config& config, Comm& comm, const DataLoader& train, const DataLoader* valid,
-                               Faults& faults)
-    : config_(config), comm_(comm), valid_(valid), faults_(faults) {
+RunEvaluations::RunEvaluations(const Config& config, Comm& comm, const DataLoader& train, const DataLoader* valid)
+    : config_(config), comm_(comm), valid_(valid) {
     if (config.sample_every > 0) {
         prompts_ = read_prompts(config, config.seq_length, "--seq-length", false);
         if (prompts_.empty()) {
@@ -110,7 +109,6 @@ std::vector<std::string> RunEvaluations::make_up(const Place& place, const std::
 bool RunEvaluations::validate(const Place& place) {
     const Clock::time_point start = Clock::now();
     post_phase(Phase::kEvaluation);
-    faults_.in_evaluation();
     const Trainer::EvalResult e = place.trainer.evaluate(place.ctx, valid_, config_.eval_iters, place.staging);
     data_error_ = e.error;
     if (e.stopped) return false;
@@ -123,7 +121,6 @@ bool RunEvaluations::validate(const Place& place) {
 bool RunEvaluations::hellaswag(const Place& place) {
     const Clock::time_point start = Clock::now();
     post_phase(Phase::kEvaluation);
-    faults_.in_evaluation();
     const HellaswagRun::Result result = hellaswag_run_->evaluate(place.ctx, place.trainer, place.staging);
     if (result.stopped) return false;
     place.log.hellaswag({.step = place.step, .correct = result.correct, .examples = hellaswag_->examples(),

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "llmc/base/fault_injection.h"
 #include "llmc/config/config.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/data/token_text.h"
@@ -18,7 +17,7 @@ class RunEvaluations {
 public:
     // Opens --hellaswag-data and reads the prompts; without any, the beginning of the data is the prompt. Owns none of
     // its arguments; valid: null without --valid-data.
-    RunEvaluations(const Config& config, Comm& comm, const DataLoader& train, const DataLoader* valid, Faults& faults);
+    RunEvaluations(const Config& config, Comm& comm, const DataLoader& train, const DataLoader* valid);
 
     // The fingerprint of HellaSwag's file and the prompts, to compare between ranks.
     std::string fingerprint() const;
@@ -57,7 +56,6 @@ private:
     const Config& config_;
     Comm& comm_;
     const DataLoader* valid_;
-    Faults& faults_;
     std::optional<Hellaswag> hellaswag_;
     std::optional<HellaswagRun> hellaswag_run_;
     std::optional<TokenText> tokenizer_;          // of samples, if they are text
