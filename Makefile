@@ -59,8 +59,8 @@ endif
 
 # Several ranks are optional: without the library the files are left out. Only these sources ask for it, so that the
 # others stay as they are if it is installed later.
-MPI_USERS := llmc/parallel/comm/% llmc/parallel/all.cpp llmc/fault/% llmc/commands/main.cpp llmc/commands/all.cpp \
-             llmc/commands/doctor/% tests/fault/% tests/end_to_end/%
+MPI_USERS := llmc/parallel/comm/% llmc/parallel/all.cpp llmc/commands/main.cpp llmc/commands/all.cpp \
+             llmc/commands/doctor/% tests/end_to_end/%
 MPI_FLAGS := -DLLMC_MPI=0
 MPI_LIBS :=
 ifneq ($(MPI_VERSION),)

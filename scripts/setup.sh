@@ -42,8 +42,6 @@ missing_packages() {
         have_command mpicxx || echo libopenmpi-dev
         have_command mpirun || echo openmpi-bin
     fi
-    # A build with OpenMPI needs libcrypto.
-    if [ "$purpose" != smoke ] || have_command mpicxx; then have_header openssl/hmac.h || echo libssl-dev; fi
     if [ "$purpose" = cluster ]; then
         have_daemon slurmctld || echo slurmctld
         have_daemon slurmd || echo slurmd

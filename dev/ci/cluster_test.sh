@@ -12,7 +12,7 @@ export PATH=$PATH:/usr/sbin:/sbin
 reason=$(unshare --mount --uts --ipc --net --pid --fork ip link add type veth 2>&1) ||
     skip "this system does not let root make namespaces with a network: $reason"
 
-make DEVICE=cpu TABLE=0 build/cpu/train_gpt2 || exit 1
+make DEVICE=cpu TABLE=0 build/cpu/train_gpt2 build/cpu/faults/train_gpt2 || exit 1
 
 ulimit -c 0   # a crash leaves no file either
 # The hosts end with the process that runs the tests.

@@ -7,7 +7,7 @@ CXX_VERSION := $(shell $(CXX) -dumpfullversion 2>/dev/null)
 # before 4.3 wants the # within a function escaped, and make from 4.3 on hands the escape to the shell.)
 HASH := \#
 HEADERS := $(shell printf '$(HASH)if __has_include(<%s>)\n%s\n$(HASH)endif\n' nlohmann/json.hpp nlohmann/json \
-             xxhash.h xxhash doctest/doctest.h doctest openssl/hmac.h openssl \
+             xxhash.h xxhash doctest/doctest.h doctest \
              | $(CXX) $(CPPFLAGS) -E -P -x c++ - 2>/dev/null)
 
 # The newest toolkit under /usr/local when PATH has none.
@@ -68,11 +68,10 @@ $(info $()  OpenMPI        $(if $(MPICXX),$(MPI_VERSION) $(MPICXX),no))
 $(info $()  nlohmann/json  $(call found,nlohmann/json))
 $(info $()  xxhash         $(call found,xxhash))
 $(info $()  doctest        $(call found,doctest))
-$(info $()  openssl        $(call found,openssl) (with OpenMPI; several hosts open its libcrypto))
 $(info $()  device         $(DEVICE) ($(DEVICE_WHY)))
 endif
 
-MISSING := $(filter-out $(HEADERS),nlohmann/json xxhash $(if $(MPI_VERSION),openssl))
+MISSING := $(filter-out $(HEADERS),nlohmann/json xxhash)
 ifneq ($(MISSING),)
 $(error missing: $(MISSING); install with scripts/setup.sh, or name their include folder in CPPFLAGS=-I...)
 endif

@@ -26,7 +26,7 @@ sanitized_suite() {
 # OpenMP's threads.
 threads() {
     local tests=build/cpu-tsan/tests cases pattern
-    cases=("data:*" "heartbeats:*" "heartbeat link:*" "watchdog: a library*" "*async: the saved state*"
+    cases=("data:*" "heartbeats:*" "watchdog: a library*" "*async: the saved state*"
            "*async: the files*" "*async: a failure*" "*async: an error*")
     build VARIANT=tsan tests || return 1
     for pattern in "${cases[@]}"; do   # doctest passes where a pattern names no case

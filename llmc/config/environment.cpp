@@ -15,9 +15,7 @@ struct OwnVariable {
     const char* effect;
 };
 constexpr OwnVariable kOwn[] = {
-    {"LLMFP8_HEARTBEATS", "shared memory for the heartbeats of all ranks, which the launch wrapper has created"},
-    {"LLMFP8_SOCKET_IFNAME", "where rank 0 listens for the heartbeats of other hosts"},
-    {"LLMFP8_SOCKET_PORTS", "ports at which rank 0 listens for the heartbeats of other hosts"},
+    {"LLMFP8_HEARTBEATS", "shared memory for the heartbeats of the ranks, which the launch wrapper has created"},
     {kHostVariable, "the host that this rank claims to run on, so that a test on one machine can have several hosts"},
 };
 

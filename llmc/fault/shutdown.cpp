@@ -43,12 +43,6 @@ extern "C" void on_stop_signal(int number) {
     if (!stop_signal) stop_signal = number;
 }
 
-// The launch wrapper creates this file when it gets a signal (scripts/launch/launch_mpi.sh).
-bool launcher_stops() {
-    const std::string file = launcher_file();
-    return !file.empty() && ::access((file + ".stop").c_str(), F_OK) == 0;
-}
-
 bool time_is_up() {
     const std::chrono::duration<double, std::ratio<60>> limit(limit_minutes);
     return limit_minutes > 0 && Clock::now() - process_start >= limit;

@@ -4,8 +4,8 @@
 #include <string>
 
 // Makes SIGTERM, SIGINT and SIGUSR1 request a stop, even if this process was started with them blocked. A second
-// SIGTERM or SIGINT, 1 s or more after the first, ends the process at once. The launch wrapper requests a stop by a
-// file beside that of the heartbeat table.
+// SIGTERM or SIGINT, 1 s or more after the first, ends the process at once. The launch wrapper requests a stop in
+// its file, see launcher_stops.
 void catch_stop_signals();
 // Sets the time limit of this process, 0: none.
 void stop_after(double minutes);

@@ -1,33 +1,29 @@
-// The watchdog: a thread of every rank that monitors all ranks and never waits for another rank or for the device. When
-// a rank is gone, or sends no heartbeat or makes no progress for the timeout, every rank ends itself with exit code 6,
-// and the lowest rank that still runs prints the hang report.
+// The watchdog: a thread of every rank that monitors the ranks of its host and never waits for another rank or for the
+// device. When one of them is gone, sends no heartbeat or makes no progress for the timeout, or all of them wait for
+// another host for so long, every rank of the host ends itself with exit code 6, and one of them
+// prints the hang report. Hosts do not know of each other's heartbeats.
 #pragma once
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "llmc/fault/hang_report.h"
 #include "llmc/fault/heartbeat.h"
-#include "llmc/fault/heartbeat_link.h"
+#include "llmc/fault/rank_view.h"
 
 // A rank's process, gathered from all ranks at the start.
-struct RankCard {
+struct RankProcess {
+    int rank = 0;
     std::string host;
-    std::string place;      // ranks with equal places share memory and see each other's processes
+    std::string place;      // ranks with equal places share memory and see each other's processes: the ranks of a host
     int64_t pid = 0, started = 0;   // the start time distinguishes the process from a later one with the same pid
-    int host_number = 0;    // of its place, in the order of the ranks
 };
-RankCard own_card();
-// Sets every host_number. Returns the first rank of each place.
-std::vector<int> number_hosts(std::vector<RankCard>& cards);
-
-// The state of a process of this host and place.
-RankView::Process process_state(int64_t pid, int64_t started);
+RankProcess own_process();   // without the rank
+RankView::Process process_state(int64_t pid, int64_t started);   // of a process of this host
 
 class Watchdog {
 public:
@@ -36,12 +32,12 @@ public:
     struct Device {
         std::function<std::string()> error;        // of collectives, "" if there is none; may never return
         std::function<void()> abort_collectives;   // may never return
-        std::function<void(Heartbeat&)> post;      // posts how many of the enqueued collectives have begun and finished
+        std::function<void()> post;                // posts how many of the enqueued collectives have begun and finished
     };
-    // `heartbeats` has a row for each rank, and outlives this object. `link` is null if there is only one host, and for
-    // ranks that are not the first of their host. `kept`: the launch wrapper prints the text of the heartbeat table.
-    Watchdog(int rank, std::vector<RankCard> cards, HeartbeatTable& heartbeats,
-             std::unique_ptr<HeartbeatLink> link, bool kept);
+    // For this process, ranks[own] of all `ranks` of the host, in whose order `table` has their rows; it must outlive
+    // this object. others: see hang_report. hosts: the names of all hosts, for the launch wrapper.
+    Watchdog(std::vector<RankProcess> ranks, size_t own, HeartbeatTable& table, std::string others = "",
+             const std::string& hosts = "");
     ~Watchdog();
     Watchdog(const Watchdog&) = delete;
     Watchdog& operator=(const Watchdog&) = delete;
@@ -49,68 +45,52 @@ public:
     // Starts the threads. If the system has none left (std::system_error), the other ranks are told that this one ends.
     void start();
 
-    Heartbeat& own_row() { return heartbeats_.row(rank_); }
+    // After it returns, the functions set before are no longer called.
     void set_device(Device device);
-    // Marks the rows of a host that cannot be reached as unknown.
-    void forget_host(int host_number);
 
 private:
     using Clock = std::chrono::steady_clock;
     struct Seen {
-        RankPost post;
-        Clock::time_point last_progress, last_beat;
-        double ended_s = -1;
+        int64_t progress = 0, beats = 0;
+        int end_code = -1;
+        Clock::time_point last_progress, last_beat, ended;
     };
 
     void run();
-    bool wait_for_next_tick();
     void poll_errors();
     void join();   // ends those threads that were started
     void tick();
     void post_own();
     std::string confirmed_error();
-    void send_rows();
-    void receive_rows();
-    void receive(int peer, HeartbeatLink::Kind kind, const std::string& bytes);
     void observe();
     std::vector<RankView> views() const;
-    void check_link_and_ends();
-    void check_own_end() const;
-    void tell_end();
-    void write_summary(const std::vector<RankView>& ranks);
-    void store_hang_report(const std::string& text);
+    void post_end_to_launcher();
+    void end_late_exit();
+    void print_report(const std::string& text);
     [[noreturn]] void end_run();
-    void print_hang_report();
-    void kill_suspended();
     void abort_device_collectives();
-    bool local(int rank) const;
+    Heartbeat& row() { return table_.row(own_); }
 
-    const int rank_;
-    std::vector<RankCard> cards_;
-    const std::vector<int> firsts_;
-    HeartbeatTable& heartbeats_;
-    std::unique_ptr<HeartbeatLink> link_;
-    const bool kept_;
-    std::vector<bool> known_, lost_;   // by rank: posts reach this host; its host's connection broke
+    const std::vector<RankProcess> ranks_;
+    const size_t own_;
+    HeartbeatTable& table_;
+    const std::string others_;
     std::vector<Seen> seen_;
     int64_t file_blocks_ = 0;   // at the last tick
-    bool announced_ = false;    // the outcome, to the launch wrapper
-    Clock::time_point last_tick_, last_rows_;
+    Clock::time_point last_tick_ = Clock::now();
 
-    std::mutex device_mutex_;
+    std::atomic<bool> stopping_{false};
+    std::mutex device_mutex_;          // of the next three
     Device device_;
     std::string device_error_;
     Clock::time_point device_error_since_;
-
-    std::mutex error_mutex_;           // held during a call of error_
-    std::condition_variable error_wake_;
-    bool stop_polling_ = false;
-    std::function<std::string()> error_;
-    std::thread error_poller_;
-
-    std::mutex mutex_;
-    int stop_event_ = -1;   // an eventfd, readable once the thread must end
+    std::condition_variable wake_;     // with device_mutex_
     std::thread thread_;
+
+    std::mutex error_mutex_;           // of error_, and held during its call
+    std::function<std::string()> error_;
+    std::condition_variable error_wake_;
+    std::thread error_poller_;
 };
 
 // Sets the seconds without progress after which the run ends, 0: never. All ranks must set the same.

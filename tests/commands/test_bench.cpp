@@ -276,9 +276,9 @@ TEST_CASE("bench: clocks") {
     CHECK_EQ(throttle_text(1), "none");   // idle
     CHECK_EQ(throttle_text(kThrottlePowerCap | kThrottleHardwareThermal), "power cap, heat (hardware)");
     GpuSampler none("");
-    CHECK_EQ(none.stop().count, 0);
+    CHECK(none.stop().states.empty());
     GpuSampler missing("0000:01:00.0", "libno-such-library.so.1");
     const GpuSamples samples = missing.stop();
-    CHECK_EQ(samples.count, 0);
+    CHECK(samples.states.empty());
     CHECK(contains(samples.error, "cannot be opened"));
 }

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import unittest
 
-from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, ONE_EACH, each_rank
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, ONE_EACH
 from tests.support.train import GPT2, ROOT, TrainTest, records, state_of
 
 STEPS = 40
@@ -98,34 +98,6 @@ class StreamsTest(TrainTest):
                 if shown.returncode == 0:
                     self.assertTrue(done.stderr.endswith("error: standard output cannot be written: No space left on "
                                                          "device\n"), done.stderr)
-
-    @unittest.skipUnless(HAVE_RANKS, "mpirun is needed")
-    def test_a_lost_reader_of_the_launcher_is_in_the_log(self):
-        launcher = os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh")
-        words = [launcher, "--oversubscribe", "--allow-run-as-root", "-np", "2"]
-        for name, redirection, lost in (("read", "| cat", 0), ("head", "", 1), ("full", "> /dev/full", 1),
-                                        ("closed", ">&-", 1)):
-            with self.subTest(name):
-                steps = 1000 if name == "head" else 200   # it lasts until its reader is gone
-                training = self.training(name, *ONE_EACH, "--train-iters", str(steps))
-                if name == "head":
-                    self.cut_off(*words, *training)
-                else:
-                    self.shell(redirection, *words, *training)
-                self.assertEqual(self.said(name), lost * [
-                    "standard output of the launch wrapper is gone: the run goes on, its lines are in "
-                    + self.path(name + ".jsonl")])
-                self.assertEqual(len(records(self.path(name + ".jsonl"), "step")), steps)
-
-    @unittest.skipUnless(HAVE_RANKS, "mpirun is needed")
-    def test_a_rank_beside_the_launcher_says_it_to_the_first_rank_of_another_host(self):
-        training = self.training("apart", *ONE_EACH, "--train-iters", "1000000", "--exit-duration-in-mins", "0.08")
-        there = ["env", "-u", "LLMFP8_HEARTBEATS", "LLMFP8_HOST=there", *training]
-        here = ["env", "LLMFP8_HOST=here", *training]
-        launcher = os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh")
-        self.cut_off(launcher, "--oversubscribe", "--allow-run-as-root", *each_rank(there, here))
-        self.assertEqual(self.said("apart"), ["standard output of the launch wrapper is gone: the run goes on, its "
-                                              "lines are in " + self.path("apart.jsonl")])
 
     @unittest.skipUnless(HAVE_RANKS, "mpirun is needed")
     def test_the_launcher_reads_to_the_end(self):

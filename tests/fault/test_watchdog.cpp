@@ -1,4 +1,4 @@
-// Device marks, the watchdog, and launch checks.
+// Progress of a device, the watchdog, and launch checks.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,68 +10,75 @@
 
 #include "llmc/base/system/files.h"
 #include "llmc/fault/watchdog.h"
-#include "llmc/parallel/device_marks.h"
+#include "llmc/parallel/device_progress.h"
 #include "llmc/parallel/rank_preflight.h"
 #include "tests/support/config_test.h"
 #include "tests/support/data_test.h"
 
+namespace {
+
+// A table with the row of this process.
+struct OwnRow {
+    HeartbeatTable table = HeartbeatTable::create(1);
+    Heartbeat& row = table.row(0);
+    OwnRow() { set_own_row(&table, 0); }
+    ~OwnRow() { set_own_row(nullptr, 0); }
+};
+
+}  // namespace
+
 // ---- devices
 
-TEST_CASE("device marks: the row follows the device through any number of collectives") {
-    const auto row = std::make_unique<Heartbeat>();
+TEST_CASE("device progress: the row follows the device through any number of collectives") {
+    const OwnRow own;
+    const Heartbeat& row = own.row;
     Ctx ctx;
     device::device_open(ctx, 0);
     {
-        DeviceMarks marks(ctx);
+        DeviceProgress device(ctx);
         int wrong = 0;
         for (int64_t number = 1; number <= 9000; number++) {
-            wrong += row->enqueue(kDeviceLane, "reduce") != number;
-            marks.post(*row);
-            const LanePost before = row->read().lanes[kDeviceLane];
+            wrong += post_device_collective("reduce") != number;
+            device.post();
+            const CollectiveQueue before = row.read().device;
             wrong += before.begun != number - 1 || before.finished != number - 1;
-            marks.begins(ctx, number);
+            device.begin(ctx, number);
             device::synchronize(ctx);
-            marks.post(*row);
-            wrong += !row->read().lanes[kDeviceLane].waits();
-            marks.ends(ctx, number);
+            device.post();
+            wrong += !row.read().device.waits();
+            device.finish(ctx, number);
             device::synchronize(ctx);
         }
         CHECK(wrong == 0);
-        for (int i = 0; i < 3; i++) CHECK(row->enqueue(kDeviceLane, "gather") == 9001 + i);
-        marks.begins(ctx, 9001);   // ahead of the device
+        for (int i = 0; i < 3; i++) CHECK(post_device_collective("gather") == 9001 + i);
+        device.begin(ctx, 9001);   // ahead of the device
         device::synchronize(ctx);
-        marks.post(*row);
-        CHECK(row->read().lanes[kDeviceLane].begun == 9001);
-        CHECK(row->read().lanes[kDeviceLane].finished == 9000);
-        const int64_t before = row->read().progress;
-        marks.post(*row);
-        CHECK(row->read().progress == before);
-        marks.progress(ctx);
-        marks.progress(ctx);
+        device.post();
+        CHECK(row.read().device.begun == 9001);
+        CHECK(row.read().device.finished == 9000);
+        const int64_t before = row.read().progress;
+        device.post();
+        CHECK(row.read().progress == before);
+        device.advance(ctx);
+        device.advance(ctx);
         device::synchronize(ctx);
-        marks.post(*row);
-        marks.post(*row);
-        CHECK(row->read().progress == before + 1);
+        device.post();
+        device.post();
+        CHECK(row.read().progress == before + 1);
     }
     device::device_close(ctx);
 }
 
 // ---- hosts
 
-TEST_CASE("watchdog: ranks with equal places are on one host") {
-    std::vector<RankCard> cards(5);
-    const char* places[] = {"a", "b", "a", "c", "b"};
-    for (size_t r = 0; r < cards.size(); r++) cards[r].place = places[r];
-    CHECK(number_hosts(cards) == std::vector<int>{0, 1, 3});
-    CHECK(cards[4].host_number == 1);
-    CHECK(cards[3].host_number == 2);
-    const RankCard mine = own_card();
+TEST_CASE("watchdog: a later process with the same number is another one") {
+    const RankProcess mine = own_process();
     CHECK(process_state(mine.pid, mine.started) == RankView::Process::kRuns);
-    CHECK(process_state(mine.pid, mine.started - 1) == RankView::Process::kGone);   // another process with this pid
+    CHECK(process_state(mine.pid, mine.started - 1) == RankView::Process::kGone);
 }
 
 TEST_CASE("watchdog: a process is not reported as gone if no file descriptor is free to read its state") {
-    const RankCard mine = own_card();
+    const RankProcess mine = own_process();
     rlimit before{};
     REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
     const rlimit none{0, before.rlim_max};
@@ -91,7 +98,7 @@ TEST_CASE("watchdog: a process that ends during the check is reported as gone") 
         REQUIRE(child >= 0);
         if (child == 0) {   // ends when the other end of `hold` is closed
             ::close(hold[1]);
-            int64_t own = own_card().started;
+            int64_t own = own_process().started;
             const bool written = ::write(said[1], &own, sizeof own) == sizeof own;
             ::_exit(written && ::read(hold[0], &own, 1) == 0 ? 0 : 1);
         }
@@ -111,9 +118,9 @@ TEST_CASE("watchdog: a process that ends during the check is reported as gone") 
 }
 
 TEST_CASE("watchdog: a library call that blocks does not stop the heartbeat") {
-    HeartbeatTable ours = HeartbeatTable::create("", 1);
+    OwnRow own;
     std::promise<void> asked, answer;
-    Watchdog watchdog(0, {own_card()}, ours, nullptr, false);
+    Watchdog watchdog({own_process()}, 0, own.table);
     watchdog.start();
     watchdog.set_device({.error = [&, once = true]() mutable -> std::string {
                              if (!std::exchange(once, false)) return "";
@@ -122,10 +129,10 @@ TEST_CASE("watchdog: a library call that blocks does not stop the heartbeat") {
                              return "";
                          }, .abort_collectives = {}, .post = {}});
     REQUIRE(asked.get_future().wait_for(std::chrono::seconds(5)) == std::future_status::ready);
-    const int64_t before = watchdog.own_row().read().beats;
-    for (int i = 0; i < 250 && watchdog.own_row().read().beats < before + 3; i++)
+    const int64_t before = own.row.beats();
+    for (int i = 0; i < 250 && own.row.beats() < before + 3; i++)
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    CHECK(watchdog.own_row().read().beats >= before + 3);
+    CHECK(own.row.beats() >= before + 3);
     answer.set_value();
 }
 
@@ -135,11 +142,11 @@ TEST_CASE("watchdog: a rank that hangs at its exit is ended with its exit code")
     REQUIRE(child >= 0);
     if (child == 0) {
         set_comm_timeout(0.5);
-        HeartbeatTable ours = HeartbeatTable::create("", 1);
-        Watchdog watchdog(0, {own_card()}, ours, nullptr, false);
+        OwnRow own;
+        Watchdog watchdog({own_process()}, 0, own.table);
         watchdog.start();
         std::this_thread::sleep_for(std::chrono::seconds(1));   // ends nothing before the rank says so
-        watchdog.own_row().set_end(4);
+        own.row.set_end(4);
         std::this_thread::sleep_for(std::chrono::seconds(20));
         ::_exit(99);
     }
@@ -153,20 +160,19 @@ TEST_CASE("watchdog: a rank that hangs at its exit is ended with its exit code")
 
 TEST_CASE("watchdog: file access by other threads is progress in slow phases only") {
     const data_test::TempDir dir;
-    HeartbeatTable ours = HeartbeatTable::create("", 1);
-    Watchdog watchdog(0, {own_card()}, ours, nullptr, false);
+    OwnRow own;
+    Watchdog watchdog({own_process()}, 0, own.table);
     watchdog.start();
-    Heartbeat& row = watchdog.own_row();
     auto wait_for_two_ticks = [&] {   // after which the watchdog has seen all blocks
-        const int64_t before = row.read().beats;
-        for (int i = 0; i < 250 && row.read().beats < before + 2; i++)
+        const int64_t before = own.row.beats();
+        for (int i = 0; i < 250 && own.row.beats() < before + 2; i++)
             std::this_thread::sleep_for(std::chrono::milliseconds(20));
-        REQUIRE(row.read().beats >= before + 2);
+        REQUIRE(own.row.beats() >= before + 2);
     };
     auto progress_of = [&](Phase phase) {
         wait_for_two_ticks();
-        row.set_phase(phase);
-        const int64_t before = row.read().progress;
+        post_phase(phase);
+        const int64_t before = own.row.read().progress;
         std::thread([&] {
             std::filesystem::remove(dir / "block.bin");   // an OutputFile is new
             OutputFile file(dir / "block.bin");
@@ -174,7 +180,7 @@ TEST_CASE("watchdog: file access by other threads is progress in slow phases onl
             file.close();
         }).join();
         wait_for_two_ticks();
-        return row.read().progress - before;
+        return own.row.read().progress - before;
     };
     CHECK(progress_of(Phase::kSave) >= 1);
     CHECK(progress_of(Phase::kData) >= 1);

@@ -51,23 +51,18 @@ int steps_until_record(GpuMonitor& monitor, GpuRecord& record) {
 
 }  // namespace
 
-TEST_CASE("GPU samples: means, extremes and the energy counter of consecutive samples are combined") {
-    GpuSamples all;
-    all.add({.count = 1, .watts = {500, 1}, .sm_mhz = {1500, 1}, .least_sm_mhz = 1500, .most_sm_mhz = 1500,
-             .celsius = 60, .joules = 10.0});
-    all.add({.count = 1, .watts = {600, 1}, .celsius = 70, .memory_bytes = 5, .throttle = 4});   // no clock in it
-    all.add({.count = 1, .sm_mhz = {1800, 1}, .least_sm_mhz = 1800, .most_sm_mhz = 1800, .celsius = 65,
-             .throttle = 0, .joules = 12.5});
-    CHECK_EQ(all.count, 3);
-    CHECK_EQ(*all.watts.value(), 550);
-    CHECK_EQ(*all.sm_mhz.value(), 1650);
-    CHECK_EQ(all.least_sm_mhz, 1500);
-    CHECK_EQ(all.most_sm_mhz, 1800);
-    CHECK_EQ(*all.celsius, 70);
-    CHECK_EQ(*all.memory_bytes, 5);
-    CHECK_EQ(*all.throttle, 4);
-    CHECK_EQ(*all.joules, 12.5);
-    CHECK_FALSE(all.utilization.value());
+TEST_CASE("GPU samples: mean, extremes and reasons of those states that have the value") {
+    GpuSamples samples;
+    samples.states.resize(3);
+    samples.states[0].sm_mhz = 1500, samples.states[2].sm_mhz = 1800;
+    samples.states[1].throttle = 4, samples.states[2].throttle = 0;
+    CHECK_EQ(samples.mean(&GpuState::sm_mhz), 1650);
+    CHECK_EQ(samples.lowest(&GpuState::sm_mhz), 1500);
+    CHECK_EQ(samples.highest(&GpuState::sm_mhz), 1800);
+    CHECK_EQ(samples.throttle(), 4);
+    CHECK_FALSE(samples.mean(&GpuState::celsius));
+    CHECK_FALSE(samples.highest(&GpuState::celsius));
+    CHECK_FALSE(GpuSamples().throttle());
 }
 
 TEST_CASE("GPU monitor: one GPU") {

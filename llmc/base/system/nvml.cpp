@@ -13,115 +13,87 @@ namespace {
 
 // Source: docs.nvidia.com/deploy/nvml-api. nvmlReturn_t and enumerations are int.
 using Device = void*;
+using Wide = unsigned long long;
 constexpr int kSuccess = 0, kSmClock = 1, kMemoryClock = 2, kUncorrected = 1, kVolatile = 0, kGpuTemperature = 0;
 
+// One GPU. The library is never closed, because other libraries of the process may use it.
 class Nvml {
 public:
-    // The library is never closed, because other libraries of the process may use it.
-    explicit Nvml(const char* library) : library_(dlopen(library, RTLD_NOW | RTLD_LOCAL)) {}
+    Nvml(const char* library, const std::string& bus) : library_(dlopen(library, RTLD_NOW | RTLD_LOCAL)) {
+        if (!library_) {
+            error = strf("%s, which comes with the driver, cannot be opened", library);
+            return;
+        }
+        const int result = call<int()>("nvmlInit_v2");
+        started_ = result == kSuccess;
+        const int found = started_ ? call<int(const char*, Device*)>("nvmlDeviceGetHandleByPciBusId_v2", bus.c_str(),
+                                                                     &device_) : 0;
+        if (!started_) error = strf("nvmlInit_v2 returns %d", result);
+        else if (found != kSuccess) error = strf("NVML does not find the GPU at %s: it returns %d", bus.c_str(), found);
+    }
     ~Nvml() {
         if (started_) call<int()>("nvmlShutdown");
     }
     Nvml(const Nvml&) = delete;
 
-    bool opened() const { return library_ != nullptr; }
-    int start() {
-        const int result = call<int()>("nvmlInit_v2");
-        started_ = result == kSuccess;
-        return result;
+    // What changes while the GPU works.
+    void read_load(GpuState& s) const {
+        struct Utilization { unsigned gpu, memory; } utilization{};
+        struct Memory { Wide total, free, used; } memory{};
+        ask<unsigned>(s.sm_mhz, "nvmlDeviceGetClockInfo", kSmClock);
+        ask<unsigned>(s.max_sm_mhz, "nvmlDeviceGetMaxClockInfo", kSmClock);
+        ask<unsigned>(s.milliwatts, "nvmlDeviceGetPowerUsage");
+        ask<unsigned>(s.celsius, "nvmlDeviceGetTemperature", kGpuTemperature);
+        ask<Wide>(s.throttle, "nvmlDeviceGetCurrentClocksThrottleReasons");
+        ask<Wide>(s.millijoules, "nvmlDeviceGetTotalEnergyConsumption");
+        if (call<int(Device, Utilization*)>("nvmlDeviceGetUtilizationRates", device_, &utilization) == kSuccess)
+            s.utilization = utilization.gpu;
+        if (call<int(Device, Memory*)>("nvmlDeviceGetMemoryInfo", device_, &memory) == kSuccess)
+            s.memory_bytes = static_cast<int64_t>(memory.used);
     }
+    void read_settings(GpuState& s) const {
+        unsigned mig = 0, next_mig = 0;   // next: after a reset
+        int ecc = 0, next_ecc = 0;
+        ask<int>(s.persistence, "nvmlDeviceGetPersistenceMode");
+        if (call<int(Device, unsigned*, unsigned*)>("nvmlDeviceGetMigMode", device_, &mig, &next_mig) == kSuccess)
+            s.mig = mig != 0;
+        if (call<int(Device, int*, int*)>("nvmlDeviceGetEccMode", device_, &ecc, &next_ecc) == kSuccess)
+            s.ecc = ecc != 0;
+        ask<Wide>(s.uncorrected_errors, "nvmlDeviceGetTotalEccErrors", kUncorrected, kVolatile);
+        ask<unsigned>(s.memory_mhz, "nvmlDeviceGetClockInfo", kMemoryClock);
+        ask<unsigned>(s.max_memory_mhz, "nvmlDeviceGetMaxClockInfo", kMemoryClock);
+        ask<unsigned>(s.power_limit_mw, "nvmlDeviceGetPowerManagementLimit");
+        ask<unsigned>(s.default_power_limit_mw, "nvmlDeviceGetPowerManagementDefaultLimit");
+    }
+
+    std::string error;   // why the GPU cannot be queried, or ""
+
+private:
     // Returns -1 if the library does not have the function.
     template <typename F, typename... Args> int call(const char* name, Args... args) const {
         auto* function = reinterpret_cast<F*>(dlsym(library_, name));
         return function ? function(args...) : -1;
     }
-    template <typename To, typename Number, typename... Args>
-    void ask(std::optional<To>& to, const char* name, Device device, Args... args) const {
+    template <typename Number, typename To, typename... Args>
+    void ask(std::optional<To>& to, const char* name, Args... args) const {
         Number value{};
-        if (call<int(Device, Args..., Number*)>(name, device, args..., &value) == kSuccess)
+        if (call<int(Device, Args..., Number*)>(name, device_, args..., &value) == kSuccess)
             to = static_cast<To>(value);
     }
 
-private:
     void* library_;
+    Device device_ = nullptr;
     bool started_ = false;
 };
-
-// Returns "" or the reason why the GPU cannot be queried.
-std::string find_device(Nvml& nvml, const char* library, const std::string& bus, Device& device) {
-    if (!nvml.opened()) return strf("%s, which comes with the driver, cannot be opened", library);
-    if (const int result = nvml.start(); result != kSuccess) return strf("nvmlInit_v2 returns %d", result);
-    const int found = nvml.call<int(const char*, Device*)>("nvmlDeviceGetHandleByPciBusId_v2", bus.c_str(), &device);
-    return found == kSuccess ? "" : strf("NVML does not find the GPU at %s: it returns %d", bus.c_str(), found);
-}
-
-std::optional<int64_t> memory_in_use(const Nvml& nvml, Device device) {
-    struct Memory { unsigned long long total, free, used; } memory{};
-    if (nvml.call<int(Device, Memory*)>("nvmlDeviceGetMemoryInfo", device, &memory) != kSuccess) return std::nullopt;
-    return static_cast<int64_t>(memory.used);
-}
-
-// One sample; with an error if this GPU reports nothing at all.
-GpuSamples sample_gpu(const Nvml& nvml, Device device) {
-    struct Utilization { unsigned gpu, memory; };
-    std::optional<int64_t> mhz, most, milliwatts, celsius;
-    std::optional<uint64_t> throttle;
-    std::optional<double> millijoules;
-    nvml.ask<int64_t, unsigned>(mhz, "nvmlDeviceGetClockInfo", device, kSmClock);
-    nvml.ask<int64_t, unsigned>(most, "nvmlDeviceGetMaxClockInfo", device, kSmClock);
-    nvml.ask<int64_t, unsigned>(milliwatts, "nvmlDeviceGetPowerUsage", device);
-    nvml.ask<int64_t, unsigned>(celsius, "nvmlDeviceGetTemperature", device, kGpuTemperature);
-    nvml.ask<uint64_t, unsigned long long>(throttle, "nvmlDeviceGetCurrentClocksThrottleReasons", device);
-    nvml.ask<double, unsigned long long>(millijoules, "nvmlDeviceGetTotalEnergyConsumption", device);
-    GpuSamples s{.count = 1, .max_sm_mhz = most.value_or(0), .celsius = celsius, .throttle = throttle};
-    if (mhz) s.sm_mhz = {static_cast<double>(*mhz), 1};
-    s.least_sm_mhz = s.most_sm_mhz = mhz.value_or(0);
-    if (milliwatts) s.watts = {1e-3 * static_cast<double>(*milliwatts), 1};
-    if (millijoules) s.joules = 1e-3 * *millijoules;
-    Utilization utilization{};
-    if (nvml.call<int(Device, Utilization*)>("nvmlDeviceGetUtilizationRates", device, &utilization) == kSuccess)
-        s.utilization = {static_cast<double>(utilization.gpu), 1};
-    s.memory_bytes = memory_in_use(nvml, device);
-    if (!mhz && !milliwatts && !millijoules && s.utilization.count == 0)
-        return {.error = "this GPU reports neither its utilization nor clocks, power and energy"};
-    return s;
-}
 
 }  // namespace
 
 std::string read_gpu_state(const std::string& bus, GpuState& state, const char* library) {
-    Nvml nvml(library);
-    Device device = nullptr;
-    const std::string error = find_device(nvml, library, bus, device);
-    if (!error.empty()) return error;
-
-    nvml.ask<bool, int>(state.persistence, "nvmlDeviceGetPersistenceMode", device);
-    unsigned mig = 0;
-    int ecc = 0;
-    unsigned next_mig = 0;   // after a reset
-    int next_ecc = 0;
-    if (nvml.call<int(Device, unsigned*, unsigned*)>("nvmlDeviceGetMigMode", device, &mig, &next_mig) == kSuccess)
-        state.mig = mig != 0;
-    if (nvml.call<int(Device, int*, int*)>("nvmlDeviceGetEccMode", device, &ecc, &next_ecc) == kSuccess)
-        state.ecc = ecc != 0;
-    nvml.ask<int64_t, unsigned long long>(state.uncorrected_errors, "nvmlDeviceGetTotalEccErrors", device, kUncorrected,
-                                          kVolatile);
-    nvml.ask<int64_t, unsigned>(state.sm_mhz, "nvmlDeviceGetClockInfo", device, kSmClock);
-    nvml.ask<int64_t, unsigned>(state.max_sm_mhz, "nvmlDeviceGetMaxClockInfo", device, kSmClock);
-    nvml.ask<int64_t, unsigned>(state.memory_mhz, "nvmlDeviceGetClockInfo", device, kMemoryClock);
-    nvml.ask<int64_t, unsigned>(state.max_memory_mhz, "nvmlDeviceGetMaxClockInfo", device, kMemoryClock);
-    nvml.ask<uint64_t, unsigned long long>(state.throttle, "nvmlDeviceGetCurrentClocksThrottleReasons", device);
-    nvml.ask<int64_t, unsigned>(state.power_limit_mw, "nvmlDeviceGetPowerManagementLimit", device);
-    nvml.ask<int64_t, unsigned>(state.default_power_limit_mw, "nvmlDeviceGetPowerManagementDefaultLimit", device);
-    nvml.ask<int64_t, unsigned>(state.celsius, "nvmlDeviceGetTemperature", device, kGpuTemperature);
+    const Nvml nvml(library, bus);
+    if (!nvml.error.empty()) return nvml.error;
+    nvml.read_load(state);
+    nvml.read_settings(state);
     return "";
-}
-
-std::optional<int64_t> gpu_memory_in_use(const std::string& bus, const char* library) {
-    Nvml nvml(library);
-    Device device = nullptr;
-    if (!find_device(nvml, library, bus, device).empty()) return std::nullopt;
-    return memory_in_use(nvml, device);
 }
 
 std::string throttle_text(uint64_t bits) {
@@ -135,24 +107,36 @@ std::string throttle_text(uint64_t bits) {
     return text.empty() ? "none" : text;
 }
 
+std::optional<double> GpuSamples::mean(std::optional<int64_t> GpuState::*value) const {
+    double sum = 0, count = 0;
+    for (const GpuState& state : states)
+        if (state.*value) sum += static_cast<double>(*(state.*value)), count++;
+    return count > 0 ? std::optional(sum / count) : std::nullopt;
+}
+
+std::optional<int64_t> GpuSamples::lowest(std::optional<int64_t> GpuState::*value) const {
+    std::optional<int64_t> found;
+    for (const GpuState& state : states)
+        if (!found || (state.*value && state.*value < found)) found = state.*value;
+    return found;
+}
+
+std::optional<int64_t> GpuSamples::highest(std::optional<int64_t> GpuState::*value) const {
+    std::optional<int64_t> found;
+    for (const GpuState& state : states) found = std::max(found, state.*value);   // an absent one is less than any
+    return found;
+}
+
+std::optional<uint64_t> GpuSamples::throttle() const {
+    std::optional<uint64_t> bits;
+    for (const GpuState& state : states)
+        if (state.throttle) bits = bits.value_or(0) | *state.throttle;
+    return bits;
+}
+
 void GpuSamples::add(const GpuSamples& later) {
-    auto join = [](Mean& mean, const Mean& other) {
-        mean.sum += other.sum;
-        mean.count += other.count;
-    };
-    join(utilization, later.utilization);
-    join(watts, later.watts);
-    join(sm_mhz, later.sm_mhz);
-    if (later.least_sm_mhz > 0)
-        least_sm_mhz = least_sm_mhz > 0 ? std::min(least_sm_mhz, later.least_sm_mhz) : later.least_sm_mhz;
-    most_sm_mhz = std::max(most_sm_mhz, later.most_sm_mhz);
-    max_sm_mhz = std::max(max_sm_mhz, later.max_sm_mhz);
-    celsius = std::max(celsius, later.celsius);   // an absent one is less than any
-    memory_bytes = std::max(memory_bytes, later.memory_bytes);
-    if (later.throttle) throttle = throttle.value_or(0) | *later.throttle;
-    if (later.joules) joules = later.joules;
+    states.insert(states.end(), later.states.begin(), later.states.end());
     if (!later.error.empty()) error = later.error;
-    count += later.count;
 }
 
 GpuSampler::GpuSampler(std::string bus, const char* library) : bus_(std::move(bus)) {
@@ -165,25 +149,26 @@ GpuSampler::GpuSampler(std::string bus, const char* library) : bus_(std::move(bu
 }
 
 void GpuSampler::run(const char* library) {
-    Nvml nvml(library);
-    Device device = nullptr;
-    const std::string error = find_device(nvml, library, bus_, device);
+    const Nvml nvml(library, bus_);
+    std::string error = nvml.error;
     do {
-        const GpuSamples sample = error.empty() ? sample_gpu(nvml, device) : GpuSamples{.error = error};
+        GpuState state;
+        if (error.empty()) nvml.read_load(state);
+        if (error.empty() && !state.sm_mhz && !state.milliwatts && !state.millijoules && !state.utilization)
+            error = "this GPU reports neither its utilization nor clocks, power and energy";
         {
             const std::lock_guard lock(mutex_);
-            samples_.add(sample);
+            samples_.error = error;
+            if (error.empty()) samples_.states.push_back(state);
         }
-        if (!sample.error.empty()) return;
+        if (!error.empty()) return;
         std::this_thread::sleep_for(std::chrono::milliseconds(100));
     } while (!stopping_);
 }
 
 GpuSamples GpuSampler::take() {
     const std::lock_guard lock(mutex_);
-    GpuSamples taken = std::exchange(samples_, GpuSamples{});
-    samples_.error = taken.error;
-    return taken;
+    return {std::exchange(samples_.states, {}), samples_.error};
 }
 
 GpuSamples GpuSampler::stop() {

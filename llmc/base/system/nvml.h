@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 // A value is absent if this GPU or driver does not report it.
 struct GpuState {
@@ -18,43 +19,39 @@ struct GpuState {
     std::optional<uint64_t> throttle;  // why clocks are reduced: bits of kThrottle...
     std::optional<int64_t> power_limit_mw, default_power_limit_mw;
     std::optional<int64_t> celsius;
+    std::optional<int64_t> utilization;      // percent of the time in which a kernel ran
+    std::optional<int64_t> milliwatts, millijoules;   // millijoules: of the energy counter
+    std::optional<int64_t> memory_bytes;     // in use, by all processes
 };
 
 // nvmlClocksThrottleReasons.
 inline constexpr uint64_t kThrottleClocksSet = 0x2, kThrottlePowerCap = 0x4, kThrottleHardware = 0x8,
                           kThrottleSoftwareThermal = 0x20, kThrottleHardwareThermal = 0x40, kThrottlePowerBrake = 0x80;
+// "power cap, heat (hardware)", "none".
+std::string throttle_text(uint64_t bits);
 
 inline constexpr const char* kNvmlLibrary = "libnvidia-ml.so.1";
 
 // Queries the GPU at a PCI address ("0000:18:00.0"). Returns "" or the reason why it cannot.
 std::string read_gpu_state(const std::string& bus, GpuState& state, const char* library = kNvmlLibrary);
 
-// Bytes of the GPU's memory in use, by all processes; absent if it cannot be queried.
-std::optional<int64_t> gpu_memory_in_use(const std::string& bus, const char* library = kNvmlLibrary);
+// Bytes of the GPU's memory in use; absent if it cannot be queried.
+inline std::optional<int64_t> gpu_memory_in_use(const std::string& bus, const char* library = kNvmlLibrary) {
+    GpuState state;
+    read_gpu_state(bus, state, library);
+    return state.memory_bytes;
+}
 
-// "power cap, heat (hardware)", "none".
-std::string throttle_text(uint64_t bits);
-
-// Statistics of the samples of one GPU in an interval of time. Those of consecutive intervals can be added.
+// States of one GPU, in the order of time, without what doctor alone asks for.
 struct GpuSamples {
-    // A mean over those samples that have the value.
-    struct Mean {
-        double sum = 0;
-        int64_t count = 0;
-        std::optional<double> value() const {
-            return count > 0 ? std::optional(sum / static_cast<double>(count)) : std::nullopt;
-        }
-    };
-    int64_t count = 0;
-    Mean utilization = {};   // percent of the time in which a kernel ran
-    Mean watts = {}, sm_mhz = {};
-    int64_t least_sm_mhz = 0, most_sm_mhz = 0;   // 0: not reported
-    int64_t max_sm_mhz = 0;                      // of this GPU
-    std::optional<int64_t> celsius = {}, memory_bytes = {};   // the highest; memory: in use, by all processes
-    std::optional<uint64_t> throttle = {};   // the bits of all samples, combined by OR
-    std::optional<double> joules = {};   // the GPU's counter at the latest sample that has it
-    std::string error = {};              // why there will be no more samples
+    std::vector<GpuState> states = {};
+    std::string error = {};   // why there will be no more
 
+    // Over the states that have the value.
+    std::optional<double> mean(std::optional<int64_t> GpuState::*value) const;
+    std::optional<int64_t> lowest(std::optional<int64_t> GpuState::*value) const;
+    std::optional<int64_t> highest(std::optional<int64_t> GpuState::*value) const;
+    std::optional<uint64_t> throttle() const;   // the bits of all states, combined by OR
     void add(const GpuSamples& later);
 };
 

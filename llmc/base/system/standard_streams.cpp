@@ -25,12 +25,6 @@ int flush_stdout() {
     if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return 0;
     // The errno of an earlier call that failed is lost, so another write finds it again.
     const int error = errno || ::write(STDOUT_FILENO, "\n", 1) < 0 ? errno : EIO;
-    const int null = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
-    if (null >= 0) {
-        ::dup2(null, STDOUT_FILENO);
-        ::close(null);
-    }
-    std::fflush(stdout);   // drops what could not be written
-    std::clearerr(stdout);
+    if (!std::freopen("/dev/null", "w", stdout)) std::clearerr(stdout);   // drops what could not be written
     return error;
 }

@@ -33,11 +33,13 @@ std::string ceilings_text(const Ceilings& c) {
 }
 
 std::string clocks_text(const GpuSamples& c) {
-    if (c.sm_mhz.count == 0)
+    const std::optional<double> mhz = c.mean(&GpuState::sm_mhz);
+    if (!mhz)
         return strf("clocks      not known: %s\n", c.error.empty() ? "this GPU does not report them" : c.error.c_str());
     return strf("clocks      SM %.0f MHz (%lld to %lld) of %lld, %.0f W, %lld samples; throttled by: %s\n",
-                *c.sm_mhz.value(), ll(c.least_sm_mhz), ll(c.most_sm_mhz), ll(c.max_sm_mhz), c.watts.value().value_or(0),
-                ll(c.count), throttle_text(c.throttle.value_or(0)).c_str());
+                *mhz, ll(*c.lowest(&GpuState::sm_mhz)), ll(*c.highest(&GpuState::sm_mhz)),
+                ll(c.highest(&GpuState::max_sm_mhz).value_or(0)), 1e-3 * c.mean(&GpuState::milliwatts).value_or(0),
+                ll(static_cast<int64_t>(c.states.size())), throttle_text(c.throttle().value_or(0)).c_str());
 }
 
 std::string step_text(const StepBench& b) {
@@ -134,11 +136,12 @@ std::string bench_json(const BenchSubject& subject, const StepBench& b) {
                       {"host_link_bytes_per_s", b.ceilings.host_link}, {"flops", flops},
                       {"matmul_size", b.ceilings.matmul_size}, {"event_ms", b.ceilings.event_ms},
                       {"early_event_ms", b.ceilings.early_event_ms}}},
-        {"clocks", {{"samples", b.clocks.count}, {"sm_mhz", b.clocks.sm_mhz.value().value_or(0)},
-                    {"least_sm_mhz", b.clocks.least_sm_mhz},
-                    {"most_sm_mhz", b.clocks.most_sm_mhz}, {"max_sm_mhz", b.clocks.max_sm_mhz},
-                    {"watts", b.clocks.watts.value().value_or(0)},
-                    {"throttled_by", throttle_text(b.clocks.throttle.value_or(0))},
+        {"clocks", {{"samples", b.clocks.states.size()}, {"sm_mhz", b.clocks.mean(&GpuState::sm_mhz).value_or(0)},
+                    {"least_sm_mhz", b.clocks.lowest(&GpuState::sm_mhz).value_or(0)},
+                    {"most_sm_mhz", b.clocks.highest(&GpuState::sm_mhz).value_or(0)},
+                    {"max_sm_mhz", b.clocks.highest(&GpuState::max_sm_mhz).value_or(0)},
+                    {"watts", 1e-3 * b.clocks.mean(&GpuState::milliwatts).value_or(0)},
+                    {"throttled_by", throttle_text(b.clocks.throttle().value_or(0))},
                     {"error", b.clocks.error}}},
         {"step_ms", b.ms()},
         {"steps_ms", b.step_ms},

@@ -12,6 +12,7 @@
 #include "llmc/base/system/host.h"
 #include "llmc/base/system/process_limits.h"
 #include "llmc/fault/heartbeat.h"
+#include "llmc/fault/rank_view.h"
 #include "llmc/fault/watchdog.h"
 #include "llmc/parallel/comm/comm_monitored.h"
 #include "llmc/parallel/comm/comm_mpi.h"
@@ -81,8 +82,6 @@ static void require_all_met(int ranks) {
 std::unique_ptr<Comm> open_comm() {
     const bool launched = std::getenv("OMPI_COMM_WORLD_SIZE") || std::getenv("PMIX_RANK") || std::getenv("PMI_RANK");
     if (launched) {
-        check_address_space();
-        announce_to_launcher();
         std::unique_ptr<Comm> mpi = open_mpi();
         require_all_met(mpi->world().ranks);
         return monitored(device::device_info(-1).toolkit.empty() ? std::move(mpi) : open_nccl(std::move(mpi)));
@@ -142,8 +141,9 @@ int end_with_error(Comm* comm, const char* what, int exit_code) {
     std::fflush(stdout);
     if (several && comm->world().run_rank != 0) std::this_thread::sleep_for(std::chrono::seconds(2));
     const std::string who = several ? strf("rank %d: ", comm->world().run_rank) : "";
+    const std::string where = several && exit_code == kExitPeerLost ? "; it is in " + place_text(own_post()) : "";
     // If standard error is a pipe that nobody reads, the other stream gets the line.
-    const std::string line = strf("error: %s%s\n", who.c_str(), message_line(what).c_str());
+    const std::string line = "error: " + who + message_line(what) + where + "\n";
     if (claim_last_line() && std::fputs(line.c_str(), stderr) < 0) {
         std::fputs(line.c_str(), stdout);
         std::fflush(stdout);

@@ -2,29 +2,18 @@
 
 #include <cstdlib>
 #include <exception>
+#include <map>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <numeric>
+#include <sstream>
 
 #include "llmc/base/check.h"
-#include "llmc/fault/hang_report.h"
 #include "llmc/fault/heartbeat.h"
-#include "llmc/fault/heartbeat_link.h"
+#include "llmc/fault/rank_view.h"
 #include "llmc/fault/watchdog.h"
-#include "llmc/parallel/device_marks.h"
-
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankCard, host, place, pid, started)
+#include "llmc/parallel/device_progress.h"
 
 namespace {
-
-using Json = nlohmann::json;
-constexpr double kConnectS = 10;   // for the hosts to connect
-
-std::string random_name() {
-    std::string name;
-    for (const char byte : random_bytes(16)) name += strf("%02x", static_cast<unsigned char>(byte));
-    return name;
-}
 
 // Some of a run's ranks in hang reports, which have little room for them: "rank 2", "ranks 2,3", "ranks 0,8,...,56".
 std::string group_text(const std::vector<int>& ranks) {
@@ -84,8 +73,8 @@ public:
     std::string connect(Ctx& ctx, int seconds) override {
         const std::string line = inner_->connect(ctx, seconds);
         if (ctx.sm == 0 || &whole_ != this) return line;   // on the CPU a collective has finished when its call returns
-        marks_ = std::make_unique<DeviceMarks>(ctx);
-        watch_device([this](Heartbeat& row) { marks_->post(row); });
+        device_ = std::make_unique<DeviceProgress>(ctx);
+        watch_device([this] { device_->post(); });
         return line;
     }
 
@@ -129,7 +118,7 @@ public:
     }
 
     void mark_progress(Ctx& ctx) override {
-        if (whole_.marks_ && !ctx.rehearsal) whole_.marks_->progress(ctx);
+        if (whole_.device_ && !ctx.rehearsal) whole_.device_->advance(ctx);
     }
 
     std::string async_error() override { return inner_->async_error(); }
@@ -143,39 +132,34 @@ private:
     // Records one collective in the heartbeat table, until its call returns or the device has finished it.
     class Posted {
     public:
-        Posted(MonitoredComm& comm, const char* name) : comm_(comm.whole_), lane_(kHostLane) {
-            begin(name + comm.among_);
+        Posted(MonitoredComm& comm, const char* name) : comm_(comm.whole_) {
+            post_host_collective((name + comm.among_).c_str());
         }
         Posted(MonitoredComm& comm, Ctx& ctx, const char* name, const Tensor& values)
-            : comm_(comm.whole_), lane_(kDeviceLane), ctx_(comm_.marks_ ? &ctx : nullptr) {
-            if (ctx.rehearsal) return;
-            const std::string text = strf("%s of %lld %s", name, (long long)values.elems, dtype_name(values.dtype));
-            begin((ctx.purpose ? ctx.purpose : text) + comm.among_);
+            : comm_(comm.whole_), ctx_(comm_.device_ ? &ctx : nullptr), posts_(!ctx.rehearsal) {
+            if (!posts_) return;
+            const std::string text = strf("%s of %lld %s", name, ll(values.elems), dtype_name(values.dtype));
+            const std::string whole = (ctx.purpose ? ctx.purpose : text) + comm.among_;
+            if (ctx_) comm_.device_->begin(ctx, number_ = post_device_collective(whole.c_str()));
+            else post_host_collective(whole.c_str());
         }
         ~Posted() {
-            if (number_ == 0 || std::uncaught_exceptions() > 0) return;   // the call has failed
-            Heartbeat& row = comm_.watchdog_->own_row();
-            if (ctx_) comm_.marks_->ends(*ctx_, number_);
-            else row.set_finished(lane_, number_);
-            row.add_progress();
+            if (!posts_ || std::uncaught_exceptions() > 0) return;   // the call has failed
+            if (ctx_) comm_.device_->finish(*ctx_, number_);
+            else post_host_collective_end();
+            post_progress();
         }
         Posted(const Posted&) = delete;
         Posted& operator=(const Posted&) = delete;
 
     private:
-        void begin(const std::string& name) {
-            Heartbeat& row = comm_.watchdog_->own_row();
-            number_ = row.enqueue(lane_, name.c_str());
-            if (ctx_) comm_.marks_->begins(*ctx_, number_);
-            else row.set_begun(lane_, number_);
-        }
         MonitoredComm& comm_;
-        const Lane lane_;
         Ctx* const ctx_ = nullptr;   // null if the call blocks until the collective has finished
+        const bool posts_ = true;
         int64_t number_ = 0;
     };
 
-    void watch_device(std::function<void(Heartbeat&)> post) {
+    void watch_device(std::function<void()> post) {
         watchdog_->set_device({.error = [this] { return first_async_error(); },
                                .abort_collectives = [this] { abort_all_collectives(); },
                                .post = std::move(post)});
@@ -197,60 +181,37 @@ private:
         inner_->abort_collectives();
     }
 
-    // Creates or opens the heartbeat table of this host, and connects it to those of the other hosts.
+    // Creates or opens the heartbeat table of this host.
     std::unique_ptr<Watchdog> make_watchdog() {
-        std::vector<RankCard> cards;
-        for (const std::string& text : inner_->gather(Json(own_card()).dump()))
-            cards.push_back(Json::parse(text).get<RankCard>());
-        const std::vector<int> firsts = number_hosts(cards);
-        const int rank = world().rank, host = cards[static_cast<size_t>(rank)].host_number;
-        const int first = firsts[static_cast<size_t>(host)], hosts = static_cast<int>(firsts.size());
-
-        const bool kept = rank == 0 && HeartbeatTable::is_empty_file(launcher_file());
-        std::unique_ptr<HeartbeatLink> link;
-        Json offer = Json::object();
-        if (rank == first) {
-            heartbeats_ = HeartbeatTable::create(kept ? launcher_file() : "", world().ranks);
-            offer = {{"path", heartbeats_.path()}, {"kept", kept}};
+        const RankProcess mine = own_process();
+        std::vector<RankProcess> here;
+        std::map<std::string, std::vector<int>> hosts;   // the others: names, ranks
+        size_t own = 0;
+        const std::vector<std::string> all =
+            inner_->gather(strf("%lld %lld ", ll(mine.pid), ll(mine.started)) + mine.host + "\n" + mine.place);
+        for (int rank = 0; rank < world().ranks; rank++) {
+            RankProcess process;
+            process.rank = rank;
+            std::istringstream text(all[static_cast<size_t>(rank)]);
+            text >> process.pid >> process.started >> process.host >> std::ws;
+            std::getline(text, process.place);
+            if (rank == world().rank) own = here.size();
+            if (process.place == mine.place) here.push_back(process);
+            else hosts[process.host].push_back(rank);
         }
-        if (rank == 0 && hosts > 1) {
-            const std::string secret = random_name();
-            offer["secret"] = secret;
-            link = HeartbeatLink::listen(secret, hosts - 1, link_place_of_environment());
-            offer["address"] = link->address();
-        }
-        const std::vector<std::string> offers = inner_->gather(offer.dump());
-        const Json own = Json::parse(offers[static_cast<size_t>(first)]), root = Json::parse(offers[0]);
-        if (rank != first) heartbeats_ = HeartbeatTable::open(own.at("path").get<std::string>(), world().ranks);
-        set_own_row(&heartbeats_, rank);   // before any rank has a watchdog, which must see how this rank ends
+        const bool first = own == 0;
+        if (first) table_ = HeartbeatTable::create(here.size());
+        const std::vector<std::string> paths = inner_->gather(first ? table_.path() : "");
+        if (!first) table_ = HeartbeatTable::open(paths[static_cast<size_t>(here[0].rank)], here.size());
+        set_own_row(&table_, own);   // before any rank has a watchdog, which must see how this rank ends
         inner_->gather("");   // all ranks must have opened the table before one may end
-
-        std::string error;
-        if (rank == 0 && hosts > 1) link->accept_all(kConnectS);
-        if (rank == first && rank != 0)
-            link = HeartbeatLink::connect(root.at("address").get<std::string>(),
-                                          root.at("secret").get<std::string>(), host, kConnectS, &error);
-        auto watchdog = std::make_unique<Watchdog>(rank, cards, heartbeats_, std::move(link),
-                                                   own.at("kept").get<bool>());
-        if (hosts > 1) forget_unreachable(cards, firsts, error, *watchdog);
-        return watchdog;
-    }
-
-    // A host that cannot reach rank 0 exchanges no heartbeats with the other hosts.
-    void forget_unreachable(const std::vector<RankCard>& cards, const std::vector<int>& firsts,
-                            const std::string& error, Watchdog& watchdog) {
-        const std::vector<std::string> errors = inner_->gather(error);
-        const int own = cards[static_cast<size_t>(world().rank)].host_number;
-        const bool alone = !errors[static_cast<size_t>(firsts[static_cast<size_t>(own)])].empty();
-        for (size_t host = 0; host < firsts.size(); host++) {
-            const auto first = static_cast<size_t>(firsts[host]);
-            const bool lost = !errors[first].empty();
-            if (static_cast<int>(host) != own && (alone || lost)) watchdog.forget_host(static_cast<int>(host));
-            if (lost && root())
-                std::fprintf(stderr, "warning: host %s cannot reach rank 0 on %s (%s): hang reports will not name "
-                             "ranks that wait for each other across these hosts\n", cards[first].host.c_str(),
-                             cards[0].host.c_str(), errors[first].c_str());
+        std::string others, names = mine.host;
+        for (const auto& [host, ranks] : hosts) {
+            names += " " + host;
+            if (hosts.size() <= 4) others += (others.empty() ? "" : "; ") + host + ": " + group_text(ranks);
         }
+        if (hosts.size() > 4) others = strf("%d other ranks", world().ranks - static_cast<int>(here.size()));
+        return std::make_unique<Watchdog>(std::move(here), own, table_, others, names);
     }
 
     std::unique_ptr<Comm> inner_;
@@ -260,9 +221,9 @@ private:
     // The communicator of the whole run alone uses these.
     std::mutex mutex_;                  // protects monitored_
     std::vector<Comm*> monitored_;      // communicators that its subgroups wrap
-    HeartbeatTable heartbeats_;
+    HeartbeatTable table_;
     std::unique_ptr<Watchdog> watchdog_;
-    std::unique_ptr<DeviceMarks> marks_;
+    std::unique_ptr<DeviceProgress> device_;   // on GPUs
 };
 
 }  // namespace

@@ -17,41 +17,39 @@ struct RankPart {
     double utilization = NAN, watts = NAN, sm_mhz = NAN, celsius = NAN, memory_gib = NAN, joules = NAN;
 };
 
-std::optional<double> known(double value) { return std::isnan(value) ? std::nullopt : std::optional(value); }
+enum class Over { kMean, kHighest, kSum };   // of the ranks that have the value; a sum needs all of them
+struct Field {
+    std::optional<double> GpuRecord::*record;
+    double RankPart::*part;
+    Over over;
+};
+constexpr Field kFields[] = {{&GpuRecord::utilization, &RankPart::utilization, Over::kMean},
+                             {&GpuRecord::power_w, &RankPart::watts, Over::kMean},
+                             {&GpuRecord::sm_clock_mhz, &RankPart::sm_mhz, Over::kMean},
+                             {&GpuRecord::temperature_c, &RankPart::celsius, Over::kHighest},
+                             {&GpuRecord::memory_gib, &RankPart::memory_gib, Over::kHighest},
+                             {&GpuRecord::energy_j, &RankPart::joules, Over::kSum}};
 
-std::optional<double> mean(const std::vector<RankPart>& parts, double RankPart::*field) {
-    GpuSamples::Mean mean;
-    for (const RankPart& part : parts)
-        if (!std::isnan(part.*field)) mean.sum += part.*field, mean.count++;
-    return mean.value();
-}
-
-std::optional<double> highest(const std::vector<RankPart>& parts, double RankPart::*field) {
-    double most = NAN;
-    for (const RankPart& part : parts) most = std::fmax(most, part.*field);   // ignores nan
-    return known(most);
-}
-
-// Absent unless every rank has it.
-std::optional<double> total(const std::vector<RankPart>& parts, double RankPart::*field) {
-    double sum = 0;
-    for (const RankPart& part : parts) sum += part.*field;
-    return known(sum);
+std::optional<double> combined(const std::vector<RankPart>& parts, const Field& field) {
+    double sum = 0, most = -INFINITY;
+    size_t count = 0;
+    for (const RankPart& part : parts) {
+        const double value = part.*field.part;
+        if (std::isnan(value)) continue;
+        sum += value, most = std::max(most, value), count++;
+    }
+    if (count == 0 || (field.over == Over::kSum && count < parts.size())) return std::nullopt;
+    return field.over == Over::kHighest ? most : field.over == Over::kSum ? sum : sum / static_cast<double>(count);
 }
 
 GpuRecord record_of(const std::vector<RankPart>& parts, double tokens) {
     GpuRecord record;
-    record.utilization = mean(parts, &RankPart::utilization);
-    record.power_w = mean(parts, &RankPart::watts);
-    record.sm_clock_mhz = mean(parts, &RankPart::sm_mhz);
-    record.temperature_c = highest(parts, &RankPart::celsius);
-    record.memory_gib = highest(parts, &RankPart::memory_gib);
-    record.energy_j = total(parts, &RankPart::joules);
+    for (const Field& field : kFields) record.*field.record = combined(parts, field);
     if (record.energy_j && tokens > 0) record.joules_per_token = *record.energy_j / tokens;
-    std::optional<uint64_t> throttle;
+    int64_t throttle = -1;
     for (const RankPart& part : parts)
-        if (part.throttle >= 0) throttle = throttle.value_or(0) | static_cast<uint64_t>(part.throttle);
-    if (throttle) record.throttled_by = throttle_text(*throttle);
+        if (part.throttle >= 0) throttle = std::max<int64_t>(0, throttle) | part.throttle;
+    if (throttle >= 0) record.throttled_by = throttle_text(static_cast<uint64_t>(throttle));
     return record;
 }
 
@@ -63,9 +61,9 @@ void GpuMonitor::start(const std::string& bus, const char* library) {
 
 void GpuMonitor::restart() {
     if (!sampler_) return;
-    const GpuSamples before = sampler_->take();
-    since_ = {.error = before.error};
-    if (before.joules) joules_ = before.joules;
+    since_ = sampler_->take();
+    if (const auto energy = since_.highest(&GpuState::millijoules)) millijoules_ = energy;
+    since_.states.clear();
     tokens_ = 0;
     ended_ = false;
 }
@@ -79,14 +77,15 @@ GpuRecord GpuMonitor::report(double tokens) {
     tokens_ += tokens;
     end_step();
     ended_ = false;
-    RankPart mine{.samples = since_.count, .failed = !since_.error.empty()};
-    if (since_.throttle) mine.throttle = static_cast<int64_t>(*since_.throttle);
-    mine.utilization = since_.utilization.value().value_or(NAN);
-    mine.watts = since_.watts.value().value_or(NAN);
-    mine.sm_mhz = since_.sm_mhz.value().value_or(NAN);
-    if (since_.celsius) mine.celsius = static_cast<double>(*since_.celsius);
-    if (since_.memory_bytes) mine.memory_gib = gib(*since_.memory_bytes);
-    if (since_.joules && joules_) mine.joules = *since_.joules - *joules_;
+    RankPart mine{.samples = static_cast<int64_t>(since_.states.size()), .failed = !since_.error.empty()};
+    if (const auto bits = since_.throttle()) mine.throttle = static_cast<int64_t>(*bits);
+    mine.utilization = since_.mean(&GpuState::utilization).value_or(NAN);
+    mine.watts = 1e-3 * since_.mean(&GpuState::milliwatts).value_or(NAN);
+    mine.sm_mhz = since_.mean(&GpuState::sm_mhz).value_or(NAN);
+    if (const auto celsius = since_.highest(&GpuState::celsius)) mine.celsius = static_cast<double>(*celsius);
+    if (const auto bytes = since_.highest(&GpuState::memory_bytes)) mine.memory_gib = gib(*bytes);
+    const std::optional<int64_t> energy = since_.highest(&GpuState::millijoules);   // it only grows
+    if (energy && millijoules_) mine.joules = 1e-3 * static_cast<double>(*energy - *millijoules_);
 
     std::vector<RankPart> parts;
     bool failed = false;
@@ -100,8 +99,8 @@ GpuRecord GpuMonitor::report(double tokens) {
         return {};
     }
     if (std::any_of(parts.begin(), parts.end(), [](const RankPart& part) { return part.samples == 0; })) return {};
-    if (since_.joules) joules_ = since_.joules;
-    since_ = {};
+    if (energy) millijoules_ = energy;
+    since_.states.clear();
     return record_of(parts, std::exchange(tokens_, 0.0));
 }
 

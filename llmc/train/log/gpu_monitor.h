@@ -32,7 +32,7 @@ private:
     std::unique_ptr<GpuSampler> sampler_;
     GpuSamples since_;               // samples since the last record
     bool ended_ = false;             // since_ has all samples of the step that is reported next
-    std::optional<double> joules_;   // the energy counter at the last record
+    std::optional<int64_t> millijoules_;   // of the energy counter at the last record
     double tokens_ = 0;              // since the last record
     std::string note_;
 };

@@ -18,7 +18,6 @@
 #include "llmc/base/system/files.h"
 #include "llmc/base/system/standard_streams.h"
 #include "llmc/base/text.h"
-#include "llmc/fault/heartbeat.h"
 
 namespace {
 
@@ -207,17 +206,10 @@ void RunLog::write(const std::string& line) {
 
 void RunLog::print_line(const std::string& line) {
     std::printf("%s\n", line.c_str());
-    if (const int error = flush_stdout(); error != 0)
-        output_lost(strf("standard output is gone (%s)", std::strerror(error)));
-    if (!launcher_output_lost_ && launcher_output_is_lost()) {
-        launcher_output_lost_ = true;
-        output_lost("standard output of the launch wrapper is gone");
-    }
-}
-
-void RunLog::output_lost(const std::string& how) {
+    const int error = flush_stdout();
+    if (error == 0) return;
     const std::string kept = file_ ? "its lines are in " + path_ : "without lines (--log-file keeps them)";
-    const std::string text = how + ": the run goes on, " + kept;
+    const std::string text = strf("standard output is gone (%s): the run goes on, ", std::strerror(error)) + kept;
     std::fprintf(stderr, "warning: %s\n", text.c_str());
     write(to_line({{"type", "event"}, {"step", step_}, {"kind", "warning"}, {"text", text}}));
 }

@@ -139,11 +139,10 @@ private:
     void write(const std::string& line);   // one record, without the newline
     // A line of standard output. If that is gone, the run goes on: says so once, on standard error and in the file.
     void print_line(const std::string& line);
-    void output_lost(const std::string& how);   // says once, on standard error and in the file, that lines are lost
 
     std::FILE* file_ = nullptr;
     std::string path_, earlier_log_;
-    bool launcher_output_lost_ = false, ended_ = false;   // ended_: the last event says how the run ended
+    bool ended_ = false;   // the last event says how the run ended
     int64_t step_ = 0;                     // of the latest record; also that of header and events
 };
 
