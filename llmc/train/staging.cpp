@@ -56,5 +56,6 @@ void Staging::set_inputs(Buffer& buffer, int64_t counted, double lr) const {
     buffer.staged.lr = lr;
     *buffer.staged.inputs = {};
     buffer.staged.inputs->lr = static_cast<float>(lr);
-    buffer.staged.inputs->dloss_mul = fault_at("gradient") ? NAN : static_cast<float>(1.0 / static_cast<double>(counted));
+    buffer.staged.inputs->dloss_mul = static_cast<float>(1.0 / static_cast<double>(counted));
+    if (fault_at("gradient")) buffer.staged.inputs->dloss_mul = NAN;
 }
