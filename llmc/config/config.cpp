@@ -5,7 +5,6 @@
 #include <iterator>
 #include <map>
 #include <optional>
-#include <tuple>
 
 #include "llmc/base/check.h"
 #include "llmc/base/json_object.h"
@@ -15,12 +14,14 @@
 
 namespace {
 
-// A value that the user set, and how an error names its place.
+// A value that the user set.
 struct Setting {
     Json value;
-    std::string where;   // "--lr" or "run.json: lr"
+    std::string where;       // how an error names its place: "--lr" or "run.json: lr"
+    std::string flag = {};   // "--swiglu is --activation swiglu", if a flag of another trainer set it
 };
 using Settings = std::map<std::string, Setting>;   // by option name
+using Notes = std::vector<std::string>;
 
 // ---- names ----
 
@@ -49,34 +50,43 @@ std::string llmc_option(const std::string& option) {
     return option;
 }
 
-// The option and value that correspond to a Megatron-LM flag ("fp8-param-gather").
-std::pair<std::string, std::string> respell(const Spelling& spelling, const Json& on, const std::string& where,
-                                            std::vector<std::string>* notes) {
+// The setting that a flag of another trainer stands for.
+Setting respelled(const Spelling& spelling, const Json& on, const std::string& where, Notes* notes) {
     REQUIRE(on.is_boolean(), "%s %s: must be true or false", where.c_str(), json_text(on).c_str());
     const std::string value = on.get<bool>() ? spelling.when_true : spelling.when_false;
     notes->push_back(strf("%s%s is --%s %s", where.c_str(), on.get<bool>() ? "" : " false", spelling.option,
                           value.c_str()));
-    return {spelling.option, value};
+    return {find_option(spelling.option)->value.parse(value), where, notes->back()};
 }
 
-// A Megatron-LM flag that was used, and the option and value it stands for. The same option may be set too, but only to
-// the same value.
-struct Respelled {
-    std::string where, option, value;
-    void require_same(const std::string& other, const std::string& other_value) const {
-        Config by_flag, by_option;
-        const OptionValue& row = find_option(option)->value;
-        const bool valid = row.set(by_flag, row.parse(value)) && row.set(by_option, row.parse(other_value));
-        REQUIRE(!valid || row.get(by_flag) == row.get(by_option),
-                "%s is --%s %s, and %s says %s: leave one of the two out", where.c_str(), option.c_str(), value.c_str(),
-                other.c_str(), other_value.c_str());
+// Adds a setting to others of the same source, the command line or a file. The words of a list are collected; of other
+// values the last counts, but a flag of another trainer must agree with the option that it stands for.
+void add_setting(Settings& source, const OptionRow& row, const Setting& next, Notes* notes) {
+    const auto [at, is_new] = source.emplace(row.name, next);
+    Setting& before = at->second;
+    if (is_new) return;
+    if (row.value.list) {
+        if (!before.value.is_array()) before.value = Json::array({before.value});
+        before.value.push_back(next.value);
+        return;
     }
-};
+    Config one, other;
+    const bool valid = row.value.set(one, before.value) && row.value.set(other, next.value);
+    if (valid && row.value.get(one) != row.value.get(other)) {
+        const Setting &flag = next.flag.empty() ? before : next, &option = next.flag.empty() ? next : before;
+        REQUIRE(flag.flag.empty(), "%s, and %s says %s: leave one of the two out", flag.flag.c_str(),
+                option.where.c_str(), json_text(option.value).c_str());
+        notes->push_back(strf("--%s is there twice: %s counts, %s does not", row.name, json_text(next.value).c_str(),
+                              json_text(before.value).c_str()));
+    }
+    before = next;
+}
 
 // ---- command line ----
 
 struct CommandLine {
-    std::vector<std::pair<std::string, std::string>> options;   // name, value as text, in order
+    Settings settings;
+    std::vector<std::string> files;   // of --config
     std::set<std::string> commands;   // of those without a value: "help"
     bool has(const char* command) const { return commands.count(command) > 0; }
 };
@@ -87,66 +97,6 @@ bool is_short(const std::string& word) {
     return word.size() > 1 && word[0] == '-' && std::isalpha(static_cast<unsigned char>(word[1]));
 }
 
-// Splits "--name=value" and replaces an alias by the table's name; an unknown name is an error. Without "=" the value
-// is empty, except that of a flag. `next`, the word after it, is for the error.
-std::pair<std::string, std::optional<std::string>> read_option(const std::string& word, const std::string& next,
-                                                               std::vector<Respelled>& respelled,
-                                                               std::vector<std::string>* notes) {
-    const std::string option = word.substr(0, word.find('='));
-    std::optional<std::string> value;
-    if (option.size() < word.size()) value = word.substr(option.size() + 1);
-    std::string name = is_long(word) ? dashes(option.substr(2)) : llmc_option(option);
-    // llm.c's -h has a value, unlike the -h that asks for help.
-    if (option == "-h" && !value.value_or(next).empty()) fail_unknown_option(option, "h", value.value_or(next), {});
-    if (const Spelling* spelling = find_spelling(name)) {
-        const Json on = value ? parse_flag(*value) : Json(true);
-        std::tie(name, value) = respell(*spelling, on, option, notes);
-        respelled.push_back({option + (on.get<bool>() ? "" : "=false"), name, *value});
-    }
-    if (!is_command(name) && !find_option(name))
-        fail_unknown_option(option, dashes(option.substr(is_long(word) ? 2 : 1)), value.value_or(next),
-                            option_names());
-    if (is_short(word)) notes->push_back(option + " is --" + name);
-    const OptionRow* row = find_option(name);
-    if (!value && (row ? row->value.flag : name != "config")) value = "true";
-    return {name, value};
-}
-
-// A word that is not an option is the value of the option before it. A list takes all such words, so that a glob
-// expanded by the shell works.
-CommandLine read_command_line(int argc, const char* const* argv, std::vector<std::string>* notes) {
-    CommandLine line;
-    std::vector<Respelled> respelled;
-    std::string current;        // the option that takes the next word; "" if none does
-    bool needs_value = false;   // it has no value yet
-    const auto require_value = [&] { REQUIRE(!needs_value, "--%s needs a value", current.c_str()); };
-    for (int i = 1; i < argc; i++) {
-        const std::string word = argv[i];
-        if (!is_long(word) && !is_short(word)) {
-            if (current.empty()) fail_unexpected_word(word);
-            REQUIRE(word != "=", "--%s =: write --%s VALUE or --%s=VALUE", current.c_str(), current.c_str(),
-                    current.c_str());
-            line.options.emplace_back(current, word);
-            needs_value = false;
-        } else {
-            require_value();
-            const std::string next = i + 1 < argc && argv[i + 1][0] != '-' ? argv[i + 1] : "";
-            const auto [name, value] = read_option(word, next, respelled, notes);
-            if (is_command(name) && name != "config") line.commands.insert(name);
-            if (value) line.options.emplace_back(name, *value);
-            current = name;
-            needs_value = !value;
-        }
-        const OptionRow* row = find_option(current);
-        if (!needs_value && !(row && row->value.list)) current.clear();
-    }
-    require_value();
-    for (const Respelled& flag : respelled)
-        for (const auto& [name, value] : line.options)
-            if (name == flag.option) flag.require_same("--" + name, value);
-    return line;
-}
-
 // An empty text is rarely meant, and would be taken for an option that is not set.
 void require_text(const OptionRow& row, const std::string& word) {
     const std::string name = row.name;
@@ -155,25 +105,77 @@ void require_text(const OptionRow& row, const std::string& word) {
     FAIL(kExitBadInput, "--%s '' is empty: leave it out, or set the shell variable that should be there", row.name);
 }
 
-void collect_command_line(const CommandLine& line, Settings& settings, std::vector<std::string>* notes) {
-    std::set<std::string> seen;   // a list on the command line replaces the file's list
-    for (const auto& [name, word] : line.options) {
-        const OptionRow* row = find_option(name);
-        if (!row) continue;
-        require_text(*row, word);
-        Json value = row->value.parse(word);
-        if (seen.count(name) && !row->value.list && settings[name].value != value)
-            notes->push_back(strf("--%s is there twice: %s counts, %s does not", name.c_str(), json_text(value).c_str(),
-                                  json_text(settings[name].value).c_str()));
-        if (row->value.list) {
-            Json words = seen.count(name) ? settings[name].value : Json::array();
-            words.push_back(value);
-            value = words;
+// Reads the command line word by word. A word that is not an option is the value of the option before it. A list takes
+// all such words, so that a glob expanded by the shell works.
+class CommandLineReader {
+public:
+    CommandLineReader(Notes* notes) : notes_(notes) {}
+
+    CommandLine read(int argc, const char* const* argv) {
+        for (int i = 1; i < argc; i++) {
+            const std::string word = argv[i];
+            if (is_long(word) || is_short(word)) {
+                require_value();
+                take_option(word, i + 1 < argc && argv[i + 1][0] != '-' ? argv[i + 1] : "");
+            } else {
+                if (current_.empty()) fail_unexpected_word(word);
+                REQUIRE(word != "=", "--%s =: write --%s VALUE or --%s=VALUE", current_.c_str(), current_.c_str(),
+                        current_.c_str());
+                take_value(word);
+            }
         }
-        seen.insert(name);
-        settings[name] = {value, "--" + name};
+        require_value();
+        return std::move(line_);
     }
-}
+
+private:
+    void require_value() const { REQUIRE(!needs_value_, "--%s needs a value", current_.c_str()); }
+
+    // Replaces an alias by the table's name; an unknown name is an error, for which `next` is the word after it.
+    void take_option(const std::string& word, const std::string& next) {
+        const std::string option = word.substr(0, word.find('='));
+        std::optional<std::string> value;
+        if (option.size() < word.size()) value = word.substr(option.size() + 1);
+        current_ = is_long(word) ? dashes(option.substr(2)) : llmc_option(option);
+        needs_value_ = false;
+        // llm.c's -h has a value, unlike the -h that asks for help.
+        if (option == "-h" && !value.value_or(next).empty()) fail_unknown_option(option, "h", value.value_or(next), {});
+        if (const Spelling* spelling = find_spelling(current_)) {
+            const Setting setting = respelled(*spelling, value ? parse_flag(*value) : Json(true), option, notes_);
+            add_setting(line_.settings, *find_option(spelling->option), setting, notes_);
+            current_.clear();
+            return;
+        }
+        const OptionRow* row = find_option(current_);
+        if (!is_command(current_) && !row)
+            fail_unknown_option(option, dashes(option.substr(is_long(word) ? 2 : 1)), value.value_or(next),
+                                option_names());
+        if (is_short(word)) notes_->push_back(option + " is --" + current_);
+        const bool alone = row ? row->value.flag : current_ != "config";
+        if (value || alone) take_value(value.value_or("true"));
+        else needs_value_ = true;
+    }
+
+    void take_value(const std::string& value) {
+        const OptionRow* row = find_option(current_);
+        needs_value_ = false;
+        if (row) {
+            require_text(*row, value);
+            add_setting(line_.settings, *row, {row->value.parse(value), "--" + current_}, notes_);
+            if (row->value.list) return;
+        } else if (current_ == "config") {
+            line_.files.push_back(value);
+        } else {
+            line_.commands.insert(current_);
+        }
+        current_.clear();
+    }
+
+    Notes* notes_;
+    CommandLine line_;
+    std::string current_;        // the option that takes the next word; "" if none does
+    bool needs_value_ = false;   // it has no value yet
+};
 
 // ---- JSON file ----
 
@@ -187,26 +189,21 @@ Json read_config_file(const std::string& path) {
     }
 }
 
-void collect_file(const std::string& path, Settings& settings, std::vector<std::string>* notes) {
-    const Json object = read_config_file(path);
-    std::vector<Respelled> respelled;
+Settings read_file_settings(const std::string& path, Notes* notes) {
+    Settings settings;
     std::set<std::string> keys;
+    const Json object = read_config_file(path);
     for (const auto& [key, value] : object.items()) {
         const std::string name = dashes(key), where = path + ": " + name;
         REQUIRE(keys.insert(name).second, "%s: \"%s\" is there twice", path.c_str(), printable(key).c_str());
         REQUIRE(!is_command(name), "%s: \"%s\" belongs on the command line", path.c_str(), key.c_str());
-        if (const Spelling* spelling = find_spelling(name)) {
-            const auto [option, word] = respell(*spelling, value, where, notes);
-            respelled.push_back({where, option, word});
-            settings[option] = {find_option(option)->value.parse(word), where};
-        } else {
-            if (!find_option(name)) fail_unknown_key(path, key, name, value, option_names());
-            settings[name] = {value, where};
-        }
+        const Spelling* spelling = find_spelling(name);
+        const OptionRow* row = find_option(spelling ? spelling->option : name);
+        if (!row) fail_unknown_key(path, key, name, value, option_names());
+        const Setting setting = spelling ? respelled(*spelling, value, where, notes) : Setting{value, where};
+        add_setting(settings, *row, setting, notes);
     }
-    for (const Respelled& flag : respelled)
-        for (const auto& [key, value] : object.items())
-            if (dashes(key) == flag.option) flag.require_same("\"" + key + "\"", json_text(value));
+    return settings;
 }
 
 // ---- from settings to a configuration ----
@@ -333,11 +330,10 @@ std::vector<std::pair<const OptionRow*, Json>> acting(const Config& config) {
 ParsedConfig parse_config(int argc, const char* const* argv, const std::string& family,
                           const Machine& machine) {
     ParsedConfig parsed;
-    const CommandLine line = read_command_line(argc, argv, &parsed.notes);
-    Settings settings;
-    for (const auto& [name, word] : line.options)
-        if (name == "config") collect_file(word, settings, &parsed.notes);
-    collect_command_line(line, settings, &parsed.notes);
+    const CommandLine line = CommandLineReader(&parsed.notes).read(argc, argv);
+    Settings settings = line.settings;   // win over those of files, and later files over earlier ones
+    for (auto file = line.files.rbegin(); file != line.files.rend(); ++file)
+        settings.merge(read_file_settings(*file, &parsed.notes));
 
     const ModelPreset& preset = chosen_preset(settings, family);
     const bool help_all = line.has("help-all");
@@ -378,13 +374,13 @@ ParsedConfig parse_config(int argc, const char* const* argv, const std::string& 
 ParsedConfig parse_generate_config(int argc, const char* const* argv, const std::string& family,
                                    const Machine& machine) {
     ParsedConfig parsed;
-    const CommandLine line = read_command_line(argc, argv, &parsed.notes);
+    const CommandLine line = CommandLineReader(&parsed.notes).read(argc, argv);
+    const Settings& settings = line.settings;
     const std::vector<std::string>& known = generate_options();
-    for (const auto& [name, word] : line.options)
-        REQUIRE(is_command(name) || std::find(known.begin(), known.end(), name) != known.end(),
+    REQUIRE(line.files.empty(), "generate has no option --config");
+    for (const auto& [name, setting] : settings)
+        REQUIRE(std::find(known.begin(), known.end(), name) != known.end(),
                 "generate has no option --%s, it is for training: generate --help", name.c_str());
-    Settings settings;
-    collect_command_line(line, settings, &parsed.notes);
     const ModelPreset preset = chosen_preset({}, family);
     parsed.help = line.has("help") || line.has("help-all");
     if (parsed.help) {
