@@ -241,7 +241,7 @@ Config defaults_of(const ModelPreset& preset) {
     return config;
 }
 
-// A dry run may plan for more ranks than were started.
+// plan may be for more ranks than were started.
 int ranks_of(const Config& config, const Machine& machine) {
     return config.dry_run && config.ranks > 0 ? static_cast<int>(config.ranks) : machine.ranks;
 }

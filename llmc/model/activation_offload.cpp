@@ -7,7 +7,7 @@ void ActivationOffload::add(int layer, const Tensor& saved) {
 }
 
 void ActivationOffload::allocate(const Arena& arena) {
-    if (host_bytes_ > 0 && !arena.measuring()) host_.reset(static_cast<char*>(device::pinned_alloc(host_bytes_)));
+    if (host_bytes_ > 0 && !arena.rehearses()) host_.reset(static_cast<char*>(device::pinned_alloc(host_bytes_)));
 }
 
 void ActivationOffload::open(const Ctx& ctx) {

@@ -22,7 +22,7 @@ Tensor Arena::bump(Dtype dtype, int64_t elems) {
     const int64_t bytes = round_up(elems * dtype_bytes(dtype), kAlignBytes);
     CHECK(used_ + bytes <= limit_, "arena of %lld bytes is full: %lld used, %lld asked", (long long)limit_,
           (long long)used_, (long long)bytes);
-    // While measuring, pointers are offsets from null. They are never dereferenced and match the real layout.
+    // In a rehearsal pointers are offsets from null. They are never dereferenced and match the real layout.
     char* data = reinterpret_cast<char*>(reinterpret_cast<uintptr_t>(base_) + static_cast<uintptr_t>(used_));
     used_ += bytes;
     peak_ = std::max(peak_, used_);

@@ -16,7 +16,7 @@ class Arena {
 public:
     static constexpr int64_t kAlignBytes = 256;
 
-    Arena() = default;                                                // measuring
+    Arena() = default;                                                // for a rehearsal
     Arena(void* base, int64_t bytes) : base_(base), limit_(bytes) {}  // backed by `bytes` of device memory
 
     // Takes a buffer that lives as long as the arena; not allowed while scratch is alive.
@@ -38,13 +38,13 @@ public:
         int64_t used_;
     };
 
-    bool measuring() const { return base_ == nullptr; }
+    bool rehearses() const { return base_ == nullptr; }
     int64_t peak_bytes() const { return peak_; }
     int64_t purpose_bytes(Purpose purpose) const { return purpose_bytes_[static_cast<size_t>(purpose)]; }
 
     // For tests: fills scratch with NaN bits when its scope ends, so that a later use is noticed.
     void set_poison(bool poison) { poison_ = poison; }
-    bool poisons() const { return poison_ && !measuring(); }
+    bool poisons() const { return poison_ && !rehearses(); }
 
 private:
     Tensor bump(Dtype dtype, int64_t elems);

@@ -10,7 +10,7 @@
 #include "llmc/model/parameters/params.h"
 #include "llmc/ops/arena.h"
 #include "llmc/ops/op_cost.h"
-#include "llmc/parallel/comm/comm_dry_run.h"
+#include "llmc/parallel/comm/rehearsal_comm.h"
 
 // What checkpoints of a run take, even if it has no --save, --load or --resume. Host memory is that of the rank that
 // needs most.

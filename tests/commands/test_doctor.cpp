@@ -26,7 +26,7 @@ std::map<std::string, CheckResult> results_until(const std::string& last, Comm& 
 #ifndef LLMC_CUDA
 TEST_CASE("doctor: without a GPU operations are checked, and the output lists what could not be") {
     const std::unique_ptr<Comm> comm = open_single();
-    auto results = results_until("processors", *comm);
+    auto results = results_until("locked memory", *comm);
     for (const char* name : {"FP8 delayed", "FP8 tensorwise", "FP8 blockwise", "attention", "build"}) {
         INFO(name << ": " << results[name].text);
         CHECK(results[name].status == Status::kOk);

@@ -135,7 +135,7 @@ TEST_CASE("synthetic: every step line says that the data is synthetic") {
     CHECK(step_line(record).ends_with(" | synthetic data"));
 }
 
-TEST_CASE("ranks: the number of ranks that a dry run plans for, and that a run must have") {
+TEST_CASE("ranks: the number of ranks that plan is for, and that a run must have") {
     const Words plan = {"--dry-run", "--ranks", "8", "--micro-batch-size", "2"};
     CHECK(parse("gpt2", plan).config.global_batch_size == 16);
     CHECK(parse("gpt2", joined(plan, {"--overlap", "off"})).no_effect.empty());

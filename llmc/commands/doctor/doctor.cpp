@@ -44,7 +44,6 @@ const std::vector<Doctor::Check>& Doctor::checks() {
         {"disk", "free space for --save", &Doctor::check_disk},
         {"shared memory", "size of /dev/shm", &Doctor::check_shared_memory},
         {"locked memory", "the limit of locked memory", &Doctor::check_locked_memory},
-        {"processors", "processors that this process may use", &Doctor::check_processors},
     };
     return rows;
 }

@@ -46,7 +46,6 @@ private:
     CheckResults check_disk();
     CheckResults check_shared_memory();
     CheckResults check_locked_memory();
-    CheckResults check_processors();
     // doctor_operations.cpp
     CheckResults check_fp8();
     CheckResults check_attention();

@@ -1,5 +1,4 @@
 // Checks of `doctor` on the machine: GPU, driver, environment, disk and limits.
-#include <sched.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -7,7 +6,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <thread>
 
 #include "llmc/base/check.h"
 #include "llmc/base/system/files.h"
@@ -81,13 +79,9 @@ CheckResults Doctor::check_gpu() {
         return unusable(e.what());
     }
     if (const std::string error = open_device(index); !error.empty()) return unusable(error);
-    const int seen = device::device_count();
-    const std::string others = seen > 1 && comm_.world().ranks == 1
-                                   ? strf("; one of %d: mpirun -np %d checks all of them", seen, seen) : "";
-    CheckResults results = {{kOk, strf("%s at %s, compute capability %d.%d, %.1f GiB, %.1f free, %d multiprocessors%s",
-                                       info_.name.c_str(), info_.bus.c_str(), info_.sm / 10, info_.sm % 10,
-                                       gib(info_.memory_bytes), gib(device::device_free_bytes()), info_.sm_count,
-                                       others.c_str())}};
+    CheckResults results = {{kOk, strf("%s at %s, one of %d, compute capability %d.%d, %.1f GiB, %.1f free",
+                                       info_.name.c_str(), info_.bus.c_str(), device::device_count(), info_.sm / 10,
+                                       info_.sm % 10, gib(info_.memory_bytes), gib(device::device_free_bytes()))}};
     for (const std::string& note : notes)
         if (note.rfind("WARNING", 0) == 0) results.push_back({kWarning, note.substr(9), "use GPUs of one kind"});
     return results;
@@ -206,16 +200,4 @@ CheckResults Doctor::check_locked_memory() {
     if (::getrlimit(RLIMIT_MEMLOCK, &limit) != 0) FAIL(kExitBadInput, "getrlimit: %s", std::strerror(errno));
     const bool none = limit.rlim_cur == RLIM_INFINITY;
     return {locked_memory_result(none ? -1 : static_cast<int64_t>(limit.rlim_cur), infiniband)};
-}
-
-CheckResults Doctor::check_processors() {
-    cpu_set_t usable;
-    CPU_ZERO(&usable);
-    const bool known = ::sched_getaffinity(0, sizeof usable, &usable) == 0;   // fails beyond 1024 processors
-    const int mine = known ? CPU_COUNT(&usable) : static_cast<int>(std::thread::hardware_concurrency());
-    const long of_host = ::sysconf(_SC_NPROCESSORS_ONLN);
-    const std::string text = strf("%d of the host's %ld may be used by this process", mine, of_host);
-    if (mine >= 2 || of_host < 2) return {{kOk, text}};
-    return {{kWarning, text + ": reading data, saving and training share it",
-             "give mpirun --bind-to none, or srun --cpus-per-task; see taskset -p $$"}};
 }

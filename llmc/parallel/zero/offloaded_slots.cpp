@@ -28,7 +28,7 @@ OffloadedSlots::OffloadedSlots(const std::vector<Slot>& slots, int64_t begin, in
         host.slot = slot;
         for (Tensor& one : host.buffers) one = arena.take(Purpose::kOffload, slot.dtype, chunk_);
         const int64_t bytes = (end - begin) * dtype_bytes(slot.dtype);
-        if (!arena.measuring()) host.memory.reset(static_cast<char*>(device::pinned_alloc(bytes)));
+        if (!arena.rehearses()) host.memory.reset(static_cast<char*>(device::pinned_alloc(bytes)));
     }
 }
 

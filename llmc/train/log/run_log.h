@@ -12,7 +12,7 @@
 #include "llmc/config/config.h"
 #include "llmc/ops/arena.h"
 #include "llmc/ops/device.h"
-#include "llmc/parallel/comm/comm_dry_run.h"
+#include "llmc/parallel/comm/rehearsal_comm.h"
 #include "llmc/train/log/step_record.h"
 
 struct EvalRecord {

@@ -1,4 +1,4 @@
-#include "llmc/parallel/comm/comm_dry_run.h"
+#include "llmc/parallel/comm/rehearsal_comm.h"
 
 #include <algorithm>
 #include <cstdlib>
