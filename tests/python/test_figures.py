@@ -1,5 +1,4 @@
-"""dev/figures: the committed picture shows the measured tables and is readable in light and dark mode; rows that were
-measured in another way are refused."""
+"""dev/figures: the committed picture shows the measured tables; rows that were measured in another way are refused."""
 import importlib.util
 import io
 import re
@@ -16,18 +15,6 @@ step_times = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(step_times)
 SVG = "{http://www.w3.org/2000/svg}"
 HEADER = "configuration,gpu,gpus,s_per_it_median,tokens_per_s_per_gpu\n"
-
-
-def luminance(color):
-    parts = [int(color[i:i + 2], 16) / 255 for i in (1, 3, 5)]
-    return sum(weight * (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4)
-               for weight, c in zip((0.2126, 0.7152, 0.0722), parts))
-
-
-def contrast(one, other):
-    """The contrast as WCAG 2 defines it: 4.5 is enough for text, 3 for shapes."""
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
 
 
 class StepTimes(unittest.TestCase):
@@ -89,20 +76,8 @@ class StepTimes(unittest.TestCase):
             with self.assertRaisesRegex(step_times.FigureError, "^b.csv: bf16: measured on "):
                 step_times.read_series([("ours", ours), ("peer", peer)], self.folder)
 
-    def test_it_is_readable_in_both_modes(self):
-        picture = (ROOT / step_times.PICTURE).read_text(encoding="utf-8")
-        self.assertLess(len(picture), 8192)
-        for colors in step_times.COLORS.values():
-            self.assertGreater(contrast(colors["text"], colors["back"]), 7)
-            for bar in colors["bars"]:
-                self.assertGreater(contrast(bar, colors["back"]), 3)
-            for color in (colors["text"], colors["back"], *colors["bars"]):
-                self.assertIn(color, picture)
-        light, dark = picture.split("@media(prefers-color-scheme:dark)")
-        self.assertIn(step_times.COLORS["light"]["back"], light)
-        self.assertIn(step_times.COLORS["dark"]["back"], dark)
-        root = ElementTree.fromstring(picture)
-        self.assertEqual(root.get("role"), "img")
+    def test_texts_stay_inside_the_picture(self):
+        root = ElementTree.fromstring((ROOT / step_times.PICTURE).read_text(encoding="utf-8"))
         width = float(root.get("width"))
         for text in root.iter(SVG + "text"):   # 0.6 of the size per letter is a wide font
             long, x = 0.6 * 14 * len(text.text), float(text.get("x"))
