@@ -14,7 +14,7 @@ from unittest import mock
 from llmfp8.comparison import tables
 from llmfp8.run_log import read_log
 from tests.support.comparison import COMPARE, ROOT, CompareTest
-from tests.support.train import BUILD, GPT2, TrainTest, make_tokens, write_shard
+from tests.support.train import BUILD, GPT2, TrainTest, make_tokens, with_faults, write_shard
 
 HAVE_TRAINER = os.access(GPT2, os.X_OK) and not os.path.basename(BUILD).startswith("cuda")
 TINY = [GPT2, "--model", "gpt2-tiny", "--num-query-groups", "4", *TrainTest.SHAPE]
@@ -66,34 +66,26 @@ class Measuring(CompareTest):
         self.assertIn("--out out: has out/bf16.1.jsonl of an earlier measurement",
                       self.call(*self.runs("--out", "out", "--", *self.data()), code=2).stderr)
 
-    def test_long_runs_in_slices_are_the_uninterrupted_ones(self):
-        # A slice must be shorter than a run, and longer than a busy machine may stop a process: then it has no step.
-        data = self.data()
-        done = self.call(*self.runs("--train-iters", "1200", "--slice-minutes", "0.008", "--out", "out", "--", *data,
-                                    "--eval-interval", "600"))
-        self.assertIn("slice 2 ", done.stderr)
-        for name, extra in (("bf16", []), ("fp8", ["--fp8-recipe", "delayed"])):
-            log = read_log(self.folder / "out" / f"{name}.1.jsonl")
-            subprocess.run([*TINY, *extra, *data, "--eval-interval", "600", "--train-iters", "1200", "--log-file",
-                            "whole"], cwd=self.folder, check=True, stdout=subprocess.DEVNULL)
-            whole = read_log(self.folder / "whole")
-            self.assertEqual([r["loss"] for r in log.step_list()], [r["loss"] for r in whole.step_list()])
-            row = self.rows()[name]
-            # Each slice has its own warm-up of three steps; on a busy machine a slice may be no longer than that.
-            begins = [header["step"] for header in log.headers] + [1200]
-            timed = [max(0, end - begin - 3) for begin, end in zip(begins, begins[1:])]
-            self.assertEqual(int(row["rounds"]), sum(steps > 0 for steps in timed))
-            self.assertEqual(int(row["timed_steps"]), sum(timed))
-            self.assertEqual(float(row["valid_loss_equal_tokens"]), whole.evals[1200]["loss"])
-        # The same command again has nothing left to do.
-        again = self.call(*self.runs("--train-iters", "1200", "--slice-minutes", "0.008", "--out", "out", "--", *data,
-                                     "--eval-interval", "600"))
-        self.assertNotIn("slice", again.stderr)
+    def test_long_runs_go_on_where_they_were_stopped(self):
+        data = ["--out", "out", "--", *self.data()]
+        faulty = shlex.join(with_faults(TINY, "term@backward=9"))
+        ended = self.script("ended", f"#!/bin/sh\nexec {faulty} \"$@\"\n")
+        self.call(*self.runs("--train-iters", "40", *data, stopped=[ended]))
+        self.assertEqual(len(read_log(self.folder / "out/stopped.1.jsonl").steps), 9)
+        self.script("ended", f"#!/bin/sh\nexec {shlex.join(TINY)} \"$@\"\n")
+        done = self.call(*self.runs("--train-iters", "40", *data, stopped=[ended]))
+        self.assertEqual(done.stderr.count("run "), 1)   # of the others nothing is left
+        logs = {name: read_log(self.folder / f"out/{name}.1.jsonl") for name in ("bf16", "stopped", "fp8")}
+        losses = {name: [record["loss"] for record in log.step_list()] for name, log in logs.items()}
+        self.assertEqual(losses["stopped"], losses["bf16"])
+        rows = self.rows()
+        self.assertEqual([rows[name]["timed_steps"] for name in logs], ["37", "34", "37"])
+        self.assertEqual(float(rows["fp8"]["valid_loss_equal_tokens"]), logs["fp8"].evals[40]["loss"])
         # A measurement is not continued with other options, or from the logs of rounds.
-        said = self.call(*self.runs("--train-iters", "1200", "--out", "out", "--", *data), code=2).stderr
-        self.assertRegex(said, r"^error: --out out: its bf16 is a run of .*, 1200 steps: use that, or choose .*\n$")
+        said = self.call(*self.runs("--train-iters", "50", *data), code=2).stderr
+        self.assertRegex(said, r"^error: --out out: its bf16 is a run of .*, 40 steps: use that, or choose .*\n$")
         (self.folder / "out" / "measured.json").unlink()
-        said = self.call(*self.runs("--train-iters", "1200", "--out", "out", "--", *data), code=2).stderr
+        said = self.call(*self.runs("--train-iters", "40", *data), code=2).stderr
         self.assertIn("its bf16 is a run of another measurement", said)
 
     def test_bad_options_are_found_before_anything_runs(self):

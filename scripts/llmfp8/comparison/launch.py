@@ -95,14 +95,14 @@ def read_measured(folder):
 
 
 class Measurement:
-    """options: out, table, rounds, iters, warmup, train_iters, slice_minutes."""
+    """options: out, table, rounds, iters, warmup, train_iters."""
 
     def __init__(self, commands, options):
         self.commands, self.options = commands, options
         self.out = Path(options.out)
         self.logs = {name: [] for name in commands}
         self.failures = {}   # error message by name
-        self.begin, self.starts = time.monotonic(), 0
+        self.begin = time.monotonic()
 
     def log(self, name, number):
         return self.out / f"{name}.{number}.jsonl"
@@ -114,7 +114,7 @@ class Measurement:
             length = ["--train-iters", str(options.warmup + options.iters)]
         else:
             length = ["--train-iters", str(options.train_iters), "--save", str(self.out / name), "--save-interval", "0",
-                      "--keep", "1", "--resume", "auto", "--exit-duration-in-mins", str(options.slice_minutes)]
+                      "--keep", "1", "--resume", "auto"]
         return [*self.commands[name], *length, "--log-file", str(self.log(name, number))]
 
     def check(self):
@@ -148,7 +148,6 @@ class Measurement:
     def start(self, name, number):
         """Runs one process, with its output in a .txt file next to its log."""
         log, words = self.log(name, number), self.words(name, number)
-        self.starts += 1
         with open(log.with_suffix(".txt"), "a", encoding="utf-8", opener=no_follow) as text:
             print("$", shlex.join(words), file=text, flush=True)
             # In its own session, so that Ctrl-C reaches it once, as our SIGTERM: a second signal would end it unsaved.
@@ -180,6 +179,8 @@ class Measurement:
             say(f"{label} {name}: FAILED: {failure}")
             return
         steps = read_log(self.log(name, number)).step_list()
+        if not steps:
+            raise InputError(f"{self.log(name, number)}: no step was done; the same command goes on")
         say(f"{label} {name}: step {steps[-1]['step']}, {steps[-1]['step_seconds']:.4g} s/it, "
             f"{time.monotonic() - begin:.0f} s")
 
@@ -195,31 +196,14 @@ class Measurement:
                 each = (time.monotonic() - self.begin) / number
                 say(f"about {each * (self.options.rounds - number) / 60:.1f} minutes left")
 
-    def run_slices(self):
-        """Runs each configuration once, in alternating slices of some minutes."""
-        number, done = 0, {}
+    def run_long(self):
+        """Runs each configuration once to its end, or what an interrupted measurement has left of it."""
         for name in self.left():
-            done[name] = self.steps_done(name)
-            if done[name] >= self.options.train_iters:
+            done = max(read_log(self.log(name, 1)).steps, default=0) if self.log(name, 1).exists() else 0
+            if done < self.options.train_iters:
+                self.attempt(name, 1, "run")
+            else:
                 self.logs[name].append(self.log(name, 1))
-        while any(done[name] < self.options.train_iters for name in self.left()):
-            number += 1
-            for name in self.left():
-                if done[name] >= self.options.train_iters:
-                    continue
-                before = done[name]
-                self.attempt(name, 1, f"slice {number}")
-                done[name] = self.steps_done(name)
-                if name not in self.failures and done[name] <= before:
-                    self.failures[name] = f"no step was done in a slice of {self.options.slice_minutes:g} minutes"
-
-    def steps_done(self, name):
-        if not self.log(name, 1).exists():
-            return 0
-        log = read_log(self.log(name, 1))
-        # A step whose evaluation was cut short is done once a resumed run has repeated the evaluation.
-        cut = any("its evaluation was cut short" in event["text"] for event in log.events[-2:])
-        return max(log.steps, default=0) - (0.5 if cut else 0)
 
     def run(self):
         """Returns the logs of each configuration that ran, by name."""
@@ -227,6 +211,6 @@ class Measurement:
         if self.options.train_iters is None:
             self.run_rounds()
         else:
-            self.run_slices()
+            self.run_long()
         self.record()
         return {name: logs for name, logs in self.logs.items() if logs}

@@ -28,7 +28,7 @@ after -- goes to every run. scripts/README.md says what the columns mean. Exit c
 input is wrong."""
 LOG_NAME = re.compile(r"(.+)\.(\d+)\.jsonl")
 # Options of measurements, without effect on finished logs, and their defaults.
-MEASURING = {"rounds": 2, "iters": 10, "train_iters": None, "slice_minutes": None, "only": None, "dry_run": False}
+MEASURING = {"rounds": 2, "iters": 10, "train_iters": None, "only": None, "dry_run": False}
 
 
 def positive(kind, at_least):
@@ -61,9 +61,7 @@ def parser():
     m.add_argument("--rounds", type=positive(int, 1), help="starts of each configuration, in turn (default: 2)")
     m.add_argument("--iters", type=positive(int, 1), help="timed steps of a start (default: 10)")
     m.add_argument("--train-iters", type=positive(int, 1), metavar="STEPS",
-                   help="instead of rounds: one run of so many steps for each, which continues from checkpoints")
-    m.add_argument("--slice-minutes", type=positive(float, 0.001), metavar="MINUTES",
-                   help="with --train-iters: how long each trains before the next one's turn (default: 10)")
+                   help="instead of rounds: one run of so many steps for each, also what is left of one")
     m.add_argument("--dry-run", action="store_true", help="check every configuration and print the commands")
     return p
 
@@ -84,12 +82,10 @@ def parse(arguments):
         raise InputError(f"{option}: has no effect on finished logs")
     if options.only and not options.table:
         raise InputError("--only: chooses rows of a --table")
-    if options.train_iters is None and options.slice_minutes is not None:
-        raise InputError("--slice-minutes: has no effect without --train-iters")
     for name in ("rounds", "iters"):
         if options.train_iters is not None and getattr(options, name) is not None:
-            raise InputError(f"--{name}: has no effect with --train-iters, which trains one run of each in slices")
-    for name, default in {**MEASURING, "slice_minutes": 10}.items():
+            raise InputError(f"--{name}: has no effect with --train-iters, which trains one run of each")
+    for name, default in MEASURING.items():
         if getattr(options, name) is None:
             setattr(options, name, default)
     if options.out is None and (measuring or len(options.logs) != 1 or not Path(options.logs[0]).is_dir()):
