@@ -57,7 +57,7 @@ def ceilings_text(bench):
     rates = [f"{dtype} matmul {1e-12 * flops:.0f} TFLOP/s" for dtype, flops in ceilings["flops"].items()]
     events = f"{1e3 * ceilings['event_ms']:.2f} us"
     return (f"Ceilings: device copy {1e-9 * ceilings['copy_bytes_per_s']:.0f} GB/s, {', '.join(rates)}. "
-            f"Two events add {events} to an operation, {1e3 * ceilings['early_event_ms']:.2f} us to an early launch.")
+            f"Two events add {events} to an operation.")
 
 
 def main():

@@ -23,7 +23,7 @@ def linear_of(pass_name, m, n, k):
 
 
 def main(gpu, paths):
-    linears, operations, attention, overheads, copies = {}, {}, {}, [], []
+    linears, operations, attention, overheads, copies, links = {}, {}, {}, [], [], []
     for path in paths:
         with open(path, encoding="utf-8") as file:
             bench = json.load(file)
@@ -31,6 +31,7 @@ def main(gpu, paths):
         gaps, exposed = totals.pop("gaps"), totals.pop("exposed communication")
         overheads.append(gaps / (bench["step_ms"] - exposed - gaps))
         copies.append(bench["ceilings"]["copy_bytes_per_s"])
+        links.append(bench["ceilings"]["host_link_bytes_per_s"])
         for row in bench["rows"]:
             us = 1e3 * row["ms"] / row["calls"]
             if found := MATMUL.fullmatch(row["name"]):
@@ -49,7 +50,7 @@ def main(gpu, paths):
                 kind, dtype, mode = found.groups()
                 operations.setdefault((kind, dtype, MODES[mode], row["bytes"] // row["calls"]), []).append(us)
     print(f"# By bench of {', '.join(paths)}; llmc/perf/rates.h says what a row is.\ngpu {gpu}")
-    print(f"copy {median(copies):.4g}\noverhead {median(overheads):.4f}")
+    print(f"copy {median(copies):.4g}\nhost-link {median(links):.4g}\noverhead {median(overheads):.4f}")
     for shape, times in sorted(linears.items()):
         print("linear", *shape, *(f"{median(times[i]):.4g}" if i in times else "0" for i in range(12)))
     for (kind, dtype, mode, size), times in sorted(operations.items()):

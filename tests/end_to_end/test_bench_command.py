@@ -88,7 +88,8 @@ class BenchTest(unittest.TestCase):
         for shape, times in linears.items():   # BF16, FP8 fast and precise, FP8 blocks
             self.assertEqual([float(time) > 0 for time in times],
                              [forward[shape] == "bf16", False, False, forward[shape] == "e4m3"] * 3)
-        self.assertEqual({line[0] for line in lines}, {"gpu", "copy", "overhead", "linear", "op", "attention"})
+        self.assertEqual({line[0] for line in lines},
+                         {"gpu", "copy", "host-link", "overhead", "linear", "op", "attention"})
         operations = {line[1] for line in lines if line[0] == "op"}
         self.assertTrue({"rmsnorm_forward", "swiglu_backward", "adamw", "classifier"} <= operations, operations)
 

@@ -52,9 +52,8 @@ std::string step_text(const StepBench& b) {
                  median_of(b.forward_ms), median_of(b.backward_ms));
     const double timed = median_of(b.timed_step_ms), calls = static_cast<double>(std::max<int64_t>(b.calls(), 1));
     text += strf("\nevents      with an event before and after each of %lld calls a step takes %.3f ms, %+.2f us per "
-                 "call; %.2f us are\n            subtracted from each call for its events (if launched early: %.2f)\n",
-                 ll(b.calls()), timed, 1e3 * (timed - b.ms()) / calls, 1e3 * b.ceilings.event_ms,
-                 1e3 * b.ceilings.early_event_ms);
+                 "call; %.2f us are\n            subtracted from each call for its events\n",
+                 ll(b.calls()), timed, 1e3 * (timed - b.ms()) / calls, 1e3 * b.ceilings.event_ms);
     return text;
 }
 
@@ -134,8 +133,7 @@ std::string bench_json(const BenchSubject& subject, const StepBench& b) {
         {"ranks", subject.ranks},
         {"ceilings", {{"copy_bytes_per_s", b.ceilings.copy_rate},
                       {"host_link_bytes_per_s", b.ceilings.host_link}, {"flops", flops},
-                      {"matmul_size", b.ceilings.matmul_size}, {"event_ms", b.ceilings.event_ms},
-                      {"early_event_ms", b.ceilings.early_event_ms}}},
+                      {"matmul_size", b.ceilings.matmul_size}, {"event_ms", b.ceilings.event_ms}}},
         {"clocks", {{"samples", b.clocks.states.size()}, {"sm_mhz", b.clocks.mean(&GpuState::sm_mhz).value_or(0)},
                     {"least_sm_mhz", b.clocks.lowest(&GpuState::sm_mhz).value_or(0)},
                     {"most_sm_mhz", b.clocks.highest(&GpuState::sm_mhz).value_or(0)},

@@ -103,8 +103,12 @@ double matmul_flops(Ctx& ctx, Dtype dtype, int64_t n) {
 
 // The time that two events add to a small operation: the median of five comparisons with the same launches without
 // events.
-double event_cost_ms(Ctx& ctx, const Launch& launch) {
+double event_cost_ms(Ctx& ctx) {
     constexpr int64_t kLaunches = 200;
+    DeviceMemory memory;
+    const int64_t elems = ctx.sm > 0 ? 1 << 24 : 1 << 12;
+    const Tensor values = memory.take(Dtype::kFp32, elems);
+    const Launch launch = [&] { ops::fill_constant(ctx, {.out = values, .value = 1}); };
     const Span span;
     OpTimer timer(ctx);
     std::vector<double> costs;
@@ -120,17 +124,6 @@ double event_cost_ms(Ctx& ctx, const Launch& launch) {
         if (i > 0) costs.push_back(within / kLaunches - alone);   // the first comparison creates the events
     }
     return std::max(0.0, median_of(costs));
-}
-
-void measure_events(Ctx& ctx, Ceilings& ceilings) {
-    const int64_t n = ctx.sm > 0 ? 4096 : 64;
-    DeviceMemory memory;
-    const Tensor matrix = memory.take(Dtype::kFp32, n * n);
-    auto* amaxes = static_cast<uint32_t*>(memory.take(Dtype::kInt32, (n / 128 + 1) * (n / 128 + 1)).data);
-    ceilings.event_ms = event_cost_ms(ctx, [&] { ops::fill_constant(ctx, {.out = matrix, .value = 1}); });
-    ceilings.early_event_ms = event_cost_ms(ctx, [&] {
-        ops::block_amax(ctx, {.amaxes = amaxes, .in = matrix, .begin = 0, .R = n, .C = n});
-    });
 }
 
 }  // namespace
@@ -164,7 +157,7 @@ Ceilings measure_ceilings(Ctx& ctx, const StepRecorder& work) {
     ceilings.copy_rate = copy_rate(ctx);
     ceilings.host_link = host_link_rate(ctx);
     for (Dtype dtype : types) ceilings.flops[dtype] = matmul_flops(ctx, dtype, ceilings.matmul_size);
-    measure_events(ctx, ceilings);
+    ceilings.event_ms = event_cost_ms(ctx);
     device::synchronize(ctx);
     return ceilings;
 }

@@ -9,8 +9,7 @@ struct Ceilings {
     double host_link = 0;            // bytes per second from and to pinned host memory, each while both are busy
     std::map<Dtype, double> flops;   // FLOP/s of a square matmul, by operand dtype; E5M2 counts as E4M3
     int64_t matmul_size = 0;
-    // Milliseconds that two events around an operation add to it, with a normal and with an early launch (op_timer.h).
-    double event_ms = 0, early_event_ms = 0;
+    double event_ms = 0;             // milliseconds that two events around an operation add to it (op_timer.h)
 
     // The least time of an operation: its bytes at the rate of a copy or, if that takes longer, the FLOPs of attention
     // or a matmul at the rate of the square matmul.
