@@ -2,11 +2,13 @@
 
 UPDATE_GOLDEN=1 writes tests/golden/compare anew. Measurements: test_compare_measure.py."""
 import json
+import re
 import statistics
 import unittest
 
+from llmfp8.comparison import differences
 from llmfp8.comparison.differences import NEUTRAL, precision_text
-from tests.support.comparison import (BF16, CompareTest, DELAYED, FP8, FP8_AGAIN, H200, TOKENS, a_log,
+from tests.support.comparison import (BF16, CompareTest, DELAYED, FP8, FP8_AGAIN, H200, ROOT, TOKENS, a_log,
                                       losses_of, step_record)
 
 class Tables(CompareTest):
@@ -242,6 +244,10 @@ class Comparability(CompareTest):
             self.assertNotEqual(ratio, "")
             self.assertIn(f"[1] differs: {text}", said)
             self.assertRegex(said, r"\| 1\.22\d \[1\] \|")
+
+    def test_the_options_that_have_a_meaning_here_exist(self):
+        options = re.findall(r"(?m)^--([\w-]+)", (ROOT / "tests/golden/cli_options.txt").read_text())
+        self.assertLessEqual(differences.NEUTRAL | differences.PRECISION | set(differences.USUAL), set(options))
 
     def test_what_makes_no_difference(self):
         # Absent in the other log: off.

@@ -8,8 +8,8 @@ Difference = namedtuple("Difference", "key base other kind")
 # Options that affect neither results nor speed.
 NEUTRAL = {"save", "save-interval", "keep", "save-async", "resume", "tokenizer", "log-interval", "log-file",
            "sample-every", "sample-tokens", "prompt-ids", "prompt-bytes", "prompts", "temperature", "top-k", "top-p",
-           "print", "hellaswag-data", "eval-interval", "dry-run",
-           "profile", "exit-duration-in-mins", "comm-timeout", "ranks", "config"}
+           "print", "hellaswag-data", "eval-interval", "dry-run", "profile", "exit-duration-in-mins", "comm-timeout",
+           "ranks"}
 # Options about precision besides those named fp8-*.
 PRECISION = {"dtype", "grad-dtype", "moment-dtype", "grad-comm-dtype", "grad-shard-dtype", "param-comm-dtype",
              "first-last-layers-bf16", "num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16", "bf16-linears"}
@@ -26,8 +26,7 @@ FACTS = {
 # Defaults, which precision_text leaves out. --print-options may be of another commit than the log, or not built.
 USUAL = {"fp8-margin": 0, "fp8-interval": 1, "fp8-amax-history-len": 16, "fp8-amax-compute-algo": "max",
          "fp8-fast-accum": "fprop", "grad-dtype": "fp32", "moment-dtype": "fp32", "param-comm-dtype": "bf16",
-         "grad-shard-dtype": "fp32", "fp8-stats-interval": 100,
-         "fp8-stats": "counts"}
+         "grad-shard-dtype": "fp32", "fp8-stats-interval": 100, "fp8-stats": "counts"}
 SUMMARIZED = {"dtype", "fp8-recipe", "fp8-format", "first-last-layers-bf16", "num-layers-at-start-in-bf16",
               "num-layers-at-end-in-bf16"}
 
