@@ -104,7 +104,7 @@ void check_fp8(const JsonFields& fp8, const JsonFields& options, int64_t step) {
     if (found->history) check_histories(fp8, step);
 }
 
-// The losses that --warn-on-divergence and --stop-on-divergence compare (LossWatch).
+// The losses that LossWatch compares.
 void check_losses(const JsonFields& watch) {
     watch.boolean("above");
     for (const char* name : {"first", "last"})
