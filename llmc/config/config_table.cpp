@@ -208,7 +208,7 @@ void add_precision(Rows& rows) {
                  "are in memory; if the head runs in FP8: a multiple of 16, or of 128 with --fp8-recipe blockwise; 0: "
                  "all tokens of a micro-batch at once",
          .fallback = "0"},
-        {.name = "seed", .group = group, .value = whole_number(AT(seed)),
+        {.name = "seed", .group = group, .value = integer(AT(seed), 0, INT64_MAX),
          .help = "random seed of weights, data order, stochastic rounding and samples", .fallback = "1234",
          .on_resume = kMust},
     });

@@ -52,9 +52,7 @@ std::string json_text(const Json& value) {
 
 Json parse_integer(const std::string& text) {
     int64_t x;
-    uint64_t big;
     if (read_all(text, &x)) return Json(x);
-    if (read_all(text, &big)) return Json(big);
     double whole;   // 1e6, but not 2.0
     const bool exponent = text.find_first_of("eE") != std::string::npos && read_all(text, &whole);
     if (exponent && json_integer(Json(whole), &x)) return Json(x);

@@ -87,7 +87,7 @@ template <typename At> OptionValue integer(At at, int64_t low, int64_t high) {
             .set = [at, low, high](Config& c, const Json& json) {
                 int64_t x;
                 if (!json_integer(json, &x) || x < low || x > high) return false;
-                at(c) = x;
+                at(c) = static_cast<std::remove_cvref_t<decltype(at(c))>>(x);
                 return true;
             },
             .get = getter(at), .range = range};
@@ -103,18 +103,6 @@ template <typename At> OptionValue number(At at, Range range) {
                 return true;
             },
             .get = getter(at), .range = range};
-}
-
-// The whole range of uint64_t, which JSON keeps exactly.
-template <typename At> OptionValue whole_number(At at) {
-    return {.type = "integer", .metavar = "N", .expects = "an integer in [0, 2^64)", .parse = parse_integer,
-            .set = [at](Config& c, const Json& json) {
-                if (!json.is_number_integer()) return false;
-                if (!json.is_number_unsigned() && json.get<int64_t>() < 0) return false;
-                at(c) = json.get<uint64_t>();
-                return true;
-            },
-            .get = getter(at)};
 }
 
 // An option that alone means true; --option=false overrides a preset or a file. Sets the field to `when_true` or

@@ -102,7 +102,7 @@ inline const std::map<std::string, Sample>& samples() {
         {"offload-fraction", {{"0.5", "0.125"}, {"--offload", "masters"}}},
         {"gemm-search", {{"off"}, {}}},
         {"loss-chunk", {{"1", "4096"}, {}}},
-        {"seed", {{"0", "18446744073709551615"}, {}}},
+        {"seed", {{"0", "9223372036854775807"}, {}}},
         {"fp8-recipe", {{"delayed", "tensorwise", "blockwise"}, {}}},
         {"fp8-format", {{"e4m3"}, fp8}},                      {"fp8-margin", {{"1", "4"}, fp8}},
         {"fp8-interval", {{"2", "10"}, fp8}},                 {"fp8-amax-history-len", {{"1", "1024"}, fp8}},
