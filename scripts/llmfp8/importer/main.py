@@ -120,7 +120,7 @@ def read_input(run, path, given):
         require_few(path, script.settings + script.environment + script.launcher)
         source = source_of(path, script.settings, kind)
         run.findings += script.findings
-        for setting in script.settings:   # a value that the script takes from elsewhere
+        for setting in script.settings + script.launcher:   # values that the script takes from elsewhere
             key = setting.key.lstrip("-").replace("-", "_")
             if "$" in setting.word() and key in given:
                 setting.value = given[key]
