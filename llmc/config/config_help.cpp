@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <sstream>
 
 #include "llmc/base/check.h"
 #include "llmc/base/text.h"
@@ -12,27 +13,18 @@ constexpr size_t kShownWords = 4;    // of a list
 
 // "  --option N" and its description, wrapped at words.
 std::string entry(const std::string& option, const std::string& description) {
+    const std::string indent(kIndent, ' ');
     std::string text = "  " + option;
-    size_t column = text.size();
-    if (column + 1 > kIndent) {
-        text += "\n";
-        column = 0;
-    }
-    text.append(kIndent - column, ' ');
-    column = kIndent;
-    for (size_t begin = 0; begin < description.size();) {
-        size_t end = std::min(description.find(' ', begin), description.size());
-        if (column > kIndent && column + 1 + end - begin > kWidth) {
-            text += "\n" + std::string(kIndent, ' ');
+    text += text.size() < kIndent ? indent.substr(text.size()) : "\n" + indent;
+    size_t column = kIndent;
+    std::istringstream words(description);
+    for (std::string word; words >> word;) {
+        if (column > kIndent && column + 1 + word.size() > kWidth) {
+            text += "\n" + indent;
             column = kIndent;
         }
-        if (column > kIndent) {
-            text += ' ';
-            column++;
-        }
-        text += description.substr(begin, end - begin);
-        column += end - begin;
-        begin = end + 1;
+        text += (column > kIndent ? " " : "") + word;
+        column += word.size() + (column > kIndent);
     }
     return text + "\n";
 }
