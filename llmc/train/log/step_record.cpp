@@ -33,7 +33,7 @@ std::string clock_text(double seconds) {
     return strf("%02lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60);
 }
 
-constexpr StepField kFields[] = {
+constexpr StepField kStepFields[] = {
     {"step", &Step::step, "steps done, from 1 on", [](const Step& r) { return strf("step %lld", ll(r.step)); }},
     {"train_iters", &Step::train_iters, "steps of the whole run",
      [](const Step& r) { return r.train_iters > 0 ? strf("/%lld", ll(r.train_iters)) : ""; }},
@@ -101,17 +101,17 @@ struct Add {
 
 }  // namespace
 
-std::span<const StepField> step_fields() { return kFields; }
+std::span<const StepField> step_fields() { return kStepFields; }
 
 OrderedJson step_json(const StepRecord& record) {
     OrderedJson json = {{"type", "step"}};
-    for (const StepField& field : kFields) std::visit(Add{json, record, field.name}, field.member);
+    for (const StepField& field : kStepFields) std::visit(Add{json, record, field.name}, field.member);
     return json;
 }
 
 std::string step_line(const StepRecord& record) {
     std::string line;
-    for (const StepField& field : kFields)
+    for (const StepField& field : kStepFields)
         if (field.print) line += field.print(record);
     return line + (record.synthetic ? " | synthetic data" : "");
 }
