@@ -2,11 +2,12 @@
 """Text -> token shards (llm.c's format) of a training and a validation split.
 
   data/prepare_text.py --tokenizer bytes --out DIR --valid-fraction 0.1 README.md src/
-  data/prepare_text.py --tokenizer gpt2 --out DIR openwebtext
+  data/prepare_text.py --tokenizer gpt2 --out DIR openwebtext         # or another data set by its name
   data/prepare_text.py --tokenizer Meta-Llama-3-8B/tokenizer.json --out DIR corpus/*.jsonl.zst
 
-Inputs: text files, JSON lines (both also .gz or .zst), parquet, folders of them, and Hugging Face datasets
-(openwebtext, slimpajama, or hf:OWNER/NAME, streamed). Writes DIR/train_000000.bin, ..., DIR/valid_000000.bin,
+Inputs: text files, JSON lines (both also .gz or .zst), parquet, folders of them, tinyshakespeare, and Hugging Face
+datasets (openwebtext, slimpajama, slimpajama-6b, fineweb, fineweb-edu, hf:OWNER/NAME), which are streamed: nothing but
+the shards is stored. Writes DIR/train_000000.bin, ..., DIR/valid_000000.bin,
 ..., each with a .meta.json; README.md describes both. The split of a document depends on its text only, and the
 output is the same for any --workers. Files get their final names after all have been written. The same command
 continues an interrupted run.
@@ -25,7 +26,7 @@ from llmfp8.text_shards import add_options, add_text_options, prepare  # noqa: E
 def main():
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("inputs", nargs="+", metavar="INPUT",
-                        help="file, folder, openwebtext, slimpajama, hf:OWNER/NAME")
+                        help="file, folder, or the name of a data set")
     add_options(parser)
     add_text_options(parser)
     return prepare(parser.parse_args())

@@ -231,54 +231,35 @@ def need(module, package, purpose):
 
 
 class Progress:
-    """Shows progress: on a terminal a bar (with tqdm) or a line, in a log a line every ten seconds."""
+    """Shows progress on standard error: on a terminal a line that changes, in a log a line every ten seconds."""
 
     def __init__(self, total_bytes, quiet=False):
-        self.total = total_bytes   # 0: unknown
-        self.quiet = quiet
-        self.documents = self.tokens = self.done = 0
-        self.begin = time.monotonic()
+        self.total, self.quiet = total_bytes, quiet   # 0: unknown
+        self.documents = self.tokens = 0
         self.terminal = sys.stderr.isatty()
-        self.next_line = self.begin + (0.5 if self.terminal else 10)
-        self.bar = None
-        if quiet or not self.terminal:
-            return
-        try:
-            tqdm = importlib.import_module("tqdm").tqdm
-        except (ImportError, AttributeError):
-            return
-        self.bar = tqdm(total=total_bytes or None, unit="B", unit_scale=True, mininterval=0.5, leave=False,
-                        file=sys.stderr)
+        self.begin, self.every = time.monotonic(), 0.5 if self.terminal else 10
+        self.next = self.begin + self.every
 
     def update(self, done_bytes, documents, tokens):
         """done_bytes: read so far; documents and tokens: new ones."""
         self.documents += documents
         self.tokens += tokens
-        if self.quiet:
-            return
-        if self.bar is not None:
-            self.bar.update(done_bytes - self.done)
-            done = f"{count_text(self.documents, 'document')}, {count_text(self.tokens, 'token')}"
-            self.bar.set_postfix_str(done, refresh=False)
-        elif time.monotonic() >= self.next_line:
-            self.next_line = time.monotonic() + (0.5 if self.terminal else 10)
-            print(("\r" if self.terminal else "") + self.line(done_bytes), end="" if self.terminal else "\n",
-                  file=sys.stderr, flush=True)
-        self.done = done_bytes
+        if not self.quiet and time.monotonic() >= self.next:
+            self.next = time.monotonic() + self.every
+            begin, end = ("\r", "\x1b[K") if self.terminal else ("", "\n")
+            print(begin + self.line(done_bytes), end=end, file=sys.stderr, flush=True)
 
     def line(self, done_bytes):
-        seconds = time.monotonic() - self.begin
-        rate = done_bytes / seconds if seconds > 0 else 0.0
-        text = f"{done_bytes / 1e6:.1f} MB, {rate / 1e6:.1f} MB/s"
-        text += f" | {count_text(self.documents, 'document')} | {count_text(self.tokens, 'token')}"
+        seconds = max(time.monotonic() - self.begin, 1e-9)
+        rate = done_bytes / seconds
+        text = (f"{done_bytes / 1e6:.1f} MB, {rate / 1e6:.1f} MB/s | {count_text(self.documents, 'document')} | "
+                f"{count_text(self.tokens, 'token')}")
         if self.total and rate > 0:
             left = max(0, self.total - done_bytes) / rate
-            text = f"{100.0 * done_bytes / self.total:.1f}% | " + text
-            text += f" | eta {int(left // 3600):02d}:{int(left // 60 % 60):02d}:{int(left % 60):02d}"
+            text = (f"{100.0 * done_bytes / self.total:.1f}% | {text} | "
+                    f"eta {int(left // 3600):02d}:{int(left // 60 % 60):02d}:{int(left % 60):02d}")
         return text
 
     def close(self):
-        if self.bar is not None:
-            self.bar.close()
-        elif self.terminal and not self.quiet:
+        if self.terminal and not self.quiet:
             print(file=sys.stderr)

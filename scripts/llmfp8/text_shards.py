@@ -1,14 +1,19 @@
-"""Converts text to token shards, for data/prepare_text.py and the scripts for single data sets."""
+"""Converts text to token shards, for data/prepare_text.py and prepare_chat.py."""
 import array
 import hashlib
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 from .shard_format import MAX_SHARD_TOKENS, MIN_TAIL_TOKENS, TYPECODES, token_bytes_for
 from .shard_pipeline import SPLITS, Plan, report, run
-from .support import InputError, whole_number
+from .support import InputError, replacement, whole_number
 from .text_sources import Reader, find_sources
 from .text_tokenizers import add_tokenizer_options, load_tokenizer
+
+TINY_SHAKESPEARE = ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+                    "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed")
 
 
 def add_options(parser, out="", tokenizer="", valid_fraction=0.01):
@@ -121,8 +126,32 @@ def plan_of(args, make, *encoder_arguments, **fields):
                 workers=args.workers, overwrite=args.overwrite, quiet=args.quiet, **fields)
 
 
+def download(url, sha256, path):
+    """Downloads a small file unless it exists, and renames it to `path` once its hash has been checked."""
+    path = Path(path)
+    if not path.is_file():
+        try:
+            with urllib.request.urlopen(url, timeout=60) as reply:
+                content = reply.read()
+        except (urllib.error.URLError, OSError) as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()   # it holds the connection
+            raise InputError(f"cannot download {url} ({getattr(error, 'reason', error)}): fetch it elsewhere and name "
+                             "the file") from None
+        found = hashlib.sha256(content).hexdigest()
+        if found != sha256:
+            raise InputError(f"{url}: SHA-256 is {found}, expected {sha256}: another file than it was; name one of "
+                             "your own")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacement(path) as temporary:
+            temporary.write_bytes(content)
+    return str(path)
+
+
 def prepare(args):
     """args: the parsed options and `inputs`."""
+    args.inputs = [download(*TINY_SHAKESPEARE, Path(args.out) / "input.txt") if name == "tinyshakespeare"
+                   and not Path(name).exists() else name for name in args.inputs]
     plan = plan_of(args, make_encoder)
     report(plan, run(plan))
     return 0

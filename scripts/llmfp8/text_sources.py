@@ -8,8 +8,11 @@ from pathlib import Path
 
 from .support import InputError, need, one_line, parse_json
 
-ALIASES = {"openwebtext": "Skylion007/openwebtext", "slimpajama": "cerebras/SlimPajama-627B",
-           "ultrachat_200k": "HuggingFaceH4/ultrachat_200k"}
+# Names of data sets: where they are on the Hugging Face hub, and the default of --dataset-config.
+ALIASES = {"openwebtext": ("Skylion007/openwebtext", ""), "slimpajama": ("cerebras/SlimPajama-627B", ""),
+           "slimpajama-6b": ("DKYoon/SlimPajama-6B", ""), "fineweb": ("HuggingFaceFW/fineweb", "sample-10BT"),
+           "fineweb-edu": ("HuggingFaceFW/fineweb-edu", "sample-10BT"),
+           "ultrachat_200k": ("HuggingFaceH4/ultrachat_200k", "")}
 COMPRESSED = {".gz", ".zst"}
 JSON_LINES = {".jsonl", ".ndjson"}
 PARQUET_REVISION = "refs/convert/parquet"
@@ -107,16 +110,16 @@ class ZstdStream(io.RawIOBase):
 
 class Source:
     """One input: a file of a kind, or a dataset's name. explicit: named on the command line, not found in a folder.
-    array: a JSON array is refused as such. bytes: its size on disk, 0 for a dataset."""
+    array: a JSON array is refused as such. config: of a dataset. bytes: its size on disk, 0 for a dataset."""
 
-    def __init__(self, kind, path, explicit, array=False):
-        self.kind, self.path, self.explicit, self.array = kind, path, explicit, array
+    def __init__(self, kind, path, explicit, array=False, config=""):
+        self.kind, self.path, self.explicit, self.array, self.config = kind, path, explicit, array, config
         self.bytes = 0 if kind == "dataset" else os.path.getsize(path)
 
     def identity(self):
         """Values that change when the input does."""
         changed = 0 if self.kind == "dataset" else os.stat(self.path).st_mtime_ns
-        return [self.kind, self.path, self.bytes, changed]
+        return [self.kind, self.path, self.bytes, changed, self.config]
 
 
 def kind_of(path):
@@ -149,7 +152,8 @@ def find_sources(inputs, kind="auto"):
         elif os.path.isfile(name):
             sources.append(file_source(name, kind, True))
         elif name in ALIASES:
-            sources.append(Source("dataset", ALIASES[name], True))
+            path, config = ALIASES[name]
+            sources.append(Source("dataset", path, True, config=config))
         elif name.startswith("hf:"):
             sources.append(Source("dataset", name[3:], True))
         else:
@@ -338,8 +342,8 @@ class Reader:
         """Streams the dataset, without storing it."""
         datasets = need("datasets", "datasets", f"the dataset {source.path}")
         arguments = {"split": self.dataset_split, "streaming": True}
-        if self.dataset_config:
-            arguments["name"] = self.dataset_config
+        if self.dataset_config or source.config:
+            arguments["name"] = self.dataset_config or source.config
         try:
             try:
                 rows = datasets.load_dataset(source.path, **arguments)
@@ -358,4 +362,5 @@ class Reader:
         except InputError:
             raise
         except Exception as error:   # network, access and naming errors of many types
-            raise InputError(f"dataset {source.path}: {one_line(error)}") from None
+            raise InputError(f"dataset {source.path}: {one_line(error)}; files of it that are here already may be "
+                             "named instead") from None

@@ -266,7 +266,6 @@ TOOLS = [
     (f"{CHAT} chat.jsonl", 2, "has no token", "--template plain"),
     (f"{HELLASWAG} --input none.jsonl", 2, "none.jsonl: cannot read"),
     (f"{HELLASWAG} --input questions.jsonl", 2, "field 'endings' is not a list"),
-    ("data/prepare_fineweb.py --version 99", 2, "unknown option --version"),
     ("data/check_shards.py", 2, "the following arguments are required: SHARD"),
     ("data/check_shards.py --vocab-size many train.bin", 2, "many is not a whole number"),
     ("data/inspect_shards.py none.bin", 2, "none.bin: cannot open: No such file"),

@@ -32,7 +32,7 @@ NOT_RUN = {
     "--valid-data 'shards/mine/valid*.bin' --micro-batch-size 4 --train-iters 600 --lr 4e-3 --eval-interval 300 "
     "--log-interval 100 --save runs/mine": WALK,
     "./train_llama generate --load runs/mine --prompt-bytes 'ROMEO:' --sample-tokens 120": WALK,
-    "data/prepare_tinyshakespeare.py --tokenizer bytes --out shards/mine": NETWORK,
+    "data/prepare_text.py --tokenizer bytes --out shards/mine tinyshakespeare": NETWORK,
     "data/prepare_text.py --tokenizer gpt2 --out shards/gpt2 text/": NETWORK,
     "make smoke": CI, "make test": CI, "make cuda": CI, "make lint": CI, "make test-ranks": CI,
     "make cluster-test": FULL, "make drill": FULL, "make image-test": FULL,
@@ -52,7 +52,7 @@ NOT_RUN = {
         NETWORK,
     "scripts/generate out/step-00001000 --tokenizer gpt2 --file prompts.txt": NETWORK,
     "scripts/export_log --to wandb out --out out --follow &": NETWORK,
-    "data/prepare_text.py --tokenizer gpt2 --out shards openwebtext": NETWORK,
+    "data/prepare_text.py --tokenizer gpt2 --out shards --valid-fraction 0.005 openwebtext": NETWORK,
     "data/prepare_chat.py --tokenizer Meta-Llama-3-8B-Instruct/tokenizer.json --out shards/ultrachat": NETWORK,
     "data/prepare_hellaswag.py": NETWORK,
     "data/prepare_hellaswag.py --input hellaswag_val.jsonl": NETWORK,

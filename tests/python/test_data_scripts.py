@@ -1,18 +1,20 @@
 """data/prepare_text.py: its inputs, its shards and its errors. Standard library only."""
 import gzip
 import hashlib
+import http.server
 import json
 import math
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import types
 import unittest
 import unittest.mock
 import zlib
 
-from llmfp8 import support
+from llmfp8 import support, text_shards
 from llmfp8.text_shards import is_validation
 from tests.support.data_scripts import DATA, ScriptTest, documents_of, has, lines, tokens_of
 
@@ -321,10 +323,12 @@ class Tokenizer:
         for text in readmes:
             self.assertIn(f"{venv}python3 -m pip install -r requirements.txt\n", text)
 
-    def test_progress_without_tqdm(self):
-        self.file("none/tqdm.py", "raise ImportError\n")
-        path = self.file("a.txt", "text\n")
-        self.prepare_bytes("--valid-fraction", "0", path, packages=self.folder / "none")
+    def test_progress(self):
+        shown = support.Progress(200_000_000)
+        shown.begin -= 2
+        shown.update(100_000_000, 1, 5)
+        self.assertRegex(shown.line(100_000_000), r"^50\.0% \| 100\.0 MB, (50\.0|49\.\d) MB/s \| 1 document \| "
+                                                  r"5 tokens \| eta 00:00:0[12]$")
 
     def test_hugging_face_dataset(self):
         # A replacement for the package: it streams, and like the real one refuses a dataset that is a script.
@@ -348,13 +352,50 @@ def load_dataset(path, split, streaming, name=None, revision=None):
                          [f"cerebras/SlimPajama-627B train None None {i}" for i in (0, 1)])
         self.assertEqual(documents("hf:owner/name", "--dataset-config", "en", "--dataset-split", "test")[1],
                          "owner/name test en None 1")
+        self.assertEqual(documents("fineweb-edu")[0], "HuggingFaceFW/fineweb-edu train sample-10BT None 0")
+        self.assertEqual(documents("fineweb", "--dataset-config", "CC")[0], "HuggingFaceFW/fineweb train CC None 0")
         self.assertEqual(documents("openwebtext")[0],
                          "Skylion007/openwebtext train None refs/convert/parquet 0")
-        self.assertIn("dataset owner/absent: FileNotFoundError: no such dataset",
+        self.assertIn("dataset owner/absent: FileNotFoundError: no such dataset; files of it that are here already",
                       self.prepare_bytes("--overwrite", "hf:owner/absent", packages=fake, code=2))
         self.assertIn("row 1: no field 'body'",
                       self.prepare_bytes("--overwrite", "--text-field", "body", "slimpajama", packages=fake,
                                          code=2))
+
+    def test_tiny_shakespeare_is_downloaded_once_and_checked(self):
+        content = lines(3000).encode()
+        asked = []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):   # noqa: N802, the name that the library calls
+                asked.append(self.path)
+                self.send_response(200 if "input" in self.path else 404)
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_):
+                pass
+        server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        url, sha256 = f"http://127.0.0.1:{server.server_port}", hashlib.sha256(content).hexdigest()
+
+        def prepare(*place, code=0):
+            with unittest.mock.patch.object(text_shards, "TINY_SHAKESPEARE", place):
+                return self.prepare_bytes("--overwrite", "--valid-fraction", "0", "tinyshakespeare", code=code)
+        for _ in range(2):
+            prepare(url + "/input.txt", sha256)
+        self.assertEqual(asked, ["/input.txt"])
+        documents = documents_of(self.out, "train")
+        self.assertEqual(sum(map(len, documents)), len(content))
+        (self.out / "input.txt").unlink()
+        self.assertIn(f"input.txt: SHA-256 is {sha256}, expected 86c4", prepare(url + "/input.txt", "86c4", code=2))
+        with self.nothing_left_open():
+            self.assertIn("/gone (Not Found): fetch it elsewhere and name the file",
+                          prepare(url + "/gone", sha256, code=2))
+        self.assertIn("cannot download", prepare("http://127.0.0.1:1/input.txt", sha256, code=2))
+        self.assertEqual(list(self.out.glob("input*")), [])
 
 
 if __name__ == "__main__":
