@@ -61,11 +61,6 @@ template <Dtype from> void quantize(Ctx& ctx, Tensors& t, const Shape& s, Ask as
 void amax(Ctx& ctx, Tensors& t, const Shape& s, Ask) {
     cuda::amax(ctx, {.slot = request(t, Ask::kRecord, s.N, s.C).slot, .in = t("in", kB, s.N * s.C)});
 }
-template <Dtype from> void count_exponents(Ctx& ctx, Tensors& t, const Shape& s, Ask) {
-    using Bins = std::array<unsigned long long, kExponentBins>;
-    cuda::count_exponents(ctx, {.bins = t.object("bins", Bins{})->data(), .amax_bits = t.object("amax", uint32_t{0}),
-                                .in = t("in", from, s.N * s.C)});
-}
 template <Activation kind> void forward(Ctx& ctx, Tensors& t, const Shape& s, Ask ask) {
     const Tensor out = ask == Ask::kRecord ? t("out", kB, s.N * s.C) : Tensor{};
     cuda::activation_forward(ctx, {.kind = kind, .out = out, .in = t("in", kB, s.N * activation_inputs(kind, s.C)),
@@ -110,9 +105,6 @@ const Row kRows[] = {
     {"quantize fp32", quantize<kF>, kQkvWeight, Ask::kCurrent, 6},
     {"quantize fp32", quantize<kF>, kQkvWeight, Ask::kSquares, 6},
     {"amax", amax, kX, Ask::kRecord, 2},
-    {"count_exponents bf16", count_exponents<kB>, kX, Ask::kRecord, 2},
-    {"count_exponents bf16", count_exponents<kB>, kUp, Ask::kRecord, 2},
-    {"count_exponents fp32", count_exponents<kF>, kDownWeight, Ask::kRecord, 4},
     {"swiglu_forward", forward<Activation::kSwiglu>, kUp, Ask::kDelayed, 6},
     {"swiglu_forward", forward<Activation::kSwiglu>, kUp, Ask::kCounts, 6},
     {"swiglu_forward", forward<Activation::kSwiglu>, kUp, Ask::kRecord, 6},

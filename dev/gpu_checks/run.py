@@ -4,7 +4,7 @@ end.
 
     dev/gpu_checks/run.py WHAT OUT [OPTION...]
 
-WHAT: kernels, offload, exponents (1 GPU), comm (all GPUs there are), zero, context, watch (2 or more), resume (2, 4 or
+WHAT: kernels, offload (1 GPU), comm (all GPUs there are), zero, context, watch (2 or more), resume (2, 4 or
 8); `WHAT --help` says what it does. Exit status: 0 all passed, 1 something failed. Standard library only.
 """
 import argparse
@@ -14,7 +14,6 @@ import sys
 
 import comm
 import context
-import exponents
 import kernels
 import offload
 import resume
@@ -22,8 +21,7 @@ import watch
 import zero
 from check import Check
 
-SUBJECTS = {"kernels": kernels, "offload": offload, "exponents": exponents, "comm": comm, "zero": zero,
-            "context": context, "resume": resume, "watch": watch}
+SUBJECTS = {"kernels": kernels, "offload": offload, "comm": comm, "zero": zero, "context": context, "resume": resume, "watch": watch}
 # Option, default, help; those that begin with the name of a subject are for it alone.
 OPTIONS = (
     ("--shards", "", "glob of token shards, quoted; without it the text of this repository, as bytes"),
@@ -36,8 +34,7 @@ OPTIONS = (
     ("--save", "", "resume: folder of the checkpoints (OUT/saved)"),
     ("--timeout", 10, "watch: --comm-timeout"),
     ("--ranks", 0, "number of ranks (zero, context, watch: 2; resume: all GPUs)"),
-    ("--steps", 0, "kernels, offload, exponents, zero, context: steps of a timed run (8, 8, 14, 10, 10); resume: "
-     "between checkpoints (4)"),
+    ("--steps", 0, "kernels, offload, zero, context: steps of a timed run (8, 8, 10, 10); resume: between checkpoints (4)"),
 )
 
 

@@ -15,7 +15,6 @@ enum class Fp8Recipe { kNone, kDelayed, kTensorwise, kBlockwise };
 enum class Fp8Format { kHybrid, kE4m3 };   // dy in E5M2 or in E4M3
 enum class AmaxAlgo { kMax, kMostRecent };
 enum class FastAccum { kNone, kFprop, kAll };
-enum class Fp8Stats { kCounts, kHistograms, kShadow };   // what --fp8-stats-interval logs
 enum class TokenForm { kAuto, kIds, kBytes };   // kAuto: kBytes if the vocabulary is bytes, else kIds
 
 // Fields are named after their option: --micro-batch-size is micro_batch_size.
@@ -76,7 +75,6 @@ struct Config {
     bool fp8_lm_head = false;
     bool fp8_attention = false;         // the two matmuls of the forward pass, with any recipe or none
     double fp8_min_speedup = 0;         // linears with a lower predicted FP8 speedup stay in BF16; 0: no rule
-    Fp8Stats fp8_stats = Fp8Stats::kCounts;
     int64_t fp8_stats_interval = 0;    // --fp8-stats-interval: steps between statistics; 0: none
 
     // distributed

@@ -51,7 +51,6 @@ constexpr Condition kConditions[] = {
     {"fp8-attention", "dtype", "bf16", "--dtype fp32: only BF16 tensors are quantized"},
     {"fp8-attention", "kv-channels", "64 128", "FP8 attention supports head dims of 64 and 128 (--kv-channels), others "
                                                "have plain kernels only"},
-    {"fp8-stats", "fp8-stats-interval", ">0", "there are no statistics (--fp8-stats-interval 0)"},
 
     {"ranks", "ranks", ">0", "0 means as many as were started, which is the default"},
     {"zero-group", "zero", "!0", "--zero 0 shards nothing"},
@@ -88,13 +87,8 @@ constexpr ComputedRule kComputedRules[] = {
     }},
     // Statistics need FP8 matmuls or FP8 gradient communication.
     {"fp8-stats-interval", [](const Config& c) {
-        return unless(c.fp8_stats == Fp8Stats::kShadow || c.fp8_recipe != Fp8Recipe::kNone
+        return unless(c.fp8_recipe != Fp8Recipe::kNone
                       || c.grad_comm_dtype == Dtype::kE4m3, kFp8Off);
-    }},
-    {"fp8-stats", [](const Config& c) -> const char* {
-        if (c.fp8_recipe != Fp8Recipe::kNone || c.fp8_stats == Fp8Stats::kShadow) return nullptr;
-        if (c.fp8_stats == Fp8Stats::kCounts) return kFp8Off;
-        return "FP8 is off (--fp8-recipe none); for a BF16 run use --fp8-stats shadow";
     }},
 };
 
@@ -239,11 +233,7 @@ void offload_rules(const Config& c, Rules& rules) {
 }
 
 void fp8_rules(const Config& c, Rules& rules) {
-    const bool on = c.fp8_recipe != Fp8Recipe::kNone;
-    rules.require(c.fp8_stats != Fp8Stats::kShadow || (!on && c.dtype == Dtype::kBf16),
-                  "--fp8-stats shadow is for BF16 runs (--fp8-recipe none, --dtype bf16); in an FP8 run it is "
-                  "--fp8-stats histograms");
-    if (!on) return;
+    if (c.fp8_recipe == Fp8Recipe::kNone) return;
     rules.require(c.dtype == Dtype::kBf16, "FP8 (--fp8-recipe, --fp8-format) needs --dtype bf16: only BF16 tensors "
                   "are quantized");
     if (!c.first_last_layers_bf16) return;

@@ -91,14 +91,6 @@ void add_choice_of_linears(std::vector<OptionRow>& rows) {
          .help = "steps between statistics of every FP8 tensor in the log file: amax, scales, fractions saturated and "
                  "flushed to zero, and the error of --grad-comm-dtype fp8; 0: none",
          .fallback = "100", .on_resume = OnResume::kSilent},
-        {.name = "fp8-stats", .group = kGroup,
-         .value = choice<Fp8Stats>(AT(fp8_stats), {{"counts", Fp8Stats::kCounts},
-                                                   {"histograms", Fp8Stats::kHistograms},
-                                                   {"shadow", Fp8Stats::kShadow}}),
-         .help = "what --fp8-stats-interval logs; histograms: also the exponents of x, weight and dy of each linear "
-                 "layer in FP8, in the last micro-batch; shadow: the exponents in a BF16 run, and the fractions that "
-                 "FP8 would saturate and flush to zero",
-         .fallback = "counts", .on_resume = OnResume::kSilent},
     });
 }
 

@@ -237,7 +237,7 @@ LinearOperand Attention::dqkv_backward(Ctx& ctx, int layer, Tensor dout, Tensor 
         if (config_.qk_norm) qk_norm_backward(ctx, layer, dqkv, batch, quant);
         else if (rope) ops::rope_backward(ctx, rope_args(dqkv, batch, quant));
         else part_backward(ctx, layer, dout, dqkv, batch, quant);
-    }, true);
+    });
 }
 
 LinearOperand Attention::backward(Ctx& ctx, int layer, const LinearOperand& dy, const LinearOperand& to,

@@ -12,7 +12,6 @@ struct Linear {
     int64_t in = 0, out = 0;
     const Fp8Linear* fp8 = nullptr;   // null: the linear runs in the working type
     bool accumulate = true;           // dweight is +=, otherwise =
-    int histogram = -1;               // number in ExponentHistograms
 };
 
 // x or dy of a linear: a linear in FP8 reads `fp8`, others `high`.

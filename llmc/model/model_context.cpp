@@ -10,8 +10,7 @@ Linear ModelContext::linear(int layer, LinearKind kind) const {
     }
     const Param& p = table.params[static_cast<size_t>(w)];
     return {.weight = weight(w), .bias = weight(bias), .dweight = grad(w), .dbias = grad(bias), .in = p.cols,
-            .out = p.rows, .fp8 = fp8.linear(layer, kind), .accumulate = store->accumulates(w),
-            .histogram = fp8.exponents().number(fp8.plan().index(layer, kind))};
+            .out = p.rows, .fp8 = fp8.linear(layer, kind), .accumulate = store->accumulates(w)};
 }
 
 // ---- norms
@@ -56,9 +55,8 @@ LinearOperand ModelContext::make_x(Ctx& ctx, const Linear& linear, const LinearO
         }
         if (!x.high) x.high = scratch(options.dtype, N * linear.in);
     }
-    const int histogram = usage.rowwise || usage.transposed ? linear.histogram : -1;
-    fp8.produce(ctx, {.linear = own, .role = Fp8Role::kX, .histogram = histogram, .to = x.fp8, .high = x.high,
-                      .keep_high = keep_high, .recompute = usage.recomputed, .N = N, .dbias = {},
+    fp8.produce(ctx, {.linear = own, .role = Fp8Role::kX, .to = x.fp8, .high = x.high, .keep_high = keep_high,
+                      .recompute = usage.recomputed, .N = N, .dbias = {},
                       .dbias_scratch = {}}, run);
     return x;
 }
@@ -72,7 +70,7 @@ LinearOperand ModelContext::alloc_dy(int64_t N, int64_t C, Tensor high, bool in_
 
 // QuantOut sums the bias gradient of bf16 only; FP32 and FP64 take a separate pass.
 LinearOperand ModelContext::make_dy(Ctx& ctx, const Linear& linear, const LinearOperand& to, int64_t N,
-                                    bool keep_high, const Producer& run, bool in_place) const {
+                                    bool keep_high, const Producer& run) const {
     Arena::Scope scope(ctx, arena);
     LinearOperand dy{.high = to.high, .fp8 = {}};
     const bool producer_sums = options.dtype == Dtype::kBf16;
@@ -85,9 +83,9 @@ LinearOperand ModelContext::make_dy(Ctx& ctx, const Linear& linear, const Linear
         dy.fp8.rowwise = fp8.operand_of(*own, Fp8Role::kDy, to.fp8.rowwise, N, linear.out);
         dy.fp8.transposed = fp8.operand_of(*own, Fp8Role::kDy, to.fp8.transposed, linear.out, N);
     }
-    fp8.produce(ctx, {.linear = linear.fp8, .role = Fp8Role::kDy, .histogram = linear.histogram, .to = dy.fp8,
-                      .high = to.high, .keep_high = keep_high, .in_place = in_place, .recompute = false, .N = N,
-                      .dbias = dbias, .dbias_scratch = partial_sums}, run);
+    fp8.produce(ctx, {.linear = linear.fp8, .role = Fp8Role::kDy, .to = dy.fp8, .high = to.high,
+                      .keep_high = keep_high, .recompute = false, .N = N, .dbias = dbias,
+                      .dbias_scratch = partial_sums}, run);
     if (linear.dbias && !producer_sums) {
         ops::bias_backward(ctx, {.dbias = linear.dbias, .scratch = scratch(stat, kPartialRows * linear.out),
                                  .dout = dy.high, .N = N, .C = linear.out});

@@ -112,10 +112,9 @@ public:
                          bool keep_high, const Producer& run) const;
     // Memory of a dy (N, C): `high`, and with in_fp8 its FP8 layouts as scratch of the caller's scope.
     LinearOperand alloc_dy(int64_t N, int64_t C, Tensor high, bool in_fp8) const;
-    // Runs the producer of the dy of a linear, and adds the bias gradient. `to`: from alloc_dy. in_place: see
-    // ProduceArgs.
+    // Runs the producer of the dy of a linear, and adds the bias gradient. `to`: from alloc_dy.
     LinearOperand make_dy(Ctx& ctx, const Linear& linear, const LinearOperand& to, int64_t N, bool keep_high,
-                          const Producer& run, bool in_place = false) const;
+                          const Producer& run) const;
 
     const ModelConfig config;
     const ParamTable& table;

@@ -241,7 +241,6 @@ void rehearse_op(Ctx& ctx, OpKind kind, const Fp8UpdateArgs&) { record(ctx, kind
 void rehearse_op(Ctx& ctx, OpKind kind, const CountScalesArgs& a) {
     record(ctx, kind, Dtype::kFp32, a.scale_inv.bytes());   // and the codes of few blocks
 }
-void rehearse_op(Ctx& ctx, OpKind kind, const CountExponentsArgs& a) { record(ctx, kind, a.in.dtype, a.in.bytes()); }
 
 // ---- communication of gradients and FP8 weights
 

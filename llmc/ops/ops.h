@@ -91,16 +91,6 @@ struct CountScalesArgs {
     int64_t R, K;               // K: a multiple of 16
 };
 
-// bins[e] += number of elements whose exponent bits are e, after rounding to bf16: |x| in [2^(e - 127), 2^(e - 126)).
-// bins[0] counts the zeros, bins[1] also the subnormals, and bins[kNonfiniteValues] infinities and NaN. The bins cover
-// every exponent of BF16 and FP32, so that no value is clamped. *amax_bits = max(*amax_bits, bits of |x|).
-inline constexpr int64_t kExponentBins = 256, kZeroValues = 0, kNonfiniteValues = 255;
-struct CountExponentsArgs {
-    unsigned long long* bins;   // (kExponentBins), +=
-    uint32_t* amax_bits;        // (1)
-    Tensor in;                  // bf16 or fp32
-};
-
 // ---- layers
 
 // out[n] = wte[tokens[n]] + wpe[position of row n].

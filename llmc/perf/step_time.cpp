@@ -42,8 +42,7 @@ StepPart part_of(const PlannedOp& op) {
         case OpKind::compare_sums: return kSums;
         // FP32 inputs are master weights. (BF16 weights that ranks gathered count as activations.)
         case OpKind::quantize: return op.dtype == Dtype::kFp32 ? kWeightQuantization : kQuantization;
-        case OpKind::amax: case OpKind::fp8_clear: case OpKind::count_scales:
-        case OpKind::count_exponents: return kQuantization;
+        case OpKind::amax: case OpKind::fp8_clear: case OpKind::count_scales: return kQuantization;
         case OpKind::cast: case OpKind::fp8_update: case OpKind::block_amax: case OpKind::fp8_scales:
         case OpKind::quantize_run: case OpKind::block_scales: case OpKind::transpose_bytes: return kWeightQuantization;
         case OpKind::sum_squares: case OpKind::step_guard: case OpKind::adamw: case OpKind::fill_normal:

@@ -147,12 +147,10 @@ void Trainer::forward_backward(Ctx& ctx, const StagedStep& staged) {
         ctx.recorded_times = alike;
         reducer_.begin(ctx, {.first = i == 0, .last = i + 1 == staged.micro_batches, .compare = staged.count_fp8});
         gatherer_.set_pass_follows(i + 1 < staged.micro_batches);
-        fp8_.exponents().set_last_micro_batch(i + 1 == staged.micro_batches);
         micro_batch(ctx, staged, i, Fp8Phase::kTraining);
         ctx.recorded_times = 1;
         i += alike - 1;
     }
-    fp8_.exponents().set_last_micro_batch(false);
 }
 
 // Most buckets were reduced during the last backward or, with --zero 2 and 3, during each backward.
@@ -176,11 +174,9 @@ void Trainer::clip_and_guard(Ctx& ctx) {
     ops::step_guard(ctx, {.state = state_, .clip = static_cast<float>(config_.clip_grad)});
 }
 
-// Updates what this rank owns, and records the amaxes and the exponents of the new weights.
+// Updates what this rank owns, and records the amaxes of the new weights.
 void Trainer::optimizer_step(Ctx& ctx) {
     fp8_.clear_weight_amax(ctx, state_);
-    // One of the ranks that hold the same weights counts their exponents.
-    const bool counts = (sharded_.sharded() ? groups_.replicas : groups_.world).world().rank == 0;
     sharded_.each_range(ctx, SlotAccess::kUpdate, [&](const ShardRange& range) {
         const Param& param = table_.params[static_cast<size_t>(range.param)];
         ShardUpdate update{.param = param, .begin = range.begin, .weight = sharded_.weight(range),
@@ -189,7 +185,6 @@ void Trainer::optimizer_step(Ctx& ctx) {
             if (param.has(row.kind)) update.slots[static_cast<size_t>(row.kind)] = sharded_.slot(row.kind, range);
         optimizers_[static_cast<size_t>(param.optimizer)]->update(ctx, update, state_);
         fp8_.record_block_amaxes(ctx, range.param, range.begin, sharded_.master(range));
-        if (counts) fp8_.exponents().add_weight(ctx, range.param, sharded_.master(range));
         sharded_.keep_master(ctx, range);
     });
 }

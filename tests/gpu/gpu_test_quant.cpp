@@ -348,63 +348,6 @@ TEST_CASE("gpu quant: count_scales") {
             if (!left_out(shape.N * shape.C)) check_count_scales(shape.N, shape.C, granularity);
 }
 
-// Counts on both devices, twice: the second time adds.
-void check_count_exponents(HostTensor in, int64_t shift_bytes) {
-    INFO(in.elems() << " of " << dtype_name(in.dtype()) << " from byte " << shift_bytes);
-    HostTensor bins(Dtype::kInt32, 2 * kExponentBins), amax(Dtype::kInt32, 1);
-    bins.fill(0), amax.fill(0);
-    HostTensor want_bins = bins, want_amax = amax;
-    DeviceTensor device_bins(bins), device_amax(amax);
-    auto args_of = [](const Tensor& bins_, const Tensor& amax_, const Tensor& in_) {
-        return CountExponentsArgs{.bins = static_cast<unsigned long long*>(bins_.data),
-                                  .amax_bits = static_cast<uint32_t*>(amax_.data), .in = in_};
-    };
-    Ctx ctx;
-    auto count_on_gpu = [&](const HostTensor& values) {
-        DeviceTensor device_in(values, shift_bytes);
-        cuda::count_exponents(gpu(), args_of(device_bins.view(), device_amax.view(), device_in.view()));
-        cuda::synchronize(gpu());
-    };
-    auto count_on_cpu = [&](HostTensor& values) {
-        cpu::count_exponents(ctx, args_of(want_bins.view(), want_amax.view(), values.view()));
-    };
-    for (int repeat = 0; repeat < 2; repeat++) {
-        count_on_gpu(in);
-        count_on_cpu(in);
-        CHECK(device_bins.download().same_bits(want_bins));
-        CHECK(device_amax.download().same_bits(want_amax));
-    }
-    HostTensor changed = in, otherwise_bins = want_bins, otherwise_amax = want_amax;
-    const int64_t last = in.elems() - 1;
-    changed.set(last, in.get(last) == 0 ? 1 : 0);   // one changed element is detected
-    count_on_gpu(changed);
-    cpu::count_exponents(ctx, args_of(otherwise_bins.view(), otherwise_amax.view(), in.view()));
-    CHECK_FALSE(device_bins.download().same_bits(otherwise_bins));
-    count_on_cpu(changed);
-    CHECK(device_bins.download().same_bits(want_bins));
-    CHECK(device_amax.download().same_bits(want_amax));
-}
-
-TEST_CASE("gpu quant: count_exponents") {
-    HostTensor all(kB, 1 << 16);   // every BF16 number
-    for (int64_t i = 0; i < all.elems(); i++) all.as<bf16>()[i] = bf16::from_bits(static_cast<uint16_t>(i));
-    check_count_exponents(all, 0);
-    HostTensor wide(kF, 1 << 16);   // FP32 that rounds to the even one, up, and down
-    const uint32_t lower_halves[] = {0x8000u, 0x8001u, 0x7fffu};
-    for (int64_t i = 0; i < wide.elems(); i++)
-        wide.as<float>()[i] = float_of_bits((static_cast<uint32_t>(i) << 16) + lower_halves[i % 3]);
-    check_count_exponents(wide, 0);
-    // Sizes around those at which a thread's counters of a byte are added up: all values in one bin.
-    for (Dtype dtype : {kB, kF})
-        for (int64_t n : {1, 7, 1000, 70001, 3000001, 50000003}) {
-            if (left_out(n)) continue;
-            for (int64_t shift_bytes : {0, 4}) {
-                check_count_exponents(random_tensor(dtype, n, 47, 1e-3), shift_bytes);
-                check_count_exponents(HostTensor(dtype, n).fill(1.5), shift_bytes);
-            }
-        }
-}
-
 TEST_CASE("gpu quant: fp8_clear") {
     for (bool step : {false, true}) {
         for (int skip : {0, 1}) {

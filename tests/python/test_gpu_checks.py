@@ -42,7 +42,7 @@ class GpuChecks(unittest.TestCase):
         self.assertIn(" 2.000 ", two)   # GB gathered
 
     def test_every_subject_says_what_it_does(self):
-        for subject in ("kernels", "exponents", "comm", "zero", "context", "resume", "watch"):
+        for subject in ("kernels", "comm", "zero", "context", "resume", "watch"):
             done = subprocess.run([sys.executable, CHECKS / "run.py", subject, "--help"], text=True,
                                   capture_output=True)
             self.assertIn("After a change of ", done.stdout + done.stderr)

@@ -29,7 +29,7 @@ template <typename T> void write_out(Ctx& ctx, void* device_memory, const std::v
 
 Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& layout, bool gathers_bytes,
                    Arena& arena, const WeightSlots* slots, int ranks)
-    : config_(config), plan_(plan), exponents_(config, plan, arena), gathers_bytes_(gathers_bytes) {
+    : config_(config), plan_(plan), gathers_bytes_(gathers_bytes) {
     by_plan_.assign(plan_.linears.size(), -1);
     if (!plan_.on()) return;
     const int64_t count = plan_.fp8_linears();
@@ -181,7 +181,6 @@ void Fp8State::initialise(Ctx& ctx) {
 }
 
 void Fp8State::begin_step(Ctx& ctx, bool count) {
-    exponents_.begin_step(ctx, count);
     if (!on()) return;
     counting_ = count;
     ops::fp8_clear(ctx, {.slots = slots(), .count = first_weight(), .step = true});
@@ -222,31 +221,17 @@ QuantOut Fp8State::quant_out(const ProduceArgs& args) const {
             .dbias_scratch = args.dbias_scratch};
 }
 
-// Quantizes in the pass of the producer. Histograms need the result in bf16, too.
-void Fp8State::run_fused(Ctx& ctx, const ProduceArgs& args, const QuantOut& quant, const Producer& run) {
-    const bool collects = exponents_.collects(args.histogram) && !args.recompute;
-    if (collects && args.in_place) {   // two passes give the same bytes
-        run(args.high, QuantOut{});
-        ops::quantize(ctx, {.quant = quant, .in = args.high, .N = args.N, .C = args.high.elems / args.N});
-    } else {
-        run(args.keep_high || collects ? args.high : Tensor{}, quant);
-    }
-}
-
 void Fp8State::produce(Ctx& ctx, const ProduceArgs& args, const Producer& run) {
-    const int histogram = args.recompute ? -1 : args.histogram;
     if (!args.linear) {
         QuantOut sums;
         sums.dbias = args.dbias;
         sums.dbias_scratch = args.dbias_scratch;
         run(args.high, sums);
-        exponents_.add(ctx, histogram, args.role, args.high);
         return;
     }
     QuantOut quant = quant_out(args);
     if (quant.granularity != Granularity::kTensor || quant.scaling == Scaling::kDelayed) {
-        run_fused(ctx, args, quant, run);
-        exponents_.add(ctx, histogram, args.role, args.high);
+        run(args.keep_high ? args.high : Tensor{}, quant);
         // The transposed layout, for wgrad, is written once: by forward or by a recomputation.
         if (phase_ != Fp8Phase::kTraining) return;
         const int tensor = id(*args.linear, args.role);
@@ -263,7 +248,6 @@ void Fp8State::produce(Ctx& ctx, const ProduceArgs& args, const Producer& run) {
     amax.first_nonfinite = quant.first_nonfinite;
     amax.event = quant.event;
     run(args.high, amax);
-    exponents_.add(ctx, histogram, args.role, args.high);
     quant.record = false;
     quant.first_nonfinite = nullptr;   // the first pass has checked
     ops::quantize(ctx, {.quant = quant, .in = args.high, .N = args.N, .C = args.high.elems / args.N});
@@ -404,12 +388,11 @@ void Fp8State::set_histories(Ctx& ctx, const Histories& histories) {
 
 // ---- reports
 
-int64_t Fp8State::own_report_bytes() const {
+int64_t Fp8State::report_bytes() const {
     return slots_.bytes() + counts_.bytes() + monitor_.bytes() + scale_bins_.bytes();
 }
 
 void Fp8State::copy_report(Ctx& ctx, void* host) const {
-    exponents_.copy_report(ctx, static_cast<char*>(host) + own_report_bytes());
     if (!on()) return;
     char* to = static_cast<char*>(host);
     for (const Tensor* part : {&slots_, &counts_, &monitor_}) {
@@ -452,5 +435,4 @@ void Fp8State::merge_report(void* host, const void* other) const {
     merge_values<uint32_t>(to, from, monitor_.bytes(),
                            [](uint32_t& mine, uint32_t theirs) { mine = std::min(mine, theirs); });
     merge_values<uint64_t>(to, from, scale_bins_.bytes(), [](uint64_t& mine, uint64_t theirs) { mine += theirs; });
-    exponents_.merge_report(to, from);
 }

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "llmc/model/parameters/exponent_histograms.h"
 #include "llmc/model/parameters/flat_layout.h"
 #include "llmc/model/parameters/fp8_recipe.h"
 #include "llmc/model/parameters/weight_slots.h"
@@ -51,11 +50,9 @@ using Producer = std::function<void(Tensor out, const QuantOut& quant)>;
 struct ProduceArgs {
     const Fp8Linear* linear = nullptr;   // the linear that reads the operand; null: bf16 and dbias only
     Fp8Role role = Fp8Role::kX;
-    int histogram = -1;                  // number of the linear in ExponentHistograms
     Fp8Layouts to;                       // with linear
     Tensor high;                         // (N, C) bf16: the result if keep_high or without linear, else scratch
     bool keep_high = false;              // another operation reads the bf16 result, too
-    bool in_place = false;               // the producer works in `high`, which is unspecified if it quantizes
     bool recompute = false;              // forward has recorded the statistics, so records nothing
     int64_t N = 0;
     Tensor dbias, dbias_scratch;         // see QuantOut
@@ -74,9 +71,6 @@ public:
     const Fp8Linear* linear_of_param(int param) const;
     const Fp8Plan& plan() const { return plan_; }
     bool on() const { return !linears_.empty(); }
-    // The histograms that produce() fills, also in a BF16 run.
-    ExponentHistograms& exponents() { return exponents_; }
-    const ExponentHistograms& exponents() const { return exponents_; }
 
     // Empties the histories, sets all scales to 1, and marks delayed scaling as not calibrated. Call it before any
     // other function that runs on the device.
@@ -151,14 +145,11 @@ public:
         Fp8Counts counts;   // zeros unless begin_step was called with `count`
         std::vector<uint64_t> scale_bins;   // likewise; see CountScalesArgs. Empty with one scale per tensor.
     };
-    int64_t report_bytes() const { return own_report_bytes() + exponents_.report_bytes(); }   // of pinned host memory
-    // Enqueues a copy of scales, counts, the first non-finite event and, if this step counts, the block scales and the
-    // histograms to the host.
+    int64_t report_bytes() const;   // of pinned host memory
+    // Enqueues a copy of scales, counts, the first non-finite event and, if this step counts, the block scales to the
+    // host.
     void copy_report(Ctx& ctx, void* host) const;
     std::vector<TensorReport> read_report(const void* host) const;
-    std::vector<ExponentHistogram> read_exponents(const void* host) const {
-        return exponents_.read_report(static_cast<const char*>(host) + own_report_bytes());
-    }
     // Merges another rank's report of the same step: largest amaxes, sums of counts, earliest event.
     void merge_report(void* host, const void* other) const;
     // "micro-batch 3, 31.down.x" of the first non-finite value, "" if there was none.
@@ -185,7 +176,6 @@ private:
     // Uses current scaling whatever the recipe, because there are no delayed scales yet.
     bool uncalibrated_pass() const { return phase_ != Fp8Phase::kTraining && needs_calibration(); }
     Fp8Slot* slots() const { return static_cast<Fp8Slot*>(slots_.data); }
-    int64_t own_report_bytes() const;   // without the histograms
     Granularity granularity_of(Fp8Role role) const;
     void take_weights(const LinearPlan& linear, const FlatLayout& layout, const WeightSlots* slots, Arena& arena);
     int64_t count_blocks(const FlatLayout& layout);
@@ -194,14 +184,12 @@ private:
     void count_scales(Ctx& ctx, int tensor, const Fp8Operand& operand, int64_t R) const;
     uint32_t* block_amaxes_of(const Fp8Linear& linear) const;
     QuantOut quant_out(const ProduceArgs& args) const;
-    void run_fused(Ctx& ctx, const ProduceArgs& args, const QuantOut& quant, const Producer& run);
     void update_scales(Ctx& ctx, int begin, int count, const StepState* state);
     int step_order(int tensor) const;
     uint32_t event(int tensor) const;
 
     const Config& config_;
     const Fp8Plan plan_;
-    ExponentHistograms exponents_;
     std::vector<Fp8Linear> linears_;
     std::vector<int> by_plan_;       // by linear of the plan: its number in linears_, -1: BF16
     std::vector<std::string> tensor_names_;

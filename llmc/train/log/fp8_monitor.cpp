@@ -4,11 +4,9 @@
 #include <bit>
 #include <cmath>
 #include <functional>
-#include <map>
 
 #include "llmc/base/fp8.h"
 #include "llmc/base/text.h"
-#include "llmc/train/log/fp8_shadow.h"
 
 namespace {
 
@@ -82,12 +80,8 @@ void Fp8Monitor::gather(Comm& comm, const Fp8State& state, const StagedStep& sta
         if (static_cast<int>(rank) != comm.world().rank) state.merge_report(staged.fp8_report, all[rank].data());
 }
 
-void Fp8Monitor::report(RunLog& log, const Fp8State& state, const StagedStep& staged, int64_t step) {
-    if (state.on()) report_casts(log, state, staged, step);
-    if (state.exponents().on() && staged.count_fp8) report_exponents(log, state, staged, step);
-}
-
-void Fp8Monitor::report_casts(RunLog& log, const Fp8State& state, const StagedStep& staged, int64_t step) const {
+void Fp8Monitor::report(RunLog& log, const Fp8State& state, const StagedStep& staged, int64_t step) const {
+    if (!state.on()) return;
     const std::string nonfinite = state.first_nonfinite(staged.fp8_report);
     if (!nonfinite.empty())
         log.event("warning", strf("step %lld: the first value that is not finite is in %s", (long long)step,
@@ -109,29 +103,6 @@ void Fp8Monitor::report_casts(RunLog& log, const Fp8State& state, const StagedSt
     if (!scales.empty()) log.event("note", strf("step %lld: scales of blocks: %s", (long long)step, scales.c_str()));
     const std::string line = fp8_health_line(reports, plan_);
     if (!line.empty()) log.event("fp8", strf("step %lld: %s", (long long)step, line.c_str()));
-}
-
-void Fp8Monitor::report_exponents(RunLog& log, const Fp8State& state, const StagedStep& staged, int64_t step) {
-    const auto histograms = state.read_exponents(staged.fp8_report);
-    std::map<std::string, double> scales;   // of the tensors in FP8
-    for (const Report& r : state.on() ? state.read_report(staged.fp8_report) : std::vector<Report>{}) {
-        const std::optional<BlockScales> blocks = block_scales_of(r.scale_bins, r.format);
-        scales[r.name] = blocks ? blocks->median : static_cast<double>(r.slot.scale);
-    }
-    std::vector<ExponentRecord> records;
-    for (size_t i = 0; i < histograms.size(); i++) {
-        const bool shadow = config_.fp8_stats == Fp8Stats::kShadow;
-        ExponentRecord record = exponent_record(histograms[i], shadow ? shadow_format(histograms[i].role)
-                                                                      : plan_.format(histograms[i].role));
-        if (shadow) add_shadow(record, histograms[i], i < amaxes_before_.size() ? amaxes_before_[i] : 0);
-        else record.scale = scales.at(record.name);
-        records.push_back(std::move(record));
-    }
-    amaxes_before_.clear();
-    for (const ExponentHistogram& histogram : histograms) amaxes_before_.push_back(histogram.amax_bits);
-    log.exponents(step, records);
-    if (const std::string line = shadow_line(records); !line.empty())
-        log.event("note", strf("step %lld: %s", (long long)step, line.c_str()));
 }
 
 std::optional<BlockScales> block_scales_of(const std::vector<uint64_t>& bins, Dtype format) {

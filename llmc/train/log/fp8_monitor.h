@@ -21,16 +21,12 @@ public:
     void gather(Comm& comm, const Fp8State& state, const StagedStep& staged) const;
     // Logs the report of a finished step: the records, if the step counted, and a warning if a value was not finite or
     // a tensor saturates or flushes too many values.
-    void report(RunLog& log, const Fp8State& state, const StagedStep& staged, int64_t step);
+    void report(RunLog& log, const Fp8State& state, const StagedStep& staged, int64_t step) const;
 
 private:
     const Config& config_;
     const Fp8Plan plan_;
-    void report_casts(RunLog& log, const Fp8State& state, const StagedStep& staged, int64_t step) const;
-    void report_exponents(RunLog& log, const Fp8State& state, const StagedStep& staged, int64_t step);
-
     int64_t count_before_ = 0;
-    std::vector<uint32_t> amaxes_before_;   // of the tensors in the previous histograms
 };
 
 // The distribution of the block scales of an operand in this format; bins: see CountScalesArgs. Absent without a block.

@@ -302,24 +302,6 @@ void RunLog::fp8(int64_t step, const std::vector<Fp8TensorRecord>& tensors) {
     write(to_line({{"type", "fp8"}, {"step", step}, {"tensors", list}}));
 }
 
-void RunLog::exponents(int64_t step, const std::vector<ExponentRecord>& tensors) {
-    step_ = step;
-    OrderedJson list = OrderedJson::array();
-    for (const ExponentRecord& t : tensors) {
-        OrderedJson tensor = {{"name", t.name}, {"format", t.format}, {"amax", exact(t.amax)},
-                              {"scale", exact(t.scale)}, {"zeros", t.zeros}, {"nonfinite", t.nonfinite},
-                              {"first", t.first}, {"counts", t.counts}};
-        if (const std::optional<ShadowCasts>& s = t.shadow) {
-            tensor["tensorwise_flushed"] = exact(s->tensorwise_flushed);
-            if (s->delayed_saturated) tensor["delayed_saturated"] = exact(*s->delayed_saturated);
-            if (s->delayed_flushed) tensor["delayed_flushed"] = exact(*s->delayed_flushed);
-            tensor["blockwise_flushed_at_most"] = exact(s->blockwise_flushed_at_most);
-        }
-        list.push_back(std::move(tensor));
-    }
-    write(to_line({{"type", "exponents"}, {"step", step}, {"tensors", list}}));
-}
-
 void RunLog::grad_comm_record(int64_t step, const std::vector<GradCommRecord>& kinds) {
     step_ = step;
     OrderedJson list = OrderedJson::array();

@@ -45,23 +45,6 @@ struct Fp8TensorRecord {
     int64_t nonfinite = 0;                 // number of values
 };
 
-// What casts to FP8 would do to the values of a tensor of a BF16 run, as fractions of all values. See fp8_shadow.h.
-struct ShadowCasts {
-    double tensorwise_flushed = 0;         // scale from the current amax, which saturates nothing
-    std::optional<double> delayed_saturated = {}, delayed_flushed = {};   // scale from the amax of the previous record
-    double blockwise_flushed_at_most = 0;  // E4M3
-};
-
-// The exponents of one tensor in the last micro-batch of a step, before the cast to FP8.
-struct ExponentRecord {
-    std::string name, format;              // format: of the FP8 tensor, or of the casts of `shadow`
-    double amax = 0, scale = 1;            // scale: as in Fp8TensorRecord; shadow: from the current amax
-    uint64_t zeros = 0, nonfinite = 0;     // number of values
-    int first = 0;                         // counts[i]: values of [2^(first + i), 2^(first + i + 1))
-    std::vector<uint64_t> counts = {};     // from the first to the last that is not 0; may be empty
-    std::optional<ShadowCasts> shadow = {};
-};
-
 // Gradients of one kind that were reduced in FP8 in one optimizer step, compared with the same sums in fp32.
 struct GradCommRecord {
     std::string name;                      // "linears in FP8"
@@ -100,11 +83,10 @@ bool log_saves_in(const std::string& path, const std::string& save);
 // folder is missing, and is neither in the working folder nor under `save`, where the run would make it.
 std::string log_place_error(const std::string& path, const std::string& save);
 
-// One JSON object per line: {"type": "header" | "step" | "eval" | "hellaswag" | "fp8" | "exponents" |
-// "grad_wire" | "plan" | "checkpoint" | "event" | "sample", "step": ..., fields as named in the structs above}. Doubles
-// read back to the same bits; non-finite ones are the strings "nan", "inf" and "-inf". In "exponents", the
-// entry of a tensor has the values of ShadowCasts that are known. Each record is flushed. Errors of the disk: exit 7.
-// A path that the user gave may be a link to a file, which is followed; the run never follows a link at a name of its
+// One JSON object per line: {"type": "header" | "step" | "eval" | "hellaswag" | "fp8" | "grad_wire" | "plan" |
+// "checkpoint" | "event" | "sample", "step": ..., fields as named in the structs above}. Doubles read back to the same
+// bits; non-finite ones are the strings "nan", "inf" and "-inf". Each record is flushed. Errors of the disk: exit 7. A
+// path that the user gave may be a link to a file, which is followed; the run never follows a link at a name of its
 // own.
 class RunLog {
 public:
@@ -123,7 +105,6 @@ public:
     void eval(const EvalRecord& record);
     void hellaswag(const HellaswagRecord& record);
     void fp8(int64_t step, const std::vector<Fp8TensorRecord>& tensors);   // file only
-    void exponents(int64_t step, const std::vector<ExponentRecord>& tensors);   // file only
     void grad_comm_record(int64_t step, const std::vector<GradCommRecord>& kinds);   // file only
     void plan(const PlanRecord& record);
     // stall_seconds: part of `seconds` in which training stalled. May follow records of later steps.

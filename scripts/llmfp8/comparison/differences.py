@@ -26,7 +26,7 @@ FACTS = {
 # Defaults, which precision_text leaves out. --print-options may be of another commit than the log, or not built.
 USUAL = {"fp8-margin": 0, "fp8-interval": 1, "fp8-amax-history-len": 16, "fp8-amax-compute-algo": "max",
          "fp8-fast-accum": "fprop", "grad-dtype": "fp32", "moment-dtype": "fp32", "param-comm-dtype": "bf16",
-         "grad-shard-dtype": "fp32", "fp8-stats-interval": 100, "fp8-stats": "counts"}
+         "grad-shard-dtype": "fp32", "fp8-stats-interval": 100}
 SUMMARIZED = {"dtype", "fp8-recipe", "fp8-format", "first-last-layers-bf16", "num-layers-at-start-in-bf16",
               "num-layers-at-end-in-bf16"}
 
