@@ -19,6 +19,10 @@ float from_fp8(Dtype format, uint8_t code);
 
 // ---- scales. A scale is largest / amax; its inverse, scale_inv, is stored with the bytes.
 
+// Elements along a side of a scale block, and of the tiles in which tensors are quantized.
+inline constexpr int64_t kScaleBlock = 128;
+HOST_DEVICE constexpr int64_t scale_blocks(int64_t elems) { return (elems + kScaleBlock - 1) / kScaleBlock; }
+
 // Bits of |x|. As unsigned integers they are ordered like the numbers, with infinity and then NaN above all, so that a
 // maximum of them keeps a NaN.
 HOST_DEVICE inline uint32_t amax_bits_of(float value) { return bf16::to_bits(value) & 0x7fffffffu; }

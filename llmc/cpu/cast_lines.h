@@ -7,8 +7,6 @@
 
 namespace cpu {
 
-inline constexpr int64_t kBlock = 128;   // rows and columns of a block with its own scale
-
 // ---- amaxes, as bits
 
 inline uint32_t magnitude(bf16 value) { return value.bits & 0x7fffu; }
@@ -44,7 +42,7 @@ inline void round_line(bf16* to, const float* from, int64_t count) {
 // ---- scales of 128x128 blocks
 
 // Row stride of scale_inv for K columns (kBlock128x128).
-inline int64_t block_row_stride(int64_t K) { return (K + 4 * kBlock - 1) / (4 * kBlock) * 4; }
+inline int64_t block_row_stride(int64_t K) { return (scale_blocks(K) + 3) / 4 * 4; }
 inline float block_scale(uint32_t amax_bits, Dtype format) {
     return block_scale_of(amax_bits, fp8_largest(format));
 }

@@ -29,15 +29,15 @@ void block_scales(float* scales, const GemmArgs& args, int64_t block, int64_t le
         const int64_t n = left + j;
         scales[j] = scale_inv[args.B_granularity == Granularity::kBlock1x128
                                   ? block * args.N + n
-                                  : n / kBlock * block_row_stride(args.K) + block];
+                                  : n / kScaleBlock * block_row_stride(args.K) + block];
     }
 }
 
 // sums = (k == 0) or += the product over one block of k, which is in tile.spare, times its scales.
 void add_block_product(const GemmArgs& args, const Tile<float>& tile, int64_t k) {
     float column_scales[kTileColumns];
-    block_scales(column_scales, args, k / kBlock, tile.left, tile.columns);
-    const float* row_scales = args.A_scale_inv.as<float>() + k / kBlock * args.M + tile.top;
+    block_scales(column_scales, args, k / kScaleBlock, tile.left, tile.columns);
+    const float* row_scales = args.A_scale_inv.as<float>() + k / kScaleBlock * args.M + tile.top;
     for (int64_t row = 0; row < tile.rows; row++) {
         const float* product = tile.spare + row * tile.stride;
         float* sums = tile.sums + row * tile.stride;
@@ -64,7 +64,7 @@ template <Dtype a_format, Dtype b_format> void run_fp8(const GemmArgs& args) {
     const bool blocks = args.A_granularity != Granularity::kTensor;
     const float scale = blocks ? 1.0f : args.A_scale_inv.as<float>()[0] * args.B_scale_inv.as<float>()[0];
     run_tiles<float>(
-        args, a, b, blocks ? kBlock : kDepth,
+        args, a, b, blocks ? kScaleBlock : kDepth,
         [&](const Tile<float>& tile, int64_t k, auto&& product) {
             if (!blocks) return product(tile.sums, k > 0);
             product(tile.spare, false);

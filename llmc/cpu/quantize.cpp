@@ -18,7 +18,7 @@ uint32_t amax_of_tile(const Tile& tile) {
     return amax;
 }
 void amaxes_of_columns(const Tile& tile, uint32_t* amaxes) {
-    std::fill(amaxes, amaxes + kBlock, 0);
+    std::fill(amaxes, amaxes + kScaleBlock, 0);
     for (int64_t n = 0; n < tile.rows; n++) {
         const bf16* x = tile.line(n);
         for (int64_t c = 0; c < tile.columns; c++) amaxes[c] = std::max(amaxes[c], wide_bits(magnitude(x[c])));
@@ -28,18 +28,18 @@ void amaxes_of_columns(const Tile& tile, uint32_t* amaxes) {
 // Scales of a tile, one per row or one per column.
 struct TileScales {
     bool per_column = false;
-    float scale[kBlock];
+    float scale[kScaleBlock];
 };
 
-// codes (rows x kBlock) = the tile in FP8.
+// codes (rows x kScaleBlock) = the tile in FP8.
 template <Dtype format>
 void cast_tile(uint8_t* codes, const Tile& tile, const TileScales& scales, Tally* tally) {
-    float same[kBlock];
+    float same[kScaleBlock];
     for (int64_t n = 0; n < tile.rows; n++) {
-        std::fill(same, same + kBlock, scales.scale[n]);
+        std::fill(same, same + kScaleBlock, scales.scale[n]);
         const float* scale = scales.per_column ? scales.scale : same;
-        cast_line<format>(codes + n * kBlock, tile.line(n), scale, tile.columns);
-        if (tally) count_line<format>(*tally, codes + n * kBlock, tile.line(n), scale, tile.columns);
+        cast_line<format>(codes + n * kScaleBlock, tile.line(n), scale, tile.columns);
+        if (tally) count_line<format>(*tally, codes + n * kScaleBlock, tile.line(n), scale, tile.columns);
     }
 }
 
@@ -47,12 +47,12 @@ uint8_t* bytes_of(const Tensor& t) { return static_cast<uint8_t*>(t.data); }
 
 void store_rowwise(const Tensor& to, const Tile& tile, const uint8_t* codes) {
     for (int64_t n = 0; n < tile.rows; n++)
-        std::copy_n(codes + n * kBlock, tile.columns, bytes_of(to) + (tile.row + n) * tile.C + tile.column);
+        std::copy_n(codes + n * kScaleBlock, tile.columns, bytes_of(to) + (tile.row + n) * tile.C + tile.column);
 }
 void store_transposed(const Tensor& to, const Tile& tile, const uint8_t* codes) {
     for (int64_t c = 0; c < tile.columns; c++) {
         uint8_t* line = bytes_of(to) + (tile.column + c) * tile.N + tile.row;
-        for (int64_t n = 0; n < tile.rows; n++) line[n] = codes[n * kBlock + c];
+        for (int64_t n = 0; n < tile.rows; n++) line[n] = codes[n * kScaleBlock + c];
     }
 }
 
@@ -63,15 +63,15 @@ TileScales row_scales(const QuantOut& quant, const Tile& tile, Dtype format) {
     if (quant.granularity == Granularity::kBlock1x128) {
         for (int64_t n = 0; n < tile.rows; n++) {
             scales.scale[n] = block_scale(amax_of_line(tile.line(n), tile.columns), format);
-            quant.rowwise_scale_inv.as<float>()[tile.column / kBlock * tile.N + tile.row + n] = 1 / scales.scale[n];
+            quant.rowwise_scale_inv.as<float>()[tile.column / kScaleBlock * tile.N + tile.row + n] = 1 / scales.scale[n];
         }
         return scales;
     }
     const bool per_tensor = quant.granularity == Granularity::kTensor;
     const float scale = per_tensor ? quant.slot->scale : block_scale(amax_of_tile(tile), format);
-    std::fill(scales.scale, scales.scale + kBlock, scale);
+    std::fill(scales.scale, scales.scale + kScaleBlock, scale);
     if (per_tensor) return scales;
-    const int64_t i = tile.row / kBlock, j = tile.column / kBlock;
+    const int64_t i = tile.row / kScaleBlock, j = tile.column / kScaleBlock;
     if (quant.rowwise) quant.rowwise_scale_inv.as<float>()[i * block_row_stride(tile.C) + j] = 1 / scale;
     if (quant.transposed) quant.transposed_scale_inv.as<float>()[j * block_row_stride(tile.N) + i] = 1 / scale;
     return scales;
@@ -79,18 +79,18 @@ TileScales row_scales(const QuantOut& quant, const Tile& tile, Dtype format) {
 
 TileScales column_scales(const QuantOut& quant, const Tile& tile, Dtype format) {
     TileScales scales{.per_column = true, .scale = {}};
-    uint32_t amaxes[kBlock];
+    uint32_t amaxes[kScaleBlock];
     amaxes_of_columns(tile, amaxes);
     for (int64_t c = 0; c < tile.columns; c++) {
         scales.scale[c] = block_scale(amaxes[c], format);
-        quant.transposed_scale_inv.as<float>()[tile.row / kBlock * tile.C + tile.column + c] = 1 / scales.scale[c];
+        quant.transposed_scale_inv.as<float>()[tile.row / kScaleBlock * tile.C + tile.column + c] = 1 / scales.scale[c];
     }
     return scales;
 }
 
 // Quantizes a tile rowwise and transposed. The scales of the two differ only for 1x128 blocks.
 template <Dtype format> void quantize_tile(const QuantOut& quant, const Tile& tile, Tally* tally) {
-    alignas(64) uint8_t codes[kBlock * kBlock];
+    alignas(64) uint8_t codes[kScaleBlock * kScaleBlock];
     const bool differ = quant.granularity == Granularity::kBlock1x128;
     if (quant.rowwise || !differ) {
         cast_tile<format>(codes, tile, row_scales(quant, tile, format), tally);
@@ -111,7 +111,7 @@ void lower_event(uint32_t* first, uint32_t event) {
 }
 
 void sum_columns(float* partial, const Tile& tile) {
-    float* sum = partial + tile.row / kBlock * tile.C + tile.column;
+    float* sum = partial + tile.row / kScaleBlock * tile.C + tile.column;
     std::fill(sum, sum + tile.columns, 0.0f);
     for (int64_t n = 0; n < tile.rows; n++) add_row(sum, tile.line(n), tile.columns);
 }
@@ -173,11 +173,11 @@ void apply_quant(const QuantOut& quant, const bf16* x, int64_t N, int64_t C) {
     if (quant.copies() && quant.granularity == Granularity::kBlock128x128)   // sets the padding
         for (const Tensor& all : {quant.rowwise_scale_inv, quant.transposed_scale_inv})
             if (all) std::fill_n(all.as<float>(), all.elems, 0.0f);
-    const int64_t tile_rows = ceil_div(N, kBlock), tile_columns = ceil_div(C, kBlock);
+    const int64_t tile_rows = scale_blocks(N), tile_columns = scale_blocks(C);
 #pragma omp parallel for schedule(static) if (N * C >= kParallelElems)
     for (int64_t i = 0; i < tile_rows * tile_columns; i++) {
-        const int64_t row = i / tile_columns * kBlock, column = i % tile_columns * kBlock;
-        do_tile(quant, {x, N, C, row, column, std::min(kBlock, N - row), std::min(kBlock, C - column)});
+        const int64_t row = i / tile_columns * kScaleBlock, column = i % tile_columns * kScaleBlock;
+        do_tile(quant, {x, N, C, row, column, std::min(kScaleBlock, N - row), std::min(kScaleBlock, C - column)});
     }
     if (quant.dbias) add_partials_to_grad(quant.dbias, quant.dbias_scratch.as<float>(), tile_rows, C, C);
 }
@@ -217,7 +217,7 @@ void fp8_clear(Ctx&, const Fp8ClearArgs& args) {
 
 void count_scales(Ctx&, const CountScalesArgs& args) {
     const bool lines = args.granularity == Granularity::kBlock1x128;
-    const int64_t R = args.R, K = args.K, height = lines ? 1 : kBlock;
+    const int64_t R = args.R, K = args.K, height = lines ? 1 : kScaleBlock;
     CHECK(args.granularity != Granularity::kTensor && K % 16 == 0, "count_scales: %lld x %lld", (long long)R,
           (long long)K);
     check_tensor("count_scales", "codes", args.codes, args.codes.dtype, R * K);
@@ -225,12 +225,12 @@ void count_scales(Ctx&, const CountScalesArgs& args) {
     check_tensor("count_scales", "scale_inv", args.scale_inv, Dtype::kFp32, scale_inv_elems(args.granularity, R, K));
     const uint8_t* const codes = static_cast<const uint8_t*>(args.codes.data);
     for (int64_t row = 0; row < R; row += height)
-        for (int64_t k = 0; k * kBlock < K; k++) {
-            const int64_t at = lines ? k * R + row : row / kBlock * block_row_stride(K) + k;
-            const int64_t rows = std::min(height, R - row), columns = std::min(kBlock, K - k * kBlock);
+        for (int64_t k = 0; k * kScaleBlock < K; k++) {
+            const int64_t at = lines ? k * R + row : row / kScaleBlock * block_row_stride(K) + k;
+            const int64_t rows = std::min(height, R - row), columns = std::min(kScaleBlock, K - k * kScaleBlock);
             bool zeros = true;
             for (int64_t i = 0; i < rows && zeros; i++) {
-                const uint8_t* line = codes + (row + i) * K + k * kBlock;
+                const uint8_t* line = codes + (row + i) * K + k * kScaleBlock;
                 zeros = std::all_of(line, line + columns, [](uint8_t code) { return (code & 0x7f) == 0; });
             }
             const uint32_t bits = std::bit_cast<uint32_t>(args.scale_inv.as<float>()[at]);

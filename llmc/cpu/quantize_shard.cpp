@@ -23,19 +23,19 @@ template <typename Body> void for_block_lines(int64_t begin, int64_t elems, int6
         const int64_t stop = std::min(C, end - row * C);
         int64_t column = std::max<int64_t>(0, begin - row * C);
         while (column < stop) {
-            const int64_t count = std::min(kBlock - column % kBlock, stop - column);
-            body(Line{row / kBlock * ceil_div(C, kBlock) + column / kBlock, row * C + column - begin, count});
+            const int64_t count = std::min(kScaleBlock - column % kScaleBlock, stop - column);
+            body(Line{row / kScaleBlock * scale_blocks(C) + column / kScaleBlock, row * C + column - begin, count});
             column += count;
         }
     }
 }
 
 template <Dtype format> void quantize_line(const QuantizeRunArgs& args, const Line& line) {
-    bf16 x[kBlock];
+    bf16 x[kScaleBlock];
     if (args.in.dtype == Dtype::kBf16) std::copy_n(args.in.as<bf16>() + line.begin, line.count, x);
     else round_line(x, args.in.as<float>() + line.begin, line.count);
-    float scale[kBlock];
-    std::fill(scale, scale + kBlock,
+    float scale[kScaleBlock];
+    std::fill(scale, scale + kScaleBlock,
               args.slot ? args.slot->scale : block_scale(args.block_amaxes[line.block], format));
     uint8_t* codes = static_cast<uint8_t*>(args.out.data) + line.begin;
     cast_line<format>(codes, x, scale, line.count);
@@ -87,8 +87,8 @@ void block_scales(Ctx&, const BlockScalesArgs& args) {
     check_tensor("block_scales", "transposed_scale_inv", args.transposed_scale_inv, Dtype::kFp32,
                  scale_inv_elems(kBlocks, args.C, args.R));
     for (const Tensor& all : {args.scale_inv, args.transposed_scale_inv}) std::fill_n(all.as<float>(), all.elems, 0.0f);
-    const int64_t columns = ceil_div(args.C, kBlock);
-    for (int64_t i = 0; i < ceil_div(args.R, kBlock); i++)
+    const int64_t columns = scale_blocks(args.C);
+    for (int64_t i = 0; i < scale_blocks(args.R); i++)
         for (int64_t j = 0; j < columns; j++) {
             const float scale_inv = 1 / block_scale(args.amaxes[i * columns + j], args.format);
             args.scale_inv.as<float>()[i * block_row_stride(args.C) + j] = scale_inv;
@@ -104,12 +104,12 @@ void transpose_bytes(Ctx&, const TransposeBytesArgs& args) {
     check_tensor("transpose_bytes", "out", args.out, args.in.dtype, R * C);
     const uint8_t* in = static_cast<const uint8_t*>(args.in.data);
     uint8_t* out = static_cast<uint8_t*>(args.out.data);
-    const int64_t tile_columns = ceil_div(C, kBlock), tiles = ceil_div(R, kBlock) * tile_columns;
+    const int64_t tile_columns = scale_blocks(C), tiles = scale_blocks(R) * tile_columns;
 #pragma omp parallel for schedule(static) if (R * C >= kParallelElems)
     for (int64_t tile = 0; tile < tiles; tile++) {
-        const int64_t top = tile / tile_columns * kBlock, left = tile % tile_columns * kBlock;
-        for (int64_t c = left; c < std::min(C, left + kBlock); c++)
-            for (int64_t r = top; r < std::min(R, top + kBlock); r++) out[c * R + r] = in[r * C + c];
+        const int64_t top = tile / tile_columns * kScaleBlock, left = tile % tile_columns * kScaleBlock;
+        for (int64_t c = left; c < std::min(C, left + kScaleBlock); c++)
+            for (int64_t r = top; r < std::min(R, top + kScaleBlock); r++) out[c * R + r] = in[r * C + c];
     }
 }
 

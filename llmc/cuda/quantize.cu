@@ -131,7 +131,7 @@ template <int kRows> struct CodeBlocks {
     int64_t R, K, columns;   // columns: of blocks
 
     __host__ __device__ CodeBlocks(const uint8_t* codes_, int64_t R_, int64_t K_)
-        : codes(codes_), R(R_), K(K_), columns((K_ + 127) / 128) {}
+        : codes(codes_), R(R_), K(K_), columns(scale_blocks(K_)) {}
     __host__ __device__ int64_t count() const { return (R + kRows - 1) / kRows * columns; }
     // Block `i`, counted in the order of scale_inv without its padding.
     __device__ int64_t row(int64_t i) const { return kRows == 1 ? i % R : i / columns * kRows; }
@@ -141,7 +141,7 @@ template <int kRows> struct CodeBlocks {
     }
     __device__ bool zeros(int64_t i) const {
         const int64_t first = row(i), end = min(R, first + kRows);
-        const int64_t left = column(i) * 128, right = min(K, left + 128);
+        const int64_t left = column(i) * kScaleBlock, right = min(K, left + kScaleBlock);
         for (int64_t r = first; r < end; r++)
             for (int64_t k = left; k < right; k += 16) {
                 const uint4 v = load_vec(codes + r * K + k);

@@ -6,7 +6,7 @@ namespace cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kTile = 128;
+constexpr int kTile = static_cast<int>(kScaleBlock);
 constexpr int kBatch = 8;   // vectors in flight per thread
 
 // Elements [begin, begin + elems) of a matrix with C columns, divided into tiles of 128 x 128 of the matrix.

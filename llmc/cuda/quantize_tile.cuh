@@ -12,7 +12,7 @@
 
 namespace cuda {
 
-inline constexpr int kTile = 128;
+inline constexpr int kTile = static_cast<int>(kScaleBlock);
 inline constexpr int kTileGroup = 4;   // row tiles that run concurrently: 512 bytes of a transposed row at a time
 
 enum class TileCast { kNone, kTensor, kBlock1x128, kBlock128x128 };

@@ -85,7 +85,8 @@ XUsage ActivationBuffers::forward_usage(int fp8_transposed) const {
     return {.rowwise = true, .transposed = model_.training && !recomputed(fp8_transposed), .recomputed = false};
 }
 
-bool forward_recomputed(LinearKind kind, Recompute recompute) {
+// Whether backward recomputes the output of a linear, so that its forward matmul runs twice.
+static bool forward_recomputed(LinearKind kind, Recompute recompute) {
     switch (kind) {
         case LinearKind::kQkv:
         case LinearKind::kProj:
@@ -94,4 +95,13 @@ bool forward_recomputed(LinearKind kind, Recompute recompute) {
         case LinearKind::kHead: return false;
     }
     return false;
+}
+
+int64_t planned_fp8_matmuls(const Fp8Plan& plan, Recompute recompute, int64_t micro_batches, int64_t head_chunks) {
+    int64_t matmuls = 0;
+    for (const LinearPlan& linear : plan.linears)
+        if (linear.fp8)
+            matmuls += (forward_recomputed(linear.kind, recompute) ? 4 : 3)
+                       * (linear.kind == LinearKind::kHead ? head_chunks : 1);
+    return matmuls * micro_batches;
 }

@@ -75,5 +75,7 @@ private:
     std::vector<Buffer> buffers_;   // by row, then layer
 };
 
-// Whether backward recomputes the output of a linear, so that its forward matmul runs twice.
-bool forward_recomputed(LinearKind kind, Recompute recompute);
+// The number of FP8 matmuls in one optimizer step: 3 for each linear and micro-batch, or 4 if the linear's fprop is
+// recomputed; the head has as many for each of its chunks (loss_chunks). The trainer compares this with the number of
+// executed FP8 matmuls.
+int64_t planned_fp8_matmuls(const Fp8Plan& plan, Recompute recompute, int64_t micro_batches, int64_t head_chunks = 1);

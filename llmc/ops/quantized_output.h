@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-#include "llmc/base/dtype.h"
+#include "llmc/base/fp8.h"
 
 // How many elements of a quantized (R, K) matrix share one scale, and the layout of scale_inv:
 enum class Granularity : uint8_t {
@@ -13,11 +13,10 @@ enum class Granularity : uint8_t {
 };
 // Number of floats of scale_inv of a quantized (R, K) matrix.
 constexpr int64_t scale_inv_elems(Granularity granularity, int64_t R, int64_t K) {
-    const int64_t k_blocks = (K + 127) / 128;
     switch (granularity) {
         case Granularity::kTensor: return 1;
-        case Granularity::kBlock1x128: return k_blocks * R;
-        case Granularity::kBlock128x128: return (R + 127) / 128 * ((k_blocks + 3) / 4 * 4);
+        case Granularity::kBlock1x128: return scale_blocks(K) * R;
+        case Granularity::kBlock128x128: return scale_blocks(R) * ((scale_blocks(K) + 3) / 4 * 4);
     }
     return 0;
 }
@@ -68,4 +67,4 @@ struct QuantOut {
     bool only_sums() const { return dbias && !copies() && !record; }
     explicit operator bool() const { return copies() || record || dbias; }
 };
-constexpr int64_t quant_partial_rows(int64_t N) { return (N + 127) / 128; }
+constexpr int64_t quant_partial_rows(int64_t N) { return scale_blocks(N); }

@@ -3,13 +3,10 @@
 #include <algorithm>
 
 #include "llmc/base/check.h"
-#include "llmc/model/activation_buffers.h"
 
 namespace {
 
-constexpr int64_t kBlockTokens = 128;
 constexpr int64_t kAlignment = 16;   // elements: cuBLASLt requires leading dimensions in multiples of 16 bytes
-constexpr int64_t kBlock = 128;      // elements of a block of --fp8-recipe blockwise
 constexpr int64_t kBlockRowAlignment = 4;   // rows of x: the same rule for its block scales
 
 // cuBLASLt has per-tensor FP8 on 8.9 since 12.1 update 1, and block scaling on 9.0 since 12.9.
@@ -112,10 +109,10 @@ void require_alignment(const Config& c, const Fp8Plan& plan) {
     if (tokens % kAlignment != 0)
         wrong.push_back(strf("tokens %lld x %lld = %lld (--micro-batch-size x --seq-length%s)", ll(c.micro_batch_size),
                              ll(c.part_length()), ll(tokens), c.context_parallel > 1 ? " / --context-parallel" : ""));
-    REQUIRE(c.context_parallel == 1 || plan.row().x == Granularity::kTensor || c.part_length() % kBlockTokens == 0,
+    REQUIRE(c.context_parallel == 1 || plan.row().x == Granularity::kTensor || c.part_length() % kScaleBlock == 0,
             "--fp8-recipe %s with --context-parallel %lld: parts of %lld tokens (--seq-length %lld) are no multiple of "
             "%lld, the tokens of a block", plan.row().name, ll(c.context_parallel), ll(c.part_length()),
-            ll(c.seq_length), ll(kBlockTokens));
+            ll(c.seq_length), ll(kScaleBlock));
     for (LinearKind kind : {LinearKind::kQkv, LinearKind::kProj, LinearKind::kUp, LinearKind::kDown,
                             LinearKind::kHead}) {
         std::vector<int> layers;
@@ -141,7 +138,7 @@ void require_alignment(const Config& c, const Fp8Plan& plan) {
 
 // The chunks of an FP8 head are quantized one by one, so each must have whole blocks of tokens for the weight gradient.
 void require_chunks_fit(const Config& c, const Fp8Plan& plan) {
-    const int64_t unit = plan.row().x == Granularity::kTensor ? kAlignment : kBlock;
+    const int64_t unit = plan.row().x == Granularity::kTensor ? kAlignment : kScaleBlock;
     REQUIRE(!plan.linears.back().fp8 || c.loss_chunk % unit == 0, "--loss-chunk %lld with an LM head in FP8 "
             "(--fp8-lm-head) and --fp8-recipe %s must be a multiple of %lld", ll(c.loss_chunk), plan.row().name,
             ll(unit));
@@ -219,15 +216,6 @@ Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table, const Fp8Sp
     require_chunks_fit(config, plan);
     require_samples_fit(config, plan);
     return plan;
-}
-
-int64_t planned_fp8_matmuls(const Fp8Plan& plan, Recompute recompute, int64_t micro_batches, int64_t head_chunks) {
-    int64_t matmuls = 0;
-    for (const LinearPlan& linear : plan.linears)
-        if (linear.fp8)
-            matmuls += (forward_recomputed(linear.kind, recompute) ? 4 : 3)
-                       * (linear.kind == LinearKind::kHead ? head_chunks : 1);
-    return matmuls * micro_batches;
 }
 
 namespace {

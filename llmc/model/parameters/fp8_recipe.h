@@ -75,11 +75,6 @@ struct Fp8Plan {
 using Fp8SpeedupOf = std::function<double(const Config&, const Fp8Plan&, const LinearPlan&)>;
 Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table, const Fp8SpeedupOf& speedup_of = {});
 
-// The number of FP8 matmuls in one optimizer step: 3 for each linear and micro-batch, or 4 if the linear's fprop is
-// recomputed; the head has as many for each of its chunks (loss_chunks). The trainer compares this with the number of
-// executed FP8 matmuls.
-int64_t planned_fp8_matmuls(const Fp8Plan& plan, Recompute recompute, int64_t micro_batches, int64_t head_chunks = 1);
-
 // "" if this device and library can run the recipe, else one line with the versions needed and found. The CPU can run
 // every recipe.
 std::string fp8_device_error(const Fp8Plan& plan, const DeviceInfo& device);
