@@ -4,9 +4,6 @@
 #include "llmc/parallel/comm/comm_stream.h"
 #include "llmc/parallel/groups.h"
 
-// The name of the exchanges in hang reports and plans; the number of the layer follows.
-inline constexpr const char* kExchangePurpose = "heads of layers.";
-
 class ContextExchange : public HeadExchange {
 public:
     // Owns none of its arguments. stream: times the exchanges.

@@ -18,7 +18,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/parallel/comm/comm_nccl.h"
-#include "llmc/parallel/gpu_assignment.h"
+#include "llmc/parallel/rank_place.h"
 #include "llmc/parallel/groups.h"
 
 namespace {

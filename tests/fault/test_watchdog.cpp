@@ -10,7 +10,7 @@
 
 #include "llmc/base/system/files.h"
 #include "llmc/fault/watchdog.h"
-#include "llmc/parallel/device_progress.h"
+#include "llmc/parallel/comm/device_progress.h"
 #include "llmc/parallel/rank_preflight.h"
 #include "tests/support/config_test.h"
 #include "tests/support/data_test.h"

@@ -5,7 +5,7 @@
 
 #include "llmc/parallel/comm/comm_benchmark.h"
 #include "llmc/parallel/comm/comm_nccl_api.h"
-#include "llmc/parallel/gpu_assignment.h"
+#include "llmc/parallel/rank_place.h"
 
 namespace {
 
@@ -115,13 +115,6 @@ TEST_CASE("check-comm: every pair of ranks occurs in exactly one round") {
         }
         CHECK_EQ(met.size(), static_cast<size_t>(ranks * (ranks - 1) / 2));
     }
-}
-
-TEST_CASE("check-comm: bytes that a rank sends per byte of the message") {
-    CHECK_EQ(bus_factor(Collective::kAllReduce, 2), 1);
-    CHECK_EQ(bus_factor(Collective::kAllReduce, 8), 1.75);
-    for (const Collective c : {Collective::kReduceScatter, Collective::kAllGather, Collective::kAllToAll})
-        CHECK_EQ(bus_factor(c, 8), 0.875);
 }
 
 TEST_CASE("check-comm: a slow link is named by its ends, a slow rank once") {

@@ -14,7 +14,7 @@
 #include "llmc/commands/doctor/doctor.h"
 #include "llmc/config/environment.h"
 #include "llmc/parallel/comm/comm_mpi.h"
-#include "llmc/parallel/gpu_assignment.h"
+#include "llmc/parallel/rank_place.h"
 #include "llmc/parallel/rank_preflight.h"
 
 namespace {

@@ -34,6 +34,9 @@ private:
     const std::string text_;
 };
 
+// The purpose of context parallelism's exchanges, which plans list apart; the number of the layer follows.
+inline constexpr const char* kExchangePurpose = "heads of layers.";
+
 class Comm {
 public:
     virtual ~Comm() = default;

@@ -5,15 +5,12 @@
 
 #include "llmc/parallel/comm/comm.h"
 
-// Times every collective for messages of 1 MiB to 1 GiB (on the CPU 64 KiB to 4 MiB) and every pair of ranks. Prints
-// tables on rank 0 unless `tables` is false. Returns lines for the log: the rates of the largest size, and slow links.
-std::vector<std::string> check_comm(Ctx& ctx, Comm& comm, bool tables = true);
+// Times every collective for messages of 4 MiB to 1 GiB (on the CPU 64 KiB and 4 MiB) and every pair of ranks. Prints a
+// table of the collectives on rank 0 unless `table` is false. Returns lines for the log: the rates of the largest size
+// and of the pairs, and slow links.
+std::vector<std::string> check_comm(Ctx& ctx, Comm& comm, bool table = true);
 
 // ---- its parts, for tests
-
-// bus_factor: the bytes that one rank sends per byte of the whole message, which includes the blocks of all ranks.
-enum class Collective { kAllReduce, kReduceScatter, kAllGather, kAllToAll };
-double bus_factor(Collective collective, int ranks);
 
 // The rank that `rank` is paired with in a round, -1 for none. In pair_rounds(ranks) rounds every pair occurs once.
 int pair_rounds(int ranks);

@@ -11,7 +11,7 @@
 #include "llmc/fault/heartbeat.h"
 #include "llmc/fault/rank_view.h"
 #include "llmc/fault/watchdog.h"
-#include "llmc/parallel/device_progress.h"
+#include "llmc/parallel/comm/device_progress.h"
 
 namespace {
 

@@ -4,8 +4,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "llmc/base/check.h"
 #include "llmc/base/text.h"
-#include "llmc/parallel/context_exchange.h"
 
 void RehearsalComm::abort(int exit_code) { std::exit(exit_code); }
 

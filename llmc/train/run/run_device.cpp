@@ -6,7 +6,7 @@
 #include "llmc/base/system/host.h"
 #include "llmc/base/system/nvml.h"
 #include "llmc/base/text.h"
-#include "llmc/parallel/gpu_assignment.h"
+#include "llmc/parallel/rank_place.h"
 #include "llmc/train/run/memory_limits.h"
 
 namespace {

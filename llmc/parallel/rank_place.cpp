@@ -1,4 +1,4 @@
-#include "llmc/parallel/gpu_assignment.h"
+#include "llmc/parallel/rank_place.h"
 
 #include <cstdlib>
 #include <map>
