@@ -1,7 +1,7 @@
 """After a change of ZeRO, on --ranks (2) ranks. ops: communication kernels give the results of the CPU. bits: short
-runs of every recipe and communication dtype give equal bits when repeated, without overlap, with --zero 0 (instead of
-1) and with weights gathered in FP8. speed: times steps on one and on all ranks, with and without overlap and with each
-communication dtype, and compares planned with used memory."""
+runs of every recipe and communication dtype give equal bits when repeated, without overlap and with --zero 0 (instead
+of 1). speed: times steps on one and on all ranks, with and without overlap and with each communication dtype, and
+compares planned with used memory."""
 from check import show
 from logs import Log, differences, rank_table
 
@@ -21,9 +21,8 @@ EQUAL = (
     ("llama-zero2-comm8", LLAMA, ["--zero", "2", "--fp8-recipe", "delayed", "--grad-comm-dtype", "fp8"], ""),
     ("llama-zero2-bf16", LLAMA, ["--zero", "2", "--fp8-recipe", "blockwise", "--grad-dtype", "bf16"], ""),
 )
-# Options that must not change the results; the last one is only for FP8.
-WAYS = (("again", []), ("no-overlap", ["--overlap", "off"]), ("zero0", ["--zero", "0"]),
-        ("gather8", ["--fp8-param-gather"]))
+# Options that must not change the results.
+WAYS = (("again", []), ("no-overlap", ["--overlap", "off"]), ("zero0", ["--zero", "0"]))
 # Name, whether on all ranks, micro-batches per rank and step, options.
 SPEED = (
     ("speed-one", False, 16, []),
@@ -33,9 +32,8 @@ SPEED = (
     ("speed-16-zero2-bf16", True, 16, ["--zero", "2", "--grad-comm-dtype", "bf16"]),
     ("speed-1", True, 1, ["--grad-comm-dtype", "bf16"]),
     ("speed-1-no-overlap", True, 1, ["--grad-comm-dtype", "bf16", "--overlap", "off"]),
-    ("speed-1-gather8", True, 1, ["--grad-comm-dtype", "bf16", "--fp8-param-gather"]),
     ("speed-1-zero0", True, 1, ["--grad-comm-dtype", "bf16", "--zero", "0"]),
-    ("speed-1-comm8", True, 1, ["--grad-comm-dtype", "fp8", "--fp8-param-gather"]),
+    ("speed-1-comm8", True, 1, ["--grad-comm-dtype", "fp8"]),
     ("speed-1-comm32", True, 1, ["--grad-comm-dtype", "fp32"]),
 )
 
@@ -53,7 +51,7 @@ def bits(check):
         extra = ["--valid-data", check.shards(), *BETWEEN] if "valid" in more else []
         logs = []
         for way, change in (("", []), *WAYS):
-            if way == "gather8" and "--fp8-recipe" not in options or way == "zero0" and "--zero" in options:
+            if way == "zero0" and "--zero" in options:
                 continue
             run = f"{name}-{way}".rstrip("-")
             saves = ["--save", check.out / "save" / run, *SAVE] if "save" in more else []

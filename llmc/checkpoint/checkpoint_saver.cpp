@@ -147,7 +147,7 @@ void CheckpointSaver::require_room(int64_t count) {
 
 int64_t CheckpointSaver::checkpoint_bytes() const {
     const int64_t segments = static_cast<int64_t>(layout_.transposed.size() + layout_.files.size()
-                                                  + layout_.ranges.size() * (layout_.slot_files.size() + 1));
+                                                  + layout_.ranges.size() * (layout_.state_files.size() + 1));
     const int64_t hashes = segments + layout_.bytes() / WriteBuffer::kHashBytes;
     return layout_.bytes() + kSlackBytes + kManifestRangeBytes * hashes
            + static_cast<int64_t>(hf_config_json(config_, access_.dtypes.weight).size());
@@ -234,8 +234,8 @@ std::string CheckpointSaver::write() {
 
 // The masters' file is complete now, and the buffer is free.
 std::string CheckpointSaver::transpose() {
-    const SlotFile& masters = layout_.slot_files[0];
-    const InputFile file(directory_ + "/" + masters.slot->file, masters.slot->file);
+    const StateFile& masters = layout_.state_files[0];
+    const InputFile file(directory_ + "/" + masters.state->file, masters.state->file);
     for (const TransposedTensor& saved : layout_.transposed) {
         if (saved.rank != comm_.world().rank) continue;
         const int64_t first = masters.offsets[static_cast<size_t>(saved.tensor.param)];
@@ -279,7 +279,7 @@ void CheckpointSaver::fill() {
     const int rank = comm_.world().rank;
     for (size_t i = 0; i < layout_.files.size() && comm_.root(); i++)
         fill_text(layout_.files[i].name, layout_.files[i].header);
-    for (const SlotFile& file : layout_.slot_files)
+    for (const StateFile& file : layout_.state_files)
         for (const SavedRange& range : layout_.ranges)
             if (range.rank == rank && file.has(range.param)) fill_range(file, range);
 }
@@ -294,18 +294,18 @@ void CheckpointSaver::fill_text(const std::string& file, const std::string& text
     }
 }
 
-void CheckpointSaver::fill_range(const SlotFile& file, const SavedRange& range) {
+void CheckpointSaver::fill_range(const StateFile& file, const SavedRange& range) {
     const int64_t element = file.element_bytes;
     const int64_t step_elems = std::max<int64_t>(1, options_.staging_bytes / element);
     const int64_t first = file.offsets[static_cast<size_t>(range.param)];
     std::optional<WriteBuffer::Copy> weight;
-    if (file.slot->kind == StateKind::kMaster && range.weight.file >= 0)
+    if (file.state->kind == StateKind::kMaster && range.weight.file >= 0)
         weight = {layout_.files[static_cast<size_t>(range.weight.file)].name, range.weight.offset,
                   access_.dtypes.weight};
-    buffer_.begin(file.slot->file, first + range.begin * element, weight);
+    buffer_.begin(file.state->file, first + range.begin * element, weight);
     for (int64_t done = 0; done < range.count; done += step_elems) {
         const int64_t count = std::min(step_elems, range.count - done);
-        access_.read(file.slot->kind, range.param, range.begin + done, count, buffer_.room(count * element));
+        access_.read(file.state->kind, range.param, range.begin + done, count, buffer_.room(count * element));
         buffer_.filled(count * element);
     }
 }

@@ -1,7 +1,7 @@
 // Writes checkpoints on all ranks together, without collectives on the device. A save has stages, after each of which
 // the ranks exchange outcomes:
 // 1. Rank 0 creates the directory with files of their final size.
-// 2. Every rank writes and hashes the slots that it holds, and the weights, which it rounds from its masters
+// 2. Every rank writes and hashes the states that it holds, and the weights, which it rounds from its masters
 //    (save_layout.h).
 // 3. Only with transposed tensors (GPT-2), whose bytes no rank holds in one piece: each is written by one rank, from
 //    the masters in the file of stage 2.
@@ -94,7 +94,7 @@ private:
     std::string written_ranges();
     void fill();
     void fill_text(const std::string& file, const std::string& text);
-    void fill_range(const SlotFile& file, const SavedRange& range);
+    void fill_range(const StateFile& file, const SavedRange& range);
 
     const SaveOptions options_;
     const ModelConfig config_;

@@ -30,17 +30,17 @@ const SafetensorsView& expect(const SafetensorsView* view, const std::string& fi
          view->dtype.c_str(), allowed.c_str());
 }
 
-// Loads this rank's elements of every tensor in a slot's file.
-void load_slot(const std::string& path, const ParamTable& table, const StateSlot& slot, const StateAccess& access,
+// Loads this rank's elements of every tensor in a state's file.
+void load_state(const std::string& path, const ParamTable& table, const OptimizerState& state, const StateAccess& access,
                std::vector<float>& staging) {
-    const auto entries = slot_entries(table, slot, access.dtypes);
+    const auto entries = state_entries(table, state, access.dtypes);
     if (entries.empty()) return;
-    const Dtype dtype = access.dtypes.of(slot.kind);
+    const Dtype dtype = access.dtypes.of(state.kind);
     const int64_t step = static_cast<int64_t>(staging.size()) * 4 / dtype_bytes(dtype);
     const SafetensorsReader reader(path);
     for (const auto& [name, view] : reader.tensors()) {
         const int index = table.find(name);
-        REQUIRE(index >= 0 && table.params[static_cast<size_t>(index)].has(slot.kind),
+        REQUIRE(index >= 0 && table.params[static_cast<size_t>(index)].has(state.kind),
                 "%s: tensor %s is not a parameter of this model", path.c_str(), name.c_str());
     }
     for (const SafetensorsEntry& entry : entries) {
@@ -53,7 +53,7 @@ void load_slot(const std::string& path, const ParamTable& table, const StateSlot
             for (int64_t done = 0; done < part.count; done += step) {
                 const int64_t begin = part.begin + done, count = std::min(step, part.count - done);
                 view.read(begin * dtype_bytes(dtype), count * dtype_bytes(dtype), staging.data());
-                access.write(slot.kind, index, begin, count, staging.data());
+                access.write(state.kind, index, begin, count, staging.data());
             }
     }
 }
@@ -208,7 +208,7 @@ void load_checkpoint(const std::string& path, const ModelConfig& config, const P
         check_same_model(path, config);
         check_model_tensors(path, table, access.dtypes.weight);
         std::vector<float> staging(static_cast<size_t>(load_staging_bytes(table, access, staging_bytes) / 4));
-        for (const StateSlot& slot : kStateSlots) load_slot(path + "/" + slot.file, table, slot, access, staging);
+        for (const OptimizerState& state : kOptimizerStates) load_state(path + "/" + state.file, table, state, access, staging);
     });
 }
 

@@ -34,7 +34,7 @@ using PlacedTensors = std::vector<std::vector<PlacedTensor>>;
 // Adds the ranges of one parameter, split where a rank's range or a tensor of the model begins or ends, each with one
 // of its holders as writer.
 void add_ranges(const ParamTable& table, int param, const HeldByRank& held, const std::vector<PlacedTensor>& tensors,
-                int64_t slot_bytes, int64_t weight_bytes, Balance& balance, std::vector<SavedRange>& ranges) {
+                int64_t state_bytes, int64_t weight_bytes, Balance& balance, std::vector<SavedRange>& ranges) {
     const Param& p = table.params[static_cast<size_t>(param)];
     std::set<int64_t> cuts{p.elems()};
     for (int64_t at = 0; at < p.elems(); at += kMaxRangeElems) cuts.insert(at);
@@ -56,7 +56,7 @@ void add_ranges(const ParamTable& table, int param, const HeldByRank& held, cons
         for (const PlacedTensor& tensor : tensors)
             if (tensor.begin <= begin && end <= tensor.begin + tensor.count)
                 range.weight = {tensor.place.file, tensor.place.offset + (begin - tensor.begin) * weight_bytes};
-        range.rank = balance.assign(range.count * (slot_bytes + (range.weight.file < 0 ? 0 : weight_bytes)), holders);
+        range.rank = balance.assign(range.count * (state_bytes + (range.weight.file < 0 ? 0 : weight_bytes)), holders);
         ranges.push_back(range);
     }
 }
@@ -70,13 +70,13 @@ SavedFile file_of(const std::string& name, const std::vector<SafetensorsEntry>& 
 
 }  // namespace
 
-std::vector<SafetensorsEntry> slot_entries(const ParamTable& table, const StateSlot& slot, const StateDtypes& dtypes) {
+std::vector<SafetensorsEntry> state_entries(const ParamTable& table, const OptimizerState& state, const StateDtypes& dtypes) {
     std::vector<SafetensorsEntry> entries;
     for (const Param& param : table.params) {
-        if (!param.has(slot.kind)) continue;
+        if (!param.has(state.kind)) continue;
         std::vector<int64_t> shape{param.rows, param.cols};
         if (param.is_vector()) shape.pop_back();
-        entries.push_back({param.name, dtypes.of(slot.kind), shape});
+        entries.push_back({param.name, dtypes.of(state.kind), shape});
     }
     return entries;
 }
@@ -92,7 +92,7 @@ int64_t SaveLayout::buffer_bytes(int rank) const {
     auto add = [&](int writer, int64_t bytes) { total += writer == rank ? WriteBuffer::aligned(bytes) : 0; };
     for (const SavedFile& file : files) add(0, static_cast<int64_t>(file.header.size()));
     for (const SavedRange& range : ranges)
-        for (const SlotFile& file : slot_files)
+        for (const StateFile& file : state_files)
             if (file.has(range.param)) add(range.rank, range.count * file.element_bytes);
     return total;
 }
@@ -122,23 +122,23 @@ SaveLayout make_save_layout(const ParamTable& table, const StateDtypes& dtypes, 
     }
     if (parts.size() > 1) layout.index_json = part_index_json(parts);
 
-    for (const StateSlot& slot : kStateSlots) {
-        const auto entries = slot_entries(table, slot, dtypes);
+    for (const OptimizerState& state : kOptimizerStates) {
+        const auto entries = state_entries(table, state, dtypes);
         if (entries.empty()) continue;
-        layout.files.push_back(file_of(slot.file, entries));
+        layout.files.push_back(file_of(state.file, entries));
         int64_t offset = static_cast<int64_t>(layout.files.back().header.size());
-        layout.slot_files.push_back({.slot = &slot, .element_bytes = dtype_bytes(dtypes.of(slot.kind)), .offsets = {}});
-        SlotFile& file = layout.slot_files.back();
+        layout.state_files.push_back({.state = &state, .element_bytes = dtype_bytes(dtypes.of(state.kind)), .offsets = {}});
+        StateFile& file = layout.state_files.back();
         for (const Param& param : table.params) {
-            file.offsets.push_back(param.has(slot.kind) ? offset : -1);
-            if (param.has(slot.kind)) offset += param.elems() * file.element_bytes;
+            file.offsets.push_back(param.has(state.kind) ? offset : -1);
+            if (param.has(state.kind)) offset += param.elems() * file.element_bytes;
         }
     }
     for (size_t p = 0; p < table.params.size(); p++) {
-        int64_t slot_bytes = 0;   // of an element
-        for (const SlotFile& file : layout.slot_files)
-            if (file.has(static_cast<int>(p))) slot_bytes += file.element_bytes;
-        add_ranges(table, static_cast<int>(p), held, placed[p], slot_bytes, dtype_bytes(dtypes.weight), balance,
+        int64_t state_bytes = 0;   // of an element
+        for (const StateFile& file : layout.state_files)
+            if (file.has(static_cast<int>(p))) state_bytes += file.element_bytes;
+        add_ranges(table, static_cast<int>(p), held, placed[p], state_bytes, dtype_bytes(dtypes.weight), balance,
                    layout.ranges);
     }
 

@@ -8,8 +8,8 @@
 #include "llmc/checkpoint/huggingface/hf_tensors.h"
 #include "llmc/model/parameters/params.h"
 
-// The tensors of a slot's file: the parameters that have the slot, in table order, by their names in `table`, padded.
-std::vector<SafetensorsEntry> slot_entries(const ParamTable& table, const StateSlot& slot, const StateDtypes& dtypes);
+// The tensors of a state's file: the parameters that have the state, in table order, by their names in `table`, padded.
+std::vector<SafetensorsEntry> state_entries(const ParamTable& table, const OptimizerState& state, const StateDtypes& dtypes);
 
 struct SavedFile {
     std::string name;     // path within the checkpoint
@@ -31,7 +31,7 @@ struct TransposedTensor {
     FilePlace place;
 };
 
-// A range of elements of a parameter's slots, and the rank that writes it. It lies in one tensor of the model or in
+// A range of elements of a parameter's states, and the rank that writes it. It lies in one tensor of the model or in
 // none (vocabulary padding).
 struct SavedRange {
     int param = 0, rank = 0;
@@ -39,28 +39,28 @@ struct SavedRange {
     FilePlace weight = {};   // where its rounded masters are written; file -1: nowhere, or transposed
 };
 
-// The file of a slot, and each parameter's place in it.
-struct SlotFile {
-    const StateSlot* slot = nullptr;
+// The file of a state, and each parameter's place in it.
+struct StateFile {
+    const OptimizerState* state = nullptr;
     int64_t element_bytes = 0;
-    std::vector<int64_t> offsets;   // by parameter; -1 if the parameter has no such slot
+    std::vector<int64_t> offsets;   // by parameter; -1 if the parameter has no such state
     bool has(int param) const { return offsets[static_cast<size_t>(param)] >= 0; }
 };
 
 struct SaveLayout {
-    std::vector<SavedFile> files;        // of the model, then of the slots
+    std::vector<SavedFile> files;        // of the model, then of the states
     std::string index_json;              // "" if the model is one file
     std::vector<SavedRange> ranges;      // ascending by parameter and begin
     std::vector<TransposedTensor> transposed;   // in table order
-    std::vector<SlotFile> slot_files;    // for each slot that a parameter has; the masters' is the first
+    std::vector<StateFile> state_files;    // for each state that a parameter has; the masters' is the first
 
     int64_t bytes() const;                  // of all files
-    // The size of a WriteBuffer for the headers and slots that `rank` writes. Weights are rounded from the masters in
+    // The size of a WriteBuffer for the headers and states that `rank` writes. Weights are rounded from the masters in
     // the buffer.
     int64_t buffer_bytes(int rank) const;
 };
 
-// The elements that each rank holds of each parameter's slots: held[rank][param], see StateAccess::held.
+// The elements that each rank holds of each parameter's states: held[rank][param], see StateAccess::held.
 using HeldByRank = std::vector<std::vector<std::vector<ElementRange>>>;
 // The same if every rank holds all elements.
 HeldByRank held_whole(const ParamTable& table, int ranks);

@@ -1,11 +1,11 @@
-// How checkpoints read and write the training state: the slots of parameters. Working weights are not part of it,
+// How checkpoints read and write the training state: the states of parameters. Working weights are not part of it,
 // since they are the rounded masters. Ranges are elements within one parameter.
 #pragma once
 #include <cstdint>
 #include <functional>
 #include <vector>
 
-#include "llmc/model/parameters/state_slots.h"
+#include "llmc/model/parameters/optimizer_state.h"
 
 struct ElementRange {
     int64_t begin, count;
@@ -13,10 +13,10 @@ struct ElementRange {
 
 struct StateAccess {
     StateDtypes dtypes = {};   // in a checkpoint weights are bf16 or fp32
-    // Copy elements [begin, begin + count) of a slot of parameter `index` to or from host memory, in the slot's dtype.
+    // Copy elements [begin, begin + count) of a state of parameter `index` to or from host memory, in the state's dtype.
     std::function<void(StateKind kind, int index, int64_t begin, int64_t count, void* host)> read;
     std::function<void(StateKind kind, int index, int64_t begin, int64_t count, const void* host)> write;
-    // The elements of a parameter's slots that this rank holds, ascending; read and write must stay within them. All
+    // The elements of a parameter's states that this rank holds, ascending; read and write must stay within them. All
     // ranks together hold every element; with --zero 0 each rank holds all. If empty, this rank holds all elements.
     std::function<std::vector<ElementRange>(int index)> held = {};
 };

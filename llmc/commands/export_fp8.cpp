@@ -55,7 +55,7 @@ SavedRun read_run(const std::string& directory) {
     REQUIRE(is_regular_file(directory + "/state.json"),
             "export-fp8 --load %s: has no state.json: name a checkpoint of a run in FP8, with its optimizer state",
             directory.c_str());
-    for (const char* prefix : {"config.json", "state.json", "model", state_slot(StateKind::kMaster).file})
+    for (const char* prefix : {"config.json", "state.json", "model", state_row(StateKind::kMaster).file})
         require_undamaged(directory, prefix);
     SavedRun run;
     run.state = read_json_object(directory + "/state.json", kMaxStateBytes);
@@ -198,7 +198,7 @@ class TensorWriter {
 public:
     TensorWriter(const SavedRun& run, const std::string& directory)
         : run_(run), directory_(directory), files_(directory),
-          masters_(directory + "/" + state_slot(StateKind::kMaster).file) {}
+          masters_(directory + "/" + state_row(StateKind::kMaster).file) {}
 
     void write(const HfTensor& tensor, OutputFile& out) {
         const auto fp8 = run_.fp8.find(tensor.param);

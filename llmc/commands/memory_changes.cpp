@@ -24,8 +24,6 @@ std::optional<int64_t> arena_bytes_of(Config config, const ParamTable& table, in
 
 // The configuration with another level of --zero, without options that have no effect at that level.
 Config at_level(Config config, int64_t level) {
-    if (config.zero == 3 && level < 3) config.param_comm_dtype = Dtype::kBf16;
-    if (level == 3 && config.fp8_recipe != Fp8Recipe::kNone) config.param_comm_dtype = Dtype::kE4m3;
     if (level < 2) config.grad_shard_dtype = Dtype::kFp32;
     config.zero = level;
     return config;

@@ -87,7 +87,6 @@ struct Config {
     bool overlap = true;                // overlap communication with compute
     Dtype grad_shard_dtype = Dtype::kFp32;  // of the sums of gradients with --zero 2 and 3
     Dtype grad_comm_dtype = Dtype::kFp32;   // kFp32, kBf16, kE4m3
-    Dtype param_comm_dtype = Dtype::kBf16;  // for weights that run in FP8: kBf16, kE4m3
 
     // checkpoints
     std::string save, load, resume;     // resume: a directory or "auto"

@@ -6,7 +6,6 @@ const std::vector<Spelling>& spellings() {
         {"use-distributed-optimizer", "zero", "1", "0"},
         {"overlap-grad-reduce", "overlap", "on", "off"},
         {"overlap-param-gather", "overlap", "on", "off"},
-        {"fp8-param-gather", "param-comm-dtype", "fp8", "bf16"},
         {"swiglu", "activation", "swiglu", "gelu"},
         {"squared-relu", "activation", "relu2", "gelu"},
         {"disable-bias-linear", "linear-bias", "none", "all"},

@@ -37,8 +37,8 @@ constexpr Condition kConditions[] = {
     {"fp8-fast-accum", "fp8-recipe", "!blockwise",
      "--fp8-recipe blockwise accumulates in FP32 after every 128 products, in all its matmuls"},
     {"fp8-format fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo fp8-fast-accum bf16-linears "
-     "first-last-layers-bf16 num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 fp8-lm-head fp8-min-speedup "
-     "param-comm-dtype", "fp8-recipe", "!none", kFp8Off},
+     "first-last-layers-bf16 num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 fp8-lm-head fp8-min-speedup",
+     "fp8-recipe", "!none", kFp8Off},
     {"fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo", "fp8-recipe", "!tensorwise",
      "--fp8-recipe tensorwise computes every scale from the current tensor, only delayed scaling has a history"},
     {"fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo", "fp8-recipe", "!blockwise",
@@ -55,7 +55,6 @@ constexpr Condition kConditions[] = {
     {"ranks", "ranks", ">0", "0 means as many as were started, which is the default"},
     {"zero-group", "zero", "!0", "--zero 0 shards nothing"},
     {"grad-shard-dtype", "zero", "2 3", "only --zero 2 and 3 shard gradients"},
-    {"param-comm-dtype", "zero", "!0", "with --zero 0 every rank updates all weights, so none are gathered"},
 
     {"save-interval keep save-async", "save", "!unset", "no checkpoint is written without --save"},
     {"sample-tokens prompt-ids prompt-bytes prompts temperature top-k top-p print", "sample-every", ">0", kNoSamples},
@@ -247,12 +246,6 @@ void fp8_rules(const Config& c, Rules& rules) {
     fits("num-layers-at-end-in-bf16", c.num_layers_at_end_in_bf16);
 }
 
-void rank_rules(const Config& c, Rules& rules) {
-    rules.require(c.zero != 3 || c.fp8_recipe == Fp8Recipe::kNone || c.param_comm_dtype == Dtype::kE4m3,
-                  "--param-comm-dtype bf16 with --zero 3: ranks hold shards of the FP8 weights, and gather these "
-                  "bytes: leave it out");
-}
-
 }  // namespace
 
 std::vector<Condition> conditions_of(const std::string& option) {
@@ -281,7 +274,6 @@ std::vector<std::string> config_errors(const Config& config, int ranks) {
     data_rules(config, rules);
     run_rules(config, ranks, rules);
     fp8_rules(config, rules);
-    rank_rules(config, rules);
     offload_rules(config, rules);
     return rules.broken;
 }

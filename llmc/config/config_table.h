@@ -104,8 +104,8 @@ std::string batch_hint(int64_t sequences, int64_t micro_batch_size, int ranks);
 // Flags of Megatron-LM and others that correspond to one value of an option here. It is an error if the flag and the
 // option are both given and contradict each other.
 struct Spelling {
-    const char* name;                // "fp8-param-gather"
-    const char* option;              // "param-comm-dtype"
+    const char* name;                // "use-distributed-optimizer"
+    const char* option;              // "zero"
     const char *when_true, *when_false;
 };
 const std::vector<Spelling>& spellings();               // in config_names.cpp

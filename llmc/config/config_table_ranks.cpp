@@ -3,9 +3,6 @@
 
 namespace {
 
-void derive_param_comm(Config& c, const Given&) {
-    c.param_comm_dtype = c.zero == 3 && c.fp8_recipe != Fp8Recipe::kNone ? Dtype::kE4m3 : Dtype::kBf16;
-}
 
 void derive_grad_comm(Config& c, const Given&) { c.grad_comm_dtype = c.grad_dtype; }
 
@@ -52,12 +49,6 @@ void add_ranks(std::vector<OptionRow>& rows) {
          .help = "communication dtype of gradients, which are always added in FP32; fp8: E4M3 with a scale for each "
                  "128 values, for linear layers only",
          .derive = derive_grad_comm, .derived = "that of --grad-dtype", .ranks_only = true},
-        {.name = "param-comm-dtype", .group = kGroup,
-         .value = choice<Dtype>(AT(param_comm_dtype), {{"bf16", Dtype::kBf16}, {"fp8", Dtype::kE4m3}}),
-         .help = "communication dtype of weights that run in FP8; results are equal to the bit; --zero 3 always "
-                 "gathers their FP8 bytes",
-         .derive = derive_param_comm, .derived = "bf16; fp8 with --zero 3",
-         .on_resume = kSilent, .ranks_only = true},
         {.name = "comm-timeout", .group = kGroup, .value = number(AT(comm_timeout), {.low = 0, .high = 1e9}),
          .help = "seconds without progress of a rank after which all ranks end with exit code 6 and a hang report; ten "
                  "times as long until the first step is done and while files are read or written; 0: no limit",

@@ -3,8 +3,8 @@
 #include "llmc/base/rng.h"
 
 void AdamW::update(Ctx& ctx, const ShardUpdate& shard, const StepState* state) const {
-    ops::adamw(ctx, {.param = shard.weight, .master = shard.slot(StateKind::kMaster),
-                     .m = shard.slot(StateKind::kExpAvg), .v = shard.slot(StateKind::kExpAvgSq), .grad = shard.grad,
+    ops::adamw(ctx, {.param = shard.weight, .master = shard.state(StateKind::kMaster),
+                     .m = shard.state(StateKind::kExpAvg), .v = shard.state(StateKind::kExpAvgSq), .grad = shard.grad,
                      .state = state, .beta1 = static_cast<float>(config_.adam_beta1),
                      .beta2 = static_cast<float>(config_.adam_beta2),
                      .eps = static_cast<float>(config_.adam_eps),

@@ -1,5 +1,5 @@
 // The update of parameters from reduced gradients: math only. ShardedState has the buffers and this rank's shard
-// ranges; state_slots.h has the optimizers and their slots.
+// ranges; optimizer_state.h has the optimizers and their states.
 #pragma once
 #include <array>
 #include <memory>
@@ -15,10 +15,10 @@ struct ShardUpdate {
     int64_t begin = 0;                          // number of the first element within the parameter
     Tensor weight;                              // working type, =; empty if stored in FP8 only
     Tensor grad;                                // summed over the ranks
-    std::array<Tensor, kStateKinds> slots;      // by StateKind, updated; empty if the parameter has no such slot
+    std::array<Tensor, kStateKinds> states;      // by StateKind, updated; empty if the parameter has no such state
     Fp8Slot* amax = nullptr;                    // optional: amax_bits = max(itself, |new weight rounded to bf16|)
 
-    const Tensor& slot(StateKind kind) const { return slots[static_cast<size_t>(kind)]; }
+    const Tensor& state(StateKind kind) const { return states[static_cast<size_t>(kind)]; }
 };
 
 class Optimizer {

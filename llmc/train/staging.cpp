@@ -11,7 +11,7 @@ Staging::Staging(const Config& config, const Groups& groups, Trainer& trainer)
     const int64_t sequences = config.global_batch_size / groups.data_ranks;
     const int64_t ints_bytes = round_up(input_elems(config, sequences) * dtype_bytes(Dtype::kInt32), 256);
     const int64_t fp8_bytes = round_up(trainer.fp8().report_bytes(), 256);
-    const int64_t comm_bytes = round_up(trainer.reducer().report_bytes(), 256);
+    const int64_t comm_bytes = round_up(trainer.gradients().report_bytes(), 256);
     const int64_t buffer_bytes = ints_bytes + 2 * 256 + fp8_bytes + comm_bytes;   // a StepState each way
     static_assert(sizeof(StepState) <= 256);
     memory_.reset(static_cast<char*>(device::pinned_alloc(2 * buffer_bytes)));

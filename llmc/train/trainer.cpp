@@ -9,12 +9,12 @@
 
 namespace {
 
-// The slots of --zero 3.
-std::optional<WeightSlots> make_weight_slots(const Config& config, const Buckets& buckets, const Fp8Plan& plan,
-                                             Arena& arena) {
+// The buffers of --zero 3.
+std::optional<LayerBuffers> make_layer_buffers(const Config& config, const Buckets& buckets, const Fp8Plan& plan,
+                                               Arena& arena) {
     if (!shards_weights(config, buckets.ranks())) return std::nullopt;
-    return std::optional<WeightSlots>(std::in_place, buckets.layout(), static_cast<int>(config.shape.num_layers),
-                                      config.dtype, plan.weight_format, arena);
+    return std::optional<LayerBuffers>(std::in_place, buckets.layout(), static_cast<int>(config.shape.num_layers),
+                                       config.dtype, plan.weight_format, arena);
 }
 
 DecoderOptions decoder_options(const Config& config, HeadExchange& exchange) {
@@ -48,13 +48,13 @@ Trainer::Trainer(const Config& config, const ParamTable& table, const Fp8Plan& f
     : config_(config), table_(table), groups_(groups), arena_(arena), plan_(executed_plan(fp8_plan)),
       layout_(table, plan_, static_cast<int64_t>(config.bucket_mb * 1e6), Buckets::unit(groups.shard.world().ranks),
               shards_weights(config, groups.shard.world().ranks)),
-      buckets_(layout_, groups.shard.world().ranks), weight_slots_(make_weight_slots(config, buckets_, plan_, arena)),
-      fp8_(config, plan_, layout_, gathers_fp8(config, buckets_), arena, slots(), buckets_.ranks()),
-      sharded_(config, table, buckets_, groups.shard.world().rank, arena, slots()),
+      buckets_(layout_, groups.shard.world().ranks), layer_buffers_(make_layer_buffers(config, buckets_, plan_, arena)),
+      fp8_(config, plan_, layout_, shards_state(config, buckets_.ranks()), arena, layer_buffers(), buckets_.ranks()),
+      sharded_(config, table, buckets_, groups.shard.world().rank, arena, layer_buffers()),
       comm_stream_(config.overlap && groups.shard.world().ranks > 1),
-      reducer_(config, sharded_, groups, comm_stream_, arena),
-      gatherer_(config, table, sharded_, fp8_, slots(), groups, comm_stream_, arena),
-      optimizers_(make_optimizers(config)), store_(sharded_, reducer_, gatherer_),
+      grads_(config, table, buckets_, groups, comm_stream_, arena),
+      gatherer_(config, table, sharded_, fp8_, grads_, layer_buffers(), groups, comm_stream_, arena),
+      optimizers_(make_optimizers(config)), store_(sharded_, grads_, gatherer_),
       exchange_(groups, comm_stream_),
       decoder_(config.shape, table_, decoder_options(config, exchange_), arena, store_, fp8_),
       inputs_(arena.take(Purpose::kInputs, Dtype::kInt32, input_elems(config, config.micro_batch_size))),
@@ -135,9 +135,9 @@ void Trainer::begin_step(Ctx& ctx, const StagedStep& staged) {
 // Clears the gradients before the first backward of a step. With --offload masters their memory holds the new masters
 // of the step before (keep_master), which the all-gather of weights must have read.
 void Trainer::clear_gradients(Ctx& ctx) {
-    if (std::exchange(gradients_cleared_, true) || sharded_.shares_grads()) return;   // GradReducer clears shared ones
+    if (std::exchange(gradients_cleared_, true) || grads_.shares_memory()) return;
     gatherer_.wait(ctx);
-    sharded_.zero_grads(ctx);
+    grads_.zero(ctx);
 }
 
 // All micro-batches between the second and the last do the same: a rehearsal runs one of them and counts it for all.
@@ -145,7 +145,7 @@ void Trainer::forward_backward(Ctx& ctx, const StagedStep& staged) {
     for (int64_t i = 0; i < staged.micro_batches; i++) {
         const int64_t alike = ctx.rehearsal && i == 2 ? std::max<int64_t>(1, staged.micro_batches - 3) : 1;
         ctx.recorded_times = alike;
-        reducer_.begin(ctx, {.first = i == 0, .last = i + 1 == staged.micro_batches, .compare = staged.count_fp8});
+        grads_.begin(ctx, {.first = i == 0, .last = i + 1 == staged.micro_batches, .compare = staged.count_fp8});
         gatherer_.set_pass_follows(i + 1 < staged.micro_batches);
         micro_batch(ctx, staged, i, Fp8Phase::kTraining);
         ctx.recorded_times = 1;
@@ -157,7 +157,7 @@ void Trainer::forward_backward(Ctx& ctx, const StagedStep& staged) {
 void Trainer::reduce_gradients(Ctx& ctx, const StagedStep& staged) {
     enter(staged, Phase::kReduce);
     device::range_push("reduce");
-    reducer_.finish(ctx);
+    grads_.finish(ctx);
     device::range_pop();
 }
 
@@ -167,25 +167,25 @@ void Trainer::clip_and_guard(Ctx& ctx) {
     if (groups_.replicas.world().rank == 0) {
         Arena::Scope scope(ctx, arena_);
         Tensor scratch = arena_.scratch(Dtype::kFp64, kPartialSums);
-        for (const Tensor& block : sharded_.norm_blocks())
-            ops::sum_squares(ctx, {.sum = &state_->sum_squares, .in = block, .scratch = scratch});
+        for (const Tensor& shard : grads_.norm_shards())
+            ops::sum_squares(ctx, {.sum = &state_->sum_squares, .in = shard, .scratch = scratch});
     }
-    reducer_.all_reduce_norm(ctx, state_);
+    grads_.all_reduce_norm(ctx, state_);
     ops::step_guard(ctx, {.state = state_, .clip = static_cast<float>(config_.clip_grad)});
 }
 
 // Updates what this rank owns, and records the amaxes of the new weights.
 void Trainer::optimizer_step(Ctx& ctx) {
     fp8_.clear_weight_amax(ctx, state_);
-    sharded_.each_range(ctx, SlotAccess::kUpdate, [&](const ShardRange& range) {
+    sharded_.each_range(ctx, OffloadAccess::kUpdate, [&](const ShardRange& range) {
         const Param& param = table_.params[static_cast<size_t>(range.param)];
         ShardUpdate update{.param = param, .begin = range.begin, .weight = sharded_.weight(range),
-                           .grad = sharded_.reduced_grad(range), .slots = {}, .amax = fp8_.weight_slot(range.param)};
-        for (const StateSlot& row : kStateSlots)
-            if (param.has(row.kind)) update.slots[static_cast<size_t>(row.kind)] = sharded_.slot(row.kind, range);
+                           .grad = grads_.reduced(range), .states = {}, .amax = fp8_.weight_slot(range.param)};
+        for (const OptimizerState& row : kOptimizerStates)
+            if (param.has(row.kind)) update.states[static_cast<size_t>(row.kind)] = sharded_.state(row.kind, range);
         optimizers_[static_cast<size_t>(param.optimizer)]->update(ctx, update, state_);
         fp8_.record_block_amaxes(ctx, range.param, range.begin, sharded_.master(range));
-        sharded_.keep_master(ctx, range);
+        gatherer_.keep_master(ctx, range);
     });
 }
 
@@ -200,7 +200,7 @@ void Trainer::copy_results(Ctx& ctx, const StagedStep& staged) {
     // The report includes casts of weights, which may still be running on the side stream.
     if (staged.count_fp8) gatherer_.wait(ctx);
     if (staged.fp8_report) fp8_.copy_report(ctx, staged.fp8_report);
-    if (staged.grad_comm_report && staged.count_fp8) reducer_.copy_report(ctx, staged.grad_comm_report);
+    if (staged.grad_comm_report && staged.count_fp8) grads_.copy_report(ctx, staged.grad_comm_report);
     comm_stream_.set_timer(nullptr);
 }
 
@@ -229,13 +229,13 @@ bool Trainer::on_any_rank(bool mine) const {
 int64_t Trainer::timer_spans() const {
     const int64_t micro_batches = config_.global_batch_size / (config_.micro_batch_size * groups_.data_ranks) + 1;
     const int64_t exchanges = exchange_.ranks() > 1 ? 6 * config_.shape.num_layers * micro_batches : 0;
-    return gatherer_.timer_spans() + reducer_.timer_spans() + exchanges;
+    return gatherer_.timer_spans() + grads_.timer_spans() + exchanges;
 }
 
 std::vector<Tensor> Trainer::exchanged() const {
-    std::vector<Tensor> all = reducer_.exchanged();
-    if (slots())
-        for (const Tensor& memory : slots()->gathered()) all.push_back(memory);
+    std::vector<Tensor> all = grads_.exchanged();
+    if (layer_buffers_)
+        for (const Tensor& memory : layer_buffers_->gathered()) all.push_back(memory);
     return all;
 }
 

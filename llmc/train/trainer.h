@@ -22,7 +22,7 @@ struct StagedStep : HostInputs {
     StepState* inputs = nullptr;   // host part of StepState, copied to the device at the start of the step
     StepState* result = nullptr;   // copied to the host at the end
     void* fp8_report = nullptr;    // Fp8State::report_bytes(), copied to the host at the end
-    void* grad_comm_report = nullptr;   // GradReducer::report_bytes(), copied if count_fp8
+    void* grad_comm_report = nullptr;   // Gradients::report_bytes(), copied if count_fp8
     CommTimer* comm_timer = nullptr;
     std::function<void(Phase)> on_phase = {};   // called when the host begins to enqueue a phase
     bool count_fp8 = false;        // the reports have counts, and the scales after the step
@@ -78,7 +78,7 @@ public:
     Decoder& decoder() { return decoder_; }
     Fp8State& fp8() { return fp8_; }
     ShardedState& sharded_state() { return sharded_; }
-    GradReducer& reducer() { return reducer_; }
+    Gradients& gradients() { return grads_; }
     WeightGatherer& gatherer() { return gatherer_; }
     const Buckets& buckets() const { return buckets_; }
     // Micro-batches that the latest step ran, including the one that calibrated delayed scaling.
@@ -104,7 +104,7 @@ private:
 
     // Forward and backward of the `number`-th micro-batch of this rank.
     void micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase);
-    const WeightSlots* slots() const { return weight_slots_ ? &*weight_slots_ : nullptr; }
+    const LayerBuffers* layer_buffers() const { return layer_buffers_ ? &*layer_buffers_ : nullptr; }
     void calibrate(Ctx& ctx, const StagedStep& staged);
     void clear_gradients(Ctx& ctx);
 
@@ -115,11 +115,11 @@ private:
     const Fp8Plan plan_;
     const FlatLayout layout_;
     const Buckets buckets_;
-    const std::optional<WeightSlots> weight_slots_;   // --zero 3
+    const std::optional<LayerBuffers> layer_buffers_;   // --zero 3
     Fp8State fp8_;
     ShardedState sharded_;
     CommStream comm_stream_;
-    GradReducer reducer_;
+    Gradients grads_;
     WeightGatherer gatherer_;
     const std::vector<std::unique_ptr<Optimizer>> optimizers_;   // by OptimizerKind
     ZeroStore store_;

@@ -4,4 +4,4 @@
 # Predicted by plan, not measured: 7.8 s/it, 1.0 hours.
 # Options are passed on: --dry-run, --synthetic-data (timing alone, no shards needed), --save DIR.
 . "$(dirname "$0")/recipes.sh"
-finetune_llama31_8b --fp8-recipe delayed --fp8-param-gather "$@"
+finetune_llama31_8b --fp8-recipe delayed "$@"

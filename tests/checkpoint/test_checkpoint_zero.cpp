@@ -16,7 +16,7 @@ struct Case {
     std::string name;
     Config config;
 };
-// With gradients and weights communicated in FP8, other tensors are in a rank's memory when it saves.
+// With gradients communicated in FP8, other tensors are in a rank's memory when it saves.
 std::vector<Case> cases() {
     std::vector<Case> cases;
     const auto shapes = fp8_shapes();
@@ -28,7 +28,7 @@ std::vector<Case> cases() {
     add("bf16, bf16 gradients and moments", 1, Fp8Recipe::kNone).moment_dtype = Dtype::kBf16;
     cases.back().config.grad_dtype = Dtype::kBf16;
     add("delayed, tied head in FP8", 0, Fp8Recipe::kDelayed).fp8_lm_head = true;
-    add("delayed, weights in FP8", 2, Fp8Recipe::kDelayed).param_comm_dtype = Dtype::kE4m3;
+    add("delayed", 2, Fp8Recipe::kDelayed);
     Config& one_in_bf16 = add("1F1L", 1, Fp8Recipe::kTensorwise);
     one_in_bf16.first_last_layers_bf16 = true;
     one_in_bf16.num_layers_at_start_in_bf16 = 1;
@@ -162,8 +162,7 @@ TEST_CASE("checkpoint, training: a run resumed at another level of --zero or wit
     };
     const Setting settings[] = {{2, 0, 0}, {4, 1, 2}, {3, 2, 0}, {4, 2, 2}, {2, 1, 0},
                                 {2, 3, 0}, {4, 3, 2}};
-    Config config = cases()[3].config;   // delayed, weights in FP8
-    config.param_comm_dtype = Dtype::kBf16;
+    const Config config = cases()[3].config;   // delayed
     for (const Setting& writer : settings) {
         TempDir dir;
         Config writes = config;

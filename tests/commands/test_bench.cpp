@@ -145,7 +145,7 @@ TEST_CASE("bench: every operation and transfer of a step is one call, and timing
         CHECK(!calls[i].on_side_stream);
         ran += entries;
         passes += entries == 2;
-        fills += calls[i].transfer && calls[i].bytes == timed.model.trainer->sharded_state().grads().bytes();
+        fills += calls[i].transfer && calls[i].bytes == timed.model.trainer->gradients().memory().bytes();
     }
     CHECK_EQ(ran, planned);
     CHECK_EQ(fills, 1);   // of the gradients

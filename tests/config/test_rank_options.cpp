@@ -19,17 +19,15 @@ TEST_CASE("rank options: by default gradients are communicated in their own dtyp
 }
 
 TEST_CASE("rank options: Megatron's flags are accepted with a note, on the command line and in files") {
-    const Words fp8 = {"--fp8-recipe", "delayed"};
-    const ParsedConfig p = parse("gpt2", joined(joined(base(""), fp8), {"--fp8-param-gather"}));
-    CHECK(p.config.param_comm_dtype == Dtype::kE4m3);
-    CHECK(p.notes == Words{"--fp8-param-gather is --param-comm-dtype fp8"});
-    CHECK(parsed(joined(fp8, {"--fp8-param-gather=false"})).param_comm_dtype == Dtype::kBf16);
+    const ParsedConfig p = parse("gpt2", joined(base(""), {"--overlap-param-gather"}));
+    CHECK(p.config.overlap);
+    CHECK(p.notes == Words{"--overlap-param-gather is --overlap on"});
     CHECK(!parsed({"--overlap-grad-reduce=false"}).overlap);
     CHECK(parsed({"--use-distributed-optimizer=off"}).zero == 0);
     CHECK(parsed({"--use-distributed-optimizer"}).zero == 1);
-    const TempFile file("{\"fp8_recipe\": \"tensorwise\", \"fp8_param_gather\": true, \"overlap-grad-reduce\": false}");
+    const TempFile file("{\"use_distributed_optimizer\": false, \"overlap-grad-reduce\": false}");
     const Config c = parsed({"--config", file.path});
-    CHECK(c.param_comm_dtype == Dtype::kE4m3);
+    CHECK(c.zero == 0);
     CHECK(!c.overlap);
     CHECK(parsed({"--config", file.path, "--overlap_param_gather"}).overlap);   // the command line wins
     for (const Words& words : {Words{"--overlap", "off", "--overlap_param_gather"},
@@ -37,10 +35,11 @@ TEST_CASE("rank options: Megatron's flags are accepted with a note, on the comma
         CHECK_EQ(refusal("gpt2", joined(base(""), words)), "--overlap_param_gather is --overlap on, and --overlap says "
                  "off: leave one of the two out");
 
-    CHECK(contains(refusal("gpt2", joined(base(""), {"--fp8-param-gather=3"})), "must be true or false"));
-    const TempFile number("{\"fp8_param_gather\": 1}");
+    CHECK(contains(refusal("gpt2", joined(base(""), {"--overlap-param-gather=3"})), "must be true or false"));
+    const TempFile number("{\"overlap_param_gather\": 1}");
     CHECK(contains(refusal("gpt2", joined(base(""), {"--config", number.path})), "must be true or false"));
-    CHECK(contains(refusal("gpt2", {"--fp8-param-gathr"}), "did you mean --fp8-param-gather?"));
+    CHECK(contains(refusal("gpt2", {"--overlap-param-gathr"}), "did you mean --overlap-param-gather?"));
+    CHECK(contains(refusal("gpt2", {"--fp8-param-gather"}), "(Megatron-LM): leave it out: always so: weights of FP8"));
     for (const Spelling& spelling : spellings()) {
         const OptionRow* row = find_option(spelling.option);
         REQUIRE(row);
@@ -58,9 +57,6 @@ TEST_CASE("rank options: options without effect are refused") {
         CHECK(contains(text, "has no effect: "));
         CHECK(contains(text, part));
     };
-    refused({"--fp8-param-gather"}, "FP8 is off (--fp8-recipe none)");
-    refused({"--param-comm-dtype", "bf16"}, "FP8 is off (--fp8-recipe none)");
-    refused({"--param-comm-dtype", "fp8", "--fp8-recipe", "delayed", "--zero", "0"}, "--zero 0");
     refused({"--fp8-stats-interval", "1"}, "FP8 is off");
     CHECK(parsed({"--fp8-stats-interval", "1", "--grad-comm-dtype", "fp8"}).fp8_stats_interval == 1);
     refused({"--zero-group", "2", "--zero", "0"}, "--zero 0 shards nothing");
@@ -69,11 +65,6 @@ TEST_CASE("rank options: options without effect are refused") {
     CHECK(parsed({"--zero", "3", "--grad-shard-dtype", "bf16"}).grad_shard_dtype == Dtype::kBf16);
     CHECK(parsed({"--zero", "2"}).zero == 2);
     CHECK(parsed({"--zero", "3"}).zero == 3);
-    const Words sharded = joined(base(""), {"--fp8-recipe", "delayed", "--zero", "3"});
-    CHECK(parse("gpt2", sharded).config.param_comm_dtype == Dtype::kE4m3);
-    CHECK(parse("gpt2", joined(base(""), {"--zero", "3"})).config.param_comm_dtype == Dtype::kBf16);
-    CHECK(contains(refusal("gpt2", joined(sharded, {"--param-comm-dtype", "bf16"})),
-                   "ranks hold shards of the FP8 weights"));
     CHECK(contains(refusal("gpt2", joined(base(""), {"--zero", "4"})), "--zero 4: must be an integer in [0, 3]"));
     CHECK(contains(refusal("gpt2", joined(base(""), {"--bucket-mb", "0"})), "--bucket-mb 0: must be a number in (0"));
 }

@@ -50,7 +50,7 @@ class OffloadTest(TrainTest):
 @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
 class OffloadRanksTest(RanksTest):
     def test_ranks_write_the_same_checkpoints(self):
-        for options in (["--fp8-recipe", "delayed", "--fp8-param-gather"],
+        for options in (["--fp8-recipe", "delayed"],
                         ["--fp8-recipe", "tensorwise", "--zero", "0"],
                         ["--fp8-recipe", "delayed", "--zero", "3", *LONG, "--context-parallel", "2"],
                         ["--fp8-recipe", "delayed", "--zero", "2", "--grad-shard-dtype", "bf16", *LONG,

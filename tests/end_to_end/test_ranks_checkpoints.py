@@ -54,7 +54,7 @@ class RankCheckpointsTest(RanksTest):
     def test_saved_on_two_and_resumed_on_others(self):
         """Resumes across the end of an epoch, which has 312 samples or 26 steps."""
         recipes = {"fp32": (GPT2, ["--dtype", "fp32"]),
-                   "delayed": (LLAMA, ["--fp8-recipe", "delayed", "--fp8-amax-history-len", "3", "--fp8-param-gather"]),
+                   "delayed": (LLAMA, ["--fp8-recipe", "delayed", "--fp8-amax-history-len", "3"]),
                    "1F1L": (LLAMA, ["--fp8-recipe", "tensorwise", "--first-last-layers-bf16",
                                     "--num-layers-at-end-in-bf16", "0"]),
                    "blockwise": (GPT2, ["--fp8-recipe", "blockwise"])}

@@ -1,4 +1,4 @@
-// The layout of parameters in the flat buffers, and their state slots. tests/parallel/test_buckets.cpp tests offsets
+// The layout of parameters in the flat buffers, and their state states. tests/parallel/test_buckets.cpp tests offsets
 // and sharding.
 #include "tests/support/doctest.h"
 
@@ -64,13 +64,13 @@ TEST_CASE("flat layout: the layers of a group in messages") {
     CHECK(layers_text(group, 4) == "head");
 }
 
-TEST_CASE("state slots: a row and a file for every kind, and every optimizer keeps a master") {
-    CHECK(std::size(kStateSlots) == kStateKinds);
+TEST_CASE("state states: a row and a file for every kind, and every optimizer keeps a master") {
+    CHECK(std::size(kOptimizerStates) == kStateKinds);
     std::set<std::string> names, files;
-    for (const StateSlot& slot : kStateSlots) {
-        CHECK(state_slot(slot.kind).file == slot.file);
-        CHECK(names.insert(slot.name).second);
-        CHECK(files.insert(slot.file).second);
+    for (const OptimizerState& state : kOptimizerStates) {
+        CHECK(state_row(state.kind).file == state.file);
+        CHECK(names.insert(state.name).second);
+        CHECK(files.insert(state.file).second);
     }
     for (const OptimizerRow& row : kOptimizers) {
         CHECK(&row == &kOptimizers[static_cast<size_t>(row.kind)]);
@@ -81,7 +81,7 @@ TEST_CASE("state slots: a row and a file for every kind, and every optimizer kee
                                          "optimizer/v.safetensors"});
 }
 
-TEST_CASE("state slots: moments are in --moment-dtype and masters in FP32; with FP64 all are in FP64") {
+TEST_CASE("state states: moments are in --moment-dtype and masters in FP32; with FP64 all are in FP64") {
     const StateDtypes bf16_moments{.weight = Dtype::kBf16, .moment = Dtype::kBf16};
     CHECK(bf16_moments.of(StateKind::kMaster) == Dtype::kFp32);
     CHECK(bf16_moments.of(StateKind::kExpAvg) == Dtype::kBf16);

@@ -94,7 +94,6 @@ TEST_CASE("comm plan: a step communicates what is planned, with every recipe, co
                 Config config = small(recipe);
                 config.grad_comm_dtype = grad;
                 config.zero = zero;
-                if (recipe != Fp8Recipe::kNone && zero > 0) config.param_comm_dtype = Dtype::kE4m3;
                 CAPTURE(static_cast<int>(recipe));
                 CAPTURE(dtype_name(grad));
                 CAPTURE(zero);
@@ -109,13 +108,14 @@ TEST_CASE("comm plan: a step communicates what is planned, with every recipe, co
 
 TEST_CASE("comm plan: bytes follow from the communication dtypes") {
     const Config config = small(Fp8Recipe::kDelayed);
-    const MemoryPlan bf16 = memory_of(config, 4);
-    const int64_t flat = bf16.flat_elems;
-    CHECK(bytes_of(bf16, "reduce-scatter", Dtype::kFp32) == 4 * flat);
-    CHECK(bytes_of(bf16, "all-gather", Dtype::kBf16) == 2 * flat);
+    const MemoryPlan bf16 = memory_of(small(Fp8Recipe::kNone), 4);
+    CHECK(bytes_of(bf16, "reduce-scatter", Dtype::kFp32) == 4 * bf16.flat_elems);
+    CHECK(bytes_of(bf16, "all-gather", Dtype::kBf16) == 2 * bf16.flat_elems);
     CHECK(bytes_of(bf16, "all-gather", Dtype::kE4m3) == 0);
 
-    const MemoryPlan fp8 = memory_of(changed(config, [](Config& c) { c.param_comm_dtype = Dtype::kE4m3; }), 4);
+    const MemoryPlan fp8 = memory_of(config, 4);
+    const int64_t flat = fp8.flat_elems;
+    CHECK(bytes_of(fp8, "reduce-scatter", Dtype::kFp32) == 4 * flat);
     const int64_t in_fp8 = bytes_of(fp8, "all-gather", Dtype::kE4m3);
     CHECK(in_fp8 > flat / 2);
     CHECK(bytes_of(fp8, "all-gather", Dtype::kBf16) == 2 * (flat - in_fp8));

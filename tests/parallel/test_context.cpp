@@ -200,7 +200,7 @@ std::vector<Case> fp8_cases() {
     restarts.fp8_attention = restarts.reset_attention_mask = restarts.reset_position_ids = true;
     restarts.shape.kv_channels = 64;
     Config& sums = add("tensorwise, biases behind qk-norm, FP8 communication", 2, Fp8Recipe::kTensorwise);
-    sums.grad_comm_dtype = sums.param_comm_dtype = Dtype::kE4m3;
+    sums.grad_comm_dtype = Dtype::kE4m3;
     add("tensorwise, biases, documents", 0, Fp8Recipe::kTensorwise).reset_attention_mask = true;
     add("blockwise", 1, Fp8Recipe::kBlockwise).recompute = Recompute::kBlock;
     return all;

@@ -46,14 +46,14 @@ void check(const Placed& placed, bool overlaps) {
     for (size_t a = 0; a < count; a++) {
         const std::set<int> by = writers(placed, placed.bucket(a));
         // Stages count layers downward.
-        const int opens = placed.placement.opens[a], first = placed.head() - *by.rbegin();
-        CHECK(opens >= 0);
-        CHECK(opens <= first);
+        const int stage = placed.placement.first_stage[a], first = placed.head() - *by.rbegin();
+        CHECK(stage >= 0);
+        CHECK(stage <= first);
         end = std::max(end, placed.placement.offsets[a] + placed.bucket(a).elems);
         CHECK(placed.placement.offsets[a] % kParamAlign == 0);
-        const std::vector<int>& sharers = placed.placement.sharers[a];
+        const std::vector<int>& overlapping = placed.placement.overlapping[a];
         for (size_t b = 0; b < count; b++) {
-            const bool shares = std::find(sharers.begin(), sharers.end(), static_cast<int>(b)) != sharers.end();
+            const bool shares = std::find(overlapping.begin(), overlapping.end(), static_cast<int>(b)) != overlapping.end();
             CHECK(shares == overlap(placed, a, b));
             if (a == b || !shares) continue;
             // One bucket is complete before the other begins; with overlap, the backward pass of a whole layer lies
@@ -61,7 +61,7 @@ void check(const Placed& placed, bool overlaps) {
             const int done_a = placed.head() - *by.begin();
             const int done_b = placed.head() - *writers(placed, placed.bucket(b)).begin();
             const int apart = overlaps ? 1 : 0;
-            CHECK((done_a + apart < placed.placement.opens[b] || done_b + apart < placed.placement.opens[a]));
+            CHECK((done_a + apart < placed.placement.first_stage[b] || done_b + apart < placed.placement.first_stage[a]));
         }
     }
     CHECK(end == placed.placement.elems);
@@ -91,7 +91,7 @@ TEST_CASE("grad placement: whole gradients have the offsets of the flat buffers 
     const Placed placed(fp8_config(fp8_shapes()[0], Fp8Recipe::kDelayed), 2, 20000);
     const GradPlacement whole = whole_placement(placed.buckets);
     CHECK(whole.elems == placed.layout.flat_elems());
-    CHECK(whole.opens.empty());
+    CHECK(whole.first_stage.empty());
     for (size_t b = 0; b < whole.offsets.size(); b++) CHECK(whole.offsets[b] == placed.bucket(b).begin);
 }
 

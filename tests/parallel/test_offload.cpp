@@ -30,24 +30,19 @@ std::vector<OffloadCase> offload_cases() {
     one.moment_dtype = Dtype::kBf16;
     add("delayed, tied head in FP8, fp32 gradients", 0, Fp8Recipe::kDelayed, 1).fp8_lm_head = true;
     add("delayed, 2 ranks", 1, Fp8Recipe::kDelayed, 2).moment_dtype = Dtype::kBf16;
-    Config& bytes = add("tensorwise, head in FP8, weights gathered in FP8, 4 ranks", 1, Fp8Recipe::kTensorwise, 4);
-    bytes.fp8_lm_head = true;
-    bytes.param_comm_dtype = Dtype::kE4m3;
-    add("blockwise, weights gathered in FP8, 2 ranks", 0, Fp8Recipe::kBlockwise, 2).param_comm_dtype = Dtype::kE4m3;
+    add("tensorwise, head in FP8, 4 ranks", 1, Fp8Recipe::kTensorwise, 4).fp8_lm_head = true;
+    add("blockwise, 2 ranks", 0, Fp8Recipe::kBlockwise, 2);
     add("delayed, ZeRO-2, 2 ranks", 1, Fp8Recipe::kDelayed, 2).zero = 2;
-    Config& all = add("blockwise, ZeRO-2, weights gathered in FP8, 3 ranks", 0, Fp8Recipe::kBlockwise, 3);
+    Config& all = add("blockwise, ZeRO-2, 3 ranks", 0, Fp8Recipe::kBlockwise, 3);
     all.zero = 2;
-    all.param_comm_dtype = Dtype::kE4m3;
     all.grad_dtype = Dtype::kBf16;
-    Config& rounded = add("blockwise, ZeRO-2, weights gathered in FP8, shards of gradients in bf16, 2 ranks", 1,
+    Config& rounded = add("blockwise, ZeRO-2, shards of gradients in bf16, 2 ranks", 1,
                           Fp8Recipe::kBlockwise, 2);
     rounded.zero = 2;
-    rounded.param_comm_dtype = Dtype::kE4m3;
     rounded.grad_shard_dtype = Dtype::kBf16;
     add("delayed, ZeRO-3, 2 ranks", 1, Fp8Recipe::kDelayed, 2).zero = 3;
     Config& three = add("tensorwise, ZeRO-3, shards of gradients in bf16, 3 ranks", 0, Fp8Recipe::kTensorwise, 3);
     three.zero = 3;
-    three.param_comm_dtype = Dtype::kE4m3;
     three.grad_shard_dtype = Dtype::kBf16;
     add("blockwise, ZeRO-0, 2 ranks", 1, Fp8Recipe::kBlockwise, 2).zero = 0;
     return offload_cases;
@@ -110,7 +105,7 @@ TEST_CASE("offload: the streams may be deferred as far as the events allow, and 
     config.micro_batch_size = config.global_batch_size = 4;
     const Run expected = watch(config, false, nullptr);
     // Each buffer has two chunks: if one had a single chunk, events of others would imply those of its own.
-    const int64_t units = memory_of(config, 1).flat_elems / kParamAlign, chunks = 2 * OffloadedSlots::kBuffers;
+    const int64_t units = memory_of(config, 1).flat_elems / kParamAlign, chunks = 2 * OffloadedState::kBuffers;
     const int64_t elems = (units + chunks - 1) / chunks * kParamAlign;
     const Config away = offloaded(config, {"moments", "masters"}, 1e-6 * static_cast<double>(elems * 12 + 1));
     constexpr int64_t kMany = 1 << 20;
@@ -122,7 +117,7 @@ TEST_CASE("offload: the streams may be deferred as far as the events allow, and 
     CHECK(watch(away, true, &left) == expected);
     CHECK(kMany - left == orders);
     for (int64_t n = 0; n < orders; n++) {
-        if (n < 2 * OffloadedSlots::kBuffers && n % 2 == 0) continue;   // the first use of a buffer waits for nothing
+        if (n < 2 * OffloadedState::kBuffers && n % 2 == 0) continue;   // the first use of a buffer waits for nothing
         CAPTURE(n);
         int64_t missing = n;
         const bool side = !(watch(away, false, &missing) == expected);
@@ -136,15 +131,15 @@ TEST_CASE("offload: a run moves from resident state to offloaded state and back 
     TestModel from(away), to(config), back(away);
     const auto copy = [](TestModel& a, TestModel& b) {
         const StateAccess read = a.trainer->state_access(a.ctx), write = b.trainer->state_access(b.ctx);
-        for (const StateSlot& slot : kStateSlots)
+        for (const OptimizerState& row : kOptimizerStates)
             for (size_t p = 0; p < a.table.params.size(); p++) {
                 // In parts that begin and end on both sides of the border between device and host memory.
-                const int64_t elems = a.table.params[p].elems(), size = dtype_bytes(read.dtypes.of(slot.kind));
+                const int64_t elems = a.table.params[p].elems(), size = dtype_bytes(read.dtypes.of(row.kind));
                 for (int64_t begin = 0; begin < elems; begin += 1001) {
                     const int64_t count = std::min<int64_t>(1001, elems - begin);
                     Bytes bytes(static_cast<size_t>(count * size));
-                    read.read(slot.kind, static_cast<int>(p), begin, count, bytes.data());
-                    write.write(slot.kind, static_cast<int>(p), begin, count, bytes.data());
+                    read.read(row.kind, static_cast<int>(p), begin, count, bytes.data());
+                    write.write(row.kind, static_cast<int>(p), begin, count, bytes.data());
                 }
             }
         b.trainer->weights_from_masters(b.ctx, true);
@@ -223,7 +218,6 @@ TEST_CASE("offload: all of it, with context parallelism and every --zero, gives 
         config.zero = zero;
         config.loss_chunk = 16;
         if (zero == 2) config.grad_shard_dtype = Dtype::kBf16;
-        if (zero == 3) config.param_comm_dtype = Dtype::kE4m3;
         for (const auto& [ranks, context] : std::vector<std::pair<int, int>>{{2, 2}, {4, 2}, {4, 4}}) {
             CAPTURE(zero);
             CAPTURE(ranks);

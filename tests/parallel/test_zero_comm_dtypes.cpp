@@ -65,7 +65,7 @@ Reduction reduce_gradients(Config config, int ranks, const Corrupt& corrupt = {}
         capture_gradients(model, store, reduction.local[rank], corrupt);
         model.set_random_batch(config.global_batch_size, 5);
         model.staged.count_fp8 = config.fp8_stats_interval > 0;
-        model.staged.grad_comm_report = model.trainer->reducer().report_bytes() ? &reduction.reports[rank] : nullptr;
+        model.staged.grad_comm_report = model.trainer->gradients().report_bytes() ? &reduction.reports[rank] : nullptr;
         model.step();
         const std::lock_guard lock(mutex);
         reduction.skip += model.result.skip;
@@ -75,7 +75,7 @@ Reduction reduce_gradients(Config config, int ranks, const Corrupt& corrupt = {}
             reduction.sums[param].resize(static_cast<size_t>(model.table.params[i].elems()));
         }
         for (const ShardRange& range : model.trainer->sharded_state().ranges()) {
-            const std::vector<double> sum = model.read(model.trainer->sharded_state().reduced_grad(range));
+            const std::vector<double> sum = model.read(model.trainer->gradients().reduced(range));
             std::copy(sum.begin(), sum.end(), reduction.sums[range.param].begin() + range.begin);
         }
     });
@@ -225,10 +225,7 @@ TEST_CASE("grad comm dtypes: with a bf16 shard bits do not depend on overlap, an
             CAPTURE(c.name);
             CAPTURE(ranks);
             const Config two = with_bf16_shard(c.config);
-            const Config three = changed(two, [](Config& c) {
-                c.zero = 3;
-                if (c.fp8_recipe != Fp8Recipe::kNone) c.param_comm_dtype = Dtype::kE4m3;
-            });
+            const Config three = changed(two, [](Config& c) { c.zero = 3; });
             const auto alone = [](Config& c) { c.overlap = false; };
             const Run run = train(two, ranks, 2);
             CHECK(run.skips == std::vector<int>(2, 0));
@@ -245,7 +242,7 @@ TEST_CASE("grad comm dtypes: with a bf16 shard bits do not depend on overlap, an
     Config config = in_small_buckets(fp8_config(fp8_shapes()[1], Fp8Recipe::kDelayed));
     config.global_batch_size = 3;
     for (int64_t zero : {2, 3}) {
-        const Config wide = changed(config, [&](Config& c) { c.zero = zero, c.param_comm_dtype = Dtype::kE4m3; });
+        const Config wide = changed(config, [&](Config& c) { c.zero = zero; });
         const MemoryPlan before = memory_of(wide, 3), after = memory_of(changed(wide, [](Config& c) {
             c.grad_shard_dtype = Dtype::kBf16;
         }), 3);

@@ -25,7 +25,7 @@ public:
         model_.staged.count_fp8 = count;
         if (count) {
             model_.staged.fp8_report = fp8_report_.empty() ? nullptr : fp8_report_.data();
-            model_.staged.grad_comm_report = model_.trainer->reducer().report_bytes() ? &grad_comm_report_ : nullptr;
+            model_.staged.grad_comm_report = model_.trainer->gradients().report_bytes() ? &grad_comm_report_ : nullptr;
         }
         model_.step();
         note(model_.result);
@@ -119,8 +119,7 @@ std::vector<StreamCase> stream_cases() {
     Config& delayed = add("delayed, gradients in FP8", 1, Fp8Recipe::kDelayed);
     delayed.grad_comm_dtype = Dtype::kE4m3;
     delayed.fp8_stats_interval = 1;
-    Config& tensorwise = add("tensorwise, weights in FP8, bf16 gradients", 1, Fp8Recipe::kTensorwise);
-    tensorwise.param_comm_dtype = Dtype::kE4m3;
+    Config& tensorwise = add("tensorwise, bf16 gradients", 1, Fp8Recipe::kTensorwise);
     tensorwise.grad_dtype = Dtype::kBf16;
     add("blockwise, replicated", 0, Fp8Recipe::kBlockwise).zero = 0;
     // Two micro-batches, so that buckets use memory again in which others were reduced.
@@ -134,7 +133,7 @@ std::vector<StreamCase> stream_cases() {
     small.global_batch_size = 4;
     small.grad_dtype = Dtype::kBf16;
     small.bucket_mb = 1e-6;
-    // Slots that several layers use, and two micro-batches.
+    // Buffers that several layers use, and two micro-batches.
     const auto shard_weights = [](Config& config, int64_t layers) {
         config.zero = 3;
         config.shape.num_layers = layers;

@@ -1,5 +1,5 @@
 // ZeRO-3 gathers the weights of a layer before it runs. A run has the bits of ZeRO-2, in less memory, and its passes
-// read no weight outside of its layer: tests fill slots with NaN when a layer leaves them.
+// read no weight outside of its layer: tests fill layer buffers with NaN when a layer leaves them.
 #include "tests/support/zero_test.h"
 
 namespace {
@@ -9,7 +9,7 @@ struct WeightCase {
     Config config;
 };
 
-// Five layers, so that slots are used by several of them.
+// Five layers, so that layer buffers are used by several of them.
 std::vector<WeightCase> weight_cases() {
     std::vector<WeightCase> weight_cases;
     const auto shapes = fp8_shapes();
@@ -72,7 +72,7 @@ TEST_CASE("zero weights: groups of ranks gather among themselves") {
     }
 }
 
-TEST_CASE("zero weights: a rank holds its blocks, the slots, and norms and biases whole") {
+TEST_CASE("zero weights: a rank holds its shards, the layer buffers, and norms and biases whole") {
     for (const WeightCase& c : weight_cases()) {
         CAPTURE(c.name);
         const int ranks = 3;
@@ -104,18 +104,17 @@ TEST_CASE("zero weights: a rank holds its blocks, the slots, and norms and biase
         }
         CHECK(plan.purpose_bytes[static_cast<size_t>(Purpose::kWeights)] == permanent + scales);
 
-        int64_t slot = 0, back = 0;
-        for (int l = 0; l < 5; l++) slot = std::max(slot, whole[l]), back = std::max(back, transposed[l]);
-        const int64_t slots = 2 * slot + 2 * back + std::max(whole[-1], whole[5] + transposed[5]);
+        int64_t buffer = 0, back = 0;
+        for (int l = 0; l < 5; l++) buffer = std::max(buffer, whole[l]), back = std::max(back, transposed[l]);
+        const int64_t buffers = 2 * buffer + 2 * back + std::max(whole[-1], whole[5] + transposed[5]);
         Config one = config;   // the same gradients, communicated in the same buckets
         one.zero = 2;
-        one.param_comm_dtype = Dtype::kE4m3;
         const auto comm = static_cast<size_t>(Purpose::kComm);
-        CHECK(plan.purpose_bytes[comm] - slots <= memory_of(one, ranks).purpose_bytes[comm]);
+        CHECK(plan.purpose_bytes[comm] - buffers <= memory_of(one, ranks).purpose_bytes[comm]);
     }
 }
 
-TEST_CASE("zero weights: a pass gathers the layers that no slot holds, FP8 linear layers as bytes") {
+TEST_CASE("zero weights: a pass gathers the layers that no buffer holds, FP8 linear layers as bytes") {
     const auto shape = fp8_shapes()[1];
     for (const bool fp8 : {false, true}) {
         Config config = zero3(in_small_buckets(fp8_config(shape, fp8 ? Fp8Recipe::kDelayed : Fp8Recipe::kNone)));
@@ -135,7 +134,7 @@ TEST_CASE("zero weights: a pass gathers the layers that no slot holds, FP8 linea
             CAPTURE(fp8);
             CAPTURE(micro_batches);
             const MemoryPlan plan = memory_of(config, 2);
-            // The forward pass of the first micro-batch finds the first two layers in slots, because the last step has
+            // The forward pass of the first micro-batch finds the first two layers in buffers, because the last step has
             // gathered them; each later pass finds two layers of the pass before it.
             const int64_t blocks = 2 + micro_batches * (7 - 2) * 2;
             const int64_t others = ends * micro_batches + norms;

@@ -27,8 +27,7 @@ TUNE = {"ranks": 8, "seq-length": 4096, "micro-batch-size": 4, "global-batch-siz
 DELAYED = {"fp8-recipe": "delayed"}
 RECIPES = {
     "train_llama3_8b_h200_bf16": LLAMA8B,
-    "train_llama3_8b_h200_fp8": {**LLAMA8B, **DELAYED, "fp8-amax-history-len": 1024, "param-comm-dtype": "fp8",
-                                 "fp8-format": "hybrid"},
+    "train_llama3_8b_h200_fp8": {**LLAMA8B, **DELAYED, "fp8-amax-history-len": 1024, "fp8-format": "hybrid"},
     "train_llama3_8b_h200_fp8_cs": {**LLAMA8B, "fp8-recipe": "tensorwise", "first-last-layers-bf16": False},
     "train_llama3_8b_h200_fp8_cs_1F1L": {**LLAMA8B, "fp8-recipe": "tensorwise", "first-last-layers-bf16": True,
                                          "num-layers-at-start-in-bf16": 1, "num-layers-at-end-in-bf16": 1},

@@ -156,19 +156,19 @@ struct FakeState {
 
     explicit FakeState(const ModelConfig& c, const StateDtypes& types = {})
         : config(c), table(make_param_table(c)), dtypes(types) {
-        for (const StateSlot& slot : kStateSlots)
+        for (const OptimizerState& row : kOptimizerStates)
             for (const Param& param : table.params)
-                of(slot.kind).emplace_back(static_cast<size_t>(param.elems() * dtype_bytes(dtypes.of(slot.kind))),
+                of(row.kind).emplace_back(static_cast<size_t>(param.elems() * dtype_bytes(dtypes.of(row.kind))),
                                            '\x5a');
     }
 
     std::vector<std::vector<char>>& of(StateKind kind) { return bytes[static_cast<int>(kind)]; }
     // Random bits, including NaN.
     void randomise(uint64_t seed) {
-        for (const StateSlot& slot : kStateSlots)
+        for (const OptimizerState& row : kOptimizerStates)
             for (size_t p = 0; p < table.params.size(); p++) {
-                std::vector<char>& data = of(slot.kind)[p];
-                const uint64_t key = rng_key(seed + static_cast<uint64_t>(slot.kind), table.params[p].name);
+                std::vector<char>& data = of(row.kind)[p];
+                const uint64_t key = rng_key(seed + static_cast<uint64_t>(row.kind), table.params[p].name);
                 for (size_t i = 0; i < data.size(); i += 2) {
                     const uint32_t word = philox(key, i).word[0];
                     std::memcpy(&data[i], &word, 2);

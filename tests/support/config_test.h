@@ -119,7 +119,6 @@ inline const std::map<std::string, Sample>& samples() {
         {"zero-group", {{"2", "8"}, {}}},
         {"overlap", {{"off"}, {}}},                           {"grad-comm-dtype", {{"bf16", "fp8"}, {}}},
         {"grad-shard-dtype", {{"bf16"}, {"--zero", "2"}}},
-        {"param-comm-dtype", {{"fp8"}, fp8}},
         {"save", {{"out", "ckpt dir"}, {}}},
         {"save-interval", {{"0", "20"}, save}},               {"keep", {{"1", "5"}, save}},
         {"save-async", {{"true"}, save}},

@@ -57,10 +57,10 @@ struct FakeShards : FakeState {
 
     // Copies this rank's part of another state.
     void take(FakeState& whole) {
-        for (const StateSlot& slot : kStateSlots) each_held([&](size_t p, const ElementRange& part) {
-            const int64_t element = dtype_bytes(dtypes.of(slot.kind));
-            std::memcpy(of(slot.kind)[p].data() + part.begin * element,
-                        whole.of(slot.kind)[p].data() + part.begin * element,
+        for (const OptimizerState& row : kOptimizerStates) each_held([&](size_t p, const ElementRange& part) {
+            const int64_t element = dtype_bytes(dtypes.of(row.kind));
+            std::memcpy(of(row.kind)[p].data() + part.begin * element,
+                        whole.of(row.kind)[p].data() + part.begin * element,
                         static_cast<size_t>(part.count * element));
         });
     }
@@ -69,8 +69,8 @@ struct FakeShards : FakeState {
         FakeShards expected(whole, comm, zero);
         expected.held = held;
         expected.take(whole);
-        for (const StateSlot& slot : kStateSlots)
-            if (expected.of(slot.kind) != of(slot.kind)) return false;
+        for (const OptimizerState& row : kOptimizerStates)
+            if (expected.of(row.kind) != of(row.kind)) return false;
         return true;
     }
 

@@ -33,14 +33,14 @@ struct Run {
 // Copies this rank's shards into the state of all ranks.
 inline void add_state(TestModel& model, std::map<std::string, Bytes>& state) {
     const StateAccess access = model.trainer->state_access(model.ctx);
-    for (const StateSlot& slot : kStateSlots) {
-        const int64_t size = dtype_bytes(access.dtypes.of(slot.kind));
+    for (const OptimizerState& row : kOptimizerStates) {
+        const int64_t size = dtype_bytes(access.dtypes.of(row.kind));
         for (size_t i = 0; i < model.table.params.size(); i++) {
             const Param& p = model.table.params[i];
-            Bytes& bytes = state[slot.name + (" " + p.name)];
+            Bytes& bytes = state[row.name + (" " + p.name)];
             bytes.resize(static_cast<size_t>(p.elems() * size));
             for (const ElementRange& range : held_within(access, static_cast<int>(i), {0, p.elems()}))
-                access.read(slot.kind, static_cast<int>(i), range.begin, range.count,
+                access.read(row.kind, static_cast<int>(i), range.begin, range.count,
                             bytes.data() + range.begin * size);
         }
     }

@@ -27,16 +27,16 @@ template <typename T> void write_out(Ctx& ctx, void* device_memory, const std::v
 
 }  // namespace
 
-Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& layout, bool gathers_bytes,
-                   Arena& arena, const WeightSlots* slots, int ranks)
-    : config_(config), plan_(plan), gathers_bytes_(gathers_bytes) {
+Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& layout, bool sharded,
+                   Arena& arena, const LayerBuffers* layer_buffers, int ranks)
+    : config_(config), plan_(plan), sharded_(sharded && layout.fp8_elems() > 0) {
     by_plan_.assign(plan_.linears.size(), -1);
     if (!plan_.on()) return;
     const int64_t count = plan_.fp8_linears();
     if (count == 0) return;
     const int64_t all = kFp8Roles * count;
     // The block amaxes are directly behind the slots, so that one all-reduce covers both.
-    const int64_t blocks = gathers_bytes_ ? count_blocks(layout) : 0;
+    const int64_t blocks = sharded_ ? count_blocks(layout) : 0;
     const Tensor shared = arena.take(Purpose::kFp8, Dtype::kInt32, all * kSlotWords + blocks);
     slots_ = shared.slice(0, all * kSlotWords);
     block_amaxes_ = shared.slice(all * kSlotWords, blocks);
@@ -49,12 +49,12 @@ Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& 
         updates_ = arena.take(Purpose::kFp8, Dtype::kInt32, all);
         largest_ = arena.take(Purpose::kFp8, Dtype::kFp32, all);
     }
-    flat_weights_ = arena.take(Purpose::kWeights, plan_.weight_format, layout.fp8_elems() / (slots ? ranks : 1));
+    flat_weights_ = arena.take(Purpose::kWeights, plan_.weight_format, layout.fp8_elems() / (layer_buffers ? ranks : 1));
     linears_.reserve(static_cast<size_t>(count));
     for (size_t i = 0; i < plan_.linears.size(); i++) {
         if (!plan_.linears[i].fp8) continue;
         by_plan_[i] = static_cast<int>(linears_.size());
-        take_weights(plan_.linears[i], layout, slots, arena);
+        take_weights(plan_.linears[i], layout, layer_buffers, arena);
     }
     for (int role = 0; role < kFp8Roles; role++)
         for (const LinearPlan& linear : plan_.linears)
@@ -67,7 +67,7 @@ Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& 
     }
 }
 
-// Counts the blocks of the weights whose bytes are gathered, and fills first_block_.
+// Counts the scale blocks of the sharded weights, and fills first_block_.
 int64_t Fp8State::count_blocks(const FlatLayout& layout) {
     if (plan_.row().weight != Granularity::kBlock128x128) return 0;
     int64_t blocks = 0;
@@ -75,26 +75,27 @@ int64_t Fp8State::count_blocks(const FlatLayout& layout) {
         if (!linear.fp8) continue;
         const bool gathered = layout.form(linear.weight) == ParamForm::kFp8Linear;
         first_block_.push_back(gathered ? blocks : -1);
-        if (gathered) blocks += (linear.out + 127) / 128 * ((linear.in + 127) / 128);
+        if (gathered) blocks += scale_blocks(linear.out) * scale_blocks(linear.in);
     }
     return blocks;
 }
 
-void Fp8State::take_weights(const LinearPlan& linear, const FlatLayout& layout, const WeightSlots* slots,
+void Fp8State::take_weights(const LinearPlan& linear, const FlatLayout& layout, const LayerBuffers* layer_buffers,
                             Arena& arena) {
     auto take = [&](Dtype dtype, int64_t elems) { return arena.take(Purpose::kWeights, dtype, elems); };
-    // A tied head is communicated with the embedding, in the working type.
+    // The weight of a tied head is that of the embedding, which ranks gather in the working type: its quantized copy is
+    // this rank's own.
     const bool fp8_only = layout.form(linear.weight) == ParamForm::kFp8Linear;
     const ParamGroup& group = layout.group_of(linear.weight);
     const int64_t in_group = layout.offset(linear.weight) - group.begin;
     auto rowwise = [&](Dtype dtype, int64_t elems) {
         if (!fp8_only || dtype != plan_.weight_format) return take(dtype, elems);
-        if (slots) return slots->whole(group).slice(in_group, elems);
+        if (layer_buffers) return layer_buffers->whole(group).slice(in_group, elems);
         return flat_weights_.slice(group.weight_begin + in_group, elems);
     };
     auto transposed = [&](Dtype dtype, int64_t elems) {
-        if (!fp8_only || dtype != plan_.weight_format || !slots) return take(dtype, elems);
-        return slots->transposed(group).slice(in_group, elems);
+        if (!fp8_only || dtype != plan_.weight_format || !layer_buffers) return take(dtype, elems);
+        return layer_buffers->transposed(group).slice(in_group, elems);
     };
     linears_.push_back({.number = static_cast<int>(linears_.size()), .param = linear.weight, .in = linear.in,
                         .out = linear.out,
@@ -333,6 +334,7 @@ void Fp8State::quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& 
 }
 
 void Fp8State::prepare_shards(Ctx& ctx, const StepState* state) {
+    if (!sharded_) return;
     if (plan_.row().weight == Granularity::kTensor) {
         ops::fp8_scales(ctx, {.slots = slots() + first_weight(), .count = tensors() - first_weight(),
                                .scaling = plan_.row().scaling, .format = plan_.weight_format, .state = state});

@@ -10,7 +10,7 @@
 
 #include "llmc/model/parameters/flat_layout.h"
 #include "llmc/model/parameters/fp8_recipe.h"
-#include "llmc/model/parameters/weight_slots.h"
+#include "llmc/model/parameters/layer_buffers.h"
 #include "llmc/ops/arena.h"
 #include "llmc/ops/ops.h"
 
@@ -21,7 +21,7 @@ struct Fp8Operand {
     Granularity granularity = Granularity::kTensor;
 };
 
-// A linear in FP8 and its quantized weight, whose data are in a slot if there are WeightSlots.
+// A linear in FP8 and its quantized weight, whose data are in a layer buffer if there are LayerBuffers.
 struct Fp8Linear {
     int number = 0;                  // among the FP8 linears
     int param = -1;                  // of the weight
@@ -60,11 +60,14 @@ struct ProduceArgs {
 
 class Fp8State {
 public:
-    // Allocates scales, histories and FP8 weights from the arena; nothing if the plan has no FP8 linear. gathers_bytes:
-    // ranks quantize their shards of the kFp8Linear weights and all-gather the bytes. slots (optional): where whole
-    // weights are gathered by layer; this rank permanently holds one of `ranks` equal blocks of each group.
-    Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& layout, bool gathers_bytes, Arena& arena,
-             const WeightSlots* slots = nullptr, int ranks = 1);
+    // Allocates scales, histories and FP8 weights from the arena; nothing if the plan has no FP8 linear. The memory of
+    // the rowwise kFp8Linear weights depends on how `ranks` ranks share them:
+    //   not sharded (--zero 0, or one rank): all of them, which this rank quantizes from its masters;
+    //   sharded: all of them; ranks quantize their shards and all-gather the bytes;
+    //   sharded, with layer_buffers (--zero 3): only this rank's shard of each group. The layer buffers have the whole
+    //     weights of the layers that run.
+    Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& layout, bool sharded, Arena& arena,
+             const LayerBuffers* layer_buffers = nullptr, int ranks = 1);
 
     // Null if the linear runs in BF16.
     const Fp8Linear* linear(int layer, LinearKind kind) const;
@@ -99,25 +102,24 @@ public:
     Fp8Slot* weight_slot(int param) const;   // where AdamW records the amax; null if the parameter is not in FP8
     // Records the amax of a shard as AdamW does in a step.
     void record_amax(Ctx& ctx, int param, const Tensor& shard);
-    // Records the amaxes of the blocks of a shard, if bytes are gathered and scales are per block.
+    // Records the amaxes of the scale blocks of a shard, if weights are sharded and scales are per block.
     void record_block_amaxes(Ctx& ctx, int param, int64_t begin, const Tensor& shard);
     // Enters the recorded amaxes into new histories.
     void start_weight_histories(Ctx& ctx);
     // Quantizes a whole weight, given in fp32 or (as gathered) rounded to bf16; both give the same bytes. Does nothing
     // if state->skip; state may be null.
     void quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& whole, const StepState* state);
-    // The same where bytes are gathered. prepare_shards computes the scales of all weights, quantize_shard quantizes a
-    // shard into `bytes`, and transpose_weight transposes a weight after the all-gather. A skipped step writes the same
-    // bytes again.
-    bool gathers_bytes() const { return gathers_bytes_; }
+    // The same for sharded weights. prepare_shards computes the scales of all weights, quantize_shard quantizes a shard
+    // into `bytes`, and transpose_weight transposes a weight after the all-gather. A skipped step writes the same bytes
+    // again.
     void prepare_shards(Ctx& ctx, const StepState* state);
     void quantize_shard(Ctx& ctx, int param, int64_t begin, const Tensor& shard, const Tensor& bytes);
     void transpose_weight(Ctx& ctx, const Fp8Linear& linear);
     // Adds the block scales of a gathered weight to the report, if this step counts them.
     bool counts_weight_scales() const { return counting_ && scale_bins_; }
     void count_weight_scales(Ctx& ctx, const Fp8Linear& linear) const;
-    // The rowwise kFp8Linear weights, where a group begins at its weight_begin; with slots only this rank's block of
-    // each group, which begins at weight_begin / ranks.
+    // The rowwise kFp8Linear weights, where a group begins at its weight_begin; with layer buffers only this rank's shard
+    // of each group, which begins at weight_begin / ranks.
     const Tensor& flat_weights() const { return flat_weights_; }
 
     // ---- start of a run
@@ -177,7 +179,8 @@ private:
     bool uncalibrated_pass() const { return phase_ != Fp8Phase::kTraining && needs_calibration(); }
     Fp8Slot* slots() const { return static_cast<Fp8Slot*>(slots_.data); }
     Granularity granularity_of(Fp8Role role) const;
-    void take_weights(const LinearPlan& linear, const FlatLayout& layout, const WeightSlots* slots, Arena& arena);
+    void take_weights(const LinearPlan& linear, const FlatLayout& layout, const LayerBuffers* layer_buffers,
+                      Arena& arena);
     int64_t count_blocks(const FlatLayout& layout);
     Fp8Counts* counts_of(int tensor) const;   // null unless this step counts
     // Adds the scales of an (R, ...) operand's blocks to the report, if this step counts.
@@ -193,7 +196,7 @@ private:
     std::vector<Fp8Linear> linears_;
     std::vector<int> by_plan_;       // by linear of the plan: its number in linears_, -1: BF16
     std::vector<std::string> tensor_names_;
-    const bool gathers_bytes_;
+    const bool sharded_;             // and some weights are stored in FP8 only
     Tensor slots_, counts_, monitor_;   // Fp8Slot (tensors), Fp8Counts (tensors), uint32 (1)
     Tensor scale_bins_;                 // uint64 (tensors, kScaleBins); only of block scales that are reported
     Tensor block_amaxes_;               // uint32, directly behind slots_: of the blocks of gathered weights

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "llmc/config/model_config.h"
-#include "llmc/model/parameters/state_slots.h"
+#include "llmc/model/parameters/optimizer_state.h"
 
 // A tensor of the Hugging Face model that is stored as rows [row_begin, row_begin + rows) of a parameter.
 struct HfPart {
@@ -26,10 +26,9 @@ struct Param {
     bool decay = false;          // weight decay applies (matrices)
     std::vector<HfPart> hf;
     OptimizerKind optimizer = OptimizerKind::kAdamW;
-    ShardPolicy shard = ShardPolicy::kElementwise;
 
-    // Whether its optimizer keeps this slot.
-    bool has(StateKind slot) const { return keeps(optimizer, slot); }
+    // Whether its optimizer keeps this state.
+    bool has(StateKind state) const { return keeps(optimizer, state); }
     bool is_vector() const { return cols == 1; }
     int64_t elems() const { return rows * cols; }
 };

@@ -13,13 +13,13 @@ std::vector<ShardRange> Buckets::shard_ranges(int rank) const {
     CHECK(rank >= 0 && rank < ranks_, "rank %d of %d", rank, ranks_);
     std::vector<ShardRange> ranges;
     for (const ParamGroup& bucket : all()) {
-        const int64_t begin = bucket.begin + rank * block_elems(bucket), end = begin + block_elems(bucket);
+        const int64_t begin = bucket.begin + rank * shard_elems(bucket), end = begin + shard_elems(bucket);
         for (int param : bucket.params) {
             const int64_t offset = layout_.offset(param);
             const int64_t first = std::max(begin, offset), last = std::min(end, offset + layout_.elems(param));
             if (first >= last) continue;
             ranges.push_back({.bucket = layout_.group_number(param), .param = param, .begin = first - offset,
-                              .elems = last - first, .shard = bucket.begin / ranks_ + first - begin});
+                              .elems = last - first, .shard = shard_begin(bucket) + first - begin});
         }
     }
     return ranges;

@@ -1,13 +1,20 @@
 // How a flat layout is sharded over ranks. Its groups are the buckets: each is communicated as one message of `ranks`
-// equal blocks, and rank r owns block r of every bucket, with the optimizer state of its elements (ZeRO-1; Rajbhandari
+// equal shards, and rank r owns shard r of every bucket, with the optimizer state of its elements (ZeRO-1; Rajbhandari
 // et al., arXiv 1910.02054).
 #pragma once
 #include <cstdint>
 #include <vector>
 
+#include "llmc/config/config.h"
 #include "llmc/model/parameters/flat_layout.h"
 
-// Consecutive elements of one parameter inside one rank's block.
+// Whether the optimizer state is sharded over `ranks` ranks, whether the sums of gradients are, and whether the weights
+// are, so that a layer's are gathered before it runs.
+inline bool shards_state(const Config& config, int ranks) { return config.zero >= 1 && ranks > 1; }
+inline bool shards_grads(const Config& config, int ranks) { return config.zero >= 2 && ranks > 1; }
+inline bool shards_weights(const Config& config, int ranks) { return config.zero == 3 && ranks > 1; }
+
+// Consecutive elements of one parameter that one rank owns.
 struct ShardRange {
     int bucket, param;
     int64_t begin, elems;   // in the parameter
@@ -24,10 +31,13 @@ public:
 
     const FlatLayout& layout() const { return layout_; }
     const std::vector<ParamGroup>& all() const { return layout_.groups(); }
+    size_t number(const ParamGroup& bucket) const { return static_cast<size_t>(&bucket - all().data()); }
     int ranks() const { return ranks_; }
-    int64_t block_elems(const ParamGroup& bucket) const { return bucket.elems / ranks_; }
-    int64_t shard_elems() const { return layout_.flat_elems() / ranks_; }   // of one rank
-    // The ranges that a rank owns, in the order of the flat buffers, at most one per parameter: those in its blocks, or
+    // The elements of one rank's shard of a bucket, its offset in the rank's state, and the elements of all its shards.
+    int64_t shard_elems(const ParamGroup& bucket) const { return bucket.elems / ranks_; }
+    int64_t shard_begin(const ParamGroup& bucket) const { return bucket.begin / ranks_; }
+    int64_t shard_elems() const { return layout_.flat_elems() / ranks_; }
+    // The ranges that a rank owns, in the order of the flat buffers, at most one per parameter: those in its shards, or
     // (--zero 0) all parameters, with state at their offsets in the flat buffers.
     std::vector<ShardRange> shard_ranges(int rank) const;
     std::vector<ShardRange> whole_ranges() const;

@@ -21,7 +21,7 @@ Lifetime lifetime(const ParamGroup& bucket, const ParamTable& table, bool overla
     return {first, head_layer - bucket.first_layer + (overlap ? 1 : 0)};
 }
 
-// Places [begin, end) of memory.
+// Elements [begin, end) of the gradient memory.
 struct Extent {
     int64_t begin, end;
     bool meets(const Extent& other) const { return begin < other.end && other.begin < end; }
@@ -30,7 +30,7 @@ struct Extent {
 }  // namespace
 
 GradPlacement whole_placement(const Buckets& buckets) {
-    GradPlacement placement{.offsets = {}, .elems = buckets.layout().flat_elems(), .opens = {}, .sharers = {}};
+    GradPlacement placement{.offsets = {}, .elems = buckets.layout().flat_elems(), .first_stage = {}, .overlapping = {}};
     for (const ParamGroup& bucket : buckets.all()) placement.offsets.push_back(bucket.begin);
     return placement;
 }
@@ -57,12 +57,12 @@ GradPlacement shared_placement(const Buckets& buckets, const ParamTable& table, 
             if (extent.meets(place)) place = {extent.end, extent.end + all[bucket].elems};
         placement.elems = std::max(placement.elems, place.end);
     }
-    placement.sharers.resize(all.size());
+    placement.overlapping.resize(all.size());
     for (size_t bucket = 0; bucket < all.size(); bucket++) {
         placement.offsets.push_back(extents[bucket].begin);
-        placement.opens.push_back(lifetimes[bucket].first);
+        placement.first_stage.push_back(lifetimes[bucket].first);
         for (size_t other = 0; other < all.size(); other++)
-            if (extents[bucket].meets(extents[other])) placement.sharers[bucket].push_back(static_cast<int>(other));
+            if (extents[bucket].meets(extents[other])) placement.overlapping[bucket].push_back(static_cast<int>(other));
     }
     return placement;
 }

@@ -1,6 +1,6 @@
-// Where the gradients of each bucket are in memory. With --zero 0 and 1 they have a place for the whole step. With
-// --zero 2 and 3 a bucket has a place only from the backward of the layer that writes it first until it is reduced.
-// Buckets that never have a place at the same time share memory.
+// Where the gradients of each bucket are in memory. With --zero 0 and 1 each bucket has memory of its own for the whole
+// step. With --zero 2 and 3 it occupies memory only from the backward of the first layer that writes it until it is
+// reduced, and buckets that do not need memory at the same time share it.
 #pragma once
 #include <vector>
 
@@ -10,14 +10,14 @@
 struct GradPlacement {
     std::vector<int64_t> offsets;   // by bucket, in elements of the gradient memory
     int64_t elems = 0;              // of the gradient memory
-    // The vectors below are empty if nothing is shared. Stage s of a backward pass is the backward of layer L - s.
-    std::vector<int> opens;                  // by bucket: the stage before which its place must be free
-    std::vector<std::vector<int>> sharers;   // by bucket: the buckets that overlap its place, itself included
+    // Both are empty if no memory is shared. Stage s of a backward pass is the backward of layer L - s.
+    std::vector<int> first_stage;                // by bucket: the first stage that writes its gradients
+    std::vector<std::vector<int>> overlapping;   // by bucket: the buckets that use some of its memory, itself included
 };
 
 // Every bucket at its offset in the flat buffers.
 GradPlacement whole_placement(const Buckets& buckets);
 
-// Buckets share memory. With overlap a place is not used again until the backward of one more layer is done, so that
-// this backward hides the reduction.
+// Buckets share memory. With overlap a bucket's memory is not used again until the backward of one more layer is done,
+// so that this backward hides the reduction.
 GradPlacement shared_placement(const Buckets& buckets, const ParamTable& table, bool overlap);

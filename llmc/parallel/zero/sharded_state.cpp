@@ -7,49 +7,40 @@
 #include "llmc/ops/ops.h"
 
 ShardedState::ShardedState(const Config& config, const ParamTable& table, const Buckets& buckets, int rank,
-                           Arena& arena, const WeightSlots* weight_slots)
+                           Arena& arena, const LayerBuffers* layer_buffers)
     : table_(table), buckets_(buckets), rank_(rank), sharded_(shards_state(config, buckets.ranks())),
       dtypes_{config.dtype, config.moment_dtype},
-      placement_(shards_grads(config, buckets.ranks()) ? shared_placement(buckets, table, config.overlap)
-                                                       : whole_placement(buckets)),
       ranges_(sharded_ ? buckets.shard_ranges(rank) : buckets.whole_ranges()), in_bucket_(buckets.all().size()),
-      range_of_(table.params.size(), -1), weight_slots_(weight_slots) {
+      range_of_(table.params.size(), -1), layer_buffers_(layer_buffers) {
+    CHECK(buckets.ranks() == 1 || config.dtype != Dtype::kFp64, "%d ranks in FP64", buckets.ranks());
     for (size_t i = 0; i < ranges_.size(); i++) {
         const ShardRange& range = ranges_[i];
         in_bucket_[static_cast<size_t>(range.bucket)].push_back(range);
         range_of_[static_cast<size_t>(range.param)] = static_cast<int>(i);
     }
-    const int64_t own = sharded_ ? buckets.shard_elems() : layout().flat_elems();
-    const Dtype grad_dtype = config.dtype == Dtype::kFp64 ? Dtype::kFp64 : config.grad_dtype;
     int64_t weights = 0;
     for (const ParamGroup& bucket : buckets.all()) {
         weight_begin_.push_back(weights);
         if (bucket.form == ParamForm::kFp8Linear) continue;
-        weights += holds_whole(bucket) ? bucket.elems : buckets.block_elems(bucket);
+        weights += holds_whole(bucket) ? bucket.elems : buckets.shard_elems(bucket);
     }
     weights_ = arena.take(Purpose::kWeights, config.dtype, weights);
-    grads_ = arena.take(Purpose::kGradients, grad_dtype, placement_.elems);
-    if (shares_grads() || (buckets.ranks() > 1 && grad_dtype == Dtype::kBf16))
-        reduced_ = arena.take(Purpose::kGradients, shares_grads() ? config.grad_shard_dtype : Dtype::kFp32, own);
-    make_slots(config, own, arena);
-    for (const Param& p : table.params)
-        CHECK(p.shard == ShardPolicy::kElementwise, "%s: only elementwise sharding is implemented", p.name.c_str());
-    CHECK(buckets.ranks() == 1 || config.dtype != Dtype::kFp64, "%d ranks in FP64", buckets.ranks());
+    take_states(config, sharded_ ? buckets.shard_elems() : layout().flat_elems(), arena);
 }
 
-void ShardedState::make_slots(const Config& config, int64_t own, Arena& arena) {
-    const double resident = (1 - config.offload_fraction) * static_cast<double>(own / kParamAlign);
-    const int64_t first = static_cast<int64_t>(resident) * kParamAlign;
-    std::vector<OffloadedSlots::Slot> offloaded;
-    for (const StateSlot& row : kStateSlots) {
+void ShardedState::take_states(const Config& config, int64_t own, Arena& arena) {
+    const double stays = (1 - config.offload_fraction) * static_cast<double>(own / kParamAlign);
+    const int64_t first = static_cast<int64_t>(stays) * kParamAlign;
+    std::vector<OffloadedState::Kind> offloaded;
+    for (const OptimizerState& row : kOptimizerStates) {
         if (std::none_of(table_.params.begin(), table_.params.end(), [&](const Param& p) { return p.has(row.kind); }))
             continue;
         const bool away = ::offloads(config, row.moment ? "moments" : "masters");
         if (away) offloaded.push_back({row.kind, dtypes_.of(row.kind)});
-        buffer(row.kind) = arena.take(row.purpose, dtypes_.of(row.kind), away ? first : own);
+        states_[static_cast<size_t>(row.kind)] = arena.take(row.purpose, dtypes_.of(row.kind), away ? first : own);
     }
     if (offloaded.empty()) return;
-    offloaded_ = std::make_unique<OffloadedSlots>(offloaded, first, own,
+    offloaded_ = std::make_unique<OffloadedState>(offloaded, first, own,
                                                   static_cast<int64_t>(config.offload_chunk_mb * 1e6), arena);
 }
 
@@ -70,61 +61,27 @@ Tensor ShardedState::weight(const ShardRange& range) const {
     const ParamGroup& bucket = layout().group_of(range.param);
     if (bucket.form == ParamForm::kFp8Linear) return {};
     if (holds_whole(bucket)) return weight(range.param).slice(range.begin, range.elems);
-    return weight_block(bucket).slice(range.shard - bucket.begin / buckets_.ranks(), range.elems);
+    return weight_shard(bucket).slice(range.shard - buckets_.shard_begin(bucket), range.elems);
 }
 
 Tensor ShardedState::weights(const ParamGroup& bucket) const {
-    if (!holds_whole(bucket)) return weight_slots_->whole(bucket);
+    if (!holds_whole(bucket)) return layer_buffers_->whole(bucket);
     return weights_.slice(weight_begin(bucket), bucket.elems);
 }
 
-Tensor ShardedState::weight_block(const ParamGroup& bucket) const {
-    const int64_t block = buckets_.block_elems(bucket);
-    if (!holds_whole(bucket)) return weights_.slice(weight_begin(bucket), block);
-    return weights(bucket).slice(rank_ * block, block);
+Tensor ShardedState::weight_shard(const ParamGroup& bucket) const {
+    const int64_t elems = buckets_.shard_elems(bucket);
+    if (!holds_whole(bucket)) return weights_.slice(weight_begin(bucket), elems);
+    return weights(bucket).slice(rank_ * elems, elems);
 }
 
-Tensor ShardedState::grads(const ParamGroup& bucket) const {
-    const auto number = static_cast<size_t>(&bucket - buckets_.all().data());
-    return grads_.slice(placement_.offsets[number], bucket.elems);
+Tensor ShardedState::state(StateKind kind, const ShardRange& range) const {
+    if (offloads(kind) && range.shard >= offloaded_->begin()) return offloaded_->at(kind, range.shard, range.elems);
+    return resident(kind).slice(range.shard, range.elems);
 }
 
-Tensor ShardedState::grad(int param) const {
-    const ParamGroup& bucket = layout().group_of(param);
-    return grads(bucket).slice(layout().offset(param) - bucket.begin, layout().elems(param));
-}
-
-Tensor ShardedState::slot(StateKind slot, const ShardRange& range) const {
-    if (offloads(slot) && range.shard >= offloaded_->begin()) return offloaded_->at(slot, range.shard, range.elems);
-    return slots_[static_cast<size_t>(slot)].slice(range.shard, range.elems);
-}
-
-Tensor ShardedState::reduced_grad(const ShardRange& range) const {
-    if (reduced_) return reduced_.slice(range.shard, range.elems);
-    return grad(range.param).slice(range.begin, range.elems);
-}
-
-Tensor ShardedState::reduced_whole(const ParamGroup& bucket) const {
-    return (reduced_ ? reduced_ : grads_).slice(bucket.begin, bucket.elems);
-}
-
-Tensor ShardedState::reduced_block(const ParamGroup& bucket) const {
-    const int64_t block = buckets_.block_elems(bucket);
-    if (reduced_ && sharded_) return reduced_.slice(bucket.begin / buckets_.ranks(), block);
-    return reduced_whole(bucket).slice(rank_ * block, block);
-}
-
-std::vector<Tensor> ShardedState::norm_blocks() const {
-    if (buckets_.ranks() == 1) return {grads_};
-    std::vector<Tensor> blocks;
-    for (const ParamGroup& bucket : buckets_.all()) blocks.push_back(reduced_block(bucket));
-    return blocks;
-}
-
-// ---- --offload
-
-void ShardedState::each_range(Ctx& ctx, SlotAccess access, const std::function<void(const ShardRange&)>& use) {
-    if (!offloaded_ || (access == SlotAccess::kReadMasters && !offloads(StateKind::kMaster))) {
+void ShardedState::each_range(Ctx& ctx, OffloadAccess access, const std::function<void(const ShardRange&)>& use) {
+    if (!offloaded_ || (access == OffloadAccess::kReadMasters && !offloads(StateKind::kMaster))) {
         for (const ShardRange& range : ranges_) use(range);
         return;
     }
@@ -142,24 +99,14 @@ void ShardedState::each_range(Ctx& ctx, SlotAccess access, const std::function<v
     offloaded_->pass(ctx, access, use_between);
 }
 
-void ShardedState::keep_master(Ctx& ctx, const ShardRange& range) {
-    if (offloads(StateKind::kMaster) && layout().form(range.param) == ParamForm::kFp8Linear)
-        ops::cast(ctx, {.out = reduced_grad(range), .in = master(range)});
-}
-
-Tensor ShardedState::new_master(const ShardRange& range) const {
-    if (!offloads(StateKind::kMaster)) return master(range);
-    return layout().form(range.param) == ParamForm::kFp8Linear ? reduced_grad(range) : weight(range);
-}
-
 // ---- values
 
 void ShardedState::initialise(Ctx& ctx, uint64_t seed) {
-    for (const Tensor& resident : slots_) device::fill_bytes(ctx, resident.data, 0, resident.bytes());
-    each_range(ctx, SlotAccess::kWrite, [&](const ShardRange& range) {
-        for (const StateSlot& row : kStateSlots) {
+    for (const Tensor& memory : states_) device::fill_bytes(ctx, memory.data, 0, memory.bytes());
+    each_range(ctx, OffloadAccess::kWrite, [&](const ShardRange& range) {
+        for (const OptimizerState& row : kOptimizerStates) {
             if (!offloads(row.kind)) continue;
-            const Tensor values = slot(row.kind, range);
+            const Tensor values = state(row.kind, range);
             device::fill_bytes(ctx, values.data, 0, values.bytes());
         }
         initialise_master(ctx, seed, range);
@@ -184,32 +131,30 @@ void ShardedState::initialise_master(Ctx& ctx, uint64_t seed, const ShardRange& 
 
 // ---- checkpoints
 
-std::vector<ShardedState::Held> ShardedState::held(StateKind kind, int param) const {
+std::vector<ShardedState::Part> ShardedState::parts(StateKind kind, int param) const {
     const ShardRange* range = range_of(param);
     if (!range) return {};
-    const int64_t resident =
+    const int64_t on_device =
         offloads(kind) ? std::clamp<int64_t>(offloaded_->begin() - range->shard, 0, range->elems) : range->elems;
-    std::vector<Held> held;
-    if (resident > 0)
-        held.push_back({.begin = range->begin,
-                        .elems = slots_[static_cast<size_t>(kind)].slice(range->shard, resident)});
-    if (resident < range->elems)
-        held.push_back({.begin = range->begin + resident,
-                        .elems = {offloaded_->host(kind, range->shard + resident), dtypes_.of(kind),
-                                  range->elems - resident},
-                        .on_host = true});
-    return held;
+    std::vector<Part> parts;
+    if (on_device > 0) parts.push_back({.begin = range->begin, .elems = resident(kind).slice(range->shard, on_device)});
+    if (on_device < range->elems)
+        parts.push_back({.begin = range->begin + on_device,
+                         .elems = {offloaded_->host(kind, range->shard + on_device), dtypes_.of(kind),
+                                   range->elems - on_device},
+                         .on_host = true});
+    return parts;
 }
 
 void ShardedState::read(Ctx& ctx, StateKind kind, int param, int64_t begin, int64_t count, void* host) const {
     int64_t found = 0;
-    for (const Held& held : this->held(kind, param)) {
-        const int64_t first = std::max(begin, held.begin);
-        const int64_t last = std::min(begin + count, held.begin + held.elems.elems);
+    for (const Part& part : parts(kind, param)) {
+        const int64_t first = std::max(begin, part.begin);
+        const int64_t last = std::min(begin + count, part.begin + part.elems.elems);
         if (first >= last) continue;
-        const Tensor from = held.elems.slice(first - held.begin, last - first);
+        const Tensor from = part.elems.slice(first - part.begin, last - first);
         char* const to = static_cast<char*>(host) + (first - begin) * dtype_bytes(from.dtype);
-        if (held.on_host) std::memcpy(to, from.data, static_cast<size_t>(from.bytes()));
+        if (part.on_host) std::memcpy(to, from.data, static_cast<size_t>(from.bytes()));
         else device::copy_to_host(ctx, to, from.data, from.bytes());
         found += from.elems;
     }
@@ -219,13 +164,13 @@ void ShardedState::read(Ctx& ctx, StateKind kind, int param, int64_t begin, int6
 }
 
 void ShardedState::write(Ctx& ctx, StateKind kind, int param, int64_t begin, int64_t count, const void* host) {
-    for (const Held& held : this->held(kind, param)) {
-        const int64_t first = std::max(begin, held.begin);
-        const int64_t last = std::min(begin + count, held.begin + held.elems.elems);
+    for (const Part& part : parts(kind, param)) {
+        const int64_t first = std::max(begin, part.begin);
+        const int64_t last = std::min(begin + count, part.begin + part.elems.elems);
         if (first >= last) continue;
-        const Tensor to = held.elems.slice(first - held.begin, last - first);
+        const Tensor to = part.elems.slice(first - part.begin, last - first);
         const char* const from = static_cast<const char*>(host) + (first - begin) * dtype_bytes(to.dtype);
-        if (held.on_host) std::memcpy(to.data, from, static_cast<size_t>(to.bytes()));
+        if (part.on_host) std::memcpy(to.data, from, static_cast<size_t>(to.bytes()));
         else device::copy_to_device(ctx, to.data, from, to.bytes());
     }
     device::synchronize(ctx);

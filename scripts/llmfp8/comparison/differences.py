@@ -11,7 +11,7 @@ NEUTRAL = {"save", "save-interval", "keep", "save-async", "resume", "tokenizer",
            "print", "hellaswag-data", "eval-interval", "dry-run", "profile", "exit-duration-in-mins", "comm-timeout",
            "ranks"}
 # Options about precision besides those named fp8-*.
-PRECISION = {"dtype", "grad-dtype", "moment-dtype", "grad-comm-dtype", "grad-shard-dtype", "param-comm-dtype",
+PRECISION = {"dtype", "grad-dtype", "moment-dtype", "grad-comm-dtype", "grad-shard-dtype",
              "first-last-layers-bf16", "num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16", "bf16-linears"}
 # Fields of the header besides the configuration: key, kind of the difference, value.
 FACTS = {
@@ -25,7 +25,7 @@ FACTS = {
 }
 # Defaults, which precision_text leaves out. --print-options may be of another commit than the log, or not built.
 USUAL = {"fp8-margin": 0, "fp8-interval": 1, "fp8-amax-history-len": 16, "fp8-amax-compute-algo": "max",
-         "fp8-fast-accum": "fprop", "grad-dtype": "fp32", "moment-dtype": "fp32", "param-comm-dtype": "bf16",
+         "fp8-fast-accum": "fprop", "grad-dtype": "fp32", "moment-dtype": "fp32",
          "grad-shard-dtype": "fp32", "fp8-stats-interval": 100}
 SUMMARIZED = {"dtype", "fp8-recipe", "fp8-format", "first-last-layers-bf16", "num-layers-at-start-in-bf16",
               "num-layers-at-end-in-bf16"}

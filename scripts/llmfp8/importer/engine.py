@@ -17,7 +17,7 @@ class Entry:
     weak: bool
 
 
-FP8_OPTIONS = ("fp8-", "num-layers-at-", "first-last", "param-comm")
+FP8_OPTIONS = ("fp8-", "num-layers-at-", "first-last")
 
 
 def plain(key):

@@ -1,4 +1,4 @@
-#include "llmc/parallel/zero/offloaded_slots.h"
+#include "llmc/parallel/zero/offloaded_state.h"
 
 #include <algorithm>
 #include <utility>
@@ -9,42 +9,42 @@
 namespace {
 
 // Whole units of alignment, at least one and no more than there are elements.
-int64_t chunk_elems(const std::vector<OffloadedSlots::Slot>& slots, int64_t elems, int64_t chunk_bytes) {
+int64_t chunk_elems(const std::vector<OffloadedState::Kind>& kinds, int64_t elems, int64_t chunk_bytes) {
     int64_t bytes = 0;   // of an element
-    for (const OffloadedSlots::Slot& slot : slots) bytes += dtype_bytes(slot.dtype);
+    for (const OffloadedState::Kind& kind : kinds) bytes += dtype_bytes(kind.dtype);
     const int64_t most = ceil_div(elems, kParamAlign);
     return std::clamp<int64_t>(chunk_bytes / (bytes * kParamAlign), 1, std::max<int64_t>(most, 1)) * kParamAlign;
 }
 
 }  // namespace
 
-OffloadedSlots::OffloadedSlots(const std::vector<Slot>& slots, int64_t begin, int64_t end, int64_t chunk_bytes,
+OffloadedState::OffloadedState(const std::vector<Kind>& kinds, int64_t begin, int64_t end, int64_t chunk_bytes,
                                Arena& arena)
-    : begin_(begin), end_(end), chunk_(chunk_elems(slots, end - begin, chunk_bytes)) {
-    CHECK(!slots.empty() && begin >= 0 && begin < end, "%zu slots of [%lld, %lld) are offloaded", slots.size(),
+    : begin_(begin), end_(end), chunk_(chunk_elems(kinds, end - begin, chunk_bytes)) {
+    CHECK(!kinds.empty() && begin >= 0 && begin < end, "%zu states of [%lld, %lld) are offloaded", kinds.size(),
           (long long)begin, (long long)end);
-    for (const Slot& slot : slots) {
-        HostSlot& host = slots_.emplace_back();
-        host.slot = slot;
-        for (Tensor& one : host.buffers) one = arena.take(Purpose::kOffload, slot.dtype, chunk_);
-        const int64_t bytes = (end - begin) * dtype_bytes(slot.dtype);
+    for (const Kind& kind : kinds) {
+        HostState& host = states_.emplace_back();
+        host.kind = kind;
+        for (Tensor& one : host.buffers) one = arena.take(Purpose::kOffload, kind.dtype, chunk_);
+        const int64_t bytes = (end - begin) * dtype_bytes(kind.dtype);
         if (!arena.rehearses()) host.memory.reset(static_cast<char*>(device::pinned_alloc(bytes)));
     }
 }
 
-const OffloadedSlots::HostSlot* OffloadedSlots::find(StateKind kind) const {
-    for (const HostSlot& host : slots_)
-        if (host.slot.kind == kind) return &host;
+const OffloadedState::HostState* OffloadedState::find(StateKind kind) const {
+    for (const HostState& host : states_)
+        if (host.kind.kind == kind) return &host;
     return nullptr;
 }
 
-int64_t OffloadedSlots::host_bytes() const {
+int64_t OffloadedState::host_bytes() const {
     int64_t bytes = 0;
-    for (const HostSlot& host : slots_) bytes += (end_ - begin_) * dtype_bytes(host.slot.dtype);
+    for (const HostState& host : states_) bytes += (end_ - begin_) * dtype_bytes(host.kind.dtype);
     return bytes;
 }
 
-void OffloadedSlots::open(const Ctx& ctx) {
+void OffloadedState::open(const Ctx& ctx) {
     if (in_.is_open()) return;
     in_.open(ctx);
     out_.open(ctx);
@@ -53,11 +53,11 @@ void OffloadedSlots::open(const Ctx& ctx) {
         for (OwnedEvent* event : {&b.loaded, &b.used, &b.free}) *event = OwnedEvent::create();
 }
 
-void OffloadedSlots::load(int64_t chunk, SlotAccess access) {
+void OffloadedState::load(int64_t chunk, OffloadAccess access) {
     Buffer& b = buffer(chunk);
     device::event_order(in_.ctx, b.free);
-    for (HostSlot& host : slots_) {
-        if (access == SlotAccess::kReadMasters && host.slot.kind != StateKind::kMaster) continue;
+    for (HostState& host : states_) {
+        if (access == OffloadAccess::kReadMasters && host.kind.kind != StateKind::kMaster) continue;
         const Tensor to = host.buffers[chunk % kBuffers].slice(0, last(chunk) - first(chunk));
         const char* const from = host.memory.get() + chunk * chunk_ * dtype_bytes(to.dtype);
         device::copy_to_device(in_.ctx, to.data, from, to.bytes());
@@ -65,10 +65,10 @@ void OffloadedSlots::load(int64_t chunk, SlotAccess access) {
     device::event_record(in_.ctx, b.loaded);
 }
 
-void OffloadedSlots::store(int64_t chunk) {
+void OffloadedState::store(int64_t chunk) {
     Buffer& b = buffer(chunk);
     device::event_order(out_.ctx, b.used);
-    for (HostSlot& host : slots_) {
+    for (HostState& host : states_) {
         const Tensor from = host.buffers[chunk % kBuffers].slice(0, last(chunk) - first(chunk));
         char* const to = host.memory.get() + chunk * chunk_ * dtype_bytes(from.dtype);
         device::copy_to_host(out_.ctx, to, from.data, from.bytes());
@@ -76,15 +76,15 @@ void OffloadedSlots::store(int64_t chunk) {
     device::event_record(out_.ctx, b.free);
 }
 
-void OffloadedSlots::prefetch(Ctx& ctx) {
+void OffloadedState::prefetch(Ctx& ctx) {
     if (ctx.rehearsal) return;
     open(ctx);
-    for (; prefetched_ < std::min(chunks(), kBuffers); prefetched_++) load(prefetched_, SlotAccess::kUpdate);
+    for (; prefetched_ < std::min(chunks(), kBuffers); prefetched_++) load(prefetched_, OffloadAccess::kUpdate);
 }
 
-void OffloadedSlots::pass(Ctx& ctx, SlotAccess access, const std::function<void(int64_t, int64_t)>& use) {
-    const bool runs = !ctx.rehearsal, reads = access != SlotAccess::kWrite, writes = access != SlotAccess::kReadMasters;
-    CHECK(prefetched_ == 0 || access == SlotAccess::kUpdate, "chunks of an update were prefetched");
+void OffloadedState::pass(Ctx& ctx, OffloadAccess access, const std::function<void(int64_t, int64_t)>& use) {
+    const bool runs = !ctx.rehearsal, reads = access != OffloadAccess::kWrite, writes = access != OffloadAccess::kReadMasters;
+    CHECK(prefetched_ == 0 || access == OffloadAccess::kUpdate, "chunks of an update were prefetched");
     if (runs) open(ctx);
     int64_t loaded = std::exchange(prefetched_, 0);
     for (int64_t chunk = 0; chunk < chunks(); chunk++) {
@@ -100,19 +100,19 @@ void OffloadedSlots::pass(Ctx& ctx, SlotAccess access, const std::function<void(
     }
 }
 
-Tensor OffloadedSlots::at(StateKind kind, int64_t begin, int64_t elems) const {
-    const HostSlot* host = find(kind);
+Tensor OffloadedState::at(StateKind kind, int64_t begin, int64_t elems) const {
+    const HostState* host = find(kind);
     CHECK(host && in_use_ >= 0 && begin >= first(in_use_) && begin + elems <= last(in_use_),
-          "elements [%lld, +%lld) of an offloaded slot are not on the device", (long long)begin, (long long)elems);
+          "elements [%lld, +%lld) of an offloaded state are not on the device", (long long)begin, (long long)elems);
     return host->buffers[in_use_ % kBuffers].slice(begin - first(in_use_), elems);
 }
 
-void* OffloadedSlots::host(StateKind kind, int64_t index) {
-    const HostSlot* host = find(kind);
+void* OffloadedState::host(StateKind kind, int64_t index) {
+    const HostState* host = find(kind);
     CHECK(host && index >= begin_ && index < end_, "element %lld is not in host memory", (long long)index);
     if (in_.is_open()) {
         device::synchronize(in_.ctx);
         device::synchronize(out_.ctx);
     }
-    return host->memory.get() + (index - begin_) * dtype_bytes(host->slot.dtype);
+    return host->memory.get() + (index - begin_) * dtype_bytes(host->kind.dtype);
 }

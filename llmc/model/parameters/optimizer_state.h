@@ -1,5 +1,5 @@
-// The optimizer's state slots of a parameter: their memory purpose, dtype and checkpoint file. Memory planning and
-// checkpoints follow from these rows; no slot is named a second time.
+// The optimizer states of a parameter: their memory purpose, dtype and checkpoint file. Memory planning and checkpoints
+// follow from these rows; no state is named a second time.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -10,41 +10,34 @@
 enum class StateKind : uint8_t { kMaster, kExpAvg, kExpAvgSq };
 inline constexpr int kStateKinds = 3;
 
-struct StateSlot {
+struct OptimizerState {
     StateKind kind;
     const char* name;    // as in PyTorch
     const char* file;    // of a checkpoint
     Purpose purpose;     // row of the memory table
     bool moment;         // in --moment-dtype, else in FP32
 };
-inline constexpr StateSlot kStateSlots[] = {
+inline constexpr OptimizerState kOptimizerStates[] = {
     {StateKind::kMaster, "master", "optimizer/master.safetensors", Purpose::kMaster, false},
     {StateKind::kExpAvg, "exp_avg", "optimizer/m.safetensors", Purpose::kMoments, true},
     {StateKind::kExpAvgSq, "exp_avg_sq", "optimizer/v.safetensors", Purpose::kMoments, true},
 };
-constexpr const StateSlot& state_slot(StateKind kind) { return kStateSlots[static_cast<size_t>(kind)]; }
+constexpr const OptimizerState& state_row(StateKind kind) { return kOptimizerStates[static_cast<size_t>(kind)]; }
 
-// Which optimizer updates a parameter, and the slots that it needs.
+// Which optimizer updates a parameter, and the states that it needs.
 enum class OptimizerKind : uint8_t { kAdamW };
 struct OptimizerRow {
     OptimizerKind kind;
-    std::array<StateKind, 3> slots;
+    std::array<StateKind, 3> states;
 };
 inline constexpr OptimizerRow kOptimizers[] = {
     {OptimizerKind::kAdamW, {StateKind::kMaster, StateKind::kExpAvg, StateKind::kExpAvgSq}},
 };
-constexpr bool keeps(OptimizerKind optimizer, StateKind slot) {
-    for (StateKind kind : kOptimizers[static_cast<size_t>(optimizer)].slots)
-        if (kind == slot) return true;
+constexpr bool keeps(OptimizerKind optimizer, StateKind state) {
+    for (StateKind kind : kOptimizers[static_cast<size_t>(optimizer)].states)
+        if (kind == state) return true;
     return false;
 }
-
-// How a parameter may be sharded over ranks.
-enum class ShardPolicy : uint8_t {
-    kElementwise,   // at any element
-    kWholeMatrix,   // not at all: one rank updates the whole matrix
-    kExpert,        // over the ranks that share its expert
-};
 
 // The types that the options decide. FP64 is for tests, which use it for all state.
 struct StateDtypes {
@@ -53,6 +46,6 @@ struct StateDtypes {
 
     Dtype of(StateKind kind) const {
         if (weight == Dtype::kFp64) return weight;
-        return state_slot(kind).moment ? moment : Dtype::kFp32;
+        return state_row(kind).moment ? moment : Dtype::kFp32;
     }
 };

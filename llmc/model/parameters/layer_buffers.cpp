@@ -1,8 +1,8 @@
-#include "llmc/model/parameters/weight_slots.h"
+#include "llmc/model/parameters/layer_buffers.h"
 
 #include "llmc/base/check.h"
 
-WeightSlots::WeightSlots(const FlatLayout& layout, int num_layers, Dtype working, Dtype fp8, Arena& arena)
+LayerBuffers::LayerBuffers(const FlatLayout& layout, int num_layers, Dtype working, Dtype fp8, Arena& arena)
     : layout_(layout), num_layers_(num_layers),
       ring_(std::min(kRing, num_layers)), working_(working), fp8_(fp8) {
     struct Bytes {
@@ -25,32 +25,32 @@ WeightSlots::WeightSlots(const FlatLayout& layout, int num_layers, Dtype working
     }
     head_bytes_ = layers.back().all;
     const auto take = [&](int64_t bytes) { return arena.take(Purpose::kComm, Dtype::kE4m3, bytes); };
-    slots_ = take(ring_ * largest.all);
+    layers_ = take(ring_ * largest.all);
     transposed_ = take(transposed_ring() * largest.fp8);
     ends_ = take(std::max(layers.front().all, head_bytes_ + layers.back().fp8));
 }
 
-Tensor WeightSlots::whole(const ParamGroup& group) const {
-    CHECK(gathers(group), "a group that is not gathered has no slot");
+Tensor LayerBuffers::whole(const ParamGroup& group) const {
+    CHECK(gathers(group), "a group that is not gathered has no buffer");
     const int layer = group.first_layer;
-    return {static_cast<char*>(slot_memory(layer).data) + offset_of(group), dtype_of(group), group.elems};
+    return {static_cast<char*>(memory(layer).data) + offset_of(group), dtype_of(group), group.elems};
 }
 
-Tensor WeightSlots::transposed(const ParamGroup& group) const {
+Tensor LayerBuffers::transposed(const ParamGroup& group) const {
     CHECK(group.form == ParamForm::kFp8Linear, "only FP8 weights are transposed");
     const int layer = group.first_layer;
-    char* slot = static_cast<char*>(ends_.data) + head_bytes_;
-    if (is_block(layer)) slot = static_cast<char*>(transposed_memory(layer).data);
-    return {slot + offset_of(group), fp8_, group.elems};
+    char* buffer = static_cast<char*>(ends_.data) + head_bytes_;
+    if (in_ring(layer)) buffer = static_cast<char*>(transposed_memory(layer).data);
+    return {buffer + offset_of(group), fp8_, group.elems};
 }
 
-Tensor WeightSlots::slot_memory(int layer) const {
-    if (!is_block(layer)) return ends_;
-    const int64_t bytes = slots_.elems / ring_;
-    return slots_.slice(slot_of(layer) * bytes, bytes);
+Tensor LayerBuffers::memory(int layer) const {
+    if (!in_ring(layer)) return ends_;
+    const int64_t bytes = layers_.elems / ring_;
+    return layers_.slice(buffer_of(layer) * bytes, bytes);
 }
 
-Tensor WeightSlots::transposed_memory(int layer) const {
+Tensor LayerBuffers::transposed_memory(int layer) const {
     const int64_t bytes = transposed_.elems / transposed_ring();
     return transposed_.slice(layer % transposed_ring() * bytes, bytes);
 }

@@ -1,30 +1,30 @@
-// Optimizer state slots in pinned host memory (--offload; ZeRO-Offload: Ren et al., arXiv 2101.06840, but the update
-// runs on the device). A pass over the slots copies them in chunks to device buffers and back. The copies of each
-// direction have a stream of their own, so that both directions of the link are busy. Only events order these streams
-// and the compute stream.
+// Optimizer states in pinned host memory (--offload; ZeRO-Offload: Ren et al., arXiv 2101.06840, but the update runs on
+// the device). A pass over the states copies them in chunks to device buffers and back. The copies of each direction
+// have a stream of their own, so that both directions of the link are busy. Only events order these streams and the
+// compute stream.
 #pragma once
 #include <functional>
 #include <vector>
 
-#include "llmc/model/parameters/state_slots.h"
+#include "llmc/model/parameters/optimizer_state.h"
 #include "llmc/ops/owned.h"
 
-enum class SlotAccess : uint8_t {
+enum class OffloadAccess : uint8_t {
     kReadMasters,   // masters are copied in, nothing is copied back
-    kUpdate,        // all slots are copied in and back
-    kWrite,         // all slots are copied back; their values before the pass are undefined
+    kUpdate,        // all states are copied in and back
+    kWrite,         // all states are copied back; their values before the pass are undefined
 };
 
-class OffloadedSlots {
+class OffloadedState {
 public:
     static constexpr int64_t kBuffers = 4;   // one is copied in, one is used, one is copied back; and a spare one
-    struct Slot {
+    struct Kind {
         StateKind kind;
         Dtype dtype;
     };
-    // Offloads the elements [begin, end) of the slots, in chunks of about chunk_bytes. Allocates device buffers from
+    // Offloads the elements [begin, end) of the states, in chunks of about chunk_bytes. Allocates device buffers from
     // the arena, and host memory unless it only measures.
-    OffloadedSlots(const std::vector<Slot>& slots, int64_t begin, int64_t end, int64_t chunk_bytes, Arena& arena);
+    OffloadedState(const std::vector<Kind>& kinds, int64_t begin, int64_t end, int64_t chunk_bytes, Arena& arena);
 
     bool has(StateKind kind) const { return find(kind) != nullptr; }
     int64_t begin() const { return begin_; }
@@ -32,7 +32,7 @@ public:
 
     // Calls use(begin, end) for every chunk, in order. What `use` enqueues on ctx may access at() of these elements. No
     // host synchronisation.
-    void pass(Ctx& ctx, SlotAccess access, const std::function<void(int64_t begin, int64_t end)>& use);
+    void pass(Ctx& ctx, OffloadAccess access, const std::function<void(int64_t begin, int64_t end)>& use);
     // Begins to copy in the first chunks of the next pass, which must be an update.
     void prefetch(Ctx& ctx);
     // Elements of the chunk in use, on the device.
@@ -42,8 +42,8 @@ public:
     void* host(StateKind kind, int64_t index);
 
 private:
-    struct HostSlot {
-        Slot slot;
+    struct HostState {
+        Kind kind;
         PinnedPtr<char> memory;              // null while rehearsing
         Tensor buffers[kBuffers];            // of chunk_ elements
     };
@@ -52,16 +52,16 @@ private:
         OwnedEvent used;     // on the compute stream: it does not use the buffer any more
         OwnedEvent free;     // the next chunk may be copied in; on out_, or on compute if nothing is copied back
     };
-    const HostSlot* find(StateKind kind) const;
+    const HostState* find(StateKind kind) const;
     Buffer& buffer(int64_t chunk) { return ring_[chunk % kBuffers]; }
     int64_t chunks() const { return ceil_div(end_ - begin_, chunk_); }
     int64_t first(int64_t chunk) const { return begin_ + chunk * chunk_; }
     int64_t last(int64_t chunk) const { return std::min(end_, first(chunk) + chunk_); }
     void open(const Ctx& ctx);
-    void load(int64_t chunk, SlotAccess access);
+    void load(int64_t chunk, OffloadAccess access);
     void store(int64_t chunk);
 
-    std::vector<HostSlot> slots_;
+    std::vector<HostState> states_;
     const int64_t begin_, end_;
     const int64_t chunk_;        // elements
     int64_t in_use_ = -1;        // chunk
