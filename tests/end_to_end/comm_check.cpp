@@ -429,13 +429,13 @@ std::string check_shared_memory(Comm& comm, Ctx& ctx, int seconds) {
     device::fill_bytes(ctx, in.slice(rank * kBlock, kBlock).data, static_cast<int>(rank) + 1, kBlock);
     comm.all_gather(ctx, in);
     std::vector<uint8_t> bytes(static_cast<size_t>(2 * elems));
-    for (const auto exchange : {&Comm::all_to_all, &Comm::exchange_blocks}) {
+    for (const auto exchange : {&Comm::all_to_all, &Comm::exchange_shards}) {
         (comm.*exchange)(ctx, out, in);
         device::copy_to_host(ctx, bytes.data(), memory, 2 * elems);
         device::fill_bytes(ctx, out.data, 0, elems);
         device::synchronize(ctx);
         for (int64_t i = 0; i < 2 * elems; i++) {
-            if (exchange == &Comm::exchange_blocks && i / kBlock == comm.world().ranks + rank) continue;   // undefined
+            if (exchange == &Comm::exchange_shards && i / kBlock == comm.world().ranks + rank) continue;   // undefined
             const int64_t want = i < elems ? i / kBlock + 1 : rank + 1, found = bytes[static_cast<size_t>(i)];
             CHECK(found == want, "shared memory: byte %lld is %lld, expected %lld", ll(i), ll(found), ll(want));
         }

@@ -41,7 +41,7 @@ void check_places(const Cut& cut, int ranks, int64_t bytes) {
     for (const ParamGroup& bucket : cut.buckets.all()) {
         CHECK(bucket.begin == flat);
         CHECK(bucket.elems % (ranks * kParamAlign) == 0);
-        CHECK(cut.buckets.block_elems(bucket) * ranks == bucket.elems);
+        CHECK(cut.buckets.shard_elems(bucket) * ranks == bucket.elems);
         CHECK(bucket.first_layer >= before);
         before = bucket.first_layer;
         int64_t at = bucket.begin;
@@ -99,12 +99,12 @@ void check_ranges(const Cut& cut, int ranks) {
         int64_t before = -1;
         for (const ShardRange& range : cut.buckets.shard_ranges(rank)) {
             const ParamGroup& bucket = cut.buckets.all()[static_cast<size_t>(range.bucket)];
-            const int64_t flat = cut.layout.offset(range.param) + range.begin, block = cut.buckets.block_elems(bucket);
+            const int64_t flat = cut.layout.offset(range.param) + range.begin, shard = cut.buckets.shard_elems(bucket);
             CHECK(range.begin % kParamAlign == 0);
             CHECK(flat > before);
             before = flat;
-            CHECK((flat - bucket.begin) / block == rank);
-            CHECK(range.shard == bucket.begin / ranks + (flat - bucket.begin) % block);
+            CHECK((flat - bucket.begin) / shard == rank);
+            CHECK(range.shard == bucket.begin / ranks + (flat - bucket.begin) % shard);
             for (int64_t i = 0; i < range.elems; i++) {
                 owners[static_cast<size_t>(range.param)][static_cast<size_t>(range.begin + i)]++;
                 not_once += used[static_cast<size_t>(range.shard + i)];

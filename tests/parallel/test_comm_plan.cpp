@@ -25,13 +25,13 @@ public:
         note(ctx, "all-reduce max", {values, Dtype::kInt32, count});
         inner_.max(ctx, values, count);
     }
-    void reduce_scatter(Ctx& ctx, Tensor blocks) override {
-        note(ctx, "reduce-scatter", blocks);
-        inner_.reduce_scatter(ctx, blocks);
+    void reduce_scatter(Ctx& ctx, Tensor shards) override {
+        note(ctx, "reduce-scatter", shards);
+        inner_.reduce_scatter(ctx, shards);
     }
-    void all_gather(Ctx& ctx, Tensor blocks) override {
-        note(ctx, "all-gather", blocks);
-        inner_.all_gather(ctx, blocks);
+    void all_gather(Ctx& ctx, Tensor shards) override {
+        note(ctx, "all-gather", shards);
+        inner_.all_gather(ctx, shards);
     }
     void all_to_all(Ctx& ctx, Tensor out, Tensor in) override {
         note(ctx, "all-to-all", in);
@@ -135,7 +135,7 @@ TEST_CASE("comm plan: bytes follow from the communication dtypes") {
     }
 }
 
-TEST_CASE("comm plan: two ranks that exchange blocks of gradients copy none within their memory") {
+TEST_CASE("comm plan: two ranks that exchange shards of gradients copy none within their memory") {
     const auto all_to_all = [](int ranks, Dtype dtype) {
         const Config config = changed(small(Fp8Recipe::kDelayed), [&](Config& c) { c.grad_comm_dtype = dtype; });
         for (const PlannedCollective& c : memory_of(config, ranks).collectives)

@@ -29,11 +29,11 @@ public:
     void max(Ctx& ctx, uint32_t* values, int64_t count) override {
         in_order(ctx, [=, this, &ctx] { Inner::max(ctx, values, count); });
     }
-    void reduce_scatter(Ctx& ctx, Tensor blocks) override {
-        in_order(ctx, [=, this, &ctx] { Inner::reduce_scatter(ctx, blocks); });
+    void reduce_scatter(Ctx& ctx, Tensor shards) override {
+        in_order(ctx, [=, this, &ctx] { Inner::reduce_scatter(ctx, shards); });
     }
-    void all_gather(Ctx& ctx, Tensor blocks) override {
-        in_order(ctx, [=, this, &ctx] { Inner::all_gather(ctx, blocks); });
+    void all_gather(Ctx& ctx, Tensor shards) override {
+        in_order(ctx, [=, this, &ctx] { Inner::all_gather(ctx, shards); });
     }
     void all_to_all(Ctx& ctx, Tensor out, Tensor in) override {
         in_order(ctx, [=, this, &ctx] { Inner::all_to_all(ctx, out, in); });

@@ -103,24 +103,24 @@ public:
         reduce<uint32_t>(bytes, 0, count, [](uint32_t a, uint32_t b) { return std::max(a, b); });
         store(ctx, tensor, bytes);
     }
-    void reduce_scatter(Ctx& ctx, Tensor blocks) override {
+    void reduce_scatter(Ctx& ctx, Tensor shards) override {
         if (ctx.rehearsal) return;
-        const int64_t block = blocks.elems / world().ranks, begin = world().rank * block;
-        Bytes bytes = fetch(ctx, blocks);
-        reduce<float>(bytes, begin, block, add<float>);
+        const int64_t shard = shards.elems / world().ranks, begin = world().rank * shard;
+        Bytes bytes = fetch(ctx, shards);
+        reduce<float>(bytes, begin, shard, add<float>);
         std::fill(bytes.begin(), bytes.begin() + begin * 4, '\xff');
-        std::fill(bytes.begin() + (begin + block) * 4, bytes.end(), '\xff');
-        store(ctx, blocks, bytes);
+        std::fill(bytes.begin() + (begin + shard) * 4, bytes.end(), '\xff');
+        store(ctx, shards, bytes);
     }
-    void all_gather(Ctx& ctx, Tensor blocks) override {
+    void all_gather(Ctx& ctx, Tensor shards) override {
         if (ctx.rehearsal) return;
-        copy_blocks(ctx, blocks, blocks, [](int from, int) { return from; });
+        copy_shards(ctx, shards, shards, [](int from, int) { return from; });
     }
     void all_to_all(Ctx& ctx, Tensor out, Tensor in) override {
         if (ctx.rehearsal) return;
-        copy_blocks(ctx, out, in, [](int, int own) { return own; });
+        copy_shards(ctx, out, in, [](int, int own) { return own; });
     }
-    void exchange_blocks(Ctx& ctx, Tensor out, Tensor in) override {
+    void exchange_shards(Ctx& ctx, Tensor out, Tensor in) override {
         all_to_all(ctx, out, in);
         if (ctx.rehearsal) return;
         const Tensor own = out.slice(world().rank * (out.elems / world().ranks), out.elems / world().ranks);
@@ -161,17 +161,17 @@ private:
         all_.meet();   // all ranks have read
         std::memcpy(bytes.data() + begin * static_cast<int64_t>(sizeof(T)), result.data(), result.size() * sizeof(T));
     }
-    // Block r of out = block which(r, own) of rank r's in.
-    template <typename Which> void copy_blocks(Ctx& ctx, Tensor out, Tensor in, Which&& which) {
-        if (in.elems % world().ranks != 0 || out.bytes() != in.bytes()) throw Error(kExitBug, "blocks that differ");
+    // Shard r of out = shard which(r, own) of rank r's in.
+    template <typename Which> void copy_shards(Ctx& ctx, Tensor out, Tensor in, Which&& which) {
+        if (in.elems % world().ranks != 0 || out.bytes() != in.bytes()) throw Error(kExitBug, "shards that differ");
         const Bytes mine = fetch(ctx, in);
         post(mine.data());
-        const size_t block = mine.size() / all_.posted_.size();
+        const size_t shard = mine.size() / all_.posted_.size();
         Bytes result(mine.size());
         for (size_t r = 0; r < all_.posted_.size(); r++) {
             const char* theirs = static_cast<const char*>(all_.posted_[r]);
             const auto from = static_cast<size_t>(which(static_cast<int>(r), world().rank));
-            std::memcpy(result.data() + r * block, theirs + from * block, block);
+            std::memcpy(result.data() + r * shard, theirs + from * shard, shard);
         }
         all_.meet();
         store(ctx, out, result);

@@ -106,9 +106,9 @@ std::vector<int64_t> Comm::sum(const std::vector<int64_t>& mine) {
     return total;
 }
 
-int64_t Comm::block_elems(const Tensor& blocks) const {
-    CHECK(blocks.elems % world_.ranks == 0, "%lld elements in %d blocks", (long long)blocks.elems, world_.ranks);
-    return blocks.elems / world_.ranks;
+int64_t Comm::shard_elems(const Tensor& shards) const {
+    CHECK(shards.elems % world_.ranks == 0, "%lld elements in %d shards", (long long)shards.elems, world_.ranks);
+    return shards.elems / world_.ranks;
 }
 
 void Comm::check_exchange(const Tensor& out, const Tensor& in, int peer) const {

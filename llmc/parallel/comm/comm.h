@@ -62,24 +62,24 @@ public:
     // change, if anything.
     virtual void* shared_memory(Ctx&, int64_t /*bytes*/, std::string& /*why*/) { return nullptr; }
     // Collective. Shares `part` of such memory, which is at the same place on all ranks. There, all_gather, all_to_all
-    // and exchange_blocks of this communicator between ranks of one host use the GPU's copy engines instead of its
+    // and exchange_shards of this communicator between ranks of one host use the GPU's copy engines instead of its
     // multiprocessors. Ends all ranks if it takes longer than `seconds`.
     virtual void share(Ctx&, Tensor /*part*/, int /*seconds*/) {}
 
     // The collectives below work on device memory and are ordered on ctx.stream; in a rehearsal they do nothing. They
-    // work in place unless they take two tensors. A tensor `blocks` has `ranks` equal blocks; block r is rank r's.
+    // work in place unless they take two tensors. A tensor `shards` has `ranks` equal shards; shard r is rank r's.
     // values (fp32, bf16, fp64, int32) = the sum over the ranks; bf16 is summed in fp32 and rounded once.
     virtual void sum(Ctx& ctx, Tensor values) = 0;
     // values (count) = the largest over the ranks.
     virtual void max(Ctx& ctx, uint32_t* values, int64_t count) = 0;
-    // blocks (fp32): own block = the sum over the ranks; the others are left undefined.
-    virtual void reduce_scatter(Ctx& ctx, Tensor blocks) = 0;
-    // blocks (any dtype): block r = rank r's own block.
-    virtual void all_gather(Ctx& ctx, Tensor blocks) = 0;
-    // Block r of out (any dtype) = block `rank` of rank r's in; the two do not overlap.
+    // shards (fp32): own shard = the sum over the ranks; the others are left undefined.
+    virtual void reduce_scatter(Ctx& ctx, Tensor shards) = 0;
+    // shards (any dtype): shard r = rank r's own shard.
+    virtual void all_gather(Ctx& ctx, Tensor shards) = 0;
+    // Shard r of out (any dtype) = shard `rank` of rank r's in; the two do not overlap.
     virtual void all_to_all(Ctx& ctx, Tensor out, Tensor in) = 0;
-    // The same, but this rank's own block of out is left undefined: its reader takes it from in.
-    virtual void exchange_blocks(Ctx& ctx, Tensor out, Tensor in) { all_to_all(ctx, out, in); }
+    // The same, but this rank's own shard of out is left undefined: its reader takes it from in.
+    virtual void exchange_shards(Ctx& ctx, Tensor out, Tensor in) { all_to_all(ctx, out, in); }
     // out (any dtype) = in of another rank, `peer`, which makes the same call with this rank as its peer.
     virtual void exchange(Ctx&, Tensor /*out*/, Tensor /*in*/, int peer) {
         FAIL(kExitBug, "no exchange with rank %d here", peer);
@@ -101,8 +101,8 @@ public:
 
 protected:
     explicit Comm(const World& world) : world_(world) {}
-    // Elements of one of `ranks` equal blocks.
-    int64_t block_elems(const Tensor& blocks) const;
+    // Elements of one of `ranks` equal shards.
+    int64_t shard_elems(const Tensor& shards) const;
     void check_exchange(const Tensor& out, const Tensor& in, int peer) const;
 
 private:

@@ -20,7 +20,7 @@ constexpr int64_t kSizes[] = {kMiB / 16, 4 * kMiB, 256 * kMiB, 1024 * kMiB};
 constexpr double kSlow = 0.7;
 constexpr int kPasses = 5;
 
-// A rank sends `passes` times all blocks of the message but its own.
+// A rank sends `passes` times all shards of the message but its own.
 struct Collective {
     const char* name;
     int passes;

@@ -95,21 +95,21 @@ public:
         const Posted posted(*this, ctx, "max", {values, Dtype::kInt32, count});
         inner_->max(ctx, values, count);
     }
-    void reduce_scatter(Ctx& ctx, Tensor blocks) override {
-        const Posted posted(*this, ctx, "reduce_scatter", blocks);
-        inner_->reduce_scatter(ctx, blocks);
+    void reduce_scatter(Ctx& ctx, Tensor shards) override {
+        const Posted posted(*this, ctx, "reduce_scatter", shards);
+        inner_->reduce_scatter(ctx, shards);
     }
-    void all_gather(Ctx& ctx, Tensor blocks) override {
-        const Posted posted(*this, ctx, "all_gather", blocks);
-        inner_->all_gather(ctx, blocks);
+    void all_gather(Ctx& ctx, Tensor shards) override {
+        const Posted posted(*this, ctx, "all_gather", shards);
+        inner_->all_gather(ctx, shards);
     }
     void all_to_all(Ctx& ctx, Tensor out, Tensor in) override {
         const Posted posted(*this, ctx, "all_to_all", in);
         inner_->all_to_all(ctx, out, in);
     }
-    void exchange_blocks(Ctx& ctx, Tensor out, Tensor in) override {
-        const Posted posted(*this, ctx, "exchange_blocks", in);
-        inner_->exchange_blocks(ctx, out, in);
+    void exchange_shards(Ctx& ctx, Tensor out, Tensor in) override {
+        const Posted posted(*this, ctx, "exchange_shards", in);
+        inner_->exchange_shards(ctx, out, in);
     }
     // Not counted: it would make the numbers of these two ranks differ from those of the others.
     void exchange(Ctx& ctx, Tensor out, Tensor in, int peer) override {

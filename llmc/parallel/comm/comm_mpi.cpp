@@ -101,11 +101,11 @@ public:
         }
     }
 
-    void reduce_scatter(Ctx& ctx, Tensor blocks) override {
+    void reduce_scatter(Ctx& ctx, Tensor shards) override {
         if (ctx.rehearsal || world().ranks == 1) return;
-        const Blocks all = blocks_of(blocks);
+        const Shards all = shards_of(shards);
         float* const own = reinterpret_cast<float*>(all.of(world().rank));
-        CHECK(blocks.dtype == Dtype::kFp32, "reduce_scatter of %s", dtype_name(blocks.dtype));
+        CHECK(shards.dtype == Dtype::kFp32, "reduce_scatter of %s", dtype_name(shards.dtype));
         for_chunks(all.bytes, [&](int64_t begin, int64_t bytes) {
             const int64_t elems = bytes / dtype_bytes(Dtype::kFp32);
             float* const sums = own + begin / dtype_bytes(Dtype::kFp32);
@@ -114,9 +114,9 @@ public:
         });
     }
 
-    void all_gather(Ctx& ctx, Tensor blocks) override {
+    void all_gather(Ctx& ctx, Tensor shards) override {
         if (ctx.rehearsal || world().ranks == 1) return;
-        const Blocks all = blocks_of(blocks);
+        const Shards all = shards_of(shards);
         for_chunks(all.bytes, [&](int64_t begin, int64_t bytes) {
             send_and_receive(bytes, [&](int) { return all.of(world().rank) + begin; },
                      [&](int r) { return all.of(r) + begin; });
@@ -127,7 +127,7 @@ public:
         if (ctx.rehearsal) return;
         CHECK(out.dtype == in.dtype && out.elems == in.elems, "all_to_all from %lld to %lld elements",
               (long long)in.elems, (long long)out.elems);
-        const Blocks to = blocks_of(out), from = blocks_of(in);
+        const Shards to = shards_of(out), from = shards_of(in);
         const int own = world().rank;
         std::memcpy(to.of(own), from.of(own), static_cast<size_t>(to.bytes));
         for_chunks(to.bytes, [&](int64_t begin, int64_t bytes) {
@@ -152,13 +152,13 @@ public:
     }
 
 private:
-    struct Blocks {
+    struct Shards {
         char* begin;
         int64_t bytes;   // of each
         char* of(int rank) const { return begin + rank * bytes; }
     };
-    Blocks blocks_of(const Tensor& tensor) const {
-        return {static_cast<char*>(tensor.data), block_elems(tensor) * dtype_bytes(tensor.dtype)};
+    Shards shards_of(const Tensor& tensor) const {
+        return {static_cast<char*>(tensor.data), shard_elems(tensor) * dtype_bytes(tensor.dtype)};
     }
 
     // Calls body(begin, bytes) for chunks that fit into a message.

@@ -129,48 +129,48 @@ public:
                                     connected(), ctx.stream), "ncclAllReduce (max)", elems, "uint32");
     }
 
-    void reduce_scatter(Ctx& ctx, Tensor blocks) override {
-        CHECK(blocks.dtype == Dtype::kFp32, "reduce_scatter of %s", dtype_name(blocks.dtype));
-        const int64_t block = block_elems(blocks);
-        if (idle(ctx) || block == 0) return;
-        const Tensor own = blocks.slice(world().rank * block, block);
-        check(nccl_.call.reduce_scatter(blocks.data, own.data, count(own), nccl_api::kFloat32, nccl_api::kSum,
-                                        connected(), ctx.stream), "ncclReduceScatter", blocks.elems, "fp32");
+    void reduce_scatter(Ctx& ctx, Tensor shards) override {
+        CHECK(shards.dtype == Dtype::kFp32, "reduce_scatter of %s", dtype_name(shards.dtype));
+        const int64_t shard = shard_elems(shards);
+        if (idle(ctx) || shard == 0) return;
+        const Tensor own = shards.slice(world().rank * shard, shard);
+        check(nccl_.call.reduce_scatter(shards.data, own.data, count(own), nccl_api::kFloat32, nccl_api::kSum,
+                                        connected(), ctx.stream), "ncclReduceScatter", shards.elems, "fp32");
     }
 
-    void all_gather(Ctx& ctx, Tensor blocks) override {
-        const int64_t block = block_elems(blocks);
-        if (idle(ctx) || block == 0) return;
-        const Tensor own = blocks.slice(world().rank * block, block);
-        check(nccl_.call.all_gather(own.data, blocks.data, byte_count(own), nccl_api::kUint8, connected(), ctx.stream),
-              "ncclAllGather", blocks.elems, dtype_name(blocks.dtype));
+    void all_gather(Ctx& ctx, Tensor shards) override {
+        const int64_t shard = shard_elems(shards);
+        if (idle(ctx) || shard == 0) return;
+        const Tensor own = shards.slice(world().rank * shard, shard);
+        check(nccl_.call.all_gather(own.data, shards.data, byte_count(own), nccl_api::kUint8, connected(), ctx.stream),
+              "ncclAllGather", shards.elems, dtype_name(shards.dtype));
     }
 
     void all_to_all(Ctx& ctx, Tensor out, Tensor in) override {
-        check_blocks(out, in);
-        const int64_t block = block_elems(in);
-        if (ctx.rehearsal || block == 0) return;
+        check_shards(out, in);
+        const int64_t shard = shard_elems(in);
+        if (ctx.rehearsal || shard == 0) return;
         if (world().ranks == 1) return device::copy_on_device(ctx, out.data, in.data, in.bytes());
         if (nccl_.call.all_to_all)
-            return check(nccl_.call.all_to_all(in.data, out.data, byte_count(in.slice(0, block)), nccl_api::kUint8,
+            return check(nccl_.call.all_to_all(in.data, out.data, byte_count(in.slice(0, shard)), nccl_api::kUint8,
                                                connected(), ctx.stream), "ncclAlltoAll", in.elems,
                          dtype_name(in.dtype));
         check(grouped([&](Result& result) {
                   for (int r = 0; r < world().ranks; r++)
-                      send_and_receive(result, ctx, out.slice(r * block, block), in.slice(r * block, block), r);
+                      send_and_receive(result, ctx, out.slice(r * shard, shard), in.slice(r * shard, shard), r);
               }), "ncclSend and ncclRecv (all to all)", in.elems, dtype_name(in.dtype));
     }
 
-    // Half of an all-to-all of two ranks is each rank's copy of its own block, for which NCCL may take multiprocessors
-    // where copy engines do the rest. A gather copies nothing on a root whose block is in its place, so one for each
-    // rank spares the copies. With more ranks the own block is a smaller part, and gathers take longer: each fills the
+    // Half of an all-to-all of two ranks is each rank's copy of its own shard, for which NCCL may take multiprocessors
+    // where copy engines do the rest. A gather copies nothing on a root whose shard is in its place, so one for each
+    // rank spares the copies. With more ranks the own shard is a smaller part, and gathers take longer: each fills the
     // links of one rank only.
-    void exchange_blocks(Ctx& ctx, Tensor out, Tensor in) override {
+    void exchange_shards(Ctx& ctx, Tensor out, Tensor in) override {
         if (!shares_ || world().ranks != 2 || ctx.rehearsal || in.elems == 0) return all_to_all(ctx, out, in);
-        check_blocks(out, in);
-        const int64_t block = block_elems(in);
+        check_shards(out, in);
+        const int64_t shard = shard_elems(in);
         for (int root = 0; root < 2; root++) {
-            const Tensor sent = (root == world().rank ? out : in).slice(root * block, block);
+            const Tensor sent = (root == world().rank ? out : in).slice(root * shard, shard);
             check(nccl_.call.gather(sent.data, out.data, byte_count(sent), nccl_api::kUint8, root, connected(),
                                     ctx.stream), "ncclGather", in.elems, dtype_name(in.dtype));
         }
@@ -207,8 +207,8 @@ private:
     bool idle(const Ctx& ctx) const { return ctx.rehearsal || world().ranks == 1; }
     static size_t count(const Tensor& tensor) { return static_cast<size_t>(tensor.elems); }
     static size_t byte_count(const Tensor& tensor) { return static_cast<size_t>(tensor.bytes()); }
-    static void check_blocks(const Tensor& out, const Tensor& in) {
-        CHECK(out.dtype == in.dtype && out.elems == in.elems, "blocks of %lld %s into %lld %s", (long long)in.elems,
+    static void check_shards(const Tensor& out, const Tensor& in) {
+        CHECK(out.dtype == in.dtype && out.elems == in.elems, "shards of %lld %s into %lld %s", (long long)in.elems,
               dtype_name(in.dtype), (long long)out.elems, dtype_name(out.dtype));
     }
 

@@ -9,7 +9,7 @@
 
 void RehearsalComm::abort(int exit_code) { std::exit(exit_code); }
 
-// In each pass a rank sends all blocks but its own.
+// In each pass a rank sends all shards but its own.
 void RehearsalComm::note(const Ctx& ctx, const char* name, const Tensor& tensor, int passes, bool copies_own) {
     CHECK(ctx.rehearsal, "RehearsalComm is for rehearsals");
     if (!ctx.recorder || world().ranks == 1) return;

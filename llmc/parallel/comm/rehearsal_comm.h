@@ -33,11 +33,11 @@ public:
     void max(Ctx& ctx, uint32_t* values, int64_t count) override {
         note(ctx, "all-reduce max", {values, Dtype::kInt32, count}, 2);
     }
-    void reduce_scatter(Ctx& ctx, Tensor blocks) override { note(ctx, "reduce-scatter", blocks, 1); }
-    void all_gather(Ctx& ctx, Tensor blocks) override { note(ctx, "all-gather", blocks, 1); }
+    void reduce_scatter(Ctx& ctx, Tensor shards) override { note(ctx, "reduce-scatter", shards, 1); }
+    void all_gather(Ctx& ctx, Tensor shards) override { note(ctx, "all-gather", shards, 1); }
     void all_to_all(Ctx& ctx, Tensor out, Tensor) override { note(ctx, "all-to-all", out, 1); }
     // As comm_nccl.cpp, which copies nothing within a rank if there are two.
-    void exchange_blocks(Ctx& ctx, Tensor out, Tensor) override {
+    void exchange_shards(Ctx& ctx, Tensor out, Tensor) override {
         note(ctx, "all-to-all", out, 1, world().ranks > 2);
     }
     [[noreturn]] void abort(int exit_code) override;

@@ -253,7 +253,7 @@ void Gradients::reduce_bf16(Ctx& comm, const ParamGroup& bucket) {
         send = first(send_, bucket.elems);
     }
     const Tensor receive = first(receive_, bucket.elems);
-    stream_.timed(comm, [&] { groups_.shard.exchange_blocks(comm, receive, send); });
+    stream_.timed(comm, [&] { groups_.shard.exchange_shards(comm, receive, send); });
     ops::sum_ranks(comm, {.out = reduced_shard(bucket), .in = receive, .scales = {},
                           .own = shard_of(bucket, send), .own_rank = rank(),
                           .ranks = buckets_.ranks(), .accumulate = adds()});
