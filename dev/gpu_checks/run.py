@@ -21,7 +21,8 @@ import watch
 import zero
 from check import Check
 
-SUBJECTS = {"kernels": kernels, "offload": offload, "comm": comm, "zero": zero, "context": context, "resume": resume, "watch": watch}
+SUBJECTS = {"kernels": kernels, "offload": offload, "comm": comm, "zero": zero, "context": context, "resume": resume,
+            "watch": watch}
 # Option, default, help; those that begin with the name of a subject are for it alone.
 OPTIONS = (
     ("--shards", "", "glob of token shards, quoted; without it the text of this repository, as bytes"),
@@ -34,7 +35,8 @@ OPTIONS = (
     ("--save", "", "resume: folder of the checkpoints (OUT/saved)"),
     ("--timeout", 10, "watch: --comm-timeout"),
     ("--ranks", 0, "number of ranks (zero, context, watch: 2; resume: all GPUs)"),
-    ("--steps", 0, "kernels, offload, zero, context: steps of a timed run (8, 8, 10, 10); resume: between checkpoints (4)"),
+    ("--steps", 0, "kernels, offload, zero, context: steps of a timed run (8, 8, 10, 10); resume: between checkpoints "
+     "(4)"),
 )
 
 

@@ -2,7 +2,7 @@
 //
 //   ROOT/step-00000120/config.json         Hugging Face configuration
 //                      model.safetensors   or model-00001-of-0000N.safetensors + index (parts of 5 GB)
-//                      optimizer/...       one file per state (optimizer_state.h), with our parameter names and padded rows
+//                      optimizer/...       one file per state (optimizer_state.h), with our names and padded rows
 //                      state.json          step, data cursor, resolved options, data fingerprint, plans
 //                      tokenizer.json ...  what the model and --tokenizer bring, see model_extras.h
 //                      manifest.json       XXH3-128 and size of every other file or of its ranges; written last

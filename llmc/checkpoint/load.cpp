@@ -31,8 +31,8 @@ const SafetensorsView& expect(const SafetensorsView* view, const std::string& fi
 }
 
 // Loads this rank's elements of every tensor in a state's file.
-void load_state(const std::string& path, const ParamTable& table, const OptimizerState& state, const StateAccess& access,
-               std::vector<float>& staging) {
+void load_state(const std::string& path, const ParamTable& table, const OptimizerState& state,
+                const StateAccess& access, std::vector<float>& staging) {
     const auto entries = state_entries(table, state, access.dtypes);
     if (entries.empty()) return;
     const Dtype dtype = access.dtypes.of(state.kind);
@@ -208,7 +208,8 @@ void load_checkpoint(const std::string& path, const ModelConfig& config, const P
         check_same_model(path, config);
         check_model_tensors(path, table, access.dtypes.weight);
         std::vector<float> staging(static_cast<size_t>(load_staging_bytes(table, access, staging_bytes) / 4));
-        for (const OptimizerState& state : kOptimizerStates) load_state(path + "/" + state.file, table, state, access, staging);
+        for (const OptimizerState& state : kOptimizerStates)
+            load_state(path + "/" + state.file, table, state, access, staging);
     });
 }
 

@@ -12,7 +12,8 @@
 // it is not supported; exit 5 if a checkpoint's file does not match its manifest.
 ModelConfig model_config_from_hf(const std::string& directory);
 
-// Restores the states bit for bit. Shapes and dtypes, also of the model's files, must match (exit 2, naming the tensor).
+// Restores the states bit for bit. Shapes and dtypes, also of the model's files, must match (exit 2, naming the
+// tensor).
 // `path` comes from find_checkpoint, which has checked the hashes.
 void load_checkpoint(const std::string& path, const ModelConfig& config, const ParamTable& table,
                      const StateAccess& access, Comm& comm, int64_t staging_bytes = kStagingBytes);

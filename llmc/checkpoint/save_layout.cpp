@@ -70,7 +70,8 @@ SavedFile file_of(const std::string& name, const std::vector<SafetensorsEntry>& 
 
 }  // namespace
 
-std::vector<SafetensorsEntry> state_entries(const ParamTable& table, const OptimizerState& state, const StateDtypes& dtypes) {
+std::vector<SafetensorsEntry> state_entries(const ParamTable& table, const OptimizerState& state,
+                                            const StateDtypes& dtypes) {
     std::vector<SafetensorsEntry> entries;
     for (const Param& param : table.params) {
         if (!param.has(state.kind)) continue;
@@ -127,7 +128,8 @@ SaveLayout make_save_layout(const ParamTable& table, const StateDtypes& dtypes, 
         if (entries.empty()) continue;
         layout.files.push_back(file_of(state.file, entries));
         int64_t offset = static_cast<int64_t>(layout.files.back().header.size());
-        layout.state_files.push_back({.state = &state, .element_bytes = dtype_bytes(dtypes.of(state.kind)), .offsets = {}});
+        layout.state_files.push_back({.state = &state, .element_bytes = dtype_bytes(dtypes.of(state.kind)),
+                                      .offsets = {}});
         StateFile& file = layout.state_files.back();
         for (const Param& param : table.params) {
             file.offsets.push_back(param.has(state.kind) ? offset : -1);

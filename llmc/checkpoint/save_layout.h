@@ -9,7 +9,8 @@
 #include "llmc/model/parameters/params.h"
 
 // The tensors of a state's file: the parameters that have the state, in table order, by their names in `table`, padded.
-std::vector<SafetensorsEntry> state_entries(const ParamTable& table, const OptimizerState& state, const StateDtypes& dtypes);
+std::vector<SafetensorsEntry> state_entries(const ParamTable& table, const OptimizerState& state,
+                                            const StateDtypes& dtypes);
 
 struct SavedFile {
     std::string name;     // path within the checkpoint

@@ -63,7 +63,8 @@ TileScales row_scales(const QuantOut& quant, const Tile& tile, Dtype format) {
     if (quant.granularity == Granularity::kBlock1x128) {
         for (int64_t n = 0; n < tile.rows; n++) {
             scales.scale[n] = block_scale(amax_of_line(tile.line(n), tile.columns), format);
-            quant.rowwise_scale_inv.as<float>()[tile.column / kScaleBlock * tile.N + tile.row + n] = 1 / scales.scale[n];
+            quant.rowwise_scale_inv.as<float>()[tile.column / kScaleBlock * tile.N + tile.row + n] =
+                1 / scales.scale[n];
         }
         return scales;
     }

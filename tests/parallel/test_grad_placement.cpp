@@ -53,7 +53,7 @@ void check(const Placed& placed, bool overlaps) {
         CHECK(placed.placement.offsets[a] % kParamAlign == 0);
         const std::vector<int>& overlapping = placed.placement.overlapping[a];
         for (size_t b = 0; b < count; b++) {
-            const bool shares = std::find(overlapping.begin(), overlapping.end(), static_cast<int>(b)) != overlapping.end();
+            const bool shares = std::count(overlapping.begin(), overlapping.end(), static_cast<int>(b)) > 0;
             CHECK(shares == overlap(placed, a, b));
             if (a == b || !shares) continue;
             // One bucket is complete before the other begins; with overlap, the backward pass of a whole layer lies
@@ -61,7 +61,8 @@ void check(const Placed& placed, bool overlaps) {
             const int done_a = placed.head() - *by.begin();
             const int done_b = placed.head() - *writers(placed, placed.bucket(b)).begin();
             const int apart = overlaps ? 1 : 0;
-            CHECK((done_a + apart < placed.placement.first_stage[b] || done_b + apart < placed.placement.first_stage[a]));
+            const std::vector<int>& first_stage = placed.placement.first_stage;
+            CHECK((done_a + apart < first_stage[b] || done_b + apart < first_stage[a]));
         }
     }
     CHECK(end == placed.placement.elems);

@@ -134,8 +134,8 @@ TEST_CASE("zero weights: a pass gathers the layers that no buffer holds, FP8 lin
             CAPTURE(fp8);
             CAPTURE(micro_batches);
             const MemoryPlan plan = memory_of(config, 2);
-            // The forward pass of the first micro-batch finds the first two layers in buffers, because the last step has
-            // gathered them; each later pass finds two layers of the pass before it.
+            // The forward pass of the first micro-batch finds the first two layers in buffers, because the last step
+            // has gathered them; each later pass finds two layers of the pass before it.
             const int64_t blocks = 2 + micro_batches * (7 - 2) * 2;
             const int64_t others = ends * micro_batches + norms;
             if (fp8) CHECK(bytes_of(plan, "all-gather", linear) == blocks * block);

@@ -49,7 +49,8 @@ Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& 
         updates_ = arena.take(Purpose::kFp8, Dtype::kInt32, all);
         largest_ = arena.take(Purpose::kFp8, Dtype::kFp32, all);
     }
-    flat_weights_ = arena.take(Purpose::kWeights, plan_.weight_format, layout.fp8_elems() / (layer_buffers ? ranks : 1));
+    flat_weights_ =
+        arena.take(Purpose::kWeights, plan_.weight_format, layout.fp8_elems() / (layer_buffers ? ranks : 1));
     linears_.reserve(static_cast<size_t>(count));
     for (size_t i = 0; i < plan_.linears.size(); i++) {
         if (!plan_.linears[i].fp8) continue;

@@ -118,8 +118,8 @@ public:
     // Adds the block scales of a gathered weight to the report, if this step counts them.
     bool counts_weight_scales() const { return counting_ && scale_bins_; }
     void count_weight_scales(Ctx& ctx, const Fp8Linear& linear) const;
-    // The rowwise kFp8Linear weights, where a group begins at its weight_begin; with layer buffers only this rank's shard
-    // of each group, which begins at weight_begin / ranks.
+    // The rowwise kFp8Linear weights, where a group begins at its weight_begin; with layer buffers only this rank's
+    // shard of each group, which begins at weight_begin / ranks.
     const Tensor& flat_weights() const { return flat_weights_; }
 
     // ---- start of a run

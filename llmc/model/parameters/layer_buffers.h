@@ -1,5 +1,5 @@
-// The memory of whole weights under ZeRO-3, where ranks hold only their shards and all-gather a layer's weights before it
-// runs. The layers of the model share a ring of buffers: layer l is always in buffer l % ring(), so its views never
+// The memory of whole weights under ZeRO-3, where ranks hold only their shards and all-gather a layer's weights before
+// it runs. The layers of the model share a ring of buffers: layer l is always in buffer l % ring(), so its views never
 // change. The embedding and the head, which never run at the same time, share one more buffer. Transposed FP8 weights,
 // which only backward reads, have separate buffers.
 #pragma once

@@ -30,7 +30,8 @@ struct Extent {
 }  // namespace
 
 GradPlacement whole_placement(const Buckets& buckets) {
-    GradPlacement placement{.offsets = {}, .elems = buckets.layout().flat_elems(), .first_stage = {}, .overlapping = {}};
+    GradPlacement placement;
+    placement.elems = buckets.layout().flat_elems();
     for (const ParamGroup& bucket : buckets.all()) placement.offsets.push_back(bucket.begin);
     return placement;
 }

@@ -1,6 +1,6 @@
 // All-gathers the weights of a layer before it runs (ZeRO-3), into LayerBuffers. With overlap this happens on the side
-// stream, one layer ahead in the direction of the pass. A layer that is still in its buffer is not gathered again. So the
-// backward pass begins with the last layers of the forward pass, and the next micro-batch with the first layers.
+// stream, one layer ahead in the direction of the pass. A layer that is still in its buffer is not gathered again. So
+// the backward pass begins with the last layers of the forward pass, and the next micro-batch with the first layers.
 #pragma once
 #include <vector>
 
@@ -19,8 +19,8 @@ public:
     // Whether another pass with the same weights follows, so that the end of this one can gather the embedding.
     void set_pass_follows(bool follows) { pass_follows_ = follows; }
 
-    // The decoder's calls around each layer, as ParamStore describes them. before_layer makes ctx wait until the layer's
-    // weights are gathered. In backward after_layer has done so for the layer below.
+    // The decoder's calls around each layer, as ParamStore describes them. In forward before_layer makes ctx wait until
+    // the layer's weights are gathered; in backward after_layer of the layer above does.
     void before_layer(Ctx& ctx, int layer, Pass pass);
     void after_layer(Ctx& ctx, int layer, Pass pass);
     // Makes ctx wait for everything that was enqueued on the side stream.
@@ -45,7 +45,9 @@ private:
     // A tied head reads the weight of the embedding.
     int home(int layer) const { return layer == num_layers_ && config_.shape.tied_head ? -1 : layer; }
     Buffer& buffer(int layer) { return rowwise_[static_cast<size_t>(buffers_.buffer_of(layer))]; }
-    Buffer& transposed_buffer(int layer) { return transposed_[static_cast<size_t>(layer % buffers_.transposed_ring())]; }
+    Buffer& transposed_buffer(int layer) {
+        return transposed_[static_cast<size_t>(layer % buffers_.transposed_ring())];
+    }
     const ParamGroup& group(int number) const { return state_.buckets().all()[static_cast<size_t>(number)]; }
     template <typename Use> void each_fp8_linear(int layer, Use&& use);
 

@@ -83,7 +83,8 @@ void OffloadedState::prefetch(Ctx& ctx) {
 }
 
 void OffloadedState::pass(Ctx& ctx, OffloadAccess access, const std::function<void(int64_t, int64_t)>& use) {
-    const bool runs = !ctx.rehearsal, reads = access != OffloadAccess::kWrite, writes = access != OffloadAccess::kReadMasters;
+    const bool runs = !ctx.rehearsal, reads = access != OffloadAccess::kWrite;
+    const bool writes = access != OffloadAccess::kReadMasters;
     CHECK(prefetched_ == 0 || access == OffloadAccess::kUpdate, "chunks of an update were prefetched");
     if (runs) open(ctx);
     int64_t loaded = std::exchange(prefetched_, 0);

@@ -1,5 +1,5 @@
-// The weights of a rank, and the optimizer states (optimizer_state.h) of the shard ranges that it owns. With --zero 0 or
-// one rank it owns everything.
+// The weights of a rank, and the optimizer states (optimizer_state.h) of the shard ranges that it owns. With --zero 0
+// or one rank it owns everything.
 #pragma once
 #include <memory>
 #include <vector>
