@@ -26,7 +26,7 @@ Tensors::Normal normal_of(const std::string& name) { return {name == "v" ? 1.0f 
 
 QuantOut request(Tensors& t, Ask ask, int64_t N, int64_t C, bool dbias = false) {
     QuantOut quant;
-    quant.slot = t.object("slot", Fp8Slot{1.0f, 100.0f, amax_bits_of(4.5f), 0});
+    quant.entry = t.object("entry", ScaleEntry{1.0f, 100.0f, amax_bits_of(4.5f), 0});
     quant.record = ask == Ask::kDelayed || ask == Ask::kDelayedE5m2 || ask == Ask::kCounts || ask == Ask::kRecord;
     if (dbias) {
         quant.dbias = t("quant_dbias", kF, C);
@@ -59,7 +59,7 @@ template <Dtype from> void quantize(Ctx& ctx, Tensors& t, const Shape& s, Ask as
     cuda::quantize(ctx, {.quant = request(t, ask, s.N, s.C), .in = t("in", from, s.N * s.C), .N = s.N, .C = s.C});
 }
 void amax(Ctx& ctx, Tensors& t, const Shape& s, Ask) {
-    cuda::amax(ctx, {.slot = request(t, Ask::kRecord, s.N, s.C).slot, .in = t("in", kB, s.N * s.C)});
+    cuda::amax(ctx, {.entry = request(t, Ask::kRecord, s.N, s.C).entry, .in = t("in", kB, s.N * s.C)});
 }
 template <Activation kind> void forward(Ctx& ctx, Tensors& t, const Shape& s, Ask ask) {
     const Tensor out = ask == Ask::kRecord ? t("out", kB, s.N * s.C) : Tensor{};
@@ -82,7 +82,7 @@ template <bool with_amax> void adamw(Ctx& ctx, Tensors& t, const Shape& s, Ask) 
     cuda::adamw(ctx, {.param = {}, .master = t("master", kF, n), .m = t("m", kB, n), .v = t("v", kB, n),
                       .grad = t("grad", kF, n), .state = t.object("state", state), .beta1 = 0.9f, .beta2 = 0.95f,
                       .eps = 1e-8f, .weight_decay = 0.1f, .rng_key = 99, .element_offset = 0,
-                      .slot = with_amax ? request(t, Ask::kRecord, s.N, s.C).slot : nullptr});
+                      .entry = with_amax ? request(t, Ask::kRecord, s.N, s.C).entry : nullptr});
 }
 
 struct Row {

@@ -48,7 +48,7 @@ Tensors::Normal normal_of(const std::string& name) {
 QuantOut request(Tensors& t, Ask ask, int64_t N, int64_t C) {
     QuantOut quant;
     if (ask == Ask::kBf16 || ask == Ask::kSums) return quant;
-    quant.slot = t.object("slot", Fp8Slot{1.0f, 100.0f, 0, 0});
+    quant.entry = t.object("entry", ScaleEntry{1.0f, 100.0f, 0, 0});
     quant.record = true;
     if (ask == Ask::kRecord || ask == Ask::kTensorwise) return quant;
     quant.rowwise = t("rowwise", Dtype::kE4m3, N * C);

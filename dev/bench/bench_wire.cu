@@ -66,7 +66,7 @@ template <bool blocks, bool count, Dtype from = kF> void run(Ctx& ctx, Tensors& 
     const Part part = part_of(s);
     cuda::quantize_run(ctx, {.out = t("out", kCodes, part.elems), .in = t("in", from, part.elems), .begin = part.begin,
                              .R = s.R, .C = s.C,
-                             .slot = blocks ? nullptr : t.object("slot", Fp8Slot{1.0f, 100.0f, 0, 0}),
+                             .entry = blocks ? nullptr : t.object("entry", ScaleEntry{1.0f, 100.0f, 0, 0}),
                              .block_amaxes = blocks ? amaxes_of(t, s) : nullptr,
                              .counts = count ? t.object("counts", Fp8Counts{}) : nullptr});
 }

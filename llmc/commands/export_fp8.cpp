@@ -113,17 +113,17 @@ QuantizedWeight quantize_master(const SavedRun& run, const std::string& director
                            .scale_inv = std::vector<float>(static_cast<size_t>(
                                scale_inv_elems(row.weight, param.rows, param.cols)))};
     Ctx ctx;
-    Fp8Slot slot{.scale_inv = 1, .scale = 1, .amax_bits = 0, .step_amax_bits = 0};
+    ScaleEntry entry{.scale_inv = 1, .scale = 1, .amax_bits = 0, .step_amax_bits = 0};
     const Tensor in{master.data(), Dtype::kFp32, param.elems()};
-    if (row.history) slot.scale = saved_scale(run, directory, linear);
-    else if (row.weight == Granularity::kTensor) cpu::amax(ctx, {.slot = &slot, .in = in});
+    if (row.history) entry.scale = saved_scale(run, directory, linear);
+    else if (row.weight == Granularity::kTensor) cpu::amax(ctx, {.entry = &entry, .in = in});
     QuantOut quant{.rowwise = {weight.codes.data(), Dtype::kE4m3, param.elems()}, .granularity = row.weight,
-                   .scaling = row.scaling, .slot = &slot};
+                   .scaling = row.scaling, .entry = &entry};
     if (row.weight != Granularity::kTensor)
         quant.rowwise_scale_inv = {weight.scale_inv.data(), Dtype::kFp32,
                                    static_cast<int64_t>(weight.scale_inv.size())};
     cpu::quantize(ctx, {.quant = quant, .in = in, .N = param.rows, .C = param.cols});
-    if (row.weight == Granularity::kTensor) weight.scale_inv[0] = slot.scale_inv;
+    if (row.weight == Granularity::kTensor) weight.scale_inv[0] = entry.scale_inv;
     return weight;
 }
 

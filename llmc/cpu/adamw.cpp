@@ -35,7 +35,7 @@ template <typename T, typename M, typename G> void update_all(const AdamWArgs& a
             if constexpr (!std::is_same_v<A, double>)
                 amax_bits = std::max(amax_bits, amax_bits_of(static_cast<float>(bf16(value))));
         }
-        if (args.slot) raise_amax(&args.slot->amax_bits, amax_bits);
+        if (args.entry) raise_amax(&args.entry->amax_bits, amax_bits);
     });
 }
 
@@ -74,7 +74,7 @@ void adamw(Ctx&, const AdamWArgs& args) {
     const Dtype param_type = args.param ? args.param.dtype : fp64 ? Dtype::kFp64 : Dtype::kBf16;
     check_optional("adamw", "param", args.param, param_type, n);
     check_tensor("adamw", "master", args.master, param_type == Dtype::kFp64 ? Dtype::kFp64 : Dtype::kFp32, n);
-    CHECK(!(fp64 && args.slot), "adamw: an FP8 slot with parameters in fp64");
+    CHECK(!(fp64 && args.entry), "adamw: an FP8 entry with parameters in fp64");
     check_tensor("adamw", "m", args.m, args.m.dtype, n);
     check_tensor("adamw", "v", args.v, args.m.dtype, n);
     for_working_type("adamw", param_type, [&]<typename T>(Tag<T>) {

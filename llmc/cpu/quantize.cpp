@@ -69,7 +69,7 @@ TileScales row_scales(const QuantOut& quant, const Tile& tile, Dtype format) {
         return scales;
     }
     const bool per_tensor = quant.granularity == Granularity::kTensor;
-    const float scale = per_tensor ? quant.slot->scale : block_scale(amax_of_tile(tile), format);
+    const float scale = per_tensor ? quant.entry->scale : block_scale(amax_of_tile(tile), format);
     std::fill(scales.scale, scales.scale + kScaleBlock, scale);
     if (per_tensor) return scales;
     const int64_t i = tile.row / kScaleBlock, j = tile.column / kScaleBlock;
@@ -124,7 +124,7 @@ bool records(const QuantOut& quant) {
 void do_tile(const QuantOut& quant, const Tile& tile) {
     if (records(quant) || quant.first_nonfinite) {
         const uint32_t amax = amax_of_tile(tile);
-        if (records(quant)) raise_amax(&quant.slot->amax_bits, amax);
+        if (records(quant)) raise_amax(&quant.entry->amax_bits, amax);
         if (quant.first_nonfinite && amax >= kInfinityBits) lower_event(quant.first_nonfinite, quant.event);
     }
     if (quant.dbias) sum_columns(quant.dbias_scratch.as<float>(), tile);
@@ -157,8 +157,8 @@ void check_quant(const char* op, const QuantOut& quant, Dtype T, int64_t N, int6
     CHECK(!quant.rowwise || !quant.transposed || quant.rowwise.dtype == quant.transposed.dtype,
           "%s: rowwise in %s, transposed in %s", op, dtype_name(quant.rowwise.dtype),
           dtype_name(quant.transposed.dtype));
-    const bool needs_slot = records(quant) || (quant.copies() && quant.granularity == Granularity::kTensor);
-    CHECK(quant.slot || !needs_slot, "%s: no slot for the scale or the amax", op);
+    const bool needs_entry = records(quant) || (quant.copies() && quant.granularity == Granularity::kTensor);
+    CHECK(quant.entry || !needs_entry, "%s: no entry for the scale or the amax", op);
     if (!quant.dbias) return;
     check_grad<bf16>(op, "dbias", quant.dbias, C);
     check_at_least(op, "dbias_scratch", quant.dbias_scratch, Dtype::kFp32, quant_partial_rows(N) * C);
@@ -168,8 +168,8 @@ void apply_quant(const QuantOut& quant, const bf16* x, int64_t N, int64_t C) {
     if (quant.copies() && quant.granularity == Granularity::kTensor) {
         const Dtype format = (quant.rowwise ? quant.rowwise : quant.transposed).dtype;
         if (quant.scaling == Scaling::kCurrent)
-            quant.slot->scale = scale_of(quant.slot->amax_bits, fp8_largest(format));
-        quant.slot->scale_inv = 1 / quant.slot->scale;
+            quant.entry->scale = scale_of(quant.entry->amax_bits, fp8_largest(format));
+        quant.entry->scale_inv = 1 / quant.entry->scale;
     }
     if (quant.copies() && quant.granularity == Granularity::kBlock128x128)   // sets the padding
         for (const Tensor& all : {quant.rowwise_scale_inv, quant.transposed_scale_inv})
@@ -202,7 +202,7 @@ void amax(Ctx&, const AmaxArgs& args) {
     const bool wide = args.in.dtype == Dtype::kFp32;
     check_tensor("amax", "in", args.in, wide ? Dtype::kFp32 : Dtype::kBf16, args.in.elems);
     for_chunks(args.in.elems, [&](int64_t begin, int64_t count) {
-        raise_amax(&args.slot->amax_bits, wide ? rounded_amax_of_line(args.in.as<float>() + begin, count)
+        raise_amax(&args.entry->amax_bits, wide ? rounded_amax_of_line(args.in.as<float>() + begin, count)
                                                : amax_of_line(args.in.as<bf16>() + begin, count));
     });
 }
@@ -210,9 +210,9 @@ void amax(Ctx&, const AmaxArgs& args) {
 void fp8_clear(Ctx&, const Fp8ClearArgs& args) {
     if (args.state && args.state->skip) return;
     for (int64_t i = 0; i < args.count; i++) {
-        Fp8Slot& slot = args.slots[i];
-        slot.step_amax_bits = args.step ? 0 : std::max(slot.step_amax_bits, slot.amax_bits);
-        slot.amax_bits = 0;
+        ScaleEntry& entry = args.entries[i];
+        entry.step_amax_bits = args.step ? 0 : std::max(entry.step_amax_bits, entry.amax_bits);
+        entry.amax_bits = 0;
     }
 }
 
@@ -243,10 +243,10 @@ void fp8_update(Ctx&, const Fp8UpdateArgs& args) {
     CHECK(args.length > 0 && args.interval > 0, "fp8_update: history of %lld, interval %lld", (long long)args.length,
           (long long)args.interval);
     for (int64_t i = 0; i < args.count; i++) {
-        Fp8Slot& slot = args.slots[i];
-        const uint32_t last = slot.amax_bits;
-        slot.step_amax_bits = std::max(slot.step_amax_bits, last);
-        slot.amax_bits = 0;
+        ScaleEntry& entry = args.entries[i];
+        const uint32_t last = entry.amax_bits;
+        entry.step_amax_bits = std::max(entry.step_amax_bits, last);
+        entry.amax_bits = 0;
         if ((args.state && args.state->skip) || last == 0) continue;
         float* ring = args.history + i * args.length;
         const int32_t update = args.updates[i]++;
@@ -255,7 +255,7 @@ void fp8_update(Ctx&, const Fp8UpdateArgs& args) {
         if (!args.most_recent)
             for (int64_t j = 0; j < args.length; j++) amax_bits = std::max(amax_bits, amax_bits_of(ring[j]));
         if (update % args.interval == 0 && amax_bits < kInfinityBits)
-            slot.scale = scale_of(amax_bits, args.largest[i]);
+            entry.scale = scale_of(amax_bits, args.largest[i]);
     }
 }
 

@@ -36,7 +36,7 @@ template <Dtype format> void quantize_line(const QuantizeRunArgs& args, const Li
     else round_line(x, args.in.as<float>() + line.begin, line.count);
     float scale[kScaleBlock];
     std::fill(scale, scale + kScaleBlock,
-              args.slot ? args.slot->scale : block_scale(args.block_amaxes[line.block], format));
+              args.entry ? args.entry->scale : block_scale(args.block_amaxes[line.block], format));
     uint8_t* codes = static_cast<uint8_t*>(args.out.data) + line.begin;
     cast_line<format>(codes, x, scale, line.count);
     if (!args.counts) return;
@@ -60,9 +60,9 @@ void fp8_scales(Ctx&, const Fp8ScalesArgs& args) {
     CHECK(is_fp8(args.format), "fp8_scales of %s", dtype_name(args.format));
     if (args.state && args.state->skip) return;
     for (int64_t i = 0; i < args.count; i++) {
-        Fp8Slot& slot = args.slots[i];
-        if (args.scaling == Scaling::kCurrent) slot.scale = scale_of(slot.amax_bits, fp8_largest(args.format));
-        slot.scale_inv = 1 / slot.scale;
+        ScaleEntry& entry = args.entries[i];
+        if (args.scaling == Scaling::kCurrent) entry.scale = scale_of(entry.amax_bits, fp8_largest(args.format));
+        entry.scale_inv = 1 / entry.scale;
     }
 }
 
@@ -73,7 +73,7 @@ void quantize_run(Ctx&, const QuantizeRunArgs& args) {
     check_range("quantize_run", args.in, args.begin, args.R, args.C);
     CHECK(is_fp8(args.out.dtype) && args.out.elems == args.in.elems, "quantize_run: out is %s with %lld elements",
           dtype_name(args.out.dtype), (long long)args.out.elems);
-    CHECK((args.slot != nullptr) != (args.block_amaxes != nullptr), "quantize_run: needs a slot or block_amaxes");
+    CHECK((args.entry != nullptr) != (args.block_amaxes != nullptr), "quantize_run: needs an entry or block_amaxes");
     for_block_lines(args.begin, args.in.elems, args.C, [&](const Line& line) {
         if (args.out.dtype == Dtype::kE4m3) quantize_line<Dtype::kE4m3>(args, line);
         else quantize_line<Dtype::kE5m2>(args, line);

@@ -46,7 +46,7 @@ __device__ inline float stochastic_round(float value, uint32_t random) {
     return finite ? up : value;
 }
 
-// Math: adam_update of adam_math.h; bf16 moments are rounded stochastically; the slot's amax becomes the
+// Math: adam_update of adam_math.h; bf16 moments are rounded stochastically; the entry's amax becomes the
 // maximum of itself and |new master| rounded to bf16.
 // Source: Loshchilov and Hutter, arXiv 1711.05101.
 // Traffic: master, m, v read and written, grad read, param (optional) written, once.
@@ -57,7 +57,7 @@ template <typename T, typename Moment, typename Grad, int kWidth>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     adamw_kernel(T* param, float* master, Moment* m, Moment* v, const Grad* grad, const StepState* state,
                  float beta1, float beta2, float eps, float weight_decay,
-                 const __grid_constant__ PhiloxKeys keys, int64_t element_offset, Fp8Slot* slot, int64_t elems) {
+                 const __grid_constant__ PhiloxKeys keys, int64_t element_offset, ScaleEntry* entry, int64_t elems) {
     wait_for_previous_kernels();
     if (state->skip) return;
     __shared__ AdamConstants<float> constants;
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
         v[rest] = from_float<Moment>(v_value);
         if (param != nullptr) param[rest] = from_float<T>(value);
     }
-    if (slot != nullptr) record_block_amax<kThreads>(&slot->amax_bits, __uint_as_float(amax), amaxes);
+    if (entry != nullptr) record_block_amax<kThreads>(&entry->amax_bits, __uint_as_float(amax), amaxes);
 }
 
 template <typename T, typename Moment, typename Grad> void launch_adamw(Ctx& ctx, const AdamWArgs& args) {
@@ -130,7 +130,7 @@ template <typename T, typename Moment, typename Grad> void launch_adamw(Ctx& ctx
         launch_early(ctx, adamw_kernel<T, Moment, Grad, decltype(width)::value>, grid_size(blocks), kThreads, 0,
                      args.param.as<T>(), args.master.as<float>(), args.m.as<Moment>(), args.v.as<Moment>(),
                      args.grad.as<Grad>(), args.state, args.beta1, args.beta2, args.eps, args.weight_decay,
-                     philox_keys(args.rng_key), args.element_offset, args.slot, elems);
+                     philox_keys(args.rng_key), args.element_offset, args.entry, elems);
         CHECK_LAUNCH("adamw_kernel");
     };
     bool vector = true;

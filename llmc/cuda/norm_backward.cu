@@ -85,12 +85,12 @@ __global__ void __launch_bounds__(kNormThreads, kVecs == 1 ? 2 : 1)
             const int v = threadIdx.x + k * blockDim.x;
             if (!active || v >= vectors) continue;
             const uint4 dx = norm_backward_apply<T, kLayer>(d[k], xs[k], w[k], add[k], statistics, means);
-            if (!kSumDx && amax_out.slot) amax = max_pair(amax, amax_pair(dx));
+            if (!kSumDx && amax_out.entry) amax = max_pair(amax, amax_pair(dx));
             store_vec(a.dx + row * C + v * kWidth, dx);
             if constexpr (kSumDx) dx_sums.add(k, dx);
         }
     }
-    if (!kSumDx && amax_out.slot) amax_out.add(amax, amax_out.seen());
+    if (!kSumDx && amax_out.entry) amax_out.add(amax, amax_out.seen());
     float of_dx[kVecs][8];
     if constexpr (kSumDx) dx_sums.take(of_dx);
     __syncthreads();  // every thread has read its prefetched rows and its sums

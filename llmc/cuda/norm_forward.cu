@@ -61,10 +61,10 @@ __global__ void __launch_bounds__(kWarpPerRow ? kNormLanes * kWarpRows : kNormTh
         const int v = threadIdx.x + k * blockDim.x;
         if (v >= vectors) continue;
         const uint4 out = norm_apply<T, kLayer>(x[k], statistics, w[k], b[k]);
-        if (amax_out.slot) amax = max_pair(amax, amax_pair(out));
+        if (amax_out.entry) amax = max_pair(amax, amax_pair(out));
         store_vec(a.out + start + v * kWidth, out);
     }
-    if (amax_out.slot) amax_out.add(amax, seen);
+    if (amax_out.entry) amax_out.add(amax, seen);
 }
 
 constexpr int kLoopThreads = 256;

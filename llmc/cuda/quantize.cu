@@ -38,18 +38,18 @@ template <typename T> struct CopyProducer {
 constexpr int kAmaxThreads = 256;
 constexpr int kAmaxBatch = 4;   // vectors in flight per thread
 
-// Math: slot->amax_bits = max with the bits of every |in rounded to bf16|.
+// Math: entry->amax_bits = max with the bits of every |in rounded to bf16|.
 // Source: rounding is monotonic, so only the amax of a block is rounded.
 // Traffic: in read once.
 // Requires: kWidth > 1 needs an aligned start; the remaining elements are processed one by one.
 // Parallel: a thread takes every (256 gridDim.x)-th vector; at most one atomic per block.
 template <typename T, int kWidth>
-__global__ void __launch_bounds__(kAmaxThreads) amax_kernel(Fp8Slot* slot, const T* in, int64_t elems) {
+__global__ void __launch_bounds__(kAmaxThreads) amax_kernel(ScaleEntry* entry, const T* in, int64_t elems) {
     __shared__ uint32_t shared[kAmaxThreads / 32];
     wait_for_previous_kernels();
     const int64_t vectors = elems / kWidth, step = int64_t{gridDim.x} * kAmaxThreads;
     const int64_t thread = int64_t{blockIdx.x} * kAmaxThreads + threadIdx.x;
-    const uint32_t seen = slot->amax_bits;
+    const uint32_t seen = entry->amax_bits;
     uint32_t amax = 0;
     for (int64_t v = thread; v < vectors; v += kAmaxBatch * step) {
         Packed<T, kWidth> batch[kAmaxBatch] = {};
@@ -67,42 +67,42 @@ __global__ void __launch_bounds__(kAmaxThreads) amax_kernel(Fp8Slot* slot, const
     }
     const int64_t rest = vectors * kWidth + thread;
     if (rest < elems) amax = max(amax, amax_bits_of(to_float(in[rest])));
-    record_block_amax<kAmaxThreads>(&slot->amax_bits, __uint_as_float(amax), shared, seen);
+    record_block_amax<kAmaxThreads>(&entry->amax_bits, __uint_as_float(amax), shared, seen);
 }
 
 // Math: amax_bits = 0, step_amax_bits too if `step`.
 // Source: Fp8ClearArgs.
-// Traffic: every slot written.
+// Traffic: every entry written.
 // Requires: nothing.
-// Parallel: one thread per slot.
-__global__ void fp8_clear_kernel(Fp8Slot* slots, int64_t count, bool step, const StepState* state) {
+// Parallel: one thread per entry.
+__global__ void fp8_clear_kernel(ScaleEntry* entries, int64_t count, bool step, const StepState* state) {
     wait_for_previous_kernels();
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (i >= count || (state != nullptr && state->skip)) return;
-    slots[i].step_amax_bits = step ? 0 : max(slots[i].step_amax_bits, slots[i].amax_bits);
-    slots[i].amax_bits = 0;
+    entries[i].step_amax_bits = step ? 0 : max(entries[i].step_amax_bits, entries[i].amax_bits);
+    entries[i].amax_bits = 0;
 }
 
 constexpr int kUpdateThreads = 128;
 
 // Math: Fp8UpdateArgs.
 // Source: TransformerEngine's delayed scaling.
-// Traffic: per tensor, the amax history read, one entry and the slot written.
+// Traffic: per tensor, the amax history read, one entry and the entry written.
 // Requires: nothing.
 // Parallel: one block per tensor, whose threads share the maximum over the history.
 __global__ void __launch_bounds__(kUpdateThreads) fp8_update_kernel(const Fp8UpdateArgs args) {
     __shared__ uint32_t shared[kUpdateThreads / 32];
     wait_for_previous_kernels();
     const int64_t tensor = blockIdx.x;
-    Fp8Slot& slot = args.slots[tensor];
+    ScaleEntry& entry = args.entries[tensor];
     float* ring = args.history + tensor * args.length;
-    const uint32_t last = slot.amax_bits;
+    const uint32_t last = entry.amax_bits;
     const int32_t updates = args.updates[tensor];
     const bool first_thread = threadIdx.x == 0;
     __syncthreads();   // all threads have read what the first thread now overwrites
     if (first_thread) {
-        slot.step_amax_bits = max(slot.step_amax_bits, last);
-        slot.amax_bits = 0;
+        entry.step_amax_bits = max(entry.step_amax_bits, last);
+        entry.amax_bits = 0;
     }
     if ((args.state != nullptr && args.state->skip) || last == 0) return;
     const int64_t newest = updates % args.length;
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kUpdateThreads) fp8_update_kernel(const Fp8Upd
     for (uint32_t other : shared) amax = max(amax, other);
     ring[newest] = __uint_as_float(last);
     if (updates % args.interval == 0 && amax > 0 && amax < kInfinityBits) {
-        slot.scale = scale_of(amax, args.largest[tensor]);
+        entry.scale = scale_of(amax, args.largest[tensor]);
     }
     args.updates[tensor] = updates + 1;
 }
@@ -184,7 +184,7 @@ TileOut tile_out(const QuantOut& quant, const Tensor& out, int64_t N, int64_t C,
           (long long)C);
     CHECK(!quant.transposed || N % 16 == 0, "%s: %lld rows transposed, not a multiple of 16", op, (long long)N);
     const bool tensor = quant.granularity == Granularity::kTensor;
-    CHECK(quant.slot != nullptr || !(quant.record || (quant.copies() && tensor)), "%s: quantized without a slot", op);
+    CHECK(quant.entry != nullptr || !(quant.record || (quant.copies() && tensor)), "%s: quantized without an entry", op);
     const Dtype format = quant.rowwise ? quant.rowwise.dtype : quant.transposed.dtype;
     if (quant.rowwise) expect(quant.rowwise, format, N * C, op);
     if (quant.transposed) expect(quant.transposed, format, N * C, op);
@@ -206,7 +206,7 @@ TileOut tile_out(const QuantOut& quant, const Tensor& out, int64_t N, int64_t C,
             .transposed = static_cast<uint8_t*>(quant.transposed.data),
             .rowwise_scale_inv = tensor || !quant.rowwise ? nullptr : quant.rowwise_scale_inv.as<float>(),
             .transposed_scale_inv = tensor || !quant.transposed ? nullptr : quant.transposed_scale_inv.as<float>(),
-            .slot = quant.slot,
+            .entry = quant.entry,
             .counts = quant.copies() ? quant.counts : nullptr,
             .first_nonfinite = quant.first_nonfinite,
             .dbias_partial = quant.dbias ? quant.dbias_scratch.as<float>() : nullptr,
@@ -232,7 +232,7 @@ void quantize(Ctx& ctx, const QuantizeArgs& args) {
 
 void amax(Ctx& ctx, const AmaxArgs& args) {
     const int64_t elems = args.in.elems;
-    CHECK(args.slot != nullptr, "amax without a slot");
+    CHECK(args.entry != nullptr, "amax without a scale entry");
     if (elems == 0) return;
     dispatch(args.in.dtype, "amax: in", [&](auto type) {
         using T = decltype(type);
@@ -240,7 +240,7 @@ void amax(Ctx& ctx, const AmaxArgs& args) {
             constexpr int kWidth = decltype(width)::value;
             const int64_t vectors = std::max<int64_t>(elems / kWidth, 1);
             const int64_t blocks = std::min(ceil_div(vectors, kAmaxThreads), int64_t{8} * ctx.sm_count);
-            launch_early(ctx, amax_kernel<T, kWidth>, grid_size(blocks), kAmaxThreads, 0, args.slot, args.in.as<T>(),
+            launch_early(ctx, amax_kernel<T, kWidth>, grid_size(blocks), kAmaxThreads, 0, args.entry, args.in.as<T>(),
                          elems);
             CHECK_LAUNCH("amax_kernel");
         });
@@ -249,9 +249,9 @@ void amax(Ctx& ctx, const AmaxArgs& args) {
 
 void fp8_clear(Ctx& ctx, const Fp8ClearArgs& args) {
     if (args.count == 0) return;
-    CHECK(args.slots != nullptr, "fp8_clear without slots");
-    launch_early(ctx, fp8_clear_kernel, grid_size(ceil_div(args.count, 128)), 128, 0, args.slots, args.count, args.step,
-                 args.state);
+    CHECK(args.entries != nullptr, "fp8_clear without entries");
+    launch_early(ctx, fp8_clear_kernel, grid_size(ceil_div(args.count, 128)), 128, 0, args.entries, args.count,
+                 args.step, args.state);
     CHECK_LAUNCH("fp8_clear_kernel");
 }
 
@@ -275,7 +275,7 @@ void count_scales(Ctx& ctx, const CountScalesArgs& args) {
 
 void fp8_update(Ctx& ctx, const Fp8UpdateArgs& args) {
     if (args.count == 0) return;
-    CHECK(args.slots && args.history && args.updates && args.largest && args.length > 0 && args.interval > 0,
+    CHECK(args.entries && args.history && args.updates && args.largest && args.length > 0 && args.interval > 0,
           "fp8_update: an argument is missing");
     launch_early(ctx, fp8_update_kernel, grid_size(args.count), kUpdateThreads, 0, args);
     CHECK_LAUNCH("fp8_update_kernel");

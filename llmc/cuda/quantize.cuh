@@ -61,7 +61,7 @@ __device__ inline void produce_tile(const Producer& producer, const TileThread& 
     }
 }
 
-// A thread's own slots in shared memory for rows in flight; private to the thread, so no barrier is needed.
+// A thread's own entries in shared memory for rows in flight; private to the thread, so no barrier is needed.
 template <typename Producer> struct Stage {
     static constexpr int kParts = Producer::kParts, kRows = kTileRows<Producer::kOutputs>;
     static constexpr int kThreads = kTileThreads<Producer::kOutputs>;
@@ -71,7 +71,7 @@ template <typename Producer> struct Stage {
 
     uint4* memory;
 
-    __device__ uint4* slot(int r, int p) const {
+    __device__ uint4* entry(int r, int p) const {
         return memory + (r % kSlots * kParts + p) * kThreads + threadIdx.x;
     }
     // Starts to copy a batch of rows; those that are not valid become zeros.
@@ -80,7 +80,7 @@ template <typename Producer> struct Stage {
         for (int r = first; r < first + kBatch && r < kRows; r++) {
 #pragma unroll
             for (int p = 0; p < kParts; p++) {
-                ptx::cp_async_16(ptx::shared_address(slot(r, p)), producer.part(t, r, p), t.valid(r));
+                ptx::cp_async_16(ptx::shared_address(entry(r, p)), producer.part(t, r, p), t.valid(r));
             }
         }
         ptx::cp_async_commit();
@@ -90,7 +90,7 @@ template <typename Producer> struct Stage {
 #pragma unroll
         for (int j = 0; j < kBatch; j++) {
 #pragma unroll
-            for (int p = 0; p < kParts; p++) raw[j].part[p] = *slot(first + j, p);
+            for (int p = 0; p < kParts; p++) raw[j].part[p] = *entry(first + j, p);
         }
     }
 };

@@ -13,30 +13,30 @@ inline constexpr int kGroupRows = 32;
 
 // Amax recording by kernels that write only bf16.
 struct AmaxOut {
-    Fp8Slot* slot = nullptr;   // null: nothing
+    ScaleEntry* entry = nullptr;   // null: nothing
     uint32_t* first_nonfinite = nullptr;
     uint32_t event = 0;
 
-    __device__ uint32_t seen() const { return slot ? slot->amax_bits : 0; }
+    __device__ uint32_t seen() const { return entry ? entry->amax_bits : 0; }
     // Records the larger magnitude of a thread's pair; called by all lanes of a warp. `seen` was read earlier, so that
     // few warps reach the atomic operation.
     __device__ void add(uint32_t pair, uint32_t seen) const {
         const uint32_t amax = __reduce_max_sync(0xffffffffu, larger_of_pair(pair));
         const uint32_t thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
         if (thread % 32 != 0) return;   // rows of a block may split warps
-        record_amax(&slot->amax_bits, amax << 16, seen);
+        record_amax(&entry->amax_bits, amax << 16, seen);
         if (first_nonfinite && amax >= kInfinityMagnitude) atomicMin(first_nonfinite, event);
     }
 };
 inline AmaxOut amax_out(const QuantOut& quant) {
     if (!quant.only_records()) return {};
-    return {quant.slot, quant.first_nonfinite, quant.event};
+    return {quant.entry, quant.first_nonfinite, quant.event};
 }
 
-// QuantOut in the form of these kernels; every pointer but slot may be null.
+// QuantOut in the form of these kernels; every pointer but entry may be null.
 struct RowsOut {
     uint8_t *rowwise, *transposed;
-    Fp8Slot* slot;
+    ScaleEntry* entry;
     Fp8Counts* counts;
     uint32_t* first_nonfinite;
     int64_t N, C;
@@ -44,7 +44,7 @@ struct RowsOut {
     bool record, e5m2;
 };
 inline RowsOut rows_out(const QuantOut& quant, int64_t N, int64_t C) {
-    return {static_cast<uint8_t*>(quant.rowwise.data), static_cast<uint8_t*>(quant.transposed.data), quant.slot,
+    return {static_cast<uint8_t*>(quant.rowwise.data), static_cast<uint8_t*>(quant.transposed.data), quant.entry,
             quant.counts, quant.first_nonfinite, N, C, quant.event, quant.record,
             (quant.rowwise ? quant.rowwise : quant.transposed).dtype == Dtype::kE5m2};
 }
@@ -108,9 +108,9 @@ public:
     // group: group_bytes of shared memory; stride: bytes between rows there.
     __device__ RowsWriter(const RowsOut& out, void* group, int64_t first_column, int columns, int stride)
         : out_(out), group_(static_cast<uint8_t*>(group)), first_column_(first_column), columns_(columns),
-          stride_(stride), scale_(out.slot->scale) {
+          stride_(stride), scale_(out.entry->scale) {
         if (blockIdx.x + blockIdx.y + threadIdx.x + threadIdx.y > 0) return;
-        out.slot->scale_inv = 1.0f / scale_;
+        out.entry->scale_inv = 1.0f / scale_;
         if (kCount && out.counts) atomicAdd(&out.counts->elems, static_cast<unsigned long long>(out.N * out.C));
     }
     // Quantizes eight values of a row from `column` on, counted from first_column; y: index of the row in its group.
@@ -152,7 +152,7 @@ public:
     }
     // Records amax and counts. Called by all threads.
     __device__ void finish() {
-        const AmaxOut amax{out_.slot, out_.first_nonfinite, out_.event};
+        const AmaxOut amax{out_.entry, out_.first_nonfinite, out_.event};
         if (out_.record || out_.first_nonfinite) amax.add(amax_, out_.record ? amax.seen() : ~0u);
         if (kCount && out_.counts) tally_.flush_to(out_.counts);
     }

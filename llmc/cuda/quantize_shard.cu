@@ -90,16 +90,17 @@ __global__ void __launch_bounds__(kThreads, 4)
 
 // Math: scale_inv = 1 / scale; with current scaling, scale is first computed from the amax.
 // Source: Fp8ScalesArgs.
-// Traffic: every slot read and written.
+// Traffic: every entry read and written.
 // Requires: nothing.
-// Parallel: one thread per slot.
-__global__ void fp8_scales_kernel(Fp8Slot* slots, int64_t count, bool current, float largest, const StepState* state) {
+// Parallel: one thread per entry.
+__global__ void fp8_scales_kernel(ScaleEntry* entries, int64_t count, bool current, float largest,
+                                  const StepState* state) {
     wait_for_previous_kernels();
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (i >= count || (state != nullptr && state->skip)) return;
-    const float scale = current ? scale_of(slots[i].amax_bits, largest) : slots[i].scale;
-    slots[i].scale = scale;
-    slots[i].scale_inv = 1.0f / scale;
+    const float scale = current ? scale_of(entries[i].amax_bits, largest) : entries[i].scale;
+    entries[i].scale = scale;
+    entries[i].scale_inv = 1.0f / scale;
 }
 
 // Rounds kWidth values to bf16 and casts them to bytes.
@@ -117,18 +118,18 @@ __device__ inline void cast_vector(uint8_t* out, const Packed<T, kWidth>& raw, f
     else *out = static_cast<uint8_t>(to_fp8x2<kFormat>(v[0], v[0]));
 }
 
-// Math: out = to_fp8(in rounded to bf16 * scale), the scale of the slot or of the block; counts.
+// Math: out = to_fp8(in rounded to bf16 * scale), the scale of the entry or of the block; counts.
 // Source: fp8.h for casts and scales.
 // Traffic: in read, 1 byte per element written, once.
 // Requires: kWidth = 4 needs begin, elems and C multiples of 4, in and out aligned to 4 elements.
 // Parallel: a block of threads owns a tile, which has a single scale.
 template <Dtype kFormat, bool kCount, typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads, 4)
-    quantize_run_kernel(uint8_t* out, const T* in, const __grid_constant__ RangeTiles range, const Fp8Slot* slot,
+    quantize_run_kernel(uint8_t* out, const T* in, const __grid_constant__ RangeTiles range, const ScaleEntry* entry,
                         const uint32_t* block_amaxes, Fp8Counts* counts) {
     wait_for_previous_kernels();
     const TileLanes<kWidth> lanes(range);
-    const float scale = slot != nullptr ? slot->scale
+    const float scale = entry != nullptr ? entry->scale
                                             : block_scale<kFormat>(block_amaxes[lanes.block()] >> 16).scale;
     CastTally tally;
 #pragma unroll 1
@@ -251,8 +252,8 @@ void block_amax(Ctx& ctx, const BlockAmaxArgs& args) {
 void fp8_scales(Ctx& ctx, const Fp8ScalesArgs& args) {
     CHECK(is_fp8(args.format), "fp8_scales of %s", dtype_name(args.format));
     if (args.count == 0) return;
-    CHECK(args.slots != nullptr, "fp8_scales without slots");
-    launch_early(ctx, fp8_scales_kernel, grid_size(ceil_div(args.count, 128)), 128, 0, args.slots, args.count,
+    CHECK(args.entries != nullptr, "fp8_scales without entries");
+    launch_early(ctx, fp8_scales_kernel, grid_size(ceil_div(args.count, 128)), 128, 0, args.entries, args.count,
                  args.scaling == Scaling::kCurrent, fp8_largest(args.format), args.state);
     CHECK_LAUNCH("fp8_scales_kernel");
 }
@@ -261,7 +262,7 @@ void quantize_run(Ctx& ctx, const QuantizeRunArgs& args) {
     if (args.in.elems == 0) return;
     check_range(args.in, args.begin, args.R, args.C, "quantize_run");
     expect(args.out, args.out.dtype, args.in.elems, "quantize_run: out");
-    CHECK((args.slot != nullptr) != (args.block_amaxes != nullptr), "quantize_run: a slot or amaxes of blocks");
+    CHECK((args.entry != nullptr) != (args.block_amaxes != nullptr), "quantize_run: a scale entry or amaxes of blocks");
     const RangeTiles range(args.begin, args.in.elems, args.C);
     with_format(args.out.dtype, "quantize_run", [&](auto format) {
         with_range_width(range, args.in, args.out, [&](auto width) {
@@ -269,7 +270,7 @@ void quantize_run(Ctx& ctx, const QuantizeRunArgs& args) {
                 using T = decltype(type);
                 auto launch = [&](auto kernel) {
                     launch_early(ctx, kernel, grid_size(range.count()), kThreads, 0,
-                                 static_cast<uint8_t*>(args.out.data), args.in.as<T>(), range, args.slot,
+                                 static_cast<uint8_t*>(args.out.data), args.in.as<T>(), range, args.entry,
                                  args.block_amaxes, args.counts);
                     CHECK_LAUNCH("quantize_run_kernel");
                 };

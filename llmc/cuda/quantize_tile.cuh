@@ -29,7 +29,7 @@ struct TileOut {
     bf16* out;
     uint8_t *rowwise, *transposed;
     float *rowwise_scale_inv, *transposed_scale_inv;
-    Fp8Slot* slot;
+    ScaleEntry* entry;
     Fp8Counts* counts;
     uint32_t* first_nonfinite;
     float* dbias_partial;
@@ -249,11 +249,11 @@ __device__ inline void store_transposed(const TileOut& out, const TileThread& t,
 
 // Returns the scale of a whole tensor; the first thread of the grid also stores it.
 template <Dtype kFormat> __device__ inline float tensor_scale(const TileOut& out, bool first_of_grid) {
-    Fp8Slot* slot = out.slot;
-    const float scale = out.current ? scale_of(slot->amax_bits, fp8_largest(kFormat)) : slot->scale;
+    ScaleEntry* entry = out.entry;
+    const float scale = out.current ? scale_of(entry->amax_bits, fp8_largest(kFormat)) : entry->scale;
     if (first_of_grid) {
-        slot->scale_inv = 1.0f / scale;
-        if (out.current) slot->scale = scale;
+        entry->scale_inv = 1.0f / scale;
+        if (out.current) entry->scale = scale;
     }
     return scale;
 }
@@ -372,7 +372,7 @@ __device__ inline void write_tile(const TileOut& out, const TileThread& t, const
     if (block_amax || out.transposed != nullptr) __syncthreads();
     if (block_amax && first_thread) {
         const uint32_t amax = tile_amax<kOutputs>(shared);
-        if (out.record) record_amax(&out.slot->amax_bits, amax << 16, out.slot->amax_bits);
+        if (out.record) record_amax(&out.entry->amax_bits, amax << 16, out.entry->amax_bits);
         if (out.first_nonfinite != nullptr && amax >= kInfinityMagnitude) atomicMin(out.first_nonfinite, out.event);
     }
     if constexpr (kCast != TileCast::kNone) {

@@ -51,14 +51,14 @@ struct QuantizeArgs {
     int64_t N, C;
     const StepState* state = nullptr;   // optional: does nothing if state->skip
 };
-// slot->amax_bits = max(slot->amax_bits, |in rounded to bf16|).
+// entry->amax_bits = max(entry->amax_bits, |in rounded to bf16|).
 struct AmaxArgs {
-    Fp8Slot* slot;
+    ScaleEntry* entry;
     Tensor in;   // bf16 or fp32
 };
-// For `count` slots: step_amax_bits = max(step_amax_bits, amax_bits), or 0 if `step`; amax_bits = 0.
+// For `count` entries: step_amax_bits = max(step_amax_bits, amax_bits), or 0 if `step`; amax_bits = 0.
 struct Fp8ClearArgs {
-    Fp8Slot* slots;
+    ScaleEntry* entries;
     int64_t count;
     bool step = false;
     const StepState* state = nullptr;   // optional: does nothing if state->skip
@@ -71,7 +71,7 @@ struct Fp8ClearArgs {
 //   updates += 1
 // Source: Transformer Engine's delayed scaling, whose history includes the current amax.
 struct Fp8UpdateArgs {
-    Fp8Slot* slots;         // (count)
+    ScaleEntry* entries;         // (count)
     float* history;         // (count, length), in and =
     int32_t* updates;       // (count), in and =
     const float* largest;   // (count): largest number of the format / 2^margin
@@ -280,7 +280,7 @@ struct AdamWArgs {
     float beta1, beta2, eps, weight_decay;
     uint64_t rng_key;         // of the parameter
     int64_t element_offset;   // index of element 0 within the parameter
-    Fp8Slot* slot = nullptr;  // optional: amax_bits = max(amax_bits, |new master rounded to bf16|)
+    ScaleEntry* entry = nullptr;  // optional: amax_bits = max(amax_bits, |new master rounded to bf16|)
 };
 
 // out[i] = mean + std * rng_normal(key, element_offset + i), with one fmaf.
@@ -337,9 +337,9 @@ struct BlockAmaxArgs {
     Tensor in;        // (n) fp32: elements [begin, begin + n) of the matrix
     int64_t begin, R, C;
 };
-// 2. One scale: sets the slots as quantize does. kCurrent: scale = scale_of(amax_bits); both: scale_inv = 1 / scale.
+// 2. One scale: sets the entries as quantize does. kCurrent: scale = scale_of(amax_bits); both: scale_inv = 1 / scale.
 struct Fp8ScalesArgs {
-    Fp8Slot* slots;   // (count)
+    ScaleEntry* entries;   // (count)
     int64_t count;
     Scaling scaling;
     Dtype format;
@@ -350,7 +350,7 @@ struct QuantizeRunArgs {
     Tensor out;                            // (n) fp8, =
     Tensor in;                             // (n) fp32 or bf16: elements [begin, begin + n) of the matrix
     int64_t begin, R, C;
-    const Fp8Slot* slot = nullptr;         // one scale: has that scale; block scales: null
+    const ScaleEntry* entry = nullptr;         // one scale: has that scale; block scales: null
     const uint32_t* block_amaxes = nullptr;   // block scales: the all-reduced results of block_amax
     Fp8Counts* counts = nullptr;           // +=, optional
 };

@@ -7,7 +7,7 @@
 
 // How many elements of a quantized (R, K) matrix share one scale, and the layout of scale_inv:
 enum class Granularity : uint8_t {
-    kTensor,         // per tensor: (1), scale_inv of a slot
+    kTensor,         // per tensor: (1), scale_inv of a scale entry
     kBlock1x128,     // 128 elements of a row: (ceil(K / 128), R)
     kBlock128x128,   // 128 rows x 128 columns: (ceil(R / 128), ceil(K / 128) rounded up to a multiple of 4)
 };
@@ -22,7 +22,7 @@ constexpr int64_t scale_inv_elems(Granularity granularity, int64_t R, int64_t K)
 }
 
 // State of one FP8 tensor in device memory. cuBLASLt needs scale_inv 16-byte aligned.
-struct alignas(16) Fp8Slot {
+struct alignas(16) ScaleEntry {
     float scale_inv;          // of the last cast (kTensor)
     float scale;              // delayed: for the next cast, = by fp8_update; current: of the last cast
     uint32_t amax_bits;       // amax of the values recorded since fp8_clear or fp8_update
@@ -39,8 +39,8 @@ struct Fp8Counts {
 
 // Where the scale of a kTensor cast comes from. Blocks always use block_scale_of their amax.
 enum class Scaling : uint8_t {
-    kDelayed,   // slot->scale; slot->scale_inv = 1 / scale
-    kCurrent,   // slot->scale = scale_of(slot->amax_bits), recorded before; slot->scale_inv = 1 / scale
+    kDelayed,   // entry->scale; entry->scale_inv = 1 / scale
+    kCurrent,   // entry->scale = scale_of(entry->amax_bits), recorded before; entry->scale_inv = 1 / scale
 };
 
 // What an operation computes from its bf16 result X of shape (N, C), in addition to or instead of writing X: quantized
@@ -52,10 +52,10 @@ struct QuantOut {
     Tensor transposed = {};      // (C, N) fp8, =
     Granularity granularity = Granularity::kTensor;
     Scaling scaling = Scaling::kDelayed;
-    Fp8Slot* slot = nullptr;     // required by kTensor and by record
+    ScaleEntry* entry = nullptr;     // required by kTensor and by record
     Tensor rowwise_scale_inv = {};      // blocks: scale_inv_elems(granularity, N, C) fp32, =
     Tensor transposed_scale_inv = {};   // blocks: scale_inv_elems(granularity, C, N) fp32, =
-    bool record = false;         // slot->amax_bits = max(slot->amax_bits, |x|); ignored by casts in current scaling
+    bool record = false;         // entry->amax_bits = max(entry->amax_bits, |x|); ignored by casts in current scaling
     Fp8Counts* counts = nullptr; // += statistics of the rowwise cast, or of the transposed one if that is the only one
     uint32_t* first_nonfinite = nullptr;   // (1) = min(itself, event) if a value is not finite
     uint32_t event = 0;

@@ -10,5 +10,5 @@ void AdamW::update(Ctx& ctx, const ShardUpdate& shard, const StepState* state) c
                      .eps = static_cast<float>(config_.adam_eps),
                      .weight_decay = shard.param.decay ? static_cast<float>(config_.weight_decay) : 0.0f,
                      .rng_key = rng_key(config_.seed, "moments." + shard.param.name),
-                     .element_offset = shard.begin, .slot = shard.amax});
+                     .element_offset = shard.begin, .entry = shard.amax});
 }

@@ -16,7 +16,7 @@ struct ShardUpdate {
     Tensor weight;                              // working type, =; empty if stored in FP8 only
     Tensor grad;                                // summed over the ranks
     std::array<Tensor, kStateKinds> states;      // by StateKind, updated; empty if the parameter has no such state
-    Fp8Slot* amax = nullptr;                    // optional: amax_bits = max(itself, |new weight rounded to bf16|)
+    ScaleEntry* amax = nullptr;                    // optional: amax_bits = max(itself, |new weight rounded to bf16|)
 
     const Tensor& state(StateKind kind) const { return states[static_cast<size_t>(kind)]; }
 };

@@ -180,7 +180,7 @@ void Trainer::optimizer_step(Ctx& ctx) {
     sharded_.each_range(ctx, OffloadAccess::kUpdate, [&](const ShardRange& range) {
         const Param& param = table_.params[static_cast<size_t>(range.param)];
         ShardUpdate update{.param = param, .begin = range.begin, .weight = sharded_.weight(range),
-                           .grad = grads_.reduced(range), .states = {}, .amax = fp8_.weight_slot(range.param)};
+                           .grad = grads_.reduced(range), .states = {}, .amax = fp8_.weight_entry(range.param)};
         for (const OptimizerState& row : kOptimizerStates)
             if (param.has(row.kind)) update.states[static_cast<size_t>(row.kind)] = sharded_.state(row.kind, range);
         optimizers_[static_cast<size_t>(param.optimizer)]->update(ctx, update, state_);

@@ -48,15 +48,15 @@ inline QuantVariant quant_variant(const std::string& name) {
     return {};
 }
 
-inline Fp8Slot& slot_in(HostTensor& t) { return *static_cast<Fp8Slot*>(t.data()); }
+inline ScaleEntry& entry_in(HostTensor& t) { return *static_cast<ScaleEntry*>(t.data()); }
 
 // Returns the tensors of a QuantOut for X (N, C) before the operation. Their scales make E4M3 saturate and E5M2 flush.
 inline HostTensors quant_tensors(const QuantVariant& v, int64_t N, int64_t C, uint32_t amax_bits) {
     HostTensors t;
-    t["slot"] = HostTensor(Dtype::kInt32, 4);
+    t["entry"] = HostTensor(Dtype::kInt32, 4);
     t["counts"] = HostTensor(Dtype::kInt32, 8).fill(3);
     t["first"] = HostTensor(Dtype::kInt32, 1).fill(1000);
-    slot_in(t["slot"]) = {.scale_inv = -1.0f, .scale = v.format == Dtype::kE4m3 ? 300.5f : 0x1.4p-13f,
+    entry_in(t["entry"]) = {.scale_inv = -1.0f, .scale = v.format == Dtype::kE4m3 ? 300.5f : 0x1.4p-13f,
                           .amax_bits = v.scaling == Scaling::kCurrent ? amax_bits : 7u, .step_amax_bits = 5u};
     const bool blocks = v.granularity != Granularity::kTensor;
     if (v.rowwise) t["rowwise"] = HostTensor(v.format, N * C);
@@ -75,7 +75,7 @@ inline QuantOut quant_out(const QuantVariant& v, const View& view) {
             .transposed = view("transposed"),
             .granularity = v.granularity,
             .scaling = v.scaling,
-            .slot = static_cast<Fp8Slot*>(view("slot").data),
+            .entry = static_cast<ScaleEntry*>(view("entry").data),
             .rowwise_scale_inv = view("rowwise_scale_inv"),
             .transposed_scale_inv = view("transposed_scale_inv"),
             .record = v.record,

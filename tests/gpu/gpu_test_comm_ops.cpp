@@ -128,7 +128,7 @@ void check_ranges(const HostTensor& x, int64_t N, int64_t C, const std::vector<S
         const QuantMemory got = quantize_shards<OnGpu>(request, x, N, C, ranges, shift_bytes);
         CHECK_EQ(got.difference(quantize_whole<OnGpu>(request, x, N, C)), "");
         QuantMemory want = quantize_whole<OnCpu>(request, x, N, C);
-        if (corrupted) want.slot.amax_bits = got.slot.amax_bits;   // a payload
+        if (corrupted) want.entry.amax_bits = got.entry.amax_bits;   // a payload
         CHECK_EQ(got.difference(want), "");
     }
 }
@@ -286,9 +286,9 @@ TEST_CASE("gpu comm ops: quantize_run of bf16 gives the bits of the same values 
 
 TEST_CASE("gpu comm ops: fp8_scales") {
     const float amaxes[] = {0, 3.5f, 1e-44f, 3e38f, HUGE_VALF, std::nanf(""), 1e-3f};
-    HostTensor slots(kBits, 300 * 4);
+    HostTensor entries(kBits, 300 * 4);
     for (int64_t i = 0; i < 300; i++)
-        object_in<Fp8Slot>(slots.view())[i] = {.scale_inv = -1, .scale = 24.0f + static_cast<float>(i),
+        object_in<ScaleEntry>(entries.view())[i] = {.scale_inv = -1, .scale = 24.0f + static_cast<float>(i),
                                                .amax_bits = amax_bits_of(amaxes[i % 7]), .step_amax_bits = 9};
     for (Dtype format : {Dtype::kE4m3, Dtype::kE5m2})
         for (Scaling scaling : {Scaling::kDelayed, Scaling::kCurrent})
@@ -296,14 +296,14 @@ TEST_CASE("gpu comm ops: fp8_scales") {
                 StepState state{};
                 state.skip = skip;
                 OpCase c("fp8_scales", kF);
-                c.add("slots", Kind::kFixed, slots);
+                c.add("entries", Kind::kFixed, entries);
                 c.add("state", Kind::kFixed, tensor_of(state));
                 c.run_same_types(cuda::fp8_scales, cpu::fp8_scales, [&](auto view) {
-                    return Fp8ScalesArgs{.slots = object_in<Fp8Slot>(view("slots")), .count = 299, .scaling = scaling,
-                                          .format = format, .state = object_in<const StepState>(view("state"))};
+                    return Fp8ScalesArgs{.entries = object_in<ScaleEntry>(view("entries")), .count = 299,
+                                          .scaling = scaling, .format = format, .state = object_in<const StepState>(view("state"))};
                 });
-                CHECK(c.on_gpu("slots").same_bits(c.on_cpu("slots")));
-                CHECK_EQ(c.on_gpu("slots").same_bits(slots), skip == 1);
+                CHECK(c.on_gpu("entries").same_bits(c.on_cpu("entries")));
+                CHECK_EQ(c.on_gpu("entries").same_bits(entries), skip == 1);
             }
 }
 

@@ -32,7 +32,7 @@ public:
         add("angles", angles());
         add("chunks", HostTensor(kCodes, kElems));
         add("scales", HostTensor(kF, kElems / kGradCommChunk).fill(0));
-        add("slot", tensor_of(Fp8Slot{1.0f, 100.0f, 0, 0}));
+        add("entry", tensor_of(ScaleEntry{1.0f, 100.0f, 0, 0}));
         StepState state{};
         state.lr = 0.01f, state.grad_mul = 1.0f, state.adam_step = 1;
         add("state", tensor_of(state));
@@ -62,12 +62,12 @@ public:
                                          .rstd = at("rstd"), .weight = at("weight"), .N = kN, .C = kC,
                                          .quant = quant(Scaling::kDelayed)});
         });
-        step([&](Ctx& ctx) { cuda::amax(ctx, {.slot = slot(), .in = at("d")}); });
+        step([&](Ctx& ctx) { cuda::amax(ctx, {.entry = entry(), .in = at("d")}); });
         step([&](Ctx& ctx) {
             cuda::quantize(ctx, {.quant = quant(Scaling::kCurrent), .in = at("d"), .N = kN,
                                  .C = kC});
         });
-        step([&](Ctx& ctx) { cuda::fp8_clear(ctx, {.slots = slot(), .count = 1}); });
+        step([&](Ctx& ctx) { cuda::fp8_clear(ctx, {.entries = entry(), .count = 1}); });
         step([&](Ctx& ctx) {
             cuda::rope_forward(ctx, {.qkv = at("c"), .cos_sin = at("angles"), .N = kN, .T = kN,
                                      .NH = kC / kHeadSize - 4, .NKV = 2, .HS = kHeadSize});
@@ -83,7 +83,7 @@ public:
             cuda::adamw(ctx, {.param = at("c"), .master = at("master"), .m = at("m"), .v = at("v"),
                               .grad = at("grad"), .state = object_in<StepState>(at("state")), .beta1 = 0.9f,
                               .beta2 = 0.99f, .eps = 1e-8f, .weight_decay = 0.1f, .rng_key = 5, .element_offset = 0,
-                              .slot = slot()});
+                              .entry = entry()});
         });
         step([&](Ctx& ctx) { cuda::fill_bytes(ctx, at("grad").data, 0, at("grad").bytes() / 2); });
         step([&](Ctx& ctx) { cuda::copy_on_device(ctx, at("d").data, at("a").data, at("d").bytes() / 2); });
@@ -107,10 +107,10 @@ private:
     }
     void add(const std::string& name, const HostTensor& start) { tensors_.try_emplace(name, start); }
     Tensor at(const std::string& name) const { return tensors_.at(name).view(); }
-    Fp8Slot* slot() const { return object_in<Fp8Slot>(at("slot")); }
+    ScaleEntry* entry() const { return object_in<ScaleEntry>(at("entry")); }
     QuantOut quant(Scaling scaling) const {
         QuantOut out;
-        out.rowwise = at("rows"), out.transposed = at("columns"), out.slot = slot(), out.record = true;
+        out.rowwise = at("rows"), out.transposed = at("columns"), out.entry = entry(), out.record = true;
         out.scaling = scaling;
         return out;
     }

@@ -89,7 +89,7 @@ void check_casts(const HostTensor& in, int64_t N, int64_t C, Dtype format, float
     QuantVariant v = quant_variant("delayed");
     v.format = format;
     HostTensors request = quant_tensors(v, N, C, 0);
-    slot_in(request["slot"]).scale = scale;
+    entry_in(request["entry"]).scale = scale;
     const HostTensors got = run_producer(quantize_of(in, N, C), &v, request);
     const HostTensors want = quantize_on_cpu(v, request, in, N, C);
     for (auto& [name, tensor] : want) {
@@ -97,7 +97,7 @@ void check_casts(const HostTensor& in, int64_t N, int64_t C, Dtype format, float
         CHECK(got.at(name).same_bits(tensor));
     }
     // The comparison can fail: another scale gives other bytes.
-    slot_in(request["slot"]).scale = scale * 1.25f;
+    entry_in(request["entry"]).scale = scale * 1.25f;
     CHECK_FALSE(got.at("rowwise").same_bits(quantize_on_cpu(v, request, in, N, C).at("rowwise")));
 }
 
@@ -138,21 +138,21 @@ Producer activation_backward(Activation kind, const Shape& s, bool in_place, boo
 struct Delayed {
     int64_t count, length, interval;
     bool most_recent;
-    HostTensor slots, history, updates, largest;
+    HostTensor entries, history, updates, largest;
 
     Delayed(int64_t count_, int64_t length_, int64_t interval_, bool most_recent_)
         : count(count_), length(length_), interval(interval_), most_recent(most_recent_),
-          slots(Dtype::kInt32, count_ * 4), history(kF, count_ * length_), updates(Dtype::kInt32, count_),
+          entries(Dtype::kInt32, count_ * 4), history(kF, count_ * length_), updates(Dtype::kInt32, count_),
           largest(kF, count_) {
-        slots.fill(0);
+        entries.fill(0);
         history.fill(0);
         updates.fill(0);
         for (int64_t i = 0; i < count; i++) {
-            slot(i) = {.scale_inv = 2, .scale = 1, .amax_bits = 0, .step_amax_bits = 0};
+            entry(i) = {.scale_inv = 2, .scale = 1, .amax_bits = 0, .step_amax_bits = 0};
             largest.set(i, i % 2 ? 448 : 57344.0 / 4);
         }
     }
-    Fp8Slot& slot(int64_t i) { return static_cast<Fp8Slot*>(slots.data())[i]; }
+    ScaleEntry& entry(int64_t i) { return static_cast<ScaleEntry*>(entries.data())[i]; }
     // Sets the same amaxes on every call: none, ordinary, subnormal, infinite, NaN.
     void record(int64_t step) {
         for (int64_t i = 0; i < count; i++) {
@@ -161,30 +161,30 @@ struct Delayed {
             const uint32_t kind = random.word[0] % 24;
             const float amax = kind < 5 ? values[kind]
                                         : std::exp2(static_cast<float>(random.word[1] % 4000) / 100 - 30);
-            slot(i).amax_bits = amax_bits_of(amax);
+            entry(i).amax_bits = amax_bits_of(amax);
         }
     }
     Fp8UpdateArgs args(Tensor slots_at, Tensor history_at, Tensor updates_at, Tensor largest_at,
                        const StepState* state) const {
-        return {.slots = static_cast<Fp8Slot*>(slots_at.data), .history = history_at.as<float>(),
+        return {.entries = static_cast<ScaleEntry*>(slots_at.data), .history = history_at.as<float>(),
                 .updates = updates_at.as<int32_t>(), .largest = largest_at.as<float>(), .count = count,
                 .length = length, .interval = interval, .most_recent = most_recent, .state = state};
     }
     void update_on_cpu(const StepState* state) {
         Ctx ctx;
-        cpu::fp8_update(ctx, args(slots.view(), history.view(), updates.view(), largest.view(), state));
+        cpu::fp8_update(ctx, args(entries.view(), history.view(), updates.view(), largest.view(), state));
     }
     void update_on_gpu(const StepState* state) {
         HostTensor state_host(Dtype::kInt32, sizeof(StepState) / 4);
         if (state) std::memcpy(state_host.data(), state, sizeof *state);
-        DeviceTensor s(slots), h(history), u(updates), l(largest), g(state_host);
+        DeviceTensor s(entries), h(history), u(updates), l(largest), g(state_host);
         cuda::fp8_update(gpu(), args(s.view(), h.view(), u.view(), l.view(),
                                      state ? static_cast<const StepState*>(g.view().data) : nullptr));
-        slots = s.download(), history = h.download(), updates = u.download();
+        entries = s.download(), history = h.download(), updates = u.download();
         CHECK(l.download().same_bits(largest));
     }
     bool same_bits(const Delayed& other) const {
-        return slots.same_bits(other.slots) && history.same_bits(other.history) && updates.same_bits(other.updates);
+        return entries.same_bits(other.entries) && history.same_bits(other.history) && updates.same_bits(other.updates);
     }
 };
 
@@ -258,8 +258,8 @@ TEST_CASE("gpu quant: quantize of fp32 that is not finite, and of a skipped step
     HostTensors got = run_producer(quantize_of(in, 48, 80), &v, request);
     HostTensors want = quantize_on_cpu(v, request, in, 48, 80);
     for (const char* name : {"rowwise", "transposed", "counts", "first"}) CHECK(got.at(name).same_bits(want.at(name)));
-    CHECK_GT(slot_in(got.at("slot")).amax_bits, kInfinityBits);
-    CHECK_GT(slot_in(want.at("slot")).amax_bits, kInfinityBits);
+    CHECK_GT(entry_in(got.at("entry")).amax_bits, kInfinityBits);
+    CHECK_GT(entry_in(want.at("entry")).amax_bits, kInfinityBits);
     StepState state{};
     for (int skip : {0, 1}) {
         state.skip = skip;
@@ -291,18 +291,19 @@ TEST_CASE("gpu quant: amax") {
         for (Dtype dtype : {kB, kF}) {
             for (int64_t shift_bytes : {0, 4}) {
                 INFO(n << " of " << dtype_name(dtype));
-                HostTensor in = random_tensor(dtype, n, 41, 1e-3), slot(Dtype::kInt32, 4);
-                slot.fill(1);
-                HostTensor want = slot;
+                HostTensor in = random_tensor(dtype, n, 41, 1e-3), entry(Dtype::kInt32, 4);
+                entry.fill(1);
+                HostTensor want = entry;
                 in.set(n / 2, -0x1.01fffep0);   // rounds up in bf16
-                DeviceTensor device_in(in, shift_bytes), device_slot(slot);
+                DeviceTensor device_in(in, shift_bytes), device_entry(entry);
                 Ctx ctx;
                 for (int repeat = 0; repeat < 2; repeat++) {   // the second changes nothing
-                    cuda::amax(gpu(), {.slot = static_cast<Fp8Slot*>(device_slot.view().data), .in = device_in.view()});
-                    cpu::amax(ctx, {.slot = &slot_in(want), .in = in.view()});
-                    CHECK(device_slot.download().same_bits(want));
+                    cuda::amax(gpu(), {.entry = static_cast<ScaleEntry*>(device_entry.view().data),
+                                       .in = device_in.view()});
+                    cpu::amax(ctx, {.entry = &entry_in(want), .in = in.view()});
+                    CHECK(device_entry.download().same_bits(want));
                 }
-                CHECK_EQ(slot_in(want).amax_bits, amax_bits_of(static_cast<float>(bf16(0x1.01fffep0f))));
+                CHECK_EQ(entry_in(want).amax_bits, amax_bits_of(static_cast<float>(bf16(0x1.01fffep0f))));
             }
         }
     }
@@ -351,20 +352,20 @@ TEST_CASE("gpu quant: count_scales") {
 TEST_CASE("gpu quant: fp8_clear") {
     for (bool step : {false, true}) {
         for (int skip : {0, 1}) {
-            HostTensor slots(Dtype::kInt32, 200 * 4), state_host(Dtype::kInt32, sizeof(StepState) / 4);
-            for (int64_t i = 0; i < slots.elems(); i++) slots.set(i, static_cast<double>(i * 7919 % 1000 + 1));
+            HostTensor entries(Dtype::kInt32, 200 * 4), state_host(Dtype::kInt32, sizeof(StepState) / 4);
+            for (int64_t i = 0; i < entries.elems(); i++) entries.set(i, static_cast<double>(i * 7919 % 1000 + 1));
             StepState state{};
             state.skip = skip;
             std::memcpy(state_host.data(), &state, sizeof state);
-            HostTensor want = slots;
-            DeviceTensor device(slots), device_state(state_host);
-            cuda::fp8_clear(gpu(), {.slots = static_cast<Fp8Slot*>(device.view().data), .count = 199, .step = step,
+            HostTensor want = entries;
+            DeviceTensor device(entries), device_state(state_host);
+            cuda::fp8_clear(gpu(), {.entries = static_cast<ScaleEntry*>(device.view().data), .count = 199, .step = step,
                                     .state = static_cast<const StepState*>(device_state.view().data)});
             Ctx ctx;
-            cpu::fp8_clear(ctx, {.slots = static_cast<Fp8Slot*>(want.data()), .count = 199, .step = step,
+            cpu::fp8_clear(ctx, {.entries = static_cast<ScaleEntry*>(want.data()), .count = 199, .step = step,
                                  .state = &state});
             CHECK(device.download().same_bits(want));
-            CHECK_EQ(want.same_bits(slots), skip == 1);
+            CHECK_EQ(want.same_bits(entries), skip == 1);
         }
     }
 }
@@ -391,20 +392,20 @@ TEST_CASE("gpu quant: adamw records the amax of the new weights, with and withou
                 c.random("grad", Kind::kGrad, n);
                 StepState state{};
                 state.lr = 1e-2f, state.grad_mul = 0.5f, state.adam_step = 3, state.skip = skip;
-                HostTensor state_host(Dtype::kInt32, sizeof state / 4), slot(Dtype::kInt32, 4);
+                HostTensor state_host(Dtype::kInt32, sizeof state / 4), entry(Dtype::kInt32, 4);
                 std::memcpy(state_host.data(), &state, sizeof state);
                 c.add("state", Kind::kFixed, state_host);
-                c.add("slot", Kind::kFixed, slot.fill(1));
+                c.add("entry", Kind::kFixed, entry.fill(1));
                 c.run_same_types(cuda::adamw, cpu::adamw, [&](auto view) {
                     return AdamWArgs{.param = view("param"), .master = view("master"), .m = view("m"),
                                      .v = view("v"), .grad = view("grad"),
                                      .state = static_cast<const StepState*>(view("state").data), .beta1 = 0.9f,
                                      .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .rng_key = 5,
-                                     .element_offset = 0, .slot = static_cast<Fp8Slot*>(view("slot").data)};
+                                     .element_offset = 0, .entry = static_cast<ScaleEntry*>(view("entry").data)};
                 });
-                for (const char* name : {"master", "m", "v", "slot"}) c.check_bits(name);
+                for (const char* name : {"master", "m", "v", "entry"}) c.check_bits(name);
                 if (with_param) c.check_bits("param");
-                if (skip) c.check_unchanged("slot");
+                if (skip) c.check_unchanged("entry");
             }
         }
     }

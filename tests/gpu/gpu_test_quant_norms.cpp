@@ -219,7 +219,7 @@ TEST_CASE("gpu quant: rope finds an amax in any thread") {
         qkv.set(i, 3);
         HostTensors got = run_producer(p, &record, request);
         INFO("element " << i);
-        CHECK_EQ(slot_in(got.at("slot")).amax_bits, amax_bits_of_all(got.at("qkv")));
+        CHECK_EQ(entry_in(got.at("entry")).amax_bits, amax_bits_of_all(got.at("qkv")));
     }
 }
 

@@ -204,7 +204,7 @@ TEST_CASE("fp8: the report counts every cast once per tensor and micro-batch") {
             CAPTURE(r.name);
             CHECK(r.counts.nonfinite == 0);
             CHECK(static_cast<double>(r.counts.flushed) < 0.05 * static_cast<double>(r.counts.elems));
-            CHECK((r.slot.amax_bits | r.slot.step_amax_bits) != 0);
+            CHECK((r.entry.amax_bits | r.entry.step_amax_bits) != 0);
             if (r.name == "0.down.x") CHECK(r.counts.elems == 2 * N * config.shape.ffn_hidden_size);
             if (r.name == "1.up.dy") CHECK(r.counts.elems == 2 * N * config.shape.up_width());
             if (r.name == "1.up.weight") CHECK(r.counts.elems == config.shape.up_width() * config.shape.hidden_size);
@@ -216,7 +216,7 @@ TEST_CASE("fp8: the report counts every cast once per tensor and micro-batch") {
             if (r.name == "1.up.dy") CHECK(scales->blocks == 2 * (3 * N + 288));
             if (r.name == "1.up.weight") CHECK(scales->blocks == 3);
             // The block of the largest value has the smallest scale.
-            const uint32_t amax = std::max(r.slot.amax_bits, r.slot.step_amax_bits);
+            const uint32_t amax = std::max(r.entry.amax_bits, r.entry.step_amax_bits);
             CHECK(scales->min == static_cast<double>(block_scale_of(amax, fp8_largest(r.format))));
             CHECK(scales->min <= scales->median);
             CHECK(scales->median <= scales->max);

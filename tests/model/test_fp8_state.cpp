@@ -46,8 +46,8 @@ int check_update(const Config& c, const Json& before, const Json& after) {
         changed += scale != then.at("quant_mul_bits").get<uint32_t>();
         // Only the oldest entry of the history is overwritten.
         Json kept = then.at("history_bits");
-        const size_t slot = then.at("updates").get<size_t>() % kept.size();
-        kept[slot] = now.at("history_bits")[slot];
+        const size_t entry = then.at("updates").get<size_t>() % kept.size();
+        kept[entry] = now.at("history_bits")[entry];
         CHECK(now.at("history_bits") == kept);
     }
     return changed;
@@ -67,12 +67,12 @@ bool same_bytes(TestModel& model, const Tensor& tensor, const op_test::HostTenso
 
 // The FP8 weights of one linear, recomputed from its masters and its scale.
 void check_weights(TestModel& model, const Fp8Linear& linear) {
-    const std::vector<char> slot = raw(model, {model.trainer->fp8().weight_slot(linear.param), Dtype::kFp32,
-                                               sizeof(Fp8Slot) / 4});
+    const std::vector<char> entry = raw(model, {model.trainer->fp8().weight_entry(linear.param), Dtype::kFp32,
+                                               sizeof(ScaleEntry) / 4});
     std::vector<float> masters = masters_of(model, linear);
     op_test::QuantMemory expected({.name = "weight", .granularity = linear.weight.granularity}, linear.out, linear.in);
-    std::memcpy(&expected.slot, slot.data(), sizeof(Fp8Slot));
-    const Fp8Slot found = expected.slot;
+    std::memcpy(&expected.entry, entry.data(), sizeof(ScaleEntry));
+    const ScaleEntry found = expected.entry;
     const Tensor in{masters.data(), Dtype::kFp32, linear.in * linear.out};
     Ctx ctx;
     cpu::quantize(ctx, {.quant = expected.out(), .in = in, .N = linear.out, .C = linear.in});
@@ -91,7 +91,7 @@ void check_weights(TestModel& model, const Fp8Linear& linear) {
 }
 
 Report report(const std::string& name, const Fp8Counts& counts) {
-    return {.name = name, .format = Dtype::kE4m3, .slot = {1, 1, 0, 0}, .counts = counts, .scale_bins = {}};
+    return {.name = name, .format = Dtype::kE4m3, .entry = {1, 1, 0, 0}, .counts = counts, .scale_bins = {}};
 }
 
 // A tensor with the given numbers of blocks for each scale 2^exponent.

@@ -17,22 +17,22 @@ struct Delayed {
     int64_t length, interval = 1;
     bool most_recent = false;
     std::vector<float> largest{448};
-    std::vector<Fp8Slot> slots = std::vector<Fp8Slot>(largest.size(), Fp8Slot{.scale_inv = -1, .scale = 1,
+    std::vector<ScaleEntry> entries = std::vector<ScaleEntry>(largest.size(), ScaleEntry{.scale_inv = -1, .scale = 1,
                                                                               .amax_bits = 0, .step_amax_bits = 0});
     std::vector<float> history = std::vector<float>(largest.size() * static_cast<size_t>(length));
     std::vector<int32_t> updates = std::vector<int32_t>(largest.size());
 
     void update(const StepState* state = nullptr) {
         Ctx ctx;
-        cpu::fp8_update(ctx, {.slots = slots.data(), .history = history.data(), .updates = updates.data(),
-                              .largest = largest.data(), .count = static_cast<int64_t>(slots.size()), .length = length,
-                              .interval = interval, .most_recent = most_recent, .state = state});
+        cpu::fp8_update(ctx, {.entries = entries.data(), .history = history.data(), .updates = updates.data(),
+                              .largest = largest.data(), .count = static_cast<int64_t>(entries.size()),
+                              .length = length, .interval = interval, .most_recent = most_recent, .state = state});
     }
     // scale after an update that recorded `amax`.
     float after(float amax, const StepState* state = nullptr) {
-        slots[0].amax_bits = amax_bits_of(amax);
+        entries[0].amax_bits = amax_bits_of(amax);
         update(state);
-        return slots[0].scale;
+        return entries[0].scale;
     }
     std::vector<float> after_all(const std::vector<float>& amaxes) {
         std::vector<float> scales;
@@ -63,11 +63,11 @@ struct Model {
     }
 };
 
-// Quantizes x (N, C) to `bytes` with the slot's scale and records its amax.
-void cast_into(HostTensor& bytes, HostTensor& x, Fp8Slot& slot, int64_t N, int64_t C) {
+// Quantizes x (N, C) to `bytes` with the entry's scale and records its amax.
+void cast_into(HostTensor& bytes, HostTensor& x, ScaleEntry& entry, int64_t N, int64_t C) {
     Ctx ctx;
     QuantOut quant;
-    quant.rowwise = bytes.view(), quant.slot = &slot, quant.record = true;
+    quant.rowwise = bytes.view(), quant.entry = &entry, quant.record = true;
     cpu::quantize(ctx, {.quant = quant, .in = x.view(), .N = N, .C = C});
 }
 
@@ -138,11 +138,11 @@ TEST_CASE("fp8_update: tiny amaxes give the largest float, never infinity") {
 TEST_CASE("fp8_update: margins halve the scale exactly") {
     Delayed d{.length = 3, .largest = {448, 224, 112, 56, 28, 57344, 57344 / 16}};
     for (float amax : {3.0f, 0.7f, 11.0f, 0.3f, 0.2f, 1.9f}) {
-        for (Fp8Slot& slot : d.slots) slot.amax_bits = amax_bits_of(amax);
+        for (ScaleEntry& entry : d.entries) entry.amax_bits = amax_bits_of(amax);
         d.update();
         for (int margin = 1; margin <= 4; margin++)
-            CHECK_EQ(d.slots[static_cast<size_t>(margin)].scale, std::ldexp(d.slots[0].scale, -margin));
-        CHECK_EQ(d.slots[6].scale, d.slots[5].scale / 16);
+            CHECK_EQ(d.entries[static_cast<size_t>(margin)].scale, std::ldexp(d.entries[0].scale, -margin));
+        CHECK_EQ(d.entries[6].scale, d.entries[5].scale / 16);
     }
 }
 
@@ -164,8 +164,8 @@ TEST_CASE("fp8_update: a skipped step drops its amax and keeps the rest") {
     CHECK_EQ(d.after(1000, &state), 224);
     CHECK_EQ(d.history, before.history);
     CHECK_EQ(d.updates, before.updates);
-    CHECK_EQ(d.slots[0].amax_bits, 0);
-    CHECK_EQ(d.slots[0].step_amax_bits, amax_bits_of(1000));   // reports include it
+    CHECK_EQ(d.entries[0].amax_bits, 0);
+    CHECK_EQ(d.entries[0].step_amax_bits, amax_bits_of(1000));   // reports include it
     state.skip = 0;
     CHECK_EQ(d.after(1, &state), 224);
     CHECK_EQ(d.after(1, &state), 448);
@@ -173,15 +173,15 @@ TEST_CASE("fp8_update: a skipped step drops its amax and keeps the rest") {
 
 TEST_CASE("fp8_update: amax_bits moves to step_amax_bits, scale_inv stays") {
     Delayed d{.length = 1, .largest = {448, 448}};
-    d.slots[0] = {0.125f, 8, amax_bits_of(2), amax_bits_of(1)};
-    d.slots[1] = {0.5f, 2, 0, amax_bits_of(3)};
+    d.entries[0] = {0.125f, 8, amax_bits_of(2), amax_bits_of(1)};
+    d.entries[1] = {0.5f, 2, 0, amax_bits_of(3)};
     d.update();
-    CHECK_EQ(d.slots[0].step_amax_bits, amax_bits_of(2));
-    CHECK_EQ(d.slots[1].step_amax_bits, amax_bits_of(3));
-    CHECK_EQ(d.slots[0].amax_bits, 0);
-    CHECK_EQ(d.slots[0].scale, 224);
-    CHECK_EQ(d.slots[0].scale_inv, 0.125f);
-    CHECK_EQ(d.slots[1].scale, 2);
+    CHECK_EQ(d.entries[0].step_amax_bits, amax_bits_of(2));
+    CHECK_EQ(d.entries[1].step_amax_bits, amax_bits_of(3));
+    CHECK_EQ(d.entries[0].amax_bits, 0);
+    CHECK_EQ(d.entries[0].scale, 224);
+    CHECK_EQ(d.entries[0].scale_inv, 0.125f);
+    CHECK_EQ(d.entries[1].scale, 2);
     CHECK_THROWS_AS((Delayed{.length = 0}.update()), Error);
     CHECK_THROWS_AS((Delayed{.length = 1, .interval = 0}.update()), Error);
 }
@@ -192,15 +192,15 @@ TEST_CASE("fp8_clear: the step's amax survives the clearing of one micro-batch, 
     for (uint32_t amax : {5u, 9u})
         for (bool step : {false, true})
             for (int32_t skip : {0, 1}) {
-                std::vector<Fp8Slot> slots(3, {3, 4, amax, 6});
+                std::vector<ScaleEntry> entries(3, {3, 4, amax, 6});
                 state.skip = skip;
-                cpu::fp8_clear(ctx, {.slots = slots.data(), .count = 2, .step = step, .state = &state});
+                cpu::fp8_clear(ctx, {.entries = entries.data(), .count = 2, .step = step, .state = &state});
                 for (size_t i = 0; i < 3; i++) {
                     const bool cleared = i < 2 && !skip;
-                    CHECK_EQ(slots[i].amax_bits, cleared ? 0 : amax);
-                    CHECK_EQ(slots[i].step_amax_bits, !cleared ? 6 : step ? 0 : std::max(amax, 6u));
-                    CHECK_EQ(slots[i].scale_inv, 3);
-                    CHECK_EQ(slots[i].scale, 4);
+                    CHECK_EQ(entries[i].amax_bits, cleared ? 0 : amax);
+                    CHECK_EQ(entries[i].step_amax_bits, !cleared ? 6 : step ? 0 : std::max(amax, 6u));
+                    CHECK_EQ(entries[i].scale_inv, 3);
+                    CHECK_EQ(entries[i].scale, 4);
                 }
             }
 }
@@ -218,15 +218,15 @@ TEST_CASE("fp8_update: long random runs follow the rule; a run that misses one u
                 for (uint64_t i = 0; i < 3000; i++) {
                     const float a = random_amax(2 * i), b = random_amax(2 * i + 1);
                     state.skip = philox(18, i).word[0] % 20 == 0;
-                    d.slots[0].amax_bits = broken.slots[0].amax_bits = amax_bits_of(a);
-                    d.slots[1].amax_bits = broken.slots[1].amax_bits = amax_bits_of(b);
+                    d.entries[0].amax_bits = broken.entries[0].amax_bits = amax_bits_of(a);
+                    d.entries[1].amax_bits = broken.entries[1].amax_bits = amax_bits_of(b);
                     d.update(&state);
                     if (i != 1500) broken.update(&state);
                     model.update(static_cast<double>(a), state.skip);
                     small.update(static_cast<double>(b), state.skip);
-                    wrong += static_cast<double>(d.slots[0].scale) != model.scale;
-                    wrong += static_cast<double>(d.slots[1].scale) != small.scale;
-                    different += std::memcmp(&d.slots[0], &broken.slots[0], sizeof(Fp8Slot)) != 0;
+                    wrong += static_cast<double>(d.entries[0].scale) != model.scale;
+                    wrong += static_cast<double>(d.entries[1].scale) != small.scale;
+                    different += std::memcmp(&d.entries[0], &broken.entries[0], sizeof(ScaleEntry)) != 0;
                 }
                 CHECK_EQ(wrong, 0);
                 CHECK_GT(different, 0);
@@ -238,18 +238,18 @@ TEST_CASE("delayed scaling: the cast uses the old scale, the update sets the nex
     HostTensor x(Dtype::kBf16, 32), bytes(Dtype::kE4m3, 32);
     auto cast = [&](double value) {
         x.fill(value);
-        cast_into(bytes, x, d.slots[0], 1, 32);
+        cast_into(bytes, x, d.entries[0], 1, 32);
         return static_cast<int>(static_cast<const uint8_t*>(bytes.data())[31]);
     };
     CHECK_EQ(cast(2), to_fp8(Dtype::kE4m3, 2));   // scale 1 at first
-    CHECK_EQ(d.slots[0].scale_inv, 1);
+    CHECK_EQ(d.entries[0].scale_inv, 1);
     d.update();
     CHECK_EQ(cast(1), to_fp8(Dtype::kE4m3, 224));
-    CHECK_EQ(d.slots[0].scale_inv, 1 / 224.0f);
+    CHECK_EQ(d.entries[0].scale_inv, 1 / 224.0f);
     CHECK_EQ(cast(4), 0x7e);   // 896: an outlier saturates until its amax is in the history
     d.update();                // the largest of the two casts, 4, counts
     CHECK_EQ(cast(4), 0x7e);
-    CHECK_EQ(d.slots[0].scale, 112);
+    CHECK_EQ(d.entries[0].scale, 112);
 }
 
 TEST_CASE("scale_inv must be that of the cast: dequantizing with a newer scale is detected") {
@@ -258,9 +258,9 @@ TEST_CASE("scale_inv must be that of the cast: dequantizing with a newer scale i
     for (Dtype format : {Dtype::kE4m3, Dtype::kE5m2}) {
         Delayed d{.length = 1, .largest = {fp8_largest(format)}};
         HostTensor x = random_tensor(Dtype::kBf16, N * C, 1), bytes(format, N * C);
-        cpu::amax(ctx, {.slot = d.slots.data(), .in = x.view()});
+        cpu::amax(ctx, {.entry = d.entries.data(), .in = x.view()});
         d.update();
-        cast_into(bytes, x, d.slots[0], N, C);
+        cast_into(bytes, x, d.entries[0], N, C);
         // Half a unit of the last place, or half of the smallest number, and the roundings of product and scale.
         auto share_restored = [&](float scale_inv) {
             int64_t good = 0;
@@ -274,10 +274,10 @@ TEST_CASE("scale_inv must be that of the cast: dequantizing with a newer scale i
             }
             return static_cast<double>(good) / static_cast<double>(N * C);
         };
-        CHECK_EQ(share_restored(d.slots[0].scale_inv), 1);
+        CHECK_EQ(share_restored(d.entries[0].scale_inv), 1);
         d.after(100);   // the next step saw something larger
-        CHECK_EQ(share_restored(d.slots[0].scale_inv), 1);
-        CHECK_LT(share_restored(1 / d.slots[0].scale), 0.1);
+        CHECK_EQ(share_restored(d.entries[0].scale_inv), 1);
+        CHECK_LT(share_restored(1 / d.entries[0].scale), 0.1);
     }
 }
 

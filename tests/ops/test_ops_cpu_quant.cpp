@@ -49,8 +49,8 @@ double amax_of(const HostTensor& x) {
 }
 
 float scale_of(const QuantRequest& request, const QuantMemory& before) {
-    if (request.scaling == Scaling::kDelayed) return before.slot.scale;
-    return fp8_largest(request.format) / std::bit_cast<float>(before.slot.amax_bits);
+    if (request.scaling == Scaling::kDelayed) return before.entry.scale;
+    return fp8_largest(request.format) / std::bit_cast<float>(before.entry.amax_bits);
 }
 
 void check_against_definition(const QuantRequest& request, Shape shape, const HostTensor& x) {
@@ -69,9 +69,9 @@ void check_against_definition(const QuantRequest& request, Shape shape, const Ho
         if (got.transposed_scale_inv.elems()) CHECK(equal(got.transposed_scale_inv, want.scale_inv));
     }
     const bool whole = request.granularity == Granularity::kTensor && (request.rowwise || request.transposed);
-    CHECK_EQ(got.slot.scale_inv, whole ? 1 / scale : before.slot.scale_inv);
-    CHECK_EQ(got.slot.scale, whole ? scale : before.slot.scale);
-    CHECK_EQ(got.slot.amax_bits, before.slot.amax_bits);
+    CHECK_EQ(got.entry.scale_inv, whole ? 1 / scale : before.entry.scale_inv);
+    CHECK_EQ(got.entry.scale, whole ? scale : before.entry.scale);
+    CHECK_EQ(got.entry.amax_bits, before.entry.amax_bits);
     CHECK_EQ(got.first_nonfinite, before.first_nonfinite);
     CHECK(got.guards_intact());
 }
@@ -155,7 +155,7 @@ TEST_CASE("cpu quantize: an fp32 source is rounded to bf16 first") {
     HostTensor x(Dtype::kFp32, 16);
     x.fill(1.0625 + 0x1p-10);
     QuantMemory got({.name = "delayed", .transposed = false}, 1, 16);
-    got.slot.scale = 1;
+    got.entry.scale = 1;
     run(x, {1, 16}, got);
     CHECK_EQ(static_cast<const uint8_t*>(got.rowwise.data())[0], 0x38);   // 1.0625 in bf16, a tie, to even 1.0
 }
@@ -175,8 +175,8 @@ TEST_CASE("cpu quantize: amax and first_nonfinite") {
                 INFO(request.name << ", record " << record << ", before " << before);
                 QuantMemory got(request, shape.N, shape.C, before);
                 run(x, shape, got);
-                CHECK_EQ(got.slot.amax_bits, recorded ? std::max(amax, amax_bits_of(before)) : amax_bits_of(before));
-                CHECK_EQ(got.slot.step_amax_bits, 0);
+                CHECK_EQ(got.entry.amax_bits, recorded ? std::max(amax, amax_bits_of(before)) : amax_bits_of(before));
+                CHECK_EQ(got.entry.step_amax_bits, 0);
                 CHECK_EQ(got.first_nonfinite, 77);
             }
         }
@@ -185,8 +185,8 @@ TEST_CASE("cpu quantize: amax and first_nonfinite") {
         x.set(5, odd);
         QuantMemory got({.name = "record", .rowwise = false, .transposed = false, .record = true}, shape.N, shape.C);
         run(x, shape, got);
-        CHECK_GE(got.slot.amax_bits, kInfinityBits);
-        CHECK_EQ(got.slot.amax_bits > kInfinityBits, std::isnan(odd));
+        CHECK_GE(got.entry.amax_bits, kInfinityBits);
+        CHECK_EQ(got.entry.amax_bits > kInfinityBits, std::isnan(odd));
         CHECK_EQ(got.first_nonfinite, 5);
         got.first_nonfinite = 2;
         run(x, shape, got);
@@ -218,8 +218,8 @@ TEST_CASE("cpu quantize: scales of blocks of zeros and of values that are not fi
     for (float amax : {0.0f, std::numeric_limits<float>::infinity(), std::nanf("")}) {
         QuantMemory got({.name = "current", .transposed = false, .scaling = Scaling::kCurrent}, shape.N, shape.C, amax);
         run(x, shape, got);
-        CHECK_EQ(got.slot.scale, 1.0f);
-        CHECK_EQ(got.slot.scale_inv, 1.0f);
+        CHECK_EQ(got.entry.scale, 1.0f);
+        CHECK_EQ(got.entry.scale_inv, 1.0f);
     }
 }
 
@@ -248,7 +248,7 @@ TEST_CASE("cpu quantize: exact counts, once for rowwise and transposed") {
     }
     for (auto [rowwise, transposed] : {std::pair{true, true}, {true, false}, {false, true}}) {
         QuantMemory got({.name = "counts", .rowwise = rowwise, .transposed = transposed}, shape.N, shape.C);
-        got.slot.scale = 2;
+        got.entry.scale = 2;
         run(x, shape, got);
         CHECK_EQ(got.counts.elems, 1000 + static_cast<unsigned long long>(x.elems()));
         CHECK_EQ(got.counts.saturated, saturated);
@@ -337,7 +337,7 @@ TEST_CASE("cpu quantize refuses wrong arguments") {
     const std::function<void(QuantizeArgs&)> mistakes[] = {
         [](QuantizeArgs& a) { a.N = 128, a.C = 24; },
         [](QuantizeArgs& a) { a.N = 24, a.C = 128; },
-        [](QuantizeArgs& a) { a.quant.slot = nullptr; },
+        [](QuantizeArgs& a) { a.quant.entry = nullptr; },
         [](QuantizeArgs& a) { a.quant.granularity = Granularity::kBlock1x128; },
         [](QuantizeArgs& a) { a.quant.rowwise.dtype = Dtype::kE5m2; },
         [](QuantizeArgs& a) { a.quant.rowwise.dtype = Dtype::kFp32; },
@@ -395,26 +395,26 @@ TEST_CASE("cpu amax: the largest magnitude, rounded to bf16, never decreases") {
             for (int64_t at : {int64_t{0}, elems / 2, elems - 1}) {
                 HostTensor larger = x;
                 larger.set(at, -5.003);
-                Fp8Slot slot{.scale_inv = 1, .scale = 2, .amax_bits = 3, .step_amax_bits = 4};
-                cpu::amax(ctx, {.slot = &slot, .in = larger.view()});
-                CHECK_EQ(slot.amax_bits, amax_bits_of(static_cast<float>(bf16(5.003f))));
-                cpu::amax(ctx, {.slot = &slot, .in = x.view()});
-                CHECK_EQ(slot.amax_bits, amax_bits_of(static_cast<float>(bf16(5.003f))));
+                ScaleEntry entry{.scale_inv = 1, .scale = 2, .amax_bits = 3, .step_amax_bits = 4};
+                cpu::amax(ctx, {.entry = &entry, .in = larger.view()});
+                CHECK_EQ(entry.amax_bits, amax_bits_of(static_cast<float>(bf16(5.003f))));
+                cpu::amax(ctx, {.entry = &entry, .in = x.view()});
+                CHECK_EQ(entry.amax_bits, amax_bits_of(static_cast<float>(bf16(5.003f))));
                 larger.set(at, std::nan(""));
-                cpu::amax(ctx, {.slot = &slot, .in = larger.view()});
-                CHECK_GT(slot.amax_bits, kInfinityBits);
-                CHECK_EQ(slot.scale_inv, 1.0f);
-                CHECK_EQ(slot.scale, 2.0f);
-                CHECK_EQ(slot.step_amax_bits, 4);
+                cpu::amax(ctx, {.entry = &entry, .in = larger.view()});
+                CHECK_GT(entry.amax_bits, kInfinityBits);
+                CHECK_EQ(entry.scale_inv, 1.0f);
+                CHECK_EQ(entry.scale, 2.0f);
+                CHECK_EQ(entry.step_amax_bits, 4);
             }
         }
     HostTensor x(Dtype::kFp32, 1);
     x.set(0, 3.4e38);   // rounds to infinity in bf16
-    Fp8Slot slot{};
-    cpu::amax(ctx, {.slot = &slot, .in = x.view()});
-    CHECK_EQ(slot.amax_bits, kInfinityBits);
+    ScaleEntry entry{};
+    cpu::amax(ctx, {.entry = &entry, .in = x.view()});
+    CHECK_EQ(entry.amax_bits, kInfinityBits);
     x.set(0, 1);
-    CHECK_THROWS_AS(cpu::amax(ctx, {.slot = &slot, .in = HostTensor(Dtype::kInt32, 1).view()}), Error);
+    CHECK_THROWS_AS(cpu::amax(ctx, {.entry = &entry, .in = HostTensor(Dtype::kInt32, 1).view()}), Error);
 }
 
 }  // namespace quant_test

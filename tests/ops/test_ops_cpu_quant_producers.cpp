@@ -214,7 +214,7 @@ TEST_CASE("cpu adamw: the amax of the new weights, with and without bf16 ones") 
     constexpr int64_t n = 20001;
     struct Result {
         HostTensor param, master, m, v;
-        Fp8Slot slot;
+        ScaleEntry entry;
     };
     auto run = [&](Dtype moments, bool with_param, bool with_slot, int32_t skip, double largest) {
         Ctx ctx;
@@ -227,7 +227,7 @@ TEST_CASE("cpu adamw: the amax of the new weights, with and without bf16 ones") 
         cpu::adamw(ctx, {.param = with_param ? r.param.view() : Tensor{}, .master = r.master.view(), .m = r.m.view(),
                          .v = r.v.view(), .grad = grad.view(), .state = &state, .beta1 = 0.9f, .beta2 = 0.95f,
                          .eps = 1e-8f, .weight_decay = 0.1f, .rng_key = 3, .element_offset = 11,
-                         .slot = with_slot ? &r.slot : nullptr});
+                         .entry = with_slot ? &r.entry : nullptr});
         return r;
     };
     for (Dtype moments : {Dtype::kFp32, Dtype::kBf16})
@@ -238,15 +238,15 @@ TEST_CASE("cpu adamw: the amax of the new weights, with and without bf16 ones") 
                 check_same({r->master, r->m, r->v}, {plain.master, plain.m, plain.v});
                 CHECK(r->param.same_bits(r == &both ? plain.param : HostTensor(Dtype::kBf16, n)));
                 // The amax operation must find the same in the bf16 weights.
-                Fp8Slot want = plain.slot;
+                ScaleEntry want = plain.entry;
                 HostTensor weights = plain.param;
                 Ctx ctx;
-                cpu::amax(ctx, {.slot = &want, .in = weights.view()});
-                CHECK_EQ(std::memcmp(&want, &r->slot, sizeof want), 0);
+                cpu::amax(ctx, {.entry = &want, .in = weights.view()});
+                CHECK_EQ(std::memcmp(&want, &r->entry, sizeof want), 0);
                 CHECK_EQ(want.amax_bits > kInfinityBits, std::isnan(largest));
             }
-            CHECK_EQ(plain.slot.amax_bits, 5);
-            CHECK_EQ(run(moments, true, true, 1, largest).slot.amax_bits, 5);
+            CHECK_EQ(plain.entry.amax_bits, 5);
+            CHECK_EQ(run(moments, true, true, 1, largest).entry.amax_bits, 5);
         }
 }
 

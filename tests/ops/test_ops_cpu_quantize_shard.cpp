@@ -133,26 +133,26 @@ TEST_CASE("cpu block_amax matches the definition and never decreases") {
     CHECK(amaxes.same_bits(before));
 }
 
-TEST_CASE("cpu fp8_scales sets slots as quantize does") {
+TEST_CASE("cpu fp8_scales sets entries as quantize does") {
     Ctx ctx;
-    std::vector<Fp8Slot> slots;
+    std::vector<ScaleEntry> entries;
     for (float amax : {0.0f, 3.5f, 1e-44f, 3e38f, HUGE_VALF, std::nanf("")})
-        slots.push_back({.scale_inv = -1, .scale = 24, .amax_bits = amax_bits_of(amax), .step_amax_bits = 9});
+        entries.push_back({.scale_inv = -1, .scale = 24, .amax_bits = amax_bits_of(amax), .step_amax_bits = 9});
     for (Dtype format : {Dtype::kE4m3, Dtype::kE5m2})
         for (Scaling scaling : {Scaling::kDelayed, Scaling::kCurrent})
             for (int skip : {0, 1}) {
-                std::vector<Fp8Slot> got = slots;
+                std::vector<ScaleEntry> got = entries;
                 StepState state{};
                 state.skip = skip;
-                cpu::fp8_scales(ctx, {.slots = got.data(), .count = static_cast<int64_t>(got.size()) - 1,
+                cpu::fp8_scales(ctx, {.entries = got.data(), .count = static_cast<int64_t>(got.size()) - 1,
                                        .scaling = scaling, .format = format, .state = &state});
-                for (size_t i = 0; i < slots.size(); i++) {
+                for (size_t i = 0; i < entries.size(); i++) {
                     HostTensor x(Dtype::kBf16, 16), codes(format, 16);
                     x.fill(1);
-                    Fp8Slot want = slots[i];
+                    ScaleEntry want = entries[i];
                     QuantOut quant;
-                    quant.rowwise = codes.view(), quant.scaling = scaling, quant.slot = &want;
-                    if (i + 1 < slots.size() && !skip)
+                    quant.rowwise = codes.view(), quant.scaling = scaling, quant.entry = &want;
+                    if (i + 1 < entries.size() && !skip)
                         cpu::quantize(ctx, {.quant = quant, .in = x.view(), .N = 1, .C = 16});
                     CHECK_EQ(std::memcmp(&got[i], &want, sizeof want), 0);
                 }
@@ -174,16 +174,16 @@ TEST_CASE("cpu quantize_run, block_amax, block_scales and transpose_bytes refuse
     Ctx ctx;
     HostTensor in = random_tensor(Dtype::kFp32, 64, 1), out(Dtype::kE4m3, 64), scales(Dtype::kFp32, 4);
     uint32_t amaxes[1] = {};
-    Fp8Slot slot{};
+    ScaleEntry entry{};
     auto run = [&](auto change) {
-        QuantizeRunArgs args{.out = out.view(), .in = in.view(), .begin = 0, .R = 16, .C = 16, .slot = &slot};
+        QuantizeRunArgs args{.out = out.view(), .in = in.view(), .begin = 0, .R = 16, .C = 16, .entry = &entry};
         change(args);
         cpu::quantize_run(ctx, args);
     };
     run([](QuantizeRunArgs&) {});
     CHECK_THROWS_AS(run([](QuantizeRunArgs& a) { a.begin = 193; }), Error);
     CHECK_THROWS_AS(run([](QuantizeRunArgs& a) { a.begin = -1; }), Error);
-    CHECK_THROWS_AS(run([](QuantizeRunArgs& a) { a.slot = nullptr; }), Error);
+    CHECK_THROWS_AS(run([](QuantizeRunArgs& a) { a.entry = nullptr; }), Error);
     CHECK_THROWS_AS(run([&](QuantizeRunArgs& a) { a.block_amaxes = amaxes; }), Error);
     CHECK_THROWS_AS(run([](QuantizeRunArgs& a) { a.out.elems = 63; }), Error);
     CHECK_THROWS_AS(run([&](QuantizeRunArgs& a) { a.out = in.view(); }), Error);

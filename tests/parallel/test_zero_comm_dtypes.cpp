@@ -380,15 +380,15 @@ TEST_CASE("a scale that differs between ranks is named with its rank and tensor"
             model.staged.fp8_report = report.data();
             model.step();
             check_scales(comm, model.trainer->fp8(), report.data(), 1);
-            auto* slots = reinterpret_cast<Fp8Slot*>(report.data());
-            if (rank == 2) slots[17].scale *= 2, slots[20].scale *= 2;   // of 24: 16 and on are weights
-            if (rank == 1) slots[3].amax_bits++, slots[18].step_amax_bits++, slots[21].scale_inv = 0;
+            auto* entries = reinterpret_cast<ScaleEntry*>(report.data());
+            if (rank == 2) entries[17].scale *= 2, entries[20].scale *= 2;   // of 24: 16 and on are weights
+            if (rank == 1) entries[3].amax_bits++, entries[18].step_amax_bits++, entries[21].scale_inv = 0;
             try {
                 check_scales(comm, model.trainer->fp8(), report.data(), 7);
             } catch (const Error& error) {
                 errors[rank] = error.what();
             }
-            if (rank == 2) slots[17].scale /= 2, slots[20].scale /= 2, slots[4].scale *= 2;
+            if (rank == 2) entries[17].scale /= 2, entries[20].scale /= 2, entries[4].scale *= 2;
             try {
                 check_scales(comm, model.trainer->fp8(), report.data(), 7);
             } catch (const Error& error) {

@@ -108,7 +108,7 @@ template <typename Device> struct WeightMemory {
     const QuantRequest& request;
     int64_t N, C;
     QuantMemory host;
-    Memory rowwise, transposed, rowwise_scale_inv, transposed_scale_inv, slot, counts;
+    Memory rowwise, transposed, rowwise_scale_inv, transposed_scale_inv, entry, counts;
 
     WeightMemory(const QuantRequest& asked, int64_t N_, int64_t C_)
         : request(asked),
@@ -119,16 +119,16 @@ template <typename Device> struct WeightMemory {
           transposed(host.transposed),
           rowwise_scale_inv(host.rowwise_scale_inv),
           transposed_scale_inv(host.transposed_scale_inv),
-          slot(tensor_of(host.slot)),
+          entry(tensor_of(host.entry)),
           counts(tensor_of(host.counts)) {}
-    Fp8Slot* slot_here() { return object_in<Fp8Slot>(slot.view()); }
+    ScaleEntry* entry_here() { return object_in<ScaleEntry>(entry.view()); }
     Fp8Counts* counts_here() { return object_in<Fp8Counts>(counts.view()); }
     bool current() const { return request.scaling == Scaling::kCurrent; }
     QuantMemory download() {
         host.rowwise = rowwise.download(), host.transposed = transposed.download();
         host.rowwise_scale_inv = rowwise_scale_inv.download(),
         host.transposed_scale_inv = transposed_scale_inv.download();
-        host.slot = object_of<Fp8Slot>(slot.download()), host.counts = object_of<Fp8Counts>(counts.download());
+        host.entry = object_of<ScaleEntry>(entry.download()), host.counts = object_of<Fp8Counts>(counts.download());
         return host;
     }
 };
@@ -138,11 +138,11 @@ template <typename Device> QuantMemory quantize_whole(const QuantRequest& reques
                                                       int64_t C) {
     WeightMemory<Device> to(request, N, C);
     typename Device::Memory in(x);
-    if (to.current()) Device::amax(Device::ctx(), {.slot = to.slot_here(), .in = in.view()});
+    if (to.current()) Device::amax(Device::ctx(), {.entry = to.entry_here(), .in = in.view()});
     QuantOut quant;
     quant.rowwise = to.rowwise.view(), quant.transposed = to.transposed.view();
     quant.granularity = request.granularity, quant.scaling = request.scaling;
-    quant.slot = to.slot_here(), quant.counts = to.counts_here();
+    quant.entry = to.entry_here(), quant.counts = to.counts_here();
     quant.rowwise_scale_inv = to.rowwise_scale_inv.view(), quant.transposed_scale_inv = to.transposed_scale_inv.view();
     Device::quantize(Device::ctx(), {.quant = quant, .in = in.view(), .N = N, .C = C});
     return to.download();
@@ -189,9 +189,9 @@ QuantMemory quantize_shards(const QuantRequest& request, const HostTensor& x, in
     } else {
         for (ShardRange range : ranges) {
             Memory in(part_of(x, range), shift_bytes);
-            if (to.current()) Device::amax(ctx, {.slot = to.slot_here(), .in = in.view()});
+            if (to.current()) Device::amax(ctx, {.entry = to.entry_here(), .in = in.view()});
         }
-        Device::fp8_scales(ctx, {.slots = to.slot_here(), .count = 1, .scaling = request.scaling,
+        Device::fp8_scales(ctx, {.entries = to.entry_here(), .count = 1, .scaling = request.scaling,
                                   .format = request.format});
     }
     HostTensor bytes(request.format, N * C);
@@ -199,7 +199,7 @@ QuantMemory quantize_shards(const QuantRequest& request, const HostTensor& x, in
         Memory in(part_of(cast_from.elems() ? cast_from : x, range), shift_bytes);
         Memory out(HostTensor(request.format, range.elems), shift_bytes);
         Device::quantize_run(ctx, {.out = out.view(), .in = in.view(), .begin = range.begin, .R = N, .C = C,
-                                   .slot = blocks ? nullptr : to.slot_here(), .block_amaxes = block_amaxes,
+                                   .entry = blocks ? nullptr : to.entry_here(), .block_amaxes = block_amaxes,
                                    .counts = to.counts_here()});
         put_part(bytes, range, out.download());
     }

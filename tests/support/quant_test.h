@@ -38,11 +38,11 @@ inline std::vector<QuantRequest> quant_requests() {
 struct QuantMemory {
     QuantRequest request;
     HostTensor rowwise, transposed, rowwise_scale_inv, transposed_scale_inv, dbias, dbias_scratch;
-    Fp8Slot slot{.scale_inv = -1, .scale = 24, .amax_bits = 0, .step_amax_bits = 0};
+    ScaleEntry entry{.scale_inv = -1, .scale = 24, .amax_bits = 0, .step_amax_bits = 0};
     Fp8Counts counts{1000, 2000, 3000, 4000};
     uint32_t first_nonfinite = 77;
 
-    // For an (N, C) result. amax_before: amax that an earlier pass recorded in the slot.
+    // For an (N, C) result. amax_before: amax that an earlier pass recorded in the entry.
     QuantMemory(const QuantRequest& asked, int64_t N, int64_t C, float amax_before = 3.5f) : request(asked) {
         const bool blocks = asked.granularity != Granularity::kTensor;
         if (asked.rowwise) rowwise = HostTensor(asked.format, N * C);
@@ -53,11 +53,11 @@ struct QuantMemory {
             dbias = random_tensor(Dtype::kFp32, C, 99);
             dbias_scratch = HostTensor(Dtype::kFp32, quant_partial_rows(N) * C);
         }
-        slot.amax_bits = amax_bits_of(amax_before);
+        entry.amax_bits = amax_bits_of(amax_before);
     }
     QuantOut out() {
         return {.rowwise = rowwise.view(), .transposed = transposed.view(), .granularity = request.granularity,
-                .scaling = request.scaling, .slot = &slot, .rowwise_scale_inv = rowwise_scale_inv.view(),
+                .scaling = request.scaling, .entry = &entry, .rowwise_scale_inv = rowwise_scale_inv.view(),
                 .transposed_scale_inv = transposed_scale_inv.view(), .record = request.record, .counts = &counts,
                 .first_nonfinite = &first_nonfinite, .event = 5, .dbias = dbias.view(),
                 .dbias_scratch = dbias_scratch.view()};
@@ -69,7 +69,7 @@ struct QuantMemory {
         if (!rowwise_scale_inv.same_bits(other.rowwise_scale_inv)) return "rowwise_scale_inv";
         if (!transposed_scale_inv.same_bits(other.transposed_scale_inv)) return "transposed_scale_inv";
         if (!dbias.same_bits(other.dbias)) return "dbias";
-        if (std::memcmp(&slot, &other.slot, sizeof slot) != 0) return "slot";
+        if (std::memcmp(&entry, &other.entry, sizeof entry) != 0) return "entry";
         if (std::memcmp(&counts, &other.counts, sizeof counts) != 0) return "counts";
         if (first_nonfinite != other.first_nonfinite) return "first_nonfinite";
         return guards_intact() && other.guards_intact() ? "" : "guards";

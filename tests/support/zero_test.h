@@ -82,8 +82,8 @@ inline std::map<std::string, Bytes> read_weights(TestModel& model) {
         const Fp8Linear* linear = fp8.linear(plan.layer, plan.kind);
         if (!linear) continue;
         if (linear->weight.granularity == Granularity::kTensor) {
-            const Tensor slot{fp8.weight_slot(linear->param), Dtype::kFp32, 1};
-            weights[plan.name + " dequant_mul"] = raw(model, slot);
+            const Tensor entry{fp8.weight_entry(linear->param), Dtype::kFp32, 1};
+            weights[plan.name + " dequant_mul"] = raw(model, entry);
         } else {
             weights[plan.name + " grid"] = raw(model, linear->weight.scale_inv);
             weights[plan.name + " transposed grid"] = raw(model, linear->weight_transposed.scale_inv);

@@ -88,16 +88,16 @@ double matmul_flops(Ctx& ctx, Dtype dtype, int64_t n) {
     const Dtype high = fp8 ? Dtype::kBf16 : dtype;
     GemmArgs args{.D = memory.take(high, n * n), .A = memory.take(dtype, n * n), .B = memory.take(dtype, n * n),
                   .M = n, .N = n, .K = n};
-    const Tensor slot = memory.take(Dtype::kFp32, sizeof(Fp8Slot) / 4);
-    ops::fill_constant(ctx, {.out = slot, .value = 64});   // the scale
+    const Tensor entry = memory.take(Dtype::kFp32, sizeof(ScaleEntry) / 4);
+    ops::fill_constant(ctx, {.out = entry, .value = 64});   // the scale
     for (const Tensor& operand : {args.A, args.B}) {
         const Tensor values = fp8 ? args.D : operand;
         if (dtype == Dtype::kFp64) device::fill_bytes(ctx, operand.data, 0, operand.bytes());
         else ops::fill_normal(ctx, {.out = values, .key = 1, .element_offset = 0, .mean = 0, .std = 1});
-        if (fp8) ops::quantize(ctx, {.quant = {.rowwise = operand, .slot = static_cast<Fp8Slot*>(slot.data)},
+        if (fp8) ops::quantize(ctx, {.quant = {.rowwise = operand, .entry = static_cast<ScaleEntry*>(entry.data)},
                                      .in = values, .N = n, .C = n});
     }
-    if (fp8) args.A_scale_inv = args.B_scale_inv = slot.slice(0, 1), args.fast_accumulation = true;
+    if (fp8) args.A_scale_inv = args.B_scale_inv = entry.slice(0, 1), args.fast_accumulation = true;
     return 2e3 * d(n) * d(n) * d(n) / best_ms(ctx, [&] { ops::gemm(ctx, args); });
 }
 

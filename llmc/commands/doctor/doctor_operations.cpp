@@ -66,18 +66,18 @@ template <typename Args> void on_both(Ctx& ctx, void (*on_device)(Ctx&, const Ar
 
 // An (R, K) operand of an FP8 matmul, cast also as its transpose.
 struct CastOperand {
-    TwoTensors in, slot, codes, transposed, scales, transposed_scales;
+    TwoTensors in, entry, codes, transposed, scales, transposed_scales;
     Granularity granularity;
 
     CastOperand(Ctx& ctx, Scaling scaling, Granularity of, Dtype format, int64_t R, int64_t K, uint64_t key)
         : in(ctx, Dtype::kBf16, R * K, key),
-          slot(ctx, Dtype::kFp32, sizeof(Fp8Slot) / 4, 1, 32, 0),   // a scale, and an amax, of 32
+          entry(ctx, Dtype::kFp32, sizeof(ScaleEntry) / 4, 1, 32, 0),   // a scale, and an amax, of 32
           codes(ctx, format, R * K), transposed(ctx, format, R * K),
           scales(ctx, Dtype::kFp32, scale_inv_elems(of, R, K)),
           transposed_scales(ctx, Dtype::kFp32, scale_inv_elems(of, K, R)), granularity(of) {
         on_both<QuantizeArgs>(ctx, ops::quantize, cpu::quantize, [&](Side side) {
             QuantOut quant{.rowwise = codes.on(side), .transposed = transposed.on(side), .granularity = of,
-                           .scaling = scaling, .slot = static_cast<Fp8Slot*>(slot.on(side).data)};
+                           .scaling = scaling, .entry = static_cast<ScaleEntry*>(entry.on(side).data)};
             if (of != Granularity::kTensor) {
                 quant.rowwise_scale_inv = scales.on(side);
                 quant.transposed_scale_inv = transposed_scales.on(side);
@@ -86,7 +86,7 @@ struct CastOperand {
         });
     }
     Tensor scale_inv(Side side) {
-        return granularity == Granularity::kTensor ? slot.on(side).slice(0, 1) : scales.on(side);
+        return granularity == Granularity::kTensor ? entry.on(side).slice(0, 1) : scales.on(side);
     }
 };
 
@@ -96,7 +96,7 @@ std::string fp8_matmul_error(Ctx& ctx, const RecipeRow& row, bool wgrad) {
     CastOperand a(ctx, row.scaling, wgrad ? row.dy : row.x, wgrad ? row.dy_format : Dtype::kE4m3, M, K, 1);
     CastOperand b(ctx, row.scaling, wgrad ? row.x : row.weight, Dtype::kE4m3, N, K, 2);
     for (CastOperand* operand : {&a, &b})
-        for (TwoTensors* cast : {&operand->codes, &operand->transposed, &operand->slot, &operand->scales,
+        for (TwoTensors* cast : {&operand->codes, &operand->transposed, &operand->entry, &operand->scales,
                                  &operand->transposed_scales})
             if (const std::string wrong = cast->difference("a cast to FP8", kEqual); !wrong.empty()) return wrong;
     TwoTensors result(ctx, wgrad ? Dtype::kFp32 : Dtype::kBf16, M * N, 3);

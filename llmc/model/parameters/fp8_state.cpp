@@ -10,7 +10,7 @@
 
 namespace {
 
-constexpr int64_t kSlotWords = sizeof(Fp8Slot) / 4, kCountWords = sizeof(Fp8Counts) / 4;
+constexpr int64_t kEntryWords = sizeof(ScaleEntry) / 4, kCountWords = sizeof(Fp8Counts) / 4;
 constexpr int64_t kBinBytes = kScaleBins * int64_t{sizeof(uint64_t)};   // of a tensor
 
 template <typename T> std::vector<T> read_back(Ctx& ctx, const void* device_memory, int64_t count) {
@@ -35,11 +35,11 @@ Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& 
     const int64_t count = plan_.fp8_linears();
     if (count == 0) return;
     const int64_t all = kFp8Roles * count;
-    // The block amaxes are directly behind the slots, so that one all-reduce covers both.
+    // The block amaxes are directly behind the entries, so that one all-reduce covers both.
     const int64_t blocks = sharded_ ? count_blocks(layout) : 0;
-    const Tensor shared = arena.take(Purpose::kFp8, Dtype::kInt32, all * kSlotWords + blocks);
-    slots_ = shared.slice(0, all * kSlotWords);
-    block_amaxes_ = shared.slice(all * kSlotWords, blocks);
+    const Tensor shared = arena.take(Purpose::kFp8, Dtype::kInt32, all * kEntryWords + blocks);
+    entries_ = shared.slice(0, all * kEntryWords);
+    block_amaxes_ = shared.slice(all * kEntryWords, blocks);
     counts_ = arena.take(Purpose::kFp8, Dtype::kInt32, all * kCountWords);
     monitor_ = arena.take(Purpose::kFp8, Dtype::kInt32, 1);
     if (plan_.row().x != Granularity::kTensor && config.fp8_stats_interval > 0)
@@ -60,7 +60,7 @@ Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& 
     for (int role = 0; role < kFp8Roles; role++)
         for (const LinearPlan& linear : plan_.linears)
             if (linear.fp8) tensor_names_.push_back(linear.name + "." + fp8_role_name(static_cast<Fp8Role>(role)));
-    // The slot of a weight depends on the total number of linears.
+    // The entry of a weight depends on the total number of linears.
     for (Fp8Linear& linear : linears_) {
         linear.weight = operand_of(linear, Fp8Role::kWeight, linear.weight, linear.out, linear.in);
         linear.weight_transposed =
@@ -122,12 +122,12 @@ Granularity Fp8State::granularity_of(Fp8Role role) const {
     return role == Fp8Role::kX ? plan_.row().x : plan_.row().dy;
 }
 
-static_assert(offsetof(Fp8Slot, scale_inv) == 0);   // a slot's address is that of the scale_inv of its tensor
+static_assert(offsetof(ScaleEntry, scale_inv) == 0);   // a scale entry's address is that of the scale_inv of its tensor
 Fp8Operand Fp8State::operand_of(const Fp8Linear& linear, Fp8Role role, const Fp8Operand& memory, int64_t R,
                                 int64_t K) const {
     const Tensor data = memory.data.slice(0, R * K);
     if (memory.granularity == Granularity::kTensor)
-        return {data, {slots() + id(linear, role), Dtype::kFp32, 1}, memory.granularity};
+        return {data, {entries() + id(linear, role), Dtype::kFp32, 1}, memory.granularity};
     return {data, memory.scale_inv.slice(0, scale_inv_elems(memory.granularity, R, K)), memory.granularity};
 }
 
@@ -157,7 +157,7 @@ uint32_t Fp8State::event(int tensor) const {
 std::string Fp8State::first_nonfinite(const void* host) const {
     if (!on()) return "";
     uint32_t first;
-    std::memcpy(&first, static_cast<const char*>(host) + slots_.bytes() + counts_.bytes(), sizeof first);
+    std::memcpy(&first, static_cast<const char*>(host) + entries_.bytes() + counts_.bytes(), sizeof first);
     if (first == UINT32_MAX) return "";
     const uint32_t all = static_cast<uint32_t>(tensors());
     const int tensor = step_order(static_cast<int>(first % all));
@@ -172,7 +172,7 @@ void Fp8State::initialise(Ctx& ctx) {
     device::fill_bytes(ctx, counts_.data, 0, counts_.bytes());
     device::fill_bytes(ctx, monitor_.data, 0xff, monitor_.bytes());
     device::fill_bytes(ctx, flat_weights_.data, 0, flat_weights_.bytes());   // the gaps
-    write_out(ctx, slots_.data, std::vector<Fp8Slot>(static_cast<size_t>(tensors()), Fp8Slot{1.0f, 1.0f, 0, 0}));
+    write_out(ctx, entries_.data, std::vector<ScaleEntry>(static_cast<size_t>(tensors()), {1.0f, 1.0f, 0, 0}));
     if (!plan_.row().history) return;
     device::fill_bytes(ctx, history_.data, 0, history_.bytes());
     device::fill_bytes(ctx, updates_.data, 0, updates_.bytes());
@@ -185,7 +185,7 @@ void Fp8State::initialise(Ctx& ctx) {
 void Fp8State::begin_step(Ctx& ctx, bool count) {
     if (!on()) return;
     counting_ = count;
-    ops::fp8_clear(ctx, {.slots = slots(), .count = first_weight(), .step = true});
+    ops::fp8_clear(ctx, {.entries = entries(), .count = first_weight(), .step = true});
     device::fill_bytes(ctx, monitor_.data, 0xff, monitor_.bytes());
     if (!count) return;
     device::fill_bytes(ctx, counts_.data, 0, counts_.bytes());
@@ -199,7 +199,7 @@ void Fp8State::begin_micro_batch(Ctx& ctx, int64_t number, Fp8Phase phase) {
     // With tensorwise current scaling each micro-batch needs its own amaxes; delayed scaling collects them until the
     // update.
     const bool current = plan_.row().scaling == Scaling::kCurrent && plan_.row().x == Granularity::kTensor;
-    if (current || uncalibrated_pass()) ops::fp8_clear(ctx, {.slots = slots(), .count = first_weight()});
+    if (current || uncalibrated_pass()) ops::fp8_clear(ctx, {.entries = entries(), .count = first_weight()});
 }
 
 QuantOut Fp8State::quant_out(const ProduceArgs& args) const {
@@ -212,7 +212,7 @@ QuantOut Fp8State::quant_out(const ProduceArgs& args) const {
             .transposed = args.to.transposed.data,
             .granularity = granularity,
             .scaling = blocks ? Scaling::kDelayed : per_tensor,
-            .slot = slots() + tensor,
+            .entry = entries() + tensor,
             .rowwise_scale_inv = blocks ? args.to.rowwise.scale_inv : Tensor{},
             .transposed_scale_inv = blocks ? args.to.transposed.scale_inv : Tensor{},
             .record = training,
@@ -245,7 +245,7 @@ void Fp8State::produce(Ctx& ctx, const ProduceArgs& args, const Producer& run) {
     // Current scaling: a first pass records the amax, unless forward has recorded it for a recomputation; a second pass
     // casts.
     QuantOut amax;
-    amax.slot = quant.slot;
+    amax.entry = quant.entry;
     amax.record = !args.recompute;
     amax.first_nonfinite = quant.first_nonfinite;
     amax.event = quant.event;
@@ -258,13 +258,13 @@ void Fp8State::produce(Ctx& ctx, const ProduceArgs& args, const Producer& run) {
 Fp8State::Amaxes Fp8State::amaxes() const {
     if (!on()) return {};
     const int first = plan_.row().history ? 0 : first_weight();
-    return {.values = reinterpret_cast<uint32_t*>(slots() + first),
-            .count = (tensors() - first) * kSlotWords + block_amaxes_.elems};
+    return {.values = reinterpret_cast<uint32_t*>(entries() + first),
+            .count = (tensors() - first) * kEntryWords + block_amaxes_.elems};
 }
 
 void Fp8State::update_scales(Ctx& ctx, int begin, int count, const StepState* state) {
     const int64_t length = config_.fp8_amax_history_len;
-    ops::fp8_update(ctx, {.slots = slots() + begin, .history = history_.as<float>() + begin * length,
+    ops::fp8_update(ctx, {.entries = entries() + begin, .history = history_.as<float>() + begin * length,
                           .updates = updates_.as<int32_t>() + begin, .largest = largest_.as<float>() + begin,
                           .count = count, .length = length, .interval = config_.fp8_interval,
                           .most_recent = config_.fp8_amax_compute_algo == AmaxAlgo::kMostRecent, .state = state});
@@ -281,9 +281,9 @@ void Fp8State::finish_calibration(Ctx& ctx) {
 
 // ---- weights
 
-Fp8Slot* Fp8State::weight_slot(int param) const {
+ScaleEntry* Fp8State::weight_entry(int param) const {
     const Fp8Linear* linear = linear_of_param(param);
-    return linear ? slots() + id(*linear, Fp8Role::kWeight) : nullptr;
+    return linear ? entries() + id(*linear, Fp8Role::kWeight) : nullptr;
 }
 
 // Null if this weight has no block amaxes to all-reduce.
@@ -295,14 +295,14 @@ uint32_t* Fp8State::block_amaxes_of(const Fp8Linear& linear) const {
 
 void Fp8State::clear_weight_amax(Ctx& ctx, const StepState* state) {
     if (!on()) return;
-    ops::fp8_clear(ctx, {.slots = slots() + first_weight(), .count = tensors() - first_weight(), .step = true,
+    ops::fp8_clear(ctx, {.entries = entries() + first_weight(), .count = tensors() - first_weight(), .step = true,
                          .state = state});
     // The block amaxes are cleared in any case: after a skipped step they are recorded again from the same masters.
     device::fill_bytes(ctx, block_amaxes_.data, 0, block_amaxes_.bytes());
 }
 
 void Fp8State::record_amax(Ctx& ctx, int param, const Tensor& shard) {
-    if (Fp8Slot* slot = weight_slot(param)) ops::amax(ctx, {.slot = slot, .in = shard});
+    if (ScaleEntry* entry = weight_entry(param)) ops::amax(ctx, {.entry = entry, .in = shard});
 }
 
 void Fp8State::record_block_amaxes(Ctx& ctx, int param, int64_t begin, const Tensor& shard) {
@@ -324,7 +324,7 @@ void Fp8State::quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& 
                          .transposed = linear.weight_transposed.data,
                          .granularity = row.weight,
                          .scaling = row.scaling,
-                         .slot = slots() + tensor,
+                         .entry = entries() + tensor,
                          .rowwise_scale_inv = blocks ? linear.weight.scale_inv : Tensor{},
                          .transposed_scale_inv = blocks ? linear.weight_transposed.scale_inv : Tensor{},
                          .counts = counts_of(tensor),
@@ -337,7 +337,7 @@ void Fp8State::quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& 
 void Fp8State::prepare_shards(Ctx& ctx, const StepState* state) {
     if (!sharded_) return;
     if (plan_.row().weight == Granularity::kTensor) {
-        ops::fp8_scales(ctx, {.slots = slots() + first_weight(), .count = tensors() - first_weight(),
+        ops::fp8_scales(ctx, {.entries = entries() + first_weight(), .count = tensors() - first_weight(),
                                .scaling = plan_.row().scaling, .format = plan_.weight_format, .state = state});
         return;
     }
@@ -356,7 +356,7 @@ void Fp8State::quantize_shard(Ctx& ctx, int param, int64_t begin, const Tensor& 
     const Fp8Linear& linear = *linear_of_param(param);
     const uint32_t* blocks = block_amaxes_of(linear);
     ops::quantize_run(ctx, {.out = bytes, .in = shard, .begin = begin, .R = linear.out, .C = linear.in,
-                            .slot = blocks ? nullptr : weight_slot(param),
+                            .entry = blocks ? nullptr : weight_entry(param),
                             .block_amaxes = blocks, .counts = counts_of(id(linear, Fp8Role::kWeight))});
 }
 
@@ -374,16 +374,17 @@ void Fp8State::count_weight_scales(Ctx& ctx, const Fp8Linear& linear) const {
 Fp8State::Histories Fp8State::histories(Ctx& ctx) const {
     Histories found{.scales = {}, .updates = read_back<int32_t>(ctx, updates_.data, updates_.elems),
                     .amax_bits = read_back<uint32_t>(ctx, history_.data, history_.elems), .calibrated = calibrated_};
-    for (const Fp8Slot& slot : read_back<Fp8Slot>(ctx, slots_.data, tensors())) found.scales.push_back(slot.scale);
+    for (const ScaleEntry& entry : read_back<ScaleEntry>(ctx, entries_.data, tensors()))
+        found.scales.push_back(entry.scale);
     return found;
 }
 
 void Fp8State::set_histories(Ctx& ctx, const Histories& histories) {
     CHECK(static_cast<int>(histories.updates.size()) == tensors()
           && static_cast<int64_t>(histories.amax_bits.size()) == history_.elems, "histories do not match the FP8 plan");
-    std::vector<Fp8Slot> slots;
-    for (float scale : histories.scales) slots.push_back({1.0f / scale, scale, 0, 0});
-    write_out(ctx, slots_.data, slots);
+    std::vector<ScaleEntry> entries;
+    for (float scale : histories.scales) entries.push_back({1.0f / scale, scale, 0, 0});
+    write_out(ctx, entries_.data, entries);
     write_out(ctx, history_.data, histories.amax_bits);
     write_out(ctx, updates_.data, histories.updates);
     calibrated_ = histories.calibrated;
@@ -392,13 +393,13 @@ void Fp8State::set_histories(Ctx& ctx, const Histories& histories) {
 // ---- reports
 
 int64_t Fp8State::report_bytes() const {
-    return slots_.bytes() + counts_.bytes() + monitor_.bytes() + scale_bins_.bytes();
+    return entries_.bytes() + counts_.bytes() + monitor_.bytes() + scale_bins_.bytes();
 }
 
 void Fp8State::copy_report(Ctx& ctx, void* host) const {
     if (!on()) return;
     char* to = static_cast<char*>(host);
-    for (const Tensor* part : {&slots_, &counts_, &monitor_}) {
+    for (const Tensor* part : {&entries_, &counts_, &monitor_}) {
         device::copy_to_host(ctx, to, part->data, part->bytes());
         to += part->bytes();
     }
@@ -406,12 +407,12 @@ void Fp8State::copy_report(Ctx& ctx, void* host) const {
 }
 
 std::vector<Fp8State::TensorReport> Fp8State::read_report(const void* host) const {
-    const char* const counts = static_cast<const char*>(host) + slots_.bytes();
+    const char* const counts = static_cast<const char*>(host) + entries_.bytes();
     const char* const bins = counts + counts_.bytes() + monitor_.bytes();
     std::vector<TensorReport> reports;
     for (int i = 0; i < tensors(); i++) {
         TensorReport report{tensor_names_[static_cast<size_t>(i)], plan_.format(role_of(i)), {}, {}, {}};
-        std::memcpy(&report.slot, static_cast<const Fp8Slot*>(host) + i, sizeof(Fp8Slot));
+        std::memcpy(&report.entry, static_cast<const ScaleEntry*>(host) + i, sizeof(ScaleEntry));
         std::memcpy(&report.counts, counts + i * int64_t{sizeof(Fp8Counts)}, sizeof(Fp8Counts));
         if (scale_bins_) {
             report.scale_bins.resize(kScaleBins);
@@ -425,7 +426,7 @@ std::vector<Fp8State::TensorReport> Fp8State::read_report(const void* host) cons
 void Fp8State::merge_report(void* host, const void* other) const {
     char* to = static_cast<char*>(host);
     const char* from = static_cast<const char*>(other);
-    merge_values<Fp8Slot>(to, from, slots_.bytes(), [](Fp8Slot& mine, const Fp8Slot& theirs) {
+    merge_values<ScaleEntry>(to, from, entries_.bytes(), [](ScaleEntry& mine, const ScaleEntry& theirs) {
         mine.amax_bits = std::max(mine.amax_bits, theirs.amax_bits);
         mine.step_amax_bits = std::max(mine.step_amax_bits, theirs.step_amax_bits);
     });

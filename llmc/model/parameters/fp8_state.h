@@ -87,9 +87,9 @@ public:
     void produce(Ctx& ctx, const ProduceArgs& args, const Producer& run);
     // Computes new scales from the amaxes of the step; does nothing if state->skip.
     void update(Ctx& ctx, const StepState* state);
-    // The words to all-reduce (max) over the ranks before new scales are computed: the slots of all tensors if the
-    // recipe has histories, else those of the weights, and the block amaxes. The scales in a slot are equal on all
-    // ranks, so that only the amaxes change. May be empty.
+    // The words to all-reduce (max) over the ranks before new scales are computed: the entries of all tensors if the
+    // recipe has histories, else those of the weights, and the block amaxes. Scales are equal on all ranks, so that
+    // only the amaxes change. May be empty.
     struct Amaxes {
         uint32_t* values = nullptr;
         int64_t count = 0;
@@ -99,7 +99,7 @@ public:
     // ---- weights. `shard`: elements [begin, begin + n) of a parameter's fp32 master
     // Clears the amaxes of the weights unless state->skip; state may be null.
     void clear_weight_amax(Ctx& ctx, const StepState* state);
-    Fp8Slot* weight_slot(int param) const;   // where AdamW records the amax; null if the parameter is not in FP8
+    ScaleEntry* weight_entry(int param) const;   // where AdamW records the amax; null if the parameter is not in FP8
     // Records the amax of a shard as AdamW does in a step.
     void record_amax(Ctx& ctx, int param, const Tensor& shard);
     // Records the amaxes of the scale blocks of a shard, if weights are sharded and scales are per block.
@@ -143,7 +143,7 @@ public:
     struct TensorReport {
         std::string name;   // "3.down.dy"
         Dtype format;
-        Fp8Slot slot;
+        ScaleEntry entry;
         Fp8Counts counts;   // zeros unless begin_step was called with `count`
         std::vector<uint64_t> scale_bins;   // likewise; see CountScalesArgs. Empty with one scale per tensor.
     };
@@ -177,7 +177,7 @@ private:
     int first_weight() const { return static_cast<int>(Fp8Role::kWeight) * static_cast<int>(linears_.size()); }
     // Uses current scaling whatever the recipe, because there are no delayed scales yet.
     bool uncalibrated_pass() const { return phase_ != Fp8Phase::kTraining && needs_calibration(); }
-    Fp8Slot* slots() const { return static_cast<Fp8Slot*>(slots_.data); }
+    ScaleEntry* entries() const { return static_cast<ScaleEntry*>(entries_.data); }
     Granularity granularity_of(Fp8Role role) const;
     void take_weights(const LinearPlan& linear, const FlatLayout& layout, const LayerBuffers* layer_buffers,
                       Arena& arena);
@@ -197,9 +197,9 @@ private:
     std::vector<int> by_plan_;       // by linear of the plan: its number in linears_, -1: BF16
     std::vector<std::string> tensor_names_;
     const bool sharded_;             // and some weights are stored in FP8 only
-    Tensor slots_, counts_, monitor_;   // Fp8Slot (tensors), Fp8Counts (tensors), uint32 (1)
+    Tensor entries_, counts_, monitor_;   // ScaleEntry (tensors), Fp8Counts (tensors), uint32 (1)
     Tensor scale_bins_;                 // uint64 (tensors, kScaleBins); only of block scales that are reported
-    Tensor block_amaxes_;               // uint32, directly behind slots_: of the blocks of gathered weights
+    Tensor block_amaxes_;               // uint32, directly behind entries_: of the blocks of gathered weights
     std::vector<int64_t> first_block_;  // by FP8 linear
     Tensor history_, updates_, largest_;
     Tensor flat_weights_;

@@ -20,7 +20,7 @@ public:
     void set_pass_follows(bool follows) { pass_follows_ = follows; }
 
     // The decoder's calls around each layer, as ParamStore describes them. In forward before_layer makes ctx wait until
-    // the layer's weights are gathered; in backward after_layer of the layer above does.
+    // the layer's weights are gathered; in backward after_layer of the layer above does, if there is one.
     void before_layer(Ctx& ctx, int layer, Pass pass);
     void after_layer(Ctx& ctx, int layer, Pass pass);
     // Makes ctx wait for everything that was enqueued on the side stream.

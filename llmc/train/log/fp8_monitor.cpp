@@ -19,8 +19,8 @@ double share(unsigned long long part, unsigned long long whole) {
     return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0.0;
 }
 
-float amax_of(const Fp8Slot& slot) {
-    return std::bit_cast<float>(std::max(slot.amax_bits, slot.step_amax_bits));
+float amax_of(const ScaleEntry& entry) {
+    return std::bit_cast<float>(std::max(entry.amax_bits, entry.step_amax_bits));
 }
 
 std::string linear_of(const std::string& tensor) { return tensor.substr(0, tensor.rfind('.')); }
@@ -91,8 +91,9 @@ void Fp8Monitor::report(RunLog& log, const Fp8State& state, const StagedStep& st
     std::vector<Fp8TensorRecord> records;
     for (const auto& r : reports) {
         const std::optional<BlockScales> blocks = block_scales_of(r.scale_bins, r.format);
-        records.push_back({.name = r.name, .format = dtype_name(r.format), .amax = static_cast<double>(amax_of(r.slot)),
-                           .scale = blocks ? blocks->median : static_cast<double>(r.slot.scale),
+        records.push_back({.name = r.name, .format = dtype_name(r.format),
+                           .amax = static_cast<double>(amax_of(r.entry)),
+                           .scale = blocks ? blocks->median : static_cast<double>(r.entry.scale),
                            .block_scales = blocks,
                            .saturated = share(r.counts.saturated, r.counts.elems),
                            .flushed = share(r.counts.flushed, r.counts.elems),

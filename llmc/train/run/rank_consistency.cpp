@@ -33,7 +33,7 @@ void check_scales(Comm& comm, const Fp8State& state, const void* fp8_report, int
     for (const Fp8State::TensorReport& report : state.read_report(fp8_report)) {
         if (!is_reused(state, report.name)) continue;
         names.push_back(report.name);
-        mine += bytes_of(report.slot.scale);
+        mine += bytes_of(report.entry.scale);
     }
     Xxh3 hash;
     hash.update(mine.data(), static_cast<int64_t>(mine.size()));
