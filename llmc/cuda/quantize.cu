@@ -184,7 +184,8 @@ TileOut tile_out(const QuantOut& quant, const Tensor& out, int64_t N, int64_t C,
           (long long)C);
     CHECK(!quant.transposed || N % 16 == 0, "%s: %lld rows transposed, not a multiple of 16", op, (long long)N);
     const bool tensor = quant.granularity == Granularity::kTensor;
-    CHECK(quant.entry != nullptr || !(quant.record || (quant.copies() && tensor)), "%s: quantized without an entry", op);
+    CHECK(quant.entry != nullptr || !(quant.record || (quant.copies() && tensor)), "%s: quantized without an entry",
+          op);
     const Dtype format = quant.rowwise ? quant.rowwise.dtype : quant.transposed.dtype;
     if (quant.rowwise) expect(quant.rowwise, format, N * C, op);
     if (quant.transposed) expect(quant.transposed, format, N * C, op);

@@ -61,7 +61,7 @@ RopeArgs Attention::rope_args(Tensor qkv, const DeviceBatch& batch, const QuantO
 // Computes Q, K and V from x, with qk-norm.
 void Attention::project(Ctx& ctx, int layer, const LinearOperand& x, Tensor out, int64_t N) {
     if (!config_.qk_norm) return linear_forward(ctx, qkv(layer), out, x, N);
-    const BlockParams& p = model_.block(layer);
+    const LayerParams& p = model_.params_of(layer);
     const Tensor raw = buffers_.at(kQkvRaw, layer, N);
     linear_forward(ctx, qkv(layer), raw, x, N);
     ops::qk_norm_forward(ctx, {.out = out, .rstd = buffers_.at(kQkRstd, layer, N), .in = raw,
@@ -215,7 +215,7 @@ void Attention::part_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv, con
 
 void Attention::qk_norm_backward(Ctx& ctx, int layer, Tensor dqkv, const DeviceBatch& batch, const QuantOut& quant) {
     Arena::Scope scope(ctx, model_.arena);
-    const BlockParams& p = model_.block(layer);
+    const LayerParams& p = model_.params_of(layer);
     const int64_t N = batch.rows(), HS = config_.kv_channels;
     ops::qk_norm_backward(ctx, {.dqkv = dqkv, .dq_weight = model_.grad(p.q_norm), .dk_weight = model_.grad(p.k_norm),
                                 .scratch = model_.scratch(model_.stat, 2 * kPartialRows * HS),

@@ -3,7 +3,7 @@
 Linear ModelContext::linear(int layer, LinearKind kind) const {
     int w = table.head, bias = -1;
     if (kind != LinearKind::kHead) {
-        const BlockParams& p = block(layer);
+        const LayerParams& p = params_of(layer);
         const int weights[] = {p.qkv_weight, p.proj_weight, p.up_weight, p.down_weight};
         const int biases[] = {p.qkv_bias, p.proj_bias, p.up_bias, p.down_bias};
         w = weights[static_cast<int>(kind)], bias = biases[static_cast<int>(kind)];

@@ -94,7 +94,7 @@ public:
     // Empty for a parameter that the model does not have (-1). See ParamStore for when they are valid.
     Tensor weight(int param) const { return param < 0 ? Tensor{} : store->weight(param); }
     Tensor grad(int param) const { return param < 0 ? Tensor{} : store->grad(param); }
-    const BlockParams& block(int layer) const { return table.blocks[static_cast<size_t>(layer)]; }
+    const LayerParams& params_of(int layer) const { return table.layers[static_cast<size_t>(layer)]; }
     Linear linear(int layer, LinearKind kind) const;
     int head_layer() const { return static_cast<int>(config.num_layers); }
 

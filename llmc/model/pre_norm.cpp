@@ -17,7 +17,7 @@ NormLayer PreNorm::layer_of(int layer, int64_t N) const {
     const Tensor mean = buffers_.at(kMean, layer, N), rstd = buffers_.at(kRstd, layer, N);
     if (reader_ == LinearKind::kHead)
         return {model_.table.final_norm_weight, model_.table.final_norm_bias, mean, rstd};
-    const BlockParams& p = model_.block(layer);
+    const LayerParams& p = model_.params_of(layer);
     if (reader_ == LinearKind::kQkv) return {p.norm1_weight, p.norm1_bias, mean, rstd};
     return {p.norm2_weight, p.norm2_bias, mean, rstd};
 }

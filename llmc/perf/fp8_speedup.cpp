@@ -82,8 +82,8 @@ std::string fp8_speedup_text(const Config& config, const ParamTable& table, cons
                  ll(config.micro_batch_size * config.part_length()));
     text += strf("  %-7s %10s %10s %9s %9s %9s %7s\n", "linear", "out", "in", "in FP8", "BF16 ms", "FP8 ms", "speedup");
     LinearSpeedup sum;
-    for (size_t k = 0; k <= kLinearsPerBlock; k++) {
-        const LinearPlan& first = k < kLinearsPerBlock ? plan.linears[k] : plan.linears.back();
+    for (size_t k = 0; k <= kLinearsPerLayer; k++) {
+        const LinearPlan& first = k < kLinearsPerLayer ? plan.linears[k] : plan.linears.back();
         const LinearSpeedup one = predict_speedup(config, plan, first);
         int count = 0, fp8 = 0;
         for (const LinearPlan& linear : plan.linears) {

@@ -300,7 +300,8 @@ TEST_CASE("gpu comm ops: fp8_scales") {
                 c.add("state", Kind::kFixed, tensor_of(state));
                 c.run_same_types(cuda::fp8_scales, cpu::fp8_scales, [&](auto view) {
                     return Fp8ScalesArgs{.entries = object_in<ScaleEntry>(view("entries")), .count = 299,
-                                          .scaling = scaling, .format = format, .state = object_in<const StepState>(view("state"))};
+                                          .scaling = scaling, .format = format,
+                                          .state = object_in<const StepState>(view("state"))};
                 });
                 CHECK(c.on_gpu("entries").same_bits(c.on_cpu("entries")));
                 CHECK_EQ(c.on_gpu("entries").same_bits(entries), skip == 1);

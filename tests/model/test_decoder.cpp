@@ -292,7 +292,7 @@ TEST_CASE("documents: gradients agree with central differences in double") {
     TestModel model(config);
     const std::vector<int32_t> tokens = text_with_documents(7), next = text_with_documents(8);
     model.set_batch(tokens, next);
-    const BlockParams& block = model.table.blocks[0];
+    const LayerParams& block = model.table.layers[0];
     for (int p : {block.qkv_weight, block.norm1_weight, model.table.wte}) model.check_differences(p, 8);
 }
 #endif

@@ -170,7 +170,7 @@ TEST_CASE("fp8: a non-finite step is reported and skipped, and changes neither s
         const auto weights = fp8_weights(model);
         const std::string state = state_text(model);
         // The norm before block 1's up projection becomes infinite.
-        const int norm = model.table.blocks[1].norm2_weight;
+        const int norm = model.table.layers[1].norm2_weight;
         bf16& weight = model.weight_element<bf16>(norm, 5);
         const bf16 good = weight;
         weight = bf16(INFINITY);

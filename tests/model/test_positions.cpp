@@ -154,7 +154,7 @@ TEST_CASE("restarted positions: gradients agree with central differences in doub
         const Packed packed({5, 1, 6, 9, 3}, shape.vocab_size);
         TestModel model(config);
         model.set_batch(packed.tokens, packed.targets);
-        const BlockParams& block = model.table.blocks[0];
+        const LayerParams& block = model.table.layers[0];
         for (int p : {block.qkv_weight, model.table.wte, model.table.wpe})
             if (p >= 0) model.check_differences(p, 8);
     }

@@ -19,7 +19,7 @@ struct Placed {
           layout(table, plan, bytes, Buckets::unit(ranks)), buckets(layout, ranks),
           placement(shared_placement(buckets, table, config.overlap)) {}
     const ParamGroup& bucket(size_t b) const { return buckets.all()[b]; }
-    int head() const { return static_cast<int>(table.blocks.size()); }
+    int head() const { return static_cast<int>(table.layers.size()); }
 };
 
 // The layers whose backward writes a gradient of the bucket, the last of which completes it.

@@ -308,7 +308,7 @@ TEST_CASE("grad comm dtypes: a non-finite gradient on one rank skips the step on
         auto corrupt = [](TestModel& model, int step) {
             if (model.comm.world().rank != 1 || step != 1) return;
             store.emplace(model).gradients_ready = [&model](int layer) {
-                const Tensor grad = model.trainer->decoder().grad(model.table.blocks[1].up_weight);
+                const Tensor grad = model.trainer->decoder().grad(model.table.layers[1].up_weight);
                 if (layer == 1) device::fill_bytes(model.ctx, grad.data, 0xff, grad.bytes());
             };
         };

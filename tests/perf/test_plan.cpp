@@ -146,7 +146,7 @@ TEST_CASE("plan: a bias gradient in BF16 costs the additional time of the kernel
         const Fp8Plan recipe = fp8_plan_of(config, make_param_table(config.shape));
         return predict_speedup(config, recipe, recipe.linears[linear]).speedup();
     };
-    for (size_t i = 0; i < kLinearsPerBlock; i++)
+    for (size_t i = 0; i < kLinearsPerLayer; i++)
         CHECK(speedup(fp8, i) > speedup(joined(fp8, {"--disable-bias-linear"}), i));
 }
 

@@ -38,7 +38,7 @@ public:
 
 private:
     void look(int param) const {
-        const bool tied_head = param == table_.head && open_.count(static_cast<int>(table_.blocks.size()));
+        const bool tied_head = param == table_.head && open_.count(static_cast<int>(table_.layers.size()));
         closed_reads += !tied_head && !open_.count(table_.layer_of(param));
     }
 

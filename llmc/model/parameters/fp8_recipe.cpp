@@ -136,7 +136,8 @@ void require_alignment(const Config& c, const Fp8Plan& plan) {
             ll(kAlignment), list_text(wrong, "; ").c_str());
 }
 
-// The chunks of an FP8 head are quantized one by one, so each must have whole blocks of tokens for the weight gradient.
+// The chunks of an FP8 head are quantized one by one, so each must have whole scale blocks of tokens for the weight
+// gradient.
 void require_chunks_fit(const Config& c, const Fp8Plan& plan) {
     const int64_t unit = plan.row().x == Granularity::kTensor ? kAlignment : kScaleBlock;
     REQUIRE(!plan.linears.back().fp8 || c.loss_chunk % unit == 0, "--loss-chunk %lld with an LM head in FP8 "
@@ -193,13 +194,13 @@ int64_t Fp8Plan::fp8_linears() const {
 Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table, const Fp8SpeedupOf& speedup_of) {
     Fp8Plan plan;
     plan.recipe = config.fp8_recipe;
-    for (size_t l = 0; l < table.blocks.size(); l++) {
-        const BlockParams& b = table.blocks[l];
-        const int weights[kLinearsPerBlock] = {b.qkv_weight, b.proj_weight, b.up_weight, b.down_weight};
-        for (int k = 0; k < kLinearsPerBlock; k++)
+    for (size_t l = 0; l < table.layers.size(); l++) {
+        const LayerParams& p = table.layers[l];
+        const int weights[kLinearsPerLayer] = {p.qkv_weight, p.proj_weight, p.up_weight, p.down_weight};
+        for (int k = 0; k < kLinearsPerLayer; k++)
             plan.linears.push_back(linear_of(table, static_cast<int>(l), static_cast<LinearKind>(k), weights[k]));
     }
-    plan.linears.push_back(linear_of(table, static_cast<int>(table.blocks.size()), LinearKind::kHead, table.head));
+    plan.linears.push_back(linear_of(table, static_cast<int>(table.layers.size()), LinearKind::kHead, table.head));
     if (!plan.on()) {
         for (LinearPlan& linear : plan.linears) keep_in_bf16(linear, "--fp8-recipe none");
         return plan;
@@ -240,11 +241,11 @@ std::string scales_text(const Fp8Plan& plan, const Config& c) {
                 c.fp8_interval == 1 ? "step" : strf("%lld steps", ll(c.fp8_interval)).c_str());
 }
 
-// The precision of a block's linears: "qkv up in FP8 | proj down in BF16 (why)".
-std::string block_text(const LinearPlan* linears) {
+// The precision of a layer's linears: "qkv up in FP8 | proj down in BF16 (why)".
+std::string precision_text(const LinearPlan* linears) {
     std::string fp8;
     std::vector<std::pair<std::string, std::string>> bf16;   // reason, names
-    for (int k = 0; k < kLinearsPerBlock; k++) {
+    for (int k = 0; k < kLinearsPerLayer; k++) {
         const std::string name = linear_kind_name(linears[k].kind);
         if (linears[k].fp8) {
             fp8 += (fp8.empty() ? "" : " ") + name;
@@ -264,24 +265,24 @@ std::string labelled(const std::string& label, const std::string& text) {
     return strf("  %-15s %s\n", label.c_str(), text.c_str());
 }
 
-// The different block_texts, each with "layer 0" or "layers 1-3", the layers that have it.
-std::vector<std::pair<std::string, std::string>> kinds_of_blocks(const Fp8Plan& plan) {
+// The different precision_texts, each with "layer 0" or "layers 1-3", the layers that have it.
+std::vector<std::pair<std::string, std::string>> kinds_of_layers(const Fp8Plan& plan) {
     std::vector<std::pair<std::string, std::vector<int>>> kinds;
-    for (size_t i = 0; i + kLinearsPerBlock < plan.linears.size(); i += kLinearsPerBlock) {
-        const std::string block = block_text(&plan.linears[i]);
-        auto known = std::find_if(kinds.begin(), kinds.end(), [&](auto& k) { return k.first == block; });
-        if (known == kinds.end()) known = kinds.insert(kinds.end(), {block, {}});
+    for (size_t i = 0; i + kLinearsPerLayer < plan.linears.size(); i += kLinearsPerLayer) {
+        const std::string text = precision_text(&plan.linears[i]);
+        auto known = std::find_if(kinds.begin(), kinds.end(), [&](auto& k) { return k.first == text; });
+        if (known == kinds.end()) known = kinds.insert(kinds.end(), {text, {}});
         known->second.push_back(plan.linears[i].layer);
     }
     std::vector<std::pair<std::string, std::string>> named;
-    for (const auto& [block, layers] : kinds)
-        named.emplace_back((layers.size() == 1 ? "layer " : "layers ") + ranges_text(layers), block);
+    for (const auto& [text, layers] : kinds)
+        named.emplace_back((layers.size() == 1 ? "layer " : "layers ") + ranges_text(layers), text);
     return named;
 }
 
 std::string layers_text(const Fp8Plan& plan) {
     std::string text;
-    for (const auto& [layers, block] : kinds_of_blocks(plan)) text += labelled(layers, block);
+    for (const auto& [layers, precision] : kinds_of_layers(plan)) text += labelled(layers, precision);
     const LinearPlan& head = plan.linears.back();
     return text + labelled("head", head.fp8 ? "FP8" : "BF16 (" + head.reason + ")");
 }
@@ -322,7 +323,7 @@ std::string fp8_attention_error(const DeviceInfo& device) {
 
 std::string fp8_linears_text(const Fp8Plan& plan) {
     std::string text;
-    for (const auto& [layers, block] : kinds_of_blocks(plan)) text += layers + ": " + block + "; ";
+    for (const auto& [layers, precision] : kinds_of_layers(plan)) text += layers + ": " + precision + "; ";
     return text + "head " + (plan.linears.back().fp8 ? "FP8" : "BF16");
 }
 

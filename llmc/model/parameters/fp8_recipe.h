@@ -27,7 +27,7 @@ std::span<const RecipeRow> recipe_rows();
 const RecipeRow& recipe_row(Fp8Recipe recipe);   // kNone has no row
 
 enum class LinearKind : uint8_t { kQkv, kProj, kUp, kDown, kHead };
-inline constexpr int kLinearsPerBlock = 4;
+inline constexpr int kLinearsPerLayer = 4;
 const char* linear_kind_name(LinearKind kind);   // "qkv", "proj", "up", "down", "head"
 
 enum class Fp8Role : uint8_t { kX, kDy, kWeight };
@@ -37,7 +37,7 @@ const char* fp8_role_name(Fp8Role role);   // "x", "dy", "weight"
 // One linear of the model and how it runs.
 struct LinearPlan {
     std::string name;            // "3.down", "head"
-    int layer = 0;               // block; num_layers for the head
+    int layer = 0;               // num_layers for the head
     LinearKind kind = LinearKind::kQkv;
     int weight = -1;             // number of the parameter in ParamTable
     int64_t in = 0, out = 0;
@@ -49,13 +49,13 @@ struct Fp8Plan {
     Fp8Recipe recipe = Fp8Recipe::kNone;
     Dtype x_format = Dtype::kE4m3, weight_format = Dtype::kE4m3, dy_format = Dtype::kE5m2;
     bool fast_fprop = false, fast_backward = false;
-    std::vector<LinearPlan> linears = {};   // block by block in the order of LinearKind, then the head
+    std::vector<LinearPlan> linears = {};   // by layer in the order of LinearKind, then the head
 
     bool on() const { return recipe != Fp8Recipe::kNone; }
     const RecipeRow& row() const { return recipe_row(recipe); }
     int index(int layer, LinearKind kind) const {
         const int within = kind == LinearKind::kHead ? 0 : static_cast<int>(kind);   // the head's layer is num_layers
-        return layer * kLinearsPerBlock + within;
+        return layer * kLinearsPerLayer + within;
     }
     const LinearPlan& linear(int layer, LinearKind kind) const {
         return linears[static_cast<size_t>(index(layer, kind))];

@@ -14,8 +14,8 @@ public:
     // The decoder calls these two around each layer in each pass. The views of the layer's parameters are valid for
     // work enqueued on ctx between the two calls. In backward the decoder also calls before_layer for the layer below;
     // only the gradients of that layer are valid until after_layer of the present one. Layers: -1 embeddings, 0..L-1
-    // blocks, L final norm and head, which may read the embedding's weight (a tied head). After the backward of a layer
-    // its gradients are complete for this micro-batch.
+    // attention and MLP, L final norm and head, which may read the embedding's weight (a tied head). After the backward
+    // of a layer its gradients are complete for this micro-batch.
     virtual void before_layer(Ctx& ctx, int layer, Pass pass) = 0;
     virtual void after_layer(Ctx& ctx, int layer, Pass pass) = 0;
 

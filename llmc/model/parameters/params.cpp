@@ -31,7 +31,7 @@ int ParamTable::find(const std::string& name) const {
 int ParamTable::layer_of(int param) const {
     if (param == wte || param == wpe) return -1;
     const int layer = params[static_cast<size_t>(param)].layer;
-    return layer >= 0 ? layer : static_cast<int>(blocks.size());
+    return layer >= 0 ? layer : static_cast<int>(layers.size());
 }
 
 namespace {
@@ -62,7 +62,7 @@ struct Builder {
         return {{.name = hf, .rows = rows, .transposed = gpt2_names && is_matrix}};
     }
 
-    BlockParams block(int l) {
+    LayerParams layer(int l) {
         const int64_t C = c.hidden_size, F = c.ffn_hidden_size, q = c.q_width(), kv = c.kv_width();
         const bool gated = activation_function(c.activation).gated, layer_norm = c.norm == Norm::kLayerNorm;
         const std::string own = "layers." + std::to_string(l) + ".";
@@ -86,29 +86,29 @@ struct Builder {
         const std::string proj = hf + (gpt2_names ? "attn.c_proj" : "self_attn.o_proj");
         const std::string down = hf + (gpt2_names ? "mlp.c_proj" : "mlp.down_proj");
 
-        BlockParams b;
+        LayerParams p;
         auto norm = [&](const std::string& name, const std::string& hf_name, int& weight, int& bias) {
             weight = vector(own + name + ".weight", whole(hf_name + ".weight", C, false), l, C, Param::Init::kOnes);
             if (layer_norm) bias = vector(own + name + ".bias", whole(hf_name + ".bias", C, false), l, C);
         };
-        norm("norm1", norm1, b.norm1_weight, b.norm1_bias);
-        b.qkv_weight = matrix(own + "qkv.weight", qkv_parts(".weight"), l, q + 2 * kv, C, c.init_std);
-        if (c.qkv_bias()) b.qkv_bias = vector(own + "qkv.bias", qkv_parts(".bias"), l, q + 2 * kv);
+        norm("norm1", norm1, p.norm1_weight, p.norm1_bias);
+        p.qkv_weight = matrix(own + "qkv.weight", qkv_parts(".weight"), l, q + 2 * kv, C, c.init_std);
+        if (c.qkv_bias()) p.qkv_bias = vector(own + "qkv.bias", qkv_parts(".bias"), l, q + 2 * kv);
         if (c.qk_norm) {
             const int64_t HS = c.kv_channels;
-            b.q_norm = vector(own + "q_norm.weight", whole(hf + "self_attn.q_norm.weight", HS, false), l, HS,
+            p.q_norm = vector(own + "q_norm.weight", whole(hf + "self_attn.q_norm.weight", HS, false), l, HS,
                               Param::Init::kOnes);
-            b.k_norm = vector(own + "k_norm.weight", whole(hf + "self_attn.k_norm.weight", HS, false), l, HS,
+            p.k_norm = vector(own + "k_norm.weight", whole(hf + "self_attn.k_norm.weight", HS, false), l, HS,
                               Param::Init::kOnes);
         }
-        b.proj_weight = matrix(own + "proj.weight", whole(proj + ".weight", C, true), l, C, q, residual_std);
-        if (c.proj_bias()) b.proj_bias = vector(own + "proj.bias", whole(proj + ".bias", C, false), l, C);
-        norm("norm2", norm2, b.norm2_weight, b.norm2_bias);
-        b.up_weight = matrix(own + "up.weight", up_parts(".weight"), l, c.up_width(), C, c.init_std);
-        if (c.mlp_bias()) b.up_bias = vector(own + "up.bias", up_parts(".bias"), l, c.up_width());
-        b.down_weight = matrix(own + "down.weight", whole(down + ".weight", C, true), l, C, F, residual_std);
-        if (c.mlp_bias()) b.down_bias = vector(own + "down.bias", whole(down + ".bias", C, false), l, C);
-        return b;
+        p.proj_weight = matrix(own + "proj.weight", whole(proj + ".weight", C, true), l, C, q, residual_std);
+        if (c.proj_bias()) p.proj_bias = vector(own + "proj.bias", whole(proj + ".bias", C, false), l, C);
+        norm("norm2", norm2, p.norm2_weight, p.norm2_bias);
+        p.up_weight = matrix(own + "up.weight", up_parts(".weight"), l, c.up_width(), C, c.init_std);
+        if (c.mlp_bias()) p.up_bias = vector(own + "up.bias", up_parts(".bias"), l, c.up_width());
+        p.down_weight = matrix(own + "down.weight", whole(down + ".weight", C, true), l, C, F, residual_std);
+        if (c.mlp_bias()) p.down_bias = vector(own + "down.bias", whole(down + ".bias", C, false), l, C);
+        return p;
     }
 
     void build() {
@@ -122,7 +122,7 @@ struct Builder {
             table.wpe = matrix("wpe.weight",
                                rows_of("transformer.wpe.weight", "model.embed_positions.weight", c.max_positions), -1,
                                c.max_positions, C, c.init_std);
-        for (int l = 0; l < c.num_layers; l++) table.blocks.push_back(block(l));
+        for (int l = 0; l < c.num_layers; l++) table.layers.push_back(layer(l));
         const std::string final_norm = gpt2_names ? "transformer.ln_f" : "model.norm";
         table.final_norm_weight = vector("final_norm.weight", whole(final_norm + ".weight", C, false), -1, C,
                                          Param::Init::kOnes);

@@ -20,7 +20,7 @@ struct Param {
     std::string name;            // "layers.3.qkv.weight"
     int64_t rows = 0;            // out-features, or the length of a vector
     int64_t cols = 1;            // in-features; 1 for vectors (one-dimensional in Hugging Face files)
-    int layer = -1;              // block index; -1 outside the blocks
+    int layer = -1;              // -1: of no layer
     enum class Init { kNormal, kOnes, kZeros } init = Init::kZeros;
     double init_std = 0;
     bool decay = false;          // weight decay applies (matrices)
@@ -33,8 +33,8 @@ struct Param {
     int64_t elems() const { return rows * cols; }
 };
 
-// Numbers of the parameters of a block within ParamTable::params; -1 where the model has none.
-struct BlockParams {
+// Numbers of the parameters of a layer within ParamTable::params; -1 where the model has none.
+struct LayerParams {
     int norm1_weight = -1, norm1_bias = -1;
     int qkv_weight = -1, qkv_bias = -1;     // rows: [q heads | k heads | v heads]
     int q_norm = -1, k_norm = -1;
@@ -46,7 +46,7 @@ struct BlockParams {
 
 struct ParamTable {
     std::vector<Param> params;
-    std::vector<BlockParams> blocks;
+    std::vector<LayerParams> layers;
     int wte = -1, wpe = -1;
     int final_norm_weight = -1, final_norm_bias = -1;
     int head = -1;               // equals wte when tied

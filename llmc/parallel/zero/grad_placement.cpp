@@ -13,7 +13,7 @@ struct Lifetime {
 
 // The last norm of a layer writes the bias gradient of the layer below, and the head's weight may be the embedding's.
 Lifetime lifetime(const ParamGroup& bucket, const ParamTable& table, bool overlap) {
-    const int head_layer = static_cast<int>(table.blocks.size());
+    const int head_layer = static_cast<int>(table.layers.size());
     int first = head_layer - bucket.last_layer;
     if (bucket.form == ParamForm::kOther && bucket.last_layer >= 0) first = std::max(0, first - 1);
     const bool tied = table.head == table.wte;
