@@ -35,6 +35,27 @@ MAY_INCLUDE = {
     "commands": "base data config ops model fault parallel checkpoint train perf",
 }
 
+# What a folder with subfolders, or one of these, may include of the others. Where two may include each other, the
+# subfolder only groups files.
+MAY_INCLUDE_WITHIN = {
+    "base": "base/system",
+    "base/system": "base",
+    "checkpoint": "checkpoint/huggingface",
+    "checkpoint/huggingface": "checkpoint",
+    "commands": "commands/bench commands/doctor",
+    "commands/bench": "commands",
+    "commands/doctor": "commands",
+    "config": "config/foreign",
+    "model": "model/parameters",
+    "model/parameters": "",
+    "parallel": "parallel/comm",
+    "parallel/comm": "",
+    "parallel/zero": "parallel parallel/comm",
+    "train": "train/run",
+    "train/log": "train",
+    "train/run": "train train/log",
+}
+
 ASSEMBLY_FILES = ("llmc/cuda/ptx.cuh",)
 CUDA_FILES = r"llmc/cuda/|dev/bench/|tests/gpu/gpu_test_fast_paths\.cpp$"
 COMM_FILES = r"llmc/parallel/comm/comm_\w+\.(cpp|h)$|tests/(end_to_end/fake|gpu/gpu_test)_nccl\w*\.cpp$"
@@ -117,7 +138,7 @@ def communication_symbols(path, text):
 
 
 def includes(path, text):
-    """includes: a folder of llmc includes what MAY_INCLUDE lists for it"""
+    """includes: a folder of llmc includes what MAY_INCLUDE and MAY_INCLUDE_WITHIN list for it"""
     if not (path.startswith("llmc/") and is_code(path)):
         return []
     own, out = path.split("/")[1], []
@@ -130,6 +151,10 @@ def includes(path, text):
             out.append((line, f'include "{name}" by its path from the root, llmc/FOLDER/...'))
         elif folder not in [own, *MAY_INCLUDE[own].split()]:
             out.append((line, f"{own}/ includes {name}"))
+        elif folder == own:
+            mine, theirs = (file.removeprefix("llmc/").rpartition("/")[0] for file in (path, name))
+            if theirs not in [mine, *MAY_INCLUDE_WITHIN.get(mine, "").split()]:
+                out.append((line, f"{mine}/ includes {name}"))
     return out
 
 
