@@ -134,19 +134,6 @@ TEST_CASE("buckets: every parameter has one offset, and every element one owner"
     }
 }
 
-TEST_CASE("buckets: whole_ranges are the offsets of the flat buffers, as for one rank") {
-    const Config config = fp8_config(fp8_shapes()[0], Fp8Recipe::kDelayed);
-    const Cut one(config, 1, 20000), three(config, 3, 20000);
-    CHECK(one.buckets.shard_ranges(0) == one.buckets.whole_ranges());
-    for (const ShardRange& range : three.buckets.whole_ranges()) {
-        const Param& p = three.table.params[static_cast<size_t>(range.param)];
-        CHECK(range.begin == 0);
-        CHECK(range.elems == p.elems());
-        CHECK(range.shard == three.layout.offset(range.param));
-    }
-    CHECK(three.buckets.whole_ranges().size() == three.table.params.size());
-}
-
 TEST_CASE("buckets: a layout that is not divisible by the ranks is refused") {
     const Cut two(fp8_config(fp8_shapes()[0], Fp8Recipe::kDelayed), 2, 20000);
     CHECK_NOTHROW(Buckets(two.layout, 1));

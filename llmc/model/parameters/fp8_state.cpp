@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "llmc/base/fp8.h"
-#include "llmc/model/parameters/merge_values.h"
 
 namespace {
 
@@ -23,6 +22,18 @@ template <typename T> std::vector<T> read_back(Ctx& ctx, const void* device_memo
 template <typename T> void write_out(Ctx& ctx, void* device_memory, const std::vector<T>& host) {
     device::copy_to_device(ctx, device_memory, host.data(), static_cast<int64_t>(host.size() * sizeof(T)));
     device::synchronize(ctx);
+}
+
+// Merges values of two reports in unaligned memory. join(mine, theirs) updates each of the `bytes` / sizeof(T) values
+// at `to` by the corresponding one at `from`. Both pointers are moved behind these values.
+template <typename T, typename Join> void merge_values(char*& to, const char*& from, int64_t bytes, const Join& join) {
+    for (const char* const end = from + bytes; from != end; to += sizeof(T), from += sizeof(T)) {
+        T mine, theirs;
+        std::memcpy(&mine, to, sizeof(T));
+        std::memcpy(&theirs, from, sizeof(T));
+        join(mine, theirs);
+        std::memcpy(to, &mine, sizeof(T));
+    }
 }
 
 }  // namespace

@@ -24,12 +24,3 @@ std::vector<ShardRange> Buckets::shard_ranges(int rank) const {
     }
     return ranges;
 }
-
-std::vector<ShardRange> Buckets::whole_ranges() const {
-    std::vector<ShardRange> ranges;
-    for (const ParamGroup& bucket : all())
-        for (int param : bucket.params)
-            ranges.push_back({.bucket = layout_.group_number(param), .param = param, .begin = 0,
-                              .elems = layout_.elems(param), .shard = layout_.offset(param)});
-    return ranges;
-}

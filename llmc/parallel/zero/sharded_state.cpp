@@ -10,7 +10,8 @@ ShardedState::ShardedState(const Config& config, const ParamTable& table, const 
                            Arena& arena, const LayerBuffers* layer_buffers)
     : table_(table), buckets_(buckets), rank_(rank), sharded_(shards_state(config, buckets.ranks())),
       dtypes_{config.dtype, config.moment_dtype},
-      ranges_(sharded_ ? buckets.shard_ranges(rank) : buckets.whole_ranges()), in_bucket_(buckets.all().size()),
+      ranges_(sharded_ ? buckets.shard_ranges(rank) : Buckets(buckets.layout(), 1).shard_ranges(0)),
+      in_bucket_(buckets.all().size()),
       range_of_(table.params.size(), -1), layer_buffers_(layer_buffers) {
     CHECK(buckets.ranks() == 1 || config.dtype != Dtype::kFp64, "%d ranks in FP64", buckets.ranks());
     for (size_t i = 0; i < ranges_.size(); i++) {
