@@ -51,7 +51,7 @@ MAY_INCLUDE_WITHIN = {
     "parallel": "parallel/comm",
     "parallel/comm": "",
     "parallel/zero": "parallel parallel/comm",
-    "train": "train/run",
+    "train": "train/log train/run",
     "train/log": "train",
     "train/run": "train train/log",
 }

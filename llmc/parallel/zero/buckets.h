@@ -37,8 +37,8 @@ public:
     int64_t shard_elems(const ParamGroup& bucket) const { return bucket.elems / ranks_; }
     int64_t shard_begin(const ParamGroup& bucket) const { return bucket.begin / ranks_; }
     int64_t shard_elems() const { return layout_.flat_elems() / ranks_; }
-    // The ranges in a rank's shards, in the order of the flat buffers, at most one per parameter. With one rank they are
-    // whole parameters, with state at their offsets in the flat buffers.
+    // The ranges in a rank's shards, in the order of the flat buffers, at most one per parameter. With one rank they
+    // are whole parameters, with state at their offsets in the flat buffers.
     std::vector<ShardRange> shard_ranges(int rank) const;
 
 private:
