@@ -8,6 +8,7 @@
 
 #include "llmc/base/system/host.h"
 #include "llmc/config/environment.h"
+#include "llmc/model/activation_buffers.h"
 #include "llmc/perf/fp8_speedup.h"
 
 namespace {

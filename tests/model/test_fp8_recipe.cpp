@@ -3,6 +3,7 @@
 #include "tests/support/config_test.h"
 
 #include "llmc/ops/ops.h"
+#include "llmc/model/activation_buffers.h"
 #include "llmc/perf/fp8_speedup.h"
 #include "llmc/perf/rates.h"
 
