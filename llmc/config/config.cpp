@@ -249,16 +249,19 @@ int ranks_of(const Config& config, const Machine& machine) {
 // With --load and without --model the shape comes from the directory. Rope scaling, most of whose parameters have no
 // option, always comes from the directory of --load or --resume.
 void take_shape(const Settings& settings, const Machine& machine, Config& config) {
-    const auto load = settings.find("load"), resume = settings.find("resume");
+    const auto directory = [&](const char* option) {
+        const auto found = settings.find(option);
+        return found == settings.end() ? "" : json_text(found->second.value);
+    };
+    const std::string load = directory("load"), resume = directory("resume");
     if (!machine.read_shape) return;
-    if (load != settings.end()) {
-        const ModelConfig shape = machine.read_shape(json_text(load->second.value));
+    if (!load.empty()) {
+        const ModelConfig shape = machine.read_shape(load);
         if (!settings.count("model")) config.shape = shape;
         config.shape.rope_scaling = shape.rope_scaling;
-    } else if (resume != settings.end()) {
-        const std::string directory = json_text(resume->second.value);   // errors about it come later
-        if (is_regular_file(directory + "/config.json"))
-            config.shape.rope_scaling = machine.read_shape(directory).rope_scaling;
+    } else if (!resume.empty() && resume != "auto" && is_regular_file(resume + "/config.json")) {
+        // Errors about the directory come later.
+        config.shape.rope_scaling = machine.read_shape(resume).rope_scaling;
     }
 }
 

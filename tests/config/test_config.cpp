@@ -304,6 +304,8 @@ TEST_CASE("config: rope scaling comes from the model's directory, and YaRN exten
     CHECK(parse("llama", {"--config", resolved.path}, machine).config == loaded);
     CHECK(contains(refusal("llama", joined(load, {"--rope-scaling-factor", "8"}), machine),
                    "--rope-scaling-factor is 8, and the model in tiny has 4"));
+    const TempFile empty("{\"model\": \"llama-tiny\", \"load\": \"\"}");
+    CHECK(parse("llama", joined(base(""), {"--config", empty.path}), machine).config.shape.rope_scaling.factor == 0);
     const fs::path checkpoint = fs::temp_directory_path() / strf("llmc_config_%d_checkpoint", getpid());
     fs::create_directory(checkpoint);
     const Words resume = joined(base(""), {"--resume", checkpoint});

@@ -8,7 +8,7 @@ import subprocess
 import unittest
 
 from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
-from tests.support.train import GPT2, LLAMA, ROOT, TrainTest
+from tests.support.train import GPT2, LLAMA, ROOT, TrainTest, records
 
 FIXTURES = os.path.join(ROOT, "tests", "fixtures")
 BROUGHT = {"tokenizer.json": "{}", "tokenizer_config.json": '{"chat_template": "x"}', "special_tokens_map.json": "{}",
