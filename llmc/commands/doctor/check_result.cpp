@@ -26,6 +26,7 @@ std::string results_to_json(const CheckResults& results) {
 CheckResults merged(const std::vector<std::string>& ranks, const std::vector<std::string>& hosts) {
     struct Entry {
         CheckResult first;
+        int last;                      // the last rank that has it
         size_t ranks = 1, equal = 1;   // with a result of this name and status, and with this text
     };
     std::vector<Entry> entries;
@@ -34,16 +35,16 @@ CheckResults merged(const std::vector<std::string>& ranks, const std::vector<std
             result.rank = static_cast<int>(rank);
             const auto find = [&](bool same_text) {
                 return std::find_if(entries.begin(), entries.end(), [&](const Entry& e) {
-                    return e.first.name == result.name && e.first.status == result.status
-                           && (same_text ? e.first.text == result.text : e.first.rank < result.rank);
+                    return e.first.name == result.name && e.first.status == result.status && e.last < result.rank
+                           && (!same_text || e.first.text == result.text);
                 });
             };
             const auto same = find(true), like = same != entries.end() ? same : find(false);
-            if (like == entries.end()) entries.push_back({result});
-            else like->ranks++, like->equal += same != entries.end();
+            if (like == entries.end()) entries.push_back({result, result.rank});
+            else like->last = result.rank, like->ranks++, like->equal += same != entries.end();
         }
     CheckResults all;
-    for (auto& [result, likewise, equal] : entries) {
+    for (auto& [result, last, likewise, equal] : entries) {
         if (equal == ranks.size()) result.rank = -1;
         else result.text = strf("rank %d (%s): ", result.rank, hosts[static_cast<size_t>(result.rank)].c_str())
                            + result.text;
