@@ -260,8 +260,10 @@ void take_shape(const Settings& settings, const Machine& machine, Config& config
         if (!settings.count("model")) config.shape = shape;
         config.shape.rope_scaling = shape.rope_scaling;
     } else if (!resume.empty() && resume != "auto" && is_regular_file(resume + "/config.json")) {
-        // Errors about the directory come later.
-        config.shape.rope_scaling = machine.read_shape(resume).rope_scaling;
+        try {
+            config.shape.rope_scaling = machine.read_shape(resume).rope_scaling;
+        } catch (const Error&) {   // the search for the checkpoint says what is wrong with it
+        }
     }
 }
 

@@ -255,7 +255,7 @@ TOOLS = [
     (f"{TEXT} cut.jsonl", 2, "cut.jsonl: line 1: not JSON"),
     (f"{TEXT} deep.jsonl", 2, "deep.jsonl: line 1: not JSON: it is nested too deep"),
     (f"{HELLASWAG} --input deep.jsonl", 2, "deep.jsonl: line 1: not JSON: it is nested too deep"),
-    ("scripts/import_config deep.json", 2, "deep.json:1: not JSON: it is nested too deep"),
+    ("scripts/import_config deep.json", 2, "deep.json: nested too deeply to be a configuration"),
     (f"{TEXT} field.jsonl", 2, "there is: content); pass --text-field"),
     (f"{TEXT} folder", 2, "the inputs hold no text"),
     (f"{TEXT} --format json notes.txt", 2, "--format", "'jsonl'"),
