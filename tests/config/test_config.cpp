@@ -312,7 +312,7 @@ TEST_CASE("config: rope scaling comes from the model's directory, and YaRN exten
     CHECK(parse("llama", resume, machine).config.shape.rope_scaling.factor == 0);   // an error about it comes later
     std::ofstream(checkpoint / "config.json") << "{}";
     CHECK(parse("llama", resume, machine).config.shape.rope_scaling == loaded.shape.rope_scaling);
-    machine.read_shape = [](const std::string&) -> ModelConfig { FAIL(kExitNoCheckpoint, "damaged"); };
+    machine.read_shape = [](const std::string&) -> ModelConfig { throw Error(kExitNoCheckpoint, "damaged"); };
     CHECK(parse("llama", resume, machine).config.shape.rope_scaling.factor == 0);   // told when it is searched for
     fs::remove_all(checkpoint);
 
