@@ -236,3 +236,7 @@ const Rates* find_rates(const std::string& gpu) {
 
 const Gpu& measured_gpu() { return planned_gpus().front(); }
 const Rates& measured_rates() { return *find_rates(measured_gpu().name); }
+const Rates& rates_for(const Gpu& gpu) {
+    const Rates* own = find_rates(gpu.name);
+    return own ? *own : measured_rates();
+}

@@ -62,6 +62,7 @@ const Rates* find_rates(const std::string& gpu);
 // The GPU whose rates are scaled for GPUs that have none, and these rates.
 const Gpu& measured_gpu();
 const Rates& measured_rates();
+const Rates& rates_for(const Gpu& gpu);   // its own, or these
 
 // Fixed cost of a kernel: its launch, first loads and last stores; an estimate.
 inline constexpr double kKernelUs = 3;

@@ -148,11 +148,6 @@ double StepTime::total_ms() const { return std::accumulate(ms.begin(), ms.end(),
 // 304 GiB/s.
 const double kLinkRate = 2 * 1.057e9 / 8.54e-3;
 
-StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& gpu) {
-    const Rates* rates = find_rates(gpu.name);
-    return predict_step(config, plan, gpu, rates ? *rates : measured_rates());
-}
-
 StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& gpu, const Rates& rates) {
     StepTime time{.gpu = &gpu};
     if (config.dtype == Dtype::kFp64) return time;

@@ -31,10 +31,11 @@ struct StepTime {
 inline constexpr int kRanksPerHost = 8;
 extern const double kLinkRate;
 
-// The total is 0 for FP64, which has no kernels on GPUs.
+// From these rates, scaled if they are another GPU's. The total is 0 for FP64, which has no kernels on GPUs.
 StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& gpu, const Rates& rates);
-// From the rates that were measured on the GPU, else from those of measured_gpu(), scaled.
-StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& gpu);
+inline StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& gpu) {
+    return predict_step(config, plan, gpu, rates_for(gpu));
+}
 
 // The GPU that --gpu names, else the one that was found, else the measured one. Exit 2, with all names, for an unknown
 // name.

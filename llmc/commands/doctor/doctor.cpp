@@ -43,7 +43,6 @@ const std::vector<Doctor::Check>& Doctor::checks() {
         {"environment", "variables that change a run, or that guides recommend", &Doctor::check_environment},
         {"disk", "free space for --save", &Doctor::check_disk},
         {"shared memory", "size of /dev/shm", &Doctor::check_shared_memory},
-        {"locked memory", "the limit of locked memory", &Doctor::check_locked_memory},
     };
     return rows;
 }

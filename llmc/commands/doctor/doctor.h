@@ -45,7 +45,6 @@ private:
     CheckResults check_environment();
     CheckResults check_disk();
     CheckResults check_shared_memory();
-    CheckResults check_locked_memory();
     // doctor_operations.cpp
     CheckResults check_fp8();
     CheckResults check_attention();
@@ -72,4 +71,3 @@ CheckResults gpu_state_results(const GpuState& state);
 std::string result_difference(const char* name, const std::vector<float>& device, const std::vector<float>& cpu,
                               double share);
 CheckResult shared_memory_result(int64_t free_bytes, int ranks);
-CheckResult locked_memory_result(int64_t bytes, bool infiniband);   // bytes < 0: no limit

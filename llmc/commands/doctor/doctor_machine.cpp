@@ -1,11 +1,9 @@
-// Checks of `doctor` on the machine: GPU, driver, environment, disk and limits.
-#include <sys/resource.h>
+// Checks of `doctor` on the machine: GPU, driver, environment, disk and shared memory.
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 
 #include "llmc/base/check.h"
 #include "llmc/base/system/files.h"
@@ -181,23 +179,4 @@ CheckResults Doctor::check_shared_memory() {
     if (::access("/dev/shm", W_OK | X_OK) != 0)
         return {{kFailed, strf("/dev/shm: %s", std::strerror(errno)), "mount a tmpfs there that this user can write"}};
     return {shared_memory_result(free_bytes("/dev/shm"), comm_.world().ranks)};
-}
-
-// A network adapter locks the memory that it uses; NCCL has buffers of some MiB for each connection.
-CheckResult locked_memory_result(int64_t bytes, bool infiniband) {
-    if (bytes < 0) return {kOk, "no limit (ulimit -l)"};
-    const std::string text = size_text(bytes) + " (ulimit -l)";
-    if (!infiniband) return {kOk, text + "; there is no InfiniBand, which would need it"};
-    if (bytes >= 1024 * kMiB) return {kOk, text};
-    return {kWarning, text + ": too little for InfiniBand, whose buffers are locked",
-            "ulimit -l unlimited; docker run --ulimit memlock=-1; under Slurm LimitMEMLOCK=infinity of slurmd"};
-}
-
-CheckResults Doctor::check_locked_memory() {
-    std::error_code error;
-    const bool infiniband = !std::filesystem::is_empty("/sys/class/infiniband", error) && !error;
-    rlimit limit{};
-    if (::getrlimit(RLIMIT_MEMLOCK, &limit) != 0) FAIL(kExitBadInput, "getrlimit: %s", std::strerror(errno));
-    const bool none = limit.rlim_cur == RLIM_INFINITY;
-    return {locked_memory_result(none ? -1 : static_cast<int64_t>(limit.rlim_cur), infiniband)};
 }
