@@ -1,6 +1,6 @@
-"""Kills of ranks, of mpirun and of the launch wrapper at any time, also in the first moments; suspended ranks; and
-runs that are asked to stop. The run ends in time with the right exit code and leaves no process, and the resumed run
-ends with the bytes of a run that was never interrupted."""
+"""Kills of ranks, of mpirun and of the launch wrapper at any time, also in the first moments, and suspended ranks. The
+run ends in time with the right exit code and leaves no process, and the resumed run ends with the bytes of a run that
+was never interrupted."""
 import os
 import re
 import shutil
@@ -128,35 +128,6 @@ def suspended_rank(shared, case):
     if not re.search(rf"error: rank {victim} \(.*\) has been suspended by a signal .*step {step}, .*; "
                      r"(rank \d+ waits|ranks [\d,-]+ wait) in collective \d+ \(.+\) of step \d+ ", error):
         case.found("text", "the hang report names no rank or no collective")
-    case.require_gone(10)
-    require_resume(shared, case, run, save, saved_in(out))
-
-
-def catches(pid, number):
-    """Whether a process has a handler for the signal."""
-    try:
-        with open(f"/proc/{pid}/status") as file:
-            return bool(int(re.search(r"^SigCgt:\s*(\w+)", file.read(), re.M)[1], 16) >> (number - 1) & 1)
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def told_to_stop(shared, case):
-    """The wrapper gets SIGTERM at some time: the ranks save a checkpoint and exit with 0."""
-    if not HAVE_RANKS:
-        return
-    run, seconds, _ = case.draw.choice([row for row in shared.straight.values() if row[0][3] is LAUNCHER])
-    save = case.path("run")
-    process = case.start(command_of(shared, run, save))
-    while process.poll() is None and not catches(process.pid, signal.SIGTERM):   # the shell has not begun
-        time.sleep(0.001)
-    wait = case.draw.random() * seconds
-    time.sleep(wait)
-    case.story.append(f"{run[0]}: SIGTERM after {wait:.2f} s")
-    process.terminate()
-    code, out, _ = case.end(process)
-    if code is not None and code != 0:
-        case.found("code", f"exit code {code} after SIGTERM, expected 0")
     case.require_gone(10)
     require_resume(shared, case, run, save, saved_in(out))
 

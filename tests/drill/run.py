@@ -24,7 +24,6 @@ from tests.support.train import LLAMA, SHAPE, make_tokens, write_shard  # noqa: 
 PARTS = (
     ("kills", kills, kills.trial, 500),
     ("suspended ranks", kills, kills.suspended_rank, 60),
-    ("told to stop", kills, kills.told_to_stop, 80),
     ("early deaths", kills, kills.early_death, 250),
     ("corruptions", corruptions, corruptions.trial, 1500),
     ("hostile input", hostile, hostile.trial, 3000),

@@ -29,9 +29,6 @@ class ShardedDrills(unittest.TestCase):
     def test_suspended(self):
         self.trials("suspended ranks", kills.suspended_rank)
 
-    def test_told_to_stop(self):
-        self.trials("told to stop", kills.told_to_stop)
-
 
 if __name__ == "__main__":
     unittest.main()
