@@ -9,6 +9,8 @@ std::string fp8_state_json(Ctx& ctx, const Fp8State& state) {
     if (!state.on()) return Json{{"recipe", "none"}}.dump();
     const Fp8Plan& plan = state.plan();
     Json root = {{"recipe", plan.row().name}, {"x", dtype_name(plan.x_format)}, {"dy", dtype_name(plan.dy_format)}};
+    for (const LinearPlan& linear : plan.linears)
+        if (linear.fp8) root["linears"].push_back(linear.name);
     if (!plan.row().history) return root.dump();
     const Fp8State::Histories now = state.histories(ctx);
     root["history_len"] = state.history_len();

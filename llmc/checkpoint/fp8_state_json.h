@@ -1,5 +1,5 @@
-// The FP8 part of a checkpoint's state.json: the recipe and, by tensor name, scale and amax history as bits, and the
-// number of updates.
+// The FP8 part of a checkpoint's state.json: the recipe, the linears that run in FP8 (for scripts/export_fp8) and, by
+// tensor name, scale and amax history as bits, and the number of updates.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 #include <string>

@@ -19,7 +19,6 @@
 #include "llmc/base/version.h"
 #include "llmc/commands/bench/bench_run.h"
 #include "llmc/commands/doctor/doctor.h"
-#include "llmc/commands/export_fp8.h"
 #include "llmc/commands/generate.h"
 #include "llmc/commands/train.h"
 #include "llmc/fault/heartbeat.h"
@@ -39,8 +38,7 @@ struct Command {
 };
 constexpr Command kTrain = {"", parse_train, true, true};
 constexpr Command kCommands[] = {{"plan", parse_plan, true, true}, {"bench", parse_bench, true, true},
-                                 {"doctor", parse_doctor, true, false}, {"generate", parse_generate, false, false},
-                                 {"export-fp8", parse_export_fp8, false, false}};
+                                 {"doctor", parse_doctor, true, false}, {"generate", parse_generate, false, false}};
 
 const Command& command_of(int argc, const char* const* argv) {
     for (const Command& command : kCommands)
@@ -55,8 +53,8 @@ const Command& command_of(int argc, const char* const* argv) {
     REQUIRE(!is_regular_file(word), "no command %s: a file of options is named with --config %s", word.c_str(),
             word.c_str());
     REQUIRE(edit_distance(word, near) > 2, "no command %s: did you mean %s?", word.c_str(), near.c_str());
-    FAIL(kExitBadInput, "no command %s: there are plan, bench, doctor, generate and export-fp8; training needs no "
-         "command, only options", word.c_str());
+    FAIL(kExitBadInput, "no command %s: there are plan, bench, doctor and generate; training needs no command, "
+         "only options", word.c_str());
 }
 
 // The text of --version: commit, compiler, device and libraries.

@@ -2,9 +2,11 @@
 import argparse
 import contextlib
 import ctypes
+import ctypes.util
 import difflib
 import errno
 import fcntl
+import functools
 import importlib
 import json
 import multiprocessing
@@ -93,6 +95,26 @@ def read_bounded(path, most, what):
     if len(data) > most:
         raise InputError(f"{path}: has more than {most} bytes, so it is not {what}")
     return data
+
+
+@functools.cache
+def xxh3_library():
+    """libxxhash, which Debian's apt needs, or None."""
+    class Hash(ctypes.Structure):
+        _fields_ = [("low", ctypes.c_uint64), ("high", ctypes.c_uint64)]
+    name = ctypes.util.find_library("xxhash")
+    library = name and ctypes.CDLL(name)
+    if library:
+        library.XXH3_128bits.restype, library.XXH3_128bits.argtypes = Hash, [ctypes.c_void_p, ctypes.c_size_t]
+    return library
+
+
+def xxh3(data):
+    """XXH3-128 of bytes or of a numpy array, as manifest.json has it; None without libxxhash."""
+    if not xxh3_library():
+        return None
+    found = xxh3_library().XXH3_128bits(data if isinstance(data, bytes) else data.ctypes.data, len(data))
+    return f"{found.high:016x}{found.low:016x}"
 
 
 def escaped(text):

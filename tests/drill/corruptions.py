@@ -1,11 +1,11 @@
 """Checkpoints with changed bytes, with wrong checksums and with right ones: the damage is named with exit code 5, or
 `--resume auto` resumes an older checkpoint and the run ends with the same bytes. A damaged checkpoint must never be
 accepted."""
-import ctypes
 import json
 import os
 import shutil
 
+from llmfp8.support import xxh3
 from tests.support.train import GPT2, LLAMA, state_of
 
 RUNS = (("gpt2", GPT2, []), ("delayed", LLAMA, ["--fp8-recipe", "delayed"]),
@@ -74,16 +74,6 @@ def damage_bytes(case, folder):
     elif how != "gone":
         write(path, new)
     return name
-
-
-def xxh3(data):
-    """XXH3-128 as the manifest writes it; the library is where its header is."""
-    class Hash(ctypes.Structure):
-        _fields_ = [("low", ctypes.c_uint64), ("high", ctypes.c_uint64)]
-    library = ctypes.CDLL("libxxhash.so.0")
-    library.XXH3_128bits.restype, library.XXH3_128bits.argtypes = Hash, [ctypes.c_char_p, ctypes.c_size_t]
-    hash_ = library.XXH3_128bits(data, len(data))
-    return f"{hash_.high:016x}{hash_.low:016x}"
 
 
 def places(value, path=()):

@@ -1,11 +1,10 @@
 """Files for the tests of mistakes: valid data, and files that users name by mistake."""
-import ctypes
-import ctypes.util
 import hashlib
 import json
 import os
 import shutil
 
+from llmfp8.support import xxh3
 from tests.support.train import make_tokens, write_shard
 
 BYTES = hashlib.sha256(b"bytes").hexdigest()
@@ -100,24 +99,9 @@ def write_other():
     write("chat.jsonl", '{"messages": [{"role": "user", "content": "a"}, {"role": "robot", "content": "b"}]}\n')
     write("deep.jsonl", '{"text":' * 100000 + "\n")
     write("questions.jsonl", '{"ctx": "a"}\n')
-    write("blank.txt", "\n\n")
-    write("gap.txt", "1 2\n\n3 4\n")
-    write("letters.txt", "1 2\n3 x\n")
     write("not_a_log.jsonl", "{}\n")
     os.mkfifo("fifo")
     write("old_run/prepare.state.json", '{"signature": {}}')
-
-
-XXHASH = ctypes.util.find_library("xxhash")   # Debian's apt needs it
-
-
-def xxh3(content):
-    class Hash(ctypes.Structure):
-        _fields_ = [("low", ctypes.c_uint64), ("high", ctypes.c_uint64)]
-    library = ctypes.CDLL(XXHASH)
-    library.XXH3_128bits.restype, library.XXH3_128bits.argtypes = Hash, [ctypes.c_char_p, ctypes.c_size_t]
-    found = library.XXH3_128bits(content, len(content))
-    return f"{found.high:016x}{found.low:016x}"
 
 
 def contradict(checkpoint, change_state=lambda state: None, change_files=lambda files: None):
