@@ -23,7 +23,6 @@ import sys
 from pathlib import Path
 
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
-from llmfp8.chat_templates import TEMPLATES  # noqa: E402
 from llmfp8.shard_pipeline import report, run  # noqa: E402
 from llmfp8.support import InputError, Parser, run_main  # noqa: E402
 from llmfp8.text_shards import Tokenize, add_options, plan_of  # noqa: E402
@@ -33,6 +32,37 @@ from llmfp8.text_tokenizers import load_tokenizer  # noqa: E402
 # Roles, and ShareGPT's names for them. The contents of "assistant" are targets.
 ROLES = {**{role: role for role in ("system", "developer", "user", "assistant", "tool", "ipython")},
          "human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"}
+
+
+class Llama3Template:
+    def __init__(self, tokenizer):
+        names = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+        ids = [tokenizer.token_id(name) for name in names]
+        missing = [name for name, token in zip(names, ids) if token is None]
+        if missing:
+            raise InputError(f"--template llama3: the tokenizer {tokenizer.name} has no token {', '.join(missing)}; "
+                             "take Llama-3-Instruct's tokenizer.json, or --template plain")
+        self.begin, self.start, self.end, self.end_of_turn = ids
+        if tokenizer.separator != self.begin:
+            raise InputError("--template llama3 begins a document with <|begin_of_text|>: leave --separator out")
+        self.encode = lambda text: list(tokenizer.encode(text.encode()))
+        self.blank = self.encode("\n\n")
+
+    def message(self, role, content):
+        """(tokens of the header, tokens of the content and of its end)."""
+        return ([self.start, *self.encode(role), self.end, *self.blank], [*self.encode(content), self.end_of_turn])
+
+
+class PlainTemplate:
+    def __init__(self, tokenizer):
+        self.begin = tokenizer.separator
+        self.encode = lambda text: list(tokenizer.encode(text.encode()))
+
+    def message(self, role, content):
+        return self.encode(f"{role.capitalize()}: "), self.encode(f"{content}\n\n")
+
+
+TEMPLATES = {"llama3": Llama3Template, "plain": PlainTemplate}
 
 
 def conversation_of(messages, roles):

@@ -395,7 +395,6 @@ ParsedConfig parse_generate_config(int argc, const char* const* argv, const std:
     REQUIRE(settings.count("load"), "generate needs --load DIR, a checkpoint or a Hugging Face model");
     parsed.config = resolve(settings, preset, machine);
     if (machine.read_shape) parsed.config.shape = machine.read_shape(parsed.config.load);
-    parsed.config.generating = true;
     parsed.config.sample_every = 1;   // so that the sampling options have an effect
     for (const std::string& name : known)
         if (const char* reason = settings.count(name) ? why_no_effect(*find_option(name), parsed.config) : nullptr)

@@ -15,7 +15,6 @@ enum class Fp8Recipe { kNone, kDelayed, kTensorwise, kBlockwise };
 enum class Fp8Format { kHybrid, kE4m3 };   // dy in E5M2 or in E4M3
 enum class AmaxAlgo { kMax, kMostRecent };
 enum class FastAccum { kNone, kFprop, kAll };
-enum class TokenForm { kAuto, kIds, kBytes };   // kAuto: kBytes if the vocabulary is bytes, else kIds
 
 // Fields are named after their option: --micro-batch-size is micro_batch_size.
 struct Config {
@@ -101,13 +100,7 @@ struct Config {
     int64_t sample_every = 0, sample_tokens = 0;
     double temperature = 0;             // 0: take the most likely token
     int64_t top_k = 0;                  // draw among the most likely N tokens; 0: all
-    double top_p = 1;                   // draw among the fewest tokens that have this probability; 1: all
-    bool generating = false;            // set by parse_generate_config
-    bool ignore_eos = false;
-    std::string stop_ids;               // ids at which generate ends a text, besides the model's eos tokens
-    int64_t inference_max_requests = 0; // texts that generate decodes together
-    std::string prompt_ids, prompt_bytes, prompts;   // see prompts.h
-    TokenForm print = TokenForm::kAuto;
+    std::string prompt_ids, prompt_bytes;   // see prompt.h
 
     // other
     bool dry_run = false;               // same as the subcommand plan

@@ -51,7 +51,6 @@ std::string row_text(const OptionRow& row, const Config& defaults) {
     std::string text = row.help;
     if (!row.value.flag && !row.value.any_text) text += "; " + row.value.expects;
     if (row.gpu_only) text += "; GPU only";
-    if (row.generate_only && !defaults.generating) text += "; generate only";
     if (row.llmc) text += std::string("; llm.c: ") + row.llmc;
     return entry(option, text + " (default: " + default_text(row, defaults) + ")");
 }
@@ -93,8 +92,7 @@ std::string help_text(const Config& defaults, const std::string& family) {
     const std::string name = "train_" + family;
     std::string text = "Usage: " + name + " --train-data GLOB --train-iters N [options]\n"
                        "       " + name + " plan [options]  whether it fits, how long it takes; without GPU or data\n"
-                       "       " + name + " doctor | bench | generate | export-fp8  (--help)  the machine | a step | "
-                       "text | weights\n"
+                       "       " + name + " doctor | bench | generate  (--help)  the machine | a step | text\n"
                        "The options used most; --help-all has all " + std::to_string(option_table().size())
                        + ", with ranges, presets, and names of other trainers.\n\n";
     for (const char* usual : kUsualOptions) {
@@ -114,7 +112,6 @@ std::string help_all_text(const Config& defaults, const std::string& family) {
     std::string text = "Usage: train_" + family + " --train-data GLOB --train-iters N [options]\n";
     text += "       train_" + family + " doctor [--save DIR] [--json]   checks this machine; doctor --help\n";
     text += "       train_" + family + " plan [--gpu NAME] [--ranks N] [--json] [options]   memory, time, traffic\n";
-    text += "       train_" + family + " export-fp8 --load PATH --out DIR   FP8 weights for transformers and vLLM\n";
     text += "       train_" + family + " bench [--json FILE] [options]  where the time of a step goes; bench --help\n";
     text += "       train_" + family + " generate --load DIR [options]  continues a prompt; generate --help\n\n";
     text += "Defaults are those of --model " + defaults.model + ". An option that has no effect under the others\n"
@@ -155,7 +152,6 @@ std::string options_json(const Config& defaults, const std::string& family) {
             option["no_effect_unless"].push_back({{"options", c.deciders}, {"values", c.values}, {"reason", c.reason}});
         if (row.gpu_only) option["gpu_only"] = true;
         if (row.ranks_only) option["ranks_only"] = true;
-        if (row.generate_only) option["generate_only"] = true;
         if (row.llmc) option["llmc"] = row.llmc;
         for (const Spelling& s : spellings())
             if (std::string(s.option) == row.name)
@@ -173,19 +169,14 @@ std::string options_json(const Config& defaults, const std::string& family) {
     return Ordered{{"executable", "train_" + family}, {"presets", presets}, {"options", rows}}.dump(1) + "\n";
 }
 
-std::string generate_help_text(Config defaults, const std::string& family) {
-    defaults.generating = true;
+std::string generate_help_text(const Config& defaults, const std::string& family) {
     std::string text = "Usage: train_" + family + " generate --load DIR --prompt-ids '1 2 3' [options]\n\n"
-        "Continues each prompt with the weights of a checkpoint or of any Hugging Face GPT-2 or Llama directory. If\n"
-        "the directory holds the checkpoints of a run (--save), the newest is used. The prompt and its continuation,\n"
-        "with the eos token that ends it, go to standard output, one line per prompt, and everything else to standard\n"
-        "error. scripts/generate does the same with a tokenizer.\n\n"
-        "Keys and values are cached: one forward pass over a prompt (prefill), then one row per token and text\n"
-        "(decode). Equal options give equal text. On the CPU a text does not depend on the others; on a GPU a matmul\n"
-        "may round differently for another number of texts, in steps of 16. All matmuls run in --dtype, also those of\n"
-        "a model trained in FP8. (The samples of such a training run in FP8, without a cache. With delayed and\n"
-        "blockwise scaling a cache would give the same text, but not with tensorwise scaling, whose amax spans all\n"
-        "tokens of a pass.)\n\n";
+        "Continues a prompt with the weights of a checkpoint or of any Hugging Face GPT-2 or Llama directory. If the\n"
+        "directory holds the checkpoints of a run (--save), the newest is used. The prompt and its continuation, with\n"
+        "the model's eos token if it ends the text, go to standard output, and everything else to standard error.\n"
+        "scripts/generate does the same with a tokenizer.\n\n"
+        "Every token takes a forward pass over the whole text, in --dtype also if the model was trained in FP8; vLLM\n"
+        "and transformers, which load the same directory, are faster. Equal options give equal text.\n\n";
     for (const std::string& name : generate_options()) text += row_text(*find_option(name), defaults);
     return text + entry("--help", "print this");
 }

@@ -256,7 +256,6 @@ std::vector<Condition> conditions_of(const std::string& option) {
 }
 
 const char* why_no_effect(const OptionRow& row, const Config& config) {
-    if (row.generate_only && !config.generating) return "it is for the command generate";
     for (const Condition& condition : conditions_of(row.name))
         if (!is_met(condition, config)) return condition.reason;
     for (const ComputedRule& rule : kComputedRules)

@@ -44,7 +44,6 @@ struct OptionRow {
     bool gpu_only = false;                  // has no effect on the CPU device; a note says so
     const char* refused_on_cpu = nullptr;   // what to do instead, if a run on the CPU device refuses the option
     bool ranks_only = false;                // has no effect with one rank; a note says so
-    bool generate_only = false;             // an option of generate, refused in training
 };
 
 // Each of `options` has no effect unless one of `deciders` has one of `values`. All are words separated by spaces;
@@ -119,4 +118,4 @@ std::vector<std::string> changed_options(const Config& config, const Config& pla
 std::string help_all_text(const Config& defaults, const std::string& family);
 std::string help_text(const Config& defaults, const std::string& family);
 std::string options_json(const Config& defaults, const std::string& family);
-std::string generate_help_text(Config defaults, const std::string& family);
+std::string generate_help_text(const Config& defaults, const std::string& family);

@@ -282,62 +282,6 @@ template <typename T> void backward(const AttentionBackwardArgs& args) {
                           scratch.get() + elems * thread_index());
 }
 
-// Attention of row n's query heads that share key head kv. It does what forward_head does for one query, bit for bit.
-template <typename T> void decode_group(const AttentionDecodeArgs& args, int64_t n, int64_t kv, Acc<T>* scratch) {
-    using A = Acc<T>;
-    const int64_t group = args.NH / args.NKV, HS = args.HS, width = 2 * args.NKV * HS;
-    const int64_t position = args.cache.positions[n], window = args.window > 0 ? args.window : position + 1;
-    T* out = args.out.as<T>() + (n * args.NH + kv * group) * HS;
-    if (position < 0) return std::fill(out, out + group * HS, T(0));
-    // The first key that the query's block has in forward_head, so that sums over keys have the same parts.
-    const int64_t begin = std::max<int64_t>(0, position / kQueries * kQueries - window + 1) / kMicroRows * kMicroRows;
-    const int64_t keys = position + 1 - begin, hidden = std::max<int64_t>(0, position + 1 - window) - begin;
-    const T* q = args.qkv.as<T>() + n * (args.NH + 2 * args.NKV) * HS + kv * group * HS;
-    const T* k = args.cache.rows.as<T>() + (args.cache.slots[n] * args.cache.capacity + begin) * width + kv * HS;
-    const int64_t score_stride = round_up(keys, kMicroColumns<A>), out_stride = round_up(HS, kMicroColumns<A>);
-    A* inverse_sums = scratch;
-    A* scores = inverse_sums + round_up(group, kMicroColumns<A>);
-    A* sums = scores + round_up(group, kMicroRows) * score_stride;
-    A* work = sums + round_up(group, kMicroRows) * out_stride;
-    multiply(over_columns(q, HS, group), over_columns(k, width, keys), HS, scores, score_stride, false, work);
-    for (int64_t h = 0; h < group; h++) {
-        A largest, *row = scores + h * score_stride;
-        const int64_t visible = keys - hidden;
-        std::fill(row, row + hidden, A(0));
-        inverse_sums[h] = A(1) / exponentials(row + hidden, visible, visible, A(args.softmax_mul), &largest);
-    }
-    multiply(over_columns(scores, score_stride, group), over_rows(k + args.NKV * HS, width, HS), keys, sums, out_stride,
-             false, work);
-    for (int64_t h = 0; h < group; h++) {
-        for_lanes<A>(HS, [&](int64_t d, auto lanes) {
-            store(out + h * HS + d, load(sums + h * out_stride + d, lanes) * Vec<A>(inverse_sums[h]), lanes);
-        });
-    }
-}
-
-template <typename T> void decode(const AttentionDecodeArgs& args) {
-    using A = Acc<T>;
-    const int64_t group = args.NH / args.NKV, rows = round_up(group, kMicroRows), keys = args.longest, HS = args.HS;
-    const int64_t elems = round_up(group, kMicroColumns<A>)
-                          + rows * (round_up(keys, kMicroColumns<A>) + round_up(HS, kMicroColumns<A>))
-                          + std::max(multiply_scratch<A>(group, keys, HS), multiply_scratch<A>(group, HS, keys));
-    auto scratch = make_buffer<A>(elems * thread_count());
-#pragma omp parallel for schedule(dynamic, 1) if (args.N * args.NH * HS * keys >= kParallelElems)
-    for (int64_t task = 0; task < args.N * args.NKV; task++)
-        decode_group<T>(args, task / args.NKV, task % args.NKV, scratch.get() + elems * thread_index());
-}
-
-// Checks the contract of KvCache, whose positions must be below `most`.
-void check_cache(const char* op, const KvCache& cache, int64_t N, int64_t NKV, int64_t HS, int64_t most) {
-    const int64_t slot = cache.capacity * 2 * NKV * HS;
-    CHECK(cache.capacity > 0 && cache.rows.elems % slot == 0, "%s: a cache of %lld elements, slots of %lld", op,
-          (long long)cache.rows.elems, (long long)slot);
-    for (int64_t n = 0; n < N; n++)
-        CHECK(cache.positions[n] < most && cache.slots[n] >= 0 && cache.slots[n] < cache.rows.elems / slot,
-              "%s: row %lld is at slot %d, position %d; there are %lld slots, and positions up to %lld", op,
-              (long long)n, cache.slots[n], cache.positions[n], (long long)(cache.rows.elems / slot), (long long)most);
-}
-
 void check_heads(const char* op, int64_t NH, int64_t NKV, int64_t HS) {
     CHECK(NH > 0 && NKV > 0 && HS > 0 && NH % NKV == 0,
           "%s: %lld query heads, %lld key heads, head size %lld", op, (long long)NH, (long long)NKV,
@@ -394,38 +338,6 @@ void attention_backward(Ctx&, const AttentionBackwardArgs& args) {
         check_tensor("attention_backward", "lse", args.lse, stat_dtype<T>, N * args.NH);
         check_tensor("attention_backward", "delta", args.delta, stat_dtype<T>, N * args.NH);
         backward<T>(args);
-    });
-    result.quantize();
-}
-
-void cache_append(Ctx&, const CacheAppendArgs& args) {
-    check_heads("cache_append", args.NH, args.NKV, args.HS);
-    check_cache("cache_append", args.cache, args.N, args.NKV, args.HS, args.cache.capacity);
-    const int64_t width = 2 * args.NKV * args.HS, row_elems = args.NH * args.HS + width;
-    for_working_type("cache_append", args.qkv.dtype, [&]<typename T>(Tag<T>) {
-        check_tensor("cache_append", "qkv", args.qkv, dtype_of<T>, args.N * row_elems);
-        check_tensor("cache_append", "cache", args.cache.rows, dtype_of<T>, args.cache.rows.elems);
-        for (int64_t n = 0; n < args.N; n++) {
-            if (args.cache.positions[n] < 0) continue;
-            const int64_t row = args.cache.slots[n] * args.cache.capacity + args.cache.positions[n];
-            std::copy_n(args.qkv.as<T>() + (n + 1) * row_elems - width, width, args.cache.rows.as<T>() + row * width);
-        }
-    });
-}
-
-void attention_decode(Ctx&, const AttentionDecodeArgs& args) {
-    check_heads("attention_decode", args.NH, args.NKV, args.HS);
-    CHECK(args.window >= 0, "attention_decode: a window of %lld tokens", (long long)args.window);
-    check_cache("attention_decode", args.cache, args.N, args.NKV, args.HS, std::min(args.longest, args.cache.capacity));
-    const QuantResult result("attention_decode", args.quant, args.out, args.qkv.dtype, args.N, args.NH * args.HS);
-    for_working_type("attention_decode", args.qkv.dtype, [&]<typename T>(Tag<T>) {
-        check_tensor("attention_decode", "qkv", args.qkv, dtype_of<T>,
-                     args.N * (args.NH + 2 * args.NKV) * args.HS);
-        check_tensor("attention_decode", "cache", args.cache.rows, dtype_of<T>, args.cache.rows.elems);
-        check_tensor("attention_decode", "out", args.out, dtype_of<T>, args.N * args.NH * args.HS);
-        check_tensor("attention_decode", "splits", args.splits, Dtype::kFp32,
-                     decode_split_elems(args.N, args.NH, args.HS, args.longest));
-        decode<T>(args);
     });
     result.quantize();
 }

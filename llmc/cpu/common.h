@@ -34,14 +34,16 @@ template <typename F> inline void for_working_type(const char* op, Dtype dtype, 
     }
 }
 
-// The position of row n: positions[n], where a negative one counts as 0, or n % T without positions.
+// The position of row n: positions[n], or n % T without positions.
 inline int64_t row_position(const int32_t* positions, int64_t n, int64_t T) {
-    return positions ? std::max(positions[n], 0) : n % T;
+    return positions ? positions[n] : n % T;
 }
 // Rows that a table of positions needs.
 inline int64_t positions_of(const int32_t* positions, int64_t N, int64_t T) {
     if (!positions) return std::min(T, N);
-    return std::max(*std::max_element(positions, positions + N), 0) + 1;
+    const auto [least, most] = std::minmax_element(positions, positions + N);
+    CHECK(*least >= 0, "position %d", *least);
+    return *most + 1;
 }
 
 // A tensor that must be present.

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads)
             raw[r].unpack_to(value);
             if (wpe) {
                 float add[kWidth];
-                const int64_t position = positions ? max(positions[n], 0) : n % period;
+                const int64_t position = positions ? positions[n] : n % period;
                 load_floats<T, kWidth>(wpe + position * C + c, add);
 #pragma unroll
                 for (int i = 0; i < kWidth; i++) value[i] += add[i];

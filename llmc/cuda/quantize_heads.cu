@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(HeadThread<HS>::kThreads, kBlocksPerSm * 128 /
             for (int r = 0; r < 4; r++) {
                 float cosine[8], sine[8];
                 if (t.apart(r) < tokens) {
-                    const uint32_t at = token + t.apart(r), position = work.positions ? max(positions[at], 0) : at;
+                    const uint32_t at = token + t.apart(r), position = work.positions ? positions[at] : at;
                     const float* angles = work.cos_sin + uint64_t{position} * HS + 2 * t.column;
                     load_angles(ptx::opaque(angles), 1.0f, cosine, sine);
                     rotate_vectors(x[r][0], x[r][1], cosine, sine);

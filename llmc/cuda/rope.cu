@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads, kWidth == 8 ? 4 : 1)
                 y[k].load(at + k * apart + half);
             }
             float cosine[kWidth], sine[kWidth];
-            const uint32_t position = positions ? max(positions[n], 0) : static_cast<uint32_t>(n) % period;
+            const uint32_t position = positions ? positions[n] : static_cast<uint32_t>(n) % period;
             load_angles(cos_sin + (int64_t{position} * half + i) * 2, direction, cosine, sine);
 #pragma unroll
             for (int k = 0; k < kHeads; k++) {
@@ -76,7 +76,7 @@ struct RopeInput {
     const int32_t* positions;   // optional
 
     __device__ const float* angles(int64_t n, int i) const {
-        const uint32_t position = positions ? max(positions[n], 0) : static_cast<uint32_t>(n) % period;
+        const uint32_t position = positions ? positions[n] : static_cast<uint32_t>(n) % period;
         return cos_sin + (int64_t{position} * (HS / 2) + i) * 2;
     }
 };

@@ -50,10 +50,10 @@ void Attention::upload_constants(Ctx& ctx) {
 float Attention::softmax_mul() const { return 1.0f / std::sqrt(static_cast<float>(config_.kv_channels)); }
 
 RopeArgs Attention::rope_args(Tensor qkv, const DeviceBatch& batch, const QuantOut& quant) const {
-    const int64_t HS = config_.kv_channels, first = batch.positions() ? 0 : options_.first_position(batch.T) * HS;
+    const int64_t HS = config_.kv_channels, first = batch.positions ? 0 : options_.first_position(batch.T) * HS;
     return {.qkv = qkv, .cos_sin = cos_sin_.slice(first, cos_sin_.elems - first), .N = batch.rows(), .T = batch.T,
             .NH = config_.num_attention_heads, .NKV = config_.num_query_groups, .HS = HS, .quant = quant,
-            .positions = batch.positions()};
+            .positions = batch.positions};
 }
 
 // ---- forward
@@ -92,7 +92,7 @@ Fp8Heads Attention::quantize_heads(Ctx& ctx, Tensor qkv, const DeviceBatch& batc
                              .scales = model_.scratch(Dtype::kFp32, blocks)};
     ops::quantize_heads(ctx, {.heads = quantized, .qkv = qkv, .cos_sin = cos_sin_, .B = batch.B, .T = T, .NH = NH,
                               .NKV = NKV, .HS = HS,
-                              .positions = exchange_ ? batch.whole_restarted : batch.positions()});
+                              .positions = exchange_ ? batch.whole_positions : batch.positions});
     return quantized;
 }
 
@@ -134,7 +134,6 @@ LinearOperand Attention::attend(Ctx& ctx, int layer, const Fp8Heads& heads, cons
     const bool saved = usage.recomputed && !buffers_.recomputed(kOut);
     return model_.make_x(ctx, proj(layer), saved_out(layer, N), N, usage, true,
                          [&](Tensor out, const QuantOut& quant) {
-        if (batch.cached && batch.cached->decode) return decode(ctx, layer, out, *batch.cached, N, quant);
         if (!exchange_ && !saved) return attention_forward(ctx, layer, out, heads, batch, quant);
         if (exchange_) {
             const Tensor own = buffers_.at(kOut, layer, N);
@@ -145,28 +144,11 @@ LinearOperand Attention::attend(Ctx& ctx, int layer, const Fp8Heads& heads, cons
     });
 }
 
-void Attention::append(Ctx& ctx, int layer, const CachedRows& cached, int64_t N) {
-    ops::cache_append(ctx, {.cache = cached.layer(layer), .qkv = buffers_.at(kQkv, layer, N), .N = N,
-                            .NH = config_.num_attention_heads, .NKV = config_.num_query_groups,
-                            .HS = config_.kv_channels});
-}
-
-void Attention::decode(Ctx& ctx, int layer, Tensor out, const CachedRows& cached, int64_t N, const QuantOut& quant) {
-    Arena::Scope scope(ctx, model_.arena);
-    const int64_t NH = config_.num_attention_heads, HS = config_.kv_channels;
-    const Tensor splits = model_.scratch(Dtype::kFp32, decode_split_elems(N, NH, HS, cached.longest));
-    ops::attention_decode(ctx, {.out = out, .qkv = buffers_.at(kQkv, layer, N), .cache = cached.layer(layer),
-                                .splits = splits, .N = N, .NH = NH, .NKV = config_.num_query_groups, .HS = HS,
-                                .longest = cached.longest, .softmax_mul = softmax_mul(),
-                                .window = config_.sliding_window, .quant = quant});
-}
-
 void Attention::forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch, const DeviceBatch& batch) {
     Arena::Scope scope(ctx, model_.arena);
     const int64_t N = batch.rows();
     const LinearOperand x = norm_.forward(ctx, layer, input, N, buffers_.forward_usage(PreNorm::kNormFp8));
     const Fp8Heads heads = qkv_forward(ctx, layer, x, batch);
-    if (batch.cached) append(ctx, layer, *batch.cached, N);
     linear_forward(ctx, proj(layer), branch, attend(ctx, layer, heads, batch, buffers_.forward_usage(kOutFp8)), N);
 }
 

@@ -55,8 +55,6 @@ private:
     Fp8Heads quantize_heads(Ctx& ctx, Tensor qkv, const DeviceBatch& batch);
     void attention_forward(Ctx& ctx, int layer, Tensor out, const Fp8Heads& heads, const DeviceBatch& batch,
                            const QuantOut& quant);
-    void append(Ctx& ctx, int layer, const CachedRows& cached, int64_t N);
-    void decode(Ctx& ctx, int layer, Tensor out, const CachedRows& cached, int64_t N, const QuantOut& quant);
     LinearOperand attend(Ctx& ctx, int layer, const Fp8Heads& heads, const DeviceBatch& batch, XUsage usage);
     void attention_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv, const DeviceBatch& batch,
                             const QuantOut& quant);

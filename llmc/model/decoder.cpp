@@ -37,9 +37,9 @@ void Decoder::embed(Ctx& ctx, const DeviceBatch& batch) {
     const int64_t N = batch.rows();
     const Tensor wpe = weight(table.wpe);
     ops::embedding_forward(ctx, {.out = attention_.residual(0, N), .wte = weight(table.wte),
-                                 .wpe = batch.positions() ? wpe : positions_from(wpe, batch.T), .tokens = batch.tokens,
+                                 .wpe = batch.positions ? wpe : positions_from(wpe, batch.T), .tokens = batch.tokens,
                                  .bad_tokens = batch.bad_tokens, .N = N, .T = batch.T, .C = config_.hidden_size,
-                                 .V = config_.vocab_size, .positions = batch.positions()});
+                                 .V = config_.vocab_size, .positions = batch.positions});
 }
 
 void Decoder::forward(Ctx& ctx, const DeviceBatch& batch, bool training) {
@@ -112,15 +112,6 @@ LinearOperand Decoder::head_x(Ctx& ctx, Rows rows, int64_t N, bool backward) {
 void Decoder::head_logits(Ctx& ctx, Rows rows, int64_t N, Tensor logits) {
     Arena::Scope scope(ctx, model_.arena);
     linear_forward(ctx, head(), logits, head_x(ctx, rows, N, false), rows.count);
-}
-
-void Decoder::logits_all(Ctx& ctx, Tensor logits, int64_t N) {
-    const int64_t Vp = config_.padded_vocab();
-    before(ctx, head_layer_, Pass::kForward);
-    for_each_chunk(N, [&](Rows rows) {
-        head_logits(ctx, rows, N, logits.slice(rows.first * Vp, rows.count * Vp));
-    });
-    after(ctx, head_layer_, Pass::kForward);
 }
 
 void Decoder::logits_row(Ctx& ctx, const DeviceBatch& batch, int64_t row, Tensor logits) {
@@ -235,13 +226,13 @@ void Decoder::loss_and_backward(Ctx& ctx, const DeviceBatch& batch, StepState* s
         after(ctx, l, Pass::kBackward);
     }
     // Positions that restart index the whole table; others count from the first position of this rank's part.
-    const bool restarts = table.wpe >= 0 && batch.restarted;
+    const bool restarts = table.wpe >= 0 && batch.positions;
     const Tensor dwpe = grad(table.wpe);
     ops::embedding_backward(ctx, {.dwte = grad(table.wte), .dwpe = restarts ? dwpe : positions_from(dwpe, batch.T),
                                   .dout = dresidual.high, .tokens = batch.tokens,
                                   .token_order = batch.token_order, .N = N,
                                   .T = restarts ? batch.T * model_.options.ranks_of_sequence() : batch.T, .C = C,
-                                  .V = config_.vocab_size, .positions = restarts ? batch.restarted : nullptr,
+                                  .V = config_.vocab_size, .positions = restarts ? batch.positions : nullptr,
                                   .position_order = restarts ? batch.position_order : nullptr});
     after(ctx, -1, Pass::kBackward);
 }

@@ -31,8 +31,6 @@ public:
 
     // logits (padded_vocab) T = those of one row.
     void logits_row(Ctx& ctx, const DeviceBatch& batch, int64_t row, Tensor logits);
-    // logits (N, padded_vocab) T = those of all rows.
-    void logits_all(Ctx& ctx, Tensor logits, int64_t N);
 
     // Empty for a parameter that the model does not have (-1).
     Tensor weight(int param) const { return model_.weight(param); }

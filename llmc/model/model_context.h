@@ -12,21 +12,6 @@
 #include "llmc/ops/arena.h"
 #include "llmc/ops/ops.h"
 
-// Generation: the rows of a forward pass append their keys and values to the cache of each layer.
-struct CachedRows {
-    std::vector<Tensor> layers;           // KvCache::rows, by layer
-    int64_t capacity = 0;
-    const int32_t* slots = nullptr;       // see KvCache; rope and the position embedding use the positions, too
-    const int32_t* positions = nullptr;
-    // Whether each row is one token of a text of its own (T is 1) and attends to the slot of that text. Otherwise the
-    // rows are sequences that begin at position 0 and attend to themselves.
-    bool decode = false;
-    int64_t longest = 0;                  // decode: > every position
-    KvCache layer(int l) const {
-        return {.rows = layers[static_cast<size_t>(l)], .capacity = capacity, .slots = slots, .positions = positions};
-    }
-};
-
 // One micro-batch on the device.
 struct DeviceBatch {
     const int32_t* tokens = nullptr;        // (B*T)
@@ -35,17 +20,14 @@ struct DeviceBatch {
     int32_t* bad_tokens = nullptr;          // (1), +=: ids outside the vocabulary
     const int32_t* documents = nullptr;     // (2, B, whole T) optional, see AttentionForwardArgs
     int64_t B = 0, T = 0;                   // with DecoderOptions::exchange, T is this rank's part of the sequences
-    const CachedRows* cached = nullptr;     // generation: the places of the rows in the cache
-    const int32_t* restarted = nullptr;     // (B*T) optional: positions within documents
-    const int32_t* whole_restarted = nullptr;   // (B, whole T) the same with `exchange`, for FP8 attention only
-    const int32_t* position_order = nullptr;   // (B*T) with `restarted`, learned positions and backward only
+    const int32_t* positions = nullptr;     // (B*T) optional: within documents, instead of within sequences
+    const int32_t* whole_positions = nullptr;   // (B, whole T) the same with `exchange`, for FP8 attention only
+    const int32_t* position_order = nullptr;    // (B*T) with `positions`, learned positions and backward only
     int64_t rows() const { return B * T; }
-    const int32_t* positions() const { return cached ? cached->positions : restarted; }
 };
 
 struct DecoderOptions {
     int64_t max_batch = 1, max_seq = 1;   // T is at most max_seq, and B * T at most their product
-    int64_t max_positions = 0;            // of cached rows, or of whole sequences with `exchange`; 0: max_seq
     Dtype dtype = Dtype::kBf16;           // working type
     Recompute recompute = Recompute::kNone;
     bool fp8_attention = false;
@@ -56,7 +38,7 @@ struct DecoderOptions {
     int64_t first_position(int64_t T) const { return exchange ? exchange->rank() * T : 0; }
     int64_t loss_chunk = 0;        // rows that head and loss compute at once; 0: all
     int64_t max_rows() const { return max_batch * max_seq; }
-    int64_t positions() const { return max_positions > 0 ? max_positions : max_seq; }
+    int64_t positions() const { return max_seq * ranks_of_sequence(); }
 };
 
 // Which FP8 layouts of an x its producer writes. If there are none, the producer writes the x in the working type only.

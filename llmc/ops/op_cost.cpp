@@ -196,14 +196,6 @@ void rehearse_op(Ctx& ctx, OpKind kind, const AttentionBackwardArgs& a) {
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const SplitHeadsArgs& a) { record(ctx, kind, a.in.dtype, sum({a.in, a.out})); }
 void rehearse_op(Ctx& ctx, OpKind kind, const JoinHeadsArgs& a) { record(ctx, kind, a.in.dtype, sum({a.in, a.out})); }
-void rehearse_op(Ctx& ctx, OpKind kind, const CacheAppendArgs& a) {
-    record(ctx, kind, a.qkv.dtype, 4 * a.N * a.NKV * a.HS * dtype_bytes(a.qkv.dtype));
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const AttentionDecodeArgs& a) {
-    const int64_t cached = 2 * a.N * a.longest * a.NKV * a.HS * dtype_bytes(a.qkv.dtype);
-    record(ctx, kind, a.qkv.dtype, cached + 2 * a.out.bytes() + 2 * a.splits.bytes());
-    record_pass(ctx, a.quant, a.out);
-}
 void rehearse_op(Ctx& ctx, OpKind kind, const ActivationForwardArgs& a) {
     record(ctx, {.kind = kind, .mode = mode(a.quant), .dtype = a.in.dtype,
                  .bytes = sum({a.in, a.out}) + quantized_bytes(a.quant), .attention = {}, .activation = a.kind});

@@ -101,7 +101,7 @@ struct EmbeddingForwardArgs {
     const int32_t* tokens;     // (N); an id outside [0, V) reads row 0 and adds to bad_tokens
     int32_t* bad_tokens;       // (1), +=
     int64_t N, T, C, V;
-    const int32_t* positions = nullptr;   // (N) optional: of the rows, instead of n % T; a negative one counts as 0
+    const int32_t* positions = nullptr;   // (N) optional: of the rows, >= 0, instead of n % T
 };
 
 // dwte[v] += sum of dout over the rows with tokens[n] == v; dwpe[t] += sum over the rows at position t.

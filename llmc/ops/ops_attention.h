@@ -81,39 +81,3 @@ struct JoinHeadsArgs {
     Tensor in;    // (B, ranks, T, (NH / ranks + 2 heads_of_rank(NKV)) HS) T
     int64_t B, T, ranks, NH, NKV, HS;
 };
-
-// The places of the rows of a forward pass in a cache of keys and values, for generation. The slots and positions hold
-// for all layers; `rows` is the cache of one layer.
-struct KvCache {
-    Tensor rows;                          // (slots, capacity, 2 NKV HS) T: the key heads, then the value heads
-    int64_t capacity = 0;                 // positions of a slot
-    const int32_t* slots = nullptr;       // (N): for each row the slot of its text
-    const int32_t* positions = nullptr;   // (N): the position of each row, < capacity; negative: a row of padding
-};
-// Writes the keys and values of qkv to the cache, at the slots and positions of the rows; leaves out padding.
-struct CacheAppendArgs {
-    KvCache cache;    // rows: =, one row for each row of qkv
-    Tensor qkv;       // (N, (NH + 2 NKV) HS) T, after rope
-    int64_t N, NH, NKV, HS;
-};
-// Attention of one token per text. Row n of out is what attention_forward computes for a query at positions[n] and the
-// keys and values at positions 0 to positions[n] of the cache, where cache_append has written the row's own. On the CPU
-// the bits are equal, too. Rows of padding become 0. Splits of kDecodeSplit keys are combined in ascending order, so no
-// result depends on the other rows. Source: Dao et al., Flash-Decoding, 2023.
-struct AttentionDecodeArgs {
-    Tensor out;       // (N, NH, HS) T, =
-    Tensor qkv;       // (N, (NH + 2 NKV) HS) T: the query heads are read
-    KvCache cache;
-    Tensor splits;    // (decode_split_elems(N, NH, HS, longest)) fp32, =: scratch
-    int64_t N, NH, NKV, HS;
-    int64_t longest;  // > every position
-    float softmax_mul;
-    int64_t window = 0;    // tokens: a query attends to the last `window` positions; 0: to all
-    QuantOut quant = {};   // of out
-};
-inline constexpr int64_t kDecodeSplit = 256;
-HOST_DEVICE constexpr int64_t decode_splits(int64_t longest) { return (longest + kDecodeSplit - 1) / kDecodeSplit; }
-// A split has HS sums, the largest score and the sum of exp.
-constexpr int64_t decode_split_elems(int64_t N, int64_t NH, int64_t HS, int64_t longest) {
-    return N * NH * decode_splits(longest) * (HS + 2);
-}

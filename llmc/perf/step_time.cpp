@@ -33,8 +33,7 @@ StepPart part_of(const PlannedOp& op) {
         case OpKind::rmsnorm_forward: case OpKind::rmsnorm_backward: return kNorms;
         case OpKind::qk_norm_forward: case OpKind::qk_norm_backward: case OpKind::rope_forward:
         case OpKind::rope_backward: case OpKind::split_heads: case OpKind::join_heads: return kPositions;
-        case OpKind::attention_forward: case OpKind::quantize_heads:
-        case OpKind::cache_append: case OpKind::attention_decode: return kForwardAttention;
+        case OpKind::attention_forward: case OpKind::quantize_heads: return kForwardAttention;
         case OpKind::attention_backward: return kBackwardAttention;
         case OpKind::activation_forward: case OpKind::activation_backward: return kActivations;
         case OpKind::classifier: case OpKind::sum_losses: return kHead;

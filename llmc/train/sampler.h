@@ -1,5 +1,5 @@
-// Samples of text during training, in the memory of training and without a cache of keys and values: every token takes
-// a forward pass over the whole text. `generate` has a cache (generator.h) and draws its tokens in the same way.
+// Samples of text, during training in its memory and for `generate`. Every token takes a forward pass over the whole
+// text: no keys and values are kept.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -10,11 +10,11 @@
 #include "llmc/parallel/comm/comm.h"
 
 struct Sampling {
-    int64_t tokens = 0;       // to generate
-    double temperature = 0;   // 0: greedy
-    int64_t top_k = 0;        // 0: all
-    double top_p = 1;         // 1: all
+    int64_t tokens = 0;               // to generate
+    double temperature = 0;           // 0: greedy
+    int64_t top_k = 0;                // 0: all
     uint64_t seed = 0;
+    std::vector<int32_t> eos = {};    // a text ends with the first of them that is generated
 };
 
 // The caller's memory for the inputs of a forward pass.
@@ -38,28 +38,19 @@ public:
                                        const std::function<bool()>& stopped);
 
 private:
-    void next_logits(Ctx& ctx, const std::vector<int32_t>& text, int64_t T, const SamplerMemory& memory);
+    void next_logits(Ctx& ctx, const std::vector<int32_t>& text, const SamplerMemory& memory);
 
     const int64_t max_seq_;
     Decoder& decoder_;
     Fp8State& fp8_;
     Comm& context_;
-    Tensor row_;                    // (Vp) working type, on the device
-    std::vector<char> raw_;         // the same on the host
-    std::vector<float> logits_;     // (V)
+    Tensor row_;                  // (Vp) working type, on the device
+    std::vector<float> logits_;   // (V), the same
 };
 
 // Draws an index from softmax(logits / temperature) with u uniform in [0, 1); temperature 0 takes the largest. top_k >
-// 0: only from the top_k largest, with ties resolved to lower indices. top_p < 1: of these, only from the fewest of the
-// most probable whose probabilities add up to at least top_p (Holtzman et al., arXiv 1904.09751).
-int32_t sample_token(const std::vector<float>& logits, double temperature, double u, int64_t top_k = 0,
-                     double top_p = 1);
-
-// The same with the random number of token `number` of a text.
-int32_t draw_token(const std::vector<float>& logits, const Sampling& sampling, uint64_t text, int64_t number);
-
-// Fills `logits`, whose size is the number of values, from `raw` (BF16 or FP32).
-void widen_logits(const char* raw, Dtype dtype, std::vector<float>& logits);
+// 0: only from the top_k largest, with ties resolved to lower indices.
+int32_t sample_token(const std::vector<float>& logits, double temperature, double u, int64_t top_k = 0);
 
 // The length of a forward pass over a text of `tokens`, split among `ranks`. There are few different lengths, because
 // each has its own matmul shapes.

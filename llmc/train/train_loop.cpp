@@ -60,7 +60,7 @@ void TrainLoop::open_data() {
     require_same(comm_, {{"set of options", config_to_json(config_)},
                          {"training data", data_.train->fingerprint_json()},
                          {"validation data", data_.valid ? data_.valid->fingerprint_json() : ""},
-                         {"HellaSwag file or prompts", evaluations_->fingerprint()}});
+                         {"HellaSwag file or prompt", evaluations_->fingerprint()}});
 }
 
 void TrainLoop::open_device() {

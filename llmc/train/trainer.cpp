@@ -19,8 +19,7 @@ std::optional<LayerBuffers> make_layer_buffers(const Config& config, const Bucke
 
 DecoderOptions decoder_options(const Config& config, HeadExchange& exchange) {
     return {.max_batch = config.micro_batch_size, .max_seq = config.part_length(),
-            .max_positions = config.seq_length, .dtype = config.dtype,
-            .recompute = config.recompute, .fp8_attention = config.fp8_attention,
+            .dtype = config.dtype, .recompute = config.recompute, .fp8_attention = config.fp8_attention,
             .offload_activations = offloads(config, "activations"),
             .exchange = exchange.ranks() > 1 ? &exchange : nullptr, .loss_chunk = config.loss_chunk};
 }
@@ -83,9 +82,9 @@ DeviceBatch Trainer::upload(Ctx& ctx, const HostInputs& host, int64_t B, int64_t
     batch.targets = copy(places.targets, host.targets);
     batch.token_order = copy(places.order, host.order);
     batch.documents = copy(places.documents, host.documents, 2 * exchange_.ranks());
-    batch.restarted = copy(places.positions, host.positions);
+    batch.positions = copy(places.positions, host.positions);
     batch.position_order = copy(places.position_order, host.position_order);
-    batch.whole_restarted = copy(places.whole_positions, host.whole_positions, exchange_.ranks());
+    batch.whole_positions = copy(places.whole_positions, host.whole_positions, exchange_.ranks());
     return batch;
 }
 

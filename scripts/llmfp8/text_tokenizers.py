@@ -169,15 +169,6 @@ class JsonTokenizer(Tokenizer):
         with tokenizers_library(self.path):
             return self.tokenizer.encode(text, add_special_tokens=False).ids
 
-    def encode_marked(self, text):
-        """The ids of a text in which special tokens spelled out are special."""
-        self.tokenizer.encode_special_tokens = False
-        try:
-            with tokenizers_library(self.path):
-                return self.tokenizer.encode(text, add_special_tokens=False).ids
-        finally:
-            self.tokenizer.encode_special_tokens = True
-
     def decode(self, ids):
         with tokenizers_library(self.path):
             return self.tokenizer.decode(list(ids), skip_special_tokens=False)

@@ -50,7 +50,7 @@ NOT_RUN = {
     ". .venv/bin/activate && python3 -m pip install 'lm_eval[hf]' torch": NETWORK,
     "lm_eval --model hf --model_args pretrained=out/step-00001000,dtype=bfloat16 --tasks hellaswag --batch_size 16":
         NETWORK,
-    "scripts/generate out/step-00001000 --tokenizer gpt2 --file prompts.txt": NETWORK,
+    'scripts/generate out/step-00001000 "Once" --tokenizer gpt2': NETWORK,
     "scripts/export_log --to wandb out --out out --follow &": NETWORK,
     "data/prepare_text.py --tokenizer gpt2 --out shards --valid-fraction 0.005 openwebtext": NETWORK,
     "data/prepare_chat.py --tokenizer Meta-Llama-3-8B-Instruct/tokenizer.json --out shards/ultrachat": NETWORK,
@@ -84,10 +84,8 @@ RUN = {
     "--micro-batch-size 32 --global-batch-size 512 --train-iters 10000 --save out --resume auto": {"more": "--dry-run"},
     "./train_llama generate --load out --prompt-ids '1 2 3'": {},
     'scripts/generate out "The meaning of life is"': {},
-    'scripts/generate Llama-3.1-8B "Once" "Two prompts" -- --temperature 0.7 --top-k 50 --top-p 0.9': {
-        "before": "cp -r out/step-* Llama-3.1-8B"},
-    'scripts/generate Llama-3.1-8B-Instruct --chat "Why is the sky blue?" --sample-tokens 80': {
-        "before": "cp -r out/step-* Llama-3.1-8B-Instruct", "more": "--template plain"},
+    'scripts/generate Llama-3.1-8B "Once" -- --sample-tokens 100 --temperature 0.7 --top-k 50': {
+        "before": "cp -r out/step-* Llama-3.1-8B", "fewer": ("100", "9")},
     "./train_llama ... --save out --tokenizer Meta-Llama-3-8B": {
         "before": "rm -r out", "dots": f"{TINY} --synthetic-data"},
     "scripts/recipes/train_llama3_8b_h200_fp8.sh --dry-run": {},

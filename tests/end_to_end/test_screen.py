@@ -109,7 +109,6 @@ class ScreenTest(TrainTest):
             words, text = samples(*start, "--train-iters", "2")
             self.assertTrue(words and all(line.startswith(" www w w") for line in words), words)
             self.assertIn(f"text of {folder}/step-00000001/tokenizer.json", text)
-        self.assertEqual(samples("--tokenizer", self.dir, "--print", "ids")[0], ids)
         # A tokenizer that the trainer cannot decode is copied into checkpoints; a missing one is an error.
         with open(self.path("tokenizer.json"), "w", encoding="utf-8") as file:
             file.write("{}")

@@ -1,4 +1,5 @@
-// Activations, conversions, initial values and the optimizer of the GPU against the CPU.
+// Activations, rope and embedding at given positions, conversions, initial values and the optimizer of the GPU against
+// the CPU.
 #include "tests/gpu/gpu_op.h"
 
 using namespace op_test;
@@ -192,6 +193,46 @@ TEST_CASE("gpu ops: adamw is bitwise equal to the CPU's, including stochastic ro
         (step == 5 ? first : second) = dm.download();
     }
     CHECK_FALSE(first.same_bits(second));
+}
+
+TEST_CASE("gpu ops: rope and embedding at given positions") {
+    constexpr int64_t N = 37, T = 100, V = 61;
+    HostTensor positions(Dtype::kInt32, N), tokens(Dtype::kInt32, N);
+    for (int64_t n = 0; n < N; n++) {
+        positions.set(n, static_cast<double>(n * 29 % T));
+        tokens.set(n, static_cast<double>(n * 17 % V));
+    }
+    for (Dtype type : {Dtype::kFp32, Dtype::kBf16}) {
+        for (int64_t HS : {6, 64, 80, 128}) {
+            for (int64_t shift_bytes : {0, 4}) {
+                constexpr int64_t NH = 3, NKV = 2;
+                OpCase rope("rope_forward at positions", type, Dtype::kFp32, shift_bytes);
+                rope.random("qkv", Kind::kWork, N * (NH + 2 * NKV) * HS);
+                rope.random("angles", Kind::kStat, T * HS);
+                rope.add("positions", Kind::kFixed, positions);
+                rope.run(cuda::rope_forward, cpu::rope_forward, [&](auto view) {
+                    return RopeArgs{.qkv = view("qkv"), .cos_sin = view("angles"), .N = N, .T = 1, .NH = NH,
+                                    .NKV = NKV, .HS = HS, .positions = view("positions").template as<int32_t>()};
+                });
+                rope.check("qkv");
+                OpCase embedding("embedding_forward at positions", type, Dtype::kFp32, shift_bytes);
+                embedding.random("wte", Kind::kWork, V * HS);
+                embedding.random("wpe", Kind::kWork, T * HS);
+                embedding.poison("out", Kind::kWork, N * HS);
+                embedding.add("positions", Kind::kFixed, positions);
+                embedding.add("tokens", Kind::kFixed, tokens);
+                embedding.add("bad", Kind::kFixed, HostTensor(Dtype::kInt32, 1).fill(0));
+                embedding.run(cuda::embedding_forward, cpu::embedding_forward, [&](auto view) {
+                    return EmbeddingForwardArgs{.out = view("out"), .wte = view("wte"), .wpe = view("wpe"),
+                                                .tokens = view("tokens").template as<int32_t>(),
+                                                .bad_tokens = view("bad").template as<int32_t>(), .N = N, .T = 1,
+                                                .C = HS, .V = V,
+                                                .positions = view("positions").template as<int32_t>()};
+                });
+                embedding.check_bits("out");
+            }
+        }
+    }
 }
 
 }  // namespace ops_pointwise_test

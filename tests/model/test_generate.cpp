@@ -1,17 +1,18 @@
-// Text generation: prompts and their errors, drawing a token, and `generate` without training state compared with the
-// model in training.
+// Text generation: the prompt and its errors, drawing a token, and the Sampler against the decoder's forward pass.
 #include "tests/support/config_test.h"
 
+#include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "llmc/commands/generate.h"
-#include "llmc/config/prompts.h"
+#include "llmc/config/prompt.h"
 #include "tests/support/model_test.h"
 
 namespace {
 
 using Ids = std::vector<int32_t>;
-using Prompts = std::vector<Ids>;
+using Texts = std::vector<Ids>;
 
 Config text_config(int64_t vocab) {
     Config config;
@@ -22,7 +23,7 @@ Config text_config(int64_t vocab) {
 
 std::string prompt_error(const Config& config) {
     try {
-        read_prompts(config, 8, "--seq-length", false);
+        read_prompt(config, 8, "--seq-length");
         return "";
     } catch (const Error& error) {
         CHECK(error.exit_code == kExitBadInput);
@@ -48,76 +49,45 @@ std::string generate_error(const Words& words) {
 
 }  // namespace
 
-TEST_CASE("generate: prompts as ids, as bytes, and as the lines of a file") {
+TEST_CASE("generate: a prompt as ids or as bytes, and the text in its form") {
     Config config = text_config(257);
-    CHECK(read_prompts(config, 8, "T", false).empty());
-    config.prompt_ids = " 1  256 0 ";
+    CHECK(read_prompt(config, 8, "T").empty());
+    CHECK(prints_bytes(config));
     config.prompt_bytes = "a\xc3\xa9";
-    const TempFile lines("xy\r\n  \nz\n\n");
-    config.prompts = lines.path;
-    CHECK(read_prompts(config, 8, "T", false) == Prompts{{1, 256, 0}, {97, 0xc3, 0xa9}, {120, 121}, {32, 32}, {122}});
-    config = text_config(50257);
-    const TempFile ids("50256 7\n8\n");
-    config.prompts = ids.path;
-    CHECK(read_prompts(config, 8, "T", false) == Prompts{{50256, 7}, {8}});
-    CHECK(token_form(config) == TokenForm::kIds);
-    CHECK(token_form(text_config(257)) == TokenForm::kBytes);
-    CHECK(tokens_text({72, 105, 256, 33}, TokenForm::kBytes) == "Hi\n!");
-    CHECK(tokens_text({72, 105, 256, 33}, TokenForm::kIds) == "72 105 256 33");
-}
-
-TEST_CASE("generate: ids at which a text ends") {
-    Config config = text_config(61);
-    CHECK(read_stop_ids(config).empty());
-    config.stop_ids = " 60 7";
-    CHECK(read_stop_ids(config) == Ids{60, 7});
-    for (const auto& [ids, said] : {std::pair{"61", "--stop-ids: token 61 lies outside the vocabulary of 61"},
-                                    std::pair{"x", "--stop-ids: \"x\" is not a token id"}}) {
-        config.stop_ids = ids;
-        try {
-            read_stop_ids(config);
-            FAIL_CHECK(ids);
-        } catch (const Error& error) {
-            CHECK(error.exit_code == kExitBadInput);
-            CHECK(contains(error.what(), said));
-        }
-    }
+    CHECK(read_prompt(config, 8, "T") == Ids{97, 0xc3, 0xa9});
+    CHECK(prints_bytes(config));
+    config.prompt_bytes = "", config.prompt_ids = " 1  256 0 ";
+    CHECK(read_prompt(config, 8, "T") == Ids{1, 256, 0});
+    CHECK_FALSE(prints_bytes(config));
+    CHECK_FALSE(prints_bytes(text_config(50257)));
+    CHECK(tokens_text({72, 105, 256, 33}, true) == "Hi\n!");
+    CHECK(tokens_text({72, 105, 256, 33}, false) == "72 105 256 33");
 }
 
 TEST_CASE("generate: an invalid prompt is named") {
     struct Case {
         int64_t vocab;
-        std::string ids, bytes, file, said;
+        std::string ids, bytes, said;
     };
     const Case cases[] = {
-        {61, "1 61", "", "", "--prompt-ids: token 61 lies outside the vocabulary of 61"},
-        {61, "1 -1", "", "", "--prompt-ids: \"-1\" is not a token id"},
-        {61, "1 2x", "", "", "--prompt-ids: \"2x\" is not a token id"},
-        {61, "99999999999", "", "", "--prompt-ids: \"99999999999\" is not a token id"},
-        {61, " ", "", "", "--prompt-ids: an empty prompt"},
-        {61, "", "a", "", "--prompt-bytes: token 97 lies outside the vocabulary of 61"},
-        {50257, "", "a", "", "--prompt-bytes: a vocabulary of 50257 is not bytes"},
-        {61, "1 2 3 4 5 6", "", "", "--prompt-ids: a prompt of 6 tokens and --sample-tokens 3 exceed --seq-length 8"},
-        {258, "", "", "1\n3\n2 x\n", ": line 3: \"x\" is not a token id"},
-        {258, "", "", "1\n\n2\n", ": line 2: an empty prompt"},
-        {258, "", "", "\n", ": has no line"},
+        {61, "1 61", "", "--prompt-ids: token 61 lies outside the vocabulary of 61"},
+        {61, "1 -1", "", "--prompt-ids: \"-1\" is not a token id"},
+        {61, "1 2x", "", "--prompt-ids: \"2x\" is not a token id"},
+        {61, "99999999999", "", "--prompt-ids: \"99999999999\" is not a token id"},
+        {61, " ", "", "--prompt-ids: an empty prompt"},
+        {61, "", "a", "--prompt-bytes: token 97 lies outside the vocabulary of 61"},
+        {258, "", "a", "--prompt-bytes: a vocabulary of 258 is not bytes"},
+        {257, "1", "a", "--prompt-ids and --prompt-bytes are both given"},
+        {61, "1 2 3 4 5 6", "", "--prompt-ids: a prompt of 6 tokens and --sample-tokens 3 exceed --seq-length 8"},
+        {61, "1 2 3 4 5", "", ""},
     };
     for (const Case& c : cases) {
         Config config = text_config(c.vocab);
         config.prompt_ids = c.ids;
         config.prompt_bytes = c.bytes;
-        const TempFile file(c.file);
-        if (!c.file.empty()) config.prompts = file.path;
         CHECK_MESSAGE(contains(prompt_error(config), c.said), prompt_error(config));
+        CHECK(prompt_error(config).empty() == c.said.empty());
     }
-    Config config = text_config(61);
-    config.prompt_ids = "1 2 3 4 5";
-    CHECK(prompt_error(config) == "");
-    config.prompts = "-";
-    CHECK(contains(prompt_error(config), "--prompts -: only generate"));
-    config = text_config(258);
-    config.print = TokenForm::kBytes;
-    CHECK(contains(prompt_error(config), "--print bytes: a vocabulary of 258 is not bytes"));
 }
 
 TEST_CASE("generate: top-k draws from the largest logits, with ties resolved to the first") {
@@ -151,24 +121,72 @@ TEST_CASE("generate: a forward pass has the padded length of the text, at most m
     CHECK(padded_length(5000, 1001) == 1001);
 }
 
-TEST_CASE("generate: the length of the forward pass does not change the text") {
-    // With 200 positions the text fits into one pass of 128 or of 200; 130 tokens are computed in a pass of 256 or,
-    // sliding, of 130.
-    for (const ModelConfig& shape : {tiny_gpt2(), tiny_llama()}) {
-        Prompts texts;
-        for (int64_t T : {13, 128, 200}) {
-            Config config = tiny_config(shape, Dtype::kFp32, 1, T);
-            config.shape.max_positions = 200;
-            config.shape.init_std = 0.3;
-            TestModel model(config);
+// GPT-2; Llama with grouped queries; Qwen3 (qk-norm).
+TEST_CASE("generate: greedy text is what one forward pass over all of it says, in sequences of any length") {
+    ModelConfig qwen = tiny_llama();
+    qwen.qk_norm = true;
+    for (ModelConfig shape : {tiny_gpt2(), tiny_llama(), qwen}) {
+        shape.max_positions = 200;
+        shape.init_std = 0.3;
+        Texts texts;
+        for (int64_t T : {13, 128, 200}) {   // passes of 13 tokens, 128, and 128 of 200
+            TestModel model(tiny_config(shape, Dtype::kFp32, 1, T));
             model.set_random_batch(1, 1);
-            texts.push_back(model.trainer->generate(model.ctx, {1, 2, 3}, {.tokens = 10, .temperature = 1, .seed = 4},
-                                                    5, model.staged));
+            texts.push_back(model.trainer->generate(model.ctx, {1, 2, 3}, {.tokens = 10}, 5, model.staged));
+            REQUIRE(texts.back().size() == 13);
+            Ids tokens = texts.back();
+            tokens.resize(static_cast<size_t>(T));
+            model.set_batch(tokens, Ids(tokens.size(), 0));
+            model.gradients();
+            for (int64_t n = 2; n < 12; n++) {
+                const std::vector<double> logits = model.logits(n);
+                CHECK(std::max_element(logits.begin(), logits.end()) - logits.begin()
+                      == tokens[static_cast<size_t>(n + 1)]);
+            }
         }
-        CHECK(texts[0].size() == 13);
         CHECK(texts[1] == texts[0]);
         CHECK(texts[2] == texts[0]);
+        CHECK(std::set<int32_t>(texts[0].begin(), texts[0].end()).size() > 4);   // not one token over and over
     }
+}
+
+TEST_CASE("generate: the model sees the last tokens of a text that is longer than its sequences") {
+    ModelConfig shape = tiny_gpt2();
+    shape.init_std = 0.3;
+    TestModel model(tiny_config(shape, Dtype::kFp32, 1, 8));
+    model.set_random_batch(1, 1);
+    const Sampling sampling{.tokens = 1, .temperature = 1, .seed = 4};
+    auto next = [&](const Ids& text) {
+        return model.trainer->generate(model.ctx, text, sampling, 5, model.staged).back();
+    };
+    std::set<int32_t> within;
+    for (int32_t token = 0; token < 29; token++) {
+        CHECK(next({token, 1, 2, 3, 4, 5, 6, 7, 8}) == next({1, 2, 3, 4, 5, 6, 7, 8}));
+        within.insert(next({token, 1, 2, 3, 4, 5, 6, 7}));
+    }
+    CHECK(within.size() > 1);   // in a sequence the first token counts
+}
+
+TEST_CASE("generate: a text ends at the first eos, which is part of it") {
+    ModelConfig shape = tiny_llama();
+    shape.init_std = 0.3;
+    TestModel model(tiny_config(shape, Dtype::kFp32, 1, 32));
+    model.set_random_batch(1, 1);
+    auto text = [&](const Ids& prompt, const Ids& eos) {
+        return model.trainer->generate(model.ctx, prompt, {.tokens = 20, .temperature = 1, .seed = 4, .eos = eos}, 5,
+                                       model.staged);
+    };
+    const Ids whole = text({1, 2, 3}, {});
+    REQUIRE(whole.size() == 23);
+    for (const Ids& eos : {Ids{whole[7]}, Ids{whole[12], whole[7]}}) {
+        const auto end = std::find_first_of(whole.begin() + 3, whole.end(), eos.begin(), eos.end());
+        CHECK(text({1, 2, 3}, eos) == Ids(whole.begin(), end + 1));
+        CHECK(end < whole.begin() + 8);
+    }
+    // An eos of the prompt ends nothing.
+    Ids prompt = whole;
+    prompt.resize(8);
+    CHECK(text(prompt, {whole[7]}).size() > 8);
 }
 
 TEST_CASE("generate: accepts only the options about text") {
@@ -178,15 +196,6 @@ TEST_CASE("generate: accepts only the options about text") {
     CHECK(config.top_k == 5);
     CHECK(config.seed == 9);
     CHECK(config.sample_tokens == 7);
-    CHECK(config.inference_max_requests == 16);
-    CHECK_FALSE(config.ignore_eos);
-    const Config more = parse_generate(joined(prompt, {"--top-p=0.9", "--ignore-eos", "--inference-max-requests",
-                                                       "3"})).config;
-    CHECK(more.top_p == 0.9);
-    CHECK(more.ignore_eos);
-    CHECK(more.inference_max_requests == 3);
-    CHECK(contains(generate_error(joined(prompt, {"--top-p", "0"})), "--top-p 0: must be a number in (0, 1]"));
-    CHECK(contains(generate_error(joined(prompt, {"--temperature", "0", "--top-p", "0.5"})), "--top-p has no effect"));
     CHECK(contains(generate_error({"--prompt-ids", "1"}), "generate needs --load DIR"));
     CHECK(contains(generate_error(joined(prompt, {"--lr", "1"})), "generate has no option --lr, it is for training"));
     CHECK(contains(generate_error(joined(prompt, {"--temprature", "1"})), "did you mean --temperature?"));

@@ -61,16 +61,10 @@ std::vector<double> hf_layout(const Param& p, const HfPart& part, const std::vec
 
 // Logits (N, true vocabulary) of the model's last forward.
 std::vector<double> logits_of(TestModel& model) {
-    const int64_t N = model.config.micro_batch_size * model.config.seq_length;
-    const int64_t V = model.config.shape.vocab_size, Vp = model.config.shape.padded_vocab();
-    const Tensor logits = {device::device_alloc(N * Vp * 4), Dtype::kFp32, N * Vp};
-    model.trainer->decoder().logits_all(model.ctx, logits, N);
-    const std::vector<double> padded = model.read(logits);
-    device::device_free(logits.data);
     std::vector<double> values;
-    for (int64_t n = 0; n < N; n++) {
-        const auto row = padded.begin() + n * Vp;
-        values.insert(values.end(), row, row + V);
+    for (int64_t n = 0; n < model.config.micro_batch_size * model.config.seq_length; n++) {
+        const std::vector<double> row = model.logits(n);
+        values.insert(values.end(), row.begin(), row.end());
     }
     return values;
 }

@@ -1,4 +1,4 @@
-// Embedding, activations, bias gradient and classifier of the CPU.
+// Embedding, rope at given positions, activations, bias gradient and classifier of the CPU.
 #include "tests/support/op_test.h"
 
 #include <numeric>
@@ -428,6 +428,41 @@ TEST_CASE("cpu classifier gradient matches finite differences") {
         for (int64_t n = 0; n < 3; n++) sum += c.losses.get(n);
         return sum * static_cast<double>(c.state.dloss_mul);
     });
+}
+
+TEST_CASE("cpu rope and embedding at given positions are those of the rows at these positions") {
+    constexpr int64_t N = 5, T = 9, NH = 3, NKV = 1, HS = 6, C = 11, V = 7;
+    std::vector<int32_t> positions = {8, 0, 1, 3, 3}, tokens = {1, 6, 2, 2, 0};
+    for (Dtype type : {Dtype::kFp32, Dtype::kBf16}) {
+        Ctx ctx;
+        const HostTensor one = random_tensor(type, (NH + 2 * NKV) * HS, 3);
+        HostTensor table = random_tensor(Dtype::kFp32, T * HS, 4), wte = random_tensor(type, V * C, 5),
+                   wpe = random_tensor(type, T * C, 6), rows(type, N * one.elems()), all(type, T * one.elems()),
+                   out(type, N * C);
+        for (int64_t i = 0; i < rows.elems(); i++) rows.set(i, one.get(i % one.elems()));
+        for (int64_t i = 0; i < all.elems(); i++) all.set(i, one.get(i % one.elems()));
+        RopeArgs args{.qkv = all.view(), .cos_sin = table.view(), .N = T, .T = T, .NH = NH, .NKV = NKV, .HS = HS};
+        cpu::rope_forward(ctx, args);
+        args.qkv = rows.view(), args.N = N, args.T = 1, args.positions = positions.data();
+        cpu::rope_forward(ctx, args);
+        int32_t bad = 0;
+        cpu::embedding_forward(ctx, {.out = out.view(), .wte = wte.view(), .wpe = wpe.view(), .tokens = tokens.data(),
+                                     .bad_tokens = &bad, .N = N, .T = 1, .C = C, .V = V,
+                                     .positions = positions.data()});
+        for (int64_t n = 0; n < N; n++) {
+            const int64_t at = positions[static_cast<size_t>(n)], token = tokens[static_cast<size_t>(n)];
+            for (int64_t i = 0; i < one.elems(); i++)
+                CHECK(rows.get(n * one.elems() + i) == all.get(at * one.elems() + i));
+            HostTensor sum(type, C);
+            for (int64_t i = 0; i < C; i++) sum.set(i, wte.get(token * C + i) + wpe.get(at * C + i));
+            for (int64_t i = 0; i < C; i++) CHECK(out.get(n * C + i) == sum.get(i));
+        }
+        for (int32_t beyond : {static_cast<int32_t>(T), -1}) {
+            positions[0] = beyond;
+            CHECK_THROWS_AS(cpu::rope_forward(ctx, args), Error);
+        }
+        positions[0] = 8;
+    }
 }
 
 }  // namespace layers_test

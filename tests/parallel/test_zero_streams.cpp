@@ -39,9 +39,10 @@ public:
         note(model_.trainer->generate(model_.ctx, {30, 60, 119},
                                       {.tokens = 1, .temperature = 0.8}, 9, model_.staged).back());
         // The drawn token depends little on the logits, so compare those, too.
-        const int64_t T = model_.config.seq_length, elems = T * model_.config.shape.padded_vocab();
+        const int64_t T = model_.config.seq_length, elems = model_.config.shape.padded_vocab();
         const Dtype dtype = model_.config.dtype;
-        model_.trainer->decoder().logits_all(model_.ctx, {add(elems * dtype_bytes(dtype)), dtype, elems}, T);
+        model_.trainer->decoder().logits_row(model_.ctx, {.B = 1, .T = T}, 2,
+                                             {add(elems * dtype_bytes(dtype)), dtype, elems});
         device::synchronize(model_.ctx);
     }
     // Reads what a checkpoint reads.

@@ -303,8 +303,7 @@ TEST_CASE("plan: every operation has a rate of its own or is known to move next 
     const std::vector<OpKind> tiny = {OpKind::sum_losses,  OpKind::step_guard,  OpKind::fp8_clear, OpKind::fp8_update,
                                       OpKind::fp8_scales,  OpKind::block_scales, OpKind::count_scales};
     const std::vector<OpKind> elsewhere = {OpKind::gemm, OpKind::attention_forward, OpKind::attention_backward,
-                                           OpKind::fill_normal, OpKind::fill_constant, OpKind::cache_append,
-                                           OpKind::attention_decode};
+                                           OpKind::fill_normal, OpKind::fill_constant};
                                            // timed on their own; not part of a step, or not of most
     auto has = [](const std::vector<OpKind>& kinds, OpKind kind) {
         return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();

@@ -1,5 +1,4 @@
 """How Python scripts end if their output is closed or full, if the user interrupts them, or if a path is no file."""
-import contextlib
 import os
 import shutil
 import signal
@@ -42,20 +41,17 @@ class ScriptEnds(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (7, "error: No space left on device\n"))
 
     def test_an_interrupt_ends_with_130(self):
-        os.mkfifo(os.path.join(self.dir, "prompts"))
-        process = subprocess.Popen([*GENERATE, os.path.join(ROOT, "tests", "fixtures", "llama"), "--tokenizer", "bytes",
-                                    "--file", "prompts"], cwd=self.dir, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                   text=True,
+        os.mkfifo(os.path.join(self.dir, "started"))
+        with open(os.path.join(self.dir, "executable"), "w", encoding="utf-8") as file:
+            file.write("#!/bin/sh\necho > started\nexec sleep 60 2> /dev/null\n")
+        os.chmod(os.path.join(self.dir, "executable"), 0o755)
+        process = subprocess.Popen([*GENERATE, os.path.join(ROOT, "tests", "fixtures", "llama"), "a", "--tokenizer",
+                                    "bytes", "--executable", "./executable"], cwd=self.dir, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True,
                                    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
-        # Opening for writing waits until the script has opened the pipe, which it then reads.
-        with open(os.path.join(self.dir, "prompts"), "w", encoding="utf-8"):
-            # A signal between the script's open and its read is only noted, and the read waits for the next one.
-            for _ in range(10):
-                process.send_signal(signal.SIGINT)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(3)
-                    break
-            out, errors = process.communicate(timeout=60)
+        with open(os.path.join(self.dir, "started"), encoding="utf-8"):   # waits for the executable
+            process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=60)
         self.assertEqual((process.returncode, out, errors), (130, "", "interrupted\n"))
 
     def test_text_that_the_terminal_cannot_show_is_escaped(self):
@@ -78,8 +74,6 @@ class ScriptEnds(unittest.TestCase):
         to_screen = [*EXPORT, "--to", "csv", "--out", "-"]
         for command in ([*to_screen, "pipe"], [*to_screen, "/dev/zero"],
                         [*COMPARE, "a=pipe", "b=" + LOG], [*GENERATE, "model", "a"], [*GENERATE, "deep", "a"],
-                        [*GENERATE, os.path.join(ROOT, "tests", "fixtures", "llama"), "--tokenizer", "bytes", "--file",
-                         "/dev/zero"],
                         [*INSPECT, "pipe"], [*INSPECT, "a.bin"], [*CHECK, "pipe"], [*CHECK, "a.bin"],
                         [*TEXT, "--tokenizer", "bytes", "--out", "out", "pipe"]):
             with self.subTest(command[1:]):

@@ -167,6 +167,16 @@ public:
     }
     std::vector<double> grad(int param) { return read(trainer->decoder().grad(param)); }
     std::vector<double> weight(int param) { return read(trainer->decoder().weight(param)); }
+    // Logits (true vocabulary) of a row of the last forward pass, which was one of whole micro-batches.
+    std::vector<double> logits(int64_t row) {
+        const int64_t Vp = config.shape.padded_vocab();
+        const Tensor tensor{device::device_alloc(Vp * dtype_bytes(config.dtype)), config.dtype, Vp};
+        trainer->decoder().logits_row(ctx, {.B = config.micro_batch_size, .T = config.part_length()}, row, tensor);
+        std::vector<double> values = read(tensor);
+        device::device_free(tensor.data);
+        values.resize(static_cast<size_t>(config.shape.vocab_size));
+        return values;
+    }
     // Compares `count` elements of a parameter's gradient, spread by the generator, with central differences of the
     // batch's loss (fp64, on the CPU). Returns the largest relative difference.
     double check_differences(int param, uint64_t count) {

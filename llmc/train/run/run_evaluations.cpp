@@ -8,7 +8,7 @@
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/checkpoint_saver.h"
 #include "llmc/checkpoint/huggingface/model_extras.h"
-#include "llmc/config/prompts.h"
+#include "llmc/config/prompt.h"
 #include "llmc/config/schedule.h"
 #include "llmc/fault/heartbeat.h"
 
@@ -23,13 +23,13 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 RunEvaluations::RunEvaluations(const Config& config, Comm& comm, const DataLoader& train, const DataLoader* valid)
     : config_(config), comm_(comm), valid_(valid) {
     if (config.sample_every > 0) {
-        prompts_ = read_prompts(config, config.seq_length, "--seq-length", false);
-        if (prompts_.empty()) {
+        prompt_ = read_prompt(config, config.seq_length, "--seq-length");
+        if (prompt_.empty()) {
             const size_t T = static_cast<size_t>(config.seq_length);
-            std::vector<int32_t> inputs(T), targets(T);
-            (valid ? *valid : train).read(0, inputs.data(), targets.data());
-            inputs.resize(std::clamp<size_t>(T / 2, 1, 32));
-            prompts_.push_back(std::move(inputs));
+            prompt_.resize(T);
+            std::vector<int32_t> targets(T);
+            (valid ? *valid : train).read(0, prompt_.data(), targets.data());
+            prompt_.resize(std::clamp<size_t>(T / 2, 1, 32));
         }
         open_tokenizer();
     }
@@ -41,7 +41,7 @@ RunEvaluations::RunEvaluations(const Config& config, Comm& comm, const DataLoade
 // Opens the tokenizer of --tokenizer, else that of the checkpoint or model that the run starts from.
 void RunEvaluations::open_tokenizer() {
     tokenizer_files(config_.tokenizer);   // exit 2 if it does not exist
-    if (config_.print != TokenForm::kAuto || vocabulary_is_bytes(config_.shape.vocab_size)) return;
+    if (vocabulary_is_bytes(config_.shape.vocab_size)) return;
     std::string path = tokenizer_json(config_.tokenizer);
     if (config_.tokenizer.empty() && config_.resume == "auto") {
         const std::vector<int64_t> steps = checkpoint_steps(config_.save);
@@ -60,8 +60,7 @@ void RunEvaluations::open_tokenizer() {
 
 std::string RunEvaluations::fingerprint() const {
     std::string text = hellaswag_ ? hellaswag_->fingerprint() : "";
-    for (const std::vector<int32_t>& prompt : prompts_) text += "\n" + tokens_text(prompt, TokenForm::kIds);
-    return text;
+    return text + "\n" + tokens_text(prompt_, false);
 }
 
 bool RunEvaluations::validation_due(int64_t step) const {
@@ -132,13 +131,10 @@ void RunEvaluations::sample(const Place& place, bool logged) {
     post_phase(Phase::kSample);
     // Only rank 0 samples, with the ranks that share its forward passes.
     if (comm_.world().rank >= config_.context_parallel && !place.trainer.passes_are_collective()) return;
-    for (size_t i = 0; i < prompts_.size(); i++) {
-        const Sampling sampling{.tokens = config_.sample_tokens, .temperature = config_.temperature,
-                                .top_k = config_.top_k, .top_p = config_.top_p, .seed = config_.seed};
-        // A different stream for every step and prompt.
-        const uint64_t stream = static_cast<uint64_t>(place.step) + (static_cast<uint64_t>(i) << 40);
-        const auto text = place.trainer.generate(place.ctx, prompts_[i], sampling, stream, place.staging);
-        if (!logged || !comm_.root()) continue;
-        place.log.sample(place.step, tokenizer_ ? tokenizer_->decode(text) : tokens_text(text, token_form(config_)));
-    }
+    const Sampling sampling{.tokens = config_.sample_tokens, .temperature = config_.temperature,
+                            .top_k = config_.top_k, .seed = config_.seed};
+    const auto text = place.trainer.generate(place.ctx, prompt_, sampling, static_cast<uint64_t>(place.step),
+                                             place.staging);
+    if (!logged || !comm_.root()) return;
+    place.log.sample(place.step, tokenizer_ ? tokenizer_->decode(text) : tokens_text(text, prints_bytes(config_)));
 }

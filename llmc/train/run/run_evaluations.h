@@ -15,11 +15,11 @@
 
 class RunEvaluations {
 public:
-    // Opens --hellaswag-data and reads the prompts; without any, the beginning of the data is the prompt. Owns none of
+    // Opens --hellaswag-data and reads the prompt; without one, the beginning of the data is the prompt. Owns none of
     // its arguments; valid: null without --valid-data.
     RunEvaluations(const Config& config, Comm& comm, const DataLoader& train, const DataLoader* valid);
 
-    // The fingerprint of HellaSwag's file and the prompts, to compare between ranks.
+    // The fingerprint of HellaSwag's file and the prompt, to compare between ranks.
     std::string fingerprint() const;
 
     // A note that says whether samples are text, and of which tokenizer; "" if there is nothing to say.
@@ -60,6 +60,6 @@ private:
     std::optional<HellaswagRun> hellaswag_run_;
     std::optional<TokenText> tokenizer_;          // of samples, if they are text
     std::string tokenizer_note_;
-    std::vector<std::vector<int32_t>> prompts_;
+    std::vector<int32_t> prompt_;
     std::string data_error_;
 };

@@ -1,0 +1,22 @@
+// Reads the prompt of samples and of `generate`, and prints tokens: as text if the vocabulary is bytes, else as ids.
+// Tokenizers are in Python (scripts/generate).
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "llmc/config/config.h"
+
+// Whether ids below 256 are bytes; an id of 256, if there is one, separates documents.
+bool vocabulary_is_bytes(int64_t vocab_size);
+
+// The tokens of --prompt-ids or --prompt-bytes; empty without either. Exit 2, naming the option, for both, ids outside
+// the vocabulary, bytes if the vocabulary is not bytes, an empty prompt, and a prompt that exceeds max_tokens together
+// with --sample-tokens. `limit` is the error's name for max_tokens.
+std::vector<int32_t> read_prompt(const Config& config, int64_t max_tokens, const std::string& limit);
+
+// Whether texts are printed as bytes: if the vocabulary is bytes and the prompt is not given as ids.
+bool prints_bytes(const Config& config);
+
+// The bytes, with a newline for ids from 256 on, or ids separated by spaces.
+std::string tokens_text(const std::vector<int32_t>& tokens, bool bytes);
