@@ -277,7 +277,6 @@ TOOLS = [
     ("scripts/export_log --to csv not_a_log.jsonl --out -", 2, "not the log of a run"),
     ("scripts/export_log --to xml ck --out -", 2, "invalid choice: 'xml'", "'csv'"),
     ("scripts/generate", 2, "the following arguments are required: MODEL"),
-    ("scripts/generate nowhere hello", 2, "nowhere/config.json", "MODEL is a checkpoint"),
     ("scripts/generate ck hello", 2, "has no tokenizer.json; pass --tokenizer"),
     ("scripts/generate ck --tokenizer bytes", 2, "the following arguments are required: PROMPT"),
     ("scripts/generate ck hello --tokenizer bytes --executable ./none", 2, "./none: No such file", "run make"),
