@@ -57,8 +57,8 @@ constexpr Condition kConditions[] = {
     {"grad-shard-dtype", "zero", "2 3", "only --zero 2 and 3 shard gradients"},
 
     {"save-interval keep save-async", "save", "!unset", "no checkpoint is written without --save"},
-    {"sample-tokens prompt-ids prompt-bytes prompts temperature top-k top-p print", "sample-every", ">0", kNoSamples},
-    {"top-k top-p", "temperature", ">0", "--temperature 0 takes the most likely token"},
+    {"sample-tokens prompt-ids prompt-bytes temperature top-k", "sample-every", ">0", kNoSamples},
+    {"top-k", "temperature", ">0", "--temperature 0 takes the most likely token"},
     {"gpu json", "dry-run", "true", "only plan (--dry-run) reads it"},
 };
 

@@ -85,8 +85,8 @@ RUN = {
     "./train_llama generate --load out --prompt-ids '1 2 3'": {},
     'scripts/generate out "The meaning of life is"': {"more": "--tokenizer bytes"},
     'scripts/generate Llama-3.1-8B "Once" -- --sample-tokens 100 --temperature 0.7 --top-k 50': {
-        "before": "cp -r out/step-* Llama-3.1-8B", "fewer": ('"Once" -- --sample-tokens 100', '"Once" --tokenizer bytes '
-                                                             "-- --sample-tokens 9")},
+        "before": "cp -r out/step-* Llama-3.1-8B",
+        "fewer": ('"Once" -- --sample-tokens 100', '"Once" --tokenizer bytes -- --sample-tokens 9')},
     "./train_llama ... --save out --tokenizer Meta-Llama-3-8B": {
         "before": "rm -r out", "dots": f"{TINY} --synthetic-data"},
     "scripts/recipes/train_llama3_8b_h200_fp8.sh --dry-run": {},
