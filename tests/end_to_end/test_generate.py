@@ -58,21 +58,6 @@ class GenerateTest(TrainTest):
         self.assertNotEqual(other, text)
         self.assertEqual(self.generate(*options, "--prompt-bytes", "ab", "--seed", "99", text=False).stdout, other)
 
-    def test_what_cannot_be_is_said_in_a_line(self):
-        folder = self.save(LLAMA)
-        load = ["--load", folder]
-        for options, said in ((load, "generate needs a prompt"),
-                              (["--load", self.dir, "--prompt-ids", "1"], "neither a config.json nor checkpoints"),
-                              ([*load, "--prompt-ids", "1 61"], "token 61 lies outside the vocabulary of 61"),
-                              ([*load, "--prompt-ids", "1 2", "--sample-tokens", "15"],
-                               "a prompt of 2 tokens and --sample-tokens 15 exceed the model's positions 16"),
-                              ([*load, "--prompt-ids", "1", "--lr", "1"], "generate has no option --lr"),
-                              (["--prompt-ids", "1"], "generate needs --load")):
-            self.assertIn(said, self.generate(*options, expect=2).stderr)
-        done = self.run_train(LLAMA, "--train-iters", "1", "--sample-every", "1", "--prompt-ids", "1 2",
-                              "--sample-tokens", "15", expect=2)
-        self.assertIn("exceed --seq-length 16", done.stderr)
-
     def test_a_damaged_checkpoint_is_refused(self):
         options = ["--load", self.save(LLAMA, *self.BYTES), "--prompt-bytes", "ab", "--sample-tokens", "3"]
         step = os.path.join(options[1], "step-00000002")
