@@ -89,8 +89,7 @@ template <bool kLayer> bool norm_backward_quantize(Ctx& ctx, const NormBackwardA
 // Sums over the threads x of each row y of a block; all threads of the row get the sum. Two alternating buffers save a
 // barrier per sum. Rows of several warps use the block's barrier, so all of them must call this equally often.
 template <bool kWarpPerRow> struct RowSum {
-    static constexpr int kParts = 1;   // partial sums per thread
-    float (*shared)[kNormLanes];       // two buffers
+    float (*shared)[kNormLanes];   // two buffers
     int buffer = 0;
     __device__ float operator()(float value) {
         if constexpr (kWarpPerRow) {
@@ -101,25 +100,6 @@ template <bool kWarpPerRow> struct RowSum {
             buffer ^= 1;
             return block_sum(value, own, threadIdx.x / kNormLanes, threadIdx.x % kNormLanes, warps);
         }
-    }
-    __device__ float operator()(const float (&parts)[1]) { return (*this)(parts[0]); }
-};
-
-// RowSum for a single warp that gets the same bits as kWarps warps per row (3 or 4) would. A lane passes what its
-// counterpart in each of those warps would pass, and the sums are added in the same order. The first two steps halve
-// what a lane holds: bits 4 and 3 of its number select warp 2 * bit 4 + bit 3, of which it then holds a partial sum.
-template <int kWarps> struct SeveralWarpsSum {
-    static_assert(kWarps == 3 || kWarps == 4);
-    static constexpr int kParts = kWarps;
-    __device__ float operator()(const float (&parts)[kWarps]) {
-        auto other = [](float value, int lane_bit) { return __shfl_xor_sync(0xffffffffu, value, lane_bit); };
-        const float last = kWarps == 4 ? parts[kWarps - 1] : 0.0f;
-        const bool high = threadIdx.x & 16, odd = threadIdx.x & 8;
-        const float even_part = (high ? parts[2] : parts[0]) + other(high ? parts[0] : parts[2], 16);
-        const float odd_part = (high ? last : parts[1]) + other(high ? parts[1] : last, 16);
-        float sum = (odd ? odd_part : even_part) + other(odd ? even_part : odd_part, 8);
-        for (int bit : {4, 2, 1, 16, 8}) sum += other(sum, bit);
-        return sum;
     }
 };
 
@@ -203,21 +183,13 @@ template <typename T> __device__ inline uint4 norm_add(const uint4& x, const uin
     return pack<T>(value);
 }
 
-// Keeps the compiler from holding a row's unpacked floats between uses: they take twice the registers.
-template <int kVecs> __device__ inline void keep_packed(uint4 (&x)[kVecs]) {
-#pragma unroll
-    for (int k = 0; k < kVecs; k++) ptx::forget(x[k]);
-}
-
-// Returns the mean (0 for rms) and 1 / sqrt(variance + eps); vectors of x past the end are 0. Partial sum p covers the
-// thread's vectors p, p + kParts, ... kFull: number of vectors that every thread has.
-template <typename T, bool kLayer, int kFull = 0, int kVecs, typename Sum>
-__device__ inline float2 norm_statistics(uint4 (&x)[kVecs], int vectors, float eps, Sum& row_sum) {
+// Returns the mean (0 for rms) and 1 / sqrt(variance + eps); vectors of x past the end are 0.
+template <typename T, bool kLayer, int kVecs, typename Sum>
+__device__ inline float2 norm_statistics(const uint4 (&x)[kVecs], int vectors, float eps, Sum& row_sum) {
     const float C = static_cast<float>(vectors * kVec<T>);
-    float parts[Sum::kParts] = {};
+    float sum = 0.0f;
 #pragma unroll
     for (int k = 0; k < kVecs; k++) {
-        float& sum = parts[k % Sum::kParts];
         float value[kVec<T>];
         unpack<T>(x[k], value);
 #pragma unroll
@@ -225,21 +197,20 @@ __device__ inline float2 norm_statistics(uint4 (&x)[kVecs], int vectors, float e
             sum = kLayer ? __fadd_rn(sum, value[i]) : __fmaf_rn(value[i], value[i], sum);
         }
     }
-    float sum = row_sum(parts);
+    sum = row_sum(sum);
     float mean = 0.0f;
     if constexpr (kLayer) {
         mean = sum / C;
-        if constexpr (kFull > 0) keep_packed(x);
-        float squares[Sum::kParts] = {};
+        float squares = 0.0f;
 #pragma unroll
         for (int k = 0; k < kVecs; k++) {
-            if (k >= kFull && threadIdx.x + k * blockDim.x >= vectors) continue;
+            if (threadIdx.x + k * blockDim.x >= vectors) continue;
             float value[kVec<T>];
             unpack<T>(x[k], value);
 #pragma unroll
             for (int i = 0; i < kVec<T>; i++) {
                 const float off = __fsub_rn(value[i], mean);
-                squares[k % Sum::kParts] = __fmaf_rn(off, off, squares[k % Sum::kParts]);
+                squares = __fmaf_rn(off, off, squares);
             }
         }
         sum = row_sum(squares);

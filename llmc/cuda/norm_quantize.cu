@@ -92,112 +92,6 @@ __global__ void __launch_bounds__(kWarpPerRow ? kNormLanes * kWarpRows : kNormTh
     writer.finish();
 }
 
-// Weight and bias of all columns as floats in shared memory: a thread with many vectors cannot hold them in registers.
-// Four planes, each with four floats of every vector, so that adjacent lanes use different banks.
-struct SharedAffine {
-    float4* memory;
-    int vectors;
-
-    static size_t bytes(int64_t C) { return sizeof(float) * 2 * C; }
-    __device__ float4* end() const { return memory + 4 * vectors; }
-    __device__ void fill(const bf16* weight, const bf16* bias) const {
-        for (int v = threadIdx.y * blockDim.x + threadIdx.x; v < vectors; v += blockDim.x * blockDim.y) {
-            set(v, load_vec(weight + v * 8));
-            set(v + 2 * vectors, bias ? load_vec(bias + v * 8) : uint4{});
-        }
-    }
-    __device__ void take(int v, float (&weight)[8], float (&bias)[8]) const {
-        get(v, weight);
-        get(v + 2 * vectors, bias);
-    }
-
-private:
-    __device__ void set(int at, const uint4& raw) const {
-        float value[8];
-        unpack<bf16>(raw, value);
-        memory[at] = make_float4(value[0], value[1], value[2], value[3]);
-        memory[at + vectors] = make_float4(value[4], value[5], value[6], value[7]);
-    }
-    __device__ void get(int at, float (&value)[8]) const {
-        const float4 low = memory[at], high = memory[at + vectors];
-        value[0] = low.x, value[1] = low.y, value[2] = low.z, value[3] = low.w;
-        value[4] = high.x, value[5] = high.y, value[6] = high.z, value[7] = high.w;
-    }
-};
-
-// Reads a warp's row into x, with this lane's first vector at `first`; leaves x[k] unchanged unless has(k).
-template <int kVecs, typename Has>
-__device__ inline void read_row(uint4 (&x)[kVecs], const NormForward<bf16>& a, int64_t first, const Has& has) {
-    constexpr int kStep = kNormLanes * 8;
-    uint4 add[kVecs] = {};
-#pragma unroll
-    for (int k = 0; k < kVecs; k++) {
-        if (has(k)) x[k] = load_vec(a.in + first + k * kStep);
-        if (a.residual && has(k)) add[k] = load_vec(a.residual + first + k * kStep);
-    }
-#pragma unroll
-    for (int k = 0; k < kVecs; k++) {
-        if (a.residual && has(k)) x[k] = norm_add<bf16>(x[k], add[k]);
-        if (a.residual_out && has(k)) store_vec(a.residual_out + first + k * kStep, x[k]);
-    }
-}
-
-// Math: as norm_forward_quantize_kernel for layernorm, with the bits of (kVecs + 1) / 2 warps per row and 2 vectors per
-// thread.
-// Source: as norm_forward_kernel.
-// Traffic: as norm_forward_quantize_kernel.
-// Requires: as that one, and 32 (kVecs - 1) < vectors <= 32 kVecs.
-// Parallel: a block owns groups of 32 rows, a warp a row, lane x its vectors x, x + 32, ...; warps synchronise only
-// when a group is complete. A row is loaded to registers as a whole, and the warp's next row is prefetched into L2.
-template <int kVecs, bool kCount>
-__global__ void __launch_bounds__(kNormLanes * kWarpRows, kCount ? 2 : 3)
-    norm_forward_quantize_wide_kernel(const __grid_constant__ NormForward<bf16> a,
-                                      const __grid_constant__ RowsOut quant, int vectors) {
-    extern __shared__ uint4 memory[];
-    wait_for_previous_kernels();
-    const int64_t C = quant.C;
-    const int lane = threadIdx.x;
-    const SharedAffine affine{reinterpret_cast<float4*>(memory), vectors};
-    affine.fill(a.weight, a.bias);
-    __syncthreads();
-    auto has = [&](int k) { return k < kVecs - 1 || lane + k * kNormLanes < vectors; };
-    SeveralWarpsSum<(kVecs + 1) / 2> row_sum;
-    RowsWriter<kCount> writer(quant, affine.end(), 0, vectors * 8, vectors * 8);
-    for (RowWalk walk; walk.base < a.N; walk.advance()) {
-        const int64_t row = walk.base + threadIdx.y;
-        if (row < a.N) {
-            const int64_t first = row * C + lane * 8;
-            uint4 x[kVecs] = {};
-            read_row(x, a, first, has);
-            const float2 statistics = norm_statistics<bf16, true, kVecs - 1>(x, vectors, a.eps, row_sum);
-            keep_packed(x);
-            RowWalk ahead = walk;
-            ahead.advance();
-            const int64_t next = ahead.base + threadIdx.y, line = lane * 64;   // 64 elements: 128 bytes
-            if (next < a.N && line < C) {
-                ptx::prefetch_l2(a.in + next * C + line);
-                if (a.residual) ptx::prefetch_l2(a.residual + next * C + line);
-            }
-            if (lane == 0) {
-                a.mean[row] = statistics.x;
-                a.rstd[row] = statistics.y;
-            }
-#pragma unroll
-            for (int k = 0; k < kVecs; k++) {
-                if (!has(k)) continue;
-                const int v = lane + k * kNormLanes;
-                float w[8], b[8];
-                affine.take(v, w, b);
-                const uint4 out = norm_apply<bf16, true>(x[k], statistics, w, b);
-                if (a.out) store_vec(a.out + first + k * kNormLanes * 8, out);
-                writer.put(out, row, walk.in_group() + threadIdx.y, v * 8);
-            }
-        }
-        if (walk.group_ends(a.N)) writer.end_group(walk.group());
-    }
-    writer.finish();
-}
-
 // Partial column sums per block: dweight, dbias, and those of dx.
 struct BackwardSums {
     float *weight, *bias, *dx;   // (gridDim.x, C) each; bias and dx may be null
@@ -318,26 +212,6 @@ bool forward_ringed(Ctx& ctx, const NormForwardArgs& args, dim3 block) {
                           Ring<kForwardStages, kForwardStreams>::bytes(block, args.C));
 }
 
-// Whether a layernorm should use the wide kernel: between 1024 and 2048 columns, barriers between several warps per row
-// cost a fifth of the speed. rmsnorm keeps several warps, since it has one sum per row; so do 2048 columns, where the
-// wide kernel is slower (H200).
-bool wants_wide(int64_t C) { return C > 4 * 8 * kNormLanes && C < 8 * 8 * kNormLanes; }
-
-bool forward_wide(Ctx& ctx, const NormForwardArgs& args) {
-    auto launch = [&](auto vecs) {
-        constexpr int kVecs = decltype(vecs)::value;
-        auto kernel = norm_forward_quantize_wide_kernel<kVecs, false>;
-        if (args.quant.counts) kernel = norm_forward_quantize_wide_kernel<kVecs, true>;
-        return launch_forward(ctx, kernel, args, dim3(kNormLanes, kWarpRows), SharedAffine::bytes(args.C));
-    };
-    switch (ceil_div(args.C, 8 * kNormLanes)) {
-        case 5: return launch(std::integral_constant<int, 5>{});
-        case 6: return launch(std::integral_constant<int, 6>{});
-        case 7: return launch(std::integral_constant<int, 7>{});
-        default: return launch(std::integral_constant<int, 8>{});
-    }
-}
-
 template <bool kLayer, int kVecs, bool kCount>
 bool launch_backward(Ctx& ctx, const NormBackwardArgs& args, dim3 block) {
     // The scratch memory is shared by the three sums.
@@ -373,7 +247,6 @@ template <bool kLayer> bool norm_forward_quantize(Ctx& ctx, const NormForwardArg
         });
         return done;
     }
-    if (kLayer && wants_wide(C)) return forward_wide(ctx, args);
     if (shape.vecs != 2) return false;   // more vectors do not fit in shared memory
     return forward_ringed<kLayer, 2, false>(ctx, args, group_block(shape.block));
 }

@@ -22,16 +22,6 @@ __device__ inline float reciprocal_approx(float x) {
 
 namespace ptx {
 
-// Hides from the compiler that the bits are unchanged, so that it cannot keep values derived from them.
-__device__ inline void forget(uint4& bits) {
-    asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));
-}
-
-// Prefetches the line of global memory with this address into the L2 cache. "prefetch".
-__device__ inline void prefetch_l2(const void* p) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p)));
-}
-
 // Returns the same pointer to global memory, and hides from the compiler how it was computed.
 template <typename T> __device__ inline T* opaque(T* p) {
     asm("mov.b64 %0, %1;" : "=l"(p) : "l"(p));

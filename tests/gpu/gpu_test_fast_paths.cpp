@@ -128,7 +128,7 @@ const std::vector<Expected> kFp8Attention = {{"attention_forward", "attention_fo
 const std::vector<Expected> kBiasSums = {{"activation_backward", "bias_backward_kernel", false},
                                          {"layernorm_backward", "bias_backward_kernel", false},
                                          {"layernorm_backward", kTile, false}};
-const std::vector<Expected> kWideNorm = {{"layernorm_forward", "norm_forward_quantize_wide_kernel"},
+const std::vector<Expected> kSeveralWarps = {{"layernorm_forward", "norm_forward_quantize_kernel"},
                                          {"layernorm_forward", kTile, false}};
 
 struct Run {
@@ -147,7 +147,7 @@ const std::vector<Run>& runs() {
         {"llama, FP8 attention", llama_128(), Fp8Recipe::kDelayed, kFp8Attention, true},
         {"qwen, delayed", qwen_128(), Fp8Recipe::kDelayed, {{"qk_norm_backward", "qk_norm_backward_kernel"}}},
         {"gpt2, BF16", gpt2_64(128), Fp8Recipe::kNone, kBiasSums},
-        {"gpt2, delayed, 1280 columns", gpt2_64(1280), Fp8Recipe::kDelayed, kWideNorm},
+        {"gpt2, delayed, 1280 columns", gpt2_64(1280), Fp8Recipe::kDelayed, kSeveralWarps},
     };
     return all;
 }
