@@ -78,7 +78,7 @@ Fp8Operand ActivationBuffers::fp8(int number, int layer, int64_t N) const {
 }
 
 LinearOperand ActivationBuffers::x(int working, int fp8_transposed, int layer, int64_t N) const {
-    return {.high = at(working, layer, N), .fp8 = {.rowwise = {}, .transposed = fp8(fp8_transposed, layer, N)}};
+    return {.unquantized = at(working, layer, N), .fp8 = {.rowwise = {}, .transposed = fp8(fp8_transposed, layer, N)}};
 }
 
 XUsage ActivationBuffers::forward_usage(int fp8_transposed) const {

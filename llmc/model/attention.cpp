@@ -132,16 +132,18 @@ LinearOperand Attention::attend(Ctx& ctx, int layer, const Fp8Heads& heads, cons
                                 XUsage usage) {
     const int64_t N = batch.rows();
     const bool saved = usage.recomputed && !buffers_.recomputed(kOut);
-    return model_.make_x(ctx, proj(layer), saved_out(layer, N), N, usage, true,
-                         [&](Tensor out, const QuantOut& quant) {
-        if (!exchange_ && !saved) return attention_forward(ctx, layer, out, heads, batch, quant);
+    const PendingOperand x = model_.begin_x(proj(layer), saved_out(layer, N), N, usage, true);
+    if (!exchange_ && !saved) {
+        attention_forward(ctx, layer, x.out, heads, batch, x.quant);
+    } else {
         if (exchange_) {
             const Tensor own = buffers_.at(kOut, layer, N);
             if (!saved) attention_forward(ctx, layer, own, heads, batch, {});
-            to_parts(ctx, layer, out, own, 0, batch);
+            to_parts(ctx, layer, x.out, own, 0, batch);
         }
-        if (quant) ops::quantize(ctx, {.quant = quant, .in = out, .N = N, .C = config_.q_width()});
-    });
+        if (x.quant) ops::quantize(ctx, {.quant = x.quant, .in = x.out, .N = N, .C = config_.q_width()});
+    }
+    return model_.finish(ctx, x);
 }
 
 void Attention::forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch, const DeviceBatch& batch) {
@@ -215,11 +217,12 @@ LinearOperand Attention::dqkv_backward(Ctx& ctx, int layer, Tensor dout, Tensor 
     if (rope && config_.qk_norm) ops::rope_backward(ctx, rope_args(dqkv, batch, {}));
     const Linear linear = qkv(layer);
     const LinearOperand to = model_.alloc_dy(N, config_.qkv_width(), dqkv, linear.fp8);
-    return model_.make_dy(ctx, linear, to, N, true, [&](Tensor, const QuantOut& quant) {
-        if (config_.qk_norm) qk_norm_backward(ctx, layer, dqkv, batch, quant);
-        else if (rope) ops::rope_backward(ctx, rope_args(dqkv, batch, quant));
-        else part_backward(ctx, layer, dout, dqkv, batch, quant);
-    });
+    Arena::Scope scope(ctx, model_.arena);
+    const PendingOperand dy = model_.begin_dy(linear, to, N, true);
+    if (config_.qk_norm) qk_norm_backward(ctx, layer, dqkv, batch, dy.quant);
+    else if (rope) ops::rope_backward(ctx, rope_args(dqkv, batch, dy.quant));
+    else part_backward(ctx, layer, dout, dqkv, batch, dy.quant);
+    return model_.finish(ctx, dy);
 }
 
 LinearOperand Attention::backward(Ctx& ctx, int layer, const LinearOperand& dy, const LinearOperand& to,
@@ -237,5 +240,5 @@ LinearOperand Attention::backward(Ctx& ctx, int layer, const LinearOperand& dy, 
     }
     const Tensor dnorm = buffers_.scratch(kDnorm, N);
     linear_backward(ctx, qkv(layer), dnorm, dqkv_operand, norm_.x(layer, N), N);
-    return norm_.backward(ctx, layer, {.dout = dnorm, .dresidual = dy.high}, to, below, N);
+    return norm_.backward(ctx, layer, {.dout = dnorm, .dresidual = dy.unquantized}, to, below, N);
 }

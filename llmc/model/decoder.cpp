@@ -95,17 +95,16 @@ LinearOperand Decoder::head_x(Ctx& ctx, Rows rows, int64_t N, bool backward) {
     if (!chunks()) return all;
     const int64_t C = config_.hidden_size;
     const Linear linear = head();
-    LinearOperand x{.high = all.high.slice(rows.first * C, rows.count * C), .fp8 = {}};
+    LinearOperand x{.unquantized = all.unquantized.slice(rows.first * C, rows.count * C)};
     if (!linear.fp8) return x;
     if (backward) {
-        auto take = [&](Dtype dtype, int64_t elems) { return model_.scratch(dtype, elems); };
-        const Fp8Operand memory = model_.fp8.alloc_operand(Fp8Role::kX, C, rows.count, take);
+        const Fp8Operand memory = model_.fp8.alloc_operand(Fp8Role::kX, C, rows.count, model_.take_scratch());
         x.fp8.transposed = model_.fp8.operand_of(*linear.fp8, Fp8Role::kX, memory, C, rows.count);
     }
-    return model_.make_x(ctx, linear, x, rows.count, {.rowwise = true, .transposed = backward, .recomputed = false},
-                         true, [&](Tensor, const QuantOut& quant) {
-        ops::quantize(ctx, {.quant = quant, .in = x.high, .N = rows.count, .C = C});
-    });
+    const PendingOperand quantized = model_.begin_x(
+        linear, x, rows.count, {.rowwise = true, .transposed = backward, .recomputed = false}, true);
+    ops::quantize(ctx, {.quant = quantized.quant, .in = quantized.out, .N = rows.count, .C = C});
+    return model_.finish(ctx, quantized);
 }
 
 // logits (rows, Vp) = those of these rows of N.
@@ -118,8 +117,8 @@ void Decoder::logits_row(Ctx& ctx, const DeviceBatch& batch, int64_t row, Tensor
     const int64_t N = batch.rows(), C = config_.hidden_size, Vp = config_.padded_vocab();
     before(ctx, head_layer_, Pass::kForward);
     if (!model_.fp8.linear(head_layer_, LinearKind::kHead)) {
-        const Tensor x = final_norm_.x(head_layer_, N).high.slice(row * C, C);
-        linear_forward(ctx, head(), logits, {.high = x, .fp8 = {}}, 1);
+        const Tensor x = final_norm_.x(head_layer_, N).unquantized.slice(row * C, C);
+        linear_forward(ctx, head(), logits, {.unquantized = x}, 1);
     } else {
         // A scale of the FP8 x spans many rows, so the head runs on the whole chunk of the row.
         Arena::Scope scope(ctx, model_.arena);
@@ -177,12 +176,11 @@ void Decoder::dlogits_backward(Ctx& ctx, const LinearOperand& x, Tensor logits, 
     Linear lm_head = head();
     lm_head.accumulate = lm_head.accumulate || !first;
     const int64_t Vp = config_.padded_vocab();
-    LinearOperand dlogits{.high = logits, .fp8 = {}};
+    LinearOperand dlogits{.unquantized = logits};
     if (lm_head.fp8) {
-        const LinearOperand memory = model_.alloc_dy(N, Vp, logits, true);
-        dlogits = model_.make_dy(ctx, lm_head, memory, N, true, [&](Tensor, const QuantOut& quant) {
-            ops::quantize(ctx, {.quant = quant, .in = logits, .N = N, .C = Vp});
-        });
+        const PendingOperand quantized = model_.begin_dy(lm_head, model_.alloc_dy(N, Vp, logits, true), N, true);
+        ops::quantize(ctx, {.quant = quantized.quant, .in = logits, .N = N, .C = Vp});
+        dlogits = model_.finish(ctx, quantized);
     }
     linear_backward(ctx, lm_head, dnorm, dlogits, x, N);
 }
@@ -229,7 +227,7 @@ void Decoder::loss_and_backward(Ctx& ctx, const DeviceBatch& batch, StepState* s
     const bool restarts = table.wpe >= 0 && batch.positions;
     const Tensor dwpe = grad(table.wpe);
     ops::embedding_backward(ctx, {.dwte = grad(table.wte), .dwpe = restarts ? dwpe : positions_from(dwpe, batch.T),
-                                  .dout = dresidual.high, .tokens = batch.tokens,
+                                  .dout = dresidual.unquantized, .tokens = batch.tokens,
                                   .token_order = batch.token_order, .N = N,
                                   .T = restarts ? batch.T * model_.options.ranks_of_sequence() : batch.T, .C = C,
                                   .V = config_.vocab_size, .positions = restarts ? batch.positions : nullptr,

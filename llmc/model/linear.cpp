@@ -17,7 +17,7 @@ void linear_forward(Ctx& ctx, const Linear& linear, Tensor y, const LinearOperan
     if (const Fp8Linear* fp8 = linear.fp8)
         return fp8_gemm(ctx, GemmLayout::kForward, y, x.fp8.rowwise, fp8->weight, N, linear.out, linear.in,
                         fp8->fast_fprop, linear.bias);
-    ops::gemm(ctx, {.D = y, .A = x.high, .B = linear.weight, .bias = linear.bias, .M = N, .N = linear.out,
+    ops::gemm(ctx, {.D = y, .A = x.unquantized, .B = linear.weight, .bias = linear.bias, .M = N, .N = linear.out,
                     .K = linear.in});
 }
 
@@ -31,8 +31,8 @@ void linear_backward(Ctx& ctx, const Linear& linear, Tensor dx, const LinearOper
                         linear.in, N, fp8->fast_backward, {}, linear.accumulate);
     }
     if (dx)
-        ops::gemm(ctx, {.D = dx, .A = dy.high, .B = linear.weight, .M = N, .N = linear.in, .K = linear.out,
+        ops::gemm(ctx, {.D = dx, .A = dy.unquantized, .B = linear.weight, .M = N, .N = linear.in, .K = linear.out,
                         .layout = GemmLayout::kDgrad});
-    ops::gemm(ctx, {.D = linear.dweight, .A = dy.high, .B = x.high, .M = linear.out, .N = linear.in, .K = N,
-                    .layout = GemmLayout::kWgrad, .accumulate = linear.accumulate});
+    ops::gemm(ctx, {.D = linear.dweight, .A = dy.unquantized, .B = x.unquantized, .M = linear.out, .N = linear.in,
+                    .K = N, .layout = GemmLayout::kWgrad, .accumulate = linear.accumulate});
 }

@@ -14,10 +14,11 @@ struct Linear {
     bool accumulate = true;           // dweight is +=, otherwise =
 };
 
-// x or dy of a linear: a linear in FP8 reads `fp8`, others `high`.
+// The x or dy of a linear. A linear in FP8 reads `fp8`: forward x.rowwise, backward dy.rowwise (for dx), dy.transposed
+// and x.transposed (for dw). Other linears, and other operations, read `unquantized`.
 struct LinearOperand {
-    Tensor high;      // (N, in or out) T
-    Fp8Layouts fp8;   // forward reads x.rowwise; backward dy.rowwise (for dx), dy.transposed and x.transposed (for dw)
+    Tensor unquantized;   // (N, in or out) T
+    Fp8Layouts fp8 = {};
 };
 
 // y(N, out) = x(N, in) w^T + b.

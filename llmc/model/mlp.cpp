@@ -20,11 +20,10 @@ Mlp::Mlp(ModelContext& model)
 // ---- forward
 
 LinearOperand Mlp::activation(Ctx& ctx, int layer, int64_t N, XUsage usage) {
-    return model_.make_x(ctx, down(layer), saved_act(layer, N), N, usage, false,
-                         [&](Tensor out, const QuantOut& quant) {
-        ops::activation_forward(ctx, {.kind = config_.activation, .out = out, .in = buffers_.at(kUp, layer, N), .N = N,
-                                      .F = config_.ffn_hidden_size, .quant = quant});
-    });
+    const PendingOperand act = model_.begin_x(down(layer), saved_act(layer, N), N, usage);
+    ops::activation_forward(ctx, {.kind = config_.activation, .out = act.out, .in = buffers_.at(kUp, layer, N), .N = N,
+                                  .F = config_.ffn_hidden_size, .quant = act.quant});
+    return model_.finish(ctx, act);
 }
 
 void Mlp::forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch, const DeviceBatch& batch) {
@@ -62,10 +61,11 @@ LinearOperand Mlp::dup_backward(Ctx& ctx, int layer, Tensor dact, int64_t N) {
     const Tensor in = buffers_.at(kUp, layer, N);
     // In bf16 the gradient of `up` overwrites `up`, which is not read again.
     const LinearOperand to = model_.alloc_dy(N, config_.up_width(), in, linear.fp8);
-    return model_.make_dy(ctx, linear, to, N, false, [&](Tensor din, const QuantOut& quant) {
-        ops::activation_backward(ctx, {.kind = config_.activation, .din = din, .dout = dact, .in = in, .N = N,
-                                       .F = config_.ffn_hidden_size, .quant = quant});
-    });
+    Arena::Scope scope(ctx, model_.arena);
+    const PendingOperand dup = model_.begin_dy(linear, to, N, false);
+    ops::activation_backward(ctx, {.kind = config_.activation, .din = dup.out, .dout = dact, .in = in, .N = N,
+                                   .F = config_.ffn_hidden_size, .quant = dup.quant});
+    return model_.finish(ctx, dup);
 }
 
 LinearOperand Mlp::backward(Ctx& ctx, int layer, const LinearOperand& dy, const LinearOperand& to,
@@ -78,5 +78,5 @@ LinearOperand Mlp::backward(Ctx& ctx, int layer, const LinearOperand& dy, const 
     const LinearOperand dup = dup_backward(ctx, layer, dact, N);
     const Tensor dnorm = buffers_.scratch(kDnorm, N);
     linear_backward(ctx, up(layer), dnorm, dup, norm_.x(layer, N), N);
-    return norm_.backward(ctx, layer, {.dout = dnorm, .dresidual = dy.high}, to, below, N);
+    return norm_.backward(ctx, layer, {.dout = dnorm, .dresidual = dy.unquantized}, to, below, N);
 }

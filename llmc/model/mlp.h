@@ -18,8 +18,7 @@ public:
     // Recomputes the buffers that the table marks so, without the branch. The operations and inputs are those of
     // forward, so the bits are the same.
     void recompute(Ctx& ctx, int layer, const NormInput& input, const DeviceBatch& batch);
-    // dy: the gradient of the branch, as the dy of output(); it is also the gradient on the residual path. Returns the
-    // gradient of the residual stream, in the memory of `to`, as the dy of `below`.
+    // As Attention::backward.
     LinearOperand backward(Ctx& ctx, int layer, const LinearOperand& dy, const LinearOperand& to, const Linear& below,
                            const DeviceBatch& batch);
 

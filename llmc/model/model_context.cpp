@@ -39,56 +39,70 @@ void ModelContext::norm_backward(Ctx& ctx, const NormLayer& norm, const NormGrad
 
 // ---- operands of linears
 
-LinearOperand ModelContext::make_x(Ctx& ctx, const Linear& linear, const LinearOperand& saved, int64_t N,
-                                   XUsage usage, bool keep_high, const Producer& run) const {
-    LinearOperand x{.high = saved.high, .fp8 = {}};
-    const Fp8Linear* own = usage.rowwise || usage.transposed ? linear.fp8 : nullptr;
-    if (own) {
-        if (usage.transposed) x.fp8.transposed = saved.fp8.transposed;
-        if (usage.rowwise) {
-            auto take = [&](Dtype dtype, int64_t elems) { return scratch(dtype, elems); };
-            x.fp8.rowwise = saved.fp8.rowwise;
-            if (!x.fp8.rowwise.data) {
-                const Fp8Operand memory = fp8.alloc_operand(Fp8Role::kX, N, linear.in, take);
-                x.fp8.rowwise = fp8.operand_of(*own, Fp8Role::kX, memory, N, linear.in);
-            }
-        }
-        if (!x.high) x.high = scratch(options.dtype, N * linear.in);
+PendingOperand ModelContext::begin_x(const Linear& linear, const LinearOperand& saved, int64_t N, XUsage usage,
+                                     bool keep_unquantized) const {
+    PendingOperand x{.N = N, .recomputed = usage.recomputed, .out = saved.unquantized,
+                     .operand = {.unquantized = saved.unquantized}};
+    const Fp8Linear* const own = usage.rowwise || usage.transposed ? linear.fp8 : nullptr;
+    if (!own) return x;
+    Fp8Layouts& layouts = x.operand.fp8;
+    if (usage.transposed) layouts.transposed = saved.fp8.transposed;
+    if (usage.rowwise) layouts.rowwise = saved.fp8.rowwise;
+    if (usage.rowwise && !layouts.rowwise.data) {
+        const Fp8Operand memory = fp8.alloc_operand(Fp8Role::kX, N, linear.in, take_scratch());
+        layouts.rowwise = fp8.operand_of(*own, Fp8Role::kX, memory, N, linear.in);
     }
-    fp8.produce(ctx, {.linear = own, .role = Fp8Role::kX, .to = x.fp8, .high = x.high, .keep_high = keep_high,
-                      .recompute = usage.recomputed, .N = N, .dbias = {},
-                      .dbias_scratch = {}}, run);
+    if (!x.operand.unquantized) x.operand.unquantized = scratch(options.dtype, N * linear.in);
+    quantize(x, *own, Fp8Role::kX, keep_unquantized);
     return x;
 }
 
-LinearOperand ModelContext::alloc_dy(int64_t N, int64_t C, Tensor high, bool in_fp8) const {
-    if (!in_fp8) return {.high = high, .fp8 = {}};
-    auto take = [&](Dtype dtype, int64_t elems) { return scratch(dtype, elems); };
-    return {.high = high, .fp8 = {.rowwise = fp8.alloc_operand(Fp8Role::kDy, N, C, take),
-                                  .transposed = fp8.alloc_operand(Fp8Role::kDy, C, N, take)}};
+LinearOperand ModelContext::alloc_dy(int64_t N, int64_t C, Tensor unquantized, bool in_fp8) const {
+    if (!in_fp8) return {.unquantized = unquantized};
+    return {.unquantized = unquantized, .fp8 = {.rowwise = fp8.alloc_operand(Fp8Role::kDy, N, C, take_scratch()),
+                                                .transposed = fp8.alloc_operand(Fp8Role::kDy, C, N, take_scratch())}};
 }
 
-// QuantOut sums the bias gradient of bf16 only; FP32 and FP64 take a separate pass.
-LinearOperand ModelContext::make_dy(Ctx& ctx, const Linear& linear, const LinearOperand& to, int64_t N,
-                                    bool keep_high, const Producer& run) const {
-    Arena::Scope scope(ctx, arena);
-    LinearOperand dy{.high = to.high, .fp8 = {}};
-    const bool producer_sums = options.dtype == Dtype::kBf16;
-    Tensor dbias, partial_sums;
-    if (linear.dbias && producer_sums) {
-        dbias = linear.dbias;
-        partial_sums = scratch(stat, quant_partial_rows(N) * linear.out);
-    }
+PendingOperand ModelContext::begin_dy(const Linear& linear, const LinearOperand& to, int64_t N,
+                                      bool keep_unquantized) const {
+    PendingOperand dy{.N = N, .out = to.unquantized, .operand = {.unquantized = to.unquantized}};
+    Tensor sums;
+    // QuantOut sums the bias gradient of bf16 only.
+    if (linear.dbias && options.dtype == Dtype::kBf16) sums = scratch(stat, quant_partial_rows(N) * linear.out);
+    else dy.separate_dbias = linear.dbias;
     if (const Fp8Linear* own = linear.fp8) {
-        dy.fp8.rowwise = fp8.operand_of(*own, Fp8Role::kDy, to.fp8.rowwise, N, linear.out);
-        dy.fp8.transposed = fp8.operand_of(*own, Fp8Role::kDy, to.fp8.transposed, linear.out, N);
+        dy.operand.fp8 = {.rowwise = fp8.operand_of(*own, Fp8Role::kDy, to.fp8.rowwise, N, linear.out),
+                          .transposed = fp8.operand_of(*own, Fp8Role::kDy, to.fp8.transposed, linear.out, N)};
+        quantize(dy, *own, Fp8Role::kDy, keep_unquantized);
     }
-    fp8.produce(ctx, {.linear = linear.fp8, .role = Fp8Role::kDy, .to = dy.fp8, .high = to.high,
-                      .keep_high = keep_high, .recompute = false, .N = N, .dbias = dbias,
-                      .dbias_scratch = partial_sums}, run);
-    if (linear.dbias && !producer_sums) {
-        ops::bias_backward(ctx, {.dbias = linear.dbias, .scratch = scratch(stat, kPartialRows * linear.out),
-                                 .dout = dy.high, .N = N, .C = linear.out});
+    if (sums) {
+        QuantOut& last = dy.second_pass ? dy.second_pass : dy.quant;
+        last.dbias = linear.dbias;
+        last.dbias_scratch = sums;
     }
     return dy;
+}
+
+void ModelContext::quantize(PendingOperand& operand, const Fp8Linear& linear, Fp8Role role,
+                            bool keep_unquantized) const {
+    const Fp8Passes passes = fp8.passes(linear, role, operand.operand.fp8, operand.recomputed);
+    operand.linear = &linear;
+    operand.role = role;
+    operand.quant = passes.first;
+    operand.second_pass = passes.second;
+    operand.out = passes.second || keep_unquantized ? operand.operand.unquantized : Tensor{};
+}
+
+LinearOperand ModelContext::finish(Ctx& ctx, const PendingOperand& pending) const {
+    const auto& [unquantized, layouts] = pending.operand;
+    const int64_t N = pending.N, C = unquantized.elems / N;
+    if (pending.second_pass) ops::quantize(ctx, {.quant = pending.second_pass, .in = unquantized, .N = N, .C = C});
+    if (pending.linear)
+        fp8.count_block_scales(ctx, *pending.linear, pending.role, layouts, N, pending.recomputed);
+    if (pending.separate_dbias) {
+        Arena::Scope scope(ctx, arena);
+        ops::bias_backward(ctx, {.dbias = pending.separate_dbias, .scratch = scratch(stat, kPartialRows * C),
+                                 .dout = unquantized, .N = N, .C = C});
+    }
+    return pending.operand;
 }

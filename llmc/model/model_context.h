@@ -1,5 +1,5 @@
 // What the layers of a decoder share: the model's shape, parameters, memory and FP8 state, and the functions that run
-// norms and the producers of a linear's x and dy.
+// norms and quantize the x and dy of linears.
 #pragma once
 #include <vector>
 
@@ -41,11 +41,25 @@ struct DecoderOptions {
     int64_t positions() const { return max_seq * ranks_of_sequence(); }
 };
 
-// Which FP8 layouts of an x its producer writes. If there are none, the producer writes the x in the working type only.
+// Which FP8 layouts of an x are written. If none is, the x is written in the working type only.
 struct XUsage {
     bool rowwise;      // for the forward matmul
     bool transposed;   // for the weight gradient
-    bool recomputed;   // see ProduceArgs::recompute
+    bool recomputed;   // forward has recorded the statistics, so nothing is recorded
+};
+
+// The x or dy of a linear, from begin_x or begin_dy to finish. In between, the operation that computes it writes its
+// result to `out`, unless that is empty, and executes `quant`.
+struct PendingOperand {
+    int64_t N = 0;
+    bool recomputed = false;
+    Tensor out;                          // (N, C) T
+    QuantOut quant = {};
+    LinearOperand operand;
+    const Fp8Linear* linear = nullptr;   // null: not quantized
+    Fp8Role role = Fp8Role::kX;
+    QuantOut second_pass = {};           // Fp8Passes::second
+    Tensor separate_dbias = {};          // the bias gradient, if `quant` cannot sum it
 };
 
 // A norm layer: numbers of its parameters, and the statistics of its N rows.
@@ -88,15 +102,21 @@ public:
     void norm_backward(Ctx& ctx, const NormLayer& norm, const NormGrads& grads, Tensor x, int64_t N, Tensor dx,
                        const QuantOut& quant) const;
 
-    // Runs the producer of the x of a linear into the buffers of `saved`. The rowwise layout and the bf16 result are
-    // scratch of the caller's scope if `saved` has no buffer for them. keep_high: see ProduceArgs.
-    LinearOperand make_x(Ctx& ctx, const Linear& linear, const LinearOperand& saved, int64_t N, XUsage usage,
-                         bool keep_high, const Producer& run) const;
-    // Memory of a dy (N, C): `high`, and with in_fp8 its FP8 layouts as scratch of the caller's scope.
-    LinearOperand alloc_dy(int64_t N, int64_t C, Tensor high, bool in_fp8) const;
-    // Runs the producer of the dy of a linear, and adds the bias gradient. `to`: from alloc_dy.
-    LinearOperand make_dy(Ctx& ctx, const Linear& linear, const LinearOperand& to, int64_t N, bool keep_high,
-                          const Producer& run) const;
+    // ---- the x and dy of linears, see PendingOperand. keep_unquantized: the caller also reads the unquantized result
+    // of a linear in FP8.
+    // saved: the buffers in which backward finds the x. What else is needed (the rowwise layout, a result in BF16 that
+    // is quantized in a second pass) is scratch until the caller's Arena::Scope ends.
+    PendingOperand begin_x(const Linear& linear, const LinearOperand& saved, int64_t N, XUsage usage,
+                           bool keep_unquantized = false) const;
+    // to: memory from alloc_dy. The bias gradient is computed, too; its sums are scratch of the caller's scope.
+    PendingOperand begin_dy(const Linear& linear, const LinearOperand& to, int64_t N, bool keep_unquantized) const;
+    LinearOperand finish(Ctx& ctx, const PendingOperand& pending) const;
+    // Memory of a dy (N, C): `unquantized`, and with in_fp8 its FP8 layouts as scratch of the caller's scope.
+    LinearOperand alloc_dy(int64_t N, int64_t C, Tensor unquantized, bool in_fp8) const;
+    // The function that Fp8State::alloc_operand takes memory from.
+    auto take_scratch() const {
+        return [this](Dtype dtype, int64_t elems) { return scratch(dtype, elems); };
+    }
 
     const ModelConfig config;
     const ParamTable& table;
@@ -107,4 +127,7 @@ public:
     const Dtype stat;        // dtype of statistics and sums
     ActivationOffload offload;
     bool training = true;    // a backward follows the current forward
+
+private:
+    void quantize(PendingOperand& operand, const Fp8Linear& linear, Fp8Role role, bool keep_unquantized) const;
 };

@@ -29,15 +29,15 @@ LinearOperand PreNorm::x(int layer, int64_t N) const {
 }
 
 LinearOperand PreNorm::forward(Ctx& ctx, int layer, const NormInput& input, int64_t N, XUsage usage) const {
-    return model_.make_x(ctx, model_.linear(layer, reader_), x(layer, N), N, usage, false,
-                         [&](Tensor out, const QuantOut& quant) {
-        model_.norm_forward(ctx, layer_of(layer, N), input, N, out, quant);
-    });
+    const PendingOperand result = model_.begin_x(model_.linear(layer, reader_), x(layer, N), N, usage);
+    model_.norm_forward(ctx, layer_of(layer, N), input, N, result.out, result.quant);
+    return model_.finish(ctx, result);
 }
 
 LinearOperand PreNorm::backward(Ctx& ctx, int layer, const NormGrads& grads, const LinearOperand& to,
                                 const Linear& below, int64_t N) const {
-    return model_.make_dy(ctx, below, to, N, true, [&](Tensor dx, const QuantOut& quant) {
-        model_.norm_backward(ctx, layer_of(layer, N), grads, residual(layer, N), N, dx, quant);
-    });
+    Arena::Scope scope(ctx, model_.arena);
+    const PendingOperand dx = model_.begin_dy(below, to, N, true);
+    model_.norm_backward(ctx, layer_of(layer, N), grads, residual(layer, N), N, dx.out, dx.quant);
+    return model_.finish(ctx, dx);
 }

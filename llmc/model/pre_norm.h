@@ -19,7 +19,8 @@ public:
     // The saved x of the reader.
     LinearOperand x(int layer, int64_t N) const;
     LinearOperand forward(Ctx& ctx, int layer, const NormInput& input, int64_t N, XUsage usage) const;
-    // The gradient of the residual stream, in `to`, as the dy of `below`, the linear that wrote the stream last.
+    // Returns the gradient of the residual stream, quantized for `below`, the linear whose result was added last to the
+    // stream, so that the stream's gradient is its dy. Its memory is `to`.
     LinearOperand backward(Ctx& ctx, int layer, const NormGrads& grads, const LinearOperand& to, const Linear& below,
                            int64_t N) const;
 

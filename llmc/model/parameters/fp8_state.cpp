@@ -213,57 +213,40 @@ void Fp8State::begin_micro_batch(Ctx& ctx, int64_t number, Fp8Phase phase) {
     if (current || uncalibrated_pass()) ops::fp8_clear(ctx, {.entries = entries(), .count = first_weight()});
 }
 
-QuantOut Fp8State::quant_out(const ProduceArgs& args) const {
-    const int tensor = id(*args.linear, args.role);
-    const bool training = phase_ == Fp8Phase::kTraining && !args.recompute;
-    const Granularity granularity = granularity_of(args.role);
+Fp8Passes Fp8State::passes(const Fp8Linear& linear, Fp8Role role, const Fp8Layouts& to, bool recomputed) const {
+    const int tensor = id(linear, role);
+    const bool records = phase_ == Fp8Phase::kTraining && !recomputed;
+    const Granularity granularity = granularity_of(role);
     const bool blocks = granularity != Granularity::kTensor;   // blocks have their own scales
     const Scaling per_tensor = uncalibrated_pass() ? Scaling::kCurrent : plan_.row().scaling;
-    return {.rowwise = args.to.rowwise.data,
-            .transposed = args.to.transposed.data,
-            .granularity = granularity,
-            .scaling = blocks ? Scaling::kDelayed : per_tensor,
-            .entry = entries() + tensor,
-            .rowwise_scale_inv = blocks ? args.to.rowwise.scale_inv : Tensor{},
-            .transposed_scale_inv = blocks ? args.to.transposed.scale_inv : Tensor{},
-            .record = training,
-            .counts = training ? counts_of(tensor) : nullptr,
-            .first_nonfinite = training ? static_cast<uint32_t*>(monitor_.data) : nullptr,
-            .event = event(tensor),
-            .dbias = args.dbias,
-            .dbias_scratch = args.dbias_scratch};
+    QuantOut cast{.rowwise = to.rowwise.data,
+                  .transposed = to.transposed.data,
+                  .granularity = granularity,
+                  .scaling = blocks ? Scaling::kDelayed : per_tensor,
+                  .entry = entries() + tensor,
+                  .rowwise_scale_inv = blocks ? to.rowwise.scale_inv : Tensor{},
+                  .transposed_scale_inv = blocks ? to.transposed.scale_inv : Tensor{},
+                  .record = records,
+                  .counts = records ? counts_of(tensor) : nullptr,
+                  .first_nonfinite = records ? static_cast<uint32_t*>(monitor_.data) : nullptr,
+                  .event = event(tensor)};
+    if (cast.scaling == Scaling::kDelayed) return {.first = cast};
+    QuantOut amax;
+    amax.entry = cast.entry;
+    amax.record = !recomputed;   // in every phase: the cast needs it
+    amax.first_nonfinite = cast.first_nonfinite;
+    amax.event = cast.event;
+    cast.record = false;
+    cast.first_nonfinite = nullptr;
+    return {.first = amax, .second = cast};
 }
 
-void Fp8State::produce(Ctx& ctx, const ProduceArgs& args, const Producer& run) {
-    if (!args.linear) {
-        QuantOut sums;
-        sums.dbias = args.dbias;
-        sums.dbias_scratch = args.dbias_scratch;
-        run(args.high, sums);
-        return;
-    }
-    QuantOut quant = quant_out(args);
-    if (quant.granularity != Granularity::kTensor || quant.scaling == Scaling::kDelayed) {
-        run(args.keep_high ? args.high : Tensor{}, quant);
-        // The transposed layout, for wgrad, is written once: by forward or by a recomputation.
-        if (phase_ != Fp8Phase::kTraining) return;
-        const int tensor = id(*args.linear, args.role);
-        if (!args.recompute) count_scales(ctx, tensor, args.to.rowwise, args.N);
-        const Fp8Operand& transposed = args.to.transposed;
-        count_scales(ctx, tensor, transposed, transposed.data.elems / args.N);
-        return;
-    }
-    // Current scaling: a first pass records the amax, unless forward has recorded it for a recomputation; a second pass
-    // casts.
-    QuantOut amax;
-    amax.entry = quant.entry;
-    amax.record = !args.recompute;
-    amax.first_nonfinite = quant.first_nonfinite;
-    amax.event = quant.event;
-    run(args.high, amax);
-    quant.record = false;
-    quant.first_nonfinite = nullptr;   // the first pass has checked
-    ops::quantize(ctx, {.quant = quant, .in = args.high, .N = args.N, .C = args.high.elems / args.N});
+// The transposed layout, for wgrad, is written once: by forward or by a recomputation.
+void Fp8State::count_block_scales(Ctx& ctx, const Fp8Linear& linear, Fp8Role role, const Fp8Layouts& of, int64_t N,
+                                  bool recomputed) const {
+    if (phase_ != Fp8Phase::kTraining) return;
+    if (!recomputed) count_scales(ctx, id(linear, role), of.rowwise, N);
+    count_scales(ctx, id(linear, role), of.transposed, of.transposed.data.elems / N);
 }
 
 Fp8State::Amaxes Fp8State::amaxes() const {

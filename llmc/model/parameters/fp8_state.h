@@ -4,7 +4,6 @@
 // FP8 tensors are numbered: x of every FP8 linear in the order of the model, then dy of each, then the weights. Delayed
 // scaling updates once per optimizer step, from the amaxes of all its micro-batches, so a history counts steps.
 #pragma once
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -43,19 +42,11 @@ enum class Fp8Phase : uint8_t {
     kEvaluation,    // records nothing that a step reads
 };
 
-// Runs the operation that computes an x or dy: writes it in bf16 to `out` unless that is empty, and what `quant` asks
-// for.
-using Producer = std::function<void(Tensor out, const QuantOut& quant)>;
-
-struct ProduceArgs {
-    const Fp8Linear* linear = nullptr;   // the linear that reads the operand; null: bf16 and dbias only
-    Fp8Role role = Fp8Role::kX;
-    Fp8Layouts to;                       // with linear
-    Tensor high;                         // (N, C) bf16: the result if keep_high or without linear, else scratch
-    bool keep_high = false;              // another operation reads the bf16 result, too
-    bool recompute = false;              // forward has recorded the statistics, so records nothing
-    int64_t N = 0;
-    Tensor dbias, dbias_scratch;         // see QuantOut
+// How an x or dy is quantized: by the operation that computes it, in its own pass, or with current scaling by a second
+// pass over its result, once the first pass has recorded the amax.
+struct Fp8Passes {
+    QuantOut first;         // of the operation
+    QuantOut second = {};   // of ops::quantize; empty: the first pass quantizes
 };
 
 class Fp8State {
@@ -82,9 +73,12 @@ public:
     // ---- the step
     void begin_step(Ctx& ctx, bool count);   // count: saturated and flushed values of this step, for the report
     void begin_micro_batch(Ctx& ctx, int64_t number, Fp8Phase phase);   // number: in the step, for messages
-    // Runs the producer and quantizes its result: in the same pass with delayed and block scales, in a second one with
-    // current scaling.
-    void produce(Ctx& ctx, const ProduceArgs& args, const Producer& run);
+    // How the x or dy of a linear is quantized into `to`. recomputed: forward has recorded the statistics of the same
+    // values, so these passes record nothing.
+    Fp8Passes passes(const Fp8Linear& linear, Fp8Role role, const Fp8Layouts& to, bool recomputed) const;
+    // Adds the block scales of an x or dy of N rows, once quantized, to the report, if this step counts them.
+    void count_block_scales(Ctx& ctx, const Fp8Linear& linear, Fp8Role role, const Fp8Layouts& of, int64_t N,
+                            bool recomputed) const;
     // Computes new scales from the amaxes of the step; does nothing if state->skip.
     void update(Ctx& ctx, const StepState* state);
     // The words to all-reduce (max) over the ranks before new scales are computed: the entries of all tensors if the
@@ -186,7 +180,6 @@ private:
     // Adds the scales of an (R, ...) operand's blocks to the report, if this step counts.
     void count_scales(Ctx& ctx, int tensor, const Fp8Operand& operand, int64_t R) const;
     uint32_t* block_amaxes_of(const Fp8Linear& linear) const;
-    QuantOut quant_out(const ProduceArgs& args) const;
     void update_scales(Ctx& ctx, int begin, int count, const StepState* state);
     int step_order(int tensor) const;
     uint32_t event(int tensor) const;
