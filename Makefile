@@ -128,8 +128,8 @@ MAINS := $(basename $(wildcard train_*.cu))
 UNITY ?= $(if $(VARIANT),0,1)
 TEST_CXX := $(wildcard tests/*/test_*.cpp)
 GPU_TEST_CXX := $(wildcard tests/gpu/gpu_test_*.cpp)
-# Tests replace the first two; the last compares declarations with those of another library.
-ALONE := llmc/cpu/stream.cpp llmc/ops/ops.cpp tests/gpu/gpu_test_nccl_api.cpp
+# Tests replace the first two; the others include declarations of another library, and a model beside operations.
+ALONE := llmc/cpu/stream.cpp llmc/ops/ops.cpp tests/gpu/gpu_test_nccl_api.cpp tests/gpu/gpu_test_fast_paths.cpp
 SOURCES := $(LLMC_CXX) $(TEST_CXX) $(if $(filter cuda,$(DEVICE)),$(GPU_TEST_CXX))
 folder = $(subst $() ,/,$(wordlist 1,2,$(subst /, ,$(1))))
 UNITED := $(if $(filter-out 0,$(UNITY)),$(sort $(foreach f,$(SOURCES),$(call folder,$f))))
