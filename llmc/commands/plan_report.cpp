@@ -31,7 +31,7 @@ struct Figures {
     const double ms = time.total_ms(), flops_per_token = model_flops_per_token(run.config, run.table);
     const double tokens = real(run.config.global_batch_size * run.config.seq_length);   // per step, all ranks
     const double tokens_per_second = ms > 0 ? tokens / (1e-3 * ms) : 0;
-    const double mfu = tokens_per_second * flops_per_token / (gpu.peak_flops(Dtype::kBf16) * run.plan.ranks);
+    const double mfu = tokens_per_second * flops_per_token / (gpu.peak_flops(run.config.dtype) * run.plan.ranks);
     const double hours = 1e-3 * ms * real(run.config.train_iters) / 3600;
 
     // The origin of the rates.

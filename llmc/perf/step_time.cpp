@@ -5,14 +5,12 @@
 #include <numeric>
 #include <string_view>
 
-
 namespace {
 
 constexpr const char* kPartNames[kStepParts] = {
     "matmuls, forward", "matmuls, backward", "attention, forward", "attention, backward", "norms", "activations",
     "rope and qk-norm", "FP8 copies", "head and loss", "embedding", "sums of biases and ranks", "optimizer",
-    "FP8 weights", "gaps and clocks", "communication not hidden",
-    "memory traffic of comm", "host link not hidden",
+    "FP8 weights", "gaps and clocks", "communication not hidden", "memory traffic of comm", "host link not hidden",
 };
 
 bool is_head(const GemmArgs& g, const Config& config) {
@@ -113,8 +111,7 @@ double exposed_link_ms(const MemoryPlan& plan, StepTime& time, double rate, doub
     const double state = 1e3 * real(plan.state_host_bytes) / rate;
     const double activations = 1e3 * real(plan.activation_host_bytes) / rate;   // of a micro-batch
     time.host_link_ms = state + micro_batches * activations;
-    const double update = time.ms[static_cast<size_t>(StepPart::kOptimizer)];
-    return std::max(0.0, state - 1e3 * buffers / rate - update)
+    return std::max(0.0, state - 1e3 * buffers / rate - time[StepPart::kOptimizer])
            + micro_batches * (std::max(0.0, activations - forward_ms) + std::max(0.0, activations - backward_ms));
 }
 
@@ -127,13 +124,11 @@ void add_communication(const Config& config, const MemoryPlan& plan, const Rates
         double& ms = c.exchange ? time.exchange_ms : gathers ? time.gather_ms : time.reduce_ms;
         ms += 1e3 * real(c.sent_bytes) / (between_hosts(config, plan, c) ? kNetworkRate : link);
     }
-    time.ms[static_cast<size_t>(StepPart::kCommunication)] =
+    time[StepPart::kCommunication] =
         time.exchange_ms + exposed_ms(config, plan, time, forward_ms, backward_ms, micro_batches);
-    time.ms[static_cast<size_t>(StepPart::kCommTraffic)] =
-        hidden_traffic_ms(config, plan, rates.copy_rate) * slower_memory;
-    time.ms[static_cast<size_t>(StepPart::kHostLink)] =
-        exposed_link_ms(plan, time, rates.host_link > 0 ? rates.host_link : kHostLinkRate, micro_batches, forward_ms,
-                        backward_ms);
+    time[StepPart::kCommTraffic] = hidden_traffic_ms(config, plan, rates.copy_rate) * slower_memory;
+    const double host_link = rates.host_link > 0 ? rates.host_link : kHostLinkRate;
+    time[StepPart::kHostLink] = exposed_link_ms(plan, time, host_link, micro_batches, forward_ms, backward_ms);
 }
 
 }  // namespace
@@ -157,7 +152,7 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
                  slower_memory = from.memory_tbps / gpu.memory_tbps;
     double forward_ms = 0, backward_ms = 0;
     auto add = [&](StepPart part, bool backward, double ms) {
-        time.ms[static_cast<size_t>(part)] += ms;
+        time[part] += ms;
         (backward ? backward_ms : forward_ms) += ms;
     };
     for (const PlannedGemm& g : plan.step_gemms) {
@@ -180,8 +175,8 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
     double gradients = real(plan.purpose_bytes[static_cast<size_t>(Purpose::kGradients)]);
     if (config.zero >= 2 && plan.ranks > 1)
         gradients = micro_batches * plan.edge_share * real(plan.flat_elems * dtype_bytes(config.grad_dtype));
-    time.ms[static_cast<size_t>(StepPart::kOptimizer)] += 1e3 * gradients / rates.copy_rate * slower_memory;
-    time.ms[static_cast<size_t>(StepPart::kOverhead)] = rates.overhead * time.total_ms();
+    time[StepPart::kOptimizer] += 1e3 * gradients / rates.copy_rate * slower_memory;
+    time[StepPart::kOverhead] = rates.overhead * time.total_ms();
     add_communication(config, plan, rates, micro_batches, forward_ms / micro_batches, backward_ms / micro_batches,
                       slower_memory, time);
     return time;
