@@ -12,8 +12,6 @@
 # Exit code: the ranks' own. A rank that was killed gives 6 like one that hangs; then it is printed what each rank of
 # this host did last, and which other hosts sent no hang report. MPIRUN names another mpirun.
 set -u
-early=""
-trap 'early=1' TERM USR1   # until the handler is there
 trap '' PIPE   # of this script's own lines
 say() { echo "launch_mpi.sh: $*" >&2; }
 true >&2 || exec 2>/dev/null   # closed: the next file that is opened would get its number
@@ -35,18 +33,13 @@ printf 'llmfp8.\n' >&"$table"
 export LLMFP8_HEARTBEATS=/proc/$$/fd/$table
 text() { head -c 53280 "$LLMFP8_HEARTBEATS" | tail -c +17 | tr -d '\0'; }   # lines: outcome, hosts, report, ranks
 
-timers=()
-trap '[ ${#timers[@]} = 0 ] || kill "${timers[@]}" 2>/dev/null' EXIT
-later() {   # SECONDS COMMAND...
-    ( trap 'kill $!; exit' TERM; sleep "$1" & wait $!; shift; "$@" ) >/dev/null 2>&1 &
-    timers+=($!)
-}
+trap 'jobs -p | xargs -r kill 2>/dev/null' EXIT
+later() { ( trap 'kill $!; exit' TERM; sleep "$1" & wait $!; shift; "$@" ) >/dev/null 2>&1 & }   # SECONDS COMMAND...
 # Ranks of other hosts do not see the file. If no rank of this host has met them 15 s after the start, all ranks get
 # SIGUSR1 through mpirun. By then they catch the signal; earlier, they would die of it.
 signal_others() { [ "$(stat -L -c %s "$LLMFP8_HEARTBEATS")" -gt 16 ] || kill -USR1 "$pid"; }
 children() { cat "/proc/$pid/task/"*/children; }
-# shellcheck disable=SC2046
-kill_all() { kill -KILL $(children) "$pid"; }
+kill_all() { children | xargs -r kill -KILL; kill -KILL "$pid"; }
 pid="" stops=0 first_us=0 ends=""
 # A signal within a second of the first is another copy of it: timeout(1) and batch systems send several.
 on_stop() {
@@ -64,7 +57,6 @@ on_stop() {
 }
 # shellcheck disable=SC2064
 for name in TERM INT USR1; do trap "on_stop $name" "$name"; done
-[ -z "$early" ] || on_stop TERM
 if [ -n "${SLURM_JOB_ID:-}" ]; then
     export OMPI_MCA_orte_launch_agent="${OMPI_MCA_orte_launch_agent-env --block-signal=TERM orted}"
     export PRTE_MCA_prte_launch_agent="${PRTE_MCA_prte_launch_agent-env --block-signal=TERM prted}"
@@ -95,14 +87,13 @@ watch() {
             stat=$(<"/proc/$child/stat") && [[ ${stat##*) } != Z* ]] || dead+=" $child"
         done
         [ -z "$dead" ] || [ "$dead" != "$before" ] || kill_all
-        [[ $(text) =~ ^outcome\ (end|00[1-9]|0[1-9]|[1-9]) ]] && [ $((++late)) -gt 5 ] || continue
-        kill -INT "$pid"
-        sleep 0.3
-        kill_all
+        [[ $(text) == outcome* ]] && [ $((++late)) -gt 5 ] || continue
+        [ "$late" -gt 6 ] || children | xargs -r kill -KILL   # also the ssh to that host
+        kill -INT "$pid"   # the second one ends it at once
+        [ "$late" -lt 9 ] || kill_all
     done
 }
 watch >/dev/null 2>&1 &
-timers+=($!)
 while :; do
     wait "$pid" 2>/dev/null   # a signal ends this wait, too
     kill -0 "$pid" 2>/dev/null || break
@@ -113,13 +104,9 @@ later 5 kill -KILL "${drains[@]}"   # if something that outlives mpirun keeps it
 wait "${drains[1]}" 2>/dev/null
 wait "${drains[0]}" 2>/dev/null || say "standard output could not be written to the end; the run went on without it"
 
-outcome=$(text)
-outcome=${outcome%%$'\n'*}
-if [ -n "$ends" ]; then code=$ends
-elif [ "$outcome" = "outcome end" ]; then code=0   # mpirun may have got a signal of its own
-elif [[ $outcome =~ ^outcome\ ([0-9]{3})$ && ${BASH_REMATCH[1]} != 000 ]]; then code=$((10#${BASH_REMATCH[1]}))
-fi
-[ "$code" = 137 ] && code=6
+[[ ! $(text) =~ ^outcome\ (end|[0-9]{3}) ]] || code=$((10#${BASH_REMATCH[1]/end/0}))   # else it is mpirun's
+[ "$code" != 137 ] || code=6
+code=${ends:-$code}
 if [ "$code" = 6 ]; then
     # Lines that a rank writes at its end may be lost between it and mpirun.
     say "a rank was lost or hung; what the ranks of this host said and did last:"

@@ -305,17 +305,6 @@ class WatchTest(TrainTest):
         process.send_signal(signal.SIGTERM)
         self.finish(process, 0)
 
-    def test_a_signal_before_the_launcher_has_a_run_leaves_with_0(self):
-        """It has set traps for signals, but not yet the memory that its handler writes to."""
-        slow = self.path("mktemp")   # which the launcher runs first, with its process in the name
-        with open(slow, "w") as file:
-            file.write(f'#!/bin/bash\nlauncher=${{1%-*}}; launcher=${{launcher##*-}}\n'
-                       f'kill -TERM $launcher; kill -USR1 $launcher; exec {shutil.which("mktemp")} "$@"\n')
-        os.chmod(slow, 0o755)
-        process = self.start(self.command_of(2, *self.saving()), until="",
-                             PATH=self.dir + os.pathsep + os.environ["PATH"])
-        self.finish(process, 0)
-
     def test_a_second_signal_ends_all_at_once(self):
         process = self.start(self.command_of(2, *FOREVER, faults="stall:rank=1@backward=12"), until="step 10/")
         time.sleep(0.5)   # the rank hangs and cannot finish its step
