@@ -66,28 +66,20 @@ bool phase_is_slow(Phase phase) { return kPhases[static_cast<size_t>(phase)].slo
 
 // ---- posts
 
-void post_step(int64_t step) {
-    post([&] { posted.step = step, collectives_of_step = 0; });
-}
+void post_step(int64_t step) { post([&] { posted.step = step, collectives_of_step = 0; }); }
 void post_phase(Phase phase) {
     post([&] { posted.phase = phase; });
     fault_at(phase_text(phase));
 }
-void post_progress() {
-    post([] {});
-}
-void post_first_step() {
-    post([] { posted.past_first_step = 1; });
-}
+void post_progress() { post([] {}); }
+void post_first_step() { post([] { posted.past_first_step = 1; }); }
 void post_host_collective(const char* name) {
     post([&] {
         posted.host.current = next_collective(name);
         posted.host.begun = ++posted.host.enqueued;
     });
 }
-void post_host_collective_end() {
-    post([] { posted.host.finished = posted.host.begun; });
-}
+void post_host_collective_end() { post([] { posted.host.finished = posted.host.begun; }); }
 int64_t post_device_collective(const char* name) {
     post([&] {
         CollectiveQueue& queue = posted.device;
