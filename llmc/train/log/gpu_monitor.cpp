@@ -18,19 +18,19 @@ struct RankPart {
 };
 
 enum class Over { kMean, kHighest, kSum };   // of the ranks that have the value; a sum needs all of them
-struct Field {
+struct RankField {
     std::optional<double> GpuRecord::*record;
     double RankPart::*part;
     Over over;
 };
-constexpr Field kFields[] = {{&GpuRecord::utilization, &RankPart::utilization, Over::kMean},
+constexpr RankField kRankFields[] = {{&GpuRecord::utilization, &RankPart::utilization, Over::kMean},
                              {&GpuRecord::power_w, &RankPart::watts, Over::kMean},
                              {&GpuRecord::sm_clock_mhz, &RankPart::sm_mhz, Over::kMean},
                              {&GpuRecord::temperature_c, &RankPart::celsius, Over::kHighest},
                              {&GpuRecord::memory_gib, &RankPart::memory_gib, Over::kHighest},
                              {&GpuRecord::energy_j, &RankPart::joules, Over::kSum}};
 
-std::optional<double> combined(const std::vector<RankPart>& parts, const Field& field) {
+std::optional<double> combined(const std::vector<RankPart>& parts, const RankField& field) {
     double sum = 0, most = -INFINITY;
     size_t count = 0;
     for (const RankPart& part : parts) {
@@ -44,7 +44,7 @@ std::optional<double> combined(const std::vector<RankPart>& parts, const Field& 
 
 GpuRecord record_of(const std::vector<RankPart>& parts, double tokens) {
     GpuRecord record;
-    for (const Field& field : kFields) record.*field.record = combined(parts, field);
+    for (const RankField& field : kRankFields) record.*field.record = combined(parts, field);
     if (record.energy_j && tokens > 0) record.joules_per_token = *record.energy_j / tokens;
     int64_t throttle = -1;
     for (const RankPart& part : parts)
