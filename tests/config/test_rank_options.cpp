@@ -39,7 +39,8 @@ TEST_CASE("rank options: Megatron's flags are accepted with a note, on the comma
     const TempFile number("{\"overlap_param_gather\": 1}");
     CHECK(contains(refusal("gpt2", joined(base(""), {"--config", number.path})), "must be true or false"));
     CHECK(contains(refusal("gpt2", {"--overlap-param-gathr"}), "did you mean --overlap-param-gather?"));
-    CHECK(contains(refusal("gpt2", {"--fp8-param-gather"}), "(Megatron-LM): leave it out: always so: weights of FP8"));
+    CHECK(contains(refusal("gpt2", {"--fp8-param-gather"}), "(Megatron-LM): leave it out: weights of FP8 linear layers "
+                                                            "are always"));
     for (const Spelling& spelling : spellings()) {
         const OptionRow* row = find_option(spelling.option);
         REQUIRE(row);

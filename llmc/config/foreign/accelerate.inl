@@ -21,7 +21,7 @@ R"json([
     "other": ["scales are updated every step, as in Transformer Engine, which has ignored the interval since 1.8; ",
               "fp8-interval acts here: set it if you want it"]},
   {"keys": "fp8_config.enable_fsdp_float8_all_gather",
-    "other": "always so: weights of FP8 linear layers are all-gathered as FP8 bytes, with the bits of BF16"},
+    "other": "weights of FP8 linear layers are always all-gathered as FP8 bytes"},
   {"keys": "fp8_config.use_mxfp8_block_scaling", "other": "off here, too", "when": "false"},
   {"keys": "fp8_config.use_mxfp8_block_scaling", "cannot": "MXFP8 needs Blackwell; blockwise is Hopper's"},
   {"keys": "fp8_config.amax_history_length fp8_config.amax_history_len", "take": "fp8-amax-history-len",

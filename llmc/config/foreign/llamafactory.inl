@@ -12,7 +12,7 @@ R"json([
   {"keys": "fp8_backend", "other": "one of the seven errors, see below", "when": "auto", "keep": "backend", "error": 4},
   {"keys": "fp8_backend", "cannot": "there is one backend here", "keep": "backend"},
   {"keys": "fp8_enable_fsdp_float8_all_gather",
-    "other": "always so: weights of FP8 linear layers are all-gathered as FP8 bytes, with the bits of BF16"},
+    "other": "weights of FP8 linear layers are always all-gathered as FP8 bytes"},
   {"keys": "deepspeed accelerate_config",
     "other": "a second file about the same run: name it in the same call of import_config", "keep": "second",
     "error": 7},

@@ -193,7 +193,7 @@ R"json([
              "is our default)"]},
   {"keys": "fp8-amax-compute-algo", "take": "fp8-amax-compute-algo", "read": "lower", "when": "max most_recent"},
   {"keys": "fp8-param-gather fp8-param",
-    "other": "always so: weights of FP8 linear layers are all-gathered as FP8 bytes, with the bits of BF16"},
+    "other": "weights of FP8 linear layers are always all-gathered as FP8 bytes"},
   {"keys": "first-last-layers-bf16", "take": "first-last-layers-bf16", "read": "flag"},
   {"keys": "num-layers-at-start-in-bf16 num-layers-at-end-in-bf16", "take": "*", "read": "integer"},
   {"keys": "no-fp8-wgrad",

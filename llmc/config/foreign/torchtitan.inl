@@ -115,7 +115,7 @@ R"json([
     "other": "one scale per tensor instead of one per row, and weight gradients run in FP8 as well",
     "when": "rowwise_with_gw_hp"},
   {"keys": "float8.enable_fsdp_float8_all_gather quantize.linear.float8.enable_fsdp_float8_all_gather",
-    "other": "always so: weights of FP8 linear layers are all-gathered as FP8 bytes, with the bits of BF16"},
+    "other": "weights of FP8 linear layers are always all-gathered as FP8 bytes"},
   {"keys": "float8.filter_fqns quantize.linear.float8.filter_fqns",
     "other": "the head runs in BF16 here too, unless fp8-lm-head is set", "when": "output []"},
   {"keys": "float8.filter_fqns quantize.linear.float8.filter_fqns",
