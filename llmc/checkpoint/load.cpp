@@ -143,7 +143,7 @@ void check_model_tensors(const std::string& path, const ParamTable& table, Dtype
 void load_masters(const std::string& directory, const ModelConfig& config, const ParamTable& table,
                   const StateAccess& access, const World& world, int64_t staging_bytes) {
     const HfModelFiles files(directory);
-    std::vector<float> staging(static_cast<size_t>(load_staging_bytes(table, access, staging_bytes) / 4));
+    std::vector<float> staging(static_cast<size_t>(load_staging_bytes(table, staging_bytes) / 4));
     std::set<const SafetensorsView*> used;
     const auto tensors = hf_tensors(table, Dtype::kFp32);
     for (const HfTensor& tensor : tensors) {
@@ -155,7 +155,7 @@ void load_masters(const std::string& directory, const ModelConfig& config, const
                 directory.c_str(), tensor.entry.name.c_str());
         const SafetensorsView& view = expect(found ? found->view : nullptr, found ? found->file : directory,
                                              tensor.entry, {"F32", "BF16", "F16"});
-        import_tensor(table, tensor, view, access, staging_bytes, staging);
+        import_tensor(table, tensor, view, access, staging);
         used.insert(&view);
     }
     for (const auto& [name, found] : files.tensors()) {
@@ -173,17 +173,12 @@ void load_masters(const std::string& directory, const ModelConfig& config, const
 
 }  // namespace
 
-int64_t load_staging_bytes(const ParamTable& table, const StateAccess& access, int64_t staging_bytes) {
-    const int64_t most = std::max<int64_t>(1, staging_bytes / 4);
-    int64_t elems = 1;
-    for (size_t p = 0; p < table.params.size(); p++) {
-        const Param& param = table.params[p];
-        for (const ElementRange& held : held_within(access, static_cast<int>(p), {0, param.elems()}))
-            elems = std::max(elems, std::min(most, held.count));
+int64_t load_staging_bytes(const ParamTable& table, int64_t staging_bytes) {
+    int64_t most = staging_bytes;
+    for (const Param& param : table.params)
         for (const HfPart& part : param.hf)
-            elems = std::max(elems, import_staging_elems(table, static_cast<int>(p), part, access, staging_bytes));
-    }
-    return elems * 4;
+            if (part.transposed) most = std::max(most, least_import_bytes(param));
+    return most;
 }
 
 ModelConfig model_config_from_hf(const std::string& directory) {
@@ -207,7 +202,7 @@ void load_checkpoint(const std::string& path, const ModelConfig& config, const P
     on_all_ranks(comm, path + " cannot be loaded", [&] {
         check_same_model(path, config);
         check_model_tensors(path, table, access.dtypes.weight);
-        std::vector<float> staging(static_cast<size_t>(load_staging_bytes(table, access, staging_bytes) / 4));
+        std::vector<float> staging(static_cast<size_t>(load_staging_bytes(table, staging_bytes) / 4));
         for (const OptimizerState& state : kOptimizerStates)
             load_state(path + "/" + state.file, table, state, access, staging);
     });

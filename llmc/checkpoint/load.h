@@ -25,6 +25,6 @@ void load_checkpoint(const std::string& path, const ModelConfig& config, const P
 void load_hf_weights(const std::string& directory, const ModelConfig& config, const ParamTable& table,
                      const StateAccess& access, Comm& comm, int64_t staging_bytes = kStagingBytes);
 
-// Host memory that each of the two takes on this rank, besides the files' headers: at most staging_bytes, or what one
-// row of a transposed tensor needs. Uses access.held only.
-int64_t load_staging_bytes(const ParamTable& table, const StateAccess& access, int64_t staging_bytes = kStagingBytes);
+// Host memory that each of the two takes, besides the files' headers: staging_bytes, or what one row of a transposed
+// tensor needs.
+int64_t load_staging_bytes(const ParamTable& table, int64_t staging_bytes = kStagingBytes);

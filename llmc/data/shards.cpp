@@ -11,7 +11,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
-#include <mutex>
+#include <functional>
 #include <set>
 #include <system_error>
 #include <thread>
@@ -95,6 +95,18 @@ InputFile open_shard(const std::string& path) {
     return InputFile(path, "data shard '" + path + "'");
 }
 
+// Runs `work` in this thread and in others, at most `most` and one per core together, and waits for all.
+void on_threads(size_t most, const std::function<void()>& work) {
+    std::vector<std::jthread> pool;
+    try {
+        for (size_t t = 1; t < std::min<size_t>(most, std::thread::hardware_concurrency()); t++)
+            pool.emplace_back(work);
+    } catch (const std::system_error&) {
+        // No further thread can be started (ulimit -u, -v): those that run do all the work.
+    }
+    work();
+}
+
 // A list of numbers in a file, read front to back.
 template <typename T>
 class ListReader {
@@ -124,8 +136,8 @@ private:
 uint64_t check_megatron_header(const InputFile& index, const char* name, int* token_bytes) {
     const int64_t bytes = index.bytes();
     REQUIRE(bytes >= kMegatronHeaderBytes,
-            "data index '%s': truncated in the header: it ends at byte %lld of %lld", name, (long long)bytes,
-            (long long)kMegatronHeaderBytes);
+            "data index '%s': truncated in the header: it ends at byte %lld of %lld", name, ll(bytes),
+            ll(kMegatronHeaderBytes));
     uint8_t p[kMegatronHeaderBytes];
     index.read(0, kMegatronHeaderBytes, p);
     REQUIRE(
@@ -149,10 +161,10 @@ uint64_t check_megatron_header(const InputFile& index, const char* name, int* to
         fits,
         "data index '%s': truncated: byte 18 says %llu sequences and byte 26 %llu document ends, the file "
         "ends at byte %lld",
-        name, (unsigned long long)sequences, (unsigned long long)documents, (long long)bytes);
+        name, (unsigned long long)sequences, (unsigned long long)documents, ll(bytes));
     uint64_t rest = body - sequences * 12 - documents * 8;
     REQUIRE(rest == 0, "data index '%s': %llu bytes too many at byte %lld (multimodal indices are not supported)",
-            name, (unsigned long long)rest, (long long)(bytes - static_cast<int64_t>(rest)));
+            name, (unsigned long long)rest, ll(bytes - static_cast<int64_t>(rest)));
     return sequences;
 }
 
@@ -183,7 +195,7 @@ void Shard::parse_llmc_header(const std::vector<uint8_t>& head) {
     data_offset_ = kLlmcHeaderBytes;
     REQUIRE(file_.bytes() >= kLlmcHeaderBytes,
             "data shard '%s': truncated in the header: it ends at byte %lld of %lld", path,
-            (long long)file_.bytes(), (long long)kLlmcHeaderBytes);
+            ll(file_.bytes()), ll(kLlmcHeaderBytes));
     uint32_t version = load<uint32_t>(head.data() + 4), expected = wide ? 7 : 1;
     REQUIRE(version == expected, "data shard '%s': byte 4: version %u, expected %u after magic %u", path,
             version, expected, load<uint32_t>(head.data()));
@@ -193,11 +205,11 @@ void Shard::parse_llmc_header(const std::vector<uint8_t>& head) {
     REQUIRE(file_.bytes() >= expected_bytes,
             "data shard '%s': truncated: the header (byte 8) says %lld tokens, that is %lld bytes, the "
             "file ends at byte %lld",
-            path, (long long)info.tokens, (long long)expected_bytes, (long long)file_.bytes());
+            path, ll(info.tokens), ll(expected_bytes), ll(file_.bytes()));
     REQUIRE(file_.bytes() == expected_bytes,
             "data shard '%s': the header (byte 8) says %lld tokens, which end at byte %lld, but the "
             "file has %lld bytes",
-            path, (long long)info.tokens, (long long)expected_bytes, (long long)file_.bytes());
+            path, ll(info.tokens), ll(expected_bytes), ll(file_.bytes()));
 }
 
 void Shard::parse_megatron_index(const std::string& index_path) {
@@ -213,21 +225,21 @@ void Shard::parse_megatron_index(const std::string& index_path) {
         int32_t length = length_list.next();
         int64_t pointer = pointer_list.next();
         REQUIRE(length >= 0, "data index '%s': byte %lld: sequence %lld has length %d", name,
-                (long long)(lengths + 4 * s), (long long)s, length);
+                ll(lengths + 4 * s), ll(s), length);
         REQUIRE(
             pointer == position,
             "data index '%s': byte %lld: sequence %lld starts at %lld, expected %lld; only sequences stored "
             "one after the other are read",
-            name, (long long)(pointers + 8 * s), (long long)s, (long long)pointer, (long long)position);
+            name, ll(pointers + 8 * s), ll(s), ll(pointer), ll(position));
         position += static_cast<int64_t>(length) * info.token_bytes;
         REQUIRE(
             position <= file_.bytes(),
             "data shard '%s': truncated: sequence %lld of the index ends at byte %lld, the file at byte %lld",
-            info.path.c_str(), (long long)s, (long long)position, (long long)file_.bytes());
+            info.path.c_str(), ll(s), ll(position), ll(file_.bytes()));
     }
     REQUIRE(position == file_.bytes(),
             "data shard '%s': the sequences of the index end at byte %lld, but the file has %lld bytes",
-            info.path.c_str(), (long long)position, (long long)file_.bytes());
+            info.path.c_str(), ll(position), ll(file_.bytes()));
     info.tokens = position / info.token_bytes;
 }
 
@@ -253,7 +265,7 @@ void Shard::parse_raw(const std::vector<uint8_t>& head, const std::string& token
     REQUIRE(file_.bytes() % info.token_bytes == 0,
             "data shard '%s': odd size: %lld bytes is not a multiple of the %d bytes "
             "of a %s token; truncated, or another --token-dtype",
-            path, (long long)file_.bytes(), info.token_bytes, token_dtype.c_str());
+            path, ll(file_.bytes()), info.token_bytes, token_dtype.c_str());
     info.tokens = file_.bytes() / info.token_bytes;
 }
 
@@ -289,7 +301,7 @@ uint32_t Shard::token(int64_t index) const {
 
 void Shard::require_tokens(int64_t first, int64_t count) const {
     CHECK(first >= 0 && count >= 0 && count <= info.tokens - first, "tokens [%lld, +%lld) of %lld in '%s'",
-          (long long)first, (long long)count, (long long)info.tokens, info.path.c_str());
+          ll(first), ll(count), ll(info.tokens), info.path.c_str());
 }
 
 void Shard::copy(int64_t first, int64_t count, int32_t* out) const {
@@ -354,52 +366,32 @@ void check_token_ids(const std::vector<Shard>& shards, int64_t vocab_size) {
     constexpr int64_t kChunk = int64_t{1} << 24;  // tokens that a thread checks at a time
     struct Chunk {
         size_t shard;
-        int64_t first, count;
+        int64_t first, count, bad = -1;   // bad: the first bad token
     };
     std::vector<Chunk> chunks;
     for (size_t s = 0; s < shards.size(); s++)
         for (int64_t at = 0; at < shards[s].info.tokens; at += kChunk)
             chunks.push_back({s, at, std::min(kChunk, shards[s].info.tokens - at)});
 
-    // Threads take chunks in order, so all chunks before a bad one are taken when it is found. After waiting for all
-    // threads, the lowest bad chunk is the first one of the data, independent of timing.
+    // Threads take chunks in order, so all chunks before a bad one are taken when it is found. After all have ended,
+    // the lowest bad chunk is the first one of the data, independent of timing.
     std::atomic<size_t> next{0};
     std::atomic<bool> stop{false};
-    std::mutex mutex;
-    size_t bad_chunk = chunks.size();
-    int64_t bad_token = -1;
-    auto work = [&] {
-        while (!stop) {
-            size_t c = next++;
-            if (c >= chunks.size()) return;
-            const Chunk& chunk = chunks[c];
+    on_threads(std::min<size_t>(chunks.size(), 16), [&] {
+        for (size_t c = next++; c < chunks.size() && !stop; c = next++) {
+            Chunk& chunk = chunks[c];
             const Shard& shard = shards[chunk.shard];
             shard.advise(chunk.first, chunk.count, POSIX_FADV_SEQUENTIAL);
-            int64_t token = shard.find_bad_id(chunk.first, chunk.count, vocab_size);
-            if (token < 0) continue;
-            stop = true;
-            std::lock_guard<std::mutex> lock(mutex);
-            if (c < bad_chunk) {
-                bad_chunk = c;
-                bad_token = token;
-            }
+            chunk.bad = shard.find_bad_id(chunk.first, chunk.count, vocab_size);
+            if (chunk.bad >= 0) stop = true;
         }
-    };
-    size_t threads = std::min<size_t>({chunks.size(), std::max(1u, std::thread::hardware_concurrency()), 16});
-    std::vector<std::jthread> pool;
-    try {
-        for (size_t t = 1; t < threads; t++)
-            pool.emplace_back(work);
-    } catch (const std::system_error&) {
-        // No further thread can be started (ulimit -u, -v): those that run do all the work.
-    }
-    work();
-    pool.clear();  // joins
-    if (bad_chunk == chunks.size()) return;
-    const Shard& shard = shards[chunks[bad_chunk].shard];
+    });
+    const auto bad = std::find_if(chunks.begin(), chunks.end(), [](const Chunk& chunk) { return chunk.bad >= 0; });
+    if (bad == chunks.end()) return;
+    const Shard& shard = shards[bad->shard];
     FAIL(kExitBadInput,
          "data shard '%s': byte %lld (token %lld): id %u is not below the vocabulary size %lld; the data "
          "was made with another tokenizer than the model's",
-         shard.info.path.c_str(), (long long)shard.byte_offset(bad_token), (long long)bad_token,
-         shard.token(bad_token), (long long)vocab_size);
+         shard.info.path.c_str(), ll(shard.byte_offset(bad->bad)), ll(bad->bad), shard.token(bad->bad),
+         ll(vocab_size));
 }

@@ -27,9 +27,8 @@ std::string shown(const std::map<std::string, std::string>& variables, const std
 }
 
 std::string own_executable() {
-    Xxh3 hash;
-    read_file("/proc/self/exe", [&](const void* data, int64_t bytes) { hash.update(data, bytes); });
-    return hash.digest();
+    const std::string path = "/proc/self/exe";
+    return xxh3_of_range(path, 0, file_bytes(path));
 }
 
 }  // namespace

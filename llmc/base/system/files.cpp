@@ -109,24 +109,10 @@ void close_synced(int& fd, const std::string& path, const IoHook& hook) {
     if (::close(closing) != 0 && errno != EINTR) fail_disk("close", path, errno);
 }
 
-// Calls use(data, bytes) for at most `bytes` bytes from `begin` on. Returns how many there were.
-int64_t read_from(const std::string& path, int64_t begin, int64_t bytes,
-                  const std::function<void(const void* data, int64_t bytes)>& use) {
-    const Descriptor file = open_regular(path);
-    posix_fadvise(file.fd, begin, bytes == INT64_MAX ? 0 : bytes, POSIX_FADV_SEQUENTIAL);
-    const auto buffer = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(kIoBytes));
-    int64_t done = 0;
-    while (done < bytes) {
-        const size_t block = static_cast<size_t>(std::min(bytes - done, kIoBytes));
-        const ssize_t got = ::pread(file.fd, buffer.get(), block, begin + done);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) fail_read(path, errno);
-        if (got == 0) break;
-        use(buffer.get(), static_cast<int64_t>(got));
-        done += got;
-        block_done();
-    }
-    return done;
+std::string random_digits() {   // 16, for names that cannot be predicted
+    uint64_t bits = 0;
+    CHECK(::getrandom(&bits, sizeof bits, 0) == sizeof bits, "getrandom: %s", std::strerror(errno));
+    return strf("%016llx", static_cast<unsigned long long>(bits));
 }
 
 }  // namespace
@@ -264,6 +250,7 @@ void InputFile::read(int64_t offset, int64_t bytes, void* out) const {
         next += got;
         offset += got;
         bytes -= got;
+        block_done();
     }
 }
 
@@ -281,34 +268,21 @@ void InputFile::advise(int64_t first, int64_t count, int advice) const {
     posix_fadvise(file_.fd, first, count, advice);
 }
 
-void read_file(const std::string& path, const std::function<void(const void* data, int64_t bytes)>& use) {
-    read_from(path, 0, INT64_MAX, use);
-}
-
 std::string read_text_file(const std::string& path, int64_t max_bytes) {
-    std::string text;
-    const auto require_short = [&](int64_t bytes) {
-        REQUIRE(bytes <= max_bytes, "%s is longer than %lld bytes", path.c_str(), ll(max_bytes));
-    };
-    require_short(file_bytes(path));   // before anything is read
-    read_file(path, [&](const void* data, int64_t bytes) {
-        require_short(static_cast<int64_t>(text.size()) + bytes);
-        text.append(static_cast<const char*>(data), static_cast<size_t>(bytes));
-    });
+    const InputFile file(path, path);
+    REQUIRE(file.bytes() <= max_bytes, "%s is longer than %lld bytes", path.c_str(), ll(max_bytes));
+    std::string text(static_cast<size_t>(file.bytes()), '\0');
+    file.read(0, file.bytes(), text.data());
     return text;
 }
 
 std::string xxh3_of_range(const std::string& path, int64_t begin, int64_t bytes) {
+    const InputFile file(path, path);
+    REQUIRE(bytes <= file.bytes() - begin, "%s ends %lld bytes early", path.c_str(), ll(begin + bytes - file.bytes()));
+    file.advise(begin, bytes, POSIX_FADV_SEQUENTIAL);
     Xxh3 hash;
-    const int64_t found = read_from(path, begin, bytes, [&](const void* data, int64_t n) { hash.update(data, n); });
-    REQUIRE(found == bytes, "%s ends %lld bytes early", path.c_str(), static_cast<long long>(bytes - found));
+    file.read_blocks(begin, bytes, kIoBytes, [&](const uint8_t* data, int64_t count) { hash.update(data, count); });
     return hash.digest();
-}
-
-std::string random_digits() {
-    uint64_t bits = 0;
-    CHECK(::getrandom(&bits, sizeof bits, 0) == sizeof bits, "getrandom: %s", std::strerror(errno));
-    return strf("%016llx", static_cast<unsigned long long>(bits));
 }
 
 std::string xxh3_of_text(const std::string& text) { return hex(XXH3_128bits(text.data(), text.size())); }

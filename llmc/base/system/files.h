@@ -121,13 +121,10 @@ private:
     int64_t bytes_ = 0;
 };
 
-// Calls use(data, bytes) for every block of the file, front to back. These functions read regular files only
-// (open_regular).
-void read_file(const std::string& path, const std::function<void(const void* data, int64_t bytes)>& use);
+// These functions read regular files only (open_regular).
 std::string read_text_file(const std::string& path, int64_t max_bytes);  // longer than max_bytes is an error
 std::string xxh3_of_range(const std::string& path, int64_t begin, int64_t bytes);   // a shorter file is an error
 std::string xxh3_of_text(const std::string& text);
-std::string random_digits();   // 16 hexadecimal digits, for names that cannot be predicted
 
 bool is_directory(const std::string& path);  // follows links
 bool is_regular_file(const std::string& path);

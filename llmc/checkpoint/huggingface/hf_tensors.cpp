@@ -103,12 +103,12 @@ struct HeldRows {
 };
 
 void import_transposed(const Param& param, const HfTensor& t, const SafetensorsView& view, const StateAccess& access,
-                       int64_t staging_bytes, std::vector<float>& staging) {
+                       std::vector<float>& staging) {
     const int64_t cols = param.cols;
     const ElementRange all = elements_of(param, t.part);
     for (const ElementRange& part : held_within(access, t.param, all)) {
         const HeldRows held(param, all, part);
-        const TransposedPanel size(param, held.count, staging_bytes);
+        const TransposedPanel size(param, held.count, static_cast<int64_t>(staging.size()) * 4);
         float* const panel = staging.data();
         float* const strip = panel + size.rows * cols;
         for (int64_t done = 0; done < held.count; done += size.rows) {
@@ -206,22 +206,12 @@ void export_transposed(const HfTensor& tensor, const std::string& file, int64_t 
     write(tensor, file, offset, read_master, TransposedBlock(tensor, staging_bytes), out);
 }
 
-int64_t import_staging_elems(const ParamTable& table, int param, const HfPart& part, const StateAccess& access,
-                             int64_t staging_bytes) {
-    const Param& p = table.params[static_cast<size_t>(param)];
-    const ElementRange all = elements_of(p, part);
-    int64_t elems = 0;
-    for (const ElementRange& held : held_within(access, param, all)) {
-        const TransposedPanel panel(p, HeldRows(p, all, held).count, staging_bytes);
-        elems = std::max(elems, part.transposed ? panel.elems(p) : rows_that_fit(staging_bytes, 4, held.count));
-    }
-    return elems;
-}
+int64_t least_import_bytes(const Param& param) { return TransposedPanel(param, 1, 0).elems(param) * 4; }
 
 void import_tensor(const ParamTable& table, const HfTensor& tensor, const SafetensorsView& view,
-                   const StateAccess& access, int64_t staging_bytes, std::vector<float>& staging) {
+                   const StateAccess& access, std::vector<float>& staging) {
     const Param& param = table.params[static_cast<size_t>(tensor.param)];
-    if (tensor.part.transposed) import_transposed(param, tensor, view, access, staging_bytes, staging);
+    if (tensor.part.transposed) import_transposed(param, tensor, view, access, staging);
     else import_rows(param, tensor, view, access, staging);
 }
 

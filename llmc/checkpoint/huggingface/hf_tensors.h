@@ -46,13 +46,12 @@ void export_transposed(const HfTensor& tensor, const std::string& file, int64_t 
 // The room that one block takes in the buffer.
 int64_t transposed_room_bytes(const HfTensor& tensor, int64_t staging_bytes);
 
-// Reads a tensor in F32, F16 or BF16 into the masters that this rank holds of its rows. Reads no other elements, except
-// the rest of a row of a transposed tensor. The caller has checked shape and dtype. `staging` has at least as many
-// elements as import_staging_elems() returns: at most staging_bytes, or a row and the memory to transpose it.
+// Reads a tensor in F32, F16 or BF16 into the masters that this rank holds of its rows, through `staging`. Reads no
+// other elements, except the rest of a row of a transposed tensor. The caller has checked shape and dtype.
 void import_tensor(const ParamTable& table, const HfTensor& tensor, const SafetensorsView& view,
-                   const StateAccess& access, int64_t staging_bytes, std::vector<float>& staging);
-int64_t import_staging_elems(const ParamTable& table, int param, const HfPart& part, const StateAccess& access,
-                             int64_t staging_bytes);
+                   const StateAccess& access, std::vector<float>& staging);
+// The least staging memory for a transposed tensor of this parameter: a row, and the strip from which it is made.
+int64_t least_import_bytes(const Param& param);
 
 // The tensors of model.safetensors, or of every part that model.safetensors.index.json names.
 class HfModelFiles {

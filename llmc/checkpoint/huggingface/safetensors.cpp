@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -30,9 +29,9 @@ int64_t element_bytes(const std::string& dtype) {
     return 0;
 }
 
-// Checks a tensor's fields in the header, and sets all fields of its view except data and file. data_begin: where the
-// file's data begin.
-SafetensorsView view_of(const JsonFields& tensor, int64_t data_begin, int64_t data_bytes) {
+// Checks a tensor's fields in the header. data_begin: where the file's data begin.
+SafetensorsView view_of(const JsonFields& tensor, const InputFile& file, int64_t data_begin) {
+    const int64_t data_bytes = file.bytes() - data_begin;
     constexpr size_t kMaxDims = 16;
     for (const auto& [field, value] : tensor.object.items())
         REQUIRE(field == "dtype" || field == "shape" || field == "data_offsets", "%s has the unknown field \"%s\"",
@@ -49,6 +48,7 @@ SafetensorsView view_of(const JsonFields& tensor, int64_t data_begin, int64_t da
         tensor.refuse("data_offsets", strf("the file has %lld bytes of data (truncated?)", ll(data_bytes)));
     if (view.bytes != offsets[1] - offsets[0])
         tensor.refuse("data_offsets", strf("dtype and shape say %lld bytes", ll(view.bytes)));
+    view.file = &file;
     view.offset = data_begin + offsets[0];
     return view;
 }
@@ -65,15 +65,14 @@ float half_to_float(uint16_t bits) {
     return std::bit_cast<float>(sign | biased << 23 | fraction << 13);
 }
 
-// Parses the header, which read(offset, count, out) reads, of a file of `bytes` bytes. Sets all fields of the views
-// except data and file.
-std::map<std::string, SafetensorsView> parse_header(
-    const std::string& path, int64_t bytes, const std::function<void(int64_t offset, int64_t count, void* out)>& read) {
+std::map<std::string, SafetensorsView> parse_header(const InputFile& file) {
+    const std::string& path = file.name();
+    const int64_t bytes = file.bytes();
     const char* p = path.c_str();
     REQUIRE(bytes >= 8, "%s: %s too few for a safetensors file", p,
             (count_text(bytes, "byte") + (bytes == 1 ? " is" : " are")).c_str());
     uint64_t length = 0;
-    read(0, 8, &length);
+    file.read(0, 8, &length);
     REQUIRE(length <= kMaxHeaderBytes,
             "%s: a header of %llu bytes is beyond the limit of 100 MB (not safetensors?)", p,
             static_cast<unsigned long long>(length));
@@ -81,7 +80,7 @@ std::map<std::string, SafetensorsView> parse_header(
             "%s: the header should have %llu bytes, the file ends after %lld", p,
             static_cast<unsigned long long>(length), static_cast<long long>(bytes - 8));
     std::string header(static_cast<size_t>(length), '\0');
-    read(8, static_cast<int64_t>(length), header.data());
+    file.read(8, static_cast<int64_t>(length), header.data());
     REQUIRE(length > 0 && header[0] == '{', "%s: the header is not a JSON object (not safetensors?)", p);
     const nlohmann::json tensors = parse_json_object(header, path + ": header");
 
@@ -97,7 +96,7 @@ std::map<std::string, SafetensorsView> parse_header(
         }
         const std::string where = path + ": tensor \"" + printable(name) + "\"";
         REQUIRE(value.is_object(), "%s is not an object", where.c_str());
-        views[name] = view_of({value, where}, begin, bytes - begin);
+        views[name] = view_of({value, where}, file, begin);
         order.emplace_back(views[name].offset, name);
     }
     // In the order of the data every tensor must start where the one before ends. Empty ones come first.
@@ -149,8 +148,7 @@ int64_t SafetensorsView::elems() const { return bytes / element_bytes(dtype); }
 void SafetensorsView::read(int64_t begin, int64_t count, void* out) const {
     CHECK(begin >= 0 && count >= 0 && count <= bytes - begin, "bytes [%lld, +%lld) of %lld", ll(begin), ll(count),
           ll(bytes));
-    if (file) return file->read(offset + begin, count, out);
-    if (count > 0) std::memcpy(out, static_cast<const char*>(data) + begin, static_cast<size_t>(count));
+    file->read(offset + begin, count, out);
 }
 
 std::string SafetensorsView::content() const {
@@ -159,36 +157,12 @@ std::string SafetensorsView::content() const {
     return all;
 }
 
-std::map<std::string, SafetensorsView> parse_safetensors(const std::string& path, const void* file, int64_t bytes) {
-    const char* begin = static_cast<const char*>(file);
-    auto views = parse_header(path, bytes, [&](int64_t offset, int64_t count, void* out) {
-        std::memcpy(out, begin + offset, static_cast<size_t>(count));
-    });
-    for (auto& [name, view] : views) view.data = begin + view.offset;
-    return views;
-}
-
-struct SafetensorsReader::Impl {
-    InputFile file;
-    std::map<std::string, SafetensorsView> views;
-};
-
 SafetensorsReader::SafetensorsReader(const std::string& path)
-    : impl_(new Impl{InputFile(path, path, kExitNoCheckpoint), {}}) {
-    const InputFile& file = impl_->file;
-    impl_->views = parse_header(path, file.bytes(), [&](int64_t offset, int64_t count, void* out) {
-        file.read(offset, count, out);
-    });
-    for (auto& [name, view] : impl_->views) view.file = &file;
-}
-
-SafetensorsReader::~SafetensorsReader() = default;
-
-const std::map<std::string, SafetensorsView>& SafetensorsReader::tensors() const { return impl_->views; }
+    : file_(path, path, kExitNoCheckpoint), views_(parse_header(file_)) {}
 
 const SafetensorsView& SafetensorsReader::tensor(const std::string& name) const {
-    auto found = impl_->views.find(name);
-    REQUIRE(found != impl_->views.end(), "%s has no tensor %s", impl_->file.name().c_str(), name.c_str());
+    auto found = views_.find(name);
+    REQUIRE(found != views_.end(), "%s has no tensor %s", file_.name().c_str(), name.c_str());
     return found->second;
 }
 

@@ -3,7 +3,6 @@
 #pragma once
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -29,9 +28,8 @@ std::string safetensors_header(const std::vector<SafetensorsEntry>& entries);
 struct SafetensorsView {
     std::string dtype;  // as in the file: "F32", "BF16", "F16", ...
     std::vector<int64_t> shape;
-    const void* data = nullptr;  // in memory, not always aligned to its elements; null: in `file`
     int64_t bytes = 0;
-    const InputFile* file = nullptr;
+    const InputFile* file = nullptr;   // open as long as its reader
     int64_t offset = 0;          // in the file
     int64_t elems() const;
     // out (count) = bytes [begin, begin + count) of the tensor. Exit 5 if the file was truncated since it was opened.
@@ -39,21 +37,19 @@ struct SafetensorsView {
     std::string content() const;   // all bytes
 };
 
-// Checks the header of a whole file in memory: at most 100 MB, every offset inside the file, no overlap, gap or
-// overflow, no duplicate name, sizes that match dtype and shape. `path` is for messages. The views point into `file`.
-std::map<std::string, SafetensorsView> parse_safetensors(const std::string& path, const void* file, int64_t bytes);
-
-// Opens a file and checks its header; exit 2, naming the file and the fault, if it is damaged.
+// Opens a file and checks its header: at most 100 MB, every offset inside the file, no overlap, gap or overflow, no
+// duplicate name, sizes that match dtype and shape. Exit 2, naming the file and the fault, if it is damaged.
 class SafetensorsReader {
 public:
     explicit SafetensorsReader(const std::string& path);
-    ~SafetensorsReader();
-    const std::map<std::string, SafetensorsView>& tensors() const;
+    SafetensorsReader(const SafetensorsReader&) = delete;
+    SafetensorsReader& operator=(const SafetensorsReader&) = delete;
+    const std::map<std::string, SafetensorsView>& tensors() const { return views_; }
     const SafetensorsView& tensor(const std::string& name) const;  // exit 2 if absent
 
 private:
-    struct Impl;
-    std::unique_ptr<Impl> impl_;
+    const InputFile file_;
+    const std::map<std::string, SafetensorsView> views_;
 };
 
 // The format's name of a dtype that we write: "F32", "BF16", "F64", "I32" or "F8_E4M3".

@@ -107,11 +107,8 @@ HostPlan plan_host(const Config& config, const ParamTable& table, const Buckets&
     SaveOptions sync = save_options(config), async = sync;
     sync.async = false;
     async.async = true;
-    HostPlan plan{.checkpoint_bytes = layout.bytes()};
+    HostPlan plan{.load_bytes = load_staging_bytes(table), .checkpoint_bytes = layout.bytes()};
     for (int rank = 0; rank < ranks; rank++) {
-        StateAccess access;
-        access.held = [&](int param) { return held[static_cast<size_t>(rank)][static_cast<size_t>(param)]; };
-        plan.load_bytes = std::max(plan.load_bytes, load_staging_bytes(table, access));
         plan.save_bytes = std::max(plan.save_bytes, save_buffer_bytes(layout, sync, rank));
         plan.save_async_bytes = std::max(plan.save_async_bytes, save_buffer_bytes(layout, async, rank));
     }
