@@ -2,16 +2,11 @@
 // must never be used as a complete one, and a complete one must never be lost.
 #include "tests/support/checkpoint_test.h"
 
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 
 #include "llmc/checkpoint/checkpoint_dir.h"
 
@@ -34,50 +29,6 @@ void check_newest(const std::string& root, int64_t step, FakeState& state) {
     if (found.path.empty()) return;
     CHECK(load(found.path, state).same_as(state));
 }
-
-// Runs `body` in a child process, which exits with 0 or is killed.
-template <typename Body> pid_t in_child(Body&& body) {
-    const pid_t pid = fork();
-    REQUIRE(pid >= 0);
-    if (pid > 0) return pid;
-    try {
-        body();
-    } catch (const Error& error) {
-        std::fprintf(stderr, "child: %s\n", error.what());
-        _exit(1);
-    }
-    _exit(0);
-}
-
-int wait_for(pid_t pid) {
-    int status = 0;
-    REQUIRE(waitpid(pid, &status, 0) == pid);
-    return status;
-}
-
-// Saves step 2 beside step 1 in a child process that is killed meanwhile, and checks the folder afterwards.
-struct KilledSave {
-    TempDir dir;
-    FakeState first = random_state(1), second = random_state(2);
-    int64_t survived = 0, replaced = 0;
-
-    explicit KilledSave(bool on_disk) : dir(on_disk) { save(first, request_of(dir.path, 1)); }
-
-    void check_and_restore() {
-        const FoundCheckpoint found = find_checkpoint("auto", dir.path);
-        CHECK(found.skipped.empty());
-        const bool is_second = found.path == step_path(dir.path, 2);
-        CHECK((is_second || found.path == step_path(dir.path, 1)));
-        (is_second ? replaced : survived)++;
-        FakeState& expected = is_second ? second : first;
-        CHECK(load(found.path, expected).same_as(expected));
-        // The next save succeeds despite leftovers, and removes them.
-        save(first, request_of(dir.path, 1));
-        for (const std::string& name : names_in(dir.path)) CHECK(step_of_directory(name) >= 0);
-        remove_tree(step_path(dir.path, 2));
-        check_newest(dir.path, 1, first);
-    }
-};
 
 }  // namespace
 
@@ -216,130 +167,6 @@ TEST_CASE("checkpoint: every file is synced before the rename, the manifest last
     // The parent folders are new, too, so they are synced as well.
     CHECK(last("fsync", dir.path) < renamed);
     CHECK(last("fsync", dir / "new") < renamed);
-}
-
-TEST_CASE("checkpoint: if any disk call fails, the error is exit 7, and only the older checkpoint remains") {
-    FakeState first = random_state(1), second = random_state(2);
-    for (bool same_step : {false, true}) {
-        TempDir dir;
-        save(first, request_of(dir.path, 1));
-        int64_t failed = 0, published = 0;
-        for (int64_t fail_at = 0;; fail_at++) {
-            CAPTURE(fail_at);
-            CheckpointRequest request = request_of(dir.path, same_step ? 1 : 2);
-            request.keep = 1;
-            int64_t calls = 0;
-            request.io_hook = [&](const char*, const std::string&) {
-                return calls++ == fail_at ? ENOSPC : 0;
-            };
-            const std::string error = error_of([&] { save(second, request); });
-            if (error == "nothing") {
-                CHECK(calls <= fail_at);  // every call has failed once
-                break;
-            }
-            check_contains(error, {"exit 7: cannot ", dir.path, "No space left on device"});
-            const FoundCheckpoint found = find_checkpoint("auto", dir.path);
-            CHECK(found.skipped.empty());
-            const bool is_second = load(found.path, second).same_as(second);
-            (is_second ? published : failed)++;
-            if (!is_second) {
-                CHECK(names_in(dir.path) == std::vector<std::string>{"step-00000001"});
-                CHECK(load(found.path, first).same_as(first));
-            }
-            remove_tree(step_path(dir.path, 2));
-            save(first, request_of(dir.path, 1));
-        }
-        CHECK(failed > 50);
-        CHECK(published <= 3);  // fsync of root after the rename, and the calls after it
-    }
-}
-
-TEST_CASE("checkpoint: an error of the state itself is passed on, and nothing is left on the disk") {
-    TempDir dir;
-    FakeState state = random_state(1);
-    StateAccess access = state.access();
-    access.read = [](StateKind kind, int, int64_t, int64_t, void*) {
-        if (kind == StateKind::kExpAvgSq) throw Error(kExitPeerLost, "the device is gone");
-    };
-    check_contains(
-        error_of([&] { save_checkpoint(request_of(dir.path, 1), state.config, state.table, access); }),
-        {"exit 6: the device is gone"});
-    CHECK(names_in(dir.path).empty());
-}
-
-TEST_CASE("checkpoint: killed at each call of a save") {
-    KilledSave drill(full_run());
-    int64_t calls = 0;
-    CheckpointRequest counting = request_of(drill.dir.path, 2);
-    counting.keep = 1;
-    counting.io_hook = [&](const char*, const std::string&) { return calls++, 0; };
-    save(drill.second, counting);
-    drill.check_and_restore();
-    const int64_t stride = full_run() ? 1 : std::max<int64_t>(1, calls / 40);
-    for (int64_t kill_at = 0; kill_at < calls; kill_at += kill_at + 12 < calls ? stride : 1) {
-        CAPTURE(kill_at);
-        const int status = wait_for(in_child([&] {
-            CheckpointRequest request = counting;
-            int64_t made = 0;
-            request.io_hook = [&](const char*, const std::string&) {
-                if (made++ == kill_at) raise(SIGKILL);
-                return 0;
-            };
-            save(drill.second, request);
-        }));
-        CHECK(WIFSIGNALED(status));
-        drill.check_and_restore();
-    }
-    CHECK(drill.survived > 20);
-    CHECK(drill.replaced > 1);
-}
-
-// Microseconds from the fork to the rename that publishes the checkpoint, in a child that is not killed.
-double publish_us(FakeState& state, CheckpointRequest request) {
-    using Clock = std::chrono::steady_clock;
-    void* page = mmap(nullptr, sizeof(double), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    REQUIRE(page != MAP_FAILED);
-    double* const us = static_cast<double*>(page);
-    const auto begin = Clock::now();
-    request.io_hook = [&](const char* call, const std::string&) {
-        if (std::string(call) == "rename" && *us == 0)
-            *us = std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
-        return 0;
-    };
-    wait_for(in_child([&] { save(state, request); }));
-    const double result = *us;
-    munmap(page, sizeof(double));
-    REQUIRE(result > 0);
-    return result;
-}
-
-TEST_CASE("checkpoint: kill -9 at random moments of a save") {
-    KilledSave drill(true);
-    CheckpointRequest request = request_of(drill.dir.path, 2);
-    request.keep = 1;
-    double shortest_us = 1e9;
-    for (int i = 0; i < 3; i++) {
-        shortest_us = std::min(shortest_us, publish_us(drill.second, request));
-        drill.check_and_restore();
-    }
-    // Two of three kills happen before the rename, however long the calls after it take. Where a save ends before its
-    // kill, the machine has become faster since the measurement.
-    double longest_us = 1.5 * shortest_us;
-    const int kills = full_run() ? 200 : 20;
-    int hits = 0;
-    for (uint64_t i = 0; hits < kills && i < 10 * static_cast<uint64_t>(kills); i++) {
-        const pid_t child = in_child([&] { save(drill.second, request); });
-        usleep(static_cast<useconds_t>(longest_us * philox(17, i).word[0] * 0x1p-32));
-        kill(child, SIGKILL);
-        const bool hit = WIFSIGNALED(wait_for(child));
-        hits += hit;
-        if (!hit) longest_us *= 0.9;
-        drill.check_and_restore();
-    }
-    CHECK(hits == kills);
-    CHECK(drill.survived > kills / 4);
-    MESSAGE(hits << " saves killed: " << drill.survived << " times the older checkpoint was the newest, "
-                 << drill.replaced << " times the new one");
 }
 
 TEST_CASE("checkpoint: leftovers of killed runs are removed, and other files remain") {
