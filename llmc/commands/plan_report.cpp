@@ -7,8 +7,9 @@
 #include "llmc/base/system/host.h"
 #include "llmc/base/text.h"
 #include "llmc/commands/memory_changes.h"
+#include "llmc/parallel/zero/sharded_state.h"
 #include "llmc/perf/fp8_speedup.h"
-#include "llmc/train/run/run_checkpoints.h"
+#include "llmc/train/plan.h"
 
 namespace {
 

@@ -1,7 +1,36 @@
 #include "llmc/train/plan.h"
 
-#include "llmc/train/run/run_checkpoints.h"
+#include "llmc/checkpoint/checkpoint_saver.h"
+#include "llmc/checkpoint/load.h"
 #include "llmc/train/trainer.h"
+
+namespace {
+
+HeldByRank planned_held(const Config& config, const ParamTable& table, const Buckets& buckets, int ranks) {
+    HeldByRank held = held_whole(table, ranks);
+    for (int rank = 0; rank < ranks && shards_state(config, buckets.ranks()); rank++) {
+        auto& mine = held[static_cast<size_t>(rank)];
+        mine.assign(table.params.size(), {});
+        for (const ShardRange& range : buckets.shard_ranges(rank % buckets.ranks()))
+            mine[static_cast<size_t>(range.param)].push_back({range.begin, range.elems});
+    }
+    return held;
+}
+
+HostPlan plan_host(const Config& config, const ParamTable& table, const Buckets& buckets, int ranks) {
+    const HeldByRank held = planned_held(config, table, buckets, ranks);
+    const SaveLayout layout = make_save_layout(table, {config.dtype, config.moment_dtype}, held);
+    SaveOptions sync, async;
+    async.async = true;
+    HostPlan plan{.load_bytes = load_staging_bytes(table), .checkpoint_bytes = layout.bytes()};
+    for (int rank = 0; rank < ranks; rank++) {
+        plan.save_bytes = std::max(plan.save_bytes, save_buffer_bytes(layout, sync, rank));
+        plan.save_async_bytes = std::max(plan.save_async_bytes, save_buffer_bytes(layout, async, rank));
+    }
+    return plan;
+}
+
+}  // namespace
 
 MemoryPlan plan_memory(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, int ranks) {
     StepRecorder recorder;
@@ -39,6 +68,13 @@ MemoryPlan plan_memory(const Config& config, const ParamTable& table, const Fp8P
     plan.buckets = static_cast<int64_t>(trainer.buckets().all().size());
     plan.collectives = std::move(comm.calls);
     return plan;
+}
+
+int64_t planned_checkpoints(const Config& config) {
+    if (config.save.empty()) return 0;
+    const bool once = config.save_interval == 0 || config.train_iters == 0;
+    const int64_t saves = once ? 1 : ceil_div(config.train_iters, config.save_interval);
+    return config.keep == 0 ? saves : std::min(saves, config.keep);
 }
 
 double model_flops_per_token(const Config& config, const ParamTable& table) {

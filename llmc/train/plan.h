@@ -41,6 +41,10 @@ struct MemoryPlan {
 // Rehearses one optimizer step of one of `ranks` ranks, an evaluation and a sample. All ranks have the same plan.
 MemoryPlan plan_memory(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, int ranks = 1);
 
+// The number of checkpoints on disk at the end of the run: one at the end and one per --save-interval before, at most
+// --keep.
+int64_t planned_checkpoints(const Config& config);
+
 // Model FLOPs per trained token: 6 per matmul parameter (true vocabulary) and causal attention (half the square),
 // backward twice the forward; recomputation is not counted. Source: Chowdhery et al., arXiv 2204.02311, appendix B,
 // with the attention term halved for the causal mask.

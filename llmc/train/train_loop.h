@@ -10,6 +10,7 @@
 #include "llmc/config/config.h"
 #include "llmc/train/run/run_data.h"
 #include "llmc/train/run/run_evaluations.h"
+#include "llmc/train/run/save_folder.h"
 #include "llmc/train/run/start_times.h"
 #include "llmc/train/run/step_reporter.h"
 

@@ -269,8 +269,8 @@ TEST_CASE("checkpoint, ranks: all ranks get the error of one rank's state, and n
 
 namespace {
 
-// Saves step 2 beside step 1 on ranks of a child process, which is killed at call `at` of rank `victim`; if `last`, only
-// after the other rank has come as far as it can without this one.
+// Saves step 2 beside step 1 on ranks of a child process, which is killed at call `at` of rank `victim`; if `last`,
+// only after the other rank has come as far as it can without this one.
 int killed_save(int ranks, const std::string& root, FakeState& second, int victim, int64_t at, bool last) {
     const pid_t child = fork();
     REQUIRE(child >= 0);
@@ -300,7 +300,8 @@ int killed_save(int ranks, const std::string& root, FakeState& second, int victi
 TEST_CASE("checkpoint, ranks: killed at each call of each rank") {
     FakeState first = random_state(1), second = random_state(2);
     struct Case { int ranks, victim; bool last; };
-    for (const Case& c : {Case{1, 0, false}, Case{2, 0, false}, Case{2, 0, true}, Case{2, 1, false}, Case{2, 1, true}}) {
+    const Case cases[] = {{1, 0, false}, {2, 0, false}, {2, 0, true}, {2, 1, false}, {2, 1, true}};
+    for (const Case& c : cases) {
         CAPTURE(c.ranks);
         CAPTURE(c.victim);
         CAPTURE(c.last);

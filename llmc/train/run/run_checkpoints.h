@@ -7,19 +7,13 @@
 #include <vector>
 
 #include "llmc/checkpoint/checkpoint_saver.h"
-#include "llmc/checkpoint/save_lock.h"
 #include "llmc/config/config.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/model/parameters/params.h"
 #include "llmc/parallel/comm/comm.h"
 #include "llmc/train/log/run_log.h"
 #include "llmc/train/log/loss_watch.h"
-#include "llmc/train/plan.h"
 #include "llmc/train/trainer.h"
-
-HostPlan plan_host(const Config& config, const ParamTable& table, const Buckets& buckets, int ranks);
-// The number of checkpoints on disk at the end of the run.
-int64_t planned_checkpoints(const Config& config);
 
 // The progress of a run.
 struct Progress {
@@ -30,28 +24,6 @@ struct Progress {
     int64_t consecutive_skips = 0;          // since the last update
     std::vector<std::string> missed = {};   // evaluations of this step that a stop interrupted
     LossWatch loss_watch = {};
-};
-
-// The --save folder, which this run holds from its start to its end.
-class SaveFolder {
-public:
-    // Does nothing without --save. Exit 2 if saving cannot work: another run holds the folder's lock; the folder has
-    // checkpoints that this run would overwrite, or later ones from which --resume auto would continue instead of this
-    // run's; or the tokenizer is missing. With --resume auto it waits up to a minute for a run that is still ending, as
-    // when a job is requeued. Adds a note if the file system has no locks. All ranks call it.
-    SaveFolder(const Config& config, Comm& comm, std::vector<std::string>& notes);
-    ~SaveFolder();   // releases the lock, and removes the folders that the constructor made if they are empty
-    SaveFolder(const SaveFolder&) = delete;
-    SaveFolder& operator=(const SaveFolder&) = delete;
-
-    const SaveLock* lock() const { return lock_.get(); }   // null without --save and on ranks other than 0
-
-private:
-    // Takes the lock. Returns "" or why not; *busy: because another run holds it.
-    std::string take(const Config& config, bool* busy);
-
-    std::vector<std::string> made_;   // folders that were not there, the innermost first
-    std::unique_ptr<SaveLock> lock_;
 };
 
 class RunCheckpoints {
