@@ -6,7 +6,6 @@
 
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/huggingface/hf_tensors.h"
-#include "llmc/checkpoint/huggingface/model_extras.h"
 
 using namespace checkpoint_test;
 using Json = nlohmann::json;
@@ -180,33 +179,6 @@ TEST_CASE("checkpoint: parts and their index") {
     CHECK(is_regular_file(path + strf("/model-%05zu-of-%05zu.safetensors", parts, parts)));
     CHECK(index["metadata"]["total_size"] == total);
     CHECK(index["weight_map"].size() == tensors);
-}
-
-TEST_CASE("checkpoint: tokenizer files are copied into it") {
-    TempDir dir;
-    FakeState state(one_layer());
-    CheckpointRequest request = request_of(dir / "run", 1);
-    make_directories(dir / "tokenizer");
-    spill(dir / "tokenizer/tokenizer.json", "{}");
-    spill(dir / "tokenizer/merges.txt", "a b");
-    spill(dir / "tokenizer/config.json", "not this one");
-    request.tokenizer = dir / "tokenizer";
-    std::string path = save(state, request);
-    CHECK(slurp(path + "/merges.txt") == "a b");
-    CHECK(slurp(path + "/tokenizer.json") == "{}");
-    CHECK(slurp(path + "/config.json") != "not this one");
-    CHECK(checkpoint_damage(path, true).empty());
-    spill(path + "/merges.txt", "a c");
-    check_contains(checkpoint_damage(path, true), {"merges.txt"});
-    request.tokenizer = dir / "tokenizer/merges.txt";
-    request.step = 2;
-    request.state_json = state_json(2);
-    CHECK(is_regular_file(save(state, request) + "/merges.txt"));
-    CHECK(tokenizer_files("").empty());
-    check_contains(error_of([&] { tokenizer_files(dir / "none"); }), {"exit 2", "--tokenizer", "none"});
-    check_contains(error_of([&] { tokenizer_files(dir / "run"); }),
-                   {"exit 2", "--tokenizer", "no tokenizer.json"});
-    check_contains(error_of([&] { tokenizer_files(dir / "tokenizer/config.json"); }), {"exit 2", "rename"});
 }
 
 TEST_CASE("checkpoint: a state of another shape, dtype or arithmetic is refused by name") {

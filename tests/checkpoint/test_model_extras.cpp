@@ -84,6 +84,13 @@ TEST_CASE("checkpoint: --tokenizer replaces all tokenizer files and nothing else
         CHECK_FALSE(is_regular_file(path + "/" + file));
     CHECK(is_regular_file(path + "/generation_config.json"));
     CHECK(config_of(path)["bos_token_id"] == 3);
+    spill(dir / "other/config.json", "not this one");
+    CHECK(is_regular_file(save(FakeState(one_layer()), request_from(dir, 2, "", dir / "other/tokenizer.json"))
+                          + "/tokenizer.json"));
+    CHECK(tokenizer_files("").empty());
+    check_contains(error_of([&] { tokenizer_files(dir / "none"); }), {"exit 2", "--tokenizer", "none"});
+    check_contains(error_of([&] { tokenizer_files(dir / "run"); }), {"exit 2", "--tokenizer", "no tokenizer.json"});
+    check_contains(error_of([&] { tokenizer_files(dir / "other/config.json"); }), {"exit 2", "rename"});
 }
 
 TEST_CASE("checkpoint: special tokens are guessed only for a model trained from initial weights") {
