@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <limits>
 #include <numeric>
 
@@ -22,74 +23,38 @@ bool is_number(const std::string& word) {
     return end == word.data() + word.size() && error != std::errc::invalid_argument;
 }
 
-// digits * 10^exponent; digits has no trailing zeros.
-struct Decimal {
-    int64_t digits = 0;
-    int64_t exponent = 0;
-};
-
-// Returns false if an int64 cannot hold the digits.
-bool parse_decimal(const std::string& word, Decimal* out) {
-    constexpr int64_t kLimit = std::numeric_limits<int64_t>::max() / 10 - 1;
-    int64_t exponent = 0;
-    bool fraction = false;
-    size_t i = word[0] == '+' ? 1 : 0;
-    for (; i < word.size() && word[i] != 'e' && word[i] != 'E'; i++) {
-        if (word[i] == '.') fraction = true;
-        else if (out->digits > kLimit) return false;
-        else out->digits = out->digits * 10 + (word[i] - '0');
-        exponent -= fraction && word[i] != '.';
-    }
-    if (i < word.size()) {
-        const char* begin = word.data() + i + 1 + (word[i + 1] == '+' ? 1 : 0);
-        int64_t written = 0;
-        if (std::from_chars(begin, word.data() + word.size(), written).ec != std::errc()) return false;
-        if (written > 1000 || written < -1000) return false;
-        exponent += written;
-    }
-    for (; out->digits > 0 && out->digits % 10 == 0; out->digits /= 10) exponent++;
-    out->exponent = exponent;
-    return true;
-}
-
-// Converts the weights to integers of the same ratio without a common divisor; returns false if they get too large.
-bool make_parts(const std::vector<Decimal>& weights, std::vector<int64_t>* parts) {
-    int64_t lowest = weights[0].exponent, divisor = 0;
-    for (const Decimal& weight : weights) lowest = std::min(lowest, weight.exponent);
-    for (const Decimal& weight : weights) {
-        int64_t part = weight.digits;
-        for (int64_t e = lowest; e < weight.exponent; e++)
-            if (__builtin_mul_overflow(part, int64_t{10}, &part)) return false;
-        parts->push_back(part);
-        divisor = std::gcd(divisor, part);
-    }
-    int64_t sum = 0;
-    for (int64_t& part : *parts)
-        if (__builtin_add_overflow(sum, part /= divisor, &sum) || sum > kMaxPeriod) return false;
-    return true;
+// The weight in millionths, exactly; -1 if it has more than six decimals or is too large.
+int64_t millionths_of(const std::string& word) {
+    double value = 0;
+    const char* begin = word.data() + (word[0] == '+' ? 1 : 0);
+    const bool fits = std::from_chars(begin, word.data() + word.size(), value).ec == std::errc() && value < 9e12;
+    const double scaled = fits ? 1e6 * value : 0.5;
+    const bool whole = std::fabs(scaled - std::round(scaled)) < 0.01 && (scaled > 0.5 || value == 0);
+    return whole ? std::llround(scaled) : -1;
 }
 
 // Computes the parts of all sources. Returns "" or what is wrong with the weights.
 std::string weigh(std::vector<DataSource>& sources) {
-    std::vector<Decimal> weights;
+    std::vector<int64_t> parts;
     std::string list;
     for (const DataSource& source : sources) {
         const char* weight = source.weight.c_str();
-        Decimal decimal;
         if (source.globs.empty()) return strf("weight %s has no shards after it", weight);
         if (source.weight[0] == '-') return strf("weight %s is negative, it must be above 0", weight);
-        if (!parse_decimal(source.weight, &decimal)) return strf("weight %s: write it with fewer digits", weight);
-        if (decimal.digits == 0) return strf("weight %s must be above 0; leave out a source without a share", weight);
-        weights.push_back(decimal);
+        parts.push_back(millionths_of(source.weight));
+        if (parts.back() < 0) return strf("weight %s: write it with at most six decimals, below 9e12", weight);
+        if (parts.back() == 0) return strf("weight %s must be above 0; leave out a source without a share", weight);
         list += (list.empty() ? "" : " : ") + source.weight;
     }
     if (sources.size() == 1)
         return strf("weight %s has no effect on a single source: leave it out", sources[0].weight.c_str());
     if (sources.size() > kMaxSources) return strf("%zu weights, at most %zu", sources.size(), kMaxSources);
-    std::vector<int64_t> parts;
-    if (!make_parts(weights, &parts))
+    const int64_t divisor = std::accumulate(parts.begin(), parts.end(), int64_t{0}, std::gcd<int64_t, int64_t>);
+    int64_t period = 0;
+    for (int64_t& part : parts) period = std::min(kMaxPeriod + 1, period + (part /= divisor));
+    if (period > kMaxPeriod)
         return strf("weights %s: exact shares repeat only after more than %lld samples; write the weights with fewer "
-                    "digits", list.c_str(), (long long)kMaxPeriod);
+                    "digits", list.c_str(), ll(kMaxPeriod));
     for (size_t k = 0; k < parts.size(); k++) sources[k].parts = parts[k];
     return "";
 }

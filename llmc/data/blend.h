@@ -13,8 +13,7 @@ struct DataSource {
 };
 
 // Parses globs, or weights that each precede the globs of a source: {"0.7", "a/*.bin", "0.3", "b/*.bin", "c.bin"}. A
-// number is a weight; a file whose name is a number is written ./7. Weights are exact decimals. error: one line or
-// empty.
+// number is a weight, of at most six decimals; a file whose name is a number is written ./7. error: one line or empty.
 struct DataWords {
     std::vector<DataSource> sources;
     std::string error;
