@@ -5,8 +5,6 @@
 #include "tests/support/config_test.h"
 #include "tests/support/data_test.h"
 
-#include "llmc/train/log/run_log.h"
-
 namespace {
 
 DataConfig synthetic(int64_t seq_length, int64_t vocab_size, uint64_t seed = 1) {
@@ -121,18 +119,6 @@ TEST_CASE("synthetic: a run on synthetic data and a run on shards do not resume 
         REQUIRE(diff.must_match.size() == 1);
         CHECK(contains(diff.must_match[0], "--synthetic-data: "));
     }
-    // A checkpoint from before the option existed.
-    Json old = Json::parse(config_to_json(without));
-    old.erase("synthetic-data");
-    CHECK(config_diff(old.dump(), without).must_match.empty());
-    CHECK(config_diff(old.dump(), with).must_match.size() == 1);
-}
-
-TEST_CASE("synthetic: every step line says that the data is synthetic") {
-    StepRecord record;
-    CHECK(!contains(step_line(record), "synthetic"));
-    record.synthetic = true;
-    CHECK(step_line(record).ends_with(" | synthetic data"));
 }
 
 TEST_CASE("ranks: the number of ranks that plan is for, and that a run must have") {

@@ -50,12 +50,6 @@ class SyntheticTest(TrainTest):
             self.run_train(LLAMA, "--train-iters", "2", "--save", self.path("run"), "--resume", name, cwd=folder)
             shutil.rmtree(self.path("run", "step-00000002"))
 
-    def test_runs_repeat_themselves_and_depend_on_the_seed(self):
-        for name, more in (("a", []), ("b", []), ("c", ["--seed", "6"])):
-            self.run_train(GPT2, "--train-iters", "4", "--log-file", self.path(name), *more)
-        self.assertEqual(self.losses("a"), self.losses("b"))
-        self.assertNotEqual(self.losses("a"), self.losses("c"))
-
     @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
     def test_any_number_of_ranks_and_micro_batches_sees_the_same_tokens(self):
         for ranks, micro in ((1, 4), (1, 1), (2, 2), (4, 1)):
@@ -98,33 +92,6 @@ class SyntheticTest(TrainTest):
         self.assertNotIn("SYNTHETIC", done.stdout)
         self.assertNotIn("| synthetic", done.stdout)
         self.assertIs(records(self.path("log"), "header")[0]["synthetic_data"], False)
-
-    def test_neither_goes_on_from_the_other(self):
-        shards = ["--train-data", self.path("train_*.bin")]
-        for name, first, then in (("a", [], shards), ("b", shards, [])):
-            run = ["--save", self.path(name), "--resume", "auto"]
-            self.run_train(GPT2, *first, "--train-iters", "2", *run)
-            done = self.run_train(GPT2, *then, "--train-iters", "4", *run, expect=2)
-            self.assertIn("--synthetic-data", done.stderr)
-            # --load accepts the weights of any run.
-            self.run_train(GPT2, *then, "--train-iters", "1", "--load", self.path(name, "step-00000002"))
-            # The record of the data says so, too.
-            state_file = self.path(name, "step-00000002", "state.json")
-            with open(state_file) as f:
-                self.assertEqual(json.load(f)["train_data"].get("synthetic", 0), 0 if first else 1)
-            shutil.rmtree(self.path(name))
-
-    def test_refusals(self):
-        valid = ["--valid-data", self.path("valid.bin")]
-        for options, word in (([*valid], "--valid-data has no effect"), (["--epochs", "1"], "has no effect"),
-                              (["--token-dtype", "uint16"], "--token-dtype has no effect"),
-                              (["--ranks", "2"], "--ranks 2, and 1 was started")):
-            with self.subTest(options=options):
-                self.assertIn(word, self.run_train(GPT2, "--train-iters", "1", *options, expect=2).stderr)
-        both = [*self.command(GPT2, "--train-iters", "1"), "--train-data", self.path("train_*.bin")]
-        done = subprocess.run(both, capture_output=True, text=True, timeout=60)
-        self.assertEqual(done.returncode, 2)
-        self.assertIn("--train-data has no effect: --synthetic-data", done.stderr)
 
 
 if __name__ == "__main__":

@@ -90,10 +90,10 @@ TEST_CASE("log: the step line, to the character") {
     r.mfu = {};
     r.memory_gib = 0;
     r.eta_seconds = -1;
-    r.skipped = true;
+    r.skipped = r.synthetic = true;
     CHECK(step_line(r)
           == "step 120/5000 | loss    nan | norm  inf | lr 0.0e+00 |   n/a s/it |   n/a tok/s |  n/a GiB | "
-             "eta      n/a | not finite: update skipped");
+             "eta      n/a | not finite: update skipped | synthetic data");
     r = StepRecord();
     r.step = 7;
     CHECK(step_line(r).substr(0, 16) == "step 7 | loss 0.");
