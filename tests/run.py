@@ -11,10 +11,12 @@ output of a failed test is shown whole, and a line says why a test was skipped. 
 Standard library only.
 """
 import argparse
+import contextlib
 import glob
 import multiprocessing
 import multiprocessing.connection
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -22,6 +24,7 @@ import time
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+MEMORY, MEMORY_BYTES = "/dev/shm", 2 << 30   # free, at least
 LIMIT_S = 900   # of a process; a longer one counts as hanging
 # Waiting threads of OpenMP and ranks of OpenMPI leave the core to others.
 ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "OMPI_MCA_mpi_yield_when_idle": "1"}
@@ -176,6 +179,24 @@ def main():
     sleeping = os.path.join(os.environ.get("LLMC_BUILD", ""), "fake", "sleeping_yield.so")
     if os.path.exists(sleeping):   # for the ranks alone
         os.environ.setdefault("OMPI_MCA_mca_base_env_list", f"LD_PRELOAD={sleeping}")
+    with temporary_folder():
+        return run_named(options)
+
+
+@contextlib.contextmanager
+def temporary_folder():
+    """The folder of temporary files: in memory if there is room, because what is saved is synced, and that waits for
+    the disk."""
+    try:
+        memory = MEMORY if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > MEMORY_BYTES else None
+    except OSError:
+        memory = None
+    with tempfile.TemporaryDirectory(prefix="llmc-tests-", dir=memory, ignore_cleanup_errors=True) as folder:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        yield
+
+
+def run_named(options):
     begin = time.monotonic()
     tests = [test for test in all_tests() if not options.names or any(name in test.id() for name in options.names)]
     reports = run_all(in_processes(tests), options.jobs)

@@ -57,9 +57,7 @@ def documents_of(folder, split):
 
 class ScriptTest(unittest.TestCase):
     def setUp(self):
-        # In memory if there is such a folder, because every shard is synced and that waits for the disk.
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self.folder = Path(tempfile.mkdtemp(prefix="llmc_data_", dir=memory))
+        self.folder = Path(tempfile.mkdtemp(prefix="llmc_data_"))
         self.out = self.folder / "out"
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
 
