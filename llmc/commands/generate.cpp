@@ -146,7 +146,7 @@ struct OpenDevice {
 int generate(const FoundModel& files, Config config) {
     config.load = files.directory;
     const std::vector<int32_t> prompt = read_prompt(config, config.shape.max_positions, "the model's positions");
-    REQUIRE(!prompt.empty(), "generate needs a prompt: --prompt-ids '1 2 3' or --prompt-bytes TEXT");
+    REQUIRE(!prompt.empty(), "generate needs a prompt: --prompt '1 2 3', token ids, or text of a vocabulary of bytes");
     const Sampling sampling{.tokens = config.sample_tokens, .temperature = config.temperature, .top_k = config.top_k,
                             .seed = config.seed, .eos = eos_token_ids(config.load)};
     const int64_t given = static_cast<int64_t>(prompt.size()), longest = given + sampling.tokens;

@@ -101,7 +101,7 @@ bool is_short(const std::string& word) {
 void require_text(const OptionRow& row, const std::string& word) {
     const std::string name = row.name;
     if (!row.value.any_text || !word.empty() || name == "log-file") return;
-    REQUIRE(name.rfind("prompt", 0) != 0, "--%s '': an empty prompt; give one, or leave the option out", row.name);
+    REQUIRE(name != "prompt", "--%s '': an empty prompt; give one, or leave the option out", row.name);
     FAIL(kExitBadInput, "--%s '' is empty: leave it out, or set the shell variable that should be there", row.name);
 }
 

@@ -100,7 +100,7 @@ struct Config {
     int64_t sample_every = 0, sample_tokens = 0;
     double temperature = 0;             // 0: take the most likely token
     int64_t top_k = 0;                  // draw among the most likely N tokens; 0: all
-    std::string prompt_ids, prompt_bytes;   // see prompt.h
+    std::string prompt;                 // token ids, or text of bytes; see prompt.h
 
     // other
     bool dry_run = false;               // same as the subcommand plan

@@ -170,7 +170,7 @@ std::string options_json(const Config& defaults, const std::string& family) {
 }
 
 std::string generate_help_text(const Config& defaults, const std::string& family) {
-    std::string text = "Usage: train_" + family + " generate --load DIR --prompt-ids '1 2 3' [options]\n\n"
+    std::string text = "Usage: train_" + family + " generate --load DIR --prompt '1 2 3' [options]\n\n"
         "Continues a prompt with the weights of a checkpoint or of any Hugging Face GPT-2 or Llama directory. If the\n"
         "directory holds the checkpoints of a run (--save), the newest is used. The prompt and its continuation, with\n"
         "the model's eos token if it ends the text, go to standard output, and everything else to standard error.\n"

@@ -57,7 +57,7 @@ constexpr Condition kConditions[] = {
     {"grad-shard-dtype", "zero", "2 3", "only --zero 2 and 3 shard gradients"},
 
     {"save-interval keep save-async", "save", "!unset", "no checkpoint is written without --save"},
-    {"sample-tokens prompt-ids prompt-bytes temperature top-k", "sample-every", ">0", kNoSamples},
+    {"sample-tokens prompt temperature top-k", "sample-every", ">0", kNoSamples},
     {"top-k", "temperature", ">0", "--temperature 0 takes the most likely token"},
     {"gpu json", "dry-run", "true", "only plan (--dry-run) reads it"},
 };

@@ -10,11 +10,8 @@ void add_samples(std::vector<OptionRow>& rows) {
         {.name = "sample-tokens", .group = group, .value = integer(AT(sample_tokens), 1, 1 << 20),
          .help = "tokens per sample", .fallback = "64", .on_resume = kSilent,
          .llmc = "-g"},
-        {.name = "prompt-ids", .group = group, .value = text(AT(prompt_ids), "'ID ...'", "token ids"),
-         .help = "prompt that samples continue, as token ids; they are then printed as ids, unless a tokenizer.json "
-                 "decodes them", .fallback = "", .on_resume = kSilent},
-        {.name = "prompt-bytes", .group = group, .value = text(AT(prompt_bytes), "TEXT", "text"),
-         .help = "prompt as text, for models whose vocabulary is bytes", .fallback = "",
+        {.name = "prompt", .group = group, .value = text(AT(prompt), "'ID ...'|TEXT", "token ids, or text"),
+         .help = "prompt that samples continue, as token ids, or as text if the vocabulary is bytes", .fallback = "",
          .on_resume = kSilent},
         {.name = "temperature", .group = group, .value = number(AT(temperature), {.low = 0, .high = 1000}),
          .help = "divide logits by it before a token is drawn; 0: take the most likely token", .fallback = "0.8",
@@ -27,6 +24,6 @@ void add_samples(std::vector<OptionRow>& rows) {
 
 const std::vector<std::string>& generate_options() {
     static const std::vector<std::string> names = {
-        "load", "dtype", "seed", "sample-tokens", "prompt-ids", "prompt-bytes", "temperature", "top-k"};
+        "load", "dtype", "seed", "sample-tokens", "prompt", "temperature", "top-k"};
     return names;
 }

@@ -10,9 +10,9 @@
 // Whether ids below 256 are bytes; an id of 256, if there is one, separates documents.
 bool vocabulary_is_bytes(int64_t vocab_size);
 
-// The tokens of --prompt-ids or --prompt-bytes; empty without either. Exit 2, naming the option, for both, ids outside
-// the vocabulary, bytes if the vocabulary is not bytes, an empty prompt, and a prompt that exceeds max_tokens together
-// with --sample-tokens. `limit` is the error's name for max_tokens.
+// The tokens of --prompt, empty without it: ids if it has only whole numbers, else bytes. Exit 2 for ids outside the
+// vocabulary, text if the vocabulary is not bytes, an empty prompt, and a prompt that exceeds max_tokens together with
+// --sample-tokens. `limit` is the error's name for max_tokens.
 std::vector<int32_t> read_prompt(const Config& config, int64_t max_tokens, const std::string& limit);
 
 // Whether texts are printed as bytes: if the vocabulary is bytes and the prompt is not given as ids.

@@ -139,7 +139,7 @@ def trial(shared, case):
     elif use == "load":
         command = command_of(shared, run, case.path("other"), "--load", newest)
     else:
-        command = [run[1], "generate", "--load", newest, "--prompt-ids", "1 2 3", "--sample-tokens", "2"]
+        command = [run[1], "generate", "--load", newest, "--prompt", "1 2 3", "--sample-tokens", "2"]
     code, out, error = case.run(command)
     weights_only = use in ("load", "generate")
     # --load and generate check only the files that they read, which are the model's. A changed value may also be as

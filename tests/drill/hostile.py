@@ -127,14 +127,13 @@ def model(shared, case):
     write(case.path("model", "config.json"), config)
     write(case.path("model", "model.safetensors"), weights)
     if case.draw.random() < 0.4:
-        return [LLAMA, "generate", "--load", case.path("model"), "--prompt-ids", "1 2 3", "--sample-tokens", "2"]
+        return [LLAMA, "generate", "--load", case.path("model"), "--prompt", "1 2 3", "--sample-tokens", "2"]
     return [*shared.command(LLAMA), "--train-iters", "1", "--load", case.path("model")]
 
 
 def prompt(shared, case):
     text = case.draw.choice(TEXTS).replace("\0", "")
-    how = case.draw.choice(("--prompt-ids", "--prompt-bytes"))
-    return [LLAMA, "generate", "--load", shared.model, how, text, "--sample-tokens", "2"]
+    return [LLAMA, "generate", "--load", shared.model, "--prompt", text, "--sample-tokens", "2"]
 
 
 def imported(shared, case):

@@ -19,7 +19,7 @@ class ContextTest(RanksTest):
         write_hellaswag(self.path("hellaswag.bin"), 21, 16)
         options = ["--dtype", "fp32", "--train-iters", "4", "--valid-data", self.path("valid.bin"), "--eval-interval",
                    "2", "--eval-iters", "3", "--hellaswag-data", self.path("hellaswag.bin"), "--sample-every", "4",
-                   "--sample-tokens", "6", "--prompt-ids", "3 1 4", "--temperature", "0"]
+                   "--sample-tokens", "6", "--prompt", "3 1 4", "--temperature", "0"]
         self.write_documents()
         documents = ["--reset-attention-mask", "--reset-position-ids"]
         losses = {}

@@ -39,27 +39,27 @@ class GenerateTest(TrainTest):
             for dtype in ("bf16", "fp32"):
                 options = ["--dtype", dtype, "--seed", "7", "--temperature", "0", "--sample-tokens", "9"]
                 log = self.path(f"{dtype}.jsonl")
-                folder = self.save(binary, "--sample-every", "2", "--prompt-ids", "3 1 4", "--log-file", log,
+                folder = self.save(binary, "--sample-every", "2", "--prompt", "3 1 4", "--log-file", log,
                                    "--init-method-std", "0.3", "--gemm-search", "off", *options, *more)
                 expected = records(log, "sample")[-1]["text"]
                 self.assertEqual(len(expected.split()), 12)
-                done = self.generate("--load", folder, "--prompt-ids", "3 1 4", *options, binary=binary)
+                done = self.generate("--load", folder, "--prompt", "3 1 4", *options, binary=binary)
                 self.assertEqual(done.stdout, expected + "\n")
                 self.assertRegex(done.stderr, "weights: " + os.path.join(folder, "step-00000002")
                                  + r"\ngenerated: 9 tokens in \S+ s, \S+ tokens/s\n\Z")
 
     def test_ids_and_bytes_are_the_same_text(self):
         options = ["--load", self.save(LLAMA, *self.BYTES), "--sample-tokens", "9"]
-        text = self.generate(*options, "--prompt-bytes", "ab", text=False).stdout
+        text = self.generate(*options, "--prompt", "ab", text=False).stdout
         self.assertTrue(text.startswith(b"ab"))
-        ids = self.generate(*options, "--prompt-ids", "97 98").stdout.split()
+        ids = self.generate(*options, "--prompt", "97 98").stdout.split()
         self.assertEqual(bytes(int(word) if int(word) < 256 else 10 for word in ids) + b"\n", text)
-        other = self.generate(*options, "--prompt-bytes", "ab", "--seed", "99", text=False).stdout
+        other = self.generate(*options, "--prompt", "ab", "--seed", "99", text=False).stdout
         self.assertNotEqual(other, text)
-        self.assertEqual(self.generate(*options, "--prompt-bytes", "ab", "--seed", "99", text=False).stdout, other)
+        self.assertEqual(self.generate(*options, "--prompt", "ab", "--seed", "99", text=False).stdout, other)
 
     def test_a_damaged_checkpoint_is_refused(self):
-        options = ["--load", self.save(LLAMA, *self.BYTES), "--prompt-bytes", "ab", "--sample-tokens", "3"]
+        options = ["--load", self.save(LLAMA, *self.BYTES), "--prompt", "ab", "--sample-tokens", "3"]
         step = os.path.join(options[1], "step-00000002")
         text = self.generate(*options, text=False).stdout
         for name, place in (("model.safetensors", -1), ("config.json", 20), ("manifest.json", 40)):
@@ -85,7 +85,7 @@ class GenerateTest(TrainTest):
                            "--init-method-std", "0.3")
         step = os.path.join(folder, "step-00000002")
         os.remove(os.path.join(step, "manifest.json"))   # the files are changed on purpose
-        options = ["--load", folder, "--prompt-ids", "7 8", "--sample-tokens", "20"]
+        options = ["--load", folder, "--prompt", "7 8", "--sample-tokens", "20"]
 
         def text():
             return self.generate(*options).stdout.split()
@@ -114,7 +114,7 @@ class GenerateTest(TrainTest):
         os.mkdir(self.path("large"))
         with open(self.path("large", "config.json"), "w") as file:
             json.dump(config, file)
-        said = self.generate("--load", self.path("large"), "--prompt-ids", "1", "--sample-tokens", "1000000",
+        said = self.generate("--load", self.path("large"), "--prompt", "1", "--sample-tokens", "1000000",
                              expect=2).stderr
         self.assertRegex(said, r"\Aerror: generate needs \d+\.\d\d GiB of device memory for a text of 1000001 tokens, "
                                r"and \d+\.\d\d GiB are free: lower --sample-tokens\n\Z")
@@ -130,7 +130,7 @@ class GenerateTest(TrainTest):
         options = ["--sample-tokens", "4", "--temperature", "0"]
         script = [folder, "--tokenizer", "bytes", "--executable", LLAMA]
         text = self.script(*script, "\u00e9", "--", *options).stdout
-        ids = self.generate("--load", folder, "--prompt-ids", "256 195 169", *options).stdout.split()
+        ids = self.generate("--load", folder, "--prompt", "256 195 169", *options).stdout.split()
         self.assertEqual(text, BytesTokenizer().decode([int(i) for i in ids if i != "256"]) + "\n")
         self.assertIn("error: the prompt 'caf\\udce9' is not text: it has half of a surrogate pair",
                       self.script(*script, b"caf\xe9", expect=2).stderr)
@@ -184,7 +184,7 @@ class GenerateTest(TrainTest):
         options = ["--executable", LLAMA, "--", "--sample-tokens", "3", "--temperature", "0"]
         text = self.script(folder, "b a", *options).stdout
         self.assertTrue(text.startswith("b a"), text)
-        ids = self.generate("--load", folder, "--prompt-ids", "202 201 200", "--sample-tokens", "3", "--temperature",
+        ids = self.generate("--load", folder, "--prompt", "202 201 200", "--sample-tokens", "3", "--temperature",
                             "0").stdout.split()
         self.assertEqual(text, tokenizer.decode([int(i) for i in ids[1:]], skip_special_tokens=False) + "\n")
 

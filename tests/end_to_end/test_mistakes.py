@@ -216,25 +216,23 @@ COMMANDS = [
     ("gpt2 bench --train-iters 5", 2, "--train-iters has no effect: bench takes --warm-up and --steps"),
     ("gpt2 doctor --sav x", 2, "doctor has no option --sav: did you mean --save?"),
     ("gpt2 generate", 2, "generate needs --load DIR"),
-    ("gpt2 generate ck --prompt-ids '1 2'", 2, 'unexpected word "ck"'),
-    ("gpt2 generate --load folder --prompt-ids 1", 2, "neither a config.json nor checkpoints", "the --save of a run"),
-    ("gpt2 generate --load nowhere --prompt-ids '1 2'", 2, "nowhere has no config.json: no such directory"),
-    ("gpt2 generate --load ck", 2, "generate needs a prompt: --prompt-ids '1 2 3' or --prompt-bytes TEXT"),
-    (f"{GENERATE} --prompt hello", 2, "(transformers): use --prompt-ids", "scripts/generate"),
-    (f"{GENERATE} --prompt-ids ''", 2, "--prompt-ids '': an empty prompt"),
-    (f"{GENERATE} --prompt-ids ' '", 2, "--prompt-ids: an empty prompt; give at least one token"),
-    (f"{GENERATE} --prompt-ids 1,2", 2, '"1,2" is not a token id', "with spaces between them"),
-    (f"{GENERATE} --prompt-ids '1 99'", 2, "token 99 lies outside the vocabulary of 61"),
-    (f"{GENERATE} --prompt-ids 1 --prompt-bytes a", 2, "are both given: a text continues one prompt"),
-    (f"{GENERATE} --prompt-ids 1 --sample-tokens 99", 2, "1 token and --sample-tokens 99 exceed the model"),
-    (f"{GENERATE} --prompt-ids 1 --lr 1", 2, "generate has no option --lr, it is for training"),
-    ("gpt2 generate --load no_shape/step-00000002 --prompt-ids 1", 5, "no usable model at no_shape/step-00000002: "
+    ("gpt2 generate ck --prompt '1 2'", 2, 'unexpected word "ck"'),
+    ("gpt2 generate --load folder --prompt 1", 2, "neither a config.json nor checkpoints", "the --save of a run"),
+    ("gpt2 generate --load nowhere --prompt '1 2'", 2, "nowhere has no config.json: no such directory"),
+    ("gpt2 generate --load ck", 2, "generate needs a prompt: --prompt '1 2 3', token ids, or text"),
+    (f"{GENERATE} --prompt hello", 2, "token 104 lies outside the vocabulary of 61"),
+    (f"{GENERATE} --prompt ''", 2, "--prompt '': an empty prompt"),
+    (f"{GENERATE} --prompt ' '", 2, "--prompt: an empty prompt; give at least one token"),
+    (f"{GENERATE} --prompt '1 99'", 2, "token 99 lies outside the vocabulary of 61"),
+    (f"{GENERATE} --prompt 1 --sample-tokens 99", 2, "1 token and --sample-tokens 99 exceed the model"),
+    (f"{GENERATE} --prompt 1 --lr 1", 2, "generate has no option --lr, it is for training"),
+    ("gpt2 generate --load no_shape/step-00000002 --prompt 1", 5, "no usable model at no_shape/step-00000002: "
      "config.json is missing"),
-    ("gpt2 generate --load bare_state --prompt-ids 1", 5, "no usable model at bare_state: config.json is missing"),
-    ("gpt2 generate --load deep_config --prompt-ids 1", 2, "nested deeper than 64 levels"),
-    ("gpt2 generate --load lost --prompt-ids 1", 5, "no usable model at lost/step-00000002: model.safetensors has 2 "
+    ("gpt2 generate --load bare_state --prompt 1", 5, "no usable model at bare_state: config.json is missing"),
+    ("gpt2 generate --load deep_config --prompt 1", 2, "nested deeper than 64 levels"),
+    ("gpt2 generate --load lost --prompt 1", 5, "no usable model at lost/step-00000002: model.safetensors has 2 "
      "bytes", "lost/step-00000001", "take another checkpoint"),
-    ("gpt2 RUN --sample-every 1 --prompt-ids ''", 2, "--prompt-ids '': an empty prompt"),
+    ("gpt2 RUN --sample-every 1 --prompt ''", 2, "--prompt '': an empty prompt"),
 ]
 
 TOOLS = [
@@ -406,7 +404,7 @@ class MistakesTest(unittest.TestCase):
                 self.assertEqual(done.returncode, 5, done.stderr)
                 self.assertRegex(done.stderr, r"\Aerror: no usable checkpoint at [^\n]*\n\Z")
                 self.assertIn(said, done.stderr)
-                for command in (f"gpt2 RUN --load {step}", f"gpt2 generate --load {step} --prompt-ids 1 "
+                for command in (f"gpt2 RUN --load {step}", f"gpt2 generate --load {step} --prompt 1 "
                                 "--sample-tokens 1"):   # they do not read state.json
                     done = self.run_command(command)
                     self.assertEqual(done.returncode, 5 if of_model else 0, done.stderr)
@@ -417,7 +415,7 @@ class MistakesTest(unittest.TestCase):
                 self.assertIn(f"note: resumed {folder}/step-00000001 at step 1", done.stdout)
 
     def test_generate_takes_the_checkpoint_before_a_damaged_one(self):
-        options = "--prompt-ids '1 2' --sample-tokens 5 --temperature 0"
+        options = "--prompt '1 2' --sample-tokens 5 --temperature 0"
         expected = self.run_command(f"gpt2 generate --load ck/step-00000001 {options}").stdout
         done = self.run_command(f"gpt2 generate --load damaged {options}")
         self.assertEqual((done.returncode, done.stdout), (0, expected), done.stderr)

@@ -31,7 +31,7 @@ NOT_RUN = {
     "./train_llama --model llama-tiny --fp8-recipe delayed --train-data 'shards/mine/train*.bin' "
     "--valid-data 'shards/mine/valid*.bin' --micro-batch-size 4 --train-iters 600 --lr 4e-3 --eval-interval 300 "
     "--log-interval 100 --save runs/mine": WALK,
-    "./train_llama generate --load runs/mine --prompt-bytes 'ROMEO:' --sample-tokens 120": WALK,
+    "./train_llama generate --load runs/mine --prompt 'ROMEO:' --sample-tokens 120": WALK,
     "data/prepare_text.py --tokenizer bytes --out shards/mine tinyshakespeare": NETWORK,
     "data/prepare_text.py --tokenizer gpt2 --out shards/gpt2 text/": NETWORK,
     "make smoke": CI, "make test": CI, "make cuda": CI, "make lint": CI, "make test-ranks": CI,
@@ -82,7 +82,7 @@ RUN = {
     "python3 data/prepare_text.py --help": {},
     "./train_gpt2 --model gpt2-124M --train-data 'shards/train*.bin' --valid-data 'shards/valid*.bin' "
     "--micro-batch-size 32 --global-batch-size 512 --train-iters 10000 --save out --resume auto": {"more": "--dry-run"},
-    "./train_llama generate --load out --prompt-ids '1 2 3'": {},
+    "./train_llama generate --load out --prompt '1 2 3'": {},
     'scripts/generate out "The meaning of life is"': {"more": "--tokenizer bytes"},
     'scripts/generate Llama-3.1-8B "Once" -- --sample-tokens 100 --temperature 0.7 --top-k 50': {
         "before": "cp -r out/step-* Llama-3.1-8B",

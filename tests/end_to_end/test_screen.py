@@ -83,7 +83,7 @@ class ScreenTest(TrainTest):
         vocabulary = {"\u0120" + "w" * (i + 1): i for i in range(300)}
         with open(self.path("tokenizer.json"), "w", encoding="utf-8") as file:
             json.dump({"model": {"type": "BPE", "vocab": vocabulary}, "decoder": {"type": "ByteLevel"}}, file)
-        options = ["--train-iters", "1", "--sample-every", "1", "--sample-tokens", "3", "--prompt-ids", "2 0",
+        options = ["--train-iters", "1", "--sample-every", "1", "--sample-tokens", "3", "--prompt", "2 0",
                    "--vocab-size", "300"]
 
         def samples(*more):

@@ -88,7 +88,7 @@ class StreamsTest(TrainTest):
         model = self.path("model", f"step-{STEPS:08d}")
         for words in (["--help-all"], ["--print-options"], ["plan", *self.training("plan")[1:]],
                       ["doctor", "--save", self.path("d")],
-                      ["generate", "--load", model, "--prompt-ids", "1 2", "--sample-tokens", "4"]):
+                      ["generate", "--load", model, "--prompt", "1 2", "--sample-tokens", "4"]):
             with self.subTest(words[0]):
                 shown = subprocess.run([GPT2, *words], capture_output=True, text=True, timeout=60)
                 done = self.shell("| true", GPT2, *words, expect=shown.returncode)

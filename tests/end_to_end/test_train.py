@@ -110,7 +110,7 @@ class Train(TrainTest):
         evaluation = ["--valid-data", self.path("valid.bin"), "--eval-iters", "2"]
         write_hellaswag(self.path("hellaswag.bin"), 5, 16)
         all_of_it = [*evaluation, "--eval-interval", "1", "--sample-every", "1", "--sample-tokens", "3",
-                     "--prompt-ids", "1 2", "--top-k", "4", "--hellaswag-data", self.path("hellaswag.bin")]
+                     "--prompt", "1 2", "--top-k", "4", "--hellaswag-data", self.path("hellaswag.bin")]
         first = {}
         for name, options in {"bf16": [], **self.FP8}.items():
             with self.subTest(name):

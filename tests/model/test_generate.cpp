@@ -53,10 +53,10 @@ TEST_CASE("generate: a prompt as ids or as bytes, and the text in its form") {
     Config config = text_config(257);
     CHECK(read_prompt(config, 8, "T").empty());
     CHECK(prints_bytes(config));
-    config.prompt_bytes = "a\xc3\xa9";
+    config.prompt = "a\xc3\xa9";
     CHECK(read_prompt(config, 8, "T") == Ids{97, 0xc3, 0xa9});
     CHECK(prints_bytes(config));
-    config.prompt_bytes = "", config.prompt_ids = " 1  256 0 ";
+    config.prompt = " 1  256 0 ";
     CHECK(read_prompt(config, 8, "T") == Ids{1, 256, 0});
     CHECK_FALSE(prints_bytes(config));
     CHECK_FALSE(prints_bytes(text_config(50257)));
@@ -67,24 +67,20 @@ TEST_CASE("generate: a prompt as ids or as bytes, and the text in its form") {
 TEST_CASE("generate: an invalid prompt is named") {
     struct Case {
         int64_t vocab;
-        std::string ids, bytes, said;
+        std::string prompt, said;
     };
     const Case cases[] = {
-        {61, "1 61", "", "--prompt-ids: token 61 lies outside the vocabulary of 61"},
-        {61, "1 -1", "", "--prompt-ids: \"-1\" is not a token id"},
-        {61, "1 2x", "", "--prompt-ids: \"2x\" is not a token id"},
-        {61, "99999999999", "", "--prompt-ids: \"99999999999\" is not a token id"},
-        {61, " ", "", "--prompt-ids: an empty prompt"},
-        {61, "", "a", "--prompt-bytes: token 97 lies outside the vocabulary of 61"},
-        {258, "", "a", "--prompt-bytes: a vocabulary of 258 is not bytes"},
-        {257, "1", "a", "--prompt-ids and --prompt-bytes are both given"},
-        {61, "1 2 3 4 5 6", "", "--prompt-ids: a prompt of 6 tokens and --sample-tokens 3 exceed --seq-length 8"},
-        {61, "1 2 3 4 5", "", ""},
+        {61, "1 61", "--prompt: token 61 lies outside the vocabulary of 61"},
+        {258, "1 -1", "--prompt \"1 -1\": a vocabulary of 258 is not bytes: give token ids"},
+        {258, "99999999999", "a vocabulary of 258 is not bytes"},
+        {61, " ", "--prompt: an empty prompt"},
+        {61, "a", "--prompt: token 97 lies outside the vocabulary of 61"},
+        {61, "1 2 3 4 5 6", "--prompt: a prompt of 6 tokens and --sample-tokens 3 exceed --seq-length 8"},
+        {61, "1 2 3 4 5", ""},
     };
     for (const Case& c : cases) {
         Config config = text_config(c.vocab);
-        config.prompt_ids = c.ids;
-        config.prompt_bytes = c.bytes;
+        config.prompt = c.prompt;
         CHECK_MESSAGE(contains(prompt_error(config), c.said), prompt_error(config));
         CHECK(prompt_error(config).empty() == c.said.empty());
     }
@@ -190,13 +186,13 @@ TEST_CASE("generate: a text ends at the first eos, which is part of it") {
 }
 
 TEST_CASE("generate: accepts only the options about text") {
-    const Words prompt = {"--load", "d", "--prompt-ids", "1 2"};
+    const Words prompt = {"--load", "d", "--prompt", "1 2"};
     const Config config = parse_generate(joined(prompt, {"--top-k", "5", "--seed=9", "--sample_tokens", "7"})).config;
-    CHECK(config.prompt_ids == "1 2");
+    CHECK(config.prompt == "1 2");
     CHECK(config.top_k == 5);
     CHECK(config.seed == 9);
     CHECK(config.sample_tokens == 7);
-    CHECK(contains(generate_error({"--prompt-ids", "1"}), "generate needs --load DIR"));
+    CHECK(contains(generate_error({"--prompt", "1"}), "generate needs --load DIR"));
     CHECK(contains(generate_error(joined(prompt, {"--lr", "1"})), "generate has no option --lr, it is for training"));
     CHECK(contains(generate_error(joined(prompt, {"--temprature", "1"})), "did you mean --temperature?"));
     CHECK(contains(generate_error(joined(prompt, {"--temperature", "-1"})), "--temperature -1: must be a number in"));

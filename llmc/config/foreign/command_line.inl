@@ -53,7 +53,6 @@ R"json([
     "say": "use --recompute norm-act, block or block-keep-attention"},
   {"trainer": "transformers", "keys": "resume-from-checkpoint", "say": "use --resume auto, or a checkpoint's folder"},
   {"trainer": "transformers", "keys": "max-new-tokens", "say": "use --sample-tokens"},
-  {"trainer": "transformers", "keys": "prompt", "say": "use --prompt-ids '1 2 3', or scripts/generate DIR \"text\""},
   {"trainer": "transformers", "keys": "train-file data-dir data input-bin",
     "say": "use --train-data 'shards/train*.bin'; data/prepare_text.py converts text to shards"},
   {"trainer": "transformers", "keys": "block-size max-seq-length max-seq-len context-length",
