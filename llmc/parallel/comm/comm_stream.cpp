@@ -14,5 +14,5 @@ void CommStream::wait_for_compute(Ctx& compute, Ctx& comm) {
     if (&comm == &compute) return;
     device::event_record(compute, ready_);
     device::event_order(comm, ready_);
-    waited_ = mark_;
+    waited_ = point_;
 }

@@ -12,8 +12,8 @@ public:
     // Makes `comm`, from comm_ctx(), wait for the work enqueued on `compute` so far.
     void wait_for_compute(Ctx& compute, Ctx& comm);
     // Numbers the place that the compute stream has reached, and tells whether the side stream already waits for it.
-    int64_t mark_compute() { return ++mark_; }
-    bool waits_for(int64_t mark) const { return mark <= waited_; }
+    int64_t compute_point() { return ++point_; }
+    bool waits_for(int64_t point) const { return point <= waited_; }
     // Records an event on the side stream; later events have larger numbers. order_after makes `compute` wait for one,
     // unless it already waits for a later one.
     int64_t record(Ctx& comm, Event* event) {
@@ -39,7 +39,7 @@ private:
     const bool overlap_;
     SideStream stream_;
     OwnedEvent ready_;   // null until the stream is open
-    int64_t mark_ = 0, waited_ = 0;   // the latest mark of the compute stream, and the latest that the side waits for
+    int64_t point_ = 0, waited_ = 0;   // the latest point of the compute stream, and the latest that the side waits for
     int64_t recorded_ = 0, passed_ = 0;   // the latest event of the side stream, and the latest that compute waits for
     CommTimer* timer_ = nullptr;
 };

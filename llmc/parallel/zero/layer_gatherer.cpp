@@ -138,11 +138,11 @@ void LayerGatherer::release(Ctx& ctx, int layer, Pass pass) {
         buffer.layer = kNone;
         poison(buffers_.memory(layer));
     }
-    const int64_t mark = stream_.mark_compute();
-    buffer.released = mark;
+    const int64_t point = stream_.compute_point();
+    buffer.released = point;
     if (!in_ring || !backward) return;
     Buffer& transposed = transposed_buffer(layer);
     transposed.layer = kNone;
     poison(buffers_.transposed_memory(layer));
-    transposed.released = mark;
+    transposed.released = point;
 }

@@ -38,7 +38,7 @@ private:
     struct Buffer {
         int layer = kNone;      // the layer whose weights are in the buffer
         int users = 0;          // layers between before_layer and after_layer
-        int64_t released = 0;   // CommStream's mark behind the work that used the buffer last
+        int64_t released = 0;   // CommStream's point behind the work that used the buffer last
     };
 
     Layer& layer_at(int layer) { return layers_[static_cast<size_t>(layer + 1)]; }
