@@ -66,7 +66,7 @@ function zoom(from) {
 }
 
 // series: [{label, x, y, style, points}] with x and y functions of the axis.
-function draw({ parent, title, unit, series, logarithmic = false, height = 210, shared = true, full = false, ticks, on }) {
+function draw({ parent, title, unit, series, logarithmic = false, height = 210, shared = true, full = false }) {
     const figure = element("figure", parent, full ? { class: "full" } : {});
     const caption = element("figcaption", figure, {}, title + " ");
     element("small", caption, {}, unit);
@@ -83,40 +83,20 @@ function draw({ parent, title, unit, series, logarithmic = false, height = 210, 
             width: Math.max(260, box.clientWidth), height, ms: 1,
             legend: { live: true, markers: { dash: (_, i) => markerDash(series[i - 1]?.style[1] ?? []) } },
             cursor: { sync: { key: shared ? "x" : title }, drag: { x: true, y: false }, focus: { prox: 20 } },
-            scales: { x: { time: false }, y: log ? { distr: 3 } : { range: ticks ? ticks.range : (_, low, high) => near(low, high) } },
+            scales: { x: { time: false }, y: log ? { distr: 3 } : { range: (_, low, high) => near(low, high) } },
             axes: [{ values: (_, at) => at.map(tick), label: shared ? AXES[axis] : "step", labelSize: 18, size: 34, grid: { stroke: "#e3e6ea" } },
-                   { values: ticks ? ticks.values : (_, at) => at.map(tick), splits: ticks?.splits, size: ticks ? 84 : 62, grid: { stroke: "#e3e6ea" } }],
+                   { values: (_, at) => at.map(tick), size: 62, grid: { stroke: "#e3e6ea" } }],
             series: [{ label: shared ? AXES[axis] : "step", value: (_, value) => figures(value) },
                 ...series.map((s) => ({ label: s.label, stroke: s.style[0], dash: s.style[1], width: s.points ? 1 : s.style[2],
-                    spanGaps: true, fill: s.fill, paths: s.onlyPoints ? () => null : undefined,
-                    points: s.points ? { show: true, size: 7, fill: s.style[0] } : { show: data[0].length < 3 },
-                    value: s.value ?? ((_, value) => figures(value)) }))],
-            hooks: { setScale: [(plot, key) => { if (key === "x" && shared && plot.status === 1) zoom(plot); }],
-                     ready: [(plot) => on?.(plot, data)] },
+                    spanGaps: true, points: s.points ? { show: true, size: 7, fill: s.style[0] } : { show: data[0].length < 3 },
+                    value: (_, value) => figures(value) }))],
+            hooks: { setScale: [(plot, key) => { if (key === "x" && shared && plot.status === 1) zoom(plot); }] },
         }, data, box);
-        box.setAttribute("aria-label", `${title}. ` + series.map((s, i) => summary(s.label, data[i + 1])).join(". ") +
-            ". Arrow keys move the cursor, + and - zoom, 0 shows all.");
+        box.setAttribute("aria-label", `${title}. ` + series.map((s, i) => summary(s.label, data[i + 1])).join(". "));
     };
-    box.addEventListener("keydown", (event) => keys(event, chart.plot, data));
     chart.make();
     charts.push(chart);
     return chart;
-}
-
-function keys(event, plot, data) {
-    const { min, max } = plot.scales.x, x = data[0], width = max - min;
-    const now = plot.cursor.idx ?? 0;
-    const move = { ArrowLeft: -1, ArrowRight: 1, PageUp: -20, PageDown: 20, Home: -x.length, End: x.length }[event.key];
-    if (move !== undefined) {
-        const to = Math.min(x.length - 1, Math.max(0, now + move));
-        plot.setCursor({ left: plot.valToPos(x[to], "x"), top: plot.over.clientHeight / 2 });
-    } else if (event.key === "+" || event.key === "-") {
-        const middle = x[now] ?? (min + max) / 2, half = width * (event.key === "+" ? 0.25 : 1);
-        plot.setScale("x", { min: Math.max(x[0], middle - half), max: Math.min(x[x.length - 1], middle + half) });
-    } else if (event.key === "0") {
-        plot.setScale("x", { min: x[0], max: x[x.length - 1] });
-    } else return;
-    event.preventDefault();
 }
 
 // ---- controls ----
@@ -130,7 +110,7 @@ for (const name of Object.keys(AXES)) {
     input.addEventListener("change", () => { axis = name; for (const chart of charts) if (chart.shared) chart.make(); });
     label.append(" " + AXES[name]);
 }
-element("span", controls, { class: "soft" }, "Drag over a chart to zoom, double click to see all. Charts take the keyboard: arrows, + - 0.");
+element("span", controls, { class: "soft" }, "Drag over a chart to zoom, double click to see all.");
 
 // ---- curves ----
 const grid = element("div", host, { class: "grid" });
@@ -154,30 +134,17 @@ if (gap) {
     if (series.length) draw({ parent: grid, title: `Gap to ${gap.baseline}`, unit: "training loss, moving mean of 21 points", series, shared: false, full: true });
 }
 
-// ---- lane of events ----
-const kinds = [...new Set(runs.flatMap((run) => run.marks.map((mark) => mark.kind)))];
-if (kinds.length) {
-    const series = runs.map((run, i) => {
-        const y = run.marks.map((mark) => kinds.indexOf(mark.kind) + (runs.length > 1 ? 0.3 * (i / (runs.length - 1) - 0.5) : 0));
-        const of = kinds.map((kind) => ({ label: runs.length > 1 ? `${run.name}: ${kind}` : kind, kind, run, style: style(i), points: true, onlyPoints: true,
-            x: () => unique(run.marks.filter((mark) => mark.kind === kind).map((mark) => mark[axis])),
-            y: () => unique(run.marks.filter((mark) => mark.kind === kind).map((mark) => mark[axis])).map(() => y[run.marks.findIndex((mark) => mark.kind === kind)]),
-            value: (_, value) => value === null || value === undefined ? "–" : "here" }));
-        return of.filter((s) => s.x().length);
-    }).flat();
-    draw({ parent: grid, title: "Events", unit: "resumes, skipped steps, warnings, evaluations, checkpoints", series, full: true,
-        height: 110 + 24 * kinds.length,
-        ticks: { range: () => [-0.6, kinds.length - 0.4], splits: () => kinds.map((_, i) => i), values: () => kinds } });
-    const details = element("details", element("div", grid, { class: "full" }));
-    element("summary", details, {}, "Events as text");
+// ---- events ----
+if (runs.some((run) => run.marks.length)) {
+    const details = element("details", element("div", grid, { class: "full" }), { open: "" });
+    element("summary", details, {}, "Events: resumes, skipped steps, warnings, evaluations, checkpoints");
     const body = element("tbody", element("table", details));
     for (const run of runs)
-        for (const mark of run.marks.filter((mark) => mark.kind !== "evaluation").slice(0, 300)) {
+        for (const mark of run.marks) {
             const row = element("tr", body);
             for (const cell of [run.name, "step " + mark.step, mark.kind, mark.text]) element("td", row, {}, cell);
         }
 }
-function unique(values) { return [...new Set(values)]; }
 
 // ---- heat maps of the FP8 tensors ----
 const FIELDS = { amax: "amax", scale: "scale (of blocks: the median)", saturated: "saturated, share of values",

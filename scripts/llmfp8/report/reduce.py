@@ -9,7 +9,7 @@ from ..run_log import ENDS
 
 BUCKETS = 700
 COLUMNS = 128       # of a heat map
-MOST_MARKS = 2000   # events shown on the time axis
+MOST_MARKS = 300    # events in the table
 # Curves: panel -> fields of the step record.
 CURVES = ("loss", "lr", "grad_norm", "grad_mul", "step_seconds", "tokens_per_second", "mfu", "exposed_comm_seconds",
           "power_w", "sm_clock_mhz", "gpu_temperature_c", "gpu_utilization", "gpu_memory_gib", "memory_gib",
@@ -77,9 +77,8 @@ class Steps:
         return {name: short(column[i]) if name != "step" else step for name, column in self.axes.items()}
 
 
-def marks(run, place):
-    """Events for the time axis and its table: ([{kind, step, tokens, hours, text}], how many are left out). The least
-    important ones are left out."""
+def marks(run):
+    """The most important events in the order of steps: [{kind, step, text}]."""
     found = [("skipped", record["step"], "the update was skipped") for record in run.step_list() if record["skipped"]]
     found += [(event["kind"], event["step"], event["text"]) for event in run.events]
     found += [("resumed", step, "resumed from a checkpoint") for step in run.resumed_at]
@@ -87,8 +86,8 @@ def marks(run, place):
     found += [("checkpoint", record["step"], record["path"]) for record in run.checkpoints]
     order = {**dict.fromkeys(ENDS, 0), "resumed": 1, "skipped": 2, "warning": 2, "evaluation": 5, "note": 6}
     shown = sorted(found, key=lambda mark: (order.get(mark[0], 3), mark[1]))[:MOST_MARKS]
-    return [{"kind": kind, **place(step), "text": text[:500]}
-            for kind, step, text in sorted(shown, key=lambda mark: mark[1])], len(found) - len(shown)
+    return [{"kind": kind, "step": step, "text": text[:500]}
+            for kind, step, text in sorted(shown, key=lambda mark: mark[1])]
 
 
 def tensor_order(names):
@@ -128,7 +127,7 @@ def cells(lines, counts, own_ranges):
     return {"ranges": ranges, "data": base64.b64encode(bytes(data)).decode()}
 
 
-def heat(run, place):
+def heat(run):
     """The heat maps, None without FP8 records. Rows are grouped by linear and role, in the order of layers; a column
     has the largest values of neighbouring records if there are more than COLUMNS."""
     steps = sorted(run.fp8)
@@ -155,9 +154,7 @@ def heat(run, place):
     formats = {name: str(tensor.get("format") or "") for step in steps for name, tensor in run.fp8[step].items()}
     return {"names": order, "formats": [formats[name] for name in order],
             "groups": [[group, len(members)] for group, members in groups],
-            "columns": [{"first": column[0], "last": column[-1], **{
-                axis: value for axis, value in place(column[-1]).items() if axis != "step"}} for column in columns],
-            "maps": maps}
+            "columns": [{"first": column[0], "last": column[-1]} for column in columns], "maps": maps}
 
 
 def run_data(run):
@@ -165,14 +162,13 @@ def run_data(run):
     steps = Steps(run)
     parts = buckets(len(steps.at))
     at_evals = [steps.place(step) for step in sorted(run.evals)]
-    shown, left_out = marks(run, steps.place)
     return {"name": run.name, "axes": {name: axis_points(column, parts) for name, column in steps.axes.items()},
             "curves": {field: thin(column, parts) for field, column in steps.columns.items()
                        if any(map(math.isfinite, column))},
             "means": bucket_means(steps, parts),
             "valid": {**{name: [at[name] for at in at_evals] for name in steps.axes},
                       "loss": [short(run.evals[step]["loss"]) for step in sorted(run.evals)]},
-            "marks": shown, "left_out": left_out, "heat": heat(run, steps.place)}
+            "marks": marks(run), "heat": heat(run)}
 
 
 def bucket_means(steps, parts):
