@@ -49,22 +49,6 @@ class Found:
         self.counted = None   # tokens that count as targets; None without a loss mask
 
 
-def scan_plainly(tokens, first, limit, separator):
-    """Largest id of a chunk, position of the first id >= limit (-1: none), positions of separators."""
-    highest = max(tokens)
-    bad = next(i for i, token in enumerate(tokens) if token >= limit) if highest >= limit else -1
-    starts = [] if separator is None else [first + i for i, token in enumerate(tokens) if token == separator]
-    return highest, bad, starts
-
-
-def scan_with_numpy(numpy, tokens, first, limit, separator):
-    ids = numpy.asarray(tokens)
-    highest = int(ids.max())
-    bad = int(numpy.argmax(ids >= limit)) if highest >= limit else -1
-    starts = [] if separator is None else (numpy.flatnonzero(ids == separator) + first).tolist()
-    return highest, bad, starts
-
-
 def scan(shard, limit, separator):
     """Largest id and positions of separators of a whole shard; an id >= limit is an error."""
     try:
@@ -74,14 +58,15 @@ def scan(shard, limit, separator):
     highest, starts = -1, []
     for first in range(0, shard.count, CHUNK):
         tokens = shard.tokens[first:first + CHUNK]
-        most, bad, found = (scan_with_numpy(numpy, tokens, first, limit, separator) if numpy else
-                            scan_plainly(tokens, first, limit, separator))
-        if bad >= 0:
-            token = first + bad
+        ids = numpy.asarray(tokens) if numpy else tokens
+        highest = max(highest, int(ids.max()) if numpy else max(ids))
+        if highest >= limit:
+            token = first + next(i for i, token in enumerate(tokens) if token >= limit)
             raise InputError(f"byte {shard.offset + token * shard.token_bytes} (token {token}): id "
                              f"{shard.tokens[token]} is not below the vocabulary size {limit}")
-        highest = max(highest, most)
-        starts += found
+        if separator is not None:
+            starts += ((numpy.flatnonzero(ids == separator) + first).tolist() if numpy else
+                       [first + i for i, token in enumerate(tokens) if token == separator])
     return highest, starts
 
 

@@ -120,27 +120,13 @@ def tokenizers_library(path):
         raise InputError(f"{path}: not a tokenizer.json that the library can use: {one_line(error)}") from None
 
 
-@contextlib.contextmanager
-def quiet_panics():
-    """Redirects standard error, to which Rust writes many lines about a panic before it can be caught."""
-    sys.stderr.flush()
-    shown = os.dup(2)
-    try:
-        with open(os.devnull, "w", encoding="utf-8") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        yield
-    finally:
-        os.dup2(shown, 2)
-        os.close(shown)
-
-
 class JsonTokenizer(Tokenizer):
     """Any tokenizer.json, Llama-3's for one. Special tokens spelled out in a text stay text."""
 
     def __init__(self, path, separator=""):
         tokenizers = need("tokenizers", "tokenizers", f"--tokenizer {path}")
         self.path = path
-        with tokenizers_library(path), quiet_panics():
+        with tokenizers_library(path):
             self.tokenizer = tokenizers.Tokenizer.from_file(str(path))
             self.tokenizer.encode_special_tokens = True
             self.tokenizer.no_padding()
