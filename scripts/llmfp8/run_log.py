@@ -13,6 +13,7 @@ from .support import InputError, count_text, parse_json, require_regular
 LOG_FORMAT = 1
 ENDS = ("stop", "diverged", "failed")   # kinds of the last event of a run that was not killed
 MOST_OF_A_LINE = 1 << 26   # bytes; a file without line ends is no log
+BY_STEP = {"step": "steps", "eval": "evals", "hellaswag": "hellaswag"}
 NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 BLOCK_SCALES = ("min", "median", "max", "at_ends", "zeros")
 END_OF_ANOTHER_S = 60   # an end that is older when a script starts to follow is of an earlier process of the run
@@ -171,7 +172,7 @@ class RunLog:
                 raise self._not_a_log()
             if kind in FIELDS:   # others, such as samples, are not needed
                 check_record(record)
-                getattr(self, "_take_" + kind)(record)
+                self._keep(kind, record)
                 self.taken(record)
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             if not self.headers:
@@ -201,30 +202,19 @@ class RunLog:
         self.checkpoints = [checkpoint for checkpoint in self.checkpoints if checkpoint["step"] <= begin]
         self.headers.append(numbers(record))
 
-    def _take_step(self, record):
-        self.steps[record["step"]] = numbers(record)
-
-    def _take_eval(self, record):
-        self.evals[record["step"]] = numbers(record)
-
-    def _take_hellaswag(self, record):
-        self.hellaswag[record["step"]] = numbers(record)
-
-    def _take_fp8(self, record):
-        self.fp8[record["step"]] = {tensor["name"]: with_block_scales(numbers(tensor))
-                                    for tensor in record["tensors"]}
-
-    def _take_grad_wire(self, record):
-        self.wire[record["step"]] = {kind["name"]: numbers(kind) for kind in record["gradients"]}
-
-    def _take_plan(self, record):
-        self.plans.append(numbers(record))
-
-    def _take_checkpoint(self, record):
-        self.checkpoints.append(record)
-
-    def _take_event(self, record):
-        self.events.append(record)
+    def _keep(self, kind, record):
+        if kind == "header":
+            self._take_header(record)
+        elif kind in BY_STEP:
+            getattr(self, BY_STEP[kind])[record["step"]] = numbers(record)
+        elif kind == "fp8":
+            self.fp8[record["step"]] = {tensor["name"]: with_block_scales(numbers(tensor))
+                                        for tensor in record["tensors"]}
+        elif kind == "grad_wire":
+            self.wire[record["step"]] = {entry["name"]: numbers(entry) for entry in record["gradients"]}
+        else:
+            {"plan": self.plans, "checkpoint": self.checkpoints, "event": self.events}[kind].append(
+                numbers(record) if kind == "plan" else record)
 
     # ---- the log's content ----
 

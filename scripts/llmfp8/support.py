@@ -122,13 +122,6 @@ def escaped(text):
     return "".join(c if c.isprintable() or c in " \n" else c.encode("unicode_escape").decode() for c in text)
 
 
-def outlive_stop_signals():
-    """Lets a process beside a run go on after the signals that tell the run to stop, since Slurm sends them to all
-    processes of a job step; the process ends with its standard input. Child processes get the signals as usual."""
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda *_: None)
-
-
 def run_main(main):
     """Calls main() and turns its outcome into the exit status, with one line for every error: 2 for input, 7 for the
     disk, 1 for a bug; 130 if interrupted."""

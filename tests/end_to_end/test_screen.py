@@ -5,7 +5,7 @@ import re
 import subprocess
 import unittest
 
-from tests.support.train import BUILD, GPT2, LLAMA, TrainTest, records, state_of
+from tests.support.train import BUILD, GPT2, LLAMA, TrainTest, records
 
 LINES = 25   # before the first step
 

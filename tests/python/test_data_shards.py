@@ -11,7 +11,7 @@ import unittest
 from inspect_shards import bigram_entropy
 from llmfp8 import text_tokenizers
 from llmfp8.shard_format import MIN_TAIL_TOKENS, Shard, SplitWriter
-from tests.support.data_scripts import ScriptTest, documents_of, has, lines, tokens_of
+from tests.support.data_scripts import ScriptTest, documents_of, has, tokens_of
 
 
 class Sharding(ScriptTest):

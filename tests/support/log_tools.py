@@ -5,7 +5,6 @@ GPU."""
 import importlib.util
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -15,9 +14,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = ROOT / "tests" / "fixtures" / "logs"
 BUILD = Path(os.environ.get("LLMC_BUILD", ROOT / "build" / "cpu"))
-
-
-STOP_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 def has(package):
