@@ -71,10 +71,9 @@ void StagedDirectory::make_subdirectory(const std::string& name) {
 }
 
 void StagedDirectory::write_text(const std::string& file, const std::string& text) {
-    OutputFile out(path(file), hook_);
-    out.write(text.data(), static_cast<int64_t>(text.size()));
-    out.close();
-    add(file, {out.bytes(), {{0, out.bytes(), 0, out.xxh3()}}});
+    write_file(path(file), text, hook_);
+    const auto bytes = static_cast<int64_t>(text.size());
+    add(file, {bytes, {{0, bytes, 0, xxh3_of_text(text)}}});
 }
 
 void StagedDirectory::add(const std::string& file, const ManifestFile& written) {

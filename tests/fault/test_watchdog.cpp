@@ -174,10 +174,8 @@ TEST_CASE("watchdog: file access by other threads is progress in slow phases onl
         post_phase(phase);
         const int64_t before = own.row.read().progress;
         std::thread([&] {
-            std::filesystem::remove(dir / "block.bin");   // an OutputFile is new
-            OutputFile file(dir / "block.bin");
-            file.write("block", 5);
-            file.close();
+            std::filesystem::remove(dir / "block.bin");   // write_file makes a new file
+            write_file(dir / "block.bin", "block");
         }).join();
         wait_for_two_ticks();
         return own.row.read().progress - before;

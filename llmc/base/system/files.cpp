@@ -134,17 +134,11 @@ void Xxh3::reset() {
 }
 std::string Xxh3::digest() const { return hex(XXH3_128bits_digest(impl_->state)); }
 
-OutputFile::OutputFile(const std::string& path, const IoHook& hook)
-    : path_(path), hook_(hook), file_(open_new(path, hook)) {}
-
-void OutputFile::write(const void* data, int64_t bytes) {
-    CHECK(file_.fd >= 0 && bytes >= 0, "write of %lld bytes to %s", ll(bytes), path_.c_str());
-    write_all(file_.fd, path_, bytes_, data, bytes, hook_);
-    hash_.update(data, bytes);
-    bytes_ += bytes;
+void write_file(const std::string& path, const std::string& text, const IoHook& hook) {
+    Descriptor file = open_new(path, hook);
+    write_all(file.fd, path, 0, text.data(), static_cast<int64_t>(text.size()), hook);
+    close_synced(file.fd, path, hook);
 }
-
-void OutputFile::close() { close_synced(file_.fd, path_, hook_); }
 
 ReplacementFile::ReplacementFile(const std::string& path) : path_(path) {
     do {

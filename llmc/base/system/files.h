@@ -33,24 +33,9 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
-// A new file, written front to back; nothing may be at its path, not even a link. The destructor only closes; the owner
-// of the directory removes unfinished files.
-class OutputFile {
-public:
-    explicit OutputFile(const std::string& path, const IoHook& hook = {});
-
-    void write(const void* data, int64_t bytes);
-    void close();              // fsync, then close; only now the file is safe
-    int64_t bytes() const { return bytes_; }                // written so far
-    std::string xxh3() const { return hash_.digest(); }     // XXH3-128 of the bytes written, 32 hexadecimal digits
-
-private:
-    const std::string path_;
-    const IoHook hook_;
-    Descriptor file_;
-    int64_t bytes_ = 0;
-    Xxh3 hash_;
-};
+// Writes a new file and fsyncs it; nothing may be at its path, not even a link. The owner of the directory removes files
+// that a failure leaves unfinished.
+void write_file(const std::string& path, const std::string& text, const IoHook& hook = {});
 
 // A file that is written beside `path`, under a name that cannot be predicted, and then renamed to `path`. An existing
 // link at `path` is replaced, not followed: a caller that accepts links from users must resolve them first.
