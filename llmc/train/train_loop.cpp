@@ -250,8 +250,8 @@ void TrainLoop::evaluate_and_save() {
 
 // Evaluations use the staging buffer of the next step; the step before has been reported.
 RunEvaluations::Place TrainLoop::evaluation_place() {
-    return {.ctx = device_.ctx, .trainer = *device_.trainer, .staging = device_.staging->buffer(progress_.step).staged,
-            .log = *log_, .step = progress_.step};
+    return {.ctx = device_.ctx, .evaluator = device_.trainer->evaluator(),
+            .staging = device_.staging->buffer(progress_.step).staged, .log = *log_, .step = progress_.step};
 }
 
 void TrainLoop::finish() {

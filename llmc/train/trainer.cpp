@@ -1,11 +1,9 @@
 #include "llmc/train/trainer.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "llmc/base/fault_injection.h"
-#include "llmc/fault/shutdown.h"
 
 namespace {
 
@@ -35,11 +33,6 @@ void enter(const StagedStep& staged, Phase phase) {
     if (staged.on_phase) staged.on_phase(phase);
 }
 
-StepState* take_state(Arena& arena) {
-    const int64_t words = static_cast<int64_t>((sizeof(StepState) + 7) / 8);
-    return static_cast<StepState*>(arena.take(Purpose::kInputs, Dtype::kFp64, words).data);
-}
-
 }  // namespace
 
 Trainer::Trainer(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, Arena& arena,
@@ -56,13 +49,10 @@ Trainer::Trainer(const Config& config, const ParamTable& table, const Fp8Plan& f
       optimizers_(make_optimizers(config)), store_(sharded_, grads_, gatherer_),
       exchange_(groups, comm_stream_),
       decoder_(config.shape, table_, decoder_options(config, exchange_), arena, store_, fp8_),
-      inputs_(arena.take(Purpose::kInputs, Dtype::kInt32, input_elems(config, config.micro_batch_size))),
-      reader_(config, groups.context.world()),
-      sampler_(config.shape, config.dtype, config.seq_length, decoder_, fp8_, groups.context, arena) {
+      inputs_(config, arena), evaluator_(config, groups, gatherer_.gathers_in_passes(), decoder_, fp8_, inputs_, arena),
+      state_(take_step_state(arena)) {
     CHECK(groups.context.world().ranks == config.context_parallel, "a context group of %d ranks",
           groups.context.world().ranks);
-    state_ = take_state(arena);
-    eval_state_ = take_state(arena);
 }
 
 void Trainer::initialise(Ctx& ctx) {
@@ -70,27 +60,9 @@ void Trainer::initialise(Ctx& ctx) {
     weights_from_masters(ctx, true);
 }
 
-DeviceBatch Trainer::upload(Ctx& ctx, const HostInputs& host, int64_t B, int64_t T, StepState* state) {
-    const HostInputs places = inputs_in(config_, static_cast<int32_t*>(inputs_.data), config_.micro_batch_size);
-    const auto copy = [&](int32_t* to, const int32_t* from, int64_t times = 1) {
-        CHECK(to || !from, "an input for which no memory is planned");
-        if (from) device::copy_to_device(ctx, to, from, times * B * T * dtype_bytes(Dtype::kInt32));
-        return from || ctx.rehearsal ? to : nullptr;   // the host's inputs are null in the rehearsal
-    };
-    DeviceBatch batch{.bad_tokens = &state->bad_tokens, .B = B, .T = T};
-    batch.tokens = copy(places.tokens, host.tokens);
-    batch.targets = copy(places.targets, host.targets);
-    batch.token_order = copy(places.order, host.order);
-    batch.documents = copy(places.documents, host.documents, 2 * exchange_.ranks());
-    batch.positions = copy(places.positions, host.positions);
-    batch.position_order = copy(places.position_order, host.position_order);
-    batch.whole_positions = copy(places.whole_positions, host.whole_positions, exchange_.ranks());
-    return batch;
-}
-
 void Trainer::micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase) {
     const int64_t B = config_.micro_batch_size, T = config_.part_length();
-    const DeviceBatch batch = upload(ctx, staged.after(number * B * T, exchange_.ranks()), B, T, state_);
+    const DeviceBatch batch = inputs_.upload(ctx, staged.after(number * B * T, exchange_.ranks()), B, T, state_);
     fp8_.begin_micro_batch(ctx, number * groups_.data_ranks + groups_.data_rank, phase);
     enter(staged, Phase::kForward);
     device::range_push("forward");
@@ -219,11 +191,6 @@ void Trainer::calibrate(Ctx& ctx, const StagedStep& staged) {
     gradients_cleared_ = false;
 }
 
-bool Trainer::on_any_rank(bool mine) const {
-    Comm& together = passes_are_collective() ? groups_.world : groups_.context;
-    return together.sum(std::vector<int64_t>{mine})[0] > 0;
-}
-
 // Each micro-batch has up to six exchanges in a layer, those of recomputation included.
 int64_t Trainer::timer_spans() const {
     const int64_t micro_batches = config_.global_batch_size / (config_.micro_batch_size * groups_.data_ranks) + 1;
@@ -236,74 +203,4 @@ std::vector<Tensor> Trainer::exchanged() const {
     if (layer_buffers_)
         for (const Tensor& memory : layer_buffers_->gathered()) all.push_back(memory);
     return all;
-}
-
-// Reads the micro-batch that begins at sample `first`; false if this rank or another one must stop.
-bool Trainer::read_evaluation(const DataLoader* loader, int64_t first, const HostInputs& to, EvalResult& result) {
-    const bool stopped = stop_wanted();
-    if (!loader) reader_.set_ignored(to);
-    else if (!stopped)
-        result.error = reading_error([&] { result.counted_tokens += reader_.read(*loader, first, to).part; });
-    return !on_any_rank(stopped || !result.error.empty());
-}
-
-Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_t iters, const StagedStep& staging) {
-    EvalResult result;
-    HostInputs inputs = staging;
-    inputs.order = inputs.position_order = nullptr;   // only backward needs these
-    device::fill_bytes(ctx, eval_state_, 0, sizeof(StepState));
-    // If passes are collective, a rank without a micro-batch of its own runs one that counts nothing.
-    const int64_t rank = groups_.data_rank, end = passes_are_collective() ? iters + rank : iters;
-    for (int64_t i = rank; i < end; i += groups_.data_ranks) {
-        post_progress();
-        const bool own = i < iters;
-        if (!ctx.rehearsal && !read_evaluation(own ? loader : nullptr, i * config_.micro_batch_size, inputs, result))
-            break;
-        const DeviceBatch batch = upload(ctx, inputs, config_.micro_batch_size, config_.part_length(), eval_state_);
-        fp8_.begin_micro_batch(ctx, 0, Fp8Phase::kEvaluation);
-        decoder_.forward(ctx, batch, false);
-        decoder_.loss(ctx, batch, eval_state_);
-        device::synchronize(ctx);   // the next iteration overwrites the staging memory
-    }
-    groups_.world.sum(ctx, {&eval_state_->loss_sum, Dtype::kFp64, 1});
-    device::copy_to_host(ctx, staging.result, eval_state_, sizeof(StepState));
-    device::synchronize(ctx);
-    if (ctx.rehearsal) return result;
-    const std::vector<int64_t> total = groups_.world.sum(
-        std::vector<int64_t>{result.counted_tokens, stop_wanted() || !result.error.empty(), !result.error.empty()});
-    result.counted_tokens = total[0];
-    result.stopped = total[1] > 0;
-    if (total[2] > 0) result.error = first_error(groups_.world, result.error);
-    result.loss_sum = staging.result->loss_sum;
-    return result;
-}
-
-void Trainer::token_losses(Ctx& ctx, int64_t B, int64_t T, const int32_t* tokens, const int32_t* targets,
-                           float* losses, const StagedStep& staging) {
-    const World& context = groups_.context.world();
-    const int64_t length = T / context.ranks;
-    take_part(tokens, B, T, context, staging.tokens);
-    take_part(targets, B, T, context, staging.targets);
-    device::fill_bytes(ctx, eval_state_, 0, sizeof(StepState));
-    const DeviceBatch batch = upload(ctx, {.tokens = staging.tokens, .targets = staging.targets}, B, length,
-                                     eval_state_);
-    fp8_.begin_micro_batch(ctx, 0, Fp8Phase::kEvaluation);
-    decoder_.forward(ctx, batch, false);
-    static_assert(sizeof(float) == sizeof(*staging.order));
-    decoder_.loss(ctx, batch, eval_state_, staging.order);
-    device::synchronize(ctx);
-    const std::string mine(reinterpret_cast<const char*>(staging.order), static_cast<size_t>(4 * B * length));
-    const std::vector<std::string> parts = groups_.context.gather(mine);
-    for (size_t r = 0; r < parts.size(); r++)
-        for (int64_t b = 0; b < B; b++)
-            std::memcpy(losses + b * T + static_cast<int64_t>(r) * length, parts[r].data() + 4 * b * length,
-                        static_cast<size_t>(4 * length));
-}
-
-std::vector<int32_t> Trainer::generate(Ctx& ctx, const std::vector<int32_t>& prompt, const Sampling& sampling,
-                                       uint64_t stream, const StagedStep& staging) {
-    return sampler_.continue_text(ctx, prompt, sampling, stream,
-                                  {.device_tokens = static_cast<int32_t*>(inputs_.data),
-                                   .bad_tokens = &eval_state_->bad_tokens, .host_tokens = staging.tokens},
-                                  [&] { return !ctx.rehearsal && on_any_rank(stop_wanted()); });
 }

@@ -186,7 +186,7 @@ TEST_CASE("hellaswag: the loss of a row equals the training loss, and one change
             const Hellaswag file = open_file(dir, file_of<uint16_t>(all), 29, T);
             HellaswagRun run(file, config, model.comm);
             const int64_t before = device::allocation_count();
-            const auto result = run.evaluate(model.ctx, *model.trainer, model.staged);
+            const auto result = run.evaluate(model.ctx, model.trainer->evaluator(), model.staged);
             CHECK(device::allocation_count() == before);
             CHECK(!result.stopped);
             *losses = run.losses();
@@ -242,7 +242,7 @@ TEST_CASE("hellaswag: results are bitwise equal for any number of ranks, in ever
                 TestModel model(config, true, &comm);
                 model.set_random_batch(6, 1);
                 HellaswagRun run(file, model.config, comm);
-                const int64_t correct = run.evaluate(model.ctx, *model.trainer, model.staged).correct;
+                const int64_t correct = run.evaluate(model.ctx, model.trainer->evaluator(), model.staged).correct;
                 const std::lock_guard lock(mutex);
                 if (expected.empty()) expected = run.losses();
                 CHECK(run.losses() == expected);
@@ -264,11 +264,11 @@ TEST_CASE("hellaswag: evaluation does not change training, in every recipe") {
             CAPTURE(static_cast<int>(recipe));
             const auto between = [&](TestModel& model, int) {
                 HellaswagRun run(file, model.config, model.comm);
-                run.evaluate(model.ctx, *model.trainer, model.staged);
+                run.evaluate(model.ctx, model.trainer->evaluator(), model.staged);
                 // The batch was read into the same memory.
                 if (model.comm.root())
-                    model.trainer->generate(model.ctx, {1, 2}, {.tokens = 2, .temperature = 1, .top_k = 3}, 1,
-                                            model.staged);
+                    model.trainer->evaluator().generate(model.ctx, {1, 2}, {.tokens = 2, .temperature = 1, .top_k = 3},
+                                                        1, model.staged);
             };
             const Config config = scored_config(recipe);
             CHECK(train(config, ranks) == train(config, ranks, 3, {.before_step = {}, .after_step = between}));

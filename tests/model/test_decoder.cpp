@@ -310,8 +310,8 @@ TEST_CASE("evaluation and sampling change nothing that training reads") {
             StagedStep staging;
             staging.tokens = tokens.data(), staging.targets = targets.data(), staging.order = order.data();
             staging.inputs = &inputs, staging.result = &result;
-            const auto text =
-                model.trainer->generate(model.ctx, {1, 2, 3}, {.tokens = 12, .temperature = 0.8}, 9, staging);
+            const auto text = model.trainer->evaluator().generate(model.ctx, {1, 2, 3},
+                                                                  {.tokens = 12, .temperature = 0.8}, 9, staging);
             CHECK(text.size() == 15);
             for (int32_t token : text) CHECK((token >= 0 && token < model.config.shape.vocab_size));
         }

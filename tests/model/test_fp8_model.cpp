@@ -144,7 +144,7 @@ TEST_CASE("fp8: generating text between steps changes nothing") {
                 model->step();
             }
             const std::string before = state_text(interrupted);
-            const auto text = interrupted.trainer->generate(
+            const auto text = interrupted.trainer->evaluator().generate(
                 interrupted.ctx, {1, 2, 3}, {.tokens = 4, .temperature = 0.8}, 1, interrupted.staged);
             CHECK(text.size() == 7);
             CHECK(state_text(interrupted) == before);
@@ -243,7 +243,8 @@ TEST_CASE("fp8: an FP8 head, tied or not") {
             CHECK(model.loss() == doctest::Approx(reference.loss()).epsilon(0.01));
             const int head = model.table.head;
             CHECK(cosine(model.grad(head), reference.grad(head)) > 0.98);
-            CHECK(model.trainer->generate(model.ctx, {1, 2, 3}, {.tokens = 2}, 1, model.staged).size() == 5);
+            Evaluator& evaluator = model.trainer->evaluator();
+            CHECK(evaluator.generate(model.ctx, {1, 2, 3}, {.tokens = 2}, 1, model.staged).size() == 5);
             CHECK(model.arena.peak_bytes() == model.plan.arena_bytes);
         }
     }

@@ -128,7 +128,7 @@ TEST_CASE("generate: greedy text is what one forward pass over all of it says, i
         for (int64_t T : {13, 128, 200}) {   // passes of 13 tokens, 128, and 128 of 200
             TestModel model(tiny_config(shape, Dtype::kFp32, 1, T));
             model.set_random_batch(1, 1);
-            texts.push_back(model.trainer->generate(model.ctx, {1, 2, 3}, {.tokens = 10}, 5, model.staged));
+            texts.push_back(model.trainer->evaluator().generate(model.ctx, {1, 2, 3}, {.tokens = 10}, 5, model.staged));
             REQUIRE(texts.back().size() == 13);
             Ids tokens = texts.back();
             tokens.resize(static_cast<size_t>(T));
@@ -153,7 +153,7 @@ TEST_CASE("generate: the model sees the last tokens of a text that is longer tha
     model.set_random_batch(1, 1);
     const Sampling sampling{.tokens = 1, .temperature = 1, .seed = 4};
     auto next = [&](const Ids& text) {
-        return model.trainer->generate(model.ctx, text, sampling, 5, model.staged).back();
+        return model.trainer->evaluator().generate(model.ctx, text, sampling, 5, model.staged).back();
     };
     std::set<int32_t> within;
     for (int32_t token = 0; token < 29; token++) {
@@ -169,8 +169,8 @@ TEST_CASE("generate: a text ends at the first eos, which is part of it") {
     TestModel model(tiny_config(shape, Dtype::kFp32, 1, 32));
     model.set_random_batch(1, 1);
     auto text = [&](const Ids& prompt, const Ids& eos) {
-        return model.trainer->generate(model.ctx, prompt, {.tokens = 20, .temperature = 1, .seed = 4, .eos = eos}, 5,
-                                       model.staged);
+        return model.trainer->evaluator().generate(
+            model.ctx, prompt, {.tokens = 20, .temperature = 1, .seed = 4, .eos = eos}, 5, model.staged);
     };
     const Ids whole = text({1, 2, 3}, {});
     REQUIRE(whole.size() == 23);

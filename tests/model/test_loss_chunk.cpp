@@ -16,7 +16,8 @@ std::vector<double> token_losses(TestModel& model) {
     const std::vector<int32_t> tokens(model.staged.tokens, model.staged.tokens + B * T);
     const std::vector<int32_t> targets(model.staged.targets, model.staged.targets + B * T);
     std::vector<float> losses(tokens.size());
-    model.trainer->token_losses(model.ctx, B, T, tokens.data(), targets.data(), losses.data(), model.staged);
+    model.trainer->evaluator().token_losses(model.ctx, B, T, tokens.data(), targets.data(), losses.data(),
+                                            model.staged);
     return {losses.begin(), losses.end()};
 }
 
@@ -164,7 +165,7 @@ TEST_CASE("loss chunk: an FP8 head in chunks has the same bits, with scales for 
             if (recipe != Fp8Recipe::kTensorwise) {
                 const std::vector<int32_t> prompt(140, 3);
                 auto text = [&](TestModel& m) {
-                    return m.trainer->generate(m.ctx, prompt, {.tokens = 3, .temperature = 0}, 1, m.staged);
+                    return m.trainer->evaluator().generate(m.ctx, prompt, {.tokens = 3, .temperature = 0}, 1, m.staged);
                 };
                 CHECK(text(whole) == text(chunked));
             }

@@ -40,8 +40,8 @@ Result result_of(TestModel& model, const Config& config) {
         targets.push_back(i % 7 == 0 ? kIgnoreIndex : static_cast<int32_t>(i % config.shape.vocab_size));
     }
     std::vector<float>& losses = result.token_losses.emplace_back(tokens.size());
-    model.trainer->token_losses(model.ctx, config.micro_batch_size, config.seq_length, tokens.data(), targets.data(),
-                                losses.data(), model.staged);
+    model.trainer->evaluator().token_losses(model.ctx, config.micro_batch_size, config.seq_length, tokens.data(),
+                                            targets.data(), losses.data(), model.staged);
     return result;
 }
 
@@ -365,10 +365,10 @@ TEST_CASE("context: evaluation, HellaSwag's losses and samples are those of one 
     const auto look = [&](Comm* comm, const Config& c) {
         TestModel model(c, true, comm);
         model.set_random_batch(c.global_batch_size, 1);
-        const Trainer::EvalResult e = model.trainer->evaluate(model.ctx, &data, 3, model.staged);
+        const Evaluator::Result e = model.trainer->evaluator().evaluate(model.ctx, &data, 3, model.staged);
         const std::vector<int32_t> text =
-            model.trainer->generate(model.ctx, {3, 1, 4, 1, 5}, {.tokens = 20, .temperature = 1.5, .seed = 7}, 2,
-                                    model.staged);
+            model.trainer->evaluator().generate(model.ctx, {3, 1, 4, 1, 5},
+                                                {.tokens = 20, .temperature = 1.5, .seed = 7}, 2, model.staged);
         return Seen{e.loss_sum, e.counted_tokens, text};
     };
     config.global_batch_size = kSequences;

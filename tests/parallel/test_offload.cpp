@@ -194,12 +194,12 @@ TEST_CASE("offload activations: the bits are those of a run that keeps them on t
             const int ranks = config.fp8_recipe == Fp8Recipe::kBlockwise ? 2 : 1;
             // An evaluation after every step; it saves no activations.
             const Actions evaluate{{}, [](TestModel& model, int) {
-                model.trainer->evaluate(model.ctx, nullptr, 0, model.staged);
+                model.trainer->evaluator().evaluate(model.ctx, nullptr, 0, model.staged);
                 const auto T = static_cast<size_t>(model.config.seq_length);
                 const std::vector<int32_t> tokens(model.staged.tokens, model.staged.tokens + T), targets(T, 3);
                 std::vector<float> losses(T);
-                model.trainer->token_losses(model.ctx, 1, model.config.seq_length, tokens.data(), targets.data(),
-                                            losses.data(), model.staged);
+                model.trainer->evaluator().token_losses(model.ctx, 1, model.config.seq_length, tokens.data(),
+                                                        targets.data(), losses.data(), model.staged);
             }};
             const Run resident = train(config, ranks, 2, evaluate);
             Config away = config;

@@ -33,10 +33,10 @@ public:
         model_.staged.fp8_report = model_.staged.grad_comm_report = nullptr;
     }
     // One micro-batch, on rank 0.
-    void evaluate() { note(model_.trainer->evaluate(model_.ctx, &data_, 1, model_.staged).loss_sum); }
+    void evaluate() { note(model_.trainer->evaluator().evaluate(model_.ctx, &data_, 1, model_.staged).loss_sum); }
     void sample() {
-        if (!model_.comm.root() && !model_.trainer->passes_are_collective()) return;
-        note(model_.trainer->generate(model_.ctx, {30, 60, 119},
+        if (!model_.comm.root() && !model_.trainer->evaluator().passes_are_collective()) return;
+        note(model_.trainer->evaluator().generate(model_.ctx, {30, 60, 119},
                                       {.tokens = 1, .temperature = 0.8}, 9, model_.staged).back());
         // The drawn token depends little on the logits, so compare those, too.
         const int64_t T = model_.config.seq_length, elems = model_.config.shape.padded_vocab();
@@ -87,7 +87,8 @@ Seen watch(const Config& config, const DataLoader& data, bool defers_compute, in
     LocalRanks(2).run([&](Comm& comm) {
         TestModel model(config, true, &comm, {defers_compute, comm.root() ? orders : nullptr});
         Witness witness(model, seen[static_cast<size_t>(comm.world().rank)], data);
-        if (model.trainer->passes_are_collective()) return watch_collective(witness, comm.root() ? orders : nullptr);
+        if (model.trainer->evaluator().passes_are_collective())
+            return watch_collective(witness, comm.root() ? orders : nullptr);
         witness.evaluate();
         witness.step(0, false);
         witness.sample();

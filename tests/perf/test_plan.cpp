@@ -33,7 +33,7 @@ TEST_CASE("plan: bytes by purpose are those of the arena on the device, for ever
                 TestModel model(config);
                 model.set_random_batch(4, 3);
                 model.step();
-                model.trainer->evaluate(model.ctx, nullptr, 0, model.staged);
+                model.trainer->evaluator().evaluate(model.ctx, nullptr, 0, model.staged);
                 int64_t all = 0;
                 for (Purpose purpose : kAllPurposes) {
                     const int64_t bytes = model.arena.purpose_bytes(purpose);

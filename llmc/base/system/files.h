@@ -33,8 +33,8 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
-// Writes a new file and fsyncs it; nothing may be at its path, not even a link. The owner of the directory removes files
-// that a failure leaves unfinished.
+// Writes a new file and fsyncs it; nothing may be at its path, not even a link. The owner of the directory removes
+// files that a failure leaves unfinished.
 void write_file(const std::string& path, const std::string& text, const IoHook& hook = {});
 
 // A file that is written beside `path`, under a name that cannot be predicted, and then renamed to `path`. An existing

@@ -14,12 +14,12 @@ HellaswagRun::HellaswagRun(const Hellaswag& data, const Config& config, Comm& co
       bits_(losses_.size() + 1) {}
 
 // Runs the rows_ rows from number * rows_ on. Rows beyond the end of the file have no targets.
-void HellaswagRun::pass(Ctx& ctx, Trainer& trainer, const StagedStep& staging, int64_t number) {
+void HellaswagRun::pass(Ctx& ctx, Evaluator& evaluator, const StagedStep& staging, int64_t number) {
     const int64_t first = number * rows_, count = std::clamp<int64_t>(data_.rows() - first, 0, rows_);
     for (int64_t r = 0; r < count; r++) data_.read(first + r, T_, tokens_.data() + r * T_, targets_.data() + r * T_);
     std::fill(tokens_.begin() + count * T_, tokens_.end(), 0);
     std::fill(targets_.begin() + count * T_, targets_.end(), kIgnoreIndex);
-    trainer.token_losses(ctx, rows_, T_, tokens_.data(), targets_.data(), token_losses_.data(), staging);
+    evaluator.token_losses(ctx, rows_, T_, tokens_.data(), targets_.data(), token_losses_.data(), staging);
     for (int64_t r = 0; r < count; r++) {
         double sum = 0;
         int64_t counted = 0;
@@ -32,14 +32,14 @@ void HellaswagRun::pass(Ctx& ctx, Trainer& trainer, const StagedStep& staging, i
     }
 }
 
-HellaswagRun::Result HellaswagRun::evaluate(Ctx& ctx, Trainer& trainer, const StagedStep& staging) {
+HellaswagRun::Result HellaswagRun::evaluate(Ctx& ctx, Evaluator& evaluator, const StagedStep& staging) {
     std::fill(losses_.begin(), losses_.end(), 0.0);
     const int64_t groups = comm_.world().ranks / context_, group = comm_.world().rank / context_;
     // If all ranks make the same passes, a rank without rows of its own runs a pass without targets.
-    const int64_t behind = trainer.passes_are_collective() ? group : 0;
-    for (int64_t i = group; (i - behind) * rows_ < data_.rows() && !trainer.on_any_rank(stop_wanted()); i += groups) {
+    const int64_t behind = evaluator.passes_are_collective() ? group : 0;
+    for (int64_t i = group; (i - behind) * rows_ < data_.rows() && !evaluator.on_any_rank(stop_wanted()); i += groups) {
         post_progress();
-        pass(ctx, trainer, staging, i);
+        pass(ctx, evaluator, staging, i);
     }
     // Every row is 0 on all ranks but one, so a sum of integers keeps its bits.
     if (comm_.world().rank % context_ != 0) std::fill(losses_.begin(), losses_.end(), 0.0);

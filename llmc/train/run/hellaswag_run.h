@@ -6,7 +6,7 @@
 
 #include "llmc/data/hellaswag.h"
 #include "llmc/parallel/comm/comm.h"
-#include "llmc/train/trainer.h"
+#include "llmc/train/evaluator.h"
 
 class HellaswagRun {
 public:
@@ -20,15 +20,15 @@ public:
         int64_t correct = 0;
         bool stopped = false;   // a rank was asked to stop: the result is incomplete
     };
-    Result evaluate(Ctx& ctx, Trainer& trainer, const StagedStep& staging);
+    Result evaluate(Ctx& ctx, Evaluator& evaluator, const StagedStep& staging);
     // Runs one pass, so that kernels are loaded before training.
-    void warm_up(Ctx& ctx, Trainer& trainer, const StagedStep& staging) { pass(ctx, trainer, staging, 0); }
+    void warm_up(Ctx& ctx, Evaluator& evaluator, const StagedStep& staging) { pass(ctx, evaluator, staging, 0); }
 
     // Mean loss of the counted tokens by row, after evaluate of all ranks.
     const std::vector<double>& losses() const { return losses_; }
 
 private:
-    void pass(Ctx& ctx, Trainer& trainer, const StagedStep& staging, int64_t number);
+    void pass(Ctx& ctx, Evaluator& evaluator, const StagedStep& staging, int64_t number);
 
     const Hellaswag& data_;
     Comm& comm_;

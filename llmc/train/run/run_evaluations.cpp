@@ -76,9 +76,9 @@ bool RunEvaluations::due(int64_t step) const {
 }
 
 void RunEvaluations::warm_up(const Place& place, bool resumed) {
-    if (valid_ && resumed) data_error_ = place.trainer.evaluate(place.ctx, valid_, 1, place.staging).error;
+    if (valid_ && resumed) data_error_ = place.evaluator.evaluate(place.ctx, valid_, 1, place.staging).error;
     if (valid_ && !resumed) validate(place);
-    if (hellaswag_ && resumed) hellaswag_run_->warm_up(place.ctx, place.trainer, place.staging);
+    if (hellaswag_ && resumed) hellaswag_run_->warm_up(place.ctx, place.evaluator, place.staging);
     if (hellaswag_ && !resumed) hellaswag(place);
     if (config_.sample_every > 0) sample(place, !resumed);
 }
@@ -108,7 +108,7 @@ std::vector<std::string> RunEvaluations::make_up(const Place& place, const std::
 bool RunEvaluations::validate(const Place& place) {
     const Clock::time_point start = Clock::now();
     post_phase(Phase::kEvaluation);
-    const Trainer::EvalResult e = place.trainer.evaluate(place.ctx, valid_, config_.eval_iters, place.staging);
+    const Evaluator::Result e = place.evaluator.evaluate(place.ctx, valid_, config_.eval_iters, place.staging);
     data_error_ = e.error;
     if (e.stopped) return false;
     REQUIRE(e.counted_tokens > 0, "--valid-data: no token of an evaluation counts as a target (loss masks)");
@@ -120,7 +120,7 @@ bool RunEvaluations::validate(const Place& place) {
 bool RunEvaluations::hellaswag(const Place& place) {
     const Clock::time_point start = Clock::now();
     post_phase(Phase::kEvaluation);
-    const HellaswagRun::Result result = hellaswag_run_->evaluate(place.ctx, place.trainer, place.staging);
+    const HellaswagRun::Result result = hellaswag_run_->evaluate(place.ctx, place.evaluator, place.staging);
     if (result.stopped) return false;
     place.log.hellaswag({.step = place.step, .correct = result.correct, .examples = hellaswag_->examples(),
                          .seconds = seconds_since(start)});
@@ -130,11 +130,11 @@ bool RunEvaluations::hellaswag(const Place& place) {
 void RunEvaluations::sample(const Place& place, bool logged) {
     post_phase(Phase::kSample);
     // Only rank 0 samples, with the ranks that share its forward passes.
-    if (comm_.world().rank >= config_.context_parallel && !place.trainer.passes_are_collective()) return;
+    if (comm_.world().rank >= config_.context_parallel && !place.evaluator.passes_are_collective()) return;
     const Sampling sampling{.tokens = config_.sample_tokens, .temperature = config_.temperature,
                             .top_k = config_.top_k, .seed = config_.seed};
-    const auto text = place.trainer.generate(place.ctx, prompt_, sampling, static_cast<uint64_t>(place.step),
-                                             place.staging);
+    const auto text = place.evaluator.generate(place.ctx, prompt_, sampling, static_cast<uint64_t>(place.step),
+                                               place.staging);
     if (!logged || !comm_.root()) return;
     place.log.sample(place.step, tokenizer_ ? tokenizer_->decode(text) : tokens_text(text, prints_bytes(config_)));
 }

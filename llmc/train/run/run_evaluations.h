@@ -27,7 +27,7 @@ public:
 
     struct Place {
         Ctx& ctx;
-        Trainer& trainer;
+        Evaluator& evaluator;
         const StagedStep& staging;   // of a step that is not in flight
         RunLog& log;
         int64_t step;   // steps done
