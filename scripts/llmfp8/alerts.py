@@ -22,7 +22,6 @@ SAME_KIND_S = 60       # between two alerts of a kind; what comes meanwhile is c
 DISK_S = 60            # between two looks at the disk
 COMMAND_S, POST_S = 20, 10   # until a delivery is given up
 TRIES, PAUSE_S = 3, 2  # of a POST that fails for the moment
-UNKNOWN_ISSUER = (18, 19, 20, 21)   # X509_V_ERR_ of OpenSSL: signed by itself, or by an authority not known here
 SLOW_STEPS = 20
 
 
@@ -190,14 +189,12 @@ def post_once(webhook, body):
     except OSError as error:   # URLError has the error of the connection in its reason, which may be text
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
-            hint = "; SSL_CERT_FILE=FILE trusts those in FILE" if reason.verify_code in UNKNOWN_ISSUER else ""
-            return f"the certificate of the webhook is refused: {reason.verify_message}{hint}", False
+            return (f"the certificate of the webhook is refused: {reason.verify_message} (SSL_CERT_FILE=FILE trusts "
+                    "those in FILE)", False)
         reason = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
         return f"the webhook cannot be reached: {escaped(reason)[:200]}", not isinstance(error, FileNotFoundError)
-    except (ValueError, http.client.InvalidURL):
-        return "the webhook cannot be reached: wrong address", False
-    except http.client.HTTPException as error:
-        return f"the webhook does not answer as a web server ({type(error).__name__})", True
+    except (ValueError, http.client.HTTPException) as error:   # a wrong address is one of both
+        return f"the webhook cannot be used: wrong address, or no web server ({type(error).__name__})", False
 
 
 def post(webhook, data):

@@ -45,6 +45,7 @@ NOT_RUN = {
     "scripts/launch/launch_mpi.sh --hostfile hosts -np 16 ./train_llama ...": "tests/cluster/with_ssh.py",
     "sbatch --nodes 2 scripts/launch/train.sbatch ./train_llama ...": "tests/cluster/with_slurm.py",
     "./train_llama bench": "takes minutes on a CPU; tests/end_to_end/test_bench_command.py",
+    "scripts/export_fp8 --load CHECKPOINT --out DIR": "tests/end_to_end/test_export_fp8.py",
     "scripts/recipes/RECIPE.sh --dry-run": "RECIPE stands for a script; tests/python/test_recipes.py",
     "python3 -m venv .venv && . .venv/bin/activate && python3 -m pip install -r requirements.txt": NETWORK,
     ". .venv/bin/activate && python3 -m pip install 'lm_eval[hf]' torch": NETWORK,

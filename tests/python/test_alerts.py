@@ -182,32 +182,29 @@ class Delivery(LogToolTest):
         self.assertIn("the webhook cannot be reached: No such file", self.post("@none"))
         for address in ("http://127.0.0.1:9/se cret", "file:///etc/hostname", "", "http://[x/", "http://127.0.0.1:x/"):
             self.file("address", address)
-            self.assertEqual(self.post(f"@{self.folder / 'address'}"), "the webhook cannot be reached: wrong address")
+            self.assertIn("the webhook cannot be used: wrong address", self.post(f"@{self.folder / 'address'}"))
 
     def test_a_server_of_something_else(self):
-        listener = socket.create_server(("127.0.0.1", 0))
-        self.addCleanup(listener.close)
-
-        def serve():
-            for _ in range(alerts.TRIES):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            def serve():
                 connection, _ = listener.accept()
                 with connection:
                     connection.recv(1 << 16)
                     connection.sendall(b"220 mail.example \x1b[31m secret\r\n")
-        threading.Thread(target=serve, daemon=True).start()
-        self.assertEqual(self.post(f"http://127.0.0.1:{listener.getsockname()[1]}/"),
-                         "the webhook does not answer as a web server (BadStatusLine)")
+            threading.Thread(target=serve, daemon=True).start()
+            self.assertIn("no web server (BadStatusLine)",
+                          self.post(f"http://127.0.0.1:{listener.getsockname()[1]}/"))
 
     @unittest.skipUnless(shutil.which("openssl"), "needs openssl")
     def test_certificates(self):
         certificate = make_certificate(self.folder / "certificate.pem")
         hook = self.hook(200, certificate)
-        self.assertEqual(self.post(hook.url), "the certificate of the webhook is refused: self-signed certificate; "
-                                              "SSL_CERT_FILE=FILE trusts those in FILE")
+        self.assertEqual(self.post(hook.url), "the certificate of the webhook is refused: self-signed certificate "
+                                              "(SSL_CERT_FILE=FILE trusts those in FILE)")
         with mock.patch.dict(os.environ, {"SSL_CERT_FILE": str(certificate)}):
             self.assertEqual(self.post(hook.url), "")
             self.assertRegex(self.post(hook.url.replace("127.0.0.1", "localhost")),
-                             "refused: Hostname mismatch, [^;]*$")
+                             "refused: Hostname mismatch")
         self.assertEqual(len(hook.got), 1)
 
     def test_options(self):
