@@ -158,7 +158,8 @@ static CheckResult recipe_result(Ctx& ctx, const RecipeRow& row, const DeviceInf
                 optional ? "use --fp8-recipe delayed or tensorwise here" : "train in BF16 here, --fp8-recipe none"};
     std::string wrong = fp8_matmul_error(ctx, row, false);
     if (wrong.empty()) wrong = fp8_matmul_error(ctx, row, true);
-    if (wrong.empty()) return {kOk, "runs here; casts, fprop and wgrad as on the CPU"};
+    if (wrong.empty())
+        return {kOk, device.sm > 0 ? "runs here; casts, fprop and wgrad as on the CPU" : "emulated by the CPU"};
     return {kFailed, wrong, "FP8 is wrong: do not train here; run make test-gpu"};
 }
 
