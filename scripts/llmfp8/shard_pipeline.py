@@ -118,7 +118,6 @@ def encoded(plan, workers):
 
 class StateFile:
     """Reads the state that an interrupted run has left ({} if none), and saves that of this run."""
-    KEYS = {"signature", "position", "finished", "writers"}
 
     def __init__(self, plan):
         self.path, self.signature = plan.folder / STATE_NAME, plan.signature
@@ -130,20 +129,17 @@ class StateFile:
         try:
             state = parse_json(self.path.read_text())
             was, now = state["signature"], json.loads(json.dumps(plan.signature))
-            differs = next((name for name in {**was, **now} if was.get(name) != now.get(name)), "")
-            unusable = "" if self.KEYS <= state.keys() else "is of another version of this script"
+            differs = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+            problem = f"that differs in {differs[0]}: repeat its command to continue it" if differs else ""
         except FileNotFoundError:
             return {}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            differs, unusable = "", "is not readable"
-        if not differs and not unusable:
+        except (ValueError, LookupError, TypeError, AttributeError):
+            problem = "whose state is not readable"
+        if not problem:
             return state
-        if unusable and not plan.overwrite:
-            raise InputError(f"{plan.folder} holds an interrupted run whose state {unusable}: choose another --out, or "
-                             "pass --overwrite")
         if not plan.overwrite:
-            raise InputError(f"{plan.folder} holds an interrupted run that differs in {differs}: repeat its command to "
-                             "continue it, choose another --out, or pass --overwrite")
+            raise InputError(f"{plan.folder} holds an interrupted run {problem}, choose another --out, or pass "
+                             "--overwrite")
         self.path.unlink()
         return {}
 
@@ -154,9 +150,8 @@ class StateFile:
                 writer.import_state(self.state["writers"][split])
             reader.start(self.state["position"])
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise InputError(f"{self.path}: the interrupted run is of another version of this script "
-                             f"({one_line(error)}): finish it with that version, choose another --out, or remove the "
-                             "file and pass --overwrite to begin again") from None
+            raise InputError(f"{self.path}: is damaged ({one_line(error)}); remove it and pass --overwrite to begin "
+                             "again") from None
 
     def save(self, writers, position, finished=False):
         state = {"signature": self.signature, "position": position, "finished": finished,

@@ -195,16 +195,13 @@ class InterruptedRuns(ScriptTest):
         state = self.out / shard_pipeline.STATE_NAME
         good = state.read_text()
         state.write_text(good[:100])
-        self.assertIn("an interrupted run whose state is not readable: choose", self.run_once(*inputs, code=2)[0])
-        # The state of an earlier version may have fewer or other fields.
-        for change, said in ((lambda all: all.pop("writers"), "whose state is of another version of this script:"),
-                             (lambda all: all["writers"]["train"].pop("first"), "of another version of this script"),
-                             (lambda all: all["position"].pop("not_text"), "(KeyError: 'not_text'): finish it with"),
-                             (lambda all: all.update(position=[]), "of another version of this script (TypeError")):
-            old = json.loads(good)
-            change(old)
-            state.write_text(json.dumps(old))
-            self.assertIn(said, self.run_once(*inputs, code=2)[0])
+        self.assertIn("an interrupted run whose state is not readable, choose", self.run_once(*inputs, code=2)[0])
+        for change in (lambda all: all.pop("writers"), lambda all: all["writers"]["train"].pop("first"),
+                       lambda all: all["position"].pop("not_text"), lambda all: all.update(position=[])):
+            damaged = json.loads(good)
+            change(damaged)
+            state.write_text(json.dumps(damaged))
+            self.assertIn("is damaged (", self.run_once(*inputs, code=2)[0])
         state.write_text(good)
         for path in list(self.out.glob("train_000000.bin.tmp")) + list(self.out.glob("valid_000000.bin.tmp")):
             content = path.read_bytes()
