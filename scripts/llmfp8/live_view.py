@@ -6,7 +6,7 @@ import textwrap
 import time
 from collections import deque
 
-from .run_log import RunLog
+from .run_log import RunLog, numbers
 from .support import InputError
 
 LABEL = 9            # columns of the numbers beside a chart
@@ -61,27 +61,18 @@ class WatchedRun(RunLog):
             self.error = str(error).removeprefix(self.path).lstrip(":0123456789 ")
 
     def taken(self, record):
-        kind, step = record["type"], record["step"]
-        seconds = float(record.get("seconds", 0) if kind != "step" else 0)
+        kind, step, record = record["type"], record["step"], numbers(record)
+        seconds = record.get("seconds", 0) if kind != "step" else 0
         self.longest_s = max(self.longest_s, seconds if math.isfinite(seconds) else 0)
-        said = ""
-        if kind == "header" and step > 0:
-            said = "resumed from a checkpoint"
-        elif kind == "step" and record["skipped"]:
-            said = "SKIPPED: loss or gradient norm not finite"
-        elif kind == "eval":
-            said = f"validation loss {self.evals[step]['loss']:.5g}"
-        elif kind == "hellaswag":
-            said = f"HellaSwag accuracy {self.hellaswag[step]['accuracy']:.4g}"
-        elif kind == "checkpoint":
-            said = f"checkpoint {record['path']}"
-        elif kind == "event" and record["kind"] != "note":
-            said = f"{record['kind']}: {record['text']}"
-        elif kind == "fp8":
+        form = {"header": "resumed from a checkpoint" * (step > 0), "eval": "validation loss {loss:.5g}",
+                "step": "SKIPPED: loss or gradient norm not finite" * bool(record.get("skipped")),
+                "hellaswag": "HellaSwag accuracy {accuracy:.4g}", "checkpoint": "checkpoint {path}",
+                "event": "{kind}: {text}" * (record.get("kind") != "note")}.get(kind)
+        if form:
+            self.lines.append((step, plain(form.format(**record))))
+        if kind == "fp8":
             self.fp8_line = fp8_line(step, self.fp8[step])
             self.fp8.clear()   # a long run has many
-        if said:
-            self.lines.append((step, plain(said)))
 
     @property
     def last(self):
@@ -233,24 +224,18 @@ def view(run, columns, rows, now):
     return [*lines, *charts(run, columns, space), *(["last lines"] if said else []), *said]
 
 
-def overview(runs, now, most):
-    """A line per run."""
-    lines = []
-    for run in runs[:most]:
-        last = run.last if not run.error else {}
-        figures_of = f"{last['step']}/{last['train_iters']}  {last['loss']:.4g}  {run.step_seconds:.3g} s/it  " \
-            if last else ""
-        lines.append(f"{plain(run.name)[:28]:<28}  {figures_of}{plain(run.error) or run.state(now)}")
-    return lines + ([f"and {len(runs) - most} more"] if len(runs) > most else [])
+def line_of(run, now):
+    if run.error:
+        return f"{plain(run.name)[:28]:<28}  {plain(run.error)}"
+    last = run.last
+    done = f"{last['step']}/{last['train_iters']}  {last['loss']:.4g}  {run.step_seconds:.3g} s/it  " if last else ""
+    return f"{plain(run.name)[:28]:<28}  {done}{run.state(now)}"
 
 
 def frame(runs, columns, rows, now):
-    """The whole screen: at most `rows` lines of at most `columns` characters."""
-    if len(runs) == 1:
-        lines = view(runs[0], columns, rows, now)
-    else:
-        # Running ones come first, then the newest; the first of all is shown in full.
-        order = sorted(runs, key=lambda run: (bool(run.error), run.finished, -run.written))
-        lines = [*overview(order, now, max(1, rows // 3 - 2)), ""]
-        lines += view(order[0], columns, rows - len(lines), now)
+    """The whole screen: at most `rows` lines of at most `columns` characters. Of several runs each has a line; those
+    that go on come first, then the newest, and the first of all is shown in full."""
+    order = sorted(runs, key=lambda run: (bool(run.error), run.finished, -run.written))
+    lines = [line_of(run, now) for run in order[:max(1, rows // 3)]] + [""] if len(runs) > 1 else []
+    lines += view(order[0], columns, rows - len(lines), now)
     return [line[:columns].rstrip() for line in lines[:rows]]
