@@ -33,7 +33,7 @@ RankView waiting(const CollectiveCall& at, double idle_s, CollectiveQueue RankPo
 // As ranks 0, 1, ...
 std::string report(std::vector<RankView> ranks, double timeout_s = kTimeout, const std::string& others = "") {
     for (size_t r = 0; r < ranks.size(); r++) ranks[r].rank = static_cast<int>(r);
-    return report(ranks, timeout_s, others);
+    return hang_report(ranks, timeout_s, others);
 }
 
 }  // namespace
