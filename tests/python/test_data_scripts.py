@@ -258,6 +258,8 @@ class Tokenizer:
         self.refused(["b.txt: this is not text (byte 1 is zero)"], *bytes_of, self.file("b.txt", b"a\0b"))
         self.refused(["bad.jsonl: line 2: not JSON"], *bytes_of,
                      self.file("bad.jsonl", '{"text": "a"}\n{"te'))
+        self.refused(["deep.jsonl: line 1: not JSON: it is nested too deep"], *bytes_of,
+                     self.file("deep.jsonl", '{"text":' * 100000 + "\n"))
         self.refused(["no.jsonl: line 1: no field 'text' (there is: body, id)", "--text-field"], *bytes_of,
                      self.file("no.jsonl", '{"id": 1, "body": "a"}\n'))
         self.refused(["number.jsonl: line 1: field 'text' is int"], *bytes_of,

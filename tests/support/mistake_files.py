@@ -93,13 +93,6 @@ def write_other():
     os.makedirs("folder")
     write("file", "x")
     write("notes.txt", "some text and more words\n" * 30)
-    write("bad.jsonl", '{"text": "a"}\n[1]\n')
-    write("cut.jsonl", '{"text": "a"\n')
-    write("field.jsonl", '{"content": "a"}\n')
-    write("chat.jsonl", '{"messages": [{"role": "user", "content": "a"}, {"role": "robot", "content": "b"}]}\n')
-    write("deep.jsonl", '{"text":' * 100000 + "\n")
-    write("questions.jsonl", '{"ctx": "a"}\n')
-    write("not_a_log.jsonl", "{}\n")
     os.mkfifo("fifo")
     write("old_run/prepare.state.json", '{"signature": {}}')
 
