@@ -68,7 +68,7 @@ public:
 
     // The collectives below work on device memory and are ordered on ctx.stream; in a rehearsal they do nothing. They
     // work in place unless they take two tensors. A tensor `shards` has `ranks` equal shards; shard r is rank r's.
-    // values (fp32, bf16, fp64, int32) = the sum over the ranks; bf16 is summed in fp32 and rounded once.
+    // values (fp32, fp64, int32) = the sum over the ranks.
     virtual void sum(Ctx& ctx, Tensor values) = 0;
     // values (count) = the largest over the ranks.
     virtual void max(Ctx& ctx, uint32_t* values, int64_t count) = 0;

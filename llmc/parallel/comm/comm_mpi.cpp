@@ -85,7 +85,6 @@ public:
         if (ctx.rehearsal || world().ranks == 1) return;
         switch (values.dtype) {
             case Dtype::kFp32: return sum_all(values.as<float>(), values.elems);
-            case Dtype::kBf16: return sum_all(values.as<bf16>(), values.elems);
             case Dtype::kFp64: return sum_all(values.as<double>(), values.elems);
             case Dtype::kInt32: return sum_all(values.as<int32_t>(), values.elems);
             default: FAIL(kExitBug, "sum over ranks of %s", dtype_name(values.dtype));
@@ -201,15 +200,9 @@ private:
 
     // In rank order: the order of MPI's own reductions may depend on the size.
     template <typename T> static T sum_of(const T* copies, int64_t stride, int64_t ranks) {
-        if constexpr (std::is_same_v<T, bf16>) {
-            float total = static_cast<float>(copies[0]);
-            for (int64_t r = 1; r < ranks; r++) total += static_cast<float>(copies[r * stride]);
-            return T(total);
-        } else {
-            T total = copies[0];
-            for (int64_t r = 1; r < ranks; r++) total += copies[r * stride];
-            return total;
-        }
+        T total = copies[0];
+        for (int64_t r = 1; r < ranks; r++) total += copies[r * stride];
+        return total;
     }
 
     MPI_Comm comm_;

@@ -16,7 +16,6 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/text.h"
-#include "llmc/ops/ops.h"
 #include "llmc/parallel/comm/comm_nccl_api.h"
 
 namespace {
@@ -25,8 +24,8 @@ using nccl_api::Communicator;
 using nccl_api::Result;
 using nccl_api::Type;
 
-// fp32 elements of the staging buffer of bf16 sums: large enough for the full bandwidth of the links.
-constexpr int64_t kStagingElems = 8 << 20;
+// fp32 elements of the first collectives: large enough for NCCL to open all connections.
+constexpr int64_t kFirstElems = 4 << 20;
 
 constexpr const char* kCopyEngines = "2";   // the value of NCCL_CTA_POLICY
 
@@ -43,8 +42,6 @@ class NcclComm : public Comm {
 public:
     explicit NcclComm(std::unique_ptr<Comm> host) : Comm(host->world()), host_(std::move(host)) {}
     ~NcclComm() override {
-        if (staging_) device::device_free(staging_);
-        if (staging_used_) device::event_destroy(staging_used_);
         if (Communicator* comm = comm_.exchange(nullptr)) nccl_.call.comm_destroy(comm);
         if (shared_memory_) nccl_.call.mem_free(shared_memory_);
     }
@@ -71,8 +68,6 @@ public:
             comm_ = comm;
             check(result, "ncclCommInitRank", world().ranks, "ranks");
         });
-        staging_ = device::device_alloc(kStagingElems * 4);
-        staging_used_ = device::event_create();
         bounded(ctx, seconds, "first collectives", [this](Ctx& own) { first_collectives(own); });
         connecting_ = false;
         return strf("NCCL %s (%s), %.2f GiB of device memory", nccl_api::version_text(nccl_.version).c_str(),
@@ -118,7 +113,6 @@ public:
 
     void sum(Ctx& ctx, Tensor values) override {
         if (idle(ctx) || values.elems == 0) return;
-        if (values.dtype == Dtype::kBf16) return sum_in_fp32(ctx, values);
         check(nccl_.call.all_reduce(values.data, values.data, count(values), type_of(values.dtype), nccl_api::kSum,
                                     connected(), ctx.stream), "ncclAllReduce", values.elems, dtype_name(values.dtype));
     }
@@ -258,32 +252,20 @@ private:
 
     // Opens the connections that large messages use, so that no training step waits for them.
     void first_collectives(Ctx& ctx) {
-        const int64_t half = kStagingElems / 2 / world().ranks * world().ranks;
-        const Tensor in{staging_, Dtype::kFp32, half};
-        const Tensor out{static_cast<float*>(staging_) + kStagingElems / 2, Dtype::kFp32, half};
-        device::fill_bytes(ctx, staging_, 0, kStagingElems * 4);
+        // Not freed after an error, since that would wait for collectives that never end.
+        float* const memory = static_cast<float*>(device::device_alloc(2 * kFirstElems * 4));
+        const int64_t elems = kFirstElems / world().ranks * world().ranks;
+        const Tensor in{memory, Dtype::kFp32, elems}, out{memory + kFirstElems, Dtype::kFp32, elems};
+        device::fill_bytes(ctx, in.data, 0, in.bytes());
         sum(ctx, in);
         reduce_scatter(ctx, in);
         all_gather(ctx, in);
         all_to_all(ctx, out, in);
         device::synchronize(ctx);
+        device::device_free(memory);
     }
 
     // ---- calls ----
-
-    // NCCL's own bf16 sum rounds at every hop.
-    void sum_in_fp32(Ctx& ctx, Tensor values) {
-        connected();
-        device::event_order(ctx, staging_used_);   // the last use may have been on another stream
-        for (int64_t begin = 0; begin < values.elems; begin += kStagingElems) {
-            const Tensor part = values.slice(begin, std::min(kStagingElems, values.elems - begin));
-            const Tensor wide{staging_, Dtype::kFp32, part.elems};
-            ops::cast(ctx, {.out = wide, .in = part});
-            NcclComm::sum(ctx, wide);
-            ops::cast(ctx, {.out = part, .in = wide});
-        }
-        device::event_record(ctx, staging_used_);
-    }
 
     // Ends the group even if a call in it fails.
     Result grouped(const std::function<void(Result&)>& calls) {
@@ -346,8 +328,6 @@ private:
     bool connecting_ = true;
     void* shared_memory_ = nullptr;
     bool shares_ = false;   // parts of such memory
-    void* staging_ = nullptr;                     // (kStagingElems) fp32
-    Event* staging_used_ = nullptr;               // recorded after its last use
 };
 
 }  // namespace
