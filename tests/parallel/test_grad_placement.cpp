@@ -29,7 +29,7 @@ std::set<int> writers(const Placed& placed, const ParamGroup& bucket) {
         const int layer = placed.table.layer_of(param);
         layers.insert(layer);
         if (param == placed.table.head) layers.insert(placed.head());
-        // The biases of a block's last linear layer, which the norm of the layer above writes.
+        // The biases of a layer's last linear, which the norm of the layer above writes.
         if (bucket.form == ParamForm::kOther && layer >= 0 && layer < placed.head()) layers.insert(layer + 1);
     }
     return layers;
@@ -103,12 +103,12 @@ TEST_CASE("grad placement: a large model needs the memory of a few layers") {
     config.micro_batch_size = config.global_batch_size = 1;
     config.fp8_recipe = Fp8Recipe::kDelayed;
     const Placed placed(config, 8, 256'000'000);
-    int64_t longest = 0, block = 0;
+    int64_t longest = 0, layer = 0;
     for (const ParamGroup& bucket : placed.buckets.all()) longest = std::max(longest, bucket.elems);
-    for (const Param& param : placed.table.params) block += param.layer == 5 ? param.elems() : 0;
+    for (const Param& param : placed.table.params) layer += param.layer == 5 ? param.elems() : 0;
     CHECK(longest == 525336576);   // the head and the embedding, whose gradients never exist together
     CHECK(placed.placement.elems >= longest);
-    CHECK(placed.placement.elems <= longest + 2 * block);
+    CHECK(placed.placement.elems <= longest + 2 * layer);
     config.overlap = false;   // then only the norms of all layers exist together with the head
-    CHECK(Placed(config, 8, 256'000'000).placement.elems <= longest + block / 100);
+    CHECK(Placed(config, 8, 256'000'000).placement.elems <= longest + layer / 100);
 }

@@ -122,10 +122,10 @@ TEST_CASE("zero weights: a pass gathers the layers that no buffer holds, FP8 lin
         config.bucket_mb = 256;
         const ParamTable table = make_param_table(config.shape);
         const FlatLayout layout(table, fp8_plan_of(config, table), 256000000, Buckets::unit(2), true);
-        int64_t block = 0, ends = 0, norms = 0;   // elements
+        int64_t layer = 0, ends = 0, norms = 0;   // elements
         for (const ParamGroup& group : layout.groups()) {
             if (group.form == ParamForm::kOther && group.first_layer >= 0) norms += group.elems;
-            else if (group.first_layer == 3) block += group.elems;
+            else if (group.first_layer == 3) layer += group.elems;
             else if (group.first_layer < 0 || group.first_layer == 7) ends += group.elems;
         }
         const Dtype linear = fp8 ? Dtype::kE4m3 : Dtype::kBf16;
@@ -136,10 +136,10 @@ TEST_CASE("zero weights: a pass gathers the layers that no buffer holds, FP8 lin
             const MemoryPlan plan = memory_of(config, 2);
             // The forward pass of the first micro-batch finds the first two layers in buffers, because the last step
             // has gathered them; each later pass finds two layers of the pass before it.
-            const int64_t blocks = 2 + micro_batches * (7 - 2) * 2;
+            const int64_t layers = 2 + micro_batches * (7 - 2) * 2;
             const int64_t others = ends * micro_batches + norms;
-            if (fp8) CHECK(bytes_of(plan, "all-gather", linear) == blocks * block);
-            CHECK(bytes_of(plan, "all-gather", Dtype::kBf16) == 2 * (others + (fp8 ? 0 : blocks * block)));
+            if (fp8) CHECK(bytes_of(plan, "all-gather", linear) == layers * layer);
+            CHECK(bytes_of(plan, "all-gather", Dtype::kBf16) == 2 * (others + (fp8 ? 0 : layers * layer)));
         }
     }
 }
