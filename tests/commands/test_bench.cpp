@@ -1,9 +1,7 @@
 // `bench`: timed steps run the operations of their rehearsal and give the same bits as other steps; floors, sums and
-// order of the table; its output as text and JSON.
+// order of the table; its text.
 #include "tests/support/config_test.h"
 #include "tests/support/fp8_model_test.h"
-
-#include <nlohmann/json.hpp>
 
 #include "llmc/commands/bench/bench_report.h"
 #include "llmc/commands/bench/bench_run.h"
@@ -226,7 +224,7 @@ TEST_CASE("bench: steps that ran different calls are an error") {
     }
 }
 
-TEST_CASE("bench: text and JSON have the same rows") {
+TEST_CASE("bench: the text has the recipe, ceilings, and operations beside compute after the sums") {
     const StepBench bench = small_bench();
     const Config config = parse("gpt2", {"--synthetic-data", "--train-iters", "10", "--fp8-recipe", "tensorwise",
                                          "--first-last-layers-bf16", "--lr-warmup-iters", "0"}).config;
@@ -240,15 +238,6 @@ TEST_CASE("bench: text and JSON have the same rows") {
         CHECK_MESSAGE(contains(text, part), part);
     CHECK(text.find("rmsnorm_forward") < text.find("matmul forward"));
     CHECK(text.find("gaps") < text.find("sum_ranks"));
-    const auto json = nlohmann::json::parse(bench_json(subject, bench));
-    REQUIRE(json["rows"].size() == bench.rows.size());
-    for (size_t i = 0; i < bench.rows.size(); i++) {
-        CHECK(json["rows"][i]["name"] == bench.rows[i].name);
-        CHECK(json["rows"][i]["difference_ms"] == bench.rows[i].difference_ms());
-    }
-    double sum = 0;
-    for (const auto& part : json["totals"]) sum += part["ms"].get<double>();
-    CHECK(sum == doctest::Approx(json["step_ms"].get<double>()));
 }
 
 TEST_CASE("bench: the options of the command itself") {
