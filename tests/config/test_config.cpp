@@ -179,6 +179,11 @@ TEST_CASE("config: an option without effect is refused with the reason") {
                || std::string(row.name) == "epochs";
     };
     for (const OptionRow& row : option_table())
+        for (const Condition& condition : conditions_of(row.name)) {
+            std::istringstream names(std::string(condition.options) + " " + condition.deciders);
+            for (std::string name; names >> name;) CHECK_MESSAGE(find_option(name), name);
+        }
+    for (const OptionRow& row : option_table())
         if (!conditions_of(row.name).empty() && !elsewhere(row))
             CHECK_MESSAGE(std::any_of(cases.begin(), cases.end(), [&](const Case& c) {
                 return contains("--" + std::string(row.name), c.option);
