@@ -156,7 +156,6 @@ TEST_CASE("config: an option without effect is refused with the reason") {
         {"gpt2", {"--epochs", "2"}, "--train-iters", "--epochs"},
         {"gpt2", {"--gpu", "H200"}, "--gpu", "only plan"},
         {"gpt2", {"--json"}, "--json", "only plan"},
-        {"gpt2", {"--top-p", "0.5"}, "--top-p", "--sample-every 0"},
     };
     for (const Case& c : cases) {
         Words words = joined(base(""), c.words);

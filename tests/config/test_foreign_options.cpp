@@ -65,7 +65,7 @@ TEST_CASE("config: the error of another trainer's option says what to write here
             const std::string name = text.substr(at + 2, text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-",
                                                                                 at + 2) - at - 2);
             CAPTURE(name);
-            CHECK((find_option(name) || has({"config", "out", "to", "hostfile", "valid-fraction"}, name)));
+            CHECK((find_option(name) || has({"config", "out", "to", "follow", "hostfile", "valid-fraction"}, name)));
         }
     }
     for (const char* trainer : {"llm.c", "Megatron-LM", "transformers", "accelerate", "DeepSpeed", "torchrun",
