@@ -22,7 +22,7 @@ class ScreenTest(TrainTest):
         lines = self.start_of(text)
         self.assertLessEqual(len(lines), LINES, text)
         [header] = records(self.path("run", "log.jsonl"), "header")
-        said = "\n".join(lines)
+        said = " ".join(" ".join(lines).split())
         for words in (f"{header['params']:,} parameters", "2 layers", header["device"]["name"], header["commit"],
                       "FP8 delayed: layers 0-1: qkv proj up down in FP8; head BF16",
                       "64 tokens per step = 4 sequences x 16",
