@@ -45,7 +45,7 @@ def parser():
     p = Parser(prog="compare", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter,
                allow_abbrev=False)
     p.add_argument("logs", nargs="*", metavar="[NAME=]LOG|FOLDER", help="finished logs, or a folder of a measurement")
-    p.add_argument("--out", help="folder for logs, tables and plots (default for a FOLDER: itself)")
+    p.add_argument("--out", help="folder for logs, tables and the page (default for a FOLDER: itself)")
     p.add_argument("--baseline", metavar="NAME", help="what ratios are against (default: the table's, or the first)")
     p.add_argument("--allow", default="", metavar="KEY,...",
                    help="compare although these differ: options, gpu, gpus, synthetic-data")
@@ -89,7 +89,7 @@ def parse(arguments):
         if getattr(options, name) is None:
             setattr(options, name, default)
     if options.out is None and (measuring or len(options.logs) != 1 or not Path(options.logs[0]).is_dir()):
-        raise InputError("--out FOLDER is needed: where logs, tables and plots go")
+        raise InputError("--out FOLDER is needed: where logs, tables and the page go")
     options.failures = {}
     if measuring and options.warmup is None:
         options.warmup = 3
