@@ -112,7 +112,8 @@ class Train(TrainTest):
         all_of_it = [*evaluation, "--eval-interval", "1", "--sample-every", "1", "--sample-tokens", "3",
                      "--prompt", "1 2", "--top-k", "4", "--hellaswag-data", self.path("hellaswag.bin")]
         first = {}
-        for name, options in {"bf16": [], **self.FP8}.items():
+        recipes = {name: self.FP8.get(name, []) for name in ("bf16", "delayed", "blockwise")}
+        for name, options in recipes.items():
             with self.subTest(name):
                 found = {}
                 for kind, more in (("straight", []), ("evaluated", all_of_it)):
