@@ -357,16 +357,8 @@ TEST_CASE("config.json: biases of the linears, as each class has them") {
     CHECK_FALSE(mistral.contains("attention_bias"));
     CHECK(read_config(qwen2).linear_bias == LinearBias::kQkv);
     CHECK(read_config(mistral).linear_bias == LinearBias::kNone);
-    // Earlier versions wrote true or false for our own class.
     Json own = json_of("mixed");
     CHECK(own["linear_bias"] == "all");
-    own["linear_bias"] = true;
-    own.erase("window");
-    own["rope_scaling"] = own["rope_llama3"];
-    own.erase("rope_llama3");
-    CHECK(read_config(own) == all_configs()[4].config);
-    own["linear_bias"] = false;
-    CHECK(read_config(own).linear_bias == LinearBias::kNone);
     for (const LinearBiasWord& word : kLinearBiasWords) {
         own["linear_bias"] = word.name;
         CHECK(read_config(own).linear_bias == word.kind);
