@@ -32,21 +32,18 @@ class Case:
         assert kind in KINDS
         self.findings.append((kind, text))
 
-    def start(self, command, env=None, cwd=None, limits=(), before=None, **streams):
-        """Starts a command in a new session. limits: (RLIMIT name, value); before: a function that the child calls."""
+    def start(self, command, env=None, cwd=None, limits=(), **streams):
+        """Starts a command in a new session. limits: (RLIMIT name, value)."""
         def child():
             for name, value in limits:
                 resource.setrlimit(getattr(resource, "RLIMIT_" + name), (value, value))
-            if before:
-                before()
         streams.setdefault("stdin", subprocess.DEVNULL)
         streams.setdefault("stdout", subprocess.PIPE)
         streams.setdefault("stderr", subprocess.PIPE)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {}), MARK: self.mark}
         self.story.append(" ".join(shlex.quote(word[:300]) for word in command))
         return subprocess.Popen(command, cwd=cwd or self.folder, preexec_fn=child, start_new_session=True,
-                                env={name: value for name, value in environment.items() if value is not None},
-                                **streams)
+                                env=environment, **streams)
 
     def end(self, process, seconds=60, may_stay=""):
         """Waits for the end and returns (code, output, error). Code None: the command hung and was killed.

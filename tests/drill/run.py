@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The hostile drill: kills, corruptions, hostile input and a poor environment, by chance from a seed.
+"""The hostile drill: kills, corruptions and hostile input, by chance from a seed.
 
     make drill                                   the whole of it, an hour at most on two cores
     tests/drill/run.py --scale 0.1               a tenth of it, as in make test-full
@@ -16,7 +16,7 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-from tests.drill import corruptions, environment, hostile, kills  # noqa: E402
+from tests.drill import corruptions, hostile, kills  # noqa: E402
 from tests.drill.case import KINDS, Case  # noqa: E402
 from tests.support.train import LLAMA, SHAPE, make_tokens, write_shard  # noqa: E402
 
@@ -27,7 +27,6 @@ PARTS = (
     ("early deaths", kills, kills.early_death, 250),
     ("corruptions", corruptions, corruptions.trial, 1500),
     ("hostile input", hostile, hostile.trial, 3000),
-    ("environment", environment, environment.trial, 200),
 )
 
 
