@@ -120,7 +120,7 @@ void Watchdog::join() {
     { const std::lock_guard<std::mutex> lock(error_mutex_); }   // the poller waits, or will see stopping_
     error_wake_.notify_one();
     if (error_poller_.joinable()) error_poller_.join();
-    post_end_to_launcher();
+    post_to_launcher();
 }
 
 void Watchdog::set_device(Device device) {
@@ -165,7 +165,7 @@ std::string Watchdog::confirmed_error() {
 void Watchdog::tick() {
     post_own();
     observe();
-    post_end_to_launcher();
+    post_to_launcher();
     end_late_exit();
     HeartbeatHeader& header = table_.header();
     int32_t state = header.report_state.load(std::memory_order_acquire);
@@ -186,12 +186,6 @@ void Watchdog::post_own() {
         const std::lock_guard<std::mutex> lock(device_mutex_);
         if (device_.post) device_.post();
     }
-    const RankPost post = row().read();
-    const RankProcess& own = ranks_[own_];
-    if (own_ < HeartbeatHeader::kLines)
-        put(table_.header().lines[own_], strf("rank %d (process %lld on ", own.rank, ll(own.pid)) + own.host + "): "
-            + (post.host.waits() || post.device.waits() ? "waits in " : "") + place_text(post)
-            + (row().end_code() >= 0 ? strf(", ended with %d", row().end_code()) : ""));
 }
 
 // ---- observing the ranks of this host
@@ -225,13 +219,19 @@ std::vector<RankView> Watchdog::views() const {
     return views;
 }
 
-// The exit code of this host's ranks: one that is not 0, or 0 once all have ended.
-void Watchdog::post_end_to_launcher() {
+// What each rank of this host did last, and the exit code: one that is not 0, or 0 once all have ended.
+void Watchdog::post_to_launcher() {
     bool all = true;
     for (size_t r = 0; r < ranks_.size(); r++) {
         const int code = table_.row(r).end_code();
         if (code > 0) table_.header().set_outcome(code);
         all = all && code == 0;
+        const RankPost post = table_.row(r).read();
+        const bool waits = post.host.waits() || post.device.waits();
+        if (r < HeartbeatHeader::kLines)
+            put(table_.header().lines[r], strf("rank %d (process %lld on ", ranks_[r].rank, ll(ranks_[r].pid))
+                + ranks_[r].host + "): " + (waits ? "waits in " : "") + place_text(post)
+                + (code >= 0 ? strf(", ended with %d", code) : ""));
     }
     if (all) table_.header().set_outcome(kExitOk);
 }

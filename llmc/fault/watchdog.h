@@ -64,7 +64,7 @@ private:
     std::string confirmed_error();
     void observe();
     std::vector<RankView> views() const;
-    void post_end_to_launcher();
+    void post_to_launcher();
     void end_late_exit();
     void print_report(const std::string& text);
     [[noreturn]] void end_run();

@@ -10,7 +10,7 @@
 # blocked in mpirun and, under Slurm, in its daemons on other hosts, since batch systems signal every process.
 #
 # Exit code: the ranks' own. A rank that was killed gives 6 like one that hangs; then it is printed what each rank of
-# this host did last, and which other hosts sent no hang report. MPIRUN names another mpirun.
+# this host did last, and which of several hosts sent no hang report. MPIRUN names another mpirun.
 set -u
 trap '' PIPE   # of this script's own lines
 say() { echo "launch_mpi.sh: $*" >&2; }
@@ -111,7 +111,7 @@ if [ "$code" = 6 ]; then
     # Lines that a rank writes at its end may be lost between it and mpirun.
     say "a rank was lost or hung; what the ranks of this host said and did last:"
     text | sed '1,2d; s/^/launch_mpi.sh: /' >&2
-    for host in $(text | sed -n '2s/^hosts [^ ]*//p'); do   # others than this one
+    for host in $(text | sed -n '2s/^hosts \([^ ]* .*\)/\1/p'); do   # if there are several
         grep -q "on $host\$" "/proc/$$/fd/$reports" || say "no hang report came from $host"
     done
 fi
