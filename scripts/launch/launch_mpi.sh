@@ -81,7 +81,7 @@ exec {out}>&- {err}>&-
 watch() {
     local before dead="" child stat late=0
     trap 'kill $!; exit' TERM
-    while sleep 2 & wait $!; do
+    while sleep 2 & wait $! && kill -0 "$pid"; do
         before=$dead dead=""
         for child in $(children); do
             stat=$(<"/proc/$child/stat") && [[ ${stat##*) } != Z* ]] || dead+=" $child"
