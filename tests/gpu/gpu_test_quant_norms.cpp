@@ -16,14 +16,12 @@ HostTensor random(const std::string& name, Dtype dtype, int64_t elems, double mu
 struct Shape {
     int64_t N, C;
 };
-// One warp or block per row, with and without idle threads; a warp with 5, 6, 7 and 8 vectors per lane, the last one in
-// few or all lanes; part of a group, several groups, several groups per block (4240 rows with one block per
-// multiprocessor, 12704 with up to three); rows of which fewer than 32 fit, and more of them than blocks; numbers of
-// rows that `transposed` does not support; a row too long for the row kernels.
-const Shape kShapes[] = {{16, 16},     {48, 256},      {272, 768},  {80, 1024},   {48, 1040},
-                         {112, 1280},  {80, 1296},     {272, 1536}, {48, 1552},   {112, 1600},
-                         {16, 1808},   {12704, 1040},  {32, 4096},  {4240, 2048}, {272, 4096},
-                         {272, 5120},  {48, 8192},     {7, 768},    {7, 1600},    {16, 20000}};
+// One warp or block per row, with and without idle threads; part of a group, several groups, several groups per block
+// (4240 rows with one block per multiprocessor, 12704 with up to three); rows of which fewer than 32 fit, and more of
+// them than blocks; numbers of rows that `transposed` does not support; a row too long for the row kernels.
+const Shape kShapes[] = {{16, 16},    {48, 256},    {272, 768},  {80, 1024},  {48, 1040}, {272, 1536},
+                         {112, 1600}, {12704, 1040}, {32, 4096},  {4240, 2048}, {272, 4096}, {272, 5120},
+                         {48, 8192},  {7, 768},     {7, 1600},   {16, 20000}};
 
 Producer forward(bool layer, const Shape& s, bool residual, bool corrupted) {
     const int64_t elems = s.N * s.C;
