@@ -86,7 +86,7 @@ TEST_CASE("safetensors: every kind of damaged header is refused by name") {
         {"1234567", {"7 bytes are too few"}},
         {std::string(8, '\xff') + "{}", {"beyond the limit of 100 MB"}},
         {with_header("{" + a + "}", 0).substr(0, 40), {"the file ends after 32"}},
-        {with_header("", 0), {"header: not JSON"}},
+        {with_header("", 0), {"not a JSON object"}},
         {with_header("[1]", 0), {"not a JSON object"}},
         {with_header("{" + a, 8), {"header: not JSON: parse error at line 1, column 54", "unexpected end of input"}},
         {with_header("{" + a + "} x", 8), {"header: not JSON: parse error at line 1, column 56"}},
