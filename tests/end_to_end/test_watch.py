@@ -23,9 +23,9 @@ def shared_memory(pid):
     found = set()
     try:
         with open(f"/proc/{pid}/maps") as maps:
-            found.update(re.findall(r"/dev/shm/[\w.-]+", maps.read()))
+            found.update(re.findall(r"/dev/shm/(?!llmc-tests)[\w.-]+", maps.read()))
         for entry in os.listdir(f"/proc/{pid}/fd"):
-            found.update(re.findall(r"^/dev/shm/[\w.-]+", os.readlink(f"/proc/{pid}/fd/{entry}")))
+            found.update(re.findall(r"^/dev/shm/(?!llmc-tests)[\w.-]+", os.readlink(f"/proc/{pid}/fd/{entry}")))
     except (FileNotFoundError, ProcessLookupError):
         pass
     return found
