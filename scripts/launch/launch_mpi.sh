@@ -110,8 +110,8 @@ code=${ends:-$code}
 if [ "$code" = 6 ]; then
     # Lines that a rank writes at its end may be lost between it and mpirun.
     say "a rank was lost or hung; what the ranks of this host said and did last:"
-    text | sed '1,2d; s/^/launch_mpi.sh: /' >&2
-    for host in $(text | sed -n '2s/^hosts \([^ ]* .*\)/\1/p'); do   # if there are several
+    text | sed '/^outcome /d; /^hosts /d; s/^/launch_mpi.sh: /' >&2
+    for host in $(text | sed -n 's/^hosts \([^ ]* .*\)/\1/p'); do   # if there are several
         grep -q "on $host\$" "/proc/$$/fd/$reports" || say "no hang report came from $host"
     done
 fi
