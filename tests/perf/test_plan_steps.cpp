@@ -25,6 +25,10 @@ const Words kTensorwise = {"--fp8-recipe", "tensorwise"}, kBlockwise = {"--fp8-r
             kSixteen = {"--global-batch-size", "32"},
             kOne = {"--global-batch-size", "2", "--grad-comm-dtype", "bf16"};
 
+// GiB that two ranks took more when they gathered the weights of FP8 linears in BF16: with BF16 gradients 14.68 instead
+// of 14.54 (dev/results/2026-11-21-h200-zero.md).
+constexpr double kBf16Gather = 14.68 - 14.54;
+
 // From dev/results/2026-11-21-h200-fp8.md, -fp8-small.md and -zero.md. For two ranks with one micro-batch each, which
 // hides little communication, the tolerance is 8 %.
 const std::vector<MeasuredStep> kMeasuredSteps = {
@@ -49,10 +53,11 @@ const std::vector<MeasuredStep> kMeasuredSteps = {
     {"small blockwise", "llama", {kSmall, kBlockwise, kSpeedup}, 1052},
     {"small delayed, FP8 head", "llama", {kSmall, kDelayed, {"--fp8-lm-head"}}, 824},
     {"small, 16 micro-batches of 1", "llama", {kTwo, {"--ranks", "1", "--global-batch-size", "16"}}, 289.66, 19.46},
-    {"two ranks, FP32 gradients", "llama", {kTwo, kSixteen}, 295.98, 13.70},
-    {"two ranks, BF16 gradients", "llama", {kTwo, kSixteen, {"--grad-comm-dtype", "bf16"}}, 296.07, 14.68},
+    {"two ranks, FP32 gradients", "llama", {kTwo, kSixteen}, 295.98, 13.70 - kBf16Gather},
+    {"two ranks, BF16 gradients", "llama", {kTwo, kSixteen, {"--grad-comm-dtype", "bf16"}}, 296.07,
+     14.68 - kBf16Gather},
     {"two ranks, one micro-batch", "llama", {kTwo, kOne}, 30.19, 14.54, 0.08},
-    {"the same, no overlap", "llama", {kTwo, kOne, {"--overlap", "off"}}, 35.06, 14.68, 0.08},
+    {"the same, no overlap", "llama", {kTwo, kOne, {"--overlap", "off"}}, 35.06, 14.68 - kBf16Gather, 0.08},
     {"the same, all have all", "llama", {kTwo, kOne, {"--zero", "0"}}, 36.14, 20.44, 0.08},
 };
 
