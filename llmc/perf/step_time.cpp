@@ -37,7 +37,7 @@ StepPart part_of(const PlannedOp& op) {
         case OpKind::classifier: case OpKind::sum_losses: return kHead;
         case OpKind::bias_backward: case OpKind::sum_ranks: case OpKind::quantize_chunks:
         case OpKind::compare_sums: return kSums;
-        // FP32 inputs are master weights. (BF16 weights that ranks gathered count as activations.)
+        // FP32 inputs are master weights. (A tied head's gathered BF16 weight counts as an activation.)
         case OpKind::quantize: return op.dtype == Dtype::kFp32 ? kWeightQuantization : kQuantization;
         case OpKind::amax: case OpKind::fp8_clear: case OpKind::count_scales: return kQuantization;
         case OpKind::cast: case OpKind::fp8_update: case OpKind::block_amax: case OpKind::fp8_scales:
