@@ -33,7 +33,7 @@ std::vector<RawTensor> raw_tensors(const std::string& directory) {
         const SafetensorsView& view = *found.view;
         const Dtype dtype = view.dtype == "F32" ? Dtype::kFp32 : Dtype::kBf16;
         REQUIRE(view.dtype == safetensors_dtype(dtype));
-        tensors.push_back({{name, dtype, view.shape}, view.content()});
+        tensors.push_back({{name, dtype, view.shape}, content_of(view)});
     }
     return tensors;
 }

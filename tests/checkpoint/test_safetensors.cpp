@@ -68,7 +68,7 @@ TEST_CASE("safetensors: what is written is read back") {
         CHECK(view.shape == entry.shape);
         CHECK(view.elems() == entry.elems());
         REQUIRE(view.bytes == entry.bytes());
-        CHECK(view.content() == data.substr(offset, static_cast<size_t>(view.bytes)));
+        CHECK(content_of(view) == data.substr(offset, static_cast<size_t>(view.bytes)));
         offset += static_cast<size_t>(view.bytes);
     }
     check_contains(error_of([&] { reader.tensor("c"); }), {"exit 2", "x.safetensors", "no tensor c"});
@@ -183,7 +183,7 @@ TEST_CASE("safetensors: a file that is cut while it is read is exit 5, not a sig
     check_contains(error_of([&] { read_as_fp32(b, 0, 4096, values.data()); }),
                    {"exit 5", dir / "x.safetensors", "byte " + cut + " is missing", "has " + cut + " now"});
     REQUIRE(truncate((dir / "x.safetensors").c_str(), 0) == 0);
-    check_contains(error_of([&] { a.content(); }),
+    check_contains(error_of([&] { content_of(a); }),
                    {"exit 5", "byte " + std::to_string(a.offset) + " is missing", "has 0 now"});
 }
 

@@ -107,6 +107,11 @@ TEST_CASE("generate: top-k draws from the largest logits, with ties resolved to 
     CHECK(sample_token(logits, 1.0, one + 1e-6, 3) == 2);
     CHECK(sample_token(logits, 1.0, one * (1 + e) + 1e-6, 3) == 3);
     CHECK(sample_token(logits, 0.0, 0.9, 3) == 1);
+    const std::vector<float> three_to_one = {0.0f, std::log(3.0f), -1e30f};
+    CHECK(sample_token(three_to_one, 1.0, 0.24) == 0);
+    CHECK(sample_token(three_to_one, 1.0, 0.26) == 1);
+    CHECK(sample_token(three_to_one, 1.0, 0.999999) == 1);
+    CHECK(sample_token(three_to_one, 0.0, 0.1) == 1);
 }
 
 TEST_CASE("generate: a forward pass has the padded length of the text, at most max_seq") {

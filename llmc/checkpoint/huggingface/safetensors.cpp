@@ -151,12 +151,6 @@ void SafetensorsView::read(int64_t begin, int64_t count, void* out) const {
     file->read(offset + begin, count, out);
 }
 
-std::string SafetensorsView::content() const {
-    std::string all(static_cast<size_t>(bytes), '\0');
-    read(0, bytes, all.data());
-    return all;
-}
-
 SafetensorsReader::SafetensorsReader(const std::string& path)
     : file_(path, path, kExitNoCheckpoint), views_(parse_header(file_)) {}
 

@@ -34,7 +34,6 @@ struct SafetensorsView {
     int64_t elems() const;
     // out (count) = bytes [begin, begin + count) of the tensor. Exit 5 if the file was truncated since it was opened.
     void read(int64_t begin, int64_t count, void* out) const;
-    std::string content() const;   // all bytes
 };
 
 // Opens a file and checks its header: at most 100 MB, every offset inside the file, no overlap, gap or overflow, no
