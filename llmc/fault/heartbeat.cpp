@@ -12,6 +12,7 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include "llmc/base/check.h"
@@ -142,7 +143,8 @@ void Heartbeat::write(const RankPost& post) {
 
 RankPost Heartbeat::read() const {
     uint64_t words[kWords];
-    for (int tries = 0; tries < 1000; tries++) {
+    // A writer that was preempted gets its core back from a reader that yields.
+    for (int tries = 0; tries < 1000; tries++, std::this_thread::yield()) {
         const uint64_t version = version_.load(std::memory_order_acquire);
         for (size_t i = 0; i < kWords; i++) words[i] = words_[i].load(std::memory_order_acquire);
         if (version % 2 == 0 && version_.load(std::memory_order_relaxed) == version) break;

@@ -98,7 +98,7 @@ TEST_CASE("blend: invalid weights are refused") {
         {{"0.3", "a", "0.000", "b"}, "weight 0.000 must be above 0"},
         {{"-0.3", "a", "1", "b"}, "weight -0.3 is negative"},
         {{"0.3", "a"}, "weight 0.3 has no effect on a single source"},
-        {{"0.333333", "a", "0.766667", "b"}, "weights 0.333333 : 0.766667: exact shares repeat only after"},
+        {{"0.333333", "a", "0.766669", "b"}, "weights 0.333333 : 0.766669: exact shares repeat only after"},
         {{"0.3333333", "a", "0.6666667", "b"}, "weight 0.3333333: write it with at most six decimals"},
         {{"1e-300", "a", "1", "b"}, "weight 1e-300: write it with at most six decimals"},
         {{"1e999", "a", "1", "b"}, "weight 1e999: write it with at most six decimals, below 9e12"},

@@ -220,6 +220,8 @@ frames(() => {
 
 @unittest.skipUnless(CHROMIUM, "needs chromium")
 class InBrowser(ReportTest):
+    measures_time = True   # the page has seconds to draw itself
+
     def opened(self, page):
         """The page's elements after its script has run, in headless Chromium without a network."""
         path = self.file("page.html", page)
