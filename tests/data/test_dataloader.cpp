@@ -334,7 +334,8 @@ TEST_CASE("data: shards of different tokenizers are refused, and validation on t
     sidecar("c", "renamed", "abcd");
     CHECK(refusal(both("b.bin", "c.bin")) == "nothing");
     spill(dir / "c.meta.json", "{\"tokenizer\": {\"name\": ");
-    check_contains(refusal(both("b.bin", "c.bin")), {"exit 2", "c.meta.json: not JSON: parse error at line 1, column "});
+    check_contains(refusal(both("b.bin", "c.bin")),
+                   {"exit 2", "c.meta.json: not JSON: parse error at line 1, column "});
 
     const auto shards = [&](const char* name) { return DataLoader(config_of({dir / name}, 4, 1000)).shards(); };
     const auto said = [&](const std::vector<ShardInfo>& train, const std::vector<ShardInfo>& valid, bool same) {
