@@ -107,9 +107,6 @@ class BenchTest(unittest.TestCase):
             done = self.run_words(GPT2, "bench", *option, expect=2)
             self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
             self.assertIn(option[0], done.stderr)
-        missing = os.path.join(self.dir, "no", "file")
-        done = self.run_words(GPT2, "bench", "--json", missing, expect=2)
-        self.assertIn(f"--json {missing}: there is no folder", done.stderr)
         self.assertIn("bench [--json FILE]", self.run_words(LLAMA, "bench", "--help").stdout)
 
     def test_script_writes_a_summary_and_names_what_it_left_out(self):

@@ -1,12 +1,11 @@
-"""Several ranks over MPI on the CPU device: equal results for any number of ranks, and errors if ranks are not
-alike."""
+"""Several ranks over MPI on the CPU device: equal results for any number of ranks, and errors. test_watch.py has ranks
+that are lost or not alike, test_ranks_checkpoints.py their checkpoints."""
 import os
 import shutil
-import signal
 import subprocess
 import unittest
 
-from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, ONE_EACH, RanksTest, each_rank
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, ONE_EACH, RanksTest
 from tests.support.train import GPT2, LLAMA, records, state_of, write_hellaswag
 
 
@@ -43,18 +42,6 @@ class Ranks(RanksTest):
                 shutil.rmtree(straight)
                 shutil.rmtree(again)
 
-    def test_a_checkpoint_goes_on_with_another_number_of_ranks(self):
-        log, save = self.path("log.jsonl"), self.path("run")
-        common = ["--save", save, "--save-interval", "2", "--resume", "auto", "--log-file", log, "--dtype", "fp32",
-                  "--valid-data", self.path("valid.bin"), "--eval-interval", "2", "--eval-iters", "3"]
-        expected = self.losses(1, LLAMA, "--dtype", "fp32")
-        for ranks, steps in ((4, 2), (1, 4), (2, 6)):
-            self.ranks(ranks, LLAMA, *common, "--train-iters", str(steps), "--lr-decay-style", "constant")
-        found = [r["loss"] for r in records(log, "step")]
-        self.assertEqual(len(found), 6)
-        self.assertLess(abs(found[0] - expected[0][0]), 1e-5)
-        self.assertLess(records(log, "eval")[-1]["loss"], records(log, "eval")[0]["loss"])
-
     def test_hellaswag_is_shared_and_scored_as_by_one(self):
         write_hellaswag(self.path("hellaswag.bin"), 41, 16)
         for recipe in ("none", "delayed", "tensorwise", "blockwise"):
@@ -67,14 +54,6 @@ class Ranks(RanksTest):
                 del found[-1]["seconds"]
             self.assertEqual(found[0], found[1])
             self.assertEqual((found[0]["step"], found[0]["examples"]), (0, 41))
-
-    def test_ranks_that_differ_are_named(self):
-        first = self.command(GPT2, *ONE_EACH, "--train-iters", "2")
-        done = subprocess.run([*MPIRUN, *each_rank(first, [*first, "--seed", "6"])],
-                              capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
-        self.assertEqual(done.returncode, 2, done.stderr)
-        self.assertRegex(done.stderr, r"rank 1 \(host .*\) has another set of options than rank 0")
-        self.assertIn('seed', done.stderr)
 
     def test_a_launcher_that_openmpi_does_not_know_is_refused(self):
         """Otherwise each process would train alone, as rank 0, and save into the same folder."""
@@ -89,33 +68,6 @@ class Ranks(RanksTest):
         done = self.ranks(3, GPT2, "--train-iters", "2", expect=2)
         self.assertIn("--global-batch-size 8 must be a multiple of --micro-batch-size 1 x 3 ranks", done.stderr)
         self.assertEqual(sum(line.startswith("error:") for line in done.stderr.splitlines()), 1, done.stderr)
-
-    def start(self, *options):
-        command = [*MPIRUN, "-np", "2", *self.command(GPT2, *ONE_EACH, "--train-iters", "100000", *options)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                   env=ENVIRONMENT)
-        for line in process.stdout:
-            if line.startswith("step 3/"):
-                return process
-        self.fail(process.stderr.read())
-
-    def test_a_killed_rank_ends_the_run(self):
-        process = self.start()
-        children = self.children(process.pid)
-        self.assertEqual(len(children), 2)
-        os.kill(int(children[1]), signal.SIGKILL)
-        process.communicate(timeout=60)
-        self.assertNotEqual(process.returncode, 0)
-        self.wait_until_gone(children[0])
-
-    def test_a_stop_signal_saves_once_and_leaves_with_0(self):
-        """mpirun passes SIGUSR1 on to the ranks; after SIGTERM it kills them within a second or two."""
-        process = self.start("--save", self.path("run"), "--log-file", self.path("log.jsonl"))
-        process.send_signal(signal.SIGUSR1)
-        _, error = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 0, error)
-        last = records(self.path("log.jsonl"), "step")[-1]["step"]
-        self.assertEqual(os.listdir(self.path("run")), [f"step-{last:08d}"])
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ def write_shards():
     write_shard("other.bin", make_tokens(3000, 5))
     write_shard("unknown.bin", make_tokens(800, 6))   # without a sidecar
     write_shard("short.bin", [1, 2, 3])
+    write_shard("high.bin", [1] * 500 + [61] + [2] * 500)   # one id above the vocabulary
     write_shard("broken.bin", make_tokens(800, 7))
     write_sidecar("train", "bytes", BYTES)
     write_sidecar("valid", "bytes", BYTES)

@@ -3,7 +3,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import time
 
 from tests.support.train import BUILD, TrainTest
 
@@ -39,15 +38,3 @@ class RanksTest(TrainTest):
             if name == "train_gpt2" and int(rest.split()[1]) == parent:
                 found.append(pid)
         return found
-
-    def wait_until_gone(self, pid, seconds=20):
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            try:
-                with open(f"/proc/{pid}/stat") as stat:
-                    if stat.read().rsplit(")", 1)[1].split()[0] == "Z":
-                        return
-            except (FileNotFoundError, ProcessLookupError):   # ProcessLookupError: it ended before the read
-                return
-            time.sleep(0.05)
-        self.fail(f"process {pid} lives on")
