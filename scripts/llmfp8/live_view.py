@@ -3,7 +3,6 @@ import math
 import os
 import statistics
 import textwrap
-import time
 from collections import deque
 
 from .run_log import RunLog, numbers

@@ -2,21 +2,13 @@
 import json
 import subprocess
 import sys
-import tempfile
 import unittest
-from pathlib import Path
 
-from tests.support.comparison import TOKENS, a_log
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.comparison import ROOT, TOKENS, a_log
+from tests.support.folder import FolderTest
 
 
-class CompareLosses(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
+class CompareLosses(FolderTest):
     def run_tool(self, **runs):
         """runs: NAME_SEED=(training loss, {step: validation loss}), four steps each."""
         words = []

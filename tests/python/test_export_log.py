@@ -159,16 +159,6 @@ class Exports(LogToolTest):
         self.assertEqual([call.kwargs["step"] for call in session.log.call_args_list], list(range(13)))
         self.assertEqual(session.log.call_args_list[8].args[0]["valid/loss"], run.evals[8]["loss"])
 
-    @unittest.skipUnless(has("wandb"), "wandb is not installed")
-    def test_wandb_takes_it_offline(self):
-        self.call(ROOT / "scripts" / "export_log", "--to", "wandb", LOGS / "bf16.jsonl", "--out", self.folder)
-        written = list(self.folder.glob("wandb/offline-run-*/*.wandb"))
-        self.assertEqual(len(written), 1)
-        content = written[0].read_bytes()
-        for record in records("bf16.jsonl"):
-            if record["type"] in ("step", "eval"):
-                self.assertIn(repr(record["loss"]).encode(), content)
-
 
 class Collected:
     """A writer that stores the values as TensorBoard would show them."""

@@ -2,12 +2,13 @@
 import importlib.util
 import io
 import re
-import tempfile
 import unittest
 import unittest.mock
 import xml.etree.ElementTree as ElementTree
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+
+from tests.support.folder import FolderTest
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = importlib.util.spec_from_file_location("step_times", ROOT / "dev" / "figures" / "step_times.py")
@@ -17,12 +18,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 HEADER = "configuration,gpu,gpus,s_per_it_median,tokens_per_s_per_gpu\n"
 
 
-class StepTimes(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
+class StepTimes(FolderTest):
     def table(self, name, *rows):
         (self.folder / name).write_text(HEADER + "".join(row + "\n" for row in rows))
         return name

@@ -3,11 +3,11 @@ import importlib.util
 import json
 import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 
 from tests.support.comparison import a_log, losses_of
+from tests.support.folder import FolderTest
 
 CHECKS = Path(__file__).resolve().parents[2] / "dev" / "gpu_checks"
 SPEC = importlib.util.spec_from_file_location("gpu_check_logs", CHECKS / "logs.py")
@@ -15,15 +15,11 @@ logs = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(logs)
 
 
-class GpuChecks(unittest.TestCase):
+class GpuChecks(FolderTest):
     def log(self, name, losses, **header):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        path = Path(folder.name) / f"{name}.jsonl"
         communication = [{"collective": "all-gather", "sent_bytes": 2e9}]
         records = a_log([1.0, 1.0, 1.0, 0.5, 0.5, 0.5], losses, **{"communication": communication, **header})
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
-        return logs.Log(path)
+        return logs.Log(self.file(f"{name}.jsonl", "".join(json.dumps(record) + "\n" for record in records)))
 
     def test_a_figure_that_differs_is_named(self):
         losses = losses_of(6)

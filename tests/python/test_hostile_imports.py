@@ -9,10 +9,9 @@ import re
 import resource
 import subprocess
 import sys
-import tempfile
 import unittest
-from pathlib import Path
 
+from tests.support.folder import FolderTest
 from tests.support.import_case import FIXTURES, NO_YAML, ROOT
 
 from llmfp8.importer.main import main
@@ -105,12 +104,7 @@ def check_mutations(test, variable, accept):
     test.assertGreater(min(kinds.values()), 50, kinds)
 
 
-class HostileImports(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="llmc-hostile-")
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
+class HostileImports(FolderTest):
     def one_line(self, path, says):
         memory, most_seconds = 1 << 30, 10   # of the processor: a machine may be busy
         done = subprocess.run([*SCRIPT, path], cwd=self.folder, capture_output=True, text=True, check=False,

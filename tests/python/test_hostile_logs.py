@@ -2,11 +2,10 @@
 is never a traceback."""
 import io
 import json
-import tempfile
 import unittest
-from pathlib import Path
 
 from tests.python.test_hostile_imports import check_mutations, mutated
+from tests.support.folder import FolderTest
 
 from llmfp8.alerts import WatchedLog, message
 from llmfp8.live_view import WatchedRun, frame
@@ -14,8 +13,8 @@ from llmfp8.report.page import report
 from llmfp8.run_export import TEXT_FORMATS
 from llmfp8.run_log import read_log
 from llmfp8.support import InputError
+from tests.support.log_tools import LOGS
 
-LOGS = Path(__file__).resolve().parents[1] / "fixtures" / "logs"
 VALUES = [None, True, -1, 0, 1e308, "nan", "inf", "x", [], {}, [1], {"a": 1}, 2 ** 70, "1", 0.5, float("nan")]
 
 
@@ -62,16 +61,14 @@ def alerted(path):
         message(alert, 1, str(path))
 
 
-class HostileLogs(unittest.TestCase):
+class HostileLogs(FolderTest):
     def test_mutations(self):
         """LLMC_LOGS sets the number of logs, and LLMC_SEED the first number."""
         seeds = []
         for path in sorted(LOGS.glob("*.jsonl")):
             lines = path.read_bytes().split(b"\n")
             seeds.append(b"\n".join(lines[:1] + [line for line in lines[1:] if len(line) < 3000][:40]) + b"\n")
-        folder = tempfile.TemporaryDirectory(prefix="llmc-logs-")
-        self.addCleanup(folder.cleanup)
-        path = Path(folder.name) / "log.jsonl"
+        path = self.folder / "log.jsonl"
 
         def accept(number, chance):
             text = chance.choice(seeds)

@@ -89,17 +89,6 @@ class Reading(LogToolTest):
             for field in ("steps", "evals", "fp8", "events", "checkpoints", "headers", "redone", "torn"):
                 self.assertEqual(repr(getattr(run, field)), repr(getattr(expected, field)), field)
 
-    def test_a_log_that_a_resume_wrote_anew_is_read_anew(self):
-        path = self.file("log.jsonl", (LOGS / "killed.jsonl").read_bytes())
-        run = RunLog(path)
-        run.poll()
-        self.assertEqual(len(run.steps), 8)
-        # As the trainer does: another file, renamed.
-        cut = b"\n".join(line for line in path.read_bytes().split(b"\n")[:15]) + b"\n"
-        self.file("log.tmp", cut + (LOGS / "resumed.jsonl").read_bytes()).replace(path)
-        self.assertTrue(run.poll())
-        self.assertEqual((sorted(run.steps), run.redone), (list(range(1, 13)), 0))
-
     def test_a_new_run_in_the_same_file_is_read_anew(self):
         killed, bf16 = (LOGS / "killed.jsonl").read_bytes(), (LOGS / "bf16.jsonl").read_bytes()
         for old, new in ((killed, bf16), (bf16, killed)):   # shorter than what was read, and longer

@@ -1,26 +1,18 @@
 """Links planted at paths that the scripts write: the files that they point to must never change."""
 import os
-import shutil
 import stat
-import subprocess
-import sys
-import tempfile
 import unittest
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-from llmfp8.comparison.report import write_text  # noqa: E402
-from llmfp8.shard_format import Shard, SplitWriter  # noqa: E402
-from llmfp8.support import InputError, no_follow, replacement  # noqa: E402
+from llmfp8.comparison.report import write_text
+from llmfp8.shard_format import Shard, SplitWriter
+from llmfp8.support import InputError, no_follow, replacement
+from tests.support.folder import FolderTest
 
 
-class PlantedLinks(unittest.TestCase):
+class PlantedLinks(FolderTest):
     def setUp(self):
-        self.folder = Path(tempfile.mkdtemp(prefix="llmc-links-"))
-        self.addCleanup(shutil.rmtree, self.folder)
-        self.victim = self.folder / "victim"
-        self.victim.write_text("precious")
+        super().setUp()
+        self.victim = self.file("victim", "precious")
         self.out = self.folder / "out"
         self.out.mkdir()
 
@@ -72,26 +64,14 @@ class PlantedLinks(unittest.TestCase):
         with self.assertRaisesRegex(InputError, "is gone or short"):
             SplitWriter(self.out, "train", 2, 1000, {}).import_state(state)
 
-    def test_a_text_becomes_shards_past_links(self):
-        (self.folder / "text.txt").write_text("".join(f"{i} men and women merely players\n" for i in range(200)))
-        self.plant("train_000000.bin.tmp", "train_000000.meta.json.tmp", "prepare.state.json.tmp")
-        subprocess.run([sys.executable, ROOT / "data/prepare_text.py", "--tokenizer", "bytes", "--out", self.out,
-                        "--document-bytes", "500", "--valid-fraction", "0.5", self.folder / "text.txt"], check=True,
-                       capture_output=True, timeout=60)
-        shards = [self.out / name for name in ("train_000000.bin", "valid_000000.bin")]
-        self.assertFalse(any(path.is_symlink() for path in shards))
-        self.assertGreater(sum(len(Shard(path).tokens) for path in shards), 25 * 200)
 
-
-class CutShard(unittest.TestCase):
+class CutShard(FolderTest):
     def test_a_shard_that_is_cut_while_it_is_read_is_an_error(self):
-        folder = Path(tempfile.mkdtemp(prefix="llmc-cut-"))
-        self.addCleanup(shutil.rmtree, folder)
-        writer = SplitWriter(folder, "train", 2, 100000, {})
+        writer = SplitWriter(self.folder, "train", 2, 100000, {})
         writer.write(b"\1\0" * 50000, [50000])
         writer.finish()
         writer.publish()
-        shard = Shard(folder / "train_000000.bin")
+        shard = Shard(self.folder / "train_000000.bin")
         os.truncate(shard.path, 1024 + 2 * 40000)
         self.assertEqual(list(shard.tokens[39990:40000]), [1] * 10)
         with self.assertRaisesRegex(InputError, "byte 81024 is missing: .* 101024 bytes .* has 81024 now"):

@@ -1,19 +1,13 @@
 """Shared by the tests of scripts/compare: invented logs of runs, and calls of the script."""
-import contextlib
 import copy
 import csv
-import io
 import json
 import os
-import sys
-import tempfile
-import types
-import unittest
 from pathlib import Path
 from unittest import mock
 
 from llmfp8.comparison.main import main
-from llmfp8.support import run_main
+from tests.support.folder import FolderTest, call_main
 from tests.support.train import BUILD
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,34 +57,18 @@ OTHER_GPU = a_log([7.0, 1.2, 1.2, 1.6, 1.7, 1.65], losses_of(6), device={"name":
                   "peak_flops_bf16": 756.5e12, "peak_flops_fp8": None}, unix_time=1795287400.0)
 
 
-class CompareTest(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="llmc-compare-")
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
+class CompareTest(FolderTest):
     def write(self, name, records):
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(records if isinstance(records, str) else "".join(json.dumps(r) + "\n" for r in records))
+        self.file(name, records if isinstance(records, str) else "".join(json.dumps(r) + "\n" for r in records))
         return name
 
     def call(self, *arguments, code=0):
-        """Calls the script in this process, since starting Python takes longer than a comparison."""
         variables = {name: value for name, value in os.environ.items() if name not in ("DATA", "RANKS")}
-        before, out, err = os.getcwd(), io.StringIO(), io.StringIO()
-        os.chdir(self.folder)
-        try:
-            variables.update(OMP_NUM_THREADS="1", LLMC_BUILD=str(BUILD))
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), \
-                    mock.patch.dict(os.environ, variables, clear=True), \
-                    mock.patch.object(sys, "argv", ["compare", *map(str, arguments)]), \
-                    self.assertRaises(SystemExit) as end:
-                run_main(main)
-        finally:
-            os.chdir(before)
-        self.assertEqual(end.exception.code, code, out.getvalue() + err.getvalue())
-        return types.SimpleNamespace(stdout=out.getvalue(), stderr=err.getvalue())
+        variables.update(OMP_NUM_THREADS="1", LLMC_BUILD=str(BUILD))
+        with mock.patch.dict(os.environ, variables, clear=True):
+            done = call_main(main, "compare", *arguments, cwd=self.folder)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done
 
     def rows(self, out="out"):
         """The rows of compare.csv by configuration."""

@@ -4,20 +4,15 @@ import contextlib
 import gc
 import importlib
 import importlib.util
-import io
 import os
 import random
-import shutil
 import struct
 import subprocess
 import sys
-import tempfile
-import unittest
-import unittest.mock
 import warnings
 from pathlib import Path
 
-from llmfp8.support import run_main
+from tests.support.folder import FolderTest, call_main
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 
@@ -55,32 +50,21 @@ def documents_of(folder, split):
     return [bytes(document) for document in documents]
 
 
-class ScriptTest(unittest.TestCase):
+class ScriptTest(FolderTest):
     def setUp(self):
-        self.folder = Path(tempfile.mkdtemp(prefix="llmc_data_"))
+        super().setUp()
         self.out = self.folder / "out"
-        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
-
-    def file(self, name, content):
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return path
 
     def script(self, name, *arguments, code=0, packages=None):
         """Runs a script and returns its output. packages: a folder that is searched first for imports. Only with it
         the script runs in a new process, because starting one takes longer than the test."""
         command = [str(DATA / name), *map(str, arguments)]
         if packages is None:
-            printed = io.StringIO()
-            main = importlib.import_module(name[:-len(".py")]).main
-            with unittest.mock.patch.object(sys, "argv", command), self.assertRaises(SystemExit) as leave, \
-                    contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), \
-                    warnings.catch_warnings():
+            with warnings.catch_warnings():
                 # Warnings on files that an earlier test left open may appear now; they are not output of the script.
                 warnings.simplefilter("ignore", ResourceWarning)
-                run_main(main)
-            status, text = leave.exception.code, printed.getvalue()
+                done = call_main(importlib.import_module(name[:-len(".py")]).main, *command)
+            status, text = done.returncode, done.stdout + done.stderr
         else:
             environment = dict(os.environ, PYTHONPATH=str(packages), PYTHONDONTWRITEBYTECODE="1")
             result = subprocess.run([sys.executable, *command], env=environment, stdout=subprocess.PIPE,

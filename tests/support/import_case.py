@@ -1,17 +1,13 @@
 """Runs scripts/import_config on files in a new folder, for its tests."""
-import contextlib
 import importlib.util
-import io
 import json
 import os
 import subprocess
-import tempfile
-import unittest
 from pathlib import Path
 
 from llmfp8.importer.engine import Import
 from llmfp8.importer.main import main, read_input
-from llmfp8.support import run_main
+from tests.support.folder import FolderTest, call_main
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("LLMC_BUILD", ROOT / "build" / "cpu"))
@@ -35,22 +31,10 @@ def import_file(folder, name, text, given=None):
     return run
 
 
-class ImportCase(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="llmc-import-")
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
-    def run_script(self, *arguments):
-        """Calls the script in this process, since starting Python takes longer than an import."""
-        before, out, err = os.getcwd(), io.StringIO(), io.StringIO()
-        os.chdir(FIXTURES)
-        try:
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), self.assertRaises(SystemExit) as end:
-                run_main(lambda: main(list(map(str, arguments))))
-        finally:
-            os.chdir(before)
-        return subprocess.CompletedProcess(arguments, end.exception.code, out.getvalue(), err.getvalue())
+class ImportCase(FolderTest):
+    @staticmethod
+    def run_script(*arguments):
+        return call_main(main, "import_config", *arguments, cwd=FIXTURES)
 
     def assert_accepted(self, options, family):
         path = self.folder / "accepted.json"

@@ -7,9 +7,9 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-import unittest
 from pathlib import Path
+
+from tests.support.folder import FolderTest
 
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = ROOT / "tests" / "fixtures" / "logs"
@@ -68,18 +68,7 @@ def fake_tensorboard(folder):
     return str(folder)
 
 
-class LogToolTest(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="llmc-logs-")
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
-    def file(self, name, content):
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return path
-
+class LogToolTest(FolderTest):
     def twice(self):
         """The logs of the killed and of the resumed run in one file, which has steps 6 to 8 twice."""
         return self.file("twice.jsonl", (LOGS / "killed.jsonl").read_bytes() + (LOGS / "resumed.jsonl").read_bytes())

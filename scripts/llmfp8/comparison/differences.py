@@ -95,10 +95,6 @@ class Verdict:
         if base.tokens != other.tokens:
             self.notes.append(f"{other.tokens:,} tokens trained on, {base.name} {base.tokens:,}")
 
-    @property
-    def comparable(self):
-        return not self.refused
-
     def text(self):
         """The line below the table, "" if there is none."""
         parts = []

@@ -105,7 +105,7 @@ def loss_table(comparison, marks):
         def gap(difference, value, reason=""):
             if row.is_base or value is None:
                 return ""
-            if not row.verdict.comparable:
+            if row.verdict.refused:
                 return "not compared" + note
             return reason if difference is None else f"{100 * difference:+.2f} %" + note
         lines.append([row.name,

@@ -68,13 +68,13 @@ class Row:
         self.is_base = configuration is base
         self.verdict = Verdict(base, configuration, allowed)
         self.precision = precision_text(configuration.config)
-        self.seconds, self.samples = configuration.seconds(), configuration.samples()
+        self.seconds, self.samples = map(configuration.rate, ("step_seconds", "samples_per_second"))
         self.tokens_per_gpu = configuration.tokens_per_gpu()
-        self.tflops = configuration.flops_per_second / 1e12
+        self.tflops = self.tokens_per_gpu.median * configuration.header["flops_per_token"] / 1e12   # per GPU
         self.round_medians = configuration.medians("step_seconds")
         self.losses = Losses(configuration, limits)
         self.ratio = self.ratio_low = self.ratio_high = None
-        if self.verdict.comparable:
+        if not self.verdict.refused:
             self._compare(base)
 
     def mfu(self, dtype):
@@ -92,7 +92,7 @@ class Row:
 
     def gap(self, mine, other):
         """Relative difference of losses; None where there is nothing to compare."""
-        if self.is_base or not self.verdict.comparable or mine is None or other is None:
+        if self.is_base or self.verdict.refused or mine is None or other is None:
             return None
         return mine / other - 1 if other else math.nan
 

@@ -66,18 +66,12 @@ class Configuration:
 
     # ---- speed ----
 
-    def rate(self, value):
-        """Rate of value(record) over the timed steps."""
-        return Rate([value(record) for record in self.timed])
-
-    def seconds(self):
-        return self.rate(lambda record: record["step_seconds"])
+    def rate(self, field):
+        """Rate of a field over the timed steps."""
+        return Rate([record[field] for record in self.timed])
 
     def tokens_per_gpu(self):
-        return self.rate(lambda record: record["tokens_per_second"] / self.world)
-
-    def samples(self):
-        return self.rate(lambda record: record["samples_per_second"])
+        return Rate([record["tokens_per_second"] / self.world for record in self.timed])
 
     def medians(self, field):
         """The field's median in each round."""
@@ -87,11 +81,6 @@ class Configuration:
     def accumulation_steps(self):
         """Micro-batches of a step on each GPU."""
         return self.config["global-batch-size"] // (self.config["micro-batch-size"] * self.world)
-
-    @property
-    def flops_per_second(self):
-        """FLOP/s per GPU, without recomputation."""
-        return self.tokens_per_gpu().median * self.header["flops_per_token"]
 
     def peak(self, dtype):
         """Peak FLOP/s of the GPU in that dtype; None if the log does not have it."""

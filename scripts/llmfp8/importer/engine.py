@@ -59,7 +59,7 @@ class Import:
         if two and old.value != value and not old.weak:
             overrule(old.finding, finding, f"{option} {value}")
         elif two and old.value != value:
-            untell(old.finding, option, old.value)
+            old.finding.fact = old.finding.fact.replace(said(option, old.value), "", 1).removeprefix("; ")
             tell(old.finding, option, value, finding)
         self.config.pop(option, None)
         self.config[option] = Entry(value, finding, weak)
@@ -150,7 +150,8 @@ class Import:
 
     def finish(self):
         finish_batch(self)
-        for option in [o for o in self.config if o.startswith(FP8_OPTIONS)] if self.fp8_is_off() else []:
+        is_off = "fp8" not in self.kept and self.fp8_switch
+        for option in [o for o in self.config if o.startswith(FP8_OPTIONS)] if is_off else []:
             self.drop(option, f"no FP8 runs there without {self.fp8_switch}")
         for finding in self.findings:
             for name in self.inputs if finding.fact.startswith(SECOND_FILE) else []:
@@ -169,9 +170,6 @@ class Import:
         if "train-iters" not in self.config and "epochs" not in self.config:
             self.notes.append("--train-iters N or --epochs X: the length of the run (--dry-run works without)")
         self.defaults = [(o, n) for o, n in self.defaults if o in self.config and self.config[o].weak]
-
-    def fp8_is_off(self):
-        return "fp8" not in self.kept and self.fp8_switch
 
     def drop_without_effect(self):
         """Drops options that the executable would refuse because they have no effect with the others."""
@@ -208,10 +206,6 @@ def tell(finding, option, value, decider=None):
     if decider:
         fact += f", as {f'line {decider.line}' if decider.file == finding.file else decider.where} says"
     finding.fact = fact + (f"; {finding.fact}" if finding.fact else "")
-
-
-def untell(finding, option, value):
-    finding.fact = finding.fact.replace(said(option, value), "", 1).removeprefix("; ")
 
 
 def find_row(rows, setting):

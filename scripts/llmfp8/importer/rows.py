@@ -19,8 +19,6 @@ NONE = "no effect anywhere"
 CANNOT = "not done here"
 VARIABLE = "no setting"
 UNKNOWN = "not understood"
-# With a finding of one of these the run is not the one that the input describes.
-OPEN = (CANNOT, UNKNOWN)
 
 
 @dataclasses.dataclass
