@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import unittest
 
 from tests.cluster.hosts import ENVIRONMENT, LIMIT_S, HostsTest
 from tests.support.train import GPT2, records
@@ -221,7 +220,3 @@ class Slurm(HostsTest):
                 report = re.search(r".*(node2: task 1: Killed|rank 1 .* on node node2 exited on signal 9).*", out)
                 self.assertTrue(report, out)
                 self.shows(f"{script}: {report[0]}")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -3,8 +3,6 @@ import os
 import re
 import signal
 import subprocess
-import time
-import unittest
 
 from tests.cluster.hosts import ENVIRONMENT, LIMIT_S, HostsTest
 from tests.support.train import GPT2, records
@@ -146,7 +144,3 @@ class Ssh(HostsTest):
                 self.reports(process, "error: on node1: " + self.OTHERS,
                              "launch_mpi.sh: no hang report came from node2")
                 host.cable("up")
-
-
-if __name__ == "__main__":
-    unittest.main()

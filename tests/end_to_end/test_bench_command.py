@@ -119,7 +119,3 @@ class BenchTest(unittest.TestCase):
             summary = file.read()
         for part in ("tiny | BF16", "tiny | blockwise", "matmul", "gaps"):
             self.assertIn(part, summary)
-
-
-if __name__ == "__main__":
-    unittest.main()

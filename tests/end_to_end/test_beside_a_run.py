@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import unittest
 
 from tests.support.alerts import Webhook
 from tests.support.log_tools import ROOT, fake_tensorboard
@@ -99,7 +98,3 @@ class BesideARun(TrainTest):
         self.ended(reader)
         self.assertEqual(self.kinds(hook), ["lost"])
         self.assertIn("it was killed", hook.alerts()[0]["message"])
-
-
-if __name__ == "__main__":
-    unittest.main()

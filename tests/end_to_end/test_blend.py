@@ -1,5 +1,4 @@
 """Weighted blends in runs of the real executables: shares in the banner, resume, epochs, bad weights."""
-import os
 import subprocess
 import unittest
 
@@ -89,8 +88,3 @@ class BlendTest(TrainTest):
             self.assertIn("--train-data: ", done.stderr)
             self.assertIn(why, done.stderr)
             self.assertEqual(done.stderr.count("\n"), 1)
-
-
-if __name__ == "__main__":
-    os.chdir(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    unittest.main()

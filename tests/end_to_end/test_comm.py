@@ -8,7 +8,7 @@ import unittest
 import unittest.mock
 
 from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
-from tests.support.train import BUILD, GPT2, TrainTest, records
+from tests.support.train import BUILD, TrainTest
 
 CHECK = os.path.join(BUILD, "comm_check")
 FAKE = os.path.join(BUILD, "fake")
@@ -82,7 +82,3 @@ class CommTest(TrainTest):
                 start = time.monotonic()
                 self.assertIn(text, self.check(2, "--nccl", "--seconds", "3", expect=6, fake=fake).stderr)
                 self.assertLess(time.monotonic() - start, 20)
-
-
-if __name__ == "__main__":
-    unittest.main()

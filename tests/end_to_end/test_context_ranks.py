@@ -114,7 +114,3 @@ class ContextTest(RanksTest):
         self.assertIn("4 micro-batches of 1 x 4 tokens per step and rank; 4 ranks share each sequence of 16 tokens",
                       plan)
         self.assertRegex(plan, r"heads \d+\.\d+ \(not hidden\)")
-
-
-if __name__ == "__main__":
-    unittest.main()

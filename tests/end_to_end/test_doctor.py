@@ -99,7 +99,3 @@ class DoctorTest(unittest.TestCase):
             done = subprocess.run(launch + options, capture_output=True, text=True, timeout=120, env=CLEAN)
             self.assertEqual(done.returncode, code, done.stdout + done.stderr)
             self.assertEqual("doctor: failed: " in done.stdout, code == 1, done.stdout)
-
-
-if __name__ == "__main__":
-    unittest.main()

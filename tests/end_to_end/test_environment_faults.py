@@ -156,7 +156,3 @@ class EnvironmentFaults(TrainTest):
         place = re.escape(self.path("out"))
         self.assertRegex(said, rf"\Aerror: cannot \w+ {place}\S+.*: Operation not permitted[^\n]*\n\Z")
         self.assertTrue(self.checkpoints("out"))
-
-
-if __name__ == "__main__":
-    unittest.main()

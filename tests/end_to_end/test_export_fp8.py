@@ -161,7 +161,3 @@ class ExportFp8(TrainTest):
                 self.assertTrue(torch.equal(weights[name].float(), codes.float() * scale), name)
                 compared += 1
             self.assertEqual(compared, 13)
-
-
-if __name__ == "__main__":
-    unittest.main()

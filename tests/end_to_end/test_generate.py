@@ -187,7 +187,3 @@ class GenerateTest(TrainTest):
         ids = self.generate("--load", folder, "--prompt", "202 201 200", "--sample-tokens", "3", "--temperature",
                             "0").stdout.split()
         self.assertEqual(text, tokenizer.decode([int(i) for i in ids[1:]], skip_special_tokens=False) + "\n")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import struct
-import unittest
 
 from tests.support.train import GPT2, LLAMA, TrainTest, make_tokens, records, state_of, write_shard
 
@@ -119,7 +118,3 @@ class LossMaskTest(TrainTest):
             json.dump({"loss_mask": {"file": "train_0.mask"}}, f)
         done = self.run_train(GPT2, "--train-iters", "3", expect=2)
         self.assertIn("train_0.mask' is missing", done.stderr)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -118,7 +118,7 @@ SHARDS = [
     ("gpt2 RUN --valid-data valid.bin --eval-iters 100", 2, "700 tokens = 43 samples of 16; needs 200",
      "lower that to 43, or add shards"),
     ("gpt2 RUN --valid-data 'none*.bin'", 2, "none*.bin' matches no file"),
-    ("gpt2 RUN --valid-data high.bin --eval-iters 1", 2, "high.bin': byte ", "id 61 is not below the vocabulary size 61"),
+    ("gpt2 RUN --valid-data high.bin --eval-iters 1", 2, "high.bin': byte ", "id 61 is not below the vocabulary"),
     ("gpt2 RUN --token-dtype uint16", 2, "--token-dtype uint16 has no effect: every shard has a header"),
     ("gpt2 RUN --vocab-size 20", 2, "'train.bin': byte 1028 (token 2): id 48 is not below the vocabulary size 20",
      "another tokenizer"),
@@ -385,7 +385,3 @@ class MistakesTest(unittest.TestCase):
         self.assertEqual((done.returncode, done.stdout), (0, expected), done.stderr)
         self.assertRegex(done.stderr, r"\Anote: skipped checkpoint: damaged/step-00000002: model\.safetensors has 2 "
                                       r"bytes instead of \d+\nweights: damaged/step-00000001\ngenerated: 5 tokens")
-
-
-if __name__ == "__main__":
-    unittest.main()

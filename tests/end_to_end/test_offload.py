@@ -63,7 +63,3 @@ class OffloadRanksTest(RanksTest):
                     states.append(state_of(f"{save}/{LAST}"))
                     shutil.rmtree(save)
                 self.assertEqual(*states)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -40,7 +40,3 @@ class PassiveThreadsTest(TrainTest):
             return statistics.median(record["step_seconds"] for record in records(self.path(name), "step"))
         # Spinning threads made the step 29 times as long; other tests beside this one may double it.
         self.assertLess(median_step("default"), 4 * median_step("passive", OMP_WAIT_POLICY="passive"))
-
-
-if __name__ == "__main__":
-    unittest.main()

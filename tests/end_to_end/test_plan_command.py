@@ -2,7 +2,6 @@
 import json
 import re
 import subprocess
-import unittest
 
 from tests.support.train import GPT2, LLAMA, TrainTest, records
 
@@ -64,7 +63,3 @@ class PlanTest(TrainTest):
         times = sorted(r["step_seconds"] for r in records(self.path("log.jsonl"), "step")[10:20])
         self.assertAlmostEqual(plan["measured_ms"], 500 * (times[4] + times[5]), places=6)
         self.assertEqual(plan["planned_bytes"], records(self.path("log.jsonl"), "header")[0]["arena_bytes"])
-
-
-if __name__ == "__main__":
-    unittest.main()

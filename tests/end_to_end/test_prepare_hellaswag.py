@@ -76,7 +76,3 @@ class PrepareHellaswag(ScriptTest):
                              str(self.folder / "h.bin"))
         self.assertIn("hellaswag step 1 | accuracy ", done.stdout)
         self.assertIn(" of 2 examples", done.stdout)
-
-
-if __name__ == "__main__":
-    unittest.main()

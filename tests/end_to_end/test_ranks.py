@@ -68,7 +68,3 @@ class Ranks(RanksTest):
         done = self.ranks(3, GPT2, "--train-iters", "2", expect=2)
         self.assertIn("--global-batch-size 8 must be a multiple of --micro-batch-size 1 x 3 ranks", done.stderr)
         self.assertEqual(sum(line.startswith("error:") for line in done.stderr.splitlines()), 1, done.stderr)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -198,7 +198,3 @@ class RankCheckpointsTest(RanksTest):
         shutil.rmtree(self.path("run", names[0]))
         for name in names[1:]:
             self.assertTrue(os.path.isfile(self.path("run", name, "manifest.json")))
-
-
-if __name__ == "__main__":
-    unittest.main()

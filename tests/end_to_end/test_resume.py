@@ -4,7 +4,6 @@ import re
 import shutil
 import statistics
 import subprocess
-import unittest
 
 from tests.support.train import GPT2, LLAMA, TrainTest, records, write_hellaswag
 
@@ -158,7 +157,3 @@ class ResumeTest(TrainTest):
                 # If the evaluation cannot be repeated, the earlier result remains.
                 self.run_train(LLAMA, "--train-iters", "4", *save)
                 self.assertEqual(found(log)[:2], expected[:2])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -3,7 +3,6 @@ import json
 import os
 import re
 import subprocess
-import unittest
 
 from tests.support.train import BUILD, GPT2, LLAMA, TrainTest, records
 
@@ -128,7 +127,3 @@ class ScreenTest(TrainTest):
             device = "CUDA [0-9.]+" if os.path.basename(BUILD).startswith("cuda") else "CPU"
             self.assertRegex(done.stdout, rf"(?m)^compiler   \S.*\d\ndevice     {device}.*\n"
                              r"libraries  .*nlohmann/json \d")
-
-
-if __name__ == "__main__":
-    unittest.main()

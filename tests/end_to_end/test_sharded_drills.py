@@ -28,7 +28,3 @@ class ShardedDrills(unittest.TestCase):
 
     def test_suspended(self):
         self.trials("suspended ranks", kills.suspended_rank)
-
-
-if __name__ == "__main__":
-    unittest.main()

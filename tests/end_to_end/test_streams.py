@@ -129,7 +129,3 @@ class LauncherStreams(unittest.TestCase):
                 self.assertEqual(done.returncode, 3, done.stderr[-500:])
                 self.assertEqual(done.stderr.count(note), notes)
                 self.assertEqual((done.stdout + done.stderr).count("\n"), lines + notes)
-
-
-if __name__ == "__main__":
-    unittest.main()

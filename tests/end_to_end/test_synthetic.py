@@ -92,7 +92,3 @@ class SyntheticTest(TrainTest):
         self.assertNotIn("SYNTHETIC", done.stdout)
         self.assertNotIn("| synthetic", done.stdout)
         self.assertIs(records(self.path("log"), "header")[0]["synthetic_data"], False)
-
-
-if __name__ == "__main__":
-    unittest.main()

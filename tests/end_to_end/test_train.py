@@ -9,7 +9,6 @@ import signal
 import struct
 import subprocess
 import time
-import unittest
 
 from tests.support.train import (BUILD, GPT2, LLAMA, ROOT, TrainTest, VOCAB, make_tokens, records, state_of,
                                  write_hellaswag, write_shard)
@@ -354,7 +353,3 @@ class Signals(TrainTest):
         self.assertEqual(process.returncode, 143, err)
         self.assertIn("error: a second signal more than 1 s after the first ends the run at once", err)
         self.assertEqual(self.checkpoints("run"), [])
-
-
-if __name__ == "__main__":
-    unittest.main()

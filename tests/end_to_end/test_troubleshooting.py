@@ -185,7 +185,3 @@ class TroubleshootingTest(unittest.TestCase):
             with self.subTest(quote=quote):
                 self.assertEqual(quote.text.startswith("error: "), quote.exit_code is not None
                                  and not quote.text.startswith(("launch_mpi.sh", "<recipe>", "missing", "DEVICE")))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -87,7 +87,3 @@ class CutShardsOfRanks(RanksTest):
         self.assertIn("(on rank 1)", lines[0])
         step = int(re.search(r"after step (\d+)", lines[0])[1])
         self.assertEqual(self.checkpoints("out"), [f"step-{step:08d}"])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -100,7 +100,3 @@ class Walkthrough(unittest.TestCase):
         lines = iter(printed)
         for line in shown(text):
             self.assertIn(line, lines, "\n".join(printed))
-
-
-if __name__ == "__main__":
-    unittest.main()

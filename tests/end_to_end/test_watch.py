@@ -399,7 +399,3 @@ class WatchTest(TrainTest):
         ours[glob] = "train_*.bin"
         self.differing(["env", "-C", self.dir, *ours], ["env", "-C", self.path("other"), *ours],
                        r"rank 1 \(host .*\) has another training data than rank 0")
-
-
-if __name__ == "__main__":
-    unittest.main()

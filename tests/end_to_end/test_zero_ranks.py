@@ -122,7 +122,3 @@ class ZeroTest(RanksTest):
         self.assertIn("note: --bucket-mb has no effect with one rank", self.text)
         self.assertEqual(records(log, "header")[0]["communication"], [])
         self.assertEqual({r["exposed_comm_seconds"] for r in records(log, "step")}, {None})
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -214,7 +214,3 @@ class Delivery(LogToolTest):
                                   text=True, timeout=60)
             self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1))
             self.assertIn(said, done.stderr)
-
-
-if __name__ == "__main__":
-    unittest.main()

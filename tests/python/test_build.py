@@ -46,7 +46,3 @@ class TestFullTest(unittest.TestCase):
                 names += re.findall(r'TEST_CASE\("([^"]*)"', source.read())
         unknown = [p for p in patterns if not any(fnmatch.fnmatchcase(name, p) for name in names)]
         self.assertEqual(unknown, [])
-
-
-if __name__ == "__main__":
-    unittest.main()

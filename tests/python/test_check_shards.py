@@ -155,7 +155,3 @@ class CheckShards(ScriptTest):
         for option in ("--vocab-size", "--workers"):
             self.assertEqual(self.script("check_shards.py", option, "-1", "a.bin", code=2),
                              f"error: {option} -1: must not be negative\n")
-
-
-if __name__ == "__main__":
-    unittest.main()

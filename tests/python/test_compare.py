@@ -4,7 +4,6 @@ UPDATE_GOLDEN=1 writes tests/golden/compare anew. Measurements: test_compare_mea
 import json
 import re
 import statistics
-import unittest
 
 from llmfp8.comparison import differences
 from llmfp8.comparison.differences import NEUTRAL, precision_text
@@ -358,7 +357,3 @@ class BadInput(CompareTest):
         self.write("x/a.1.jsonl", BF16)
         self.write("x/measured.json", "{}")
         self.refused("x/measured.json: damaged", "x")
-
-
-if __name__ == "__main__":
-    unittest.main()

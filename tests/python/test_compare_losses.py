@@ -2,7 +2,6 @@
 import json
 import subprocess
 import sys
-import unittest
 
 from tests.support.comparison import ROOT, TOKENS, a_log
 from tests.support.folder import FolderTest
@@ -49,7 +48,3 @@ class CompareLosses(FolderTest):
         code, _, err = self.run_tool(bf16_1=(2.0, {}))
         self.assertEqual(code, 2)
         self.assertRegex(err, r"^error: .*bf16_1.jsonl has no validation loss \(--valid-data\)$")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -185,7 +185,3 @@ class NamedTables(CompareTest):
         self.assertEqual(rows["bf16-32"]["differences"], "differs: micro-batch-size 32, bf16-64 has 64")
         measured = json.loads((self.folder / "out" / "measured.json").read_text())
         self.assertEqual([measured[key] for key in ("table", "warmup", "failures")], ["gpt2", 1, {}])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -235,7 +235,3 @@ class InterruptedRuns(ScriptTest):
         self.assertIn("zz.jsonl: line 2: not JSON", text)
         self.assertIn("; the same command continues from there\n", text)
         self.assertTrue((self.out / shard_pipeline.STATE_NAME).exists())
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -398,7 +398,3 @@ def load_dataset(path, split, streaming, name=None, revision=None):
                           prepare(url + "/gone", sha256, code=2))
         self.assertIn("cannot download", prepare("http://127.0.0.1:1/input.txt", sha256, code=2))
         self.assertEqual(list(self.out.glob("input*")), [])
-
-
-if __name__ == "__main__":
-    unittest.main()

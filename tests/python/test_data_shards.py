@@ -223,7 +223,3 @@ class InspectShards(ScriptTest):
         text = self.inspect("--bigram-entropy", self.shard([1, 2, 1, 3] * 50 + [1]))
         self.assertEqual(text, "bigram entropy 0.346574 nats a token (200 pairs, 1 shard)\n")
         self.refused(["no two tokens"], "--bigram-entropy", self.shard([1]))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -96,7 +96,3 @@ class Documents(unittest.TestCase):
             self.assertRegex(row, r"^\| \[[^]]+\]\(\.\./dev/results/\d{4}-\d\d-\d\d-[\w./-]+\) \|")
         for part in re.split(r"(?m)^## ", read("docs/measured.md"))[1:]:
             self.assertRegex(part, r"\]\(\.\./dev/results/\d{4}-\d\d-\d\d-")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -84,7 +84,3 @@ class StepTimes(FolderTest):
         for _, path in step_times.SERIES:
             self.assertRegex(path, r"^dev/results/\d{4}-\d\d-\d\d-")
             self.assertTrue(re.search(r"Commit [0-9a-f]{7}", (ROOT / path).parent.joinpath("README.md").read_text()))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -3,7 +3,6 @@ import importlib.util
 import json
 import subprocess
 import sys
-import unittest
 from pathlib import Path
 
 from tests.support.comparison import a_log, losses_of

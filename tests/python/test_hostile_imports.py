@@ -158,7 +158,3 @@ class HostileImports(FolderTest):
             json.loads(out.read_text(encoding="utf-8"), parse_constant=self.fail)
 
         check_mutations(self, "LLMC_IMPORTS", accept)
-
-
-if __name__ == "__main__":
-    unittest.main()

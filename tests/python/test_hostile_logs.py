@@ -2,7 +2,6 @@
 is never a traceback."""
 import io
 import json
-import unittest
 
 from tests.python.test_hostile_imports import check_mutations, mutated
 from tests.support.folder import FolderTest
@@ -85,7 +84,3 @@ class HostileLogs(FolderTest):
             self.assertTrue(number % 4 or report([run]).endswith("</html>\n"))
 
         check_mutations(self, "LLMC_LOGS", accept)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -4,7 +4,7 @@ import json
 import os
 import unittest
 
-from llmfp8.importer.engine import Import, is_open
+from llmfp8.importer.engine import is_open
 from llmfp8.importer.main import SOURCES
 from llmfp8.importer.option_table import option_table
 from llmfp8.importer.report import report
@@ -420,7 +420,3 @@ class ImportTest(ImportCase):
                     self.assertNotIn(key, closed, f"{source.name}: {key}")
                     if not row.when and "*" not in key:
                         closed[key] = row
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,5 +1,4 @@
 """scripts/import_config on files of torchtitan (TOML), llm.c (scripts) and nanoGPT (NAME = value)."""
-import unittest
 
 from llmfp8.importer.engine import is_open
 from tests.support.import_case import LLMC, MEGATRON, ImportCase, import_file
@@ -61,7 +60,3 @@ class ImportFormatsTest(ImportCase):
         self.assertEqual(set(told), {1, 4})
         self.assertIn("--set max_iters=VALUE", told[4])
         self.assertEqual(import_file(self.folder, "a.py", text, {"max_iters": "8"}).get("train-iters"), 8)
-
-
-if __name__ == "__main__":
-    unittest.main()

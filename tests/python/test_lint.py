@@ -111,6 +111,3 @@ def add_case(rule):
 
 for one in lint.RULES:
     add_case(one)
-
-if __name__ == "__main__":
-    unittest.main()

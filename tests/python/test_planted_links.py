@@ -1,7 +1,6 @@
 """Links planted at paths that the scripts write: the files that they point to must never change."""
 import os
 import stat
-import unittest
 
 from llmfp8.comparison.report import write_text
 from llmfp8.shard_format import Shard, SplitWriter
@@ -76,7 +75,3 @@ class CutShard(FolderTest):
         self.assertEqual(list(shard.tokens[39990:40000]), [1] * 10)
         with self.assertRaisesRegex(InputError, "byte 81024 is missing: .* 101024 bytes .* has 81024 now"):
             list(shard.tokens)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -256,7 +256,3 @@ class Masks(ScriptTest):
     def test_overwriting_with_text_leaves_no_mask(self):
         self.prepare_bytes("--valid-fraction", "0", "--overwrite", self.file("b.txt", "text\n"))
         self.assertFalse(self.mask.exists())
-
-
-if __name__ == "__main__":
-    unittest.main()

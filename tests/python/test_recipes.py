@@ -205,7 +205,3 @@ class RecipesTest(unittest.TestCase):
         done = self.recipe("train_gpt2_124M_bf16", expect=2, DATA=folder)
         command = shlex.split(done.stderr.splitlines()[1])
         self.assertEqual(command[command.index("--out") + 1], folder)
-
-
-if __name__ == "__main__":
-    unittest.main()

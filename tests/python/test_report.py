@@ -250,7 +250,3 @@ class InBrowser(ReportTest):
         self.assertRegex(found["reading"], r"^\d\.qkv\.x \(e4m3\), step")
         self.assertGreater(found["tensor"], 2)
         self.assertLessEqual(found["width"], 1280)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -44,7 +44,3 @@ class Repeated(unittest.TestCase):
         (report,), shown = self.reports(FailsAtFirst)
         self.assertEqual(len(report["failures"]), 1)
         self.assertNotIn("repeated", shown)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -78,7 +78,3 @@ class ScriptEnds(unittest.TestCase):
                 self.assertRegex(said[0], r"^(error: |DAMAGED )")
                 self.assertNotIn("a bug", said[0])
                 self.assertLessEqual(len(said), 2)
-
-
-if __name__ == "__main__":
-    unittest.main()

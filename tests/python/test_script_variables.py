@@ -95,7 +95,3 @@ class ScriptVariables(unittest.TestCase):
                     if variable in ("SLURM_NNODES", "SLURM_GPUS_ON_NODE"):
                         self.assertEqual(done.returncode, 2, done.stderr)
                         self.assertRegex(done.stderr, rf"^error: {variable}=\$?'.*: not a count from 1; ")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -49,7 +49,3 @@ class SlurmRanks(unittest.TestCase):
                             ({"GPUS": "7"}, "error: --gpus 7 on 3 nodes: give sbatch --gpus-per-node N instead\n")):
             with self.subTest(slurm):
                 self.assertEqual(ranks(**slurm), (2, text))
-
-
-if __name__ == "__main__":
-    unittest.main()

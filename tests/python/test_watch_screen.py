@@ -3,7 +3,6 @@ import json
 import os
 import subprocess
 import sys
-import unittest
 
 from llmfp8.live_view import WatchedRun, chart, frame
 from tests.support.log_tools import LOGS, LogToolTest, ROOT, records
@@ -134,7 +133,3 @@ class Screen(LogToolTest):
         os.write(terminal.master, b"\x03")
         terminal.read_until(lambda text: "\x1b[?25h\x1b[?1049l" in text)
         self.assertEqual(terminal.process.wait(30), 0)
-
-
-if __name__ == "__main__":
-    unittest.main()
