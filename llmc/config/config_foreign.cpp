@@ -73,11 +73,17 @@ std::string advice(const Json& row) {
 std::vector<ForeignRow> read_tables() {
     std::vector<ForeignRow> rows;
     for (const ForeignTable& table : kTables)
-        for (const Json& row : Json::parse(table.rows))
-            rows.push_back({.trainer = *table.trainer ? table.trainer : field(row, "trainer"),
-                            .names = dashes(field(row, "keys")),
-                            .values = field(row, "when"),
-                            .text = advice(row)});
+        for (Json row : Json::parse(table.rows)) {
+            ForeignRow next = {.trainer = *table.trainer ? table.trainer : field(row, "trainer"),
+                               .names = dashes(field(row, "keys")), .values = field(row, "when"), .text = advice(row)};
+            std::istringstream takes(field(row, "take")), keys(next.names);
+            const bool pairs = takes.str().find(' ') != std::string::npos;   // an option for each key
+            for (std::string take; pairs && takes >> take && keys >> next.names; rows.push_back(next)) {
+                row["take"] = take;
+                next.text = advice(row);
+            }
+            if (!pairs) rows.push_back(next);
+        }
     return rows;
 }
 

@@ -10,8 +10,8 @@ R"json([
   {"keys": "fp8_config.backend", "take": "fp8-recipe", "value": "tensorwise", "when": "torchao ao", "keep": "backend",
     "fact": ["torchao computes scales from the current tensor; accelerate leaves the first and the last linear in ",
              "BF16, as the head is here, and bf16-linears 0.qkv would add the first"]},
-  {"keys": "fp8_config.backend", "other": "one of the seven errors, see below", "when": "auto null",
-    "keep": "backend", "error": 4},
+  {"keys": "fp8_config.backend", "other": "one of the seven errors, see below", "when": "auto null", "keep": "backend",
+    "error": 4},
   {"keys": "fp8_config.backend", "cannot": "MS-AMP's FP8 optimizer states are not here; moment-dtype bf16 is",
     "keep": "backend"},
   {"keys": "fp8_config.fp8_format", "take": "fp8-format", "read": "lower", "when": "hybrid e4m3"},
@@ -67,8 +67,8 @@ R"json([
     "other": "what is sharded follows from zero: 1 master weights and moments, 2 gradients, too, 3 weights, too"},
   {"keys": "num_processes", "take": "", "read": "integer", "keep": "ranks",
     "fact": "ranks: scripts/launch/launch_mpi.sh -np N"},
-  {"keys": ["num_machines machine_rank main_process_* rdzv_backend same_network compute_environment ",
-             "distributed_type gpu_ids main_training_function debug downcast_bf16 tpu_* use_cpu ",
-             "enable_cpu_affinity mpirun_config.* dynamo_config.* ipex_config.*"],
+  {"keys": ["num_machines machine_rank main_process_* rdzv_backend same_network compute_environment distributed_type ",
+            "gpu_ids main_training_function debug downcast_bf16 tpu_* use_cpu enable_cpu_affinity mpirun_config.* ",
+            "dynamo_config.* ipex_config.*"],
     "other": "ranks find each other through MPI: scripts/launch/launch_mpi.sh or Slurm"}
 ])json"

@@ -79,7 +79,9 @@ def read_rows(name):
         fields = {k: "".join(v) if isinstance(v, list) else v for k, v in fields.items() if k != "say"}
         word = next(word for word in ACTIONS if word in fields)
         fields["option" if word == "take" else "fact"] = fields.pop(word)
-        rows.append(Row(action=ACTIONS[word], **fields))
+        row = Row(action=ACTIONS[word], **fields)
+        each = zip(row.keys.split(), row.option.split(), strict=True) if " " in row.option else [(row.keys, row.option)]
+        rows += [dataclasses.replace(row, keys=keys, option=option) for keys, option in each]
     return rows
 
 
