@@ -57,25 +57,23 @@ void derive_log_file(Config& c, const Given&) { c.log_file = c.save.empty() ? ""
 using Rows = std::vector<OptionRow>;
 
 void add_batch(Rows& rows) {
-    constexpr OptionGroup group = OptionGroup::kBatch;
-    rows.insert(rows.end(), {
-        {.name = "micro-batch-size", .group = group, .value = integer(AT(micro_batch_size), 1, 1 << 16),
+    add_rows(rows, OptionGroup::kBatch, {
+        {.name = "micro-batch-size", .value = integer(AT(micro_batch_size), 1, 1 << 16),
          .help = "sequences per forward pass and rank (GPU)", .fallback = "8", .fallback_llama = "1", .llmc = "-b"},
-        {.name = "global-batch-size", .group = group, .value = integer(AT(global_batch_size), 1, 1 << 24),
+        {.name = "global-batch-size", .value = integer(AT(global_batch_size), 1, 1 << 24),
          .help = "sequences per step of all ranks (gradient accumulation); a multiple of micro-batch size x ranks / "
-                 "context-parallel",
-         .derive = derive_global_batch, .derived = "micro-batch size x ranks / context-parallel", .on_resume = kMust},
-        {.name = "rampup-batch-size", .group = group,
+                 "context-parallel", .derive = derive_global_batch,
+         .derived = "micro-batch size x ranks / context-parallel", .on_resume = kMust},
+        {.name = "rampup-batch-size",
          .value = tuple(' ', 1, "\"START INC SAMPLES\"", "three positive integers \"START INC SAMPLES\"",
                         AT(rampup_start), AT(rampup_increment), AT(rampup_samples)),
          .help = "increase the global batch from START in steps of INC over the first SAMPLES samples",
          .on_resume = kMust},
-        {.name = "train-iters", .group = group, .value = integer(AT(train_iters), 0, kMany),
+        {.name = "train-iters", .value = integer(AT(train_iters), 0, kMany),
          .help = "optimizer steps of the whole run; set this or --epochs", .fallback = "0", .llmc = "-x"},
-        {.name = "epochs", .group = group, .value = number(AT(epochs), {.low = 0, .high = 1e6}),
+        {.name = "epochs", .value = number(AT(epochs), {.low = 0, .high = 1e6}),
          .help = "passes over --train-data, also fractions; a pass over a blend has as many samples as its shards "
-                 "have; set this or --train-iters",
-         .fallback = "0"},
+                 "have; set this or --train-iters", .fallback = "0"},
     });
 }
 
@@ -93,162 +91,137 @@ OptionValue data_words(At at) {
 }
 
 void add_data(Rows& rows) {
-    constexpr OptionGroup group = OptionGroup::kData;
     // A data set may move: --resume compares the shards' fingerprints instead of their paths.
-    rows.insert(rows.end(), {
-        {.name = "train-data", .group = group,
-         .value = data_words(AT(train_data)),
+    add_rows(rows, OptionGroup::kData, {
+        {.name = "train-data", .value = data_words(AT(train_data)),
          .help = "token shards to train on (data/prepare_text.py makes them); weights such as 0.7 a/*.bin 0.3 b/*.bin "
                  "blend them", .llmc = "-i"},
-        {.name = "valid-data", .group = group,
-         .value = data_words(AT(valid_data)),
-         .help = "token shards for validation", .llmc = "-j"},
-        {.name = "token-dtype", .group = group,
-         .value = choice<std::string>(AT(token_dtype),
-                                      {{"", ""}, {"uint16", "uint16"}, {"uint32", "uint32"}}),
+        {.name = "valid-data", .value = data_words(AT(valid_data)), .help = "token shards for validation",
+         .llmc = "-j"},
+        {.name = "token-dtype",
+         .value = choice<std::string>(AT(token_dtype), {{"", ""}, {"uint16", "uint16"}, {"uint32", "uint32"}}),
          .help = "element type of shards without a header (nanoGPT)", .fallback = ""},
-        {.name = "reset-attention-mask", .group = group, .value = flag(AT(reset_attention_mask), true, false),
+        {.name = "reset-attention-mask", .value = flag(AT(reset_attention_mask), true, false),
          .help = "attention stays within a document; the .meta.json of every shard must name the separator token",
          .fallback = "false", .on_resume = kMust},
-        {.name = "reset-position-ids", .group = group, .value = flag(AT(reset_position_ids), true, false),
+        {.name = "reset-position-ids", .value = flag(AT(reset_position_ids), true, false),
          .help = "positions restart at 0 with each document, also in evaluations; documents are those of "
-                 "--reset-attention-mask",
-         .fallback = "false", .on_resume = kMust},
-        {.name = "synthetic-data", .group = group, .value = flag(AT(synthetic_data), true, false),
+                 "--reset-attention-mask", .fallback = "false", .on_resume = kMust},
+        {.name = "synthetic-data", .value = flag(AT(synthetic_data), true, false),
          .help = "draw tokens from the seed instead of reading shards: for timing only, the model learns nothing",
          .fallback = "false", .on_resume = kMust},
-        {.name = "eval-interval", .group = group, .value = integer(AT(eval_interval), 0, kMany),
+        {.name = "eval-interval", .value = integer(AT(eval_interval), 0, kMany),
          .help = "steps between evaluations; 0: only at the end", .fallback = "250", .llmc = "-v"},
-        {.name = "eval-iters", .group = group, .value = integer(AT(eval_iters), 1, kMany),
-         .help = "micro-batches per evaluation", .fallback = "20", .llmc = "-m"},
-        {.name = "hellaswag-data", .group = group, .value = text(AT(hellaswag_data), "FILE", "a file"),
+        {.name = "eval-iters", .value = integer(AT(eval_iters), 1, kMany), .help = "micro-batches per evaluation",
+         .fallback = "20", .llmc = "-m"},
+        {.name = "hellaswag-data", .value = text(AT(hellaswag_data), "FILE", "a file"),
          .help = "HellaSwag file of data/prepare_hellaswag.py, or llm.c's evaluation file; evaluated before the first "
-                 "step, every --eval-interval steps and at the end", .fallback = "",
-         .on_resume = kSilent},
+                 "step, every --eval-interval steps and at the end", .fallback = "", .on_resume = kSilent},
     });
 }
 
 void add_optimizer(Rows& rows) {
-    constexpr OptionGroup group = OptionGroup::kOptimizer;
-    rows.insert(rows.end(), {
-        {.name = "lr", .group = group, .value = number(AT(lr), {.low = 0, .high = 10, .low_open = true}),
-         .help = "peak learning rate", .fallback = "6e-4", .fallback_llama = "3e-4", .llmc = "-l"},
-        {.name = "min-lr", .group = group, .value = number(AT(min_lr), {.low = 0, .high = 10}),
+    add_rows(rows, OptionGroup::kOptimizer, {
+        {.name = "lr", .value = number(AT(lr), {.low = 0, .high = 10, .low_open = true}), .help = "peak learning rate",
+         .fallback = "6e-4", .fallback_llama = "3e-4", .llmc = "-l"},
+        {.name = "min-lr", .value = number(AT(min_lr), {.low = 0, .high = 10}),
          .help = "learning rate of the last step", .derive = derive_min_lr, .derived = "a tenth of --lr"},
-        {.name = "lr-decay-style", .group = group,
-         .value = choice<LrDecay>(AT(lr_decay_style), {{"cosine", LrDecay::kCosine},
-                                                       {"linear", LrDecay::kLinear},
-                                                       {"constant", LrDecay::kConstant},
-                                                       {"wsd", LrDecay::kWsd}}),
+        {.name = "lr-decay-style",
+         .value = choice<LrDecay>(AT(lr_decay_style), {{"cosine", LrDecay::kCosine}, {"linear", LrDecay::kLinear},
+                                  {"constant", LrDecay::kConstant}, {"wsd", LrDecay::kWsd}}),
          .help = "learning rate schedule from --lr to --min-lr; wsd (warmup-stable-decay) holds --lr until the final "
-                 "decay",
-         .fallback = "cosine"},
-        {.name = "lr-warmup-iters", .group = group, .value = integer(AT(lr_warmup_iters), 0, kMany),
-         .help = "steps of linear warm-up", .derive = derive_warmup,
-         .derived = "1% of --train-iters, at most 2000; 0 with --epochs", .llmc = "-u"},
-        {.name = "lr-wsd-decay-iters", .group = group, .value = integer(AT(lr_wsd_decay_iters), 0, kMany),
+                 "decay", .fallback = "cosine"},
+        {.name = "lr-warmup-iters", .value = integer(AT(lr_warmup_iters), 0, kMany), .help = "steps of linear warm-up",
+         .derive = derive_warmup, .derived = "1% of --train-iters, at most 2000; 0 with --epochs", .llmc = "-u"},
+        {.name = "lr-wsd-decay-iters", .value = integer(AT(lr_wsd_decay_iters), 0, kMany),
          .help = "steps of the final linear decay of wsd; 0: a tenth of the run", .fallback = "0"},
-        {.name = "weight-decay", .group = group, .value = number(AT(weight_decay), {.low = 0, .high = 100}),
-         .help = "decoupled weight decay of matrices; not of norms and biases",
-         .fallback = "0.1", .llmc = "-c"},
-        {.name = "adam-beta1", .group = group, .value = number(AT(adam_beta1), kBeta),
-         .help = "decay of the first moment", .fallback = "0.9"},
-        {.name = "adam-beta2", .group = group, .value = number(AT(adam_beta2), kBeta),
-         .help = "decay of the second moment", .fallback = "0.95"},
-        {.name = "adam-eps", .group = group, .value = number(AT(adam_eps), kInsideUnit),
+        {.name = "weight-decay", .value = number(AT(weight_decay), {.low = 0, .high = 100}),
+         .help = "decoupled weight decay of matrices; not of norms and biases", .fallback = "0.1", .llmc = "-c"},
+        {.name = "adam-beta1", .value = number(AT(adam_beta1), kBeta), .help = "decay of the first moment",
+         .fallback = "0.9"},
+        {.name = "adam-beta2", .value = number(AT(adam_beta2), kBeta), .help = "decay of the second moment",
+         .fallback = "0.95"},
+        {.name = "adam-eps", .value = number(AT(adam_eps), kInsideUnit),
          .help = "added to the square root of the second moment", .fallback = "1e-8"},
-        {.name = "clip-grad", .group = group, .value = number(AT(clip_grad), kNotNegative),
+        {.name = "clip-grad", .value = number(AT(clip_grad), kNotNegative),
          .help = "gradient clipping, the largest global norm; 0: none", .fallback = "1"},
-        {.name = "stop-on-divergence", .group = group, .value = number(AT(stop_on_divergence), kNotNegative),
+        {.name = "stop-on-divergence", .value = number(AT(stop_on_divergence), kNotNegative),
          .help = "end with exit code 4 when the loss (median of 3 steps) exceeds this many times its start, which is "
                  "the lower of the first loss and the median of the first 5; the state is not saved, earlier "
-                 "checkpoints are kept; 0: never. Above 1.5 times there is a warning",
-         .fallback = "0", .on_resume = kSilent},
+                 "checkpoints are kept; 0: never. Above 1.5 times there is a warning", .fallback = "0",
+         .on_resume = kSilent},
     });
 }
 
 void add_precision(Rows& rows) {
-    constexpr OptionGroup group = OptionGroup::kPrecision;
     const std::vector<std::pair<std::string, Dtype>> floats = {{"bf16", Dtype::kBf16},
                                                                {"fp32", Dtype::kFp32}};
-    rows.insert(rows.end(), {
-        {.name = "dtype", .group = group, .value = choice<Dtype>(AT(dtype), floats),
+    add_rows(rows, OptionGroup::kPrecision, {
+        {.name = "dtype", .value = choice<Dtype>(AT(dtype), floats),
          .help = "dtype of activations and weights; FP32 master weights always exist", .fallback = "bf16",
          .on_resume = kMust},
-        {.name = "grad-dtype", .group = group, .value = choice<Dtype>(AT(grad_dtype), floats),
-         .help = "dtype of gradient accumulation", .fallback = "fp32"},
-        {.name = "moment-dtype", .group = group, .value = choice<Dtype>(AT(moment_dtype), floats),
+        {.name = "grad-dtype", .value = choice<Dtype>(AT(grad_dtype), floats), .help = "dtype of gradient accumulation",
+         .fallback = "fp32"},
+        {.name = "moment-dtype", .value = choice<Dtype>(AT(moment_dtype), floats),
          .help = "dtype of the optimizer state (Adam's moments); bf16 moments are rounded stochastically",
-         .fallback = "fp32",
-         .on_resume = kMust},
-        {.name = "recompute", .group = group,
-         .value = choice<Recompute>(AT(recompute), {{"none", Recompute::kNone},
-                                                    {"norm-act", Recompute::kNormAct},
-                                                    {"block", Recompute::kBlock},
-                                                    {"block-keep-attention", Recompute::kBlockKeepAttention}}),
+         .fallback = "fp32", .on_resume = kMust},
+        {.name = "recompute",
+         .value = choice<Recompute>(AT(recompute), {{"none", Recompute::kNone}, {"norm-act", Recompute::kNormAct},
+                                    {"block", Recompute::kBlock}, {"block-keep-attention",
+                                    Recompute::kBlockKeepAttention}}),
          .help = "activation checkpointing, what the backward pass recomputes; norm-act: results of norms and "
                  "activation functions; block: whole blocks; block-keep-attention: blocks except attention itself, "
-                 "whose output and log-sum-exp are saved",
-         .fallback = "none", .refused = selective_recompute},
-        {.name = "offload", .group = group, .value = offload_words(AT(offload)),
+                 "whose output and log-sum-exp are saved", .fallback = "none", .refused = selective_recompute},
+        {.name = "offload", .value = offload_words(AT(offload)),
          .help = "keep Adam's moments, the FP32 master weights or the saved activations in pinned host memory and copy "
-                 "them while the GPU computes; results are equal to the bit",
-         .on_resume = kSilent},
-        {.name = "offload-fraction", .group = group,
-         .value = number(AT(offload_fraction), {.low = 0, .high = 1, .low_open = true}),
+                 "them while the GPU computes; results are equal to the bit", .on_resume = kSilent},
+        {.name = "offload-fraction", .value = number(AT(offload_fraction), {.low = 0, .high = 1, .low_open = true}),
          .help = "fraction of the offloaded moments and master weights that is in host memory; the rest stays on the "
-                 "GPU, which makes the step faster",
-         .fallback = "1", .on_resume = kSilent},
-        {.name = "gemm-search", .group = group,
-         .value = choice<bool>(AT(gemm_search), {{"on", true}, {"off", false}}),
+                 "GPU, which makes the step faster", .fallback = "1", .on_resume = kSilent},
+        {.name = "gemm-search", .value = choice<bool>(AT(gemm_search), {{"on", true}, {"off", false}}),
          .help = "autotune: time the matmul algorithms for every shape at the start", .fallback = "on",
          .gpu_only = true},
-        {.name = "loss-chunk", .group = group, .value = integer(AT(loss_chunk), 0, kMany),
+        {.name = "loss-chunk", .value = integer(AT(loss_chunk), 0, kMany),
          .help = "compute logits, loss and gradients of the LM head for N tokens at a time, so that only their logits "
                  "are in memory; if the head runs in FP8: a multiple of 16, or of 128 with --fp8-recipe blockwise; 0: "
-                 "all tokens of a micro-batch at once",
-         .fallback = "0"},
-        {.name = "seed", .group = group, .value = integer(AT(seed), 0, INT64_MAX),
+                 "all tokens of a micro-batch at once", .fallback = "0"},
+        {.name = "seed", .value = integer(AT(seed), 0, INT64_MAX),
          .help = "random seed of weights, data order, stochastic rounding and samples", .fallback = "1234",
          .on_resume = kMust},
     });
 }
 
 void add_checkpoints(Rows& rows) {
-    constexpr OptionGroup group = OptionGroup::kCheckpoint;
-    rows.insert(rows.end(), {
-        {.name = "save", .group = group, .value = text(AT(save), "DIR", "a directory"),
+    add_rows(rows, OptionGroup::kCheckpoint, {
+        {.name = "save", .value = text(AT(save), "DIR", "a directory"),
          .help = "write checkpoints under this directory; each one is a Hugging Face model", .fallback = "",
          .on_resume = kSilent},
-        {.name = "save-interval", .group = group, .value = integer(AT(save_interval), 0, kMany),
-         .help = "steps between checkpoints; 0: only at the end", .fallback = "1000",
-         .on_resume = kSilent, .llmc = "-n"},
-        {.name = "keep", .group = group, .value = integer(AT(keep), 0, kMany),
-         .help = "newest checkpoints to keep; 0: all", .fallback = "0",
-         .on_resume = kSilent, .llmc = "-nk"},
-        {.name = "save-async", .group = group, .value = flag(AT(save_async), true, false),
+        {.name = "save-interval", .value = integer(AT(save_interval), 0, kMany),
+         .help = "steps between checkpoints; 0: only at the end", .fallback = "1000", .on_resume = kSilent,
+         .llmc = "-n"},
+        {.name = "keep", .value = integer(AT(keep), 0, kMany), .help = "newest checkpoints to keep; 0: all",
+         .fallback = "0", .on_resume = kSilent, .llmc = "-nk"},
+        {.name = "save-async", .value = flag(AT(save_async), true, false),
          .help = "copy the state to pinned host memory and write it while training continues; --dry-run shows the "
-                 "memory",
-         .fallback = "false", .on_resume = kSilent},
-        {.name = "load", .group = group, .value = text(AT(load), "DIR", "a directory"),
+                 "memory", .fallback = "false", .on_resume = kSilent},
+        {.name = "load", .value = text(AT(load), "DIR", "a directory"),
          .help = "start from the weights of a Hugging Face model (fine-tuning)", .fallback = "", .on_resume = kSilent},
-        {.name = "resume", .group = group, .value = text(AT(resume), "DIR|auto", "a checkpoint or auto"),
+        {.name = "resume", .value = text(AT(resume), "DIR|auto", "a checkpoint or auto"),
          .help = "continue a run from a checkpoint; auto: from the newest complete one under --save, if there is one",
          .fallback = "", .on_resume = kSilent},
-        {.name = "tokenizer", .group = group, .value = text(AT(tokenizer), "PATH", "a file or directory"),
+        {.name = "tokenizer", .value = text(AT(tokenizer), "PATH", "a file or directory"),
          .help = "tokenizer to copy into every checkpoint instead of that of --load or --resume; samples are printed "
-                 "as text if it is the tokenizer.json of a byte-level BPE (GPT-2, Llama-3)",
-         .fallback = "", .on_resume = kSilent},
+                 "as text if it is the tokenizer.json of a byte-level BPE (GPT-2, Llama-3)", .fallback = "",
+         .on_resume = kSilent},
     });
 }
 
 void add_output(Rows& rows) {
-    constexpr OptionGroup group = OptionGroup::kOutput;
-    rows.insert(rows.end(), {
-        {.name = "log-interval", .group = group, .value = integer(AT(log_interval), 1, kMany),
+    add_rows(rows, OptionGroup::kOutput, {
+        {.name = "log-interval", .value = integer(AT(log_interval), 1, kMany),
          .help = "steps between lines on the screen; the log file has every step", .fallback = "1",
          .on_resume = kSilent},
-        {.name = "log-file", .group = group, .value = text(AT(log_file), "FILE", "a file"),
+        {.name = "log-file", .value = text(AT(log_file), "FILE", "a file"),
          .help = "log in JSON lines at full precision; \"\": no log; missing folders are made in the working folder "
                  "and in --save only",
          .derive = derive_log_file, .derived = "log.jsonl in the directory of --save", .on_resume = kSilent},
@@ -256,33 +229,34 @@ void add_output(Rows& rows) {
 }
 
 void add_other(Rows& rows) {
-    constexpr OptionGroup group = OptionGroup::kOther;
-    rows.insert(rows.end(), {
-        {.name = "dry-run", .group = group, .value = flag(AT(dry_run), true, false),
+    add_rows(rows, OptionGroup::kOther, {
+        {.name = "dry-run", .value = flag(AT(dry_run), true, false),
          .help = "print memory, FLOPs, communication and the predicted time of a step, then exit; the same as the "
-                 "subcommand plan; needs no data and no GPU",
-         .fallback = "false", .on_resume = kSilent},
-        {.name = "gpu", .group = group, .value = text(AT(gpu), "NAME", "the name of a GPU"),
+                 "subcommand plan; needs no data and no GPU", .fallback = "false", .on_resume = kSilent},
+        {.name = "gpu", .value = text(AT(gpu), "NAME", "the name of a GPU"),
          .help = "GPU to plan for (H200, H100 SXM, ...); default: the one found, else H200", .fallback = "",
          .on_resume = kSilent},
-        {.name = "json", .group = group, .value = flag(AT(json), true, false),
-         .help = "print the plan as JSON", .fallback = "false", .on_resume = kSilent},
-        {.name = "profile", .group = group,
+        {.name = "json", .value = flag(AT(json), true, false), .help = "print the plan as JSON", .fallback = "false",
+         .on_resume = kSilent},
+        {.name = "profile",
          .value = tuple(':', 1, "FIRST:LAST", "two steps FIRST:LAST, counted from 1", AT(profile_first),
                         AT(profile_last)),
          .help = "emit NVTX ranges and open the profiler's capture window around these steps", .on_resume = kSilent,
          .gpu_only = true, .refused_on_cpu = "leave it out; the command bench times the parts of a step"},
-        {.name = "overfit-one-batch", .group = group, .value = flag(AT(overfit_one_batch), true, false),
+        {.name = "overfit-one-batch", .value = flag(AT(overfit_one_batch), true, false),
          .help = "train on the first global batch only, to check that the loss goes to zero", .fallback = "false",
          .on_resume = kMust},
-        {.name = "exit-duration-in-mins", .group = group,
-         .value = number(AT(exit_duration_in_mins), {.low = 0, .high = kInf}),
+        {.name = "exit-duration-in-mins", .value = number(AT(exit_duration_in_mins), {.low = 0, .high = kInf}),
          .help = "after this many minutes finish the step, save and exit with 0; 0: no limit", .fallback = "0",
          .on_resume = kSilent},
     });
 }
 
 }  // namespace
+
+void add_rows(std::vector<OptionRow>& rows, OptionGroup group, std::vector<OptionRow> more) {
+    for (OptionRow& row : more) rows.emplace_back(std::move(row)).group = group;
+}
 
 const std::vector<OptionRow>& option_table() {
     static const Rows table = [] {

@@ -29,9 +29,9 @@ struct Given {
 
 struct OptionRow {
     const char* name;                  // without the dashes
-    OptionGroup group;
     OptionValue value;
     const char* help;
+    OptionGroup group = OptionGroup::kModel;   // of add_rows
     const char* fallback = nullptr;         // default as text; null: the preset's, derived, or unset
     const char* fallback_llama = nullptr;   // the llama family's default, if it differs
     // Computes a default from other options if the user did not set this one. Runs in table order.
@@ -66,6 +66,7 @@ std::vector<std::string> config_warnings(const Config& config);
 #define AT(field) [](auto& c) -> auto& { return c.field; }
 
 const std::vector<OptionRow>& option_table();
+void add_rows(std::vector<OptionRow>& rows, OptionGroup group, std::vector<OptionRow> more);
 void add_model(std::vector<OptionRow>& rows);            // the group Model, in config_table_model.cpp
 void add_fp8(std::vector<OptionRow>& rows);              // the group FP8, in config_table_fp8.cpp
 void add_ranks(std::vector<OptionRow>& rows);            // the group Distributed, in config_table_ranks.cpp
