@@ -1,5 +1,6 @@
 #include "llmc/commands/doctor/doctor.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -10,10 +11,9 @@
 #include "llmc/base/version.h"
 #include "llmc/fault/watchdog.h"
 
-namespace {
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CheckResult, status, text, advice, name, rank)
 
-constexpr int kExitCheckFailed = 1;
-constexpr double kTimeoutSeconds = 20;   // without progress; ten times that until ranks are connected
+namespace {
 
 std::string help_text() {
     std::string text =
@@ -26,7 +26,53 @@ std::string help_text() {
     return text;
 }
 
+const char* status_name(Status status) {
+    constexpr const char* kNames[] = {"ok", "not checked", "warning", "failed"};
+    return kNames[static_cast<int>(status)];
+}
+
 }  // namespace
+
+std::string CheckResult::line() const {
+    std::string line = strf("%-11s  %-17s  %s", status_name(status), name.c_str(), text.c_str());
+    if (!advice.empty()) line += " -> " + advice;
+    std::replace(line.begin(), line.end(), '\n', ' ');
+    return line + "\n";
+}
+
+std::string results_to_json(const CheckResults& results) {
+    return nlohmann::json(results).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+CheckResults merged(const std::vector<std::string>& ranks, const std::vector<std::string>& hosts) {
+    struct Entry {
+        CheckResult first;
+        int last;                      // the last rank that has it
+        size_t ranks = 1, equal = 1;   // with a result of this name and status, and with this text
+    };
+    std::vector<Entry> entries;
+    for (size_t rank = 0; rank < ranks.size(); rank++)
+        for (CheckResult& result : nlohmann::json::parse(ranks[rank]).get<CheckResults>()) {
+            result.rank = static_cast<int>(rank);
+            Entry* like = nullptr;   // the first of this text or, without one, of another
+            for (Entry& e : entries)
+                if (e.first.name == result.name && e.first.status == result.status && e.last < result.rank
+                    && (!like || (like->first.text != result.text && e.first.text == result.text)))
+                    like = &e;
+            if (!like) entries.push_back({result, result.rank});
+            else like->last = result.rank, like->ranks++, like->equal += like->first.text == result.text;
+        }
+    CheckResults all;
+    for (auto& [result, last, likewise, equal] : entries) {
+        if (equal == ranks.size()) result.rank = -1;
+        else result.text = strf("rank %d (%s): ", result.rank, hosts[static_cast<size_t>(result.rank)].c_str())
+                           + result.text;
+        if (equal < ranks.size() && likewise > 1)
+            result.text += strf("; %s on %zu of %zu ranks", status_name(result.status), likewise, ranks.size());
+        all.push_back(result);
+    }
+    return all;
+}
 
 const std::vector<Doctor::Check>& Doctor::checks() {
     static const std::vector<Check> rows = {
@@ -45,12 +91,6 @@ const std::vector<Doctor::Check>& Doctor::checks() {
         {"shared memory", "size of /dev/shm", &Doctor::check_shared_memory},
     };
     return rows;
-}
-
-Doctor::Doctor(Comm& comm, std::string save) : comm_(comm), save_(std::move(save)) {}
-
-Doctor::~Doctor() {
-    if (opened_) device::device_close(ctx_);
 }
 
 CheckResults Doctor::results_of(const Check& check) {
@@ -92,7 +132,7 @@ int Doctor::run(bool json) {
         std::printf("doctor: %s: %lld ok, %s, %lld failed, %lld not checked\n", verdict, ll(ok),
                     count_text(warnings, "warning").c_str(), ll(failed), ll(not_checked));
     }
-    return failed > 0 ? kExitCheckFailed : kExitOk;
+    return failed > 0 ? 1 : kExitOk;
 }
 
 Job parse_doctor(const Invocation& call, Comm& comm) {
@@ -104,7 +144,7 @@ Job parse_doctor(const Invocation& call, Comm& comm) {
         std::printf("%s", help_text().c_str());
         return {};
     }
-    set_comm_timeout(kTimeoutSeconds);
+    set_comm_timeout(20);   // seconds without progress; ten times that until ranks are connected
     const auto doctor = std::make_shared<Doctor>(comm, save);
     return [doctor, json] { return doctor->run(json); };
 }

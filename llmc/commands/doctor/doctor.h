@@ -6,9 +6,22 @@
 
 #include "llmc/base/system/nvml.h"
 #include "llmc/commands/command.h"
-#include "llmc/commands/doctor/check_result.h"
 #include "llmc/ops/device.h"
 #include "llmc/parallel/comm/comm.h"
+
+enum class Status { kOk, kNotChecked, kWarning, kFailed };
+
+// What a check found, on one rank or on all of them.
+struct CheckResult {
+    Status status = Status::kOk;
+    std::string text = {};     // one line
+    std::string advice = {};   // what to do about it, "" for nothing
+    std::string name = {};     // "": that of the check
+    int rank = -1;             // the rank it is about, -1: all ranks
+
+    std::string line() const;
+};
+using CheckResults = std::vector<CheckResult>;
 
 // The job's exit code is 0 if nothing failed, 1 if a check failed.
 Job parse_doctor(const Invocation& call, Comm& comm);
@@ -23,10 +36,11 @@ public:
     static const std::vector<Check>& checks();
 
     // comm is not owned. save: the folder for checkpoints; "": none
-    explicit Doctor(Comm& comm, std::string save = "");
-    ~Doctor();
+    explicit Doctor(Comm& comm, std::string save = "") : comm_(comm), save_(std::move(save)) {}
+    ~Doctor() {
+        if (opened_) device::device_close(ctx_);
+    }
     Doctor(const Doctor&) = delete;
-    Doctor& operator=(const Doctor&) = delete;
 
     // Makes all checks, prints each result as soon as all ranks have it, or all of them as JSON; returns the exit code.
     int run(bool json);
@@ -35,24 +49,12 @@ public:
 
 private:
     bool gpu() const { return info_.sm > 0; }
-    std::string open_device(int index);
 
-    // doctor_machine.cpp
-    CheckResults check_build();
-    CheckResults check_gpu();   // opens the devices
-    CheckResults check_driver();
-    CheckResults check_gpu_state();
-    CheckResults check_environment();
-    CheckResults check_disk();
-    CheckResults check_shared_memory();
-    // doctor_operations.cpp
-    CheckResults check_fp8();
-    CheckResults check_attention();
-    // doctor_ranks.cpp
-    CheckResults check_nccl();
-    CheckResults check_ranks();
-    CheckResults check_collectives();
-    CheckResults check_links();
+    // doctor_machine.cpp; check_gpu opens the devices.
+    CheckResults check_build(), check_gpu(), check_driver(), check_gpu_state(), check_environment(), check_disk(),
+        check_shared_memory();
+    CheckResults check_fp8(), check_attention();                                   // doctor_operations.cpp
+    CheckResults check_nccl(), check_ranks(), check_collectives(), check_links();  // doctor_ranks.cpp
 
     Comm& comm_;
     const std::string save_;
@@ -65,6 +67,10 @@ private:
 
 // ---- the parts that judge, for tests
 
+// Merges the results of all ranks (results_to_json) by name and status. A result that is not the same on all ranks
+// names the first rank that has it, with its host, and how many ranks have one with this status.
+CheckResults merged(const std::vector<std::string>& ranks, const std::vector<std::string>& hosts);
+std::string results_to_json(const CheckResults& results);
 CheckResults gpu_state_results(const GpuState& state);
 // The first element of a device's result that differs from the CPU's by more than `share` of the CPU's largest value,
 // as text; "" if there is none.

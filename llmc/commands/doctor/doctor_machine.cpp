@@ -37,51 +37,36 @@ CheckResults Doctor::check_build() {
                        mpi.empty() ? "one rank only (built without OpenMPI)" : mpi.c_str())}};
 }
 
-// Opens this rank's device if all ranks can; collective. Returns "" or why this rank's cannot be used.
-std::string Doctor::open_device(int index) {
+CheckResults Doctor::check_gpu() {
+    const bool sign = !cuda_build_ || device::device_count() > 0 || !info_.driver.empty();
+    if (comm_.sum(std::vector<int64_t>{sign})[0] == 0)
+        return {{kNotChecked, "no GPU and no driver here", "run it on the training machine"}};
+    std::vector<std::string> notes;
     std::string error;
     try {
+        const int index = cuda_build_ ? place_rank(comm_, notes) : 0;   // throws on all ranks or on none
         info_ = device::device_info(index);
         device::device_open(ctx_, info_.index);
         opened_ = true;
     } catch (const Error& e) {
         error = e.what();
     }
-    const bool all = comm_.sum(std::vector<int64_t>{opened_})[0] == comm_.world().ranks;
-    if (opened_ && !all) {
+    // Each rank's device stays open if all ranks have one.
+    if (const auto opened = comm_.sum(std::vector<int64_t>{opened_})[0]; opened_ && opened < comm_.world().ranks) {
         device::device_close(ctx_);
         opened_ = false;
     }
-    return error;
-}
-
-CheckResults Doctor::check_gpu() {
-    const auto unusable = [](const std::string& why) -> CheckResults {
-        return {{kFailed, why,
+    if (!error.empty())
+        return {{kFailed, error,
                  "see driver below, CUDA_VISIBLE_DEVICES, nvidia-smi; for a container, docker run --gpus all"}};
-    };
-    if (!cuda_build_) {
-        const std::string error = open_device(0);
-        if (!error.empty()) return unusable(error);
+    if (!cuda_build_)
         return {{kNotChecked, strf("%s, which emulates FP8: %d threads", kCpuBuild.text.c_str(), info_.sm_count),
                  kCpuBuild.advice}};
-    }
-    const bool sign = device::device_count() > 0 || !info_.driver.empty();
-    if (comm_.sum(std::vector<int64_t>{sign})[0] == 0)
-        return {{kNotChecked, "no GPU and no driver here", "run it on the training machine"}};
-    std::vector<std::string> notes;
-    int index = 0;
-    try {
-        index = place_rank(comm_, notes);   // throws on all ranks or on none
-    } catch (const Error& e) {
-        return unusable(e.what());
-    }
-    if (const std::string error = open_device(index); !error.empty()) return unusable(error);
     CheckResults results = {{kOk, strf("%s at %s, one of %d, compute capability %d.%d, %.1f GiB, %.1f free",
                                        info_.name.c_str(), info_.bus.c_str(), device::device_count(), info_.sm / 10,
                                        info_.sm % 10, gib(info_.memory_bytes), gib(device::device_free_bytes()))}};
     for (const std::string& note : notes)
-        if (note.rfind("WARNING", 0) == 0) results.push_back({kWarning, note.substr(9), "use GPUs of one kind"});
+        if (note.starts_with("WARNING")) results.push_back({kWarning, note.substr(9), "use GPUs of one kind"});
     return results;
 }
 
@@ -125,8 +110,7 @@ CheckResults gpu_state_results(const GpuState& s) {
     if (s.ecc)
         add("GPU ECC", *s.ecc, *s.ecc ? "on" : "off: memory errors go unnoticed", "nvidia-smi -e 1, then restart");
     if (const int64_t errors = s.uncorrected_errors.value_or(0); s.ecc && *s.ecc && errors > 0)
-        results.back() = {kFailed,
-                          count_text(errors, "uncorrected error") + " since the driver was loaded",
+        results.back() = {kFailed, count_text(errors, "uncorrected error") + " since the driver was loaded",
                           "nvidia-smi -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER; reset or replace it", "GPU ECC"};
     return results;
 }

@@ -1,5 +1,5 @@
 // Checks of `doctor` about distributed runs: the libraries that connect ranks, and the results of collectives.
-#include <algorithm>
+#include <set>
 
 #include "llmc/base/check.h"
 #include "llmc/base/system/host.h"
@@ -15,7 +15,6 @@ namespace {
 
 using enum Status;
 
-constexpr int kConnectSeconds = 120;
 const CheckResult kOneRank = {kNotChecked, "one rank",
                               "mpirun -np N checks them, as scripts/launch/launch_mpi.sh does"};
 
@@ -83,9 +82,8 @@ CheckResults Doctor::check_ranks() {
     } catch (const Error& e) {   // on all ranks
         return {{kFailed, e.what(), "start the same executable on all hosts"}};
     }
-    std::vector<std::string> hosts = comm_.gather(host_name());
-    std::sort(hosts.begin(), hosts.end());
-    const auto different = std::unique(hosts.begin(), hosts.end()) - hosts.begin();
+    const std::vector<std::string> hosts = comm_.gather(host_name());
+    const auto different = static_cast<int64_t>(std::set<std::string>(hosts.begin(), hosts.end()).size());
     return {{kOk, count_text(ranks, "rank") + " on " + count_text(different, "host") + ", one executable"}};
 }
 
@@ -95,7 +93,7 @@ CheckResults Doctor::check_collectives() {
     const bool mine = opened_ && (!cuda_build_ || nccl_api::load(nccl_api::kLibrary, loaded).empty());
     if (comm_.sum(std::vector<int64_t>{mine})[0] < comm_.world().ranks)
         return {{kNotChecked, "the devices of ranks cannot be connected: see above"}};
-    const std::string line = comm_.connect(ctx_, kConnectSeconds);   // ends all ranks by itself if they do not meet
+    const std::string line = comm_.connect(ctx_, 120);   // ends all ranks if they do not meet in 120 s
     connected_ = true;
     // A small and a large size, because libraries choose the algorithm by size.
     std::string error = collectives_error(ctx_, comm_, 1003);
@@ -112,13 +110,11 @@ CheckResults Doctor::check_collectives() {
 CheckResults Doctor::check_links() {
     if (comm_.world().ranks == 1) return {kOneRank};
     if (!connected_) return {{kNotChecked, "the ranks' devices are not connected"}};
-    const std::string prefix = "check-comm: ", warns = "WARNING: ";
     CheckResults results;
     for (std::string line : check_comm(ctx_, comm_, false)) {
-        if (line.rfind(prefix, 0) == 0) line = line.substr(prefix.size());
-        if (line.rfind(warns, 0) != 0) results.push_back({kOk, line});
-        else if (gpu())
-            results.push_back({kWarning, line.substr(warns.size()), "nvidia-smi topo -m; ibstat between hosts"});
+        if (line.starts_with("check-comm: ")) line = line.substr(12);
+        if (!line.starts_with("WARNING: ")) results.push_back({kOk, line});
+        else if (gpu()) results.push_back({kWarning, line.substr(9), "nvidia-smi topo -m; ibstat between hosts"});
     }
     return results;
 }
