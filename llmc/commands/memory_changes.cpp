@@ -81,8 +81,7 @@ std::vector<Change> possible_changes(const MemoryLimit& run) {
     offload(state.offload_fraction > 0 && state.offload_fraction < 1, state,
             strf(" --offload-fraction %g", state.offload_fraction), false);
     offload(c.shape.num_layers > kResidentLayers, with_offload(c, {"activations"}), "", false);
-    if (c.micro_batch_size > 1)
-        all.push_back({"--micro-batch-size 1", [](Config& o) { o.micro_batch_size = 1; }});
+    if (c.micro_batch_size > 1) all.push_back({"--micro-batch-size 1", [](Config& o) { o.micro_batch_size = 1; }});
     const int64_t chunk = proposed_loss_chunk(c.part_length());
     if (c.loss_chunk == 0 && chunk > 0)
         all.push_back({strf("--loss-chunk %lld", ll(chunk)), [chunk](Config& o) { o.loss_chunk = chunk; }});

@@ -16,12 +16,7 @@ struct PlannedRun {
 
 bool plan_fits(const PlannedRun& run);
 
-// Whether the run fits and, if not, what would make it fit; parameters, memory by purpose, FLOPs, tokens and steps,
-// matmul shapes, communication, FP8 speedup of every linear layer, the parts of a step's time, length of the run,
-// checkpoints.
 std::string plan_text(const PlannedRun& run);
-// The same as one line of JSON.
-std::string plan_json(const PlannedRun& run);
-
+std::string plan_json(const PlannedRun& run);   // the same as one line
 // With --json plan_json; else plan_text, the notes and the options that the user changed.
 std::string plan_output(const PlannedRun& run);

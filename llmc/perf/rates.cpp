@@ -107,17 +107,16 @@ private:
 // time = fixed + 2 M N K / rate, rate = best * K / (K + half_k) * area / (area + half_area), area = M N: a short
 // contraction spends much of its time filling and draining the pipeline, and a small result does not fill the
 // multiprocessors. Fitted by least squares of log time over the measured shapes; 6 % root mean square error.
-struct RateModel {
+constexpr struct {
     double best;           // FLOP/s
     double half_k;
     double wgrad;          // factor on the time of a weight gradient, which also reads and writes FP32 sums
-};
-constexpr RateModel kRates[kGemmModes] = {{726e12, 11, 1.03}, {1433e12, 99, 1.06}, {1394e12, 386, 1.05},
-                                          {1178e12, 305, 1.39}};
+} kRates[kGemmModes] = {{726e12, 11, 1.03}, {1433e12, 99, 1.06}, {1394e12, 386, 1.05},
+                        {1178e12, 305, 1.39}};
 
 double model_us(GemmMode mode, GemmLayout pass, int64_t M, int64_t N, int64_t K) {
     constexpr double kHalfArea = 6e4, kFixedUs = 9.3;
-    const RateModel& rate = kRates[static_cast<int>(mode)];
+    const auto& rate = kRates[static_cast<int>(mode)];
     const double area = real(M) * real(N);
     const double share = real(K) / (real(K) + rate.half_k) * area / (area + kHalfArea);
     return kFixedUs + 1e6 * 2 * area * real(K) / (rate.best * share) * (pass == GemmLayout::kWgrad ? rate.wgrad : 1.0);

@@ -14,13 +14,8 @@ constexpr const char* kPartNames[kStepParts] = {
 };
 
 bool is_head(const GemmArgs& g, const Config& config) {
-    const int64_t Vp = config.shape.padded_vocab();
-    switch (g.layout) {
-        case GemmLayout::kForward: return g.N == Vp;
-        case GemmLayout::kDgrad: return g.K == Vp;
-        case GemmLayout::kWgrad: return g.M == Vp;
-    }
-    return false;
+    const int64_t rows = g.layout == GemmLayout::kForward ? g.N : g.layout == GemmLayout::kDgrad ? g.K : g.M;
+    return rows == config.shape.padded_vocab();
 }
 
 StepPart part_of(const PlannedOp& op) {

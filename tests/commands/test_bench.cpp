@@ -3,7 +3,6 @@
 #include "tests/support/config_test.h"
 #include "tests/support/fp8_model_test.h"
 
-#include "llmc/commands/bench/bench_report.h"
 #include "llmc/commands/bench/bench_run.h"
 
 namespace {

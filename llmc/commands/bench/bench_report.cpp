@@ -1,10 +1,10 @@
-#include "llmc/commands/bench/bench_report.h"
-
+// What `bench` prints, as text and as JSON.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/check.h"
 #include "llmc/base/text.h"
+#include "llmc/commands/bench/step_bench.h"
 
 namespace {
 
@@ -64,13 +64,13 @@ std::string row_text(const std::string& name, const std::string& calls, double m
 
 std::string table_text(const StepBench& b) {
     std::string text = strf("  %-70s %6s %10s %10s %10s %6s\n", "of one step, by difference", "calls", "ms", "floor",
-                            "difference", "%");
+                            "difference", "%"), overlapped;
     for (const BenchRow& row : b.rows)
-        if (!row.overlapped) text += row_text(row.name, std::to_string(row.calls), row.ms, row.floor_ms, b.ms());
+        (row.overlapped ? overlapped : text) +=
+            row_text(row.name, std::to_string(row.calls), row.ms, row.floor_ms, b.ms());
     text += "totals\n";
     double floors = 0;
-    for (int c = 0; c < kOpClasses; c++) {
-        const auto op_class = static_cast<OpClass>(c);
+    for (OpClass op_class : kOpClasses) {
         const BenchRow total = b.class_total(op_class);
         floors += total.floor_ms;
         text += row_text(op_class_name(op_class), "", total.ms, total.floor_ms, b.ms());
@@ -78,9 +78,6 @@ std::string table_text(const StepBench& b) {
     text += row_text("exposed communication", "", b.exposed(), 0, b.ms());
     text += row_text("gaps", "", b.gaps_ms(), 0, b.ms());
     text += row_text("step", "", b.ms(), floors, b.ms());
-    std::string overlapped;
-    for (const BenchRow& row : b.rows)
-        if (row.overlapped) overlapped += row_text(row.name, std::to_string(row.calls), row.ms, row.floor_ms, b.ms());
     return overlapped.empty() ? text : text + "on the communication stream, overlapped with compute\n" + overlapped;
 }
 
@@ -92,8 +89,7 @@ OrderedJson row_json(const BenchRow& row) {
 
 OrderedJson totals_json(const StepBench& b) {
     OrderedJson totals = OrderedJson::object();
-    for (int c = 0; c < kOpClasses; c++) {
-        const auto op_class = static_cast<OpClass>(c);
+    for (OpClass op_class : kOpClasses) {
         const BenchRow total = b.class_total(op_class);
         totals[op_class_name(op_class)] = {{"ms", total.ms}, {"floor_ms", total.floor_ms}};
     }

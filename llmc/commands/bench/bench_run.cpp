@@ -8,7 +8,6 @@
 #include "llmc/base/gpu.h"
 #include "llmc/base/system/files.h"
 #include "llmc/base/version.h"
-#include "llmc/commands/bench/bench_report.h"
 #include "llmc/commands/train.h"
 #include "llmc/config/config_value.h"
 #include "llmc/config/schedule.h"

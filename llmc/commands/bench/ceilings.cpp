@@ -46,8 +46,7 @@ double best_ms(Ctx& ctx, const Launch& launch) {
     const double one_ms = std::max(1e-4, launches_ms(ctx, span, 3, launch) / 3);
     const auto count = std::max<int64_t>(3, static_cast<int64_t>((ctx.sm > 0 ? 50 : 5) / one_ms));
     double best = 1e300;
-    for (int series = 0; series < 5; series++)
-        best = std::min(best, launches_ms(ctx, span, count, launch) / d(count));
+    for (int series = 0; series < 5; series++) best = std::min(best, launches_ms(ctx, span, count, launch) / d(count));
     return best;
 }
 

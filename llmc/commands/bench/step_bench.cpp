@@ -31,12 +31,8 @@ double floor_of(const OpCall& call, const Ceilings& ceilings) {
 }  // namespace
 
 const char* op_class_name(OpClass op_class) {
-    switch (op_class) {
-        case OpClass::kMatmul: return "matmul";
-        case OpClass::kAttention: return "attention";
-        case OpClass::kMemory: return "memory-bound";
-    }
-    return "?";
+    constexpr const char* kNames[] = {"matmul", "attention", "memory-bound"};
+    return kNames[static_cast<int>(op_class)];
 }
 
 void BenchRows::add_step(const std::deque<OpCall>& calls, size_t count) {
@@ -98,7 +94,6 @@ int64_t StepBench::calls() const {
 }
 
 double StepBench::gaps_ms() const {
-    double rest = ms() - exposed();
-    for (int c = 0; c < kOpClasses; c++) rest -= class_total(static_cast<OpClass>(c)).ms;
-    return rest;
+    return ms() - exposed() - class_total(OpClass::kMatmul).ms - class_total(OpClass::kAttention).ms
+           - class_total(OpClass::kMemory).ms;
 }

@@ -9,10 +9,11 @@
 #include "llmc/base/median.h"
 #include "llmc/base/system/nvml.h"
 #include "llmc/commands/bench/ceilings.h"
+#include "llmc/config/config.h"
 #include "llmc/ops/op_timer.h"
 
 enum class OpClass { kMatmul, kAttention, kMemory };
-inline constexpr int kOpClasses = 3;
+inline constexpr OpClass kOpClasses[] = {OpClass::kMatmul, OpClass::kAttention, OpClass::kMemory};
 const char* op_class_name(OpClass op_class);
 
 struct BenchRow {
@@ -69,3 +70,15 @@ struct StepBench {
     double tokens_per_second() const { return 1e3 * tokens / ms(); }
     double mfu() const { return peak_flops > 0 ? tokens_per_second() * flops_per_token / peak_flops : 0; }
 };
+
+// The run that was measured.
+struct BenchSubject {
+    const Config& config;
+    std::string commit;
+    const DeviceInfo& device;
+    int ranks = 1;
+    const std::vector<std::string>& notes;
+};
+// What `bench` prints, and its JSON; in bench_report.cpp.
+std::string bench_text(const BenchSubject& run, const StepBench& bench);
+std::string bench_json(const BenchSubject& run, const StepBench& bench);
