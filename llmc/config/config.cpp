@@ -26,17 +26,13 @@ using Notes = std::vector<std::string>;
 // ---- names ----
 
 // Options that only the command line has; they are not fields of Config.
-const std::vector<std::string>& commands() {
-    static const std::vector<std::string> names = {"config", "help", "help-all", "print-config", "print-options",
-                                                   "version"};
-    return names;
-}
+constexpr const char* kCommands[] = {"config", "help", "help-all", "print-config", "print-options", "version"};
 bool is_command(const std::string& name) {
-    return std::find(commands().begin(), commands().end(), name) != commands().end();
+    return std::find(std::begin(kCommands), std::end(kCommands), name) != std::end(kCommands);
 }
 
 std::vector<std::string> option_names() {
-    std::vector<std::string> names = commands();
+    std::vector<std::string> names(std::begin(kCommands), std::end(kCommands));
     for (const OptionRow& row : option_table()) names.push_back(row.name);
     for (const Spelling& spelling : spellings()) names.push_back(spelling.name);
     return names;
@@ -280,8 +276,7 @@ Config resolve(const Settings& settings, const ModelPreset& preset, const Machin
         const Setting& setting = found->second;
         const char* reason = row.refused ? row.refused(setting.value) : nullptr;
         REQUIRE(!reason, "%s %s: %s", setting.where.c_str(), shortened(json_text(setting.value)).c_str(), reason);
-        REQUIRE(row.value.set(config, setting.value), "%s",
-                value_error(row, setting.where, setting.value).c_str());
+        REQUIRE(row.value.set(config, setting.value), "%s", value_error(row, setting.where, setting.value).c_str());
     }
     RopeScaling& scaling = config.shape.rope_scaling;
     if (scaling.type == RopeScalingType::kYarn && before.rope_scaling.factor == 0)
@@ -320,20 +315,9 @@ void require_loaded_shape(const Config& config, const Machine& machine) {
     }
 }
 
-// The options that have an effect, with their values, in table order.
-std::vector<std::pair<const OptionRow*, Json>> acting(const Config& config) {
-    std::vector<std::pair<const OptionRow*, Json>> values;
-    for (const OptionRow& row : option_table()) {
-        Json value = row.value.get(config);
-        if (!value.is_null() && !why_no_effect(row, config)) values.emplace_back(&row, value);
-    }
-    return values;
-}
-
 }  // namespace
 
-ParsedConfig parse_config(int argc, const char* const* argv, const std::string& family,
-                          const Machine& machine) {
+ParsedConfig parse_config(int argc, const char* const* argv, const std::string& family, const Machine& machine) {
     ParsedConfig parsed;
     const CommandLine line = CommandLineReader(&parsed.notes).read(argc, argv);
     Settings settings = line.settings;   // win over those of files, and later files over earlier ones
@@ -341,13 +325,12 @@ ParsedConfig parse_config(int argc, const char* const* argv, const std::string& 
         settings.merge(read_file_settings(*file, &parsed.notes));
 
     const ModelPreset& preset = chosen_preset(settings, family);
-    const bool help_all = line.has("help-all");
-    if (line.has("help") || help_all || line.has("print-options")) {
-        const Config defaults = resolve({}, preset, machine);
-        parsed.help = true;
-        parsed.text = help_all           ? help_all_text(defaults, family)
-                      : line.has("help") ? help_text(defaults, family)
-                                         : options_json(defaults, family);
+    const Config defaults = resolve({}, preset, machine);
+    parsed.help = line.has("help") || line.has("help-all") || line.has("print-options");
+    if (parsed.help) {
+        parsed.text = line.has("help-all") ? help_all_text(defaults, family)
+                      : line.has("help")   ? help_text(defaults, family)
+                                           : options_json(defaults, family);
         return parsed;
     }
     parsed.help = line.has("print-config");
@@ -368,7 +351,7 @@ ParsedConfig parse_config(int argc, const char* const* argv, const std::string& 
         if (row.ranks_only && ranks == 1) parsed.no_effect.push_back(name + " has no effect with one rank");
         given.insert(row.name);
     }
-    parsed.changed = changed_options(parsed.config, resolve({}, preset, machine), given);
+    parsed.changed = changed_options(parsed.config, defaults, given);
     if (parsed.help) {
         parsed.config.dry_run = false;
         parsed.text = config_to_json(parsed.config) + "\n";
@@ -406,7 +389,9 @@ ParsedConfig parse_generate_config(int argc, const char* const* argv, const std:
 
 std::string config_to_json(const Config& config) {
     nlohmann::ordered_json object = nlohmann::ordered_json::object();
-    for (const auto& [row, value] : acting(config)) object[row->name] = value;
+    for (const OptionRow& row : option_table())
+        if (const Json value = row.value.get(config); !value.is_null() && !why_no_effect(row, config))
+            object[row.name] = value;
     return object.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
@@ -435,14 +420,13 @@ ConfigDiff config_diff(const std::string& saved_json, const Config& config) {
     for (const OptionRow& row : option_table()) {
         if (row.on_resume == OnResume::kSilent) continue;
         Json now = why_no_effect(row, config) ? Json() : row.value.get(config);
-        bool was_acting = saved.contains(row.name);
-        if (was_acting && !now.is_null() && saved[row.name] != now)
-            add(row, json_text(saved[row.name]), json_text(now));
+        const Json before = saved.value(row.name, Json()), usual = row.value.get(plain);
+        const bool was_acting = saved.contains(row.name);
+        if (was_acting && !now.is_null() && before != now) add(row, json_text(before), json_text(now));
         // An option that is missing on one side had no effect there or did not exist yet: its default changes nothing.
-        if (!was_acting && !now.is_null() && now != row.value.get(plain)) add(row, "not set", json_text(now));
-        if (was_acting && now.is_null() && row.on_resume == OnResume::kMustMatch
-            && saved[row.name] != row.value.get(plain))
-            add(row, json_text(saved[row.name]), "not set");
+        if (!was_acting && !now.is_null() && now != usual) add(row, "not set", json_text(now));
+        if (was_acting && now.is_null() && row.on_resume == OnResume::kMustMatch && before != usual)
+            add(row, json_text(before), "not set");
     }
     for (const auto& [name, value] : saved.items())
         if (!find_option(name))

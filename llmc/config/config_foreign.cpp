@@ -12,10 +12,9 @@
 namespace {
 
 // The tables of foreign/, whose README.md explains a row.
-struct ForeignTable {
+constexpr struct {
     const char *trainer, *rows;
-};
-constexpr ForeignTable kTables[] = {
+} kTables[] = {
     {"",
 #include "llmc/config/foreign/command_line.inl"
     },
@@ -72,7 +71,7 @@ std::string advice(const Json& row) {
 
 std::vector<ForeignRow> read_tables() {
     std::vector<ForeignRow> rows;
-    for (const ForeignTable& table : kTables)
+    for (const auto& table : kTables)
         for (Json row : Json::parse(table.rows)) {
             ForeignRow next = {.trainer = *table.trainer ? table.trainer : field(row, "trainer"),
                                .names = dashes(field(row, "keys")), .values = field(row, "when"), .text = advice(row)};

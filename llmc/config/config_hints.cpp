@@ -12,12 +12,11 @@
 
 namespace {
 
-// Words of other trainers for a value, and what to write here.
-struct ValueHint {
-    const char *options, *words, *hint;
-};
 constexpr const char* kDtypes = "dtype grad-dtype moment-dtype grad-comm-dtype grad-shard-dtype";
-constexpr ValueHint kHints[] = {
+// Words of other trainers for a value, and what to write here.
+constexpr struct {
+    const char *options, *words, *hint;
+} kHints[] = {
     {kDtypes, "bfloat16 torch.bfloat16 bfloat bf16-mixed", "did you mean bf16?"},
     {kDtypes, "float32 torch.float32 float single 32 tf32", "did you mean fp32?"},
     {kDtypes, "fp16 float16 torch.float16 half 16 16-mixed",
@@ -39,7 +38,7 @@ constexpr ValueHint kHints[] = {
 };
 
 std::string choice_hint(const OptionRow& row, const std::string& word) {
-    for (const ValueHint& hint : kHints)
+    for (const auto& hint : kHints)
         if (has_word(hint.options, row.name) && has_word(hint.words, dashes(word))) return hint.hint;
     if (word.empty()) return "";
     const std::string near = nearest(word, row.value.words);

@@ -62,33 +62,22 @@ constexpr Condition kConditions[] = {
     {"gpu json", "dry-run", "true", "only plan (--dry-run) reads it"},
 };
 
-const char* unless(bool acts, const char* reason) { return acts ? nullptr : reason; }
-
 // Rules that compare numbers.
-struct ComputedRule {
+constexpr struct {
     const char* option;
-    const char* (*why_no_effect)(const Config&);   // null if it has one
-};
-constexpr ComputedRule kComputedRules[] = {
-    {"sliding-window", [](const Config& c) {
-        return unless(c.shape.sliding_window < c.seq_length, "a window of --seq-length tokens or more hides nothing");
-    }},
-    {"loss-chunk", [](const Config& c) {
-        return unless(c.loss_chunk < c.micro_batch_size * c.part_length(),
-                      "a micro-batch (--micro-batch-size x --seq-length) has no more tokens than one chunk");
-    }},
-    {"offload-fraction", [](const Config& c) {
-        return unless(offloads_state(c), "no optimizer state is offloaded (--offload moments,masters)");
-    }},
-    {"tokenizer", [](const Config& c) {
-        return unless(!c.save.empty() || c.sample_every > 0,
-                      "no checkpoint is written without --save, and no text is sampled (--sample-every 0)");
-    }},
+    bool (*has_effect)(const Config&);
+    const char* reason;
+} kComputedRules[] = {
+    {"sliding-window", [](const Config& c) { return c.shape.sliding_window < c.seq_length; },
+     "a window of --seq-length tokens or more hides nothing"},
+    {"loss-chunk", [](const Config& c) { return c.loss_chunk < c.micro_batch_size * c.part_length(); },
+     "a micro-batch (--micro-batch-size x --seq-length) has no more tokens than one chunk"},
+    {"offload-fraction", offloads_state, "no optimizer state is offloaded (--offload moments,masters)"},
+    {"tokenizer", [](const Config& c) { return !c.save.empty() || c.sample_every > 0; },
+     "no checkpoint is written without --save, and no text is sampled (--sample-every 0)"},
     // Statistics need FP8 matmuls or FP8 gradient communication.
-    {"fp8-stats-interval", [](const Config& c) {
-        return unless(c.fp8_recipe != Fp8Recipe::kNone
-                      || c.grad_comm_dtype == Dtype::kE4m3, kFp8Off);
-    }},
+    {"fp8-stats-interval",
+     [](const Config& c) { return c.fp8_recipe != Fp8Recipe::kNone || c.grad_comm_dtype == Dtype::kE4m3; }, kFp8Off},
 };
 
 bool has_value(const Config& config, const std::string& option, std::string values) {
@@ -192,12 +181,9 @@ void schedule_rules(const Config& c, Rules& rules) {
 }
 
 void data_rules(const Config& c, Rules& rules) {
-    auto check = [&](const char* option, const std::vector<std::string>& words) {
-        const std::string error = parse_data_words(words).error;
-        rules.require(error.empty(), strf("%s: %s", option, error.c_str()));
-    };
-    check("--train-data", c.train_data);
-    check("--valid-data", c.valid_data);
+    const std::string train = parse_data_words(c.train_data).error, valid = parse_data_words(c.valid_data).error;
+    rules.require(train.empty(), "--train-data: " + train);
+    rules.require(valid.empty(), "--valid-data: " + valid);
 }
 
 void run_rules(const Config& c, int ranks, Rules& rules) {
@@ -225,12 +211,6 @@ void run_rules(const Config& c, int ranks, Rules& rules) {
                   strf("--profile %lld:%lld ends before it starts", ll(c.profile_first), ll(c.profile_last)));
 }
 
-void offload_rules(const Config& c, Rules& rules) {
-    rules.require(!offloads(c, "activations") || c.shape.num_layers > kResidentLayers,
-                  strf("--offload activations: those of %d layers stay on the GPU, and the model has %lld",
-                       kResidentLayers, ll(c.shape.num_layers)));
-}
-
 void fp8_rules(const Config& c, Rules& rules) {
     if (c.fp8_recipe == Fp8Recipe::kNone) return;
     rules.require(c.dtype == Dtype::kBf16, "FP8 (--fp8-recipe, --fp8-format) needs --dtype bf16: only BF16 tensors "
@@ -238,12 +218,10 @@ void fp8_rules(const Config& c, Rules& rules) {
     if (!c.first_last_layers_bf16) return;
     rules.require(c.num_layers_at_start_in_bf16 + c.num_layers_at_end_in_bf16 > 0,
                   "--first-last-layers-bf16 with 0 layers at the start and 0 at the end keeps nothing in BF16");
-    auto fits = [&](const char* option, int64_t layers) {
-        rules.require(layers <= c.shape.num_layers, strf("--%s %lld exceeds --num-layers %lld", option, ll(layers),
-                                                         ll(c.shape.num_layers)));
-    };
-    fits("num-layers-at-start-in-bf16", c.num_layers_at_start_in_bf16);
-    fits("num-layers-at-end-in-bf16", c.num_layers_at_end_in_bf16);
+    for (const auto& [where, layers] : {std::pair("start", c.num_layers_at_start_in_bf16),
+                                        std::pair("end", c.num_layers_at_end_in_bf16)})
+        rules.require(layers <= c.shape.num_layers, strf("--num-layers-at-%s-in-bf16 %lld exceeds --num-layers %lld",
+                                                         where, ll(layers), ll(c.shape.num_layers)));
 }
 
 }  // namespace
@@ -258,9 +236,8 @@ std::vector<Condition> conditions_of(const std::string& option) {
 const char* why_no_effect(const OptionRow& row, const Config& config) {
     for (const Condition& condition : conditions_of(row.name))
         if (!is_met(condition, config)) return condition.reason;
-    for (const ComputedRule& rule : kComputedRules)
-        if (std::string(rule.option) == row.name)
-            if (const char* reason = rule.why_no_effect(config)) return reason;
+    for (const auto& rule : kComputedRules)
+        if (std::string(rule.option) == row.name && !rule.has_effect(config)) return rule.reason;
     return nullptr;
 }
 
@@ -273,7 +250,9 @@ std::vector<std::string> config_errors(const Config& config, int ranks) {
     data_rules(config, rules);
     run_rules(config, ranks, rules);
     fp8_rules(config, rules);
-    offload_rules(config, rules);
+    rules.require(!offloads(config, "activations") || config.shape.num_layers > kResidentLayers,
+                  strf("--offload activations: those of %d layers stay on the GPU, and the model has %lld",
+                       kResidentLayers, ll(config.shape.num_layers)));
     return rules.broken;
 }
 
@@ -287,17 +266,14 @@ std::vector<std::string> config_warnings(const Config& config) {
     std::vector<std::string> lines;
     if (config.synthetic_data)
         lines.push_back("SYNTHETIC DATA (--synthetic-data): for timing only, the losses mean nothing");
-    if (config.fp8_recipe == Fp8Recipe::kBlockwise && config.fp8_format == Fp8Format::kHybrid) {
+    if (config.fp8_recipe == Fp8Recipe::kBlockwise && config.fp8_format == Fp8Format::kHybrid)
         lines.push_back("--fp8-recipe blockwise with --fp8-format hybrid: gradients in E5M2 have 2 mantissa bits, and "
                         "scales per block make its larger range useless; the recipe is meant for e4m3");
-    }
-    if (config.fp8_recipe != Fp8Recipe::kNone && config.fp8_fast_accum == FastAccum::kAll) {
+    if (config.fp8_recipe != Fp8Recipe::kNone && config.fp8_fast_accum == FastAccum::kAll)
         lines.push_back("--fp8-fast-accum all: accumulating gradients with fewer bits makes the loss worse (by 6 to 8 "
                         "% for GPT-2 124M after 100M tokens)");
-    }
-    if (config.grad_dtype == Dtype::kBf16 && config.grad_comm_dtype == Dtype::kFp32) {
+    if (config.grad_dtype == Dtype::kBf16 && config.grad_comm_dtype == Dtype::kFp32)
         lines.push_back("--grad-comm-dtype fp32: gradients are bf16 (--grad-dtype) and are sent as bf16, since fp32 "
                         "would not make them more precise; they are added in fp32");
-    }
     return lines;
 }

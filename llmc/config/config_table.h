@@ -70,8 +70,7 @@ void add_rows(std::vector<OptionRow>& rows, OptionGroup group, std::vector<Optio
 void add_model(std::vector<OptionRow>& rows);            // the group Model, in config_table_model.cpp
 void add_fp8(std::vector<OptionRow>& rows);              // the group FP8, in config_table_fp8.cpp
 void add_ranks(std::vector<OptionRow>& rows);            // the group Distributed, in config_table_ranks.cpp
-void add_samples(std::vector<OptionRow>& rows);          // of the group Output, in config_table_sampling.cpp
-const std::vector<std::string>& generate_options();      // names, in config_table_sampling.cpp
+const std::vector<std::string>& generate_options();      // names
 const OptionRow* find_option(const std::string& name);   // null if unknown
 
 // Raise the error of an unknown name (exit 2). If the name is another trainer's option, the error says what to write

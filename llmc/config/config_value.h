@@ -170,8 +170,7 @@ OptionValue text_list(At at, const std::string& metavar, const std::string& expe
 
 // Several integers in one option, none below `low`. A field below `low` means that the option is not set.
 template <typename... At>
-OptionValue tuple(char separator, int64_t low, const std::string& metavar, const std::string& expects,
-                  At... at) {
+OptionValue tuple(char separator, int64_t low, const std::string& metavar, const std::string& expects, At... at) {
     return {.type = "tuple", .metavar = metavar, .expects = expects, .parse = parse_text,
             .set = [separator, low, at...](Config& c, const Json& json) {
                 std::vector<int64_t> numbers;

@@ -10,18 +10,16 @@
 
 namespace {
 
-struct OwnVariable {
-    const char* name;
-    const char* effect;
-};
-constexpr OwnVariable kOwn[] = {
+constexpr struct {
+    const char *name, *effect;
+} kOwn[] = {
     {"LLMFP8_HEARTBEATS", "shared memory for the heartbeats of the ranks, which the launch wrapper has created"},
     {kHostVariable, "the host that this rank claims to run on, so that a test on one machine can have several hosts"},
 };
 
 std::string own_effect(const std::string& name) {
     std::vector<std::string> known;
-    for (const OwnVariable& own : kOwn) {
+    for (const auto& own : kOwn) {
         if (name == own.name) return std::string("used: ") + own.effect;
         known.push_back(own.name);
     }

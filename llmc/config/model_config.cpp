@@ -5,35 +5,18 @@
 namespace {
 
 ModelConfig gpt2(int64_t layers, int64_t hidden, int64_t heads) {
-    ModelConfig c;
-    c.num_layers = layers;
-    c.hidden_size = hidden;
-    c.ffn_hidden_size = 4 * hidden;
-    c.num_attention_heads = c.num_query_groups = heads;
-    c.kv_channels = hidden / heads;
-    return c;
+    return {.num_layers = layers, .hidden_size = hidden, .ffn_hidden_size = 4 * hidden, .num_attention_heads = heads,
+            .num_query_groups = heads, .kv_channels = hidden / heads, .rope_scaling = {}};
 }
 
 ModelConfig llama(int64_t layers, int64_t hidden, int64_t ffn, int64_t heads, int64_t groups) {
-    ModelConfig c;
-    c.num_layers = layers;
-    c.hidden_size = hidden;
-    c.ffn_hidden_size = ffn;
-    c.num_attention_heads = heads;
-    c.num_query_groups = groups;
-    c.kv_channels = hidden / heads;
-    c.vocab_size = 128256;
-    c.max_positions = 8192;
-    c.norm = Norm::kRmsNorm;
-    c.position = PositionEmbedding::kRope;
-    c.activation = Activation::kSwiglu;
-    c.rotary_base = 500000;
-    c.linear_bias = LinearBias::kNone;
-    c.tied_head = false;
-    return c;
+    return {.num_layers = layers, .hidden_size = hidden, .ffn_hidden_size = ffn, .num_attention_heads = heads,
+            .num_query_groups = groups, .kv_channels = hidden / heads, .vocab_size = 128256, .max_positions = 8192,
+            .norm = Norm::kRmsNorm, .position = PositionEmbedding::kRope, .activation = Activation::kSwiglu,
+            .rotary_base = 500000, .rope_scaling = {}, .linear_bias = LinearBias::kNone, .tied_head = false};
 }
 
-// A published model of Llama's form, with the length of its context.
+// A model with another vocabulary, length of the context and rope than the one it resembles.
 ModelConfig pretrained(ModelConfig c, int64_t vocab, int64_t context, double rotary_base, bool tied) {
     c.vocab_size = vocab;
     c.max_positions = context;
@@ -66,18 +49,10 @@ ModelConfig qwen3(int64_t layers, int64_t hidden, int64_t ffn, int64_t heads, bo
 }
 
 std::vector<ModelPreset> make_presets() {
-    ModelConfig llama_small = llama(12, 2048, 5504, 16, 4);
-    llama_small.max_positions = 2048;
-
-    ModelConfig gpt2_tiny = gpt2(4, 128, 4);
-    gpt2_tiny.vocab_size = 257;  // 256 bytes and a document separator
-    gpt2_tiny.max_positions = 256;
-
-    ModelConfig llama_tiny = llama(4, 128, 352, 4, 2);
-    llama_tiny.vocab_size = 257;
-    llama_tiny.max_positions = 256;
-    llama_tiny.rotary_base = 10000;
-
+    // A vocabulary of 257: 256 bytes and a document separator.
+    const ModelConfig llama_small = pretrained(llama(12, 2048, 5504, 16, 4), 128256, 2048, 500000, false),
+                      gpt2_tiny = pretrained(gpt2(4, 128, 4), 257, 256, 10000, true),
+                      llama_tiny = pretrained(llama(4, 128, 352, 4, 2), 257, 256, 10000, false);
     const ModelConfig llama_8b = llama(32, 4096, 14336, 32, 8), llama_70b = llama(80, 8192, 28672, 64, 8);
     ModelConfig smollm_135m = pretrained(llama(30, 576, 1536, 9, 3), 49152, 8192, 100000, true);
     smollm_135m.init_std = 1.0 / 24;
@@ -131,12 +106,11 @@ std::vector<std::string> model_config_errors(const ModelConfig& c) {
     rule(c.num_query_groups > 0 && c.num_attention_heads % c.num_query_groups == 0,
          strf("--num-attention-heads %lld must be a multiple of --num-query-groups %lld",
               ll(c.num_attention_heads), ll(c.num_query_groups)));
-    rule(c.hidden_size % 8 == 0,
-         strf("--hidden-size %lld must be a multiple of 8 (16-byte rows in BF16)", ll(c.hidden_size)));
-    rule(c.ffn_hidden_size % 8 == 0,
-         strf("--ffn-hidden-size %lld must be a multiple of 8 (16-byte rows in BF16)", ll(c.ffn_hidden_size)));
-    rule(c.kv_channels % 8 == 0,
-         strf("--kv-channels %lld must be a multiple of 8 (16-byte rows in BF16)", ll(c.kv_channels)));
+    const std::pair<const char*, int64_t> sizes[] = {{"hidden-size", c.hidden_size},
+                                                     {"ffn-hidden-size", c.ffn_hidden_size},
+                                                     {"kv-channels", c.kv_channels}};
+    for (const auto& [option, size] : sizes)
+        rule(size % 8 == 0, strf("--%s %lld must be a multiple of 8 (16-byte rows in BF16)", option, ll(size)));
     rule(c.kv_channels <= 256, strf("--kv-channels %lld: attention takes at most 256", ll(c.kv_channels)));
     rule(c.vocab_size >= 2, strf("vocabulary of %lld tokens: at least 2 needed", ll(c.vocab_size)));
     return errors;
