@@ -57,7 +57,7 @@ R"json([
   {"keys": "max_grad_norm grad_clip num_epochs epochs", "take": "clip-grad clip-grad epochs epochs", "read": "number"},
   {"keys": "max_steps max_iters", "take": "train-iters", "read": "integer", "keep": "max_steps"},
   {"keys": "lr_scheduler lr_schedule", "take": "lr-decay-style", "read": "lower", "when": "cosine linear constant wsd"},
-  {"keys": "seed eval_iters", "take": "*", "read": "integer"},
+  {"keys": "seed eval_iters", "take": "seed eval-iters", "read": "integer"},
   {"keys": "gradient_checkpointing", "take": "recompute", "value": "block", "when": "true"},
   {"keys": "gradient_checkpointing", "other": "recompute none is our default", "when": "false"},
   {"keys": "dtype precision mixed_precision", "take": "dtype", "value": "bf16", "when": "bf16 bfloat16"},

@@ -70,7 +70,7 @@ R"json([
   {"keys": "lr_scheduler_kwargs lr_scheduler_kwargs.*", "cannot": "min-lr and lr-wsd-decay-iters are supported"},
   {"keys": "warmup_ratio", "take": "", "read": "number", "keep": "warmup_fraction",
     "fact": "lr-warmup-iters = that share of the run"},
-  {"keys": "weight_decay adam_beta1 adam_beta2", "take": "*", "read": "number"},
+  {"keys": "weight_decay adam_beta1 adam_beta2", "take": "weight-decay adam-beta1 adam-beta2", "read": "number"},
   {"keys": "optim", "other": "AdamW is the optimizer, one kernel",
     "when": "adamw_torch adamw_torch_fused adamw_hf adamw_apex_fused"},
   {"keys": "optim", "cannot": "AdamW is the only optimizer"},
