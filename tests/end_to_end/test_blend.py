@@ -79,12 +79,3 @@ class BlendTest(TrainTest):
                       "read 0.837 times", text)
         self.assertIn("needs 54, its share of 60 (one evaluation", self.train(
             "--train-iters", "4", "--eval-iters", "30", *valid, expect=2).stderr)
-
-    def test_bad_weights_end_with_2(self):
-        for data, why in ((["train_0.bin", "0.3", "small.bin"], "has no weight, but 0.3 is a weight"),
-                          (["0.7", "0.3", "small.bin"], "weight 0.7 has no shards after it"),
-                          (["0", "train_0.bin", "0.3", "small.bin"], "weight 0 must be above 0")):
-            done = self.train("--train-iters", "4", data=data, expect=2)
-            self.assertIn("--train-data: ", done.stderr)
-            self.assertIn(why, done.stderr)
-            self.assertEqual(done.stderr.count("\n"), 1)

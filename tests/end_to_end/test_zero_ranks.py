@@ -25,14 +25,6 @@ class ZeroTest(RanksTest):
     def figures(self, *args):
         return [(r["loss"], r["grad_norm"]) for r in records(self.run_log(*args), "step")]
 
-    def test_fp32_on_1_to_4_ranks(self):
-        for binary in (GPT2, LLAMA):
-            expected = self.figures(1, binary, "--dtype", "fp32")
-            for ranks in (2, 3, 4):
-                for found, one in zip(self.figures(ranks, binary, "--dtype", "fp32"), expected, strict=True):
-                    for x, y in zip(found, one):
-                        self.assertLess(abs(x - y), 1e-6 * y, f"{ranks} ranks of {binary}")
-
     def test_bits_depend_on_ranks_and_wire_alone(self):
         cases = [(2, GPT2, ["--fp8-recipe", "delayed", "--grad-comm-dtype", "fp32"]),
                  (3, LLAMA, ["--fp8-recipe", "tensorwise", "--first-last-layers-bf16", "--grad-dtype", "bf16",
@@ -81,19 +73,6 @@ class ZeroTest(RanksTest):
             again = seen("--zero", "3", "--resume", os.path.join(save, "step-00000002"))
             self.assertEqual(again[0], expected[0][2:])
             shutil.rmtree(save)
-
-    def test_gradients_are_reduced_in_every_micro_batch(self):
-        options = ["--fp8-recipe", "delayed", "--grad-comm-dtype", "bf16", "--fp8-stats-interval", "2"]
-        expected = self.figures(4, GPT2, *options)
-        whole = self.communication
-        two = self.figures(4, GPT2, *options, "--zero", "2")
-        self.assertEqual(self.figures(4, GPT2, *options, "--zero", "2", "--overlap", "off"), two)
-        for (loss, norm), (one_loss, one_norm) in zip(two, expected, strict=True):
-            self.assertLess(abs(loss / one_loss - 1), 0.01)
-            self.assertLess(abs(norm / one_norm - 1), 0.05)
-        calls = [sum(c["calls"] for c in communication if (c["collective"], c["dtype"]) == ("all-to-all", "bf16"))
-                 for communication in (whole, self.communication)]
-        self.assertEqual(calls[1], 3 * calls[0])   # a rank has three micro-batches
 
     def test_a_run_says_what_it_exchanges_and_how_long_nothing_hid_it(self):
         wires = ["--grad-comm-dtype", "fp8", "--fp8-recipe", "delayed"]
