@@ -1,5 +1,4 @@
 // accelerate's YAML files.
-// The format of a row: llmc/config/foreign/README.md.
 R"json([
   {"keys": "mixed_precision", "take": "", "when": "fp8", "keep": "fp8", "weak": {"fp8-recipe": "delayed"}},
   {"keys": "mixed_precision", "take": "dtype", "value": "bf16", "when": "bf16"},

@@ -1,5 +1,4 @@
 // Options that people try on the command line, and what to write instead. The importer does not read this file.
-// The format of a row: llmc/config/foreign/README.md.
 R"json([
   {"trainer": "mpirun, torchrun", "keys": "-np nproc-per-node nnodes hostfile",
     "say": "leave it out: scripts/launch/launch_mpi.sh -np N starts N ranks"},

@@ -1,5 +1,4 @@
 // DeepSpeed's JSON files. DeepSpeed shards the optimizer; the model and its data come from the program around it.
-// The format of a row: llmc/config/foreign/README.md.
 R"json([
   {"keys": "*",
     "other": "\"auto\" is filled in by the trainer around DeepSpeed: import its file or script in the same call",

@@ -1,5 +1,4 @@
 // YAML keys of guides that put Transformer Engine into a GPT-2 training script, with the shape in GPT-2's own names.
-// The format of a row: llmc/config/foreign/README.md.
 R"json([
   {"keys": "use_fp8", "take": "", "read": "flag", "when": "true", "keep": "fp8", "weak": {"fp8-recipe": "delayed"},
     "say": "use --fp8-recipe delayed, tensorwise or blockwise"},

@@ -1,5 +1,4 @@
 // Arguments of torchrun, deepspeed, accelerate launch and mpirun.
-// The format of a row: llmc/config/foreign/README.md.
 R"json([
   {"keys": "nproc_per_node nproc-per-node", "other": "one rank per GPU: scripts/launch/launch_mpi.sh -np N",
     "when": "auto gpu cpu"},

@@ -1,5 +1,4 @@
 // Arguments of LLaMA-Factory and of transformers' Trainer under it, as YAML or on a command line.
-// The format of a row: llmc/config/foreign/README.md.
 R"json([
   {"keys": "fp8", "take": "", "read": "flag", "when": "true", "keep": "fp8", "weak": {"fp8-recipe": "delayed"},
     "fact": "history of 16 and max, which LLaMA-Factory fixes for Transformer Engine, are our defaults too"},

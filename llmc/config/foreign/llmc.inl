@@ -1,5 +1,4 @@
 // llm.c's options. The executables take those with the same meaning, and answer the others with what to write.
-// The format of a row: llmc/config/foreign/README.md.
 R"json([
   {"keys": "-i -j", "take": "train-data valid-data", "read": "words"},
   {"keys": "-e", "take": "", "keep": "descriptor", "say": "use --model NAME for the shape and --load DIR for weights"},

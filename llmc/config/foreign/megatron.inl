@@ -1,5 +1,4 @@
 // Megatron-LM's arguments. Our options have the same names where they exist, so most rows take values as they are.
-// The format of a row: llmc/config/foreign/README.md.
 R"json([
   {"keys": ["num-layers hidden-size ffn-hidden-size num-attention-heads kv-channels max-position-embeddings ",
             "seq-length vocab-size micro-batch-size global-batch-size train-iters lr-warmup-iters lr-wsd-decay-iters ",

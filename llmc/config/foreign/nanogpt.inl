@@ -1,5 +1,4 @@
 // Names of nanoGPT's configuration files (config/*.py), which its command line takes as well.
-// The format of a row: llmc/config/foreign/README.md.
 R"json([
   {"keys": "out_dir", "take": "save"},
   {"keys": "eval_interval", "take": "eval-interval", "read": "integer", "keep": "eval_interval",

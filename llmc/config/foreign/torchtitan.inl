@@ -1,5 +1,4 @@
 // torchtitan's TOML files; its command line has the same names after two dashes.
-// The format of a row: llmc/config/foreign/README.md.
 R"json([
   {"keys": "job.config_file", "other": "a second file about the same run: name it in the same call of import_config",
     "error": 7, "say": "scripts/import_config {file} --out run.json converts it to a file for --config"},
