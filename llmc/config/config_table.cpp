@@ -101,13 +101,13 @@ void add_data(Rows& rows) {
         {.name = "token-dtype",
          .value = choice<std::string>(AT(token_dtype), {{"", ""}, {"uint16", "uint16"}, {"uint32", "uint32"}}),
          .help = "element type of shards without a header (nanoGPT)", .fallback = ""},
-        {.name = "reset-attention-mask", .value = flag(AT(reset_attention_mask), true, false),
+        {.name = "reset-attention-mask", .value = flag(AT(reset_attention_mask)),
          .help = "attention stays within a document; the .meta.json of every shard must name the separator token",
          .fallback = "false", .on_resume = kMust},
-        {.name = "reset-position-ids", .value = flag(AT(reset_position_ids), true, false),
+        {.name = "reset-position-ids", .value = flag(AT(reset_position_ids)),
          .help = "positions restart at 0 with each document, also in evaluations; documents are those of "
                  "--reset-attention-mask", .fallback = "false", .on_resume = kMust},
-        {.name = "synthetic-data", .value = flag(AT(synthetic_data), true, false),
+        {.name = "synthetic-data", .value = flag(AT(synthetic_data)),
          .help = "draw tokens from the seed instead of reading shards: for timing only, the model learns nothing",
          .fallback = "false", .on_resume = kMust},
         {.name = "eval-interval", .value = integer(AT(eval_interval), 0, kMany),
@@ -167,8 +167,8 @@ void add_precision(Rows& rows) {
          .fallback = "fp32", .on_resume = kMust},
         {.name = "recompute",
          .value = choice<Recompute>(AT(recompute), {{"none", Recompute::kNone}, {"norm-act", Recompute::kNormAct},
-                                    {"block", Recompute::kBlock}, {"block-keep-attention",
-                                    Recompute::kBlockKeepAttention}}),
+                                    {"block", Recompute::kBlock},
+                                    {"block-keep-attention", Recompute::kBlockKeepAttention}}),
          .help = "activation checkpointing, what the backward pass recomputes; norm-act: results of norms and "
                  "activation functions; block: whole blocks; block-keep-attention: blocks except attention itself, "
                  "whose output and log-sum-exp are saved", .fallback = "none", .refused = selective_recompute},
@@ -201,7 +201,7 @@ void add_checkpoints(Rows& rows) {
          .llmc = "-n"},
         {.name = "keep", .value = integer(AT(keep), 0, kMany), .help = "newest checkpoints to keep; 0: all",
          .fallback = "0", .on_resume = kSilent, .llmc = "-nk"},
-        {.name = "save-async", .value = flag(AT(save_async), true, false),
+        {.name = "save-async", .value = flag(AT(save_async)),
          .help = "copy the state to pinned host memory and write it while training continues; --dry-run shows the "
                  "memory", .fallback = "false", .on_resume = kSilent},
         {.name = "load", .value = text(AT(load), "DIR", "a directory"),
@@ -249,23 +249,23 @@ void add_samples(Rows& rows) {
 
 void add_other(Rows& rows) {
     add_rows(rows, OptionGroup::kOther, {
-        {.name = "dry-run", .value = flag(AT(dry_run), true, false),
+        {.name = "dry-run", .value = flag(AT(dry_run)),
          .help = "print memory, FLOPs, communication and the predicted time of a step, then exit; the same as the "
                  "subcommand plan; needs no data and no GPU", .fallback = "false", .on_resume = kSilent},
         {.name = "gpu", .value = text(AT(gpu), "NAME", "the name of a GPU"),
          .help = "GPU to plan for (H200, H100 SXM, ...); default: the one found, else H200", .fallback = "",
          .on_resume = kSilent},
-        {.name = "json", .value = flag(AT(json), true, false), .help = "print the plan as JSON", .fallback = "false",
+        {.name = "json", .value = flag(AT(json)), .help = "print the plan as JSON", .fallback = "false",
          .on_resume = kSilent},
         {.name = "profile",
          .value = tuple(':', 1, "FIRST:LAST", "two steps FIRST:LAST, counted from 1", AT(profile_first),
                         AT(profile_last)),
          .help = "emit NVTX ranges and open the profiler's capture window around these steps", .on_resume = kSilent,
          .gpu_only = true, .refused_on_cpu = "leave it out; the command bench times the parts of a step"},
-        {.name = "overfit-one-batch", .value = flag(AT(overfit_one_batch), true, false),
+        {.name = "overfit-one-batch", .value = flag(AT(overfit_one_batch)),
          .help = "train on the first global batch only, to check that the loss goes to zero", .fallback = "false",
          .on_resume = kMust},
-        {.name = "exit-duration-in-mins", .value = number(AT(exit_duration_in_mins), {.low = 0, .high = kInf}),
+        {.name = "exit-duration-in-mins", .value = number(AT(exit_duration_in_mins), kNotNegative),
          .help = "after this many minutes finish the step, save and exit with 0; 0: no limit", .fallback = "0",
          .on_resume = kSilent},
     });

@@ -59,7 +59,7 @@ void add_recipe(std::vector<OptionRow>& rows) {
 
 void add_choice_of_linears(std::vector<OptionRow>& rows) {
     add_rows(rows, OptionGroup::kFp8, {
-        {.name = "first-last-layers-bf16", .value = flag(AT(first_last_layers_bf16), true, false),
+        {.name = "first-last-layers-bf16", .value = flag(AT(first_last_layers_bf16)),
          .help = "keep the first and the last layers in BF16 (mixed precision)", .fallback = "false"},
         {.name = "num-layers-at-start-in-bf16", .value = integer(AT(num_layers_at_start_in_bf16), 0, 1024),
          .help = "how many of the first blocks to keep in BF16", .fallback = "1"},
@@ -68,10 +68,10 @@ void add_choice_of_linears(std::vector<OptionRow>& rows) {
         {.name = "bf16-linears",
          .value = text_list(AT(bf16_linears), "PATTERN,...", "patterns like 31.down, 0.* or *.proj", ','),
          .help = "linear layers to keep in BF16: LAYER.qkv, .proj, .up, .down, or head; * matches any text"},
-        {.name = "fp8-lm-head", .value = flag(AT(fp8_lm_head), true, false),
+        {.name = "fp8-lm-head", .value = flag(AT(fp8_lm_head)),
          .help = "also run the output matrix (LM head) in FP8; it affects the loss directly, so compare losses",
          .fallback = "false"},
-        {.name = "fp8-attention", .value = flag(AT(fp8_attention), true, false),
+        {.name = "fp8-attention", .value = flag(AT(fp8_attention)),
          .help = "run the two matmuls of the attention forward, QK^T and PV, in E4M3, with any recipe or none; those "
                  "of the backward run in BF16 on the rounded Q, K and V", .fallback = "false"},
         {.name = "fp8-min-speedup", .value = number(AT(fp8_min_speedup), {.low = 0, .high = 10}),

@@ -105,13 +105,12 @@ template <typename At> OptionValue number(At at, Range range) {
             .get = getter(at), .range = range};
 }
 
-// An option that alone means true; --option=false overrides a preset or a file. Sets the field to `when_true` or
-// `when_false`.
-template <typename At, typename T> OptionValue flag(At at, T when_true, T when_false) {
+// An option that alone means true; --option=false overrides a preset or a file. `when_true`: what the field is then.
+template <typename At> OptionValue flag(At at, bool when_true = true) {
     return {.type = "flag", .expects = "true or false", .parse = parse_flag,
-            .set = [at, when_true, when_false](Config& c, const Json& json) {
+            .set = [at, when_true](Config& c, const Json& json) {
                 if (!json.is_boolean()) return false;
-                at(c) = json.get<bool>() ? when_true : when_false;
+                at(c) = json.get<bool>() == when_true;
                 return true;
             },
             .get = [at, when_true](const Config& c) { return Json(at(c) == when_true); }, .flag = true};
