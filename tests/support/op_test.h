@@ -1,5 +1,5 @@
-// Helpers of the operation tests on both devices: comparisons that must detect one wrong element, finite differences,
-// and everything from reference.h.
+// Helpers of the operation tests on both devices: comparisons that must detect one wrong element, and everything from
+// reference.h.
 #pragma once
 #include "tests/support/doctest.h"
 
@@ -43,35 +43,6 @@ inline void check_close(const std::string& name, const HostTensor& got, const Ho
 }
 inline void check_equal(const std::string& name, const HostTensor& got, const HostTensor& want) {
     check_close(name, got, want, [](int64_t) { return 0.0; });
-}
-
-// Checks `gradient` of `loss` with respect to `input` (fp64, restored afterwards) with central differences of fourth
-// order. The tolerance is `relative` times the largest element.
-inline void check_gradient(const std::string& name, HostTensor& input, const HostTensor& gradient,
-                           const std::function<double()>& loss, double relative = 1e-6) {
-    constexpr double h = 1e-3;
-    HostTensor numeric(Dtype::kFp64, input.elems());
-    double largest = 0;
-    for (int64_t i = 0; i < input.elems(); i++) {
-        double x = input.get(i);
-        auto at = [&](double step) {
-            input.set(i, x + step);
-            return loss();
-        };
-        numeric.set(i, (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h));
-        input.set(i, x);
-        largest = std::max(largest, std::fabs(numeric.get(i)));
-    }
-    INFO(name);
-    CHECK_GT(largest, 0);
-    check_close(name, gradient, numeric, [&](int64_t) { return relative * largest; }, 1e-4);
-}
-
-// Returns sum(a[i] * b[i]), a loss of the output a whose gradient is b.
-inline double dot_product(const HostTensor& a, const HostTensor& b) {
-    double sum = 0;
-    for (int64_t i = 0; i < a.elems(); i++) sum += a.get(i) * b.get(i);
-    return sum;
 }
 
 // Integers in [-limit, limit], whose sums of products are exact.
