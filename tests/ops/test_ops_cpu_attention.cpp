@@ -178,17 +178,9 @@ TEST_CASE("cpu attention") {
         }
 }
 
-TEST_CASE("cpu attention is causal and survives large scores") {
-    Attention a({1, 60, 2, 1, 8}, Dtype::kFp32);
-    a.forward();
-    Attention changed = a;
-    for (int64_t i = 50 * a.width; i < a.qkv.elems(); i++) changed.qkv.set(i, 7);   // positions 50 and later
-    changed.forward();
-    for (int64_t i = 0; i < 50 * a.s.NH * a.s.HS; i++) REQUIRE(changed.out.get(i) == a.out.get(i));
-    CHECK_NE(changed.out.get(50 * a.s.NH * a.s.HS), a.out.get(50 * a.s.NH * a.s.HS));
-
+TEST_CASE("cpu attention survives large scores") {
     // exp of such scores overflows unless the largest is subtracted
-    Attention large = a;
+    Attention large({1, 60, 2, 1, 8}, Dtype::kFp32);
     large.softmax_mul = 100;
     large.forward();
     large.backward();
@@ -289,33 +281,6 @@ TEST_CASE("cpu attention: a document is bitwise equal to a separate sequence") {
         }
 }
 
-TEST_CASE("cpu attention: one document per sequence is the same as none") {
-    Attention plain({2, 101, 4, 2, 8}, Dtype::kBf16), whole = plain;
-    whole.documents = documents_of({{101}, {101}}, 101);
-    plain.forward(), plain.backward();
-    whole.forward(), whole.backward();
-    CHECK(whole.out.same_bits(plain.out));
-    CHECK(whole.lse.same_bits(plain.lse));
-    CHECK(whole.dqkv.same_bits(plain.dqkv));
-}
-
-TEST_CASE("cpu attention: a token reaches its own document only") {
-    const DocumentCase& c = kDocumentCases[3];
-    Attention a = with_documents(c, Dtype::kFp32);
-    a.forward(), a.backward();
-    for_each_document(c, [&](int64_t changed_b, int64_t changed_begin, int64_t changed_length) {
-        Attention changed = a;
-        const int64_t t = changed_begin + changed_length / 2;
-        for (int64_t i = 0; i < a.width; i++) changed.qkv.set(a.q(changed_b, t, 0) + i, 5);
-        changed.forward(), changed.backward();
-        for_each_document(c, [&](int64_t b, int64_t begin, int64_t length) {
-            const bool own = b == changed_b && begin == changed_begin;
-            INFO("document at " << b << ", " << begin);
-            CHECK((differences(a, b, begin, length, changed, b, begin) > 0) == own);
-        });
-    });
-}
-
 TEST_CASE("cpu attention refuses documents with gaps and overlaps") {
     Attention a({2, 6, 2, 2, 4}, Dtype::kFp32);
     const std::vector<int32_t> sound = documents_of({{2, 4}, {6}}, 6);
@@ -346,40 +311,6 @@ TEST_CASE("cpu attention within a window, alone and with documents") {
                     check_backward(a);
                 }
             }
-}
-
-// As transformers' sliding windows: the query at t sees the keys from t - window + 1 to t.
-TEST_CASE("cpu attention: a key reaches as many queries as the window has tokens, to the bit") {
-    for (Dtype type : {Dtype::kFp32, Dtype::kBf16})
-        for (int64_t window : {1, 2, 7, 48, 95}) {
-            Attention a({1, 150, 2, 1, 8}, type);
-            a.window = window;
-            a.forward();
-            for (int64_t key : {0, 47, 48, 60, 149}) {
-                Attention changed = a;
-                for (int64_t i = a.k(0, key, 0); i < a.q(0, key + 1, 0); i++) changed.qkv.set(i, a.qkv.get(i) + 5);
-                changed.forward();
-                for (int64_t t = 0; t < a.s.T; t++) {
-                    INFO(dtype_name(type) << " window " << window << " key " << key << " query " << t);
-                    bool differs = false;
-                    for (int64_t i = a.o(0, t, 0); i < a.o(0, t, 0) + a.s.NH * a.s.HS; i++)
-                        differs = differs || a.out.get(i) != changed.out.get(i);
-                    CHECK_EQ(differs, key <= t && t < key + window);
-                }
-            }
-        }
-}
-
-TEST_CASE("cpu attention: a window of the whole sequence is the same as none") {
-    for (int64_t window : {101, 102, 1 << 20}) {
-        Attention plain({2, 101, 4, 2, 8}, Dtype::kBf16), whole = plain, shorter = plain;
-        whole.window = window, shorter.window = 100;
-        for (Attention* a : {&plain, &whole, &shorter}) a->forward(), a->backward();
-        CHECK(whole.out.same_bits(plain.out));
-        CHECK(whole.lse.same_bits(plain.lse));
-        CHECK(whole.dqkv.same_bits(plain.dqkv));
-        CHECK_FALSE(shorter.out.same_bits(plain.out));
-    }
 }
 
 }  // namespace attention_test
