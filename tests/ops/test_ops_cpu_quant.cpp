@@ -89,58 +89,6 @@ TEST_CASE("cpu quantize: bytes and scales match the definition") {
     }
 }
 
-TEST_CASE("cpu quantize: `transposed` is a direct quantization of the transposed source") {
-    const Shape shape{272, 400}, turned{400, 272};
-    const HostTensor x = uneven(shape, 3);
-    for (Granularity granularity : {Granularity::kBlock1x128, Granularity::kBlock128x128, Granularity::kTensor}) {
-        const QuantRequest both{.name = "both", .granularity = granularity};
-        const QuantRequest direct{.name = "direct", .transposed = false, .granularity = granularity};
-        QuantMemory got(both, shape.N, shape.C), want(direct, turned.N, turned.C);
-        run(x, shape, got);
-        run(transpose_of(x, shape.N, shape.C), turned, want);
-        CHECK(got.transposed.same_bits(want.rowwise));
-        CHECK(got.transposed_scale_inv.same_bits(want.rowwise_scale_inv));
-        // Transposing the rowwise bytes gives the same only for 128x128 blocks.
-        const bool turned_bytes = transpose_of(got.rowwise, shape.N, shape.C).same_bits(got.transposed);
-        CHECK_EQ(turned_bytes, granularity != Granularity::kBlock1x128);
-    }
-}
-
-TEST_CASE("cpu quantize: scale_inv of a transposed weight is the exact transpose, padded with 0") {
-    const Shape shape{400, 272};   // blocks: 4 x 3, stored 4 x 4 and 3 x 4
-    QuantMemory got({.name = "128x128", .granularity = Granularity::kBlock128x128}, shape.N, shape.C);
-    run(uneven(shape, 5), shape, got);
-    REQUIRE_EQ(got.rowwise_scale_inv.elems(), 16);
-    REQUIRE_EQ(got.transposed_scale_inv.elems(), 12);
-    int distinct = 0;
-    for (int64_t i = 0; i < 4; i++)
-        for (int64_t j = 0; j < 4; j++) {
-            const double scale = got.rowwise_scale_inv.get(i * 4 + j);
-            if (j < 3) CHECK_EQ(scale, got.transposed_scale_inv.get(j * 4 + i));
-            CHECK_EQ(scale == 0, j == 3);
-            distinct += j < 3 && scale != got.rowwise_scale_inv.get(0);
-        }
-    CHECK_GT(distinct, 4);   // scale_inv that is not transposed would be detected
-}
-
-TEST_CASE("cpu quantize: one changed element changes the result") {
-    const Shape shape{144, 272};
-    for (const QuantRequest& request : quant_requests()) {
-        if (!request.rowwise && !request.transposed) continue;
-        const HostTensor x = uneven(shape, 11);
-        QuantMemory before(request, shape.N, shape.C);
-        run(x, shape, before);
-        for (int64_t i : {int64_t{0}, x.elems() / 2 + 5, x.elems() - 1}) {
-            HostTensor moved = x;
-            moved.set(i, std::copysign(4 * amax_of(x), -x.get(i)));
-            QuantMemory after(request, shape.N, shape.C);
-            run(moved, shape, after);
-            INFO(request.name << ", element " << i);
-            CHECK_NE(after.difference(before), "");
-        }
-    }
-}
-
 TEST_CASE("cpu quantize: an fp32 source is rounded to bf16 first") {
     const Shape shape{144, 272};
     const HostTensor wide = uneven(shape, 13, Dtype::kFp32), narrow = wide.to(Dtype::kBf16);
