@@ -54,16 +54,6 @@ TEST_CASE("flat layout: a view is the parameter's part of a flat buffer, and FP8
     }
 }
 
-TEST_CASE("flat layout: the layers of a group in messages") {
-    ParamGroup group;
-    group.first_layer = group.last_layer = -1;
-    CHECK(layers_text(group, 4) == "embedding");
-    group.last_layer = 2;
-    CHECK(layers_text(group, 4) == "embedding to layers.2");
-    group.first_layer = group.last_layer = 4;
-    CHECK(layers_text(group, 4) == "head");
-}
-
 TEST_CASE("state states: a row and a file for every kind, and every optimizer keeps a master") {
     CHECK(std::size(kOptimizerStates) == kStateKinds);
     std::set<std::string> names, files;
