@@ -133,45 +133,6 @@ TEST_CASE("context: in FP32 the forward pass has the bits of one rank, and gradi
     }
 }
 
-// The derivative of the loss along the gradient of each parameter is that gradient's norm.
-TEST_CASE("context: gradients agree with finite differences of the loss") {
-    for (const Case& c : cases()) {
-        CAPTURE(c.name);
-        Config config = with_ranks(c.config, 4);
-        config.global_batch_size = kSequences;
-        config.zero = 0;
-        LocalRanks(4).run([&](Comm& comm) {
-            TestModel model(config, true, &comm);
-            model.set_random_batch(kSequences, 32);
-            model.gradients();
-            std::vector<std::vector<double>> grads;
-            for (size_t i = 0; i < model.table.params.size(); i++) grads.push_back(model.grad(static_cast<int>(i)));
-            for (size_t i = 0; i < grads.size(); i++) {
-                double squares = 0;
-                for (double g : grads[i]) squares += g * g;
-                const double norm = std::sqrt(squares);
-                REQUIRE(norm > 0);
-                const Tensor weight = model.trainer->decoder().weight(static_cast<int>(i));
-                const std::vector<double> at = model.read(weight);
-                // gradients() sets the weights from their masters again.
-                const auto loss = [&](double step) {
-                    std::vector<float> moved;
-                    for (size_t k = 0; k < at.size(); k++)
-                        moved.push_back(static_cast<float>(at[k] + step * grads[i][k] / norm));
-                    device::copy_to_device(model.ctx, weight.data, moved.data(), weight.bytes());
-                    model.gradients();
-                    return model.loss();
-                };
-                const double h = 0.02;
-                const double slope = (8 * (loss(h) - loss(-h)) - (loss(2 * h) - loss(-2 * h))) / (12 * h);
-                // Losses have an error of 2^-23 or so, which h magnifies; the fifth derivative adds h^4.
-                CHECK_MESSAGE(std::fabs(slope - norm) < 4e-3 * norm + 2e-5, model.table.params[i].name, ": ", slope,
-                              " and ", norm);
-            }
-        });
-    }
-}
-
 namespace {
 
 ModelConfig fp8_shape(size_t number) {
