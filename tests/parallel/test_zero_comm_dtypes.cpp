@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <limits>
-#include <optional>
 
 #include "llmc/base/fp8.h"
 #include "llmc/train/run/rank_consistency.h"
@@ -211,14 +210,6 @@ TEST_CASE("grad comm dtypes: the reduced gradient is the sum, in rank order, of 
     }
 }
 
-TEST_CASE("grad comm dtypes: a difference in one element is detected") {
-    const Config config = in_small_buckets(fp8_config(fp8_shapes()[1], Fp8Recipe::kNone));
-    Reduction reduction = reduce_gradients(config, 3);
-    Floats& sum = reduction.sums.begin()->second;
-    sum.back() = std::nextafter(sum.back(), 1.0f);
-    CHECK(!same_bits(sum, sum_of(reduction, reduction.sums.begin()->first, GradCommDtype::kFp32)));
-}
-
 TEST_CASE("grad comm dtypes: with a bf16 shard bits do not depend on overlap, and levels 2 and 3 agree") {
     for (const GradCommCase& c : comm_dtypes()) {
         for (int ranks : {2, 3}) {
@@ -298,29 +289,6 @@ TEST_CASE("grad comm dtypes: an outlier affects only its chunk, a non-finite val
             CHECK(wild.skip == 3);
             check_reduction(c.config, wild);
         }
-    }
-}
-
-TEST_CASE("grad comm dtypes: a non-finite gradient on one rank skips the step on all, and training continues") {
-    for (const GradCommCase& c : at_both_levels()) {
-        CAPTURE(c.name);
-        static thread_local std::optional<WatchedStore> store;   // a thread is a rank
-        auto corrupt = [](TestModel& model, int step) {
-            if (model.comm.world().rank != 1 || step != 1) return;
-            store.emplace(model).gradients_ready = [&model](int layer) {
-                const Tensor grad = model.trainer->decoder().grad(model.table.layers[1].up_weight);
-                if (layer == 1) device::fill_bytes(model.ctx, grad.data, 0xff, grad.bytes());
-            };
-        };
-        auto mend = [](TestModel&, int) { store.reset(); };
-        const Run one = train(c.config, 3, 1), skipped = train(c.config, 3, 2, {corrupt, mend});
-        CHECK(skipped.skips == std::vector<int>{0, 1});
-        CHECK(std::isnan(skipped.norms[1].value));
-        CHECK(skipped.weights == one.weights);
-        CHECK(skipped.state == one.state);
-        const Run on = train(c.config, 3, 3, {corrupt, mend});
-        CHECK(on.skips == std::vector<int>{0, 1, 0});
-        CHECK(on.state != one.state);
     }
 }
 
