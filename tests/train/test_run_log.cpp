@@ -120,18 +120,6 @@ TEST_CASE("log: docs/training.md has the table of the fields of a step") {
     CHECK_MESSAGE(read_text_file("docs/training.md", 1 << 20).find(table) != std::string::npos, table);
 }
 
-TEST_CASE("log: lines with ordinary numbers have equal lengths") {
-    StepRecord a = example(), b = example();
-    b.loss = 10.98765 / 2;
-    b.grad_norm = 9.99;
-    b.lr = 1e-7;
-    b.tokens_per_second = 1200;
-    b.mfu = 0.051;
-    b.memory_gib = 3.1;
-    b.eta_seconds = 5;
-    CHECK(step_line(a).size() == step_line(b).size());
-}
-
 TEST_CASE("log: records read back have the same bits, the header is first, and each is flushed immediately") {
     LogDir dir;
     std::string path = dir / "a/b/log.jsonl";
