@@ -77,32 +77,6 @@ TEST_CASE("gpu fp8 gemm stays within the error bound of tensor cores") {
     });
 }
 
-TEST_CASE("gpu fp8 gemm: a changed code and a transposed scale_inv are detected") {
-    for (const Fp8Kind& kind : fp8_kinds()) {
-        Fp8Product p = product({144, 160, 272}, kind, Dtype::kFp32);
-        fill(p, 0);
-        const Fp8Expected e = expected_of(p);
-        auto difference = [&](const Fp8Product& wrong) {
-            return first_difference(on_gpu(gpu(), wrong), e.product, gpu_bound(p, e));
-        };
-        CHECK_EQ(difference(p), "");
-        Fp8Product wrong = p;
-        const std::vector<double> a = decoded(p.a);
-        const auto smaller = [](double x, double y) { return std::fabs(x) < std::fabs(y); };
-        const auto largest = std::max_element(a.begin() + p.K, a.begin() + 2 * p.K, smaller);
-        codes_of(wrong.a)[largest - a.begin()] ^= 0x80;   // another sign
-        CHECK_NE(difference(wrong), "");
-        if (!kind.blocks()) continue;
-        wrong = p;
-        wrong.a_scale_inv = transposed_scale_inv(p.a_scale_inv, p.M);
-        CHECK_NE(difference(wrong), "");
-        wrong = p;
-        wrong.b_scale_inv =
-            transposed_scale_inv(p.b_scale_inv, kind.b_granularity == Granularity::kBlock128x128 ? 4 : p.N);
-        CHECK_NE(difference(wrong), "");
-    }
-}
-
 TEST_CASE("gpu fp8 gemm: fast accumulation acts, and costs accuracy") {
     for (const Fp8Kind& kind : {kTensors, fp8_kinds()[3]}) {
         Fp8Product p = product({64, 128, 2048}, kind, Dtype::kFp32);

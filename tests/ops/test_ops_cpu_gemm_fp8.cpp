@@ -56,34 +56,6 @@ TEST_CASE("cpu fp8 gemm stays within its error bound") {
     });
 }
 
-TEST_CASE("cpu fp8 gemm: a changed code, a transposed scale_inv and an inverted scale are detected") {
-    Ctx ctx;
-    for (const Fp8Kind& kind : fp8_kinds()) {
-        Fp8Product p = small_product(kind);
-        const Fp8Expected e = expected(p, 13, 128);
-        auto difference = [&](Fp8Product& wrong) {
-            return first_difference(wrong.on_cpu(ctx), e.product, cpu_bound(p, e));
-        };
-        CHECK_EQ(difference(p), "");
-        for (int64_t at : {int64_t{0}, p.M * p.K / 2, p.M * p.K - 1}) {
-            Fp8Product wrong = p;
-            codes_of(wrong.a)[at] ^= 1;
-            CHECK_NE(difference(wrong), "");
-        }
-        for (HostTensor Fp8Product::*scale_inv : {&Fp8Product::a_scale_inv, &Fp8Product::b_scale_inv}) {
-            Fp8Product wrong = p;
-            (wrong.*scale_inv).set(0, 1 / (p.*scale_inv).get(0));
-            CHECK_NE(difference(wrong), "");
-            if (!kind.blocks()) continue;
-            wrong = p;
-            const bool is_a = scale_inv == &Fp8Product::a_scale_inv;
-            const bool square = !is_a && kind.b_granularity == Granularity::kBlock128x128;
-            wrong.*scale_inv = transposed_scale_inv(p.*scale_inv, square ? 4 : is_a ? p.M : p.N);
-            CHECK_NE(difference(wrong), "");
-        }
-    }
-}
-
 TEST_CASE("cpu fp8 gemm: NaN and infinity affect only their row") {
     Ctx ctx;
     for (auto [format, code] : {std::pair{Dtype::kE4m3, 0x7f}, {Dtype::kE5m2, 0x7c}, {Dtype::kE5m2, 0xfe}}) {

@@ -58,12 +58,4 @@ inline Fp8Product& fill(Fp8Product& p, int64_t limit, bool with_bias = false, bo
     return p;
 }
 
-// Swaps the two axes of scale_inv.
-inline HostTensor transposed_scale_inv(const HostTensor& scale_inv, int64_t inner) {
-    HostTensor t = scale_inv;
-    const int64_t outer = scale_inv.elems() / inner;
-    for (int64_t i = 0; i < scale_inv.elems(); i++) t.set(i % inner * outer + i / inner, scale_inv.get(i));
-    return t;
-}
-
 }  // namespace op_test
