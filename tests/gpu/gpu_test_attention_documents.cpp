@@ -43,15 +43,6 @@ int64_t differences(const Attention& a, const Attention::Result& x, const Attent
     return count;
 }
 
-// The rows of a document as a separate problem.
-Attention cut_out(const Attention& a, int64_t b, int64_t begin, int64_t rows) {
-    Attention part({1, rows, a.s.NH, a.s.NKV, a.s.HS}, a.type);
-    const int64_t token = b * a.s.T + begin, out_width = a.s.NH * a.s.HS;
-    for (int64_t i = 0; i < rows * a.width; i++) part.qkv.set(i, a.qkv.get(token * a.width + i));
-    for (int64_t i = 0; i < rows * out_width; i++) part.dout.set(i, a.dout.get(token * out_width + i));
-    return part;
-}
-
 }  // namespace
 
 TEST_CASE("gpu attention within documents: tensor-core kernels against loops in double") {
@@ -72,36 +63,6 @@ TEST_CASE("gpu attention within documents: plain kernels against loops in double
     check_against_loops(Attention({1, 33, 4, 1, 80}, Dtype::kFp32).with_documents({{15, 1, 17}}));
     for (int64_t HS : {64, 128})
         check_against_loops(Attention({1, 100, 4, 2, HS}, Dtype::kFp32).with_documents({{31, 1, 32, 36}}));
-}
-
-// Tiles are at other positions if a document is a separate sequence, so its sums differ within the error bounds.
-TEST_CASE("gpu attention: a document agrees with itself as a separate sequence") {
-    for (int64_t HS : {48, 64, 128}) {
-        const Attention a = documents_problem(4, 2, HS, Dtype::kBf16, kBorders[2]);
-        const Attention::Result given = a.on_cpu(a.type), all = a.on_gpu(given);
-        for_each_document(a.lengths, [&](int64_t b, int64_t begin, int64_t length) {
-            const Attention part = cut_out(a, b, begin, length);
-            const Attention::Result own = part.on_cpu(part.type), alone = part.on_gpu(own);
-            const Reference want = reference_of(part, own, on_tensor_cores(part) ? 1.01 * 0x1p-8 : 0);
-            INFO(a.name() << "document at " << b << ", " << begin);
-            int64_t wrong = 0;
-            for (int64_t t = 0; t < length; t++) {
-                for (int64_t i = 0; i < a.width; i++) {
-                    const int64_t x = a.q(b, begin + t, 0) + i, y = part.q(0, t, 0) + i;
-                    wrong += !(std::fabs(all.dqkv.get(x) - alone.dqkv.get(y)) <= 2 * want.dqkv_error[y]);
-                }
-                for (int64_t i = 0; i < a.s.NH * HS; i++) {
-                    const int64_t x = a.o(b, begin + t, 0) + i, y = part.o(0, t, 0) + i;
-                    wrong += !(std::fabs(all.out.get(x) - alone.out.get(y)) <= 2 * want.out_error[y]);
-                }
-                for (int64_t h = 0; h < a.s.NH; h++) {
-                    const int64_t x = a.row(b, begin + t, h), y = part.row(0, t, h);
-                    wrong += !(std::fabs(all.lse.get(x) - alone.lse.get(y)) <= 2 * want.lse_error[y]);
-                }
-            }
-            CHECK_EQ(wrong, 0);
-        });
-    }
 }
 
 // Also within the tile, the warp and the four lanes that share a row. The backward pass reads out and lse of the CPU,
