@@ -66,65 +66,6 @@ TEST_CASE("streams: deferred work runs in order up to the event that is waited f
     }
 }
 
-TEST_CASE("streams: a test can skip one event_order") {
-    int64_t orders = 1;
-    Pair p(false, &orders);
-    for (int i = 0; i < 3; i++) {
-        p.put(p.side, i, 1);
-        cpu::event_record(p.side, p.a);
-        cpu::event_order(p.compute, p.a);
-        CHECK(p.bytes[i] == (i != 1));
-        cpu::synchronize(p.side);
-    }
-    CHECK(orders == -2);
-}
-
-TEST_CASE("streams: remaining work runs at the end, and operations copy their arguments") {
-    float values[4] = {1, 2, 3, 4}, sums[2] = {};
-    {
-        Ctx compute, side;
-        cpu::device_open(compute, 0);
-        cpu::side_open(side, compute);
-        {
-            SumRanksArgs args{.out = {sums, Dtype::kFp32, 2}, .in = {values, Dtype::kFp32, 4}, .scales = {},
-                              .ranks = 2};
-            ops::sum_ranks(side, args);
-            args = {};
-        }
-        CHECK(sums[0] == 0);
-        cpu::side_close(side);
-        cpu::device_close(compute);
-    }
-    CHECK(sums[0] == 4);
-    CHECK(sums[1] == 6);
-}
-
-TEST_CASE("streams: an error of deferred work is thrown where it is waited for, and later work can still run") {
-    Pair p(false);
-    cpu::put_off(p.side, [] { throw Error(kExitDisk, "deferred"); });
-    p.put(p.side, 0, 1);
-    cpu::event_record(p.side, p.a);
-    CHECK_THROWS_AS(cpu::event_order(p.compute, p.a), Error);
-    CHECK(p.bytes[0] == 0);
-    cpu::event_order(p.compute, p.a);
-    CHECK(p.bytes[0] == 1);
-}
-
-TEST_CASE("streams: after an error the remaining work is dropped without waiting") {
-    Event* end = cpu::event_create();
-    char byte = 0;
-    try {
-        Pair p(false);
-        cpu::fill_bytes(p.side, &byte, 1, 1);
-        cpu::event_record(p.side, end);
-        throw Error(kExitDisk, "disk");
-    } catch (const Error&) {
-    }
-    cpu::event_wait(end);
-    CHECK(byte == 0);
-    cpu::event_destroy(end);
-}
-
 // Records the purposes of sums.
 class NotingComm : public LocalExchange {
 public:
