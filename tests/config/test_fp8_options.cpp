@@ -171,23 +171,6 @@ TEST_CASE("fp8 options: the keys of the H200 guide in a file") {
     CHECK(contains(file_refusal("{\"use_fp8\": 1}"), "must be true or false"));
 }
 
-TEST_CASE("fp8 options: another recipe on resume is allowed, with a note") {
-    auto diff = [](const Words& before, const Words& now) {
-        return config_diff(config_to_json(fp8_config(before)), fp8_config(now));
-    };
-    const Words delayed = {"--fp8-recipe=delayed", "--fp8-margin=1"}, blockwise = {"--fp8-recipe=blockwise"};
-    ConfigDiff d = diff(delayed, blockwise);
-    CHECK(d.must_match.empty());
-    CHECK(d.changed == Words{"--fp8-recipe: delayed in the checkpoint, blockwise now",
-                             "--fp8-format: hybrid in the checkpoint, e4m3 now"});
-    d = diff({}, delayed);
-    CHECK(d.must_match.empty());
-    CHECK(d.changed == Words{"--fp8-recipe: none in the checkpoint, delayed now", "--fp8-margin: not set in the "
-                             "checkpoint, 1 now"});
-    CHECK(diff(delayed, {}).changed == Words{"--fp8-recipe: delayed in the checkpoint, none now"});
-    CHECK(diff(delayed, delayed).changed.empty());
-}
-
 TEST_CASE("environment: every variable of other trainers is listed with its effect here") {
     const Words none = environment_lines({"PATH=/bin", "HOME=h", "CUDA_VISIBLE_DEVICES=0", "NCCLX=1"}, 8, true);
     CHECK(none.empty());

@@ -93,15 +93,6 @@ TEST_CASE("synthetic: options about shards are refused with it") {
     CHECK(refusal("gpt2", joined(base(""), {"--synthetic-data=false"})) == "");
 }
 
-TEST_CASE("synthetic: a run on synthetic data and a run on shards do not resume each other") {
-    const Config with = parse("gpt2", kRun).config, without = parse("gpt2", base("")).config;
-    for (const auto& [saved, now] : {std::pair{with, without}, std::pair{without, with}}) {
-        const ConfigDiff diff = config_diff(config_to_json(saved), now);
-        REQUIRE(diff.must_match.size() == 1);
-        CHECK(contains(diff.must_match[0], "--synthetic-data: "));
-    }
-}
-
 TEST_CASE("ranks: the number of ranks that plan is for, and that a run must have") {
     const Words plan = {"--dry-run", "--ranks", "8", "--micro-batch-size", "2"};
     CHECK(parse("gpt2", plan).config.global_batch_size == 16);
