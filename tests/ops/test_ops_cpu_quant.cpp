@@ -1,6 +1,6 @@
 // quantize and amax of the CPU against the definition, element by element.
 #include "tests/support/fp8_format.h"
-#include "tests/support/quant_test.h"
+#include "tests/support/comm_ops_test.h"
 
 using namespace op_test;
 
@@ -14,18 +14,6 @@ struct Shape {
 // `transposed` needs N % 16 == 0; the last shapes are tested without it.
 constexpr Shape kShapes[] = {{16, 16}, {128, 128}, {48, 144}, {144, 48}, {256, 400}, {16, 640}, {640, 16}, {272, 272}};
 constexpr Shape kOddRows[] = {{1, 16}, {130, 272}, {257, 128}};
-
-// Values whose blocks have very different magnitudes, so that a scale of the wrong block is detected.
-HostTensor uneven(Shape shape, uint64_t key, Dtype dtype = Dtype::kBf16) {
-    HostTensor x = random_tensor(dtype, shape.N * shape.C, key);
-    for (int64_t n = 0; n < shape.N; n++)
-        for (int64_t c = 0; c < shape.C; c++) {
-            const uint64_t block = static_cast<uint64_t>(n / 32 * 1000 + c / 32);
-            const int power = static_cast<int>(philox(key, block).word[1] % 33) - 16;
-            x.set(n * shape.C + c, std::ldexp(x.get(n * shape.C + c), power));
-        }
-    return x;
-}
 
 void run(const HostTensor& x, Shape shape, QuantMemory& to, const StepState* state = nullptr) {
     Ctx ctx;
@@ -84,14 +72,14 @@ TEST_CASE("cpu quantize: bytes and scales match the definition") {
         if (!request.transposed) shapes.insert(shapes.end(), std::begin(kOddRows), std::end(kOddRows));
         for (Shape shape : shapes) {
             INFO(request.name << ", " << shape.N << " x " << shape.C);
-            check_against_definition(request, shape, uneven(shape, 7));
+            check_against_definition(request, shape, uneven_tensor(Dtype::kBf16, shape.N, shape.C, 7));
         }
     }
 }
 
 TEST_CASE("cpu quantize: an fp32 source is rounded to bf16 first") {
     const Shape shape{144, 272};
-    const HostTensor wide = uneven(shape, 13, Dtype::kFp32), narrow = wide.to(Dtype::kBf16);
+    const HostTensor wide = uneven_tensor(Dtype::kFp32, shape.N, shape.C, 13), narrow = wide.to(Dtype::kBf16);
     for (const QuantRequest& request : quant_requests()) {
         QuantMemory from_wide(request, shape.N, shape.C), from_narrow = from_wide;
         run(wide, shape, from_wide);
