@@ -171,13 +171,24 @@ TEST_CASE("cpu producers: QuantOut gives the same as quantize on the bf16 result
     }
 }
 
-TEST_CASE("cpu producers: quantization does not depend on the number of threads") {
+TEST_CASE("cpu producers: no result depends on the number of threads") {
     const int threads = cpu::thread_count();
     std::deque<QuantMemory> ones;   // of all producers and requests
+    std::deque<Produced> plain;     // of all producers and types
     for (int n : {1, 2, 5}) {       // the outer loop, since OpenMP starts threads whenever the number changes
         cpu::set_thread_count(n);
-        size_t number = 0;
-        for (auto& [name, producer] : kProducers)
+        size_t number = 0, run = 0;
+        for (auto& [name, producer] : kProducers) {
+            for (Dtype type : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64}) {
+                Produced many = producer.run({.type = type});
+                if (n == 1) {
+                    plain.push_back(std::move(many));
+                    continue;
+                }
+                INFO(name << ", " << dtype_name(type) << ", " << n << " threads");
+                CHECK(many.result.same_bits(plain[run].result));
+                check_same(many.others, plain[run++].others);
+            }
             for (const QuantRequest& request : quant_requests()) {
                 QuantMemory many(request, N, producer.columns);
                 producer.run({.quant = many.out()});
@@ -190,6 +201,7 @@ TEST_CASE("cpu producers: quantization does not depend on the number of threads"
                 CHECK(many.dbias_scratch.same_bits(ones[number].dbias_scratch));
                 number++;
             }
+        }
     }
     cpu::set_thread_count(threads);
 }

@@ -1,4 +1,5 @@
-// Every operation of the CPU gives equal bits on any number of threads.
+// Operations of the CPU give equal bits on any number of threads. test_ops_cpu_quant_producers.cpp has those with a
+// QuantOut.
 #include "tests/support/random_inputs.h"
 
 #include <map>
@@ -19,36 +20,6 @@ constexpr int64_t B = 4, T = 100, N = B * T, C = 72, NH = 6, NKV = 2, HS = 24, k
 using Outputs = std::vector<HostTensor>;
 using Operation = std::function<Outputs(Dtype)>;
 
-template <auto forward> Outputs norm_forward(Dtype type) {
-    Inputs in{type};
-    HostTensor x = in.random(N * C), residual = in.random(N * C), w = in.random(C), b = in.random(C);
-    HostTensor out = in.empty(N * C), sum = out, mean = in.scratch(N), rstd = mean;
-    forward(in.ctx, {.out = out.view(), .residual_out = sum.view(), .mean = mean.view(), .rstd = rstd.view(),
-                     .in = x.view(), .residual = residual.view(), .weight = w.view(), .bias = b.view(), .N = N, .C = C,
-                     .eps = 1e-5f});
-    return {out, sum, rstd};
-}
-
-template <auto backward> Outputs norm_backward(Dtype type) {
-    Inputs in{type};
-    HostTensor dx = in.empty(N * C), below = in.random(N * C), dw = in.random(C), db = in.random(C);
-    HostTensor dout = in.random(N * C), x = in.random(N * C), mean = in.statistics(N),
-               rstd = in.statistics(N);
-    HostTensor w = in.random(C), scratch = in.scratch(2 * kPartialRows * C);
-    backward(in.ctx, {.dx = dx.view(), .dresidual = below.view(), .dweight = dw.view(), .dbias = db.view(),
-                      .scratch = scratch.view(), .dout = dout.view(), .x = x.view(), .mean = mean.view(),
-                      .rstd = rstd.view(), .weight = w.view(), .N = N, .C = C});
-    return {dx, dw, db};
-}
-
-template <auto rotate> Outputs rope(Dtype type) {
-    Inputs in{type};
-    HostTensor qkv = in.random(N * kWidth), table = in.statistics(T * HS);
-    rotate(in.ctx,
-           {.qkv = qkv.view(), .cos_sin = table.view(), .N = N, .T = T, .NH = NH, .NKV = NKV, .HS = HS});
-    return {qkv};
-}
-
 Outputs qk_norm(Dtype type) {
     Inputs in{type};
     HostTensor x = in.random(N * kWidth), out = in.empty(N * kWidth), rstd = in.scratch(N * (NH + NKV));
@@ -60,19 +31,6 @@ Outputs qk_norm(Dtype type) {
                                    .scratch = scratch.view(), .in = x.view(), .rstd = rstd.view(), .q_weight = q.view(),
                                    .k_weight = k.view(), .N = N, .NH = NH, .NKV = NKV, .HS = HS});
     return {out, rstd, dqkv, dq, dk};
-}
-
-Outputs attention(Dtype type) {
-    Inputs in{type};
-    HostTensor qkv = in.random(N * kWidth), out = in.empty(N * NH * HS), lse = in.scratch(N * NH),
-               delta = lse;
-    HostTensor dout = in.random(N * NH * HS), dqkv = in.empty(N * kWidth);
-    cpu::attention_forward(in.ctx, {.out = out.view(), .lse = lse.view(), .qkv = qkv.view(), .B = B, .T = T, .NH = NH,
-                                    .NKV = NKV, .HS = HS, .softmax_mul = 0.2f});
-    cpu::attention_backward(in.ctx, {.dqkv = dqkv.view(), .delta = delta.view(), .dout = dout.view(), .out = out.view(),
-                                     .lse = lse.view(), .qkv = qkv.view(), .B = B, .T = T, .NH = NH, .NKV = NKV,
-                                     .HS = HS, .softmax_mul = 0.2f});
-    return {out, lse, delta, dqkv};
 }
 
 Outputs embedding(Dtype type) {
@@ -91,16 +49,6 @@ Outputs embedding(Dtype type) {
                                      .tokens = tokens.data(), .token_order = order.data(), .N = N, .T = T, .C = C,
                                      .V = V});
     return {out, bad, dwte, dwpe};
-}
-
-template <Activation kind> Outputs activation(Dtype type) {
-    Inputs in{type};
-    const int64_t inputs = N * activation_inputs(kind, C);
-    HostTensor x = in.random(inputs), out = in.empty(N * C), dout = in.random(N * C), dx = in.empty(inputs);
-    cpu::activation_forward(in.ctx, {.kind = kind, .out = out.view(), .in = x.view(), .N = N, .F = C});
-    cpu::activation_backward(in.ctx, {.kind = kind, .din = dx.view(), .dout = dout.view(), .in = x.view(), .N = N,
-                                      .F = C});
-    return {out, dx};
 }
 
 Outputs bias(Dtype type) {
@@ -159,18 +107,8 @@ Outputs optimizer(Dtype type) {
 }
 
 const std::map<std::string, Operation> kOperations = {
-    {"layernorm_forward", norm_forward<cpu::layernorm_forward>},
-    {"layernorm_backward", norm_backward<cpu::layernorm_backward>},
-    {"rmsnorm_forward", norm_forward<cpu::rmsnorm_forward>},
-    {"rmsnorm_backward", norm_backward<cpu::rmsnorm_backward>},
-    {"rope_forward", rope<cpu::rope_forward>},
-    {"rope_backward", rope<cpu::rope_backward>},
     {"qk_norm", qk_norm},
-    {"attention", attention},
     {"embedding", embedding},
-    {"gelu", activation<Activation::kGelu>},
-    {"swiglu", activation<Activation::kSwiglu>},
-    {"relu2", activation<Activation::kRelu2>},
     {"bias_backward", bias},
     {"classifier and sums", loss},
     {"gemm", matmul},
