@@ -16,27 +16,14 @@
 
 namespace {
 
-std::string error_of(const std::string& text) {
-    try {
-        parse_json_object(text, "f");
-        return "";
-    } catch (const Error& error) {
-        CHECK(error.exit_code == kExitBadInput);
-        return error.what();
-    }
-}
+std::string error_of(const std::string& text) { return refusal_of([&] { parse_json_object(text, "f"); }); }
 
 std::string nested(int levels) {
     return std::string(static_cast<size_t>(levels), '[') + std::string(static_cast<size_t>(levels), ']');
 }
 
 std::string refusal(const std::string& path, int64_t max_bytes = 1000) {
-    try {
-        read_json_object(path, max_bytes);
-        return "";
-    } catch (const Error& error) {
-        return error.what();
-    }
+    return refusal_of([&] { read_json_object(path, max_bytes); });
 }
 
 }  // namespace
@@ -125,19 +112,11 @@ TEST_CASE("json: anything but a regular file is refused by name, without reading
 TEST_CASE("json: fields of other types and ranges are named with their value") {
     const nlohmann::json object = nlohmann::json::parse(R"({"n": 3, "huge": 18446744073709551615, "list": [1, "x"]})");
     const JsonFields fields{object, "f"};
-    const auto said = [](const auto& read) -> std::string {
-        try {
-            read();
-            return "";
-        } catch (const Error& error) {
-            return error.what();
-        }
-    };
     CHECK(fields.integer("n", 0, 3) == 3);
-    CHECK(said([&] { fields.integer("n", 4, 9); }) == "f: \"n\" is 3: a whole number from 4 to 9 is needed");
-    CHECK(said([&] { fields.integer("huge", 0, INT64_MAX); })
+    CHECK(refusal_of([&] { fields.integer("n", 4, 9); }) == "f: \"n\" is 3: a whole number from 4 to 9 is needed");
+    CHECK(refusal_of([&] { fields.integer("huge", 0, INT64_MAX); })
           == "f: \"huge\" is 18446744073709551615: a whole number of at least 0 is needed");
-    CHECK(said([&] { fields.integers("list", 0, 9); })
+    CHECK(refusal_of([&] { fields.integers("list", 0, 9); })
           == "f: \"list\" is [1,\"x\"]: whole numbers from 0 to 9 are needed");
-    CHECK(said([&] { fields.text("none"); }) == "f: \"none\" is missing");
+    CHECK(refusal_of([&] { fields.text("none"); }) == "f: \"none\" is missing");
 }

@@ -55,15 +55,8 @@ TEST_CASE("data: too few samples") {
     DataLoader one(config_of({dir / "a.bin"})), two(config_of({dir / "*.bin"}));
     require_samples(one, 7, "one step of 7 sequences");
     require_samples(two, 15, "one evaluation");
-    try {
-        require_samples(two, 16, "one evaluation of 2 x 8 sequences");
-        FAIL_CHECK("accepted");
-    } catch (const Error& error) {
-        CHECK(error.exit_code == kExitBadInput);
-        check_contains(error.what(),
-                       {"a.bin' and 1 more has 65 tokens = 15 samples of 4; needs 16 (one evaluation "
-                        "of 2 x 8 sequences)"});
-    }
+    check_contains(refusal_of([&] { require_samples(two, 16, "one evaluation of 2 x 8 sequences"); }),
+                   {"a.bin' and 1 more has 65 tokens = 15 samples of 4; needs 16 (one evaluation of 2 x 8 sequences)"});
     CHECK_THROWS_AS(require_samples(one, 8, "one step"), Error);
 }
 

@@ -68,13 +68,7 @@ Hellaswag open_file(const TempDir& dir, const data_test::FileBytes& bytes, int64
 }
 
 std::string refusal(const TempDir& dir, const data_test::FileBytes& bytes, int64_t T = 40) {
-    try {
-        open_file(dir, bytes, 29, T);
-        return "";
-    } catch (const Error& error) {
-        CHECK(error.exit_code == kExitBadInput);
-        return error.what();
-    }
+    return refusal_of([&] { open_file(dir, bytes, 29, T); });
 }
 
 // Labels for which every example is correct.

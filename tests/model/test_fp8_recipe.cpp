@@ -25,13 +25,7 @@ Fp8Plan tiny_plan(const Words& words) {
 
 // The message of the error (exit 2) that the plan raises; "" if there is none.
 std::string plan_refusal(const std::string& family, const Words& words) {
-    try {
-        planned(family, words);
-        return "";
-    } catch (const Error& error) {
-        CHECK(error.exit_code == kExitBadInput);
-        return error.what();
-    }
+    return refusal_of([&] { planned(family, words); });
 }
 
 std::string tiny_refusal(const Words& words) {

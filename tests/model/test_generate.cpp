@@ -22,13 +22,7 @@ Config text_config(int64_t vocab) {
 }
 
 std::string prompt_error(const Config& config) {
-    try {
-        read_prompt(config, 8, "--seq-length");
-        return "";
-    } catch (const Error& error) {
-        CHECK(error.exit_code == kExitBadInput);
-        return error.what();
-    }
+    return refusal_of([&] { read_prompt(config, 8, "--seq-length"); });
 }
 
 ParsedConfig parse_generate(const Words& words) {
@@ -37,15 +31,7 @@ ParsedConfig parse_generate(const Words& words) {
     return parse_generate_config(static_cast<int>(argv.size()), argv.data(), "llama");
 }
 
-std::string generate_error(const Words& words) {
-    try {
-        parse_generate(words);
-        return "";
-    } catch (const Error& error) {
-        CHECK(error.exit_code == kExitBadInput);
-        return error.what();
-    }
-}
+std::string generate_error(const Words& words) { return refusal_of([&] { parse_generate(words); }); }
 
 }  // namespace
 

@@ -207,12 +207,7 @@ TEST_CASE("loss chunk: chunks that FP8 cannot take, or that do nothing, are refu
         Config config = fp8_config(fp8_shapes()[1], recipe);
         config.fp8_lm_head = head;
         config.loss_chunk = chunk;
-        try {
-            fp8_plan_of(config, make_param_table(config.shape));
-            return "";
-        } catch (const Error& error) {
-            return error.what();
-        }
+        return refusal_of([&] { fp8_plan_of(config, make_param_table(config.shape)); });
     };
     CHECK(plan_error(Fp8Recipe::kDelayed, 40, false).empty());
     CHECK(plan_error(Fp8Recipe::kDelayed, 48, true).empty());

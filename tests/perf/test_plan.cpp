@@ -248,13 +248,7 @@ TEST_CASE("plan: which GPU") {
     found.name = "NVIDIA H100 PCIe";
     CHECK(planned_gpu(config, found).name == std::string("H100 PCIe"));
     CHECK(planned_gpu(planned_config("gpt2", {"--gpu", "h100 sxm"}), found).name == std::string("H100 SXM"));
-    std::string told;
-    try {
-        planned_gpu(planned_config("gpt2", {"--gpu", "H2000"}), found);
-    } catch (const Error& error) {
-        CHECK(error.exit_code == kExitBadInput);
-        told = error.what();
-    }
+    const std::string told = refusal_of([&] { planned_gpu(planned_config("gpt2", {"--gpu", "H2000"}), found); });
     CHECK(contains(told, "--gpu H2000"));
     for (const Gpu& gpu : planned_gpus()) CHECK(contains(told, gpu.name));
 }
@@ -317,15 +311,7 @@ TEST_CASE("plan: every operation has a rate of its own or is known to move next 
 }
 
 TEST_CASE("plan: a malformed row of rates is refused with its line number") {
-    auto refused = [](const std::string& text) {
-        try {
-            parse_rates(text, "file");
-        } catch (const Error& error) {
-            CHECK(error.exit_code == kExitBadInput);
-            return std::string(error.what());
-        }
-        return std::string();
-    };
+    auto refused = [](const std::string& text) { return refusal_of([&] { parse_rates(text, "file"); }); };
     CHECK(refused("# rates\n\nop adamw fp32 plain 8 1.5 plain 16 2\n") == "");
     const std::string rows[] = {"adamw fp32 plain 8 1.5", "op adam fp32 plain 8 1.5", "op adamw fp32 none 8 1.5",
                                 "op adamw fp32 plain 8", "gpu", "copy", "copy 1 2", "linear 1 2 3 4",

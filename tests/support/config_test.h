@@ -25,13 +25,7 @@ inline ParsedConfig parse(const std::string& family, const Words& words, const M
 
 // Returns the error message of these options (exit 2), or "" if they are valid.
 inline std::string refusal(const std::string& family, const Words& words, const Machine& machine = {}) {
-    try {
-        parse(family, words, machine);
-        return "";
-    } catch (const Error& error) {
-        CHECK_MESSAGE(error.exit_code == kExitBadInput, error.what());
-        return error.what();
-    }
+    return refusal_of([&] { parse(family, words, machine); });
 }
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }

@@ -7,3 +7,14 @@
 #undef REQUIRE
 #undef FAIL
 #include <doctest/doctest.h>
+
+// The message of the error with exit code 2 that body() raises, or "".
+template <typename Body> std::string refusal_of(Body&& body) {
+    try {
+        body();
+        return "";
+    } catch (const Error& error) {
+        CHECK_MESSAGE(error.exit_code == kExitBadInput, error.what());
+        return error.what();
+    }
+}
