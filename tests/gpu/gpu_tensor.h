@@ -16,6 +16,13 @@ inline Ctx& gpu() {
     return ctx;
 }
 
+// A new context: no plans, search off, nothing counted.
+struct FreshContext {
+    Ctx ctx;
+    FreshContext() { cuda::device_open(ctx, 0); }
+    ~FreshContext() { cuda::device_close(ctx); }
+};
+
 // The bytes of a host tensor on the device, including initial NaNs. `shift_bytes` misaligns it.
 class DeviceTensor {
 public:

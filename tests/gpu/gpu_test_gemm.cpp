@@ -101,13 +101,6 @@ void for_types(const std::function<void(Dtype operands, Dtype result)>& f) {
     f(Dtype::kFp32, Dtype::kFp32);
 }
 
-// A new context: no plans, search off.
-struct FreshContext {
-    Ctx ctx;
-    FreshContext() { cuda::device_open(ctx, 0); }
-    ~FreshContext() { cuda::device_close(ctx); }
-};
-
 }  // namespace
 
 TEST_CASE("gpu gemm: small integers are exact in every layout, type and alignment") {

@@ -29,12 +29,7 @@ bool takes(const Ctx& ctx, const Fp8Kind& kind) {
 }
 // Shared by all cases; null if the kernel cannot run.
 Ctx* context() {
-    struct Opened {
-        Ctx ctx;
-        Opened() { cuda::device_open(ctx, 0); }
-        ~Opened() { cuda::device_close(ctx); }
-    };
-    static Opened opened;
+    static FreshContext opened;
     return takes(opened.ctx, kKinds[0]) ? &opened.ctx : nullptr;
 }
 

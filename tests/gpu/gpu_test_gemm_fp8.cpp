@@ -46,13 +46,6 @@ void for_products(const std::function<void(Fp8Product&)>& f) {
                     }
 }
 
-// A new context: no plans, nothing counted.
-struct FreshContext {
-    Ctx ctx;
-    FreshContext() { cuda::device_open(ctx, 0); }
-    ~FreshContext() { cuda::device_close(ctx); }
-};
-
 }  // namespace
 
 TEST_CASE("gpu fp8 gemm is exact on whole numbers and powers of two") {

@@ -122,14 +122,6 @@ private:
     std::map<std::string, DeviceTensor> fixed_;
 };
 
-HostTensor state_of(float dloss_mul) {
-    StepState state{};
-    state.dloss_mul = dloss_mul;
-    HostTensor t(Dtype::kInt32, sizeof state / 4);
-    std::memcpy(t.data(), &state, sizeof state);
-    return t;
-}
-
 const bool kSkipped = left_out(int64_t{1} << 31);
 
 }  // namespace
@@ -142,7 +134,9 @@ TEST_CASE("gpu large: casts of the logits, and the classifier") {
     c.random("logits", V);
     c.output("losses", 1, Dtype::kFp32);
     c.ints("targets", [](int64_t n) { return n % 5 == 3 ? int64_t{kIgnoreIndex} : n * 7919 % V; });
-    c.fixed("state", state_of(1.0f / 64));
+    StepState state{};
+    state.dloss_mul = 1.0f / 64;
+    c.fixed("state", state_tensor(state));
     for (bool blocks : {false, true})
         c.check([&](const LargeCase::View& view, int64_t rows, const QuantOut& quant) {
             cuda::quantize(gpu(), {.quant = quant, .in = view("logits"), .N = rows, .C = V});

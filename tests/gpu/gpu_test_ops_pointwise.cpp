@@ -63,11 +63,6 @@ StepState step_state(int64_t adam_step, int32_t skip) {
     state.skip = skip;
     return state;
 }
-HostTensor state_tensor(const StepState& state) {
-    HostTensor t(Dtype::kInt32, sizeof state / 4);
-    std::memcpy(t.data(), &state, sizeof state);
-    return t;
-}
 
 void check_adamw(int64_t n, const Types& types, int64_t shift_bytes, const StepState& state) {
     OpCase c(strf("adamw of %lld, moments %s, step %lld", (long long)n, dtype_name(types.moment),

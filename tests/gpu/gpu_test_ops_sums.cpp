@@ -138,9 +138,7 @@ HostTensor state_tensor(float dloss_mul, int32_t bad_tokens) {
     StepState state{};
     state.dloss_mul = dloss_mul;
     state.bad_tokens = bad_tokens;
-    HostTensor t(Dtype::kInt32, sizeof state / 4);
-    std::memcpy(t.data(), &state, sizeof state);
-    return t;
+    return op_test::state_tensor(state);
 }
 
 void check_classifier(const Logits& l, Dtype work, int64_t shift_bytes, bool write) {
