@@ -442,7 +442,7 @@ TEST_CASE("config: help, and options without effect on this machine") {
     }
     CHECK(contains(parse("llama", {"--help-all", "--model", "llama3-8B"}).text,
                    "an integer in [1, 1024] (default: 32)"));
-    for (const char* family : {"gpt2", "llama"}) {   // one screen, in common terms
+    for (const char* family : {"gpt2", "llama"}) {   // one screen
         const std::string text = parse(family, {"--help"}).text;
         CHECK(std::count(text.begin(), text.end(), '\n') <= 40);
         std::stringstream lines(text);
@@ -452,11 +452,6 @@ TEST_CASE("config: help, and options without effect on this machine") {
             options += line.rfind("  --", 0) == 0;
         }
         CHECK(options == 25 + 2);
-        for (const char* word : {"gradient accumulation", "activation checkpointing", "learning rate", "warm-up",
-                                 "sequence length", "context length", "weight decay", "gradient clipping",
-                                 "validation", "checkpoints", "FP8", "mixed precision", "optimizer state",
-                                 "fine-tuning", "random seed", "--help-all"})
-            CHECK_MESSAGE(contains(text, word), word);
     }
     Words words = joined(base(""), {"--gemm-search", "off"});
     CHECK(parse("gpt2", words).no_effect.empty());

@@ -77,16 +77,6 @@ TEST_CASE("config: the error of another trainer's option says what to write here
     CHECK_EQ(said({"--deepspeed_config=a.json"}), "unknown option --deepspeed_config (DeepSpeed): "
              "scripts/import_config a.json --out run.json converts it to a file for --config");
     CHECK(contains(said({"--deepspeed", "--bf16"}), "scripts/import_config FILE"));
-    CHECK(contains(said({"--use-flash-attn"}), "(Megatron-LM): leave it out"));
-    CHECK(contains(said({"--zero-stage", "2"}), "(DeepSpeed): use --zero 0, 1 (the default), 2 or 3"));
-    CHECK_EQ(said({"--training.local_batch_size", "2"}),
-             "unknown option --training.local_batch_size (torchtitan): use --micro-batch-size");
-    CHECK_EQ(said({"--local-batch-size=2"}),
-             "unknown option --local-batch-size (torchtitan): use --micro-batch-size (per rank)");
-    CHECK_EQ(said({"--seq_len", "2"}), "unknown option --seq_len (torchtitan): use --seq-length");
-    CHECK(contains(said({"--job.config_file", "a.toml"}), "(torchtitan): scripts/import_config a.toml --out run.json"));
-    CHECK(contains(said({"--n_layer=4"}), "(nanoGPT): use --num-layers"));
-    CHECK(contains(said({"-lg", "1"}), "(llm.c): leave it out: --log-file FILE has every step"));
     // A typing error is nearer than a name with the same beginning; without either no name is suggested.
     CHECK(contains(said({"--log-fil", "x"}), "did you mean --log-file?"));
     CHECK(contains(said({"--wandb-mode", "x"}), "scripts/export_log"));

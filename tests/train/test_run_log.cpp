@@ -1,8 +1,6 @@
 // The step line, the JSON records, which of them a resume removes, and the table of peaks.
 #include "tests/support/doctest.h"
 
-#include <unistd.h>
-
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +10,7 @@
 #include "llmc/base/gpu.h"
 #include "llmc/base/system/files.h"
 #include "llmc/train/log/run_log.h"
+#include "tests/support/files_test.h"
 
 namespace {
 
@@ -34,13 +33,6 @@ StepRecord example() {
     r.eta_seconds = 33 * 60 + 31.2;
     return r;
 }
-
-struct LogDir {
-    fs::path path = fs::temp_directory_path() / strf("llmc_log_%d", getpid());
-    LogDir() { fs::create_directories(path); }
-    ~LogDir() { fs::remove_all(path); }
-    std::string operator/(const std::string& name) const { return (path / name).string(); }
-};
 
 std::vector<Json> records(const std::string& path) {
     std::vector<Json> all;
@@ -121,7 +113,7 @@ TEST_CASE("log: docs/training.md has the table of the fields of a step") {
 }
 
 TEST_CASE("log: records read back have the same bits, the header is first, and each is flushed immediately") {
-    LogDir dir;
+    const files_test::TempDir dir;
     std::string path = dir / "a/b/log.jsonl";
     RunLog log(path, false, 0);
     RunHeader header;
@@ -219,7 +211,7 @@ TEST_CASE("log: records read back have the same bits, the header is first, and e
 }
 
 TEST_CASE("log: a resume removes later steps, wherever the run was killed") {
-    LogDir dir;
+    const files_test::TempDir dir;
     std::string path = dir / "log.jsonl";
     {
         RunLog log(path, false, 0);
@@ -264,7 +256,7 @@ TEST_CASE("log: a resume removes later steps, wherever the run was killed") {
 }
 
 TEST_CASE("log: a new run keeps the logs of earlier ones") {
-    LogDir dir;
+    const files_test::TempDir dir;
     const std::string path = dir / "log.jsonl";
     const auto text = [](const std::string& file) { return read_text_file(file, 1 << 20); };
     std::string runs[3];
@@ -294,7 +286,7 @@ TEST_CASE("log: a new run keeps the logs of earlier ones") {
 }
 
 TEST_CASE("log: to which --save folder it belongs") {
-    LogDir dir;
+    const files_test::TempDir dir;
     const std::string path = dir / "log.jsonl";
     CHECK(log_saves_in(path, "out"));   // there is none
     RunHeader header;
@@ -308,7 +300,7 @@ TEST_CASE("log: to which --save folder it belongs") {
 }
 
 TEST_CASE("log: a file that cannot be a log is refused and not changed") {
-    LogDir dir;
+    const files_test::TempDir dir;
     std::string text = dir / "notes.txt";
     std::ofstream(text) << "my notes\n";
     for (bool append : {true, false}) {
@@ -322,7 +314,7 @@ TEST_CASE("log: a file that cannot be a log is refused and not changed") {
     CHECK(refused(dir / "spaced.jsonl", true) == kExitOk);
     std::ofstream(dir / "empty.jsonl");
     CHECK(refused(dir / "empty.jsonl", false) == kExitOk);
-    CHECK(refused(dir.path.string(), false) == kExitBadInput);
+    CHECK(refused(dir.path, false) == kExitBadInput);
     CHECK(refused(text + "/log.jsonl", false) == kExitBadInput);
     // The error says why the folder could not be made, not that the file in it is missing.
     fs::create_symlink(dir / "nowhere", dir / "link");
