@@ -2,9 +2,6 @@
 // and sharding.
 #include "tests/support/doctest.h"
 
-#include <set>
-#include <string>
-
 #include "llmc/model/parameters/flat_layout.h"
 #include "tests/support/fp8_model_test.h"
 
@@ -52,23 +49,6 @@ TEST_CASE("flat layout: a view is the parameter's part of a flat buffer, and FP8
         CHECK(bf16_only.group_of(param).weight_begin == bf16_only.group_of(param).begin);
         CHECK(bf16_only.offset(param) % kParamAlign == 0);
     }
-}
-
-TEST_CASE("state states: a row and a file for every kind, and every optimizer keeps a master") {
-    CHECK(std::size(kOptimizerStates) == kStateKinds);
-    std::set<std::string> names, files;
-    for (const OptimizerState& state : kOptimizerStates) {
-        CHECK(state_row(state.kind).file == state.file);
-        CHECK(names.insert(state.name).second);
-        CHECK(files.insert(state.file).second);
-    }
-    for (const OptimizerRow& row : kOptimizers) {
-        CHECK(&row == &kOptimizers[static_cast<size_t>(row.kind)]);
-        CHECK(keeps(row.kind, StateKind::kMaster));   // new weights are computed from it
-    }
-    // Checkpoints of earlier versions have these files.
-    CHECK(files == std::set<std::string>{"optimizer/m.safetensors", "optimizer/master.safetensors",
-                                         "optimizer/v.safetensors"});
 }
 
 TEST_CASE("state states: moments are in --moment-dtype and masters in FP32; with FP64 all are in FP64") {

@@ -1,8 +1,6 @@
 // Matmul of the CPU against plain loops.
 #include "tests/support/op_test.h"
 
-#include "llmc/cpu/threads.h"
-
 namespace gemm_test {
 
 using op_test::Bound;
@@ -98,26 +96,6 @@ TEST_CASE("cpu gemm adds a bias") {
             return 2 * chain(s.K) * acc * e.magnitude.get(i) + acc * size + round * size;
         });
     }
-}
-
-TEST_CASE("cpu gemm does not depend on the number of threads") {
-    Ctx ctx;
-    int threads = cpu::thread_count();
-    for (const Shape& s : {Shape{97, 545, 300}, Shape{1, 530, 700}, Shape{203, 33, 64}})
-        for (GemmLayout layout : kLayouts) {
-            HostTensor a = random_tensor(Dtype::kBf16, s.M * s.K, 1),
-                       b = random_tensor(Dtype::kBf16, s.N * s.K, 2);
-            HostTensor one(Dtype::kFp32, s.M * s.N);
-            cpu::set_thread_count(1);
-            cpu::gemm(ctx, arguments(one, a, b, s, layout));
-            for (int n : {2, 3, 7}) {
-                HostTensor many(Dtype::kFp32, s.M * s.N);
-                cpu::set_thread_count(n);
-                cpu::gemm(ctx, arguments(many, a, b, s, layout));
-                CHECK(one.same_bits(many));
-            }
-        }
-    cpu::set_thread_count(threads);
 }
 
 TEST_CASE("cpu gemm refuses unsupported arguments") {

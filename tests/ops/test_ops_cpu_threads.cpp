@@ -2,6 +2,7 @@
 // QuantOut.
 #include "tests/support/random_inputs.h"
 
+#include <array>
 #include <map>
 #include <numeric>
 
@@ -81,12 +82,13 @@ Outputs loss(Dtype type) {
 Outputs matmul(Dtype type) {
     Inputs in{type};
     Outputs all;
-    for (GemmLayout layout : {GemmLayout::kForward, GemmLayout::kDgrad, GemmLayout::kWgrad}) {
-        HostTensor a = in.random(N * C), b = in.random(V * C), d = in.random(N * V);
-        cpu::gemm(in.ctx, {.D = d.view(), .A = a.view(), .B = b.view(), .M = N, .N = V, .K = C, .layout = layout,
-                           .accumulate = true});
-        all.push_back(d);
-    }
+    for (const auto& [rows, columns, K] : {std::array{N, V, C}, {97, 545, 300}, {1, 530, 700}, {203, 33, 64}})
+        for (GemmLayout layout : {GemmLayout::kForward, GemmLayout::kDgrad, GemmLayout::kWgrad}) {
+            HostTensor a = in.random(rows * K), b = in.random(columns * K), d = in.random(rows * columns);
+            cpu::gemm(in.ctx, {.D = d.view(), .A = a.view(), .B = b.view(), .M = rows, .N = columns, .K = K,
+                               .layout = layout, .accumulate = true});
+            all.push_back(d);
+        }
     return all;
 }
 
