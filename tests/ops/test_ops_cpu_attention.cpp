@@ -1,6 +1,7 @@
 // Causal attention of the CPU against plain loops in double, with error bounds derived from every rounding.
 #include "tests/support/documents_test.h"
 #include "tests/support/op_test.h"
+#include "tests/support/reference_attention.h"
 
 using namespace documents_test;
 using namespace op_test;
@@ -9,53 +10,28 @@ namespace attention_test {
 
 namespace {
 
-struct Shape {
-    int64_t B, T, NH, NKV, HS;
-};
+using Shape = QkvShape;
 // Around a block of queries (48), of keys (16) and of k (256); grouped heads; sizes that are not whole vectors.
 const Shape kShapes[] = {{1, 1, 1, 1, 1},   {2, 5, 2, 2, 8},   {1, 48, 2, 1, 16}, {1, 49, 4, 2, 20},
                          {2, 101, 3, 3, 7}, {1, 270, 2, 1, 18}};
 
-struct Attention {
-    Shape s;
-    Dtype type;
-    int64_t width = (s.NH + 2 * s.NKV) * s.HS, N = s.B * s.T;
-    float softmax_mul = 1 / std::sqrt(static_cast<float>(s.HS));
-    HostTensor qkv, out, lse, dout, dqkv, delta;
-    std::vector<int32_t> documents;   // (2, B, T), or none
-    int64_t window = 0;
+struct Attention : AttentionProblem {
+    HostTensor out, lse, dqkv, delta;
 
-    Attention(Shape shape, Dtype dtype) : s(shape), type(dtype) {
-        Dtype stat = stat_dtype(type);
-        qkv = random_tensor(type, N * width, 1), dout = random_tensor(type, N * s.NH * s.HS, 2);
-        out = HostTensor(type, N * s.NH * s.HS), lse = delta = HostTensor(stat, N * s.NH);
-        dqkv = HostTensor(type, N * width);
+    Attention(Shape shape, Dtype dtype) : AttentionProblem(shape, dtype) {
+        Result poisoned = fresh(dtype);
+        out = poisoned.out, lse = poisoned.lse, dqkv = poisoned.dqkv, delta = poisoned.delta;
     }
     const int32_t* documents_data() const { return documents.empty() ? nullptr : documents.data(); }
-    // First key that a query attends to.
-    int64_t start(int64_t b, int64_t t) const {
-        const int64_t document = documents.empty() ? 0 : documents[static_cast<size_t>(b * s.T + t)];
-        return window > 0 ? std::max(document, t - window + 1) : document;
-    }
     void forward() {
         Ctx ctx;
-        cpu::attention_forward(ctx, {.out = out.view(), .lse = lse.view(), .qkv = qkv.view(), .B = s.B, .T = s.T,
-                                     .NH = s.NH, .NKV = s.NKV, .HS = s.HS, .softmax_mul = softmax_mul,
-                                     .documents = documents_data(), .window = window});
+        cpu::attention_forward(ctx, forward_args(out.view(), lse.view(), qkv.view(), documents_data()));
     }
     void backward() {
         Ctx ctx;
-        cpu::attention_backward(ctx, {.dqkv = dqkv.view(), .delta = delta.view(), .dout = dout.view(),
-                                      .out = out.view(), .lse = lse.view(), .qkv = qkv.view(), .B = s.B, .T = s.T,
-                                      .NH = s.NH, .NKV = s.NKV, .HS = s.HS, .softmax_mul = softmax_mul,
-                                      .documents = documents_data(), .window = window});
+        cpu::attention_backward(ctx, backward_args(dqkv.view(), delta.view(), dout.view(), out.view(), lse.view(),
+                                                   qkv.view(), documents_data()));
     }
-    // Index of element 0 of a head vector.
-    int64_t q(int64_t b, int64_t t, int64_t h) const { return (b * s.T + t) * width + h * s.HS; }
-    int64_t k(int64_t b, int64_t t, int64_t h) const { return q(b, t, s.NH + h / (s.NH / s.NKV)); }
-    int64_t v(int64_t b, int64_t t, int64_t h) const { return k(b, t, h) + s.NKV * s.HS; }
-    int64_t o(int64_t b, int64_t t, int64_t h) const { return ((b * s.T + t) * s.NH + h) * s.HS; }
-    int64_t row(int64_t b, int64_t t, int64_t h) const { return (b * s.NH + h) * s.T + t; }
 };
 
 // Calls f(b, h, t) for every query.
