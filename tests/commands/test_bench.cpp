@@ -223,22 +223,6 @@ TEST_CASE("bench: steps that ran different calls are an error") {
     }
 }
 
-TEST_CASE("bench: the text has the recipe, ceilings, and operations beside compute after the sums") {
-    const StepBench bench = small_bench();
-    const Config config = parse("gpt2", {"--synthetic-data", "--train-iters", "10", "--fp8-recipe", "tensorwise",
-                                         "--first-last-layers-bf16", "--lr-warmup-iters", "0"}).config;
-    DeviceInfo device;
-    device.name = "some device";
-    const std::vector<std::string> notes = {"a note"};
-    const BenchSubject subject{config, "abc", device, 1, notes};
-    const std::string text = bench_text(subject, bench);
-    for (const char* part : {"some device", "tensorwise, ends BF16", "bf16 matmul 1 TFLOP/s, e4m3 matmul 2 TFLOP/s",
-                             "a note", "MFU", "micro-batch 9.000 ms", "85.7 %", "overlapped with compute"})
-        CHECK_MESSAGE(contains(text, part), part);
-    CHECK(text.find("rmsnorm_forward") < text.find("matmul forward"));
-    CHECK(text.find("gaps") < text.find("sum_ranks"));
-}
-
 TEST_CASE("bench: the options of the command itself") {
     auto taken = [](const Words& words, Words* left = nullptr) {
         std::vector<const char*> argv = {"train"};
