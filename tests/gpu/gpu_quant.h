@@ -176,14 +176,6 @@ inline void check_producer(const Producer& p, bool finite = true) {
         const auto* counts = static_cast<const Fp8Counts*>(want.at("counts").data());
         if (v.counts && v.granularity == Granularity::kTensor && v.scaling == Scaling::kDelayed && x.elems() > 10000)
             CHECK((v.format == Dtype::kE4m3 ? counts->saturated : counts->flushed) > 3ull + (3ull << 32));
-        if (!v.copies() || large) continue;
-        // The comparison detects one element with the wrong sign.
-        HostTensor wrong = x;
-        const int64_t i = x.elems() / 3;
-        wrong.set(i, -wrong.get(i));
-        HostTensors other = quantize_on_cpu(v, request, wrong, p.N, p.C);
-        for (const char* name : {"rowwise", "transposed"})
-            if (other.count(name)) CHECK(!got.at(name).same_bits(other.at(name)));
     }
 }
 

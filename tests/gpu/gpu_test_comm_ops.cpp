@@ -51,17 +51,6 @@ void check_chunks(const HostTensor& x, bool counted = true) {
     const Fp8Counts got = object_of<Fp8Counts>(c.on_gpu("counts"));
     CHECK_EQ(got.elems, 3 + (3ull << 32) + (counted ? static_cast<unsigned long long>(x.elems()) : 0));
     CHECK_EQ(got.saturated, 3 + (3ull << 32));
-    // The comparison can fail: if the values of a chunk grow by an eighth, its scale changes.
-    int64_t chunk = 0;
-    while (chunk < x.elems() / kGradCommChunk && !(c.on_gpu("scales").get(chunk) > 0)) chunk++;
-    if (chunk == x.elems() / kGradCommChunk) return;   // all are NaN
-    HostTensor moved = x;
-    for (int64_t i = chunk * kGradCommChunk; i < (chunk + 1) * kGradCommChunk; i++)
-        moved.set(i, 1.125 * x.get(i) + 1e-30);
-    Ctx ctx;
-    HostTensor codes(kCodes, x.elems()), scales(kF, x.elems() / kGradCommChunk);
-    cpu::quantize_chunks(ctx, {.out = codes.view(), .scales = scales.view(), .in = moved.view()});
-    CHECK_FALSE(scales.same_bits(c.on_gpu("scales")));
 }
 
 // One value per chunk: 18 significands of every power of two of fp32, denormals included.

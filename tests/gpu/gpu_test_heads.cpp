@@ -26,9 +26,6 @@ void check_heads(const HeadSplit& s, Dtype type, int64_t shift_bytes, const char
     c.run_same_types(on_gpu, on_cpu, [&](auto view) { return (s.*args)(view("out"), view("in")); });
     c.check_bits("out");
     c.check_unchanged("in");
-    HostTensor wrong = c.on_gpu("out");
-    wrong.set(out_elems / 3, wrong.get(out_elems / 3) + 1);
-    CHECK_FALSE(wrong.same_bits(c.on_cpu("out")));
 }
 
 }  // namespace

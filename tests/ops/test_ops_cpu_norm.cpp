@@ -41,10 +41,11 @@ struct Norm {
         if (layer) args.mean = mean.view(), args.bias = bias.view();
         (layer ? cpu::layernorm_forward : cpu::rmsnorm_forward)(ctx, args);
     }
-    void backward(const HostTensor& x_values) {
+    void backward(const HostTensor& x_values, bool in_place = false) {
         Ctx ctx;
         HostTensor x = x_values;
-        NormBackwardArgs args{.dx = dx.view(), .dresidual = dresidual.view(), .dweight = dweight.view(), .dbias = {},
+        if (in_place) dx = dresidual;
+        NormBackwardArgs args{.dx = dx.view(), .dresidual = (in_place ? dx : dresidual).view(), .dweight = dweight.view(), .dbias = {},
                               .scratch = scratch.view(), .dout = dout.view(), .x = x.view(), .mean = {},
                               .rstd = rstd.view(), .weight = weight.view(), .N = N, .C = C};
         if (layer) args.mean = mean.view(), args.dbias = dbias.view();
@@ -153,14 +154,7 @@ TEST_CASE("cpu layernorm and rmsnorm") {
                     check_backward(n, x, before);
                     // in place of dresidual
                     Norm again = before;
-                    again.dx = again.dresidual;
-                    Ctx ctx;
-                    NormBackwardArgs args{.dx = again.dx.view(), .dresidual = again.dx.view(),
-                                          .dweight = again.dweight.view(), .dbias = {}, .scratch = again.scratch.view(),
-                                          .dout = again.dout.view(), .x = x.view(), .mean = {},
-                                          .rstd = again.rstd.view(), .weight = again.weight.view(), .N = s.N, .C = s.C};
-                    if (layer) args.mean = again.mean.view(), args.dbias = again.dbias.view();
-                    (layer ? cpu::layernorm_backward : cpu::rmsnorm_backward)(ctx, args);
+                    again.backward(x, true);
                     CHECK(again.dx.same_bits(n.dx));
                 }
 }

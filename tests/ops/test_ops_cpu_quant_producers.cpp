@@ -161,12 +161,6 @@ TEST_CASE("cpu producers: QuantOut gives the same as quantize on the bf16 result
                 // Results of in-place operations are unspecified if quantized; the CPU sets them to NaN.
                 if (with_out) CHECK_EQ(fused.result.same_bits(plain.result), !(producer.in_place && copies));
             }
-            // The comparison can fail: one element larger than all others changes the results.
-            HostTensor moved = plain.result;
-            moved.set(moved.elems() / 2, 1e4);
-            QuantMemory changed(request, N, producer.columns);
-            cpu::quantize(ctx, {.quant = changed.out(), .in = moved.view(), .N = N, .C = producer.columns});
-            CHECK_NE(changed.difference(want), "");
         }
     }
 }
