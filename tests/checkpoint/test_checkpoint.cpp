@@ -213,8 +213,8 @@ TEST_CASE("checkpoint: a state of another shape, dtype or arithmetic is refused 
 }
 
 TEST_CASE("import: files of transformers, element by element") {
-    for (const char* name : {"gpt2", "llama", "llama_tied", "qwen3", "llama_attention_bias", "llama_mlp_bias", "mistral",
-                             "mistral_window", "qwen2", "qwen2_window", "qwen3_bias_window", "qwen3_yarn"})
+    for (const char* name : {"gpt2", "llama", "llama_tied", "qwen3", "llama_attention_bias", "llama_mlp_bias",
+                             "mistral", "mistral_window", "qwen2", "qwen2_window", "qwen3_bias_window", "qwen3_yarn"})
         for (int64_t staging : {kStagingBytes, int64_t{700}}) {
             CAPTURE(name);
             CAPTURE(staging);

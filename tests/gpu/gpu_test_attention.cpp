@@ -10,8 +10,9 @@ TEST_CASE("gpu attention: tensor-core kernels against loops in double") {
     for (int64_t HS : {64, 128}) {
         for (const Shape& s : {Shape{2, 1, 2, 1, HS}, Shape{1, 7, 4, 2, HS}, Shape{1, 63, 1, 1, HS},
                                Shape{2, 65, 4, 1, HS}, Shape{1, 127, 2, 2, HS}, Shape{1, 129, 8, 1, HS},
-                               Shape{2, 200, 3, 3, HS}, Shape{1, 17, 2, 2, HS}, Shape{1, 64, 2, 1, HS}, Shape{2, 113, 4, 1, HS},
-                               Shape{1, 128, 2, 1, HS}, Shape{2, 191, 2, 2, HS}, Shape{1, 192, 1, 1, HS},
+                               Shape{2, 200, 3, 3, HS}, Shape{1, 17, 2, 2, HS}, Shape{1, 64, 2, 1, HS},
+                               Shape{2, 113, 4, 1, HS}, Shape{1, 128, 2, 1, HS}, Shape{2, 191, 2, 2, HS},
+                               Shape{1, 192, 1, 1, HS},
                                Shape{1, 193, 8, 1, HS}, Shape{1, 256, 2, 2, HS}, Shape{2, 257, 2, 1, HS}}) {
             check_against_loops(Attention(s, Dtype::kBf16));
         }

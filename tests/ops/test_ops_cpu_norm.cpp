@@ -45,8 +45,9 @@ struct Norm {
         Ctx ctx;
         HostTensor x = x_values;
         if (in_place) dx = dresidual;
-        NormBackwardArgs args{.dx = dx.view(), .dresidual = (in_place ? dx : dresidual).view(), .dweight = dweight.view(), .dbias = {},
-                              .scratch = scratch.view(), .dout = dout.view(), .x = x.view(), .mean = {},
+        NormBackwardArgs args{.dx = dx.view(), .dresidual = (in_place ? dx : dresidual).view(),
+                              .dweight = dweight.view(), .dbias = {}, .scratch = scratch.view(),
+                              .dout = dout.view(), .x = x.view(), .mean = {},
                               .rstd = rstd.view(), .weight = weight.view(), .N = N, .C = C};
         if (layer) args.mean = mean.view(), args.dbias = dbias.view();
         (layer ? cpu::layernorm_backward : cpu::rmsnorm_backward)(ctx, args);
