@@ -6,12 +6,8 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "llmc/base/check.h"
 #include "llmc/base/system/host.h"
 #include "llmc/base/system/signals_blocked.h"
-#include "llmc/base/text.h"
-#include "llmc/checkpoint/huggingface/hf_code.h"
-#include "llmc/checkpoint/huggingface/hf_config.h"
 
 namespace {
 

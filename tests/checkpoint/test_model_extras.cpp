@@ -2,7 +2,6 @@
 // loaded.
 #include <sys/stat.h>
 
-#include "llmc/checkpoint/huggingface/hf_tokens.h"
 #include "llmc/checkpoint/huggingface/model_extras.h"
 #include "tests/support/checkpoint_test.h"
 

@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "llmc/base/check.h"
 #include "llmc/base/json_object.h"
 
 namespace {
@@ -93,26 +92,19 @@ struct TransposedPanel {
     int64_t elems(const Param& param) const { return rows * (param.cols + strip_cols); }
 };
 
-// The rows of a parameter, from the first row of `all`, in which this rank holds `part`.
-struct HeldRows {
-    int64_t begin, count;
-
-    HeldRows(const Param& param, const ElementRange& all, const ElementRange& part)
-        : begin((part.begin - all.begin) / param.cols),
-          count((part.begin + part.count - all.begin + param.cols - 1) / param.cols - begin) {}
-};
-
 void import_transposed(const Param& param, const HfTensor& t, const SafetensorsView& view, const StateAccess& access,
                        std::vector<float>& staging) {
     const int64_t cols = param.cols;
     const ElementRange all = elements_of(param, t.part);
     for (const ElementRange& part : held_within(access, t.param, all)) {
-        const HeldRows held(param, all, part);
-        const TransposedPanel size(param, held.count, static_cast<int64_t>(staging.size()) * 4);
+        // The rows in which this rank holds `part`, from the first row of `all`.
+        const int64_t from = (part.begin - all.begin) / cols;
+        const int64_t to = ceil_div(part.begin + part.count - all.begin, cols);
+        const TransposedPanel size(param, to - from, static_cast<int64_t>(staging.size()) * 4);
         float* const panel = staging.data();
         float* const strip = panel + size.rows * cols;
-        for (int64_t done = 0; done < held.count; done += size.rows) {
-            const int64_t row = held.begin + done, height = std::min(size.rows, held.count - done);
+        for (int64_t row = from; row < to; row += size.rows) {
+            const int64_t height = std::min(size.rows, to - row);
             for (int64_t j = 0; j < cols; j += size.strip_cols) {
                 const int64_t width = std::min(size.strip_cols, cols - j);
                 for (int64_t k = 0; k < width; k++)
@@ -222,9 +214,8 @@ HfModelFiles::HfModelFiles(const std::string& directory) : directory_(directory)
         return;
     }
     REQUIRE(is_regular_file(index_path), "%s has neither model.safetensors nor model.safetensors.index.json; %s",
-            directory.c_str(), is_regular_file(directory + "/pytorch_model.bin")
-                                   ? "save the model again in the safetensors format"
-                                   : "download the weights into it, in the safetensors format");
+            directory.c_str(), is_regular_file(directory + "/pytorch_model.bin") ? "save the model again in the "
+            "safetensors format" : "download the weights into it, in the safetensors format");
     const auto index = read_json_object(index_path, kMaxIndexBytes);
     REQUIRE(index.contains("weight_map") && index["weight_map"].is_object(),
             "%s is not a JSON object with a weight_map", index_path.c_str());

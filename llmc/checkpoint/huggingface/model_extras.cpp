@@ -4,10 +4,14 @@
 
 #include <filesystem>
 
-#include "llmc/base/check.h"
 #include "llmc/base/json_object.h"
 #include "llmc/base/system/files.h"
 #include "llmc/checkpoint/manifest.h"
+#include "llmc/model/parameters/params.h"
+
+// Written by the build, from the files of these names.
+extern const char* const kConfigurationLlmfp8;
+extern const char* const kModelingLlmfp8;
 
 namespace {
 
@@ -34,6 +38,11 @@ void append_known(const std::string& directory, std::vector<std::string>* files)
 
 }  // namespace
 
+std::vector<ModelFile> hf_code(const ModelConfig& config) {
+    if (hf_class(config) != HfClass::kOwn) return {};
+    return {{"configuration_llmfp8.py", kConfigurationLlmfp8}, {"modeling_llmfp8.py", kModelingLlmfp8}};
+}
+
 std::vector<std::string> tokenizer_files(const std::string& tokenizer) {
     if (tokenizer.empty()) return {};
     if (is_regular_file(tokenizer)) {
@@ -41,8 +50,7 @@ std::vector<std::string> tokenizer_files(const std::string& tokenizer) {
         const bool ours = name == "config.json" || name == "state.json" || name == "manifest.json"
                           || name == "optimizer" || name == kGenerationConfig || name.rfind("model", 0) == 0
                           || name.ends_with(".py");
-        REQUIRE(!ours, "--tokenizer %s: a checkpoint has its own %s; rename the file", tokenizer.c_str(),
-                name.c_str());
+        REQUIRE(!ours, "--tokenizer %s: a checkpoint has its own %s; rename the file", tokenizer.c_str(), name.c_str());
         return {tokenizer};
     }
     REQUIRE(is_directory(tokenizer), "--tokenizer %s: no such file or directory", tokenizer.c_str());

@@ -9,6 +9,10 @@
 struct ModelFile {
     std::string name, bytes;
 };
+// The Python files with which transformers computes this model, which the build takes from hf_code/; none if a class of
+// transformers has its shape.
+std::vector<ModelFile> hf_code(const ModelConfig& config);
+
 struct ModelExtras {
     HfOrigin origin;                // for config.json
     std::vector<ModelFile> files;   // for the checkpoint's folder

@@ -1,14 +1,10 @@
 #include "llmc/checkpoint/huggingface/safetensors.h"
 
 #include <algorithm>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "llmc/base/check.h"
 #include "llmc/base/json_object.h"
-#include "llmc/base/system/files.h"
-#include "llmc/base/text.h"
 
 static_assert(std::endian::native == std::endian::little, "the format is little-endian and copied as it is");
 
@@ -73,12 +69,10 @@ std::map<std::string, SafetensorsView> parse_header(const InputFile& file) {
             (count_text(bytes, "byte") + (bytes == 1 ? " is" : " are")).c_str());
     uint64_t length = 0;
     file.read(0, 8, &length);
-    REQUIRE(length <= kMaxHeaderBytes,
-            "%s: a header of %llu bytes is beyond the limit of 100 MB (not safetensors?)", p,
+    REQUIRE(length <= kMaxHeaderBytes, "%s: a header of %llu bytes is beyond the limit of 100 MB (not safetensors?)", p,
             static_cast<unsigned long long>(length));
-    REQUIRE(length <= static_cast<uint64_t>(bytes) - 8,
-            "%s: the header should have %llu bytes, the file ends after %lld", p,
-            static_cast<unsigned long long>(length), static_cast<long long>(bytes - 8));
+    REQUIRE(length <= static_cast<uint64_t>(bytes) - 8, "%s: the header should have %llu bytes, the file ends after "
+            "%lld", p, static_cast<unsigned long long>(length), static_cast<long long>(bytes - 8));
     std::string header(static_cast<size_t>(length), '\0');
     file.read(8, static_cast<int64_t>(length), header.data());
     REQUIRE(length > 0 && header[0] == '{', "%s: the header is not a JSON object (not safetensors?)", p);
