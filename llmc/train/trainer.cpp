@@ -60,6 +60,23 @@ void Trainer::initialise(Ctx& ctx) {
     weights_from_masters(ctx, true);
 }
 
+StateAccess Trainer::state_access(Ctx& ctx) {
+    StateAccess access{.dtypes = sharded_.dtypes(), .read = {}, .write = {}};
+    access.read = [this, &ctx](StateKind kind, int param, int64_t begin, int64_t count, void* host) {
+        sharded_.read(ctx, kind, param, begin, count, host);
+    };
+    access.write = [this, &ctx](StateKind kind, int param, int64_t begin, int64_t count, const void* host) {
+        gatherer_.wait(ctx);   // the gatherer's side stream reads masters
+        sharded_.write(ctx, kind, param, begin, count, host);
+    };
+    if (!sharded_.sharded()) return access;
+    access.held = [this](int param) {
+        const ShardRange* range = sharded_.range_of(param);
+        return range ? std::vector<ElementRange>{{range->begin, range->elems}} : std::vector<ElementRange>{};
+    };
+    return access;
+}
+
 void Trainer::micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase) {
     const int64_t B = config_.micro_batch_size, T = config_.part_length();
     const DeviceBatch batch = inputs_.upload(ctx, staged.after(number * B * T, exchange_.ranks()), B, T, state_);

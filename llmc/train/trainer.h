@@ -4,11 +4,11 @@
 #include <optional>
 #include <vector>
 
+#include "llmc/checkpoint/state_access.h"
 #include "llmc/config/config.h"
 #include "llmc/model/decoder.h"
 #include "llmc/parallel/context_exchange.h"
 #include "llmc/parallel/zero/zero_store.h"
-#include "llmc/train/checkpoint_access.h"
 #include "llmc/train/evaluator.h"
 #include "llmc/train/optimizer.h"
 
@@ -24,7 +24,8 @@ public:
     void initialise(Ctx& ctx);
     // Computes the weights from loaded masters; see WeightGatherer.
     void weights_from_masters(Ctx& ctx, bool fresh) { gatherer_.from_masters(ctx, fresh); }
-    StateAccess state_access(Ctx& ctx) { return checkpoint_access(ctx, sharded_, gatherer_); }
+    // Access of checkpoints to this rank's shard ranges, by blocking copies. A write skips elements of other ranks.
+    StateAccess state_access(Ctx& ctx);
 
     // Enqueues one optimizer step of this rank: forward and backward of its micro-batches, gradient reduction, update,
     // all-gather of weights, copy of the results. No host synchronisation.
