@@ -84,6 +84,11 @@ Json parse_json_line(const std::string& line) {
     }
 }
 
+std::string text_of(const Json& object, const char* name) {
+    const auto found = object.is_object() ? object.find(name) : object.end();
+    return found != object.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
 void JsonFields::refuse(const char* name, const std::string& why) const {
     const std::string value = object.contains(name) ? object[name].dump(-1, ' ', true) : "absent";
     FAIL(kExitBadInput, "%s: \"%s\" is %s: %s", where.c_str(), name, shortened(value, 120).c_str(), why.c_str());

@@ -26,6 +26,8 @@ nlohmann::json parse_json_object(const std::string& text, const std::string& fil
 nlohmann::json read_json_object(const std::string& path, int64_t max_bytes, const std::string& only = "");
 // Parses a line of a log. Returns null unless the whole line is such an object without comments; never fails.
 nlohmann::json parse_json_line(const std::string& line);
+// The text of object[name]; "" if it has none, or is no object.
+std::string text_of(const nlohmann::json& object, const char* name);
 
 // Reads the fields of an object. Errors have exit code 2 and name the place, the field, its value and what is needed.
 // null counts as absent, as in transformers. `object` must outlive the JsonFields.

@@ -8,10 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "llmc/base/check.h"
 #include "llmc/base/dtype.h"
 #include "llmc/base/rng.h"
-#include "llmc/base/text.h"
 #include "llmc/data/blend.h"
 #include "llmc/data/loss_mask.h"
 #include "llmc/data/shard_meta.h"
@@ -28,15 +26,7 @@ std::string printable_name(const std::string& path) {
     return name;
 }
 
-std::string hex64(uint64_t value) {
-    return strf("%016llx", (unsigned long long)value);
-}
-
-// Round function of the Feistel network.
-uint64_t feistel_round(uint64_t key, uint64_t epoch, int round, uint64_t half, uint64_t mask) {
-    Philox4 random = philox(key, half | static_cast<uint64_t>(round) << 32, epoch);
-    return random.word[0] & mask;
-}
+std::string hex64(uint64_t value) { return strf("%016llx", (unsigned long long)value); }
 
 void check_config(const DataConfig& config) {
     CHECK(!config.synthetic || config.globs.empty(), "synthetic tokens together with shards");
@@ -219,9 +209,8 @@ DataLoader::DataLoader(const DataConfig& config) : impl_(std::make_unique<Impl>(
     for (const std::string& path : impl_->find_shards()) {
         Shard shard(path, config.token_dtype);
         ShardInfo& info = shard.info;
-        REQUIRE(info.tokens > config.seq_length,
-                "data shard '%s': %s %s fewer than one sample (sequence length %lld + 1); "
-                "remove the shard or lower --seq-length", path.c_str(), count_text(info.tokens, "token").c_str(),
+        REQUIRE(info.tokens > config.seq_length, "data shard '%s': %s %s fewer than one sample (sequence length %lld + "
+                "1); remove the shard or lower --seq-length", path.c_str(), count_text(info.tokens, "token").c_str(),
                 info.tokens == 1 ? "is" : "are", (long long)config.seq_length);
         impl_->read_mask(info);
         info.samples = (info.tokens - 1) / config.seq_length;
@@ -229,9 +218,8 @@ DataLoader::DataLoader(const DataConfig& config) : impl_(std::make_unique<Impl>(
         impl_->first_sample.push_back(impl_->first_sample.back() + info.samples);
         if (config.documents) {
             const int32_t separator = read_separator(path, config.vocab_size);
-            REQUIRE(impl_->infos.empty() || separator == impl_->separator,
-                    "--reset-attention-mask, --reset-position-ids: data shard '%s' separates documents with token %d, "
-                    "'%s' with %d",
+            REQUIRE(impl_->infos.empty() || separator == impl_->separator, "--reset-attention-mask, "
+                    "--reset-position-ids: data shard '%s' separates documents with token %d, '%s' with %d",
                     path.c_str(), separator, impl_->infos[0].path.c_str(), impl_->separator);
             impl_->separator = separator;
         }
@@ -417,9 +405,9 @@ int64_t permuted_index(int64_t index, int64_t n, uint64_t seed, int64_t epoch) {
     do {
         uint64_t left = x >> half_bits, right = x & mask;
         for (int round = 0; round < kRounds; round++) {
-            uint64_t next = left ^ feistel_round(key, static_cast<uint64_t>(epoch), round, right, mask);
-            left = right;
-            right = next;
+            const uint64_t counter = right | static_cast<uint64_t>(round) << 32;
+            left ^= philox(key, counter, static_cast<uint64_t>(epoch)).word[0] & mask;
+            std::swap(left, right);
         }
         x = left << half_bits | right;
     } while (x >= static_cast<uint64_t>(n));

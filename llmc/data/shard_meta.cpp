@@ -3,10 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "llmc/base/check.h"
 #include "llmc/base/json_object.h"
-#include "llmc/base/system/files.h"
-#include "llmc/base/text.h"
 
 namespace {
 
@@ -16,11 +13,6 @@ std::string sidecar_of(const std::string& shard) { return shard_stem(shard) + ".
 
 // The field "tokenizer" of a sidecar, null if it has none. The offsets of a million documents follow, and are not read.
 Json tokenizer_of(const std::string& sidecar) { return read_json_object(sidecar, kMaxSidecarBytes, "tokenizer"); }
-
-std::string text_of(const Json& object, const char* name) {
-    const auto found = object.is_object() ? object.find(name) : object.end();
-    return found != object.end() && found->is_string() ? found->get<std::string>() : "";
-}
 
 bool differs(const ShardInfo& a, const ShardInfo& b) {
     if (!a.tokenizer_sha256.empty() && !b.tokenizer_sha256.empty()) return a.tokenizer_sha256 != b.tokenizer_sha256;
@@ -39,11 +31,9 @@ std::string tokenizer_name(const ShardInfo& shard, const ShardInfo& other) {
 int32_t read_separator(const std::string& shard, int64_t vocab_size) {
     const std::string sidecar = sidecar_of(shard);
     auto refuse = [&](const std::string& why) {
-        FAIL(kExitBadInput,
-             "--reset-attention-mask, --reset-position-ids: data shard '%s' does not name the token that separates "
-             "documents: '%s' %s "
-             "(data/prepare_text.py writes it as tokenizer.separator)",
-             shard.c_str(), sidecar.c_str(), why.c_str());
+        FAIL(kExitBadInput, "--reset-attention-mask, --reset-position-ids: data shard '%s' does not name the token "
+             "that separates documents: '%s' %s (data/prepare_text.py writes it as tokenizer.separator)", shard.c_str(),
+             sidecar.c_str(), why.c_str());
     };
     if (!std::filesystem::exists(sidecar)) refuse("is missing");
     const Json tokenizer = tokenizer_of(sidecar);
@@ -85,10 +75,9 @@ std::string check_validation_shards(const std::vector<ShardInfo>& train, const s
             both.push_back(&shard);
     if (both.empty()) return "";
     const char* first = both[0]->path.c_str();
-    REQUIRE(same || both.size() < valid.size() || valid.size() < train.size(),
-            "--valid-data and --train-data name the same tokens ('%s'%s): name shards that are not trained on "
-            "(data/prepare_text.py --valid-fraction makes both), or leave --valid-data out",
-            first, both.size() == 1 ? "" : ", ...");
+    REQUIRE(same || both.size() < valid.size() || valid.size() < train.size(), "--valid-data and --train-data name the "
+            "same tokens ('%s'%s): name shards that are not trained on (data/prepare_text.py --valid-fraction makes "
+            "both), or leave --valid-data out", first, both.size() == 1 ? "" : ", ...");
     return strf("VALIDATION ON TRAINING DATA: %s of --valid-data %s also in --train-data, the first is '%s'",
                 count_text(static_cast<int64_t>(both.size()), "shard").c_str(), both.size() == 1 ? "is" : "are", first);
 }

@@ -19,19 +19,13 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "llmc/base/check.h"
-
 namespace fs = std::filesystem;
 
 namespace {
 
 constexpr int64_t kIoBytes = int64_t{1} << 20;  // block size of reads
 
-std::atomic<int64_t>& blocks_done() {
-    static std::atomic<int64_t> count{0};
-    return count;
-}
-void block_done() { blocks_done()++; }
+std::atomic<int64_t> blocks_done{0};
 
 [[noreturn]] void fail_disk(const char* call, const std::string& path, int error) {
     const char* advice = "";
@@ -95,7 +89,7 @@ void write_all(int fd, const std::string& path, int64_t offset, const void* data
         next += done;
         offset += done;
         left -= done;
-        block_done();
+        blocks_done++;
     }
 }
 
@@ -117,7 +111,7 @@ std::string random_digits() {   // 16, for names that cannot be predicted
 
 }  // namespace
 
-int64_t file_blocks() { return blocks_done(); }
+int64_t file_blocks() { return blocks_done; }
 
 struct Xxh3::Impl {
     XXH3_state_t* state = XXH3_createState();
@@ -238,13 +232,12 @@ void InputFile::read(int64_t offset, int64_t bytes, void* out) const {
             struct stat now {};
             ::fstat(file_.fd, &now);
             FAIL(cut_code_, "%s: byte %lld is missing: the file had %lld bytes when it was opened and has %lld now; do "
-                            "not change files that are being read", name_.c_str(), ll(offset), ll(bytes_),
-                 ll(now.st_size));
+                 "not change files that are being read", name_.c_str(), ll(offset), ll(bytes_), ll(now.st_size));
         }
         next += got;
         offset += got;
         bytes -= got;
-        block_done();
+        blocks_done++;
     }
 }
 
@@ -372,8 +365,7 @@ int64_t free_bytes(const std::string& path) {
 void require_free_space(const std::string& path, int64_t needed_bytes, const std::string& what) {
     const int64_t free = free_bytes(path);
     if (needed_bytes > free)
-        FAIL(kExitDisk,
-             "no space for %s under %s: %lld bytes needed, %lld free; free some, choose another --save or a "
-             "smaller --keep",
-             what.c_str(), path.c_str(), static_cast<long long>(needed_bytes), static_cast<long long>(free));
+        FAIL(kExitDisk, "no space for %s under %s: %lld bytes needed, %lld free; free some, choose another --save or a "
+             "smaller --keep", what.c_str(), path.c_str(), static_cast<long long>(needed_bytes), static_cast<long
+             long>(free));
 }

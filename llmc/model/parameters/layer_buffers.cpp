@@ -1,7 +1,5 @@
 #include "llmc/model/parameters/layer_buffers.h"
 
-#include "llmc/base/check.h"
-
 LayerBuffers::LayerBuffers(const FlatLayout& layout, int num_layers, Dtype working, Dtype fp8, Arena& arena)
     : layout_(layout), num_layers_(num_layers),
       ring_(std::min(kRing, num_layers)), working_(working), fp8_(fp8) {
@@ -26,7 +24,7 @@ LayerBuffers::LayerBuffers(const FlatLayout& layout, int num_layers, Dtype worki
     head_bytes_ = layers.back().all;
     const auto take = [&](int64_t bytes) { return arena.take(Purpose::kComm, Dtype::kE4m3, bytes); };
     layers_ = take(ring_ * largest.all);
-    transposed_ = take(transposed_ring() * largest.fp8);
+    transposed_ = take(ring() * largest.fp8);
     ends_ = take(std::max(layers.front().all, head_bytes_ + layers.back().fp8));
 }
 
@@ -51,6 +49,6 @@ Tensor LayerBuffers::memory(int layer) const {
 }
 
 Tensor LayerBuffers::transposed_memory(int layer) const {
-    const int64_t bytes = transposed_.elems / transposed_ring();
-    return transposed_.slice(layer % transposed_ring() * bytes, bytes);
+    const int64_t bytes = transposed_.elems / ring();
+    return transposed_.slice(layer % ring() * bytes, bytes);
 }

@@ -22,7 +22,6 @@ public:
     static bool gathers(const ParamGroup& group) { return group.form != ParamForm::kOther || group.last_layer < 0; }
 
     int ring() const { return ring_; }
-    int transposed_ring() const { return std::min(kRing, num_layers_); }
     // The buffer of a layer, numbered as in ParamStore; ring() is that of embedding and head.
     int buffer_of(int layer) const { return in_ring(layer) ? layer % ring_ : ring_; }
     // Whether it is neither the embedding nor the head.

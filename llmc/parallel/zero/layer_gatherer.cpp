@@ -8,7 +8,7 @@ LayerGatherer::LayerGatherer(const Config& config, const ParamTable& table, cons
     : config_(config), table_(table), state_(state), fp8_(fp8), shards_(shards), buffers_(buffers), stream_(stream),
       arena_(arena), num_layers_(static_cast<int>(config.shape.num_layers)),
       layers_(static_cast<size_t>(num_layers_ + 2)), rowwise_(static_cast<size_t>(buffers.ring() + 1)),
-      transposed_(static_cast<size_t>(buffers.transposed_ring())) {
+      transposed_(static_cast<size_t>(buffers.ring())) {
     for (size_t g = 0; g < state.buckets().all().size(); g++) {
         const ParamGroup& group = state.buckets().all()[g];
         if (!LayerBuffers::gathers(group)) continue;

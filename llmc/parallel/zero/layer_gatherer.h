@@ -45,9 +45,7 @@ private:
     // A tied head reads the weight of the embedding.
     int home(int layer) const { return layer == num_layers_ && config_.shape.tied_head ? -1 : layer; }
     Buffer& buffer(int layer) { return rowwise_[static_cast<size_t>(buffers_.buffer_of(layer))]; }
-    Buffer& transposed_buffer(int layer) {
-        return transposed_[static_cast<size_t>(layer % buffers_.transposed_ring())];
-    }
+    Buffer& transposed_buffer(int layer) { return transposed_[static_cast<size_t>(layer % buffers_.ring())]; }
     const ParamGroup& group(int number) const { return state_.buckets().all()[static_cast<size_t>(number)]; }
     template <typename Use> void each_fp8_linear(int layer, Use&& use);
 

@@ -12,12 +12,10 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "llmc/base/check.h"
 #include "llmc/base/json_object.h"
 #include "llmc/base/gpu.h"
 #include "llmc/base/system/files.h"
 #include "llmc/base/system/standard_streams.h"
-#include "llmc/base/text.h"
 
 namespace {
 
@@ -36,12 +34,6 @@ std::string to_line(const OrderedJson& record) {
 
 double unix_seconds() {
     return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
-// The text of record[key], "" if it has none.
-std::string text_of(const nlohmann::json& record, const char* key) {
-    const auto found = record.is_object() ? record.find(key) : record.end();
-    return found != record.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
 // Whether a resumed run keeps this line: a complete record that the run does not write again.
