@@ -5,7 +5,6 @@
 #include <cmath>
 #include <limits>
 
-#include "llmc/base/check.h"
 #include "llmc/base/fp8_cast.h"
 
 namespace {

@@ -3,11 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <iterator>
 #include <sstream>
 
-#include "llmc/base/check.h"
 #include "llmc/base/json_object.h"
 #include "llmc/parallel/comm/comm.h"
 

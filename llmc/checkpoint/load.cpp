@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "llmc/base/check.h"
 #include "llmc/base/json_object.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/huggingface/hf_config.h"
@@ -105,10 +104,8 @@ void check_tied_head(const HfModelFiles& files, const SafetensorsView& head, con
     CHECK(found, "%s was read before", embedding.name.c_str());
     const SafetensorsView& wte = *found->view;
     const bool same = head.dtype == wte.dtype && head.shape == wte.shape && same_bytes(head, wte, world);
-    REQUIRE(same,
-            "%s: tensor lm_head.weight differs from %s, but this model's head is tied; set "
-            "--untie-embeddings-and-output-weights",
-            files.directory().c_str(), embedding.name.c_str());
+    REQUIRE(same, "%s: tensor lm_head.weight differs from %s, but this model's head is tied; set "
+            "--untie-embeddings-and-output-weights", files.directory().c_str(), embedding.name.c_str());
 }
 
 // Requires the same model, not only the same shapes: rope base, epsilon and so on. hf_config_json writes both
@@ -120,9 +117,8 @@ void check_same_model(const std::string& path, const ModelConfig& config) {
     const auto ours = nlohmann::json::parse(hf_config_json(config, Dtype::kFp32));
     const auto theirs = nlohmann::json::parse(hf_config_json(saved, Dtype::kFp32));
     for (const auto& [name, value] : ours.items())
-        REQUIRE(theirs.contains(name) && theirs[name] == value,
-                "%s/config.json: \"%s\" is %s, this run's model has %s", path.c_str(), name.c_str(),
-                theirs.value(name, nlohmann::json()).dump().c_str(), value.dump().c_str());
+        REQUIRE(theirs.contains(name) && theirs[name] == value, "%s/config.json: \"%s\" is %s, this run's model has %s",
+                path.c_str(), name.c_str(), theirs.value(name, nlohmann::json()).dump().c_str(), value.dump().c_str());
 }
 
 // The tensors of a checkpoint's model. Their data is not read: it is the rounded masters.
@@ -149,10 +145,8 @@ void load_masters(const std::string& directory, const ModelConfig& config, const
     for (const HfTensor& tensor : tensors) {
         const HfModelFiles::Found* found = find_tensor(files, tensor.entry.name);
         const bool no_head = !found && tensor.param == table.head && !config.tied_head;
-        REQUIRE(!no_head,
-                "%s: tensor %s is missing: the head there is tied; leave out "
-                "--untie-embeddings-and-output-weights",
-                directory.c_str(), tensor.entry.name.c_str());
+        REQUIRE(!no_head, "%s: tensor %s is missing: the head there is tied; leave out "
+                "--untie-embeddings-and-output-weights", directory.c_str(), tensor.entry.name.c_str());
         const SafetensorsView& view = expect(found ? found->view : nullptr, found ? found->file : directory,
                                              tensor.entry, {"F32", "BF16", "F16"});
         import_tensor(table, tensor, view, access, staging);

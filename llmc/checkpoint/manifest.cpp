@@ -6,7 +6,6 @@
 #include "llmc/base/check.h"
 #include "llmc/base/json_object.h"
 #include "llmc/base/system/files.h"
-#include "llmc/base/text.h"
 #include "llmc/checkpoint/saved_state.h"
 #include "llmc/parallel/comm/comm.h"
 

@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <set>
 
-#include "llmc/base/check.h"
-#include "llmc/checkpoint/write_buffer.h"
-
 namespace {
 
 // Largest range of elements for one writer, if several ranks hold them.

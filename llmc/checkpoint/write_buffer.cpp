@@ -4,8 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "llmc/base/check.h"
-
 namespace {
 
 constexpr int64_t kBlockBytes = int64_t{4} << 20;   // written, hashed and rounded together, while they are in the cache

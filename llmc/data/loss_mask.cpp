@@ -9,7 +9,6 @@
 #include <filesystem>
 #include <fstream>
 
-#include "llmc/base/check.h"
 #include "llmc/base/dtype.h"
 
 namespace {
@@ -48,9 +47,8 @@ LossMask::LossMask(const std::string& path, int64_t tokens) : file_(path, "loss 
     REQUIRE(std::memcmp(p, kMaskMagic, 8) == 0, "loss mask '%s': byte 0: wrong magic, expected %s", name, kMaskMagic);
     REQUIRE(load<uint64_t>(p + 8) == kVersion, "loss mask '%s': byte 8: version %llu, expected %llu", name,
             (unsigned long long)load<uint64_t>(p + 8), (unsigned long long)kVersion);
-    REQUIRE(load<uint64_t>(p + 16) == static_cast<uint64_t>(tokens),
-            "loss mask '%s': byte 16: it is for %llu tokens, the shard has %lld", name,
-            (unsigned long long)load<uint64_t>(p + 16), (long long)tokens);
+    REQUIRE(load<uint64_t>(p + 16) == static_cast<uint64_t>(tokens), "loss mask '%s': byte 16: it is for %llu tokens, "
+            "the shard has %lld", name, (unsigned long long)load<uint64_t>(p + 16), (long long)tokens);
     REQUIRE(bytes == expected, "loss mask '%s': %lld tokens are %lld bytes, the file has %lld", name, (long long)tokens,
             (long long)expected, (long long)bytes);
     XXH3_state_t state;

@@ -9,15 +9,10 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <cerrno>
-#include <cstring>
 #include <functional>
 #include <set>
 #include <system_error>
 #include <thread>
-
-#include "llmc/base/check.h"
-#include "llmc/base/system/files.h"
 
 static_assert(std::endian::native == std::endian::little,
               "shards are little-endian and read without swapping");
@@ -135,33 +130,24 @@ private:
 // sequences.
 uint64_t check_megatron_header(const InputFile& index, const char* name, int* token_bytes) {
     const int64_t bytes = index.bytes();
-    REQUIRE(bytes >= kMegatronHeaderBytes,
-            "data index '%s': truncated in the header: it ends at byte %lld of %lld", name, ll(bytes),
-            ll(kMegatronHeaderBytes));
+    REQUIRE(bytes >= kMegatronHeaderBytes, "data index '%s': truncated in the header: it ends at byte %lld of %lld",
+            name, ll(bytes), ll(kMegatronHeaderBytes));
     uint8_t p[kMegatronHeaderBytes];
     index.read(0, kMegatronHeaderBytes, p);
-    REQUIRE(
-        std::memcmp(p, kMegatronMagic, kMegatronMagicBytes) == 0,
-        "data index '%s': byte 0: wrong magic, expected MMIDIDX (Megatron); if the .bin of this name is not "
-        "Megatron's, move this file away",
-        name);
+    REQUIRE(std::memcmp(p, kMegatronMagic, kMegatronMagicBytes) == 0, "data index '%s': byte 0: wrong magic, expected "
+            "MMIDIDX (Megatron); if the .bin of this name is not Megatron's, move this file away", name);
     uint64_t version = load<uint64_t>(p + 9);
-    REQUIRE(version == 1, "data index '%s': byte 9: version %llu, expected 1", name,
-            (unsigned long long)version);
+    REQUIRE(version == 1, "data index '%s': byte 9: version %llu, expected 1", name, (unsigned long long)version);
     int code = p[17];
-    REQUIRE(code == 4 || code == 8,
-            "data index '%s': byte 17: token type %d (%s), only 4 (int32) and 8 (uint16) are supported", name,
-            code, megatron_dtype_name(code));
+    REQUIRE(code == 4 || code == 8, "data index '%s': byte 17: token type %d (%s), only 4 (int32) and 8 (uint16) are "
+            "supported", name, code, megatron_dtype_name(code));
     *token_bytes = code == 8 ? 2 : 4;
     uint64_t sequences = load<uint64_t>(p + 18), documents = load<uint64_t>(p + 26);
     uint64_t body = static_cast<uint64_t>(bytes - kMegatronHeaderBytes);
     // Divides instead of multiplying, because a product with counts from the file may overflow.
     bool fits = sequences <= body / 12 && documents <= (body - sequences * 12) / 8;
-    REQUIRE(
-        fits,
-        "data index '%s': truncated: byte 18 says %llu sequences and byte 26 %llu document ends, the file "
-        "ends at byte %lld",
-        name, (unsigned long long)sequences, (unsigned long long)documents, ll(bytes));
+    REQUIRE(fits, "data index '%s': truncated: byte 18 says %llu sequences and byte 26 %llu document ends, the file "
+            "ends at byte %lld", name, (unsigned long long)sequences, (unsigned long long)documents, ll(bytes));
     uint64_t rest = body - sequences * 12 - documents * 8;
     REQUIRE(rest == 0, "data index '%s': %llu bytes too many at byte %lld (multimodal indices are not supported)",
             name, (unsigned long long)rest, ll(bytes - static_cast<int64_t>(rest)));
@@ -193,23 +179,18 @@ void Shard::parse_llmc_header(const std::vector<uint8_t>& head) {
     info.format = wide ? ShardFormat::kLlmcV7 : ShardFormat::kLlmcV1;
     info.token_bytes = wide ? 4 : 2;
     data_offset_ = kLlmcHeaderBytes;
-    REQUIRE(file_.bytes() >= kLlmcHeaderBytes,
-            "data shard '%s': truncated in the header: it ends at byte %lld of %lld", path,
-            ll(file_.bytes()), ll(kLlmcHeaderBytes));
+    REQUIRE(file_.bytes() >= kLlmcHeaderBytes, "data shard '%s': truncated in the header: it ends at byte %lld of %lld",
+            path, ll(file_.bytes()), ll(kLlmcHeaderBytes));
     uint32_t version = load<uint32_t>(head.data() + 4), expected = wide ? 7 : 1;
     REQUIRE(version == expected, "data shard '%s': byte 4: version %u, expected %u after magic %u", path,
             version, expected, load<uint32_t>(head.data()));
     // llm.c writes the count as int32. It is read as unsigned and checked against the file size.
     info.tokens = load<uint32_t>(head.data() + 8);
     int64_t expected_bytes = kLlmcHeaderBytes + info.tokens * info.token_bytes;
-    REQUIRE(file_.bytes() >= expected_bytes,
-            "data shard '%s': truncated: the header (byte 8) says %lld tokens, that is %lld bytes, the "
-            "file ends at byte %lld",
-            path, ll(info.tokens), ll(expected_bytes), ll(file_.bytes()));
-    REQUIRE(file_.bytes() == expected_bytes,
-            "data shard '%s': the header (byte 8) says %lld tokens, which end at byte %lld, but the "
-            "file has %lld bytes",
-            path, ll(info.tokens), ll(expected_bytes), ll(file_.bytes()));
+    REQUIRE(file_.bytes() >= expected_bytes, "data shard '%s': truncated: the header (byte 8) says %lld tokens, that "
+            "is %lld bytes, the file ends at byte %lld", path, ll(info.tokens), ll(expected_bytes), ll(file_.bytes()));
+    REQUIRE(file_.bytes() == expected_bytes, "data shard '%s': the header (byte 8) says %lld tokens, which end at byte "
+            "%lld, but the file has %lld bytes", path, ll(info.tokens), ll(expected_bytes), ll(file_.bytes()));
 }
 
 void Shard::parse_megatron_index(const std::string& index_path) {
@@ -226,20 +207,15 @@ void Shard::parse_megatron_index(const std::string& index_path) {
         int64_t pointer = pointer_list.next();
         REQUIRE(length >= 0, "data index '%s': byte %lld: sequence %lld has length %d", name,
                 ll(lengths + 4 * s), ll(s), length);
-        REQUIRE(
-            pointer == position,
-            "data index '%s': byte %lld: sequence %lld starts at %lld, expected %lld; only sequences stored "
-            "one after the other are read",
-            name, ll(pointers + 8 * s), ll(s), ll(pointer), ll(position));
+        REQUIRE(pointer == position, "data index '%s': byte %lld: sequence %lld starts at %lld, expected %lld; only "
+                "sequences stored one after the other are read", name, ll(pointers + 8 * s), ll(s), ll(pointer),
+                ll(position));
         position += static_cast<int64_t>(length) * info.token_bytes;
-        REQUIRE(
-            position <= file_.bytes(),
-            "data shard '%s': truncated: sequence %lld of the index ends at byte %lld, the file at byte %lld",
-            info.path.c_str(), ll(s), ll(position), ll(file_.bytes()));
+        REQUIRE(position <= file_.bytes(), "data shard '%s': truncated: sequence %lld of the index ends at byte %lld, "
+                "the file at byte %lld", info.path.c_str(), ll(s), ll(position), ll(file_.bytes()));
     }
-    REQUIRE(position == file_.bytes(),
-            "data shard '%s': the sequences of the index end at byte %lld, but the file has %lld bytes",
-            info.path.c_str(), ll(position), ll(file_.bytes()));
+    REQUIRE(position == file_.bytes(), "data shard '%s': the sequences of the index end at byte %lld, but the file has "
+            "%lld bytes", info.path.c_str(), ll(position), ll(file_.bytes()));
     info.tokens = position / info.token_bytes;
 }
 
@@ -256,16 +232,14 @@ void Shard::parse_raw(const std::vector<uint8_t>& head, const std::string& token
             "data shard '%s': byte 0: wrong magic: this is text; data/prepare_text.py makes shards of it", path);
     uint32_t first = 0;
     std::memcpy(&first, head.data(), std::min<size_t>(4, head.size()));
-    REQUIRE(!token_dtype.empty(),
-            "data shard '%s': byte 0: wrong magic 0x%08x (known: llm.c %u and %u, or a Megatron .idx "
-            "of the same name); if it is headerless (nanoGPT), pass --token-dtype uint16 or uint32",
-            path, first, kMagicV1, kMagicV7);
+    REQUIRE(!token_dtype.empty(), "data shard '%s': byte 0: wrong magic 0x%08x (known: llm.c %u and %u, or a Megatron "
+            ".idx of the same name); if it is headerless (nanoGPT), pass --token-dtype uint16 or uint32", path, first,
+            kMagicV1, kMagicV7);
     info.format = ShardFormat::kRaw;
     info.token_bytes = token_dtype == "uint32" ? 4 : 2;
-    REQUIRE(file_.bytes() % info.token_bytes == 0,
-            "data shard '%s': odd size: %lld bytes is not a multiple of the %d bytes "
-            "of a %s token; truncated, or another --token-dtype",
-            path, ll(file_.bytes()), info.token_bytes, token_dtype.c_str());
+    REQUIRE(file_.bytes() % info.token_bytes == 0, "data shard '%s': odd size: %lld bytes is not a multiple of the %d "
+            "bytes of a %s token; truncated, or another --token-dtype", path, ll(file_.bytes()), info.token_bytes,
+            token_dtype.c_str());
     info.tokens = file_.bytes() / info.token_bytes;
 }
 
@@ -389,9 +363,7 @@ void check_token_ids(const std::vector<Shard>& shards, int64_t vocab_size) {
     const auto bad = std::find_if(chunks.begin(), chunks.end(), [](const Chunk& chunk) { return chunk.bad >= 0; });
     if (bad == chunks.end()) return;
     const Shard& shard = shards[bad->shard];
-    FAIL(kExitBadInput,
-         "data shard '%s': byte %lld (token %lld): id %u is not below the vocabulary size %lld; the data "
-         "was made with another tokenizer than the model's",
-         shard.info.path.c_str(), ll(shard.byte_offset(bad->bad)), ll(bad->bad), shard.token(bad->bad),
-         ll(vocab_size));
+    FAIL(kExitBadInput, "data shard '%s': byte %lld (token %lld): id %u is not below the vocabulary size %lld; the "
+         "data was made with another tokenizer than the model's", shard.info.path.c_str(),
+         ll(shard.byte_offset(bad->bad)), ll(bad->bad), shard.token(bad->bad), ll(vocab_size));
 }

@@ -1,7 +1,6 @@
 // What the layers of a decoder share: the model's shape, parameters, memory and FP8 state, and the functions that run
 // norms and quantize the x and dy of linears.
 #pragma once
-#include <vector>
 
 #include "llmc/config/config.h"
 #include "llmc/model/activation_offload.h"

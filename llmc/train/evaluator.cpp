@@ -2,7 +2,6 @@
 
 #include <cstring>
 
-#include "llmc/fault/heartbeat.h"
 #include "llmc/fault/shutdown.h"
 
 Evaluator::Evaluator(const Config& config, const Groups& groups, bool collective, Decoder& decoder, Fp8State& fp8,

@@ -4,9 +4,7 @@
 #include <cstdio>
 #include <utility>
 
-#include "llmc/base/text.h"
 #include "llmc/base/version.h"
-#include "llmc/checkpoint/huggingface/hf_config.h"
 #include "llmc/checkpoint/load.h"
 #include "llmc/config/environment.h"
 #include "llmc/config/schedule.h"
@@ -208,9 +206,8 @@ Staging::Buffer* TrainLoop::next_batch() {
             return &batch;
         }
         ignored += count;   // two epochs of samples contain every sample of a single source, in any order
-        REQUIRE(ignored / 2 < data_.train->samples_per_epoch() && !config_.overfit_one_batch,
-                "step %lld: none of %s has a target that counts (loss masks)", ll(step + 1),
-                count_text(ignored, "sample").c_str());
+        REQUIRE(ignored / 2 < data_.train->samples_per_epoch() && !config_.overfit_one_batch, "step %lld: none of %s "
+                "has a target that counts (loss masks)", ll(step + 1), count_text(ignored, "sample").c_str());
         progress_.samples += count;
     }
 }

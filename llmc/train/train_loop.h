@@ -5,7 +5,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "llmc/config/config.h"
 #include "llmc/train/run/run_data.h"

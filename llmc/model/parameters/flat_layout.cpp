@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <array>
 
-#include "llmc/base/check.h"
-
 namespace {
 
 int64_t stored_elems(const Param& p) { return round_up(p.elems(), kParamAlign); }

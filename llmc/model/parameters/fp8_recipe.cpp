@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "llmc/base/check.h"
-
 namespace {
 
 constexpr int64_t kAlignment = 16;   // elements: cuBLASLt requires leading dimensions in multiples of 16 bytes

@@ -2,8 +2,6 @@
 
 #include <cmath>
 
-#include "llmc/base/check.h"
-
 HfClass hf_class(const ModelConfig& c) {
     bool gpt2 = c.norm == Norm::kLayerNorm && c.position == PositionEmbedding::kLearned
                 && !activation_function(c.activation).gated && c.linear_bias == LinearBias::kAll && !c.qk_norm

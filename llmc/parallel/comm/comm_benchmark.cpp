@@ -9,7 +9,6 @@
 #include "llmc/base/check.h"
 #include "llmc/base/median.h"
 #include "llmc/base/system/host.h"
-#include "llmc/base/text.h"
 #include "llmc/ops/owned.h"
 
 namespace {

@@ -15,7 +15,6 @@
 #include <thread>
 
 #include "llmc/base/check.h"
-#include "llmc/base/text.h"
 #include "llmc/parallel/comm/comm_nccl_api.h"
 
 namespace {

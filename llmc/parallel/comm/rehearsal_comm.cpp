@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "llmc/base/check.h"
-#include "llmc/base/text.h"
 
 void RehearsalComm::abort(int exit_code) { std::exit(exit_code); }
 

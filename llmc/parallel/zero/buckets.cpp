@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "llmc/base/check.h"
-
 Buckets::Buckets(const FlatLayout& layout, int ranks) : layout_(layout), ranks_(ranks) {
     for (const ParamGroup& bucket : all())
         CHECK(bucket.elems % unit(ranks) == 0, "%lld elements for %d ranks", (long long)bucket.elems, ranks);

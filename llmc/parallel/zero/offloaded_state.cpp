@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "llmc/base/check.h"
 #include "llmc/model/parameters/flat_layout.h"
 
 namespace {

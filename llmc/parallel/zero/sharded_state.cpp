@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "llmc/base/rng.h"
-#include "llmc/ops/ops.h"
 
 ShardedState::ShardedState(const Config& config, const ParamTable& table, const Buckets& buckets, int rank,
                            Arena& arena, const LayerBuffers* layer_buffers)

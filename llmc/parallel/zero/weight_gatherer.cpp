@@ -1,6 +1,5 @@
 #include "llmc/parallel/zero/weight_gatherer.h"
 
-#include <algorithm>
 #include <climits>
 
 WeightGatherer::WeightGatherer(const Config& config, const ParamTable& table, ShardedState& state, Fp8State& fp8,

@@ -6,7 +6,6 @@
 #include <functional>
 
 #include "llmc/base/fp8.h"
-#include "llmc/base/text.h"
 
 namespace {
 

@@ -6,8 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "llmc/base/text.h"
-
 namespace {
 
 // One rank's part of a record, which is sent to the other ranks as bytes; nan: not reported.

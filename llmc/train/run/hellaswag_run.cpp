@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "llmc/fault/heartbeat.h"
 #include "llmc/fault/shutdown.h"
 
 HellaswagRun::HellaswagRun(const Hellaswag& data, const Config& config, Comm& comm)

@@ -1,8 +1,6 @@
 #include "llmc/train/run/memory_limits.h"
 
-#include "llmc/base/check.h"
 #include "llmc/base/system/nvml.h"
-#include "llmc/base/text.h"
 
 std::string gpu_memory_error(const Config& config, const MemoryPlan& plan, int64_t free_bytes) {
     if (plan.arena_bytes <= free_bytes) return "";

@@ -4,8 +4,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "llmc/base/system/files.h"
-
 namespace {
 
 constexpr const char* kFormNames[kParamForms] = {"linears in FP8", "linears in BF16", "others"};

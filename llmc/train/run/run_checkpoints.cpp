@@ -6,10 +6,8 @@
 
 #include "llmc/base/fault_injection.h"
 #include "llmc/base/version.h"
-#include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/fp8_state_json.h"
 #include "llmc/checkpoint/load.h"
-#include "llmc/fault/heartbeat.h"
 #include "llmc/train/run/save_folder.h"
 
 using Json = nlohmann::json;

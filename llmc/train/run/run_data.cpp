@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "llmc/base/check.h"
-#include "llmc/base/text.h"
 #include "llmc/config/schedule.h"
 #include "llmc/data/shard_meta.h"
 
@@ -44,9 +42,8 @@ void RunData::open(Config& config, std::vector<std::string>& notes) {
     REQUIRE(config.synthetic_data || std::any_of(shards.begin(), shards.end(), counts),
             "--train-data: no token counts as a target (loss masks)");
     const bool raw = has_raw(*train) || (valid && has_raw(*valid));
-    REQUIRE(config.token_dtype.empty() || raw,
-            "--token-dtype %s has no effect: every shard has a header with the dtype of its tokens",
-            config.token_dtype.c_str());
+    REQUIRE(config.token_dtype.empty() || raw, "--token-dtype %s has no effect: every shard has a header with the "
+            "dtype of its tokens", config.token_dtype.c_str());
     for (const std::string& line : describe_data(*train, samples_after(config, config.train_iters)))
         notes.push_back("training data: " + line);
     if (!valid) return;

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 
-#include "llmc/base/check.h"
 #include "llmc/base/system/host.h"
 #include "llmc/base/system/nvml.h"
-#include "llmc/base/text.h"
 #include "llmc/parallel/rank_place.h"
 #include "llmc/train/run/memory_limits.h"
 

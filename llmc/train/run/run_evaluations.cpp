@@ -3,14 +3,11 @@
 #include <algorithm>
 #include <chrono>
 
-#include "llmc/base/check.h"
-#include "llmc/base/system/files.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/checkpoint_saver.h"
 #include "llmc/checkpoint/huggingface/model_extras.h"
 #include "llmc/config/prompt.h"
 #include "llmc/config/schedule.h"
-#include "llmc/fault/heartbeat.h"
 
 namespace {
 

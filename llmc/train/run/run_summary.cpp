@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "llmc/base/check.h"
-#include "llmc/base/text.h"
 #include "llmc/base/version.h"
 #include "llmc/config/schedule.h"
 #include "llmc/parallel/zero/sharded_state.h"

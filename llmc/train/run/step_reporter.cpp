@@ -4,9 +4,7 @@
 #include <utility>
 
 #include "llmc/base/gpu.h"
-#include "llmc/base/text.h"
 #include "llmc/config/schedule.h"
-#include "llmc/fault/heartbeat.h"
 #include "llmc/train/run/rank_consistency.h"
 
 namespace {
