@@ -1,5 +1,6 @@
-"""Malicious input: option values, --config files, shards, sidecars, HellaSwag files, models, prompts and input files
-of the scripts. Each is refused with one line and exit code 2 (5 for a model), or works as it should."""
+"""Malicious input: option values, --config files, shards, sidecars, HellaSwag files, models and prompts. Each is
+refused with one line and exit code 2 (5 for a model), or works as it should. tests/python/test_hostile_*.py have the
+inputs of scripts."""
 import json
 import os
 import struct
@@ -136,30 +137,8 @@ def prompt(shared, case):
     return [LLAMA, "generate", "--load", shared.model, "--prompt", text, "--sample-tokens", "2"]
 
 
-def imported(shared, case):
-    name = case.draw.choice(("ds.json", "accelerate.yaml", "run.sh", "train.toml", "config.py"))
-    text = case.draw.choice((b'{"train_batch_size": 8, "fp8": {"enabled": true}, "zero_optimization": {"stage": 1}}',
-                             b"mixed_precision: fp8\nfp8_config:\n  backend: TE\n  fp8_format: HYBRID\n",
-                             b"torchrun pretrain_gpt.py --num-layers 12 --hidden-size 768 --fp8-format hybrid\n",
-                             b"[model]\nname = \"llama3\"\n[training]\nseq_len = 8192\n",
-                             b"n_layer = 12\nbatch_size = 8\n"))
-    write(case.path(name), mutated(case, text) if case.draw.random() < 0.7 else deep(case))
-    return [sys.executable, os.path.join(ROOT, "scripts", "import_config"), case.path(name)]
-
-
-def log(shared, case):
-    lines = read(os.path.join(shared.hostile.path("saved"), "log.jsonl")).split(b"\n")
-    at = case.draw.randrange(len(lines) - 1)
-    lines[at] = tree_text(case, json.loads(lines[at]))
-    write(case.path("log.jsonl"), b"\n".join(lines) if case.draw.random() < 0.7 else mutated(case, b"\n".join(lines)))
-    script, *words = case.draw.choice((("report",), ("export_log", "--to", "csv"), ("export_log", "--to", "llmc")))
-    return [sys.executable, os.path.join(ROOT, "scripts", script), case.path("log.jsonl"), *words, "--out",
-            case.path("run.html"), *case.draw.choice(([], ["--skip-damaged"]))]
-
-
-# The weight of each kind of input; Python scripts take ten times as long as the executables.
-KINDS = ((options, 8), (option_file, 4), (shard, 4), (sidecar, 3), (hellaswag, 2), (model, 5), (prompt, 2),
-         (imported, 2), (log, 1))
+# The weight of each kind of input.
+KINDS = ((options, 8), (option_file, 4), (shard, 4), (sidecar, 3), (hellaswag, 2), (model, 5), (prompt, 2))
 
 
 def trial(shared, case):
@@ -168,11 +147,8 @@ def trial(shared, case):
     command = make(shared, case)
     # It is a finding if an input makes a program use all memory of the machine or run for very long.
     code, _, error = case.run(command, seconds=60, limits=(("AS", 6 << 30), ("FSIZE", 1 << 28)))
-    # check_shards reports each shard's errors on standard output. import_config exits with 1 if it translated only a
-    # part.
-    checks, imports = (any(name in word for word in command[:2]) for name in ("check_shards", "import_config"))
-    case.judge(code, error, {0, 2, 5, 7, 1} if imports else {0, 2, 5, 7},
-               one_line=not checks and not (imports and code == 1))
+    # check_shards reports each shard's errors on standard output.
+    case.judge(code, error, {0, 2, 5, 7}, one_line="check_shards" not in command[1])
     if os.path.exists(case.path("pwned")):
         case.found("code", "a value was run as a command")
     if read(case.path("precious")) != b"mine":

@@ -95,7 +95,6 @@ def write_other():
     write("file", "x")
     write("notes.txt", "some text and more words\n" * 30)
     os.mkfifo("fifo")
-    write("old_run/prepare.state.json", '{"signature": {}}')
 
 
 def contradict(checkpoint, change_state=lambda state: None, change_files=lambda files: None):
