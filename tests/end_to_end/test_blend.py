@@ -1,8 +1,7 @@
-"""Weighted blends in runs of the real executables: shares in the banner, resume, epochs, bad weights."""
+"""Weighted blends in runs of the real executables: shares in the banner, resume, epochs. test_blend.cpp has the
+positions of samples, which depend only on their numbers, and bad weights."""
 import subprocess
-import unittest
 
-from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
 from tests.support.train import GPT2, TrainTest, make_tokens, records, state_of, write_shard
 
 BLEND = ["0.7", "train_0.bin", "0.3", "train_1.bin", "small.bin"]   # 187 samples; 125 and 31
@@ -13,13 +12,11 @@ class BlendTest(TrainTest):
         super().setUp()
         write_shard(self.path("small.bin"), make_tokens(500, 4))
 
-    def train(self, *options, data=BLEND, ranks=1, expect=0):
+    def train(self, *options, data=BLEND, expect=0):
         words = [self.path(word) if word.endswith(".bin") else word for word in data]
-        command = [*(MPIRUN if ranks > 1 else []), *(["-np", str(ranks)] if ranks > 1 else []), GPT2, "--model",
-                   "gpt2-tiny", *self.SHAPE, "--num-query-groups", "4", "--dtype", "fp32", "--train-data", *words,
-                   *options]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False,
-                              env=ENVIRONMENT if ranks > 1 else None)
+        command = [GPT2, "--model", "gpt2-tiny", *self.SHAPE, "--num-query-groups", "4", "--dtype", "fp32",
+                   "--train-data", *words, *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         self.assertEqual(done.returncode, expect, done.stdout[-3000:] + done.stderr)
         return done
 
@@ -49,24 +46,6 @@ class BlendTest(TrainTest):
                           (["0.7", "train_0.bin", "train_1.bin", "0.3", "small.bin"], ", 7 : 3 of 2, 1 shards now"),
                           (["train_0.bin", "train_1.bin", "small.bin"], "no weights now")):
             self.assertIn(why, self.train(*common, "--resume", saved, data=data, expect=2).stderr)
-
-    @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
-    def test_ranks_do_not_change_the_samples(self):
-        common = ["--train-iters", "12"]
-        self.train(*common, "--log-file", self.path("one.jsonl"), "--save", self.path("save"), "--save-interval", "5")
-        one = self.losses("one.jsonl")
-        self.train(*common, "--log-file", self.path("two.jsonl"), ranks=2)
-        self.train(*common, "--log-file", self.path("resumed.jsonl"), "--resume", self.path("save", "step-00000005"),
-                   ranks=2)
-        for log, after in (("two.jsonl", 0), ("resumed.jsonl", 5)):
-            losses = self.losses(log, after)
-            self.assertEqual(set(losses), {s for s in one if s > after})
-            for step, loss in losses.items():   # sums in another order
-                self.assertLess(abs(loss - one[step]), 1e-5 * one[step])
-        # Samples of other weights change the loss by more than rounding does.
-        self.train(*common, "--log-file", self.path("other.jsonl"), data=["0.5", *BLEND[1:2], "0.5", *BLEND[3:]])
-        other = self.losses("other.jsonl")
-        self.assertGreater(max(abs(other[s] - one[s]) / one[s] for s in one), 1e-3)
 
     def test_an_epoch_has_as_many_samples_as_all_sources(self):
         self.train("--epochs", "0.5", "--log-file", self.path("log.jsonl"))

@@ -3,11 +3,8 @@ is synthetic."""
 import json
 import os
 import shutil
-import subprocess
-import unittest
 from pathlib import Path
 
-from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
 from tests.support.train import GPT2, LLAMA, TrainTest, records
 
 
@@ -16,9 +13,6 @@ class SyntheticTest(TrainTest):
         shape = super().command(binary)
         del shape[shape.index("--train-data"):]
         return shape + [*options, *([] if "--train-data" in options else ["--synthetic-data"])]
-
-    def losses(self, log):
-        return [(r["loss"], r["grad_norm"]) for r in records(self.path(log), "step")]
 
     def test_resume_at_every_step(self):
         self.check_resume(LLAMA, "--fp8-recipe", "delayed", "--fp8-amax-history-len", "3")
@@ -49,20 +43,6 @@ class SyntheticTest(TrainTest):
         for name, folder in (("step-00000001", self.path("run")), (self.path("run", "step-00000001") + "/", None)):
             self.run_train(LLAMA, "--train-iters", "2", "--save", self.path("run"), "--resume", name, cwd=folder)
             shutil.rmtree(self.path("run", "step-00000002"))
-
-    @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
-    def test_any_number_of_ranks_and_micro_batches_sees_the_same_tokens(self):
-        for ranks, micro in ((1, 4), (1, 1), (2, 2), (4, 1)):
-            run = self.command(GPT2, "--dtype", "fp32", "--train-iters", "4", "--micro-batch-size", str(micro),
-                               "--global-batch-size", "8", "--ranks", str(ranks), "--log-file", self.path("log"))
-            done = subprocess.run([*MPIRUN, "-np", str(ranks), *run], capture_output=True, text=True, timeout=120,
-                                  env=ENVIRONMENT)
-            self.assertEqual(done.returncode, 0, done.stderr)
-            if ranks == 1 and micro == 4:
-                expected = self.losses("log")
-            for pair, one in zip(self.losses("log"), expected):
-                for value, first in zip(pair, one):
-                    self.assertLess(abs(value - first), 1e-6 * first)
 
     def test_every_output_says_so(self):
         options = ["--train-iters", "3", "--save", self.path("run"), "--sample-every", "2"]
