@@ -161,10 +161,6 @@ class StateFile:
         self.saved = True
         self.next = time.monotonic() + CHECKPOINT_SECONDS
 
-    def save_now_and_then(self, writers, position):
-        if time.monotonic() >= self.next:
-            self.save(writers, position)
-
 
 def prepare_folder(folder, overwrite, keep_temporary):
     """Returns the shards in the folder that will be replaced."""
@@ -219,7 +215,8 @@ def write_all(plan, writers, state):
                 writers[split].write(*result[split])
             progress.update(done_bytes, sum(len(result[split][1]) for split in SPLITS),
                             sum(sum(result[split][1]) for split in SPLITS))
-            state.save_now_and_then(writers, position)
+            if time.monotonic() >= state.next:
+                state.save(writers, position)
     finally:
         progress.close()
     check_splits(writers, plan)

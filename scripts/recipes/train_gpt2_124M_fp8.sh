@@ -2,6 +2,5 @@
 # GPT-2 124M, FP8 with delayed scaling: one H200, 17,200 steps of 512 x 1024 tokens = 9.02 B tokens,
 # OpenWebText once.
 # Measured: 0.687 s/it (dev/results/2026-11-22-h200-tables), so 3.3 hours.
-# Options are passed on: --dry-run, --synthetic-data (timing alone, no shards needed), --save DIR.
 . "$(dirname "$0")/recipes.sh"
 gpt2_124m --fp8-recipe delayed --fp8-min-speedup 1 "$@"

@@ -2,6 +2,5 @@
 # GPT-2 with RMSNorm, rope, 4 key and value heads and qk-norm, BF16: one H200, 2,000 steps of 512 x 1024 tokens =
 # 1.05 B tokens of OpenWebText.
 # Predicted by plan, not measured: 0.80 s/it, 0.4 hours.
-# Options are passed on: --dry-run, --synthetic-data (timing alone, no shards needed), --save DIR.
 . "$(dirname "$0")/recipes.sh"
 gpt2_modern "$@"

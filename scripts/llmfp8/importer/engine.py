@@ -7,7 +7,7 @@ from ..support import InputError
 from .finish import finish_batch
 from .option_table import option_table, why_no_effect
 from .rows import CANNOT, NONE, OTHER, READERS, TAKEN, UNKNOWN, VARIABLE, Finding
-from .shared_rows import ABSENT, ENVIRONMENT, LAUNCHER, SECOND_FILE
+from .shared_rows import ABSENT, ENVIRONMENT, SECOND_FILE
 
 
 @dataclasses.dataclass
@@ -87,10 +87,6 @@ class Import:
         self.fp8_switch = source.fp8_switch or self.fp8_switch
         if source.finish:
             source.finish(self)
-
-    def apply_launcher(self, settings):
-        for setting in settings:
-            self.one(setting, LAUNCHER)
 
     def apply_environment(self, settings):
         for setting in settings:

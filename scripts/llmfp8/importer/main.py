@@ -10,6 +10,7 @@ from .read_files import read_json, read_lines, read_toml, read_yaml
 from .report import report
 from .rows import MOST_BYTES, MOST_SETTINGS
 from .script import Script
+from .shared_rows import LAUNCHER
 from .sources import MEGATRON, NANOGPT, SOURCES, TORCHTITAN
 
 # Names of nanoGPT are names of guides, too: only the ending of a file tells them apart.
@@ -124,7 +125,8 @@ def read_input(run, path, given):
             key = setting.key.lstrip("-").replace("-", "_")
             if "$" in setting.word() and key in given:
                 setting.value = given[key]
-        run.apply_launcher(script.launcher)
+        for setting in script.launcher:
+            run.one(setting, LAUNCHER)
         run.apply(source, script.settings)
         run.apply_environment(script.environment)
         run.note_absent(name, script.environment)
