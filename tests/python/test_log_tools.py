@@ -190,6 +190,9 @@ class Trainer(LogToolTest):
         since = {"forward_seconds", "backward_seconds"}   # fields that the fixtures do not have
         self.assertEqual(set(run.steps[1]), set(read_log(LOGS / "bf16.jsonl").steps[1]) | since)
         self.assertEqual(set(run.fp8[2]["0.qkv.x"]), set(read_log(LOGS / "killed.jsonl").fp8[3]["0.qkv.x"]))
+        self.assertEqual((len(run.fp8[2]), run.fp8[2]["1.up.dy"]["format"]), (2 * 4 * 3, "e5m2"))
+        for tensor in run.fp8[2].values():
+            self.assertTrue(tensor["amax"] > 0 and tensor["nonfinite"] == 0, tensor)
         for step in run.steps.values():
             self.assertTrue(0 < step["forward_seconds"] < step["step_seconds"], step)
             self.assertTrue(0 < step["backward_seconds"] < step["step_seconds"], step)
