@@ -79,9 +79,13 @@ void add_model_sizes(std::vector<OptionRow>& rows) {
          .derive = derive_kv_channels, .derived = "hidden size / heads, if one of them is set", .on_resume = kMust},
         {.name = "vocab-size", .value = integer(AT(shape.vocab_size), 2, 1 << 24),
          .help = "number of tokens in the vocabulary; stored rows are padded to a multiple of 128", .on_resume = kMust},
+    });
+    add_rows(rows, OptionGroup::kBatch, {
         {.name = "seq-length", .value = integer(AT(seq_length), 1, 1 << 24),
          .help = "sequence length in tokens (context length)", .derive = derive_seq_length, .on_resume = kMust,
          .llmc = "-t"},
+    });
+    add_rows(rows, OptionGroup::kModel, {
         {.name = "max-position-embeddings", .value = integer(AT(shape.max_positions), 1, 1 << 24),
          .help = "number of learned positions, or the context length that a rope model declares",
          .derive = derive_max_positions, .derived = "with rope at least --seq-length", .on_resume = kMust},
