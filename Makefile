@@ -307,7 +307,7 @@ run-test-cpp: $(BUILD)/tests
 # The tests of several ranks depend on the system's MPI more than others.
 test-ranks:
 	@scripts/setup.sh test
-	@$(MAKE) run-test-python TEST_NAMES="test_ranks test_zero_ranks test_context_ranks test_comm test_watch \
+	@$(MAKE) run-test-python TEST_NAMES="test_ranks test_zero_ranks test_context_ranks test_comm end_to_end.test_watch \
 	    test_doctor test_troubleshooting"
 
 test-gpu:

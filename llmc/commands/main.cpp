@@ -78,9 +78,11 @@ std::string version_text(const std::string& family) {
                        NLOHMANN_JSON_VERSION_PATCH);
 }
 
-// Publishes the exit code and waits until the ranks' watchdogs, which poll several times per second, have seen it.
+// Publishes the exit code and waits until the ranks' watchdogs, which poll several times per second, have seen it. What
+// was printed is written first, since mpirun kills this rank as soon as another one has left with an error.
 int leave(const Comm& comm, int exit_code) {
     constexpr int kWatchdogMs = 700;
+    std::fflush(stdout);
     write_outcome(exit_code);
     if (exit_code == kExitOk || comm.world().ranks == 1) return exit_code;
     post_end(exit_code);
