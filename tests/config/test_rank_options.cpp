@@ -39,8 +39,14 @@ TEST_CASE("rank options: Megatron's flags are accepted with a note, on the comma
     const TempFile number("{\"overlap_param_gather\": 1}");
     CHECK(contains(refusal("gpt2", joined(base(""), {"--config", number.path})), "must be true or false"));
     CHECK(contains(refusal("gpt2", {"--overlap-param-gathr"}), "did you mean --overlap-param-gather?"));
-    CHECK(contains(refusal("gpt2", {"--fp8-param-gather"}), "(Megatron-LM): leave it out: weights of FP8 linear layers "
-                                                            "are always"));
+    // What always happens here is accepted, and cannot be switched off.
+    const std::string always = "--fp8-param-gather: weights of FP8 linear layers are always all-gathered as FP8 bytes";
+    CHECK(parse("gpt2", joined(base(""), {"--fp8-param-gather"})).notes == Words{always});
+    const TempFile gather("{\"fp8_param_gather\": true}"), none("{\"fp8_param_gather\": false}");
+    CHECK(contains(parse("gpt2", joined(base(""), {"--config", gather.path})).notes.at(0), "are always all-gathered"));
+    for (const Words& words : {Words{"--fp8-param-gather=false"}, Words{"--config", none.path}})
+        CHECK(contains(refusal("gpt2", joined(base(""), words)), "false: weights of FP8 linear layers are always"));
+    CHECK(contains(refusal("gpt2", {"--fp8-param-gather=3"}), "leave it out"));
     for (const Spelling& spelling : spellings()) {
         const OptionRow* row = find_option(spelling.option);
         REQUIRE(row);
