@@ -149,6 +149,11 @@ std::vector<StreamCase> stream_cases() {
     in_fp8.fp8_stats_interval = 1;
     // The first collective of a gather already waits for the collective before it, which follows the new masters.
     stream_cases.back().every_order = false;
+    // Layers stay in their buffers, so that the head waits for the embedding alone.
+    Config& tied = add("tensorwise, sharded weights, all kept, tied head in FP8", 0, Fp8Recipe::kTensorwise);
+    shard_weights(tied, 2);
+    tied.fp8_lm_head = true;
+    stream_cases.back().every_order = false;
     Config& kept = add("delayed, sharded weights", 0, Fp8Recipe::kDelayed);
     shard_weights(kept, 4);
     kept.fp8_lm_head = true;

@@ -44,9 +44,12 @@ void LayerGatherer::restart(Ctx& ctx, const StepState* step) {
         count_scales(ctx);
         for (int layer = -1; layer < buffers_.ring(); layer++) prepare(ctx, layer, false);
     }
-    // The quantized weight of a tied head has memory of its own, outside the layer buffers.
-    if (const Fp8Linear* head = fp8_.linear_of_param(table_.wte))
+    // The quantized weight of a tied head has memory of its own, outside the layer buffers. The head waits for the
+    // event of the embedding, which therefore moves behind it.
+    if (const Fp8Linear* head = fp8_.linear_of_param(table_.wte)) {
         fp8_.quantize_weight(comm, *head, state_.weight(table_.wte), step);
+        record(ctx, layer_at(-1));
+    }
 }
 
 // Counts the scales of all scale blocks for the report of a step, for which it gathers every layer once.
@@ -82,6 +85,12 @@ void LayerGatherer::prepare(Ctx& ctx, int number, bool backward) {
     if (transposes) each_fp8_linear(number, [&](const Fp8Linear& linear) { fp8_.transpose_weight(comm, linear); });
     if (gathers) buffer.layer = number;
     if (transposes && in_ring) transposed_buffer(number).layer = number;
+    record(ctx, layer);
+}
+
+// Whoever waits for the layer from now on waits for everything that is on the side stream.
+void LayerGatherer::record(Ctx& ctx, Layer& layer) {
+    Ctx& comm = stream_.comm_ctx(ctx);
     if (&comm == &ctx) return;
     idle_ = false;
     if (!layer.done) layer.done = OwnedEvent::create();

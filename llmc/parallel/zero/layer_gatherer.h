@@ -50,6 +50,7 @@ private:
     template <typename Use> void each_fp8_linear(int layer, Use&& use);
 
     void prepare(Ctx& ctx, int number, bool backward);
+    void record(Ctx& ctx, Layer& layer);
     void wait(Ctx& ctx, int layer);
     void count_scales(Ctx& ctx);
     void release(Ctx& ctx, int layer, Pass pass);
