@@ -33,14 +33,6 @@ class LossMaskTest(TrainTest):
     def weights(self, name):
         return state_of(self.path(name, f"step-{STEPS:08d}"))["model.safetensors"]
 
-    def test_a_mask_of_ones_changes_nothing(self):
-        plain, _ = self.train("plain")
-        write_mask(self.path("train_0.mask"), [1] * len(self.tokens))
-        masked, text = self.train("masked")
-        self.assertEqual([r["loss"] for r in masked], [r["loss"] for r in plain])
-        self.assertEqual(self.weights("masked"), self.weights("plain"))
-        self.assertIn("training data: loss masks of 1 of 1 shard: 385 of 385 tokens count as targets, 100 %", text)
-
     def test_a_target_that_does_not_count_has_no_part(self):
         for binary, options in ((GPT2, []), (LLAMA, ["--fp8-recipe", "tensorwise"])):
             weights, losses = {}, {}

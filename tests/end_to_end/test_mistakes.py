@@ -31,7 +31,6 @@ FOREIGN = re.compile(r"json\.exception|basic_filebuf|basic_string|filesystem err
 
 OPTIONS = [
     ("gpt2", 2, "--train-data is missing", "--train-iters or --epochs is missing"),
-    ("gpt2 RUN --train-iter 5", 2, "unknown option --train-iter: did you mean --train-iters?"),
     ("gpt2 RUN --learning_rate 1e-3", 2, "unknown option --learning_rate (", "use --lr"),
     ("gpt2 RUN --xyzzy 3", 2, "unknown option --xyzzy", "--help-all lists all"),
     ("gpt2 RUN -lr 3", 2, "unknown option -lr: did you mean --lr?"),
@@ -39,7 +38,6 @@ OPTIONS = [
     ("gpt2 RUN lr=1e-3", 2, 'unexpected word "lr=1e-3": write --lr=1e-3'),
     ("gpt2 RUN --lr = 1e-3", 2, "--lr =: write --lr VALUE or --lr=VALUE"),
     ("gpt2 RUN --lr 1e-3 2e-3", 2, 'unexpected word "2e-3"', "a value follows its option"),
-    ("gpt2 RUN --lr", 2, "--lr needs a value"),
     ("gpt2 RUN --overfit-one-batch yes", 2, "true-or-false options take --option=false"),
     ("gpt2 RUN --save ''", 2, "--save '' is empty: leave it out, or set the shell variable"),
     ("gpt2 train --lr 1", 2, "no command train", "plan, bench, doctor and generate"),
@@ -50,13 +48,10 @@ OPTIONS = [
     ("llama --model meta-llama/Meta-Llama-3-8B", 2, "not a preset", "download it and name its folder with --load"),
     ("gpt2 RUN '--lr 1e-3'", 2, 'unknown option "--lr 1e-3"', "leave the quotes around both out"),
     ("gpt2 RUN --eval-interval 5", 2, "there is no --valid-data to evaluate on"),
-    ("gpt2 RUN --fp8-margin 1", 2, "--fp8-margin has no effect: FP8 is off (--fp8-recipe none)"),
     ("gpt2 RUN --epochs 1", 2, "--train-iters has no effect: --epochs sets the length"),
-    ("gpt2 RUN --swiglu --activation gelu", 2, "--swiglu is --activation swiglu", "leave one of the two out"),
 ]
 
 VALUES = [
-    ("gpt2 RUN --lr nan", 2, "--lr nan: must be a number in (0, 10]"),
     ("gpt2 RUN --lr 0,001", 2, "--lr 0,001: must be a number", "without commas, with a point before decimals"),
     ("gpt2 RUN --weight-decay 10%", 2, "--weight-decay 10%: must be", "write it as a share, 0.1"),
     ("gpt2 RUN --train-iters 0", 2, "a run of 0 steps has no length"),
@@ -65,8 +60,6 @@ VALUES = [
     ("gpt2 RUN --dtype float16", 2, "there is no FP16; bf16 has FP32's range"),
     ("gpt2 RUN --dtype fp8", 2, "FP8 is --fp8-recipe delayed, tensorwise or blockwise"),
     ("gpt2 RUN --fp8-recipe mxfp8", 2, "must be one of none, delayed", "blockwise has the finest scaling factors"),
-    ("gpt2 RUN --recompute selective", 2, "--recompute block-keep-attention is the opposite"),
-    ("gpt2 RUN --profile 1:2", 2, "--profile has no effect without a GPU: leave it out"),
     ("gpt2 RUN --global-batch-size 5", 2, "a multiple of --micro-batch-size 2 x 1 rank: 4 or 6 would be one, or take "
      "--micro-batch-size 1"),
     ("gpt2 RUN --global-batch-size 1000", 2, "187 samples of 16; needs 1000", "lower that to 187"),
@@ -82,7 +75,6 @@ VALUES = [
 
 OTHER_TRAINERS = [   # test_foreign_options.cpp has every name
     ("gpt2 RUN -h 1", 2, "unknown option -h (llm.c): use --hellaswag-data FILE", "-h alone prints the help"),
-    ("gpt2 RUN --bf16", 2, "(Megatron-LM): use --dtype bf16"),
 ]
 
 SHARDS = [
@@ -91,17 +83,11 @@ SHARDS = [
     (f"{WITH} train.bin,valid.bin", 2, "separated by spaces, not by commas"),
     (f"{WITH} 'train.bin valid.bin'", 2, "every pattern is a separate word"),
     (f"{WITH} '$DATA/*.bin'", 2, "a variable in single quotes"),
-    (f"{WITH} folder", 2, "a folder: name the files in it, 'folder/*.bin'"),
     (f"{WITH} text.bin", 2, "byte 0", "this is text; data/prepare_text.py makes"),
     (f"{WITH} doc.bin", 2, "byte 0", "this is a PDF; pdftotext makes text of it"),
     (f"{WITH} packed.bin", 2, "byte 0", "this is a gzip file; unpack it"),
     (f"{WITH} zeros.bin", 2, "byte 0: wrong magic 0x00000000", "--token-dtype uint16"),
-    (f"{WITH} empty.bin", 2, "'empty.bin': the file is empty"),
-    (f"{WITH} cut.bin", 2, "truncated: the header (byte 8) says 3000 tokens"),
     (f"{WITH} short.bin", 2, "3 tokens are fewer than one sample", "lower --seq-length"),
-    (f"{WITH} train.bin tra*.bin", 2, "is matched by two patterns"),
-    (f"{WITH} 0.7 train.bin", 2, "weight 0.7 has no effect on a single source"),
-    (f"{WITH} 0.7 train.bin valid.bin 0.3", 2, "weight 0.3 has no shards after it"),
     (f"{WITH} train.bin other.bin", 2, "'other.bin' was made with the tokenizer gpt2",
      "'train.bin' with the tokenizer bytes", "name shards of one tokenizer"),
     (f"{WITH} deep.bin", 2, 'deep.meta.json: "tokenizer" is nested deeper than 64 levels'),
@@ -122,7 +108,6 @@ SHARDS = [
 
 CONFIGURATIONS = [
     ("gpt2 RUN --config none.json", 2, "cannot read none.json: No such file"),
-    ("gpt2 RUN --config folder", 2, "cannot read folder: a folder, not a file"),
     ("gpt2 RUN --config array.json", 2, 'array.json: not a JSON object {"name": value, ...}'),
     ("gpt2 RUN --config latin.json", 2, "latin.json: not JSON: ", "ill-formed UTF-8"),
     ("gpt2 RUN --config empty.json", 2, "empty.json: not JSON: ", "unexpected end of input"),
@@ -132,8 +117,6 @@ CONFIGURATIONS = [
     ("llama --train-data train.bin --train-iters 2 --config wrong_type.json", 2, "wrong_type.json: lr fast: must be"),
     ("gpt2 RUN --config key_of_llmc.json", 2, '"n_layer"', "--num-layers"),
     ("gpt2 RUN --config nested.json", 2, "scripts/import_config nested.json --out run.json"),
-    ("gpt2 RUN --config deepspeed.json", 2, "scripts/import_config deepspeed.json --out run.json translates the file"),
-    ("gpt2 RUN --config run.yaml", 2, "run.yaml: not JSON", "scripts/import_config makes JSON of another trainer's"),
     ("gpt2 RUN --config train.bin", 2, "train.bin: not JSON"),
     ("gpt2 RUN --config fifo", 2, "cannot read fifo: a FIFO (pipe), not a file"),
     ("gpt2 RUN --config /dev/zero", 2, "cannot read /dev/zero: a device, not a file"),
@@ -214,10 +197,7 @@ COMMANDS = [
     ("gpt2 generate --load ck", 2, "generate needs a prompt: --prompt '1 2 3', token ids, or text"),
     (f"{GENERATE} --prompt hello", 2, "token 104 lies outside the vocabulary of 61"),
     (f"{GENERATE} --prompt ''", 2, "--prompt '': an empty prompt"),
-    (f"{GENERATE} --prompt ' '", 2, "--prompt: an empty prompt; give at least one token"),
-    (f"{GENERATE} --prompt '1 99'", 2, "token 99 lies outside the vocabulary of 61"),
     (f"{GENERATE} --prompt 1 --sample-tokens 99", 2, "1 token and --sample-tokens 99 exceed the model"),
-    (f"{GENERATE} --prompt 1 --lr 1", 2, "generate has no option --lr, it is for training"),
     ("gpt2 generate --load lost --prompt 1", 5, "no usable model at lost/step-00000002: model.safetensors has 2 "
      "bytes", "lost/step-00000001", "take another checkpoint"),
     ("gpt2 RUN --sample-every 1 --prompt ''", 2, "--prompt '': an empty prompt"),

@@ -1,14 +1,11 @@
 """--offload in the real executables: losses and checkpoint files are equal to those of a run
-without offload, and each run can resume a checkpoint of the other. test_offload.cpp has every recipe."""
+without offload, and each run can resume a checkpoint of the other. test_offload.cpp has every recipe, and ranks."""
 import shutil
-import unittest
 
-from tests.support.ranks import HAVE_RANKS, RanksTest
 from tests.support.train import GPT2, LLAMA, TrainTest, records, state_of
 
 DEEP = ["--num-layers", "5", "--train-iters", "6", "--save-interval", "3"]
 AWAY = ["--offload", "moments,masters,activations"]
-LONG = ["--seq-length", "64", "--max-position-embeddings", "64"]
 LAST = "step-00000006"
 
 
@@ -45,21 +42,3 @@ class OffloadTest(TrainTest):
         self.assertIn("--offload activations: those of 3 layers stay on the GPU, and the model has 2", error)
         error = self.run_train(GPT2, "--train-iters", "2", "--offload", "weights", expect=2).stderr
         self.assertIn("moments, masters and activations", error)
-
-
-@unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
-class OffloadRanksTest(RanksTest):
-    def test_ranks_write_the_same_checkpoints(self):
-        for options in (["--fp8-recipe", "delayed"],
-                        ["--fp8-recipe", "tensorwise", "--zero", "0"],
-                        ["--fp8-recipe", "delayed", "--zero", "3", *LONG, "--context-parallel", "2"],
-                        ["--fp8-recipe", "delayed", "--zero", "2", "--grad-shard-dtype", "bf16", *LONG,
-                         "--context-parallel", "2", "--loss-chunk", "16"]):
-            with self.subTest(options=options):
-                states = []
-                for offload in ([], AWAY):
-                    save = self.path("save")
-                    self.ranks(2, LLAMA, *DEEP, *options, *offload, "--bucket-mb", "0.02", "--save", save)
-                    states.append(state_of(f"{save}/{LAST}"))
-                    shutil.rmtree(save)
-                self.assertEqual(*states)

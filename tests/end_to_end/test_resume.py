@@ -105,6 +105,8 @@ class ResumeTest(TrainTest):
         run(21, range(1, 11))   # steps 12 to 21
         self.assertIn("step 22: loss or gradient norm not finite for 11 steps in a row",
                       run(24, [1], expect=4).stderr)
+        skipped = [r["skipped"] for r in records(self.path("run", "log.jsonl"), "step")]
+        self.assertEqual(skipped, [True] * 10 + [False] + [True] * 11)
         self.assertEqual(self.checkpoints("run")[-1], "step-00000021")
         run(22, [])       # an operator has removed the cause
         run(32, range(1, 11))

@@ -164,7 +164,8 @@ class Train(TrainTest):
                 state = json.load(f)["fp8"]
             shutil.rmtree(self.path("fp8"))
             os.unlink(log)
-            primed = "not finite is in micro-batch 0," in done.stdout   # the calibration step
+            primed = re.search(r"step 1: the first value that is not finite is in micro-batch 0, \d\.\w+\.\w+",
+                               done.stdout)   # the calibration step
             if skipped == [True, False, False] and primed:
                 break
         self.assertTrue(primed and skipped == [True, False, False], "no seed skips the first step alone")
@@ -228,22 +229,6 @@ class Train(TrainTest):
         loaded = records(self.path("b.jsonl"), "step")[0]["loss"]
         self.assertLess(loaded, first - 0.5)
 
-    def test_divergence_is_reported_skipped_and_ends_with_4(self):
-        self.run_train(GPT2, "--train-iters", "1", "--save", self.path("run"))
-        model = self.path("run", "step-00000001", "model.safetensors")
-        with open(model, "r+b") as f:
-            f.seek(-2, os.SEEK_END)
-            f.write(b"\xc0\x7f")   # NaN in BF16
-        os.remove(self.path("run", "step-00000001", "manifest.json"))   # changed on purpose
-        done = self.run_train(GPT2, "--train-iters", "50", "--load", self.path("run", "step-00000001"),
-                              "--log-file", self.path("log.jsonl"), expect=4)
-        self.assertIn("not finite for 11 steps in a row", done.stderr)
-        steps = records(self.path("log.jsonl"), "step")
-        self.assertEqual([r["skipped"] for r in steps], [True] * 11)
-        done = self.run_train(GPT2, "--train-iters", "50", "--load", self.path("run", "step-00000001"),
-                              "--fp8-recipe", "delayed", expect=4)
-        self.assertRegex(done.stdout, r"step 1: the first value that is not finite is in micro-batch 0, \d\.\w+\.\w+")
-
     def test_attention_stays_within_documents(self):
         self.write_documents()
         options = ["--train-iters", "6", "--valid-data", self.path("valid.bin"), "--eval-iters", "3",
@@ -274,15 +259,6 @@ class Train(TrainTest):
         os.unlink(self.path("valid.meta.json"))
         done = self.run_train(GPT2, *options, "--reset-attention-mask", expect=2)
         self.assertIn("valid.bin' does not name the token that separates documents", done.stderr)
-
-    def test_another_run_is_not_resumed(self):
-        self.run_train(GPT2, "--train-iters", "2", "--save", self.path("run"))
-        done = self.run_train(GPT2, "--train-iters", "4", "--save", self.path("run"), "--resume", "auto",
-                              "--seed", "6", expect=2)
-        self.assertIn("seed", done.stderr)
-        write_shard(self.path("train_0.bin"), make_tokens(3000, 9))
-        done = self.run_train(GPT2, "--train-iters", "4", "--save", self.path("run"), "--resume", "auto", expect=2)
-        self.assertIn("train_0.bin", done.stderr)
 
     def test_epochs_decide_the_number_of_steps(self):
         # floor(2999/16) + floor(2000/16) = 187 + 125 samples, 4 a step.

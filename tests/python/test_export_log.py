@@ -19,7 +19,21 @@ from tests.support.log_tools import LOGS, LogToolTest, ROOT, has, records
 GOLDEN = ROOT / "tests" / "golden" / "logs"
 
 
-class Exports(LogToolTest):
+class ExportTest(LogToolTest):
+    def check_board(self, board, run):
+        """What TensorBoard reads of the log of twice(): every step once."""
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        read = EventAccumulator(str(board), size_guidance={"scalars": 0})
+        read.Reload()
+        losses = read.Scalars("train/loss")
+        self.assertEqual([e.step for e in losses], list(range(1, 13)))
+        for event in losses:   # stored as 32-bit floats
+            self.assertLess(abs(event.value / run.steps[event.step]["loss"] - 1), 2 ** -24)
+        self.assertEqual([e.step for e in read.Scalars("valid/loss")], [0, 4, 8, 12])
+        return read
+
+
+class Exports(ExportTest):
     def test_golden(self):
         self.twice()
         for to in ("csv", "llmc", "megatron"):
@@ -129,19 +143,12 @@ class Exports(LogToolTest):
 
     @unittest.skipUnless(has("tensorboard"), "tensorboard is not installed")
     def test_tensorboard_reads_it_back(self):
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
         run = read_log(self.twice())
         board = self.folder / "board"
         self.to_package("tensorboard", run, board)
-        read = EventAccumulator(str(board), size_guidance={"scalars": 0})
-        read.Reload()
-        losses = read.Scalars("train/loss")
-        self.assertEqual([e.step for e in losses], list(range(1, 13)))
-        for event in losses:   # stored as 32-bit floats
-            self.assertLess(abs(event.value / run.steps[event.step]["loss"] - 1), 2 ** -24)
+        read = self.check_board(board, run)
         self.assertEqual([(e.step, e.value) for e in read.Scalars("fp8_amax/0.qkv.x")],
                          [(step, run.fp8[step]["0.qkv.x"]["amax"]) for step in sorted(run.fp8)])
-        self.assertEqual([e.step for e in read.Scalars("valid/loss")], [0, 4, 8, 12])
         with self.assertRaisesRegex(InputError, "has event files already"):
             self.to_package("tensorboard", run, board)
 
@@ -183,7 +190,7 @@ def everything(run):
             for tag, value in run_export.all_scalars(run, step).items()}
 
 
-class Following(LogToolTest):
+class Following(ExportTest):
     def export(self, path):
         run = RunLog(path)
         export = run_export.PackageExport(run, lambda run: Collected())
@@ -219,7 +226,6 @@ class Following(LogToolTest):
 
     @unittest.skipUnless(has("tensorboard"), "tensorboard is not installed")
     def test_tensorboard_shows_no_step_twice(self):
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
         board = self.folder / "board"
         # The following process is started again with the resumed run: it writes the whole log.
         follow = [ROOT / "scripts" / "export_log", "--to", "tensorboard", "log.jsonl", "--out", board, "--follow"]
@@ -227,14 +233,7 @@ class Following(LogToolTest):
         self.call(*follow)
         time.sleep(1.1)   # names of event files have seconds
         self.call(*follow)
-        read = EventAccumulator(str(board), size_guidance={"scalars": 0})
-        read.Reload()
-        run = read_log(self.folder / "log.jsonl")
-        losses = read.Scalars("train/loss")
-        self.assertEqual([e.step for e in losses], list(range(1, 13)))
-        for event in losses:
-            self.assertLess(abs(event.value / run.steps[event.step]["loss"] - 1), 2 ** -24)
-        self.assertEqual([e.step for e in read.Scalars("valid/loss")], [0, 4, 8, 12])
+        self.check_board(board, read_log(self.folder / "log.jsonl"))
 
     @unittest.skipUnless(has("wandb"), "wandb is not installed")
     def test_wandb_follows_offline(self):

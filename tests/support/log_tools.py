@@ -24,50 +24,6 @@ def records(*names):   # of the fixtures, read without the code under test
     return [json.loads(line) for name in names for line in (LOGS / name).read_text().splitlines()]
 
 
-FAKE_TENSORBOARD = {
-    "summary/writer/event_file_writer": """
-import os
-class EventFileWriter:
-    def __init__(self, folder):
-        os.makedirs(folder, exist_ok=True)
-        self.file = open(folder + "/steps", "a")
-        open(folder + "/pid", "w").write(str(os.getpid()))
-    def add_event(self, event):
-        print(event["step"], file=self.file)
-    def flush(self):
-        self.file.flush()
-    def close(self):
-        self.file.close()
-""",
-    "compat/proto/event_pb2": """
-Event = dict
-class SessionLog:
-    START = 1
-    def __init__(self, status):
-        pass
-""",
-    "compat/proto/summary_pb2": """
-class Summary:
-    Value = dict
-    def __init__(self, value):
-        pass
-"""}
-
-
-def fake_tensorboard(folder):
-    """Makes a replacement for the package tensorboard in the folder, for PYTHONPATH. It writes the steps that it gets,
-    and its process id, into the folder of the event files."""
-    for name, text in FAKE_TENSORBOARD.items():
-        path = Path(folder) / "tensorboard" / (name + ".py")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    for package in (Path(folder) / "tensorboard").rglob("*"):
-        if package.is_dir():
-            (package / "__init__.py").touch()
-    (Path(folder) / "tensorboard" / "__init__.py").touch()
-    return str(folder)
-
-
 class LogToolTest(FolderTest):
     def twice(self):
         """The logs of the killed and of the resumed run in one file, which has steps 6 to 8 twice."""

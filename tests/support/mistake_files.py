@@ -41,15 +41,10 @@ def write_shards():
     write("deep.meta.json", '{"tokenizer": ' + "[" * 100000)
     write_sidecar("other", "gpt2", GPT2_TOKENS, 50257, 50256)
     write("broken.meta.json", '{"tokenizer": {"name": "bytes",}}')
-    with open("train.bin", "rb") as file:
-        whole = file.read()
-    write("cut.bin", whole[:2000])
-    write("raw.bin", whole[1024:])
     write("text.bin", "hello world\n" * 100)
     write("doc.bin", PDF)
     write("packed.bin", b"\x1f\x8b\x08" + bytes(500))
     write("zeros.bin", bytes(5000))
-    write("empty.bin", "")
 
 
 def write_configurations():
@@ -57,12 +52,10 @@ def write_configurations():
             "array": "[1, 2]", "latin": b'{"save": "\xe9t\xe9"}', "empty": "", "comma": '{"lr": 1e-3,\n "seed": 3,\n}',
             "nested": '{"optimizer": {"lr": 1e-3}}', "twice": '{"lr": 1e-3, "lr": 2e-3}', "typo": '{"train_iter": 5}',
             "wrong_type": '{"lr": "fast"}', "key_of_llmc": '{"n_layer": 3}',
-            "deepspeed": '{"train_batch_size": 8, "zero_optimization": {"stage": 2}}',
             "deep": '{"lr": ' + "[" * 100000 + "]" * 100000 + "}", "long_key": json.dumps({"x y " * 100000: 1}),
             "escape_key": json.dumps({"\x1b[2J\u202e": 1}, ensure_ascii=False).replace("\\u001b", "\\u001B"),
             "bom": b'\xef\xbb\xbf{"lr": 1e-3}', "windows": b'{"lr": 1e-3, // peak\r\n"seed": 3}\r\n'}.items():
         write(f"{name}.json", content)
-    write("run.yaml", "lr: 1e-3\n")
 
 
 def write_models():
