@@ -7,40 +7,8 @@ namespace attention_documents_test {
 
 namespace {
 
-// Around tiles of 16, 32, 64, 128 and 192 rows: documents of one token, ending on and next to tile borders, many in
-// one tile, one over many tiles, and sequences cut in different ways. All have T = 400.
-const std::vector<Lengths> kBorders = {
-    {{400}, {1, 399}},
-    {{399, 1}, {1, 1, 1, 61, 64, 64, 1, 15, 192}},
-    {{63, 1, 64, 65, 207}, {127, 1, 1, 127, 144}},
-    {equal_parts(400, 1), equal_parts(400, 7)},
-    {equal_parts(400, 16), equal_parts(400, 128)},
-    {{129, 271}, {191, 1, 1, 207}},
-};
-
 Attention documents_problem(int64_t NH, int64_t NKV, int64_t HS, Dtype type, const Lengths& lengths) {
-    return Attention({2, 400, NH, NKV, HS}, type).with_documents(lengths);
-}
-
-// Calls f(b, begin, length) for every document.
-template <typename F> void for_each_document(const Lengths& lengths, F&& f) {
-    for (size_t b = 0; b < lengths.size(); b++) {
-        int64_t begin = 0;
-        for (int64_t length : lengths[b]) f(static_cast<int64_t>(b), begin, length), begin += length;
-    }
-}
-
-// Counts the results of rows [begin, begin + rows) of sequence b that differ.
-int64_t differences(const Attention& a, const Attention::Result& x, const Attention::Result& y, int64_t b,
-                    int64_t begin, int64_t rows) {
-    int64_t count = 0;
-    for (int64_t t = begin; t < begin + rows; t++) {
-        for (int64_t i = 0; i < a.width; i++) count += x.dqkv.get(a.q(b, t, 0) + i) != y.dqkv.get(a.q(b, t, 0) + i);
-        for (int64_t i = 0; i < a.s.NH * a.s.HS; i++)
-            count += x.out.get(a.o(b, t, 0) + i) != y.out.get(a.o(b, t, 0) + i);
-        for (int64_t h = 0; h < a.s.NH; h++) count += x.lse.get(a.row(b, t, h)) != y.lse.get(a.row(b, t, h));
-    }
-    return count;
+    return with_documents(Attention({2, 400, NH, NKV, HS}, type), lengths);
 }
 
 }  // namespace
@@ -50,19 +18,19 @@ TEST_CASE("gpu attention within documents: tensor-core kernels against loops in 
         for (const Lengths& lengths : kBorders) check_against_loops(documents_problem(4, 2, HS, Dtype::kBf16, lengths));
     // Groups, ends of sequences inside and on tiles, scores of large magnitude.
     for (int64_t HS : {64, 128}) {
-        check_against_loops(Attention({1, 1, 2, 1, HS}, Dtype::kBf16).with_documents({{1}}));
-        check_against_loops(Attention({1, 193, 8, 1, HS}, Dtype::kBf16).with_documents({{64, 128, 1}}));
-        check_against_loops(Attention({1, 256, 3, 3, HS}, Dtype::kBf16).with_documents({{113, 17, 126}}));
-        check_against_loops(Attention({2, 193, 4, 1, HS}, Dtype::kBf16, 6).with_documents({{97, 96}, {5, 188}}));
+        check_against_loops(with_documents(Attention({1, 1, 2, 1, HS}, Dtype::kBf16), {{1}}));
+        check_against_loops(with_documents(Attention({1, 193, 8, 1, HS}, Dtype::kBf16), {{64, 128, 1}}));
+        check_against_loops(with_documents(Attention({1, 256, 3, 3, HS}, Dtype::kBf16), {{113, 17, 126}}));
+        check_against_loops(with_documents(Attention({2, 193, 4, 1, HS, 6}, Dtype::kBf16), {{97, 96}, {5, 188}}));
     }
 }
 
 TEST_CASE("gpu attention within documents: plain kernels against loops in double") {
     for (Dtype type : {Dtype::kFp32, Dtype::kBf16})
         for (const Lengths& lengths : kBorders) check_against_loops(documents_problem(4, 2, 48, type, lengths));
-    check_against_loops(Attention({1, 33, 4, 1, 80}, Dtype::kFp32).with_documents({{15, 1, 17}}));
+    check_against_loops(with_documents(Attention({1, 33, 4, 1, 80}, Dtype::kFp32), {{15, 1, 17}}));
     for (int64_t HS : {64, 128})
-        check_against_loops(Attention({1, 100, 4, 2, HS}, Dtype::kFp32).with_documents({{31, 1, 32, 36}}));
+        check_against_loops(with_documents(Attention({1, 100, 4, 2, HS}, Dtype::kFp32), {{31, 1, 32, 36}}));
 }
 
 // Also within the tile, the warp and the four lanes that share a row. The backward pass reads out and lse of the CPU,
@@ -71,16 +39,16 @@ TEST_CASE("gpu attention: a token reaches its own document only, to the bit") {
     for (int64_t HS : {48, 64, 128}) {
         for (const Lengths& lengths : {kBorders[1], kBorders[2], kBorders[4]}) {
             const Attention a = documents_problem(4, 2, HS, Dtype::kBf16, lengths);
-            const Attention::Result before = a.on_gpu(a.on_cpu(a.type));
+            const Attention::Result before = on_gpu(a, a.on_cpu(a.type));
             for (int64_t t : {0, 63, 64, 200, 399}) {
                 Attention changed = a;
-                for (int64_t i = a.q(1, t, 0); i < a.q(1, t, 0) + a.width; i++)
+                for (int64_t i = a.q(1, t, 0); i < a.q(1, t, 0) + a.width(); i++)
                     changed.qkv.set(i, a.qkv.get(i) * 9 + 1);
-                const Attention::Result after = changed.on_gpu(changed.on_cpu(a.type));
+                const Attention::Result after = on_gpu(changed, changed.on_cpu(a.type));
                 for_each_document(lengths, [&](int64_t b, int64_t begin, int64_t length) {
                     const bool own = b == 1 && begin <= t && t < begin + length;
                     INFO(a.name() << "token " << t << " changed, document at " << b << ", " << begin);
-                    CHECK((differences(a, before, after, b, begin, length) > 0) == own);
+                    CHECK((differences(a, before, b, begin, length, a, after, b, begin) > 0) == own);
                 });
             }
         }
@@ -90,16 +58,17 @@ TEST_CASE("gpu attention: a token reaches its own document only, to the bit") {
 // If documents end with tiles, a kernel must not read the other document at all: 0 times NaN would be NaN.
 TEST_CASE("gpu attention: tiles of other documents are skipped, not masked") {
     for (int64_t HS : {48, 64, 128}) {
-        const Attention clean = Attention({1, 1152, 4, 2, HS}, Dtype::kBf16).with_documents({{384, 384, 384}});
-        const Attention::Result given = clean.on_cpu(clean.type), before = clean.on_gpu(given);
+        const Attention clean = with_documents(Attention({1, 1152, 4, 2, HS}, Dtype::kBf16), {{384, 384, 384}});
+        const Attention::Result given = clean.on_cpu(clean.type), before = on_gpu(clean, given);
         for (int64_t corrupted_begin : {0, 384, 768}) {
             Attention corrupted = clean;
-            for (int64_t i = corrupted_begin * clean.width; i < (corrupted_begin + 384) * clean.width; i++)
+            for (int64_t i = corrupted_begin * clean.width(); i < (corrupted_begin + 384) * clean.width(); i++)
                 corrupted.qkv.set(i, std::nan(""));
-            const Attention::Result after = corrupted.on_gpu(given);
+            const Attention::Result after = on_gpu(corrupted, given);
             for (int64_t begin : {0, 384, 768}) {
                 INFO(clean.name() << "NaN from " << corrupted_begin << ", document at " << begin);
-                CHECK_EQ(differences(clean, before, after, 0, begin, 384) > 0, begin == corrupted_begin);
+                CHECK_EQ(differences(clean, before, 0, begin, 384, clean, after, 0, begin) > 0,
+                         begin == corrupted_begin);
             }
         }
     }
@@ -110,8 +79,8 @@ TEST_CASE("gpu attention: one document per sequence is bitwise equal to none") {
         const Attention a({2, 400, 4, 2, HS}, Dtype::kBf16);
         // With mma.sync, the rows of a warp update their running maximum together unless there are documents.
         if (std::string(cuda::attention_kernel(gpu(), a.type, HS)).find("mma.sync") != std::string::npos) continue;
-        const Attention::Result given = a.on_cpu(a.type), none = a.on_gpu(given),
-                                one = a.with_documents({{400}, {400}}).on_gpu(given);
+        const Attention::Result given = a.on_cpu(a.type), none = on_gpu(a, given),
+                                one = on_gpu(with_documents(a, {{400}, {400}}), given);
         INFO(a.name());
         CHECK(one.out.same_bits(none.out));
         CHECK(one.lse.same_bits(none.lse));
@@ -121,10 +90,10 @@ TEST_CASE("gpu attention: one document per sequence is bitwise equal to none") {
 
 // More tiles than multiprocessors; documents far shorter and longer than tiles; equal bits in every run.
 TEST_CASE("gpu attention within documents: many tiles and long sequences") {
-    check_against_cpu(Attention({6, 500, 8, 4, 64}, Dtype::kBf16).with_documents(Lengths(6, equal_parts(500, 83))));
-    check_against_cpu(Attention({1, 4096, 8, 2, 128}, Dtype::kBf16).with_documents({{1, 700, 1300, 95, 2000}}));
-    check_against_cpu(Attention({1, 4096, 8, 8, 64}, Dtype::kBf16).with_documents({equal_parts(4096, 391)}));
-    check_against_cpu(Attention({2, 300, 4, 1, 96}, Dtype::kBf16).with_documents({{299, 1}, {33, 267}}));
+    check_against_cpu(with_documents(Attention({6, 500, 8, 4, 64}, Dtype::kBf16), Lengths(6, equal_parts(500, 83))));
+    check_against_cpu(with_documents(Attention({1, 4096, 8, 2, 128}, Dtype::kBf16), {{1, 700, 1300, 95, 2000}}));
+    check_against_cpu(with_documents(Attention({1, 4096, 8, 8, 64}, Dtype::kBf16), {equal_parts(4096, 391)}));
+    check_against_cpu(with_documents(Attention({2, 300, 4, 1, 96}, Dtype::kBf16), {{299, 1}, {33, 267}}));
 }
 
 }  // namespace attention_documents_test

@@ -1,7 +1,7 @@
 // FP8 attention of the GPU: quantize_heads is bitwise equal to the CPU; the forward pass is compared with loops in
 // double and has at most twice the error of the CPU.
 #include "tests/gpu/gpu_tensor.h"
-#include "tests/support/fp8_attention_test.h"
+#include "tests/support/reference_attention_fp8.h"
 
 using namespace documents_test;
 using namespace op_test;
@@ -18,7 +18,7 @@ bool has_fp8_attention() {
 Fp8Attention::Result on_gpu(const Fp8Attention& a, const HostTensor& input, bool rope = false,
                             const int32_t* positions = nullptr) {
     Fp8Attention::Result r = a.fresh(input);
-    HostTensor host_table = angles_of(a);
+    HostTensor host_table = angle_table(a.T, a.HS);
     DeviceTensor qkv(r.qkv), bytes(r.bytes), scales(r.scales), out(r.out), lse(r.lse), table(host_table);
     HostTensor host_ranges(Dtype::kInt32, static_cast<int64_t>(a.documents.size()));
     if (a.ranges()) std::memcpy(host_ranges.data(), a.ranges(), static_cast<size_t>(host_ranges.bytes()));
@@ -28,8 +28,8 @@ Fp8Attention::Result on_gpu(const Fp8Attention& a, const HostTensor& input, bool
     args.positions = positions;
     cuda::quantize_heads(gpu(), args);
     if (has_fp8_attention()) {
-        cuda::attention_forward(gpu(), a.forward_args(out.view(), lse.view(), qkv.view(), copies,
-                                                      !a.ranges() ? nullptr : range_tensor.view().as<int32_t>()));
+        const int32_t* ranges = a.ranges() ? range_tensor.view().as<int32_t>() : nullptr;
+        cuda::attention_forward(gpu(), a.forward_args(out.view(), lse.view(), qkv.view(), ranges, copies));
     }
     cuda::synchronize(gpu());
     return {qkv.download(), bytes.download(), scales.download(), out.download(), lse.download()};
@@ -42,7 +42,7 @@ void check_copies(const Fp8Attention::Result& got, const Fp8Attention::Result& w
 }
 
 void check_against_loops(const Fp8Attention& a) {
-    INFO(name_of(a));
+    INFO(a.name());
     const HostTensor qkv = a.random_qkv();
     const Fp8Attention::Result got = on_gpu(a, qkv), cpu = a.on_cpu(qkv);
     check_copies(got, cpu);
@@ -54,7 +54,7 @@ void check_against_loops(const Fp8Attention& a) {
 }
 
 void check_against_cpu(const Fp8Attention& a) {
-    INFO(name_of(a));
+    INFO(a.name());
     const HostTensor qkv = a.random_qkv();
     const Fp8Attention::Result got = on_gpu(a, qkv), cpu = a.on_cpu(qkv);
     check_copies(got, cpu);
@@ -63,7 +63,7 @@ void check_against_cpu(const Fp8Attention& a) {
     HostTensor exact(Dtype::kFp64, got.out.elems()), lse(Dtype::kFp64, got.lse.elems());
     HostTensor wide = got.qkv.to(Dtype::kFp64);
     Ctx ctx;
-    cpu::attention_forward(ctx, a.forward_args(exact.view(), lse.view(), wide.view(), {}, nullptr));
+    cpu::attention_forward(ctx, a.forward_args(exact.view(), lse.view(), wide.view(), nullptr));
     INFO("out: rms error " << rms_error(got.out, exact) << ", CPU " << rms_error(cpu.out, exact));
     CHECK_LE(rms_error(got.out, exact), 2 * rms_error(cpu.out, exact));
     INFO("lse: rms error " << rms_error(got.lse, lse));
@@ -79,7 +79,7 @@ TEST_CASE("gpu quantize_heads is bitwise equal to the CPU") {
              {Fp8Attention{2, 1, 2, 1, HS}, Fp8Attention{1, 17, 4, 2, HS}, Fp8Attention{3, 128, 1, 1, HS, 1e3},
               Fp8Attention{1, 129, 8, 1, HS, 1e-3}, Fp8Attention{2, 1000, 6, 2, HS},
               Fp8Attention{9, 700, 12, 12, HS}}) {
-            INFO(name_of(a));
+            INFO(a.name());
             HostTensor qkv = a.random_qkv();
             for (int64_t i = a.q(a.B - 1, a.T - 1, 0); i < a.q(a.B - 1, a.T - 1, 1); i++) qkv.set(i, 0);
             check_copies(on_gpu(a, qkv), a.on_cpu(qkv));
@@ -91,11 +91,11 @@ TEST_CASE("gpu quantize_heads rotates as rope does, to the bit") {
     for (const Fp8Attention& a : {Fp8Attention{2, 150, 4, 2, 64}, Fp8Attention{2, 1000, 6, 2, 128},
                                   Fp8Attention{1, 1, 1, 1, 128}})
         for (bool restart : {false, true}) {
-            INFO(name_of(a) << (restart ? "restarting" : ""));
+            INFO(a.name() << (restart ? "restarting" : ""));
             const HostTensor qkv = a.random_qkv();
             HostTensor host_positions(Dtype::kInt32, a.B * a.T);
             for (int64_t n = 0; n < a.B * a.T; n++) host_positions.set(n, static_cast<double>(n % 7));
-            DeviceTensor rotated(qkv), table(angles_of(a)), position_tensor(host_positions);
+            DeviceTensor rotated(qkv), table(angle_table(a.T, a.HS)), position_tensor(host_positions);
             const int32_t* positions = restart ? position_tensor.view().as<int32_t>() : nullptr;
             cuda::rope_forward(gpu(), {.qkv = rotated.view(), .cos_sin = table.view(), .N = a.B * a.T, .T = a.T,
                                        .NH = a.NH, .NKV = a.NKV, .HS = a.HS, .positions = positions});
@@ -145,19 +145,15 @@ TEST_CASE("gpu FP8 attention against loops in double") {
 
 TEST_CASE("gpu FP8 attention within documents against loops in double") {
     for (int64_t HS : {64, 128}) {
-        for (const Lengths& lengths :
-             {Lengths{{400}, {1, 399}}, Lengths{{399, 1}, {1, 1, 1, 61, 64, 64, 1, 15, 192}},
-              Lengths{{63, 1, 64, 65, 207}, {127, 1, 1, 127, 144}}, Lengths{equal_parts(400, 1), equal_parts(400, 7)},
-              Lengths{equal_parts(400, 16), equal_parts(400, 128)}, Lengths{{129, 271}, {191, 1, 1, 207}}}) {
-            check_against_loops(with_documents({2, 400, 4, 2, HS}, lengths));
-        }
+        for (const Lengths& lengths : kBorders)
+            check_against_loops(with_documents(Fp8Attention{2, 400, 4, 2, HS}, lengths));
     }
 }
 
 TEST_CASE("gpu FP8 attention within a window against loops in double") {
     for (int64_t HS : {64, 128}) {
         for (int64_t window : {1, 2, 64, 127, 128, 129, 200, 399}) {
-            const Fp8Attention a = with_window({2, 400, 4, 2, HS}, window);
+            const Fp8Attention a = with_window(Fp8Attention{2, 400, 4, 2, HS}, window);
             check_against_loops(a);
             check_against_loops(with_documents(a, {{129, 271}, {191, 1, 1, 207}}));
         }
@@ -189,7 +185,7 @@ TEST_CASE("gpu FP8 attention: at most twice the CPU's error") {
 TEST_CASE("gpu FP8 attention: tiles of other sequences and documents are not read") {
     if (!has_fp8_attention()) return;
     for (int64_t HS : {64, 128}) {
-        const Fp8Attention a = with_documents({3, 1152, 4, 2, HS}, Lengths(3, equal_parts(1152, 384)));
+        const Fp8Attention a = with_documents(Fp8Attention{3, 1152, 4, 2, HS}, Lengths(3, equal_parts(1152, 384)));
         const HostTensor clean = a.random_qkv();
         const Fp8Attention::Result before = on_gpu(a, clean);
         for (int64_t corrupted : {0, 1, 2}) {
@@ -203,7 +199,7 @@ TEST_CASE("gpu FP8 attention: tiles of other sequences and documents are not rea
                 if (document == 3 + corrupted) intact += !std::isnan(after.out.get(i));
                 else touched += after.out.get(i) != before.out.get(i);
             }
-            INFO(name_of(a) << ", corrupted document " << corrupted);
+            INFO(a.name() << ", corrupted document " << corrupted);
             CHECK_EQ(touched, 0);
             CHECK_EQ(intact, 0);
         }

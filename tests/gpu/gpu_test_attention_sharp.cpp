@@ -25,7 +25,7 @@ double sign_of(int64_t key, int64_t channel) { return mixed(key, channel) % 2 ? 
 // key head all scores are lower by 80. So lse differs between rows and heads by powers of e: a score with the lse of
 // another row, or from another tile or head, gives a very different probability.
 void add_own_heights(Attention& a) {
-    const Shape& s = a.s;
+    const Shape& s = a;
     const double unit = static_cast<double>(a.softmax_mul) * static_cast<double>(s.HS), each = std::sqrt(40 / unit);
     auto add = [&](int64_t at, int64_t key, double amount) {
         for (int64_t d = 0; d < s.HS; d++) a.qkv.set(at + d, a.qkv.get(at + d) + amount * sign_of(key, d));
@@ -50,7 +50,8 @@ void add_own_heights(Attention& a) {
 // Scores about 40 above the others: of the first key (far from the diagonal for most queries), of every key with the
 // token of the query (keys that come later too, which must not be seen), of the key before; or as add_own_heights.
 Attention sharp_problem(Shape shape, Sharp kind) {
-    Attention a(shape, Dtype::kBf16, 0.3);
+    shape.magnitude = 0.3;
+    Attention a(shape, Dtype::kBf16);
     if (kind == Sharp::kOwnHeight) {
         add_own_heights(a);
         return a;
@@ -92,7 +93,7 @@ struct OnDevice {
 
     OnDevice(const Attention& a, const Attention::Result& r)
         : qkv(a.qkv), dout(a.dout), out(r.out), lse(r.lse), dqkv(r.dqkv), delta(r.delta),
-          sums(HostTensor(Dtype::kFp32, cuda::attention_sums_elems(a.type, a.s.B, a.s.T, a.s.NH, a.s.HS))) {}
+          sums(HostTensor(Dtype::kFp32, cuda::attention_sums_elems(a.type, a.B, a.T, a.NH, a.HS))) {}
     // Forward pass, and the backward pass of its results.
     Attention::Result run(Ctx& ctx, const Attention& a) {
         cuda::attention_forward(ctx, a.forward_args(out.view(), lse.view(), qkv.view(), nullptr));

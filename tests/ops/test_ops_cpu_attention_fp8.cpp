@@ -1,5 +1,5 @@
 // FP8 attention of the CPU: quantize_heads against its definition, and the forward pass against loops in double.
-#include "tests/support/fp8_attention_test.h"
+#include "tests/support/reference_attention_fp8.h"
 
 using namespace documents_test;
 using namespace op_test;
@@ -49,7 +49,7 @@ TEST_CASE("cpu quantize_heads: codes, scales, and QKV dequantized in place") {
     for (const Fp8Attention& a : {Fp8Attention{2, 1, 2, 1, 64}, Fp8Attention{1, 17, 4, 2, 128},
                                   Fp8Attention{2, 128, 1, 1, 64, 100}, Fp8Attention{1, 129, 8, 1, 64, 1e-3},
                                   Fp8Attention{2, 300, 3, 3, 128, 7}}) {
-        INFO(name_of(a));
+        INFO(a.name());
         HostTensor qkv = a.random_qkv();
         for (int64_t d = 0; d < a.HS; d++)   // a head of zeros
             for (int64_t t = 0; t < a.T; t++) qkv.set(a.q(a.B - 1, t, 0) + d, 0);
@@ -67,7 +67,7 @@ TEST_CASE("cpu quantize_heads: codes, scales, and QKV dequantized in place") {
 
 TEST_CASE("cpu quantize_heads rotates as rope does") {
     const Fp8Attention a{2, 150, 4, 2, 64};
-    HostTensor turned = a.random_qkv(), angles = angles_of(a);
+    HostTensor turned = a.random_qkv(), angles = angle_table(a.T, a.HS);
     Ctx ctx;
     const Fp8Attention::Result fused = a.on_cpu(turned, angles.view());
     cpu::rope_forward(ctx, {.qkv = turned.view(), .cos_sin = angles.view(), .N = a.B * a.T, .T = a.T, .NH = a.NH,
@@ -96,10 +96,10 @@ TEST_CASE("cpu FP8 attention against loops in double") {
     for (const Fp8Attention& a :
          {Fp8Attention{2, 1, 2, 1, 64}, Fp8Attention{1, 17, 4, 2, 128}, Fp8Attention{1, 129, 8, 1, 64},
           Fp8Attention{2, 300, 2, 2, 64}, Fp8Attention{1, 300, 2, 1, 128, 4},
-          with_documents({2, 200, 2, 1, 64}, {{1, 130, 69}, {128, 72}}), with_window({1, 300, 2, 1, 64}, 129),
-          with_window({2, 200, 2, 1, 128}, 7),
-          with_window(with_documents({2, 200, 2, 1, 64}, {{1, 130, 69}, {128, 72}}), 100)}) {
-        INFO(name_of(a));
+          with_documents(Fp8Attention{2, 200, 2, 1, 64}, {{1, 130, 69}, {128, 72}}),
+          with_window(Fp8Attention{1, 300, 2, 1, 64}, 129), with_window(Fp8Attention{2, 200, 2, 1, 128}, 7),
+          with_documents(with_window(Fp8Attention{2, 200, 2, 1, 64}, 100), {{1, 130, 69}, {128, 72}})}) {
+        INFO(a.name());
         check_fp8_attention(a, a.on_cpu(a.random_qkv()), false);
     }
     // Tests on GPUs use the wider bounds of tensor cores, which must also detect a changed element.
@@ -109,7 +109,7 @@ TEST_CASE("cpu FP8 attention against loops in double") {
 
 // The largest P is exact, so attention to one key returns its value.
 TEST_CASE("cpu FP8 attention to one key returns its value") {
-    const Fp8Attention a = with_documents({1, 5, 1, 1, 64}, {{1, 1, 1, 2}});
+    const Fp8Attention a = with_documents(Fp8Attention{1, 5, 1, 1, 64}, {{1, 1, 1, 2}});
     const Fp8Attention::Result r = a.on_cpu(a.random_qkv());
     for (int64_t t = 0; t < 4; t++)
         for (int64_t d = 0; d < a.HS; d++) CHECK_EQ(r.out.get(t * a.HS + d), r.qkv.get(a.v(0, t, 0) + d));
@@ -120,8 +120,8 @@ TEST_CASE("cpu FP8 attention supports only bf16") {
     Fp8Attention::Result r = a.on_cpu(a.random_qkv());
     HostTensor wide = r.qkv.to(Dtype::kFp32), out(Dtype::kFp32, r.out.elems());
     Ctx ctx;
-    CHECK_THROWS_AS(cpu::attention_forward(ctx, a.forward_args(out.view(), r.lse.view(), wide.view(),
-                                                               {r.bytes.view(), r.scales.view()}, nullptr)), Error);
+    CHECK_THROWS_AS(cpu::attention_forward(ctx, a.forward_args(out.view(), r.lse.view(), wide.view(), nullptr,
+                                                               {r.bytes.view(), r.scales.view()})), Error);
 }
 
 }  // namespace attention_fp8_test

@@ -34,13 +34,23 @@ inline std::vector<int64_t> equal_parts(int64_t T, int64_t length) {
     return parts;
 }
 
-inline std::string text_of(const Lengths& lengths) {
-    std::string text = "documents";
-    for (const std::vector<int64_t>& sequence : lengths) {
-        for (int64_t length : sequence) text += " " + std::to_string(length);
-        text += ";";
+// Calls f(b, begin, length) for every document.
+template <typename F> void for_each_document(const Lengths& lengths, F&& f) {
+    for (size_t b = 0; b < lengths.size(); b++) {
+        int64_t begin = 0;
+        for (int64_t length : lengths[b]) f(static_cast<int64_t>(b), begin, length), begin += length;
     }
-    return text;
 }
+
+// Around tiles of 16, 32, 64, 128 and 192 rows: documents of one token, ending on and next to tile borders, many in
+// one tile, one over many tiles, and sequences cut in different ways. All have T = 400.
+inline const std::vector<Lengths> kBorders = {
+    {{400}, {1, 399}},
+    {{399, 1}, {1, 1, 1, 61, 64, 64, 1, 15, 192}},
+    {{63, 1, 64, 65, 207}, {127, 1, 1, 127, 144}},
+    {equal_parts(400, 1), equal_parts(400, 7)},
+    {equal_parts(400, 16), equal_parts(400, 128)},
+    {{129, 271}, {191, 1, 1, 207}},
+};
 
 }  // namespace documents_test

@@ -55,4 +55,15 @@ inline HostTensor random_integers(Dtype dtype, int64_t elems, uint64_t key, int6
     return t;
 }
 
+// Sines and cosines for rope of T positions.
+inline HostTensor angle_table(int64_t T, int64_t HS) {
+    HostTensor table(Dtype::kFp32, T * HS);
+    for (int64_t i = 0; i < T * HS / 2; i++) {
+        const double angle = static_cast<double>(i / (HS / 2) + 1) * std::pow(0.7, i % (HS / 2));
+        table.set(2 * i, std::cos(angle));
+        table.set(2 * i + 1, std::sin(angle));
+    }
+    return table;
+}
+
 }  // namespace op_test

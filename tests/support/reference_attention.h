@@ -1,46 +1,80 @@
 // Attention as plain loops in double, with error bounds derived from every rounding.
 #pragma once
-#include "tests/support/reference.h"
+#include "tests/support/documents_test.h"
+#include "tests/support/op_test.h"
 
-namespace reference {
+namespace op_test {
 
-struct QkvShape {
+using documents_test::Lengths;
+
+struct AttentionShape {
     int64_t B, T, NH, NKV, HS;
-};
+    double magnitude = 1;                  // of random QKV
+    float softmax_mul = 1.3f / std::sqrt(static_cast<float>(HS));
+    std::vector<int32_t> documents = {};   // as AttentionForwardArgs::documents; may be empty
+    int64_t window = 0;                    // as AttentionForwardArgs::window
 
-// One problem. The backward pass reads `out` and `lse` of the CPU, so that both devices start from the same values.
-struct AttentionProblem {
-    QkvShape s;
-    Dtype type;
-    int64_t width = (s.NH + 2 * s.NKV) * s.HS, N = s.B * s.T;
-    float softmax_mul = 1.3f / std::sqrt(static_cast<float>(s.HS));
-    HostTensor qkv, dout;
-    std::vector<int32_t> documents;   // as AttentionForwardArgs::documents; may be empty
-    int64_t window = 0;               // as AttentionForwardArgs::window
-
-    AttentionProblem(QkvShape shape, Dtype dtype, double magnitude = 1) : s(shape), type(dtype) {
-        qkv = random_tensor(type, N * width, 1, magnitude);
-        dout = random_tensor(type, N * s.NH * s.HS, 2, 1, 0.1);
-        // Keys grow along the sequence, so that the largest score keeps moving, in some heads by a lot.
-        for (int64_t n = 0; n < N; n++) {
-            const double growth = 0.5 + 2.0 * static_cast<double>(n % s.T) / static_cast<double>(s.T);
-            for (int64_t c = n * width + s.NH * s.HS; c < n * width + (s.NH + s.NKV) * s.HS; c++)
-                qkv.set(c, qkv.get(c) * growth);
-        }
-    }
+    int64_t heads() const { return NH + 2 * NKV; }
+    int64_t width() const { return heads() * HS; }
+    const int32_t* ranges() const { return documents.empty() ? nullptr : documents.data(); }
     // First key that a query attends to.
     int64_t start(int64_t b, int64_t t) const {
-        const int64_t document = documents.empty() ? 0 : documents[static_cast<size_t>(b * s.T + t)];
+        const int64_t document = documents.empty() ? 0 : documents[static_cast<size_t>(b * T + t)];
         return window > 0 ? std::max(document, t - window + 1) : document;
     }
-    AttentionForwardArgs forward_args(Tensor out, Tensor lse, Tensor qkv_view, const int32_t* ranges) const {
-        return {.out = out, .lse = lse, .qkv = qkv_view, .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV,
-                .HS = s.HS, .softmax_mul = softmax_mul, .documents = ranges, .window = window};
+    // Random QKV, whose keys grow along the sequence, so that the largest score keeps moving, in some heads by a lot.
+    HostTensor growing_qkv(Dtype type, uint64_t key = 1) const {
+        HostTensor qkv = random_tensor(type, B * T * width(), key, magnitude);
+        for (int64_t i = 0; i < qkv.elems(); i++) {
+            const int64_t n = i / width(), head = i % width() / HS;
+            const double growth = 0.5 + 2.0 * static_cast<double>(n % T) / static_cast<double>(T);
+            if (NH <= head && head < NH + NKV) qkv.set(i, qkv.get(i) * growth);
+        }
+        return qkv;
     }
+    AttentionForwardArgs forward_args(Tensor out, Tensor lse, Tensor qkv, const int32_t* ranges,
+                                      Fp8Heads fp8_heads = {}) const {
+        return {.out = out, .lse = lse, .qkv = qkv, .B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS,
+                .softmax_mul = softmax_mul, .documents = ranges, .window = window, .heads = fp8_heads};
+    }
+    // Index of element 0 of a head vector.
+    int64_t q(int64_t b, int64_t t, int64_t h) const { return ((b * T + t) * heads() + h) * HS; }
+    int64_t k(int64_t b, int64_t t, int64_t h) const { return q(b, t, NH + h / (NH / NKV)); }
+    int64_t v(int64_t b, int64_t t, int64_t h) const { return k(b, t, h) + NKV * HS; }
+    int64_t o(int64_t b, int64_t t, int64_t h) const { return ((b * T + t) * NH + h) * HS; }
+    int64_t row(int64_t b, int64_t t, int64_t h) const { return (b * NH + h) * T + t; }
+    std::string name() const {
+        std::string text = strf("B %lld T %lld heads %lld over %lld head size %lld magnitude %g window %lld ",
+                                (long long)B, (long long)T, (long long)NH, (long long)NKV, (long long)HS, magnitude,
+                                (long long)window);
+        for (int64_t n = 0; n < B * T && !documents.empty(); n++)   // first positions of documents
+            if (documents[static_cast<size_t>(n)] == n % T) text += strf("%lld ", (long long)(n % T));
+        return text;
+    }
+};
+
+// The same problem, cut into documents, or within a window.
+template <typename Problem> Problem with_documents(Problem a, const Lengths& lengths) {
+    a.documents = documents_test::documents_of(lengths, a.T);
+    return a;
+}
+template <typename Problem> Problem with_window(Problem a, int64_t window) {
+    a.window = window;
+    return a;
+}
+
+// One problem. The backward pass on a GPU reads `out` and `lse` of the CPU, so that both start from the same values.
+struct Attention : AttentionShape {
+    Dtype type;
+    HostTensor qkv, dout;
+
+    Attention(const AttentionShape& shape, Dtype dtype)
+        : AttentionShape(shape), type(dtype), qkv(growing_qkv(dtype)),
+          dout(random_tensor(dtype, B * T * NH * HS, 2, 1, 0.1)) {}
     AttentionBackwardArgs backward_args(Tensor dqkv, Tensor delta, Tensor dout_view, Tensor out, Tensor lse,
                                         Tensor qkv_view, const int32_t* ranges, Tensor sums = {}) const {
         return {.dqkv = dqkv, .delta = delta, .dout = dout_view, .out = out, .lse = lse, .qkv = qkv_view,
-                .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS, .softmax_mul = softmax_mul,
+                .B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS, .softmax_mul = softmax_mul,
                 .documents = ranges, .window = window, .sums = sums};
     }
     struct Result {
@@ -48,26 +82,27 @@ struct AttentionProblem {
     };
     Result fresh(Dtype dtype) const {
         Dtype stat = stat_dtype(dtype);
-        return {HostTensor(dtype, N * s.NH * s.HS), HostTensor(stat, N * s.NH), HostTensor(dtype, N * width),
-                HostTensor(stat, N * s.NH)};
+        return {HostTensor(dtype, B * T * NH * HS), HostTensor(stat, B * T * NH), HostTensor(dtype, B * T * width()),
+                HostTensor(stat, B * T * NH)};
     }
-    // Runs forward and backward on the CPU in `dtype`.
+    // Both passes on the CPU, in the type of the result.
+    void cpu_forward(Result& r) const {
+        HostTensor x = qkv.to(r.out.dtype());
+        Ctx ctx;
+        cpu::attention_forward(ctx, forward_args(r.out.view(), r.lse.view(), x.view(), ranges()));
+    }
+    void cpu_backward(Result& r) const {
+        HostTensor x = qkv.to(r.out.dtype()), dy = dout.to(r.out.dtype());
+        Ctx ctx;
+        cpu::attention_backward(ctx, backward_args(r.dqkv.view(), r.delta.view(), dy.view(), r.out.view(),
+                                                   r.lse.view(), x.view(), ranges()));
+    }
     Result on_cpu(Dtype dtype) const {
         Result r = fresh(dtype);
-        HostTensor x = qkv.to(dtype), dy = dout.to(dtype);
-        Ctx ctx;
-        const int32_t* ranges = documents.empty() ? nullptr : documents.data();
-        cpu::attention_forward(ctx, forward_args(r.out.view(), r.lse.view(), x.view(), ranges));
-        cpu::attention_backward(ctx, backward_args(r.dqkv.view(), r.delta.view(), dy.view(), r.out.view(),
-                                                   r.lse.view(), x.view(), ranges));
+        cpu_forward(r), cpu_backward(r);
         return r;
     }
-    // Index of element 0 of a head vector.
-    int64_t q(int64_t b, int64_t t, int64_t h) const { return (b * s.T + t) * width + h * s.HS; }
-    int64_t k(int64_t b, int64_t t, int64_t h) const { return q(b, t, s.NH + h / (s.NH / s.NKV)); }
-    int64_t v(int64_t b, int64_t t, int64_t h) const { return k(b, t, h) + s.NKV * s.HS; }
-    int64_t o(int64_t b, int64_t t, int64_t h) const { return ((b * s.T + t) * s.NH + h) * s.HS; }
-    int64_t row(int64_t b, int64_t t, int64_t h) const { return (b * s.NH + h) * s.T + t; }
+    std::string name() const { return AttentionShape::name() + dtype_name(type) + " "; }
 };
 
 // Results in double, with the largest error that each element may have.
@@ -83,19 +118,19 @@ struct Probabilities {
     double lse = 0, lse_error = 0;
 };
 
-inline Probabilities probabilities_of(const AttentionProblem& a, const std::vector<double>& qkv, int64_t b, int64_t h,
+inline Probabilities probabilities_of(const Attention& a, const std::vector<double>& qkv, int64_t b, int64_t h,
                                       int64_t t) {
-    const double u = 2 * 0x1p-24;   // a rounding of fp32; tensor cores truncate instead
+    const double u = 2 * acc_roundoff(a.type);   // tensor cores truncate
     Probabilities w{.first = a.start(b, t), .p = {}, .error = {}};
     std::vector<double> score;
     double largest = -1e300;
     for (int64_t j = w.first; j <= t; j++) {
         double dot = 0, magnitude = 0;
-        for (int64_t d = 0; d < a.s.HS; d++) {
+        for (int64_t d = 0; d < a.HS; d++) {
             double term = qkv[a.q(b, t, h) + d] * qkv[a.k(b, j, h) + d] * a.softmax_mul;
             dot += term, magnitude += std::fabs(term);
         }
-        score.push_back(dot), w.error.push_back((a.s.HS + 4) * u * magnitude);
+        score.push_back(dot), w.error.push_back((a.HS + 4) * u * magnitude);
         largest = std::max(largest, dot);
     }
     double sum = 0, spread = 0, most = 0;
@@ -118,32 +153,32 @@ inline Probabilities probabilities_of(const AttentionProblem& a, const std::vect
 }
 
 // operand: the relative error of P and dS as operands of tensor cores (bf16), 0 without tensor cores.
-inline Reference reference_of(const AttentionProblem& a, const AttentionProblem::Result& given, double operand) {
-    const double u = 2 * 0x1p-24, round = 1.01 * unit_roundoff(a.type), mul = a.softmax_mul;
-    const double chain = static_cast<double>(a.s.T * (a.s.NH / a.s.NKV) + 16) * u;   // error of sums over T
+inline Reference reference_of(const Attention& a, const Attention::Result& given, double operand) {
+    const double u = 2 * acc_roundoff(a.type), round = 1.01 * unit_roundoff(a.type), mul = a.softmax_mul;
+    const double chain = static_cast<double>(a.T * (a.NH / a.NKV) + 16) * u;   // error of sums over T
     const std::vector<double> qkv = a.qkv.values(), douts = a.dout.values(), outs = given.out.values();
     Reference r;
     r.out.resize(outs.size()), r.out_error = r.out;
     r.dqkv.resize(qkv.size()), r.dqkv_error = r.dqkv;
-    r.lse.resize(static_cast<size_t>(a.N * a.s.NH)), r.lse_error = r.delta = r.delta_error = r.lse;
-    for (int64_t task = 0; task < a.N * a.s.NH; task++) {
-        const int64_t t = task % a.s.T, h = task / a.s.T % a.s.NH, b = task / a.s.T / a.s.NH;
+    r.lse.resize(static_cast<size_t>(a.B * a.T * a.NH)), r.lse_error = r.delta = r.delta_error = r.lse;
+    for (int64_t task = 0; task < a.B * a.T * a.NH; task++) {
+        const int64_t t = task % a.T, h = task / a.T % a.NH, b = task / a.T / a.NH;
         const Probabilities w = probabilities_of(a, qkv, b, h, t);
         const int64_t row = a.row(b, t, h), o = a.o(b, t, h), q = a.q(b, t, h);
         r.lse[row] = w.lse, r.lse_error[row] = w.lse_error + u * std::fabs(w.lse);
         double delta = 0, delta_error = 0;
-        for (int64_t d = 0; d < a.s.HS; d++) {
+        for (int64_t d = 0; d < a.HS; d++) {
             double term = douts[o + d] * outs[o + d];
-            delta += term, delta_error += (a.s.HS + 4) * u * std::fabs(term);
+            delta += term, delta_error += (a.HS + 4) * u * std::fabs(term);
         }
         r.delta[row] = delta, r.delta_error[row] = delta_error;
         for (int64_t j = w.first; j <= t; j++) {
             const int64_t k = a.k(b, j, h), v = a.v(b, j, h);
             const double p = w.p[j - w.first], own_error = w.error[j - w.first], p_error = own_error + operand;
             double dp = 0, dp_error = 0;
-            for (int64_t d = 0; d < a.s.HS; d++) {
+            for (int64_t d = 0; d < a.HS; d++) {
                 double term = douts[o + d] * qkv[v + d];
-                dp += term, dp_error += (a.s.HS + 4) * u * std::fabs(term);
+                dp += term, dp_error += (a.HS + 4) * u * std::fabs(term);
                 r.out[o + d] += p * qkv[v + d];
                 r.out_error[o + d] += p * std::fabs(qkv[v + d]) * (p_error + chain);
                 r.dqkv[v + d] += p * douts[o + d];
@@ -153,7 +188,7 @@ inline Reference reference_of(const AttentionProblem& a, const AttentionProblem:
             const double ds_error = std::fabs(ds) * (operand + chain)
                                     + p * mul * (own_error * (std::fabs(dp) + std::fabs(delta)) + dp_error
                                                  + delta_error + 4 * u * (std::fabs(dp) + std::fabs(delta)));
-            for (int64_t d = 0; d < a.s.HS; d++) {
+            for (int64_t d = 0; d < a.HS; d++) {
                 r.dqkv[q + d] += ds * qkv[k + d], r.dqkv_error[q + d] += ds_error * std::fabs(qkv[k + d]);
                 r.dqkv[k + d] += ds * qkv[q + d], r.dqkv_error[k + d] += ds_error * std::fabs(qkv[q + d]);
             }
@@ -167,8 +202,37 @@ inline Reference reference_of(const AttentionProblem& a, const AttentionProblem:
     return r;
 }
 
-inline bool on_tensor_cores(const AttentionProblem& a) {
-    return a.type == Dtype::kBf16 && (a.s.HS == 64 || a.s.HS == 128);
+inline void check_attention(const Attention& a, const Attention::Result& got, const Attention::Result& given,
+                            double operand = 0) {
+    const Reference want = reference_of(a, given, operand);
+    auto check = [](const char* name, const HostTensor& value, const std::vector<double>& expected,
+                    const std::vector<double>& error) {
+        HostTensor tensor(Dtype::kFp64, static_cast<int64_t>(expected.size()));
+        for (int64_t i = 0; i < tensor.elems(); i++) tensor.set(i, expected[i]);
+        check_close(name, value, tensor, [&](int64_t i) { return error[i]; });
+    };
+    check("out", got.out, want.out, want.out_error);
+    check("lse", got.lse, want.lse, want.lse_error);
+    check("delta", got.delta, want.delta, want.delta_error);
+    // dk of a single key is 0 except for rounding, so a wrong element cannot be detected there.
+    if (a.T > 1) check("dqkv", got.dqkv, want.dqkv, want.dqkv_error);
 }
 
-}  // namespace reference
+// Counts the results of rows [begin, begin + rows) of sequence b that differ from those of another problem.
+inline int64_t differences(const Attention& a, const Attention::Result& x, int64_t b, int64_t begin, int64_t rows,
+                           const Attention& other, const Attention::Result& y, int64_t other_b, int64_t other_begin) {
+    int64_t count = 0;
+    for (int64_t t = 0; t < rows; t++) {
+        const int64_t at = a.q(b, begin + t, 0), out = a.o(b, begin + t, 0);
+        const int64_t other_at = other.q(other_b, other_begin + t, 0), other_out = other.o(other_b, other_begin + t, 0);
+        for (int64_t i = 0; i < a.width(); i++) count += x.dqkv.get(at + i) != y.dqkv.get(other_at + i);
+        for (int64_t i = 0; i < a.NH * a.HS; i++) count += x.out.get(out + i) != y.out.get(other_out + i);
+        for (int64_t h = 0; h < a.NH; h++) {
+            const int64_t row = a.row(b, begin + t, h), other_row = other.row(other_b, other_begin + t, h);
+            count += (x.lse.get(row) != y.lse.get(other_row)) + (x.delta.get(row) != y.delta.get(other_row));
+        }
+    }
+    return count;
+}
+
+}  // namespace op_test

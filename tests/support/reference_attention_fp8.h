@@ -1,46 +1,23 @@
 // FP8 attention: packed QKV, results of the CPU, and attention in double with error bounds for P in E4M3 and for tensor
 // cores, which keep 14 bits of a sum.
 #pragma once
-#include <algorithm>
+#include "llmc/base/fp8.h"
+#include "tests/support/reference_attention.h"
 
-#include "tests/support/reference.h"
+namespace op_test {
 
-namespace reference {
-
-struct Fp8Attention {
-    int64_t B, T, NH, NKV, HS;
-    double magnitude = 1;
-    std::vector<int32_t> documents = {};   // as AttentionForwardArgs::documents; may be empty
-    int64_t window = 0;                    // as AttentionForwardArgs::window
-
-    int64_t heads() const { return NH + 2 * NKV; }
-    int64_t width() const { return heads() * HS; }
+struct Fp8Attention : AttentionShape {
     int64_t blocks() const { return B * heads() * head_blocks(T); }
-    float softmax_mul() const { return 1.3f / std::sqrt(static_cast<float>(HS)); }
-    const int32_t* ranges() const { return documents.empty() ? nullptr : documents.data(); }
-    // First key that a query attends to.
-    int64_t start(int64_t b, int64_t t) const {
-        const int64_t document = documents.empty() ? 0 : documents[static_cast<size_t>(b * T + t)];
-        return window > 0 ? std::max(document, t - window + 1) : document;
-    }
-    // Keys grow along the sequence, so that the largest score keeps moving. V differs in magnitude between tokens.
+    // V differs in magnitude between tokens.
     HostTensor random_qkv(uint64_t key = 1) const {
-        HostTensor qkv = random_tensor(Dtype::kBf16, B * T * width(), key, magnitude);
-        for (int64_t i = 0; i < qkv.elems(); i++) {
-            const int64_t n = i / width(), head = i % width() / HS;
-            const double growth = 0.5 + 2.0 * static_cast<double>(n % T) / static_cast<double>(T);
-            const double spread = std::ldexp(1.0, static_cast<int>(n / 64 % 3));
-            qkv.set(i, qkv.get(i) * (head < NH ? 1 : head < NH + NKV ? growth : spread));
-        }
+        HostTensor qkv = growing_qkv(Dtype::kBf16, key);
+        for (int64_t i = 0; i < qkv.elems(); i++)
+            if (i % width() / HS >= NH + NKV)
+                qkv.set(i, qkv.get(i) * std::ldexp(1.0, static_cast<int>(i / width() / 64 % 3)));
         return qkv;
     }
     QuantizeHeadsArgs quantize_args(Fp8Heads fp8_heads, Tensor qkv, Tensor cos_sin) const {
         return {.heads = fp8_heads, .qkv = qkv, .cos_sin = cos_sin, .B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS};
-    }
-    AttentionForwardArgs forward_args(Tensor out, Tensor lse, Tensor qkv, Fp8Heads fp8_heads,
-                                      const int32_t* ranges) const {
-        return {.out = out, .lse = lse, .qkv = qkv, .B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS,
-                .softmax_mul = softmax_mul(), .documents = ranges, .window = window, .heads = fp8_heads};
     }
     struct Result {
         HostTensor qkv, bytes, scales, out, lse;
@@ -54,12 +31,9 @@ struct Fp8Attention {
         const Fp8Heads fp8_heads{r.bytes.view(), r.scales.view()};
         Ctx ctx;
         cpu::quantize_heads(ctx, quantize_args(fp8_heads, r.qkv.view(), cos_sin));
-        cpu::attention_forward(ctx, forward_args(r.out.view(), r.lse.view(), r.qkv.view(), fp8_heads, ranges()));
+        cpu::attention_forward(ctx, forward_args(r.out.view(), r.lse.view(), r.qkv.view(), ranges(), fp8_heads));
         return r;
     }
-    int64_t q(int64_t b, int64_t t, int64_t h) const { return ((b * T + t) * heads() + h) * HS; }
-    int64_t k(int64_t b, int64_t t, int64_t h) const { return q(b, t, NH + h / (NH / NKV)); }
-    int64_t v(int64_t b, int64_t t, int64_t h) const { return k(b, t, h) + NKV * HS; }
 };
 
 struct Fp8Reference {
@@ -104,7 +78,7 @@ inline Fp8Reference fp8_attention_reference(const Fp8Attention& a, const HostTen
             SumLoss loss(32);
             double dot = 0, size = 0;
             for (int64_t d = 0; d < a.HS; d++) {
-                const double term = x[a.q(b, t, h) + d] * x[a.k(b, first + j, h) + d] * a.softmax_mul();
+                const double term = x[a.q(b, t, h) + d] * x[a.k(b, first + j, h) + d] * a.softmax_mul;
                 dot += term, size += std::fabs(term), loss.add(term);
             }
             p[j] = dot, p_error[j] = (a.HS + 8) * u * size + (tensor_cores ? loss.loss() : 0);
@@ -139,4 +113,11 @@ inline Fp8Reference fp8_attention_reference(const Fp8Attention& a, const HostTen
     return r;
 }
 
-}  // namespace reference
+// Compares with the reference. An error of 1/4 in one element must be detected.
+inline void check_fp8_attention(const Fp8Attention& a, const Fp8Attention::Result& got, bool tensor_cores) {
+    const Fp8Reference want = fp8_attention_reference(a, got.qkv, tensor_cores);
+    check_close("out", got.out, want.out, [&](int64_t i) { return want.out_error[i]; }, 1.0 / 4);
+    check_close("lse", got.lse, want.lse, [&](int64_t i) { return want.lse_error[i]; }, 1.0 / 4);
+}
+
+}  // namespace op_test
