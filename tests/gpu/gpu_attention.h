@@ -17,9 +17,7 @@ inline Attention::Result on_gpu(const Attention& a, const Attention::Result& giv
     const HostTensor scratch(Dtype::kFp32, cuda::attention_sums_elems(a.type, a.B, a.T, a.NH, a.HS));
     DeviceTensor sums(scratch);
     DeviceTensor x(a.qkv), dy(a.dout), out(r.out), lse(r.lse), dqkv(r.dqkv), delta(r.delta);
-    HostTensor host_ranges(Dtype::kInt32, static_cast<int64_t>(a.documents.size()));
-    if (a.ranges()) std::memcpy(host_ranges.data(), a.ranges(), static_cast<size_t>(host_ranges.bytes()));
-    DeviceTensor range_tensor(host_ranges);
+    DeviceTensor range_tensor(int_tensor(a.documents));
     const int32_t* ranges = a.ranges() ? range_tensor.view().as<int32_t>() : nullptr;
     cuda::attention_forward(gpu(), a.forward_args(out.view(), lse.view(), x.view(), ranges));
     DeviceTensor given_out(given.out), given_lse(given.lse);

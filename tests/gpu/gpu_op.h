@@ -135,12 +135,6 @@ private:
     std::map<std::string, Slot> slots_;
 };
 
-inline HostTensor state_tensor(const StepState& state) {
-    HostTensor t(Dtype::kInt32, sizeof state / 4);
-    std::memcpy(t.data(), &state, sizeof state);
-    return t;
-}
-
 // Every pair of working type and gradient type, and one misaligned case.
 inline void for_gpu_types(const std::function<void(Dtype work, Dtype grad, int64_t shift_bytes)>& f) {
     f(Dtype::kFp32, Dtype::kFp32, 0);

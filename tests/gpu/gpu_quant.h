@@ -88,15 +88,14 @@ inline QuantOut quant_out(const QuantVariant& v, const View& view) {
 
 // An operation with a QuantOut: its tensors before it runs, and how to run it on the GPU.
 struct Producer {
-    std::string name;
-    HostTensors tensors;
-    std::string result;               // X of shape (N, C)
+    std::string name, result;              // X of shape (N, C)
     int64_t N, C;
-    std::vector<std::string> same;    // other outputs, whose bits quant must not change
-    std::vector<std::string> close;   // sums over rows, whose order quant may change
-    bool result_optional;             // X may be absent if copies()
-    bool result_kept;                 // X is written even if copies()
-    std::function<void(const View&, const QuantOut&)> run;
+    std::vector<std::string> same = {};    // other outputs, whose bits quant must not change
+    std::vector<std::string> close = {};   // sums over rows, whose order quant may change
+    bool result_optional = false;          // X may be absent if copies()
+    bool result_kept = false;              // X is written even if copies()
+    HostTensors tensors = {};
+    std::function<void(const View&, const QuantOut&)> run = {};
 };
 
 // Runs the operation with the QuantOut of v (null: none) and returns all tensors afterwards.
@@ -144,6 +143,13 @@ inline void check_dbias(const Producer& p, HostTensor& x, const HostTensor& befo
     check_close("dbias of X", after, want, [&](int64_t c) { return column_chain(p.N) * 0x1p-24 * sizes.get(c); });
 }
 
+inline void check_same_bits(const HostTensors& got, const HostTensors& want) {
+    for (auto& [name, tensor] : want) {
+        INFO(name);
+        CHECK(got.at(name).same_bits(tensor));
+    }
+}
+
 // Checks all variants. `finite`: X has no NaN or infinity, and some of its elements saturate or are flushed.
 inline void check_producer(const Producer& p, bool finite = true) {
     HostTensors plain = run_producer(p, nullptr, {});
@@ -158,11 +164,8 @@ inline void check_producer(const Producer& p, bool finite = true) {
         const HostTensors request = quant_tensors(v, p.N, p.C, amax);
         HostTensors got = run_producer(p, &v, request);
         HostTensors want = quantize_on_cpu(v, request, x, p.N, p.C);
-        for (auto& [name, tensor] : want) {
-            if (name == "quant_dbias" || name == "quant_dbias_scratch") continue;
-            INFO(name);
-            CHECK(got.at(name).same_bits(tensor));
-        }
+        for (const char* sums : {"quant_dbias", "quant_dbias_scratch"}) want.erase(sums);
+        check_same_bits(got, want);
         for (const std::string& name : p.same) {
             INFO(name);
             CHECK(got.at(name).same_bits(plain.at(name)));

@@ -20,9 +20,7 @@ Fp8Attention::Result on_gpu(const Fp8Attention& a, const HostTensor& input, bool
     Fp8Attention::Result r = a.fresh(input);
     HostTensor host_table = angle_table(a.T, a.HS);
     DeviceTensor qkv(r.qkv), bytes(r.bytes), scales(r.scales), out(r.out), lse(r.lse), table(host_table);
-    HostTensor host_ranges(Dtype::kInt32, static_cast<int64_t>(a.documents.size()));
-    if (a.ranges()) std::memcpy(host_ranges.data(), a.ranges(), static_cast<size_t>(host_ranges.bytes()));
-    DeviceTensor range_tensor(host_ranges);
+    DeviceTensor range_tensor(int_tensor(a.documents));
     const Fp8Heads copies{bytes.view(), scales.view()};
     QuantizeHeadsArgs args = a.quantize_args(copies, qkv.view(), rope ? table.view() : Tensor{});
     args.positions = positions;

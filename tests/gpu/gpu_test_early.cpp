@@ -29,7 +29,7 @@ public:
         add("rstd", random_tensor(kF, kN, rng_key(33, "rstd"), 0.125, 1));
         add("dweight", random_tensor(kF, kC, rng_key(33, "dweight")));
         add("scratch", HostTensor(kF, 2 * kPartialRows * kC));
-        add("angles", angles());
+        add("angles", angle_table(kN, kHeadSize));
         add("chunks", HostTensor(kCodes, kElems));
         add("scales", HostTensor(kF, kElems / kGradCommChunk).fill(0));
         add("entry", tensor_of(ScaleEntry{1.0f, 100.0f, 0, 0}));
@@ -97,14 +97,6 @@ public:
     }
 
 private:
-    static HostTensor angles() {
-        HostTensor t(kF, kN * kHeadSize);
-        for (int64_t i = 0; i < kN * kHeadSize / 2; i++) {
-            t.set(2 * i, std::cos(0.001 * static_cast<double>(i)));
-            t.set(2 * i + 1, std::sin(0.001 * static_cast<double>(i)));
-        }
-        return t;
-    }
     void add(const std::string& name, const HostTensor& start) { tensors_.try_emplace(name, start); }
     Tensor at(const std::string& name) const { return tensors_.at(name).view(); }
     ScaleEntry* entry() const { return object_in<ScaleEntry>(at("entry")); }

@@ -136,7 +136,7 @@ TEST_CASE("gpu large: casts of the logits, and the classifier") {
     c.ints("targets", [](int64_t n) { return n % 5 == 3 ? int64_t{kIgnoreIndex} : n * 7919 % V; });
     StepState state{};
     state.dloss_mul = 1.0f / 64;
-    c.fixed("state", state_tensor(state));
+    c.fixed("state", tensor_of(state));
     for (bool blocks : {false, true})
         c.check([&](const LargeCase::View& view, int64_t rows, const QuantOut& quant) {
             cuda::quantize(gpu(), {.quant = quant, .in = view("logits"), .N = rows, .C = V});
@@ -278,13 +278,11 @@ TEST_CASE("gpu large: embedding") {
     const HostTensor before = random_tensor(Dtype::kFp32, V * C, 2);
     std::vector<HostTensor> after;
     c.check([&](const LargeCase::View& view, int64_t rows, const QuantOut&) {
-        HostTensor host_order(Dtype::kInt32, rows);
         std::vector<int32_t> order(static_cast<size_t>(rows));
         std::iota(order.begin(), order.end(), 0);
         std::stable_sort(order.begin(), order.end(),
                          [&](int32_t a, int32_t b) { return token_of(N - rows + a) < token_of(N - rows + b); });
-        std::memcpy(host_order.data(), order.data(), static_cast<size_t>(host_order.bytes()));
-        DeviceTensor dwte(before), order_tensor(host_order);
+        DeviceTensor dwte(before), order_tensor(int_tensor(order));
         cuda::embedding_backward(gpu(), {.dwte = dwte.view(), .dwpe = {}, .dout = view("dout"),
                                          .tokens = view("tokens").as<int32_t>(),
                                          .token_order = order_tensor.view().as<int32_t>(), .N = rows, .T = rows,

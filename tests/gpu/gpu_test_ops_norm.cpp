@@ -144,13 +144,7 @@ void check_qk_norm_backward(const Heads& h, Dtype work, Dtype grad, int64_t shif
 
 void check_rope(const Heads& h, Dtype work, int64_t shift_bytes, bool forward) {
     OpCase c = head_case(forward ? "rope_forward" : "rope_backward", h, work, Dtype::kFp32, shift_bytes);
-    HostTensor table(Dtype::kFp32, h.T * h.HS);
-    for (int64_t i = 0; i < h.T * h.HS / 2; i++) {
-        const double angle = static_cast<double>(i / (h.HS / 2) + 1) * std::pow(0.7, i % (h.HS / 2));
-        table.set(2 * i, std::cos(angle));
-        table.set(2 * i + 1, std::sin(angle));
-    }
-    c.add("cos_sin", Kind::kStat, table);
+    c.add("cos_sin", Kind::kStat, angle_table(h.T, h.HS));
     c.random("qkv", Kind::kWork, h.N * (h.NH + 2 * h.NKV) * h.HS);
     c.run(forward ? cuda::rope_forward : cuda::rope_backward,
           forward ? cpu::rope_forward : cpu::rope_backward, [&](auto view) {

@@ -77,7 +77,7 @@ void check_adamw(int64_t n, const Types& types, int64_t shift_bytes, const StepS
     HostTensor grad = random_tensor(types.grad, n, 5, 1e-2);
     for (int64_t i = 0; i < n; i += 14) grad.set(i, 0);
     c.add("grad", Kind::kGrad, grad);
-    c.add("state", Kind::kFixed, state_tensor(state));
+    c.add("state", Kind::kFixed, tensor_of(state));
     // Only compared with the CPU in the same types, bitwise.
     auto args = [&](auto view) {
         return AdamWArgs{.param = view("param"), .master = view("master"), .m = view("m"), .v = view("v"),
@@ -179,7 +179,7 @@ TEST_CASE("gpu ops: adamw is bitwise equal to the CPU's, including stochastic ro
     for (int64_t step : {5, 6}) {
         HostTensor param = random_tensor(Dtype::kFp32, 1000, 1), m = random_tensor(Dtype::kBf16, 1000, 2);
         HostTensor v = random_tensor(Dtype::kBf16, 1000, 3, 0, 0.5);
-        HostTensor state = state_tensor(step_state(step, 0));
+        HostTensor state = tensor_of(step_state(step, 0));
         DeviceTensor p(param), master(param), dm(m), dv(v), grad(param), ds(state);
         cuda::adamw(gpu(), {.param = p.view(), .master = master.view(), .m = dm.view(), .v = dv.view(),
                             .grad = grad.view(), .state = static_cast<const StepState*>(ds.view().data),

@@ -9,12 +9,6 @@ namespace ops_sums_test {
 
 namespace {
 
-HostTensor int_tensor(const std::vector<int32_t>& values) {
-    HostTensor t(Dtype::kInt32, static_cast<int64_t>(values.size()));
-    for (size_t i = 0; i < values.size(); i++) t.set(static_cast<int64_t>(i), values[i]);
-    return t;
-}
-
 struct Text {
     int64_t N, T, C, V;
     int repeats;   // approximate number of the most frequent token
@@ -73,43 +67,34 @@ void check_embedding(const Text& t, Dtype work, Dtype grad, int64_t shift_bytes,
     forward.check_bits("bad");
     forward.check_bits("out");   // at most one addition: its rounding is the CPU's
 
-    OpCase backward(name_of("embedding_backward", t), work, grad, shift_bytes);
-    backward.random("dout", Kind::kWork, t.N * t.C);
-    backward.random("dwte", Kind::kGrad, (t.V + 3) * t.C);
-    if (positions) backward.random("dwpe", Kind::kGrad, t.T * t.C);
-    backward.add("tokens", Kind::kFixed, int_tensor(tokens));
-    backward.add("order", Kind::kFixed, int_tensor(order_of(tokens)));
-    backward.run(cuda::embedding_backward, cpu::embedding_backward, [&](auto view) {
-        return EmbeddingBackwardArgs{.dwte = view("dwte"), .dwpe = view("dwpe"), .dout = view("dout"),
-                                     .tokens = view("tokens").template as<int32_t>(),
-                                     .token_order = view("order").template as<int32_t>(), .N = t.N, .T = t.T,
-                                     .C = t.C, .V = t.V};
-    });
-    backward.check("dwte");
-    if (positions) backward.check("dwpe");
-    if (!positions) return;
-
     // Positions that restart: as many rows of the first ones as the most frequent token has.
     std::vector<int32_t> restarted;
     for (int64_t n = 0; n < t.N; n++)
         restarted.push_back(static_cast<int32_t>(n % std::max<int64_t>(1, std::min(t.T, t.N / t.repeats))));
-    OpCase restarts(name_of("embedding_backward, positions restart", t), work, grad, shift_bytes);
-    restarts.random("dout", Kind::kWork, t.N * t.C);
-    restarts.random("dwte", Kind::kGrad, (t.V + 3) * t.C);
-    restarts.random("dwpe", Kind::kGrad, t.T * t.C);
-    restarts.add("tokens", Kind::kFixed, int_tensor(tokens));
-    restarts.add("order", Kind::kFixed, int_tensor(order_of(tokens)));
-    restarts.add("positions", Kind::kFixed, int_tensor(restarted));
-    restarts.add("position order", Kind::kFixed, int_tensor(order_of(restarted)));
-    restarts.run(cuda::embedding_backward, cpu::embedding_backward, [&](auto view) {
-        return EmbeddingBackwardArgs{.dwte = view("dwte"), .dwpe = view("dwpe"), .dout = view("dout"),
-                                     .tokens = view("tokens").template as<int32_t>(),
-                                     .token_order = view("order").template as<int32_t>(), .N = t.N, .T = t.T,
-                                     .C = t.C, .V = t.V, .positions = view("positions").template as<int32_t>(),
-                                     .position_order = view("position order").template as<int32_t>()};
-    });
-    restarts.check("dwte");
-    restarts.check("dwpe");
+    for (bool restart : {false, true}) {
+        if (restart && !positions) continue;
+        OpCase backward(name_of(restart ? "embedding_backward, positions restart" : "embedding_backward", t), work,
+                        grad, shift_bytes);
+        backward.random("dout", Kind::kWork, t.N * t.C);
+        backward.random("dwte", Kind::kGrad, (t.V + 3) * t.C);
+        if (positions) backward.random("dwpe", Kind::kGrad, t.T * t.C);
+        backward.add("tokens", Kind::kFixed, int_tensor(tokens));
+        backward.add("order", Kind::kFixed, int_tensor(order_of(tokens)));
+        if (restart) {
+            backward.add("positions", Kind::kFixed, int_tensor(restarted));
+            backward.add("position order", Kind::kFixed, int_tensor(order_of(restarted)));
+        }
+        backward.run(cuda::embedding_backward, cpu::embedding_backward, [&](auto view) {
+            return EmbeddingBackwardArgs{.dwte = view("dwte"), .dwpe = view("dwpe"), .dout = view("dout"),
+                                         .tokens = view("tokens").template as<int32_t>(),
+                                         .token_order = view("order").template as<int32_t>(), .N = t.N, .T = t.T,
+                                         .C = t.C, .V = t.V,
+                                         .positions = object_in<const int32_t>(view("positions")),
+                                         .position_order = object_in<const int32_t>(view("position order"))};
+        });
+        backward.check("dwte");
+        if (positions) backward.check("dwpe");
+    }
 }
 
 void check_bias(int64_t N, int64_t C, Dtype work, Dtype grad, int64_t shift_bytes) {
@@ -138,7 +123,7 @@ HostTensor state_tensor(float dloss_mul, int32_t bad_tokens) {
     StepState state{};
     state.dloss_mul = dloss_mul;
     state.bad_tokens = bad_tokens;
-    return op_test::state_tensor(state);
+    return tensor_of(state);
 }
 
 void check_classifier(const Logits& l, Dtype work, int64_t shift_bytes, bool write) {
@@ -286,10 +271,8 @@ TEST_CASE("gpu ops: step_guard decides as the CPU does") {
         StepState state{};
         state.loss_sum = s.loss, state.sum_squares = s.squares;
         state.bad_tokens = s.bad, state.adam_step = 41;
-        HostTensor start(Dtype::kInt32, sizeof state / 4);
-        std::memcpy(start.data(), &state, sizeof state);
         OpCase c("step_guard", Dtype::kFp32);
-        c.add("state", Kind::kFixed, start);
+        c.add("state", Kind::kFixed, tensor_of(state));
         c.run_same_types(cuda::step_guard, cpu::step_guard, [&](auto view) {
             return StepGuardArgs{.state = static_cast<StepState*>(view("state").data), .clip = s.clip};
         });

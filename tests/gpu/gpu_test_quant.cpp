@@ -47,8 +47,7 @@ std::vector<QuantVariant> weight_variants() {
 
 Producer quantize_of(HostTensor in, int64_t N, int64_t C) {
     Producer p{.name = strf("quantize %lld x %lld %s", (long long)N, (long long)C, dtype_name(in.dtype())),
-               .tensors = {}, .result = "in", .N = N, .C = C, .same = {}, .close = {}, .result_optional = false,
-               .result_kept = true, .run = {}};
+               .result = "in", .N = N, .C = C, .result_kept = true};
     p.tensors["in"] = std::move(in);
     p.run = [=](const View& view, const QuantOut& quant) {
         if (quant) cuda::quantize(gpu(), {.quant = quant, .in = view("in"), .N = N, .C = C});
@@ -65,21 +64,15 @@ void check_quantize(const HostTensor& in, int64_t N, int64_t C, const QuantVaria
     HostTensor rounded = in.to(kB);
     const HostTensors request = quant_tensors(v, N, C, amax_bits_of_all(rounded));
     Producer p = quantize_of(in, N, C);
-    HostTensor device_state(Dtype::kInt32, sizeof(StepState) / 4);
     if (state) {
-        std::memcpy(device_state.data(), state, sizeof *state);
-        p.tensors["state"] = device_state;
+        p.tensors["state"] = tensor_of(*state);
         p.run = [=](const View& view, const QuantOut& quant) {
             cuda::quantize(gpu(), {.quant = quant, .in = view("in"), .N = N, .C = C,
                                    .state = static_cast<const StepState*>(view("state").data)});
         };
     }
     HostTensors got = run_producer(p, &v, request);
-    const HostTensors want = state && state->skip ? request : quantize_on_cpu(v, request, in, N, C);
-    for (auto& [name, tensor] : want) {
-        INFO(name);
-        CHECK(got.at(name).same_bits(tensor));
-    }
+    check_same_bits(got, state && state->skip ? request : quantize_on_cpu(v, request, in, N, C));
     CHECK(got.at("in").same_bits(in));
 }
 
@@ -90,19 +83,13 @@ void check_casts(const HostTensor& in, int64_t N, int64_t C, Dtype format, float
     v.format = format;
     HostTensors request = quant_tensors(v, N, C, 0);
     entry_in(request["entry"]).scale = scale;
-    const HostTensors got = run_producer(quantize_of(in, N, C), &v, request);
-    const HostTensors want = quantize_on_cpu(v, request, in, N, C);
-    for (auto& [name, tensor] : want) {
-        INFO(name);
-        CHECK(got.at(name).same_bits(tensor));
-    }
+    check_same_bits(run_producer(quantize_of(in, N, C), &v, request), quantize_on_cpu(v, request, in, N, C));
 }
 
 Producer activation(Activation kind, const Shape& s, bool corrupted) {
     const int64_t inputs = s.N * activation_inputs(kind, s.C);
     Producer p{.name = strf("%s_forward %lld x %lld", activation_function(kind).name, (long long)s.N, (long long)s.C),
-               .tensors = {}, .result = "out", .N = s.N, .C = s.C, .same = {"in"}, .close = {},
-               .result_optional = true, .result_kept = false, .run = {}};
+               .result = "out", .N = s.N, .C = s.C, .same = {"in"}, .result_optional = true};
     p.tensors["in"] = random_tensor(kB, inputs, rng_key(9, "in"), 2);
     if (corrupted) p.tensors["in"].set(inputs / 3, HUGE_VAL);
     p.tensors["out"] = HostTensor(kB, s.N * s.C);
@@ -118,8 +105,8 @@ Producer activation_backward(Activation kind, const Shape& s, bool in_place, boo
     const int64_t C = activation_inputs(kind, s.C), inputs = s.N * C;
     Producer p{.name = strf("%s_backward %lld x %lld%s", activation_function(kind).name, (long long)s.N,
                             (long long)s.C, in_place ? " in place" : ""),
-               .tensors = {}, .result = in_place ? "in" : "din", .N = s.N, .C = C, .same = {"dout"}, .close = {},
-               .result_optional = !in_place, .result_kept = in_place, .run = {}};
+               .result = in_place ? "in" : "din", .N = s.N, .C = C, .same = {"dout"},
+               .result_optional = !in_place, .result_kept = in_place};
     p.tensors["in"] = random_tensor(kB, inputs, rng_key(9, "in"), 2);
     p.tensors["dout"] = random_tensor(kB, s.N * s.C, rng_key(9, "dout"));
     if (corrupted) p.tensors["dout"].set(s.N * s.C / 3, std::numeric_limits<double>::quiet_NaN());
@@ -172,9 +159,7 @@ struct Delayed {
         cpu::fp8_update(ctx, args(entries.view(), history.view(), updates.view(), largest.view(), state));
     }
     void update_on_gpu(const StepState* state) {
-        HostTensor state_host(Dtype::kInt32, sizeof(StepState) / 4);
-        if (state) std::memcpy(state_host.data(), state, sizeof *state);
-        DeviceTensor s(entries), h(history), u(updates), l(largest), g(state_host);
+        DeviceTensor s(entries), h(history), u(updates), l(largest), g(tensor_of(state ? *state : StepState{}));
         cuda::fp8_update(gpu(), args(s.view(), h.view(), u.view(), l.view(),
                                      state ? static_cast<const StepState*>(g.view().data) : nullptr));
         entries = s.download(), history = h.download(), updates = u.download();
@@ -338,13 +323,12 @@ TEST_CASE("gpu quant: count_scales") {
 TEST_CASE("gpu quant: fp8_clear") {
     for (bool step : {false, true}) {
         for (int skip : {0, 1}) {
-            HostTensor entries(Dtype::kInt32, 200 * 4), state_host(Dtype::kInt32, sizeof(StepState) / 4);
+            HostTensor entries(Dtype::kInt32, 200 * 4);
             for (int64_t i = 0; i < entries.elems(); i++) entries.set(i, static_cast<double>(i * 7919 % 1000 + 1));
             StepState state{};
             state.skip = skip;
-            std::memcpy(state_host.data(), &state, sizeof state);
             HostTensor want = entries;
-            DeviceTensor device(entries), device_state(state_host);
+            DeviceTensor device(entries), device_state(tensor_of(state));
             cuda::fp8_clear(gpu(), {.entries = static_cast<ScaleEntry*>(device.view().data), .count = 199, .step = step,
                                     .state = static_cast<const StepState*>(device_state.view().data)});
             Ctx ctx;
@@ -378,10 +362,8 @@ TEST_CASE("gpu quant: adamw records the amax of the new weights, with and withou
                 c.random("grad", Kind::kGrad, n);
                 StepState state{};
                 state.lr = 1e-2f, state.grad_mul = 0.5f, state.adam_step = 3, state.skip = skip;
-                HostTensor state_host(Dtype::kInt32, sizeof state / 4), entry(Dtype::kInt32, 4);
-                std::memcpy(state_host.data(), &state, sizeof state);
-                c.add("state", Kind::kFixed, state_host);
-                c.add("entry", Kind::kFixed, entry.fill(1));
+                c.add("state", Kind::kFixed, tensor_of(state));
+                c.add("entry", Kind::kFixed, HostTensor(Dtype::kInt32, 4).fill(1));
                 c.run_same_types(cuda::adamw, cpu::adamw, [&](auto view) {
                     return AdamWArgs{.param = view("param"), .master = view("master"), .m = view("m"),
                                      .v = view("v"), .grad = view("grad"),

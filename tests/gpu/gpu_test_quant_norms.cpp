@@ -26,8 +26,7 @@ const Shape kShapes[] = {{16, 16},    {48, 256},    {272, 768},  {80, 1024},  {4
 Producer forward(bool layer, const Shape& s, bool residual, bool corrupted) {
     const int64_t elems = s.N * s.C;
     Producer p{.name = strf("%s_forward %lld x %lld", layer ? "layernorm" : "rmsnorm", (long long)s.N, (long long)s.C),
-               .tensors = {}, .result = "out", .N = s.N, .C = s.C, .same = {"rstd"}, .close = {},
-               .result_optional = true, .result_kept = false, .run = {}};
+               .result = "out", .N = s.N, .C = s.C, .same = {"rstd"}, .result_optional = true};
     p.tensors["in"] = random("in", kB, elems, 1, 0.5);
     if (corrupted) p.tensors["in"].set(elems / 2, std::numeric_limits<double>::infinity());
     if (residual) {
@@ -56,8 +55,7 @@ Producer backward(bool layer, const Shape& s, bool in_place, bool corrupted) {
     const int64_t elems = s.N * s.C;
     Producer p{.name = strf("%s_backward %lld x %lld", layer ? "layernorm" : "rmsnorm", (long long)s.N,
                             (long long)s.C),
-               .tensors = {}, .result = "dx", .N = s.N, .C = s.C, .same = {}, .close = {"dweight"},
-               .result_optional = false, .result_kept = true, .run = {}};
+               .result = "dx", .N = s.N, .C = s.C, .close = {"dweight"}, .result_kept = true};
     p.tensors["dx"] = random("dx", kB, elems);
     if (!in_place) p.tensors["dresidual"] = random("dresidual", kB, elems);
     p.tensors["dout"] = random("dout", kB, elems);
@@ -99,16 +97,9 @@ const Heads kHeads[] = {{3, 16, 12, 12, 64}, {2, 136, 6, 2, 128}, {1, 80, 32, 8,
 // at_positions: documents of 5 tokens.
 Producer rope(const Heads& h, bool forward, bool at_positions = false) {
     Producer p{.name = (forward ? "rope_forward" : "rope_backward") + h.text() + (at_positions ? " at positions" : ""),
-               .tensors = {}, .result = "qkv",
-               .N = h.N(), .C = h.C(), .same = {}, .close = {}, .result_optional = false, .result_kept = false,
-               .run = {}};
+               .result = "qkv", .N = h.N(), .C = h.C()};
     p.tensors["qkv"] = random("qkv", kB, h.N() * h.C());
-    HostTensor& table = p.tensors["cos_sin"] = HostTensor(kF, h.T * h.HS);
-    for (int64_t i = 0; i < h.T * h.HS / 2; i++) {
-        const double angle = static_cast<double>(i / (h.HS / 2) + 1) * std::pow(0.7, i % (h.HS / 2));
-        table.set(2 * i, std::cos(angle));
-        table.set(2 * i + 1, std::sin(angle));
-    }
+    p.tensors["cos_sin"] = angle_table(h.T, h.HS);
     HostTensor& positions = p.tensors["positions"] = HostTensor(Dtype::kInt32, h.N());
     for (int64_t n = 0; n < h.N(); n++) positions.set(n, static_cast<double>(n % 5));
     p.run = [=](const View& view, const QuantOut& quant) {
@@ -121,9 +112,8 @@ Producer rope(const Heads& h, bool forward, bool at_positions = false) {
 }
 
 Producer qk_norm(const Heads& h) {
-    Producer p{.name = "qk_norm_backward" + h.text(), .tensors = {}, .result = "dqkv", .N = h.N(), .C = h.C(),
-               .same = {"dq_weight", "dk_weight"}, .close = {}, .result_optional = false, .result_kept = false,
-               .run = {}};
+    Producer p{.name = "qk_norm_backward" + h.text(), .result = "dqkv", .N = h.N(), .C = h.C(),
+               .same = {"dq_weight", "dk_weight"}};
     p.tensors["dqkv"] = random("dqkv", kB, h.N() * h.C());
     p.tensors["in"] = random("in", kB, h.N() * h.C());
     p.tensors["rstd"] = random("rstd", kF, h.N() * (h.NH + h.NKV), 0.25, 1);
@@ -148,8 +138,8 @@ void add_attention(Producer& p, const Heads& h) {
 float softmax_mul(const Heads& h) { return 1.0f / std::sqrt(static_cast<float>(h.HS)); }
 
 Producer attention_forward(const Heads& h) {
-    Producer p{.name = "attention_forward" + h.text(), .tensors = {}, .result = "out", .N = h.N(), .C = h.NH * h.HS,
-               .same = {"lse"}, .close = {}, .result_optional = false, .result_kept = true, .run = {}};
+    Producer p{.name = "attention_forward" + h.text(), .result = "out", .N = h.N(), .C = h.NH * h.HS,
+               .same = {"lse"}, .result_kept = true};
     add_attention(p, h);
     p.run = [=](const View& view, const QuantOut& quant) {
         cuda::attention_forward(gpu(), {.out = view("out"), .lse = view("lse"), .qkv = view("qkv"), .B = h.B,
@@ -159,8 +149,7 @@ Producer attention_forward(const Heads& h) {
     return p;
 }
 Producer attention_backward(const Heads& h) {
-    Producer p{.name = "attention_backward" + h.text(), .tensors = {}, .result = "dqkv", .N = h.N(), .C = h.C(),
-               .same = {}, .close = {}, .result_optional = false, .result_kept = true, .run = {}};
+    Producer p{.name = "attention_backward" + h.text(), .result = "dqkv", .N = h.N(), .C = h.C(), .result_kept = true};
     add_attention(p, h);
     const HostTensors after = run_producer(attention_forward(h), nullptr, {});
     p.tensors["out"] = after.at("out");

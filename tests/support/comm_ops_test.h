@@ -90,18 +90,6 @@ struct OnCpu {
     static constexpr auto transpose_bytes = cpu::transpose_bytes;
 };
 
-template <typename T> T* object_in(Tensor t) { return static_cast<T*>(t.data); }
-template <typename T> HostTensor tensor_of(const T& object) {
-    HostTensor t(Dtype::kInt32, sizeof(T) / 4);
-    std::memcpy(t.data(), &object, sizeof object);
-    return t;
-}
-template <typename T> T object_of(const HostTensor& t) {
-    T object;
-    std::memcpy(&object, t.data(), sizeof object);
-    return object;
-}
-
 // A QuantMemory on a device.
 template <typename Device> struct WeightMemory {
     using Memory = typename Device::Memory;

@@ -55,6 +55,22 @@ inline HostTensor random_integers(Dtype dtype, int64_t elems, uint64_t key, int6
     return t;
 }
 
+template <typename T> T* object_in(Tensor t) { return static_cast<T*>(t.data); }
+template <typename T> HostTensor tensor_of(const T& object) {
+    HostTensor t(Dtype::kInt32, sizeof(T) / 4);
+    std::memcpy(t.data(), &object, sizeof object);
+    return t;
+}
+template <typename T> T object_of(const HostTensor& t) {
+    T object;
+    std::memcpy(&object, t.data(), sizeof object);
+    return object;
+}
+inline HostTensor int_tensor(const std::vector<int32_t>& values) {
+    HostTensor t(Dtype::kInt32, static_cast<int64_t>(values.size()));
+    for (int64_t i = 0; i < t.elems(); i++) t.set(i, values[i]);
+    return t;
+}
 // Sines and cosines for rope of T positions.
 inline HostTensor angle_table(int64_t T, int64_t HS) {
     HostTensor table(Dtype::kFp32, T * HS);
