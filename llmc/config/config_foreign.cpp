@@ -21,6 +21,9 @@ constexpr struct {
     {"Megatron-LM",
 #include "llmc/config/foreign/megatron.inl"
     },
+    {"other trainers",
+#include "llmc/config/foreign/shared.inl"
+    },
     {"transformers",
 #include "llmc/config/foreign/llamafactory.inl"
     },
@@ -64,25 +67,39 @@ std::string advice(const Json& row) {
     if (row.contains("none")) return "leave it out: " + field(row, "none");
     if (row.contains("cannot")) return "not supported: " + field(row, "cannot");
     const std::string option = field(row, "take"), value = field(row, "value"), fact = field(row, "fact");
-    if (option.empty() || option == "*") return fact.empty() ? "scripts/import_config translates it" : "see " + fact;
+    if (option.empty()) return fact.empty() ? "scripts/import_config translates it" : "see " + fact;
     return "use --" + option + (value.empty() || value == "true" ? "" : " " + value)
            + (fact.empty() ? "" : ": " + fact);
+}
+
+// The rows that one row of a table stands for: one each for `same` values, and for the entries of an object.
+std::vector<Json> expanded(Json row) {
+    std::vector<Json> rows;
+    if (row.contains("same"))
+        rows.push_back({{"keys", row["keys"]}, {"when", row["same"]}, {"other", "that is so here, too"}});
+    const bool takes = row.value("take", Json()).is_object();
+    if (!takes && !row.value("value", Json()).is_object()) {
+        rows.push_back(row);
+        return rows;
+    }
+    const char* const field = takes ? "take" : "value";
+    const Json entries = row[field];
+    for (const auto& [theirs, ours] : entries.items()) {
+        row[takes ? "keys" : "when"] = theirs;
+        row[field] = ours;
+        rows.push_back(row);
+    }
+    return rows;
 }
 
 std::vector<ForeignRow> read_tables() {
     std::vector<ForeignRow> rows;
     for (const auto& table : kTables)
-        for (Json row : Json::parse(table.rows)) {
-            ForeignRow next = {.trainer = *table.trainer ? table.trainer : field(row, "trainer"),
-                               .names = dashes(field(row, "keys")), .values = field(row, "when"), .text = advice(row)};
-            std::istringstream takes(field(row, "take")), keys(next.names);
-            const bool pairs = takes.str().find(' ') != std::string::npos;   // an option for each key
-            for (std::string take; pairs && takes >> take && keys >> next.names; rows.push_back(next)) {
-                row["take"] = take;
-                next.text = advice(row);
-            }
-            if (!pairs) rows.push_back(next);
-        }
+        for (const Json& whole : Json::parse(table.rows))
+            for (const Json& row : expanded(whole))
+                rows.push_back({.trainer = *table.trainer ? table.trainer : field(row, "trainer"),
+                                .names = dashes(field(row, "keys")), .values = field(row, "when"),
+                                .text = advice(row)});
     return rows;
 }
 

@@ -81,8 +81,8 @@ TEST_CASE("config: the error of another trainer's option says what to write here
     CHECK(contains(said({"--log-fil", "x"}), "did you mean --log-file?"));
     CHECK(contains(said({"--wandb-mode", "x"}), "scripts/export_log"));
     // The case of values does not matter; the error of a value without a row says what the other values become.
-    CHECK(contains(said({"--bf16", "True"}), "--bf16 (Megatron-LM): use --dtype bf16"));
-    CHECK(contains(said({"--bf16", "False"}), "--bf16 (transformers): leave it out: dtype bf16 is our default"));
+    CHECK(contains(said({"--bf16", "True"}), "--bf16 (other trainers): use --dtype bf16"));
+    CHECK(contains(said({"--bf16", "False"}), "--bf16 (other trainers): leave it out: one of them off says nothing"));
     CHECK(contains(said({"--grad-reduce-in-bf16", "false"}), "(Megatron-LM): for true: use --grad-dtype bf16"));
     // Our own names with only one dash.
     CHECK(contains(said({"-num_layers", "3"}), "did you mean --num-layers?"));
@@ -105,10 +105,10 @@ TEST_CASE("config: the error of another trainer's file names the script that tra
     CHECK(contains(said("{\"zero_optimization\": {\"stage\": 1}}"), "option \"zero_optimization\": --help-all"));
     CHECK(contains(said("{\"fp8\": {\"enabled\": true}}"), "unknown option \"fp8\": --help-all"));
     CHECK(contains(said("{\"finetuning_type\": \"full\"}"), "unknown option \"finetuning_type\""));
-    CHECK(contains(said("{\"bf16\": true}"), "unknown option \"bf16\" (Megatron-LM): use --dtype bf16"));
+    CHECK(contains(said("{\"bf16\": true}"), "unknown option \"bf16\" (other trainers): use --dtype bf16"));
     CHECK(contains(said("{\"frobnicate\": 1}"), "--help-all lists all"));
     CHECK(contains(said("{\"lr\": 1e-3, \"gradient_accumulation_steps\": 4}"),
-                   "(transformers): use --global-batch-size, which is --micro-batch-size x ranks x this"));
+                   "(other trainers): use --global-batch-size, which is --micro-batch-size x ranks x this"));
     TempFile yaml("use_fp8: true\n");
     const std::string path = yaml.path.substr(0, yaml.path.size() - 5) + ".yaml";
     fs::rename(yaml.path, path);

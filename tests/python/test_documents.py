@@ -38,8 +38,8 @@ def options_of_other_trainers():
     for path in (ROOT / "llmc/config/foreign").glob("*.inl"):
         rows = json.loads(re.search(r'(?s)R"json\((.*)\)json"', path.read_text())[1])
         for row in rows:
-            keys = row["keys"] if isinstance(row["keys"], str) else "".join(row["keys"])
-            found.update(key.lstrip("-") for key in keys.split())
+            keys = row.get("keys") or " ".join(row["take"])
+            found.update(key.lstrip("-") for key in (keys if isinstance(keys, str) else "".join(keys)).split())
     return found
 
 

@@ -5,7 +5,7 @@ import fnmatch
 
 from ..support import InputError
 from .finish import finish_batch
-from .option_table import option_table, why_no_effect
+from .option_table import option_table, our_value, own_rows, why_no_effect
 from .rows import CANNOT, NONE, OTHER, READERS, TAKEN, UNKNOWN, VARIABLE, Finding
 from .shared_rows import ABSENT, ENVIRONMENT, SECOND_FILE
 
@@ -79,7 +79,7 @@ class Import:
             if last[plain(setting.key)] is not setting:
                 self.note(setting, NONE, f"given again in line {last[plain(setting.key)].line}, which wins")
             else:
-                self.one(setting, source.rows)
+                self.one(setting, source.rows + own_rows())
         for default in source.defaults:
             if default.option not in self.config and not (default.unless and default.unless in self.config):
                 self.set(default.option, default.value, None, weak=True)
@@ -128,7 +128,12 @@ class Import:
         finding = self.note(setting, row.action, row.fact, row.error)
         value = row.value
         if row.action == TAKEN and value is None:
-            value = READERS[row.read](setting)
+            kind = row.read or (option_table("llama")[row.option]["type"] if row.option else "text")
+            value = READERS[kind](setting)
+            value, refused = our_value(row.option, value) if row.option else (value, "")
+            if refused:
+                finding.action, finding.fact = CANNOT, refused
+                return
         if row.keep:
             old, before = self.kept.get(row.keep, (None, None))
             # If the row has an option of ours, set() reports the contradiction.
@@ -136,7 +141,7 @@ class Import:
                 overrule(before, finding, setting.text)
             self.kept[row.keep] = (value, finding)
         if row.action == TAKEN and row.option:
-            self.set(plain(setting.key) if row.option == "*" else row.option, value, finding)
+            self.set(row.option, value, finding)
         for option, more in row.sets.items():
             self.set(option, more, finding)
         for option, more in row.weak.items():

@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..support import InputError
+from .rows import TAKEN, Row
 
 ROOT = next(p for p in Path(__file__).resolve().parents if (p / "llmc").is_dir())
 
@@ -29,6 +30,29 @@ def printed(family):
 def option_table(family):
     """{name: row} of train_FAMILY."""
     return {row["name"]: row for row in printed(family)["options"]}
+
+
+@lru_cache(None)
+def own_rows():
+    """Rows of what the executables take, too: our options, llm.c's letters and flags of Megatron-LM."""
+    rows = []
+    for name, option in option_table("llama").items():
+        rows.append(Row(f"{name} {option.get('llmc', '')}", TAKEN, option=name))
+        rows += [Row(flag["name"], TAKEN, option=name, when=when, value=our_value(name, flag[when])[0])
+                 for flag in option.get("megatron_flags", []) for when in ("true", "false")]
+    return rows
+
+
+def our_value(name, value):
+    """The value of an option as JSON has it, and "" or why it cannot have this value."""
+    option = option_table("llama")[name]
+    if option["type"] == "choice":
+        value = next((word for word in option["words"] if word.lower() == str(value).lower()), None)
+    elif option["type"] == "integer":
+        value = int(value)
+    limits = option.get("range")
+    outside = limits and (value < limits["low"] or limits["high"] is not None and value > limits["high"])
+    return value, f"{name} is {option['expects']}" if value is None or outside else ""
 
 
 def presets():

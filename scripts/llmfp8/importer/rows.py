@@ -50,7 +50,7 @@ class Row:
     action: str
     fact: str = ""
     option: str = ""        # ours, for TAKEN
-    read: str = "text"      # how the value is read, see READERS
+    read: str = ""          # how the value is read, see READERS; "": as our option's type says
     when: str = ""          # values, separated by spaces, to which the row applies; empty: all
     value: object = None    # ours, in place of the one that was read
     sets: dict = dataclasses.field(default_factory=dict)   # further options of ours
@@ -71,17 +71,29 @@ TABLES = next(p for p in Path(__file__).resolve().parents if (p / "llmc").is_dir
 ACTIONS = {"take": TAKEN, "other": OTHER, "none": NONE, "cannot": CANNOT}
 
 
+def _expanded(fields):
+    """The rows that one row of a table stands for: one each for `same` values, and for the entries of an object."""
+    same, take, value = fields.pop("same", ""), fields.get("take"), fields.get("value")
+    if same:
+        yield {"keys": fields["keys"], "when": same, "value": True, "fact": "that is so here, too"}
+    if isinstance(take, dict):
+        yield from ({**fields, "keys": theirs, "take": ours} for theirs, ours in take.items())
+    elif isinstance(value, dict):
+        yield from ({**fields, "when": theirs, "value": ours} for theirs, ours in value.items())
+    else:
+        yield fields
+
+
 def read_rows(name):
     """The rows of one table of other trainers' options."""
     text = (TABLES / f"{name}.inl").read_text(encoding="utf-8")
     rows = []
-    for fields in json.loads(text[text.index('json(') + 5:text.rindex(")json")]):
-        fields = {k: "".join(v) if isinstance(v, list) else v for k, v in fields.items() if k != "say"}
-        word = next(word for word in ACTIONS if word in fields)
-        fields["option" if word == "take" else "fact"] = fields.pop(word)
-        row = Row(action=ACTIONS[word], **fields)
-        each = zip(row.keys.split(), row.option.split(), strict=True) if " " in row.option else [(row.keys, row.option)]
-        rows += [dataclasses.replace(row, keys=keys, option=option) for keys, option in each]
+    for whole in json.loads(text[text.index('json(') + 5:text.rindex(")json")]):
+        for fields in _expanded(whole):
+            fields = {k: "".join(v) if isinstance(v, list) else v for k, v in fields.items() if k != "say"}
+            word = next((word for word in ACTIONS if word in fields), "take")
+            fields["option" if word == "take" else "fact"] = fields.pop(word, "")
+            rows.append(Row(action=ACTIONS[word], **fields))
     return rows
 
 
@@ -119,7 +131,7 @@ class Source:
     fp8_switch: str = ""       # what switches FP8 on: without it no setting of FP8 acts in that trainer
 
     def __post_init__(self):
-        self.rows = read_rows(self.table)
+        self.rows = read_rows(self.table) + read_rows("shared")
 
 
 def _fail(setting, expects):
@@ -168,7 +180,10 @@ def _words(setting):
     return [str(x) for x in setting.value] if isinstance(setting.value, list) else [_text(setting)]
 
 
-READERS = {"integer": _integer, "number": _number, "flag": _flag, "text": _text, "words": _words,
-           "lower": lambda setting: _text(setting).lower(),
-           "not": lambda setting: not _flag(setting),
-           "joined": lambda setting: " ".join(_words(setting))}
+def _joined(setting):
+    return " ".join(_words(setting))
+
+
+# By `read` of a row, or by the type of an option of ours.
+READERS = {"integer": _integer, "number": _number, "flag": _flag, "text": _text, "words": _words, "choice": _text,
+           "list": _words, "tuple": _joined}
