@@ -28,9 +28,15 @@ std::string rate(double per_second) {
 }
 
 std::string clock_text(double seconds) {
-    if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e12) return "     n/a";
+    if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e12) return "n/a";
     const long long whole = std::llround(seconds);
-    return strf("%02lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60);
+    return strf("%lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60);
+}
+
+// The MFU, or tokens per second where the peak of the device is not known.
+std::string efficiency(const Step& r) {
+    if (r.mfu && std::isfinite(*r.mfu)) return ", " + figure(true, 2, "%.0f", 100 * *r.mfu) + "% MFU";
+    return ", " + rate(r.tokens_per_second) + " tok/s";
 }
 
 constexpr StepField kStepFields[] = {
@@ -42,26 +48,18 @@ constexpr StepField kStepFields[] = {
     {"grad_norm", &Step::grad_norm, "global L2 norm of the gradients before clipping",
      [](const Step& r) { return " | norm " + figure(true, 4, "%.2f", r.grad_norm); }},
     {"grad_mul", &Step::grad_mul, "what clipping multiplied the gradients by"},
-    {"lr", &Step::lr, "learning rate", [](const Step& r) { return " | lr " + figure(true, 7, "%.1e", r.lr); }},
+    {"lr", &Step::lr, "learning rate"},
     {"step_seconds", &Step::step_seconds, "wall time of the step",
      [](const Step& r) { return " | " + figure(positive(r.step_seconds), 5, "%.3f", r.step_seconds) + " s/it"; }},
     {"forward_seconds", &Step::forward_seconds, "forward pass of the first micro-batch"},
     {"backward_seconds", &Step::backward_seconds, "its loss and backward pass"},
     {"exposed_comm_seconds", &Step::exposed_comm_seconds,
-     "communication that compute did not hide; null for one rank",
-     [](const Step& r) {
-         return r.exposed_comm_seconds ? strf(" (comm %5.1f ms)", 1e3 * *r.exposed_comm_seconds) : "";
-     }},
-    {"tokens_per_second", &Step::tokens_per_second, "of all ranks",
-     [](const Step& r) { return " | " + rate(r.tokens_per_second) + " tok/s"; }},
+     "communication that compute did not hide; null for one rank"},
+    {"tokens_per_second", &Step::tokens_per_second, "of all ranks"},
     {"samples_per_second", &Step::samples_per_second, "sequences per second of all ranks"},
     {"mfu", &Step::mfu, "model FLOPs of the step, of what the GPUs' BF16 peak allows; null if the peak is not known",
-     [](const Step& r) {
-         const bool known = r.mfu && std::isfinite(*r.mfu);
-         return known ? " | " + figure(true, 4, "%.1f", 100 * *r.mfu) + "% MFU" : "";
-     }},
-    {"memory_gib", &Step::memory_gib, "memory of this process on rank 0's device",
-     [](const Step& r) { return " | " + figure(positive(r.memory_gib), 4, "%.1f", r.memory_gib) + " GiB"; }},
+     efficiency},
+    {"memory_gib", &Step::memory_gib, "memory of this process on rank 0's device"},
     {"eta_seconds", &Step::eta_seconds, "time left, from the mean of the last 20 steps",
      [](const Step& r) { return " | eta " + clock_text(r.eta_seconds); }},
     {"samples", &Step::samples, "sequences read since the start of training"},

@@ -43,9 +43,9 @@ std::span<const StepField> step_fields();
 
 nlohmann::ordered_json step_json(const StepRecord& record);
 
-// step 120/5000 | loss 3.2841 | norm 0.71 | lr 3.0e-04 | 0.412 s/it | 318k tok/s | 41.2% MFU | 61.3 GiB | eta 00:33:31
-// With several ranks, "(comm   3.2 ms)" after s/it is the exposed communication. Without a known peak, as on the CPU,
-// there is no MFU; other unknown figures are n/a. Skipped steps and synthetic data are noted at the end.
+// step 120/5000 | loss 3.2841 | norm 0.71 | 0.412 s/it, 41% MFU | eta 0:33:31
+// At most 80 columns, unless numbers are unusually long. Without a known peak, as on the CPU, tokens per second take
+// the place of the MFU; unknown figures are n/a. Skipped steps and synthetic data are noted at the end.
 std::string step_line(const StepRecord& record);
 
 // A double as JSON that reads back to the same bits; non-finite ones are the strings "nan", "inf" and "-inf".
