@@ -208,3 +208,16 @@ void load_hf_weights(const std::string& directory, const ModelConfig& config, co
     on_all_ranks(comm, directory + " cannot be loaded",
                  [&] { load_masters(directory, config, table, access, comm.world(), staging_bytes); });
 }
+
+std::string hf_weights_fingerprint(const std::string& directory) {
+    const HfModelFiles files(directory);
+    Xxh3 hash;
+    for (const auto& [name, found] : files.tensors()) {
+        const std::string head = name + ' ' + found.view->dtype + shape_text(found.view->shape);
+        std::string bytes(static_cast<size_t>(std::min<int64_t>(found.view->bytes, 4096)), '\0');
+        found.view->read(0, static_cast<int64_t>(bytes.size()), bytes.data());
+        hash.update(head.data(), static_cast<int64_t>(head.size()));
+        hash.update(bytes.data(), static_cast<int64_t>(bytes.size()));
+    }
+    return hash.digest().substr(0, 16);
+}

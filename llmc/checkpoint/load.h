@@ -25,6 +25,9 @@ void load_checkpoint(const std::string& path, const ModelConfig& config, const P
 void load_hf_weights(const std::string& directory, const ModelConfig& config, const ParamTable& table,
                      const StateAccess& access, Comm& comm, int64_t staging_bytes = kStagingBytes);
 
+// A fingerprint of a model's weights, by which runs are compared: of the name, shape and first 4 KiB of each tensor.
+std::string hf_weights_fingerprint(const std::string& directory);
+
 // Host memory that each of the two takes, besides the files' headers: staging_bytes, or what one row of a transposed
 // tensor needs.
 int64_t load_staging_bytes(const ParamTable& table, int64_t staging_bytes = kStagingBytes);

@@ -321,6 +321,18 @@ std::string DataLoader::check_fingerprint(const std::string& text) const {
     return reweighted;
 }
 
+std::string DataLoader::identity_json() const {
+    std::string text = impl_->config.synthetic ? fingerprint_json() : blend_json(impl_->sources).dump();
+    nlohmann::ordered_json identity{{"fingerprint", ""}, {"tokens", total_tokens()}};
+    for (const ShardInfo& info : impl_->infos) {
+        text += ' ' + hex64(info.fingerprint);
+        if (!info.tokenizer.empty()) identity["tokenizer"] = info.tokenizer;
+        if (!info.tokenizer_sha256.empty()) identity["tokenizer_sha256"] = info.tokenizer_sha256;
+    }
+    identity["fingerprint"] = xxh3_of_text(text).substr(0, 16);
+    return identity.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
 std::vector<std::string> describe_data(const DataLoader& loader, int64_t samples) {
     std::vector<std::string> lines;
     const std::vector<SourceInfo>& sources = loader.sources();

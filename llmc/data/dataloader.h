@@ -65,6 +65,10 @@ public:
     std::string fingerprint_json() const;
     std::string check_fingerprint(const std::string& json) const;
 
+    // Returns JSON for the log, by which runs are compared: one fingerprint of all samples in their order, the number
+    // of tokens, and the tokenizer's name and hash if they are known. It has no names of files.
+    std::string identity_json() const;
+
 private:
     struct Impl;
     std::unique_ptr<Impl> impl_;

@@ -102,11 +102,14 @@ void TrainLoop::open_log() {
     const std::string path = comm_.root() ? config_.log_file : "";
     const bool other = resumed_ && (config_.resume != "auto" || !log_saves_in(path, config_.save));
     log_ = std::make_unique<RunLog>(path, resumed_, progress_.step, progress_.missed, other);
+    const bool loaded = comm_.root() && !config_.load.empty() && !resumed_;
     log_->header({.command = command_, .commit = kBuildCommit, .config_json = config_to_json(config_),
                   .gemm_plan_note = config_.gemm_search ? "searched" : "library's first answer",
                   .fp8_plan = fp8_text, .device = device_.info, .world = comm_.world().ranks,
-                  .synthetic_data = config_.synthetic_data, .communication = plan.collectives,
-                  .params = table_.param_elems, .arena_bytes = plan.arena_bytes,
+                  .synthetic_data = config_.synthetic_data, .train_data = data_.train->identity_json(),
+                  .valid_data = data_.valid ? data_.valid->identity_json() : "",
+                  .loaded_weights = loaded ? hf_weights_fingerprint(config_.load) : "",
+                  .communication = plan.collectives, .params = table_.param_elems, .arena_bytes = plan.arena_bytes,
                   .purpose_bytes = plan.purpose_bytes, .flops_per_token = model_flops_per_token(config_, table_),
                   .changed = parsed_.changed});
     std::vector<std::string>& notes = parsed_.notes;

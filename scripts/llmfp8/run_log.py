@@ -57,6 +57,13 @@ def is_tensor(entry):
             and all(is_number(blocks.get(name)) for name in BLOCK_SCALES))
 
 
+def is_identity(value):
+    """What tells whether runs have the same data and begin with the same weights, whatever the files are called."""
+    return is_object(value) and all(is_text(entry) or is_object(entry) and is_text(entry.get("fingerprint"))
+                                    and is_whole(entry.get("tokens", 0))
+                                    for entry in value.values())
+
+
 def fields(names, check):
     return dict.fromkeys(names.split(), check)
 
@@ -78,7 +85,7 @@ FIELDS = {
 }
 # Fields that a record may have.
 OPTIONAL = {
-    "header": {"communication": or_null(objects())},
+    "header": {"communication": or_null(objects()), "identity": is_identity},
     "step": {**fields("gpu_utilization power_w sm_clock_mhz gpu_temperature_c gpu_memory_gib energy_j joules_per_token "
                       "forward_seconds backward_seconds exposed_comm_seconds", or_null(is_number)),
              "throttled_by": is_text},
@@ -123,7 +130,7 @@ class RunLog:
 
     def __init__(self, path, name=None, skip_damaged=False):
         self.path, self.skip_damaged = str(path), skip_damaged
-        self.name = name or Path(path).stem
+        self.name = name or names_of([path])[0]
         self._file = None   # device and inode of the file that was read
         self._forget()
 
@@ -265,29 +272,41 @@ class RunLog:
 
 
 def logs_in(path):
-    """The logs that a path names: itself, or those in a folder."""
+    """The logs that a path names: itself, those in a folder, or else those in the folders of a folder of runs."""
     if not os.path.isdir(path):
         return [str(path)]
-    found = sorted(map(str, Path(path).glob("*.jsonl")))
+    found = sorted(map(str, Path(path).glob("*.jsonl"))) or sorted(map(str, Path(path).glob("*/*.jsonl")))
     if not found:
-        raise InputError(f"{path}: no log (*.jsonl) in this folder; --log-file of a run writes one")
+        raise InputError(f"{path}: no log (*.jsonl) in this folder or its folders; --log-file of a run writes one")
     return found
 
 
+def names_of(paths):
+    """A name for each log: that of its folder for log.jsonl, else that of its file, with as many more folders before it
+    as tell the logs apart."""
+    parts = [Path(os.path.abspath(path)).with_suffix("").parts[1:] for path in paths]
+    parts = [part[:-1] if part[-1] == "log" and len(part) > 1 else part for part in parts]
+    names = ["/".join(part[-1:]) for part in parts]
+    for depth in range(2, max(map(len, parts), default=0) + 1):
+        names = [name if names.count(name) == 1 else "/".join(part[-depth:]) for name, part in zip(names, parts)]
+    return names
+
+
 def named_logs(arguments):
-    """[(path, name)] of NAME=LOG or LOG, or of the logs in a folder; logs of the same file name are told apart by their
-    folders."""
+    """[(path, name)] of NAME=LOG or LOG, or of the logs in a folder."""
     pairs = []
     for argument in arguments:
         name, equals, path = argument.partition("=")
         path, name = (argument, None) if not equals or os.path.exists(argument) else (path, name)
+        if name == "":
+            raise InputError(f"{argument}: no name before the =")
         logs = logs_in(path)
         if name and len(logs) > 1:
             raise InputError(f"{argument}: one name for {len(logs)} logs in this folder; leave the name out")
         pairs += [(log, name) for log in logs]
-    stems = [Path(path).stem for path, _ in pairs]
-    return [(path, name or (stem if stems.count(stem) == 1 else str(Path(path).with_suffix(""))))
-            for (path, name), stem in zip(pairs, stems)]
+    unnamed = [path for path, name in pairs if not name]
+    names = dict(zip(unnamed, names_of(unnamed)))
+    return [(path, name or names[path]) for path, name in pairs]
 
 
 def read_log(path, name=None, skip_damaged=False):

@@ -204,6 +204,13 @@ TEST_CASE("data: a changed shard is detected") {
         check_contains(both.check_fingerprint(bad), {"not readable"});
     check_contains(both.check_fingerprint("{\"shards\": []}"), {"a.bin' (number 0) is new"});
 
+    // For the log, the tokens in their order count, and no name.
+    auto identity = [&](const std::vector<std::string>& globs) { return DataLoader(config_of(globs)).identity_json(); };
+    check_contains(both.identity_json(), {"{\"fingerprint\":\"", "\",\"tokens\":110}"});
+    CHECK(both.identity_json() == identity({dir / "other.bin", dir / "b.bin"}));
+    CHECK(both.identity_json() != identity({dir / "b.bin", dir / "a.bin"}));
+    CHECK(both.identity_json() != identity({"1", dir / "a.bin", "1", dir / "b.bin"}));
+
     auto check_now = [&] {
         return DataLoader(config_of({dir / "a.bin", dir / "b.bin"})).check_fingerprint(saved);
     };

@@ -228,6 +228,18 @@ class Train(TrainTest):
         first = records(self.path("a.jsonl"), "step")[0]["loss"]
         loaded = records(self.path("b.jsonl"), "step")[0]["loss"]
         self.assertLess(loaded, first - 0.5)
+        # The log says what data and weights these were, by their content: not by the names of files.
+        shutil.copytree(self.path("run", "step-00000030"), self.path("copy"))
+        shutil.move(self.path("train_0.bin"), self.path("train_00.bin"))
+        self.run_train(LLAMA, "--train-iters", "1", "--load", self.path("copy"), "--log-file", self.path("c.jsonl"))
+        write_shard(self.path("train_1.bin"), make_tokens(2001, 9))
+        self.run_train(LLAMA, "--train-iters", "1", "--load", self.path("run", "step-00000030"),
+                       "--log-file", self.path("d.jsonl"))
+        a, b, c, d = (records(self.path(f"{name}.jsonl"), "header")[0]["identity"] for name in "abcd")
+        self.assertEqual(b, {**a, "loaded_weights": c["loaded_weights"]})
+        self.assertEqual(c, b)
+        self.assertNotEqual(d["train_data"], b["train_data"])
+        self.assertEqual(d["loaded_weights"], b["loaded_weights"])
 
     def test_attention_stays_within_documents(self):
         self.write_documents()

@@ -222,6 +222,33 @@ class Comparability(CompareTest):
             self.assertEqual(ratio, "")
             self.assertIn(f"[1] not compared: {text} (--allow ", said)
 
+    def test_files_are_compared_by_what_is_in_them(self):
+        """Shards made anew in the same folder are other data, and the same shards in another folder are not."""
+        def identity(fingerprint, weights):
+            return {"identity": {"train_data": {"fingerprint": fingerprint, "tokens": 5000, "tokenizer": "gpt2"},
+                                 "loaded_weights": weights}}
+        base = [{**BF16[0], **identity("12ab", "77"), "config": {**BF16[0]["config"], "load": "m"}}, *BF16[1:]]
+        name = {"load": "copy/of/m", "train-data": ["moved/*.bin"]}
+        for config, other, text in (
+                (name, identity("12ab", "77"), ""),
+                (name, {"identity": {}},
+                 "train-data moved/*.bin, base has tok/train_*.bin; load copy/of/m, base has m"),
+                ({"load": "m"}, identity("12ab", "78"), "load m (fingerprint 78), base has m (fingerprint 77)"),
+                ({"load": "m"}, identity("34cd", "77"),
+                 "train-data tok/train_*.bin (5,000 tokens, tokenizer gpt2, fingerprint 34cd), base has "
+                 "tok/train_*.bin (5,000 tokens, tokenizer gpt2, fingerprint 12ab)")):
+            self.write("base.jsonl", base)
+            self.write("other.jsonl", a_log([7.0] + [1.0] * 7, losses_of(8), config, evals={8: 3.4}, **other))
+            said = self.call("base.jsonl", "other.jsonl", "--out", "out").stdout
+            self.assertEqual(self.rows()["other"]["speed_ratio"] == "", text != "", said)
+            self.assertIn(f"[1] not compared: {text} (--allow " if text else "| other ", said)
+
+    def test_a_folder_of_runs(self):
+        self.write("runs/one/log.jsonl", BF16)
+        self.write("runs/two/log.jsonl", FP8)
+        self.call("runs")
+        self.assertEqual(list(self.rows("runs")), ["one", "two"])
+
     def test_figures_a_gpu_of_several(self):
         for i in (1, 2):
             self.write(f"one.{i}.jsonl", BF16)
@@ -329,6 +356,7 @@ class BadInput(CompareTest):
     def test_logs(self):
         self.write("a.jsonl", BF16)
         self.write("x/a.jsonl", FP8)
+        self.write("y/a.txt", "")
         self.write("short.jsonl", BF16[:7])
         self.write("none.jsonl", BF16[:2])
         self.write("text.jsonl", "hello\n")
@@ -346,11 +374,9 @@ class BadInput(CompareTest):
                  "from that header on into a separate log", ["resumed.jsonl"]),
                 ("x/a.jsonl: fp8-recipe is delayed, but a.jsonl of the same name n has none: give them different names",
                  ["n=a.jsonl", "n=x/a.jsonl"]),
-                ("x/a.jsonl: another log is called a already: give them names", ["a.jsonl", "x/a.jsonl"]),
-                ("n=a.jsonl: given twice", ["n=a.jsonl", "n=a.jsonl"]),
+                ("a.jsonl: given twice", ["n=a.jsonl", "n=a.jsonl"]),
                 ("=a.jsonl: no name before the =", ["=a.jsonl"]),
-                ("x: no log NAME.NUMBER.jsonl of a measurement", ["x"]),
-                ("x: a folder is compared alone", ["a.jsonl", "x"]),
+                ("y: no log (*.jsonl) in this folder or its folders", ["y"]),
                 ("a.jsonl/out/compare.md: Not a directory", ["a.jsonl", "--out", "a.jsonl/out"])):
             with self.subTest(text):
                 self.refused(text, *arguments, *([] if "--out" in arguments else ["--out", "out"]))

@@ -109,14 +109,18 @@ class Names(LogToolTest):
     def test_names(self):
         path = self.file("a=b.jsonl", "")
         self.assertEqual(named_logs(["one/log.jsonl", "two/log.jsonl", "fp8=x.jsonl", str(path)]),
-                         [("one/log.jsonl", "one/log"), ("two/log.jsonl", "two/log"), ("x.jsonl", "fp8"),
+                         [("one/log.jsonl", "one"), ("two/log.jsonl", "two"), ("x.jsonl", "fp8"),
                           (str(path), "a=b")])
+        self.assertEqual([name for _, name in named_logs(["a/x/log.jsonl", "b/x/log.jsonl", "b/x/2.jsonl", "y.jsonl"])],
+                         ["a/x", "b/x", "2", "y"])
+        self.assertEqual(read_log(self.file("out/log.jsonl", (LOGS / "bf16.jsonl").read_bytes())).name, "out")
 
     def test_a_folder_is_its_logs(self):
         export = [ROOT / "scripts" / "export_log", "--to", "csv", "--out", "-"]
         for name in ("two/b.jsonl", "two/a.jsonl", "two/b.gpu.csv", "one/log.jsonl", "one/log.jsonl.1", "none/x.json"):
             self.file(name, (LOGS / "bf16.jsonl").read_bytes())
         one, two, none = (f"{self.folder}/{name}" for name in ("one", "two", "none"))
+        self.assertEqual([name for _, name in named_logs([str(self.folder)])], ["one", "a", "b"])   # a folder of runs
         self.assertEqual(named_logs([two, "x=" + one]),
                          [(two + "/a.jsonl", "a"), (two + "/b.jsonl", "b"), (one + "/log.jsonl", "x")])
         self.assertEqual(self.call(*export, one), self.call(*export, LOGS / "bf16.jsonl"))

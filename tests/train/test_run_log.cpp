@@ -120,6 +120,7 @@ TEST_CASE("log: records read back have the same bits, the header is first, and e
     header.commit = "abc123";
     header.config_json = "{\"lr\": 0.1}";
     header.device.name = "NVIDIA H200";
+    header.train_data = R"({"fingerprint":"12ab"})";
     header.params = int64_t{1} << 40;
     header.flops_per_token = 1.0 / 3;
     log.header(header);
@@ -163,6 +164,7 @@ TEST_CASE("log: records read back have the same bits, the header is first, and e
     std::vector<Json> all = records(path);
     REQUIRE(all.size() == 9);
     CHECK(all[0]["type"] == "header");
+    CHECK(all[0]["identity"] == Json{{"train_data", {{"fingerprint", "12ab"}}}});
     CHECK(all[0]["step"] == 0);
     CHECK(all[0]["command"] == "train --lr \"1\"");
     CHECK(all[0]["commit"] == "abc123");

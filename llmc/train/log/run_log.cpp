@@ -228,6 +228,10 @@ void RunLog::header(const RunHeader& h) {
     OrderedJson purposes = OrderedJson::object();
     for (int i = 0; i < kPurposes; i++)
         purposes[purpose_name(static_cast<Purpose>(i))] = h.purpose_bytes[static_cast<size_t>(i)];
+    OrderedJson identity = OrderedJson::object();
+    if (!h.train_data.empty()) identity["train_data"] = OrderedJson::parse(h.train_data);
+    if (!h.valid_data.empty()) identity["valid_data"] = OrderedJson::parse(h.valid_data);
+    if (!h.loaded_weights.empty()) identity["loaded_weights"] = h.loaded_weights;
     write(to_line({{"type", "header"},
                    {"format", kLogFormat},
                    {"step", step_},
@@ -237,6 +241,7 @@ void RunLog::header(const RunHeader& h) {
                    {"device", device},
                    {"world", h.world},
                    {"synthetic_data", h.synthetic_data},
+                   {"identity", identity},
                    {"communication", communication},
                    {"params", h.params},
                    {"arena_bytes", h.arena_bytes},

@@ -69,6 +69,9 @@ struct RunHeader {
     DeviceInfo device;
     int world = 1;
     bool synthetic_data = false;
+    // What the run trains on and starts from, whatever its files are called: DataLoader::identity_json, "" without
+    // validation data, and hf_weights_fingerprint, "" without --load.
+    std::string train_data, valid_data, loaded_weights;
     std::vector<PlannedCollective> communication;   // of a step
     int64_t params = 0, arena_bytes = 0;
     std::array<int64_t, kPurposes> purpose_bytes{};   // of the arena

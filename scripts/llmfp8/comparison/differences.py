@@ -22,6 +22,8 @@ FACTS = {
     "toolkit": ("noted", lambda header: header["device"].get("toolkit", "")),
     "matmul library": ("noted", lambda header: header["device"].get("matmul_library", "")),
 }
+# Options that name files: where both headers have the identity of what is in the files, that is compared.
+IDENTITIES = {"train-data": "train_data", "valid-data": "valid_data", "load": "loaded_weights"}
 # Defaults, which precision_text leaves out. --print-options may be of another commit than the log, or not built.
 USUAL = {"fp8-margin": 0, "fp8-interval": 1, "fp8-amax-history-len": 16, "fp8-amax-compute-algo": "max",
          "fp8-fast-accum": "fprop", "grad-dtype": "fp32", "moment-dtype": "fp32",
@@ -48,6 +50,19 @@ def shown(value):
     return str(value).lower() if isinstance(value, bool) else str(value) if value != "" else "none"
 
 
+def identity_text(header, key):
+    """The identity of the files that an option names, and their name; None if the log does not have it."""
+    identity = (header.get("identity") or {}).get(IDENTITIES.get(key))
+    if identity is None:
+        return None
+    name = shown(header["config"].get(key))
+    if isinstance(identity, str):
+        return identity, f"{name} (fingerprint {identity})"
+    tokenizer = f", tokenizer {identity['tokenizer']}" if identity.get("tokenizer") else ""
+    return (identity["fingerprint"],
+            f"{name} ({identity.get('tokens', 0):,} tokens{tokenizer}, fingerprint {identity['fingerprint']})")
+
+
 def run_differences(base, other):
     """The Differences between two headers."""
     found = []
@@ -56,6 +71,11 @@ def run_differences(base, other):
             found.append(Difference(key, shown(fact(base)), shown(fact(other)), kind))
     first, second = base["config"], other["config"]
     for key in dict.fromkeys([*first, *second]):
+        identities = identity_text(base, key), identity_text(other, key)
+        if None not in identities:
+            if identities[0][0] != identities[1][0]:
+                found.append(Difference(key, identities[0][1], identities[1][1], "refused"))
+            continue
         if key in NEUTRAL or key in FACTS or same(first.get(key), second.get(key)):
             continue
         kind = "precision" if is_precision(key) else "refused"

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from ..report.page import report
-from ..run_log import InputError, read_log
+from ..run_log import InputError, named_logs, read_log
 from ..support import Parser
 
 from .launch import Measurement, check_command, check_options, read_measured
@@ -44,7 +44,8 @@ def positive(kind, at_least):
 def parser():
     p = Parser(prog="compare", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter,
                allow_abbrev=False)
-    p.add_argument("logs", nargs="*", metavar="[NAME=]LOG|FOLDER", help="finished logs, or a folder of a measurement")
+    p.add_argument("logs", nargs="*", metavar="[NAME=]LOG|FOLDER",
+                   help="finished logs, or a folder of a measurement or of runs")
     p.add_argument("--out", help="folder for logs, tables and the page (default for a FOLDER: itself)")
     p.add_argument("--baseline", metavar="NAME", help="what ratios are against (default: the table's, or the first)")
     p.add_argument("--allow", default="", metavar="KEY,...",
@@ -140,16 +141,15 @@ def measure(options, extra):
     return logs
 
 
-def folder_logs(folder, options):
-    """Logs of a measurement, configurations in the order in which they were started; sets what was chosen then."""
+def measured_logs(folder, options):
+    """{name: logs} of a measurement in this folder, {} if there is none: configurations in the order in which they were
+    started. Sets what was chosen then."""
     found = {}
     for path in sorted(Path(folder).glob("*.jsonl")):
         match = LOG_NAME.fullmatch(path.name)
         if match:
             found.setdefault(match[1], []).append((int(match[2]), path))
-    if not found:
-        raise InputError(f"{folder}: no log NAME.NUMBER.jsonl of a measurement in this folder")
-    measured = read_measured(folder)
+    measured = read_measured(folder) if found else None
     if measured:
         options.table, options.failures = measured["table"], measured["failures"]
         options.warmup = measured["warmup"] if options.warmup is None else options.warmup
@@ -157,25 +157,13 @@ def folder_logs(folder, options):
     return dict(sorted(logs.items(), key=lambda item: read_log(item[1][0]).headers[0]["unix_time"]))
 
 
-def named_logs(options):
-    """{name: logs} of NAME=LOG, LOG or one folder."""
-    logs, arguments = {}, options.logs
-    for argument in arguments:
-        name, equals, path = argument.partition("=")
-        if not equals or Path(argument).exists():
-            name, path = Path(argument).stem, argument
-        if Path(path).is_dir():
-            if len(arguments) > 1:
-                raise InputError(f"{path}: a folder is compared alone; name the logs in it")
-            return folder_logs(path, options)
-        if not name:
-            raise InputError(f"{argument}: no name before the =")
-        paths = logs.setdefault(name, [])
-        if not equals and paths:
-            raise InputError(f"{path}: another log is called {name} already: give them names, NAME={path}")
-        if path in map(str, paths):
-            raise InputError(f"{argument}: given twice")
-        paths.append(path)
+def chosen_logs(options):
+    """{name: logs} of a measurement, or of what the arguments name."""
+    logs = measured_logs(options.logs[0], options) if len(options.logs) == 1 else {}
+    for path, name in [] if logs else named_logs(options.logs):
+        if path in logs.setdefault(name, []):
+            raise InputError(f"{path}: given twice")
+        logs[name].append(path)
     return logs
 
 
@@ -214,7 +202,7 @@ def stop(*_):
 def main():
     options, extra = parse(sys.argv[1:])
     signal.signal(signal.SIGTERM, stop)   # the signal is also passed on to the present run
-    logs = named_logs(options) if options.logs else measure(options, extra)
+    logs = chosen_logs(options) if options.logs else measure(options, extra)
     if options.dry_run:
         return 0
     write(compare(logs, options), options)
