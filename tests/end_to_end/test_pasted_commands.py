@@ -97,7 +97,7 @@ RUN = {
     "scripts/watch out": {},
     "scripts/report runs/mine/log.jsonl": {"before": "mkdir runs/mine && cp out/log.jsonl runs/mine"},
     "scripts/report out/log.jsonl": {}, "scripts/report out/log.jsonl --out run.html": {},
-    "scripts/report bf16=a.jsonl fp8=b.jsonl --out both.html": {},
+    "scripts/report runs --out both.html": {"before": "mkdir -p runs/a && cp a.jsonl runs/a"},
     "scripts/alerts out --webhook @webhook.txt": {"before": "echo http://127.0.0.1:9 > webhook.txt", "codes": (1,)},
     "scripts/alerts out --webhook @webhook.txt &": {"before": "echo http://127.0.0.1:9 > webhook.txt"},
     "scripts/alerts out --command 'mail -s \"$ALERT_KIND\" me@example.com' &": {},

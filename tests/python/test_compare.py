@@ -242,6 +242,8 @@ class Comparability(CompareTest):
             said = self.call("base.jsonl", "other.jsonl", "--out", "out").stdout
             self.assertEqual(self.rows()["other"]["speed_ratio"] == "", text != "", said)
             self.assertIn(f"[1] not compared: {text} (--allow " if text else "| other ", said)
+            page = (self.folder / "out/compare.html").read_text()
+            self.assertEqual('"gap":null' in page, "train-data" in text, text)
 
     def test_a_folder_of_runs(self):
         self.write("runs/one/log.jsonl", BF16)

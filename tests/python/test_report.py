@@ -80,6 +80,9 @@ class Page(ReportTest):
         self.assertLessEqual(len(run["curves"]["loss"]), 2 * reduce.BUCKETS)
         self.assertEqual(len(run["axes"]["step"]), len(run["curves"]["loss"]))
         self.assertEqual((max(run["curves"]["loss"]), min(run["curves"]["loss"])), (99.0, reduce.short(3 + 1 / 10_007)))
+        self.assertEqual((len(run["smooth"]["loss"]), run["smooth_steps"]), (len(run["curves"]["loss"]), 250))
+        self.assertEqual(reduce.moving_mean([9.0, 1.0, math.nan, 3.0, 5.0], 3, [(i, i + 1) for i in range(5)]),
+                         [9.0, 5.0, 2.0, 4.0, 4.0])
         self.assertEqual(run["axes"]["hours"][-1], reduce.short(10_007 / 3600))
         with open(out.with_suffix(".csv"), newline="") as file:
             self.assertEqual(len(list(csv.DictReader(file))), 10_007)
@@ -196,6 +199,11 @@ const at = (e, kind) => { const r = e.getBoundingClientRect(); e.dispatchEvent(n
 const frames = (then) => requestAnimationFrame(() => requestAnimationFrame(then));
 frames(() => {
     const found = { title: document.querySelector("h1").textContent };
+    found.top = document.querySelector(".chart").getBoundingClientRect().top;
+    found.axes = all(".ends span").map((span) => span.textContent);
+    found.paper = getComputedStyle(document.body).backgroundColor;
+    const map = document.querySelector(".heats canvas").getContext("2d").getImageData(0, 0, 1, 1).data;
+    found.lowest = map[0];   // of the red of the cell of the smallest value
     found.ink = all("canvas").map((canvas) => canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height)
         .data.some((value, i, data) => value !== data[0] && value !== 255));
     found.unnamed = all(".chart, .heats canvas").filter((e) => e.tabIndex !== 0 || (e.getAttribute("aria-label") ?? "")
@@ -222,13 +230,13 @@ frames(() => {
 class InBrowser(ReportTest):
     measures_time = True   # the page has seconds to draw itself
 
-    def opened(self, page):
+    def opened(self, page, *flags):
         """The page's elements after its script has run, in headless Chromium without a network."""
         path = self.file("page.html", page)
         done = subprocess.run([CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
                                f"--user-data-dir={self.folder / 'profile'}", "--window-size=1280,900",
-                               "--virtual-time-budget=5000", "--dump-dom", f"file://{path}"], capture_output=True,
-                              text=True, timeout=120)
+                               "--virtual-time-budget=5000", *flags, "--dump-dom", f"file://{path}"],
+                              capture_output=True, text=True, timeout=120)
         return Elements(done.stdout)
 
     def test_panels_draw_and_answer(self):
@@ -237,13 +245,20 @@ class InBrowser(ReportTest):
         runs = [read_log(self.long_log(300, name="a"), "<b>bf16"), read_log(self.long_log(300, names, name="b"), "fp8")]
         whole = markup.page
         with unittest.mock.patch("llmfp8.report.page.page", lambda title, body, script, data: whole(
-                title, body.replace("<main>", "<main><script>document.title = 'owned'</script>"),   # not in the policy
+                title, body.replace("<main>", "<main><script>document.title = 'owned'</script>"),   # not allowed
                 script + ASK_THE_PAGE, data)):
-            page = self.opened(report(runs))
-        self.assertFalse(any("owned" in text for text in page.titles), page.titles)
-        found = json.loads(dict(page.tags)["body"]["data-found"])
-        self.assertIn(": <b>bf16, fp8 (", found["title"])
-        self.assertTrue(all(found["ink"]) and len(found["ink"]) > 10, found)
+            text = report(runs)
+        for flags, paper, lowest in (((), "rgb(255, 255, 255)", 255),
+                                     (("--blink-settings=preferredColorScheme=0",), "rgb(20, 23, 28)", 0)):
+            page = self.opened(text, *flags)
+            self.assertFalse(any("owned" in text for text in page.titles), page.titles)
+            found = json.loads(dict(page.tags)["body"]["data-found"])
+            self.assertTrue(all(found["ink"]) and len(found["ink"]) > 10, found)
+            self.assertEqual(found["paper"], paper)
+            self.assertLess(abs(found["lowest"] - lowest), 10)
+        self.assertIn("<b>bf16, fp8 (", found["title"])
+        self.assertLess(found["top"], 200)   # the loss is the first that a reader sees
+        self.assertEqual(found["axes"][:4], ["layer 0", "3", "step 10", "300"])
         self.assertEqual((found["unnamed"], found["axis"]), (0, "tokens"))
         self.assertRegex(found["legend"], r"^\d+$")
         self.assertIn("largest 99", found["loss"])

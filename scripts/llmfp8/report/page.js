@@ -1,10 +1,11 @@
 "use strict";
 (() => {
-const { runs, gap } = JSON.parse(document.getElementById("data").textContent);
-const host = document.getElementById("panels");
-// Runs differ in lightness, dash and width, so that a page printed in grey can be read.
-const STYLES = [["#1a3f7a", [], 1.6], ["#c2570c", [7, 3], 1.6], ["#2b8a3e", [2, 2], 1.8], ["#8338a8", [9, 3, 2, 3], 1.6],
-                ["#555", [1, 3], 2]];
+const part = (id) => document.getElementById(id);
+const { runs, gap } = JSON.parse(part("data").textContent);
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+// Dashes and widths of the runs, whose colours page.css has: a page printed in grey can be read, too.
+const STYLES = [[[], 1.6], [[7, 3], 1.6], [[2, 2], 1.8], [[9, 3, 2, 3], 1.6], [[1, 3], 2]];
 const AXES = { step: "step", tokens: "tokens", hours: "hours of training" };
 const PANELS = [
     ["loss", "Loss", "nats a token"], ["grad_norm", "Gradient norm", "before clipping", true],
@@ -25,7 +26,7 @@ function element(name, parent, attributes = {}, text = "") {
     parent.append(made);
     return made;
 }
-const style = (i) => STYLES[i % STYLES.length];
+const style = (i) => ({ colour: `--run${i % STYLES.length}`, dash: STYLES[i % STYLES.length][0], width: STYLES[i % STYLES.length][1] });
 const markerDash = (dash) => !dash.length ? "solid" : dash[0] > 2 ? "dashed" : "dotted";   // of a CSS border
 function figures(value) {
     if (value === null || value === undefined) return "–";
@@ -65,9 +66,9 @@ function zoom(from) {
     zooming = false;
 }
 
-// series: [{label, x, y, style, points}] with x and y functions of the axis.
-function draw({ parent, title, unit, series, logarithmic = false, height = 210, shared = true, full = false }) {
-    const figure = element("figure", parent, full ? { class: "full" } : {});
+// series: [{label, x, y, colour, dash, width, points, faint}] with x and y functions of the axis.
+function draw({ parent, title, unit, series, logarithmic = false, height = 210, shared = true }) {
+    const figure = element("figure", parent);
     const caption = element("figcaption", figure, {}, title + " ");
     element("small", caption, {}, unit);
     const box = element("div", figure, { class: "chart", tabindex: "0", role: "img" });
@@ -81,14 +82,14 @@ function draw({ parent, title, unit, series, logarithmic = false, height = 210, 
         chart.plot?.destroy();
         chart.plot = new uPlot({
             width: Math.max(260, box.clientWidth), height, ms: 1,
-            legend: { live: true, markers: { dash: (_, i) => markerDash(series[i - 1]?.style[1] ?? []) } },
+            legend: { live: true, markers: { dash: (_, i) => markerDash(series[i - 1]?.dash ?? []) } },
             cursor: { sync: { key: shared ? "x" : title }, drag: { x: true, y: false }, focus: { prox: 20 } },
             scales: { x: { time: false }, y: log ? { distr: 3 } : { range: (_, low, high) => near(low, high) } },
-            axes: [{ values: (_, at) => at.map(tick), label: shared ? AXES[axis] : "step", labelSize: 18, size: 34, grid: { stroke: "#e3e6ea" } },
-                   { values: (_, at) => at.map(tick), size: 62, grid: { stroke: "#e3e6ea" } }],
+            axes: [{ label: shared ? AXES[axis] : "step", labelSize: 18, size: 34 }, { size: 68 }].map((more) => (
+                { values: (_, at) => at.map(tick), stroke: css("--ink"), grid: { stroke: css("--grid") }, ticks: { stroke: css("--grid") }, ...more })),
             series: [{ label: shared ? AXES[axis] : "step", value: (_, value) => figures(value) },
-                ...series.map((s) => ({ label: s.label, stroke: s.style[0], dash: s.style[1], width: s.points ? 1 : s.style[2],
-                    spanGaps: true, points: s.points ? { show: true, size: 7, fill: s.style[0] } : { show: data[0].length < 3 },
+                ...series.map((s) => ({ label: s.label, stroke: css(s.colour) + (s.faint ? "59" : ""), dash: s.dash, width: s.width, class: s.faint ? "faint" : null,
+                    spanGaps: true, points: s.points ? { show: true, size: 7, fill: css(s.colour) } : { show: data[0].length < 3 },
                     value: (_, value) => figures(value) }))],
             hooks: { setScale: [(plot, key) => { if (key === "x" && shared && plot.status === 1) zoom(plot); }] },
         }, data, box);
@@ -100,8 +101,7 @@ function draw({ parent, title, unit, series, logarithmic = false, height = 210, 
 }
 
 // ---- controls ----
-const controls = element("div", host, { class: "controls" });
-const choice = element("fieldset", controls);
+const choice = element("fieldset", part("controls"));
 element("legend", choice, {}, "Horizontal axis");
 for (const name of Object.keys(AXES)) {
     const label = element("label", choice);
@@ -110,35 +110,46 @@ for (const name of Object.keys(AXES)) {
     input.addEventListener("change", () => { axis = name; for (const chart of charts) if (chart.shared) chart.make(); });
     label.append(" " + AXES[name]);
 }
-element("span", controls, { class: "soft" }, "Drag over a chart to zoom, double click to see all.");
+element("span", part("controls"), { class: "soft" }, "Drag over a chart to zoom, double click to see all.");
 
-// ---- curves ----
-const grid = element("div", host, { class: "grid" });
+// ---- curves: the loss first, smoothed ones in front of the values of each step ----
+const grid = element("div", part("panels"), { class: "grid" });
 for (const [field, title, unit, logarithmic] of PANELS) {
-    const series = [];
+    const loss = field === "loss", behind = [], series = [];
     runs.forEach((run, i) => {
-        if (run.curves[field]) series.push({ label: run.name, style: style(i), x: () => run.axes[axis], y: () => run.curves[field] });
-        if (field === "loss" && run.valid.step.length)
-            series.push({ label: run.name + " validation", style: [style(i)[0], [1, 4], 1], points: true,
+        const line = { label: run.name, ...style(i), x: () => run.axes[axis], y: () => run.curves[field] };
+        if (run.smooth[field]) {
+            behind.push({ ...line, label: run.name + ", each step", dash: [], width: 1, faint: true });
+            series.push({ ...line, y: () => run.smooth[field] });
+        } else if (run.curves[field]) series.push(line);
+        if (loss && run.valid.step.length)
+            series.push({ label: run.name + ", validation", colour: line.colour, dash: [1, 4], width: 1, points: true,
                 x: () => run.valid[axis], y: () => run.valid.loss });
     });
     if (field === "grad_mul" && !series.some((s) => s.y().some((value) => value !== 1 && value !== null))) continue;
-    if (series.length) draw({ parent: grid, title, unit, series, logarithmic, full: field === "loss", height: field === "loss" ? 320 : 210 });
+    const means = [...new Set(runs.filter((run) => run.smooth[field]).map((run) => run.smooth_steps))].join(", ");
+    if (series.length)
+        draw({ parent: loss ? part("loss") : grid, title, unit: unit + (means && `; moving mean of ${means} steps, behind it each step`), logarithmic,
+            series: [...behind, ...series], height: loss ? 340 : 210 });
 }
 if (gap) {
-    const series = gap.runs.map(([name, values], i) => ({ label: name, style: style(i + 1), x: () => gap.step, y: () => values }));
+    const series = gap.runs.map(([name, values], i) => ({ label: name, ...style(i + 1), x: () => gap.step, y: () => values }));
     if (gap.seeds > 1)
         for (const sign of [1, -1])
-            series.push({ label: sign > 0 ? "seed band" : "seed band, lower", style: ["#8a929c", [3, 3], 1], x: () => gap.step,
+            series.push({ label: sign > 0 ? "seed band" : "seed band, lower", colour: "--soft", dash: [3, 3], width: 1, x: () => gap.step,
                 y: () => gap.band.map((value) => value === null ? null : sign * value) });
-    if (series.length) draw({ parent: grid, title: `Gap to ${gap.baseline}`, unit: "training loss, moving mean of 21 points", series, shared: false, full: true });
+    if (series.length) draw({ parent: part("loss"), title: `Loss minus that of ${gap.baseline}`,
+        unit: "nats a token, moving mean of 21 points", series, shared: false });
 }
 
 // ---- events ----
 if (runs.some((run) => run.marks.length)) {
-    const details = element("details", element("div", grid, { class: "full" }), { open: "" });
-    element("summary", details, {}, "Events: resumes, skipped steps, warnings, evaluations, checkpoints");
-    const body = element("tbody", element("table", details));
+    const kinds = runs.flatMap((run) => run.marks.map((mark) => mark.kind));
+    const usual = ["evaluation", "checkpoint", "note", "stop"];
+    const details = element("details", part("panels"), kinds.every((kind) => usual.includes(kind)) ? {} : { open: "" });
+    element("summary", details, {}, "Events: " + [...new Set(kinds)].map((kind) =>
+        `${kind} (${kinds.filter((other) => other === kind).length})`).join(", "));
+    const body = element("tbody", element("table", element("div", details, { class: "events", tabindex: "0" })));
     for (const run of runs)
         for (const mark of run.marks) {
             const row = element("tr", body);
@@ -153,9 +164,12 @@ const FIELDS = { amax: "amax", scale: "scale (of blocks: the median)", saturated
 // In a legend, and beside the values of a cell.
 const SHORT = { nonfinite: "not finite", flushed: "flushed to zero", scale_at_ends: "scales at an end" };
 const OWN_RANGES = ["amax", "scale"];
-const shade = (level) => {   // white to dark, of falling lightness: it reads in grey
+// White to dark, or black to light on a dark page, of steady lightness: it reads in grey. Cells without a value are hatched.
+const shade = (level, hatch = 0) => {
     const t = level / 254;
-    return [255 - 225 * t, 250 - 215 * Math.sqrt(t) * (0.35 + 0.65 * t), 240 - 160 * t * t - 20 * t].map(Math.round);
+    const colour = level === 255 ? Array(3).fill(235 - 30 * hatch)
+        : [255 - 225 * t, 250 - 215 * Math.sqrt(t) * (0.35 + 0.65 * t), 240 - 160 * t * t - 20 * t].map(Math.round);
+    return dark.matches ? colour.map((value) => 255 - value) : colour;
 };
 function valueOf([low, high], level) {
     if (level === 255) return null;
@@ -174,9 +188,9 @@ const rangeText = (range) => [...new Set(range.map(threeDigits))].join(" to ");
 
 const heated = runs.filter((run) => run.heat);
 if (heated.length) {
-    const part = element("section", host, { "aria-label": "FP8 tensors" });
-    element("h2", part, {}, "FP8 tensors: layer by step");
-    const bar = element("p", part);
+    const section = element("section", part("panels"), { "aria-label": "FP8 tensors" });
+    element("h2", section, {}, "FP8 tensors: layer by step");
+    const bar = element("p", section);
     const pick = (label, entries) => {
         const box = element("select", element("label", bar, {}, label + " "));
         for (const [value, text] of entries) element("option", box, { value }, text);
@@ -185,11 +199,9 @@ if (heated.length) {
     const ofRun = pick("Run", heated.map((run, i) => [i, run.name])), ofField = pick("Show", []);
     const scale = element("canvas", bar, { class: "scale", width: "160", height: "12", "aria-hidden": "true" });
     const range = element("span", bar, { class: "soft" });
-    const reading = element("p", part, { class: "reading", "aria-live": "polite" }, "Point at a cell, or move with the arrow keys; a click or Enter draws the tensor below.");
-    const maps = element("div", part, { class: "heats" });
-    const detail = element("div", part, { class: "grid", id: "tensor" });
-    const context = scale.getContext("2d");
-    for (let x = 0; x < 160; x++) { context.fillStyle = `rgb(${shade(x / 159 * 254)})`; context.fillRect(x, 0, 1, 12); }
+    const reading = element("p", section, { class: "reading", "aria-live": "polite" }, "Point at a cell, or move with the arrow keys; a click or Enter draws the tensor below.");
+    const maps = element("div", section, { class: "heats" });
+    const detail = element("div", section, { class: "grid", id: "tensor" });
     const decoded = new Map();
     const bytes = (map) => {
         if (!decoded.has(map)) decoded.set(map, Uint8Array.from(atob(map.data), (c) => c.charCodeAt(0)));
@@ -205,13 +217,15 @@ if (heated.length) {
             const map = heat.maps[field], data = bytes(map);
             const values = Array.from({ length: columns }, (_, i) => valueOf(map.ranges[groupOf(heat, row)], data[row * columns + i]));
             draw({ parent: detail, title: `${heat.names[row]}: ${FIELDS[field]}`, unit: heat.formats[row], shared: false, height: 170,
-                series: [{ label: SHORT[field] ?? field, style: STYLES[0], x: () => heat.columns.map((column) => column.last), y: () => values }] }).tensor = true;
+                series: [{ label: SHORT[field] ?? field, ...style(0), x: () => heat.columns.map((column) => column.last), y: () => values }] }).tensor = true;
         }
         detail.querySelector(".chart")?.focus({ preventScroll: true });
     }
     function show() {
         const heat = heatNow(), map = heat.maps[ofField.value], data = bytes(map), columns = heat.columns.length;
         range.textContent = ` ${OWN_RANGES.includes(ofField.value) ? "the range beside each name" : map.ranges[0].map(figures).join(" to ")}, logarithmic; hatched: no value`;
+        const context = scale.getContext("2d");
+        for (let x = 0; x < 160; x++) { context.fillStyle = `rgb(${shade(x / 159 * 254)})`; context.fillRect(x, 0, 1, 12); }
         maps.textContent = "";
         let begin = 0;
         heat.groups.forEach(([group, count], number) => {
@@ -219,7 +233,14 @@ if (heated.length) {
             begin += count;
             const box = element("figure", maps);
             element("h3", box, {}, group);
+            // The ends of the axes: the layers above and below, and the steps.
+            const layers = element("div", box, { class: "ends rows" }), layerOf = (row) => /^\d+(?=\.)/.exec(heat.names[row])?.[0] ?? "";
+            element("span", layers, {}, layerOf(from) && "layer " + layerOf(from));
+            element("span", layers, {}, count > 1 ? layerOf(begin - 1) : "");
             const canvas = element("canvas", box, { width: columns, height: count, tabindex: "0", role: "img" });
+            const steps = element("div", box, { class: "ends columns" });
+            element("span", steps, {}, "step " + heat.columns[0].first);
+            element("span", steps, {}, columns > 1 ? String(heat.columns[columns - 1].last) : "");
             canvas.style.height = Math.min(160, Math.max(24, 5 * count)) + "px";
             const image = new ImageData(columns, count);
             let high = 0, at = from;
@@ -231,12 +252,8 @@ if (heated.length) {
             // Shares have one range for all maps; amax and scale differ from role to role, so each map has its own.
             if (OWN_RANGES.includes(ofField.value)) box.firstChild.textContent += ` (${rangeText(mapRange)})`;
             for (let row = 0; row < count; row++)
-                for (let column = 0; column < columns; column++) {
-                    const level = levels[row * columns + column];
-                    const colour = level === 255 ? ((row + column) % 2 ? [205, 205, 205] : [235, 235, 235])
-                        : shade(level);
-                    image.data.set([...colour, 255], 4 * (row * columns + column));
-                }
+                for (let column = 0; column < columns; column++)
+                    image.data.set([...shade(levels[row * columns + column], (row + column) % 2), 255], 4 * (row * columns + column));
             canvas.getContext("2d").putImageData(image, 0, 0);
             canvas.setAttribute("aria-label", `${group}, ${count} layers by ${columns} steps of ${FIELDS[ofField.value]}; the largest, ${figures(valueOf(mapRange, high))}, in ${heat.names[at]}`);
             let cell = [0, 0];
@@ -274,9 +291,11 @@ if (heated.length) {
     ofRun.parentElement.hidden = heated.length < 2;
     ofRun.addEventListener("change", fields);
     ofField.addEventListener("change", show);
+    dark.addEventListener("change", show);
     fields();
 }
 
+dark.addEventListener("change", () => { for (const chart of charts) chart.make(); });
 let timer = 0;
 addEventListener("resize", () => {
     clearTimeout(timer);

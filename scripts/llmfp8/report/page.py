@@ -4,6 +4,7 @@ import math
 import re
 import statistics
 
+from ..comparison.differences import identity_text, run_differences
 from ..run_export import write_csv
 from ..support import replacement
 from .markup import HERE, page, table, text
@@ -13,12 +14,28 @@ from .reduce import gaps, run_data
 def option_rows(runs):
     """[(option, value of each run)], a dash where a header does not have it."""
     configs = [run.headers[-1]["config"] for run in runs]
-
-    def shown(config, name):
-        value = config.get(name, "–")
-        return value if isinstance(value, str) else json.dumps(value)
-    return [[name, *(shown(config, name) for config in configs)]
+    return [[name, *(option_text(config.get(name, "–")) for config in configs)]
             for name in dict.fromkeys(name for config in configs for name in config)]
+
+
+def option_text(value):
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def differences_from_first(runs):
+    """{run: its differences from the first one}, as scripts/compare judges them."""
+    return {run: run_differences(runs[0].headers[-1], run.headers[-1]) for run in runs[1:]}
+
+
+def differing_table(runs, differences):
+    """What differs between the runs; "" if nothing does."""
+    rows = {}
+    for run, found in differences.items():
+        for difference in found:
+            row = rows.setdefault(difference.key, {other: difference.base for other in runs})
+            row[run] = difference.other
+    return table(["", *(run.name for run in runs)], [[key, *row.values()] for key, row in rows.items()],
+                 "What differs") if rows else ""
 
 
 def gib(value):
@@ -42,11 +59,10 @@ def what_ran(runs):
         return value
 
     def data(run):
-        return "synthetic: the losses mean nothing" if run.synthetic else option("train-data")(run)
-
-    def changed(run):
-        found = run.headers[-1].get("changed")
-        return " ".join(map(str, found)) if isinstance(found, list) else "not in this log"
+        header = run.headers[-1]
+        known = identity_text(header, "train-data")
+        return "synthetic: the losses mean nothing" if run.synthetic else known[1] if known else \
+            option("train-data")(run)
 
     def last_of(records, none):
         return f"{records[max(records)]['loss']:.4f} at step {max(records)}" if records else none
@@ -66,9 +82,7 @@ def what_ran(runs):
             ("median step time", median("step_seconds", "{:.4g} s")),
             ("median speed", median("tokens_per_second", "{:,.0f} tokens/s")),
             ("median energy", median("joules_per_token", "{:.4g} J/token")),
-            ("data", data), ("differences from the preset", changed),
-            ("state", lambda run: run.events[-1]["text"] if run.finished else "running, or killed"),
-            ("command", lambda run: run.headers[-1]["command"])]
+            ("data", data), ("state", lambda run: run.events[-1]["text"] if run.finished else "running, or killed")]
     return table(["", *(run.name for run in runs)], [[name, *(value(run) for run in runs)] for name, value in rows],
                  "What ran")
 
@@ -115,22 +129,23 @@ def communication_table(runs):
 
 def report(runs):
     """The page of RunLogs that have a header."""
+    differences = differences_from_first(runs)
+    of_data = {run: [f"{run.name}: {d.key} {d.other}, {runs[0].name} has {d.base}: their losses are not compared"
+                     for d in found if d.key in ("train-data", "synthetic-data")] for run, found in differences.items()}
     datas = [run_data(run) for run in runs]
-    gap = gaps(datas)
+    gap = gaps([data for run, data in zip(runs, datas) if not of_data.get(run)])
     for data in datas:
         del data["means"]
-    rows = option_rows(runs)
-    head = ["option", *(run.name for run in runs)]
-    differ = [row for row in rows if len(set(row[1:])) > 1]
+    rows = [*option_rows(runs), ["command", *(run.headers[-1]["command"] for run in runs)]]
     models = {str(run.headers[-1]["config"].get("model", "model unknown")) for run in runs}
-    title = "Training report: " + ", ".join(run.name for run in runs) + (
+    title = ", ".join(run.name for run in runs) + (
         f" ({models.pop()})" if len(models) == 1 else "")
-    notes = "".join(f"<li>{text(line)}</li>" for run in runs for line in run.warnings())
+    notes = "".join(f"<li>{text(line)}</li>" for run in runs for line in [*run.warnings(), *of_data.get(run, [])])
     body = [f"<header><h1>{text(title)}</h1></header>\n<main>\n",
-            f"<ul class=notes>{notes}</ul>\n" if notes else "", what_ran(runs),
-            table(head, differ, "Options that differ") if differ else "",
-            "<details><summary>All options</summary>", table(head, rows), "</details>\n",
-            "<div id=panels><noscript>The curves need JavaScript; the tables do not.</noscript></div>\n",
+            f"<ul class=notes>{notes}</ul>\n" if notes else "", "<div id=controls></div>\n<div id=loss>"
+            "<noscript>The curves need JavaScript; the tables do not.</noscript></div>\n", what_ran(runs),
+            differing_table(runs, differences), "<details><summary>All options, and the commands</summary>",
+            table(["option", *(run.name for run in runs)], rows), "</details>\n<div id=panels></div>\n",
             plan_table(runs), memory_table(runs), communication_table(runs),
             *(f"<h2>Linears in FP8: {text(run.name)}</h2>\n<pre tabindex=0>{text(run.headers[-1]['fp8_plan'])}</pre>\n"
               for run in runs if run.headers[-1].get("fp8_plan")), "</main>\n"]

@@ -14,6 +14,8 @@ MOST_MARKS = 300    # events in the table
 CURVES = ("loss", "lr", "grad_norm", "grad_mul", "step_seconds", "tokens_per_second", "mfu", "exposed_comm_seconds",
           "power_w", "sm_clock_mhz", "gpu_temperature_c", "gpu_utilization", "gpu_memory_gib", "memory_gib",
           "joules_per_token")
+SMOOTHED = ("loss", "grad_norm")   # shown as moving means over a SPAN-th of the steps, with the values behind them
+SPAN = 40
 # Heat maps: name on the page -> field of a tensor of the fp8 record.
 HEAT = {"amax": "amax", "scale": "quant_mul", "saturated": "saturated", "flushed": "flushed", "nonfinite": "nonfinite",
         "scale_at_ends": "scale_at_ends"}
@@ -53,6 +55,17 @@ def axis_points(values, parts):
     if parts and parts[-1][1] == len(parts):
         return [short(value) for value in values]
     return [short(values[i]) for begin, end in parts for i in (begin, end - 1)]
+
+
+def moving_mean(column, steps, parts):
+    """Mean of the finite values of so many steps around each of axis_points(). At the beginning, where losses fall
+    fast, as many steps count after a place as there are before it."""
+    shown = []
+    for i in axis_points(range(len(column)), parts):
+        half = min(steps // 2, i)
+        finite = list(filter(math.isfinite, column[i - half:i + half + 1]))
+        shown.append(short(math.fsum(finite) / len(finite)) if finite else None)
+    return shown
 
 
 class Steps:
@@ -162,9 +175,12 @@ def run_data(run):
     steps = Steps(run)
     parts = buckets(len(steps.at))
     at_evals = [steps.place(step) for step in sorted(run.evals)]
+    span = len(steps.at) // SPAN
     return {"name": run.name, "axes": {name: axis_points(column, parts) for name, column in steps.axes.items()},
             "curves": {field: thin(column, parts) for field, column in steps.columns.items()
                        if any(map(math.isfinite, column))},
+            "smooth": {field: moving_mean(steps.columns[field], span, parts) for field in SMOOTHED if span > 1},
+            "smooth_steps": span,
             "means": bucket_means(steps, parts),
             "valid": {**{name: [at[name] for at in at_evals] for name in steps.axes},
                       "loss": [short(run.evals[step]["loss"]) for step in sorted(run.evals)]},
