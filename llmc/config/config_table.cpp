@@ -94,8 +94,8 @@ void add_data(Rows& rows) {
     // A data set may move: --resume compares the shards' fingerprints instead of their paths.
     add_rows(rows, OptionGroup::kData, {
         {.name = "train-data", .value = data_words(AT(train_data)),
-         .help = "token shards to train on (data/prepare_text.py makes them); weights such as 0.7 a/*.bin 0.3 b/*.bin "
-                 "blend them", .llmc = "-i"},
+         .help = "token shards to train on (data/prepare_text.py makes them); weights such as 0.7 a/train*.bin "
+                 "0.3 b/train*.bin blend them", .llmc = "-i"},
         {.name = "valid-data", .value = data_words(AT(valid_data)), .help = "token shards for validation",
          .llmc = "-j"},
         {.name = "token-dtype",

@@ -85,8 +85,8 @@ uint32_t max_id(const uint8_t* bytes, int64_t n) {
 constexpr int64_t kBlockBytes = int64_t{1} << 18;   // of one read, when a whole file is read: stays in the L2 cache
 
 InputFile open_shard(const std::string& path) {
-    REQUIRE(!is_directory(path), "data shard '%s': a folder: name the files in it, '%s/*.bin'", path.c_str(),
-            path.c_str());
+    REQUIRE(!is_directory(path), "data shard '%s': a folder: name the files in it, '%s/train*.bin' (and for "
+            "--valid-data '%s/valid*.bin')", path.c_str(), path.c_str(), path.c_str());
     return InputFile(path, "data shard '" + path + "'");
 }
 

@@ -14,7 +14,7 @@ import struct
 import weakref
 from pathlib import Path
 
-from .support import InputError, no_follow, parse_json, read_bounded, require_regular
+from .support import LFS_ADVICE, LFS_POINTER, InputError, no_follow, parse_json, read_bounded, require_regular
 
 HEADER_BYTES = 1024
 MAGIC_V1, MAGIC_V7 = 20240520, 20240801
@@ -37,6 +37,7 @@ FOREIGN = (
     (b"PK\x03\x04", "a zip archive; unpack it"),
     (b"\x1f\x8b\x08", "a gzip file; unpack it, or if it holds text, tokenise it with data/prepare_text.py"),
     (b"\x28\xb5\x2f\xfd", "a zstd file; unpack it, or if it holds text, tokenise it with data/prepare_text.py"),
+    (LFS_POINTER, LFS_ADVICE),
     (b"%PDF-", "a PDF; pdftotext makes text of it, and data/prepare_text.py shards of the text"),
 )
 TEXT_BYTES = bytes([*range(9, 14), *range(32, 256)])

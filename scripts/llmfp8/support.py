@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements.txt"
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+LFS_ADVICE = "a git-lfs pointer in place of the file; git lfs pull fetches that"
 VENV = "python3 -m venv .venv && . .venv/bin/activate && "
 
 
@@ -80,6 +82,12 @@ def require_regular(path):
     if not stat.S_ISREG(mode):
         kind = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device"}
         raise InputError(f"{path}: is {kind.get(stat.S_IFMT(mode), 'no regular file')}, where a file is needed")
+
+
+def refuse_lfs_pointer(path):
+    with open(path, "rb") as file:
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise InputError(f"{path}: this is {LFS_ADVICE}")
 
 
 def read_bounded(path, most, what):

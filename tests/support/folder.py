@@ -11,6 +11,8 @@ from unittest import mock
 
 from llmfp8.support import run_main
 
+LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 9\n"
+
 
 def call_main(main, name, *arguments, cwd=None):
     """Calls the main() of a script, since starting Python takes longer than most tests. Returns what subprocess.run()

@@ -217,6 +217,12 @@ InputFile::InputFile(const std::string& path, const std::string& name, int cut_c
     : name_(name), cut_code_(cut_code), file_(open_regular(path)) {
     struct stat info {};
     if (::fstat(file_.fd, &info) == 0) bytes_ = info.st_size;
+    constexpr std::string_view kLfsPointer = "version https://git-lfs.github.com/spec/";
+    if (bytes_ < ll(kLfsPointer.size()) || bytes_ > 1024) return;   // a pointer is shorter
+    std::string start(kLfsPointer.size(), '\0');
+    read(0, ll(start.size()), start.data());
+    REQUIRE(start != kLfsPointer, "%s: a git-lfs pointer in place of the file; git lfs pull fetches that",
+            name.c_str());
 }
 
 void InputFile::read(int64_t offset, int64_t bytes, void* out) const {

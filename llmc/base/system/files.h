@@ -86,7 +86,7 @@ bool is_file_name(const std::string& name);
 class InputFile {
 public:
     // Opens like open_regular. name: the file's name in messages, with its path: "data shard 'a.bin'". cut_code: the
-    // exit code if a read finds fewer than bytes(), because the file was truncated.
+    // exit code if a read finds fewer than bytes(), because the file was truncated. Exit 2 if it is a git-lfs pointer.
     explicit InputFile(const std::string& path, const std::string& name, int cut_code = kExitBadInput);
 
     int64_t bytes() const { return bytes_; }   // the size when it was opened
