@@ -8,12 +8,9 @@
 Inputs: JSON lines and parquet files, folders of them, and Hugging Face datasets, streamed (ultrachat_200k, which is the
 default, or hf:OWNER/NAME). The field --messages-field of a row is a list of {role, content}, or of {from, value} as in
 ShareGPT. Conversations without an answer are skipped. An unknown role is an error that names it; --role says what it
-is. Everything else, interrupted runs too, is as with prepare_text.py; README.md describes the loss mask.
-
---template llama3: <|begin_of_text|>, then for each message <|start_header_id|>ROLE<|end_header_id|>, an empty line, the
-content without surrounding spaces, and <|eot_id|>. The assistant's contents and their <|eot_id|> count as targets.
---template plain, for any tokenizer: the separator, then "User: ", "Assistant: ", ... and the content, each followed by
-an empty line, which counts as a target, too, after an answer.
+is. A field that the template does not render is an error, too; --ignore-fields leaves it out. Everything else,
+interrupted runs too, is as with prepare_text.py. README.md describes the loss mask and the templates: model renders the
+chat template beside the tokenizer.json, llama3 writes Llama-3-Instruct's, and plain "User: ..." and "Assistant: ...".
 """
 import argparse
 import functools
@@ -23,101 +20,122 @@ import sys
 from pathlib import Path
 
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
+from llmfp8.chat_templates import TEMPLATES  # noqa: E402
 from llmfp8.shard_pipeline import report, run  # noqa: E402
-from llmfp8.support import InputError, Parser, run_main  # noqa: E402
+from llmfp8.support import InputError, Parser, parse_json, run_main  # noqa: E402
 from llmfp8.text_shards import Tokenize, add_options, plan_of  # noqa: E402
-from llmfp8.text_sources import utf8_of  # noqa: E402
-from llmfp8.text_tokenizers import load_tokenizer  # noqa: E402
+from llmfp8.text_sources import NotText, utf8_of  # noqa: E402
+from llmfp8.text_tokenizers import SENTINEL, load_tokenizer  # noqa: E402
 
 # Roles, and ShareGPT's names for them. The contents of "assistant" are targets.
 ROLES = {**{role: role for role in ("system", "developer", "user", "assistant", "tool", "ipython")},
          "human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"}
+# What says nothing to a model: facts about a row.
+ABOUT_A_ROW = {"id", "idx", "uuid", "prompt_id", "conversation_id", "source", "dataset"}
+NOTHING = (None, "", [], {})
 
 
-class Llama3Template:
-    def __init__(self, tokenizer):
-        names = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
-        ids = [tokenizer.token_id(name) for name in names]
-        missing = [name for name, token in zip(names, ids) if token is None]
-        if missing:
-            raise InputError(f"--template llama3: the tokenizer {tokenizer.name} has no token {', '.join(missing)}; "
-                             "take Llama-3-Instruct's tokenizer.json, or --template plain")
-        self.begin, self.start, self.end, self.end_of_turn = ids
-        if tokenizer.separator != self.begin:
-            raise InputError("--template llama3 begins a document with <|begin_of_text|>: leave --separator out")
-        self.encode = lambda text: list(tokenizer.encode(text.encode()))
-        self.blank = self.encode("\n\n")
-
-    def message(self, role, content):
-        """(tokens of the header, tokens of the content and of its end)."""
-        return ([self.start, *self.encode(role), self.end, *self.blank], [*self.encode(content), self.end_of_turn])
-
-
-class PlainTemplate:
-    def __init__(self, tokenizer):
-        self.begin = tokenizer.separator
-        self.encode = lambda text: list(tokenizer.encode(text.encode()))
-
-    def message(self, role, content):
-        return self.encode(f"{role.capitalize()}: "), self.encode(f"{content}\n\n")
+def message_of(message, number, roles, ignored):
+    """({role, content and the other fields that say something}, whether it is a target) of a message."""
+    where = f"a list whose message {number}"
+    if not isinstance(message, dict):
+        raise InputError(f"{where} is {type(message).__name__}, not an object")
+    rest = {name: value for name, value in message.items() if value not in NOTHING and name not in ignored}
+    role, content = (rest.pop(a) if a in rest else rest.pop(b, None)
+                     for a, b in (("role", "from"), ("content", "value")))
+    if content is None and (rest or set(message) - {"role", "from"}):   # an empty one, or a call in place of words
+        content = next((message[name] for name in ("content", "value") if message.get(name) is not None), "")
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise InputError(f"{where} has no text in role and content, or in from and value "
+                         f"(there is: {', '.join(sorted(message))})")
+    if role not in roles:
+        raise InputError(f"{where} has the unknown role {json.dumps(role)} (known: {', '.join(roles)}); pass --role "
+                         f"{shlex.quote(role)}=assistant if its contents are targets, else =user")
+    weight = rest.pop("weight", None)
+    if weight not in (None, 0, 1) or weight == 1 and roles[role] != "assistant":
+        raise InputError(f"{where} has the weight {json.dumps(weight)}: a loss mask has 0 and 1, for answers")
+    return ({"role": roles[role], "content": content, **rest},
+            roles[role] == "assistant" and weight != 0 and bool(content.strip() or rest))
 
 
-TEMPLATES = {"llama3": Llama3Template, "plain": PlainTemplate}
+def row_of(row, field, ignored):
+    """(messages, tools) of a row whose field is a list. Fields that are neither are refused."""
+    messages = row[field]
+    rest = {name: value for name, value in row.items()
+            if value not in NOTHING and name not in ignored and name not in ABOUT_A_ROW and name != field}
+    tools, system = rest.pop("tools", None), rest.pop("system", None)
+    if isinstance(tools, str):
+        try:
+            tools = parse_json(tools)
+        except ValueError as error:
+            raise InputError(f"field 'tools' is not JSON: {error}") from None
+    if tools is not None and not isinstance(tools, list):
+        raise InputError("field 'tools' is not a list")
+    first = messages[0] if messages and isinstance(messages[0], dict) else {}
+    if system is not None:
+        if not isinstance(system, str) or "system" in (first.get("role"), first.get("from")):
+            raise InputError("field 'system' is not text, or there is a system message, too")
+        messages = [{"role": "system", "content": system}, *messages]
+    if rest.get("prompt") in (first.get("content", ""), first.get("value", "")):   # as in ultrachat_200k
+        del rest["prompt"]
+    if rest:
+        raise InputError(f"the fields {', '.join(rest)} are not read: pass --ignore-fields {','.join(rest)} if the "
+                         "conversation is whole without")
+    return messages, tools
 
 
-def conversation_of(messages, roles):
-    """Converts the field's value to [[role, content], ...] as JSON; b"" if there is no answer."""
-    if messages is None:
+def conversation_of(row, field, roles, ignored, template, tokenizer):
+    """Makes JSON of a row's text, as [[part, counts], ...]; b"" if there is no answer."""
+    if row[field] is None:
         return b""
-    if not isinstance(messages, list):
-        raise InputError(f"{type(messages).__name__}, not a list of messages")
-    turns = []
-    for number, message in enumerate(messages, 1):
-        if not isinstance(message, dict):
-            raise InputError(f"a list whose message {number} is {type(message).__name__}, not an object")
-        role, content = (message.get(a) if message.get(a) is not None else message.get(b)
-                         for a, b in (("role", "from"), ("content", "value")))
-        if not isinstance(role, str) or not isinstance(content, str):
-            raise InputError(f"a list whose message {number} has no text in role and content, or in from and value "
-                             f"(there is: {', '.join(sorted(message))})")
-        if role not in roles:
-            raise InputError(f"a list whose message {number} has the unknown role {json.dumps(role)} (known: "
-                             f"{', '.join(roles)}); pass --role {shlex.quote(role)}=assistant if its contents are "
-                             "targets, else =user")
-        turns.append([roles[role], utf8_of(content).decode().strip()])
-    answered = any(role == "assistant" and content for role, content in turns)
-    return json.dumps(turns, ensure_ascii=False).encode() if answered else b""
+    if not isinstance(row[field], list):
+        raise InputError(f"field '{field}' is {type(row[field]).__name__}, not a list of messages")
+    messages, tools = row_of(row, field, ignored)
+    try:
+        turns = [message_of(message, number, roles, ignored) for number, message in enumerate(messages, 1)]
+    except InputError as error:
+        raise InputError(f"field '{field}' is {error}") from None
+    targets = [number for number, (_, counts) in enumerate(turns) if counts]
+    if not targets:
+        return b""
+    spelled = json.dumps([[message for message, _ in turns], tools], ensure_ascii=False)
+    if SENTINEL in spelled:
+        raise NotText("the noncharacter U+FDD0")
+    marked = tokenizer.spelled.sub(lambda found: found[0][0] + SENTINEL + found[0][1:], spelled)
+    parts = template.parts(*json.loads(marked), targets)
+    utf8_of("".join(text for text, _ in parts))   # before JSON escapes what is no text
+    return json.dumps(parts, ensure_ascii=False).encode()
 
 
 class TokenizeChat(Tokenize):
-    def __init__(self, tokenizer, token_bytes, valid_fraction, template):
-        super().__init__(tokenizer, token_bytes, valid_fraction)
-        self.template = TEMPLATES[template](tokenizer)
-
     def encode_into(self, out, document):
-        out.append(self.template.begin)
-        mask = bytearray(1)
-        for role, content in json.loads(document):
-            head, body = self.template.message(role, content)
-            out.extend(head + body)
-            mask += bytes(len(head)) + bytes([role == "assistant"]) * len(body)
+        ids, mask = self.tokenizer.encode_marked(json.loads(document))
+        separator = self.tokenizer.separator
+        if ids[:1] != [separator]:
+            ids, mask = [separator, *ids], b"\0" + mask
+        if separator in ids[1:]:
+            raise InputError(f"the template writes {self.tokenizer.separator_text}, which starts a document, inside of "
+                             "a conversation; pass --separator with a special token that it does not use")
+        out.extend(ids)
         return mask
 
 
-def make_encoder(load_arguments, token_bytes, valid_fraction, template):
-    return TokenizeChat(load_tokenizer(*load_arguments), token_bytes, valid_fraction, template)
+def make_encoder(load_arguments, token_bytes, valid_fraction):
+    return TokenizeChat(load_tokenizer(*load_arguments), token_bytes, valid_fraction)
 
 
 def parse_arguments():
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("inputs", nargs="*", default=["ultrachat_200k"], metavar="INPUT",
                         help="file, folder, ultrachat_200k, hf:OWNER/NAME (default ultrachat_200k)")
-    parser.add_argument("--template", default="llama3", choices=TEMPLATES, help="(default %(default)s)")
+    parser.add_argument("--template", default="model", choices=TEMPLATES, help="(default %(default)s)")
     parser.add_argument("--messages-field", default="messages", metavar="NAME", dest="text_field",
                         help="field or column with the messages (default %(default)s)")
     parser.add_argument("--role", action="append", default=[], metavar="NAME=ROLE", dest="roles",
                         help="treats messages of the role NAME as those of ROLE: " + ", ".join(dict.fromkeys(
                             ROLES.values())))
+    parser.add_argument("--ignore-fields", default="", metavar="A,B",
+                        help="fields of rows and messages to leave out, such as tool_calls")
     parser.add_argument("--format", default="auto", choices=("auto", "jsonl", "parquet"),
                         help="of the files (default: by their names)")
     add_options(parser)
@@ -142,15 +160,18 @@ def roles_of(words):
 def main():
     args = parse_arguments()
     roles = roles_of(args.roles)
-    plan = plan_of(args, make_encoder, args.template, masked=True, empty="conversations without an answer")
-    make_encoder(*plan.encoder_arguments)   # here rather than in a worker, if the template does not fit the tokenizer
+    plan = plan_of(args, make_encoder, masked=True, empty="conversations without an answer")
+    tokenizer = load_tokenizer(*plan.encoder_arguments[0])
+    template = TEMPLATES[args.template](tokenizer)
+    ignored = args.ignore_fields.split(",")
     for source in plan.reader.sources:
         if source.kind == "text":
             raise InputError(f"{source.path}: conversations are read from .jsonl and .parquet files (or --format)")
-    plan.reader.convert = functools.partial(conversation_of, roles=roles)
-    plan.reader.field_option = "--messages-field"
-    plan.meta["chat_template"] = plan.signature["--template"] = args.template
-    plan.signature["--role"] = args.roles or None
+    plan.reader.convert = functools.partial(conversation_of, roles=roles, ignored=ignored, template=template,
+                                            tokenizer=tokenizer)
+    plan.reader.field_option, plan.reader.columns = "--messages-field", None   # all columns
+    plan.meta["tokenizer"]["chat_template"] = plan.signature["--template"] = template.jinja
+    plan.signature["--role"], plan.signature["--ignore-fields"] = args.roles or None, ignored
     report(plan, run(plan))
     return 0
 

@@ -6,7 +6,8 @@
   data/prepare_hellaswag.py --tokenizer Meta-Llama-3-8B/tokenizer.json --with-separator --out shards/llama3_val.bin
 
 Streams Rowan/hellaswag from the Hugging Face hub. --input: JSON lines with ctx, endings and label, as in
-github.com/rowanz/hellaswag. Each ending is encoded with a space before it and apart from its context, as in llm.c.
+github.com/rowanz/hellaswag. Context, space and ending are encoded as one text, which gives llm.c's tokens with GPT-2's
+tokenizer; an ending whose first token begins in the context is refused.
 Vocabularies of up to 16 bits give llm.c's format, larger ones the same in 32 bits; README.md describes both.
 """
 import argparse
@@ -18,8 +19,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
 from llmfp8.shard_format import HEADER_BYTES, TYPECODES  # noqa: E402
-from llmfp8.support import (InputError, Parser, count_text, need, one_line, parse_json, replacement,  # noqa: E402
-                            run_main, whole_number)
+from llmfp8.support import (InputError, Parser, count_text, need, one_line, parse_json,  # noqa: E402
+                            refuse_lfs_pointer, replacement, run_main, whole_number)
 from llmfp8.text_sources import NotText, text_of  # noqa: E402
 from llmfp8.text_tokenizers import add_tokenizer_options, load_tokenizer  # noqa: E402
 
@@ -45,6 +46,7 @@ def parse_arguments():
 
 def rows_of_file(path):
     try:
+        refuse_lfs_pointer(path)
         with open(path, "rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
@@ -94,12 +96,15 @@ def example_of(number, question, tokenizer, word_bytes, where, with_separator):
     """The words of an example."""
     context, endings, label = question
     largest = 2 ** (8 * word_bytes) - 1
-    tokens = [tokenizer.separator] if with_separator else []
-    tokens += tokenizer.encode(context.encode())
-    words = [largest, 0, number, label, len(endings), len(tokens), *tokens]
+    start = [tokenizer.separator] if with_separator else []
+    shared = list(tokenizer.encode(context.encode()))
+    words = [largest, 0, number, label, len(endings), len(start) + len(shared), *start, *shared]
     for ending in endings:
-        tokens = tokenizer.encode(b" " + ending.encode())
-        words += [len(tokens), *tokens]
+        tokens = list(tokenizer.encode(f"{context} {ending}".encode()))
+        if tokens[:len(shared)] != shared:
+            raise InputError(f"{where}: the tokens of 'ctx' change when the ending {ascii(ending)[:60]} follows: take "
+                             "the blanks off the end of ctx")
+        words += [len(tokens) - len(shared), *tokens[len(shared):]]
     words[1] = len(words) * word_bytes
     if max(words[1:]) >= largest:
         raise InputError(f"{where}: example {number} of {words[1]} bytes does not fit into {8 * word_bytes} bits")

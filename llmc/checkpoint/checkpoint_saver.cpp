@@ -96,8 +96,9 @@ CheckpointSaver::~CheckpointSaver() {
 
 // ---- calls ----
 
-void CheckpointSaver::carry(const std::string& directory, const std::string& tokenizer) {
-    auto read = [&] { return extras_ = read_model_extras(directory, tokenizer), ""; };
+void CheckpointSaver::carry(const std::string& directory, const std::string& tokenizer,
+                            const std::string& chat_template) {
+    auto read = [&] { return extras_ = read_model_extras(directory, tokenizer, chat_template), ""; };
     gather_outcomes(comm_, comm_.root() ? outcome_of(read) : RankOutcome{}, "--save cannot be used");
 }
 

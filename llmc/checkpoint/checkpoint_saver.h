@@ -57,9 +57,9 @@ public:
     CheckpointSaver(const CheckpointSaver&) = delete;
     CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
-    // Adds the files of model_extras.h, from the model in `directory` and --tokenizer, to all later checkpoints. Rank 0
-    // reads them now, because they may be gone later; all ranks raise its error.
-    void carry(const std::string& directory, const std::string& tokenizer);
+    // Adds what read_model_extras returns for these arguments to all later checkpoints. Rank 0 reads the files now,
+    // because they may be gone later; all ranks raise its error.
+    void carry(const std::string& directory, const std::string& tokenizer, const std::string& chat_template);
     // Sets a function that every rank calls when a checkpoint is complete.
     void on_saved(std::function<void(const SavedCheckpoint&)> callback) { on_saved_ = std::move(callback); }
 

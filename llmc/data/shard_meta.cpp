@@ -19,6 +19,8 @@ bool differs(const ShardInfo& a, const ShardInfo& b) {
     return !a.tokenizer.empty() && !b.tokenizer.empty() && a.tokenizer != b.tokenizer;
 }
 
+bool has_chat_template(const ShardInfo& shard) { return !shard.chat_template.empty(); }
+
 // The name of the tokenizer of `shard` in an error that must tell it apart from the tokenizer of `other`.
 std::string tokenizer_name(const ShardInfo& shard, const ShardInfo& other) {
     if (!shard.tokenizer.empty() && shard.tokenizer != other.tokenizer)
@@ -50,10 +52,21 @@ void read_tokenizer(ShardInfo& shard) {
     const Json tokenizer = tokenizer_of(sidecar);
     shard.tokenizer = text_of(tokenizer, "name");
     shard.tokenizer_sha256 = text_of(tokenizer, "sha256");
+    shard.chat_template = text_of(tokenizer, "chat_template");
+}
+
+std::string chat_template_of(const std::vector<ShardInfo>& shards) {
+    const auto found = std::find_if(shards.begin(), shards.end(), has_chat_template);
+    return found == shards.end() ? "" : found->chat_template;
 }
 
 void require_same_tokenizer(const std::string& what, const std::vector<ShardInfo>& shards,
                             const std::vector<ShardInfo>& more) {
+    const auto chat = std::find_if(shards.begin(), shards.end(), has_chat_template);
+    for (const ShardInfo& shard : more)
+        REQUIRE(chat == shards.end() || !has_chat_template(shard) || shard.chat_template == chat->chat_template, "%s: "
+                "data shard '%s' has another chat template than '%s' (their .meta.json): name shards of one "
+                "data/prepare_chat.py --template", what.c_str(), shard.path.c_str(), chat->path.c_str());
     // The first known tokenizer stands for all of `shards`, which were compared with each other.
     const auto known = [](const ShardInfo& shard) { return !(shard.tokenizer + shard.tokenizer_sha256).empty(); };
     const auto first = std::find_if(shards.begin(), shards.end(), known);

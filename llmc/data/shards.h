@@ -21,7 +21,8 @@ struct ShardInfo {
     // Filled by the loader, which also adds the loss mask to the fingerprint.
     bool masked = false;
     int64_t counted = 0;       // tokens that count as targets
-    std::string tokenizer, tokenizer_sha256;   // from the .meta.json; empty if unknown
+    // From the .meta.json, empty if unknown. chat_template: Jinja, of conversations.
+    std::string tokenizer, tokenizer_sha256, chat_template;
 };
 
 // Reads a value at any alignment.

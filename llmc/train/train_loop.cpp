@@ -8,6 +8,7 @@
 #include "llmc/checkpoint/load.h"
 #include "llmc/config/environment.h"
 #include "llmc/config/schedule.h"
+#include "llmc/data/shard_meta.h"
 #include "llmc/fault/shutdown.h"
 #include "llmc/fault/watchdog.h"
 #include "llmc/parallel/rank_preflight.h"
@@ -118,6 +119,8 @@ void TrainLoop::open_log() {
     if (!log_->earlier_log().empty()) notes.push_back("the earlier log is kept: " + log_->earlier_log());
     if (hf_class(config_.shape) == HfClass::kOwn && !config_.save.empty())
         notes.push_back("no transformers class has this shape: checkpoints bring a modeling_llmfp8.py");
+    if (!config_.save.empty() && !chat_template_of(data_.train->shards()).empty())
+        notes.push_back("checkpoints have the chat template of the training data");
     notes.insert(notes.end(), parsed_.no_effect.begin(), parsed_.no_effect.end());
     write_notes(summary);
     reporter_.emplace(config_, table_, fp8_plan_, comm_, device_, *log_, *checkpoints_, std::move(predicted),

@@ -1,4 +1,5 @@
 """Reads documents, as UTF-8 bytes, from text, JSON lines and parquet files, folders and Hugging Face datasets."""
+import codecs
 import gzip
 import io
 import itertools
@@ -6,7 +7,7 @@ import os
 import zlib
 from pathlib import Path
 
-from .support import InputError, need, one_line, parse_json
+from .support import LFS_ADVICE, LFS_POINTER, InputError, need, one_line, parse_json, refuse_lfs_pointer
 
 # Names of data sets: where they are on the Hugging Face hub, and the default of --dataset-config.
 ALIASES = {"openwebtext": ("Skylion007/openwebtext", ""), "slimpajama": ("cerebras/SlimPajama-627B", ""),
@@ -20,6 +21,7 @@ NOT_UTF8 = "bytes that are not UTF-8"
 NAMED = 5   # documents that are not text whose places a report names, at most
 # Beginnings of files that are not text: what they are and what to do.
 NOT_TEXT = (
+    (LFS_POINTER, LFS_ADVICE),
     (b"%PDF-", "a PDF; pdftotext makes text of it"),
     (b"PAR1", "a parquet file; its name must end in .parquet (or --format parquet)"),
     (b"PK\x03\x04", "a zip archive or an office document; unpack it, or save it as text"),
@@ -71,12 +73,19 @@ def text_of(text):
     return utf8_of(text)
 
 
+def field_text(row, field):
+    try:
+        return text_of(row[field])
+    except InputError as error:
+        raise InputError(f"field '{field}' is {error}") from None
+
+
 def what_it_is(start, json_array):
     """What a file with this beginning is if it is not text, else ""."""
     known = next((what for magic, what in NOT_TEXT if start.startswith(magic)), "")
     if known or b"\0" in start:
         return known or f"not text (byte {start.index(0)} is zero)"
-    return JSON_ARRAY if json_array and start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[") else ""
+    return JSON_ARRAY if json_array and start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[") else ""
 
 
 class ZstdStream(io.RawIOBase):
@@ -166,11 +175,11 @@ class Reader:
     """Iterates over the documents of all sources; done_bytes of them have been read."""
 
     def __init__(self, sources, field="text", document_bytes=8192, dataset_config="", dataset_split="train",
-                 convert=text_of):
-        self.sources, self.field, self.document_bytes = sources, field, document_bytes
+                 convert=field_text):
+        self.sources, self.field, self.columns, self.document_bytes = sources, field, [field], document_bytes
         self.dataset_config, self.dataset_split = dataset_config, dataset_split
         self.field_option = "--text-field"
-        self.convert = convert    # converts the field's value to bytes of a document; InputError if it cannot
+        self.convert = convert    # makes bytes of a document from (row, field); InputError if it cannot
         self.done_bytes = 0
         self.skipped_files = []   # [path, what it is] of files in a folder that are not text
         self.empty = 0            # documents without text
@@ -251,7 +260,7 @@ class Reader:
 
     def _text(self, source, skip):
         def pieces(stream):
-            begin = 0
+            begin = len(stream.read(3)) if stream.peek(3).startswith(codecs.BOM_UTF8) else 0
             while True:
                 piece = stream.read(self.document_bytes or -1)
                 if not piece:
@@ -303,11 +312,12 @@ class Reader:
             raise InputError(f"{where}: no field '{self.field}' (there is: {names}); pass {self.field_option}")
         place = where if begin is None else f"{where} (from byte {begin})"
         try:
-            return self._checked(self.convert, row[self.field], lambda _: place)
+            return self._checked(lambda row: self.convert(row, self.field), row, lambda _: place)
         except InputError as error:
-            raise InputError(f"{where}: field '{self.field}' is {error}") from None
+            raise InputError(f"{where}: {error}") from None
 
     def _parquet(self, source, skip):
+        refuse_lfs_pointer(source.path)
         parquet = need("pyarrow.parquet", "pyarrow", source.path)
         arrow = need("pyarrow", "pyarrow", source.path)
         try:
@@ -319,22 +329,23 @@ class Reader:
                 groups = list(range(file.metadata.num_row_groups))
                 while groups and rows + file.metadata.row_group(groups[0]).num_rows <= skip:
                     rows += file.metadata.row_group(groups.pop(0)).num_rows
-                for batch in file.iter_batches(batch_size=256, row_groups=groups, columns=[self.field]):
-                    for value in batch.column(0):
+                for batch in file.iter_batches(batch_size=256, row_groups=groups, columns=self.columns):
+                    for values in zip(*batch.columns):
                         rows += 1
                         if rows <= skip:
                             continue
-                        document = self._checked(self._python_value, value, lambda _: f"{source.path}: row {rows}")
+                        document = self._checked(self._python_values, values, lambda _: f"{source.path}: row {rows}")
                         if not isinstance(document, NotText):
-                            document = self._field_of({self.field: document}, f"{source.path}: row {rows}")
+                            document = self._field_of(dict(zip(batch.schema.names, document)),
+                                                      f"{source.path}: row {rows}")
                         yield document, source.bytes * rows // total
         except (arrow.ArrowException, OSError) as error:
             raise InputError(f"{source.path}: not a readable parquet file: {one_line(error)}") from None
 
     @staticmethod
-    def _python_value(value):
+    def _python_values(values):
         try:
-            return value.as_py()
+            return [value.as_py() for value in values]
         except UnicodeDecodeError:
             raise NotText(NOT_UTF8) from None
 

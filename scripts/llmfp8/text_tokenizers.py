@@ -1,34 +1,60 @@
 """Tokenizers of the scripts: bytes (standard library), gpt2 (tiktoken), a tokenizer.json (tokenizers).
 
-Each has name, sha256 (of what decides the ids), vocab_size, separator (the id that starts a document),
-encode(bytes) -> ids as a list or an array of the shard's type, decode(ids) -> str.
+Each has name, sha256 (of what decides the ids), vocab_size, separator (the id that starts a document), separator_text,
+encode(bytes) -> ids as a list or an array of the shard's type, decode(ids) -> str, and spans(str, inner) -> [(id,
+first, end), ...] with the characters of each token; inner: the text is not the beginning of its document.
 """
 import array
 import contextlib
 import hashlib
 import os
+import re
 import sys
 from pathlib import Path
 
-from .support import InputError, need, one_line
+from .support import InputError, need, one_line, refuse_lfs_pointer
 
 END_OF_TEXT = "<|endoftext|>"
 # Tokens that start documents in known tokenizers, the most specific first.
 SEPARATORS = ["<|begin_of_text|>", END_OF_TEXT, "<bos>", "<s>", "<|end_of_text|>", "<eos>", "</s>"]
+# Tokens that control a model, also if their "special" is false: <|im_start|>, <\uff5cUser\uff5c>, [INST], ...
+CONTROL = re.compile(r"<[|\uff5c].+[|\uff5c]>|<(start|end)_of_turn>|\[/?[A-Z_]+\]")
+SENTINEL = "\ufdd0"   # stands inside a marker that is text; it is no character
 # GPT-2's splitting rule, https://github.com/openai/gpt-2/blob/master/src/encoder.py
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 class Tokenizer:
     special_ids = frozenset()   # tokens that are no text: separators, ends of turns
+    separator_text, path = END_OF_TEXT, None
+    markers = {}   # ids of special tokens by text; spelled finds them, cut with the blanks that belong to them
+    spelled = cut = re.compile("(?!)")
 
     def meta(self):
         """The sidecar's entry."""
         return {"name": self.name, "sha256": self.sha256, "separator": self.separator}
 
-    def token_id(self, text):
-        """Id of a special token, None if there is none."""
-        return None
+    def encode_marked(self, parts):
+        """Returns ids and flags of one text, given as [[part, flag], ...]. A marker becomes its token unless SENTINEL
+        is in it; the text between two markers is encoded whole."""
+        text = "".join(part for part, _ in parts)
+        flags = [flag for part, flag in parts for _ in part]
+        ids, mask, at = [], bytearray(), 0
+        for found in [*self.cut.finditer(text), None]:
+            end = found.start() if found else len(text)
+            kept = [i for i in range(at, end) if text[i] != SENTINEL]
+            for token, first, last in self.spans("".join(text[i] for i in kept), at > 0):
+                covered = {flags[i] for i in kept[first:max(last, first + 1)]}
+                if len(covered) > 1:
+                    raise InputError(f"{self.name}: a token covers the end of a part that counts and the beginning of "
+                                     f"one that does not, or the other way: {ascii(text[at:end][:60])}")
+                ids.append(token)
+                mask.append(max(covered, default=0))
+            if found:
+                at, marker = found.end(), self.spelled.search(text, end)
+                ids.append(self.markers[marker[0]])
+                mask.append(flags[marker.start()])
+        return ids, mask
 
 
 class BytesTokenizer(Tokenizer):
@@ -41,6 +67,9 @@ class BytesTokenizer(Tokenizer):
         wide = bytearray(2 * len(document))
         wide[0 if sys.byteorder == "little" else 1::2] = document
         return array.array("H", bytes(wide))
+
+    def spans(self, text, inner):
+        return [(byte, i, i + 1) for i, character in enumerate(text) for byte in character.encode()]
 
     def decode(self, ids):
         parts, text = [], bytearray()
@@ -87,6 +116,7 @@ class Gpt2Tokenizer(Tokenizer):
         for path in (vocab_bpe, encoder_json):
             if not Path(path).is_file():
                 raise InputError(f"{path}: no such file")
+            refuse_lfs_pointer(path)
         # tiktoken caches by name, local files too: a changed file would not be seen.
         saved = os.environ.get("TIKTOKEN_CACHE_DIR")
         os.environ["TIKTOKEN_CACHE_DIR"] = ""
@@ -102,6 +132,13 @@ class Gpt2Tokenizer(Tokenizer):
 
     def encode(self, document):
         return self.encoding.encode_ordinary(document.decode())
+
+    def spans(self, text, inner):
+        characters = [i for i, character in enumerate(text) for _ in character.encode()]
+        ids, end = self.encoding.encode_ordinary(text), 0
+        for token in ids:
+            first, end = end, end + len(self.encoding.decode_single_token_bytes(token))
+            yield token, characters[first], characters[end - 1] + 1
 
     def decode(self, ids):
         known = [token for token in ids if token < self.vocab_size]
@@ -121,16 +158,19 @@ def tokenizers_library(path):
 
 
 class JsonTokenizer(Tokenizer):
-    """Any tokenizer.json, Llama-3's for one. Special tokens spelled out in a text stay text."""
+    """Any tokenizer.json, Llama-3's for one. Its markers, which are the separator, special tokens and CONTROL, never
+    come out of encoding a text: where one is spelled out it stays text."""
 
     def __init__(self, path, separator=""):
+        refuse_lfs_pointer(path)
         tokenizers = need("tokenizers", "tokenizers", f"--tokenizer {path}")
-        self.path = path
+        self.path = Path(path)
         with tokenizers_library(path):
             self.tokenizer = tokenizers.Tokenizer.from_file(str(path))
             self.tokenizer.encode_special_tokens = True
             self.tokenizer.no_padding()
             self.tokenizer.no_truncation()
+            self.tokenizer.post_processor = None   # it adds special tokens and takes blanks out of offsets
             vocabulary = self.tokenizer.get_vocab(with_added_tokens=True)
             # Some files load, and the first text panics.
             self.decode(self.tokenizer.encode("A text: \u00e9t\u00e9 1\n", add_special_tokens=False).ids)
@@ -142,18 +182,53 @@ class JsonTokenizer(Tokenizer):
         if not found:
             raise InputError(f"{path}: has no token {', '.join(candidates)} to start a document with; pass "
                              "--separator")
-        self.separator = vocabulary[found[0]]
+        self.separator_text, self.separator = found[0], vocabulary[found[0]]
         with tokenizers_library(path):
             added = self.tokenizer.get_added_tokens_decoder()
-        self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
+            for entry in added.values():
+                entry.special = entry.special or bool(CONTROL.fullmatch(entry.content)) or entry.content in SEPARATORS
+            self.tokenizer.add_special_tokens([tokenizers.AddedToken(found[0], normalized=False),
+                                               *(entry for entry in added.values() if entry.special)])
+            added = self.tokenizer.get_added_tokens_decoder()
+        special = {token: entry for token, entry in added.items() if entry.special}
+        self.special_ids = frozenset(special)
+        self.markers = {entry.content: token for token, entry in special.items()}
+        longest_first = sorted(special.values(), key=lambda entry: -len(entry.content))
+        self.spelled = re.compile("|".join(re.escape(entry.content) for entry in longest_first))
+        self.cut = re.compile("|".join(r"\s*" * entry.lstrip + re.escape(entry.content) + r"\s*" * entry.rstrip
+                                       for entry in longest_first))
+        # "first": a blank stands before the first piece of a text, not before one that follows a special token.
+        self.first_blank = getattr(self.tokenizer.pre_tokenizer, "prepend_scheme", "") == "first"
 
-    def token_id(self, text):
-        return self.tokenizer.token_to_id(text)
+    def check_marked(self, parts):
+        """Requires that encode_marked gives what the library does with special tokens."""
+        with tokenizers_library(self.path):
+            self.tokenizer.encode_special_tokens = False
+            whole = self.tokenizer.encode("".join(part for part, _ in parts), add_special_tokens=False).ids
+            self.tokenizer.encode_special_tokens = True
+        if self.encode_marked(parts)[0] != whole:
+            raise InputError(f"{self.path}: encodes the text between special tokens otherwise when it stands alone; "
+                             "take --template plain")
 
     def encode(self, document):
-        text = document.decode()
+        return self._encoding(document.decode()).ids
+
+    def spans(self, text, inner):
+        found = self._encoding(text, inner)
+        return [(token, *place) for token, place in zip(found.ids, found.offsets)]
+
+    def _encoding(self, text, inner=False):
+        if self.first_blank:
+            self.tokenizer.pre_tokenizer.prepend_scheme = "never" if inner else "first"
         with tokenizers_library(self.path):
-            return self.tokenizer.encode(text, add_special_tokens=False).ids
+            found = self.tokenizer.encode(text, add_special_tokens=False)
+        # A unigram model has </s> as a piece of text. The token of unknown characters is no spelled marker.
+        for token in self.special_ids.intersection(found.ids):
+            marker = self.tokenizer.id_to_token(token)
+            if marker in text:
+                raise InputError(f"{self.path}: makes its token {marker} of a text that spells it; take {marker} out "
+                                 f"of the text {ascii(text[max(0, text.find(marker) - 20):][:60])}")
+        return found
 
     def decode(self, ids):
         with tokenizers_library(self.path):

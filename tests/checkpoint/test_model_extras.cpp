@@ -92,6 +92,23 @@ TEST_CASE("checkpoint: --tokenizer replaces all tokenizer files and nothing else
     check_contains(error_of([&] { tokenizer_files(dir / "other/config.json"); }), {"exit 2", "rename"});
 }
 
+TEST_CASE("checkpoint: the chat template of the training data takes the place of the model's") {
+    TempDir dir;
+    const std::string model = write_model(dir), trained = "{{ 'trained' }}";
+    spill(model + "/tokenizer_config.json", R"({"chat_template": [{"name": "default"}], "eos_token": "</s>"})");
+    CheckpointRequest request = request_from(dir, 1, model);
+    request.chat_template = trained;
+    std::string path = save(FakeState(one_layer()), request);
+    CHECK(slurp(path + "/chat_template.jinja") == trained);
+    CHECK(Json::parse(slurp(path + "/tokenizer_config.json"))
+          == Json({{"chat_template", trained}, {"eos_token", "</s>"}}));
+    path = save(FakeState(one_layer()), request_from(dir, 2, path));   // a later phase on data without a template
+    CHECK(slurp(path + "/chat_template.jinja") == trained);
+    request = request_from(dir, 3, "");
+    request.chat_template = trained;
+    CHECK_FALSE(is_regular_file(save(FakeState(one_layer()), request) + "/chat_template.jinja"));   // nor a tokenizer
+}
+
 TEST_CASE("checkpoint: special tokens are guessed only for a model trained from initial weights") {
     TempDir dir;
     const FakeState state(one_layer());

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import unittest
 
+from llmfp8.chat_templates import Llama3Template
 from tests.support.ranks import HAVE_RANKS
 from tests.support.train import BUILD, GPT2, LLAMA, ROOT
 
@@ -129,7 +130,7 @@ RUN = {
     "data/prepare_text.py --tokenizer gpt2 --vocab-bpe vocab.bpe --encoder-json encoder.json --out shards corpus/": {
         "before": "rm -r shards", "needs": "tiktoken zstandard", "more": "--valid-fraction 0.5"},
     "data/prepare_chat.py --tokenizer Meta-Llama-3-8B-Instruct/tokenizer.json --out shards/mine chats/*.jsonl": {
-        "needs": "tokenizers", "more": "--valid-fraction 0.5"},
+        "needs": "tokenizers jinja2", "more": "--valid-fraction 0.5"},
     "data/prepare_chat.py --tokenizer bytes --template plain --out shards/mine chats.jsonl": {},
     "data/inspect_shards.py shards/train_000000.bin": {},
     "data/inspect_shards.py --bigram-entropy shards/valid_*.bin": {}, "data/check_shards.py shards/*.bin": {},
@@ -214,7 +215,8 @@ class PastedCommands(unittest.TestCase):
         chat = [{"messages": [{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": f"a{i}"}]}
                 for i in range(100)]
         special = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-        tokenizer = {"version": "1.0", "truncation": None, "padding": None, "normalizer": None, "pre_tokenizer": None,
+        tokenizer = {"version": "1.0", "truncation": None, "padding": None, "normalizer": None,
+                     "pre_tokenizer": {"type": "WhitespaceSplit"},
                      "post_processor": None, "decoder": None,
                      "added_tokens": [{"id": i, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
                                        "normalized": False, "special": True} for i, text in enumerate(special)],
@@ -227,6 +229,7 @@ class PastedCommands(unittest.TestCase):
         files["chats/a.jsonl"] = files["chats.jsonl"]
         for folder in ("Meta-Llama-3-8B", "Meta-Llama-3-8B-Instruct"):
             files[folder + "/tokenizer.json"] = json.dumps(tokenizer)
+        files["Meta-Llama-3-8B-Instruct/chat_template.jinja"] = Llama3Template.jinja
         for name, content in files.items():
             os.makedirs(os.path.dirname(cls.path(name)), exist_ok=True)
             with open(cls.path(name), "w", encoding="utf-8") as file:

@@ -6,7 +6,8 @@ import unittest
 import unittest.mock
 
 import prepare_hellaswag
-from tests.support.data_scripts import ScriptTest
+from tests.support.data_scripts import ScriptTest, has, save_tokenizer
+from tests.support.folder import LFS_POINTER
 from tests.support.train import LLAMA, TrainTest
 
 
@@ -37,6 +38,36 @@ class PrepareHellaswag(ScriptTest):
         self.assertEqual(list(words[:8]), [0xffff, expected[1] + 2, 0, 3, 4, 6, 256, ord("A")])
         self.assertEqual(len(words), len(expected) + 1)
 
+    @unittest.skipUnless(has("tokenizers"), "needs tokenizers")
+    def test_an_ending_has_the_tokens_of_the_whole_text(self):
+        """Where a tokenizer puts a blank before a text, an ending encoded apart would have one more."""
+        import tokenizers
+        for kind in ("bytes", "prepend", "first"):
+            path = save_tokenizer(self.folder, kind, ["<s>"])
+            self.prepare_questions("--tokenizer", path, "--max-examples", "1")
+            words = list(array.array("H", (self.folder / "h.bin").read_bytes()[1024:]))
+            model = tokenizers.Tokenizer.from_file(str(path))
+            context = model.encode("A man", add_special_tokens=False).ids
+            expected = [len(context), *context]
+            for ending in self.QUESTIONS[0]["endings"]:
+                whole = model.encode(f"A man {ending}", add_special_tokens=False).ids
+                expected += [len(whole) - len(context), *whole[len(context):]]
+            self.assertEqual(words[5:], expected)
+            self.assertEqual(words[1], 2 * len(words))
+
+    def test_a_token_of_both_context_and_ending_is_refused(self):
+
+        class Pairs:
+            name, vocab_size, separator = "pairs", 1000, 999
+
+            @staticmethod
+            def encode(text):
+                return [len(text[i:i + 2]) * text[i] for i in range(0, len(text), 2)]
+        with unittest.mock.patch.object(prepare_hellaswag, "load_tokenizer", return_value=Pairs()):
+            self.prepare_questions("--max-examples", "1", rows=[{**self.QUESTIONS[1], "ctx": "even"}])
+            self.assertIn("h.jsonl: line 1: the tokens of 'ctx' change when the ending 'a' follows: take the blanks",
+                          self.prepare_questions(rows=[{**self.QUESTIONS[1], "ctx": "odd"}], code=2))
+
     def test_large_vocabularies_have_32_bits(self):
 
         class Wide:
@@ -52,6 +83,7 @@ class PrepareHellaswag(ScriptTest):
 
     def test_what_is_wrong_with_a_row_is_said(self):
         good = self.QUESTIONS[1]
+        self.assertIn("h.jsonl: this is a git-lfs pointer", self.prepare_questions(rows=[LFS_POINTER], code=2))
         for row, said in (("{", "line 2: not JSON"), ([1], "list, not an object"),
                           ({**good, "ctx": ""}, "field 'ctx' is \"\", not text"),
                           ({**good, "endings": ["a"]}, "field 'endings' is not a list of at least two texts"),

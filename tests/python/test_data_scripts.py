@@ -17,6 +17,7 @@ import zlib
 from llmfp8 import support, text_shards
 from llmfp8.text_shards import is_validation
 from tests.support.data_scripts import DATA, ScriptTest, documents_of, has, lines, tokens_of
+from tests.support.folder import LFS_POINTER
 
 try:
     import zstandard
@@ -163,7 +164,8 @@ class PrepareText(ScriptTest):
                 ("d.docx", b"PK\x03\x04", "a zip archive"), ("e.txt", b"ab\0", "not text (byte 2 is zero)"),
                 ("f.json", b"\xef\xbb\xbf " + array, "a JSON array; one document per line is read: jq -c '.[]' FILE"),
                 ("g.jsonl", array, "g.jsonl: this is a JSON array"), ("h.jsonl.gz", gzip.compress(array), "JSON array"),
-                ("i.jsonl", b"%PDF-", "a PDF")):
+                ("i.jsonl", b"%PDF-", "a PDF"), ("k.txt", LFS_POINTER.encode(), "a git-lfs pointer in place of the"),
+                ("l.jsonl", LFS_POINTER.encode(), "git lfs pull fetches that")):
             path = self.file(name, content)
             self.refused([str(path), part], "--tokenizer", "bytes", path)
             if ".jsonl" not in name:
@@ -178,6 +180,16 @@ class PrepareText(ScriptTest):
         # With --format text the file counts as text.
         self.prepare_bytes("--valid-fraction", "0", "--format", "text", self.folder / "f.json")
         self.prepare_bytes("--valid-fraction", "0", "--overwrite", self.file("j.json", '{"a": 1}'))
+
+    def test_a_byte_order_mark_is_no_text(self):
+        mark, text = b"\xef\xbb\xbf", lines(300).encode()
+        files = [self.file("a.txt", mark + text), self.file("b.txt.gz", gzip.compress(mark + text)),
+                 self.file("c.jsonl", mark + b'{"text": "row"}\n'), self.file("d.txt", mark)]
+        self.prepare_bytes("--valid-fraction", "0", *files)
+        documents = documents_of(self.out, "train")
+        self.assertEqual(b"".join(documents), text + text + b"row")
+        self.prepare_bytes("--valid-fraction", "0", "--overwrite", self.file("e.txt", b"a" + mark))
+        self.assertEqual(documents_of(self.out, "train"), [b"a" + mark])   # elsewhere it is a character
 
     def test_truncated_zstd_is_refused(self):
         """With the package zstandard, if installed, and with zlib instead, whose objects have the same members."""
@@ -234,9 +246,11 @@ class PrepareText(ScriptTest):
     def test_a_worker_that_dies_is_one_line(self):
         self.file("packages/tokenizers.py", """
 import os
+AddedToken = lambda *_, **__: None
 class Tokenizer:
+    pre_tokenizer = None
     from_file = classmethod(lambda cls, path: cls())
-    no_padding = no_truncation = lambda self: None
+    no_padding = no_truncation = add_special_tokens = lambda self, *_: None
     get_vocab = lambda self, **_: {"<s>": 0}
     get_added_tokens_decoder = lambda self: {}
     decode = lambda self, ids, **_: ""
@@ -277,6 +291,9 @@ class Tokenizer:
         self.refused(["--shard-tokens 2147483648"], *bytes_of, "--shard-tokens", 2 ** 31, good)
         self.refused(["--workers -1"], *bytes_of, "--workers", "-1", good)
         self.refused(["--tokenizer nothing: not bytes, gpt2 or"], "--tokenizer", "nothing", good)
+        for options in (["--tokenizer", self.file("tokenizer.json", LFS_POINTER), good],
+                        [*bytes_of, self.file("a.parquet", LFS_POINTER)]):
+            self.refused([": this is a git-lfs pointer in place of the file; git lfs pull"], *options)
         self.refused(["--separator has no effect"], *bytes_of, "--separator", "<s>", good)
         self.refused(["only go with --tokenizer gpt2"], *bytes_of, "--vocab-bpe", "x", good)
 

@@ -11,7 +11,7 @@ import unittest
 from inspect_shards import bigram_entropy
 from llmfp8 import text_tokenizers
 from llmfp8.shard_format import MIN_TAIL_TOKENS, Shard, SplitWriter
-from tests.support.data_scripts import ScriptTest, documents_of, has, tokens_of
+from tests.support.data_scripts import ScriptTest, documents_of, has, save_tokenizer, tokens_of
 
 
 class Sharding(ScriptTest):
@@ -96,6 +96,8 @@ class Tokenizers(ScriptTest):
         tokens = list(tokens_of(self.out / "train_000000.bin"))
         self.assertEqual(tokens[:3], [259, 257, 258])   # separator, "abc", " a"
         self.assertEqual(tokens.count(259), 1)          # a separator written out in a text is text
+        spans = text_tokenizers.load_tokenizer("gpt2", str(vocab), str(encoder)).spans("\u00e9abc a", False)
+        self.assertEqual([place for _, *place in spans], [[0, 1], [0, 1], [1, 4], [4, 6]])
         shown = self.inspect(*local, self.out / "train_000000.bin")
         self.assertIn("    | <|endoftext|>abc a", shown)
         self.assertIn("    | <|endoftext|>\u00e9", shown)
@@ -128,6 +130,35 @@ class Tokenizers(ScriptTest):
         self.assertIn("pass --tokenizer to decode (tokenizer.json)", self.inspect(shard))
         self.assertIn("no token <nope>",
                       self.prepare("--tokenizer", path, "--separator", "<nope>", "--overwrite", text, code=2))
+
+    @unittest.skipUnless(has("tokenizers"), "needs tokenizers")
+    def test_no_marker_comes_out_of_a_text(self):
+        text = "a<|endoftext|> b <|im_start|>user [INST] <tool> <s> </s>"
+        for kind, special, plain in (("bytes", ["<tool>"], ["<|endoftext|>", "<|im_start|>", "[INST]", "<s>", "</s>"]),
+                                     ("prepend", ["<s>", "</s>", "<tool>"], ["<|im_start|>", "[INST]"])):
+            path = save_tokenizer(self.folder, kind, special, plain)
+            self.prepare("--tokenizer", path, "--valid-fraction", "0", "--overwrite", self.file(
+                "a.jsonl", json.dumps({"text": text}) + "\n" + json.dumps({"text": "b"})))
+            tokenizer = text_tokenizers.load_tokenizer(str(path))
+            tokens = list(tokens_of(self.out / "train_000000.bin"))
+            self.assertEqual([i for i, t in enumerate(tokens) if t in tokenizer.special_ids], [0, tokens.index(
+                tokenizer.separator, 1)])
+            self.assertEqual(tokenizer.decode(tokens[1:tokens.index(tokenizer.separator, 1)]), text)
+            self.script("check_shards.py", self.out / "train_000000.bin")
+        # Other added tokens are words of the tokenizer, as in every program that uses it.
+        path = save_tokenizer(self.folder, "bytes", ["<|endoftext|>"], ["<think>"])
+        self.assertEqual(len(text_tokenizers.load_tokenizer(str(path)).encode(b"<think>")), 1)
+
+    @unittest.skipUnless(has("tokenizers"), "needs tokenizers")
+    def test_a_marker_that_is_a_piece_of_text_is_refused(self):
+        import tokenizers
+        pieces = [("<unk>", -9.), ("</s>", 0.), ("a", -1.), ("b", -1.)]
+        model = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, 0))
+        path = self.folder / "tokenizer.json"
+        model.save(str(path))
+        self.prepare("--tokenizer", path, "--valid-fraction", "0", self.file("a.txt", "abac?"))
+        self.assertIn(f"{path}: makes its token </s> of a text that spells it; take </s> out of the text 'ab</s>a'",
+                      self.prepare("--tokenizer", path, "--overwrite", self.file("a.txt", "ab</s>a"), code=2))
 
     @unittest.skipUnless(has("pyarrow"), "needs pyarrow")
     def test_parquet(self):

@@ -6,13 +6,14 @@ import unittest
 import unittest.mock
 
 import prepare_chat
-from llmfp8 import shard_pipeline
+from llmfp8 import chat_templates, shard_pipeline
 from llmfp8.shard_format import pack_bits, unpack_bits
 from llmfp8.text_shards import is_validation
-from tests.support.data_scripts import ScriptTest, has, tokens_of
+from llmfp8.text_tokenizers import load_tokenizer
+from tests.support.data_scripts import ScriptTest, has, save_tokenizer, tokens_of
 
 # For --template plain: the text before a message's content, and whether the content counts, by role.
-HEADS = {"system": ("System: ", 0), "user": ("User: ", 0), "assistant": ("Assistant: ", 1)}
+HEADS = {"system": ("System:", 0), "user": ("User:", 0), "assistant": ("Assistant:", 1)}
 
 
 def conversations(count):
@@ -26,7 +27,7 @@ def expected_of(turns):
     tokens, mask = [256], [0]
     for role, content in turns:
         head, counts = HEADS[role]
-        for text, flag in ((head, 0), (content.strip() + "\n\n", counts)):
+        for text, flag in ((head, 0), (f" {content.strip()}\n\n", counts)):
             tokens += text.encode()
             mask += [flag] * len(text.encode())
     return tokens, mask
@@ -67,9 +68,10 @@ class PrepareChat(ScriptTest):
         for split in ("train", "valid"):
             tokens, mask = [], []
             for turns in all_turns:
-                key = json.dumps([[role, content.strip()] for role, content in turns], ensure_ascii=False).encode()
-                if is_validation(key, 0.2) == (split == "valid"):
-                    more = expected_of(turns)
+                parts = [["", 0], *(part for role, content in turns for part in (
+                    [HEADS[role][0], 0], [f" {content.strip()}\n\n", HEADS[role][1]]))]
+                more = expected_of(turns)
+                if is_validation(json.dumps(parts, ensure_ascii=False).encode(), 0.2) == (split == "valid"):
                     tokens += more[0]
                     mask += more[1]
             self.assertEqual(self.stream(split), (tokens, mask))
@@ -78,7 +80,7 @@ class PrepareChat(ScriptTest):
         shards = sorted(self.out.glob("*.bin"))
         meta = json.loads(shards[0].with_suffix(".meta.json").read_text())
         self.assertEqual(meta["loss_mask"]["file"], shards[0].with_suffix(".mask").name)
-        self.assertEqual(meta["chat_template"], "plain")
+        self.assertIn("'Assistant:'", meta["tokenizer"]["chat_template"])
         text = self.script("check_shards.py", *shards)
         self.assertIn(f" {meta['loss_mask']['counted']} count as targets, ids to 256\n", text)
 
@@ -109,9 +111,10 @@ class PrepareChat(ScriptTest):
             self.assertIn(part, text)
             self.assertEqual(text.count("\n"), 1)
         self.assertIn("read from .jsonl and .parquet files", self.chat(self.file("a.txt", "x"), code=2))
-        text = self.script("prepare_chat.py", "--out", self.out, "--tokenizer", "bytes",
-                           self.rows(conversations(3)), code=2)
-        self.assertIn("llama3: the tokenizer bytes has no token <|begin_of_text|>, <|start_header_id|>", text)
+        for options, part in ((["--template", "llama3"], "the tokenizer bytes has no token <|begin_of_text|>, <|st"),
+                              ([], "--template model: there is no chat_template.jinja, and no chat_template in a ")):
+            self.assertIn(part, self.script("prepare_chat.py", "--out", self.out, "--tokenizer", "bytes", *options,
+                                            self.rows(conversations(3)), code=2))
 
     def test_an_unknown_role_is_named(self):
         good = conversations(3)
@@ -126,6 +129,48 @@ class PrepareChat(ScriptTest):
         for word in ("asistant", "asistant=helper"):
             self.assertIn(f"error: --role {word}: must be NAME=ROLE, with one of the roles system, ",
                           self.chat("--role", word, path, code=2))
+
+    def test_no_field_is_dropped(self):
+        """A field of a row or message is in the text, or it is named and left out by name."""
+        call = [{"function": {"name": "f", "arguments": {"city": "Rome"}}}]
+        ask, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+        for more, last, said, name in (
+                ({"tools": call}, {}, "line 2: tools, which --template plain does not render: take --template model, "
+                 "or pass --ignore-fields tools if", "tools"),
+                ({}, {"tool_calls": call}, "line 2: message 2 has tool_calls, which --template plain", "tool_calls"),
+                ({}, {"content": None, "tool_calls": call}, "message 2 has tool_calls, which", "tool_calls"),
+                ({}, {"reasoning_content": "r"}, "message 2 has reasoning_content, which", "reasoning_content"),
+                ({"chosen": [ask], "score": 2}, {}, "line 2: the fields chosen, score are not read: pass "
+                 "--ignore-fields chosen,score if", "chosen,score"),
+                ({"prompt": "another"}, {}, "the fields prompt are not read", "prompt")):
+            path = self.file("a.jsonl", json.dumps({"messages": [ask, answer, ask, answer]}) + "\n" + json.dumps(
+                {"messages": [ask, {**answer, **last}, ask, answer], **more}))
+            self.assertIn(said, self.chat("--overwrite", path, code=2))
+            self.chat("--valid-fraction", "0", "--overwrite", "--ignore-fields", name, path)
+            counted = bytes(t for t, flag in zip(*self.stream("train")) if flag)
+            self.assertEqual(counted, b" a\n\n" * (3 if "content" in last else 4))   # one without words is no target
+        neutral = {"id": 7, "prompt_id": "x", "prompt": "q", "tools": [], "system": None}
+        self.chat("--valid-fraction", "0", "--overwrite", self.file("a.jsonl", json.dumps(
+            {"messages": [{**ask, "tool_calls": None}, answer], **neutral})))
+
+    def test_system_and_weight_are_read(self):
+        turns = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "draft", "weight": 0},
+                 {"from": "human", "value": "q"}, {"from": "gpt", "value": "a", "weight": 1}]
+
+        def chat(row, code=0):
+            return self.chat("--valid-fraction", "0", "--overwrite", "--messages-field", "conversations", self.file(
+                "a.jsonl", json.dumps({"conversations": turns, **row})), code=code)
+        chat({"system": "You are a pirate."})
+        tokens, mask = self.stream("train")
+        self.assertEqual(bytes(tokens[1:]), b"System: You are a pirate.\n\nUser: q\n\nAssistant: draft\n\nUser: q\n\n"
+                                            b"Assistant: a\n\n")
+        self.assertEqual(bytes(t for t, flag in zip(tokens, mask) if flag), b" a\n\n")
+        self.assertIn("field 'system' is not text, or there is a system message, too",
+                      chat({"system": "x", "conversations": [{"from": "system", "value": "y"}, *turns]}, 2))
+        for weight, turn in ((0.5, turns[3]), (1, turns[0])):
+            self.assertIn(f"message 1 has the weight {weight}: a loss mask has 0 and 1, for answers",
+                          chat({"conversations": [{**turn, "weight": weight}]}, 2))
+        self.assertIn("field 'tools' is not JSON: ", chat({"tools": "["}, 2))
 
     def test_what_is_no_text_is_skipped_and_named(self):
         good = conversations(3)
@@ -172,23 +217,12 @@ class PrepareChat(ScriptTest):
         """Compares with the rendered text, tokenized as a whole including its special tokens."""
         import tokenizers
         specials = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-        # The splitting rule of Llama-3, https://github.com/meta-llama/llama3/blob/main/llama/tokenizer.py
-        rule = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
-                r"\s*[\r\n]+|\s+(?!\S)|\s+")
-        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([
-            tokenizers.pre_tokenizers.Split(tokenizers.Regex(rule), "isolated"),
-            tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-        tokenizer.decoder = tokenizers.decoders.ByteLevel()
-        trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=specials, show_progress=False,
-                                                 initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
-        tokenizer.train_from_iterator(["question answer user assistant system \n\n rule"] * 9, trainer)
-        path = self.folder / "tokenizer.json"
-        tokenizer.save(str(path))
+        path = save_tokenizer(self.folder, "bytes", specials)
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
         all_turns = conversations(40)
         all_turns.append([("user", "  <|eot_id|> spelled out\n"), ("assistant", "\n\n  two\n\nparts \n")])
-        self.script("prepare_chat.py", "--out", self.out, "--tokenizer", path, "--valid-fraction", "0",
-                    self.rows(all_turns))
+        self.script("prepare_chat.py", "--out", self.out, "--tokenizer", path, "--template", "llama3",
+                    "--valid-fraction", "0", self.rows(all_turns))
         eot, begin = tokenizer.token_to_id("<|eot_id|>"), tokenizer.token_to_id("<|begin_of_text|>")
         tokens, mask = self.stream("train")
         starts = [i for i, token in enumerate(tokens) if token == begin] + [len(tokens)]
@@ -204,7 +238,117 @@ class PrepareChat(ScriptTest):
         self.assertEqual(tokens.count(eot), sum(map(len, all_turns)))   # a special token written out in a text is text
         self.assertIn("leave --separator out", self.script(
             "prepare_chat.py", "--out", self.out, "--tokenizer", path, "--separator", "<|eot_id|>", "--overwrite",
-            self.folder / "a.jsonl", code=2))
+            "--template", "llama3", self.folder / "a.jsonl", code=2))
+
+
+CHATML = """
+{%- for tool in tools or [] %}{{- '<|im_start|>system\\n' + (tool | tojson) + '<|im_end|>\\n' }}{%- endfor %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- generation %}{{- message.content }}
+    {%- for call in message.tool_calls or [] %}{{- '<tool_call>' + (call.function | tojson) }}{%- endfor %}
+    {%- endgeneration %}{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+MISTRAL = ("{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}"
+           "{{ '[INST] ' + m['content'] + ' [/INST]' }}{% else %}{{ ' ' + m['content'] + eos_token }}{% endif %}"
+           "{% endfor %}")
+
+
+@unittest.skipUnless(has("tokenizers") and has("jinja2"), "needs tokenizers and jinja2")
+class ModelTemplates(ScriptTest):
+    CHATML_TOKENS = ("bytes", ["<|endoftext|>", "<|im_end|>"], ["<|im_start|>", "<tool_call>"])
+    MISTRAL_TOKENS = ("first", ["<s>", "</s>", "[INST]", "[/INST]"], [])
+
+    def chat(self, jinja, tokens, messages, *options, code=0, **fields):
+        self.path = save_tokenizer(self.folder, *tokens)
+        self.file("tokenizer_config.json", json.dumps({
+            "chat_template": [{"name": "tool", "template": "x"}, {"name": "default", "template": jinja}],
+            "bos_token": {"content": "<s>"}, "eos_token": "</s>"}))
+        rows = self.file("a.jsonl", json.dumps({"messages": messages, **fields}))
+        return self.script("prepare_chat.py", "--out", self.out, "--tokenizer", self.path, "--valid-fraction", "0",
+                           "--overwrite", *options, rows, code=code)
+
+    def trained(self):
+        """(tokens, text of the targets) of the shard, decoded by the library."""
+        import tokenizers
+        tokenizer = tokenizers.Tokenizer.from_file(str(self.path))
+        shard = self.out / "train_000000.bin"
+        tokens = list(tokens_of(shard))
+        counted = [token for token, flag in zip(tokens, mask_of(shard)) if flag]
+        return tokens, tokenizer.decode(counted, skip_special_tokens=False), tokenizer
+
+    MESSAGES = [{"role": "user", "content": " What?  "}, {"role": "assistant", "content": "A trainer.\n\nIt \u4e2d."},
+                {"role": "user", "content": "Thanks"}, {"role": "assistant", "content": "Bye"}]
+
+    def test_tokens_are_those_of_the_rendered_text(self):
+        """Compares with the library, which finds the special tokens in the text."""
+        for jinja, tokens, text, targets in (
+                (CHATML, self.CHATML_TOKENS, "<|endoftext|><|im_start|>user\n What?  <|im_end|>\n"
+                 "<|im_start|>assistant\nA trainer.\n\nIt \u4e2d.<|im_end|>\n<|im_start|>user\nThanks<|im_end|>\n"
+                 "<|im_start|>assistant\nBye<|im_end|>\n", "A trainer.\n\nIt \u4e2d.<|im_end|>Bye<|im_end|>"),
+                *((MISTRAL, (kind, *self.MISTRAL_TOKENS[1:]), "<s>[INST]  What?   [/INST] A trainer.\n\nIt \u4e2d.</s>"
+                   "[INST] Thanks [/INST] Bye</s>", None) for kind in ("prepend", "first"))):
+            self.chat(jinja, tokens, self.MESSAGES)
+            ids, counted, tokenizer = self.trained()
+            self.assertEqual(ids, tokenizer.encode(text, add_special_tokens=False).ids)
+            if targets:
+                self.assertEqual(counted, targets)
+            else:
+                self.assertEqual(counted.replace("\u2581", " ").count("</s>"), 2)
+            self.script("check_shards.py", self.out / "train_000000.bin")
+            meta = json.loads((self.out / "train_000000.meta.json").read_text())
+            self.assertEqual(meta["tokenizer"]["chat_template"], jinja)
+
+    def test_tools_and_calls_are_rendered(self):
+        tool, call = {"name": "f"}, [{"function": {"name": "f", "arguments": {"x": "\u4e2d<|im_end|>"}}}]
+        messages = [self.MESSAGES[0], {"role": "assistant", "content": None, "tool_calls": call},
+                    {"role": "tool", "content": "9 <|endoftext|>"}, self.MESSAGES[3]]
+        self.chat(CHATML, self.CHATML_TOKENS, messages, tools=json.dumps([tool]))
+        tokens, counted, tokenizer = self.trained()
+        self.assertEqual(counted, '<tool_call>{"name": "f", "arguments": {"x": "\u4e2d<|im_end|>"}}<|im_end|>'
+                                  'Bye<|im_end|>')
+        self.assertIn('system\n{"name": "f"}', tokenizer.decode(tokens))
+        # Of the markers spelled in contents no token is made: five turns with tools, four without.
+        self.assertEqual(tokens.count(tokenizer.token_to_id("<|im_end|>")), 5)
+        self.assertEqual(tokens.count(tokenizer.token_to_id("<|endoftext|>")), 1)
+
+    def test_what_is_not_exact_is_refused(self):
+        last = "{% for m in messages %}{{ m.role + (' think ' if loop.last else ' ') + m.content }}{% endfor %}"
+        calls = [{**message, "reasoning_content": "so"} for message in self.MESSAGES]
+        for jinja, messages, fields, part in (
+                (CHATML, calls, {}, "line 1: message 1 has reasoning_content, which --template model does not render: "
+                 "pass --ignore-fields reasoning_content if"),
+                (MISTRAL, self.MESSAGES, {"tools": [1]}, "line 1: tools, which --template model does not render"),
+                (last.replace("m.content", "''"), self.MESSAGES, {}, "message 1 has content, which --template model"),
+                (last, self.MESSAGES, {}, "line 1: the model's chat template does not continue message 2 where"),
+                ("{{ raise_exception('no') }}", self.MESSAGES, {}, "chat template refuses 4 messages: ValueError: no"),
+                ("{% for %}", self.MESSAGES, {}, "not a chat template: TemplateSyntaxError: "),
+                (CHATML.replace("<|im_end|>", "<|endoftext|>"), self.MESSAGES, {}, "writes <|endoftext|>, which starts "
+                 "a document, inside of a conversation; pass --separator with")):
+            text = self.chat(jinja, self.CHATML_TOKENS, messages, code=2, **fields)
+            self.assertIn(part, text)
+            self.assertEqual(text.count("\n"), 1)
+        joined = ("bytes", ["<|endoftext|>"], [])   # "answer" is a token, half of which would count
+        self.assertIn("a token covers the end of a part that counts", self.chat(
+            "{% for m in messages %}{{ m.role + ':' if m.role == 'user' else 'ans' }}{{ m.content }}{% endfor %}"
+            "{{ 'ans' if add_generation_prompt }}", joined, [{"role": "user", "content": "q "}, {
+                "role": "assistant", "content": "wer"}], code=2))
+
+    def test_the_exported_templates_render_the_trained_text(self):
+        messages = [{"role": role, "content": text} for role, text in conversations(1)[0]]
+        specials = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+        tokenizer = load_tokenizer(str(save_tokenizer(self.folder, "bytes", specials)))
+        for name, start in (("llama3", ""), ("plain", "<|begin_of_text|>")):
+            fixed = chat_templates.TEMPLATES[name](tokenizer)
+            self.file("chat_template.jinja", fixed.jinja)
+            model = chat_templates.ModelTemplate(tokenizer)
+            parts = fixed.parts(messages, None, [2])
+            text, rendered = ("".join(text for text, _ in some) for some in (parts, model.parts(messages, None, [2])))
+            self.assertEqual(rendered, start + text)
+            self.assertEqual([text for text, counts in model.parts(messages, None, [2]) if counts],
+                             [text for text, counts in parts if counts])
 
 
 class Masks(ScriptTest):
@@ -251,7 +395,7 @@ class Masks(ScriptTest):
         meta = json.loads((self.out / "train_000000.meta.json").read_text())
         self.assertIn(f"  loss mask  {meta['loss_mask']['counted']} targets of {meta['tokens']} tokens\n", text)
         self.assertIn("    | <|endoftext|>System: rule 0\n    | \n    | User: question 0\n", text)
-        self.assertIn("    | Assistant: \n    > answer 0\n    > \n    > \n", text)
+        self.assertIn("    | Assistant:\n    >  answer 0\n    > \n    > \n", text)
 
     def test_overwriting_with_text_leaves_no_mask(self):
         self.prepare_bytes("--valid-fraction", "0", "--overwrite", self.file("b.txt", "text\n"))

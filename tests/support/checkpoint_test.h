@@ -221,7 +221,7 @@ struct FakeState {
 struct CheckpointRequest : SaveOptions {
     int64_t step = 0;
     std::string state_json;
-    std::string model, tokenizer;   // of CheckpointSaver::carry
+    std::string model, tokenizer, chat_template;   // of CheckpointSaver::carry
 };
 
 // Saves at once and returns the path.
@@ -229,7 +229,7 @@ inline std::string save_checkpoint(const CheckpointRequest& request, const Model
                                    const ParamTable& table, const StateAccess& access) {
     const auto comm = open_single();
     CheckpointSaver saver(request, config, table, access, *comm);
-    saver.carry(request.model, request.tokenizer);
+    saver.carry(request.model, request.tokenizer, request.chat_template);
     std::string path;
     saver.on_saved([&](const SavedCheckpoint& saved) { path = saved.path; });
     saver.save(request.step, request.state_json);

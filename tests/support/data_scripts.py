@@ -4,6 +4,7 @@ import contextlib
 import gc
 import importlib
 import importlib.util
+import json
 import os
 import random
 import struct
@@ -19,6 +20,43 @@ DATA = Path(__file__).resolve().parents[2] / "data"
 
 def has(package):
     return importlib.util.find_spec(package) is not None
+
+
+def save_tokenizer(folder, kind, special=(), plain=()):
+    """Trains a small tokenizer.json and returns its path. kind: "bytes", Llama-3's; "prepend", Llama-2's, with a blank
+    before every piece of text; "first", Mistral's, with one before the first. plain: added tokens that are not
+    special."""
+    import tokenizers
+    from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+    if kind == "bytes":
+        tokenizer = tokenizers.Tokenizer(models.BPE())
+        # The splitting rule of Llama-3, https://github.com/meta-llama/llama3/blob/main/llama/tokenizer.py
+        rule = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+                r"\s*[\r\n]+|\s+(?!\S)|\s+")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+            pre_tokenizers.Split(tokenizers.Regex(rule), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        tokenizer.decoder = decoders.ByteLevel()
+        more = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
+    else:
+        tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+        if kind == "prepend":
+            tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"),
+                                                         normalizers.Replace(" ", "\u2581")])
+        else:
+            tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+        tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(),
+                                               decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+        more, special = {}, ["<unk>", *special, *(f"<0x{byte:02X}>" for byte in range(256))]
+    words = ["question answer user assistant system \n\n rule a trainer"] * 9
+    tokenizer.train_from_iterator(words, trainers.BpeTrainer(vocab_size=400, special_tokens=list(special),
+                                                             show_progress=False, **more))
+    tokenizer.add_tokens(list(plain))
+    path = Path(folder) / "tokenizer.json"
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = [token for token in content["added_tokens"] if not token["content"].startswith("<0x")]
+    path.write_text(json.dumps(content))
+    return path
 
 
 def lines(count, seed=1):

@@ -5,6 +5,7 @@ import os
 import shutil
 
 from llmfp8.support import xxh3
+from tests.support.folder import LFS_POINTER
 from tests.support.train import make_tokens, write_shard
 
 BYTES = hashlib.sha256(b"bytes").hexdigest()
@@ -22,9 +23,10 @@ def write(name, content):
         file.write(content if isinstance(content, bytes) else content.encode())
 
 
-def write_sidecar(shard, name, sha256, vocab_size=257, separator=256):
+def write_sidecar(shard, name, sha256, vocab_size=257, separator=256, chat_template=""):
     write(shard + ".meta.json", json.dumps({"vocab_size": vocab_size, "tokenizer": {
-        "name": name, "sha256": sha256, "separator": separator}, "document_offsets": [0]}))
+        "name": name, "sha256": sha256, "separator": separator, "chat_template": chat_template},
+        "document_offsets": [0]}))
 
 
 def write_shards():
@@ -39,9 +41,13 @@ def write_shards():
     write_sidecar("valid", "bytes", BYTES)
     write_shard("deep.bin", make_tokens(800, 8))
     write("deep.meta.json", '{"tokenizer": ' + "[" * 100000)
+    for number in (1, 2):
+        write_shard(f"chat{number}.bin", make_tokens(800, number))
+        write_sidecar(f"chat{number}", "bytes", BYTES, chat_template=f"template {number}")
     write_sidecar("other", "gpt2", GPT2_TOKENS, 50257, 50256)
     write("broken.meta.json", '{"tokenizer": {"name": "bytes",}}')
     write("text.bin", "hello world\n" * 100)
+    write("pointer.bin", LFS_POINTER)
     write("doc.bin", PDF)
     write("packed.bin", b"\x1f\x8b\x08" + bytes(500))
     write("zeros.bin", bytes(5000))
@@ -70,6 +76,8 @@ def write_models():
     write("array_config/config.json", "[]")
     write("cut_config/config.json", '{"model_type": "llama",')
     write("gemma/config.json", '{"model_type": "gemma2"}')
+    write("pointer/config.json", json.dumps(LLAMA_CONFIG))
+    write("pointer/model.safetensors", LFS_POINTER)
     write("no_weights/config.json", json.dumps(LLAMA_CONFIG))
     write("pytorch/config.json", json.dumps(LLAMA_CONFIG))
     write("pytorch/pytorch_model.bin", b"PK\x03\x04")

@@ -2,6 +2,7 @@
 // VOCAB_FILES_NAMES) and GenerationConfig; llama.cpp's convert_hf_to_gguf.py and vLLM read the same ones.
 #include "llmc/checkpoint/huggingface/model_extras.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "llmc/base/json_object.h"
@@ -36,6 +37,18 @@ void append_known(const std::string& directory, std::vector<std::string>* files)
         if (is_there(directory + "/" + name)) files->push_back(directory + "/" + name);
 }
 
+// Programs read the template from one of two places, so both get it.
+void set_chat_template(std::vector<ModelFile>& files, const std::string& chat_template) {
+    std::erase_if(files, [](const ModelFile& file) { return file.name.rfind("chat_template.", 0) == 0; });
+    for (ModelFile& file : files) {
+        if (file.name != "tokenizer_config.json") continue;
+        nlohmann::json config = parse_json_object(file.bytes, file.name);
+        config["chat_template"] = chat_template;
+        file.bytes = config.dump(2) + "\n";
+    }
+    files.push_back({"chat_template.jinja", chat_template});
+}
+
 }  // namespace
 
 std::vector<ModelFile> hf_code(const ModelConfig& config) {
@@ -53,7 +66,9 @@ std::vector<std::string> tokenizer_files(const std::string& tokenizer) {
         REQUIRE(!ours, "--tokenizer %s: a checkpoint has its own %s; rename the file", tokenizer.c_str(), name.c_str());
         return {tokenizer};
     }
-    REQUIRE(is_directory(tokenizer), "--tokenizer %s: no such file or directory", tokenizer.c_str());
+    const char* advice = tokenizer == "gpt2" ? ": name the tokenizer.json of openai-community/gpt2, which is copied"
+                         : tokenizer == "bytes" ? ": bytes have no files to copy, leave it out" : "";
+    REQUIRE(is_directory(tokenizer), "--tokenizer %s: no such file or directory%s", tokenizer.c_str(), advice);
     std::vector<std::string> files;
     append_known(tokenizer, &files);
     REQUIRE(!files.empty(), "--tokenizer %s: no tokenizer.json, tokenizer.model or vocab.json in it",
@@ -70,7 +85,8 @@ std::vector<std::string> model_files(const std::string& directory) {
     return files;
 }
 
-ModelExtras read_model_extras(const std::string& directory, const std::string& tokenizer) {
+ModelExtras read_model_extras(const std::string& directory, const std::string& tokenizer,
+                              const std::string& chat_template) {
     ModelExtras extras;
     int64_t left = kMaxTokenizerBytes;
     const auto read = [&](const std::string& path) {
@@ -84,5 +100,8 @@ ModelExtras read_model_extras(const std::string& directory, const std::string& t
         read(path);
     }
     for (const std::string& path : tokenizer_files(tokenizer)) read(path);
+    const bool has_tokenizer = std::any_of(extras.files.begin(), extras.files.end(),
+                                           [](const ModelFile& file) { return file.name != kGenerationConfig; });
+    if (!chat_template.empty() && has_tokenizer) set_chat_template(extras.files, chat_template);
     return extras;
 }

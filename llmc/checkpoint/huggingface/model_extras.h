@@ -27,6 +27,8 @@ std::vector<std::string> tokenizer_files(const std::string& tokenizer);
 std::vector<std::string> model_files(const std::string& directory);
 
 // Reads the extras of the model in `directory` ("": there are none). `tokenizer`: --tokenizer, whose files take the
-// place of all of the model's tokenizer files. Exit 2 if the files have more than kMaxTokenizerBytes together or
+// place of all of the model's tokenizer files. `chat_template`: that of the training data, which takes the place of the
+// tokenizer's; "": none. Exit 2 if the files have more than kMaxTokenizerBytes together or
 // config.json has special tokens that are not ids; exit 5 if a file of a checkpoint does not match its manifest.
-ModelExtras read_model_extras(const std::string& directory, const std::string& tokenizer);
+ModelExtras read_model_extras(const std::string& directory, const std::string& tokenizer,
+                              const std::string& chat_template = "");

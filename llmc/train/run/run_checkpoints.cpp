@@ -8,6 +8,7 @@
 #include "llmc/base/version.h"
 #include "llmc/checkpoint/fp8_state_json.h"
 #include "llmc/checkpoint/load.h"
+#include "llmc/data/shard_meta.h"
 #include "llmc/train/run/save_folder.h"
 
 using Json = nlohmann::json;
@@ -37,13 +38,15 @@ RunCheckpoints::RunCheckpoints(const Config& config, const ParamTable& table, co
 }
 
 void RunCheckpoints::begin() {
-    if (saver_) saver_->carry(config_.load, config_.tokenizer);
+    if (saver_) saver_->carry(config_.load, config_.tokenizer, chat_template_of(data_.shards()));
 }
 
 std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::string>& notes) {
     const FoundCheckpoint found = find_checkpoint(config_.resume, config_.save, comm_);
     for (const std::string& line : found.skipped) notes.push_back("skipped checkpoint: " + line);
-    if (saver_) saver_->carry(found.path.empty() ? config_.load : found.path, config_.tokenizer);
+    if (saver_)
+        saver_->carry(found.path.empty() ? config_.load : found.path, config_.tokenizer,
+                      chat_template_of(data_.shards()));
     if (found.path.empty()) {
         notes.push_back("no checkpoint under " + config_.save + ": starting from the beginning");
         return {};

@@ -1,0 +1,174 @@
+"""Chat templates, for data/prepare_chat.py: the text of a conversation, and which parts of it are targets.
+
+Each template has jinja, which renders the same text in transformers, vLLM and llama.cpp, and parts(messages, tools,
+targets), which returns [[text, 0 or 1], ...]; targets: the numbers of the messages that count, from 0.
+"""
+import json
+import re
+
+from .support import InputError, need, one_line, parse_json, read_bounded
+from .text_tokenizers import SENTINEL
+
+MAX_FILE_BYTES = 16 << 20
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def unread(number, names, template):
+    """The error for fields of a row (number 0) or message that do not reach the text."""
+    fix = "take --template model, or pass" if template != "model" else "pass"
+    where = f"message {number} has " if number else ""
+    return InputError(f"{where}{', '.join(names)}, which --template {template} does not render: {fix} --ignore-fields "
+                      f"{','.join(names)} if the text is right without")
+
+
+class FixedTemplate:
+    """A template that only knows role and content."""
+
+    def parts(self, messages, tools, targets):
+        if tools:
+            raise unread(0, ["tools"], self.name)
+        parts = [[self.begin, 0]]
+        for number, message in enumerate(messages):
+            rest = sorted(message.keys() - {"role", "content"})
+            if rest:
+                raise unread(number + 1, rest, self.name)
+            head, body = self.message(message["role"], message["content"].strip())
+            parts += [[head, 0], [body, int(number in targets)]]
+        return parts
+
+
+class Llama3Template(FixedTemplate):
+    name, begin = "llama3", "<|begin_of_text|>"
+    jinja = ("<|begin_of_text|>{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + "
+             "'<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}{% endfor %}"
+             "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}")
+
+    def __init__(self, tokenizer):
+        names = (self.begin, "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+        missing = [name for name in names if name not in tokenizer.markers]
+        if missing:
+            raise InputError(f"--template llama3: the tokenizer {tokenizer.name} has no token {', '.join(missing)}; "
+                             "take Llama-3-Instruct's tokenizer.json, or --template plain")
+        if tokenizer.separator != tokenizer.markers[self.begin]:
+            raise InputError("--template llama3 begins a document with <|begin_of_text|>: leave --separator out")
+
+    @staticmethod
+    def message(role, content):
+        return f"<|start_header_id|>{role}<|end_header_id|>\n\n", f"{content}<|eot_id|>"
+
+
+class PlainTemplate(FixedTemplate):
+    name, begin = "plain", ""
+
+    def __init__(self, tokenizer):
+        self.jinja = ("{{ " + json.dumps(tokenizer.separator_text) + " }}{% for message in messages %}"
+                      "{{ message['role'] | capitalize + ': ' + message['content'] | trim + '\n\n' }}{% endfor %}"
+                      "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}")
+
+    @staticmethod
+    def message(role, content):
+        # The blank belongs to the first word's token in most tokenizers.
+        return f"{role.capitalize()}:", f" {content}\n\n"
+
+
+class ModelTemplate:
+    """The chat template beside the tokenizer.json, rendered as by transformers."""
+    name = "model"
+
+    def __init__(self, tokenizer):
+        folder = tokenizer.path and tokenizer.path.parent
+        config = self._read(folder, "tokenizer_config.json", parse_json) or {}
+        listed = config.get("chat_template")
+        if isinstance(listed, list):
+            listed = next((entry["template"] for entry in listed if entry["name"] == "default"), None)
+        self.jinja = self._read(folder, "chat_template.jinja", str) or listed
+        if not self.jinja:
+            raise InputError("--template model: there is no chat_template.jinja, and no chat_template in a "
+                             f"tokenizer_config.json, beside the tokenizer {tokenizer.name}; take --template plain "
+                             "(any tokenizer) or llama3")
+        names = {name: config.get(name) for name in SPECIAL_TOKENS}
+        self.names = {name: token["content"] if isinstance(token, dict) else token for name, token in names.items()
+                      if token}
+        self.markers, self.check = tuple(tokenizer.markers), tokenizer.check_marked
+        self.template = self._compile(self.jinja)
+
+    @staticmethod
+    def _read(folder, name, convert):
+        if not folder or not (folder / name).is_file():
+            return None
+        try:
+            return convert(read_bounded(folder / name, MAX_FILE_BYTES, "a file of a tokenizer").decode())
+        except ValueError as error:
+            raise InputError(f"{folder / name}: not readable: {error}") from None
+
+    @staticmethod
+    def _compile(text):
+        sandbox = need("jinja2.sandbox", "jinja2", "--template model")
+
+        def fail(message):
+            raise ValueError(message)
+        environment = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                                            extensions=["jinja2.ext.loopcontrols"])
+        environment.filters["tojson"] = lambda value, ensure_ascii=False, **options: json.dumps(
+            value, ensure_ascii=ensure_ascii, **options)
+        # strftime_now is left out: shards must not depend on the day. Templates that use it have another way.
+        environment.globals["raise_exception"] = fail
+        try:   # transformers' own tag, which marks answers
+            return environment.from_string(re.sub(
+                r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})",
+                lambda tag: tag[1] + ("endif" if tag[2] else "if true") + tag[3], text))
+        except Exception as error:   # jinja2's own, and Python's of wrong literals
+            raise InputError(f"--template model: not a chat template: {one_line(error)}") from None
+
+    def _render(self, messages, tools, prompt=False):
+        try:
+            return self.template.render(messages=messages, tools=tools or None, documents=None,
+                                        add_generation_prompt=prompt, **self.names)
+        except Exception as error:   # a template is a program, and it may refuse
+            raise InputError(f"the model's chat template refuses {len(messages)} messages: {one_line(error)}") from None
+
+    def parts(self, messages, tools, targets):
+        whole = self._render(messages, tools)
+        self._require_read(messages, tools, whole)
+        parts, at = [], 0
+        for number in targets:
+            before, after = self._render(messages[:number], tools, True), self._render(messages[:number + 1], tools)
+            if not (after.startswith(before) and whole.startswith(after) and len(before) >= at):
+                raise InputError(f"the model's chat template does not continue message {number + 1} where a generation "
+                                 "prompt ends, or renders it otherwise when messages follow: give it weight 0, or take "
+                                 "--template plain")
+            answer = after[len(before):]
+            ended = answer.rstrip()
+            if ended.endswith(self.markers):   # nothing is generated after the end of a turn
+                answer = ended
+            parts += [[whole[at:len(before)], 0], [answer, 1]]
+            at = len(before) + len(answer)
+        parts.append([whole[at:], 0])
+        if self.check and SENTINEL not in whole:   # once, in a text in which the library takes no words for markers
+            self.check(parts)
+            self.check = None
+        return parts
+
+    def _require_read(self, messages, tools, whole):
+        """Refuses values without which the text would be the same."""
+        def same(messages, tools):
+            try:
+                return self._render(messages, tools) == whole
+            except InputError:
+                return False
+        if tools and same(messages, None):
+            raise unread(0, ["tools"], self.name)
+        at = 0
+        for number, message in enumerate(messages):
+            for name, value in message.items():
+                place = whole.find(value.strip(), at) if name == "content" else -1
+                at = max(at, place)
+                if place >= 0 or name == "role":
+                    continue
+                without = {**message, "content": ""} if name == "content" else {
+                    key: other for key, other in message.items() if key != name}
+                if same([*messages[:number], without, *messages[number + 1:]], tools):
+                    raise unread(number + 1, [name], self.name)
+
+
+TEMPLATES = {template.name: template for template in (ModelTemplate, Llama3Template, PlainTemplate)}
