@@ -31,17 +31,6 @@ std::vector<int32_t> ints(const SafetensorsReader& file, const std::string& name
     return {values.begin(), values.end()};
 }
 
-// |ours - reference| / |reference| over all elements.
-double relative_error(const std::vector<double>& ours, const std::vector<double>& reference) {
-    REQUIRE(ours.size() == reference.size());
-    double difference = 0, norm = 0;
-    for (size_t i = 0; i < ours.size(); i++) {
-        difference += (ours[i] - reference[i]) * (ours[i] - reference[i]);
-        norm += reference[i] * reference[i];
-    }
-    return std::sqrt(difference / norm);
-}
-
 // Rows of a parameter as the Hugging Face tensor holds them.
 std::vector<double> hf_layout(const Param& p, const HfPart& part, const std::vector<double>& values) {
     std::vector<double> out;
@@ -93,13 +82,13 @@ void check_model(const std::string& name) {
             double norm = 0;
             for (double g : expected) norm += g * g;
             if (std::sqrt(norm) < 1e-6) continue;
-            CHECK(relative_error(ours, expected) < 1e-4);
+            CHECK(distance(ours, expected) < 1e-4);
             ours[ours.size() / 2] += 1e-3 * std::sqrt(norm);
-            CHECK(relative_error(ours, expected) > 1e-4);   // the check can fail
+            CHECK(distance(ours, expected) > 1e-4);   // the check can fail
         }
     }
 
-    CHECK(relative_error(logits_of(model), floats(reference, "logits")) < 1e-4);
+    CHECK(distance(logits_of(model), floats(reference, "logits")) < 1e-4);
 }
 
 // Trains a model for three steps, and writes the checkpoint and its logits for tests/support/check_hf_load.py.
@@ -179,24 +168,11 @@ std::vector<std::pair<std::string, ModelConfig>> own_models() {
 
 }  // namespace
 
-TEST_CASE("GPT-2: logits, loss and every gradient as in transformers") { check_model("gpt2"); }
-TEST_CASE("Llama with llama3 rope scaling and grouped queries, as in transformers") { check_model("llama"); }
-TEST_CASE("Llama with a tied head, as in transformers") { check_model("llama_tied"); }
-TEST_CASE("Qwen3 with qk-norm, as in transformers") { check_model("qwen3"); }
-TEST_CASE("Llama with biases of attention or of the MLP, as in transformers") {
-    check_model("llama_attention_bias");
-    check_model("llama_mlp_bias");
+TEST_CASE("logits, loss and every gradient as in transformers") {
+    for (const char* name : {"gpt2", "llama", "llama_tied", "llama_attention_bias", "llama_mlp_bias", "mistral",
+                             "mistral_window", "qwen2", "qwen2_window", "qwen3", "qwen3_bias_window", "qwen3_yarn"})
+        check_model(name);
 }
-TEST_CASE("Mistral, without and with a window, as in transformers") {
-    check_model("mistral");
-    check_model("mistral_window");
-}
-TEST_CASE("Qwen2 with biases of Q, K and V, without and with a window, as in transformers") {
-    check_model("qwen2");
-    check_model("qwen2_window");
-}
-TEST_CASE("Qwen3 with biases of attention and a window, as in transformers") { check_model("qwen3_bias_window"); }
-TEST_CASE("Qwen3 with yarn rope scaling, as in transformers") { check_model("qwen3_yarn"); }
 TEST_CASE("a window one token longer or shorter has other logits than transformers") {
     for (int64_t change : {-1, 1}) {
         const std::string directory = "tests/fixtures/mistral_window";
@@ -208,7 +184,7 @@ TEST_CASE("a window one token longer or shorter has other logits than transforme
         model.trainer->weights_from_masters(model.ctx, true);
         model.set_batch(ints(reference, "input_ids"), ints(reference, "targets"));
         model.gradients();
-        CHECK(relative_error(logits_of(model), floats(reference, "logits")) > 1e-2);
+        CHECK(distance(logits_of(model), floats(reference, "logits")) > 1e-2);
     }
 }
 // The logits are compared if a Python with transformers and torch is there ($PYTHON, else python3).

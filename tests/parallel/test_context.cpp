@@ -10,11 +10,6 @@ namespace {
 
 constexpr int64_t kSequences = 4;
 
-struct Case {
-    std::string name;
-    Config config;
-};
-
 Config with_ranks(Config config, int context) {
     config.context_parallel = context;
     return config;
@@ -70,12 +65,12 @@ ModelConfig four_heads(ModelConfig shape) {
     return shape;
 }
 
-std::vector<Case> cases() {
+std::vector<TrainingCase> cases() {
     ModelConfig gpt2 = four_heads(tiny_gpt2()), llama = tiny_llama();
     gpt2.num_query_groups = 4;
-    std::vector<Case> all;
+    std::vector<TrainingCase> all;
     auto add = [&](const std::string& name, const ModelConfig& shape) -> Config& {
-        return all.emplace_back(Case{name, tiny_config(shape, Dtype::kFp32, 1, 16)}).config;
+        return all.emplace_back(TrainingCase{name, tiny_config(shape, Dtype::kFp32, 1, 16)}).config;
     };
     add("gpt2", gpt2).micro_batch_size = 2;
     add("llama", llama).micro_batch_size = 2;
@@ -108,10 +103,10 @@ Result alone(Config config, Dtype dtype) {
 }  // namespace
 
 TEST_CASE("context: in FP32 the forward pass has the bits of one rank, and gradients its error") {
-    for (const Case& c : cases()) {
+    for (const TrainingCase& c : cases()) {
         const Result one = alone(c.config, Dtype::kFp32), exact = alone(c.config, Dtype::kFp64);
         // Two ranks have one key head each, and four ranks share two (gpt2: one each); 4 / 2: two groups of two ranks.
-        for (const auto& [ranks, context] : std::vector<std::pair<int, int>>{{2, 2}, {4, 4}, {4, 2}}) {
+        for (const auto& [ranks, context] : kSharing) {
             CAPTURE(c.name);
             CAPTURE(ranks);
             CAPTURE(context);
@@ -143,12 +138,12 @@ ModelConfig fp8_shape(size_t number) {
     return shape;
 }
 
-std::vector<Case> fp8_cases() {
-    std::vector<Case> all;
+std::vector<TrainingCase> fp8_cases() {
+    std::vector<TrainingCase> all;
     auto add = [&](const std::string& name, size_t shape, Fp8Recipe recipe) -> Config& {
         Config config = in_small_buckets(fp8_config(fp8_shape(shape), recipe));
         config.seq_length = recipe == Fp8Recipe::kBlockwise ? 512 : 64;   // parts are multiples of 128 and 16
-        return all.emplace_back(Case{name, config}).config;
+        return all.emplace_back(TrainingCase{name, config}).config;
     };
     add("bf16", 0, Fp8Recipe::kNone);
     Config& delayed = add("delayed, loss in chunks", 1, Fp8Recipe::kDelayed);
@@ -169,12 +164,12 @@ std::vector<Case> fp8_cases() {
 
 // Of the recipe's cases.
 void check_bits(Fp8Recipe recipe) {
-    for (const Case& c : fp8_cases()) {
+    for (const TrainingCase& c : fp8_cases()) {
         if (c.config.fp8_recipe != recipe) continue;
         const bool blocks = c.config.fp8_recipe == Fp8Recipe::kBlockwise;
         const int steps = blocks ? 1 : 2;
         const Run one = train(c.config, 1, steps);
-        for (const auto& [ranks, context] : std::vector<std::pair<int, int>>{{2, 2}, {4, 2}, {4, 4}}) {
+        for (const auto& [ranks, context] : kSharing) {
             if (blocks && ranks == 4 && context == 2) continue;
             CAPTURE(c.name);
             CAPTURE(ranks);
@@ -184,14 +179,14 @@ void check_bits(Fp8Recipe recipe) {
             CHECK(several.skips == std::vector<int>(static_cast<size_t>(steps), 0));
             check_near(several.losses, one.losses, 0.01);
             check_near(several.norms, one.norms, 0.05);
-            CHECK(several == train(changed(config, [](Config& o) { o.zero = 0; }), ranks, steps));
+            CHECK(several == train(at_level(config, 0), ranks, steps));
             // Levels 2 and 3 first add the ranks of a micro-batch.
-            const Run two = train(changed(config, [](Config& o) { o.zero = 2; }), ranks, steps);
+            const Run two = train(at_level(config, 2), ranks, steps);
             check_near(two.losses, several.losses, 0.01);
-            CHECK(two == train(changed(config, [](Config& o) { o.zero = 3; }), ranks, steps));
+            CHECK(two == train(at_level(config, 3), ranks, steps));
             if (context == ranks) continue;
             CHECK(several == train(config, ranks, steps, {}, {.defers_compute = true}));
-            CHECK(several == train(changed(config, [](Config& o) { o.overlap = false; }), ranks, steps));
+            CHECK(several == train(without_overlap(config), ranks, steps));
         }
     }
 }
@@ -335,7 +330,7 @@ TEST_CASE("context: evaluation, HellaSwag's losses and samples are those of one 
     config.global_batch_size = kSequences;
     const Seen one = look(nullptr, config);
     CHECK(one.text.size() == 25);
-    for (const auto& [ranks, context] : std::vector<std::pair<int, int>>{{2, 2}, {4, 2}, {4, 4}}) {
+    for (const auto& [ranks, context] : kSharing) {
         LocalRanks(ranks).run([&](Comm& comm) {
             const Seen seen = look(&comm, with_ranks(config, context));
             CHECK(seen.loss == doctest::Approx(one.loss).epsilon(1e-12));
@@ -361,7 +356,7 @@ TEST_CASE("context: the plan counts the exchanges of a step, and its memory foll
             }
         return sum;
     };
-    for (const auto& [ranks, context] : std::vector<std::pair<int, int>>{{2, 2}, {4, 2}, {4, 4}}) {
+    for (const auto& [ranks, context] : kSharing) {
         const int64_t micro_batches = config.global_batch_size / (B * ranks / context), tokens = B * T / context;
         const int64_t kv = std::max(2, context);   // key heads of all ranks together
         const int64_t qkv = 4 * tokens * (4 + 2 * kv) * HS, out = 4 * tokens * 4 * HS;

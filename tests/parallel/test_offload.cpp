@@ -75,6 +75,23 @@ Run watch(const Config& config, bool defers_compute, int64_t* orders) {
     return seen;
 }
 
+// Checks that a run has so many events, and needs each, in one of the extreme orders that the others allow.
+template <typename F> void check_each_event(const Config& config, const Run& expected, int64_t orders, F&& needless) {
+    for (bool defers_compute : {false, true}) {
+        constexpr int64_t kMany = 1 << 20;
+        int64_t left = kMany;
+        CHECK(watch(config, defers_compute, &left) == expected);
+        CHECK(kMany - left == orders);
+    }
+    for (int64_t n = 0; n < orders; n++) {
+        if (needless(n)) continue;
+        CAPTURE(n);
+        int64_t missing = n;
+        const bool side = !(watch(config, false, &missing) == expected);
+        CHECK((side || !(watch(config, true, &(missing = n)) == expected)));
+    }
+}
+
 }  // namespace
 
 TEST_CASE("offload: the bits are equal to those of a run whose state is on the device") {
@@ -108,21 +125,9 @@ TEST_CASE("offload: the streams may be deferred as far as the events allow, and 
     const int64_t units = memory_of(config, 1).flat_elems / kParamAlign, chunks = 2 * OffloadedState::kBuffers;
     const int64_t elems = (units + chunks - 1) / chunks * kParamAlign;
     const Config away = offloaded(config, {"moments", "masters"}, 1e-6 * static_cast<double>(elems * 12 + 1));
-    constexpr int64_t kMany = 1 << 20;
-    int64_t left = kMany;
-    CHECK(watch(away, false, &left) == expected);
-    const int64_t orders = kMany - left;
-    CHECK(orders == chunks * (2 + 2 + 3 * 3 + 2));
-    left = kMany;
-    CHECK(watch(away, true, &left) == expected);
-    CHECK(kMany - left == orders);
-    for (int64_t n = 0; n < orders; n++) {
-        if (n < 2 * OffloadedState::kBuffers && n % 2 == 0) continue;   // the first use of a buffer waits for nothing
-        CAPTURE(n);
-        int64_t missing = n;
-        const bool side = !(watch(away, false, &missing) == expected);
-        CHECK((side || !(watch(away, true, &(missing = n)) == expected)));
-    }
+    // The first use of a buffer waits for nothing.
+    const auto needless = [](int64_t n) { return n < 2 * OffloadedState::kBuffers && n % 2 == 0; };
+    check_each_event(away, expected, chunks * (2 + 2 + 3 * 3 + 2), needless);
 }
 
 TEST_CASE("offload: a run moves from resident state to offloaded state and back by its state access") {
@@ -218,7 +223,7 @@ TEST_CASE("offload: all of it, with context parallelism and every --zero, gives 
         config.zero = zero;
         config.loss_chunk = 16;
         if (zero == 2) config.grad_shard_dtype = Dtype::kBf16;
-        for (const auto& [ranks, context] : std::vector<std::pair<int, int>>{{2, 2}, {4, 2}, {4, 4}}) {
+        for (const auto& [ranks, context] : kSharing) {
             CAPTURE(zero);
             CAPTURE(ranks);
             CAPTURE(context);
@@ -258,18 +263,6 @@ TEST_CASE("offload activations: each event is needed") {
     config.global_batch_size = 2;
     const Run expected = watch(config, false, nullptr);
     config.offload = {"activations"};
-    constexpr int64_t kMany = 1 << 20;
-    int64_t left = kMany;
-    CHECK(watch(config, false, &left) == expected);
-    const int64_t orders = kMany - left;
     // Five layers are copied in 3 steps of 2 micro-batches, to the host and back, with two events each.
-    CHECK(orders == 6 * (5 + 5 + 5 + 5));
-    left = kMany;
-    CHECK(watch(config, true, &left) == expected);
-    for (int64_t n = 0; n < orders; n++) {
-        CAPTURE(n);
-        int64_t missing = n;
-        const bool side = !(watch(config, false, &missing) == expected);
-        CHECK((side || !(watch(config, true, &(missing = n)) == expected)));
-    }
+    check_each_event(config, expected, 6 * (5 + 5 + 5 + 5), [](int64_t) { return false; });
 }

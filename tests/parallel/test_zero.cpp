@@ -3,16 +3,11 @@
 
 namespace {
 
-struct ZeroCase {
-    std::string name;
-    Config config;
-};
-std::vector<ZeroCase> recipes() {
-    std::vector<ZeroCase> zero_cases;
+std::vector<TrainingCase> recipes() {
+    std::vector<TrainingCase> cases;
     const auto shapes = fp8_shapes();
     auto add = [&](const std::string& name, size_t shape, Fp8Recipe recipe) -> Config& {
-        zero_cases.push_back({name, in_small_buckets(fp8_config(shapes[shape], recipe))});
-        return zero_cases.back().config;
+        return cases.emplace_back(TrainingCase{name, in_small_buckets(fp8_config(shapes[shape], recipe))}).config;
     };
     add("bf16", 0, Fp8Recipe::kNone);
     add("delayed", 1, Fp8Recipe::kDelayed).fp8_interval = 2;
@@ -24,13 +19,7 @@ std::vector<ZeroCase> recipes() {
     one_in_bf16.num_layers_at_start_in_bf16 = 1;
     add("blockwise", 0, Fp8Recipe::kBlockwise);
     add("blockwise, head in FP8", 1, Fp8Recipe::kBlockwise).fp8_lm_head = true;
-    return zero_cases;
-}
-
-Config at_level(Config config, int64_t zero, int64_t group = 0) {
-    config.zero = zero;
-    config.zero_group = group;
-    return config;
+    return cases;
 }
 
 // Losses, norms and state for the order of additions that a number of ranks and a level define.
@@ -58,7 +47,7 @@ TEST_CASE("zero: in FP32 losses and norms do not depend on the number of ranks, 
 }
 
 TEST_CASE("zero: bits do not depend on overlap or --zero") {
-    for (const ZeroCase& recipe : recipes()) {
+    for (const TrainingCase& recipe : recipes()) {
         const Run one = train(recipe.config, 1);
         for (int ranks : {2, 3, 4}) {
             CAPTURE(recipe.name);
@@ -68,21 +57,20 @@ TEST_CASE("zero: bits do not depend on overlap or --zero") {
             check_near(sharded.losses, one.losses, 0.01);
             CHECK(sharded == train(recipe.config, ranks, 3, {}, {.defers_compute = true}));
             // One number of ranks is enough, since deferring either stream gave the same bits.
-            const auto alone = [](Config& c) { c.overlap = false; };
-            if (ranks == 3) CHECK(sharded == train(changed(recipe.config, alone), ranks));
+            if (ranks == 3) CHECK(sharded == train(without_overlap(recipe.config), ranks));
             CHECK(sharded == train(at_level(recipe.config, 0), ranks));
             const Config two = at_level(recipe.config, 2);
             const Run reduced = train(two, ranks);
             CHECK(reduced.skips == std::vector<int>(3, 0));
             check_near(reduced.losses, one.losses, 0.01);
             CHECK(reduced == train(two, ranks, 3, {}, {.defers_compute = true}));
-            if (ranks == 3) CHECK(reduced == train(changed(two, alone), ranks));
+            if (ranks == 3) CHECK(reduced == train(without_overlap(two), ranks));
         }
     }
 }
 
 TEST_CASE("zero: with one micro-batch a rank all levels give the same bits") {
-    for (const ZeroCase& recipe : recipes()) {
+    for (const TrainingCase& recipe : recipes()) {
         for (int ranks : {2, 3, 8}) {
             CAPTURE(recipe.name);
             CAPTURE(ranks);
@@ -104,7 +92,7 @@ TEST_CASE("zero: the gradients of a deep model need the memory of a few layers, 
         CHECK(train(config, 2, 2, {}, {}, 2) == train(two, 2, 2, {}, {}, 2));
         const Run run = train(two, 2, 2, {}, {}, 6);
         CHECK(run == train(two, 2, 2, {}, {.defers_compute = true}, 6));
-        CHECK(run == train(changed(two, [](Config& c) { c.overlap = false; }), 2, 2, {}, {}, 6));
+        CHECK(run == train(without_overlap(two), 2, 2, {}, {}, 6));
 
         const auto gradients = [](const MemoryPlan& plan) {
             return plan.purpose_bytes[static_cast<size_t>(Purpose::kGradients)];
@@ -122,7 +110,7 @@ TEST_CASE("zero: the gradients of a deep model need the memory of a few layers, 
 }
 
 TEST_CASE("zero: groups of ranks hold the same shards, and bits depend on the groups, but not on overlap") {
-    for (const ZeroCase& recipe : recipes()) {
+    for (const TrainingCase& recipe : recipes()) {
         CAPTURE(recipe.name);
         const Run one = train(recipe.config, 1);
         const Config groups = at_level(recipe.config, 1, 2), two = at_level(recipe.config, 2, 2);
@@ -130,7 +118,7 @@ TEST_CASE("zero: groups of ranks hold the same shards, and bits depend on the gr
             const Run run = train(config, 4);
             check_near(run.losses, one.losses, 0.01);
             CHECK(run == train(config, 4, 3, {}, {.defers_compute = true}));
-            CHECK(run == train(changed(config, [](Config& c) { c.overlap = false; }), 4));
+            CHECK(run == train(without_overlap(config), 4));
         }
         CHECK(train(groups, 4, 2, {}, {}, 4) == train(two, 4, 2, {}, {}, 4));
         for (int64_t size : {2, 4})

@@ -152,13 +152,9 @@ Config with_bf16_shard(Config config) {
     return config;
 }
 
-struct GradCommCase {
-    std::string name;
-    Config config;
-};
 // Every communication dtype with every gradient dtype, without and with FP8 matmuls.
-std::vector<GradCommCase> comm_dtypes() {
-    std::vector<GradCommCase> cases;
+std::vector<TrainingCase> comm_dtypes() {
+    std::vector<TrainingCase> cases;
     for (Fp8Recipe recipe : {Fp8Recipe::kNone, Fp8Recipe::kDelayed}) {
         for (Dtype grad : {Dtype::kFp32, Dtype::kBf16}) {
             for (Dtype comm : {Dtype::kFp32, Dtype::kBf16, Dtype::kE4m3}) {
@@ -172,9 +168,9 @@ std::vector<GradCommCase> comm_dtypes() {
     return cases;
 }
 
-std::vector<GradCommCase> at_both_levels() {
-    std::vector<GradCommCase> cases = comm_dtypes();
-    for (GradCommCase c : comm_dtypes()) {
+std::vector<TrainingCase> at_both_levels() {
+    std::vector<TrainingCase> cases = comm_dtypes();
+    for (TrainingCase c : comm_dtypes()) {
         c.name += ", ZeRO-2";
         c.config.zero = 2;
         cases.push_back(c);
@@ -188,7 +184,7 @@ std::vector<GradCommCase> at_both_levels() {
 }  // namespace
 
 TEST_CASE("grad comm dtypes: the reduced gradient is the sum, in rank order, of the rounded gradients") {
-    for (const GradCommCase& c : comm_dtypes()) {
+    for (const TrainingCase& c : comm_dtypes()) {
         for (int ranks : {2, 3, 4}) {
             CAPTURE(c.name);
             CAPTURE(ranks);
@@ -211,21 +207,20 @@ TEST_CASE("grad comm dtypes: the reduced gradient is the sum, in rank order, of 
 }
 
 TEST_CASE("grad comm dtypes: with a bf16 shard bits do not depend on overlap, and levels 2 and 3 agree") {
-    for (const GradCommCase& c : comm_dtypes()) {
+    for (const TrainingCase& c : comm_dtypes()) {
         for (int ranks : {2, 3}) {
             CAPTURE(c.name);
             CAPTURE(ranks);
             const Config two = with_bf16_shard(c.config);
-            const Config three = changed(two, [](Config& c) { c.zero = 3; });
-            const auto alone = [](Config& c) { c.overlap = false; };
+            const Config three = at_level(two, 3);
             const Run run = train(two, ranks, 2);
             CHECK(run.skips == std::vector<int>(2, 0));
             CHECK(run == train(two, ranks, 2, {}, {.defers_compute = true}));
-            CHECK(run == train(changed(two, alone), ranks, 2));
+            CHECK(run == train(without_overlap(two), ranks, 2));
             CHECK(run == train(three, ranks, 2));
-            CHECK(run == train(changed(three, alone), ranks, 2));
+            CHECK(run == train(without_overlap(three), ranks, 2));
             // The shard rounds: 12 micro-batches of rounding errors 2^-9 each, of either sign.
-            const Run wide = train(changed(c.config, [](Config& c) { c.zero = 2; }), ranks, 2);
+            const Run wide = train(at_level(c.config, 2), ranks, 2);
             CHECK(run.state != wide.state);
             check_near(run.norms, wide.norms, 12 * 0x1p-9);
         }
@@ -233,7 +228,7 @@ TEST_CASE("grad comm dtypes: with a bf16 shard bits do not depend on overlap, an
     Config config = in_small_buckets(fp8_config(fp8_shapes()[1], Fp8Recipe::kDelayed));
     config.global_batch_size = 3;
     for (int64_t zero : {2, 3}) {
-        const Config wide = changed(config, [&](Config& c) { c.zero = zero; });
+        const Config wide = at_level(config, zero);
         const MemoryPlan before = memory_of(wide, 3), after = memory_of(changed(wide, [](Config& c) {
             c.grad_shard_dtype = Dtype::kBf16;
         }), 3);
@@ -247,20 +242,20 @@ TEST_CASE("grad comm dtypes: with a bf16 shard bits do not depend on overlap, an
 }
 
 TEST_CASE("grad comm dtypes: the bits of a run do not depend on overlap or --zero") {
-    for (const GradCommCase& c : comm_dtypes()) {
+    for (const TrainingCase& c : comm_dtypes()) {
         for (int ranks : {2, 3}) {
             CAPTURE(c.name);
             CAPTURE(ranks);
             const Run run = train(c.config, ranks, 2);
             CHECK(run.skips == std::vector<int>(2, 0));
             CHECK(run == train(c.config, ranks, 2, {}, {.defers_compute = true}));
-            CHECK(run == train(changed(c.config, [](Config& c) { c.overlap = false; }), ranks, 2));
-            CHECK(run == train(changed(c.config, [](Config& c) { c.zero = 0; }), ranks, 2));
-            const Config two = changed(c.config, [](Config& c) { c.zero = 2; });
+            CHECK(run == train(without_overlap(c.config), ranks, 2));
+            CHECK(run == train(at_level(c.config, 0), ranks, 2));
+            const Config two = at_level(c.config, 2);
             const Run reduced = train(two, ranks, 2);
             CHECK(reduced.skips == std::vector<int>(2, 0));
             CHECK(reduced == train(two, ranks, 2, {}, {.defers_compute = true}));
-            CHECK(reduced == train(changed(two, [](Config& c) { c.overlap = false; }), ranks, 2));
+            CHECK(reduced == train(without_overlap(two), ranks, 2));
             CHECK(train(c.config, ranks, 2, {}, {}, ranks) == train(two, ranks, 2, {}, {}, ranks));
         }
     }
@@ -268,7 +263,7 @@ TEST_CASE("grad comm dtypes: the bits of a run do not depend on overlap or --zer
 
 TEST_CASE("grad comm dtypes: an outlier affects only its chunk, a non-finite value skips the step on all ranks") {
     const float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
-    for (GradCommCase& c : at_both_levels()) {
+    for (TrainingCase& c : at_both_levels()) {
         if (c.config.fp8_recipe != Fp8Recipe::kNone) continue;
         CAPTURE(c.name);
         auto put = [](Tensor grad, int64_t i, float value) {

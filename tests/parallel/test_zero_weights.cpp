@@ -4,14 +4,9 @@
 
 namespace {
 
-struct WeightCase {
-    std::string name;
-    Config config;
-};
-
 // Five layers, so that layer buffers are used by several of them.
-std::vector<WeightCase> weight_cases() {
-    std::vector<WeightCase> weight_cases;
+std::vector<TrainingCase> weight_cases() {
+    std::vector<TrainingCase> cases;
     const auto shapes = fp8_shapes();
     auto add = [&](const std::string& name, size_t shape, Fp8Recipe recipe) -> Config& {
         Config config = in_small_buckets(fp8_config(shapes[shape], recipe));
@@ -19,8 +14,7 @@ std::vector<WeightCase> weight_cases() {
         config.seq_length = 16;
         config.lr = 0.03;   // every step changes every weight
         config.zero = 2;
-        weight_cases.push_back({name, config});
-        return weight_cases.back().config;
+        return cases.emplace_back(TrainingCase{name, config}).config;
     };
     add("bf16, tied", 0, Fp8Recipe::kNone);
     add("bf16, untied", 1, Fp8Recipe::kNone).recompute = Recompute::kBlock;
@@ -37,46 +31,40 @@ std::vector<WeightCase> weight_cases() {
     mixed.bf16_linears = {"*.proj", "2.*"};
     mixed.recompute = Recompute::kNormAct;
     add("blockwise, head in FP8, gradients in FP8", 1, Fp8Recipe::kBlockwise).fp8_lm_head = true;
-    weight_cases.back().config.grad_comm_dtype = Dtype::kE4m3;
-    return weight_cases;
-}
-
-Config zero3(Config config) {
-    config.zero = 3;
-    return config;
+    cases.back().config.grad_comm_dtype = Dtype::kE4m3;
+    return cases;
 }
 
 }  // namespace
 
 TEST_CASE("zero weights: losses, weights and state have the bits of ZeRO-2") {
-    for (const WeightCase& c : weight_cases()) {
+    for (const TrainingCase& c : weight_cases()) {
         for (int ranks : {1, 2, 3}) {
             CAPTURE(c.name);
             CAPTURE(ranks);
             const Run whole = train(c.config, ranks);
             CHECK(whole.skips == std::vector<int>(3, 0));
-            CHECK(whole == train(zero3(c.config), ranks));
+            CHECK(whole == train(at_level(c.config, 3), ranks));
             if (ranks != 2) continue;
-            CHECK(whole == train(zero3(c.config), ranks, 3, {}, {.defers_compute = true}));
-            CHECK(whole == train(changed(zero3(c.config), [](Config& c) { c.overlap = false; }), ranks));
+            CHECK(whole == train(at_level(c.config, 3), ranks, 3, {}, {.defers_compute = true}));
+            CHECK(whole == train(without_overlap(at_level(c.config, 3)), ranks));
         }
     }
 }
 
 TEST_CASE("zero weights: groups of ranks gather among themselves") {
-    for (const WeightCase& c : weight_cases()) {
+    for (const TrainingCase& c : weight_cases()) {
         if (c.config.shape.tied_head) continue;
         CAPTURE(c.name);
-        const auto in_groups = [](Config& config) { config.zero_group = 2; };
-        CHECK(train(changed(c.config, in_groups), 4, 2) == train(changed(zero3(c.config), in_groups), 4, 2));
+        CHECK(train(at_level(c.config, 2, 2), 4, 2) == train(at_level(c.config, 3, 2), 4, 2));
     }
 }
 
 TEST_CASE("zero weights: a rank holds its shards, the layer buffers, and norms and biases whole") {
-    for (const WeightCase& c : weight_cases()) {
+    for (const TrainingCase& c : weight_cases()) {
         CAPTURE(c.name);
         const int ranks = 3;
-        const Config config = zero3(changed(c.config, [](Config& c) { c.global_batch_size = 2 * ranks; }));
+        const Config config = at_level(changed(c.config, [](Config& c) { c.global_batch_size = 2 * ranks; }), 3);
         const MemoryPlan plan = memory_of(config, ranks);
         const ParamTable table = make_param_table(config.shape);
         const Fp8Plan fp8 = fp8_plan_of(config, table);
@@ -117,7 +105,7 @@ TEST_CASE("zero weights: a rank holds its shards, the layer buffers, and norms a
 TEST_CASE("zero weights: a pass gathers the layers that no buffer holds, FP8 linear layers as bytes") {
     const auto shape = fp8_shapes()[1];
     for (const bool fp8 : {false, true}) {
-        Config config = zero3(in_small_buckets(fp8_config(shape, fp8 ? Fp8Recipe::kDelayed : Fp8Recipe::kNone)));
+        Config config = at_level(in_small_buckets(fp8_config(shape, fp8 ? Fp8Recipe::kDelayed : Fp8Recipe::kNone)), 3);
         config.shape.num_layers = 7;
         config.bucket_mb = 256;
         const ParamTable table = make_param_table(config.shape);

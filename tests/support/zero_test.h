@@ -165,6 +165,23 @@ template <typename Change> Config changed(Config config, Change&& change) {
     change(config);
     return config;
 }
+inline Config at_level(Config config, int64_t zero, int64_t group = 0) {
+    config.zero = zero;
+    config.zero_group = group;
+    return config;
+}
+inline Config without_overlap(Config config) {
+    config.overlap = false;
+    return config;
+}
+
+// Ranks, and how many share a sequence: one group of two, two groups of two, one of four.
+inline constexpr std::pair<int, int> kSharing[] = {{2, 2}, {4, 2}, {4, 4}};
+
+struct TrainingCase {
+    std::string name;
+    Config config;
+};
 
 inline void check_near(const std::vector<Figure>& found, const std::vector<Figure>& expected, double tolerance) {
     REQUIRE(found.size() == expected.size());
