@@ -5,8 +5,11 @@
 #include <map>
 
 #include "tests/gpu/gpu_tensor.h"
+#include "tests/support/files_test.h"
 
 namespace op_test {
+
+using files_test::error_of;
 
 // The type of a tensor of a case: that of activations, of statistics, of scratch (which is not compared), of
 // gradients, or a fixed type (tokens, fp64 sums, StepState).
@@ -142,16 +145,6 @@ inline void for_gpu_types(const std::function<void(Dtype work, Dtype grad, int64
     f(Dtype::kBf16, Dtype::kBf16, 0);
     f(Dtype::kFp32, Dtype::kFp32, 4);
     f(Dtype::kBf16, Dtype::kFp32, 4);
-}
-
-// Returns the exit code and text of the Error that f raises, or "".
-inline std::string error_of(const std::function<void()>& f) {
-    try {
-        f();
-    } catch (const Error& error) {
-        return strf("exit %d: %s", error.exit_code, error.what());
-    }
-    return "";
 }
 
 }  // namespace op_test

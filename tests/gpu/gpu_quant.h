@@ -4,54 +4,17 @@
 #include <map>
 
 #include "tests/gpu/gpu_op.h"
-
-#include "llmc/base/fp8.h"
+#include "tests/support/quant_test.h"
 
 namespace op_test {
 
 using HostTensors = std::map<std::string, HostTensor>;
 using View = std::function<Tensor(const std::string&)>;
 
-// The fields of a QuantOut.
-struct QuantVariant {
-    const char* name;
-    Granularity granularity;
-    Scaling scaling;
-    Dtype format;
-    bool rowwise, transposed, record, counts, dbias;
-    bool keep_out;   // write the bf16 result too, if it is optional
-    bool copies() const { return rowwise || transposed; }
-};
-inline std::vector<QuantVariant> quant_variants() {
-    constexpr auto kTensor = Granularity::kTensor, kBlock = Granularity::kBlock1x128;
-    constexpr auto kDelayed = Scaling::kDelayed, kCurrent = Scaling::kCurrent;
-    constexpr Dtype k4 = Dtype::kE4m3, k5 = Dtype::kE5m2;
-    return {{"delayed", kTensor, kDelayed, k4, true, true, true, true, false, false},
-            {"delayed e5m2, out kept, nothing recorded", kTensor, kDelayed, k5, true, true, false, true, false, true},
-            {"delayed, not counted", kTensor, kDelayed, k4, true, true, true, false, false, false},
-            {"delayed rowwise", kTensor, kDelayed, k4, true, false, true, false, false, false},
-            {"delayed e5m2 transposed", kTensor, kDelayed, k5, false, true, false, false, false, false},
-            {"delayed with dbias", kTensor, kDelayed, k5, true, true, true, true, true, false},
-            {"record", kTensor, kDelayed, k4, false, false, true, false, false, true},
-            {"record with dbias", kTensor, kDelayed, k4, false, false, true, false, true, true},
-            {"dbias", kTensor, kDelayed, k4, false, false, false, false, true, true},
-            {"current", kTensor, kCurrent, k4, true, true, true, true, false, false},
-            {"blocks", kBlock, kDelayed, k4, true, true, true, true, false, false},
-            {"blocks e5m2 transposed, out kept", kBlock, kDelayed, k5, false, true, false, true, false, true},
-            {"blocks rowwise with dbias", kBlock, kDelayed, k4, true, false, false, false, true, false}};
-}
-
-inline QuantVariant quant_variant(const std::string& name) {
-    for (const QuantVariant& v : quant_variants())
-        if (v.name == name) return v;
-    FAIL("no variant " << name);
-    return {};
-}
-
 inline ScaleEntry& entry_in(HostTensor& t) { return *static_cast<ScaleEntry*>(t.data()); }
 
 // Returns the tensors of a QuantOut for X (N, C) before the operation. Their scales make E4M3 saturate and E5M2 flush.
-inline HostTensors quant_tensors(const QuantVariant& v, int64_t N, int64_t C, uint32_t amax_bits) {
+inline HostTensors quant_tensors(const QuantRequest& v, int64_t N, int64_t C, uint32_t amax_bits) {
     HostTensors t;
     t["entry"] = HostTensor(Dtype::kInt32, 4);
     t["counts"] = HostTensor(Dtype::kInt32, 8).fill(3);
@@ -70,7 +33,7 @@ inline HostTensors quant_tensors(const QuantVariant& v, int64_t N, int64_t C, ui
     }
     return t;
 }
-inline QuantOut quant_out(const QuantVariant& v, const View& view) {
+inline QuantOut quant_out(const QuantRequest& v, const View& view) {
     return {.rowwise = view("rowwise"),
             .transposed = view("transposed"),
             .granularity = v.granularity,
@@ -99,7 +62,7 @@ struct Producer {
 };
 
 // Runs the operation with the QuantOut of v (null: none) and returns all tensors afterwards.
-inline HostTensors run_producer(const Producer& p, const QuantVariant* v, const HostTensors& request) {
+inline HostTensors run_producer(const Producer& p, const QuantRequest* v, const HostTensors& request) {
     std::map<std::string, DeviceTensor> device;
     for (const HostTensors* all : {&p.tensors, &request})
         for (auto& [name, tensor] : *all) {
@@ -116,7 +79,7 @@ inline HostTensors run_producer(const Producer& p, const QuantVariant* v, const 
     for (auto& [name, tensor] : device) after[name] = tensor.download();
     return after;
 }
-inline HostTensors quantize_on_cpu(const QuantVariant& v, HostTensors request, HostTensor x, int64_t N, int64_t C) {
+inline HostTensors quantize_on_cpu(const QuantRequest& v, HostTensors request, HostTensor x, int64_t N, int64_t C) {
     const View view = [&](const std::string& name) {
         auto found = request.find(name);
         return found == request.end() ? Tensor{} : found->second.view();
@@ -150,14 +113,14 @@ inline void check_same_bits(const HostTensors& got, const HostTensors& want) {
     }
 }
 
-// Checks all variants. `finite`: X has no NaN or infinity, and some of its elements saturate or are flushed.
+// Checks all requests. `finite`: X has no NaN or infinity, and some of its elements saturate or are flushed.
 inline void check_producer(const Producer& p, bool finite = true) {
     HostTensors plain = run_producer(p, nullptr, {});
     HostTensor& x = plain.at(p.result);
     const uint32_t amax = amax_bits_of_all(x);
     const bool large = x.elems() > 4000000;
-    for (const QuantVariant& v : quant_variants()) {
-        if (v.transposed && p.N % 16 != 0) continue;
+    for (const QuantRequest& v : quant_requests()) {
+        if ((v.transposed && p.N % 16 != 0) || v.granularity == Granularity::kBlock128x128) continue;   // weights
         const bool only_sums = v.dbias && !v.copies() && !v.record;
         if (large && !only_sums && !(v.transposed && v.record && v.scaling == Scaling::kDelayed)) continue;
         INFO(p.name << ", " << v.name);

@@ -57,8 +57,7 @@ Product product(Shape s, GemmLayout layout, Dtype operands, Dtype result) {
     p.d = HostTensor(result, s.M * s.N);
     return p;
 }
-// Sums stay whole numbers that bf16 holds exactly (up to 256): operands in {-1, 0, 1} XX
-// K.
+// Operands are -1, 0 or 1, so that sums stay whole numbers that bf16 holds exactly (up to 256).
 Product integer_product(Shape s, GemmLayout layout, Dtype operands, Dtype result) {
     Product p = product(s, layout, operands, result);
     p.a = random_integers(operands, s.M * s.K, 3, 1);

@@ -27,14 +27,13 @@ public:
         : N_(N), C_(C), blocks_(blocks), rowwise_(Dtype::kE4m3, N * C), transposed_(Dtype::kE4m3, N * C),
           scales_(Dtype::kFp32, blocks ? scale_inv_elems(Granularity::kBlock1x128, N, C) : 1),
           transposed_scales_(Dtype::kFp32, blocks ? scale_inv_elems(Granularity::kBlock1x128, C, N) : 1),
-          entry_(slot_of(48)) {}
+          entry_(tensor_of(ScaleEntry{.scale_inv = 0, .scale = 48, .amax_bits = 0, .step_amax_bits = 0})) {}
     QuantOut quant() {
         return {.rowwise = rowwise_.tensor, .transposed = transposed_.tensor,
                 .granularity = blocks_ ? Granularity::kBlock1x128 : Granularity::kTensor,
                 .entry = static_cast<ScaleEntry*>(entry_.view().data),
                 .rowwise_scale_inv = blocks_ ? scales_.tensor : Tensor{},
-                .transposed_scale_inv = blocks_ ? transposed_scales_.tensor : Tensor{}, .dbias = {},
-                .dbias_scratch = {}};
+                .transposed_scale_inv = blocks_ ? transposed_scales_.tensor : Tensor{}};
     }
     // Compares the last rows with all rows of `few`: every row, and some columns of transposed results.
     void check_last(Quantized& few) {
@@ -53,11 +52,6 @@ public:
     }
 
 private:
-    static HostTensor slot_of(float scale) {
-        HostTensor t(Dtype::kInt32, 4);
-        *static_cast<ScaleEntry*>(t.data()) = {.scale_inv = 0, .scale = scale, .amax_bits = 0, .step_amax_bits = 0};
-        return t;
-    }
     const int64_t N_, C_;
     const bool blocks_;
     Bulk rowwise_, transposed_, scales_, transposed_scales_;
@@ -384,13 +378,10 @@ TEST_CASE("gpu large: the amax of the last element") {
     Bulk in(kB, elems);
     cuda::fill_constant(gpu(), {.out = in.tensor, .value = 1});
     cuda::fill_constant(gpu(), {.out = in.tensor.slice(elems - 1, 1), .value = 1000});
-    HostTensor host(Dtype::kInt32, 4);
-    host.fill(0);
-    DeviceTensor entry(host);
+    DeviceTensor entry(tensor_of(ScaleEntry{}));
     cuda::amax(gpu(), {.entry = static_cast<ScaleEntry*>(entry.view().data), .in = in.tensor});
     cuda::synchronize(gpu());
-    HostTensor after = entry.download();
-    CHECK_EQ(static_cast<ScaleEntry*>(after.data())->amax_bits, amax_bits_of(1000.0f));
+    CHECK_EQ(object_of<ScaleEntry>(entry.download()).amax_bits, amax_bits_of(1000.0f));
 }
 
 }  // namespace large_test

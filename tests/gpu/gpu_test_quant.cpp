@@ -36,15 +36,6 @@ HostTensor uneven_values(Dtype dtype, int64_t N, int64_t C, uint64_t key, bool c
     return t;
 }
 
-// Requests that only quantize takes: weights in square blocks.
-std::vector<QuantVariant> weight_variants() {
-    constexpr auto kSquare = Granularity::kBlock128x128;
-    return {{"squares", kSquare, Scaling::kDelayed, Dtype::kE4m3, true, true, true, true, false, false},
-            {"squares e5m2 transposed", kSquare, Scaling::kDelayed, Dtype::kE5m2, false, true, false, true, false,
-             false},
-            {"squares rowwise", kSquare, Scaling::kCurrent, Dtype::kE4m3, true, false, false, false, false, false}};
-}
-
 Producer quantize_of(HostTensor in, int64_t N, int64_t C) {
     Producer p{.name = strf("quantize %lld x %lld %s", (long long)N, (long long)C, dtype_name(in.dtype())),
                .result = "in", .N = N, .C = C, .result_kept = true};
@@ -57,7 +48,7 @@ Producer quantize_of(HostTensor in, int64_t N, int64_t C) {
 
 // Runs one QuantOut on both devices: all tensors must be bitwise equal, except for payloads of NaN amaxes of an fp32
 // source.
-void check_quantize(const HostTensor& in, int64_t N, int64_t C, const QuantVariant& v,
+void check_quantize(const HostTensor& in, int64_t N, int64_t C, const QuantRequest& v,
                     const StepState* state = nullptr) {
     if (v.transposed && N % 16 != 0) return;
     INFO("quantize " << N << " x " << C << " " << dtype_name(in.dtype()) << ", " << v.name);
@@ -79,7 +70,7 @@ void check_quantize(const HostTensor& in, int64_t N, int64_t C, const QuantVaria
 // quantize of one tensor with one scale for the whole of it.
 void check_casts(const HostTensor& in, int64_t N, int64_t C, Dtype format, float scale) {
     INFO(dtype_name(format) << " with scale " << scale);
-    QuantVariant v = quant_variant("delayed");
+    QuantRequest v = quant_request("delayed");
     v.format = format;
     HostTensors request = quant_tensors(v, N, C, 0);
     entry_in(request["entry"]).scale = scale;
@@ -205,7 +196,7 @@ TEST_CASE("gpu quant: block scales for every amax") {
         rows.as<bf16>()[i * 16 + i % 16] = value;
         columns.as<bf16>()[i % 16 * 32768 + i] = value;
     }
-    for (const QuantVariant& v : quant_variants()) {
+    for (const QuantRequest& v : quant_requests()) {
         if (v.granularity != Granularity::kBlock1x128 || v.dbias) continue;
         check_quantize(rows, 32768, 16, v);
         check_quantize(columns, 16, 32768, v);
@@ -219,21 +210,20 @@ TEST_CASE("gpu quant: quantize") {
             for (bool corrupted : {false, true}) {
                 if (corrupted && dtype == kF) continue;   // NaN payloads, below
                 const HostTensor in = uneven_values(dtype, s.N, s.C, 31, corrupted);
-                for (const QuantVariant& v : quant_variants()) {
+                for (const QuantRequest& v : quant_requests()) {
                     if (!v.dbias) check_quantize(in, s.N, s.C, v);
                 }
-                for (const QuantVariant& v : weight_variants()) check_quantize(in, s.N, s.C, v);
             }
         }
         check_producer(quantize_of(random_tensor(kB, s.N * s.C, 32), s.N, s.C));
     }
     // Numbers of rows that `transposed` does not support.
-    check_quantize(uneven_values(kB, 7, 144, 33, true), 7, 144, quant_variant("delayed rowwise"));
+    check_quantize(uneven_values(kB, 7, 144, 33, true), 7, 144, quant_request("delayed, rowwise only"));
 }
 
 TEST_CASE("gpu quant: quantize of fp32 that is not finite, and of a skipped step") {
     const HostTensor in = uneven_values(kF, 48, 80, 34, true);
-    QuantVariant v = quant_variant("delayed");
+    QuantRequest v = quant_request("delayed");
     const HostTensors request = quant_tensors(v, 48, 80, 0);
     HostTensors got = run_producer(quantize_of(in, 48, 80), &v, request);
     HostTensors want = quantize_on_cpu(v, request, in, 48, 80);
@@ -243,7 +233,8 @@ TEST_CASE("gpu quant: quantize of fp32 that is not finite, and of a skipped step
     StepState state{};
     for (int skip : {0, 1}) {
         state.skip = skip;
-        for (const QuantVariant& w : weight_variants()) check_quantize(in.to(kB), 48, 80, w, &state);
+        for (const QuantRequest& w : quant_requests())
+            if (w.granularity == Granularity::kBlock128x128) check_quantize(in.to(kB), 48, 80, w, &state);
         check_quantize(in.to(kB), 48, 80, v, &state);
     }
 }

@@ -199,7 +199,7 @@ TEST_CASE("gpu quant: rope finds an amax in any thread") {
     const Heads h{1, 10, 12, 12, 64};
     if (left_out(h.N() * h.C())) return;
     Producer p = rope(h, true);
-    const QuantVariant record = quant_variant("record");
+    const QuantRequest record = quant_request("record only");
     const HostTensors request = quant_tensors(record, h.N(), h.C(), 0);
     for (int64_t i = 0; i < h.N() * h.C(); i += 8) {
         HostTensor& qkv = p.tensors["qkv"] = HostTensor(kB, h.N() * h.C()).fill(0);
@@ -221,7 +221,7 @@ TEST_CASE("gpu quant: arguments that quantizing operations refuse") {
     Producer p = forward(false, {16, 64}, false, false);
     p.tensors["out"] = HostTensor(kF, 16 * 64);
     for (const char* name : {"in", "weight"}) p.tensors[name] = p.tensors[name].to(kF);
-    QuantVariant v = quant_variant("delayed");
+    QuantRequest v = quant_request("delayed");
     const HostTensors request = quant_tensors(v, 16, 64, 0);
     CHECK_NE(error_of([&] { run_producer(p, &v, request); }).find("made of bf16"), std::string::npos);
     p = forward(false, {8, 64}, false, false);

@@ -105,7 +105,7 @@ TEST_CASE("cpu quantize: amax and first_nonfinite") {
         for (bool record : {false, true}) {
             request.record = record;
             request.dbias = true;   // so that the QuantOut is never empty
-            const bool copies = request.rowwise || request.transposed;
+            const bool copies = request.copies();
             const bool recorded = record && !(copies && request.scaling == Scaling::kCurrent);
             for (float before : {2.0f, 100.0f}) {
                 INFO(request.name << ", record " << record << ", before " << before);

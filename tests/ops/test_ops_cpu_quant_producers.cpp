@@ -149,7 +149,7 @@ TEST_CASE("cpu producers: QuantOut gives the same as quantize on the bf16 result
         for (const QuantRequest& request : quant_requests()) {
             QuantMemory want(request, N, producer.columns);
             cpu::quantize(ctx, {.quant = want.out(), .in = plain.result.view(), .N = N, .C = producer.columns});
-            const bool copies = request.rowwise || request.transposed;
+            const bool copies = request.copies();
             for (bool with_out : {true, false}) {
                 if (!with_out && !(producer.out_optional && copies)) continue;
                 INFO(name << ", " << request.name << ", out " << with_out);

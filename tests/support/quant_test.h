@@ -13,26 +13,45 @@ struct QuantRequest {
     Granularity granularity = Granularity::kTensor;
     Scaling scaling = Scaling::kDelayed;
     Dtype format = Dtype::kE4m3;
-    bool record = false, dbias = false;
+    bool record = false, dbias = false, counts = true;
+    bool keep_out = false;   // write the bf16 result too, if it is optional
+    bool copies() const { return rowwise || transposed; }
 };
 
 // All kinds of QuantOut that the recipes use, and some others.
 inline std::vector<QuantRequest> quant_requests() {
     using enum Granularity;
+    constexpr Dtype k5 = Dtype::kE5m2;
     return {{.name = "delayed", .record = true},
-            {.name = "delayed e5m2 with dbias", .format = Dtype::kE5m2, .record = true, .dbias = true},
-            {.name = "delayed, rowwise only", .transposed = false, .record = true},
-            {.name = "delayed, transposed only", .rowwise = false},
-            {.name = "current", .scaling = Scaling::kCurrent, .format = Dtype::kE5m2},
-            {.name = "record only", .rowwise = false, .transposed = false, .record = true, .dbias = true},
-            {.name = "dbias only", .rowwise = false, .transposed = false, .dbias = true},
-            {.name = "1x128", .granularity = kBlock1x128, .record = true, .dbias = true},
-            {.name = "1x128 e5m2, transposed only", .rowwise = false, .granularity = kBlock1x128,
-             .format = Dtype::kE5m2},
-            {.name = "1x128, rowwise only", .transposed = false, .granularity = kBlock1x128},
-            {.name = "128x128", .granularity = kBlock128x128},
-            {.name = "128x128 e5m2, transposed only", .rowwise = false, .granularity = kBlock128x128,
-             .format = Dtype::kE5m2}};
+            {.name = "delayed, not counted", .record = true, .counts = false},
+            {.name = "delayed e5m2, out kept", .format = k5, .keep_out = true},
+            {.name = "delayed e5m2 with dbias", .format = k5, .record = true, .dbias = true},
+            {.name = "delayed, rowwise only", .transposed = false, .record = true, .counts = false},
+            {.name = "delayed e5m2, transposed only", .rowwise = false, .format = k5, .counts = false},
+            {.name = "current", .scaling = Scaling::kCurrent, .record = true},
+            {.name = "current e5m2", .scaling = Scaling::kCurrent, .format = k5},
+            {.name = "record only", .rowwise = false, .transposed = false, .record = true, .counts = false,
+             .keep_out = true},
+            {.name = "record with dbias", .rowwise = false, .transposed = false, .record = true, .dbias = true,
+             .counts = false, .keep_out = true},
+            {.name = "dbias only", .rowwise = false, .transposed = false, .dbias = true, .counts = false,
+             .keep_out = true},
+            {.name = "1x128", .granularity = kBlock1x128, .record = true},
+            {.name = "1x128 with dbias", .granularity = kBlock1x128, .record = true, .dbias = true},
+            {.name = "1x128 e5m2, transposed only, out kept", .rowwise = false, .granularity = kBlock1x128,
+             .format = k5, .keep_out = true},
+            {.name = "1x128, rowwise only", .transposed = false, .granularity = kBlock1x128, .counts = false},
+            {.name = "1x128, rowwise with dbias", .transposed = false, .granularity = kBlock1x128, .dbias = true,
+             .counts = false},
+            {.name = "128x128", .granularity = kBlock128x128, .record = true},
+            {.name = "128x128, rowwise only", .transposed = false, .granularity = kBlock128x128, .counts = false},
+            {.name = "128x128 e5m2, transposed only", .rowwise = false, .granularity = kBlock128x128, .format = k5}};
+}
+inline QuantRequest quant_request(const std::string& name) {
+    for (const QuantRequest& request : quant_requests())
+        if (request.name == name) return request;
+    FAIL("no request " << name);
+    return {};
 }
 
 struct QuantMemory {
@@ -58,8 +77,9 @@ struct QuantMemory {
     QuantOut out() {
         return {.rowwise = rowwise.view(), .transposed = transposed.view(), .granularity = request.granularity,
                 .scaling = request.scaling, .entry = &entry, .rowwise_scale_inv = rowwise_scale_inv.view(),
-                .transposed_scale_inv = transposed_scale_inv.view(), .record = request.record, .counts = &counts,
-                .first_nonfinite = &first_nonfinite, .event = 5, .dbias = dbias.view(),
+                .transposed_scale_inv = transposed_scale_inv.view(), .record = request.record,
+                .counts = request.counts ? &counts : nullptr,
+                .first_nonfinite = request.counts ? &first_nonfinite : nullptr, .event = 5, .dbias = dbias.view(),
                 .dbias_scratch = dbias_scratch.view()};
     }
     // Returns "" or what differs, except for scratch.
