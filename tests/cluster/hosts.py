@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 from tests.support.train import ROOT, TrainTest
 
@@ -36,8 +37,7 @@ class Host:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         if self.unshare.stdout.readline() != "ready\n":
             raise RuntimeError(f"{name} cannot be made: {self.unshare.communicate()[1].strip()}")
-        with open(f"/proc/{self.unshare.pid}/task/{self.unshare.pid}/children") as children:
-            self.first = int(children.read())
+        self.first = int(Path(f"/proc/{self.unshare.pid}/task/{self.unshare.pid}/children").read_text())
 
     def start(self, *command, **how):
         """Starts a command on this host, in the repository's folder."""
@@ -95,8 +95,7 @@ class HostsTest(TrainTest):
     @classmethod
     def write(cls, name, text, mode=0o600):
         path = os.path.join(cls.shared, name)
-        with open(path, "w") as file:
-            file.write(text)
+        Path(path).write_text(text)
         os.chmod(path, mode)
         return path
 

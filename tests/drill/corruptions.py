@@ -4,6 +4,7 @@ accepted."""
 import json
 import os
 import shutil
+from pathlib import Path
 
 from llmfp8.support import xxh3
 from tests.support.train import GPT2, LLAMA, state_of
@@ -42,13 +43,11 @@ def files_of(folder):
 
 
 def read(path):
-    with open(path, "rb") as file:
-        return file.read()
+    return Path(path).read_bytes()
 
 
 def write(path, content):
-    with open(path, "wb") as file:
-        file.write(content)
+    Path(path).write_bytes(content)
 
 
 def damage_bytes(case, folder):

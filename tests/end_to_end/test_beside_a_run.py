@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from tests.support.alerts import Webhook
 from tests.support.log_tools import ROOT
@@ -68,8 +69,7 @@ class BesideARun(TrainTest):
         log, board, hook = self.path("out", "log.jsonl"), self.path("board"), self.hook()
         page = self.path("run.html")
         os.mkdir(self.path("packages"))
-        with open(self.path("packages", "tensorboard.py"), "w") as file:
-            file.write(TENSORBOARD)
+        Path(self.path("packages", "tensorboard.py")).write_text(TENSORBOARD)
         readers = [self.beside("export_log", "--to", "tensorboard", log, "--out", board, "--follow", env=dict(
                        os.environ, PYTHONPATH=self.path("packages"), PYTHONDONTWRITEBYTECODE="1")),
                    self.beside("report", log, "--out", page, "--follow"),
@@ -84,11 +84,9 @@ class BesideARun(TrainTest):
         self.assertEqual(terminal.process.wait(30), 0)
         said = [self.ended(reader) for reader in readers]
         self.assertEqual((said[0], said[2]), (f"look at it with: tensorboard --logdir {board}\n", ""))
-        with open(os.path.join(board, "steps")) as file:
-            self.assertEqual(sorted(set(map(int, file.read().split()))),
-                             [0, *(record["step"] for record in records(log, "step"))])
-        with open(page) as file:
-            self.assertIn("SIGTERM after step", file.read())
+        self.assertEqual(sorted(set(map(int, Path(board, "steps").read_text().split()))),
+                         [0, *(record["step"] for record in records(log, "step"))])
+        self.assertIn("SIGTERM after step", Path(page).read_text())
         self.assertEqual(self.kinds(hook), ["end"])
         self.assertRegex(hook.wait_for("end")["message"], "^SIGTERM after step")
 

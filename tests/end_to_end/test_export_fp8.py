@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import unittest
+from pathlib import Path
 
 from tests.support.train import LLAMA, ROOT, TrainTest
 
@@ -85,8 +86,7 @@ class ExportFp8(TrainTest):
             self.assertIn(f"{count} linears of 9 in FP8 ({recipe})\nnote: linears that ran in FP8 and are exported in "
                           f"BF16: {8 - count}, ", said)
             before, after = tensors_of(step), tensors_of(out)
-            with open(os.path.join(step, "state.json")) as file:
-                state = json.load(file)["fp8"]
+            state = json.loads(Path(step, "state.json").read_text())["fp8"]
             for layer, kind in ((0, "qkv"), (0, "proj"), (0, "up"), (0, "down"), (1, "qkv"), (1, "proj"), (1, "up")):
                 names = [name for name in before if re.search(rf"layers\.{layer}\.\S+\.({MODULES[kind]})_proj\.weight",
                                                               name)]
@@ -112,14 +112,12 @@ class ExportFp8(TrainTest):
             self.assertEqual(after, before)   # embeddings, norms, the head, and 1.down
 
     def test_files_and_mistakes(self):
-        with open(self.path("tokenizer.json"), "w") as file:
-            file.write("{}")
+        Path(self.path("tokenizer.json")).write_text("{}")
         run, out = self.train("blockwise", "--tokenizer", self.path("tokenizer.json")), self.path("out")
         said = self.export("--load", run, f"--out={out}/")
         self.assertIn("8 linears of 9 in FP8 (blockwise)", said)
         self.assertEqual(sorted(os.listdir(out)), ["config.json", "model.safetensors", "tokenizer.json"])
-        with open(os.path.join(out, "config.json")) as file:
-            config = json.load(file)
+        config = json.loads(Path(out, "config.json").read_text())
         self.assertEqual(config["quantization_config"], {
             "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
             "modules_to_not_convert": ["lm_head"], "ignored_layers": ["lm_head"]})

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import unittest
+from pathlib import Path
 
 from llmfp8.text_tokenizers import BytesTokenizer
 from tests.support.train import GPT2, LLAMA, ROOT, TrainTest, records
@@ -89,13 +90,11 @@ class GenerateTest(TrainTest):
                                       ("config.json", int(whole[7]), first[whole[7]])):
             path = os.path.join(step, name)
             saved = open(path).read() if os.path.exists(path) else None
-            with open(path, "w") as file:
-                json.dump({**(json.loads(saved) if saved else {}), "eos_token_id": value}, file)
+            Path(path).write_text(json.dumps({**(json.loads(saved) if saved else {}), "eos_token_id": value}))
             self.assertEqual(text(), whole[:expected])
             os.remove(path)
             if saved:
-                with open(path, "w") as file:
-                    file.write(saved)
+                Path(path).write_text(saved)
 
     def test_what_does_not_fit_into_memory_is_one_line(self):
         """The activations of a million tokens would take terabytes."""
@@ -104,8 +103,7 @@ class GenerateTest(TrainTest):
                   "intermediate_size": 64, "vocab_size": 300, "max_position_embeddings": 1 << 20, "rms_norm_eps": 1e-5,
                   "hidden_act": "silu", "tie_word_embeddings": True}
         os.mkdir(self.path("large"))
-        with open(self.path("large", "config.json"), "w") as file:
-            json.dump(config, file)
+        Path(self.path("large", "config.json")).write_text(json.dumps(config))
         said = self.generate("--load", self.path("large"), "--prompt", "1", "--sample-tokens", "1000000",
                              expect=2).stderr
         self.assertRegex(said, r"\Aerror: generate needs \d+\.\d\d GiB of device memory for a text of 1000001 tokens, "
@@ -132,10 +130,8 @@ class GenerateTest(TrainTest):
     def test_script_names_a_missing_tokenizer(self):
         folder = self.save(LLAMA)
         self.assertIn("pass --tokenizer", self.script(folder, "x", expect=2).stderr)
-        with open(self.path("tokenizer.json"), "w") as f:
-            f.write("{}")
-        with open(self.path("tokenizers.py"), "w") as f:
-            f.write("raise ImportError('not here')\n")
+        Path(self.path("tokenizer.json")).write_text("{}")
+        Path(self.path("tokenizers.py")).write_text("raise ImportError('not here')\n")
         text = self.script(folder, "x", "--tokenizer", self.path("tokenizer.json"), expect=2,
                            PYTHONPATH=self.dir).stderr
         self.assertIn("needs the Python package tokenizers", text)
@@ -156,8 +152,7 @@ class GenerateTest(TrainTest):
         shutil.copy(os.path.join(ROOT, "tests", "fixtures", "llama", "config.json"), self.path("model"))
         for change in broken:
             with self.subTest(change):
-                with open(self.path("model", "tokenizer.json"), "w") as file:
-                    json.dump({**plain, **change}, file)
+                Path(self.path("model", "tokenizer.json")).write_text(json.dumps({**plain, **change}))
                 done = subprocess.run([sys.executable, SCRIPT, self.path("model"), "a text"], capture_output=True,
                                       text=True, timeout=60)
                 self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)

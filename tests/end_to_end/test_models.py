@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import unittest
+from pathlib import Path
 
 from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
 from tests.support.train import GPT2, LLAMA, ROOT, TrainTest, records
@@ -25,8 +26,7 @@ FAMILIES = {
 
 
 def config_of(directory):
-    with open(os.path.join(directory, "config.json")) as file:
-        return json.load(file)
+    return json.loads(Path(directory, "config.json").read_text())
 
 
 class ModelsTest(TrainTest):
@@ -35,11 +35,9 @@ class ModelsTest(TrainTest):
         model = self.path(name)
         shutil.copytree(os.path.join(FIXTURES, fixture), model, dirs_exist_ok=True)
         for file, text in BROUGHT.items():
-            with open(os.path.join(model, file), "w") as out:
-                out.write(text)
+            Path(model, file).write_text(text)
         config = config_of(model) | {"bos_token_id": 2, "eos_token_id": [5, 9, 11], "pad_token_id": 1}
-        with open(os.path.join(model, "config.json"), "w") as out:
-            json.dump(config, out)
+        Path(model, "config.json").write_text(json.dumps(config))
         return model
 
     def train(self, *options, expect=0, launcher=()):
@@ -55,8 +53,7 @@ class ModelsTest(TrainTest):
             if file in without:
                 self.assertFalse(os.path.exists(path), path)
                 continue
-            with open(path) as copy:
-                self.assertEqual(copy.read(), text, path)
+            self.assertEqual(Path(path).read_text(), text, path)
         config = config_of(checkpoint)
         self.assertEqual([config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")],
                          [2, [5, 9, 11], 1])
@@ -86,8 +83,7 @@ class ModelsTest(TrainTest):
         self.train("--load", os.path.join(out, "step-00000004"), "--train-iters", "1", "--save", self.path("new"))
         self.check_brought(self.path("new", "step-00000001"))
         os.makedirs(self.path("other"))
-        with open(self.path("other", "merges.txt"), "w") as file:
-            file.write(BROUGHT["merges.txt"])
+        Path(self.path("other", "merges.txt")).write_text(BROUGHT["merges.txt"])
         self.train("--load", os.path.join(out, "step-00000004"), "--train-iters", "1", "--save", self.path("newer"),
                    "--tokenizer", self.path("other"))
         self.check_brought(self.path("newer", "step-00000001"),
@@ -112,8 +108,7 @@ class ModelsTest(TrainTest):
         saved = self.path("own", "step-00000001")
         config, classes = config_of(saved), {}
         for name in ("configuration_llmfp8.py", "modeling_llmfp8.py"):
-            with open(os.path.join(saved, name)) as file:
-                tree = ast.parse(file.read())
+            tree = ast.parse(Path(saved, name).read_text())
             classes |= {f"{name[:-3]}.{node.name}": node for node in tree.body if isinstance(node, ast.ClassDef)}
         self.assertEqual(set(config["auto_map"]), {"AutoConfig", "AutoModelForCausalLM"})
         for named in config["auto_map"].values():

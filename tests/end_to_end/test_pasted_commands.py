@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import unittest
+from pathlib import Path
 
 from llmfp8.chat_templates import Llama3Template
 from tests.support.ranks import HAVE_RANKS
@@ -171,8 +172,7 @@ class Documents(unittest.TestCase):
         with open(os.path.join(ROOT, ".ci", "run")) as run, \
                 open(os.path.join(ROOT, "dev", "ci", "fresh_debian13.sh")) as fresh:
             ci = run.read() + fresh.read()
-        with open(os.path.join(ROOT, "Makefile")) as file:
-            lint = re.search(r"(?m)^lint:.*\n\t.*?(dev/ci/lint\.py)", file.read())
+        lint = re.search(r"(?m)^lint:.*\n\t.*?(dev/ci/lint\.py)", Path(ROOT, "Makefile").read_text())
         for command in [command for command, reason in NOT_RUN.items() if reason == CI]:
             words = {"make smoke": "inside make smoke", "make lint": lint[1] if lint else None}.get(command, command)
             self.assertIn(words, ci)
@@ -238,8 +238,7 @@ class PastedCommands(unittest.TestCase):
         if importlib.util.find_spec("zstandard"):
             import zstandard
             rows = "".join(json.dumps({"text": f"text {i}"}) + "\n" for i in range(100)).encode()
-            with open(cls.path("corpus/a.jsonl.zst"), "wb") as file:
-                file.write(zstandard.ZstdCompressor().compress(rows))
+            Path(cls.path("corpus/a.jsonl.zst")).write_bytes(zstandard.ZstdCompressor().compress(rows))
 
     @classmethod
     def path(cls, name):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 import unittest
+from pathlib import Path
 
 from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, RanksTest
 from tests.support.train import GPT2, LLAMA, records, state_of
@@ -86,8 +87,7 @@ class RankCheckpointsTest(RanksTest):
         common = ["--save", save, "--save-interval", "2", "--log-file", self.path("log.jsonl"), "--resume", "auto"]
         self.ranks(3, LLAMA, "--train-iters", "4", *common)
         newest = os.path.join(save, step_directory(4))
-        with open(os.path.join(newest, "manifest.json")) as f:
-            ranges = json.load(f)["files"]["optimizer/m.safetensors"]["ranges"]
+        ranges = json.loads(Path(newest, "manifest.json").read_text())["files"]["optimizer/m.safetensors"]["ranges"]
         self.assertEqual({r["rank"] for r in ranges}, {0, 1, 2})
         victim = next(r for r in ranges if r["rank"] == 2)
         damaged = os.path.join(newest, "optimizer", "m.safetensors")
@@ -109,8 +109,7 @@ class RankCheckpointsTest(RanksTest):
         save = self.path("run")
         self.ranks(3, LLAMA, "--train-iters", "1", "--save", save)
         checkpoint = os.path.join(save, step_directory(1))
-        with open(os.path.join(checkpoint, "manifest.json")) as f:
-            ranges = json.load(f)["files"]["model.safetensors"]["ranges"]
+        ranges = json.loads(Path(checkpoint, "manifest.json").read_text())["files"]["model.safetensors"]["ranges"]
         self.assertGreater(len(ranges), 2)
         load = ["--train-iters", "1", "--load", checkpoint]
         self.ranks(2, LLAMA, *load)

@@ -57,8 +57,7 @@ class SyntheticTest(TrainTest):
         log = self.path("run", "log.jsonl")
         self.assertIs(records(log, "header")[0]["synthetic_data"], True)
         self.assertTrue(any("SYNTHETIC DATA" in r["text"] for r in records(log, "event")))
-        with open(self.path("run", "step-00000003", "state.json")) as f:
-            state = json.load(f)
+        state = json.loads(Path(self.path("run", "step-00000003", "state.json")).read_text())
         self.assertEqual((state["train_data"], state["config"]["synthetic-data"]), ({"synthetic": 1}, True))
         # The header of the resumed part says so, too.
         self.run_train(LLAMA, *options, "--train-iters", "5", "--resume", "auto")

@@ -9,6 +9,7 @@ import signal
 import struct
 import subprocess
 import time
+from pathlib import Path
 
 from tests.support.train import (BUILD, GPT2, LLAMA, ROOT, TrainTest, VOCAB, make_tokens, records, state_of,
                                  write_hellaswag, write_shard)
@@ -160,8 +161,7 @@ class Train(TrainTest):
             done = self.run_train(LLAMA, "--train-iters", "3", "--load", self.path("run", "step-00000001"), "--seed",
                                   str(seed), "--fp8-recipe", "delayed", "--save", self.path("fp8"), "--log-file", log)
             skipped = [r["skipped"] for r in records(log, "step")]
-            with open(self.path("fp8", "step-00000003", "state.json")) as f:
-                state = json.load(f)["fp8"]
+            state = json.loads(Path(self.path("fp8", "step-00000003", "state.json")).read_text())["fp8"]
             shutil.rmtree(self.path("fp8"))
             os.unlink(log)
             primed = re.search(r"step 1: the first value that is not finite is in micro-batch 0, \d\.\w+\.\w+",
@@ -200,8 +200,7 @@ class Train(TrainTest):
             with open(golden, "w") as f:
                 json.dump(losses, f, indent=1)
                 f.write("\n")
-        with open(golden) as f:
-            self.assertEqual(losses, json.load(f))
+        self.assertEqual(losses, json.loads(Path(golden).read_text()))
         self.assertNotEqual(losses["gpt2-bf16"], losses["gpt2-fp32"])
 
     def test_rampup_consumes_what_it_says(self):

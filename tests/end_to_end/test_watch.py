@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import unittest
+from pathlib import Path
 
 from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, ONE_EACH, each_rank
 from tests.support.train import GPT2, ROOT, TrainTest, make_tokens, records, write_shard
@@ -22,8 +23,7 @@ def shared_memory(pid):
     """The files of the run and of OpenMPI that a process has mapped or open."""
     found = set()
     try:
-        with open(f"/proc/{pid}/maps") as maps:
-            found.update(re.findall(r"/dev/shm/(?!llmc-tests)[\w.-]+", maps.read()))
+        found.update(re.findall(r"/dev/shm/(?!llmc-tests)[\w.-]+", Path(f"/proc/{pid}/maps").read_text()))
         for entry in os.listdir(f"/proc/{pid}/fd"):
             found.update(re.findall(r"^/dev/shm/(?!llmc-tests)[\w.-]+", os.readlink(f"/proc/{pid}/fd/{entry}")))
     except (FileNotFoundError, ProcessLookupError):
@@ -34,8 +34,7 @@ def shared_memory(pid):
 def fields(pid):
     """The fields of /proc/PID/stat from the state on; none if the process is gone."""
     try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rsplit(")", 1)[1].split()
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (FileNotFoundError, ProcessLookupError):
         return []
 
@@ -58,8 +57,7 @@ def processes(parent):
         state = fields(pid)
         if state and state[0] != "Z" and int(state[1]) == parent:
             try:
-                with open(f"/proc/{pid}/cmdline") as line:
-                    found[int(pid)] = line.read().split("\0")[0]
+                found[int(pid)] = Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0]
             except (FileNotFoundError, ProcessLookupError):
                 continue
             found.update(processes(int(pid)))
@@ -137,10 +135,9 @@ class WatchTest(TrainTest):
     def test_an_mpirun_that_takes_no_notice_of_a_dead_rank_is_ended(self):
         """If a rank is killed while it registers, OpenMPI 4.1 deadlocks in about one of 200 runs."""
         stuck = self.path("mpirun")
-        with open(stuck, "w") as file:
-            file.write(f"#!{sys.executable}\nimport os, sys, time\nif os.fork() == 0:\n"
-                       "    os.environ['OMPI_COMM_WORLD_SIZE'] = '1'   # it is a rank\n"
-                       "    os.execv(sys.argv[1], sys.argv[1:])\ntime.sleep(60)\n")
+        Path(stuck).write_text(f"#!{sys.executable}\nimport os, sys, time\nif os.fork() == 0:\n"
+                               "    os.environ['OMPI_COMM_WORLD_SIZE'] = '1'   # it is a rank\n"
+                               "    os.execv(sys.argv[1], sys.argv[1:])\ntime.sleep(60)\n")
         os.chmod(stuck, 0o755)
         start = time.monotonic()
         command = [WRAPPER[0], *self.command(GPT2, "--train-iters", "3", faults="kill@backward=2")]

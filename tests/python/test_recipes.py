@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from pathlib import Path
 
 from tests.support.ranks import HAVE_RANKS
 from tests.support.train import BUILD, ROOT, records
@@ -51,8 +52,7 @@ def number(text):
 
 
 def read(path):
-    with open(path) as f:
-        return f.read()
+    return Path(path).read_text()
 
 
 class RecipesTest(unittest.TestCase):
@@ -141,8 +141,7 @@ class RecipesTest(unittest.TestCase):
         self.assertRegex(done.stderr, r"no Hugging Face model in nowhere; .*\n  hf download meta-llama/\S+ --local-dir")
 
         # The same command with a local file instead of the dataset, which needs a network.
-        with open(os.path.join(self.dir, "text"), "w") as f:
-            f.write("".join(f"{i * i} is the square of {i}.\n" for i in range(40000)))
+        Path(self.dir, "text").write_text("".join(f"{i * i} is the square of {i}.\n" for i in range(40000)))
         command = self.recipe("train_gpt2_124M_fp8", expect=2).stderr.splitlines()[1].split()
         self.assertEqual(command[-1], "openwebtext")
         command[command.index("gpt2")], command[-1] = "bytes", "text"

@@ -3,6 +3,7 @@ import hashlib
 import json
 import os
 import shutil
+from pathlib import Path
 
 from llmfp8.support import xxh3
 from tests.support.folder import LFS_POINTER
@@ -19,8 +20,7 @@ PDF = b"%PDF-1.4\n%\xe2\xe3\xcf\xd3\n" + bytes(range(256)) * 30
 
 def write(name, content):
     os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
-    with open(name, "wb") as file:
-        file.write(content if isinstance(content, bytes) else content.encode())
+    Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
 def write_sidecar(shard, name, sha256, vocab_size=257, separator=256, chat_template=""):
@@ -101,8 +101,7 @@ def write_other():
 def contradict(checkpoint, change_state=lambda state: None, change_files=lambda files: None):
     """Changes state.json and manifest.json, with correct checksums."""
     def read(name):
-        with open(f"{checkpoint}/{name}") as file:
-            return json.load(file)
+        return json.loads(Path(f"{checkpoint}/{name}").read_text())
     state, manifest = read("state.json"), read("manifest.json")
     change_state(state)
     write(f"{checkpoint}/state.json", json.dumps(state))

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import tempfile
 import unittest
+from pathlib import Path
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILD = os.environ.get("LLMC_BUILD", os.path.join(ROOT, "build", "cpu"))
@@ -61,10 +62,8 @@ def state_of(directory):
     for folder, _, names in os.walk(directory):
         for name in names:
             path = os.path.join(folder, name)
-            with open(path, "rb") as f:
-                state[os.path.relpath(path, directory)] = hashlib.sha256(f.read()).hexdigest()
-    with open(os.path.join(directory, "state.json")) as f:
-        state["state.json"] = json.load(f)
+            state[os.path.relpath(path, directory)] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    state["state.json"] = json.loads(Path(directory, "state.json").read_text())
     for option in ("save", "save-interval", "resume", "log-file", "init-method-std",
                    "load", "save-async", "offload", "offload-fraction"):
         state["state.json"]["config"].pop(option, None)
@@ -106,8 +105,7 @@ class TrainTest(unittest.TestCase):
                 at += length
                 length = length % 30 + 1
             write_shard(self.path(name + ".bin"), tokens)
-            with open(self.path(name + ".meta.json"), "w") as f:
-                json.dump({"tokenizer": {"separator": 1}}, f)
+            Path(self.path(name + ".meta.json")).write_text(json.dumps({"tokenizer": {"separator": 1}}))
 
     def command(self, binary, *extra, model=None, faults=None):
         model = model or ("llama-tiny" if binary == LLAMA else "gpt2-tiny")
