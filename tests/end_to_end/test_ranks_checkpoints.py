@@ -10,10 +10,8 @@ import time
 import unittest
 from pathlib import Path
 
-from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, RanksTest
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, RanksTest, processes
 from tests.support.train import GPT2, LLAMA, records, state_of
-
-BATCH = ["--micro-batch-size", "1", "--global-batch-size", "12"]   # for 1, 2, 3 and 4 ranks
 
 
 def step_directory(step):
@@ -31,20 +29,13 @@ def flip(path, place):
 
 @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
 class RankCheckpointsTest(RanksTest):
-    def mpirun(self, ranks, binary, *options):
-        return [*MPIRUN, "-np", str(ranks), *self.command(binary, *BATCH, *options)]
-
-    def ranks(self, ranks, binary, *options, expect=0):
-        done = subprocess.run(self.mpirun(ranks, binary, *options), capture_output=True, text=True, timeout=120,
-                              env=ENVIRONMENT, check=False)
-        self.assertEqual(done.returncode, expect, done.stdout[-2000:] + done.stderr[-2000:])
-        return done
+    BATCH = ["--micro-batch-size", "1", "--global-batch-size", "12"]   # for 1, 2, 3 and 4 ranks
 
     def process_of(self, rank, mpirun):
-        for pid in map(int, self.children(mpirun.pid)):
-            with open(f"/proc/{pid}/environ", "rb") as f:
-                if f"OMPI_COMM_WORLD_RANK={rank}".encode() in f.read().split(b"\0"):
-                    return pid
+        for pid, command in processes(mpirun.pid).items():
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if command == GPT2 and f"OMPI_COMM_WORLD_RANK={rank}".encode() in environment:
+                return pid
         return self.fail(f"no process of rank {rank}")
 
     def steps(self, log):

@@ -11,7 +11,7 @@ import time
 import unittest
 from pathlib import Path
 
-from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, ONE_EACH, each_rank
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, ONE_EACH, each_rank, fields, processes
 from tests.support.train import GPT2, ROOT, TrainTest, make_tokens, records, write_shard
 
 WRAPPER = [os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh"), *MPIRUN[1:]]
@@ -31,14 +31,6 @@ def shared_memory(pid):
     return found
 
 
-def fields(pid):
-    """The fields of /proc/PID/stat from the state on; none if the process is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-
-
 def catchable():
     """Resets SIGINT: a shell cannot trap a signal that was ignored when it started, and background jobs of a shell
     ignore SIGINT."""
@@ -48,20 +40,6 @@ def catchable():
 def with_sigusr1_blocked():
     catchable()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
-
-
-def processes(parent):
-    """The living descendants of `parent`: their commands by process id."""
-    found = {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        state = fields(pid)
-        if state and state[0] != "Z" and int(state[1]) == parent:
-            try:
-                found[int(pid)] = Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0]
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            found.update(processes(int(pid)))
-    return found
 
 
 @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")

@@ -3,6 +3,7 @@ import os
 import shlex
 import shutil
 import subprocess
+from pathlib import Path
 
 from tests.support.train import BUILD, TrainTest
 
@@ -18,23 +19,36 @@ def each_rank(*commands):
     return ["-np", str(len(commands)), "bash", "-c", f"case $OMPI_COMM_WORLD_RANK in {cases} esac"]
 
 
-class RanksTest(TrainTest):
-    def ranks(self, ranks, binary, *options, expect=0, faults=None):
-        command = [*MPIRUN, "-np", str(ranks), *self.command(binary, *ONE_EACH, *options, faults=faults)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
-        self.assertEqual(done.returncode, expect, done.stdout[-2000:] + done.stderr[-2000:])
-        return done
+def fields(pid):
+    """The fields of /proc/PID/stat from the state on; none if the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
-    @staticmethod
-    def children(parent):
-        """The processes of the executable, read from /proc because not every machine has ps and pgrep."""
-        found = []
-        for pid in filter(str.isdigit, os.listdir("/proc")):
+
+def processes(parent):
+    """The living descendants of `parent`: their commands by process id."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        state = fields(pid)
+        if state and state[0] != "Z" and int(state[1]) == parent:
             try:
-                with open(f"/proc/{pid}/stat") as stat:
-                    name, rest = stat.read().split("(", 1)[1].rsplit(")", 1)
+                found[int(pid)] = Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0]
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if name == "train_gpt2" and int(rest.split()[1]) == parent:
-                found.append(pid)
-        return found
+            found.update(processes(int(pid)))
+    return found
+
+
+class RanksTest(TrainTest):
+    BATCH = ONE_EACH
+
+    def mpirun(self, ranks, binary, *options, **how):
+        return [*MPIRUN, "-np", str(ranks), *self.command(binary, *self.BATCH, *options, **how)]
+
+    def ranks(self, ranks, binary, *options, expect=0, **how):
+        done = subprocess.run(self.mpirun(ranks, binary, *options, **how), capture_output=True, text=True, timeout=120,
+                              env=ENVIRONMENT)
+        self.assertEqual(done.returncode, expect, done.stdout[-2000:] + done.stderr[-2000:])
+        return done
