@@ -18,8 +18,6 @@ std::string step_path(const std::string& root, int64_t step) {
     return root + "/" + step_directory_name(step);
 }
 
-std::vector<std::string> names_in(const std::string& root) { return list_directory(root); }
-
 // Checks that this is the newest complete checkpoint of `root`, that no damaged one was skipped, and that it has this
 // state.
 void check_newest(const std::string& root, int64_t step, FakeState& state) {
@@ -176,7 +174,7 @@ TEST_CASE("checkpoint: leftovers of killed runs are removed, and other files rem
     spill(dir / ".tmp-step-00000005.4711/config.json", "{}");
     make_directories(dir / ".tmp-mine");
     save(state, request_of(dir.path, 7));
-    CHECK(names_in(dir.path) == std::vector<std::string>{".tmp-mine", "step-00000007"});
+    CHECK(list_directory(dir.path) == std::vector<std::string>{".tmp-mine", "step-00000007"});
 }
 
 TEST_CASE("checkpoint: saving a step again replaces its checkpoint") {
@@ -186,11 +184,11 @@ TEST_CASE("checkpoint: saving a step again replaces its checkpoint") {
     spill(step_path(dir.path, 3) + "/state.json", "damaged");
     save(second, request_of(dir.path, 3));
     check_newest(dir.path, 3, second);
-    CHECK(names_in(dir.path).size() == 1);
+    CHECK(list_directory(dir.path).size() == 1);
     spill(dir / "step-00000004", "a file");
     check_contains(error_of([&] { save(second, request_of(dir.path, 4)); }),
                    {"exit 7", "step-00000004", "exists but is not a directory"});
-    CHECK(names_in(dir.path).size() == 2);
+    CHECK(list_directory(dir.path).size() == 2);
 }
 
 TEST_CASE("checkpoint: keep N counts complete ones up to this step") {
@@ -213,7 +211,7 @@ TEST_CASE("checkpoint: keep N counts complete ones up to this step") {
     CHECK(save_step(60, 2) == Steps{50, 60});
     // A run that resumed 50 keeps its new checkpoints, although later steps of the earlier run exist.
     CHECK(save_step(55, 1) == Steps{55, 60});
-    CHECK(names_in(dir.path).size() == 2);
+    CHECK(list_directory(dir.path).size() == 2);
 }
 
 TEST_CASE("checkpoint: a file size limit is an error with exit 7, and the older checkpoint remains") {
@@ -227,7 +225,7 @@ TEST_CASE("checkpoint: a file size limit is an error with exit 7, and the older 
     const std::string error = error_of([&] { save(second, request_of(dir.path, 2)); });
     setrlimit(RLIMIT_FSIZE, &before);
     check_contains(error, {"exit 7", ".safetensors", "File too large", "ulimit -f"});
-    CHECK(names_in(dir.path) == std::vector<std::string>{"step-00000001"});
+    CHECK(list_directory(dir.path) == std::vector<std::string>{"step-00000001"});
     check_newest(dir.path, 1, first);
 }
 
@@ -258,7 +256,7 @@ TEST_CASE("checkpoint: a full disk is an error with exit 7, before a save and du
     };
     check_contains(error_of([&] { save(second, request); }),
                    {"exit 7", ".safetensors", "No space left on device"});
-    CHECK(names_in(root) == std::vector<std::string>{"filler", "step-00000001"});
+    CHECK(list_directory(root) == std::vector<std::string>{"filler", "step-00000001"});
     check_newest(root, 1, first);
     // Before a save: the error has the numbers, and nothing is written.
     const int64_t needed =

@@ -12,17 +12,12 @@ using Json = nlohmann::json;
 
 namespace {
 
-struct Case {
-    std::string name;
-    Config config;
-};
 // With gradients communicated in FP8, other tensors are in a rank's memory when it saves.
-std::vector<Case> cases() {
-    std::vector<Case> cases;
+std::vector<TrainingCase> cases() {
+    std::vector<TrainingCase> cases;
     const auto shapes = fp8_shapes();
     auto add = [&](const std::string& name, size_t shape, Fp8Recipe recipe) -> Config& {
-        cases.push_back({name, in_small_buckets(fp8_config(shapes[shape], recipe))});
-        return cases.back().config;
+        return cases.emplace_back(TrainingCase{name, in_small_buckets(fp8_config(shapes[shape], recipe))}).config;
     };
     add("fp32", 0, Fp8Recipe::kNone).dtype = Dtype::kFp32;
     add("bf16, bf16 gradients and moments", 1, Fp8Recipe::kNone).moment_dtype = Dtype::kBf16;
@@ -35,7 +30,7 @@ std::vector<Case> cases() {
     add("blockwise, gradients in FP8", 1, Fp8Recipe::kBlockwise).grad_comm_dtype = Dtype::kE4m3;
     add("tensorwise, replicated", 1, Fp8Recipe::kTensorwise).zero = 0;
     add("delayed, gradients sharded", 0, Fp8Recipe::kDelayed).zero = 2;
-    for (Case& c : cases) c.config.global_batch_size = 12;
+    for (TrainingCase& c : cases) c.config.global_batch_size = 12;
     return cases;
 }
 
@@ -117,7 +112,7 @@ Straight train_and_save(const Config& config, int ranks, const std::string& root
 
 TEST_CASE("checkpoint, training: a run resumed on another number of ranks has equal bits in all state") {
     int number = 0;
-    for (const Case& c : cases()) {
+    for (const TrainingCase& c : cases()) {
         const int others = number++ % 2 == 0 ? 1 : 3;
         for (int writers : {2, others}) {
             CAPTURE(c.name);

@@ -261,15 +261,3 @@ TEST_CASE("documents: a token affects only the losses and gradients of its docum
                 }
             }
 }
-
-#ifndef LLMC_CUDA
-TEST_CASE("documents: gradients agree with central differences in double") {
-    Config config = test_config(tiny_llama(), Dtype::kFp64, 2, 16);
-    config.reset_attention_mask = true;
-    TestModel model(config);
-    const std::vector<int32_t> tokens = text_with_documents(7), next = text_with_documents(8);
-    model.set_batch(tokens, next);
-    const LayerParams& block = model.table.layers[0];
-    for (int p : {block.qkv_weight, block.norm1_weight, model.table.wte}) model.check_differences(p, 8);
-}
-#endif

@@ -16,10 +16,6 @@ namespace {
 using Json = nlohmann::json;
 using Report = Fp8State::TensorReport;
 
-bool ends_with(const std::string& text, const std::string& end) {
-    return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 Json tensors_of(TestModel& model) { return Json::parse(state_text(model)).at("tensors"); }
 
 // The scale after an update of delayed scaling, as bits; the history of `after` has the newest amax already.
@@ -29,7 +25,7 @@ uint32_t scale_after(const Config& c, const std::string& name, const Json& befor
     const auto ring = after.at("history_bits").get<std::vector<uint32_t>>();
     const bool newest_only = c.fp8_amax_compute_algo == AmaxAlgo::kMostRecent;
     const uint32_t amax = newest_only ? ring[updates % ring.size()] : *std::max_element(ring.begin(), ring.end());
-    const float largest = ends_with(name, ".dy") && c.fp8_format == Fp8Format::kHybrid ? 57344.0f : 448.0f;
+    const float largest = name.ends_with(".dy") && c.fp8_format == Fp8Format::kHybrid ? 57344.0f : 448.0f;
     const float scale = std::ldexp(largest, -static_cast<int>(c.fp8_margin)) / std::bit_cast<float>(amax);
     return std::bit_cast<uint32_t>(scale);
 }
