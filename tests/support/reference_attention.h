@@ -79,6 +79,10 @@ struct Attention : AttentionShape {
     }
     struct Result {
         HostTensor out, lse, dqkv, delta;
+
+        bool same_bits(const Result& other) const {
+            return out.same_bits(other.out) && lse.same_bits(other.lse) && dqkv.same_bits(other.dqkv);
+        }
     };
     Result fresh(Dtype dtype) const {
         Dtype stat = stat_dtype(dtype);
