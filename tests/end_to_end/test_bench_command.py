@@ -1,11 +1,10 @@
 """`train_llama bench` and dev/bench/bench.sh on the CPU. Standard library only."""
 import json
 import os
-import shutil
 import subprocess
-import tempfile
 import unittest
 
+from tests.support.folder import FolderTest
 from tests.support.ranks import HAVE_RANKS, MPIRUN
 from tests.support.train import GPT2, LLAMA, ROOT
 
@@ -18,22 +17,17 @@ def matmul_name(m):
     return f"matmul {m['pass']} {m['M']} x {m['N']} x {m['K']} {m['in']}"
 
 
-class BenchTest(unittest.TestCase):
-    def setUp(self):
-        self.dir = tempfile.mkdtemp(prefix="llmc-bench-")
-        self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
-
+class BenchTest(FolderTest):
     def run_words(self, *words, expect=0):
         done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=ROOT)
         self.assertEqual(done.returncode, expect, done.stdout[-3000:] + done.stderr)
         return done
 
     def bench(self, *words, launcher=()):
-        path = os.path.join(self.dir, "bench.json")
-        options = words[1:]
-        done = self.run_words(*launcher, words[0], "bench", "--json", path, "--steps", "2", "--warm-up", "1", *options)
-        with open(path, encoding="utf-8") as file:
-            return done.stdout, json.load(file)
+        path = self.folder / "bench.json"
+        done = self.run_words(*launcher, words[0], "bench", "--json", path, "--steps", "2", "--warm-up", "1",
+                              *words[1:])
+        return done.stdout, json.loads(path.read_text())
 
     def model(self, binary, *extra):
         groups = ["--num-query-groups", "2" if binary == LLAMA else "4"]
@@ -80,7 +74,7 @@ class BenchTest(unittest.TestCase):
     def test_rates_have_every_linear_and_the_operations_of_the_step(self):
         words = self.model(LLAMA, "--fp8-recipe", "blockwise")
         self.bench(*words)
-        done = self.run_words("dev/bench/rates_of_bench.py", "H100 PCIe", os.path.join(self.dir, "bench.json"))
+        done = self.run_words("dev/bench/rates_of_bench.py", "H100 PCIe", self.folder / "bench.json")
         lines = [line.split() for line in done.stdout.splitlines() if line[0] != "#"]
         plan = json.loads(self.run_words(words[0], "plan", "--json", *words[1:]).stdout)
         forward = {tuple(str(m[key]) for key in "MNK"): m["in"] for m in plan["matmuls"] if m["pass"] == "forward"}
@@ -110,12 +104,11 @@ class BenchTest(unittest.TestCase):
         self.assertIn("bench [--json FILE]", self.run_words(LLAMA, "bench", "--help").stdout)
 
     def test_script_writes_a_summary_and_names_what_it_left_out(self):
-        words = ["dev/bench/bench.sh", os.path.join(self.dir, "out")]
+        words = ["dev/bench/bench.sh", self.folder / "out"]
         environment = {**os.environ, "BUILD": os.path.dirname(GPT2), "KERNELS": "", "MODELS": "tiny",
                        "RECIPES": "bf16 blockwise", "TINY_OPTIONS": " ".join(SHAPE) + " --num-query-groups 4"}
         done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=ROOT, env=environment)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        with open(os.path.join(self.dir, "out", "summary.md"), encoding="utf-8") as file:
-            summary = file.read()
+        summary = (self.folder / "out" / "summary.md").read_text()
         for part in ("tiny | BF16", "tiny | blockwise", "matmul", "gaps"):
             self.assertIn(part, summary)

@@ -3,6 +3,7 @@ import json
 import os
 import re
 import subprocess
+from pathlib import Path
 
 from tests.support.train import BUILD, GPT2, LLAMA, TrainTest, records
 
@@ -62,8 +63,7 @@ class ScreenTest(TrainTest):
         config = json.loads(text)
         self.assertEqual((config["lr-decay-style"], config["num-layers"], config["dry-run"]), ("wsd", 2, False))
         path = self.path("run.json")
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+        Path(path).write_text(text)
         call = [LLAMA, "--config", path]
         self.assertEqual(subprocess.run([*call, "--print-config"], capture_output=True, text=True, check=True,
                                         timeout=60).stdout, text)
@@ -80,8 +80,8 @@ class ScreenTest(TrainTest):
 
     def test_samples_are_text_of_the_tokenizer(self):
         vocabulary = {"\u0120" + "w" * (i + 1): i for i in range(300)}
-        with open(self.path("tokenizer.json"), "w", encoding="utf-8") as file:
-            json.dump({"model": {"type": "BPE", "vocab": vocabulary}, "decoder": {"type": "ByteLevel"}}, file)
+        Path(self.path("tokenizer.json")).write_text(json.dumps({
+            "model": {"type": "BPE", "vocab": vocabulary}, "decoder": {"type": "ByteLevel"}}))
         options = ["--train-iters", "1", "--sample-every", "1", "--sample-tokens", "3", "--prompt", "2 0",
                    "--vocab-size", "300"]
 
@@ -109,8 +109,7 @@ class ScreenTest(TrainTest):
             self.assertTrue(words and all(line.startswith(" www w w") for line in words), words)
             self.assertIn(f"text of {folder}/step-00000001/tokenizer.json", text)
         # A tokenizer that the trainer cannot decode is copied into checkpoints; a missing one is an error.
-        with open(self.path("tokenizer.json"), "w", encoding="utf-8") as file:
-            file.write("{}")
+        Path(self.path("tokenizer.json")).write_text("{}")
         words, text = samples("--tokenizer", self.path("tokenizer.json"))
         self.assertEqual(words, ids)
         self.assertIn("note: samples: token ids, tokenizer ", text)

@@ -17,8 +17,7 @@ GAP = "\0"   # in templates: a value that is filled in
 
 
 def read(path):
-    with open(os.path.join(ROOT, path), encoding="utf-8") as f:
-        return f.read()
+    return (ROOT / path).read_text()
 
 
 # ---- the quotes of the document

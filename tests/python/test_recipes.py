@@ -1,17 +1,15 @@
 """The recipes: the plan of each must agree with its comment and with the table, and without data
 each must print how to make it."""
-import glob
 import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 
+from tests.support.folder import FolderTest
 from tests.support.ranks import HAVE_RANKS
 from tests.support.train import BUILD, ROOT, records
 
@@ -55,15 +53,11 @@ def read(path):
     return Path(path).read_text()
 
 
-class RecipesTest(unittest.TestCase):
-    def setUp(self):
-        self.dir = tempfile.mkdtemp(prefix="llmc-recipes-")
-        self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
-
+class RecipesTest(FolderTest):
     def recipe(self, name, *options, expect=0, **environment):
         """Runs a script in an empty folder, with one rank and no launcher unless RANKS is set."""
         plain = {k: v for k, v in os.environ.items() if k not in ("DATA", "MODEL", "TOKENIZER", "RANKS")}
-        done = subprocess.run([os.path.join(SCRIPTS, name + ".sh"), *options], cwd=self.dir, capture_output=True,
+        done = subprocess.run([os.path.join(SCRIPTS, name + ".sh"), *options], cwd=self.folder, capture_output=True,
                               text=True, timeout=120, env={**plain, "LLMC_BUILD": BUILD, "OMP_NUM_THREADS": "1",
                                                            **environment})
         self.assertEqual(done.returncode, expect, done.stdout[-2000:] + done.stderr[-2000:])
@@ -141,24 +135,24 @@ class RecipesTest(unittest.TestCase):
         self.assertRegex(done.stderr, r"no Hugging Face model in nowhere; .*\n  hf download meta-llama/\S+ --local-dir")
 
         # The same command with a local file instead of the dataset, which needs a network.
-        Path(self.dir, "text").write_text("".join(f"{i * i} is the square of {i}.\n" for i in range(40000)))
+        self.file("text", "".join(f"{i * i} is the square of {i}.\n" for i in range(40000)))
         command = self.recipe("train_gpt2_124M_fp8", expect=2).stderr.splitlines()[1].split()
         self.assertEqual(command[-1], "openwebtext")
         command[command.index("gpt2")], command[-1] = "bytes", "text"
         tiny = [*TINY, "--model", "gpt2-tiny"]
-        subprocess.run([sys.executable, *command, "--quiet", "--document-bytes", "256"], cwd=self.dir,
+        subprocess.run([sys.executable, *command, "--quiet", "--document-bytes", "256"], cwd=self.folder,
                        check=True, timeout=120)
         done = self.recipe("train_gpt2_124M_fp8", *tiny, "--fp8-min-speedup", "0", "--eval-iters", "2")
         self.assertRegex(done.stdout, r"\neval step 2 \| loss ")
         self.assertNotIn("| synthetic data", done.stdout)
-        self.assertIs(records(os.path.join(self.dir, "logs", "train_gpt2_124M_fp8.jsonl"), "header")[0]
-                      ["synthetic_data"], False)
+        header = records(self.folder / "logs" / "train_gpt2_124M_fp8.jsonl", "header")[0]
+        self.assertIs(header["synthetic_data"], False)
         # Without validation shards there is no validation.
-        for shard in glob.glob(os.path.join(self.dir, "shards", "openwebtext", "valid_*")):
-            os.unlink(shard)
+        for shard in self.folder.glob("shards/openwebtext/valid_*"):
+            shard.unlink()
         self.assertNotIn("eval step", self.recipe("train_gpt2_124M_bf16", *tiny).stdout)
         # DATA, and shards named on the command line.
-        os.rename(os.path.join(self.dir, "shards", "openwebtext"), os.path.join(self.dir, "mine"))
+        (self.folder / "shards" / "openwebtext").rename(self.folder / "mine")
         self.recipe("train_gpt2_124M_bf16", expect=2)
         for options, environment in (([], {"DATA": "mine"}), (["--train-data", "mine/train_*.bin"], {})):
             self.recipe("train_gpt2_124M_bf16", *tiny, *options, **environment)
@@ -173,7 +167,7 @@ class RecipesTest(unittest.TestCase):
                     tiny += ["--rope-scaling-factor", "0"]
                 done = self.recipe(name, *TINY, "--synthetic-data", "--model", *tiny, RANKS="1")
                 self.assertRegex(done.stdout, r"\nstep 2/2 .* \| synthetic data\n")
-                header = records(os.path.join(self.dir, "logs", name + ".jsonl"), "header")[0]
+                header = records(self.folder / "logs" / f"{name}.jsonl", "header")[0]
                 self.assertEqual((header["synthetic_data"], header["world"]), (True, 1))
 
     @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
@@ -182,8 +176,8 @@ class RecipesTest(unittest.TestCase):
                "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         self.recipe("train_llama3_8b_h200_fp8", *TINY, "--synthetic-data", "--model", "llama-tiny", "--save", "out",
                  RANKS="2", **mpi)
-        self.assertEqual(records(os.path.join(self.dir, "out", "log.jsonl"), "header")[0]["world"], 2)
-        self.assertFalse(os.path.exists(os.path.join(self.dir, "logs")))
+        self.assertEqual(records(self.folder / "out" / "log.jsonl", "header")[0]["world"], 2)
+        self.assertFalse((self.folder / "logs").exists())
 
     def test_fine_tuning_takes_the_weights_and_shape_of_the_model(self):
         model = os.path.join(ROOT, "tests", "fixtures", "llama")
@@ -200,7 +194,7 @@ class RecipesTest(unittest.TestCase):
         self.assertIn("run make", done.stderr)
 
     def test_command_lines_survive_odd_folders(self):
-        folder = os.path.join(self.dir, "with space")
+        folder = str(self.folder / "with space")
         done = self.recipe("train_gpt2_124M_bf16", expect=2, DATA=folder)
         command = shlex.split(done.stderr.splitlines()[1])
         self.assertEqual(command[command.index("--out") + 1], folder)

@@ -1,11 +1,11 @@
 """How Python scripts end if their output is closed or full, if the user interrupts them, or if a path is no file."""
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import unittest
+
+from tests.support.folder import FolderTest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 LOG = os.path.join(ROOT, "tests", "fixtures", "logs", "bf16.jsonl")
@@ -16,13 +16,9 @@ EXPORT, IMPORT, GENERATE, COMPARE, CHECK, INSPECT, TEXT = (
         "data/inspect_shards.py", "data/prepare_text.py"))
 
 
-class ScriptEnds(unittest.TestCase):
-    def setUp(self):
-        self.dir = tempfile.mkdtemp(prefix="llmc-ends-")
-        self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
-
+class ScriptEnds(FolderTest):
     def run_script(self, *command, **how):
-        return subprocess.run(command, cwd=self.dir, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
+        return subprocess.run(command, cwd=self.folder, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
                               **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how})
 
     def test_an_output_that_is_closed_ends_quietly(self):
@@ -41,15 +37,13 @@ class ScriptEnds(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (7, "error: No space left on device\n"))
 
     def test_an_interrupt_ends_with_130(self):
-        os.mkfifo(os.path.join(self.dir, "started"))
-        with open(os.path.join(self.dir, "executable"), "w", encoding="utf-8") as file:
-            file.write("#!/bin/sh\necho > started\nexec sleep 60 2> /dev/null\n")
-        os.chmod(os.path.join(self.dir, "executable"), 0o755)
+        os.mkfifo(self.folder / "started")
+        self.file("executable", "#!/bin/sh\necho > started\nexec sleep 60 2> /dev/null\n").chmod(0o755)
         process = subprocess.Popen([*GENERATE, os.path.join(ROOT, "tests", "fixtures", "llama"), "a", "--tokenizer",
-                                    "bytes", "--executable", "./executable"], cwd=self.dir, stdout=subprocess.PIPE,
+                                    "bytes", "--executable", "./executable"], cwd=self.folder, stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, text=True,
                                    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
-        with open(os.path.join(self.dir, "started"), encoding="utf-8"):   # waits for the executable
+        with open(self.folder / "started", encoding="utf-8"):   # waits for the executable
             process.send_signal(signal.SIGINT)
         out, errors = process.communicate(timeout=60)
         self.assertEqual((process.returncode, out, errors), (130, "", "interrupted\n"))
@@ -61,11 +55,9 @@ class ScriptEnds(unittest.TestCase):
         self.assertTrue(done.stderr.startswith("error: n\\xe4.json: No such file"), done.stderr)
 
     def test_what_is_no_file_is_named(self):
-        os.mkfifo(os.path.join(self.dir, "pipe"))
-        with open(os.path.join(self.dir, "a.bin"), "wb") as file:
-            file.write(b"\x18\xd8\x34\x01\1\0\0\0\x05\0\0\0" + bytes(1012 + 10))
-        with open(os.path.join(self.dir, "a.meta.json"), "w", encoding="utf-8") as file:
-            file.write("[" * 100_000)
+        os.mkfifo(self.folder / "pipe")
+        self.file("a.bin", b"\x18\xd8\x34\x01\1\0\0\0\x05\0\0\0" + bytes(1012 + 10))
+        self.file("a.meta.json", "[" * 100_000)
         to_screen = [*EXPORT, "--to", "csv", "--out", "-"]
         for command in ([*to_screen, "pipe"], [*to_screen, "/dev/zero"],
                         [*COMPARE, "a=pipe", "b=" + LOG], [*GENERATE, "model", "a", "--tokenizer", "pipe"],

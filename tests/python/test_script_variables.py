@@ -2,8 +2,9 @@
 import os
 import re
 import subprocess
-import tempfile
 import unittest
+
+from tests.support.folder import FolderTest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RECIPES, LAUNCH = (os.path.join(ROOT, "scripts", folder) for folder in ("recipes", "launch"))
@@ -19,17 +20,13 @@ MPIRUN = "#!/bin/bash\nprintf '%s\\n' \"$@\"\n"
 SCONTROL = "#!/bin/bash\necho \"   TresPerNode=$GRES\"\n"
 
 
-class ScriptVariables(unittest.TestCase):
+class ScriptVariables(FolderTest):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="llmc-variables-")
-        self.addCleanup(folder.cleanup)
-        self.dir, self.ran = folder.name, os.path.join(folder.name, "ran")
+        super().setUp()
+        self.dir, self.ran = str(self.folder), self.folder / "ran"
         for name, text in (("train_llama", MPIRUN), ("train_gpt2", MPIRUN), ("mpirun", MPIRUN), ("srun", MPIRUN),
                            ("scontrol", SCONTROL)):
-            path = os.path.join(self.dir, name)
-            with open(path, "w", encoding="utf-8") as script:
-                script.write(text)
-            os.chmod(path, 0o755)
+            self.file(name, text).chmod(0o755)
 
     def call(self, *command, **environment):
         plain = {"PATH": f"{self.dir}:{os.environ['PATH']}", "LLMC_BUILD": self.dir, "HOME": self.dir}
