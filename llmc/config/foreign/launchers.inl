@@ -10,7 +10,7 @@ R"json([
   {"keys": ["node_rank master_addr master_port rdzv* max_restarts local-ranks-filter tee redirects log_dir ",
             "main_process_ip main_process_port machine_rank include hostfile oversubscribe standalone"],
     "other": "ranks find each other through MPI: scripts/launch/launch_mpi.sh --hostfile, or Slurm"},
-  {"keys": "config_file", "other": "a second file about the same run: name it in the same call of import_config",
+  {"keys": "config_file", "other": "a second file about the same run: import_config takes both in one call",
     "error": 7},
   {"keys": "mixed_precision use_deepspeed use_fsdp multi_gpu",
     "other": "the launcher's choice; precision is fp8-recipe and dtype, sharding is zero"},

@@ -124,7 +124,7 @@ R"json([
   {"keys": "test-data-path", "none": "only an evaluation after training reads it"},
   {"keys": "tokenizer-type vocab-file merge-file tiktoken-pattern tokenizer-hf-*",
     "other": "text becomes ids before training: data/prepare_text.py; vocab-size says how many there are"},
-  {"keys": "load", "keep": "load"},
+  {"keys": "load", "keep": "load", "fact": "the folder of --save; a new run starts where there is no checkpoint"},
   {"keys": "async-save", "take": "save-async", "value": true, "when": "true"},
   {"keys": "exit-signal-handler exit-signal-handler-for-training",
     "other": "SIGTERM and SIGINT finish the step, save and exit with 0 (under scripts/launch/launch_mpi.sh)"},

@@ -57,7 +57,7 @@ R"json([
             "attn_implementation attention_backend"],
     "other": "there is one attention kernel (BF16, FP32 sums, no matrix of scores)"},
   {"keys": "config config_file job.config_file deepspeed_config.deepspeed_config_file",
-    "other": "a second file about the same run: name it in the same call of import_config", "error": 7,
+    "other": "a second file about the same run: import_config takes both in one call", "error": 7,
     "say": "scripts/import_config {file} --out run.json converts it to a file for --config"},
   {"keys": ["dataset dataset_name dataset_dir data_dir eval_dataset tokenizer training.dataset training.dataset_path ",
             "template max_samples packing neat_packing streaming train_on_prompt mask_history mix_strategy ",

@@ -1,28 +1,25 @@
 """The command line of scripts/import_config."""
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 
 from ..support import InputError, Parser, read_bounded, whole_number
-from .engine import Import, find_row, is_open, plain
+from .engine import Import, is_open
 from .read_files import read_json, read_lines, read_toml, read_yaml
 from .report import report
-from .rows import MOST_BYTES, MOST_SETTINGS
-from .script import Script
-from .shared_rows import LAUNCHER
-from .sources import MEGATRON, NANOGPT, SOURCES, TORCHTITAN
+from .rows import MOST_BYTES, MOST_IN_LINE, MOST_SETTINGS, plain
+from .script import read_script
+from .option_table import own_rows
+from .tables import LAUNCHER, LLMC, MEGATRON, SHARED_NAMES, SOURCES
 
-# Names of nanoGPT are names of guides, too: only the ending of a file tells them apart.
-OF_FORMAT = {"python": [NANOGPT], "toml": [TORCHTITAN]}
 FORMATS = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".py": "python", ".sh": "shell",
            ".bash": "shell", ".sbatch": "shell", ".slurm": "shell"}
 ABOUT = """Turn the configuration of another trainer into one of ours, and say what is different.
 
   scripts/import_config train.sh --out run.json            a launch script: Megatron-LM, LLaMA-Factory, llm.c
-  scripts/import_config llama3_8b.toml                     torchtitan
-  scripts/import_config config/train_gpt2.py               nanoGPT
-  scripts/import_config ds_config.json                     a DeepSpeed configuration; the JSON follows the report
+  scripts/import_config ds_config.json                     or YAML, TOML, nanoGPT's .py: the JSON follows the report
   scripts/import_config sft.yaml ds_config.json --ranks 8  several files about one run
   ./train_llama --config run.json --dry-run
 
@@ -41,107 +38,69 @@ def parse_arguments(arguments):
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
                         help="value of a variable or option that a script takes from elsewhere or computes")
     args = parser.parse_args(arguments)
-    args.given = {}
-    for word in args.set:
-        name, equals, value = word.partition("=")
-        if not equals or not name.isidentifier():
-            raise InputError(f"--set {word}: must be NAME=VALUE")
-        args.given[name] = value
-    if args.ranks < 0:
-        raise InputError(f"--ranks {args.ranks}: must be 1 or more")
+    args.given = dict(word.partition("=")[::2] for word in args.set)
+    if not all(re.match(r"[A-Za-z_]\w*=", word) for word in args.set) or args.ranks < 0:
+        raise InputError(f"--set {' '.join(args.set)} --ranks {args.ranks}: must be NAME=VALUE, and 1 or more")
     return args
 
 
 def read_text(path):
     data = read_bounded(path, MOST_BYTES, "a configuration file")
-    if b"\0" in data:
-        raise InputError(f"{path}:1: is not text; name a JSON, YAML, TOML, Python or bash file")
     try:
-        text = data.decode("utf-8-sig")
+        lines = data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n").split("\n")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise InputError(f"{path}:{line}: byte {data[error.start]:#04x} is no UTF-8; save the file as UTF-8") from None
-    if not text.strip():
-        raise InputError(f"{path}:1: the file is empty")
-    return text
+    wrong = next((number for number, line in enumerate(lines, 1) if len(line) > MOST_IN_LINE or "\0" in line), 0)
+    if wrong or not data.strip():
+        raise InputError(f"{path}:{wrong or 1}: is {'no text' if wrong else 'empty'}, or has a line of more than "
+                         f"{MOST_IN_LINE} characters; name a JSON, YAML, TOML, Python or bash file")
+    return "\n".join(lines)
 
 
 def format_of(path, text):
     """A value of FORMATS: by the file's ending, or by how it begins."""
-    ending = Path(path).suffix.lower()
-    if ending in FORMATS:
-        return FORMATS[ending]
     first = text.lstrip()
-    if first.startswith("{"):
-        return "json"
-    return "shell" if first.startswith(("#!", "--")) or "\n--" in text or " --" in text else "yaml"
+    guess = "json" if first.startswith("{") else "shell" if first.startswith("#!") or " --" in f" {text}" else "yaml"
+    return FORMATS.get(Path(path).suffix.lower(), guess)
 
 
-def source_of(path, settings, form):
-    """The kind of input whose own keys it has most of."""
-    sources = OF_FORMAT.get(form, [s for s in SOURCES if s is not NANOGPT])
-    keys = {plain(s.key) for s in settings}
-    if "architectures" in keys and "model-type" in keys:
-        raise InputError(f"{path}:1: is the config.json of a Hugging Face model; give its directory to the trainer, "
-                         f"--load {Path(path).parent}")
-    known = [sum(find_row([row for row in source.rows if row.keys != "*"], s) is not None for s in settings)
-             for source in sources]
-    marks = [sum(any(matches(key, mark) for key in keys) for mark in source.marks.split()) for source in sources]
-    best = max(range(len(sources)), key=lambda i: (marks[i], known[i]))
-    if not marks[best]:
+def source_of(path, form, settings):
+    """The kind of input, among those of this format, that has most of the keys; then, most with those of ours (which
+    are Megatron-LM's), of llm.c (which have one dash), or that several kinds share."""
+    keys = {plain(s.key) for s in settings if not s.word().startswith("$(")}
+    ours = {plain(key) for row in own_rows() for key in row.keys.split()}
+
+    def known(source):
+        of_ours = {key for key in ours if key.startswith("-") == (source is LLMC)}
+        return len(keys & source.names), len(keys & (of_ours if source in (LLMC, MEGATRON) else SHARED_NAMES))
+    best = max((source for source in SOURCES if form in source.forms), key=known)
+    if not any(known(best)):
         shown = ", ".join(s.key for s in settings[:4]) or "no settings at all"
-        line = settings[0].line if settings else 1
-        raise InputError(f"{path}:{line}: neither a DeepSpeed, Megatron-LM, LLaMA-Factory, accelerate, torchtitan, "
-                         f"llm.c or nanoGPT configuration nor one with use_fp8 keys ({shown}); name the file that "
-                         "holds them")
-    return sources[best]
-
-
-def require_few(path, settings):
-    if len(settings) > MOST_SETTINGS:
-        raise InputError(f"{path}:{settings[MOST_SETTINGS].line}: has {len(settings)} settings, more than the "
-                         f"{MOST_SETTINGS} that are read; name the configuration of one run")
-
-
-def matches(key, mark):
-    mark = plain(mark)
-    return key.startswith(mark[:-1]) if mark.endswith("*") else key == mark
+        raise InputError(f"{path}:{settings[0].line if settings else 1}: neither a DeepSpeed, Megatron-LM, "
+                         "LLaMA-Factory, accelerate, torchtitan, llm.c or nanoGPT configuration nor one with use_fp8 "
+                         f"keys ({shown}); name the file that holds them")
+    return best
 
 
 def read_input(run, path, given):
-    """Applies one file; returns the line that the report begins with."""
+    """Applies one file; returns what it is."""
     text = read_text(path)
-    kind = format_of(path, text)
-    name = Path(path).name
+    form, name = format_of(path, text), Path(path).name
     if name in run.inputs:
         raise InputError(f"{path}: a file of that name was read already; give each input once, under its own name")
     run.inputs.append(name)
-    if kind == "shell":
-        script = Script(name, text, given)
-        require_few(path, script.settings + script.environment + script.launcher)
-        source = source_of(path, script.settings, kind)
-        run.findings += script.findings
-        for setting in script.settings + script.launcher:   # values that the script takes from elsewhere
-            key = setting.key.lstrip("-").replace("-", "_")
-            if "$" in setting.word() and key in given:
-                setting.value = given[key]
-        for setting in script.launcher:
-            run.one(setting, LAUNCHER)
-        run.apply(source, script.settings)
-        run.apply_environment(script.environment)
-        run.note_absent(name, script.environment)
-        kind_name = source.name if source is MEGATRON else f"a launch script with {source.name}"
-    else:
-        if kind == "python":
-            settings, findings = read_lines(name, text, given)
-            run.findings += findings
-        else:
-            settings = {"json": read_json, "yaml": read_yaml, "toml": read_toml}[kind](name, text)
-        require_few(path, settings)
-        source = source_of(path, settings, kind)
-        run.apply(source, settings)
-        kind_name = source.name
-    return name, kind_name, len(text.splitlines())
+    readers = {"json": read_json, "yaml": read_yaml, "toml": read_toml, "python": read_lines, "shell": read_script}
+    settings, launcher, findings = readers[form](name, text, given)
+    if len(settings) > MOST_SETTINGS:
+        raise InputError(f"{path}:{settings[MOST_SETTINGS].line}: has more than {MOST_SETTINGS} settings; name the "
+                         "configuration of one run")
+    source = source_of(path, form, settings)
+    run.findings += findings
+    for setting in launcher:
+        run.one(setting, LAUNCHER)
+    run.apply(source, settings)
+    return f"{name}: {source.name}"
 
 
 def main(arguments=None):
@@ -152,18 +111,15 @@ def main(arguments=None):
     except RecursionError:
         raise InputError(f"{', '.join(args.inputs)}: nested too deeply to be a configuration") from None
     run.finish()
-    text = json.dumps(run.options(), indent=2, ensure_ascii=False) + "\n"
-    if not text.isascii() and text.encode("utf-8", "replace").decode() != text:   # half of a surrogate pair
-        text = json.dumps(run.options(), indent=2) + "\n"
+    text = json.dumps(run.options(), indent=2) + "\n"
     alone = args.out == "-"
-    out_name = "run.json" if alone or not args.out else args.out
-    print(report(run, inputs, out_name, args.all), file=sys.stderr if alone else sys.stdout)
+    print(report(run, inputs, args.out if args.out and not alone else "run.json", args.all),
+          file=sys.stderr if alone else sys.stdout)
     if args.out and not alone:
         try:
             Path(args.out).write_text(text, encoding="utf-8")
         except OSError as error:
             raise InputError(f"--out {args.out}: {error.strerror}; name a file in a folder you may write to") from None
     else:
-        print("" if alone else "\n", end="")
-        print(text, end="")
+        print("" if alone else "\n", text, sep="", end="")
     return 1 if is_open(run) else 0

@@ -10,6 +10,8 @@ from ..support import InputError
 from .rows import TAKEN, Row
 
 ROOT = next(p for p in Path(__file__).resolve().parents if (p / "llmc").is_dir())
+_GPT2 = {"gpt2": "gpt2-124M", "gpt2-small": "gpt2-124M", "gpt2-medium": "gpt2-350M", "gpt2-large": "gpt2-774M",
+         "gpt2-xl": "gpt2-1558M"}
 
 
 @lru_cache(None)
@@ -55,22 +57,10 @@ def our_value(name, value):
     return value, f"{name} is {option['expects']}" if value is None or outside else ""
 
 
-def presets():
-    """The presets of both executables: {"name": ..., "num-layers": ...}."""
-    return [preset for family in ("gpt2", "llama") for preset in printed(family)["presets"]]
-
-
-SHAPE = ("num-layers", "hidden-size", "num-attention-heads", "num-query-groups")
-
-
-def preset_of_shape(prefix, shape):
-    """The first preset whose name begins with `prefix` and that has these values of SHAPE, None if there is none."""
-    return next((p["name"] for p in presets() if p["name"].startswith(prefix)
-                 and tuple(p[option] for option in SHAPE) == tuple(shape)), None)
-
-
-_GPT2 = {"gpt2": "gpt2-124M", "gpt2-small": "gpt2-124M", "gpt2-medium": "gpt2-350M", "gpt2-large": "gpt2-774M",
-         "gpt2-xl": "gpt2-1558M"}
+def preset_of_shape(family, shape):
+    """The first preset of GPT-2 or Llama that has these values {option: value}, None if there is none."""
+    return next((p["name"] for p in printed(family)["presets"] if p["name"].startswith(family)
+                 and all(p[option] == value for option, value in shape.items())), None)
 
 
 def preset_of_model(path):
@@ -78,16 +68,17 @@ def preset_of_model(path):
     def plain(name):
         return re.sub(r"^meta-|-(instruct|base)$|-", "", re.sub(r"-(instruct|base)$", "", name.lower()))
     name = path.rstrip("/").split("/")[-1].lower()
-    return _GPT2.get(name) or next((p["name"] for p in presets() if plain(p["name"]) == plain(name)), None)
+    names = [p["name"] for family in ("gpt2", "llama") for p in printed(family)["presets"]]
+    return _GPT2.get(name) or next((p for p in names if plain(p) == plain(name)), None)
 
 
 def _text(value):
-    if value is None or value == "" or value == []:
+    if value is None or value in ("", []):
         return "unset"
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, float) and value == int(value):
-        return str(int(value))
+    if isinstance(value, float):
+        return f"{value:g}"
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
@@ -99,17 +90,15 @@ def _holds(values, value):
 
 def _follows(row, options):
     """Whether the default may depend on options that are set here. A rule that names no option may depend on any."""
-    rule = row.get("default_rule", "")
-    named = re.findall(r"--([\w-]+)", rule)
-    return any(name in options for name in named) if named else bool(rule)
+    named = re.findall(r"--([\w-]+)", row.get("default_rule", ""))
+    return any(name in options for name in named) if named else bool(row.get("default_rule"))
 
 
 def why_no_effect(table, options, name):
     """The reason why an option would have no effect with these options {name: value}, or None."""
     for condition in table.get(name, {}).get("no_effect_unless", []):
         deciders = condition["options"].split()
-        if any(d not in options and _follows(table[d], options) for d in deciders):
-            continue   # the executable knows the value
-        if not any(_holds(condition["values"], options.get(d, table[d]["default"])) for d in deciders):
+        known = all(d in options or not _follows(table[d], options) for d in deciders)   # else the executable knows it
+        if known and not any(_holds(condition["values"], options.get(d, table[d]["default"])) for d in deciders):
             return condition["reason"]
     return None

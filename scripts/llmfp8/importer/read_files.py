@@ -1,174 +1,134 @@
-"""Reads JSON, YAML, TOML and lines NAME = value as settings with their line numbers. Nothing of them is run."""
-import ast
+"""Reads JSON, YAML, TOML and lines NAME = value: (settings with their line numbers, [], findings about other lines)."""
+import itertools
 import json
 import math
 import re
 
-from ..support import InputError, need, one_line
-from .rows import MOST_DEPTH, MOST_EXPANDED, UNKNOWN, VARIABLE, Finding, Setting
+from ..support import InputError, need
+from .rows import MOST_SETTINGS, UNKNOWN, Setting
 
 # An unterminated string or comment also matches; otherwise each further quotation mark would search for the end again.
 _COMMENT = re.compile(r'("(?:\\.|[^"\\])*"?)|//[^\n]*|/\*.*?\*/|(/\*.*)', re.S)
 _LAST_COMMA = re.compile(r'("(?:\\.|[^"\\])*"?)|,(?=\s*[}\]])', re.S)
 
 
-def shown(key, value):
-    """How the report shows a key of a file."""
-    text = json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, str) else value
-    return f"{key} = {text if len(text) <= 70 else text[:67] + '...'}"
+def _setting(name, line, key, value, text=""):
+    text = text or (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+    return Setting(name, line, key, value, f"{key} = {text if len(text) <= 70 else text[:67] + '...'}")
 
 
-def _leaves(name, value, path="", depth=0):
-    """(dotted path, value) of an object's leaves; a list is one."""
-    if depth > MOST_DEPTH:
-        raise InputError(f"{name}:1: nested more than {MOST_DEPTH} levels deep, which no configuration is")
+def _leaves(value, path=()):
+    """(path, value) of an object's leaves; a list is one."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
-            yield from _leaves(name, inner, f"{path}.{key}" if path else key, depth + 1)
+            yield from _leaves(inner, (*path, key))
     else:
         yield path, value
 
 
-def read_json(name, text):
-    """Leaves of the object by dotted path; a list of plain values is one leaf. Comments and commas after last entries,
-    which guides print and DeepSpeed's Hjson accepts, are allowed."""
-    plain = _COMMENT.sub(lambda m: m.group(1) or m.group(2) or re.sub(r"[^\n]", " ", m.group()), text)
-    plain = _LAST_COMMA.sub(lambda m: m.group(1) or " ", plain)
+def _placed(name, text, top, after):
+    """Settings for the leaves of an object. A key's line is found by searching on from the key before it; `after` is
+    what follows a key."""
+    settings, begins, at = [], {(): 0}, 0
+    for path, value in itertools.islice(_leaves(top), MOST_SETTINGS + 1):
+        for depth in range(1, len(path) + 1):
+            if path[:depth] not in begins:
+                key = re.compile(rf"(?<![\w-]){re.escape(path[depth - 1])}{after}")
+                found = key.search(text, at) or key.search(text, begins[path[:depth - 1]])
+                at = begins[path[:depth]] = found.end() if found else at
+        settings.append(_setting(name, text.count("\n", 0, begins[path]) + 1, ".".join(path), value))
+    return settings
+
+
+def read_json(name, text, _):
+    """Comments and commas after last entries, which guides print and DeepSpeed's Hjson accepts, are allowed."""
+    text = _COMMENT.sub(lambda m: m.group(1) or m.group(2) or re.sub(r"[^\n]", " ", m.group()), text)
+    text = _LAST_COMMA.sub(lambda m: m.group(1) or " ", text)
 
     def once(pairs):
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            keys = [key for key, _ in pairs]
-            key = next(key for key in found if keys.count(key) > 1)
-            named = re.finditer(rf'"{re.escape(key)}"\s*:', plain)
-            places = [1, 1] + [plain.count("\n", 0, match.start()) + 1 for match in named]
-            raise InputError(f"{name}:{places[-1]}: \"{key}\" is there twice (first in line {places[-2]}): DeepSpeed "
-                             "refuses that; take one out")
+        found = {}
+        for key, value in pairs:
+            if key in found:
+                line = text.count("\n", 0, text.rfind(f'"{key}"')) + 1
+                raise InputError(f"{name}:{line}: \"{key}\" is there twice: DeepSpeed refuses that; take one out")
+            found[key] = value
         return found
     try:
-        top = json.loads(plain, object_pairs_hook=once)
+        top = json.loads(text, object_pairs_hook=once)
     except ValueError as error:
         line = getattr(error, "lineno", 1)
         raise InputError(f"{name}:{line}: not JSON: {getattr(error, 'msg', error)}: "
                          f"{text.split(chr(10))[line - 1].strip()[:200]}; correct that place") from None
     if not isinstance(top, dict):
         raise InputError(f"{name}:1: not a JSON object {{\"key\": value, ...}}")
-    settings, at, before = [], 0, []
-    for path, value in _leaves(name, top):   # in the order of the file
-        keys = path.split(".")
-        same = next((i for i, (a, b) in enumerate(zip(keys, before)) if a != b), min(len(keys), len(before)))
-        for key in keys[same:]:
-            found = re.compile(rf'"{re.escape(key)}"\s*:').search(plain, at)
-            at = found.end() if found else at
-        before = keys
-        settings.append(Setting(name, plain.count("\n", 0, at) + 1, path, value, shown(path, value)))
-    return settings
+    return _placed(name, text, top, r'"\s*:'), [], []
 
 
-def read_yaml(name, text):
-    """The same for a YAML file; of two equal keys the later one wins, as in PyYAML."""
+def read_yaml(name, text, _):
+    """Numbers stay as they are written. Of two equal keys the later one wins, as in PyYAML."""
     yaml = need("yaml", "PyYAML", f"{name}: reading YAML")
+
+    class Loader(yaml.SafeLoader):
+        def compose_node(self, parent, index):   # aliases of aliases take memory without end
+            if self.check_event(yaml.AliasEvent):
+                raise yaml.MarkedYAMLError(problem="an alias (*name) is not followed: write the value out",
+                                           problem_mark=self.peek_event().start_mark)
+            return super().compose_node(parent, index)
+
+    def value(node):
+        if isinstance(node, yaml.MappingNode):
+            return {str(value(key)): value(inner) for key, inner in node.value}
+        if isinstance(node, yaml.SequenceNode):
+            return [value(inner) for inner in node.value]
+        kind = node.tag.rpartition(":")[2]
+        return node.value.lower() in ("true", "yes", "on") if kind == "bool" else None if kind == "null" else node.value
+
+    def leaves(node, path=""):
+        for key, inner in node.value:
+            if isinstance(inner, yaml.MappingNode) and inner.value:
+                yield from leaves(inner, f"{path}{value(key)}.")
+            else:
+                yield _setting(name, key.start_mark.line + 1, f"{path}{value(key)}", value(inner))
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        if node is None or not isinstance(node, yaml.MappingNode):
-            raise InputError(f"{name}:1: no mapping of keys to values (key: value)")
-        loader = yaml.SafeLoader("")
-        settings, sizes = [], {}
-
-        def size(node, depth):
-            """Entries of a node once its aliases are followed."""
-            line = node.start_mark.line + 1
-            if sizes.setdefault(id(node), None) is None:
-                if depth > MOST_DEPTH:
-                    raise InputError(f"{name}:{line}: nested more than {MOST_DEPTH} levels deep, or an alias that "
-                                     "contains itself; write the values out")
-                parts = [] if isinstance(node, yaml.ScalarNode) else node.value
-                parts = [part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,))]
-                sizes[id(node)] = 1 + sum(size(part, depth + 1) for part in parts)
-            if sizes[id(node)] > MOST_EXPANDED // 64:
-                raise InputError(f"{name}:{line}: has more than {MOST_EXPANDED // 64} entries once its aliases are "
-                                 "followed; write a smaller file")
-            return sizes[id(node)]
-
-        def walk(mapping, path):
-            for key_node, value_node in mapping.value:
-                line = key_node.start_mark.line + 1
-                if not isinstance(key_node, yaml.ScalarNode):
-                    raise InputError(f"{name}:{line}: a key that is no plain word; correct that place")
-                key = f"{path}.{key_node.value}" if path else str(key_node.value)
-                if isinstance(value_node, yaml.MappingNode) and value_node.value:
-                    walk(value_node, path if key_node.value == "<<" else key)
-                    continue
-                try:
-                    value = loader.construct_object(value_node, deep=True)
-                except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-                    # PyYAML's own for values like 2024-99-99 or !!int x.
-                    raise InputError(f"{name}:{line}: {key}: no value of its type ({one_line(error)}); correct that "
-                                     "place") from None
-                settings.append(Setting(name, line, key, value, shown(key, value)))
-        size(node, 0)
-        walk(node, "")
-        return settings
+        top = yaml.compose(text, Loader=Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         line = mark.line + 1 if mark else 1
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
         at = (text.split("\n") + [""])[line - 1].strip() or "the end of the file"
         raise InputError(f"{name}:{line}: not YAML: {problem}: {at}; correct that place") from None
+    if not isinstance(top, yaml.MappingNode):
+        raise InputError(f"{name}:1: no mapping of keys to values (key: value)")
+    return list(leaves(top)), [], []
 
 
-def read_toml(name, text):
-    """The same for a TOML file."""
+def read_toml(name, text, _):
     try:
         import tomllib
     except ImportError:
         raise InputError(f"{name}: reading TOML needs Python 3.11 or newer: run import_config with it") from None
-    # From a key with n dots the library makes n keys of up to n parts.
-    dots = re.search(r"(?<![\w-])(?:(?:[\w-]++|\"[^\"\n]*+\"|'[^'\n]*+')[ \t]*+\.[ \t]*+){%d}" % MOST_DEPTH, text)
-    if dots:
-        line = text.count("\n", 0, dots.start()) + 1
-        raise InputError(f"{name}:{line}: a key of more than {MOST_DEPTH} parts, which no configuration has")
     try:
         top = tomllib.loads(text)
     except ValueError as error:   # TOMLDecodeError, or of a number that has too many digits
         place = re.search(r"line (\d+)", str(error))
         line = int(place.group(1)) if place else text.count("\n") + 1
         raise InputError(f"{name}:{line}: not TOML: {error}; correct that place") from None
-    lines, section = {}, ""
-    for number, line in enumerate(text.split("\n"), 1):
-        head, key = re.match(r"\s*\[([^\[\]]+)\]", line), re.match(r"\s*([\w.\"'-]+)\s*=", line)
-        if head:
-            section = re.sub(r"[\s\"']", "", head.group(1)) + "."
-        elif key:
-            lines.setdefault(section + re.sub(r"[\"']", "", key.group(1)), number)
-
-    def line_of(path):
-        while path and path not in lines:   # in an inline table: the line of the table
-            path = path.rpartition(".")[0]
-        return lines.get(path, 1)
-    return [Setting(name, line_of(path), path, value, shown(path, value)) for path, value in _leaves(name, top)]
+    return _placed(name, re.sub(r"(?m)^[ \t]*#.*", "", text), top, r"[\"']?\s*[=.\]]"), [], []
 
 
 def read_lines(name, text, given):
-    """(settings, findings): lines NAME = value at the beginning of a line, a value being a constant of Python or a
-    product of whole numbers; `given` overrides them. Any other value is kept as text, after a $."""
+    """Lines NAME = value at the beginning of a line, a value being a constant of Python or a product of whole numbers;
+    `given` overrides them. Any other value is kept as text, after a $."""
     settings, findings = [], []
-    for number, line in enumerate(re.sub(r"\r\n?", "\n", text).split("\n"), 1):
-        code = line.strip()
-        match = re.match(r"([A-Za-z_]\w*)\s*=(?!=)\s*(.+)", line)
+    for number, line in enumerate(text.split("\n"), 1):
+        match = re.match(r"(\w+)\s*=(?!=)\s*(.+?)\s*(?:#[^'\"]*)?$", line)
         if match:
-            key, source = match[1], re.sub(r"\s+#[^'\"]*$", "", match[2]).strip()
-            try:
-                if key in given:
-                    value = given[key]
-                elif re.fullmatch(r"\d{1,9}(?:\s*\*\s*\d{1,9}){1,4}", source):
-                    value = math.prod(map(int, re.findall(r"\d+", source)))
-                else:
-                    value = ast.literal_eval(source[:4096])
-            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-                value = f"$({source})"
-            settings.append(Setting(name, number, key, value, shown(key, value).replace("$(", "(")))
-        elif code and code[0] not in "#'\"":
-            action = VARIABLE if code.startswith(("import ", "from ")) else UNKNOWN
-            findings.append(Finding(name, number, code[:78], action, "not run: only lines NAME = value are read"))
-    return settings, findings
+            constant = re.fullmatch(r"(['\"]?)([\w./+-]*)\1", match[2])
+            value = constant[2] if constant else f"$({match[2]})"
+            if re.fullmatch(r"\d{1,9}(?:\s*\*\s*\d{1,9}){1,4}", match[2]):
+                value = str(math.prod(map(int, re.findall(r"\d+", match[2]))))
+            settings.append(_setting(name, number, match[1], given.get(match[1], value), match[2]))
+        elif line.strip() and not line.lstrip().startswith(("#", "'", '"', "import ", "from ")):
+            findings.append(Setting(name, number, "", None, line.strip()[:78], UNKNOWN,
+                                    "not run: only NAME = value is read"))
+    return settings, [], findings

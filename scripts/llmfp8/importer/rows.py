@@ -1,34 +1,43 @@
-"""Types of import_config: settings of the input, rows that say how to translate them (llmc/config/foreign has the
-tables and explains them), and findings, one per setting, for the report."""
+"""Types of import_config: settings of the input with what becomes of them, and rows that say how to translate them
+(llmc/config/foreign has the tables and explains them)."""
+import collections
 import dataclasses
+import fnmatch
 import json
+import math
+import operator
 from pathlib import Path
 
 from ..support import InputError
 
 # Limits, far above any real configuration, so that no input takes long or much memory.
-MOST_BYTES = 256 << 10    # of a file
-MOST_SETTINGS = 1000      # of a file, and lines of a script that are none
-MOST_DEPTH = 32           # of JSON, YAML and TOML
-MOST_EXPANDED = 1 << 20   # characters that the variables of a script become, entries with the aliases of YAML followed
+MOST_BYTES = 256 << 10   # of a file
+MOST_IN_LINE = 8 << 10   # characters of a line
+MOST_SETTINGS = 1000     # of a file
+MOST_IN_VARIABLES = 256 << 10   # characters that a variable of a script becomes
 
 # Actions.
 TAKEN = "taken over"
 OTHER = "done differently"
 NONE = "no effect anywhere"
 CANNOT = "not done here"
-VARIABLE = "no setting"
+MEANT = "read as it was meant"
 UNKNOWN = "not understood"
+ACTIONS = {"take": TAKEN, "other": OTHER, "none": NONE, "cannot": CANNOT}
 
 
 @dataclasses.dataclass
 class Setting:
-    """One key of the input with its value."""
+    """One key of the input with its value, or a remarkable line of a script, and what becomes of it."""
     file: str
     line: int
-    key: str        # dotted path in JSON and YAML, the option's name without dashes in a script
-    value: object   # of JSON or YAML; of a script True, a word, or a list of words
+    key: str        # dotted path in a file, the option's name in a script; llm.c's keep their dash
+    value: object   # True, a word, or a list of words; numbers as they are written
     text: str       # as the report shows it
+    action: str = ""
+    fact: str = ""
+    error: int = 0  # of the seven configuration errors
+    options: list = dataclasses.field(default_factory=list)   # of ours that it asked for
 
     @property
     def where(self):
@@ -36,39 +45,32 @@ class Setting:
 
     def word(self):
         """The value as the tables match it."""
-        if isinstance(self.value, bool) or self.value is None:
-            return {True: "true", False: "false", None: "null"}[self.value]
         if isinstance(self.value, list):
-            return ",".join(str(x) for x in self.value).lower() or "[]"
-        return str(self.value).strip().lower()
+            return ",".join(map(str, self.value)).lower() or "[]"
+        return "null" if self.value is None else str(self.value).strip().lower()
+
+    def decide(self, action, fact, error=0):
+        self.action, self.fact, self.error = action, fact, error or self.error
+        return self
 
 
-@dataclasses.dataclass
-class Row:
-    """The translation of a key. If several rows name it, the first whose `when` holds counts."""
-    keys: str               # separated by spaces; a star stands for any text
-    action: str
-    fact: str = ""
-    option: str = ""        # ours, for TAKEN
-    read: str = ""          # how the value is read, see READERS; "": as our option's type says
-    when: str = ""          # values, separated by spaces, to which the row applies; empty: all
-    value: object = None    # ours, in place of the one that was read
-    sets: dict = dataclasses.field(default_factory=dict)   # further options of ours
-    weak: dict = dataclasses.field(default_factory=dict)   # the same, unless another setting sets them
-    keep: str = ""          # the name under which the source's `finish` finds the value
-    error: int = 0          # of the seven configuration errors
+# A row of llmc/config/foreign, whose README.md explains the fields.
+Row = collections.namedtuple("Row", "keys action fact option read when value sets weak keep error",
+                             defaults=("", "", "", "", None, {}, {}, "", 0))
 
 
-def other(keys, fact, **more):
-    return Row(keys, OTHER, fact, **more)
+def plain(key):
+    return key.replace("_", "-").lower()
 
 
-def none(keys, fact, **more):
-    return Row(keys, NONE, fact, **more)
+def rows_of(rows, key):
+    """The rows that name a key; none if only a star alone matches."""
+    named = [row for row in rows if any(fnmatch.fnmatchcase(plain(key), plain(k)) for k in row.keys.split())]
+    return named if any(row.keys != "*" for row in named) else []
 
 
-TABLES = next(p for p in Path(__file__).resolve().parents if (p / "llmc").is_dir()) / "llmc" / "config" / "foreign"
-ACTIONS = {"take": TAKEN, "other": OTHER, "none": NONE, "cannot": CANNOT}
+def find_row(rows, setting):
+    return next((r for r in rows_of(rows, setting.key) if not r.when or setting.word() in r.when.split()), None)
 
 
 def _expanded(fields):
@@ -86,7 +88,8 @@ def _expanded(fields):
 
 def read_rows(name):
     """The rows of one table of other trainers' options."""
-    text = (TABLES / f"{name}.inl").read_text(encoding="utf-8")
+    root = next(p for p in Path(__file__).resolve().parents if (p / "llmc").is_dir())
+    text = (root / "llmc" / "config" / "foreign" / f"{name}.inl").read_text(encoding="utf-8")
     rows = []
     for whole in json.loads(text[text.index('json(') + 5:text.rindex(")json")]):
         for fields in _expanded(whole):
@@ -97,93 +100,43 @@ def read_rows(name):
     return rows
 
 
-@dataclasses.dataclass
-class Finding:
-    """The result for one setting, or for one line of a script."""
-    file: str
-    line: int
-    text: str
-    action: str
-    fact: str = ""
-    error: int = 0
-
-    @property
-    def where(self):
-        return f"{self.file}:{self.line}"
+def _number(value):
+    number = float(str(value).replace("_", ""))   # people write 1_000
+    if not math.isfinite(number):
+        raise ValueError
+    return int(number) if number == int(number) else number
 
 
-@dataclasses.dataclass
-class Default:
-    """A default of the other trainer that differs from ours: written out unless the input sets the option."""
-    option: str
-    unless: str        # not written if this option of ours is set; "" for always
-    value: object
+def _integer(value):
+    return operator.index(_number(value))
 
 
-@dataclasses.dataclass
-class Source:
-    """A kind of input."""
-    name: str                  # "a DeepSpeed configuration"
-    table: str                 # of its options, in llmc/config/foreign
-    finish: object             # function(Import) for what follows from several settings together
-    marks: str                 # keys that only this kind has, separated by spaces
-    defaults: list = dataclasses.field(default_factory=list)
-    fp8_switch: str = ""       # what switches FP8 on: without it no setting of FP8 acts in that trainer
-
-    def __post_init__(self):
-        self.rows = read_rows(self.table) + read_rows("shared")
+def _flag(value):
+    return {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False,
+            "0": False}[str(value).lower()]
 
 
-def _fail(setting, expects):
-    shown = " ".join(setting.word()[:100].split()) or "without a value"
-    raise InputError(f"{setting.where}: {setting.key} {shown}: must be {expects}; correct it there, or take the line "
-                     "out and give our option on the command line")
+def _text(value):
+    if value is None or isinstance(value, (bool, list)):
+        raise ValueError
+    return str(value)
 
 
-def _number(setting, expects="a number"):
-    value = setting.value
-    if isinstance(value, bool) or value is None:
-        _fail(setting, expects)
-    try:
-        # YAML 1.1 reads 5e-5 as text, and people write 1_000.
-        number = float(str(value).replace("_", ""))
-    except ValueError:
-        _fail(setting, expects)
-    if number != number or number in (float("inf"), float("-inf")):
-        _fail(setting, "a finite number")
-    return int(number) if number == int(number) and "e-" not in str(value) else number
-
-
-def _integer(setting):
-    number = _number(setting, "a whole number")
-    if number != int(number):
-        _fail(setting, "a whole number")
-    return int(number)
-
-
-def _flag(setting):
-    word = setting.word()
-    if word in ("true", "yes", "on", "1"):
-        return True
-    if word in ("false", "no", "off", "0"):
-        return False
-    return _fail(setting, "true or false")
-
-
-def _text(setting):
-    if setting.value is None or isinstance(setting.value, (bool, list)):
-        _fail(setting, "one word or path")
-    return str(setting.value)
-
-
-def _words(setting):
-    return [str(x) for x in setting.value] if isinstance(setting.value, list) else [_text(setting)]
-
-
-def _joined(setting):
-    return " ".join(_words(setting))
+def _words(value):
+    return [str(x) for x in value] if isinstance(value, list) else [_text(value)]
 
 
 # By `read` of a row, or by the type of an option of ours.
-READERS = {"integer": _integer, "number": _number, "flag": _flag, "text": _text, "words": _words, "choice": _text,
-           "list": _words, "tuple": _joined}
+READERS = {"integer": (_integer, "a whole number"), "number": (_number, "a number"), "flag": (_flag, "true or false"),
+           "text": (_text, "one word or path"), "choice": (_text, "one word"), "words": (_words, "words"),
+           "list": (_words, "words"), "tuple": (lambda value: " ".join(_words(value)), "words")}
+
+
+def read_value(setting, kind):
+    function, expects = READERS[kind]
+    try:
+        return function(setting.value)
+    except (ValueError, TypeError, KeyError):
+        shown = " ".join(setting.word()[:100].split()) or "without a value"
+        raise InputError(f"{setting.where}: {setting.key} {shown}: must be {expects}; correct it there, or take the "
+                         "line out and give our option on the command line") from None

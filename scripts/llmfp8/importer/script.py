@@ -1,250 +1,225 @@
 """Reads a launch script: the words of its training command, which become settings, and its environment. Nothing is run:
 plain NAME=value, arrays and ${NAME:-default} are put in where a command uses them. Any other expansion has no value
-here, and the report asks for it."""
+here, and the report asks for it. Of a condition one branch is read."""
 import re
+import shlex
 
 from ..support import InputError
-from .rows import MOST_EXPANDED, MOST_SETTINGS, NONE, UNKNOWN, VARIABLE, Setting, Finding
-from .shared_rows import COMMANDS
+from .rows import MEANT, MOST_IN_VARIABLES, NONE, UNKNOWN, Setting, find_row
+from .tables import ENVIRONMENT
 
-_TOKEN = re.compile(r"""
-    (?P<skip>[ \t\r]+|(?P<broken>\\[ \t]*(?:\#[^\n]*)?(?:\n|\Z))|\#[^\n]*|\d?[<>]+&?[ \t]*[^\s;&|<>]*)
-    |(?P<end>\n|[;&|]+|(?<!\S)[{}](?!\S))|(?P<array>(?P<name>[A-Za-z_]\w*)(?P<append>\+?)=\()|(?P<bracket>[()])
-    |(?P<word>(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|\$\(\([^()]*\)\)|\$\([^()]*\)|`[^`]*`|\$\{[^{}]*\}|[^\s;&|()<>\\'"`])+)
-    """, re.X | re.S)
-_HERE = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(?:[^\n]*\n)*?[ \t]*\2[ \t]*(?=\n|\Z)")
-_QUOTED = re.compile(r"\\(.)|'([^']*)'|\"((?:\\.|[^\"\\])*)\"", re.S)
-_REFERENCE = re.compile(r"\$\{(\w+|[@*])(?:\[[@*]\])?(?::?[-=]([^{}]*))?\}|\$(\w+|[@*])")
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=", re.S)
-_EXPORTS = ("export", "declare", "local", "readonly", "typeset")
-_BLOCKS = {"if": "fi", "while": "done", "until": "done", "for": "done", "case": "esac"}
-_LLMC = re.compile(r"(?:.*/)?train_(gpt2|llama3)(fp32)?(cu)?$")   # its options have one dash
+# In the text, a line begins with the character 1 and its number, until it is cut into words.
+_QUOTE = r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\."
+_EXPANSION = r"\$\(\([^()]*\)\)|\$\([^()]*\)|\$\{(?:[^{}]|\$\{[^{}]*\})*\}|\$(?![({])|`[^`]*`"
+_ARRAY = rf"\((?:{_QUOTE}|{_EXPANSION}|[^()'\"\\$`])*\)"
+_COMMENT = re.compile(rf"({_QUOTE})|(?<!\S)#[^\n]*", re.S)
+_HERE = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(?:[^\n]*\n)*?\x01\d+ [ \t]*\2[ \t]*(?=\n|\Z)")
+_STATEMENT = re.compile(rf";;|(?:={_ARRAY}|{_QUOTE}|{_EXPANSION}|[<>]&|[^\n;&|'\"\\$`])+", re.S)
+_ASSIGNMENT = re.compile(rf"\s*(\w+)(\+?)=({_ARRAY}|(?:{_QUOTE}|{_EXPANSION}|[^\s'\"\\$`])*)", re.S)
+_REFERENCE = re.compile(r"\x01(?P<line>\d+)|\"?\$\{(?P<array>\w+)\[[@*]\]\}\"?|\"?\$(?:\{[@*][^{}]*\}|[@*])\"?|"
+                        r"\$\{(?P<name>\w+)(?::?[-=](?P<default>[^{}]*))?\}|\$(?P<bare>\w+)")
+_KEYWORDS = re.compile(r"\s*(?:\x01\d+\s*|(?:then|do|else)(?!\S))*")
+# First words of commands that are no part of the training.
+_COMMANDS = ("mkdir cd echo set source . module pip pip3 nvidia-smi sleep exit wait ulimit printf ls rm cp date trap "
+             "unset conda true shift umask hostname pwd ray done break continue make { } : mv touch env tee chmod apt "
+             "apt-get cat while until for [ [[ test function select if elif case").split()
+_PROGRAM = re.compile(r"-m|.*\.py|(?:.*/)?train_(?:gpt2|llama3)(?:fp32)?(?:cu)?")
 
 
-def unquoted(raw):
-    def content(match):
-        if match[3] is None:
-            return (match[1] or "").strip("\n") or match[2] or ""
-        return re.sub(r'\\([\\"$`\n])', r"\1", match[3])   # a continued line stays a line break, to count lines
-    return _QUOTED.sub(content, raw)
+def words_of(text, line):
+    """[(word, line)]. A quoted text that begins with a dash is cut, too, since options were meant."""
+    try:
+        words = shlex.split(text.replace("\\\n", " "))
+    except ValueError:   # a quotation mark in the value of a variable
+        words = text.split()
+    found = []
+    for word in words:
+        for piece in word.split() if re.match(r"(?:\x01\d+|\s)*-", word) else [word]:
+            if re.fullmatch(r"\x01\d+", piece):
+                line = int(piece[1:])
+            else:
+                found.append((re.sub(r"\x01\d+ ?", "", piece), line))
+    return found
+
+
+def read_script(name, text, given):
+    """(options of the training command, those of its launcher, findings about the rest)"""
+    script = Script(name, text, given)
+    return script.settings, script.launcher, script.findings
 
 
 class Script:
-    """`settings` and `launcher` are the options of the training command, `environment` what is exported, `findings` the
-    lines that are explained here already."""
+    """`settings` and `launcher` are the options of the training command, `findings` what is explained here already."""
 
-    def __init__(self, name, text, given=None):
-        self.name, self.given = name, dict(given or {})
-        self.values = {key: [(value, 0)] for key, value in self.given.items()}   # variable: [(word, line)]
-        self.arrays, self.used, self.exported = set(), set(), set()
-        self.assigned = {}      # variable: line of its last assignment
-        self.expanded = 0       # characters that variables became so far
-        self.commands = []      # (line, [(word, line)])
-        self.blocks = []        # findings about the conditions that are open
-        self.settings, self.launcher, self.environment, self.findings = [], [], [], []
-        text = text.replace("\r\n", "\n")
-        self.lines = text.split("\n")
-        self.read(_HERE.sub(lambda match: re.sub(r"[^\n]", "", match.group()), text))
-        self.choose_command()
+    def __init__(self, name, text, given):
+        self.name, self.given, self.lines, self.line = name, given, text.replace("\x01", "").split("\n"), 1
+        self.values, self.assigned = dict(given), {}   # of a variable: its text, the line of its last assignment
+        self.exported, self.used = set(), set()
+        self.commands, self.findings = [], []          # of commands: (line, [(word, line)])
+        for text in self.one_branch(_STATEMENT.findall(self.prepared())):
+            self.statement(text)
+        self.launcher, self.settings = self.chosen_command()
         self.read_environment()
 
-    def fail(self, line, problem):
-        raise InputError(f"{self.name}:{line}: {problem}")
+    def note(self, line, action, fact, text=None, error=0):
+        text = (text or self.lines[line - 1].strip())[:78]
+        self.findings.append(Setting(self.name, line, "", None, text, action, fact, error))
 
-    def note(self, line, action, fact, text=None):
-        if len(self.findings) >= MOST_SETTINGS:
-            self.fail(line, f"more than {MOST_SETTINGS} lines that are no settings; name a script that starts one "
-                      "training")
-        self.findings.append(Finding(self.name, line, (text or self.lines[line - 1].strip())[:78], action, fact))
-        return self.findings[-1]
+    def prepared(self):
+        """The text with numbers of lines, without comments and input of commands."""
+        lines = []
+        for number, line in enumerate(self.lines, 1):
+            broken = re.match(r"([^#]*\\)[ \t]+(?:#.*)?$", line)
+            if broken:
+                self.note(number, MEANT, "this backslash is not the last character of its line, so bash ends the "
+                          "command here, and the options of the next lines never reach it",
+                          "\\ with something behind it")
+            lines.append(f"\x01{number} {broken[1] if broken else line}")
+        text = _COMMENT.sub(lambda match: match[1] or "", _HERE.sub("", "\n".join(lines)))
+        rest = re.sub(rf"{_QUOTE}|`[^`]*`", lambda match: " " * len(match[0]), text, flags=re.S)
+        opening = re.search(r"['\"`]|\w=\((?![^()]*\))", re.sub(r"\$\([^()]*\)", lambda m: " " * len(m[0]), rest))
+        if opening:
+            line = text[:opening.start()].rpartition("\x01")[2].split()[0]
+            raise InputError(f"{self.name}:{line}: {opening[0]} is never closed; close it")
+        return text
 
-    def count(self, words, line):
-        """Fails if variables double each other without end."""
-        self.expanded += sum(len(word) + 1 for word, _ in words)
-        if self.expanded > MOST_EXPANDED:
-            self.fail(line, f"the script's variables become more than {MOST_EXPANDED} characters; name a script that "
-                      "starts one training")
+    def one_branch(self, statements):
+        """The statements with one branch of each condition, which is not evaluated: the first without --mock-data."""
+        open_ifs = [(1, [[]])]   # (line, branches)
+        for text in statements:
+            lines = re.findall(r"\x01(\d+)", text)
+            self.line = int(lines[-1]) if lines else self.line
+            first = re.search(r"(?<!\S)(?!\x01)\S+|$", text)[0]
+            if first in ("if", "case"):
+                open_ifs[-1][1][-1].append(text)
+                open_ifs.append((self.line, [[]]))
+                continue
+            elif first in ("else", "elif", ";;") and len(open_ifs) > 1:
+                open_ifs[-1][1].append([])
+            elif first in ("fi", "esac") and len(open_ifs) > 1:
+                chosen = self.chosen_branch(*open_ifs.pop())
+                open_ifs[-1][1][-1] += chosen
+                continue
+            open_ifs[-1][1][-1].append(re.sub(r"^(\s*\x01\d+)?\s*[^\s()=]+\)", r"\1", text))   # the pattern of a case
+        return [text for _, branches in open_ifs for branch in branches for text in branch]
 
-    # ---- words and their expansion ----
+    def chosen_branch(self, line, branches):
+        chosen = next(branch for branch in branches + [[]] if "--mock-data" not in " ".join(branch))
+        telling = [branch for branch in branches if re.search(r"\w\+?=|\s--|train_gpt2", " ".join(branch))]
+        left = [re.search(r"\x01(\d+)", " ".join(b) + f"\x01{line}")[1] for b in telling if b is not chosen]
+        if telling:
+            self.note(line, UNKNOWN, "a condition is not evaluated: its first branch without --mock-data is read"
+                      + f", and what begins in line {' or '.join(left)} is left out" * bool(left))
+        return chosen
 
-    def read(self, text):
-        """Cuts the text into statements: a word is (raw text, line), an array (name, append, words)."""
-        at, line, items, array = 0, 1, [], None
-        while at < len(text):
-            match = _TOKEN.match(text, at)
-            if not match:
-                self.fail(line, f"{text[at]} is never closed; close it")
-            at = match.end()
-            if match["broken"] and match["broken"] not in ("\\\n", "\\"):
-                self.note(line, VARIABLE, "this backslash is not the last character of its line, so bash ends the "
-                          "command here and the options of the next lines never reach it; read here as it was meant",
-                          text="\\ with something behind it")
-            if match["word"]:
-                (items if array is None else array[2]).append((match["word"], line))
-            elif match["array"]:
-                array, begin = (match["name"], match["append"], []), line
-                items.append(array)
-            elif match["bracket"] == ")":
-                array = None
-            elif match["end"] and array is None:
-                self.statement(items)
-                items = []
-            line += match.group().count("\n")
-        if array is not None:
-            self.fail(begin, f"array {array[0]}=( has no closing bracket; add the ) that ends it")
-        self.statement(items)
-
-    def text(self, raw, line):
-        """A word with the values of its variables, without quotes; what has no value stays as it is."""
+    def expanded(self, text):
+        """A text with the values of variables; what has no value stays as it is."""
         def value(match):
-            name = match[1] or match[3]
+            if match["line"]:
+                self.line = int(match["line"])
+                return match[0]
+            name = match["array"] or match["name"] or match["bare"]
             self.used.add(name)
-            if name in self.values:
-                return " ".join(word for word, _ in self.values[name])
-            return match.group() if match[2] is None and name not in "@*" else match[2] or ""
-        word = raw
+            found = self.values.get(name)
+            if found is None:
+                return match[0] if name and match["default"] is None else match["default"] or ""
+            return f"{found} \x01{self.line} " if "\x01" in found else found
         for _ in range(8):   # defaults within defaults
-            word, before = _REFERENCE.sub(value, word), word
-            if word == before:
+            text, before = _REFERENCE.sub(value, text), text
+            if text == before:
                 break
-            self.count([(word, line)], line)
-        return unquoted(word)
+            if len(text) > MOST_IN_VARIABLES:
+                raise InputError(f"{self.name}:{self.line}: a variable becomes more than {MOST_IN_VARIABLES} "
+                                 "characters; name a script of one training")
+        return text
 
-    def words(self, raw, line):
-        """[(word, line)]: the words of a variable if that is all there is, else one word. Only a word that begins with
-        a dash is cut at its blanks, since options were meant."""
-        match = _REFERENCE.fullmatch(raw.strip('"'))
-        name = match and (match[1] or match[3])
-        if name in self.values:
-            self.used.add(name)
-            found = self.values[name]
-        elif name in ("@", "*"):
-            found = []
-        else:
-            found = [(self.text(raw, line), line)]
-        return [(piece, at) for word, at in found for piece in (word.split() if word[:1] == "-" else [word])]
-
-    # ---- statements ----
-
-    def statement(self, items):
-        while items and items[0][0] in ("then", "else", "do"):
-            items = items[1:]
-        if not items:
-            return
-        array = len(items[0]) == 3
-        first, line = ("", 0) if array else items[0]
-        if first in _BLOCKS or first in ("elif", "[", "[[", "test", "function", "select"):
-            for raw, at in items[1:]:
-                self.words(raw, at)   # its variables are used
-            if first == "while" and [raw for raw, _ in items[1:]] in (["true"], [":"]):
-                self.note(line, VARIABLE, "a loop that starts the training again when it ends: --resume auto goes on")
-            elif first in _BLOCKS:
-                self.blocks.append(self.note(line, VARIABLE, "decides on commands of the shell alone"))
-            return
-        if first in ("fi", "esac", "done"):
-            self.blocks = self.blocks[:-1]
-        exports = first in _EXPORTS
-        rest = items[1:] if exports else items
-        assigned = []
-        while rest and (len(rest[0]) == 3 or _ASSIGNMENT.match(rest[0][0])):
-            assigned.append(rest[0])
-            rest = rest[1:]
-        for item in assigned:
-            self.assign(item, first == "export" or bool(rest))
+    def statement(self, text):
+        begin = _KEYWORDS.match(text).end()
+        self.expanded(text[:begin])   # for its line
+        line, first = self.line, (text[begin:].split() or [""])[0]
+        exports = first in ("export", "declare", "local", "readonly", "typeset")
+        at, assigned = begin + len(first) * exports, []
+        while match := _ASSIGNMENT.match(text, at):
+            at = match.end()
+            assigned.append(match)
+        rest = text[at:]
+        for match in assigned:
+            self.assign(match, exports and first == "export" or bool(rest.strip()))
+        words = words_of(self.expanded(rest), line)
         if exports:
-            self.exported.update(raw for raw, _ in rest)
-        elif rest:
-            self.command([(raw, at) for raw, at in (item[:2] for item in rest if len(item) == 2)])
-        if assigned or (rest and self.commands and self.commands[-1][0] == rest[0][1]):
-            for finding in self.blocks:
-                finding.action, finding.fact = UNKNOWN, ("not evaluated: what it decides on is read as if it were so; "
-                                                         "check the lines that depend on it")
-            self.blocks = []
+            self.exported.update(word for word, _ in words)
+        elif words:
+            self.command(line, words)
 
-    def assign(self, item, exported):
-        if len(item) == 3:
-            name, append, parts = item
-            words = [word for raw, line in parts for word in self.words(raw, line)]
-            line = parts[0][1] if parts else 1
-            self.arrays.add(name)
-        else:
-            match = _ASSIGNMENT.match(item[0])
-            name, append, line = match[1], match[2], item[1]
-            value = self.text(item[0][match.end():], line)
-            words = [(w.group(), line + value.count("\n", 0, w.start())) for w in re.finditer(r"\S+", value)]
-            words = words if "\n" in value or value.startswith("-") else [(value, line)]
+    def assign(self, match, exported):
+        name, raw = match[1], match[3]
+        value = self.expanded(raw[1:-1] if raw.startswith("(") else raw)
+        if not raw.startswith("("):   # the text without quotes; a continued line stays a line break
+            value = re.sub(_QUOTE, lambda m: m[0][1:-1] if m[0][0] != "\\" else m[0][1:].strip("\n"), value, flags=re.S)
+        if raw.startswith("(") or re.match(r"(?:\x01\d+|\s)*-", value):
+            value = f"\x01{self.line} {value}"
         if name not in self.given:
-            if append and name in self.values:
-                self.values[name].extend(words)
-            else:
-                self.values[name] = words
-            self.count(words, line)
-        self.assigned[name] = line
+            self.values[name] = f"{self.values.get(name, '')} {value}" if match[2] else value
+        self.assigned[name] = self.line
         if exported:
             self.exported.add(name)
 
-    def command(self, items):
-        line, words = items[0][1], [word for raw, at in items for word in self.words(raw, at)]
-        first = words[0][0] if words else ""
+    def command(self, line, words):
+        end = next((i for i, (word, _) in enumerate(words) if re.match(r"\d?[<>]", word)), len(words))
+        words, first = words[:end], words[0][0]
         if first.startswith("--") and self.commands:
-            self.note(line, VARIABLE, f"bash takes this line for a separate command: the one of line "
-                      f"{self.commands[-1][0]} ended before it (a comment or an end of line without \\ in between); "
-                      "read here as it was meant", text="a line that begins with an option")
+            self.note(line, MEANT, f"bash takes this line for a separate command: the one of line "
+                      f"{self.commands[-1][0]} ended before it (a comment or an end of line without \\ in between)",
+                      "a line that begins with an option")
             self.commands[-1][1].extend(words)
-        elif first in COMMANDS.split():
-            pass   # a command of the shell, no part of the training
-        elif any(word.startswith("-") for word, _ in words):
+        elif first not in _COMMANDS and any(word.startswith("-") for word, _ in words):
             self.commands.append((line, words))
-        elif words:
+        elif first not in _COMMANDS and not first.endswith("()"):
             self.note(line, UNKNOWN, "neither an assignment nor a command with options")
 
-    # ---- the training command ----
-
-    def choose_command(self):
-        """Takes the command that has most options; without one, the arguments alone, for a script that sources them."""
+    def chosen_command(self):
+        """(options of the launcher, options of the program) of the command that has most options; without a command,
+        of what the variables hold, for a script that others source."""
         self.commands.sort(key=lambda c: (-sum(w.startswith("--") for w, _ in c[1]),
                                           -sum(w.startswith("-") for w, _ in c[1])))
-        if self.commands:
-            chosen, words = self.commands[0]
-            for line, _ in self.commands[1:]:
-                self.note(line, UNKNOWN, f"another command than the training of line {chosen}: import one at a time")
-        else:
-            names = [n for n, words in self.values.items() if n in self.arrays or any("--" in w for w, _ in words)]
-            self.used.update(names)
-            words = [word for n in names for word in self.values[n]]
-        program = next((i for i, (w, _) in enumerate(words) if _LLMC.match(w)), -1)
-        one_dash = program >= 0
-        if program < 0:
-            program = next((i + (w == "-m") for i, (w, _) in enumerate(words) if w.endswith(".py") or w == "-m"), -1)
-        if program < 0:
-            program = next((i - 1 for i, (w, _) in enumerate(words) if w.startswith("-")), -1)
-        self.launcher = self.options(words[:max(program, 0)], True)
-        self.settings = self.options(words[program + 1:], False, one_dash)
+        for line, _ in self.commands[1:]:
+            self.note(line, UNKNOWN, f"another command than the training of line {self.commands[0][0]}: import one at "
+                      "a time")
+        names = [] if self.commands else [name for name, text in self.values.items() if "--" in text]
+        self.used.update(names)
+        words = self.commands[0][1] if self.commands else words_of(" ".join(self.values[name] for name in names), 1)
+        program = next((i + (w == "-m") for i, (w, _) in enumerate(words) if _PROGRAM.fullmatch(w)), -1)
+        return self.options(words[:max(0, program)]), self.options(words[program + 1:], program >= 0)
 
-    def options(self, words, launcher, one_dash=False):
-        """Words as settings; with one_dash the dash stays in the name, as in the table of llm.c. Values are the words
-        up to the next option; a negative number is a value."""
-        found, current = [], None
+    def options(self, words, arguments=False):
+        """Words as settings. Values are the words up to the next option; a negative number is a value. With
+        `arguments`, words before the first option are arguments of the program, too."""
+        found = []
         for word, line in words:
             if re.match(r"--?[A-Za-z]", word):
-                name, equals, value = (word if one_dash else word.lstrip("-")).partition("=")
-                current = [name, [value] if equals else [], line, word.split("=")[0]]
-                found.append(current)
-            elif word.startswith("$") and current is None or "[@]" in word or "[*]" in word:
+                shown = word.split("=")[0]   # llm.c's options keep their one dash
+                name, equals, value = (word if arguments and word[1] != "-" else word.lstrip("-")).partition("=")
+                found.append((name, [value] if equals else [], line, shown))
+            elif "[@]" in word or "[*]" in word or word.startswith("$") and not found:
                 self.note(line, UNKNOWN, f"{word} has no value in this script: name it with --set NAME=VALUE", word)
-            elif current is not None:
-                current[1].append(word)
-            elif not launcher:
-                self.note(line, UNKNOWN, "a word that belongs to no option", text=word)
-        return [Setting(self.name, line, name, values[0] if len(values) == 1 else values or True,
-                        " ".join([shown] + values)[:78]) for name, values, line, shown in found]
+            elif found:
+                found[-1][1].append(word)
+            elif arguments:
+                self.note(line, UNKNOWN, "a word that belongs to no option", word)
+        settings = []
+        for name, values, line, shown in found:
+            if any("$" in value for value in values):
+                values = [self.given.get(name.lstrip("-").replace("-", "_"), " ".join(values))]
+            settings.append(Setting(self.name, line, name, values[0] if len(values) == 1 else values or True,
+                                    " ".join([shown, *values])[:78]))
+        return settings
 
     def read_environment(self):
-        """Variables that are exported, or that nothing in the script uses."""
+        """Tells of variables that are exported, or that nothing in the script uses."""
         for name, line in self.assigned.items():
-            value = " ".join(word for word, _ in self.values[name])
-            if name in self.arrays and name not in self.used:
-                self.note(line, NONE, "no command is given these words", text=f"{name}=(...)")
-            elif name in self.exported or name not in self.used:
-                key = name if name in self.exported else "(not exported) " + name
-                self.environment.append(Setting(self.name, line, key, value, f"{name}={value}"[:78]))
+            text = name + "=" + " ".join(word for word, _ in words_of(self.values[name], 1))
+            row = find_row(ENVIRONMENT, Setting(self.name, line, name, text.partition("=")[2], text))
+            if name in self.exported:
+                self.note(line, row.action, row.fact, text, row.error)
+            elif name not in self.used:
+                self.note(line, NONE, "not exported, and no command in the script is given it", text)
