@@ -138,13 +138,9 @@ class Import:
 
     def drop_without_effect(self):
         """Drops options that the executable would refuse because they have no effect with the others."""
-        table, dropped = option_table(self.family() or "llama"), True
-        while dropped:
-            options = {name: entry.value for name, entry in self.config.items()}
-            reasons = ((name, why_no_effect(table, options, name)) for name in options)
-            dropped = next(((name, reason) for name, reason in reasons if reason), None)
-            if dropped:
-                self.drop(*dropped)
+        table = option_table(self.family() or "llama")
+        while found := next(((o, why) for o in self.config if (why := why_no_effect(table, self.options(), o))), None):
+            self.drop(*found)
 
     def tell_options(self, finding):
         """Puts the options that a setting asked for at the beginning of its fact, with their values in the end."""

@@ -23,11 +23,6 @@ def finish_megatron(run):
     elif finding:
         finding.decide(CANNOT, "a checkpoint of Megatron cannot be read: make a Hugging Face directory of it, then "
                        "--load DIR")
-    instances, finding = run.kept_as("instances")
-    if finding and run.ranks:
-        run.set("zero-group", run.ranks // max(1, instances), finding)
-    elif finding:
-        finding.decide(CANNOT, "zero-group is the number of ranks / this: say --ranks N")
     if "profile" in run.kept:
         first, last = run.kept_as("profile_first")[0] or 10, run.kept_as("profile_last")[0] or 12
         run.set("profile", f"{first}:{last}", run.kept_as("profile")[1])

@@ -10,7 +10,7 @@ from .engine import Import, is_open
 from .read_files import read_json, read_lines, read_toml, read_yaml
 from .report import report
 from .rows import MOST_BYTES, MOST_IN_LINE, MOST_SETTINGS, plain
-from .script import read_script
+from .script import Script
 from .option_table import own_rows
 from .tables import LAUNCHER, LLMC, MEGATRON, SHARED_NAMES, SOURCES
 
@@ -90,7 +90,8 @@ def read_input(run, path, given):
     if name in run.inputs:
         raise InputError(f"{path}: a file of that name was read already; give each input once, under its own name")
     run.inputs.append(name)
-    readers = {"json": read_json, "yaml": read_yaml, "toml": read_toml, "python": read_lines, "shell": read_script}
+    readers = {"json": read_json, "yaml": read_yaml, "toml": read_toml, "python": read_lines,
+               "shell": lambda *file: Script(*file).found}
     settings, launcher, findings = readers[form](name, text, given)
     if len(settings) > MOST_SETTINGS:
         raise InputError(f"{path}:{settings[MOST_SETTINGS].line}: has more than {MOST_SETTINGS} settings; name the "

@@ -42,14 +42,8 @@ def words_of(text, line):
     return found
 
 
-def read_script(name, text, given):
-    """(options of the training command, those of its launcher, findings about the rest)"""
-    script = Script(name, text, given)
-    return script.settings, script.launcher, script.findings
-
-
 class Script:
-    """`settings` and `launcher` are the options of the training command, `findings` what is explained here already."""
+    """`found`: the options of the training command, those of its launcher, and findings about the rest."""
 
     def __init__(self, name, text, given):
         self.name, self.given, self.lines, self.line = name, given, text.replace("\x01", "").split("\n"), 1
@@ -58,8 +52,9 @@ class Script:
         self.commands, self.findings = [], []          # of commands: (line, [(word, line)])
         for text in self.one_branch(_STATEMENT.findall(self.prepared())):
             self.statement(text)
-        self.launcher, self.settings = self.chosen_command()
+        launcher, settings = self.chosen_command()
         self.read_environment()
+        self.found = settings, launcher, self.findings
 
     def note(self, line, action, fact, text=None, error=0):
         text = (text or self.lines[line - 1].strip())[:78]
