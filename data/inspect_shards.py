@@ -29,7 +29,7 @@ def parse_arguments():
                         help="tokens to decode (default %(default)s)")
     parser.add_argument("--tokenizer", default="", metavar="NAME",
                         help="bytes, gpt2 or a tokenizer.json (default: what the .meta.json names)")
-    add_tokenizer_options(parser, separator=False)
+    add_tokenizer_options(parser)
     parser.add_argument("--bigram-entropy", action="store_true",
                         help="print only the entropy of a token given the previous one, over all shards")
     args = parser.parse_args()
@@ -79,7 +79,7 @@ def tokenizer_of(args, meta):
     if not name:
         return None, f"pass --tokenizer to decode ({named or 'not named by a .meta.json'})"
     try:
-        tokenizer = load_tokenizer(name, args.vocab_bpe, args.encoder_json)
+        tokenizer = load_tokenizer(name, args.vocab_bpe, args.encoder_json, args.separator)
     except InputError as error:
         if args.tokenizer:
             raise

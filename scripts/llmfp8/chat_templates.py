@@ -11,6 +11,9 @@ from .text_tokenizers import SENTINEL
 
 MAX_FILE_BYTES = 16 << 20
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+LLAMA3 = ("<|begin_of_text|>{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + "
+          "'<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}{% endfor %}"
+          "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}")
 
 
 def unread(number, names, template):
@@ -21,54 +24,47 @@ def unread(number, names, template):
                       f"{','.join(names)} if the text is right without")
 
 
-class FixedTemplate:
-    """A template that only knows role and content."""
-
-    def parts(self, messages, tools, targets):
-        if tools:
-            raise unread(0, ["tools"], self.name)
-        parts = [[self.begin, 0]]
-        for number, message in enumerate(messages):
-            rest = sorted(message.keys() - {"role", "content"})
-            if rest:
-                raise unread(number + 1, rest, self.name)
-            head, body = self.message(message["role"], message["content"].strip())
-            parts += [[head, 0], [body, int(number in targets)]]
-        return parts
-
-
-class Llama3Template(FixedTemplate):
-    name, begin = "llama3", "<|begin_of_text|>"
-    jinja = ("<|begin_of_text|>{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + "
-             "'<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}{% endfor %}"
-             "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}")
-
-    def __init__(self, tokenizer):
-        names = (self.begin, "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
-        missing = [name for name in names if name not in tokenizer.markers]
-        if missing:
-            raise InputError(f"--template llama3: the tokenizer {tokenizer.name} has no token {', '.join(missing)}; "
-                             "take Llama-3-Instruct's tokenizer.json, or --template plain")
-        if tokenizer.separator != tokenizer.markers[self.begin]:
-            raise InputError("--template llama3 begins a document with <|begin_of_text|>: leave --separator out")
-
-    @staticmethod
-    def message(role, content):
-        return f"<|start_header_id|>{role}<|end_header_id|>\n\n", f"{content}<|eot_id|>"
-
-
-class PlainTemplate(FixedTemplate):
-    name, begin = "plain", ""
+class PlainTemplate:
+    """Words for roles, for any tokenizer."""
+    name = "plain"
 
     def __init__(self, tokenizer):
         self.jinja = ("{{ " + json.dumps(tokenizer.separator_text) + " }}{% for message in messages %}"
                       "{{ message['role'] | capitalize + ': ' + message['content'] | trim + '\n\n' }}{% endfor %}"
                       "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}")
 
-    @staticmethod
-    def message(role, content):
-        # The blank belongs to the first word's token in most tokenizers.
-        return f"{role.capitalize()}:", f" {content}\n\n"
+    def parts(self, messages, tools, targets):
+        if tools:
+            raise unread(0, ["tools"], self.name)
+        parts = []
+        for number, message in enumerate(messages):
+            rest = sorted(message.keys() - {"role", "content"})
+            if rest:
+                raise unread(number + 1, rest, self.name)
+            # The blank belongs to the first word's token in most tokenizers.
+            parts += [[f"{message['role'].capitalize()}:", 0],
+                      [f" {message['content'].strip()}\n\n", int(number in targets)]]
+        return parts
+
+
+def read_beside(tokenizer, name, convert):
+    """convert(text) of the file of this name beside the tokenizer.json; None if there is none."""
+    path = tokenizer.path and tokenizer.path.parent / name
+    if not path or not path.is_file():
+        return None
+    try:
+        return convert(read_bounded(path, MAX_FILE_BYTES, "a file of a tokenizer").decode())
+    except ValueError as error:
+        raise InputError(f"{path}: not readable: {error}") from None
+
+
+def template_beside(tokenizer):
+    """(the chat template beside the tokenizer.json or None, tokenizer_config.json)."""
+    config = read_beside(tokenizer, "tokenizer_config.json", parse_json) or {}
+    listed = config.get("chat_template")
+    if isinstance(listed, list):
+        listed = next((entry["template"] for entry in listed if entry["name"] == "default"), None)
+    return read_beside(tokenizer, "chat_template.jinja", str) or listed, config
 
 
 class ModelTemplate:
@@ -76,34 +72,22 @@ class ModelTemplate:
     name = "model"
 
     def __init__(self, tokenizer):
-        folder = tokenizer.path and tokenizer.path.parent
-        config = self._read(folder, "tokenizer_config.json", parse_json) or {}
-        listed = config.get("chat_template")
-        if isinstance(listed, list):
-            listed = next((entry["template"] for entry in listed if entry["name"] == "default"), None)
-        self.jinja = self._read(folder, "chat_template.jinja", str) or listed
-        if not self.jinja:
+        jinja, config = template_beside(tokenizer)
+        if not jinja:
             raise InputError("--template model: there is no chat_template.jinja, and no chat_template in a "
                              f"tokenizer_config.json, beside the tokenizer {tokenizer.name}; take --template plain "
                              "(any tokenizer) or llama3")
-        names = {name: config.get(name) for name in SPECIAL_TOKENS}
-        self.names = {name: token["content"] if isinstance(token, dict) else token for name, token in names.items()
-                      if token}
-        self.markers, self.check = tuple(tokenizer.markers), tokenizer.check_marked
-        self.template = self._compile(self.jinja)
+        named = {name: config.get(name) for name in SPECIAL_TOKENS}
+        self._begin(tokenizer, jinja, {name: token["content"] if isinstance(token, dict) else token
+                                       for name, token in named.items() if token})
 
-    @staticmethod
-    def _read(folder, name, convert):
-        if not folder or not (folder / name).is_file():
-            return None
-        try:
-            return convert(read_bounded(folder / name, MAX_FILE_BYTES, "a file of a tokenizer").decode())
-        except ValueError as error:
-            raise InputError(f"{folder / name}: not readable: {error}") from None
+    def _begin(self, tokenizer, jinja, names):
+        self.jinja, self.names, self.template = jinja, names, self._compile(jinja)
+        self.markers, self.check = tuple(tokenizer.markers), tokenizer.check_marked
 
     @staticmethod
     def _compile(text):
-        sandbox = need("jinja2.sandbox", "jinja2", "--template model")
+        sandbox = need("jinja2.sandbox", "jinja2", "a chat template")
 
         def fail(message):
             raise ValueError(message)
@@ -118,14 +102,14 @@ class ModelTemplate:
                 r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})",
                 lambda tag: tag[1] + ("endif" if tag[2] else "if true") + tag[3], text))
         except Exception as error:   # jinja2's own, and Python's of wrong literals
-            raise InputError(f"--template model: not a chat template: {one_line(error)}") from None
+            raise InputError(f"not a chat template: {one_line(error)}") from None
 
     def _render(self, messages, tools, prompt=False):
         try:
             return self.template.render(messages=messages, tools=tools or None, documents=None,
                                         add_generation_prompt=prompt, **self.names)
         except Exception as error:   # a template is a program, and it may refuse
-            raise InputError(f"the model's chat template refuses {len(messages)} messages: {one_line(error)}") from None
+            raise InputError(f"the chat template refuses {len(messages)} messages: {one_line(error)}") from None
 
     def parts(self, messages, tools, targets):
         whole = self._render(messages, tools)
@@ -134,7 +118,7 @@ class ModelTemplate:
         for number in targets:
             before, after = self._render(messages[:number], tools, True), self._render(messages[:number + 1], tools)
             if not (after.startswith(before) and whole.startswith(after) and len(before) >= at):
-                raise InputError(f"the model's chat template does not continue message {number + 1} where a generation "
+                raise InputError(f"the chat template does not continue message {number + 1} where a generation "
                                  "prompt ends, or renders it otherwise when messages follow: give it weight 0, or take "
                                  "--template plain")
             answer = after[len(before):]
@@ -169,6 +153,21 @@ class ModelTemplate:
                     key: other for key, other in message.items() if key != name}
                 if same([*messages[:number], without, *messages[number + 1:]], tools):
                     raise unread(number + 1, [name], self.name)
+
+
+class Llama3Template(ModelTemplate):
+    """That of Llama-3-Instruct, for base models."""
+    name = "llama3"
+
+    def __init__(self, tokenizer):
+        names = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+        missing = [name for name in names if name not in tokenizer.markers]
+        if missing:
+            raise InputError(f"--template llama3: the tokenizer {tokenizer.name} has no token {', '.join(missing)}; "
+                             "take Llama-3-Instruct's tokenizer.json, or --template plain")
+        if tokenizer.separator_text != names[0]:
+            raise InputError("--template llama3 begins a document with <|begin_of_text|>: leave --separator out")
+        self._begin(tokenizer, LLAMA3, {})
 
 
 TEMPLATES = {template.name: template for template in (ModelTemplate, Llama3Template, PlainTemplate)}

@@ -178,7 +178,7 @@ def prepare_folder(folder, overwrite, keep_temporary):
 
 
 def number_of(count, noun):
-    return f"{count} {noun} that is" if count == 1 else f"{count} {noun}s that are"
+    return f"{count_text(count, noun)} that {'is' if count == 1 else 'are'}"
 
 
 def skipped(plan):

@@ -16,14 +16,12 @@ TINY_SHAKESPEARE = ("https://raw.githubusercontent.com/karpathy/char-rnn/master/
                     "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed")
 
 
-def add_options(parser, out="", tokenizer="", valid_fraction=0.01):
-    """All options except those about the inputs. Without a default, --out and --tokenizer are required."""
-    parser.add_argument("--out", default=out, required=not out, metavar="DIR",
-                        help="folder for the shards" + (" (default %(default)s)" if out else ""))
-    parser.add_argument("--tokenizer", default=tokenizer, required=not tokenizer, metavar="NAME",
-                        help="bytes, gpt2, or a tokenizer.json" + (" (default %(default)s)" if tokenizer else ""))
+def add_options(parser):
+    """All options except those about the inputs."""
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder for the shards")
+    parser.add_argument("--tokenizer", required=True, metavar="NAME", help="bytes, gpt2, or a tokenizer.json")
     add_tokenizer_options(parser)
-    parser.add_argument("--valid-fraction", type=float, default=valid_fraction, metavar="F",
+    parser.add_argument("--valid-fraction", type=float, default=0.01, metavar="F",
                         help="share of the documents for validation, 0 to below 1 (default %(default)s)")
     parser.add_argument("--shard-tokens", type=whole_number, default=100_000_000, metavar="N",
                         help="tokens per shard (default %(default)s)")

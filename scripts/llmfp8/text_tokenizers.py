@@ -1,12 +1,14 @@
 """Tokenizers of the scripts: bytes (standard library), gpt2 (tiktoken), a tokenizer.json (tokenizers).
 
 Each has name, sha256 (of what decides the ids), vocab_size, separator (the id that starts a document), separator_text,
-encode(bytes) -> ids as a list or an array of the shard's type, decode(ids) -> str, and spans(str, inner) -> [(id,
-first, end), ...] with the characters of each token; inner: the text is not the beginning of its document.
+encode(bytes) -> ids as a list or an array of the shard's type, decode(ids) -> str, and spans(str, inner) -> (ids,
+[(first, end), ...] of each one's characters); inner: the text is not the beginning of its document.
 """
 import array
+import bisect
 import contextlib
 import hashlib
+import itertools
 import os
 import re
 import sys
@@ -37,24 +39,39 @@ class Tokenizer:
     def encode_marked(self, parts):
         """Returns ids and flags of one text, given as [[part, flag], ...]. A marker becomes its token unless SENTINEL
         is in it; the text between two markers is encoded whole."""
-        text = "".join(part for part, _ in parts)
-        flags = [flag for part, flag in parts for _ in part]
-        ids, mask, at = [], bytearray(), 0
+        text, ends = "".join(part for part, _ in parts), [*itertools.accumulate(len(part) for part, _ in parts)]
+        ids, mask, at, number = [], bytearray(), 0, 0   # number: the part that has the character at `at`
         for found in [*self.cut.finditer(text), None]:
             end = found.start() if found else len(text)
-            kept = [i for i in range(at, end) if text[i] != SENTINEL]
-            for token, first, last in self.spans("".join(text[i] for i in kept), at > 0):
-                covered = {flags[i] for i in kept[first:max(last, first + 1)]}
-                if len(covered) > 1:
-                    raise InputError(f"{self.name}: a token covers the end of a part that counts and the beginning of "
-                                     f"one that does not, or the other way: {ascii(text[at:end][:60])}")
-                ids.append(token)
-                mask.append(max(covered, default=0))
+            piece = []
+            while at < end:
+                number = bisect.bisect_right(ends, at, number)
+                stop = min(end, ends[number])
+                piece.append((text[at:stop].replace(SENTINEL, ""), parts[number][1]))
+                at = stop
+            for some, flag in self._encode_piece(piece, bool(ids)):
+                ids += some
+                mask += bytes([flag]) * len(some)
             if found:
-                at, marker = found.end(), self.spelled.search(text, end)
+                marker, at = self.spelled.search(text, end), found.end()
                 ids.append(self.markers[marker[0]])
-                mask.append(flags[marker.start()])
+                mask.append(parts[bisect.bisect_right(ends, marker.start())][1])
         return ids, mask
+
+    def _encode_piece(self, piece, inner):
+        """[(ids, flag), ...] of [(text, flag), ...], which is encoded whole."""
+        ids, places = self.spans("".join(text for text, _ in piece), inner)
+        ends = [end for _, end in places] if len(piece) > 1 else []
+        first = border = 0
+        for text, flag in piece[:-1]:
+            border += len(text)
+            cut = bisect.bisect_right(ends, border, first)
+            if cut < len(ids) and places[cut][0] < border:
+                raise InputError(f"{self.name}: a token covers the end of a part that counts and the beginning of one "
+                                 f"that does not, or the other way: {ascii(''.join(text for text, _ in piece))[:60]}")
+            yield ids[first:cut], flag
+            first = cut
+        yield ids[first:], piece[-1][1] if piece else 0
 
 
 class BytesTokenizer(Tokenizer):
@@ -69,7 +86,7 @@ class BytesTokenizer(Tokenizer):
         return array.array("H", bytes(wide))
 
     def spans(self, text, inner):
-        return [(byte, i, i + 1) for i, character in enumerate(text) for byte in character.encode()]
+        return list(text.encode()), [(i, i + 1) for i, character in enumerate(text) for _ in character.encode()]
 
     def decode(self, ids):
         parts, text = [], bytearray()
@@ -135,10 +152,9 @@ class Gpt2Tokenizer(Tokenizer):
 
     def spans(self, text, inner):
         characters = [i for i, character in enumerate(text) for _ in character.encode()]
-        ids, end = self.encoding.encode_ordinary(text), 0
-        for token in ids:
-            first, end = end, end + len(self.encoding.decode_single_token_bytes(token))
-            yield token, characters[first], characters[end - 1] + 1
+        ids = self.encoding.encode_ordinary(text)
+        ends = [*itertools.accumulate(len(self.encoding.decode_single_token_bytes(token)) for token in ids)]
+        return ids, [(characters[first], characters[end - 1] + 1) for first, end in zip([0, *ends], ends)]
 
     def decode(self, ids):
         known = [token for token in ids if token < self.vocab_size]
@@ -215,7 +231,7 @@ class JsonTokenizer(Tokenizer):
 
     def spans(self, text, inner):
         found = self._encoding(text, inner)
-        return [(token, *place) for token, place in zip(found.ids, found.offsets)]
+        return found.ids, found.offsets
 
     def _encoding(self, text, inner=False):
         if self.first_blank:
@@ -235,13 +251,12 @@ class JsonTokenizer(Tokenizer):
             return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
-def add_tokenizer_options(parser, separator=True):
+def add_tokenizer_options(parser):
     """The options beside --tokenizer."""
     parser.add_argument("--vocab-bpe", default="", metavar="FILE", help="gpt2 without a network: its vocab.bpe ...")
     parser.add_argument("--encoder-json", default="", metavar="FILE", help="... and encoder.json")
-    if separator:
-        parser.add_argument("--separator", default="", metavar="TOKEN",
-                            help="of a tokenizer.json: the token that starts a document (default: a known one)")
+    parser.add_argument("--separator", default="", metavar="TOKEN",
+                        help="of a tokenizer.json: the token that starts a document (default: a known one)")
 
 
 def load_tokenizer(name, vocab_bpe="", encoder_json="", separator=""):

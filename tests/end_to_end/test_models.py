@@ -88,6 +88,14 @@ class ModelsTest(TrainTest):
                    "--tokenizer", self.path("other"))
         self.check_brought(self.path("newer", "step-00000001"),
                            without=set(BROUGHT) - {"merges.txt", "generation_config.json"})
+        # The chat template is that of the data.
+        with open(self.path("train_0.meta.json"), "w") as file:
+            json.dump({"tokenizer": {"chat_template": "{{ trained }}"}}, file)
+        done = self.train("--load", os.path.join(out, "step-00000004"), "--train-iters", "1", "--save",
+                          self.path("chat"), "--resume", "auto")
+        self.assertIn("checkpoints have the chat template of the training data\n", done.stdout)
+        with open(self.path("chat", "step-00000001", "chat_template.jinja")) as file:
+            self.assertEqual(file.read(), "{{ trained }}")
 
     @unittest.skipUnless(HAVE_RANKS, "no mpirun")
     def test_two_ranks_keep_it_too_and_say_what_is_wrong_with_it(self):

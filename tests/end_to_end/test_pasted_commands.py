@@ -11,7 +11,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from llmfp8.chat_templates import Llama3Template
+from llmfp8.chat_templates import LLAMA3
 from tests.support.ranks import HAVE_RANKS
 from tests.support.train import BUILD, GPT2, LLAMA, ROOT
 
@@ -228,7 +228,7 @@ class PastedCommands(unittest.TestCase):
         files["chats/a.jsonl"] = files["chats.jsonl"]
         for folder in ("Meta-Llama-3-8B", "Meta-Llama-3-8B-Instruct"):
             files[folder + "/tokenizer.json"] = json.dumps(tokenizer)
-        files["Meta-Llama-3-8B-Instruct/chat_template.jinja"] = Llama3Template.jinja
+        files["Meta-Llama-3-8B-Instruct/chat_template.jinja"] = LLAMA3
         for name, content in files.items():
             os.makedirs(os.path.dirname(cls.path(name)), exist_ok=True)
             with open(cls.path(name), "w", encoding="utf-8") as file:

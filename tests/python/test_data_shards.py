@@ -96,8 +96,8 @@ class Tokenizers(ScriptTest):
         tokens = list(tokens_of(self.out / "train_000000.bin"))
         self.assertEqual(tokens[:3], [259, 257, 258])   # separator, "abc", " a"
         self.assertEqual(tokens.count(259), 1)          # a separator written out in a text is text
-        spans = text_tokenizers.load_tokenizer("gpt2", str(vocab), str(encoder)).spans("\u00e9abc a", False)
-        self.assertEqual([place for _, *place in spans], [[0, 1], [0, 1], [1, 4], [4, 6]])
+        ids, spans = text_tokenizers.load_tokenizer("gpt2", str(vocab), str(encoder)).spans("\u00e9abc a", False)
+        self.assertEqual((ids[2:], spans), ([257, 258], [(0, 1), (0, 1), (1, 4), (4, 6)]))
         shown = self.inspect(*local, self.out / "train_000000.bin")
         self.assertIn("    | <|endoftext|>abc a", shown)
         self.assertIn("    | <|endoftext|>\u00e9", shown)

@@ -68,8 +68,8 @@ class PrepareChat(ScriptTest):
         for split in ("train", "valid"):
             tokens, mask = [], []
             for turns in all_turns:
-                parts = [["", 0], *(part for role, content in turns for part in (
-                    [HEADS[role][0], 0], [f" {content.strip()}\n\n", HEADS[role][1]]))]
+                parts = [part for role, content in turns for part in (
+                    [HEADS[role][0], 0], [f" {content.strip()}\n\n", HEADS[role][1]])]
                 more = expected_of(turns)
                 if is_validation(json.dumps(parts, ensure_ascii=False).encode(), 0.2) == (split == "valid"):
                     tokens += more[0]
@@ -212,7 +212,7 @@ class PrepareChat(ScriptTest):
                 self.assertIn("continuing after", self.chat(*options))
                 self.assertEqual({path.name: path.read_bytes() for path in self.out.iterdir()}, expected)
 
-    @unittest.skipUnless(has("tokenizers"), "needs tokenizers")
+    @unittest.skipUnless(has("tokenizers") and has("jinja2"), "needs tokenizers and jinja2")
     def test_llama3_is_the_template_of_the_model(self):
         """Compares with the rendered text, tokenized as a whole including its special tokens."""
         import tokenizers
@@ -300,6 +300,8 @@ class ModelTemplates(ScriptTest):
             self.script("check_shards.py", self.out / "train_000000.bin")
             meta = json.loads((self.out / "train_000000.meta.json").read_text())
             self.assertEqual(meta["tokenizer"]["chat_template"], jinja)
+        self.assertIn("note: this is not the chat template beside", self.chat(
+            MISTRAL, self.MISTRAL_TOKENS, self.MESSAGES, "--template", "plain"))
 
     def test_tools_and_calls_are_rendered(self):
         tool, call = {"name": "f"}, [{"function": {"name": "f", "arguments": {"x": "\u4e2d<|im_end|>"}}}]
@@ -322,7 +324,7 @@ class ModelTemplates(ScriptTest):
                  "pass --ignore-fields reasoning_content if"),
                 (MISTRAL, self.MESSAGES, {"tools": [1]}, "line 1: tools, which --template model does not render"),
                 (last.replace("m.content", "''"), self.MESSAGES, {}, "message 1 has content, which --template model"),
-                (last, self.MESSAGES, {}, "line 1: the model's chat template does not continue message 2 where"),
+                (last, self.MESSAGES, {}, "line 1: the chat template does not continue message 2 where"),
                 ("{{ raise_exception('no') }}", self.MESSAGES, {}, "chat template refuses 4 messages: ValueError: no"),
                 ("{% for %}", self.MESSAGES, {}, "not a chat template: TemplateSyntaxError: "),
                 (CHATML.replace("<|im_end|>", "<|endoftext|>"), self.MESSAGES, {}, "writes <|endoftext|>, which starts "
@@ -336,19 +338,15 @@ class ModelTemplates(ScriptTest):
             "{{ 'ans' if add_generation_prompt }}", joined, [{"role": "user", "content": "q "}, {
                 "role": "assistant", "content": "wer"}], code=2))
 
-    def test_the_exported_templates_render_the_trained_text(self):
+    def test_the_exported_plain_template_renders_the_trained_text(self):
         messages = [{"role": role, "content": text} for role, text in conversations(1)[0]]
-        specials = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-        tokenizer = load_tokenizer(str(save_tokenizer(self.folder, "bytes", specials)))
-        for name, start in (("llama3", ""), ("plain", "<|begin_of_text|>")):
-            fixed = chat_templates.TEMPLATES[name](tokenizer)
-            self.file("chat_template.jinja", fixed.jinja)
-            model = chat_templates.ModelTemplate(tokenizer)
-            parts = fixed.parts(messages, None, [2])
-            text, rendered = ("".join(text for text, _ in some) for some in (parts, model.parts(messages, None, [2])))
-            self.assertEqual(rendered, start + text)
-            self.assertEqual([text for text, counts in model.parts(messages, None, [2]) if counts],
-                             [text for text, counts in parts if counts])
+        tokenizer = load_tokenizer(str(save_tokenizer(self.folder, "bytes", ["<|endoftext|>"])))
+        plain = chat_templates.PlainTemplate(tokenizer)
+        self.file("chat_template.jinja", plain.jinja)
+        expected, rendered = (template.parts(messages, None, [2]) for template in (
+            plain, chat_templates.ModelTemplate(tokenizer)))
+        self.assertEqual("".join(text for text, _ in rendered), "<|endoftext|>" + "".join(text for text, _ in expected))
+        self.assertEqual(*([text for text, counts in parts if counts] for parts in (expected, rendered)))
 
 
 class Masks(ScriptTest):
