@@ -64,13 +64,12 @@ def row_of(row, field, ignored):
     rest = {name: value for name, value in row.items()
             if value not in NOTHING and name not in ignored and name not in ABOUT_A_ROW and name != field}
     tools, system = rest.pop("tools", None), rest.pop("system", None)
-    if isinstance(tools, str):
-        try:
-            tools = parse_json(tools)
-        except ValueError as error:
-            raise InputError(f"field 'tools' is not JSON: {error}") from None
+    try:
+        tools = parse_json(tools) if isinstance(tools, str) else tools
+    except ValueError:
+        pass
     if tools is not None and not isinstance(tools, list):
-        raise InputError("field 'tools' is not a list")
+        raise InputError("field 'tools' is not a list, or JSON of one")
     first = messages[0] if messages and isinstance(messages[0], dict) else {}
     if system is not None:
         if not isinstance(system, str) or "system" in (first.get("role"), first.get("from")):

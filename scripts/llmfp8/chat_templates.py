@@ -15,6 +15,20 @@ LLAMA3 = ("<|begin_of_text|>{% for message in messages %}{{ '<|start_header_id|>
           "'<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}{% endfor %}"
           "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}")
 
+# Fields that may stay out of the text: a tool's answer follows its call.
+SILENT = {"role", "tool_call_id", "id"}
+
+
+def shortened(fields):
+    """(name, the fields without its value) of each field; of a list without each of its elements."""
+    for name, value in fields.items():
+        if isinstance(value, list) and len(value) > 1:
+            for i in range(len(value)):
+                yield name, {**fields, name: value[:i] + value[i + 1:]}
+        else:
+            yield name, {key: "" if key == name else other for key, other in fields.items()
+                         if key != name or name == "content"}
+
 
 def unread(number, names, template):
     """The error for fields of a row (number 0) or message that do not reach the text."""
@@ -38,7 +52,7 @@ class PlainTemplate:
             raise unread(0, ["tools"], self.name)
         parts = []
         for number, message in enumerate(messages):
-            rest = sorted(message.keys() - {"role", "content"})
+            rest = sorted(message.keys() - SILENT - {"content"})
             if rest:
                 raise unread(number + 1, rest, self.name)
             # The blank belongs to the first word's token in most tokenizers.
@@ -140,18 +154,15 @@ class ModelTemplate:
                 return self._render(messages, tools) == whole
             except InputError:
                 return False
-        if tools and same(messages, None):
-            raise unread(0, ["tools"], self.name)
+        for name, less in shortened({"tools": tools} if tools else {}):
+            if same(messages, less.get(name)):
+                raise unread(0, [name], self.name)
         at = 0
         for number, message in enumerate(messages):
-            for name, value in message.items():
-                place = whole.find(value.strip(), at) if name == "content" else -1
+            for name, less in shortened(message):
+                place = whole.find(message[name].strip(), at) if name == "content" else -1
                 at = max(at, place)
-                if place >= 0 or name == "role":
-                    continue
-                without = {**message, "content": ""} if name == "content" else {
-                    key: other for key, other in message.items() if key != name}
-                if same([*messages[:number], without, *messages[number + 1:]], tools):
+                if place < 0 and name not in SILENT and same([*messages[:number], less, *messages[number + 1:]], tools):
                     raise unread(number + 1, [name], self.name)
 
 

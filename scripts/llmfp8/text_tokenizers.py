@@ -20,7 +20,7 @@ END_OF_TEXT = "<|endoftext|>"
 # Tokens that start documents in known tokenizers, the most specific first.
 SEPARATORS = ["<|begin_of_text|>", END_OF_TEXT, "<bos>", "<s>", "<|end_of_text|>", "<eos>", "</s>"]
 # Tokens that control a model, also if their "special" is false: <|im_start|>, <\uff5cUser\uff5c>, [INST], ...
-CONTROL = re.compile(r"<[|\uff5c].+[|\uff5c]>|<(start|end)_of_turn>|\[/?[A-Z_]+\]")
+CONTROL = re.compile(r"[<\[][|\uff5c].+[|\uff5c][>\]]|<(start|end)_of_turn>|\[/?[A-Z_]+\]")
 SENTINEL = "\ufdd0"   # stands inside a marker that is text; it is no character
 # GPT-2's splitting rule, https://github.com/openai/gpt-2/blob/master/src/encoder.py
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

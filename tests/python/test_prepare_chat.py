@@ -170,7 +170,7 @@ class PrepareChat(ScriptTest):
         for weight, turn in ((0.5, turns[3]), (1, turns[0])):
             self.assertIn(f"message 1 has the weight {weight}: a loss mask has 0 and 1, for answers",
                           chat({"conversations": [{**turn, "weight": weight}]}, 2))
-        self.assertIn("field 'tools' is not JSON: ", chat({"tools": "["}, 2))
+        self.assertIn("field 'tools' is not a list, or JSON of one", chat({"tools": "["}, 2))
 
     def test_what_is_no_text_is_skipped_and_named(self):
         good = conversations(3)
@@ -306,7 +306,7 @@ class ModelTemplates(ScriptTest):
     def test_tools_and_calls_are_rendered(self):
         tool, call = {"name": "f"}, [{"function": {"name": "f", "arguments": {"x": "\u4e2d<|im_end|>"}}}]
         messages = [self.MESSAGES[0], {"role": "assistant", "content": None, "tool_calls": call},
-                    {"role": "tool", "content": "9 <|endoftext|>"}, self.MESSAGES[3]]
+                    {"role": "tool", "content": "9 <|endoftext|>", "tool_call_id": "c"}, self.MESSAGES[3]]
         self.chat(CHATML, self.CHATML_TOKENS, messages, tools=json.dumps([tool]))
         tokens, counted, tokenizer = self.trained()
         self.assertEqual(counted, '<tool_call>{"name": "f", "arguments": {"x": "\u4e2d<|im_end|>"}}<|im_end|>'
@@ -322,6 +322,9 @@ class ModelTemplates(ScriptTest):
         for jinja, messages, fields, part in (
                 (CHATML, calls, {}, "line 1: message 1 has reasoning_content, which --template model does not render: "
                  "pass --ignore-fields reasoning_content if"),
+                (CHATML.replace("message.tool_calls or []", "(message.tool_calls or [])[:1]"), [self.MESSAGES[0], {
+                    "role": "assistant", "tool_calls": [{"function": {"name": name}} for name in "fg"]}], {},
+                 "line 1: message 2 has tool_calls, which --template model"),
                 (MISTRAL, self.MESSAGES, {"tools": [1]}, "line 1: tools, which --template model does not render"),
                 (last.replace("m.content", "''"), self.MESSAGES, {}, "message 1 has content, which --template model"),
                 (last, self.MESSAGES, {}, "line 1: the chat template does not continue message 2 where"),
