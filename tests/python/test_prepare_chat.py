@@ -284,10 +284,13 @@ class ModelTemplates(ScriptTest):
 
     def test_tokens_are_those_of_the_rendered_text(self):
         """Compares with the library, which finds the special tokens in the text."""
+        chatml = ("<|im_start|>user\n What?  <|im_end|>\n<|im_start|>assistant\nA trainer.\n\nIt \u4e2d.<|im_end|>\n"
+                  "<|im_start|>user\nThanks<|im_end|>\n<|im_start|>assistant\nBye<|im_end|>\n")
         for jinja, tokens, text, targets in (
-                (CHATML, self.CHATML_TOKENS, "<|endoftext|><|im_start|>user\n What?  <|im_end|>\n"
-                 "<|im_start|>assistant\nA trainer.\n\nIt \u4e2d.<|im_end|>\n<|im_start|>user\nThanks<|im_end|>\n"
-                 "<|im_start|>assistant\nBye<|im_end|>\n", "A trainer.\n\nIt \u4e2d.<|im_end|>Bye<|im_end|>"),
+                (CHATML, self.CHATML_TOKENS, "<|endoftext|>" + chatml,
+                 "A trainer.\n\nIt \u4e2d.<|im_end|>Bye<|im_end|>"),
+                (CHATML, ("first", ["<s>", "<|im_end|>"], ["<|im_start|>"]), "<s>" + chatml,
+                 "A trainer.\n\nIt \u4e2d.<|im_end|>Bye<|im_end|>"),
                 *((MISTRAL, (kind, *self.MISTRAL_TOKENS[1:]), "<s>[INST]  What?   [/INST] A trainer.\n\nIt \u4e2d.</s>"
                    "[INST] Thanks [/INST] Bye</s>", None) for kind in ("prepend", "first"))):
             self.chat(jinja, tokens, self.MESSAGES)
@@ -317,7 +320,8 @@ class ModelTemplates(ScriptTest):
         self.assertEqual(tokens.count(tokenizer.token_to_id("<|endoftext|>")), 1)
 
     def test_what_is_not_exact_is_refused(self):
-        last = "{% for m in messages %}{{ m.role + (' think ' if loop.last else ' ') + m.content }}{% endfor %}"
+        last = ("{% for m in messages %}{{ m.role + m.content + ('!' if loop.last and m.role == 'assistant' else '') }}"
+                "{% endfor %}{{ 'assistant' if add_generation_prompt }}")
         calls = [{**message, "reasoning_content": "so"} for message in self.MESSAGES]
         for jinja, messages, fields, part in (
                 (CHATML, calls, {}, "line 1: message 1 has reasoning_content, which --template model does not render: "
@@ -326,7 +330,7 @@ class ModelTemplates(ScriptTest):
                     "role": "assistant", "tool_calls": [{"function": {"name": name}} for name in "fg"]}], {},
                  "line 1: message 2 has tool_calls, which --template model"),
                 (MISTRAL, self.MESSAGES, {"tools": [1]}, "line 1: tools, which --template model does not render"),
-                (last.replace("m.content", "''"), self.MESSAGES, {}, "message 1 has content, which --template model"),
+                (last.replace("m.content", "' '"), self.MESSAGES, {}, "message 1 has content, which --template model"),
                 (last, self.MESSAGES, {}, "line 1: the chat template does not continue message 2 where"),
                 ("{{ raise_exception('no') }}", self.MESSAGES, {}, "chat template refuses 4 messages: ValueError: no"),
                 ("{% for %}", self.MESSAGES, {}, "not a chat template: TemplateSyntaxError: "),
