@@ -113,8 +113,6 @@ def example_of(number, question, tokenizer, word_bytes, where, with_separator):
 
 def write_file(path, words, count, longest, word_bytes):
     """Writes the file under a temporary name and renames it."""
-    if sys.byteorder != "little":
-        words.byteswap()
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacement(path) as temporary, open(temporary, "wb") as file:
         file.write(struct.pack("<4i", MAGIC, VERSIONS[word_bytes], count, longest).ljust(HEADER_BYTES, b"\0"))

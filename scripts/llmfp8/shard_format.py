@@ -52,10 +52,6 @@ MASK_HEADER = struct.Struct("<8sQQQ")
 assert array.array("H").itemsize == 2 and array.array("I").itemsize == 4
 
 
-def token_bytes_for(vocab_size):
-    return 2 if vocab_size <= 65536 else 4
-
-
 def meta_path(shard_path):
     return Path(str(shard_path).removesuffix(".bin") + ".meta.json")
 

@@ -1,12 +1,11 @@
 """Converts text to token shards, for data/prepare_text.py and prepare_chat.py."""
 import array
 import hashlib
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
 
-from .shard_format import MAX_SHARD_TOKENS, MIN_TAIL_TOKENS, TYPECODES, token_bytes_for
+from .shard_format import MAX_SHARD_TOKENS, MIN_TAIL_TOKENS, TYPECODES
 from .shard_pipeline import SPLITS, Plan, report, run
 from .support import InputError, replacement, whole_number
 from .text_sources import Reader, find_sources
@@ -81,9 +80,6 @@ class Tokenize:
             before = len(out)
             masks[split] += self.encode_into(out, document)
             lengths[split].append(len(out) - before)
-        if sys.byteorder != "little":
-            for out in tokens.values():
-                out.byteswap()
         return {split: (tokens[split].tobytes(), lengths[split], bytes(masks[split])) for split in SPLITS}
 
     def encode_into(self, out, document):
@@ -113,7 +109,7 @@ def plan_of(args, make, *encoder_arguments, **fields):
     load_arguments = (args.tokenizer, args.vocab_bpe, args.encoder_json, args.separator)
     tokenizer = load_tokenizer(*load_arguments)
     sources = find_sources(args.inputs, args.format)
-    token_bytes = token_bytes_for(tokenizer.vocab_size)
+    token_bytes = 2 if tokenizer.vocab_size <= 65536 else 4
     reader = Reader(sources, args.text_field, args.document_bytes, args.dataset_config, args.dataset_split)
     return Plan(folder=Path(args.out), reader=reader, make_encoder=make, token_bytes=token_bytes,
                 encoder_arguments=(load_arguments, token_bytes, args.valid_fraction, *encoder_arguments),

@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import os
 import re
-import sys
 from pathlib import Path
 
 from .support import InputError, need, one_line, refuse_lfs_pointer
@@ -82,7 +81,7 @@ class BytesTokenizer(Tokenizer):
     def encode(self, document):
         # Each byte becomes the low half of a uint16; a loop over the bytes is 15 times slower.
         wide = bytearray(2 * len(document))
-        wide[0 if sys.byteorder == "little" else 1::2] = document
+        wide[::2] = document
         return array.array("H", bytes(wide))
 
     def spans(self, text, inner):
