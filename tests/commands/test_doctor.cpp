@@ -97,6 +97,7 @@ TEST_CASE("doctor: results of several ranks are merged by name and status") {
     CHECK_EQ(all[1].text, "rank 0 (a): own 0; ok on 3 of 3 ranks");
     CHECK_EQ(all[3].line(), "warning      z                  rank 1 (a): hot\n");
     CHECK_EQ(all[4].line(), "failed       x                  rank 2 (b): broken -> mend it\n");
+    CHECK_EQ(all[4].line(true), "\x1b[31mfailed     \x1b[0m  x                  rank 2 (b): broken -> mend it\n");
     CHECK_EQ(all[4].rank, 2);
     // A result that all ranks share names no rank; two of the same name and status are both kept.
     const std::string twice = results_to_json({result("links", Status::kOk, "one"),

@@ -1,7 +1,10 @@
 #include "llmc/commands/doctor/doctor.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -33,8 +36,11 @@ const char* status_name(Status status) {
 
 }  // namespace
 
-std::string CheckResult::line() const {
-    std::string line = strf("%-11s  %-17s  %s", status_name(status), name.c_str(), text.c_str());
+std::string CheckResult::line(bool colour) const {
+    constexpr const char* kColours[] = {"32", "2", "33", "31"};   // green, dim, yellow, red
+    std::string line = strf("%-11s", status_name(status));
+    if (colour) line = strf("\x1b[%sm%s\x1b[0m", kColours[static_cast<int>(status)], line.c_str());
+    line += strf("  %-17s  %s", name.c_str(), text.c_str());
     if (!advice.empty()) line += " -> " + advice;
     std::replace(line.begin(), line.end(), '\n', ' ');
     return line + "\n";
@@ -107,6 +113,7 @@ CheckResults Doctor::results_of(const Check& check) {
 
 int Doctor::run(bool json) {
     const std::vector<std::string> hosts = comm_.gather(host_name());
+    const bool colour = ::isatty(STDOUT_FILENO) && !std::getenv("NO_COLOR");
     int64_t counts[4] = {};   // by Status
     nlohmann::ordered_json items = nlohmann::ordered_json::array();
     for (const Check& check : checks()) {
@@ -115,20 +122,21 @@ int Doctor::run(bool json) {
             items.push_back({{"name", result.name}, {"checks", check.what}, {"verdict", status_name(result.status)},
                              {"text", result.text}, {"advice", result.advice}});
             if (result.rank >= 0) items.back()["rank"] = result.rank;
-            if (!json) std::fputs(result.line().c_str(), stdout);
+            if (!json) std::fputs(result.line(colour).c_str(), stdout);
         }
         std::fflush(stdout);
     }
     const auto [ok, not_checked, warnings, failed] = counts;
+    const char* verdict = failed > 0 ? "failed" : warnings > 0 ? "usable, with warnings"
+                        : not_checked > 0 ? "nothing failed, not everything was checked" : "ok";
     if (json) {
         const nlohmann::ordered_json report = {
             {"type", "doctor"}, {"commit", kBuildCommit}, {"device", cuda_build_ ? "cuda" : "cpu"},
-            {"host", host_name()}, {"ranks", comm_.world().ranks}, {"verdict", failed > 0 ? "failed" : "ok"},
+            {"host", host_name()}, {"ranks", comm_.world().ranks}, {"verdict", verdict},
             {"counts", {{"ok", ok}, {"warning", warnings}, {"failed", failed}, {"not checked", not_checked}}},
             {"items", items}};
         std::puts(report.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
     } else {
-        const char* verdict = failed > 0 ? "failed" : warnings > 0 ? "usable, with warnings" : "nothing failed";
         std::printf("doctor: %s: %lld ok, %s, %lld failed, %lld not checked\n", verdict, ll(ok),
                     count_text(warnings, "warning").c_str(), ll(failed), ll(not_checked));
     }

@@ -19,7 +19,7 @@ struct CheckResult {
     std::string name = {};     // "": that of the check
     int rank = -1;             // the rank it is about, -1: all ranks
 
-    std::string line() const;
+    std::string line(bool colour = false) const;   // colour: of the status, for a terminal
 };
 using CheckResults = std::vector<CheckResult>;
 
