@@ -8,41 +8,42 @@ from pathlib import Path
 from .run_log import BLOCK_SCALES, InputError
 from .support import need
 
-# (tag and column name, unit, field of the step record)
+# (tag and column name, unit, field of the step record). TensorBoard and W&B sort by name: train/loss is the first, and
+# the tensors in FP8, which are many, are the last.
 STEP_COLUMNS = [
     ("train/loss", "nats/token", "loss"),
-    ("train/grad_norm", "", "grad_norm"),
-    ("train/grad_mul", "", "grad_mul"),   # the clip ratio
     ("train/lr", "", "lr"),
     ("train/skipped", "0 or 1", "skipped"),
-    ("train/counted_tokens", "tokens", "counted_tokens"),
-    ("progress/samples", "samples", "samples"),
-    ("progress/tokens", "tokens", "tokens"),
-    ("speed/step_time", "s", "step_seconds"),
-    ("speed/forward", "s", "forward_seconds"),     # of the step's first micro-batch, as the next
-    ("speed/backward", "s", "backward_seconds"),
-    ("speed/exposed_comm", "s", "exposed_comm_seconds"),
-    ("speed/tokens_per_second", "tokens/s", "tokens_per_second"),
-    ("speed/samples_per_second", "samples/s", "samples_per_second"),
-    ("speed/mfu", "share of the BF16 peak", "mfu"),
-    ("memory/device", "GiB", "memory_gib"),
-    ("gpu/utilization", "percent", "gpu_utilization"),
-    ("gpu/power", "W", "power_w"),
-    ("gpu/sm_clock", "MHz", "sm_clock_mhz"),
-    ("gpu/temperature", "C", "gpu_temperature_c"),
-    ("gpu/memory", "GiB", "gpu_memory_gib"),
-    ("gpu/energy", "J", "energy_j"),
-    ("gpu/joules_per_token", "J/token", "joules_per_token"),
+    ("train_gradient/norm", "", "grad_norm"),
+    ("train_gradient/clip_ratio", "", "grad_mul"),
+    ("train_gpu/utilization", "percent", "gpu_utilization"),
+    ("train_gpu/power", "W", "power_w"),
+    ("train_gpu/sm_clock", "MHz", "sm_clock_mhz"),
+    ("train_gpu/temperature", "C", "gpu_temperature_c"),
+    ("train_gpu/memory", "GiB", "gpu_memory_gib"),
+    ("train_gpu/memory_of_run", "GiB", "memory_gib"),
+    ("train_gpu/energy", "J", "energy_j"),
+    ("train_gpu/joules_per_token", "J/token", "joules_per_token"),
+    ("train_progress/samples", "samples", "samples"),
+    ("train_progress/tokens", "tokens", "tokens"),
+    ("train_progress/counted_tokens", "tokens", "counted_tokens"),
+    ("train_speed/step_time", "s", "step_seconds"),
+    ("train_speed/forward", "s", "forward_seconds"),     # of the step's first micro-batch, as the next
+    ("train_speed/backward", "s", "backward_seconds"),
+    ("train_speed/exposed_comm", "s", "exposed_comm_seconds"),
+    ("train_speed/tokens_per_second", "tokens/s", "tokens_per_second"),
+    ("train_speed/samples_per_second", "samples/s", "samples_per_second"),
+    ("train_speed/mfu", "share of the BF16 peak", "mfu"),
 ]
 OTHER_COLUMNS = [
+    ("train_fp8/largest_flushed", "share of values"),
+    ("train_fp8/largest_saturated", "share of values"),
+    ("train_fp8/nonfinite", "values"),
+    ("train_fp8/largest_scales_at_ends", "share of blocks"),
+    ("train_gradient/largest_relative_l2", "share of the gradient"),   # of its reduction in FP8
     ("valid/loss", "nats/token"),
     ("valid/counted_tokens", "tokens"),
     ("valid/hellaswag_accuracy", "share of examples"),
-    ("fp8/largest_flushed", "share of values"),
-    ("fp8/largest_saturated", "share of values"),
-    ("fp8/nonfinite", "values"),
-    ("fp8/largest_scales_at_ends", "share of blocks"),
-    ("wire/largest_relative_l2", "share of the gradient"),
 ]
 
 
@@ -65,13 +66,13 @@ def row_of(run, step):
         row["valid/hellaswag_accuracy"] = run.hellaswag[step]["accuracy"]
     tensors = run.fp8.get(step, {}).values()
     if tensors:
-        row["fp8/largest_flushed"] = max(tensor["flushed"] for tensor in tensors)
-        row["fp8/largest_saturated"] = max(tensor["saturated"] for tensor in tensors)
-        row["fp8/nonfinite"] = sum(tensor["nonfinite"] for tensor in tensors)
+        row["train_fp8/largest_flushed"] = max(tensor["flushed"] for tensor in tensors)
+        row["train_fp8/largest_saturated"] = max(tensor["saturated"] for tensor in tensors)
+        row["train_fp8/nonfinite"] = sum(tensor["nonfinite"] for tensor in tensors)
         ends = [tensor["scale_at_ends"] for tensor in tensors if "scale_at_ends" in tensor]
-        row["fp8/largest_scales_at_ends"] = max(ends, default=None)
+        row["train_fp8/largest_scales_at_ends"] = max(ends, default=None)
     if run.wire.get(step):
-        row["wire/largest_relative_l2"] = max(kind["relative_l2"] for kind in run.wire[step].values())
+        row["train_gradient/largest_relative_l2"] = max(kind["relative_l2"] for kind in run.wire[step].values())
     found = {tag: value for tag, value in row.items() if value is not None}
     return {tag_of(run, tag): value for tag, value in found.items()} if run.synthetic else found
 
@@ -173,7 +174,7 @@ def all_scalars(run, step):
     for name, tensor in run.fp8.get(step, {}).items():
         for field in ("amax", "quant_mul", "flushed", "saturated", *(f"scale_{name}" for name in BLOCK_SCALES)):
             if field in tensor:
-                scalars[f"fp8_{field}/{name}"] = tensor[field]
+                scalars[f"values_in_fp8_{field}/{name}"] = tensor[field]
     return scalars
 
 

@@ -61,21 +61,22 @@ class Exports(ExportTest):
         self.assertEqual(list(rows), list(range(13)))
         for record in records("resumed.jsonl"):
             if record["type"] == "step":
-                for column, field in (("train/loss (nats/token)", "loss"), ("train/grad_norm", "grad_norm"),
-                                      ("speed/step_time (s)", "step_seconds"), ("train/lr", "lr")):
+                for column, field in (("train/loss (nats/token)", "loss"), ("train_gradient/norm", "grad_norm"),
+                                      ("train_speed/step_time (s)", "step_seconds"), ("train/lr", "lr")):
                     self.assertEqual(rows[record["step"]][column], repr(record[field]))
 
     def test_values_that_not_every_log_has(self):
         sampled = {"gpu_utilization": 97.5, "power_w": 651.25, "sm_clock_mhz": 1711.0, "gpu_temperature_c": 61.0,
                    "gpu_memory_gib": 33.5, "energy_j": 812.5, "joules_per_token": 0.0125, "throttled_by": "power cap"}
         run = read_log(self.changed("step", 4, **sampled))
-        columns = {"gpu/utilization (percent)": "97.5", "gpu/power (W)": "651.25", "gpu/sm_clock (MHz)": "1711.0",
-                   "gpu/temperature (C)": "61.0", "gpu/memory (GiB)": "33.5", "gpu/energy (J)": "812.5",
-                   "gpu/joules_per_token (J/token)": "0.0125"}
+        columns = {f"train_gpu/{name}": value for name, value in (
+            ("utilization (percent)", "97.5"), ("power (W)", "651.25"), ("sm_clock (MHz)", "1711.0"),
+            ("temperature (C)", "61.0"), ("memory (GiB)", "33.5"), ("energy (J)", "812.5"),
+            ("joules_per_token (J/token)", "0.0125"))}
         rows = self.csv_of(run)
         self.assertEqual({column: rows[4][column] for column in columns}, columns)
         self.assertEqual({rows[5][column] for column in columns}, {""})
-        self.assertNotIn("gpu/power", run_export.all_scalars(run, 5))
+        self.assertNotIn("train_gpu/power", run_export.all_scalars(run, 5))
         with self.assertRaisesRegex(InputError, "with a wrong power_w"):
             read_log(self.changed("step", 4, power_w="much"))
         asked = {"type": "hellaswag", "step": 4, "accuracy": 0.29546, "correct": 2967, "examples": 10042, "seconds": 1}
@@ -92,8 +93,12 @@ class Exports(ExportTest):
         for i, tensor in enumerate(tensors):
             for field, value in (("min", 2.0 ** i), ("median", 2.0 ** (i + 1)), ("max", 2.0 ** (i + 3)),
                                  ("at_ends", i / 1000), ("zeros", 0.25)):
-                self.assertEqual(scalars[f"fp8_scale_{field}/{tensor['name']}"], value)
-        self.assertEqual(scalars["fp8/largest_scales_at_ends"], (len(tensors) - 1) / 1000)
+                self.assertEqual(scalars[f"values_in_fp8_scale_{field}/{tensor['name']}"], value)
+        self.assertEqual(scalars["train_fp8/largest_scales_at_ends"], (len(tensors) - 1) / 1000)
+        tags = sorted(scalars)   # as TensorBoard shows them
+        self.assertEqual(tags[0], "train/loss")
+        first = next(i for i, tag in enumerate(tags) if "qkv" in tag)
+        self.assertTrue(all(tag.startswith("values_in_fp8_") for tag in tags[first:]), tags)
         text = self.blockwise().read_text().replace('"at_ends": 0.0', '"at_ends": "much"', 1)
         with self.assertRaisesRegex(InputError, "with a wrong tensors"):
             read_log(self.file("damaged.jsonl", text))
@@ -147,7 +152,7 @@ class Exports(ExportTest):
         board = self.folder / "board"
         self.to_package("tensorboard", run, board)
         read = self.check_board(board, run)
-        self.assertEqual([(e.step, e.value) for e in read.Scalars("fp8_amax/0.qkv.x")],
+        self.assertEqual([(e.step, e.value) for e in read.Scalars("values_in_fp8_amax/0.qkv.x")],
                          [(step, run.fp8[step]["0.qkv.x"]["amax"]) for step in sorted(run.fp8)])
         with self.assertRaisesRegex(InputError, "has event files already"):
             self.to_package("tensorboard", run, board)
