@@ -223,18 +223,19 @@ def view(run, columns, rows, now):
     return [*lines, *charts(run, columns, space), *(["last lines"] if said else []), *said]
 
 
-def line_of(run, now):
+def line_of(run, now, width):
     if run.error:
-        return f"{plain(run.name)[:28]:<28}  {plain(run.error)}"
+        return f"{plain(run.name)[:width]:<{width}}  {plain(run.error)}"
     last = run.last
     done = f"{last['step']}/{last['train_iters']}  {last['loss']:.4g}  {run.step_seconds:.3g} s/it  " if last else ""
-    return f"{plain(run.name)[:28]:<28}  {done}{run.state(now)}"
+    return f"{plain(run.name)[:width]:<{width}}  {done}{run.state(now)}"
 
 
 def frame(runs, columns, rows, now):
     """The whole screen: at most `rows` lines of at most `columns` characters. Of several runs each has a line; those
     that go on come first, then the newest, and the first of all is shown in full."""
     order = sorted(runs, key=lambda run: (bool(run.error), run.finished, -run.written))
-    lines = [line_of(run, now) for run in order[:max(1, rows // 3)]] + [""] if len(runs) > 1 else []
+    width = min(28, max(len(run.name) for run in runs))
+    lines = [line_of(run, now, width) for run in order[:max(1, rows // 3)]] + [""] if len(runs) > 1 else []
     lines += view(order[0], columns, rows - len(lines), now)
     return [line[:columns].rstrip() for line in lines[:rows]]

@@ -57,13 +57,6 @@ def is_tensor(entry):
             and all(is_number(blocks.get(name)) for name in BLOCK_SCALES))
 
 
-def is_identity(value):
-    """What tells whether runs have the same data and begin with the same weights, whatever the files are called."""
-    return is_object(value) and all(is_text(entry) or is_object(entry) and is_text(entry.get("fingerprint"))
-                                    and is_whole(entry.get("tokens", 0))
-                                    for entry in value.values())
-
-
 def fields(names, check):
     return dict.fromkeys(names.split(), check)
 
@@ -85,7 +78,8 @@ FIELDS = {
 }
 # Fields that a record may have.
 OPTIONAL = {
-    "header": {"communication": or_null(objects()), "identity": is_identity},
+    "header": {"communication": or_null(objects()), "identity": lambda value: is_object(value) and objects(
+        lambda entry: is_text(entry.get("fingerprint")) and is_whole(entry.get("tokens", 0)))(list(value.values()))},
     "step": {**fields("gpu_utilization power_w sm_clock_mhz gpu_temperature_c gpu_memory_gib energy_j joules_per_token "
                       "forward_seconds backward_seconds exposed_comm_seconds", or_null(is_number)),
              "throttled_by": is_text},

@@ -235,10 +235,10 @@ class Train(TrainTest):
         self.run_train(LLAMA, "--train-iters", "1", "--load", self.path("run", "step-00000030"),
                        "--log-file", self.path("d.jsonl"))
         a, b, c, d = (records(self.path(f"{name}.jsonl"), "header")[0]["identity"] for name in "abcd")
-        self.assertEqual(b, {**a, "loaded_weights": c["loaded_weights"]})
+        self.assertEqual(b, {**a, "load": c["load"]})
         self.assertEqual(c, b)
-        self.assertNotEqual(d["train_data"], b["train_data"])
-        self.assertEqual(d["loaded_weights"], b["loaded_weights"])
+        self.assertNotEqual(d["train-data"], b["train-data"])
+        self.assertEqual(d["load"], b["load"])
 
     def test_attention_stays_within_documents(self):
         self.write_documents()

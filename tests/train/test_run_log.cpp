@@ -164,7 +164,7 @@ TEST_CASE("log: records read back have the same bits, the header is first, and e
     std::vector<Json> all = records(path);
     REQUIRE(all.size() == 9);
     CHECK(all[0]["type"] == "header");
-    CHECK(all[0]["identity"] == Json{{"train_data", {{"fingerprint", "12ab"}}}});
+    CHECK(all[0]["identity"] == Json{{"train-data", {{"fingerprint", "12ab"}}}});
     CHECK(all[0]["step"] == 0);
     CHECK(all[0]["command"] == "train --lr \"1\"");
     CHECK(all[0]["commit"] == "abc123");

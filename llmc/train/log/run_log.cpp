@@ -229,9 +229,9 @@ void RunLog::header(const RunHeader& h) {
     for (int i = 0; i < kPurposes; i++)
         purposes[purpose_name(static_cast<Purpose>(i))] = h.purpose_bytes[static_cast<size_t>(i)];
     OrderedJson identity = OrderedJson::object();
-    if (!h.train_data.empty()) identity["train_data"] = OrderedJson::parse(h.train_data);
-    if (!h.valid_data.empty()) identity["valid_data"] = OrderedJson::parse(h.valid_data);
-    if (!h.loaded_weights.empty()) identity["loaded_weights"] = h.loaded_weights;
+    if (!h.train_data.empty()) identity["train-data"] = OrderedJson::parse(h.train_data);
+    if (!h.valid_data.empty()) identity["valid-data"] = OrderedJson::parse(h.valid_data);
+    if (!h.loaded_weights.empty()) identity["load"] = {{"fingerprint", h.loaded_weights}};
     write(to_line({{"type", "header"},
                    {"format", kLogFormat},
                    {"step", step_},

@@ -69,8 +69,8 @@ struct RunHeader {
     DeviceInfo device;
     int world = 1;
     bool synthetic_data = false;
-    // What the run trains on and starts from, whatever its files are called: DataLoader::identity_json, "" without
-    // validation data, and hf_weights_fingerprint, "" without --load.
+    // What is in the files that --train-data, --valid-data and --load name: DataLoader::identity_json and
+    // hf_weights_fingerprint; "" without the option. The log has it under the names of the options.
     std::string train_data, valid_data, loaded_weights;
     std::vector<PlannedCollective> communication;   // of a step
     int64_t params = 0, arena_bytes = 0;

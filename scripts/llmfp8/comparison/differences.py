@@ -22,8 +22,6 @@ FACTS = {
     "toolkit": ("noted", lambda header: header["device"].get("toolkit", "")),
     "matmul library": ("noted", lambda header: header["device"].get("matmul_library", "")),
 }
-# Options that name files: where both headers have the identity of what is in the files, that is compared.
-IDENTITIES = {"train-data": "train_data", "valid-data": "valid_data", "load": "loaded_weights"}
 # Defaults, which precision_text leaves out. --print-options may be of another commit than the log, or not built.
 USUAL = {"fp8-margin": 0, "fp8-interval": 1, "fp8-amax-history-len": 16, "fp8-amax-compute-algo": "max",
          "fp8-fast-accum": "fprop", "grad-dtype": "fp32", "moment-dtype": "fp32",
@@ -50,17 +48,14 @@ def shown(value):
     return str(value).lower() if isinstance(value, bool) else str(value) if value != "" else "none"
 
 
-def identity_text(header, key):
-    """The identity of the files that an option names, and their name; None if the log does not have it."""
-    identity = (header.get("identity") or {}).get(IDENTITIES.get(key))
-    if identity is None:
+def contents(header, key):
+    """(fingerprint, text) of what is in the files that an option names; None if the log does not say it."""
+    identity = (header.get("identity") or {}).get(key)
+    if not identity:
         return None
-    name = shown(header["config"].get(key))
-    if isinstance(identity, str):
-        return identity, f"{name} (fingerprint {identity})"
-    tokenizer = f", tokenizer {identity['tokenizer']}" if identity.get("tokenizer") else ""
-    return (identity["fingerprint"],
-            f"{name} ({identity.get('tokens', 0):,} tokens{tokenizer}, fingerprint {identity['fingerprint']})")
+    facts = [form.format(identity[fact]) for fact, form in (("tokens", "{:,} tokens"), ("tokenizer", "tokenizer {}"),
+                                                            ("fingerprint", "fingerprint {}")) if fact in identity]
+    return identity["fingerprint"], f"{shown(header['config'].get(key))} ({', '.join(facts)})"
 
 
 def run_differences(base, other):
@@ -71,10 +66,9 @@ def run_differences(base, other):
             found.append(Difference(key, shown(fact(base)), shown(fact(other)), kind))
     first, second = base["config"], other["config"]
     for key in dict.fromkeys([*first, *second]):
-        identities = identity_text(base, key), identity_text(other, key)
-        if None not in identities:
-            if identities[0][0] != identities[1][0]:
-                found.append(Difference(key, identities[0][1], identities[1][1], "refused"))
+        mine, its = contents(base, key), contents(other, key)
+        if mine and its:   # whatever the files are called
+            found += [Difference(key, mine[1], its[1], "refused")] * (mine[0] != its[0])
             continue
         if key in NEUTRAL or key in FACTS or same(first.get(key), second.get(key)):
             continue

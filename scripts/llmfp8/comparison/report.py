@@ -20,9 +20,12 @@ def figure(value, form, none="n/a"):
     return none if value is None or isinstance(value, float) and math.isnan(value) else format(value, form)
 
 
-def table(header, rows):
-    return ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header),
-            *("| " + " | ".join(cell(value) for value in row) + " |" for row in rows)]
+def table(columns, rows):
+    """Markdown, aligned for a terminal, too. columns: [(heading, text of a row)]."""
+    lines = [[heading for heading, _ in columns], *([cell(text(row)) for _, text in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    lines.insert(1, ["---".ljust(width, "-") for width in widths])
+    return ["| " + " | ".join(f"{value:<{width}}" for value, width in zip(line, widths)) + " |" for line in lines]
 
 
 class Footnotes:
@@ -39,90 +42,91 @@ class Footnotes:
         return f" [{self.lines.index(text) + 1}]"
 
 
-def median(field, factor=1):
-    def value(configuration):
-        found = configuration.median(field)
-        return None if found is None else factor * found
-    return value
+def median(field):
+    return lambda configuration: configuration.median(field)
 
 
-# Columns that not every log has: name, value of a configuration, format.
-LOGGED_COLUMNS = [
-    ("forward pass of a micro-batch ms, median", median("forward_seconds", 1000), ".4g"),
-    ("loss and backward pass ms, median", median("backward_seconds", 1000), ".4g"),
-    ("GPU utilisation %, median", median("gpu_utilization"), ".0f"),
-    ("power W a GPU, median", median("power_w"), ".0f"),
-    ("SM clock MHz, median", median("sm_clock_mhz"), ".0f"),
-    ("highest C", lambda configuration: configuration.hottest, ".0f"),
-    ("clocks held back by (share of steps)", lambda configuration: configuration.throttled, ""),
-    ("J/token", lambda configuration: configuration.joules_per_token, ".4g"),
-]
+# What not every log has: column of the CSV, heading, format, value of a configuration.
+LOGGED = [("gpu_utilization_median", "GPU utilisation %", ".0f", median("gpu_utilization")),
+          ("gpu_power_w_median", "power W a GPU", ".0f", median("power_w")),
+          ("sm_clock_mhz_median", "SM clock MHz", ".0f", median("sm_clock_mhz")),
+          ("celsius_max", "highest C", ".0f", lambda c: c.hottest),
+          ("throttled_by", "clocks held back by (share of steps)", "", lambda c: c.throttled),
+          ("joules_per_token", "J/token", ".4g", lambda c: c.joules_per_token),
+          ("forward_seconds_median", "forward pass s", ".4g", median("forward_seconds")),
+          ("backward_seconds_median", "loss and backward pass s", ".4g", median("backward_seconds"))]
+NAME = ("configuration", lambda row: row.name)
+
+
+def speed_columns(comparison, marks):
+    peaks = ["bf16", "fp8"] + ["fp32"] * any(c.config.get("dtype") == "fp32" for c in comparison.configurations)
+
+    def ratio(row):
+        if row.is_base:
+            return "1"
+        text = "not compared" if row.ratio is None else f"{row.ratio:.3f}"
+        rounds = "" if row.ratio_low is None else f" ({row.ratio_low:.3f} to {row.ratio_high:.3f})"
+        return text + rounds + marks.mark(row.verdict.text())
+    return [NAME, ("s/it (min to max)", lambda row: spread(row.seconds)),
+            ("tokens/s/GPU", lambda row: f"{row.tokens_per_gpu.median:,.0f}"),
+            (f"MFU of {', '.join(peaks).upper()} peak",
+             lambda row: ", ".join(figure(row.mfu(peak), ".1%") for peak in peaks)),
+            ("memory GiB", lambda row: f"{row.configuration.memory_gib:.2f}"),
+            (f"speed against {comparison.base.name}", ratio), ("precision", lambda row: row.precision)]
+
+
+def loss_columns(comparison, marks):
+    """The columns of two tables: at equal tokens, and at equal time."""
+    base, limits = comparison.base_row.losses, comparison.limits
+
+    def against(kind, why=lambda row: ""):
+        def text(row):
+            mine = getattr(row.losses, kind)
+            if row.is_base or mine is None:
+                return ""
+            note = marks.mark(row.verdict.text())
+            if row.verdict.refused:
+                return "not compared" + note
+            gap = None if why(row) else row.gap(mine, getattr(base, kind))
+            return why(row) if gap is None else f"{100 * gap:+.2f} %" + note
+        return f"against {comparison.base.name}", text
+
+    def trained(row):
+        """With the tokens, if they are not those of the heading."""
+        mine, tokens = row.losses, row.losses.train_tokens
+        return figure(mine.train, ".4f", mine.reason) + (f" (at {tokens:,})" if tokens not in (None, limits.tokens)
+                                                         else "")
+    after = "equal time" if limits.seconds is None else f"{limits.seconds:.4g} s"
+    return [NAME, (f"training loss at {figure(limits.tokens, ',', 'equal')} tokens", trained), against("train"),
+            (f"validation loss at {figure(limits.valid_tokens, ',', 'equal')} tokens",
+             lambda row: figure(row.losses.valid, ".4f", row.losses.valid_reason)),
+            against("valid", lambda row: row.valid_gap(base)[1])], [
+            NAME, (f"training loss after {after}", lambda row: figure(row.losses.timed, ".4f", row.losses.time_reason)),
+            ("tokens by then", lambda row: figure(row.losses.timed_tokens, ",", "")), against("timed")]
 
 
 def more_columns(comparison):
-    """Columns, as in LOGGED_COLUMNS, that all logs have but only some tables show."""
+    """Of a step and of the whole training."""
+    columns = [NAME, ("timed steps", lambda row: row.seconds.count),
+               ("s/it of the rounds", lambda row: ", ".join(f"{median:.4g}" for median in row.round_medians)),
+               ("samples/s", lambda row: f"{row.samples.median:.4g}"), ("TFLOP/s/GPU", lambda row: f"{row.tflops:.4g}"),
+               ("least loss of a step",
+                lambda row: "" if row.configuration.synthetic else figure(row.configuration.least_loss, ".4f")),
+               ("training time s", lambda row: figure(row.configuration.training_seconds, ".4g"))]
     if len({row.configuration.accumulation_steps for row in comparison.rows}) > 1:
-        yield "gradient accumulation steps", lambda configuration: configuration.accumulation_steps, "d"
+        columns.append(("gradient accumulation steps", lambda row: row.configuration.accumulation_steps))
     if comparison.corpus:
         name, tokens = comparison.corpus
-        yield (f"hours for {name}",
-               lambda c: tokens / (c.tokens_per_gpu().median * c.world) / 3600, ".2f")
+        columns.append((f"hours for {name}", lambda row: format(
+            tokens / (row.tokens_per_gpu.median * row.configuration.world) / 3600, ".2f")))
+    return columns
 
 
-def speed_table(comparison, marks):
-    rows = comparison.rows
-    fp32 = any(row.configuration.config.get("dtype") == "fp32" for row in rows)
-    peaks = ["bf16", "fp8"] + ["fp32"] * fp32
-    sampled = [column for column in LOGGED_COLUMNS if any(column[1](row.configuration) is not None for row in rows)]
-    sampled += more_columns(comparison)
-    lines = []
-    for row in rows:
-        if row.is_base:
-            ratio = "1"
-        elif row.ratio is None:
-            ratio = "not compared"
-        else:
-            ratio = f"{row.ratio:.3f}"
-            if row.ratio_low is not None:
-                ratio += f" ({row.ratio_low:.3f} to {row.ratio_high:.3f})"
-        lines.append([row.name, row.precision, spread(row.seconds), row.seconds.count,
-                      ", ".join(f"{median:.4g}" for median in row.round_medians),
-                      f"{row.tokens_per_gpu.median:,.0f}", f"{row.samples.median:.4g}", f"{row.tflops:.4g}",
-                      *(figure(row.mfu(peak), ".1%") for peak in peaks), f"{row.configuration.memory_gib:.2f}",
-                      *(figure(value(row.configuration), form) for _, value, form in sampled),
-                      ratio + marks.mark("" if row.is_base else row.verdict.text())])
-    return table(["configuration", "precision", "s/it, median (min to max)", "timed steps", "medians of rounds",
-                  "tokens/s/GPU", "samples/s", "TFLOP/s/GPU", *(f"MFU of {peak.upper()} peak" for peak in peaks),
-                  "memory GiB", *(name for name, _, _ in sampled), f"speed against {comparison.base.name}"], lines)
-
-
-def loss_table(comparison, marks):
-    base, lines = comparison.base_row.losses, []
-    for row in comparison.rows:
-        mine, note = row.losses, marks.mark("" if row.is_base else row.verdict.text())
-        valid_gap, why_not = row.valid_gap(base)
-
-        def gap(difference, value, reason=""):
-            if row.is_base or value is None:
-                return ""
-            if row.verdict.refused:
-                return "not compared" + note
-            return reason if difference is None else f"{100 * difference:+.2f} %" + note
-        lines.append([row.name,
-                      figure(mine.train_tokens, ",", ""), figure(mine.train, ".4f", mine.reason),
-                      gap(row.gap(mine.train, base.train), mine.train),
-                      figure(mine.valid_tokens, ",", ""), figure(mine.valid, ".4f", mine.valid_reason),
-                      gap(valid_gap, mine.valid, why_not),
-                      figure(mine.timed_tokens, ",", ""), figure(mine.timed, ".4f", mine.time_reason),
-                      gap(row.gap(mine.timed, base.timed), mine.timed),
-                      "" if row.configuration.synthetic else figure(row.configuration.least_loss, ".4f"),
-                      figure(row.configuration.training_seconds, ".4g")])
-    limits, against = comparison.limits, f"against {comparison.base.name}"
-    time = "equal time" if limits.seconds is None else f"{limits.seconds:.4g} s"
-    return table(["configuration", "training tokens", "training loss at equal tokens", against,
-                  "training tokens", "validation loss at equal tokens", against,
-                  f"tokens after {time}", f"training loss after {time}", against,
-                  "least loss of a step", "training time s"], lines)
+def logged_columns(comparison):
+    """What the driver reported, and the times of a micro-batch: medians over the timed steps."""
+    return [NAME, *((heading, lambda row, value=value, form=form: figure(value(row.configuration), form))
+                    for _, heading, form, value in LOGGED
+                    if any(value(configuration) is not None for configuration in comparison.configurations))]
 
 
 def when(run):
@@ -165,7 +169,10 @@ def markdown(comparison, title="Comparison"):
     if comparison.synthetic:
         lines += [f"SYNTHETIC DATA ({', '.join(map(cell, comparison.synthetic))}): for timing alone, losses say "
                   "nothing.", ""]
-    lines += [*speed_table(comparison, marks), "", *loss_table(comparison, marks), ""]
+    for columns in (speed_columns(comparison, marks), *loss_columns(comparison, marks), more_columns(comparison),
+                    logged_columns(comparison)):
+        if len(columns) > 1:
+            lines += [*table(columns, comparison.rows), ""]
     lines += [f"[{i}] {text}" + "  " for i, text in enumerate(marks.lines, 1)]
     lines += [""] * bool(marks.lines) + [f"* {cell(line)}" for line in comparison.notes() + explain(comparison)]
     return "\n".join(line.rstrip() if not line.startswith("[") else line
@@ -195,10 +202,7 @@ def csv_row(comparison, row):
         "equal_time_s": None if c.synthetic else comparison.limits.seconds,
         "equal_time_tokens": losses.timed_tokens, "loss_equal_time": losses.timed,
         "loss_equal_time_gap": row.gap(losses.timed, base.timed), "equal_time_reason": losses.time_reason,
-        "gpu_utilization_median": c.median("gpu_utilization"), "gpu_power_w_median": c.median("power_w"),
-        "sm_clock_mhz_median": c.median("sm_clock_mhz"), "celsius_max": c.hottest, "throttled_by": c.throttled,
-        "joules_per_token": c.joules_per_token,
-        "forward_seconds_median": c.median("forward_seconds"), "backward_seconds_median": c.median("backward_seconds"),
+        **{column: value(c) for column, _, _, value in LOGGED},
         "least_loss": None if c.synthetic else c.least_loss, "training_seconds": c.training_seconds,
         "gpu": device["name"], "gpus": c.world, "driver": device.get("driver", ""),
         "toolkit": device.get("toolkit", ""), "matmul_library": device.get("matmul_library", ""),

@@ -4,7 +4,7 @@ import math
 import re
 import statistics
 
-from ..comparison.differences import identity_text, run_differences
+from ..comparison.differences import contents, run_differences
 from ..run_export import write_csv
 from ..support import replacement
 from .markup import HERE, page, table, text
@@ -13,18 +13,10 @@ from .reduce import gaps, run_data
 
 def option_rows(runs):
     """[(option, value of each run)], a dash where a header does not have it."""
-    configs = [run.headers[-1]["config"] for run in runs]
-    return [[name, *(option_text(config.get(name, "–")) for config in configs)]
+    configs = [{name: value if isinstance(value, str) else json.dumps(value)
+                for name, value in run.headers[-1]["config"].items()} for run in runs]
+    return [[name, *(config.get(name, "–") for config in configs)]
             for name in dict.fromkeys(name for config in configs for name in config)]
-
-
-def option_text(value):
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def differences_from_first(runs):
-    """{run: its differences from the first one}, as scripts/compare judges them."""
-    return {run: run_differences(runs[0].headers[-1], run.headers[-1]) for run in runs[1:]}
 
 
 def differing_table(runs, differences):
@@ -59,10 +51,9 @@ def what_ran(runs):
         return value
 
     def data(run):
-        header = run.headers[-1]
-        known = identity_text(header, "train-data")
-        return "synthetic: the losses mean nothing" if run.synthetic else known[1] if known else \
-            option("train-data")(run)
+        known = contents(run.headers[-1], "train-data")
+        return "synthetic: the losses mean nothing" if run.synthetic else (
+            known[1] if known else option("train-data")(run))
 
     def last_of(records, none):
         return f"{records[max(records)]['loss']:.4f} at step {max(records)}" if records else none
@@ -129,18 +120,14 @@ def communication_table(runs):
 
 def report(runs):
     """The page of RunLogs that have a header."""
-    differences = differences_from_first(runs)
+    differences = {run: run_differences(runs[0].headers[-1], run.headers[-1]) for run in runs}
     of_data = {run: [f"{run.name}: {d.key} {d.other}, {runs[0].name} has {d.base}: their losses are not compared"
                      for d in found if d.key in ("train-data", "synthetic-data")] for run, found in differences.items()}
-    datas = [run_data(run) for run in runs]
-    gap = gaps([data for run, data in zip(runs, datas) if not of_data.get(run)])
-    for data in datas:
-        del data["means"]
+    data = {"runs": [run_data(run) for run in runs], "gap": gaps([run for run in runs if not of_data[run]])}
     rows = [*option_rows(runs), ["command", *(run.headers[-1]["command"] for run in runs)]]
     models = {str(run.headers[-1]["config"].get("model", "model unknown")) for run in runs}
-    title = ", ".join(run.name for run in runs) + (
-        f" ({models.pop()})" if len(models) == 1 else "")
-    notes = "".join(f"<li>{text(line)}</li>" for run in runs for line in [*run.warnings(), *of_data.get(run, [])])
+    title = ", ".join(run.name for run in runs) + (f" ({models.pop()})" if len(models) == 1 else "")
+    notes = "".join(f"<li>{text(line)}</li>" for run in runs for line in [*run.warnings(), *of_data[run]])
     body = [f"<header><h1>{text(title)}</h1></header>\n<main>\n",
             f"<ul class=notes>{notes}</ul>\n" if notes else "", "<div id=controls></div>\n<div id=loss>"
             "<noscript>The curves need JavaScript; the tables do not.</noscript></div>\n", what_ran(runs),
@@ -149,7 +136,7 @@ def report(runs):
             plan_table(runs), memory_table(runs), communication_table(runs),
             *(f"<h2>Linears in FP8: {text(run.name)}</h2>\n<pre tabindex=0>{text(run.headers[-1]['fp8_plan'])}</pre>\n"
               for run in runs if run.headers[-1].get("fp8_plan")), "</main>\n"]
-    return page(title, "".join(body), (HERE / "page.js").read_text(), {"runs": datas, "gap": gap})
+    return page(title, "".join(body), (HERE / "page.js").read_text(), data)
 
 
 def csv_paths(runs, out):

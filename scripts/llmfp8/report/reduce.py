@@ -16,6 +16,7 @@ CURVES = ("loss", "lr", "grad_norm", "grad_mul", "step_seconds", "tokens_per_sec
           "joules_per_token")
 SMOOTHED = ("loss", "grad_norm")   # shown as moving means over a SPAN-th of the steps, with the values behind them
 SPAN = 40
+MIN_GAP_SPAN = 21
 # Heat maps: name on the page -> field of a tensor of the fp8 record.
 HEAT = {"amax": "amax", "scale": "quant_mul", "saturated": "saturated", "flushed": "flushed", "nonfinite": "nonfinite",
         "scale_at_ends": "scale_at_ends"}
@@ -181,40 +182,23 @@ def run_data(run):
                        if any(map(math.isfinite, column))},
             "smooth": {field: moving_mean(steps.columns[field], span, parts) for field in SMOOTHED if span > 1},
             "smooth_steps": span,
-            "means": bucket_means(steps, parts),
             "valid": {**{name: [at[name] for at in at_evals] for name in steps.axes},
                       "loss": [short(run.evals[step]["loss"]) for step in sorted(run.evals)]},
             "marks": marks(run), "heat": heat(run)}
 
 
-def bucket_means(steps, parts):
-    """Mean loss of each part by the step at its end."""
-    means = {}
-    for begin, end in parts:
-        finite = [value for value in steps.columns["loss"][begin:end] if math.isfinite(value)]
-        if finite:
-            means[steps.at[end - 1]] = math.fsum(finite) / len(finite)
-    return means
-
-
-def gaps(runs, width=21):
-    """Loss minus that of the first run's name (the mean over its runs), smoothed over `width` points, at the steps
-    that the runs share; band: half the spread of the baseline's own runs. None for one run."""
-    if len(runs) < 2:
+def gaps(runs):
+    """Moving means of the loss minus that of the first run (the mean over the runs of its name), over the steps that
+    all runs have; band: half the spread of the baseline's own runs. None for one run."""
+    steps = sorted(set.intersection(*(set(run.steps) for run in runs)))
+    if len(runs) < 2 or len(steps) < 2:
         return None
-    base = [run for run in runs if run["name"] == runs[0]["name"]]
-    steps = sorted(set.intersection(*(set(run["means"]) for run in runs)))
-    if len(steps) < 2:
-        return None
-
-    def smooth(run):
-        values = [run["means"][step] for step in steps]
-        return [math.fsum(part) / len(part) for part in
-                (values[max(0, i - width // 2):i + width // 2 + 1] for i in range(len(values)))]
-    smoothed = [smooth(run) for run in runs]
-    of_base = [line for run, line in zip(runs, smoothed) if run in base]
-    mean = [math.fsum(column) / len(column) for column in zip(*of_base)]
-    band = [max(abs(value - middle) for value in column) for column, middle in zip(zip(*of_base), mean)]
-    return {"step": steps, "baseline": runs[0]["name"], "seeds": len(base), "band": list(map(short, band)),
-            "runs": [[run["name"], [short(value - middle) for value, middle in zip(line, mean)]]
-                     for run, line in zip(runs, smoothed) if run not in base or len(base) > 1]}
+    base = [run for run in runs if run.name == runs[0].name]
+    parts, span = buckets(len(steps)), max(MIN_GAP_SPAN, len(steps) // SPAN)
+    mean = [math.fsum(run.steps[step]["loss"] for run in base) / len(base) for step in steps]
+    lines = [moving_mean([run.steps[step]["loss"] - middle for step, middle in zip(steps, mean)], span, parts)
+             for run in runs]
+    band = [max((abs(value) for value in column if value is not None), default=None)
+            for column in zip(*(line for run, line in zip(runs, lines) if run in base))]
+    return {"step": axis_points(steps, parts), "baseline": base[0].name, "seeds": len(base), "span": span, "band": band,
+            "runs": [[run.name, line] for run, line in zip(runs, lines) if run not in base or len(base) > 1]}
