@@ -16,14 +16,14 @@ from pathlib import Path
 
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
 from llmfp8 import run_log  # noqa: E402
+from llmfp8.comparison.differences import run_differences  # noqa: E402
 from llmfp8.support import InputError  # noqa: E402
 
 
-def read_log(path):
+def losses_of(run):
     """Training losses {tokens: loss} and validation losses {tokens: loss}."""
-    run = run_log.read_log(path)
     if not run.evals:
-        raise InputError(f"{path} has no validation loss (--valid-data)")
+        raise InputError(f"{run.path} has no validation loss (--valid-data)")
     train = {record["tokens"]: record["loss"] for record in run.step_list()}
     return train, {run.tokens_at(step): run.evals[step]["loss"] for step in sorted(run.evals)}
 
@@ -143,13 +143,18 @@ def main():
     parser.add_argument("--out", required=True, help="folder of losses.csv and losses.png")
     parser.add_argument("runs", nargs="+", metavar="NAME=LOG")
     options = parser.parse_args()
-    runs = {}
+    runs, first = {}, None
     try:
         for run in options.runs:
             name, _, path = run.partition("=")
             if not path or "." not in name:
                 raise InputError(f"{run}: not CONFIGURATION.SEED=LOG")
-            runs[name] = read_log(path)
+            log = run_log.read_log(path)
+            first = first or log
+            for key, base, other, _ in run_differences(first.headers[0], log.headers[0]):
+                if key in ("train-data", "valid-data"):
+                    raise InputError(f"{path}: {key} {other}, {first.path} has {base}: their losses do not compare")
+            runs[name] = losses_of(log)
         lines = table(runs)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)

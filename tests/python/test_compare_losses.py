@@ -13,7 +13,8 @@ class CompareLosses(FolderTest):
         words = []
         for name, (loss, evals) in runs.items():
             path = self.folder / f"{name}.jsonl"
-            path.write_text("".join(json.dumps(r) + "\n" for r in a_log([0.1] * 4, [loss] * 4, evals=evals)))
+            data = {"train-data": [f"{loss}.bin"]} if name.startswith("moved") else {}
+            path.write_text("".join(json.dumps(r) + "\n" for r in a_log([0.1] * 4, [loss] * 4, data, evals=evals)))
             words.append(f"{name.replace('_', '.')}={path}")
         tool = ROOT / "dev" / "losses" / "compare_losses.py"
         done = subprocess.run([sys.executable, tool, "--out", self.folder, *words], capture_output=True, text=True)
@@ -48,3 +49,6 @@ class CompareLosses(FolderTest):
         code, _, err = self.run_tool(bf16_1=(2.0, {}))
         self.assertEqual(code, 2)
         self.assertRegex(err, r"^error: .*bf16_1.jsonl has no validation loss \(--valid-data\)$")
+        code, _, err = self.run_tool(bf16_1=(2.0, {2: 4.0}), moved_1=(2.0, {2: 4.0}))
+        self.assertEqual(code, 2)
+        self.assertRegex(err, r"moved_1.jsonl: train-data 2.0.bin, .*bf16_1.jsonl has tok/train_.*: their losses ")
