@@ -146,7 +146,7 @@ LLMC_OBJ := $(call objects,$(HOST),$(filter llmc/cpu/%,$(ONCE))) \
             $(call objects,$(OBJ),$(filter llmc/ops/%,$(LLMC_CXX))) \
             $(call objects,$(HOST),$(filter-out llmc/cpu/%,$(ONCE))) \
             $(call objects,$(OBJ),$(filter-out $(ONCE) llmc/ops/%,$(LLMC_CXX)) $(LLMC_CUDA)) \
-            $(BUILD)/version.o $(BUILD)/rates.o $(BUILD)/hf_code.o
+            $(BUILD)/version.o $(BUILD)/hf_code.o
 # What the compiler reads for them: a file for each united folder, and the other files.
 LLMC_SYNTAX := $(foreach o,$(filter %/all.o,$(LLMC_OBJ)),$(o:.o=.cpp)) \
                $(foreach f,$(LLMC_CXX),$(if $(call united,$f),,$f))
@@ -257,17 +257,12 @@ $(foreach f,$(UNITED),$(call write_united,$(if $(filter $(NO_DEVICE),$f/),$(HOST
 COMMIT := $(or $(shell git describe --always --abbrev=12 --dirty 2>/dev/null),unknown)
 VERSION_TEXT := \#include "llmc/base/version.h"\nconst char* const kBuildCommit = "$(COMMIT)";\n
 $(shell printf '$(VERSION_TEXT)' | cmp -s - $(BUILD)/version.cpp || printf '$(VERSION_TEXT)' > $(BUILD)/version.cpp)
-RATES := $(wildcard llmc/perf/rates/*.txt)
-$(BUILD)/rates.cpp: $(RATES) llmc/perf/rates
-	@{ echo 'struct RatesFile { const char *name, *text; };'; echo 'extern const RatesFile kRatesFiles[];'; \
-	   echo 'const RatesFile kRatesFiles[] = {'; \
-	   for f in $(RATES); do echo "{\"$$f\", R\"("; cat $$f; echo ')"},'; done; echo '{nullptr, nullptr}};'; } > $@
 HF_CODE := llmc/checkpoint/huggingface/hf_code
 $(BUILD)/hf_code.cpp: $(HF_CODE)/configuration_llmfp8.py $(HF_CODE)/modeling_llmfp8.py
 	@{ for name in configuration modeling; do \
 	       echo "extern const char* const k$${name^}Llmfp8;"; printf 'const char* const k%sLlmfp8 = R"py(' "$${name^}"; \
 	       cat $(HF_CODE)/$${name}_llmfp8.py; echo ')py";'; done; } > $@
-$(BUILD)/version.o $(BUILD)/rates.o $(BUILD)/hf_code.o: %.o: %.cpp $(BUILD)/flags llmc/base/version.h
+$(BUILD)/version.o $(BUILD)/hf_code.o: %.o: %.cpp $(BUILD)/flags llmc/base/version.h
 	@$(CXX) $(CXX_FLAGS) -c $< -o $@
 endif
 

@@ -6,7 +6,6 @@
 #   MODELS    of "gpt2 small 8b": GPT-2 124M, llama3-small, Llama-3-8B (with a fourth of its optimizer steps' batches)
 #   RECIPES   of "bf16 delayed tensorwise 1F1L blockwise"; 1F1L is tensorwise with the first and last block in BF16
 #   KERNELS   of the names build/cuda/bench_*; empty: none; all by default
-#   STEPS     steps that are timed, twice (8)
 #   BUILD     folder of the executables (build/cuda)
 #
 # A model whose memory does not suffice is named and left out. Exit 1 if anything else fails.
@@ -23,15 +22,10 @@ kernel() {   # NAME
 }
 
 step() {   # NAME BINARY OPTION...
-    local name=$1 binary=$2 status
+    local name=$1 binary=$2
     shift 2
     echo "=== $name"
-    "$build/$binary" bench --steps "${STEPS:-8}" --json "$out/$name.json" "$@" > "$out/$name.txt" 2>&1
-    status=$?
-    if [ $status = 0 ]; then
-        sed -n '/^step/p; /^totals/,/^  step/p' "$out/$name.txt"
-        return
-    fi
+    "$build/$binary" bench --json "$@" > "$out/$name.json" 2> "$out/$name.txt" && return
     rm -f "$out/$name.json"
     tail -n 1 "$out/$name.txt"
     grep -q 'GiB are free' "$out/$name.txt" || failed+=("$name")

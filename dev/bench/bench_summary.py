@@ -25,39 +25,42 @@ def read_steps(folder):
         with open(path, encoding="utf-8") as file:
             bench = json.load(file)
         if bench.get("type") == "bench":
-            steps.append((os.path.basename(path)[:-len(".json")].rsplit("-", 1)[0], bench))
+            steps.append((os.path.basename(path)[:-len(".json")], bench))
     return steps
 
 
+def parts_of(bench):
+    return {row["name"]: row for row in bench["rows"] if row["part"] == "step"}
+
+
 def step_rows(steps):
-    bf16 = {model: bench["step_ms"] for model, bench in steps if bench["recipe"] == "BF16"}
-    yield row("model", "recipe", "ms a step", "spread", "micro-batch", "tokens/s", "against BF16", "MFU %", *PARTS,
-              "SM MHz", "throttled by")
-    yield row(*["---"] * (10 + len(PARTS)))
-    for model, bench in steps:
-        ms, clocks = bench["step_ms"], bench["clocks"]
+    bf16 = {name[:-len("-bf16")]: parts_of(bench)["step"]["ms"] for name, bench in steps if name.endswith("-bf16")}
+    yield row("model and recipe", "ms a step", "spread", "tokens/s", "against BF16", *PARTS)
+    yield row(*["---"] * (5 + len(PARTS)))
+    for name, bench in steps:
+        parts, config = parts_of(bench), bench["config"]
+        ms, model = parts["step"]["ms"], name.rsplit("-", 1)[0]
         against = f"{bf16[model] / ms:.3f}" if model in bf16 else ""
-        mfu = f"{100 * bench['mfu']:.1f}" if bench["mfu"] else ""
-        yield row(model, bench["recipe"], f"{ms:.2f}", f"{min(bench['steps_ms']):.2f}-{max(bench['steps_ms']):.2f}",
-                  f"{bench['micro_batch_ms']:.2f}", f"{bench['tokens_per_second']:.0f}", against, mfu,
-                  *(f"{bench['totals'][part]['ms']:.2f} / {bench['totals'][part]['floor_ms']:.2f}" for part in PARTS),
-                  f"{clocks['sm_mhz']:.0f}" if clocks["samples"] else "", clocks["throttled_by"])
+        yield row(name, f"{ms:.2f}", f"{min(bench['steps_ms']):.2f}-{max(bench['steps_ms']):.2f}",
+                  f"{1e3 * config['global-batch-size'] * config['seq-length'] / ms:.0f}", against,
+                  *(f"{parts[part]['ms']:.2f} / {parts[part]['floor_ms']:.2f}" for part in PARTS))
 
 
 def operation_rows(bench):
-    yield row("operation", "calls", "ms", "floor", "difference", "% of the step")
+    step_ms = parts_of(bench)["step"]["ms"]
+    yield row("operation", "calls", "ms", "floor", "lost", "% of the step")
     yield row(*["---"] * 6)
-    for r in [r for r in bench["rows"] if not r["overlapped"]][:LARGEST]:
-        yield row(r["name"], r["calls"], f"{r['ms']:.3f}", f"{r['floor_ms']:.3f}", f"{r['difference_ms']:.3f}",
-                  f"{100 * r['ms'] / bench['step_ms']:.1f}")
+    for r in [r for r in bench["rows"] if r["part"] in PARTS][:LARGEST]:
+        yield row(r["name"], r["calls"], f"{r['ms']:.3f}", f"{r['floor_ms']:.3f}", f"{r['ms'] - r['floor_ms']:.3f}",
+                  f"{100 * r['ms'] / step_ms:.1f}")
 
 
-def ceilings_text(bench):
-    ceilings = bench["ceilings"]
-    rates = [f"{dtype} matmul {1e-12 * flops:.0f} TFLOP/s" for dtype, flops in ceilings["flops"].items()]
-    events = f"{1e3 * ceilings['event_ms']:.2f} us"
-    return (f"Ceilings: device copy {1e-9 * ceilings['copy_bytes_per_s']:.0f} GB/s, {', '.join(rates)}. "
-            f"Two events add {events} to an operation.")
+def notes(bench):
+    for r in bench["rows"]:
+        if r["part"] == "ceiling" and r["ms"] > 0:
+            flops, copied = f"{1e-9 * r['flop'] / r['ms']:.0f} TFLOP/s", f"{1e-6 * r['bytes'] / r['ms']:.0f} GB/s"
+            yield f"* ceiling: {r['name']}, {flops if r['flop'] else copied}"
+    yield from (f"* {note}" for note in bench["notes"])
 
 
 def main():
@@ -67,9 +70,9 @@ def main():
         print(f"# bench: {steps[0][1]['device']}, {steps[0][1]['matmul_library']}, commit {steps[0][1]['commit']}\n")
         print("Milliseconds of a step, measured / floor\n")
         print("\n".join(step_rows(steps)))
-    for model, bench in steps:
-        print(f"\n## {model}, {bench['recipe']}\n\n{ceilings_text(bench)}\n")
-        print("\n".join(operation_rows(bench)))
+    for name, bench in steps:
+        print(f"\n## {name}\n")
+        print("\n".join([*notes(bench), "", *operation_rows(bench)]))
     for path in sorted(glob.glob(os.path.join(folder, "*.txt"))):
         name = os.path.basename(path)[:-len(".txt")]
         with open(path, encoding="utf-8", errors="replace") as file:

@@ -1,20 +1,48 @@
 #include "llmc/commands/memory_changes.h"
 
 #include <algorithm>
-#include <functional>
 #include <optional>
 
 #include "llmc/base/check.h"
-#include "llmc/base/text.h"
-#include "llmc/parallel/zero/sharded_state.h"
+#include "llmc/config/config_table.h"
 #include "llmc/perf/fp8_speedup.h"
-#include "llmc/train/plan.h"
 
 namespace {
 
+// An option, left out where the run would break a rule or take no less memory.
+struct Change {
+    const char* option;
+    void (*set)(Config&);
+    bool combines = true;   // with others
+};
+constexpr Change kChanges[] = {
+    {"--zero 1", [](Config& c) { c.zero = 1; }, false},
+    {"--zero 2", [](Config& c) { c.zero = 2; }, false},
+    {"--zero 3", [](Config& c) { c.zero = 3; }, false},
+    {"--recompute norm-act", [](Config& c) { c.recompute = Recompute::kNormAct; }, false},
+    {"--recompute block", [](Config& c) { c.recompute = Recompute::kBlock; }},
+    {"--grad-dtype bf16", [](Config& c) {
+        c.grad_dtype = Dtype::kBf16;
+        if (c.grad_comm_dtype == Dtype::kFp32) c.grad_comm_dtype = Dtype::kBf16;
+    }},
+    {"--grad-shard-dtype bf16", [](Config& c) { c.grad_shard_dtype = Dtype::kBf16; }},
+    {"--moment-dtype bf16", [](Config& c) { c.moment_dtype = Dtype::kBf16; }},
+    {"--offload moments,masters --offload-fraction 0.5",
+     [](Config& c) { c.offload = {"moments", "masters"}, c.offload_fraction = 0.5; }, false},
+    {"--offload moments,masters", [](Config& c) { c.offload = {"moments", "masters"}, c.offload_fraction = 1; }},
+    {"--offload activations", [](Config& c) { c.offload = {"activations"}; }, false},
+    {"--micro-batch-size 1", [](Config& c) { c.micro_batch_size = 1; }},
+    // Smaller chunks would read and write the weight gradient more often than its matmul hides.
+    {"--loss-chunk 2048", [](Config& c) { c.loss_chunk = 2048; }},
+};
+
 // Empty if the run is not possible. The global batch may have to be larger for more ranks.
-std::optional<int64_t> arena_bytes_of(Config config, const ParamTable& table, int ranks) {
+std::optional<int64_t> bytes_of(Config config, const ParamTable& table, int ranks) {
+    config.ranks = ranks;
+    if (config.zero < 2) config.grad_shard_dtype = Dtype::kFp32;   // has no effect
+    if (ranks % config.context_parallel != 0) return std::nullopt;
     config.global_batch_size = round_up(config.global_batch_size, config.micro_batch_size * config.data_ranks(ranks));
+    if (!config_errors(config, ranks).empty()) return std::nullopt;
     try {
         return plan_memory(config, table, fp8_plan_of(config, table), ranks).arena_bytes;
     } catch (const Error&) {
@@ -22,131 +50,76 @@ std::optional<int64_t> arena_bytes_of(Config config, const ParamTable& table, in
     }
 }
 
-// The configuration with another level of --zero, without options that have no effect at that level.
-Config at_level(Config config, int64_t level) {
-    if (level < 2) config.grad_shard_dtype = Dtype::kFp32;
-    config.zero = level;
-    return config;
-}
+struct Changes {
+    const PlannedRun& run;
+    const int64_t gpu_bytes;
+    std::vector<MemoryChange> all = {};
 
-Config with_offload(Config config, const std::vector<std::string>& words) {
-    for (const std::string& word : words)
-        if (!offloads(config, word)) config.offload.push_back(word);
-    return config;
-}
-
-// The --loss-chunk that is proposed, 0: none. Smaller chunks read and write the weight gradient more often than its
-// matmul hides: at 8192 tokens of a vocabulary of 128,256 in FP32 that is about a tenth of the matmul's time.
-int64_t proposed_loss_chunk(int64_t tokens) {
-    int64_t chunk = 8192;
-    while (chunk * 2 > tokens) chunk /= 2;
-    return chunk >= 1024 ? chunk : 0;
-}
-
-struct Change {
-    std::string option;
-    std::function<void(Config&)> set;
-    bool combines = true;   // with others, on as many ranks
-    int ranks = 0;          // 0: as many
-};
-std::vector<Change> possible_changes(const MemoryLimit& run) {
-    const Config& c = run.config;
-    const int ranks = run.ranks;
-    std::vector<Change> all;
-    const auto offload = [&](bool saves, const Config& offloaded, const std::string& more, bool combines) {
-        const std::string option = "--offload " + list_text(offloaded.offload, ",") + more;
-        if (saves && offloaded.offload != c.offload)
-            all.push_back({option, [offloaded](Config& o) {
-                o.offload = offloaded.offload, o.offload_fraction = offloaded.offload_fraction;
-            }, combines});
-    };
-    for (int64_t level = c.zero + 1; ranks > 1 && level <= 3; level++)
-        all.push_back({strf("--zero %lld", ll(level)), [level](Config& o) { o = at_level(o, level); }, false});
-    if (c.recompute == Recompute::kNone)
-        all.push_back({"--recompute norm-act", [](Config& o) { o.recompute = Recompute::kNormAct; }, false});
-    if (c.recompute != Recompute::kBlock)
-        all.push_back({"--recompute block", [](Config& o) { o.recompute = Recompute::kBlock; }});
-    if (c.grad_dtype == Dtype::kFp32 && c.dtype == Dtype::kBf16)
-        all.push_back({"--grad-dtype bf16", [](Config& o) {
-            o.grad_dtype = Dtype::kBf16;
-            if (o.grad_comm_dtype == Dtype::kFp32) o.grad_comm_dtype = Dtype::kBf16;
-        }});
-    if (shards_grads(c, ranks) && c.grad_shard_dtype == Dtype::kFp32)
-        all.push_back({"--grad-shard-dtype bf16", [](Config& o) { o.grad_shard_dtype = Dtype::kBf16; }});
-    if (c.moment_dtype == Dtype::kFp32)
-        all.push_back({"--moment-dtype bf16", [](Config& o) { o.moment_dtype = Dtype::kBf16; }});
-    Config state = with_offload(c, {"moments", "masters"});
-    offload(true, state, "", true);
-    state.offload_fraction = least_offload_fraction({state, run.table, ranks, run.bytes});
-    offload(state.offload_fraction > 0 && state.offload_fraction < 1, state,
-            strf(" --offload-fraction %g", state.offload_fraction), false);
-    offload(c.shape.num_layers > kResidentLayers, with_offload(c, {"activations"}), "", false);
-    if (c.micro_batch_size > 1) all.push_back({"--micro-batch-size 1", [](Config& o) { o.micro_batch_size = 1; }});
-    const int64_t chunk = proposed_loss_chunk(c.part_length());
-    if (c.loss_chunk == 0 && chunk > 0)
-        all.push_back({strf("--loss-chunk %lld", ll(chunk)), [chunk](Config& o) { o.loss_chunk = chunk; }});
-    for (int more = 2; more <= 8; more *= 2)
-        all.push_back({strf("--ranks %d", ranks * more), [](Config&) {}, false, ranks * more});
-    constexpr int64_t kLong = 16384;
-    const int64_t NH = c.shape.num_attention_heads, NKV = c.shape.num_query_groups;
-    for (int parts = 2; parts <= 8 && c.seq_length >= kLong && c.context_parallel == 1; parts *= 2) {
-        const int on = std::max(ranks, parts);
-        if (c.seq_length % parts == 0 && NH % parts == 0 && (NKV % parts == 0 || parts % NKV == 0) && on % parts == 0)
-            all.push_back({strf("--ranks %d --context-parallel %d", on, parts),
-                           [parts](Config& o) { o.context_parallel = parts; }, false, on});
+    // Adds a change if the run takes less than `limit` bytes with it; returns whether it fits.
+    bool add(std::string options, const Config& config, int ranks, int64_t limit) {
+        const std::optional<int64_t> bytes = bytes_of(config, run.table, ranks);
+        if (!bytes || *bytes >= limit) return false;
+        if (ranks != run.plan.ranks) options = strf(" --ranks %d", ranks) + options;
+        all.push_back({options.substr(1), *bytes, *bytes <= gpu_bytes});
+        return all.back().fits;
     }
-    return all;
-}
+    // Adds the lowest level of --zero that fits, up to `highest`; returns whether one does.
+    bool add_zero(const std::string& options, Config config, int ranks, int64_t highest) {
+        for (config.zero = 1; ranks > 1 && config.zero <= highest; config.zero++)
+            if (add(options + strf(" --zero %lld", ll(config.zero)), config, ranks, gpu_bytes + 1)) return true;
+        return false;
+    }
+    // Adds what saves memory on its own.
+    void add_each() {
+        for (const Change& change : kChanges) {
+            Config config = run.config;
+            change.set(config);
+            add(std::string(" ") + change.option, config, run.plan.ranks, run.plan.arena_bytes);
+        }
+        for (int times = 2; times <= 8; times *= 2) {
+            Config config = run.config;
+            add("", config, run.plan.ranks * times, run.plan.arena_bytes);
+            if (config.seq_length < 16384 || config.context_parallel > 1) continue;
+            config.context_parallel = times;
+            add(strf(" --context-parallel %d", times), config, std::max(run.plan.ranks, times), run.plan.arena_bytes);
+        }
+    }
+    // Adds all changes that combine and save memory together, if need be with --zero and on more ranks.
+    void add_together() {
+        Config config = run.config;
+        std::string options;
+        int64_t least = run.plan.arena_bytes;
+        for (const Change& change : kChanges) {
+            Config next = config;
+            change.set(next);
+            const std::optional<int64_t> bytes = bytes_of(next, run.table, run.plan.ranks);
+            if (!change.combines || !bytes || *bytes >= least) continue;
+            least = *bytes;
+            config = next;
+            options += std::string(" ") + change.option;
+        }
+        if (!options.empty() && add(options, config, run.plan.ranks, run.plan.arena_bytes)) return;
+        for (int ranks = run.plan.ranks; ranks <= 64 * run.plan.ranks; ranks *= 2)
+            if (add_zero(options, config, ranks, 3)) return;
+    }
+};
 
 }  // namespace
 
-std::vector<MemoryChange> memory_changes(const MemoryLimit& run) {
-    std::vector<MemoryChange> changes;
-    // Returns whether the run fits with this change.
-    const auto add = [&](const std::string& options, const Config& config, int ranks) {
-        const std::optional<int64_t> bytes = arena_bytes_of(config, run.table, ranks);
-        const bool fits = bytes && *bytes <= run.bytes;
-        if (bytes) changes.push_back({options, *bytes, fits});
-        return fits;
-    };
-    Config together = run.config;
-    std::string options;
-    for (const Change& change : possible_changes(run)) {
-        Config alone = run.config;
-        change.set(alone);
-        add(change.option, alone, change.ranks > 0 ? change.ranks : run.ranks);
-        if (!change.combines) continue;
-        change.set(together);
-        options += (options.empty() ? "" : " ") + change.option;
+std::vector<MemoryChange> memory_changes(const PlannedRun& run, int64_t gpu_bytes) {
+    Changes changes{run, gpu_bytes};
+    if (run.plan.arena_bytes > gpu_bytes) {
+        changes.add_each();
+        changes.add_together();
+        return changes.all;
     }
-    if (options.empty() || add(options, together, run.ranks)) return changes;
-    for (int more = 1; more <= 64; more *= 2) {
-        const int ranks = run.ranks * more;
-        const std::string on = options + (more > 1 ? strf(" --ranks %d", ranks) : "");
-        if (more > 1 && add(on, together, ranks)) break;
-        const int64_t level = ranks > 1 ? lowest_zero({together, run.table, ranks, run.bytes}) : 0;
-        if (level <= together.zero) continue;   // already added
-        add(on + strf(" --zero %lld", ll(level)), at_level(together, level), ranks);
-        break;
-    }
-    return changes;
-}
-
-int64_t lowest_zero(const MemoryLimit& run) {
-    for (int64_t level = 1; level <= 3; level++) {
-        const std::optional<int64_t> bytes = arena_bytes_of(at_level(run.config, level), run.table, run.ranks);
-        if (bytes && *bytes <= run.bytes) return level;
-    }
-    return 0;
-}
-
-double least_offload_fraction(const MemoryLimit& run) {
-    constexpr int64_t kBeside = int64_t{2} << 30;
+    constexpr int64_t kBeside = int64_t{2} << 30;   // of the CUDA context and libraries
     Config config = run.config;
-    for (int n = 1; n <= 20; n++) {
+    changes.add_zero("", config, run.plan.ranks, config.zero - 1);
+    for (int n = 1; offloads_state(config) && n / 20.0 < run.config.offload_fraction; n++) {
         config.offload_fraction = n / 20.0;
-        const std::optional<int64_t> bytes = arena_bytes_of(config, run.table, run.ranks);
-        if (bytes && *bytes + kBeside <= run.bytes) return config.offload_fraction;
+        const std::string option = strf(" --offload-fraction %g", config.offload_fraction);
+        if (changes.add(option, config, run.plan.ranks, gpu_bytes - kBeside)) break;
     }
-    return 0;
+    return changes.all;
 }

@@ -4,19 +4,12 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/check.h"
-#include "llmc/base/system/host.h"
 #include "llmc/base/text.h"
 #include "llmc/commands/memory_changes.h"
-#include "llmc/parallel/zero/sharded_state.h"
 #include "llmc/perf/fp8_speedup.h"
 #include "llmc/train/plan.h"
 
 namespace {
-
-double gemm_tflop(const PlannedGemm& g) {
-    return 2e-12 * static_cast<double>(g.shape.M) * static_cast<double>(g.shape.N) * static_cast<double>(g.shape.K)
-           * static_cast<double>(g.count);
-}
 
 // The numbers in both text and JSON.
 struct Figures {
@@ -27,52 +20,22 @@ struct Figures {
     const bool here = run.device.sm > 0 && (run.config.gpu.empty() || find_gpu(run.device.name) == &gpu);
     const int64_t memory_bytes = here ? run.device.memory_bytes : static_cast<int64_t>(gpu.memory_gib * kGiB);
     const bool fits = run.plan.arena_bytes <= memory_bytes;
-    const MemoryLimit limit{run.config, run.table, run.plan.ranks, memory_bytes};
     const StepTime time = predict_step(run.config, run.plan, gpu);
     const double ms = time.total_ms(), flops_per_token = model_flops_per_token(run.config, run.table);
     const double tokens = real(run.config.global_batch_size * run.config.seq_length);   // per step, all ranks
     const double tokens_per_second = ms > 0 ? tokens / (1e-3 * ms) : 0;
     const double mfu = tokens_per_second * flops_per_token / (gpu.peak_flops(run.config.dtype) * run.plan.ranks);
-    const double hours = 1e-3 * ms * real(run.config.train_iters) / 3600;
-
-    // The origin of the rates.
-    std::string origin() const {
-        if (rates) return "rates measured on it";
-        return strf("SCALED, not measured: rates of an %s; matmuls and attention are scaled by the ratio of peaks, the "
-                    "rest by that of memory bandwidths", measured_gpu().name);
-    }
 };
 
-// Which level of --zero the ranks need; empty with one rank, or if the run has that level.
-std::string zero_text(const Figures& f) {
-    const int64_t own = f.run.config.zero;
-    if (f.run.plan.ranks == 1) return "";
-    const int64_t lowest = lowest_zero(f.limit);
-    if (lowest == 0) return strf("  no level of --zero fits on %d ranks without other changes\n", f.run.plan.ranks);
-    if (lowest == own || (own == 0 && f.fits)) return "";
-    return strf("  the lowest level that fits is --zero %lld%s\n", ll(lowest),
-                lowest < own ? ", which communicates less" : "");
-}
-
-// The fraction of the optimizer state that must be offloaded, if it is less than the run's.
-std::string offload_fraction_text(const Figures& f) {
-    if (!offloads_state(f.run.config) || !f.fits) return "";
-    const double least = least_offload_fraction(f.limit);
-    if (least == 0 || least >= f.run.config.offload_fraction) return "";
-    return strf("  --offload-fraction %g fits as well, and copies less\n", least);
-}
-
-// "fits: 33.456 GiB of 139.0 GiB on H200 (not here)", and for a run that does not fit, what would make it fit.
+// "fits: 33.456 GiB of 139.0 GiB on H200 (not here)", and what else would fit.
 std::string verdict_text(const Figures& f) {
     const PlannedRun& run = f.run;
     std::string text = strf("%s: %.3f GiB of %.1f GiB on %s\n", f.fits ? "fits" : "does not fit",
                             gib(run.plan.arena_bytes), gib(f.memory_bytes),
                             f.here ? run.device.name.c_str() : strf("%s (not here)", f.gpu.name).c_str());
-    text += zero_text(f) + offload_fraction_text(f);
-    if (f.fits) return text;
-    for (const MemoryChange& change : memory_changes(f.limit))
-        text += strf("  %9.3f GiB%s with %s\n", gib(change.arena_bytes), change.fits ? ", fits," : "",
-                     change.options.c_str());
+    for (const MemoryChange& change : memory_changes(f.run, f.memory_bytes))
+        text += strf("  %9.3f GiB%s with %s%s\n", gib(change.arena_bytes), change.fits ? ", fits," : "",
+                     change.options.c_str(), f.fits ? ", which communicates or copies less" : "");
     return text;
 }
 
@@ -93,28 +56,8 @@ std::string memory_text(const PlannedRun& run) {
             + bytes_text("saving", plan.host.save_bytes,
                          strf(", pinned; %lld bytes %.3f GiB with --save-async", ll(plan.host.save_async_bytes),
                               gib(plan.host.save_async_bytes)));
-    if (plan.state_host_bytes > 0) text += bytes_text("offloaded state", plan.state_host_bytes, ", pinned");
-    if (plan.activation_host_bytes > 0)
-        text += bytes_text("offloaded activations", plan.activation_host_bytes, ", pinned");
-    if (run.config.offload.empty()) return text;
-    const int local = std::min(plan.ranks, kRanksPerHost);
-    text += strf("  %.3f GiB pinned by %s of a host", gib(plan.host_bytes() * local),
-                 count_text(local, "rank").c_str());
-    const int64_t available = meminfo_bytes("MemAvailable");
-    return text + (available < 0 ? "\n" : strf("; this machine has %.1f GiB available\n", gib(available)));
-}
-
-std::string matmul_text(const MemoryPlan& plan) {
-    std::string text = "matmuls of one step (rows are the outputs)\n";
-    text += strf("  %-8s %10s %10s %10s  %-5s %-5s %-4s %8s %12s\n", "pass", "M", "N", "K", "in", "out", "beta",
-                 "count", "TFLOP");
-    for (const PlannedGemm& g : plan.step_gemms) {
-        const GemmArgs& s = g.shape;
-        text += strf("  %-8s %10lld %10lld %10lld  %-5s %-5s %-4d %8lld %12.3f\n", layout_name(s.layout), ll(s.M),
-                     ll(s.N), ll(s.K), dtype_name(s.A.dtype), dtype_name(s.D.dtype), s.accumulate ? 1 : 0, ll(g.count),
-                     gemm_tflop(g));
-    }
-    return text;
+    const int64_t offloaded = plan.state_host_bytes + plan.activation_host_bytes;
+    return offloaded > 0 ? text + bytes_text("offloaded", offloaded, ", pinned") : text;
 }
 
 std::string time_text(const Figures& f) {
@@ -122,40 +65,38 @@ std::string time_text(const Figures& f) {
     const Config& config = f.run.config;
     const int ranks = f.run.plan.ranks;
     if (f.ms <= 0) return "time              not predicted for this --dtype\n";
-    std::string text = strf("time of a step    predicted for %s; %s\n  %-26s %10s %7s\n", f.gpu.name,
-                            f.origin().c_str(), "", "ms", "share");
-    for (int i = 0; i < kStepParts; i++)
-        if (const double ms = time.ms[static_cast<size_t>(i)]; ms > 0)
-            text += strf("  %-26s %10.3f %6.1f%%\n", step_part_name(static_cast<StepPart>(i)), ms, 100 * ms / f.ms);
+    const std::string origin =
+        f.rates ? "rates measured on it"
+                : strf("SCALED, not measured: rates of an %s; matmuls and attention are scaled by the ratio of peaks, "
+                       "the rest by that of memory bandwidths", measured_gpu().name);
+    std::string text = strf("time of a step    predicted for %s; %s\n  %-26s %10s %7s\n", f.gpu.name, origin.c_str(),
+                            "", "ms", "share");
+    for (const auto& [name, ms] : time.named_ms())
+        text += strf("  %-26s %10.3f %6.1f%%\n", name.c_str(), ms, 100 * ms / f.ms);
     text += strf("  %-26s %10.3f\n", "all", f.ms);
-    if (ranks > 1) {
-        const char* rate = ranks > kRanksPerHost      ? "nominal rate of a network adapter of 400 Gb/s per GPU"
-                           : &f.gpu == &measured_gpu() ? "measured between two GPUs of one host"
-                                                       : "scaled from two H200 of one host by nominal rates";
-        text += strf("  communication takes %.3f ms, hidden or exposed: gradients %.3f, weights %.3f%s; %s\n",
+    if (ranks > 1)
+        text += strf("  communication takes %.3f ms, hidden or exposed: gradients %.3f, weights %.3f, heads %.3f\n",
                      time.reduce_ms + time.gather_ms + time.exchange_ms, time.reduce_ms, time.gather_ms,
-                     time.exchange_ms > 0 ? strf(", heads %.3f (not hidden)", time.exchange_ms).c_str() : "", rate);
-    }
+                     time.exchange_ms);
     if (time.host_link_ms > 0)
-        text += strf("  copies from and to host memory take %.3f ms each way, hidden or exposed; %s\n",
-                     time.host_link_ms, f.rates && f.rates->host_link > 0
-                                            ? "rate measured" : "nominal rate of PCIe Gen5 x16, 50 GB/s each way");
+        text += strf("  copies from and to host memory take %.3f ms each way, hidden or exposed; nominal rate of PCIe "
+                     "Gen5 x16, 50 GB/s each way\n", time.host_link_ms);
     text += strf("predicted         %.4g s/it, %.0f tokens/s, %.0f per GPU, MFU %.1f %%\n", 1e-3 * f.ms,
                  f.tokens_per_second, f.tokens_per_second / ranks, 100 * f.mfu);
+    if (config.fp8_recipe != Fp8Recipe::kNone) {
+        Config bf16 = config;
+        bf16.fp8_recipe = Fp8Recipe::kNone;
+        const MemoryPlan plan = plan_memory(bf16, f.run.table, fp8_plan_of(bf16, f.run.table), ranks);
+        const double bf16_ms = predict_step(bf16, plan, f.gpu).total_ms();
+        text += strf("  in BF16 %.4g s/it: FP8 is %.2f times as fast\n", 1e-3 * bf16_ms, bf16_ms / f.ms);
+    }
     if (config.reset_attention_mask)
         text += "  attention time is that of one document per sequence (--reset-attention-mask skips tiles between "
                 "documents)\n";
     if (config.train_iters > 0)
         text += strf("  %s in %.4g hours, without evaluation and checkpoints\n",
-                     count_text(config.train_iters, "step").c_str(), f.hours);
+                     count_text(config.train_iters, "step").c_str(), 1e-3 * f.ms * real(config.train_iters) / 3600);
     return text;
-}
-
-std::string checkpoint_text(const PlannedRun& run) {
-    const int64_t bytes = run.plan.host.checkpoint_bytes, count = planned_checkpoints(run.config);
-    std::string text = strf("checkpoint        %lld bytes, %.3f GiB on disk", ll(bytes), gib(bytes));
-    if (count > 1) text += strf("; %lld of them at the end, %.3f GiB", ll(count), gib(bytes * count));
-    return text + "\n";
 }
 
 }  // namespace
@@ -164,14 +105,12 @@ std::string plan_text(const PlannedRun& run) {
     const Figures figures(run);
     const Config& config = run.config;
     const MemoryPlan& plan = run.plan;
-    const bool rounded = config.grad_shard_dtype == Dtype::kBf16 && shards_grads(config, plan.ranks);
     const int64_t micro_batches = config.global_batch_size / (config.micro_batch_size * config.data_ranks(plan.ranks));
     std::string text = verdict_text(figures);
     text += strf("parameters        %lld (%.3f B; stored with padding: %lld)\n", ll(run.table.param_elems),
                  1e-9 * real(run.table.param_elems), ll(plan.flat_elems));
-    text += strf("precision         %s weights, %s gradients%s, fp32 master weights, %s moments\n",
-                 dtype_name(config.dtype), dtype_name(config.grad_dtype), rounded ? " (shards in bf16)" : "",
-                 dtype_name(config.moment_dtype));
+    text += strf("precision         %s weights, %s gradients, fp32 master weights, %s moments\n",
+                 dtype_name(config.dtype), dtype_name(config.grad_dtype), dtype_name(config.moment_dtype));
     text += memory_text(run);
     text += strf("model FLOPs       %.4g per token, %.4g per step\n", figures.flops_per_token,
                  figures.flops_per_token * figures.tokens);
@@ -182,8 +121,12 @@ std::string plan_text(const PlannedRun& run) {
                                                     ll(config.context_parallel), ll(config.seq_length)).c_str() : "");
     text += strf("tokens            %.0f per step, %s, %.4g in all\n", figures.tokens,
                  count_text(config.train_iters, "step").c_str(), figures.tokens * real(config.train_iters));
-    return text + matmul_text(plan) + communication_text(config, plan.collectives, plan.ranks, plan.buckets)
-           + fp8_speedup_text(config, run.table, run.device) + time_text(figures) + checkpoint_text(run);
+    text += communication_text(config, plan.collectives, plan.ranks, plan.buckets)
+            + fp8_speedup_text(config, run.table, run.device) + time_text(figures);
+    const int64_t bytes = plan.host.checkpoint_bytes, count = planned_checkpoints(config);
+    text += strf("checkpoint        %lld bytes, %.3f GiB on disk", ll(bytes), gib(bytes));
+    if (count > 1) text += strf("; %lld of them at the end, %.3f GiB", ll(count), gib(bytes * count));
+    return text + "\n";
 }
 
 // ---- JSON ----
@@ -201,35 +144,10 @@ OrderedJson memory_json(const Figures& f) {
                           {"gpu_bytes", f.memory_bytes}, {"fits", f.fits}, {"pinned_host_bytes", plan.host_bytes()},
                           {"host_bytes", {{"loading", plan.host.load_bytes}, {"saving", plan.host.save_bytes},
                                           {"saving_async", plan.host.save_async_bytes}}}};
-    if (plan.ranks > 1) {
-        const int64_t lowest = lowest_zero(f.limit);
-        memory["lowest_zero"] = lowest > 0 ? OrderedJson(lowest) : OrderedJson(nullptr);
-    }
-    if (offloads_state(f.run.config)) memory["least_offload_fraction"] = least_offload_fraction(f.limit);
-    if (f.fits) return memory;
-    for (const MemoryChange& change : memory_changes(f.limit))
+    for (const MemoryChange& change : memory_changes(f.run, f.memory_bytes))
         memory["changes"].push_back({{"options", change.options}, {"arena_bytes", change.arena_bytes},
                                      {"fits", change.fits}});
     return memory;
-}
-
-OrderedJson matmuls_json(const MemoryPlan& plan) {
-    OrderedJson list = OrderedJson::array();
-    for (const PlannedGemm& g : plan.step_gemms)
-        list.push_back({{"pass", layout_name(g.shape.layout)}, {"M", g.shape.M}, {"N", g.shape.N}, {"K", g.shape.K},
-                        {"in", dtype_name(g.shape.A.dtype)}, {"out", dtype_name(g.shape.D.dtype)},
-                        {"count", g.count}, {"tflop", gemm_tflop(g)}});
-    return list;
-}
-
-OrderedJson time_json(const Figures& f) {
-    if (f.ms <= 0) return nullptr;
-    OrderedJson parts = OrderedJson::object();
-    for (int i = 0; i < kStepParts; i++)
-        parts[step_part_name(static_cast<StepPart>(i))] = f.time.ms[static_cast<size_t>(i)];
-    return {{"step_ms", f.ms}, {"parts_ms", parts}, {"tokens_per_second", f.tokens_per_second},
-            {"tokens_per_second_per_gpu", f.tokens_per_second / f.run.plan.ranks}, {"mfu", f.mfu},
-            {"hours", f.run.config.train_iters > 0 ? OrderedJson(f.hours) : OrderedJson(nullptr)}};
 }
 
 }  // namespace
@@ -237,22 +155,28 @@ OrderedJson time_json(const Figures& f) {
 std::string plan_json(const PlannedRun& run) {
     const Figures figures(run);
     const Config& config = run.config;
-    const OrderedJson json = {
+    OrderedJson json = {
         {"type", "plan"},
         {"config", OrderedJson::parse(config_to_json(config))},
-        {"gpu", {{"name", figures.gpu.name}, {"rates_measured", figures.rates != nullptr}, {"found", figures.here},
-                 {"rates", figures.origin()}}},
+        {"gpu", {{"name", figures.gpu.name}, {"rates_measured", figures.rates != nullptr}, {"found", figures.here}}},
         {"params", run.table.param_elems},
         {"ranks", run.plan.ranks},
         {"tokens_per_step", config.global_batch_size * config.seq_length},
-        {"train_iters", config.train_iters},
         {"flops_per_token", figures.flops_per_token},
         {"memory", memory_json(figures)},
-        {"time", time_json(figures)},
-        {"matmuls", matmuls_json(run.plan)},
+        {"time", nullptr},
         {"notes", run.notes},
         {"checkpoint", {{"bytes", run.plan.host.checkpoint_bytes}, {"kept", planned_checkpoints(config)}}},
     };
+    if (figures.ms > 0) {
+        json["time"] = {{"step_ms", figures.ms}, {"tokens_per_second", figures.tokens_per_second},
+                        {"mfu", figures.mfu}};
+        for (const auto& [name, ms] : figures.time.named_ms()) json["time"]["parts_ms"][name] = ms;
+    }
+    for (const PlannedGemm& g : run.plan.step_gemms)
+        json["matmuls"].push_back({{"pass", layout_name(g.shape.layout)}, {"M", g.shape.M}, {"N", g.shape.N},
+                                   {"K", g.shape.K}, {"in", dtype_name(g.shape.A.dtype)},
+                                   {"out", dtype_name(g.shape.D.dtype)}, {"count", g.count}});
     return json.dump() + "\n";
 }
 

@@ -28,10 +28,6 @@ int run_plan(ParsedConfig& parsed, Comm& comm) {
     return plan_fits(run) ? kExitOk : kExitBadInput;
 }
 
-PredictedStep predict(const Config& config, const MemoryPlan& plan, const DeviceInfo& device) {
-    return predicted_step(config, plan, device);
-}
-
 }  // namespace
 
 ParsedConfig parse_training(const Invocation& call, const std::vector<const char*>& words, Comm& comm) {
@@ -57,7 +53,7 @@ Job parse_train(const Invocation& call, Comm& comm) {
     if (parsed.config.dry_run) return [parsed, &comm]() mutable { return run_plan(parsed, comm); };
     const Fp8Plan fp8_plan = fp8_plan_of(parsed.config, make_param_table(parsed.config.shape));
     // The job owns the loop, which outlives an error: unwinding would wait for collectives of ranks that are gone.
-    const auto loop = std::make_shared<TrainLoop>(std::move(parsed), fp8_plan, call.line, predict, comm);
+    const auto loop = std::make_shared<TrainLoop>(std::move(parsed), fp8_plan, call.line, predicted_step, comm);
     return [loop] {
         loop->run();
         return kExitOk;

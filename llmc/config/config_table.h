@@ -1,5 +1,6 @@
 // The option table, which defines the command line, the JSON file, --help, --print-options, the banner and the
-// checkpoint's record. A new option is one field of Config and one row here. Private to config*.cpp and tests.
+// checkpoint's record. A new option is one field of Config and one row here. Private to config*.cpp and
+// tests; memory_changes.cpp uses config_errors.
 #pragma once
 #include <set>
 #include <string>

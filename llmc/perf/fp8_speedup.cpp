@@ -1,73 +1,52 @@
 #include "llmc/perf/fp8_speedup.h"
 
+#include <map>
+
 #include "llmc/base/check.h"
-#include "llmc/perf/rates.h"
+#include "llmc/perf/step_time.h"
 
 namespace {
 
-double traffic_us(double bytes, double kernels) {
-    return 1e6 * bytes / measured_rates().copy_rate + kKernelUs * kernels;
-}
-
-// What quantization adds to the time of one linear layer for one micro-batch. In BF16 a kernel writes its output in 2
-// bytes per element, in FP8 as two quantized tensors of 1 byte each. FP8 takes an additional BF16 tensor if another
-// kernel reads it, and a second pass (2 bytes read, 2 written) if scales need the amax of the whole tensor.
-double fp8_extra_us(const Config& c, const Fp8Plan& plan, const LinearPlan& linear) {
-    const bool blocks = plan.row().x != Granularity::kTensor, head = linear.kind == LinearKind::kHead;
-    const bool second = plan.row().scaling == Scaling::kCurrent && !blocks;
-    const auto bytes_of = [&](bool bf16_is_read) {
-        return (second ? 4.0 : bf16_is_read ? 2.0 : 0.0) + (blocks ? 2.0 * 4 / 128 : 0.0);
-    };
-    // The attention backward reads the BF16 input of proj; the residual stream reads the BF16 dy of proj and down. The
-    // classifier overwrites the logits with their gradients, which a separate pass quantizes; with tensorwise scaling,
-    // another pass before it computes the amax.
-    const double x_bytes = bytes_of(linear.kind == LinearKind::kProj);
-    const double dy_bytes = head ? (second ? 6 : 4)
-                                 : bytes_of(linear.kind == LinearKind::kProj || linear.kind == LinearKind::kDown);
-    const double kernels = (second ? 2 : 0) + (head ? 1 : 0);
-    // Weights are quantized once per optimizer step: masters are read again; two FP8 tensors replace the BF16 one.
-    const double tokens = real(c.micro_batch_size * c.part_length()), in = real(linear.in), out = real(linear.out);
-    const double share = real(c.micro_batch_size) / real(c.global_batch_size);
-    return traffic_us(tokens * (x_bytes * in + dy_bytes * out) + 4 * in * out * share, kernels + share);
-}
-
-// In BF16 the kernel that writes dy also sums the bias gradient; in FP8 the quantization does. For qkv the sum is a
-// separate kernel. The other kernels take longer by `reads` times the time that a read of dy takes: the norm by 8.5 of
-// 23.7 us at GPT-2 124M and 13 of 24.7 at 1558M, gelu by 12 of 94.7 (dev/results/2026-11-22-h200-1558M.md).
-double bf16_extra_us(const Config& c, const LinearPlan& linear) {
-    const bool own = linear.kind == LinearKind::kQkv, proj = linear.kind == LinearKind::kProj;
-    const bool bias = own ? c.shape.qkv_bias() : proj ? c.shape.proj_bias() : c.shape.mlp_bias();
-    if (!bias || linear.kind == LinearKind::kHead) return 0;
-    const double reads = own ? 1 : linear.kind == LinearKind::kUp ? 0.13 : 0.45;
-    return traffic_us(reads * 2 * real(c.micro_batch_size * c.part_length()) * real(linear.out), own ? 1 : 0);
-}
-
-GemmMode fp8_mode(const Fp8Plan& plan, GemmLayout pass) {
-    if (plan.row().x != Granularity::kTensor) return GemmMode::kFp8Block;
-    const bool fast = pass == GemmLayout::kForward ? plan.fast_fprop : plan.fast_backward;
-    return fast ? GemmMode::kFp8Fast : GemmMode::kFp8Precise;
+// Milliseconds of a step of one rank and one layer, whose linears of `kind` run as in `plan`, and all others in BF16.
+// Without a plan, all run in BF16.
+double step_ms(Config config, const Fp8Plan* plan, LinearKind kind) {
+    config.shape.num_layers = 1;
+    config.seq_length = config.part_length();
+    config.context_parallel = 1;
+    config.recompute = Recompute::kNone;
+    config.offload.clear();
+    config.fp8_recipe = Fp8Recipe::kNone;
+    const ParamTable table = make_param_table(config.shape);
+    Fp8Plan run = make_fp8_plan(config, table);
+    if (plan) {
+        std::vector<LinearPlan> linears = std::move(run.linears);
+        for (LinearPlan& linear : linears) linear.fp8 = linear.kind == kind;
+        run = *plan;
+        run.linears = std::move(linears);
+        config.fp8_recipe = plan->recipe;
+    }
+    return predict_step(config, plan_memory(config, table, run), measured_gpu()).total_ms();
 }
 
 }  // namespace
 
-LinearSpeedup predict_speedup(const Config& config, const Fp8Plan& plan, const LinearPlan& linear) {
+double predict_speedup(const Config& config, const Fp8Plan& plan, const LinearPlan& linear) {
     const int64_t in = linear.in, out = linear.out, chunks = linear.kind == LinearKind::kHead ? loss_chunks(config) : 1;
     const int64_t N = chunks > 1 ? config.loss_chunk : config.micro_batch_size * config.part_length();
     const Rates& rates = measured_rates();
-    auto all_three = [&](auto mode_of) {
-        return rates.gemm_us(mode_of(GemmLayout::kForward), GemmLayout::kForward, N, out, in)
-               + rates.gemm_us(mode_of(GemmLayout::kDgrad), GemmLayout::kDgrad, N, in, out)
-               + rates.gemm_us(mode_of(GemmLayout::kWgrad), GemmLayout::kWgrad, out, in, N);
-    };
-    const double bf16_us = all_three([](GemmLayout) { return GemmMode::kBf16; });
-    const double fp8_us = all_three([&](GemmLayout pass) { return fp8_mode(plan, pass); });
-    return {.bf16_ms = 1e-3 * (real(chunks) * bf16_us + bf16_extra_us(config, linear)),
-            .fp8_ms = 1e-3 * (real(chunks) * fp8_us + fp8_extra_us(config, plan, linear))};
+    const double us = rates.gemm_us(GemmMode::kBf16, GemmLayout::kForward, N, out, in)
+                      + rates.gemm_us(GemmMode::kBf16, GemmLayout::kDgrad, N, in, out)
+                      + rates.gemm_us(GemmMode::kBf16, GemmLayout::kWgrad, out, in, N);
+    const double bf16_ms = 1e-3 * us * real(chunks);
+    const double gain_ms = step_ms(config, nullptr, linear.kind) - step_ms(config, &plan, linear.kind);
+    return bf16_ms / (bf16_ms - gain_ms * real(config.micro_batch_size) / real(config.global_batch_size));
 }
 
 Fp8Plan fp8_plan_of(const Config& config, const ParamTable& table) {
-    return make_fp8_plan(config, table, [](const Config& c, const Fp8Plan& plan, const LinearPlan& linear) {
-        return predict_speedup(c, plan, linear).speedup();
+    std::map<LinearKind, double> known;   // all linears of a kind have the same shape
+    return make_fp8_plan(config, table, [&known](const Config& c, const Fp8Plan& plan, const LinearPlan& linear) {
+        if (!known.count(linear.kind)) known[linear.kind] = predict_speedup(c, plan, linear);
+        return known[linear.kind];
     });
 }
 
@@ -77,26 +56,24 @@ std::string fp8_speedup_text(const Config& config, const ParamTable& table, cons
     std::string text = fp8_plan_text(plan, config);
     const std::string lacks = fp8_device_error(plan, device);
     if (!lacks.empty()) text += "  NOT SUPPORTED HERE: " + lacks + "\n";
-    text += strf("FP8 against BF16, predicted from rates measured on an %s: ms of the three matmuls and of "
-                 "quantization,\nfor one micro-batch of %lld tokens\n", measured_rates().gpu.c_str(),
-                 ll(config.micro_batch_size * config.part_length()));
-    text += strf("  %-7s %10s %10s %9s %9s %9s %7s\n", "linear", "out", "in", "in FP8", "BF16 ms", "FP8 ms", "speedup");
-    LinearSpeedup sum;
-    for (size_t k = 0; k <= kLinearsPerLayer; k++) {
-        const LinearPlan& first = k < kLinearsPerLayer ? plan.linears[k] : plan.linears.back();
-        const LinearSpeedup one = predict_speedup(config, plan, first);
+    text += strf("FP8 against BF16, predicted from rates measured on an %s, with quantization\n", measured_rates().gpu);
+    text += strf("  %-7s %10s %10s %9s %7s\n", "linear", "out", "in", "in FP8", "speedup");
+    for (int k = 0; k <= kLinearsPerLayer; k++) {
+        const auto kind = static_cast<LinearKind>(k);
         int count = 0, fp8 = 0;
+        const LinearPlan* last = nullptr;
         for (const LinearPlan& linear : plan.linears) {
-            if (linear.kind != first.kind) continue;
+            if (linear.kind != kind) continue;
             count++;
-            if (!linear.fp8) continue;
-            fp8++;
-            sum.bf16_ms += one.bf16_ms;
-            sum.fp8_ms += one.fp8_ms;
+            fp8 += linear.fp8;
+            last = &linear;
         }
-        text += strf("  %-7s %10lld %10lld %9s %9.3f %9.3f %7.2f%s\n", linear_kind_name(first.kind), ll(first.out),
-                     ll(first.in), strf("%d of %d", fp8, count).c_str(), one.bf16_ms, one.fp8_ms, one.speedup(),
-                     one.speedup() < 1 ? "  FP8 is slower" : "");
+        // Of linears in BF16, the head is predicted, for --fp8-lm-head.
+        const bool fits = last->in % kScaleBlock == 0 && config.loss_chunk % kScaleBlock == 0;
+        if (fp8 == 0 && (kind != LinearKind::kHead || !fits)) continue;
+        const double speedup = predict_speedup(config, plan, *last);
+        text += strf("  %-7s %10lld %10lld %9s %7.2f%s\n", linear_kind_name(kind), ll(last->out), ll(last->in),
+                     strf("%d of %d", fp8, count).c_str(), speedup, speedup < 1 ? "  FP8 is slower" : "");
     }
-    return text + strf("  all that run in FP8 %29s %9.3f %9.3f %7.2f\n", "", sum.bf16_ms, sum.fp8_ms, sum.speedup());
+    return text;
 }

@@ -4,12 +4,9 @@
 
 #include "llmc/model/parameters/fp8_recipe.h"
 
-// Time of one linear layer for one micro-batch: three matmuls, and quantization in FP8 or the bias gradient in BF16.
-struct LinearSpeedup {
-    double bf16_ms = 0, fp8_ms = 0;
-    double speedup() const { return bf16_ms / fp8_ms; }
-};
-LinearSpeedup predict_speedup(const Config& config, const Fp8Plan& plan, const LinearPlan& linear);
+// How much faster the three matmuls of a linear layer are in FP8: their time in BF16 over that less what a step gains,
+// which includes quantization, bias gradients and the layer's part of the optimizer.
+double predict_speedup(const Config& config, const Fp8Plan& plan, const LinearPlan& linear);
 
 // Returns make_fp8_plan() with these predictions.
 Fp8Plan fp8_plan_of(const Config& config, const ParamTable& table);

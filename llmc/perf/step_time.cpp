@@ -8,45 +8,26 @@
 namespace {
 
 constexpr const char* kPartNames[kStepParts] = {
-    "matmuls, forward", "matmuls, backward", "attention, forward", "attention, backward", "norms", "activations",
-    "rope and qk-norm", "FP8 copies", "head and loss", "embedding", "sums of biases and ranks", "optimizer",
-    "FP8 weights", "gaps and clocks", "communication not hidden", "memory traffic of comm", "host link not hidden",
+    "matmuls", "attention", "norms, activations, rope", "FP8 quantization", "sums of ranks", "optimizer",
+    "gaps and clocks", "communication not hidden", "memory traffic of comm", "host link not hidden",
 };
-
-bool is_head(const GemmArgs& g, const Config& config) {
-    const int64_t rows = g.layout == GemmLayout::kForward ? g.N : g.layout == GemmLayout::kDgrad ? g.K : g.M;
-    return rows == config.shape.padded_vocab();
-}
 
 StepPart part_of(const PlannedOp& op) {
     using enum StepPart;
     switch (op.kind) {
-        case OpKind::embedding_forward: case OpKind::embedding_backward: return kEmbedding;
-        case OpKind::layernorm_forward: case OpKind::layernorm_backward:
-        case OpKind::rmsnorm_forward: case OpKind::rmsnorm_backward: return kNorms;
-        case OpKind::qk_norm_forward: case OpKind::qk_norm_backward: case OpKind::rope_forward:
-        case OpKind::rope_backward: case OpKind::split_heads: case OpKind::join_heads: return kPositions;
-        case OpKind::attention_forward: case OpKind::quantize_heads: return kForwardAttention;
-        case OpKind::attention_backward: return kBackwardAttention;
-        case OpKind::activation_forward: case OpKind::activation_backward: return kActivations;
-        case OpKind::classifier: case OpKind::sum_losses: return kHead;
-        case OpKind::bias_backward: case OpKind::sum_ranks: case OpKind::quantize_chunks:
-        case OpKind::compare_sums: return kSums;
-        // FP32 inputs are master weights. (A tied head's gathered BF16 weight counts as an activation.)
-        case OpKind::quantize: return op.dtype == Dtype::kFp32 ? kWeightQuantization : kQuantization;
-        case OpKind::amax: case OpKind::fp8_clear: case OpKind::count_scales: return kQuantization;
-        case OpKind::cast: case OpKind::fp8_update: case OpKind::block_amax: case OpKind::fp8_scales:
-        case OpKind::quantize_run: case OpKind::block_scales: case OpKind::transpose_bytes: return kWeightQuantization;
-        case OpKind::sum_squares: case OpKind::step_guard: case OpKind::adamw: case OpKind::fill_normal:
-        case OpKind::fill_constant: return kOptimizer;
-        case OpKind::gemm: break;   // is a PlannedGemm instead
+        case OpKind::attention_forward: case OpKind::attention_backward: case OpKind::quantize_heads: return kAttention;
+        case OpKind::quantize: case OpKind::amax: case OpKind::cast: case OpKind::fp8_clear: case OpKind::fp8_update:
+        case OpKind::block_amax: case OpKind::fp8_scales: case OpKind::quantize_run: case OpKind::block_scales:
+        case OpKind::count_scales: case OpKind::transpose_bytes: return kQuantization;
+        case OpKind::sum_ranks: case OpKind::quantize_chunks: case OpKind::compare_sums: return kSums;
+        case OpKind::sum_squares: case OpKind::step_guard: case OpKind::adamw: return kOptimizer;
+        default: return kElementwise;
     }
-    FAIL(kExitBug, "%s is not an operation of a step's plan", op_name(op.kind));
 }
 
 // Bytes per second sent by a rank to other hosts. Nominal: a 400 Gb/s adapter per GPU (DGX H100 and H200 data sheets).
 constexpr double kNetworkRate = 50e9;
-// Between host and device, each way while both are busy: PCIe Gen5 x16 has 63 GB/s each way, and packet headers and
+// Between host and device, each way while both are busy. PCIe Gen5 x16 has 63 GB/s each way, and packet headers and
 // traffic in both directions at once leave about this much.
 constexpr double kHostLinkRate = 50e9;
 
@@ -63,11 +44,8 @@ double exposed_ms(const Config& config, const MemoryPlan& plan, const StepTime& 
     };
     double gather_ms = exposed(time.gather_ms, forward_ms);
     if (config.zero == 3 && plan.ranks > 1) {
-        double bytes = 0;
-        for (const PlannedCollective& c : plan.collectives)
-            if (std::strcmp(c.name, "all-gather") == 0) bytes += real(c.bytes);
-        const double embedding = plan.edge_share * real(plan.flat_elems * dtype_bytes(config.dtype));
-        const double first_ms = time.gather_ms * embedding / bytes;
+        const double passes = 2 * micro_batches * (1 - plan.edge_share);
+        const double first_ms = time.gather_ms * plan.edge_share / (plan.edge_share + passes);
         const double pass_ms = (time.gather_ms - first_ms) / (2 * micro_batches);
         gather_ms = first_ms + micro_batches * std::max(0.0, pass_ms - forward_ms);
         backward_ms -= pass_ms;   // what is left to hide the reduction
@@ -76,17 +54,6 @@ double exposed_ms(const Config& config, const MemoryPlan& plan, const StepTime& 
     const double reduce_ms = time.reduce_ms / micro_batches, edge_ms = plan.edge_share * reduce_ms;
     const double between_ms = exposed(reduce_ms, backward_ms) - edge_ms + std::max(0.0, edge_ms - forward_ms);
     return (micro_batches - 1) * between_ms + exposed(reduce_ms, backward_ms) + gather_ms;
-}
-
-// The time that the memory traffic of hidden collectives takes from the operations beside them, which lack this
-// bandwidth: what is sent is read, as much is written on arrival, and a rank may copy its block within its memory, too.
-// Measured on two H200, the steps of --zero 2 and 3 are longer by about this time
-// (dev/results/2026-11-24-two-gpus.md).
-double hidden_traffic_ms(const Config& config, const MemoryPlan& plan, double copy_rate) {
-    double bytes = 0;
-    for (const PlannedCollective& c : plan.collectives)
-        if (!c.exchange) bytes += 2 * real(c.sent_bytes + c.copied_bytes);
-    return config.overlap && plan.ranks > 1 ? 1e3 * bytes / copy_rate : 0;
 }
 
 // Whether a collective leaves the hosts. Groups of --zero-group and --context-parallel consist of neighbouring ranks;
@@ -100,13 +67,13 @@ bool between_hosts(const Config& config, const MemoryPlan& plan, const PlannedCo
 
 // The exposed time of the copies of --offload in each direction, in ms. The update hides copies of the optimizer state;
 // those that fit into the buffers are prefetched and hidden, too. Each pass hides its copies of activations.
-double exposed_link_ms(const MemoryPlan& plan, StepTime& time, double rate, double micro_batches, double forward_ms,
+double exposed_link_ms(const MemoryPlan& plan, StepTime& time, double micro_batches, double forward_ms,
                        double backward_ms) {
     const double buffers = real(plan.purpose_bytes[static_cast<size_t>(Purpose::kOffload)]);
-    const double state = 1e3 * real(plan.state_host_bytes) / rate;
-    const double activations = 1e3 * real(plan.activation_host_bytes) / rate;   // of a micro-batch
+    const double state = 1e3 * real(plan.state_host_bytes) / kHostLinkRate;
+    const double activations = 1e3 * real(plan.activation_host_bytes) / kHostLinkRate;   // of a micro-batch
     time.host_link_ms = state + micro_batches * activations;
-    return std::max(0.0, state - 1e3 * buffers / rate - time[StepPart::kOptimizer])
+    return std::max(0.0, state - 1e3 * buffers / kHostLinkRate - time[StepPart::kOptimizer])
            + micro_batches * (std::max(0.0, activations - forward_ms) + std::max(0.0, activations - backward_ms));
 }
 
@@ -114,35 +81,40 @@ double exposed_link_ms(const MemoryPlan& plan, StepTime& time, double rate, doub
 void add_communication(const Config& config, const MemoryPlan& plan, const Rates& rates, double micro_batches,
                        double forward_ms, double backward_ms, double slower_memory, StepTime& time) {
     const double link = kLinkRate * time.gpu->link_gbps / measured_gpu().link_gbps;
+    double traffic = 0;
     for (const PlannedCollective& c : plan.collectives) {
         const bool gathers = std::strcmp(c.name, "all-gather") == 0;
+        if (!c.exchange) traffic += 2 * real(c.sent_bytes + c.copied_bytes);
         double& ms = c.exchange ? time.exchange_ms : gathers ? time.gather_ms : time.reduce_ms;
         ms += 1e3 * real(c.sent_bytes) / (between_hosts(config, plan, c) ? kNetworkRate : link);
     }
     time[StepPart::kCommunication] =
         time.exchange_ms + exposed_ms(config, plan, time, forward_ms, backward_ms, micro_batches);
-    time[StepPart::kCommTraffic] = hidden_traffic_ms(config, plan, rates.copy_rate) * slower_memory;
-    const double host_link = rates.host_link > 0 ? rates.host_link : kHostLinkRate;
-    time[StepPart::kHostLink] = exposed_link_ms(plan, time, host_link, micro_batches, forward_ms, backward_ms);
+    // The memory traffic of hidden collectives takes time from the operations beside them, which lack this bandwidth:
+    // what is sent is read, as much is written on arrival, and a rank may copy its block within its memory, too.
+    // On two H200, the steps of --zero 2 and 3 are longer by about this time (dev/results/2026-11-24-two-gpus.md).
+    if (config.overlap && plan.ranks > 1)
+        time[StepPart::kCommTraffic] = 1e3 * traffic / rates.copy_rate * slower_memory;
+    time[StepPart::kHostLink] = exposed_link_ms(plan, time, micro_batches, forward_ms, backward_ms);
 }
 
 }  // namespace
 
-const char* step_part_name(StepPart part) { return kPartNames[static_cast<int>(part)]; }
-
 double StepTime::total_ms() const { return std::accumulate(ms.begin(), ms.end(), 0.0); }
 
-// dev/results/2026-11-21-h200-zero.md, speed-1-no-overlap: each of two ranks sends 1.057 GB of gradients and 1.057 GB
-// of weights, and its compute waits for 8.54 ms. This time includes waiting for the peer; an all-reduce alone reaches
-// 304 GiB/s.
-const double kLinkRate = 2 * 1.057e9 / 8.54e-3;
+std::vector<std::pair<std::string, double>> StepTime::named_ms() const {
+    std::vector<std::pair<std::string, double>> named;
+    for (size_t i = 0; i < ms.size(); i++)
+        if (ms[i] != 0) named.emplace_back(kPartNames[i], ms[i]);
+    return named;
+}
 
 StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& gpu, const Rates& rates) {
     StepTime time{.gpu = &gpu};
     if (config.dtype == Dtype::kFp64) return time;
     // Times from the rates of another GPU: matmuls and attention are scaled by the peak of their dtype, all else by
     // memory bandwidth.
-    const Gpu& from = rates.gpu == gpu.name ? gpu : measured_gpu();
+    const Gpu& from = rates.gpu == std::string(gpu.name) ? gpu : measured_gpu();
     const double slower16 = from.bf16 / gpu.bf16, slower8 = from.fp8 / gpu.fp8,
                  slower_memory = from.memory_tbps / gpu.memory_tbps;
     double forward_ms = 0, backward_ms = 0;
@@ -152,9 +124,8 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
     };
     for (const PlannedGemm& g : plan.step_gemms) {
         const bool backward = g.shape.layout != GemmLayout::kForward;
-        const StepPart part = backward ? StepPart::kBackwardMatmuls : StepPart::kForwardMatmuls;
         const double us = rates.matmul_us(g.shape) * (dtype_bytes(g.shape.A.dtype) == 1 ? slower8 : slower16);
-        add(is_head(g.shape, config) ? StepPart::kHead : part, backward, 1e-3 * us * real(g.count));
+        add(StepPart::kMatmuls, backward, 1e-3 * us * real(g.count));
     }
     for (const PlannedOp& op : plan.step_ops) {
         const double slower = op.attention.HS == 0 ? slower_memory : op.attention.fp8 ? slower8 : slower16;
@@ -165,16 +136,18 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
     backward_ms *= 1 + rates.overhead;
     const double micro_batches = real(config.global_batch_size)
                                  / real(config.micro_batch_size * config.data_ranks(plan.ranks));
-    // Gradients are set to zero at the start of a step, or (--zero 2) those of embeddings in every micro-batch. The
-    // rate of a copy is used for a fill.
-    double gradients = real(plan.purpose_bytes[static_cast<size_t>(Purpose::kGradients)]);
-    if (config.zero >= 2 && plan.ranks > 1)
-        gradients = micro_batches * plan.edge_share * real(plan.flat_elems * dtype_bytes(config.grad_dtype));
+    // Gradients are set to zero, at the rate of a copy.
+    const double gradients = real(plan.purpose_bytes[static_cast<size_t>(Purpose::kGradients)]);
     time[StepPart::kOptimizer] += 1e3 * gradients / rates.copy_rate * slower_memory;
     time[StepPart::kOverhead] = rates.overhead * time.total_ms();
     add_communication(config, plan, rates, micro_batches, forward_ms / micro_batches, backward_ms / micro_batches,
                       slower_memory, time);
     return time;
+}
+
+StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& gpu) {
+    const Rates* own = find_rates(gpu.name);
+    return predict_step(config, plan, gpu, own ? *own : measured_rates());
 }
 
 const Gpu& planned_gpu(const Config& config, const DeviceInfo& found) {
@@ -190,14 +163,8 @@ const Gpu& planned_gpu(const Config& config, const DeviceInfo& found) {
 
 PredictedStep predicted_step(const Config& config, const MemoryPlan& plan, const DeviceInfo& device) {
     const Gpu* gpu = find_gpu(device.name);
-    return gpu ? predicted_step(predict_step(config, plan, *gpu)) : PredictedStep();
-}
-
-PredictedStep predicted_step(const StepTime& time) {
-    PredictedStep predicted{.ms = time.total_ms()};
-    if (!find_rates(time.gpu->name)) predicted.scaled_from = measured_gpu().name;
-    for (int i = 0; i < kStepParts; i++)
-        if (const double ms = time.ms[static_cast<size_t>(i)]; ms > 0)
-            predicted.parts_ms.emplace_back(step_part_name(static_cast<StepPart>(i)), ms);
-    return predicted;
+    if (!gpu) return {};
+    const StepTime time = predict_step(config, plan, *gpu);
+    return {.ms = time.total_ms(), .scaled_from = find_rates(gpu->name) ? "" : measured_gpu().name,
+            .parts_ms = time.named_ms()};
 }

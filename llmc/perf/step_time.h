@@ -3,6 +3,8 @@
 #pragma once
 #include <array>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "llmc/perf/rates.h"
 #include "llmc/train/plan.h"
@@ -10,12 +12,10 @@
 
 // The parts of a step's time, in the order of the plan's table.
 enum class StepPart {
-    kForwardMatmuls, kBackwardMatmuls, kForwardAttention, kBackwardAttention, kNorms, kActivations, kPositions,
-    kQuantization, kHead, kEmbedding, kSums, kOptimizer, kWeightQuantization, kOverhead, kCommunication,
-    kCommTraffic, kHostLink,
+    kMatmuls, kAttention, kElementwise, kQuantization, kSums, kOptimizer, kOverhead, kCommunication, kCommTraffic,
+    kHostLink,
 };
-inline constexpr int kStepParts = 17;
-const char* step_part_name(StepPart part);
+inline constexpr int kStepParts = 10;
 
 struct StepTime {
     const Gpu* gpu = nullptr;
@@ -26,17 +26,18 @@ struct StepTime {
     double host_link_ms = 0;               // of the copies of --offload in either direction, hidden or exposed
     double& operator[](StepPart part) { return ms[static_cast<size_t>(part)]; }
     double total_ms() const;
+    std::vector<std::pair<std::string, double>> named_ms() const;   // the parts that are not zero
 };
 
-// The ranks of a host in these predictions, and bytes per second sent by a rank to ranks of the same host, in training.
-inline constexpr int kRanksPerHost = 8;
-extern const double kLinkRate;
+inline constexpr int kRanksPerHost = 8;   // in these predictions
+// Bytes per second sent by a rank to ranks of the same host, in training. dev/results/2026-11-21-h200-zero.md,
+// speed-1-no-overlap: each of two ranks sends 1.057 GB of gradients and 1.057 GB of weights, and its compute waits for
+// 8.54 ms. This time includes waiting for the peer; an all-reduce alone reaches 304 GiB/s.
+inline constexpr double kLinkRate = 2 * 1.057e9 / 8.54e-3;
 
 // From these rates, scaled if they are another GPU's. The total is 0 for FP64, which has no kernels on GPUs.
 StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& gpu, const Rates& rates);
-inline StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& gpu) {
-    return predict_step(config, plan, gpu, rates_for(gpu));
-}
+StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& gpu);   // from the rates for this GPU
 
 // The GPU that --gpu names, else the one that was found, else the measured one. Exit 2, with all names, for an unknown
 // name.
@@ -44,4 +45,3 @@ const Gpu& planned_gpu(const Config& config, const DeviceInfo& found);
 
 // For a run on this device; without a prediction if the device is unknown.
 PredictedStep predicted_step(const Config& config, const MemoryPlan& plan, const DeviceInfo& device);
-PredictedStep predicted_step(const StepTime& time);

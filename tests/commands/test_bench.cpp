@@ -1,9 +1,10 @@
 // `bench`: timed steps run the operations of their rehearsal and give the same bits as other steps; floors, sums and
-// order of the table; its text.
+// order of the table.
 #include "tests/support/config_test.h"
 #include "tests/support/fp8_model_test.h"
 
-#include "llmc/commands/bench/bench_run.h"
+#include "llmc/base/system/nvml.h"
+#include "llmc/commands/bench/ceilings.h"
 
 namespace {
 
@@ -46,13 +47,12 @@ GemmArgs gemm_of(int64_t M, int64_t N, int64_t K, Dtype in, Dtype out) {
     return {.D = {nullptr, out, M * N}, .A = {nullptr, in, M * K}, .B = {nullptr, in, N * K}, .M = M, .N = N, .K = K};
 }
 
-// 1 MB/ms, 1 GFLOP/ms in BF16, twice that in FP8, and half a millisecond for two events.
+// 1 MB/ms, 1 GFLOP/ms in BF16, and twice that in FP8.
 Ceilings round_ceilings() {
     Ceilings c;
+    c.rows = {{"ceiling", "device copy"}};
     c.copy_rate = 1e9;
     c.flops = {{Dtype::kBf16, 1e12}, {Dtype::kE4m3, 2e12}};
-    c.matmul_size = 8192;
-    c.event_ms = 0.5;
     return c;
 }
 
@@ -65,26 +65,6 @@ std::deque<OpCall> one_step(double slower) {
             call_of(gemm_of(1000, 1000, 1000, Dtype::kBf16, Dtype::kBf16), 8 * slower),
             call_of(op_of(OpKind::rmsnorm_forward, 1000000), 3),
             call_of(op_of(OpKind::sum_ranks, 1000000), 100, true), copy};
-}
-
-StepBench small_bench() {
-    StepBench bench;
-    bench.ceilings = round_ceilings();
-    BenchRows rows(bench.ceilings);
-    for (double slower : {1.0, 5.0, 1.25}) {
-        const std::deque<OpCall> calls = one_step(slower);
-        rows.add_step(calls, calls.size());
-    }
-    bench.rows = rows.rows();
-    bench.step_ms = {21, 20, 90};
-    bench.micro_batch_ms = {9, 8, 10};
-    bench.micro_batches = 2;
-    bench.exposed_ms = {2, 2, 70};
-    bench.timed_step_ms = {23, 22, 24};
-    bench.tokens = 4000;
-    bench.flops_per_token = 1e6;
-    bench.peak_flops = 1e12;
-    return bench;
 }
 
 }  // namespace
@@ -150,26 +130,26 @@ TEST_CASE("bench: every operation and transfer of a step is one call, and timing
 }
 
 TEST_CASE("bench: floors") {
-    const Ceilings c = round_ceilings();
-    CHECK(c.floor_ms(op_of(OpKind::adamw, 3000000)) == doctest::Approx(3));
+    const auto floor_ms = [](const auto& work) { return row_of(call_of(work, 0), round_ceilings()).floor_ms; };
+    CHECK(floor_ms(op_of(OpKind::adamw, 3000000)) == doctest::Approx(3));
     // 16 GFLOP, and 28 MB.
-    CHECK(c.floor_ms(gemm_of(1000, 2000, 4000, Dtype::kBf16, Dtype::kBf16)) == doctest::Approx(28));
+    CHECK(floor_ms(gemm_of(1000, 2000, 4000, Dtype::kBf16, Dtype::kBf16)) == doctest::Approx(28));
     GemmArgs square = gemm_of(8000, 8000, 8000, Dtype::kBf16, Dtype::kBf16);
-    CHECK(c.floor_ms(square) == doctest::Approx(1024));
+    CHECK(floor_ms(square) == doctest::Approx(1024));
     square.A.dtype = Dtype::kE5m2;
-    CHECK(c.floor_ms(square) == doctest::Approx(512));
+    CHECK(floor_ms(square) == doctest::Approx(512));
     // An accumulating matmul also reads its result.
     GemmArgs thin = gemm_of(1000, 1000, 16, Dtype::kBf16, Dtype::kFp32);
-    CHECK(c.floor_ms(thin) == doctest::Approx(4.064));
+    CHECK(floor_ms(thin) == doctest::Approx(4.064));
     thin.accumulate = true;
-    CHECK(c.floor_ms(thin) == doctest::Approx(8.064));
+    CHECK(floor_ms(thin) == doctest::Approx(8.064));
     PlannedOp attention = op_of(OpKind::attention_forward, 1000);
     attention.attention = {.B = 2, .T = 1000, .NH = 4, .HS = 100};
-    CHECK(c.floor_ms(attention) == doctest::Approx(2 * 2 * 4 * 1e6 * 100 / 1e9));
+    CHECK(floor_ms(attention) == doctest::Approx(2 * 2 * 4 * 1e6 * 100 / 1e9));
     attention.attention.backward = true;
-    CHECK(c.floor_ms(attention) == doctest::Approx(5 * 2 * 4 * 1e6 * 100 / 1e9));
+    CHECK(floor_ms(attention) == doctest::Approx(5 * 2 * 4 * 1e6 * 100 / 1e9));
     attention.attention.backward = false, attention.attention.fp8 = true;
-    CHECK(c.floor_ms(attention) == doctest::Approx(2 * 4 * 1e6 * 100 / 1e9));
+    CHECK(floor_ms(attention) == doctest::Approx(2 * 4 * 1e6 * 100 / 1e9));
 }
 
 TEST_CASE("bench: ceilings are measured for the types that a step uses") {
@@ -185,62 +165,43 @@ TEST_CASE("bench: ceilings are measured for the types that a step uses") {
     REQUIRE(c.flops.size() == 3);
     for (const auto& [dtype, flops] : c.flops) CHECK(flops > 0);
     CHECK(c.flops.count(Dtype::kE4m3) == 1);
-    CHECK(c.event_ms >= 0);
-    CHECK(ctx.timer == nullptr);
+    CHECK(c.rows.size() == 4);
     device::device_close(ctx);
 }
 
-TEST_CASE("bench: rows add up to the step without the cost of events, and are sorted by the difference") {
-    const StepBench bench = small_bench();
-    REQUIRE(bench.rows.size() == 4);
-    auto is = [&](size_t i, const char* name, int64_t calls, double ms, double floor_ms) {
-        CHECK(contains(bench.rows[i].name, name));
-        CHECK(bench.rows[i].calls == calls);
-        CHECK(bench.rows[i].ms == doctest::Approx(ms));
-        CHECK(bench.rows[i].floor_ms == doctest::Approx(floor_ms));
-    };
-    is(0, "sum_ranks", 1, 99.5, 1);
-    is(1, "rmsnorm_forward", 2, 4 * 1.25 + 3 - 2 * 0.5, 3);
-    is(2, "matmul forward 1000 x 1000 x 1000 bf16 to bf16", 1, 10 - 0.5, 6);
-    is(3, "copy", 1, 1, 1);
-    CHECK(bench.ms() == 21);
-    CHECK(bench.exposed() == 2);   // of the step that communication slowed down: not 70
-    CHECK(bench.class_total(OpClass::kMemory).ms == doctest::Approx(8));   // without overlapped operations
-    CHECK(bench.gaps_ms() == doctest::Approx(21 - 2 - 9.5 - 8));
-    CHECK(bench.calls() == 5);
-    CHECK(bench.tokens_per_second() == doctest::Approx(4000 / 21e-3));
-    CHECK(bench.mfu() == doctest::Approx(4000 / 21e-3 * 1e6 / 1e12));
-}
-
-TEST_CASE("bench: steps that ran different calls are an error") {
-    const Ceilings ceilings = round_ceilings();
-    for (int change : {-1, 1}) {
-        BenchRows rows(ceilings);
-        std::deque<OpCall> calls = one_step(1);
-        rows.add_step(calls, calls.size());
-        if (change > 0) calls.push_back(calls.front());
-        CHECK_THROWS_AS(rows.add_step(calls, calls.size() - (change < 0)), Error);
+TEST_CASE("bench: rows add up to the step without the cost of events, and are sorted by what they lose") {
+    BenchTable table(round_ceilings());
+    for (const auto& [ms, exposed_ms] : {std::pair(31, 2), std::pair(30, 2), std::pair(90, 70)})
+        table.add_step(ms, exposed_ms);
+    for (const auto& [ms, slower] : {std::pair(32.5, 1.0), std::pair(40.0, 1.5)}) {
+        const std::deque<OpCall> calls = one_step(slower);
+        table.add_timed_step(ms, calls, calls.size());
     }
-}
-
-TEST_CASE("bench: the options of the command itself") {
-    auto taken = [](const Words& words, Words* left = nullptr) {
-        std::vector<const char*> argv = {"train"};
-        for (const std::string& word : words) argv.push_back(word.c_str());
-        const BenchOptions options = take_bench_options(argv);
-        if (left) left->assign(argv.begin(), argv.end());
-        return options;
-    };
-    Words left;
-    const BenchOptions o = taken({"--json", "f", "--lr", "1", "--steps=5", "--warm-up", "2"}, &left);
-    CHECK(o.json == "f");
-    CHECK(o.steps == 5);
-    CHECK(o.warm_up == 2);
-    CHECK(left == Words{"train", "--lr", "1", "--synthetic-data", "--train-iters=1000000"});
-    CHECK(taken({}).steps == 8);
-    for (const Words& bad : std::vector<Words>{{"--json"}, {"--steps", "0"}, {"--steps", "4x"}, {"--steps=-1"},
-                                               {"--warm-up", "--lr"}, {"--train-iters", "4"}, {"--epochs=2"}})
-        CHECK_THROWS_AS(taken(bad), Error);
+    // The fastest timed step takes 2.5 ms longer than the fastest other one: half a millisecond for each of 5 calls.
+    const std::vector<BenchRow> rows = table.rows();
+    const struct {
+        const char *part, *name;
+        int64_t calls;
+        double ms, floor_ms;
+    } want[] = {{"ceiling", "device copy", 0, 0, 0},
+                {"overlapped", "sum_ranks", 1, 99.5, 1},
+                {"memory-bound", "rmsnorm_forward", 2, 4 * 1.25 + 3 - 2 * 0.5, 3},
+                {"matmul", "matmul forward 1000 x 1000 x 1000 bf16 to bf16", 1, 8 * 1.25 - 0.5, 6},
+                {"memory-bound", "copy", 1, 1, 1},
+                {"step", "matmul", 0, 9.5, 6},
+                {"step", "attention", 0, 0, 0},
+                {"step", "memory-bound", 0, 8, 4},
+                {"step", "exposed communication", 0, 2, 0},   // of the step that communication slowed down: not 70
+                {"step", "gaps", 0, 31 - 9.5 - 8 - 2, 0},
+                {"step", "step", 0, 31, 10}};
+    REQUIRE(rows.size() == std::size(want));
+    for (size_t i = 0; i < rows.size(); i++) {
+        CHECK(rows[i].part == want[i].part);
+        CHECK(contains(rows[i].name, want[i].name));
+        CHECK(rows[i].calls == want[i].calls);
+        CHECK(rows[i].ms == doctest::Approx(want[i].ms));
+        CHECK(rows[i].floor_ms == doctest::Approx(want[i].floor_ms));
+    }
 }
 
 TEST_CASE("bench: clocks") {

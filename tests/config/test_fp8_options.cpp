@@ -33,7 +33,7 @@ std::string gain_between(const std::string& recipe) {
     const Fp8Plan plan = fp8_plan_of(c, make_param_table(c.shape));
     double low = 1e9, high = 0;
     for (int k = 0; k < kLinearsPerLayer; k++) {
-        const double speedup = predict_speedup(c, plan, plan.linear(0, static_cast<LinearKind>(k))).speedup();
+        const double speedup = predict_speedup(c, plan, plan.linear(0, static_cast<LinearKind>(k)));
         low = std::min(low, speedup);
         high = std::max(high, speedup);
     }

@@ -247,19 +247,8 @@ TEST_CASE("fp8 plan: the banner's text") {
              "  always BF16     embedding, norms, residual stream, attention, softmax and loss\n");
 }
 
-TEST_CASE("speedup: measured shapes have the measured times, others are interpolated smoothly") {
-    int exact = 0;
-    for (const MeasuredGemm& m : measured_rates().gemms) {
-        for (int mode = 0; mode < kGemmModes; mode++) {
-            if (m.us[mode] == 0) continue;
-            const double us = measured_rates().gemm_us(static_cast<GemmMode>(mode), m.pass, m.M, m.N, m.K);
-            CHECK(us == doctest::Approx(m.us[mode]).epsilon(1e-6));
-            exact++;
-        }
-    }
-    CHECK(exact > 500);
-    // A time is never below that of the tensor cores' peak and never above a launch and 50 TFLOP/s. Once it exceeds
-    // that of a launch, it grows with every size.
+TEST_CASE("speedup: times of matmuls are between the peak and a launch with 50 TFLOP/s") {
+    // Once a time exceeds that of a launch, it grows with every size.
     const double peak[] = {989e6, 1979e6, 1979e6, 1979e6};   // FLOP a microsecond
     for (GemmLayout pass : {GemmLayout::kForward, GemmLayout::kDgrad, GemmLayout::kWgrad}) {
         for (int mode = 0; mode < kGemmModes; mode++) {
@@ -267,7 +256,7 @@ TEST_CASE("speedup: measured shapes have the measured times, others are interpol
                 const GemmMode m = static_cast<GemmMode>(mode);
                 const double us = measured_rates().gemm_us(m, pass, size, size, size);
                 CHECK(us > 2.0 * static_cast<double>(size * size * size) / peak[mode]);
-                CHECK(us < 10 + 2.0 * static_cast<double>(size * size * size) / 50e6);
+                CHECK(us < 12 + 2.0 * static_cast<double>(size * size * size) / 50e6);
                 if (size < 512) continue;
                 CHECK(measured_rates().gemm_us(m, pass, size * 2, size, size) > us);
                 CHECK(measured_rates().gemm_us(m, pass, size, size * 2, size) > us);
@@ -281,7 +270,7 @@ TEST_CASE("speedup: predictions") {
     auto speedup = [](const Words& words, LinearKind kind) {
         const auto [config, plan] = planned("llama", joined({"--fp8-lm-head"}, words));
         return predict_speedup(config, plan, plan.linear(kind == LinearKind::kHead
-                                                      ? static_cast<int>(config.shape.num_layers) : 0, kind)).speedup();
+                                                      ? static_cast<int>(config.shape.num_layers) : 0, kind));
     };
     const Words big = {"--model=llama3-8B"}, tiny = {"--model=llama-tiny"};
     const Words delayed = {"--fp8-recipe=delayed"}, tensorwise = {"--fp8-recipe=tensorwise"};
@@ -308,13 +297,13 @@ TEST_CASE("speedup: predictions") {
     const auto [config, plan] = planned("gpt2", run);
     double low = 1e9, high = 0;
     for (const LinearPlan& linear : plan.linears) {
-        low = std::min(low, predict_speedup(config, plan, linear).speedup());
-        high = std::max(high, predict_speedup(config, plan, linear).speedup());
+        low = std::min(low, predict_speedup(config, plan, linear));
+        high = std::max(high, predict_speedup(config, plan, linear));
     }
     const double middle = (low + high) / 2;
     const Fp8Plan kept = planned("gpt2", joined(run, {strf("--fp8-min-speedup=%.6f", middle)})).plan;
     for (size_t i = 0; i < plan.linears.size(); i++) {
-        const double predicted = predict_speedup(config, plan, plan.linears[i]).speedup();
+        const double predicted = predict_speedup(config, plan, plan.linears[i]);
         CHECK(kept.linears[i].fp8 == (predicted >= middle));
         if (!kept.linears[i].fp8)
             CHECK(kept.linears[i].reason == strf("predicted speedup %.2f < --fp8-min-speedup %g", predicted,

@@ -70,7 +70,8 @@ const std::vector<MeasuredStep> kStepsAfterRates = {
     {"124M delayed", "gpt2", {kGpt2, kDelayed, kSpeedup}, 687.0, 24.03},
     {"124M tensorwise", "gpt2", {kGpt2, kTensorwise, kSpeedup}, 736.9, 24.03},
     {"124M tensorwise, ends BF16", "gpt2", {kGpt2, kTensorwise, kSpeedup, kEnds}, 752.7, 24.50},
-    {"124M blockwise", "gpt2", {kGpt2, kBlockwise, kSpeedup}, 784.2, 24.16},
+    // With --fp8-min-speedup 1, whose prediction of that time left all linears in FP8.
+    {"124M blockwise", "gpt2", {kGpt2, kBlockwise}, 784.2, 24.16},
     {"small BF16", "llama", {kSmall}, 1145, 32.89},
     {"small delayed", "llama", {kSmall, kDelayed, kSpeedup}, 859.9, 31.57},
     {"small tensorwise", "llama", {kSmall, kTensorwise, kSpeedup}, 898.2, 31.57},
@@ -95,31 +96,27 @@ const std::vector<MeasuredStep> kPresentSteps = {
 };
 
 // bench_attention at commit 3e8874e (dev/results/2026-11-21-h200-bf16.md), the kernels of kMeasuredSteps.
-const char* const kFirstAttention = "attention bf16 1 32 8192 128 1383.7 5260.0 0\n"
-                                    "attention bf16 1 32 4096 128 369.5 1352.9 0\n"
-                                    "attention bf16 8 16 2048 128 390.9 1476.2 0\n"
-                                    "attention bf16 64 12 1024 64 405.5 1302.1 0\n"
-                                    "attention bf16 4 25 1024 64 57.3 170.6 0\n"
-                                    "attention fp32 4 12 1024 64 1369.4 4190.3 0\n";
+const std::vector<MeasuredAttention> kFirstAttention = {{Dtype::kBf16, 1, 32, 8192, 128, 1383.7, 5260.0, 0},
+                                                        {Dtype::kBf16, 8, 16, 2048, 128, 390.9, 1476.2, 0}};
 // dev/results/2026-11-22-h200-attention-rates.txt, the kernels of kStepsAfterRates.
-const char* const kSecondAttention = "attention bf16 1 32 8192 128 855.0 2647.5 693.5\n"
-                                     "attention bf16 1 32 4096 128 222.2 717.3 190.2\n"
-                                     "attention bf16 8 16 2048 128 247.9 814.7 212.4\n"
-                                     "attention bf16 64 12 1024 64 282.1 914.7 318.9\n"
-                                     "attention bf16 4 25 1024 64 42.7 138.0 52.2\n"
-                                     "attention fp32 4 12 1024 64 1371.2 4142.8 0\n";
+const std::vector<MeasuredAttention> kSecondAttention = {{Dtype::kBf16, 1, 32, 8192, 128, 855.0, 2647.5, 693.5},
+                                                         {Dtype::kBf16, 8, 16, 2048, 128, 247.9, 814.7, 212.4},
+                                                         {Dtype::kBf16, 64, 12, 1024, 64, 282.1, 914.7, 318.9}};
 
-// What the block times of the present rates are divided by, those of forward and dgrad and those of weight gradients.
-constexpr double kSpeed = 1.11, kWgradSpeed = 1.07;
+const std::vector<MeasuredAttention> kPresentAttention = {};   // that of the rates
 
 // The present rates, or those with other attention kernels and the custom blockwise kernel of that time: 1.04 times as
-// fast as the library for forward and dgrad, and none for weight gradients.
-Rates rates_with(const char* attention) {
+// fast as the library for forward and dgrad, where the present one is 1.11 times as fast, and none for weight
+// gradients, where it is 1.07 times as fast.
+Rates rates_with(const std::vector<MeasuredAttention>& attention) {
     Rates rates = measured_rates();
-    if (!attention) return rates;
-    rates.attention = parse_rates(attention, "").attention;
-    for (MeasuredGemm& row : rates.gemms)
-        row.us[static_cast<int>(GemmMode::kFp8Block)] *= row.pass == GemmLayout::kWgrad ? kWgradSpeed : kSpeed / 1.04;
+    if (attention.empty()) return rates;
+    rates.attention = attention;
+    for (GemmLayout pass : {GemmLayout::kForward, GemmLayout::kDgrad, GemmLayout::kWgrad}) {
+        GemmRate& rate = rates.gemms[static_cast<size_t>(GemmMode::kFp8Block)][static_cast<size_t>(pass)];
+        const double slower = pass == GemmLayout::kWgrad ? 1.07 : 1.11 / 1.04;
+        rate = {rate.fixed_us * slower, rate.tflops / slower, rate.output_us * slower};
+    }
     return rates;
 }
 
@@ -128,8 +125,10 @@ Rates rates_with(const char* attention) {
 TEST_CASE("plan: step times that were measured are predicted within 5 %, memory within 1 %") {
     const struct {
         const std::vector<MeasuredStep>& steps;
-        const char* attention;
-    } all[] = {{kMeasuredSteps, kFirstAttention}, {kStepsAfterRates, kSecondAttention}, {kPresentSteps, nullptr}};
+        const std::vector<MeasuredAttention>& attention;
+    } all[] = {{kMeasuredSteps, kFirstAttention},
+               {kStepsAfterRates, kSecondAttention},
+               {kPresentSteps, kPresentAttention}};
     for (const auto& [steps, attention] : all) {
         const Rates rates = rates_with(attention);
         for (const MeasuredStep& step : steps) {
@@ -145,21 +144,6 @@ TEST_CASE("plan: step times that were measured are predicted within 5 %, memory 
             if (std::getenv("PLAN_TABLE")) MESSAGE(strf("%-30s %8.1f %8.1f %+5.1f", step.name, step.ms, ms, 100 * off));
         }
     }
-}
-
-// rates_with takes the custom kernel's speeds out of the rates again, so they must be those of h200.txt. The times here
-// are the library's, of one of its lines "linear".
-TEST_CASE("plan: the speeds of the custom kernel in this test are those of the rates") {
-    int rows = 0;
-    for (const MeasuredGemm& row : measured_rates().gemms) {
-        const double us = row.us[static_cast<int>(GemmMode::kFp8Block)];
-        const bool wgrad = row.pass == GemmLayout::kWgrad;
-        if (wgrad ? row.M != 6144 || row.N != 4096 || row.K != 8192 : row.M != 8192 || row.N != 6144 || row.K != 4096)
-            continue;
-        CHECK(us == doctest::Approx(wgrad ? 453.6 / kWgradSpeed : 388.6 / kSpeed).epsilon(1e-3));
-        rows++;
-    }
-    CHECK(rows == 2);
 }
 
 // dev/results/2026-11-23-h100.md, which the rates of the H100 are from.
@@ -180,7 +164,9 @@ TEST_CASE("plan: steps of an H100 are predicted from its own rates within 5 %") 
                                          std::pair(kBlockwise, row.blockwise_ms)}) {
             const Config config = planned_config(row.family, joined(row.words, recipe));
             CAPTURE(ms);
-            CHECK(predict_step(config, planned(config), *find_gpu("H100 SXM")).total_ms()
-                  == doctest::Approx(ms).epsilon(0.05));
+            const double predicted = predict_step(config, planned(config), *find_gpu("H100 SXM")).total_ms();
+            CHECK(std::abs(predicted / ms - 1) < 0.05);
+            if (std::getenv("PLAN_TABLE"))
+                MESSAGE(strf("%8.1f %8.1f %+5.1f", ms, predicted, 100 * (predicted / ms - 1)));
         }
 }

@@ -209,10 +209,10 @@ Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table, const Fp8Sp
     if (!config.fp8_lm_head) keep_in_bf16(plan.linears.back(), "no --fp8-lm-head");
     keep_first_and_last(config, plan);
     keep_by_pattern(config, plan);
-    keep_where_fp8_loses(config, plan, speedup_of);
-    require_any_fp8(plan);
     require_alignment(config, plan);
     require_chunks_fit(config, plan);
+    keep_where_fp8_loses(config, plan, speedup_of);
+    require_any_fp8(plan);
     require_samples_fit(config, plan);
     return plan;
 }
