@@ -148,8 +148,6 @@ std::string options_json(const Config& defaults, const std::string& family) {
                                {"low_open", v.range->low_open},
                                {"high_open", v.range->high_open}};
         if (!v.words.empty()) option["words"] = v.words;
-        for (const Condition& c : conditions_of(row.name))
-            option["no_effect_unless"].push_back({{"options", c.deciders}, {"values", c.values}, {"reason", c.reason}});
         if (row.gpu_only) option["gpu_only"] = true;
         if (row.ranks_only) option["ranks_only"] = true;
         if (row.llmc) option["llmc"] = row.llmc;

@@ -54,7 +54,7 @@ struct Condition {
     const char* reason;   // the text of the error that refuses the option
 };
 // The rules between options are in config_rules.cpp. The conditions of an option, in the order in which they are
-// checked; --print-options has them for programs.
+// checked.
 std::vector<Condition> conditions_of(const std::string& option);
 // Why an option has no effect beside the others of a resolved configuration, null if it has one.
 const char* why_no_effect(const OptionRow& row, const Config& config);

@@ -17,7 +17,6 @@ NO_YAML = importlib.util.find_spec("yaml") is None
 MEGATRON = "torchrun pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --micro-batch-size 1 " \
            "--seq-length 32 --max-position-embeddings 32 --train-iters 10 --lr 1e-3 --bf16 "
 LLAMAFACTORY = "torchrun train.py --stage pt --finetuning_type full --per_device_train_batch_size 1 --max_steps 10 "
-LLMC = "mpirun -np 4 ./train_gpt2cu -i a.bin -b 4 "
 ZERO1 = '{"zero_optimization": {"stage": 1}, '
 
 

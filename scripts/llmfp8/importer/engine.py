@@ -4,7 +4,7 @@ import difflib
 
 from ..support import InputError
 from .finish import finish_batch, known_ranks
-from .option_table import option_table, our_value, own_rows, why_no_effect
+from .option_table import option_table, our_value, own_rows, without_effect
 from .rows import CANNOT, NONE, OTHER, TAKEN, UNKNOWN, find_row, plain, read_value, rows_of
 
 FP8_OPTIONS = ("fp8-", "num-layers-at-", "first-last")
@@ -83,7 +83,7 @@ class Import:
         row, named = find_row(rows, setting), rows_of(rows, setting.key)
         if "$" in setting.word() and any(r.keys != "*" and (r.action == TAKEN or r.when) for r in named):
             setting.decide(UNKNOWN, "no plain value, and nothing is run: name that of a variable with --set "
-                           f"NAME=VALUE, or this one with --set {setting.key.lstrip('-').replace('-', '_')}=VALUE")
+                           f"NAME=VALUE, or this one with --set {setting.key.replace('-', '_')}=VALUE")
             return
         if row is None:
             setting.decide(UNKNOWN, f"the value {setting.word()} is none that is known for this key" if named
@@ -124,7 +124,8 @@ class Import:
         if self.get("fp8-recipe") not in (None, "none") and self.get("dtype") == "fp32":
             finding = self.config.pop("dtype").finding
             self.set("dtype", "bf16", finding and finding.decide(OTHER, "only BF16 tensors are quantized"))
-        self.drop_without_effect()
+        while found := without_effect(self.family() or "llama", self.options()):
+            self.drop(*found)
         for options, note in (("model load num-layers", "--model NAME or --load DIR: there is no model in the input; "
                                "without one llama3-small is trained"),
                               ("train-data synthetic-data", "--train-data GLOB: the shards to train on "
@@ -135,12 +136,6 @@ class Import:
                 self.notes.append(note)
         for finding in self.findings:
             self.tell_options(finding)
-
-    def drop_without_effect(self):
-        """Drops options that the executable would refuse because they have no effect with the others."""
-        table = option_table(self.family() or "llama")
-        while found := next(((o, why) for o in self.config if (why := why_no_effect(table, self.options(), o))), None):
-            self.drop(*found)
 
     def tell_options(self, finding):
         """Puts the options that a setting asked for at the beginning of its fact, with their values in the end."""

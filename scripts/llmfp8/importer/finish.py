@@ -85,39 +85,6 @@ def _min_lr(run, ratio=None):
         run.set("min-lr", float(f"{run.get('lr') * ratio:.12g}"), finding, weak=finding is None)
 
 
-def finish_llmc(run):
-    _min_lr(run, 1)   # llm.c's default keeps the rate
-    tokens, finding = run.kept_as("tokens")
-    length = run.get("seq-length") or 1
-    if finding and tokens % length:
-        raise InputError(f"{finding.where}: {finding.text}: must be a multiple of the sequence length {length} (-t): "
-                         "-d counts tokens")
-    if finding:
-        run.set("global-batch-size", tokens // length, finding)
-    name, finding = run.kept_as("descriptor", "d12")
-    depth = re.fullmatch(r"(?:gpt2:)?d(12|24|36|48)", name)
-    model = preset_of_shape("gpt2", {"num-layers": int(depth[1]) if depth else 12})
-    run.set("model", model, finding, weak=finding is None)
-    if not depth:
-        finding.decide(CANNOT, "no shape that has a preset, and a .bin of llm.c cannot be read: set model, or give "
-                       "--load DIR with a Hugging Face directory")
-
-
-def finish_nanogpt(run):
-    run.default("num-query-groups", run.get("num-attention-heads"))
-    run.default("max-position-embeddings", run.get("seq-length"))
-    run.default("save-interval", run.get("eval-interval"))
-    accumulation, finding = run.kept_as("all_accumulation", 40)
-    run.set("global-batch-size", run.get("micro-batch-size") * accumulation, finding, weak=finding is None)
-    dataset, finding = run.kept_as("dataset", "openwebtext")
-    for option, part in (("train-data", "train"), ("valid-data", "val")):
-        run.set(option, [f"data/{dataset}/{part}.bin"], finding, weak=finding is None)
-    run.default("token-dtype", "uint16")
-    _lengths(run)
-    _model(run)
-    _preset(run, "gpt2", "gpt2-124M")
-
-
 def finish_torchtitan(run):
     _min_lr(run, 0)
     steps, warmup = run.get("train-iters"), run.get("lr-warmup-iters")

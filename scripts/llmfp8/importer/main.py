@@ -7,19 +7,20 @@ from pathlib import Path
 
 from ..support import InputError, Parser, read_bounded, whole_number
 from .engine import Import, is_open
-from .read_files import read_json, read_lines, read_toml, read_yaml
+from .read_files import read_json, read_toml, read_yaml
 from .report import report
 from .rows import MOST_BYTES, MOST_IN_LINE, MOST_SETTINGS, plain
 from .script import Script
 from .option_table import own_rows
-from .tables import LAUNCHER, LLMC, MEGATRON, SHARED_NAMES, SOURCES
+from .tables import LAUNCHER, MEGATRON, SHARED_NAMES, SOURCES
 
-FORMATS = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".py": "python", ".sh": "shell",
-           ".bash": "shell", ".sbatch": "shell", ".slurm": "shell"}
+FORMATS = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".sh": "shell", ".bash": "shell",
+           ".sbatch": "shell", ".slurm": "shell"}
+READERS = {"json": read_json, "yaml": read_yaml, "toml": read_toml}
 ABOUT = """Turn the configuration of another trainer into one of ours, and say what is different.
 
-  scripts/import_config train.sh --out run.json            a launch script: Megatron-LM, LLaMA-Factory, llm.c
-  scripts/import_config ds_config.json                     or YAML, TOML, nanoGPT's .py: the JSON follows the report
+  scripts/import_config train.sh --out run.json            a launch script: Megatron-LM, LLaMA-Factory
+  scripts/import_config ds_config.json                     or YAML, TOML: the JSON follows the report
   scripts/import_config sft.yaml ds_config.json --ranks 8  several files about one run
   ./train_llama --config run.json --dry-run
 
@@ -30,7 +31,7 @@ a line was not understood or has no equal here, 2 if an input cannot be read."""
 def parse_arguments(arguments):
     parser = Parser(prog="import_config", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("inputs", nargs="+", metavar="FILE",
-                        help="JSON, YAML, TOML, NAME = value lines or a launch script")
+                        help="JSON, YAML, TOML or a launch script")
     parser.add_argument("--out", metavar="FILE", help="write the JSON there (-: to standard output, with no report)")
     parser.add_argument("--ranks", type=whole_number, default=0, metavar="N",
                         help="number of GPUs, if the input does not say it")
@@ -54,7 +55,7 @@ def read_text(path):
     wrong = next((number for number, line in enumerate(lines, 1) if len(line) > MOST_IN_LINE or "\0" in line), 0)
     if wrong or not data.strip():
         raise InputError(f"{path}:{wrong or 1}: is {'no text' if wrong else 'empty'}, or has a line of more than "
-                         f"{MOST_IN_LINE} characters; name a JSON, YAML, TOML, Python or bash file")
+                         f"{MOST_IN_LINE} characters; name a JSON, YAML, TOML or bash file")
     return "\n".join(lines)
 
 
@@ -67,19 +68,18 @@ def format_of(path, text):
 
 def source_of(path, form, settings):
     """The kind of input, among those of this format, that has most of the keys; then, most with those of ours (which
-    are Megatron-LM's), of llm.c (which have one dash), or that several kinds share."""
-    keys = {plain(s.key) for s in settings if not s.word().startswith("$(")}
+    are Megatron-LM's) or that several kinds share."""
+    keys = {plain(s.key) for s in settings}
     ours = {plain(key) for row in own_rows() for key in row.keys.split()}
 
     def known(source):
-        of_ours = {key for key in ours if key.startswith("-") == (source is LLMC)}
-        return len(keys & source.names), len(keys & (of_ours if source in (LLMC, MEGATRON) else SHARED_NAMES))
+        return len(keys & source.names), len(keys & (ours if source is MEGATRON else SHARED_NAMES))
     best = max((source for source in SOURCES if form in source.forms), key=known)
     if not any(known(best)):
         shown = ", ".join(s.key for s in settings[:4]) or "no settings at all"
         raise InputError(f"{path}:{settings[0].line if settings else 1}: neither a DeepSpeed, Megatron-LM, "
-                         "LLaMA-Factory, accelerate, torchtitan, llm.c or nanoGPT configuration nor one with use_fp8 "
-                         f"keys ({shown}); name the file that holds them")
+                         "LLaMA-Factory, accelerate or torchtitan configuration nor one with use_fp8 keys "
+                         f"({shown}); name the file that holds them")
     return best
 
 
@@ -90,16 +90,16 @@ def read_input(run, path, given):
     if name in run.inputs:
         raise InputError(f"{path}: a file of that name was read already; give each input once, under its own name")
     run.inputs.append(name)
-    readers = {"json": read_json, "yaml": read_yaml, "toml": read_toml, "python": read_lines,
-               "shell": lambda *file: Script(*file).found}
-    settings, launcher, findings = readers[form](name, text, given)
+    script = Script(name, text, given) if form == "shell" else None
+    settings = script.settings if script else READERS[form](name, text)
     if len(settings) > MOST_SETTINGS:
         raise InputError(f"{path}:{settings[MOST_SETTINGS].line}: has more than {MOST_SETTINGS} settings; name the "
                          "configuration of one run")
     source = source_of(path, form, settings)
-    run.findings += findings
-    for setting in launcher:
-        run.one(setting, LAUNCHER)
+    if script:
+        run.findings += script.findings
+        for setting in script.launcher:
+            run.one(setting, LAUNCHER)
     run.apply(source, settings)
     return f"{name}: {source.name}"
 

@@ -1,8 +1,9 @@
-"""Our options and presets, read from an executable's --print-options, so that its rules are not repeated here."""
+"""Our options, presets and rules, asked from the executables, so that none is repeated here."""
 import json
 import os
 import re
 import subprocess
+import tempfile
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,13 +16,20 @@ _GPT2 = {"gpt2": "gpt2-124M", "gpt2-small": "gpt2-124M", "gpt2-medium": "gpt2-35
 
 
 @lru_cache(None)
-def printed(family):
-    """What train_FAMILY --print-options prints."""
+def executable(family):
+    """The path of train_FAMILY."""
     folders = [ROOT, Path(os.environ.get("LLMC_BUILD", ROOT / "build" / "cpu"))]
-    program = next((f / f"train_{family}" for f in folders if (f / f"train_{family}").exists()), None)
-    if program is None:
+    found = next((f / f"train_{family}" for f in folders if (f / f"train_{family}").exists()), None)
+    if found is None:
         raise InputError(f"there is no train_{family}, which knows the options and presets: make train_gpt2 "
                          "train_llama, and import again")
+    return found
+
+
+@lru_cache(None)
+def printed(family):
+    """What train_FAMILY --print-options prints."""
+    program = executable(family)
     try:
         done = subprocess.run([program, "--print-options"], capture_output=True, text=True, check=True, timeout=60)
         return json.loads(done.stdout)
@@ -36,10 +44,10 @@ def option_table(family):
 
 @lru_cache(None)
 def own_rows():
-    """Rows of what the executables take, too: our options, llm.c's letters and flags of Megatron-LM."""
+    """Rows of what the executables take, too: our options, and flags of Megatron-LM."""
     rows = []
     for name, option in option_table("llama").items():
-        rows.append(Row(f"{name} {option.get('llmc', '')}", TAKEN, option=name))
+        rows.append(Row(name, TAKEN, option=name))
         rows += [Row(flag["name"], TAKEN, option=name, when=when, value=our_value(name, flag[when])[0])
                  for flag in option.get("megatron_flags", []) for when in ("true", "false")]
     return rows
@@ -72,33 +80,13 @@ def preset_of_model(path):
     return _GPT2.get(name) or next((p for p in names if plain(p) == plain(name)), None)
 
 
-def _text(value):
-    if value is None or value in ("", []):
-        return "unset"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:g}"
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _holds(values, value):
-    if values == ">0":
-        return isinstance(value, (int, float)) and value > 0
-    return (_text(value) in values.lstrip("!").split()) != values.startswith("!")
-
-
-def _follows(row, options):
-    """Whether the default may depend on options that are set here. A rule that names no option may depend on any."""
-    named = re.findall(r"--([\w-]+)", row.get("default_rule", ""))
-    return any(name in options for name in named) if named else bool(row.get("default_rule"))
-
-
-def why_no_effect(table, options, name):
-    """The reason why an option would have no effect with these options {name: value}, or None."""
-    for condition in table.get(name, {}).get("no_effect_unless", []):
-        deciders = condition["options"].split()
-        known = all(d in options or not _follows(table[d], options) for d in deciders)   # else the executable knows it
-        if known and not any(_holds(condition["values"], options.get(d, table[d]["default"])) for d in deciders):
-            return condition["reason"]
-    return None
+def without_effect(family, options):
+    """(option, why) of the first of these options {name: value} that train_FAMILY refuses because it has no effect
+    beside the others, None if there is none."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(options, file)
+        file.flush()
+        done = subprocess.run([executable(family), "--config", file.name, "--print-config"], capture_output=True,
+                              text=True, check=False)
+    found = re.search(r": ([\w-]+) has no effect: (.*)", done.stderr)
+    return found and found.groups()

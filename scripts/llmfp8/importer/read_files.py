@@ -1,19 +1,18 @@
-"""Reads JSON, YAML, TOML and lines NAME = value: (settings with their line numbers, [], findings about other lines)."""
+"""Reads JSON, YAML and TOML: settings with their line numbers."""
 import itertools
 import json
-import math
 import re
 
 from ..support import InputError, need
-from .rows import MOST_SETTINGS, UNKNOWN, Setting
+from .rows import MOST_SETTINGS, Setting
 
 # An unterminated string or comment also matches; otherwise each further quotation mark would search for the end again.
 _COMMENT = re.compile(r'("(?:\\.|[^"\\])*"?)|//[^\n]*|/\*.*?\*/|(/\*.*)', re.S)
 _LAST_COMMA = re.compile(r'("(?:\\.|[^"\\])*"?)|,(?=\s*[}\]])', re.S)
 
 
-def _setting(name, line, key, value, text=""):
-    text = text or (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+def _setting(name, line, key, value):
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return Setting(name, line, key, value, f"{key} = {text if len(text) <= 70 else text[:67] + '...'}")
 
 
@@ -40,7 +39,7 @@ def _placed(name, text, top, after):
     return settings
 
 
-def read_json(name, text, _):
+def read_json(name, text):
     """Comments and commas after last entries, which guides print and DeepSpeed's Hjson accepts, are allowed."""
     text = _COMMENT.sub(lambda m: m.group(1) or m.group(2) or re.sub(r"[^\n]", " ", m.group()), text)
     text = _LAST_COMMA.sub(lambda m: m.group(1) or " ", text)
@@ -61,10 +60,10 @@ def read_json(name, text, _):
                          f"{text.split(chr(10))[line - 1].strip()[:200]}; correct that place") from None
     if not isinstance(top, dict):
         raise InputError(f"{name}:1: not a JSON object {{\"key\": value, ...}}")
-    return _placed(name, text, top, r'"\s*:'), [], []
+    return _placed(name, text, top, r'"\s*:')
 
 
-def read_yaml(name, text, _):
+def read_yaml(name, text):
     """Numbers stay as they are written. Of two equal keys the later one wins, as in PyYAML."""
     yaml = need("yaml", "PyYAML", f"{name}: reading YAML")
 
@@ -99,10 +98,10 @@ def read_yaml(name, text, _):
         raise InputError(f"{name}:{line}: not YAML: {problem}: {at}; correct that place") from None
     if not isinstance(top, yaml.MappingNode):
         raise InputError(f"{name}:1: no mapping of keys to values (key: value)")
-    return list(leaves(top)), [], []
+    return list(leaves(top))
 
 
-def read_toml(name, text, _):
+def read_toml(name, text):
     try:
         import tomllib
     except ImportError:
@@ -113,22 +112,4 @@ def read_toml(name, text, _):
         place = re.search(r"line (\d+)", str(error))
         line = int(place.group(1)) if place else text.count("\n") + 1
         raise InputError(f"{name}:{line}: not TOML: {error}; correct that place") from None
-    return _placed(name, re.sub(r"(?m)^[ \t]*#.*", "", text), top, r"[\"']?\s*[=.\]]"), [], []
-
-
-def read_lines(name, text, given):
-    """Lines NAME = value at the beginning of a line, a value being a constant of Python or a product of whole numbers;
-    `given` overrides them. Any other value is kept as text, after a $."""
-    settings, findings = [], []
-    for number, line in enumerate(text.split("\n"), 1):
-        match = re.match(r"(\w+)\s*=(?!=)\s*(.+?)\s*(?:#[^'\"]*)?$", line)
-        if match:
-            constant = re.fullmatch(r"(['\"]?)([\w./+-]*)\1", match[2])
-            value = constant[2] if constant else f"$({match[2]})"
-            if re.fullmatch(r"\d{1,9}(?:\s*\*\s*\d{1,9}){1,4}", match[2]):
-                value = str(math.prod(map(int, re.findall(r"\d+", match[2]))))
-            settings.append(_setting(name, number, match[1], given.get(match[1], value), match[2]))
-        elif line.strip() and not line.lstrip().startswith(("#", "'", '"', "import ", "from ")):
-            findings.append(Setting(name, number, "", None, line.strip()[:78], UNKNOWN,
-                                    "not run: only NAME = value is read"))
-    return settings, [], findings
+    return _placed(name, re.sub(r"(?m)^[ \t]*#.*", "", text), top, r"[\"']?\s*[=.\]]")

@@ -31,7 +31,7 @@ class Setting:
     """One key of the input with its value, or a remarkable line of a script, and what becomes of it."""
     file: str
     line: int
-    key: str        # dotted path in a file, the option's name in a script; llm.c's keep their dash
+    key: str        # dotted path in a file, the option's name in a script
     value: object   # True, a word, or a list of words; numbers as they are written
     text: str       # as the report shows it
     action: str = ""

@@ -23,7 +23,7 @@ _KEYWORDS = re.compile(r"\s*(?:\x01\d+\s*|(?:then|do|else)(?!\S))*")
 _COMMANDS = ("mkdir cd echo set source . module pip pip3 nvidia-smi sleep exit wait ulimit printf ls rm cp date trap "
              "unset conda true shift umask hostname pwd ray done break continue make { } : mv touch env tee chmod apt "
              "apt-get cat while until for [ [[ test function select if elif case").split()
-_PROGRAM = re.compile(r"-m|.*\.py|(?:.*/)?train_(?:gpt2|llama3)(?:fp32)?(?:cu)?")
+_PROGRAM = re.compile(r"-m|.*\.py")
 
 
 def words_of(text, line):
@@ -43,7 +43,8 @@ def words_of(text, line):
 
 
 class Script:
-    """`found`: the options of the training command, those of its launcher, and findings about the rest."""
+    """`settings`: the options of the training command, `launcher`: those of its launcher, and `findings` about the
+    rest."""
 
     def __init__(self, name, text, given):
         self.name, self.given, self.lines, self.line = name, given, text.replace("\x01", "").split("\n"), 1
@@ -52,9 +53,8 @@ class Script:
         self.commands, self.findings = [], []          # of commands: (line, [(word, line)])
         for text in self.one_branch(_STATEMENT.findall(self.prepared())):
             self.statement(text)
-        launcher, settings = self.chosen_command()
+        self.launcher, self.settings = self.chosen_command()
         self.read_environment()
-        self.found = settings, launcher, self.findings
 
     def note(self, line, action, fact, text=None, error=0):
         text = (text or self.lines[line - 1].strip())[:78]
@@ -100,7 +100,7 @@ class Script:
 
     def chosen_branch(self, line, branches):
         chosen = next(branch for branch in branches + [[]] if "--mock-data" not in " ".join(branch))
-        telling = [branch for branch in branches if re.search(r"\w\+?=|\s--|train_gpt2", " ".join(branch))]
+        telling = [branch for branch in branches if re.search(r"\w\+?=|\s--", " ".join(branch))]
         left = [re.search(r"\x01(\d+)", " ".join(b) + f"\x01{line}")[1] for b in telling if b is not chosen]
         if telling:
             self.note(line, UNKNOWN, "a condition is not evaluated: its first branch without --mock-data is read"
@@ -175,8 +175,7 @@ class Script:
     def chosen_command(self):
         """(options of the launcher, options of the program) of the command that has most options; without a command,
         of what the variables hold, for a script that others source."""
-        self.commands.sort(key=lambda c: (-sum(w.startswith("--") for w, _ in c[1]),
-                                          -sum(w.startswith("-") for w, _ in c[1])))
+        self.commands.sort(key=lambda c: -sum(w.startswith("--") for w, _ in c[1]))
         for line, _ in self.commands[1:]:
             self.note(line, UNKNOWN, f"another command than the training of line {self.commands[0][0]}: import one at "
                       "a time")
@@ -192,9 +191,8 @@ class Script:
         found = []
         for word, line in words:
             if re.match(r"--?[A-Za-z]", word):
-                shown = word.split("=")[0]   # llm.c's options keep their one dash
-                name, equals, value = (word if arguments and word[1] != "-" else word.lstrip("-")).partition("=")
-                found.append((name, [value] if equals else [], line, shown))
+                shown, equals, value = word.partition("=")
+                found.append((shown, [value] if equals else [], line))
             elif "[@]" in word or "[*]" in word or word.startswith("$") and not found:
                 self.note(line, UNKNOWN, f"{word} has no value in this script: name it with --set NAME=VALUE", word)
             elif found:
@@ -202,9 +200,10 @@ class Script:
             elif arguments:
                 self.note(line, UNKNOWN, "a word that belongs to no option", word)
         settings = []
-        for name, values, line, shown in found:
+        for shown, values, line in found:
+            name = shown.lstrip("-")
             if any("$" in value for value in values):
-                values = [self.given.get(name.lstrip("-").replace("-", "_"), " ".join(values))]
+                values = [self.given.get(name.replace("-", "_"), " ".join(values))]
             settings.append(Setting(self.name, line, name, values[0] if len(values) == 1 else values or True,
                                     " ".join([shown, *values])[:78]))
         return settings

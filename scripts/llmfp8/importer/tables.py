@@ -1,7 +1,6 @@
 """The kinds of input, and facts that hold for every kind: the seven configuration errors, environment variables,
 launchers."""
-from .finish import (finish_deepspeed, finish_guide, finish_llamafactory, finish_llmc, finish_megatron, finish_nanogpt,
-                     finish_torchtitan)
+from .finish import finish_deepspeed, finish_guide, finish_llamafactory, finish_megatron, finish_torchtitan
 from .rows import NONE, OTHER, Row, plain, read_rows
 
 
@@ -26,9 +25,6 @@ MEGATRON = Source("a Megatron-LM argument script", "megatron", "shell", finish_m
     "linear-bias": "all", "untie-embeddings-and-output-weights": False, "rotary-base": 10000, "dtype": "fp32",
     "lr-decay-style": "linear", "min-lr": 0, "lr-warmup-iters": 0, "weight-decay": 0.01, "adam-beta2": 0.999,
     "eval-interval": 1000, "eval-iters": 100, "fp8-amax-history-len": 1, "fp8-amax-compute-algo": "most_recent"})
-LLMC = Source("llm.c's options", "llmc", "shell", finish_llmc, "", {
-    "lr": 3e-4, "weight-decay": 0, "micro-batch-size": 4, "seq-length": 1024, "eval-interval": 20, "eval-iters": 20,
-    "save-interval": 0, "epochs unless train-iters": 1})
 # Of one key that several of them know, the first is meant. LLaMA-Factory's are those of transformers' Trainer, too.
 SOURCES = [
     MEGATRON,
@@ -42,11 +38,6 @@ SOURCES = [
     Source("a torchtitan configuration", "torchtitan", "toml shell", finish_torchtitan, 'converters = ["float8"]', {
         "lr": 8e-4, "lr-warmup-iters": 200, "lr-decay-style": "linear", "micro-batch-size": 8, "seq-length": 2048,
         "train-iters": 10000, "save-interval": 500, "log-interval": 10}),
-    LLMC,
-    Source("a nanoGPT configuration", "nanogpt", "python", finish_nanogpt, "", {
-        "lr": 6e-4, "min-lr": 6e-5, "lr-warmup-iters": 2000, "train-iters": 600000, "micro-batch-size": 12,
-        "seq-length": 1024, "num-layers": 12, "num-attention-heads": 12, "hidden-size": 768, "linear-bias": "none",
-        "eval-interval": 2000, "eval-iters": 200, "seed": 1337, "save": "out"}),
 ]
 
 # What guides to FP8 call errors; the rows that have their numbers say what is true of them.
