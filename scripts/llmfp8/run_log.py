@@ -57,6 +57,9 @@ def is_tensor(entry):
             and all(is_number(blocks.get(name)) for name in BLOCK_SCALES))
 
 
+are_contents = objects(lambda entry: is_text(entry.get("fingerprint")) and is_whole(entry.get("tokens", 0)))
+
+
 def fields(names, check):
     return dict.fromkeys(names.split(), check)
 
@@ -78,8 +81,8 @@ FIELDS = {
 }
 # Fields that a record may have.
 OPTIONAL = {
-    "header": {"communication": or_null(objects()), "identity": lambda value: is_object(value) and objects(
-        lambda entry: is_text(entry.get("fingerprint")) and is_whole(entry.get("tokens", 0)))(list(value.values()))},
+    "header": {"communication": or_null(objects()), "params": is_whole,
+               "identity": lambda value: is_object(value) and are_contents([*value.values()])},
     "step": {**fields("gpu_utilization power_w sm_clock_mhz gpu_temperature_c gpu_memory_gib energy_j joules_per_token "
                       "forward_seconds backward_seconds exposed_comm_seconds", or_null(is_number)),
              "throttled_by": is_text},

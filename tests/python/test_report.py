@@ -167,6 +167,12 @@ class Page(ReportTest):
         self.report(log, "--skip-damaged", "--out", self.folder / "x.html")
         self.assertIn("name it .html", self.report(log, "--out", self.folder / "x.pdf", status=2).stderr)
 
+    def test_a_folder_of_runs_has_its_report_in_it(self):
+        for name in ("one", "two"):
+            self.long_log(20, name=f"runs/{name}/log")
+        self.report(self.folder / "runs")
+        self.assertEqual([run["name"] for run in self.data(self.folder / "runs/report.html")["runs"]], ["one", "two"])
+
     def test_gap_to_the_baseline(self):
         runs = [types.SimpleNamespace(name=name, steps={step: {"loss": loss} for step in (*steps, 9)})
                 for name, loss, steps in (("bf16", 3.0, (1, 2)), ("bf16", 3.5, (1, 2)), ("fp8", 4.0, (1, 2, 3)))]

@@ -49,10 +49,10 @@ def shown(value):
 
 
 def contents(header, key):
-    """(fingerprint, text) of what is in the files that an option names; None if the log does not say it."""
-    identity = (header.get("identity") or {}).get(key)
+    """(fingerprint, text) of what is in the files that an option names; None and their names if the log lacks it."""
+    identity = header.get("identity", {}).get(key)
     if not identity:
-        return None
+        return None, shown(header["config"].get(key))
     facts = [form.format(identity[fact]) for fact, form in (("tokens", "{:,} tokens"), ("tokenizer", "tokenizer {}"),
                                                             ("fingerprint", "fingerprint {}")) if fact in identity]
     return identity["fingerprint"], f"{shown(header['config'].get(key))} ({', '.join(facts)})"
@@ -67,7 +67,7 @@ def run_differences(base, other):
     first, second = base["config"], other["config"]
     for key in dict.fromkeys([*first, *second]):
         mine, its = contents(base, key), contents(other, key)
-        if mine and its:   # whatever the files are called
+        if mine[0] and its[0]:   # whatever the files are called
             found += [Difference(key, mine[1], its[1], "refused")] * (mine[0] != its[0])
             continue
         if key in NEUTRAL or key in FACTS or same(first.get(key), second.get(key)):

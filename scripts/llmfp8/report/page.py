@@ -38,22 +38,13 @@ def ms(value):
     return f"{value:,.1f} ms" if isinstance(value, (int, float)) and value > 0 else "no prediction"
 
 
-def count(value):
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
 def what_ran(runs):
     """The table at the top: a column per run."""
     def option(name):
-        def value(run):
-            found = run.headers[-1]["config"].get(name, "")
-            return " ".join(map(str, found)) if isinstance(found, list) else found
-        return value
+        return lambda run: run.headers[-1]["config"].get(name, "")
 
     def data(run):
-        known = contents(run.headers[-1], "train-data")
-        return "synthetic: the losses mean nothing" if run.synthetic else (
-            known[1] if known else option("train-data")(run))
+        return "synthetic: the losses mean nothing" if run.synthetic else contents(run.headers[-1], "train-data")[1]
 
     def last_of(records, none):
         return f"{records[max(records)]['loss']:.4f} at step {max(records)}" if records else none
@@ -67,7 +58,7 @@ def what_ran(runs):
     rows = [("model", option("model")), ("FP8 recipe", option("fp8-recipe")),
             ("device", lambda run: run.headers[-1]["device"].get("name", "unknown")),
             ("ranks", lambda run: run.headers[-1]["world"]), ("commit", lambda run: run.headers[-1]["commit"]),
-            ("parameters", lambda run: count(run.headers[-1].get("params", "unknown"))),
+            ("parameters", lambda run: f"{run.headers[-1].get('params', 0):,}"),
             ("training loss", lambda run: last_of(run.steps, "no step yet")),
             ("validation loss", lambda run: last_of(run.evals, "none")),
             ("median step time", median("step_seconds", "{:.4g} s")),
