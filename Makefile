@@ -80,7 +80,7 @@ RARELY_RUN := llmc/config/%.cpp llmc/checkpoint/%.cpp llmc/commands/%.cpp llmc/t
               tests/support/%.cpp
 # Tests that compute next to nothing are not optimised at all.
 NEVER_HOT := tests/config/%.cpp tests/checkpoint/%.cpp tests/commands/%.cpp tests/data/%.cpp tests/fault/%.cpp \
-             tests/model/%.cpp tests/parallel/%.cpp tests/perf/%.cpp tests/train/%.cpp
+             tests/composition/%.cpp tests/model/%.cpp tests/parallel/%.cpp tests/perf/%.cpp tests/train/%.cpp
 SOURCE = $(patsubst $(OBJ)/%,%,$(patsubst $(HOST)/%,%,$<))
 OPTIMISE = $(or $(if $(filter asan tsan,$(VARIANT)),-O1),$(if $(filter $(NEVER_HOT),$(SOURCE)),-O0),\
                 $(if $(filter $(RARELY_RUN),$(SOURCE)),-Og),\

@@ -1,8 +1,9 @@
 #!/bin/bash
 # The part of `make test-full` beyond `make test`: the CPU suite under AddressSanitizer and UBSan, the threads of the
-# data loader under ThreadSanitizer, the long tests, each fuzzer for FUZZ_SECONDS (60), a tenth of the drill with the
-# day's seed, training on two hosts under Slurm and ssh, and the Dockerfile. Every part runs even if one before it
-# failed; the last two are skipped, with the reason, where they cannot run.
+# data loader under ThreadSanitizer, the long tests, 2,000 sets of options with the day's seed and the faults that such
+# sets must show, each fuzzer for FUZZ_SECONDS (60), a tenth of the drill with the day's seed, training on two hosts
+# under Slurm and ssh, and the Dockerfile. Every part runs even if one before it failed; the last two are skipped, with
+# the reason, where they cannot run.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 seconds=${FUZZ_SECONDS:-60}
@@ -40,6 +41,10 @@ long_tests() {
         LLMC_FULL=1 LLMC_BUILD=$PWD/build/cpu python3 tests/run.py test_walkthrough
 }
 
+composed_sets() {
+    OMP_NUM_THREADS=1 LLMC_SETS=2000 LLMC_SEED=$(date +%j) build/cpu/tests --test-case="composition: random*"
+}
+
 fuzz() {
     local name=$1 corpus
     corpus=build/cpu/corpus/$name
@@ -62,6 +67,8 @@ unless_skipped() {
 part "ASan and UBSan" sanitized_suite
 part "TSan" threads
 part "long tests" long_tests
+part "2,000 sets of options" composed_sets
+part "planted faults" dev/ci/planted_faults.py
 if compgen -G "tests/fuzz/fuzz_*.cpp" >/dev/null; then
     part "build of the fuzzers" build fuzzers
     for source in tests/fuzz/fuzz_*.cpp; do

@@ -141,6 +141,7 @@ std::string options_json(const Config& defaults, const std::string& family) {
                           {"expects", v.expects},
                           {"default", v.get(defaults)},
                           {"help", row.help}};
+        option["changes"] = kChangesWords[static_cast<size_t>(row.may_change())];
         if (row.derived) option["default_rule"] = row.derived;
         if (v.range)
             option["range"] = {{"low", v.range->low},

@@ -2,6 +2,7 @@
 // checkpoint's record. A new option is one field of Config and one row here. Private to config*.cpp and
 // tests; memory_changes.cpp uses config_errors.
 #pragma once
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -20,6 +21,14 @@ enum class OnResume {
     kSilent,      // allowed without a note, since it does not affect what is computed
 };
 inline constexpr OnResume kMust = OnResume::kMustMatch, kSilent = OnResume::kSilent;
+
+// What another value of an option may change in what is trained. tests/composition holds every option to it.
+enum class Changes {
+    kNothing,    // losses, norms and checkpoints are equal to the bit
+    kRounding,   // the order of sums: in FP32 losses and norms agree to 1e-6
+    kNumerics,   // model, data, method or precision
+};
+inline constexpr const char* kChangesWords[] = {"nothing", "rounding", "numerics"};
 
 // What derived defaults depend on besides the configuration.
 struct Given {
@@ -41,10 +50,15 @@ struct OptionRow {
     // Returns why a value that other trainers accept is refused, null for any other value.
     const char* (*refused)(const Json&) = nullptr;
     OnResume on_resume = OnResume::kReport;
+    std::optional<Changes> changes = {};    // empty: nothing if it is free on resume, else numerics
     const char* llmc = nullptr;             // llm.c's option with the same meaning, "-b"
     bool gpu_only = false;                  // has no effect on the CPU device; a note says so
     const char* refused_on_cpu = nullptr;   // what to do instead, if a run on the CPU device refuses the option
     bool ranks_only = false;                // has no effect with one rank; a note says so
+
+    Changes may_change() const {
+        return changes.value_or(on_resume == OnResume::kSilent ? Changes::kNothing : Changes::kNumerics);
+    }
 };
 
 // Each of `options` has no effect unless one of `deciders` has one of `values`. All are words separated by spaces;

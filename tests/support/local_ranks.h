@@ -19,6 +19,7 @@ using LocalComm = InOrder<LocalExchange>;
 class LocalRanks {
 public:
     explicit LocalRanks(int ranks) : posted_(static_cast<size_t>(ranks)) {}
+    bool defers_compute = false;   // for runs that open their device themselves; see cpu::defer
 
     // Runs body(comm) on a thread per rank; the first error ends all ranks and is thrown.
     void run(const std::function<void(Comm&)>& body);
@@ -77,6 +78,10 @@ public:
           all_(all) {}
 
     std::unique_ptr<Comm> subgroup(const std::vector<int>& members) override;
+    std::string connect(Ctx& ctx, int) override {
+        if (all_.defers_compute) cpu::defer(ctx);
+        return "";
+    }
 
     std::vector<std::string> gather(const std::string& mine) override {
         post(&mine);

@@ -1,0 +1,210 @@
+// A set of options drawn from the option table: one run, which a second one may continue from its checkpoint.
+#pragma once
+#include <algorithm>
+#include <functional>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "llmc/base/rng.h"
+#include "llmc/base/text.h"
+#include "llmc/config/prompt.h"
+#include "llmc/perf/fp8_speedup.h"
+#include "tests/composition/option_values.h"
+
+namespace composition {
+
+constexpr int kSteps = 3;
+
+struct Setting {
+    const OptionRow* row;
+    std::string value;
+    bool operator==(const Setting&) const = default;
+};
+inline bool is(const Setting& setting, const std::string& option) { return setting.row->name == option; }
+
+// One process of a run, of a number of ranks.
+struct Part {
+    int ranks = 1;
+    std::vector<Setting> settings = {};
+    bool defers_compute = false;   // the compute stream is the late one, instead of the side streams
+
+    // Only the settings that may change at least so much.
+    Part at_least(Changes changes) const {
+        Part part{.ranks = ranks};
+        for (const Setting& setting : settings)
+            if (setting.row->may_change() >= changes) part.settings.push_back(setting);
+        return part;
+    }
+};
+
+// The words of a run on the shards in the folder `data`. Settings come last, so they win.
+inline Words words_of(const std::string& family, const Part& part, const std::string& data) {
+    Words words = {"--model", family + "-tiny", "--num-layers", "2", "--hidden-size", "32", "--ffn-hidden-size", "48",
+                   "--num-attention-heads", "4", "--kv-channels", "8", "--vocab-size", "61",
+                   "--max-position-embeddings", "24", "--seq-length", "16", "--micro-batch-size", "1",
+                   "--global-batch-size", "12", "--train-iters", std::to_string(kSteps)};
+    const auto is_data = [](const Setting& setting) { return is(setting, "train-data"); };
+    if (std::none_of(part.settings.begin(), part.settings.end(), is_data))
+        words = joined(words, {"--train-data", data + "/masked.bin", data + "/whole.bin"});
+    for (const Setting& setting : part.settings) {
+        std::string value = setting.value;
+        for (size_t at; (at = value.find("{}")) != std::string::npos;) value.replace(at, 2, data);
+        if (setting.row->value.list) {
+            words.push_back("--" + std::string(setting.row->name));
+            std::istringstream elements(value);
+            for (std::string element; elements >> element;) words.push_back(element);
+        } else {
+            words.push_back("--" + std::string(setting.row->name) + "=" + value);
+        }
+    }
+    return words;
+}
+
+// The options of a run. Exit 2 if they are not legal.
+inline ParsedConfig parsed(const std::string& family, const Part& part, const std::string& data) {
+    return parse(family, words_of(family, part, data), {.gpu = false, .ranks = part.ranks});
+}
+
+inline bool is_legal(const std::string& family, const Part& part, const std::string& data) {
+    try {
+        const Config config = parsed(family, part, data).config;
+        fp8_plan_of(config, make_param_table(config.shape));
+        if (config.sample_every > 0) read_prompt(config, config.seq_length, "--seq-length");
+        return true;
+    } catch (const Error&) {
+        return false;
+    }
+}
+
+struct DrawnSet {
+    std::string family;         // "gpt2" or "llama"
+    std::vector<Part> parts;    // one, or two if the run is resumed
+    int resume_at = 0;          // the step after which the second part begins
+
+    // The options as on a command line.
+    std::string text() const {
+        std::string text = "train_" + family;
+        for (const Part& part : parts) {
+            if (&part != &parts[0]) text += strf("\n  resumed at step %d", resume_at);
+            text += " on " + count_text(part.ranks, "rank")
+                    + (part.defers_compute ? ", compute stream late:" : ", side streams late:");
+            for (const Setting& setting : part.settings)
+                text += strf(" --%s=%s", setting.row->name, setting.value.c_str());
+        }
+        return text;
+    }
+};
+
+class Draw {
+public:
+    Draw(uint64_t seed, uint64_t number, const std::string& data)
+        : data_(data), random_(rng_key(seed, std::to_string(number))) {}
+
+    DrawnSet set() {
+        set_.family = chance(0.5) ? "gpt2" : "llama";
+        plain_ = parsed(set_.family, {}, data_).config;
+        Part part{.ranks = ranks(), .defers_compute = chance(0.5)};
+        share_ = std::vector{0.1, 0.3, 0.6}[static_cast<size_t>(below(3))];
+        // Half of the runs are in FP32, in which rounding can be told from faults; most others have FP8.
+        add(part, chance(0.5) ? "dtype" : "fp8-recipe");
+        add_some(part, Changes::kNumerics);
+        set_.parts = {part};
+        if (chance(0.6)) resume();
+        return set_;
+    }
+
+private:
+    bool chance(double share) { return static_cast<double>(random_() >> 11) * 0x1p-53 < share; }
+    int ranks() { return std::vector{1, 2, 2, 3, 4, 4}[static_cast<size_t>(below(6))]; }
+    int below(size_t n) { return static_cast<int>(random_() % n); }
+
+    // Adds a value of the option other than its default, if that is legal.
+    void add(Part& part, const OptionRow& row) {
+        for (const Setting& setting : part.settings)
+            if (setting.row == &row) return;
+        Words values = values_of(row);
+        const Json usual = row.value.get(plain_);
+        std::erase_if(values, [&](const std::string& value) { return row.value.parse(value) == usual; });
+        if (values.empty()) return;
+        part.settings.push_back({&row, values[static_cast<size_t>(below(values.size()))]});
+        if (!is_legal(set_.family, part, data_)) part.settings.pop_back();
+    }
+    void add(Part& part, const char* name) { add(part, *find_option(name)); }
+
+    // Adds options that change no more than `most`. All get a second chance, since some have an effect only beside
+    // others.
+    void add_some(Part& part, Changes most) {
+        std::vector<const OptionRow*> rows;
+        for (const OptionRow& row : option_table())
+            if (row.may_change() <= most && chance(row.group == OptionGroup::kRanks ? 0.4 : share_))
+                rows.push_back(&row);
+        std::shuffle(rows.begin(), rows.end(), random_);
+        for (int round = 0; round < 2; round++)
+            for (const OptionRow* row : rows) add(part, *row);
+    }
+
+    // What changes numerics stays. What changes rounding stays, or is drawn anew together with the number of ranks.
+    void resume() {
+        Part& first = set_.parts[0];
+        // A resumed run writes the default into its config.json, because it has no initial weights.
+        std::erase_if(first.settings, [](const Setting& one) { return is(one, "init-method-std"); });
+        const bool moves = chance(0.5);
+        Part part = first.at_least(moves ? Changes::kNumerics : Changes::kRounding);
+        if (moves) part.ranks = ranks();
+        part.defers_compute = chance(0.5);
+        if (!is_legal(set_.family, part, data_)) return;
+        add_some(part, moves ? Changes::kRounding : Changes::kNothing);
+        set_.parts.push_back(part);
+        set_.resume_at = 1 + below(kSteps - 1);
+    }
+
+    const std::string data_;
+    std::mt19937_64 random_;
+    double share_ = 0;   // of the options
+    Config plain_;       // without any
+    DrawnSet set_;
+};
+
+inline DrawnSet draw_set(uint64_t seed, uint64_t number, const std::string& data) {
+    return Draw(seed, number, data).set();
+}
+
+// The sets that are by one step smaller.
+inline std::vector<DrawnSet> smaller(const DrawnSet& set) {
+    std::vector<DrawnSet> all;
+    if (set.parts.size() > 1) {
+        all.push_back({set.family, {set.parts[0]}});
+        all.push_back({set.family, {set.parts[0], set.parts[0]}, set.resume_at});
+    }
+    for (size_t p = 0; p < set.parts.size(); p++) {
+        for (int ranks = 1; ranks < set.parts[p].ranks; ranks++) (all.emplace_back(set)).parts[p].ranks = ranks;
+        for (const Setting& setting : set.parts[p].settings) {
+            DrawnSet& without = all.emplace_back(set);
+            for (size_t q = p; q < set.parts.size(); q++) {   // what the second part inherits goes with it
+                std::vector<Setting>& settings = without.parts[q].settings;
+                if (q == p || setting.row->may_change() == Changes::kNumerics) std::erase(settings, setting);
+            }
+        }
+    }
+    return all;
+}
+
+// Leaves out what can be left out while the set `fails`.
+inline DrawnSet reduced(DrawnSet set, const std::string& data, const std::function<bool(const DrawnSet&)>& fails) {
+    for (bool found = true; found;) {
+        found = false;
+        for (const DrawnSet& one : smaller(set)) {
+            const bool legal = std::all_of(one.parts.begin(), one.parts.end(),
+                                           [&](const Part& part) { return is_legal(one.family, part, data); });
+            if (!legal || one.text() == set.text() || !fails(one)) continue;
+            set = one;
+            found = true;
+            break;
+        }
+    }
+    return set;
+}
+
+}  // namespace composition
