@@ -60,7 +60,7 @@ void add_batch(Rows& rows) {
     add_rows(rows, OptionGroup::kBatch, {
         {.name = "micro-batch-size", .value = integer(AT(micro_batch_size), 1, 1 << 16),
          .help = "sequences per forward pass and rank (GPU)", .fallback = "8", .fallback_llama = "1",
-         .changes = Changes::kRounding, .llmc = "-b"},
+         .changes = MayChange::kRounding, .llmc = "-b"},
         {.name = "global-batch-size", .value = integer(AT(global_batch_size), 1, 1 << 24),
          .help = "sequences per step of all ranks (gradient accumulation); a multiple of micro-batch size x ranks / "
                  "context-parallel", .derive = derive_global_batch,
@@ -98,7 +98,7 @@ void add_data(Rows& rows) {
          .help = "token shards to train on (data/prepare_text.py makes them); weights such as 0.7 a/train*.bin "
                  "0.3 b/train*.bin blend them", .llmc = "-i"},
         {.name = "valid-data", .value = data_words(AT(valid_data)), .help = "token shards for validation",
-         .changes = Changes::kNothing, .llmc = "-j"},
+         .changes = MayChange::kNothing, .llmc = "-j"},
         {.name = "token-dtype",
          .value = choice<std::string>(AT(token_dtype), {{"", ""}, {"uint16", "uint16"}, {"uint32", "uint32"}}),
          .help = "element type of shards without a header (nanoGPT)", .fallback = ""},
@@ -112,10 +112,10 @@ void add_data(Rows& rows) {
          .help = "draw tokens from the seed instead of reading shards: for timing only, the model learns nothing",
          .fallback = "false", .on_resume = kMust},
         {.name = "eval-interval", .value = integer(AT(eval_interval), 0, kMany),
-         .help = "steps between evaluations; 0: only at the end", .fallback = "250", .changes = Changes::kNothing,
+         .help = "steps between evaluations; 0: only at the end", .fallback = "250", .changes = MayChange::kNothing,
          .llmc = "-v"},
         {.name = "eval-iters", .value = integer(AT(eval_iters), 1, kMany), .help = "micro-batches per evaluation",
-         .fallback = "20", .changes = Changes::kNothing, .llmc = "-m"},
+         .fallback = "20", .changes = MayChange::kNothing, .llmc = "-m"},
         {.name = "hellaswag-data", .value = text(AT(hellaswag_data), "FILE", "a file"),
          .help = "HellaSwag file of data/prepare_hellaswag.py, or llm.c's evaluation file; evaluated before the first "
                  "step, every --eval-interval steps and at the end", .fallback = "", .on_resume = kSilent},
@@ -174,7 +174,7 @@ void add_precision(Rows& rows) {
          .help = "activation checkpointing, what the backward pass recomputes; norm-act: results of norms and "
                  "activation functions; block: whole blocks; block-keep-attention: blocks except attention itself, "
                  "whose output and log-sum-exp are saved", .fallback = "none", .refused = selective_recompute,
-         .changes = Changes::kNothing},
+         .changes = MayChange::kNothing},
         {.name = "offload", .value = offload_words(AT(offload)),
          .help = "keep Adam's moments, the FP32 master weights or the saved activations in pinned host memory and copy "
                  "them while the GPU computes; results are equal to the bit", .on_resume = kSilent},
@@ -183,11 +183,11 @@ void add_precision(Rows& rows) {
                  "GPU, which makes the step faster", .fallback = "1", .on_resume = kSilent},
         {.name = "gemm-search", .value = choice<bool>(AT(gemm_search), {{"on", true}, {"off", false}}),
          .help = "autotune: time the matmul algorithms for every shape at the start", .fallback = "on",
-         .changes = Changes::kRounding, .gpu_only = true},
+         .changes = MayChange::kRounding, .gpu_only = true},
         {.name = "loss-chunk", .value = integer(AT(loss_chunk), 0, kMany),
          .help = "compute logits, loss and gradients of the LM head for N tokens at a time, so that only their logits "
                  "are in memory; if the head runs in FP8: a multiple of 16, or of 128 with --fp8-recipe blockwise; 0: "
-                 "all tokens of a micro-batch at once", .fallback = "0", .changes = Changes::kRounding},
+                 "all tokens of a micro-batch at once", .fallback = "0", .changes = MayChange::kRounding},
         {.name = "seed", .value = integer(AT(seed), 0, INT64_MAX),
          .help = "random seed of weights, data order, stochastic rounding and samples", .fallback = "1234",
          .on_resume = kMust},
@@ -209,10 +209,10 @@ void add_checkpoints(Rows& rows) {
                  "memory", .fallback = "false", .on_resume = kSilent},
         {.name = "load", .value = text(AT(load), "DIR", "a directory"),
          .help = "start from the weights of a Hugging Face model (fine-tuning)", .fallback = "", .on_resume = kSilent,
-         .changes = Changes::kNumerics},
+         .changes = MayChange::kNumerics},
         {.name = "resume", .value = text(AT(resume), "DIR|auto", "a checkpoint or auto"),
          .help = "continue a run from a checkpoint; auto: from the newest complete one under --save, if there is one",
-         .fallback = "", .on_resume = kSilent, .changes = Changes::kNumerics},
+         .fallback = "", .on_resume = kSilent, .changes = MayChange::kNumerics},
         {.name = "tokenizer", .value = text(AT(tokenizer), "PATH", "a file or directory"),
          .help = "tokenizer to copy into every checkpoint instead of that of --load or --resume; samples are printed "
                  "as text if it is the tokenizer.json of a byte-level BPE (GPT-2, Llama-3)", .fallback = "",

@@ -23,7 +23,7 @@ enum class OnResume {
 inline constexpr OnResume kMust = OnResume::kMustMatch, kSilent = OnResume::kSilent;
 
 // What another value of an option may change in what is trained. tests/composition holds every option to it.
-enum class Changes {
+enum class MayChange {
     kNothing,    // losses, norms and checkpoints are equal to the bit
     kRounding,   // the order of sums: in FP32 losses and norms agree to 1e-6
     kNumerics,   // model, data, method or precision
@@ -50,14 +50,14 @@ struct OptionRow {
     // Returns why a value that other trainers accept is refused, null for any other value.
     const char* (*refused)(const Json&) = nullptr;
     OnResume on_resume = OnResume::kReport;
-    std::optional<Changes> changes = {};    // empty: nothing if it is free on resume, else numerics
+    std::optional<MayChange> changes = {};    // empty: nothing if it is free on resume, else numerics
     const char* llmc = nullptr;             // llm.c's option with the same meaning, "-b"
     bool gpu_only = false;                  // has no effect on the CPU device; a note says so
     const char* refused_on_cpu = nullptr;   // what to do instead, if a run on the CPU device refuses the option
     bool ranks_only = false;                // has no effect with one rank; a note says so
 
-    Changes may_change() const {
-        return changes.value_or(on_resume == OnResume::kSilent ? Changes::kNothing : Changes::kNumerics);
+    MayChange may_change() const {
+        return changes.value_or(on_resume == OnResume::kSilent ? MayChange::kNothing : MayChange::kNumerics);
     }
 };
 

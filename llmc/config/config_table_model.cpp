@@ -124,7 +124,7 @@ void add_model_layers(std::vector<OptionRow>& rows) {
         {.name = "untie-embeddings-and-output-weights", .value = flag(AT(shape.tied_head), false),
          .help = "separate output matrix (LM head) instead of the transposed embedding", .on_resume = kMust},
         {.name = "init-method-std", .value = number(AT(shape.init_std), kInsideUnit),
-         .help = "standard deviation of the initial weights", .on_resume = kSilent, .changes = Changes::kNumerics},
+         .help = "standard deviation of the initial weights", .on_resume = kSilent, .changes = MayChange::kNumerics},
     });
 }
 

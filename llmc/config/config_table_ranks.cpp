@@ -16,19 +16,19 @@ void add_ranks(std::vector<OptionRow>& rows) {
         {.name = "context-parallel", .value = integer(AT(context_parallel), 1, 1 << 12),
          .help = "number of neighbouring ranks among which each sequence is split; attention exchanges heads. It must "
                  "divide --num-attention-heads, --seq-length and the number of ranks", .fallback = "1",
-         .changes = Changes::kRounding},
+         .changes = MayChange::kRounding},
         {.name = "zero", .value = integer(AT(zero), 0, 3),
          .help = "ZeRO stage; 1: each rank owns a shard of the master weights and moments; 2: and of the gradients, "
                  "which are reduced in every micro-batch; 3: and of the weights, which are gathered layer by layer in "
                  "every pass; 0: every rank has all of them", .fallback = "1", .on_resume = kSilent,
-         .changes = Changes::kRounding, .ranks_only = true},
+         .changes = MayChange::kRounding, .ranks_only = true},
         {.name = "zero-group", .value = integer(AT(zero_group), 0, 1 << 16),
          .help = "--zero shards within groups of N neighbouring ranks, for example the ranks of a node, and each group "
                  "has all shards; 0: one group of all ranks", .fallback = "0", .on_resume = kSilent,
-         .changes = Changes::kRounding, .ranks_only = true},
+         .changes = MayChange::kRounding, .ranks_only = true},
         {.name = "bucket-mb", .value = number(AT(bucket_mb), {.low = 0, .high = 1e6, .low_open = true}),
          .help = "size of a gradient bucket, which is reduced as one message, in 10^6 bytes of FP32; no parameter is "
-                 "split between buckets", .fallback = "256", .changes = Changes::kRounding, .ranks_only = true},
+                 "split between buckets", .fallback = "256", .changes = MayChange::kRounding, .ranks_only = true},
         {.name = "overlap", .value = choice<bool>(AT(overlap), {{"on", true}, {"off", false}}),
          .help = "overlap the reduction of gradients with the backward pass and the all-gather of weights with the "
                  "forward pass; results are equal to the bit", .fallback = "on", .on_resume = kSilent,

@@ -139,7 +139,7 @@ inline Outcome run_part(const std::string& family, const Part& part, const std::
 // What a run on one rank gives, one sequence at a time, without anything that changes no more than rounding. Batches,
 // their targets and their number are the test's own.
 inline Steps run_plainest(const std::string& family, const Part& part, const std::string& data) {
-    Part plain = part.at_least(Changes::kNumerics);
+    Part plain = part.at_least(MayChange::kNumerics);
     plain.ranks = 1;
     Config config = parsed(family, plain, data).config;
     std::vector<std::string> notes;
@@ -198,7 +198,7 @@ inline std::string difference(const Outcome& found, const Outcome& expected) {
 inline std::string failure_of(const DrawnSet& set, const std::string& data, const std::string& folder) {
     constexpr double kTolerance = 1e-6;
     const auto plain = [&](size_t p) {
-        Part part = set.parts[p].at_least(Changes::kRounding);
+        Part part = set.parts[p].at_least(MayChange::kRounding);
         if (part.ranks > 1) part.settings.push_back({find_option("overlap"), "off"});
         return part;
     };

@@ -31,7 +31,7 @@ struct Part {
     bool defers_compute = false;   // the compute stream is the late one, instead of the side streams
 
     // Only the settings that may change at least so much.
-    Part at_least(Changes changes) const {
+    Part at_least(MayChange changes) const {
         Part part{.ranks = ranks};
         for (const Setting& setting : settings)
             if (setting.row->may_change() >= changes) part.settings.push_back(setting);
@@ -109,7 +109,7 @@ public:
         share_ = std::vector{0.1, 0.3, 0.6}[static_cast<size_t>(below(3))];
         // Half of the runs are in FP32, in which rounding can be told from faults; most others have FP8.
         add(part, chance(0.5) ? "dtype" : "fp8-recipe");
-        add_some(part, Changes::kNumerics);
+        add_some(part, MayChange::kNumerics);
         set_.parts = {part};
         if (chance(0.6)) resume();
         return set_;
@@ -135,7 +135,7 @@ private:
 
     // Adds options that change no more than `most`. All get a second chance, since some have an effect only beside
     // others.
-    void add_some(Part& part, Changes most) {
+    void add_some(Part& part, MayChange most) {
         std::vector<const OptionRow*> rows;
         for (const OptionRow& row : option_table())
             if (row.may_change() <= most && chance(row.group == OptionGroup::kRanks ? 0.4 : share_))
@@ -151,11 +151,11 @@ private:
         // A resumed run writes the default into its config.json, because it has no initial weights.
         std::erase_if(first.settings, [](const Setting& one) { return is(one, "init-method-std"); });
         const bool moves = chance(0.5);
-        Part part = first.at_least(moves ? Changes::kNumerics : Changes::kRounding);
+        Part part = first.at_least(moves ? MayChange::kNumerics : MayChange::kRounding);
         if (moves) part.ranks = ranks();
         part.defers_compute = chance(0.5);
         if (!is_legal(set_.family, part, data_)) return;
-        add_some(part, moves ? Changes::kRounding : Changes::kNothing);
+        add_some(part, moves ? MayChange::kRounding : MayChange::kNothing);
         set_.parts.push_back(part);
         set_.resume_at = 1 + below(kSteps - 1);
     }
@@ -184,7 +184,7 @@ inline std::vector<DrawnSet> smaller(const DrawnSet& set) {
             DrawnSet& without = all.emplace_back(set);
             for (size_t q = p; q < set.parts.size(); q++) {   // what the second part inherits goes with it
                 std::vector<Setting>& settings = without.parts[q].settings;
-                if (q == p || setting.row->may_change() == Changes::kNumerics) std::erase(settings, setting);
+                if (q == p || setting.row->may_change() == MayChange::kNumerics) std::erase(settings, setting);
             }
         }
     }

@@ -1,5 +1,5 @@
 // Options that do not break each other: random legal sets of them give what the plainest equivalent run gives. What an
-// option may change stands in its row (Changes in llmc/config/config_table.h).
+// option may change stands in its row (MayChange in llmc/config/config_table.h).
 //
 // LLMC_SETS is the number of sets (60), LLMC_SEED their seed, and LLMC_SET the number of a single one. One of the two
 // streams of each run is as late as the events allow.
