@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import socket
-import ssl
 import statistics
 import subprocess
 import time
@@ -147,25 +146,16 @@ def run_command(command, data):
                        ALERT_JSON=body)
     try:
         process = subprocess.Popen(["/bin/sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.PIPE, env=environment, start_new_session=True)
+                                   env=environment, start_new_session=True)
     except OSError as error:   # no more processes or memory
         return f"the command cannot be started: {error.strerror}"
     with process:
         try:
-            _, said = process.communicate(body.encode() + b"\n", COMMAND_S)
+            process.communicate(body.encode() + b"\n", COMMAND_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)   # with whatever it has started
             return f"the command was ended after {COMMAND_S} s"
-    last = escaped(said.decode("utf-8", "replace").strip().split("\n")[-1])[:200]
-    return f"the command ended with {process.returncode}" + (f": {last}" if last else "") if process.returncode else ""
-
-
-def address_of(webhook):
-    """The address, or that in the file. Raises ValueError unless it is one of http or https."""
-    address = Path(webhook[1:]).read_text().strip() if webhook.startswith("@") else webhook
-    if not address.startswith(("http://", "https://")):   # urllib opens others, too
-        raise ValueError
-    return address
+    return f"the command ended with {process.returncode}" if process.returncode else ""
 
 
 class NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -175,36 +165,26 @@ class NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def post_once(webhook, body):
-    """Returns (what failed, without the address, which may be a secret; whether another try may succeed)."""
-    try:
-        request = urllib.request.Request(address_of(webhook), body,
-                                         {"Content-Type": "application/json", "User-Agent": "llm.fp8"})
-        with urllib.request.build_opener(NoRedirects).open(request, timeout=POST_S):
-            return "", False
-    except urllib.error.HTTPError as error:
-        error.close()
-        redirect = ", a redirect that is not followed: give the address that it leads to" if error.code < 400 else ""
-        return f"the webhook answers {error.code}{redirect}", error.code >= 500 or error.code == 429
-    except OSError as error:   # URLError has the error of the connection in its reason, which may be text
-        reason = getattr(error, "reason", error)
-        if isinstance(reason, ssl.SSLCertVerificationError):
-            return (f"the certificate of the webhook is refused: {reason.verify_message} (SSL_CERT_FILE=FILE trusts "
-                    "those in FILE)", False)
-        reason = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-        return f"the webhook cannot be reached: {escaped(reason)[:200]}", not isinstance(error, FileNotFoundError)
-    except (ValueError, http.client.HTTPException) as error:   # a wrong address is one of both
-        return f"the webhook cannot be used: wrong address, or no web server ({type(error).__name__})", False
-
-
-def post(webhook, data):
-    """Posts, several times if need be; returns what failed."""
+def post(address, data):
+    """Posts, several times if it may succeed then. Returns what failed, without the address, which may be a secret."""
     for attempt in range(TRIES):
-        failed, may_pass = post_once(webhook, json.dumps(data).encode())
-        if not failed or not may_pass:
-            break
-        if attempt + 1 < TRIES:
-            time.sleep(PAUSE_S)
+        time.sleep(PAUSE_S if attempt else 0)
+        try:
+            request = urllib.request.Request(address, json.dumps(data).encode(),
+                                             {"Content-Type": "application/json", "User-Agent": "llm.fp8"})
+            with urllib.request.build_opener(NoRedirects).open(request, timeout=POST_S):
+                return ""
+        except urllib.error.HTTPError as error:
+            error.close()
+            failed = f"the webhook answers {error.code}"
+            if error.code < 500 and error.code != 429:
+                return failed + ", a redirect that is not followed" * (error.code < 400)
+        except OSError as error:   # URLError has the error of the connection in its reason, which may be text
+            reason = getattr(error, "reason", error)
+            reason = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+            failed = f"the webhook cannot be reached: {escaped(reason)[:200]}"
+        except (ValueError, http.client.HTTPException) as error:   # a wrong address is one of both
+            return f"the webhook cannot be used: wrong address, or no web server ({type(error).__name__})"
     return failed
 
 

@@ -155,7 +155,7 @@ class Delivery(LogToolTest):
     def test_commands_that_fail(self):
         data = alerts.message(("skip", 4, "x"), 1, "log.jsonl")
         for command, said in (("exec 0<&-; exit 0", ""),
-                              ("echo no mail >&2; exit 3", "the command ended with 3: no mail"),
+                              ("exit 3", "the command ended with 3"),
                               (f"sleep 60 & echo $! > {self.folder}/pid; wait", "the command was ended after 1 s")):
             self.assertEqual(alerts.run_command(command, data), said)
         pid, end = int((self.folder / "pid").read_text()), time.monotonic() + 10
@@ -167,8 +167,7 @@ class Delivery(LogToolTest):
 
     def test_web_servers(self):
         hook = self.hook()
-        self.file("address", hook.url + "\n")
-        self.assertEqual(self.post(f"@{self.folder / 'address'}"), "")
+        self.assertEqual(self.post(hook.url), "")
         self.assertEqual(hook.got, [("/hook/secret", "application/json", {"kind": "end"})])
         hook.answers = [503, 429]   # for the moment
         self.assertEqual((self.post(hook.url), len(hook.got)), ("", 4))
@@ -179,10 +178,8 @@ class Delivery(LogToolTest):
             self.assertIn(f"the webhook {said}", self.post(hook.url))
             self.assertEqual(len(hook.got), tries)
         self.assertIn("the webhook cannot be reached: Connection refused", self.post("http://127.0.0.1:9/secret"))
-        self.assertIn("the webhook cannot be reached: No such file", self.post("@none"))
-        for address in ("http://127.0.0.1:9/se cret", "file:///etc/hostname", "", "http://[x/", "http://127.0.0.1:x/"):
-            self.file("address", address)
-            self.assertIn("the webhook cannot be used: wrong address", self.post(f"@{self.folder / 'address'}"))
+        for address in ("http://127.0.0.1:9/se cret", "http://[x/", "http://127.0.0.1:x/"):
+            self.assertIn("the webhook cannot be used: wrong address", self.post(address))
 
     def test_a_server_of_something_else(self):
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -199,16 +196,16 @@ class Delivery(LogToolTest):
     def test_certificates(self):
         certificate = make_certificate(self.folder / "certificate.pem")
         hook = self.hook(200, certificate)
-        self.assertEqual(self.post(hook.url), "the certificate of the webhook is refused: self-signed certificate "
-                                              "(SSL_CERT_FILE=FILE trusts those in FILE)")
+        self.assertIn("the webhook cannot be reached: [SSL: CERTIFICATE_VERIFY_FAILED]", self.post(hook.url))
         with mock.patch.dict(os.environ, {"SSL_CERT_FILE": str(certificate)}):
             self.assertEqual(self.post(hook.url), "")
-            self.assertRegex(self.post(hook.url.replace("127.0.0.1", "localhost")),
-                             "refused: Hostname mismatch")
+            self.assertIn("Hostname mismatch", self.post(hook.url.replace("127.0.0.1", "localhost")))
         self.assertEqual(len(hook.got), 1)
 
     def test_options(self):
+        file = self.file("address", "file:///etc/hostname\n")
         for options, said in (([], "give --command or --webhook"), (["--webhook", "example.com"], "begins with http"),
+                              (["--webhook", f"@{file}"], "begins with http"),
                               (["--webhook", "@none"], "No such file")):
             done = subprocess.run([sys.executable, ROOT / "scripts/alerts", "out", *options], capture_output=True,
                                   text=True, timeout=60)

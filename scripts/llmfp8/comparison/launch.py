@@ -1,9 +1,7 @@
 """Measures configurations alternately; each start is a process with its own log."""
-import contextlib
 import json
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -19,21 +17,6 @@ NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 # Options that the measurement sets itself.
 OWN_OPTIONS = {"train-iters", "x", "epochs", "e", "log-file", "save", "o", "resume", "save-interval", "n", "keep",
                "exit-duration-in-mins", "dry-run", "help"}
-
-
-@contextlib.contextmanager
-def deferred_signals():
-    """Defers a SIGINT or SIGTERM that arrives during the block until its end."""
-    came = []
-    before = {number: signal.signal(number, lambda *_, number=number: came.append(number))
-              for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    for number in came:
-        signal.raise_signal(number)
 
 
 class Failed(Exception):
@@ -151,15 +134,12 @@ class Measurement:
         with open(log.with_suffix(".txt"), "a", encoding="utf-8", opener=no_follow) as text:
             print("$", shlex.join(words), file=text, flush=True)
             # In its own session, so that Ctrl-C reaches it once, as our SIGTERM: a second signal would end it unsaved.
-            process = None
+            process = subprocess.Popen(words, stdout=text, stderr=subprocess.STDOUT, start_new_session=True)
             try:
-                with deferred_signals():   # else a signal could leave a process that nobody terminates
-                    process = subprocess.Popen(words, stdout=text, stderr=subprocess.STDOUT, start_new_session=True)
                 code = process.wait()
             except BaseException:
-                if process:
-                    process.terminate()
-                    process.wait()
+                process.terminate()
+                process.wait()
                 raise
         if code:
             said = error_of(log.with_suffix(".txt").read_text(encoding="utf-8", errors="replace"))
