@@ -33,81 +33,11 @@ template <typename A> struct Tile {
     A* spare;                           // scratch for the caller, as large as sums
 };
 
-// Matmuls of at most this many rows, as generation has them, are bound by the memory traffic of B: a thread packs the
-// columns of B for itself, in its L1 cache, and reads them from memory once.
-inline constexpr int64_t kThinRows = 24;
-inline constexpr int64_t kThinColumns = 64;   // of a tile
-inline constexpr int64_t kUnpackedRows = 4;   // up to this many rows, it is faster not to pack B at all
-
-// sums (M, kMicroColumns), rows `stride` apart, = or += packed A times the rows of B at k_begin, which are transposed
-// in registers.
-template <int M, typename A, typename T>
-void multiply_unpacked(const A* a, const Operand<T>& b, int64_t k_begin, int64_t depth, A* sums, int64_t stride,
-                       bool add) {
-    constexpr int kLanes = Vec<A>::kWidth;
-    Vec<A> c[M][2];
-    for_lanes<A>(depth, [&](int64_t k, auto n) {
-        for (int g = 0; g < 2; g++) {
-            Vec<A> rows[kLanes];
-            for (int i = 0; i < kLanes; i++) rows[i] = load(b.data + (g * kLanes + i) * b.stride + k_begin + k, n);
-            transpose(rows);
-            for (int j = 0; j < n; j++)
-                for (int m = 0; m < M; m++) c[m][g] = fma(Vec<A>(a[(k + j) * kMicroRows + m]), rows[j], c[m][g]);
-        }
-    });
-    for (int m = 0; m < M; m++) {
-        for (int g = 0; g < 2; g++) {
-            A* out = sums + m * stride + g * kLanes;
-            store(out, add ? load(out) + c[m][g] : c[m][g]);
-        }
-    }
-}
-
-// run_tiles for at most kThinRows rows.
-template <typename A, typename TA, typename TB, typename Multiply, typename Finish>
-void run_thin_tiles(const GemmArgs& args, const Operand<TA>& a, const Operand<TB>& b, int64_t block,
-                    Multiply&& multiply, Finish&& finish) {
-    const int64_t M = args.M, N = args.N, K = args.K, rows = round_up(M, kMicroRows), columns = kMicroColumns<A>;
-    auto packed_a = make_buffer<A>(rows * K + kPanelSlack);
-    for (int64_t k = 0; k < K; k += block)
-        pack<kMicroRows>(packed_a.get() + k * rows, a, k, std::min(block, K - k));
-    const int64_t sums_elems = rows * kThinColumns, panel_elems = round_up(columns * block + kPanelSlack, 16);
-    const int64_t thread_elems = 2 * sums_elems + panel_elems;
-    auto private_memory = make_buffer<A>(thread_elems * thread_count());
-#pragma omp parallel for schedule(dynamic, 1) if (M * N * K >= 32 * kParallelElems)
-    for (int64_t left = 0; left < N; left += kThinColumns) {
-        A* sums = private_memory.get() + thread_elems * thread_index();
-        A* panel = sums + 2 * sums_elems;
-        const Tile<A> tile{0, left, M, std::min(kThinColumns, N - left), kThinColumns, sums, sums + sums_elems};
-        for (int64_t k = 0; k < K; k += block) {
-            const int64_t depth = std::min(block, K - k);
-            const A* block_a = packed_a.get() + k * rows;
-            multiply(tile, k, [&](A* to, bool add) {
-                for (int64_t j = 0; j < tile.columns; j += columns) {
-                    const Operand<TB> part = b.from(left + j);
-                    if (M <= kUnpackedRows && !b.k_outer && part.count >= columns) {
-                        const auto unpacked = M == 1   ? multiply_unpacked<1, A, TB>
-                                              : M == 2 ? multiply_unpacked<2, A, TB>
-                                              : M == 3 ? multiply_unpacked<3, A, TB>
-                                                       : multiply_unpacked<4, A, TB>;
-                        unpacked(block_a, part, k, depth, to + j, tile.stride, add);
-                    } else {
-                        pack_panel<kMicroColumns<A>>(panel, part, k, depth);
-                        multiply_packed(M, columns, depth, block_a, panel, to + j, tile.stride, add);
-                    }
-                }
-            });
-        }
-        finish(tile);
-    }
-}
-
 // For every tile of D(M, N), calls multiply(tile, k, product) for each block of `block` consecutive k in ascending
 // order, then finish(tile). product(sums, add) computes sums (as tile.sums) = or += the product over the block.
 template <typename A, typename TA, typename TB, typename Multiply, typename Finish>
 void run_tiles(const GemmArgs& args, const Operand<TA>& a, const Operand<TB>& b, int64_t block, Multiply&& multiply,
                Finish&& finish) {
-    if (args.M <= kThinRows) return run_thin_tiles<A>(args, a, b, block, multiply, finish);
     const int64_t M = args.M, N = args.N, K = args.K;
     const Tiling tile(M, N, kMicroColumns<A>);
     const int64_t strip = std::min(kTileColumns, round_up(N, kMicroColumns<A>));   // columns packed at a time
