@@ -4,6 +4,7 @@
 
 #include "llmc/cuda/common.h"
 #include "llmc/cuda/gemm.h"
+#include "llmc/ops/owned.h"
 
 namespace {
 
@@ -43,56 +44,15 @@ std::vector<GemmPlan> candidates(Ctx& ctx, GemmProblem& problem, const GemmKey& 
     return plans;
 }
 
-// Saves D before a search that accumulates into it and restores it afterwards. The copy is on the device if it fits,
-// else on the host, and is freed with this object.
-class SavedResult {
-public:
-    SavedResult(Ctx& ctx, const Tensor& D) : stream_(cuda::stream_of(ctx)), D_(D) {
-        if (cudaMalloc(&device_, D.bytes()) != cudaSuccess) {
-            (void)cudaGetLastError();
-            device_ = nullptr;
-            host_.resize(D.bytes());
-        }
-        copy(device_ ? device_ : host_.data(), D_.data);
-    }
-    void restore() { copy(D_.data, device_ ? device_ : host_.data()); }
-    ~SavedResult() { cudaFree(device_); }
-    SavedResult(const SavedResult&) = delete;
-    SavedResult& operator=(const SavedResult&) = delete;
-
-private:
-    void copy(void* to, const void* from) {
-        CUDA_CHECK(cudaMemcpyAsync(to, from, D_.bytes(), cudaMemcpyDefault, stream_));
-        CUDA_CHECK(cudaStreamSynchronize(stream_));
-    }
-    cudaStream_t stream_;
-    Tensor D_;
-    void* device_ = nullptr;
-    std::vector<char> host_;
-};
-
-struct Stopwatch {
-    cudaEvent_t begin, end;
-    Stopwatch() {
-        CUDA_CHECK(cudaEventCreate(&begin));
-        CUDA_CHECK(cudaEventCreate(&end));
-    }
-    ~Stopwatch() {
-        cudaEventDestroy(begin);
-        cudaEventDestroy(end);
-    }
-    // Returns the microseconds of one launch, negative if the algorithm refuses to run.
-    float time_us(Ctx& ctx, GemmProblem& problem, const GemmPlan& plan, const GemmArgs& args) {
-        cudaStream_t stream = cuda::stream_of(ctx);
-        CUDA_CHECK(cudaEventRecord(begin, stream));
-        const cublasStatus_t status = gemm_launch(ctx, problem, plan, args);
-        CUDA_CHECK(cudaEventRecord(end, stream));
-        CUDA_CHECK(cudaEventSynchronize(end));
-        float ms = 0;
-        CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
-        return status == CUBLAS_STATUS_SUCCESS ? ms * 1000 : -1;
-    }
-};
+// Returns the microseconds of one launch, negative if the algorithm refuses to run.
+float time_us(Ctx& ctx, GemmProblem& problem, const GemmPlan& plan, const GemmArgs& args) {
+    const OwnedEvent begin = OwnedEvent::create(), end = OwnedEvent::create();
+    cuda::event_record(ctx, begin);
+    const cublasStatus_t status = gemm_launch(ctx, problem, plan, args);
+    cuda::event_record(ctx, end);
+    cuda::event_wait(end);
+    return status == CUBLAS_STATUS_SUCCESS ? cuda::event_elapsed_ms(begin, end) * 1000 : -1;
+}
 
 constexpr float kNoise = 1.01f;      // what a candidate must gain to be chosen
 constexpr float kBudgetUs = 50000;   // of the rounds that count
@@ -117,11 +77,10 @@ GemmPlan search_plan(Ctx& ctx, GemmProblem& problem, const GemmKey& key, const G
     for (const GemmPlan& plan : candidates(ctx, problem, key, kCandidates)) trials.push_back({plan, {}});
     if (ctx.gemm->search_custom && cuda::gemm_fp8_blockwise_supports(ctx, args))
         trials.push_back({{.algo = {}, .custom = true, .checked = true}, {}});
-    Stopwatch stopwatch;
     auto round = [&] {
         float total = 0;
         for (Trial& trial : trials) {
-            trial.us.push_back(stopwatch.time_us(ctx, problem, trial.plan, args));
+            trial.us.push_back(time_us(ctx, problem, trial.plan, args));
             total += trial.us.back();
         }
         return total;
@@ -171,12 +130,15 @@ const GemmPlan& gemm_plan_for(Ctx& ctx, GemmProblem& problem, const GemmKey& key
         GemmPlan plan;
         if (!state.search) {
             plan = candidates(ctx, problem, key, 1)[0];
-        } else if (args.accumulate) {
-            SavedResult saved(ctx, args.D);
-            plan = search_plan(ctx, problem, key, args);
-            saved.restore();
         } else {
+            // A search that accumulates changes D.
+            const int64_t bytes = args.accumulate ? args.D.bytes() : 0;
+            std::vector<char> saved(static_cast<size_t>(bytes));
+            cuda::copy_to_host(ctx, saved.data(), args.D.data, bytes);
+            cuda::synchronize(ctx);
             plan = search_plan(ctx, problem, key, args);
+            cuda::copy_to_device(ctx, args.D.data, saved.data(), bytes);
+            cuda::synchronize(ctx);
         }
         at = state.plans.emplace(key, plan).first;
     }

@@ -192,7 +192,7 @@ const std::map<std::string, std::string>& elsewhere() {
 // Makes every plan of blocks name the custom kernel; a call that it does not support would be an error.
 void choose_custom_kernel(Ctx& ctx) {
     std::string plans = cuda::gemm_export_plans(ctx);
-    const std::regex library(R"(("factors":\["1x128",[^\]]*\][^}]*"own_kernel":)false)");
+    const std::regex library(R"(("a_granularity":1,[^}]*"custom":)false)");
     CHECK_EQ(cuda::gemm_import_plans(ctx, std::regex_replace(plans, library, "$1true")), "");
 }
 

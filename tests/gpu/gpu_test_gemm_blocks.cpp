@@ -114,7 +114,7 @@ TEST_CASE("gpu custom blockwise gemm: a plan that names it runs it, a search kee
     CHECK(!library.same_bits(own));
     for (bool by_own : {true, false}) {
         std::string plans = cuda::gemm_export_plans(ctx);
-        const std::string name = "\"own_kernel\":", no = name + (by_own ? "false" : "true");
+        const std::string name = "\"custom\":", no = name + (by_own ? "false" : "true");
         for (size_t at = 0; (at = plans.find(no, at)) != std::string::npos;)
             plans.replace(at, no.size(), name + (by_own ? "true" : "false"));
         CHECK_EQ(cuda::gemm_import_plans(ctx, plans), "");
@@ -145,8 +145,8 @@ TEST_CASE("gpu custom blockwise gemm supports only E4M3 with scales of blocks; a
     std::string plans = cuda::gemm_export_plans(ctx);
     const size_t row = plans.find("\"K\":400");
     REQUIRE_NE(row, std::string::npos);
-    const std::string no = "\"own_kernel\":false";
-    plans.replace(plans.find(no, row), no.size(), "\"own_kernel\":true");
+    const std::string no = "\"custom\":false";
+    plans.replace(plans.find(no, row), no.size(), "\"custom\":true");
     CHECK_EQ(cuda::gemm_import_plans(ctx, plans), "");
     CHECK_THROWS_WITH_AS(on_gpu(p, cuda::gemm), doctest::Contains("names the custom kernel"), Error);
 }
