@@ -14,28 +14,14 @@
 
 enum class Dtype : uint8_t { kFp32, kBf16, kFp64, kInt32, kE4m3, kE5m2 };
 
+// Both in the order of Dtype.
 constexpr int64_t dtype_bytes(Dtype dtype) {
-    switch (dtype) {
-        case Dtype::kFp64: return 8;
-        case Dtype::kFp32:
-        case Dtype::kInt32: return 4;
-        case Dtype::kBf16: return 2;
-        case Dtype::kE4m3:
-        case Dtype::kE5m2: return 1;
-    }
-    return 0;
+    constexpr int64_t kBytes[] = {4, 2, 8, 4, 1, 1};
+    return kBytes[static_cast<size_t>(dtype)];
 }
-
 constexpr const char* dtype_name(Dtype dtype) {
-    switch (dtype) {
-        case Dtype::kFp64: return "fp64";
-        case Dtype::kFp32: return "fp32";
-        case Dtype::kInt32: return "int32";
-        case Dtype::kBf16: return "bf16";
-        case Dtype::kE4m3: return "e4m3";
-        case Dtype::kE5m2: return "e5m2";
-    }
-    return "?";
+    constexpr const char* kNames[] = {"fp32", "bf16", "fp64", "int32", "e4m3", "e5m2"};
+    return kNames[static_cast<size_t>(dtype)];
 }
 
 constexpr int64_t ceil_div(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }

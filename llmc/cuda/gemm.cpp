@@ -19,6 +19,7 @@
 
 #include "llmc/cuda/common.h"
 #include "llmc/ops/gemm_fp8.h"
+#include "llmc/ops/op_cost.h"
 
 namespace {
 
@@ -157,13 +158,13 @@ cublasStatus_t gemm_launch(Ctx& ctx, GemmProblem& problem, const GemmPlan& plan,
 std::string gemm_describe(const GemmKey& key) {
     std::string operands = dtype_name(key.a);
     if (key.b != key.a) operands += strf(" x %s", dtype_name(key.b));
+    constexpr const char* kGranularities[] = {"tensor", "1x128", "128x128"};
     std::string scales;
-    if (is_fp8(key.a)) {
-        scales = strf(", scales %s x %s, fast accumulation %d", kGranularityNames[static_cast<int>(key.a_granularity)],
-                      kGranularityNames[static_cast<int>(key.b_granularity)], key.fast_accumulation);
-    }
+    if (is_fp8(key.a))
+        scales = strf(", scales %s x %s, fast accumulation %d", kGranularities[static_cast<int>(key.a_granularity)],
+                      kGranularities[static_cast<int>(key.b_granularity)], key.fast_accumulation);
     return strf("gemm %s M %lld N %lld K %lld, %s -> %s%s, bias %d, accumulate %d, "
-                "alignment A %d B %d D %d bytes", kLayoutNames[static_cast<int>(key.layout)],
+                "alignment A %d B %d D %d bytes", layout_name(key.layout),
                 (long long)key.M, (long long)key.N, (long long)key.K, operands.c_str(), dtype_name(key.result),
                 scales.c_str(), key.bias, key.accumulate, key.align_a, key.align_b, key.align_d);
 }

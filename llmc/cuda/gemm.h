@@ -49,10 +49,6 @@ inline constexpr int64_t kGemmWorkspaceBytes = 64ll << 20;
 void gemm_state_create(Ctx& ctx);
 void gemm_state_destroy(Ctx& ctx);
 
-// Names of the enumerators, in plans and messages.
-inline constexpr const char* kLayoutNames[] = {"forward", "dgrad", "wgrad"};
-inline constexpr const char* kGranularityNames[] = {"tensor", "1x128", "128x128"};
-
 // One line for messages: layout, sizes, types, scales, bias, alignment.
 std::string gemm_describe(const GemmKey& key);
 // Errors name the whole call: needs a GemmKey `key` in scope.

@@ -3,19 +3,11 @@
 #include <algorithm>
 
 const char* purpose_name(Purpose purpose) {
-    switch (purpose) {
-        case Purpose::kWeights: return "weights";
-        case Purpose::kGradients: return "gradients";
-        case Purpose::kMaster: return "master weights";
-        case Purpose::kMoments: return "Adam moments";
-        case Purpose::kOffload: return "offload buffers";
-        case Purpose::kActivations: return "activations";
-        case Purpose::kFp8: return "FP8 scales, histories";
-        case Purpose::kComm: return "communication";
-        case Purpose::kInputs: return "inputs and step state";
-        case Purpose::kScratch: return "scratch";
-    }
-    return "?";
+    constexpr const char* kNames[] = {"weights", "gradients", "master weights", "Adam moments", "offload buffers",
+                                      "activations", "FP8 scales, histories", "communication",
+                                      "inputs and step state", "scratch"};
+    static_assert(std::size(kNames) == kPurposes);
+    return kNames[static_cast<size_t>(purpose)];
 }
 
 Tensor Arena::bump(Dtype dtype, int64_t elems) {

@@ -87,27 +87,16 @@ std::string rate_name(OpKind kind, Activation activation) {
 }
 
 const char* layout_name(GemmLayout layout) {
-    switch (layout) {
-        case GemmLayout::kForward: return "forward";
-        case GemmLayout::kDgrad: return "dgrad";
-        case GemmLayout::kWgrad: return "wgrad";
-    }
-    return "?";
+    constexpr const char* kNames[] = {"forward", "dgrad", "wgrad"};
+    return kNames[static_cast<int>(layout)];
 }
 
 std::string op_text(const PlannedOp& op) {
+    constexpr const char* kModes[] = {"", ", sums", ", amax", ", FP8", ", FP8 blocks"};
     std::string text = rate_name(op.kind, op.activation);
     const PlannedAttention& s = op.attention;
     if (s.HS > 0) text += strf(" %lld x %lld, %lld heads of %lld", ll(s.B), ll(s.T), ll(s.NH), ll(s.HS));
-    text += std::string(" ") + (s.fp8 ? "e4m3" : dtype_name(op.dtype));
-    switch (op.mode) {
-        case OpMode::kPlain: return text;
-        case OpMode::kSums: return text + ", sums";
-        case OpMode::kRecord: return text + ", amax";
-        case OpMode::kCopies: return text + ", FP8";
-        case OpMode::kBlocks: return text + ", FP8 blocks";
-    }
-    return text;
+    return text + " " + (s.fp8 ? "e4m3" : dtype_name(op.dtype)) + kModes[static_cast<int>(op.mode)];
 }
 
 std::string gemm_text(const GemmArgs& g) {

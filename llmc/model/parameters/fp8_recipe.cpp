@@ -170,14 +170,8 @@ const RecipeRow& recipe_row(Fp8Recipe recipe) {
 }
 
 const char* linear_kind_name(LinearKind kind) {
-    switch (kind) {
-        case LinearKind::kQkv: return "qkv";
-        case LinearKind::kProj: return "proj";
-        case LinearKind::kUp: return "up";
-        case LinearKind::kDown: return "down";
-        case LinearKind::kHead: return "head";
-    }
-    return "?";
+    constexpr const char* kNames[] = {"qkv", "proj", "up", "down", "head"};
+    return kNames[static_cast<int>(kind)];
 }
 
 const char* fp8_role_name(Fp8Role role) {
