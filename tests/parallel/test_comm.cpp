@@ -1,7 +1,6 @@
 // Before the first collective: GPU assignment, loading NCCL, slow links. comm_check.cpp tests the collectives.
 #include "tests/support/doctest.h"
 
-#include <set>
 
 #include "llmc/parallel/comm/comm_benchmark.h"
 #include "llmc/parallel/comm/comm_nccl_api.h"
@@ -100,40 +99,18 @@ TEST_CASE("nccl: a library that is missing, or another one, is named with what t
     CHECK_EQ(nccl_api::version_text(2708), "2.7.8");
 }
 
-TEST_CASE("check-comm: every pair of ranks occurs in exactly one round") {
-    for (int ranks = 2; ranks <= 17; ranks++) {
-        CAPTURE(ranks);
-        std::set<std::pair<int, int>> met;
-        for (int round = 0; round < pair_rounds(ranks); round++) {
-            for (int rank = 0; rank < ranks; rank++) {
-                const int peer = peer_in_round(rank, round, ranks);
-                if (peer < 0) continue;
-                CHECK_NE(peer, rank);
-                CHECK_EQ(peer_in_round(peer, round, ranks), rank);
-                if (rank < peer) CHECK(met.emplace(rank, peer).second);
-            }
-        }
-        CHECK_EQ(met.size(), static_cast<size_t>(ranks * (ranks - 1) / 2));
-    }
-}
-
-TEST_CASE("check-comm: a slow link is named by its ends, a slow rank once") {
+TEST_CASE("check-comm: slow links are named, and the rank that has most of them") {
     const std::vector<std::string> one_host(4, "north"), labels = {"A", "B", "C", "D"};
     auto rates = even_rates(4, 100);
-    CHECK(slow_links(rates, one_host, labels).empty());
+    CHECK_EQ(slow_links(rates, one_host, labels), "");
     set_rate(rates, 1, 3, 71);
-    CHECK(slow_links(rates, one_host, labels).empty());
+    CHECK_EQ(slow_links(rates, one_host, labels), "");
     set_rate(rates, 1, 3, 20);
-    auto lines = slow_links(rates, one_host, labels);
-    REQUIRE_EQ(lines.size(), 1);
-    CHECK(has(lines[0], "slow link between rank 1 (B) and rank 3 (D): 20.00 GiB/s, and 100.00 is usual"));
-
-    rates = even_rates(4, 100);
-    for (size_t other : {0, 1, 3}) set_rate(rates, 2, other, 30);
-    set_rate(rates, 2, 0, 100);   // one of its links is normal
-    lines = slow_links(rates, one_host, labels);
-    REQUIRE_EQ(lines.size(), 1);
-    CHECK(has(lines[0], "slow rank 2 (C): 2 of its 3 links give at most 30.00 GiB/s"));
+    CHECK_EQ(slow_links(rates, one_host, labels),
+             "WARNING: slow links, in GiB/s: 1-3 20.00 (usual 100.00); rank 1 (B) has 1 of them");
+    set_rate(rates, 2, 3, 30);
+    CHECK_EQ(slow_links(rates, one_host, labels), "WARNING: slow links, in GiB/s: 1-3 20.00 (usual 100.00), 2-3 30.00 "
+             "(usual 100.00); rank 3 (D) has 2 of them");
 }
 
 TEST_CASE("check-comm: links between hosts are compared with each other") {
@@ -141,9 +118,9 @@ TEST_CASE("check-comm: links between hosts are compared with each other") {
     auto rates = even_rates(4, 10);   // the network
     set_rate(rates, 0, 1, 100);
     set_rate(rates, 2, 3, 100);
-    CHECK(slow_links(rates, hosts, labels).empty());
+    CHECK_EQ(slow_links(rates, hosts, labels), "");
     set_rate(rates, 0, 2, 5);
-    CHECK_EQ(slow_links(rates, hosts, labels).size(), 1);
+    CHECK_NE(slow_links(rates, hosts, labels).find("GiB/s: 0-2 5.00 (usual 10.00); rank 0"), std::string::npos);
     // Two ranks have one link and no other to compare it with.
-    CHECK(slow_links(even_rates(2, 1), {"a", "a"}, {"A", "B"}).empty());
+    CHECK_EQ(slow_links(even_rates(2, 1), {"a", "a"}, {"A", "B"}), "");
 }

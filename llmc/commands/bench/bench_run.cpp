@@ -55,7 +55,7 @@ public:
         require_same(comm_, {{"set of options", config_to_json(config_)}});
         run_device_.open(notes_);
         if (comm_.world().ranks > 1)
-            for (const std::string& line : check_comm(ctx_, comm_, !json_)) notes_.push_back(line);
+            for (const std::string& line : check_comm(ctx_, comm_)) notes_.push_back(line);
         for (OwnedEvent& end : ends_) end = OwnedEvent::create();
         BenchTable table(measure_ceilings(ctx_, {run_device_.plan.step_gemms, run_device_.plan.step_ops}));
         run_device_.prepare(notes_);

@@ -111,8 +111,8 @@ CheckResults Doctor::check_links() {
     if (comm_.world().ranks == 1) return {kOneRank};
     if (!connected_) return {{kNotChecked, "the ranks' devices are not connected"}};
     CheckResults results;
-    for (std::string line : check_comm(ctx_, comm_, false)) {
-        if (line.starts_with("check-comm: ")) line = line.substr(12);
+    for (std::string line : check_comm(ctx_, comm_)) {
+        line = line.substr(line.find(' ') + 1);   // after "check-comm:"
         if (!line.starts_with("WARNING: ")) results.push_back({kOk, line});
         else if (gpu()) results.push_back({kWarning, line.substr(9), "nvidia-smi topo -m; ibstat between hosts"});
     }

@@ -1,10 +1,9 @@
 #include "llmc/parallel/comm/comm_benchmark.h"
 
 #include <algorithm>
-#include <cstdio>
+#include <bit>
 #include <cstring>
 #include <functional>
-#include <set>
 
 #include "llmc/base/check.h"
 #include "llmc/base/median.h"
@@ -14,7 +13,7 @@
 namespace {
 
 constexpr int64_t kMiB = 1 << 20;
-// Of messages, in bytes: the CPU sends the first two, GPUs the others, too, but not the first.
+// Of messages, in bytes: the CPU sends the first two, GPUs all but the first.
 constexpr int64_t kSizes[] = {kMiB / 16, 4 * kMiB, 256 * kMiB, 1024 * kMiB};
 constexpr double kSlow = 0.7;
 constexpr int kPasses = 5;
@@ -55,39 +54,35 @@ public:
         device::fill_bytes(ctx_, in_.get(), 0, sizes_.back());
     }
 
-    // A table of a line for each size; the last line is also returned in words.
-    std::string collectives(bool table) {
-        std::string text = strf("check-comm: %d ranks, GiB/s that a rank sends (bus bandwidth)\n%10s", ranks_, "size");
-        for (const Collective& collective : kCollectives) text += strf(" %15s", collective.name);
-        std::string largest;
+    // A line for each size: what a rank sends (bus bandwidth).
+    std::vector<std::string> collectives() {
+        std::vector<std::string> lines;
         for (const int64_t size : sizes_) {
-            const std::string name = size < kMiB ? strf("%lld KiB", (long long)(size / 1024))
-                                                 : strf("%lld MiB", (long long)(size / kMiB));
-            text += strf("\n%10s", name.c_str());
-            largest = "check-comm: " + name + ":";
+            std::string rates;
             const Tensor in = part(in_, size), out = part(out_, size);
             for (const Collective& collective : kCollectives) {
                 const double sent = collective.passes * gib(in.bytes()) * (ranks_ - 1) / ranks_;
                 const double rate = sent / seconds(size, [&] { collective.call(comm_, ctx_, in, out); }, true);
-                text += strf(" %15.2f", rate);
-                largest += strf("%s %s %.2f", largest.back() == ':' ? "" : ",", collective.name, rate);
+                rates += strf("%s%s %.2f", rates.empty() ? "" : ", ", collective.name, rate);
             }
+            const std::string name = size < kMiB ? strf("%lld KiB", ll(size / 1024)) : strf("%lld MiB", ll(size / kMiB));
+            lines.push_back("check-comm: " + name + ": " + rates + " GiB/s");
         }
-        if (table) std::printf("%s\n", text.c_str());
-        return largest + " GiB/s";
+        return lines;
     }
 
-    // GiB/s each way between every two ranks. Measures disjoint pairs at the same time, since training loads all links
-    // at the same time, too.
+    // GiB/s each way between every two ranks. Each round measures disjoint pairs at the same time, since training loads
+    // all links at the same time, too.
     std::vector<std::vector<double>> pairs() {
         const int64_t bytes = std::min<int64_t>(sizes_.back(), (ctx_.sm > 0 ? 256 : 1) * kMiB);
         std::vector<double> mine(static_cast<size_t>(ranks_), 0);
-        for (int round = 0; round < pair_rounds(ranks_); round++) {
-            const int peer = peer_in_round(comm_.world().rank, round, ranks_);
+        const auto places = static_cast<int>(std::bit_ceil(static_cast<unsigned>(ranks_)));
+        for (int round = 1; round < places; round++) {
+            const int peer = comm_.world().rank ^ round;
             std::function<void()> work;
-            if (peer >= 0) work = [&] { comm_.exchange(ctx_, part(out_, bytes), part(in_, bytes), peer); };
+            if (peer < ranks_) work = [&] { comm_.exchange(ctx_, part(out_, bytes), part(in_, bytes), peer); };
             const double time = seconds(bytes, work, false);
-            if (peer >= 0) mine[static_cast<size_t>(peer)] = gib(part(in_, bytes).bytes()) / time;
+            if (work) mine[static_cast<size_t>(peer)] = gib(part(in_, bytes).bytes()) / time;
         }
         std::vector<std::vector<double>> rates = gather_values(comm_, mine);
         // The rate of a link is the lower of those that its two ends measured.
@@ -132,64 +127,39 @@ private:
 
 }  // namespace
 
-int pair_rounds(int ranks) { return (ranks + 1) / 2 * 2 - 1; }
-
-// Round-robin by the circle method: the last place is fixed, and empty if the number of ranks is odd.
-int peer_in_round(int rank, int round, int ranks) {
-    const int circle = pair_rounds(ranks);
-    int peer;
-    if (rank == circle) peer = round;
-    else if (rank == round) peer = circle;
-    else peer = (2 * round - rank + 2 * circle) % circle;
-    return peer < ranks ? peer : -1;
-}
-
-std::vector<std::string> slow_links(const std::vector<std::vector<double>>& rates,
-                                    const std::vector<std::string>& hosts, const std::vector<std::string>& labels) {
-    const size_t ranks = rates.size();
-    std::vector<double> kinds[2];
-    for (size_t a = 0; a < ranks; a++)
+std::string slow_links(const std::vector<std::vector<double>>& rates, const std::vector<std::string>& hosts,
+                       const std::vector<std::string>& labels) {
+    std::vector<double> kinds[2];   // between hosts, within a host
+    for (size_t a = 0; a < rates.size(); a++)
         for (size_t b = 0; b < a; b++) kinds[hosts[a] == hosts[b]].push_back(rates[a][b]);
-    const double medians[2] = {median_of(kinds[0]), median_of(kinds[1])};
-    auto usual = [&](size_t a, size_t b) { return medians[hosts[a] == hosts[b]]; };
-    auto slow = [&](size_t a, size_t b) { return a != b && rates[a][b] < kSlow * usual(a, b); };
-
-    std::vector<std::string> lines;
-    std::set<size_t> named;
-    for (size_t a = 0; a < ranks; a++) {
-        size_t count = 0;
-        double best = 0;
-        for (size_t b = 0; b < ranks; b++) {
-            count += slow(a, b);
-            if (slow(a, b)) best = std::max(best, rates[a][b]);
+    const double usual[] = {median_of(kinds[0]), median_of(kinds[1])};
+    std::vector<std::string> slow;
+    std::vector<size_t> links(rates.size());   // slow ones, by rank
+    for (size_t a = 0; a < rates.size(); a++)
+        for (size_t b = a + 1; b < rates.size(); b++) {
+            if (rates[a][b] >= kSlow * usual[hosts[a] == hosts[b]]) continue;
+            slow.push_back(strf("%zu-%zu %.2f (usual %.2f)", a, b, rates[a][b], usual[hosts[a] == hosts[b]]));
+            links[a]++, links[b]++;
         }
-        if (count < 2 || 2 * count < ranks) continue;
-        named.insert(a);
-        lines.push_back(strf("WARNING: slow rank %zu (%s): %zu of its %zu links give at most %.2f GiB/s, and %.2f is "
-                             "usual", a, labels[a].c_str(), count, ranks - 1, best, medians[!kinds[1].empty()]));
-    }
-    for (size_t a = 0; a < ranks; a++)
-        for (size_t b = a + 1; b < ranks; b++)
-            if (slow(a, b) && !named.count(a) && !named.count(b))
-                lines.push_back(strf("WARNING: slow link between rank %zu (%s) and rank %zu (%s): %.2f GiB/s, and %.2f "
-                                     "is usual", a, labels[a].c_str(), b, labels[b].c_str(), rates[a][b], usual(a, b)));
-    return lines;
+    if (slow.empty()) return "";
+    const size_t most = static_cast<size_t>(std::max_element(links.begin(), links.end()) - links.begin());
+    return strf("WARNING: slow links, in GiB/s: %s; rank %zu (%s) has %zu of them", list_text(slow, ", ").c_str(), most,
+                labels[most].c_str(), links[most]);
 }
 
-std::vector<std::string> check_comm(Ctx& ctx, Comm& comm, bool table) {
-    if (comm.world().ranks == 1) return {"check-comm: one rank, nothing to check"};
+std::vector<std::string> check_comm(Ctx& ctx, Comm& comm) {
     CommCheck check(ctx, comm);
-    std::vector<std::string> notes = {check.collectives(table && comm.root())};
+    std::vector<std::string> lines = check.collectives();
     const std::vector<std::vector<double>> rates = check.pairs();
     std::vector<double> all;
     for (size_t a = 0; a < rates.size(); a++)
         for (size_t b = 0; b < a; b++) all.push_back(rates[a][b]);
     const auto [slowest, fastest] = std::minmax_element(all.begin(), all.end());
-    notes.push_back(strf("check-comm: %zu pairs of ranks: slowest %.2f, median %.2f, fastest %.2f GiB/s each way",
+    lines.push_back(strf("check-comm: %zu pairs of ranks: slowest %.2f, median %.2f, fastest %.2f GiB/s each way",
                          all.size(), *slowest, median_of(all), *fastest));
     const std::string bus = device::device_info(ctx.index).bus;
     const std::vector<std::string> hosts = comm.gather(host_name());
     const std::vector<std::string> labels = comm.gather(host_name() + (bus.empty() ? "" : " " + bus));
-    for (const std::string& line : slow_links(rates, hosts, labels)) notes.push_back("check-comm: " + line);
-    return notes;
+    if (const std::string slow = slow_links(rates, hosts, labels); !slow.empty()) lines.push_back("check-comm: " + slow);
+    return lines;
 }
