@@ -295,8 +295,8 @@ TEST_CASE("config.json: unsupported models are refused by the field's name") {
         {own, "/rotary_base", 1e300},
         {own, "/window", -3},
         {own, "/qk_norm", kRemove},
-        {own, "/rope_llama3", nullptr},
-        {own, "/rope_llama3/original_max_positions", 0},
+        {own, "/rope", nullptr},
+        {own, "/rope/rope_type", "linear"},
     };
     for (const Case& c : cases) {
         CAPTURE(c.pointer);

@@ -125,8 +125,7 @@ class ModelsTest(TrainTest):
         init = next(node for node in classes[config["auto_map"]["AutoConfig"]].body
                     if isinstance(node, ast.FunctionDef) and node.name == "__init__")
         general = {"architectures", "model_type", "auto_map", "torch_dtype", "dtype", "bos_token_id", "eos_token_id"}
-        # Only models with YaRN have rope_yarn.
-        self.assertEqual({argument.arg for argument in init.args.args} - {"self", "rope_yarn"}, set(config) - general)
+        self.assertEqual({argument.arg for argument in init.args.args} - {"self"}, set(config) - general)
         # transformers has a class for this shape, so the checkpoint contains no Python files.
         self.run_train(GPT2, "--train-iters", "1", "--save", self.path("gpt2"))
         self.assertFalse([name for name in os.listdir(self.path("gpt2", "step-00000001")) if name.endswith(".py")])

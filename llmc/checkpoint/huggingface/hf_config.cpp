@@ -49,30 +49,29 @@ void put_special_tokens(OrderedJson& out, int64_t vocab_size, const HfOrigin& or
     out["eos_token_id"] = eos;
 }
 
-// Writes the fields that yarn has and llama3 has not. An absent attention_factor follows from the factor.
-void put_yarn(OrderedJson& out, const RopeScaling& s) {
-    out["beta_fast"] = s.beta_fast;
-    out["beta_slow"] = s.beta_slow;
-    if (s.attention_factor > 0) out["attention_factor"] = s.attention_factor;
-    out["truncate"] = s.truncate;
+// The scaling of rope by transformers' names. An absent attention_factor follows from the factor.
+OrderedJson scaling_json(const RopeScaling& s) {
+    if (s.factor == 0) return {{"rope_type", "default"}};
+    const bool yarn = s.type == RopeScalingType::kYarn;
+    OrderedJson out = {{"rope_type", yarn ? "yarn" : "llama3"}, {"factor", s.factor}};
+    if (yarn) {
+        out["beta_fast"] = s.beta_fast;
+        out["beta_slow"] = s.beta_slow;
+        if (s.attention_factor > 0) out["attention_factor"] = s.attention_factor;
+        out["truncate"] = s.truncate;
+    } else {
+        out["low_freq_factor"] = s.low_freq_factor;
+        out["high_freq_factor"] = s.high_freq_factor;
+    }
+    out["original_max_position_embeddings"] = s.original_max_positions;
+    return out;
 }
 
 // Writes both forms: transformers 4 reads rope_theta and rope_scaling, transformers 5 prefers rope_parameters.
 void put_rope(OrderedJson& out, const ModelConfig& c) {
-    OrderedJson scaling;
-    const RopeScaling& s = c.rope_scaling;
-    if (s.factor != 0) {
-        const bool yarn = s.type == RopeScalingType::kYarn;
-        scaling["rope_type"] = yarn ? "yarn" : "llama3";
-        scaling["factor"] = s.factor;
-        if (yarn) put_yarn(scaling, s);
-        else scaling["low_freq_factor"] = s.low_freq_factor, scaling["high_freq_factor"] = s.high_freq_factor;
-        scaling["original_max_position_embeddings"] = s.original_max_positions;
-    }
-    OrderedJson parameters = scaling.is_null() ? OrderedJson{{"rope_type", "default"}} : scaling;
-    parameters["rope_theta"] = c.rotary_base;
-    out["rope_theta"] = c.rotary_base;
-    out["rope_scaling"] = scaling;
+    OrderedJson parameters = scaling_json(c.rope_scaling);
+    out["rope_theta"] = parameters["rope_theta"] = c.rotary_base;
+    out["rope_scaling"] = c.rope_scaling.factor == 0 ? OrderedJson() : scaling_json(c.rope_scaling);
     out["rope_parameters"] = parameters;
 }
 
@@ -92,10 +91,6 @@ void put_gpt2(OrderedJson& out, const ModelConfig& c) {
     out["initializer_range"] = c.init_std;
     // The model was trained without dropout; the class's default is 0.1.
     for (const char* name : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) out[name] = 0.0;
-    out["scale_attn_weights"] = true;
-    out["scale_attn_by_inverse_layer_idx"] = false;
-    out["reorder_and_upcast_attn"] = false;
-    out["use_cache"] = true;
     out["tie_word_embeddings"] = true;
 }
 
@@ -124,20 +119,14 @@ void put_llama(OrderedJson& out, const ModelConfig& c, const Family& family, int
     out["initializer_range"] = c.init_std;
     out["rms_norm_eps"] = c.norm_eps;
     if (family.hf == HfClass::kLlama || family.hf == HfClass::kQwen3) out["attention_bias"] = c.proj_bias();
-    out["attention_dropout"] = 0.0;
-    if (family.hf == HfClass::kLlama) {
-        out["mlp_bias"] = c.mlp_bias();
-        out["pretraining_tp"] = 1;
-    } else {
-        put_window(out, c, family.hf);
-    }
-    out["use_cache"] = true;
+    if (family.hf == HfClass::kLlama) out["mlp_bias"] = c.mlp_bias();
+    else put_window(out, c, family.hf);
     out["tie_word_embeddings"] = c.tied_head;
     put_rope(out, c);
 }
 
 // Writes every field of ModelConfig by its own name, except two names that transformers interprets in every class:
-// sliding_window sets the size of its key cache, and it converts rope_scaling.
+// sliding_window ("window" here) sets the size of its key cache, and it converts rope_scaling ("rope").
 void put_own(OrderedJson& out, const ModelConfig& c, int64_t positions) {
     out["architectures"] = {"LlmFp8ForCausalLM"};
     out["model_type"] = kOwnModelType;
@@ -155,16 +144,7 @@ void put_own(OrderedJson& out, const ModelConfig& c, int64_t positions) {
     out["position"] = c.position == PositionEmbedding::kLearned ? "learned" : "rope";
     out["activation"] = activation_function(c.activation).name;
     out["rotary_base"] = c.rotary_base;
-    const bool yarn = c.rope_scaling.type == RopeScalingType::kYarn;
-    if (yarn) {
-        out["rope_yarn"] = {{"factor", c.rope_scaling.factor},
-                            {"original_max_positions", c.rope_scaling.original_max_positions}};
-        put_yarn(out["rope_yarn"], c.rope_scaling);
-    }
-    out["rope_llama3"] = {{"factor", yarn ? 0 : c.rope_scaling.factor},
-                          {"low_freq_factor", c.rope_scaling.low_freq_factor},
-                          {"high_freq_factor", c.rope_scaling.high_freq_factor},
-                          {"original_max_positions", c.rope_scaling.original_max_positions}};
+    out["rope"] = scaling_json(c.rope_scaling);
     for (const LinearBiasWord& word : kLinearBiasWords)
         if (word.kind == c.linear_bias) out["linear_bias"] = word.name;
     out["window"] = c.sliding_window;
@@ -387,16 +367,7 @@ ModelConfig read_own(const Fields& f) {
     c.position = f.one_of("position", "learned", PositionEmbedding::kLearned, "rope", PositionEmbedding::kRope);
     c.activation = read_activation(f, "activation", own_activation);
     c.rotary_base = f.positive("rotary_base", kMostBase);
-    const Fields scaling = f.child("rope_llama3");
-    c.rope_scaling = {.factor = scaling.number("factor") > 0 ? scaling.positive("factor", kMostFactor) : 0,
-                      .low_freq_factor = scaling.positive("low_freq_factor", kMostFactor),
-                      .high_freq_factor = scaling.positive("high_freq_factor", kMostFactor),
-                      .original_max_positions = scaling.size("original_max_positions", kMaxPositions)};
-    if (c.rope_scaling.factor != 0) check_scaling(scaling, c.rope_scaling);
-    if (f.has("rope_yarn")) {
-        const Fields yarn = f.child("rope_yarn");
-        c.rope_scaling = read_yarn(yarn, yarn.size("original_max_positions", kMaxPositions));
-    }
+    c.rope_scaling = read_rope_scaling(f.child("rope"), c.max_positions);
     c.linear_bias = read_own_biases(f);
     c.sliding_window = f.integer_or("window", 0, 0, kMaxPositions);
     c.qk_norm = f.boolean("qk_norm");

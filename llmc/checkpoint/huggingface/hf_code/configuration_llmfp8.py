@@ -12,8 +12,8 @@ class LlmFp8Config(PretrainedConfig):
 
     def __init__(self, vocab_size=50257, num_layers=12, hidden_size=768, ffn_hidden_size=3072, num_attention_heads=12,
                  num_query_groups=12, kv_channels=64, max_positions=1024, norm="layer", position="learned",
-                 activation="gelu", rotary_base=10000.0, rope_llama3=None, rope_yarn=None, linear_bias="all",
-                 qk_norm=False, window=0, norm_eps=1e-5, init_std=0.02, tie_word_embeddings=True, **kwargs):
+                 activation="gelu", rotary_base=10000.0, rope=None, linear_bias="all", qk_norm=False, window=0,
+                 norm_eps=1e-5, init_std=0.02, tie_word_embeddings=True, **kwargs):
         self.vocab_size = vocab_size
         self.num_layers = num_layers
         self.hidden_size = hidden_size
@@ -26,8 +26,7 @@ class LlmFp8Config(PretrainedConfig):
         self.position = position               # learned or rope
         self.activation = activation           # gelu (tanh form), swiglu or relu2
         self.rotary_base = rotary_base
-        self.rope_llama3 = rope_llama3 or {"factor": 0}   # a rule of scaling; factor 0: none
-        self.rope_yarn = rope_yarn             # another one, or none
+        self.rope = rope or {"rope_type": "default"}   # scaling by the rule default (none), llama3 or yarn
         self.linear_bias = linear_bias         # all, none, qkv, attention (qkv and output) or mlp
         self.qk_norm = qk_norm
         self.window = window                   # keys that a query attends to, its own included; 0: all

@@ -34,7 +34,7 @@ def make_norm(config):
 def yarn_share(config, scaling, pairs):
     """How much of each frequency is kept: all of those that turn often within the original length."""
     def pair_of(turns):
-        return (config.kv_channels * math.log(scaling["original_max_positions"] / (turns * 2 * math.pi))
+        return (config.kv_channels * math.log(scaling["original_max_position_embeddings"] / (turns * 2 * math.pi))
                 / (2 * math.log(config.rotary_base)))
 
     low, high = pair_of(scaling["beta_fast"]), pair_of(scaling["beta_slow"])
@@ -48,17 +48,16 @@ def rope_tables(config, positions):
     """Cosines and sines (B, T, head dim / 2). The llama3 and yarn rules divide low frequencies by a factor."""
     pairs = torch.arange(0, config.kv_channels // 2 * 2, 2, dtype=torch.float64, device=positions.device)
     frequencies = config.rotary_base ** (-pairs / config.kv_channels)
-    scaling = config.rope_llama3
-    if scaling["factor"] > 0:
-        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-        turns = scaling["original_max_positions"] * frequencies / (2 * math.pi)
-        keep = ((turns - low) / (high - low)).clamp(0, 1)
+    scale, scaling = 1.0, config.rope
+    if scaling["rope_type"] != "default":
+        if scaling["rope_type"] == "llama3":
+            low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+            turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+            keep = ((turns - low) / (high - low)).clamp(0, 1)
+        else:
+            keep = yarn_share(config, scaling, pairs)
+            scale = scaling.get("attention_factor") or 0.1 * math.log(scaling["factor"]) + 1
         frequencies = (1 - keep) * frequencies / scaling["factor"] + keep * frequencies
-    scale, yarn = 1.0, config.rope_yarn
-    if yarn:
-        keep = yarn_share(config, yarn, pairs)
-        frequencies = (1 - keep) * frequencies / yarn["factor"] + keep * frequencies
-        scale = yarn.get("attention_factor") or 0.1 * math.log(yarn["factor"]) + 1
     angles = positions[..., None].double() * frequencies
     return (scale * angles.cos()).float(), (scale * angles.sin()).float()
 
