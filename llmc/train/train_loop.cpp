@@ -35,7 +35,8 @@ void TrainLoop::run() {
 
 void TrainLoop::start() {
     start_.done("launch");
-    for (const std::string& line : environment_differences(comm_)) parsed_.notes.push_back(line);
+    if (const std::string line = environment_difference(comm_, own_environment()); !line.empty())
+        parsed_.notes.push_back(line);
     require_same_program(comm_);
     const std::string place = comm_.gather(comm_.root() ? log_place_error(config_.log_file, config_.save) : "")[0];
     REQUIRE(place.empty(), "%s", place.c_str());

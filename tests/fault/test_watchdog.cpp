@@ -14,6 +14,7 @@
 #include "llmc/parallel/rank_preflight.h"
 #include "tests/support/config_test.h"
 #include "tests/support/data_test.h"
+#include "tests/support/local_ranks.h"
 
 namespace {
 
@@ -185,13 +186,14 @@ TEST_CASE("watchdog: file access by other threads is progress in slow phases onl
     CHECK(progress_of(Phase::kBackward) == 0);
 }
 
-TEST_CASE("launch checks: a line for every NCCL_* variable that differs") {
-    const std::vector<std::string> hosts = {"north", "north", "south"};
-    CHECK(environment_differences({"NCCL_DEBUG=INFO\n", "NCCL_DEBUG=INFO\n", "NCCL_DEBUG=INFO\n"}, hosts).empty());
-    const auto lines = environment_differences({"NCCL_ALGO=Ring\nNCCL_DEBUG=INFO\n", "NCCL_ALGO=Ring\n",
-                                                "NCCL_ALGO=Tree\nNCCL_DEBUG=INFO\nNCCL_IB_HCA=mlx5\n"}, hosts);
-    REQUIRE(lines.size() == 3);
-    CHECK(contains(lines[0], "NCCL_ALGO differs: rank 0 (host north) has \"Ring\", rank 2 (host south) has \"Tree\""));
-    CHECK(contains(lines[1], "NCCL_DEBUG differs: rank 0 (host north) has \"INFO\", rank 1 (host north) has none"));
-    CHECK(contains(lines[2], "NCCL_IB_HCA differs: rank 0 (host north) has none, rank 2 (host south) has \"mlx5\""));
+TEST_CASE("launch checks: NCCL_* variables that differ between ranks") {
+    LocalRanks(3).run([](Comm& comm) {
+        const bool last = comm.world().rank == 2;
+        CHECK_EQ(environment_difference(comm, {"NCCL_DEBUG=INFO", last ? "HOME=/a" : "HOME=/b"}), "");
+        const std::string line = environment_difference(comm, {"NCCL_DEBUG=INFO", last ? "NCCL_ALGO=Tree"
+                                                                                       : "NCCL_ALGO=Ring"});
+        CHECK(contains(line, "WARNING: rank 2 "));
+        CHECK(contains(line, "has another set of NCCL_ variables than rank 0 "));
+        CHECK(contains(line, R"("NCCL_ALGO=Tree NCCL_DEBUG=INFO" against "NCCL_ALGO=Ring NCCL_DEBUG=INFO")"));
+    });
 }

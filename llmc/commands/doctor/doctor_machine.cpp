@@ -127,7 +127,7 @@ CheckResults Doctor::check_environment() {
     for (const VariableEffect& e : environment_effects(own_environment(), comm_.world().ranks, cuda_build_))
         results.push_back({e.warn ? kWarning : kOk, "\"" + e.value + "\" is " + e.effect,
                            e.warn ? "unset " + e.name : "", "environment " + e.name});
-    for (const std::string& line : environment_differences(comm_))
+    if (const std::string line = environment_difference(comm_, own_environment()); !line.empty())
         results.push_back({kWarning, line.substr(line.find(' ') + 1),   // after "WARNING:"
                            "start all ranks with the same environment (mpirun -x)", "environment of ranks"});
     if (results.empty()) results = {{kOk, "no variable of NCCL, Transformer Engine or this trainer is set"}};

@@ -27,7 +27,7 @@ int number_of(const char* variable) {
 }
 
 // The text around the first difference.
-std::string difference(const std::string& theirs, const std::string& ours) {
+std::string excerpts(const std::string& theirs, const std::string& ours) {
     size_t at = 0;
     while (at < theirs.size() && at < ours.size() && theirs[at] == ours[at]) at++;
     const size_t begin = at > 30 ? at - 30 : 0;
@@ -115,15 +115,20 @@ void Comm::check_exchange(const Tensor& out, const Tensor& in, int peer) const {
           "with rank %d", (long long)in.elems, dtype_name(in.dtype), (long long)out.elems, dtype_name(out.dtype), peer);
 }
 
+std::string rank_difference(Comm& comm, const std::string& name, const std::string& mine) {
+    const std::vector<std::string> all = comm.gather(mine);
+    const auto other = std::find_if(all.begin(), all.end(), [&](const auto& text) { return text != all[0]; });
+    if (other == all.end()) return "";
+    const auto rank = static_cast<size_t>(other - all.begin());
+    const std::vector<std::string> hosts = comm.gather(host_name());
+    return strf("rank %zu (host %s) has another %s than rank 0 (host %s): %s", rank, hosts[rank].c_str(), name.c_str(),
+                hosts[0].c_str(), excerpts(*other, all[0]).c_str());
+}
+
 void require_same(Comm& comm, const std::vector<std::pair<std::string, std::string>>& items) {
     for (const auto& [name, mine] : items) {
-        const std::vector<std::string> all = comm.gather(mine);
-        const auto other = std::find_if(all.begin(), all.end(), [&](const auto& text) { return text != all[0]; });
-        if (other == all.end()) continue;
-        const auto rank = static_cast<size_t>(other - all.begin());
-        const std::vector<std::string> hosts = comm.gather(host_name());
-        FAIL(kExitBadInput, "rank %zu (host %s) has another %s than rank 0 (host %s): %s", rank, hosts[rank].c_str(),
-             name.c_str(), hosts[0].c_str(), difference(*other, all[0]).c_str());
+        const std::string difference = rank_difference(comm, name, mine);
+        REQUIRE(difference.empty(), "%s", difference.c_str());
     }
 }
 

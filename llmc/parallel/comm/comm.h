@@ -116,8 +116,10 @@ std::unique_ptr<Comm> open_single();
 // build or the launcher cannot connect them.
 std::unique_ptr<Comm> open_comm();
 
-// Items are names with this rank's values. Exit 2 if a value is not the same on all ranks, naming the item and the
-// first rank that differs from rank 0.
+// Names the first rank whose value is not that of rank 0, with both values where they differ; "" if there is none.
+// `name` says what it is the value of. Collective.
+std::string rank_difference(Comm& comm, const std::string& name, const std::string& mine);
+// Exit 2 with rank_difference if an item, a name with this rank's value, is not the same on all ranks.
 void require_same(Comm& comm, const std::vector<std::pair<std::string, std::string>>& items);
 
 // The error of the first rank that has one, on all ranks the same; "" if none has. Collective.

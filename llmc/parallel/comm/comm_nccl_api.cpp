@@ -11,41 +11,25 @@ constexpr const char* kInstall =
     "install NCCL (package libnccl2 of NVIDIA's repository, or pip's nvidia-nccl-cu12 or -cu13 with its lib folder in "
     "LD_LIBRARY_PATH), or start one process";
 
-template <typename F> bool find(void* library, const char* name, F*& function) {
-    function = reinterpret_cast<F*>(dlsym(library, name));
-    return function != nullptr;
-}
-
-// The name of the first missing function, null if all exist.
-const char* find_all(void* library, Functions& call) {
-    const char* name = nullptr;
-    auto missing = [&](const char* symbol, auto*& function) {
-        name = symbol;
-        return !find(library, symbol, function);
+// Looks up all functions of this version. Returns the name of the first missing one, null if all exist.
+const char* find_all(void* library, int version, Functions& call) {
+    const char* missing = nullptr;
+    const auto find = [&]<typename F>(const char* symbol, F*& function) {
+        function = reinterpret_cast<F*>(dlsym(library, symbol));
+        if (!function && !missing) missing = symbol;
     };
-    const bool incomplete =
-        missing("ncclGetUniqueId", call.get_unique_id) || missing("ncclCommInitRank", call.comm_init_rank) ||
-        missing("ncclCommDestroy", call.comm_destroy) || missing("ncclCommAbort", call.comm_abort) ||
-        missing("ncclCommGetAsyncError", call.comm_get_async_error) ||
-        missing("ncclGetErrorString", call.get_error_string) || missing("ncclGetLastError", call.get_last_error) ||
-        missing("ncclAllReduce", call.all_reduce) || missing("ncclReduceScatter", call.reduce_scatter) ||
-        missing("ncclAllGather", call.all_gather) || missing("ncclSend", call.send) ||
-        missing("ncclRecv", call.recv) || missing("ncclGroupStart", call.group_start) ||
-        missing("ncclGroupEnd", call.group_end);
-    return incomplete ? name : nullptr;
-}
-
-// Leaves all of them null if one is missing.
-void find_copy_engine_calls(void* library, Functions& call) {
-    if (find(library, "ncclAlltoAll", call.all_to_all) && find(library, "ncclGather", call.gather) &&
-        find(library, "ncclMemAlloc", call.mem_alloc) && find(library, "ncclMemFree", call.mem_free) &&
-        find(library, "ncclCommWindowRegister", call.window_register))
-        return;
-    call.all_to_all = nullptr;
-    call.gather = nullptr;
-    call.mem_alloc = nullptr;
-    call.mem_free = nullptr;
-    call.window_register = nullptr;
+    find("ncclGetUniqueId", call.get_unique_id), find("ncclCommInitRank", call.comm_init_rank);
+    find("ncclCommDestroy", call.comm_destroy), find("ncclCommAbort", call.comm_abort);
+    find("ncclCommGetAsyncError", call.comm_get_async_error), find("ncclGetErrorString", call.get_error_string);
+    find("ncclGetLastError", call.get_last_error), find("ncclAllReduce", call.all_reduce);
+    find("ncclReduceScatter", call.reduce_scatter), find("ncclAllGather", call.all_gather);
+    find("ncclSend", call.send), find("ncclRecv", call.recv);
+    find("ncclGroupStart", call.group_start), find("ncclGroupEnd", call.group_end);
+    if (version < kCopyEngineVersion) return missing;
+    find("ncclAlltoAll", call.all_to_all), find("ncclGather", call.gather);
+    find("ncclMemAlloc", call.mem_alloc), find("ncclMemFree", call.mem_free);
+    find("ncclCommWindowRegister", call.window_register);
+    return missing;
 }
 
 }  // namespace
@@ -61,7 +45,8 @@ std::string load(const std::string& library, Loaded& loaded) {
     void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!handle) return strf("several ranks on GPUs need %s: %s; %s", library.c_str(), dlerror(), kInstall);
     loaded.path = library;
-    if (!find(handle, "ncclGetVersion", loaded.call.get_version))
+    loaded.call.get_version = reinterpret_cast<Result (*)(int*)>(dlsym(handle, "ncclGetVersion"));
+    if (!loaded.call.get_version)
         return strf("%s is not NCCL: it has no ncclGetVersion; %s", library.c_str(), kInstall);
     Dl_info info;
     if (dladdr(reinterpret_cast<void*>(loaded.call.get_version), &info) && info.dli_fname)
@@ -71,10 +56,9 @@ std::string load(const std::string& library, Loaded& loaded) {
     if (loaded.version < kMinimumVersion)
         return strf("%s is NCCL %s, and %s or newer is needed: %s", loaded.path.c_str(),
                     version_text(loaded.version).c_str(), version_text(kMinimumVersion).c_str(), kInstall);
-    if (const char* name = find_all(handle, loaded.call))
+    if (const char* name = find_all(handle, loaded.version, loaded.call))
         return strf("%s (NCCL %s) has no %s: %s", loaded.path.c_str(), version_text(loaded.version).c_str(), name,
                     kInstall);
-    if (loaded.version >= kCopyEngineVersion) find_copy_engine_calls(handle, loaded.call);
     return "";
 }
 
