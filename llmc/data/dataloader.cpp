@@ -6,12 +6,9 @@
 #include <bit>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "llmc/base/dtype.h"
 #include "llmc/base/rng.h"
-#include "llmc/data/blend.h"
-#include "llmc/data/loss_mask.h"
 #include "llmc/data/shard_meta.h"
 
 namespace {
@@ -121,138 +118,100 @@ std::string join_names(const std::vector<std::string>& globs) {
 
 }  // namespace
 
-struct DataLoader::Impl {
-    DataConfig config;
-    std::vector<SourceInfo> sources;
-    std::vector<int64_t> first_of_source{0};   // (sources + 1): prefix sums of samples
-    BlendOrder order{std::vector<int64_t>{1}};
-    std::vector<Shard> shards;
-    std::vector<std::optional<LossMask>> masks;   // of the shards
-    std::vector<ShardInfo> infos;
-    std::vector<int64_t> first_sample;  // (shards + 1): prefix sums of samples
-    int64_t total_tokens = 0;
-    int32_t separator = -1;
+DataLoader::Location DataLoader::locate(int64_t sample) const {
+    const BlendOrder::Place place = order_.at(sample);
+    const size_t source = static_cast<size_t>(place.source);
+    const int64_t n = sources_[source].samples;
+    int64_t index = place.index % n;
+    if (config_.shuffle) index = permuted_index(index, n, seed_of(place.source), place.index / n);
+    index += first_of_source_[source];
+    auto after = std::upper_bound(first_sample_.begin(), first_sample_.end(), index);
+    size_t s = static_cast<size_t>(after - first_sample_.begin()) - 1;
+    return {&shards_[s], &masks_[s], (index - first_sample_[s]) * config_.seq_length};
+}
 
-    struct Location {
-        const Shard* shard;
-        const std::optional<LossMask>* mask;
-        int64_t token;
-    };
+void DataLoader::read_mask(ShardInfo& info) {
+    masks_.push_back(LossMask::of_shard(info.path, info.tokens));
+    info.masked = masks_.back().has_value();
+    info.counted = info.masked ? masks_.back()->counted() : info.tokens;
+    if (info.masked) info.fingerprint = rng_key(info.fingerprint ^ masks_.back()->fingerprint(), "loss mask");
+}
 
-    // Finds where a sample starts. Samples of a shard start at multiples of seq_length: the last target of one is the
-    // first input of the next. So every token is a target once per epoch, except the first of a shard and those after
-    // its last whole sample.
-    Location locate(int64_t sample) const {
-        const BlendOrder::Place place = order.at(sample);
-        const size_t source = static_cast<size_t>(place.source);
-        const int64_t n = sources[source].samples;
-        int64_t index = place.index % n;
-        if (config.shuffle) index = permuted_index(index, n, seed_of(place.source), place.index / n);
-        index += first_of_source[source];
-        auto after = std::upper_bound(first_sample.begin(), first_sample.end(), index);
-        size_t s = static_cast<size_t>(after - first_sample.begin()) - 1;
-        return {&shards[s], &masks[s], (index - first_sample[s]) * config.seq_length};
+// Sources of equal size must have different orders.
+uint64_t DataLoader::seed_of(int64_t source) const {
+    return source == 0 ? config_.seed : rng_key(config_.seed, "source " + std::to_string(source));
+}
+
+// Sets sources_, except their numbers of samples, and returns the paths of all shards.
+std::vector<std::string> DataLoader::find_shards() {
+    const DataWords words = parse_data_words(config_.globs);
+    REQUIRE(words.error.empty(), "data: %s", words.error.c_str());
+    std::vector<int64_t> parts;
+    std::vector<std::string> globs;
+    for (const DataSource& source : words.sources) {
+        parts.push_back(source.parts);
+        globs.insert(globs.end(), source.globs.begin(), source.globs.end());
     }
-
-    void read_mask(ShardInfo& info) {
-        masks.push_back(LossMask::of_shard(info.path, info.tokens));
-        info.masked = masks.back().has_value();
-        info.counted = info.masked ? masks.back()->counted() : info.tokens;
-        if (info.masked) info.fingerprint = rng_key(info.fingerprint ^ masks.back()->fingerprint(), "loss mask");
+    order_ = BlendOrder(parts);
+    std::vector<size_t> matches;
+    std::vector<std::string> paths = expand_globs(globs, &matches);
+    auto found = matches.begin();
+    for (const DataSource& source : words.sources) {
+        SourceInfo info{.name = join_names(source.globs), .weight = source.weight, .parts = source.parts};
+        info.share = static_cast<double>(source.parts) / static_cast<double>(order_.period());
+        for (size_t i = 0; i < source.globs.size(); i++) info.shards += static_cast<int64_t>(*found++);
+        sources_.push_back(info);
     }
+    return paths;
+}
 
-    // Sources of equal size must have different orders.
-    uint64_t seed_of(int64_t source) const {
-        return source == 0 ? config.seed : rng_key(config.seed, "source " + std::to_string(source));
-    }
-
-    // Sets `sources`, except their numbers of samples, and returns the paths of all shards.
-    std::vector<std::string> find_shards() {
-        const DataWords words = parse_data_words(config.globs);
-        REQUIRE(words.error.empty(), "data: %s", words.error.c_str());
-        std::vector<int64_t> parts;
-        std::vector<std::string> globs;
-        for (const DataSource& source : words.sources) {
-            parts.push_back(source.parts);
-            globs.insert(globs.end(), source.globs.begin(), source.globs.end());
-        }
-        order = BlendOrder(parts);
-        std::vector<size_t> matches;
-        std::vector<std::string> paths = expand_globs(globs, &matches);
-        auto found = matches.begin();
-        for (const DataSource& source : words.sources) {
-            SourceInfo info{.name = join_names(source.globs), .weight = source.weight, .parts = source.parts};
-            info.share = static_cast<double>(source.parts) / static_cast<double>(order.period());
-            for (size_t i = 0; i < source.globs.size(); i++) info.shards += static_cast<int64_t>(*found++);
-            sources.push_back(info);
-        }
-        return paths;
-    }
-
-    void count_samples() {
-        size_t shard = 0;
-        for (SourceInfo& source : sources) {
-            for (int64_t i = 0; i < source.shards; i++) source.samples += infos[shard++].samples;
-            first_of_source.push_back(first_of_source.back() + source.samples);
-        }
-    }
-};
-
-DataLoader::DataLoader(const DataConfig& config) : impl_(std::make_unique<Impl>()) {
+DataLoader::DataLoader(const DataConfig& config) : config_(config) {
     check_config(config);
-    impl_->config = config;
-    impl_->first_sample.push_back(0);
     if (config.synthetic) {
-        impl_->first_sample.push_back(std::numeric_limits<int64_t>::max());
+        first_sample_.push_back(std::numeric_limits<int64_t>::max());
         return;
     }
-    for (const std::string& path : impl_->find_shards()) {
+    for (const std::string& path : find_shards()) {
         Shard shard(path, config.token_dtype);
         ShardInfo& info = shard.info;
         REQUIRE(info.tokens > config.seq_length, "data shard '%s': %s %s fewer than one sample (sequence length %lld + "
                 "1); remove the shard or lower --seq-length", path.c_str(), count_text(info.tokens, "token").c_str(),
                 info.tokens == 1 ? "is" : "are", (long long)config.seq_length);
-        impl_->read_mask(info);
+        read_mask(info);
         info.samples = (info.tokens - 1) / config.seq_length;
-        impl_->total_tokens += info.tokens;
-        impl_->first_sample.push_back(impl_->first_sample.back() + info.samples);
+        total_tokens_ += info.tokens;
+        first_sample_.push_back(first_sample_.back() + info.samples);
         if (config.documents) {
             const int32_t separator = read_separator(path, config.vocab_size);
-            REQUIRE(impl_->infos.empty() || separator == impl_->separator, "--reset-attention-mask, "
-                    "--reset-position-ids: data shard '%s' separates documents with token %d, '%s' with %d",
-                    path.c_str(), separator, impl_->infos[0].path.c_str(), impl_->separator);
-            impl_->separator = separator;
+            REQUIRE(infos_.empty() || separator == separator_, "--reset-attention-mask, --reset-position-ids: data "
+                    "shard '%s' separates documents with token %d, '%s' with %d", path.c_str(), separator,
+                    infos_[0].path.c_str(), separator_);
+            separator_ = separator;
         }
         read_tokenizer(info);
-        require_same_tokenizer("mixed shards", impl_->infos, {info});
-        impl_->infos.push_back(info);
-        impl_->shards.push_back(std::move(shard));
+        require_same_tokenizer("mixed shards", infos_, {info});
+        infos_.push_back(info);
+        shards_.push_back(std::move(shard));
     }
-    impl_->count_samples();
-    if (config.check_ids) check_token_ids(impl_->shards, config.vocab_size);
+    size_t next = 0;
+    for (SourceInfo& source : sources_) {
+        for (int64_t i = 0; i < source.shards; i++) source.samples += infos_[next++].samples;
+        first_of_source_.push_back(first_of_source_.back() + source.samples);
+    }
+    if (config.check_ids) check_token_ids(shards_, config.vocab_size);
     // prefetch() requests the pages; the kernel's read-ahead helps only if shards are read in order.
-    for (const Shard& shard : impl_->shards)
+    for (const Shard& shard : shards_)
         shard.advise(0, shard.info.tokens, config.shuffle ? POSIX_FADV_RANDOM : POSIX_FADV_SEQUENTIAL);
 }
 
-DataLoader::~DataLoader() = default;
-
-int64_t DataLoader::samples_per_epoch() const { return impl_->first_sample.back(); }
-int64_t DataLoader::total_tokens() const { return impl_->total_tokens; }
-int64_t DataLoader::seq_length() const { return impl_->config.seq_length; }
-int32_t DataLoader::separator() const { return impl_->separator; }
-const std::vector<ShardInfo>& DataLoader::shards() const { return impl_->infos; }
-const std::vector<SourceInfo>& DataLoader::sources() const { return impl_->sources; }
-int64_t DataLoader::samples_of(int64_t source, int64_t n) const { return impl_->order.count(source, n); }
-
 int64_t DataLoader::read(int64_t sample, int32_t* inputs, int32_t* targets) const {
-    const int64_t T = impl_->config.seq_length;
-    if (impl_->config.synthetic) {
+    const int64_t T = config_.seq_length;
+    if (config_.synthetic) {
         CHECK(sample >= 0, "sample %lld", (long long)sample);
-        draw_sample(impl_->config, sample, inputs, targets);
+        draw_sample(config_, sample, inputs, targets);
         return T;
     }
-    Impl::Location at = impl_->locate(sample);
+    Location at = locate(sample);
     at.shard->copy(at.token, T, inputs);
     std::copy(inputs + 1, inputs + T, targets);
     at.shard->copy(at.token + T, 1, targets + T - 1);
@@ -264,23 +223,23 @@ int64_t DataLoader::read(int64_t sample, int32_t* inputs, int32_t* targets) cons
 }
 
 void DataLoader::prefetch(int64_t first, int64_t count) const {
-    for (int64_t i = 0; i < count && !impl_->config.synthetic; i++) {
-        Impl::Location at = impl_->locate(first + i);
-        at.shard->advise(at.token, impl_->config.seq_length + 1, POSIX_FADV_WILLNEED);
+    for (int64_t i = 0; i < count && !config_.synthetic; i++) {
+        Location at = locate(first + i);
+        at.shard->advise(at.token, config_.seq_length + 1, POSIX_FADV_WILLNEED);
     }
 }
 
 std::string DataLoader::fingerprint_json() const {
-    if (impl_->config.synthetic) return nlohmann::json{{"synthetic", kSyntheticVersion}}.dump(1);
+    if (config_.synthetic) return nlohmann::json{{"synthetic", kSyntheticVersion}}.dump(1);
     nlohmann::ordered_json list = nlohmann::ordered_json::array();
-    for (const ShardInfo& info : impl_->infos)
+    for (const ShardInfo& info : infos_)
         list.push_back({{"name", printable_name(info.path)},
                         {"tokens", info.tokens},
                         {"token_bytes", info.token_bytes},
                         {"masked", info.masked},
                         {"fingerprint", hex64(info.fingerprint)}});
     nlohmann::ordered_json all{{"shards", list}};
-    const nlohmann::json blend = blend_json(impl_->sources);
+    const nlohmann::json blend = blend_json(sources_);
     if (!blend.is_null()) all["blend"] = blend;
     return all.dump(1);
 }
@@ -290,7 +249,7 @@ std::string DataLoader::check_fingerprint(const std::string& text) const {
     std::string reweighted;   // reported only if the shards have not changed
     try {
         const nlohmann::json parsed = nlohmann::json::parse(text);
-        const int was = parsed.value("synthetic", 0), now = impl_->config.synthetic ? kSyntheticVersion : 0;
+        const int was = parsed.value("synthetic", 0), now = config_.synthetic ? kSyntheticVersion : 0;
         if (was != now) return describe_synthetic(was, now);
         if (now > 0) return "";
         for (const nlohmann::json& row : parsed.at("shards"))
@@ -298,14 +257,14 @@ std::string DataLoader::check_fingerprint(const std::string& text) const {
                              .fingerprint = row.at("fingerprint").get<std::string>(),
                              .tokens = row.at("tokens").get<int64_t>(),
                              .token_bytes = row.at("token_bytes").get<int64_t>()});
-        const nlohmann::json blend = blend_json(impl_->sources), then = parsed.value("blend", nlohmann::json());
+        const nlohmann::json blend = blend_json(sources_), then = parsed.value("blend", nlohmann::json());
         if (then != blend)
             reweighted = strf("the weights of the data were %s in the checkpoint, %s now", describe_parts(then).c_str(),
                               describe_parts(blend).c_str());
     } catch (const nlohmann::json::exception&) {
         return "the checkpoint's list of data shards is not readable";
     }
-    const std::vector<ShardInfo>& now = impl_->infos;
+    const std::vector<ShardInfo>& now = infos_;
     for (size_t i = 0; i < std::max(saved.size(), now.size()); i++) {
         if (i >= saved.size() || i >= now.size() || printable_name(now[i].path) != saved[i].name)
             return describe_misplaced(saved, now, i);
@@ -322,9 +281,9 @@ std::string DataLoader::check_fingerprint(const std::string& text) const {
 }
 
 std::string DataLoader::identity_json() const {
-    std::string text = impl_->config.synthetic ? fingerprint_json() : blend_json(impl_->sources).dump();
+    std::string text = config_.synthetic ? fingerprint_json() : blend_json(sources_).dump();
     nlohmann::ordered_json identity{{"fingerprint", ""}, {"tokens", total_tokens()}};
-    for (const ShardInfo& info : impl_->infos) {
+    for (const ShardInfo& info : infos_) {
         text += ' ' + hex64(info.fingerprint);
         if (!info.tokenizer.empty()) identity["tokenizer"] = info.tokenizer;
         if (!info.tokenizer_sha256.empty()) identity["tokenizer_sha256"] = info.tokenizer_sha256;

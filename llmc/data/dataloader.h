@@ -9,10 +9,12 @@
 #pragma once
 #include <cstdint>
 #include <functional>
-#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "llmc/data/blend.h"
+#include "llmc/data/loss_mask.h"
 #include "llmc/data/shards.h"
 
 struct DataConfig {
@@ -40,16 +42,15 @@ class DataLoader {
 public:
     // Opens and checks every shard. Errors (exit 2) name file and offset.
     explicit DataLoader(const DataConfig& config);
-    ~DataLoader();
 
-    int64_t samples_per_epoch() const;   // of all sources; synthetic: the largest int64
-    int64_t total_tokens() const;
-    int64_t seq_length() const;
-    int32_t separator() const;   // of documents; -1 without DataConfig::documents
-    const std::vector<ShardInfo>& shards() const;
-    const std::vector<SourceInfo>& sources() const;   // synthetic: none
+    int64_t samples_per_epoch() const { return first_sample_.back(); }   // of all sources; synthetic: the largest int64
+    int64_t total_tokens() const { return total_tokens_; }
+    int64_t seq_length() const { return config_.seq_length; }
+    int32_t separator() const { return separator_; }   // of documents; -1 without DataConfig::documents
+    const std::vector<ShardInfo>& shards() const { return infos_; }
+    const std::vector<SourceInfo>& sources() const { return sources_; }   // synthetic: none
     // Returns the number of samples of a source among the first n of a run.
-    int64_t samples_of(int64_t source, int64_t n) const;
+    int64_t samples_of(int64_t source, int64_t n) const { return order_.count(source, n); }
 
     // Reads sample `sample` (any int64 >= 0): writes seq_length inputs, and as many targets, which are the tokens one
     // place later or kIgnoreIndex where the loss mask is 0. Returns the number of targets that are not kIgnoreIndex.
@@ -70,8 +71,29 @@ public:
     std::string identity_json() const;
 
 private:
-    struct Impl;
-    std::unique_ptr<Impl> impl_;
+    // Where a sample starts. Samples of a shard start at multiples of seq_length: the last target of one is the first
+    // input of the next. So every token is a target once per epoch, except the first of a shard and those after its
+    // last whole sample.
+    struct Location {
+        const Shard* shard;
+        const std::optional<LossMask>* mask;
+        int64_t token;
+    };
+    Location locate(int64_t sample) const;
+    void read_mask(ShardInfo& info);
+    uint64_t seed_of(int64_t source) const;
+    std::vector<std::string> find_shards();
+
+    DataConfig config_;
+    std::vector<SourceInfo> sources_;
+    std::vector<int64_t> first_of_source_{0};   // (sources + 1): prefix sums of samples
+    BlendOrder order_{std::vector<int64_t>{1}};
+    std::vector<Shard> shards_;
+    std::vector<std::optional<LossMask>> masks_;   // of the shards
+    std::vector<ShardInfo> infos_;
+    std::vector<int64_t> first_sample_{0};   // (shards + 1): prefix sums of samples
+    int64_t total_tokens_ = 0;
+    int32_t separator_ = -1;
 };
 
 // Returns one line per source of a blend, with its share and how often a run of `samples` samples reads it, and one
