@@ -1,4 +1,3 @@
-// Casts of single numbers.
 #include "llmc/base/fp8.h"
 
 #include <array>
@@ -10,7 +9,7 @@
 namespace {
 
 template <Dtype format> float decode(unsigned code) {
-    using F = Fp8Format<format>;
+    using F = Fp8Traits<format>;
     const unsigned magnitude = code & 0x7fu, fraction = magnitude & ((1u << F::kMantissaBits) - 1);
     const int exponent = static_cast<int>(magnitude >> F::kMantissaBits);
     float value;
@@ -34,13 +33,8 @@ template <Dtype format> std::array<float, 256> decode_all() {
 
 }  // namespace
 
-uint8_t to_fp8(Dtype format, float value) {
-    CHECK(is_fp8(format), "cast to %s", dtype_name(format));
-    return format == Dtype::kE4m3 ? fp8_cast<Dtype::kE4m3>(value) : fp8_cast<Dtype::kE5m2>(value);
-}
-
-float from_fp8(Dtype format, uint8_t code) {
-    CHECK(is_fp8(format), "cast from %s", dtype_name(format));
+const float* fp8_values(Dtype format) {
+    CHECK(is_fp8(format), "values of %s", dtype_name(format));
     static const std::array<float, 256> e4m3 = decode_all<Dtype::kE4m3>(), e5m2 = decode_all<Dtype::kE5m2>();
-    return (format == Dtype::kE4m3 ? e4m3 : e5m2)[code];
+    return (format == Dtype::kE4m3 ? e4m3 : e5m2).data();
 }

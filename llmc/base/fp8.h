@@ -12,10 +12,9 @@ constexpr bool is_fp8(Dtype dtype) { return dtype == Dtype::kE4m3 || dtype == Dt
 // Largest finite number of the format.
 HOST_DEVICE constexpr float fp8_largest(Dtype format) { return format == Dtype::kE4m3 ? 448.0f : 57344.0f; }
 
-// Rounds to the nearest number of the format, ties to even. Larger values and infinities saturate to the largest
-// number; NaN stays NaN. The same bytes as the GPU's cvt.rn.satfinite.
-uint8_t to_fp8(Dtype format, float value);
-float from_fp8(Dtype format, uint8_t code);
+// The numbers of all 256 codes; fp8_cast.h has the way to a code.
+const float* fp8_values(Dtype format);
+inline float from_fp8(Dtype format, uint8_t code) { return fp8_values(format)[code]; }
 
 // ---- scales. A scale is largest / amax; its inverse, scale_inv, is stored with the bytes.
 

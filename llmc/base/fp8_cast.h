@@ -1,12 +1,11 @@
-// The cast to FP8 for a format known at compile time. It has no branches, so that loops over it are vectorised. to_fp8
-// is the same function for a format known at run time.
+// The cast to FP8. It has no branches, so that loops over it are vectorised.
 #pragma once
 #include <bit>
 #include <cstdint>
 
 #include "llmc/base/fp8.h"
 
-template <Dtype format> struct Fp8Format {
+template <Dtype format> struct Fp8Traits {
     static_assert(is_fp8(format));
     static constexpr int kMantissaBits = format == Dtype::kE4m3 ? 3 : 2;
     static constexpr int kBias = format == Dtype::kE4m3 ? 7 : 15;
@@ -18,8 +17,10 @@ template <Dtype format> struct Fp8Format {
 // Every NaN becomes this code, because the GPU loses a NaN's sign when it multiplies by the scale.
 inline constexpr uint8_t kFp8Nan = 0x7f;
 
+// Rounds to the nearest number of the format, ties to even. Larger values and infinities saturate to the largest
+// number; NaN stays NaN. The same bytes as the GPU's cvt.rn.satfinite.
 template <Dtype format> inline uint8_t fp8_cast(float value) {
-    using F = Fp8Format<format>;
+    using F = Fp8Traits<format>;
     constexpr int kDropped = 23 - F::kMantissaBits;
     const uint32_t bits = std::bit_cast<uint32_t>(value);
     const uint32_t magnitude = bits & 0x7fffffffu;

@@ -64,7 +64,7 @@ void count_line(Tally& tally, const uint8_t* codes, const T* x, const float* sca
     for (int64_t i = 0; i < count; i++) {
         const uint32_t size = amax_bits_of(widen(x[i])), product = amax_bits_of(widen(x[i]) * scale[i]);
         const uint32_t finite = size < kInfinityBits;
-        saturated += finite & static_cast<uint32_t>(product > Fp8Format<format>::kLargestBits)
+        saturated += finite & static_cast<uint32_t>(product > Fp8Traits<format>::kLargestBits)
                      & static_cast<uint32_t>(product <= kInfinityBits);   // the products of a NaN chunk do not saturate
         flushed += static_cast<uint32_t>(size != 0) & static_cast<uint32_t>((codes[i] & 0x7f) == 0);
         nonfinite += finite ^ 1u;
@@ -80,18 +80,6 @@ inline void add_counts(Fp8Counts* counts, int64_t elems, const Tally& tally) {
     add(counts->saturated, tally.saturated);
     add(counts->flushed, tally.flushed);
     add(counts->nonfinite, tally.nonfinite);
-}
-
-// Returns the table of the values of all codes.
-template <Dtype format> const float* fp8_values() {
-    struct Table {
-        float value[256];
-        Table() {
-            for (int code = 0; code < 256; code++) value[code] = from_fp8(format, static_cast<uint8_t>(code));
-        }
-    };
-    static const Table table;
-    return table.value;
 }
 
 }  // namespace cpu

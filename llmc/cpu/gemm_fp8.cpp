@@ -16,8 +16,9 @@ template <Dtype format> struct Fp8Code {
 };
 
 template <Dtype format> inline Vec<float> load(const Fp8Code<format>* p) {
+    static const float* const values = fp8_values(format);
     __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-    return _mm256_i32gather_ps(fp8_values<format>(), _mm256_cvtepu8_epi32(codes), 4);
+    return _mm256_i32gather_ps(values, _mm256_cvtepu8_epi32(codes), 4);
 }
 
 namespace {

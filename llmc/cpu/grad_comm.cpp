@@ -24,7 +24,7 @@ template <typename T> struct Values {
 struct ChunkValues {
     const uint8_t* in;
     const float* scales;
-    const float* table = fp8_values<Dtype::kE4m3>();
+    const float* table = fp8_values(Dtype::kE4m3);
     float at(int64_t i) const { return table[in[i]] * scales[i / kGradCommChunk]; }
 };
 

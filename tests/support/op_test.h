@@ -9,11 +9,17 @@
 #include <string>
 #include <vector>
 
+#include "llmc/base/fp8_cast.h"
 #include "tests/support/reference.h"
 
 namespace op_test {
 
 using namespace reference;
+
+// fp8_cast for a format known at run time.
+inline uint8_t to_fp8(Dtype format, float value) {
+    return format == Dtype::kE4m3 ? fp8_cast<Dtype::kE4m3>(value) : fp8_cast<Dtype::kE5m2>(value);
+}
 
 // Roundoff of the accumulation type for `working`.
 inline double acc_roundoff(Dtype working) { return working == Dtype::kFp64 ? 0x1p-53 : 0x1p-24; }
