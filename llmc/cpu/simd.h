@@ -14,52 +14,37 @@
 
 namespace cpu {
 
-template <typename Acc> struct Vec;
+template <typename A> struct RawVec;
+template <> struct RawVec<float> { using type = __m256; };
+template <> struct RawVec<double> { using type = __m256d; };
 
-template <> struct Vec<float> {
-    static constexpr int kWidth = 8;
-    __m256 v;
-    Vec() : v(_mm256_setzero_ps()) {}
-    Vec(__m256 raw) : v(raw) {}
-    explicit Vec(float value) : v(_mm256_set1_ps(value)) {}
+template <typename A> struct Vec {
+    using Raw = typename RawVec<A>::type;
+    static constexpr int kWidth = sizeof(Raw) / sizeof(A);
+    Raw v;
+    Vec() : v{} {}
+    Vec(Raw raw) : v(raw) {}
+    explicit Vec(A value) : v(value - Raw{}) {}   // - 0 keeps the sign of a zero
+    friend Vec operator+(Vec a, Vec b) { return a.v + b.v; }
+    friend Vec operator-(Vec a, Vec b) { return a.v - b.v; }
+    friend Vec operator*(Vec a, Vec b) { return a.v * b.v; }
+    friend Vec operator/(Vec a, Vec b) { return a.v / b.v; }
+    // Returns a where it is larger, else b: a NaN in b is kept, one in a is not.
+    friend Vec max(Vec a, Vec b) { return a.v > b.v ? a.v : b.v; }
+    friend Vec min(Vec a, Vec b) { return a.v < b.v ? a.v : b.v; }
 };
 
-template <> struct Vec<double> {
-    static constexpr int kWidth = 4;
-    __m256d v;
-    Vec() : v(_mm256_setzero_pd()) {}
-    Vec(__m256d raw) : v(raw) {}
-    explicit Vec(double value) : v(_mm256_set1_pd(value)) {}
-};
-
-inline Vec<float> operator+(Vec<float> a, Vec<float> b) { return _mm256_add_ps(a.v, b.v); }
-inline Vec<float> operator-(Vec<float> a, Vec<float> b) { return _mm256_sub_ps(a.v, b.v); }
-inline Vec<float> operator*(Vec<float> a, Vec<float> b) { return _mm256_mul_ps(a.v, b.v); }
-inline Vec<float> operator/(Vec<float> a, Vec<float> b) { return _mm256_div_ps(a.v, b.v); }
 inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return _mm256_fmadd_ps(a.v, b.v, c.v); }
-// Returns a where it is larger, else b: a NaN in b is kept, one in a is not.
-inline Vec<float> max(Vec<float> a, Vec<float> b) { return _mm256_max_ps(a.v, b.v); }
-inline Vec<float> min(Vec<float> a, Vec<float> b) { return _mm256_min_ps(a.v, b.v); }
-inline Vec<float> round_nearest(Vec<float> a) {
-    return _mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
+inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) { return _mm256_fmadd_pd(a.v, b.v, c.v); }
+inline constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+inline Vec<float> round_nearest(Vec<float> a) { return _mm256_round_ps(a.v, kNearest); }
+inline Vec<double> round_nearest(Vec<double> a) { return _mm256_round_pd(a.v, kNearest); }
 inline Vec<float> abs(Vec<float> a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v); }
+inline Vec<double> abs(Vec<double> a) { return _mm256_andnot_pd(_mm256_set1_pd(-0.0), a.v); }
 // Returns `negative` where the sign bit of `sign` is set, else `positive`.
 inline Vec<float> select_by_sign(Vec<float> sign, Vec<float> negative, Vec<float> positive) {
     return _mm256_blendv_ps(positive.v, negative.v, sign.v);
 }
-
-inline Vec<double> operator+(Vec<double> a, Vec<double> b) { return _mm256_add_pd(a.v, b.v); }
-inline Vec<double> operator-(Vec<double> a, Vec<double> b) { return _mm256_sub_pd(a.v, b.v); }
-inline Vec<double> operator*(Vec<double> a, Vec<double> b) { return _mm256_mul_pd(a.v, b.v); }
-inline Vec<double> operator/(Vec<double> a, Vec<double> b) { return _mm256_div_pd(a.v, b.v); }
-inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) { return _mm256_fmadd_pd(a.v, b.v, c.v); }
-inline Vec<double> max(Vec<double> a, Vec<double> b) { return _mm256_max_pd(a.v, b.v); }
-inline Vec<double> min(Vec<double> a, Vec<double> b) { return _mm256_min_pd(a.v, b.v); }
-inline Vec<double> round_nearest(Vec<double> a) {
-    return _mm256_round_pd(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-inline Vec<double> abs(Vec<double> a) { return _mm256_andnot_pd(_mm256_set1_pd(-0.0), a.v); }
 inline Vec<double> select_by_sign(Vec<double> sign, Vec<double> negative, Vec<double> positive) {
     return _mm256_blendv_pd(positive.v, negative.v, sign.v);
 }
@@ -123,14 +108,12 @@ template <typename A, typename Body> inline void for_lanes(int64_t n, Body&& bod
 }
 
 // Adds the lanes in a fixed order: (0+4)+(2+6) and so on.
-inline float sum_lanes(Vec<float> a) {
-    __m128 s = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
-    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
-}
-inline double sum_lanes(Vec<double> a) {
-    __m128d s = _mm_add_pd(_mm256_castpd256_pd128(a.v), _mm256_extractf128_pd(a.v, 1));
-    return _mm_cvtsd_f64(_mm_add_sd(s, _mm_unpackhi_pd(s, s)));
+template <typename A> inline A sum_lanes(Vec<A> a) {
+    A lane[Vec<A>::kWidth];
+    store(lane, a);
+    for (int half = Vec<A>::kWidth / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+    return lane[0];
 }
 template <typename A> inline A max_lanes(Vec<A> a) {
     A lane[Vec<A>::kWidth];
