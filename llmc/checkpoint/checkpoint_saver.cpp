@@ -27,12 +27,9 @@ HeldByRank gather_held(const StateAccess& access, const ParamTable& table, Comm&
         mine.push_back(end_of_param);
     }
     HeldByRank held;
-    for (const std::string& text :
-         comm.gather({reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(ElementRange)})) {
+    for (const std::vector<ElementRange>& parts : gather_values(comm, mine)) {
         auto& by_param = held.emplace_back(1);
-        for (size_t at = 0; at < text.size(); at += sizeof(ElementRange)) {
-            ElementRange part;
-            std::memcpy(&part, text.data() + at, sizeof part);
+        for (const ElementRange& part : parts) {
             if (part.count < 0) by_param.emplace_back();
             else by_param.back().push_back(part);
         }

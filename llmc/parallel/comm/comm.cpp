@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <thread>
 
 #include "llmc/base/check.h"
@@ -92,15 +91,10 @@ std::unique_ptr<Comm> open_comm() {
 #endif
 
 std::vector<int64_t> Comm::sum(const std::vector<int64_t>& mine) {
-    std::string bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(int64_t));
     std::vector<int64_t> total(mine.size());
-    for (const std::string& theirs : gather(bytes)) {
-        CHECK(theirs.size() == bytes.size(), "ranks sum different numbers of values");
-        for (size_t i = 0; i < total.size(); i++) {
-            int64_t value;
-            std::memcpy(&value, theirs.data() + i * sizeof value, sizeof value);
-            total[i] += value;
-        }
+    for (const std::vector<int64_t>& theirs : gather_values(*this, mine)) {
+        CHECK(theirs.size() == mine.size(), "ranks sum different numbers of values");
+        for (size_t i = 0; i < total.size(); i++) total[i] += theirs[i];
     }
     return total;
 }

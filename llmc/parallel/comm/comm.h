@@ -5,6 +5,7 @@
 // all ranks get the same bits and a run is reproducible.
 #pragma once
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <string>
@@ -108,6 +109,16 @@ protected:
 private:
     const World world_;
 };
+
+// Comm::gather for values of a trivially copyable type: those of all ranks, by rank.
+template <typename T> std::vector<std::vector<T>> gather_values(Comm& comm, const std::vector<T>& mine) {
+    std::vector<std::vector<T>> all;
+    for (const std::string& bytes : comm.gather({reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(T)})) {
+        all.emplace_back(bytes.size() / sizeof(T));
+        std::memcpy(all.back().data(), bytes.data(), bytes.size());
+    }
+    return all;
+}
 
 // A communicator of one rank: nothing is exchanged.
 std::unique_ptr<Comm> open_single();

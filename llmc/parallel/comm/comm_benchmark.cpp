@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <functional>
 
 #include "llmc/base/check.h"
@@ -31,24 +30,13 @@ const Collective kCollectives[] = {
     {"all-to-all", 1, [](Comm& comm, Ctx& ctx, Tensor in, Tensor out) { comm.all_to_all(ctx, out, in); }},
 };
 
-// The values of all ranks, by rank.
-std::vector<std::vector<double>> gather_values(Comm& comm, const std::vector<double>& mine) {
-    std::vector<std::vector<double>> all;
-    for (const std::string& bytes : comm.gather({reinterpret_cast<const char*>(mine.data()), 8 * mine.size()})) {
-        all.emplace_back(mine.size());
-        std::memcpy(all.back().data(), bytes.data(), 8 * mine.size());
-    }
-    return all;
-}
-
 class CommCheck {
 public:
     CommCheck(Ctx& ctx, Comm& comm) : ctx_(ctx), comm_(comm), ranks_(comm.world().ranks) {
-        double least_free = static_cast<double>(device::device_free_bytes());
-        for (const std::vector<double>& free : gather_values(comm, {least_free}))
-            least_free = std::min(least_free, free[0]);
+        int64_t least_free = device::device_free_bytes();
+        for (const auto& free : gather_values<int64_t>(comm, {least_free})) least_free = std::min(least_free, free[0]);
         for (size_t i = ctx.sm > 0 ? 1 : 0; i < (ctx.sm > 0 ? 4 : 2); i++)
-            if (sizes_.empty() || static_cast<double>(kSizes[i]) <= least_free / 4) sizes_.push_back(kSizes[i]);
+            if (sizes_.empty() || kSizes[i] <= least_free / 4) sizes_.push_back(kSizes[i]);
         in_.reset(device::device_alloc(sizes_.back()));
         out_.reset(device::device_alloc(sizes_.back()));
         device::fill_bytes(ctx_, in_.get(), 0, sizes_.back());
@@ -111,7 +99,7 @@ private:
             device::event_wait(end_);
             double mine = static_cast<double>(device::event_elapsed_ms(begin_, end_)) * 1e-3;
             if (slowest)
-                for (const std::vector<double>& theirs : gather_values(comm_, {mine})) mine = std::max(mine, theirs[0]);
+                for (const auto& theirs : gather_values<double>(comm_, {mine})) mine = std::max(mine, theirs[0]);
             passes.push_back(mine / static_cast<double>(calls));
         }
         return std::max(median_of(passes), 1e-9);

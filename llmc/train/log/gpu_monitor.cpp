@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -87,8 +86,8 @@ GpuRecord GpuMonitor::report(double tokens) {
 
     std::vector<RankPart> parts;
     bool failed = false;
-    for (const std::string& bytes : comm_.gather({reinterpret_cast<const char*>(&mine), sizeof(mine)})) {
-        std::memcpy(&parts.emplace_back(), bytes.data(), sizeof(RankPart));
+    for (const std::vector<RankPart>& part : gather_values<RankPart>(comm_, {mine})) {
+        parts.push_back(part[0]);
         failed |= parts.back().failed != 0;
     }
     if (failed) {   // the same on all ranks

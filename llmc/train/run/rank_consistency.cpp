@@ -1,8 +1,8 @@
 #include "llmc/train/run/rank_consistency.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
-#include <cstring>
 
 namespace {
 
@@ -12,42 +12,28 @@ bool is_reused(const Fp8State& state, const std::string& tensor) {
     return state.plan().row().history || tensor.ends_with(".weight");
 }
 
-template <typename T> std::string bytes_of(const T& value) {
-    return {reinterpret_cast<const char*>(&value), sizeof value};
-}
-
-template <typename T> T value_of(const char* bytes) {
-    T value;
-    std::memcpy(&value, bytes, sizeof value);
-    return value;
-}
-
 }  // namespace
 
 void check_scales(Comm& comm, const Fp8State& state, const void* fp8_report, int64_t step) {
     if (!state.on() || comm.world().ranks == 1) return;
     std::vector<std::string> names;
-    std::string mine;
+    std::vector<float> mine;
     for (const Fp8State::TensorReport& report : state.read_report(fp8_report)) {
         if (!is_reused(state, report.name)) continue;
         names.push_back(report.name);
-        mine += bytes_of(report.entry.scale);
+        mine.push_back(report.entry.scale);
     }
     Xxh3 hash;
-    hash.update(mine.data(), static_cast<int64_t>(mine.size()));
+    hash.update(mine.data(), static_cast<int64_t>(mine.size() * sizeof(float)));
     const std::vector<std::string> hashes = comm.gather(hash.digest());
     if (std::all_of(hashes.begin(), hashes.end(), [&](const std::string& hash) { return hash == hashes[0]; })) return;
-    const std::vector<std::string> all = comm.gather(mine);
-    for (size_t i = 0; i < names.size(); i++) {
-        const size_t at = i * sizeof(float);
-        for (size_t rank = 1; rank < all.size(); rank++) {
-            const auto ours = value_of<float>(all[0].data() + at), theirs = value_of<float>(all[rank].data() + at);
-            if (std::memcmp(&ours, &theirs, sizeof ours) == 0) continue;
-            FAIL(kExitBug, "step %lld: FP8 scales differ between ranks: the scale of %s is %.9g on rank 0 and %.9g "
-                 "on rank %zu", (long long)step, names[i].c_str(), static_cast<double>(ours),
-                 static_cast<double>(theirs), rank);
-        }
-    }
+    const std::vector<std::vector<float>> all = gather_values(comm, mine);
+    for (size_t i = 0; i < names.size(); i++)
+        for (size_t rank = 1; rank < all.size(); rank++)
+            if (std::bit_cast<uint32_t>(all[0][i]) != std::bit_cast<uint32_t>(all[rank][i]))
+                FAIL(kExitBug, "step %lld: FP8 scales differ between ranks: the scale of %s is %.9g on rank 0 and %.9g "
+                     "on rank %zu", (long long)step, names[i].c_str(), static_cast<double>(all[0][i]),
+                     static_cast<double>(all[rank][i]), rank);
 }
 
 std::vector<GradCommRecord> grad_comm_records(const std::vector<GradCommReport>& reports) {
@@ -78,9 +64,8 @@ std::vector<GradCommRecord> grad_comm_records(const std::vector<GradCommReport>&
 void report_grad_comm(RunLog& log, Comm& comm, const StagedStep& staged, int64_t step) {
     if (!staged.grad_comm_report || !staged.count_fp8) return;
     std::vector<GradCommReport> reports;
-    for (const std::string& report :
-         comm.gather(bytes_of(*static_cast<const GradCommReport*>(staged.grad_comm_report))))
-        reports.push_back(value_of<GradCommReport>(report.data()));
+    const auto* mine = static_cast<const GradCommReport*>(staged.grad_comm_report);
+    for (const auto& report : gather_values<GradCommReport>(comm, {*mine})) reports.push_back(report[0]);
     log.grad_comm_record(step, grad_comm_records(reports));
 }
 
