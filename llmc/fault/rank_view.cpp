@@ -1,6 +1,7 @@
 #include "llmc/fault/rank_view.h"
 
 #include <algorithm>
+#include <functional>
 #include <tuple>
 
 #include "llmc/base/check.h"
@@ -25,41 +26,10 @@ std::string step_text(int64_t step, Phase phase) {
     return strf("step %lld, %s", (long long)step, phase_text(phase));
 }
 
-bool is_past(const RankPost& post, const CollectiveCall& c) {
-    const auto past = [&](const CollectiveQueue& queue) {
-        return queue.finished > 0 && std::tie(queue.current.step, queue.current.number) >= std::tie(c.step, c.number);
-    };
-    return past(post.host) || past(post.device);
-}
-
-// before: the collective in which other ranks wait for this rank, null if there is none.
-std::string place(const RankPost& post, const CollectiveCall* before) {
-    if (const CollectiveCall* at = waits_in(post))
-        return text_of(*at) + (at->step > 0 ? strf(" of step %lld", ll(at->step)) : "");
-    const CollectiveQueue& device = post.device;
-    // The host runs ahead of its device; report the place of the device.
-    if (device.enqueued > device.begun)
-        return step_text(device.next.step, device.next.phase) + ", before " + text_of(device.next);
-    if (before && is_past(post, *before)) before = nullptr;
-    return step_text(post.step, post.phase) + (before ? ", before " + text_of(*before) : "");
-}
-
-bool is_in(const std::vector<int>& ranks, int rank) {
-    return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
-}
-
-// The first collective in which a rank other than the culprits waits.
-const CollectiveCall* first_waited(const Views& ranks, const std::vector<int>& culprits) {
-    const CollectiveCall* first = nullptr;
-    for (const RankView& view : ranks) {
-        const CollectiveCall* at = view.ended() || is_in(culprits, view.rank) ? nullptr : waits_in(view.post);
-        if (at && (!first || std::tie(at->step, at->number) < std::tie(first->step, first->number))) first = at;
-    }
-    return first;
-}
+using Condition = std::function<bool(const RankView&)>;
 
 // "; ranks 0,1,3 wait in collective 7 (...) of step 41 for 31 s; rank 4 is in step 41, save": all but the culprits.
-std::string others_text(const Views& ranks, const std::vector<int>& culprits) {
+std::string others_text(const Views& ranks, const Condition& culprit) {
     struct Group {
         std::string text;
         bool waits;
@@ -68,8 +38,8 @@ std::string others_text(const Views& ranks, const std::vector<int>& culprits) {
     };
     std::vector<Group> groups;
     for (const RankView& view : ranks) {
-        if (is_in(culprits, view.rank) || view.ended()) continue;
-        const Group mine{place(view.post, nullptr), waits_in(view.post) != nullptr, view.idle_s, {view.rank}};
+        if (view.ended() || culprit(view)) continue;
+        const Group mine{place_text(view.post), waits_in(view.post) != nullptr, view.idle_s, {view.rank}};
         auto same = std::find_if(groups.begin(), groups.end(), [&](const Group& g) { return g.text == mine.text; });
         if (same == groups.end()) {
             groups.push_back(mine);
@@ -89,20 +59,14 @@ std::string others_text(const Views& ranks, const std::vector<int>& culprits) {
 }
 
 // The ranks that have not ended and for which `holds`: one clause for each, then others_text. "" if there are none.
-template <typename Condition, typename Clause>
+template <typename Clause>
 std::string sentence(const Views& ranks, const Condition& holds, const Clause& clause) {
-    std::vector<int> culprits;
-    for (const RankView& view : ranks)
-        if (!view.ended() && holds(view)) culprits.push_back(view.rank);
-    if (culprits.empty()) return "";
-    const CollectiveCall* before = first_waited(ranks, culprits);
     std::string text;
-    for (const RankView& view : ranks) {
-        if (!is_in(culprits, view.rank)) continue;
-        text += (text.empty() ? "" : "; ") + strf("rank %d (", view.rank) + view.where + ")"
-                + clause(view, place(view.post, before));
-    }
-    return text + others_text(ranks, culprits);
+    for (const RankView& view : ranks)
+        if (!view.ended() && holds(view))
+            text += (text.empty() ? "" : "; ") + strf("rank %d (", view.rank) + view.where + ")"
+                    + clause(view, place_text(view.post));
+    return text.empty() ? "" : text + others_text(ranks, holds);
 }
 
 // The timeout of a rank that does not wait for another.
@@ -162,12 +126,20 @@ std::string deadlock_text(const Views& ranks, double timeout_s, const std::strin
     const std::string cause = !others.empty() ? "all ranks of this host wait for another host (" + others + ")"
                               : same ? "all ranks wait in the same collective, the connection between them is gone"
                                      : "the ranks wait for each other in different collectives";
-    return cause + others_text(ranks, {});
+    return cause + others_text(ranks, [](const RankView&) { return false; });
 }
 
 }  // namespace
 
-std::string place_text(const RankPost& post) { return place(post, nullptr); }
+std::string place_text(const RankPost& post) {
+    if (const CollectiveCall* at = waits_in(post))
+        return text_of(*at) + (at->step > 0 ? strf(" of step %lld", ll(at->step)) : "");
+    const CollectiveQueue& device = post.device;
+    // The host runs ahead of its device; report the place of the device.
+    if (device.enqueued > device.begun)
+        return step_text(device.next.step, device.next.phase) + ", before " + text_of(device.next);
+    return step_text(post.step, post.phase);
+}
 
 std::string ranks_text(const std::vector<int>& ranks) {
     std::string text;

@@ -93,16 +93,15 @@ class ContextTest(RanksTest):
 
     def test_a_hang_report_names_the_group(self):
         """Ranks 0 and 1 share a sequence, and wait for the other ranks only later."""
-        heads = r"heads of layers\.1 among ranks 2,3"
-        for zero, place, waits in (
-                ("1", heads,
-                 rf"; ranks 0,1 wait in collective \d+ \(reduce .*; rank 2 waits in collective \d+ \({heads}\)"),
-                ("3", "reduce head", r"; ranks 0-2 wait in collective \d+ \(reduce head\)")):
+        for zero, waits in (
+                ("1", r"; ranks 0,1 wait in collective \d+ \(reduce .*; rank 2 waits in collective \d+ "
+                      r"\(heads of layers\.1 among ranks 2,3\)"),
+                ("3", r"; ranks 0-2 wait in collective \d+ \(reduce head\)")):
             with self.subTest(zero=zero):
                 said = self.ranks(4, LLAMA, "--train-iters", "4", "--context-parallel", "2", "--zero", zero,
                                   "--comm-timeout", "2", faults="stall:rank=3@backward=3", expect=6).stderr
-                self.assertRegex(said, rf"rank 3 \(.*\) is in step 3, backward, before collective \d+ \({place}\), "
-                                 rf"without progress for .*{waits} of step 3 ")
+                self.assertRegex(said, r"rank 3 \(.*\) is in step 3, backward, without progress for .*"
+                                 rf"{waits} of step 3 ")
 
     def test_the_plan_has_the_exchanges(self):
         plan = self.ranks(1, LLAMA, "--dry-run", "--train-iters", "4", "--ranks", "8", "--context-parallel", "4").stdout
