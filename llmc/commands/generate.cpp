@@ -12,7 +12,6 @@
 #include "llmc/base/system/standard_streams.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/huggingface/hf_config.h"
-#include "llmc/checkpoint/huggingface/hf_config.h"
 #include "llmc/checkpoint/load.h"
 #include "llmc/config/prompt.h"
 #include "llmc/fault/shutdown.h"

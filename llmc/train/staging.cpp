@@ -23,7 +23,7 @@ Staging::Staging(const Config& config, const Groups& groups, Trainer& trainer)
         s.result = new (base + ints_bytes + 256) StepState{};
         if (fp8_bytes > 0) s.fp8_report = base + ints_bytes + 512;
         if (comm_bytes > 0) s.grad_comm_report = base + ints_bytes + 512 + fp8_bytes;
-        if (groups.world.world().ranks > 1) s.comm_timer = &buffer.comm_timer.emplace(trainer.timer_spans());
+        if (groups.world.world().ranks > 1) s.comm_timer = &buffer.comm_timer.emplace();
         base += buffer_bytes;
     }
 }

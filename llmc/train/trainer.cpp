@@ -208,13 +208,6 @@ void Trainer::calibrate(Ctx& ctx, const StagedStep& staged) {
     gradients_cleared_ = false;
 }
 
-// Each micro-batch has up to six exchanges in a layer, those of recomputation included.
-int64_t Trainer::timer_spans() const {
-    const int64_t micro_batches = config_.global_batch_size / (config_.micro_batch_size * groups_.data_ranks) + 1;
-    const int64_t exchanges = exchange_.ranks() > 1 ? 6 * config_.shape.num_layers * micro_batches : 0;
-    return gatherer_.timer_spans() + grads_.timer_spans() + exchanges;
-}
-
 std::vector<Tensor> Trainer::exchanged() const {
     std::vector<Tensor> all = grads_.exchanged();
     if (layer_buffers_)

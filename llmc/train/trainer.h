@@ -40,7 +40,6 @@ public:
     const Buckets& buckets() const { return buckets_; }
     // Micro-batches that the latest step ran, including the one that calibrated delayed scaling.
     int64_t executed_micro_batches() const { return executed_micro_batches_; }
-    int64_t timer_spans() const;   // of one step, at most; see CommTimer
     // The parts of the arena that the ranks of the shard group exchange while matmuls run, which copy engines can do.
     std::vector<Tensor> exchanged() const;
     StepState* state() { return state_; }

@@ -30,9 +30,9 @@ public:
     // Runs `work`, timed if ctx is the compute stream: collectives on it, and waiting for the side stream.
     template <typename Work> void timed(Ctx& ctx, Work&& work) {
         const bool counts = timer_ && !ctx.rehearsal && &ctx != &stream_.ctx;
-        if (counts) timer_->begin(ctx);
+        if (counts) timer_->record(ctx);
         work();
-        if (counts) timer_->end(ctx);
+        if (counts) timer_->record(ctx);
     }
 
 private:

@@ -7,17 +7,21 @@
 
 class CommTimer {
 public:
-    // spans: the most that a step has.
-    explicit CommTimer(int64_t spans);
-
     void restart() { used_ = 0; }
-    void begin(Ctx& ctx) { record(ctx, 0); }
-    void end(Ctx& ctx) { record(ctx, 1); }
-    double seconds() const;   // once the device has finished the step
+    // The begin or the end of a span; the two alternate.
+    void record(Ctx& ctx) {
+        if (used_ == events_.size()) events_.push_back(OwnedEvent::create());   // in the first steps
+        device::event_record(ctx, events_[used_++]);
+    }
+    // Once the device has finished the step.
+    double seconds() const {
+        double ms = 0;
+        for (size_t i = 0; i + 1 < used_; i += 2)
+            ms += static_cast<double>(device::event_elapsed_ms(events_[i], events_[i + 1]));
+        return ms * 1e-3;
+    }
 
 private:
-    void record(Ctx& ctx, size_t half);
-
     std::vector<OwnedEvent> events_;   // begin and end of each span
     size_t used_ = 0;
 };

@@ -203,14 +203,6 @@ void Gradients::all_reduce_norm(Ctx& ctx, StepState* state) {
     });
 }
 
-// With overlap the compute stream waits once a layer at most, otherwise for up to three collectives a bucket.
-int64_t Gradients::timer_spans() const {
-    if (!shares_memory()) return 0;
-    const int64_t waits = config_.overlap ? config_.shape.num_layers + 2
-                                          : 3 * static_cast<int64_t>(buckets_.all().size());
-    return config_.global_batch_size / (config_.micro_batch_size * groups_.data_ranks) * waits;
-}
-
 void Gradients::copy_report(Ctx& ctx, void* host) const {
     if (report_) device::copy_to_host(ctx, host, report_.data, report_bytes());
 }

@@ -70,7 +70,6 @@ public:
 
     int64_t report_bytes() const { return report_ ? int64_t{sizeof(GradCommReport)} : 0; }
     void copy_report(Ctx& ctx, void* host) const;
-    int64_t timer_spans() const;   // of one step, at most, without those of WeightGatherer; see CommTimer
 
 private:
     void take_comm_buffers(Arena& arena);

@@ -18,11 +18,6 @@ LayerGatherer::LayerGatherer(const Config& config, const ParamTable& table, cons
     }
 }
 
-// A pass gathers each group at most once and waits for each layer at most once.
-int64_t LayerGatherer::timer_spans() const {
-    return 2 * static_cast<int64_t>(state_.buckets().all().size() + layers_.size());
-}
-
 template <typename Use> void LayerGatherer::each_fp8_linear(int layer, Use&& use) {
     for (int number : layer_at(layer).groups)
         for (int param : group(number).params)

@@ -25,7 +25,6 @@ public:
     void after_layer(Ctx& ctx, int layer, Pass pass);
     // Makes ctx wait for everything that was enqueued on the side stream.
     void wait(Ctx& ctx);
-    int64_t timer_spans() const;   // of a micro-batch, at most; see CommTimer
 
 private:
     static constexpr int kNone = -2;

@@ -12,13 +12,6 @@ WeightGatherer::WeightGatherer(const Config& config, const ParamTable& table, Sh
         layers_ = std::make_unique<LayerGatherer>(config, table, state, fp8, shards_, *layer_buffers, stream, arena);
 }
 
-int64_t WeightGatherer::timer_spans() const {
-    const int64_t micro_batches = config_.global_batch_size / (config_.micro_batch_size * groups_.data_ranks);
-    // A calibration micro-batch may come first, and counting scales takes another pass.
-    const int64_t in_passes = layers_ ? (micro_batches + 2) * layers_->timer_spans() : 0;
-    return 8 + 4 * static_cast<int64_t>(buckets_.all().size()) + in_passes;
-}
-
 void WeightGatherer::all_reduce_amaxes(Ctx& ctx) {
     const Fp8State::Amaxes amaxes = fp8_.amaxes();
     if (buckets_.ranks() == 1 || amaxes.count == 0) return;

@@ -35,7 +35,6 @@ public:
     // --zero 3: gathers weights in every pass, so that all ranks must make the same passes.
     bool gathers_in_passes() const { return layers_ != nullptr; }
     void set_pass_follows(bool follows) { if (layers_) layers_->set_pass_follows(follows); }
-    int64_t timer_spans() const;   // of one step, at most; see CommTimer
 
 private:
     void gather_bucket(Ctx& comm, int number, const StepState* step);
