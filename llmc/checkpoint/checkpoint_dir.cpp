@@ -22,12 +22,9 @@ std::string step_directory_name(int64_t step) {
 
 int64_t step_of_directory(const std::string& name) {
     const size_t prefix = std::char_traits<char>::length(kStepPrefix);
-    const bool digits = name.size() >= prefix + 8 && name.size() <= prefix + 18
-                        && name.rfind(kStepPrefix, 0) == 0
-                        && name.find_first_not_of("0123456789", prefix) == std::string::npos;
-    if (!digits) return -1;
-    const int64_t step = std::stoll(name.substr(prefix));
-    return step_directory_name(step) == name ? step : -1;  // "step-000000120" has too many zeros
+    if (name.size() > prefix + 18) return -1;
+    const int64_t step = name.size() > prefix ? std::atoll(name.c_str() + prefix) : -1;
+    return step >= 0 && step_directory_name(step) == name ? step : -1;   // "step-000000120" has too many zeros
 }
 
 int64_t step_of_checkpoint(const std::string& path) {
@@ -50,10 +47,7 @@ std::vector<int64_t> checkpoint_steps(const std::string& root) {
 }
 
 StagedDirectory::StagedDirectory(const std::string& root, const std::string& name, const IoHook& hook)
-    : root_(root),
-      name_(name),
-      temporary_(root + "/.tmp-" + name + "." + std::to_string(::getpid())),
-      hook_(hook) {
+    : root_(root), name_(name), temporary_(root + "/.tmp-" + name + "." + std::to_string(::getpid())), hook_(hook) {
     make_directory(temporary_, hook_);
 }
 

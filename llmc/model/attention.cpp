@@ -101,7 +101,7 @@ Fp8Heads Attention::quantize_heads(Ctx& ctx, Tensor qkv, const DeviceBatch& batc
 void Attention::to_heads(Ctx& ctx, int layer, Tensor heads, Tensor part, int64_t kv_heads, const DeviceBatch& batch) {
     Arena::Scope scope(ctx, model_.arena);
     const Tensor sent = model_.scratch(heads.dtype, heads.elems);
-    ops::split_heads(ctx, {.out = sent, .in = part, .B = batch.B, .T = batch.T, .ranks = exchange_->ranks(),
+    ops::split_heads(ctx, {.out = sent, .in = part, .B = batch.B, .T = batch.T, .ranks = exchange_->ranks,
                            .NH = config_.num_attention_heads, .NKV = kv_heads, .HS = config_.kv_channels});
     exchange_->all_to_all(ctx, layer, batch.B, heads, sent);
 }
@@ -110,7 +110,7 @@ void Attention::to_parts(Ctx& ctx, int layer, Tensor part, Tensor heads, int64_t
     Arena::Scope scope(ctx, model_.arena);
     const Tensor received = model_.scratch(heads.dtype, heads.elems);
     exchange_->all_to_all(ctx, layer, batch.B, received, heads);
-    ops::join_heads(ctx, {.out = part, .in = received, .B = batch.B, .T = batch.T, .ranks = exchange_->ranks(),
+    ops::join_heads(ctx, {.out = part, .in = received, .B = batch.B, .T = batch.T, .ranks = exchange_->ranks,
                           .NH = config_.num_attention_heads, .NKV = kv_heads, .HS = config_.kv_channels});
 }
 

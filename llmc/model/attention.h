@@ -68,7 +68,7 @@ private:
     ModelContext& model_;
     const ModelConfig& config_;
     const DecoderOptions& options_;
-    HeadExchange* const exchange_;   // null: this rank has whole sequences
+    const HeadExchange* const exchange_;   // null: this rank has whole sequences
     ActivationBuffers buffers_;
     PreNorm norm_;
     Tensor cos_sin_;   // (max_seq, HS/2, 2) stat

@@ -31,10 +31,10 @@ struct DecoderOptions {
     Recompute recompute = Recompute::kNone;
     bool fp8_attention = false;
     bool offload_activations = false;
-    HeadExchange* exchange = nullptr;   // not owned; null: this rank has whole sequences
-    int64_t ranks_of_sequence() const { return exchange ? exchange->ranks() : 1; }
+    const HeadExchange* exchange = nullptr;   // not owned; null: this rank has whole sequences
+    int64_t ranks_of_sequence() const { return exchange ? exchange->ranks : 1; }
     // The position of the first of T tokens, which are this rank's part of a sequence.
-    int64_t first_position(int64_t T) const { return exchange ? exchange->rank() * T : 0; }
+    int64_t first_position(int64_t T) const { return exchange ? exchange->rank * T : 0; }
     int64_t loss_chunk = 0;        // rows that head and loss compute at once; 0: all
     int64_t max_rows() const { return max_batch * max_seq; }
     int64_t positions() const { return max_seq * ranks_of_sequence(); }

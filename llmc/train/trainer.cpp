@@ -15,11 +15,11 @@ std::optional<LayerBuffers> make_layer_buffers(const Config& config, const Bucke
                                        config.dtype, plan.weight_format, arena);
 }
 
-DecoderOptions decoder_options(const Config& config, HeadExchange& exchange) {
+DecoderOptions decoder_options(const Config& config, const HeadExchange& exchange) {
     return {.max_batch = config.micro_batch_size, .max_seq = config.part_length(),
             .dtype = config.dtype, .recompute = config.recompute, .fp8_attention = config.fp8_attention,
             .offload_activations = offloads(config, "activations"),
-            .exchange = exchange.ranks() > 1 ? &exchange : nullptr, .loss_chunk = config.loss_chunk};
+            .exchange = exchange.ranks > 1 ? &exchange : nullptr, .loss_chunk = config.loss_chunk};
 }
 
 // The plan, except that tests make one linear run in BF16.
@@ -47,7 +47,7 @@ Trainer::Trainer(const Config& config, const ParamTable& table, const Fp8Plan& f
       grads_(config, table, buckets_, groups, comm_stream_, arena),
       gatherer_(config, table, sharded_, fp8_, grads_, layer_buffers(), groups, comm_stream_, arena),
       optimizers_(make_optimizers(config)), store_(sharded_, grads_, gatherer_),
-      exchange_(groups, comm_stream_),
+      exchange_(context_exchange(groups, comm_stream_)),
       decoder_(config.shape, table_, decoder_options(config, exchange_), arena, store_, fp8_),
       inputs_(config, arena), evaluator_(config, groups, gatherer_.gathers_in_passes(), decoder_, fp8_, inputs_, arena),
       state_(take_step_state(arena)) {
@@ -79,7 +79,7 @@ StateAccess Trainer::state_access(Ctx& ctx) {
 
 void Trainer::micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase) {
     const int64_t B = config_.micro_batch_size, T = config_.part_length();
-    const DeviceBatch batch = inputs_.upload(ctx, staged.after(number * B * T, exchange_.ranks()), B, T, state_);
+    const DeviceBatch batch = inputs_.upload(ctx, staged.after(number * B * T, exchange_.ranks), B, T, state_);
     fp8_.begin_micro_batch(ctx, number * groups_.data_ranks + groups_.data_rank, phase);
     enter(staged, Phase::kForward);
     device::range_push("forward");

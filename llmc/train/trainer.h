@@ -75,7 +75,7 @@ private:
     WeightGatherer gatherer_;
     const std::vector<std::unique_ptr<Optimizer>> optimizers_;   // by OptimizerKind
     ZeroStore store_;
-    ContextExchange exchange_;
+    const HeadExchange exchange_;
     Decoder decoder_;
     DeviceInputs inputs_;
     Evaluator evaluator_;

@@ -113,7 +113,8 @@ private:
 // Comm::gather for values of a trivially copyable type: those of all ranks, by rank.
 template <typename T> std::vector<std::vector<T>> gather_values(Comm& comm, const std::vector<T>& mine) {
     std::vector<std::vector<T>> all;
-    for (const std::string& bytes : comm.gather({reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(T)})) {
+    const std::string own(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(T));
+    for (const std::string& bytes : comm.gather(own)) {
         all.emplace_back(bytes.size() / sizeof(T));
         std::memcpy(all.back().data(), bytes.data(), bytes.size());
     }

@@ -53,8 +53,7 @@ public:
                 const double rate = sent / seconds(size, [&] { collective.call(comm_, ctx_, in, out); }, true);
                 rates += strf("%s%s %.2f", rates.empty() ? "" : ", ", collective.name, rate);
             }
-            const std::string name = size < kMiB ? strf("%lld KiB", ll(size / 1024)) : strf("%lld MiB", ll(size / kMiB));
-            lines.push_back("check-comm: " + name + ": " + rates + " GiB/s");
+            lines.push_back(strf("check-comm: %g MiB: %s GiB/s", static_cast<double>(size) / kMiB, rates.c_str()));
         }
         return lines;
     }
@@ -148,6 +147,7 @@ std::vector<std::string> check_comm(Ctx& ctx, Comm& comm) {
     const std::string bus = device::device_info(ctx.index).bus;
     const std::vector<std::string> hosts = comm.gather(host_name());
     const std::vector<std::string> labels = comm.gather(host_name() + (bus.empty() ? "" : " " + bus));
-    if (const std::string slow = slow_links(rates, hosts, labels); !slow.empty()) lines.push_back("check-comm: " + slow);
+    const std::string slow = slow_links(rates, hosts, labels);
+    if (!slow.empty()) lines.push_back("check-comm: " + slow);
     return lines;
 }
