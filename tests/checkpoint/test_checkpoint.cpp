@@ -125,32 +125,32 @@ TEST_CASE("checkpoint: GPT-2 matrices are stored as [in, out], Llama's are rows 
                 std::memcpy(&data[4 * i], &value, 4);
             }
     SafetensorsReader g(save(gpt2, request_of(dir / "g", 1)) + "/model.safetensors");
-    const SafetensorsView& c_attn = g.tensor("transformer.h.1.attn.c_attn.weight");
+    const SafetensorsView& c_attn = g.tensors().at("transformer.h.1.attn.c_attn.weight");
     CHECK(c_attn.shape == std::vector<int64_t>{40, 120});
     for (int64_t in : {0, 7, 39})
         for (int64_t out : {0, 41, 119})
             CHECK(at(c_attn, in * 120 + out) == static_cast<float>(out * 40 + in));
-    CHECK(g.tensor("transformer.h.0.mlp.c_fc.weight").shape == std::vector<int64_t>{40, 56});
-    CHECK(g.tensor("transformer.h.0.mlp.c_proj.weight").shape == std::vector<int64_t>{56, 40});
-    CHECK(g.tensor("transformer.h.0.mlp.c_fc.bias").shape == std::vector<int64_t>{56});
-    CHECK(g.tensor("transformer.wpe.weight").shape == std::vector<int64_t>{19, 40});
-    CHECK(g.tensor("transformer.wte.weight").shape == std::vector<int64_t>{131, 40});
+    CHECK(g.tensors().at("transformer.h.0.mlp.c_fc.weight").shape == std::vector<int64_t>{40, 56});
+    CHECK(g.tensors().at("transformer.h.0.mlp.c_proj.weight").shape == std::vector<int64_t>{56, 40});
+    CHECK(g.tensors().at("transformer.h.0.mlp.c_fc.bias").shape == std::vector<int64_t>{56});
+    CHECK(g.tensors().at("transformer.wpe.weight").shape == std::vector<int64_t>{19, 40});
+    CHECK(g.tensors().at("transformer.wte.weight").shape == std::vector<int64_t>{131, 40});
     CHECK(g.tensors().size() == 2 + 2 * 12 + 2);
     CHECK(g.tensors().count("lm_head.weight") == 0);
 
     SafetensorsReader l(save(llama, request_of(dir / "l", 1)) + "/model.safetensors");
-    const SafetensorsView& v = l.tensor("model.layers.1.self_attn.v_proj.weight");
+    const SafetensorsView& v = l.tensors().at("model.layers.1.self_attn.v_proj.weight");
     CHECK(v.shape == std::vector<int64_t>{32, 40});
     CHECK(at(v, 3 * 40 + 5) == static_cast<float>((64 + 32 + 3) * 40 + 5));
-    CHECK(at(l.tensor("model.layers.0.mlp.up_proj.weight"), 0) == 56.0f * 40);
-    CHECK(at(l.tensor("model.layers.0.mlp.gate_proj.weight"), 0) == 0.0f);
-    CHECK(l.tensor("model.layers.0.self_attn.o_proj.weight").shape == std::vector<int64_t>{40, 64});
-    CHECK(l.tensor("lm_head.weight").shape == std::vector<int64_t>{131, 40});
+    CHECK(at(l.tensors().at("model.layers.0.mlp.up_proj.weight"), 0) == 56.0f * 40);
+    CHECK(at(l.tensors().at("model.layers.0.mlp.gate_proj.weight"), 0) == 0.0f);
+    CHECK(l.tensors().at("model.layers.0.self_attn.o_proj.weight").shape == std::vector<int64_t>{40, 64});
+    CHECK(l.tensors().at("lm_head.weight").shape == std::vector<int64_t>{131, 40});
     CHECK(l.tensors().size() == 2 + 2 * 9 + 1);
     // In memory the padded rows keep their values.
     SafetensorsReader own(dir / "l/step-00000001/optimizer/master.safetensors");
-    CHECK(own.tensor("wte.weight").shape == std::vector<int64_t>{256, 40});
-    CHECK(own.tensor("final_norm.weight").shape == std::vector<int64_t>{40});
+    CHECK(own.tensors().at("wte.weight").shape == std::vector<int64_t>{256, 40});
+    CHECK(own.tensors().at("final_norm.weight").shape == std::vector<int64_t>{40});
 }
 
 TEST_CASE("checkpoint: parts and their index") {

@@ -16,7 +16,7 @@
 namespace {
 
 std::vector<double> floats(const SafetensorsReader& file, const std::string& name) {
-    const SafetensorsView& view = file.tensor(name);
+    const SafetensorsView& view = file.tensors().at(name);
     REQUIRE(view.dtype == "F32");
     std::vector<float> values(static_cast<size_t>(view.bytes / 4));
     view.read(0, view.bytes, values.data());
@@ -24,7 +24,7 @@ std::vector<double> floats(const SafetensorsReader& file, const std::string& nam
 }
 
 std::vector<int32_t> ints(const SafetensorsReader& file, const std::string& name) {
-    const SafetensorsView& view = file.tensor(name);
+    const SafetensorsView& view = file.tensors().at(name);
     REQUIRE(view.dtype == "I32");
     std::vector<int32_t> values(static_cast<size_t>(view.bytes / 4));
     view.read(0, view.bytes, values.data());

@@ -148,12 +148,6 @@ void SafetensorsView::read(int64_t begin, int64_t count, void* out) const {
 SafetensorsReader::SafetensorsReader(const std::string& path)
     : file_(path, path, kExitNoCheckpoint), views_(parse_header(file_)) {}
 
-const SafetensorsView& SafetensorsReader::tensor(const std::string& name) const {
-    auto found = views_.find(name);
-    REQUIRE(found != views_.end(), "%s has no tensor %s", file_.name().c_str(), name.c_str());
-    return found->second;
-}
-
 bool read_as_fp32(const SafetensorsView& view, int64_t begin, int64_t count, float* out) {
     const bool half = view.dtype == "F16", brain = view.dtype == "BF16";
     if (!half && !brain && view.dtype != "F32") return false;

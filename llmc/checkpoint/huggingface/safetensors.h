@@ -44,7 +44,6 @@ public:
     SafetensorsReader(const SafetensorsReader&) = delete;
     SafetensorsReader& operator=(const SafetensorsReader&) = delete;
     const std::map<std::string, SafetensorsView>& tensors() const { return views_; }
-    const SafetensorsView& tensor(const std::string& name) const;  // exit 2 if absent
 
 private:
     const InputFile file_;
