@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "llmc/base/system/process_limits.h"
 #include "tests/support/data_test.h"
 
 using namespace data_test;
@@ -155,6 +156,8 @@ TEST_CASE("data: more shards than the soft limit of open files allows") {
     REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
     const rlimit few{24, before.rlim_max};
     REQUIRE(setrlimit(RLIMIT_NOFILE, &few) == 0);
+    CHECK(refusal(config_of({dir / "a_*.bin"})).find("raise the limit of open files") != std::string::npos);
+    check_process_limits();   // as every executable at its start
     const std::string result = refusal(config_of({dir / "a_*.bin"}));
     setrlimit(RLIMIT_NOFILE, &before);
     CHECK(result == "nothing");

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/random.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -41,24 +40,9 @@ std::atomic<int64_t> blocks_done{0};
          error == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
 }
 
-// Raises the limit of open files to the hard limit. Returns false if it has this value already.
-bool raise_limit_of_files() {
-    rlimit limit{};
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return false;
-    limit.rlim_cur = limit.rlim_max;
-    return setrlimit(RLIMIT_NOFILE, &limit) == 0;
-}
-
 void ask_hook(const IoHook& hook, const char* call, const std::string& path) {
     if (!hook) return;
     if (int error = hook(call, path)) fail_disk(call, path, error);
-}
-
-// Writing past the file size limit raises SIGXFSZ, which ends the process by default, so the limit is checked before.
-bool beyond_size_limit(int64_t bytes) {
-    rlimit limit{};
-    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return false;
-    return static_cast<uint64_t>(bytes) > limit.rlim_cur;
 }
 
 std::string hex(XXH128_hash_t hash) {
@@ -79,7 +63,6 @@ Descriptor open_new(const std::string& path, const IoHook& hook) { return open_t
 
 void write_all(int fd, const std::string& path, int64_t offset, const void* data, int64_t bytes, const IoHook& hook) {
     ask_hook(hook, "write", path);
-    if (beyond_size_limit(offset + bytes)) fail_disk("write", path, EFBIG);
     const char* next = static_cast<const char*>(data);
     for (int64_t left = bytes; left > 0;) {
         const size_t block = static_cast<size_t>(std::min<int64_t>(left, int64_t{1} << 30));
@@ -169,7 +152,6 @@ void ReplacementFile::publish() {
 void create_file(const std::string& path, int64_t bytes, const IoHook& hook) {
     const Descriptor file = open_new(path, hook);
     ask_hook(hook, "allocate", path);
-    if (beyond_size_limit(bytes)) fail_disk("allocate", path, EFBIG);
     if (::fallocate(file.fd, 0, 0, bytes) == 0) return;
     const bool unknown = errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL;
     if (!unknown || ::ftruncate(file.fd, bytes) != 0) fail_disk("allocate", path, errno);
@@ -201,9 +183,7 @@ Descriptor open_regular(const std::string& path) {
     struct stat info {};
     if (::stat(path.c_str(), &info) != 0) fail_read(path, errno);
     require_regular(info);
-    constexpr int kFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
-    Descriptor file(::open(path.c_str(), kFlags));
-    if (file.fd < 0 && errno == EMFILE && raise_limit_of_files()) file.fd = ::open(path.c_str(), kFlags);
+    Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (file.fd < 0 || ::fstat(file.fd, &info) != 0) fail_read(path, errno);
     require_regular(info);
     return file;

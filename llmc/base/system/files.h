@@ -75,8 +75,7 @@ private:
 };
 
 // Opens a regular file for reading. Anything else is an error with exit code 2 that names the file: a device, a socket,
-// a folder, or a FIFO, on which it does not block. If the process may open no more files, its soft limit is raised to
-// the hard one, because a run may have thousands of shards.
+// a folder, or a FIFO, on which it does not block.
 Descriptor open_regular(const std::string& path);
 // Whether a text can be the name of a file in a folder: not empty, "." or "..", without slashes and control characters.
 bool is_file_name(const std::string& name);

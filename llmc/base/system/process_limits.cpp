@@ -9,8 +9,11 @@ void check_process_limits() {
     // A rank of MPI has 27 files open while it saves, and a few more for every rank of its host.
     constexpr rlim_t kFiles = 64;
     rlimit files{};
-    REQUIRE(::getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= kFiles, "ulimit -n %lld: a run needs %lld "
-            "open files: raise it with ulimit -n", static_cast<long long>(files.rlim_cur), ll(kFiles));
+    if (::getrlimit(RLIMIT_NOFILE, &files) != 0) return;
+    REQUIRE(files.rlim_max >= kFiles, "ulimit -n %lld: a run needs %lld open files: raise it with ulimit -n",
+            static_cast<long long>(files.rlim_max), ll(kFiles));
+    files.rlim_cur = files.rlim_max;
+    ::setrlimit(RLIMIT_NOFILE, &files);
 }
 
 Error as_error(const std::exception& exception) {
