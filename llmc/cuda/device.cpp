@@ -31,6 +31,17 @@ std::atomic<int64_t>& allocations() {
     return count;
 }
 
+void* allocate(int64_t bytes, const char* where, cudaError_t (*take)(void** memory, size_t size)) {
+    CHECK(bytes >= 0, "allocation of %lld bytes %s", (long long)bytes, where);
+    allocations()++;
+    void* memory = nullptr;
+    const cudaError_t status = take(&memory, static_cast<size_t>(std::max<int64_t>(bytes, 1)));
+    if (status == cudaSuccess) return memory;
+    cudaGetLastError();
+    FAIL(kExitBadInput, "cannot allocate %lld bytes (%.2f GiB) %s: %s; %.2f GiB are free on the GPU", (long long)bytes,
+         gib(bytes), where, cudaGetErrorString(status), gib(device_free_bytes()));
+}
+
 cudaEvent_t handle_of(Event* event) { return reinterpret_cast<cudaEvent_t>(event); }
 
 std::string version_text(int version) { return strf("%d.%d", version / 1000, version % 1000 / 10); }
@@ -112,7 +123,7 @@ void device_open(Ctx& ctx, int index) {
     ctx.sm = info.sm;
     ctx.sm_count = info.sm_count;
     ctx.fp8_matmuls = 0;
-    gemm_state_create(ctx);
+    gemm_state_create(ctx, info);
 }
 
 void device_close(Ctx& ctx) {
@@ -148,32 +159,15 @@ void side_close(Ctx& side) {
 }
 
 void* device_alloc(int64_t bytes) {
-    CHECK(bytes >= 0, "device_alloc of %lld bytes", (long long)bytes);
-    allocations()++;
-    void* memory = nullptr;
-    const cudaError_t status = cudaMalloc(&memory, static_cast<size_t>(std::max<int64_t>(bytes, 1)));
-    if (status != cudaSuccess) {
-        cudaGetLastError();
-        FAIL(kExitBadInput, "cannot allocate %lld bytes (%.2f GiB) on the GPU: %s; %.2f GiB are free",
-             (long long)bytes, static_cast<double>(bytes) / (1 << 30), cudaGetErrorString(status),
-             static_cast<double>(device_free_bytes()) / (1 << 30));
-    }
-    return memory;
+    return allocate(bytes, "on the GPU", [](void** memory, size_t size) { return cudaMalloc(memory, size); });
 }
 
 void device_free(void* memory) { warn_once(cudaFree(memory), "cudaFree"); }
 
 void* pinned_alloc(int64_t bytes) {
-    CHECK(bytes >= 0, "pinned_alloc of %lld bytes", (long long)bytes);
-    allocations()++;
-    void* memory = nullptr;
-    const cudaError_t status = cudaMallocHost(&memory, static_cast<size_t>(std::max<int64_t>(bytes, 1)));
-    if (status != cudaSuccess) {
-        cudaGetLastError();
-        FAIL(kExitBadInput, "cannot allocate %lld bytes (%.2f GiB) of pinned host memory: %s",
-             (long long)bytes, static_cast<double>(bytes) / (1 << 30), cudaGetErrorString(status));
-    }
-    return memory;
+    return allocate(bytes, "of pinned host memory", [](void** memory, size_t size) {
+        return cudaMallocHost(memory, size);
+    });
 }
 
 void pinned_free(void* memory) { warn_once(cudaFreeHost(memory), "cudaFreeHost"); }

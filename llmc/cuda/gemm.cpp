@@ -169,17 +169,14 @@ std::string gemm_describe(const GemmKey& key) {
                 scales.c_str(), key.bias, key.accumulate, key.align_a, key.align_b, key.align_d);
 }
 
-void gemm_state_create(Ctx& ctx) {
+void gemm_state_create(Ctx& ctx, const DeviceInfo& info) {
     auto* state = new GemmState;
     ctx.gemm = state;
     cublasStatus_t status = cublasLtCreate(&state->handle);
     REQUIRE(status == CUBLAS_STATUS_SUCCESS, "cuBLASLt does not start: %s", cublasLtGetStatusName(status));
     CUDA_CHECK(cudaMalloc(&state->workspace, kGemmWorkspaceBytes));
-    size_t version = cublasLtGetVersion();
-    state->library = strf("cuBLASLt %zu.%zu.%zu", version / 10000, version / 100 % 100, version % 100);
-    cudaDeviceProp properties;
-    CUDA_CHECK(cudaGetDeviceProperties(&properties, ctx.index));
-    state->gpu = properties.name;
+    state->library = info.matmul_library;
+    state->gpu = info.name;
 }
 
 void gemm_state_destroy(Ctx& ctx) {

@@ -46,7 +46,7 @@ struct GemmState {
 inline constexpr int64_t kGemmWorkspaceBytes = 64ll << 20;
 
 // Create and destroy ctx.gemm; need ctx.stream and the current device. Exit 2 when cuBLASLt does not start.
-void gemm_state_create(Ctx& ctx);
+void gemm_state_create(Ctx& ctx, const DeviceInfo& info);
 void gemm_state_destroy(Ctx& ctx);
 
 // One line for messages: layout, sizes, types, scales, bias, alignment.
