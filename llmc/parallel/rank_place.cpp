@@ -14,27 +14,20 @@ namespace {
 
 using Json = nlohmann::json;
 
-std::string seen(const RankPlace& place) {
-    if (place.visible_devices.empty()) return strf("%d GPU%s", place.visible, place.visible == 1 ? "" : "s");
-    return strf("%d GPU%s (CUDA_VISIBLE_DEVICES=%s)", place.visible, place.visible == 1 ? "" : "s",
-                place.visible_devices.c_str());
+// " (CUDA_VISIBLE_DEVICES=0,1)", or "" if it is not set.
+std::string restriction(const RankPlace& place) {
+    return place.visible_devices.empty() ? "" : " (CUDA_VISIBLE_DEVICES=" + place.visible_devices + ")";
 }
 
+std::string seen(const RankPlace& place) { return count_text(place.visible, "GPU") + restriction(place); }
+
 RankPlace own_place(const World& world) {
-    RankPlace place;
-    place.host = host_name();
-    place.local_rank = world.local_rank;
-    place.local_ranks = world.local_ranks;
-    place.visible = device::device_count();
     const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-    place.visible_devices = visible ? visible : "";
+    RankPlace place{.host = host_name(), .local_rank = world.local_rank, .local_ranks = world.local_ranks,
+                    .visible = device::device_count(), .visible_devices = visible ? visible : ""};
     place.index = device_of_rank(place.local_rank, place.visible);
-    if (place.index >= 0) {
-        const DeviceInfo info = device::device_info(place.index);
-        place.name = info.name;
-        place.id = info.id;
-        place.bus = info.bus;
-    }
+    const DeviceInfo info = device::device_info(place.index);
+    if (place.index >= 0) place.name = info.name, place.id = info.id, place.bus = info.bus;
     return place;
 }
 
@@ -52,8 +45,7 @@ std::string placement_error(const std::vector<RankPlace>& places) {
         const char* host = place.host.c_str();
         if (place.visible == 0)
             return strf("rank %zu: no usable GPU on host %s%s; this executable was built for CUDA, `make DEVICE=cpu` "
-                        "builds the CPU one", rank, host, place.visible_devices.empty() ? "" :
-                        strf(" (CUDA_VISIBLE_DEVICES=%s)", place.visible_devices.c_str()).c_str());
+                        "builds the CPU one", rank, host, restriction(place).c_str());
         if (place.index < 0)
             return strf("%d ranks on host %s, but rank %zu sees %s there: start at most one rank per GPU",
                         place.local_ranks, host, rank, seen(place).c_str());

@@ -12,7 +12,7 @@ struct RankPlace {
     int visible = 0;              // number of visible GPUs
     std::string visible_devices;  // CUDA_VISIBLE_DEVICES, "" if it is not set
     int index = -1;               // of its GPU among the visible ones, -1: none is left
-    std::string name, id, bus;    // of that GPU
+    std::string name = {}, id = {}, bus = {};   // of that GPU
 };
 
 // The index of the GPU for local_rank, -1 if none is left. If only one GPU is visible, the launcher has assigned it to
