@@ -51,18 +51,17 @@ int steps_until_record(GpuMonitor& monitor, GpuRecord& record) {
 
 }  // namespace
 
-TEST_CASE("GPU samples: mean, extremes and reasons of those states that have the value") {
+TEST_CASE("GPU samples: mean, highest and reasons of those states that have the value") {
     GpuSamples samples;
     samples.states.resize(3);
     samples.states[0].sm_mhz = 1500, samples.states[2].sm_mhz = 1800;
     samples.states[1].throttle = 4, samples.states[2].throttle = 0;
     CHECK_EQ(samples.mean(&GpuState::sm_mhz), 1650);
-    CHECK_EQ(samples.lowest(&GpuState::sm_mhz), 1500);
     CHECK_EQ(samples.highest(&GpuState::sm_mhz), 1800);
     CHECK_EQ(samples.throttle(), 4);
-    CHECK_FALSE(samples.mean(&GpuState::celsius));
-    CHECK_FALSE(samples.highest(&GpuState::celsius));
-    CHECK_FALSE(GpuSamples().throttle());
+    CHECK(std::isnan(samples.mean(&GpuState::celsius)));
+    CHECK(std::isnan(samples.highest(&GpuState::celsius)));
+    CHECK_EQ(GpuSamples().throttle(), -1);
 }
 
 TEST_CASE("GPU monitor: one GPU") {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <utility>
 
 #include "llmc/base/check.h"
@@ -107,36 +108,25 @@ std::string throttle_text(uint64_t bits) {
     return text.empty() ? "none" : text;
 }
 
-std::optional<double> GpuSamples::mean(std::optional<int64_t> GpuState::*value) const {
+double GpuSamples::mean(std::optional<int64_t> GpuState::*value) const {
     double sum = 0, count = 0;
     for (const GpuState& state : states)
         if (state.*value) sum += static_cast<double>(*(state.*value)), count++;
-    return count > 0 ? std::optional(sum / count) : std::nullopt;
+    return sum / count;   // 0 / 0 is NaN
 }
 
-std::optional<int64_t> GpuSamples::lowest(std::optional<int64_t> GpuState::*value) const {
-    std::optional<int64_t> found;
+double GpuSamples::highest(std::optional<int64_t> GpuState::*value) const {
+    double found = NAN;
     for (const GpuState& state : states)
-        if (!found || (state.*value && state.*value < found)) found = state.*value;
+        if (state.*value) found = std::fmax(found, static_cast<double>(*(state.*value)));
     return found;
 }
 
-std::optional<int64_t> GpuSamples::highest(std::optional<int64_t> GpuState::*value) const {
-    std::optional<int64_t> found;
-    for (const GpuState& state : states) found = std::max(found, state.*value);   // an absent one is less than any
-    return found;
-}
-
-std::optional<uint64_t> GpuSamples::throttle() const {
-    std::optional<uint64_t> bits;
+int64_t GpuSamples::throttle() const {
+    int64_t bits = -1;
     for (const GpuState& state : states)
-        if (state.throttle) bits = bits.value_or(0) | *state.throttle;
+        if (state.throttle) bits = std::max<int64_t>(bits, 0) | static_cast<int64_t>(*state.throttle);
     return bits;
-}
-
-void GpuSamples::add(const GpuSamples& later) {
-    states.insert(states.end(), later.states.begin(), later.states.end());
-    if (!later.error.empty()) error = later.error;
 }
 
 GpuSampler::GpuSampler(std::string bus, const char* library) : bus_(std::move(bus)) {

@@ -47,12 +47,10 @@ struct GpuSamples {
     std::vector<GpuState> states = {};
     std::string error = {};   // why there will be no more
 
-    // Over the states that have the value.
-    std::optional<double> mean(std::optional<int64_t> GpuState::*value) const;
-    std::optional<int64_t> lowest(std::optional<int64_t> GpuState::*value) const;
-    std::optional<int64_t> highest(std::optional<int64_t> GpuState::*value) const;
-    std::optional<uint64_t> throttle() const;   // the bits of all states, combined by OR
-    void add(const GpuSamples& later);
+    // Over the states that have the value; NaN if none has it.
+    double mean(std::optional<int64_t> GpuState::*value) const;
+    double highest(std::optional<int64_t> GpuState::*value) const;
+    int64_t throttle() const;   // the bits of all states, combined by OR; -1 if none has them
 };
 
 // A thread that samples ten times a second until it is stopped. It asks only the driver, so it never waits for a stream

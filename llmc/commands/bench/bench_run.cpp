@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -34,10 +35,10 @@ void refuse_options_without_effect(const std::vector<std::string>& changed) {
 }
 
 std::string clocks_text(const GpuSamples& c) {
-    const std::optional<double> mhz = c.mean(&GpuState::sm_mhz);
-    if (!mhz) return "clocks are not known" + (c.error.empty() ? "" : ": " + c.error);
-    return strf("SM clock %.0f MHz, %.0f W, throttled by: %s", *mhz,
-                1e-3 * c.mean(&GpuState::milliwatts).value_or(0), throttle_text(c.throttle().value_or(0)).c_str());
+    const double mhz = c.mean(&GpuState::sm_mhz);
+    if (std::isnan(mhz)) return "clocks are not known" + (c.error.empty() ? "" : ": " + c.error);
+    return strf("SM clock %.0f MHz, %.0f W, throttled by: %s", mhz, 1e-3 * c.mean(&GpuState::milliwatts),
+                throttle_text(static_cast<uint64_t>(std::max<int64_t>(c.throttle(), 0))).c_str());
 }
 
 class BenchRun {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -9,9 +10,8 @@ namespace {
 
 // One rank's part of a record, which is sent to the other ranks as bytes; nan: not reported.
 struct RankPart {
-    int64_t samples = 0, failed = 0;
-    int64_t throttle = -1;   // bits, -1: not reported
-    double utilization = NAN, watts = NAN, sm_mhz = NAN, celsius = NAN, memory_gib = NAN, joules = NAN;
+    int64_t samples, failed, throttle;   // throttle: -1: not reported
+    double utilization, watts, sm_mhz, celsius, memory_gib, joules;
 };
 
 enum class Over { kMean, kHighest, kSum };   // of the ranks that have the value; a sum needs all of them
@@ -21,22 +21,20 @@ struct RankField {
     Over over;
 };
 constexpr RankField kRankFields[] = {{&GpuRecord::utilization, &RankPart::utilization, Over::kMean},
-                             {&GpuRecord::power_w, &RankPart::watts, Over::kMean},
-                             {&GpuRecord::sm_clock_mhz, &RankPart::sm_mhz, Over::kMean},
-                             {&GpuRecord::temperature_c, &RankPart::celsius, Over::kHighest},
-                             {&GpuRecord::memory_gib, &RankPart::memory_gib, Over::kHighest},
-                             {&GpuRecord::energy_j, &RankPart::joules, Over::kSum}};
+                                     {&GpuRecord::power_w, &RankPart::watts, Over::kMean},
+                                     {&GpuRecord::sm_clock_mhz, &RankPart::sm_mhz, Over::kMean},
+                                     {&GpuRecord::temperature_c, &RankPart::celsius, Over::kHighest},
+                                     {&GpuRecord::memory_gib, &RankPart::memory_gib, Over::kHighest},
+                                     {&GpuRecord::energy_j, &RankPart::joules, Over::kSum}};
 
 std::optional<double> combined(const std::vector<RankPart>& parts, const RankField& field) {
-    double sum = 0, most = -INFINITY;
-    size_t count = 0;
-    for (const RankPart& part : parts) {
-        const double value = part.*field.part;
-        if (std::isnan(value)) continue;
-        sum += value, most = std::max(most, value), count++;
-    }
-    if (count == 0 || (field.over == Over::kSum && count < parts.size())) return std::nullopt;
-    return field.over == Over::kHighest ? most : field.over == Over::kSum ? sum : sum / static_cast<double>(count);
+    std::vector<double> values;
+    for (const RankPart& part : parts)
+        if (!std::isnan(part.*field.part)) values.push_back(part.*field.part);
+    if (values.empty() || (field.over == Over::kSum && values.size() < parts.size())) return std::nullopt;
+    if (field.over == Over::kHighest) return *std::max_element(values.begin(), values.end());
+    const double sum = std::accumulate(values.begin(), values.end(), 0.0);
+    return field.over == Over::kSum ? sum : sum / static_cast<double>(values.size());
 }
 
 GpuRecord record_of(const std::vector<RankPart>& parts, double tokens) {
@@ -58,15 +56,18 @@ void GpuMonitor::start(const std::string& bus, const char* library) {
 
 void GpuMonitor::restart() {
     if (!sampler_) return;
-    since_ = sampler_->take();
-    if (const auto energy = since_.highest(&GpuState::millijoules)) millijoules_ = energy;
+    const double energy = sampler_->take().highest(&GpuState::millijoules);
+    if (!std::isnan(energy)) millijoules_ = energy;
     since_.states.clear();
     tokens_ = 0;
     ended_ = false;
 }
 
 void GpuMonitor::end_step() {
-    if (sampler_ && !std::exchange(ended_, true)) since_.add(sampler_->take());
+    if (!sampler_ || std::exchange(ended_, true)) return;
+    const GpuSamples later = sampler_->take();
+    since_.states.insert(since_.states.end(), later.states.begin(), later.states.end());
+    since_.error = later.error;
 }
 
 GpuRecord GpuMonitor::report(double tokens) {
@@ -74,16 +75,13 @@ GpuRecord GpuMonitor::report(double tokens) {
     tokens_ += tokens;
     end_step();
     ended_ = false;
-    RankPart mine{.samples = static_cast<int64_t>(since_.states.size()), .failed = !since_.error.empty()};
-    if (const auto bits = since_.throttle()) mine.throttle = static_cast<int64_t>(*bits);
-    mine.utilization = since_.mean(&GpuState::utilization).value_or(NAN);
-    mine.watts = 1e-3 * since_.mean(&GpuState::milliwatts).value_or(NAN);
-    mine.sm_mhz = since_.mean(&GpuState::sm_mhz).value_or(NAN);
-    if (const auto celsius = since_.highest(&GpuState::celsius)) mine.celsius = static_cast<double>(*celsius);
-    if (const auto bytes = since_.highest(&GpuState::memory_bytes)) mine.memory_gib = gib(*bytes);
-    const std::optional<int64_t> energy = since_.highest(&GpuState::millijoules);   // it only grows
-    if (energy && millijoules_) mine.joules = 1e-3 * static_cast<double>(*energy - *millijoules_);
-
+    const double energy = since_.highest(&GpuState::millijoules);   // it only grows
+    const RankPart mine{.samples = static_cast<int64_t>(since_.states.size()), .failed = !since_.error.empty(),
+                        .throttle = since_.throttle(), .utilization = since_.mean(&GpuState::utilization),
+                        .watts = 1e-3 * since_.mean(&GpuState::milliwatts), .sm_mhz = since_.mean(&GpuState::sm_mhz),
+                        .celsius = since_.highest(&GpuState::celsius),
+                        .memory_gib = since_.highest(&GpuState::memory_bytes) / kGiB,
+                        .joules = 1e-3 * (energy - millijoules_)};
     std::vector<RankPart> parts;
     bool failed = false;
     for (const std::vector<RankPart>& part : gather_values<RankPart>(comm_, {mine})) {
@@ -96,7 +94,7 @@ GpuRecord GpuMonitor::report(double tokens) {
         return {};
     }
     if (std::any_of(parts.begin(), parts.end(), [](const RankPart& part) { return part.samples == 0; })) return {};
-    if (energy) millijoules_ = energy;
+    if (!std::isnan(energy)) millijoules_ = energy;
     since_.states.clear();
     return record_of(parts, std::exchange(tokens_, 0.0));
 }

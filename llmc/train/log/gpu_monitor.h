@@ -1,6 +1,7 @@
 // What the GPUs of a run did, for its log: utilization, power, clocks and energy, sampled by NVML in a thread of every
 // rank. Nothing waits for a stream. With several ranks, each report takes one more gather in host memory.
 #pragma once
+#include <cmath>
 #include <memory>
 #include <string>
 
@@ -32,7 +33,7 @@ private:
     std::unique_ptr<GpuSampler> sampler_;
     GpuSamples since_;               // samples since the last record
     bool ended_ = false;             // since_ has all samples of the step that is reported next
-    std::optional<int64_t> millijoules_;   // of the energy counter at the last record
+    double millijoules_ = NAN;       // of the energy counter at the last record
     double tokens_ = 0;              // since the last record
     std::string note_;
 };
