@@ -46,13 +46,18 @@ std::string llmc_option(const std::string& option) {
     return option;
 }
 
-// The setting that a flag of another trainer stands for.
-Setting respelled(const Spelling& spelling, const Json& on, const std::string& where, Notes* notes) {
+// The setting that a flag of another trainer stands for; nothing if the flag is always on here.
+std::optional<Setting> respelled(const Spelling& spelling, const Json& on, const std::string& where, Notes* notes) {
     REQUIRE(on.is_boolean(), "%s %s: must be true or false", where.c_str(), json_text(on).c_str());
+    if (!spelling.option) {
+        REQUIRE(on == true, "%s false: %s; leave it out", where.c_str(), spelling.when_true);
+        notes->push_back(where + ": " + spelling.when_true);
+        return {};
+    }
     const std::string value = on.get<bool>() ? spelling.when_true : spelling.when_false;
     notes->push_back(strf("%s%s is --%s %s", where.c_str(), on.get<bool>() ? "" : " false", spelling.option,
                           value.c_str()));
-    return {find_option(spelling.option)->value.parse(value), where, notes->back()};
+    return Setting{find_option(spelling.option)->value.parse(value), where, notes->back()};
 }
 
 // Adds a setting to others of the same source, the command line or a file. The words of a list are collected; of other
@@ -101,14 +106,6 @@ void require_text(const OptionRow& row, const std::string& word) {
     FAIL(kExitBadInput, "--%s '' is empty: leave it out, or set the shell variable that should be there", row.name);
 }
 
-// Megatron-LM's flag for what always happens here: accepted with a note, and refused if it is switched off.
-constexpr const char* kFp8ParamGather = "fp8-param-gather";
-void accept_fp8_param_gather(const Json& value, const std::string& where, Notes* notes) {
-    const char* fact = "weights of FP8 linear layers are always all-gathered as FP8 bytes";
-    REQUIRE(value == true, "%s %s: %s; leave it out", where.c_str(), json_text(value).c_str(), fact);
-    notes->push_back(where + ": " + fact);
-}
-
 // Reads the command line word by word. A word that is not an option is the value of the option before it. A list takes
 // all such words, so that a glob expanded by the shell works.
 class CommandLineReader {
@@ -144,17 +141,10 @@ private:
         needs_value_ = false;
         // llm.c's -h has a value, unlike the -h that asks for help.
         if (option == "-h" && !value.value_or(next).empty()) fail_unknown_option(option, "h", value.value_or(next), {});
-        const Spelling* spelling = find_spelling(current_);
-        const bool always_on = current_ == kFp8ParamGather;
-        const Json flag = (spelling || always_on) && value ? parse_flag(*value) : Json(true);
-        if (always_on) {
-            accept_fp8_param_gather(flag, option, notes_);
-            current_.clear();
-            return;
-        }
-        if (spelling) {
-            const Setting setting = respelled(*spelling, flag, option, notes_);
-            add_setting(line_.settings, *find_option(spelling->option), setting, notes_);
+        if (const Spelling* spelling = find_spelling(current_)) {
+            const Json flag = value ? parse_flag(*value) : Json(true);
+            if (const auto setting = respelled(*spelling, flag, option, notes_))
+                add_setting(line_.settings, *find_option(spelling->option), *setting, notes_);
             current_.clear();
             return;
         }
@@ -209,15 +199,11 @@ Settings read_file_settings(const std::string& path, Notes* notes) {
         const std::string name = dashes(key), where = path + ": " + name;
         REQUIRE(keys.insert(name).second, "%s: \"%s\" is there twice", path.c_str(), printable(key).c_str());
         REQUIRE(!is_command(name), "%s: \"%s\" belongs on the command line", path.c_str(), key.c_str());
-        if (name == kFp8ParamGather) {
-            accept_fp8_param_gather(value, where, notes);
-            continue;
-        }
         const Spelling* spelling = find_spelling(name);
-        const OptionRow* row = find_option(spelling ? spelling->option : name);
-        if (!row) fail_unknown_key(path, key, name, value, option_names());
-        const Setting setting = spelling ? respelled(*spelling, value, where, notes) : Setting{value, where};
-        add_setting(settings, *row, setting, notes);
+        const OptionRow* row = spelling ? nullptr : find_option(name);
+        if (!spelling && !row) fail_unknown_key(path, key, name, value, option_names());
+        const auto setting = spelling ? respelled(*spelling, value, where, notes) : Setting{value, where};
+        if (setting) add_setting(settings, row ? *row : *find_option(spelling->option), *setting, notes);
     }
     return settings;
 }

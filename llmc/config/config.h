@@ -55,7 +55,6 @@ struct Config {
     Recompute recompute = Recompute::kNone;
     std::vector<std::string> offload;   // of kOffloadWords: what is kept in pinned host memory; see offloads()
     double offload_fraction = 1;        // of the moments and masters that `offload` names
-    double offload_chunk_mb = 128;      // 10^6 bytes of offloaded state that pass through the GPU at a time; no option
     bool gemm_search = true;
     int64_t loss_chunk = 0;             // rows that head and loss compute at once; 0: all
     uint64_t seed = 0;

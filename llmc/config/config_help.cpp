@@ -153,7 +153,7 @@ std::string options_json(const Config& defaults, const std::string& family) {
         if (row.ranks_only) option["ranks_only"] = true;
         if (row.llmc) option["llmc"] = row.llmc;
         for (const Spelling& s : spellings())
-            if (std::string(s.option) == row.name)
+            if (s.option && std::string(s.option) == row.name)
                 option["megatron_flags"].push_back({{"name", s.name}, {"true", s.when_true}, {"false", s.when_false}});
         rows.push_back(std::move(option));
     }

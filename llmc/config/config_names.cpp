@@ -9,6 +9,7 @@ const std::vector<Spelling>& spellings() {
         {"swiglu", "activation", "swiglu", "gelu"},
         {"squared-relu", "activation", "relu2", "gelu"},
         {"disable-bias-linear", "linear-bias", "none", "all"},
+        {"fp8-param-gather", nullptr, "weights of FP8 linear layers are always all-gathered as FP8 bytes", nullptr},
         {"use-fp8", "fp8-recipe", "delayed", "none"},   // of guides that add Transformer Engine to a GPT-2 script
     };
     return all;

@@ -116,7 +116,7 @@ std::string value_error(const OptionRow& row, const std::string& where, const Js
 std::string batch_hint(int64_t sequences, int64_t micro_batch_size, int ranks);
 
 // Flags of Megatron-LM and others that correspond to one value of an option here. It is an error if the flag and the
-// option are both given and contradict each other.
+// option are both given and contradict each other. A flag without an option is always on here: `when_true` says so.
 struct Spelling {
     const char* name;                // "use-distributed-optimizer"
     const char* option;              // "zero"

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 #include <utility>
 
+#include "llmc/base/gpu.h"
 #include "llmc/base/version.h"
 #include "llmc/checkpoint/load.h"
 #include "llmc/config/environment.h"
@@ -14,6 +16,8 @@
 #include "llmc/parallel/rank_preflight.h"
 #include "llmc/train/run/rank_consistency.h"
 #include "llmc/train/run/run_summary.h"
+
+using Json = nlohmann::ordered_json;
 
 TrainLoop::TrainLoop(ParsedConfig parsed, const Fp8Plan& fp8_plan, std::string command, Predict predict, Comm& comm)
     : parsed_(std::move(parsed)), command_(std::move(command)), predict_(std::move(predict)), comm_(comm),
@@ -99,21 +103,11 @@ void TrainLoop::open_log() {
     const std::string summary =
         summary_text({config_, parsed_.changed, table_, fp8_plan_, plan, device_.info, comm_.world(), *data_.train,
                       data_.valid ? &*data_.valid : nullptr, predicted.ms});
-    const std::string fp8_text = fp8_plan_.on() ? fp8_plan_text(fp8_plan_, config_) : "";
     std::printf("%s", summary.c_str());
     const std::string path = comm_.root() ? config_.log_file : "";
     const bool other = resumed_ && (config_.resume != "auto" || !log_saves_in(path, config_.save));
     log_ = std::make_unique<RunLog>(path, resumed_, progress_.step, progress_.missed, other);
-    const bool loaded = comm_.root() && !config_.load.empty() && !resumed_;
-    log_->header({.command = command_, .commit = kBuildCommit, .config_json = config_to_json(config_),
-                  .gemm_plan_note = config_.gemm_search ? "searched" : "library's first answer",
-                  .fp8_plan = fp8_text, .device = device_.info, .world = comm_.world().ranks,
-                  .synthetic_data = config_.synthetic_data, .train_data = data_.train->identity_json(),
-                  .valid_data = data_.valid ? data_.valid->identity_json() : "",
-                  .loaded_weights = loaded ? hf_weights_fingerprint(config_.load) : "",
-                  .communication = plan.collectives, .params = table_.param_elems, .arena_bytes = plan.arena_bytes,
-                  .purpose_bytes = plan.purpose_bytes, .flops_per_token = model_flops_per_token(config_, table_),
-                  .changed = parsed_.changed});
+    log_->header(header());
     std::vector<std::string>& notes = parsed_.notes;
     notes.push_back(attention_note());
     if (!evaluations_->tokenizer_note().empty()) notes.push_back(evaluations_->tokenizer_note());
@@ -126,6 +120,35 @@ void TrainLoop::open_log() {
     write_notes(summary);
     reporter_.emplace(config_, table_, fp8_plan_, comm_, device_, *log_, *checkpoints_, std::move(predicted),
                       progress_);
+}
+
+Json TrainLoop::header() const {
+    const DeviceInfo& d = device_.info;
+    const MemoryPlan& plan = device_.plan;
+    const Json device = {{"name", d.name}, {"sm", d.sm}, {"sm_count", d.sm_count}, {"memory_bytes", d.memory_bytes},
+                         {"driver", d.driver}, {"toolkit", d.toolkit}, {"matmul_library", d.matmul_library},
+                         {"peak_flops_bf16", peak_flops(d.name, Dtype::kBf16)},
+                         {"peak_flops_fp8", peak_flops(d.name, Dtype::kE4m3)},
+                         {"peak_flops_fp32", peak_flops(d.name, Dtype::kFp32)}};
+    Json communication = Json::array(), purposes;
+    for (const PlannedCollective& c : plan.collectives)
+        communication.push_back({{"collective", c.name}, {"dtype", dtype_name(c.dtype)}, {"ranks", c.ranks},
+                                 {"heads", c.exchange}, {"calls", c.calls}, {"bytes", c.bytes},
+                                 {"sent_bytes", c.sent_bytes}});
+    for (int i = 0; i < kPurposes; i++)
+        purposes[purpose_name(static_cast<Purpose>(i))] = plan.purpose_bytes[static_cast<size_t>(i)];
+    // What the run trains on and starts from, whatever its files are called.
+    Json identity = {{"train_data", Json::parse(data_.train->identity_json())}};
+    if (data_.valid) identity["valid_data"] = Json::parse(data_.valid->identity_json());
+    if (comm_.root() && !config_.load.empty() && !resumed_)
+        identity["loaded_weights"] = hf_weights_fingerprint(config_.load);
+    return {{"command", command_}, {"commit", kBuildCommit}, {"device", device}, {"world", comm_.world().ranks},
+            {"synthetic_data", config_.synthetic_data}, {"identity", identity}, {"communication", communication},
+            {"params", table_.param_elems}, {"arena_bytes", plan.arena_bytes}, {"purpose_bytes", purposes},
+            {"flops_per_token", model_flops_per_token(config_, table_)},
+            {"gemm_plan_note", config_.gemm_search ? "searched" : "library's first answer"},
+            {"fp8_plan", fp8_plan_.on() ? fp8_plan_text(fp8_plan_, config_) : ""}, {"changed", parsed_.changed},
+            {"config", Json::parse(config_to_json(config_))}};
 }
 
 // All notes go to the log file, and as many to the screen as it has room for, details last.

@@ -3,6 +3,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 
@@ -30,6 +31,7 @@ private:
     void start_state();
     bool resume();
     void open_log();
+    nlohmann::ordered_json header() const;
     void write_notes(const std::string& summary);
     std::string attention_note() const;
 

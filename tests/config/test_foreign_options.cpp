@@ -36,7 +36,7 @@ TEST_CASE("config: the error of another trainer's option says what to write here
                 return row.llmc && pattern == row.llmc;
             });
             if (llmc || pattern == "-h" || pattern == "*" || find_option(name) || find_spelling(name)
-                || name == "config" || name == "fp8-param-gather")   // accepted, see test_rank_options.cpp
+                || name == "config")
                 continue;
             const std::string option = (name[0] == '-' ? "" : "--") + name;
             for (const std::string& value : values) {

@@ -48,9 +48,8 @@ std::vector<OffloadCase> offload_cases() {
     return offload_cases;
 }
 
-Config offloaded(Config config, const std::vector<std::string>& what, double chunk_mb, double fraction = 1) {
+Config offloaded(Config config, const std::vector<std::string>& what, double fraction = 1) {
     config.offload = what;
-    config.offload_chunk_mb = chunk_mb;
     config.offload_fraction = fraction;
     return config;
 }
@@ -99,14 +98,11 @@ TEST_CASE("offload: the bits are equal to those of a run whose state is on the d
         CAPTURE(c.name);
         const Run resident = train(c.config, c.ranks, 4, kSkipOne);
         REQUIRE(resident.skips == std::vector<int>{0, 1, 0, 0});
-        // Chunks of one unit, of an odd number of units that ends within parameters, and larger than all state.
-        CHECK(train(offloaded(c.config, {"moments", "masters"}, 1e-6), c.ranks, 4, kSkipOne) == resident);
-        CHECK(train(offloaded(c.config, {"moments", "masters"}, 0.0431), c.ranks, 4, kSkipOne) == resident);
-        CHECK(train(offloaded(c.config, {"moments", "masters"}, 1e3), c.ranks, 4, kSkipOne) == resident);
-        CHECK(train(offloaded(c.config, {"moments"}, 0.02), c.ranks, 4, kSkipOne) == resident);
-        CHECK(train(offloaded(c.config, {"masters"}, 0.02), c.ranks, 4, kSkipOne) == resident);
-        CHECK(train(offloaded(c.config, {"moments", "masters"}, 0.03, 0.37), c.ranks, 4, kSkipOne) == resident);
-        CHECK(train(offloaded(c.config, {"moments", "masters"}, 0.0431), c.ranks, 4, kSkipOne,
+        CHECK(train(offloaded(c.config, {"moments", "masters"}), c.ranks, 4, kSkipOne) == resident);
+        CHECK(train(offloaded(c.config, {"moments"}), c.ranks, 4, kSkipOne) == resident);
+        CHECK(train(offloaded(c.config, {"masters"}), c.ranks, 4, kSkipOne) == resident);
+        CHECK(train(offloaded(c.config, {"moments", "masters"}, 0.37), c.ranks, 4, kSkipOne) == resident);
+        CHECK(train(offloaded(c.config, {"moments", "masters"}), c.ranks, 4, kSkipOne,
                     {.defers_compute = true}) == resident);
     }
 }
@@ -122,9 +118,8 @@ TEST_CASE("offload: the streams may be deferred as far as the events allow, and 
     config.micro_batch_size = config.global_batch_size = 4;
     const Run expected = watch(config, false, nullptr);
     // Each buffer has two chunks: if one had a single chunk, events of others would imply those of its own.
-    const int64_t units = memory_of(config, 1).flat_elems / kParamAlign, chunks = 2 * OffloadedState::kBuffers;
-    const int64_t elems = (units + chunks - 1) / chunks * kParamAlign;
-    const Config away = offloaded(config, {"moments", "masters"}, 1e-6 * static_cast<double>(elems * 12 + 1));
+    const int64_t chunks = 2 * OffloadedState::kBuffers;
+    const Config away = offloaded(config, {"moments", "masters"});
     // The first use of a buffer waits for nothing.
     const auto needless = [](int64_t n) { return n < 2 * OffloadedState::kBuffers && n % 2 == 0; };
     check_each_event(away, expected, chunks * (2 + 2 + 3 * 3 + 2), needless);
@@ -132,7 +127,7 @@ TEST_CASE("offload: the streams may be deferred as far as the events allow, and 
 
 TEST_CASE("offload: a run moves from resident state to offloaded state and back by its state access") {
     const Config config = in_small_buckets(fp8_config(fp8_shapes()[1], Fp8Recipe::kDelayed));
-    const Config away = offloaded(config, {"moments", "masters"}, 0.05, 0.6);
+    const Config away = offloaded(config, {"moments", "masters"}, 0.6);
     TestModel from(away), to(config), back(away);
     const auto copy = [](TestModel& a, TestModel& b) {
         const StateAccess read = a.trainer->state_access(a.ctx), write = b.trainer->state_access(b.ctx);
@@ -231,12 +226,12 @@ TEST_CASE("offload: all of it, with context parallelism and every --zero, gives 
             here.context_parallel = context;
             const Run resident = train(here, ranks, 3, kSkipOne, {}, 4);
             REQUIRE(resident.skips == std::vector<int>{0, 1, 0});
-            const Config away = offloaded(here, {"moments", "masters", "activations"}, 0.0431);
+            const Config away = offloaded(here, {"moments", "masters", "activations"});
             CHECK(train(away, ranks, 3, kSkipOne, {}, 4) == resident);
             CHECK(train(away, ranks, 3, kSkipOne, {.defers_compute = true}, 4) == resident);
             if (ranks == 2) continue;
-            CHECK(train(offloaded(here, {"activations"}, 1), ranks, 3, kSkipOne, {}, 4) == resident);
-            CHECK(train(offloaded(here, {"masters"}, 0.02, 0.37), ranks, 3, kSkipOne, {}, 4) == resident);
+            CHECK(train(offloaded(here, {"activations"}), ranks, 3, kSkipOne, {}, 4) == resident);
+            CHECK(train(offloaded(here, {"masters"}, 0.37), ranks, 3, kSkipOne, {}, 4) == resident);
         }
     }
 }

@@ -7,19 +7,20 @@
 
 namespace {
 
-// Whole units of alignment, at least one and no more than there are elements.
-int64_t chunk_elems(const std::vector<OffloadedState::Kind>& kinds, int64_t elems, int64_t chunk_bytes) {
+constexpr int64_t kMostChunkBytes = 128'000'000;   // of all kinds together
+
+// Whole units of alignment, so few that each buffer gets two chunks of a small state.
+int64_t chunk_elems(const std::vector<OffloadedState::Kind>& kinds, int64_t elems) {
     int64_t bytes = 0;   // of an element
     for (const OffloadedState::Kind& kind : kinds) bytes += dtype_bytes(kind.dtype);
-    const int64_t most = ceil_div(elems, kParamAlign);
-    return std::clamp<int64_t>(chunk_bytes / (bytes * kParamAlign), 1, std::max<int64_t>(most, 1)) * kParamAlign;
+    const int64_t units = ceil_div(elems, kParamAlign * 2 * OffloadedState::kBuffers);
+    return std::min(units, kMostChunkBytes / (bytes * kParamAlign)) * kParamAlign;
 }
 
 }  // namespace
 
-OffloadedState::OffloadedState(const std::vector<Kind>& kinds, int64_t begin, int64_t end, int64_t chunk_bytes,
-                               Arena& arena)
-    : begin_(begin), end_(end), chunk_(chunk_elems(kinds, end - begin, chunk_bytes)) {
+OffloadedState::OffloadedState(const std::vector<Kind>& kinds, int64_t begin, int64_t end, Arena& arena)
+    : begin_(begin), end_(end), chunk_(chunk_elems(kinds, end - begin)) {
     CHECK(!kinds.empty() && begin >= 0 && begin < end, "%zu states of [%lld, %lld) are offloaded", kinds.size(),
           (long long)begin, (long long)end);
     for (const Kind& kind : kinds) {

@@ -22,9 +22,9 @@ public:
         StateKind kind;
         Dtype dtype;
     };
-    // Offloads the elements [begin, end) of the states, in chunks of about chunk_bytes. Allocates device buffers from
+    // Offloads the elements [begin, end) of the states, in chunks of equal size. Allocates device buffers from
     // the arena, and host memory unless it only measures.
-    OffloadedState(const std::vector<Kind>& kinds, int64_t begin, int64_t end, int64_t chunk_bytes, Arena& arena);
+    OffloadedState(const std::vector<Kind>& kinds, int64_t begin, int64_t end, Arena& arena);
 
     bool has(StateKind kind) const { return find(kind) != nullptr; }
     int64_t begin() const { return begin_; }

@@ -40,8 +40,7 @@ void ShardedState::take_states(const Config& config, int64_t own, Arena& arena) 
         states_[static_cast<size_t>(row.kind)] = arena.take(row.purpose, dtypes_.of(row.kind), away ? first : own);
     }
     if (offloaded.empty()) return;
-    offloaded_ = std::make_unique<OffloadedState>(offloaded, first, own,
-                                                  static_cast<int64_t>(config.offload_chunk_mb * 1e6), arena);
+    offloaded_ = std::make_unique<OffloadedState>(offloaded, first, own, arena);
 }
 
 // ---- views

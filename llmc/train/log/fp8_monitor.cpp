@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <functional>
+#include <nlohmann/json.hpp>
 
 #include "llmc/base/fp8.h"
 
@@ -87,18 +88,21 @@ void Fp8Monitor::report(RunLog& log, const Fp8State& state, const StagedStep& st
                                   nonfinite.c_str()));
     if (!staged.count_fp8) return;
     const auto reports = state.read_report(staged.fp8_report);
-    std::vector<Fp8TensorRecord> records;
+    nlohmann::ordered_json tensors = nlohmann::ordered_json::array();
     for (const auto& r : reports) {
         const std::optional<BlockScales> blocks = block_scales_of(r.scale_bins, r.format);
-        records.push_back({.name = r.name, .format = dtype_name(r.format),
-                           .amax = static_cast<double>(amax_of(r.entry)),
-                           .scale = blocks ? blocks->median : static_cast<double>(r.entry.scale),
-                           .block_scales = blocks,
-                           .saturated = share(r.counts.saturated, r.counts.elems),
-                           .flushed = share(r.counts.flushed, r.counts.elems),
-                           .nonfinite = static_cast<int64_t>(r.counts.nonfinite)});
+        nlohmann::ordered_json tensor = {
+            {"name", r.name}, {"format", dtype_name(r.format)}, {"amax", exact(static_cast<double>(amax_of(r.entry)))},
+            // Of the next step (delayed) or of the latest cast.
+            {"quant_mul", exact(blocks ? blocks->median : static_cast<double>(r.entry.scale))},
+            {"saturated", share(r.counts.saturated, r.counts.elems)},
+            {"flushed", share(r.counts.flushed, r.counts.elems)}, {"nonfinite", r.counts.nonfinite}};
+        if (blocks)
+            tensor["block_scales"] = {{"blocks", blocks->blocks}, {"min", blocks->min}, {"median", blocks->median},
+                                      {"max", blocks->max}, {"at_ends", blocks->at_ends}, {"zeros", blocks->zeros}};
+        tensors.push_back(std::move(tensor));
     }
-    log.fp8(step, records);
+    log.record("fp8", step, {{"tensors", tensors}});
     const std::string scales = block_scales_line(reports);
     if (!scales.empty()) log.event("note", strf("step %lld: scales of blocks: %s", (long long)step, scales.c_str()));
     const std::string line = fp8_health_line(reports, plan_);

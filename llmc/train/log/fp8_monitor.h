@@ -7,6 +7,14 @@
 #include "llmc/train/log/run_log.h"
 #include "llmc/train/trainer.h"
 
+// The block scales of a tensor, all powers of two, over all casts of a step. Blocks of zeros have none.
+struct BlockScales {
+    int64_t blocks = 0;
+    double min = 1, median = 1, max = 1;   // median: the lower one of an even number; 1 if all blocks are zeros
+    double at_ends = 0;                    // share that has the smallest or the largest scale there is
+    double zeros = 0;                      // share without a scale
+};
+
 class Fp8Monitor {
 public:
     // plan: the plan that the options ask for.

@@ -6,14 +6,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/json_object.h"
-#include "llmc/base/gpu.h"
 #include "llmc/base/system/files.h"
 #include "llmc/base/system/standard_streams.h"
 
@@ -114,19 +112,6 @@ std::string cut_log(const std::string& path, int64_t resume_step, const std::vec
 
 }  // namespace
 
-std::string eval_line(const EvalRecord& r) {
-    const std::string loss = figure(true, 6, "%.4f", r.loss);
-    const std::string perplexity = figure(true, 5, "%.2f", std::exp(r.loss));
-    return strf("eval step %lld | loss %s | perplexity %s | %s | %.3f s", static_cast<long long>(r.step),
-                loss.c_str(), perplexity.c_str(), count_text(r.counted_tokens, "token").c_str(), r.seconds);
-}
-
-std::string hellaswag_line(const HellaswagRecord& r) {
-    return strf("hellaswag step %lld | accuracy %.4f | %lld of %s | %.3f s", static_cast<long long>(r.step),
-                static_cast<double>(r.correct) / static_cast<double>(r.examples), static_cast<long long>(r.correct),
-                count_text(r.examples, "example").c_str(), r.seconds);
-}
-
 std::string screen_text(const std::string& text) {
     std::string shown = OrderedJson::parse(to_line(text)).get<std::string>();   // replaces invalid UTF-8
     for (size_t i = 0; i < shown.size(); i++) {
@@ -206,51 +191,10 @@ void RunLog::print_line(const std::string& line) {
     write(to_line({{"type", "event"}, {"step", step_}, {"kind", "warning"}, {"text", text}}));
 }
 
-void RunLog::header(const RunHeader& h) {
-    OrderedJson config = OrderedJson::parse(h.config_json, nullptr, false);
-    if (config.is_discarded()) config = h.config_json;
-    const DeviceInfo& d = h.device;
-    OrderedJson device = {{"name", d.name},
-                   {"sm", d.sm},
-                   {"sm_count", d.sm_count},
-                   {"memory_bytes", d.memory_bytes},
-                   {"driver", d.driver},
-                   {"toolkit", d.toolkit},
-                   {"matmul_library", d.matmul_library},
-                   {"peak_flops_bf16", exact(peak_flops(d.name, Dtype::kBf16))},
-                   {"peak_flops_fp8", exact(peak_flops(d.name, Dtype::kE4m3))},
-                   {"peak_flops_fp32", exact(peak_flops(d.name, Dtype::kFp32))}};
-    OrderedJson communication = OrderedJson::array();
-    for (const PlannedCollective& c : h.communication)
-        communication.push_back({{"collective", c.name}, {"dtype", dtype_name(c.dtype)}, {"ranks", c.ranks},
-                                 {"heads", c.exchange}, {"calls", c.calls}, {"bytes", c.bytes},
-                                 {"sent_bytes", c.sent_bytes}});
-    OrderedJson purposes = OrderedJson::object();
-    for (int i = 0; i < kPurposes; i++)
-        purposes[purpose_name(static_cast<Purpose>(i))] = h.purpose_bytes[static_cast<size_t>(i)];
-    OrderedJson identity = OrderedJson::object();
-    if (!h.train_data.empty()) identity["train-data"] = OrderedJson::parse(h.train_data);
-    if (!h.valid_data.empty()) identity["valid-data"] = OrderedJson::parse(h.valid_data);
-    if (!h.loaded_weights.empty()) identity["load"] = {{"fingerprint", h.loaded_weights}};
-    write(to_line({{"type", "header"},
-                   {"format", kLogFormat},
-                   {"step", step_},
-                   {"unix_time", unix_seconds()},
-                   {"command", h.command},
-                   {"commit", h.commit},
-                   {"device", device},
-                   {"world", h.world},
-                   {"synthetic_data", h.synthetic_data},
-                   {"identity", identity},
-                   {"communication", communication},
-                   {"params", h.params},
-                   {"arena_bytes", h.arena_bytes},
-                   {"purpose_bytes", purposes},
-                   {"flops_per_token", exact(h.flops_per_token)},
-                   {"gemm_plan_note", h.gemm_plan_note},
-                   {"fp8_plan", h.fp8_plan},
-                   {"changed", h.changed},
-                   {"config", config}}));
+void RunLog::header(const OrderedJson& fields) {
+    OrderedJson all = {{"format", kLogFormat}, {"unix_time", unix_seconds()}};
+    for (const auto& [name, value] : fields.items()) all[name] = value;
+    record("header", step_, all);
 }
 
 void RunLog::step(const StepRecord& r, bool print) {
@@ -259,95 +203,19 @@ void RunLog::step(const StepRecord& r, bool print) {
     if (print) print_line(step_line(r));
 }
 
-void RunLog::eval(const EvalRecord& r) {
-    step_ = r.step;
-    write(to_line({{"type", "eval"},
-                   {"step", r.step},
-                   {"loss", exact(r.loss)},
-                   {"counted_tokens", r.counted_tokens},
-                   {"seconds", exact(r.seconds)}}));
-    print_line(eval_line(r));
-}
-
-void RunLog::hellaswag(const HellaswagRecord& r) {
-    step_ = r.step;
-    write(to_line({{"type", "hellaswag"},
-                   {"step", r.step},
-                   {"accuracy", static_cast<double>(r.correct) / static_cast<double>(r.examples)},
-                   {"correct", r.correct},
-                   {"examples", r.examples},
-                   {"seconds", exact(r.seconds)}}));
-    print_line(hellaswag_line(r));
-}
-
-void RunLog::fp8(int64_t step, const std::vector<Fp8TensorRecord>& tensors) {
-    step_ = step;
-    OrderedJson list = OrderedJson::array();
-    for (const Fp8TensorRecord& t : tensors) {
-        OrderedJson tensor = {{"name", t.name},
-                       {"format", t.format},
-                       {"amax", exact(t.amax)},
-                       {"quant_mul", exact(t.scale)},
-                       {"saturated", exact(t.saturated)},
-                       {"flushed", exact(t.flushed)},
-                       {"nonfinite", t.nonfinite}};
-        if (const std::optional<BlockScales>& s = t.block_scales)
-            tensor["block_scales"] = {{"blocks", s->blocks}, {"min", s->min}, {"median", s->median}, {"max", s->max},
-                                      {"at_ends", exact(s->at_ends)}, {"zeros", exact(s->zeros)}};
-        list.push_back(std::move(tensor));
-    }
-    write(to_line({{"type", "fp8"}, {"step", step}, {"tensors", list}}));
-}
-
-void RunLog::grad_comm_record(int64_t step, const std::vector<GradCommRecord>& kinds) {
-    step_ = step;
-    OrderedJson list = OrderedJson::array();
-    for (const GradCommRecord& k : kinds) {
-        list.push_back({{"name", k.name},
-                        {"relative_l2", exact(k.relative_l2)},
-                        {"cosine", exact(k.cosine)},
-                        {"saturated", exact(k.saturated)},
-                        {"flushed", exact(k.flushed)},
-                        {"nonfinite", k.nonfinite}});
-    }
-    write(to_line({{"type", "grad_wire"}, {"step", step}, {"gradients", list}}));
-}
-
-void RunLog::plan(const PlanRecord& r) {
-    step_ = r.step;
-    OrderedJson parts = OrderedJson::object();
-    for (const auto& [name, ms] : r.predicted_parts_ms) parts[name] = ms;
-    write(to_line({{"type", "plan"},
-                   {"step", r.step},
-                   {"predicted_ms", r.predicted_ms > 0 ? exact(r.predicted_ms) : OrderedJson(nullptr)},
-                   {"measured_ms", exact(r.measured_ms)},
-                   {"predicted_parts_ms", parts},
-                   {"planned_bytes", r.planned_bytes},
-                   {"used_bytes", r.used_bytes}}));
-    print_line(strf("plan: %s; memory planned %.3f GiB, used %.3f", r.text.c_str(),
-                    gib(r.planned_bytes), gib(r.used_bytes)));
-}
-
-void RunLog::checkpoint(int64_t step, const std::string& path, double seconds, double stall_seconds) {
+void RunLog::record(const std::string& type, int64_t step, const OrderedJson& fields, const std::string& line) {
     step_ = std::max(step_, step);
-    write(to_line({{"type", "checkpoint"}, {"step", step}, {"path", path}, {"seconds", exact(seconds)},
-                   {"stall_seconds", exact(stall_seconds)}}));
-    print_line(message_line(strf("checkpoint step %lld | %s | %.1f s, training stalled for %.2f s",
-                                 static_cast<long long>(step), path.c_str(), seconds, stall_seconds)));
+    OrderedJson record = {{"type", type}, {"step", step}};
+    record.update(fields);
+    write(to_line(record));
+    if (!line.empty()) print_line(line);
 }
 
 void RunLog::event(const std::string& kind, const std::string& text, bool print) {
     ended_ = kind == "stop" || kind == "diverged" || kind == "failed";
-    write(to_line({{"type", "event"}, {"step", step_}, {"kind", kind}, {"text", text}}));
-    if (print) print_line(message_line(kind + ": " + text));
+    record("event", step_, {{"kind", kind}, {"text", text}}, print ? message_line(kind + ": " + text) : "");
 }
 
 void RunLog::failed(const Error& error) {
     if (!ended_ && error.exit_code != kExitDisk) event("failed", error.what(), false);
-}
-
-void RunLog::sample(int64_t step, const std::string& text) {
-    step_ = step;
-    write(to_line({{"type", "sample"}, {"step", step}, {"text", text}}));
-    print_line(strf("sample step %lld | ", static_cast<long long>(step)) + screen_text(text));
 }

@@ -31,7 +31,8 @@ void HellaswagRun::pass(Ctx& ctx, Evaluator& evaluator, const StagedStep& stagin
     }
 }
 
-HellaswagRun::Result HellaswagRun::evaluate(Ctx& ctx, Evaluator& evaluator, const StagedStep& staging) {
+std::optional<std::vector<double>> HellaswagRun::evaluate(Ctx& ctx, Evaluator& evaluator,
+                                                          const StagedStep& staging) {
     std::fill(losses_.begin(), losses_.end(), 0.0);
     const int64_t groups = comm_.world().ranks / context_, group = comm_.world().rank / context_;
     // If all ranks make the same passes, a rank without rows of its own runs a pass without targets.
@@ -46,5 +47,5 @@ HellaswagRun::Result HellaswagRun::evaluate(Ctx& ctx, Evaluator& evaluator, cons
     bits_.back() = stop_wanted();
     const std::vector<int64_t> all = comm_.sum(bits_);
     std::transform(all.begin(), all.end() - 1, losses_.begin(), [](int64_t x) { return std::bit_cast<double>(x); });
-    return {.correct = data_.correct(losses_), .stopped = all.back() > 0};
+    return all.back() > 0 ? std::nullopt : std::optional(losses_);
 }

@@ -2,6 +2,7 @@
 // in llm.c (lm-eval's acc_norm divides by characters instead).
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "llmc/data/hellaswag.h"
@@ -15,17 +16,11 @@ public:
 
     // Runs as many rows per pass as fit into a micro-batch, cut to the longest row of the file. The ranks, or groups of
     // ranks that share sequences, share the passes; the number of ranks does not change the bits. Blocking. Changes
-    // nothing that training reads.
-    struct Result {
-        int64_t correct = 0;
-        bool stopped = false;   // a rank was asked to stop: the result is incomplete
-    };
-    Result evaluate(Ctx& ctx, Evaluator& evaluator, const StagedStep& staging);
+    // nothing that training reads. Returns the mean loss of the counted tokens of each row, nothing if a rank was asked
+    // to stop.
+    std::optional<std::vector<double>> evaluate(Ctx& ctx, Evaluator& evaluator, const StagedStep& staging);
     // Runs one pass, so that kernels are loaded before training.
     void warm_up(Ctx& ctx, Evaluator& evaluator, const StagedStep& staging) { pass(ctx, evaluator, staging, 0); }
-
-    // Mean loss of the counted tokens by row, after evaluate of all ranks.
-    const std::vector<double>& losses() const { return losses_; }
 
 private:
     void pass(Ctx& ctx, Evaluator& evaluator, const StagedStep& staging, int64_t number);

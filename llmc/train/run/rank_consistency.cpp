@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 namespace {
 
@@ -66,7 +67,11 @@ void report_grad_comm(RunLog& log, Comm& comm, const StagedStep& staged, int64_t
     std::vector<GradCommReport> reports;
     const auto* mine = static_cast<const GradCommReport*>(staged.grad_comm_report);
     for (const auto& report : gather_values<GradCommReport>(comm, {*mine})) reports.push_back(report[0]);
-    log.grad_comm_record(step, grad_comm_records(reports));
+    nlohmann::ordered_json list = nlohmann::ordered_json::array();
+    for (const GradCommRecord& r : grad_comm_records(reports))
+        list.push_back({{"name", r.name}, {"relative_l2", exact(r.relative_l2)}, {"cosine", exact(r.cosine)},
+                        {"saturated", r.saturated}, {"flushed", r.flushed}, {"nonfinite", r.nonfinite}});
+    log.record("grad_wire", step, {{"gradients", list}});
 }
 
 std::string share_matmul_plans(Ctx& ctx, Comm& comm) {

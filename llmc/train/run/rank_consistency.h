@@ -9,6 +9,14 @@
 #include "llmc/train/log/run_log.h"
 #include "llmc/train/trainer.h"
 
+// Gradients of one kind that were reduced in FP8 in one optimizer step, compared with the same sums in fp32.
+struct GradCommRecord {
+    std::string name;                      // "linears in FP8"
+    double relative_l2 = 0, cosine = 1;
+    double saturated = 0, flushed = 0;     // fractions of the values cast
+    int64_t nonfinite = 0;                 // number of values
+};
+
 // Exit 1 if a scale differs between ranks, naming the first such tensor and rank. Compares the scales that later passes
 // reuse: all scales if the recipe has histories, else those of the weights.
 void check_scales(Comm& comm, const Fp8State& state, const void* fp8_report, int64_t step);

@@ -116,7 +116,10 @@ void RunCheckpoints::save(const Progress& progress, RunLog& log) {
     finish();
     post_phase(Phase::kSave);
     saver_->on_saved([&log](const SavedCheckpoint& saved) {
-        log.checkpoint(saved.step, saved.path, saved.seconds, saved.stall_seconds);
+        log.record("checkpoint", saved.step,
+                   {{"path", saved.path}, {"seconds", saved.seconds}, {"stall_seconds", saved.stall_seconds}},
+                   message_line(strf("checkpoint step %lld | %s | %.1f s, training stalled for %.2f s", ll(saved.step),
+                                     saved.path.c_str(), saved.seconds, saved.stall_seconds)));
     });
     saver_->save(progress.step, comm_.root() ? state_json(progress) : "{}");   // rank 0 writes it
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/checkpoint_saver.h"
@@ -109,18 +111,28 @@ bool RunEvaluations::validate(const Place& place) {
     data_error_ = e.error;
     if (e.stopped) return false;
     REQUIRE(e.counted_tokens > 0, "--valid-data: no token of an evaluation counts as a target (loss masks)");
-    place.log.eval({.step = place.step, .loss = e.loss_sum / static_cast<double>(e.counted_tokens),
-                    .counted_tokens = e.counted_tokens, .seconds = seconds_since(start)});
+    const double loss = e.loss_sum / static_cast<double>(e.counted_tokens), seconds = seconds_since(start);
+    place.log.record("eval", place.step,
+                     {{"loss", exact(loss)}, {"counted_tokens", e.counted_tokens}, {"seconds", seconds}},
+                     strf("eval step %lld | loss %s | perplexity %s | %s | %.3f s", ll(place.step),
+                          figure(true, 6, "%.4f", loss).c_str(), figure(true, 5, "%.2f", std::exp(loss)).c_str(),
+                          count_text(e.counted_tokens, "token").c_str(), seconds));
     return true;
 }
 
 bool RunEvaluations::hellaswag(const Place& place) {
     const Clock::time_point start = Clock::now();
     post_phase(Phase::kEvaluation);
-    const HellaswagRun::Result result = hellaswag_run_->evaluate(place.ctx, place.evaluator, place.staging);
-    if (result.stopped) return false;
-    place.log.hellaswag({.step = place.step, .correct = result.correct, .examples = hellaswag_->examples(),
-                         .seconds = seconds_since(start)});
+    const auto losses = hellaswag_run_->evaluate(place.ctx, place.evaluator, place.staging);
+    if (!losses) return false;
+    const int64_t correct = hellaswag_->correct(*losses), examples = hellaswag_->examples();
+    const double accuracy = static_cast<double>(correct) / static_cast<double>(examples);
+    const double seconds = seconds_since(start);
+    place.log.record("hellaswag", place.step,
+                     {{"accuracy", accuracy}, {"correct", correct}, {"examples", examples},
+                      {"seconds", seconds}},
+                     strf("hellaswag step %lld | accuracy %.4f | %lld of %s | %.3f s", ll(place.step), accuracy,
+                          ll(correct), count_text(examples, "example").c_str(), seconds));
     return true;
 }
 
@@ -130,8 +142,10 @@ void RunEvaluations::sample(const Place& place, bool logged) {
     if (comm_.world().rank >= config_.context_parallel && !place.evaluator.passes_are_collective()) return;
     const Sampling sampling{.tokens = config_.sample_tokens, .temperature = config_.temperature,
                             .top_k = config_.top_k, .seed = config_.seed};
-    const auto text = place.evaluator.generate(place.ctx, prompt_, sampling, static_cast<uint64_t>(place.step),
-                                               place.staging);
+    const auto tokens = place.evaluator.generate(place.ctx, prompt_, sampling, static_cast<uint64_t>(place.step),
+                                                 place.staging);
     if (!logged || !comm_.root()) return;
-    place.log.sample(place.step, tokenizer_ ? tokenizer_->decode(text) : tokens_text(text, prints_bytes(config_)));
+    const std::string text = tokenizer_ ? tokenizer_->decode(tokens) : tokens_text(tokens, prints_bytes(config_));
+    place.log.record("sample", place.step, {{"text", text}},
+                     strf("sample step %lld | ", ll(place.step)) + screen_text(text));
 }

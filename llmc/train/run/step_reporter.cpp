@@ -1,5 +1,6 @@
 #include "llmc/train/run/step_reporter.h"
 
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <utility>
 
@@ -115,10 +116,16 @@ void StepReporter::watch_loss(const StepRecord& r) {
 // Logs predicted and measured time and memory; ignores the smaller batches of a ramp-up.
 void StepReporter::check_time(const Staging::Buffer& step, double ms) {
     if (step.samples != config_.global_batch_size || !time_check_.add(step.step + 1, ms)) return;
-    log_.plan({.step = step.step + 1, .predicted_ms = time_check_.predicted().ms,
-               .measured_ms = time_check_.measured_ms(), .planned_bytes = device_.plan.arena_bytes,
-               .used_bytes = device_.used_bytes, .predicted_parts_ms = time_check_.predicted().parts_ms,
-               .text = time_check_.text()});
+    const PredictedStep& predicted = time_check_.predicted();
+    nlohmann::ordered_json parts = nlohmann::ordered_json::object();
+    for (const auto& [name, part_ms] : predicted.parts_ms) parts[name] = part_ms;
+    const int64_t planned = device_.plan.arena_bytes;
+    log_.record("plan", step.step + 1,
+                {{"predicted_ms", predicted.ms > 0 ? nlohmann::ordered_json(predicted.ms) : nullptr},
+                 {"measured_ms", time_check_.measured_ms()}, {"predicted_parts_ms", parts}, {"planned_bytes", planned},
+                 {"used_bytes", device_.used_bytes}},
+                strf("plan: %s; memory planned %.3f GiB, used %.3f", time_check_.text().c_str(), gib(planned),
+                     gib(device_.used_bytes)));
 }
 
 // Ends the run with exit code 4. The state is not saved, since --resume auto would go on with it; a checkpoint that is
