@@ -4,7 +4,7 @@
 #   dev/bench/bench.sh [OUT]          OUT: bench-DATE by default
 #
 #   MODELS    of "gpt2 small 8b": GPT-2 124M, llama3-small, Llama-3-8B (with a fourth of its optimizer steps' batches)
-#   RECIPES   of "bf16 delayed tensorwise 1F1L blockwise"; 1F1L is tensorwise with the first and last block in BF16
+#   RECIPES   of "bf16 delayed tensorwise 1F1L blockwise"; 1F1L is tensorwise with the first and last layer in BF16
 #   KERNELS   of the names build/cuda/bench_*; empty: none; all by default
 #   BUILD     folder of the executables (build/cuda)
 #

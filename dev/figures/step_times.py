@@ -20,7 +20,7 @@ MODEL = "Llama-3-8B"
 SERIES = [("llm.fp8", "dev/results/2026-11-22-h200-tables/8b.csv")]
 # Rows of the picture: configuration in the tables, label.
 ROWS = [("bf16", "BF16"), ("delayed", "FP8 delayed"), ("tensorwise", "FP8 tensorwise"),
-        ("tensorwise-1F1L", "FP8 tensorwise, first/last block BF16"), ("blockwise", "FP8 blockwise")]
+        ("tensorwise-1F1L", "FP8 tensorwise, first/last layer BF16"), ("blockwise", "FP8 blockwise")]
 # The colours of text and bars in light and dark mode. The picture has its own background, so that it does not depend
 # on the page.
 COLORS = {"light": {"back": "#ffffff", "text": "#1f2328", "bars": ["#1a7f6b", "#8a6d9b", "#a8702a"]},

@@ -16,7 +16,7 @@ constexpr Range kBeta{.low = 0, .high = 1, .low_open = false, .high_open = true}
 const char* selective_recompute(const Json& word) {
     if (json_choice(word, {"selective"}) < 0) return nullptr;
     return "Megatron's selective recomputes attention alone, which stores no matrix of scores here; --recompute "
-           "block-keep-attention is the opposite, a block is recomputed except attention";
+           "block-keep-attention is the opposite, a layer is recomputed except attention";
 }
 
 // Some of kOffloadWords, in that order, each once.
@@ -172,7 +172,7 @@ void add_precision(Rows& rows) {
                                     {"block", Recompute::kBlock},
                                     {"block-keep-attention", Recompute::kBlockKeepAttention}}),
          .help = "activation checkpointing, what the backward pass recomputes; norm-act: results of norms and "
-                 "activation functions; block: whole blocks; block-keep-attention: blocks except attention itself, "
+                 "activation functions; block: whole layers; block-keep-attention: layers except attention itself, "
                  "whose output and log-sum-exp are saved", .fallback = "none", .refused = selective_recompute,
          .changes = MayChange::kNothing},
         {.name = "offload", .value = offload_words(AT(offload)),

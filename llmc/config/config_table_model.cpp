@@ -61,7 +61,7 @@ void add_model_sizes(std::vector<OptionRow>& rows) {
         {.name = "model", .value = text(AT(model), "NAME", "the name of a preset"),
          .help = "preset of the model; the other model options override single values of it", .fallback = "gpt2-124M",
          .fallback_llama = "llama3-small"},
-        {.name = "num-layers", .value = integer(AT(shape.num_layers), 1, 1024), .help = "transformer blocks",
+        {.name = "num-layers", .value = integer(AT(shape.num_layers), 1, 1024), .help = "transformer layers",
          .on_resume = kMust},
         {.name = "hidden-size", .value = integer(AT(shape.hidden_size), 8, 1 << 17),
          .help = "width of the residual stream, a multiple of 8", .on_resume = kMust},

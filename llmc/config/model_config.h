@@ -8,7 +8,7 @@
 
 enum class Norm { kLayerNorm, kRmsNorm };
 enum class PositionEmbedding { kLearned, kRope };
-// Which linears of a block have biases. all: as in GPT-2; none: as in Llama; qkv: the projection to Q, K and V, as in
+// Which linears of a layer have biases. all: as in GPT-2; none: as in Llama; qkv: the projection to Q, K and V, as in
 // Qwen2; attention: that and the output projection; mlp: those of the MLP.
 enum class LinearBias { kAll, kNone, kQkv, kAttention, kMlp };
 struct LinearBiasWord {
