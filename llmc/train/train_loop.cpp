@@ -17,8 +17,6 @@
 #include "llmc/train/run/rank_consistency.h"
 #include "llmc/train/run/run_summary.h"
 
-using Json = nlohmann::ordered_json;
-
 TrainLoop::TrainLoop(ParsedConfig parsed, const Fp8Plan& fp8_plan, std::string command, Predict predict, Comm& comm)
     : parsed_(std::move(parsed)), command_(std::move(command)), predict_(std::move(predict)), comm_(comm),
       table_(make_param_table(config_.shape)), fp8_plan_(fp8_plan),
@@ -122,33 +120,34 @@ void TrainLoop::open_log() {
                       progress_);
 }
 
-Json TrainLoop::header() const {
+nlohmann::ordered_json TrainLoop::header() const {
+    using OrderedJson = nlohmann::ordered_json;
     const DeviceInfo& d = device_.info;
     const MemoryPlan& plan = device_.plan;
-    const Json device = {{"name", d.name}, {"sm", d.sm}, {"sm_count", d.sm_count}, {"memory_bytes", d.memory_bytes},
-                         {"driver", d.driver}, {"toolkit", d.toolkit}, {"matmul_library", d.matmul_library},
-                         {"peak_flops_bf16", peak_flops(d.name, Dtype::kBf16)},
-                         {"peak_flops_fp8", peak_flops(d.name, Dtype::kE4m3)},
-                         {"peak_flops_fp32", peak_flops(d.name, Dtype::kFp32)}};
-    Json communication = Json::array(), purposes;
+    const OrderedJson device = {
+        {"name", d.name}, {"sm", d.sm}, {"sm_count", d.sm_count}, {"memory_bytes", d.memory_bytes},
+        {"driver", d.driver}, {"toolkit", d.toolkit}, {"matmul_library", d.matmul_library},
+        {"peak_flops_bf16", peak_flops(d.name, Dtype::kBf16)}, {"peak_flops_fp8", peak_flops(d.name, Dtype::kE4m3)},
+        {"peak_flops_fp32", peak_flops(d.name, Dtype::kFp32)}};
+    OrderedJson communication = OrderedJson::array(), purposes;
     for (const PlannedCollective& c : plan.collectives)
         communication.push_back({{"collective", c.name}, {"dtype", dtype_name(c.dtype)}, {"ranks", c.ranks},
                                  {"heads", c.exchange}, {"calls", c.calls}, {"bytes", c.bytes},
                                  {"sent_bytes", c.sent_bytes}});
     for (int i = 0; i < kPurposes; i++)
         purposes[purpose_name(static_cast<Purpose>(i))] = plan.purpose_bytes[static_cast<size_t>(i)];
-    // What the run trains on and starts from, whatever its files are called.
-    Json identity = {{"train_data", Json::parse(data_.train->identity_json())}};
-    if (data_.valid) identity["valid_data"] = Json::parse(data_.valid->identity_json());
+    // What is in the files that these options name.
+    OrderedJson identity = {{"train-data", OrderedJson::parse(data_.train->identity_json())}};
+    if (data_.valid) identity["valid-data"] = OrderedJson::parse(data_.valid->identity_json());
     if (comm_.root() && !config_.load.empty() && !resumed_)
-        identity["loaded_weights"] = hf_weights_fingerprint(config_.load);
+        identity["load"] = {{"fingerprint", hf_weights_fingerprint(config_.load)}};
     return {{"command", command_}, {"commit", kBuildCommit}, {"device", device}, {"world", comm_.world().ranks},
             {"synthetic_data", config_.synthetic_data}, {"identity", identity}, {"communication", communication},
             {"params", table_.param_elems}, {"arena_bytes", plan.arena_bytes}, {"purpose_bytes", purposes},
             {"flops_per_token", model_flops_per_token(config_, table_)},
             {"gemm_plan_note", config_.gemm_search ? "searched" : "library's first answer"},
             {"fp8_plan", fp8_plan_.on() ? fp8_plan_text(fp8_plan_, config_) : ""}, {"changed", parsed_.changed},
-            {"config", Json::parse(config_to_json(config_))}};
+            {"config", OrderedJson::parse(config_to_json(config_))}};
 }
 
 // All notes go to the log file, and as many to the screen as it has room for, details last.

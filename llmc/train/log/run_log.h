@@ -16,9 +16,9 @@ bool log_saves_in(const std::string& path, const std::string& save);
 std::string log_place_error(const std::string& path, const std::string& save);
 
 // One JSON object per line: {"type": "header" | "step" | "eval" | "hellaswag" | "fp8" | "grad_wire" | "plan" |
-// "checkpoint" | "event" | "sample", "step": ..., further fields}, see docs/training.md. Each record is flushed. Errors of the disk: exit 7. A
-// path that the user gave may be a link to a file, which is followed; the run never follows a link at a name of its
-// own.
+// "checkpoint" | "event" | "sample", "step": ..., further fields}, see docs/training.md. Each record is flushed. Errors
+// of the disk: exit 7. A path that the user gave may be a link to a file, which is followed; the run never follows a
+// link at a name of its own.
 class RunLog {
 public:
     // path "": no file; missing directories are created. append (after a resume): removes records of steps after
@@ -33,8 +33,8 @@ public:
     const std::string& earlier_log() const { return earlier_log_; }   // name under which the old file is kept, or ""
     void header(const nlohmann::ordered_json& fields);
     void step(const StepRecord& record, bool print);   // every step goes to the file; `print` also to stdout
-    // A record of another type, which may follow records of later steps; `line` goes to stdout, if there is one. Numbers
-    // that may not be finite are given as exact().
+    // A record of another type, which may follow records of later steps; `line` goes to stdout, if there is one. A
+    // number that may not be finite is given as exact().
     void record(const std::string& type, int64_t step, const nlohmann::ordered_json& fields,
                 const std::string& line = "");
     // Notes, warnings, and the end: "stop", "diverged" or "failed".
