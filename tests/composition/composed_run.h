@@ -166,12 +166,6 @@ inline Steps run_plainest(const std::string& family, const Part& part, const std
 
 // ---- comparison
 
-// Whether all that is added is added in FP32, so that another order of additions shows in the last digits alone.
-inline bool is_fp32(const Config& config) {
-    return config.dtype == Dtype::kFp32 && config.moment_dtype == Dtype::kFp32
-           && config.grad_comm_dtype == Dtype::kFp32 && config.grad_shard_dtype == Dtype::kFp32;
-}
-
 inline std::string difference(const Steps& found, const Steps& expected, double tolerance) {
     for (const auto& [step, figures] : found) {
         const StepFigures& other = expected.at(step);

@@ -44,7 +44,7 @@ inline Words words_of(const std::string& family, const Part& part, const std::st
     Words words = {"--model", family + "-tiny", "--num-layers", "2", "--hidden-size", "32", "--ffn-hidden-size", "48",
                    "--num-attention-heads", "4", "--kv-channels", "8", "--vocab-size", "61",
                    "--max-position-embeddings", "24", "--seq-length", "16", "--micro-batch-size", "1",
-                   "--global-batch-size", "12", "--train-iters", std::to_string(kSteps)};
+                   "--global-batch-size", "12", "--train-iters", std::to_string(kSteps), "--save", "out"};
     const auto is_data = [](const Setting& setting) { return is(setting, "train-data"); };
     if (std::none_of(part.settings.begin(), part.settings.end(), is_data))
         words = joined(words, {"--train-data", data + "/masked.bin", data + "/whole.bin"});
@@ -78,6 +78,12 @@ inline bool is_legal(const std::string& family, const Part& part, const std::str
     }
 }
 
+// Whether all that is added is added in FP32, so that another order of additions shows in the last digits alone.
+inline bool is_fp32(const Config& config) {
+    return config.dtype == Dtype::kFp32 && config.moment_dtype == Dtype::kFp32
+           && config.grad_comm_dtype == Dtype::kFp32 && config.grad_shard_dtype == Dtype::kFp32;
+}
+
 struct DrawnSet {
     std::string family;         // "gpt2" or "llama"
     std::vector<Part> parts;    // one, or two if the run is resumed
@@ -107,8 +113,8 @@ public:
         plain_ = parsed(set_.family, {}, data_).config;
         Part part{.ranks = ranks(), .defers_compute = chance(0.5)};
         share_ = std::vector{0.1, 0.3, 0.6}[static_cast<size_t>(below(3))];
-        // Half of the runs are in FP32, in which rounding can be told from faults; most others have FP8.
-        add(part, chance(0.5) ? "dtype" : "fp8-recipe");
+        fp32_ = chance(0.5);
+        add(part, fp32_ ? "dtype" : "fp8-recipe");
         add_some(part, MayChange::kNumerics);
         set_.parts = {part};
         if (chance(0.6)) resume();
@@ -129,17 +135,19 @@ private:
         std::erase_if(values, [&](const std::string& value) { return row.value.parse(value) == usual; });
         if (values.empty()) return;
         part.settings.push_back({&row, values[static_cast<size_t>(below(values.size()))]});
-        if (!is_legal(set_.family, part, data_)) part.settings.pop_back();
+        if (!is_legal(set_.family, part, data_) || (fp32_ && !is_fp32(parsed(set_.family, part, data_).config)))
+            part.settings.pop_back();
     }
     void add(Part& part, const char* name) { add(part, *find_option(name)); }
 
-    // Adds options that change no more than `most`. All get a second chance, since some have an effect only beside
-    // others.
+    // Adds options that change no more than `most`, more of those that meet in the most ways. All get a second chance,
+    // since some have an effect only beside others.
     void add_some(Part& part, MayChange most) {
         std::vector<const OptionRow*> rows;
-        for (const OptionRow& row : option_table())
-            if (row.may_change() <= most && chance(row.group == OptionGroup::kRanks ? 0.4 : share_))
-                rows.push_back(&row);
+        for (const OptionRow& row : option_table()) {
+            const bool often = row.group == OptionGroup::kRanks || row.group == OptionGroup::kFp8;
+            if (row.may_change() <= most && chance(often ? 0.45 : share_)) rows.push_back(&row);
+        }
         std::shuffle(rows.begin(), rows.end(), random_);
         for (int round = 0; round < 2; round++)
             for (const OptionRow* row : rows) add(part, *row);
@@ -162,6 +170,7 @@ private:
 
     const std::string data_;
     std::mt19937_64 random_;
+    bool fp32_ = false;  // rounding can be told from faults; most other runs have FP8
     double share_ = 0;   // of the options
     Config plain_;       // without any
     DrawnSet set_;

@@ -21,7 +21,7 @@ inline const std::map<std::string, Words>& option_values() {
         {"train-data", {"{}/masked.bin", "0.7 {}/masked.bin 0.3 {}/whole.bin"}},
         {"valid-data", {"{}/valid.bin"}}, {"eval-interval", {"0", "1", "2"}}, {"eval-iters", {"1", "3"}},
         {"hellaswag-data", {"{}/hellaswag.bin"}},
-        {"lr", {"1e-2", "1e-3"}}, {"min-lr", {"0"}}, {"lr-warmup-iters", {"1", "3"}}, {"lr-wsd-decay-iters", {"1"}},
+        {"lr", {"1e-3", "1e-4"}}, {"min-lr", {"0"}}, {"lr-warmup-iters", {"1", "3"}}, {"lr-wsd-decay-iters", {"1"}},
         {"weight-decay", {"0", "0.3"}}, {"adam-beta1", {"0", "0.8"}}, {"adam-beta2", {"0.999"}},
         {"adam-eps", {"1e-5"}}, {"clip-grad", {"0", "0.1"}}, {"stop-on-divergence", {"9"}},
         {"offload", {"moments", "masters", "moments,masters", "activations"}}, {"offload-fraction", {"0.5"}},
@@ -30,7 +30,7 @@ inline const std::map<std::string, Words>& option_values() {
         {"num-layers-at-start-in-bf16", {"0"}}, {"num-layers-at-end-in-bf16", {"0"}},
         {"bf16-linears", {"*.down", "0.*"}}, {"fp8-min-speedup", {"1"}}, {"fp8-stats-interval", {"0", "1", "2"}},
         {"context-parallel", {"2", "4"}}, {"zero-group", {"2"}}, {"bucket-mb", {"1e-6", "0.03"}},
-        {"zero", {"0", "2", "3"}}, {"comm-timeout", {"0"}}, {"keep", {"3"}}, {"log-interval", {"2"}},
+        {"zero", {"0", "2", "3", "3"}}, {"comm-timeout", {"0"}}, {"keep", {"3"}}, {"log-interval", {"2"}},
         {"sample-every", {"1", "2"}}, {"sample-tokens", {"1", "3"}}, {"prompt", {"1 2 3"}}, {"temperature", {"0", "2"}},
         {"top-k", {"3"}}, {"exit-duration-in-mins", {"90"}},
 
