@@ -5,8 +5,8 @@
   data/inspect_shards.py --show 5000:200 --tokenizer bytes DIR/valid_000000.bin
   data/inspect_shards.py --bigram-entropy DIR/valid_*.bin
 
-Reads every format that the trainer reads (README.md); a headerless file needs --token-dtype. Standard library
-only; numpy makes it faster. check_shards.py compares shards with their .meta.json.
+Reads every format that the trainer reads (README.md); a headerless file needs --token-dtype. Standard library only.
+check_shards.py compares shards with their .meta.json.
 """
 import argparse
 import collections
@@ -64,11 +64,7 @@ def bigram_entropy(shards):
 
 
 def id_range(tokens):
-    try:
-        import numpy
-        bounds = [(int(ids.min()), int(ids.max())) for ids in map(numpy.asarray, tokens.blocks())]
-    except ImportError:
-        bounds = [(min(ids), max(ids)) for ids in tokens.blocks()]
+    bounds = [(min(ids), max(ids)) for ids in tokens.blocks()]
     return min(low for low, _ in bounds), max(high for _, high in bounds)
 
 

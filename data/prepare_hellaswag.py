@@ -8,10 +8,11 @@
 Streams Rowan/hellaswag from the Hugging Face hub. --input: JSON lines with ctx, endings and label, as in
 github.com/rowanz/hellaswag. Context, space and ending are encoded as one text, which gives llm.c's tokens with GPT-2's
 tokenizer; an ending whose first token begins in the context is refused.
-Vocabularies of up to 16 bits give llm.c's format, larger ones the same in 32 bits; README.md describes both.
+Vocabularies of up to 16 bits give llm.c's format, larger ones the same in 32 bits.
 """
 import argparse
 import array
+import itertools
 import json
 import struct
 import sys
@@ -19,9 +20,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
 from llmfp8.shard_format import HEADER_BYTES, TYPECODES  # noqa: E402
-from llmfp8.support import (InputError, Parser, count_text, need, one_line, parse_json,  # noqa: E402
-                            refuse_lfs_pointer, replacement, run_main, whole_number)
-from llmfp8.text_sources import NotText, text_of  # noqa: E402
+from llmfp8.support import InputError, Parser, count_text, replacement, run_main, whole_number  # noqa: E402
+from llmfp8.text_sources import Reader, Source, find_sources, text_of  # noqa: E402
 from llmfp8.text_tokenizers import add_tokenizer_options, load_tokenizer  # noqa: E402
 
 DATASET = "Rowan/hellaswag"
@@ -44,79 +44,48 @@ def parse_arguments():
     return parser.parse_args()
 
 
-def rows_of_file(path):
-    try:
-        refuse_lfs_pointer(path)
-        with open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                try:
-                    yield parse_json(line), f"{path}: line {number}"
-                except ValueError as error:   # also bytes that are not UTF-8
-                    raise InputError(f"{path}: line {number}: not JSON: {error}") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot read: {error.strerror or error}") from None
-
-
-def rows_of_dataset(split):
-    datasets = need("datasets", "datasets", f"the dataset {DATASET}")
-    try:
-        for number, row in enumerate(datasets.load_dataset(DATASET, split=split, streaming=True), 1):
-            yield row, f"{DATASET}: row {number}"
-    except Exception as error:   # network and naming errors of many types
-        raise InputError(f"dataset {DATASET}: {one_line(error)}; a copy that is here already: --input FILE") from None
-
-
-def question_of(row, where):
+def question_of(row):
     """(context, endings, label) of a row."""
-    if not isinstance(row, dict):
-        raise InputError(f"{where}: {type(row).__name__}, not an object")
     context, endings, label = (row.get(name) for name in ("ctx", "endings", "label"))
-    for text in (context, *endings) if isinstance(endings, list) else ():
-        try:
-            text_of(text if isinstance(text, str) else None)
-        except NotText as error:
-            raise InputError(f"{where}: not text: {error}") from None
     if not isinstance(context, str) or not context:
-        raise InputError(f"{where}: field 'ctx' is {json.dumps(context)}, not text")
+        raise InputError(f"field 'ctx' is {json.dumps(context)}, not text")
     if not isinstance(endings, list) or len(endings) < 2 or not all(isinstance(e, str) for e in endings):
-        raise InputError(f"{where}: field 'endings' is not a list of at least two texts")
+        raise InputError("field 'endings' is not a list of at least two texts")
     try:
         label = int(label)   # the hub has it as text
     except (TypeError, ValueError):
         label = -1
     if not 0 <= label < len(endings):
-        raise InputError(f"{where}: field 'label' is {json.dumps(row.get('label'))}, not the number of an ending "
-                         f"(0 to {len(endings) - 1})")
+        raise InputError(f"field 'label' is {json.dumps(row.get('label'))}, not the number of an ending (0 to "
+                         f"{len(endings) - 1})")
     return context, endings, label
 
 
-def example_of(number, question, tokenizer, word_bytes, where, with_separator):
-    """The words of an example."""
+def example_of(number, question, tokenizer, word_bytes, with_separator):
+    """The bytes of an example."""
     context, endings, label = question
     largest = 2 ** (8 * word_bytes) - 1
     start = [tokenizer.separator] if with_separator else []
-    shared = list(tokenizer.encode(context.encode()))
+    shared = list(tokenizer.encode(text_of(context)))
     words = [largest, 0, number, label, len(endings), len(start) + len(shared), *start, *shared]
     for ending in endings:
-        tokens = list(tokenizer.encode(f"{context} {ending}".encode()))
+        tokens = list(tokenizer.encode(text_of(f"{context} {ending}")))
         if tokens[:len(shared)] != shared:
-            raise InputError(f"{where}: the tokens of 'ctx' change when the ending {ascii(ending)[:60]} follows: take "
-                             "the blanks off the end of ctx")
+            raise InputError(f"the tokens of 'ctx' change when the ending {ascii(ending)[:60]} follows: take the "
+                             "blanks off the end of ctx")
         words += [len(tokens) - len(shared), *tokens[len(shared):]]
     words[1] = len(words) * word_bytes
     if max(words[1:]) >= largest:
-        raise InputError(f"{where}: example {number} of {words[1]} bytes does not fit into {8 * word_bytes} bits")
-    return words
+        raise InputError(f"example {number} of {words[1]} bytes does not fit into {8 * word_bytes} bits")
+    return array.array(TYPECODES[word_bytes], words).tobytes()
 
 
-def write_file(path, words, count, longest, word_bytes):
+def write_file(path, examples, word_bytes):
     """Writes the file under a temporary name and renames it."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    header = struct.pack("<4i", MAGIC, VERSIONS[word_bytes], len(examples), max(map(len, examples)))
     with replacement(path) as temporary, open(temporary, "wb") as file:
-        file.write(struct.pack("<4i", MAGIC, VERSIONS[word_bytes], count, longest).ljust(HEADER_BYTES, b"\0"))
-        words.tofile(file)
+        file.writelines([header.ljust(HEADER_BYTES, b"\0"), *examples])
 
 
 def main():
@@ -125,20 +94,20 @@ def main():
         raise InputError(f"--max-examples {args.max_examples}: must not be negative")
     tokenizer = load_tokenizer(args.tokenizer, args.vocab_bpe, args.encoder_json, args.separator)
     word_bytes = 2 if tokenizer.vocab_size < 2 ** 16 else 4   # the largest word starts an example
-    words, count, longest = array.array(TYPECODES[word_bytes]), 0, 0
-    for row, where in rows_of_file(args.input) if args.input else rows_of_dataset(args.dataset_split):
-        example = example_of(count, question_of(row, where), tokenizer, word_bytes, where, args.with_separator)
-        words.extend(example)
-        count, longest = count + 1, max(longest, example[1])
-        if count == args.max_examples:
-            break
-    if not count:
+    sources = find_sources([args.input], "jsonl") if args.input else [Source("dataset", DATASET, True)]
+    reader = Reader(sources, "ctx", dataset_split=args.dataset_split, convert=lambda row, _: example_of(
+        reader.documents, question_of(row), tokenizer, word_bytes, args.with_separator))
+    reader.field_option = "rows of HellaSwag"
+    examples = list(itertools.islice(reader, args.max_examples or None))
+    if reader.not_text:
+        raise InputError(f"not text: {reader.not_text_places[0]}")
+    if not examples:
         raise InputError(f"{args.input or DATASET}: has no example")
     try:
-        write_file(Path(args.out), words, count, longest, word_bytes)
+        write_file(Path(args.out), examples, word_bytes)
     except OSError as error:
         raise InputError(f"{args.out}: cannot write: {error.strerror or error}") from None
-    print(f"{args.out}: {count_text(count, 'example')} of {tokenizer.name}, {8 * word_bytes}-bit tokens")
+    print(f"{args.out}: {count_text(len(examples), 'example')} of {tokenizer.name}, {8 * word_bytes}-bit tokens")
     return 0
 
 

@@ -26,18 +26,9 @@ class SmokeError(Exception):
 
 
 def repository_text():
-    """Source and documentation files in a fixed order: the tracked ones, or without git all that are in the
-    folders."""
-    try:
-        git = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
-    except FileNotFoundError:
-        git = subprocess.CompletedProcess([], 127, stdout="")
-    if git.returncode == 0 and git.stdout:
-        names = git.stdout.split("\n")
-    else:
-        names = [str(p.relative_to(ROOT)) for folder in ("llmc", "tests", "data", "dev", "docs", "scripts")
-                 for p in (ROOT / folder).rglob("*")] + ["README.md"]
-    return sorted(n for n in names if n.endswith(TEXT_ENDINGS) and (ROOT / n).is_file())
+    """Source and documentation files in a fixed order."""
+    return sorted(str(path.relative_to(ROOT)) for folder in ("llmc", "tests", "data", "dev", "docs", "scripts")
+                  for path in (ROOT / folder).rglob("*") if path.suffix in TEXT_ENDINGS and path.is_file())
 
 
 def run(command, capture=False):

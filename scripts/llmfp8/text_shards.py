@@ -36,17 +36,6 @@ def add_options(parser):
     parser.add_argument("--quiet", action="store_true", help="print no progress")
 
 
-def add_text_options(parser):
-    parser.add_argument("--document-bytes", type=whole_number, default=8192, metavar="N",
-                        help="text files are cut into documents of about N bytes, at ends of lines, so that "
-                             "both splits get parts of a large file; 0: a file is a document "
-                             "(default %(default)s)")
-    parser.add_argument("--format", default="auto", choices=("auto", "text", "jsonl", "parquet"),
-                        help="format of the files (default: by file name)")
-    parser.add_argument("--text-field", default="text", metavar="NAME",
-                        help="field or column with the text (default %(default)s)")
-
-
 def check_options(args):
     if not 0 <= args.valid_fraction < 1:
         raise InputError(f"--valid-fraction {args.valid_fraction}: must be at least 0 and below 1")

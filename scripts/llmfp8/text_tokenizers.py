@@ -259,9 +259,8 @@ def add_tokenizer_options(parser):
 
 
 def load_tokenizer(name, vocab_bpe="", encoder_json="", separator=""):
-    if vocab_bpe or encoder_json:
-        if name != "gpt2":
-            raise InputError("--vocab-bpe and --encoder-json only go with --tokenizer gpt2")
+    if (vocab_bpe or encoder_json) and name != "gpt2":
+        raise InputError("--vocab-bpe and --encoder-json only go with --tokenizer gpt2")
     if separator and name in ("bytes", "gpt2"):
         raise InputError(f"--separator has no effect with --tokenizer {name}, which has its own")
     if name == "bytes":

@@ -84,11 +84,11 @@ class PrepareHellaswag(ScriptTest):
     def test_what_is_wrong_with_a_row_is_said(self):
         good = self.QUESTIONS[1]
         self.assertIn("h.jsonl: this is a git-lfs pointer", self.prepare_questions(rows=[LFS_POINTER], code=2))
-        for row, said in (("{", "line 2: not JSON"), ([1], "list, not an object"),
+        for row, said in (("{", "line 2: not JSON"), ([1], "no field 'ctx' (there is: list)"),
                           ({**good, "ctx": ""}, "field 'ctx' is \"\", not text"),
                           ({**good, "endings": ["a"]}, "field 'endings' is not a list of at least two texts"),
-                          ({**good, "endings": ["a", "\ud800"]}, "line 2: not text: half of a surrogate pair"),
-                          ({**good, "ctx": "\0"}, "line 2: not text: zero bytes"),
+                          ({**good, "endings": ["a", "\ud800"]}, "half of a surrogate pair"),
+                          ({**good, "ctx": "\0"}, "zero bytes"),
                           ({**good, "label": ""}, "field 'label' is \"\", not the number of an ending (0 to 1)"),
                           ({**good, "label": 2}, "field 'label' is 2, not"),
                           ({**good, "ctx": "x" * 40000}, "does not fit into 16 bits")):
@@ -97,7 +97,7 @@ class PrepareHellaswag(ScriptTest):
             self.assertEqual(text.count("\n"), 1)
         self.assertFalse((self.folder / "h.bin").exists())
         text = self.script("prepare_hellaswag.py", "--input", self.folder / "none", "--tokenizer", "bytes", code=2)
-        self.assertIn("cannot read: No such file", text)
+        self.assertIn("no such file", text)
 
     def test_the_trainer_reads_it(self):
         self.prepare_questions()

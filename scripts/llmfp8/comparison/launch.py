@@ -85,7 +85,6 @@ class Measurement:
         self.out = Path(options.out)
         self.logs = {name: [] for name in commands}
         self.failures = {}   # error message by name
-        self.begin = time.monotonic()
 
     def log(self, name, number):
         return self.out / f"{name}.{number}.jsonl"
@@ -172,9 +171,6 @@ class Measurement:
         for number in range(1, self.options.rounds + 1):
             for name in self.left():
                 self.attempt(name, number, f"round {number}/{self.options.rounds}")
-            if number < self.options.rounds and self.left():
-                each = (time.monotonic() - self.begin) / number
-                say(f"about {each * (self.options.rounds - number) / 60:.1f} minutes left")
 
     def run_long(self):
         """Runs each configuration once to its end, or what an interrupted measurement has left of it."""

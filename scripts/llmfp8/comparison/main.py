@@ -31,13 +31,12 @@ LOG_NAME = re.compile(r"(.+)\.(\d+)\.jsonl")
 MEASURING = {"rounds": 2, "iters": 10, "train_iters": None, "only": None, "dry_run": False}
 
 
-def positive(kind, at_least):
+def whole_from(at_least):
     def read(text):
-        value = kind(text)
-        if not at_least <= value < 1e9:
+        if not at_least <= int(text) < 1e9:
             raise ValueError
-        return value
-    read.__name__ = f"{kind.__name__} of at least {at_least}"
+        return int(text)
+    read.__name__ = f"int of at least {at_least}"
     return read
 
 
@@ -50,18 +49,18 @@ def parser():
     p.add_argument("--baseline", metavar="NAME", help="what ratios are against (default: the table's, or the first)")
     p.add_argument("--allow", default="", metavar="KEY,...",
                    help="compare although these differ: options, gpu, gpus, synthetic-data")
-    p.add_argument("--warmup", type=positive(int, 0), metavar="STEPS",
+    p.add_argument("--warmup", type=whole_from(0), metavar="STEPS",
                    help="first steps of every start that are not counted (default: 3, or as the FOLDER was measured)")
-    p.add_argument("--loss-steps", type=positive(int, 1), default=10, metavar="STEPS",
+    p.add_argument("--loss-steps", type=whole_from(1), default=10, metavar="STEPS",
                    help="steps over which training losses are averaged (default: 10)")
     m = p.add_argument_group("measuring")
     m.add_argument("--table", choices=sorted(TABLES), help="; ".join(f"{name}: {title(name)}" for name in TABLES))
     m.add_argument("--only", metavar="NAME,...", help="measure only these rows of the table")
     m.add_argument("--run", action="append", default=[], metavar="NAME=COMMAND",
                    help="a configuration; its options must leave --log-file, --save and the length to the comparison")
-    m.add_argument("--rounds", type=positive(int, 1), help="starts of each configuration, in turn (default: 2)")
-    m.add_argument("--iters", type=positive(int, 1), help="timed steps of a start (default: 10)")
-    m.add_argument("--train-iters", type=positive(int, 1), metavar="STEPS",
+    m.add_argument("--rounds", type=whole_from(1), help="starts of each configuration, in turn (default: 2)")
+    m.add_argument("--iters", type=whole_from(1), help="timed steps of a start (default: 10)")
+    m.add_argument("--train-iters", type=whole_from(1), metavar="STEPS",
                    help="instead of rounds: one run of so many steps for each, also what is left of one")
     m.add_argument("--dry-run", action="store_true", help="check every configuration and print the commands")
     return p

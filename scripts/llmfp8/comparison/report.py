@@ -129,10 +129,6 @@ def logged_columns(comparison):
                     if any(value(configuration) is not None for configuration in comparison.configurations))]
 
 
-def when(run):
-    return datetime.fromtimestamp(run.headers[0]["unix_time"], timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-
-
 def provenance(comparison):
     lines = []
     for c in comparison.configurations:
@@ -140,10 +136,9 @@ def provenance(comparison):
         parts = [f"commit {header['commit']}", f"{c.world} x {device['name']}"]
         parts += [f"{word} {device[key]}" for word, key in (("driver", "driver"), ("CUDA", "toolkit"),
                                                             ("matmuls by", "matmul_library")) if device.get(key)]
-        notes = [event["text"] for event in c.first.events if event["text"].startswith("attention: ")]
-        parts += [cell(note) for note in notes[:1]]
+        when = datetime.fromtimestamp(header["unix_time"], timezone.utc)
         lines += [f"**{cell(c.name)}**: {', '.join(parts)}; {len(c.runs)} log{'s' * (len(c.runs) > 1)}, from "
-                  f"{when(c.first)}: {', '.join(run.path for run in c.runs)}", "", "```", header["command"],
+                  f"{when:%Y-%m-%d %H:%M} UTC: {', '.join(run.path for run in c.runs)}", "", "```", header["command"],
                   *(header.get("fp8_plan") or "").rstrip("\n").splitlines(), "```", ""]
     return lines[:-1]
 
@@ -152,10 +147,8 @@ def explain(comparison):
     limits = comparison.limits
     lines = [f"The first {comparison.warmup} steps of every start are warm-up and left out. s/it is the time of a step "
              "without evaluation and checkpoints; speed is the ratio of median tokens/s/GPU, of several rounds the "
-             "median (least to most) of their ratios. TFLOP/s and MFU count the model's FLOPs, FP8 or not."]
-    if any(row.mfu(peak) is None for row in comparison.rows for peak in ("bf16", "fp8")):
-        lines.append("MFU is n/a where the trainer has no audited peak of the GPU in that type, or its log is of a "
-                     "commit that did not write it down.")
+             "median (least to most) of their ratios. TFLOP/s and MFU count the model's FLOPs, FP8 or not; MFU is n/a "
+             "for a GPU and type of which the trainer has no audited peak."]
     if limits.tokens is not None:
         lines.append(f"Training losses are means of the last {limits.window} steps, of the first round. Equal tokens "
                      "and equal time are those of the run that has least; time is that of all training steps, "
@@ -187,7 +180,6 @@ def csv_row(comparison, row):
         "configuration": row.name, "precision": row.precision, "baseline": comparison.base.name,
         "synthetic_data": int(c.synthetic), "warmup_steps": c.warmup, "timed_steps": row.seconds.count,
         "rounds": len(c.rounds), "s_per_it_median": row.seconds.median, "s_per_it_min": row.seconds.low,
-        "s_per_it_quarter": row.seconds.quarter, "s_per_it_three_quarters": row.seconds.three_quarters,
         "s_per_it_max": row.seconds.high, "s_per_it_rounds": " ".join(map(repr, row.round_medians)),
         "tokens_per_s_per_gpu": row.tokens_per_gpu.median, "samples_per_s": row.samples.median,
         "tflops_per_gpu": row.tflops, "mfu_bf16_peak": row.mfu("bf16"), "mfu_fp8_peak": row.mfu("fp8"),

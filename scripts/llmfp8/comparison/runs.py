@@ -13,7 +13,6 @@ class Rate:
     def __init__(self, values):
         self.count = len(values)
         self.median, self.low, self.high = statistics.median(values), min(values), max(values)
-        self.quarter, _, self.three_quarters = statistics.quantiles(values, n=4, method="inclusive")
 
 
 def lives(run):

@@ -1,5 +1,6 @@
 """The importer's report: what is different from the input, the other decisions by name, the remaining work; with --all
 every setting in the order of the input."""
+import collections
 import textwrap
 
 from .engine import is_open, said
@@ -7,8 +8,6 @@ from .rows import CANNOT, MEANT, NONE, OTHER, TAKEN, UNKNOWN
 from .tables import SEVEN
 
 FIRST_LINES = 15   # of what is different, without --all
-_COUNTED = ((TAKEN, "taken over"), (OTHER, "done differently"), (NONE, "without effect anywhere"),
-            (MEANT, "read as it was meant"), (CANNOT, "not done here"), (UNKNOWN, "not understood"))
 
 
 def wrapped(text, indent, **more):
@@ -77,8 +76,9 @@ def every_line(run):
 
 
 def summary(run, out_name):
-    counts = [(sum(f.action == action for f in run.findings), words) for action, words in _COUNTED]
-    text = ", ".join(f"{n} {words}" for n, words in counts if n) or "no settings"
+    counts = collections.Counter(f.action for f in run.findings)
+    text = ", ".join(f"{counts[action]} {action}" for action in (TAKEN, OTHER, NONE, MEANT, CANNOT, UNKNOWN)
+                     if counts[action]) or "no settings"
     program = f"./train_{run.family()}" if run.family() else "./train_gpt2 or ./train_llama, as the model is,"
     launch = f"scripts/launch/launch_mpi.sh -np {run.ranks} " if run.ranks > 1 else ""
     warning = ": read what is different before you trust the run" if is_open(run) else ""
