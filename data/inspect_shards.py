@@ -45,11 +45,7 @@ def parse_arguments():
 
 
 def bigram_entropy(shards):
-    """H(next | current) in nats, and the number of pairs; pairs do not cross shards.
-
-    It is the loss of the best predictor that sees only the current token and was fitted on the same tokens: a model
-    with a lower loss uses more context.
-    """
+    """H(next | current) in nats, and the number of pairs; pairs do not cross shards."""
     pairs = collections.Counter()
     for shard in shards:
         pairs.update(itertools.pairwise(shard.tokens))

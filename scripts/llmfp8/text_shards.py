@@ -91,9 +91,9 @@ def signature_of(args, sources, tokenizer):
             **{"--" + name.replace("_", "-"): getattr(args, name) for name in names}}
 
 
-def plan_of(args, make, *encoder_arguments, **fields):
-    """The plan for these options and args.inputs; make(tokenizer's arguments, bytes per token, validation share,
-    *encoder_arguments) makes the encoder."""
+def plan_of(args, make, **fields):
+    """The plan for these options and args.inputs; make(tokenizer's arguments, bytes per token, validation share) makes
+    the encoder."""
     check_options(args)
     load_arguments = (args.tokenizer, args.vocab_bpe, args.encoder_json, args.separator)
     tokenizer = load_tokenizer(*load_arguments)
@@ -101,7 +101,7 @@ def plan_of(args, make, *encoder_arguments, **fields):
     token_bytes = 2 if tokenizer.vocab_size <= 65536 else 4
     reader = Reader(sources, args.text_field, args.document_bytes, args.dataset_config, args.dataset_split)
     return Plan(folder=Path(args.out), reader=reader, make_encoder=make, token_bytes=token_bytes,
-                encoder_arguments=(load_arguments, token_bytes, args.valid_fraction, *encoder_arguments),
+                encoder_arguments=(load_arguments, token_bytes, args.valid_fraction),
                 shard_tokens=args.shard_tokens, valid_fraction=args.valid_fraction,
                 meta={"vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.meta(),
                       "valid_fraction": args.valid_fraction},

@@ -2,8 +2,7 @@
 # What the recipes share, sourced by each of them: a recipe is a model below and the options after it.
 # Options are passed on: --dry-run, --synthetic-data (timing alone, no shards needed), --save DIR.
 #
-# Environment: DATA, folder of the token shards; TOKENIZER, tokenizer.json of Llama-3; MODEL, folder of the Hugging Face
-# model to fine-tune; RANKS, another number of GPUs; LLMC_BUILD, folder of the executables.
+# scripts/README.md has the environment variables.
 set -u
 unset CDPATH   # or cd may lead elsewhere
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)

@@ -18,17 +18,13 @@ def recipes(script, fp8_script, *options):
             "tensorwise-1F1L": fp8("tensorwise", "--first-last-layers-bf16"), "blockwise": fp8("blockwise")}
 
 
-def modern(script):
+def modern(script, suffix):
     """GPT-2 with each of the changes that later models made, singly and together."""
     changes = {"rmsnorm": ["--normalization", "RMSNorm"], "rope": ["--position-embedding-type", "rope"],
                "gqa": ["--num-query-groups", "4"], "qk-norm": ["--qk-layernorm"],
                "swiglu": ["--activation", "swiglu", "--ffn-hidden-size", "2048"]}   # as many parameters as gelu's 3072
     changes["all"] = [word for words in changes.values() for word in words]
-    return {name: [script, *words] for name, words in changes.items()}
-
-
-def named(rows, suffix):
-    return {f"{name}-{suffix}": words for name, words in rows.items()}
+    return {f"{name}-{suffix}": [script, *words] for name, words in changes.items()}
 
 
 SMALL, SMALL_FP8 = "train_llama_1gpu_bf16_slimpajama.sh", "train_llama_1gpu_fp8_slimpajama.sh"
@@ -53,7 +49,7 @@ TABLES = {
          "fp8-hybrid": [GPT2_FP8, "--fp8-format", "hybrid"]}, baseline="bf16"),
     "modern-gpt2": Table(
         "GPT-2 124M, T 1024, {gpus}: changes of later models, in BF16 and with delayed scaling",
-        {"gpt2-bf16": [GPT2], "gpt2-fp8": [GPT2_FP8], **named(modern(GPT2), "bf16"), **named(modern(GPT2_FP8), "fp8")},
+        {"gpt2-bf16": [GPT2], "gpt2-fp8": [GPT2_FP8], **modern(GPT2, "bf16"), **modern(GPT2_FP8, "fp8")},
         allowed=("normalization", "position-embedding-type", "num-query-groups", "qk-layernorm", "activation",
                  "ffn-hidden-size", "disable-bias-linear")),
     "margins": Table(
