@@ -103,7 +103,7 @@ void add_data(Rows& rows) {
          .value = choice<std::string>(AT(token_dtype), {{"", ""}, {"uint16", "uint16"}, {"uint32", "uint32"}}),
          .help = "element type of shards without a header (nanoGPT)", .fallback = ""},
         {.name = "reset-attention-mask", .value = flag(AT(reset_attention_mask)),
-         .help = "attention stays within a document; the .meta.json of every shard must name the separator token",
+         .help = "attention stays within a document; they begin at the separator of the .meta.json, or as a .idx says",
          .fallback = "false", .on_resume = kMust},
         {.name = "reset-position-ids", .value = flag(AT(reset_position_ids)),
          .help = "positions restart at 0 with each document, also in evaluations; documents are those of "

@@ -181,14 +181,9 @@ DataLoader::DataLoader(const DataConfig& config) : config_(config) {
         info.samples = (info.tokens - 1) / config.seq_length;
         total_tokens_ += info.tokens;
         first_sample_.push_back(first_sample_.back() + info.samples);
-        if (config.documents) {
-            const int32_t separator = read_separator(path, config.vocab_size);
-            REQUIRE(infos_.empty() || separator == separator_, "--reset-attention-mask, --reset-position-ids: data "
-                    "shard '%s' separates documents with token %d, '%s' with %d", path.c_str(), separator,
-                    infos_[0].path.c_str(), separator_);
-            separator_ = separator;
-        }
-        read_tokenizer(info);
+        if (config.documents)
+            shard.find_documents(info.format == ShardFormat::kMegatron ? -1 : read_separator(path, config.vocab_size));
+        info.tokenizer = read_tokenizer(path);
         require_same_tokenizer("mixed shards", infos_, {info});
         infos_.push_back(info);
         shards_.push_back(std::move(shard));
@@ -204,10 +199,11 @@ DataLoader::DataLoader(const DataConfig& config) : config_(config) {
         shard.advise(0, shard.info.tokens, config.shuffle ? POSIX_FADV_RANDOM : POSIX_FADV_SEQUENTIAL);
 }
 
-int64_t DataLoader::read(int64_t sample, int32_t* inputs, int32_t* targets) const {
+int64_t DataLoader::read(int64_t sample, int32_t* inputs, int32_t* targets, uint8_t* starts) const {
     const int64_t T = config_.seq_length;
     if (config_.synthetic) {
         CHECK(sample >= 0, "sample %lld", (long long)sample);
+        if (starts) std::fill_n(starts, T, 0);
         draw_sample(config_, sample, inputs, targets);
         return T;
     }
@@ -215,6 +211,7 @@ int64_t DataLoader::read(int64_t sample, int32_t* inputs, int32_t* targets) cons
     at.shard->copy(at.token, T, inputs);
     std::copy(inputs + 1, inputs + T, targets);
     at.shard->copy(at.token + T, 1, targets + T - 1);
+    if (starts) at.shard->mark_starts(at.token, T, inputs, starts);
     if (*at.mask) (*at.mask)->apply(at.token + 1, T, targets);
     int64_t ignored = 0;
     for (int64_t t = 0; t < T; t++)
@@ -285,8 +282,8 @@ std::string DataLoader::identity_json() const {
     nlohmann::ordered_json identity{{"fingerprint", ""}, {"tokens", total_tokens()}};
     for (const ShardInfo& info : infos_) {
         text += ' ' + hex64(info.fingerprint);
-        if (!info.tokenizer.empty()) identity["tokenizer"] = info.tokenizer;
-        if (!info.tokenizer_sha256.empty()) identity["tokenizer_sha256"] = info.tokenizer_sha256;
+        if (!info.tokenizer.name.empty()) identity["tokenizer"] = info.tokenizer.name;
+        if (!info.tokenizer.sha256.empty()) identity["tokenizer_sha256"] = info.tokenizer.sha256;
     }
     identity["fingerprint"] = xxh3_of_text(text).substr(0, 16);
     return identity.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
@@ -345,20 +342,20 @@ void require_samples(const DataLoader& loader, int64_t needed, const char* what)
          (long long)loader.seq_length(), (long long)needed, what, (long long)loader.samples_per_epoch());
 }
 
-void mark_documents(const int32_t* tokens, int64_t B, int64_t T, int32_t separator, int32_t* out) {
-    for (int64_t b = 0; b < B; b++, tokens += T) {
-        int32_t *starts = out + b * T, *ends = out + (B + b) * T;
+void mark_documents(const uint8_t* starts, int64_t B, int64_t T, int32_t* out) {
+    for (int64_t b = 0; b < B; b++, starts += T) {
+        int32_t *first = out + b * T, *ends = out + (B + b) * T;
         for (int64_t start = 0, t = 0; t < T; t++) {
-            starts[t] = static_cast<int32_t>(start);
-            if (t + 1 < T && tokens[t + 1] != separator) continue;
+            first[t] = static_cast<int32_t>(start);
+            if (t + 1 < T && !starts[t + 1]) continue;
             std::fill(ends + start, ends + t + 1, static_cast<int32_t>(t + 1));
             start = t + 1;
         }
     }
 }
 
-void restart_positions(const int32_t* tokens, int64_t B, int64_t T, int32_t separator, int32_t* out) {
-    for (int64_t i = 0; i < B * T; i++) out[i] = i % T == 0 || tokens[i] == separator ? 0 : out[i - 1] + 1;
+void restart_positions(const uint8_t* starts, int64_t B, int64_t T, int32_t* out) {
+    for (int64_t i = 0; i < B * T; i++) out[i] = i % T == 0 || starts[i] ? 0 : out[i - 1] + 1;
 }
 
 // A balanced Feistel network over the next even number of bits, applied until the result is below n (cycle walking).

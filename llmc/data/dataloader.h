@@ -25,7 +25,7 @@ struct DataConfig {
     uint64_t seed = 0;
     bool shuffle = true;    // false: shard order, for evaluation
     bool check_ids = true;   // check every token id at start
-    bool documents = false;  // read the token that separates documents, which must be the same in all shards
+    bool documents = false;  // find where documents begin: read() says it, and a shard that does not is an error
     bool synthetic = false;  // no shards; globs is empty
 };
 
@@ -46,7 +46,6 @@ public:
     int64_t samples_per_epoch() const { return first_sample_.back(); }   // of all sources; synthetic: the largest int64
     int64_t total_tokens() const { return total_tokens_; }
     int64_t seq_length() const { return config_.seq_length; }
-    int32_t separator() const { return separator_; }   // of documents; -1 without DataConfig::documents
     const std::vector<ShardInfo>& shards() const { return infos_; }
     const std::vector<SourceInfo>& sources() const { return sources_; }   // synthetic: none
     // Returns the number of samples of a source among the first n of a run.
@@ -54,8 +53,9 @@ public:
 
     // Reads sample `sample` (any int64 >= 0): writes seq_length inputs, and as many targets, which are the tokens one
     // place later or kIgnoreIndex where the loss mask is 0. Returns the number of targets that are not kIgnoreIndex.
+    // With DataConfig::documents, starts (seq_length, unless null) = whether a document begins with each input.
     // Exit 2 if the shard was truncated since it was opened.
-    int64_t read(int64_t sample, int32_t* inputs, int32_t* targets) const;
+    int64_t read(int64_t sample, int32_t* inputs, int32_t* targets, uint8_t* starts = nullptr) const;
 
     // Asks the operating system to load samples [first, first + count) in the background. Thread-safe, like read.
     void prefetch(int64_t first, int64_t count) const;
@@ -93,7 +93,6 @@ private:
     std::vector<ShardInfo> infos_;
     std::vector<int64_t> first_sample_{0};   // (shards + 1): prefix sums of samples
     int64_t total_tokens_ = 0;
-    int32_t separator_ = -1;
 };
 
 // Returns one line per source of a blend, with its share and how often a run of `samples` samples reads it, and one
@@ -109,11 +108,11 @@ std::string reading_error(const std::function<void()>& read);
 void require_samples(const DataLoader& loader, int64_t needed, const char* what);
 
 // Finds the documents in B sequences of T tokens. out (2, B, T): start and end (exclusive) of each token's document
-// within its sequence. The separator is the first token of a document, as in shards of data/prepare_text.py and llm.c.
-void mark_documents(const int32_t* tokens, int64_t B, int64_t T, int32_t separator, int32_t* out);
+// within its sequence. starts (B, T): whether a document begins with the token.
+void mark_documents(const uint8_t* starts, int64_t B, int64_t T, int32_t* out);
 
 // out (B, T) = the position of each token within its document; documents as in mark_documents.
-void restart_positions(const int32_t* tokens, int64_t B, int64_t T, int32_t separator, int32_t* out);
+void restart_positions(const uint8_t* starts, int64_t B, int64_t T, int32_t* out);
 
 // Returns element `index` of a pseudo-random permutation of [0, n) that (n, seed, epoch) define; n >= 1. The
 // permutation is not stored.

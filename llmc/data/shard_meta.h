@@ -10,15 +10,14 @@
 // The token that separates documents (exit 2 without a sidecar that names it).
 int32_t read_separator(const std::string& shard, int64_t vocab_size);
 
-// Sets the name and hash of the tokenizer, and the chat template; without a sidecar, or if it names none, they stay
-// empty. Exit 2 if the sidecar is not JSON.
-void read_tokenizer(ShardInfo& shard);
+// What the sidecar says of the tokenizer; nothing without one. Exit 2 if it is not JSON.
+TokenizerFacts read_tokenizer(const std::string& shard);
 
-// The chat template of those that have one; "" if none has.
-std::string chat_template_of(const std::vector<ShardInfo>& shards);
+// What is known of the tokenizer of these shards, which agree.
+TokenizerFacts facts_of(const std::vector<ShardInfo>& shards);
 
-// Exit 2, naming two shards, if one of `more` was made with another tokenizer or chat template than `shards`. A shard
-// without a known tokenizer matches every tokenizer. `what` begins the error.
+// Exit 2, naming two files, if one of `more` was made with another tokenizer, separator or chat template than `shards`.
+// What a shard does not say matches everything. `what` begins the error.
 void require_same_tokenizer(const std::string& what, const std::vector<ShardInfo>& shards,
                             const std::vector<ShardInfo>& more);
 

@@ -126,9 +126,18 @@ private:
     size_t at_ = 0;
 };
 
-// Checks the header of a Megatron index, and that its tables fill the rest of the file. Returns the number of
-// sequences.
-uint64_t check_megatron_header(const InputFile& index, const char* name, int* token_bytes) {
+struct MegatronHeader {
+    int token_bytes;
+    int64_t sequences, documents;   // entries of the tables; a document is a number of sequences
+
+    // The tables, in this order: lengths and byte offsets of sequences, first sequences of documents.
+    int64_t lengths() const { return kMegatronHeaderBytes; }
+    int64_t pointers() const { return lengths() + 4 * sequences; }
+    int64_t document_table() const { return pointers() + 8 * sequences; }
+};
+
+// Checks the header of a Megatron index, and that its tables fill the rest of the file.
+MegatronHeader read_megatron_header(const InputFile& index, const char* name) {
     const int64_t bytes = index.bytes();
     REQUIRE(bytes >= kMegatronHeaderBytes, "data index '%s': truncated in the header: it ends at byte %lld of %lld",
             name, ll(bytes), ll(kMegatronHeaderBytes));
@@ -141,7 +150,6 @@ uint64_t check_megatron_header(const InputFile& index, const char* name, int* to
     int code = p[17];
     REQUIRE(code == 4 || code == 8, "data index '%s': byte 17: token type %d (%s), only 4 (int32) and 8 (uint16) are "
             "supported", name, code, megatron_dtype_name(code));
-    *token_bytes = code == 8 ? 2 : 4;
     uint64_t sequences = load<uint64_t>(p + 18), documents = load<uint64_t>(p + 26);
     uint64_t body = static_cast<uint64_t>(bytes - kMegatronHeaderBytes);
     // Divides instead of multiplying, because a product with counts from the file may overflow.
@@ -151,7 +159,30 @@ uint64_t check_megatron_header(const InputFile& index, const char* name, int* to
     uint64_t rest = body - sequences * 12 - documents * 8;
     REQUIRE(rest == 0, "data index '%s': %llu bytes too many at byte %lld (multimodal indices are not supported)",
             name, (unsigned long long)rest, ll(bytes - static_cast<int64_t>(rest)));
-    return sequences;
+    return {code == 8 ? 2 : 4, static_cast<int64_t>(sequences), static_cast<int64_t>(documents)};
+}
+
+// Whether the ids are the halves of wider ones: each second one is tiny (`most` or less), and of the others many are
+// not.
+template <typename T> bool are_halves(const std::vector<uint8_t>& head, T most) {
+    const size_t pairs = head.size() / (2 * sizeof(T));
+    size_t above = 0;
+    for (size_t i = 0; i < pairs; i++) {
+        const uint8_t* const pair = head.data() + 2 * i * sizeof(T);
+        if (load<T>(pair + sizeof(T)) > most) return false;
+        above += load<T>(pair) > most;
+    }
+    return pairs >= 16 && above >= pairs / 4;
+}
+
+// Refuses headerless tokens whose first bytes show that they are wider than `bytes`. The upper halves of 32-bit ids are
+// small because vocabularies are.
+void require_token_bytes(const std::string& path, const std::vector<uint8_t>& head, int bytes) {
+    REQUIRE(!are_halves<uint32_t>(head, 0), "data shard '%s': --token-dtype uint%d would read every second id as 0: "
+            "these are 64-bit ids; write them anew with numpy's astype('uint32')", path.c_str(), 8 * bytes);
+    REQUIRE(bytes == 4 || !(are_halves<uint16_t>(head, 0) || are_halves<uint16_t>(head, 15)), "data shard '%s': "
+            "--token-dtype uint16 would read every second id as 0 or so: these are 32-bit ids, --token-dtype uint32",
+            path.c_str());
 }
 
 }  // namespace
@@ -196,13 +227,14 @@ void Shard::parse_llmc_header(const std::vector<uint8_t>& head) {
 void Shard::parse_megatron_index(const std::string& index_path) {
     const char* name = index_path.c_str();
     const InputFile index(index_path, "data index '" + index_path + "'");
-    const uint64_t sequences = check_megatron_header(index, name, &info.token_bytes);
+    const MegatronHeader header = read_megatron_header(index, name);
     info.format = ShardFormat::kMegatron;
-    const int64_t lengths = kMegatronHeaderBytes, pointers = lengths + 4 * static_cast<int64_t>(sequences);
-    ListReader<int32_t> length_list(index, lengths, static_cast<int64_t>(sequences));
-    ListReader<int64_t> pointer_list(index, pointers, static_cast<int64_t>(sequences));
+    info.token_bytes = header.token_bytes;
+    const int64_t lengths = header.lengths(), pointers = header.pointers();
+    ListReader<int32_t> length_list(index, lengths, header.sequences);
+    ListReader<int64_t> pointer_list(index, pointers, header.sequences);
     int64_t position = 0;  // cannot overflow: it is compared with the file size after every sequence
-    for (int64_t s = 0; s < static_cast<int64_t>(sequences); s++) {
+    for (int64_t s = 0; s < header.sequences; s++) {
         int32_t length = length_list.next();
         int64_t pointer = pointer_list.next();
         REQUIRE(length >= 0, "data index '%s': byte %lld: sequence %lld has length %d", name,
@@ -219,6 +251,35 @@ void Shard::parse_megatron_index(const std::string& index_path) {
     info.tokens = position / info.token_bytes;
 }
 
+void Shard::find_documents(int32_t separator) {
+    separator_ = separator;
+    if (info.format != ShardFormat::kMegatron) return;
+    const std::string name = shard_stem(info.path) + ".idx";
+    const InputFile index(name, "data index '" + name + "'");
+    const MegatronHeader header = read_megatron_header(index, name.c_str());
+    ListReader<int64_t> documents(index, header.document_table(), header.documents);
+    ListReader<int32_t> lengths(index, header.lengths(), header.sequences);
+    int64_t sequence = 0, token = 0;   // the next sequence, and its first token
+    for (int64_t d = 0; d < header.documents; d++) {
+        const int64_t first = documents.next();
+        REQUIRE(first >= sequence && first <= header.sequences && (d > 0 || first == 0), "data index '%s': byte %lld: "
+                "document %lld begins with sequence %lld of %lld, the one before with %lld", name.c_str(),
+                ll(header.document_table() + 8 * d), ll(d), ll(first), ll(header.sequences), ll(sequence));
+        for (; sequence < first; sequence++) token += lengths.next();
+        starts_.push_back(token);
+    }
+    REQUIRE(header.documents > 1 && sequence == header.sequences, "--reset-attention-mask, --reset-position-ids: data "
+            "index '%s': its %lld document ends do not cover its %lld sequences: make it anew", name.c_str(),
+            ll(header.documents), ll(header.sequences));
+}
+
+void Shard::mark_starts(int64_t first, int64_t count, const int32_t* ids, uint8_t* starts) const {
+    std::transform(ids, ids + count, starts, [&](int32_t id) { return starts_.empty() && id == separator_; });
+    for (auto at = std::lower_bound(starts_.begin(), starts_.end(), first); at < starts_.end() && *at < first + count;
+         ++at)
+        starts[*at - first] = 1;
+}
+
 void Shard::parse_raw(const std::vector<uint8_t>& head, const std::string& token_dtype) {
     const char* path = info.path.c_str();
     for (const ForeignMagic& foreign : kForeign) {
@@ -228,7 +289,7 @@ void Shard::parse_raw(const std::vector<uint8_t>& head, const std::string& token
     // Text has no control characters, unlike tokens, half of whose bytes are 0 if the ids are small.
     const bool text = std::all_of(head.begin(), head.end(),
                                   [](uint8_t c) { return c >= ' ' || (c >= '\t' && c <= '\r'); });
-    REQUIRE(!text || !token_dtype.empty(),
+    REQUIRE(!text || (!token_dtype.empty() && head.size() < 256),   // few ids may look like text
             "data shard '%s': byte 0: wrong magic: this is text; data/prepare_text.py makes shards of it", path);
     uint32_t first = 0;
     std::memcpy(&first, head.data(), std::min<size_t>(4, head.size()));
@@ -240,6 +301,7 @@ void Shard::parse_raw(const std::vector<uint8_t>& head, const std::string& token
     REQUIRE(file_.bytes() % info.token_bytes == 0, "data shard '%s': odd size: %lld bytes is not a multiple of the %d "
             "bytes of a %s token; truncated, or another --token-dtype", path, ll(file_.bytes()), info.token_bytes,
             token_dtype.c_str());
+    require_token_bytes(info.path, head, info.token_bytes);
     info.tokens = file_.bytes() / info.token_bytes;
 }
 
@@ -364,6 +426,7 @@ void check_token_ids(const std::vector<Shard>& shards, int64_t vocab_size) {
     if (bad == chunks.end()) return;
     const Shard& shard = shards[bad->shard];
     FAIL(kExitBadInput, "data shard '%s': byte %lld (token %lld): id %u is not below the vocabulary size %lld; the "
-         "data was made with another tokenizer than the model's", shard.info.path.c_str(),
-         ll(shard.byte_offset(bad->bad)), ll(bad->bad), shard.token(bad->bad), ll(vocab_size));
+         "data was made with another tokenizer than the model's%s", shard.info.path.c_str(),
+         ll(shard.byte_offset(bad->bad)), ll(bad->bad), shard.token(bad->bad), ll(vocab_size),
+         shard.info.format == ShardFormat::kRaw ? ", or has another --token-dtype" : "");
 }

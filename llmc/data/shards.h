@@ -11,6 +11,16 @@
 
 enum class ShardFormat { kLlmcV1, kLlmcV7, kMegatron, kRaw };
 
+// What the .meta.json of a shard says of its tokenizer; empty or -1 where it says nothing.
+struct TokenizerFacts {
+    std::string name, sha256;
+    std::string vocabulary;      // "bytes", or vocabulary_of a tokenizer.json (token_text.h)
+    std::string chat_template;   // Jinja, of conversations
+    int64_t vocab_size = -1;
+    int32_t separator = -1;      // starts a document
+    int32_t end_of_turn = -1;    // ends an answer of a conversation
+};
+
 struct ShardInfo {
     std::string path;  // the .bin file
     ShardFormat format;
@@ -21,8 +31,7 @@ struct ShardInfo {
     // Filled by the loader, which also adds the loss mask to the fingerprint.
     bool masked = false;
     int64_t counted = 0;       // tokens that count as targets
-    // From the .meta.json, empty if unknown. chat_template: Jinja, of conversations.
-    std::string tokenizer, tokenizer_sha256, chat_template;
+    TokenizerFacts tokenizer;
 };
 
 // Reads a value at any alignment.
@@ -41,7 +50,8 @@ inline std::string shard_stem(const std::string& path) {
 class Shard {
 public:
     // A .bin with a .idx of the same name is Megatron's: its documents are read as one stream. Otherwise the magic
-    // number decides; token_dtype ("", "uint16" or "uint32") applies only to a file without a magic number.
+    // number decides; token_dtype ("", "uint16" or "uint32") applies only to a file without a magic number, and is
+    // refused if the ids show another width.
     Shard(const std::string& path, const std::string& token_dtype);
 
     ShardInfo info;
@@ -52,12 +62,19 @@ public:
     // Returns the index of the first token in [first, first + count) whose id is >= vocab_size, or -1.
     int64_t find_bad_id(int64_t first, int64_t count, int64_t vocab_size) const;
     uint32_t token(int64_t index) const;
+    // Prepares mark_starts: reads the documents of a Megatron index; in other formats a document begins at each
+    // `separator`.
+    void find_documents(int32_t separator);
+    // starts[i] = whether a document begins at token first + i, for the count tokens there, `ids`.
+    void mark_starts(int64_t first, int64_t count, const int32_t* ids, uint8_t* starts) const;
     // Calls posix_fadvise for tokens [first, first + count).
     void advise(int64_t first, int64_t count, int advice) const;
 
 private:
     InputFile file_;
     int64_t data_offset_ = 0;
+    int32_t separator_ = -1;
+    std::vector<int64_t> starts_;   // Megatron: the first tokens of documents, ascending
 
     // head: the first bytes of the file, at most 4096.
     void parse_llmc_header(const std::vector<uint8_t>& head);

@@ -30,14 +30,15 @@ public:
     // Reads the samples of a micro-batch, from `first` on, and sets its inputs.
     Counted read(const DataLoader& loader, int64_t first, const HostInputs& to);
     // Sets those inputs of a micro-batch that are not null, from tokens and targets (B, T) of its whole sequences.
-    Counted set(const int32_t* tokens, const int32_t* targets, int32_t separator, const HostInputs& to);
+    // starts (B, T): see DataLoader::read.
+    Counted set(const int32_t* tokens, const int32_t* targets, const uint8_t* starts, const HostInputs& to);
     // Sets the inputs of a micro-batch without a counted target.
     void set_ignored(const HostInputs& to);
 
 private:
-
     const int64_t B_, T_, vocab_size_;
     const World context_;
     std::vector<int32_t> tokens_, targets_, positions_;   // (B, T) of whole sequences
+    std::vector<uint8_t> starts_;                         // (B, T), see DataLoader::read
     std::vector<int64_t> scratch_;                        // of sort_rows_by_token
 };

@@ -112,7 +112,7 @@ void TrainLoop::open_log() {
     if (!log_->earlier_log().empty()) notes.push_back("the earlier log is kept: " + log_->earlier_log());
     if (hf_class(config_.shape) == HfClass::kOwn && !config_.save.empty())
         notes.push_back("no transformers class has this shape: checkpoints bring a modeling_llmfp8.py");
-    if (!config_.save.empty() && !chat_template_of(data_.train->shards()).empty())
+    if (!config_.save.empty() && !facts_of(data_.train->shards()).chat_template.empty())
         notes.push_back("checkpoints have the chat template of the training data");
     notes.insert(notes.end(), parsed_.no_effect.begin(), parsed_.no_effect.end());
     write_notes(summary);

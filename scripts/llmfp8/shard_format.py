@@ -170,7 +170,8 @@ class Shard:
             if start.startswith(magic):
                 return what
         is_text = not start.translate(None, TEXT_BYTES)
-        return "text; data/prepare_text.py makes shards of it" if is_text and not token_dtype else ""
+        is_text = is_text and (not token_dtype or len(start) >= 256)   # few ids may look like it
+        return "text; data/prepare_text.py makes shards of it" if is_text else ""
 
     def _read_llmc(self, magic, head):
         if self.bytes < HEADER_BYTES:

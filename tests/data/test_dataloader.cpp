@@ -257,16 +257,16 @@ TEST_CASE("data: rows sorted by token") {
         }
 }
 
-TEST_CASE("data: the separator is the first token of its document") {
+TEST_CASE("data: documents within sequences, from the tokens that begin them") {
     // Two sequences: separators side by side, at the end, at the beginning; none at all.
-    const std::vector<int32_t> tokens = {5, 9, 9, 7, 1, 2, 9,   9, 3, 9, 4, 4, 4, 4,   1, 2, 3, 4, 5, 6, 7};
-    std::vector<int32_t> marked(2 * tokens.size(), -7);
-    mark_documents(tokens.data(), 3, 7, 9, marked.data());
+    const std::vector<uint8_t> starts = {0, 1, 1, 0, 0, 0, 1,   1, 0, 1, 0, 0, 0, 0,   0, 0, 0, 0, 0, 0, 0};
+    std::vector<int32_t> marked(2 * starts.size(), -7);
+    mark_documents(starts.data(), 3, 7, marked.data());
     CHECK(marked == std::vector<int32_t>{0, 1, 2, 2, 2, 2, 6,   0, 0, 2, 2, 2, 2, 2,   0, 0, 0, 0, 0, 0, 0,
                                          1, 2, 6, 6, 6, 6, 7,   2, 2, 7, 7, 7, 7, 7,   7, 7, 7, 7, 7, 7, 7});
     int32_t one[2] = {-7, -7};
-    for (int32_t token : {9, 5}) {
-        mark_documents(&token, 1, 1, 9, one);
+    for (uint8_t start : {1, 0}) {
+        mark_documents(&start, 1, 1, one);
         CHECK(one[0] == 0);
         CHECK(one[1] == 1);
     }
@@ -277,7 +277,7 @@ TEST_CASE("data: the separator comes from the sidecar of every shard") {
     spill(dir / "a.bin", llmc_v1(counting(0, 32)));
     spill(dir / "b.bin", llmc_v1(counting(0, 32)));
     DataConfig config = config_of({dir / "*.bin"}, 4, 1000);
-    CHECK(DataLoader(config).separator() == -1);   // not requested, so no sidecar is needed
+    CHECK(refusal(config) == "nothing");   // not requested, so no sidecar is needed
     config.documents = true;
     check_contains(refusal(config), {"exit 2", "--reset-attention-mask", "a.bin'", "a.meta.json' is missing"});
     auto sidecar = [&](const char* name, const std::string& text) { spill(dir / name, text); };
@@ -300,17 +300,51 @@ TEST_CASE("data: the separator comes from the sidecar of every shard") {
         check_contains(refusal(config), {"exit 2", "b.meta.json' says ", id, "outside the vocabulary of 1000"});
     }
     sidecar("b.meta.json", names(7));
-    CHECK(DataLoader(config).separator() == 7);
+    config.shuffle = false;
+    CHECK(starts_of(DataLoader(config), 0) == std::vector<uint8_t>{0, 0, 0, 0});
+    CHECK(starts_of(DataLoader(config), 1) == std::vector<uint8_t>{0, 0, 0, 1});   // tokens 4 to 7
+}
+
+TEST_CASE("data: the documents of a Megatron shard are those of its index") {
+    TempDir dir;
+    // Megatron's end-of-document token, here 9, is the last one of its document, and may stand within one.
+    spill(dir / "m.bin", token_bytes<uint16_t>({5, 6, 9, 1, 9, 2, 9, 3, 3, 3, 3, 9, 4}));
+    const FileBytes good = megatron_index({3, 4, 0, 2, 3, 1}, 8);   // one document has no tokens
+    spill(dir / "m.idx", good);
+    DataConfig config = config_of({dir / "m.bin"}, 6, 10);
+    config.shuffle = false;
+    CHECK(starts_of(DataLoader(config), 0) == std::vector<uint8_t>(6));   // not requested
+    config.documents = true;
+    const DataLoader loader(config);
+    CHECK(starts_of(loader, 0) == std::vector<uint8_t>{1, 0, 0, 1, 0, 0});
+    CHECK(starts_of(loader, 1) == std::vector<uint8_t>{0, 1, 0, 1, 0, 0});
+    // A document of two sequences, 0 and 1.
+    const auto with = [&](const std::vector<int64_t>& documents) {
+        FileBytes index = good.substr(0, good.size() - 7 * 8);
+        const auto count = static_cast<uint64_t>(documents.size());
+        index.replace(26, 8, reinterpret_cast<const char*>(&count), 8);
+        for (int64_t first : documents) append(index, first);
+        spill(dir / "m.idx", index);
+        return refusal(config);
+    };
+    CHECK(with({0, 2, 3, 6}) == "nothing");
+    CHECK(starts_of(DataLoader(config), 0) == std::vector<uint8_t>{1, 0, 0, 0, 0, 0});
+    CHECK(starts_of(DataLoader(config), 1) == std::vector<uint8_t>{0, 1, 0, 0, 0, 0});
+    check_contains(with({1, 6}), {"exit 2", "m.idx': byte 106: document 0 begins with sequence 1 of 6"});
+    check_contains(with({0, 3, 2, 6}), {"byte 122: document 2 begins with sequence 2 of 6, the one before with 3"});
+    check_contains(with({0, 7}), {"document 1 begins with sequence 7 of 6"});
+    for (const auto& documents : {std::vector<int64_t>{}, {0}, {0, 3}})
+        check_contains(with(documents), {"--reset-attention-mask", "m.idx': its ", "do not cover its 6 sequences"});
 }
 
 TEST_CASE("positions restart where documents begin, in every sequence") {
-    // Separator 9. The first token of a sequence is at position 0 whatever it is.
-    const std::vector<int32_t> tokens = {4, 5, 9, 1, 1, 9, 9, 2, /**/ 9, 3, 3, 3, 3, 3, 3, 9};
+    // The first token of a sequence is at position 0 whatever it is.
+    const std::vector<uint8_t> starts = {0, 0, 1, 0, 0, 1, 1, 0, /**/ 1, 0, 0, 0, 0, 0, 0, 1};
     std::vector<int32_t> positions(16, -7), documents(32), again(16);
-    restart_positions(tokens.data(), 2, 8, 9, positions.data());
+    restart_positions(starts.data(), 2, 8, positions.data());
     CHECK(positions == std::vector<int32_t>{0, 1, 0, 1, 2, 0, 0, 1, /**/ 0, 1, 2, 3, 4, 5, 6, 0});
     // The distance to the start of the document.
-    mark_documents(tokens.data(), 2, 8, 9, documents.data());
+    mark_documents(starts.data(), 2, 8, documents.data());
     for (size_t i = 0; i < 16; i++) again[i] = static_cast<int32_t>(i % 8) - documents[i];
     CHECK(positions == again);
 }

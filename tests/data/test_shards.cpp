@@ -111,6 +111,7 @@ TEST_CASE("data: refused headers name file and byte") {
     check_contains(with(good.substr(0, 1050)), {"exit 2", "truncated"});  // magic wins over --token-dtype
     config.token_dtype = "uint16";
     check_contains(with(FileBytes(41, '\0')), {"exit 2", "odd size: 41 bytes", "2 bytes of a uint16"});
+    check_contains(with(FileBytes(300, 'a')), {"exit 2", "this is text"});   // not ids of 24929
     check_contains(with(llmc_header(20240522, 1, 20)), {"exit 2", "byte 0: wrong magic", "evaluation file"});
     check_contains(with("BIN.TOK\n" + FileBytes(100, '\0')), {"exit 2", "byte 0: wrong magic", "llmq"});
     check_contains(with("\x93NUMPY" + FileBytes(100, '\0')), {"exit 2", "NumPy"});
@@ -161,6 +162,34 @@ TEST_CASE("data: more shards than the soft limit of open files allows") {
     const std::string result = refusal(config_of({dir / "a_*.bin"}));
     setrlimit(RLIMIT_NOFILE, &before);
     CHECK(result == "nothing");
+}
+
+TEST_CASE("data: headerless tokens of another width than --token-dtype are refused") {
+    TempDir dir;
+    const auto said = [&](const FileBytes& bytes, const char* dtype) {
+        spill(dir / "a.bin", bytes);
+        DataConfig config = config_of({dir / "a.bin"}, 4, 200000);
+        config.token_dtype = dtype;
+        return refusal(config);
+    };
+    const auto ids = [](uint32_t low, uint32_t vocab) {
+        std::vector<uint32_t> tokens;
+        for (uint32_t i = 0; i < 400; i++) tokens.push_back(low + i * 7919 % (vocab - low));
+        return tokens;
+    };
+    for (const auto& tokens : {ids(0, 5), ids(0, 257), ids(0, 50257), ids(100, 65000)}) {
+        CHECK(said(token_bytes<uint16_t>(tokens), "uint16") == "nothing");
+        CHECK(said(token_bytes<uint32_t>(tokens), "uint32") == "nothing");
+        check_contains(said(token_bytes<uint32_t>(tokens), "uint16"),
+                       {"exit 2", "a.bin': --token-dtype uint16 would read", "32-bit ids, --token-dtype uint32"});
+        for (const char* dtype : {"uint16", "uint32"})
+            check_contains(said(token_bytes<uint64_t>(tokens), dtype), {"exit 2", dtype, "64-bit ids"});
+    }
+    CHECK(said(token_bytes<uint32_t>(ids(0, 128256)), "uint32") == "nothing");   // upper halves of 0 and 1
+    check_contains(said(token_bytes<uint32_t>(ids(0, 128256)), "uint16"), {"exit 2", "32-bit ids"});
+    check_contains(said(token_bytes<uint16_t>(ids(100, 65000)), "uint32"),
+                   {"exit 2", "is not below the vocabulary size", "or has another --token-dtype"});
+    CHECK(said(token_bytes<uint16_t>(std::vector<uint32_t>(400, 0)), "uint16") == "nothing");
 }
 
 TEST_CASE("data: refused Megatron indices name file and byte") {

@@ -89,7 +89,7 @@ SHARDS = [
     (f"{WITH} zeros.bin", 2, "byte 0: wrong magic 0x00000000", "--token-dtype uint16"),
     (f"{WITH} short.bin", 2, "3 tokens are fewer than one sample", "lower --seq-length"),
     (f"{WITH} train.bin other.bin", 2, "'other.bin' was made with the tokenizer gpt2",
-     "'train.bin' with the tokenizer bytes", "name shards of one tokenizer"),
+     "'train.bin' with the tokenizer bytes", "name files of one tokenizer"),
     (f"{WITH} train.bin chat1.bin chat2.bin", 2, "'chat2.bin' has another chat template than 'chat1.bin'"),
     (f"{WITH} deep.bin", 2, 'deep.meta.json: "tokenizer" is nested deeper than 64 levels'),
     (f"{WITH} broken.bin", 2, "broken.meta.json: not JSON: parse error at line 1, column 32"),

@@ -51,11 +51,10 @@ void read(char kind, const std::string& folder, const std::string& text) {
             break;
         }
         case 't': {
-            ShardInfo shard;
-            shard.path = folder + "/shard.bin";
+            const std::string shard = folder + "/shard.bin";
             written(folder + "/shard.meta.json", text);
             read_tokenizer(shard);
-            read_separator(shard.path, 61);
+            read_separator(shard, 61);
             break;
         }
         case 's':

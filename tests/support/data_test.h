@@ -106,4 +106,12 @@ inline std::vector<int32_t> read_inputs(const DataLoader& loader, int64_t sample
     return inputs;
 }
 
+inline std::vector<uint8_t> starts_of(const DataLoader& loader, int64_t sample) {
+    const auto T = static_cast<size_t>(loader.seq_length());
+    std::vector<int32_t> inputs(T), targets(T);
+    std::vector<uint8_t> starts(T, 7);
+    loader.read(sample, inputs.data(), targets.data(), starts.data());
+    return starts;
+}
+
 }  // namespace data_test

@@ -107,7 +107,10 @@ public:
         SequenceReader reader(config, context);
         for (int64_t i = 0; i < staged.micro_batches; i++) {
             const int64_t begin = (i * groups_.data_ranks + groups_.data_rank) * B * T;
-            const auto in_batch = reader.set(tokens.data() + begin, targets.data() + begin, kSeparator,
+            std::vector<uint8_t> starts;
+            for (int64_t t = begin; t < begin + B * T; t++)
+                starts.push_back(tokens[static_cast<size_t>(t)] == kSeparator);
+            const auto in_batch = reader.set(tokens.data() + begin, targets.data() + begin, starts.data(),
                                              staged.after(i * N, context.ranks));
             if (staged.calibration_micro_batch < 0 && in_batch.whole > 0) staged.calibration_micro_batch = i;
         }
