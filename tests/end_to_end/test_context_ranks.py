@@ -112,4 +112,3 @@ class ContextTest(RanksTest):
         self.assertEqual(int(found[2]), 4 * 2 * 2 * (4 * (4 + 2 * 4) * 8 + 4 * 4 * 8) * 2)
         self.assertIn("4 micro-batches of 1 x 4 tokens per step and rank; 4 ranks share each sequence of 16 tokens",
                       plan)
-        self.assertRegex(plan, r"heads \d+\.\d+ \(not hidden\)")
