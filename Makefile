@@ -254,7 +254,10 @@ write_united = $(shell mkdir -p $(1); printf '$(INCLUDES)' $(2) | cmp -s - $(1)/
                        || printf '$(INCLUDES)' $(2) > $(1)/all.cpp)
 $(foreach f,$(UNITED),$(call write_united,$(if $(filter $(NO_DEVICE),$f/),$(HOST),$(OBJ))/$f,$(strip \
     $(foreach source,$(SOURCES),$(if $(filter $f,$(call united,$(source))),$(source))))))
-COMMIT := $(or $(shell git describe --always --abbrev=12 --dirty 2>/dev/null),unknown)
+# The image has no .git: there the commit comes from LLMC_COMMIT (Dockerfile). The commit of a repository that encloses
+# this folder says nothing.
+COMMIT := $(or $(shell GIT_CEILING_DIRECTORIES='$(abspath ..)' git describe --always --abbrev=12 --dirty 2>/dev/null),\
+            $(LLMC_COMMIT),unknown)
 VERSION_TEXT := \#include "llmc/base/version.h"\nconst char* const kBuildCommit = "$(COMMIT)";\n
 $(shell printf '$(VERSION_TEXT)' | cmp -s - $(BUILD)/version.cpp || printf '$(VERSION_TEXT)' > $(BUILD)/version.cpp)
 HF_CODE := llmc/checkpoint/huggingface/hf_code
@@ -305,7 +308,10 @@ test-ranks:
 	@$(MAKE) run-test-python TEST_NAMES="test_ranks test_zero_ranks test_context_ranks test_comm end_to_end.test_watch \
 	    test_doctor test_troubleshooting"
 
+# As in dev/ci/detect.mk, a device file also counts.
 test-gpu:
+	@[ -e /dev/nvidia0 ] || nvidia-smi -L >/dev/null 2>&1 || { echo "make test-gpu: no GPU is found (nvidia-smi -L);" \
+	    "\`make test\` tests the CPU, \`make cuda\` compiles the CUDA code without a GPU" >&2; exit 2; }
 	@scripts/setup.sh test
 	@$(MAKE) DEVICE=cuda run-test-gpu
 run-test-gpu: $(BUILD)/tests_gpu

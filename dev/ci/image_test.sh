@@ -50,8 +50,11 @@ rm -rf --one-file-system "$work/base"
 echo "== Dockerfile"
 mkdir "$work/context"
 git ls-files -z | tar -c --null -T - | tar -x -C "$work/context" || exit 1
-quietly image build --isolation chroot --from llmfp8-base -t llm.fp8 "$work/context" || exit 1
+quietly image build --isolation chroot --from llmfp8-base --build-arg COMMIT=0123456789ab -t llm.fp8 \
+    "$work/context" || exit 1
 
 echo "== make smoke"
 container=$(image from llm.fp8) || exit 1
-image run --isolation chroot "$container" -- bash -c '. /etc/os-release; echo "$PRETTY_NAME"; make smoke' || exit 1
+# shellcheck disable=SC2016
+image run --isolation chroot "$container" -- bash -c '. /etc/os-release; echo "$PRETTY_NAME"
+    make smoke && ./train_llama --version | grep "commit 0123456789ab"' || exit 1

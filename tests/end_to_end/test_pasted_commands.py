@@ -41,8 +41,8 @@ NOT_RUN = {
     "make test-full": "takes too long", "make test-gpu": GPU,
     "make bench": GPU, "make DEVICE=cuda": GPU,
     "make DEVICE=cuda benches && build/cuda/bench_attention": GPU,
-    "docker build -t llm.fp8 . && docker run --rm --gpus all llm.fp8 && docker run --rm --gpus all llm.fp8 make test":
-        GPU,
+    "docker build -t llm.fp8 --build-arg COMMIT=$(git describe --always --abbrev=12 --dirty) .": FULL,
+    "docker run --rm --gpus all llm.fp8 && docker run --rm --gpus all llm.fp8 make test": GPU,
     "apt-get install -y git make": "changes the system", "apt-get install -y python3-venv": "changes the system",
     "scripts/launch/launch_mpi.sh --hostfile hosts -np 16 ./train_llama ...": "tests/cluster/with_ssh.py",
     "sbatch --nodes 2 scripts/launch/train.sbatch ./train_llama ...": "tests/cluster/with_slurm.py",

@@ -1,8 +1,10 @@
-"""The Makefile's detection of the machine, and the names of tests in dev/ci. Standard library only."""
+"""The Makefile's detection of the machine and of the commit, what git and docker leave out, and the names of tests in
+dev/ci. Standard library only."""
 import fnmatch
 import glob
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 import unittest
@@ -11,11 +13,63 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 HEADERS = ("nlohmann/json.hpp", "xxhash.h", "doctest/doctest.h")
 
 
-def planned(flags):
-    """`make -n` with only the headers that `flags` name, and without the variables of a make that runs the tests."""
+def make(*words, cwd=ROOT, **variables):
+    """make, without the variables of a make that runs the tests."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    return subprocess.run(["make", "-n", "DEVICE=cpu", "all", f"CPPFLAGS=-nostdinc {flags}"], cwd=ROOT, env=env,
-                          capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(["make", *words], cwd=cwd, env={**env, **variables}, capture_output=True, text=True,
+                          timeout=120, check=False)
+
+
+def planned(flags):
+    """`make -n` with only the headers that `flags` name."""
+    return make("-n", "DEVICE=cpu", "all", f"CPPFLAGS=-nostdinc {flags}")
+
+
+@unittest.skipUnless(shutil.which("git"), "needs git")
+class GitTest(unittest.TestCase):
+    def test_the_commit_is_this_folders_or_given_and_never_that_of_a_repository_around_it(self):
+        with tempfile.TemporaryDirectory(prefix="llmc-build-") as folder:
+            def git(*words):
+                identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+                subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True)
+            git("init")
+            git("commit", "--allow-empty", "-m", "around")
+            inner = os.path.join(folder, "inner")
+            os.mkdir(inner)
+            for name in ("Makefile", "llmc", "dev", "tests"):
+                os.symlink(os.path.join(ROOT, name), os.path.join(inner, name))
+
+            def commit(**variables):
+                done = make("-n", "DEVICE=cpu", "TABLE=0", "all", cwd=inner, **variables)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                with open(os.path.join(inner, "build/cpu/version.cpp"), encoding="utf-8") as version:
+                    return re.search(r'= "(.*)"', version.read())[1]
+            self.assertEqual(commit(), "unknown")
+            self.assertEqual(commit(LLMC_COMMIT="0123456789ab"), "0123456789ab")
+            os.rename(os.path.join(folder, ".git"), os.path.join(inner, ".git"))
+            self.assertRegex(commit(LLMC_COMMIT="unused"), "^[0-9a-f]{12}$")
+
+    def test_git_and_docker_ignore_what_documented_commands_write(self):
+        words = []
+        for path in glob.glob("**/*.md", root_dir=ROOT, recursive=True):
+            if not path.startswith(("dev", "build", "tests", ".")):
+                with open(os.path.join(ROOT, path), encoding="utf-8") as text:
+                    words += re.findall(r"--(?:out|save) ([a-z]\w*)(?=[ /`\n])", text.read())
+        folders = {"logs", *words} - {"and", "of", "places"}   # the recipes write to logs
+        self.assertGreaterEqual(folders, {"shards", "out", "runs"})
+        with open(os.path.join(ROOT, ".gitignore"), encoding="utf-8") as git:
+            self.assertEqual({f"/{name}/" for name in folders} - set(git.read().split()), set())
+        with open(os.path.join(ROOT, ".dockerignore"), encoding="utf-8") as docker:
+            self.assertEqual(folders - set(docker.read().split()), set())
+
+
+@unittest.skipIf(os.path.exists("/dev/nvidia0") or shutil.which("nvidia-smi"), "there is a GPU")
+class NoGpuTest(unittest.TestCase):
+    def test_test_gpu_says_so_before_it_installs_or_compiles(self):
+        done = make("test-gpu")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("make test-gpu: no GPU is found", done.stderr)
+        self.assertEqual(done.stdout, "")
 
 
 class HeadersTest(unittest.TestCase):
