@@ -2,7 +2,6 @@
 recipe with every communication dtype and number of ranks."""
 import os
 import re
-import shutil
 import unittest
 
 from tests.support.ranks import HAVE_RANKS, RanksTest
@@ -22,8 +21,7 @@ class ZeroTest(RanksTest):
         return log
 
     def test_weights_are_gathered_in_every_pass(self):
-        """Evaluates a number of micro-batches that is not divisible by the ranks, draws samples, and resumes the
-        run."""
+        """Evaluates a number of micro-batches that is not divisible by the ranks, and draws samples."""
         passes = ["--valid-data", self.path("valid.bin"), "--eval-interval", "2", "--eval-iters", "4", "--sample-every",
                   "2", "--sample-tokens", "3", "--num-layers", "4"]
         for binary, options in ((LLAMA, ["--fp8-recipe", "delayed", "--fp8-lm-head", "--recompute", "block"]),
@@ -35,15 +33,7 @@ class ZeroTest(RanksTest):
                         (("step", ("loss", "grad_norm")), ("eval", ("loss",)), ("sample", ("text",)))]
             expected = seen("--zero", "2")
             self.assertEqual([len(kind) > 0 for kind in expected], [True] * 3)
-            for same in ([], ["--overlap", "off"]):
-                with self.subTest(binary=binary, same=same):
-                    self.assertEqual(seen("--zero", "3", *same), expected)
-            save = self.path("saved")
-            whole = seen("--zero", "3", "--save", save, "--save-interval", "2")
-            self.assertEqual(whole, expected)
-            again = seen("--zero", "3", "--resume", os.path.join(save, "step-00000002"))
-            self.assertEqual(again[0], expected[0][2:])
-            shutil.rmtree(save)
+            self.assertEqual(seen("--zero", "3"), expected)
 
     def test_a_run_says_what_it_exchanges_and_how_long_nothing_hid_it(self):
         wires = ["--grad-comm-dtype", "fp8", "--fp8-recipe", "delayed"]
