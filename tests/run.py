@@ -29,11 +29,10 @@ LIMIT_S = 900   # of a process; a longer one counts as hanging
 # Waiting threads of OpenMP and ranks of OpenMPI leave the core to others.
 ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "OMPI_MCA_mpi_yield_when_idle": "1"}
 # The longest tests, which begin first; --times names candidates.
-LONG = ("test_saved_on_two_and_resumed_on_others", "test_every_collective_gives_what_it_must", "test_watch.WatchTest",
-        "test_a_rank_killed_while_it_saves", "test_other_configurations_get_no_ratio", "test_pasted_commands",
-        "test_walkthrough", "test_a_server_that_hangs", "test_troubleshooting",
-        "test_doctor", "test_a_library_that_does_not_serve", "test_golden_losses", "test_ranks", "test_comm",
-        "test_train", "test_compare", "test_import_config")
+LONG = ("test_every_collective_gives_what_it_must", "test_watch.WatchTest", "test_other_configurations_get_no_ratio",
+        "test_pasted_commands", "test_walkthrough", "test_troubleshooting", "test_doctor",
+        "test_a_library_that_does_not_serve", "test_golden_losses", "test_ranks", "test_comm", "test_train",
+        "test_compare", "test_import_config")
 
 
 def all_tests():
