@@ -3,7 +3,6 @@ run ends in time with the right exit code and leaves no process, and the resumed
 was never interrupted."""
 import os
 import re
-import shutil
 import signal
 import time
 
@@ -130,41 +129,3 @@ def suspended_rank(shared, case):
         case.found("text", "the hang report names no rank or no collective")
     case.require_gone(10)
     require_resume(shared, case, run, save, saved_in(out))
-
-
-def early_death(shared, case):
-    """The wrapper starts a program that ends immediately in some way, instead of the trainer."""
-    if not HAVE_RANKS:
-        return
-    code = case.draw.choice((0, 1, 2, 3, 4, 5, 6, 7, "KILL", "SEGV", "ABRT"))
-    wait = case.draw.choice((0, 0.2 * case.draw.random()))
-    victim = case.draw.randrange(2)
-    end = f"kill -{code} $$; sleep 9" if isinstance(code, str) else f"exit {code}"
-    script = f"sleep {wait:.3f}; [ $OMPI_COMM_WORLD_RANK = {victim} ] || {{ sleep {wait:.3f}; exit 0; }}; {end}"
-    # Several launches at the same time: each must return the exit code of its own program.
-    count = 1 if case.draw.random() < 0.75 else 5
-    processes = [case.start([*LAUNCHER, "-np", "2", "bash", "-c", script]) for _ in range(count)]
-    begin = time.monotonic()
-    expected = {"KILL": 6, "SEGV": 139, "ABRT": 134}.get(code, code)
-    for process in processes:
-        ended, _, _ = case.end(process, 30)
-        if ended is not None and ended != expected:
-            case.found("code", f"exit code {ended} of the wrapper, expected {expected}")
-    slow = time.monotonic() - begin - wait
-    if slow > 5 + 2 * (count - 1):   # on two cores five mpiruns start after each other
-        case.found("hang", f"ended only after {slow:.1f} s")
-    case.require_gone(10)
-
-
-def finish(shared):
-    """The files that all launches left in shared memory."""
-    left = [name for name in os.listdir("/dev/shm") if name.startswith("llmfp8-") and name not in shared.shm_before]
-    # A killed wrapper leaves its file, which the next wrapper removes.
-    case = shared.case("launches", "last")
-    if HAVE_RANKS:
-        case.run([*LAUNCHER, "-np", "1", "true"])
-        left = [name for name in left if os.path.exists("/dev/shm/" + name)]
-    if left:
-        case.found("left behind", f"/dev/shm/{left}")
-    shutil.rmtree(case.folder, ignore_errors=True)
-    return case

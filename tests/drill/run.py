@@ -24,7 +24,6 @@ from tests.support.train import LLAMA, SHAPE, make_tokens, write_shard  # noqa: 
 PARTS = (
     ("kills", kills, kills.trial, 500),
     ("suspended ranks", kills, kills.suspended_rank, 60),
-    ("early deaths", kills, kills.early_death, 250),
     ("corruptions", corruptions, corruptions.trial, 1500),
     ("hostile input", hostile, hostile.trial, 3000),
 )
@@ -36,7 +35,6 @@ class Shared:
     def __init__(self, seed, keep):
         self.seed, self.keep = seed, keep
         self.folder = tempfile.mkdtemp(prefix="llmc-drill-")
-        self.shm_before = set(os.listdir("/dev/shm"))
         write_shard(os.path.join(self.folder, "train.bin"), make_tokens(3000, 1))
 
     def case(self, part, number):
@@ -66,7 +64,7 @@ def row(name, count, cases, seconds):
     return [name, str(count), *(str(found.count(kind)) for kind in KINDS), f"{seconds:.0f} s"]
 
 
-def run_part(shared, options, name, module, function, count):
+def run_part(shared, options, name, function, count):
     numbers = range(max(1, round(count * options.scale)))
     if options.only is not None:
         numbers = [options.only]
@@ -77,10 +75,6 @@ def run_part(shared, options, name, module, function, count):
             if case.findings or options.only is not None:
                 print(f"{name} {case.number}: {'; '.join(f'{kind}: {text}' for kind, text in case.findings)}")
                 print("".join(f"    {line}\n" for text in case.story for line in text.splitlines()), end="", flush=True)
-    if hasattr(module, "finish") and function is kills.early_death:
-        ended.append(module.finish(shared))
-        if ended[-1].findings:
-            print(f"{name}: {ended[-1].findings}")
     return row(name, len(numbers), ended, time.monotonic() - begin)
 
 
@@ -100,7 +94,7 @@ def main():
         for module in dict.fromkeys(part[1] for part in parts):
             module.prepare(shared)
         for part in parts:
-            rows.append(run_part(shared, options, *part))
+            rows.append(run_part(shared, options, part[0], *part[2:]))
     finally:
         if not options.keep:
             shutil.rmtree(shared.folder, ignore_errors=True)
