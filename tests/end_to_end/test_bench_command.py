@@ -104,13 +104,6 @@ class BenchTest(FolderTest):
         self.assertIn("check-comm", "".join(bench["notes"]))
         self.assertTrue(any(row["part"] == "overlapped" for row in bench["rows"]))   # FP8 weights, on the other stream
 
-    def test_options_without_effect_are_refused(self):
-        for option in ["--save", "out"], ["--profile", "1:2"], ["--train-data", "x"]:
-            done = self.run_words(GPT2, "bench", *option, expect=2)
-            self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
-            self.assertIn(option[0], done.stderr)
-        self.assertIn("bench [--json]", self.run_words(LLAMA, "bench", "--help").stdout)
-
     def test_text(self):
         text = self.run_words(GPT2, "bench", *self.model(GPT2)[1:]).stdout
         for pattern in (r"\Abench of .*--hidden-size 32", r"\nceiling +device copy ", r"\nmatmul +matmul dgrad 32 x ",

@@ -7,14 +7,6 @@ from tests.support.train import GPT2, LLAMA, TrainTest, records
 
 
 class PlanTest(TrainTest):
-    def test_dry_run_needs_neither_data_nor_gpu(self):
-        for binary, model, parameters in ((LLAMA, "llama3-8B", "8030261248"), (GPT2, "gpt2-124M", "124439808"),
-                                          (GPT2, "gpt2-1558M", "1557611200")):
-            done = subprocess.run([binary, "--model", model, "--dry-run", "--ranks", "8"], capture_output=True,
-                                  text=True, timeout=60)
-            self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertIn(parameters, done.stdout)
-
     def test_the_verdict_comes_first_and_is_the_exit_code(self):
         def plan(code, *options):
             done = subprocess.run([LLAMA, "plan", "--model", "llama3-8B", *options], capture_output=True, text=True,

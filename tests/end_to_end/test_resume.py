@@ -67,17 +67,6 @@ class ResumeTest(TrainTest):
         self.assertIn(f"resumed {self.path('run', newest)} at step", out)
         self.assertNotIn(".lock", os.listdir(self.path("run")))
 
-    def test_of_runs_that_start_together_one_trains(self):
-        save = ["--save", self.path("new", "run"), "--train-iters", "30"]
-        runs = [subprocess.Popen(self.command(GPT2, *save), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                                 text=True) for _ in range(6)]
-        ends = [(run.communicate(timeout=60)[1], run.returncode) for run in runs]
-        self.assertEqual(sorted(code for _, code in ends), [0, 2, 2, 2, 2, 2], ends)
-        for error, code in ends:
-            if code:   # the first run may have ended before the second one's last attempted
-                self.assertRegex(error, "^error: --save .*(another run writes there|holds checkpoints of an earlier)")
-        self.assertEqual(sorted(os.listdir(self.path("new", "run"))), ["log.jsonl", "step-00000030"])
-
     def test_the_log_of_another_run_is_kept(self):
         """Two runs with the same --log-file: if the resumed one removes records of the other, they are kept in a
         copy."""

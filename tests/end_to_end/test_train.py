@@ -1,4 +1,4 @@
-"""Runs of the real executables: resume, stop, divergence, bad input. Standard library only."""
+"""Runs of the real executables: FP8, golden losses, data, signals, bad input. Standard library only."""
 import csv
 import json
 import os

@@ -56,13 +56,6 @@ class CutShards(TrainTest):
         with open(self.path("out", f"step-{step:08d}", "state.json")) as file:
             self.assertIn("eval", json.dumps(json.load(file)["missed"]))
 
-    def test_without_save_nothing_is_saved(self):
-        command = self.command(GPT2, "--train-iters", "100000", "--log-interval", "1")
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            error = cut_after_a_step(process, self.path("train_1.bin"))
-        self.assertEqual(process.returncode, 2, error)
-        self.assertRegex(error, r"^error: data shard .* is missing.*nothing was saved \(--save\)\n$")
-
 
 @unittest.skipUnless(HAVE_RANKS, "mpirun is needed")
 class CutShardsOfRanks(RanksTest):

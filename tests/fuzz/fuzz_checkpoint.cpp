@@ -1,6 +1,6 @@
 // Fuzzes the JSON of a checkpoint. The first byte selects the file: s is state.json, anything else manifest.json. The
 // input is accepted, or there is an Error with exit code 2 or 5, or a description of the damage, in one short line
-// without words of the JSON library. Hostile input of tests/drill has the other JSON files, fuzz_safetensors config.json.
+// without words of the JSON library. The drill's hostile input has other files of JSON, fuzz_safetensors config.json.
 #include <unistd.h>
 
 #include <algorithm>
