@@ -94,18 +94,6 @@ class TrainTest(unittest.TestCase):
 
     SHAPE = SHAPE
 
-    def write_documents(self):
-        """Shards with documents of every length from 1 to 30, and the sidecars that name their separator, 1."""
-        for name, count, seed in (("train_0", 3000, 1), ("train_1", 2001, 2), ("valid", 700, 3)):
-            tokens = [token if token != 1 else 2 for token in make_tokens(count, seed)]
-            length, at = 1, 0
-            while at + length <= count:
-                tokens[at] = 1
-                at += length
-                length = length % 30 + 1
-            write_shard(self.path(name + ".bin"), tokens)
-            Path(self.path(name + ".meta.json")).write_text(json.dumps({"tokenizer": {"separator": 1}}))
-
     def command(self, binary, *extra, model=None, faults=None):
         model = model or ("llama-tiny" if binary == LLAMA else "gpt2-tiny")
         groups = ["--num-query-groups", "2" if binary == LLAMA else "4"]
