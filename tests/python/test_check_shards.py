@@ -11,11 +11,6 @@ from tests.support.data_scripts import ScriptTest, has, lines
 
 
 class CheckShards(ScriptTest):
-    def shard(self, tokens, name="a.bin", wide=False):
-        magic, version, typecode = (20240801, 7, "I") if wide else (20240520, 1, "H")
-        return self.file(name, struct.pack("<III", magic, version, len(tokens)) + bytes(1012)
-                         + array.array(typecode, tokens).tobytes())
-
     def check(self, *arguments, damaged="", **keywords):
         """Returns the output. damaged: the expected text on the only damaged shard."""
         text = self.script("check_shards.py", "--workers", "1", *arguments, code=2 if damaged else 0, **keywords)

@@ -185,10 +185,6 @@ class Tokenizers(ScriptTest):
 
 
 class InspectShards(ScriptTest):
-    def shard(self, tokens, name="a.bin", magic=20240520, version=1, typecode="H"):
-        return self.file(name, struct.pack("<III", magic, version, len(tokens)) + bytes(1012)
-                         + array.array(typecode, tokens).tobytes())
-
     def refused(self, parts, *arguments):
         text = self.inspect(*arguments, code=2)
         for part in parts:
@@ -196,7 +192,7 @@ class InspectShards(ScriptTest):
 
     def test_shows_every_format(self):
         ids = [256] + list(b"hello\n") + [256] + list(b"you")
-        paths = [self.shard(ids), self.shard(ids, "b.bin", 20240801, 7, "I")]
+        paths = [self.shard(ids), self.shard(ids, "b.bin", wide=True)]
         for path, code, typecode in ((self.folder / "c.bin", 8, "H"), (self.folder / "d.bin", 4, "I")):
             path.write_bytes(array.array(typecode, ids).tobytes())
             path.with_suffix(".idx").write_bytes(

@@ -14,7 +14,8 @@ import unittest.mock
 
 from llmfp8 import run_export
 from llmfp8.run_log import InputError, RunLog, read_log
-from tests.support.log_tools import LOGS, LogToolTest, ROOT, has, records
+from tests.support.folder import has
+from tests.support.log_tools import LOGS, LogToolTest, ROOT, records
 
 GOLDEN = ROOT / "tests" / "golden" / "logs"
 

@@ -4,14 +4,14 @@ import json
 import math
 import os
 import signal
-import struct
 import subprocess
 import unittest
 import unittest.mock
 
 from llmfp8 import run_export, run_log
 from llmfp8.run_log import InputError, RunLog, follow, named_logs, read_log
-from tests.support.log_tools import BUILD, LOGS, LogToolTest, ROOT, records
+from tests.support.log_tools import LOGS, LogToolTest, ROOT, records
+from tests.support.train import GPT2, SHAPE, make_tokens, write_shard
 
 
 class Reading(LogToolTest):
@@ -175,19 +175,16 @@ class Following(LogToolTest):
 
 
 class Trainer(LogToolTest):
-    @unittest.skipUnless((BUILD / "train_gpt2").exists(), "train_gpt2 is not built")
+    @unittest.skipUnless(os.path.exists(GPT2), "train_gpt2 is not built")
     def test_a_log_written_now(self):
         """The fixtures are from an earlier trainer; the readers must read the log of the present one in the same
         way."""
-        for name, k in (("train.bin", 1), ("valid.bin", 2)):
-            tokens = [k * i * i % 61 for i in range(500)]
-            self.file(name, struct.pack("<256i500H", 20240520, 1, 500, *[0] * 253, *tokens))
-        shape = ("--num-layers 2 --hidden-size 32 --ffn-hidden-size 48 --num-attention-heads 4 --kv-channels 8 "
-                 "--vocab-size 61 --max-position-embeddings 16 --seq-length 16 --micro-batch-size 2 "
-                 "--global-batch-size 4 --lr 1e-2 --lr-warmup-iters 0 --train-data train.bin --valid-data valid.bin "
-                 "--eval-iters 2 --train-iters 4 --fp8-recipe delayed --fp8-stats-interval 2 --log-file log.jsonl")
-        said = subprocess.run([str(BUILD / "train_gpt2"), "--model", "gpt2-tiny", *shape.split()],
-                              cwd=self.folder, text=True, capture_output=True, timeout=300)
+        for seed, name in enumerate(("train.bin", "valid.bin")):
+            write_shard(self.folder / name, make_tokens(500, seed))
+        run = ("--train-data train.bin --valid-data valid.bin --eval-iters 2 --train-iters 4 --fp8-recipe delayed "
+               "--fp8-stats-interval 2 --log-file log.jsonl")
+        said = subprocess.run([GPT2, "--model", "gpt2-tiny", *SHAPE, *run.split()], cwd=self.folder, text=True,
+                              capture_output=True, timeout=300)
         self.assertEqual(said.returncode, 0, said.stderr)
         run = read_log(self.folder / "log.jsonl")
         self.assertEqual((sorted(run.steps), sorted(run.fp8), run.finished), ([1, 2, 3, 4], [2, 4], True))

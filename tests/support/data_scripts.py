@@ -3,7 +3,6 @@ import array
 import contextlib
 import gc
 import importlib
-import importlib.util
 import json
 import os
 import random
@@ -13,13 +12,9 @@ import sys
 import warnings
 from pathlib import Path
 
-from tests.support.folder import FolderTest, call_main
+from tests.support.folder import FolderTest, call_main, has  # noqa: F401
 
 DATA = Path(__file__).resolve().parents[2] / "data"
-
-
-def has(package):
-    return importlib.util.find_spec(package) is not None
 
 
 def save_tokenizer(folder, kind, special=(), plain=()):
@@ -127,6 +122,12 @@ class ScriptTest(FolderTest):
 
     def prepare_bytes(self, *arguments, **keywords):
         return self.prepare("--tokenizer", "bytes", *arguments, **keywords)
+
+    def shard(self, tokens, name="a.bin", wide=False):
+        """Writes a shard in llm.c's format; returns its path."""
+        magic, version, typecode = (20240801, 7, "I") if wide else (20240520, 1, "H")
+        return self.file(name, struct.pack("<III", magic, version, len(tokens)) + bytes(1012)
+                         + array.array(typecode, tokens).tobytes())
 
     def inspect(self, *arguments, **keywords):
         return self.script("inspect_shards.py", *arguments, **keywords)

@@ -1,5 +1,6 @@
 """Shared by the tests of the Python scripts: a folder for each test, and calls of a script in this process."""
 import contextlib
+import importlib.util
 import io
 import os
 import subprocess
@@ -12,6 +13,10 @@ from unittest import mock
 from llmfp8.support import run_main
 
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 9\n"
+
+
+def has(package):
+    return importlib.util.find_spec(package) is not None
 
 
 def call_main(main, name, *arguments, cwd=None):

@@ -2,7 +2,6 @@
 tests/fixtures/logs: killed.jsonl is the log of an FP8 run that was killed in step 9, after a checkpoint at step 5;
 resumed.jsonl is the log of the resumed run; bf16.jsonl is a run in BF16, and h200.jsonl the beginning of a run on a
 GPU."""
-import importlib.util
 import json
 import os
 import subprocess
@@ -13,11 +12,6 @@ from tests.support.folder import FolderTest
 
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = ROOT / "tests" / "fixtures" / "logs"
-BUILD = Path(os.environ.get("LLMC_BUILD", ROOT / "build" / "cpu"))
-
-
-def has(package):
-    return importlib.util.find_spec(package) is not None
 
 
 def records(*names):   # of the fixtures, read without the code under test
