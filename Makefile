@@ -353,7 +353,7 @@ clean:
 help:
 	@sed -n '/^#   /s/^#//p' Makefile; echo
 	@echo "  make                  train_gpt2 and train_llama for this machine's device"
-	@echo "  make smoke            install what is missing, build, train two small models on this repository's text"
+	@echo "  make smoke            install what is missing, build, train two small models on a made-up text"
 	@echo "  make test             install what is missing, build, run the device's tests (5 to 8 minutes on two cores)"
 	@echo "  make test-full        also sanitizers, fuzzing, the long tests, cluster-test and image-test"
 	@echo "  make test-ranks       of the tests, those of several processes over this system's MPI"
