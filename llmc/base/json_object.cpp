@@ -1,7 +1,6 @@
 #include "llmc/base/json_object.h"
 
 #include <cmath>
-#include <set>
 
 #include "llmc/base/check.h"
 #include "llmc/base/system/files.h"

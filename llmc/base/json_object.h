@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -34,8 +35,12 @@ std::string text_of(const nlohmann::json& object, const char* name);
 struct JsonFields {
     const nlohmann::json& object;
     std::string where;   // "DIR/config.json", or "DIR/config.json: rope_scaling"
+    std::set<std::string>* read = nullptr;   // collects the names that were asked for
 
-    bool has(const char* name) const { return object.contains(name) && !object[name].is_null(); }
+    bool has(const char* name) const {
+        if (read) read->insert(name);
+        return object.contains(name) && !object[name].is_null();
+    }
     [[noreturn]] void refuse(const char* name, const std::string& why) const;
     const nlohmann::json& at(const char* name) const;   // must be there
     int64_t integer(const char* name, int64_t low, int64_t high) const;

@@ -7,6 +7,7 @@
 
 #include "llmc/base/gpu.h"
 #include "llmc/base/version.h"
+#include "llmc/checkpoint/huggingface/hf_config.h"
 #include "llmc/checkpoint/load.h"
 #include "llmc/config/environment.h"
 #include "llmc/config/schedule.h"
@@ -80,6 +81,8 @@ void TrainLoop::start_state() {
     if (config_.load.empty()) return;
     load_hf_weights(config_.load, config_.shape, table_, trainer.state_access(device_.ctx), comm_);
     trainer.weights_from_masters(device_.ctx, true);
+    const std::string dropout = dropout_note(config_.load);
+    if (!dropout.empty()) parsed_.notes.push_back(dropout);
 }
 
 // Returns false if --resume auto finds nothing to resume.

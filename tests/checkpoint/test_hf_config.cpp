@@ -1,13 +1,12 @@
 // config.json: every model that the options can describe is the same after writing and reading; all others are refused
 // by name.
-#include "tests/support/checkpoint_test.h"
+#include "tests/support/hf_config_test.h"
 
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 
 using namespace checkpoint_test;
-using Json = nlohmann::json;
 
 namespace {
 
@@ -23,26 +22,6 @@ ModelConfig qwen3_config() {
     c.qk_norm = true;
     return c;
 }
-
-// The error of reading `json` with one field set to `value` (or removed, if that is discarded).
-std::string with(Json json, const std::string& pointer, const Json& value) {
-    if (value.is_discarded())
-        json.erase(pointer.substr(1));
-    else
-        json[Json::json_pointer(pointer)] = value;
-    return error_of([&] { model_config_from_json(json.dump(), "DIR/config.json"); });
-}
-
-const Json kRemove(Json::value_t::discarded);
-
-Json json_of(const std::string& name) {
-    for (const NamedConfig& c : all_configs())
-        if (name == c.name) return Json::parse(hf_config_json(c.config, Dtype::kFp32));
-    FAIL("no configuration ", name);
-    return {};
-}
-
-ModelConfig read_config(const Json& json) { return model_config_from_json(json.dump(), "x"); }
 
 }  // namespace
 

@@ -2,11 +2,10 @@
 #include "llmc/checkpoint/huggingface/hf_config.h"
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "llmc/base/json_object.h"
 #include "llmc/base/system/files.h"
+#include "llmc/checkpoint/huggingface/hf_rope.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/model/parameters/params.h"
 
@@ -15,9 +14,8 @@ namespace {
 using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;
 
-constexpr int64_t kMaxWidth = int64_t{1} << 20, kMaxVocab = int64_t{1} << 24,
-                  kMaxPositions = int64_t{1} << 30;
-constexpr int64_t kMaxLayers = 4096;
+constexpr int64_t kMaxVocab = int64_t{1} << 24, kMaxLayers = 4096;
+constexpr double kMostNormEps = 1;
 constexpr const char* kOwnModelType = "llmfp8";
 
 // The classes with Llama's names of tensors and fields, and their defaults of fields that a file leaves out: key/value
@@ -31,6 +29,7 @@ constexpr Family kFamilies[] = {{HfClass::kLlama, "llama", "LlamaForCausalLM", 0
                                 {HfClass::kMistral, "mistral", "MistralForCausalLM", 8, 0, 4096},
                                 {HfClass::kQwen2, "qwen2", "Qwen2ForCausalLM", 32, 0, 4096},
                                 {HfClass::kQwen3, "qwen3", "Qwen3ForCausalLM", 32, 128, 4096}};
+constexpr const char* kDropouts[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout"};
 bool is_qwen(HfClass hf) { return hf == HfClass::kQwen2 || hf == HfClass::kQwen3; }
 
 // ---- writing ----
@@ -156,99 +155,11 @@ void put_own(OrderedJson& out, const ModelConfig& c, int64_t positions) {
 
 // ---- reading ----
 
-// The fields of a config.json. The bounds of sizes and counts keep all products within 64 bits.
-struct Fields : JsonFields {
-    int64_t size(const char* name, int64_t max = kMaxWidth) const { return integer(name, 1, max); }
-    int64_t size_or(const char* name, int64_t otherwise) const { return integer_or(name, otherwise, 1, kMaxWidth); }
-    Fields child(const char* name) const { return {JsonFields::child(name)}; }
-    // Requires that the field has this value or is absent.
-    void only(const char* name, const Json& value, const char* why) const {
-        if (has(name) && object[name] != value) refuse(name, why);
-    }
-    template <typename Enum>
-    Enum one_of(const char* name, const char* first, Enum a, const char* second, Enum b) const {
-        std::string value = text(name);
-        if (value != first && value != second) refuse(name, strf("\"%s\" or \"%s\"", first, second));
-        return value == first ? a : b;
-    }
-};
-
-// The limits of the options of these numbers.
-constexpr double kMostBase = 1e12, kMostFactor = 1e6, kMostMscale = 1e3, kMostNormEps = 1;
-
-void check_scaling(const Fields& rope, const RopeScaling& scaling) {
-    if (scaling.factor < 1) rope.refuse("factor", "at least 1 is needed");
-    if (scaling.beta_fast <= scaling.beta_slow || scaling.beta_slow <= 0)
-        rope.refuse("beta_fast", "0 < beta_slow < beta_fast is needed");
-    if (scaling.high_freq_factor <= scaling.low_freq_factor || scaling.low_freq_factor <= 0)
-        rope.refuse("high_freq_factor", "0 < low_freq_factor < high_freq_factor is needed");
-}
-
-// Returns the factor of cosines and sines, 0 for the default. DeepSeek's models give it by mscale and mscale_all_dim,
-// which multiply ln(factor).
-double read_attention_factor(const Fields& rope, double factor) {
-    if (rope.has("attention_factor")) return rope.positive("attention_factor", kMostFactor);
-    const double over = rope.number_or("mscale", 0), under = rope.number_or("mscale_all_dim", 0);
-    for (const char* name : {"mscale", "mscale_all_dim"})
-        if (rope.has(name) && rope.number(name) > 0) rope.positive(name, kMostMscale);
-    if (over == 0 || under == 0 || factor <= 1) return 0;
-    return (0.1 * over * std::log(factor) + 1) / (0.1 * under * std::log(factor) + 1);
-}
-
-RopeScaling read_yarn(const Fields& rope, int64_t original) {
-    RopeScaling scaling{.factor = rope.positive("factor", kMostFactor), .original_max_positions = original,
-                        .type = RopeScalingType::kYarn, .beta_fast = rope.positive_or("beta_fast", 32, kMostFactor),
-                        .beta_slow = rope.positive_or("beta_slow", 1, kMostFactor),
-                        .truncate = rope.boolean_or("truncate", true)};
-    check_scaling(rope, scaling);
-    scaling.attention_factor = read_attention_factor(rope, scaling.factor);
-    return scaling;
-}
-
-// max_positions: the model's, for yarn without a number of original positions.
-RopeScaling read_rope_scaling(const Fields& rope, int64_t max_positions) {
-    const char* name = rope.has("rope_type") ? "rope_type" : "type";
-    const std::string type = rope.has(name) ? rope.text(name) : "default";
-    for (const auto& item : rope.object.items())
-        if (item.value().is_object())
-            rope.refuse(item.key().c_str(), "rope parameters per layer type are not supported");
-    rope.only("partial_rotary_factor", 1, "only rotation of the whole head is supported");
-    if (type == "default") return {};
-    const char* original = "original_max_position_embeddings";
-    if (type == "yarn") return read_yarn(rope, rope.has(original) ? rope.size(original, kMaxPositions) : max_positions);
-    if (type != "llama3") rope.refuse(name, "only \"default\", \"llama3\" and \"yarn\" are supported");
-    RopeScaling scaling{
-        .factor = rope.positive("factor", kMostFactor),
-        .low_freq_factor = rope.positive("low_freq_factor", kMostFactor),
-        .high_freq_factor = rope.positive("high_freq_factor", kMostFactor),
-        .original_max_positions = rope.size(original, kMaxPositions)};
-    check_scaling(rope, scaling);
-    return scaling;
-}
-
-// Reads rope_theta and rope_scaling (transformers 4), rope_parameters (transformers 5), or both if they agree.
-void read_rope(const Fields& f, ModelConfig& c) {
-    f.only("partial_rotary_factor", 1, "only rotation of the whole head is supported");
-    c.rotary_base = f.positive_or("rope_theta", 10000, kMostBase);
-    if (f.has("rope_scaling")) c.rope_scaling = read_rope_scaling(f.child("rope_scaling"), c.max_positions);
-    if (f.has("rope_parameters")) {
-        const Fields rope = f.child("rope_parameters");
-        const RopeScaling scaling = read_rope_scaling(rope, c.max_positions);
-        const double base = rope.positive_or("rope_theta", c.rotary_base, kMostBase);
-        if (f.has("rope_scaling") && !(scaling == c.rope_scaling))
-            f.refuse("rope_parameters", "it contradicts rope_scaling");
-        if (f.has("rope_theta") && base != c.rotary_base)
-            f.refuse("rope_theta", "rope_parameters says otherwise");
-        c.rope_scaling = scaling;
-        c.rotary_base = base;
-    }
-}
-
 // Return a function's name in GPT-2's config.json (null if gated), and in one with model_type "llmfp8".
 const char* gpt2_activation(const ActivationFunction& row) { return row.gated ? nullptr : row.hf; }
 const char* own_activation(const ActivationFunction& row) { return row.name; }
 
-Activation read_activation(const Fields& f, const char* field, const char* (*name_of)(const ActivationFunction&)) {
+Activation read_activation(const HfFields& f, const char* field, const char* (*name_of)(const ActivationFunction&)) {
     std::string name = f.text(field), known;
     if (name_of == gpt2_activation && name == "gelu_pytorch_tanh") name = "gelu_new";   // the same function
     for (const ActivationFunction& row : kActivations) {
@@ -260,7 +171,7 @@ Activation read_activation(const Fields& f, const char* field, const char* (*nam
     f.refuse(field, strf("supported are %s\"; gelu is the tanh approximation", known.c_str()));
 }
 
-ModelConfig read_gpt2(const Fields& f) {
+ModelConfig read_gpt2(const HfFields& f) {
     ModelConfig c;
     c.vocab_size = f.size("vocab_size", kMaxVocab);
     c.max_positions = f.size("n_positions", kMaxPositions);
@@ -275,15 +186,15 @@ ModelConfig read_gpt2(const Fields& f) {
     if (f.has("activation_function")) c.activation = read_activation(f, "activation_function", gpt2_activation);
     f.only("scale_attn_weights", true, "only scaled attention is supported");
     f.only("scale_attn_by_inverse_layer_idx", false, "this scaling is not supported");
-    f.only("add_cross_attention", false, "cross attention is not supported");
     f.only("tie_word_embeddings", true, "a GPT-2 with an untied head is not supported");
     return c;
 }
 
 // Reads how many keys a query attends to, 0: all. All layers must have the same window.
-int64_t read_window(const Fields& f, const Family& family, int64_t layers) {
+int64_t read_window(const HfFields& f, const Family& family, int64_t layers) {
     if (!is_qwen(family.hf)) f.only("use_sliding_window", false, "this class has no such field");
     if (family.window == 0) f.only("sliding_window", nullptr, "this class has no window");
+    f.ignore({"sliding_window", "max_window_layers"});   // Qwen's are read only if it uses them
     int64_t window = 0;
     if (!is_qwen(family.hf) || f.boolean_or("use_sliding_window", false))   // null: none
         window = f.integer_or("sliding_window", f.object.contains("sliding_window") ? 0 : family.window, 1,
@@ -307,16 +218,19 @@ int64_t read_window(const Fields& f, const Family& family, int64_t layers) {
     return window;
 }
 
-LinearBias read_biases(const Fields& f, const Family& family) {
+LinearBias read_biases(const HfFields& f, const Family& family) {
+    if (family.hf != HfClass::kLlama) f.only("mlp_bias", false, "this class has no such biases");
+    if (family.hf == HfClass::kMistral) f.only("attention_bias", false, "this class has no such biases");
+    if (family.hf == HfClass::kQwen2) f.ignore({"attention_bias"});
     if (family.hf == HfClass::kMistral) return LinearBias::kNone;
     if (family.hf == HfClass::kQwen2) return LinearBias::kQkv;
     const bool attention = f.boolean_or("attention_bias", false);
-    const bool mlp = family.hf == HfClass::kLlama && f.boolean_or("mlp_bias", false);
+    const bool mlp = f.boolean_or("mlp_bias", false);
     if (attention) return mlp ? LinearBias::kAll : LinearBias::kAttention;
     return mlp ? LinearBias::kMlp : LinearBias::kNone;
 }
 
-ModelConfig read_llama(const Fields& f, const Family& family) {
+ModelConfig read_llama(const HfFields& f, const Family& family) {
     ModelConfig c;
     c.norm = Norm::kRmsNorm;
     c.position = PositionEmbedding::kRope;
@@ -343,7 +257,7 @@ ModelConfig read_llama(const Fields& f, const Family& family) {
     return c;
 }
 
-LinearBias read_own_biases(const Fields& f) {
+LinearBias read_own_biases(const HfFields& f) {
     const std::string name = f.text("linear_bias");
     std::string known;
     for (const LinearBiasWord& word : kLinearBiasWords) {
@@ -353,7 +267,7 @@ LinearBias read_own_biases(const Fields& f) {
     f.refuse("linear_bias", "supported are " + known);
 }
 
-ModelConfig read_own(const Fields& f) {
+ModelConfig read_own(const HfFields& f) {
     ModelConfig c;
     c.num_layers = f.size("num_layers", kMaxLayers);
     c.hidden_size = f.size("hidden_size");
@@ -367,7 +281,7 @@ ModelConfig read_own(const Fields& f) {
     c.position = f.one_of("position", "learned", PositionEmbedding::kLearned, "rope", PositionEmbedding::kRope);
     c.activation = read_activation(f, "activation", own_activation);
     c.rotary_base = f.positive("rotary_base", kMostBase);
-    c.rope_scaling = read_rope_scaling(f.child("rope"), c.max_positions);
+    read_rope_dictionary(f, "rope", c);
     c.linear_bias = read_own_biases(f);
     c.sliding_window = f.integer_or("window", 0, 0, kMaxPositions);
     c.qk_norm = f.boolean("qk_norm");
@@ -377,13 +291,52 @@ ModelConfig read_own(const Fields& f) {
     return c;
 }
 
+// The fields of every class that change nothing of what is computed in training. Dropout is not applied; dropout_note
+// says so.
+void ignore_inert(const HfFields& f) {
+    f.ignore({"architectures", "auto_map", "model_type", "torch_dtype", "dtype", "transformers_version",
+              "_name_or_path", "_commit_hash", "_attn_implementation", "_attn_implementation_autoset",
+              "_flash_attn_2_enabled", "attn_implementation", "use_cache", "use_bfloat16", "torchscript",
+              "return_dict", "output_attentions", "output_hidden_states", "gradient_checkpointing",
+              "low_cpu_mem_usage", "chunk_size_feed_forward", "transformers.js_config", "transformers_js_config",
+              "is_llama_config", "unsloth_fixed", "unsloth_version"});
+    // Initial values; how a step of the same function is computed.
+    f.ignore({"initializer_range", "pretraining_tp", "reorder_and_upcast_attn", "n_ctx"});
+    // The text that goes in and comes out, and the limits of its length.
+    f.ignore({"bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id", "prefix",
+              "tokenizer_class", "max_sequence_length", "model_max_length", "max_length", "min_length", "do_sample",
+              "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p",
+              "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size",
+              "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "output_scores",
+              "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values",
+              "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens"});
+    // Heads of other tasks.
+    f.ignore({"finetuning_task", "id2label", "label2id", "num_labels", "problem_type", "task_specific_params",
+              "classifier_dropout", "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
+              "summary_type", "summary_use_proj", "predict_special_tokens", "n_special"});
+    for (const char* name : kDropouts) f.ignore({name});
+    for (const char* name : {"is_decoder", "is_encoder_decoder", "tie_encoder_decoder", "add_cross_attention",
+                             "cross_attention_hidden_size", "use_mrope", "rope_interleaved", "tf_legacy_loss"})
+        f.only(name, false, "this is not supported");
+    f.only("pruned_heads", Json::object(), "this is not supported");
+}
+
 }  // namespace
+
+std::string dropout_note(const std::string& directory) {
+    const Json object = read_json_object(directory + "/config.json", kMaxConfigBytes);
+    std::string found;
+    for (const char* name : kDropouts)
+        if (object.contains(name) && object[name] != 0)
+            found += strf("%s%s %s", found.empty() ? "" : ", ", name, object[name].dump().c_str());
+    return found.empty() ? "" : directory + "/config.json has " + found + ": training here has no dropout";
+}
 
 HfOrigin hf_origin(const std::string& directory) {
     const std::string path = directory + "/config.json";
     require_undamaged(directory, "config.json");
     const Json object = read_json_object(path, kMaxConfigBytes);
-    const Fields f{{object, path}};
+    const JsonFields f{object, path};
     OrderedJson tokens = OrderedJson::object();
     for (const char* name : kSpecialTokens) {
         if (!object.contains(name)) continue;
@@ -436,7 +389,7 @@ std::string hf_config_json(const ModelConfig& config, Dtype weight_dtype, int64_
 
 ModelConfig model_config_from_json(const std::string& text, const std::string& where) {
     const Json object = parse_json_object(text, where);
-    const Fields f{{object, where}};
+    const HfFields f{object, where};
     const std::string type = f.text("model_type");
     if (f.has("quantization_config")) f.refuse("quantization_config", "quantised weights are not supported");
     const Family* family = std::find_if(std::begin(kFamilies), std::end(kFamilies),
@@ -450,6 +403,8 @@ ModelConfig model_config_from_json(const std::string& text, const std::string& w
         config = read_own(f);
     else
         f.refuse("model_type", "only gpt2, llama, mistral, qwen2, qwen3 and llmfp8 are supported");
+    ignore_inert(f);
+    f.require_all_read();
     const int64_t width = std::max(config.q_width(), config.kv_width());
     REQUIRE(width <= kMaxWidth, "%s: heads of %lld elements in all are too wide", where.c_str(), ll(width));
     const std::vector<std::string> errors = model_config_errors(config);

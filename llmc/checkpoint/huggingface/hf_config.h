@@ -1,6 +1,6 @@
-// config.json <-> ModelConfig. Reading fails with exit 2, naming the first field that is missing or not supported. A
-// model that no class of transformers implements (hf_class kOwn) is written with model_type "llmfp8" and every field of
-// ModelConfig.
+// config.json <-> ModelConfig. Reading fails with exit 2, naming the first field that is missing, not supported or not
+// known: every field is read, or known to change nothing. A model that no class of transformers implements (hf_class
+// kOwn) is written with model_type "llmfp8" and every field of ModelConfig.
 #pragma once
 #include <string>
 
@@ -15,6 +15,8 @@ struct HfOrigin {
 inline constexpr const char* kSpecialTokens[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
 // Exit 2, naming the field, if a special token is neither an id nor a list of ids nor null.
 HfOrigin hf_origin(const std::string& directory);
+// The dropout that config.json has, which training here has not: "DIR/config.json has resid_pdrop 0.1: ...", or "".
+std::string dropout_note(const std::string& directory);
 // The ids at which a text ends: eos_token_id (an id or a list) of generation_config.json, which transformers' generate
 // reads, else of config.json. In the order of the file, each once; empty if neither names one. Exit 2, naming the file,
 // if the field is anything else; exit 5 if a checkpoint's file does not match its manifest.

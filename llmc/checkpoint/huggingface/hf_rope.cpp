@@ -1,0 +1,95 @@
+#include "llmc/checkpoint/huggingface/hf_rope.h"
+
+#include <cmath>
+
+namespace {
+
+constexpr double kMostFactor = 1e6, kMostMscale = 1e3;
+constexpr const char* kOriginal = "original_max_position_embeddings";
+
+// Returns the factor of cosines and sines, 0 for the default. DeepSeek's models give it by mscale and mscale_all_dim,
+// which multiply ln(factor).
+double read_attention_factor(const HfFields& rope, double factor) {
+    const double over = rope.number_or("mscale", 0), under = rope.number_or("mscale_all_dim", 0);
+    for (const char* name : {"mscale", "mscale_all_dim"})
+        if (rope.has(name) && rope.number(name) > 0) rope.positive(name, kMostMscale);
+    if (rope.has("attention_factor")) return rope.positive("attention_factor", kMostFactor);
+    if (over == 0 || under == 0 || factor <= 1) return 0;
+    return (0.1 * over * std::log(factor) + 1) / (0.1 * under * std::log(factor) + 1);
+}
+
+void check_scaling(const HfFields& rope, const RopeScaling& scaling) {
+    if (scaling.factor < 1) rope.refuse("factor", "at least 1 is needed");
+    if (scaling.beta_fast <= scaling.beta_slow || scaling.beta_slow <= 0)
+        rope.refuse("beta_fast", "0 < beta_slow < beta_fast is needed");
+    if (scaling.high_freq_factor <= scaling.low_freq_factor || scaling.low_freq_factor <= 0)
+        rope.refuse("high_freq_factor", "0 < low_freq_factor < high_freq_factor is needed");
+}
+
+RopeScaling read_yarn(const HfFields& rope, int64_t original_positions) {
+    RopeScaling scaling{.factor = rope.positive("factor", kMostFactor), .original_max_positions = original_positions,
+                        .type = RopeScalingType::kYarn, .beta_fast = rope.positive_or("beta_fast", 32, kMostFactor),
+                        .beta_slow = rope.positive_or("beta_slow", 1, kMostFactor),
+                        .truncate = rope.boolean_or("truncate", true)};
+    check_scaling(rope, scaling);
+    rope.ignore({"finetuned"});   // says how the weights were made
+    scaling.attention_factor = read_attention_factor(rope, scaling.factor);
+    return scaling;
+}
+
+// The original positions of a scaling, which stand in its dictionary, beside it, or in both if they agree.
+int64_t read_original(const HfFields& rope, const HfFields& beside, int64_t otherwise) {
+    if (!beside.has(kOriginal))
+        return otherwise > 0 && !rope.has(kOriginal) ? otherwise : rope.size(kOriginal, kMaxPositions);
+    const int64_t original = beside.size(kOriginal, kMaxPositions);
+    if (rope.has(kOriginal) && rope.size(kOriginal, kMaxPositions) != original)
+        beside.refuse(kOriginal, rope.where + " says otherwise");
+    return original;
+}
+
+// max_positions: the model's, for yarn without a number of original positions.
+RopeScaling read_scaling(const HfFields& rope, const HfFields& beside, int64_t max_positions) {
+    const char* name = rope.has("rope_type") ? "rope_type" : "type";
+    const std::string type = rope.has(name) ? rope.text(name) : "default";
+    rope.only("type", type, "rope_type says otherwise");
+    for (const auto& item : rope.object.items())
+        if (item.value().is_object())
+            rope.refuse(item.key().c_str(), "rope parameters per layer type are not supported");
+    rope.only("partial_rotary_factor", 1, "only rotation of the whole head is supported");
+    if (type == "default") return {};
+    if (type == "yarn") return read_yarn(rope, read_original(rope, beside, max_positions));
+    if (type != "llama3") rope.refuse(name, "only \"default\", \"llama3\" and \"yarn\" are supported");
+    RopeScaling scaling{
+        .factor = rope.positive("factor", kMostFactor),
+        .low_freq_factor = rope.positive("low_freq_factor", kMostFactor),
+        .high_freq_factor = rope.positive("high_freq_factor", kMostFactor),
+        .original_max_positions = read_original(rope, beside, 0)};
+    check_scaling(rope, scaling);
+    return scaling;
+}
+
+}  // namespace
+
+void read_rope_dictionary(const HfFields& f, const char* name, ModelConfig& c) {
+    const HfFields rope = f.child(name);
+    c.rope_scaling = read_scaling(rope, f, c.max_positions);
+    const double base = rope.positive_or("rope_theta", c.rotary_base, kMostBase);
+    if (f.has("rope_theta") && base != c.rotary_base) f.refuse("rope_theta", strf("%s says otherwise", name));
+    c.rotary_base = base;
+    rope.require_all_read();
+}
+
+void read_rope(const HfFields& f, ModelConfig& c) {
+    f.only("partial_rotary_factor", 1, "only rotation of the whole head is supported");
+    f.ignore({kOriginal});   // without scaling it has no effect
+    c.rotary_base = f.positive_or("rope_theta", 10000, kMostBase);
+    if (f.has("rope_scaling")) read_rope_dictionary(f, "rope_scaling", c);
+    if (!f.has("rope_parameters")) return;
+    const RopeScaling scaling = c.rope_scaling;
+    const double base = c.rotary_base;
+    read_rope_dictionary(f, "rope_parameters", c);
+    if (!f.has("rope_scaling")) return;
+    const bool two = f.object["rope_scaling"].contains("rope_theta");
+    if (!(c.rope_scaling == scaling) || (two && c.rotary_base != base))
+        f.refuse("rope_parameters", "it contradicts rope_scaling");
+}
