@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "llmc/base/json_object.h"
+#include "llmc/checkpoint/saved_state.h"
 #include "llmc/parallel/comm/comm.h"
 
 namespace {
@@ -200,4 +201,18 @@ FoundCheckpoint find_checkpoint(const std::string& where, const std::string& roo
     }
     if (skipped.empty()) return {};
     FAIL(kExitNoCheckpoint, "no usable checkpoint under %s: %s", root.c_str(), list_text(skipped, "; ").c_str());
+}
+
+SavedOptions saved_options(const std::string& where, const std::string& root) {
+    std::vector<std::string> paths = {where};
+    if (where == "auto") paths.clear();
+    try {
+        for (int64_t step : where == "auto" ? checkpoint_steps(root) : std::vector<int64_t>{})
+            paths.insert(paths.begin(), root + "/" + step_directory_name(step));
+        for (const std::string& path : paths)
+            if (checkpoint_damage(path, false).empty() && state_damage(path).empty())
+                return {path, read_json_object(path + "/state.json", kMaxStateBytes, "config").dump()};
+    } catch (const Error&) {   // the search for the checkpoint says what is wrong
+    }
+    return {};
 }

@@ -16,6 +16,7 @@
 
 #include "llmc/base/system/files.h"
 #include "llmc/checkpoint/manifest.h"
+#include "llmc/config/config.h"
 
 class Comm;
 
@@ -33,6 +34,8 @@ struct FoundCheckpoint {
 // damaged or none under root is usable. "auto" returns path "" if root has no checkpoint. The ranks share the work, and
 // all return the same.
 FoundCheckpoint find_checkpoint(const std::string& where, const std::string& root, Comm& comm);
+// The options of the checkpoint that find_checkpoint will find, unless the hash of a large file is wrong. Never fails.
+SavedOptions saved_options(const std::string& where, const std::string& root);
 
 // A checkpoint that is being written: ROOT/.tmp-NAME.PID, by the one run that holds ROOT's lock (save_lock.h). The
 // destructor removes it unless it was committed.

@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/load.h"
 #include "llmc/commands/plan_report.h"
 #include "llmc/config/environment.h"
@@ -33,7 +34,7 @@ int run_plan(ParsedConfig& parsed, Comm& comm) {
 ParsedConfig parse_training(const Invocation& call, const std::vector<const char*>& words, Comm& comm) {
     const int ranks = comm.world().ranks;
     const Machine machine{.gpu = device::device_info(-1).toolkit != "", .ranks = ranks,
-                          .read_shape = model_config_from_hf};
+                          .read_shape = model_config_from_hf, .read_saved = saved_options};
     ParsedConfig parsed = parse_config(static_cast<int>(words.size()), words.data(), call.family, machine);
     if (parsed.help) return parsed;
     parsed.notes.insert(parsed.notes.begin(), call.notes.begin(), call.notes.end());

@@ -248,32 +248,53 @@ int ranks_of(const Config& config, const Machine& machine) {
     return config.dry_run && config.ranks > 0 ? static_cast<int>(config.ranks) : machine.ranks;
 }
 
+std::string text_setting(const Settings& settings, const char* option) {
+    const auto found = settings.find(option);
+    return found == settings.end() ? "" : json_text(found->second.value);
+}
+
+// Adds to the user's settings the checkpoint's values of options that must be the same and were not given, so that it
+// is resumed without them, and on other numbers of ranks. Returns their names. --load or another --model gives the
+// shape itself, and a contradiction is found when the checkpoint is resumed.
+std::set<std::string> add_saved(const SavedOptions& saved, Settings& settings) {
+    std::set<std::string> added;
+    if (saved.json.empty()) return added;
+    const Json options = Json::parse(saved.json);
+    const std::string model = text_setting(settings, "model");
+    const bool other_model = !model.empty() && options.value("model", Json()) != model,
+               other_shape = other_model || !text_setting(settings, "load").empty();
+    for (const OptionRow& row : option_table()) {
+        const bool model_row = std::string(row.name) == "model";
+        if ((row.on_resume != OnResume::kMustMatch && !model_row) || settings.count(row.name)) continue;
+        if (!options.contains(row.name) || (other_shape && row.group == OptionGroup::kModel)) continue;
+        settings[row.name] = {options[row.name], "--" + std::string(row.name) + " of " + saved.directory};
+        added.insert(row.name);
+    }
+    return added;
+}
+
 // With --load and without --model the shape comes from the directory. Rope scaling, most of whose parameters have no
-// option, always comes from the directory of --load or --resume.
-void take_shape(const Settings& settings, const Machine& machine, Config& config) {
-    const auto directory = [&](const char* option) {
-        const auto found = settings.find(option);
-        return found == settings.end() ? "" : json_text(found->second.value);
-    };
-    const std::string load = directory("load"), resume = directory("resume");
+// option, always comes from the directory of --load or of the checkpoint that is resumed.
+void take_shape(const Settings& settings, const Machine& machine, const std::string& checkpoint, Config& config) {
     if (!machine.read_shape) return;
-    if (!load.empty()) {
+    if (const std::string load = text_setting(settings, "load"); !load.empty()) {
         const ModelConfig shape = machine.read_shape(load);
         if (!settings.count("model")) config.shape = shape;
         config.shape.rope_scaling = shape.rope_scaling;
-    } else if (!resume.empty() && resume != "auto" && is_regular_file(resume + "/config.json")) {
+    } else if (!checkpoint.empty()) {
         try {
-            config.shape.rope_scaling = machine.read_shape(resume).rope_scaling;
+            config.shape.rope_scaling = machine.read_shape(checkpoint).rope_scaling;
         } catch (const Error&) {   // the search for the checkpoint says what is wrong with it
         }
     }
 }
 
 // Merges the user's values over the defaults, without checking rules between options.
-Config resolve(const Settings& settings, const ModelPreset& preset, const Machine& machine) {
+Config resolve(const Settings& settings, const ModelPreset& preset, const Machine& machine,
+               const std::string& checkpoint = "") {
     Config config = defaults_of(preset);
     Given given;
-    take_shape(settings, machine, config);
+    take_shape(settings, machine, checkpoint, config);
     const ModelConfig before = config.shape;
     for (const OptionRow& row : option_table()) {
         auto found = settings.find(row.name);
@@ -293,16 +314,30 @@ Config resolve(const Settings& settings, const ModelPreset& preset, const Machin
     return config;
 }
 
-void check_rules(const Settings& settings, const Config& config, int ranks) {
+// Makes the ranks share the checkpoint's global batch: lowers a micro-batch size that the user did not give.
+void fit_micro_batch(Config& config, bool given, int ranks) {
+    const int data_ranks = std::max(1, config.data_ranks(ranks));
+    const int64_t batch = config.global_batch_size, share = batch / data_ranks, before = config.micro_batch_size;
+    REQUIRE(batch % data_ranks == 0, "%d ranks cannot share the checkpoint's --global-batch-size %lld: start "
+            "a number that divides it", ranks, ll(batch));
+    while (share % config.micro_batch_size != 0) config.micro_batch_size--;
+    REQUIRE(!given || config.micro_batch_size == before, "--micro-batch-size %lld on %d ranks does not divide the "
+            "checkpoint's --global-batch-size %lld: take --micro-batch-size %lld, or leave it out", ll(before), ranks,
+            ll(batch), ll(config.micro_batch_size));
+}
+
+// `saved`: the names of the options that come from the checkpoint.
+void check_rules(const Settings& settings, const std::set<std::string>& saved, const Config& config, int ranks) {
     for (const OptionRow& row : option_table()) {
         auto found = settings.find(row.name);
-        if (found == settings.end()) continue;
+        if (found == settings.end() || saved.count(row.name)) continue;
         if (const char* reason = why_no_effect(row, config))
             FAIL(kExitBadInput, "%s has no effect: %s", found->second.where.c_str(), reason);
     }
     std::vector<std::string> errors = model_config_errors(config.shape);
     if (errors.empty()) errors = config_errors(config, ranks);
-    REQUIRE(errors.empty(), "%s", list_text(errors, "; ").c_str());
+    REQUIRE(errors.empty(), "%s%s", list_text(errors, "; ").c_str(),
+            saved.empty() ? "" : "; with --resume, options that are not given are the checkpoint's");
 }
 
 // Requires that --model and --load agree, before anything is allocated.
@@ -330,6 +365,11 @@ ParsedConfig parse_config(int argc, const char* const* argv, const std::string& 
     for (auto file = line.files.rbegin(); file != line.files.rend(); ++file)
         settings.merge(read_file_settings(*file, &parsed.notes));
 
+    SavedOptions saved;
+    const std::string resume = text_setting(settings, "resume");
+    if (machine.read_saved && !resume.empty()) saved = machine.read_saved(resume, text_setting(settings, "save"));
+    const Settings own = settings;
+    const std::set<std::string> added = add_saved(saved, settings);
     const ModelPreset& preset = chosen_preset(settings, family);
     const Config defaults = resolve({}, preset, machine);
     parsed.help = line.has("help") || line.has("help-all") || line.has("print-options");
@@ -341,15 +381,17 @@ ParsedConfig parse_config(int argc, const char* const* argv, const std::string& 
     }
     parsed.help = line.has("print-config");
     if (parsed.help) settings["dry-run"] = {Json(true), "--print-config"};   // data and other ranks may be missing
-    parsed.config = resolve(settings, preset, machine);
+    parsed.config = resolve(settings, preset, machine, saved.directory);
     parsed.fp8_given = settings.count("fp8-recipe") || settings.count("fp8-format");
     const int ranks = ranks_of(parsed.config, machine);
-    check_rules(settings, parsed.config, ranks);
+    if (added.count("global-batch-size"))
+        fit_micro_batch(parsed.config, settings.count("micro-batch-size") > 0, ranks);
+    check_rules(settings, added, parsed.config, ranks);
     require_loaded_shape(parsed.config, machine);
     for (const std::string& line : config_warnings(parsed.config)) parsed.notes.push_back(line);
     std::set<std::string> given;
     for (const OptionRow& row : option_table()) {
-        if (!settings.count(row.name)) continue;
+        if (!settings.count(row.name) || added.count(row.name)) continue;
         const std::string name = "--" + std::string(row.name);
         REQUIRE(!row.refused_on_cpu || machine.gpu || parsed.config.dry_run, "%s has no effect without a GPU: %s",
                 name.c_str(), row.refused_on_cpu);
@@ -358,6 +400,13 @@ ParsedConfig parse_config(int argc, const char* const* argv, const std::string& 
         given.insert(row.name);
     }
     parsed.changed = changed_options(parsed.config, defaults, given);
+    Config without = defaults;
+    try {
+        without = resolve(own, chosen_preset(own, family), machine);
+    } catch (const Error&) {   // not all is given
+    }
+    const std::vector<std::string> taken = changed_options(parsed.config, without, added);
+    if (!taken.empty()) parsed.notes.push_back("not given, so as in " + saved.directory + ": " + list_text(taken, " "));
     if (parsed.help) {
         parsed.config.dry_run = false;
         parsed.text = config_to_json(parsed.config) + "\n";

@@ -131,12 +131,19 @@ inline int64_t loss_chunks(const Config& config) {
     return config.loss_chunk > 0 ? ceil_div(rows, config.loss_chunk) : 1;
 }
 
+// A checkpoint's folder, and its configuration as JSON text. Both are empty if there is none.
+struct SavedOptions {
+    std::string directory, json;
+};
+
 // What options depend on besides each other.
 struct Machine {
     bool gpu = true;
     int ranks = 1;
     // Reads the shape of the model in a --load directory. If empty, --load does not change the shape.
     std::function<ModelConfig(const std::string& directory)> read_shape = {};
+    // Reads the options of the checkpoint that --resume and --save lead to. If empty, --resume does not change options.
+    std::function<SavedOptions(const std::string& resume, const std::string& save)> read_saved = {};
 };
 
 struct ParsedConfig {
@@ -151,7 +158,8 @@ struct ParsedConfig {
 
 // Parses the command line of one executable ("gpt2" or "llama": its presets and defaults). --config FILE is read first,
 // and the command line overrides it. Exit 2, with a suggestion, for an unknown option or key; exit 2, with the reason,
-// for an option that has no effect under the other options.
+// for an option that has no effect under the other options. With --resume, options that must be the checkpoint's and
+// are not given have its values, and a note names them.
 ParsedConfig parse_config(int argc, const char* const* argv, const std::string& family,
                           const Machine& machine = {});
 // The same for `train_FAMILY generate`, which accepts only generate_options().

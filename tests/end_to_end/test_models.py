@@ -102,6 +102,11 @@ class ModelsTest(TrainTest):
         model, two = self.bring("llama"), [*MPIRUN, "-np", "2"]
         self.train("--load", model, "--train-iters", "1", "--save", self.path("out"), launcher=two)
         self.check_brought(self.path("out", "step-00000001"))
+        # The same command on one rank has the global batch of two, and the checkpoint alone has the shape.
+        done = self.train("--load", model, "--train-iters", "2", "--save", self.path("out"), "--resume", "auto")
+        self.assertRegex(done.stdout, "note: not given, so as in .*/step-00000001: --global-batch-size 4\n")
+        done = self.train("--train-iters", "3", "--resume", self.path("out", "step-00000002"), launcher=two)
+        self.assertRegex(done.stdout, "note: not given, so as in .*/step-00000002: --num-layers 2 --hidden-size 64 ")
         with open(os.path.join(model, "config.json"), "w") as out:
             json.dump(config_of(os.path.join(FIXTURES, "llama")) | {"eos_token_id": "</s>"}, out)
         refused = self.train("--load", model, "--train-iters", "1", "--save", self.path("no"), launcher=two,

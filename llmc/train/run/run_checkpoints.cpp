@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/fault_injection.h"
+#include "llmc/base/text.h"
 #include "llmc/base/version.h"
 #include "llmc/checkpoint/fp8_state_json.h"
 #include "llmc/checkpoint/load.h"
@@ -53,8 +54,9 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
     }
     const Json state = Json::parse(found.state_json);
     const ConfigDiff diff = config_diff(state.at("config").dump(), config_);
-    REQUIRE(diff.must_match.empty(), "%s was made by another run (%s): --load starts a new one from its weights",
-            found.path.c_str(), diff.must_match.front().c_str());
+    REQUIRE(diff.must_match.empty(), "%s was made by another run (%s): leave these options, --model and --load out to "
+            "continue it, or start a new run from its weights with --load in the place of --resume", found.path.c_str(),
+            list_text(diff.must_match, "; ").c_str());
     for (const std::string& line : diff.changed) notes.push_back("option changed since the checkpoint: " + line);
     const std::string changed = data_.check_fingerprint(state.at("train_data").dump());
     REQUIRE(changed.empty(), "training data changed since the checkpoint: %s", changed.c_str());
