@@ -104,8 +104,8 @@ void check_tied_head(const HfModelFiles& files, const SafetensorsView& head, con
     CHECK(found, "%s was read before", embedding.name.c_str());
     const SafetensorsView& wte = *found->view;
     const bool same = head.dtype == wte.dtype && head.shape == wte.shape && same_bytes(head, wte, world);
-    REQUIRE(same, "%s: tensor lm_head.weight differs from %s, but this model's head is tied; set "
-            "--untie-embeddings-and-output-weights", files.directory().c_str(), embedding.name.c_str());
+    REQUIRE(same, "%s: tensor lm_head.weight differs from %s, but config.json ties them: set \"tie_word_embeddings\" "
+            "there to false, or remove the tensor", files.directory().c_str(), embedding.name.c_str());
 }
 
 // Requires the same model, not only the same shapes: rope base, epsilon and so on. hf_config_json writes both
@@ -145,8 +145,8 @@ void load_masters(const std::string& directory, const ModelConfig& config, const
     for (const HfTensor& tensor : tensors) {
         const HfModelFiles::Found* found = find_tensor(files, tensor.entry.name);
         const bool no_head = !found && tensor.param == table.head && !config.tied_head;
-        REQUIRE(!no_head, "%s: tensor %s is missing: the head there is tied; leave out "
-                "--untie-embeddings-and-output-weights", directory.c_str(), tensor.entry.name.c_str());
+        REQUIRE(!no_head, "%s: tensor %s is missing: if the head is the embedding, set \"tie_word_embeddings\" in "
+                "config.json to true", directory.c_str(), tensor.entry.name.c_str());
         const SafetensorsView& view = expect(found ? found->view : nullptr, found ? found->file : directory,
                                              tensor.entry, {"F32", "BF16", "F16"});
         import_tensor(table, tensor, view, access, staging);

@@ -23,6 +23,7 @@ GPT2_SHAPE = f"--model gpt2-tiny {SHAPE} --num-query-groups 4"
 LLAMA_SHAPE = f"--model llama-tiny {SHAPE} --num-query-groups 2"
 DATA = "--train-data train.bin --train-iters 2"
 WITH = "gpt2 SHAPE --train-iters 2 --train-data"
+WINDOW = f"llama {DATA} --seq-length 16 --valid-data valid.bin --eval-iters 1"
 GENERATE = "gpt2 generate --load ck"
 TEXT = "data/prepare_text.py --tokenizer bytes --out out"
 # Words that occur only in messages of libraries, and beginnings of the output of a crash.
@@ -140,6 +141,9 @@ MODELS = [
     (f"llama {DATA} --load pointer", 2, "pointer/model.safetensors: a git-lfs pointer in place of the file"),
     (f"llama {DATA} --load no_weights", 2, "has neither model.safetensors nor", "download the weights"),
     (f"llama {DATA} --load pytorch", 2, "save the model again in the safetensors format"),
+    (f"{WINDOW} --load tied_head", 2, "lm_head.weight differs from model.embed_tokens.weight, but config.json ties",
+     'set "tie_word_embeddings" there to false'),
+    (f"{WINDOW} --load missing_head", 2, "lm_head.weight is missing", 'set "tie_word_embeddings" in config.json to'),
     (f"llama {DATA} --load lk", 2, "lk has no config.json, but checkpoints", "lk/step-00000002 is the newest"),
     (f"llama {DATA} --load lk/step-00000002 --model llama3-8B", 2, "--num-layers is 32", "leave out --model"),
     (f"llama {DATA} --load lk/step-00000002 --untie-embeddings-and-output-weights=false", 2,
@@ -171,7 +175,10 @@ CHECKPOINTS = [
     ("gpt2 RUN --resume damaged/step-00000002", 5, "model.safetensors has 2 bytes instead of", "--resume auto takes"),
     ("gpt2 RUN --save lost --resume auto", 5, "no usable checkpoint under lost", "step-00000001"),
     ("gpt2 RUN --save ck --resume auto --train-data unknown.bin", 2, "training data changed since the checkpoint"),
-    ("gpt2 RUN --save ck --resume auto --num-layers 3", 2, "--num-layers: 2 in the checkpoint, 3 now", "--load starts"),
+    ("gpt2 RUN --save ck --resume auto --num-layers 3", 2, "--num-layers: 2 in the checkpoint, 3 now",
+     "leave these options, --model and --load out", "with --load in the place of --resume"),
+    ("gpt2 RUN --save ck --resume auto --seed 6 --num-layers 3", 2, "--num-layers: 2 in the", "; --seed: 5 in the"),
+    ("gpt2 RUN --resume fp8/step-00000002", 2, "a run with --fp8-recipe delayed", "repeat the option, or give --fp8-r"),
     ("llama RUN --save ck --resume auto", 2, "was made by another run"),
     ("gpt2 RUN --load ck/step-00000002 --resume ck/step-00000002", 2, "--load has no effect: --resume restores"),
     ("gpt2 RUN --log-file ../nowhere/logs/run.jsonl", 2, "no folder ../nowhere/logs: mkdir -p ../nowhere/logs"),
@@ -181,6 +188,18 @@ CHECKPOINTS = [
     ("gpt2 RUN --log-file /dev/full", 7, "--log-file /dev/full: cannot be written: No space left on device"),
     ("gpt2 RUN --train-iters 30 --lr 5 --clip-grad 0 --stop-on-divergence 2", 4, "times its start of",
      "a lower --lr (now 5), a longer --lr-warmup-iters (now 0), --clip-grad 1 (now 0)", "nothing was saved (--save)"),
+]
+
+# Rules between options whose messages name one.
+RULES = [
+    ("gpt2 RUN --seq-length 32", 2, "--seq-length 32 exceeds --max-position-embeddings 16"),
+    ("gpt2 RUN --min-lr 1", 2, "--min-lr 1 exceeds --lr 0.01"),
+    ("gpt2 RUN --zero-group 1", 2, "--zero-group 1 shards nothing: --zero 0 says so"),
+    ("gpt2 RUN --dtype fp32 --grad-dtype bf16", 2, "--grad-dtype bf16 needs --dtype bf16"),
+    ("gpt2 RUN --dtype fp32 --fp8-recipe delayed", 2, "needs --dtype bf16"),
+    ("gpt2 SHAPE --synthetic-data --epochs 1", 2, "--synthetic-data has no end: set --train-iters"),
+    ("llama --dry-run --hidden-size 1000", 2, "is not a multiple of --num-attention-heads 16: set --kv-channels"),
+    ("gpt2 RUN --fp8-recipe delayed --bf16-linears head --fp8-lm-head", 2, "--fp8-lm-head has no effect: --bf16-lin"),
 ]
 
 COMMANDS = [
@@ -215,7 +234,66 @@ TOOLS = [
     ("scripts/import_config", 2, "the following arguments are required: FILE"),
 ]
 
-ROWS = [*OPTIONS, *VALUES, *OTHER_TRAINERS, *SHARDS, *CONFIGURATIONS, *MODELS, *CHECKPOINTS, *COMMANDS, *TOOLS]
+ROWS = [*OPTIONS, *VALUES, *OTHER_TRAINERS, *SHARDS, *CONFIGURATIONS, *MODELS, *CHECKPOINTS, *RULES, *COMMANDS,
+        *TOOLS]
+
+# Commands that follow the advice of a line, for each line that names an option that its command has not.
+ADVICE = {
+    "gpt2": ["gpt2 RUN", "gpt2 --dry-run", "gpt2 SHAPE --synthetic-data --train-iters 2",
+             "gpt2 SHAPE --train-data train.bin --epochs 0.1"],
+    "gpt2 RUN --learning_rate 1e-3": ["gpt2 RUN --lr 1e-3"],
+    "gpt2 RUN -lr 3": ["gpt2 RUN --lr 3"],
+    "gpt2 RUN \u2013\u2013lr 3": ["gpt2 RUN --lr 3"],
+    "gpt2 RUN lr=1e-3": ["gpt2 RUN --lr=1e-3"],
+    "gpt2 array.json": ["gpt2 RUN --config bom.json --print-config"],
+    "llama --model meta-llama/Meta-Llama-3-8B": [f"{WINDOW} --load missing_head_edited"],
+    "gpt2 RUN --eval-interval 5": ["gpt2 RUN --eval-interval 5 --valid-data valid.bin"],
+    "gpt2 RUN --epochs 1": ["gpt2 SHAPE --train-data train.bin --epochs 0.1"],
+    "gpt2 RUN --dtype fp8": [f"gpt2 RUN --dtype bf16 --fp8-recipe {recipe}" for recipe in ("delayed", "tensorwise")],
+    "gpt2 RUN --global-batch-size 5": ["gpt2 RUN --global-batch-size 6",
+                                       "gpt2 RUN --global-batch-size 5 --micro-batch-size 1"],
+    "gpt2 RUN --global-batch-size 1000": ["gpt2 RUN --global-batch-size 186"],
+    "gpt2 SHAPE --train-data train.bin --epochs 0.0001": [
+        "gpt2 SHAPE --train-data train.bin --epochs 0.0108 --global-batch-size 2"],
+    "gpt2 RUN --fp8-recipe delayed --ffn-hidden-size 40": [
+        "gpt2 RUN --fp8-recipe delayed --ffn-hidden-size 40 --bf16-linears '*.up,*.down'"],
+    "gpt2 RUN -h 1": ["gpt2 -h"],
+    f"{WITH} zeros.bin": [f"{WITH} zeros.bin --token-dtype uint16"],
+    f"{WITH} short.bin": [f"{WITH} short.bin train.bin --seq-length 2"],
+    "gpt2 RUN --valid-data valid.bin --eval-iters 100": ["gpt2 RUN --valid-data valid.bin --eval-iters 21"],
+    "gpt2 RUN --valid-data train.bin": ["gpt2 RUN", "gpt2 RUN --valid-data valid.bin --eval-iters 1"],
+    "gpt2 RUN --val-data valid.bin": ["gpt2 RUN --valid-data valid.bin --eval-iters 1"],
+    f"llama {DATA} --load lk/step-00000002 --model llama3-8B": [f"llama {DATA} --load lk/step-00000002"],
+    f"llama {DATA} --load lk/step-00000002 --untie-embeddings-and-output-weights=false": [
+        f"llama {DATA} --load lk/step-00000002"],
+    "gpt2 RUN --save ck": ["gpt2 RUN --save ck --resume auto"],
+    "gpt2 RUN --resume auto": ["gpt2 RUN --resume auto --save ck"],
+    "gpt2 RUN --resume no_shape/step-00000001": ["gpt2 RUN --resume auto --save ck"],
+    "gpt2 RUN --resume ck": ["gpt2 RUN --save ck --resume auto", "gpt2 RUN --resume ck/step-00000002"],
+    "gpt2 RUN --hellaswag-data train.bin": ["gpt2 RUN --valid-data valid.bin --eval-iters 1"],
+    "llama RUN --save ck --resume auto": [f"gpt2 {DATA} --save ck --resume auto"],
+    "gpt2 RUN --save ck --resume auto --seed 6 --num-layers 3": [f"gpt2 {DATA} --save ck --resume auto"],
+    "gpt2 RUN --save ck --resume auto --num-layers 3": [
+        f"gpt2 {DATA} --save ck --resume auto", f"gpt2 {DATA} --resume ck/step-00000001",
+        f"gpt2 {DATA} --load ck/step-00000002"],
+    "gpt2 RUN --train-iters 30 --lr 5 --clip-grad 0 --stop-on-divergence 2": [
+        "gpt2 RUN --train-iters 30 --lr 1e-3 --lr-warmup-iters 9 --clip-grad 1 --stop-on-divergence 2"],
+    "gpt2 RUN --resume fp8/step-00000002": [f"gpt2 RUN --resume fp8/step-00000002 --fp8-recipe {recipe}"
+                                            for recipe in ("delayed", "none")],
+    "gpt2 RUN --seq-length 32": ["gpt2 RUN --seq-length 32 --max-position-embeddings 32"],
+    "gpt2 RUN --min-lr 1": ["gpt2 RUN --min-lr 1 --lr 1"],
+    "gpt2 RUN --zero-group 1": ["gpt2 RUN --zero 0"],
+    "gpt2 SHAPE --synthetic-data --epochs 1": ["gpt2 SHAPE --synthetic-data --train-iters 1"],
+    "gpt2 RUN --dtype fp32 --fp8-recipe delayed": ["gpt2 RUN --dtype bf16 --fp8-recipe delayed"],
+    "llama --dry-run --hidden-size 1000": ["llama --dry-run --hidden-size 1000 --kv-channels 64"],
+    f"{WINDOW} --load tied_head": [f"{WINDOW} --load tied_head_edited"],
+    f"{WINDOW} --load missing_head": [f"{WINDOW} --load missing_head_edited"],
+    "gpt2 generate": ["gpt2 generate --load ck --prompt 1 --sample-tokens 2"],
+    "gpt2 generate --load ck": ["gpt2 generate --load ck --prompt '1 2' --sample-tokens 2"],
+    "gpt2 generate --load folder --prompt 1": ["gpt2 generate --load ck --prompt 1 --sample-tokens 2"],
+}
+# Options that a line names without advice to set them.
+NO_ADVICE = {"--help-all", "--option", "--out", "--template", "--train-data", "--valid-fraction"}
 
 
 def words_of(command):
@@ -237,10 +315,11 @@ class MistakesTest(unittest.TestCase):
         os.chdir(cls.dir)
         try:
             for write in (mistake_files.write_shards, mistake_files.write_configurations, mistake_files.write_models,
-                          mistake_files.write_other):
+                          mistake_files.write_heads, mistake_files.write_other):
                 write()
-            for program, save in (("gpt2", "ck"), ("llama", "lk")):
-                done = cls.run_command(f"{program} RUN --save {save} --save-interval 1")
+            for program, save, options in (("gpt2", "ck", ""), ("llama", "lk", ""),
+                                           ("gpt2", "fp8", "--fp8-recipe delayed")):
+                done = cls.run_command(f"{program} RUN {options} --save {save} --save-interval 1")
                 assert done.returncode == 0, done.stderr
             mistake_files.damage("ck", "damaged", [2])
             mistake_files.damage("ck", "lost", [1, 2])
@@ -275,8 +354,19 @@ class MistakesTest(unittest.TestCase):
                 self.assertRegex(done.stderr, r"\Aerror: [^\n]*\n\Z", "one line on standard error")
                 self.assertNotRegex(done.stderr, FOREIGN)
                 self.assertTrue(parts, "a row says what the line has")
+                if command.split()[0] in ("gpt2", "llama") and code == 2:
+                    named = set(re.findall(r"--[a-z][a-z0-9-]+", done.stderr)) - set(words_of(command)) - NO_ADVICE
+                    self.assertTrue(command in ADVICE or not named, f"ADVICE does not follow {named}: {done.stderr}")
                 for part in parts:
                     self.assertIn(part, done.stderr)
+
+    def test_the_advice_of_a_line_is_accepted(self):
+        self.assertLessEqual(set(ADVICE), {row[0] for row in ROWS})
+        for command, followed in ADVICE.items():
+            for again in followed:
+                with self.subTest(mistake=command, advice=again):
+                    done = self.run_command(again)
+                    self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_what_is_no_mistake(self):
         for command in ("gpt2 RUN --config bom.json --print-config", "gpt2 RUN --config windows.json --print-config",

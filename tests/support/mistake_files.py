@@ -3,11 +3,12 @@ import hashlib
 import json
 import os
 import shutil
+import struct
 from pathlib import Path
 
 from llmfp8.support import xxh3
 from tests.support.folder import LFS_POINTER
-from tests.support.train import make_tokens, write_shard
+from tests.support.train import ROOT, make_tokens, write_shard
 
 BYTES = hashlib.sha256(b"bytes").hexdigest()
 GPT2_TOKENS = hashlib.sha256(b"gpt2").hexdigest()
@@ -85,6 +86,26 @@ def write_models():
         write(f"{name}/config.json", json.dumps(LLAMA_CONFIG))
     write("junk/model.safetensors", b"\xff" * 100)
     write("junk_index/model.safetensors.index.json", "[1")
+
+
+def write_heads():
+    """A model whose config.json ties the head that its weights have, another where it ties none that is missing, and
+    both as the advice is to edit them."""
+    with open(os.path.join(ROOT, "tests/fixtures/qwen2/model.safetensors"), "rb") as file:
+        size, = struct.unpack("<Q", file.read(8))
+        header, data = json.loads(file.read(size)), file.read()
+    with open(os.path.join(ROOT, "tests/fixtures/qwen2/config.json")) as file:
+        config = json.load(file)
+    embedding = header["model.embed_tokens.weight"]
+    begin, end = embedding["data_offsets"]
+    head = embedding | {"data_offsets": [len(data), len(data) + end - begin]}
+    other = bytes(byte ^ 1 for byte in data[begin:end])
+    for name, tensors, bytes_of_head in (("missing_head", header, b""),
+                                         ("tied_head", header | {"lm_head.weight": head}, other)):
+        text = json.dumps(tensors).encode()
+        for folder, tied in ((name, name == "tied_head"), (name + "_edited", name != "tied_head")):
+            write(f"{folder}/config.json", json.dumps(config | {"tie_word_embeddings": tied}))
+            write(f"{folder}/model.safetensors", struct.pack("<Q", len(text)) + text + data + bytes_of_head)
 
 
 def write_other():
