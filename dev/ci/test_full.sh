@@ -1,9 +1,9 @@
 #!/bin/bash
 # The part of `make test-full` beyond `make test`: the CPU suite under AddressSanitizer and UBSan, the threads of the
 # data loader under ThreadSanitizer, the long tests, 2,000 sets of options with the day's seed and the faults that such
-# sets must show, each fuzzer for FUZZ_SECONDS (60), a tenth of the drill with the day's seed, training on two hosts
-# under Slurm and ssh, and the Dockerfile. Every part runs even if one before it failed; the last two are skipped, with
-# the reason, where they cannot run.
+# sets must show, each fuzzer for FUZZ_SECONDS (60), a tenth of the drill with the day's seed, the comparison with
+# transformers and torch (3 GB of packages), training on two hosts under Slurm and ssh, and the Dockerfile. Every part
+# runs even if one before it failed; the last three are skipped, with the reason, where they cannot run.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 seconds=${FUZZ_SECONDS:-60}
@@ -58,6 +58,16 @@ fuzz() {
 
 drill() { build all && LLMC_BUILD=$PWD/build/cpu python3 tests/drill/run.py --scale 0.1 --seed "$(date +%j)"; }
 
+with_transformers() {
+    local venv=build/transformers
+    build all tests || return 1
+    { python3 -m venv "$venv" &&
+          "$venv/bin/pip" install --quiet torch==2.15.0 transformers==5.24.0 safetensors==0.8.0; } ||
+        { echo "the packages cannot be installed here: skipped" >&2; return 77; }
+    LLMC_BUILD=$PWD/build/cpu "$venv/bin/python" tests/run.py end_to_end.test_transformers &&
+        PYTHON=$venv/bin/python build/cpu/tests --test-case="transformers computes*"
+}
+
 unless_skipped() {
     "$@"
     local status=$?
@@ -76,6 +86,7 @@ if compgen -G "tests/fuzz/fuzz_*.cpp" >/dev/null; then
     done
 fi
 part "a tenth of the drill" drill
+part "transformers and torch" unless_skipped with_transformers
 part "two hosts" unless_skipped dev/ci/cluster_test.sh
 part "Dockerfile" unless_skipped dev/ci/image_test.sh
 
