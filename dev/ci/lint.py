@@ -264,6 +264,26 @@ def json_values(path, text):
                    strip_comments(text, strings=False), "comparison with a json: %(found)s")
 
 
+def file_system(path, text):
+    """file system: std::filesystem reaches the disk only in llmc/base/system/files.cpp, always with an error_code"""
+    if not (re.match(r"llmc/|train_", path) and is_code(path)):
+        return []
+    code = strip_comments(text)
+    if path != "llmc/base/system/files.cpp":
+        # fs::path is only text.
+        return matches(r"\bfs::(?!path\b)\w+|(?<!namespace fs = )\bstd::filesystem\b(?!::path\b)(?:::\w+)?", code,
+                       "%(found)s here: a function of llmc/base/system/files.h does not throw")
+    out, known = [], re.findall(r"\bstd::error_code\s+(\w+)", code)
+    for m in re.finditer(r"\b(?:fs|std::filesystem)::(?!path\b)(\w+)\s*(?:\w+\s*)?\(", code):
+        end, depth = m.end(), 1
+        while depth and end < len(code):
+            depth += (code[end] == "(") - (code[end] == ")")
+            end += 1
+        if split_arguments(code[m.end():end - 1])[-1].strip() not in known:
+            out.append((line_of(code, m.start()), f"{m.group(1)} without an error_code throws"))
+    return out
+
+
 def python_package(path, text):
     """package: what uses scripts/llmfp8 finds it by one line, the same everywhere; nothing else changes sys.path"""
     is_python = path.endswith(".py") or text.startswith("#!/usr/bin/env python3\n")
@@ -304,7 +324,7 @@ def links(path, text):
 
 RULES = [launches, cuda_symbols, communication_symbols, includes, one_build, inline_assembly, kernel_headers,
          file_length, line_width, white_space, machine_paths, unfinished, namespaces, fast_math,
-         json_values, python_package, links]
+         json_values, file_system, python_package, links]
 
 
 def repository_files():

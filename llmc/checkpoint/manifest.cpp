@@ -99,7 +99,7 @@ int64_t uncovered(const ManifestFile& file) {
 std::string size_damage(const std::string& directory, const std::string& name, int64_t wanted) {
     const int64_t bytes = file_bytes(directory + "/" + name);
     if (bytes < 0)
-        return name + (std::filesystem::exists(directory + "/" + name) ? " is not a regular file" : " is missing");
+        return name + (path_exists(directory + "/" + name) ? " is not a regular file" : " is missing");
     if (bytes != wanted)
         return strf("%s has %s instead of %lld", name.c_str(), count_text(bytes, "byte").c_str(), ll(wanted));
     return "";

@@ -131,7 +131,7 @@ void check_state(const std::string& directory) {
         if (!plan.is_object()) plans.refuse("plans", "a list of objects is needed");
     // The name of a link says nothing.
     const std::filesystem::path path(directory);
-    const int64_t named = std::filesystem::is_symlink(path) ? -1 : step_of_directory(path.filename().string());
+    const int64_t named = is_link(directory) ? -1 : step_of_directory(path.filename().string());
     if (named >= 0 && named != step) state.refuse("step", "the folder is " + path.filename().string());
 }
 

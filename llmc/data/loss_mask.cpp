@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 
 #include "llmc/base/dtype.h"
@@ -30,7 +29,7 @@ bool sidecar_has_mask(const std::string& path) {
 
 std::optional<LossMask> LossMask::of_shard(const std::string& shard, int64_t tokens) {
     const std::string stem = shard_stem(shard), path = stem + ".mask";
-    if (std::filesystem::exists(path)) return LossMask(path, tokens);
+    if (path_exists(path)) return LossMask(path, tokens);
     REQUIRE(!sidecar_has_mask(stem + ".meta.json"),
             "data shard '%s': its loss mask '%s' is missing, although '%s.meta.json' names it; to train on all tokens "
             "remove loss_mask there", shard.c_str(), path.c_str(), stem.c_str());

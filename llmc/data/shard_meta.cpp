@@ -1,7 +1,6 @@
 #include "llmc/data/shard_meta.h"
 
 #include <algorithm>
-#include <filesystem>
 
 #include "llmc/base/json_object.h"
 
@@ -44,7 +43,7 @@ int32_t read_separator(const std::string& shard, int64_t vocab_size) {
              "that separates documents: '%s' %s (data/prepare_text.py writes it as tokenizer.separator)", shard.c_str(),
              sidecar.c_str(), why.c_str());
     };
-    if (!std::filesystem::exists(sidecar)) refuse("is missing");
+    if (!path_exists(sidecar)) refuse("is missing");
     const Json tokenizer = field_of(sidecar, "tokenizer");
     const Json id = tokenizer.is_object() ? tokenizer.value("separator", Json()) : Json();
     if (!id.is_number_integer()) refuse("has no integer tokenizer.separator");

@@ -3,6 +3,8 @@
 
 #include "tests/support/data_test.h"
 
+#include "llmc/data/loss_mask.h"
+#include "llmc/data/shard_meta.h"
 #include "llmc/ops/ops.h"
 
 using namespace data_test;
@@ -18,6 +20,14 @@ std::vector<uint8_t> pattern(size_t n, uint32_t seed) {
 std::string fingerprint(const std::string& path) { return DataLoader(config_of({path})).fingerprint_json(); }
 
 }  // namespace
+
+TEST_CASE("data: a shard whose name leaves no room for the suffix of a mask has none") {
+    TempDir dir;
+    const std::string path = dir / std::string(252, 'a');
+    spill(path, llmc_v1(counting(5, 9)));
+    CHECK(!LossMask::of_shard(path, 9));
+    CHECK(error_of([&] { read_separator(path, 9); }).find("is missing") != std::string::npos);
+}
 
 TEST_CASE("data: a loss mask ignores exactly the right targets, in every format") {
     for (uint32_t n : {9u, 16u, 17u, 64u, 101u})

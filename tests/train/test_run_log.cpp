@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -242,6 +243,56 @@ TEST_CASE("log: a new run keeps the logs of earlier ones") {
     CHECK(text(path + ".3") == whole);
     CHECK(text(path).empty());
     CHECK(fs::is_symlink(link));
+}
+
+TEST_CASE("log: one that is truncated, removed or replaced begins again, says so, and can be resumed") {
+    const files_test::TempDir dir;
+    const std::string path = dir / "log.jsonl";
+    const std::pair<const char*, std::function<void()>> harms[] = {
+        {"truncated", [&] { fs::resize_file(path, 0); }},
+        {"removed", [&] { fs::remove(path); }},
+        {"replaced", [&] { fs::rename(path, dir / "rotated"), std::ofstream(path); }}};
+    for (const auto& [what, harm] : harms) {
+        RunLog log(path, false, 0);
+        log.header({});
+        write_steps(log, 1, 5);
+        harm();
+        write_steps(log, 6, 7);
+        const std::vector<Json> all = records(path);   // without a hole of NUL bytes
+        REQUIRE(all.size() == 4);
+        CHECK(all[0].at("type") == "header");
+        CHECK(all[1].at("text").get<std::string>().find(strf("was %s by another program at step 6", what))
+              != std::string::npos);
+        CHECK(steps_of(all, "step") == std::vector<int64_t>{6, 7});
+    }
+    // Truncated within a write: the header is lost until the next record.
+    std::ofstream(path) << R"({"type":"step","step":4})" << "\n" << R"({"type":"step","step":5})" << "\n";
+    RunLog(path, true, 4).header({});
+    CHECK(steps_of(records(path), "step") == std::vector<int64_t>{4});
+    // What took its place may be the file of somebody.
+    RunLog log(path, false, 0);
+    log.header({});
+    fs::remove(path);
+    std::ofstream(path) << "my notes\n";
+    files_test::check_contains(files_test::error_of([&] { log.event("note", "x", false); }),
+                               {"exit 7: --log-file " + path + ": was replaced", "is not a log of a run"});
+    CHECK(fs::file_size(path) == 9);
+}
+
+TEST_CASE("log: of two runs with one log the second is refused") {
+    const files_test::TempDir dir;
+    const std::string path = dir / "log.jsonl";
+    {
+        RunLog log(path, false, 0);
+        CHECK(refused(path, true, "another run writes there: end it, or choose another name") == kExitBadInput);
+        log.header({});
+        for (bool append : {true, false}) CHECK(refused(path, append, "another run writes there") == kExitBadInput);
+        write_steps(log, 1, 2);
+        CHECK(records(path).size() == 3);
+        CHECK(list_directory(dir.path).size() == 1);
+    }
+    CHECK(refused(path, true) == kExitOk);
+    const RunLog one("/dev/null", false, 0), two("/dev/null", false, 0);
 }
 
 TEST_CASE("log: to which --save folder it belongs") {

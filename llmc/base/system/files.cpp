@@ -271,8 +271,31 @@ bool is_regular_file(const std::string& path) {
 }
 
 bool path_exists(const std::string& path) {
+    std::error_code error;
+    return fs::symlink_status(path, error).type() != fs::file_type::not_found
+           && error != std::errc::filename_too_long;
+}
+
+bool is_link(const std::string& path) {
     std::error_code ignored;
-    return fs::symlink_status(path, ignored).type() != fs::file_type::not_found;
+    return fs::is_symlink(path, ignored);
+}
+
+bool is_same_path(const std::string& a, const std::string& b) {
+    std::error_code ignored;
+    return fs::equivalent(a, b, ignored);
+}
+
+std::string resolved_path(const std::string& path) {
+    std::error_code missing;
+    const fs::path resolved = fs::canonical(path, missing);
+    return missing ? path : resolved.string();
+}
+
+std::string absolute_path(const std::string& path) {
+    std::error_code gone;
+    const fs::path absolute = fs::absolute(path, gone);
+    return (gone ? fs::path(path) : absolute).lexically_normal().string();
 }
 
 int64_t file_bytes(const std::string& path) {
@@ -334,10 +357,12 @@ bool remove_tree(const std::string& path) noexcept {
 }
 
 std::string existing_part(const std::string& path) {
-    fs::path part = fs::absolute(path);
+    std::error_code gone;   // the working folder
+    fs::path part = fs::absolute(path, gone);
+    if (gone) part = path;
     std::error_code ignored;
     while (!fs::exists(part, ignored) && part.has_relative_path()) part = part.parent_path();
-    return part.string();
+    return part.empty() ? "." : part.string();
 }
 
 int64_t free_bytes(const std::string& path) {

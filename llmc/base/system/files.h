@@ -1,5 +1,6 @@
 // Files for checkpoints: hashed while they are written and synced to disk. Errors name path and reason; the exit code
-// is 7 (kExitDisk) for functions that change the disk and 2 for those that only read.
+// is 7 (kExitDisk) for functions that change the disk and 2 for those that only read. Only these call
+// std::filesystem, whose functions without an error_code throw at loops of links, long names and folders that are gone.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -113,6 +114,12 @@ std::string xxh3_of_text(const std::string& text);
 bool is_directory(const std::string& path);  // follows links
 bool is_regular_file(const std::string& path);
 bool path_exists(const std::string& path);   // whatever it is, also a link that leads nowhere
+bool is_link(const std::string& path);
+bool is_same_path(const std::string& a, const std::string& b);   // both exist, and are one file or folder
+// The path without links; `path` itself if nothing is there.
+std::string resolved_path(const std::string& path);
+// The absolute path, by its names alone; it remains relative if the working folder was removed.
+std::string absolute_path(const std::string& path);
 int64_t file_bytes(const std::string& path);                       // -1 if it is not a regular file
 std::vector<std::string> list_directory(const std::string& path);  // names, sorted, without . and ..
 

@@ -14,8 +14,7 @@
 bool lies_in(std::filesystem::path checkpoint, const std::string& folder) {
     if (!checkpoint.has_filename()) checkpoint = checkpoint.parent_path();
     const std::filesystem::path parent = checkpoint.has_parent_path() ? checkpoint.parent_path() : ".";
-    std::error_code ignored;
-    return std::filesystem::equivalent(parent, folder, ignored);
+    return is_same_path(parent, folder);
 }
 
 namespace {
@@ -95,8 +94,8 @@ std::string SaveFolder::take(const Config& config, bool* busy) {
     if (const std::string error = save_error(config); !error.empty()) return error;
     std::string holder;
     try {
-        namespace fs = std::filesystem;
-        for (fs::path folder = config.save; !folder.empty() && !fs::exists(folder); folder = folder.parent_path())
+        std::filesystem::path folder = config.save;
+        for (; !folder.empty() && !path_exists(folder); folder = folder.parent_path())
             if (folder.has_filename()) made_.push_back(folder);
         make_directories(config.save);
         lock_ = SaveLock::take(config.save, &holder);
