@@ -33,12 +33,11 @@ struct Command {
     const char* name;
     // The call and the communicator outlive the job.
     Job (*parse)(const Invocation& call, Comm& comm);
-    bool takes_ranks;    // can be distributed, by mpirun or srun
-    bool ends_by_step;   // stops after a step on a signal
+    bool takes_ranks;   // can be distributed, by mpirun or srun
 };
-constexpr Command kTrain = {"", parse_train, true, true};
-constexpr Command kCommands[] = {{"plan", parse_plan, true, true}, {"bench", parse_bench, true, true},
-                                 {"doctor", parse_doctor, true, false}, {"generate", parse_generate, false, false}};
+constexpr Command kTrain = {"", parse_train, true};
+constexpr Command kCommands[] = {{"plan", parse_plan, true}, {"bench", parse_bench, true},
+                                 {"doctor", parse_doctor, true}, {"generate", parse_generate, false}};
 
 const Command& command_of(int argc, const char* const* argv) {
     for (const Command& command : kCommands)
@@ -103,7 +102,7 @@ int run(int argc, const char* const* argv, const std::string& family, const std:
         check_process_limits();
         const Command& command = command_of(argc, argv);
         if (*command.name) call.words.erase(call.words.begin() + 1);
-        if (command.ends_by_step) catch_stop_signals();
+        else catch_stop_signals();   // the other commands have nothing to save
         comm = command.takes_ranks ? open_comm() : open_single();
         if (!comm->root() && !std::freopen("/dev/null", "w", stdout)) FAIL(kExitBug, "/dev/null cannot be opened");
         const Job job = command.parse(call, *comm);

@@ -36,12 +36,15 @@ ParsedConfig parse_training(const Invocation& call, const std::vector<const char
     const Machine machine{.gpu = device::device_info(-1).toolkit != "", .ranks = ranks,
                           .read_shape = model_config_from_hf, .read_saved = saved_options};
     ParsedConfig parsed = parse_config(static_cast<int>(words.size()), words.data(), call.family, machine);
+    const int64_t printing = comm.sum(std::vector<int64_t>{parsed.help})[0];
+    REQUIRE(printing == 0 || printing == ranks, "%lld of %d ranks print help (--help, --print-config) and would keep "
+            "the others waiting: give all ranks the same options", ll(printing), ranks);
     if (parsed.help) return parsed;
     parsed.notes.insert(parsed.notes.begin(), call.notes.begin(), call.notes.end());
     for (const std::string& line : environment_lines(own_environment(), ranks, machine.gpu))
         parsed.notes.push_back(line);
     set_comm_timeout(parsed.config.comm_timeout);
-    stop_after(parsed.config.exit_duration_in_mins);
+    stop_after(parsed.config.exit_duration_in_mins, !parsed.config.save.empty());
     return parsed;
 }
 
@@ -51,7 +54,10 @@ Job parse_train(const Invocation& call, Comm& comm) {
         std::printf("%s", parsed.text.c_str());
         return {};
     }
-    if (parsed.config.dry_run) return [parsed, &comm]() mutable { return run_plan(parsed, comm); };
+    if (parsed.config.dry_run) {
+        die_of_stop_signals();
+        return [parsed, &comm]() mutable { return run_plan(parsed, comm); };
+    }
     const Fp8Plan fp8_plan = fp8_plan_of(parsed.config, make_param_table(parsed.config.shape));
     // The job owns the loop, which outlives an error: unwinding would wait for collectives of ranks that are gone.
     const auto loop = std::make_shared<TrainLoop>(std::move(parsed), fp8_plan, call.line, predicted_step, comm);

@@ -127,6 +127,10 @@ bool claim_last_line() {
     HeartbeatHeader* const header = own_header.load(std::memory_order_acquire);
     return !header || header->claim_line();
 }
+bool claim_stop_line() {
+    HeartbeatHeader* const header = own_header.load(std::memory_order_acquire);
+    return !header || header->answered.exchange(1) == 0;
+}
 
 // ---- rows
 

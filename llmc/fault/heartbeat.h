@@ -85,6 +85,7 @@ struct HeartbeatHeader {
     char lines[kLines][256];      // what each rank did last
     std::atomic<int32_t> report_state;   // 0 none, 1 being written, 2 complete
     std::atomic<int32_t> printed;        // 1: the line that says why the run ends, see claim_line
+    std::atomic<int32_t> answered;       // 1: a rank has answered a signal
 
     // Keeps the first exit code that is not 0.
     void set_outcome(int exit_code);
@@ -115,6 +116,7 @@ void set_own_row(const HeartbeatTable* table, size_t index);
 Heartbeat* own_row();
 // HeartbeatHeader::claim_line of this process's table; true if it has no row.
 bool claim_last_line();
+bool claim_stop_line();   // the same for the answer to a signal; for a signal handler
 
 // ---- the launch wrapper (scripts/launch/launch_mpi.sh)
 

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
 
 #include "llmc/base/check.h"
@@ -18,6 +19,11 @@ volatile std::sig_atomic_t stop_signal = 0;   // the first signal
 constexpr int64_t kRepeatMs = 1000;           // a signal within this time is a copy of the first one
 volatile int64_t first_ms = 0;                // when the first SIGTERM or SIGINT arrived, 0: none has
 double limit_minutes = 0;
+constexpr const char* kStops = "stopping after this step; again: end now\n";
+constexpr const char* kSaves = "stopping after this step, then saving; again: end now\n";
+constexpr const char* kMpirun = "stopping after this step, then saving, unless mpirun kills the ranks before, as after "
+                                "Ctrl-C (scripts/launch/launch_mpi.sh keeps it from that); again: end now\n";
+const char* volatile answer = kStops;
 const Clock::time_point process_start = Clock::now();
 
 int64_t now_ms() {
@@ -40,7 +46,11 @@ extern "C" void on_stop_signal(int number) {
             _exit(128 + number);
         }
     }
-    if (!stop_signal) stop_signal = number;
+    if (stop_signal) return;
+    stop_signal = number;
+    const char* const text = answer;
+    if (launcher_stops() || !claim_stop_line()) return;   // another process has answered
+    [[maybe_unused]] const ssize_t done = ::write(STDERR_FILENO, text, std::strlen(text));
 }
 
 bool time_is_up() {
@@ -55,6 +65,7 @@ const char* signal_name(int number) {
 }  // namespace
 
 void catch_stop_signals() {
+    launcher_stops();   // opens the wrapper's file, which the handler must not do
     sigset_t own;
     sigemptyset(&own);
     for (int number : {SIGTERM, SIGINT, SIGUSR1}) {
@@ -67,7 +78,16 @@ void catch_stop_signals() {
     pthread_sigmask(SIG_UNBLOCK, &own, nullptr);
 }
 
-void stop_after(double minutes) { limit_minutes = minutes; }
+void die_of_stop_signals() {
+    for (int number : {SIGTERM, SIGINT, SIGUSR1}) std::signal(number, SIG_DFL);
+    if (stop_signal) std::raise(stop_signal);
+}
+
+void stop_after(double minutes, bool saves) {
+    limit_minutes = minutes;
+    const bool by_mpirun = std::getenv("OMPI_COMM_WORLD_SIZE") && !std::getenv(kHeartbeatVariable);
+    answer = !saves ? kStops : by_mpirun ? kMpirun : kSaves;
+}
 
 bool stop_wanted() { return stop_signal != 0 || launcher_stops() || time_is_up(); }
 

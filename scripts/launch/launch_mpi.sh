@@ -24,6 +24,8 @@ command -v "$mpirun" >/dev/null || { say "no $mpirun found: install OpenMPI"; ex
 # llmc/fault/heartbeat.h): bytes 8 to 11 ask the ranks to stop, and text for this script begins at byte 16.
 file=$(mktemp /dev/shm/llmfp8-XXXXXXXX 2>&1) ||
     { say "$file: heartbeats of the ranks need /dev/shm: mount or free it"; exit 7; }
+[ "$(ulimit -f)" = unlimited ] || [ "$(ulimit -f)" -ge 1024 ] || {
+    rm -f "$file"; say "files may have $(ulimit -f) KiB (ulimit -f): heartbeats of the ranks need 1024"; exit 7; }
 head -c 1048576 /dev/zero 2>/dev/null >"$file" ||   # OpenMPI hangs if the ranks cannot have that memory
     { rm -f "$file"; say "/dev/shm is full: free 1 MiB of it, or mount it larger"; exit 7; }
 exec {table}<>"$file"
@@ -47,10 +49,11 @@ on_stop() {
     if [ "$stops" = 0 ]; then
         stops=1 first_us=$now_us
         printf stop >&"$table"
+        say "stopping after this step, then saving; again: end now"
         later $((SECONDS < 15 ? 15 - SECONDS : 0)) signal_others
     elif [ "$1" != USR1 ] && [ -z "$ends" ] && [ $((now_us - first_us)) -ge 1000000 ]; then
         say "second signal, the run ends without a checkpoint"
-        ends=143
+        ends=$((128 + $(kill -l "$1")))
         [ -z "$pid" ] || kill -INT "$pid"   # mpirun kills its ranks and ends
         later 6 kill_all
     fi
@@ -63,7 +66,8 @@ if [ -n "${SLURM_JOB_ID:-}" ]; then
 fi
 # mpirun would end when nobody reads its output any more (| head -1), and its ranks with it. So tee reads it to the end.
 drain() { trap '' INT TERM USR1 HUP; exec tee --output-error=warn "$1" 2>/dev/null; }
-said=$(mktemp) && exec {reports}<>"$said" && rm "$said" || exit 7   # the hosts that sent a hang report
+# The hosts that sent a hang report.
+said=$(mktemp /dev/shm/llmfp8-XXXXXXXX) && exec {reports}<>"$said" && rm "$said" || exit 7
 exec {out}> >(drain /dev/null)
 drains=($!)
 exec {err}> >(drain >(grep -ao 'error: on [^ :]*' >&"$reports") >&2 {out}>&-)
@@ -107,6 +111,8 @@ wait "${drains[0]}" 2>/dev/null || say "standard output could not be written to 
 [[ ! $(text) =~ ^outcome\ (end|[0-9]{3}) ]] || code=$((10#${BASH_REMATCH[1]/end/0}))   # else it is mpirun's
 [ "$code" != 137 ] || code=6
 code=${ends:-$code}
+[ "$code" = 0 ] || [ -n "$ends" ] || [[ $(text) == outcome* ]] ||
+    say "mpirun ended with exit code $code, and no rank has said why"
 if [ "$code" = 6 ]; then
     # Lines that a rank writes at its end may be lost between it and mpirun.
     say "a rank was lost or hung; what the ranks of this host said and did last:"

@@ -40,11 +40,17 @@ ONE_PROCESS = [
     ("no home", "", {"HOME": None}, 0, ""),
     ("a language that there is not", "", {"LANG": "xx_XX.junk"}, 0, ""),
     ("the working folder was removed", "mkdir gone && cd gone && rmdir ../gone", {}, 0, ""),
+    ("a log in a working folder that was removed",
+     'mkdir gone && cd gone && rmdir ../gone && set -- "$@" --log-file sub/log.jsonl', {}, 2,
+     "--log-file sub/log.jsonl: cannot be opened: its folder cannot be made: cannot mkdir sub: No such file or"),
+    ("a working folder for checkpoints that was removed",
+     'mkdir gone && cd gone && rmdir ../gone && set -- "${@/*\\/out/run}"', {}, 7, "cannot mkdir run: No such file or"),
 ]
 RANKS = [
     ("as usual", "", {}, 0, ""),
     ("no folder for temporary files", "", {"TMPDIR": "/nonexistent/folder"}, 0, ""),
     ("no home", "", {"HOME": None}, 0, ""),
+    ("files of a few kB", "ulimit -f 16", {}, 7, "files may have 16 KiB (ulimit -f): heartbeats of the ranks need"),
 ]
 # The limit is set in the ranks only; OpenMPI adds lines of its own.
 IN_RANKS = [

@@ -3,7 +3,7 @@ that are lost or not alike, test_ranks_checkpoints.py their checkpoints, tests/c
 import subprocess
 import unittest
 
-from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, ONE_EACH, RanksTest
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, ONE_EACH, RanksTest, each_rank
 from tests.support.train import GPT2, LLAMA, records
 
 
@@ -31,6 +31,26 @@ class Ranks(RanksTest):
                                       text=True, timeout=60, env=dict(ENVIRONMENT, **variables), check=False)
                 self.assertEqual(done.returncode, 2, done.stdout[-500:] + done.stderr)
                 self.assertIn("is 2, but each process finds itself alone", done.stderr)
+
+    def test_a_launcher_of_pytorch_is_refused(self):
+        """torchrun would train the same run on each of its processes."""
+        for size, rank in (("WORLD_SIZE", "RANK"), ("HOROVOD_SIZE", "HOROVOD_RANK")):
+            done = subprocess.run(self.command(GPT2, "--train-iters", "1"), capture_output=True, text=True, timeout=60,
+                                  env=dict(ENVIRONMENT, **{size: "2", rank: "0"}), check=False)
+            self.assertEqual(done.returncode, 2, done.stdout[-500:] + done.stderr)
+            self.assertRegex(done.stderr, rf"\Aerror: {size} is 2: .* scripts/launch/launch_mpi.sh -np 2 [^\n]*\n\Z")
+        for variables in ({"WORLD_SIZE": "1", "RANK": "0"}, {"WORLD_SIZE": "2"}):   # one process; left over in a shell
+            self.run_train(GPT2, "--train-iters", "1", env=dict(ENVIRONMENT, **variables))
+        done = subprocess.run(self.mpirun(2, GPT2, "--train-iters", "1"), capture_output=True, text=True, timeout=60,
+                              env=dict(ENVIRONMENT, WORLD_SIZE="2", RANK="0"), check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)   # a job script exports them, and MPI knows its ranks
+
+    def test_help_on_one_rank_does_not_keep_the_other_waiting(self):
+        train = self.command(GPT2, *ONE_EACH, "--train-iters", "2")
+        done = subprocess.run([*MPIRUN, *each_rank(train, [GPT2, "--help"])], capture_output=True, text=True,
+                              timeout=30, env=ENVIRONMENT, check=False)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("1 of 2 ranks print help", done.stderr)
 
     def test_bad_input_of_all_ranks_is_told_once(self):
         done = self.ranks(3, GPT2, "--train-iters", "2", expect=2)

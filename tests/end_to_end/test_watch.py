@@ -16,6 +16,7 @@ from tests.support.train import GPT2, ROOT, TrainTest, make_tokens, records, wri
 
 WRAPPER = [os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh"), *MPIRUN[1:]]
 TIMEOUT = 3   # --comm-timeout; all ranks are gone 5 s later
+ANSWER = "stopping after this step, then saving; again: end now"
 FOREVER = ["--train-iters", "1000000", "--comm-timeout", str(TIMEOUT)]
 
 
@@ -257,8 +258,9 @@ class WatchTest(TrainTest):
             with self.subTest(number.name):
                 process = self.start(self.command_of(2, *self.saving()))
                 process.send_signal(number)
-                took, _ = self.finish(process, 0)
+                took, errors = self.finish(process, 0)
                 self.assertLess(took, 5)
+                self.assertEqual(errors.count(ANSWER), 1, errors)
                 self.saved_and_stopped("a signal to the launch wrapper")
 
     def test_blocked_signals_do_not_keep_the_run_going(self):
@@ -281,14 +283,23 @@ class WatchTest(TrainTest):
         self.finish(process, 0)
 
     def test_a_second_signal_ends_all_at_once(self):
-        process = self.start(self.command_of(2, *FOREVER, faults="stall:rank=1@backward=12"), until="step 10/")
-        time.sleep(0.5)   # the rank hangs and cannot finish its step
-        process.send_signal(signal.SIGTERM)
-        time.sleep(1.2)   # a copy within a second would not count
-        process.send_signal(signal.SIGTERM)
-        took, errors = self.finish(process, 143)
-        self.assertLess(took, 5)
-        self.assertIn("second signal", errors)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            process = self.start(self.command_of(2, *FOREVER, faults="stall:rank=1@backward=12"), until="step 10/")
+            time.sleep(0.5)   # the rank hangs and cannot finish its step
+            process.send_signal(number)
+            time.sleep(1.2)   # a copy within a second would not count
+            process.send_signal(number)
+            took, errors = self.finish(process, 128 + number)
+            self.assertLess(took, 5)
+            self.assertIn(ANSWER, errors)
+            self.assertIn("second signal", errors)
+
+    def test_an_mpirun_that_ends_before_its_ranks_is_named(self):
+        process = self.start([*WRAPPER, "-np", "2", "bash", "-c", "echo here; sleep 60"], until="here")
+        os.kill(next(pid for pid, name in processes(process.pid).items() if name.endswith("mpirun")), signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+        self.assertNotEqual(process.returncode, 0)
+        self.assertIn(f"mpirun ended with exit code {process.returncode}, and no rank has said why", errors)
 
     def test_caught_in_evaluation_or_saving(self):
         options = ["--valid-data", self.path("valid.bin"), "--eval-interval", "4", "--eval-iters", "8",

@@ -25,6 +25,20 @@ int number_of(const char* variable) {
     return text ? std::atoi(text) : 0;
 }
 
+// Launchers of PyTorch tell each process its rank in variables, and MPI nothing: each process would train alone.
+void refuse_foreign_launchers() {
+    struct Launcher {
+        const char *size, *rank, *name;
+    };
+    for (const Launcher& launcher : {Launcher{"WORLD_SIZE", "RANK", "torchrun, accelerate or deepspeed"},
+                                     Launcher{"HOROVOD_SIZE", "HOROVOD_RANK", "horovodrun"},
+                                     Launcher{"MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MVAPICH"}})
+        REQUIRE(number_of(launcher.size) <= 1 || !std::getenv(launcher.rank), "%s is %d: %s started this process, but "
+                "ranks are started by MPI: scripts/launch/launch_mpi.sh -np %d ./train_... (to train on one rank: env "
+                "-u %s)", launcher.size, number_of(launcher.size), launcher.name, number_of(launcher.size),
+                launcher.size);
+}
+
 // The text around the first difference.
 std::string excerpts(const std::string& theirs, const std::string& ours) {
     size_t at = 0;
@@ -60,6 +74,7 @@ std::unique_ptr<Comm> open_single() { return std::make_unique<SingleComm>(); }
 
 #if !LLMC_MPI
 std::unique_ptr<Comm> open_comm() {
+    refuse_foreign_launchers();
     for (const char* size : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
         REQUIRE(number_of(size) <= 1, "%s is %d, and this executable was built without OpenMPI: install it (Debian's "
                 "libopenmpi-dev) and run make again", size, number_of(size));
@@ -86,6 +101,7 @@ std::unique_ptr<Comm> open_comm() {
     }
     const int tasks = number_of("SLURM_STEP_NUM_TASKS");
     REQUIRE(tasks <= 1, "srun started %d tasks that do not know of each other: use srun --mpi=pmix", tasks);
+    refuse_foreign_launchers();
     return open_single();
 }
 #endif
