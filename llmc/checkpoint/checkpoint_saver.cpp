@@ -163,7 +163,8 @@ void CheckpointSaver::leave() {
 
 // Waits for the running stage on all ranks and starts the next one.
 void CheckpointSaver::next() {
-    const RankOutcome mine = job_.get();
+    RankOutcome mine = job_.get();
+    if (mine.exit_code == kExitBadInput) mine.exit_code = kExitDisk;   // a save reads what it has written itself
     try {
         advance(gather_outcomes(comm_, mine, step_directory_name(step_) + " was not saved"));
     } catch (...) {

@@ -50,8 +50,9 @@ void write_holder(int fd, const std::string& path) {
     ::gmtime_r(&now, &utc);
     std::strftime(since, sizeof since, "%Y-%m-%d %H:%M:%S UTC", &utc);
     const std::string line = strf("host %s, process %d, since %s", host_name().c_str(), ::getpid(), since);
-    if (::ftruncate(fd, 0) != 0 || ::pwrite(fd, line.data(), line.size(), 0) != static_cast<ssize_t>(line.size()))
-        fail_lock("write", path, errno);
+    const ssize_t done = ::ftruncate(fd, 0) == 0 ? ::pwrite(fd, line.data(), line.size(), 0) : -1;
+    if (done < 0) fail_lock("write", path, errno);
+    if (done < static_cast<ssize_t>(line.size())) fail_lock("write", path, ENOSPC);   // which sets no errno
 }
 
 // Returns 0 or the error.

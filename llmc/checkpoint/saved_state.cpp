@@ -1,6 +1,7 @@
 #include "llmc/checkpoint/saved_state.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <filesystem>
@@ -27,7 +28,8 @@ void check_counts(const JsonFields& state) {
         state.refuse("adam_step", strf("\"step\" %lld less \"skips\" %lld is needed", ll(step), ll(skips)));
     state.integer("consecutive_skips", 0, skips);
     for (const Json& type : state.list("missed"))
-        if (type != "eval" && type != "hellaswag") state.refuse("missed", "only \"eval\" and \"hellaswag\" are known");
+        if (type != "eval" && type != "hellaswag" && type != "sample")
+            state.refuse("missed", "only \"eval\", \"hellaswag\" and \"sample\" are known");
 }
 
 // "samples" counts those of the steps, and those of batches that were ignored because loss masks left no target.
@@ -74,6 +76,7 @@ void check_histories(const JsonFields& fp8, int64_t step) {
     const int64_t length = fp8.integer("history_len", 1, int64_t{1} << 16);
     fp8.boolean("primed");
     const JsonFields tensors = fp8.child("tensors");
+    std::array<int64_t, 2> updates = {-1, -1};   // of weights, and of the others, which calibration updates as well
     for (const auto& [name, ignored] : tensors.object.items()) {
         const JsonFields tensor = tensors.child(name.c_str());
         const auto bits = static_cast<uint32_t>(tensor.integer("quant_mul_bits", 0, UINT32_MAX));
@@ -81,7 +84,11 @@ void check_histories(const JsonFields& fp8, int64_t step) {
         if (!(scale > 0 && std::isfinite(scale) && std::isfinite(1 / scale)))
             tensor.refuse("quant_mul_bits", strf("the bits of %g: a positive, finite scale is needed",
                                                  static_cast<double>(scale)));
-        tensor.integer("updates", 0, std::min<int64_t>(2 * (step + 1), INT32_MAX));   // calibration may precede a step
+        // Calibration may precede a step.
+        const int64_t count = tensor.integer("updates", 0, std::min<int64_t>(2 * (step + 1), INT32_MAX));
+        int64_t& others = updates[name.ends_with(".weight") ? 0 : 1];
+        if (others >= 0 && count != others) tensor.refuse("updates", strf("tensors before it have %lld", ll(others)));
+        others = count;
         const auto history = static_cast<int64_t>(tensor.list("history_bits").size());
         if (history != length)
             FAIL(kExitNoCheckpoint, "%s: \"history_bits\" has %lld numbers, \"history_len\" is %lld",
@@ -132,7 +139,9 @@ void check_state(const std::string& directory) {
     // The name of a link says nothing.
     const std::filesystem::path path(directory);
     const int64_t named = is_link(directory) ? -1 : step_of_directory(path.filename().string());
-    if (named >= 0 && named != step) state.refuse("step", "the folder is " + path.filename().string());
+    if (named >= 0 && named != step)
+        state.refuse("step", strf("the folder is %s: rename it to %s", path.filename().c_str(),
+                                  step_directory_name(step).c_str()));
 }
 
 }  // namespace

@@ -58,6 +58,9 @@ std::vector<int32_t> Sampler::continue_text(Ctx& ctx, const std::vector<int32_t>
     for (int64_t i = 0; i < sampling.tokens && !stopped(); i++) {
         post_progress();
         next_logits(ctx, text, memory);
+        if (std::any_of(logits_.begin(), logits_.end(), [](float x) { return !(x < INFINITY); }))
+            FAIL(kExitDiverged, "token %lld of the text: the model's logits are not finite: its weights are damaged, "
+                 "or training has diverged", ll(std::ssize(text)) + 1);
         const double u = philox(key, stream, static_cast<uint64_t>(i)).word[0] * 0x1p-32;
         text.push_back(sample_token(logits_, sampling.temperature, u, sampling.top_k));
         if (std::count(sampling.eos.begin(), sampling.eos.end(), text.back()) > 0) break;

@@ -31,7 +31,8 @@ public:
             Arena& arena);
 
     // Returns the prompt (at least one token) and its continuation. Random numbers are keyed by (seed, stream, token
-    // number). The model sees the last max_seq tokens. Blocking; ends early once stopped() is true.
+    // number). The model sees the last max_seq tokens. Blocking; ends early once stopped() is true. Exit 4 if a logit
+    // is not finite, as with weights that are not.
     // All ranks of a context group make the same call and get the same text.
     std::vector<int32_t> continue_text(Ctx& ctx, const std::vector<int32_t>& prompt, const Sampling& sampling,
                                        uint64_t stream, const SamplerMemory& memory,

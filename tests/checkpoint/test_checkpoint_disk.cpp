@@ -46,6 +46,17 @@ TEST_CASE("checkpoint: the newest complete one is found; having none is no error
     CHECK(step_of_directory("step-99999999999999999999") == -1);
 }
 
+TEST_CASE("checkpoint: a file that cannot be read back during the save is an error of the disk") {
+    TempDir dir;
+    FakeState state = random_state(1, gpt2_config());   // its matrices are transposed from the file of masters
+    CheckpointRequest request = request_of(dir.path, 1);
+    request.io_hook = [](const char* call, const std::string& path) {
+        if (std::string(call) == "fsync" && path.find("master") != std::string::npos) std::filesystem::remove(path);
+        return 0;
+    };
+    check_contains(error_of([&] { save(state, request); }), {"exit 7: cannot read ", "master"});
+}
+
 TEST_CASE("checkpoint: damage of any file is found and named, and the previous checkpoint is used") {
     TempDir dir;
     FakeState first = random_state(1), second = random_state(2);

@@ -34,9 +34,11 @@ Json whole_state() {
     state["config"] = {{"global-batch-size", 4}, {"seq-length", 16}, {"fp8-recipe", "delayed"}};
     state["train_data"] = {{"shards", {{{"name", "a.bin"}, {"tokens", 999}, {"token_bytes", 2}, {"masked", false},
                                         {"fingerprint", "00ff"}}}}};
+    const auto tensor = [](int updates) {
+        return Json{{"quant_mul_bits", 0x42e00000}, {"updates", updates}, {"history_bits", {0x40800000, 0}}};
+    };
     state["fp8"] = {{"recipe", "delayed"}, {"x", "e4m3"}, {"dy", "e5m2"}, {"history_len", 2}, {"primed", true},
-                    {"tensors", {{"0.qkv.x", {{"quant_mul_bits", 0x42e00000}, {"updates", 10},
-                                              {"history_bits", {0x40800000, 0}}}}}}};
+                    {"tensors", {{"0.qkv.dy", tensor(10)}, {"0.qkv.weight", tensor(9)}, {"0.qkv.x", tensor(10)}}}};
     state["loss_watch"] = {{"first", {4.0, 3.5, 3.0}}, {"last", {4.0, 3.5, 3.0}}, {"above", false}};
     return state;
 }
@@ -90,13 +92,14 @@ TEST_CASE("saved state: every contradiction is named with its key, and --resume 
         {"/fp8/recipe", "magic", "fp8: \"recipe\" is \"magic\""},
         {"/fp8/x", "e3m4", "fp8: \"x\" is \"e3m4\": e4m3 or e5m2"},
         {"/fp8/history_len", 0, "fp8: \"history_len\" is 0"},
-        {"/fp8/history_len", 3, "0.qkv.x: \"history_bits\" has 2 numbers, \"history_len\" is 3"},
+        {"/fp8/history_len", 3, "0.qkv.dy: \"history_bits\" has 2 numbers, \"history_len\" is 3"},
         {"/fp8/primed", 1, "fp8: \"primed\" is 1: true or false"},
         {"/fp8/tensors/0.qkv.x/quant_mul_bits", 0x7fc00000, "\"quant_mul_bits\" is 2143289344: the bits of nan"},
         {"/fp8/tensors/0.qkv.x/quant_mul_bits", 0x7f800000, "the bits of inf"},
         {"/fp8/tensors/0.qkv.x/quant_mul_bits", 0, "the bits of 0"},
         {"/fp8/tensors/0.qkv.x/quant_mul_bits", 0xc2e00000, "the bits of -112"},
         {"/fp8/tensors/0.qkv.x/updates", -1, "\"updates\" is -1"},
+        {"/fp8/tensors/0.qkv.x/updates", 9, "0.qkv.x: \"updates\" is 9: tensors before it have 10"},
         {"/fp8/tensors/0.qkv.x/updates", 1000, "\"updates\" is 1000"},
         {"/fp8/tensors/0.qkv.x/history_bits", {1, 0x80000001}, "\"history_bits\" is [1,2147483649]"},
         {"/fp8/tensors/0.qkv.x/history_bits", {"a", "b"}, "\"history_bits\" is [\"a\",\"b\"]"},
@@ -136,7 +139,8 @@ TEST_CASE("saved state: every contradiction is named with its key, and --resume 
     CHECK(checkpoint_damage(dir / "step-00000011", true) == "");
     std::filesystem::remove(dir / "step-00000011");
     std::filesystem::rename(path, dir / "step-00000012");
-    CHECK(checkpoint_damage(dir / "step-00000012", true) == "state.json: \"step\" is 10: the folder is step-00000012");
+    CHECK(checkpoint_damage(dir / "step-00000012", true)
+          == "state.json: \"step\" is 10: the folder is step-00000012: rename it to step-00000010");
 }
 
 TEST_CASE("saved state: text that is not JSON or too deeply nested, and a path that is no file, count as damage") {
@@ -153,6 +157,10 @@ TEST_CASE("saved state: text that is not JSON or too deeply nested, and a path t
     check_contains(damage("{\"step\": 1, \"step\": 2}"), {"state.json: \"step\" is there twice"});
     const std::string deep = "{\"fp8\": " + std::string(100000, '[') + std::string(100000, ']') + "}";
     check_contains(damage(deep), {"state.json: \"fp8\" is nested deeper than 64 levels"});
+    std::filesystem::remove(file);
+    std::filesystem::create_symlink("state.json", file);   // a loop
+    CHECK(checkpoint_damage(path, true) == "state.json is not a regular file");
+    check_contains(error_of([&] { find_checkpoint("auto", dir.path); }), {"exit 5: ", "is not a regular file"});
     spill(path + "/manifest.json", deep);
     check_contains(checkpoint_damage(path, true), {"manifest.json is damaged: ", "\"fp8\" is nested deeper than 64"});
 }

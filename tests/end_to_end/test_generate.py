@@ -82,6 +82,17 @@ class GenerateTest(TrainTest):
             if saved:
                 Path(path).write_text(saved)
 
+    def test_weights_that_are_not_finite_are_named(self):
+        folder = self.save(LLAMA, *self.BYTES)
+        step = os.path.join(folder, "step-00000002")
+        os.remove(os.path.join(step, "manifest.json"))
+        with open(os.path.join(step, "model.safetensors"), "r+b") as file:
+            file.seek(-64, os.SEEK_END)
+            file.write(b"\xff" * 64)
+        said = self.generate("--load", folder, "--prompt", "ab", "--sample-tokens", "4", expect=4)
+        self.assertRegex(said.stderr, r"error: token 3 of the text: the model's logits are not finite")
+        self.assertEqual(said.stdout, "")
+
     def test_what_does_not_fit_into_memory_is_one_line(self):
         """The activations of a million tokens would take terabytes."""
         config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,

@@ -240,6 +240,15 @@ class Train(TrainTest):
 class Signals(TrainTest):
     measures_time = True   # of tests/run.py
 
+    def test_a_sample_that_a_stop_interrupts_is_made_again(self):
+        options = ["--train-iters", "9", "--save", self.path("run"), "--sample-every", "4", "--sample-tokens", "5"]
+        faulty = self.command(GPT2, *options, faults="term@sample=2")
+        subprocess.run(faulty, check=True, capture_output=True, timeout=60)
+        log = self.path("run", "log.jsonl")
+        self.assertEqual([r["step"] for r in records(log, "sample")], [0])
+        self.run_train(GPT2, *options, "--resume", "auto")
+        self.assertEqual([r["step"] for r in records(log, "sample")], [0, 4, 8])
+
     def test_stop_signal_saves_and_leaves_with_0(self):
         process = subprocess.Popen(self.command(GPT2, "--train-iters", "100000", "--save", self.path("run"),
                                                 "--log-file", self.path("log.jsonl"), "--log-interval", "1"),
@@ -252,6 +261,7 @@ class Signals(TrainTest):
             time.sleep(0.01)
         out, err = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 0, err)
+        self.assertEqual(err, "stopping after this step, then saving; again: end now\n")
         last = records(self.path("log.jsonl"), "step")[-1]["step"]
         self.assertEqual(self.checkpoints("run"), [f"step-{last:08d}"])
 
@@ -264,8 +274,8 @@ class Signals(TrainTest):
                 break
         for _ in range(2):
             time.sleep(1.2)
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 143, err)
+        self.assertEqual(process.returncode, 130, err)
         self.assertIn("error: a second signal more than 1 s after the first ends the run at once", err)
         self.assertEqual(self.checkpoints("run"), [])

@@ -31,6 +31,9 @@ TEST_CASE("plan: offloaded bytes, and the exposed time of their copies") {
     CHECK(bytes(away, Purpose::kOffload) == doctest::Approx(4 * 128e6).epsilon(0.001));
     CHECK(some.state_host_bytes == 4 * here.flat_elems);
     CHECK(bytes(some, Purpose::kMaster) == 2 * here.flat_elems);
+    const MemoryPlan least = planned(with({"--offload", "moments,masters", "--offload-fraction", "1e-17"}));
+    CHECK(least.state_host_bytes > 0);   // one unit
+    CHECK(least.state_host_bytes < 8192);
     CHECK(some.arena_bytes == away.arena_bytes + 4 * here.flat_elems);
     // Block recompute saves x of 29 of 32 layers in host memory.
     CHECK(most.activation_host_bytes == int64_t{29} * 8192 * 4096 * 2);

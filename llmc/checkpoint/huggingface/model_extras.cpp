@@ -68,7 +68,8 @@ std::vector<std::string> tokenizer_files(const std::string& tokenizer) {
     }
     const char* advice = tokenizer == "gpt2" ? ": name the tokenizer.json of openai-community/gpt2, which is copied"
                          : tokenizer == "bytes" ? ": bytes have no files to copy, leave it out" : "";
-    REQUIRE(is_directory(tokenizer), "--tokenizer %s: no such file or directory%s", tokenizer.c_str(), advice);
+    REQUIRE(path_exists(tokenizer), "--tokenizer %s: no such file or directory%s", tokenizer.c_str(), advice);
+    REQUIRE(is_directory(tokenizer), "--tokenizer %s: neither a file nor a folder", tokenizer.c_str());
     std::vector<std::string> files;
     append_known(tokenizer, &files);
     REQUIRE(!files.empty(), "--tokenizer %s: no tokenizer.json, tokenizer.model or vocab.json in it",

@@ -30,7 +30,8 @@ ShardedState::ShardedState(const Config& config, const ParamTable& table, const 
 
 void ShardedState::take_states(const Config& config, int64_t own, Arena& arena) {
     const double stays = (1 - config.offload_fraction) * static_cast<double>(own / kParamAlign);
-    const int64_t first = static_cast<int64_t>(stays) * kParamAlign;
+    // The least fraction offloads one unit.
+    const int64_t first = std::min(static_cast<int64_t>(stays), own / kParamAlign - 1) * kParamAlign;
     std::vector<OffloadedState::Kind> offloaded;
     for (const OptimizerState& row : kOptimizerStates) {
         if (std::none_of(table_.params.begin(), table_.params.end(), [&](const Param& p) { return p.has(row.kind); }))

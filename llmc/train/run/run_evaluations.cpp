@@ -86,20 +86,23 @@ std::vector<std::string> RunEvaluations::run(const Place& place) {
     std::vector<std::string> due;
     if (validation_due(place.step)) due.push_back("eval");
     if (hellaswag_due(place.step)) due.push_back("hellaswag");
-    std::vector<std::string> missed = make_up(place, due);
-    if (is_due(place.step, config_.sample_every)) sample(place, true);
-    return missed;
+    if (is_due(place.step, config_.sample_every)) due.push_back("sample");
+    return make_up(place, due);
 }
 
 std::vector<std::string> RunEvaluations::possible(std::vector<std::string> types) const {
-    std::erase_if(types, [this](const std::string& type) { return type == "eval" ? !valid_ : !hellaswag_; });
+    std::erase_if(types, [this](const std::string& type) {
+        return type == "eval" ? !valid_ : type == "hellaswag" ? !hellaswag_ : config_.sample_every == 0;
+    });
     return types;
 }
 
 std::vector<std::string> RunEvaluations::make_up(const Place& place, const std::vector<std::string>& missed) {
     std::vector<std::string> again;
     for (const std::string& type : missed) {
-        if (!(type == "eval" ? validate(place) : hellaswag(place))) again.push_back(type);
+        const bool done = type == "eval" ? validate(place) : type == "hellaswag" ? hellaswag(place)
+                                                                                 : sample(place, true);
+        if (!done) again.push_back(type);
     }
     return again;
 }
@@ -136,16 +139,26 @@ bool RunEvaluations::hellaswag(const Place& place) {
     return true;
 }
 
-void RunEvaluations::sample(const Place& place, bool logged) {
+bool RunEvaluations::sample(const Place& place, bool logged) {
     post_phase(Phase::kSample);
     // Only rank 0 samples, with the ranks that share its forward passes.
-    if (comm_.world().rank >= config_.context_parallel && !place.evaluator.passes_are_collective()) return;
+    if (comm_.world().rank >= config_.context_parallel && !place.evaluator.passes_are_collective())
+        return true;
     const Sampling sampling{.tokens = config_.sample_tokens, .temperature = config_.temperature,
                             .top_k = config_.top_k, .seed = config_.seed};
-    const auto tokens = place.evaluator.generate(place.ctx, prompt_, sampling, static_cast<uint64_t>(place.step),
-                                                 place.staging);
-    if (!logged || !comm_.root()) return;
+    std::vector<int32_t> tokens;
+    try {
+        tokens = place.evaluator.generate(place.ctx, prompt_, sampling, static_cast<uint64_t>(place.step),
+                                          place.staging);
+    } catch (const Error& error) {
+        if (error.exit_code != kExitDiverged) throw;
+        place.log.event("warning", strf("sample: %s", error.what()));
+        return true;
+    }
+    if (tokens.size() < prompt_.size() + static_cast<size_t>(config_.sample_tokens)) return false;   // a stop
+    if (!logged || !comm_.root()) return true;
     const std::string text = tokenizer_ ? tokenizer_->decode(tokens) : tokens_text(tokens, prints_bytes(config_));
     place.log.record("sample", place.step, {{"text", text}},
                      strf("sample step %lld | ", ll(place.step)) + screen_text(text));
+    return true;
 }

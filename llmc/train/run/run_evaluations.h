@@ -49,7 +49,7 @@ private:
     bool hellaswag_due(int64_t step) const;
     bool validate(const Place& place);    // false: interrupted, and not logged
     bool hellaswag(const Place& place);
-    void sample(const Place& place, bool logged);
+    bool sample(const Place& place, bool logged);
 
     void open_tokenizer();
 
