@@ -53,8 +53,9 @@ TEST_CASE("composition: random sets of options give what plainer runs give") {
         const DrawnSet smallest = reduced(set, data.path, [&](const DrawnSet& one) {
             return !outcome(one, data.path).empty();
         });
-        FAIL_CHECK("LLMC_SEED=", seed, " LLMC_SET=", number, ": ", text, "\n", set.text(), "\nthe smallest: ",
-                   outcome(smallest, data.path), "\n", smallest.text());
+        // Ends the test: each further set would be reduced as well, which takes many runs.
+        FAIL("LLMC_SEED=", seed, " LLMC_SET=", number, ": ", text, "\n", set.text(), "\nthe smallest: ",
+             outcome(smallest, data.path), "\n", smallest.text());
     }
     if (end - first < 1000) return;
     for (const OptionRow& row : option_table()) {
