@@ -26,8 +26,6 @@ import unittest
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MEMORY, MEMORY_BYTES = "/dev/shm", 2 << 30   # free, at least
 LIMIT_S = 900   # of a process; a longer one counts as hanging
-# Waiting threads of OpenMP and ranks of OpenMPI leave the core to others.
-ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "OMPI_MCA_mpi_yield_when_idle": "1"}
 # The longest tests, which begin first; --times names candidates.
 LONG = ("test_every_collective_gives_what_it_must", "test_watch.WatchTest", "test_other_configurations_get_no_ratio",
         "test_pasted_commands", "test_walkthrough", "test_troubleshooting", "test_doctor",
@@ -171,8 +169,6 @@ def main():
     parser.add_argument("names", nargs="*", metavar="NAME")
     options = parser.parse_args()
     os.chdir(ROOT)
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
     sleeping = os.path.join(os.environ.get("LLMC_BUILD", ""), "fake", "sleeping_yield.so")
     if os.path.exists(sleeping):   # for the ranks alone
         os.environ.setdefault("OMPI_MCA_mca_base_env_list", f"LD_PRELOAD={sleeping}")

@@ -212,6 +212,8 @@ private:
 
 std::unique_ptr<Comm> open_mpi() {
     int provided = 0;
+    // A rank that waits leaves its core to other processes, unless the user wants otherwise.
+    ::setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
     MPI_CHECK(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided));
     return std::make_unique<MpiComm>(MPI_COMM_WORLD);
 }
