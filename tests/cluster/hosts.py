@@ -22,10 +22,9 @@ echo ready
 sleep infinity & while :; do wait; done"""
 LIMIT_S = 180   # of waiting for what takes seconds where nothing else runs
 SEPARATE = ["--mount", "--uts", "--ipc", "--net", "--pid"]
-# Waiting ranks yield, so that they do not keep the two cores of a small machine busy. OpenMPI refuses root unless told
-# otherwise.
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
-               "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+# OpenMPI refuses root unless told otherwise.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+               "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 class Host:
