@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
-from llmfp8.chat_templates import TEMPLATES, template_beside  # noqa: E402
+from llmfp8.chat_templates import TEMPLATES, end_of_turn, template_beside  # noqa: E402
 from llmfp8.shard_pipeline import report, run  # noqa: E402
 from llmfp8.support import InputError, Parser, parse_json, run_main  # noqa: E402
 from llmfp8.text_shards import Tokenize, add_options, plan_of  # noqa: E402
@@ -170,6 +170,8 @@ def main():
                                             tokenizer=tokenizer)
     plan.reader.field_option, plan.reader.columns = "--messages-field", None   # all columns
     plan.meta["tokenizer"]["chat_template"] = plan.signature["--template"] = template.jinja
+    if (end := end_of_turn(template, tokenizer)) is not None:
+        plan.meta["tokenizer"]["end_of_turn"] = end
     plan.signature["--role"], plan.signature["--ignore-fields"] = args.roles or None, ignored
     if template_beside(tokenizer)[0] not in (None, template.jinja):
         print(f"note: this is not the chat template beside {args.tokenizer} (--template model); checkpoints get it in "

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
-from llmfp8.shard_format import HEADER_BYTES, TYPECODES  # noqa: E402
+from llmfp8.shard_format import HEADER_BYTES, TYPECODES, meta_path  # noqa: E402
 from llmfp8.support import InputError, Parser, count_text, replacement, run_main, whole_number  # noqa: E402
 from llmfp8.text_sources import Reader, Source, find_sources, text_of  # noqa: E402
 from llmfp8.text_tokenizers import add_tokenizer_options, load_tokenizer  # noqa: E402
@@ -80,9 +80,11 @@ def example_of(number, question, tokenizer, word_bytes, with_separator):
     return array.array(TYPECODES[word_bytes], words).tobytes()
 
 
-def write_file(path, examples, word_bytes):
-    """Writes the file under a temporary name and renames it."""
+def write_file(path, examples, word_bytes, tokenizer):
+    """Writes the file, and a sidecar by which the trainer compares tokenizers, under temporary names."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    with replacement(meta_path(path)) as temporary:
+        temporary.write_text(json.dumps({"vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.meta()}) + "\n")
     header = struct.pack("<4i", MAGIC, VERSIONS[word_bytes], len(examples), max(map(len, examples)))
     with replacement(path) as temporary, open(temporary, "wb") as file:
         file.writelines([header.ljust(HEADER_BYTES, b"\0"), *examples])
@@ -104,7 +106,7 @@ def main():
     if not examples:
         raise InputError(f"{args.input or DATASET}: has no example")
     try:
-        write_file(Path(args.out), examples, word_bytes)
+        write_file(Path(args.out), examples, word_bytes, tokenizer)
     except OSError as error:
         raise InputError(f"{args.out}: cannot write: {error.strerror or error}") from None
     print(f"{args.out}: {count_text(len(examples), 'example')} of {tokenizer.name}, {8 * word_bytes}-bit tokens")

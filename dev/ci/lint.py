@@ -29,7 +29,7 @@ MAY_INCLUDE = {
     "model": "base config ops",
     "fault": "base",
     "parallel": "base config ops model fault",
-    "checkpoint": "base config model parallel",
+    "checkpoint": "base data config model parallel",
     "train": "base data config ops model fault parallel checkpoint",
     "perf": "base config ops model train",
     "commands": "base data config ops model fault parallel checkpoint train perf",

@@ -94,8 +94,8 @@ CheckpointSaver::~CheckpointSaver() {
 // ---- calls ----
 
 void CheckpointSaver::carry(const std::string& directory, const std::string& tokenizer,
-                            const std::string& chat_template) {
-    auto read = [&] { return extras_ = read_model_extras(directory, tokenizer, chat_template), ""; };
+                            const TokenizerFacts& facts) {
+    auto read = [&] { return extras_ = read_model_extras(directory, tokenizer, facts), ""; };
     gather_outcomes(comm_, comm_.root() ? outcome_of(read) : RankOutcome{}, "--save cannot be used");
 }
 

@@ -59,7 +59,7 @@ public:
 
     // Adds what read_model_extras returns for these arguments to all later checkpoints. Rank 0 reads the files now,
     // because they may be gone later; all ranks raise its error.
-    void carry(const std::string& directory, const std::string& tokenizer, const std::string& chat_template);
+    void carry(const std::string& directory, const std::string& tokenizer, const TokenizerFacts& facts);
     // Sets a function that every rank calls when a checkpoint is complete.
     void on_saved(std::function<void(const SavedCheckpoint&)> callback) { on_saved_ = std::move(callback); }
 

@@ -61,6 +61,7 @@ bool check_data(const JsonFields& data) {
         shard.integer("token_bytes", 1, 8);
         masked = shard.boolean("masked") || masked;
     }
+    if (data.has("vocabulary")) data.text("vocabulary");
     if (!data.has("blend")) return masked;
     for (const Json& row : data.list("blend")) {
         const bool two = row.is_array() && row.size() == 2;

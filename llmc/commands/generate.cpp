@@ -12,6 +12,7 @@
 #include "llmc/base/system/standard_streams.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/huggingface/hf_config.h"
+#include "llmc/checkpoint/huggingface/model_extras.h"
 #include "llmc/checkpoint/load.h"
 #include "llmc/config/prompt.h"
 #include "llmc/fault/shutdown.h"
@@ -144,20 +145,21 @@ struct OpenDevice {
 
 int generate(const FoundModel& files, Config config) {
     config.load = files.directory;
-    const std::vector<int32_t> prompt = read_prompt(config, config.shape.max_positions, "the model's positions");
+    const bool bytes = is_bytes(tokenizer_vocabulary(config.load), config.shape.vocab_size);
+    const std::vector<int32_t> prompt = read_prompt(config, bytes, config.shape.max_positions, "the model's positions");
     REQUIRE(!prompt.empty(), "generate needs a prompt: --prompt '1 2 3', token ids, or text of a vocabulary of bytes");
     const Sampling sampling{.tokens = config.sample_tokens, .temperature = config.temperature, .top_k = config.top_k,
                             .seed = config.seed, .eos = eos_token_ids(config.load)};
     const int64_t given = static_cast<int64_t>(prompt.size()), longest = given + sampling.tokens;
     const ParamTable table = make_param_table(config.shape);
-    const int64_t bytes = planned_bytes(config, table, longest);
+    const int64_t needed = planned_bytes(config, table, longest);
     OpenDevice device(0);
     device::gemm_set_search(device.ctx, false);   // a search takes longer than generating a text, and its results vary
     const int64_t free_bytes = device::device_free_bytes();
-    REQUIRE(bytes <= free_bytes, "generate needs %.2f GiB of device memory for a text of %lld tokens, and %.2f GiB are "
-            "free: lower --sample-tokens", gib(bytes), ll(longest), gib(free_bytes));
-    const DevicePtr<> memory(device::device_alloc(bytes));
-    Arena arena(memory.get(), bytes);
+    REQUIRE(needed <= free_bytes, "generate needs %.2f GiB of device memory for a text of %lld tokens, and %.2f GiB "
+            "are free: lower --sample-tokens", gib(needed), ll(longest), gib(free_bytes));
+    const DevicePtr<> memory(device::device_alloc(needed));
+    Arena arena(memory.get(), needed);
     Model model(config, table, longest, arena);
     const PinnedPtr<> host_tokens(device::pinned_alloc(model.host_bytes()));
     model.load(device.ctx, config);
@@ -167,7 +169,7 @@ int generate(const FoundModel& files, Config config) {
     const auto start = std::chrono::steady_clock::now();
     const std::vector<int32_t> text = model.continue_text(device.ctx, prompt, sampling, host_tokens.get());
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    print(text, prints_bytes(config));
+    print(text, prints_bytes(config, bytes));
     const int64_t tokens = static_cast<int64_t>(text.size()) - given;
     std::fprintf(stderr, "generated: %s in %.3f s, %.1f tokens/s\n", count_text(tokens, "token").c_str(), seconds,
                  static_cast<double>(tokens) / seconds);

@@ -213,9 +213,9 @@ void add_checkpoints(Rows& rows) {
         {.name = "resume", .value = text(AT(resume), "DIR|auto", "a checkpoint or auto"),
          .help = "continue a run from a checkpoint; auto: from the newest complete one under --save, if there is one",
          .fallback = "", .on_resume = kSilent, .changes = MayChange::kNumerics},
-        {.name = "tokenizer", .value = text(AT(tokenizer), "PATH", "a file or directory"),
-         .help = "tokenizer to copy into every checkpoint instead of that of --load or --resume; samples are printed "
-                 "as text if it is the tokenizer.json of a byte-level BPE (GPT-2, Llama-3)", .fallback = "",
+        {.name = "tokenizer", .value = text(AT(tokenizer), "PATH", "a file or directory, or \"bytes\""),
+         .help = "tokenizer of the data, to copy into every checkpoint instead of that of --load or --resume; samples "
+                 "are printed as text if it is the tokenizer.json of a byte-level BPE (GPT-2, Llama-3)", .fallback = "",
          .on_resume = kSilent},
     });
 }

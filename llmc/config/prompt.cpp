@@ -22,8 +22,8 @@ std::optional<std::vector<int32_t>> ids_of(const std::string& text) {
     return ids;
 }
 
-std::vector<int32_t> bytes_of(const std::string& text, int64_t vocab_size) {
-    REQUIRE(vocabulary_is_bytes(vocab_size), "--prompt \"%s\": a vocabulary of %lld is not bytes: give token ids with "
+std::vector<int32_t> bytes_of(const std::string& text, bool bytes, int64_t vocab_size) {
+    REQUIRE(bytes, "--prompt \"%s\": a vocabulary of %lld is not bytes: give token ids with "
             "spaces between them, or let scripts/generate encode the text", printable(text).c_str(), ll(vocab_size));
     std::vector<int32_t> ids;
     for (char c : text) ids.push_back(static_cast<unsigned char>(c));
@@ -32,13 +32,15 @@ std::vector<int32_t> bytes_of(const std::string& text, int64_t vocab_size) {
 
 }  // namespace
 
-bool vocabulary_is_bytes(int64_t vocab_size) { return vocab_size <= 257; }
+bool is_bytes(const std::string& vocabulary, int64_t vocab_size) {
+    return vocabulary.empty() ? vocab_size <= 257 : vocabulary == "bytes";
+}
 
-std::vector<int32_t> read_prompt(const Config& config, int64_t max_tokens, const std::string& limit) {
+std::vector<int32_t> read_prompt(const Config& config, bool bytes, int64_t max_tokens, const std::string& limit) {
     const int64_t vocab = config.shape.vocab_size;
     if (config.prompt.empty()) return {};
     const auto given = ids_of(config.prompt);
-    const std::vector<int32_t> ids = given ? *given : bytes_of(config.prompt, vocab);
+    const std::vector<int32_t> ids = given ? *given : bytes_of(config.prompt, bytes, vocab);
     REQUIRE(!ids.empty(), "--prompt: an empty prompt; give at least one token, or leave it out");
     for (int32_t id : ids)
         REQUIRE(id < vocab, "--prompt: token %d lies outside the vocabulary of %lld", id, ll(vocab));
@@ -49,8 +51,8 @@ std::vector<int32_t> read_prompt(const Config& config, int64_t max_tokens, const
     return ids;
 }
 
-bool prints_bytes(const Config& config) {
-    return vocabulary_is_bytes(config.shape.vocab_size) && (config.prompt.empty() || !ids_of(config.prompt));
+bool prints_bytes(const Config& config, bool bytes) {
+    return bytes && (config.prompt.empty() || !ids_of(config.prompt));
 }
 
 std::string tokens_text(const std::vector<int32_t>& tokens, bool bytes) {

@@ -238,6 +238,7 @@ std::string DataLoader::fingerprint_json() const {
     nlohmann::ordered_json all{{"shards", list}};
     const nlohmann::json blend = blend_json(sources_);
     if (!blend.is_null()) all["blend"] = blend;
+    if (const std::string known = facts_of(infos_).vocabulary; !known.empty()) all["vocabulary"] = known;
     return all.dump(1);
 }
 

@@ -60,7 +60,8 @@ public:
     // Asks the operating system to load samples [first, first + count) in the background. Thread-safe, like read.
     void prefetch(int64_t first, int64_t count) const;
 
-    // Returns JSON for the checkpoint: name (without directory), size and fingerprint of each shard, and the weights.
+    // Returns JSON for the checkpoint: name (without directory), size and fingerprint of each shard, the weights and
+    // the vocabulary.
     // check_fingerprint compares such JSON with this data. It returns "", or one line about the first shard that is
     // missing, new, reordered or changed, or about changed weights.
     std::string fingerprint_json() const;

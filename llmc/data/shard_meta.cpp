@@ -56,8 +56,10 @@ TokenizerFacts read_tokenizer(const std::string& shard) {
     const std::string sidecar = sidecar_of(shard);
     if (!is_regular_file(sidecar)) return {};
     const Json tokenizer = field_of(sidecar, "tokenizer"), size = field_of(sidecar, "vocab_size");
-    return {.name = text_of(tokenizer, "name"), .sha256 = text_of(tokenizer, "sha256"),
-            .vocabulary = text_of(tokenizer, "vocabulary"), .chat_template = text_of(tokenizer, "chat_template"),
+    const std::string name = text_of(tokenizer, "name");
+    return {.name = name, .sha256 = text_of(tokenizer, "sha256"),
+            .vocabulary = name == "bytes" ? name : text_of(tokenizer, "vocabulary"),
+            .chat_template = text_of(tokenizer, "chat_template"),
             .vocab_size = size.is_number_unsigned() ? size.get<int64_t>() : -1,
             .separator = id_of(tokenizer, "separator"), .end_of_turn = id_of(tokenizer, "end_of_turn")};
 }

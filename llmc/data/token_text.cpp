@@ -1,5 +1,6 @@
 #include "llmc/data/token_text.h"
 
+#include <algorithm>
 #include <map>
 
 #include "llmc/base/check.h"
@@ -53,6 +54,35 @@ bool is_byte_level(const Json& step) {
     return false;
 }
 
+// zlib's CRC-32 of more bytes.
+uint32_t crc32(uint32_t crc, const std::string& bytes) {
+    crc = ~crc;
+    for (const char c : bytes) {
+        crc ^= static_cast<unsigned char>(c);
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
+    }
+    return ~crc;
+}
+
+// The tokens by id; those of a unigram model are a list of [token, score].
+std::vector<std::string> tokens_of(const Json& root) {
+    std::vector<std::string> tokens;
+    const auto add = [&](const Json& token, const Json& id) {
+        if (!token.is_string() || !id.is_number_unsigned() || id >= kMaxId) return;
+        tokens.resize(std::max(tokens.size(), id.get<size_t>() + 1));
+        tokens[id.get<size_t>()] = token.get<std::string>();
+    };
+    const Json model = root.value("model", Json());
+    const Json vocabulary = model.is_object() ? model.value("vocab", Json()) : Json();
+    for (size_t i = 0; vocabulary.is_array() && i < vocabulary.size(); i++)
+        if (vocabulary[i].is_array() && !vocabulary[i].empty()) add(vocabulary[i][0], i);
+    if (vocabulary.is_object())
+        for (const auto& [token, id] : vocabulary.items()) add(token, id);
+    for (const Json& added : root.value("added_tokens", Json::array()))
+        if (added.is_object()) add(added.value("content", Json()), added.value("id", Json()));
+    return tokens;
+}
+
 }  // namespace
 
 TokenText::TokenText(const std::string& path) {
@@ -82,6 +112,21 @@ std::string TokenText::decode(const std::vector<int32_t>& tokens) const {
         text += bytes && !bytes->empty() ? *bytes : strf("<%d>", token);
     }
     return text;
+}
+
+std::string vocabulary_of(const std::string& path) {
+    std::vector<std::string> tokens;
+    try {
+        tokens = tokens_of(read_json_object(path, kMaxTokenizerBytes));
+    } catch (const Error&) {
+        // It is copied all the same.
+    }
+    uint32_t crc = 0;
+    for (const std::string& token : tokens) {
+        const auto bytes = static_cast<int32_t>(token.size());
+        crc = crc32(crc, std::string(reinterpret_cast<const char*>(&bytes), sizeof bytes) + token);
+    }
+    return tokens.empty() ? "" : strf("%08x", crc);
 }
 
 std::string tokenizer_json(const std::string& path) {

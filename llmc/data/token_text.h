@@ -17,5 +17,9 @@ private:
     std::vector<std::string> bytes_;   // by id; empty: no such token
 };
 
+// The vocabulary of a tokenizer.json, to compare: CRC-32, in hexadecimal, of the tokens by id, each after its number of
+// bytes (int32). Formatting, merges and settings do not change it. "" if the file has no tokens.
+std::string vocabulary_of(const std::string& path);
+
 // Returns `path` if it is a .json file, or the tokenizer.json in the folder `path`; "" if there is none.
 std::string tokenizer_json(const std::string& path);

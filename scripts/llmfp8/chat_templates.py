@@ -38,6 +38,19 @@ def unread(number, names, template):
                       f"{','.join(names)} if the text is right without")
 
 
+def end_of_turn(template, tokenizer):
+    """The token that ends an answer, None if that is text."""
+    check, template.check = getattr(template, "check", None), None   # of the first conversation
+    try:
+        parts = template.parts([{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}], [], {1})
+    except InputError:
+        return None
+    finally:
+        template.check = check
+    answer = [text for text, flag in parts if flag][-1]
+    return next((token for text, token in tokenizer.markers.items() if answer.endswith(text)), None)
+
+
 class PlainTemplate:
     """Words for roles, for any tokenizer."""
     name = "plain"

@@ -1,8 +1,9 @@
 """Tokenizers of the scripts: bytes (standard library), gpt2 (tiktoken), a tokenizer.json (tokenizers).
 
-Each has name, sha256 (of what decides the ids), vocab_size, separator (the id that starts a document), separator_text,
-encode(bytes) -> ids as a list or an array of the shard's type, decode(ids) -> str, and spans(str, inner) -> (ids,
-[(first, end), ...] of each one's characters); inner: the text is not the beginning of its document.
+Each has name, sha256 (of what decides the ids), vocabulary (what ids mean, see vocabulary_of), vocab_size, separator
+(the id that starts a document), separator_text, encode(bytes) -> ids as a list or an array of the shard's type,
+decode(ids) -> str, and spans(str, inner) -> (ids, [(first, end), ...] of each one's characters); inner: the text is not
+the beginning of its document.
 """
 import array
 import bisect
@@ -11,6 +12,7 @@ import hashlib
 import itertools
 import os
 import re
+import zlib
 from pathlib import Path
 
 from .support import InputError, need, one_line, refuse_lfs_pointer
@@ -25,6 +27,15 @@ SENTINEL = "\ufdd0"   # stands inside a marker that is text; it is no character
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
+def vocabulary_of(ids):
+    """What the trainer compares with a model's tokenizer.json (llmc/data/token_text.h): CRC-32 of the tokens by id."""
+    tokens, crc = {token: text.encode() for text, token in ids.items()}, 0
+    for token in range(max(tokens) + 1):
+        text = tokens.get(token, b"")
+        crc = zlib.crc32(len(text).to_bytes(4, "little") + text, crc)
+    return f"{crc:08x}"
+
+
 class Tokenizer:
     special_ids = frozenset()   # tokens that are no text: separators, ends of turns
     separator_text, path = END_OF_TEXT, None
@@ -33,7 +44,7 @@ class Tokenizer:
 
     def meta(self):
         """The sidecar's entry."""
-        return {"name": self.name, "sha256": self.sha256, "separator": self.separator}
+        return {"name": self.name, "sha256": self.sha256, "vocabulary": self.vocabulary, "separator": self.separator}
 
     def encode_marked(self, parts):
         """Returns ids and flags of one text, given as [[part, flag], ...]. A marker becomes its token unless SENTINEL
@@ -74,7 +85,7 @@ class Tokenizer:
 
 
 class BytesTokenizer(Tokenizer):
-    name, vocab_size, separator = "bytes", 257, 256
+    name, vocabulary, vocab_size, separator = "bytes", "bytes", 257, 256
     special_ids = frozenset([256])
     sha256 = hashlib.sha256(b"ids 0 to 255 are bytes, 256 starts a document").hexdigest()
 
@@ -120,11 +131,15 @@ class Gpt2Tokenizer(Tokenizer):
         self.vocab_size = self.encoding.n_vocab
         self.separator = self.encoding.eot_token
         self.special_ids = frozenset([self.separator])
-        digest = hashlib.sha256()
+        digest, tokens = hashlib.sha256(), {END_OF_TEXT: self.separator}
+        # A tokenizer.json writes printable bytes as themselves, the others as the characters from 256 on.
+        printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+        spelled = dict(zip([*printable, *sorted({*range(256)}.difference(printable))], [*printable, *range(256, 324)]))
         for token in range(self.separator):
             piece = self.encoding.decode_single_token_bytes(token)
             digest.update(len(piece).to_bytes(4, "little") + piece)
-        self.sha256 = digest.hexdigest()
+            tokens["".join(chr(spelled[byte]) for byte in piece)] = token
+        self.sha256, self.vocabulary = digest.hexdigest(), vocabulary_of(tokens)
 
     @staticmethod
     def _local_ranks(vocab_bpe, encoder_json):
@@ -191,6 +206,7 @@ class JsonTokenizer(Tokenizer):
             self.decode(self.tokenizer.encode("A text: \u00e9t\u00e9 1\n", add_special_tokens=False).ids)
         self.name = Path(path).name
         self.sha256 = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        self.vocabulary = vocabulary_of(vocabulary)
         self.vocab_size = max(vocabulary.values()) + 1   # ids may have gaps, so their number is not enough
         candidates = [separator] if separator else SEPARATORS
         found = [text for text in candidates if text in vocabulary]

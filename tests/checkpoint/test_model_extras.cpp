@@ -97,7 +97,7 @@ TEST_CASE("checkpoint: the chat template of the training data takes the place of
     const std::string model = write_model(dir), trained = "{{ 'trained' }}";
     spill(model + "/tokenizer_config.json", R"({"chat_template": [{"name": "default"}], "eos_token": "</s>"})");
     CheckpointRequest request = request_from(dir, 1, model);
-    request.chat_template = trained;
+    request.facts.chat_template = trained;
     std::string path = save(FakeState(one_layer()), request);
     CHECK(slurp(path + "/chat_template.jinja") == trained);
     CHECK(Json::parse(slurp(path + "/tokenizer_config.json"))
@@ -105,7 +105,7 @@ TEST_CASE("checkpoint: the chat template of the training data takes the place of
     path = save(FakeState(one_layer()), request_from(dir, 2, path));   // a later phase on data without a template
     CHECK(slurp(path + "/chat_template.jinja") == trained);
     request = request_from(dir, 3, "");
-    request.chat_template = trained;
+    request.facts.chat_template = trained;
     CHECK_FALSE(is_regular_file(save(FakeState(one_layer()), request) + "/chat_template.jinja"));   // nor a tokenizer
 }
 
@@ -121,6 +121,46 @@ TEST_CASE("checkpoint: special tokens are guessed only for a model trained from 
     CHECK_FALSE(brought.contains("bos_token_id"));   // as in the model's file, so that the class's default applies
     const HfOrigin silent{.model_type = "llama", .special_tokens = "{}"};
     CHECK_FALSE(Json::parse(hf_config_json(llama3, Dtype::kBf16, 0, silent)).contains("eos_token_id"));
+}
+
+TEST_CASE("checkpoint: special tokens are those of the training data where the model does not know them") {
+    TempDir dir;
+    const FakeState state(one_layer());
+    const auto saved = [&](int64_t step, const std::string& model, const TokenizerFacts& facts,
+                           const std::string& tokenizer = "") {
+        CheckpointRequest request = request_from(dir, step, model, tokenizer);
+        request.facts = facts;
+        return save(state, request);
+    };
+    const auto ids = [](const std::string& path) {
+        const Json config = config_of(path);
+        return Json{config["bos_token_id"], config["eos_token_id"]};
+    };
+    TokenizerFacts text, chat;
+    text.vocabulary = "bytes";
+    text.separator = chat.separator = 9;
+    chat.end_of_turn = 6;
+    CHECK(ids(saved(1, "", text)) == Json{9, 9});
+    CHECK(ids(saved(2, dir / "run/step-00000001", {})) == Json{9, 9});
+    CHECK(ids(saved(3, dir / "run/step-00000001", chat)) == Json{9, {6, 9}});
+    // A model's own ids stay, and gain the end of a turn, also in generation_config.json.
+    const std::string model = write_model(dir);
+    CHECK(ids(saved(4, model, text)) == Json{3, {4, 11, 12}});
+    const std::string tuned = saved(5, model, chat);
+    CHECK(ids(tuned) == Json{3, {6, 4, 11, 12}});
+    CHECK(config_of(tuned)["pad_token_id"] == 7);
+    CHECK(Json::parse(slurp(tuned + "/generation_config.json"))
+          == Json({{"eos_token_id", {6, 4, 11, 12}}, {"temperature", 0.6}}));
+    CHECK(ids(saved(6, tuned, chat)) == Json{3, {6, 4, 11, 12}});
+    // Those of another vocabulary say nothing.
+    spill(model + "/tokenizer.json", R"({"model": {"vocab": {"a": 0}}})");
+    for (const std::string tokenizer : {"bytes", ""}) {
+        const std::string path = saved(tokenizer.empty() ? 8 : 7, model, text, tokenizer);
+        CHECK(ids(path) == (tokenizer.empty() ? Json{3, {4, 11, 12}} : Json{9, 9}));
+        CHECK(config_of(path).contains("pad_token_id") == tokenizer.empty());
+        CHECK(eos_token_ids(path) == (tokenizer.empty() ? std::vector<int32_t>{4, 11, 12} : std::vector<int32_t>{9}));
+        CHECK(is_regular_file(path + "/tokenizer.json") == tokenizer.empty());
+    }
 }
 
 TEST_CASE("checkpoint: a Mistral without a window is saved as a Mistral") {

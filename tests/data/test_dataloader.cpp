@@ -357,13 +357,13 @@ TEST_CASE("data: shards of different tokenizers are refused, and validation on t
         spill(dir / (std::string(name) + ".meta.json"), strf("{\"tokenizer\": {\"name\": \"%s\", \"sha256\": \"%s\"}, "
                                                              "\"document_offsets\": [0, 1]}", tokenizer, hash));
     };
-    sidecar("b", "bytes", "abcd");
+    sidecar("b", "mine", "abcd");
     sidecar("c", "gpt2", "0123");
     const auto both = [&](const char* one, const char* other) { return config_of({dir / one, dir / other}, 4, 1000); };
     CHECK(refusal(both("a.bin", "b.bin")) == "nothing");   // nothing is known about a
     check_contains(refusal(config_of({dir / "a.bin", dir / "b.bin", dir / "c.bin"}, 4, 1000)),
-                   {"exit 2", "c.bin' was made with the tokenizer gpt2", "b.bin' with the tokenizer bytes"});
-    sidecar("c", "bytes", "0123");   // of the same name
+                   {"exit 2", "c.bin' was made with the tokenizer gpt2", "b.bin' with the tokenizer mine"});
+    sidecar("c", "mine", "0123");   // of the same name
     check_contains(refusal(both("b.bin", "c.bin")), {"the tokenizer of SHA-256 0123", "the tokenizer of SHA-256 abcd"});
     sidecar("c", "renamed", "abcd");
     CHECK(refusal(both("b.bin", "c.bin")) == "nothing");

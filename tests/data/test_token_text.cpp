@@ -33,6 +33,26 @@ TEST_CASE("token text: characters of byte-level BPE are bytes again") {
     CHECK(tokenizer_json("") == "");
 }
 
+TEST_CASE("token text: the vocabulary is known by its tokens, whatever the form of the file") {
+    TempDir dir;
+    const auto of = [&](const char* text) { return vocabulary_of(file_with(dir, text)); };
+    // scripts/llmfp8/text_tokenizers.py has the same number for these tokens.
+    const char* const known = "a23176d6";
+    CHECK(of(R"({"model": {"vocab": {"a": 0, "\u0120b": 1, "\u00e9": 3}},
+                "added_tokens": [{"id": 5, "content": "<s>"}]})") == known);
+    CHECK(of(R"({"added_tokens": [{"content": "<s>", "id": 5}],
+                "model": {"vocab": {"\u00e9": 3, "<s>": 5, "\u0120b": 1, "a": 0}, "merges": ["a b"]}})") == known);
+    CHECK(of(R"({"model": {"vocab": [["a", -1.5], ["\u0120b", 0], ["", 0], ["\u00e9", -3], ["", 0], ["<s>", 0]]}})")
+          == known);
+    for (const char* other : {R"({"model": {"vocab": {"a": 0, "\u0120b": 1, "\u00e9": 3}}})",
+                              R"({"model": {"vocab": {"a": 1, "\u0120b": 0, "\u00e9": 3, "<s>": 5}}})"})
+        CHECK((of(other).size() == 8 && of(other) != known));
+    for (const char* none : {"", "{}", "[]", R"({"model": 3})", R"({"model": {"vocab": [1, "a"]}})",
+                             R"({"model": {"vocab": {"a": -1}}, "added_tokens": [{}]})"})
+        CHECK(of(none).empty());
+    CHECK(vocabulary_of(dir / "none").empty());
+}
+
 TEST_CASE("token text: other files are refused by name") {
     TempDir dir;
     for (const char* text : {"", "{", "[]", "{}", R"({"model": 3})", R"({"model": {"vocab": []}})",

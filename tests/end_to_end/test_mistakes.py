@@ -107,6 +107,8 @@ SHARDS = [
     ("gpt2 RUN --vocab-size 20", 2, "'train.bin': byte 1028 (token 2): id 48 is not below the vocabulary size 20",
      "another tokenizer"),
     ("gpt2 RUN --hellaswag-data train.bin", 2, "a token shard, not HellaSwag"),
+    ("gpt2 RUN --hellaswag-data questions.bin", 2, "--hellaswag-data and --train-data: 'questions.bin' was made with "
+     "the tokenizer gpt2, 'train.bin' with the tokenizer bytes"),
     ("gpt2 RUN --hellaswag-data none.bin", 2, "no such file; data/prepare_hellaswag.py makes it"),
 ]
 
@@ -162,7 +164,8 @@ CHECKPOINTS = [
     ("gpt2 RUN --save ck", 2, "holds checkpoints of an earlier run", "--resume auto continues it"),
     ("gpt2 RUN --save new --tokenizer none.json", 2, "--tokenizer none.json: no such file or directory"),
     ("gpt2 RUN --save new --tokenizer gpt2", 2, "directory: name the tokenizer.json of openai-community/gpt2"),
-    ("gpt2 RUN --save new --tokenizer bytes", 2, "directory: bytes have no files to copy, leave it out"),
+    ("gpt2 RUN --save new --tokenizer letters.json", 2, "--tokenizer letters.json has another tokenizer than data "
+     "shard 'train.bin', which was made with bytes: make shards", "or name the tokenizer of the shards"),
     ("gpt2 RUN --resume auto", 2, "--resume auto looks under --save, which is missing"),
     ("gpt2 RUN --save taken --resume auto", 2, "--save taken: step-00000009 is a file", "move it away"),
     ("gpt2 RUN --save dangling --resume auto", 2, "--save dangling: step-00000009 is a file or", "move it away"),

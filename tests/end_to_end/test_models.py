@@ -90,12 +90,18 @@ class ModelsTest(TrainTest):
                            without=set(BROUGHT) - {"merges.txt", "generation_config.json"})
         # The chat template is that of the data.
         with open(self.path("train_0.meta.json"), "w") as file:
-            json.dump({"tokenizer": {"chat_template": "{{ trained }}"}}, file)
+            json.dump({"tokenizer": {"chat_template": "{{ trained }}", "separator": 2, "end_of_turn": 7}}, file)
         done = self.train("--load", os.path.join(out, "step-00000004"), "--train-iters", "1", "--save",
                           self.path("chat"), "--resume", "auto")
         self.assertIn("checkpoints have the chat template of the training data\n", done.stdout)
         with open(self.path("chat", "step-00000001", "chat_template.jinja")) as file:
             self.assertEqual(file.read(), "{{ trained }}")
+        self.assertEqual(config_of(self.path("chat", "step-00000001"))["eos_token_id"], [7, 5, 9, 11])
+        # The data has the tokenizer of the model.
+        Path(out, "step-00000004", "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
+        Path(self.path("train_0.meta.json")).write_text('{"tokenizer": {"name": "bytes", "separator": 60}}')
+        done = self.train("--load", os.path.join(out, "step-00000004"), "--train-iters", "1", expect=2)
+        self.assertIn("step-00000004 has another tokenizer than data shard ", done.stderr)
 
     @unittest.skipUnless(HAVE_RANKS, "no mpirun")
     def test_two_ranks_keep_it_too_and_say_what_is_wrong_with_it(self):

@@ -33,6 +33,7 @@ class PrepareHellaswag(ScriptTest):
         second[1] = 2 * len(second)
         self.assertEqual(list(words), expected + second)
         self.assertEqual(struct.unpack_from("<5i", content), (20240522, 1, 2, expected[1], 0))
+        self.assertEqual(json.loads((self.folder / "h.meta.json").read_text())["tokenizer"]["vocabulary"], "bytes")
         self.prepare_questions("--with-separator", "--max-examples", "1")
         words = array.array("H", (self.folder / "h.bin").read_bytes()[1024:])
         self.assertEqual(list(words[:8]), [0xffff, expected[1] + 2, 0, 3, 4, 6, 256, ord("A")])
@@ -58,7 +59,7 @@ class PrepareHellaswag(ScriptTest):
     def test_a_token_of_both_context_and_ending_is_refused(self):
 
         class Pairs:
-            name, vocab_size, separator = "pairs", 1000, 999
+            name, vocab_size, separator, meta = "pairs", 1000, 999, dict
 
             @staticmethod
             def encode(text):
@@ -71,7 +72,7 @@ class PrepareHellaswag(ScriptTest):
     def test_large_vocabularies_have_32_bits(self):
 
         class Wide:
-            name, vocab_size, separator = "wide", 65536, 65535
+            name, vocab_size, separator, meta = "wide", 65536, 65535, dict
 
             @staticmethod
             def encode(text):

@@ -22,7 +22,7 @@ Config text_config(int64_t vocab) {
 }
 
 std::string prompt_error(const Config& config) {
-    return refusal_of([&] { read_prompt(config, 8, "--seq-length"); });
+    return refusal_of([&] { read_prompt(config, is_bytes("", config.shape.vocab_size), 8, "--seq-length"); });
 }
 
 ParsedConfig parse_generate(const Words& words) {
@@ -37,15 +37,21 @@ std::string generate_error(const Words& words) { return refusal_of([&] { parse_g
 
 TEST_CASE("generate: a prompt as ids or as bytes, and the text in its form") {
     Config config = text_config(257);
-    CHECK(read_prompt(config, 8, "T").empty());
-    CHECK(prints_bytes(config));
+    CHECK(read_prompt(config, true, 8, "T").empty());
+    CHECK(prints_bytes(config, true));
     config.prompt = "a\xc3\xa9";
-    CHECK(read_prompt(config, 8, "T") == Ids{97, 0xc3, 0xa9});
-    CHECK(prints_bytes(config));
+    CHECK(read_prompt(config, true, 8, "T") == Ids{97, 0xc3, 0xa9});
+    CHECK(prints_bytes(config, true));
     config.prompt = " 1  256 0 ";
-    CHECK(read_prompt(config, 8, "T") == Ids{1, 256, 0});
-    CHECK_FALSE(prints_bytes(config));
-    CHECK_FALSE(prints_bytes(text_config(50257)));
+    CHECK(read_prompt(config, true, 8, "T") == Ids{1, 256, 0});
+    CHECK_FALSE(prints_bytes(config, true));
+    CHECK_FALSE(prints_bytes(text_config(257), false));
+    // Byte shards train any vocabulary, and one of 61 ids may be another tokenizer's.
+    for (int64_t vocab : {61, 257, 258, 50257}) {
+        CHECK(is_bytes("", vocab) == (vocab <= 257));
+        CHECK(is_bytes("bytes", vocab));
+        CHECK_FALSE(is_bytes("a23176d6", vocab));
+    }
     CHECK(tokens_text({72, 105, 256, 33}, true) == "Hi\n!");
     CHECK(tokens_text({72, 105, 256, 33}, false) == "72 105 256 33");
 }

@@ -80,6 +80,9 @@ class Tokenizers(ScriptTest):
         self.assertEqual(tokenizer.decode([0xe9, 256, 300]), "\ufffd<|endoftext|><300?>")
         self.assertEqual(tokenizer.vocab_size, 257)
 
+    def test_the_vocabulary_is_what_the_trainer_computes(self):   # tests/data/test_token_text.cpp
+        self.assertEqual(text_tokenizers.vocabulary_of({"<s>": 5, "a": 0, "\u0120b": 1, "\u00e9": 3}), "a23176d6")
+
     @unittest.skipUnless(has("tiktoken"), "needs tiktoken")
     def test_gpt2_from_local_files(self):
         # A small vocabulary in GPT-2's files: the 256 bytes, three merges, the end-of-text token.
@@ -94,6 +97,9 @@ class Tokenizers(ScriptTest):
         text = self.file("a.txt", "abc a\n<|endoftext|>\u00e9")
         self.prepare("--tokenizer", "gpt2", *local, "--valid-fraction", "0", text)
         tokens = list(tokens_of(self.out / "train_000000.bin"))
+        meta = json.loads((self.out / "train_000000.meta.json").read_text())
+        self.assertEqual(meta["tokenizer"]["vocabulary"],   # as of a tokenizer.json with these tokens
+                         text_tokenizers.vocabulary_of({name: i for i, name in enumerate(names)}))
         self.assertEqual(tokens[:3], [259, 257, 258])   # separator, "abc", " a"
         self.assertEqual(tokens.count(259), 1)          # a separator written out in a text is text
         ids, spans = text_tokenizers.load_tokenizer("gpt2", str(vocab), str(encoder)).spans("\u00e9abc a", False)
@@ -126,6 +132,8 @@ class Tokenizers(ScriptTest):
         meta = json.loads((self.out / "train_000000.meta.json").read_text())
         self.assertEqual((meta["dtype"], meta["format"]), ("uint32", "llm.c v7"))
         self.assertEqual(meta["vocab_size"], max(start, 70000) + 1)
+        self.assertEqual(meta["tokenizer"]["vocabulary"],
+                         text_tokenizers.vocabulary_of({**vocabulary, "<|begin_of_text|>": start}))
         self.assertIn("hello world", self.inspect("--tokenizer", path, shard))
         self.assertIn("pass --tokenizer to decode (tokenizer.json)", self.inspect(shard))
         self.assertIn("no token <nope>",

@@ -81,6 +81,7 @@ class PrepareChat(ScriptTest):
         meta = json.loads(shards[0].with_suffix(".meta.json").read_text())
         self.assertEqual(meta["loss_mask"]["file"], shards[0].with_suffix(".mask").name)
         self.assertIn("'Assistant:'", meta["tokenizer"]["chat_template"])
+        self.assertNotIn("end_of_turn", meta["tokenizer"])   # an answer ends with text
         text = self.script("check_shards.py", *shards)
         self.assertIn(f" {meta['loss_mask']['counted']} count as targets, ids to 256\n", text)
 
@@ -303,6 +304,8 @@ class ModelTemplates(ScriptTest):
             self.script("check_shards.py", self.out / "train_000000.bin")
             meta = json.loads((self.out / "train_000000.meta.json").read_text())
             self.assertEqual(meta["tokenizer"]["chat_template"], jinja)
+            self.assertEqual(tokenizer.id_to_token(meta["tokenizer"]["end_of_turn"]),
+                             "</s>" if jinja == MISTRAL else "<|im_end|>")
         self.assertIn("note: this is not the chat template beside", self.chat(
             MISTRAL, self.MISTRAL_TOKENS, self.MESSAGES, "--template", "plain"))
 

@@ -221,7 +221,8 @@ struct FakeState {
 struct CheckpointRequest : SaveOptions {
     int64_t step = 0;
     std::string state_json;
-    std::string model, tokenizer, chat_template;   // of CheckpointSaver::carry
+    std::string model, tokenizer;   // of CheckpointSaver::carry
+    TokenizerFacts facts;           // the same
 };
 
 // Saves at once and returns the path.
@@ -229,7 +230,7 @@ inline std::string save_checkpoint(const CheckpointRequest& request, const Model
                                    const ParamTable& table, const StateAccess& access) {
     const auto comm = open_single();
     CheckpointSaver saver(request, config, table, access, *comm);
-    saver.carry(request.model, request.tokenizer, request.chat_template);
+    saver.carry(request.model, request.tokenizer, request.facts);
     std::string path;
     saver.on_saved([&](const SavedCheckpoint& saved) { path = saved.path; });
     saver.save(request.step, request.state_json);

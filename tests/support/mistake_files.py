@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llmfp8.support import xxh3
 from tests.support.folder import LFS_POINTER
-from tests.support.train import ROOT, make_tokens, write_shard
+from tests.support.train import ROOT, make_tokens, write_hellaswag, write_shard
 
 BYTES = hashlib.sha256(b"bytes").hexdigest()
 GPT2_TOKENS = hashlib.sha256(b"gpt2").hexdigest()
@@ -24,7 +24,7 @@ def write(name, content):
     Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def write_sidecar(shard, name, sha256, vocab_size=257, separator=256, chat_template=""):
+def write_sidecar(shard, name, sha256, vocab_size=61, separator=60, chat_template=""):
     write(shard + ".meta.json", json.dumps({"vocab_size": vocab_size, "tokenizer": {
         "name": name, "sha256": sha256, "separator": separator, "chat_template": chat_template},
         "document_offsets": [0]}))
@@ -46,6 +46,9 @@ def write_shards():
         write_shard(f"chat{number}.bin", make_tokens(800, number))
         write_sidecar(f"chat{number}", "bytes", BYTES, chat_template=f"template {number}")
     write_sidecar("other", "gpt2", GPT2_TOKENS, 50257, 50256)
+    write_hellaswag("questions.bin", 6, 12)
+    write_sidecar("questions", "gpt2", GPT2_TOKENS, 50257, 50256)
+    write("letters.json", '{"model": {"vocab": {"a": 0, "b": 1}}}')
     write("broken.meta.json", '{"tokenizer": {"name": "bytes",}}')
     write("text.bin", "hello world\n" * 100)
     write("pointer.bin", LFS_POINTER)

@@ -8,6 +8,7 @@
 #include "llmc/base/json_object.h"
 #include "llmc/base/system/files.h"
 #include "llmc/checkpoint/manifest.h"
+#include "llmc/data/token_text.h"
 #include "llmc/model/parameters/params.h"
 
 // Written by the build, from the files of these names.
@@ -15,6 +16,8 @@ extern const char* const kConfigurationLlmfp8;
 extern const char* const kModelingLlmfp8;
 
 namespace {
+
+using Json = nlohmann::json;
 
 // A directory with a tokenizer may be a model's, with config.json and weights.
 constexpr const char* kTokenizerFiles[] = {
@@ -42,11 +45,41 @@ void set_chat_template(std::vector<ModelFile>& files, const std::string& chat_te
     std::erase_if(files, [](const ModelFile& file) { return file.name.rfind("chat_template.", 0) == 0; });
     for (ModelFile& file : files) {
         if (file.name != "tokenizer_config.json") continue;
-        nlohmann::json config = parse_json_object(file.bytes, file.name);
+        Json config = parse_json_object(file.bytes, file.name);
         config["chat_template"] = chat_template;
         file.bytes = config.dump(2) + "\n";
     }
     files.push_back({"chat_template.jinja", chat_template});
+}
+
+// Sets the special tokens in fields of config.json or generation_config.json as read_model_extras says. own: they are
+// of the data's vocabulary.
+void set_special_tokens(Json& fields, const TokenizerFacts& facts, bool own) {
+    for (const char* name : kSpecialTokens)
+        if (!own) fields.erase(name);
+    for (const char* name : {"bos_token_id", "eos_token_id"})
+        if (facts.separator >= 0 && (own ? fields.contains(name) && fields[name].is_null() : true))
+            fields[name] = facts.separator;
+    if (facts.end_of_turn < 0) return;
+    const Json eos = fields.value("eos_token_id", Json());
+    Json all = {facts.end_of_turn};
+    for (const Json& id : eos.is_array() ? eos : eos.is_null() ? Json::array() : Json::array({eos}))
+        if (id != facts.end_of_turn) all.push_back(id);
+    fields["eos_token_id"] = all.size() == 1 ? all[0] : all;
+}
+
+// The same in the extras' files and origin.
+void set_special_tokens(ModelExtras& extras, const TokenizerFacts& facts, bool own) {
+    Json tokens = extras.origin.special_tokens.empty() ? Json::object() : Json::parse(extras.origin.special_tokens);
+    set_special_tokens(tokens, facts, own);
+    extras.origin.special_tokens = own || !tokens.empty() ? tokens.dump() : "";
+    for (ModelFile& file : extras.files) {
+        if (file.name != kGenerationConfig || (own && facts.separator < 0 && facts.end_of_turn < 0)) continue;
+        const Json before = parse_json_object(file.bytes, file.name);
+        Json after = before;
+        set_special_tokens(after, facts, own);
+        if (after != before) file.bytes = after.dump(2) + "\n";
+    }
 }
 
 }  // namespace
@@ -57,7 +90,7 @@ std::vector<ModelFile> hf_code(const ModelConfig& config) {
 }
 
 std::vector<std::string> tokenizer_files(const std::string& tokenizer) {
-    if (tokenizer.empty()) return {};
+    if (tokenizer.empty() || tokenizer == "bytes") return {};
     if (is_regular_file(tokenizer)) {
         const std::string name = base_name(tokenizer);
         const bool ours = name == "config.json" || name == "state.json" || name == "manifest.json"
@@ -66,8 +99,8 @@ std::vector<std::string> tokenizer_files(const std::string& tokenizer) {
         REQUIRE(!ours, "--tokenizer %s: a checkpoint has its own %s; rename the file", tokenizer.c_str(), name.c_str());
         return {tokenizer};
     }
-    const char* advice = tokenizer == "gpt2" ? ": name the tokenizer.json of openai-community/gpt2, which is copied"
-                         : tokenizer == "bytes" ? ": bytes have no files to copy, leave it out" : "";
+    const char* advice =
+        tokenizer == "gpt2" ? ": name the tokenizer.json of openai-community/gpt2, which is copied" : "";
     REQUIRE(path_exists(tokenizer), "--tokenizer %s: no such file or directory%s", tokenizer.c_str(), advice);
     REQUIRE(is_directory(tokenizer), "--tokenizer %s: neither a file nor a folder", tokenizer.c_str());
     std::vector<std::string> files;
@@ -86,8 +119,20 @@ std::vector<std::string> model_files(const std::string& directory) {
     return files;
 }
 
+std::string tokenizer_vocabulary(const std::string& tokenizer) {
+    if (tokenizer == "bytes") return tokenizer;
+    if (const std::string file = tokenizer_json(tokenizer); !file.empty()) return vocabulary_of(file);
+    const std::string state = tokenizer + "/state.json";
+    if (tokenizer.empty() || !is_regular_file(state)) return "";
+    try {
+        return text_of(read_json_object(state, kMaxStateBytes, "train_data"), "vocabulary");
+    } catch (const Error&) {
+        return "";   // a damaged checkpoint is refused where it is loaded
+    }
+}
+
 ModelExtras read_model_extras(const std::string& directory, const std::string& tokenizer,
-                              const std::string& chat_template) {
+                              const TokenizerFacts& facts) {
     ModelExtras extras;
     int64_t left = kMaxTokenizerBytes;
     const auto read = [&](const std::string& path) {
@@ -103,6 +148,9 @@ ModelExtras read_model_extras(const std::string& directory, const std::string& t
     for (const std::string& path : tokenizer_files(tokenizer)) read(path);
     const bool has_tokenizer = std::any_of(extras.files.begin(), extras.files.end(),
                                            [](const ModelFile& file) { return file.name != kGenerationConfig; });
-    if (!chat_template.empty() && has_tokenizer) set_chat_template(extras.files, chat_template);
+    if (!facts.chat_template.empty() && has_tokenizer) set_chat_template(extras.files, facts.chat_template);
+    const std::string was = tokenizer.empty() || directory.empty() ? "" : tokenizer_vocabulary(directory);
+    const std::string is = was.empty() ? "" : tokenizer_vocabulary(tokenizer);
+    set_special_tokens(extras, facts, !directory.empty() && (is.empty() || is == was));
     return extras;
 }

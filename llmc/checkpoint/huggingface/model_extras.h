@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "llmc/checkpoint/huggingface/hf_config.h"
+#include "llmc/data/shards.h"
 
 struct ModelFile {
     std::string name, bytes;
@@ -18,7 +19,8 @@ struct ModelExtras {
     std::vector<ModelFile> files;   // for the checkpoint's folder
 };
 
-// The files of --tokenizer: the file itself, or the files with known names in the directory; none for "". Exit 2 if
+// The files of --tokenizer: the file itself, or the files with known names in the directory; none for "" and "bytes".
+// Exit 2 if
 // there is no such file or a checkpoint has a file of that name.
 std::vector<std::string> tokenizer_files(const std::string& tokenizer);
 
@@ -26,9 +28,15 @@ std::vector<std::string> tokenizer_files(const std::string& tokenizer);
 // it, if one is anything but a regular file or a link to one.
 std::vector<std::string> model_files(const std::string& directory);
 
+// The vocabulary of --tokenizer or of a model's folder: that of its tokenizer.json, or of the data on which a
+// checkpoint was trained ("bytes" has no files); "" if it is not known.
+std::string tokenizer_vocabulary(const std::string& tokenizer);
+
 // Reads the extras of the model in `directory` ("": there are none). `tokenizer`: --tokenizer, whose files take the
-// place of all of the model's tokenizer files. `chat_template`: that of the training data, which takes the place of the
-// tokenizer's; "": none. Exit 2 if the files have more than kMaxTokenizerBytes together or
-// config.json has special tokens that are not ids; exit 5 if a file of a checkpoint does not match its manifest.
+// place of all of the model's tokenizer files. `facts`: of the training data. Their chat template takes the place of
+// the tokenizer's, and the end of a turn becomes a further eos. The separator becomes bos and eos where the model has
+// null, and where there is no model or it has another vocabulary than --tokenizer. Exit 2 if the files have more than
+// kMaxTokenizerBytes together or config.json has special tokens that are not ids; exit 5 if a file of a checkpoint does
+// not match its manifest.
 ModelExtras read_model_extras(const std::string& directory, const std::string& tokenizer,
-                              const std::string& chat_template = "");
+                              const TokenizerFacts& facts = {});

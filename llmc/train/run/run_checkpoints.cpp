@@ -39,7 +39,7 @@ RunCheckpoints::RunCheckpoints(const Config& config, const ParamTable& table, co
 }
 
 void RunCheckpoints::begin() {
-    if (saver_) saver_->carry(config_.load, config_.tokenizer, facts_of(data_.shards()).chat_template);
+    if (saver_) saver_->carry(config_.load, config_.tokenizer, facts_of(data_.shards()));
 }
 
 std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::string>& notes) {
@@ -47,7 +47,7 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
     for (const std::string& line : found.skipped) notes.push_back("skipped checkpoint: " + line);
     if (saver_)
         saver_->carry(found.path.empty() ? config_.load : found.path, config_.tokenizer,
-                      facts_of(data_.shards()).chat_template);
+                      facts_of(data_.shards()));
     if (found.path.empty()) {
         notes.push_back("no checkpoint under " + config_.save + ": starting from the beginning");
         return {};

@@ -32,8 +32,8 @@ public:
     RunCheckpoints(const Config& config, const ParamTable& table, const DataLoader& data, Comm& comm,
                    Ctx& ctx, Trainer& trainer, const SaveLock* lock);
 
-    // For a run without --resume: adds the files of the model of --load, those of --tokenizer and the chat template of
-    // the data to all checkpoints (model_extras.h). resume() does the same with the checkpoint that it loads.
+    // For a run without --resume: adds the files of the model of --load, those of --tokenizer and what the data says of
+    // its tokenizer to all checkpoints (model_extras.h). resume() does the same with the checkpoint that it loads.
     void begin();
     // Loads the checkpoint of --resume; returns nothing if "auto" finds none. fp8_given: the user has set --fp8-recipe.
     // Adds lines for the log to notes.

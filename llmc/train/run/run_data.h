@@ -10,6 +10,9 @@
 // How a run with this configuration reads shards.
 DataConfig data_config(const Config& config, const std::vector<std::string>& globs, bool shuffle);
 
+// The folder of the model or checkpoint that the run starts from; "" if it starts from initial weights.
+std::string start_directory(const Config& config);
+
 struct RunData {
     std::optional<DataLoader> train, valid;
 

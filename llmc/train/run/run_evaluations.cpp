@@ -5,11 +5,11 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "llmc/checkpoint/checkpoint_dir.h"
-#include "llmc/checkpoint/checkpoint_saver.h"
 #include "llmc/checkpoint/huggingface/model_extras.h"
 #include "llmc/config/prompt.h"
 #include "llmc/config/schedule.h"
+#include "llmc/data/shard_meta.h"
+#include "llmc/train/run/run_data.h"
 
 namespace {
 
@@ -22,7 +22,8 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 RunEvaluations::RunEvaluations(const Config& config, Comm& comm, const DataLoader& train, const DataLoader* valid)
     : config_(config), comm_(comm), valid_(valid) {
     if (config.sample_every > 0) {
-        prompt_ = read_prompt(config, config.seq_length, "--seq-length");
+        bytes_ = is_bytes(facts_of(train.shards()).vocabulary, config.shape.vocab_size);
+        prompt_ = read_prompt(config, bytes_, config.seq_length, "--seq-length");
         if (prompt_.empty()) {
             const size_t T = static_cast<size_t>(config.seq_length);
             prompt_.resize(T);
@@ -35,20 +36,17 @@ RunEvaluations::RunEvaluations(const Config& config, Comm& comm, const DataLoade
     if (config.hellaswag_data.empty()) return;
     hellaswag_.emplace(config.hellaswag_data, config.shape.vocab_size, config.seq_length);
     hellaswag_run_.emplace(*hellaswag_, config, comm);
+    ShardInfo questions{};
+    questions.path = config.hellaswag_data;
+    questions.tokenizer = read_tokenizer(questions.path);
+    require_same_tokenizer("--hellaswag-data and --train-data", train.shards(), {questions});
 }
 
 // Opens the tokenizer of --tokenizer, else that of the checkpoint or model that the run starts from.
 void RunEvaluations::open_tokenizer() {
     tokenizer_files(config_.tokenizer);   // exit 2 if it does not exist
-    if (vocabulary_is_bytes(config_.shape.vocab_size)) return;
-    std::string path = tokenizer_json(config_.tokenizer);
-    if (config_.tokenizer.empty() && config_.resume == "auto") {
-        const std::vector<int64_t> steps = checkpoint_steps(config_.save);
-        if (!steps.empty()) path = tokenizer_json(config_.save + "/" + step_directory_name(steps.back()));
-    } else if (config_.tokenizer.empty()) {
-        path = tokenizer_json(config_.resume.empty() ? config_.load : config_.resume);
-    }
-    if (path.empty()) return;
+    const std::string path = tokenizer_json(config_.tokenizer.empty() ? start_directory(config_) : config_.tokenizer);
+    if (bytes_ || path.empty()) return;
     try {
         tokenizer_.emplace(path);
         tokenizer_note_ = "samples: text of " + path;
@@ -157,7 +155,8 @@ bool RunEvaluations::sample(const Place& place, bool logged) {
     }
     if (tokens.size() < prompt_.size() + static_cast<size_t>(config_.sample_tokens)) return false;   // a stop
     if (!logged || !comm_.root()) return true;
-    const std::string text = tokenizer_ ? tokenizer_->decode(tokens) : tokens_text(tokens, prints_bytes(config_));
+    const std::string text = tokenizer_ ? tokenizer_->decode(tokens)
+                                        : tokens_text(tokens, prints_bytes(config_, bytes_));
     place.log.record("sample", place.step, {{"text", text}},
                      strf("sample step %lld | ", ll(place.step)) + screen_text(text));
     return true;

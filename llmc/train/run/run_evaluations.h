@@ -60,6 +60,7 @@ private:
     std::optional<HellaswagRun> hellaswag_run_;
     std::optional<TokenText> tokenizer_;          // of samples, if they are text
     std::string tokenizer_note_;
+    bool bytes_ = false;                          // the vocabulary is bytes
     std::vector<int32_t> prompt_;
     std::string data_error_;
 };
