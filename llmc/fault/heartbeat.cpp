@@ -129,7 +129,7 @@ bool claim_last_line() {
 }
 bool claim_stop_line() {
     HeartbeatHeader* const header = own_header.load(std::memory_order_acquire);
-    return !header || header->answered.exchange(1) == 0;
+    return !header || (header->printed.load() == 0 && header->answered.exchange(1) == 0);
 }
 
 // ---- rows

@@ -116,7 +116,9 @@ void set_own_row(const HeartbeatTable* table, size_t index);
 Heartbeat* own_row();
 // HeartbeatHeader::claim_line of this process's table; true if it has no row.
 bool claim_last_line();
-bool claim_stop_line();   // the same for the answer to a signal; for a signal handler
+// The same for the answer to a signal, for a signal handler; false once a line says why the run ends: mpirun then sends
+// SIGTERM to the other ranks.
+bool claim_stop_line();
 
 // ---- the launch wrapper (scripts/launch/launch_mpi.sh)
 
