@@ -71,7 +71,8 @@ inline bool is_legal(const std::string& family, const Part& part, const std::str
     try {
         const Config config = parsed(family, part, data).config;
         fp8_plan_of(config, make_param_table(config.shape));
-        if (config.sample_every > 0) read_prompt(config, config.seq_length, "--seq-length");
+        const bool bytes = is_bytes("", config.shape.vocab_size);
+        if (config.sample_every > 0) read_prompt(config, bytes, config.seq_length, "--seq-length");
         return true;
     } catch (const Error&) {
         return false;

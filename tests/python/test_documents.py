@@ -9,8 +9,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ["README.md", "TROUBLESHOOTING.md", "scripts/README.md", "data/README.md",
              *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
 # Options of other programs: docker, pip, apt-get, lm_eval, sbatch, scancel, tensorboard, git; any ("--option").
-FOREIGN = {"mca", "rm", "gpus", "no-install-recommends", "model", "model-args", "tasks", "batch-size", "nodes", "full",
-           "logdir", "option"}
+FOREIGN = {"mca", "rm", "gpus", "build-arg", "always", "abbrev", "dirty", "no-install-recommends", "model",
+           "model-args", "tasks", "batch-size", "nodes", "full", "logdir", "option"}
 
 
 def read(name):
