@@ -127,7 +127,9 @@ DataLoader::Location DataLoader::locate(int64_t sample) const {
     index += first_of_source_[source];
     auto after = std::upper_bound(first_sample_.begin(), first_sample_.end(), index);
     size_t s = static_cast<size_t>(after - first_sample_.begin()) - 1;
-    return {&shards_[s], &masks_[s], (index - first_sample_[s]) * config_.seq_length};
+    index -= first_sample_[s];
+    if (packings_[s]) return {&shards_[s], &masks_[s], packings_[s]->sample(index)};
+    return {&shards_[s], &masks_[s], {{index * config_.seq_length, config_.seq_length + 1}}};
 }
 
 void DataLoader::read_mask(ShardInfo& info) {
@@ -135,6 +137,23 @@ void DataLoader::read_mask(ShardInfo& info) {
     info.masked = masks_.back().has_value();
     info.counted = info.masked ? masks_.back()->counted() : info.tokens;
     if (info.masked) info.fingerprint = rng_key(info.fingerprint ^ masks_.back()->fingerprint(), "loss mask");
+}
+
+void DataLoader::divide(Shard& shard) {
+    ShardInfo& info = shard.info;
+    const bool index = info.format == ShardFormat::kMegatron;
+    const int64_t separator = info.tokenizer.separator;
+    const bool align = info.masked && (index || (separator >= 0 && separator < config_.vocab_size));
+    if (config_.documents || align) shard.find_documents(index ? -1 : read_separator(info.path, config_.vocab_size));
+    REQUIRE(info.tokens > (align ? 1 : config_.seq_length), "data shard '%s': %s %s fewer than one sample (sequence "
+            "length %lld + 1); remove the shard or lower --seq-length", info.path.c_str(),
+            count_text(info.tokens, "token").c_str(), info.tokens == 1 ? "is" : "are", ll(config_.seq_length));
+    info.samples = (info.tokens - 1) / config_.seq_length;
+    packings_.emplace_back();
+    if (!align) return;
+    const std::vector<int64_t> starts = document_starts(shard);
+    info.samples = packings_.back().emplace(starts, info.tokens, config_.seq_length, packed_).samples();
+    info.fingerprint = rng_key(info.fingerprint, {reinterpret_cast<const char*>(starts.data()), 8 * starts.size()});
 }
 
 // Sources of equal size must have different orders.
@@ -174,16 +193,11 @@ DataLoader::DataLoader(const DataConfig& config) : config_(config) {
     for (const std::string& path : find_shards()) {
         Shard shard(path, config.token_dtype);
         ShardInfo& info = shard.info;
-        REQUIRE(info.tokens > config.seq_length, "data shard '%s': %s %s fewer than one sample (sequence length %lld + "
-                "1); remove the shard or lower --seq-length", path.c_str(), count_text(info.tokens, "token").c_str(),
-                info.tokens == 1 ? "is" : "are", (long long)config.seq_length);
         read_mask(info);
-        info.samples = (info.tokens - 1) / config.seq_length;
+        info.tokenizer = read_tokenizer(path);
+        divide(shard);
         total_tokens_ += info.tokens;
         first_sample_.push_back(first_sample_.back() + info.samples);
-        if (config.documents)
-            shard.find_documents(info.format == ShardFormat::kMegatron ? -1 : read_separator(path, config.vocab_size));
-        info.tokenizer = read_tokenizer(path);
         require_same_tokenizer("mixed shards", infos_, {info});
         infos_.push_back(info);
         shards_.push_back(std::move(shard));
@@ -207,22 +221,31 @@ int64_t DataLoader::read(int64_t sample, int32_t* inputs, int32_t* targets, uint
         draw_sample(config_, sample, inputs, targets);
         return T;
     }
-    Location at = locate(sample);
-    at.shard->copy(at.token, T, inputs);
-    std::copy(inputs + 1, inputs + T, targets);
-    at.shard->copy(at.token + T, 1, targets + T - 1);
-    if (starts) at.shard->mark_starts(at.token, T, inputs, starts);
-    if (*at.mask) (*at.mask)->apply(at.token + 1, T, targets);
-    int64_t ignored = 0;
-    for (int64_t t = 0; t < T; t++)
-        ignored += targets[t] == kIgnoreIndex;
-    return T - ignored;
+    const Location at = locate(sample);
+    int64_t t = 0;   // tokens of the sample so far
+    for (const TokenRange& range : at.ranges) {
+        // Token 0 of a sample is no target, and token T no input.
+        const int64_t n_inputs = std::min(range.count, T - t), skipped = t == 0, n = range.count - skipped;
+        at.shard->copy(range.first, n_inputs, inputs + t);
+        if (starts) at.shard->mark_starts(range.first, n_inputs, inputs + t, starts + t);
+        int32_t* const to = targets + t + skipped - 1;
+        at.shard->copy(range.first + skipped, n, to);
+        if (*at.mask) (*at.mask)->apply(range.first + skipped, n, to);
+        t += range.count;
+    }
+    std::fill(targets + t - 1, targets + T, kIgnoreIndex);
+    t = std::min(t, T);
+    // Padding: documents of one token each.
+    const int32_t separator = at.shard->info.tokenizer.separator;
+    std::fill(inputs + t, inputs + T, separator < config_.vocab_size ? std::max(0, separator) : 0);
+    if (starts) std::fill(starts + t, starts + T, 1);
+    return T - std::count(targets, targets + T, kIgnoreIndex);
 }
 
 void DataLoader::prefetch(int64_t first, int64_t count) const {
     for (int64_t i = 0; i < count && !config_.synthetic; i++) {
-        Location at = locate(first + i);
-        at.shard->advise(at.token, config_.seq_length + 1, POSIX_FADV_WILLNEED);
+        const Location at = locate(first + i);
+        for (const TokenRange& range : at.ranges) at.shard->advise(range.first, range.count, POSIX_FADV_WILLNEED);
     }
 }
 
@@ -301,6 +324,7 @@ std::vector<std::string> describe_data(const DataLoader& loader, int64_t samples
                              count_text(sources[k].shards, "shard").c_str(),
                              count_text(sources[k].samples, "sample").c_str(), reads));
     }
+    const auto percent = [](int64_t a, int64_t b) { return 100 * static_cast<double>(a) / static_cast<double>(b); };
     int64_t masks = 0, tokens = 0, counted = 0;
     for (const ShardInfo& info : loader.shards()) {
         masks += info.masked;
@@ -310,8 +334,19 @@ std::vector<std::string> describe_data(const DataLoader& loader, int64_t samples
     if (masks > 0)
         lines.push_back(strf("loss masks of %lld of %s: %lld of %s count as targets, %.3g %%", (long long)masks,
                              count_text(static_cast<int64_t>(loader.shards().size()), "shard").c_str(),
-                             (long long)counted, count_text(tokens, "token").c_str(),
-                             100 * static_cast<double>(counted) / static_cast<double>(tokens)));
+                             (long long)counted, count_text(tokens, "token").c_str(), percent(counted, tokens)));
+    const PackingCounts& packed = loader.packed();
+    if (packed.shards > 0)
+        lines.push_back(strf("samples begin at documents: %s in %s, %.2g %% padding; %lld longer "
+                             "than a sample are cut, their later parts have %.2g %% of the tokens",
+                             count_text(packed.documents, "document").c_str(),
+                             count_text(packed.samples, "sample").c_str(),
+                             percent(packed.padding, packed.samples * loader.seq_length()), ll(packed.cut),
+                             percent(packed.cut_tokens, packed.tokens)));
+    if (masks > packed.shards)
+        lines.push_back(strf("samples of %s with loss masks begin anywhere in a document, because the .meta.json "
+                             "names no tokenizer.separator",
+                             count_text(masks - packed.shards, "shard").c_str()));
     return lines;
 }
 

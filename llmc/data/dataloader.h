@@ -1,7 +1,8 @@
 // Token shards and the order in which samples are read from them.
-// A sample is seq_length + 1 consecutive tokens of one shard. Sample s of a run is a pure function of (shards, weights,
-// seq_length, seed, s), independent of rank, micro-batch and earlier reads. The number of samples consumed is the only
-// state.
+// A sample is seq_length + 1 consecutive tokens of one shard or, of shards with loss masks and a known separator, whole
+// documents and padding whose targets are ignored (document_packing.h). Sample s of a run is a pure function of
+// (shards, weights, seq_length, seed, s), independent of rank, micro-batch and earlier reads. The number of samples
+// consumed is the only state.
 // In a blend (blend.h) each source has the share of samples that its weight defines. A source that is used up starts
 // its next epoch in another order, independent of the other sources.
 // Synthetic tokens replace shards for timing only: the tokens of sample s are a function of (vocab_size, seed, s), with
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "llmc/data/blend.h"
+#include "llmc/data/document_packing.h"
 #include "llmc/data/loss_mask.h"
 #include "llmc/data/shards.h"
 
@@ -48,6 +50,7 @@ public:
     int64_t seq_length() const { return config_.seq_length; }
     const std::vector<ShardInfo>& shards() const { return infos_; }
     const std::vector<SourceInfo>& sources() const { return sources_; }   // synthetic: none
+    const PackingCounts& packed() const { return packed_; }
     // Returns the number of samples of a source among the first n of a run.
     int64_t samples_of(int64_t source, int64_t n) const { return order_.count(source, n); }
 
@@ -72,16 +75,17 @@ public:
     std::string identity_json() const;
 
 private:
-    // Where a sample starts. Samples of a shard start at multiples of seq_length: the last target of one is the first
-    // input of the next. So every token is a target once per epoch, except the first of a shard and those after its
-    // last whole sample.
+    // The tokens of a sample. Samples of a shard without packing start at multiples of seq_length: the last target of
+    // one is the first input of the next. So every token is a target once per epoch, except the first of a shard and
+    // those after its last whole sample.
     struct Location {
         const Shard* shard;
         const std::optional<LossMask>* mask;
-        int64_t token;
+        std::vector<TokenRange> ranges;   // together seq_length + 1 tokens, or fewer if the sample is padded
     };
     Location locate(int64_t sample) const;
     void read_mask(ShardInfo& info);
+    void divide(Shard& shard);   // into samples
     uint64_t seed_of(int64_t source) const;
     std::vector<std::string> find_shards();
 
@@ -90,14 +94,16 @@ private:
     std::vector<int64_t> first_of_source_{0};   // (sources + 1): prefix sums of samples
     BlendOrder order_{std::vector<int64_t>{1}};
     std::vector<Shard> shards_;
-    std::vector<std::optional<LossMask>> masks_;   // of the shards
+    std::vector<std::optional<LossMask>> masks_;            // of the shards
+    std::vector<std::optional<DocumentPacking>> packings_;   // of the shards
     std::vector<ShardInfo> infos_;
     std::vector<int64_t> first_sample_{0};   // (shards + 1): prefix sums of samples
     int64_t total_tokens_ = 0;
+    PackingCounts packed_;
 };
 
-// Returns one line per source of a blend, with its share and how often a run of `samples` samples reads it, and one
-// line on loss masks. Returns no lines if there are neither weights nor masks.
+// Returns one line per source of a blend, with its share and how often a run of `samples` samples reads it, and lines
+// on loss masks and documents. Returns no lines if there are neither weights nor masks.
 std::vector<std::string> describe_data(const DataLoader& loader, int64_t samples);
 
 // Calls `read`, which reads samples. Returns "", or the error if data cannot be read any more, so that the caller can

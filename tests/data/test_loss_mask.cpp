@@ -59,10 +59,13 @@ TEST_CASE("data: a loss mask ignores exactly the right targets, in every format"
                     const int64_t read = loader.read(s, inputs.data(), targets.data());
                     for (int64_t t = 0; t < T; t++) {
                         const size_t at = static_cast<size_t>(s * T + t);
-                        CHECK(inputs[static_cast<size_t>(t)] == static_cast<int32_t>(tokens[at]));
-                        const int32_t target = flags[at + 1] ? static_cast<int32_t>(tokens[at + 1]) : kIgnoreIndex;
+                        // The one document of the Megatron shard ends in padding.
+                        CHECK(inputs[static_cast<size_t>(t)]
+                              == (at < tokens.size() ? static_cast<int32_t>(tokens[at]) : 0));
+                        const bool counts = at + 1 < tokens.size() && flags[at + 1];
+                        const int32_t target = counts ? static_cast<int32_t>(tokens[at + 1]) : kIgnoreIndex;
                         CHECK(targets[static_cast<size_t>(t)] == target);
-                        counted += flags[at + 1];
+                        counted += counts;
                     }
                     CHECK(read == counted);
                 }
@@ -89,7 +92,7 @@ TEST_CASE("data: shards with and without masks go together, in shuffled order to
         }
     }
     const std::vector<std::string> lines = describe_data(loader, 10);
-    REQUIRE(lines.size() == 1);
+    REQUIRE(lines.size() == 2);
     check_contains(lines[0], {"loss masks of 1 of 2 shards: 55 of 82 tokens count as targets, 67.1 %"});
 }
 
