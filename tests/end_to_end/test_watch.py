@@ -296,7 +296,8 @@ class WatchTest(TrainTest):
 
     def test_an_mpirun_that_ends_before_its_ranks_is_named(self):
         process = self.start([*WRAPPER, "-np", "2", "bash", "-c", "echo here; sleep 60"], until="here")
-        os.kill(next(pid for pid, name in processes(process.pid).items() if name.endswith("mpirun")), signal.SIGINT)
+        mpirun = next(pid for pid, name in processes(process.pid).items() if name.endswith(("mpirun", "prterun")))
+        os.kill(mpirun, signal.SIGINT)
         _, errors = process.communicate(timeout=30)
         self.assertNotEqual(process.returncode, 0)
         self.assertIn(f"mpirun ended with exit code {process.returncode}, and no rank has said why", errors)
