@@ -73,7 +73,7 @@ int64_t save_buffer_bytes(const SaveLayout& layout, const SaveOptions& options, 
 
 CheckpointSaver::CheckpointSaver(const SaveOptions& options, const ModelConfig& config, const ParamTable& table,
                                  const StateAccess& access, Comm& comm)
-    : options_(require_shared(options, comm)), config_(config), table_(table), access_(access),
+    : options_(require_shared(options, comm)), config_(config), access_(access),
       comm_(comm),
       layout_(make_save_layout(table, access.dtypes, gather_held(access, table, comm), options.max_part_bytes)),
       buffer_bytes_(save_buffer_bytes(layout_, options, comm.world().rank)),

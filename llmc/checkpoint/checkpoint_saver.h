@@ -49,7 +49,7 @@ struct SavedCheckpoint {
 class CheckpointSaver {
 public:
     // All ranks make all calls. Exit 2 if not all ranks see the same root. Allocates all host memory that saving needs,
-    // pinned. table and comm are not owned.
+    // pinned. comm is not owned.
     CheckpointSaver(const SaveOptions& options, const ModelConfig& config, const ParamTable& table,
                     const StateAccess& access, Comm& comm);
     // With one rank, finishes a running save. With several, abandons it, since finishing would need the other ranks.
@@ -98,7 +98,6 @@ private:
 
     const SaveOptions options_;
     const ModelConfig config_;
-    const ParamTable& table_;
     const StateAccess access_;
     Comm& comm_;
     const SaveLayout layout_;
