@@ -268,9 +268,9 @@ void Shard::find_documents(int32_t separator) {
         for (; sequence < first; sequence++) token += lengths.next();
         starts_.push_back(token);
     }
-    REQUIRE(header.documents > 1 && sequence == header.sequences, "--reset-attention-mask, --reset-position-ids: data "
-            "index '%s': its %lld document ends do not cover its %lld sequences: make it anew", name.c_str(),
-            ll(header.documents), ll(header.sequences));
+    REQUIRE(header.documents > 1 && sequence == header.sequences, "data index '%s': its %lld document ends do not "
+            "cover its %lld sequences: make it anew (--reset-attention-mask, --reset-position-ids and loss masks need "
+            "the documents)", name.c_str(), ll(header.documents), ll(header.sequences));
 }
 
 void Shard::mark_starts(int64_t first, int64_t count, const int32_t* ids, uint8_t* starts) const {

@@ -4,7 +4,7 @@
 //
 // On a GPU an event disables early launches (cuda/common.cuh): the kernel after the event starts only when the kernel
 // before it is complete. The time of an operation is therefore that of its kernels in sequence, plus the latency of the
-// first launch and of the events themselves. bench_ceilings.h measures this latency.
+// first launch and of the events themselves. `bench` shares what the events add equally over the calls.
 #pragma once
 #include <deque>
 #include <vector>
