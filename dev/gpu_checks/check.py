@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
-from llmfp8.recipes import RECIPES  # noqa: E402,F401  (for the checks)
+from llmfp8.comparison.tables import RECIPES  # noqa: E402,F401  (for the checks)
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT_ENDINGS = (".cpp", ".h", ".py", ".cu", ".cuh")

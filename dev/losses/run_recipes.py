@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
-from llmfp8.recipes import RECIPES  # noqa: E402
+from llmfp8.comparison.tables import RECIPES  # noqa: E402
 
 CONFIGURATIONS = {
     **RECIPES,

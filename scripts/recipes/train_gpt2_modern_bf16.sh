@@ -1,6 +1,5 @@
 #!/bin/bash
 # GPT-2 with RMSNorm, rope, 4 key and value heads and qk-norm, BF16: one H200, 2,000 steps of 512 x 1024 tokens =
 # 1.05 B tokens of OpenWebText.
-# Predicted by plan, not measured: 0.80 s/it, 0.4 hours.
 . "$(dirname "$0")/recipes.sh"
 gpt2_modern "$@"

@@ -1,6 +1,4 @@
 #!/bin/bash
 # Llama-3-8B, BF16: 8 H200, 1,000 steps of 128 x 8192 tokens = 1.05 B tokens of SlimPajama.
-# Measured on 4 GPUs with half the batch: 11.11 s/it (dev/results/2026-11-22-h200-four), so 3.1 hours on 8.
-# The published table has 12.9 s/it.
 . "$(dirname "$0")/recipes.sh"
 llama3_8b_h200 "$@"

@@ -132,9 +132,21 @@ class NamedTables(CompareTest):
                 lines = dict(line.split(": ", 1) for line in said.splitlines())
                 self.assertEqual(list(lines), list(table.rows))
                 for row, command in lines.items():
+                    self.assertTrue(command.startswith(f"RANKS={table.gpus} "))
                     self.assertTrue(command.endswith(
-                        f" --synthetic-data --train-iters 13 --log-file out/{row}.1.jsonl"))
+                        f" --synthetic-data --train-iters {sum(table.steps)} --log-file out/{row}.1.jsonl"))
         self.assertFalse((self.folder / "out").exists())
+
+    def test_rows_follow_the_number_of_gpus(self):
+        for ranks, small, words in (("1", True, ["--global-batch-size", "16"]),
+                                    ("4", False, ["--global-batch-size", "64"]),
+                                    ("", False, ["--global-batch-size", "128"])):
+            with mock.patch.dict(os.environ, {"RANKS": ranks}):
+                row = tables.commands("llama3-8b")["delayed"]
+                self.assertEqual(row[1:], [*tables.ONE_GPU] * small + words)
+        with mock.patch.dict(os.environ, {"RANKS": "2"}):
+            row = tables.commands("context")["131072"]
+            self.assertEqual(row[row.index("--context-parallel") + 1], "2")
 
     def test_the_readme_has_a_command_for_every_table(self):
         readme = (ROOT / "scripts" / "README.md").read_text()

@@ -23,6 +23,9 @@ MODERN = {**GPT2, "normalization": "RMSNorm", "position-embedding-type": "rope",
           "qk-layernorm": True}
 TUNE = {"ranks": 8, "seq-length": 4096, "micro-batch-size": 4, "global-batch-size": 256, "recompute": "block",
         "fp8-recipe": "none", "rope-scaling-factor": 8}
+LLAMA70B = {"ranks": 4, "model": "llama3.1-70B", "seq-length": 8192, "micro-batch-size": 1, "global-batch-size": 16,
+            "zero": 3, "offload": ["masters", "activations"], "recompute": "block", "grad-dtype": "bf16",
+            "grad-shard-dtype": "bf16", "moment-dtype": "bf16"}
 DELAYED = {"fp8-recipe": "delayed"}
 RECIPES = {
     "train_llama3_8b_h200_bf16": LLAMA8B,
@@ -31,6 +34,7 @@ RECIPES = {
     "train_llama3_8b_h200_fp8_cs_1F1L": {**LLAMA8B, "fp8-recipe": "tensorwise", "first-last-layers-bf16": True,
                                          "num-layers-at-start-in-bf16": 1, "num-layers-at-end-in-bf16": 1},
     "train_llama3_8b_h200_fp8_blockwise": {**LLAMA8B, "fp8-recipe": "blockwise"},
+    "train_llama31_70b_h200x4_fp8": {**LLAMA70B, **DELAYED},
     "train_llama_1gpu_bf16_slimpajama": SMALL,
     "train_llama_1gpu_fp8_slimpajama": {**SMALL, **DELAYED},
     "train_gpt2_124M_bf16": GPT2,
@@ -99,18 +103,15 @@ class RecipesTest(FolderTest):
                 total, unit = re.search(r"= ([\d.]+) ([BM]) tokens", text).groups()
                 total = float(total) * {"B": 1e9, "M": 1e6}[unit]
                 self.assertLess(abs(total - float(whole)), 0.005 * total)
-                seconds, hours = map(float, re.search(r"([\d.]+) s/it.*?([\d.]+) hours", text).groups())
-                self.assertLess(abs(int(steps) * seconds / 3600 - hours), 0.051)
+                self.assertIn("one H200" if ranks == 1 else f"{ranks} ", text)
+                # The table: GPUs, tokens, steps, seconds (in italics those that plan predicts) and hours.
+                cells = re.search(r"^\| \[%s\]\(.*" % name, table, re.M).group().strip(" |").split(" | ")[2:]
+                self.assertEqual([number(c) for c in cells[:3]], [ranks, int(tokens), int(steps)])
+                seconds = float(cells[3].strip("*"))
+                self.assertLess(abs(int(steps) * seconds / 3600 - float(cells[4])), 0.051)
                 predicted = float(re.search(r"\npredicted +([\d.]+) s/it", plan).group(1))
-                if "Predicted by plan" in text:
-                    self.assertLess(abs(predicted - seconds), 0.51 * 10 ** -len(str(seconds).split(".")[1]))
-                self.assertIn("8 " if ranks == 8 else "one H200", text)
-                # The table: GPUs, tokens, steps, seconds and hours.
-                cells = re.search(r"^\| \[%s\]\(.*" % name, table, re.M).group().split(" | ")[2:]
-                cells = [number(c.strip(" |*")) for c in cells]
-                self.assertEqual(cells[:3] + cells[4:], [ranks, int(tokens), int(steps), hours])
-                self.assertLess(abs(cells[3] - seconds), 0.006)
-                self.assertEqual("*" in table.split(f"[{name}]")[1].split("\n")[0], "not measured" in text)
+                if cells[3].startswith("*"):
+                    self.assertLess(abs(predicted - seconds), 0.51 * 10 ** -len(cells[3].strip("*").split(".")[1]))
 
     def test_options_of_the_user_win(self):
         mine = ["--dry-run", "--train-iters", "7", "--global-batch-size=128"]
@@ -163,8 +164,10 @@ class RecipesTest(FolderTest):
                 tiny = ["gpt2-tiny", "--num-query-groups", "4"] if "gpt2" in name else ["llama-tiny"]
                 if RECIPES[name]["fp8-recipe"] != "none":
                     tiny += ["--fp8-min-speedup", "0"]
-                if "finetune" in name:
+                if "finetune" in name or "31_70b" in name:
                     tiny += ["--rope-scaling-factor", "0"]
+                if "31_70b" in name:   # activations of the last layers are never offloaded
+                    tiny += ["--num-layers", "4"]
                 done = self.recipe(name, *TINY, "--synthetic-data", "--model", *tiny, RANKS="1")
                 self.assertRegex(done.stdout, r"\nstep 2/2 .* \| synthetic data\n")
                 header = records(self.folder / "logs" / f"{name}.jsonl", "header")[0]

@@ -19,10 +19,6 @@ OWN_OPTIONS = {"train-iters", "x", "epochs", "e", "log-file", "save", "o", "resu
                "exit-duration-in-mins", "dry-run", "help"}
 
 
-class Failed(Exception):
-    """A run of one configuration ended with an error; the others continue."""
-
-
 def check_command(name, words):
     if not NAME.fullmatch(name):
         raise InputError(f"--run {name}=: a name is letters, digits and . _ + - (it becomes part of file names)")
@@ -128,7 +124,7 @@ class Measurement:
         write_text(self.out / MEASURED, text + "\n")
 
     def start(self, name, number):
-        """Runs one process, with its output in a .txt file next to its log."""
+        """Runs one process, with its output in a .txt file next to its log. Returns its error, or ""."""
         log, words = self.log(name, number), self.words(name, number)
         with open(log.with_suffix(".txt"), "a", encoding="utf-8", opener=no_follow) as text:
             print("$", shlex.join(words), file=text, flush=True)
@@ -144,18 +140,18 @@ class Measurement:
             said = error_of(log.with_suffix(".txt").read_text(encoding="utf-8", errors="replace"))
             if self.options.train_iters is None and log.exists():
                 log.replace(log.with_suffix(".failed"))   # so that it does not count as a round
-            raise Failed(f"exit code {code}: {said}")
+            return f"exit code {code}: {said}"
         if log not in self.logs[name]:
             self.logs[name].append(log)
+        return ""
 
     def attempt(self, name, number, label):
         """Runs a configuration once and prints the outcome; after a failure it is not started again."""
         begin = time.monotonic()
-        try:
-            self.start(name, number)
-        except Failed as failure:
-            self.failures[name] = str(failure)
-            say(f"{label} {name}: FAILED: {failure}")
+        said = self.start(name, number)
+        if said:
+            self.failures[name] = said
+            say(f"{label} {name}: FAILED: {said}")
             return
         steps = read_log(self.log(name, number)).step_list()
         if not steps:

@@ -1,5 +1,6 @@
 """The command line of scripts/compare."""
 import argparse
+import os
 import re
 import shlex
 import signal
@@ -14,7 +15,7 @@ from .launch import Measurement, check_command, check_options, read_measured
 from .report import markdown, write_csv, write_text
 from .results import Comparison
 from .runs import Configuration
-from .tables import TABLES, commands, title
+from .tables import TABLES, commands, ranks, title
 
 ABOUT = """Runs configurations in turn, or takes finished logs, and says which is faster and what they learnt.
 
@@ -28,7 +29,8 @@ after -- goes to every run. scripts/README.md says what the columns mean. Exit c
 input is wrong."""
 LOG_NAME = re.compile(r"(.+)\.(\d+)\.jsonl")
 # Options of measurements, without effect on finished logs, and their defaults.
-MEASURING = {"rounds": 2, "iters": 10, "train_iters": None, "only": None, "dry_run": False}
+MEASURING = {"rounds": 2, "iters": None, "train_iters": None, "only": None, "dry_run": False}
+STEPS = (3, 10)   # of a start, warm-up and timed, unless a table has others
 
 
 def whole_from(at_least):
@@ -50,7 +52,7 @@ def parser():
     p.add_argument("--allow", default="", metavar="KEY,...",
                    help="compare although these differ: options, gpu, gpus, synthetic-data")
     p.add_argument("--warmup", type=whole_from(0), metavar="STEPS",
-                   help="first steps of every start that are not counted (default: 3, or as the FOLDER was measured)")
+                   help="first steps of every start that are not counted (default: 3, the table's, or the FOLDER's)")
     p.add_argument("--loss-steps", type=whole_from(1), default=10, metavar="STEPS",
                    help="steps over which training losses are averaged (default: 10)")
     m = p.add_argument_group("measuring")
@@ -59,7 +61,7 @@ def parser():
     m.add_argument("--run", action="append", default=[], metavar="NAME=COMMAND",
                    help="a configuration; its options must leave --log-file, --save and the length to the comparison")
     m.add_argument("--rounds", type=whole_from(1), help="starts of each configuration, in turn (default: 2)")
-    m.add_argument("--iters", type=whole_from(1), help="timed steps of a start (default: 10)")
+    m.add_argument("--iters", type=whole_from(1), help="timed steps of a start (default: 10, or the table's)")
     m.add_argument("--train-iters", type=whole_from(1), metavar="STEPS",
                    help="instead of rounds: one run of so many steps for each, also what is left of one")
     m.add_argument("--dry-run", action="store_true", help="check every configuration and print the commands")
@@ -91,8 +93,10 @@ def parse(arguments):
     if options.out is None and (measuring or len(options.logs) != 1 or not Path(options.logs[0]).is_dir()):
         raise InputError("--out FOLDER is needed: where logs, tables and the page go")
     options.failures = {}
-    if measuring and options.warmup is None:
-        options.warmup = 3
+    warmup, iters = TABLES[options.table].steps if options.table else STEPS
+    if measuring:
+        options.warmup, options.iters = (given if given is not None else usual for given, usual in
+                                         ((options.warmup, warmup), (options.iters, iters)))
     options.allow = [key for key in options.allow.split(",") if key]
     return options, extra
 
@@ -105,6 +109,7 @@ def chosen_commands(options, extra):
         for name in only:
             if name not in rows:
                 raise InputError(f"--only {name}: not in --table {options.table}, which has {', '.join(rows)}")
+        os.environ["RANKS"] = ranks(options.table)   # for the recipes
         found = commands(options.table, only)
     else:
         found = {}
@@ -130,7 +135,8 @@ def measure(options, extra):
     measurement.check()
     if options.dry_run:
         for name in measurement.commands:
-            print(f"{name}: {shlex.join(measurement.words(name, 1))}")
+            where = f"RANKS={os.environ['RANKS']} " if options.table else ""
+            print(f"{name}: {where}{shlex.join(measurement.words(name, 1))}")
         return {}
     logs = measurement.run()
     if not logs:
@@ -174,7 +180,7 @@ def compare(logs, options):
         for run in runs:
             if not run.steps:
                 raise InputError(f"{run.path}: no step yet")
-        configurations.append(Configuration(name, runs, 3 if options.warmup is None else options.warmup))
+        configurations.append(Configuration(name, runs, STEPS[0] if options.warmup is None else options.warmup))
     baseline = options.baseline
     if baseline is None and table and table.baseline in logs:
         baseline = table.baseline

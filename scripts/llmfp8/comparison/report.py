@@ -50,7 +50,7 @@ def median(field):
 LOGGED = [("gpu_utilization_median", "GPU utilisation %", ".0f", median("gpu_utilization")),
           ("gpu_power_w_median", "power W a GPU", ".0f", median("power_w")),
           ("sm_clock_mhz_median", "SM clock MHz", ".0f", median("sm_clock_mhz")),
-          ("celsius_max", "highest C", ".0f", lambda c: c.hottest),
+          ("celsius_max", "highest C", ".0f", lambda c: max(c.logged("gpu_temperature_c"), default=None)),
           ("throttled_by", "clocks held back by (share of steps)", "", lambda c: c.throttled),
           ("joules_per_token", "J/token", ".4g", lambda c: c.joules_per_token),
           ("forward_seconds_median", "forward pass s", ".4g", median("forward_seconds")),

@@ -28,6 +28,8 @@ class Configuration:
 
     def __init__(self, name, runs, warmup):
         self.name, self.runs, self.warmup = name, runs, warmup
+        self.first = runs[0]   # other rounds repeat its losses
+        self.synthetic = any(run.synthetic for run in runs)
         self.header = runs[0].headers[0]
         self.config = self.header["config"]
         self.world = self.header["world"]
@@ -94,10 +96,6 @@ class Configuration:
         return [record[field] for record in self.timed if record.get(field) is not None]
 
     @property
-    def hottest(self):
-        return max(self.logged("gpu_temperature_c"), default=None)
-
-    @property
     def throttled(self):
         """What held the clocks of the GPUs back, with its share of the timed steps; None if it was not logged."""
         reasons = self.logged("throttled_by")
@@ -115,15 +113,7 @@ class Configuration:
     def memory_gib(self):
         return max(record["memory_gib"] for run in self.runs for record in run.step_list())
 
-    # ---- losses of the first log; other rounds repeat it ----
-
-    @property
-    def first(self):
-        return self.runs[0]
-
-    @property
-    def synthetic(self):
-        return any(run.synthetic for run in self.runs)
+    # ---- losses of the first log ----
 
     @property
     def tokens(self):

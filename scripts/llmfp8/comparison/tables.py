@@ -1,21 +1,37 @@
-"""The named tables: those of the reference guides, and llama3-small as a quick start."""
+"""The named tables: those of docs/measured.md and docs/guides.md, and llama3-small as a quick start."""
 import os
 from collections import namedtuple
 from pathlib import Path
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+SCRIPTS = Path(__file__).resolve().parents[2] / "recipes"
+RECIPES = {"bf16": [], "delayed": ["--fp8-recipe", "delayed"], "tensorwise": ["--fp8-recipe", "tensorwise"],
+           "tensorwise-1F1L": ["--fp8-recipe", "tensorwise", "--first-last-layers-bf16"],
+           "blockwise": ["--fp8-recipe", "blockwise"]}
 
-# rows: {name: recipe script and options}. allowed: keys that may differ besides precision. gpus: of each row, unless
-# RANKS is set (scripts/recipes/recipes.sh). corpus: (name, tokens) of a training whose hours the table has.
-Table = namedtuple("Table", "about rows baseline allowed gpus corpus", defaults=(None, (), 1, None))
+# rows: {name: recipe script and options, where {gpus} is their number}. allowed: keys that may differ besides
+# precision. gpus: of each row, unless RANKS is set. batch: sequences of a step per GPU, if not the recipe's. steps: of
+# a start, (warm-up, timed). corpus: (name, tokens) of a training whose hours the table has.
+Table = namedtuple("Table", "about rows baseline allowed gpus batch steps corpus",
+                   defaults=(None, (), 1, None, (5, 20), None))
+ONE_GPU = ("--grad-dtype", "bf16", "--moment-dtype", "bf16")   # with these, a row for several GPUs fits on one
+LENGTH = ("seq-length", "max-position-embeddings", "global-batch-size")
+PARALLEL = ("--context-parallel", "{gpus}", "--recompute", "block-keep-attention")
+EIGHT_LAYERS = ("--num-layers", "8", "--recompute", "block")
+FOUR_OF_80_GB = ("--zero", "2", "--grad-shard-dtype", "bf16", *ONE_GPU)
+
+SMALL, SMALL_FP8 = "train_llama_1gpu_bf16_slimpajama.sh", "train_llama_1gpu_fp8_slimpajama.sh"
+GPT2, GPT2_FP8 = "train_gpt2_124M_bf16.sh", "train_gpt2_124M_fp8.sh"
+GPT2_1558M = ("--model", "gpt2-1558M", "--micro-batch-size", "32", "--global-batch-size", "256")
+LLAMA_8B, FINETUNE, LLAMA_70B = "train_llama3_8b_h200_", "finetune_llama31_8b_", "train_llama31_70b_h200x4_fp8.sh"
+RECIPES_8B = {"bf16": [LLAMA_8B + "bf16.sh"], "delayed": [LLAMA_8B + "fp8.sh"], "tensorwise": [LLAMA_8B + "fp8_cs.sh"],
+              "tensorwise-1F1L": [LLAMA_8B + "fp8_cs_1F1L.sh"], "blockwise": [LLAMA_8B + "fp8_blockwise.sh"],
+              "delayed-head-attention": [LLAMA_8B + "fp8.sh", "--fp8-lm-head", "--fp8-attention"]}
 
 
-def recipes(script, fp8_script, *options):
-    """The five recipes of a model on one GPU; linears that FP8 would slow down stay in BF16."""
-    def fp8(recipe, *more):
-        return [script, "--fp8-recipe", recipe, "--fp8-min-speedup", "1", *more, *options]
-    return {"bf16": [script, *options], "delayed": [fp8_script, *options], "tensorwise": fp8("tensorwise"),
-            "tensorwise-1F1L": fp8("tensorwise", "--first-last-layers-bf16"), "blockwise": fp8("blockwise")}
+def recipes(script, fp8_script):
+    """The recipes of a model on one GPU; linears that FP8 would slow down stay in BF16."""
+    rows = {name: [script, *options, "--fp8-min-speedup", "1"] for name, options in RECIPES.items()}
+    return {**rows, "bf16": [script], "delayed": [fp8_script], "delayed-head": [fp8_script, "--fp8-lm-head"]}
 
 
 def modern(script, suffix):
@@ -27,15 +43,29 @@ def modern(script, suffix):
     return {f"{name}-{suffix}": [script, *words] for name, words in changes.items()}
 
 
-SMALL, SMALL_FP8 = "train_llama_1gpu_bf16_slimpajama.sh", "train_llama_1gpu_fp8_slimpajama.sh"
-GPT2, GPT2_FP8 = "train_gpt2_124M_bf16.sh", "train_gpt2_124M_fp8.sh"
-LLAMA_8B, FINETUNE = "train_llama3_8b_h200_", "finetune_llama31_8b_"
+def long(length, sequences, *options):
+    """Sequences of this length, so many in a step, with attention in BF16 and in FP8."""
+    row = [LLAMA_8B + "fp8.sh", "--seq-length", str(length), "--global-batch-size", str(sequences), *options]
+    return {str(length): row, f"{length}-fp8-attention": [*row, "--fp8-attention"]}
+
 
 TABLES = {
-    "llama3-8b": Table(
-        "Llama-3-8B, T 8192, {gpus}: s/it of each recipe",
-        {"bf16": [LLAMA_8B + "bf16.sh"], "delayed": [LLAMA_8B + "fp8.sh"], "tensorwise": [LLAMA_8B + "fp8_cs.sh"],
-         "tensorwise-1F1L": [LLAMA_8B + "fp8_cs_1F1L.sh"], "blockwise": [LLAMA_8B + "fp8_blockwise.sh"]}, gpus=8),
+    "llama3-8b": Table("Llama-3-8B, T 8192, {gpus}: s/it of each recipe", RECIPES_8B, gpus=8, batch=16, steps=(2, 5)),
+    "8b-h100": Table(
+        "Llama-3-8B on 80 GB each, {gpus}: s/it of each recipe at T 8192, and T 131072",
+        {name: [*words, *FOUR_OF_80_GB] for name, words in {**RECIPES_8B, **long(131072, 2, *PARALLEL)}.items()},
+        gpus=4, batch=16, steps=(2, 5)),
+    "zero": Table("Llama-3-8B, T 8192, delayed scaling, {gpus}: ZeRO 1, 2 and 3",
+                  {f"zero-{stage}": [LLAMA_8B + "fp8.sh", "--zero", str(stage)] for stage in (1, 2, 3)},
+                  allowed=("zero",), gpus=4, batch=16, steps=(2, 5)),
+    "context": Table("Llama-3-8B, delayed scaling, {gpus}: long sequences, context parallelism",
+                     {**long(131072, 2, *PARALLEL), **long(262144, 1, *PARALLEL)}, allowed=LENGTH, gpus=4,
+                     steps=(2, 3)),
+    "long": Table("8 layers of Llama-3-8B, delayed scaling, {gpus}: long sequences",
+                  {**long(32768, 4, *EIGHT_LAYERS), **long(65536, 2, *EIGHT_LAYERS)}, allowed=LENGTH, steps=(2, 5)),
+    "70b": Table("Llama-3.1-70B, T 8192, {gpus}: delayed scaling, offload to host memory",
+                 {"delayed": [LLAMA_70B], "delayed-head-attention": [LLAMA_70B, "--fp8-lm-head", "--fp8-attention"]},
+                 gpus=4, steps=(2, 3)),
     "llama3-small": Table("llama3-small, T 2048, {gpus}: s/it of each recipe", recipes(SMALL, SMALL_FP8)),
     "gpt2": Table(
         "GPT-2 124M, T 1024, {gpus}: time per step, samples/s and memory by micro-batch",
@@ -43,6 +73,8 @@ TABLES = {
          "fp8-128": [GPT2_FP8, "--micro-batch-size", "128"]},
         baseline="bf16-64", allowed=("micro-batch-size",), corpus=("2 epochs of OpenWebText", 2 * 9.04e9)),
     "gpt2-recipes": Table("GPT-2 124M, T 1024, {gpus}: s/it of each recipe", recipes(GPT2, GPT2_FP8)),
+    "gpt2-1558M": Table("GPT-2 1558M, T 1024, {gpus}: BF16 and delayed scaling",
+                        {"bf16": [GPT2, *GPT2_1558M], "delayed": [GPT2_FP8, *GPT2_1558M]}, steps=(3, 8)),
     "formats": Table(
         "GPT-2 124M, T 1024, {gpus}: number formats",
         {"fp32": [GPT2, "--dtype", "fp32"], "bf16": [GPT2], "fp8-e4m3": [GPT2_FP8, "--fp8-format", "e4m3"],
@@ -51,23 +83,32 @@ TABLES = {
         "GPT-2 124M, T 1024, {gpus}: changes of later models, in BF16 and with delayed scaling",
         {"gpt2-bf16": [GPT2], "gpt2-fp8": [GPT2_FP8], **modern(GPT2, "bf16"), **modern(GPT2_FP8, "fp8")},
         allowed=("normalization", "position-embedding-type", "num-query-groups", "qk-layernorm", "activation",
-                 "ffn-hidden-size", "disable-bias-linear")),
+                 "ffn-hidden-size")),
     "margins": Table(
         "GPT-2 124M, T 1024, {gpus}: delayed scaling with margins of 0 to 4",
         {"bf16": [GPT2], **{f"margin-{bits}": [GPT2_FP8, "--fp8-margin", str(bits)] for bits in range(5)}}),
     "finetune": Table(
         "Llama-3.1-8B fine-tuned, T 4096, {gpus}: BF16, FP8, and FP8 with gradients reduced in FP8",
         {"bf16": [FINETUNE + "bf16.sh"], "fp8": [FINETUNE + "fp8.sh"],
-         "fp8-gradients": [FINETUNE + "fp8.sh", "--grad-comm-dtype", "fp8"]}, gpus=8),
+         "fp8-gradients": [FINETUNE + "fp8.sh", "--grad-comm-dtype", "fp8"]}, gpus=8, steps=(2, 5)),
 }
 
 
+def ranks(table):
+    """The number of GPUs; what is not a number is refused by the recipes."""
+    return os.environ.get("RANKS") or str(TABLES[table].gpus)
+
+
 def title(table):
-    gpus = os.environ.get("RANKS") or str(TABLES[table].gpus)
+    gpus = ranks(table)
     return TABLES[table].about.format(gpus=f"{gpus} GPU" + ("" if gpus == "1" else "s"))
 
 
 def commands(table, only=None):
-    """{name: words of the command} of a table's rows."""
-    return {name: [str(RECIPES / words[0]), *words[1:]] for name, words in TABLES[table].rows.items()
-            if only is None or name in only}
+    """{name: words of the command} of a table's rows. Their environment needs RANKS."""
+    about, gpus = TABLES[table], ranks(table)
+    more = [*(ONE_GPU if gpus == "1" and about.gpus > 1 else ())]
+    if about.batch and gpus.isdecimal():
+        more += ["--global-batch-size", str(about.batch * int(gpus))]
+    return {name: [str(SCRIPTS / words[0]), *more, *(word.format(gpus=gpus) for word in words[1:])]
+            for name, words in about.rows.items() if only is None or name in only}
