@@ -258,8 +258,9 @@ def readme(rows):
     text = (f"Commit {each(done, 'commit')}; `llmc/` is the git tree {first['llmc_tree'][:12]}. Driver "
             f"{each(rows, 'driver')}, CUDA {each(done, 'toolkit')}, {each(done, 'matmul_library')}, NCCL "
             f"{each(rows, 'nccl')}, with {each(rows, 'environment')} set. Each row is one process on synthetic tokens, "
-            "with deterministic attention; s/it is the median of the timed steps, which follow those of warm-up. All digits "
-            f"are in [rows.csv](rows.csv). `dev/measure.sh {first['gpus']}` made this folder and continues it.")
+            "with deterministic attention; s/it is the median of the timed steps, which follow those of warm-up. "
+            "All digits are in [rows.csv](rows.csv). "
+            f"`dev/measure.sh {first['gpus']}` made this folder and continues it.")
     lines = [f"# {first['gpus']} x {first['gpu']}, {when:%Y-%m-%d}", "", *textwrap.wrap(text, 120), ""]
     os.environ["RANKS"] = first["gpus"]   # for the titles
     for name in dict.fromkeys(row["table"] for row in rows):
