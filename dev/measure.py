@@ -101,13 +101,17 @@ def this_machine(gpus):
     executable = Path(os.environ.get("LLMC_BUILD", ROOT)) / "train_llama"
     if not executable.exists():
         raise InputError(f"{executable}: missing: run make")
-    nccl = re.search(r"NCCL ([\d.]+)", printed([executable, "--version"]).stdout)
+    version = printed([executable, "--version"]).stdout
+    if "commit unknown" in version and "LLMC_COMMIT" not in os.environ:
+        raise InputError(f"{executable}: its commit is unknown: set LLMC_COMMIT to it")
+    nccl = re.search(r"NCCL ([\d.]+)", version)
     return Machine(gpu, gpus or len(lines), driver, nccl[1] if nccl else "", tree_of(ROOT / "llmc").hex())
 
 
 def card_of(gpu):
-    """h200 of NVIDIA H200, h100 of NVIDIA H100 80GB HBM3."""
-    return re.sub(r"^nvidia ", "", gpu.lower()).split(" ")[0]
+    """h200 of NVIDIA H200, h100 of NVIDIA H100 80GB HBM3, h200-nvl of NVIDIA H200 NVL."""
+    words = gpu.lower().removeprefix("nvidia ").split(" ")
+    return "-".join(words[:2] if words[1:2] in (["nvl"], ["pcie"]) else words[:1])
 
 
 def published(machine):
@@ -119,13 +123,17 @@ def published(machine):
     return list(dict.fromkeys(found))
 
 
-def read_rows(folder):
-    """The rows of a folder; [] if it has none."""
+def read_csv(path):
+    """The rows of a file; [] if there is none."""
     try:
-        with open(folder / "rows.csv", newline="", encoding="utf-8") as file:
+        with open(path, newline="", encoding="utf-8") as file:
             return list(csv.DictReader(file))
     except FileNotFoundError:
         return []
+
+
+def read_rows(folder):
+    return read_csv(folder / "rows.csv")
 
 
 def chosen_folder(named, machine):
@@ -160,7 +168,7 @@ def plan_of(words):
 
 
 def run_to_end(words, text, limit_s):
-    """Runs a command, with its output in a file. Returns its error, or ""."""
+    """Runs a command, with its output in a file. Returns its error, or ""; prints the end of its output then."""
     with open(text, "w", encoding="utf-8") as file:
         process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
         try:
@@ -175,8 +183,11 @@ def run_to_end(words, text, limit_s):
                 except subprocess.TimeoutExpired:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
-    said = error_of(Path(text).read_text(encoding="utf-8", errors="replace"))
-    return f"{code if isinstance(code, str) else f'exit code {code}'}: {said}" if code else ""
+    if not code:
+        return ""
+    said = Path(text).read_text(encoding="utf-8", errors="replace")
+    say("\n".join(said.splitlines()[-15:]))   # logs may not leave the machine
+    return f"{code if isinstance(code, str) else f'exit code {code}'}: {error_of(said)}"
 
 
 def row_of_log(log, warmup):
@@ -187,6 +198,7 @@ def row_of_log(log, warmup):
     header, row = configuration.header, csv_row(comparison, comparison.base_row)
     first = [re.match(r"first step done after ([\d.]+) s", event["text"]) for event in run.events]
     return {**{name: row[name] for name in COLUMNS if name in row}, "params": header.get("params"),
+            "commit": header["commit"] if header["commit"] != "unknown" else os.environ.get("LLMC_COMMIT", "unknown"),
             "seq_length": header["config"]["seq-length"], "micro_batch_size": header["config"]["micro-batch-size"],
             "tokens_per_step": run.step_list()[-1]["tokens"] // len(run.steps),
             "first_step_s": next((found[1] for found in first if found), None)}

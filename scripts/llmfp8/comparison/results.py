@@ -107,7 +107,6 @@ class Comparison:
     def __init__(self, configurations, baseline=None, allowed=(), window=10, asked=()):
         """asked: keys that the user allowed; one that allows nothing is an error."""
         self.configurations, self.warmup, self.failures = configurations, configurations[0].warmup, {}
-        self.corpus = None   # (name, tokens) of a training whose hours are shown
         names = [c.name for c in configurations]
         if baseline is not None and baseline not in names:
             raise InputError(f"--baseline {baseline}: none of the configurations: {', '.join(names)}")

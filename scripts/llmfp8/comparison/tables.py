@@ -10,9 +10,8 @@ RECIPES = {"bf16": [], "delayed": ["--fp8-recipe", "delayed"], "tensorwise": ["-
 
 # rows: {name: recipe script and options, where {gpus} is their number}. allowed: keys that may differ besides
 # precision. gpus: of each row, unless RANKS is set. batch: sequences of a step per GPU, if not the recipe's. steps: of
-# a start, (warm-up, timed). corpus: (name, tokens) of a training whose hours the table has.
-Table = namedtuple("Table", "about rows baseline allowed gpus batch steps corpus",
-                   defaults=(None, (), 1, None, (5, 20), None))
+# a start, (warm-up, timed).
+Table = namedtuple("Table", "about rows baseline allowed gpus batch steps", defaults=(None, (), 1, None, (5, 20)))
 ONE_GPU = ("--grad-dtype", "bf16", "--moment-dtype", "bf16")   # with these, a row for several GPUs fits on one
 LENGTH = ("seq-length", "max-position-embeddings", "global-batch-size")
 PARALLEL = ("--context-parallel", "{gpus}", "--recompute", "block-keep-attention")
@@ -71,7 +70,7 @@ TABLES = {
         "GPT-2 124M, T 1024, {gpus}: time per step, samples/s and memory by micro-batch",
         {"bf16-32": [GPT2, "--micro-batch-size", "32"], "bf16-64": [GPT2], "fp8-64": [GPT2_FP8],
          "fp8-128": [GPT2_FP8, "--micro-batch-size", "128"]},
-        baseline="bf16-64", allowed=("micro-batch-size",), corpus=("2 epochs of OpenWebText", 2 * 9.04e9)),
+        baseline="bf16-64", allowed=("micro-batch-size",)),
     "gpt2-recipes": Table("GPT-2 124M, T 1024, {gpus}: s/it of each recipe", recipes(GPT2, GPT2_FP8)),
     "gpt2-1558M": Table("GPT-2 1558M, T 1024, {gpus}: BF16 and delayed scaling",
                         {"bf16": [GPT2, *GPT2_1558M], "delayed": [GPT2_FP8, *GPT2_1558M]}, steps=(3, 8)),
