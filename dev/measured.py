@@ -28,7 +28,8 @@ DATED = re.compile(r"commits?\s[0-9a-f]{7}|Not measured yet")   # in a text with
 
 class Rows:
     """The measured rows of some folders, by machine (h200-x4), table and name. `used` has the folders of those that
-    were asked for. The table "peers" is from peers.csv beside rows.csv: rows TRAINER: PRECISION of its machine."""
+    were asked for. The table "peers" is from peers.csv beside rows.csv, what the drivers of dev/peers printed there:
+    rows TRAINER VERSION: PRECISION."""
 
     def __init__(self, folders, published, up="", text=""):
         """published: rows of dev/peers/published.csv; up: from a document to the root; text: of a block so far."""
@@ -42,7 +43,12 @@ class Rows:
                 if not row["failed"]:
                     self.found[machine, row["table"], row["row"]] = folder, row
             for row in read_csv(folder / "peers.csv"):
-                self.found[machine, "peers", f"{row['trainer']}: {row['precision']}"] = folder, row
+                if row["trainer"] == "trainer":   # the columns, once more
+                    continue
+                if row["gpu"] != rows[0]["gpu"]:
+                    raise InputError(f"{folder}/peers.csv: measured on {row['gpu']}, rows.csv on {rows[0]['gpu']}")
+                name = f"{row['trainer']} {row['version']}: {row['precision']}"
+                self.found[machine, "peers", name] = folder, row
 
     def row(self, machine, table, name):
         if (machine, table, name) not in self.found:

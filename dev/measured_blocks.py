@@ -6,8 +6,8 @@ from pathlib import Path
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
 from llmfp8.comparison.tables import TABLES  # noqa: E402
 
-from measured_pictures import (Missing, cost_words, draw_cost, draw_trainers, of_peers, rate,  # noqa: E402
-                               trainers_words)
+from measured_pictures import (Missing, cost_words, draw_cost, draw_trainers, of_peers, peers_of,  # noqa: E402
+                               rate, trainers_words)
 
 LABELS = {"bf16": "BF16", "fp8": "FP8", "tensorwise-1F1L": "tensorwise, first and last layer BF16",
           "delayed-head": "delayed, head in FP8", "delayed-head-attention": "delayed, head and attention in FP8"}
@@ -132,11 +132,14 @@ def beside(rows):
 
 
 def peers(rows):
+    ours, others = peers_of(rows)
     table = []
-    for name in rows.names("h200-x1", "peers"):
-        row = rows.row("h200-x1", "peers", name)
-        table.append([row["trainer"], row["precision"], f"{float(row['ms_per_micro_batch']):.1f}"])
-    return lines(["trainer", "precision", "ms per micro-batch"], table) + f"\nFrom {link(rows, 'h200-x1', 'peers')}.\n"
+    for name in dict.fromkeys([*ours, *(name for found in others.values() for name in found)]):
+        cells = [f"{found[name]:.1f}" + (f" ({found[name] / ours[name]:.2f})" if name in ours else "")
+                 if name in found else "" for found in others.values()]
+        table.append([label(name), f"{ours[name]:.1f}" if name in ours else "", *cells])
+    return lines(["ms per micro-batch", "llm.fp8", *others], table) + (
+        f"\nFrom {link(rows, 'h200-x1', 'peers')}; in parentheses, how many times as fast llm.fp8 is.\n")
 
 
 # ---- docs/guides.md ----

@@ -43,13 +43,25 @@ def trainers(rows):
                  if row["card"].startswith(card) and int(row["gpus"]) > 1]
         groups.append((f"{card}, beside published results", mine + peers))
     try:
-        names = rows.names("h200-x1", "peers")
-        groups.append(("One H200, forward and backward pass, measured together",
-                       [(OURS if name.startswith("llm.fp8") else PEERS, name, 8192e3 / float(
-                           rows.row("h200-x1", "peers", name)["ms_per_micro_batch"])) for name in names]))
+        precisions, measured = peers_of(rows)
     except Missing:
-        pass
-    return groups
+        return groups
+    bars = [(OURS, f"llm.fp8: {name}", 8192e3 / ms) for name, ms in precisions.items()]
+    bars += [(PEERS, f"{trainer}: {name}", 8192e3 / ms) for trainer, found in measured.items()
+             for name, ms in found.items()]
+    return [*groups, ("One H200, measured there one after the other (peers without an optimizer)", bars)]
+
+
+def peers_of(rows):
+    """({precision: ms of a micro-batch of ours, with its part of the optimizer}, {trainer: the same without one})"""
+    ours, others = {}, {}
+    for name in rows.names("h200-x1", "peers"):
+        row = rows.row("h200-x1", "peers", name)
+        others.setdefault(f"{row['trainer']} {row['version']}", {})[row["precision"]] = float(row["ms_per_micro_batch"])
+    for name in ("bf16", "delayed", "tensorwise", "blockwise"):
+        row = rows.row("h200-x1", "llama3-8b", name)
+        ours[name] = 8192e3 / rate(row)
+    return ours, others
 
 
 def trainers_words(rows):

@@ -20,6 +20,7 @@ with mock.patch.object(sys, "path", [str(ROOT / "dev"), *sys.path]):
 SVG = "{http://www.w3.org/2000/svg}"
 MACHINES = {"h200-x1": ("NVIDIA H200", 1), "h200-x4": ("NVIDIA H200", 4), "h100-x4": ("NVIDIA H100 80GB HBM3", 4),
             "h100-x1": ("NVIDIA H100 80GB HBM3", 1)}
+PEER = "trainer,version,precision,ms_per_micro_batch,gpu"
 NOT_YET = "\nNot measured yet.\n"
 TREE, OTHER_TREE = "a" * 40, "b" * 40
 
@@ -63,8 +64,9 @@ class MeasuredTest(FolderTest):
     def measure_all(self, **more):
         for machine in MACHINES:
             self.rows(f"2026-12-01-{machine}", list(invented(machine, **more)))
-        self.file("dev/results/2026-12-01-h200-x1/peers.csv", "trainer,precision,ms_per_micro_batch\n"
-                  "llm.fp8,delayed,440.1\nTransformer Engine 2.20,delayed,515.6\n")
+        self.file("dev/results/2026-12-01-h200-x1/peers.csv",
+                  f"{PEER}\nTransformer Engine,2.20,delayed,515.6,NVIDIA H200\n"
+                  f"{PEER}\ntorchao,0.17,rowwise,700,NVIDIA H200\n")
 
     def documents(self):
         return measured.Documents(self.folder)
@@ -124,7 +126,11 @@ class MeasuredTest(FolderTest):
                       "`--table llama3-8b` with `RANKS=4`.", measured_md)
         self.assertIn(f" | Llama-3-8B, T 8192: BF16 | 8 | 1,048,576 | 1,000 | {first['s_per_it_median']:.4g} | 0.3 |",
                       self.text("scripts/README.md"))
-        self.assertIn("| Transformer Engine 2.20 | delayed | 515.6 |", measured_md)
+        ours = 8192e3 / next(float(row["tokens_per_s_per_gpu"]) for row in invented("h200-x1")
+                             if (row["table"], row["row"]) == ("llama3-8b", "delayed"))
+        self.assertIn("| ms per micro-batch | llm.fp8 | Transformer Engine 2.20 | torchao 0.17 |", measured_md)
+        self.assertIn(f"| delayed | {ours:.1f} | 515.6 ({515.6 / ours:.2f}) |  |", measured_md)
+        self.assertIn("| rowwise |  |  | 700.0 |", measured_md)
         # Links of a document lead from its folder.
         for name in measured.DOCUMENTS:
             for link in re.findall(r"\]\(([^)#]*2026-12-01[^)#]*)\)", self.text(name)):
@@ -169,6 +175,11 @@ class MeasuredTest(FolderTest):
         self.assertIn("guide-megatron", "".join(self.documents().differences()))
         self.rows("2026-12-03-h200-x1", [*invented("h200-x1"), *invented("h200-x1", OTHER_TREE)])
         with self.assertRaisesRegex(measured.InputError, "rows of 2 versions of llmc/"):
+            self.documents()
+        shutil.rmtree(self.folder / "dev" / "results")
+        self.measure_all()
+        self.change("dev/results/2026-12-01-h200-x1/peers.csv", "NVIDIA H200", "NVIDIA H100")
+        with self.assertRaisesRegex(measured.InputError, "peers.csv: measured on NVIDIA H100, rows.csv on NVIDIA H200"):
             self.documents()
 
     def test_a_text_without_rows_says_of_which_commit_it_is(self):
