@@ -54,7 +54,7 @@ COLUMNS = ("table row failed commit llmc_tree command gpu gpus driver toolkit ma
            "gpu_power_w_median sm_clock_mhz_median celsius_max joules_per_token forward_seconds_median "
            "backward_seconds_median first_step_s predicted_s_per_it unix_time").split()
 # What a start takes besides its steps: launch, weights and search; and pinning of host memory.
-START_S, PINNING_S_PER_GIB = 30, 0.4
+START_S, PINNING_S_PER_GIB = 20, 0.4
 KILL_S = 30   # from SIGTERM to SIGKILL
 GIB = 1 << 30
 
@@ -204,8 +204,13 @@ def row_of_log(log, warmup):
             "first_step_s": next((found[1] for found in first if found), None)}
 
 
-def measure(name, row, machine, left_s):
-    """Runs a row; returns its columns, or None if it would take longer than left_s."""
+def without_log(command):
+    return re.sub(r" --log-file \S+", "", command)
+
+
+def measure(name, row, machine, left_s, rows):
+    """Runs a row; returns its columns, or None if it would take longer than left_s. A row with the command of one of
+    `rows` has its numbers."""
     os.environ["RANKS"] = str(machine.gpus)
     words = [*commands(name, [row])[row], "--synthetic-data"]
     warmup, timed = TABLES[name].steps
@@ -213,6 +218,9 @@ def measure(name, row, machine, left_s):
     words += ["--train-iters", str(warmup + timed), "--log-file", str(log)]
     found = {"table": name, "row": row, "llmc_tree": machine.tree, "gpu": machine.gpu, "gpus": machine.gpus,
              "command": f"RANKS={machine.gpus} {shlex.join(words)}".replace(f"{ROOT}/", "")}
+    for old in rows:
+        if without_log(old["command"]) == without_log(found["command"]) and not old["failed"]:
+            return {**old, "table": name, "row": row}
     try:
         predicted, pinned = plan_of(words)
         expected_s = START_S + PINNING_S_PER_GIB * pinned + (predicted or 0) * (warmup + timed + 1)
@@ -322,12 +330,13 @@ def main():
     for name, row in wanted:
         if (name, row) in done:
             continue
-        found = measure(name, row, machine, end - time.monotonic())
-        missing += found is None or "failed" in found
+        found = measure(name, row, machine, end - time.monotonic(), rows)
+        missing += found is None or bool(found.get("failed"))
         if found is None:
             continue
         rows = write(folder, [*(old for old in rows if (old["table"], old["row"]) != (name, row)), found])
-        say(f"{name} {row}: {'FAILED: ' + found['failed'] if 'failed' in found else spread(rows[-1]) + ' s/it'}")
+        failed = found.get("failed")
+        say(f"{name} {row}: {f'FAILED: {failed}' if failed else spread(rows[-1]) + ' s/it'}")
     say(f"{folder}: {missing} of {len(wanted)} rows are missing" + "; the same command continues" * bool(missing))
     return 1 if missing else 0
 

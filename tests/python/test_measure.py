@@ -20,8 +20,8 @@ TINY = ["train_gpt2_124M_bf16.sh", "--model", "gpt2-tiny", "--num-query-groups",
         "--micro-batch-size", "1", "--global-batch-size", "4"]
 TABLES = {"tiny": tables.Table("tiny, {gpus}", {"bf16": TINY, "fp8": [*TINY, "--fp8-recipe", "delayed"],
                                                 "none": [*TINY, "--seq-lenght", "3"]}, steps=(1, 2)),
-          "last": tables.Table("last, {gpus}", {"bf16": TINY}, steps=(1, 3))}
-PUBLISHED = [("h200", 1, "last", None), ("h200", 1, "tiny", ("fp8",)), ("h200", 1, "tiny", None),
+          "last": tables.Table("last, {gpus}", {"bf16": TINY, "again": TINY}, steps=(1, 3))}
+PUBLISHED = [("h200", 1, "last", ("bf16",)), ("h200", 1, "tiny", ("fp8",)), ("h200", 1, "tiny", None),
              ("h100", 1, "tiny", ("bf16",)), ("h200", 4, "tiny", ("bf16",))]
 
 
@@ -91,6 +91,13 @@ class Measuring(MeasureTest):
             said = self.call("1", str(folder), code=2).stderr
         self.assertEqual(len(list((self.folder / "results").iterdir())), 2)
         self.assertIn("name another folder", said)
+
+    def test_the_same_command_runs_once(self):
+        with mock.patch.object(measure, "PUBLISHED", [("h200", 1, "last", None)]):
+            self.call("1", "here")
+        rows = self.rows(self.folder / "here")
+        self.assertEqual({**rows["last", "again"], "row": "bf16"}, rows["last", "bf16"])
+        self.assertEqual(len(list((self.folder / "logs").glob("*.jsonl"))), 1)
 
     def test_a_row_that_would_take_too_long_is_not_started(self):
         said = self.call("1", "here", code=1, MINUTES="0").stdout
