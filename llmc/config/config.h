@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,7 @@ struct Config {
     std::string token_dtype;            // "", "uint16", "uint32": of shards without a header
     bool reset_attention_mask = false;  // attention stays within a document
     bool reset_position_ids = false;    // positions restart at each document
+    std::optional<bool> align_documents;   // samples begin at documents; empty: those of shards with loss masks
     bool synthetic_data = false;        // random tokens instead of shards, for timing only
     int64_t eval_interval = 0;          // steps; 0: only at the end
     int64_t eval_iters = 0;             // micro-batches per evaluation

@@ -26,8 +26,8 @@ constexpr Condition kConditions[] = {
     {"train-iters", "train-iters", ">0", "a run of 0 steps has no length"},
     {"epochs", "synthetic-data", "false", "--synthetic-data has no end: set --train-iters"},
     {"epochs", "epochs", ">0", "a run of 0 epochs has no length"},
-    {"train-data valid-data token-dtype reset-attention-mask reset-position-ids hellaswag-data", "synthetic-data",
-     "false", "--synthetic-data draws tokens from the seed and reads no shards"},
+    {"train-data valid-data token-dtype reset-attention-mask reset-position-ids align-documents hellaswag-data",
+     "synthetic-data", "false", "--synthetic-data draws tokens from the seed and reads no shards"},
     {"eval-interval", "valid-data hellaswag-data", "!unset", "there is no --valid-data to evaluate on"},
     {"eval-iters", "valid-data", "!unset", "there is no --valid-data to evaluate on"},
 

@@ -108,6 +108,10 @@ void add_data(Rows& rows) {
         {.name = "reset-position-ids", .value = flag(AT(reset_position_ids)),
          .help = "positions restart at 0 with each document, also in evaluations; documents are those of "
                  "--reset-attention-mask", .fallback = "false", .on_resume = kMust},
+        {.name = "align-documents",
+         .value = choice<std::optional<bool>>(AT(align_documents), {{"auto", {}}, {"on", true}, {"off", false}}),
+         .help = "samples are whole documents and padding; auto: only of shards with loss masks whose documents are "
+                 "known", .fallback = "auto", .on_resume = kMust},
         {.name = "synthetic-data", .value = flag(AT(synthetic_data)),
          .help = "draw tokens from the seed instead of reading shards: for timing only, the model learns nothing",
          .fallback = "false", .on_resume = kMust},

@@ -143,7 +143,8 @@ void DataLoader::divide(Shard& shard) {
     ShardInfo& info = shard.info;
     const bool index = info.format == ShardFormat::kMegatron;
     const int64_t separator = info.tokenizer.separator;
-    const bool align = info.masked && (index || (separator >= 0 && separator < config_.vocab_size));
+    const bool known = index || (separator >= 0 && separator < config_.vocab_size);
+    const bool align = config_.align.value_or(info.masked && known);
     if (config_.documents || align) shard.find_documents(index ? -1 : read_separator(info.path, config_.vocab_size));
     REQUIRE(info.tokens > (align ? 1 : config_.seq_length), "data shard '%s': %s %s fewer than one sample (sequence "
             "length %lld + 1); remove the shard or lower --seq-length", info.path.c_str(),
@@ -234,9 +235,14 @@ int64_t DataLoader::read(int64_t sample, int32_t* inputs, int32_t* targets, uint
         t += range.count;
     }
     std::fill(targets + t - 1, targets + T, kIgnoreIndex);
+    const ShardInfo& info = at.shard->info;
+    const int32_t separator = info.tokenizer.separator;
+    // The separator that ends the last document counts, unless the document may go on in another shard.
+    const bool ends = !info.masked && info.format != ShardFormat::kMegatron
+                      && at.ranges.back().first + at.ranges.back().count < info.tokens;
+    if (t <= T && ends) targets[t - 1] = separator;
     t = std::min(t, T);
     // Padding: documents of one token each.
-    const int32_t separator = at.shard->info.tokenizer.separator;
     std::fill(inputs + t, inputs + T, separator < config_.vocab_size ? std::max(0, separator) : 0);
     if (starts) std::fill(starts + t, starts + T, 1);
     return T - std::count(targets, targets + T, kIgnoreIndex);
@@ -344,9 +350,9 @@ std::vector<std::string> describe_data(const DataLoader& loader, int64_t samples
                              percent(packed.padding, packed.samples * loader.seq_length()), ll(packed.cut),
                              percent(packed.cut_tokens, packed.tokens)));
     if (masks > packed.shards)
-        lines.push_back(strf("samples of %s with loss masks begin anywhere in a document, because the .meta.json "
-                             "names no tokenizer.separator",
-                             count_text(masks - packed.shards, "shard").c_str()));
+        lines.push_back(strf("samples of %s with loss masks begin anywhere in a document%s",
+                             count_text(masks - packed.shards, "shard").c_str(), loader.may_align() ? ", because the "
+                             ".meta.json names no tokenizer.separator" : " (--align-documents off)"));
     return lines;
 }
 

@@ -1,6 +1,6 @@
 // Token shards and the order in which samples are read from them.
-// A sample is seq_length + 1 consecutive tokens of one shard or, of shards with loss masks and a known separator, whole
-// documents and padding whose targets are ignored (document_packing.h). Sample s of a run is a pure function of
+// A sample is seq_length + 1 consecutive tokens of one shard or, with DataConfig::align, whole documents and padding
+// whose targets are ignored (document_packing.h). Sample s of a run is a pure function of
 // (shards, weights, seq_length, seed, s), independent of rank, micro-batch and earlier reads. The number of samples
 // consumed is the only state.
 // In a blend (blend.h) each source has the share of samples that its weight defines. A source that is used up starts
@@ -28,6 +28,7 @@ struct DataConfig {
     bool shuffle = true;    // false: shard order, for evaluation
     bool check_ids = true;   // check every token id at start
     bool documents = false;  // find where documents begin: read() says it, and a shard that does not is an error
+    std::optional<bool> align;   // samples are whole documents; empty: of shards with loss masks and known documents
     bool synthetic = false;  // no shards; globs is empty
 };
 
@@ -51,6 +52,7 @@ public:
     const std::vector<ShardInfo>& shards() const { return infos_; }
     const std::vector<SourceInfo>& sources() const { return sources_; }   // synthetic: none
     const PackingCounts& packed() const { return packed_; }
+    bool may_align() const { return config_.align.value_or(true); }
     // Returns the number of samples of a source among the first n of a run.
     int64_t samples_of(int64_t source, int64_t n) const { return order_.count(source, n); }
 

@@ -39,9 +39,9 @@ std::string tokenizer_name(const TokenizerFacts& facts, const TokenizerFacts& ot
 int32_t read_separator(const std::string& shard, int64_t vocab_size) {
     const std::string sidecar = sidecar_of(shard);
     auto refuse = [&](const std::string& why) {
-        FAIL(kExitBadInput, "--reset-attention-mask, --reset-position-ids: data shard '%s' does not name the token "
-             "that separates documents: '%s' %s (data/prepare_text.py writes it as tokenizer.separator)", shard.c_str(),
-             sidecar.c_str(), why.c_str());
+        FAIL(kExitBadInput, "--reset-attention-mask, --reset-position-ids, --align-documents on: data shard '%s' does "
+             "not name the token that separates documents: '%s' %s (data/prepare_text.py writes it as "
+             "tokenizer.separator)", shard.c_str(), sidecar.c_str(), why.c_str());
     };
     if (!path_exists(sidecar)) refuse("is missing");
     const Json tokenizer = field_of(sidecar, "tokenizer");

@@ -269,8 +269,8 @@ void Shard::find_documents(int32_t separator) {
         starts_.push_back(token);
     }
     REQUIRE(header.documents > 1 && sequence == header.sequences, "data index '%s': its %lld document ends do not "
-            "cover its %lld sequences: make it anew (--reset-attention-mask, --reset-position-ids and loss masks need "
-            "the documents)", name.c_str(), ll(header.documents), ll(header.sequences));
+            "cover its %lld sequences: make it anew, or take --align-documents off (--reset-attention-mask and "
+            "--reset-position-ids need the documents, too)", name.c_str(), ll(header.documents), ll(header.sequences));
 }
 
 void Shard::mark_starts(int64_t first, int64_t count, const int32_t* ids, uint8_t* starts) const {

@@ -334,7 +334,7 @@ TEST_CASE("data: the documents of a Megatron shard are those of its index") {
     check_contains(with({0, 3, 2, 6}), {"byte 122: document 2 begins with sequence 2 of 6, the one before with 3"});
     check_contains(with({0, 7}), {"document 1 begins with sequence 7 of 6"});
     for (const auto& documents : {std::vector<int64_t>{}, {0}, {0, 3}})
-        check_contains(with(documents), {"--reset-attention-mask", "m.idx': its ", "do not cover its 6 sequences"});
+        check_contains(with(documents), {"--align-documents off", "m.idx': its ", "do not cover its 6 sequences"});
 }
 
 TEST_CASE("positions restart where documents begin, in every sequence") {

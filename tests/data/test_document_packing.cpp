@@ -1,4 +1,4 @@
-// Samples of shards with loss masks: which documents share one, what is padding, and what is cut.
+// Samples that are whole documents: which documents share one, what is padding, what is cut, and of which shards.
 #include <algorithm>
 #include <map>
 
@@ -29,9 +29,9 @@ struct PackedDocuments {
             }
         }
     }
-    std::string write(const TempDir& dir, const std::string& name) const {
+    std::string write(const TempDir& dir, const std::string& name, bool masked = true) const {
         spill(dir / (name + ".bin"), llmc_v7(tokens));
-        spill(dir / (name + ".mask"), mask_bytes(flags));
+        if (masked) spill(dir / (name + ".mask"), mask_bytes(flags));
         spill(dir / (name + ".meta.json"), "{\"tokenizer\": {\"separator\": 7}}");
         return dir / (name + ".bin");
     }
@@ -146,15 +146,12 @@ TEST_CASE("document packing: only of shards with a mask and a known separator, i
     TempDir dir;
     const std::vector<size_t> lengths = random_lengths(400, 12, 5);
     const PackedDocuments data(lengths);
-    const std::string masked = data.write(dir, "masked"), whole = dir / "whole.bin", nameless = dir / "nameless.bin";
-    spill(whole, llmc_v7(data.tokens));
-    spill(dir / "whole.meta.json", "{\"tokenizer\": {\"separator\": 7}}");
+    const std::string masked = data.write(dir, "masked"), whole = data.write(dir, "whole", false),
+                      copy = data.write(dir, "copy", false), nameless = dir / "nameless.bin";
     spill(nameless, llmc_v7(data.tokens));
     spill(dir / "nameless.mask", mask_bytes(data.flags));
-    spill(dir / "copy.bin", llmc_v7(data.tokens));
-    spill(dir / "copy.meta.json", "{\"tokenizer\": {\"separator\": 7}}");
     const DataLoader loader(config_of({"0.5", masked, "0.5", whole}, 16)), alone(config_of({masked}, 16));
-    const DataLoader without(config_of({"0.5", dir / "copy.bin", "0.5", whole}, 16));
+    const DataLoader without(config_of({"0.5", copy, "0.5", whole}, 16));
     CHECK(loader.packed().shards == 1);
     CHECK(without.packed().shards == 0);
     CHECK(loader.sources()[1].samples == without.sources()[1].samples);
@@ -172,7 +169,37 @@ TEST_CASE("document packing: only of shards with a mask and a known separator, i
     CHECK(megatron.packed().padding == alone.packed().padding);
     const DataLoader unknown(config_of({nameless}, 16));
     CHECK(unknown.packed().shards == 0);
-    check_contains(describe_data(unknown, 1).back(), {"samples of 1 shard with loss masks begin anywhere"});
+    check_contains(describe_data(unknown, 1).back(), {"1 shard with loss masks begin anywhere", "no tokenizer.sep"});
+}
+
+TEST_CASE("document packing: --align-documents on is for shards without masks too, off for none") {
+    TempDir dir;
+    const PackedDocuments data({3, 6, 2, 7, 4, 12, 3});
+    const auto open = [&](const std::string& path, std::optional<bool> align) {
+        DataConfig config = config_of({path}, 8);
+        config.shuffle = false;
+        config.align = align;
+        return DataLoader(config);
+    };
+    const std::string masked = data.write(dir, "masked"), whole = data.write(dir, "whole", false);
+    const DataLoader on = open(whole, true), with_mask = open(masked, {}), off = open(masked, false);
+    REQUIRE(on.samples_per_epoch() == 5);
+    for (int64_t s = 0; s < 5; s++) CHECK(read(on, s).inputs == read(with_mask, s).inputs);
+    // The separator after the last document is its end, except after the last one of the shard.
+    const int32_t end = static_cast<int32_t>(kSeparator), none = kIgnoreIndex, at = static_cast<int32_t>(kFirst);
+    CHECK(read(on, 3).targets == std::vector{at + 19, at + 20, at + 21, end, at + 35, at + 36, none, none});
+    CHECK(read(on, 4).targets == std::vector{at + 31, at + 32, at + 33, end, none, none, none, none});
+    CHECK(open(masked, true).fingerprint_json() == with_mask.fingerprint_json());
+
+    REQUIRE(off.samples_per_epoch() == 4);
+    const DataLoader plain = open(whole, {});
+    for (int64_t s = 0; s < 4; s++) CHECK(read(off, s).inputs == read(plain, s).inputs);
+    CHECK(read(off, 1).targets[0] == none);
+    check_contains(off.check_fingerprint(with_mask.fingerprint_json()), {"changed since the checkpoint"});
+    CHECK(describe_data(off, 1).back() == "samples of 1 shard with loss masks begin anywhere in a document "
+                                          "(--align-documents off)");
+    std::remove((dir / "whole.meta.json").c_str());
+    check_contains(error_of([&] { open(whole, true); }), {"exit 2", "--align-documents on", "whole.meta.json' is"});
 }
 
 TEST_CASE("document packing: a shard may be shorter than a sample") {

@@ -116,5 +116,8 @@ class LossMaskTest(TrainTest):
         self.assertEqual(sum(r["counted_tokens"] for r in steps), len(tokens) - len(starts))
         self.run_train(GPT2, *one, "--save", self.path("again"), "--resume", self.path("run", "step-00000005"),
                        "--reset-attention-mask")
+        done = self.run_train(GPT2, *one, "--save", self.path("run"), "--resume", "auto", "--align-documents", "off",
+                              expect=2)
+        self.assertIn("--align-documents: auto in the checkpoint, off now", done.stderr)
         last = f"step-{len(steps):08d}"
         self.assertEqual(state_of(self.path("again", last)), state_of(self.path("run", last)))

@@ -80,7 +80,7 @@ inline const std::map<std::string, Sample>& samples() {
         {"train-iters", {{"77", "1"}, {}}},                   {"epochs", {{"1", "0.3"}, {}}},
         {"train-data", {{"a/*.bin", "b"}, {}}},               {"valid-data", {{"v/*.bin", "w"}, {}}},
         {"token-dtype", {{"uint16", "uint32"}, {}}},          {"reset-attention-mask", {{"true"}, {}}},
-        {"reset-position-ids", {{"true"}, {}}},
+        {"reset-position-ids", {{"true"}, {}}},               {"align-documents", {{"on", "off"}, {}}},
         {"eval-interval", {{"0", "33"}, valid}},
         {"eval-iters", {{"1", "1000"}, valid}},               {"lr", {{"1e-3", "0.1"}, {}}},
         {"min-lr", {{"0", "1.7e-5"}, {}}},

@@ -45,7 +45,8 @@ void check_tokenizer(const Config& config, const std::vector<ShardInfo>& shards,
 DataConfig data_config(const Config& config, const std::vector<std::string>& globs, bool shuffle) {
     return {.globs = globs, .token_dtype = config.token_dtype, .seq_length = config.seq_length,
             .vocab_size = config.shape.vocab_size, .seed = config.seed, .shuffle = shuffle, .check_ids = true,
-            .documents = config.reset_attention_mask || config.reset_position_ids, .synthetic = config.synthetic_data};
+            .documents = config.reset_attention_mask || config.reset_position_ids, .align = config.align_documents,
+            .synthetic = config.synthetic_data};
 }
 
 std::string start_directory(const Config& config) {
