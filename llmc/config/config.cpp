@@ -274,16 +274,21 @@ std::set<std::string> add_saved(const SavedOptions& saved, Settings& settings) {
 }
 
 // With --load and without --model the shape comes from the directory. Rope scaling, most of whose parameters have no
-// option, always comes from the directory of --load or of the checkpoint that is resumed.
+// option, always comes from the directory of --load or of the checkpoint that is resumed, and so does the deviation of
+// the initial weights, which is theirs.
 void take_shape(const Settings& settings, const Machine& machine, const std::string& checkpoint, Config& config) {
     if (!machine.read_shape) return;
+    const auto take = [&](const ModelConfig& shape) {
+        config.shape.rope_scaling = shape.rope_scaling;
+        config.shape.init_std = shape.init_std;
+    };
     if (const std::string load = text_setting(settings, "load"); !load.empty()) {
         const ModelConfig shape = machine.read_shape(load);
         if (!settings.count("model")) config.shape = shape;
-        config.shape.rope_scaling = shape.rope_scaling;
+        take(shape);
     } else if (!checkpoint.empty()) {
         try {
-            config.shape.rope_scaling = machine.read_shape(checkpoint).rope_scaling;
+            take(machine.read_shape(checkpoint));
         } catch (const Error&) {   // the search for the checkpoint says what is wrong with it
         }
     }
@@ -345,7 +350,6 @@ void require_loaded_shape(const Config& config, const Machine& machine) {
     if (config.load.empty() || !machine.read_shape) return;
     Config loaded = config;
     loaded.shape = machine.read_shape(config.load);
-    loaded.shape.init_std = config.shape.init_std;   // affects new weights only
     if (config.shape.position == PositionEmbedding::kRope)   // a rope model has no weights for positions
         loaded.shape.max_positions = std::max(loaded.shape.max_positions, config.shape.max_positions);
     for (const OptionRow& row : option_table()) {

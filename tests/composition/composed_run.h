@@ -118,7 +118,10 @@ inline Outcome run_part(const std::string& family, const Part& part, const std::
     Part saved = part;
     saved.settings.push_back({find_option("save"), save});
     saved.settings.push_back({find_option("save-interval"), std::to_string(save_interval)});
-    if (!resume.empty()) saved.settings.push_back({find_option("resume"), resume});
+    if (!resume.empty()) {
+        std::erase_if(saved.settings, [](const Setting& one) { return is(one, "init-method-std"); });   // restored
+        saved.settings.push_back({find_option("resume"), resume});
+    }
     LocalRanks ranks(part.ranks);
     ranks.defers_compute = part.defers_compute;
     const Silence silence;

@@ -9,6 +9,8 @@
 
 #include "llmc/base/rng.h"
 #include "llmc/base/text.h"
+#include "llmc/checkpoint/checkpoint_dir.h"
+#include "llmc/checkpoint/load.h"
 #include "llmc/config/prompt.h"
 #include "llmc/perf/fp8_speedup.h"
 #include "tests/composition/option_values.h"
@@ -64,7 +66,8 @@ inline Words words_of(const std::string& family, const Part& part, const std::st
 
 // The options of a run. Exit 2 if they are not legal.
 inline ParsedConfig parsed(const std::string& family, const Part& part, const std::string& data) {
-    return parse(family, words_of(family, part, data), {.gpu = false, .ranks = part.ranks});
+    return parse(family, words_of(family, part, data),
+                 {.gpu = false, .ranks = part.ranks, .read_shape = model_config_from_hf, .read_saved = saved_options});
 }
 
 inline bool is_legal(const std::string& family, const Part& part, const std::string& data) {
@@ -157,8 +160,6 @@ private:
     // What changes numerics stays. What changes rounding stays, or is drawn anew together with the number of ranks.
     void resume() {
         Part& first = set_.parts[0];
-        // A resumed run writes the default into its config.json, because it has no initial weights.
-        std::erase_if(first.settings, [](const Setting& one) { return is(one, "init-method-std"); });
         const bool moves = chance(0.5);
         Part part = first.at_least(moves ? MayChange::kNumerics : MayChange::kRounding);
         if (moves) part.ranks = ranks();

@@ -4,7 +4,11 @@
 TEST_CASE("config: a resumed run has the checkpoint's values of options that must be the same and are not given") {
     // A run that began with --load on two ranks.
     Machine machine{.gpu = true, .ranks = 2};
-    machine.read_shape = [](const std::string&) { return find_model_preset("qwen3-0.6B")->config; };
+    machine.read_shape = [](const std::string&) {
+        ModelConfig shape = find_model_preset("qwen3-0.6B")->config;
+        shape.init_std = 0.03;
+        return shape;
+    };
     const Words rest = {"--seq-length", "640", "--seed", "5", "--dtype", "fp32", "--lr", "1e-3"};
     const Config first = parse("llama", joined(joined(base(""), {"--load", "qwen"}), rest), machine).config;
     const std::string json = config_to_json(first);
