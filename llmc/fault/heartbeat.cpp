@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -161,9 +162,22 @@ void Heartbeat::set_end(int code) {
         end_code_plus_1_.store(code + 1, std::memory_order_release);
 }
 
+namespace {
+
+uint64_t outcome_word(int exit_code) {
+    const std::string text = strf("end %03d\n", exit_code);
+    uint64_t word = 0;
+    std::memcpy(&word, text.data(), std::min(text.size(), sizeof word));
+    return word;
+}
+
+}  // namespace
+
 void HeartbeatHeader::set_outcome(int exit_code) {
-    if (outcome[0] != 'o' || std::strcmp(outcome, "outcome end\n") == 0)
-        std::snprintf(outcome, sizeof outcome, exit_code == 0 ? "outcome end\n" : "outcome %03d\n", exit_code);
+    const uint64_t ended = outcome_word(kExitOk), word = outcome_word(exit_code);
+    uint64_t before = outcome.load();
+    while ((before == 0 || before == ended) && !outcome.compare_exchange_weak(before, word)) {
+    }
 }
 
 // ---- memory
@@ -240,7 +254,7 @@ bool launcher_stops() {
 
 void write_outcome(int exit_code) {
     if (own_row() || launcher_fd() < 0) return;
-    const std::string line = exit_code == kExitOk ? "outcome end\n" : strf("outcome %03d\n", exit_code);
+    const uint64_t word = outcome_word(exit_code);
     [[maybe_unused]] const ssize_t done =
-        ::pwrite(launcher_fd(), line.data(), line.size(), offsetof(HeartbeatHeader, outcome));
+        ::pwrite(launcher_fd(), &word, sizeof word, offsetof(HeartbeatHeader, outcome));
 }

@@ -75,11 +75,12 @@ private:
     std::atomic<int32_t> end_code_plus_1_;
 };
 
-// The beginning of the table. Fields of text end with a line break and zeros; the launch wrapper prints them.
+// The beginning of the table. Fields of text end with a line break and zeros; the launch wrapper prints them, also
+// while ranks write.
 struct HeartbeatHeader {
     static constexpr size_t kLines = 128;
     char magic[8], stop[8];       // by the launch wrapper: kLauncherMagic; "stop", see launcher_stops
-    char outcome[16];             // "outcome 006", "outcome end" if all ranks of the host ended with 0
+    std::atomic<uint64_t> outcome;   // the text "end 006\n"; 000 if all ranks of the host ended with 0
     char hosts[16 << 10];         // "hosts node1 node2"
     char report[4096];            // the hang report
     char lines[kLines][256];      // what each rank did last

@@ -33,7 +33,7 @@ exec {table}<>"$file"
 rm "$file"
 printf 'llmfp8.\n' >&"$table"
 export LLMFP8_HEARTBEATS=/proc/$$/fd/$table
-text() { head -c 53280 "$LLMFP8_HEARTBEATS" | tail -c +17 | tr -d '\0'; }   # lines: outcome, hosts, report, ranks
+text() { head -c 53272 "$LLMFP8_HEARTBEATS" | tail -c +17 | tr -d '\0'; }   # lines: outcome, hosts, report, ranks
 
 trap 'jobs -p | xargs -r kill 2>/dev/null' EXIT
 later() { ( trap 'kill $!; exit' TERM; sleep "$1" & wait $!; shift; "$@" ) >/dev/null 2>&1 & }   # SECONDS COMMAND...
@@ -91,7 +91,7 @@ watch() {
             stat=$(<"/proc/$child/stat") && [[ ${stat##*) } != Z* ]] || dead+=" $child"
         done
         [ -z "$dead" ] || [ "$dead" != "$before" ] || kill_all
-        [[ $(text) == outcome* ]] && [ $((++late)) -gt 5 ] || continue
+        [[ $(text) == "end "* ]] && [ $((++late)) -gt 5 ] || continue
         [ "$late" -gt 6 ] || children | xargs -r kill -KILL   # also the ssh to that host
         kill -INT "$pid"   # the second one ends it at once
         [ "$late" -lt 9 ] || kill_all
@@ -108,15 +108,15 @@ later 5 kill -KILL "${drains[@]}"   # if something that outlives mpirun keeps it
 wait "${drains[1]}" 2>/dev/null
 wait "${drains[0]}" 2>/dev/null || say "standard output could not be written to the end; the run went on without it"
 
-[[ ! $(text) =~ ^outcome\ (end|[0-9]{3}) ]] || code=$((10#${BASH_REMATCH[1]/end/0}))   # else it is mpirun's
+[[ ! $(text) =~ ^end\ ([0-9]{3}) ]] || code=$((10#${BASH_REMATCH[1]}))   # else it is mpirun's
 [ "$code" != 137 ] || code=6
 code=${ends:-$code}
-[ "$code" = 0 ] || [ -n "$ends" ] || [[ $(text) == outcome* ]] ||
+[ "$code" = 0 ] || [ -n "$ends" ] || [[ $(text) == "end "* ]] ||
     say "mpirun ended with exit code $code, and no rank has said why"
 if [ "$code" = 6 ]; then
     # Lines that a rank writes at its end may be lost between it and mpirun.
     say "a rank was lost or hung; what the ranks of this host said and did last:"
-    text | sed '/^outcome /d; /^hosts /d; s/^/launch_mpi.sh: /' >&2
+    text | sed '/^end [0-9]*$/d; /^hosts /d; s/^/launch_mpi.sh: /' >&2
     for host in $(text | sed -n 's/^hosts \([^ ]* .*\)/\1/p'); do   # if there are several
         grep -q "on $host\$" "/proc/$$/fd/$reports" || say "no hang report came from $host"
     done

@@ -24,6 +24,32 @@ TEST_CASE("heartbeats: one process of a host prints why the run ends") {
     set_own_row(nullptr, 0);
 }
 
+TEST_CASE("heartbeats: the launch wrapper reads the whole outcome or none, and the first error") {
+    const HeartbeatTable table = HeartbeatTable::create(1);
+    HeartbeatHeader& header = table.header();
+    const int file = ::open(table.path().c_str(), O_RDONLY);
+    const auto text = [&] {
+        char read[9] = "";
+        CHECK(::pread(file, read, 8, offsetof(HeartbeatHeader, outcome)) == 8);
+        return std::string(read);
+    };
+    std::atomic<bool> done{false};
+    std::thread writer([&] {
+        for (int i = 0; i < 200000; i++, header.outcome = 0) header.set_outcome(130);
+        done = true;
+    });
+    std::string other;
+    while (!done)
+        if (const std::string read = text(); read != "" && read != "end 130\n") other = read;
+    writer.join();
+    CHECK(other == "");
+    header.set_outcome(kExitOk);
+    CHECK(text() == "end 000\n");
+    for (int code : {kExitDisk, kExitPeerLost, kExitOk}) header.set_outcome(code);
+    CHECK(text() == "end 007\n");
+    ::close(file);
+}
+
 TEST_CASE("heartbeats: a row of zeros is empty, and posts are read back") {
     const HeartbeatTable table = HeartbeatTable::create(2);
     Heartbeat& row = table.row(1);
