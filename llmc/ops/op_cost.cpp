@@ -72,11 +72,6 @@ void record_in_place(Ctx& ctx, OpKind kind, int64_t bytes, const QuantOut& quant
 
 const char* op_name(OpKind kind) { return kOpNames[static_cast<int>(kind)]; }
 
-const char* op_mode_name(OpMode mode) {
-    constexpr const char* kNames[] = {"plain", "sums", "amax", "copies", "blocks"};
-    return kNames[static_cast<int>(mode)];
-}
-
 std::string rate_name(OpKind kind, Activation activation) {
     const std::string function = activation_function(activation).name;
     switch (kind) {

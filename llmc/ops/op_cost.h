@@ -33,7 +33,6 @@ struct PlannedOp {
     int64_t count = 0;
 };
 const char* op_name(OpKind kind);
-const char* op_mode_name(OpMode mode);   // "plain", "copies"
 // "gelu_forward" for activations, because each function has its own rates; op_name for all others.
 std::string rate_name(OpKind kind, Activation activation);
 const char* layout_name(GemmLayout layout);

@@ -7,9 +7,7 @@ PassEvents::PassEvents() {
 void PassEvents::enter(Ctx& ctx, Phase phase) {
     const bool begun = next_ > kForward || phase == Phase::kForward;
     if (begun && next_ <= kBackwardEnd) device::event_record(ctx, events_[next_++]);
-    if (phase != Phase::kReduce) return;
-    device::event_record(ctx, events_[kReduce]);
-    next_ = kForward;   // the first event of the next step
+    if (phase == Phase::kReduce) next_ = kForward;   // the first event of the next step
 }
 
 double PassEvents::ms(int from, int to) const {

@@ -1,4 +1,4 @@
-// Events around the passes of a step's first micro-batch, and at the end of its last micro-batch.
+// Events around the passes of a step's first micro-batch.
 #pragma once
 #include "llmc/fault/heartbeat.h"
 #include "llmc/ops/owned.h"
@@ -11,10 +11,9 @@ public:
     // Milliseconds of a step that has finished. The loss counts as part of the backward pass.
     double forward_ms() const { return ms(kForward, kBackward); }
     double backward_ms() const { return ms(kBackward, kBackwardEnd); }
-    double micro_batches_ms() const { return ms(kForward, kReduce); }
 
 private:
-    enum { kForward, kBackward, kBackwardEnd, kReduce, kEvents };
+    enum { kForward, kBackward, kBackwardEnd, kEvents };
     double ms(int from, int to) const;
     OwnedEvent events_[kEvents];
     int next_ = kForward;

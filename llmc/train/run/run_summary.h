@@ -23,9 +23,8 @@ struct SummarizedRun {
     double predicted_ms;        // of a step; 0: unknown
 };
 
-// At most kSummaryLines lines: model and parameters, device and commit, precision, batch, data, memory, predicted time,
+// At most 18 lines: model and parameters, device and commit, precision, batch, data, memory, predicted time,
 // where it saves, options that the user changed.
-inline constexpr size_t kSummaryLines = 18;
 std::string summary_text(const SummarizedRun& run);
 
 // A run has no more lines than this before its first step.
