@@ -79,8 +79,7 @@ std::string time_text(const Figures& f) {
                      time.reduce_ms + time.gather_ms + time.exchange_ms, time.reduce_ms, time.gather_ms,
                      time.exchange_ms);
     if (time.host_link_ms > 0)
-        text += strf("  copies from and to host memory take %.3f ms each way, hidden or exposed; nominal rate of PCIe "
-                     "Gen5 x16, 50 GB/s each way\n", time.host_link_ms);
+        text += strf("  copies from and to host memory take %.3f ms each way, hidden or exposed\n", time.host_link_ms);
     text += strf("predicted         %.4g s/it, %.0f tokens/s, %.0f per GPU, MFU %.1f %%\n", 1e-3 * f.ms,
                  f.tokens_per_second, f.tokens_per_second / ranks, 100 * f.mfu);
     if (config.fp8_recipe != Fp8Recipe::kNone) {

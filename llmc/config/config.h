@@ -83,7 +83,7 @@ struct Config {
     // What is sharded over the ranks. 0: nothing; 1: master weights and moments; 2: gradients, too; 3: weights, too
     int64_t zero = 1;
     int64_t zero_group = 0;             // number of neighbouring ranks that shard one copy of these; 0: all
-    double bucket_mb = 256;             // size of a gradient bucket, 10^6 bytes of FP32
+    double bucket_mb = 0;               // size of a gradient bucket, 10^6 bytes of FP32; see bucket_bytes
     bool overlap = true;                // overlap communication with compute
     Dtype grad_shard_dtype = Dtype::kFp32;  // of the sums of gradients with --zero 2 and 3
     Dtype grad_comm_dtype = Dtype::kFp32;   // kFp32, kBf16, kE4m3

@@ -3,7 +3,6 @@
 
 namespace {
 
-
 void derive_grad_comm(Config& c, const Given&) { c.grad_comm_dtype = c.grad_dtype; }
 
 }  // namespace
@@ -26,9 +25,10 @@ void add_ranks(std::vector<OptionRow>& rows) {
          .help = "--zero shards within groups of N neighbouring ranks, for example the ranks of a node, and each group "
                  "has all shards; 0: one group of all ranks", .fallback = "0", .on_resume = kSilent,
          .changes = MayChange::kRounding, .ranks_only = true},
-        {.name = "bucket-mb", .value = number(AT(bucket_mb), {.low = 0, .high = 1e6, .low_open = true}),
+        {.name = "bucket-mb", .value = number(AT(bucket_mb), {.low = 0, .high = 1e6}),
          .help = "size of a gradient bucket, which is reduced as one message, in 10^6 bytes of FP32; no parameter is "
-                 "split between buckets", .fallback = "256", .changes = MayChange::kRounding, .ranks_only = true},
+                 "split between buckets; 0: 256, or with --zero 3 whole layers", .fallback = "0",
+         .changes = MayChange::kRounding, .ranks_only = true},
         {.name = "overlap", .value = choice<bool>(AT(overlap), {{"on", true}, {"off", false}}),
          .help = "overlap the reduction of gradients with the backward pass and the all-gather of weights with the "
                  "forward pass; results are equal to the bit", .fallback = "on", .on_resume = kSilent,

@@ -52,6 +52,7 @@ void gemm(Ctx& ctx, const GemmArgs& args) {
 }
 
 void gemm_set_search(Ctx&, bool) {}
+double gemm_search_seconds(const Ctx&) { return 0; }
 
 int64_t fp8_matmuls(const Ctx& ctx) { return ctx.fp8_matmuls; }
 

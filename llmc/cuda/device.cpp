@@ -3,11 +3,15 @@
 #include <cublasLt.h>
 #include <cuda_profiler_api.h>
 #include <nvtx3/nvToolsExt.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 
+#include "llmc/base/system/on_threads.h"
+#include "llmc/base/system/signals_blocked.h"
 #include "llmc/cuda/common.h"
 #include "llmc/cuda/gemm.h"
 #include "llmc/ops/op_timer.h"
@@ -40,6 +44,32 @@ void* allocate(int64_t bytes, const char* where, cudaError_t (*take)(void** memo
     cudaGetLastError();
     FAIL(kExitBadInput, "cannot allocate %lld bytes (%.2f GiB) %s: %s; %.2f GiB are free on the GPU", (long long)bytes,
          gib(bytes), where, cudaGetErrorString(status), gib(device_free_bytes()));
+}
+
+// Writes to each page, so that all are there.
+void touch_pages(char* memory, int64_t bytes) {
+    constexpr int64_t kPage = 4096, kPart = 64 << 20;
+    std::atomic<int64_t> next{0};
+    const SignalsBlocked blocked;
+    on_threads(16, [&] {
+        for (int64_t begin; (begin = next.fetch_add(kPart)) < bytes;)
+            for (int64_t at = begin; at < std::min(bytes, begin + kPart); at += kPage) memory[at] = 0;
+    });
+}
+
+// Like cudaMallocHost, which makes its pages in one thread while other processes wait in the driver: on four GPUs of a
+// host it took five times as long (dev/results/2026-11-27-h200-start).
+cudaError_t allocate_pinned(void** memory, size_t size) {
+    constexpr size_t kPage = 4096, kHugePage = 2 << 20;
+    const size_t page = size < kHugePage ? kPage : kHugePage;
+    size = (size + page - 1) / page * page;
+    *memory = std::aligned_alloc(page, size);
+    if (!*memory) return cudaErrorMemoryAllocation;
+    if (page == kHugePage) madvise(*memory, size, MADV_HUGEPAGE);   // without huge pages it only takes longer
+    touch_pages(static_cast<char*>(*memory), static_cast<int64_t>(size));
+    const cudaError_t status = cudaHostRegister(*memory, size, cudaHostRegisterDefault);
+    if (status != cudaSuccess) std::free(*memory);
+    return status;
 }
 
 cudaEvent_t handle_of(Event* event) { return reinterpret_cast<cudaEvent_t>(event); }
@@ -164,13 +194,12 @@ void* device_alloc(int64_t bytes) {
 
 void device_free(void* memory) { warn_once(cudaFree(memory), "cudaFree"); }
 
-void* pinned_alloc(int64_t bytes) {
-    return allocate(bytes, "of pinned host memory", [](void** memory, size_t size) {
-        return cudaMallocHost(memory, size);
-    });
-}
+void* pinned_alloc(int64_t bytes) { return allocate(bytes, "of pinned host memory", allocate_pinned); }
 
-void pinned_free(void* memory) { warn_once(cudaFreeHost(memory), "cudaFreeHost"); }
+void pinned_free(void* memory) {
+    if (memory) warn_once(cudaHostUnregister(memory), "cudaHostUnregister");
+    std::free(memory);
+}
 
 int64_t allocation_count() { return allocations(); }
 

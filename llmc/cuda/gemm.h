@@ -38,6 +38,7 @@ struct GemmState {
     cublasLtHandle_t handle = nullptr;
     void* workspace = nullptr;  // kGemmWorkspaceBytes; for one stream only, since its users are not synchronised
     bool search = false, search_custom = true;   // see gemm_set_search; whether a search may choose the custom kernel
+    double search_seconds = 0;   // that searches have taken
     std::string library, gpu;   // plans are valid for these
     std::map<GemmKey, GemmPlan> plans;
 };

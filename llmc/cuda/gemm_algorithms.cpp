@@ -32,6 +32,7 @@ std::pair<GemmKey, GemmPlan> from_json(const json& row) {
 namespace cuda {
 
 void gemm_set_search(Ctx& ctx, bool search) { ctx.gemm->search = search; }
+double gemm_search_seconds(const Ctx& ctx) { return ctx.gemm->search_seconds; }
 
 int64_t fp8_matmuls(const Ctx& ctx) { return ctx.fp8_matmuls; }
 

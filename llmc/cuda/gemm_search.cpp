@@ -1,5 +1,7 @@
 // The choice of an algorithm for a shape: the heuristic's first answer, or the fastest in a measurement.
 #include <algorithm>
+#include <chrono>
+#include <memory>
 #include <vector>
 
 #include "llmc/cuda/common.h"
@@ -56,6 +58,7 @@ float time_us(Ctx& ctx, GemmProblem& problem, const GemmPlan& plan, const GemmAr
 
 constexpr float kNoise = 1.01f;      // what a candidate must gain to be chosen
 constexpr float kBudgetUs = 50000;   // of the rounds that count
+constexpr float kLongUs = 100000;    // a round of the candidates in which the time to load their kernels is small
 
 // Times of one candidate of a search.
 struct Trial {
@@ -69,10 +72,9 @@ struct Trial {
 
 // Returns the fastest plan by median time among the heuristic's first answers and, where supported, the custom kernel.
 // Rounds alternate between all candidates, so that clock drift affects them alike. The first round warms up (kernels
-// are loaded lazily), the second drops slow candidates; the heuristic's first answer stays unless another is faster by
-// more than the usual noise.
+// are loaded lazily), the second drops slow candidates; of a long matmul, the first does both. The heuristic's first
+// answer stays unless another is faster by more than the usual noise.
 GemmPlan search_plan(Ctx& ctx, GemmProblem& problem, const GemmKey& key, const GemmArgs& args) {
-    constexpr float kFarBehind = 1.2f;
     std::vector<Trial> trials;
     for (const GemmPlan& plan : candidates(ctx, problem, key, kCandidates)) trials.push_back({plan, {}});
     if (ctx.gemm->search_custom && cuda::gemm_fp8_blockwise_supports(ctx, args))
@@ -85,15 +87,21 @@ GemmPlan search_plan(Ctx& ctx, GemmProblem& problem, const GemmKey& key, const G
         }
         return total;
     };
-    round();
+    const auto forget = [&] {
+        for (Trial& trial : trials) trial.us.clear();
+    };
+    const bool is_long = round() > kLongUs;
     std::erase_if(trials, [](const Trial& trial) { return trial.us[0] < 0; });
     CHECK_CALL(!trials.empty(), "none of cuBLASLt's algorithms runs");
-    for (Trial& trial : trials) trial.us.clear();
-    round();
+    if (!is_long) {
+        forget();
+        round();
+    }
     float best = trials[0].us[0];
     for (Trial& trial : trials) best = std::min(best, trial.us[0]);
-    std::erase_if(trials, [&](const Trial& trial) { return trial.us[0] > kFarBehind * best; });
-    const int rounds = std::clamp(static_cast<int>(kBudgetUs / round()), 4, 20);
+    std::erase_if(trials, [&](const Trial& trial) { return trial.us[0] > (is_long ? 1.1f : 1.2f) * best; });
+    forget();
+    const int rounds = std::clamp(static_cast<int>(kBudgetUs / round()), 2, 20);
     for (int i = 0; i < rounds; i++) round();
     for (Trial& trial : trials) trial.plan.us = trial.median();
     auto faster = [](const Trial& a, const Trial& b) { return a.plan.us < b.plan.us; };
@@ -131,14 +139,17 @@ const GemmPlan& gemm_plan_for(Ctx& ctx, GemmProblem& problem, const GemmKey& key
         if (!state.search) {
             plan = candidates(ctx, problem, key, 1)[0];
         } else {
+            cuda::synchronize(ctx);   // the clock counts only the search
+            const auto begin = std::chrono::steady_clock::now();
             // A search that accumulates changes D.
             const int64_t bytes = args.accumulate ? args.D.bytes() : 0;
-            std::vector<char> saved(static_cast<size_t>(bytes));
-            cuda::copy_to_host(ctx, saved.data(), args.D.data, bytes);
+            const auto saved = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(bytes));
+            cuda::copy_to_host(ctx, saved.get(), args.D.data, bytes);
             cuda::synchronize(ctx);
             plan = search_plan(ctx, problem, key, args);
-            cuda::copy_to_device(ctx, args.D.data, saved.data(), bytes);
+            cuda::copy_to_device(ctx, args.D.data, saved.get(), bytes);
             cuda::synchronize(ctx);
+            state.search_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
         }
         at = state.plans.emplace(key, plan).first;
     }

@@ -9,10 +9,9 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <functional>
 #include <set>
-#include <system_error>
-#include <thread>
+
+#include "llmc/base/system/on_threads.h"
 
 static_assert(std::endian::native == std::endian::little,
               "shards are little-endian and read without swapping");
@@ -88,18 +87,6 @@ InputFile open_shard(const std::string& path) {
     REQUIRE(!is_directory(path), "data shard '%s': a folder: name the files in it, '%s/train*.bin' (and for "
             "--valid-data '%s/valid*.bin')", path.c_str(), path.c_str(), path.c_str());
     return InputFile(path, "data shard '" + path + "'");
-}
-
-// Runs `work` in this thread and in others, at most `most` and one per core together, and waits for all.
-void on_threads(size_t most, const std::function<void()>& work) {
-    std::vector<std::jthread> pool;
-    try {
-        for (size_t t = 1; t < std::min<size_t>(most, std::thread::hardware_concurrency()); t++)
-            pool.emplace_back(work);
-    } catch (const std::system_error&) {
-        // No further thread can be started (ulimit -u, -v): those that run do all the work.
-    }
-    work();
 }
 
 // A list of numbers in a file, read front to back.

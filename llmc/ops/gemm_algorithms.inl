@@ -6,6 +6,8 @@
 // custom kernel too; without, it takes the library's first suggestion. The search uses the operands of that call and
 // leaves D as a single call would.
 void gemm_set_search(Ctx& ctx, bool search);
+// What searches have taken since the device was opened.
+double gemm_search_seconds(const Ctx& ctx);
 // Returns all plans as JSON text: {"library": ..., "gpu": ..., "plans": [{key fields, algorithm words, us}...]}.
 std::string gemm_export_plans(Ctx& ctx);
 // Imports plans. Returns "", or the reason why bits may differ (another library version or GPU; the plans are then

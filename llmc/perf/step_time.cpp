@@ -27,9 +27,17 @@ StepPart part_of(const PlannedOp& op) {
 
 // Bytes per second sent by a rank to other hosts. Nominal: a 400 Gb/s adapter per GPU (DGX H100 and H200 data sheets).
 constexpr double kNetworkRate = 50e9;
-// Between host and device, each way while both are busy. PCIe Gen5 x16 has 63 GB/s each way, and packet headers and
-// traffic in both directions at once leave about this much.
-constexpr double kHostLinkRate = 50e9;
+// Bytes per second between host memory and a GPU, each way. Pinned memory of four H200 that copied at once, and of one
+// (dev/results/2026-11-27-h200-start): one GPU is bounded by its PCIe Gen5 x16, four by what their host's memory moves.
+// Four GPUs share a socket in the usual hosts of eight.
+struct HostLink {
+    double one_way, both_ways;   // while the other direction is idle, and while it is busy
+};
+HostLink host_link(int ranks) {
+    constexpr double kMemoryOneWay = 4 * 40e9, kMemoryBothWays = 4 * 22.5e9;
+    const double sharing = std::min(ranks, 4);
+    return {std::min(55e9, kMemoryOneWay / sharing), std::min(50e9, kMemoryBothWays / sharing)};
+}
 
 // The backward pass of the last micro-batch hides the reduction of gradients, and the first forward pass the all-gather
 // of weights; except for the embedding, whose gradients are complete last and whose weights are needed first. With
@@ -69,11 +77,12 @@ bool between_hosts(const Config& config, const MemoryPlan& plan, const PlannedCo
 // those that fit into the buffers are prefetched and hidden, too. Each pass hides its copies of activations.
 double exposed_link_ms(const MemoryPlan& plan, StepTime& time, double micro_batches, double forward_ms,
                        double backward_ms) {
+    const HostLink link = host_link(plan.ranks);
     const double buffers = real(plan.purpose_bytes[static_cast<size_t>(Purpose::kOffload)]);
-    const double state = 1e3 * real(plan.state_host_bytes) / kHostLinkRate;
-    const double activations = 1e3 * real(plan.activation_host_bytes) / kHostLinkRate;   // of a micro-batch
+    const double state = 1e3 * real(plan.state_host_bytes) / link.both_ways;
+    const double activations = 1e3 * real(plan.activation_host_bytes) / link.one_way;   // of a micro-batch
     time.host_link_ms = state + micro_batches * activations;
-    return std::max(0.0, state - 1e3 * buffers / kHostLinkRate - time[StepPart::kOptimizer])
+    return std::max(0.0, state - 1e3 * buffers / link.both_ways - time[StepPart::kOptimizer])
            + micro_batches * (std::max(0.0, activations - forward_ms) + std::max(0.0, activations - backward_ms));
 }
 

@@ -259,7 +259,8 @@ void TrainLoop::after_first_step() {
     if (!refused.empty()) log_->event("warning", "matmul algorithms: " + refused);
     if (const std::string text = device_.memory_text(); !text.empty()) log_->event("note", text, false);
     start_.done("step");
-    log_->event("note", start_.text());
+    const double search = device::gemm_search_seconds(device_.ctx);
+    log_->event("note", start_.text() + (search > 0 ? strf(" (%.1f of it to time matmul algorithms)", search) : ""));
     post_first_step();
 }
 

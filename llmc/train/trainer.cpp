@@ -38,8 +38,8 @@ void enter(const StagedStep& staged, Phase phase) {
 Trainer::Trainer(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, Arena& arena,
                  const Groups& groups)
     : config_(config), table_(table), groups_(groups), arena_(arena), plan_(executed_plan(fp8_plan)),
-      layout_(table, plan_, static_cast<int64_t>(config.bucket_mb * 1e6), Buckets::unit(groups.shard.world().ranks),
-              shards_weights(config, groups.shard.world().ranks)),
+      layout_(table, plan_, bucket_bytes(config, groups.shard.world().ranks),
+              Buckets::unit(groups.shard.world().ranks), shards_weights(config, groups.shard.world().ranks)),
       buckets_(layout_, groups.shard.world().ranks), layer_buffers_(make_layer_buffers(config, buckets_, plan_, arena)),
       fp8_(config, plan_, layout_, shards_state(config, buckets_.ranks()), arena, layer_buffers(), buckets_.ranks()),
       sharded_(config, table, buckets_, groups.shard.world().rank, arena, layer_buffers()),

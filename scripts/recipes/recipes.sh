@@ -81,7 +81,7 @@ llama31_70b_h200() {
     slimpajama "$@"
     steps 1000 100 "$@"
     run 4 train_llama --model llama3.1-70B --seq-length 8192 --micro-batch-size 1 --global-batch-size 16 \
-        --zero 3 --offload masters,activations --recompute block \
+        --zero 3 --offload masters,activations --offload-fraction 0.95 --recompute block-keep-attention \
         --grad-dtype bf16 --grad-shard-dtype bf16 --moment-dtype bf16 --lr 1.5e-4 "${length[@]}" "${data[@]}" "$@"
 }
 llama3_small() {

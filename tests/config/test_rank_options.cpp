@@ -74,7 +74,7 @@ TEST_CASE("rank options: options without effect are refused") {
     CHECK(parsed({"--zero", "2"}).zero == 2);
     CHECK(parsed({"--zero", "3"}).zero == 3);
     CHECK(contains(refusal("gpt2", joined(base(""), {"--zero", "4"})), "--zero 4: must be an integer in [0, 3]"));
-    CHECK(contains(refusal("gpt2", joined(base(""), {"--bucket-mb", "0"})), "--bucket-mb 0: must be a number in (0"));
+    CHECK(contains(refusal("gpt2", joined(base(""), {"--bucket-mb", "-1"})), "--bucket-mb -1: must be a number in [0"));
 }
 
 TEST_CASE("rank options: with one rank they have no effect, and a note names those that were set") {

@@ -140,6 +140,17 @@ TEST_CASE("buckets: a layout that is not divisible by the ranks is refused") {
     CHECK_THROWS_AS(Buckets(two.layout, 7), Error);
 }
 
+TEST_CASE("buckets: 256 MB, or with --zero 3 and several ranks whole layers, unless --bucket-mb says another size") {
+    Config config;
+    config.zero = 2;
+    CHECK(bucket_bytes(config, 2) == 256'000'000);
+    config.zero = 3;
+    CHECK(bucket_bytes(config, 1) == 256'000'000);
+    CHECK(bucket_bytes(config, 2) == INT64_MAX);
+    config.bucket_mb = 0.5;
+    CHECK(bucket_bytes(config, 2) == 500'000);
+}
+
 TEST_CASE("buckets: a large model in buckets of 256 MB") {
     Config config;
     config.shape = find_model_preset("llama3-8B")->config;

@@ -65,7 +65,7 @@ TEST_CASE("zero weights: a rank holds its shards, the layer buffers, and norms a
         const MemoryPlan plan = memory_of(config, ranks);
         const ParamTable table = make_param_table(config.shape);
         const Fp8Plan fp8 = fp8_plan_of(config, table);
-        const FlatLayout layout(table, fp8, static_cast<int64_t>(config.bucket_mb * 1e6), Buckets::unit(ranks), true);
+        const FlatLayout layout(table, fp8, bucket_bytes(config, ranks), Buckets::unit(ranks), true);
         int64_t permanent = 0;
         std::map<int, int64_t> whole, transposed;   // by layer
         for (const ParamGroup& group : layout.groups()) {

@@ -24,8 +24,9 @@ MODERN = {**GPT2, "normalization": "RMSNorm", "position-embedding-type": "rope",
 TUNE = {"ranks": 8, "seq-length": 4096, "micro-batch-size": 4, "global-batch-size": 256, "recompute": "block",
         "fp8-recipe": "none", "rope-scaling-factor": 8}
 LLAMA70B = {"ranks": 4, "model": "llama3.1-70B", "seq-length": 8192, "micro-batch-size": 1, "global-batch-size": 16,
-            "zero": 3, "offload": ["masters", "activations"], "recompute": "block", "grad-dtype": "bf16",
-            "grad-shard-dtype": "bf16", "moment-dtype": "bf16"}
+            "zero": 3, "offload": ["masters", "activations"], "offload-fraction": 0.95,
+            "recompute": "block-keep-attention", "grad-dtype": "bf16", "grad-shard-dtype": "bf16",
+            "moment-dtype": "bf16"}
 DELAYED = {"fp8-recipe": "delayed"}
 RECIPES = {
     "train_llama3_8b_h200_bf16": LLAMA8B,

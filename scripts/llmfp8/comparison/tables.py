@@ -63,8 +63,9 @@ TABLES = {
     "long": Table("8 layers of Llama-3-8B, delayed scaling, {gpus}: long sequences",
                   {**long(32768, 4, *EIGHT_LAYERS), **long(65536, 2, *EIGHT_LAYERS)}, allowed=LENGTH, steps=(2, 5)),
     "70b": Table("Llama-3.1-70B, T 8192, {gpus}: delayed scaling, offload to host memory",
-                 {"delayed": [LLAMA_70B], "delayed-head-attention": [LLAMA_70B, "--fp8-lm-head", "--fp8-attention"]},
-                 gpus=4, steps=(2, 3)),
+                 {"delayed": [LLAMA_70B], "delayed-head-attention": [LLAMA_70B, "--offload-fraction", "1",
+                                                                     "--fp8-lm-head", "--fp8-attention"]},
+                 allowed=("offload-fraction",), gpus=4, steps=(2, 3)),
     "llama3-small": Table("llama3-small, T 2048, {gpus}: s/it of each recipe", recipes(SMALL, SMALL_FP8)),
     "gpt2": Table(
         "GPT-2 124M, T 1024, {gpus}: time per step, samples/s and memory by micro-batch",

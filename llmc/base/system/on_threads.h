@@ -1,0 +1,19 @@
+// Work that several threads share.
+#pragma once
+#include <algorithm>
+#include <functional>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+// Runs `work` in this thread and in others, at most `most` and one per core together, and waits for all.
+inline void on_threads(size_t most, const std::function<void()>& work) {
+    std::vector<std::jthread> pool;
+    try {
+        for (size_t t = 1; t < std::min<size_t>(most, std::thread::hardware_concurrency()); t++)
+            pool.emplace_back(work);
+    } catch (const std::system_error&) {
+        // No further thread can be started (ulimit -u, -v): those that run do all the work.
+    }
+    work();
+}
