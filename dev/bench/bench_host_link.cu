@@ -81,9 +81,9 @@ int measure(Shared* shared, int gpu, int gpus, int64_t bytes) {
     const double to = rate(shared, in, out, host, bytes, device, true, false),
                  from = rate(shared, in, out, host, bytes, device, false, true),
                  both = rate(shared, in, out, host, bytes, device, true, true);
-    std::printf("%d of %d GPUs | %5.1f GiB | touch %6.2f s, again %5.2f s | pinned_alloc %5.2f s | in %5.1f, out %5.1f, "
-                "both %5.1f GB/s each way\n", gpu, gpus, static_cast<double>(bytes) * 0x1p-30, first, again, pinned, to,
-                from, both);
+    std::printf("%d of %d GPUs | %5.1f GiB | touch %6.2f s, again %5.2f s | pinned_alloc %5.2f s | in %5.1f, "
+                "out %5.1f, both %5.1f GB/s each way\n", gpu, gpus, static_cast<double>(bytes) * 0x1p-30, first, again,
+                pinned, to, from, both);
     cuda::pinned_free(host);
     cuda::device_free(device);
     cuda::side_close(in);
