@@ -186,17 +186,19 @@ inline DrawnSet draw_set(uint64_t seed, uint64_t number, const std::string& data
 inline std::vector<DrawnSet> smaller(const DrawnSet& set) {
     std::vector<DrawnSet> all;
     if (set.parts.size() > 1) {
+        const auto size = [](const Part& part) { return part.settings.size() + static_cast<size_t>(part.ranks); };
         all.push_back({set.family, {set.parts[0]}});
-        all.push_back({set.family, {set.parts[0], set.parts[0]}, set.resume_at});
+        if (size(set.parts[0]) <= size(set.parts[1]))   // else what is left out comes back, without end
+            all.push_back({set.family, {set.parts[0], set.parts[0]}, set.resume_at});
     }
     for (size_t p = 0; p < set.parts.size(); p++) {
         for (int ranks = 1; ranks < set.parts[p].ranks; ranks++) (all.emplace_back(set)).parts[p].ranks = ranks;
         for (const Setting& setting : set.parts[p].settings) {
+            const bool inherited = setting.row->may_change() == MayChange::kNumerics;   // by the second part
+            if (p > 0 && inherited) continue;
             DrawnSet& without = all.emplace_back(set);
-            for (size_t q = p; q < set.parts.size(); q++) {   // what the second part inherits goes with it
-                std::vector<Setting>& settings = without.parts[q].settings;
-                if (q == p || setting.row->may_change() == MayChange::kNumerics) std::erase(settings, setting);
-            }
+            for (size_t q = p; q < (inherited ? set.parts.size() : p + 1); q++)
+                std::erase(without.parts[q].settings, setting);
         }
     }
     return all;
