@@ -11,31 +11,40 @@ column a run. The plot needs matplotlib and is left out without it.
 import argparse
 import csv
 import os
+import re
+import statistics
 import sys
+from collections import namedtuple
 from pathlib import Path
 
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
 from llmfp8 import run_log  # noqa: E402
 from llmfp8.comparison.differences import run_differences  # noqa: E402
-from llmfp8.support import InputError  # noqa: E402
+from llmfp8.support import InputError, Parser, run_main  # noqa: E402
+
+
+# {tokens: loss} of training and of validation, of validation with the weights rounded to BF16 as they are exported
+# (an FP8 run that has it), and the median of s/it.
+Losses = namedtuple("Losses", "train valid in_bf16 seconds")
 
 
 def losses_of(run):
-    """Training losses {tokens: loss} and validation losses {tokens: loss}."""
     if not run.evals:
         raise InputError(f"{run.path} has no validation loss (--valid-data)")
-    train = {record["tokens"]: record["loss"] for record in run.step_list()}
-    return train, {run.tokens_at(step): run.evals[step]["loss"] for step in sorted(run.evals)}
+    evals = {run.tokens_at(step): run.evals[step] for step in sorted(run.evals)}
+    return Losses({record["tokens"]: record["loss"] for record in run.step_list()},
+                  {tokens: record["loss"] for tokens, record in evals.items()},
+                  {tokens: record["loss_bf16"] for tokens, record in evals.items() if "loss_bf16" in record},
+                  statistics.median(record["step_seconds"] for record in run.step_list()))
 
 
 LAST_STEPS = 100   # of the mean training loss
 
 
 def ends(run, tokens):
-    """Validation loss at `tokens`, and mean training loss of the last steps until then."""
-    train, valid = run
-    last = [t for t in sorted(train) if t <= tokens][-LAST_STEPS:]
-    return valid[tokens], sum(train[t] for t in last) / max(1, len(last))
+    """Validation loss at `tokens`, that in BF16 or None, and mean training loss of the last steps until then."""
+    last = [t for t in sorted(run.train) if t <= tokens][-LAST_STEPS:]
+    return run.valid[tokens], run.in_bf16.get(tokens), sum(run.train[t] for t in last) / max(1, len(last))
 
 
 def gap(loss, reference):
@@ -43,48 +52,58 @@ def gap(loss, reference):
 
 
 def gaps_at(run, base, tokens):
-    """The gaps of the validation loss and of the last training losses, in percent."""
-    return [gap(loss, reference) for loss, reference in zip(ends(run, tokens), ends(base, tokens))]
+    """The gaps to ends() of a BF16 run, in percent; None for a loss that there is not. That in BF16 is compared with
+    the validation loss of the BF16 run."""
+    reference = base.valid[tokens], base.valid[tokens], ends(base, tokens)[2]
+    return [None if loss is None else gap(loss, of) for loss, of in zip(ends(run, tokens), reference)]
+
+
+def figure(value, form):
+    return "" if value is None else format(value, form)
+
+
+def row(configuration, seed, tokens, losses, gaps, seconds=None):
+    pairs = [cell for loss, gap in zip(losses, gaps) for cell in (figure(loss, ".4f"), figure(gap, "+.2f") + " %" * (
+        gap is not None))]
+    return f"| {' | '.join([configuration, seed, f'{tokens / 1e6:.1f}M', *pairs, figure(seconds, '.4f')])} |"
 
 
 def mean_line(configuration, pairs):
     """The gaps of runs to the baselines of their seeds, at the last validation that all of them have."""
-    tokens = max(set.intersection(*(set(run[1]) for pair in pairs for run in pair)), default=None)
+    tokens = max(set.intersection(*(set(run.valid) for pair in pairs for run in pair)), default=None)
     if tokens is None:
         raise InputError(f"the seeds of {configuration} have no validation at equal tokens")
-    valid, train = (sum(column) / len(pairs) for column in zip(*(gaps_at(run, base, tokens) for run, base in pairs)))
-    return f"| {configuration} | mean of {len(pairs)} | {tokens / 1e6:.1f}M | | {valid:+.2f} % | | {train:+.2f} % |"
+    columns = zip(*(gaps_at(run, base, tokens) for run, base in pairs))
+    means = [None if None in column else sum(column) / len(pairs) for column in columns]
+    return row(configuration, f"mean of {len(pairs)}", tokens, [None] * 3, means)
 
 
 def table(runs):
     """Lines of a Markdown table: each run beside its baseline at the last validation that both have, and the means of
     the gaps of a configuration that ran with several seeds."""
-    lines = [f"| configuration | seed | tokens | validation loss | gap to BF16 | loss of the last {LAST_STEPS} steps "
-             "| gap to BF16 |", "| --- | --- | --- | --- | --- | --- | --- |"]
+    lines = ["| configuration | seed | tokens | validation loss | gap to BF16 | its weights in BF16 | gap to BF16 "
+             f"| loss of the last {LAST_STEPS} steps | gap to BF16 | s/it |", "| --- " * 10 + "|"]
     baselines = {name.rsplit(".", 1)[1]: run for name, run in runs.items() if name.startswith("bf16.")}
     pairs = {}   # of a configuration: runs and their baselines
     for name, run in sorted(runs.items(), key=lambda item: item[0].rsplit(".", 1)[::-1]):
         configuration, seed = name.rsplit(".", 1)
         base = baselines.get(seed)
-        common = run[1].keys() if base is None else run[1].keys() & base[1].keys()
+        common = run.valid.keys() if base is None else run.valid.keys() & base.valid.keys()
         if not common:
             raise InputError(f"{name} and bf16.{seed} have no validation at equal tokens")
         tokens = max(common)
-        valid, train = ends(run, tokens)
-        shown = ["no baseline"] * 2
+        lines.append(row(configuration, seed, tokens, ends(run, tokens),
+                         gaps_at(run, base, tokens) if base else [None] * 3, run.seconds))
         if base:
-            shown = [f"{value:+.2f} %" for value in gaps_at(run, base, tokens)]
             pairs.setdefault(configuration, []).append((run, base))
-        lines.append(f"| {configuration} | {seed} | {tokens / 1e6:.1f}M | {valid:.4f} | {shown[0]} | {train:.4f} "
-                     f"| {shown[1]} |")
     lines += [mean_line(configuration, of_it) for configuration, of_it in pairs.items()
               if configuration != "bf16" and len(of_it) > 1]
     if len(baselines) > 1:
-        common = set.intersection(*(set(base[1]) for base in baselines.values()))
+        common = set.intersection(*(set(base.valid) for base in baselines.values()))
         if not common:
             raise InputError("the seeds of bf16 have no validation at equal tokens")
         tokens = max(common)
-        losses = [base[1][tokens] for base in baselines.values()]
+        losses = [base.valid[tokens] for base in baselines.values()]
         lines.append(f"\nBF16 between seeds, {tokens / 1e6:.1f}M: {gap(max(losses), min(losses)):.2f} %")
     return lines
 
@@ -93,7 +112,7 @@ def write_csv(path, runs):
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["split", "tokens", *runs])
-        for i, split in enumerate(("train", "valid")):
+        for i, split in enumerate(("train", "valid", "valid_bf16")):
             losses = [run[i] for run in runs.values()]
             for tokens in sorted(set().union(*losses)):
                 writer.writerow([split, tokens, *(f"{run[tokens]:.6f}" if tokens in run else "" for run in losses)])
@@ -119,14 +138,15 @@ def plot(path, runs):
         return
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 8), sharex=True, height_ratios=[3, 2])
     colours = plt.get_cmap("tab20").colors
-    for i, (name, (train, _)) in enumerate(runs.items()):
+    for i, (name, run) in enumerate(runs.items()):
+        train = run.train
         seed = name.rsplit(".", 1)[1]
         top.plot([t / 1e6 for t in train], list(train.values()), linewidth=0.8, label=name,
                  color=colours[i % len(colours)])
         base = runs.get(f"bf16.{seed}")
         if base and not name.startswith("bf16."):
-            gaps = smooth([(t, 100 * (train[t] / base[0][t] - 1)) for t in sorted(train) if t in base[0]])
-            bottom.plot([t / 1e6 for t, _ in gaps], [gap for _, gap in gaps], linewidth=0.8,
+            gaps = smooth([(t, gap(train[t], base.train[t])) for t in sorted(train) if t in base.train])
+            bottom.plot([t / 1e6 for t, _ in gaps], [percent for _, percent in gaps], linewidth=0.8,
                         color=colours[i % len(colours)])
     top.set_ylabel("training loss")
     top.legend(fontsize=7, ncols=2)
@@ -138,33 +158,34 @@ def plot(path, runs):
     figure.savefig(path, dpi=110)
 
 
+def read_runs(paths):
+    """{name: Losses} of {name: path of a log}; InputError if they read other data."""
+    runs, first = {}, None
+    for name, path in paths.items():
+        log = run_log.read_log(path)
+        first = first or log
+        for key, base, other, _ in run_differences(first.headers[0], log.headers[0]):
+            if key in ("train-data", "valid-data"):
+                raise InputError(f"{path}: {key} {other}, {first.path} has {base}: their losses do not compare")
+        runs[name] = losses_of(log)
+    return runs
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", required=True, help="folder of losses.csv and losses.png")
     parser.add_argument("runs", nargs="+", metavar="NAME=LOG")
     options = parser.parse_args()
-    runs, first = {}, None
-    try:
-        for run in options.runs:
-            name, _, path = run.partition("=")
-            if not path or "." not in name:
-                raise InputError(f"{run}: not CONFIGURATION.SEED=LOG")
-            log = run_log.read_log(path)
-            first = first or log
-            for key, base, other, _ in run_differences(first.headers[0], log.headers[0]):
-                if key in ("train-data", "valid-data"):
-                    raise InputError(f"{path}: {key} {other}, {first.path} has {base}: their losses do not compare")
-            runs[name] = losses_of(log)
-        lines = table(runs)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    for run in options.runs:
+        if not re.fullmatch(r"[^=]+\.[^=.]+=.+", run):
+            raise InputError(f"{run}: not CONFIGURATION.SEED=LOG")
+    runs = read_runs(dict(run.split("=", 1) for run in options.runs))
+    lines = table(runs)
     os.makedirs(options.out, exist_ok=True)
     write_csv(os.path.join(options.out, "losses.csv"), runs)
     plot(os.path.join(options.out, "losses.png"), runs)
     print("\n".join(lines))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

@@ -14,16 +14,24 @@ import shlex
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
+from llmfp8.comparison.launch import error_of  # noqa: E402
 from llmfp8.comparison.tables import RECIPES  # noqa: E402
 
+DELAYED = RECIPES["delayed"]
 CONFIGURATIONS = {
     **RECIPES,
-    "delayed-fast-all": ["--fp8-recipe", "delayed", "--fp8-fast-accum", "all"],
-    "delayed-head": ["--fp8-recipe", "delayed", "--fp8-lm-head"],
-    **{f"delayed-margin{m}": ["--fp8-recipe", "delayed", "--fp8-margin", str(m)] for m in (1, 2, 3, 4)},
+    "e4m3": [*DELAYED, "--fp8-format", "e4m3"],
+    "delayed-fast-all": [*DELAYED, "--fp8-fast-accum", "all"],
+    "delayed-fast-none": [*DELAYED, "--fp8-fast-accum", "none"],
+    "delayed-attention": [*DELAYED, "--fp8-attention"],
+    "delayed-head": [*DELAYED, "--fp8-lm-head"],
+    "delayed-head-attention": [*DELAYED, "--fp8-lm-head", "--fp8-attention"],
+    **{f"delayed-{name}-bf16": [*DELAYED, "--bf16-linears", f"*.{name}"] for name in ("qkv", "proj", "up", "down")},
+    **{f"delayed-margin{m}": [*DELAYED, "--fp8-margin", str(m)] for m in (1, 2, 3, 4)},
 }
 DEFAULT = ",".join(RECIPES)
 
@@ -49,19 +57,45 @@ def last_line(path):
     return f"{speed}, validation loss {evals[-1]['loss']:.4f} at step {evals[-1]['step']}" if evals else speed
 
 
-def worker(gpu, runs, options, failures):
-    while True:
-        try:
-            name, command = runs.get_nowait()
-        except queue.Empty:
-            return
-        log = os.path.join(options.out, name + ".jsonl")
-        environment = dict(os.environ, CUDA_VISIBLE_DEVICES=gpu)
-        with open(os.path.join(options.out, name + ".txt"), "w") as text:
-            code = subprocess.call(command, stdout=text, stderr=subprocess.STDOUT, env=environment)
-        if code:
-            failures.append(name)
-        print(f"GPU {gpu}: {name}: exit {code}, {last_line(log)}", flush=True)
+class Runs:
+    """Does runs {CONFIGURATION.SEED: command}, one at a time on each of the GPUs. Begins none that would end after the
+    `deadline` (time.monotonic()) if it took as long as the longest so far. `failed` and `left` have the names of those
+    without a finished log."""
+
+    def __init__(self, runs, gpus, out, deadline=None):
+        self.out, self.deadline, self.longest = out, deadline, 0
+        self.waiting, self.failed = queue.Queue(), []
+        os.makedirs(out, exist_ok=True)
+        for name, command in runs.items():
+            command = [*command, "--log-file", self.path(name, "jsonl")]
+            if not finished(command[-1], command):
+                self.waiting.put((name, command))
+        threads = [threading.Thread(target=self._work, args=(gpu,)) for gpu in gpus]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.left = [name for name, _ in self.waiting.queue]
+
+    def path(self, name, kind):
+        return os.path.join(self.out, f"{name}.{kind}")
+
+    def _work(self, gpu):
+        while self.deadline is None or time.monotonic() + self.longest < self.deadline:
+            try:
+                name, command = self.waiting.get_nowait()
+            except queue.Empty:
+                return
+            begin = time.monotonic()
+            with open(self.path(name, "txt"), "w") as text:
+                code = subprocess.call(command, stdout=text, stderr=subprocess.STDOUT,
+                                       env=dict(os.environ, CUDA_VISIBLE_DEVICES=gpu))
+            self.longest = max(self.longest, time.monotonic() - begin)
+            said = last_line(self.path(name, "jsonl"))
+            if code:
+                self.failed.append(name)
+                said = error_of(Path(self.path(name, "txt")).read_text(errors="replace"))
+            print(f"GPU {gpu}: {name}: exit {code}, {said}", flush=True)
 
 
 def main():
@@ -76,25 +110,14 @@ def main():
     unknown = [name for name in options.only.split(",") if name not in CONFIGURATIONS]
     if unknown or not command:
         parser.error(f"unknown configuration {', '.join(unknown)}" if unknown else "no command after --")
-    os.makedirs(options.out, exist_ok=True)
-    runs, names, failures = queue.Queue(), [], []
-    for seed in options.seeds.split(","):
-        for name in options.only.split(","):
-            names.append(f"{name}.{seed}")
-            log = os.path.join(options.out, names[-1] + ".jsonl")
-            whole = [*command, "--seed", seed, *CONFIGURATIONS[name], "--log-file", log]
-            if not finished(log, whole):
-                runs.put((names[-1], whole))
-    threads = [threading.Thread(target=worker, args=(gpu, runs, options, failures)) for gpu in options.gpus.split(",")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        print(f"error: failed: {', '.join(failures)}; see their .txt in {options.out}", file=sys.stderr)
+    commands = {f"{name}.{seed}": [*command, "--seed", seed, *CONFIGURATIONS[name]]
+                for seed in options.seeds.split(",") for name in options.only.split(",")}
+    runs = Runs(commands, options.gpus.split(","), options.out)
+    if runs.failed:
+        print(f"error: failed: {', '.join(runs.failed)}; see their .txt in {options.out}", file=sys.stderr)
         return 1
     compare = os.path.join(os.path.dirname(os.path.abspath(__file__)), "compare_losses.py")
-    logs = [f"{name}={os.path.join(options.out, name + '.jsonl')}" for name in names]
+    logs = [f"{name}={runs.path(name, 'jsonl')}" for name in commands]
     return subprocess.call([sys.executable, compare, "--out", options.out, *logs])
 
 
