@@ -12,9 +12,9 @@ of the weights as they are exported, in BF16. The table, the commands and every 
 dev/results/DATE-CARD-real-weights, model, text and logs to logs/real-weights. A run is not repeated if it has finished.
 """
 import argparse
+import hashlib
 import importlib.util
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -98,14 +98,12 @@ class Trainer:
                       *(word for name in BASE for word in (f"--{name}", str(getattr(args, name.replace("-", "_"))))),
                       "--train-data", f"{text}/train/*.bin", "--valid-data", f"{text}/valid/*.bin",
                       "--eval-interval", "0", "--eval-iters", str(args.eval_iters)]
-        self.commit = re.search(r"commit (\S+)", self._printed("--version"))[1]
-        self.evaluates_in_bf16 = '"eval-bf16"' in self._printed("--print-options")
-
-    def _printed(self, option):
         try:
-            return subprocess.run([self.words[0], option], capture_output=True, text=True, check=True).stdout
+            self.version = hashlib.sha256(Path(self.words[0]).read_bytes()).hexdigest()[:8]
         except OSError as error:
             raise InputError(f"{self.words[0]}: {error.strerror}: run make") from None
+        options = subprocess.run([self.words[0], "--print-options"], capture_output=True, text=True, check=True).stdout
+        self.evaluates_in_bf16 = '"eval-bf16"' in options
 
     def command(self, load, name, words):
         return [*self.words, "--load", str(load), "--seed", name.rsplit(".", 1)[1], *words]
@@ -143,7 +141,7 @@ def report(header, lines, sets, facts, args):
     device = header["device"]
     parts = [device["name"], *(f"{word} {device[key]}" for word, key in (
         ("driver", "driver"), ("CUDA", "toolkit"), ("matmuls by", "matmul_library")) if device.get(key)),
-             f"commit {os.environ.get('LLMC_COMMIT', header['commit'])}"]
+             f"commit {header['commit']}"]
     return [f"# What FP8 costs {args.model.name if args.model else MODEL} in continued training", "",
             f"{', '.join(parts)}. {text_line(facts, args)}", "",
             "Gaps are to BF16 with the same seed, which decides the order of the samples. *Its weights in BF16* is the "
@@ -162,7 +160,7 @@ def main():
                                  args.train_tokens, args.roots)
     trainer = Trainer(args, facts["folder"])
     print(text_line(facts, args), flush=True)
-    saves = args.work / f"{trainer.commit}-{args.train_iters}"
+    saves = args.work / f"{trainer.version}-{args.train_iters}"
     names = [*(f"bf16.{seed}" for seed in args.seeds), *(f"{name}.{seed}" for name in args.sets for seed in (
         args.seeds if args.all_seeds else args.seeds[:1]))]
     commands = {name: trainer.command(model, name, args.sets.get(name.rsplit(".", 1)[0], [])) for name in names}
