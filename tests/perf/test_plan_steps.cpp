@@ -105,11 +105,10 @@ const std::vector<MeasuredAttention> kSecondAttention = {{Dtype::kBf16, 1, 32, 8
 
 const std::vector<MeasuredAttention> kPresentAttention = {};   // that of the rates
 
-// The present rates, or those with other attention kernels and the custom blockwise kernel of that time: 1.04 times as
+// The given rates, or those with other attention kernels and the custom blockwise kernel of that time: 1.04 times as
 // fast as the library for forward and dgrad, where the present one is 1.11 times as fast, and none for weight
 // gradients, where it is 1.07 times as fast.
-Rates rates_with(const std::vector<MeasuredAttention>& attention) {
-    Rates rates = measured_rates();
+Rates rates_with(const std::vector<MeasuredAttention>& attention, Rates rates) {
     if (attention.empty()) return rates;
     rates.attention = attention;
     for (GemmLayout pass : {GemmLayout::kForward, GemmLayout::kDgrad, GemmLayout::kWgrad}) {
@@ -130,7 +129,7 @@ TEST_CASE("plan: step times that were measured are predicted within 5 %, memory 
                {kStepsAfterRates, kSecondAttention},
                {kPresentSteps, kPresentAttention}};
     for (const auto& [steps, attention] : all) {
-        const Rates rates = rates_with(attention);
+        const Rates rates = rates_with(attention, measured_rates());
         for (const MeasuredStep& step : steps) {
             const Config config = planned_config(step.family, last_words(step.words));
             const MemoryPlan plan = planned(config);
@@ -146,27 +145,44 @@ TEST_CASE("plan: step times that were measured are predicted within 5 %, memory 
     }
 }
 
-// dev/results/2026-11-23-h100.md, which the rates of the H100 are from.
 TEST_CASE("plan: steps of an H100 are predicted from its own rates within 5 %") {
-    const Words six_layers = {"--model", "llama3-8B", "--num-layers", "6", "--micro-batch-size", "1",
-                              "--global-batch-size", "2"};
-    const Words small = {"--model", "llama3-small", "--micro-batch-size", "8", "--global-batch-size", "16"};
-    const Words gpt2 = {"--model", "gpt2-124M", "--micro-batch-size", "32", "--global-batch-size", "64"};
+    const Words small = {"--model", "llama3-small", "--micro-batch-size", "8", "--global-batch-size"};
+    const Words gpt2 = {"--model", "gpt2-124M", "--micro-batch-size"};
+    const Words layers6 = {"--model", "llama3-8B", "--num-layers", "6", "--global-batch-size", "2"};
+    const Words layers14 = {"--model", "llama3-8B", "--num-layers", "14", "--global-batch-size", "4", "--grad-dtype",
+                            "bf16", "--moment-dtype", "bf16"};
+    const Words small16 = joined(small, {"16"}), small32 = joined(small, {"32"}),
+                gpt64 = joined(gpt2, {"32", "--global-batch-size", "64"}),
+                gpt256 = joined(gpt2, {"64", "--global-batch-size", "256"}), bf16 = {};
+    // dev/results/2026-11-23-h100.md, which the rates are from, and its attention; then 2026-11-27-h100-lighter, with
+    // the present kernels.
+    const std::vector<MeasuredAttention> before = {{Dtype::kBf16, 1, 32, 8192, 128, 922.7, 3247.6, 0},
+                                                   {Dtype::kBf16, 8, 16, 2048, 128, 273.9, 1058.7, 0},
+                                                   {Dtype::kBf16, 32, 12, 1024, 64, 166.2, 548.3, 0}};
     const struct {
         const char* family;
         const Words& words;
-        double bf16_ms, delayed_ms, tensorwise_ms, blockwise_ms;
-    } rows[] = {{"llama", six_layers, 353.2, 273.6, 287.2, 297.0}, {"llama", small, 301.7, 236.2, 249.7, 258.9},
-                {"gpt2", gpt2, 113.6, 95.34, 103.7, 108.4}};
-    for (const auto& row : rows)
-        for (const auto& [recipe, ms] : {std::pair(Words{}, row.bf16_ms), std::pair(kDelayed, row.delayed_ms),
-                                         std::pair(kTensorwise, row.tensorwise_ms),
-                                         std::pair(kBlockwise, row.blockwise_ms)}) {
+        std::vector<std::pair<Words, double>> recipes;   // options, ms
+        const std::vector<MeasuredAttention>& attention;
+    } rows[] = {
+        {"llama", layers6, {{bf16, 353.2}, {kDelayed, 273.6}, {kTensorwise, 287.2}, {kBlockwise, 297.0}}, before},
+        {"llama", small16, {{bf16, 301.7}, {kDelayed, 236.2}, {kTensorwise, 249.7}, {kBlockwise, 258.9}}, before},
+        {"gpt2", gpt64, {{bf16, 113.6}, {kDelayed, 95.34}, {kTensorwise, 103.7}, {kBlockwise, 108.4}}, before},
+        {"llama", layers14,
+         {{bf16, 1303.7}, {kDelayed, 915.8}, {kTensorwise, 952.7}, {joined(kTensorwise, kEnds), 1003.8},
+          {kBlockwise, 994.0}}, kPresentAttention},
+        {"llama", small32, {{bf16, 573.1}, {kDelayed, 449.4}}, kPresentAttention},
+        {"gpt2", gpt256, {{bf16, 436.9}, {kDelayed, 362.6}}, kPresentAttention},
+    };
+    for (const auto& row : rows) {
+        const Rates rates = rates_with(row.attention, *find_rates("H100 SXM"));
+        for (const auto& [recipe, ms] : row.recipes) {
             const Config config = planned_config(row.family, joined(row.words, recipe));
             CAPTURE(ms);
-            const double predicted = predict_step(config, planned(config), *find_gpu("H100 SXM")).total_ms();
+            const double predicted = predict_step(config, planned(config), *find_gpu("H100 SXM"), rates).total_ms();
             CHECK(std::abs(predicted / ms - 1) < 0.05);
             if (std::getenv("PLAN_TABLE"))
                 MESSAGE(strf("%8.1f %8.1f %+5.1f", ms, predicted, 100 * (predicted / ms - 1)));
         }
+    }
 }
