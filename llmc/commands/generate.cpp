@@ -73,7 +73,7 @@ public:
     Model(const Config& config, const ParamTable& table, int64_t longest, Arena& arena)
         : table_(table), layout_(table, {}, INT64_MAX), fp8_(config, {}, layout_, false, arena),
           store_(config, layout_, arena), max_seq_(padded_length(longest, config.shape.max_positions)),
-          decoder_(config.shape, table_, {.max_seq = max_seq_, .dtype = config.dtype, .recompute = Recompute::kBlock},
+          decoder_(config.shape, table_, {.max_seq = max_seq_, .dtype = config.dtype, .forward_only = true},
                    arena, store_, fp8_),
           comm_(open_single()), sampler_(config.shape, config.dtype, max_seq_, decoder_, fp8_, *comm_, arena),
           inputs_(arena.take(Purpose::kInputs, Dtype::kInt32, max_seq_ + 1)) {}

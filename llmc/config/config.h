@@ -16,6 +16,7 @@ enum class Fp8Recipe { kNone, kDelayed, kTensorwise, kBlockwise };
 enum class Fp8Format { kHybrid, kE4m3 };   // dy in E5M2 or in E4M3
 enum class AmaxAlgo { kMax, kMostRecent };
 enum class FastAccum { kNone, kFprop, kAll };
+enum class EvalBf16 { kOff, kLast, kOn };
 
 // Fields are named after their option: --micro-batch-size is micro_batch_size.
 struct Config {
@@ -41,6 +42,7 @@ struct Config {
     int64_t eval_interval = 0;          // steps; 0: only at the end
     int64_t eval_iters = 0;             // micro-batches per evaluation
     std::string hellaswag_data;         // a file, see hellaswag.h
+    EvalBf16 eval_bf16 = EvalBf16::kLast;   // evaluations of an FP8 run with the weights it exports, too
 
     // optimizer
     double lr = 0, min_lr = 0;
@@ -126,6 +128,12 @@ inline constexpr int kResidentLayers = 3;
 // Whether --offload names `word`, one of kOffloadWords; whether it names a part of the optimizer state.
 bool offloads(const Config& config, const std::string& word);
 inline bool offloads_state(const Config& config) { return offloads(config, "moments") || offloads(config, "masters"); }
+
+// Whether a run has FP8 to evaluate without, and evaluations that do.
+inline bool evaluates_in_bf16(const Config& config) {
+    return config.eval_bf16 != EvalBf16::kOff && (config.fp8_recipe != Fp8Recipe::kNone || config.fp8_attention)
+           && (!config.valid_data.empty() || !config.hellaswag_data.empty() || config.sample_every > 0);
+}
 
 // The number of chunks in which head and loss compute a micro-batch.
 inline int64_t loss_chunks(const Config& config) {

@@ -31,6 +31,9 @@ constexpr Condition kConditions[] = {
     {"eval-interval", "valid-data hellaswag-data", "!unset", "there is no --valid-data to evaluate on"},
     {"eval-iters", "valid-data", "!unset", "there is no --valid-data to evaluate on"},
 
+    {"eval-bf16", "fp8-recipe fp8-attention", "delayed tensorwise blockwise true", kFp8Off},
+    {"eval-bf16", "valid-data hellaswag-data sample-every", "!unset 0", "there is no --valid-data to evaluate on"},
+
     {"min-lr", "lr-decay-style", "!constant", "--lr-decay-style constant does not decay"},
     {"lr-wsd-decay-iters", "lr-decay-style", "wsd", "only --lr-decay-style wsd has a final decay"},
 

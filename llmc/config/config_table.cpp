@@ -123,6 +123,11 @@ void add_data(Rows& rows) {
         {.name = "hellaswag-data", .value = text(AT(hellaswag_data), "FILE", "a file"),
          .help = "HellaSwag file of data/prepare_hellaswag.py, or llm.c's evaluation file; evaluated before the first "
                  "step, every --eval-interval steps and at the end", .fallback = "", .on_resume = kSilent},
+        {.name = "eval-bf16",
+         .value = choice<EvalBf16>(AT(eval_bf16), {{"last", EvalBf16::kLast}, {"on", EvalBf16::kOn},
+                                   {"off", EvalBf16::kOff}}),
+         .help = "evaluate an FP8 run also with the weights that it exports, rounded to BF16, in BF16: at the end of "
+                 "the run (last), in every evaluation (on), or never (off)", .fallback = "last", .on_resume = kSilent},
     });
 }
 

@@ -28,7 +28,7 @@ void ActivationBuffers::offload(int number, int layer) {
 }
 
 bool ActivationBuffers::recomputed(int number) const {
-    return row(number).lifetime.recomputed_under(model_.options.recompute);
+    return model_.options.forward_only || row(number).lifetime.recomputed_under(model_.options.recompute);
 }
 
 // Of the layers that share the buffer, some may run the linear in FP8 and others in BF16.

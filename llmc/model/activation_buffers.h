@@ -47,7 +47,7 @@ public:
     // Allocates all buffers but scratch from the arena, for layers [first_layer, first_layer + layers).
     ActivationBuffers(ModelContext& model, std::vector<BufferRow> rows, int first_layer, int layers);
 
-    // Whether backward recomputes the row.
+    // Whether backward recomputes the row, or there is none: then all layers share one buffer.
     bool recomputed(int row) const;
     // A kWorking or kStat buffer cut to N rows, or empty. Scratch lives in the arena scope of the caller.
     Tensor at(int row, int layer, int64_t N) const;

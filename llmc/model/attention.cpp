@@ -2,8 +2,6 @@
 
 #include <cmath>
 
-#include "llmc/model/rope_table.h"
-
 std::vector<BufferRow> Attention::rows(const ModelConfig& c, int64_t ranks) {
     const int64_t NH = c.num_attention_heads, NKV = c.num_query_groups;
     // Elements of Q, K and V per token of this rank. `part`: exists only if the sequences are split.
@@ -33,25 +31,14 @@ std::vector<BufferRow> Attention::rows(const ModelConfig& c, int64_t ranks) {
 Attention::Attention(ModelContext& model)
     : model_(model), config_(model.config), options_(model.options), exchange_(options_.exchange),
       buffers_(model, rows(config_, options_.ranks_of_sequence()), 0, static_cast<int>(config_.num_layers)),
-      norm_(model, buffers_, LinearKind::kQkv) {
-    if (config_.position == PositionEmbedding::kRope)
-        cos_sin_ = model.arena.take(Purpose::kActivations, model.stat, model.options.positions() * config_.kv_channels);
-}
-
-void Attention::upload_constants(Ctx& ctx) {
-    if (!cos_sin_) return;
-    const std::vector<double> table = rope_table(config_, model_.options.positions());
-    const std::vector<float> narrow(table.begin(), table.end());
-    const void* host = model_.stat == Dtype::kFp64 ? static_cast<const void*>(table.data()) : narrow.data();
-    device::copy_to_device(ctx, cos_sin_.data, host, cos_sin_.bytes());
-    device::synchronize(ctx);
-}
+      norm_(model, buffers_, LinearKind::kQkv) {}
 
 float Attention::softmax_mul() const { return 1.0f / std::sqrt(static_cast<float>(config_.kv_channels)); }
 
 RopeArgs Attention::rope_args(Tensor qkv, const DeviceBatch& batch, const QuantOut& quant) const {
     const int64_t HS = config_.kv_channels, first = batch.positions ? 0 : options_.first_position(batch.T) * HS;
-    return {.qkv = qkv, .cos_sin = cos_sin_.slice(first, cos_sin_.elems - first), .N = batch.rows(), .T = batch.T,
+    const Tensor& table = model_.cos_sin;
+    return {.qkv = qkv, .cos_sin = table.slice(first, table.elems - first), .N = batch.rows(), .T = batch.T,
             .NH = config_.num_attention_heads, .NKV = config_.num_query_groups, .HS = HS, .quant = quant,
             .positions = batch.positions};
 }
@@ -78,7 +65,7 @@ Fp8Heads Attention::qkv_forward(Ctx& ctx, int layer, const LinearOperand& x, con
         Arena::Scope scope(ctx, model_.arena);
         const Tensor part = exchange_ ? buffers_.scratch(kPartQkv, batch.rows()) : qkv;
         project(ctx, layer, x, part, batch.rows());
-        if (cos_sin_ && !options_.fp8_attention) ops::rope_forward(ctx, rope_args(part, batch, {}));
+        if (model_.cos_sin && !options_.fp8_attention) ops::rope_forward(ctx, rope_args(part, batch, {}));
         if (exchange_) to_heads(ctx, layer, qkv, part, config_.num_query_groups, batch);
     }
     return options_.fp8_attention ? quantize_heads(ctx, qkv, batch) : Fp8Heads{};
@@ -90,7 +77,7 @@ Fp8Heads Attention::quantize_heads(Ctx& ctx, Tensor qkv, const DeviceBatch& batc
     const int64_t blocks = batch.B * (NH + 2 * NKV) * head_blocks(T);
     const Fp8Heads quantized{.bytes = model_.scratch(Dtype::kE4m3, blocks * kHeadBlock * HS),
                              .scales = model_.scratch(Dtype::kFp32, blocks)};
-    ops::quantize_heads(ctx, {.heads = quantized, .qkv = qkv, .cos_sin = cos_sin_, .B = batch.B, .T = T, .NH = NH,
+    ops::quantize_heads(ctx, {.heads = quantized, .qkv = qkv, .cos_sin = model_.cos_sin, .B = batch.B, .T = T, .NH = NH,
                               .NKV = NKV, .HS = HS,
                               .positions = exchange_ ? batch.whole_positions : batch.positions});
     return quantized;
@@ -212,7 +199,7 @@ void Attention::qk_norm_backward(Ctx& ctx, int layer, Tensor dqkv, const DeviceB
 // The last of attention, rope and qk-norm backward writes the gradient of qkv's output as the dy of qkv.
 LinearOperand Attention::dqkv_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv, const DeviceBatch& batch) {
     const int64_t N = batch.rows();
-    const bool rope = static_cast<bool>(cos_sin_);
+    const bool rope = static_cast<bool>(model_.cos_sin);
     if (rope || config_.qk_norm) part_backward(ctx, layer, dout, dqkv, batch, {});
     if (rope && config_.qk_norm) ops::rope_backward(ctx, rope_args(dqkv, batch, {}));
     const Linear linear = qkv(layer);

@@ -12,9 +12,6 @@ public:
     // Allocates the buffers of all layers from the arena.
     explicit Attention(ModelContext& model);
 
-    // Uploads the rope table. Call once, after construction.
-    void upload_constants(Ctx& ctx);
-
     Tensor residual(int layer, int64_t N) const { return norm_.residual(layer, N); }
     // The linear that writes the branch.
     Linear output(int layer) const { return proj(layer); }
@@ -71,5 +68,4 @@ private:
     const HeadExchange* const exchange_;   // null: this rank has whole sequences
     ActivationBuffers buffers_;
     PreNorm norm_;
-    Tensor cos_sin_;   // (max_seq, HS/2, 2) stat
 };

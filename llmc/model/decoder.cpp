@@ -20,7 +20,7 @@ std::vector<BufferRow> Decoder::rows(const ModelConfig& c, bool chunks) {
 Decoder::Decoder(const ModelConfig& config, const ParamTable& table, const DecoderOptions& options, Arena& arena,
                  ParamStore& store, Fp8State& fp8)
     : model_(config, table, options, arena, store, fp8), config_(model_.config),
-      head_layer_(model_.head_layer()), attention_(model_), mlp_(model_),
+      activations_begin_(arena.taken_bytes()), head_layer_(model_.head_layer()), attention_(model_), mlp_(model_),
       buffers_(model_, rows(config, chunks()), head_layer_, 1), final_norm_(model_, buffers_, LinearKind::kHead) {
     model_.offload.allocate(arena);
 }

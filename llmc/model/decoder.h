@@ -16,7 +16,7 @@ public:
             ParamStore& store, Fp8State& fp8);
 
     // Uploads the constants of the model. Call once, after construction.
-    void upload_constants(Ctx& ctx) { attention_.upload_constants(ctx); }
+    void upload_constants(Ctx& ctx) { model_.upload_constants(ctx); }
 
     // Runs embedding, all blocks and the final norm; saves what backward needs if `training`.
     void forward(Ctx& ctx, const DeviceBatch& batch, bool training);
@@ -36,6 +36,8 @@ public:
     Tensor weight(int param) const { return model_.weight(param); }
     Tensor grad(int param) const { return model_.grad(param); }
     const ActivationOffload& offload() const { return model_.offload; }
+    Tensor cos_sin() const { return model_.cos_sin; }
+    int64_t activations_begin() const { return activations_begin_; }   // in the arena, see Arena::Instead
     ParamStore& store() const { return *model_.store; }
     void set_store(ParamStore& store) { model_.store = &store; }
 
@@ -69,6 +71,7 @@ private:
     Tensor positions_from(Tensor wpe, int64_t T) const;
 
     const ModelConfig& config_;
+    const int64_t activations_begin_;
     const int head_layer_;   // the last block's number + 1
     Attention attention_;
     Mlp mlp_;

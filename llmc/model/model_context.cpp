@@ -1,5 +1,25 @@
 #include "llmc/model/model_context.h"
 
+#include "llmc/model/rope_table.h"
+
+ModelContext::ModelContext(const ModelConfig& shape, const ParamTable& params, const DecoderOptions& decoder_options,
+                           Arena& memory, ParamStore& param_store, Fp8State& fp8_state)
+    : config(shape), table(params), options(decoder_options), arena(memory), store(&param_store), fp8(fp8_state),
+      stat(options.dtype == Dtype::kFp64 ? Dtype::kFp64 : Dtype::kFp32), cos_sin(options.cos_sin),
+      offload(options.offload_activations ? head_layer() : 0) {
+    if (!cos_sin && config.position == PositionEmbedding::kRope)
+        cos_sin = arena.take(Purpose::kActivations, stat, options.positions() * config.kv_channels);
+}
+
+void ModelContext::upload_constants(Ctx& ctx) {
+    if (!cos_sin) return;
+    const std::vector<double> table = rope_table(config, options.positions());
+    const std::vector<float> narrow(table.begin(), table.end());
+    const void* host = stat == Dtype::kFp64 ? static_cast<const void*>(table.data()) : narrow.data();
+    device::copy_to_device(ctx, cos_sin.data, host, cos_sin.bytes());
+    device::synchronize(ctx);
+}
+
 Linear ModelContext::linear(int layer, LinearKind kind) const {
     int w = table.head, bias = -1;
     if (kind != LinearKind::kHead) {

@@ -31,6 +31,8 @@ struct DecoderOptions {
     Recompute recompute = Recompute::kNone;
     bool fp8_attention = false;
     bool offload_activations = false;
+    bool forward_only = false;            // no backward follows: the layers share all buffers
+    Tensor cos_sin = {};                  // that of another decoder of the same model and positions; empty: takes one
     const HeadExchange* exchange = nullptr;   // not owned; null: this rank has whole sequences
     int64_t ranks_of_sequence() const { return exchange ? exchange->ranks : 1; }
     // The position of the first of T tokens, which are this rank's part of a sequence.
@@ -81,10 +83,8 @@ class ModelContext {
 public:
     // Owns none of its arguments.
     ModelContext(const ModelConfig& shape, const ParamTable& params, const DecoderOptions& decoder_options,
-                 Arena& memory, ParamStore& param_store, Fp8State& fp8_state)
-        : config(shape), table(params), options(decoder_options), arena(memory), store(&param_store), fp8(fp8_state),
-          stat(decoder_options.dtype == Dtype::kFp64 ? Dtype::kFp64 : Dtype::kFp32),
-          offload(decoder_options.offload_activations ? head_layer() : 0) {}
+                 Arena& memory, ParamStore& param_store, Fp8State& fp8_state);
+    void upload_constants(Ctx& ctx);
 
     // Empty for a parameter that the model does not have (-1). See ParamStore for when they are valid.
     Tensor weight(int param) const { return param < 0 ? Tensor{} : store->weight(param); }
@@ -124,6 +124,7 @@ public:
     ParamStore* store;
     Fp8State& fp8;
     const Dtype stat;        // dtype of statistics and sums
+    Tensor cos_sin;          // (positions, HS/2, 2) stat: the rope table; empty with learned positions
     ActivationOffload offload;
     bool training = true;    // a backward follows the current forward
 

@@ -24,8 +24,9 @@ Tensor Arena::bump(Dtype dtype, int64_t elems) {
 Tensor Arena::take(Purpose purpose, Dtype dtype, int64_t elems) {
     CHECK(used_ == permanent_, "permanent %s taken while scratch is alive", purpose_name(purpose));
     Tensor tensor = bump(dtype, elems);
-    purpose_bytes_[static_cast<size_t>(purpose)] += used_ - permanent_;
     permanent_ = used_;
+    purpose_bytes_[static_cast<size_t>(purpose)] += std::max<int64_t>(0, permanent_ - reserved_);
+    reserved_ = std::max(reserved_, permanent_);
     return tensor;
 }
 

@@ -22,6 +22,21 @@ public:
     // Takes a buffer that lives as long as the arena; not allowed while scratch is alive.
     Tensor take(Purpose purpose, Dtype dtype, int64_t elems);
 
+    int64_t taken_bytes() const { return permanent_; }   // by take()
+
+    // Within its lifetime take() begins again at `begin`, an earlier taken_bytes(): the buffers are instead of those
+    // taken since then, whichever the run uses. Memory is reserved for the larger set.
+    class Instead {
+    public:
+        Instead(Arena& arena, int64_t begin) : arena_(arena) { arena_.used_ = arena_.permanent_ = begin; }
+        ~Instead() { arena_.used_ = arena_.permanent_ = arena_.reserved_; }
+        Instead(const Instead&) = delete;
+        Instead& operator=(const Instead&) = delete;
+
+    private:
+        Arena& arena_;
+    };
+
     // Takes scratch that lives until the enclosing Scope ends.
     Tensor scratch(Dtype dtype, int64_t elems);
 
@@ -53,6 +68,7 @@ private:
     void* base_ = nullptr;
     int64_t limit_ = INT64_MAX;
     int64_t used_ = 0, peak_ = 0, permanent_ = 0;
+    int64_t reserved_ = 0;   // the largest that permanent_ was
     bool poison_ = false;
     std::array<int64_t, kPurposes> purpose_bytes_{};
 };

@@ -46,9 +46,12 @@ MemoryPlan plan_memory(const Config& config, const ParamTable& table, const Fp8P
     staged.micro_batches = config.global_batch_size / (config.micro_batch_size * groups.data_ranks);
     trainer.step(ctx, staged);
     ctx.recorder = nullptr;
-    trainer.evaluator().evaluate(ctx, nullptr, 1, staged);
-    const std::vector<int32_t> prompt(static_cast<size_t>(config.seq_length));
-    trainer.evaluator().generate(ctx, prompt, {.tokens = 1}, 0, staged);
+    const auto evaluate = [&](Evaluator& evaluator) {
+        evaluator.evaluate(ctx, nullptr, 1, staged);
+        evaluator.generate(ctx, std::vector<int32_t>(static_cast<size_t>(config.seq_length)), {.tokens = 1}, 0, staged);
+    };
+    evaluate(trainer.evaluator());
+    if (Bf16Evaluation* bf16 = trainer.bf16_evaluation()) evaluate(bf16->begin(ctx));
 
     MemoryPlan plan;
     plan.arena_bytes = arena.peak_bytes();

@@ -38,7 +38,7 @@ struct MemoryPlan {
     std::vector<PlannedCollective> collectives;   // of one optimizer step
 };
 
-// Rehearses one optimizer step of one of `ranks` ranks, an evaluation and a sample. All ranks have the same plan.
+// Rehearses one optimizer step of one of `ranks` ranks, its evaluations and samples. All ranks have the same plan.
 MemoryPlan plan_memory(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, int ranks = 1);
 
 // The number of checkpoints on disk at the end of the run: one at the end and one per --save-interval before, at most

@@ -280,7 +280,8 @@ void TrainLoop::evaluate_and_save() {
 
 // Evaluations use the staging buffer of the next step; the step before has been reported.
 RunEvaluations::Place TrainLoop::evaluation_place() {
-    return {.ctx = device_.ctx, .evaluator = device_.trainer->evaluator(),
+    Trainer& trainer = *device_.trainer;
+    return {.ctx = device_.ctx, .evaluator = trainer.evaluator(), .bf16 = trainer.bf16_evaluation(),
             .staging = device_.staging->buffer(progress_.step).staged, .log = *log_, .step = progress_.step};
 }
 

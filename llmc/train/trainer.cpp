@@ -47,12 +47,24 @@ Trainer::Trainer(const Config& config, const ParamTable& table, const Fp8Plan& f
       grads_(config, table, buckets_, groups, comm_stream_, arena),
       gatherer_(config, table, sharded_, fp8_, grads_, layer_buffers(), groups, comm_stream_, arena),
       optimizers_(make_optimizers(config)), store_(sharded_, grads_, gatherer_),
-      exchange_(context_exchange(groups, comm_stream_)),
+      exchange_(context_exchange(groups, comm_stream_)), inputs_(config, arena),
       decoder_(config.shape, table_, decoder_options(config, exchange_), arena, store_, fp8_),
-      inputs_(config, arena), evaluator_(config, groups, gatherer_.gathers_in_passes(), decoder_, fp8_, inputs_, arena),
+      bf16_evaluation_(make_bf16_evaluation()),
+      evaluator_(config, groups, gatherer_.gathers_in_passes(), decoder_, fp8_, inputs_, arena),
       state_(take_step_state(arena)) {
     CHECK(groups.context.world().ranks == config.context_parallel, "a context group of %d ranks",
           groups.context.world().ranks);
+}
+
+std::unique_ptr<Bf16Evaluation> Trainer::make_bf16_evaluation() {
+    if (!evaluates_in_bf16(config_)) return nullptr;
+    DecoderOptions options = decoder_options(config_, exchange_);
+    options.fp8_attention = options.offload_activations = false;
+    options.forward_only = true;
+    options.cos_sin = decoder_.cos_sin();
+    const Arena::Instead instead(arena_, decoder_.activations_begin());   // of what the steps save
+    return std::make_unique<Bf16Evaluation>(config_, table_, groups_, options, sharded_, grads_, gatherer_,
+                                            comm_stream_, inputs_, arena_);
 }
 
 void Trainer::initialise(Ctx& ctx) {

@@ -9,7 +9,7 @@
 #include "llmc/model/decoder.h"
 #include "llmc/parallel/context_exchange.h"
 #include "llmc/parallel/zero/zero_store.h"
-#include "llmc/train/evaluator.h"
+#include "llmc/train/bf16_evaluation.h"
 #include "llmc/train/optimizer.h"
 
 class Trainer {
@@ -32,6 +32,7 @@ public:
     void step(Ctx& ctx, const StagedStep& staged);
 
     Evaluator& evaluator() { return evaluator_; }
+    Bf16Evaluation* bf16_evaluation() { return bf16_evaluation_.get(); }   // null unless evaluates_in_bf16
     Decoder& decoder() { return decoder_; }
     Fp8State& fp8() { return fp8_; }
     ShardedState& sharded_state() { return sharded_; }
@@ -59,6 +60,7 @@ private:
     const LayerBuffers* layer_buffers() const { return layer_buffers_ ? &*layer_buffers_ : nullptr; }
     void calibrate(Ctx& ctx, const StagedStep& staged);
     void clear_gradients(Ctx& ctx);
+    std::unique_ptr<Bf16Evaluation> make_bf16_evaluation();
 
     const Config& config_;
     const ParamTable& table_;
@@ -76,8 +78,9 @@ private:
     const std::vector<std::unique_ptr<Optimizer>> optimizers_;   // by OptimizerKind
     ZeroStore store_;
     const HeadExchange exchange_;
-    Decoder decoder_;
     DeviceInputs inputs_;
+    Decoder decoder_;
+    const std::unique_ptr<Bf16Evaluation> bf16_evaluation_;
     Evaluator evaluator_;
     StepState* const state_;   // device
     int64_t executed_micro_batches_ = 0;

@@ -94,11 +94,11 @@ class GenerateTest(TrainTest):
         self.assertEqual(said.stdout, "")
 
     def test_what_does_not_fit_into_memory_is_one_line(self):
-        """The activations of a million tokens would take terabytes."""
+        """The activations of a million tokens would take a terabyte."""
         config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
                   "num_hidden_layers": 64, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 256,
-                  "intermediate_size": 64, "vocab_size": 300, "max_position_embeddings": 1 << 20, "rms_norm_eps": 1e-5,
-                  "hidden_act": "silu", "tie_word_embeddings": True}
+                  "intermediate_size": 1 << 18, "vocab_size": 300, "max_position_embeddings": 1 << 20,
+                  "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": True}
         os.mkdir(self.path("large"))
         Path(self.path("large", "config.json")).write_text(json.dumps(config))
         said = self.generate("--load", self.path("large"), "--prompt", "1", "--sample-tokens", "1000000",

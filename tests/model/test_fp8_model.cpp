@@ -133,6 +133,27 @@ TEST_CASE("fp8: recomputation and poisoned scratch do not change any bit") {
     }
 }
 
+TEST_CASE("fp8: an evaluation in BF16 uses the memory of the steps, and the plan has what it needs beyond that") {
+    Config config = fp8_config(fp8_shapes()[0], Fp8Recipe::kDelayed);
+    config.valid_data = {"valid.bin"};
+    const auto planned = [&](EvalBf16 evaluates, int64_t layers, int ranks) {
+        config.eval_bf16 = evaluates;
+        config.shape.num_layers = layers;
+        config.global_batch_size = config.micro_batch_size * ranks;
+        const MemoryPlan plan = memory_of(config, ranks);
+        int64_t bytes = 0;
+        for (int64_t purpose : plan.purpose_bytes) bytes += purpose;
+        CHECK(bytes == plan.arena_bytes);
+        return plan;
+    };
+    for (int64_t zero = 0; zero <= 3; zero++) {
+        config.zero = zero;
+        CHECK(planned(EvalBf16::kOn, 4, 2).purpose_bytes == planned(EvalBf16::kOff, 4, 2).purpose_bytes);
+        // A layer saves less in FP8 than it takes in BF16.
+        CHECK(planned(EvalBf16::kLast, 1, 2).arena_bytes > planned(EvalBf16::kOff, 1, 2).arena_bytes);
+    }
+}
+
 TEST_CASE("fp8: a non-finite step is reported and skipped, and changes neither scales nor weights") {
     for (Fp8Recipe recipe : kFp8Recipes) {
         CAPTURE(static_cast<int>(recipe));

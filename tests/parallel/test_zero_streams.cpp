@@ -8,6 +8,7 @@
 namespace {
 
 constexpr int kSteps = 3;
+constexpr int64_t kMany = 1 << 20;   // orders
 
 // The bytes of all results of a run, by rank.
 using Seen = std::vector<std::vector<Bytes>>;
@@ -34,6 +35,14 @@ public:
     }
     // One micro-batch, on rank 0.
     void evaluate() { note(model_.trainer->evaluator().evaluate(model_.ctx, &data_, 1, model_.staged).loss_sum); }
+    // In the memory of the steps before and after it. Its orders are not counted.
+    void evaluate_in_bf16(int64_t* orders) {
+        Bf16Evaluation* const bf16 = model_.trainer->bf16_evaluation();
+        if (!bf16) return;
+        const int64_t left = orders ? std::exchange(*orders, kMany) : 0;
+        note(bf16->begin(model_.ctx).evaluate(model_.ctx, &data_, 1, model_.staged).loss_sum);
+        if (orders) *orders = left;
+    }
     void sample() {
         if (!model_.comm.root() && !model_.trainer->evaluator().passes_are_collective()) return;
         note(model_.trainer->evaluator().generate(model_.ctx, {30, 60, 119},
@@ -75,6 +84,8 @@ private:
 void watch_collective(Witness& witness, int64_t* orders) {
     for (int i = 0; i < kSteps; i++) witness.step(i, i == 1);
     const int64_t left = orders ? *orders : 0;
+    witness.evaluate_in_bf16(nullptr);
+    witness.step(kSteps, false);
     witness.evaluate();
     witness.sample();
     witness.save();
@@ -94,6 +105,8 @@ Seen watch(const Config& config, const DataLoader& data, bool defers_compute, in
         witness.sample();
         witness.step(1, true);
         witness.step(2, false);
+        witness.evaluate_in_bf16(comm.root() ? orders : nullptr);
+        witness.step(kSteps, false);
         witness.save();
     });
     return seen;
@@ -115,6 +128,7 @@ std::vector<StreamCase> stream_cases() {
         config.shape.vocab_size = 120;   // rows on either rank
         config.lr = 0.03;                // every step changes every weight
         config.fp8_amax_compute_algo = AmaxAlgo::kMostRecent;   // and every scale
+        config.valid_data = {"valid.bin"};   // of evaluations in BF16
         return stream_cases.emplace_back(StreamCase{name, config}).config;
     };
     add("bf16", 0, Fp8Recipe::kNone);
@@ -124,6 +138,9 @@ std::vector<StreamCase> stream_cases() {
     Config& tensorwise = add("tensorwise, bf16 gradients", 1, Fp8Recipe::kTensorwise);
     tensorwise.grad_dtype = Dtype::kBf16;
     add("blockwise, replicated", 0, Fp8Recipe::kBlockwise).zero = 0;
+    // The last masters that are kept in the memory of gradients are quantized during the evaluation.
+    add("blockwise, masters offloaded", 1, Fp8Recipe::kBlockwise).offload = {"masters"};
+    stream_cases.back().every_order = false;
     // Two micro-batches, so that buckets use memory again in which others were reduced.
     Config& two = add("delayed, gradients sharded and in FP8", 0, Fp8Recipe::kDelayed);
     two.zero = 2;
@@ -160,8 +177,6 @@ std::vector<StreamCase> stream_cases() {
     kept.recompute = Recompute::kBlock;
     return stream_cases;
 }
-
-constexpr int64_t kMany = 1 << 20;
 
 }  // namespace
 

@@ -82,6 +82,7 @@ inline const std::map<std::string, Sample>& samples() {
         {"token-dtype", {{"uint16", "uint32"}, {}}},          {"reset-attention-mask", {{"true"}, {}}},
         {"reset-position-ids", {{"true"}, {}}},               {"align-documents", {{"on", "off"}, {}}},
         {"eval-interval", {{"0", "33"}, valid}},
+        {"eval-bf16", {{"on", "off"}, joined(valid, fp8)}},
         {"eval-iters", {{"1", "1000"}, valid}},               {"lr", {{"1e-3", "0.1"}, {}}},
         {"min-lr", {{"0", "1.7e-5"}, {}}},
         {"lr-decay-style", {{"constant", "wsd", "linear"}, {}}},

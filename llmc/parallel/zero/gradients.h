@@ -40,6 +40,12 @@ public:
     // Whether buckets share memory, so that it has only a few buckets of one micro-batch at a time.
     bool shares_memory() const { return !placement_.first_stage.empty(); }
     const Tensor& memory() const { return grads_; }   // of all grad(param)
+    // This memory between steps, for weights of a type that is not wider: of a whole bucket, and, if buckets share
+    // memory, of this rank's shard, which is apart.
+    Tensor idle(const ParamGroup& bucket, Dtype dtype) const { return {grads(bucket).data, dtype, bucket.elems}; }
+    Tensor idle_shard(const ParamGroup& bucket, Dtype dtype) const {
+        return {reduced_shard(bucket).data, dtype, buckets_.shard_elems(bucket)};
+    }
     // Zeroes the memory, unless it is shared: then each bucket is cleared before backward writes it.
     void zero(Ctx& ctx);
 

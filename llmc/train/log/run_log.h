@@ -16,10 +16,10 @@ bool log_saves_in(const std::string& path, const std::string& save);
 std::string log_place_error(const std::string& path, const std::string& save);
 
 // One JSON object per line: {"type": "header" | "step" | "eval" | "hellaswag" | "fp8" | "grad_wire" | "plan" |
-// "checkpoint" | "event" | "sample", "step": ..., further fields}, see docs/training.md. Each record is written at
-// once. Errors of the disk: exit 7. A path that the user gave may be a link to a file, which is followed; the run never
-// follows a link at a name of its own. A log that another program truncates, removes or replaces begins again with the
-// header and a warning.
+// "checkpoint" | "event" | "sample", "step": ..., further fields}, see docs/training.md. In evaluations the fields that
+// end in "_bf16" are of the exported weights (--eval-bf16). Each record is written at once. Errors of the disk: exit 7.
+// A path that the user gave may be a link to a file, which is followed; the run never follows a link at a name of its
+// own. A log that another program truncates, removes or replaces begins again with the header and a warning.
 class RunLog {
 public:
     // path "": no file; missing directories are created. append (after a resume): removes records of steps after

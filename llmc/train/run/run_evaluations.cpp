@@ -17,6 +17,13 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
+// After an evaluation: the time since `start`, and the part of it that the weights of `suffix` took.
+void add_seconds(nlohmann::ordered_json& fields, Clock::time_point start, const std::string& suffix) {
+    const double seconds = seconds_since(start);
+    if (!suffix.empty()) fields["seconds" + suffix] = seconds - fields["seconds"].get<double>();
+    fields["seconds"] = seconds;
+}
+
 }  // namespace
 
 RunEvaluations::RunEvaluations(const Config& config, Comm& comm, const DataLoader& train, const DataLoader* valid)
@@ -68,6 +75,10 @@ bool RunEvaluations::hellaswag_due(int64_t step) const {
     return hellaswag_ && (is_due(step, config_.eval_interval) || step == config_.train_iters);
 }
 
+bool RunEvaluations::bf16_due(const Place& place) const {
+    return place.bf16 && (config_.eval_bf16 == EvalBf16::kOn || place.step == config_.train_iters);
+}
+
 bool RunEvaluations::due(int64_t step) const {
     return validation_due(step) || hellaswag_due(step) || is_due(step, config_.sample_every);
 }
@@ -78,6 +89,16 @@ void RunEvaluations::warm_up(const Place& place, bool resumed) {
     if (hellaswag_ && resumed) hellaswag_run_->warm_up(place.ctx, place.evaluator, place.staging);
     if (hellaswag_ && !resumed) hellaswag(place);
     if (config_.sample_every > 0) sample(place, !resumed);
+    if (place.bf16) warm_up_bf16(place);
+}
+
+// The first evaluation in BF16 may be the last of the run.
+void RunEvaluations::warm_up_bf16(const Place& place) {
+    Evaluator& evaluator = place.bf16->begin(place.ctx);
+    if (valid_ && data_error_.empty()) data_error_ = evaluator.evaluate(place.ctx, valid_, 1, place.staging).error;
+    if (hellaswag_) hellaswag_run_->warm_up(place.ctx, evaluator, place.staging);
+    if (config_.sample_every > 0 && generates(evaluator))
+        evaluator.generate(place.ctx, prompt_, {.tokens = 1}, 0, place.staging);
 }
 
 std::vector<std::string> RunEvaluations::run(const Place& place) {
@@ -105,49 +126,80 @@ std::vector<std::string> RunEvaluations::make_up(const Place& place, const std::
     return again;
 }
 
+// Calls use(evaluator, suffix, title) with the weights of the steps and, if due, with those in BF16: the suffix of
+// their fields in the log and their title on the screen. Returns false once a call does.
+template <typename Use> bool RunEvaluations::with_each(const Place& place, const Use& use) const {
+    return use(place.evaluator, std::string(), "")
+           && (!bf16_due(place) || use(place.bf16->begin(place.ctx), std::string("_bf16"), ", in BF16 "));
+}
+
 bool RunEvaluations::validate(const Place& place) {
-    const Clock::time_point start = Clock::now();
     post_phase(Phase::kEvaluation);
-    const Evaluator::Result e = place.evaluator.evaluate(place.ctx, valid_, config_.eval_iters, place.staging);
-    data_error_ = e.error;
-    if (e.stopped) return false;
-    REQUIRE(e.counted_tokens > 0, "--valid-data: no token of an evaluation counts as a target (loss masks)");
-    const double loss = e.loss_sum / static_cast<double>(e.counted_tokens), seconds = seconds_since(start);
-    place.log.record("eval", place.step,
-                     {{"loss", exact(loss)}, {"counted_tokens", e.counted_tokens}, {"seconds", seconds}},
-                     strf("eval step %lld | loss %s | perplexity %s | %s | %.3f s", ll(place.step),
-                          figure(true, 6, "%.4f", loss).c_str(), figure(true, 5, "%.2f", std::exp(loss)).c_str(),
-                          count_text(e.counted_tokens, "token").c_str(), seconds));
+    nlohmann::ordered_json fields;
+    std::string losses, perplexity;
+    const Clock::time_point start = Clock::now();
+    const bool done = with_each(place, [&](Evaluator& evaluator, const std::string& suffix, const char* title) {
+        const Evaluator::Result e = evaluator.evaluate(place.ctx, valid_, config_.eval_iters, place.staging);
+        data_error_ = e.error;
+        if (e.stopped) return false;
+        REQUIRE(e.counted_tokens > 0, "--valid-data: no token of an evaluation counts as a target (loss masks)");
+        const double loss = e.loss_sum / static_cast<double>(e.counted_tokens);
+        fields["loss" + suffix] = exact(loss);
+        fields["counted_tokens"] = e.counted_tokens;
+        add_seconds(fields, start, suffix);
+        losses += title + figure(true, 6, "%.4f", loss);
+        if (suffix.empty()) perplexity = figure(true, 5, "%.2f", std::exp(loss));
+        return true;
+    });
+    if (!done) return false;
+    place.log.record("eval", place.step, fields,
+                     strf("eval step %lld | loss %s | perplexity %s | %s | %.3f s", ll(place.step), losses.c_str(),
+                          perplexity.c_str(), count_text(fields["counted_tokens"].get<int64_t>(), "token").c_str(),
+                          fields["seconds"].get<double>()));
     return true;
 }
 
 bool RunEvaluations::hellaswag(const Place& place) {
-    const Clock::time_point start = Clock::now();
     post_phase(Phase::kEvaluation);
-    const auto losses = hellaswag_run_->evaluate(place.ctx, place.evaluator, place.staging);
-    if (!losses) return false;
-    const int64_t correct = hellaswag_->correct(*losses), examples = hellaswag_->examples();
-    const double accuracy = static_cast<double>(correct) / static_cast<double>(examples);
-    const double seconds = seconds_since(start);
-    place.log.record("hellaswag", place.step,
-                     {{"accuracy", accuracy}, {"correct", correct}, {"examples", examples},
-                      {"seconds", seconds}},
-                     strf("hellaswag step %lld | accuracy %.4f | %lld of %s | %.3f s", ll(place.step), accuracy,
-                          ll(correct), count_text(examples, "example").c_str(), seconds));
+    const int64_t examples = hellaswag_->examples();
+    nlohmann::ordered_json fields;
+    std::string accuracies, counts;
+    const Clock::time_point start = Clock::now();
+    const bool done = with_each(place, [&](Evaluator& evaluator, const std::string& suffix, const char* title) {
+        const auto losses = hellaswag_run_->evaluate(place.ctx, evaluator, place.staging);
+        if (!losses) return false;
+        const int64_t correct = hellaswag_->correct(*losses);
+        const double accuracy = static_cast<double>(correct) / static_cast<double>(examples);
+        fields["accuracy" + suffix] = accuracy;
+        fields["correct" + suffix] = correct;
+        fields["examples"] = examples;
+        add_seconds(fields, start, suffix);
+        accuracies += title + strf("%.4f", accuracy);
+        counts += title + std::to_string(correct);
+        return true;
+    });
+    if (!done) return false;
+    place.log.record("hellaswag", place.step, fields,
+                     strf("hellaswag step %lld | accuracy %s | %s of %s | %.3f s", ll(place.step),
+                          accuracies.c_str(), counts.c_str(), count_text(examples, "example").c_str(),
+                          fields["seconds"].get<double>()));
     return true;
+}
+
+// Only rank 0 samples, with the ranks that share its forward passes.
+bool RunEvaluations::generates(const Evaluator& evaluator) const {
+    return comm_.world().rank < config_.context_parallel || evaluator.passes_are_collective();
 }
 
 bool RunEvaluations::sample(const Place& place, bool logged) {
     post_phase(Phase::kSample);
-    // Only rank 0 samples, with the ranks that share its forward passes.
-    if (comm_.world().rank >= config_.context_parallel && !place.evaluator.passes_are_collective())
-        return true;
+    Evaluator& evaluator = bf16_due(place) ? place.bf16->begin(place.ctx) : place.evaluator;
+    if (!generates(evaluator)) return true;
     const Sampling sampling{.tokens = config_.sample_tokens, .temperature = config_.temperature,
                             .top_k = config_.top_k, .seed = config_.seed};
     std::vector<int32_t> tokens;
     try {
-        tokens = place.evaluator.generate(place.ctx, prompt_, sampling, static_cast<uint64_t>(place.step),
-                                          place.staging);
+        tokens = evaluator.generate(place.ctx, prompt_, sampling, static_cast<uint64_t>(place.step), place.staging);
     } catch (const Error& error) {
         if (error.exit_code != kExitDiverged) throw;
         place.log.event("warning", strf("sample: %s", error.what()));

@@ -1,5 +1,6 @@
 // The evaluations between steps: validation loss, HellaSwag, text samples. They use the memory of the steps and change
-// no training state. All run once before the first step, so that nothing is loaded or allocated later.
+// no training state. All run once before the first step, so that nothing is loaded or allocated later. Where
+// --eval-bf16 applies, losses and accuracies are also of the exported weights, and samples of these alone.
 #pragma once
 #include <optional>
 #include <string>
@@ -28,6 +29,7 @@ public:
     struct Place {
         Ctx& ctx;
         Evaluator& evaluator;
+        Bf16Evaluation* bf16;        // null unless evaluates_in_bf16
         const StagedStep& staging;   // of a step that is not in flight
         RunLog& log;
         int64_t step;   // steps done
@@ -46,6 +48,11 @@ public:
 
 private:
     bool validation_due(int64_t step) const;
+    // Whether the evaluations of this step are in BF16, too.
+    bool bf16_due(const Place& place) const;
+    template <typename Use> bool with_each(const Place& place, const Use& use) const;
+    bool generates(const Evaluator& evaluator) const;
+    void warm_up_bf16(const Place& place);
     bool hellaswag_due(int64_t step) const;
     bool validate(const Place& place);    // false: interrupted, and not logged
     bool hellaswag(const Place& place);
