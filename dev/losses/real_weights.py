@@ -16,8 +16,6 @@ import hashlib
 import importlib.util
 import os
 import shlex
-import shutil
-import subprocess
 import sys
 import time
 from datetime import datetime, timezone
@@ -102,25 +100,9 @@ class Trainer:
             self.version = hashlib.sha256(Path(self.words[0]).read_bytes()).hexdigest()[:8]
         except OSError as error:
             raise InputError(f"{self.words[0]}: {error.strerror}: run make") from None
-        options = subprocess.run([self.words[0], "--print-options"], capture_output=True, text=True, check=True).stdout
-        self.evaluates_in_bf16 = '"eval-bf16"' in options
 
     def command(self, load, name, words):
         return [*self.words, "--load", str(load), "--seed", name.rsplit(".", 1)[1], *words]
-
-
-def evaluate_exports(trainer, runs, saves, args, deadline):
-    """Puts losses of the final checkpoints in BF16 into `runs`: the first evaluation of runs that start from them. Then
-    removes them. For executables without --eval-bf16."""
-    steps = f"step-{args.train_iters:08d}"
-    commands = {f"{name}.weights": trainer.command(saves / name / steps, name, ["--train-iters", "1"])
-                for name in runs if not name.startswith("bf16.")}
-    done = Runs(commands, args.gpus, saves, deadline)
-    for name in commands.keys() - {*done.left, *done.failed}:
-        run = name.removesuffix(".weights")
-        runs[run].in_bf16[max(runs[run].valid)] = read_log(done.path(name, "jsonl")).evals[0]["loss"]
-        shutil.rmtree(saves / run, ignore_errors=True)
-    return done
 
 
 def millions(tokens):
@@ -164,18 +146,11 @@ def main():
     names = [*(f"bf16.{seed}" for seed in args.seeds), *(f"{name}.{seed}" for name in args.sets for seed in (
         args.seeds if args.all_seeds else args.seeds[:1]))]
     commands = {name: trainer.command(model, name, args.sets.get(name.rsplit(".", 1)[0], [])) for name in names}
-    if not trainer.evaluates_in_bf16:
-        for name in names:
-            commands[name] += [] if name.startswith("bf16.") else ["--save", str(saves / name), "--save-interval", "0"]
     done = Runs(commands, args.gpus, saves, deadline)
     paths = {name: done.path(name, "jsonl") for name in names if name not in done.left + done.failed}
     if not paths:
         raise InputError(f"no run has finished; {saves} has what they printed")
     runs = read_runs(paths)
-    if not trainer.evaluates_in_bf16:
-        evaluations = evaluate_exports(trainer, runs, saves, args, deadline)
-        done.left += evaluations.left
-        done.failed += evaluations.failed
     lines, header = table(runs), read_log(next(iter(paths.values()))).headers[0]
     day, card = datetime.now(timezone.utc), header["device"]["name"].lower().removeprefix("nvidia ").split()[0]
     out = args.out or ROOT / "dev" / "results" / f"{day:%Y-%m-%d}-{card}-real-weights"

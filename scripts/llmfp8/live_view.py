@@ -5,7 +5,7 @@ import statistics
 import textwrap
 from collections import deque
 
-from .run_log import RunLog, numbers
+from .run_log import RunLog, evaluation_text, last_text, numbers
 from .support import InputError
 
 LABEL = 9            # columns of the numbers beside a chart
@@ -63,12 +63,14 @@ class WatchedRun(RunLog):
         kind, step, record = record["type"], record["step"], numbers(record)
         seconds = record.get("seconds", 0) if kind != "step" else 0
         self.longest_s = max(self.longest_s, seconds if math.isfinite(seconds) else 0)
-        form = {"header": "resumed from a checkpoint" * (step > 0), "eval": "validation loss {loss:.5g}",
+        result = {"eval": "loss", "hellaswag": "accuracy"}.get(kind)
+        said = evaluation_text(record, result, ".5g") if result else ""
+        form = {"header": "resumed from a checkpoint" * (step > 0), "eval": "validation loss {said}",
                 "step": "SKIPPED: loss or gradient norm not finite" * bool(record.get("skipped")),
-                "hellaswag": "HellaSwag accuracy {accuracy:.4g}", "checkpoint": "checkpoint {path}",
+                "hellaswag": "HellaSwag accuracy {said}", "checkpoint": "checkpoint {path}",
                 "event": "{kind}: {text}" * (record.get("kind") != "note")}.get(kind)
         if form:
-            self.lines.append((step, plain(form.format(**record))))
+            self.lines.append((step, plain(form.format(**{**record, "said": said}))))
         if kind == "fp8":
             self.fp8_line = fp8_line(step, self.fp8[step])
             self.fp8.clear()   # a long run has many
@@ -213,7 +215,7 @@ def view(run, columns, rows, now):
                    + (", SYNTHETIC DATA" if run.synthetic else "")), bar(run, columns), run.state(now)]
     lines += [figures(run, *line) for line in LINES]
     lines += [f"{run.step_seconds:.4g} s/it" if run.steps else "", f"SKIPPED {skipped}" if skipped else "",
-              f"validation {run.evals[max(run.evals)]['loss']:.4f} at step {max(run.evals)}" if run.evals else "",
+              f"validation {last_text(run.evals)}" if run.evals else "",
               run.fp8_line, f"{len(run.damaged)} damaged lines are left out" if run.damaged else "",
               "the last line of the log is cut off" if run.torn and "STALLED" in lines[2] else ""]
     lines = [part for line in lines if line for part in wrapped(line, columns)]

@@ -35,21 +35,27 @@ STEP_COLUMNS = [
     ("train_speed/samples_per_second", "samples/s", "samples_per_second"),
     ("train_speed/mfu", "share of the BF16 peak", "mfu"),
 ]
+# (tag and column name, unit, records of the log, field).
+EVALUATION_COLUMNS = [
+    ("valid/loss", "nats/token", "evals", "loss"),
+    ("valid/loss_bf16", "nats/token", "evals", "loss_bf16"),
+    ("valid/counted_tokens", "tokens", "evals", "counted_tokens"),
+    ("valid/hellaswag_accuracy", "share of examples", "hellaswag", "accuracy"),
+    ("valid/hellaswag_accuracy_bf16", "share of examples", "hellaswag", "accuracy_bf16"),
+]
 OTHER_COLUMNS = [
     ("train_fp8/largest_flushed", "share of values"),
     ("train_fp8/largest_saturated", "share of values"),
     ("train_fp8/nonfinite", "values"),
     ("train_fp8/largest_scales_at_ends", "share of blocks"),
     ("train_gradient/largest_relative_l2", "share of the gradient"),   # of its reduction in FP8
-    ("valid/loss", "nats/token"),
-    ("valid/counted_tokens", "tokens"),
-    ("valid/hellaswag_accuracy", "share of examples"),
+    *((tag, unit) for tag, unit, _, _ in EVALUATION_COLUMNS),
 ]
 
 
 def tag_of(run, tag):
     """The tag; that of a loss on synthetic data says so."""
-    return tag + "_of_synthetic_data" if run.synthetic and tag.endswith("/loss") else tag
+    return tag + "_of_synthetic_data" if run.synthetic and "/loss" in tag else tag
 
 
 def row_of(run, step):
@@ -59,11 +65,7 @@ def row_of(run, step):
         record = run.steps[step]
         row = {tag: record[field] for tag, _, field in STEP_COLUMNS if field in record}
         row["train/skipped"] = int(row["train/skipped"])
-    if step in run.evals:
-        row["valid/loss"] = run.evals[step]["loss"]
-        row["valid/counted_tokens"] = run.evals[step]["counted_tokens"]
-    if step in run.hellaswag:
-        row["valid/hellaswag_accuracy"] = run.hellaswag[step]["accuracy"]
+    row |= {tag: getattr(run, kind).get(step, {}).get(field) for tag, _, kind, field in EVALUATION_COLUMNS}
     tensors = run.fp8.get(step, {}).values()
     if tensors:
         row["train_fp8/largest_flushed"] = max(tensor["flushed"] for tensor in tensors)
@@ -79,11 +81,6 @@ def row_of(run, step):
 
 def all_steps(run):
     return sorted({*run.steps, *run.evals, *run.hellaswag, *run.fp8, *run.wire})
-
-
-def rounded(value):
-    """The nearest integer; 0 for inf and nan, such as the rate of a step that took no time."""
-    return round(value) if math.isfinite(value) else 0
 
 
 def utc(seconds):
@@ -135,13 +132,14 @@ def megatron_step(run, r, seconds):
     """One line of Megatron-LM's training_log, in which a skipped step has no loss."""
     header = run.header_at(r["step"])
     tflops = header["flops_per_token"] * r["tokens_per_second"] / header["world"] / 1e12
+    batch = r["samples_per_second"] * r["step_seconds"]   # not finite if the step took no time
     parts = [utc(seconds)
              + f"iteration {r['step']:8d}/{r['train_iters']:8d}",
              f"consumed samples: {r['samples']:12d}",
              f"elapsed time per iteration (ms): {1e3 * r['step_seconds']:.1f}",
              f"throughput per GPU (TFLOP/s/GPU): {tflops:.1f}",
              f"learning rate: {r['lr']:.6E}",
-             f"global batch size: {rounded(r['samples_per_second'] * r['step_seconds']):5d}"]
+             f"global batch size: {round(batch) if math.isfinite(batch) else 0:5d}"]
     if not r["skipped"]:
         parts.append(f"lm loss{' of synthetic data' * run.synthetic}: {r['loss']:.6E}")
     parts += ["loss scale: 1.0",

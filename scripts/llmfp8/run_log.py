@@ -87,7 +87,7 @@ OPTIONAL = {
                       "forward_seconds backward_seconds exposed_comm_seconds", or_null(is_number)),
              "throttled_by": is_text},
     "plan": fields("predicted_ms measured_ms planned_bytes used_bytes", or_null(is_number)),
-    **dict.fromkeys(("eval", "hellaswag", "checkpoint"), fields("seconds", is_number)),
+    **dict.fromkeys(("eval", "hellaswag", "checkpoint"), fields("seconds loss_bf16 accuracy_bf16", is_number)),
 }
 
 
@@ -108,6 +108,23 @@ def numbers(record):
     """The record with "nan", "inf" and "-inf" as floats. Its keys are shared with other records, which saves memory."""
     return {sys.intern(key): NOT_IN_JSON.get(value, value) if isinstance(value, str) else value
             for key, value in record.items()}
+
+
+def evaluation_text(record, field, form):
+    """A result as the run trained and, with --eval-bf16, that of the weights that it exports, which are in BF16."""
+    in_bf16 = record.get(field + "_bf16")
+    return format(record[field], form) + (f", in BF16 {in_bf16:{form}}" if in_bf16 is not None else "")
+
+
+def bf16_loss(header, record):
+    """The validation loss of the weights that a run exports, None if an FP8 run did not evaluate it."""
+    config = header["config"]
+    fp8 = config.get("fp8-recipe", "none") != "none" or config.get("fp8-attention")
+    return record.get("loss_bf16", None if fp8 else record["loss"])
+
+
+def last_text(evaluations):
+    return f"{evaluation_text(evaluations[max(evaluations)], 'loss', '.4f')} at step {max(evaluations)}"
 
 
 def with_block_scales(tensor):

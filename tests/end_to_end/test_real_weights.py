@@ -46,7 +46,7 @@ class RealWeights(FolderTest):
                                                            for line in out.splitlines() if line.startswith("| "))}
         base = self.log("bf16.1", "eval")
         for name in ("delayed", "all-e4m3"):
-            loss, exported = (self.log(f"{name}.1{log}", "eval")[at]["loss"] for log, at in (("", -1), (".weights", 0)))
+            loss, exported = (self.log(f"{name}.1", "eval")[-1][field] for field in ("loss", "loss_bf16"))
             self.assertNotEqual(loss, base[-1]["loss"])
             self.assertEqual(rows[name, "1"], [cell for value in (loss, exported) for cell in (
                 f"{value:.4f}", f"{100 * (value / base[-1]['loss'] - 1):+.2f} %")])
@@ -65,7 +65,7 @@ class RealWeights(FolderTest):
         # What has finished is not repeated; another set is added.
         more = self.run_tool(*sets, "--set", "tensorwise=--fp8-recipe tensorwise")
         self.assertEqual([line.split(": ")[1] for line in more.splitlines() if line.startswith("GPU")],
-                         ["tensorwise.1", "tensorwise.1.weights"])
+                         ["tensorwise.1"])
         self.assertLess({line for line in out.splitlines() if line.startswith("| ")}, set(more.splitlines()))
 
     def test_text_is_of_separate_files(self):

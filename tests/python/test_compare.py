@@ -177,6 +177,15 @@ class Perturbed(CompareTest):
         said = squeezed(self.call("a.jsonl", "b.jsonl", "--out", "out").stdout)
         self.assertIn("| 3.5000 | validated on 8,192 tokens, not 4,096 |", said)
         self.assertEqual(self.rows()["b"]["valid_loss_gap"], "")
+        # The loss of the exported weights, if all FP8 runs have it.
+        self.edit("b.jsonl", FP8, "eval", 8, loss_bf16=3.45)()
+        said = squeezed(self.call("a.jsonl", "b.jsonl", "--out", "out").stdout)
+        self.assertIn("| validation loss in BF16 at 1,048,576 tokens | against a | as trained | against a |", said)
+        self.assertIn("| 3.4500 | +1.47 % | 3.5000 | +2.94 % |", said)
+        self.assertAlmostEqual(float(self.rows()["b"]["valid_loss_gap"]), 3.45 / 3.4 - 1, 12)
+        self.write("c.jsonl", FP8)
+        self.assertNotIn("in BF16", self.call("a.jsonl", "b.jsonl", "c.jsonl", "--out", "out").stdout)
+        self.assertEqual(self.rows()["b"]["valid_loss_equal_tokens"], "3.5")
         # Without a validation at equal tokens there is none.
         self.write("b.jsonl", a_log([1.0] * 8, losses_of(8), DELAYED, evals={5: 3.5}))
         self.call("a.jsonl", "b.jsonl", "--out", "out")

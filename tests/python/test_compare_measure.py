@@ -58,7 +58,8 @@ class Measuring(CompareTest):
         self.assertEqual((float(row["s_per_it_min"]), float(row["s_per_it_max"])), (min(times), max(times)))
         self.assertEqual(float(row["loss_equal_tokens_gap"]),
                          float(row["loss_equal_tokens"]) / float(self.rows()["bf16"]["loss_equal_tokens"]) - 1)
-        self.assertEqual(float(row["valid_loss_equal_tokens"]), logs["fp8", 1].evals[6]["loss"])
+        self.assertEqual(float(row["valid_loss_equal_tokens"]), logs["fp8", 1].evals[6]["loss_bf16"])
+        self.assertEqual(float(row["valid_loss_as_trained"]), logs["fp8", 1].evals[6]["loss"])
         self.assertEqual(done.stderr.count("round 2/3 "), 2)
         said = self.call("out", "--warmup", "3").stdout   # once more, from the existing logs
         self.assertIn("The first 3 steps", said)
@@ -79,7 +80,7 @@ class Measuring(CompareTest):
         self.assertEqual(losses["stopped"], losses["bf16"])
         rows = self.rows()
         self.assertEqual([rows[name]["timed_steps"] for name in logs], ["37", "34", "37"])
-        self.assertEqual(float(rows["fp8"]["valid_loss_equal_tokens"]), logs["fp8"].evals[40]["loss"])
+        self.assertEqual(float(rows["fp8"]["valid_loss_equal_tokens"]), logs["fp8"].evals[40]["loss_bf16"])
         # A measurement is not continued with other options, or from the logs of rounds.
         said = self.call(*self.runs("--train-iters", "50", *data), code=2).stderr
         self.assertRegex(said, r"^error: --out out: its bf16 is a run of .*, 40 steps: use that, or choose .*\n$")

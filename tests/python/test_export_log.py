@@ -80,8 +80,11 @@ class Exports(ExportTest):
         self.assertNotIn("train_gpu/power", run_export.all_scalars(run, 5))
         with self.assertRaisesRegex(InputError, "with a wrong power_w"):
             read_log(self.changed("step", 4, power_w="much"))
-        asked = {"type": "hellaswag", "step": 4, "accuracy": 0.29546, "correct": 2967, "examples": 10042, "seconds": 1}
-        run = read_log(self.changed("eval", 4, after=[asked]))
+        asked = {"type": "hellaswag", "step": 4, "accuracy": 0.29546, "correct": 2967, "examples": 10042, "seconds": 1,
+                 "accuracy_bf16": 0.3}
+        run = read_log(self.changed("eval", 4, after=[asked], loss_bf16="inf"))
+        self.assertEqual([run_export.row_of(run, 4)[f"valid/{tag}_bf16"] for tag in ("loss", "hellaswag_accuracy")],
+                         [float("inf"), 0.3])
         self.assertEqual([row["valid/hellaswag_accuracy (share of examples)"] for row in self.csv_of(run).values()
                           if row["valid/hellaswag_accuracy (share of examples)"]], ["0.29546"])
         out = io.StringIO()

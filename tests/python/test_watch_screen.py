@@ -54,14 +54,16 @@ class Screen(LogToolTest):
                "gpu_memory_gib": 120.5, "joules_per_token": 0.0213, "throttled_by": "power cap",
                "exposed_comm_seconds": 0.0032}
         log = self.log(self.step(101, skipped=True, loss="nan"), self.step(102, **gpu),
-                       {"type": "eval", "step": 102, "loss": 3.5, "counted_tokens": 5, "seconds": 1.0},
+                       {"type": "eval", "step": 102, "loss": 3.5, "counted_tokens": 5, "seconds": 1.0,
+                        "loss_bf16": 3.25},
                        {"type": "fp8", "step": 102, "tensors": [{"name": "3.down.dy", "saturated": 0.004, "flushed": 0,
                                                                  "nonfinite": 0, "format": "e5m2"}]})
         text = "\n".join(self.screen(log, rows=40))
         for part in ("GPU    97 % busy  651 W  1410 MHz  61 C  120.5 GiB used  0.0213 J/token",
                      "throttled by power cap", "exposed communication 0.0032 s a step", "loss 3.8980", "2 s/it",
                      "FP8   step 102: saturated at most 0.4 % (3.down.dy)", "1 x CPU",
-                     "SKIPPED 1", "validation 3.5000 at step 102", "10.2 % step 102 of 1000", "loss, last 50 steps",
+                     "SKIPPED 1", "validation 3.5000, in BF16 3.2500 at step 102", "validation loss 3.5, in BF16 3.25",
+                     "10.2 % step 102 of 1000", "loss, last 50 steps",
                      "     101  SKIPPED: loss or gradient norm not finite"):
             self.assertIn(part, text)
 

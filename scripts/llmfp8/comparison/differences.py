@@ -8,7 +8,7 @@ Difference = namedtuple("Difference", "key base other kind")
 # Options that affect neither results nor speed.
 NEUTRAL = {"save", "save-interval", "keep", "save-async", "resume", "tokenizer", "log-interval", "log-file",
            "sample-every", "sample-tokens", "prompt", "temperature", "top-k", "hellaswag-data",
-           "eval-interval", "dry-run", "profile", "exit-duration-in-mins", "comm-timeout", "ranks"}
+           "eval-interval", "eval-bf16", "dry-run", "profile", "exit-duration-in-mins", "comm-timeout", "ranks"}
 # Options about precision besides those named fp8-*.
 PRECISION = {"dtype", "grad-dtype", "moment-dtype", "grad-comm-dtype", "grad-shard-dtype",
              "first-last-layers-bf16", "num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16", "bf16-linears"}

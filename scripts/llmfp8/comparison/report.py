@@ -98,9 +98,11 @@ def loss_columns(comparison, marks):
                                                          else "")
     after = "equal time" if limits.seconds is None else f"{limits.seconds:.4g} s"
     return [NAME, (f"training loss at {figure(limits.tokens, ',', 'equal')} tokens", trained), against("train"),
-            (f"validation loss at {figure(limits.valid_tokens, ',', 'equal')} tokens",
+            (f"validation loss{' in BF16' * comparison.in_bf16} at {figure(limits.valid_tokens, ',', 'equal')} tokens",
              lambda row: figure(row.losses.valid, ".4f", row.losses.valid_reason)),
-            against("valid", lambda row: row.valid_gap(base)[1])], [
+            against("valid", lambda row: row.valid_gap(base)[1]),
+            *[("as trained", lambda row: figure(row.losses.valid_as_trained, ".4f", "")),
+              against("valid_as_trained", lambda row: row.valid_gap(base)[1])] * comparison.in_bf16], [
             NAME, (f"training loss after {after}", lambda row: figure(row.losses.timed, ".4f", row.losses.time_reason)),
             ("tokens by then", lambda row: figure(row.losses.timed_tokens, ",", "")), against("timed")]
 
@@ -145,6 +147,8 @@ def explain(comparison):
              "without evaluation and checkpoints; speed is the ratio of median tokens/s/GPU, of several rounds the "
              "median (least to most) of their ratios. TFLOP/s and MFU count the model's FLOPs, FP8 or not; MFU is n/a "
              "for a GPU and type of which the trainer has no audited peak."]
+    if comparison.in_bf16:
+        lines.append("Validation in BF16 is that of the weights that a run exports (--eval-bf16); as trained, in FP8.")
     if limits.tokens is not None:
         lines.append(f"Training losses are means of the last {limits.window} steps, of the first round. Equal tokens "
                      "and equal time are those of the run that has least; time is that of all training steps, "
@@ -185,7 +189,8 @@ def csv_row(comparison, row):
         "tokens_trained": c.tokens, "equal_tokens": losses.train_tokens, "loss_equal_tokens": losses.train,
         "loss_equal_tokens_gap": row.gap(losses.train, base.train), "loss_reason": losses.reason,
         "valid_tokens": losses.valid_tokens, "valid_loss_equal_tokens": losses.valid,
-        "valid_loss_gap": row.valid_gap(base)[0],
+        "valid_loss_gap": row.valid_gap(base)[0], "valid_loss_in_bf16": int(comparison.in_bf16),
+        "valid_loss_as_trained": losses.valid_as_trained,
         "valid_reason": losses.valid_reason or row.valid_gap(base)[1],
         "equal_time_s": None if c.synthetic else comparison.limits.seconds,
         "equal_time_tokens": losses.timed_tokens, "loss_equal_time": losses.timed,

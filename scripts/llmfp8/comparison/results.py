@@ -1,7 +1,7 @@
 """The numbers of a comparison: each configuration against the baseline, at equal tokens and at equal time."""
 import math
 
-from ..run_log import InputError
+from ..run_log import InputError, bf16_loss
 
 from .differences import Verdict, precision_text, run_differences
 from .runs import Rate
@@ -15,7 +15,7 @@ class Losses:
     def __init__(self, configuration, limits):
         self.reason = self.time_reason = self.valid_reason = ""
         self.train = self.train_tokens = self.valid = self.valid_tokens = self.timed = self.timed_tokens = None
-        self.valid_of = None   # tokens validated on
+        self.valid_as_trained = self.valid_in_bf16 = self.valid_of = None   # of: tokens; Comparison sets valid
         if configuration.synthetic:
             self.reason = self.time_reason = self.valid_reason = SYNTHETIC
             return
@@ -42,8 +42,9 @@ class Losses:
         elif limits.valid_tokens is None:
             self.valid_reason = "at no equal tokens"
         else:
-            self.valid, self.valid_tokens = losses[limits.valid_tokens]["loss"], limits.valid_tokens
-            self.valid_of = losses[limits.valid_tokens]["counted_tokens"]
+            record, self.valid_tokens = losses[limits.valid_tokens], limits.valid_tokens
+            self.valid = self.valid_as_trained = record["loss"]
+            self.valid_in_bf16, self.valid_of = bf16_loss(configuration.header, record), record["counted_tokens"]
 
 
 class Limits:
@@ -114,6 +115,12 @@ class Comparison:
         self.limits = Limits(configurations, window)
         self.rows = [Row(c, self.base, {*allowed, *asked}, self.limits) for c in configurations]
         self.base_row = next(row for row in self.rows if row.is_base)
+        # What is compared is the loss of the exported weights if all runs have it, and it is another one.
+        evaluated = [row.losses for row in self.rows if row.losses.valid is not None]
+        self.in_bf16 = (all(losses.valid_in_bf16 is not None for losses in evaluated)
+                        and any(losses.valid_in_bf16 is not losses.valid for losses in evaluated))
+        for losses in evaluated if self.in_bf16 else []:
+            losses.valid = losses.valid_in_bf16
         differing = sorted(set().union(*(row.verdict.keys for row in self.rows)))
         for key in asked:
             if key not in differing:

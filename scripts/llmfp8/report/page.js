@@ -110,9 +110,10 @@ for (const [field, title, unit, logarithmic] of PANELS) {
             behind.push({ ...line, label: run.name + ", each step", dash: [], width: 1, faint: true });
             series.push({ ...line, y: () => run.smooth[field] });
         } else if (run.curves[field]) series.push(line);
-        if (loss && run.valid.step.length)
-            series.push({ label: run.name + ", validation", colour: line.colour, dash: [1, 4], width: 1, points: true,
-                x: () => run.valid[axis], y: () => run.valid.loss });
+        for (const [field, name, dash] of [["loss", "", [1, 4]], ["loss_bf16", " in BF16", [6, 3]]])
+            if (loss && run.valid[field].some((value) => value !== null))
+                series.push({ label: `${run.name}, validation${name}`, colour: line.colour, dash, width: 1,
+                    points: true, x: () => run.valid[axis], y: () => run.valid[field] });
     });
     if (field === "grad_mul" && !series.some((s) => s.y().some((value) => value !== 1 && value !== null))) continue;
     const means = [...new Set(runs.filter((run) => run.smooth[field]).map((run) => run.smooth_steps))].join(", ");

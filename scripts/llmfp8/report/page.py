@@ -6,6 +6,7 @@ import statistics
 
 from ..comparison.differences import contents, run_differences
 from ..run_export import write_csv
+from ..run_log import last_text
 from ..support import replacement
 from .markup import HERE, page, table, text
 from .reduce import gaps, run_data
@@ -46,9 +47,6 @@ def what_ran(runs):
     def data(run):
         return "synthetic: the losses mean nothing" if run.synthetic else contents(run.headers[-1], "train-data")[1]
 
-    def last_of(records, none):
-        return f"{records[max(records)]['loss']:.4f} at step {max(records)}" if records else none
-
     def median(field, form):
         def value(run):
             values = [record.get(field) for record in run.step_list()[len(run.steps) // 10:]]
@@ -59,8 +57,8 @@ def what_ran(runs):
             ("device", lambda run: run.headers[-1]["device"].get("name", "unknown")),
             ("ranks", lambda run: run.headers[-1]["world"]), ("commit", lambda run: run.headers[-1]["commit"]),
             ("parameters", lambda run: f"{run.headers[-1].get('params', 0):,}"),
-            ("training loss", lambda run: last_of(run.steps, "no step yet")),
-            ("validation loss", lambda run: last_of(run.evals, "none")),
+            ("training loss", lambda run: last_text(run.steps) if run.steps else "no step yet"),
+            ("validation loss", lambda run: last_text(run.evals) if run.evals else "none"),
             ("median step time", median("step_seconds", "{:.4g} s")),
             ("median speed", median("tokens_per_second", "{:,.0f} tokens/s")),
             ("median energy", median("joules_per_token", "{:.4g} J/token")),

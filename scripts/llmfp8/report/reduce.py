@@ -5,7 +5,7 @@ import math
 import re
 from bisect import bisect_right
 
-from ..run_log import ENDS
+from ..run_log import ENDS, evaluation_text
 
 BUCKETS = 700
 COLUMNS = 128       # of a heat map
@@ -96,7 +96,8 @@ def marks(run):
     found = [("skipped", record["step"], "the update was skipped") for record in run.step_list() if record["skipped"]]
     found += [(event["kind"], event["step"], event["text"]) for event in run.events]
     found += [("resumed", step, "resumed from a checkpoint") for step in run.resumed_at]
-    found += [("evaluation", step, f"validation loss {record['loss']:.4f}") for step, record in run.evals.items()]
+    found += [("evaluation", step, "validation loss " + evaluation_text(record, "loss", ".4f"))
+              for step, record in run.evals.items()]
     found += [("checkpoint", record["step"], record["path"]) for record in run.checkpoints]
     order = {**dict.fromkeys(ENDS, 0), "resumed": 1, "skipped": 2, "warning": 2, "evaluation": 5, "note": 6}
     shown = sorted(found, key=lambda mark: (order.get(mark[0], 3), mark[1]))[:MOST_MARKS]
@@ -183,7 +184,8 @@ def run_data(run):
             "smooth": {field: moving_mean(steps.columns[field], span, parts) for field in SMOOTHED if span > 1},
             "smooth_steps": span,
             "valid": {**{name: [at[name] for at in at_evals] for name in steps.axes},
-                      "loss": [short(run.evals[step]["loss"]) for step in sorted(run.evals)]},
+                      **{name: [short(run.evals[step].get(name)) for step in sorted(run.evals)]
+                         for name in ("loss", "loss_bf16")}},
             "marks": marks(run), "heat": heat(run)}
 
 
