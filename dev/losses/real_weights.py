@@ -88,21 +88,11 @@ def model_folder(args):
     return folder
 
 
-class Trainer:
-    """Commands of train_llama with the options that all runs share."""
-
-    def __init__(self, args, text):
-        self.words = [str(Path(os.environ.get("LLMC_BUILD", ROOT)) / "train_llama"),
-                      *(word for name in BASE for word in (f"--{name}", str(getattr(args, name.replace("-", "_"))))),
-                      "--train-data", f"{text}/train/*.bin", "--valid-data", f"{text}/valid/*.bin",
-                      "--eval-interval", "0", "--eval-iters", str(args.eval_iters)]
-        try:
-            self.version = hashlib.sha256(Path(self.words[0]).read_bytes()).hexdigest()[:8]
-        except OSError as error:
-            raise InputError(f"{self.words[0]}: {error.strerror}: run make") from None
-
-    def command(self, load, name, words):
-        return [*self.words, "--load", str(load), "--seed", name.rsplit(".", 1)[1], *words]
+def shared_words(trainer, text, args):
+    """The command of every run, without the start, the seed and the set."""
+    values = {f"--{name}": str(getattr(args, name.replace("-", "_"))) for name in BASE}
+    return [str(trainer), *(word for pair in values.items() for word in pair), "--train-data", f"{text}/train/*.bin",
+            "--valid-data", f"{text}/valid/*.bin", "--eval-interval", "0", "--eval-iters", str(args.eval_iters)]
 
 
 def millions(tokens):
@@ -135,21 +125,25 @@ def report(header, lines, sets, facts, args):
 def main():
     args = options()
     deadline = time.monotonic() + 60 * args.minutes
+    trainer = Path(os.environ.get("LLMC_BUILD", ROOT)) / "train_llama"
+    if not trainer.exists():
+        raise InputError(f"{trainer}: missing: run make")
+    version = hashlib.sha256(trainer.read_bytes()).hexdigest()[:8]
     args.work.mkdir(parents=True, exist_ok=True)
     model = model_folder(args)
     tokenizer = model / "tokenizer.json"
     facts = machine_text.prepare(args.work, tokenizer if tokenizer.exists() else "bytes", args.valid_tokens + 1,
                                  args.train_tokens, args.roots)
-    trainer = Trainer(args, facts["folder"])
     print(text_line(facts, args), flush=True)
-    saves = args.work / f"{trainer.version}-{args.train_iters}"
+    logs = args.work / f"{version}-{args.train_iters}"
     names = [*(f"bf16.{seed}" for seed in args.seeds), *(f"{name}.{seed}" for name in args.sets for seed in (
         args.seeds if args.all_seeds else args.seeds[:1]))]
-    commands = {name: trainer.command(model, name, args.sets.get(name.rsplit(".", 1)[0], [])) for name in names}
-    done = Runs(commands, args.gpus, saves, deadline)
+    words = [*shared_words(trainer, facts["folder"], args), "--load", str(model)]
+    done = Runs({name: [*words, "--seed", name.rsplit(".", 1)[1], *args.sets.get(name.rsplit(".", 1)[0], [])]
+                 for name in names}, args.gpus, logs, deadline)
     paths = {name: done.path(name, "jsonl") for name in names if name not in done.left + done.failed}
     if not paths:
-        raise InputError(f"no run has finished; {saves} has what they printed")
+        raise InputError(f"no run has finished; {logs} has what they printed")
     runs = read_runs(paths)
     lines, header = table(runs), read_log(next(iter(paths.values()))).headers[0]
     day, card = datetime.now(timezone.utc), header["device"]["name"].lower().removeprefix("nvidia ").split()[0]
@@ -161,7 +155,7 @@ def main():
     print("\n".join(lines))
     for what, left in (("failed", done.failed), ("left, repeat the command for them", done.left)):
         if left:
-            print(f"{what}: {', '.join(left)}; see their .txt in {saves}")
+            print(f"{what}: {', '.join(left)}; see their .txt in {logs}")
     return 1 if done.failed else 0
 
 
