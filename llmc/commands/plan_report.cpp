@@ -101,7 +101,7 @@ std::string time_text(const Figures& f) {
 }  // namespace
 
 std::string plan_text(const PlannedRun& run) {
-    const Figures figures(run);
+    const Figures figures{run};
     const Config& config = run.config;
     const MemoryPlan& plan = run.plan;
     const int64_t micro_batches = config.global_batch_size / (config.micro_batch_size * config.data_ranks(plan.ranks));
@@ -152,7 +152,7 @@ OrderedJson memory_json(const Figures& f) {
 }  // namespace
 
 std::string plan_json(const PlannedRun& run) {
-    const Figures figures(run);
+    const Figures figures{run};
     const Config& config = run.config;
     OrderedJson json = {
         {"type", "plan"},
@@ -188,4 +188,4 @@ std::string plan_output(const PlannedRun& run) {
     return text + (changed.empty() ? "" : message_line("options          " + changed) + "\n");
 }
 
-bool plan_fits(const PlannedRun& run) { return Figures(run).fits; }
+bool plan_fits(const PlannedRun& run) { return Figures{run}.fits; }

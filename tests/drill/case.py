@@ -79,7 +79,7 @@ class Case:
         if FOREIGN.search(error):
             self.found("text", "shows a library's or the language's own words")
         lines = [line for line in error.split("\n")
-                 if line and not line.startswith(("note: ", "warning: ", "libgomp: "))]
+                 if line and not line.startswith(("note: ", "warning: ", "libgomp: ", "weights: "))]
         if one_line and code not in (0, None) and code > 0 and len(lines) != 1:
             self.found("text", f"{len(lines)} lines of error instead of one")
         if one_line and any(len(line) > 1500 for line in lines):

@@ -11,6 +11,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .configuration_llmfp8 import LlmFp8Config
 
+# What transformers calls a cache of keys and values: its name changed in version 5.24.
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 BIASES = {"all": {"qkv", "o", "mlp"}, "none": set(), "qkv": {"qkv"}, "attention": {"qkv", "o"}, "mlp": {"mlp"}}
 
 
@@ -205,12 +207,14 @@ class LlmFp8ForCausalLM(PreTrainedModel, GenerationMixin):
                 nn.init.zeros_(module.bias)
 
     def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,
-                labels=None, use_cache=None, logits_to_keep=0, **_):
+                labels=None, use_cache=None, logits_to_keep=0, cache=None, **_):
         if inputs_embeds is None:
             inputs_embeds = self.model.embed_tokens(input_ids)
-        if past_key_values is None and (use_cache or use_cache is None and not self.training):
-            past_key_values = DynamicCache()
-        hidden = self.model(inputs_embeds, attention_mask, position_ids, past_key_values)
+        if cache is None:
+            cache = past_key_values
+        if cache is None and (use_cache or use_cache is None and not self.training):
+            cache = DynamicCache()
+        hidden = self.model(inputs_embeds, attention_mask, position_ids, cache)
         if isinstance(logits_to_keep, int):
             hidden = hidden[:, -logits_to_keep:] if logits_to_keep else hidden
         else:
@@ -220,4 +224,4 @@ class LlmFp8ForCausalLM(PreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             loss = F.cross_entropy(logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: cache})
