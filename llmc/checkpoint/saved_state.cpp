@@ -100,7 +100,9 @@ void check_histories(const JsonFields& fp8, int64_t step) {
 
 void check_fp8(const JsonFields& fp8, const JsonFields& options, int64_t step) {
     const std::string name = fp8.text("recipe");
-    if (options.has("fp8-recipe") && options.object["fp8-recipe"] != name)
+    const bool has_bf16 = options.object.value("fp8-first-bf16", Json(0)) != 0
+                          || options.object.value("fp8-final-bf16", Json(0)) != 0;   // the step may be in BF16
+    if (options.has("fp8-recipe") && options.text("fp8-recipe") != name && !(has_bf16 && name == "none"))
         fp8.refuse("recipe", "\"config\" says otherwise");
     if (name == "none") return;
     const auto rows = recipe_rows();

@@ -6,6 +6,7 @@
 #include "llmc/base/check.h"
 #include "llmc/base/text.h"
 #include "llmc/commands/memory_changes.h"
+#include "llmc/config/schedule.h"
 #include "llmc/perf/fp8_speedup.h"
 #include "llmc/train/plan.h"
 
@@ -21,6 +22,8 @@ struct Figures {
     const int64_t memory_bytes = here ? run.device.memory_bytes : static_cast<int64_t>(gpu.memory_gib * kGiB);
     const bool fits = run.plan.arena_bytes <= memory_bytes;
     const StepTime time = predict_step(run.config, run.plan, gpu);
+    const double bf16_ms =
+        run.plan.bf16.empty() ? 0 : predict_step(in_bf16(run.config), run.plan.bf16[0], gpu).total_ms();
     const double ms = time.total_ms(), flops_per_token = model_flops_per_token(run.config, run.table);
     const double tokens = real(run.config.global_batch_size * run.config.seq_length);   // per step, all ranks
     const double tokens_per_second = ms > 0 ? tokens / (1e-3 * ms) : 0;
@@ -51,7 +54,10 @@ std::string memory_text(const PlannedRun& run) {
         if (static_cast<Purpose>(i) == Purpose::kOffload && bytes == 0) continue;
         text += bytes_text(purpose_name(static_cast<Purpose>(i)), bytes);
     }
-    text += bytes_text("arena", plan.arena_bytes) + "host memory, of the rank that takes most\n"
+    const std::string precisions =
+        plan.bf16.empty() ? "" : strf(": FP8 takes %.3f GiB, BF16 %.3f", gib(plan.peak_bytes),
+                                      gib(plan.bf16[0].peak_bytes));
+    text += bytes_text("arena", plan.arena_bytes, precisions) + "host memory, of the rank that takes most\n"
             + bytes_text("loading", plan.host.load_bytes, ", while --load or --resume reads")
             + bytes_text("saving", plan.host.save_bytes,
                          strf(", pinned; %lld bytes %.3f GiB with --save-async", ll(plan.host.save_async_bytes),
@@ -89,12 +95,16 @@ std::string time_text(const Figures& f) {
         const double bf16_ms = predict_step(bf16, plan, f.gpu).total_ms();
         text += strf("  in BF16 %.4g s/it: FP8 is %.2f times as fast\n", 1e-3 * bf16_ms, bf16_ms / f.ms);
     }
+    if (switches_precision(config))
+        text += strf("  %s: %.4g s/it\n", config.train_iters > 0 ? bf16_steps_text(config).c_str()
+                                                                  : "the steps in BF16", 1e-3 * f.bf16_ms);
     if (config.reset_attention_mask)
         text += "  attention time is that of one document per sequence (--reset-attention-mask skips tiles between "
                 "documents)\n";
     if (config.train_iters > 0)
         text += strf("  %s in %.4g hours, without evaluation and checkpoints\n",
-                     count_text(config.train_iters, "step").c_str(), 1e-3 * f.ms * real(config.train_iters) / 3600);
+                     count_text(config.train_iters, "step").c_str(),
+                     1e-3 * all_steps_ms(config, f.ms, f.bf16_ms) / 3600);
     return text;
 }
 
@@ -170,6 +180,7 @@ std::string plan_json(const PlannedRun& run) {
     if (figures.ms > 0) {
         json["time"] = {{"step_ms", figures.ms}, {"tokens_per_second", figures.tokens_per_second},
                         {"mfu", figures.mfu}};
+        if (switches_precision(config)) json["time"]["bf16_step_ms"] = figures.bf16_ms;
         for (const auto& [name, ms] : figures.time.named_ms()) json["time"]["parts_ms"][name] = ms;
     }
     for (const PlannedGemm& g : run.plan.step_gemms)

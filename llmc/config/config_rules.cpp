@@ -1,11 +1,13 @@
 // The rules between options: which have no effect beside which values of others, and which contradict each other.
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <sstream>
 
 #include "llmc/base/check.h"
 #include "llmc/base/text.h"
 #include "llmc/config/config_table.h"
+#include "llmc/config/schedule.h"
 #include "llmc/data/blend.h"
 
 namespace {
@@ -42,6 +44,7 @@ constexpr Condition kConditions[] = {
     {"fp8-format fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo fp8-fast-accum bf16-linears "
      "first-last-layers-bf16 num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 fp8-lm-head fp8-min-speedup",
      "fp8-recipe", "!none", kFp8Off},
+    {"fp8-first-bf16 fp8-final-bf16", "fp8-recipe fp8-attention", "delayed tensorwise blockwise true", kFp8Off},
     {"fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo", "fp8-recipe", "!tensorwise",
      "--fp8-recipe tensorwise computes every scale from the current tensor, only delayed scaling has a history"},
     {"fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo", "fp8-recipe", "!blockwise",
@@ -171,6 +174,11 @@ void length_rules(const Config& c, Rules& rules) {
                        decay > 0 ? "" : "s", length.c_str()));
     rules.require(c.profile_first <= c.train_iters,
                   strf("--profile starts at step %lld of %lld", ll(c.profile_first), ll(c.train_iters)));
+    const Fp8Steps fp8 = fp8_steps(c);
+    rules.require(fp8.begin < std::min(fp8.end, c.train_iters),
+                  strf("--fp8-first-bf16 %s and --fp8-final-bf16 %s leave no step of %s in FP8: lower them, or give "
+                       "--fp8-recipe none", number_text(c.fp8_first_bf16).c_str(),
+                       number_text(c.fp8_final_bf16).c_str(), length.c_str()));
 }
 
 void schedule_rules(const Config& c, Rules& rules) {
@@ -215,6 +223,10 @@ void run_rules(const Config& c, int ranks, Rules& rules) {
 }
 
 void fp8_rules(const Config& c, Rules& rules) {
+    for (const auto& [name, steps] : {std::pair("first", c.fp8_first_bf16), std::pair("final", c.fp8_final_bf16)})
+        rules.require(steps < 1 || steps == std::floor(steps),
+                      strf("--fp8-%s-bf16 %s must be a whole number of steps, or a fraction of the run below 1", name,
+                           number_text(steps).c_str()));
     if (c.fp8_recipe == Fp8Recipe::kNone) return;
     rules.require(c.dtype == Dtype::kBf16, "FP8 (--fp8-recipe, --fp8-format) needs --dtype bf16: only BF16 tensors "
                   "are quantized");

@@ -77,6 +77,12 @@ void add_choice_of_linears(std::vector<OptionRow>& rows) {
         {.name = "fp8-min-speedup", .value = number(AT(fp8_min_speedup), {.low = 0, .high = 10}),
          .help = "keep a linear layer in BF16 if its predicted speedup in FP8 is below this; 1: if FP8 would be "
                  "slower; 0: never", .fallback = "0"},
+        {.name = "fp8-first-bf16", .value = number(AT(fp8_first_bf16), {.low = 0, .high = kMany}),
+         .help = "run the first steps in BF16, without FP8 anywhere: a number of steps, or below 1 a fraction of the "
+                 "run", .fallback = "0"},
+        {.name = "fp8-final-bf16", .value = number(AT(fp8_final_bf16), {.low = 0, .high = kMany}),
+         .help = "run the last steps in BF16, without FP8 anywhere, which heals most of what FP8 costs: a number of "
+                 "steps, or below 1 a fraction of the run", .fallback = "0"},
         {.name = "fp8-stats-interval", .value = integer(AT(fp8_stats_interval), 0, kMany),
          .help = "steps between statistics of every FP8 tensor in the log file: amax, scales, fractions saturated and "
                  "flushed to zero, and the error of --grad-comm-dtype fp8; 0: none", .fallback = "100",

@@ -38,6 +38,46 @@ double learning_rate(const Config& config, int64_t step) {
     return between(config, linear ? 1 - progress : 0.5 * (1 + std::cos(std::numbers::pi * progress)));
 }
 
+Fp8Steps fp8_steps(const Config& config) {
+    const auto steps = [&](double given) -> int64_t {
+        if (given == 0 || given >= 1) return static_cast<int64_t>(given);
+        if (config.train_iters == 0) return 0;
+        const double part = given * static_cast<double>(config.train_iters);
+        return std::clamp<int64_t>(std::llround(part), 1, config.train_iters);
+    };
+    Fp8Steps fp8{.begin = steps(config.fp8_first_bf16)};
+    if (config.fp8_final_bf16 > 0 && config.train_iters > 0)
+        fp8.end = config.train_iters - steps(config.fp8_final_bf16);
+    return fp8;
+}
+
+Config in_bf16(Config config) {
+    config.fp8_recipe = Fp8Recipe::kNone;
+    config.fp8_attention = false;
+    config.fp8_first_bf16 = config.fp8_final_bf16 = 0;
+    return config;
+}
+
+std::string bf16_steps_text(const Config& config) {
+    const Fp8Steps fp8 = fp8_steps(config);
+    std::vector<std::string> parts;
+    const auto add = [&](int64_t first, int64_t last) {
+        if (first <= last)
+            parts.push_back(std::to_string(first) + (first < last ? "-" + std::to_string(last) : ""));
+    };
+    add(1, fp8.begin);
+    if (fp8.end < INT64_MAX) add(fp8.end + 1, config.train_iters);
+    if (parts.empty()) return "";
+    const bool one = parts.size() == 1 && parts[0].find('-') == std::string::npos;
+    return strf("BF16 in step%s ", one ? "" : "s") + list_text(parts, " and ");
+}
+
+double all_steps_ms(const Config& config, double ms, double bf16_ms) {
+    const Fp8Steps fp8 = fp8_steps(config);
+    const int64_t in_fp8 = std::min(fp8.end, config.train_iters) - fp8.begin;
+    return ms * static_cast<double>(in_fp8) + bf16_ms * static_cast<double>(config.train_iters - in_fp8);
+}
+
 int64_t batch_size_at(const Config& config, int64_t samples) {
     CHECK(samples >= 0, "%lld samples consumed", ll(samples));
     if (config.rampup_start == 0 || samples >= config.rampup_samples) return config.global_batch_size;

@@ -1,6 +1,7 @@
-// Learning rate and batch size as functions of the step.
+// Learning rate, batch size and precision as functions of the step.
 #pragma once
 #include <cstdint>
+#include <string>
 
 #include "llmc/config/config.h"
 
@@ -17,6 +18,24 @@ int64_t batch_size_at(const Config& config, int64_t samples);
 // Samples that the first `steps` steps take, and the number of whole steps in `samples` samples, with batch ramp-up.
 int64_t samples_after(const Config& config, int64_t steps);
 int64_t steps_for_samples(const Config& config, int64_t samples);
+
+// The steps [begin, end) that a run with FP8 has in FP8. Those before and after them are in BF16, as in a run with
+// --fp8-recipe none and without --fp8-attention (--fp8-first-bf16, --fp8-final-bf16).
+struct Fp8Steps {
+    int64_t begin = 0, end = INT64_MAX;   // 0-based
+    bool has(int64_t step) const { return begin <= step && step < end; }
+    // Whether a run that has done `step` steps comes to steps of the other precision than that of the last one.
+    bool switches_after(int64_t step) const { return (begin > 0 && step <= begin) || (end < INT64_MAX && step <= end); }
+};
+// Fractions of a run of unknown length (train_iters 0) are no steps.
+Fp8Steps fp8_steps(const Config& config);
+// Whether a run with FP8 has steps in BF16, too, and the options of these steps.
+inline bool switches_precision(const Config& config) { return config.fp8_first_bf16 + config.fp8_final_bf16 > 0; }
+Config in_bf16(Config config);
+// "BF16 in steps 1-20 and 901-1000"; "" in a run that does not switch.
+std::string bf16_steps_text(const Config& config);
+// The time of all train_iters steps, from that of a step in FP8 and of one in BF16.
+double all_steps_ms(const Config& config, double ms, double bf16_ms);
 
 // Whether what happens every `interval` steps, never for 0, is due after `step` steps.
 inline bool is_due(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }

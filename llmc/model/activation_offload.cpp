@@ -6,8 +6,8 @@ void ActivationOffload::add(int layer, const Tensor& saved) {
     host_bytes_ += round_up(saved.bytes(), Arena::kAlignBytes);
 }
 
-void ActivationOffload::allocate(const Arena& arena) {
-    if (host_bytes_ > 0 && !arena.rehearses()) host_.reset(static_cast<char*>(device::pinned_alloc(host_bytes_)));
+void ActivationOffload::allocate(Arena& arena) {
+    if (host_bytes_ > 0) host_ = arena.take_host(host_bytes_);
 }
 
 void ActivationOffload::open(const Ctx& ctx) {
@@ -34,7 +34,7 @@ void ActivationOffload::after_forward(Ctx& ctx, int layer, bool save) {
     device::event_record(ctx, computed_);
     device::event_order(out_.ctx, computed_);
     for (const Part& part : offloaded_[static_cast<size_t>(layer)])
-        device::copy_to_host(out_.ctx, host_.get() + part.offset, part.on_device.data, part.on_device.bytes());
+        device::copy_to_host(out_.ctx, host_ + part.offset, part.on_device.data, part.on_device.bytes());
     device::event_record(out_.ctx, saved_[set_of(layer)]);
 }
 
@@ -50,6 +50,6 @@ void ActivationOffload::after_backward(Ctx& ctx, int layer) {
     device::event_record(ctx, computed_);
     device::event_order(in_.ctx, computed_);
     for (const Part& part : offloaded_[static_cast<size_t>(next)])
-        device::copy_to_device(in_.ctx, part.on_device.data, host_.get() + part.offset, part.on_device.bytes());
+        device::copy_to_device(in_.ctx, part.on_device.data, host_ + part.offset, part.on_device.bytes());
     device::event_record(in_.ctx, loaded_[set_of(next)]);
 }

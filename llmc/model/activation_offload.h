@@ -20,7 +20,7 @@ public:
     // At construction: call add() for every buffer of a layer's set that the layer saves, then allocate() once. It
     // allocates the host memory of all these buffers, unless the arena only measures.
     void add(int layer, const Tensor& saved);
-    void allocate(const Arena& arena);
+    void allocate(Arena& arena);
     int64_t host_bytes() const { return host_bytes_; }   // copied in each direction per micro-batch
 
     // Called around a layer in either pass. No host synchronisation. save: a backward follows.
@@ -41,7 +41,7 @@ private:
     const int layers_;
     std::vector<std::vector<Part>> offloaded_;   // by layer
     int64_t host_bytes_ = 0;
-    PinnedPtr<char> host_;
+    char* host_ = nullptr;   // null in a rehearsal
     OwnedEvent computed_;   // the layer is done
     OwnedEvent saved_[kResidentLayers], loaded_[kResidentLayers];   // by set: its latest copy is done
     SideStream in_, out_;   // of the copies, closed until the first training step

@@ -30,6 +30,23 @@ Tensor Arena::take(Purpose purpose, Dtype dtype, int64_t elems) {
     return tensor;
 }
 
+char* Arena::take_host(int64_t bytes) {
+    if (rehearses()) return nullptr;
+    if (host_taken_ == host_.size()) host_.emplace_back();
+    HostMemory& host = host_[host_taken_++];
+    if (host.bytes < bytes) {
+        host.memory.reset();
+        host = {PinnedPtr<char>(static_cast<char*>(device::pinned_alloc(bytes))), bytes};
+    }
+    return host.memory.get();
+}
+
+void Arena::restart() {
+    used_ = peak_ = permanent_ = reserved_ = 0;
+    purpose_bytes_ = {};
+    host_taken_ = 0;
+}
+
 Tensor Arena::scratch(Dtype dtype, int64_t elems) {
     Tensor tensor = bump(dtype, elems);
     purpose_bytes_[static_cast<size_t>(Purpose::kScratch)] = peak_ - permanent_;

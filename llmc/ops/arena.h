@@ -4,8 +4,9 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <vector>
 
-#include "llmc/ops/device.h"
+#include "llmc/ops/owned.h"
 
 // Purposes of memory: the rows of the memory table.
 enum class Purpose { kWeights, kGradients, kMaster, kMoments, kOffload, kActivations, kFp8, kComm, kInputs, kScratch };
@@ -36,6 +37,13 @@ public:
     private:
         Arena& arena_;
     };
+
+    // Takes pinned host memory that lives as long as the arena; null in a rehearsal.
+    char* take_host(int64_t bytes);
+
+    // Begins again: the buffers that are taken from now on are in the memory of those before, whose contents they have
+    // where the calls are the same. The same holds for host memory, which is only allocated anew if there was less.
+    void restart();
 
     // Takes scratch that lives until the enclosing Scope ends.
     Tensor scratch(Dtype dtype, int64_t elems);
@@ -71,4 +79,10 @@ private:
     int64_t reserved_ = 0;   // the largest that permanent_ was
     bool poison_ = false;
     std::array<int64_t, kPurposes> purpose_bytes_{};
+    struct HostMemory {
+        PinnedPtr<char> memory;
+        int64_t bytes = 0;
+    };
+    std::vector<HostMemory> host_;
+    size_t host_taken_ = 0;   // of them, since the latest restart()
 };

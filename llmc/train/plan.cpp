@@ -2,6 +2,7 @@
 
 #include "llmc/checkpoint/checkpoint_saver.h"
 #include "llmc/checkpoint/load.h"
+#include "llmc/config/schedule.h"
 #include "llmc/train/trainer.h"
 
 namespace {
@@ -30,9 +31,7 @@ HostPlan plan_host(const Config& config, const ParamTable& table, const Buckets&
     return plan;
 }
 
-}  // namespace
-
-MemoryPlan plan_memory(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, int ranks) {
+MemoryPlan rehearse(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, int ranks) {
     StepRecorder recorder;
     Ctx ctx;
     ctx.rehearsal = true;
@@ -54,7 +53,7 @@ MemoryPlan plan_memory(const Config& config, const ParamTable& table, const Fp8P
     if (Bf16Evaluation* bf16 = trainer.bf16_evaluation()) evaluate(bf16->begin(ctx));
 
     MemoryPlan plan;
-    plan.arena_bytes = arena.peak_bytes();
+    plan.arena_bytes = plan.peak_bytes = arena.peak_bytes();
     for (int i = 0; i < kPurposes; i++)
         plan.purpose_bytes[static_cast<size_t>(i)] = arena.purpose_bytes(static_cast<Purpose>(i));
     plan.host = plan_host(config, table, trainer.buckets(), ranks);
@@ -71,6 +70,20 @@ MemoryPlan plan_memory(const Config& config, const ParamTable& table, const Fp8P
     plan.ranks = ranks;
     plan.buckets = static_cast<int64_t>(trainer.buckets().all().size());
     plan.collectives = std::move(comm.calls);
+    return plan;
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, int ranks) {
+    MemoryPlan plan = rehearse(config, table, fp8_plan, ranks);
+    if (!switches_precision(config)) return plan;
+    const MemoryPlan& bf16 = plan.bf16.emplace_back(rehearse(in_bf16(config), table, fp8_plan.in_bf16(), ranks));
+    if (bf16.arena_bytes > plan.arena_bytes) {
+        plan.arena_bytes = bf16.arena_bytes;
+        plan.purpose_bytes = bf16.purpose_bytes;
+    }
+    plan.activation_host_bytes = std::max(plan.activation_host_bytes, bf16.activation_host_bytes);
     return plan;
 }
 

@@ -22,7 +22,8 @@ struct HostPlan {
 };
 
 struct MemoryPlan {
-    int64_t arena_bytes = 0;
+    int64_t arena_bytes = 0;               // of a run: the larger of its precisions
+    int64_t peak_bytes = 0;                // of the steps planned here
     std::array<int64_t, kPurposes> purpose_bytes{};
     int64_t pinned_bytes = 0;              // host memory of a rank for --save; 0 without it
     int64_t state_host_bytes = 0;          // pinned for offloaded optimizer state,
@@ -36,6 +37,7 @@ struct MemoryPlan {
     int64_t buckets = 0;
     double edge_share = 0;                 // fraction of flat_elems in embeddings, whose communication is exposed
     std::vector<PlannedCollective> collectives;   // of one optimizer step
+    std::vector<MemoryPlan> bf16 = {};     // the steps in BF16 of a run that switches, one plan; the rest is FP8's
 };
 
 // Rehearses one optimizer step of one of `ranks` ranks, its evaluations and samples. All ranks have the same plan.

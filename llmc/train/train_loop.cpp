@@ -76,6 +76,7 @@ void TrainLoop::start_state() {
     post_phase(Phase::kLoad);
     if (config_.resume.empty()) checkpoints_->begin();
     else if (resume()) return;
+    begin_at(0);
     Trainer& trainer = *device_.trainer;
     trainer.initialise(device_.ctx);
     if (config_.load.empty()) return;
@@ -87,7 +88,8 @@ void TrainLoop::start_state() {
 
 // Returns false if --resume auto finds nothing to resume.
 bool TrainLoop::resume() {
-    std::optional<Progress> found = checkpoints_->resume(parsed_.fp8_given, parsed_.notes);
+    std::optional<Progress> found = checkpoints_->resume(parsed_.fp8_given, parsed_.notes,
+                                                           [this](int64_t step) { begin_at(step); });
     if (!found) return false;
     progress_ = std::move(*found);
     progress_.missed = evaluations_->possible(progress_.missed);
@@ -98,12 +100,51 @@ bool TrainLoop::resume() {
     return true;
 }
 
+// Makes the trainer of a run that has done `step` steps, in the precision of the last of them; at a switch the next
+// step makes another. One of the precision that the run comes to is made and tried before, so that the switch finds
+// kernels loaded, matmul algorithms chosen and host memory allocated.
+void TrainLoop::begin_at(int64_t step) {
+    const Fp8Steps fp8 = fp8_steps(config_);
+    const bool bf16 = !fp8.has(std::max<int64_t>(0, step - 1));
+    if (fp8.switches_after(step)) {
+        device_.make_trainer(!bf16);
+        warm_up_other();
+    } else if (!bf16) {
+        return;
+    }
+    device_.make_trainer(bf16);
+}
+
+// Any weights and the first batch will do.
+void TrainLoop::warm_up_other() {
+    Ctx& ctx = device_.ctx;
+    device_.trainer->initialise(ctx);
+    Staging::Buffer& batch = device_.staging->buffer(0);
+    const std::string error = first_error(comm_, reading_error([&] {
+        device_.staging->read(*data_.train, 0, 0, batch_size_at(config_, 0));
+    }));
+    REQUIRE(error.empty(), "%s", error.c_str());
+    device_.staging->set_inputs(batch, std::max<int64_t>(1, batch.staged.counted_tokens), 0);
+    device_.trainer->warm_up(ctx, batch.staged);
+    RunLog none("", false, 0);   // a resumed run logs nothing
+    evaluations_->warm_up({.ctx = ctx, .evaluator = device_.trainer->evaluator(),
+                           .bf16 = device_.trainer->bf16_evaluation(), .staging = batch.staged, .log = none,
+                           .step = 0}, true);
+    post_phase(Phase::kLoad);
+}
+
+PredictedStep TrainLoop::predicted_step(bool bf16) const {
+    return bf16 ? predict_(in_bf16(config_), device_.plan.bf16[0], device_.info)
+                : predict_(config_, device_.plan, device_.info);
+}
+
 void TrainLoop::open_log() {
     const MemoryPlan& plan = device_.plan;
-    PredictedStep predicted = predict_(config_, plan, device_.info);
+    PredictedStep predicted = predicted_step(device_.bf16());
+    const double ms = predicted_step(false).ms, bf16_ms = switches_precision(config_) ? predicted_step(true).ms : 0;
     const std::string summary =
         summary_text({config_, parsed_.changed, table_, fp8_plan_, plan, device_.info, comm_.world(), *data_.train,
-                      data_.valid ? &*data_.valid : nullptr, predicted.ms});
+                      data_.valid ? &*data_.valid : nullptr, ms, all_steps_ms(config_, ms, bf16_ms)});
     std::printf("%s", summary.c_str());
     const std::string path = comm_.root() ? config_.log_file : "";
     const bool other = resumed_ && (config_.resume != "auto" || !log_saves_in(path, config_.save));
@@ -184,14 +225,15 @@ std::string TrainLoop::attention_note() const {
 bool TrainLoop::train_step() {
     Ctx& ctx = device_.ctx;
     const int64_t number = progress_.step + 1;
-    const bool first = !device_.sealed();
+    const bool first = !device_.sealed(), switches = fp8_steps(config_).has(progress_.step) == device_.bf16();
     post_step(number);
     post_phase(Phase::kData);
-    reporter_->begin(first);
+    reporter_->begin(first || switches);
     if (number == config_.profile_first) device::profiler_start();
     device::event_record(ctx, device_.staging->buffer(progress_.step).begin);
     Staging::Buffer* const batch = next_batch();
     if (!batch) return false;
+    if (switches) switch_precision();
     batch->staged.on_phase = [this, batch](Phase phase) {
         reporter_->enter_phase();
         batch->passes.enter(device_.ctx, phase);
@@ -209,7 +251,10 @@ bool TrainLoop::train_step() {
     batch->samples_after = progress_.samples;
     reporter_->enqueued(*batch);
     calibrate_again_after_skip(*batch);
-    if (first) reporter_->drain();
+    if (first || switches) {
+        reporter_->drain();
+        reporter_->check_fp8_matmuls();
+    }
     device_.check_memory();
     if (first) after_first_step();
     evaluate_and_save();
@@ -253,8 +298,18 @@ void TrainLoop::calibrate_again_after_skip(const Staging::Buffer& step) {
     log_->event("note", "FP8: the calibration step was skipped, the next step calibrates again");
 }
 
+// The step before may still run. The weights of the next one come from the masters, and amax histories start again.
+void TrainLoop::switch_precision() {
+    reporter_->drain();
+    const bool bf16 = !device_.bf16();
+    device_.make_trainer(bf16);
+    device_.trainer->set_adam_step(device_.ctx, progress_.adam_step);
+    device_.trainer->weights_from_masters(device_.ctx, true);
+    reporter_->switched(predicted_step(bf16));
+    log_->event("precision", strf("%s from step %lld on", bf16 ? "BF16" : "FP8", ll(progress_.step + 1)));
+}
+
 void TrainLoop::after_first_step() {
-    reporter_->check_fp8_matmuls();
     const std::string refused = share_matmul_plans(device_.ctx, comm_);
     if (!refused.empty()) log_->event("warning", "matmul algorithms: " + refused);
     if (const std::string text = device_.memory_text(); !text.empty()) log_->event("note", text, false);

@@ -30,6 +30,9 @@ private:
     void open_device();
     void start_state();
     bool resume();
+    void begin_at(int64_t step);
+    void warm_up_other();
+    PredictedStep predicted_step(bool bf16) const;
     void open_log();
     nlohmann::ordered_json header() const;
     void write_notes(const std::string& summary);
@@ -37,6 +40,7 @@ private:
 
     bool train_step();
     Staging::Buffer* next_batch();
+    void switch_precision();
     void after_first_step();
     void calibrate_again_after_skip(const Staging::Buffer& step);
     void evaluate_and_save();

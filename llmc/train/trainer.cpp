@@ -40,9 +40,10 @@ Trainer::Trainer(const Config& config, const ParamTable& table, const Fp8Plan& f
     : config_(config), table_(table), groups_(groups), arena_(arena), plan_(executed_plan(fp8_plan)),
       layout_(table, plan_, bucket_bytes(config, groups.shard.world().ranks),
               Buckets::unit(groups.shard.world().ranks), shards_weights(config, groups.shard.world().ranks)),
-      buckets_(layout_, groups.shard.world().ranks), layer_buffers_(make_layer_buffers(config, buckets_, plan_, arena)),
+      buckets_(layout_, groups.shard.world().ranks),
+      sharded_(config, table, buckets_, groups.shard.world().rank, arena, layer_buffers_),
+      layer_buffers_(make_layer_buffers(config, buckets_, plan_, arena)),
       fp8_(config, plan_, layout_, shards_state(config, buckets_.ranks()), arena, layer_buffers(), buckets_.ranks()),
-      sharded_(config, table, buckets_, groups.shard.world().rank, arena, layer_buffers()),
       comm_stream_(config.overlap && groups.shard.world().ranks > 1),
       grads_(config, table, buckets_, groups, comm_stream_, arena),
       gatherer_(config, table, sharded_, fp8_, grads_, layer_buffers(), groups, comm_stream_, arena),
@@ -70,6 +71,13 @@ std::unique_ptr<Bf16Evaluation> Trainer::make_bf16_evaluation() {
 void Trainer::initialise(Ctx& ctx) {
     sharded_.initialise(ctx, config_.seed);
     weights_from_masters(ctx, true);
+}
+
+void Trainer::set_adam_step(Ctx& ctx, int64_t adam_step) {
+    StepState state{};
+    state.adam_step = adam_step;
+    device::copy_to_device(ctx, state_, &state, sizeof(StepState));
+    device::synchronize(ctx);
 }
 
 StateAccess Trainer::state_access(Ctx& ctx) {
@@ -209,15 +217,28 @@ void Trainer::copy_results(Ctx& ctx, const StagedStep& staged) {
 // be 0 and their scales stay 1, with which later gradients would flush to zero.
 void Trainer::calibrate(Ctx& ctx, const StagedStep& staged) {
     StepRecorder* const recorder = std::exchange(ctx.recorder, nullptr);   // not part of an ordinary step
-    device::range_push("calibration");
-    gatherer_.set_pass_follows(true);
-    micro_batch(ctx, staged, staged.calibration_micro_batch, Fp8Phase::kCalibration);
-    device::range_pop();
+    dropped_micro_batch(ctx, staged);
     gatherer_.all_reduce_amaxes(ctx);
     fp8_.finish_calibration(ctx);
     ctx.recorder = recorder;
     device::copy_to_device(ctx, state_, staged.inputs, kStepInputBytes);
     gradients_cleared_ = false;
+}
+
+void Trainer::dropped_micro_batch(Ctx& ctx, const StagedStep& staged) {
+    device::range_push("calibration");
+    gatherer_.set_pass_follows(true);
+    micro_batch(ctx, staged, staged.calibration_micro_batch, Fp8Phase::kCalibration);
+    device::range_pop();
+}
+
+void Trainer::warm_up(Ctx& ctx, const StagedStep& staged) {
+    device::copy_to_device(ctx, state_, staged.inputs, kStepInputBytes);
+    gradients_cleared_ = false;
+    fp8_.begin_step(ctx, false);
+    dropped_micro_batch(ctx, staged);
+    gatherer_.wait(ctx);
+    device::synchronize(ctx);
 }
 
 std::vector<Tensor> Trainer::exchanged() const {

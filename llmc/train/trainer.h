@@ -14,7 +14,8 @@
 
 class Trainer {
 public:
-    // Owns none of its arguments.
+    // Owns none of its arguments. The optimizer states are first in the arena: a trainer that is made after
+    // Arena::restart(), by a plan with the same layout (Fp8Plan::in_bf16), continues with those of the one before.
     Trainer(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, Arena& arena,
             const Groups& groups);
     Trainer(const Trainer&) = delete;
@@ -22,6 +23,8 @@ public:
 
     // Initialises masters and weights of a new run; zeroes the moments.
     void initialise(Ctx& ctx);
+    // Sets the number of updates done, and the rest of *state() to 0. Blocking.
+    void set_adam_step(Ctx& ctx, int64_t adam_step);
     // Computes the weights from loaded masters; see WeightGatherer.
     void weights_from_masters(Ctx& ctx, bool fresh) { gatherer_.from_masters(ctx, fresh); }
     // Access of checkpoints to this rank's shard ranges, by blocking copies. A write skips elements of other ranks.
@@ -30,6 +33,9 @@ public:
     // Enqueues one optimizer step of this rank: forward and backward of its micro-batches, gradient reduction, update,
     // all-gather of weights, copy of the results. No host synchronisation.
     void step(Ctx& ctx, const StagedStep& staged);
+
+    // Runs one micro-batch of `staged` and drops its results, so that kernels are loaded and matmul algorithms chosen.
+    void warm_up(Ctx& ctx, const StagedStep& staged);
 
     Evaluator& evaluator() { return evaluator_; }
     Bf16Evaluation* bf16_evaluation() { return bf16_evaluation_.get(); }   // null unless evaluates_in_bf16
@@ -58,6 +64,7 @@ private:
     // Forward and backward of the `number`-th micro-batch of this rank.
     void micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase);
     const LayerBuffers* layer_buffers() const { return layer_buffers_ ? &*layer_buffers_ : nullptr; }
+    void dropped_micro_batch(Ctx& ctx, const StagedStep& staged);
     void calibrate(Ctx& ctx, const StagedStep& staged);
     void clear_gradients(Ctx& ctx);
     std::unique_ptr<Bf16Evaluation> make_bf16_evaluation();
@@ -69,9 +76,9 @@ private:
     const Fp8Plan plan_;
     const FlatLayout layout_;
     const Buckets buckets_;
+    ShardedState sharded_;
     const std::optional<LayerBuffers> layer_buffers_;   // --zero 3
     Fp8State fp8_;
-    ShardedState sharded_;
     CommStream comm_stream_;
     Gradients grads_;
     WeightGatherer gatherer_;

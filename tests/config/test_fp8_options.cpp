@@ -23,7 +23,7 @@ std::string fp8_refusal(const Words& words) { return refusal("gpt2", joined({"--
 std::string effect_of(const Config& c) {
     const Fp8Plan plan = fp8_plan_of(c, make_param_table(c.shape));
     std::string text = fp8_plan_text(plan, c) + strf(" stats %lld", static_cast<long long>(c.fp8_stats_interval));
-    text += strf(" attention %d", c.fp8_attention);
+    text += strf(" attention %d, BF16 %g %g", c.fp8_attention, c.fp8_first_bf16, c.fp8_final_bf16);
     return text + strf(" matmuls %lld", static_cast<long long>(planned_fp8_matmuls(plan, c.recompute, 1)));
 }
 

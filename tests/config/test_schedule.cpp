@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "llmc/base/check.h"
 #include "llmc/config/schedule.h"
 
 namespace {
@@ -74,6 +75,32 @@ TEST_CASE("schedule: wsd holds lr, then decays over exactly its last steps") {
     c = schedule(LrDecay::kWsd, 5, 0);   // a tenth of 5 is less than one step
     CHECK(learning_rate(c, 3) == 1e-3);
     CHECK(learning_rate(c, 4) == 1e-4);
+}
+
+TEST_CASE("schedule: steps in BF16 before and after those in FP8") {
+    const auto steps = [](double first, double final, int64_t iters) {
+        Config c = schedule(LrDecay::kCosine, iters, 0);
+        c.fp8_first_bf16 = first;
+        c.fp8_final_bf16 = final;
+        const Fp8Steps fp8 = fp8_steps(c);
+        return strf("%lld %lld|", ll(fp8.begin), fp8.end < INT64_MAX ? ll(fp8.end) : -1) + bf16_steps_text(c);
+    };
+    CHECK(steps(0, 0, 10) == "0 -1|");
+    CHECK(steps(3, 0, 10) == "3 -1|BF16 in steps 1-3");
+    CHECK(steps(0, 1, 10) == "0 9|BF16 in step 10");
+    CHECK(steps(1, 0.1, 10) == "1 9|BF16 in steps 1 and 10");
+    CHECK(steps(0.07, 0.07, 100) == "7 93|BF16 in steps 1-7 and 94-100");   // 0.07 * 100 is above 7
+    CHECK(steps(0.001, 0.06, 10) == "1 9|BF16 in steps 1 and 10");          // at least one
+    CHECK(steps(2, 0.5, 0) == "2 -1|BF16 in steps 1-2");                    // of unknown length
+    CHECK(steps(0.5, 2, 0) == "0 -1|");
+    Config c = schedule(LrDecay::kCosine, 100, 0);
+    c.fp8_first_bf16 = 20;
+    c.fp8_final_bf16 = 0.1;
+    CHECK(all_steps_ms(c, 3, 5) == 70 * 3 + 30 * 5);
+    const Fp8Steps fp8 = fp8_steps(c);
+    CHECK((!fp8.has(19) && fp8.has(20) && fp8.has(89) && !fp8.has(90)));
+    // The switch to another precision is the beginning of the next step.
+    CHECK((fp8.switches_after(0) && fp8.switches_after(20) && fp8.switches_after(90) && !fp8.switches_after(91)));
 }
 
 TEST_CASE("schedule: short runs") {

@@ -65,6 +65,7 @@ class CommTest(TrainTest):
                 ("fail=ncclAllGather:1", 2, "rank 1: ncclAllGather of 4194304 fp32: system error (2); the last word"),
                 ("fail=ncclAllGather:3", 6, "rank 1: ncclAllGather of 2 fp32: system error (2); the last word"),
                 ("fail=ncclCommWindowRegister:1", 6, "ncclCommWindowRegister (NCCL_CTA_POLICY=0 does without) of"),
+                ("fail=ncclCommWindowDeregister:1", 6, "ncclCommWindowDeregister of 1 window: system error"),
                 ("fail=ncclAlltoAll:3", 6, "rank 1: ncclAlltoAll of 2 fp32: system error"),
                 ("fail=ncclGather:1", 6, "rank 1: ncclGather of 2048 e4m3: system error"),
                 ("version=22703 fail=ncclRecv:4", 6,

@@ -32,6 +32,19 @@ std::vector<Config> configs() {
     return all;
 }
 
+// Steps in BF16 continue with the masters and moments of those in FP8, and the reverse.
+void check_places_in_bf16(const Cut& cut, int ranks, int64_t bytes) {
+    const FlatLayout layout(cut.table, cut.plan.in_bf16(), bytes, Buckets::unit(ranks));
+    CHECK(layout.fp8_elems() == 0);
+    REQUIRE(layout.flat_elems() == cut.layout.flat_elems());
+    for (size_t i = 0; i < cut.table.params.size(); i++) {
+        const int param = static_cast<int>(i);
+        CHECK(layout.offset(param) == cut.layout.offset(param));
+        CHECK((layout.form(param) == ParamForm::kOther) == (cut.layout.form(param) == ParamForm::kOther));
+    }
+    CHECK(Buckets(layout, ranks).shard_ranges(ranks - 1) == cut.buckets.shard_ranges(ranks - 1));
+}
+
 constexpr int64_t kSizes[] = {1, 20000, int64_t{1} << 40};   // one parameter per bucket, several, all in one
 
 void check_places(const Cut& cut, int ranks, int64_t bytes) {
@@ -127,6 +140,7 @@ TEST_CASE("buckets: every parameter has one offset, and every element one owner"
                 CAPTURE(bytes);
                 const Cut cut(config, ranks, bytes);
                 check_places(cut, ranks, bytes);
+                check_places_in_bf16(cut, ranks, bytes);
                 check_forms(cut);
                 if (ranks != 4) check_ranges(cut, ranks);
             }

@@ -10,7 +10,8 @@ int64_t stored_elems(const Param& p) { return round_up(p.elems(), kParamAlign); 
 ParamForm form_of(const ParamTable& table, const Fp8Plan& plan, int param) {
     if (param == table.wte) return ParamForm::kOther;   // also if the head is tied to it
     for (const LinearPlan& linear : plan.linears)
-        if (linear.weight == param) return linear.fp8 ? ParamForm::kFp8Linear : ParamForm::kLinear;
+        if (linear.weight == param)
+            return linear.fp8 || linear.fp8_elsewhere ? ParamForm::kFp8Linear : ParamForm::kLinear;
     return ParamForm::kOther;
 }
 
@@ -45,6 +46,8 @@ std::vector<ParamGroup> make_groups(const ParamTable& table, const Fp8Plan& plan
     std::stable_sort(groups.begin(), groups.end(), [](const ParamGroup& a, const ParamGroup& b) {
         return a.first_layer != b.first_layer ? a.first_layer < b.first_layer : a.form < b.form;
     });
+    for (ParamGroup& group : groups)
+        if (!plan.on() && group.form == ParamForm::kFp8Linear) group.form = ParamForm::kLinear;   // fp8_elsewhere
     return groups;
 }
 

@@ -183,6 +183,15 @@ int64_t Fp8Plan::fp8_linears() const {
     return std::count_if(linears.begin(), linears.end(), [](const LinearPlan& l) { return l.fp8; });
 }
 
+Fp8Plan Fp8Plan::in_bf16() const {
+    Fp8Plan plan{.linears = linears};
+    for (LinearPlan& linear : plan.linears) {
+        linear.fp8_elsewhere = linear.fp8;
+        keep_in_bf16(linear, "steps in BF16");
+    }
+    return plan;
+}
+
 Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table, const Fp8SpeedupOf& speedup_of) {
     Fp8Plan plan;
     plan.recipe = config.fp8_recipe;

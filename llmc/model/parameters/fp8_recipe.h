@@ -43,6 +43,7 @@ struct LinearPlan {
     int64_t in = 0, out = 0;
     bool fp8 = false;
     std::string reason;          // why it is in BF16: "--first-last-layers-bf16", "--bf16-linears 3.*", ...
+    bool fp8_elsewhere = false;  // it is in FP8 in other steps of the run, see Fp8Plan::in_bf16
 };
 
 struct Fp8Plan {
@@ -61,6 +62,8 @@ struct Fp8Plan {
         return linears[static_cast<size_t>(index(layer, kind))];
     }
     int64_t fp8_linears() const;
+    // The plan of the run's steps in BF16 (fp8_steps). Parameters lie in the same places (FlatLayout) as with this one.
+    Fp8Plan in_bf16() const;
     Dtype format(Fp8Role role) const {
         if (role == Fp8Role::kWeight) return weight_format;
         return role == Fp8Role::kX ? x_format : dy_format;

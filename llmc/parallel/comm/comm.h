@@ -62,10 +62,10 @@ public:
     // can be shared. The communicator owns it. If the result is null, use device_alloc; `why` then says what a user can
     // change, if anything.
     virtual void* shared_memory(Ctx&, int64_t /*bytes*/, std::string& /*why*/) { return nullptr; }
-    // Collective. Shares `part` of such memory, which is at the same place on all ranks. There, all_gather, all_to_all
-    // and exchange_shards of this communicator between ranks of one host use the GPU's copy engines instead of its
-    // multiprocessors. Ends all ranks if it takes longer than `seconds`.
-    virtual void share(Ctx&, Tensor /*part*/, int /*seconds*/) {}
+    // Collective. Shares parts of such memory, which are at the same places on all ranks, instead of those of the call
+    // before. There, all_gather, all_to_all and exchange_shards of this communicator between ranks of one host use the
+    // GPU's copy engines instead of its multiprocessors. Ends all ranks if it takes longer than `seconds`.
+    virtual void share(Ctx&, const std::vector<Tensor>& /*parts*/, int /*seconds*/) {}
 
     // The collectives below work on device memory and are ordered on ctx.stream; in a rehearsal they do nothing. They
     // work in place unless they take two tensors. A tensor `shards` has `ranks` equal shards; shard r is rank r's.

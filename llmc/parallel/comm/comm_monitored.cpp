@@ -81,7 +81,9 @@ public:
     void* shared_memory(Ctx& ctx, int64_t bytes, std::string& why) override {
         return inner_->shared_memory(ctx, bytes, why);
     }
-    void share(Ctx& ctx, Tensor part, int seconds) override { inner_->share(ctx, part, seconds); }
+    void share(Ctx& ctx, const std::vector<Tensor>& parts, int seconds) override {
+        inner_->share(ctx, parts, seconds);
+    }
 
     std::vector<std::string> gather(const std::string& mine) override {
         const Posted posted(*this, "exchange between hosts");

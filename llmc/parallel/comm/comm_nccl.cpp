@@ -13,6 +13,7 @@
 #include <future>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "llmc/base/check.h"
 #include "llmc/parallel/comm/comm_nccl_api.h"
@@ -94,20 +95,29 @@ public:
         return shared_memory_ = nullptr;
     }
 
-    void share(Ctx& ctx, Tensor part, int seconds) override {
+    void share(Ctx& ctx, const std::vector<Tensor>& parts, int seconds) override {
         if (idle(ctx)) return;
+        if (!windows_.empty()) gather("");   // no rank uses them any more
+        for (nccl_api::Window* window : std::exchange(windows_, {}))
+            bounded(ctx, seconds, "ncclCommWindowDeregister", [this, window](Ctx&) {
+                check(nccl_.call.window_deregister(comm_, window), "ncclCommWindowDeregister", 1, "window");
+            });
+        for (const Tensor& part : parts) windows_.push_back(register_window(ctx, part, seconds));
+    }
+
+    nccl_api::Window* register_window(Ctx& ctx, const Tensor& part, int seconds) {
         constexpr const char* kCall = "ncclCommWindowRegister (NCCL_CTA_POLICY=0 does without)";
         // A window must begin at an aligned address, so it includes the end of the preceding part. A message that
         // begins in this end also ends there, so none is partly inside the window.
         const auto before = reinterpret_cast<uintptr_t>(part.data) % nccl_api::kWindowAlignBytes;
         const Tensor all{static_cast<char*>(part.data) - before, Dtype::kE4m3,
                          part.bytes() + static_cast<int64_t>(before)};
-        bounded(ctx, seconds, kCall, [this, all](Ctx&) {
-            nccl_api::Window* window = nullptr;   // closed with the communicator
+        nccl_api::Window* window = nullptr;   // closed with the communicator
+        bounded(ctx, seconds, kCall, [this, all, &window](Ctx&) {
             check(nccl_.call.window_register(comm_, all.data, byte_count(all), &window, nccl_api::kSymmetricWindow),
                   kCall, all.elems, "bytes");
         });
-        shares_ = true;
+        return window;
     }
 
     void sum(Ctx& ctx, Tensor values) override {
@@ -159,7 +169,7 @@ public:
     // rank spares the copies. With more ranks the own shard is a smaller part, and gathers take longer: each fills the
     // links of one rank only.
     void exchange_shards(Ctx& ctx, Tensor out, Tensor in) override {
-        if (!shares_ || world().ranks != 2 || ctx.rehearsal || in.elems == 0) return all_to_all(ctx, out, in);
+        if (windows_.empty() || world().ranks != 2 || ctx.rehearsal || in.elems == 0) return all_to_all(ctx, out, in);
         check_shards(out, in);
         const int64_t shard = shard_elems(in);
         for (int root = 0; root < 2; root++) {
@@ -326,7 +336,7 @@ private:
     std::atomic<Communicator*> comm_{nullptr};    // null: not connected, or aborted
     bool connecting_ = true;
     void* shared_memory_ = nullptr;
-    bool shares_ = false;   // parts of such memory
+    std::vector<nccl_api::Window*> windows_;   // of parts of such memory
 };
 
 }  // namespace

@@ -28,7 +28,7 @@ const char* find_all(void* library, int version, Functions& call) {
     if (version < kCopyEngineVersion) return missing;
     find("ncclAlltoAll", call.all_to_all), find("ncclGather", call.gather);
     find("ncclMemAlloc", call.mem_alloc), find("ncclMemFree", call.mem_free);
-    find("ncclCommWindowRegister", call.window_register);
+    find("ncclCommWindowRegister", call.window_register), find("ncclCommWindowDeregister", call.window_deregister);
     return missing;
 }
 

@@ -49,6 +49,7 @@ struct Functions {
     Result (*mem_alloc)(void** memory, size_t bytes);
     Result (*mem_free)(void* memory);
     Result (*window_register)(Communicator*, void* memory, size_t bytes, Window** window, int flags);
+    Result (*window_deregister)(Communicator*, Window*);
 };
 
 // 2.16.2, the first version for CUDA 12.

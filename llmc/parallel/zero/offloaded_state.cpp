@@ -27,8 +27,7 @@ OffloadedState::OffloadedState(const std::vector<Kind>& kinds, int64_t begin, in
         HostState& host = states_.emplace_back();
         host.kind = kind;
         for (Tensor& one : host.buffers) one = arena.take(Purpose::kOffload, kind.dtype, chunk_);
-        const int64_t bytes = (end - begin) * dtype_bytes(kind.dtype);
-        if (!arena.rehearses()) host.memory.reset(static_cast<char*>(device::pinned_alloc(bytes)));
+        host.memory = arena.take_host((end - begin) * dtype_bytes(kind.dtype));
     }
 }
 
@@ -59,7 +58,7 @@ void OffloadedState::load(int64_t chunk, OffloadAccess access) {
     for (HostState& host : states_) {
         if (access == OffloadAccess::kReadMasters && host.kind.kind != StateKind::kMaster) continue;
         const Tensor to = host.buffers[chunk % kBuffers].slice(0, last(chunk) - first(chunk));
-        const char* const from = host.memory.get() + chunk * chunk_ * dtype_bytes(to.dtype);
+        const char* const from = host.memory + chunk * chunk_ * dtype_bytes(to.dtype);
         device::copy_to_device(in_.ctx, to.data, from, to.bytes());
     }
     device::event_record(in_.ctx, b.loaded);
@@ -70,7 +69,7 @@ void OffloadedState::store(int64_t chunk) {
     device::event_order(out_.ctx, b.used);
     for (HostState& host : states_) {
         const Tensor from = host.buffers[chunk % kBuffers].slice(0, last(chunk) - first(chunk));
-        char* const to = host.memory.get() + chunk * chunk_ * dtype_bytes(from.dtype);
+        char* const to = host.memory + chunk * chunk_ * dtype_bytes(from.dtype);
         device::copy_to_host(out_.ctx, to, from.data, from.bytes());
     }
     device::event_record(out_.ctx, b.free);
@@ -115,5 +114,5 @@ void* OffloadedState::host(StateKind kind, int64_t index) {
         device::synchronize(in_.ctx);
         device::synchronize(out_.ctx);
     }
-    return host->memory.get() + (index - begin_) * dtype_bytes(host->kind.dtype);
+    return host->memory + (index - begin_) * dtype_bytes(host->kind.dtype);
 }

@@ -44,7 +44,7 @@ public:
 private:
     struct HostState {
         Kind kind;
-        PinnedPtr<char> memory;              // null while rehearsing
+        char* memory = nullptr;              // null while rehearsing
         Tensor buffers[kBuffers];            // of chunk_ elements
     };
     struct Buffer {

@@ -6,12 +6,13 @@
 #include "llmc/base/rng.h"
 
 ShardedState::ShardedState(const Config& config, const ParamTable& table, const Buckets& buckets, int rank,
-                           Arena& arena, const LayerBuffers* layer_buffers)
+                           Arena& arena, const std::optional<LayerBuffers>& layer_buffers)
     : table_(table), buckets_(buckets), rank_(rank), sharded_(shards_state(config, buckets.ranks())),
       dtypes_{config.dtype, config.moment_dtype},
       ranges_(sharded_ ? buckets.shard_ranges(rank) : Buckets(buckets.layout(), 1).shard_ranges(0)),
       in_bucket_(buckets.all().size()),
-      range_of_(table.params.size(), -1), layer_buffers_(layer_buffers) {
+      range_of_(table.params.size(), -1), gathers_layers_(shards_weights(config, buckets.ranks())),
+      layer_buffers_(layer_buffers) {
     CHECK(buckets.ranks() == 1 || config.dtype != Dtype::kFp64, "%d ranks in FP64", buckets.ranks());
     for (size_t i = 0; i < ranges_.size(); i++) {
         const ShardRange& range = ranges_[i];
@@ -24,8 +25,8 @@ ShardedState::ShardedState(const Config& config, const ParamTable& table, const 
         if (bucket.form == ParamForm::kFp8Linear) continue;
         weights += holds_whole(bucket) ? bucket.elems : buckets.shard_elems(bucket);
     }
-    weights_ = arena.take(Purpose::kWeights, config.dtype, weights);
     take_states(config, sharded_ ? buckets.shard_elems() : layout().flat_elems(), arena);
+    weights_ = arena.take(Purpose::kWeights, config.dtype, weights);
 }
 
 void ShardedState::take_states(const Config& config, int64_t own, Arena& arena) {

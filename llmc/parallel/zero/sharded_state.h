@@ -2,6 +2,7 @@
 // or one rank it owns everything.
 #pragma once
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "llmc/config/config.h"
@@ -12,10 +13,10 @@
 
 class ShardedState {
 public:
-    // Allocates weights and states from the arena. Owns none of its arguments. layer_buffers (--zero 3, else null):
-    // where whole weights are gathered layer by layer.
+    // Allocates states and weights from the arena, the states first. Owns none of its arguments. layer_buffers: those
+    // of --zero 3, where whole weights are gathered layer by layer; the constructor does not use them yet.
     ShardedState(const Config& config, const ParamTable& table, const Buckets& buckets, int rank, Arena& arena,
-                 const LayerBuffers* layer_buffers = nullptr);
+                 const std::optional<LayerBuffers>& layer_buffers);
 
     const Buckets& buckets() const { return buckets_; }
     int rank() const { return rank_; }
@@ -29,7 +30,7 @@ public:
 
     // ---- weights in the working type; those stored in FP8 only are in Fp8State
     // Whether this rank has the whole weights of a bucket at any time, not only its shard of them.
-    bool holds_whole(const ParamGroup& bucket) const { return !layer_buffers_ || !LayerBuffers::gathers(bucket); }
+    bool holds_whole(const ParamGroup& bucket) const { return !gathers_layers_ || !LayerBuffers::gathers(bucket); }
     Tensor weight(int param) const;                // empty if stored in FP8 only
     Tensor weight(const ShardRange& range) const;
     // The weights of a bucket: all of them, in a layer buffer unless this rank holds them whole, and this rank's shard.
@@ -79,8 +80,9 @@ private:
     std::vector<std::vector<ShardRange>> in_bucket_;
     std::vector<int> range_of_;   // by parameter: index in ranges_, -1: other ranks own it
 
-    const LayerBuffers* const layer_buffers_;   // null: all weights are in weights_
-    std::vector<int64_t> weight_begin_;         // by bucket: of its first element in weights_
+    const bool gathers_layers_;             // --zero 3; else all weights are in weights_
+    const std::optional<LayerBuffers>& layer_buffers_;
+    std::vector<int64_t> weight_begin_;     // by bucket: of its first element in weights_
 
     // T: whole weights in the working type, but only this rank's shards of those that are gathered layer by layer.
     Tensor weights_;

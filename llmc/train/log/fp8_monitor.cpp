@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/fp8.h"
+#include "llmc/config/schedule.h"
 
 namespace {
 
@@ -59,16 +60,17 @@ double scale_of_bin(size_t bin) { return std::ldexp(1.0, 127 - static_cast<int>(
 
 }  // namespace
 
-std::string Fp8Monitor::after_first_step(const Ctx& ctx, int64_t micro_batches) {
+std::string Fp8Monitor::after_first_step(const Ctx& ctx, const Fp8Plan& plan, int64_t micro_batches) {
     const int64_t executed = device::fp8_matmuls(ctx) - count_before_;
-    const int64_t planned = planned_fp8_matmuls(plan_, config_.recompute, micro_batches,
-                                                loss_chunks(config_));
+    const int64_t planned = planned_fp8_matmuls(plan, config_.recompute, micro_batches, loss_chunks(config_));
+    const char* const precision = plan.on() ? "FP8" : "BF16";
+    const std::string step = "first step" + (switches_precision(config_) ? strf(" in %s", precision) : "");
     const std::string batches = count_text(micro_batches, "micro-batch", "micro-batches");
     if (executed != planned) {
-        FAIL(kExitFp8NotEffective, "FP8 was requested and is not effective: the first step (%s) ran %s, the plan "
-             "has %lld", batches.c_str(), count_text(executed, "FP8 matmul").c_str(), (long long)planned);
+        FAIL(kExitFp8NotEffective, "%s was requested and is not effective: the %s (%s) ran %s, the plan has %lld",
+             precision, step.c_str(), batches.c_str(), count_text(executed, "FP8 matmul").c_str(), (long long)planned);
     }
-    return strf("%s ran in the first step (%s), as planned", count_text(executed, "FP8 matmul").c_str(),
+    return strf("%s ran in the %s (%s), as planned", count_text(executed, "FP8 matmul").c_str(), step.c_str(),
                 batches.c_str());
 }
 

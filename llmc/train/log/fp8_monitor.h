@@ -20,10 +20,11 @@ public:
     // plan: the plan that the options ask for.
     Fp8Monitor(const Config& config, const Fp8Plan& plan) : config_(config), plan_(plan) {}
 
-    // Before and after the first step of this process. after_first_step returns a line for the log; exit 3 if the
-    // number of executed FP8 matmuls is not that of the plan.
+    // Before and after the first step of this process, and the first after each switch of the precision.
+    // after_first_step returns a line for the log; exit 3 if the number of executed FP8 matmuls is not that of `plan`,
+    // the steps' own.
     void before_first_step(const Ctx& ctx) { count_before_ = device::fp8_matmuls(ctx); }
-    std::string after_first_step(const Ctx& ctx, int64_t micro_batches);
+    std::string after_first_step(const Ctx& ctx, const Fp8Plan& plan, int64_t micro_batches);
 
     // Merges the counts and amaxes of all ranks into this rank's report of a step. Collective.
     void gather(Comm& comm, const Fp8State& state, const StagedStep& staged) const;

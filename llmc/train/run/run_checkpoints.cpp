@@ -42,7 +42,8 @@ void RunCheckpoints::begin() {
     if (saver_) saver_->carry(config_.load, config_.tokenizer, facts_of(data_.shards()));
 }
 
-std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::string>& notes) {
+std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::string>& notes,
+                                               const std::function<void(int64_t)>& begin_at) {
     const FoundCheckpoint found = find_checkpoint(config_.resume, config_.save, comm_);
     for (const std::string& line : found.skipped) notes.push_back("skipped checkpoint: " + line);
     if (saver_)
@@ -61,6 +62,9 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
     const std::string changed = data_.check_fingerprint(state.at("train_data").dump());
     REQUIRE(changed.empty(), "training data changed since the checkpoint: %s", changed.c_str());
 
+    const std::string reason = device::gemm_import_plans(ctx_, state.at("gemm_plans").dump());
+    if (!reason.empty()) notes.push_back("matmul plans of the checkpoint not used, bits may differ: " + reason);
+    begin_at(state.at("step").get<int64_t>());
     load_checkpoint(found.path, config_.shape, table_, trainer_.state_access(ctx_), comm_);
     Progress progress{.step = state.at("step").get<int64_t>(), .samples = state.at("samples").get<int64_t>(),
                       .adam_step = state.at("adam_step").get<int64_t>(),
@@ -68,13 +72,8 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
                       .consecutive_skips = state.at("consecutive_skips").get<int64_t>(),
                       .missed = state.at("missed").get<std::vector<std::string>>()};
     progress.loss_watch.restore(state.at("loss_watch").dump());
-    StepState device_state{};
-    device_state.adam_step = progress.adam_step;
-    device::copy_to_device(ctx_, trainer_.state(), &device_state, sizeof(StepState));
-    device::synchronize(ctx_);
-    restore_fp8(state.at("fp8"), fp8_given, notes);
-    const std::string reason = device::gemm_import_plans(ctx_, state.at("gemm_plans").dump());
-    if (!reason.empty()) notes.push_back("matmul plans of the checkpoint not used, bits may differ: " + reason);
+    trainer_.set_adam_step(ctx_, progress.adam_step);
+    restore_fp8(state, fp8_given, notes);
     // A checkpoint from another folder is saved under --save even if no step is left.
     if (lies_in(found.path, config_.save)) saved_step_ = progress.step;
     notes.push_back(strf("resumed %s at step %lld", found.path.c_str(), (long long)progress.step));
@@ -82,9 +81,10 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
 }
 
 // Computes FP8 weights from the masters. FP8 state of another recipe is not used, and `notes` says so.
-void RunCheckpoints::restore_fp8(const Json& saved, bool fp8_given, std::vector<std::string>& notes) {
-    const std::string recipe = saved.at("recipe").get<std::string>();
-    REQUIRE(recipe == "none" || trainer_.fp8().plan().on() || fp8_given,
+void RunCheckpoints::restore_fp8(const Json& state, bool fp8_given, std::vector<std::string>& notes) {
+    const Json& saved = state.at("fp8");   // of the latest step, which may have been in BF16
+    const std::string recipe = state.at("config").value("fp8-recipe", saved.at("recipe").get<std::string>());
+    REQUIRE(recipe == "none" || config_.fp8_recipe != Fp8Recipe::kNone || fp8_given,
             "the checkpoint is of a run with --fp8-recipe %s and this run does not set it: repeat the option, or give "
             "--fp8-recipe none to continue in BF16", recipe.c_str());
     trainer_.fp8().initialise(ctx_);

@@ -36,8 +36,9 @@ public:
     // its tokenizer to all checkpoints (model_extras.h). resume() does the same with the checkpoint that it loads.
     void begin();
     // Loads the checkpoint of --resume; returns nothing if "auto" finds none. fp8_given: the user has set --fp8-recipe.
-    // Adds lines for the log to notes.
-    std::optional<Progress> resume(bool fp8_given, std::vector<std::string>& notes);
+    // Adds lines for the log to notes. Before it loads the state, calls begin_at with the number of steps done.
+    std::optional<Progress> resume(bool fp8_given, std::vector<std::string>& notes,
+                                   const std::function<void(int64_t)>& begin_at);
 
     // Does nothing without --save, or if this step is saved already. The log must outlive this object. With
     // --save-async it waits for the previous save, and returns once the state is copied.
@@ -50,7 +51,7 @@ public:
     std::string newest_text() const;
 
 private:
-    void restore_fp8(const nlohmann::json& saved, bool fp8_given, std::vector<std::string>& notes);
+    void restore_fp8(const nlohmann::json& state, bool fp8_given, std::vector<std::string>& notes);
     std::string state_json(const Progress& progress);
 
     const Config& config_;

@@ -1,9 +1,11 @@
 #include "llmc/train/run/run_device.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "llmc/base/system/host.h"
 #include "llmc/base/system/nvml.h"
+#include "llmc/config/schedule.h"
 #include "llmc/parallel/rank_place.h"
 #include "llmc/train/run/memory_limits.h"
 
@@ -16,6 +18,7 @@ constexpr int kConnectSeconds = 300;   // for the devices of all ranks to connec
 RunDevice::~RunDevice() {
     staging.reset();
     trainer.reset();
+    arena = Arena();
     if (arena_memory_) device::device_free(arena_memory_);
     if (opened_) device::device_close(ctx);
 }
@@ -33,6 +36,7 @@ void RunDevice::open(std::vector<std::string>& notes) {
     if (!connection.empty()) notes.push_back(connection);
     groups_.emplace(comm_, group_sizes(config_, comm_.world().ranks));
     groups_->connect(ctx, kConnectSeconds);
+    bf16_config_ = in_bf16(config_);
     plan = plan_memory(config_, table_, fp8_plan_, comm_.world().ranks);
 }
 
@@ -50,20 +54,32 @@ void RunDevice::prepare(std::vector<std::string>& notes) {
     if (!why.empty()) notes.push_back("copy engines serve no collectives, which makes steps slower: " + why);
     if (!shared) arena_memory_ = device::device_alloc(plan.arena_bytes);
     arena = Arena(shared ? shared : arena_memory_, plan.arena_bytes);
-    trainer = std::make_unique<Trainer>(config_, table_, fp8_plan_, arena, *groups_);
-    if (shared)
-        for (const Tensor& part : trainer->exchanged()) groups_->shard.share(ctx, part, kConnectSeconds);
-    staging = std::make_unique<Staging>(config_, *groups_, *trainer);
-    device::fill_bytes(ctx, trainer->state(), 0, sizeof(StepState));
-    trainer->decoder().upload_constants(ctx);
+    shared_ = shared != nullptr;
+    if (switches_precision(config_)) make_trainer(true);   // first, since it takes more host memory
+    make_trainer(false);
+    staging = std::make_unique<Staging>(config_, *groups_, *trainer);   // the reports in FP8 are the longer ones
     // On a GPU this includes the library's workspace; on the CPU the arena's pages are not mapped yet.
     used_bytes = std::max(plan.arena_bytes, free_bytes - device::device_free_bytes());
 }
 
+void RunDevice::make_trainer(bool bf16) {
+    if (trainer) trainer->gatherer().wait(ctx);
+    device::synchronize(ctx);
+    trainer.reset();
+    peaks_[bf16_] = std::max(peaks_[bf16_], arena.peak_bytes());
+    arena.restart();
+    bf16_ = bf16;
+    trainer.emplace(step_config(), table_, step_fp8_plan(), arena, *groups_);
+    if (shared_) groups_->shard.share(ctx, trainer->exchanged(), kConnectSeconds);
+    device::fill_bytes(ctx, trainer->state(), 0, sizeof(StepState));
+    trainer->decoder().upload_constants(ctx);
+}
+
 void RunDevice::check_memory() {
+    const int64_t planned = step_plan().peak_bytes, used = std::max(peaks_[bf16_], arena.peak_bytes());
+    CHECK(std::exchange(checked_[bf16_], true) || used == planned, "the plan says %lld bytes, the arena used %lld",
+          ll(planned), ll(used));
     if (!sealed()) {
-        CHECK(arena.peak_bytes() == plan.arena_bytes, "the plan says %lld bytes, the arena used %lld",
-              ll(plan.arena_bytes), ll(arena.peak_bytes()));
         allocations_ = device::allocation_count();
     } else if (free_bytes_ < 0) {
         free_bytes_ = device::device_free_bytes();   // the second step has loaded rank 0's matmul algorithms

@@ -1,5 +1,6 @@
 // The device of a run, its memory and its trainer.
 #pragma once
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,7 +13,7 @@ class RunDevice {
 public:
     // Owns none of its arguments.
     RunDevice(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, Comm& comm)
-        : config_(config), table_(table), fp8_plan_(fp8_plan), comm_(comm) {}
+        : config_(config), table_(table), fp8_plan_(fp8_plan), comm_(comm), bf16_plan_(fp8_plan.in_bf16()) {}
     ~RunDevice();
     RunDevice(const RunDevice&) = delete;
     RunDevice& operator=(const RunDevice&) = delete;
@@ -22,8 +23,15 @@ public:
     void open(std::vector<std::string>& notes);
     // Allocates the memory and creates trainer and staging; weights are not set. Exit 2 if there is not enough memory.
     void prepare(std::vector<std::string>& notes);
-    // Called after every step. After the first one all memory is allocated: exit 1 unless the arena has exactly its
-    // planned size, and if a later step allocates.
+    // Makes the trainer anew, for steps in BF16 or in FP8 (fp8_steps), in the same memory and at the same address. It
+    // has the optimizer states of the one before; weights are not set. Collective.
+    void make_trainer(bool bf16);
+    bool bf16() const { return bf16_; }   // whether the trainer is for the steps in BF16 of a run that switches
+    const Config& step_config() const { return bf16_ ? bf16_config_ : config_; }
+    const Fp8Plan& step_fp8_plan() const { return bf16_ ? bf16_plan_ : fp8_plan_; }
+    const MemoryPlan& step_plan() const { return bf16_ ? plan.bf16[0] : plan; }
+    // Called after every step. After the first one all memory is allocated: exit 1 unless the arena has exactly the
+    // size that is planned for steps of this precision, and if a later step allocates.
     void check_memory();
     bool sealed() const { return allocations_ >= 0; }   // whether a step has been checked
     // What the process uses of the device, for the log after the first step; "" on the CPU without a limit.
@@ -36,7 +44,7 @@ public:
     MemoryPlan plan;
     Arena arena;
     int64_t used_bytes = 0;   // of the device
-    std::unique_ptr<Trainer> trainer;
+    std::optional<Trainer> trainer;   // at one address for the whole run
     std::unique_ptr<Staging> staging;
 
 private:
@@ -46,6 +54,13 @@ private:
     Comm& comm_;
     std::optional<Groups> groups_;
     bool opened_ = false;
+    bool bf16_ = false;
+    Config bf16_config_;   // of the steps in BF16
+    const Fp8Plan bf16_plan_;
+    // By bf16_: the most that trainers of this precision have used of the arena, and whether that was checked.
+    std::array<int64_t, 2> peaks_{};
+    std::array<bool, 2> checked_{};
+    bool shared_ = false;   // the communicator owns the arena's memory
     std::optional<int64_t> used_before_;   // of the GPU, by all processes, before it was opened
     int64_t other_bytes_ = 0;              // of the GPU, before the arena was allocated
     void* arena_memory_ = nullptr;         // owned; null if the communicator owns the arena's memory

@@ -76,7 +76,7 @@ bool RunEvaluations::hellaswag_due(int64_t step) const {
 }
 
 bool RunEvaluations::bf16_due(const Place& place) const {
-    return place.bf16 && (config_.eval_bf16 == EvalBf16::kOn || place.step == config_.train_iters);
+    return evaluates_in_bf16(config_) && (config_.eval_bf16 == EvalBf16::kOn || place.step == config_.train_iters);
 }
 
 bool RunEvaluations::due(int64_t step) const {
@@ -130,7 +130,8 @@ std::vector<std::string> RunEvaluations::make_up(const Place& place, const std::
 // their fields in the log and their title on the screen. Returns false once a call does.
 template <typename Use> bool RunEvaluations::with_each(const Place& place, const Use& use) const {
     return use(place.evaluator, std::string(), "")
-           && (!bf16_due(place) || use(place.bf16->begin(place.ctx), std::string("_bf16"), ", in BF16 "));
+           && (!bf16_due(place) || !place.bf16
+               || use(place.bf16->begin(place.ctx), std::string("_bf16"), ", in BF16 "));
 }
 
 bool RunEvaluations::validate(const Place& place) {
@@ -152,6 +153,7 @@ bool RunEvaluations::validate(const Place& place) {
         return true;
     });
     if (!done) return false;
+    if (bf16_due(place) && !place.bf16) fields["loss_bf16"] = fields["loss"];   // the steps are in BF16
     place.log.record("eval", place.step, fields,
                      strf("eval step %lld | loss %s | perplexity %s | %s | %.3f s", ll(place.step), losses.c_str(),
                           perplexity.c_str(), count_text(fields["counted_tokens"].get<int64_t>(), "token").c_str(),
@@ -179,6 +181,8 @@ bool RunEvaluations::hellaswag(const Place& place) {
         return true;
     });
     if (!done) return false;
+    if (bf16_due(place) && !place.bf16)
+        for (const char* name : {"accuracy", "correct"}) fields[std::string(name) + "_bf16"] = fields[name];
     place.log.record("hellaswag", place.step, fields,
                      strf("hellaswag step %lld | accuracy %s | %s of %s | %.3f s", ll(place.step),
                           accuracies.c_str(), counts.c_str(), count_text(examples, "example").c_str(),
@@ -193,7 +197,7 @@ bool RunEvaluations::generates(const Evaluator& evaluator) const {
 
 bool RunEvaluations::sample(const Place& place, bool logged) {
     post_phase(Phase::kSample);
-    Evaluator& evaluator = bf16_due(place) ? place.bf16->begin(place.ctx) : place.evaluator;
+    Evaluator& evaluator = bf16_due(place) && place.bf16 ? place.bf16->begin(place.ctx) : place.evaluator;
     if (!generates(evaluator)) return true;
     const Sampling sampling{.tokens = config_.sample_tokens, .temperature = config_.temperature,
                             .top_k = config_.top_k, .seed = config_.seed};

@@ -29,7 +29,7 @@ public:
     struct Place {
         Ctx& ctx;
         Evaluator& evaluator;
-        Bf16Evaluation* bf16;        // null unless evaluates_in_bf16
+        Bf16Evaluation* bf16;        // null unless evaluates_in_bf16, and in steps in BF16
         const StagedStep& staging;   // of a step that is not in flight
         RunLog& log;
         int64_t step;   // steps done

@@ -77,7 +77,8 @@ std::string precision_text(const SummarizedRun& run) {
                             rounded ? ", their shards in bf16," : "", dtype_name(c.moment_dtype));
     text += run.fp8_plan.on() ? strf("; FP8 %s: ", run.fp8_plan.row().name) + fp8_linears_text(run.fp8_plan)
                               : "; no linear in FP8";
-    return text + (c.fp8_attention ? "; attention: QK^T and PV of the forward in E4M3" : "");
+    if (c.fp8_attention) text += "; attention: QK^T and PV of the forward in E4M3";
+    return switches_precision(c) ? text + "; " + bf16_steps_text(c) : text;
 }
 
 std::string batch_text(const SummarizedRun& run) {
@@ -124,7 +125,7 @@ std::string speed_text(const SummarizedRun& run) {
     const double seconds = 1e-3 * run.predicted_ms;
     return strf("predicted %.4g s/it, %s tokens/s; %s in %.3g hours", seconds,
                 grouped(static_cast<int64_t>(static_cast<double>(c.global_batch_size * c.seq_length) / seconds))
-                    .c_str(), steps.c_str(), seconds * static_cast<double>(c.train_iters) / 3600);
+                    .c_str(), steps.c_str(), 1e-3 * run.all_steps_ms / 3600);
 }
 
 std::string saves_text(const Config& c) {

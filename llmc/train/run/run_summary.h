@@ -20,7 +20,8 @@ struct SummarizedRun {
     const World& world;
     const DataLoader& train;
     const DataLoader* valid;    // null: none
-    double predicted_ms;        // of a step; 0: unknown
+    double predicted_ms;        // of a step, in FP8 if the run switches; 0: unknown
+    double all_steps_ms;
 };
 
 // At most 18 lines: model and parameters, device and commit, precision, batch, data, memory, predicted time,

@@ -44,7 +44,8 @@ void StepReporter::drain() {
 
 void StepReporter::check_fp8_matmuls() {
     if (!fp8_plan_.on()) return;
-    log_.event("note", fp8_monitor_.after_first_step(device_.ctx, device_.trainer->executed_micro_batches()));
+    log_.event("note", fp8_monitor_.after_first_step(device_.ctx, device_.step_fp8_plan(),
+                                                     device_.trainer->executed_micro_batches()));
 }
 
 StepRecord StepReporter::record_of(const Staging::Buffer& step) {
@@ -115,16 +116,16 @@ void StepReporter::watch_loss(const StepRecord& r) {
 
 // Logs predicted and measured time and memory; ignores the smaller batches of a ramp-up.
 void StepReporter::check_time(const Staging::Buffer& step, double ms) {
-    if (step.samples != config_.global_batch_size || !time_check_.add(step.step + 1, ms)) return;
-    const PredictedStep& predicted = time_check_.predicted();
+    if (step.samples != config_.global_batch_size || !time_check_->add(step.step + 1, ms)) return;
+    const PredictedStep& predicted = time_check_->predicted();
     nlohmann::ordered_json parts = nlohmann::ordered_json::object();
     for (const auto& [name, part_ms] : predicted.parts_ms) parts[name] = part_ms;
     const int64_t planned = device_.plan.arena_bytes;
     log_.record("plan", step.step + 1,
                 {{"predicted_ms", predicted.ms > 0 ? nlohmann::ordered_json(predicted.ms) : nullptr},
-                 {"measured_ms", time_check_.measured_ms()}, {"predicted_parts_ms", parts}, {"planned_bytes", planned},
+                 {"measured_ms", time_check_->measured_ms()}, {"predicted_parts_ms", parts}, {"planned_bytes", planned},
                  {"used_bytes", device_.used_bytes}},
-                strf("plan: %s; memory planned %.3f GiB, used %.3f", time_check_.text().c_str(), gib(planned),
+                strf("plan: %s; memory planned %.3f GiB, used %.3f", time_check_->text().c_str(), gib(planned),
                      gib(device_.used_bytes)));
 }
 

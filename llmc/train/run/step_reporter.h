@@ -2,7 +2,9 @@
 // is reported after the next one has been enqueued, so that the device never waits for the host.
 #pragma once
 #include <deque>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "llmc/model/parameters/fp8_recipe.h"
 #include "llmc/train/log/fp8_monitor.h"
@@ -27,8 +29,11 @@ public:
     // Waits for the step that is not reported yet, if there is one, and reports it. Exit 2 if its data had token ids
     // outside the vocabulary; exit 4 if the run has diverged.
     void drain();
-    // Logs that the matmuls of the first step ran in FP8 as planned; exit 3 if they did not.
+    // Logs that the matmuls of the first step, or of the first after a switch, ran in FP8 as planned; exit 3 if they
+    // did not.
     void check_fp8_matmuls();
+    // The steps from here on are in another precision, with this time.
+    void switched(PredictedStep predicted) { time_check_.emplace(std::move(predicted)); }
 
 private:
     StepRecord record_of(const Staging::Buffer& step);
@@ -46,7 +51,7 @@ private:
     Progress& progress_;
     Fp8Monitor fp8_monitor_;
     GpuMonitor gpu_monitor_;
-    StepTimeCheck time_check_;
+    std::optional<StepTimeCheck> time_check_;   // of the current precision
     const double flops_per_token_;
     std::deque<double> recent_seconds_;   // of the last 20 steps
     const Staging::Buffer* pending_ = nullptr;   // the step that is enqueued and not reported yet
