@@ -278,7 +278,7 @@ $(BUILD)/fuzz.a: $(FUZZ_OBJ)
 	@rm -f $@; ar rcs $@ $^
 $(addprefix $(BUILD)/,$(FUZZERS)): $(BUILD)/%: $(OBJ)/fuzz/tests/fuzz/%.o $(FUZZ_MAIN) $(BUILD)/fuzz.a
 	@echo "LINK $@"
-	@$(FUZZ_LINK) $^ -o $@
+	@$(FUZZ_LINK) $^ -o $@ $(MPI_LIBS)
 
 # Checks the host code with another compiler, without generating code: make CXX=clang++ syntax
 syntax:
