@@ -31,6 +31,7 @@ CONFIGURATIONS = {
     "delayed-head": [*DELAYED, "--fp8-lm-head"],
     "delayed-head-attention": [*DELAYED, "--fp8-lm-head", "--fp8-attention"],
     **{f"delayed-{name}-bf16": [*DELAYED, "--bf16-linears", f"*.{name}"] for name in ("qkv", "proj", "up", "down")},
+    **{f"delayed-final{percent}": [*DELAYED, "--fp8-final-bf16", f"0.{percent}"] for percent in (10, 20, 50)},
     **{f"delayed-margin{m}": [*DELAYED, "--fp8-margin", str(m)] for m in (1, 2, 3, 4)},
 }
 DEFAULT = ",".join(RECIPES)
