@@ -81,8 +81,8 @@ void add_choice_of_linears(std::vector<OptionRow>& rows) {
          .help = "run the first steps in BF16, without FP8 anywhere: a number of steps, or below 1 a fraction of the "
                  "run", .fallback = "0"},
         {.name = "fp8-final-bf16", .value = number(AT(fp8_final_bf16), {.low = 0, .high = kMany}),
-         .help = "run the last steps in BF16, without FP8 anywhere, which heals most of what FP8 costs: a number of "
-                 "steps, or below 1 a fraction of the run", .fallback = "0"},
+         .help = "run the last steps in BF16, without FP8 anywhere: a number of steps, or below 1 a fraction of the "
+                 "run", .fallback = "0"},
         {.name = "fp8-stats-interval", .value = integer(AT(fp8_stats_interval), 0, kMany),
          .help = "steps between statistics of every FP8 tensor in the log file: amax, scales, fractions saturated and "
                  "flushed to zero, and the error of --grad-comm-dtype fp8; 0: none", .fallback = "100",

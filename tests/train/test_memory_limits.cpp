@@ -1,6 +1,11 @@
 #include "tests/support/doctest.h"
 
+#include <filesystem>
+#include <fstream>
+
+#include "llmc/base/system/host.h"
 #include "llmc/train/run/memory_limits.h"
+#include "tests/support/files_test.h"
 
 namespace {
 
@@ -34,6 +39,26 @@ TEST_CASE("memory limits: the pinned memory of the ranks of a host must be avail
     CHECK(host_memory_error(plan, 2, -1) == "");
     CHECK(has(host_memory_error(plan, 2, 14 * kGib - 1),
               "pins 14.00 GiB of host memory, 7.00 GiB for each of 2 ranks on this host, and 14.00 GiB are available"));
+}
+
+TEST_CASE("memory limits: the least memory.max of a cgroup and those around it counts") {
+    const files_test::TempDir dir;
+    const std::string outer = dir / "outer", inner = outer + "/job/step";
+    std::filesystem::create_directories(inner);
+    const auto limit = [](const std::string& folder, const char* text) {
+        std::ofstream(folder + "/memory.max") << text;
+    };
+    CHECK(cgroup_memory_limit(inner) == -1);
+    CHECK(cgroup_memory_limit("") == -1);
+    limit(inner, "max\n");
+    CHECK(cgroup_memory_limit(inner) == -1);
+    limit(outer, "7000\n");
+    CHECK(cgroup_memory_limit(inner) == 7000);
+    limit(inner, "8000\n");
+    CHECK(cgroup_memory_limit(inner) == 7000);
+    limit(inner, "6000\n");
+    CHECK(cgroup_memory_limit(inner) == 6000);
+    CHECK(cgroup_memory_limit(outer) == 7000);
 }
 
 TEST_CASE("memory limits: nothing else is in use on the CPU") {

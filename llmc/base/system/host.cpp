@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 
@@ -21,4 +22,20 @@ int64_t meminfo_bytes(const std::string& key) {
         std::getline(file, unit);
     }
     return -1;
+}
+
+int64_t cgroup_memory_limit(const std::string& folder) {
+    int64_t least = -1, limit = 0;
+    for (size_t end = folder.size(); end > 0 && end != std::string::npos; end = folder.rfind('/', end - 1)) {
+        if (std::ifstream(folder.substr(0, end) + "/memory.max") >> limit)   // fails for "max"
+            least = least < 0 ? limit : std::min(least, limit);
+    }
+    return least;
+}
+
+std::string own_cgroup() {
+    std::ifstream file("/proc/self/cgroup");
+    for (std::string line; std::getline(file, line);)
+        if (line.rfind("0::", 0) == 0) return "/sys/fs/cgroup" + line.substr(3);
+    return "";
 }

@@ -11,3 +11,8 @@ std::string host_name();
 
 // Returns the bytes of a line "MemAvailable:   123 kB" of /proc/meminfo; -1 if there is no such line.
 int64_t meminfo_bytes(const std::string& key);
+
+// Bytes that a cgroup (v2) and those around it allow, from memory.max in its folder and in those above; -1: no limit.
+int64_t cgroup_memory_limit(const std::string& folder);
+// The folder of this process's cgroup; "" if that is not known.
+std::string own_cgroup();

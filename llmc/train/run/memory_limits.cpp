@@ -15,7 +15,8 @@ std::string host_memory_error(const MemoryPlan& plan, int local_ranks, int64_t a
     const int64_t all = plan.host_bytes() * local_ranks;
     if (available_bytes < 0 || all <= available_bytes) return "";
     return strf("the run pins %.2f GiB of host memory, %.2f GiB for each of %s on this host, and %.2f GiB are "
-                "available: offload less (--offload, --offload-fraction), or use --moment-dtype bf16 (see --dry-run)",
+                "available (MemAvailable, or memory.max of the job's cgroup): offload less (--offload, "
+                "--offload-fraction), or use --moment-dtype bf16 (see --dry-run)",
                 gib(all), gib(plan.host_bytes()), count_text(local_ranks, "rank").c_str(), gib(available_bytes));
 }
 

@@ -13,6 +13,12 @@ namespace {
 
 constexpr int kConnectSeconds = 300;   // for the devices of all ranks to connect
 
+// Pinned memory counts for the process's cgroup, which Slurm and Docker limit: the kernel ends who takes more.
+int64_t host_memory_bytes() {
+    const int64_t available = meminfo_bytes("MemAvailable"), limit = cgroup_memory_limit(own_cgroup());
+    return limit < 0 ? available : std::min(available, limit);
+}
+
 }  // namespace
 
 RunDevice::~RunDevice() {
@@ -44,7 +50,7 @@ void RunDevice::prepare(std::vector<std::string>& notes) {
     const int64_t free_bytes = device::device_free_bytes();
     other_bytes_ = gpu_bytes_in_use(info, used_before_);
     std::string error = gpu_memory_error(config_, plan, free_bytes);
-    if (error.empty()) error = host_memory_error(plan, comm_.world().local_ranks, meminfo_bytes("MemAvailable"));
+    if (error.empty()) error = host_memory_error(plan, comm_.world().local_ranks, host_memory_bytes());
     error = first_error(comm_, error);   // no rank allocates before all have checked
     REQUIRE(error.empty(), "%s", error.c_str());
     // Copy engines serve the collectives that run during the matmuls of every micro-batch, which saves 3 to 4 % of the
