@@ -27,6 +27,13 @@ void check_counts(const JsonFields& state) {
     if (updates + skips != step)
         state.refuse("adam_step", strf("\"step\" %lld less \"skips\" %lld is needed", ll(step), ll(skips)));
     state.integer("consecutive_skips", 0, skips);
+    state.integer("norm_skips", 0, skips);
+    const Json& norms = state.list("norms");
+    for (const Json& norm : norms)
+        if (!norm.is_number() || !(norm.get<float>() >= 0) || !std::isfinite(norm.get<float>()))
+            state.refuse("norms", "finite norms are needed");
+    if (static_cast<int64_t>(norms.size()) > std::min<int64_t>(128, step))
+        state.refuse("norms", "at most 128 norms, and one of each step, are needed");
     for (const Json& type : state.list("missed"))
         if (type != "eval" && type != "hellaswag" && type != "sample")
             state.refuse("missed", "only \"eval\", \"hellaswag\" and \"sample\" are known");

@@ -185,6 +185,9 @@ void schedule_rules(const Config& c, Rules& rules) {
     if (c.lr_decay_style != LrDecay::kConstant)
         rules.require(c.min_lr <= c.lr, strf("--min-lr %s exceeds --lr %s", number_text(c.min_lr).c_str(),
                                              number_text(c.lr).c_str()));
+    rules.require(c.skip_grad_norm == 0 || c.skip_grad_norm > 1,
+                  strf("--skip-grad-norm %s must be above 1 (times the median norm), or 0 for never",
+                       number_text(c.skip_grad_norm).c_str()));
     rules.require(c.stop_on_divergence == 0 || c.stop_on_divergence > 1,
                   strf("--stop-on-divergence %s must be above 1 (times the loss at the start), or 0 for never",
                        number_text(c.stop_on_divergence).c_str()));

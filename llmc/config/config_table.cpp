@@ -156,6 +156,9 @@ void add_optimizer(Rows& rows) {
          .help = "added to the square root of the second moment", .fallback = "1e-8"},
         {.name = "clip-grad", .value = number(AT(clip_grad), kNotNegative),
          .help = "gradient clipping, the largest global norm; 0: none", .fallback = "1"},
+        {.name = "skip-grad-norm", .value = number(AT(skip_grad_norm), kNotNegative),
+         .help = "skip the update of a step whose gradient norm, before clipping, exceeds this many times the median "
+                 "of the last 128 norms (of at least 16); 0: never", .fallback = "0"},
         {.name = "stop-on-divergence", .value = number(AT(stop_on_divergence), kNotNegative),
          .help = "end with exit code 4 when the loss (median of 3 steps) exceeds this many times its start, which is "
                  "the lower of the first loss and the median of the first 5; the state is not saved, earlier "

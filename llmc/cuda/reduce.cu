@@ -89,8 +89,14 @@ __global__ void __launch_bounds__(1024) add_to_sum_kernel(double* sum, const V* 
 // Source: the guard is described at StepGuardArgs.
 // Traffic: one StepState.
 // Requires: nothing.
-// Parallel: one thread.
-__global__ void step_guard_kernel(StepState* state, float clip) { decide_step(*state, clip); }
+// Parallel: one block; thread i counts the norms below norm i.
+__global__ void __launch_bounds__(kNormWindow) step_guard_kernel(StepState* state, float clip, float skip_norm) {
+    __shared__ float median;
+    if (skip_norm > 0.0f && is_median_norm(*state, threadIdx.x)) median = state->norms[threadIdx.x];
+    __syncthreads();
+    if (threadIdx.x == 0)
+        decide_step(*state, clip, skip_norm, skip_norm > 0.0f && state->norm_count > 0 ? median : 0.0f);
+}
 
 }  // namespace
 
@@ -140,7 +146,7 @@ void sum_losses(Ctx& ctx, const SumLossesArgs& args) {
 
 void step_guard(Ctx& ctx, const StepGuardArgs& args) {
     CHECK(args.state != nullptr, "step_guard without a state");
-    step_guard_kernel<<<1, 1, 0, stream_of(ctx)>>>(args.state, args.clip);
+    step_guard_kernel<<<1, kNormWindow, 0, stream_of(ctx)>>>(args.state, args.clip, args.skip_norm);
     CHECK_LAUNCH("step_guard_kernel");
 }
 

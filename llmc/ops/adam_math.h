@@ -64,12 +64,28 @@ HOST_DEVICE inline void adam_update(const AdamConstants<Acc>& c, Acc grad, Acc& 
     master = adam_fma(-c.lr, adam_fma(c.weight_decay, master, direction), master);
 }
 
-// Implements step_guard (ops.h); called by one thread. x - x is 0 for finite x only.
-HOST_DEVICE inline void decide_step(StepState& state, float clip) {
+// The norms that step_guard compares with, and whether norms[index] is their median.
+HOST_DEVICE inline int64_t norms_held(const StepState& state) {
+    return state.norm_count < kNormWindow ? state.norm_count : kNormWindow;
+}
+HOST_DEVICE inline bool is_median_norm(const StepState& state, int64_t index) {
+    const int64_t held = norms_held(state);
+    int64_t below = 0;
+    for (int64_t i = 0; i < held; i++)
+        below += state.norms[i] < state.norms[index] || (state.norms[i] == state.norms[index] && i < index);
+    return index < held && below == held / 2;
+}
+
+// Implements step_guard (ops.h) for a median norm that is already known; called by one thread. x - x is 0 for finite x
+// only.
+HOST_DEVICE inline void decide_step(StepState& state, float clip, float skip_norm, float median) {
     float norm = static_cast<float>(sqrt(state.sum_squares));
-    bool finite = state.loss_sum - state.loss_sum == 0.0 && norm - norm == 0.0f;
+    bool finite = state.loss_sum - state.loss_sum == 0.0 && norm - norm == 0.0f && state.bad_tokens == 0;
     state.grad_norm = norm;
-    state.skip = finite && state.bad_tokens == 0 ? 0 : 1;
+    state.norm_limit = state.norm_count < kLeastNorms ? 0.0f : skip_norm * median;
+    bool large = state.norm_limit > 0.0f && norm > state.norm_limit;
+    state.skip = !finite ? StepState::kNotFinite : large ? StepState::kLargeNorm : 0;
     state.grad_mul = clip > 0.0f && norm > clip ? clip / norm : 1.0f;
     if (!state.skip) state.adam_step += 1;
+    if (finite) state.norms[state.norm_count++ % kNormWindow] = norm;
 }

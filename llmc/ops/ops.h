@@ -25,6 +25,9 @@ inline constexpr int64_t kPartialRows = 512;
 // Partial sums of whole-tensor reductions (sum_squares, sum_losses), in fp64.
 inline constexpr int64_t kPartialSums = 1024;
 
+// Gradient norms that a step's norm is compared with (--skip-grad-norm), and how many must be there.
+inline constexpr int64_t kNormWindow = 128, kLeastNorms = 16;
+
 // State of the optimizer step in device memory. Written by the host between steps and by step_guard, read by
 // adamw and classifier; lives on the device so that the step needs no host synchronisation.
 struct StepState {
@@ -35,10 +38,14 @@ struct StepState {
     float dloss_mul;       // 1 / number of tokens of the global batch without ignored ones
     int32_t bad_tokens;    // = 0; += by embedding_forward and classifier: ids outside the vocabulary
     // Owned by the device.
-    int32_t skip;          // = by step_guard: 1 if the step is skipped
+    int32_t skip;          // = by step_guard: kNotFinite or kLargeNorm if the step is skipped, else 0
     float grad_norm;       // = by step_guard
     float grad_mul;        // = by step_guard: gradient clipping (1 if the norm is within the limit)
     int64_t adam_step;     // updates applied so far; step_guard advances it
+    float norm_limit;      // = by step_guard: a larger norm skips the step; 0: there is no limit
+    float norms[kNormWindow];   // the latest finite norms, number n (from 0) at n % kNormWindow; by step_guard
+    int64_t norm_count;    // finite norms so far
+    static constexpr int32_t kNotFinite = 1, kLargeNorm = 2;
 };
 inline constexpr int64_t kStepInputBytes = offsetof(StepState, skip);
 
@@ -259,11 +266,14 @@ struct SumSquaresArgs {
     Tensor scratch;    // (kPartialSums) fp64, =
 };
 
-// grad_norm = sqrt(sum_squares); skip = loss_sum or grad_norm is not finite, or bad_tokens > 0;
-// grad_mul = min(1, clip / grad_norm) (1 if clip is 0); adam_step += !skip. All fields are those of state.
+// grad_norm = sqrt(sum_squares); norm_limit = skip_norm * median(norms), or 0 if these are fewer than kLeastNorms;
+// skip = kNotFinite if loss_sum or grad_norm is not finite, or bad_tokens > 0, else kLargeNorm if norm_limit is not 0
+// and grad_norm is larger, else 0; grad_mul = min(1, clip / grad_norm) (1 if clip is 0); adam_step += !skip; a finite
+// grad_norm, also of a skipped step, is added to norms. All fields are those of state. The median of an even number of
+// norms is the larger one in the middle.
 struct StepGuardArgs {
     StepState* state;
-    float clip;
+    float clip, skip_norm = 0;
 };
 
 // AdamW with decoupled weight decay on n consecutive elements of a parameter; does nothing if state->skip.

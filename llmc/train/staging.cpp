@@ -12,17 +12,17 @@ Staging::Staging(const Config& config, const Groups& groups, Trainer& trainer)
     const int64_t ints_bytes = round_up(input_elems(config, sequences) * dtype_bytes(Dtype::kInt32), 256);
     const int64_t fp8_bytes = round_up(trainer.fp8().report_bytes(), 256);
     const int64_t comm_bytes = round_up(trainer.gradients().report_bytes(), 256);
-    const int64_t buffer_bytes = ints_bytes + 2 * 256 + fp8_bytes + comm_bytes;   // a StepState each way
-    static_assert(sizeof(StepState) <= 256);
+    constexpr int64_t kStateBytes = round_up(sizeof(StepState), 256);
+    const int64_t buffer_bytes = ints_bytes + 2 * kStateBytes + fp8_bytes + comm_bytes;   // a StepState each way
     memory_.reset(static_cast<char*>(device::pinned_alloc(2 * buffer_bytes)));
     char* base = memory_.get();
     for (Buffer& buffer : buffers_) {
         StagedStep& s = buffer.staged;
         static_cast<HostInputs&>(s) = inputs_in(config, reinterpret_cast<int32_t*>(base), sequences);
         s.inputs = new (base + ints_bytes) StepState{};
-        s.result = new (base + ints_bytes + 256) StepState{};
-        if (fp8_bytes > 0) s.fp8_report = base + ints_bytes + 512;
-        if (comm_bytes > 0) s.grad_comm_report = base + ints_bytes + 512 + fp8_bytes;
+        s.result = new (base + ints_bytes + kStateBytes) StepState{};
+        if (fp8_bytes > 0) s.fp8_report = base + ints_bytes + 2 * kStateBytes;
+        if (comm_bytes > 0) s.grad_comm_report = base + ints_bytes + 2 * kStateBytes + fp8_bytes;
         if (groups.world.world().ranks > 1) s.comm_timer = &buffer.comm_timer.emplace();
         base += buffer_bytes;
     }
@@ -58,4 +58,5 @@ void Staging::set_inputs(Buffer& buffer, int64_t counted, double lr) const {
     buffer.staged.inputs->lr = static_cast<float>(lr);
     buffer.staged.inputs->dloss_mul = static_cast<float>(1.0 / static_cast<double>(counted));
     if (fault_at("gradient")) buffer.staged.inputs->dloss_mul = NAN;
+    if (fault_at("spike")) buffer.staged.inputs->dloss_mul *= 1000;
 }

@@ -303,7 +303,7 @@ void TrainLoop::switch_precision() {
     reporter_->drain();
     const bool bf16 = !device_.bf16();
     device_.make_trainer(bf16);
-    device_.trainer->set_adam_step(device_.ctx, progress_.adam_step);
+    device_.trainer->set_state(device_.ctx, progress_.adam_step, progress_.norms);
     device_.trainer->weights_from_masters(device_.ctx, true);
     reporter_->switched(predicted_step(bf16));
     log_->event("precision", strf("%s from step %lld on", bf16 ? "BF16" : "FP8", ll(progress_.step + 1)));
@@ -356,6 +356,8 @@ void TrainLoop::finish() {
         log_->event("note", strf("step %lld: its evaluation was cut short, a resumed run repeats it",
                                  ll(progress_.step)));
     const std::string why = stop_wanted() ? stop_reason() : "a stop of another rank";
-    log_->event("stop", stopping_ ? strf("%s after step %lld", why.c_str(), ll(progress_.step))
-                                  : "finished " + count_text(progress_.step, "step"));
+    const std::string skips = progress_.skips == 0 ? "" : strf(", %lld skipped", ll(progress_.skips))
+        + (progress_.norm_skips == 0 ? "" : strf(" (%lld by --skip-grad-norm)", ll(progress_.norm_skips)));
+    log_->event("stop", (stopping_ ? strf("%s after step %lld", why.c_str(), ll(progress_.step))
+                                   : "finished " + count_text(progress_.step, "step")) + skips);
 }

@@ -73,9 +73,10 @@ void Trainer::initialise(Ctx& ctx) {
     weights_from_masters(ctx, true);
 }
 
-void Trainer::set_adam_step(Ctx& ctx, int64_t adam_step) {
+void Trainer::set_state(Ctx& ctx, int64_t adam_step, const std::vector<float>& norms) {
     StepState state{};
     state.adam_step = adam_step;
+    for (float norm : norms) state.norms[state.norm_count++ % kNormWindow] = norm;
     device::copy_to_device(ctx, state_, &state, sizeof(StepState));
     device::synchronize(ctx);
 }
@@ -179,7 +180,8 @@ void Trainer::clip_and_guard(Ctx& ctx) {
             ops::sum_squares(ctx, {.sum = &state_->sum_squares, .in = shard, .scratch = scratch});
     }
     grads_.all_reduce_norm(ctx, state_);
-    ops::step_guard(ctx, {.state = state_, .clip = static_cast<float>(config_.clip_grad)});
+    ops::step_guard(ctx, {.state = state_, .clip = static_cast<float>(config_.clip_grad),
+                          .skip_norm = static_cast<float>(config_.skip_grad_norm)});
 }
 
 // Updates what this rank owns, and records the amaxes of the new weights.

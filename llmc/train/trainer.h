@@ -23,8 +23,8 @@ public:
 
     // Initialises masters and weights of a new run; zeroes the moments.
     void initialise(Ctx& ctx);
-    // Sets the number of updates done, and the rest of *state() to 0. Blocking.
-    void set_adam_step(Ctx& ctx, int64_t adam_step);
+    // Sets the number of updates done and the latest norms (recent_norms), and the rest of *state() to 0. Blocking.
+    void set_state(Ctx& ctx, int64_t adam_step, const std::vector<float>& norms);
     // Computes the weights from loaded masters; see WeightGatherer.
     void weights_from_masters(Ctx& ctx, bool fresh) { gatherer_.from_masters(ctx, fresh); }
     // Access of checkpoints to this rank's shard ranges, by blocking copies. A write skips elements of other ranks.

@@ -63,7 +63,8 @@ class WatchedLog(RunLog):
 
     def _look_at_step(self, record):
         if record["skipped"]:
-            return self.alert("skip", f"step {self.step}: loss or gradient norm not finite, the update was skipped")
+            why = "gradient norm above its limit" if record.get("norm_skipped") else "loss or gradient norm not finite"
+            return self.alert("skip", f"step {self.step}: {why}, the update was skipped")
         self.seconds = [*self.seconds, record["step_seconds"]][-SLOW_STEPS:]
         if not self.plans or len(self.seconds) < SLOW_STEPS:
             return None

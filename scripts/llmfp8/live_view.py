@@ -66,7 +66,8 @@ class WatchedRun(RunLog):
         result = {"eval": "loss", "hellaswag": "accuracy"}.get(kind)
         said = evaluation_text(record, result, ".5g") if result else ""
         form = {"header": "resumed from a checkpoint" * (step > 0), "eval": "validation loss {said}",
-                "step": "SKIPPED: loss or gradient norm not finite" * bool(record.get("skipped")),
+                "step": ("SKIPPED: gradient norm above {norm_limit:.3g}" if record.get("norm_skipped") else
+                         "SKIPPED: loss or gradient norm not finite") * bool(record.get("skipped")),
                 "hellaswag": "HellaSwag accuracy {said}", "checkpoint": "checkpoint {path}",
                 "event": "{kind}: {text}" * (record.get("kind") != "note")}.get(kind)
         if form:

@@ -119,7 +119,8 @@ def damage_content(case, folder):
 
 
 # Values that do not affect what the run computes, or whose change the run reports as a changed option.
-HARMLESS = ("config", "commit", "gemm_plans", "loss_watch", "skips", "consecutive_skips", "missed", "train_data", "fp8",
+HARMLESS = ("config", "commit", "gemm_plans", "loss_watch", "skips", "norm_skips", "consecutive_skips", "norms",
+            "missed", "train_data", "fp8",
             "bos_token_id", "eos_token_id", "pad_token_id")   # ids are taken over as they stand
 
 

@@ -278,6 +278,20 @@ TEST_CASE("gpu ops: step_guard decides as the CPU does") {
         });
         c.check_bits("state");
     }
+    for (int64_t held : {int64_t{0}, kLeastNorms - 1, kLeastNorms, int64_t{77}, kNormWindow, kNormWindow + 5})
+        for (float norm : {1.0f, 29.0f, 31.0f, 1000.0f}) {
+            StepState state{};
+            state.sum_squares = static_cast<double>(norm * norm);
+            for (int64_t i = 0; i < held; i++)
+                state.norms[state.norm_count++ % kNormWindow] = static_cast<float>(1 + i * 7919 % 31);
+            OpCase c("step_guard", Dtype::kFp32);
+            c.add("state", Kind::kFixed, tensor_of(state));
+            c.run_same_types(cuda::step_guard, cpu::step_guard, [&](auto view) {
+                return StepGuardArgs{.state = static_cast<StepState*>(view("state").data), .clip = 1,
+                                     .skip_norm = 1.9f};
+            });
+            c.check_bits("state");
+        }
 }
 
 }  // namespace ops_sums_test

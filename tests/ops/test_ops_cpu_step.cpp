@@ -1,7 +1,9 @@
 // Reductions, guard, AdamW, initial values, casts and the device functions of the CPU.
 #include "tests/support/op_test.h"
 
+#include <algorithm>
 #include <limits>
+#include <vector>
 
 using namespace op_test;
 
@@ -58,6 +60,35 @@ TEST_CASE("cpu step_guard") {
                           guard(3, kInfinity, 0, 1), guard(3, 1e300, 0, 1), guard(3, 16, 1, 1)}) {
         CHECK_EQ(bad.skip, 1);
         CHECK_EQ(bad.adam_step, 7);
+    }
+    // --skip-grad-norm: the median of the norms in any order, the larger of two; the oldest leaves the window.
+    for (int64_t before : {int64_t{0}, kLeastNorms - 1, kLeastNorms, kNormWindow - 1, kNormWindow, kNormWindow + 37}) {
+        StepState held{};
+        std::vector<float> all;
+        for (int64_t i = 0; i < before; i++) {
+            all.push_back(static_cast<float>(1 + i * 7919 % 31));   // some are equal
+            held.sum_squares = static_cast<double>(all.back() * all.back());
+            cpu::step_guard(ctx, {.state = &held, .clip = 1});
+        }
+        std::vector<float> last(all.end() - std::min<int64_t>(before, kNormWindow), all.end());
+        std::sort(last.begin(), last.end());
+        const bool enough = before >= kLeastNorms;
+        const float limit = enough ? 2.5f * last[last.size() / 2] : 0.0f;
+        for (double factor : {1.0, 1 + 0x1p-20, 100.0}) {
+            StepState s = held;
+            const double norm = enough ? factor * static_cast<double>(limit) : factor;
+            s.sum_squares = norm * norm;
+            cpu::step_guard(ctx, {.state = &s, .clip = 1, .skip_norm = 2.5f});
+            CHECK_EQ(s.norm_limit, limit);
+            CHECK_EQ(s.skip, enough && factor > 1 ? StepState::kLargeNorm : 0);
+            CHECK_EQ(s.adam_step, before + !s.skip);
+            CHECK_EQ(s.norm_count, before + 1);
+            CHECK_EQ(s.norms[before % kNormWindow], s.grad_norm);
+            s.sum_squares = kNan;
+            cpu::step_guard(ctx, {.state = &s, .clip = 1, .skip_norm = 2.5f});
+            CHECK_EQ(s.skip, StepState::kNotFinite);
+            CHECK_EQ(s.norm_count, before + 1);
+        }
     }
     // step_guard detects a single bad element of a gradient.
     for (double value : {kNan, kInfinity, -kInfinity}) {

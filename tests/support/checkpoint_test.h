@@ -245,7 +245,8 @@ inline FoundCheckpoint find_checkpoint(const std::string& where, const std::stri
 inline std::string state_json(int64_t step) {
     const auto none = nlohmann::json::array();
     return nlohmann::json{{"format", 1}, {"step", step}, {"samples", step}, {"adam_step", step}, {"skips", 0},
-                          {"consecutive_skips", 0}, {"missed", none}, {"config", nlohmann::json::object()},
+                          {"norm_skips", 0}, {"consecutive_skips", 0}, {"norms", none}, {"missed", none},
+                          {"config", nlohmann::json::object()},
                           {"train_data", {{"synthetic", 1}}}, {"fp8", {{"recipe", "none"}}},
                           {"loss_watch", {{"first", none}, {"last", none}, {"above", false}}},
                           {"gemm_plans", {{"library", "cpu"}, {"plans", none}}}}

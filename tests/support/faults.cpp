@@ -2,7 +2,7 @@
 //   kill:rank=1@backward=7   SIGKILL in the backward pass of step 7; kill:rank=1@evaluation=2 in the second evaluation,
 //                            kill:rank=1@save=2 in the second save. Steps are those of this process.
 //   stop, term, stall        SIGSTOP, SIGTERM, and a main thread that sleeps for ever while the watchdog goes on
-//   nan@step=7               all gradients of step 7 are NaN
+//   nan@step=7               all gradients of step 7 are NaN; spike@step=7: they are 1000 times as large
 //   enospc@save=2            writes of the second save fail, because the disk is full
 //   bf16@3.down              this linear runs in BF16 although the plan says FP8
 // They are for rank 0 if no rank is named, bf16 for all.
@@ -57,6 +57,7 @@ bool fault_hook(const std::string& point) {
     if (point.starts_with("bf16@")) return is_named(point);
     const int step = passed["read data"];
     if (point == "gradient") return is_named("nan@step=" + std::to_string(step));
+    if (point == "spike") return is_named("spike@step=" + std::to_string(step));
     const int number = ++passed[point];
     if (point == "save") saves = number;
     for (const char* kind : {"kill", "stop", "term", "stall"})

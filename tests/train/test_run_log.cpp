@@ -135,7 +135,10 @@ TEST_CASE("log: records read back have the same bits, the header is first, and e
     r.tokens = INT64_MAX;
     r.counted_tokens = 1023;
     r.skipped = true;
+    r.norm_skipped = true;
+    r.norm_limit = 1.0 / 7;
     r.skips = 2;
+    r.norm_skips = 1;
     log.step(r, false);
     r.mfu = r.exposed_comm_seconds = std::nullopt;
     r.gpu = {.utilization = 97.5, .power_w = 1.0 / 3, .sm_clock_mhz = 1711, .temperature_c = 61,
@@ -157,7 +160,8 @@ TEST_CASE("log: records read back have the same bits, the header is first, and e
                  {"backward_seconds", 2.0 / 9}, {"exposed_comm_seconds", 1e-3 / 7},
                  {"tokens_per_second", 1.7976931348623157e308}, {"samples_per_second", "inf"}, {"mfu", 0.4119},
                  {"memory_gib", 61.28}, {"eta_seconds", 12345.678901234567}, {"samples", (int64_t{1} << 53) + 1},
-                 {"tokens", INT64_MAX}, {"counted_tokens", 1023}, {"skipped", true}, {"skips", 2}};
+                 {"tokens", INT64_MAX}, {"counted_tokens", 1023}, {"skipped", true}, {"norm_skipped", true},
+                 {"norm_limit", 1.0 / 7}, {"skips", 2}, {"norm_skips", 1}};
     CHECK(all[1] == step);
     step.update({{"mfu", nullptr}, {"exposed_comm_seconds", nullptr},   // an unknown GPU, one rank
                  {"gpu_utilization", 97.5}, {"power_w", 1.0 / 3}, {"sm_clock_mhz", 1711.0}, {"gpu_temperature_c", 61.0},

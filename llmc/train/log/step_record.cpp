@@ -65,9 +65,15 @@ constexpr StepField kStepFields[] = {
     {"samples", &Step::samples, "sequences read since the start of training"},
     {"tokens", &Step::tokens, "their tokens"},
     {"counted_tokens", &Step::counted_tokens, "targets of the step that no loss mask ignores"},
-    {"skipped", &Step::skipped, "whether the update was skipped because a gradient was not finite",
-     [](const Step& r) { return std::string(r.skipped ? " | not finite: update skipped" : ""); }},
+    {"skipped", &Step::skipped, "whether the update was skipped: a gradient was not finite, or `norm_skipped`",
+     [](const Step& r) {
+         if (r.norm_skipped) return strf(" | norm above %.3g: update skipped", r.norm_limit.value_or(0));
+         return std::string(r.skipped ? " | not finite: update skipped" : "");
+     }},
+    {"norm_skipped", &Step::norm_skipped, "whether it was skipped because `grad_norm` exceeded `norm_limit`"},
+    {"norm_limit", &Step::norm_limit, "`--skip-grad-norm` times the median of earlier norms; null if there is none"},
     {"skips", &Step::skips, "skipped steps since the start of training"},
+    {"norm_skips", &Step::norm_skips, "those of them with `norm_skipped`"},
     {"gpu_utilization", &Gpu::utilization, "percent of the time in which a kernel ran, mean of the GPUs"},
     {"power_w", &Gpu::power_w, "watts of one GPU, mean of the GPUs"},
     {"sm_clock_mhz", &Gpu::sm_clock_mhz, "mean of the GPUs"},

@@ -25,8 +25,9 @@ struct StepRecord {
     double tokens_per_second = 0, samples_per_second = 0;
     double memory_gib = 0, eta_seconds = 0;
     int64_t samples = 0, tokens = 0, counted_tokens = 0;
-    bool skipped = false;
-    int64_t skips = 0;
+    bool skipped = false, norm_skipped = false;
+    int64_t skips = 0, norm_skips = 0;
+    std::optional<double> norm_limit;
     GpuRecord gpu;
     bool synthetic = false;   // training on synthetic data; only printed, the file has it in the header
 };

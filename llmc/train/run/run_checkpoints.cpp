@@ -69,10 +69,12 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
     Progress progress{.step = state.at("step").get<int64_t>(), .samples = state.at("samples").get<int64_t>(),
                       .adam_step = state.at("adam_step").get<int64_t>(),
                       .skips = state.at("skips").get<int64_t>(),
+                      .norm_skips = state.at("norm_skips").get<int64_t>(),
                       .consecutive_skips = state.at("consecutive_skips").get<int64_t>(),
+                      .norms = state.at("norms").get<std::vector<float>>(),
                       .missed = state.at("missed").get<std::vector<std::string>>()};
     progress.loss_watch.restore(state.at("loss_watch").dump());
-    trainer_.set_adam_step(ctx_, progress.adam_step);
+    trainer_.set_state(ctx_, progress.adam_step, progress.norms);
     restore_fp8(state, fp8_given, notes);
     // A checkpoint from another folder is saved under --save even if no step is left.
     if (lies_in(found.path, config_.save)) saved_step_ = progress.step;
@@ -100,7 +102,9 @@ std::string RunCheckpoints::state_json(const Progress& progress) {
         {"samples", progress.samples},
         {"adam_step", progress.adam_step},
         {"skips", progress.skips},
+        {"norm_skips", progress.norm_skips},
         {"consecutive_skips", progress.consecutive_skips},
+        {"norms", progress.norms},
         {"missed", progress.missed},
         {"config", Json::parse(config_to_json(config_))},
         {"train_data", Json::parse(data_.fingerprint_json())},

@@ -21,7 +21,9 @@ struct Progress {
     int64_t samples = 0;     // the data cursor
     int64_t adam_step = 0;   // updates applied
     int64_t skips = 0;       // steps skipped
-    int64_t consecutive_skips = 0;          // since the last update
+    int64_t norm_skips = 0;  // those of --skip-grad-norm
+    int64_t consecutive_skips = 0;          // because of values that are not finite
+    std::vector<float> norms = {};          // the latest finite norms, the oldest first
     std::vector<std::string> missed = {};   // evaluations of this step that a stop interrupted
     LossWatch loss_watch = {};
 };

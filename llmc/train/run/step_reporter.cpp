@@ -6,11 +6,12 @@
 
 #include "llmc/base/gpu.h"
 #include "llmc/config/schedule.h"
+#include "llmc/ops/adam_math.h"
 #include "llmc/train/run/rank_consistency.h"
 
 namespace {
 
-// Consecutive skipped steps that are allowed; one more ends with exit code 4.
+// Consecutive steps that may be skipped since they are not finite; one more ends with exit code 4.
 constexpr int64_t kMostSkips = 10;
 
 }  // namespace
@@ -70,6 +71,8 @@ StepRecord StepReporter::record_of(const Staging::Buffer& step) {
     r.tokens = r.samples * config_.seq_length;
     r.counted_tokens = step.staged.counted_tokens;
     r.skipped = result.skip != 0;
+    r.norm_skipped = result.skip == StepState::kLargeNorm;
+    if (result.norm_limit > 0) r.norm_limit = static_cast<double>(result.norm_limit);
     r.synthetic = config_.synthetic_data;
     recent_seconds_.push_back(r.step_seconds);
     if (recent_seconds_.size() > 20) recent_seconds_.pop_front();
@@ -87,9 +90,14 @@ void StepReporter::report(const Staging::Buffer& step) {
             result.bad_tokens, ll(config_.shape.vocab_size));
     StepRecord r = record_of(step);
     progress_.adam_step = result.adam_step;
-    progress_.consecutive_skips = r.skipped ? progress_.consecutive_skips + 1 : 0;
-    progress_.skips += r.skipped ? 1 : 0;
+    progress_.norms.clear();
+    for (int64_t i = result.norm_count - norms_held(result); i < result.norm_count; i++)
+        progress_.norms.push_back(result.norms[i % kNormWindow]);
+    progress_.consecutive_skips = r.skipped && !r.norm_skipped ? progress_.consecutive_skips + 1 : 0;
+    progress_.skips += r.skipped;
+    progress_.norm_skips += r.norm_skipped;
     r.skips = progress_.skips;
+    r.norm_skips = progress_.norm_skips;
     const Fp8State& fp8 = device_.trainer->fp8();
     if (step.staged.count_fp8) check_scales(comm_, fp8, step.staged.fp8_report, r.step);
     if (step.staged.count_fp8 || r.skipped) fp8_monitor_.gather(comm_, fp8, step.staged);
