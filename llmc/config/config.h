@@ -50,6 +50,7 @@ struct Config {
     int64_t lr_warmup_iters = 0;
     int64_t lr_wsd_decay_iters = 0;     // wsd: length of the final decay; 0: a tenth of the run
     double weight_decay = 0, adam_beta1 = 0, adam_beta2 = 0, adam_eps = 0, clip_grad = 0;
+    double z_loss = 0;                  // weight of the squared log-sum-exp in the loss
     double skip_grad_norm = 0;          // multiple of the median norm of the last 128 steps; 0: never
     double stop_on_divergence = 0;      // multiple of the loss at the start; 0: never
 

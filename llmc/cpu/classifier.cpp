@@ -7,6 +7,7 @@ namespace {
 
 template <typename T> void ignored_row(const ClassifierArgs& args, int64_t n) {
     args.losses.as<Acc<T>>()[n] = 0;
+    if (args.z_loss > 0) args.squares.as<Acc<T>>()[n] = 0;
     if (!args.write_dlogits) return;
     T* row = args.logits.as<T>() + n * args.Vp;
     std::fill(row, row + args.Vp, T(0.0f));
@@ -36,13 +37,19 @@ template <typename T> void counted_row(const ClassifierArgs& args, int64_t n, in
     args.losses.as<A>()[n] = static_cast<A>(static_cast<double>(gap) + log(static_cast<double>(total)));
     if (!args.write_dlogits) return;
 
-    const A dloss_mul = A(args.state->dloss_mul), inverse = A(1) / total;
+    A z_mul(1);
+    if (args.z_loss > 0) {
+        const A lse = static_cast<A>(static_cast<double>(largest) + log(static_cast<double>(total)));
+        z_mul += 2 * A(args.z_loss) * lse;
+        args.squares.as<A>()[n] = lse * lse;
+    }
+    const A dloss_mul = A(args.state->dloss_mul), row_mul = dloss_mul * z_mul, inverse = A(1) / total;
     const A target_probability = exp(Vec<A>(-gap)).v[0] * inverse;
     for_lanes<A>(args.V, [&](int64_t i, auto count) {
         Vec<A> probability = exp(load(row + i, count) - Vec<A>(largest)) * Vec<A>(inverse);
-        store(row + i, probability * Vec<A>(dloss_mul), count);
+        store(row + i, probability * Vec<A>(row_mul), count);
     });
-    row[target] = T((target_probability - A(1)) * dloss_mul);
+    row[target] = T((target_probability * z_mul - A(1)) * dloss_mul);
     std::fill(row + args.V, row + args.Vp, T(0.0f));
 }
 
@@ -67,6 +74,8 @@ void classifier(Ctx&, const ClassifierArgs& args) {
     for_working_type("classifier", args.logits.dtype, [&]<typename T>(Tag<T>) {
         check_tensor("classifier", "logits", args.logits, dtype_of<T>, args.N * args.Vp);
         check_tensor("classifier", "losses", args.losses, stat_dtype<T>, args.N);
+        if (args.z_loss > 0) check_tensor("classifier", "squares", args.squares, stat_dtype<T>, args.N);
+        CHECK(args.write_dlogits || args.z_loss == 0, "classifier: a z-loss without gradients");
         run<T>(args);
     });
 }

@@ -78,6 +78,12 @@ template <typename T> struct Softmax {
         const float gap = kBase2 ? fmaf(e.base, kLn2Low, fmaf(e.base, kLn2High, -logit)) : e.base - logit;
         return gap + logf(e.sum);
     }
+    // What the z-loss multiplies probabilities by in the gradient; square = that of the log-sum-exp.
+    static __device__ float z_factor(const OnlineSoftmax& e, float z_loss, float& square) {
+        const float lse = loss(e, 0.0f);
+        square = lse * lse;
+        return fmaf(2.0f * z_loss, lse, 1.0f);
+    }
     // Joins disjoint parts, one per lane; every lane gets the same bits.
     static __device__ OnlineSoftmax join_lanes(const OnlineSoftmax& e) {
         const float base = warp_max(e.base);
@@ -149,8 +155,8 @@ template <int kCluster, int kWarps> struct Exchange {
     }
 };
 
-// Math: p = softmax(logits[:V]); losses = log sum exp - logit[target]; logits = (p - onehot) dloss_mul, 0 in
-// rows that are not counted and in the padded columns.
+// Math: p = softmax(logits[:V]); losses = lse - logit[target]; logits = (p (1 + 2 z_loss lse) - onehot) dloss_mul, 0 in
+// rows that are not counted and in the padded columns; squares = lse^2 if z_loss > 0.
 // Source: Milakov and Gimelshein, arXiv 1805.02867 (joining partial softmax sums).
 // Traffic: logits read once and written once.
 // Requires: Vp a multiple of 16 bytes of T, aligned; at most kCluster kSlots kThreads vectors per row; compute
@@ -161,7 +167,7 @@ template <int kCluster, int kWarps> struct Exchange {
 template <typename T, int kThreads, int kCluster>
 __global__ void __launch_bounds__(kThreads, kSmThreads<T> / kThreads)
     classifier_kernel(T* logits, float* losses, const int32_t* targets, StepState* state, int V, int Vp,
-                      int part_vectors) {
+                      int part_vectors, float z_loss, float* squares) {
     extern __shared__ uint4 parts[];                   // part_vectors, in whole slots of kThreads
     constexpr int kWidth = kVec<T>, kWarps = kThreads / kLanes, kGroup = kSlots / kSlotGroups;
     __shared__ Exchange<kCluster, kWarps> exchange;
@@ -214,12 +220,18 @@ __global__ void __launch_bounds__(kThreads, kSmThreads<T> / kThreads)
     softmax = S::join_lanes(softmax);
     softmax = S::join_all(exchange.swap(part, softmax), kCluster * kWarps);
 
-    if (owns_target) losses[row] = S::loss(softmax, target_logit);
+    float z_mul = 1.0f, square = 0.0f;
+    if (z_loss > 0.0f) z_mul = S::z_factor(softmax, z_loss, square);
+    if (owns_target) {
+        losses[row] = S::loss(softmax, target_logit);
+        if (z_loss > 0.0f) squares[row] = square;
+    }
     if (!is_counted && part == 0 && thread == 0) {
         losses[row] = 0.0f;
+        if (z_loss > 0.0f) squares[row] = 0.0f;
         note_bad_target(target, V, state);
     }
-    const float row_mul = dloss_mul / softmax.sum;
+    const float row_mul = dloss_mul / softmax.sum * z_mul;
 #pragma unroll
     for (int slot = 0; slot < kSlots; slot++) {
         if (slot * kThreads >= part_vectors) continue;
@@ -235,7 +247,7 @@ __global__ void __launch_bounds__(kThreads, kSmThreads<T> / kThreads)
     }
     if (owns_target) {
         const float p = S::term(target_logit, softmax.base) / softmax.sum;
-        logits[row * Vp + target] = from_float<T>((p - 1.0f) * dloss_mul);
+        logits[row * Vp + target] = from_float<T>((p * z_mul - 1.0f) * dloss_mul);
     }
 }
 
@@ -292,7 +304,7 @@ __global__ void __launch_bounds__(kManyThreads, kLossBlocksPerSm)
 template <typename T, bool kWrite>
 __global__ void __launch_bounds__(kManyThreads)
     classifier_loop_kernel(T* logits, float* losses, const int32_t* targets, StepState* state, int64_t V,
-                           int64_t Vp) {
+                           int64_t Vp, float z_loss, float* squares) {
     constexpr int kThreads = kManyThreads;
     __shared__ OnlineSoftmax softmaxes[kThreads / kLanes];
     T* row = logits + blockIdx.x * Vp;
@@ -300,6 +312,7 @@ __global__ void __launch_bounds__(kManyThreads)
     if (!counted(target, V)) {
         if (threadIdx.x == 0) {
             losses[blockIdx.x] = 0.0f;
+            if (z_loss > 0.0f) squares[blockIdx.x] = 0.0f;
             note_bad_target(target, V, state);
         }
         for (int64_t i = threadIdx.x; kWrite && i < Vp; i += kThreads) row[i] = from_float<T>(0.0f);
@@ -317,9 +330,12 @@ __global__ void __launch_bounds__(kManyThreads)
     softmax = S::join_all(softmaxes, kThreads / kLanes);
     if (threadIdx.x == 0) losses[blockIdx.x] = S::loss(softmax, target_logit);
     if constexpr (kWrite) {
+        float z_mul = 1.0f, square = 0.0f;
+        if (z_loss > 0.0f) z_mul = S::z_factor(softmax, z_loss, square);
+        if (z_loss > 0.0f && threadIdx.x == 0) squares[blockIdx.x] = square;
         const float dloss_mul = state->dloss_mul, inverse = 1.0f / softmax.sum;
         for (int64_t i = threadIdx.x; i < Vp; i += kThreads) {
-            float p = i < V ? S::term(to_float(row[i]), softmax.base) * inverse : 0.0f;
+            float p = i < V ? S::term(to_float(row[i]), softmax.base) * inverse * z_mul : 0.0f;
             if (i == target) p -= 1.0f;
             row[i] = from_float<T>(p * dloss_mul);
         }
@@ -344,7 +360,7 @@ void launch_classifier(Ctx& ctx, const ClassifierArgs& args, int64_t vectors) {
     config.numAttrs = kCluster > 1 ? 1 : 0;
     CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args.logits.as<T>(), args.losses.as<float>(), args.targets,
                                   args.state, static_cast<int>(args.V), static_cast<int>(args.Vp),
-                                  static_cast<int>(part_vectors)));
+                                  static_cast<int>(part_vectors), args.z_loss, args.squares.as<float>()));
     CHECK_LAUNCH("classifier_kernel");
 }
 
@@ -354,7 +370,8 @@ template <typename T, bool kWrite> void run_classifier(Ctx& ctx, const Classifie
     const int64_t blocks = ceil_div(vectors, kSlots * kManyThreads);
     if (!vector || (kWrite && (blocks > kMaxCluster || (blocks > 1 && ctx.sm < 90)))) {
         classifier_loop_kernel<T, kWrite><<<grid_size(args.N), kManyThreads, 0, stream_of(ctx)>>>(
-            args.logits.as<T>(), args.losses.as<float>(), args.targets, args.state, args.V, args.Vp);
+            args.logits.as<T>(), args.losses.as<float>(), args.targets, args.state, args.V, args.Vp, args.z_loss,
+            args.squares.as<float>());
         CHECK_LAUNCH("classifier_loop_kernel");
     } else if constexpr (!kWrite) {
         classifier_losses_kernel<T><<<grid_size(args.N), kManyThreads, 0, stream_of(ctx)>>>(
@@ -382,6 +399,8 @@ void classifier(Ctx& ctx, const ClassifierArgs& args) {
     CHECK(args.V > 0 && args.V <= args.Vp && args.Vp < (int64_t{1} << 30), "classifier: %lld of %lld columns",
           (long long)args.V, (long long)args.Vp);
     CHECK(args.targets && args.state, "classifier without targets or state");
+    if (args.z_loss > 0) expect(args.squares, Dtype::kFp32, args.N, "classifier: squares");
+    CHECK(args.write_dlogits || args.z_loss == 0, "classifier: a z-loss without gradients");
     dispatch(args.logits.dtype, "classifier", [&](auto type) {
         using T = decltype(type);
         if (args.write_dlogits) run_classifier<T, true>(ctx, args);

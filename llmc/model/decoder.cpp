@@ -2,15 +2,16 @@
 
 #include <algorithm>
 
-std::vector<BufferRow> Decoder::rows(const ModelConfig& c, bool chunks) {
+std::vector<BufferRow> Decoder::rows(const ModelConfig& c, const DecoderOptions& options) {
     std::vector<BufferRow> rows = PreNorm::rows(c, LinearKind::kHead, kSaved, kSaved);
     rows.insert(rows.end(), {
         {"branch", c.hidden_size, Form::kWorking, kSaved},   // written by one part of a block, added by the next norm
         {"logits", c.padded_vocab(), Form::kWorking, kScratch},
         {"losses", 1, Form::kStat, kScratch},
+        {"squared log-sum-exp", options.z_loss > 0, Form::kStat, kScratch},
         {"d norm", c.hidden_size, Form::kWorking, kScratch},
     });
-    if (chunks) {   // head_x quantizes the norm's result
+    if (options.loss_chunk > 0) {   // head_x quantizes the norm's result
         rows[PreNorm::kNorm].others_read = true;
         rows[PreNorm::kNormFp8].width = rows[PreNorm::kNormFp8Rowwise].width = 0;
     }
@@ -21,7 +22,7 @@ Decoder::Decoder(const ModelConfig& config, const ParamTable& table, const Decod
                  ParamStore& store, Fp8State& fp8)
     : model_(config, table, options, arena, store, fp8), config_(model_.config),
       activations_begin_(arena.taken_bytes()), head_layer_(model_.head_layer()), attention_(model_), mlp_(model_),
-      buffers_(model_, rows(config, chunks()), head_layer_, 1), final_norm_(model_, buffers_, LinearKind::kHead) {
+      buffers_(model_, rows(config, options), head_layer_, 1), final_norm_(model_, buffers_, LinearKind::kHead) {
     model_.offload.allocate(arena);
 }
 
@@ -130,19 +131,22 @@ void Decoder::logits_row(Ctx& ctx, const DeviceBatch& batch, int64_t row, Tensor
     after(ctx, head_layer_, Pass::kForward);
 }
 
-// Sets the losses (N) of these rows; with `backward`, overwrites logits with their gradient.
+// Sets the losses (N) of these rows; with `backward`, overwrites logits with their gradient and sets squares (N), which
+// are empty without a z-loss.
 void Decoder::classify(Ctx& ctx, const DeviceBatch& batch, StepState* state, Rows rows, Tensor logits, Tensor losses,
-                       bool backward) {
+                       bool backward, Tensor squares) {
     ops::classifier(ctx, {.logits = logits, .losses = losses.slice(rows.first, rows.count),
                           .targets = batch.targets + rows.first, .state = state, .N = rows.count,
-                          .V = config_.vocab_size, .Vp = config_.padded_vocab(), .write_dlogits = backward});
+                          .V = config_.vocab_size, .Vp = config_.padded_vocab(), .write_dlogits = backward,
+                          .z_loss = squares ? static_cast<float>(model_.options.z_loss) : 0.0f,
+                          .squares = squares ? squares.slice(rows.first, rows.count) : squares});
 }
 
-// state->loss_sum += the losses of all rows, in an order that does not depend on the chunks.
-void Decoder::sum_losses(Ctx& ctx, Tensor losses, StepState* state) {
+// *sum += the losses of all rows, or other values of them, in an order that does not depend on the chunks.
+void Decoder::sum_losses(Ctx& ctx, Tensor losses, double* sum) {
     Arena::Scope scope(ctx, model_.arena);
     const Tensor sums = model_.scratch(Dtype::kFp64, kPartialSums);
-    ops::sum_losses(ctx, {.sum = &state->loss_sum, .losses = losses, .scratch = sums, .N = losses.elems});
+    ops::sum_losses(ctx, {.sum = sum, .losses = losses, .scratch = sums, .N = losses.elems});
 }
 
 void Decoder::loss(Ctx& ctx, const DeviceBatch& batch, StepState* state, void* host_losses) {
@@ -156,7 +160,7 @@ void Decoder::loss(Ctx& ctx, const DeviceBatch& batch, StepState* state, void* h
         classify(ctx, batch, state, rows, logits, losses, false);
     });
     after(ctx, head_layer_, Pass::kForward);
-    sum_losses(ctx, losses, state);
+    sum_losses(ctx, losses, &state->loss_sum);
     if (host_losses) device::copy_to_host(ctx, host_losses, losses.data, losses.bytes());
 }
 
@@ -190,16 +194,17 @@ LinearOperand Decoder::head_backward(Ctx& ctx, const DeviceBatch& batch, StepSta
     Arena::Scope scope(ctx, model_.arena);
     const int64_t N = batch.rows(), C = config_.hidden_size;
     const Tensor memory = buffers_.scratch(kLogits, chunk_of(0, N).count), dnorm = buffers_.scratch(kDnorm, N),
-                 losses = buffers_.scratch(kLosses, N);
+                 losses = buffers_.scratch(kLosses, N), squares = buffers_.scratch(kSquares, N);
     for_each_chunk(N, [&](Rows rows) {
         Arena::Scope chunk_scope(ctx, model_.arena);
         const Tensor logits = memory.slice(0, rows.count * config_.padded_vocab());
         const LinearOperand x = head_x(ctx, rows, N, true);
         linear_forward(ctx, head(), logits, x, rows.count);
-        classify(ctx, batch, state, rows, logits, losses, true);
+        classify(ctx, batch, state, rows, logits, losses, true, squares);
         dlogits_backward(ctx, x, logits, dnorm.slice(rows.first * C, rows.count * C), rows.count, rows.first == 0);
     });
-    sum_losses(ctx, losses, state);
+    sum_losses(ctx, losses, &state->loss_sum);
+    if (squares) sum_losses(ctx, squares, &state->z_sum);
     return final_norm_.backward(ctx, head_layer_, {.dout = dnorm}, to, mlp_.output(head_layer_ - 1), N);
 }
 

@@ -26,7 +26,8 @@ public:
     // 0 where the target is ignored.
     void loss(Ctx& ctx, const DeviceBatch& batch, StepState* state, void* host_losses = nullptr);
 
-    // loss(), and all gradients += those of loss * state->dloss_mul (1 / counted tokens).
+    // loss(), and all gradients += those of loss * state->dloss_mul (1 / counted tokens). With DecoderOptions::z_loss,
+    // the gradients include those of the z-loss, and state->z_sum += the squared log-sum-exps of the counted targets.
     void loss_and_backward(Ctx& ctx, const DeviceBatch& batch, StepState* state);
 
     // logits (padded_vocab) T = those of one row.
@@ -42,8 +43,8 @@ public:
     void set_store(ParamStore& store) { model_.store = &store; }
 
 private:
-    enum Row { kBranch = PreNorm::kRows, kLogits, kLosses, kDnorm };
-    static std::vector<BufferRow> rows(const ModelConfig& config, bool chunks);
+    enum Row { kBranch = PreNorm::kRows, kLogits, kLosses, kSquares, kDnorm };
+    static std::vector<BufferRow> rows(const ModelConfig& config, const DecoderOptions& options);
 
     Linear head() const { return model_.linear(head_layer_, LinearKind::kHead); }
     Tensor branch(int64_t N) const { return buffers_.at(kBranch, head_layer_, N); }
@@ -59,8 +60,8 @@ private:
     LinearOperand head_x(Ctx& ctx, Rows rows, int64_t N, bool backward);
     void head_logits(Ctx& ctx, Rows rows, int64_t N, Tensor logits);
     void classify(Ctx& ctx, const DeviceBatch& batch, StepState* state, Rows rows, Tensor logits, Tensor losses,
-                  bool backward);
-    void sum_losses(Ctx& ctx, Tensor losses, StepState* state);
+                  bool backward, Tensor squares = {});
+    void sum_losses(Ctx& ctx, Tensor losses, double* sum);
     void dlogits_backward(Ctx& ctx, const LinearOperand& x, Tensor logits, Tensor dnorm, int64_t N, bool first);
     LinearOperand head_backward(Ctx& ctx, const DeviceBatch& batch, StepState* state, const LinearOperand& to);
     void before(Ctx& ctx, int layer, Pass pass) { model_.store->before_layer(ctx, layer, pass); }

@@ -38,6 +38,7 @@ struct DecoderOptions {
     // The position of the first of T tokens, which are this rank's part of a sequence.
     int64_t first_position(int64_t T) const { return exchange ? exchange->rank * T : 0; }
     int64_t loss_chunk = 0;        // rows that head and loss compute at once; 0: all
+    double z_loss = 0;             // see ClassifierArgs
     int64_t max_rows() const { return max_batch * max_seq; }
     int64_t positions() const { return max_seq * ranks_of_sequence(); }
 };

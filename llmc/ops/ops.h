@@ -34,6 +34,7 @@ struct StepState {
     // Written by the host at the start of a step: the first kStepInputBytes.
     double loss_sum;       // = 0; += by sum_losses: losses of the global batch without ignored tokens
     double sum_squares;    // = 0; += by sum_squares: squared norm of the gradients
+    double z_sum;          // = 0; += by sum_losses: squared log-sum-exps of the counted tokens (--z-loss)
     float lr;              // learning rate of this step
     float dloss_mul;       // 1 / number of tokens of the global batch without ignored ones
     int32_t bad_tokens;    // = 0; += by embedding_forward and classifier: ids outside the vocabulary
@@ -218,7 +219,9 @@ struct BiasBackwardArgs {
 
 // Cross entropy of softmax(logits[:, :V]) against targets, fused with its gradient:
 // losses[n] = -log p(target), 0 where ignored; dlogits = (p - onehot) * state->dloss_mul in place of the logits,
-// 0 for ignored rows and for the padded columns [V, Vp).
+// 0 for ignored rows and for the padded columns [V, Vp). With z_loss W, the gradient of W lse^2 is added to it, where
+// lse = log sum exp(logits[:, :V]): dlogits = (p (1 + 2 W lse) - onehot) * state->dloss_mul (the z-loss of Chowdhery et
+// al., arXiv 2204.02311).
 struct ClassifierArgs {
     Tensor logits;            // (N, Vp) T; = dlogits if write_dlogits
     Tensor losses;            // (N) stat, =
@@ -226,6 +229,8 @@ struct ClassifierArgs {
     StepState* state;         // dloss_mul; bad_tokens: +=
     int64_t N, V, Vp;
     bool write_dlogits;
+    float z_loss = 0;         // with write_dlogits only
+    Tensor squares = {};      // (N) stat, =: lse^2, 0 where ignored; needed if z_loss > 0
 };
 
 // *sum += sum of losses, in fp64 in a fixed order.

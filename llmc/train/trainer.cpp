@@ -19,7 +19,8 @@ DecoderOptions decoder_options(const Config& config, const HeadExchange& exchang
     return {.max_batch = config.micro_batch_size, .max_seq = config.part_length(),
             .dtype = config.dtype, .recompute = config.recompute, .fp8_attention = config.fp8_attention,
             .offload_activations = offloads(config, "activations"),
-            .exchange = exchange.ranks > 1 ? &exchange : nullptr, .loss_chunk = config.loss_chunk};
+            .exchange = exchange.ranks > 1 ? &exchange : nullptr, .loss_chunk = config.loss_chunk,
+            .z_loss = config.z_loss};
 }
 
 // The plan, except that tests make one linear run in BF16.

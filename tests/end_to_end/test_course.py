@@ -1,5 +1,7 @@
-"""--skip-grad-norm on the CPU device: the step that has a large gradient, and no other, is skipped as one that is not
-finite; a run that is resumed before or after it equals one that never stopped."""
+"""What keeps a long run on its course, on the CPU device. --skip-grad-norm: the step that has a large gradient, and no
+other, is skipped as one that is not finite. --z-loss: training has it, losses in the log and evaluations do not. A run
+that is resumed equals one that never stopped."""
+import math
 import os
 import statistics
 import struct
@@ -73,3 +75,48 @@ class SkipGradNormTest(RanksTest):
                         self.assertEqual([r[key] for key in keys], [steps[step][key] for key in keys])
                     self.assertEqual(len(resumed), STEPS - begin)
                     self.assertEqual(self.state(f"{name}-{begin}"), self.state(name))
+
+
+@unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
+class ZLossTest(RanksTest):
+    CASES = [(1, ["--loss-chunk", "5"]), (2, ["--zero", "2"]), (4, ["--context-parallel", "2", "--zero", "3"])]
+
+    def train(self, ranks, *options, save="run"):
+        log = self.path("log.jsonl")
+        if os.path.exists(log):
+            os.unlink(log)
+        self.out = self.ranks(ranks, LLAMA, "--train-iters", "4", "--valid-data", self.path("valid.bin"),
+                              "--eval-iters", "2", "--micro-batch-size", "2", "--log-file", log, "--save",
+                              self.path(save), "--save-interval", "2", *options).stdout
+        return records(log, "step"), records(log, "eval")
+
+    def test_training_has_it_and_losses_do_not(self):
+        for dtype in (["--dtype", "fp32"], ["--fp8-recipe", "blockwise", "--fp8-lm-head", "--eval-bf16", "off"]):
+            with self.subTest(dtype=dtype):
+                name = dtype[1]
+                plain, plain_evals = self.train(1, *dtype, save="plain" + name)
+                self.assertIsNone(plain[0]["z_loss"])
+                steps, evals = self.train(1, *dtype, "--z-loss", "0.1", save=name)
+                self.assertIn(f" + z {steps[0]['z_loss']:.4f} |", self.out)
+                self.assertEqual(steps[0]["loss"], plain[0]["loss"])
+                self.assertEqual(evals[0]["loss"], plain_evals[0]["loss"])
+                self.assertNotEqual(steps[0]["grad_norm"], plain[0]["grad_norm"])
+                # The log-sum-exp of 61 nearly equal logits is ln 61; training lowers it.
+                self.assertAlmostEqual(steps[0]["z_loss"], 0.1 * math.log(61) ** 2, delta=0.02)
+                self.assertLess(steps[-1]["z_loss"], steps[0]["z_loss"])
+                self.assertLess(steps[-1]["z_loss"], 0.99 * self.z_of_untrained(dtype))
+                again, _ = self.train(1, *dtype, "--z-loss", "0.1", "--resume", self.path(name, "step-00000002"),
+                                      save=name + "-resumed")
+                self.assertEqual([(r["loss"], r["z_loss"], r["grad_norm"]) for r in again],
+                                 [(r["loss"], r["z_loss"], r["grad_norm"]) for r in steps[2:]])
+                self.assertEqual(state_of(self.path(name + "-resumed", "step-00000004")),
+                                 state_of(self.path(name, "step-00000004")))
+                for ranks, options in self.CASES if name == "fp32" else []:
+                    several, _ = self.train(ranks, *dtype, "--z-loss", "0.1", *options, save=f"{name}-{ranks}")
+                    for one, other in zip(steps, several, strict=True):
+                        for key in ("loss", "z_loss", "grad_norm"):
+                            self.assertAlmostEqual(one[key] / other[key], 1, delta=1e-6)
+
+    def z_of_untrained(self, dtype):
+        """After the same steps with a weight that is too small to matter."""
+        return 1e5 * self.train(1, *dtype, "--z-loss", "1e-6", save="tiny" + dtype[1])[0][-1]["z_loss"]

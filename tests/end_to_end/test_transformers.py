@@ -71,6 +71,22 @@ class TransformersTest(TrainTest):
                     self.assertLess(abs(step["loss"] / loss.item() - 1), 2e-8)
                     self.assertLess(abs(step["grad_norm"] / norm - 1), 2e-7)
 
+    def test_z_loss(self):
+        for name, weight in (("gpt2", 1e-2), ("qwen3", 0.5)):
+            model, folder, tokens = self.model(name)
+            with hf.everything_in_double():
+                logits = model(input_ids=tokens[:, :-1], use_cache=False).logits.flatten(0, 1)
+                loss = torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())
+                z = weight * logits.logsumexp(-1).square().mean()
+                (loss + z).backward()
+            norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm().item()
+            for layout in LAYOUTS:
+                with self.subTest(model=name, layout=layout):
+                    step, = self.train(folder, layout, "--train-iters", "1", "--z-loss", str(weight))
+                    self.assertLess(abs(step["loss"] / loss.item() - 1), 2e-8)
+                    self.assertLess(abs(step["z_loss"] / z.item() - 1), 2e-7)
+                    self.assertLess(abs(step["grad_norm"] / norm - 1), 2e-7)
+
     def test_twenty_steps_of_adamw_with_clipping(self):
         for name in ("gpt2", "qwen3"):
             model, folder, tokens = self.model(name)

@@ -126,9 +126,9 @@ HostTensor state_tensor(float dloss_mul, int32_t bad_tokens) {
     return tensor_of(state);
 }
 
-void check_classifier(const Logits& l, Dtype work, int64_t shift_bytes, bool write) {
-    OpCase c(strf("classifier %lld x %lld of %lld%s", (long long)l.N, (long long)l.V, (long long)l.Vp,
-                  write ? "" : ", losses only"),
+void check_classifier(const Logits& l, Dtype work, int64_t shift_bytes, bool write, float z_loss = 0) {
+    OpCase c(strf("classifier %lld x %lld of %lld%s, z-loss %g", (long long)l.N, (long long)l.V, (long long)l.Vp,
+                  write ? "" : ", losses only", static_cast<double>(z_loss)),
              work, Dtype::kFp32, shift_bytes);
     HostTensor logits = random_tensor(work, l.N * l.Vp, 31, 3);
     std::vector<int32_t> targets(static_cast<size_t>(l.N));
@@ -144,15 +144,17 @@ void check_classifier(const Logits& l, Dtype work, int64_t shift_bytes, bool wri
     }
     c.add("logits", Kind::kWork, logits);
     c.poison("losses", Kind::kStat, l.N);
+    c.poison("squares", Kind::kStat, l.N);
     c.add("targets", Kind::kFixed, int_tensor(targets));
     c.add("state", Kind::kFixed, state_tensor(1.0f / 64, 2));
     c.run(cuda::classifier, cpu::classifier, [&](auto view) {
         return ClassifierArgs{.logits = view("logits"), .losses = view("losses"),
                               .targets = view("targets").template as<int32_t>(),
                               .state = static_cast<StepState*>(view("state").data), .N = l.N, .V = l.V,
-                              .Vp = l.Vp, .write_dlogits = write};
+                              .Vp = l.Vp, .write_dlogits = write, .z_loss = z_loss, .squares = view("squares")};
     });
     c.check("losses");
+    if (z_loss > 0) c.check("squares");
     c.check_bits("state");
     if (!write) return c.check_unchanged("logits");
     c.check("logits");
@@ -196,8 +198,10 @@ TEST_CASE("gpu ops: classifier") {
         if (left_out(l.N * l.Vp / 20)) continue;
         for (Dtype work : {Dtype::kFp32, Dtype::kBf16}) {
             check_classifier(l, work, 0, true);
+            check_classifier(l, work, 0, true, 1e-2f);
             check_classifier(l, work, 0, false);
             if (l.N * l.Vp < 200000) check_classifier(l, work, 4, true);
+            if (l.N * l.Vp < 200000) check_classifier(l, work, 4, true, 1e-2f);
         }
     }
 }

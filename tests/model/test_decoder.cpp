@@ -51,7 +51,9 @@ Config test_config(const ModelConfig& shape, Dtype dtype, int64_t B, int64_t T) 
 TEST_CASE("decoder gradients agree with central differences in double") {
     for (const Variant& variant : variants()) {
         CAPTURE(variant.name);
-        TestModel model(test_config(variant.shape, Dtype::kFp64, 2, 5));
+        Config config = test_config(variant.shape, Dtype::kFp64, 2, 5);
+        config.z_loss = variant.shape.tied_head ? 0 : 0.0625;   // a float has it exactly
+        TestModel model(config);
         model.set_random_batch(2, 11);
         double worst = 0;
         for (size_t p = 0; p < model.table.params.size(); p++)

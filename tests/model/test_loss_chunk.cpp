@@ -24,6 +24,8 @@ std::vector<double> token_losses(TestModel& model) {
 // Checks that loss, evaluation and all gradients but that of the head have equal bits.
 void check_equal(TestModel& whole, TestModel& chunked) {
     CHECK(chunked.result.loss_sum == whole.result.loss_sum);
+    CHECK(chunked.result.z_sum == whole.result.z_sum);
+    CHECK((whole.result.z_sum > 0) == (whole.config.z_loss > 0));
     CHECK(std::isfinite(whole.loss()));
     for (size_t p = 0; p < whole.table.params.size(); p++) {
         CAPTURE(whole.table.params[p].name);
@@ -58,6 +60,7 @@ TEST_CASE("loss chunk: any chunk has the bits of all rows at once, also in evalu
         for (const ModelConfig& shape : {tiny_gpt2(), tiny_llama()}) {
             Config config = tiny_config(shape, dtype, 3, 7);
             config.shape.init_std = 0.3;
+            config.z_loss = shape.tied_head ? 0.01 : 0;
             TestModel whole(config);
             whole.set_random_batch(6, 3);
             whole.gradients();

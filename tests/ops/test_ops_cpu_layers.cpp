@@ -301,18 +301,21 @@ namespace {
 
 struct Classifier {
     int64_t N, V, Vp;
-    HostTensor logits, losses;
+    HostTensor logits, losses, squares;
     std::vector<int32_t> targets;
     StepState state{};
+    float z_loss = 0;
     Classifier(int64_t n, int64_t v, int64_t vp, Dtype type, double mul = 3) : N(n), V(v), Vp(vp) {
         logits = random_tensor(type, N * Vp, 1, mul), losses = HostTensor(stat_dtype(type), N);
+        squares = losses;
         for (int64_t i = 0; i < N; i++) targets.push_back(static_cast<int32_t>(philox(2, i).word[0] % V));
         state.dloss_mul = 0.37f;
     }
     void run(bool write = true) {
         Ctx ctx;
         cpu::classifier(ctx, {.logits = logits.view(), .losses = losses.view(), .targets = targets.data(),
-                              .state = &state, .N = N, .V = V, .Vp = Vp, .write_dlogits = write});
+                              .state = &state, .N = N, .V = V, .Vp = Vp, .write_dlogits = write,
+                              .z_loss = write ? z_loss : 0.0f, .squares = squares.view()});
     }
 };
 
@@ -320,8 +323,10 @@ struct Classifier {
 
 TEST_CASE("cpu classifier") {
     for (Dtype type : kTypes)
-        for (auto [N, V, Vp] : {std::tuple{1, 1, 1}, {3, 5, 8}, {9, 29, 128}, {20, 1001, 1024}}) {
+        for (auto [N, V, Vp, W] : {std::tuple{1, 1, 1, 0.0f}, {3, 5, 8, 0.0f}, {9, 29, 128, 0.0f},
+                                   {20, 1001, 1024, 0.0f}, {3, 5, 8, 0.25f}, {20, 1001, 1024, 1e-2f}}) {
             Classifier c(N, V, Vp, type);
+            c.z_loss = W;
             if (N > 2) c.targets[2] = kIgnoreIndex;
             // Padding has no effect.
             for (int64_t n = 0; n < N; n++)
@@ -329,6 +334,8 @@ TEST_CASE("cpu classifier") {
             const HostTensor logits = c.logits;
             const double u = 2 * acc_roundoff(type), round = 1.01 * unit_roundoff(type);
             HostTensor loss(Dtype::kFp64, N), dlogits(Dtype::kFp64, N * Vp), loss_error(loss), error(dlogits);
+            HostTensor squares(Dtype::kFp64, N), squares_error(squares);
+            squares.fill(0), squares_error.fill(0);
             loss.fill(0), dlogits.fill(0), loss_error.fill(0), error.fill(0);
             for (int64_t n = 0; n < N; n++) {
                 if (c.targets[n] == kIgnoreIndex) continue;
@@ -338,12 +345,17 @@ TEST_CASE("cpu classifier") {
                 double gap = largest - logits.get(n * Vp + c.targets[n]);
                 loss.set(n, gap + std::log(sum));
                 loss_error.set(n, (chain + 40) * u + 4 * u * (std::fabs(gap) + std::log(sum)));
+                const double lse = largest + std::log(sum), z = 1 + 2 * static_cast<double>(W) * lse,
+                             lse_error = (chain + 40) * u + 4 * u * (std::fabs(largest) + std::log(sum)),
+                             z_error = 2 * static_cast<double>(W) * lse_error + 2 * u * std::fabs(z);
+                squares.set(n, lse * lse);
+                squares_error.set(n, 2 * std::fabs(lse) * lse_error + 2 * u * lse * lse);
                 for (int64_t i = 0; i < V; i++) {
                     double below = largest - logits.get(n * Vp + i), p = std::exp(-below) / sum,
                            hit = i == c.targets[n];
-                    double value = (p - hit) * static_cast<double>(c.state.dloss_mul);
+                    double value = (p * z - hit) * static_cast<double>(c.state.dloss_mul);
                     dlogits.set(n * Vp + i, value);
-                    error.set(n * Vp + i, 0.37 * (p * (2 * chain + 40 + below) + hit) * u
+                    error.set(n * Vp + i, 0.37 * ((p * std::fabs(z) * (2 * chain + 40 + below) + hit) * u + p * z_error)
                                               + round * std::fabs(value) + kTiny);
                 }
             }
@@ -359,6 +371,7 @@ TEST_CASE("cpu classifier") {
                 continue;
             }
             check_close("losses", c.losses, loss, [&](int64_t n) { return loss_error.get(n); });
+            if (W > 0) check_close("squares", c.squares, squares, [&](int64_t n) { return squares_error.get(n); });
             check_close("dlogits", c.logits, dlogits, [&](int64_t i) { return error.get(i); });
         }
 }
@@ -367,10 +380,12 @@ TEST_CASE("cpu classifier ignores and counts targets") {
     Classifier c(5, 7, 9, Dtype::kBf16);
     c.targets = {3, kIgnoreIndex, 7, -2, 0};
     c.state.bad_tokens = 1;
+    c.z_loss = 0.5f;
     c.run();
     CHECK_EQ(c.state.bad_tokens, 3);   // 7 and -2, but not kIgnoreIndex
     for (int64_t n : {1, 2, 3}) {
         CHECK_EQ(c.losses.get(n), 0);
+        CHECK_EQ(c.squares.get(n), 0);
         for (int64_t i = 0; i < 9; i++) CHECK_EQ(c.logits.get(n * 9 + i), 0);
     }
     CHECK_GT(c.losses.get(0), 0);

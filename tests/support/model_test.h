@@ -195,7 +195,7 @@ public:
             for (int side = 0; side < 2; side++) {
                 weight = value + (side ? h : -h);
                 gradients();
-                losses[side] = loss();
+                losses[side] = loss() + config.z_loss * result.z_sum / static_cast<double>(counted);
             }
             weight = value;   // with lr 0 the masters do not change, but the weights are rounded from them
             // dloss_mul is a float, so the gradient has its relative rounding error of 2^-24.

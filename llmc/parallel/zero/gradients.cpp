@@ -194,11 +194,12 @@ void Gradients::finish(Ctx& ctx) {
 }
 
 void Gradients::all_reduce_norm(Ctx& ctx, StepState* state) {
-    static_assert(offsetof(StepState, sum_squares) == offsetof(StepState, loss_sum) + sizeof(double));
+    static_assert(offsetof(StepState, sum_squares) == offsetof(StepState, loss_sum) + sizeof(double)
+                  && offsetof(StepState, z_sum) == offsetof(StepState, loss_sum) + 2 * sizeof(double));
     if (buckets_.ranks() == 1) return;
     const CollectivePurpose purpose(ctx, "loss and gradient norm");
     stream_.timed(ctx, [&] {
-        groups_.world.sum(ctx, {&state->loss_sum, Dtype::kFp64, 2});
+        groups_.world.sum(ctx, {&state->loss_sum, Dtype::kFp64, config_.z_loss > 0 ? 3 : 2});
         groups_.world.sum(ctx, {&state->bad_tokens, Dtype::kInt32, 1});
     });
 }

@@ -45,6 +45,8 @@ constexpr StepField kStepFields[] = {
      [](const Step& r) { return r.train_iters > 0 ? strf("/%lld", ll(r.train_iters)) : ""; }},
     {"loss", &Step::loss, "mean over the counted targets of the step",
      [](const Step& r) { return " | loss " + figure(true, 6, "%.4f", r.loss); }},
+    {"z_loss", &Step::z_loss, "`--z-loss` times the mean square of their log-sum-exps, not in `loss`; null without it",
+     [](const Step& r) { return r.z_loss ? strf(" + z %.4f", *r.z_loss) : ""; }},
     {"grad_norm", &Step::grad_norm, "global L2 norm of the gradients before clipping",
      [](const Step& r) { return " | norm " + figure(true, 4, "%.2f", r.grad_norm); }},
     {"grad_mul", &Step::grad_mul, "what clipping multiplied the gradients by"},

@@ -55,6 +55,8 @@ StepRecord StepReporter::record_of(const Staging::Buffer& step) {
     r.step = step.step + 1;
     r.train_iters = config_.train_iters;
     r.loss = result.loss_sum / static_cast<double>(step.staged.counted_tokens);
+    if (config_.z_loss > 0)
+        r.z_loss = config_.z_loss * result.z_sum / static_cast<double>(step.staged.counted_tokens);
     r.grad_norm = static_cast<double>(result.grad_norm);
     r.grad_mul = static_cast<double>(result.grad_mul);
     r.lr = step.staged.lr;
