@@ -15,10 +15,10 @@ sums of products stay in FP32, as with precise accumulation. A set is a list of 
     final:X                            without any rounding in the last X (share) of the steps
 
 Operands: fx, fw of the forward matmul, dy, dw of the input's gradient, gy, gx of the weight's. Formats: e4m3, e5m2,
-none. Scales: tensor (default), row (along the summed dimension), block (1 x 128 along it, 128 x 128 of weights; powers
-of two). +sr rounds stochastically, *2 takes the sum of two rounded terms. Prints, as each set ends, its validation loss
-with the rounding and without, and the gaps to BF16. DIR of the text holds train/*.bin and valid/*.bin of machine_text.py;
-the model is a Hugging Face folder (real_weights.py makes both). Needs PyTorch and safetensors.
+none. Scales: tensor (default), row (along the summed dimension), block (1 x 128 along it, 128 x 128 of weights;
+powers of two). +sr rounds stochastically, *2 takes the sum of two rounded terms. Prints, as each set ends, its
+validation loss with the rounding and without, and the gaps to BF16. DIR of the text holds train/*.bin and valid/*.bin
+of machine_text.py; the model is a Hugging Face folder (real_weights.py makes both). Needs PyTorch and safetensors.
 """
 import argparse
 import json
