@@ -144,7 +144,7 @@ int64_t CheckpointSaver::checkpoint_bytes() const {
                                                   + layout_.ranges.size() * (layout_.state_files.size() + 1));
     const int64_t hashes = segments + layout_.bytes() / WriteBuffer::kHashBytes;
     return layout_.bytes() + kSlackBytes + kManifestRangeBytes * hashes
-           + static_cast<int64_t>(hf_config_json(config_, access_.dtypes.weight).size());
+           + layout_.models() * static_cast<int64_t>(hf_config_json(config_, access_.dtypes.weight).size());
 }
 
 // ---- stages ----
@@ -208,16 +208,21 @@ std::string CheckpointSaver::prepare() {
     int64_t needed = checkpoint_bytes() + static_cast<int64_t>(state_json_.size());
     std::vector<ModelFile> small = hf_code(config_);
     small.insert(small.end(), extras_.files.begin(), extras_.files.end());
-    for (const ModelFile& file : small) needed += static_cast<int64_t>(file.bytes.size());
+    for (const ModelFile& file : small) needed += layout_.models() * static_cast<int64_t>(file.bytes.size());
+    if (!layout_.index_json.empty()) small.push_back({"model.safetensors.index.json", layout_.index_json});
+    small.push_back({"config.json", hf_config_json(config_, access_.dtypes.weight, options_.seq_length,
+                                                   extras_.origin)});
     require_free_space(options_.root, needed, step_directory_name(step_));
 
     staged_ = std::make_unique<StagedDirectory>(options_.root, step_directory_name(step_), options_.io_hook);
-    staged_->write_text("config.json",
-                        hf_config_json(config_, access_.dtypes.weight, options_.seq_length, extras_.origin));
     staged_->make_subdirectory("optimizer");
+    for (const StateFile& state : layout_.state_files) {
+        if (state.model < 0) continue;
+        const std::string folder = state.state->model;
+        if (!folder.empty()) staged_->make_subdirectory(folder.substr(0, folder.size() - 1));
+        for (const ModelFile& file : small) staged_->write_text(folder + file.name, file.bytes);
+    }
     for (const SavedFile& file : layout_.files) create_file(staged_->path(file.name), file.bytes, options_.io_hook);
-    if (!layout_.index_json.empty()) staged_->write_text("model.safetensors.index.json", layout_.index_json);
-    for (const ModelFile& file : small) staged_->write_text(file.name, file.bytes);
     staged_->write_text("state.json", state_json_);
     return staged_->directory();
 }
@@ -227,12 +232,12 @@ std::string CheckpointSaver::write() {
     return written_ranges();
 }
 
-// The masters' file is complete now, and the buffer is free.
+// The files of masters and EMA are complete now, and the buffer is free.
 std::string CheckpointSaver::transpose() {
-    const StateFile& masters = layout_.state_files[0];
-    const InputFile file(directory_ + "/" + masters.state->file, masters.state->file);
     for (const TransposedTensor& saved : layout_.transposed) {
         if (saved.rank != comm_.world().rank) continue;
+        const StateFile& masters = layout_.state_files[static_cast<size_t>(saved.state)];
+        const InputFile file(directory_ + "/" + masters.state->file, masters.state->file);
         const int64_t first = masters.offsets[static_cast<size_t>(saved.tensor.param)];
         auto read = [&](int64_t begin, int64_t count, float* out) { file.read(first + begin * 4, count * 4, out); };
         export_transposed(saved.tensor, layout_.files[static_cast<size_t>(saved.place.file)].name, saved.place.offset,
@@ -294,8 +299,8 @@ void CheckpointSaver::fill_range(const StateFile& file, const SavedRange& range)
     const int64_t step_elems = std::max<int64_t>(1, options_.staging_bytes / element);
     const int64_t first = file.offsets[static_cast<size_t>(range.param)];
     std::optional<WriteBuffer::Copy> weight;
-    if (file.state->kind == StateKind::kMaster && range.weight.file >= 0)
-        weight = {layout_.files[static_cast<size_t>(range.weight.file)].name, range.weight.offset,
+    if (file.model >= 0 && range.weight.file >= 0)
+        weight = {layout_.files[static_cast<size_t>(file.model + range.weight.file)].name, range.weight.offset,
                   access_.dtypes.weight};
     buffer_.begin(file.state->file, first + range.begin * element, weight);
     for (int64_t done = 0; done < range.count; done += step_elems) {

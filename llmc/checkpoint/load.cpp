@@ -191,6 +191,8 @@ ModelConfig model_config_from_hf(const std::string& directory) {
     return model_config_from_json(read_text_file(path, kMaxConfigBytes), path);
 }
 
+bool has_ema(const std::string& path) { return is_regular_file(path + "/" + state_row(StateKind::kEma).file); }
+
 void load_checkpoint(const std::string& path, const ModelConfig& config, const ParamTable& table,
                      const StateAccess& access, Comm& comm, int64_t staging_bytes) {
     on_all_ranks(comm, path + " cannot be loaded", [&] {
@@ -198,7 +200,8 @@ void load_checkpoint(const std::string& path, const ModelConfig& config, const P
         check_model_tensors(path, table, access.dtypes.weight);
         std::vector<float> staging(static_cast<size_t>(load_staging_bytes(table, staging_bytes) / 4));
         for (const OptimizerState& state : kOptimizerStates)
-            load_state(path + "/" + state.file, table, state, access, staging);
+            if (state.kind != StateKind::kEma || has_ema(path))
+                load_state(path + "/" + state.file, table, state, access, staging);
     });
 }
 

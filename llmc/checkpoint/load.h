@@ -18,6 +18,9 @@ ModelConfig model_config_from_hf(const std::string& directory);
 void load_checkpoint(const std::string& path, const ModelConfig& config, const ParamTable& table,
                      const StateAccess& access, Comm& comm, int64_t staging_bytes = kStagingBytes);
 
+// Whether a checkpoint has an EMA. load_checkpoint loads none from one that has not.
+bool has_ema(const std::string& path);
+
 // Loads weights only, from any directory in the format of transformers: single file or index, F32, F16 or BF16, with or
 // without a copy of a tied head, GPT-2 names with or without "transformer."; mask and rope buffers are ignored. Writes
 // this rank's part of kMaster (fp32), padded rows as 0. Exit 2, naming the first missing, surplus or misshapen tensor;

@@ -29,9 +29,10 @@ struct PlacedTensor {
 using PlacedTensors = std::vector<std::vector<PlacedTensor>>;
 
 // Adds the ranges of one parameter, split where a rank's range or a tensor of the model begins or ends, each with one
-// of its holders as writer.
+// of its holders as writer. An element has state_bytes, written_bytes in all models and weight_bytes in one.
 void add_ranges(const ParamTable& table, int param, const HeldByRank& held, const std::vector<PlacedTensor>& tensors,
-                int64_t state_bytes, int64_t weight_bytes, Balance& balance, std::vector<SavedRange>& ranges) {
+                int64_t state_bytes, int64_t written_bytes, int64_t weight_bytes, Balance& balance,
+                std::vector<SavedRange>& ranges) {
     const Param& p = table.params[static_cast<size_t>(param)];
     std::set<int64_t> cuts{p.elems()};
     for (int64_t at = 0; at < p.elems(); at += kMaxRangeElems) cuts.insert(at);
@@ -53,7 +54,7 @@ void add_ranges(const ParamTable& table, int param, const HeldByRank& held, cons
         for (const PlacedTensor& tensor : tensors)
             if (tensor.begin <= begin && end <= tensor.begin + tensor.count)
                 range.weight = {tensor.place.file, tensor.place.offset + (begin - tensor.begin) * weight_bytes};
-        range.rank = balance.assign(range.count * (state_bytes + (range.weight.file < 0 ? 0 : weight_bytes)), holders);
+        range.rank = balance.assign(range.count * (state_bytes + (range.weight.file < 0 ? 0 : written_bytes)), holders);
         ranges.push_back(range);
     }
 }
@@ -79,8 +80,12 @@ std::vector<SafetensorsEntry> state_entries(const ParamTable& table, const Optim
     return entries;
 }
 
+int64_t SaveLayout::models() const {
+    return std::count_if(state_files.begin(), state_files.end(), [](const StateFile& file) { return file.model >= 0; });
+}
+
 int64_t SaveLayout::bytes() const {
-    int64_t total = static_cast<int64_t>(index_json.size());
+    int64_t total = models() * static_cast<int64_t>(index_json.size());
     for (const SavedFile& file : files) total += file.bytes;
     return total;
 }
@@ -107,12 +112,13 @@ SaveLayout make_save_layout(const ParamTable& table, const StateDtypes& dtypes, 
     Balance balance(held.size());
     const auto parts = split_parts(hf_tensors(table, dtypes.weight), max_part_bytes);
     PlacedTensors placed(table.params.size());
+    std::vector<TransposedTensor> transposed;   // of the model
     for (size_t i = 0; i < parts.size(); i++) {
         layout.files.push_back(file_of(part_file_name(i, parts.size()), entries_of(parts[i])));
         FilePlace place{static_cast<int>(i), static_cast<int64_t>(layout.files.back().header.size())};
         for (const HfTensor& tensor : parts[i]) {
             const int64_t cols = table.params[static_cast<size_t>(tensor.param)].cols;
-            if (tensor.part.transposed) layout.transposed.push_back({tensor, 0, place});
+            if (tensor.part.transposed) transposed.push_back({tensor, 0, place});
             else placed[static_cast<size_t>(tensor.param)].push_back({tensor.part.row_begin * cols,
                                                                       tensor.part.rows * cols, place});
             place.offset += tensor.entry.bytes();
@@ -120,6 +126,13 @@ SaveLayout make_save_layout(const ParamTable& table, const StateDtypes& dtypes, 
     }
     if (parts.size() > 1) layout.index_json = part_index_json(parts);
 
+    const int own_files = static_cast<int>(parts.size());
+    if (table.params[0].has(StateKind::kEma))
+        for (int i = 0; i < own_files; i++) {
+            SavedFile file = layout.files[static_cast<size_t>(i)];
+            file.name = state_row(StateKind::kEma).model + file.name;
+            layout.files.push_back(std::move(file));
+        }
     for (const OptimizerState& state : kOptimizerStates) {
         const auto entries = state_entries(table, state, dtypes);
         if (entries.empty()) continue;
@@ -128,17 +141,27 @@ SaveLayout make_save_layout(const ParamTable& table, const StateDtypes& dtypes, 
         layout.state_files.push_back({.state = &state, .element_bytes = dtype_bytes(dtypes.of(state.kind)),
                                       .offsets = {}});
         StateFile& file = layout.state_files.back();
+        if (state.model) {
+            file.model = state.kind == StateKind::kMaster ? 0 : own_files;
+            for (TransposedTensor saved : transposed) {
+                saved.place.file += file.model;
+                saved.state = static_cast<int>(layout.state_files.size()) - 1;
+                layout.transposed.push_back(saved);
+            }
+        }
         for (const Param& param : table.params) {
             file.offsets.push_back(param.has(state.kind) ? offset : -1);
             if (param.has(state.kind)) offset += param.elems() * file.element_bytes;
         }
     }
     for (size_t p = 0; p < table.params.size(); p++) {
-        int64_t state_bytes = 0;   // of an element
-        for (const StateFile& file : layout.state_files)
+        int64_t state_bytes = 0, weight_bytes = 0;   // of an element
+        for (const StateFile& file : layout.state_files) {
             if (file.has(static_cast<int>(p))) state_bytes += file.element_bytes;
-        add_ranges(table, static_cast<int>(p), held, placed[p], state_bytes, dtype_bytes(dtypes.weight), balance,
-                   layout.ranges);
+            if (file.model >= 0) weight_bytes += dtype_bytes(dtypes.weight);
+        }
+        add_ranges(table, static_cast<int>(p), held, placed[p], state_bytes, weight_bytes, dtype_bytes(dtypes.weight),
+                   balance, layout.ranges);
     }
 
     // Any rank can write a transposed tensor: those that write less of the rest get more of them.

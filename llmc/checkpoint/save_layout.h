@@ -30,6 +30,7 @@ struct TransposedTensor {
     HfTensor tensor;
     int rank = 0;
     FilePlace place;
+    int state = 0;   // the number of the state file that has its weights
 };
 
 // A range of elements of a parameter's states, and the rank that writes it. It lies in one tensor of the model or in
@@ -37,7 +38,7 @@ struct TransposedTensor {
 struct SavedRange {
     int param = 0, rank = 0;
     int64_t begin = 0, count = 0;
-    FilePlace weight = {};   // where its rounded masters are written; file -1: nowhere, or transposed
+    FilePlace weight = {};   // where it is in a model, `file` counted within that; -1: nowhere, or transposed
 };
 
 // The file of a state, and each parameter's place in it.
@@ -45,16 +46,18 @@ struct StateFile {
     const OptimizerState* state = nullptr;
     int64_t element_bytes = 0;
     std::vector<int64_t> offsets;   // by parameter; -1 if the parameter has no such state
+    int model = -1;   // the first file of the model with these weights, rounded; -1: there is none
     bool has(int param) const { return offsets[static_cast<size_t>(param)] >= 0; }
 };
 
 struct SaveLayout {
-    std::vector<SavedFile> files;        // of the model, then of the states
-    std::string index_json;              // "" if the model is one file
+    std::vector<SavedFile> files;        // of the model, of that with averaged weights, then of the states
+    std::string index_json;              // of each model, "" if it is one file
     std::vector<SavedRange> ranges;      // ascending by parameter and begin
     std::vector<TransposedTensor> transposed;   // in table order
     std::vector<StateFile> state_files;    // for each state that a parameter has; the masters' is the first
 
+    int64_t models() const;                 // the model, and that with averaged weights
     int64_t bytes() const;                  // of all files
     // The size of a WriteBuffer for the headers and states that `rank` writes. Weights are rounded from the masters in
     // the buffer.

@@ -51,8 +51,9 @@ std::string memory_text(const PlannedRun& run) {
     std::string text = "memory, of every rank\n";
     for (int i = 0; i < kPurposes; i++) {
         const int64_t bytes = plan.purpose_bytes[static_cast<size_t>(i)];
-        if (static_cast<Purpose>(i) == Purpose::kOffload && bytes == 0) continue;
-        text += bytes_text(purpose_name(static_cast<Purpose>(i)), bytes);
+        const auto purpose = static_cast<Purpose>(i);
+        if ((purpose == Purpose::kOffload || purpose == Purpose::kEma) && bytes == 0) continue;
+        text += bytes_text(purpose_name(purpose), bytes);
     }
     const std::string precisions =
         plan.bf16.empty() ? "" : strf(": FP8 takes %.3f GiB, BF16 %.3f", gib(plan.peak_bytes),

@@ -162,6 +162,9 @@ void add_optimizer(Rows& rows) {
         {.name = "skip-grad-norm", .value = number(AT(skip_grad_norm), kNotNegative),
          .help = "skip the update of a step whose gradient norm, before clipping, exceeds this many times the median "
                  "of the last 128 norms (of at least 16); 0: never", .fallback = "0"},
+        {.name = "ema", .value = number(AT(ema), kBeta),
+         .help = "keep an exponential moving average of the FP32 master weights with this decay (0.999): evaluations "
+                 "are also of these weights, and checkpoints have them as a model in ema/; 0: none", .fallback = "0"},
         {.name = "stop-on-divergence", .value = number(AT(stop_on_divergence), kNotNegative),
          .help = "end with exit code 4 when the loss (median of 3 steps) exceeds this many times its start, which is "
                  "the lower of the first loss and the median of the first 5; the state is not saved, earlier "

@@ -88,6 +88,23 @@ void adamw(Ctx&, const AdamWArgs& args) {
     });
 }
 
+void ema(Ctx&, const EmaArgs& args) {
+    check_tensor("ema", "master", args.master, args.ema.dtype, args.ema.elems);
+    if (args.state->skip) return;
+    for_working_type("ema", args.ema.dtype, [&]<typename T>(Tag<T>) {
+        using A = Acc<T>;
+        const A share = static_cast<A>(ema_share(args.decay, args.state->adam_step));
+        T* average = args.ema.as<T>();
+        const T* master = args.master.as<T>();
+        for_chunks(args.ema.elems, [&](int64_t begin, int64_t count) {
+            for (int64_t i = begin; i < begin + count; i++) {
+                const A old = widen(average[i]);
+                average[i] = T(adam_fma(share, widen(master[i]) - old, old));
+            }
+        });
+    });
+}
+
 void fill_normal(Ctx&, const FillNormalArgs& args) {
     for_working_type("fill_normal", args.out.dtype, [&]<typename T>(Tag<T>) {
         T* out = args.out.as<T>();

@@ -141,6 +141,34 @@ template <typename T, typename Moment, typename Grad> void launch_adamw(Ctx& ctx
     else launch(std::integral_constant<int, 1>{});
 }
 
+// Math: ema += share (master - ema), see EmaArgs; one fma an element, as on the CPU.
+// Source: Polyak and Juditsky, SIAM J. Control Optim. 30 (1992); the share is ema_share of adam_math.h.
+// Traffic: master read, ema read and written, once.
+// Requires: kWidth = 4 needs tensors aligned to 4 elements; the remaining elements are processed one by one.
+// Parallel: a thread owns every (kThreads gridDim.x)-th group of kWidth elements.
+template <int kWidth>
+__global__ void __launch_bounds__(kThreads)
+    ema_kernel(float* ema, const float* master, const StepState* state, double decay, int64_t elems) {
+    wait_for_previous_kernels();
+    if (state->skip) return;
+    __shared__ float shared_share;
+    if (threadIdx.x == 0) shared_share = static_cast<float>(ema_share(decay, state->adam_step));
+    __syncthreads();
+    const float share = shared_share;
+    const int64_t groups = elems / kWidth, threads = int64_t{gridDim.x} * kThreads;
+    const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+    for (int64_t group = thread; group < groups; group += threads) {
+        float values[kWidth], masters[kWidth];
+        load_floats<float, kWidth>(ema + group * kWidth, values);
+        load_floats<float, kWidth>(master + group * kWidth, masters);
+#pragma unroll
+        for (int j = 0; j < kWidth; j++) values[j] = fmaf(share, masters[j] - values[j], values[j]);
+        store_floats<float, kWidth>(ema + group * kWidth, values);
+    }
+    const int64_t rest = groups * kWidth + thread;
+    if (rest < elems) ema[rest] = fmaf(share, master[rest] - ema[rest], ema[rest]);
+}
+
 }  // namespace
 
 void adamw(Ctx& ctx, const AdamWArgs& args) {
@@ -159,6 +187,23 @@ void adamw(Ctx& ctx, const AdamWArgs& args) {
             });
         });
     });
+}
+
+void ema(Ctx& ctx, const EmaArgs& args) {
+    const int64_t elems = args.ema.elems;
+    if (elems == 0) return;
+    expect(args.ema, Dtype::kFp32, elems, "ema: ema");
+    expect(args.master, Dtype::kFp32, elems, "ema: master");
+    constexpr int kWidth = 4;
+    const auto launch = [&](auto width) {
+        const int64_t groups = std::max<int64_t>(elems / decltype(width)::value, 1);
+        const int64_t blocks = std::min(ceil_div(groups, kThreads), int64_t{16} * ctx.sm_count);
+        launch_early(ctx, ema_kernel<decltype(width)::value>, grid_size(blocks), kThreads, 0, args.ema.as<float>(),
+                     args.master.as<float>(), args.state, args.decay, elems);
+        CHECK_LAUNCH("ema_kernel");
+    };
+    if (aligned(args.ema, kWidth) && aligned(args.master, kWidth)) launch(std::integral_constant<int, kWidth>{});
+    else launch(std::integral_constant<int, 1>{});
 }
 
 }  // namespace cuda

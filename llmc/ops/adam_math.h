@@ -64,6 +64,13 @@ HOST_DEVICE inline void adam_update(const AdamConstants<Acc>& c, Acc grad, Acc& 
     master = adam_fma(-c.lr, adam_fma(c.weight_decay, master, direction), master);
 }
 
+// What `ema` (ops.h) adds of master - ema in the update adam_step.
+HOST_DEVICE inline double ema_share(double decay, int64_t adam_step) {
+    const auto t = static_cast<double>(adam_step);
+    const double warm_up = (1.0 + t) / (10.0 + t);
+    return 1.0 - (decay < warm_up ? decay : warm_up);
+}
+
 // The norms that step_guard compares with, and whether norms[index] is their median.
 HOST_DEVICE inline int64_t norms_held(const StepState& state) {
     return state.norm_count < kNormWindow ? state.norm_count : kNormWindow;

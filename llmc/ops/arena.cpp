@@ -3,8 +3,8 @@
 #include <algorithm>
 
 const char* purpose_name(Purpose purpose) {
-    constexpr const char* kNames[] = {"weights", "gradients", "master weights", "Adam moments", "offload buffers",
-                                      "activations", "FP8 scales, histories", "communication",
+    constexpr const char* kNames[] = {"weights", "gradients", "master weights", "Adam moments", "EMA of weights",
+                                      "offload buffers", "activations", "FP8 scales, histories", "communication",
                                       "inputs and step state", "scratch"};
     static_assert(std::size(kNames) == kPurposes);
     return kNames[static_cast<size_t>(purpose)];

@@ -9,8 +9,10 @@
 #include "llmc/ops/owned.h"
 
 // Purposes of memory: the rows of the memory table.
-enum class Purpose { kWeights, kGradients, kMaster, kMoments, kOffload, kActivations, kFp8, kComm, kInputs, kScratch };
-inline constexpr int kPurposes = 10;
+enum class Purpose {
+    kWeights, kGradients, kMaster, kMoments, kEma, kOffload, kActivations, kFp8, kComm, kInputs, kScratch
+};
+inline constexpr int kPurposes = 11;
 const char* purpose_name(Purpose purpose);
 
 class Arena {

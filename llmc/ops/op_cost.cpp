@@ -205,6 +205,9 @@ void rehearse_op(Ctx& ctx, OpKind kind, const StepGuardArgs&) { record(ctx, kind
 void rehearse_op(Ctx& ctx, OpKind kind, const AdamWArgs& a) {
     record(ctx, kind, a.m.dtype, sum({a.param, a.grad}) + 2 * sum({a.master, a.m, a.v}));
 }
+void rehearse_op(Ctx& ctx, OpKind kind, const EmaArgs& a) {
+    record(ctx, kind, a.ema.dtype, a.master.bytes() + 2 * a.ema.bytes());
+}
 void rehearse_op(Ctx& ctx, OpKind kind, const FillNormalArgs& a) { record(ctx, kind, a.out.dtype, a.out.bytes()); }
 void rehearse_op(Ctx& ctx, OpKind kind, const FillConstantArgs& a) { record(ctx, kind, a.out.dtype, a.out.bytes()); }
 void rehearse_op(Ctx& ctx, OpKind kind, const CastArgs& a) { record(ctx, kind, a.in.dtype, sum({a.in, a.out})); }

@@ -298,6 +298,15 @@ struct AdamWArgs {
     ScaleEntry* entry = nullptr;  // optional: amax_bits = max(amax_bits, |new master rounded to bf16|)
 };
 
+// ema += (1 - d) (master - ema) with d = min(decay, (1 + t) / (10 + t)), t = state->adam_step: in a short run the
+// initial weights do not stay (the warm-up of TensorFlow's ExponentialMovingAverage). Does nothing if state->skip.
+struct EmaArgs {
+    Tensor ema;       // (n) stat, in and =
+    Tensor master;    // (n) stat
+    const StepState* state;
+    double decay;
+};
+
 // out[i] = mean + std * rng_normal(key, element_offset + i), with one fmaf.
 struct FillNormalArgs {
     Tensor out;   // fp32 or bf16, =

@@ -20,7 +20,8 @@ StepPart part_of(const PlannedOp& op) {
         case OpKind::block_amax: case OpKind::fp8_scales: case OpKind::quantize_run: case OpKind::block_scales:
         case OpKind::count_scales: case OpKind::transpose_bytes: return kQuantization;
         case OpKind::sum_ranks: case OpKind::quantize_chunks: case OpKind::compare_sums: return kSums;
-        case OpKind::sum_squares: case OpKind::step_guard: case OpKind::adamw: return kOptimizer;
+        case OpKind::sum_squares: case OpKind::step_guard: case OpKind::adamw: case OpKind::ema:
+            return kOptimizer;
         default: return kElementwise;
     }
 }

@@ -20,7 +20,7 @@
 
 TrainLoop::TrainLoop(ParsedConfig parsed, const Fp8Plan& fp8_plan, std::string command, Predict predict, Comm& comm)
     : parsed_(std::move(parsed)), command_(std::move(command)), predict_(std::move(predict)), comm_(comm),
-      table_(make_param_table(config_.shape)), fp8_plan_(fp8_plan),
+      table_(make_param_table(config_.shape, config_.ema > 0)), fp8_plan_(fp8_plan),
       device_(config_, table_, fp8_plan_, comm) {}
 
 void TrainLoop::run() {
@@ -82,6 +82,7 @@ void TrainLoop::start_state() {
     if (config_.load.empty()) return;
     load_hf_weights(config_.load, config_.shape, table_, trainer.state_access(device_.ctx), comm_);
     trainer.weights_from_masters(device_.ctx, true);
+    trainer.start_ema(device_.ctx);
     const std::string dropout = dropout_note(config_.load);
     if (!dropout.empty()) parsed_.notes.push_back(dropout);
 }
@@ -337,7 +338,8 @@ void TrainLoop::evaluate_and_save() {
 RunEvaluations::Place TrainLoop::evaluation_place() {
     Trainer& trainer = *device_.trainer;
     return {.ctx = device_.ctx, .evaluator = trainer.evaluator(), .bf16 = trainer.bf16_evaluation(),
-            .staging = device_.staging->buffer(progress_.step).staged, .log = *log_, .step = progress_.step};
+            .staging = device_.staging->buffer(progress_.step).staged, .log = *log_, .step = progress_.step,
+            .use_ema = [this, &trainer](bool ema) { trainer.use_ema(device_.ctx, ema); }};
 }
 
 void TrainLoop::finish() {

@@ -72,6 +72,19 @@ std::unique_ptr<Bf16Evaluation> Trainer::make_bf16_evaluation() {
 void Trainer::initialise(Ctx& ctx) {
     sharded_.initialise(ctx, config_.seed);
     weights_from_masters(ctx, true);
+    start_ema(ctx);
+}
+
+void Trainer::start_ema(Ctx& ctx) {
+    if (config_.ema == 0) return;
+    sharded_.each_range(ctx, OffloadAccess::kUpdate, [&](const ShardRange& range) {
+        ops::cast(ctx, {.out = sharded_.state(StateKind::kEma, range), .in = sharded_.master(range)});
+    });
+}
+
+void Trainer::use_ema(Ctx& ctx, bool ema) {
+    sharded_.set_source(ema ? StateKind::kEma : StateKind::kMaster);
+    weights_from_masters(ctx, false);
 }
 
 void Trainer::set_state(Ctx& ctx, int64_t adam_step, const std::vector<float>& norms) {
@@ -195,6 +208,9 @@ void Trainer::optimizer_step(Ctx& ctx) {
         for (const OptimizerState& row : kOptimizerStates)
             if (param.has(row.kind)) update.states[static_cast<size_t>(row.kind)] = sharded_.state(row.kind, range);
         optimizers_[static_cast<size_t>(param.optimizer)]->update(ctx, update, state_);
+        if (config_.ema > 0)
+            ops::ema(ctx, {.ema = update.state(StateKind::kEma), .master = update.state(StateKind::kMaster),
+                           .state = state_, .decay = config_.ema});
         fp8_.record_block_amaxes(ctx, range.param, range.begin, sharded_.master(range));
         gatherer_.keep_master(ctx, range);
     });

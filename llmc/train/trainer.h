@@ -23,6 +23,11 @@ public:
 
     // Initialises masters and weights of a new run; zeroes the moments.
     void initialise(Ctx& ctx);
+    // With --ema: sets the EMA to the masters; initialise() does.
+    void start_ema(Ctx& ctx);
+    // Between steps: makes all weights from the EMA, for evaluations, or from the masters again, which gives the same
+    // bits as before. Collective.
+    void use_ema(Ctx& ctx, bool ema);
     // Sets the number of updates done and the latest norms (recent_norms), and the rest of *state() to 0. Blocking.
     void set_state(Ctx& ctx, int64_t adam_step, const std::vector<float>& norms);
     // Computes the weights from loaded masters; see WeightGatherer.

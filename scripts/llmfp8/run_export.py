@@ -39,6 +39,7 @@ STEP_COLUMNS = [
 EVALUATION_COLUMNS = [
     ("valid/loss", "nats/token", "evals", "loss"),
     ("valid/loss_bf16", "nats/token", "evals", "loss_bf16"),
+    ("valid/loss_ema", "nats/token", "evals", "loss_ema"),
     ("valid/counted_tokens", "tokens", "evals", "counted_tokens"),
     ("valid/hellaswag_accuracy", "share of examples", "hellaswag", "accuracy"),
     ("valid/hellaswag_accuracy_bf16", "share of examples", "hellaswag", "accuracy_bf16"),

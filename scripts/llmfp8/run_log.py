@@ -84,10 +84,11 @@ OPTIONAL = {
     "header": {"communication": or_null(objects()), "params": is_whole,
                "identity": lambda value: is_object(value) and are_contents([*value.values()])},
     "step": {**fields("gpu_utilization power_w sm_clock_mhz gpu_temperature_c gpu_memory_gib energy_j joules_per_token "
-                      "forward_seconds backward_seconds exposed_comm_seconds", or_null(is_number)),
+                      "forward_seconds backward_seconds exposed_comm_seconds norm_limit z_loss", or_null(is_number)),
              "throttled_by": is_text},
     "plan": fields("predicted_ms measured_ms planned_bytes used_bytes", or_null(is_number)),
-    **dict.fromkeys(("eval", "hellaswag", "checkpoint"), fields("seconds loss_bf16 accuracy_bf16", is_number)),
+    **dict.fromkeys(("eval", "hellaswag", "checkpoint"), fields("seconds loss_bf16 accuracy_bf16 loss_ema accuracy_ema",
+                                                                       is_number)),
 }
 
 
@@ -111,9 +112,11 @@ def numbers(record):
 
 
 def evaluation_text(record, field, form):
-    """A result as the run trained and, with --eval-bf16, that of the weights that it exports, which are in BF16."""
-    in_bf16 = record.get(field + "_bf16")
-    return format(record[field], form) + (f", in BF16 {in_bf16:{form}}" if in_bf16 is not None else "")
+    """A result as the run trained, with --eval-bf16 that of the weights that it exports, which are in BF16, and with
+    --ema that of the averaged weights."""
+    more = {title: record[field + suffix] for title, suffix in ((", in BF16 ", "_bf16"), (", EMA ", "_ema"))
+            if field + suffix in record}
+    return format(record[field], form) + "".join(f"{title}{value:{form}}" for title, value in more.items())
 
 
 def bf16_loss(header, record):

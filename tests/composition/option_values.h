@@ -24,7 +24,7 @@ inline const std::map<std::string, Words>& option_values() {
         {"lr", {"1e-3", "1e-4"}}, {"min-lr", {"0"}}, {"lr-warmup-iters", {"1", "3"}}, {"lr-wsd-decay-iters", {"1"}},
         {"weight-decay", {"0", "0.3"}}, {"adam-beta1", {"0", "0.8"}}, {"adam-beta2", {"0.999"}},
         {"adam-eps", {"1e-5"}}, {"clip-grad", {"0", "0.1"}}, {"stop-on-divergence", {"9"}},
-        {"skip-grad-norm", {"1.01"}}, {"z-loss", {"0.01"}},
+        {"skip-grad-norm", {"1.01"}}, {"z-loss", {"0.01"}}, {"ema", {"0.2", "0.9"}},
         {"offload", {"moments", "masters", "moments,masters", "activations"}}, {"offload-fraction", {"0.5"}},
         {"loss-chunk", {"5", "16"}}, {"seed", {"7"}},
         {"fp8-margin", {"1"}}, {"fp8-interval", {"2"}}, {"fp8-amax-history-len", {"1", "2"}},

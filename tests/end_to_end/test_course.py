@@ -1,14 +1,18 @@
 """What keeps a long run on its course, on the CPU device. --skip-grad-norm: the step that has a large gradient, and no
-other, is skipped as one that is not finite. --z-loss: training has it, losses in the log and evaluations do not. A run
-that is resumed equals one that never stopped."""
+other, is skipped as one that is not finite. --z-loss: training has it, losses in the log and evaluations do not. --ema:
+the average of the saved masters, evaluated and exported, without an effect on training. A run that is resumed equals
+one that never stopped."""
+import array
+import json
 import math
 import os
 import statistics
 import struct
 import unittest
+from pathlib import Path
 
 from tests.support.ranks import HAVE_RANKS, RanksTest
-from tests.support.train import GPT2, LLAMA, records, state_of
+from tests.support.train import GPT2, LLAMA, records, state_of, write_hellaswag
 
 STEPS, SPIKE, LEAST = 24, 20, 16
 CASES = [
@@ -120,3 +124,123 @@ class ZLossTest(RanksTest):
     def z_of_untrained(self, dtype):
         """After the same steps with a weight that is too small to matter."""
         return 1e5 * self.train(1, *dtype, "--z-loss", "1e-6", save="tiny" + dtype[1])[0][-1]["z_loss"]
+
+
+def tensors_of(path):
+    """The values of an FP32 safetensors file, by name."""
+    content = Path(path).read_bytes()
+    size, = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8:8 + size])
+    header.pop("__metadata__", None)
+    found = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        found[name] = array.array("f", content[8 + size + begin:8 + size + end])
+    return found
+
+
+@unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
+class EmaTest(RanksTest):
+    STEPS, DECAY = 4, 0.4   # the warm-up ends at the third step
+    FP8 = ["--eval-bf16", "on", "--fp8-recipe"]
+    CASES = [
+        (1, GPT2, ["--offload", "moments,masters"], []),
+        (1, GPT2, [*FP8, "delayed", "--fp8-lm-head", "--offload", "masters"],
+         ["--untie-embeddings-and-output-weights"]),
+        (2, LLAMA, [*FP8, "delayed", "--fp8-lm-head", "--zero", "1", "--offload", "moments"], []),
+        (3, GPT2, [*FP8, "blockwise", "--zero", "2", "--offload", "moments,masters", "--offload-fraction", "0.5"], []),
+        (3, LLAMA, [*FP8, "tensorwise", "--zero", "3", "--save-async"], []),
+        (2, LLAMA, ["--zero", "0", "--moment-dtype", "bf16"], []),
+        (2, GPT2, [*FP8, "delayed", "--zero", "3", "--overlap", "off"], []),
+        (4, LLAMA, ["--zero", "3", "--zero-group", "2"], ["--context-parallel", "2", "--micro-batch-size", "2"]),
+        (2, LLAMA, [*FP8, "delayed", "--fp8-final-bf16", "1"], []),
+    ]
+
+    def train(self, ranks, binary, *options, fault=None):
+        log = self.path("log.jsonl")
+        if os.path.exists(log):
+            os.unlink(log)
+        self.out = self.ranks(ranks, binary, "--num-layers", "3", "--bucket-mb", "0.02", "--global-batch-size", "12",
+                              "--valid-data", self.path("valid.bin"), "--eval-iters", "5", "--eval-interval", "1",
+                              "--hellaswag-data", self.path("hellaswag.bin"), "--log-file", log, *options,
+                              faults=fault).stdout
+        return records(log, "step"), records(log, "eval"), records(log, "hellaswag")
+
+    def state(self, name, step=STEPS, ema=True):
+        state = state_of(self.path(name, f"step-{step:08d}"))
+        state["state.json"]["config"].pop("ema")
+        return {name: digest for name, digest in state.items() if ema or "ema" not in name}
+
+    def check_average(self, name, skipped=()):
+        average = None
+        for step in range(1, self.STEPS + 1):
+            folder = self.path(name, f"step-{step:08d}", "optimizer")
+            masters, saved = (tensors_of(os.path.join(folder, file + ".safetensors")) for file in ("master", "ema"))
+            self.assertEqual(list(saved), list(masters))
+            if average is not None and step not in skipped:
+                t = step - sum(s < step for s in skipped)
+                decay = min(self.DECAY, (1 + t) / (10 + t))
+                for tensor, values in saved.items():
+                    for old, master, value in zip(average[tensor], masters[tensor], values, strict=True):
+                        self.assertAlmostEqual(value, decay * old + (1 - decay) * master, delta=1e-6)
+                self.assertNotEqual(saved, masters)
+            average = saved
+
+    def test_it_is_the_average_evaluated_and_exported_and_changes_no_training(self):
+        write_hellaswag(self.path("hellaswag.bin"), 7, 16)
+        last = f"step-{self.STEPS:08d}"
+        for number, (ranks, binary, options, both) in enumerate(self.CASES):
+            with self.subTest(ranks=ranks, options=options):
+                name, ema = f"run-{number}", ["--ema", str(self.DECAY), "--save-interval", "1"]
+                run = ["--train-iters", str(self.STEPS), *options, *both]
+                plain, plain_evals, _ = self.train(ranks, binary, *run, "--save", self.path("plain" + name))
+                steps, evals, hellaswag = self.train(ranks, binary, *run, *ema, "--save", self.path(name))
+                for before, after in zip(plain, steps, strict=True):
+                    self.assertEqual([before[key] for key in ("loss", "grad_norm")],
+                                     [after[key] for key in ("loss", "grad_norm")])
+                for key in ("loss", "loss_bf16"):
+                    self.assertEqual([r.get(key) for r in evals], [r.get(key) for r in plain_evals])
+                self.assertEqual(self.state(name, ema=False), self.state("plain" + name))
+                self.assertEqual([r["step"] for r in evals if "loss_ema" in r], list(range(1, self.STEPS + 1)))
+                self.assertIn(", EMA %.4f" % evals[-1]["loss_ema"], self.out)
+                self.check_average(name)
+                # The exported model, evaluated in BF16.
+                self.assertNotEqual(evals[-1]["loss_ema"], evals[-1]["loss"])
+                bf16 = "_bf16" if "loss_ema_bf16" in evals[-1] else ""
+                self.assertEqual(bf16 != "", "--fp8-recipe" in options and "--fp8-final-bf16" not in options)
+                _, exported, answers = self.train(ranks, binary, "--load", self.path(name, last, "ema"),
+                                                  "--train-iters", "1", *both)
+                self.assertEqual(exported[0]["loss"], evals[-1]["loss_ema" + bf16])
+                self.assertEqual(answers[0]["correct"], hellaswag[-1]["correct_ema" + bf16])
+                for file in os.listdir(self.path(name, last)):
+                    if os.path.isfile(self.path(name, last, file)) and file not in ("state.json", "manifest.json"):
+                        self.assertTrue(os.path.exists(self.path(name, last, "ema", file)), file)
+                # Resumed, and saved again by another number of ranks.
+                resumed, again, _ = self.train(ranks, binary, *run, *ema, "--save", self.path(name + "-resumed"),
+                                               "--resume", self.path(name, "step-00000002"))
+                self.assertEqual([r["loss"] for r in resumed], [r["loss"] for r in steps[2:]])
+                self.assertEqual([r["loss_ema"] for r in again], [r["loss_ema"] for r in evals[-2:]])
+                self.assertEqual(self.state(name + "-resumed"), self.state(name))
+                if both == [] and "--fp8-recipe" not in options:
+                    self.train(5 - ranks, binary, *run, *ema, "--resume", self.path(name, last), "--save",
+                               self.path(name + "-moved"))
+                    moved = self.state(name + "-moved")
+                    for file in [file for file in moved if file != "state.json"]:
+                        self.assertEqual(moved[file], self.state(name)[file], file)
+
+    def test_skipped_steps_and_checkpoints_without_it(self):
+        write_hellaswag(self.path("hellaswag.bin"), 7, 16)
+        run = ["--train-iters", "4", "--save-interval", "1", "--zero", "2"]
+        self.train(2, LLAMA, *run, "--ema", str(self.DECAY), "--save", self.path("skips"), fault="nan@step=2")
+        self.check_average("skips", skipped=(2,))
+        self.assertEqual(*(Path(self.path("skips", f"step-0000000{step}", "optimizer", "ema.safetensors")).read_bytes()
+                           for step in (1, 2)))
+        self.train(2, LLAMA, *run, "--save", self.path("none"))
+        self.assertFalse(os.path.exists(self.path("none", "step-00000002", "ema")))
+        resume = ["--resume", self.path("none", "step-00000002"), "--ema", str(self.DECAY)]
+        self.train(2, LLAMA, *run, *resume, "--train-iters", "2", "--save", self.path("began"))
+        self.assertIn("the checkpoint has no EMA: it starts from the master weights", self.out)
+        folder = self.path("began", "step-00000002", "optimizer")
+        self.assertEqual(*(tensors_of(os.path.join(folder, f"{name}.safetensors")) for name in ("ema", "master")))
+        self.train(2, LLAMA, *run, "--resume", self.path("skips", "step-00000002"), "--save", self.path("dropped"))
+        self.assertFalse(os.path.exists(self.path("dropped", "step-00000004", "ema")))

@@ -106,6 +106,26 @@ TEST_CASE("gpu ops: activation functions") {
     }
 }
 
+TEST_CASE("gpu ops: ema is that of the CPU, bit for bit") {
+    for (int64_t n : kLengths)
+        for (int64_t step : {1, 5, 100000})
+            for (int64_t shift_bytes : {0, 4})
+                for (int32_t skip : {0, 2}) {
+                    if (left_out(n)) continue;
+                    OpCase c(strf("ema of %lld, step %lld", (long long)n, (long long)step), Dtype::kFp32, Dtype::kFp32,
+                             shift_bytes);
+                    c.random("ema", Kind::kStat, n);
+                    c.add("master", Kind::kStat, random_tensor(Dtype::kFp32, n, 17));
+                    c.add("state", Kind::kFixed, tensor_of(step_state(step, skip)));
+                    c.run_same_types(cuda::ema, cpu::ema, [&](auto view) {
+                        return EmaArgs{.ema = view("ema"), .master = view("master"),
+                                       .state = static_cast<const StepState*>(view("state").data), .decay = 0.9999};
+                    });
+                    if (skip) c.check_unchanged("ema");
+                    else c.check_bits("ema");
+                }
+}
+
 TEST_CASE("gpu ops: casts round as the CPU does, bit for bit") {
     for (int64_t n : kLengths) {
         if (left_out(n)) continue;

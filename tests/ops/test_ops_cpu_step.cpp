@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 #include <vector>
 
 using namespace op_test;
@@ -38,6 +39,33 @@ TEST_CASE("cpu sums over tensors") {
             CHECK_LT(std::fabs(moved - sum - 0.125), n * 0x1p-22);
         }
     CHECK(scratch.guards_intact());
+}
+
+TEST_CASE("cpu ema") {
+    Ctx ctx;
+    for (Dtype type : {Dtype::kFp32, Dtype::kFp64})
+        for (int64_t n : {1, 3, 70001})
+            for (auto [step, decay, used] : {std::tuple{int64_t{1}, 0.999, 2.0 / 11}, {int64_t{9000}, 0.999, 0.999},
+                                             {int64_t{80}, 0.5, 0.5}, {int64_t{8}, 0.999, 0.5}}) {
+                HostTensor ema = random_tensor(type, n, 1), master = random_tensor(type, n, 2);
+                const HostTensor before = ema;
+                HostTensor want(Dtype::kFp64, n);
+                for (int64_t i = 0; i < n; i++) want.set(i, used * before.get(i) + (1 - used) * master.get(i));
+                StepState state{};
+                state.adam_step = step, state.skip = StepState::kLargeNorm;
+                const EmaArgs args{.ema = ema.view(), .master = master.view(), .state = &state, .decay = decay};
+                cpu::ema(ctx, args);
+                CHECK(ema.same_bits(before));
+                state.skip = 0;
+                cpu::ema(ctx, args);
+                // The share, the difference and the sum are each rounded once, and so are those of the reference.
+                check_close("ema", ema, want, [&](int64_t i) {
+                    const double moved = std::fabs(want.get(i) - before.get(i));
+                    return acc_roundoff(type) * 1.01 * (3 * moved + std::fabs(want.get(i)))
+                           + 0x1p-51 * (std::fabs(before.get(i)) + std::fabs(master.get(i)));
+                });
+                CHECK(ema.guards_intact());
+            }
 }
 
 TEST_CASE("cpu step_guard") {

@@ -13,9 +13,9 @@
 namespace {
 
 constexpr Purpose kAllPurposes[] = {Purpose::kWeights,     Purpose::kGradients, Purpose::kMaster,
-                                    Purpose::kMoments,     Purpose::kOffload,   Purpose::kActivations,
-                                    Purpose::kFp8,         Purpose::kComm,      Purpose::kInputs,
-                                    Purpose::kScratch};
+                                    Purpose::kMoments,     Purpose::kEma,       Purpose::kOffload,
+                                    Purpose::kActivations, Purpose::kFp8,       Purpose::kComm,
+                                    Purpose::kInputs,      Purpose::kScratch};
 static_assert(std::size(kAllPurposes) == kPurposes);
 
 }  // namespace

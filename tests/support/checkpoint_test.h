@@ -165,8 +165,8 @@ struct FakeState {
         : config(c), table(make_param_table(c)), dtypes(types) {
         for (const OptimizerState& row : kOptimizerStates)
             for (const Param& param : table.params)
-                of(row.kind).emplace_back(static_cast<size_t>(param.elems() * dtype_bytes(dtypes.of(row.kind))),
-                                           '\x5a');
+                of(row.kind).emplace_back(static_cast<size_t>(param.has(row.kind) * param.elems()
+                                                              * dtype_bytes(dtypes.of(row.kind))), '\x5a');
     }
 
     std::vector<std::vector<char>>& of(StateKind kind) { return bytes[static_cast<int>(kind)]; }

@@ -92,6 +92,7 @@ inline const std::map<std::string, Sample>& samples() {
         {"adam-beta2", {{"0.999", "0.98"}, {}}},              {"adam-eps", {{"1e-5", "3e-9"}, {}}},
         {"clip-grad", {{"0", "0.5"}, {}}},                    {"stop-on-divergence", {{"2", "1.25"}, {}}},
         {"skip-grad-norm", {{"5", "1.5"}, {}}},               {"z-loss", {{"1e-4", "0.5"}, {}}},
+        {"ema", {{"0.999", "0.5"}, {}}},
         {"dtype", {{"fp32"}, {}}},                            {"grad-dtype", {{"bf16"}, {}}},
         {"moment-dtype", {{"bf16"}, {}}},                     {"recompute", {{"norm-act", "block-keep-attention"}, {}}},
         {"offload", {{"masters", "activations"}, {}}},

@@ -73,7 +73,7 @@ public:
 
     // one_of: communicator of one of several ranks; null: a single rank.
     explicit TestModel(const Config& c, bool poison = true, Comm* one_of = nullptr, const Streams& streams = {})
-        : comm(one_of ? *one_of : *single_), config(c), table(make_param_table(config.shape)) {
+        : comm(one_of ? *one_of : *single_), config(c), table(make_param_table(config.shape, config.ema > 0)) {
         device::device_open(ctx, 0);
         cpu::count_orders(ctx, streams.orders);
         if (streams.defers_compute) cpu::defer(ctx);

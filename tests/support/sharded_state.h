@@ -58,6 +58,7 @@ struct FakeShards : FakeState {
     // Copies this rank's part of another state.
     void take(FakeState& whole) {
         for (const OptimizerState& row : kOptimizerStates) each_held([&](size_t p, const ElementRange& part) {
+            if (!table.params[p].has(row.kind)) return;
             const int64_t element = dtype_bytes(dtypes.of(row.kind));
             std::memcpy(of(row.kind)[p].data() + part.begin * element,
                         whole.of(row.kind)[p].data() + part.begin * element,

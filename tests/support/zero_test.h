@@ -37,6 +37,7 @@ inline void add_state(TestModel& model, std::map<std::string, Bytes>& state) {
         const int64_t size = dtype_bytes(access.dtypes.of(row.kind));
         for (size_t i = 0; i < model.table.params.size(); i++) {
             const Param& p = model.table.params[i];
+            if (!p.has(row.kind)) continue;
             Bytes& bytes = state[row.name + (" " + p.name)];
             bytes.resize(static_cast<size_t>(p.elems() * size));
             for (const ElementRange& range : held_within(access, static_cast<int>(i), {0, p.elems()}))

@@ -7,8 +7,8 @@
 #include "llmc/base/dtype.h"
 #include "llmc/ops/arena.h"
 
-enum class StateKind : uint8_t { kMaster, kExpAvg, kExpAvgSq };
-inline constexpr int kStateKinds = 3;
+enum class StateKind : uint8_t { kMaster, kExpAvg, kExpAvgSq, kEma };
+inline constexpr int kStateKinds = 4;
 
 struct OptimizerState {
     StateKind kind;
@@ -16,11 +16,15 @@ struct OptimizerState {
     const char* file;    // of a checkpoint
     Purpose purpose;     // row of the memory table
     bool moment;         // in --moment-dtype, else in FP32
+    const char* offload; // the word of --offload
+    const char* model = nullptr;   // folder of a checkpoint for the model with these weights, "" is the checkpoint
 };
 inline constexpr OptimizerState kOptimizerStates[] = {
-    {StateKind::kMaster, "master", "optimizer/master.safetensors", Purpose::kMaster, false},
-    {StateKind::kExpAvg, "exp_avg", "optimizer/m.safetensors", Purpose::kMoments, true},
-    {StateKind::kExpAvgSq, "exp_avg_sq", "optimizer/v.safetensors", Purpose::kMoments, true},
+    {StateKind::kMaster, "master", "optimizer/master.safetensors", Purpose::kMaster, false, "masters", ""},
+    {StateKind::kExpAvg, "exp_avg", "optimizer/m.safetensors", Purpose::kMoments, true, "moments"},
+    {StateKind::kExpAvgSq, "exp_avg_sq", "optimizer/v.safetensors", Purpose::kMoments, true, "moments"},
+    // Of the masters, beside any optimizer, with --ema. FP32: a share of 1e-4 is less than half a unit of BF16.
+    {StateKind::kEma, "ema", "optimizer/ema.safetensors", Purpose::kEma, false, "moments", "ema/"},
 };
 constexpr const OptimizerState& state_row(StateKind kind) { return kOptimizerStates[static_cast<size_t>(kind)]; }
 

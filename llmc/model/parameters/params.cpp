@@ -135,8 +135,9 @@ struct Builder {
 
 }  // namespace
 
-ParamTable make_param_table(const ModelConfig& config) {
+ParamTable make_param_table(const ModelConfig& config, bool ema) {
     Builder builder{config, {}, hf_class(config) == HfClass::kGpt2};
     builder.build();
+    for (Param& param : builder.table.params) param.ema = ema;
     return std::move(builder.table);
 }

@@ -27,8 +27,10 @@ struct Param {
     std::vector<HfPart> hf;
     OptimizerKind optimizer = OptimizerKind::kAdamW;
 
-    // Whether its optimizer keeps this state.
-    bool has(StateKind state) const { return keeps(optimizer, state); }
+    bool ema = false;            // --ema
+
+    // Whether it has this state: its optimizer keeps it, or it is the EMA.
+    bool has(StateKind state) const { return keeps(optimizer, state) || (ema && state == StateKind::kEma); }
     bool is_vector() const { return cols == 1; }
     int64_t elems() const { return rows * cols; }
 };
@@ -61,4 +63,5 @@ struct ParamTable {
 enum class HfClass { kGpt2, kLlama, kMistral, kQwen2, kQwen3, kOwn };
 HfClass hf_class(const ModelConfig& config);
 
-ParamTable make_param_table(const ModelConfig& config);
+// ema: with an EMA of the master weights.
+ParamTable make_param_table(const ModelConfig& config, bool ema = false);

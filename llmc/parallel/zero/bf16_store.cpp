@@ -15,9 +15,9 @@ Tensor Bf16Store::rounded(const ShardRange& range) const {
 
 void Bf16Store::round_masters(Ctx& ctx) {
     gatherer_.wait(ctx);   // the memory may have masters that are being quantized, see WeightShards::keep_master
-    state_.each_range(ctx, OffloadAccess::kReadMasters, [&](const ShardRange& range) {
+    state_.each_range(ctx, OffloadAccess::kReadSource, [&](const ShardRange& range) {
         if (state_.buckets().layout().form(range.param) == ParamForm::kFp8Linear)
-            ops::cast(ctx, {.out = rounded(range), .in = state_.master(range)});
+            ops::cast(ctx, {.out = rounded(range), .in = state_.source(range)});
     });
     if (!state_.sharded() || grads_.shares_memory()) return;
     for (const ParamGroup& bucket : all())

@@ -52,11 +52,11 @@ void OffloadedState::open(const Ctx& ctx) {
         for (OwnedEvent* event : {&b.loaded, &b.used, &b.free}) *event = OwnedEvent::create();
 }
 
-void OffloadedState::load(int64_t chunk, OffloadAccess access) {
+void OffloadedState::load(int64_t chunk, OffloadAccess access, StateKind source) {
     Buffer& b = buffer(chunk);
     device::event_order(in_.ctx, b.free);
     for (HostState& host : states_) {
-        if (access == OffloadAccess::kReadMasters && host.kind.kind != StateKind::kMaster) continue;
+        if (access == OffloadAccess::kReadSource && host.kind.kind != source) continue;
         const Tensor to = host.buffers[chunk % kBuffers].slice(0, last(chunk) - first(chunk));
         const char* const from = host.memory + chunk * chunk_ * dtype_bytes(to.dtype);
         device::copy_to_device(in_.ctx, to.data, from, to.bytes());
@@ -81,15 +81,16 @@ void OffloadedState::prefetch(Ctx& ctx) {
     for (; prefetched_ < std::min(chunks(), kBuffers); prefetched_++) load(prefetched_, OffloadAccess::kUpdate);
 }
 
-void OffloadedState::pass(Ctx& ctx, OffloadAccess access, const std::function<void(int64_t, int64_t)>& use) {
+void OffloadedState::pass(Ctx& ctx, OffloadAccess access, const std::function<void(int64_t, int64_t)>& use,
+                          StateKind source) {
     const bool runs = !ctx.rehearsal, reads = access != OffloadAccess::kWrite;
-    const bool writes = access != OffloadAccess::kReadMasters;
+    const bool writes = access != OffloadAccess::kReadSource;
     CHECK(prefetched_ == 0 || access == OffloadAccess::kUpdate, "chunks of an update were prefetched");
     if (runs) open(ctx);
     int64_t loaded = std::exchange(prefetched_, 0);
     for (int64_t chunk = 0; chunk < chunks(); chunk++) {
         // The last chunk that is loaded here takes the buffer of chunk - 1, which the device has then released.
-        for (; runs && reads && loaded < std::min(chunks(), chunk + kBuffers); loaded++) load(loaded, access);
+        for (; runs && reads && loaded < std::min(chunks(), chunk + kBuffers); loaded++) load(loaded, access, source);
         Buffer& b = buffer(chunk);
         if (runs) device::event_order(ctx, reads ? b.loaded : b.free);
         in_use_ = chunk;

@@ -10,7 +10,7 @@
 #include "llmc/ops/owned.h"
 
 enum class OffloadAccess : uint8_t {
-    kReadMasters,   // masters are copied in, nothing is copied back
+    kReadSource,    // one state is copied in, of which weights are made; nothing is copied back
     kUpdate,        // all states are copied in and back
     kWrite,         // all states are copied back; their values before the pass are undefined
 };
@@ -31,8 +31,9 @@ public:
     int64_t host_bytes() const;
 
     // Calls use(begin, end) for every chunk, in order. What `use` enqueues on ctx may access at() of these elements. No
-    // host synchronisation.
-    void pass(Ctx& ctx, OffloadAccess access, const std::function<void(int64_t begin, int64_t end)>& use);
+    // host synchronisation. source: of kReadSource.
+    void pass(Ctx& ctx, OffloadAccess access, const std::function<void(int64_t begin, int64_t end)>& use,
+              StateKind source = StateKind::kMaster);
     // Begins to copy in the first chunks of the next pass, which must be an update.
     void prefetch(Ctx& ctx);
     // Elements of the chunk in use, on the device.
@@ -58,7 +59,7 @@ private:
     int64_t first(int64_t chunk) const { return begin_ + chunk * chunk_; }
     int64_t last(int64_t chunk) const { return std::min(end_, first(chunk) + chunk_); }
     void open(const Ctx& ctx);
-    void load(int64_t chunk, OffloadAccess access);
+    void load(int64_t chunk, OffloadAccess access, StateKind source = StateKind::kMaster);
     void store(int64_t chunk);
 
     std::vector<HostState> states_;

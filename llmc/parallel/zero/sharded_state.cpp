@@ -37,7 +37,7 @@ void ShardedState::take_states(const Config& config, int64_t own, Arena& arena) 
     for (const OptimizerState& row : kOptimizerStates) {
         if (std::none_of(table_.params.begin(), table_.params.end(), [&](const Param& p) { return p.has(row.kind); }))
             continue;
-        const bool away = ::offloads(config, row.moment ? "moments" : "masters");
+        const bool away = ::offloads(config, row.offload);
         if (away) offloaded.push_back({row.kind, dtypes_.of(row.kind)});
         states_[static_cast<size_t>(row.kind)] = arena.take(row.purpose, dtypes_.of(row.kind), away ? first : own);
     }
@@ -82,7 +82,7 @@ Tensor ShardedState::state(StateKind kind, const ShardRange& range) const {
 }
 
 void ShardedState::each_range(Ctx& ctx, OffloadAccess access, const std::function<void(const ShardRange&)>& use) {
-    if (!offloaded_ || (access == OffloadAccess::kReadMasters && !offloads(StateKind::kMaster))) {
+    if (!offloaded_ || (access == OffloadAccess::kReadSource && !offloads(source_))) {
         for (const ShardRange& range : ranges_) use(range);
         return;
     }
@@ -97,7 +97,7 @@ void ShardedState::each_range(Ctx& ctx, OffloadAccess access, const std::functio
         }
     };
     use_between(0, offloaded_->begin());
-    offloaded_->pass(ctx, access, use_between);
+    offloaded_->pass(ctx, access, use_between, source_);
 }
 
 // ---- values

@@ -42,6 +42,10 @@ public:
     // The state's elements on the device; for an offloaded state only within each_range().
     Tensor state(StateKind kind, const ShardRange& range) const;
     Tensor master(const ShardRange& range) const { return state(StateKind::kMaster, range); }
+    // The state from which weights are made: the masters, or within an evaluation of it the EMA.
+    void set_source(StateKind kind) { source_ = kind; }
+    StateKind source_kind() const { return source_; }
+    Tensor source(const ShardRange& range) const { return state(source_, range); }
     bool offloads(StateKind kind) const { return offloaded_ && offloaded_->has(kind); }
     int64_t host_bytes() const { return offloaded_ ? offloaded_->host_bytes() : 0; }
     // Calls use() for the ranges that this rank owns, in order, cut where chunks of offloaded states begin. What use()
@@ -88,4 +92,5 @@ private:
     Tensor weights_;
     std::array<Tensor, kStateKinds> states_;   // of what this rank owns; the first elements if the rest is offloaded
     std::unique_ptr<OffloadedState> offloaded_;
+    StateKind source_ = StateKind::kMaster;
 };

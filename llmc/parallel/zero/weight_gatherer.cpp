@@ -24,8 +24,8 @@ void WeightGatherer::from_masters(Ctx& ctx, bool fresh) {
     if (fresh) fp8_.initialise(ctx);
     fp8_.clear_weight_amax(ctx, nullptr);
     state_.zero_weights(ctx);   // the gaps
-    state_.each_range(ctx, OffloadAccess::kReadMasters, [&](const ShardRange& range) {
-        const Tensor master = state_.master(range);
+    state_.each_range(ctx, OffloadAccess::kReadSource, [&](const ShardRange& range) {
+        const Tensor master = state_.source(range);
         if (const Tensor weight = state_.weight(range)) ops::cast(ctx, {.out = weight, .in = master});
         fp8_.record_amax(ctx, range.param, master);
         fp8_.record_block_amaxes(ctx, range.param, range.begin, master);

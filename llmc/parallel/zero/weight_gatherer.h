@@ -22,8 +22,8 @@ public:
     // Computes all weights from this rank's new masters, its shards of the weights in the working type, and the reduced
     // amaxes. FP8 weights do not change if step->skip; step may be null.
     void gather(Ctx& ctx, const StepState* step);
-    // Computes weights and scales from the masters only. fresh: there is no FP8 state of a checkpoint in the same
-    // recipe.
+    // Computes weights and scales from the masters only, or from the EMA (ShardedState::set_source). fresh: there is no
+    // FP8 state of a checkpoint in the same recipe.
     void from_masters(Ctx& ctx, bool fresh);
 
     // See ParamStore. Without --zero 3, before_layer makes ctx wait until the weights of layers <= `layer` are

@@ -1,12 +1,12 @@
 #include "llmc/parallel/zero/weight_shards.h"
 
 void WeightShards::keep_master(Ctx& ctx, const ShardRange& range) const {
-    if (state_.offloads(StateKind::kMaster) && buckets_.layout().form(range.param) == ParamForm::kFp8Linear)
-        ops::cast(ctx, {.out = grads_.reduced(range), .in = state_.master(range)});
+    if (state_.offloads(state_.source_kind()) && buckets_.layout().form(range.param) == ParamForm::kFp8Linear)
+        ops::cast(ctx, {.out = grads_.reduced(range), .in = state_.source(range)});
 }
 
 Tensor WeightShards::new_master(const ShardRange& range) const {
-    if (!state_.offloads(StateKind::kMaster)) return state_.master(range);
+    if (!state_.offloads(state_.source_kind())) return state_.source(range);
     const bool fp8_only = buckets_.layout().form(range.param) == ParamForm::kFp8Linear;
     return fp8_only ? grads_.reduced(range) : state_.weight(range);
 }

@@ -66,6 +66,10 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
     if (!reason.empty()) notes.push_back("matmul plans of the checkpoint not used, bits may differ: " + reason);
     begin_at(state.at("step").get<int64_t>());
     load_checkpoint(found.path, config_.shape, table_, trainer_.state_access(ctx_), comm_);
+    if (config_.ema > 0 && !has_ema(found.path)) {
+        trainer_.start_ema(ctx_);
+        notes.push_back("the checkpoint has no EMA: it starts from the master weights");
+    }
     Progress progress{.step = state.at("step").get<int64_t>(), .samples = state.at("samples").get<int64_t>(),
                       .adam_step = state.at("adam_step").get<int64_t>(),
                       .skips = state.at("skips").get<int64_t>(),

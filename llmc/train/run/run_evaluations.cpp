@@ -17,7 +17,7 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// After an evaluation: the time since `start`, and the part of it that the weights of `suffix` took.
+// After an evaluation: the time since `start`, and what the weights of `suffix` took of it.
 void add_seconds(nlohmann::ordered_json& fields, Clock::time_point start, const std::string& suffix) {
     const double seconds = seconds_since(start);
     if (!suffix.empty()) fields["seconds" + suffix] = seconds - fields["seconds"].get<double>();
@@ -126,12 +126,19 @@ std::vector<std::string> RunEvaluations::make_up(const Place& place, const std::
     return again;
 }
 
-// Calls use(evaluator, suffix, title) with the weights of the steps and, if due, with those in BF16: the suffix of
-// their fields in the log and their title on the screen. Returns false once a call does.
+// Calls use(evaluator, suffix, title) with the weights of the steps and, if due, with those in BF16, then so with those
+// of the EMA: the suffix of their fields in the log and their title on the screen. Returns false once a call does.
 template <typename Use> bool RunEvaluations::with_each(const Place& place, const Use& use) const {
-    return use(place.evaluator, std::string(), "")
-           && (!bf16_due(place) || !place.bf16
-               || use(place.bf16->begin(place.ctx), std::string("_bf16"), ", in BF16 "));
+    const auto of_weights = [&](const std::string& of, const char* title, const char* bf16_title) {
+        return use(place.evaluator, of, title)
+               && (!bf16_due(place) || !place.bf16 || use(place.bf16->begin(place.ctx), of + "_bf16", bf16_title));
+    };
+    if (!of_weights("", "", ", in BF16 ")) return false;
+    if (config_.ema == 0 || place.step == 0) return true;
+    place.use_ema(true);
+    const bool done = of_weights("_ema", ", EMA ", ", EMA in BF16 ");
+    place.use_ema(false);
+    return done;
 }
 
 bool RunEvaluations::validate(const Place& place) {

@@ -1,7 +1,9 @@
 // The evaluations between steps: validation loss, HellaSwag, text samples. They use the memory of the steps and change
 // no training state. All run once before the first step, so that nothing is loaded or allocated later. Where
-// --eval-bf16 applies, losses and accuracies are also of the exported weights, and samples of these alone.
+// --eval-bf16 applies, losses and accuracies are also of the exported weights, and samples of these alone. With --ema,
+// losses and accuracies are also of the averaged weights, from the first step on.
 #pragma once
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -33,6 +35,7 @@ public:
         const StagedStep& staging;   // of a step that is not in flight
         RunLog& log;
         int64_t step;   // steps done
+        std::function<void(bool)> use_ema = {};   // Trainer::use_ema
     };
     // Call it before the first step. Runs all evaluations; in a resumed run, runs only as much as loads their kernels,
     // and logs nothing.
