@@ -29,17 +29,18 @@ const SafetensorsView& expect(const SafetensorsView* view, const std::string& fi
          view->dtype.c_str(), allowed.c_str());
 }
 
-// Loads this rank's elements of every tensor in a state's file.
-void load_state(const std::string& path, const ParamTable& table, const OptimizerState& state,
+// Loads this rank's elements of every tensor in a state's file. saved: the table of the run that saved it; what only
+// its optimizer keeps is checked, but not read.
+void load_state(const std::string& path, const ParamTable& table, const ParamTable& saved, const OptimizerState& state,
                 const StateAccess& access, std::vector<float>& staging) {
-    const auto entries = state_entries(table, state, access.dtypes);
+    const auto entries = state_entries(saved, state, access.dtypes);
     if (entries.empty()) return;
     const Dtype dtype = access.dtypes.of(state.kind);
     const int64_t step = static_cast<int64_t>(staging.size()) * 4 / dtype_bytes(dtype);
     const SafetensorsReader reader(path);
     for (const auto& [name, view] : reader.tensors()) {
-        const int index = table.find(name);
-        REQUIRE(index >= 0 && table.params[static_cast<size_t>(index)].has(state.kind),
+        const int index = saved.find(name);
+        REQUIRE(index >= 0 && saved.params[static_cast<size_t>(index)].has(state.kind),
                 "%s: tensor %s is not a parameter of this model", path.c_str(), name.c_str());
     }
     for (const SafetensorsEntry& entry : entries) {
@@ -47,6 +48,7 @@ void load_state(const std::string& path, const ParamTable& table, const Optimize
         const SafetensorsView* place = found == reader.tensors().end() ? nullptr : &found->second;
         const SafetensorsView& view = expect(place, path, entry, {safetensors_dtype(dtype)});
         const int index = table.find(entry.name);
+        if (!table.params[static_cast<size_t>(index)].has(state.kind)) continue;
         const int64_t elems = table.params[static_cast<size_t>(index)].elems();
         for (const ElementRange& part : held_within(access, index, {0, elems}))
             for (int64_t done = 0; done < part.count; done += step) {
@@ -57,15 +59,32 @@ void load_state(const std::string& path, const ParamTable& table, const Optimize
     }
 }
 
-// Sets the masters of rows without a Hugging Face tensor (vocabulary padding).
-void zero_padding(const Param& param, int index, const StateAccess& access, std::vector<float>& staging) {
-    const int64_t begin = hf_rows(param) * param.cols, padding = param.elems() - begin;
+// Zeroes this rank's elements of a range of a state.
+void write_zeros(StateKind kind, int index, const ElementRange& all, const StateAccess& access,
+                 std::vector<float>& staging) {
     const int64_t step = static_cast<int64_t>(staging.size());
     std::fill(staging.begin(), staging.end(), 0.0f);
-    for (const ElementRange& part : held_within(access, index, {begin, padding}))
+    for (const ElementRange& part : held_within(access, index, all))
         for (int64_t done = 0; done < part.count; done += step)
-            access.write(StateKind::kMaster, index, part.begin + done, std::min(step, part.count - done),
-                         staging.data());
+            access.write(kind, index, part.begin + done, std::min(step, part.count - done), staging.data());
+}
+
+// Zeroes a state of the parameters that did not have it in the run that saved it, and returns their number.
+int64_t zero_new_states(const ParamTable& table, const ParamTable& saved, const OptimizerState& state,
+                        const StateAccess& access, std::vector<float>& staging) {
+    int64_t count = 0;
+    for (size_t p = 0; p < table.params.size(); p++) {
+        if (!table.params[p].has(state.kind) || saved.params[p].has(state.kind)) continue;
+        write_zeros(state.kind, static_cast<int>(p), {0, table.params[p].elems()}, access, staging);
+        count++;
+    }
+    return count;
+}
+
+// Sets the masters of rows without a Hugging Face tensor (vocabulary padding).
+void zero_padding(const Param& param, int index, const StateAccess& access, std::vector<float>& staging) {
+    const int64_t begin = hf_rows(param) * param.cols;
+    write_zeros(StateKind::kMaster, index, {begin, param.elems() - begin}, access, staging);
 }
 
 // Tensors that some versions of transformers stored although they are no parameters: causal masks and rope
@@ -193,16 +212,22 @@ ModelConfig model_config_from_hf(const std::string& directory) {
 
 bool has_ema(const std::string& path) { return is_regular_file(path + "/" + state_row(StateKind::kEma).file); }
 
-void load_checkpoint(const std::string& path, const ModelConfig& config, const ParamTable& table,
-                     const StateAccess& access, Comm& comm, int64_t staging_bytes) {
+std::string load_checkpoint(const std::string& path, const ModelConfig& config, const ParamTable& table,
+                            const StateAccess& access, Comm& comm, int64_t staging_bytes, OptimizerKind of_layers) {
+    const ParamTable saved = make_param_table(config, of_layers, has_ema(path));
+    std::string zero;
     on_all_ranks(comm, path + " cannot be loaded", [&] {
         check_same_model(path, config);
         check_model_tensors(path, table, access.dtypes.weight);
         std::vector<float> staging(static_cast<size_t>(load_staging_bytes(table, staging_bytes) / 4));
-        for (const OptimizerState& state : kOptimizerStates)
-            if (state.kind != StateKind::kEma || has_ema(path))
-                load_state(path + "/" + state.file, table, state, access, staging);
+        for (const OptimizerState& state : kOptimizerStates) {
+            load_state(path + "/" + state.file, table, saved, state, access, staging);
+            if (state.kind == StateKind::kEma) continue;   // without one it starts from the masters
+            const int64_t count = zero_new_states(table, saved, state, access, staging);
+            if (count > 0) zero += strf("%s%s of %lld matrices", zero.empty() ? "" : ", ", state.name, ll(count));
+        }
     });
+    return zero;
 }
 
 void load_hf_weights(const std::string& directory, const ModelConfig& config, const ParamTable& table,

@@ -13,10 +13,12 @@
 ModelConfig model_config_from_hf(const std::string& directory);
 
 // Restores the states bit for bit. Shapes and dtypes, also of the model's files, must match (exit 2, naming the
-// tensor).
-// `path` comes from find_checkpoint, which has checked the hashes.
-void load_checkpoint(const std::string& path, const ModelConfig& config, const ParamTable& table,
-                     const StateAccess& access, Comm& comm, int64_t staging_bytes = kStagingBytes);
+// tensor). `path` comes from find_checkpoint, which has checked the hashes. of_layers: the optimizer of the matrices of
+// layers in the run that saved it. Returns the states that this run's optimizer needs and the checkpoint lacks, "" if
+// it has all: "momentum of 8 matrices". They become 0.
+std::string load_checkpoint(const std::string& path, const ModelConfig& config, const ParamTable& table,
+                            const StateAccess& access, Comm& comm, int64_t staging_bytes = kStagingBytes,
+                            OptimizerKind of_layers = OptimizerKind::kAdamW);
 
 // Whether a checkpoint has an EMA. load_checkpoint loads none from one that has not.
 bool has_ema(const std::string& path);

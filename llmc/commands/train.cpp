@@ -20,7 +20,7 @@ namespace {
 int run_plan(ParsedConfig& parsed, Comm& comm) {
     Config& config = parsed.config;
     if (config.train_iters == 0 && !config.train_data.empty()) RunData().open(config, parsed.notes);
-    const ParamTable table = make_param_table(config.shape, config.ema > 0);
+    const ParamTable table = make_param_table(config);
     const int ranks = config.ranks > 0 ? static_cast<int>(config.ranks) : comm.world().ranks;
     const DeviceInfo info = device::device_info(device::device_count() > 0 ? 0 : -1);
     const MemoryPlan memory = plan_memory(config, table, fp8_plan_of(config, table), ranks);

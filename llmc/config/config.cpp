@@ -200,7 +200,8 @@ Settings read_file_settings(const std::string& path, Notes* notes) {
         REQUIRE(keys.insert(name).second, "%s: \"%s\" is there twice", path.c_str(), printable(key).c_str());
         REQUIRE(!is_command(name), "%s: \"%s\" belongs on the command line", path.c_str(), key.c_str());
         const Spelling* spelling = find_spelling(name);
-        const OptionRow* row = spelling ? nullptr : find_option(name);
+        const bool nested = value.is_object() && !value.empty();   // as in other trainers' files: {"optimizer": {..}}
+        const OptionRow* row = spelling || nested ? nullptr : find_option(name);
         if (!spelling && !row) fail_unknown_key(path, key, name, value, option_names());
         const auto setting = spelling ? respelled(*spelling, value, where, notes) : Setting{value, where};
         if (setting) add_setting(settings, row ? *row : *find_option(spelling->option), *setting, notes);
@@ -265,7 +266,7 @@ std::set<std::string> add_saved(const SavedOptions& saved, Settings& settings) {
                other_shape = other_model || !text_setting(settings, "load").empty();
     for (const OptionRow& row : option_table()) {
         const bool model_row = std::string(row.name) == "model";
-        if ((row.on_resume != OnResume::kMustMatch && !model_row) || settings.count(row.name)) continue;
+        if ((!row.inherits() && !model_row) || settings.count(row.name)) continue;
         if (!options.contains(row.name) || (other_shape && row.group == OptionGroup::kModel)) continue;
         settings[row.name] = {options[row.name], "--" + std::string(row.name) + " of " + saved.directory};
         added.insert(row.name);
@@ -457,7 +458,7 @@ std::string config_to_json(const Config& config) {
 std::string read_saved_options(const std::string& saved_json, Config& config) {
     const Json saved = Json::parse(saved_json);
     for (const OptionRow& row : option_table()) {
-        if (row.on_resume != OnResume::kMustMatch || !saved.contains(row.name)) continue;
+        if (!row.inherits() || !saved.contains(row.name)) continue;
         const Json& value = saved[row.name];
         if (!row.value.set(config, value)) return value_error(row, std::string("\"") + row.name + "\"", value);
     }

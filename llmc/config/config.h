@@ -16,6 +16,8 @@ enum class Fp8Recipe { kNone, kDelayed, kTensorwise, kBlockwise };
 enum class Fp8Format { kHybrid, kE4m3 };   // dy in E5M2 or in E4M3
 enum class AmaxAlgo { kMax, kMostRecent };
 enum class FastAccum { kNone, kFprop, kAll };
+enum class OptimizerKind : uint8_t { kAdamW, kMuon };
+enum class MuonScale { kMatchRms, kSpectral };
 enum class EvalBf16 { kOff, kLast, kOn };
 
 // Fields are named after their option: --micro-batch-size is micro_batch_size.
@@ -45,6 +47,9 @@ struct Config {
     EvalBf16 eval_bf16 = EvalBf16::kLast;   // evaluations of an FP8 run with the weights it exports, too
 
     // optimizer
+    OptimizerKind optimizer = OptimizerKind::kAdamW;   // of the matrices of layers; AdamW updates the rest
+    MuonScale muon_scale = MuonScale::kMatchRms;
+    double muon_momentum = 0.95;
     double lr = 0, min_lr = 0;
     LrDecay lr_decay_style = LrDecay::kCosine;
     int64_t lr_warmup_iters = 0;

@@ -133,6 +133,20 @@ void add_data(Rows& rows) {
 
 void add_optimizer(Rows& rows) {
     add_rows(rows, OptionGroup::kOptimizer, {
+        {.name = "optimizer",
+         .value = choice<OptimizerKind>(AT(optimizer), {{"adamw", OptimizerKind::kAdamW},
+                                        {"muon", OptimizerKind::kMuon}}),
+         .help = "optimizer of the matrices of layers; embeddings, head, norms and biases have AdamW with either",
+         .fallback = "adamw", .on_resume = OnResume::kInherited},
+        {.name = "muon-scale",
+         .value = choice<MuonScale>(AT(muon_scale), {{"match-rms", MuonScale::kMatchRms},
+                                    {"spectral", MuonScale::kSpectral}}),
+         .help = "size of Muon's update of an m x n matrix; match-rms: 0.2 sqrt(max(m, n)), that of AdamW, so that its "
+                 "--lr suits; spectral: sqrt(max(1, m / n)), whose --lr is about 0.02", .fallback = "match-rms",
+         .on_resume = OnResume::kInherited},
+        {.name = "muon-momentum", .value = number(AT(muon_momentum), kBeta),
+         .help = "decay of Muon's momentum (Nesterov)", .fallback = "0.95",
+         .on_resume = OnResume::kInherited},
         {.name = "lr", .value = number(AT(lr), {.low = 0, .high = 10, .low_open = true}), .help = "peak learning rate",
          .fallback = "6e-4", .fallback_llama = "3e-4", .llmc = "-l"},
         {.name = "min-lr", .value = number(AT(min_lr), {.low = 0, .high = 10}),
@@ -183,7 +197,8 @@ void add_precision(Rows& rows) {
         {.name = "grad-dtype", .value = choice<Dtype>(AT(grad_dtype), floats), .help = "dtype of gradient accumulation",
          .fallback = "fp32"},
         {.name = "moment-dtype", .value = choice<Dtype>(AT(moment_dtype), floats),
-         .help = "dtype of the optimizer state (Adam's moments); bf16 moments are rounded stochastically",
+         .help = "dtype of the optimizer state (Adam's moments, Muon's momentum); bf16 moments are rounded "
+                 "stochastically",
          .fallback = "fp32", .on_resume = kMust},
         {.name = "recompute",
          .value = choice<Recompute>(AT(recompute), {{"none", Recompute::kNone}, {"norm-act", Recompute::kNormAct},

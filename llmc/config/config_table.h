@@ -19,6 +19,7 @@ enum class OnResume {
     kMustMatch,   // error: it would be another run
     kReport,      // allowed, with a note
     kSilent,      // allowed without a note, since it does not affect what is computed
+    kInherited,   // allowed, with a note; an option that is not given has the checkpoint's value
 };
 inline constexpr OnResume kMust = OnResume::kMustMatch, kSilent = OnResume::kSilent;
 
@@ -56,6 +57,8 @@ struct OptionRow {
     const char* refused_on_cpu = nullptr;   // what to do instead, if a run on the CPU device refuses the option
     bool ranks_only = false;                // has no effect with one rank; a note says so
 
+    // Whether a resumed run has the checkpoint's value if it is not given.
+    bool inherits() const { return on_resume == OnResume::kMustMatch || on_resume == OnResume::kInherited; }
     MayChange may_change() const {
         return changes.value_or(on_resume == OnResume::kSilent ? MayChange::kNothing : MayChange::kNumerics);
     }

@@ -71,6 +71,28 @@ HOST_DEVICE inline double ema_share(double decay, int64_t adam_step) {
     return 1.0 - (decay < warm_up ? decay : warm_up);
 }
 
+// ---- Muon, as in ops.h
+
+// Updates m of one element and returns the Nesterov update, from m before the caller rounds it.
+template <typename Acc> HOST_DEVICE inline Acc nesterov_update(Acc beta, Acc grad, Acc& m) {
+    const Acc new_part = (Acc(1) - beta) * grad;
+    m = adam_fma(beta, m, new_part);
+    return adam_fma(beta, m, new_part);
+}
+// What the matrix is multiplied by.
+HOST_DEVICE inline double muon_norm_inv(double sum_squares, double margin) {
+    return sum_squares == 0.0 ? 0.0 : 1.0 / (margin * sqrt(sum_squares));
+}
+template <typename Acc>
+HOST_DEVICE inline Acc polynomial_element(Acc a, Acc b, Acc c, Acc gram, Acc square, bool diagonal) {
+    const Acc rest = adam_fma(b, gram, c * square);
+    return diagonal ? rest + a : rest;
+}
+template <typename Acc>
+HOST_DEVICE inline Acc decayed_step(Acc lr, Acc scale, Acc weight_decay, Acc direction, Acc master) {
+    return adam_fma(-lr, adam_fma(weight_decay, master, scale * direction), master);
+}
+
 // The norms that step_guard compares with, and whether norms[index] is their median.
 HOST_DEVICE inline int64_t norms_held(const StepState& state) {
     return state.norm_count < kNormWindow ? state.norm_count : kNormWindow;

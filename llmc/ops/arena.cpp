@@ -3,7 +3,7 @@
 #include <algorithm>
 
 const char* purpose_name(Purpose purpose) {
-    constexpr const char* kNames[] = {"weights", "gradients", "master weights", "Adam moments", "EMA of weights",
+    constexpr const char* kNames[] = {"weights", "gradients", "master weights", "moments", "EMA of weights",
                                       "offload buffers", "activations", "FP8 scales, histories", "communication",
                                       "inputs and step state", "scratch"};
     static_assert(std::size(kNames) == kPurposes);

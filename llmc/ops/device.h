@@ -35,6 +35,7 @@ struct Ctx {
     bool rehearsal = false;             // operations only record their arguments
     StepRecorder* recorder = nullptr;   // filled during a rehearsal, may be null
     int64_t recorded_times = 1;         // how often it counts each operation
+    bool in_update = false;             // whether recorded matmuls are the optimizer's
     int64_t fp8_matmuls = 0;            // number executed; see gemm_algorithms.inl
     OpTimer* timer = nullptr;           // null: nothing is timed
     const char* purpose = nullptr;      // purpose of the collectives on this stream, see CollectivePurpose

@@ -102,11 +102,12 @@ std::string gemm_text(const GemmArgs& g) {
                        g.fast_accumulation ? ", fast" : "");
 }
 
-void StepRecorder::add(const GemmArgs& args, int64_t count) {
-    auto known = std::find_if(gemms.begin(), gemms.end(),
-                              [&](const PlannedGemm& g) { return same_kind(g.shape, args); });
+void StepRecorder::add(const GemmArgs& args, int64_t count, bool in_update) {
+    auto known = std::find_if(gemms.begin(), gemms.end(), [&](const PlannedGemm& g) {
+        return g.in_update == in_update && same_kind(g.shape, args);
+    });
     if (known != gemms.end()) known->count += count;
-    else gemms.push_back({args, count});
+    else gemms.push_back({args, count, in_update});
 }
 
 void StepRecorder::add(const PlannedOp& op, int64_t count) {
@@ -119,7 +120,7 @@ void StepRecorder::add(const PlannedOp& op, int64_t count) {
 }
 
 void StepRecorder::add(const StepRecorder& more) {
-    for (const PlannedGemm& g : more.gemms) add(g.shape, g.count);
+    for (const PlannedGemm& g : more.gemms) add(g.shape, g.count, g.in_update);
     for (const PlannedOp& op : more.ops) add(op, op.count);
 }
 
@@ -195,7 +196,7 @@ void rehearse_op(Ctx& ctx, OpKind kind, const ClassifierArgs& a) {
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const SumLossesArgs& a) { record(ctx, kind, a.losses.dtype, a.losses.bytes()); }
 void rehearse_op(Ctx& ctx, OpKind, const GemmArgs& a) {
-    if (ctx.recorder) ctx.recorder->add(a, ctx.recorded_times);
+    if (ctx.recorder) ctx.recorder->add(a, ctx.recorded_times, ctx.in_update);
 }
 
 // ---- step
@@ -207,6 +208,18 @@ void rehearse_op(Ctx& ctx, OpKind kind, const AdamWArgs& a) {
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const EmaArgs& a) {
     record(ctx, kind, a.ema.dtype, a.master.bytes() + 2 * a.ema.bytes());
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const MuonMomentumArgs& a) {
+    record(ctx, kind, a.m.dtype, 2 * sum({a.m, a.grad}));
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const MuonNormalizeArgs& a) {
+    record(ctx, kind, a.matrix.dtype, 2 * a.matrix.bytes());
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const MuonPolynomialArgs& a) {
+    record(ctx, kind, a.gram.dtype, 2 * a.square.bytes() + a.gram.bytes());
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const MuonUpdateArgs& a) {
+    record(ctx, kind, a.direction.dtype, sum({a.param, a.direction}) + 2 * a.master.bytes());
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const FillNormalArgs& a) { record(ctx, kind, a.out.dtype, a.out.bytes()); }
 void rehearse_op(Ctx& ctx, OpKind kind, const FillConstantArgs& a) { record(ctx, kind, a.out.dtype, a.out.bytes()); }

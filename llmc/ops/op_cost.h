@@ -41,6 +41,7 @@ const char* layout_name(GemmLayout layout);
 struct PlannedGemm {
     GemmArgs shape;      // its pointers are meaningless
     int64_t count = 0;
+    bool in_update = false;   // by the optimizer
 };
 
 // "matmul forward 8192 x 6144 x 4096 e4m3 to bf16", "rmsnorm_forward bf16, FP8"; bytes are left out.
@@ -51,7 +52,7 @@ std::string gemm_text(const GemmArgs& args);
 struct StepRecorder {
     std::vector<PlannedGemm> gemms;
     std::vector<PlannedOp> ops;   // all others
-    void add(const GemmArgs& args, int64_t count = 1);
+    void add(const GemmArgs& args, int64_t count = 1, bool in_update = false);
     void add(const PlannedOp& op, int64_t count = 1);
     void add(const StepRecorder& more);
     // Describes the first operation that the two did not run equally often; "" if there is none.

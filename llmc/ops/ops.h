@@ -307,6 +307,45 @@ struct EmaArgs {
     double decay;
 };
 
+// Muon: the update of a matrix is its Nesterov momentum with all singular values near 1, found by a few steps
+// X = (a I + b X X^T + c (X X^T)^2) X. The four operations are what AdamW and matmuls do not have.
+// Source: Jordan et al., "Muon", 2024; Amsel et al., "The Polar Express", arXiv 2505.16932.
+
+// Of n consecutive elements of a parameter; does nothing if state->skip.
+//   g = grad * grad_mul; m = beta m + (1 - beta) g; grad = beta m + (1 - beta) g
+// A bf16 m is rounded stochastically with philox(rng_key, element_offset + i, state->adam_step), after grad used it.
+struct MuonMomentumArgs {
+    Tensor m;                 // (n) fp32 or bf16 (fp64 if grad is), in and =
+    Tensor grad;              // (n) grad, in and =
+    const StepState* state;
+    float beta;
+    uint64_t rng_key;         // of the parameter
+    int64_t element_offset;   // index of element 0 within the parameter
+};
+// matrix *= 1 / (margin sqrt(*sum_squares)), or 0 if the sum is 0: no singular value is above 1 / margin.
+struct MuonNormalizeArgs {
+    Tensor matrix;            // (n) T, in and =
+    const double* sum_squares;
+    double margin;
+};
+// square = a I + b gram + c square.
+struct MuonPolynomialArgs {
+    Tensor square;   // (k, k) T, in and =: gram^2
+    Tensor gram;     // (k, k) T
+    int64_t k;
+    double a, b, c;
+};
+// Of n consecutive elements of a parameter; does nothing if state->skip.
+//   master -= lr * (scale * direction + weight_decay * master); param = master rounded to T
+struct MuonUpdateArgs {
+    Tensor param;                 // (n) T, =; optional: absent if a linear keeps only FP8 weights
+    Tensor master;                // (n) stat, in and =
+    Tensor direction;             // (n) grad
+    const StepState* state;
+    float scale, weight_decay;
+    ScaleEntry* entry = nullptr;  // optional: amax_bits = max(amax_bits, |new master rounded to bf16|)
+};
+
 // out[i] = mean + std * rng_normal(key, element_offset + i), with one fmaf.
 struct FillNormalArgs {
     Tensor out;   // fp32 or bf16, =

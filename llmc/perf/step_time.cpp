@@ -21,6 +21,7 @@ StepPart part_of(const PlannedOp& op) {
         case OpKind::count_scales: case OpKind::transpose_bytes: return kQuantization;
         case OpKind::sum_ranks: case OpKind::quantize_chunks: case OpKind::compare_sums: return kSums;
         case OpKind::sum_squares: case OpKind::step_guard: case OpKind::adamw: case OpKind::ema:
+        case OpKind::muon_momentum: case OpKind::muon_normalize: case OpKind::muon_polynomial: case OpKind::muon_update:
             return kOptimizer;
         default: return kElementwise;
     }
@@ -135,7 +136,8 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
     for (const PlannedGemm& g : plan.step_gemms) {
         const bool backward = g.shape.layout != GemmLayout::kForward;
         const double us = rates.matmul_us(g.shape) * (dtype_bytes(g.shape.A.dtype) == 1 ? slower8 : slower16);
-        add(StepPart::kMatmuls, backward, 1e-3 * us * real(g.count));
+        if (g.in_update) time[StepPart::kOptimizer] += 1e-3 * us * real(g.count);
+        else add(StepPart::kMatmuls, backward, 1e-3 * us * real(g.count));
     }
     for (const PlannedOp& op : plan.step_ops) {
         const double slower = op.attention.HS == 0 ? slower_memory : op.attention.fp8 ? slower8 : slower16;

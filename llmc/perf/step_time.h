@@ -22,7 +22,7 @@ struct StepTime {
     std::array<double, kStepParts> ms{};   // by StepPart; communication and host link: exposed only, and the
                                            // memory traffic of hidden communication
     double reduce_ms = 0, gather_ms = 0;   // communication, hidden or exposed
-    double exchange_ms = 0;                // of heads, exposed
+    double exchange_ms = 0;                // of heads and Muon's matrices, exposed
     double host_link_ms = 0;               // of the copies of --offload in either direction, hidden or exposed
     double& operator[](StepPart part) { return ms[static_cast<size_t>(part)]; }
     double total_ms() const;

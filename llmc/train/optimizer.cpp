@@ -1,12 +1,14 @@
 #include "llmc/train/optimizer.h"
 
 #include "llmc/train/adamw.h"
+#include "llmc/train/muon.h"
 
 namespace {
 
 std::unique_ptr<Optimizer> make_optimizer(OptimizerKind kind, const Config& config) {
     switch (kind) {
         case OptimizerKind::kAdamW: return std::make_unique<AdamW>(config);
+        case OptimizerKind::kMuon: return std::make_unique<Muon>(config);
     }
     FAIL(kExitBug, "no optimizer %d", static_cast<int>(kind));
 }

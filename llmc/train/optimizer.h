@@ -14,7 +14,7 @@ struct ShardUpdate {
     const Param& param;
     int64_t begin = 0;                          // number of the first element within the parameter
     Tensor weight;                              // working type, =; empty if stored in FP8 only
-    Tensor grad;                                // summed over the ranks
+    Tensor grad;                                // summed over the ranks; an optimizer may overwrite it
     std::array<Tensor, kStateKinds> states;      // by StateKind, updated; empty if the parameter has no such state
     ScaleEntry* amax = nullptr;                    // optional: amax_bits = max(itself, |new weight rounded to bf16|)
 
@@ -26,6 +26,10 @@ public:
     virtual ~Optimizer() = default;
     // Updates nothing if state->skip. No host synchronisation.
     virtual void update(Ctx& ctx, const ShardUpdate& shard, const StepState* state) const = 0;
+    // Whether update() leaves the parameter as it is, and finish() completes the update once Orthogonalizer has
+    // replaced what update() has left in shard.grad.
+    virtual bool finishes() const { return false; }
+    virtual void finish(Ctx&, const ShardUpdate&, const StepState*) const {}
 };
 
 // By OptimizerKind.

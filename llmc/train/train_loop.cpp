@@ -20,7 +20,7 @@
 
 TrainLoop::TrainLoop(ParsedConfig parsed, const Fp8Plan& fp8_plan, std::string command, Predict predict, Comm& comm)
     : parsed_(std::move(parsed)), command_(std::move(command)), predict_(std::move(predict)), comm_(comm),
-      table_(make_param_table(config_.shape, config_.ema > 0)), fp8_plan_(fp8_plan),
+      table_(make_param_table(config_)), fp8_plan_(fp8_plan),
       device_(config_, table_, fp8_plan_, comm) {}
 
 void TrainLoop::run() {

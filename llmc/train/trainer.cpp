@@ -51,7 +51,7 @@ Trainer::Trainer(const Config& config, const ParamTable& table, const Fp8Plan& f
       optimizers_(make_optimizers(config)), store_(sharded_, grads_, gatherer_),
       exchange_(context_exchange(groups, comm_stream_)), inputs_(config, arena),
       decoder_(config.shape, table_, decoder_options(config, exchange_), arena, store_, fp8_),
-      bf16_evaluation_(make_bf16_evaluation()),
+      orthogonalizer_(make_orthogonalizer()), bf16_evaluation_(make_bf16_evaluation()),
       evaluator_(config, groups, gatherer_.gathers_in_passes(), decoder_, fp8_, inputs_, arena),
       state_(take_step_state(arena)) {
     CHECK(groups.context.world().ranks == config.context_parallel, "a context group of %d ranks",
@@ -67,6 +67,12 @@ std::unique_ptr<Bf16Evaluation> Trainer::make_bf16_evaluation() {
     const Arena::Instead instead(arena_, decoder_.activations_begin());   // of what the steps save
     return std::make_unique<Bf16Evaluation>(config_, table_, groups_, options, sharded_, grads_, gatherer_,
                                             comm_stream_, inputs_, arena_);
+}
+
+std::unique_ptr<Orthogonalizer> Trainer::make_orthogonalizer() {
+    if (config_.optimizer != OptimizerKind::kMuon) return nullptr;
+    const Arena::Instead instead(arena_, decoder_.activations_begin());   // updates begin when no activation is needed
+    return std::make_unique<Orthogonalizer>(config_, table_, sharded_, grads_, groups_, comm_stream_, arena_);
 }
 
 void Trainer::initialise(Ctx& ctx) {
@@ -200,20 +206,42 @@ void Trainer::clip_and_guard(Ctx& ctx) {
 
 // Updates what this rank owns, and records the amaxes of the new weights.
 void Trainer::optimizer_step(Ctx& ctx) {
+    const auto optimizer = [&](const ShardRange& range) -> const Optimizer& {
+        return *optimizers_[static_cast<size_t>(table_.params[static_cast<size_t>(range.param)].optimizer)];
+    };
     fp8_.clear_weight_amax(ctx, state_);
     sharded_.each_range(ctx, OffloadAccess::kUpdate, [&](const ShardRange& range) {
-        const Param& param = table_.params[static_cast<size_t>(range.param)];
-        ShardUpdate update{.param = param, .begin = range.begin, .weight = sharded_.weight(range),
-                           .grad = grads_.reduced(range), .states = {}, .amax = fp8_.weight_entry(range.param)};
-        for (const OptimizerState& row : kOptimizerStates)
-            if (param.has(row.kind)) update.states[static_cast<size_t>(row.kind)] = sharded_.state(row.kind, range);
-        optimizers_[static_cast<size_t>(param.optimizer)]->update(ctx, update, state_);
-        if (config_.ema > 0)
-            ops::ema(ctx, {.ema = update.state(StateKind::kEma), .master = update.state(StateKind::kMaster),
-                           .state = state_, .decay = config_.ema});
-        fp8_.record_block_amaxes(ctx, range.param, range.begin, sharded_.master(range));
-        gatherer_.keep_master(ctx, range);
+        optimizer(range).update(ctx, update_of(range, OffloadAccess::kUpdate), state_);
+        if (!optimizer(range).finishes()) finish_range(ctx, range);
     });
+    if (!orthogonalizer_) return;
+    ctx.in_update = true;
+    orthogonalizer_->run(ctx);
+    ctx.in_update = false;
+    sharded_.each_range(ctx, OffloadAccess::kFinish, [&](const ShardRange& range) {
+        if (!optimizer(range).finishes()) return;
+        optimizer(range).finish(ctx, update_of(range, OffloadAccess::kFinish), state_);
+        finish_range(ctx, range);
+    });
+}
+
+ShardUpdate Trainer::update_of(const ShardRange& range, OffloadAccess access) const {
+    const Param& param = table_.params[static_cast<size_t>(range.param)];
+    ShardUpdate update{.param = param, .begin = range.begin, .weight = sharded_.weight(range),
+                       .grad = grads_.reduced(range), .states = {}, .amax = fp8_.weight_entry(range.param)};
+    for (const OptimizerState& row : kOptimizerStates)
+        if (param.has(row.kind) && copies(access, row.kind))
+            update.states[static_cast<size_t>(row.kind)] = sharded_.state(row.kind, range);
+    return update;
+}
+
+void Trainer::finish_range(Ctx& ctx, const ShardRange& range) {
+    const Tensor master = sharded_.master(range);
+    if (config_.ema > 0)
+        ops::ema(ctx, {.ema = sharded_.state(StateKind::kEma, range), .master = master, .state = state_,
+                       .decay = config_.ema});
+    fp8_.record_block_amaxes(ctx, range.param, range.begin, master);
+    gatherer_.keep_master(ctx, range);
 }
 
 void Trainer::gather_weights(Ctx& ctx) {
@@ -256,6 +284,7 @@ void Trainer::warm_up(Ctx& ctx, const StagedStep& staged) {
     gradients_cleared_ = false;
     fp8_.begin_step(ctx, false);
     dropped_micro_batch(ctx, staged);
+    if (orthogonalizer_) orthogonalizer_->warm_up(ctx);
     gatherer_.wait(ctx);
     device::synchronize(ctx);
 }

@@ -11,6 +11,7 @@
 #include "llmc/parallel/zero/zero_store.h"
 #include "llmc/train/bf16_evaluation.h"
 #include "llmc/train/optimizer.h"
+#include "llmc/train/orthogonalizer.h"
 
 class Trainer {
 public:
@@ -63,6 +64,8 @@ private:
     void reduce_gradients(Ctx& ctx, const StagedStep& staged);
     void clip_and_guard(Ctx& ctx);
     void optimizer_step(Ctx& ctx);
+    ShardUpdate update_of(const ShardRange& range, OffloadAccess access) const;
+    void finish_range(Ctx& ctx, const ShardRange& range);
     void gather_weights(Ctx& ctx);
     void copy_results(Ctx& ctx, const StagedStep& staged);
 
@@ -73,6 +76,7 @@ private:
     void calibrate(Ctx& ctx, const StagedStep& staged);
     void clear_gradients(Ctx& ctx);
     std::unique_ptr<Bf16Evaluation> make_bf16_evaluation();
+    std::unique_ptr<Orthogonalizer> make_orthogonalizer();
 
     const Config& config_;
     const ParamTable& table_;
@@ -92,6 +96,7 @@ private:
     const HeadExchange exchange_;
     DeviceInputs inputs_;
     Decoder decoder_;
+    const std::unique_ptr<Orthogonalizer> orthogonalizer_;   // null without --optimizer muon
     const std::unique_ptr<Bf16Evaluation> bf16_evaluation_;
     Evaluator evaluator_;
     StepState* const state_;   // device

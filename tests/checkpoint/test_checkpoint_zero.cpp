@@ -30,6 +30,10 @@ std::vector<TrainingCase> cases() {
     add("blockwise, gradients in FP8", 1, Fp8Recipe::kBlockwise).grad_comm_dtype = Dtype::kE4m3;
     add("tensorwise, replicated", 1, Fp8Recipe::kTensorwise).zero = 0;
     add("delayed, gradients sharded", 0, Fp8Recipe::kDelayed).zero = 2;
+    add("muon", 1, Fp8Recipe::kNone).optimizer = OptimizerKind::kMuon;
+    add("muon, delayed, gradients sharded", 1, Fp8Recipe::kDelayed).zero = 2;
+    cases.back().config.optimizer = OptimizerKind::kMuon;
+    cases.back().config.moment_dtype = Dtype::kBf16;
     for (TrainingCase& c : cases) c.config.global_batch_size = 12;
     return cases;
 }
@@ -68,7 +72,8 @@ std::string state_json_of(TestModel& model) {
 // Loads a checkpoint as a resumed run does.
 void resume(TestModel& model, Comm& comm, const std::string& root) {
     const FoundCheckpoint found = ::find_checkpoint("auto", root, comm);
-    load_checkpoint(found.path, model.config.shape, model.table, model.trainer->state_access(model.ctx), comm);
+    load_checkpoint(found.path, model.config.shape, model.table, model.trainer->state_access(model.ctx), comm,
+                    kStagingBytes, model.config.optimizer);
     const auto saved = Json::parse(found.state_json);
     StepState state{};
     state.adam_step = model.result.adam_step = saved.at("adam_step").get<int64_t>();

@@ -11,7 +11,7 @@ std::string option_lines() {
     std::string text;
     Config gpt2 = parse("gpt2", {"--dry-run"}).config, llama = parse("llama", {"--dry-run"}).config;
     for (const OptionRow& row : option_table()) {
-        const char* resume[] = {"must match on resume", "reported on resume", "free on resume"};
+        const char* resume[] = {"must match on resume", "reported on resume", "free on resume", "inherited on resume"};
         Json a = row.value.get(gpt2), b = row.value.get(llama);
         text += strf("--%s | %s | gpt2 %s | llama %s | %s%s%s\n", row.name, row.value.expects.c_str(),
                      a.is_null() ? "unset" : a.dump().c_str(), b.is_null() ? "unset" : b.dump().c_str(),
@@ -25,7 +25,7 @@ std::string option_lines() {
 
 // A new option is a new line of the file; a changed or missing line breaks users' scripts, so it must be intended.
 // UPDATE_GOLDEN=1 rewrites the file. The commit of a new option says which user needs it.
-constexpr size_t kOptions = 107;
+constexpr size_t kOptions = 110;
 TEST_CASE("config: the list of options is frozen") {
     fs::path path = "tests/golden/cli_options.txt";
     std::string now = option_lines();
@@ -143,6 +143,8 @@ TEST_CASE("config: an option without effect is refused with the reason") {
         {"gpt2", {"--save-interval", "3"}, "--save-interval", "--save"},
         {"gpt2", {"--tokenizer", "t"}, "--tokenizer", "--save"},
         {"gpt2", {"--min-lr", "0", "--lr-decay-style", "constant"}, "--min-lr", "constant"},
+        {"gpt2", {"--muon-scale", "spectral"}, "--muon-scale", "--optimizer adamw"},
+        {"gpt2", {"--muon-momentum", "0.9"}, "--muon-momentum", "--optimizer adamw"},
         {"gpt2", {"--lr-wsd-decay-iters", "10"}, "--lr-wsd-decay-iters", "wsd"},
         {"gpt2", {"--sample-tokens", "10"}, "--sample-tokens", "--sample-every 0"},
         {"gpt2", {"--prompt", "1"}, "--prompt", "--sample-every 0"},
@@ -408,7 +410,8 @@ TEST_CASE("config: differences from a checkpoint's options") {
             });
         };
         CHECK(names(diff.must_match) == (row.on_resume == OnResume::kMustMatch));
-        CHECK(names(diff.changed) == (row.on_resume == OnResume::kReport));
+        CHECK(names(diff.changed)
+              == (row.on_resume == OnResume::kReport || row.on_resume == OnResume::kInherited));
         // A setting that must match is also reported if it is missing.
         ConfigDiff back = config_diff(config_to_json(now), parse("gpt2", run).config);
         for (const ConfigDiff& both : {diff, back})

@@ -18,6 +18,7 @@ RUNS = (
     ("one rank, FP8", LLAMA, 1, [], ["--fp8-recipe", "delayed"]),
     ("mpirun", GPT2, 2, MPIRUN, ["--micro-batch-size", "1", "--save-async"]),
     ("launch_mpi.sh", GPT2, 2, LAUNCHER, ["--micro-batch-size", "1"]),
+    ("Muon, ZeRO-2", LLAMA, 2, LAUNCHER, ["--micro-batch-size", "1", "--zero", "2", "--optimizer", "muon"]),
     ("ZeRO-3", GPT2, 2, LAUNCHER, ["--micro-batch-size", "1", "--zero", "3"]),
     ("context parallel", LLAMA, 2, LAUNCHER, ["--micro-batch-size", "1", "--context-parallel", "2"]),
     ("ZeRO-3, context parallel, FP8", LLAMA, 4, LAUNCHER,

@@ -85,6 +85,18 @@ public:
                               .beta2 = 0.99f, .eps = 1e-8f, .weight_decay = 0.1f, .rng_key = 5, .element_offset = 0,
                               .entry = entry()});
         });
+        step([&](Ctx& ctx) {
+            cuda::muon_momentum(ctx, {.m = at("m"), .grad = at("grad"), .state = object_in<StepState>(at("state")),
+                                      .beta = 0.95f, .rng_key = 5, .element_offset = 0});
+        });
+        step([&](Ctx& ctx) {
+            cuda::muon_polynomial(ctx, {.square = at("d"), .gram = at("c"), .k = kC, .a = 1, .b = -0.5, .c = 0.25});
+        });
+        step([&](Ctx& ctx) {
+            cuda::muon_update(ctx, {.param = at("c"), .master = at("master"), .direction = at("grad"),
+                                    .state = object_in<StepState>(at("state")), .scale = 0.5f, .weight_decay = 0.1f,
+                                    .entry = entry()});
+        });
         step([&](Ctx& ctx) { cuda::fill_bytes(ctx, at("grad").data, 0, at("grad").bytes() / 2); });
         step([&](Ctx& ctx) { cuda::copy_on_device(ctx, at("d").data, at("a").data, at("d").bytes() / 2); });
     }

@@ -137,6 +137,7 @@ struct Run {
     Fp8Recipe recipe;
     std::vector<Expected> expected;
     bool fp8_attention = false;
+    OptimizerKind optimizer = OptimizerKind::kAdamW;
 };
 const std::vector<Run>& runs() {
     static const std::vector<Run> all = {
@@ -148,6 +149,8 @@ const std::vector<Run>& runs() {
         {"qwen, delayed", qwen_128(), Fp8Recipe::kDelayed, {{"qk_norm_backward", "qk_norm_backward_kernel"}}},
         {"gpt2, BF16", gpt2_64(128), Fp8Recipe::kNone, kBiasSums},
         {"gpt2, delayed, 1280 columns", gpt2_64(1280), Fp8Recipe::kDelayed, kSeveralWarps},
+        {"llama, Muon", llama_128(), Fp8Recipe::kNone, {{"muon_update", "muon_update_kernel"}}, false,
+         OptimizerKind::kMuon},
     };
     return all;
 }
@@ -198,6 +201,7 @@ void choose_custom_kernel(Ctx& ctx) {
 
 Kernels kernels_of(const Run& run) {
     Config config = tiny_config(run.shape, Dtype::kBf16, 1, 128);
+    config.optimizer = run.optimizer;
     config.fp8_recipe = run.recipe;
     config.fp8_format = run.recipe == Fp8Recipe::kBlockwise ? Fp8Format::kE4m3 : Fp8Format::kHybrid;
     config.fp8_attention = run.fp8_attention;

@@ -210,6 +210,81 @@ TEST_CASE("gpu ops: adamw is bitwise equal to the CPU's, including stochastic ro
     CHECK_FALSE(first.same_bits(second));
 }
 
+namespace {
+
+const StepState* state_in(const Tensor& tensor) { return static_cast<const StepState*>(tensor.data); }
+
+void check_muon_elements(int64_t n, const Types& types, int64_t shift_bytes, const StepState& state) {
+    OpCase momentum(strf("muon_momentum of %lld, momentum %s", (long long)n, dtype_name(types.moment)), types.param,
+                    types.grad, shift_bytes);
+    momentum.add("m", Kind::kFixed, random_tensor(types.moment, n, 3, 1e-2));
+    momentum.add("grad", Kind::kGrad, random_tensor(types.grad, n, 5, 1e-2));
+    momentum.add("state", Kind::kFixed, tensor_of(state));
+    momentum.run_same_types(cuda::muon_momentum, cpu::muon_momentum, [&](auto view) {
+        return MuonMomentumArgs{.m = view("m"), .grad = view("grad"), .state = state_in(view("state")), .beta = 0.95f,
+                                .rng_key = rng_key(3, "a"), .element_offset = (1ll << 33) + 5};
+    });
+    for (const char* tensor : {"m", "grad"})
+        state.skip ? momentum.check_unchanged(tensor) : momentum.check_bits(tensor);
+
+    for (bool with_param : {true, false}) {
+        OpCase update(strf("muon_update of %lld", (long long)n), types.param, types.grad, shift_bytes);
+        if (with_param) update.random("param", Kind::kWork, n);
+        update.random("master", Kind::kStat, n);
+        update.random("direction", Kind::kGrad, n);
+        update.add("state", Kind::kFixed, tensor_of(state));
+        update.add("entry", Kind::kFixed, HostTensor(Dtype::kInt32, 4).fill(1));
+        update.run_same_types(cuda::muon_update, cpu::muon_update, [&](auto view) {
+            return MuonUpdateArgs{.param = view("param"), .master = view("master"), .direction = view("direction"),
+                                  .state = state_in(view("state")), .scale = 3.7f, .weight_decay = 0.1f,
+                                  .entry = static_cast<ScaleEntry*>(view("entry").data)};
+        });
+        for (const char* tensor : {"param", "master", "entry"}) {
+            if (!with_param && tensor[0] == 'p') continue;
+            state.skip ? update.check_unchanged(tensor) : update.check_bits(tensor);
+        }
+    }
+}
+
+}  // namespace
+
+TEST_CASE("gpu ops: the operations of Muon are bitwise equal to the CPU's") {
+    for (Dtype type : kFloats) {
+        for (Dtype moment : kFloats)
+            for (Dtype grad : kFloats) {
+                for (int64_t n : kLengths) {
+                    if (left_out(n)) continue;
+                    check_muon_elements(n, {type, moment, grad}, 0, step_state(1, 0));
+                    check_muon_elements(n, {type, moment, grad}, 4, step_state(123457, 0));
+                }
+                check_muon_elements(1000, {type, moment, grad}, 0, step_state(7, 1));
+            }
+        for (int64_t k : {1, 3, 4, 8, 33, 300, 1030})
+            for (int64_t shift_bytes : {0, 4}) {
+                if (left_out(k * k)) continue;
+                OpCase polynomial(strf("muon_polynomial of %lld", (long long)k), type, Dtype::kFp32, shift_bytes);
+                polynomial.random("square", Kind::kWork, k * k);
+                polynomial.random("gram", Kind::kWork, k * k);
+                polynomial.run_same_types(cuda::muon_polynomial, cpu::muon_polynomial, [&](auto view) {
+                    return MuonPolynomialArgs{.square = view("square"), .gram = view("gram"), .k = k, .a = 4.1,
+                                              .b = -2.9, .c = 0.54};
+                });
+                polynomial.check_bits("square");
+                for (double squares : {0.0, 123.5}) {
+                    OpCase normalize(strf("muon_normalize of %lld", (long long)k), type, Dtype::kFp32, shift_bytes);
+                    normalize.random("matrix", Kind::kWork, k * k);
+                    normalize.add("sum", Kind::kFixed, HostTensor(Dtype::kFp64, 1).fill(squares));
+                    normalize.run_same_types(cuda::muon_normalize, cpu::muon_normalize, [&](auto view) {
+                        return MuonNormalizeArgs{.matrix = view("matrix"),
+                                                 .sum_squares = static_cast<const double*>(view("sum").data),
+                                                 .margin = 1.01};
+                    });
+                    normalize.check_bits("matrix");
+                }
+            }
+    }
+}
+
 TEST_CASE("gpu ops: rope and embedding at given positions") {
     constexpr int64_t N = 37, T = 100, V = 61;
     HostTensor positions(Dtype::kInt32, N), tokens(Dtype::kInt32, N);

@@ -57,7 +57,7 @@ inline Config tiny_config(const ModelConfig& shape, Dtype dtype, int64_t B, int6
 
 // Memory plan of a run of this configuration on `ranks` ranks.
 inline MemoryPlan memory_of(const Config& config, int ranks) {
-    const ParamTable table = make_param_table(config.shape);
+    const ParamTable table = make_param_table(config);
     return plan_memory(config, table, fp8_plan_of(config, table), ranks);
 }
 
@@ -73,7 +73,7 @@ public:
 
     // one_of: communicator of one of several ranks; null: a single rank.
     explicit TestModel(const Config& c, bool poison = true, Comm* one_of = nullptr, const Streams& streams = {})
-        : comm(one_of ? *one_of : *single_), config(c), table(make_param_table(config.shape, config.ema > 0)) {
+        : comm(one_of ? *one_of : *single_), config(c), table(make_param_table(config)) {
         device::device_open(ctx, 0);
         cpu::count_orders(ctx, streams.orders);
         if (streams.defers_compute) cpu::defer(ctx);

@@ -161,7 +161,7 @@ private:
     const bool json_;
     const Config& config_ = parsed_.config;
     std::vector<std::string> notes_ = parsed_.notes;
-    const ParamTable params_ = make_param_table(config_.shape, config_.ema > 0);
+    const ParamTable params_ = make_param_table(config_);
     const DataLoader loader_;
     const Fp8Plan fp8_plan_ = fp8_plan_of(config_, params_);
     RunDevice run_device_{config_, params_, fp8_plan_, comm_};

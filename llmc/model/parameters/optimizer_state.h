@@ -1,14 +1,15 @@
 // The optimizer states of a parameter: their memory purpose, dtype and checkpoint file. Memory planning and checkpoints
 // follow from these rows; no state is named a second time.
 #pragma once
-#include <array>
 #include <cstdint>
+#include <initializer_list>
 
 #include "llmc/base/dtype.h"
+#include "llmc/config/config.h"
 #include "llmc/ops/arena.h"
 
-enum class StateKind : uint8_t { kMaster, kExpAvg, kExpAvgSq, kEma };
-inline constexpr int kStateKinds = 4;
+enum class StateKind : uint8_t { kMaster, kExpAvg, kExpAvgSq, kMomentum, kEma };
+inline constexpr int kStateKinds = 5;
 
 struct OptimizerState {
     StateKind kind;
@@ -23,24 +24,28 @@ inline constexpr OptimizerState kOptimizerStates[] = {
     {StateKind::kMaster, "master", "optimizer/master.safetensors", Purpose::kMaster, false, "masters", ""},
     {StateKind::kExpAvg, "exp_avg", "optimizer/m.safetensors", Purpose::kMoments, true, "moments"},
     {StateKind::kExpAvgSq, "exp_avg_sq", "optimizer/v.safetensors", Purpose::kMoments, true, "moments"},
+    {StateKind::kMomentum, "momentum", "optimizer/momentum.safetensors", Purpose::kMoments, true, "moments"},
     // Of the masters, beside any optimizer, with --ema. FP32: a share of 1e-4 is less than half a unit of BF16.
     {StateKind::kEma, "ema", "optimizer/ema.safetensors", Purpose::kEma, false, "moments", "ema/"},
 };
 constexpr const OptimizerState& state_row(StateKind kind) { return kOptimizerStates[static_cast<size_t>(kind)]; }
 
-// Which optimizer updates a parameter, and the states that it needs.
-enum class OptimizerKind : uint8_t { kAdamW };
+// The optimizers of parameters, and the states that each needs.
 struct OptimizerRow {
     OptimizerKind kind;
-    std::array<StateKind, 3> states;
+    uint32_t states;   // bits by StateKind
 };
+constexpr uint32_t state_bits(std::initializer_list<StateKind> kinds) {
+    uint32_t bits = 0;
+    for (StateKind kind : kinds) bits |= 1u << static_cast<int>(kind);
+    return bits;
+}
 inline constexpr OptimizerRow kOptimizers[] = {
-    {OptimizerKind::kAdamW, {StateKind::kMaster, StateKind::kExpAvg, StateKind::kExpAvgSq}},
+    {OptimizerKind::kAdamW, state_bits({StateKind::kMaster, StateKind::kExpAvg, StateKind::kExpAvgSq})},
+    {OptimizerKind::kMuon, state_bits({StateKind::kMaster, StateKind::kMomentum})},
 };
 constexpr bool keeps(OptimizerKind optimizer, StateKind state) {
-    for (StateKind kind : kOptimizers[static_cast<size_t>(optimizer)].states)
-        if (kind == state) return true;
-    return false;
+    return kOptimizers[static_cast<size_t>(optimizer)].states >> static_cast<int>(state) & 1;
 }
 
 // The types that the options decide. FP64 is for tests, which use it for all state.

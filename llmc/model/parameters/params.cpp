@@ -39,6 +39,7 @@ struct Builder {
     const ModelConfig& c;
     ParamTable table;
     bool gpt2_names;
+    OptimizerKind of_layers;
 
     int add(Param p) {
         for (const HfPart& part : p.hf) table.param_elems += part.rows * p.cols;
@@ -50,9 +51,12 @@ struct Builder {
                Param::Init init = Param::Init::kZeros) {
         return add({.name = name, .rows = length, .layer = layer, .init = init, .hf = std::move(hf)});
     }
-    int matrix(const std::string& name, std::vector<HfPart> hf, int layer, int64_t rows, int64_t cols, double std) {
+    int matrix(const std::string& name, std::vector<HfPart> hf, int layer, int64_t rows, int64_t cols, double std,
+               std::vector<int64_t> stacked = {}) {
+        if (stacked.empty()) stacked = {rows};
         return add({.name = name, .rows = rows, .cols = cols, .layer = layer, .init = Param::Init::kNormal,
-                    .init_std = std, .decay = true, .hf = std::move(hf)});
+                    .init_std = std, .decay = true, .hf = std::move(hf),
+                    .optimizer = layer >= 0 ? of_layers : OptimizerKind::kAdamW, .stacked = std::move(stacked)});
     }
 
     // A parameter that is one Hugging Face tensor; GPT-2 stores its matrices as [in, out].
@@ -90,7 +94,8 @@ struct Builder {
             if (layer_norm) bias = vector(own + name + ".bias", whole(hf_name + ".bias", C, false), l, C);
         };
         norm("norm1", norm1, p.norm1_weight, p.norm1_bias);
-        p.qkv_weight = matrix(own + "qkv.weight", qkv_parts(".weight"), l, q + 2 * kv, C, c.init_std);
+        p.qkv_weight = matrix(own + "qkv.weight", qkv_parts(".weight"), l, q + 2 * kv, C, c.init_std,
+                              {q, kv, kv});
         if (c.qkv_bias()) p.qkv_bias = vector(own + "qkv.bias", qkv_parts(".bias"), l, q + 2 * kv);
         if (c.qk_norm) {
             const int64_t HS = c.kv_channels;
@@ -102,7 +107,8 @@ struct Builder {
         p.proj_weight = matrix(own + "proj.weight", whole(proj + ".weight", C, true), l, C, q, residual_std);
         if (c.proj_bias()) p.proj_bias = vector(own + "proj.bias", whole(proj + ".bias", C, false), l, C);
         norm("norm2", norm2, p.norm2_weight, p.norm2_bias);
-        p.up_weight = matrix(own + "up.weight", up_parts(".weight"), l, c.up_width(), C, c.init_std);
+        p.up_weight = matrix(own + "up.weight", up_parts(".weight"), l, c.up_width(), C, c.init_std,
+                             std::vector<int64_t>(gated ? 2 : 1, F));
         if (c.mlp_bias()) p.up_bias = vector(own + "up.bias", up_parts(".bias"), l, c.up_width());
         p.down_weight = matrix(own + "down.weight", whole(down + ".weight", C, true), l, C, F, residual_std);
         if (c.mlp_bias()) p.down_bias = vector(own + "down.bias", whole(down + ".bias", C, false), l, C);
@@ -135,8 +141,8 @@ struct Builder {
 
 }  // namespace
 
-ParamTable make_param_table(const ModelConfig& config, bool ema) {
-    Builder builder{config, {}, hf_class(config) == HfClass::kGpt2};
+ParamTable make_param_table(const ModelConfig& config, OptimizerKind of_layers, bool ema) {
+    Builder builder{config, {}, hf_class(config) == HfClass::kGpt2, of_layers};
     builder.build();
     for (Param& param : builder.table.params) param.ema = ema;
     return std::move(builder.table);

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/config/model_config.h"
+#include "llmc/config/config.h"
 #include "llmc/model/parameters/optimizer_state.h"
 
 // A tensor of the Hugging Face model that is stored as rows [row_begin, row_begin + rows) of a parameter.
@@ -26,7 +26,7 @@ struct Param {
     bool decay = false;          // weight decay applies (matrices)
     std::vector<HfPart> hf;
     OptimizerKind optimizer = OptimizerKind::kAdamW;
-
+    std::vector<int64_t> stacked = {};   // rows of each matrix that Muon updates alone: Q, K, V; gate, up
     bool ema = false;            // --ema
 
     // Whether it has this state: its optimizer keeps it, or it is the EMA.
@@ -63,5 +63,9 @@ struct ParamTable {
 enum class HfClass { kGpt2, kLlama, kMistral, kQwen2, kQwen3, kOwn };
 HfClass hf_class(const ModelConfig& config);
 
-// ema: with an EMA of the master weights.
-ParamTable make_param_table(const ModelConfig& config, bool ema = false);
+// of_layers: the optimizer of the matrices of layers. ema: with an EMA of the master weights.
+ParamTable make_param_table(const ModelConfig& config, OptimizerKind of_layers = OptimizerKind::kAdamW,
+                            bool ema = false);
+inline ParamTable make_param_table(const Config& config) {
+    return make_param_table(config.shape, config.optimizer, config.ema > 0);
+}

@@ -120,6 +120,16 @@ int64_t Comm::shard_elems(const Tensor& shards) const {
     return shards.elems / world_.ranks;
 }
 
+Tensor Comm::sent_to_others(const std::vector<Tensor>& in) const {
+    CHECK(in.size() == static_cast<size_t>(world_.ranks), "%zu tensors for %d ranks", in.size(), world_.ranks);
+    Tensor all;
+    for (size_t r = 0; r < in.size(); r++) {
+        all.dtype = in[r].dtype;
+        if (static_cast<int>(r) != world_.rank) all.elems += in[r].elems;
+    }
+    return all;
+}
+
 void Comm::check_exchange(const Tensor& out, const Tensor& in, int peer) const {
     CHECK(out.dtype == in.dtype && out.elems == in.elems && peer != world_.rank, "exchange of %lld %s for %lld %s "
           "with rank %d", (long long)in.elems, dtype_name(in.dtype), (long long)out.elems, dtype_name(out.dtype), peer);

@@ -86,6 +86,12 @@ public:
         FAIL(kExitBug, "no exchange with rank %d here", peer);
     }
 
+    // out[r] = what rank r has in in[this rank], for every other rank r. The tensors, one for each rank, have any dtype
+    // and sizes; empty ones are not sent.
+    virtual void exchange_all(Ctx&, const std::vector<Tensor>& /*out*/, const std::vector<Tensor>& /*in*/) {
+        FAIL(kExitBug, "no exchange with all ranks here");
+    }
+
     // Reports progress to the watchdog when the stream reaches this point. For use between collectives that are far
     // apart.
     virtual void mark_progress(Ctx&) {}
@@ -104,6 +110,8 @@ protected:
     explicit Comm(const World& world) : world_(world) {}
     // Elements of one of `ranks` equal shards.
     int64_t shard_elems(const Tensor& shards) const;
+    // The bytes that exchange_all sends to other ranks, as a tensor without memory.
+    Tensor sent_to_others(const std::vector<Tensor>& in) const;
     void check_exchange(const Tensor& out, const Tensor& in, int peer) const;
 
 private:

@@ -119,6 +119,11 @@ public:
         inner_->exchange(ctx, out, in, peer);
     }
 
+    void exchange_all(Ctx& ctx, const std::vector<Tensor>& out, const std::vector<Tensor>& in) override {
+        const Posted posted(*this, ctx, "exchange_all", sent_to_others(in));
+        inner_->exchange_all(ctx, out, in);
+    }
+
     void mark_progress(Ctx& ctx) override {
         if (whole_.device_ && !ctx.rehearsal) whole_.device_->advance(ctx);
     }

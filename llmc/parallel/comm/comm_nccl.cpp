@@ -186,6 +186,16 @@ public:
               in.elems, dtype_name(in.dtype));
     }
 
+    void exchange_all(Ctx& ctx, const std::vector<Tensor>& out, const std::vector<Tensor>& in) override {
+        const Tensor sent = sent_to_others(in);
+        if (idle(ctx)) return;
+        check(grouped([&](Result& result) {
+                  for (int r = 0; r < world().ranks; r++)
+                      if (r != world().rank)
+                          send_and_receive(result, ctx, out.at(static_cast<size_t>(r)), in[static_cast<size_t>(r)], r);
+              }), "ncclSend and ncclRecv (all ranks)", sent.elems, dtype_name(sent.dtype));
+    }
+
     std::string async_error() override {
         const std::lock_guard<std::mutex> lock(mutex_);
         Communicator* comm = comm_;
@@ -288,8 +298,8 @@ private:
         auto run = [&](Result r) {
             if (result == nccl_api::kSuccess) result = r;
         };
-        run(nccl_.call.send(in.data, byte_count(in), nccl_api::kUint8, peer, comm_, ctx.stream));
-        run(nccl_.call.recv(out.data, byte_count(out), nccl_api::kUint8, peer, comm_, ctx.stream));
+        if (in) run(nccl_.call.send(in.data, byte_count(in), nccl_api::kUint8, peer, comm_, ctx.stream));
+        if (out) run(nccl_.call.recv(out.data, byte_count(out), nccl_api::kUint8, peer, comm_, ctx.stream));
     }
 
     Communicator* connected() const {

@@ -8,24 +8,38 @@
 
 void RehearsalComm::abort(int exit_code) { std::exit(exit_code); }
 
+PlannedCollective& RehearsalComm::planned(const char* name, Dtype dtype, bool exchange) {
+    std::vector<PlannedCollective>& calls = whole_->calls;
+    auto known = std::find_if(calls.begin(), calls.end(), [&](const PlannedCollective& c) {
+        return std::strcmp(c.name, name) == 0 && c.dtype == dtype && c.ranks == world().ranks
+               && c.exchange == exchange;
+    });
+    if (known == calls.end())
+        known = calls.insert(calls.end(), {.name = name, .dtype = dtype, .ranks = world().ranks,
+                                           .exchange = exchange});
+    return *known;
+}
+
+void RehearsalComm::exchange_all(Ctx& ctx, const std::vector<Tensor>& /*out*/, const std::vector<Tensor>& in) {
+    if (!ctx.recorder) return;
+    const Tensor sent = sent_to_others(in);
+    PlannedCollective& known = planned("send", sent.dtype, true);
+    known.calls++;
+    known.bytes += sent.bytes();
+    known.sent_bytes += sent.bytes();
+}
+
 // In each pass a rank sends all shards but its own.
 void RehearsalComm::note(const Ctx& ctx, const char* name, const Tensor& tensor, int passes, bool copies_own) {
     CHECK(ctx.rehearsal, "RehearsalComm is for rehearsals");
     if (!ctx.recorder || world().ranks == 1) return;
-    std::vector<PlannedCollective>& calls = whole_->calls;
     const bool exchange = ctx.purpose && std::string(ctx.purpose).rfind(kExchangePurpose, 0) == 0;
-    auto known = std::find_if(calls.begin(), calls.end(), [&](const PlannedCollective& c) {
-        return std::strcmp(c.name, name) == 0 && c.dtype == tensor.dtype && c.ranks == world().ranks
-               && c.exchange == exchange;
-    });
-    if (known == calls.end())
-        known = calls.insert(calls.end(), {.name = name, .dtype = tensor.dtype, .ranks = world().ranks,
-                                           .exchange = exchange});
+    PlannedCollective& known = planned(name, tensor.dtype, exchange);
     const int64_t times = ctx.recorded_times, own = tensor.bytes() / world().ranks;
-    known->calls += times;
-    known->bytes += times * tensor.bytes();
-    known->sent_bytes += times * passes * (tensor.bytes() - own);
-    if (copies_own) known->copied_bytes += times * passes * own;
+    known.calls += times;
+    known.bytes += times * tensor.bytes();
+    known.sent_bytes += times * passes * (tensor.bytes() - own);
+    if (copies_own) known.copied_bytes += times * passes * own;
 }
 
 std::string communication_text(const Config& config, const std::vector<PlannedCollective>& calls, int ranks,
@@ -40,7 +54,7 @@ std::string communication_text(const Config& config, const std::vector<PlannedCo
         text += strf("  %-14s %-5s %5d %8lld %16lld %16lld", c.name, dtype_name(c.dtype), c.ranks,
                      static_cast<long long>(c.calls), static_cast<long long>(c.bytes),
                      static_cast<long long>(c.sent_bytes));
-        if (c.exchange) text += strf("  of heads, not hidden");
+        if (c.exchange) text += strf("  of %s, not hidden", std::strcmp(c.name, "send") == 0 ? "matrices" : "heads");
         text += "\n";
         bytes += c.bytes;
         sent += c.sent_bytes;

@@ -11,7 +11,7 @@ struct PlannedCollective {
     const char* name;
     Dtype dtype;
     int ranks = 1;                  // of the group
-    bool exchange = false;          // of heads (context parallelism): on the compute stream, so nothing hides it
+    bool exchange = false;          // of heads, or of Muon's matrices: on the compute stream, so nothing hides it
     int64_t calls = 0, bytes = 0;   // per rank, of whole tensors
     int64_t sent_bytes = 0;         // per rank, by an algorithm that sends as little as possible
     int64_t copied_bytes = 0;       // per rank, within its own memory
@@ -40,12 +40,14 @@ public:
     void exchange_shards(Ctx& ctx, Tensor out, Tensor) override {
         note(ctx, "all-to-all", out, 1, world().ranks > 2);
     }
+    void exchange_all(Ctx& ctx, const std::vector<Tensor>& out, const std::vector<Tensor>& in) override;
     [[noreturn]] void abort(int exit_code) override;
 
 private:
     RehearsalComm(int ranks, RehearsalComm* whole)
         : Comm({.rank = 0, .ranks = ranks, .local_rank = 0, .local_ranks = ranks}), whole_(whole ? whole : this) {}
     void note(const Ctx& ctx, const char* name, const Tensor& tensor, int passes, bool copies_own = true);
+    PlannedCollective& planned(const char* name, Dtype dtype, bool exchange);
 
     RehearsalComm* const whole_;
 };

@@ -27,7 +27,7 @@ OffloadedState::OffloadedState(const std::vector<Kind>& kinds, int64_t begin, in
         HostState& host = states_.emplace_back();
         host.kind = kind;
         for (Tensor& one : host.buffers) one = arena.take(Purpose::kOffload, kind.dtype, chunk_);
-        host.memory = arena.take_host((end - begin) * dtype_bytes(kind.dtype));
+        host.memory = arena.take_host(kind.elems * dtype_bytes(kind.dtype));
     }
 }
 
@@ -39,7 +39,7 @@ const OffloadedState::HostState* OffloadedState::find(StateKind kind) const {
 
 int64_t OffloadedState::host_bytes() const {
     int64_t bytes = 0;
-    for (const HostState& host : states_) bytes += (end_ - begin_) * dtype_bytes(host.kind.dtype);
+    for (const HostState& host : states_) bytes += host.kind.elems * dtype_bytes(host.kind.dtype);
     return bytes;
 }
 
@@ -56,20 +56,21 @@ void OffloadedState::load(int64_t chunk, OffloadAccess access, StateKind source)
     Buffer& b = buffer(chunk);
     device::event_order(in_.ctx, b.free);
     for (HostState& host : states_) {
-        if (access == OffloadAccess::kReadSource && host.kind.kind != source) continue;
-        const Tensor to = host.buffers[chunk % kBuffers].slice(0, last(chunk) - first(chunk));
-        const char* const from = host.memory + chunk * chunk_ * dtype_bytes(to.dtype);
+        const Tensor to = host.buffers[chunk % kBuffers].slice(0, stored(host.kind, chunk));
+        if (!to || !copies(access, host.kind.kind, source)) continue;
+        const char* const from = place(host, begin_, first(chunk));
         device::copy_to_device(in_.ctx, to.data, from, to.bytes());
     }
     device::event_record(in_.ctx, b.loaded);
 }
 
-void OffloadedState::store(int64_t chunk) {
+void OffloadedState::store(int64_t chunk, OffloadAccess access) {
     Buffer& b = buffer(chunk);
     device::event_order(out_.ctx, b.used);
     for (HostState& host : states_) {
-        const Tensor from = host.buffers[chunk % kBuffers].slice(0, last(chunk) - first(chunk));
-        char* const to = host.memory + chunk * chunk_ * dtype_bytes(from.dtype);
+        const Tensor from = host.buffers[chunk % kBuffers].slice(0, stored(host.kind, chunk));
+        if (!from || !copies(access, host.kind.kind)) continue;
+        char* const to = place(host, begin_, first(chunk));
         device::copy_to_host(out_.ctx, to, from.data, from.bytes());
     }
     device::event_record(out_.ctx, b.free);
@@ -97,7 +98,7 @@ void OffloadedState::pass(Ctx& ctx, OffloadAccess access, const std::function<vo
         use(first(chunk), last(chunk));
         in_use_ = -1;
         if (runs) device::event_record(ctx, writes ? b.used : b.free);
-        if (runs && writes) store(chunk);
+        if (runs && writes) store(chunk, access);
     }
 }
 
@@ -105,7 +106,7 @@ Tensor OffloadedState::at(StateKind kind, int64_t begin, int64_t elems) const {
     const HostState* host = find(kind);
     CHECK(host && in_use_ >= 0 && begin >= first(in_use_) && begin + elems <= last(in_use_),
           "elements [%lld, +%lld) of an offloaded state are not on the device", (long long)begin, (long long)elems);
-    return host->buffers[in_use_ % kBuffers].slice(begin - first(in_use_), elems);
+    return host->buffers[in_use_ % kBuffers].slice(before(host->kind, in_use_, begin), elems);
 }
 
 void* OffloadedState::host(StateKind kind, int64_t index) {
@@ -115,5 +116,5 @@ void* OffloadedState::host(StateKind kind, int64_t index) {
         device::synchronize(in_.ctx);
         device::synchronize(out_.ctx);
     }
-    return host->memory + (index - begin_) * dtype_bytes(host->kind.dtype);
+    return place(*host, begin_, index);
 }

@@ -7,13 +7,19 @@
 #include <vector>
 
 #include "llmc/model/parameters/optimizer_state.h"
+#include "llmc/parallel/zero/state_places.h"
 #include "llmc/ops/owned.h"
 
 enum class OffloadAccess : uint8_t {
     kReadSource,    // one state is copied in, of which weights are made; nothing is copied back
     kUpdate,        // all states are copied in and back
+    kFinish,        // all states but moments are copied in and back
     kWrite,         // all states are copied back; their values before the pass are undefined
 };
+constexpr bool copies(OffloadAccess access, StateKind kind, StateKind source = StateKind::kMaster) {
+    if (access == OffloadAccess::kReadSource) return kind == source;
+    return access != OffloadAccess::kFinish || !state_row(kind).moment;
+}
 
 class OffloadedState {
 public:
@@ -21,6 +27,8 @@ public:
     struct Kind {
         StateKind kind;
         Dtype dtype;
+        StatePlaces places;
+        int64_t elems;   // in host memory, those of [begin, end) that are stored or more
     };
     // Offloads the elements [begin, end) of the states, in chunks of equal size. Allocates device buffers from
     // the arena, and host memory unless it only measures.
@@ -53,6 +61,11 @@ private:
         OwnedEvent used;     // on the compute stream: it does not use the buffer any more
         OwnedEvent free;     // the next chunk may be copied in; on out_, or on compute if nothing is copied back
     };
+    // Where the element `index` is in host memory.
+    static char* place(const HostState& host, int64_t begin, int64_t index) {
+        return host.memory
+               + (host.kind.places.at(index) - host.kind.places.at(begin)) * dtype_bytes(host.kind.dtype);
+    }
     const HostState* find(StateKind kind) const;
     Buffer& buffer(int64_t chunk) { return ring_[chunk % kBuffers]; }
     int64_t chunks() const { return ceil_div(end_ - begin_, chunk_); }
@@ -60,7 +73,12 @@ private:
     int64_t last(int64_t chunk) const { return std::min(end_, first(chunk) + chunk_); }
     void open(const Ctx& ctx);
     void load(int64_t chunk, OffloadAccess access, StateKind source = StateKind::kMaster);
-    void store(int64_t chunk);
+    void store(int64_t chunk, OffloadAccess access);
+    // The stored elements of a chunk, and how many of them are before `index`.
+    int64_t stored(const Kind& kind, int64_t chunk) const { return before(kind, chunk, last(chunk)); }
+    int64_t before(const Kind& kind, int64_t chunk, int64_t index) const {
+        return kind.places.at(index) - kind.places.at(first(chunk));
+    }
 
     std::vector<HostState> states_;
     const int64_t begin_, end_;

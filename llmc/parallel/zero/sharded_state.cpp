@@ -35,11 +35,18 @@ void ShardedState::take_states(const Config& config, int64_t own, Arena& arena) 
     const int64_t first = std::min(static_cast<int64_t>(stays), own / kParamAlign - 1) * kParamAlign;
     std::vector<OffloadedState::Kind> offloaded;
     for (const OptimizerState& row : kOptimizerStates) {
+        places_.emplace_back(table_, ranges_, row.kind);
         if (std::none_of(table_.params.begin(), table_.params.end(), [&](const Param& p) { return p.has(row.kind); }))
             continue;
         const bool away = ::offloads(config, row.offload);
-        if (away) offloaded.push_back({row.kind, dtypes_.of(row.kind)});
-        states_[static_cast<size_t>(row.kind)] = arena.take(row.purpose, dtypes_.of(row.kind), away ? first : own);
+        int64_t on_device = 0, on_host = 0;   // the most that a rank has, so that all have the same memory
+        for (int rank = 0; rank < (sharded_ ? buckets_.ranks() : 1); rank++) {
+            const StatePlaces theirs(table_, sharded_ ? buckets_.shard_ranges(rank) : ranges_, row.kind);
+            on_device = std::max(on_device, theirs.at(away ? first : own));
+            on_host = std::max(on_host, theirs.at(own) - theirs.at(first));
+        }
+        if (away) offloaded.push_back({row.kind, dtypes_.of(row.kind), places_.back(), on_host});
+        states_[static_cast<size_t>(row.kind)] = arena.take(row.purpose, dtypes_.of(row.kind), on_device);
     }
     if (offloaded.empty()) return;
     offloaded_ = std::make_unique<OffloadedState>(offloaded, first, own, arena);
@@ -78,11 +85,14 @@ Tensor ShardedState::weight_shard(const ParamGroup& bucket) const {
 
 Tensor ShardedState::state(StateKind kind, const ShardRange& range) const {
     if (offloads(kind) && range.shard >= offloaded_->begin()) return offloaded_->at(kind, range.shard, range.elems);
-    return resident(kind).slice(range.shard, range.elems);
+    return resident(kind).slice(places(kind).at(range.shard), range.elems);
 }
 
 void ShardedState::each_range(Ctx& ctx, OffloadAccess access, const std::function<void(const ShardRange&)>& use) {
-    if (!offloaded_ || (access == OffloadAccess::kReadSource && !offloads(source_))) {
+    const bool copied = std::any_of(std::begin(kOptimizerStates), std::end(kOptimizerStates), [&](const auto& row) {
+        return offloads(row.kind) && copies(access, row.kind, source_);
+    });
+    if (!copied) {
         for (const ShardRange& range : ranges_) use(range);
         return;
     }
@@ -106,7 +116,7 @@ void ShardedState::initialise(Ctx& ctx, uint64_t seed) {
     for (const Tensor& memory : states_) device::fill_bytes(ctx, memory.data, 0, memory.bytes());
     each_range(ctx, OffloadAccess::kWrite, [&](const ShardRange& range) {
         for (const OptimizerState& row : kOptimizerStates) {
-            if (!offloads(row.kind)) continue;
+            if (!offloads(row.kind) || !table_.params[static_cast<size_t>(range.param)].has(row.kind)) continue;
             const Tensor values = state(row.kind, range);
             device::fill_bytes(ctx, values.data, 0, values.bytes());
         }
@@ -135,10 +145,12 @@ void ShardedState::initialise_master(Ctx& ctx, uint64_t seed, const ShardRange& 
 std::vector<ShardedState::Part> ShardedState::parts(StateKind kind, int param) const {
     const ShardRange* range = range_of(param);
     if (!range) return {};
+    CHECK(table_.params[static_cast<size_t>(param)].has(kind), "parameter %d has no %s", param, state_row(kind).name);
     const int64_t on_device =
         offloads(kind) ? std::clamp<int64_t>(offloaded_->begin() - range->shard, 0, range->elems) : range->elems;
     std::vector<Part> parts;
-    if (on_device > 0) parts.push_back({.begin = range->begin, .elems = resident(kind).slice(range->shard, on_device)});
+    const int64_t at = places(kind).at(range->shard);
+    if (on_device > 0) parts.push_back({.begin = range->begin, .elems = resident(kind).slice(at, on_device)});
     if (on_device < range->elems)
         parts.push_back({.begin = range->begin + on_device,
                          .elems = {offloaded_->host(kind, range->shard + on_device), dtypes_.of(kind),

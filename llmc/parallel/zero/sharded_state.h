@@ -10,6 +10,7 @@
 #include "llmc/ops/arena.h"
 #include "llmc/parallel/zero/buckets.h"
 #include "llmc/parallel/zero/offloaded_state.h"
+#include "llmc/parallel/zero/state_places.h"
 
 class ShardedState {
 public:
@@ -69,6 +70,7 @@ private:
         bool on_host = false;
     };
     std::vector<Part> parts(StateKind kind, int param) const;
+    const StatePlaces& places(StateKind kind) const { return places_[static_cast<size_t>(kind)]; }
     void take_states(const Config& config, int64_t own, Arena& arena);
     void initialise_master(Ctx& ctx, uint64_t seed, const ShardRange& range);
     const FlatLayout& layout() const { return buckets_.layout(); }
@@ -90,6 +92,7 @@ private:
 
     // T: whole weights in the working type, but only this rank's shards of those that are gathered layer by layer.
     Tensor weights_;
+    std::vector<StatePlaces> places_;          // by StateKind
     std::array<Tensor, kStateKinds> states_;   // of what this rank owns; the first elements if the rest is offloaded
     std::unique_ptr<OffloadedState> offloaded_;
     StateKind source_ = StateKind::kMaster;

@@ -65,7 +65,12 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
     const std::string reason = device::gemm_import_plans(ctx_, state.at("gemm_plans").dump());
     if (!reason.empty()) notes.push_back("matmul plans of the checkpoint not used, bits may differ: " + reason);
     begin_at(state.at("step").get<int64_t>());
-    load_checkpoint(found.path, config_.shape, table_, trainer_.state_access(ctx_), comm_);
+    Config saved;
+    const std::string wrong = read_saved_options(state.at("config").dump(), saved);
+    CHECK(wrong.empty(), "%s", wrong.c_str());   // state_damage has read them
+    const std::string zero = load_checkpoint(found.path, config_.shape, table_, trainer_.state_access(ctx_), comm_,
+                                             kStagingBytes, saved.optimizer);
+    if (!zero.empty()) notes.push_back("the checkpoint is of another optimizer: these start from 0: " + zero);
     if (config_.ema > 0 && !has_ema(found.path)) {
         trainer_.start_ema(ctx_);
         notes.push_back("the checkpoint has no EMA: it starts from the master weights");

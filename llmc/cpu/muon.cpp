@@ -1,0 +1,103 @@
+// The operations of Muon that are not matmuls. CPU.
+#include "llmc/base/rng.h"
+#include "llmc/cpu/common.h"
+#include "llmc/cpu/quantize.h"
+#include "llmc/ops/adam_math.h"
+
+namespace cpu {
+namespace {
+
+template <typename M, typename G> void momentum_of_all(const MuonMomentumArgs& args) {
+    using A = Acc<G>;
+    const StepState& state = *args.state;
+    const A beta = args.beta, grad_mul = state.grad_mul;
+    M* m_of = args.m.as<M>();
+    G* grad = args.grad.as<G>();
+    for_chunks(args.grad.elems, [&](int64_t begin, int64_t count) {
+        for (int64_t i = begin; i < begin + count; i++) {
+            A m = widen(m_of[i]);
+            grad[i] = G(nesterov_update<A>(beta, static_cast<A>(widen(grad[i])) * grad_mul, m));
+            if constexpr (std::is_same_v<M, bf16>)
+                m_of[i] = stochastic_round_bf16(m, philox(args.rng_key, static_cast<uint64_t>(args.element_offset + i),
+                                                          static_cast<uint64_t>(state.adam_step)).word[0]);
+            else m_of[i] = m;
+        }
+    });
+}
+
+template <typename G> void momentum(const MuonMomentumArgs& args) {
+    if constexpr (std::is_same_v<G, double>) momentum_of_all<double, double>(args);
+    else if (args.m.dtype == Dtype::kBf16) momentum_of_all<bf16, G>(args);
+    else momentum_of_all<float, G>(args);
+}
+
+template <typename T, typename G> void update_all(const MuonUpdateArgs& args) {
+    using A = Acc<G>;
+    const A lr = args.state->lr, scale = args.scale, weight_decay = args.weight_decay;
+    T* param = args.param ? args.param.as<T>() : nullptr;
+    A* master = args.master.as<A>();
+    const G* direction = args.direction.as<G>();
+    for_chunks(args.master.elems, [&](int64_t begin, int64_t count) {
+        uint32_t amax_bits = 0;
+        for (int64_t i = begin; i < begin + count; i++) {
+            master[i] = decayed_step<A>(lr, scale, weight_decay, widen(direction[i]), master[i]);
+            if (param) param[i] = T(master[i]);
+            amax_bits = std::max(amax_bits, amax_bits_of(static_cast<float>(bf16(static_cast<float>(master[i])))));
+        }
+        if (args.entry) raise_amax(&args.entry->amax_bits, amax_bits);
+    });
+}
+
+}  // namespace
+
+void muon_momentum(Ctx&, const MuonMomentumArgs& args) {
+    check_tensor("muon_momentum", "m", args.m, args.m.dtype, args.grad.elems);
+    if (args.state->skip) return;
+    CHECK(args.state->adam_step > 0, "muon_momentum before step_guard: step %lld", (long long)args.state->adam_step);
+    for_working_type("muon_momentum", args.grad.dtype, [&]<typename G>(Tag<G>) { momentum<G>(args); });
+}
+
+void muon_normalize(Ctx&, const MuonNormalizeArgs& args) {
+    for_working_type("muon_normalize", args.matrix.dtype, [&]<typename T>(Tag<T>) {
+        const auto by = static_cast<Acc<T>>(muon_norm_inv(*args.sum_squares, args.margin));
+        T* matrix = args.matrix.as<T>();
+        for_chunks(args.matrix.elems, [&](int64_t begin, int64_t count) {
+            for (int64_t i = begin; i < begin + count; i++) matrix[i] = T(widen(matrix[i]) * by);
+        });
+    });
+}
+
+void muon_polynomial(Ctx&, const MuonPolynomialArgs& args) {
+    const int64_t k = args.k;
+    check_tensor("muon_polynomial", "square", args.square, args.square.dtype, k * k);
+    check_tensor("muon_polynomial", "gram", args.gram, args.square.dtype, k * k);
+    for_working_type("muon_polynomial", args.square.dtype, [&]<typename T>(Tag<T>) {
+        using A = Acc<T>;
+        const A a = static_cast<A>(args.a), b = static_cast<A>(args.b), c = static_cast<A>(args.c);
+        T* square = args.square.as<T>();
+        const T* gram = args.gram.as<T>();
+        for_chunks(k * k, [&](int64_t begin, int64_t count) {
+            for (int64_t i = begin; i < begin + count; i++)
+                square[i] = T(polynomial_element<A>(a, b, c, widen(gram[i]), widen(square[i]), i / k == i % k));
+        });
+    });
+}
+
+void muon_update(Ctx&, const MuonUpdateArgs& args) {
+    const int64_t n = args.master.elems;
+    const bool fp64 = args.master.dtype == Dtype::kFp64;
+    check_tensor("muon_update", "master", args.master, fp64 ? Dtype::kFp64 : Dtype::kFp32, n);
+    check_tensor("muon_update", "direction", args.direction, args.direction.dtype, n);
+    CHECK(fp64 == (args.direction.dtype == Dtype::kFp64), "muon_update: direction is %s",
+          dtype_name(args.direction.dtype));
+    if (args.param) check_tensor("muon_update", "param", args.param, args.param.dtype, n);
+    if (args.state->skip) return;
+    const Dtype param = args.param ? args.param.dtype : fp64 ? Dtype::kFp64 : Dtype::kBf16;
+    for_working_type("muon_update", param, [&]<typename T>(Tag<T>) {
+        if constexpr (std::is_same_v<T, double>) update_all<double, double>(args);
+        else if (args.direction.dtype == Dtype::kBf16) update_all<T, bf16>(args);
+        else update_all<T, float>(args);
+    });
+}
+
+}  // namespace cpu

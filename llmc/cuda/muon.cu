@@ -1,0 +1,207 @@
+// The operations of Muon that are not matmuls.
+#include "llmc/cuda/fp8.cuh"
+#include "llmc/cuda/stochastic.cuh"
+#include "llmc/ops/adam_math.h"
+
+namespace cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWidth = 4;   // elements per access
+
+// Calls body(i, width) for groups of kWidth elements of [0, n) and for the elements that remain.
+template <int kWidth, typename Body> __device__ inline void for_groups(int64_t n, Body&& body) {
+    const int64_t groups = n / kWidth, thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+    for (int64_t g = thread; g < groups; g += int64_t{gridDim.x} * kThreads)
+        body(g * kWidth, std::integral_constant<int, kWidth>{});
+    const int64_t rest = groups * kWidth + thread;
+    if (rest < n) body(rest, std::integral_constant<int, 1>{});
+}
+
+// Math: nesterov_update of adam_math.h; bf16 moments are rounded stochastically.
+// Source: MuonMomentumArgs.
+// Traffic: m and grad read and written, once.
+// Requires: kWidth = 4 needs tensors aligned to 4 elements.
+// Parallel: a thread owns every (kThreads gridDim.x)-th group of kWidth elements.
+template <typename Moment, typename Grad, int kWidth>
+__global__ void __launch_bounds__(kThreads)
+    muon_momentum_kernel(Moment* m, Grad* grad, const StepState* state, float beta,
+                         const __grid_constant__ PhiloxKeys keys, int64_t element_offset, int64_t elems) {
+    wait_for_previous_kernels();
+    if (state->skip) return;
+    const float grad_mul = state->grad_mul;
+    const auto step = static_cast<uint64_t>(state->adam_step);
+    for_groups<kWidth>(elems, [&](int64_t i, auto access) {
+        constexpr int width = decltype(access)::value;
+        float ms[width], gs[width];
+        load_floats<Moment, width>(m + i, ms);
+        load_floats<Grad, width>(grad + i, gs);
+#pragma unroll
+        for (int j = 0; j < width; j++) {
+            gs[j] = nesterov_update(beta, gs[j] * grad_mul, ms[j]);
+            if constexpr (std::is_same_v<Moment, bf16>)
+                ms[j] = stochastic_round(ms[j], philox_pair(keys, static_cast<uint64_t>(element_offset + i + j),
+                                                            step).x);
+        }
+        store_floats<Moment, width>(m + i, ms);
+        store_floats<Grad, width>(grad + i, gs);
+    });
+}
+
+// Math: matrix *= muon_norm_inv(*sum_squares, margin), rounded to T.
+// Source: MuonNormalizeArgs.
+// Traffic: the matrix read and written once.
+// Requires: kWidth = 4 needs a matrix aligned to 4 elements.
+// Parallel: as muon_momentum_kernel; each block computes the factor once, in fp64.
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(kThreads)
+    muon_normalize_kernel(T* matrix, const double* sum_squares, double margin, int64_t elems) {
+    __shared__ float shared;
+    wait_for_previous_kernels();
+    if (threadIdx.x == 0) shared = static_cast<float>(muon_norm_inv(*sum_squares, margin));
+    __syncthreads();
+    const float by = shared;
+    for_groups<kWidth>(elems, [&](int64_t i, auto access) {
+        constexpr int width = decltype(access)::value;
+        float values[width];
+        load_floats<T, width>(matrix + i, values);
+#pragma unroll
+        for (int j = 0; j < width; j++) values[j] *= by;
+        store_floats<T, width>(matrix + i, values);
+    });
+}
+
+// Math: square = a I + b gram + c square.
+// Source: MuonPolynomialArgs.
+// Traffic: gram and square read, square written, once; most of it from the L2 cache.
+// Requires: kWidth = 4 needs a multiple of 4 columns, aligned to 4 elements.
+// Parallel: a block per row.
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(kThreads)
+    muon_polynomial_kernel(T* square, const T* gram, int k, float a, float b, float c) {
+    wait_for_previous_kernels();
+    const int row = static_cast<int>(blockIdx.x);
+    const int64_t begin = int64_t{row} * k;
+    for (int column = static_cast<int>(threadIdx.x) * kWidth; column < k; column += kThreads * kWidth) {
+        float squares[kWidth], grams[kWidth];
+        load_floats<T, kWidth>(square + begin + column, squares);
+        load_floats<T, kWidth>(gram + begin + column, grams);
+#pragma unroll
+        for (int j = 0; j < kWidth; j++)
+            squares[j] = polynomial_element(a, b, c, grams[j], squares[j], row == column + j);
+        store_floats<T, kWidth>(square + begin + column, squares);
+    }
+}
+
+// Math: decayed_step of adam_math.h; the entry's amax becomes the maximum of itself and |new master| rounded to bf16.
+// Source: MuonUpdateArgs.
+// Traffic: master read and written, direction read, param (optional) written, once.
+// Requires: kWidth = 4 needs tensors aligned to 4 elements.
+// Parallel: as muon_momentum_kernel.
+template <typename T, typename Grad, int kWidth>
+__global__ void __launch_bounds__(kThreads)
+    muon_update_kernel(T* param, float* master, const Grad* direction, const StepState* state, float scale,
+                       float weight_decay, ScaleEntry* entry, int64_t elems) {
+    __shared__ uint32_t amaxes[kThreads / 32];
+    wait_for_previous_kernels();
+    if (state->skip) return;
+    const float lr = state->lr;
+    uint32_t amax = 0;   // bits of fp32 values; rounding is monotonic, so it is deferred to the end
+    for_groups<kWidth>(elems, [&](int64_t i, auto access) {
+        constexpr int width = decltype(access)::value;
+        float values[width], directions[width];
+        load_floats<float, width>(master + i, values);
+        load_floats<Grad, width>(direction + i, directions);
+#pragma unroll
+        for (int j = 0; j < width; j++) {
+            values[j] = decayed_step(lr, scale, weight_decay, directions[j], values[j]);
+            amax = max(amax, amax_bits_of(values[j]));
+        }
+        store_floats<float, width>(master + i, values);
+        if (param != nullptr) store_floats<T, width>(param + i, values);
+    });
+    if (entry != nullptr) record_block_amax<kThreads>(&entry->amax_bits, __uint_as_float(amax), amaxes);
+}
+
+// Calls f(width) with the elements per access.
+template <typename F> void with_alignment(std::initializer_list<Tensor> tensors, F&& f) {
+    const bool vector = std::all_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return aligned(t, kWidth); });
+    if (vector) f(std::integral_constant<int, kWidth>{});
+    else f(std::integral_constant<int, 1>{});
+}
+
+// Blocks of a grid in which all blocks are resident.
+dim3 resident_blocks(const Ctx& ctx, int64_t elems, int width) {
+    return grid_size(std::min<int64_t>(ceil_div(std::max<int64_t>(elems / width, 1), kThreads), 8 * ctx.sm_count));
+}
+
+}  // namespace
+
+void muon_momentum(Ctx& ctx, const MuonMomentumArgs& args) {
+    const int64_t elems = args.grad.elems;
+    if (elems == 0) return;
+    expect(args.m, args.m.dtype, elems, "muon_momentum: m");
+    dispatch(args.m.dtype, "muon_momentum: m", [&](auto moment) {
+        dispatch(args.grad.dtype, "muon_momentum: grad", [&](auto grad) {
+            with_alignment({args.m, args.grad}, [&](auto width) {
+                using M = decltype(moment);
+                using G = decltype(grad);
+                launch_early(ctx, muon_momentum_kernel<M, G, decltype(width)::value>,
+                             resident_blocks(ctx, elems, width), kThreads, 0, args.m.as<M>(), args.grad.as<G>(),
+                             args.state, args.beta, philox_keys(args.rng_key), args.element_offset, elems);
+                CHECK_LAUNCH("muon_momentum_kernel");
+            });
+        });
+    });
+}
+
+void muon_normalize(Ctx& ctx, const MuonNormalizeArgs& args) {
+    const int64_t elems = args.matrix.elems;
+    dispatch(args.matrix.dtype, "muon_normalize: matrix", [&](auto type) {
+        with_alignment({args.matrix}, [&](auto width) {
+            using T = decltype(type);
+            launch_early(ctx, muon_normalize_kernel<T, decltype(width)::value>, resident_blocks(ctx, elems, width),
+                         kThreads, 0, args.matrix.as<T>(), args.sum_squares, args.margin, elems);
+            CHECK_LAUNCH("muon_normalize_kernel");
+        });
+    });
+}
+
+void muon_polynomial(Ctx& ctx, const MuonPolynomialArgs& args) {
+    expect(args.square, args.square.dtype, args.k * args.k, "muon_polynomial: square");
+    expect(args.gram, args.square.dtype, args.k * args.k, "muon_polynomial: gram");
+    // An unaligned stand-in makes the accesses single where rows are.
+    const Tensor rows{reinterpret_cast<void*>(args.k * dtype_bytes(args.gram.dtype)), args.gram.dtype, args.k};
+    dispatch(args.square.dtype, "muon_polynomial", [&](auto type) {
+        with_alignment({args.square, args.gram, rows}, [&](auto width) {
+            using T = decltype(type);
+            launch_early(ctx, muon_polynomial_kernel<T, decltype(width)::value>, grid_size(args.k), kThreads, 0,
+                         args.square.as<T>(), args.gram.as<T>(), static_cast<int>(args.k), static_cast<float>(args.a),
+                         static_cast<float>(args.b), static_cast<float>(args.c));
+            CHECK_LAUNCH("muon_polynomial_kernel");
+        });
+    });
+}
+
+void muon_update(Ctx& ctx, const MuonUpdateArgs& args) {
+    const int64_t elems = args.master.elems;
+    if (elems == 0) return;
+    expect(args.master, Dtype::kFp32, elems, "muon_update: master");
+    expect(args.direction, args.direction.dtype, elems, "muon_update: direction");
+    if (args.param) expect(args.param, args.param.dtype, elems, "muon_update: param");
+    dispatch(args.param ? args.param.dtype : Dtype::kBf16, "muon_update: param", [&](auto param) {
+        dispatch(args.direction.dtype, "muon_update: direction", [&](auto grad) {
+            with_alignment({args.param, args.master, args.direction}, [&](auto width) {
+                using T = decltype(param);
+                using G = decltype(grad);
+                launch_early(ctx, muon_update_kernel<T, G, decltype(width)::value>,
+                             resident_blocks(ctx, elems, width), kThreads, 0,
+                             args.param ? args.param.as<T>() : nullptr, args.master.as<float>(),
+                             args.direction.as<G>(), args.state, args.scale, args.weight_decay, args.entry, elems);
+                CHECK_LAUNCH("muon_update_kernel");
+            });
+        });
+    });
+}
+
+}  // namespace cuda

@@ -1,0 +1,73 @@
+#include "llmc/parallel/zero/matrix_owners.h"
+
+#include <algorithm>
+
+double OwnedMatrix::cost() const {
+    const auto longer = static_cast<double>(std::max(rows, cols)), shorter = static_cast<double>(std::min(rows, cols));
+    return longer * shorter * shorter;
+}
+
+std::vector<OwnedMatrix> assign_owners(const ParamTable& table, int ranks) {
+    std::vector<OwnedMatrix> matrices;
+    for (size_t p = 0; p < table.params.size(); p++) {
+        const Param& param = table.params[p];
+        if (param.optimizer != OptimizerKind::kMuon) continue;
+        int64_t begin = 0;
+        for (int64_t rows : param.stacked) {
+            matrices.push_back({.param = static_cast<int>(p), .begin = begin, .rows = rows, .cols = param.cols});
+            begin += rows * param.cols;
+        }
+        CHECK(begin == param.elems(), "%s is not its matrices", param.name.c_str());
+    }
+    std::stable_sort(matrices.begin(), matrices.end(),
+                     [](const OwnedMatrix& a, const OwnedMatrix& b) { return a.cost() > b.cost(); });
+    std::vector<double> load(static_cast<size_t>(ranks));
+    for (OwnedMatrix& matrix : matrices) {
+        const auto least = std::min_element(load.begin(), load.end());
+        *least += matrix.cost();
+        matrix.owner = static_cast<int>(least - load.begin());
+    }
+    return matrices;
+}
+
+MatrixOwners::MatrixOwners(const ParamTable& table, const Buckets& buckets, int ranks, int shards)
+    : ranks_(ranks), matrices_(assign_owners(table, ranks)), of_rank_(static_cast<size_t>(ranks)),
+      held_(static_cast<size_t>(shards), std::vector<MatrixPart>(table.params.size())) {
+    CHECK(ranks % shards == 0 && (shards == 1 || shards == buckets.ranks()), "%d shards on %d ranks", shards, ranks);
+    for (size_t m = 0; m < matrices_.size(); m++) {
+        std::vector<int>& mine = of_rank_[static_cast<size_t>(matrices_[m].owner)];
+        mine.push_back(static_cast<int>(m));
+        rounds_ = std::max(rounds_, mine.size());
+        most_elems_ = std::max(most_elems_, matrices_[m].elems());
+        most_side_ = std::max(most_side_, std::min(matrices_[m].rows, matrices_[m].cols));
+    }
+    const Buckets whole(buckets.layout(), 1);
+    for (int shard = 0; shard < shards; shard++)
+        for (const ShardRange& range : (shards == 1 ? whole : buckets).shard_ranges(shard))
+            held_[static_cast<size_t>(shard)][static_cast<size_t>(range.param)] = {range.begin, range.elems};
+}
+
+const OwnedMatrix* MatrixOwners::matrix(size_t round, int rank) const {
+    const std::vector<int>& mine = of_rank_[static_cast<size_t>(rank)];
+    return round < mine.size() ? &matrices_[static_cast<size_t>(mine[round])] : nullptr;
+}
+
+MatrixPart MatrixOwners::held(const OwnedMatrix& matrix, int shard) const {
+    const MatrixPart& all = held_[static_cast<size_t>(shard)][static_cast<size_t>(matrix.param)];
+    const int64_t begin = std::max(all.begin, matrix.begin);
+    const int64_t end = std::min(all.begin + all.elems, matrix.begin + matrix.elems());
+    return begin < end ? MatrixPart{begin - matrix.begin, end - begin} : MatrixPart{};
+}
+
+int64_t MatrixOwners::most_held() const {
+    int64_t most = 0;
+    for (size_t round = 0; round < rounds(); round++)
+        for (int shard = 0; shard < shards(); shard++) {
+            int64_t elems = 0;
+            for (int rank = 0; rank < ranks_; rank++)
+                if (const OwnedMatrix* theirs = matrix(round, rank))
+                    elems += round_up(held(*theirs, shard).elems, kParamAlign);
+            most = std::max(most, elems);
+        }
+    return most;
+}

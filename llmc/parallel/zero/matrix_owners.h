@@ -1,0 +1,56 @@
+// The matrices that Muon updates, and the rank that orthogonalises each of them. A matrix is computed whole and on one
+// rank, so that its bits depend neither on the number of ranks nor on the level of ZeRO, and copies of it never differ.
+#pragma once
+#include <vector>
+
+#include "llmc/parallel/zero/buckets.h"
+
+// Consecutive elements of a matrix or parameter.
+struct MatrixPart {
+    int64_t begin = 0, elems = 0;
+};
+
+struct OwnedMatrix {
+    int param = 0;
+    int64_t begin = 0, rows = 0, cols = 0;   // begin: its first element in the parameter
+    int owner = 0;                           // rank
+    int64_t elems() const { return rows * cols; }
+    // What its orthogonalisation is proportional to.
+    double cost() const;
+    bool operator==(const OwnedMatrix&) const = default;
+};
+
+// Costly matrices first, each given to the rank that has least to do so far (Graham, 1969), the lower one if two have.
+std::vector<OwnedMatrix> assign_owners(const ParamTable& table, int ranks);
+
+class MatrixOwners {
+public:
+    // Ranks r, r + shards, r + 2 shards, ... hold shard r of the parameters; one shard: each rank holds them whole. The
+    // ranks of a copy are neighbours.
+    MatrixOwners(const ParamTable& table, const Buckets& buckets, int ranks, int shards);
+
+    int ranks() const { return ranks_; }
+    int shards() const { return static_cast<int>(held_.size()); }
+    // In a round each rank orthogonalises at most one matrix, costly ones first.
+    size_t rounds() const { return rounds_; }
+    const OwnedMatrix* matrix(size_t round, int rank) const;   // null: none
+
+    // The elements of a matrix that are in a shard, counted from its first one; empty if none.
+    MatrixPart held(const OwnedMatrix& matrix, int shard) const;
+    int shard_of(int rank) const { return rank % shards(); }
+    // The rank that holds a shard of the copy that `rank` holds a shard of.
+    int holder(int shard, int rank) const { return rank / shards() * shards() + shard; }
+
+    int64_t most_elems() const { return most_elems_; }   // of a matrix
+    int64_t most_side() const { return most_side_; }     // the longest of all shorter sides
+    // The elements of a shard in all matrices of a round, each part rounded up to kParamAlign: the most of any.
+    int64_t most_held() const;
+
+private:
+    const int ranks_;
+    std::vector<OwnedMatrix> matrices_;
+    std::vector<std::vector<int>> of_rank_;          // by rank: its matrices, numbers in matrices_
+    std::vector<std::vector<MatrixPart>> held_;    // by shard and parameter
+    size_t rounds_ = 0;
+    int64_t most_elems_ = 0, most_side_ = 0;
+};

@@ -1,0 +1,88 @@
+#include "llmc/train/orthogonalizer.h"
+
+#include <set>
+
+namespace {
+
+// Muon's memory is that of activations, which are not in use; the table counts what it takes beyond them as moments.
+constexpr Purpose kPurpose = Purpose::kMoments;
+
+}  // namespace
+
+Orthogonalizer::Orthogonalizer(const Config& config, const ParamTable& table, const ShardedState& state,
+                               const Gradients& grads, const Groups& groups, CommStream& stream, Arena& arena)
+    : state_(state), grads_(grads), world_(groups.world), stream_(stream), dtype_(config.dtype),
+      owners_(table, state.buckets(), world_.world().ranks, state.sharded() ? state.buckets().ranks() : 1),
+      staging_(arena.take(kPurpose, dtype_, owners_.ranks() > 1 ? owners_.most_held() : 0)),
+      buffers_(arena, kPurpose, dtype_, owners_.most_elems(), owners_.most_side()) {}
+
+void Orthogonalizer::run(Ctx& ctx) {
+    for (size_t round = 0; round < owners_.rounds(); round++) run_round(ctx, round);
+}
+
+void Orthogonalizer::warm_up(Ctx& ctx) {
+    std::set<std::pair<int64_t, int64_t>> shapes;
+    for (size_t round = 0; round < owners_.rounds(); round++) {
+        const OwnedMatrix* mine = owners_.matrix(round, rank());
+        if (!mine || !shapes.insert({mine->rows, mine->cols}).second) continue;
+        device::fill_bytes(ctx, buffers_.x.data, 0, buffers_.x.bytes());
+        newton_schulz(ctx, buffers_, mine->rows, mine->cols);
+    }
+}
+
+// The updates that this rank holds of a matrix, in the memory of gradients.
+Tensor Orthogonalizer::held_update(const OwnedMatrix& matrix) const {
+    const MatrixPart part = owners_.held(matrix, owners_.shard_of(rank()));
+    const ShardRange& range = *state_.range_of(matrix.param);
+    return grads_.reduced(range).slice(matrix.begin + part.begin - range.begin, part.elems);
+}
+
+template <typename Use> void Orthogonalizer::each_held(size_t round, Use&& use) const {
+    int64_t at = 0;
+    for (int r = 0; r < owners_.ranks(); r++) {
+        const OwnedMatrix* matrix = owners_.matrix(round, r);
+        const MatrixPart part = matrix ? owners_.held(*matrix, owners_.shard_of(rank())) : MatrixPart{};
+        if (part.elems == 0) continue;
+        use(*matrix, part, r, r == rank() ? Tensor{} : staging_.slice(at, part.elems));
+        if (r != rank()) at += round_up(part.elems, kParamAlign);
+    }
+}
+
+std::vector<Tensor> Orthogonalizer::none() const {
+    return std::vector<Tensor>(static_cast<size_t>(owners_.ranks()), Tensor{nullptr, dtype_, 0});
+}
+
+void Orthogonalizer::exchange(Ctx& ctx, const std::vector<Tensor>& out, const std::vector<Tensor>& in) {
+    if (owners_.ranks() > 1) stream_.timed(ctx, [&] { world_.exchange_all(ctx, out, in); });
+}
+
+void Orthogonalizer::run_round(Ctx& ctx, size_t round) {
+    const CollectivePurpose purpose(ctx, strf("Muon's matrices %zu", round));
+    const OwnedMatrix* mine = owners_.matrix(round, rank());
+    const auto in_matrix = [](const Tensor& whole, const MatrixPart& part) {
+        return whole.slice(part.begin, part.elems);
+    };
+    std::vector<Tensor> to_owners = none(), arriving = none(), to_holders = none(), returned = none();
+    each_held(round, [&](const OwnedMatrix& matrix, const MatrixPart& part, int r, const Tensor& staging) {
+        if (owners_.holder(owners_.shard_of(rank()), r) != rank()) return;   // the owner takes it from its own copy
+        const Tensor to = r == rank() ? in_matrix(buffers_.x, part) : staging;
+        ops::cast(ctx, {.out = to, .in = held_update(matrix)});
+        if (r != rank()) to_owners[static_cast<size_t>(r)] = to;
+    });
+    for (int shard = 0; mine && shard < owners_.shards(); shard++)
+        if (const int holder = owners_.holder(shard, rank()); holder != rank())
+            arriving[static_cast<size_t>(holder)] = in_matrix(buffers_.x, owners_.held(*mine, shard));
+    exchange(ctx, arriving, to_owners);
+
+    const Tensor result = mine ? newton_schulz(ctx, buffers_, mine->rows, mine->cols) : Tensor{};
+    for (int r = 0; mine && r < owners_.ranks(); r++)
+        if (r != rank())
+            to_holders[static_cast<size_t>(r)] = in_matrix(result, owners_.held(*mine, owners_.shard_of(r)));
+    each_held(round, [&](const OwnedMatrix&, const MatrixPart&, int r, const Tensor& staging) {
+        if (r != rank()) returned[static_cast<size_t>(r)] = staging;
+    });
+    exchange(ctx, returned, to_holders);
+    each_held(round, [&](const OwnedMatrix& matrix, const MatrixPart& part, int r, const Tensor& staging) {
+        ops::cast(ctx, {.out = held_update(matrix), .in = r == rank() ? in_matrix(result, part) : staging});
+    });
+}

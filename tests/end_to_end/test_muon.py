@@ -1,0 +1,66 @@
+"""--optimizer muon over MPI on the CPU device: exact resumes, other numbers of ranks, and a change of the optimizer."""
+import unittest
+
+from tests.support.ranks import HAVE_RANKS, RanksTest
+from tests.support.train import GPT2, LLAMA, TrainTest, records, state_of
+
+MUON = ["--optimizer", "muon"]
+
+
+class MuonTest(TrainTest):
+    def losses(self, name):
+        return [r["loss"] for r in records(self.path(name), "step")]
+
+    def test_a_run_resumes_exactly_at_every_step(self):
+        run = [LLAMA, *MUON, "--train-iters", "4", "--save-interval", "1", "--moment-dtype", "bf16"]
+        self.run_train(*run, "--save", self.path("run"), "--log-file", self.path("run.jsonl"))
+        losses = self.losses("run.jsonl")
+        self.assertLess(losses[-1], losses[0])
+        whole = state_of(self.path("run", "step-00000004"))
+        self.assertIn("optimizer/momentum.safetensors", whole)
+        for step in (1, 2, 3):   # without --optimizer, which is the checkpoint's
+            save = f"again{step}"
+            done = self.run_train(LLAMA, "--train-iters", "4", "--save-interval", "1", "--save", self.path(save),
+                                  "--resume", self.path("run", f"step-{step:08d}"), "--log-file",
+                                  self.path(save + ".jsonl"))
+            self.assertEqual(self.losses(save + ".jsonl"), losses[step:])
+            self.assertEqual(state_of(self.path(save, "step-00000004")), whole)
+            self.assertNotIn("start from 0", done.stdout)
+
+    def test_a_checkpoint_goes_to_the_other_optimizer_and_back(self):
+        self.run_train(GPT2, "--train-iters", "2", "--save", self.path("adamw"))
+        self.run_train(GPT2, "--train-iters", "2", *MUON, "--save", self.path("muon"))
+        for first, second, zero in (("adamw", "muon", "momentum of 8 matrices"),
+                                    ("muon", "adamw", "exp_avg of 8 matrices, exp_avg_sq of 8 matrices")):
+            done = self.run_train(GPT2, "--train-iters", "4", "--optimizer", second, "--save", self.path(first + "2"),
+                                  "--resume", self.path(first, "step-00000002"), "--log-file",
+                                  self.path(first + ".jsonl"))
+            self.assertIn("the checkpoint is of another optimizer: these start from 0: " + zero, done.stdout)
+            self.assertIn(f"--optimizer: {first} in the checkpoint, {second} now", done.stdout)
+            self.assertEqual(len(self.losses(first + ".jsonl")), 2)
+            names = state_of(self.path(first + "2", "step-00000004"))
+            self.assertEqual("optimizer/momentum.safetensors" in names, second == "muon")
+
+    def test_options_without_effect_are_refused(self):
+        done = self.run_train(GPT2, "--train-iters", "1", "--muon-scale", "spectral", expect=2)
+        self.assertIn("--muon-scale has no effect: --optimizer adamw", done.stderr)
+
+
+@unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
+class MuonRanksTest(RanksTest):
+    BATCH = ["--micro-batch-size", "1", "--global-batch-size", "12"]   # for 4, 3 and 1 ranks
+
+    def test_a_checkpoint_moves_from_4_ranks_to_3_to_1(self):
+        options = [*MUON, "--train-iters", "2", "--fp8-recipe", "delayed"]
+        self.ranks(4, LLAMA, *options, "--zero", "2", "--save", self.path("four"))
+        four = state_of(self.path("four", "step-00000002"))
+        self.ranks(3, LLAMA, *options, "--zero", "3", "--save", self.path("three"),
+                   "--resume", self.path("four", "step-00000002"))
+        three = state_of(self.path("three", "step-00000002"))
+        self.run_train(LLAMA, *options, *self.BATCH, "--save", self.path("one"), "--resume",
+                       self.path("three", "step-00000002"))
+        one = state_of(self.path("one", "step-00000002"))
+        for state in (four, three, one):
+            del state["state.json"]["config"]
+        self.assertEqual(three, four)
+        self.assertEqual(one, four)
