@@ -69,7 +69,7 @@ void add_choice_of_linears(std::vector<OptionRow>& rows) {
          .value = text_list(AT(bf16_linears), "PATTERN,...", "patterns like 31.down, 0.* or *.proj", ','),
          .help = "linear layers to keep in BF16: LAYER.qkv, .proj, .up, .down, or head; * matches any text"},
         {.name = "fp8-lm-head", .value = flag(AT(fp8_lm_head)),
-         .help = "also run the output matrix (LM head) in FP8; it affects the loss directly, so compare losses",
+         .help = "also run the two backward matmuls of the output matrix (LM head) in FP8; logits stay in BF16",
          .fallback = "false"},
         {.name = "fp8-attention", .value = flag(AT(fp8_attention)),
          .help = "run the two matmuls of the attention forward, QK^T and PV, in E4M3, with any recipe or none; those "

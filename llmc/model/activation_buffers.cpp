@@ -43,9 +43,6 @@ ActivationBuffers::Buffer ActivationBuffers::take(const BufferRow& row, int firs
         case Form::kStat: return {.tensor = take(model_.stat, N * row.width), .operand = {}};
         case Form::kWorking:
             return {.tensor = keep_high ? take(model_.options.dtype, N * row.width) : Tensor{}, .operand = {}};
-        case Form::kFp8Rowwise:
-            if (fp8_reads) return {.tensor = {}, .operand = model_.fp8.alloc_operand(Fp8Role::kX, N, row.width, take)};
-            return {};
         case Form::kFp8Transposed:
             if (fp8_reads) return {.tensor = {}, .operand = model_.fp8.alloc_operand(Fp8Role::kX, row.width, N, take)};
             return {};
@@ -73,8 +70,7 @@ Fp8Operand ActivationBuffers::fp8(int number, int layer, int64_t N) const {
     const Fp8Operand& memory = buffer(number, layer).operand;
     const Fp8Linear* linear = model_.fp8.linear(layer, *r.x_of);
     if (!linear || !memory.data) return {};
-    const bool rowwise = r.form == Form::kFp8Rowwise;
-    return model_.fp8.operand_of(*linear, Fp8Role::kX, memory, rowwise ? N : r.width, rowwise ? r.width : N);
+    return model_.fp8.operand_of(*linear, Fp8Role::kX, memory, r.width, N);
 }
 
 LinearOperand ActivationBuffers::x(int working, int fp8_transposed, int layer, int64_t N) const {
@@ -101,7 +97,8 @@ int64_t planned_fp8_matmuls(const Fp8Plan& plan, Recompute recompute, int64_t mi
     int64_t matmuls = 0;
     for (const LinearPlan& linear : plan.linears)
         if (linear.fp8)
-            matmuls += (forward_recomputed(linear.kind, recompute) ? 4 : 3)
-                       * (linear.kind == LinearKind::kHead ? head_chunks : 1);
+            matmuls += !linear.fp8_forward()                          ? 2 * head_chunks
+                       : forward_recomputed(linear.kind, recompute) ? 4
+                                                                    : 3;
     return matmuls * micro_batches;
 }

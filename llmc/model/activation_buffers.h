@@ -27,7 +27,6 @@ inline constexpr Lifetime kSavedUnlessBlock{.recomputed = kBlockLevels};
 enum class Form : uint8_t {
     kWorking,          // (N, width) T
     kStat,             // (N, width) stat
-    kFp8Rowwise,       // (N, width) FP8, the x of a linear
     kFp8Transposed,    // (width, N) FP8, the x of a linear
 };
 
@@ -62,7 +61,7 @@ public:
 private:
     struct Buffer {
         Tensor tensor;        // kWorking, kStat
-        Fp8Operand operand;   // kFp8Rowwise, kFp8Transposed
+        Fp8Operand operand;   // kFp8Transposed
     };
     const BufferRow& row(int number) const { return rows_[static_cast<size_t>(number)]; }
     Buffer take(const BufferRow& row, int first_layer, int layers);
@@ -76,6 +75,6 @@ private:
 };
 
 // The number of FP8 matmuls in one optimizer step: 3 for each linear and micro-batch, or 4 if the linear's fprop is
-// recomputed; the head has as many for each of its chunks (loss_chunks). The trainer compares this with the number of
-// executed FP8 matmuls.
+// recomputed; the head has 2 for each of its chunks (loss_chunks). The trainer compares this with the number of executed
+// FP8 matmuls.
 int64_t planned_fp8_matmuls(const Fp8Plan& plan, Recompute recompute, int64_t micro_batches, int64_t head_chunks = 1);

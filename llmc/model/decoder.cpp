@@ -11,10 +11,7 @@ std::vector<BufferRow> Decoder::rows(const ModelConfig& c, const DecoderOptions&
         {"squared log-sum-exp", options.z_loss > 0, Form::kStat, kScratch},
         {"d norm", c.hidden_size, Form::kWorking, kScratch},
     });
-    if (options.loss_chunk > 0) {   // head_x quantizes the norm's result
-        rows[PreNorm::kNorm].others_read = true;
-        rows[PreNorm::kNormFp8].width = rows[PreNorm::kNormFp8Rowwise].width = 0;
-    }
+    if (options.loss_chunk > 0) rows[PreNorm::kNormFp8].width = 0;   // head_x quantizes the norm's result
     return rows;
 }
 
@@ -67,15 +64,16 @@ void Decoder::forward(Ctx& ctx, const DeviceBatch& batch, bool training) {
     }
     before(ctx, head_layer_, Pass::kForward);
     Arena::Scope scope(ctx, model_.arena);
-    const XUsage usage = buffers_.forward_usage(PreNorm::kNormFp8);
-    final_norm_.forward(ctx, head_layer_, stream, N, chunks() ? XUsage{} : usage);
+    XUsage usage{};
+    if (!chunks()) usage.transposed = training;
+    final_norm_.forward(ctx, head_layer_, stream, N, usage);
     after(ctx, head_layer_, Pass::kForward);
 }
 
 // ---- head and loss, in chunks of --loss-chunk rows. Rows do not depend on each other, so that logits, losses and
 // gradients of the norm's result have the same bits in any chunks; the weight gradient adds up the sums of the chunks.
-// Current scaling of an FP8 head is the exception: a chunk's scale comes from the amax of all chunks so far. A chunk of
-// an FP8 head is quantized from the norm's result, which is saved in the working type.
+// Current scaling of an FP8 head's gradients is the exception: a chunk's scale comes from the amax of all chunks so far.
+// A chunk of an FP8 head is quantized from the norm's result, which is saved in the working type.
 
 Decoder::Rows Decoder::chunk_of(int64_t row, int64_t N) const {
     const int64_t chunk = chunks() ? model_.options.loss_chunk : N, first = row / chunk * chunk;
@@ -90,44 +88,32 @@ template <typename Body> void Decoder::for_each_chunk(int64_t N, Body&& body) co
     }
 }
 
-// The x of the head for these rows of N, in scratch of the caller's scope where it is not saved.
-LinearOperand Decoder::head_x(Ctx& ctx, Rows rows, int64_t N, bool backward) {
+// The x of the head for the backward pass of these rows of N, in scratch of the caller's scope where it is not saved.
+LinearOperand Decoder::head_x(Ctx& ctx, Rows rows, int64_t N) {
     const LinearOperand all = final_norm_.x(head_layer_, N);
     if (!chunks()) return all;
     const int64_t C = config_.hidden_size;
     const Linear linear = head();
     LinearOperand x{.unquantized = all.unquantized.slice(rows.first * C, rows.count * C)};
     if (!linear.fp8) return x;
-    if (backward) {
-        const Fp8Operand memory = model_.fp8.alloc_operand(Fp8Role::kX, C, rows.count, model_.take_scratch());
-        x.fp8.transposed = model_.fp8.operand_of(*linear.fp8, Fp8Role::kX, memory, C, rows.count);
-    }
+    const Fp8Operand memory = model_.fp8.alloc_operand(Fp8Role::kX, C, rows.count, model_.take_scratch());
+    x.fp8.transposed = model_.fp8.operand_of(*linear.fp8, Fp8Role::kX, memory, C, rows.count);
     const PendingOperand quantized = model_.begin_x(
-        linear, x, rows.count, {.rowwise = true, .transposed = backward, .recomputed = false}, true);
+        linear, x, rows.count, {.rowwise = false, .transposed = true, .recomputed = false}, true);
     ops::quantize(ctx, {.quant = quantized.quant, .in = quantized.out, .N = rows.count, .C = C});
     return model_.finish(ctx, quantized);
 }
 
 // logits (rows, Vp) = those of these rows of N.
 void Decoder::head_logits(Ctx& ctx, Rows rows, int64_t N, Tensor logits) {
-    Arena::Scope scope(ctx, model_.arena);
-    linear_forward(ctx, head(), logits, head_x(ctx, rows, N, false), rows.count);
+    const int64_t C = config_.hidden_size;
+    const Tensor x = final_norm_.x(head_layer_, N).unquantized.slice(rows.first * C, rows.count * C);
+    linear_forward(ctx, head(), logits, {.unquantized = x}, rows.count);
 }
 
 void Decoder::logits_row(Ctx& ctx, const DeviceBatch& batch, int64_t row, Tensor logits) {
-    const int64_t N = batch.rows(), C = config_.hidden_size, Vp = config_.padded_vocab();
     before(ctx, head_layer_, Pass::kForward);
-    if (!model_.fp8.linear(head_layer_, LinearKind::kHead)) {
-        const Tensor x = final_norm_.x(head_layer_, N).unquantized.slice(row * C, C);
-        linear_forward(ctx, head(), logits, {.unquantized = x}, 1);
-    } else {
-        // A scale of the FP8 x spans many rows, so the head runs on the whole chunk of the row.
-        Arena::Scope scope(ctx, model_.arena);
-        const Rows rows = chunk_of(row, N);
-        const Tensor all = buffers_.scratch(kLogits, rows.count);
-        head_logits(ctx, rows, N, all);
-        device::copy_on_device(ctx, logits.data, all.slice((row - rows.first) * Vp, Vp).data, logits.bytes());
-    }
+    head_logits(ctx, {.first = row, .count = 1}, batch.rows(), logits);
     after(ctx, head_layer_, Pass::kForward);
 }
 
@@ -198,10 +184,10 @@ LinearOperand Decoder::head_backward(Ctx& ctx, const DeviceBatch& batch, StepSta
     for_each_chunk(N, [&](Rows rows) {
         Arena::Scope chunk_scope(ctx, model_.arena);
         const Tensor logits = memory.slice(0, rows.count * config_.padded_vocab());
-        const LinearOperand x = head_x(ctx, rows, N, true);
-        linear_forward(ctx, head(), logits, x, rows.count);
+        head_logits(ctx, rows, N, logits);
         classify(ctx, batch, state, rows, logits, losses, true, squares);
-        dlogits_backward(ctx, x, logits, dnorm.slice(rows.first * C, rows.count * C), rows.count, rows.first == 0);
+        dlogits_backward(ctx, head_x(ctx, rows, N), logits, dnorm.slice(rows.first * C, rows.count * C), rows.count,
+                         rows.first == 0);
     });
     sum_losses(ctx, losses, &state->loss_sum);
     if (squares) sum_losses(ctx, squares, &state->z_sum);

@@ -57,7 +57,7 @@ private:
     bool chunks() const { return model_.options.loss_chunk > 0; }
     Rows chunk_of(int64_t row, int64_t N) const;
     template <typename Body> void for_each_chunk(int64_t N, Body&& body) const;
-    LinearOperand head_x(Ctx& ctx, Rows rows, int64_t N, bool backward);
+    LinearOperand head_x(Ctx& ctx, Rows rows, int64_t N);
     void head_logits(Ctx& ctx, Rows rows, int64_t N, Tensor logits);
     void classify(Ctx& ctx, const DeviceBatch& batch, StepState* state, Rows rows, Tensor logits, Tensor losses,
                   bool backward, Tensor squares = {});

@@ -10,7 +10,7 @@ struct Linear {
     Tensor dweight;   // (out, in) grad, see accumulate
     Tensor dbias;     // (out) grad, +=, with bias
     int64_t in = 0, out = 0;
-    const Fp8Linear* fp8 = nullptr;   // null: the linear runs in the working type
+    const Fp8Linear* fp8 = nullptr;   // null: the linear runs in the working type; the head's forward always does
     bool accumulate = true;           // dweight is +=, otherwise =
 };
 

@@ -3,12 +3,11 @@
 std::vector<BufferRow> PreNorm::rows(const ModelConfig& config, LinearKind reader, Lifetime residual, Lifetime norm) {
     const int64_t C = config.hidden_size;
     const int64_t mean = config.norm == Norm::kLayerNorm ? 1 : 0;
-    const int64_t rowwise = reader == LinearKind::kHead ? C : 0;   // the head runs in forward and again in backward
-    const Lifetime statistics = reader == LinearKind::kHead ? kSaved : kSavedUnlessBlock;
+    const bool head = reader == LinearKind::kHead;   // its forward matmul, in the working type, runs in backward, too
+    const Lifetime statistics = head ? kSaved : kSavedUnlessBlock;
     return {{"residual", C, Form::kWorking, residual},
-            {"norm", C, Form::kWorking, norm, reader},
+            {"norm", C, Form::kWorking, norm, reader, head},
             {"norm, FP8 transposed", C, Form::kFp8Transposed, norm, reader},
-            {"norm, FP8 rowwise", rowwise, Form::kFp8Rowwise, norm, reader},
             {"mean", mean, Form::kStat, statistics},
             {"rstd", 1, Form::kStat, statistics}};
 }
@@ -23,13 +22,12 @@ NormLayer PreNorm::layer_of(int layer, int64_t N) const {
 }
 
 LinearOperand PreNorm::x(int layer, int64_t N) const {
-    LinearOperand x = buffers_.x(kNorm, kNormFp8, layer, N);
-    x.fp8.rowwise = buffers_.fp8(kNormFp8Rowwise, layer, N);
-    return x;
+    return buffers_.x(kNorm, kNormFp8, layer, N);
 }
 
 LinearOperand PreNorm::forward(Ctx& ctx, int layer, const NormInput& input, int64_t N, XUsage usage) const {
-    const PendingOperand result = model_.begin_x(model_.linear(layer, reader_), x(layer, N), N, usage);
+    const PendingOperand result = model_.begin_x(model_.linear(layer, reader_), x(layer, N), N, usage,
+                                                 reader_ == LinearKind::kHead);
     model_.norm_forward(ctx, layer_of(layer, N), input, N, result.out, result.quant);
     return model_.finish(ctx, result);
 }

@@ -7,7 +7,7 @@
 class PreNorm {
 public:
     // The first rows of an ActivationBuffers table with a norm.
-    enum Row { kResidual, kNorm, kNormFp8, kNormFp8Rowwise, kMean, kRstd, kRows };
+    enum Row { kResidual, kNorm, kNormFp8, kMean, kRstd, kRows };
     // reader: the linear whose x is the norm's result. `residual` and `norm`: lifetimes of the stream and the result.
     static std::vector<BufferRow> rows(const ModelConfig& config, LinearKind reader, Lifetime residual, Lifetime norm);
 

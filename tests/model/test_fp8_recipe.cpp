@@ -176,7 +176,7 @@ TEST_CASE("fp8 plan: number of matmuls") {
     CHECK(planned_fp8_matmuls(plan, Recompute::kNormAct, 5) == 12 * 4 * 5);
     CHECK(planned_fp8_matmuls(plan, Recompute::kBlock, 5) == (12 + 3) * 4 * 5);
     CHECK(planned_fp8_matmuls(plan, Recompute::kBlockKeepAttention, 5) == (12 + 3) * 4 * 5);
-    CHECK(planned_fp8_matmuls(tiny_plan({"--fp8-lm-head"}), Recompute::kBlock, 2) == (15 * 4 + 3) * 2);
+    CHECK(planned_fp8_matmuls(tiny_plan({"--fp8-lm-head"}), Recompute::kBlock, 2) == (15 * 4 + 2) * 2);
     CHECK(planned_fp8_matmuls(tiny_plan({"--bf16-linears=0.down"}), Recompute::kBlock, 1) == 15 * 4 - 3);
     CHECK(planned_fp8_matmuls(tiny_plan({"--bf16-linears=0.up"}), Recompute::kBlock, 1) == 15 * 4 - 4);
     CHECK(planned_fp8_matmuls(tiny_plan({"--first-last-layers-bf16"}), Recompute::kNone, 3) == 12 * 2 * 3);
@@ -233,6 +233,8 @@ TEST_CASE("fp8 plan: the banner's text") {
         return fp8_plan_text(plan, config);
     };
     CHECK(text({}) == "");
+    CHECK(contains(text({"--fp8-recipe=delayed", "--fp8-lm-head"}),
+                   "  head            backward in FP8 | forward in BF16\n"));
     CHECK(text({"--fp8-recipe=delayed", "--first-last-layers-bf16", "--bf16-linears=2.down,*.proj", "--fp8-margin=2"})
           == "FP8               delayed: one scale per tensor, from the largest amax of the last 16 optimizer steps "
              "(the history counts steps, not micro-batches), margin 2, new scales every step\n"
@@ -281,7 +283,9 @@ TEST_CASE("speedup: predictions") {
         const double most = speedup(joined(big, joined(delayed, {"--fp8-fast-accum=all"})), kind);
         const double usual = speedup(joined(big, delayed), kind);
         CHECK(most > usual);
-        CHECK(usual > speedup(joined(big, joined(delayed, {"--fp8-fast-accum=none"})), kind));
+        const double precise = speedup(joined(big, joined(delayed, {"--fp8-fast-accum=none"})), kind);
+        if (kind == LinearKind::kHead) CHECK(usual == precise);   // its forward is in BF16
+        else CHECK(usual > precise);
         CHECK(usual > speedup(joined(big, tensorwise), kind));
         CHECK(usual > speedup(joined(big, blockwise), kind));
         CHECK(usual > 1.2);

@@ -66,15 +66,15 @@ void check_weights(TestModel& model, const Fp8Linear& linear) {
     const std::vector<char> entry = raw(model, {model.trainer->fp8().weight_entry(linear.param), Dtype::kFp32,
                                                sizeof(ScaleEntry) / 4});
     std::vector<float> masters = masters_of(model, linear);
-    op_test::QuantMemory expected({.name = "weight", .granularity = linear.weight.granularity}, linear.out, linear.in);
+    op_test::QuantMemory expected({.name = "weight", .granularity = linear.weight_transposed.granularity}, linear.out, linear.in);
     std::memcpy(&expected.entry, entry.data(), sizeof(ScaleEntry));
     const ScaleEntry found = expected.entry;
     const Tensor in{masters.data(), Dtype::kFp32, linear.in * linear.out};
     Ctx ctx;
     cpu::quantize(ctx, {.quant = expected.out(), .in = in, .N = linear.out, .C = linear.in});
-    CHECK(same_bytes(model, linear.weight.data, expected.rowwise));
+    CHECK(same_bytes(model, linear.weight.data, expected.rowwise));   // the head has none
     CHECK(same_bytes(model, linear.weight_transposed.data, expected.transposed));
-    if (linear.weight.granularity == Granularity::kTensor) {
+    if (linear.weight_transposed.granularity == Granularity::kTensor) {
         CHECK(found.scale_inv == 1 / found.scale);
     } else {
         CHECK(same_bytes(model, linear.weight.scale_inv, expected.rowwise_scale_inv));

@@ -88,7 +88,7 @@ void check_forms(const Cut& cut) {
         ParamForm form = ParamForm::kOther;
         for (const LinearPlan& linear : cut.plan.linears)
             if (linear.weight == param && param != cut.table.wte)
-                form = linear.fp8 ? ParamForm::kFp8Linear : ParamForm::kLinear;
+                form = linear.fp8_forward() ? ParamForm::kFp8Linear : ParamForm::kLinear;
         CHECK(cut.layout.form(param) == form);
     }
     // FP8 weights have a separate buffer.

@@ -77,21 +77,22 @@ TEST_CASE("zero weights: a rank holds its shards, the layer buffers, and norms a
             if (gathered) whole[group.first_layer] += bytes;
             if (in_fp8) transposed[group.first_layer] += bytes;
         }
-        // Scales of blocks, and a tied head in FP8, which is in no group.
+        // Scales of blocks, and the quantized weight of the head, which is in no group.
         int64_t scales = 0;
         for (const LinearPlan& linear : fp8.linears) {
             if (!linear.fp8) continue;
+            const int64_t rowwise = scale_inv_elems(fp8.row().weight, linear.out, linear.in);
+            const int64_t across = scale_inv_elems(fp8.row().weight, linear.in, linear.out);
             if (fp8.row().weight == Granularity::kBlock128x128)
-                for (int64_t elems : {scale_inv_elems(fp8.row().weight, linear.out, linear.in),
-                                      scale_inv_elems(fp8.row().weight, linear.in, linear.out)})
+                for (int64_t elems : {linear.fp8_forward() ? rowwise : 0, across})
                     scales += (4 * elems + 255) / 256 * 256;
-            if (linear.weight == table.wte) scales += 2 * linear.out * linear.in;
+            if (!linear.fp8_forward()) scales += linear.out * linear.in;
         }
         CHECK(plan.purpose_bytes[static_cast<size_t>(Purpose::kWeights)] == permanent + scales);
 
         int64_t buffer = 0, back = 0;
         for (int l = 0; l < 5; l++) buffer = std::max(buffer, whole[l]), back = std::max(back, transposed[l]);
-        const int64_t buffers = 2 * buffer + 2 * back + std::max(whole[-1], whole[5] + transposed[5]);
+        const int64_t buffers = 2 * buffer + 2 * back + std::max(whole[-1], whole[5]);
         Config one = config;   // the same gradients, communicated in the same buckets
         one.zero = 2;
         const auto comm = static_cast<size_t>(Purpose::kComm);

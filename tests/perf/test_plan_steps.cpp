@@ -32,7 +32,6 @@ constexpr double kBf16Gather = 14.67 - 14.53;
 // From dev/results/2026-11-21-h200-fp8-small.md and -zero.md: configurations that were not measured again. For two
 // ranks with one micro-batch each, which hides little communication, the tolerance is 8 %.
 const std::vector<MeasuredStep> kMeasuredSteps = {
-    {"small delayed, FP8 head", "llama", {kSmall, kDelayed, {"--fp8-lm-head"}}, 824},
     {"small, 16 micro-batches of 1", "llama", {kTwo, {"--ranks", "1", "--global-batch-size", "16"}}, 289.66, 19.46},
     {"two ranks, FP32 gradients", "llama", {kTwo, kSixteen}, 295.98, 13.70 - kBf16Gather},
     {"two ranks, BF16 gradients", "llama", {kTwo, kSixteen, {"--grad-comm-dtype", "bf16"}}, 296.07,

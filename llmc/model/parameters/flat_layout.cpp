@@ -11,7 +11,7 @@ ParamForm form_of(const ParamTable& table, const Fp8Plan& plan, int param) {
     if (param == table.wte) return ParamForm::kOther;   // also if the head is tied to it
     for (const LinearPlan& linear : plan.linears)
         if (linear.weight == param)
-            return linear.fp8 || linear.fp8_elsewhere ? ParamForm::kFp8Linear : ParamForm::kLinear;
+            return linear.fp8_forward() || linear.fp8_elsewhere ? ParamForm::kFp8Linear : ParamForm::kLinear;
     return ParamForm::kOther;
 }
 

@@ -186,7 +186,7 @@ int64_t Fp8Plan::fp8_linears() const {
 Fp8Plan Fp8Plan::in_bf16() const {
     Fp8Plan plan{.linears = linears};
     for (LinearPlan& linear : plan.linears) {
-        linear.fp8_elsewhere = linear.fp8;
+        linear.fp8_elsewhere = linear.fp8_forward();
         keep_in_bf16(linear, "steps in BF16");
     }
     return plan;
@@ -285,7 +285,7 @@ std::string layers_text(const Fp8Plan& plan) {
     std::string text;
     for (const auto& [layers, precision] : kinds_of_layers(plan)) text += labelled(layers, precision);
     const LinearPlan& head = plan.linears.back();
-    return text + labelled("head", head.fp8 ? "FP8" : "BF16 (" + head.reason + ")");
+    return text + labelled("head", head.fp8 ? "backward in FP8 | forward in BF16" : "BF16 (" + head.reason + ")");
 }
 
 }  // namespace
@@ -325,7 +325,7 @@ std::string fp8_attention_error(const DeviceInfo& device) {
 std::string fp8_linears_text(const Fp8Plan& plan) {
     std::string text;
     for (const auto& [layers, precision] : kinds_of_layers(plan)) text += layers + ": " + precision + "; ";
-    return text + "head " + (plan.linears.back().fp8 ? "FP8" : "BF16");
+    return text + "head " + (plan.linears.back().fp8 ? "FP8 in backward" : "BF16");
 }
 
 std::string fp8_plan_text(const Fp8Plan& plan, const Config& config) {

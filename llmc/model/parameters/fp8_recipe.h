@@ -43,7 +43,10 @@ struct LinearPlan {
     int64_t in = 0, out = 0;
     bool fp8 = false;
     std::string reason;          // why it is in BF16: "--first-last-layers-bf16", "--bf16-linears 3.*", ...
-    bool fp8_elsewhere = false;  // it is in FP8 in other steps of the run, see Fp8Plan::in_bf16
+    bool fp8_elsewhere = false;  // it is fp8_forward() in other steps of the run, see Fp8Plan::in_bf16
+
+    // The head computes logits in the working type, and only its gradients in FP8.
+    bool fp8_forward() const { return fp8 && kind != LinearKind::kHead; }
 };
 
 struct Fp8Plan {

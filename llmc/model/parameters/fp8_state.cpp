@@ -73,7 +73,8 @@ Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& 
             if (linear.fp8) tensor_names_.push_back(linear.name + "." + fp8_role_name(static_cast<Fp8Role>(role)));
     // The entry of a weight depends on the total number of linears.
     for (Fp8Linear& linear : linears_) {
-        linear.weight = operand_of(linear, Fp8Role::kWeight, linear.weight, linear.out, linear.in);
+        if (linear.weight.data)
+            linear.weight = operand_of(linear, Fp8Role::kWeight, linear.weight, linear.out, linear.in);
         linear.weight_transposed =
             operand_of(linear, Fp8Role::kWeight, linear.weight_transposed, linear.in, linear.out);
     }
@@ -95,8 +96,8 @@ int64_t Fp8State::count_blocks(const FlatLayout& layout) {
 void Fp8State::take_weights(const LinearPlan& linear, const FlatLayout& layout, const LayerBuffers* layer_buffers,
                             Arena& arena) {
     auto take = [&](Dtype dtype, int64_t elems) { return arena.take(Purpose::kWeights, dtype, elems); };
-    // The weight of a tied head is that of the embedding, which ranks gather in the working type: its quantized copy is
-    // this rank's own.
+    // Ranks gather the weight of a head in the working type, which its forward matmul reads: the quantized copy for the
+    // backward pass is this rank's own.
     const bool fp8_only = layout.form(linear.weight) == ParamForm::kFp8Linear;
     const ParamGroup& group = layout.group_of(linear.weight);
     const int64_t in_group = layout.offset(linear.weight) - group.begin;
@@ -111,7 +112,8 @@ void Fp8State::take_weights(const LinearPlan& linear, const FlatLayout& layout, 
     };
     linears_.push_back({.number = static_cast<int>(linears_.size()), .param = linear.weight, .in = linear.in,
                         .out = linear.out,
-                        .weight = alloc_operand(Fp8Role::kWeight, linear.out, linear.in, rowwise),
+                        .weight = linear.fp8_forward() ? alloc_operand(Fp8Role::kWeight, linear.out, linear.in, rowwise)
+                                                       : Fp8Operand{},
                         .weight_transposed = alloc_operand(Fp8Role::kWeight, linear.in, linear.out, transposed),
                         .fast_fprop = plan_.fast_fprop, .fast_backward = plan_.fast_backward});
 }
@@ -360,7 +362,9 @@ void Fp8State::transpose_weight(Ctx& ctx, const Fp8Linear& linear) {
 }
 
 void Fp8State::count_weight_scales(Ctx& ctx, const Fp8Linear& linear) const {
-    count_scales(ctx, id(linear, Fp8Role::kWeight), linear.weight, linear.out);   // the transpose has the same scales
+    const bool whole = static_cast<bool>(linear.weight.data);   // the transpose has the same scales
+    count_scales(ctx, id(linear, Fp8Role::kWeight), whole ? linear.weight : linear.weight_transposed,
+                 whole ? linear.out : linear.in);
 }
 
 // ---- checkpoint

@@ -25,7 +25,7 @@ struct Fp8Linear {
     int number = 0;                  // among the FP8 linears
     int param = -1;                  // of the weight
     int64_t in = 0, out = 0;
-    Fp8Operand weight;               // (out, in)
+    Fp8Operand weight;               // (out, in); empty for the head, whose forward matmul reads the working type
     Fp8Operand weight_transposed;    // (in, out)
     bool fast_fprop = false, fast_backward = false;
 };

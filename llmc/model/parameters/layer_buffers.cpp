@@ -21,11 +21,10 @@ LayerBuffers::LayerBuffers(const FlatLayout& layout, int num_layers, Dtype worki
         largest.all = std::max(largest.all, layers[l].all);
         largest.fp8 = std::max(largest.fp8, layers[l].fp8);
     }
-    head_bytes_ = layers.back().all;
     const auto take = [&](int64_t bytes) { return arena.take(Purpose::kComm, Dtype::kE4m3, bytes); };
     layers_ = take(ring_ * largest.all);
     transposed_ = take(ring() * largest.fp8);
-    ends_ = take(std::max(layers.front().all, head_bytes_ + layers.back().fp8));
+    ends_ = take(std::max(layers.front().all, layers.back().all));
 }
 
 Tensor LayerBuffers::whole(const ParamGroup& group) const {
@@ -36,10 +35,7 @@ Tensor LayerBuffers::whole(const ParamGroup& group) const {
 
 Tensor LayerBuffers::transposed(const ParamGroup& group) const {
     CHECK(group.form == ParamForm::kFp8Linear, "only FP8 weights are transposed");
-    const int layer = group.first_layer;
-    char* buffer = static_cast<char*>(ends_.data) + head_bytes_;
-    if (in_ring(layer)) buffer = static_cast<char*>(transposed_memory(layer).data);
-    return {buffer + offset_of(group), fp8_, group.elems};
+    return {static_cast<char*>(transposed_memory(group.first_layer).data) + offset_of(group), fp8_, group.elems};
 }
 
 Tensor LayerBuffers::memory(int layer) const {

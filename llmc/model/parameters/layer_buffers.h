@@ -47,6 +47,5 @@ private:
     const int num_layers_, ring_;
     const Dtype working_, fp8_;
     std::vector<int64_t> offsets_;        // by group: of its first byte in the buffer of its layer
-    int64_t head_bytes_ = 0;              // without the head's transposed weights, which are stored behind these bytes
-    Tensor layers_, transposed_, ends_;   // bytes of the ring, of transposed weights, of embedding and head
+    Tensor layers_, transposed_, ends_;   // bytes of the ring, of transposed weights, of embedding or head
 };

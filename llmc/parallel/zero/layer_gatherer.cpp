@@ -29,6 +29,13 @@ template <typename Use> void LayerGatherer::each_fp8_linear(int layer, Use&& use
 void LayerGatherer::restart(Ctx& ctx, const StepState* step) {
     Ctx& comm = stream_.comm_ctx(ctx);
     for (Buffer& buffer : rowwise_) buffer.layer = kNone;
+    // The quantized weight of the head has memory of its own, outside the layer buffers. It is quantized from the
+    // gathered one, whose memory an untied head leaves to the embedding.
+    if (const Fp8Linear* head = fp8_.linear_of_param(table_.head)) {
+        prepare(ctx, home(num_layers_), false);
+        fp8_.quantize_weight(comm, *head, state_.weight(table_.head), step);
+        record(ctx, layer_at(home(num_layers_)));
+    }
     const bool counts = fp8_.counts_weight_scales();
     for (int layer = -1; layer <= num_layers_; layer++) {
         for (int number : layer_at(layer).groups)
@@ -38,12 +45,6 @@ void LayerGatherer::restart(Ctx& ctx, const StepState* step) {
     if (counts) {
         count_scales(ctx);
         for (int layer = -1; layer < buffers_.ring(); layer++) prepare(ctx, layer, false);
-    }
-    // The quantized weight of a tied head has memory of its own, outside the layer buffers. The head waits for the
-    // event of the embedding, which therefore moves behind it.
-    if (const Fp8Linear* head = fp8_.linear_of_param(table_.wte)) {
-        fp8_.quantize_weight(comm, *head, state_.weight(table_.wte), step);
-        record(ctx, layer_at(-1));
     }
 }
 
@@ -65,21 +66,20 @@ void LayerGatherer::prepare(Ctx& ctx, int number, bool backward) {
     Layer& layer = layer_at(number);
     Buffer& buffer = this->buffer(number);
     if (layer.groups.empty()) return;
-    // The head's transposed weights are behind its rowwise ones and stay as long as these.
-    const bool in_ring = buffers_.in_ring(number), gathers = buffer.layer != number;
-    const bool transposes = layer.fp8 && (in_ring ? backward && transposed_buffer(number).layer != number : gathers);
+    const bool gathers = buffer.layer != number;
+    const bool transposes = layer.fp8 && backward && transposed_buffer(number).layer != number;
     if (!gathers && !transposes) return;
     CHECK(!gathers || buffer.users == 0, "the buffer of layer %d is in use", number);
     Ctx& comm = stream_.comm_ctx(ctx);
     const int64_t released = std::max(gathers ? buffer.released : 0,
-                                      transposes && in_ring ? transposed_buffer(number).released : 0);
+                                      transposes ? transposed_buffer(number).released : 0);
     if (!stream_.waits_for(released)) stream_.wait_for_compute(ctx, comm);
     const CollectivePurpose purpose(comm, "gather " + layer_text(number, num_layers_));
     if (gathers)
         for (int g : layer.groups) shards_.gather(comm, group(g));
     if (transposes) each_fp8_linear(number, [&](const Fp8Linear& linear) { fp8_.transpose_weight(comm, linear); });
     if (gathers) buffer.layer = number;
-    if (transposes && in_ring) transposed_buffer(number).layer = number;
+    if (transposes) transposed_buffer(number).layer = number;
     record(ctx, layer);
 }
 

@@ -69,7 +69,7 @@ void WeightGatherer::gather_bucket(Ctx& comm, int number, const StepState* step)
         } else if (fp8_only) {
             fp8_.transpose_weight(comm, *linear);
             fp8_.count_weight_scales(comm, *linear);
-        } else {   // a tied head, gathered as the embedding
+        } else {   // the head
             fp8_.quantize_weight(comm, *linear, state_.weight(param), step);
         }
     }
