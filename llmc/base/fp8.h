@@ -47,11 +47,13 @@ HOST_DEVICE inline float block_scale_of(uint32_t amax_bits, float largest) {
     return float_of_bits(bf16::to_bits(scale) & 0x7f800000u);
 }
 
-// Returns the scale of a block of a head for FP8 attention: block_scale_of for E4M3, at most 2^32, so that products and
-// quotients of scales stay within fp32; NaN if a value is not finite, which makes the whole block NaN.
-HOST_DEVICE inline float head_scale_of(uint32_t amax_bits) {
+// Returns the scale of a block of a head for FP8 attention: block_scale_of for E4M3, 127 / amax for INT8 (Q and K), at
+// most 2^32, so that products and quotients of scales stay within fp32; NaN if a value is not finite, which makes the
+// whole block NaN.
+HOST_DEVICE inline float head_scale_of(uint32_t amax_bits, bool int8) {
     if (amax_bits >= kInfinityBits) return float_of_bits(0x7fc00000u);
-    const float scale = block_scale_of(amax_bits, fp8_largest(Dtype::kE4m3));
+    const float scale =
+        int8 ? 127 / float_of_bits(amax_bits) : block_scale_of(amax_bits, fp8_largest(Dtype::kE4m3));
     return scale < 0x1p32f ? scale : 0x1p32f;
 }
 

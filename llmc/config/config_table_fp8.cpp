@@ -72,8 +72,8 @@ void add_choice_of_linears(std::vector<OptionRow>& rows) {
          .help = "also run the two backward matmuls of the output matrix (LM head) in FP8; logits stay in BF16",
          .fallback = "false"},
         {.name = "fp8-attention", .value = flag(AT(fp8_attention)),
-         .help = "run the two matmuls of the attention forward, QK^T and PV, in E4M3, with any recipe or none; those "
-                 "of the backward run in BF16 on the rounded Q, K and V", .fallback = "false"},
+         .help = "run the two matmuls of the attention forward in 8 bits, QK^T in INT8 and PV in E4M3, with any recipe "
+                 "or none; those of the backward run in BF16 on the rounded Q, K and V", .fallback = "false"},
         {.name = "fp8-min-speedup", .value = number(AT(fp8_min_speedup), {.low = 0, .high = 10}),
          .help = "keep a linear layer in BF16 if its predicted speedup in FP8 is below this; 1: if FP8 would be "
                  "slower; 0: never", .fallback = "0"},

@@ -51,15 +51,17 @@ template <typename A> A exponentials(A* row, int64_t visible, int64_t keys, A so
 
 // The same with P in E4M3, as on tensor cores: the online softmax goes through 128 keys at a time, from the diagonal
 // down. The largest P is scaled to 2^8; the maximum is updated only if a later P exceeds 2^8.75. The sum is that of P
-// before rounding. begin: position of key 0. running_max: as largest.
-float fp8_exponentials(float* row, int64_t begin, int64_t visible, int64_t keys, float softmax_mul,
+// before rounding. row: integers; times `mul` and the scale of its key each is a score in log2 units. begin: position
+// of key 0. running_max: as largest.
+float fp8_exponentials(float* row, int64_t begin, int64_t visible, int64_t keys, float mul, const float* key_scales,
                        float* running_max) {
-    constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f, kMost = 8.75f, kNewMost = 8, kNone = -1e30f;
+    constexpr float kLn2 = 0.69314718f, kMost = 8.75f, kNewMost = 8, kNone = -1e30f;
     float sum = 0, now = kNone;
     for (int64_t end = visible, first; end > 0; end = first) {
         first = std::max<int64_t>(0, (begin + end - 1) / kHeadBlock * kHeadBlock - begin);
         float largest = kNone;
-        for (int64_t j = first; j < end; j++) largest = std::max(largest, row[j] *= softmax_mul * kLog2E);
+        const float key_mul = mul * key_scales[(begin + first) / kHeadBlock];
+        for (int64_t j = first; j < end; j++) largest = std::max(largest, row[j] *= key_mul);
         if (largest > now + kMost) {
             const float next = largest - kNewMost;
             const auto change = static_cast<float>(exp(static_cast<double>(now - next) * kLn2));
@@ -105,6 +107,16 @@ struct BlockKeys {
 };
 template <typename Args> int64_t window_of(const Args& args) { return args.window == 0 ? args.T : args.window; }
 
+// `count` tokens of a head of Q or K from `first` on as the integers of quantize_heads, which bf16 represents.
+template <typename T>
+std::vector<T> integers(const AttentionForwardArgs& args, int64_t b, int64_t head, int64_t first, int64_t count) {
+    const int64_t row = (b * (args.NH + 2 * args.NKV) + head) * head_blocks(args.T) * kHeadBlock + first;
+    const auto* codes = static_cast<const int8_t*>(args.heads.bytes.data) + row * args.HS;
+    std::vector<T> found;
+    for (int64_t i = 0; i < count * args.HS; i++) found.push_back(T(static_cast<float>(codes[i])));
+    return found;
+}
+
 template <typename T>
 void forward_head(const AttentionForwardArgs& args, int64_t b, int64_t h, Span document, Acc<T>* scratch) {
     using A = Acc<T>;
@@ -114,6 +126,10 @@ void forward_head(const AttentionForwardArgs& args, int64_t b, int64_t h, Span d
     const T *q = heads.q(b, h) + first_token, *k = heads.k(b, kv) + first_token, *v = heads.v(b, kv) + first_token;
     const int64_t score_stride = round_up(args.T, kMicroColumns<A>);
     const int64_t out_stride = round_up(HS, kMicroColumns<A>);
+    const float* const scales = args.heads ? args.heads.scales.as<float>() : nullptr;
+    const int64_t blocks = head_blocks(args.T), first_head = b * (args.NH + 2 * args.NKV);
+    std::vector<T> q8, k8;
+    if (scales) k8 = integers<T>(args, b, args.NH + kv, document.begin, length);
     A* scores = scratch;
     A* sums = scores + kQueries * score_stride;
     A* work = sums + kQueries * out_stride;
@@ -121,8 +137,14 @@ void forward_head(const AttentionForwardArgs& args, int64_t b, int64_t h, Span d
         const int64_t queries = std::min(kQueries, length - first);
         const BlockKeys keys(first, queries, window_of(args));
         const int64_t token = b * args.T + document.begin + first, skipped = keys.begin * heads.width();
-        multiply(over_columns(q + first * heads.width(), heads.width(), queries),
-                 over_columns(k + skipped, heads.width(), keys.count()), HS, scores, score_stride, false, work);
+        if (scales) {
+            q8 = integers<T>(args, b, h, document.begin + first, queries);
+            multiply(over_columns(q8.data(), HS, queries), over_columns(k8.data() + keys.begin * HS, HS, keys.count()),
+                     HS, scores, score_stride, false, work);
+        } else {
+            multiply(over_columns(q + first * heads.width(), heads.width(), queries),
+                     over_columns(k + skipped, heads.width(), keys.count()), HS, scores, score_stride, false, work);
+        }
         A inverse_sum[kQueries];
         for (int64_t i = 0; i < queries; i++) {
             const int64_t hidden = keys.first(i), visible = keys.past(i) - hidden, rest = keys.count() - hidden;
@@ -131,9 +153,13 @@ void forward_head(const AttentionForwardArgs& args, int64_t b, int64_t h, Span d
             A sum;
             std::fill(row - hidden, row, A(0));
             if constexpr (std::is_same_v<T, bf16>) {
+                constexpr float kLog2E = 1.44269504f;
                 const int64_t at = document.begin + keys.begin + hidden;
-                sum = args.heads ? fp8_exponentials(row, at, visible, rest, args.softmax_mul, &largest)
-                                 : exponentials(row, visible, rest, args.softmax_mul, &largest);
+                const int64_t block = (document.begin + first + i) / kHeadBlock;
+                sum = !scales ? exponentials(row, visible, rest, args.softmax_mul, &largest)
+                              : fp8_exponentials(row, at, visible, rest, args.softmax_mul * kLog2E
+                                                     * scales[(first_head + h) * blocks + block],
+                                                 scales + (first_head + args.NH + kv) * blocks, &largest);
             } else {
                 sum = exponentials(row, visible, rest, A(args.softmax_mul), &largest);
             }

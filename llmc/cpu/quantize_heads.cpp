@@ -1,4 +1,4 @@
-// Quantization of packed QKV to E4M3 for FP8 attention. CPU.
+// Quantization of packed QKV for FP8 attention. CPU.
 #include "llmc/cpu/cast_lines.h"
 
 namespace cpu {
@@ -11,23 +11,56 @@ struct HeadTokens {
     bf16* row(int64_t t) const { return first + t * row_elems; }
 };
 
-// Quantizes one block and replaces it by the dequantized values. Blocks of V are transposed.
-void quantize_block(const HeadTokens& tokens, bool transposed, uint8_t* codes, float* scale_inv) {
-    const int64_t HS = tokens.HS;
+uint32_t amax_of_block(const HeadTokens& tokens) {
     uint32_t amax_bits = 0;
-    for (int64_t t = 0; t < tokens.count; t++) amax_bits = std::max(amax_bits, amax_of_line(tokens.row(t), HS));
-    const float scale = head_scale_of(amax_bits);
+    for (int64_t t = 0; t < tokens.count; t++) amax_bits = std::max(amax_bits, amax_of_line(tokens.row(t), tokens.HS));
+    return amax_bits;
+}
+
+// Quantizes a block of V, transposed, and replaces it by the dequantized values.
+void quantize_values(const HeadTokens& tokens, uint8_t* codes, float* scale_inv) {
+    const uint32_t amax_bits = amax_of_block(tokens);
+    const float scale = head_scale_of(amax_bits, false);
     *scale_inv = amax_bits < kInfinityBits ? 1 / scale : 1;
     for (int64_t place = 0; place < kHeadBlock; place++) {
-        const int64_t t = transposed ? place / 16 * 16 + head_token_order(place % 16) : place;
-        for (int64_t d = 0; d < HS; d++) {
-            uint8_t& code = codes[transposed ? d * kHeadBlock + place : place * HS + d];
+        const int64_t t = place / 16 * 16 + head_token_order(place % 16);
+        for (int64_t d = 0; d < tokens.HS; d++) {
+            uint8_t& code = codes[d * kHeadBlock + place];
             code = 0;
             if (t >= tokens.count) continue;
             bf16& x = tokens.row(t)[d];
             code = fp8_cast<Dtype::kE4m3>(widen(x) * scale);
             x = bf16(from_fp8(Dtype::kE4m3, code) * *scale_inv);
         }
+    }
+}
+
+// Mixes a token of Q or K: x(d) = bf16(mul * (what head_mix makes of x)).
+template <typename Read> void mix_token(bf16* to, int64_t HS, float mul, Read&& read) {
+    for (int64_t first = 0; first < HS / 2; first += 8) {
+        float v[16];
+        const auto place = [&](int i) { return first + i % 8 + i / 8 * (HS / 2); };
+        for (int i = 0; i < 16; i++) v[i] = read(place(i));
+        head_mix(v);
+        for (int i = 0; i < 16; i++) to[place(i)] = bf16(v[i] * mul);
+    }
+}
+
+// The same for a block of Q or K.
+void quantize_mixed(const HeadTokens& tokens, uint8_t* codes, float* scale_inv) {
+    const int64_t HS = tokens.HS;
+    for (int64_t t = 0; t < tokens.count; t++)
+        mix_token(tokens.row(t), HS, 0.25f, [&](int64_t d) { return widen(tokens.row(t)[d]); });
+    const uint32_t amax_bits = amax_of_block(tokens);
+    const bool finite = amax_bits < kInfinityBits;
+    const float scale = head_scale_of(amax_bits, true);
+    *scale_inv = finite ? 1 / scale : scale;
+    std::fill(codes + tokens.count * HS, codes + kHeadBlock * HS, uint8_t{0});
+    for (int64_t t = 0; t < tokens.count; t++) {
+        auto* to = reinterpret_cast<int8_t*>(codes + t * HS);
+        for (int64_t d = 0; d < HS; d++)
+            to[d] = finite ? static_cast<int8_t>(std::nearbyint(widen(tokens.row(t)[d]) * scale)) : int8_t{0};
+        mix_token(tokens.row(t), HS, 0.25f * *scale_inv, [&](int64_t d) { return static_cast<float>(to[d]); });
     }
 }
 
@@ -48,10 +81,10 @@ void quantize_heads(Ctx& ctx, const QuantizeHeadsArgs& args) {
     for (int64_t item = 0; item < args.B * heads * blocks; item++) {
         const int64_t block = item % blocks, head = item / blocks % heads, b = item / blocks / heads;
         const int64_t first = block * kHeadBlock, row_elems = heads * HS;
-        quantize_block({.first = args.qkv.as<bf16>() + (b * args.T + first) * row_elems + head * HS,
-                        .row_elems = row_elems, .count = std::min(kHeadBlock, args.T - first), .HS = HS},
-                       head >= args.NH + args.NKV, codes + item * kHeadBlock * HS,
-                       args.heads.scales.as<float>() + item);
+        (head < args.NH + args.NKV ? quantize_mixed : quantize_values)(
+            {.first = args.qkv.as<bf16>() + (b * args.T + first) * row_elems + head * HS, .row_elems = row_elems,
+             .count = std::min(kHeadBlock, args.T - first), .HS = HS},
+            codes + item * kHeadBlock * HS, args.heads.scales.as<float>() + item);
     }
 }
 

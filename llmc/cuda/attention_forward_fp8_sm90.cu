@@ -1,5 +1,9 @@
-// Attention forward on compute capability 9.0 with E4M3 operands in both products, head dim 64 and 128. quantize_heads
-// makes the operands.
+// Attention forward on compute capability 9.0 with Q and K in INT8, P and V in E4M3, head dim 64 and 128.
+// quantize_heads makes the operands.
+//
+// The accumulators of S start with the bits of 1.5 * 2^23 as a float. So the sums, read as floats, are that number plus
+// S, exactly, because |S| <= 128 * 127^2 < 2^21, and need no conversion: the softmax subtracts the bias together with
+// its reference. That rounds the difference by at most 0.75 units of S, equally for all keys of a tile.
 //
 // The tensor cores accumulate with 14 bits, too few for 8192 keys. So P V of each tile of keys starts from 0 and is
 // added to fp32 accumulators with one fma per element while the next S is computed. The same fma rescales the
@@ -27,7 +31,7 @@ template <int HS> using Tiles = Forward<ForwardTiles<HS>>;
 // which is 2^-17 of 2^8. A power of two is exact in E4M3, so a row that attends to one key yields exactly that key's V.
 // (A template, because unused members are errors on architectures where the kernel is empty.)
 template <int HS> struct Fp8Reference {
-    static constexpr float kHeadroom = 8.75f;
+    static constexpr float kHeadroom = 8.75f, kBias = 12582912;
     __device__ static float of(float largest) { return largest - 8; }
 };
 
@@ -50,15 +54,22 @@ template <int HS> struct ByteCopies {
     }
 };
 
-// Starts s = q k^T.
-template <int HS, int count>
-__device__ void start_scores(float (&s)[count], uint32_t queries, uint32_t keys) {
+// Starts sums = q k^T plus the bias.
+template <int HS> __device__ void start_scores(int (&sums)[64], uint32_t queries, uint32_t keys) {
     const uint64_t q = byte_tile_descriptor<HS>(queries), k = byte_tile_descriptor<HS>(keys);
-    ptx::pin(s);
+#pragma unroll
+    for (int& sum : sums) sum = 0x4b400000;
+    ptx::pin(sums);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < HS / 32; i++) ptx::wgmma_e4m3<2 * count>(s, along_bytes(q, i), along_bytes(k, i), i > 0);
+    for (int i = 0; i < HS / 32; i++) ptx::wgmma_int8(sums, along_bytes(q, i), along_bytes(k, i));
     ptx::wgmma_commit();
+}
+// s = the sums, once they are complete.
+__device__ inline void as_scores(float (&s)[64], int (&sums)[64]) {
+    ptx::pin(sums);
+#pragma unroll
+    for (int i = 0; i < 64; i++) s[i] = __int_as_float(sums[i]);
 }
 
 // Starts o = p v.
@@ -135,14 +146,15 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
         const float mul = shape.softmax_mul * kLog2e
                           * __ldg(scales + (first_head + at.head) * blocks + first / static_cast<int>(kHeadBlock));
         float value_scale = __ldg(key_scales + NKV * blocks + tile), s[P::kKeys / 2];
+        int scores[P::kKeys / 2];
         uint32_t p[P::kKeys / 32][4];
         Sums<HS> o;
         RowSoftmaxWith<Fp8Reference<HS>> softmax;
         float key_mul = mul * __ldg(key_scales + tile);
         state.keys.wait();
-        start_scores<HS>(s, queries, state.key_tile());
+        start_scores<HS>(scores, queries, state.key_tile());
         ptx::wgmma_wait<0>();
-        ptx::pin(s);
+        as_scores(s, scores);
         state.keys.release(lane), state.keys.next();
         mask_future(s, row - tile * P::kKeys, lane);   // every row attends at least to itself
         borders.mask(s, row - tile * P::kKeys, lane);
@@ -154,13 +166,13 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
             key_mul = mul * __ldg(key_scales + tile - 1);
             state.keys.wait();
             if (P::kOrdered) ptx::named_sync<256>(my_turn);
-            start_scores<HS>(s, queries, state.key_tile());
+            start_scores<HS>(scores, queries, state.key_tile());
             o.add_tile();   // of the previous iteration, while S is computed
             state.values.wait();
             start_sums<HS>(o.tile, p, state.value_tile());
             if (P::kOrdered) ptx::named_arrive<256>(next_turn);
             ptx::wgmma_wait<1>();
-            ptx::pin(s);
+            as_scores(s, scores);
             state.keys.release(lane), state.keys.next();
             borders.mask(s, row - (tile - 1) * P::kKeys, lane);
             const bool grown = softmax.grow(s, key_mul);
@@ -202,7 +214,7 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
 
 // Math: as attention_forward_sm90_kernel on the dequantized operands; each P = exp(s_j - r), r the row's reference, is
 //       rounded to E4M3 before the product with v_j, but not in the sum of P.
-// Source: as there, and its section 3.3; PTX ISA 9.0, wgmma of .e4m3.
+// Source: as there, and its section 3.3; PTX ISA 9.0, wgmma of .s8 and of .e4m3.
 // Traffic: as there with half the bytes of q, k and v.
 // Requires: sm_90a; operands from quantize_heads, HS 64 or 128, out 16-byte aligned, softmax_mul > 0.
 // Parallel: a block processes tiles of 128 queries of one head (Schedule); its last warpgroup issues TMA loads, each

@@ -126,8 +126,9 @@ struct NoBorders {
 // How far (as a power of two) a score may exceed the reference before the accumulators are rescaled, and the new
 // reference for the largest score of a row. Every reference gives the same quotient; not following small growth saves
 // most of the multiplications and the shuffles.
+// kBias: what scores have in addition, before they are scaled.
 struct LargestReference {
-    static constexpr float kHeadroom = 8;
+    static constexpr float kHeadroom = 8, kBias = 0;
     __device__ static float of(float largest) { return largest; }
 };
 
@@ -147,8 +148,9 @@ template <typename Reference> struct RowSoftmaxWith {
             float& m = most[half_of(i) + 2 * (i / 4 % 2)];
             m = fmaxf(m, s[i]);
         }
-        float largest[2] = {fmaxf(most[0], most[2]) * mul, fmaxf(most[1], most[3]) * mul};
-        constexpr float kHeadroom = Reference::kHeadroom;
+        float largest[2] = {fmaxf(most[0], most[2]), fmaxf(most[1], most[3])};
+        constexpr float kHeadroom = Reference::kHeadroom, kBias = Reference::kBias;
+        for (float& score : largest) score = (kBias == 0 ? score : score - kBias) * mul;
         const bool outgrown = largest[0] > reference[0] + kHeadroom || largest[1] > reference[1] + kHeadroom;
         if (!__any_sync(0xffffffffu, outgrown)) return false;
 #pragma unroll
@@ -164,10 +166,12 @@ template <typename Reference> struct RowSoftmaxWith {
     }
     // Replaces scores by P and adds them to `sum`.
     template <int count> __device__ void exponentials(float (&s)[count], float mul) {
-        float more[2] = {0, 0};
+        constexpr float kBias = Reference::kBias;
+        float more[2] = {0, 0}, less[2] = {reference[0], reference[1]};
+        if (kBias != 0) less[0] = fmaf(kBias, mul, less[0]), less[1] = fmaf(kBias, mul, less[1]);
 #pragma unroll
         for (int i = 0; i < count; i++) {
-            s[i] = exp2_approx(fmaf(s[i], mul, -reference[half_of(i)]));
+            s[i] = exp2_approx(fmaf(s[i], mul, -less[half_of(i)]));
             if (i / 4 % 2) more[half_of(i)] += s[i];
             else sum[half_of(i)] += s[i];
         }

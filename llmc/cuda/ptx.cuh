@@ -326,6 +326,10 @@ template <int count> __device__ inline void pin(float (&x)[count]) {
 #pragma unroll
     for (int i = 0; i < count; i++) asm volatile("" : "+f"(x[i])::"memory");
 }
+template <int count> __device__ inline void pin(int (&x)[count]) {
+#pragma unroll
+    for (int i = 0; i < count; i++) asm volatile("" : "+r"(x[i])::"memory");
+}
 
 // Operand lists of 16, 32 and 64 registers: "+f" of d[0..], and "%0, %1, ...".
 #define LLMC_F8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
@@ -416,6 +420,17 @@ template <int N> __device__ inline void wgmma_e4m3(float (&d)[N / 2], const uint
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
     }
 }
+// d(64, 128) += A(64, 32) B(32, 128), INT8 operands, both contiguous along K, INT32 sums; otherwise as above.
+#define LLMC_R8(d, i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3]), "+r"(d[i + 4]), "+r"(d[i + 5]), \
+                      "+r"(d[i + 6]), "+r"(d[i + 7])
+#define LLMC_R32(d, i) LLMC_R8(d, i), LLMC_R8(d, i + 8), LLMC_R8(d, i + 16), LLMC_R8(d, i + 24)
+__device__ inline void wgmma_int8(int (&d)[64], uint64_t a, uint64_t b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 {" LLMC_N64 "}, %64, %65, 1;"
+                 : LLMC_R32(d, 0), LLMC_R32(d, 32)
+                 : "l"(a), "l"(b));
+}
+#undef LLMC_R8
+#undef LLMC_R32
 #undef LLMC_F8
 #undef LLMC_F16
 #undef LLMC_F32

@@ -1,4 +1,4 @@
-// Quantizes the packed Q, K and V to E4M3 for FP8 attention, after applying rope.
+// Quantizes the packed Q, K and V for FP8 attention, after applying rope.
 #include "llmc/cuda/fp8.cuh"
 #include "llmc/cuda/ptx.cuh"
 #include "llmc/cuda/rope.cuh"
@@ -77,6 +77,41 @@ template <int HS> __device__ inline void store_rows(uint8_t* out, const uint32_t
     }
 }
 
+// head_mix of 16 columns of a token, times mul.
+__device__ inline void mix(uint4& x, uint4& y, float (&v)[16], float mul) {
+    head_mix(v);
+    float low[8], high[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) low[i] = v[i] * mul, high[i] = v[i + 8] * mul;
+    x = pack<bf16>(low), y = pack<bf16>(high);
+}
+__device__ inline void mix(uint4& x, uint4& y) {
+    float low[8], high[8], v[16];
+    unpack<bf16>(x, low), unpack<bf16>(y, high);
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = low[i], v[i + 8] = high[i];
+    mix(x, y, v, 0.25f);
+}
+
+// Rounds 8 values times scale to INT8, 0 unless `finite`; v: the integers. The sum with 1.5 * 2^23 has the integer in
+// its last bits; no multiplication is fused with it, as on the CPU.
+__device__ inline uint2 to_int8x8(const uint4& x, float scale, bool finite, float* v) {
+    constexpr float kBias = 12582912.0f;
+    float in[8];
+    unpack<bf16>(x, in);
+    uint32_t bits[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float biased = finite ? __fadd_rn(__fmul_rn(in[i], scale), kBias) : kBias;
+        bits[i] = __float_as_uint(biased), v[i] = biased - kBias;
+    }
+    auto word = [&](int i) {
+        return __byte_perm(__byte_perm(bits[i], bits[i + 1], 0x0040), __byte_perm(bits[i + 2], bits[i + 3], 0x0040),
+                           0x5410);
+    };
+    return make_uint2(word(0), word(4));
+}
+
 // Math: QuantizeHeadsArgs.
 // Source: ops.h.
 // Traffic: qkv read and written, 1 byte per element written, once; the rope table once for all heads of 128 tokens.
@@ -121,16 +156,35 @@ __global__ void __launch_bounds__(HeadThread<HS>::kThreads, kBlocksPerSm * 128 /
                 }
             }
         }
+        if (!value) {
+#pragma unroll
+            for (int r = 0; r < 4; r++) mix(x[r][0], x[r][1]);
+        }
         uint32_t most = 0;
 #pragma unroll
         for (int r = 0; r < 4; r++) most = max_pair(most, max_pair(amax_pair(x[r][0]), amax_pair(x[r][1])));
         const uint32_t largest = block_magnitude<kThreads>(larger_of_pair(most), shared[item % 2]);
-        const float scale = head_scale_of(largest << 16);
-        const float scale_inv = largest < kInfinityMagnitude ? 1 / scale : 1;
+        const bool finite = largest < kInfinityMagnitude;
+        const float scale = head_scale_of(largest << 16, !value), scale_inv = finite ? 1 / scale : value ? 1 : scale;
 
         const uint64_t place = (uint64_t{at_work.b} * work.heads + head) * work.blocks + at_work.block;
         uint8_t* const out = work.bytes + place * kTokens * HS;
         if (threadIdx.x == 0) work.scales[place] = scale_inv;
+        if (!value) {
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+                float v[16];
+                uint8_t* const at = out + (t.first_token() + t.apart(r)) * HS + t.column;
+                *reinterpret_cast<uint2*>(at) = to_int8x8(x[r][0], scale, finite, v);
+                *reinterpret_cast<uint2*>(at + HS / 2) = to_int8x8(x[r][1], scale, finite, v + 8);
+                mix(x[r][0], x[r][1], v, 0.25f * scale_inv);
+                bf16* const back = own + t.apart(r) * width;
+                if (t.apart(r) >= tokens) continue;
+                store_vec_streaming(back, x[r][0]);
+                store_vec_streaming(back + HS / 2, x[r][1]);
+            }
+            continue;
+        }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint2 bytes[4];
@@ -140,18 +194,10 @@ __global__ void __launch_bounds__(HeadThread<HS>::kThreads, kBlocksPerSm * 128 /
                 bf16* at = own + t.apart(r) * width + half * (HS / 2);
                 if (t.apart(r) < tokens) store_vec_streaming(at, from_e4m3x8(bytes[r], scale_inv));
             }
-            if (value) {
-                transpose_to(rows, t, bytes, half);
-            } else {
-                uint8_t* at = out + t.first_token() * HS + t.column + half * (HS / 2);
-#pragma unroll
-                for (int r = 0; r < 4; r++) *reinterpret_cast<uint2*>(at + t.apart(r) * HS) = bytes[r];
-            }
+            transpose_to(rows, t, bytes, half);
         }
-        if (value) {
-            __syncthreads();   // the barrier of the next block_magnitude protects `rows` from the next writes
-            store_rows<HS>(out, rows);
-        }
+        __syncthreads();   // the barrier of the next block_magnitude protects `rows` from the next writes
+        store_rows<HS>(out, rows);
     }
 }
 

@@ -75,6 +75,6 @@ private:
 };
 
 // The number of FP8 matmuls in one optimizer step: 3 for each linear and micro-batch, or 4 if the linear's fprop is
-// recomputed; the head has 2 for each of its chunks (loss_chunks). The trainer compares this with the number of executed
-// FP8 matmuls.
+// recomputed; the head has 2 for each of its chunks (loss_chunks). The trainer compares this with the number of
+// executed FP8 matmuls.
 int64_t planned_fp8_matmuls(const Fp8Plan& plan, Recompute recompute, int64_t micro_batches, int64_t head_chunks = 1);

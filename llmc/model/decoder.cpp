@@ -72,8 +72,8 @@ void Decoder::forward(Ctx& ctx, const DeviceBatch& batch, bool training) {
 
 // ---- head and loss, in chunks of --loss-chunk rows. Rows do not depend on each other, so that logits, losses and
 // gradients of the norm's result have the same bits in any chunks; the weight gradient adds up the sums of the chunks.
-// Current scaling of an FP8 head's gradients is the exception: a chunk's scale comes from the amax of all chunks so far.
-// A chunk of an FP8 head is quantized from the norm's result, which is saved in the working type.
+// Current scaling of an FP8 head's gradients is the exception: a chunk's scale comes from the amax of all chunks so
+// far. A chunk of an FP8 head is quantized from the norm's result, which is saved in the working type.
 
 Decoder::Rows Decoder::chunk_of(int64_t row, int64_t N) const {
     const int64_t chunk = chunks() ? model_.options.loss_chunk : N, first = row / chunk * chunk;

@@ -4,11 +4,14 @@
 
 #include "llmc/ops/quantized_output.h"
 
-// Packed QKV quantized to E4M3 for FP8 attention. 128 tokens of a head are a block with one scale, a power of two
-// (head_scale_of). Blocks of Q and K are stored as (128, HS); blocks of V are transposed, (HS, 128), with every 16
-// tokens in the order head_token_order. Elements beyond T are 0. A block with a value that is not finite becomes NaN.
+// Packed QKV quantized for FP8 attention: V to E4M3, Q and K to INT8, after head_mix, which leaves their products as
+// they are and spreads outliers. 128 tokens of a head are a block with one scale (head_scale_of). Blocks of Q and K are
+// stored as (128, HS); blocks of V are transposed, (HS, 128), with every 16 tokens in the order head_token_order.
+// Elements beyond T are 0. A block with a value that is not finite becomes NaN: of Q and K by its scale.
+// Source of INT8 and of the mixing: Zhang et al., SageAttention, arXiv 2410.02367; Shah et al., FlashAttention-3, arXiv
+// 2407.08608, section 3.3.
 struct Fp8Heads {
-    Tensor bytes;   // (B, NH + 2 NKV, head_blocks(T), 128 HS) e4m3
+    Tensor bytes;   // (B, NH + 2 NKV, head_blocks(T), 128 HS) e4m3, or int8 in the dtype's bytes
     Tensor scales;  // (B, NH + 2 NKV, head_blocks(T)) fp32: scale_inv
     explicit operator bool() const { return static_cast<bool>(bytes); }
 };
@@ -17,8 +20,20 @@ HOST_DEVICE constexpr int64_t head_blocks(int64_t T) { return (T + kHeadBlock - 
 // Returns which of 16 tokens is stored at position i. wgmma leaves a lane with P for two adjacent keys of every 8, but
 // reads its FP8 A operand as four adjacent ones.
 HOST_DEVICE constexpr int64_t head_token_order(int64_t i) { return i % 4 / 2 * 8 + i / 4 * 2 + i % 2; }
+// v = 4 H v with the orthogonal Hadamard matrix of 16, which is its own inverse. v: elements d to d + 7 and HS / 2 + d
+// to HS / 2 + d + 7 of a token, for d a multiple of 8.
+HOST_DEVICE inline void head_mix(float (&v)[16]) {
+    for (int step = 1; step < 16; step *= 2) {
+        for (int i = 0; i < 16; i++) {
+            if (i & step) continue;
+            const float a = v[i], b = v[i + step];
+            v[i] = a + b, v[i + step] = a - b;
+        }
+    }
+}
 
-// Applies rope_forward to qkv if cos_sin is given, quantizes it to heads (=), and writes the dequantized values back.
+// Applies rope_forward to qkv if cos_sin is given, quantizes it to heads (=), and writes the dequantized values back:
+// of V exactly, of Q and K rounded to bf16.
 struct QuantizeHeadsArgs {
     Fp8Heads heads;
     Tensor qkv;       // (B, T, (NH + 2 NKV) HS) bf16, in and =

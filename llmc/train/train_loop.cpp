@@ -214,7 +214,7 @@ void TrainLoop::write_notes(const std::string& summary) {
 std::string TrainLoop::attention_note() const {
     const int64_t head_dim = config_.shape.kv_channels;
     std::string text = "attention: ";
-    if (config_.fp8_attention) text += "QK^T and PV of the forward in E4M3; dV, dP, dQ and dK in BF16; ";
+    if (config_.fp8_attention) text += "QK^T of the forward in INT8, PV in E4M3; dV, dP, dQ and dK in BF16; ";
     text += device::attention_kernel(device_.ctx, config_.dtype, head_dim);
     const int64_t window = config_.shape.sliding_window;
     return text + (window > 0 && window < config_.seq_length ? strf(", a window of %lld tokens", ll(window)) : "");

@@ -66,7 +66,8 @@ void check_weights(TestModel& model, const Fp8Linear& linear) {
     const std::vector<char> entry = raw(model, {model.trainer->fp8().weight_entry(linear.param), Dtype::kFp32,
                                                sizeof(ScaleEntry) / 4});
     std::vector<float> masters = masters_of(model, linear);
-    op_test::QuantMemory expected({.name = "weight", .granularity = linear.weight_transposed.granularity}, linear.out, linear.in);
+    op_test::QuantMemory expected({.name = "weight", .granularity = linear.weight_transposed.granularity}, linear.out,
+                                  linear.in);
     std::memcpy(&expected.entry, entry.data(), sizeof(ScaleEntry));
     const ScaleEntry found = expected.entry;
     const Tensor in{masters.data(), Dtype::kFp32, linear.in * linear.out};

@@ -1,4 +1,7 @@
 // FP8 attention of the CPU: quantize_heads against its definition, and the forward pass against loops in double.
+#include <bit>
+#include <functional>
+
 #include "tests/support/reference_attention_fp8.h"
 
 using namespace documents_test;
@@ -8,39 +11,88 @@ namespace attention_fp8_test {
 
 namespace {
 
-// Code of element d of a token of a head in the layout of Fp8Heads.
+// Code of element d of a token of a head of V in the layout of Fp8Heads.
 uint8_t code_at(const Fp8Attention& a, const Fp8Attention::Result& r, int64_t b, int64_t head, int64_t t, int64_t d) {
-    const int64_t block = (b * a.heads() + head) * head_blocks(a.T) + t / kHeadBlock, token = t % kHeadBlock;
-    const auto* codes = static_cast<const uint8_t*>(r.bytes.data()) + block * kHeadBlock * a.HS;
-    if (head < a.NH + a.NKV) return codes[token * a.HS + d];
+    const auto* codes = static_cast<const uint8_t*>(r.bytes.data()) + a.block(b, t, head) * kHeadBlock * a.HS;
     for (int64_t i = 0; i < 16; i++)
-        if (head_token_order(i) == token % 16) return codes[d * kHeadBlock + token / 16 * 16 + i];
+        if (head_token_order(i) == t % 16) return codes[d * kHeadBlock + t % kHeadBlock / 16 * 16 + i];
     return 0;
 }
 
-void check_copies(const Fp8Attention& a, const HostTensor& before, const Fp8Attention::Result& r) {
-    int64_t wrong = 0;
-    for (int64_t item = 0; item < a.B * a.heads() * head_blocks(a.T); item++) {
-        const int64_t block = item % head_blocks(a.T), head = item / head_blocks(a.T) % a.heads();
-        const int64_t b = item / head_blocks(a.T) / a.heads(), first = block * kHeadBlock;
-        const int64_t end = std::min(a.T, first + kHeadBlock);
-        float amax = 0;
-        for (int64_t t = first; t < end; t++)
-            for (int64_t d = 0; d < a.HS; d++)
-                amax = std::max(amax, std::fabs(static_cast<float>(before.get(a.q(b, t, head) + d))));
-        const auto scale_inv = static_cast<float>(r.scales.get(item));
-        int exponent;
-        wrong += std::frexp(scale_inv, &exponent) != 0.5f;                       // a power of two
-        wrong += amax > 0 && (amax / scale_inv > 448 || amax / scale_inv <= 224);   // as small as possible
-        for (int64_t t = first; t < end; t++)
-            for (int64_t d = 0; d < a.HS; d++) {
-                const int64_t i = a.q(b, t, head) + d;
-                const uint8_t code = code_at(a, r, b, head, t, d);
-                wrong += code != to_fp8(Dtype::kE4m3, static_cast<float>(before.get(i)) / scale_inv);
-                wrong += r.qkv.get(i) != static_cast<double>(from_fp8(Dtype::kE4m3, code)) * scale_inv;
-            }
+// A token of Q or K times H, from the definition: an element of H is negative if its row and column have an odd number
+// of common bits.
+std::vector<double> mixed(const Fp8Attention& a, const std::function<double(int64_t)>& x) {
+    std::vector<double> out(static_cast<size_t>(a.HS));
+    for (int64_t d = 0; d < a.HS; d++) {
+        const int64_t first = d % (a.HS / 2) / 8 * 8, row = d % 8 + d / (a.HS / 2) * 8;
+        for (int64_t i = 0; i < 16; i++)
+            out[d] += (std::popcount(static_cast<uint64_t>(i & row)) % 2 ? -0.25 : 0.25)
+                      * x(first + i % 8 + i / 8 * (a.HS / 2));
     }
-    CHECK_EQ(wrong, 0);
+    return out;
+}
+
+// Q and K: integers are those of the mixed values, and what is written back is they mixed again, times scale_inv.
+int64_t wrong_integers(const Fp8Attention& a, const HostTensor& before, const Fp8Attention::Result& r, int64_t b,
+                       int64_t head, int64_t first, int64_t end) {
+    std::vector<std::vector<double>> x;
+    double amax = 0;
+    for (int64_t t = first; t < end; t++) {
+        x.push_back(mixed(a, [&](int64_t d) { return before.get(a.q(b, t, head) + d); }));
+        for (double& value : x.back()) {
+            value = static_cast<float>(bf16(static_cast<float>(value)));
+            amax = std::max(amax, std::fabs(value));
+        }
+    }
+    const double scale_inv = r.scales.get(a.block(b, first, head));
+    int64_t wrong = amax > 0 && std::fabs(127 * scale_inv / amax - 1) > 0x1p-22;
+    for (int64_t t = first; t < end; t++) {
+        const int8_t* codes = a.integers(r, b, t, head);
+        const std::vector<double> back = mixed(a, [&](int64_t d) { return codes[d] * scale_inv; });
+        for (int64_t d = 0; d < a.HS; d++) {
+            // bf16 of a sum in fp32 may be off by one unit in the last place.
+            const double value = x[t - first][d] / scale_inv;
+            wrong += std::fabs(codes[d] - value) > 0.5 + 0x1p-7 * std::fabs(value) + 0x1p-16;
+            wrong += std::fabs(r.qkv.get(a.q(b, t, head) + d) - back[d]) > 0x1.01p-8 * std::fabs(back[d]) + 1e-30;
+        }
+    }
+    const int64_t past = end < a.T ? 0 : head_blocks(a.T) * kHeadBlock - a.T;   // elements beyond T are 0
+    for (int64_t i = 0; i < past * a.HS; i++) wrong += a.integers(r, b, end - 1, head)[a.HS + i] != 0;
+    return wrong;
+}
+
+int64_t wrong_values(const Fp8Attention& a, const HostTensor& before, const Fp8Attention::Result& r, int64_t b,
+                     int64_t head, int64_t first, int64_t end) {
+    float amax = 0;
+    for (int64_t t = first; t < end; t++)
+        for (int64_t d = 0; d < a.HS; d++)
+            amax = std::max(amax, std::fabs(static_cast<float>(before.get(a.q(b, t, head) + d))));
+    const auto scale_inv = static_cast<float>(r.scales.get(a.block(b, first, head)));
+    int exponent;
+    int64_t wrong = std::frexp(scale_inv, &exponent) != 0.5f;                  // a power of two
+    wrong += amax > 0 && (amax / scale_inv > 448 || amax / scale_inv <= 224);   // as small as possible
+    for (int64_t t = first; t < first + kHeadBlock; t++)
+        for (int64_t d = 0; d < a.HS; d++) {
+            const int64_t i = a.q(b, t, head) + d;
+            const uint8_t code = code_at(a, r, b, head, t, d);
+            if (t >= end) {
+                wrong += code != 0;
+                continue;
+            }
+            wrong += code != to_fp8(Dtype::kE4m3, static_cast<float>(before.get(i)) / scale_inv);
+            wrong += r.qkv.get(i) != static_cast<double>(from_fp8(Dtype::kE4m3, code)) * scale_inv;
+        }
+    return wrong;
+}
+
+int64_t wrong_copies(const Fp8Attention& a, const HostTensor& before, const Fp8Attention::Result& r) {
+    int64_t wrong = 0;
+    for (int64_t item = 0; item < a.blocks(); item++) {
+        const int64_t first = item % head_blocks(a.T) * kHeadBlock, end = std::min(a.T, first + kHeadBlock);
+        const int64_t head = item / head_blocks(a.T) % a.heads(), b = item / head_blocks(a.T) / a.heads();
+        wrong += (head < a.NH + a.NKV ? wrong_integers : wrong_values)(a, before, r, b, head, first, end);
+    }
+    return wrong;
 }
 
 }  // namespace
@@ -54,15 +106,50 @@ TEST_CASE("cpu quantize_heads: codes, scales, and QKV dequantized in place") {
         for (int64_t d = 0; d < a.HS; d++)   // a head of zeros
             for (int64_t t = 0; t < a.T; t++) qkv.set(a.q(a.B - 1, t, 0) + d, 0);
         const Fp8Attention::Result r = a.on_cpu(qkv);
-        check_copies(a, qkv, r);
-        CHECK(a.on_cpu(r.qkv).qkv.same_bits(r.qkv));   // idempotent
-        // Elements beyond T are 0.
-        int64_t codes = 0, there = 0;
-        const auto* bytes = static_cast<const uint8_t*>(r.bytes.data());
-        for (int64_t i = 0; i < r.bytes.elems(); i++) codes += bytes[i] % 128 != 0;
-        for (int64_t i = 0; i < r.qkv.elems(); i++) there += r.qkv.get(i) != 0;
-        CHECK_EQ(codes, there);
+        CHECK_EQ(wrong_copies(a, qkv, r), 0);
+        Fp8Attention::Result other = r;   // a changed code is found
+        auto* bytes = static_cast<uint8_t*>(other.bytes.data());
+        bytes[a.block(0, 0, a.NH) * kHeadBlock * a.HS] += 2;
+        CHECK(wrong_copies(a, qkv, other) > 0);
     }
+}
+
+// Rotating Q and K alike does not change their products: attention of the mixed values in double is that of Q and K.
+TEST_CASE("cpu quantize_heads: mixing leaves the products of Q and K as they are, and shrinks outliers") {
+    const Fp8Attention a{1, 130, 2, 1, 64};
+    HostTensor qkv = a.random_qkv();
+    for (int64_t t = 0; t < a.T; t++)   // a channel of K with an offset, and of Q with outliers
+        for (int64_t head = 0; head < 3; head++)
+            qkv.set(a.q(0, t, head) + 61, 12 + 0.01 * static_cast<double>(t * (1 + head)));
+    const Fp8Attention::Result r = a.on_cpu(qkv);
+    const HostTensor x = a.operands(r), written = r.qkv.to(Dtype::kFp64);
+    double worst = 0, largest = 0, mixed_largest = 0;
+    for (int64_t t = 0; t < a.T; t++)
+        for (int64_t j = 0; j <= t; j++) {
+            double exact = 0, inner = 0, back = 0, size = 0;
+            for (int64_t d = 0; d < a.HS; d++) {
+                exact += qkv.get(a.q(0, t, 0) + d) * qkv.get(a.k(0, j, 0) + d);
+                inner += x.get(a.q(0, t, 0) + d) * x.get(a.k(0, j, 0) + d);
+                back += written.get(a.q(0, t, 0) + d) * written.get(a.k(0, j, 0) + d);
+                size += std::fabs(written.get(a.q(0, t, 0) + d) * written.get(a.k(0, j, 0) + d));
+            }
+            CHECK(std::fabs(back - inner) <= 2.02 * 0x1p-8 * size);   // two roundings to bf16
+            // Half a unit of one factor and the rounding of the mixed value, times the other factor, twice.
+            double bound = 0;
+            for (int64_t head : {0, 2}) {
+                double sum = 0;
+                for (int64_t d = 0; d < a.HS; d++) sum += std::fabs(x.get(a.q(0, head ? t : j, head ? 0 : 2) + d));
+                bound += sum * (0.5 + 127 * 0x1p-8) * 1.02 * r.scales.get(a.block(0, head ? j : t, head));
+            }
+            CHECK(std::fabs(inner - exact) <= bound);
+            worst = std::max(worst, std::fabs(inner - exact));
+        }
+    for (int64_t d = 0; d < a.HS; d++) {
+        largest = std::max(largest, std::fabs(qkv.get(a.q(0, 100, 2) + d)));
+        mixed_largest = std::max(mixed_largest, std::fabs(x.get(a.q(0, 100, 2) + d)));
+    }
+    CHECK(worst > 0);
+    CHECK(mixed_largest < 0.7 * largest);
 }
 
 TEST_CASE("cpu quantize_heads rotates as rope does") {
@@ -88,7 +175,7 @@ TEST_CASE("cpu quantize_heads: a value that is not finite makes only its block N
             if (std::isnan(r.qkv.get(i)) == (head == 2 && t / kHeadBlock == 1)) continue;
             FAIL("token ", t, " head ", head);
         }
-        CHECK_EQ(r.scales.get(2 * 3 + 1), 1.0);
+        CHECK(std::isnan(r.scales.get(2 * 3 + 1)));
     }
 }
 
@@ -105,6 +192,35 @@ TEST_CASE("cpu FP8 attention against loops in double") {
     // Tests on GPUs use the wider bounds of tensor cores, which must also detect a changed element.
     for (const Fp8Attention& a : {Fp8Attention{1, 129, 4, 2, 64}, Fp8Attention{2, 193, 4, 1, 128}})
         check_fp8_attention(a, a.on_cpu(a.random_qkv()), true);
+}
+
+TEST_CASE("cpu FP8 attention: the largest sums of integers") {
+    for (int64_t HS : {64, 128}) {
+        const Fp8Attention a{1, 150, 4, 2, HS};
+        const Fp8Attention::Result r = a.on_cpu(a.largest_sums());
+        for (int64_t d = 0; d < HS; d++) CHECK_EQ(std::abs(a.integers(r, 0, 149, 5)[d]), 127);
+        check_fp8_attention(a, r, false);
+    }
+}
+
+// With context parallelism a rank has a part of the heads.
+TEST_CASE("cpu quantize_heads: the bits of a head do not depend on the other heads") {
+    const Fp8Attention a{2, 150, 4, 2, 64}, part{2, 150, 2, 1, 64};
+    const HostTensor all = a.random_qkv();
+    HostTensor own(Dtype::kBf16, part.B * part.T * part.width());
+    const auto from = [&](int64_t i) {   // the second half of the heads
+        const int64_t head = i % part.width() / 64;
+        return i / part.width() * a.width() + (head < 2 ? 2 + head : head == 2 ? 5 : 7) * 64 + i % 64;
+    };
+    for (int64_t i = 0; i < own.elems(); i++)
+        own.set(i, all.get(from(i)));
+    const Fp8Attention::Result whole = a.on_cpu(all), half = part.on_cpu(own);
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < own.elems(); i++)
+        wrong += half.qkv.get(i) != whole.qkv.get(from(i));
+    for (int64_t i = 0; i < half.out.elems(); i++)
+        wrong += half.out.get(i) != whole.out.get(i / 128 * 256 + 128 + i % 128);
+    CHECK_EQ(wrong, 0);
 }
 
 // The largest P is exact, so attention to one key returns its value.

@@ -1,5 +1,5 @@
 // FP8 attention: packed QKV, results of the CPU, and attention in double with error bounds for P in E4M3 and for tensor
-// cores, which keep 14 bits of a sum.
+// cores, which keep 14 bits of a sum of E4M3 products.
 #pragma once
 #include "llmc/base/fp8.h"
 #include "tests/support/reference_attention.h"
@@ -16,12 +16,39 @@ struct Fp8Attention : AttentionShape {
                 qkv.set(i, qkv.get(i) * std::ldexp(1.0, static_cast<int>(i / width() / 64 % 3)));
         return qkv;
     }
+    // The same with the largest sums of integers: one element of each mixed group is set, so that all become +-127.
+    HostTensor largest_sums() const {
+        HostTensor qkv = random_qkv();
+        for (int64_t i = 0; i < qkv.elems(); i++) {
+            const int64_t n = i / width(), head = i % width() / HS, d = i % HS;
+            if (head >= NH + NKV) continue;
+            qkv.set(i, d >= HS / 2 || d % 8 > 0 ? 0.0 : (n * (head + 3) + d / 8 * (n % 5)) % 7 < 3 ? -1.0 : 1.0);
+        }
+        return qkv;
+    }
     QuantizeHeadsArgs quantize_args(Fp8Heads fp8_heads, Tensor qkv, Tensor cos_sin) const {
         return {.heads = fp8_heads, .qkv = qkv, .cos_sin = cos_sin, .B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS};
     }
     struct Result {
         HostTensor qkv, bytes, scales, out, lse;
     };
+    // Of a token, numbered as in q(): its block, and its codes there (Q and K).
+    int64_t block(int64_t b, int64_t t, int64_t head) const {
+        return (b * heads() + head) * head_blocks(T) + t / kHeadBlock;
+    }
+    const int8_t* integers(const Result& r, int64_t b, int64_t t, int64_t head) const {
+        return static_cast<const int8_t*>(r.bytes.data()) + (block(b, t, head) * kHeadBlock + t % kHeadBlock) * HS;
+    }
+    // What attention computes with, in double: Q and K mixed, as their integers times scale_inv, and V as written back.
+    HostTensor operands(const Result& r) const {
+        HostTensor x = r.qkv.to(Dtype::kFp64);
+        for (int64_t row = 0; row < B * T * (NH + NKV); row++) {
+            const int64_t head = row % (NH + NKV), b = row / (NH + NKV) / T, t = row / (NH + NKV) % T;
+            for (int64_t d = 0; d < HS; d++)
+                x.set(q(b, t, head) + d, integers(r, b, t, head)[d] * r.scales.get(block(b, t, head)));
+        }
+        return x;
+    }
     Result fresh(const HostTensor& qkv) const {
         return {qkv, HostTensor(Dtype::kE4m3, blocks() * kHeadBlock * HS), HostTensor(Dtype::kFp32, blocks()),
                 HostTensor(Dtype::kBf16, B * T * NH * HS), HostTensor(Dtype::kFp32, B * NH * T)};
@@ -62,10 +89,11 @@ private:
     double sum_ = 0, before_ = 0, largest_ = 0, loss_ = 0;
 };
 
-// Computes attention in double. quantised: the qkv that quantize_heads has written back.
-inline Fp8Reference fp8_attention_reference(const Fp8Attention& a, const HostTensor& quantised, bool tensor_cores) {
+// Computes attention of the quantized heads in double.
+inline Fp8Reference fp8_attention_reference(const Fp8Attention& a, const Fp8Attention::Result& quantised,
+                                            bool tensor_cores) {
     const double u = 2 * 0x1p-24;   // a rounding of fp32
-    const std::vector<double> x = quantised.values();
+    const std::vector<double> x = a.operands(quantised).values();
     Fp8Reference r{HostTensor(Dtype::kFp64, a.B * a.T * a.NH * a.HS), HostTensor(Dtype::kFp64, a.B * a.NH * a.T), {},
                    {}};
     r.out_error.resize(static_cast<size_t>(r.out.elems())), r.lse_error.resize(static_cast<size_t>(r.lse.elems()));
@@ -75,13 +103,13 @@ inline Fp8Reference fp8_attention_reference(const Fp8Attention& a, const HostTen
         std::vector<double> p(static_cast<size_t>(count)), p_error(p.size());
         double largest = -1e300, sum = 0, most_error = 0, spread = 0;
         for (int64_t j = 0; j < count; j++) {
-            SumLoss loss(32);
-            double dot = 0, size = 0;
-            for (int64_t d = 0; d < a.HS; d++) {
-                const double term = x[a.q(b, t, h) + d] * x[a.k(b, first + j, h) + d] * a.softmax_mul;
-                dot += term, size += std::fabs(term), loss.add(term);
-            }
-            p[j] = dot, p_error[j] = (a.HS + 8) * u * size + (tensor_cores ? loss.loss() : 0);
+            double dot = 0;
+            for (int64_t d = 0; d < a.HS; d++)
+                dot += x[a.q(b, t, h) + d] * x[a.k(b, first + j, h) + d] * a.softmax_mul;
+            // Sums of integers are exact, the factors of a score rounded. The GPU's bias costs 3/4 of a unit in log2.
+            const double unit = quantised.scales.get(a.block(b, t, h)) * a.softmax_mul
+                                * quantised.scales.get(a.block(b, first + j, a.NH + h / (a.NH / a.NKV)));
+            p[j] = dot, p_error[j] = 8 * u * std::fabs(dot) + (tensor_cores ? 0.75 * std::log(2) * unit : 0);
             largest = std::max(largest, dot), most_error = std::max(most_error, p_error[j]);
             spread = std::max(spread, std::fabs(dot));
         }
@@ -115,7 +143,7 @@ inline Fp8Reference fp8_attention_reference(const Fp8Attention& a, const HostTen
 
 // Compares with the reference. An error of 1/4 in one element must be detected.
 inline void check_fp8_attention(const Fp8Attention& a, const Fp8Attention::Result& got, bool tensor_cores) {
-    const Fp8Reference want = fp8_attention_reference(a, got.qkv, tensor_cores);
+    const Fp8Reference want = fp8_attention_reference(a, got, tensor_cores);
     check_close("out", got.out, want.out, [&](int64_t i) { return want.out_error[i]; }, 1.0 / 4);
     check_close("lse", got.lse, want.lse, [&](int64_t i) { return want.lse_error[i]; }, 1.0 / 4);
 }

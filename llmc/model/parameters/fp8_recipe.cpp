@@ -341,6 +341,6 @@ std::string fp8_plan_text(const Fp8Plan& plan, const Config& config) {
            + layers_text(plan)
            + labelled("always BF16", config.fp8_attention
                                          ? "embedding, norms, residual stream, softmax, loss, and attention but "
-                                           "for QK^T and PV of its forward (E4M3)"
+                                           "for QK^T (INT8) and PV (E4M3) of its forward"
                                          : "embedding, norms, residual stream, attention, softmax and loss");
 }

@@ -77,7 +77,7 @@ std::string precision_text(const SummarizedRun& run) {
                             rounded ? ", their shards in bf16," : "", dtype_name(c.moment_dtype));
     text += run.fp8_plan.on() ? strf("; FP8 %s: ", run.fp8_plan.row().name) + fp8_linears_text(run.fp8_plan)
                               : "; no linear in FP8";
-    if (c.fp8_attention) text += "; attention: QK^T and PV of the forward in E4M3";
+    if (c.fp8_attention) text += "; attention: QK^T of the forward in INT8, PV in E4M3";
     return switches_precision(c) ? text + "; " + bf16_steps_text(c) : text;
 }
 
