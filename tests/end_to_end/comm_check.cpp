@@ -20,69 +20,12 @@
 #include "llmc/parallel/comm/comm_nccl.h"
 #include "llmc/parallel/rank_place.h"
 #include "llmc/parallel/groups.h"
+#include "tests/support/comm_case.h"
 
 namespace {
 
 using Bytes = std::vector<uint8_t>;
 using Clock = std::chrono::steady_clock;
-
-enum class Call { kSum, kMax, kReduceScatter, kAllGather, kAllToAll, kExchange };
-constexpr const char* kCallNames[] = {"sum", "max", "reduce_scatter", "all_gather", "all_to_all", "exchange"};
-enum class Values { kIntegers, kReals, kSpecial, kBits };
-
-struct Case {
-    Call call;
-    Dtype dtype;      // of max: int32 stands for uint32
-    int64_t elems;    // of one block, or of the whole tensor if the collective has no blocks
-    Values values;
-    std::string name(int64_t n) const {
-        return strf("%s of %lld %s", kCallNames[static_cast<int>(call)], (long long)n, dtype_name(dtype));
-    }
-};
-
-uint64_t number(const Case& c, int rank, int64_t i) {   // Philox would take half of the program's time
-    const auto key = static_cast<uint64_t>(c.elems) * 8 + static_cast<uint64_t>(c.call);
-    uint64_t bits = (key * 1024 + static_cast<uint64_t>(rank)) * 0xd1342543de82ef95 + static_cast<uint64_t>(i);
-    for (int round = 0; round < 2; round++) bits = (bits ^ (bits >> 32)) * 0x9e3779b97f4a7c15;
-    return bits ^ (bits >> 32);
-}
-
-// Element i of the contribution of `rank`, if it consists of numbers.
-double value_of(const Case& c, int rank, int ranks, int64_t i) {
-    const uint64_t bits = number(c, rank, i);
-    if (c.values == Values::kSpecial) {
-        if (i % 5 == 0 && rank == 0) return NAN;
-        if (i % 5 == 1 && rank == ranks - 1) return INFINITY;
-        if (i % 5 == 2 && rank < 2) return rank == 0 ? INFINITY : -INFINITY;
-    }
-    if (c.values == Values::kReals) {
-        const double real = std::ldexp(static_cast<double>(static_cast<int64_t>(bits)), -60 + static_cast<int>(i % 9));
-        return static_cast<double>(static_cast<float>(real));
-    }
-    return static_cast<double>(static_cast<int64_t>(bits % 511) - 255);
-}
-
-void store(uint8_t* to, Dtype dtype, double value) {
-    auto put = [&](auto v) { std::memcpy(to, &v, sizeof v); };
-    switch (dtype) {
-        case Dtype::kFp32: return put(static_cast<float>(value));
-        case Dtype::kFp64: return put(value);
-        case Dtype::kInt32: return put(static_cast<int32_t>(value));
-        default: FAIL(kExitBug, "%s is not a number here", dtype_name(dtype));
-    }
-}
-
-double load(const uint8_t* from, Dtype dtype) {
-    auto get = [&](auto v) {
-        std::memcpy(&v, from, sizeof v);
-        return static_cast<double>(v);
-    };
-    switch (dtype) {
-        case Dtype::kFp32: return get(float{});
-        case Dtype::kFp64: return get(double{});
-        default: return get(int32_t{});
-    }
-}
 
 // Device memory between guard zones.
 class DeviceBytes {
@@ -124,6 +67,7 @@ public:
 
     void check(const Case& c) {
         if (c.call == Call::kExchange && partner() < 0) return skip_exchange();
+        if (c.call == Call::kExchangeAll && ranks_ == 1) return;
         const Bytes mine = input(c, rank_), expected = expect(c);
         expect_no_error(c, difference(c, run(c, mine), expected));
         // Changes the middle element of the last rank's contribution: some rank must see it.
@@ -226,7 +170,12 @@ public:
 
 private:
     bool in_blocks(const Case& c) const {
-        return c.call == Call::kReduceScatter || c.call == Call::kAllGather || c.call == Call::kAllToAll;
+        return c.call >= Call::kReduceScatter && c.call != Call::kExchange;
+    }
+    // Elements that rank a sends to rank b in exchange_all: different numbers, sometimes none.
+    static int64_t sent(const Case& c, int a, int b) {
+        if (a == b || (2 * a + b) % 5 == 3) return 0;
+        return c.elems - (c.elems > 1 ? (a + b) % 2 : 0);
     }
     int64_t elems(const Case& c) const { return in_blocks(c) ? c.elems * ranks_ : c.elems; }
     int64_t bytes(const Case& c) const { return elems(c) * dtype_bytes(c.dtype); }
@@ -263,14 +212,13 @@ private:
         std::vector<Bytes> all;
         for (int r = 0; r < ranks_; r++) all.push_back(input(c, r));
         Bytes result(static_cast<size_t>(bytes(c)));
-        if (c.call == Call::kAllGather || c.call == Call::kAllToAll) {
-            for (int r = 0; r < ranks_; r++) {
-                const int from = c.call == Call::kAllGather ? r : rank_;
-                std::copy_n(all[static_cast<size_t>(r)].begin() + from * block, block, result.begin() + r * block);
-            }
-            return result;
-        }
         const int64_t size = dtype_bytes(c.dtype);
+        for (int r = 0; in_blocks(c) && r < ranks_; r++) {
+            const int from = c.call == Call::kAllGather ? r : rank_;
+            const int64_t count = c.call == Call::kExchangeAll ? sent(c, r, rank_) * size : block;
+            std::copy_n(all[static_cast<size_t>(r)].begin() + from * block, count, result.begin() + r * block);
+        }
+        if (in_blocks(c) && c.call != Call::kReduceScatter) return result;
         for (int64_t i = 0; i < elems(c); i++) {
             double sum = 0;
             uint32_t largest = 0, bits = 0;
@@ -286,7 +234,7 @@ private:
     }
 
     Bytes run(const Case& c, const Bytes& mine) {
-        const bool moves = c.call == Call::kAllToAll || c.call == Call::kExchange;
+        const bool moves = c.call >= Call::kAllToAll;
         DeviceBytes data(ctx_, bytes(c));
         // In an all-gather, what the other ranks hold at their places of the buffer has no effect.
         Bytes start = mine;
@@ -301,7 +249,13 @@ private:
             DeviceBytes out(ctx_, bytes(c));
             out.upload(Bytes(mine.size(), 0));
             if (c.call == Call::kAllToAll) comm_.all_to_all(ctx_, out.view(c.dtype), view);
-            else comm_.exchange(ctx_, out.view(c.dtype), view, partner());
+            else if (c.call == Call::kExchange) comm_.exchange(ctx_, out.view(c.dtype), view, partner());
+            std::vector<Tensor> to, from;
+            for (int r = 0; c.call == Call::kExchangeAll && r < ranks_; r++) {
+                to.push_back(out.view(c.dtype).slice(r * c.elems, sent(c, r, rank_)));
+                from.push_back(view.slice(r * c.elems, sent(c, rank_, r)));
+            }
+            if (c.call == Call::kExchangeAll) comm_.exchange_all(ctx_, to, from);
             const Bytes result = out.download();
             return data.download() == mine ? result : Bytes{};
         }
@@ -344,6 +298,8 @@ private:
         // With blocks: an element that is communicated; in an all-gather one of the rank's own block.
         const int64_t size = dtype_bytes(c.dtype);
         int64_t i = c.call == Call::kAllGather ? rank_ * c.elems + c.elems / 2 : elems(c) / 2;
+        for (int r = 0; c.call == Call::kExchangeAll && r < ranks_; r++)
+            if (sent(c, rank_, r) > 0) i = r * c.elems;
         while (c.values == Values::kSpecial && i % 5 < 3) i++;
         uint8_t* at = data.data() + i * size;
         if (c.call == Call::kMax) std::memset(at, 0xff, static_cast<size_t>(size));
@@ -378,7 +334,7 @@ void check_all(Checker& checker, bool large) {
         checker.check({kMax, Dtype::kInt32, size, Values::kBits});
         checker.check({kReduceScatter, Dtype::kFp32, size, Values::kIntegers});
         checker.check_bits({kReduceScatter, Dtype::kFp32, size, Values::kReals});
-        for (const Call call : {kAllGather, kAllToAll, kExchange})
+        for (const Call call : {kAllGather, kAllToAll, kExchange, kExchangeAll})
             for (const Dtype dtype : bytes) checker.check({call, dtype, size, Values::kBits});
     }
     for (const Dtype dtype : {Dtype::kFp32, Dtype::kFp64})
