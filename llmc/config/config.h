@@ -1,8 +1,10 @@
 // The options of a run. One table (config_table.h) has their names, defaults and ranges; the command line, JSON files,
 // --help and the checkpoint's record all use it.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,6 +21,11 @@ enum class FastAccum { kNone, kFprop, kAll };
 enum class OptimizerKind : uint8_t { kAdamW, kMuon };
 enum class MuonScale { kMatchRms, kSpectral };
 enum class EvalBf16 { kOff, kLast, kOn };
+
+// Groups of parameters for --lr-scale: the token and position embeddings, the output matrix unless it is the token
+// embedding, the matrices of the layers, norms and biases.
+enum class LrGroup : uint8_t { kEmbedding, kHead, kMatrix, kVector };
+inline constexpr const char* kLrGroupWords[] = {"embedding", "head", "matrix", "vector"};
 
 // Fields are named after their option: --micro-batch-size is micro_batch_size.
 struct Config {
@@ -54,6 +61,7 @@ struct Config {
     LrDecay lr_decay_style = LrDecay::kCosine;
     int64_t lr_warmup_iters = 0;
     int64_t lr_wsd_decay_iters = 0;     // wsd: length of the final decay; 0: a tenth of the run
+    std::array<double, std::size(kLrGroupWords)> lr_scale = {1, 1, 1, 1};   // by LrGroup
     double weight_decay = 0, adam_beta1 = 0, adam_beta2 = 0, adam_eps = 0, clip_grad = 0;
     double z_loss = 0;                  // weight of the squared log-sum-exp in the loss
     double skip_grad_norm = 0;          // multiple of the median norm of the last 128 steps; 0: never

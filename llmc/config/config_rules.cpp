@@ -186,6 +186,9 @@ void schedule_rules(const Config& c, Rules& rules) {
     if (c.lr_decay_style != LrDecay::kConstant)
         rules.require(c.min_lr <= c.lr, strf("--min-lr %s exceeds --lr %s", number_text(c.min_lr).c_str(),
                                              number_text(c.lr).c_str()));
+    rules.require(!c.shape.tied_head || c.lr_scale[static_cast<size_t>(LrGroup::kHead)] == 1,
+                  "--lr-scale head: the output matrix is the embedding, whose rate embedding=X scales "
+                  "(--untie-embeddings-and-output-weights)");
     rules.require(c.skip_grad_norm == 0 || c.skip_grad_norm > 1,
                   strf("--skip-grad-norm %s must be above 1 (times the median norm), or 0 for never",
                        number_text(c.skip_grad_norm).c_str()));

@@ -10,7 +10,8 @@ namespace {
 template <typename T, typename M, typename G> void update_all(const AdamWArgs& args) {
     using A = Acc<T>;
     const StepState& state = *args.state;
-    const auto constants = adam_constants<A>(args.beta1, args.beta2, args.eps, args.weight_decay, state.lr,
+    const auto constants = adam_constants<A>(args.beta1, args.beta2, args.eps, args.weight_decay,
+                                             state.lr * args.lr_scale,
                                              state.grad_mul, state.adam_step);
     T* param = args.param ? args.param.as<T>() : nullptr;
     A* master = args.master.as<A>();

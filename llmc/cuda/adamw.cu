@@ -20,7 +20,7 @@ constexpr int kBlocksPerSm = 7;   // 72 registers a thread
 template <typename T, typename Moment, typename Grad, int kWidth>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     adamw_kernel(T* param, float* master, Moment* m, Moment* v, const Grad* grad, const StepState* state,
-                 float beta1, float beta2, float eps, float weight_decay,
+                 float lr_scale, float beta1, float beta2, float eps, float weight_decay,
                  const __grid_constant__ PhiloxKeys keys, int64_t element_offset, ScaleEntry* entry, int64_t elems) {
     wait_for_previous_kernels();
     if (state->skip) return;
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     __shared__ uint32_t amaxes[kThreads / 32];
     const int64_t step = state->adam_step;
     if (threadIdx.x == 0) {
-        constants = adam_constants<float>(beta1, beta2, eps, weight_decay, state->lr, state->grad_mul, step);
+        constants = adam_constants<float>(beta1, beta2, eps, weight_decay, state->lr * lr_scale, state->grad_mul, step);
     }
     __syncthreads();
     const AdamConstants<float> c = constants;
@@ -93,8 +93,8 @@ template <typename T, typename Moment, typename Grad> void launch_adamw(Ctx& ctx
         const int64_t blocks = std::min(ceil_div(groups, kThreads), int64_t{kBlocksPerSm} * ctx.sm_count);
         launch_early(ctx, adamw_kernel<T, Moment, Grad, decltype(width)::value>, grid_size(blocks), kThreads, 0,
                      args.param.as<T>(), args.master.as<float>(), args.m.as<Moment>(), args.v.as<Moment>(),
-                     args.grad.as<Grad>(), args.state, args.beta1, args.beta2, args.eps, args.weight_decay,
-                     philox_keys(args.rng_key), args.element_offset, args.entry, elems);
+                     args.grad.as<Grad>(), args.state, args.lr_scale, args.beta1, args.beta2, args.eps,
+                     args.weight_decay, philox_keys(args.rng_key), args.element_offset, args.entry, elems);
         CHECK_LAUNCH("adamw_kernel");
     };
     bool vector = true;

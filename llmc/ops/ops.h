@@ -283,7 +283,7 @@ struct StepGuardArgs {
 
 // AdamW with decoupled weight decay on n consecutive elements of a parameter; does nothing if state->skip.
 //   g = grad * grad_mul; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; t = state->adam_step
-//   master -= lr * (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + decay * master); param = master rounded to T
+//   master -= lr * lr_scale * (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + decay * master); param = master rounded to T
 // bf16 moments are rounded stochastically with philox(rng_key, element_offset + i, t).
 // Source: Loshchilov and Hutter, arXiv 1711.05101.
 struct AdamWArgs {
@@ -292,6 +292,7 @@ struct AdamWArgs {
     Tensor m, v;              // (n) fp32 or bf16 (fp64 when T is fp64), in and =
     Tensor grad;              // (n) grad
     const StepState* state;
+    float lr_scale = 1;       // of state->lr
     float beta1, beta2, eps, weight_decay;
     uint64_t rng_key;         // of the parameter
     int64_t element_offset;   // index of element 0 within the parameter

@@ -82,7 +82,7 @@ void check_adamw(int64_t n, const Types& types, int64_t shift_bytes, const StepS
     auto args = [&](auto view) {
         return AdamWArgs{.param = view("param"), .master = view("master"), .m = view("m"), .v = view("v"),
                          .grad = view("grad"), .state = static_cast<const StepState*>(view("state").data),
-                         .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f,
+                         .lr_scale = 0.7f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f,
                          .rng_key = rng_key(3, "model.norm.weight"), .element_offset = (1ll << 33) + 5};
     };
     c.run_same_types(cuda::adamw, cpu::adamw, args);

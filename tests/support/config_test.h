@@ -96,6 +96,7 @@ inline const std::map<std::string, Sample>& samples() {
         {"optimizer", {{"muon"}, {}}},
         {"muon-scale", {{"spectral"}, {"--optimizer", "muon"}}},
         {"muon-momentum", {{"0", "0.9"}, {"--optimizer", "muon"}}},
+        {"lr-scale", {{"vector=0.5", "embedding=2"}, {}}},
         {"dtype", {{"fp32"}, {}}},                            {"grad-dtype", {{"bf16"}, {}}},
         {"moment-dtype", {{"bf16"}, {}}},                     {"recompute", {{"norm-act", "block-keep-attention"}, {}}},
         {"offload", {{"masters", "activations"}, {}}},

@@ -28,6 +28,7 @@ struct Param {
     OptimizerKind optimizer = OptimizerKind::kAdamW;
     std::vector<int64_t> stacked = {};   // rows of each matrix that Muon updates alone: Q, K, V; gate, up
     bool ema = false;            // --ema
+    LrGroup lr_group = LrGroup::kVector;
 
     // Whether it has this state: its optimizer keeps it, or it is the EMA.
     bool has(StateKind state) const { return keeps(optimizer, state) || (ema && state == StateKind::kEma); }
