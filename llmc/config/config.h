@@ -1,8 +1,10 @@
 // The options of a run. One table (config_table.h) has their names, defaults and ranges; the command line, JSON files,
 // --help and the checkpoint's record all use it.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,6 +21,11 @@ enum class FastAccum { kNone, kFprop, kAll };
 enum class OptimizerKind : uint8_t { kAdamW, kMuon };
 enum class MuonScale { kMatchRms, kSpectral };
 enum class EvalBf16 { kOff, kLast, kOn };
+
+// Groups of parameters for --lr-scale: the token and position embeddings, the output matrix unless it is the token
+// embedding, the matrices of the layers, norms and biases.
+enum class LrGroup : uint8_t { kEmbedding, kHead, kMatrix, kVector };
+inline constexpr const char* kLrGroupWords[] = {"embedding", "head", "matrix", "vector"};
 
 // Fields are named after their option: --micro-batch-size is micro_batch_size.
 struct Config {
@@ -54,6 +61,7 @@ struct Config {
     LrDecay lr_decay_style = LrDecay::kCosine;
     int64_t lr_warmup_iters = 0;
     int64_t lr_wsd_decay_iters = 0;     // wsd: length of the final decay; 0: a tenth of the run
+    std::array<double, std::size(kLrGroupWords)> lr_scale = {1, 1, 1, 1};   // by LrGroup
     double weight_decay = 0, adam_beta1 = 0, adam_beta2 = 0, adam_eps = 0, clip_grad = 0;
     double z_loss = 0;                  // weight of the squared log-sum-exp in the loss
     double skip_grad_norm = 0;          // multiple of the median norm of the last 128 steps; 0: never
@@ -63,7 +71,7 @@ struct Config {
     // precision
     Dtype dtype = Dtype::kBf16;         // activations and weights
     Dtype grad_dtype = Dtype::kFp32;
-    Dtype moment_dtype = Dtype::kFp32;   // kFp32, kBf16; kE4m3: fp8
+    Dtype moment_dtype = Dtype::kFp32;
     Recompute recompute = Recompute::kNone;
     std::vector<std::string> offload;   // of kOffloadWords: what is kept in pinned host memory; see offloads()
     double offload_fraction = 1;        // of the moments and masters that `offload` names
@@ -85,6 +93,7 @@ struct Config {
     bool fp8_lm_head = false;
     bool fp8_attention = false;         // the two matmuls of the forward pass, with any recipe or none
     double fp8_min_speedup = 0;         // linears with a lower predicted FP8 speedup stay in BF16; 0: no rule
+    int64_t fp8_exact_channels = 0;     // channels with a second term in the forward of qkv and up
     double fp8_first_bf16 = 0, fp8_final_bf16 = 0;   // fraction of the run, or steps from 1 on; see fp8_steps
     int64_t fp8_stats_interval = 0;    // --fp8-stats-interval: steps between statistics; 0: none
 
@@ -136,9 +145,6 @@ inline constexpr const char* kOffloadWords[] = {"moments", "masters", "activatio
 inline constexpr int kResidentLayers = 3;
 // Whether --offload names `word`, one of kOffloadWords; whether it names a part of the optimizer state.
 bool offloads(const Config& config, const std::string& word);
-inline const char* moment_dtype_name(const Config& config) {
-    return config.moment_dtype == Dtype::kE4m3 ? "fp8" : dtype_name(config.moment_dtype);
-}
 inline bool offloads_state(const Config& config) { return offloads(config, "moments") || offloads(config, "masters"); }
 
 // Whether a run has FP8 to evaluate without, and evaluations that do.

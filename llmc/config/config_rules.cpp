@@ -43,7 +43,8 @@ constexpr Condition kConditions[] = {
     {"fp8-fast-accum", "fp8-recipe", "!blockwise",
      "--fp8-recipe blockwise accumulates in FP32 after every 128 products, in all its matmuls"},
     {"fp8-format fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo fp8-fast-accum bf16-linears "
-     "first-last-layers-bf16 num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 fp8-lm-head fp8-min-speedup",
+     "first-last-layers-bf16 num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 fp8-lm-head fp8-min-speedup "
+     "fp8-exact-channels",
      "fp8-recipe", "!none", kFp8Off},
     {"fp8-first-bf16 fp8-final-bf16", "fp8-recipe fp8-attention", "delayed tensorwise blockwise true", kFp8Off},
     {"fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo", "fp8-recipe", "!tensorwise",
@@ -186,6 +187,9 @@ void schedule_rules(const Config& c, Rules& rules) {
     if (c.lr_decay_style != LrDecay::kConstant)
         rules.require(c.min_lr <= c.lr, strf("--min-lr %s exceeds --lr %s", number_text(c.min_lr).c_str(),
                                              number_text(c.lr).c_str()));
+    rules.require(!c.shape.tied_head || c.lr_scale[static_cast<size_t>(LrGroup::kHead)] == 1,
+                  "--lr-scale head: the output matrix is the embedding, whose rate embedding=X scales "
+                  "(--untie-embeddings-and-output-weights)");
     rules.require(c.skip_grad_norm == 0 || c.skip_grad_norm > 1,
                   strf("--skip-grad-norm %s must be above 1 (times the median norm), or 0 for never",
                        number_text(c.skip_grad_norm).c_str()));
@@ -227,9 +231,6 @@ void run_rules(const Config& c, int ranks, Rules& rules) {
 }
 
 void fp8_rules(const Config& c, Rules& rules) {
-    rules.require(c.optimizer == OptimizerKind::kAdamW || c.moment_dtype != Dtype::kE4m3,
-                  "--moment-dtype fp8 is for --optimizer adamw: Muon's momentum is in FP32 or BF16, use --moment-dtype "
-                  "bf16");
     for (const auto& [name, steps] : {std::pair("first", c.fp8_first_bf16), std::pair("final", c.fp8_final_bf16)})
         rules.require(steps < 1 || steps == std::floor(steps),
                       strf("--fp8-%s-bf16 %s must be a whole number of steps, or a fraction of the run below 1", name,
@@ -237,6 +238,9 @@ void fp8_rules(const Config& c, Rules& rules) {
     if (c.fp8_recipe == Fp8Recipe::kNone) return;
     rules.require(c.dtype == Dtype::kBf16, "FP8 (--fp8-recipe, --fp8-format) needs --dtype bf16: only BF16 tensors "
                   "are quantized");
+    rules.require(c.fp8_exact_channels % 16 == 0 && c.fp8_exact_channels <= c.shape.hidden_size,
+                  strf("--fp8-exact-channels %lld must be a multiple of 16 and at most --hidden-size %lld",
+                       ll(c.fp8_exact_channels), ll(c.shape.hidden_size)));
     if (!c.first_last_layers_bf16) return;
     rules.require(c.num_layers_at_start_in_bf16 + c.num_layers_at_end_in_bf16 > 0,
                   "--first-last-layers-bf16 with 0 layers at the start and 0 at the end keeps nothing in BF16");

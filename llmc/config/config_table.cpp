@@ -10,6 +10,7 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr Range kNotNegative{.low = 0, .high = kInf};
+constexpr Range kScale{.low = 0, .high = 1000, .low_open = true};
 constexpr Range kBeta{.low = 0, .high = 1, .low_open = false, .high_open = true};
 
 // Megatron's "selective" is the opposite of block-keep-attention.
@@ -33,6 +34,37 @@ template <typename At> OptionValue offload_words(At at) {
             if (std::find(known.begin(), known.end(), word) == known.end()) return false;
         at(c) = known;
         return true;
+    };
+    return v;
+}
+
+// GROUP=X with words of kLrGroupWords, each at most once.
+OptionValue group_scales() {
+    OptionValue v{.type = "list", .metavar = "GROUP=X,...",
+                  .expects = "numbers above 0 as embedding=X, head=X, matrix=X and vector=X", .parse = parse_text,
+                  .set = {}, .get = {}, .list = true};
+    v.set = [](Config& c, const Json& json) {
+        std::vector<std::string> words;
+        for (const Json& element : json.is_array() ? json : Json::array({json}))
+            if (!element.is_string() || !append_words(element.get<std::string>(), ',', &words)) return false;
+        Config scaled;
+        for (const std::string& word : words) {
+            const size_t equals = std::min(word.find('='), word.size());
+            const auto* group = std::find(std::begin(kLrGroupWords), std::end(kLrGroupWords), word.substr(0, equals));
+            const Json number = parse_number(word.substr(std::min(equals + 1, word.size())));
+            if (group == std::end(kLrGroupWords) || !number.is_number()) return false;
+            double& scale = scaled.lr_scale[static_cast<size_t>(group - std::begin(kLrGroupWords))];
+            if (scale != 1 || !kScale.holds(number.get<double>())) return false;
+            scale = number.get<double>();
+        }
+        c.lr_scale = scaled.lr_scale;
+        return true;
+    };
+    v.get = [](const Config& c) {
+        Json words = Json::array();
+        for (size_t i = 0; i < c.lr_scale.size(); i++)
+            if (c.lr_scale[i] != 1) words.push_back(kLrGroupWords[i] + ("=" + number_text(c.lr_scale[i])));
+        return words;
     };
     return v;
 }
@@ -160,6 +192,9 @@ void add_optimizer(Rows& rows) {
          .derive = derive_warmup, .derived = "1% of --train-iters, at most 2000; 0 with --epochs", .llmc = "-u"},
         {.name = "lr-wsd-decay-iters", .value = integer(AT(lr_wsd_decay_iters), 0, kMany),
          .help = "steps of the final linear decay of wsd; 0: a tenth of the run", .fallback = "0"},
+        {.name = "lr-scale", .value = group_scales(),
+         .help = "multiply the learning rate of groups of parameters, and with it their weight decay: the embeddings, "
+                 "the output matrix (head), the matrices of the layers, norms and biases (vector)"},
         {.name = "weight-decay", .value = number(AT(weight_decay), {.low = 0, .high = 100}),
          .help = "decoupled weight decay of matrices; not of norms and biases", .fallback = "0.1", .llmc = "-c"},
         {.name = "adam-beta1", .value = number(AT(adam_beta1), kBeta), .help = "decay of the first moment",
@@ -196,11 +231,9 @@ void add_precision(Rows& rows) {
          .on_resume = kMust},
         {.name = "grad-dtype", .value = choice<Dtype>(AT(grad_dtype), floats), .help = "dtype of gradient accumulation",
          .fallback = "fp32"},
-        {.name = "moment-dtype",
-         .value = choice<Dtype>(AT(moment_dtype), {{"bf16", Dtype::kBf16}, {"fp32", Dtype::kFp32},
-                                                   {"fp8", Dtype::kE4m3}}),
-         .help = "dtype of the optimizer state (Adam's moments, Muon's momentum), rounded stochastically unless fp32; "
-                 "fp8: m in E4M3 and v in UE5M3, with a scale for every 128 elements; AdamW only",
+        {.name = "moment-dtype", .value = choice<Dtype>(AT(moment_dtype), floats),
+         .help = "dtype of the optimizer state (Adam's moments, Muon's momentum); bf16 moments are rounded "
+                 "stochastically",
          .fallback = "fp32", .on_resume = kMust},
         {.name = "recompute",
          .value = choice<Recompute>(AT(recompute), {{"none", Recompute::kNone}, {"norm-act", Recompute::kNormAct},

@@ -204,8 +204,7 @@ void rehearse_op(Ctx& ctx, OpKind, const GemmArgs& a) {
 void rehearse_op(Ctx& ctx, OpKind kind, const SumSquaresArgs& a) { record(ctx, kind, a.in.dtype, a.in.bytes()); }
 void rehearse_op(Ctx& ctx, OpKind kind, const StepGuardArgs&) { record(ctx, kind, Dtype::kFp32, 0); }
 void rehearse_op(Ctx& ctx, OpKind kind, const AdamWArgs& a) {
-    record(ctx, kind, a.m.dtype, sum({a.param, a.grad})
-           + 2 * sum({a.master, a.m, a.v, a.m_scale_inv, a.v_scale_inv}));
+    record(ctx, kind, a.m.dtype, sum({a.param, a.grad}) + 2 * sum({a.master, a.m, a.v}));
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const EmaArgs& a) {
     record(ctx, kind, a.ema.dtype, a.master.bytes() + 2 * a.ema.bytes());
@@ -252,4 +251,19 @@ void rehearse_op(Ctx& ctx, OpKind kind, const BlockScalesArgs& a) {
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const TransposeBytesArgs& a) {
     record(ctx, kind, a.in.dtype, sum({a.in, a.out}));
+}
+
+// ---- exact channels: a gathered element moves a sector of 32 bytes
+
+void rehearse_op(Ctx& ctx, OpKind kind, const ChannelEnergyArgs& a) {
+    record(ctx, kind, Dtype::kFp32, a.x.codes.bytes() / kEnergyRows);
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const TopChannelsArgs& a) {
+    record(ctx, kind, Dtype::kFp32, sum({a.channels, a.energies}));
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const ExactWeightArgs& a) {
+    record(ctx, kind, a.in.dtype, a.out.bytes() + 64 * a.in.elems / a.C * a.channels.elems);
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const ExactNormArgs& a) {
+    record(ctx, kind, a.in.dtype, a.out.bytes() + 64 * a.N * a.channels.elems);
 }

@@ -19,6 +19,7 @@ void Muon::update(Ctx& ctx, const ShardUpdate& shard, const StepState* state) co
 
 void Muon::finish(Ctx& ctx, const ShardUpdate& shard, const StepState* state) const {
     const int64_t end = shard.begin + shard.grad.elems;
+    const double lr_scale = lr_scale_of(config_, shard.param);
     int64_t matrix_begin = 0;
     for (int64_t rows : shard.param.stacked) {
         const int64_t matrix_end = matrix_begin + rows * shard.param.cols;
@@ -29,8 +30,10 @@ void Muon::finish(Ctx& ctx, const ShardUpdate& shard, const StepState* state) co
         if (first < last)
             ops::muon_update(ctx, {.param = part(shard.weight), .master = part(shard.state(StateKind::kMaster)),
                                    .direction = part(shard.grad), .state = state,
-                                   .scale = static_cast<float>(muon_scale(config_.muon_scale, rows, shard.param.cols)),
-                                   .weight_decay = static_cast<float>(config_.weight_decay), .entry = shard.amax});
+                                   .scale = static_cast<float>(
+                                       lr_scale * muon_scale(config_.muon_scale, rows, shard.param.cols)),
+                                   .weight_decay = static_cast<float>(lr_scale * config_.weight_decay),
+                                   .entry = shard.amax});
         matrix_begin = matrix_end;
     }
 }

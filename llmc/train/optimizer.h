@@ -21,6 +21,11 @@ struct ShardUpdate {
     const Tensor& state(StateKind kind) const { return states[static_cast<size_t>(kind)]; }
 };
 
+// The factor of the learning rate of a parameter (--lr-scale).
+inline double lr_scale_of(const Config& config, const Param& param) {
+    return config.lr_scale[static_cast<size_t>(param.lr_group)];
+}
+
 class Optimizer {
 public:
     virtual ~Optimizer() = default;

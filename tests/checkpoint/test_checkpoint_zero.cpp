@@ -22,7 +22,6 @@ std::vector<TrainingCase> cases() {
     add("fp32", 0, Fp8Recipe::kNone).dtype = Dtype::kFp32;
     add("bf16, bf16 gradients and moments", 1, Fp8Recipe::kNone).moment_dtype = Dtype::kBf16;
     cases.back().config.grad_dtype = Dtype::kBf16;
-    add("fp8 moments", 1, Fp8Recipe::kNone).moment_dtype = Dtype::kE4m3;
     add("delayed, tied head in FP8", 0, Fp8Recipe::kDelayed).fp8_lm_head = true;
     add("delayed", 2, Fp8Recipe::kDelayed);
     Config& one_in_bf16 = add("1F1L", 1, Fp8Recipe::kTensorwise);
@@ -35,6 +34,8 @@ std::vector<TrainingCase> cases() {
     add("muon, delayed, gradients sharded", 1, Fp8Recipe::kDelayed).zero = 2;
     cases.back().config.optimizer = OptimizerKind::kMuon;
     cases.back().config.moment_dtype = Dtype::kBf16;
+    add("blockwise, 32 exact channels", 0, Fp8Recipe::kBlockwise).fp8_exact_channels = 32;
+    add("delayed, 16 exact channels", 1, Fp8Recipe::kDelayed).fp8_exact_channels = 16;
     for (TrainingCase& c : cases) c.config.global_batch_size = 12;
     return cases;
 }
@@ -81,6 +82,7 @@ void resume(TestModel& model, Comm& comm, const std::string& root) {
     device::copy_to_device(model.ctx, model.trainer->state(), &state, sizeof state);
     model.trainer->fp8().initialise(model.ctx);
     CHECK(restore_fp8_state(model.ctx, model.trainer->fp8(), saved.at("fp8")).empty());
+    CHECK(restore_channels(model.ctx, model.trainer->fp8(), saved.at("fp8")).empty());
     model.trainer->weights_from_masters(model.ctx, false);
     device::synchronize(model.ctx);
 }

@@ -1,7 +1,7 @@
 """What keeps a long run on its course, on the CPU device. --skip-grad-norm: the step that has a large gradient, and no
 other, is skipped as one that is not finite. --z-loss: training has it, losses in the log and evaluations do not. --ema:
-the average of the saved masters, evaluated and exported, without an effect on training. A run that is resumed equals
-one that never stopped."""
+the average of the saved masters, evaluated and exported, without an effect on training. --lr-scale: the updates of each
+group. A run that is resumed equals one that never stopped."""
 import array
 import json
 import math
@@ -154,6 +154,7 @@ class EmaTest(RanksTest):
         (2, GPT2, [*FP8, "delayed", "--zero", "3", "--overlap", "off"], []),
         (4, LLAMA, ["--zero", "3", "--zero-group", "2"], ["--context-parallel", "2", "--micro-batch-size", "2"]),
         (2, LLAMA, [*FP8, "delayed", "--fp8-final-bf16", "1"], []),
+        (2, LLAMA, [*FP8, "delayed", "--optimizer", "muon", "--zero", "3", "--offload", "moments"], []),
     ]
 
     def train(self, ranks, binary, *options, fault=None):
@@ -244,3 +245,41 @@ class EmaTest(RanksTest):
         self.assertEqual(*(tensors_of(os.path.join(folder, f"{name}.safetensors")) for name in ("ema", "master")))
         self.train(2, LLAMA, *run, "--resume", self.path("skips", "step-00000002"), "--save", self.path("dropped"))
         self.assertFalse(os.path.exists(self.path("dropped", "step-00000004", "ema")))
+
+
+@unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
+class LrScaleTest(RanksTest):
+    SCALES = {"embedding": 0.5, "head": 4, "matrix": 2, "vector": 0.25}
+
+    @staticmethod
+    def group(name):
+        if name == "lm_head.weight":
+            return "head"
+        return "embedding" if name in ("wte.weight", "wpe.weight") else ("vector" if "norm" in name or
+                                                                           "bias" in name else "matrix")
+
+    def masters(self, ranks, binary, name, *options):
+        self.ranks(ranks, binary, "--train-iters", "1", "--global-batch-size", "6", "--save", self.path(name), *options)
+        return tensors_of(self.path(name, "step-00000001", "optimizer", "master.safetensors"))
+
+    def test_each_group_moves_by_its_factor(self):
+        for ranks, binary, options in ((1, GPT2, []), (2, LLAMA, ["--zero", "3"]),
+                                       (3, LLAMA, ["--optimizer", "muon"])):
+            with self.subTest(ranks=ranks):
+                scales = {group: scale for group, scale in self.SCALES.items() if group != "head" or binary == LLAMA}
+                words = ["--lr-scale", ",".join(f"{group}={scale}" for group, scale in scales.items())]
+                still, plain, scaled = (self.masters(ranks, binary, f"{ranks}-{name}", *options, *more)
+                                        for name, more in (("still", ["--lr", "1e-30", "--min-lr", "0"]),
+                                                           ("plain", []), ("scaled", words)))
+                seen = set()
+                for name, begin in still.items():
+                    seen.add(self.group(name))
+                    for a, b, c in zip(begin, plain[name], scaled[name], strict=True):
+                        self.assertAlmostEqual(c - a, scales[self.group(name)] * (b - a), delta=1e-6, msg=name)
+                    self.assertNotEqual(plain[name], begin)
+                self.assertEqual(seen, set(scales))
+        said = self.run_train(GPT2, "--train-iters", "1", "--lr-scale", "head=2", expect=2).stderr
+        self.assertIn("--lr-scale head: the output matrix is the embedding", said)
+        for wrong in ("head", "head=", "head=0", "head=-1", "body=1", "head=2,head=3", "head=x"):
+            said = self.run_train(LLAMA, "--train-iters", "1", "--lr-scale", wrong, expect=2).stderr
+            self.assertIn("--lr-scale", said)

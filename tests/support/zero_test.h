@@ -39,11 +39,10 @@ inline void add_state(TestModel& model, std::map<std::string, Bytes>& state) {
             const Param& p = model.table.params[i];
             if (!p.has(row.kind)) continue;
             Bytes& bytes = state[row.name + (" " + p.name)];
-            bytes.resize(static_cast<size_t>(row.values(p.elems()) * size));
-            for (const ElementRange& range : held_within(access, static_cast<int>(i), {0, p.elems()})) {
-                const int64_t begin = row.values(range.begin), end = row.values(range.begin + range.count);
-                access.read(row.kind, static_cast<int>(i), begin, end - begin, bytes.data() + begin * size);
-            }
+            bytes.resize(static_cast<size_t>(p.elems() * size));
+            for (const ElementRange& range : held_within(access, static_cast<int>(i), {0, p.elems()}))
+                access.read(row.kind, static_cast<int>(i), range.begin, range.count,
+                            bytes.data() + range.begin * size);
         }
     }
 }
@@ -83,6 +82,7 @@ inline std::map<std::string, Bytes> read_weights(TestModel& model) {
     for (const LinearPlan& plan : fp8.plan().linears) {
         const Fp8Linear* linear = fp8.linear(plan.layer, plan.kind);
         if (!linear) continue;
+        if (linear->channels) weights[plan.name + " exact"] = raw(model, linear->exact_weight);
         if (linear->weight.granularity == Granularity::kTensor) {
             const Tensor entry{fp8.weight_entry(linear->param), Dtype::kFp32, 1};
             weights[plan.name + " dequant_mul"] = raw(model, entry);

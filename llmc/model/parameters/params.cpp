@@ -141,9 +141,15 @@ struct Builder {
 
 }  // namespace
 
-ParamTable make_param_table(const ModelConfig& config, OptimizerKind of_layers, bool ema, bool scales) {
+ParamTable make_param_table(const ModelConfig& config, OptimizerKind of_layers, bool ema) {
     Builder builder{config, {}, hf_class(config) == HfClass::kGpt2, of_layers};
     builder.build();
-    for (Param& param : builder.table.params) param.ema = ema, param.scales = scales;
+    ParamTable& table = builder.table;
+    for (Param& param : table.params) {
+        param.ema = ema;
+        param.lr_group = param.is_vector() ? LrGroup::kVector : param.layer >= 0 ? LrGroup::kMatrix
+                                                                                 : LrGroup::kEmbedding;
+    }
+    if (table.head != table.wte) table.params[static_cast<size_t>(table.head)].lr_group = LrGroup::kHead;
     return std::move(builder.table);
 }
