@@ -126,6 +126,7 @@ double element(const Tensor& t, int64_t i) {
     if (t.dtype == Dtype::kBf16) return static_cast<float>(static_cast<const bf16*>(t.data)[i]);
     if (t.dtype == Dtype::kFp32) return static_cast<const float*>(t.data)[i];
     if (t.dtype == Dtype::kFp64) return static_cast<const double*>(t.data)[i];
+    if (dtype_bytes(t.dtype) == 1) return static_cast<const uint8_t*>(t.data)[i];
     return static_cast<const int32_t*>(t.data)[i];
 }
 
@@ -290,6 +291,17 @@ AdamWArgs adamw_args(const View& v, const Dims&) {
             .state = static_cast<const StepState*>(v("state").data), .beta1 = 0.9f, .beta2 = 0.95f,
             .eps = 1e-8f, .weight_decay = 0.1f, .rng_key = 99, .element_offset = 0};
 }
+template <Dtype grad> std::vector<Field> adamw_fp8_fields(const Dims& d) {
+    return {{"param", kB, d.elems}, {"master", kF, d.elems}, {"m", Dtype::kE4m3, d.elems, Fill::kZero},
+            {"v", Dtype::kUe5m3, d.elems, Fill::kZero}, {"m_scale_inv", kF, scale_blocks(d.elems), Fill::kZero},
+            {"v_scale_inv", kF, scale_blocks(d.elems), Fill::kZero}, {"grad", grad, d.elems},
+            {"state", kI, sizeof(StepState) / 4, Fill::kState}};
+}
+AdamWArgs adamw_fp8_args(const View& v, const Dims& d) {
+    AdamWArgs args = adamw_args(v, d);
+    args.m_scale_inv = v("m_scale_inv"), args.v_scale_inv = v("v_scale_inv");
+    return args;
+}
 template <Dtype type> std::vector<Field> squares_fields(const Dims& d) {
     return {{"in", type, d.elems}, {"sum", Dtype::kFp64, 1, Fill::kZero},
             {"scratch", Dtype::kFp64, kPartialSums, Fill::kScratch}};
@@ -354,6 +366,10 @@ std::vector<Bench> benches() {
                         adamw_args, 22 * n));
     all.push_back(bench("adamw bf16 moments, bf16 grads", L, adamw_fields<kB, kB>, cuda::adamw, cpu::adamw,
                         adamw_args, 20 * n));
+    all.push_back(bench("adamw fp8 moments, fp32 grads", L, adamw_fp8_fields<kF>, cuda::adamw, cpu::adamw,
+                        adamw_fp8_args, (18 + 16.0 / kScaleBlock) * n));
+    all.push_back(bench("adamw fp8 moments, bf16 grads", L, adamw_fp8_fields<kB>, cuda::adamw, cpu::adamw,
+                        adamw_fp8_args, (16 + 16.0 / kScaleBlock) * n));
     all.push_back(bench("sum_squares fp32", L, squares_fields<kF>, cuda::sum_squares, cpu::sum_squares,
                         squares_args, 4 * n));
     all.push_back(bench("sum_squares bf16", L, squares_fields<kB>, cuda::sum_squares, cpu::sum_squares,

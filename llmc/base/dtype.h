@@ -12,15 +12,15 @@
 #define HOST_DEVICE
 #endif
 
-enum class Dtype : uint8_t { kFp32, kBf16, kFp64, kInt32, kE4m3, kE5m2 };
+enum class Dtype : uint8_t { kFp32, kBf16, kFp64, kInt32, kE4m3, kE5m2, kUe5m3 };
 
 // Both in the order of Dtype.
 constexpr int64_t dtype_bytes(Dtype dtype) {
-    constexpr int64_t kBytes[] = {4, 2, 8, 4, 1, 1};
+    constexpr int64_t kBytes[] = {4, 2, 8, 4, 1, 1, 1};
     return kBytes[static_cast<size_t>(dtype)];
 }
 constexpr const char* dtype_name(Dtype dtype) {
-    constexpr const char* kNames[] = {"fp32", "bf16", "fp64", "int32", "e4m3", "e5m2"};
+    constexpr const char* kNames[] = {"fp32", "bf16", "fp64", "int32", "e4m3", "e5m2", "ue5m3"};
     return kNames[static_cast<size_t>(dtype)];
 }
 

@@ -44,7 +44,8 @@ double Gpu::peak_flops(Dtype dtype) const {
         case Dtype::kE5m2: return fp8 * 1e12;
         case Dtype::kFp32: return fp32 * 1e12;
         case Dtype::kFp64:
-        case Dtype::kInt32: return 0;
+        case Dtype::kInt32:
+        case Dtype::kUe5m3: return 0;
     }
     return 0;
 }

@@ -295,17 +295,19 @@ void CheckpointSaver::fill_text(const std::string& file, const std::string& text
 }
 
 void CheckpointSaver::fill_range(const StateFile& file, const SavedRange& range) {
-    const int64_t element = file.element_bytes;
-    const int64_t step_elems = std::max<int64_t>(1, options_.staging_bytes / element);
+    const int64_t bytes = file.value_bytes;
+    const int64_t step = std::max<int64_t>(1, options_.staging_bytes / bytes);
+    const ElementRange values = file.values(range);
+    if (values.count == 0) return;
     const int64_t first = file.offsets[static_cast<size_t>(range.param)];
     std::optional<WriteBuffer::Copy> weight;
     if (file.model >= 0 && range.weight.file >= 0)
         weight = {layout_.files[static_cast<size_t>(file.model + range.weight.file)].name, range.weight.offset,
                   access_.dtypes.weight};
-    buffer_.begin(file.state->file, first + range.begin * element, weight);
-    for (int64_t done = 0; done < range.count; done += step_elems) {
-        const int64_t count = std::min(step_elems, range.count - done);
-        access_.read(file.state->kind, range.param, range.begin + done, count, buffer_.room(count * element));
-        buffer_.filled(count * element);
+    buffer_.begin(file.state->file, first + values.begin * bytes, weight);
+    for (int64_t done = 0; done < values.count; done += step) {
+        const int64_t count = std::min(step, values.count - done);
+        access_.read(file.state->kind, range.param, values.begin + done, count, buffer_.room(count * bytes));
+        buffer_.filled(count * bytes);
     }
 }

@@ -50,12 +50,14 @@ void load_state(const std::string& path, const ParamTable& table, const ParamTab
         const int index = table.find(entry.name);
         if (!table.params[static_cast<size_t>(index)].has(state.kind)) continue;
         const int64_t elems = table.params[static_cast<size_t>(index)].elems();
-        for (const ElementRange& part : held_within(access, index, {0, elems}))
-            for (int64_t done = 0; done < part.count; done += step) {
-                const int64_t begin = part.begin + done, count = std::min(step, part.count - done);
+        for (const ElementRange& part : held_within(access, index, {0, elems})) {
+            const int64_t end = state.values(part.begin + part.count);
+            for (int64_t begin = state.values(part.begin); begin < end; begin += step) {
+                const int64_t count = std::min(step, end - begin);
                 view.read(begin * dtype_bytes(dtype), count * dtype_bytes(dtype), staging.data());
                 access.write(state.kind, index, begin, count, staging.data());
             }
+        }
     }
 }
 
@@ -64,9 +66,11 @@ void write_zeros(StateKind kind, int index, const ElementRange& all, const State
                  std::vector<float>& staging) {
     const int64_t step = static_cast<int64_t>(staging.size());
     std::fill(staging.begin(), staging.end(), 0.0f);
-    for (const ElementRange& part : held_within(access, index, all))
-        for (int64_t done = 0; done < part.count; done += step)
-            access.write(kind, index, part.begin + done, std::min(step, part.count - done), staging.data());
+    for (const ElementRange& part : held_within(access, index, all)) {
+        const int64_t end = state_row(kind).values(part.begin + part.count);
+        for (int64_t begin = state_row(kind).values(part.begin); begin < end; begin += step)
+            access.write(kind, index, begin, std::min(step, end - begin), staging.data());
+    }
 }
 
 // Zeroes a state of the parameters that did not have it in the run that saved it, and returns their number.
@@ -214,7 +218,7 @@ bool has_ema(const std::string& path) { return is_regular_file(path + "/" + stat
 
 std::string load_checkpoint(const std::string& path, const ModelConfig& config, const ParamTable& table,
                             const StateAccess& access, Comm& comm, int64_t staging_bytes, OptimizerKind of_layers) {
-    const ParamTable saved = make_param_table(config, of_layers, has_ema(path));
+    const ParamTable saved = make_param_table(config, of_layers, has_ema(path), access.dtypes.moment == Dtype::kE4m3);
     std::string zero;
     on_all_ranks(comm, path + " cannot be loaded", [&] {
         check_same_model(path, config);

@@ -75,6 +75,7 @@ std::vector<SafetensorsEntry> state_entries(const ParamTable& table, const Optim
         if (!param.has(state.kind)) continue;
         std::vector<int64_t> shape{param.rows, param.cols};
         if (param.is_vector()) shape.pop_back();
+        if (state.block > 1) shape = {state.values(param.elems())};
         entries.push_back({param.name, dtypes.of(state.kind), shape});
     }
     return entries;
@@ -96,7 +97,7 @@ int64_t SaveLayout::buffer_bytes(int rank) const {
     for (const SavedFile& file : files) add(0, static_cast<int64_t>(file.header.size()));
     for (const SavedRange& range : ranges)
         for (const StateFile& file : state_files)
-            if (file.has(range.param)) add(range.rank, range.count * file.element_bytes);
+            if (file.has(range.param)) add(range.rank, file.values(range).count * file.value_bytes);
     return total;
 }
 
@@ -138,7 +139,7 @@ SaveLayout make_save_layout(const ParamTable& table, const StateDtypes& dtypes, 
         if (entries.empty()) continue;
         layout.files.push_back(file_of(state.file, entries));
         int64_t offset = static_cast<int64_t>(layout.files.back().header.size());
-        layout.state_files.push_back({.state = &state, .element_bytes = dtype_bytes(dtypes.of(state.kind)),
+        layout.state_files.push_back({.state = &state, .value_bytes = dtype_bytes(dtypes.of(state.kind)),
                                       .offsets = {}});
         StateFile& file = layout.state_files.back();
         if (state.model) {
@@ -151,13 +152,13 @@ SaveLayout make_save_layout(const ParamTable& table, const StateDtypes& dtypes, 
         }
         for (const Param& param : table.params) {
             file.offsets.push_back(param.has(state.kind) ? offset : -1);
-            if (param.has(state.kind)) offset += param.elems() * file.element_bytes;
+            if (param.has(state.kind)) offset += state.values(param.elems()) * file.value_bytes;
         }
     }
     for (size_t p = 0; p < table.params.size(); p++) {
         int64_t state_bytes = 0, weight_bytes = 0;   // of an element
         for (const StateFile& file : layout.state_files) {
-            if (file.has(static_cast<int>(p))) state_bytes += file.element_bytes;
+            if (file.has(static_cast<int>(p))) state_bytes += file.value_bytes / file.state->block;
             if (file.model >= 0) weight_bytes += dtype_bytes(dtypes.weight);
         }
         add_ranges(table, static_cast<int>(p), held, placed[p], state_bytes, weight_bytes, dtype_bytes(dtypes.weight),

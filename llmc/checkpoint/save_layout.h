@@ -44,10 +44,15 @@ struct SavedRange {
 // The file of a state, and each parameter's place in it.
 struct StateFile {
     const OptimizerState* state = nullptr;
-    int64_t element_bytes = 0;
+    int64_t value_bytes = 0;
     std::vector<int64_t> offsets;   // by parameter; -1 if the parameter has no such state
     int model = -1;   // the first file of the model with these weights, rounded; -1: there is none
     bool has(int param) const { return offsets[static_cast<size_t>(param)] >= 0; }
+    // The values that the writer of elements writes: those of the blocks that begin in them.
+    ElementRange values(const SavedRange& range) const {
+        const int64_t begin = state->values(range.begin);
+        return {begin, state->values(range.begin + range.count) - begin};
+    }
 };
 
 struct SaveLayout {

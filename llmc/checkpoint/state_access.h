@@ -13,7 +13,8 @@ struct ElementRange {
 
 struct StateAccess {
     StateDtypes dtypes = {};   // in a checkpoint weights are bf16 or fp32
-    // Copy elements [begin, begin + count) of a state of parameter `index` to or from host memory, in its dtype.
+    // Copy values [begin, begin + count) of a state of parameter `index` to or from host memory, in its dtype; they are
+    // numbered as OptimizerState::values does.
     std::function<void(StateKind kind, int index, int64_t begin, int64_t count, void* host)> read;
     std::function<void(StateKind kind, int index, int64_t begin, int64_t count, const void* host)> write;
     // The elements of a parameter's states that this rank holds, ascending; read and write must stay within them. All

@@ -27,6 +27,7 @@ constexpr Change kChanges[] = {
     }},
     {"--grad-shard-dtype bf16", [](Config& c) { c.grad_shard_dtype = Dtype::kBf16; }},
     {"--moment-dtype bf16", [](Config& c) { c.moment_dtype = Dtype::kBf16; }},
+    {"--moment-dtype fp8", [](Config& c) { c.moment_dtype = Dtype::kE4m3; }, false},
     {"--offload moments,masters --offload-fraction 0.5",
      [](Config& c) { c.offload = {"moments", "masters"}, c.offload_fraction = 0.5; }, false},
     {"--offload moments,masters", [](Config& c) { c.offload = {"moments", "masters"}, c.offload_fraction = 1; }},
@@ -37,12 +38,13 @@ constexpr Change kChanges[] = {
 };
 
 // Empty if the run is not possible. The global batch may have to be larger for more ranks.
-std::optional<int64_t> bytes_of(Config config, const ParamTable& table, int ranks) {
+std::optional<int64_t> bytes_of(Config config, int ranks) {
     config.ranks = ranks;
     if (config.zero < 2) config.grad_shard_dtype = Dtype::kFp32;   // has no effect
     if (ranks % config.context_parallel != 0) return std::nullopt;
     config.global_batch_size = round_up(config.global_batch_size, config.micro_batch_size * config.data_ranks(ranks));
     if (!config_errors(config, ranks).empty()) return std::nullopt;
+    const ParamTable table = make_param_table(config);
     try {
         return plan_memory(config, table, fp8_plan_of(config, table), ranks).arena_bytes;
     } catch (const Error&) {
@@ -57,7 +59,7 @@ struct Changes {
 
     // Adds a change if the run takes less than `limit` bytes with it; returns whether it fits.
     bool add(std::string options, const Config& config, int ranks, int64_t limit) {
-        const std::optional<int64_t> bytes = bytes_of(config, run.table, ranks);
+        const std::optional<int64_t> bytes = bytes_of(config, ranks);
         if (!bytes || *bytes >= limit) return false;
         if (ranks != run.plan.ranks) options = strf(" --ranks %d", ranks) + options;
         all.push_back({options.substr(1), *bytes, *bytes <= gpu_bytes});
@@ -92,7 +94,7 @@ struct Changes {
         for (const Change& change : kChanges) {
             Config next = config;
             change.set(next);
-            const std::optional<int64_t> bytes = bytes_of(next, run.table, run.plan.ranks);
+            const std::optional<int64_t> bytes = bytes_of(next, run.plan.ranks);
             if (!change.combines || !bytes || *bytes >= least) continue;
             least = *bytes;
             config = next;

@@ -120,7 +120,7 @@ std::string plan_text(const PlannedRun& run) {
     text += strf("parameters        %lld (%.3f B; stored with padding: %lld)\n", ll(run.table.param_elems),
                  1e-9 * real(run.table.param_elems), ll(plan.flat_elems));
     text += strf("precision         %s weights, %s gradients, fp32 master weights, %s moments\n",
-                 dtype_name(config.dtype), dtype_name(config.grad_dtype), dtype_name(config.moment_dtype));
+                 dtype_name(config.dtype), dtype_name(config.grad_dtype), moment_dtype_name(config));
     text += memory_text(run);
     text += strf("model FLOPs       %.4g per token, %.4g per step\n", figures.flops_per_token,
                  figures.flops_per_token * figures.tokens);

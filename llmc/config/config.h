@@ -71,7 +71,7 @@ struct Config {
     // precision
     Dtype dtype = Dtype::kBf16;         // activations and weights
     Dtype grad_dtype = Dtype::kFp32;
-    Dtype moment_dtype = Dtype::kFp32;
+    Dtype moment_dtype = Dtype::kFp32;   // kFp32, kBf16; kE4m3: fp8
     Recompute recompute = Recompute::kNone;
     std::vector<std::string> offload;   // of kOffloadWords: what is kept in pinned host memory; see offloads()
     double offload_fraction = 1;        // of the moments and masters that `offload` names
@@ -145,6 +145,9 @@ inline constexpr const char* kOffloadWords[] = {"moments", "masters", "activatio
 inline constexpr int kResidentLayers = 3;
 // Whether --offload names `word`, one of kOffloadWords; whether it names a part of the optimizer state.
 bool offloads(const Config& config, const std::string& word);
+inline const char* moment_dtype_name(const Config& config) {
+    return config.moment_dtype == Dtype::kE4m3 ? "fp8" : dtype_name(config.moment_dtype);
+}
 inline bool offloads_state(const Config& config) { return offloads(config, "moments") || offloads(config, "masters"); }
 
 // Whether a run has FP8 to evaluate without, and evaluations that do.

@@ -231,9 +231,11 @@ void add_precision(Rows& rows) {
          .on_resume = kMust},
         {.name = "grad-dtype", .value = choice<Dtype>(AT(grad_dtype), floats), .help = "dtype of gradient accumulation",
          .fallback = "fp32"},
-        {.name = "moment-dtype", .value = choice<Dtype>(AT(moment_dtype), floats),
-         .help = "dtype of the optimizer state (Adam's moments, Muon's momentum); bf16 moments are rounded "
-                 "stochastically",
+        {.name = "moment-dtype",
+         .value = choice<Dtype>(AT(moment_dtype), {{"bf16", Dtype::kBf16}, {"fp32", Dtype::kFp32},
+                                                   {"fp8", Dtype::kE4m3}}),
+         .help = "dtype of the optimizer state (Adam's moments, Muon's momentum), rounded stochastically unless fp32; "
+                 "fp8: m in E4M3 and v in UE5M3, with a scale for every 128 elements; AdamW only",
          .fallback = "fp32", .on_resume = kMust},
         {.name = "recompute",
          .value = choice<Recompute>(AT(recompute), {{"none", Recompute::kNone}, {"norm-act", Recompute::kNormAct},

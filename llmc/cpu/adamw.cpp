@@ -2,6 +2,7 @@
 #include "llmc/base/rng.h"
 #include "llmc/cpu/quantize.h"
 #include "llmc/ops/adam_math.h"
+#include "llmc/ops/moment_codes.h"
 
 namespace cpu {
 namespace {
@@ -38,6 +39,55 @@ template <typename T, typename M, typename G> void update_all(const AdamWArgs& a
         }
         if (args.entry) raise_amax(&args.entry->amax_bits, amax_bits);
     });
+}
+
+// The same with moments in fp8, block by block: the scales of a block need all of its new moments.
+template <typename T, typename G> void update_blocks(const AdamWArgs& args) {
+    const StepState& state = *args.state;
+    const auto c = adam_constants<float>(args.beta1, args.beta2, args.eps, args.weight_decay,
+                                         state.lr * args.lr_scale, state.grad_mul, state.adam_step);
+    T* param = args.param ? args.param.as<T>() : nullptr;
+    float* master = args.master.as<float>();
+    auto *m_codes = static_cast<uint8_t*>(args.m.data), *v_codes = static_cast<uint8_t*>(args.v.data);
+    float *m_scale_inv = args.m_scale_inv.as<float>(), *v_scale_inv = args.v_scale_inv.as<float>();
+    const G* grad = args.grad.as<G>();
+    const auto update_block = [&](int64_t begin, int64_t count) {   // returns the amax of the weights
+        const int64_t block = begin / kScaleBlock;
+        float m[kScaleBlock], v[kScaleBlock];
+        uint32_t m_amax = 0, v_amax = 0, amax = 0;
+        for (int64_t j = 0; j < count; j++) {
+            const int64_t i = begin + j;
+            m[j] = decode_m(m_codes[i], m_scale_inv[block]), v[j] = decode_v(v_codes[i], v_scale_inv[block]);
+            adam_update(c, static_cast<float>(widen(grad[i])), m[j], v[j], master[i]);
+            m_amax = std::max(m_amax, amax_bits_of(m[j])), v_amax = std::max(v_amax, amax_bits_of(v[j]));
+            if (param) param[i] = T(master[i]);
+            amax = std::max(amax, amax_bits_of(static_cast<float>(bf16(master[i]))));
+        }
+        const MomentScale of_m = moment_scale(m_amax, kLog2LargestM), of_v = moment_scale(v_amax, kLog2LargestV);
+        m_scale_inv[block] = of_m.scale_inv, v_scale_inv[block] = of_v.scale_inv;
+        Philox4 random{};
+        for (int64_t j = 0; j < count; j++) {
+            if (j % 4 == 0)
+                random = philox(args.rng_key, static_cast<uint64_t>(args.element_offset + begin + j) / 4,
+                                static_cast<uint64_t>(state.adam_step));
+            const uint32_t bits = random.word[j % 4];
+            const uint32_t m_code = encode_m(m[j], of_m.scale, bits), v_code = encode_v(v[j], of_v.scale, bits >> 16);
+            m_codes[begin + j] = of_m.scale > 0 ? static_cast<uint8_t>(m_code) : uint8_t{0};
+            v_codes[begin + j] = of_v.scale > 0 ? static_cast<uint8_t>(v_code) : uint8_t{0};
+        }
+        return amax;
+    };
+    for_chunks(args.master.elems, [&](int64_t begin, int64_t count) {
+        uint32_t amax = 0;
+        for (int64_t done = 0; done < count; done += kScaleBlock)
+            amax = std::max(amax, update_block(begin + done, std::min(kScaleBlock, count - done)));
+        if (args.entry) raise_amax(&args.entry->amax_bits, amax);
+    });
+}
+
+template <typename T> void update_fp8(const AdamWArgs& args) {
+    if (args.grad.dtype == Dtype::kBf16) update_blocks<T, bf16>(args);
+    else update_blocks<T, float>(args);
 }
 
 template <typename T, typename M> void update_with_moments(const AdamWArgs& args) {
@@ -77,13 +127,19 @@ void adamw(Ctx&, const AdamWArgs& args) {
     check_tensor("adamw", "master", args.master, param_type == Dtype::kFp64 ? Dtype::kFp64 : Dtype::kFp32, n);
     CHECK(!(fp64 && args.entry), "adamw: an FP8 entry with parameters in fp64");
     check_tensor("adamw", "m", args.m, args.m.dtype, n);
-    check_tensor("adamw", "v", args.v, args.m.dtype, n);
+    const bool fp8 = args.m.dtype == Dtype::kE4m3;
+    check_tensor("adamw", "v", args.v, fp8 ? Dtype::kUe5m3 : args.m.dtype, n);
+    check_tensor("adamw", "m_scale_inv", args.m_scale_inv, Dtype::kFp32, fp8 ? scale_blocks(n) : 0);
+    check_tensor("adamw", "v_scale_inv", args.v_scale_inv, Dtype::kFp32, fp8 ? scale_blocks(n) : 0);
+    CHECK(!fp8 || (!fp64 && args.element_offset % kScaleBlock == 0), "adamw: fp8 moments in %s from element %lld",
+          dtype_name(param_type), (long long)args.element_offset);
     for_working_type("adamw", param_type, [&]<typename T>(Tag<T>) {
         check_grad<T>("adamw", "grad", args.grad, n);
         if (args.state->skip) return;
         CHECK(args.state->adam_step > 0, "adamw before step_guard: step %lld",
               (long long)args.state->adam_step);
         if constexpr (std::is_same_v<T, double>) update_all<double, double, double>(args);
+        else if (fp8) update_fp8<T>(args);
         else if (args.m.dtype == Dtype::kBf16) update_with_moments<T, bf16>(args);
         else update_with_moments<T, float>(args);
     });

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads)
         for (int j = 0; j < width; j++) {
             gs[j] = nesterov_update(beta, gs[j] * grad_mul, ms[j]);
             if constexpr (std::is_same_v<Moment, bf16>)
-                ms[j] = stochastic_round(ms[j], philox_pair(keys, static_cast<uint64_t>(element_offset + i + j),
+                ms[j] = stochastic_round(ms[j], philox_words(keys, static_cast<uint64_t>(element_offset + i + j),
                                                             step).x);
         }
         store_floats<Moment, width>(m + i, ms);

@@ -18,8 +18,8 @@ inline PhiloxKeys philox_keys(uint64_t key) {
     }
     return keys;
 }
-// The first two words of philox(key, counter, counter_high).
-__device__ inline uint2 philox_pair(const PhiloxKeys& keys, uint64_t counter, uint64_t counter_high) {
+// The words of philox(key, counter, counter_high); the compiler drops the work for words that are not used.
+__device__ inline uint4 philox_words(const PhiloxKeys& keys, uint64_t counter, uint64_t counter_high) {
     uint32_t c0 = static_cast<uint32_t>(counter), c1 = static_cast<uint32_t>(counter >> 32);
     uint32_t c2 = static_cast<uint32_t>(counter_high), c3 = static_cast<uint32_t>(counter_high >> 32);
 #pragma unroll
@@ -30,7 +30,7 @@ __device__ inline uint2 philox_pair(const PhiloxKeys& keys, uint64_t counter, ui
         c1 = static_cast<uint32_t>(p1);
         c3 = static_cast<uint32_t>(p0);
     }
-    return make_uint2(c0, c1);
+    return make_uint4(c0, c1, c2, c3);
 }
 
 // stochastic_round_bf16 of rng.h; returns a float that bf16 represents exactly. It has no branch: the

@@ -204,7 +204,8 @@ void rehearse_op(Ctx& ctx, OpKind, const GemmArgs& a) {
 void rehearse_op(Ctx& ctx, OpKind kind, const SumSquaresArgs& a) { record(ctx, kind, a.in.dtype, a.in.bytes()); }
 void rehearse_op(Ctx& ctx, OpKind kind, const StepGuardArgs&) { record(ctx, kind, Dtype::kFp32, 0); }
 void rehearse_op(Ctx& ctx, OpKind kind, const AdamWArgs& a) {
-    record(ctx, kind, a.m.dtype, sum({a.param, a.grad}) + 2 * sum({a.master, a.m, a.v}));
+    record(ctx, kind, a.m.dtype, sum({a.param, a.grad})
+           + 2 * sum({a.master, a.m, a.v, a.m_scale_inv, a.v_scale_inv}));
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const EmaArgs& a) {
     record(ctx, kind, a.ema.dtype, a.master.bytes() + 2 * a.ema.bytes());

@@ -70,7 +70,8 @@ TEST_CASE("checkpoint: every bit is read back, for every class, dtype, part size
                 CAPTURE(dtype_name(weight));
                 CAPTURE(small);
                 TempDir dir;
-                FakeState state(c.config, {weight, small ? Dtype::kBf16 : Dtype::kFp32});
+                FakeState state(c.config, {weight, !small ? Dtype::kFp32 : weight == Dtype::kFp32 ? Dtype::kE4m3
+                                                                                                  : Dtype::kBf16});
                 state.randomise(11);
                 CheckpointRequest request = request_of(dir.path, 120);
                 if (small) {

@@ -63,7 +63,8 @@ TEST_CASE("checkpoint, ranks: saving, loading on another number of ranks and sav
             CAPTURE(writers);
             TempDir dir;
             const bool small = cases % 2 == 1, zero = cases % 5 != 4;
-            FakeState state(c.config, {small ? Dtype::kFp32 : Dtype::kBf16, small ? Dtype::kBf16 : Dtype::kFp32});
+            const Dtype moments = std::vector{Dtype::kFp32, Dtype::kBf16, Dtype::kE4m3}[static_cast<size_t>(cases % 3)];
+            FakeState state(c.config, {small ? Dtype::kFp32 : Dtype::kBf16, moments});
             state.randomise(static_cast<uint64_t>(cases++));
             CheckpointRequest request = request_of(dir / "first", 7);
             if (small) {

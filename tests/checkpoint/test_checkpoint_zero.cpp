@@ -22,6 +22,7 @@ std::vector<TrainingCase> cases() {
     add("fp32", 0, Fp8Recipe::kNone).dtype = Dtype::kFp32;
     add("bf16, bf16 gradients and moments", 1, Fp8Recipe::kNone).moment_dtype = Dtype::kBf16;
     cases.back().config.grad_dtype = Dtype::kBf16;
+    add("fp8 moments", 1, Fp8Recipe::kNone).moment_dtype = Dtype::kE4m3;
     add("delayed, tied head in FP8", 0, Fp8Recipe::kDelayed).fp8_lm_head = true;
     add("delayed", 2, Fp8Recipe::kDelayed);
     Config& one_in_bf16 = add("1F1L", 1, Fp8Recipe::kTensorwise);

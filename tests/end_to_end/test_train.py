@@ -157,6 +157,7 @@ class Train(TrainTest):
             "llama-bf16-states": (LLAMA, ["--grad-dtype", "bf16", "--moment-dtype", "bf16"]),
             "llama-muon": (LLAMA, ["--optimizer", "muon"]),
             "gpt2-muon-fp32": (GPT2, ["--optimizer", "muon", "--muon-scale", "spectral", "--dtype", "fp32"]),
+            "llama-fp8-moments": (LLAMA, ["--moment-dtype", "fp8"]),
             "llama-qk-norm-fp32": (LLAMA, ["--qk-layernorm", "--dtype", "fp32"]),
         }
         runs.update({f"{family}-{name}": (binary, options) for name, options in self.FP8.items()

@@ -193,6 +193,7 @@ const std::map<std::string, std::string>& elsewhere() {
         {"quantize_run_kernel", ranks},
         {"transpose_bytes_kernel", ranks},
         {"count_scales_kernel", "--fp8-stats-interval"},
+        {"adamw_fp8_kernel", "--moment-dtype fp8"},
     };
     return all;
 }

@@ -92,6 +92,54 @@ void check_adamw(int64_t n, const Types& types, int64_t shift_bytes, const StepS
     }
 }
 
+// Three steps, so that the second and third read what a device wrote.
+void check_adamw_fp8(int64_t n, const Types& types, int64_t shift_bytes, const StepState& state) {
+    HostTensor m(Dtype::kE4m3, n), v(Dtype::kUe5m3, n), scales(Dtype::kFp32, scale_blocks(n));
+    for (int64_t i = 0; i < n; i++) {   // any codes but NaN's; blocks of zeros; scales far apart
+        const Philox4 random = philox(31, static_cast<uint64_t>(i));
+        const bool zero = i / kScaleBlock % 5 == 3;
+        static_cast<uint8_t*>(m.data())[i] = zero ? 0 : static_cast<uint8_t>(random.word[0] % 127 + (i % 2) * 128);
+        static_cast<uint8_t*>(v.data())[i] = zero ? 0 : static_cast<uint8_t>(1 + random.word[1] % 254);
+    }
+    for (int64_t b = 0; b < scales.elems(); b++) scales.set(b, std::ldexp(1.0, static_cast<int>(-20 - b * 7 % 60)));
+    HostTensor grad = random_tensor(types.grad, n, 5, 1e-2);
+    for (int64_t i = 0; i < n; i++) {   // many decades within a block
+        if (i / kScaleBlock % 5 == 3) grad.set(i, 0);
+        else grad.set(i, grad.get(i) * std::pow(10, -static_cast<double>(i * 7 % 13)));
+    }
+    if (n > 3 * kScaleBlock) grad.set(kScaleBlock + 7, 1e30);   // the block becomes NaN
+    OpCase c(strf("adamw of %lld, moments fp8, step %lld", (long long)n, (long long)state.adam_step), types.param,
+             types.grad, shift_bytes);
+    c.random("param", Kind::kWork, n);
+    c.random("master", Kind::kStat, n);
+    c.add("m", Kind::kFixed, m);
+    c.add("v", Kind::kFixed, v);
+    c.add("m_scale_inv", Kind::kFixed, scales);
+    c.add("v_scale_inv", Kind::kFixed, scales);
+    c.add("grad", Kind::kGrad, grad);
+    c.add("state", Kind::kFixed, tensor_of(state));
+    c.add("entry", Kind::kFixed, tensor_of(ScaleEntry{}));
+    const auto steps = [](auto adamw) {
+        return [adamw](Ctx& ctx, const AdamWArgs& args) {
+            for (int step = 0; step < 3; step++) adamw(ctx, args);
+        };
+    };
+    static const auto on_gpu = steps(cuda::adamw), on_cpu = steps(cpu::adamw);
+    c.run_same_types<AdamWArgs>([](Ctx& ctx, const AdamWArgs& a) { on_gpu(ctx, a); },
+                                [](Ctx& ctx, const AdamWArgs& a) { on_cpu(ctx, a); }, [&](auto view) {
+        return AdamWArgs{.param = view("param"), .master = view("master"), .m = view("m"), .v = view("v"),
+                         .m_scale_inv = view("m_scale_inv"), .v_scale_inv = view("v_scale_inv"),
+                         .grad = view("grad"), .state = static_cast<const StepState*>(view("state").data),
+                         .lr_scale = 0.5f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f,
+                         .rng_key = rng_key(3, "model.norm.weight"), .element_offset = (1ll << 33) + 256,
+                         .entry = static_cast<ScaleEntry*>(view("entry").data)};
+    });
+    for (const char* tensor : {"param", "master", "m", "v", "m_scale_inv", "v_scale_inv", "entry"}) {
+        if (state.skip) c.check_unchanged(tensor);
+        else c.check_bits(tensor);
+    }
+}
+
 }  // namespace
 
 TEST_CASE("gpu ops: activation functions") {
@@ -283,6 +331,18 @@ TEST_CASE("gpu ops: the operations of Muon are bitwise equal to the CPU's") {
                 }
             }
     }
+}
+
+TEST_CASE("gpu ops: adamw with fp8 moments is bitwise equal to the CPU's: weights, codes, scales and amax") {
+    for (Dtype param : kFloats)
+        for (Dtype grad : kFloats) {
+            for (int64_t n : {1, 3, 31, 127, 128, 129, 1000, 4096, 70001, 1 << 22}) {
+                if (left_out(n)) continue;
+                check_adamw_fp8(n, {param, Dtype::kE4m3, grad}, 0, step_state(1, 0));
+                check_adamw_fp8(n, {param, Dtype::kE4m3, grad}, 4, step_state(123457, 0));
+            }
+            check_adamw_fp8(1000, {param, Dtype::kE4m3, grad}, 0, step_state(7, 1));
+        }
 }
 
 TEST_CASE("gpu ops: rope and embedding at given positions") {

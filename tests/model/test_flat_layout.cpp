@@ -58,4 +58,12 @@ TEST_CASE("state states: moments are in --moment-dtype and masters in FP32; with
     CHECK(bf16_moments.of(StateKind::kExpAvgSq) == Dtype::kBf16);
     for (StateKind kind : {StateKind::kMaster, StateKind::kExpAvg})
         CHECK(StateDtypes{.weight = Dtype::kFp64}.of(kind) == Dtype::kFp64);
+    const StateDtypes fp8{.weight = Dtype::kBf16, .moment = Dtype::kE4m3};
+    CHECK(fp8.of(StateKind::kMaster) == Dtype::kFp32);
+    CHECK(fp8.of(StateKind::kExpAvg) == Dtype::kE4m3);
+    CHECK(fp8.of(StateKind::kExpAvgSq) == Dtype::kUe5m3);
+    CHECK(fp8.of(StateKind::kExpAvgSqScale) == Dtype::kFp32);
+    CHECK(fp8.of(StateKind::kEma) == Dtype::kFp32);
+    CHECK(state_row(StateKind::kExpAvg).values(257) == 257);
+    CHECK(state_row(StateKind::kExpAvgScale).values(257) == 3);
 }

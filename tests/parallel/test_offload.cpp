@@ -25,6 +25,7 @@ std::vector<OffloadCase> offload_cases() {
     Config& one = add("delayed, bf16 gradients and moments", 1, Fp8Recipe::kDelayed, 1);
     one.grad_dtype = one.moment_dtype = Dtype::kBf16;
     one.ema = 0.5;
+    add("bf16, fp8 moments, ZeRO-1, 2 ranks", 2, Fp8Recipe::kNone, 2).moment_dtype = Dtype::kE4m3;
     add("tensorwise, tied head in FP8, 4 ranks", 0, Fp8Recipe::kTensorwise, 4).fp8_lm_head = true;
     add("blockwise, ZeRO-2, 3 ranks", 0, Fp8Recipe::kBlockwise, 3).zero = 2;
     offload_cases.back().config.fp8_exact_channels = 16;
@@ -112,8 +113,11 @@ TEST_CASE("offload: the streams may be deferred as far as the events allow, and 
     check_each_event(away, expected, chunks * (2 + 2 + 3 * 3 + 2), needless);
 }
 
-TEST_CASE("offload: a run moves from resident state to offloaded state and back by its state access") {
-    const Config config = in_small_buckets(fp8_config(fp8_shapes()[1], Fp8Recipe::kDelayed));
+namespace {
+
+void check_moves(Dtype moments) {
+    Config config = in_small_buckets(fp8_config(fp8_shapes()[1], Fp8Recipe::kDelayed));
+    config.moment_dtype = moments;
     const Config away = offloaded(config, {"moments", "masters"}, 0.6);
     TestModel from(away), to(config), back(away);
     const auto copy = [](TestModel& a, TestModel& b) {
@@ -122,9 +126,10 @@ TEST_CASE("offload: a run moves from resident state to offloaded state and back 
             for (size_t p = 0; p < a.table.params.size(); p++) {
                 if (!a.table.params[p].has(row.kind)) continue;
                 // In parts that begin and end on both sides of the border between device and host memory.
-                const int64_t elems = a.table.params[p].elems(), size = dtype_bytes(read.dtypes.of(row.kind));
-                for (int64_t begin = 0; begin < elems; begin += 1001) {
-                    const int64_t count = std::min<int64_t>(1001, elems - begin);
+                const int64_t values = row.values(a.table.params[p].elems());
+                const int64_t size = dtype_bytes(read.dtypes.of(row.kind));
+                for (int64_t begin = 0; begin < values; begin += 1001) {
+                    const int64_t count = std::min<int64_t>(1001, values - begin);
                     Bytes bytes(static_cast<size_t>(count * size));
                     read.read(row.kind, static_cast<int>(p), begin, count, bytes.data());
                     write.write(row.kind, static_cast<int>(p), begin, count, bytes.data());
@@ -146,6 +151,12 @@ TEST_CASE("offload: a run moves from resident state to offloaded state and back 
     add_state(back, found);
     CHECK(found == expected);
     CHECK(read_weights(back) == read_weights(to));
+}
+
+}  // namespace
+
+TEST_CASE("offload: a run moves from resident state to offloaded state and back by its state access") {
+    for (Dtype moments : {Dtype::kFp32, Dtype::kE4m3}) check_moves(moments);
 }
 
 // ---- activations

@@ -75,6 +75,22 @@ TEST_CASE("plan: operations of a step, with their bytes") {
     CHECK(find_op(plan, OpKind::bias_backward) == nullptr);
 }
 
+TEST_CASE("plan: fp8 moments take 2.0625 bytes a parameter, which the update reads and writes") {
+    const Config config = planned_config("llama", {"--model", "llama3-8B", "--fp8-recipe", "delayed", "--grad-dtype",
+                                                   "bf16", "--moment-dtype", "fp8", "--micro-batch-size", "1"});
+    const MemoryPlan plan = planned(config);
+    int64_t state = 0, adam_bytes = 0;
+    for (Purpose purpose : {Purpose::kMaster, Purpose::kMoments})
+        state += plan.purpose_bytes[static_cast<size_t>(purpose)];
+    const double flat = static_cast<double>(plan.flat_elems);
+    CHECK(static_cast<double>(state) == doctest::Approx(6.0625 * flat).epsilon(1e-6));   // the arena aligns states
+    CHECK(static_cast<double>(state) <= 6.2 * flat);
+    for (const PlannedOp& op : plan.step_ops)
+        if (op.kind == OpKind::adamw) adam_bytes += op.count * op.bytes;
+    const int64_t params = make_param_table(config.shape).param_elems, in_fp8 = 32ll * 4096 * (6144 + 4096 + 3 * 14336);
+    CHECK(adam_bytes == params * 2 * 6 + params / 8 + 2 * params + 2 * (params - in_fp8));
+}
+
 TEST_CASE("plan: every further micro-batch adds the same operations and collectives, up to a million") {
     const Words model = {"--model", "llama3-8B", "--num-layers", "5", "--micro-batch-size", "1"};
     const struct {
@@ -235,7 +251,8 @@ TEST_CASE("plan: the proposals for a run that does not fit have the memory of a 
         CHECK(change["fits"] == (bytes <= found.memory_bytes));
     }
     for (const char* option : {"--recompute norm-act\n", "--recompute block\n", "--grad-dtype bf16\n", "--ranks 2\n",
-                               "--moment-dtype bf16\n", "--micro-batch-size 1\n", "--loss-chunk 2048\n"})
+                               "--moment-dtype bf16\n", "--moment-dtype fp8\n", "--micro-batch-size 1\n",
+                               "--loss-chunk 2048\n"})
         CHECK(contains(all, option));
     CHECK(changes.back()["fits"] == true);
 }

@@ -162,10 +162,11 @@ struct FakeState {
     int64_t largest_request_bytes = 0;
 
     explicit FakeState(const ModelConfig& c, const StateDtypes& types = {})
-        : config(c), table(make_param_table(c)), dtypes(types) {
+        : config(c), table(make_param_table(c, OptimizerKind::kAdamW, false, types.moment == Dtype::kE4m3)),
+          dtypes(types) {
         for (const OptimizerState& row : kOptimizerStates)
             for (const Param& param : table.params)
-                of(row.kind).emplace_back(static_cast<size_t>(param.has(row.kind) * param.elems()
+                of(row.kind).emplace_back(static_cast<size_t>(param.has(row.kind) * row.values(param.elems())
                                                               * dtype_bytes(dtypes.of(row.kind))), '\x5a');
     }
 
@@ -178,7 +179,7 @@ struct FakeState {
                 const uint64_t key = rng_key(seed + static_cast<uint64_t>(row.kind), table.params[p].name);
                 for (size_t i = 0; i < data.size(); i += 2) {
                     const uint32_t word = philox(key, i).word[0];
-                    std::memcpy(&data[i], &word, 2);
+                    std::memcpy(&data[i], &word, std::min<size_t>(2, data.size() - i));
                 }
             }
     }

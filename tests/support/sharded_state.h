@@ -59,10 +59,9 @@ struct FakeShards : FakeState {
     void take(FakeState& whole) {
         for (const OptimizerState& row : kOptimizerStates) each_held([&](size_t p, const ElementRange& part) {
             if (!table.params[p].has(row.kind)) return;
-            const int64_t element = dtype_bytes(dtypes.of(row.kind));
-            std::memcpy(of(row.kind)[p].data() + part.begin * element,
-                        whole.of(row.kind)[p].data() + part.begin * element,
-                        static_cast<size_t>(part.count * element));
+            const int64_t size = dtype_bytes(dtypes.of(row.kind)), begin = row.values(part.begin) * size;
+            const int64_t end = row.values(part.begin + part.count) * size;
+            std::copy_n(whole.of(row.kind)[p].data() + begin, end - begin, of(row.kind)[p].data() + begin);
         });
     }
     // Whether this rank's part equals that of `whole` and the rest is untouched.
@@ -79,12 +78,12 @@ struct FakeShards : FakeState {
         StateAccess access = FakeState::access();
         access.held = [this](int index) { return held.at(static_cast<size_t>(index)); };
         access.read = [this, read = access.read](StateKind kind, int index, int64_t begin, int64_t count, void* host) {
-            check_held(index, begin, count);
+            check_held(kind, index, begin, count);
             read(kind, index, begin, count, host);
         };
         access.write = [this, write = access.write](StateKind kind, int index, int64_t begin, int64_t count,
                                                     const void* host) {
-            check_held(index, begin, count);
+            check_held(kind, index, begin, count);
             write(kind, index, begin, count, host);
         };
         return access;
@@ -95,10 +94,11 @@ private:
         for (size_t p = 0; p < held.size(); p++)
             for (const ElementRange& part : held[p]) use(p, part);
     }
-    void check_held(int index, int64_t begin, int64_t count) {
+    void check_held(StateKind kind, int index, int64_t begin, int64_t count) {
+        const OptimizerState& row = state_row(kind);
         bool inside = false;
         for (const ElementRange& part : held.at(static_cast<size_t>(index)))
-            inside |= part.begin <= begin && begin + count <= part.begin + part.count;
+            inside |= row.values(part.begin) <= begin && begin + count <= row.values(part.begin + part.count);
         CHECK_MESSAGE(inside, "an element of another rank was touched");
     }
 };

@@ -39,10 +39,11 @@ inline void add_state(TestModel& model, std::map<std::string, Bytes>& state) {
             const Param& p = model.table.params[i];
             if (!p.has(row.kind)) continue;
             Bytes& bytes = state[row.name + (" " + p.name)];
-            bytes.resize(static_cast<size_t>(p.elems() * size));
-            for (const ElementRange& range : held_within(access, static_cast<int>(i), {0, p.elems()}))
-                access.read(row.kind, static_cast<int>(i), range.begin, range.count,
-                            bytes.data() + range.begin * size);
+            bytes.resize(static_cast<size_t>(row.values(p.elems()) * size));
+            for (const ElementRange& range : held_within(access, static_cast<int>(i), {0, p.elems()})) {
+                const int64_t begin = row.values(range.begin), end = row.values(range.begin + range.count);
+                access.read(row.kind, static_cast<int>(i), begin, end - begin, bytes.data() + begin * size);
+            }
         }
     }
 }

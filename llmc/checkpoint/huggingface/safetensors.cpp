@@ -116,6 +116,7 @@ const char* safetensors_dtype(Dtype dtype) {
         case Dtype::kFp64: return "F64";
         case Dtype::kInt32: return "I32";
         case Dtype::kE4m3: return "F8_E4M3";
+        case Dtype::kUe5m3: return "U8";   // the format has no name for it
         default: CHECK(false, "%s is not written to files", dtype_name(dtype));
     }
 }

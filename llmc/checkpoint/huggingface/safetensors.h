@@ -50,7 +50,7 @@ private:
     const std::map<std::string, SafetensorsView> views_;
 };
 
-// The format's name of a dtype that we write: "F32", "BF16", "F64", "I32" or "F8_E4M3".
+// The format's name of a dtype that we write: "F32", "BF16", "F64", "I32", "F8_E4M3" or "U8".
 const char* safetensors_dtype(Dtype dtype);
 
 // Reads elements [begin, begin + count) of an F32, BF16 or F16 tensor as fp32, exactly. Returns false for other dtypes.

@@ -9,7 +9,7 @@ R"json([
   {"keys": "fp8_config.backend", "when": "auto null", "keep": "backend", "error": 4,
     "other": "auto takes torchao, which reads no NVTE_* variable; here fp8-recipe says what runs"},
   {"keys": "fp8_config.backend", "keep": "backend",
-    "cannot": "MS-AMP's FP8 optimizer states are not here; moment-dtype bf16 is"},
+    "cannot": "MS-AMP's FP8 optimizer states are not here; moment-dtype fp8 has others"},
   {"take": {"fp8_config.fp8_format": "fp8-format",
             "fp8_config.amax_compute_algorithm fp8_config.amax_compute_algo": "fp8-amax-compute-algo",
             "deepspeed_config.gradient_clipping": "clip-grad", "deepspeed_config.zero_stage": "zero"}},

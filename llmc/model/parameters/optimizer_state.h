@@ -4,12 +4,12 @@
 #include <cstdint>
 #include <initializer_list>
 
-#include "llmc/base/dtype.h"
+#include "llmc/base/fp8.h"
 #include "llmc/config/config.h"
 #include "llmc/ops/arena.h"
 
-enum class StateKind : uint8_t { kMaster, kExpAvg, kExpAvgSq, kMomentum, kEma };
-inline constexpr int kStateKinds = 5;
+enum class StateKind : uint8_t { kMaster, kExpAvg, kExpAvgSq, kMomentum, kEma, kExpAvgScale, kExpAvgSqScale };
+inline constexpr int kStateKinds = 7;
 
 struct OptimizerState {
     StateKind kind;
@@ -19,14 +19,25 @@ struct OptimizerState {
     bool moment;         // in --moment-dtype, else in FP32
     const char* offload; // the word of --offload
     const char* model = nullptr;   // folder of a checkpoint for the model with these weights, "" is the checkpoint
+    Dtype fp8 = Dtype::kFp32;      // of a moment with --moment-dtype fp8 (moment_codes.h)
+    int64_t block = 1;             // elements for each value; > 1: scale_inv of a moment's blocks
+
+    // The values of `elems` elements; of an index, the first value at or after it.
+    constexpr int64_t values(int64_t elems) const { return ceil_div(elems, block); }
 };
 inline constexpr OptimizerState kOptimizerStates[] = {
     {StateKind::kMaster, "master", "optimizer/master.safetensors", Purpose::kMaster, false, "masters", ""},
-    {StateKind::kExpAvg, "exp_avg", "optimizer/m.safetensors", Purpose::kMoments, true, "moments"},
-    {StateKind::kExpAvgSq, "exp_avg_sq", "optimizer/v.safetensors", Purpose::kMoments, true, "moments"},
+    {StateKind::kExpAvg, "exp_avg", "optimizer/m.safetensors", Purpose::kMoments, true, "moments", nullptr,
+     Dtype::kE4m3},
+    {StateKind::kExpAvgSq, "exp_avg_sq", "optimizer/v.safetensors", Purpose::kMoments, true, "moments", nullptr,
+     Dtype::kUe5m3},
     {StateKind::kMomentum, "momentum", "optimizer/momentum.safetensors", Purpose::kMoments, true, "moments"},
     // Of the masters, beside any optimizer, with --ema. FP32: a share of 1e-4 is less than half a unit of BF16.
     {StateKind::kEma, "ema", "optimizer/ema.safetensors", Purpose::kEma, false, "moments", "ema/"},
+    {StateKind::kExpAvgScale, "exp_avg_scale_inv", "optimizer/m_scale_inv.safetensors", Purpose::kMoments, true,
+     "moments", nullptr, Dtype::kFp32, kScaleBlock},
+    {StateKind::kExpAvgSqScale, "exp_avg_sq_scale_inv", "optimizer/v_scale_inv.safetensors", Purpose::kMoments, true,
+     "moments", nullptr, Dtype::kFp32, kScaleBlock},
 };
 constexpr const OptimizerState& state_row(StateKind kind) { return kOptimizerStates[static_cast<size_t>(kind)]; }
 
@@ -41,7 +52,8 @@ constexpr uint32_t state_bits(std::initializer_list<StateKind> kinds) {
     return bits;
 }
 inline constexpr OptimizerRow kOptimizers[] = {
-    {OptimizerKind::kAdamW, state_bits({StateKind::kMaster, StateKind::kExpAvg, StateKind::kExpAvgSq})},
+    {OptimizerKind::kAdamW, state_bits({StateKind::kMaster, StateKind::kExpAvg, StateKind::kExpAvgSq,
+                                         StateKind::kExpAvgScale, StateKind::kExpAvgSqScale})},
     {OptimizerKind::kMuon, state_bits({StateKind::kMaster, StateKind::kMomentum})},
 };
 constexpr bool keeps(OptimizerKind optimizer, StateKind state) {
@@ -51,10 +63,11 @@ constexpr bool keeps(OptimizerKind optimizer, StateKind state) {
 // The types that the options decide. FP64 is for tests, which use it for all state.
 struct StateDtypes {
     Dtype weight = Dtype::kBf16;
-    Dtype moment = Dtype::kFp32;   // bf16 or fp32
+    Dtype moment = Dtype::kFp32;   // bf16 or fp32; e4m3: as OptimizerState::fp8 says
 
     Dtype of(StateKind kind) const {
         if (weight == Dtype::kFp64) return weight;
+        if (moment == Dtype::kE4m3) return state_row(kind).fp8;
         return state_row(kind).moment ? moment : Dtype::kFp32;
     }
 };

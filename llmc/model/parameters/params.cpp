@@ -141,12 +141,12 @@ struct Builder {
 
 }  // namespace
 
-ParamTable make_param_table(const ModelConfig& config, OptimizerKind of_layers, bool ema) {
+ParamTable make_param_table(const ModelConfig& config, OptimizerKind of_layers, bool ema, bool scales) {
     Builder builder{config, {}, hf_class(config) == HfClass::kGpt2, of_layers};
     builder.build();
     ParamTable& table = builder.table;
     for (Param& param : table.params) {
-        param.ema = ema;
+        param.ema = ema, param.scales = scales;
         param.lr_group = param.is_vector() ? LrGroup::kVector : param.layer >= 0 ? LrGroup::kMatrix
                                                                                  : LrGroup::kEmbedding;
     }

@@ -29,9 +29,13 @@ struct Param {
     std::vector<int64_t> stacked = {};   // rows of each matrix that Muon updates alone: Q, K, V; gate, up
     bool ema = false;            // --ema
     LrGroup lr_group = LrGroup::kVector;
+    bool scales = false;         // of moments in blocks, --moment-dtype fp8
 
     // Whether it has this state: its optimizer keeps it, or it is the EMA.
-    bool has(StateKind state) const { return keeps(optimizer, state) || (ema && state == StateKind::kEma); }
+    bool has(StateKind state) const {
+        if (state == StateKind::kEma) return ema;
+        return keeps(optimizer, state) && (scales || state_row(state).block == 1);
+    }
     bool is_vector() const { return cols == 1; }
     int64_t elems() const { return rows * cols; }
 };
@@ -64,9 +68,10 @@ struct ParamTable {
 enum class HfClass { kGpt2, kLlama, kMistral, kQwen2, kQwen3, kOwn };
 HfClass hf_class(const ModelConfig& config);
 
-// of_layers: the optimizer of the matrices of layers. ema: with an EMA of the master weights.
+// of_layers: the optimizer of the matrices of layers. ema: with an EMA of the master weights. scales: with those of
+// moments in fp8.
 ParamTable make_param_table(const ModelConfig& config, OptimizerKind of_layers = OptimizerKind::kAdamW,
-                            bool ema = false);
+                            bool ema = false, bool scales = false);
 inline ParamTable make_param_table(const Config& config) {
-    return make_param_table(config.shape, config.optimizer, config.ema > 0);
+    return make_param_table(config.shape, config.optimizer, config.ema > 0, config.moment_dtype == Dtype::kE4m3);
 }

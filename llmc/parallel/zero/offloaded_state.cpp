@@ -11,10 +11,11 @@ constexpr int64_t kMostChunkBytes = 128'000'000;   // of all kinds together
 
 // Whole units of alignment, so few that each buffer gets two chunks of a small state.
 int64_t chunk_elems(const std::vector<OffloadedState::Kind>& kinds, int64_t elems) {
-    int64_t bytes = 0;   // of an element
-    for (const OffloadedState::Kind& kind : kinds) bytes += dtype_bytes(kind.dtype);
+    int64_t bytes = 0;   // of a unit of alignment
+    for (const OffloadedState::Kind& kind : kinds)
+        bytes += state_row(kind.kind).values(kParamAlign) * dtype_bytes(kind.dtype);
     const int64_t units = ceil_div(elems, kParamAlign * 2 * OffloadedState::kBuffers);
-    return std::min(units, kMostChunkBytes / (bytes * kParamAlign)) * kParamAlign;
+    return std::min(units, kMostChunkBytes / bytes) * kParamAlign;
 }
 
 }  // namespace
@@ -26,8 +27,9 @@ OffloadedState::OffloadedState(const std::vector<Kind>& kinds, int64_t begin, in
     for (const Kind& kind : kinds) {
         HostState& host = states_.emplace_back();
         host.kind = kind;
-        for (Tensor& one : host.buffers) one = arena.take(Purpose::kOffload, kind.dtype, chunk_);
-        host.memory = arena.take_host(kind.elems * dtype_bytes(kind.dtype));
+        for (Tensor& one : host.buffers)
+            one = arena.take(Purpose::kOffload, kind.dtype, state_row(kind.kind).values(chunk_));
+        host.memory = arena.take_host(kind.values * dtype_bytes(kind.dtype));
     }
 }
 
@@ -39,7 +41,7 @@ const OffloadedState::HostState* OffloadedState::find(StateKind kind) const {
 
 int64_t OffloadedState::host_bytes() const {
     int64_t bytes = 0;
-    for (const HostState& host : states_) bytes += host.kind.elems * dtype_bytes(host.kind.dtype);
+    for (const HostState& host : states_) bytes += host.kind.values * dtype_bytes(host.kind.dtype);
     return bytes;
 }
 
@@ -106,7 +108,7 @@ Tensor OffloadedState::at(StateKind kind, int64_t begin, int64_t elems) const {
     const HostState* host = find(kind);
     CHECK(host && in_use_ >= 0 && begin >= first(in_use_) && begin + elems <= last(in_use_),
           "elements [%lld, +%lld) of an offloaded state are not on the device", (long long)begin, (long long)elems);
-    return host->buffers[in_use_ % kBuffers].slice(before(host->kind, in_use_, begin), elems);
+    return host->buffers[in_use_ % kBuffers].slice(before(host->kind, in_use_, begin), state_row(kind).values(elems));
 }
 
 void* OffloadedState::host(StateKind kind, int64_t index) {

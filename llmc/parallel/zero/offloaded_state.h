@@ -28,7 +28,7 @@ public:
         StateKind kind;
         Dtype dtype;
         StatePlaces places;
-        int64_t elems;   // in host memory, those of [begin, end) that are stored or more
+        int64_t values;   // in host memory, those of [begin, end) that are stored or more
     };
     // Offloads the elements [begin, end) of the states, in chunks of equal size. Allocates device buffers from
     // the arena, and host memory unless it only measures.
@@ -54,7 +54,7 @@ private:
     struct HostState {
         Kind kind;
         char* memory = nullptr;              // null while rehearsing
-        Tensor buffers[kBuffers];            // of chunk_ elements
+        Tensor buffers[kBuffers];            // of the values of chunk_ elements
     };
     struct Buffer {
         OwnedEvent loaded;   // on in_: the elements are copied in
@@ -63,8 +63,8 @@ private:
     };
     // Where the element `index` is in host memory.
     static char* place(const HostState& host, int64_t begin, int64_t index) {
-        return host.memory
-               + (host.kind.places.at(index) - host.kind.places.at(begin)) * dtype_bytes(host.kind.dtype);
+        const int64_t elems = host.kind.places.at(index) - host.kind.places.at(begin);
+        return host.memory + state_row(host.kind.kind).values(elems) * dtype_bytes(host.kind.dtype);
     }
     const HostState* find(StateKind kind) const;
     Buffer& buffer(int64_t chunk) { return ring_[chunk % kBuffers]; }
@@ -74,10 +74,10 @@ private:
     void open(const Ctx& ctx);
     void load(int64_t chunk, OffloadAccess access, StateKind source = StateKind::kMaster);
     void store(int64_t chunk, OffloadAccess access);
-    // The stored elements of a chunk, and how many of them are before `index`.
+    // The stored values of a chunk, and how many of them are before `index`.
     int64_t stored(const Kind& kind, int64_t chunk) const { return before(kind, chunk, last(chunk)); }
     int64_t before(const Kind& kind, int64_t chunk, int64_t index) const {
-        return kind.places.at(index) - kind.places.at(first(chunk));
+        return state_row(kind.kind).values(kind.places.at(index) - kind.places.at(first(chunk)));
     }
 
     std::vector<HostState> states_;

@@ -42,8 +42,8 @@ void ShardedState::take_states(const Config& config, int64_t own, Arena& arena) 
         int64_t on_device = 0, on_host = 0;   // the most that a rank has, so that all have the same memory
         for (int rank = 0; rank < (sharded_ ? buckets_.ranks() : 1); rank++) {
             const StatePlaces theirs(table_, sharded_ ? buckets_.shard_ranges(rank) : ranges_, row.kind);
-            on_device = std::max(on_device, theirs.at(away ? first : own));
-            on_host = std::max(on_host, theirs.at(own) - theirs.at(first));
+            on_device = std::max(on_device, row.values(theirs.at(away ? first : own)));
+            on_host = std::max(on_host, row.values(theirs.at(own) - theirs.at(first)));
         }
         if (away) offloaded.push_back({row.kind, dtypes_.of(row.kind), places_.back(), on_host});
         states_[static_cast<size_t>(row.kind)] = arena.take(row.purpose, dtypes_.of(row.kind), on_device);
@@ -85,7 +85,8 @@ Tensor ShardedState::weight_shard(const ParamGroup& bucket) const {
 
 Tensor ShardedState::state(StateKind kind, const ShardRange& range) const {
     if (offloads(kind) && range.shard >= offloaded_->begin()) return offloaded_->at(kind, range.shard, range.elems);
-    return resident(kind).slice(places(kind).at(range.shard), range.elems);
+    const OptimizerState& row = state_row(kind);
+    return resident(kind).slice(row.values(places(kind).at(range.shard)), row.values(range.elems));
 }
 
 void ShardedState::each_range(Ctx& ctx, OffloadAccess access, const std::function<void(const ShardRange&)>& use) {
@@ -149,12 +150,13 @@ std::vector<ShardedState::Part> ShardedState::parts(StateKind kind, int param) c
     const int64_t on_device =
         offloads(kind) ? std::clamp<int64_t>(offloaded_->begin() - range->shard, 0, range->elems) : range->elems;
     std::vector<Part> parts;
-    const int64_t at = places(kind).at(range->shard);
-    if (on_device > 0) parts.push_back({.begin = range->begin, .elems = resident(kind).slice(at, on_device)});
+    const OptimizerState& row = state_row(kind);
+    const int64_t at = row.values(places(kind).at(range->shard)), count = row.values(on_device);
+    if (on_device > 0) parts.push_back({.begin = row.values(range->begin), .elems = resident(kind).slice(at, count)});
     if (on_device < range->elems)
-        parts.push_back({.begin = range->begin + on_device,
+        parts.push_back({.begin = row.values(range->begin) + count,
                          .elems = {offloaded_->host(kind, range->shard + on_device), dtypes_.of(kind),
-                                   range->elems - on_device},
+                                   row.values(range->elems) - count},
                          .on_host = true});
     return parts;
 }

@@ -58,14 +58,15 @@ public:
     // sharding; padded vocabulary rows, the gaps between parameters and moments are 0.
     void initialise(Ctx& ctx, uint64_t seed);
 
-    // Blocking copies of this rank's range of a state: reading other elements is a bug, writing them does nothing.
+    // Blocking copies of this rank's range of a state, numbered as OptimizerState::values does: reading other elements
+    // is a bug, writing them does nothing.
     void read(Ctx& ctx, StateKind kind, int param, int64_t begin, int64_t count, void* host) const;
     void write(Ctx& ctx, StateKind kind, int param, int64_t begin, int64_t count, const void* host);
 
 private:
-    // Elements of a parameter's state that are stored together.
+    // Values of a parameter's state that are stored together.
     struct Part {
-        int64_t begin = 0;   // in the parameter
+        int64_t begin = 0;   // number of the first in the parameter
         Tensor elems;
         bool on_host = false;
     };

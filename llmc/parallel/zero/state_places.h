@@ -19,7 +19,7 @@ public:
         }
     }
 
-    // The number of elements that are stored before those of `index`.
+    // The number of elements that are stored before those of `index`, in whole units of kParamAlign if `index` is.
     int64_t at(int64_t index) const {
         if (whole_) return index;
         const auto next = std::upper_bound(runs_.begin(), runs_.end(), index,

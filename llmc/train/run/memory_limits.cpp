@@ -5,7 +5,8 @@
 std::string gpu_memory_error(const Config& config, const MemoryPlan& plan, int64_t free_bytes) {
     if (plan.arena_bytes <= free_bytes) return "";
     const std::string help = strf("lower --micro-batch-size, or use --recompute norm-act|block-keep-attention|block, "
-                                  "--grad-dtype bf16, --moment-dtype bf16, --offload moments,masters%s (see --dry-run)",
+                                  "--grad-dtype bf16, --moment-dtype bf16|fp8, --offload moments,masters%s (see "
+                                  "--dry-run)",
                                   config.shape.num_layers > kResidentLayers ? ",activations" : "");
     return strf("the run needs %.2f GiB of device memory and %.2f GiB are free: %s", gib(plan.arena_bytes),
                 gib(free_bytes), help.c_str());
@@ -16,7 +17,7 @@ std::string host_memory_error(const MemoryPlan& plan, int local_ranks, int64_t a
     if (available_bytes < 0 || all <= available_bytes) return "";
     return strf("the run pins %.2f GiB of host memory, %.2f GiB for each of %s on this host, and %.2f GiB are "
                 "available (MemAvailable, or memory.max of the job's cgroup): offload less (--offload, "
-                "--offload-fraction), or use --moment-dtype bf16 (see --dry-run)",
+                "--offload-fraction), or use --moment-dtype bf16|fp8 (see --dry-run)",
                 gib(all), gib(plan.host_bytes()), count_text(local_ranks, "rank").c_str(), gib(available_bytes));
 }
 

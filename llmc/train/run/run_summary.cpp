@@ -74,7 +74,7 @@ std::string precision_text(const SummarizedRun& run) {
     const Config& c = run.config;
     const bool rounded = c.grad_shard_dtype == Dtype::kBf16 && shards_grads(c, run.world.ranks);
     std::string text = strf("%s, %s gradients%s and %s moments", dtype_name(c.dtype), dtype_name(c.grad_dtype),
-                            rounded ? ", their shards in bf16," : "", dtype_name(c.moment_dtype));
+                            rounded ? ", their shards in bf16," : "", moment_dtype_name(c));
     text += run.fp8_plan.on() ? strf("; FP8 %s: ", run.fp8_plan.row().name) + fp8_linears_text(run.fp8_plan)
                               : "; no linear in FP8";
     if (c.fp8_attention) text += "; attention: QK^T of the forward in INT8, PV in E4M3";
