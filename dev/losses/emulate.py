@@ -12,10 +12,11 @@ sums of products stay in FP32, as with precise accumulation. A set is a list of 
     @tensor, @block, @row              the recipes tensorwise and blockwise, and E4M3 with a scale per row
     center, LAYER.center               x without its mean over the tokens is rounded; what the mean adds is exact
     LAYER.exact:N                      in the forward matmul the N channels that would add most error are exact
+    LAYER.hadamard:N                   before the forward matmul x and w are turned in groups of N = 2^i channels
     final:X                            without any rounding in the last X (share) of the steps
 
 Operands: fx, fw of the forward matmul, dy, dw of the input's gradient, gy, gx of the weight's. Formats: e4m3, e5m2,
-none. Scales: tensor (default), row (along the summed dimension), block (1 x 128 along it, 128 x 128 of weights;
+int8, none. Scales: tensor (default), row (along the summed dimension), block (1 x 128 along it, 128 x 128 of weights;
 powers of two). +sr rounds stochastically, *2 takes the sum of two rounded terms. Prints, as each set ends, its
 validation loss with the rounding and without, and the gaps to BF16. DIR of the text holds train/*.bin and valid/*.bin
 of machine_text.py; the model is a Hugging Face folder (real_weights.py makes both). Needs PyTorch and safetensors.
@@ -32,15 +33,16 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-FORMATS = {"e4m3": (E4M3, 448.0, 20), "e5m2": (E5M2, 57344.0, 21)}   # type, largest, dropped bits of FP32's mantissa
+# Type, largest, dropped bits of FP32's mantissa.
+FORMATS = {"e4m3": (E4M3, 448.0, 20), "e5m2": (E5M2, 57344.0, 21), "int8": (torch.int8, 127.0, None)}
 OPERANDS = "fx fw dy dw gy gx".split()
 KINDS = {"qkv": ("q_proj", "k_proj", "v_proj"), "proj": ("o_proj",), "up": ("gate_proj", "up_proj"),
          "down": ("down_proj",)}
 RECIPES = {"@tensor": "fx:e4m3 fw:e4m3 dy:e5m2 dw:e4m3 gy:e5m2 gx:e4m3",
            "@block": "fx:e4m3/block fw:e4m3/block dy:e4m3/block dw:e4m3/block gy:e4m3/block gx:e4m3/block",
            "@row": "fx:e4m3/row fw:e4m3/row dy:e5m2/row dw:e4m3/row gy:e5m2/row gx:e4m3/row"}
-WORD = re.compile(r"(?:([\w*.-]+)\.)?(f[xw]|d[yw]|g[xy]):(none|e4m3|e5m2)(?:/(tensor|row|block))?(\+sr)?(\*2)?")
-SPECIAL = re.compile(r"(?:([\w*.-]+)\.)?(center|exact)(?::(\d+))?")
+WORD = re.compile(r"(?:([\w*.-]+)\.)?(f[xw]|d[yw]|g[xy]):(none|e4m3|e5m2|int8)(?:/(tensor|row|block))?(\+sr)?(\*2)?")
+SPECIAL = re.compile(r"(?:([\w*.-]+)\.)?(center|exact|hadamard)(?::(\d+))?")
 
 
 def rounded(t, kind, scale, stochastic, square):
@@ -49,11 +51,14 @@ def rounded(t, kind, scale, stochastic, square):
     shape, t = t.shape, t.float()
     if scale == "block":   # of whole blocks
         t = t.view(-1, 128 if square else 1, shape[1] // 128, 128)
-        factor = torch.exp2(torch.floor(torch.log2(most / t.abs().amax((1, 3), keepdim=True).clamp(min=1e-30))))
+        factor = most / t.abs().amax((1, 3), keepdim=True).clamp(min=1e-30)
+        factor = factor if kind == "int8" else torch.exp2(torch.floor(torch.log2(factor)))
     else:
         factor = most / (t.abs().amax() if scale == "tensor" else t.abs().amax(-1, keepdim=True)).clamp(min=1e-30)
     x = t * factor
-    if stochastic:
+    if kind == "int8":
+        x = torch.floor(x + torch.rand_like(x)) if stochastic else x.round()
+    elif stochastic:
         noise = torch.randint(0, 1 << bits, x.shape, dtype=torch.int32, device=x.device)
         x = ((x.view(torch.int32) + noise) & ~((1 << bits) - 1)).view(torch.float32)
     return (x.clamp(-most, most).to(dtype).float() / factor).view(shape)
@@ -77,6 +82,15 @@ def operand(t, how, square=False):
     return quantized(F.pad(t, (0, -width % 128, 0, -rows % 128)), *how, square)[:rows, :width]
 
 
+def turned(t, width):
+    """t times an orthogonal Hadamard matrix in each group of so many channels, at most as many as divide them."""
+    groups = t.view(t.shape[0], -1, math.gcd(width, t.shape[1]))
+    matrix = torch.ones(1, 1, dtype=t.dtype, device=t.device)
+    while matrix.shape[0] < groups.shape[2]:
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    return (groups @ matrix).view(t.shape) * groups.shape[2] ** -0.5
+
+
 class Linear(torch.autograd.Function):
     """y = x w^T of BF16 x [rows, in] and w [out, in]; hows: of each operand, or None."""
 
@@ -86,14 +100,16 @@ class Linear(torch.autograd.Function):
         if hows["center"]:
             x = (x.float() - mean).to(x.dtype)
         ctx.save_for_backward(x, w, mean)
-        ctx.hows = hows
+        ctx.hows, whole = hows, w
+        if hows["hadamard"]:
+            x, w = turned(x, hows["hadamard"]), turned(w, hows["hadamard"])
         a, b = operand(x, hows["fx"]), operand(w, hows["fw"], True)
         if hows["exact"]:   # a second term of x and w in these channels
             worst = (x.float().square().mean(0) * w.float().square().sum(0)).topk(hows["exact"]).indices
             a, b = (torch.cat((a, (x - a)[:, worst], a[:, worst]), 1),
                     torch.cat((b, b[:, worst], (w - b)[:, worst]), 1))
         y = a @ b.t()
-        return (y.float() + mean @ w.float().t()).to(y.dtype) if hows["center"] else y
+        return (y.float() + mean @ whole.float().t()).to(y.dtype) if hows["center"] else y
 
     @staticmethod
     def backward(ctx, dy):
@@ -128,7 +144,7 @@ def parse(words):
 
 def hows_of(rules, block, layer):
     """The operands of one linear layer: later rules win. The head is meant only by its name."""
-    hows = dict.fromkeys((*OPERANDS, "center", "exact"))
+    hows = dict.fromkeys((*OPERANDS, "center", "exact", "hadamard"))
     for blocks, name, which, how in rules:
         low, _, high = (blocks or "").partition("-")
         if (name == layer or name == "*" and layer != "head") and (not blocks or int(low) <= block <= int(high or low)):

@@ -66,10 +66,10 @@ template <int HS> __device__ void start_scores(int (&sums)[64], uint32_t queries
     ptx::wgmma_commit();
 }
 // s = the sums, once they are complete.
-__device__ inline void as_scores(float (&s)[64], int (&sums)[64]) {
+template <int count> __device__ void as_scores(float (&s)[count], int (&sums)[count]) {
     ptx::pin(sums);
 #pragma unroll
-    for (int i = 0; i < 64; i++) s[i] = __int_as_float(sums[i]);
+    for (int i = 0; i < count; i++) s[i] = __int_as_float(sums[i]);
 }
 
 // Starts o = p v.
