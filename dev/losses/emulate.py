@@ -218,6 +218,8 @@ class Llama:
 
 def shards(folder, device):
     """All tokens of llm.c's shards."""
+    if not any(folder.glob("*.bin")):
+        raise SystemExit(f"--text: {folder} has no *.bin; real_weights.py makes them in logs/real-weights/text-*")
     parts = [torch.from_file(str(path), size=path.stat().st_size // 2, dtype=torch.int16)[512:]
              for path in sorted(folder.glob("*.bin"))]
     return torch.cat(parts).to(device, torch.int32) & 0xffff
@@ -278,6 +280,12 @@ def main():
     parser.add_argument("--minutes", type=float, default=9, help="begin no run that would end later (default 9)")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     args = parser.parse_args()
+    if not (args.model / "config.json").exists():
+        parser.error(f"--model {args.model}: no config.json: a Hugging Face folder is needed")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("no GPU is found (--device cpu is for tiny trials)")
+    for entry in args.set:
+        parse(entry.partition("=")[2])   # before the first run
     end, torch._dynamo.config.recompile_limit = time.monotonic() + 60 * args.minutes, 10_000
     text = {part: shards(args.text / part, args.device) for part in ("train", "valid")}
     runs = [(f"BF16, seed {seed}", "", seed) for seed in args.seeds]

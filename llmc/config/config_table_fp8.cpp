@@ -78,8 +78,8 @@ void add_choice_of_linears(std::vector<OptionRow>& rows) {
          .help = "keep a linear layer in BF16 if its predicted speedup in FP8 is below this; 1: if FP8 would be "
                  "slower; 0: never", .fallback = "0"},
         {.name = "fp8-exact-channels", .value = integer(AT(fp8_exact_channels), 0, 256),
-         .help = "give the N input channels with most energy of qkv and up a second term in the forward pass, in BF16, "
-                 "so that FP8 rounds them to almost BF16; a multiple of 16, 64 is a good value; 0: none",
+         .help = "compute the N input channels of qkv and up that have most energy almost as in BF16 in the forward "
+                 "pass, by a second matmul; a multiple of 16, such as 64; 0: none",
          .fallback = "0"},
         {.name = "fp8-first-bf16", .value = number(AT(fp8_first_bf16), {.low = 0, .high = kMany}),
          .help = "run the first steps in BF16, without FP8 anywhere: a number of steps, or below 1 a fraction of the "

@@ -11,13 +11,24 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kBlocksPerSm = 7;   // 72 registers a thread
 
+// The constants of the step, which each block computes once, since the bias corrections are powers in fp64. All threads
+// of the block call it.
+__device__ inline AdamConstants<float> constants_of(const StepState* state, float lr_scale, float beta1, float beta2,
+                                                    float eps, float weight_decay) {
+    __shared__ AdamConstants<float> constants;
+    if (threadIdx.x == 0)
+        constants = adam_constants<float>(beta1, beta2, eps, weight_decay, state->lr * lr_scale, state->grad_mul,
+                                          state->adam_step);
+    __syncthreads();
+    return constants;
+}
+
 // Math: adam_update of adam_math.h; bf16 moments are rounded stochastically; the entry's amax becomes the
 // maximum of itself and |new master| rounded to bf16.
 // Source: Loshchilov and Hutter, arXiv 1711.05101.
 // Traffic: master, m, v read and written, grad read, param (optional) written, once.
 // Requires: kWidth = 4 needs tensors aligned to 4 elements; the remaining elements are processed one by one.
-// Parallel: a thread owns every (kThreads gridDim.x)-th group of kWidth elements; all blocks are resident. Each block
-// computes the constants of the step once, since the bias corrections are powers in fp64.
+// Parallel: a thread owns every (kThreads gridDim.x)-th group of kWidth elements; all blocks are resident.
 template <typename T, typename Moment, typename Grad, int kWidth>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     adamw_kernel(T* param, float* master, Moment* m, Moment* v, const Grad* grad, const StepState* state,
@@ -25,14 +36,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
                  const __grid_constant__ PhiloxKeys keys, int64_t element_offset, ScaleEntry* entry, int64_t elems) {
     wait_for_previous_kernels();
     if (state->skip) return;
-    __shared__ AdamConstants<float> constants;
     __shared__ uint32_t amaxes[kThreads / 32];
     const int64_t step = state->adam_step;
-    if (threadIdx.x == 0) {
-        constants = adam_constants<float>(beta1, beta2, eps, weight_decay, state->lr * lr_scale, state->grad_mul, step);
-    }
-    __syncthreads();
-    const AdamConstants<float> c = constants;
+    const AdamConstants<float> c = constants_of(state, lr_scale, beta1, beta2, eps, weight_decay);
     uint32_t amax = 0;   // bits of fp32 values; rounding is monotonic, so it is deferred to the end
     // The random bits of an element: low half for m, high half for v.
     auto random_of = [&](int64_t i) {
@@ -168,14 +174,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
                      ScaleEntry* entry, bool vector, int64_t elems) {
     wait_for_previous_kernels();
     if (state->skip) return;
-    __shared__ AdamConstants<float> constants;
     __shared__ uint32_t amaxes[kThreads / 32];
     const int64_t step = state->adam_step;
-    if (threadIdx.x == 0) {
-        constants = adam_constants<float>(beta1, beta2, eps, weight_decay, state->lr * lr_scale, state->grad_mul, step);
-    }
-    __syncthreads();
-    const AdamConstants<float> c = constants;
+    const AdamConstants<float> c = constants_of(state, lr_scale, beta1, beta2, eps, weight_decay);
     uint32_t amax = 0;
     auto update = [&](int64_t block, const FourElements<T, Grad>& at, int count, auto whole) {
         constexpr bool kWhole = decltype(whole)::value;

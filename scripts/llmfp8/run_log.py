@@ -87,8 +87,8 @@ OPTIONAL = {
                       "forward_seconds backward_seconds exposed_comm_seconds norm_limit z_loss", or_null(is_number)),
              "throttled_by": is_text},
     "plan": fields("predicted_ms measured_ms planned_bytes used_bytes", or_null(is_number)),
-    **dict.fromkeys(("eval", "hellaswag", "checkpoint"), fields("seconds loss_bf16 accuracy_bf16 loss_ema accuracy_ema",
-                                                                       is_number)),
+    **dict.fromkeys(("eval", "hellaswag", "checkpoint"),
+                    fields("seconds loss_bf16 accuracy_bf16 loss_ema accuracy_ema", is_number)),
 }
 
 

@@ -238,8 +238,7 @@ def pinned(package):
 
 
 def install_line(package):
-    """The shell line that installs a package. A Python of Debian or Ubuntu takes packages only in a virtual environment
-    (PEP 668)."""
+    """The shell line that installs a package. Debian's and Ubuntu's Python needs a virtual environment (PEP 668)."""
     managed = sys.prefix == sys.base_prefix and Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED").exists()
     return f"{VENV if managed else ''}python3 -m pip install '{pinned(package)}'"
 

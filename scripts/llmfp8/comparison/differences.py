@@ -1,8 +1,7 @@
 """The differences between two runs, and whether their ratio may be shown in a table."""
 from collections import namedtuple
 
-# kind "precision": the subject of comparisons. "refused": no ratio unless --allow names the key. "noted": a ratio with
-# a note.
+# kind "precision": what is compared. "refused": no ratio unless --allow names the key. "noted": a ratio with a note.
 Difference = namedtuple("Difference", "key base other kind")
 
 # Options that affect neither results nor speed.

@@ -147,8 +147,7 @@ class Comparison:
                                  f"{warned[0]['step']}: {' '.join(warned[0]['text'].split())}")
             skipped = sum(record["skipped"] for run in c.runs for record in run.step_list())
             if skipped:
-                lines.append(f"{c.name}: {skipped} steps were skipped: their updates were not finite, or too large "
-                             "(--skip-grad-norm)")
+                lines.append(f"{c.name}: {skipped} steps were skipped: their gradients were not finite or too large")
             repeats = c.repeats()
             if repeats and not c.synthetic:
                 lines.append(f"{c.name}: losses of its rounds differ by up to {100 * repeats:.2g} %; those of the "

@@ -43,8 +43,7 @@ def words_of(text, line):
 
 
 class Script:
-    """`settings`: the options of the training command, `launcher`: those of its launcher, and `findings` about the
-    rest."""
+    """`settings`: options of the training command, `launcher`: those of its launcher, `findings`: about the rest."""
 
     def __init__(self, name, text, given):
         self.name, self.given, self.lines, self.line = name, given, text.replace("\x01", "").split("\n"), 1

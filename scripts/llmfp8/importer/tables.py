@@ -1,5 +1,4 @@
-"""The kinds of input, and facts that hold for every kind: the seven configuration errors, environment variables,
-launchers."""
+"""The kinds of input, and facts about all of them: the seven configuration errors, environment variables, launchers."""
 from .finish import finish_deepspeed, finish_guide, finish_llamafactory, finish_megatron, finish_torchtitan
 from .rows import NONE, OTHER, Row, plain, read_rows
 
