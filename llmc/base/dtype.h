@@ -12,15 +12,15 @@
 #define HOST_DEVICE
 #endif
 
-enum class Dtype : uint8_t { kFp32, kBf16, kFp64, kInt32, kE4m3, kE5m2, kUe5m3 };
+enum class Dtype : uint8_t { kFp32, kBf16, kFp64, kInt32, kE4m3, kE5m2, kUe5m3, kInt8 };
 
 // Both in the order of Dtype.
 constexpr int64_t dtype_bytes(Dtype dtype) {
-    constexpr int64_t kBytes[] = {4, 2, 8, 4, 1, 1, 1};
+    constexpr int64_t kBytes[] = {4, 2, 8, 4, 1, 1, 1, 1};
     return kBytes[static_cast<size_t>(dtype)];
 }
 constexpr const char* dtype_name(Dtype dtype) {
-    constexpr const char* kNames[] = {"fp32", "bf16", "fp64", "int32", "e4m3", "e5m2", "ue5m3"};
+    constexpr const char* kNames[] = {"fp32", "bf16", "fp64", "int32", "e4m3", "e5m2", "ue5m3", "int8"};
     return kNames[static_cast<size_t>(dtype)];
 }
 
@@ -64,6 +64,7 @@ template <typename T> inline constexpr Dtype dtype_of = Dtype::kFp32;
 template <> inline constexpr Dtype dtype_of<bf16> = Dtype::kBf16;
 template <> inline constexpr Dtype dtype_of<double> = Dtype::kFp64;
 template <> inline constexpr Dtype dtype_of<int32_t> = Dtype::kInt32;
+template <> inline constexpr Dtype dtype_of<int8_t> = Dtype::kInt8;
 
 // A view of contiguous elements on a device; owns nothing. An empty one (data null) means "absent". Contains the number
 // of elements so that every operation can check its shapes.

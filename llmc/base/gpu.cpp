@@ -41,7 +41,8 @@ double Gpu::peak_flops(Dtype dtype) const {
     switch (dtype) {
         case Dtype::kBf16: return bf16 * 1e12;
         case Dtype::kE4m3:
-        case Dtype::kE5m2: return fp8 * 1e12;
+        case Dtype::kE5m2:
+        case Dtype::kInt8: return fp8 * 1e12;   // tensor cores have one rate for all of 8 bits
         case Dtype::kFp32: return fp32 * 1e12;
         case Dtype::kFp64:
         case Dtype::kInt32:

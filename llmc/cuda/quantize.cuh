@@ -170,6 +170,7 @@ template <unsigned kCasts, typename F> void with_tile_kind(const QuantOut& quant
             case Granularity::kBlock1x128: return call.template operator()<TileCast::kBlock1x128, kFormat, kCount>();
             case Granularity::kBlock128x128:
                 return call.template operator()<TileCast::kBlock128x128, kFormat, kCount>();
+            case Granularity::kRow: CHECK(false, "%s: rows are quantized by quantize_int8", op);
         }
     };
     const Dtype format = quant.rowwise ? quant.rowwise.dtype : quant.transposed.dtype;

@@ -10,6 +10,7 @@ enum class Granularity : uint8_t {
     kTensor,         // per tensor: (1), scale_inv of a scale entry
     kBlock1x128,     // 128 elements of a row: (ceil(K / 128), R)
     kBlock128x128,   // 128 rows x 128 columns: (ceil(R / 128), ceil(K / 128) rounded up to a multiple of 4)
+    kRow,            // a row, of INT8: (R)
 };
 // Number of floats of scale_inv of a quantized (R, K) matrix.
 constexpr int64_t scale_inv_elems(Granularity granularity, int64_t R, int64_t K) {
@@ -17,6 +18,7 @@ constexpr int64_t scale_inv_elems(Granularity granularity, int64_t R, int64_t K)
         case Granularity::kTensor: return 1;
         case Granularity::kBlock1x128: return scale_blocks(K) * R;
         case Granularity::kBlock128x128: return scale_blocks(R) * ((scale_blocks(K) + 3) / 4 * 4);
+        case Granularity::kRow: return R;
     }
     return 0;
 }
@@ -24,6 +26,7 @@ constexpr int64_t scale_inv_elems(Granularity granularity, int64_t R, int64_t K)
 // Where the scale_inv of element (r, k) of a quantized (R, K) matrix is.
 HOST_DEVICE constexpr int64_t index_of_scale_inv(Granularity granularity, int64_t R, int64_t K, int64_t r, int64_t k) {
     if (granularity == Granularity::kTensor) return 0;
+    if (granularity == Granularity::kRow) return r;
     if (granularity == Granularity::kBlock1x128) return k / kScaleBlock * R + r;
     return r / kScaleBlock * ((scale_blocks(K) + 3) / 4 * 4) + k / kScaleBlock;
 }
