@@ -32,8 +32,6 @@ CONFIGURATIONS = {
     "delayed-head-attention": [*DELAYED, "--fp8-lm-head", "--fp8-attention"],
     **{f"delayed-{name}-bf16": [*DELAYED, "--bf16-linears", f"*.{name}"] for name in ("qkv", "proj", "up", "down")},
     **{f"delayed-final{percent}": [*DELAYED, "--fp8-final-bf16", f"0.{percent}"] for percent in (10, 20, 50)},
-    **{f"{recipe}-exact64": [*RECIPES[recipe], "--fp8-exact-channels", "64"] for recipe in ("delayed", "blockwise")},
-    "delayed-exact64-final10": [*DELAYED, "--fp8-exact-channels", "64", "--fp8-final-bf16", "0.10"],
     **{f"delayed-margin{m}": [*DELAYED, "--fp8-margin", str(m)] for m in (1, 2, 3, 4)},
 }
 DEFAULT = ",".join(RECIPES)

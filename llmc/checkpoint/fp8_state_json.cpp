@@ -11,7 +11,6 @@ std::string fp8_state_json(Ctx& ctx, const Fp8State& state) {
     Json root = {{"recipe", plan.row().name}, {"x", dtype_name(plan.x_format)}, {"dy", dtype_name(plan.dy_format)}};
     for (const LinearPlan& linear : plan.linears)
         if (linear.fp8) root["linears"].push_back(linear.name);
-    if (const Fp8State::Channels channels = state.channels(ctx); !channels.empty()) root["channels"] = channels;
     if (!plan.row().history) return root.dump();
     const Fp8State::Histories now = state.histories(ctx);
     root["history_len"] = state.history_len();
@@ -56,11 +55,4 @@ std::string restore_fp8_state(Ctx& ctx, Fp8State& state, const Json& root) {
     saved.calibrated = root.at("primed").get<bool>();
     state.set_histories(ctx, saved);
     return "";
-}
-
-std::string restore_channels(Ctx& ctx, Fp8State& state, const Json& root) {
-    if (state.channels(ctx).empty()) return "";
-    const auto saved = root.find("channels");
-    if (saved != root.end() && state.set_channels(ctx, saved->get<Fp8State::Channels>())) return "";
-    return "the checkpoint has no channels for --fp8-exact-channels of this run: its first step has the first ones";
 }

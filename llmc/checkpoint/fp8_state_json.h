@@ -1,5 +1,5 @@
 // The FP8 part of a checkpoint's state.json: the recipe, the linears that run in FP8 (for scripts/export_fp8) and, by
-// tensor name, scale and amax history as bits, and the number of updates; the exact channels of linears.
+// tensor name, scale and amax history as bits, and the number of updates.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -11,6 +11,3 @@ std::string fp8_state_json(Ctx& ctx, const Fp8State& state);
 // Returns "", or a note if the checkpoint has another recipe, format, history length or set of FP8 linears: delayed
 // scaling is then calibrated again. `saved` is the object that state_damage has checked.
 std::string restore_fp8_state(Ctx& ctx, Fp8State& state, const nlohmann::json& saved);
-// Sets the exact channels, before the weights are computed. Returns "", or a note if the checkpoint has none for these
-// linears and this number: the run then starts with the first ones.
-std::string restore_channels(Ctx& ctx, Fp8State& state, const nlohmann::json& saved);

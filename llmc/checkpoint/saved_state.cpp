@@ -119,9 +119,6 @@ void check_fp8(const JsonFields& fp8, const JsonFields& options, int64_t step) {
         if (const std::string type = fp8.text(format); type != "e4m3" && type != "e5m2")
             fp8.refuse(format, "e4m3 or e5m2 is needed");
     if (found->history) check_histories(fp8, step);
-    if (!fp8.has("channels")) return;
-    const JsonFields channels = fp8.child("channels");
-    for (const auto& [linear, ignored] : channels.object.items()) channels.integers(linear.c_str(), 0, INT32_MAX);
 }
 
 // The losses that LossWatch compares.

@@ -93,7 +93,6 @@ struct Config {
     bool fp8_lm_head = false;
     bool fp8_attention = false;         // the two matmuls of the forward pass, with any recipe or none
     double fp8_min_speedup = 0;         // linears with a lower predicted FP8 speedup stay in BF16; 0: no rule
-    int64_t fp8_exact_channels = 0;     // channels with a second term in the forward of qkv and up
     double fp8_first_bf16 = 0, fp8_final_bf16 = 0;   // fraction of the run, or steps from 1 on; see fp8_steps
     int64_t fp8_stats_interval = 0;    // --fp8-stats-interval: steps between statistics; 0: none
 

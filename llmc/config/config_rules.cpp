@@ -43,8 +43,7 @@ constexpr Condition kConditions[] = {
     {"fp8-fast-accum", "fp8-recipe", "!blockwise",
      "--fp8-recipe blockwise accumulates in FP32 after every 128 products, in all its matmuls"},
     {"fp8-format fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo fp8-fast-accum bf16-linears "
-     "first-last-layers-bf16 num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 fp8-lm-head fp8-min-speedup "
-     "fp8-exact-channels",
+     "first-last-layers-bf16 num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 fp8-lm-head fp8-min-speedup",
      "fp8-recipe", "!none", kFp8Off},
     {"fp8-first-bf16 fp8-final-bf16", "fp8-recipe fp8-attention", "delayed tensorwise blockwise true", kFp8Off},
     {"fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo", "fp8-recipe", "!tensorwise",
@@ -241,9 +240,6 @@ void fp8_rules(const Config& c, Rules& rules) {
     if (c.fp8_recipe == Fp8Recipe::kNone) return;
     rules.require(c.dtype == Dtype::kBf16, "FP8 (--fp8-recipe, --fp8-format) needs --dtype bf16: only BF16 tensors "
                   "are quantized");
-    rules.require(c.fp8_exact_channels % 16 == 0 && c.fp8_exact_channels <= c.shape.hidden_size,
-                  strf("--fp8-exact-channels %lld must be a multiple of 16 and at most --hidden-size %lld",
-                       ll(c.fp8_exact_channels), ll(c.shape.hidden_size)));
     if (!c.first_last_layers_bf16) return;
     rules.require(c.num_layers_at_start_in_bf16 + c.num_layers_at_end_in_bf16 > 0,
                   "--first-last-layers-bf16 with 0 layers at the start and 0 at the end keeps nothing in BF16");

@@ -77,10 +77,6 @@ void add_choice_of_linears(std::vector<OptionRow>& rows) {
         {.name = "fp8-min-speedup", .value = number(AT(fp8_min_speedup), {.low = 0, .high = 10}),
          .help = "keep a linear layer in BF16 if its predicted speedup in FP8 is below this; 1: if FP8 would be "
                  "slower; 0: never", .fallback = "0"},
-        {.name = "fp8-exact-channels", .value = integer(AT(fp8_exact_channels), 0, 256),
-         .help = "compute the N input channels of qkv and up that have most energy almost as in BF16 in the forward "
-                 "pass, by a second matmul; a multiple of 16, such as 64; 0: none",
-         .fallback = "0"},
         {.name = "fp8-first-bf16", .value = number(AT(fp8_first_bf16), {.low = 0, .high = kMany}),
          .help = "run the first steps in BF16, without FP8 anywhere: a number of steps, or below 1 a fraction of the "
                  "run", .fallback = "0"},

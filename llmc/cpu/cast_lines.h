@@ -47,12 +47,6 @@ inline float block_scale(uint32_t amax_bits, Dtype format) {
     return block_scale_of(amax_bits, fp8_largest(format));
 }
 
-// The number of element (r, c) of a quantized (R, C) matrix, whose code is the `at`-th.
-inline float quantized_number(const QuantizedMatrix& q, int64_t at, int64_t R, int64_t C, int64_t r, int64_t c) {
-    const float scale_inv = q.scale_inv.as<float>()[index_of_scale_inv(q.granularity, R, C, r, c)];
-    return from_fp8(q.codes.dtype, static_cast<const uint8_t*>(q.codes.data)[at]) * scale_inv;
-}
-
 // ---- casts
 
 template <Dtype format, typename T>

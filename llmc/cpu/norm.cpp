@@ -8,13 +8,6 @@ namespace {
 
 enum class Kind { kLayer, kRms };
 
-// (x - mean) rstd weight + bias of up to a vector of channels; bias may be null.
-template <typename A, typename T, typename Count>
-Vec<A> norm_value(const T* x, A mean, A rstd, const T* weight, const T* bias, Count count) {
-    const Vec<A> value = (load(x, count) - Vec<A>(mean)) * Vec<A>(rstd) * load(weight, count);
-    return bias ? value + load(bias, count) : value;
-}
-
 // One row: x = in + residual rounded to T, the statistics of the rounded values, the output.
 template <Kind kind, typename T> void forward_row(const NormForwardArgs& args, int64_t n) {
     using A = Acc<T>;
@@ -48,7 +41,8 @@ template <Kind kind, typename T> void forward_row(const NormForwardArgs& args, i
     const T* bias = args.bias ? args.bias.as<T>() : nullptr;
     T* out = args.out.as<T>() + n * C;
     for_lanes<A>(C, [&](int64_t c, auto count) {
-        store(out + c, norm_value(x + c, mean, rstd, weight + c, bias ? bias + c : nullptr, count), count);
+        Vec<A> value = (load(x + c, count) - Vec<A>(mean)) * Vec<A>(rstd) * load(weight + c, count);
+        store(out + c, bias ? value + load(bias + c, count) : value, count);
     });
 }
 
@@ -216,33 +210,6 @@ void qk_norm_backward(Ctx&, const QkNormBackwardArgs& args) {
     });
     result.quantize();
     result.corrupt();
-}
-
-void exact_norm_columns(Ctx&, const ExactNormArgs& args) {
-    const char* op = "exact_norm_columns";
-    const int64_t N = args.N, C = args.C, K = args.channels.elems;
-    check_tensor(op, "out", args.out, Dtype::kBf16, N * 2 * K);
-    check_tensor(op, "in", args.in, Dtype::kBf16, N * C);
-    check_optional(op, "mean", args.mean, Dtype::kFp32, N);
-    check_tensor(op, "rstd", args.rstd, Dtype::kFp32, N);
-    check_tensor(op, "weight", args.weight, Dtype::kBf16, C);
-    check_optional(op, "bias", args.bias, Dtype::kBf16, C);
-    check_tensor(op, "codes", args.x.codes, Dtype::kE4m3, N * C);
-    check_tensor(op, "scale_inv", args.x.scale_inv, Dtype::kFp32, scale_inv_elems(args.x.granularity, N, C));
-    check_tensor(op, "channels", args.channels, Dtype::kInt32, K);
-    const bf16 *weight = args.weight.as<bf16>(), *bias = args.bias ? args.bias.as<bf16>() : nullptr;
-#pragma omp parallel for schedule(static) if (N * K >= kParallelElems)
-    for (int64_t n = 0; n < N; n++) {
-        const float mean = args.mean ? args.mean.as<float>()[n] : 0.0f, rstd = args.rstd.as<float>()[n];
-        bf16* out = args.out.as<bf16>() + n * 2 * K;
-        for (int64_t j = 0; j < K; j++) {
-            const int64_t c = args.channels.as<int32_t>()[j];
-            bf16& x = out[K + j];
-            store(&x, norm_value(args.in.as<bf16>() + n * C + c, mean, rstd, weight + c, bias ? bias + c : nullptr, 1),
-                  1);
-            out[j] = bf16(widen(x) - quantized_number(args.x, n * C + c, N, C, n, c));
-        }
-    }
 }
 
 }  // namespace cpu

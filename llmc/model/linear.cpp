@@ -14,14 +14,9 @@ void fp8_gemm(Ctx& ctx, GemmLayout layout, Tensor D, const Fp8Operand& A, const 
 }  // namespace
 
 void linear_forward(Ctx& ctx, const Linear& linear, Tensor y, const LinearOperand& x, int64_t N) {
-    if (const Fp8Linear* fp8 = linear.fp8; fp8 && !linear.weight) {
-        fp8_gemm(ctx, GemmLayout::kForward, y, x.fp8.rowwise, fp8->weight, N, linear.out, linear.in, fp8->fast_fprop,
-                 linear.bias);
-        if (!fp8->channels) return;
-        CHECK(x.exact, "the exact channels of a linear are missing");
-        return ops::gemm(ctx, {.D = y, .A = x.exact, .B = fp8->exact_weight, .M = N, .N = linear.out,
-                               .K = 2 * fp8->channels.elems, .accumulate = true});
-    }
+    if (const Fp8Linear* fp8 = linear.fp8; fp8 && !linear.weight)
+        return fp8_gemm(ctx, GemmLayout::kForward, y, x.fp8.rowwise, fp8->weight, N, linear.out, linear.in,
+                        fp8->fast_fprop, linear.bias);
     ops::gemm(ctx, {.D = y, .A = x.unquantized, .B = linear.weight, .bias = linear.bias, .M = N, .N = linear.out,
                     .K = linear.in});
 }

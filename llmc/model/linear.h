@@ -19,7 +19,6 @@ struct Linear {
 struct LinearOperand {
     Tensor unquantized;   // (N, in or out) T
     Fp8Layouts fp8 = {};
-    Tensor exact = {};    // (N, 2 K) T: of a linear with K exact channels, for its forward; see ExactNormArgs
 };
 
 // y(N, out) = x(N, in) w^T + b.

@@ -114,8 +114,7 @@ void ModelContext::quantize(PendingOperand& operand, const Fp8Linear& linear, Fp
 }
 
 LinearOperand ModelContext::finish(Ctx& ctx, const PendingOperand& pending) const {
-    const Tensor& unquantized = pending.operand.unquantized;
-    const Fp8Layouts& layouts = pending.operand.fp8;
+    const auto& [unquantized, layouts] = pending.operand;
     const int64_t N = pending.N, C = unquantized.elems / N;
     if (pending.second_pass) ops::quantize(ctx, {.quant = pending.second_pass, .in = unquantized, .N = N, .C = C});
     if (pending.linear)

@@ -29,24 +29,7 @@ LinearOperand PreNorm::forward(Ctx& ctx, int layer, const NormInput& input, int6
     const PendingOperand result = model_.begin_x(model_.linear(layer, reader_), x(layer, N), N, usage,
                                                  reader_ == LinearKind::kHead);
     model_.norm_forward(ctx, layer_of(layer, N), input, N, result.out, result.quant);
-    LinearOperand x = model_.finish(ctx, result);
-    if (result.linear && usage.rowwise) add_exact(ctx, layer, input, *result.linear, x, N, usage.recomputed);
-    return x;
-}
-
-// The columns of the reader's exact channels are scratch of the caller's scope.
-void PreNorm::add_exact(Ctx& ctx, int layer, const NormInput& input, const Fp8Linear& reader, LinearOperand& x,
-                        int64_t N, bool recomputed) const {
-    if (!reader.channels) return;
-    const Fp8Operand& codes = x.fp8.rowwise;
-    if (!recomputed) model_.fp8.record_energies(ctx, reader, codes, N);
-    const NormLayer norm = layer_of(layer, N);
-    x.exact = model_.scratch(model_.options.dtype, N * 2 * reader.channels.elems);
-    ops::exact_norm_columns(ctx, {.out = x.exact, .in = input.residual_out ? input.residual_out : input.in,
-                                  .mean = norm.mean, .rstd = norm.rstd, .weight = model_.weight(norm.weight),
-                                  .bias = model_.weight(norm.bias),
-                                  .x = codes.matrix(), .channels = reader.channels,
-                                  .N = N, .C = reader.in});
+    return model_.finish(ctx, result);
 }
 
 LinearOperand PreNorm::backward(Ctx& ctx, int layer, const NormGrads& grads, const LinearOperand& to,

@@ -25,8 +25,6 @@ public:
                            int64_t N) const;
 
 private:
-    void add_exact(Ctx& ctx, int layer, const NormInput& input, const Fp8Linear& reader, LinearOperand& x, int64_t N,
-                   bool recomputed) const;
     NormLayer layer_of(int layer, int64_t N) const;
 
     ModelContext& model_;

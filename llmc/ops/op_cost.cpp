@@ -253,18 +253,3 @@ void rehearse_op(Ctx& ctx, OpKind kind, const BlockScalesArgs& a) {
 void rehearse_op(Ctx& ctx, OpKind kind, const TransposeBytesArgs& a) {
     record(ctx, kind, a.in.dtype, sum({a.in, a.out}));
 }
-
-// ---- exact channels: a gathered element moves a sector of 32 bytes
-
-void rehearse_op(Ctx& ctx, OpKind kind, const ChannelEnergyArgs& a) {
-    record(ctx, kind, Dtype::kFp32, a.x.codes.bytes() / kEnergyRows);
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const TopChannelsArgs& a) {
-    record(ctx, kind, Dtype::kFp32, sum({a.channels, a.energies}));
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const ExactWeightArgs& a) {
-    record(ctx, kind, a.in.dtype, a.out.bytes() + 64 * a.in.elems / a.C * a.channels.elems);
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const ExactNormArgs& a) {
-    record(ctx, kind, a.in.dtype, a.out.bytes() + 64 * a.N * a.channels.elems);
-}

@@ -23,14 +23,6 @@ constexpr int64_t scale_inv_elems(Granularity granularity, int64_t R, int64_t K)
     return 0;
 }
 
-// Where the scale_inv of element (r, k) of a quantized (R, K) matrix is.
-HOST_DEVICE constexpr int64_t index_of_scale_inv(Granularity granularity, int64_t R, int64_t K, int64_t r, int64_t k) {
-    if (granularity == Granularity::kTensor) return 0;
-    if (granularity == Granularity::kRow) return r;
-    if (granularity == Granularity::kBlock1x128) return k / kScaleBlock * R + r;
-    return r / kScaleBlock * ((scale_blocks(K) + 3) / 4 * 4) + k / kScaleBlock;
-}
-
 // State of one FP8 tensor in device memory. cuBLASLt needs scale_inv 16-byte aligned.
 struct alignas(16) ScaleEntry {
     float scale_inv;          // of the last cast (kTensor)

@@ -247,7 +247,6 @@ void Trainer::finish_range(Ctx& ctx, const ShardRange& range) {
 void Trainer::gather_weights(Ctx& ctx) {
     gatherer_.all_reduce_amaxes(ctx);
     fp8_.update(ctx, state_);
-    fp8_.choose_channels(ctx, state_);
     gatherer_.gather(ctx, state_);
 }
 

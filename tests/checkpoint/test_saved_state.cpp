@@ -109,7 +109,6 @@ TEST_CASE("saved state: every contradiction is named with its key, and --resume 
         {"/fp8/tensors/0.qkv.x/updates", 1000, "\"updates\" is 1000"},
         {"/fp8/tensors/0.qkv.x/history_bits", {1, 0x80000001}, "\"history_bits\" is [1,2147483649]"},
         {"/fp8/tensors/0.qkv.x/history_bits", {"a", "b"}, "\"history_bits\" is [\"a\",\"b\"]"},
-        {"/fp8/channels/0.qkv", {3, -1}, "\"0.qkv\" is [3,-1]"},
         {"/fp8/tensors/0.qkv.x", 3, "\"0.qkv.x\" is 3: an object is needed"},
         {"/loss_watch/first", losses, "\"first\" is [1.0,2.0,3.0,4.0,5.0,6.0]: at most 5"},
         {"/loss_watch/first", {1.0, "x"}, "\"first\" is [1.0,\"x\"]: finite losses"},

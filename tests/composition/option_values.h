@@ -31,7 +31,6 @@ inline const std::map<std::string, Words>& option_values() {
         {"fp8-margin", {"1"}}, {"fp8-interval", {"2"}}, {"fp8-amax-history-len", {"1", "2"}},
         {"num-layers-at-start-in-bf16", {"0"}}, {"num-layers-at-end-in-bf16", {"0"}},
         {"bf16-linears", {"*.down", "0.*"}}, {"fp8-min-speedup", {"1"}}, {"fp8-stats-interval", {"0", "1", "2"}},
-        {"fp8-exact-channels", {"16", "16", "32"}},
         {"fp8-first-bf16", {"1", "0.3", "2"}}, {"fp8-final-bf16", {"1", "0.3", "2"}},
         {"context-parallel", {"2", "4"}}, {"zero-group", {"2"}}, {"bucket-mb", {"1e-6", "0.03"}},
         {"zero", {"0", "2", "3", "3"}}, {"comm-timeout", {"0"}}, {"keep", {"3"}}, {"log-interval", {"2"}},

@@ -122,11 +122,6 @@ TEST_CASE("fp8 options: with every recipe each option acts, or is refused with t
     const Words recent = {"--fp8-recipe=delayed", "--fp8-amax-compute-algo=most_recent", "--fp8-amax-history-len=1"};
     CHECK(contains(fp8_refusal(recent), "--fp8-amax-history-len has no effect: --fp8-recipe delayed"));
     CHECK(fp8_refusal({"--fp8-format=e4m3", "--fp8-amax-compute-algo=max", "--fp8-amax-history-len=1"}) == "");
-    const std::string channels = "must be a multiple of 16 and at most --hidden-size 768";
-    CHECK(contains(fp8_refusal({"--fp8-recipe=delayed", "--fp8-exact-channels=24"}), channels));
-    CHECK(contains(fp8_refusal({"--fp8-recipe=delayed", "--fp8-exact-channels=272"}), "in [0, 256]"));
-    const Words nowhere = {"--fp8-recipe=delayed", "--fp8-exact-channels=16", "--bf16-linears=*.qkv,*.up"};
-    CHECK_THROWS_AS(effect_of(fp8_config(nowhere)), Error);
     CHECK(contains(fp8_refusal({"--fp8-format=hybrid", "--first-last-layers-bf16", "--num-layers-at-start-in-bf16=0",
                                 "--num-layers-at-end-in-bf16=0"}), "keeps nothing in BF16"));
     CHECK(contains(fp8_refusal({"--fp8-format=hybrid", "--first-last-layers-bf16", "--num-layers-at-end-in-bf16=13"}),

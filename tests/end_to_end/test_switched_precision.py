@@ -15,14 +15,12 @@ LAYERS = ["--num-layers", "4", "--bucket-mb", "0.02"]   # groups of several laye
 BOTH = ["--fp8-first-bf16", str(FIRST), "--fp8-final-bf16", "0.3"]   # of 6 steps
 CASES = [
     (1, LLAMA, ["--fp8-recipe", "delayed", "--fp8-amax-history-len", "2"], []),
-    (1, GPT2, ["--fp8-recipe", "blockwise", "--fp8-lm-head", "--fp8-exact-channels", "16"],
-     ["--offload", "masters,activations", "--overlap", "off"]),
+    (1, GPT2, ["--fp8-recipe", "blockwise", "--fp8-lm-head"], ["--offload", "masters,activations", "--overlap", "off"]),
     (2, LLAMA, ["--fp8-recipe", "tensorwise", "--bf16-linears", "1.*"], ["--zero", "0"]),
     (2, LLAMA, ["--fp8-recipe", "delayed", "--fp8-lm-head"],
      ["--zero", "1", "--offload", "masters,moments", "--offload-fraction", "0.5", "--moment-dtype", "bf16"]),
     (2, GPT2, ["--fp8-recipe", "blockwise"], ["--zero", "2", "--grad-dtype", "bf16", "--recompute", "block"]),
-    (2, LLAMA, ["--fp8-recipe", "delayed", "--fp8-exact-channels", "32"],
-     ["--zero", "3", "--grad-comm-dtype", "fp8", "--offload", "moments"]),
+    (2, LLAMA, ["--fp8-recipe", "delayed"], ["--zero", "3", "--grad-comm-dtype", "fp8", "--offload", "moments"]),
     (2, LLAMA, ["--fp8-recipe", "tensorwise", "--first-last-layers-bf16"], ["--zero", "3"]),
     (1, LLAMA, ["--fp8-attention"], ["--kv-channels", "64"]),
 ]

@@ -32,7 +32,6 @@ public:
         add("angles", angle_table(kN, kHeadSize));
         add("chunks", HostTensor(kCodes, kElems));
         add("scales", HostTensor(kF, kElems / kGradCommChunk).fill(0));
-        add("channels", HostTensor(Dtype::kInt32, kC / 2).fill(0));
         add("entry", tensor_of(ScaleEntry{1.0f, 100.0f, 0, 0}));
         StepState state{};
         state.lr = 0.01f, state.grad_mul = 1.0f, state.adam_step = 1;
@@ -53,18 +52,6 @@ public:
                                         .N = kN, .C = kC, .eps = 1e-5f, .quant = quant(Scaling::kDelayed)});
         });
         keep_on_side("rows");
-        step([&](Ctx& ctx) {
-            cuda::channel_energy(ctx, {.energies = at("dweight"), .x = rows(), .N = kN, .C = kC});
-        });
-        step([&](Ctx& ctx) {
-            cuda::top_channels(ctx, {.channels = at("channels"), .energies = at("dweight"), .rows = 1, .C = kC,
-                                     .K = kC / 2});
-        });
-        step([&](Ctx& ctx) {
-            cuda::exact_norm_columns(ctx, {.out = at("a"), .in = at("b"), .mean = {}, .rstd = at("rstd"),
-                                           .weight = at("weight"), .bias = {}, .x = rows(),
-                                           .channels = at("channels"), .N = kN, .C = kC});
-        });
         step([&](Ctx& ctx) {
             cuda::activation_forward(ctx, {.kind = Activation::kGelu, .out = at("c"), .in = at("a"), .N = kN, .F = kC,
                                            .quant = quant(Scaling::kDelayed)});
@@ -110,10 +97,6 @@ public:
                                     .state = object_in<StepState>(at("state")), .scale = 0.5f, .weight_decay = 0.1f,
                                     .entry = entry()});
         });
-        step([&](Ctx& ctx) {
-            cuda::exact_weight_columns(ctx, {.out = at("d"), .in = at("master"), .w = rows(),
-                                             .channels = at("channels"), .begin = 0, .R = kN, .C = kC});
-        });
         step([&](Ctx& ctx) { cuda::fill_bytes(ctx, at("grad").data, 0, at("grad").bytes() / 2); });
         step([&](Ctx& ctx) { cuda::copy_on_device(ctx, at("d").data, at("a").data, at("d").bytes() / 2); });
     }
@@ -129,7 +112,6 @@ private:
     void add(const std::string& name, const HostTensor& start) { tensors_.try_emplace(name, start); }
     Tensor at(const std::string& name) const { return tensors_.at(name).view(); }
     ScaleEntry* entry() const { return object_in<ScaleEntry>(at("entry")); }
-    QuantizedMatrix rows() const { return {at("rows"), {entry(), kF, 1}, Granularity::kTensor}; }
     QuantOut quant(Scaling scaling) const {
         QuantOut out;
         out.rowwise = at("rows"), out.transposed = at("columns"), out.entry = entry(), out.record = true;

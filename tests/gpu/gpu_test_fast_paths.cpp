@@ -138,7 +138,6 @@ struct Run {
     std::vector<Expected> expected;
     bool fp8_attention = false;
     OptimizerKind optimizer = OptimizerKind::kAdamW;
-    int64_t exact_channels = 0;
 };
 const std::vector<Run>& runs() {
     static const std::vector<Run> all = {
@@ -152,10 +151,6 @@ const std::vector<Run>& runs() {
         {"gpt2, delayed, 1280 columns", gpt2_64(1280), Fp8Recipe::kDelayed, kSeveralWarps},
         {"llama, Muon", llama_128(), Fp8Recipe::kNone, {{"muon_update", "muon_update_kernel"}}, false,
          OptimizerKind::kMuon},
-        {"llama, exact channels", llama_128(), Fp8Recipe::kDelayed,
-         {{"exact_norm_columns", "exact_norm_kernel"}, {"channel_energy", "channel_energy_kernel"},
-          {"top_channels", "top_channels_kernel"}, {"exact_weight_columns", "exact_weight_kernel"}},
-         false, OptimizerKind::kAdamW, 64},
     };
     return all;
 }
@@ -211,7 +206,6 @@ Kernels kernels_of(const Run& run) {
     config.fp8_recipe = run.recipe;
     config.fp8_format = run.recipe == Fp8Recipe::kBlockwise ? Fp8Format::kE4m3 : Fp8Format::kHybrid;
     config.fp8_attention = run.fp8_attention;
-    config.fp8_exact_channels = run.exact_channels;
     config.ema = 0.9;
     Capture capture;
     TestModel model(config);

@@ -149,7 +149,6 @@ std::vector<TrainingCase> fp8_cases() {
     Config& delayed = add("delayed, loss in chunks", 1, Fp8Recipe::kDelayed);
     delayed.recompute = Recompute::kBlockKeepAttention;
     delayed.loss_chunk = 16;
-    delayed.fp8_exact_channels = 32;
     Config& heads = add("delayed, attention in FP8, head in FP8", 1, Fp8Recipe::kDelayed);
     heads.fp8_attention = heads.fp8_lm_head = true;
     heads.shape.kv_channels = 64;
@@ -160,7 +159,6 @@ std::vector<TrainingCase> fp8_cases() {
     sums.grad_comm_dtype = Dtype::kE4m3;
     add("tensorwise, biases, documents", 0, Fp8Recipe::kTensorwise).reset_attention_mask = true;
     add("blockwise", 1, Fp8Recipe::kBlockwise).recompute = Recompute::kBlock;
-    all.back().config.fp8_exact_channels = 16;
     return all;
 }
 

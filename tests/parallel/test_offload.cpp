@@ -28,7 +28,6 @@ std::vector<OffloadCase> offload_cases() {
     add("bf16, fp8 moments, ZeRO-1, 2 ranks", 2, Fp8Recipe::kNone, 2).moment_dtype = Dtype::kE4m3;
     add("tensorwise, tied head in FP8, 4 ranks", 0, Fp8Recipe::kTensorwise, 4).fp8_lm_head = true;
     add("blockwise, ZeRO-2, 3 ranks", 0, Fp8Recipe::kBlockwise, 3).zero = 2;
-    offload_cases.back().config.fp8_exact_channels = 16;
     Config& three = add("delayed, ZeRO-3, shards of gradients in bf16, 2 ranks", 1, Fp8Recipe::kDelayed, 2);
     three.zero = 3;
     three.grad_shard_dtype = Dtype::kBf16;

@@ -18,11 +18,6 @@ std::vector<TrainingCase> recipes() {
     one_in_bf16.first_last_layers_bf16 = true;
     one_in_bf16.num_layers_at_start_in_bf16 = 1;
     add("blockwise", 0, Fp8Recipe::kBlockwise);
-    add("delayed, 16 exact channels", 1, Fp8Recipe::kDelayed).fp8_exact_channels = 16;
-    add("blockwise, 32 exact channels", 0, Fp8Recipe::kBlockwise).fp8_exact_channels = 32;
-    Config& exact = add("tensorwise, 16 exact channels, some in BF16", 2, Fp8Recipe::kTensorwise);
-    exact.fp8_exact_channels = 16;
-    exact.bf16_linears = {"0.up"};
     add("blockwise, head in FP8", 1, Fp8Recipe::kBlockwise).fp8_lm_head = true;
     return cases;
 }

@@ -147,7 +147,6 @@ std::vector<StreamCase> stream_cases() {
     two.global_batch_size = 4;
     two.grad_comm_dtype = Dtype::kE4m3;
     two.fp8_stats_interval = 1;
-    two.fp8_exact_channels = 16;
     Config& small = add("bf16, gradients sharded, a bucket for each parameter", 1, Fp8Recipe::kNone);
     small.zero = 2;
     small.global_batch_size = 4;
@@ -176,7 +175,6 @@ std::vector<StreamCase> stream_cases() {
     shard_weights(kept, 4);
     kept.fp8_lm_head = true;
     kept.recompute = Recompute::kBlock;
-    kept.fp8_exact_channels = 16;
     return stream_cases;
 }
 

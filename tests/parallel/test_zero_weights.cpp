@@ -32,10 +32,6 @@ std::vector<TrainingCase> weight_cases() {
     mixed.recompute = Recompute::kNormAct;
     add("blockwise, head in FP8, gradients in FP8", 1, Fp8Recipe::kBlockwise).fp8_lm_head = true;
     cases.back().config.grad_comm_dtype = Dtype::kE4m3;
-    Config& exact = add("delayed, exact channels, recompute block", 2, Fp8Recipe::kDelayed);
-    exact.fp8_exact_channels = 32;
-    exact.recompute = Recompute::kBlock;
-    add("blockwise, exact channels", 1, Fp8Recipe::kBlockwise).fp8_exact_channels = 16;
     return cases;
 }
 
@@ -81,7 +77,7 @@ TEST_CASE("zero weights: a rank holds its shards, the layer buffers, and norms a
             if (gathered) whole[group.first_layer] += bytes;
             if (in_fp8) transposed[group.first_layer] += bytes;
         }
-        // Scales of blocks, exact weights, and the quantized weight of the head, which is in no group.
+        // Scales of blocks, and the quantized weight of the head, which is in no group.
         int64_t scales = 0;
         for (const LinearPlan& linear : fp8.linears) {
             if (!linear.fp8) continue;
@@ -91,7 +87,6 @@ TEST_CASE("zero weights: a rank holds its shards, the layer buffers, and norms a
                 for (int64_t elems : {linear.fp8_forward() ? rowwise : 0, across})
                     scales += (4 * elems + 255) / 256 * 256;
             if (!linear.fp8_forward()) scales += linear.out * linear.in;
-            if (has_exact_channels(linear)) scales += (linear.out * 4 * config.fp8_exact_channels + 255) / 256 * 256;
         }
         CHECK(plan.purpose_bytes[static_cast<size_t>(Purpose::kWeights)] == permanent + scales);
 

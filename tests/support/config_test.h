@@ -115,7 +115,6 @@ inline const std::map<std::string, Sample>& samples() {
         {"bf16-linears", {{"3.down", "0.*"}, fp8}},           {"fp8-lm-head", {{"true"}, fp8}},
         {"fp8-attention", {{"true"}, {}}},
         {"fp8-min-speedup", {{"1", "0.95"}, fp8}},               {"fp8-stats-interval", {{"0", "10"}, fp8}},
-        {"fp8-exact-channels", {{"16", "64"}, fp8}},
         {"fp8-first-bf16", {{"7", "0.25"}, fp8}},             {"fp8-final-bf16", {{"1", "0.125"}, fp8}},
         {"ranks", {{"4", "1"}, {"--dry-run", "true"}}},       {"synthetic-data", {{"true"}, {}}},
         {"context-parallel", {{"2", "4"}, {"--ranks", "4", "--dry-run", "true"}}},

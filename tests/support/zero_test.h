@@ -83,7 +83,6 @@ inline std::map<std::string, Bytes> read_weights(TestModel& model) {
     for (const LinearPlan& plan : fp8.plan().linears) {
         const Fp8Linear* linear = fp8.linear(plan.layer, plan.kind);
         if (!linear) continue;
-        if (linear->channels) weights[plan.name + " exact"] = raw(model, linear->exact_weight);
         if (linear->weight.granularity == Granularity::kTensor) {
             const Tensor entry{fp8.weight_entry(linear->param), Dtype::kFp32, 1};
             weights[plan.name + " dequant_mul"] = raw(model, entry);

@@ -179,10 +179,6 @@ const char* fp8_role_name(Fp8Role role) {
     return kNames[static_cast<int>(role)];
 }
 
-bool has_exact_channels(const LinearPlan& linear) {
-    return linear.fp8 && (linear.kind == LinearKind::kQkv || linear.kind == LinearKind::kUp);
-}
-
 int64_t Fp8Plan::fp8_linears() const {
     return std::count_if(linears.begin(), linears.end(), [](const LinearPlan& l) { return l.fp8; });
 }
@@ -220,8 +216,6 @@ Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table, const Fp8Sp
     require_chunks_fit(config, plan);
     keep_where_fp8_loses(config, plan, speedup_of);
     require_any_fp8(plan);
-    REQUIRE(config.fp8_exact_channels == 0 || std::any_of(plan.linears.begin(), plan.linears.end(), has_exact_channels),
-            "--fp8-exact-channels has no effect: no qkv or up is left to run in FP8");
     require_samples_fit(config, plan);
     return plan;
 }
@@ -345,9 +339,6 @@ std::string fp8_plan_text(const Fp8Plan& plan, const Config& config) {
            + matmul("dgrad", "dy", plan.dy_format, "w", plan.weight_format, plan.fast_backward)
            + matmul("wgrad", "dy", plan.dy_format, "x", plan.x_format, plan.fast_backward)
            + layers_text(plan)
-           + (config.fp8_exact_channels == 0 ? ""
-              : labelled("exact channels", strf("the %lld of %lld with most energy, in fprop of qkv and up",
-                                                ll(config.fp8_exact_channels), ll(config.shape.hidden_size))))
            + labelled("always BF16", config.fp8_attention
                                          ? "embedding, norms, residual stream, softmax, loss, and attention but "
                                            "for QK^T (INT8) and PV (E4M3) of its forward"

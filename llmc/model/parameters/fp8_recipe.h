@@ -49,9 +49,6 @@ struct LinearPlan {
     bool fp8_forward() const { return fp8 && kind != LinearKind::kHead; }
 };
 
-// Whether the linear has exact channels, if there are any: it reads a norm, in FP8.
-bool has_exact_channels(const LinearPlan& linear);
-
 struct Fp8Plan {
     Fp8Recipe recipe = Fp8Recipe::kNone;
     Dtype x_format = Dtype::kE4m3, weight_format = Dtype::kE4m3, dy_format = Dtype::kE5m2;

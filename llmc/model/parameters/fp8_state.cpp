@@ -46,16 +46,11 @@ Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& 
     const int64_t count = plan_.fp8_linears();
     if (count == 0) return;
     const int64_t all = kFp8Roles * count;
-    // The block amaxes and energies are directly behind the entries, so that one all-reduce covers all.
-    const int64_t blocks = sharded_ ? count_blocks(layout) : 0, K = config.fp8_exact_channels;
-    const int64_t exact = K > 0 ? std::count_if(plan_.linears.begin(), plan_.linears.end(), has_exact_channels) : 0;
-    const int64_t energies = exact * config.shape.hidden_size;
-    const Tensor shared = arena.take(Purpose::kFp8, Dtype::kInt32, all * kEntryWords + blocks + energies);
+    // The block amaxes are directly behind the entries, so that one all-reduce covers both.
+    const int64_t blocks = sharded_ ? count_blocks(layout) : 0;
+    const Tensor shared = arena.take(Purpose::kFp8, Dtype::kInt32, all * kEntryWords + blocks);
     entries_ = shared.slice(0, all * kEntryWords);
     block_amaxes_ = shared.slice(all * kEntryWords, blocks);
-    energies_ = shared.slice(all * kEntryWords + blocks, energies);
-    energies_.dtype = Dtype::kFp32;
-    channels_ = arena.take(Purpose::kFp8, Dtype::kInt32, exact * K);
     counts_ = arena.take(Purpose::kFp8, Dtype::kInt32, all * kCountWords);
     monitor_ = arena.take(Purpose::kFp8, Dtype::kInt32, 1);
     if (plan_.row().x != Granularity::kTensor && config.fp8_stats_interval > 0)
@@ -68,17 +63,10 @@ Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& 
     flat_weights_ =
         arena.take(Purpose::kWeights, plan_.weight_format, layout.fp8_elems() / (layer_buffers ? ranks : 1));
     linears_.reserve(static_cast<size_t>(count));
-    int64_t given = 0;
     for (size_t i = 0; i < plan_.linears.size(); i++) {
         if (!plan_.linears[i].fp8) continue;
         by_plan_[i] = static_cast<int>(linears_.size());
-        names_.push_back(plan_.linears[i].name);
         take_weights(plan_.linears[i], layout, layer_buffers, arena);
-        if (K == 0 || !has_exact_channels(plan_.linears[i])) continue;
-        Fp8Linear& linear = linears_.back();
-        linear.channels = channels_.slice(given * K, K);
-        linear.energies = energies_.slice(given++ * linear.in, linear.in);
-        linear.exact_weight = arena.take(Purpose::kWeights, Dtype::kBf16, linear.out * 2 * K);
     }
     for (int role = 0; role < kFp8Roles; role++)
         for (const LinearPlan& linear : plan_.linears)
@@ -198,11 +186,6 @@ void Fp8State::initialise(Ctx& ctx) {
     device::fill_bytes(ctx, monitor_.data, 0xff, monitor_.bytes());
     device::fill_bytes(ctx, flat_weights_.data, 0, flat_weights_.bytes());   // the gaps
     write_out(ctx, entries_.data, std::vector<ScaleEntry>(static_cast<size_t>(tensors()), {1.0f, 1.0f, 0, 0}));
-    device::fill_bytes(ctx, energies_.data, 0, energies_.bytes());
-    std::vector<int32_t> first(static_cast<size_t>(channels_.elems));
-    for (size_t i = 0; i < first.size(); i++)
-        first[i] = static_cast<int32_t>(i % static_cast<size_t>(config_.fp8_exact_channels));
-    write_out(ctx, channels_.data, first);
     if (!plan_.row().history) return;
     device::fill_bytes(ctx, history_.data, 0, history_.bytes());
     device::fill_bytes(ctx, updates_.data, 0, updates_.bytes());
@@ -215,7 +198,6 @@ void Fp8State::initialise(Ctx& ctx) {
 void Fp8State::begin_step(Ctx& ctx, bool count) {
     if (!on()) return;
     counting_ = count;
-    energies_due_ = channels_.elems > 0;
     ops::fp8_clear(ctx, {.entries = entries(), .count = first_weight(), .step = true});
     device::fill_bytes(ctx, monitor_.data, 0xff, monitor_.bytes());
     if (!count) return;
@@ -227,8 +209,6 @@ void Fp8State::begin_micro_batch(Ctx& ctx, int64_t number, Fp8Phase phase) {
     if (!on()) return;
     micro_batch_ = number;
     phase_ = phase;
-    records_energies_ = phase == Fp8Phase::kTraining && energies_due_;
-    if (records_energies_) energies_due_ = false;
     // With tensorwise current scaling each micro-batch needs its own amaxes; delayed scaling collects them until the
     // update.
     const bool current = plan_.row().scaling == Scaling::kCurrent && plan_.row().x == Granularity::kTensor;
@@ -275,7 +255,7 @@ Fp8State::Amaxes Fp8State::amaxes() const {
     if (!on()) return {};
     const int first = plan_.row().history ? 0 : first_weight();
     return {.values = reinterpret_cast<uint32_t*>(entries() + first),
-            .count = (tensors() - first) * kEntryWords + block_amaxes_.elems + energies_.elems};
+            .count = (tensors() - first) * kEntryWords + block_amaxes_.elems};
 }
 
 void Fp8State::update_scales(Ctx& ctx, int begin, int count, const StepState* state) {
@@ -293,39 +273,6 @@ void Fp8State::update(Ctx& ctx, const StepState* state) {
 void Fp8State::finish_calibration(Ctx& ctx) {
     update_scales(ctx, 0, first_weight(), nullptr);
     if (!ctx.rehearsal) calibrated_ = true;
-}
-
-// ---- exact channels
-
-Fp8State::Channels Fp8State::channels(Ctx& ctx) const {
-    Channels found;
-    for (const Fp8Linear& linear : linears_)
-        if (linear.channels)
-            found[name_of(linear)] = read_back<int32_t>(ctx, linear.channels.data, linear.channels.elems);
-    return found;
-}
-
-bool Fp8State::set_channels(Ctx& ctx, const Channels& channels) {
-    std::vector<int32_t> all;
-    for (const Fp8Linear& linear : linears_) {
-        if (!linear.channels) continue;
-        const auto found = channels.find(name_of(linear));
-        const auto fits = [&](int32_t c) { return c >= 0 && c < linear.in; };
-        if (found == channels.end() || static_cast<int64_t>(found->second.size()) != linear.channels.elems
-            || !std::all_of(found->second.begin(), found->second.end(), fits))
-            return false;
-        all.insert(all.end(), found->second.begin(), found->second.end());
-    }
-    write_out(ctx, channels_.data, all);
-    return true;
-}
-
-void Fp8State::write_exact_weight(Ctx& ctx, const Fp8Linear& linear, int64_t begin, const Tensor& shard,
-                                  const Tensor& bytes) {
-    if (!linear.channels) return;
-    ops::exact_weight_columns(ctx, {.out = linear.exact_weight, .in = shard,
-                                    .w = {bytes, linear.weight.scale_inv, linear.weight.granularity},
-                                    .channels = linear.channels, .begin = begin, .R = linear.out, .C = linear.in});
 }
 
 // ---- weights
@@ -380,7 +327,6 @@ void Fp8State::quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& 
                          .dbias = {},
                          .dbias_scratch = {}};
     ops::quantize(ctx, {.quant = quant, .in = whole, .N = linear.out, .C = linear.in, .state = state});
-    write_exact_weight(ctx, linear, 0, whole, linear.weight.data);
     count_weight_scales(ctx, linear);
 }
 
@@ -408,7 +354,6 @@ void Fp8State::quantize_shard(Ctx& ctx, int param, int64_t begin, const Tensor& 
     ops::quantize_run(ctx, {.out = bytes, .in = shard, .begin = begin, .R = linear.out, .C = linear.in,
                             .entry = blocks ? nullptr : weight_entry(param),
                             .block_amaxes = blocks, .counts = counts_of(id(linear, Fp8Role::kWeight))});
-    write_exact_weight(ctx, linear, begin, shard, bytes);
 }
 
 void Fp8State::transpose_weight(Ctx& ctx, const Fp8Linear& linear) {

@@ -4,7 +4,6 @@
 // FP8 tensors are numbered: x of every FP8 linear in the order of the model, then dy of each, then the weights. Delayed
 // scaling updates once per optimizer step, from the amaxes of all its micro-batches, so a history counts steps.
 #pragma once
-#include <map>
 #include <string>
 #include <vector>
 
@@ -19,7 +18,6 @@ struct Fp8Operand {
     Tensor data;        // (R, K) fp8
     Tensor scale_inv;   // (scale_inv_elems) fp32
     Granularity granularity = Granularity::kTensor;
-    QuantizedMatrix matrix() const { return {data, scale_inv, granularity}; }
 };
 
 // A linear in FP8 and its quantized weight, whose data are in a layer buffer if there are LayerBuffers.
@@ -30,10 +28,6 @@ struct Fp8Linear {
     Fp8Operand weight;               // (out, in); empty for the head, whose forward matmul reads the working type
     Fp8Operand weight_transposed;    // (in, out)
     bool fast_fprop = false, fast_backward = false;
-    // With --fp8-exact-channels K, of linears that read a norm; see ops.h. Else empty.
-    Tensor channels = {};       // (K) int32, ascending
-    Tensor energies = {};       // (in) fp32
-    Tensor exact_weight = {};   // (out, 2 K) bf16
 };
 
 // A quantized x or dy of shape (N, C) in the layouts that matmuls read; absent ones are not written.
@@ -88,38 +82,13 @@ public:
     // Computes new scales from the amaxes of the step; does nothing if state->skip.
     void update(Ctx& ctx, const StepState* state);
     // The words to all-reduce (max) over the ranks before new scales are computed: the entries of all tensors if the
-    // recipe has histories, else those of the weights, the block amaxes, and the energies of channels, which are not
-    // negative. Scales are equal on all ranks, so that only the amaxes and energies change. May be empty.
+    // recipe has histories, else those of the weights, and the block amaxes. Scales are equal on all ranks, so that
+    // only the amaxes change. May be empty.
     struct Amaxes {
         uint32_t* values = nullptr;
         int64_t count = 0;
     };
     Amaxes amaxes() const;
-
-    // ---- exact channels; linears without any are skipped
-    // Records the energies of a linear's quantized x of N rows, in the first micro-batch of a step.
-    void record_energies(Ctx& ctx, const Fp8Linear& linear, const Fp8Operand& x, int64_t N) const {
-        if (!records_energies_ || !linear.channels) return;
-        ops::channel_energy(ctx, {.energies = linear.energies, .x = x.matrix(), .N = N, .C = linear.in});
-    }
-    // Chooses the channels by the all-reduced energies, before the weights are quantized; does nothing if state->skip.
-    void choose_channels(Ctx& ctx, const StepState* state) {
-        if (!channels_) return;
-        const int64_t K = config_.fp8_exact_channels, C = config_.shape.hidden_size;
-        ops::top_channels(ctx, {.channels = channels_, .energies = energies_, .rows = channels_.elems / K, .C = C,
-                                .K = K, .state = state});
-    }
-    // The channels by the linear's name, as checkpoints save them; K of each linear that has any. Blocking.
-    using Channels = std::map<std::string, std::vector<int32_t>>;
-    Channels channels(Ctx& ctx) const;
-    // Sets them before the weights are computed, or returns false if they are not for these linears and this K.
-    bool set_channels(Ctx& ctx, const Channels& channels);
-    // The exact weight of a parameter as words. Ranks that share it zero it, write their elements (quantize_shard) and
-    // add the words up, which is exact: of each half of a word one rank's is not 0.
-    Tensor exact_words(int param) const {
-        const Tensor& exact = linear_of_param(param)->exact_weight;
-        return {exact.data, Dtype::kInt32, exact.elems / 2};
-    }
 
     // ---- weights. `shard`: elements [begin, begin + n) of a parameter's fp32 master
     // Clears the amaxes of the weights unless state->skip; state may be null.
@@ -135,8 +104,8 @@ public:
     // if state->skip; state may be null.
     void quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& whole, const StepState* state);
     // The same for sharded weights. prepare_shards computes the scales of all weights, quantize_shard quantizes a shard
-    // into `bytes` and writes its part of the exact weight, and transpose_weight transposes a weight after the
-    // all-gather. A skipped step writes the same bytes again.
+    // into `bytes`, and transpose_weight transposes a weight after the all-gather. A skipped step writes the same bytes
+    // again.
     void prepare_shards(Ctx& ctx, const StepState* state);
     void quantize_shard(Ctx& ctx, int param, int64_t begin, const Tensor& shard, const Tensor& bytes);
     void transpose_weight(Ctx& ctx, const Fp8Linear& linear);
@@ -198,8 +167,6 @@ private:
         return linear.number + static_cast<int>(role) * static_cast<int>(linears_.size());
     }
     Fp8Role role_of(int tensor) const { return static_cast<Fp8Role>(tensor / static_cast<int>(linears_.size())); }
-    // "3.qkv"
-    const std::string& name_of(const Fp8Linear& linear) const { return names_[static_cast<size_t>(linear.number)]; }
     int tensors() const { return kFp8Roles * static_cast<int>(linears_.size()); }
     int first_weight() const { return static_cast<int>(Fp8Role::kWeight) * static_cast<int>(linears_.size()); }
     // Uses current scaling whatever the recipe, because there are no delayed scales yet.
@@ -212,7 +179,6 @@ private:
     Fp8Counts* counts_of(int tensor) const;   // null unless this step counts
     // Adds the scales of an (R, ...) operand's blocks to the report, if this step counts.
     void count_scales(Ctx& ctx, int tensor, const Fp8Operand& operand, int64_t R) const;
-    void write_exact_weight(Ctx& ctx, const Fp8Linear& linear, int64_t begin, const Tensor& shard, const Tensor& bytes);
     uint32_t* block_amaxes_of(const Fp8Linear& linear) const;
     void update_scales(Ctx& ctx, int begin, int count, const StepState* state);
     int step_order(int tensor) const;
@@ -222,18 +188,15 @@ private:
     const Fp8Plan plan_;
     std::vector<Fp8Linear> linears_;
     std::vector<int> by_plan_;       // by linear of the plan: its number in linears_, -1: BF16
-    std::vector<std::string> names_, tensor_names_;   // of the FP8 linears, and of their tensors
+    std::vector<std::string> tensor_names_;
     const bool sharded_;             // and some weights are stored in FP8 only
     Tensor entries_, counts_, monitor_;   // ScaleEntry (tensors), Fp8Counts (tensors), uint32 (1)
     Tensor scale_bins_;                 // uint64 (tensors, kScaleBins); only of block scales that are reported
     Tensor block_amaxes_;               // uint32, directly behind entries_: of the blocks of gathered weights
-    Tensor energies_;                   // fp32 (linears with exact channels, C), directly behind block_amaxes_
-    Tensor channels_;                   // int32 (the same linears, K)
     std::vector<int64_t> first_block_;  // by FP8 linear
     Tensor history_, updates_, largest_;
     Tensor flat_weights_;
     Fp8Phase phase_ = Fp8Phase::kTraining;
     bool counting_ = false, calibrated_ = false;
-    bool energies_due_ = false, records_energies_ = false;   // in this step; in this micro-batch
     int64_t micro_batch_ = 0;
 };

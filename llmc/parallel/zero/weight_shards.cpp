@@ -28,13 +28,9 @@ Tensor WeightShards::whole(const ParamGroup& bucket) const {
 void WeightShards::quantize(Ctx& ctx, int bucket) const {
     const ParamGroup& group = buckets_.all()[static_cast<size_t>(bucket)];
     const Tensor bytes = shard(group);
-    for (int param : group.params)
-        device::fill_bytes(ctx, fp8_.exact_words(param).data, 0, fp8_.exact_words(param).bytes());
     for (const ShardRange& range : state_.ranges_in(bucket))
         fp8_.quantize_shard(ctx, range.param, range.begin, new_master(range),
                             bytes.slice(range.shard - buckets_.shard_begin(group), range.elems));
-    for (int param : group.params)
-        if (const Tensor words = fp8_.exact_words(param)) stream_.timed(ctx, [&] { group_.sum(ctx, words); });
 }
 
 void WeightShards::gather(Ctx& ctx, const ParamGroup& bucket) const {

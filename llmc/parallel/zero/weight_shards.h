@@ -23,7 +23,7 @@ public:
     void keep_master(Ctx& ctx, const ShardRange& range) const;
     Tensor new_master(const ShardRange& range) const;
 
-    // Quantizes the new masters of this rank's shard of a kFp8Linear bucket, and sums the exact weights of all ranks.
+    // Quantizes the new masters of this rank's shard of a kFp8Linear bucket.
     void quantize(Ctx& ctx, int bucket) const;
     // All-gathers a bucket's weights to where passes read them.
     void gather(Ctx& ctx, const ParamGroup& bucket) const;

@@ -101,8 +101,6 @@ void RunCheckpoints::restore_fp8(const Json& state, bool fp8_given, std::vector<
     trainer_.fp8().initialise(ctx_);
     const std::string changed = restore_fp8_state(ctx_, trainer_.fp8(), saved);
     if (!changed.empty()) notes.push_back("FP8 state of the checkpoint not used: " + changed);
-    const std::string channels = changed.empty() ? restore_channels(ctx_, trainer_.fp8(), saved) : "";
-    if (!channels.empty()) notes.push_back(channels);
     trainer_.weights_from_masters(ctx_, !changed.empty());
 }
 
