@@ -24,11 +24,12 @@ template <typename T, typename D> void run_gemm(const GemmArgs& args) {
 }
 
 void check_gemm(const GemmArgs& args) {
-    const Dtype T = args.A.dtype, of_bias = fp8_operands(args) ? Dtype::kBf16 : T;
+    const bool codes = fp8_operands(args) || int8_operands(args);
+    const Dtype T = args.A.dtype, of_bias = codes ? Dtype::kBf16 : T;
     CHECK(args.M > 0 && args.N > 0 && args.K > 0, "gemm of %lld x %lld x %lld", (long long)args.M,
           (long long)args.N, (long long)args.K);
     check_tensor("gemm", "A", args.A, T, args.M * args.K);
-    check_tensor("gemm", "B", args.B, fp8_operands(args) ? args.B.dtype : T, args.N * args.K);
+    check_tensor("gemm", "B", args.B, codes ? args.B.dtype : T, args.N * args.K);
     check_tensor("gemm", "D", args.D, args.D.dtype, args.M * args.N);
     check_optional("gemm", "bias", args.bias, of_bias, args.N);
     CHECK(!args.accumulate || !args.bias, "gemm: a bias on top of D");
@@ -38,8 +39,8 @@ void check_gemm(const GemmArgs& args) {
 
 void gemm(Ctx& ctx, const GemmArgs& args) {
     check_gemm(args);
-    if (fp8_operands(args)) {
-        gemm_fp8(args);
+    if (fp8_operands(args) || int8_operands(args)) {
+        int8_operands(args) ? gemm_int8(args) : gemm_fp8(args);
         ctx.fp8_matmuls++;
         return;
     }

@@ -97,7 +97,8 @@ template <typename T, typename D> void finish_tile(const GemmArgs& args, const T
     }
 }
 
-// Matmul of FP8 operands; gemm has checked the arguments that all matmuls share.
+// Matmuls of FP8 and of INT8 operands; gemm has checked the arguments that all matmuls share.
 void gemm_fp8(const GemmArgs& args);
+void gemm_int8(const GemmArgs& args);
 
 }  // namespace cpu

@@ -56,6 +56,9 @@ inline Vec<float> load(const bf16* p) {
     __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
+inline Vec<float> load(const int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
 inline void store(float* p, Vec<float> a) { _mm256_storeu_ps(p, a.v); }
 inline void store(double* p, Vec<double> a) { _mm256_storeu_pd(p, a.v); }
 // Rounds like struct bf16.

@@ -14,6 +14,6 @@ std::string gemm_export_plans(Ctx& ctx);
 // dropped). Malformed text: exit 2.
 std::string gemm_import_plans(Ctx& ctx, const std::string& json);
 
-// Number of matmuls with two FP8 operands that were executed since the device was opened, without those of searches. A
-// run compares it with its plan to prove that FP8 was used.
+// Number of matmuls with two FP8 or two INT8 operands that were executed since the device was opened, without those of
+// searches. A run compares it with its plan to prove that FP8 was used.
 int64_t fp8_matmuls(const Ctx& ctx);

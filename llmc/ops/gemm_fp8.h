@@ -1,4 +1,5 @@
-// Requirements of FP8 matmuls, checked on both devices, so that a run on the CPU refuses what cuBLASLt would refuse.
+// Requirements of FP8 and INT8 matmuls, checked on both devices, so that a run on the CPU refuses what a GPU would
+// refuse.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +7,10 @@
 #include "llmc/ops/ops.h"
 
 inline bool fp8_operands(const GemmArgs& args) { return is_fp8(args.A.dtype) || is_fp8(args.B.dtype); }
+
+inline bool int8_operands(const GemmArgs& args) {
+    return args.A.dtype == Dtype::kInt8 || args.B.dtype == Dtype::kInt8;
+}
 
 inline bool aligned_to_16(const Tensor& tensor) { return reinterpret_cast<uintptr_t>(tensor.data) % 16 == 0; }
 
@@ -38,4 +43,24 @@ inline const char* fp8_gemm_error(const GemmArgs& args) {
         return "FP8 operands need A, B and D 16-byte aligned";
     if (args.bias && args.bias.dtype != Dtype::kBf16) return "the bias of FP8 operands is bf16";
     return fp8_scales_error(args);
+}
+
+// Returns what is wrong with a matmul of INT8 operands, or null.
+inline const char* int8_gemm_error(const GemmArgs& args) {
+    constexpr int64_t kLargestK = 1 << 17;   // the sum of so many products of 127 and 127 is less than 2^31
+    if (args.A.dtype != Dtype::kInt8 || args.B.dtype != Dtype::kInt8) return "one operand is INT8, the other is not";
+    if (args.layout != GemmLayout::kForward || args.accumulate || args.D.dtype != Dtype::kBf16)
+        return "INT8 operands are multiplied only as in the forward pass, to a bf16 D, without adding to it";
+    if (args.N % 16 != 0 || args.K % 16 != 0 || args.K > kLargestK)
+        return "INT8 operands need N and K in multiples of 16, and K up to 131072";
+    if (args.bias && args.bias.dtype != Dtype::kBf16) return "the bias of INT8 operands is bf16";
+    if (args.A_granularity != Granularity::kRow || args.B_granularity != Granularity::kRow)
+        return "INT8 operands have a scale per row";
+    for (const Tensor& scales : {args.A_scale_inv, args.B_scale_inv})
+        if (scales.dtype != Dtype::kFp32) return "scales are fp32";
+    if (args.A_scale_inv.elems != args.M || args.B_scale_inv.elems != args.N)
+        return "A_scale_inv needs M elements and B_scale_inv N";
+    for (const Tensor& tensor : {args.A, args.B, args.D, args.A_scale_inv, args.B_scale_inv})
+        if (!aligned_to_16(tensor)) return "INT8 operands need A, B, D and scales 16-byte aligned";
+    return nullptr;
 }

@@ -97,7 +97,8 @@ std::string op_text(const PlannedOp& op) {
 std::string gemm_text(const GemmArgs& g) {
     std::string text = strf("matmul %s %lld x %lld x %lld %s", layout_name(g.layout), ll(g.M), ll(g.N), ll(g.K),
                             dtype_name(g.A.dtype));
-    if (g.A_granularity != Granularity::kTensor) text += " blocks";
+    if (g.A_granularity == Granularity::kRow) text += " rows";
+    else if (g.A_granularity != Granularity::kTensor) text += " blocks";
     return text + strf(" %s %s%s", g.accumulate ? "+=" : "to", dtype_name(g.D.dtype),
                        g.fast_accumulation ? ", fast" : "");
 }

@@ -12,6 +12,7 @@ const std::vector<Rates> kRates = {
 
 GemmMode gemm_mode(const GemmArgs& args) {
     if (dtype_bytes(args.A.dtype) != 1) return GemmMode::kBf16;
+    if (args.A.dtype == Dtype::kInt8) return GemmMode::kFp8Fast;   // one rate; not promoted either
     if (args.A_granularity != Granularity::kTensor) return GemmMode::kFp8Block;
     return args.fast_accumulation ? GemmMode::kFp8Fast : GemmMode::kFp8Precise;
 }

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 double Ceilings::floor_ms(double bytes, double flop, Dtype dtype) const {
-    const auto rate = flops.find(dtype == Dtype::kE5m2 ? Dtype::kE4m3 : dtype);
+    const auto rate = flops.find(dtype_bytes(dtype) == 1 ? Dtype::kE4m3 : dtype);
     return 1e3 * std::max(bytes / copy_rate, rate == flops.end() ? 0 : flop / rate->second);
 }
 

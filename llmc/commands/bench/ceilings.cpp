@@ -68,7 +68,7 @@ Ceilings measure_ceilings(Ctx& ctx, const StepRecorder& work) {
     for (const PlannedGemm& g : work.gemms) types.insert(g.shape.A.dtype);
     for (const PlannedOp& op : work.ops)
         if (op.attention.HS > 0) types.insert(op.attention.fp8 ? Dtype::kE4m3 : op.dtype);
-    if (types.erase(Dtype::kE5m2) > 0) types.insert(Dtype::kE4m3);
+    if (types.erase(Dtype::kE5m2) + types.erase(Dtype::kInt8) > 0) types.insert(Dtype::kE4m3);
     const BenchRow copy = device_copy(ctx);
     Ceilings ceilings{.rows = {copy}, .copy_rate = 1e3 * copy.bytes / copy.ms, .flops = {}};
     for (Dtype dtype : types) {
