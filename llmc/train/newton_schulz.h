@@ -1,6 +1,7 @@
 // The polar factor U V^T of a matrix U S V^T, nearly: steps of X = (a I + b G + c G^2) X with G = X X^T, or of
 // X = X (a I + b G + c G^2) with G = X^T X if that is smaller. Five steps with the coefficients of Polar Express (Amsel
-// et al., arXiv 2505.16932) take singular values from 0.001 to 1 of the largest to 0.84 to 1.13.
+// et al., arXiv 2505.16932) take singular values from 0.001 to 1 of the largest to 0.84 to 1.13. Of a matrix that is
+// far from square, G of every second step comes from G of the step before.
 #pragma once
 #include "llmc/ops/arena.h"
 #include "llmc/ops/ops.h"
