@@ -254,3 +254,19 @@ void rehearse_op(Ctx& ctx, OpKind kind, const BlockScalesArgs& a) {
 void rehearse_op(Ctx& ctx, OpKind kind, const TransposeBytesArgs& a) {
     record(ctx, kind, a.in.dtype, sum({a.in, a.out}));
 }
+
+// ---- INT8 matrices
+
+void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeInt8Args& a) {
+    record(ctx, kind, a.in.dtype, sum({a.in, a.out, a.scale_inv}));
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const RowAmaxArgs& a) { record(ctx, kind, a.in.dtype, a.in.bytes()); }
+void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeInt8RunArgs& a) {
+    record(ctx, kind, a.in.dtype, sum({a.in, a.out}));
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const RowScalesArgs& a) {
+    record(ctx, kind, Dtype::kFp32, 2 * a.scale_inv.bytes());
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const TransposeInt8Args& a) {
+    record(ctx, kind, a.in.dtype, sum({a.in, a.out, a.scale_inv}));
+}

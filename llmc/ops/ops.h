@@ -18,6 +18,7 @@
 #include "llmc/base/dtype.h"
 #include "llmc/ops/device.h"
 #include "llmc/ops/ops_attention.h"
+#include "llmc/ops/ops_int8.h"
 #include "llmc/ops/quantized_output.h"
 
 // Rows of partial sums in the scratch memory of column reductions (norm and bias gradients).

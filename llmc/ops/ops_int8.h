@@ -7,7 +7,8 @@
 // their sum and their difference; then all are multiplied by 1/8.
 //
 // With amax the largest magnitude of a turned row: code = rint(x' * (127 / amax)), scale_inv = amax / 127. A row of
-// zeros has codes 0 and scale_inv 0, and a row with a value that is not finite codes 0 and scale_inv NaN.
+// zeros has codes 0 and scale_inv 0, and one with a value of x' that is not finite codes 0 and scale_inv NaN.
+// 127 / amax is at most the largest float (amax below 4e-37).
 #pragma once
 #include <cstdint>
 
@@ -16,6 +17,16 @@
 struct StepState;
 
 inline constexpr int64_t kTurnedColumns = 64;
+
+// The scale of a row's codes (0: all are 0) and its scale_inv.
+struct Int8RowScale {
+    float scale, scale_inv;
+};
+HOST_DEVICE inline Int8RowScale int8_row_scale(uint32_t amax_bits) {
+    if (amax_bits == 0) return {0.0f, 0.0f};
+    if (amax_bits >= kInfinityBits) return {0.0f, float_of_bits(0x7fc00000u)};
+    return {scale_of(amax_bits, 127.0f), float_of_bits(amax_bits) / 127.0f};
+}
 
 // out and scale_inv (kRow) of a whole matrix.
 struct QuantizeInt8Args {
@@ -27,7 +38,7 @@ struct QuantizeInt8Args {
 };
 // The same of an (R, C) matrix by several ranks, each of which has a shard range [begin, begin + n), with begin and n
 // multiples of 64.
-// 1. amaxes[r] = max(itself, |x'|) as bits of fp32. A value that is not finite gives the bits of infinity or more.
+// 1. amaxes[r] = max(itself, |x'|) as bits of fp32. A value that is not finite gives the bits of infinity.
 struct RowAmaxArgs {
     uint32_t* amaxes;   // (R)
     Tensor in;          // (n) fp32 or bf16, rounded to bf16 first
@@ -46,8 +57,8 @@ struct RowScalesArgs {
     const uint32_t* amaxes;
     int64_t R;
 };
-// out = the transpose in FP8, for backward: (code * scale_inv of the row) turned back in fp32, times entry->scale, cast
-// as to_fp8; sets entry->scale_inv = 1 / entry->scale.
+// out = the transpose in FP8, for backward: x = the sums of the codes turned back, which are integers, times
+// scale_inv / 8 of the row; then to_fp8(x * entry->scale). Sets entry->scale_inv = 1 / entry->scale.
 struct TransposeInt8Args {
     Tensor out;         // (C, R) fp8, =
     Tensor in;          // (R, C) int8

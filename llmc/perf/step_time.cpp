@@ -18,7 +18,8 @@ StepPart part_of(const PlannedOp& op) {
         case OpKind::attention_forward: case OpKind::attention_backward: case OpKind::quantize_heads: return kAttention;
         case OpKind::quantize: case OpKind::amax: case OpKind::cast: case OpKind::fp8_clear: case OpKind::fp8_update:
         case OpKind::block_amax: case OpKind::fp8_scales: case OpKind::quantize_run: case OpKind::block_scales:
-        case OpKind::count_scales: case OpKind::transpose_bytes: return kQuantization;
+        case OpKind::count_scales: case OpKind::transpose_bytes: case OpKind::quantize_int8: case OpKind::row_amax:
+        case OpKind::quantize_int8_run: case OpKind::row_scales: case OpKind::transpose_int8: return kQuantization;
         case OpKind::sum_ranks: case OpKind::quantize_chunks: case OpKind::compare_sums: return kSums;
         case OpKind::sum_squares: case OpKind::step_guard: case OpKind::adamw: case OpKind::ema:
         case OpKind::muon_momentum: case OpKind::muon_normalize: case OpKind::muon_polynomial: case OpKind::muon_update:
