@@ -51,25 +51,28 @@ template <typename A> A exponentials(A* row, int64_t visible, int64_t keys, A so
 
 // The same with P in E4M3, as on tensor cores: the online softmax goes through 128 keys at a time, from the diagonal
 // down. The largest P is scaled to 2^8; the maximum is updated only if a later P exceeds 2^8.75. The sum is that of P
-// before rounding. row: integers; times `mul` and the scale of its key each is a score in log2 units. begin: position
-// of key 0. running_max: as largest.
+// before rounding. row: integers; times `mul` and the scale of its key each is a score in log2 units. The integers come
+// with the bias of the tensor cores' accumulators, which rounds the scores: see cuda/attention_forward_fp8_sm90.cu.
+// begin: position of key 0. running_max: as largest.
 float fp8_exponentials(float* row, int64_t begin, int64_t visible, int64_t keys, float mul, const float* key_scales,
                        float* running_max) {
-    constexpr float kLn2 = 0.69314718f, kMost = 8.75f, kNewMost = 8, kNone = -1e30f;
+    constexpr float kLn2 = 0.69314718f, kMost = 8.75f, kNewMost = 8, kNone = -1e30f, kBias = 0x1.8p23f;
     float sum = 0, now = kNone;
     for (int64_t end = visible, first; end > 0; end = first) {
         first = std::max<int64_t>(0, (begin + end - 1) / kHeadBlock * kHeadBlock - begin);
         float largest = kNone;
         const float key_mul = mul * key_scales[(begin + first) / kHeadBlock];
-        for (int64_t j = first; j < end; j++) largest = std::max(largest, row[j] *= key_mul);
+        for (int64_t j = first; j < end; j++) largest = std::max(largest, row[j]);
+        largest *= key_mul;
         if (largest > now + kMost) {
             const float next = largest - kNewMost;
             const auto change = static_cast<float>(exp(static_cast<double>(now - next) * kLn2));
             for (int64_t j = end; j < visible; j++) row[j] *= change;
             sum *= change, now = next;
         }
+        const Vec<float> bias(kBias), by(key_mul), less(-std::fma(kBias, key_mul, now)), ln2(kLn2);
         for_lanes<float>(end - first, [&](int64_t j, auto n) {
-            store(row + first + j, exp((load(row + first + j, n) - Vec<float>(now)) * Vec<float>(kLn2)), n);
+            store(row + first + j, exp(fma(load(row + first + j, n) + bias, by, less) * ln2), n);
         });
         for (int64_t j = first; j < end; j++) {
             sum += row[j];

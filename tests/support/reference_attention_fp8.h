@@ -106,10 +106,12 @@ inline Fp8Reference fp8_attention_reference(const Fp8Attention& a, const Fp8Atte
             double dot = 0;
             for (int64_t d = 0; d < a.HS; d++)
                 dot += x[a.q(b, t, h) + d] * x[a.k(b, first + j, h) + d] * a.softmax_mul;
-            // Sums of integers are exact, the factors of a score rounded. The GPU's bias costs 3/4 of a unit in log2.
+            // Sums of integers are exact, the factors of a score rounded. `unit` is the score of an integer of 1. A
+            // score is (integer + 1.5 * 2^23) unit - (reference + 1.5 * 2^23 unit). The subtrahend is off by at most
+            // 2^-24 of itself when it is rounded: by 3/4 of a unit and u / 2 of the reference.
             const double unit = quantised.scales.get(a.block(b, t, h)) * a.softmax_mul
                                 * quantised.scales.get(a.block(b, first + j, a.NH + h / (a.NH / a.NKV)));
-            p[j] = dot, p_error[j] = 8 * u * std::fabs(dot) + (tensor_cores ? 0.75 * std::log(2) * unit : 0);
+            p[j] = dot, p_error[j] = 8 * u * std::fabs(dot) + 0.75 * unit;
             largest = std::max(largest, dot), most_error = std::max(most_error, p_error[j]);
             spread = std::max(spread, std::fabs(dot));
         }
