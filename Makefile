@@ -282,7 +282,8 @@ $(addprefix $(BUILD)/,$(FUZZERS)): $(BUILD)/%: $(OBJ)/fuzz/tests/fuzz/%.o $(FUZZ
 
 # Checks the host code with another compiler, without generating code: make CXX=clang++ syntax
 syntax:
-	@printf '%s\n' $(LLMC_SYNTAX) | xargs -P $(shell nproc) -n 1 $(CXX) $(CXX_FLAGS) $(MPI_FLAGS) -fsyntax-only
+	@printf '%s\n' $(LLMC_SYNTAX) | xargs -P $(shell nproc) -n 1 $(CXX) $(CXX_FLAGS) $(MPI_FLAGS) \
+		$(UNITED_FLAGS) -fsyntax-only
 	@echo "$(words $(LLMC_CXX)) files compile with $(CXX)"
 
 # ---- what people call --------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@
 #include "tests/support/doctest.h"
 #include "tests/support/local_ranks.h"
 
+#ifndef LLMC_CUDA
 namespace {
 
 // This rank's results of all checks up to one, by name.
@@ -23,7 +24,6 @@ std::map<std::string, CheckResult> results_until(const std::string& last, Comm& 
 
 }  // namespace
 
-#ifndef LLMC_CUDA
 TEST_CASE("doctor: without a GPU operations are checked, and the output lists what could not be") {
     const std::unique_ptr<Comm> comm = open_single();
     auto results = results_until("shared memory", *comm);
