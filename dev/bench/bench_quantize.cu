@@ -1,5 +1,5 @@
-// Speed of the elementwise kernels that make FP8: quantize, activations, adamw with an amax; shapes of Llama-3-8B
-// and GPT-2 124M.
+// Speed of the elementwise kernels that make FP8 and INT8: quantize, activations, adamw with an amax; shapes of
+// Llama-3-8B and GPT-2 124M.
 //
 // Random data, sets of tensors that rotate through more than three times the L2 cache, launches back to back. Bytes are
 // those that must move at least (every tensor once); the ceiling is a copy on the device in the same run.
@@ -14,10 +14,10 @@ namespace {
 
 constexpr Dtype kB = Dtype::kBf16, kF = Dtype::kFp32;
 
-enum class Ask { kDelayed, kDelayedE5m2, kCounts, kCurrent, kBlocks, kSquares, kRecord, kSums };
+enum class Ask { kDelayed, kDelayedE5m2, kCounts, kCurrent, kBlocks, kSquares, kRecord, kSums, kRows };
 const char* ask_name(Ask ask) {
     const char* names[] = {"delayed", "delayed e5m2", "delayed, counts", "current", "blocks", "squares", "record",
-                           "sums alone"};
+                           "sums alone", "rows"};
     return names[static_cast<int>(ask)];
 }
 
@@ -51,12 +51,33 @@ struct Shape {
 };
 const Shape kX = {"8192 x 4096", 8192, 4096}, kUp = {"8192 x 14336", 8192, 14336};
 const Shape kSmallX = {"65536 x 768", 65536, 768}, kSmallUp = {"65536 x 3072", 65536, 3072};
+const Shape kGateUpWeight = {"28672 x 4096", 28672, 4096};
 const Shape kDownWeight = {"4096 x 14336", 4096, 14336}, kQkvWeight = {"6144 x 4096", 6144, 4096};
 
 using Operation = void (*)(Ctx&, Tensors&, const Shape&, Ask);
 
 template <Dtype from> void quantize(Ctx& ctx, Tensors& t, const Shape& s, Ask ask) {
     cuda::quantize(ctx, {.quant = request(t, ask, s.N, s.C), .in = t("in", from, s.N * s.C), .N = s.N, .C = s.C});
+}
+Tensor row_scale_inv(Tensors& t, const Shape& s) { return t("scale_inv", kF, s.N); }
+template <Dtype from> void quantize_int8(Ctx& ctx, Tensors& t, const Shape& s, Ask) {
+    cuda::quantize_int8(ctx, {.out = t("codes", Dtype::kInt8, s.N * s.C), .scale_inv = row_scale_inv(t, s),
+                              .in = t("in", from, s.N * s.C), .N = s.N, .C = s.C});
+}
+uint32_t* row_amaxes(Tensors& t, const Shape& s) {
+    return static_cast<uint32_t*>(t("amaxes", kF, s.N).data);   // normally distributed, which is neither 0 nor infinity
+}
+void row_amax(Ctx& ctx, Tensors& t, const Shape& s, Ask) {
+    cuda::row_amax(ctx, {.amaxes = row_amaxes(t, s), .in = t("in", kF, s.N * s.C), .begin = 0, .R = s.N, .C = s.C});
+}
+void quantize_int8_run(Ctx& ctx, Tensors& t, const Shape& s, Ask) {
+    cuda::quantize_int8_run(ctx, {.out = t("codes", Dtype::kInt8, s.N * s.C), .in = t("in", kF, s.N * s.C),
+                                  .amaxes = row_amaxes(t, s), .begin = 0, .R = s.N, .C = s.C});
+}
+void transpose_int8(Ctx& ctx, Tensors& t, const Shape& s, Ask) {
+    cuda::transpose_int8(ctx, {.out = t("transposed", Dtype::kE4m3, s.N * s.C),
+                               .in = t("codes", Dtype::kInt8, s.N * s.C), .scale_inv = row_scale_inv(t, s),
+                               .entry = request(t, Ask::kRecord, s.N, s.C).entry, .R = s.N, .C = s.C});
 }
 void amax(Ctx& ctx, Tensors& t, const Shape& s, Ask) {
     cuda::amax(ctx, {.entry = request(t, Ask::kRecord, s.N, s.C).entry, .in = t("in", kB, s.N * s.C)});
@@ -104,6 +125,14 @@ const Row kRows[] = {
     {"quantize fp32", quantize<kF>, kDownWeight, Ask::kSquares, 6},
     {"quantize fp32", quantize<kF>, kQkvWeight, Ask::kCurrent, 6},
     {"quantize fp32", quantize<kF>, kQkvWeight, Ask::kSquares, 6},
+    {"quantize_int8 bf16", quantize_int8<kB>, kX, Ask::kRows, 3},
+    {"quantize_int8 bf16", quantize_int8<kB>, kUp, Ask::kRows, 3},
+    {"quantize_int8 bf16", quantize_int8<kB>, kSmallX, Ask::kRows, 3},
+    {"quantize_int8 fp32", quantize_int8<kF>, kGateUpWeight, Ask::kRows, 5},
+    {"row_amax fp32", row_amax, kGateUpWeight, Ask::kRows, 4},
+    {"quantize_int8_run fp32", quantize_int8_run, kGateUpWeight, Ask::kRows, 5},
+    {"transpose_int8", transpose_int8, kX, Ask::kRows, 2},
+    {"transpose_int8", transpose_int8, kGateUpWeight, Ask::kRows, 2},
     {"amax", amax, kX, Ask::kRecord, 2},
     {"swiglu_forward", forward<Activation::kSwiglu>, kUp, Ask::kDelayed, 6},
     {"swiglu_forward", forward<Activation::kSwiglu>, kUp, Ask::kCounts, 6},

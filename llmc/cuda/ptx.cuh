@@ -35,6 +35,12 @@ __device__ inline uint32_t opaque(uint32_t x) {
 }
 // x *= y; ptxas sees such products in the order of the code. "mul".
 __device__ inline void multiply(float& x, float y) { asm volatile("mul.rn.f32 %0, %0, %1;" : "+f"(x) : "f"(y)); }
+// The larger number, or NaN if one is; fmaxf returns the other. "max.NaN".
+__device__ inline float max_or_nan(float a, float b) {
+    float result;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+}
 // The address of a shared-memory object in the 32-bit form of the instructions below.
 __device__ inline uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));

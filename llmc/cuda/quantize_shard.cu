@@ -1,6 +1,7 @@
 // FP8 weights quantized by several ranks, each from its shard range of a matrix: block amaxes, scales, casts, scale_inv
 // of blocks, and the transpose of the gathered bytes.
 #include "llmc/cuda/fp8.cuh"
+#include "llmc/cuda/transpose_tile.cuh"
 
 namespace cuda {
 namespace {
@@ -173,34 +174,24 @@ __global__ void block_scales_kernel(float* scale_inv, float* transposed_scale_in
     else transposed_scale_inv[j] = scale;
 }
 
-constexpr int kTileGroup = 8;   // row tiles that run concurrently: 1024 bytes of a row of out at a time
-
-// Index of word w (rows 4w to 4w + 3) of a tile's column in shared memory. One instruction writes 8 groups of 16
-// columns with 4 adjacent w, or reads 16 bytes per lane with 8 lanes per column; both use all 32 banks.
-__device__ inline int column_word(int column, int w) { return column * 32 + (w ^ column / 16 * 4); }
-
 // Math: out[c, r] = in[r, c], bytes.
 // Source: transposes of 4 x 4 bytes in registers, of words through shared memory.
 // Traffic: in read, out written, once.
 // Requires: R and C multiples of 16, tensors aligned to 16 bytes.
 // Parallel: a block owns a tile of 128 x 128; a thread 16 columns of 4 rows, then 16 rows of 4 columns.
-__global__ void __launch_bounds__(kThreads, 6) transpose_bytes_kernel(uint8_t* out, const uint8_t* in, int64_t R,
-                                                                      int64_t C) {
-    __shared__ __align__(16) uint32_t words[kTile * kTile / 4];
+__global__ void __launch_bounds__(TransposeTile::kThreads, 6)
+    transpose_bytes_kernel(uint8_t* out, const uint8_t* in, int64_t R, int64_t C) {
+    __shared__ __align__(16) uint32_t words[TransposeTile::kWords];
     wait_for_previous_kernels();
-    const int64_t first_row = (int64_t{blockIdx.z} * kTileGroup + blockIdx.x) * kTile;
-    const int64_t first_column = int64_t{blockIdx.y} * kTile;
-    if (first_row >= R) return;
-    const int rows = static_cast<int>(min(R - first_row, int64_t{kTile}));
-    const int columns = static_cast<int>(min(C - first_column, int64_t{kTile}));
-
+    const TransposeTile tile(R, C);
+    if (tile.rows == 0) return;
     const int column = static_cast<int>(threadIdx.x % 8) * 16, w = static_cast<int>(threadIdx.x / 8);
-    if (column < columns && w * 4 < rows) {
-        const uint8_t* from = in + (first_row + w * 4) * C + first_column + column;
+    if (column < tile.columns && w * 4 < tile.rows) {
+        const uint8_t* from = in + (tile.first_row + w * 4) * C + tile.first_column + column;
         uint4 row[4];
 #pragma unroll
         for (int r = 0; r < 4; r++) row[r] = load_vec(from + r * C);
-        uint32_t* to = words + column_word(column, w);
+        uint32_t* to = words + tile.word(column, w);
         const auto turn = [&](int q, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
             uint32_t turned[4];
             transpose_bytes({a, b, c, d}, turned);
@@ -211,13 +202,7 @@ __global__ void __launch_bounds__(kThreads, 6) transpose_bytes_kernel(uint8_t* o
         turn(2, row[0].z, row[1].z, row[2].z, row[3].z), turn(3, row[0].w, row[1].w, row[2].w, row[3].w);
     }
     __syncthreads();
-    const int part = static_cast<int>(threadIdx.x % 8);
-#pragma unroll
-    for (int pass = 0; pass < 4; pass++) {
-        const int c = static_cast<int>(threadIdx.x / 8) + pass * 32;
-        if (c >= columns || part * 16 >= rows) continue;
-        store_vec(out + (first_column + c) * R + first_row + part * 16, load_vec(words + column_word(c, part * 4)));
-    }
+    tile.store(out, words, R);
 }
 
 void check_range(const Tensor& in, int64_t begin, int64_t R, int64_t C, const char* op) {
@@ -307,9 +292,8 @@ void transpose_bytes(Ctx& ctx, const TransposeBytesArgs& args) {
     expect(args.out, args.in.dtype, R * C, "transpose_bytes: out");
     expect_aligned(args.in, "transpose_bytes: in");
     expect_aligned(args.out, "transpose_bytes: out");
-    const dim3 grid(kTileGroup, grid_size(ceil_div(C, kTile)), grid_size(ceil_div(R, kTile * kTileGroup)));
-    launch_early(ctx, transpose_bytes_kernel, grid, kThreads, 0, static_cast<uint8_t*>(args.out.data),
-                 static_cast<const uint8_t*>(args.in.data), R, C);
+    launch_early(ctx, transpose_bytes_kernel, TransposeTile::grid(R, C), TransposeTile::kThreads, 0,
+                 static_cast<uint8_t*>(args.out.data), static_cast<const uint8_t*>(args.in.data), R, C);
     CHECK_LAUNCH("transpose_bytes_kernel");
 }
 
