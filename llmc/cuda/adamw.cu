@@ -23,6 +23,41 @@ __device__ inline AdamConstants<float> constants_of(const StepState* state, floa
     return constants;
 }
 
+// adam_direction, to the same bits: the instructions that the compiler makes of sqrtf and / without the branches to
+// their slow paths. The arguments must be from 2^-60 to 2^60 in magnitude and eps at most 2^30.
+__device__ inline float quick_direction(float m_hat, float v_hat, float eps) {
+    const float rsqrt = reciprocal_sqrt_approx(v_hat), near_root = v_hat * rsqrt;
+    const float divisor = fmaf(fmaf(-near_root, near_root, v_hat), 0.5f * rsqrt, near_root) + eps;
+    const float near_inv = reciprocal_approx(divisor);
+    const float inv = fmaf(near_inv, fmaf(-divisor, near_inv, 1.0f), near_inv), near = m_hat * inv;
+    return fmaf(inv, fmaf(-divisor, near, m_hat), near);
+}
+// At most kMiddle for positive x from 2^-60 to 2^60.
+constexpr uint32_t kMiddle = 120u << 23;
+__device__ inline uint32_t middle_of(float x) { return __float_as_uint(x) - (67u << 23); }
+
+// adam_update of `count` elements, to the same bits. With one branch for all of them their square roots and divisions
+// overlap.
+template <int count>
+__device__ inline void update_elements(const AdamConstants<float>& c, const float (&g)[count], float (&m)[count],
+                                       float (&v)[count], float (&master)[count]) {
+    float m_hat[count], v_hat[count];
+    uint32_t farthest = 0;
+#pragma unroll
+    for (int j = 0; j < count; j++) {
+        update_moments(c, g[j], m[j], v[j]);
+        m_hat[j] = m[j] * c.inv_correction1, v_hat[j] = v[j] * c.inv_correction2;
+        farthest = max(farthest, max(middle_of(fabsf(m_hat[j])), middle_of(v_hat[j])));
+    }
+    if (farthest <= kMiddle && c.eps <= 0x1p30f) {
+#pragma unroll
+        for (int j = 0; j < count; j++) master[j] = moved(c, quick_direction(m_hat[j], v_hat[j], c.eps), master[j]);
+    } else {
+#pragma unroll
+        for (int j = 0; j < count; j++) master[j] = moved(c, adam_direction(m_hat[j], v_hat[j], c.eps), master[j]);
+    }
+}
+
 // Math: adam_update of adam_math.h; bf16 moments are rounded stochastically; the entry's amax becomes the
 // maximum of itself and |new master| rounded to bf16.
 // Source: Loshchilov and Hutter, arXiv 1711.05101.
@@ -47,8 +82,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
                                           static_cast<uint64_t>(step));
         return __byte_perm(random.x, random.y, 0x5410);
     };
-    auto update = [&](uint32_t random, float g, float& m_value, float& v_value, float& master_value) {
-        adam_update(c, g, m_value, v_value, master_value);
+    auto finish = [&](uint32_t random, float& m_value, float& v_value, float master_value) {
         amax = max(amax, amax_bits_of(master_value));
         if constexpr (std::is_same_v<Moment, bf16>) {
             m_value = stochastic_round(m_value, random);
@@ -73,8 +107,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
             random[j] = random_of(i + j);
             if constexpr (std::is_same_v<Moment, bf16>) random[j] = ptx::opaque(random[j]);
         }
+        update_elements(c, gs, ms, vs, values);
 #pragma unroll
-        for (int j = 0; j < kWidth; j++) update(random[j], gs[j], ms[j], vs[j], values[j]);
+        for (int j = 0; j < kWidth; j++) finish(random[j], ms[j], vs[j], values[j]);
         store_floats<float, kWidth>(master + i, values);
         store_floats<Moment, kWidth>(m + i, ms);
         store_floats<Moment, kWidth>(v + i, vs);
@@ -83,7 +118,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     const int64_t rest = groups * kWidth + thread;
     if (rest < elems) {
         float m_value = to_float(m[rest]), v_value = to_float(v[rest]), value = master[rest];
-        update(random_of(rest), to_float(grad[rest]), m_value, v_value, value);
+        adam_update(c, to_float(grad[rest]), m_value, v_value, value);
+        finish(random_of(rest), m_value, v_value, value);
         master[rest] = value;
         m[rest] = from_float<Moment>(m_value);
         v[rest] = from_float<Moment>(v_value);
@@ -142,13 +178,17 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- moments in fp8
 
-// Four elements of a lane, as pointers to the first of them.
-template <typename T, typename Grad> struct FourElements {
-    T* param;   // null: not stored
-    float* master;
-    uint8_t *m, *v;
-    const Grad* grad;
+// What a lane reads of a block: four elements and the scales.
+template <typename Grad> struct BlockPart {
+    alignas(16) float master[4];
+    alignas(4 * sizeof(Grad)) Grad grad[4];
+    uint32_t m, v;
+    float m_inv, v_inv;
 };
+// The highest bytes of four words.
+__device__ inline uint32_t high_bytes(const uint32_t (&word)[4]) {
+    return __byte_perm(__byte_perm(word[0], word[1], 0x0073), __byte_perm(word[2], word[3], 0x0073), 0x5410);
+}
 // The low `count` bytes of a word.
 __device__ inline uint32_t load_bytes(const uint8_t* p, int count) {
     uint32_t word = 0;
@@ -164,8 +204,8 @@ __device__ inline void store_bytes(uint8_t* p, uint32_t word, int count) {
 // Traffic: master, m, v and their scales read and written, grad read, param (optional) written, once.
 // Requires: `vector` needs tensors aligned to 4 elements; otherwise, and in the last, shorter block of 128, elements
 // are accessed one by one.
-// Parallel: a warp owns every (gridDim.x kThreads / 32)-th block of 128, a lane four consecutive elements of it; all
-// thread blocks are resident.
+// Parallel: a warp owns every (gridDim.x kThreads / 32)-th block of 128, a lane four consecutive elements of it, and
+// loads the next block before it computes; all thread blocks are resident.
 template <typename T, typename Grad>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     adamw_fp8_kernel(T* param, float* master, uint8_t* m, uint8_t* v, float* m_scale_inv, float* v_scale_inv,
@@ -177,66 +217,83 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     __shared__ uint32_t amaxes[kThreads / 32];
     const int64_t step = state->adam_step;
     const AdamConstants<float> c = constants_of(state, lr_scale, beta1, beta2, eps, weight_decay);
+    const int lane = threadIdx.x % 32;
     uint32_t amax = 0;
-    auto update = [&](int64_t block, const FourElements<T, Grad>& at, int count, auto whole) {
-        constexpr bool kWhole = decltype(whole)::value;
-        float gs[4] = {}, ms[4] = {}, vs[4] = {}, values[4] = {};
-        uint32_t m_word, v_word;
-        if constexpr (kWhole) {
-            load_floats<float, 4>(at.master, values);
-            load_floats<Grad, 4>(at.grad, gs);
-            m_word = *reinterpret_cast<const uint32_t*>(at.m), v_word = *reinterpret_cast<const uint32_t*>(at.v);
-        } else {
-            for (int j = 0; j < 4; j++)
-                if (j < count) values[j] = at.master[j], gs[j] = to_float(at.grad[j]);
-            m_word = load_bytes(at.m, count), v_word = load_bytes(at.v, count);
-        }
-        const float m_inv = m_scale_inv[block], v_inv = v_scale_inv[block];
-        // Random numbers are generated while the loads are in flight.
-        const int64_t element = element_offset + block * kScaleBlock + 4 * (threadIdx.x % 32);
+    // Updates `count` elements of the lane and stores the scales; `values` become the masters, m and v the new codes.
+    // All lanes of a warp call it.
+    auto update = [&](int64_t block, BlockPart<Grad>& part, float (&values)[4], int count) {
+        const int64_t element = element_offset + block * kScaleBlock + 4 * lane;
         const uint4 words = philox_words(keys, static_cast<uint64_t>(element) / 4, static_cast<uint64_t>(step));
-        const uint32_t random[4] = {ptx::opaque(words.x), ptx::opaque(words.y), ptx::opaque(words.z),
-                                    ptx::opaque(words.w)};
+        const uint32_t random[4] = {words.x, words.y, words.z, words.w};
+        float gs[4], ms[4], vs[4];
         uint32_t m_amax = 0, v_amax = 0;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            if (!kWhole && j >= count) continue;
-            ms[j] = decode_m(m_word >> (8 * j), m_inv), vs[j] = decode_v(v_word >> (8 * j), v_inv);
-            adam_update(c, gs[j], ms[j], vs[j], values[j]);
-            amax = max(amax, amax_bits_of(values[j]));
-            m_amax = max(m_amax, amax_bits_of(ms[j])), v_amax = max(v_amax, amax_bits_of(vs[j]));
+            gs[j] = to_float(part.grad[j]), values[j] = part.master[j];
+            vs[j] = decode_v(part.v >> (8 * j), part.v_inv);
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {   // decode_m
+            const auto pair = static_cast<__nv_fp8x2_storage_t>(part.m >> (8 * j));
+            const float2 numbers = __half22float2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3));
+            ms[j] = numbers.x * part.m_inv, ms[j + 1] = numbers.y * part.m_inv;
+        }
+        update_elements(c, gs, ms, vs, values);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if (j < count) amax = max(amax, amax_bits_of(values[j]));
+            m_amax = max(m_amax, amax_bits_of(ms[j])), v_amax = max(v_amax, __float_as_uint(vs[j]));   // v >= 0
         }
         const MomentScale of_m = moment_scale(__reduce_max_sync(~0u, m_amax), kLog2LargestM);
         const MomentScale of_v = moment_scale(__reduce_max_sync(~0u, v_amax), kLog2LargestV);
-        m_word = v_word = 0;
+        uint32_t m_codes[4], v_codes[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            m_word |= (encode_m(ms[j], of_m.scale, random[j]) & 0xffu) << (8 * j);
-            v_word |= (encode_v(vs[j], of_v.scale, random[j] >> 16) & 0xffu) << (8 * j);
+            m_codes[j] = encode_m_high(ms[j], of_m.scale, __byte_perm(random[j], 0, 0x4104));   // the low half
+            v_codes[j] = encode_v_high(vs[j], of_v.scale, __byte_perm(random[j], 0, 0x4324));
         }
-        if (of_m.scale == 0.0f) m_word = 0;
-        if (of_v.scale == 0.0f) v_word = 0;
-        if constexpr (kWhole) {
-            store_floats<float, 4>(at.master, values);
-            *reinterpret_cast<uint32_t*>(at.m) = m_word, *reinterpret_cast<uint32_t*>(at.v) = v_word;
-            if (at.param != nullptr) store_floats<T, 4>(at.param, values);
-        } else {
-            for (int j = 0; j < 4; j++) {
-                if (j < count) at.master[j] = values[j];
-                if (j < count && at.param != nullptr) at.param[j] = from_float<T>(values[j]);
-            }
-            store_bytes(at.m, m_word, count), store_bytes(at.v, v_word, count);
-        }
-        if (threadIdx.x % 32 == 0) m_scale_inv[block] = of_m.scale_inv, v_scale_inv[block] = of_v.scale_inv;
+        part.m = of_m.scale == 0.0f ? 0 : high_bytes(m_codes);
+        part.v = of_v.scale == 0.0f ? 0 : high_bytes(v_codes);
+        if (lane == 0) m_scale_inv[block] = of_m.scale_inv, v_scale_inv[block] = of_v.scale_inv;
     };
-    const int64_t warps = int64_t{gridDim.x} * (kThreads / 32);
-    for (int64_t block = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / 32; block < scale_blocks(elems);
-         block += warps) {
-        const int64_t i = block * kScaleBlock + 4 * (threadIdx.x % 32);
-        const FourElements<T, Grad> at{param == nullptr ? nullptr : param + i, master + i, m + i, v + i, grad + i};
+    const auto load = [&](int64_t block) {
+        const int64_t i = block * kScaleBlock + 4 * lane;
+        BlockPart<Grad> part;
+        using Grads = std::conditional_t<sizeof(Grad) == 2, uint2, uint4>;
+        *reinterpret_cast<uint4*>(part.master) = *reinterpret_cast<const uint4*>(master + i);
+        *reinterpret_cast<Grads*>(part.grad) = *reinterpret_cast<const Grads*>(grad + i);
+        part.m = *reinterpret_cast<const uint32_t*>(m + i), part.v = *reinterpret_cast<const uint32_t*>(v + i);
+        part.m_inv = m_scale_inv[block], part.v_inv = v_scale_inv[block];
+        return part;
+    };
+    const int64_t warps = int64_t{gridDim.x} * (kThreads / 32), whole = vector ? elems / kScaleBlock : 0;
+    int64_t block = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / 32;
+    float values[4];
+    BlockPart<Grad> next = {};
+    if (block < whole) next = load(block);
+    for (; block < whole; block += warps) {
+        BlockPart<Grad> part = next;
+        if (block + warps < whole) next = load(block + warps);
+        update(block, part, values, 4);
+        const int64_t i = block * kScaleBlock + 4 * lane;
+        store_floats<float, 4>(master + i, values);
+        *reinterpret_cast<uint32_t*>(m + i) = part.m, *reinterpret_cast<uint32_t*>(v + i) = part.v;
+        if (param != nullptr) store_floats<T, 4>(param + i, values);
+    }
+    for (; block < scale_blocks(elems); block += warps) {
+        const int64_t i = block * kScaleBlock + 4 * lane;
         const int count = static_cast<int>(min(max(elems - i, int64_t{0}), int64_t{4}));
-        if (vector && (block + 1) * kScaleBlock <= elems) update(block, at, 4, std::true_type{});
-        else update(block, at, count, std::false_type{});
+        BlockPart<Grad> part = {};
+        for (int j = 0; j < 4; j++)
+            if (j < count) part.master[j] = master[i + j], part.grad[j] = grad[i + j];
+        part.m = load_bytes(m + i, count), part.v = load_bytes(v + i, count);
+        part.m_inv = m_scale_inv[block], part.v_inv = v_scale_inv[block];
+        update(block, part, values, count);
+        for (int j = 0; j < 4; j++) {
+            if (j < count) master[i + j] = values[j];
+            if (j < count && param != nullptr) param[i + j] = from_float<T>(values[j]);
+        }
+        store_bytes(m + i, part.m, count), store_bytes(v + i, part.v, count);
     }
     if (entry != nullptr) record_block_amax<kThreads>(&entry->amax_bits, __uint_as_float(amax), amaxes);
 }

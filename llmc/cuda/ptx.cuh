@@ -13,6 +13,12 @@ __device__ inline float exp2_approx(float x) {
     return result;
 }
 
+// 1 / sqrt(x), relative error 2^-22.9; infinity for subnormal x. "rsqrt.approx".
+__device__ inline float reciprocal_sqrt_approx(float x) {
+    float result;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
 // 1 / x, relative error 2^-23; 0 for x from 2^126 on. __fdividef spends three more instructions there. "rcp.approx".
 __device__ inline float reciprocal_approx(float x) {
     float result;

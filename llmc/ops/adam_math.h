@@ -51,17 +51,26 @@ HOST_DEVICE inline AdamConstants<Acc> adam_constants(float beta1, float beta2, f
     return c;
 }
 
+// Updates m and v of one element in place.
+template <typename Acc> HOST_DEVICE inline void update_moments(const AdamConstants<Acc>& c, Acc grad, Acc& m, Acc& v) {
+    Acc g = grad * c.grad_mul;
+    m = adam_fma(c.beta1, m, c.one_minus_beta1 * g);
+    v = adam_fma(c.beta2, v, c.one_minus_beta2 * (g * g));
+}
+// The direction of the step, from moments times the bias corrections.
+template <typename Acc> HOST_DEVICE inline Acc adam_direction(Acc m_hat, Acc v_hat, Acc eps) {
+    return m_hat / (adam_sqrt(v_hat) + eps);
+}
+// Returns the new master.
+template <typename Acc> HOST_DEVICE inline Acc moved(const AdamConstants<Acc>& c, Acc direction, Acc master) {
+    return adam_fma(-c.lr, adam_fma(c.weight_decay, master, direction), master);
+}
 // Updates m, v and master of one element in place. master uses the new moments before the caller rounds them to their
 // storage type.
 template <typename Acc>
 HOST_DEVICE inline void adam_update(const AdamConstants<Acc>& c, Acc grad, Acc& m, Acc& v, Acc& master) {
-    Acc g = grad * c.grad_mul;
-    m = adam_fma(c.beta1, m, c.one_minus_beta1 * g);
-    v = adam_fma(c.beta2, v, c.one_minus_beta2 * (g * g));
-    Acc m_hat = m * c.inv_correction1;
-    Acc v_hat = v * c.inv_correction2;
-    Acc direction = m_hat / (adam_sqrt(v_hat) + c.eps);
-    master = adam_fma(-c.lr, adam_fma(c.weight_decay, master, direction), master);
+    update_moments(c, grad, m, v);
+    master = moved(c, adam_direction(m * c.inv_correction1, v * c.inv_correction2, c.eps), master);
 }
 
 // What `ema` (ops.h) adds of master - ema in the update adam_step.
