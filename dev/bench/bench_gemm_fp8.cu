@@ -3,7 +3,8 @@
 //        bench_gemm_fp8 accuracy      errors of each way of accumulation, compared with double
 // Algorithms are searched; operands are random and rotated beyond the L2 cache. Fast and precise accumulation have one
 // scale per tensor. "block" has 1x128 scales with 128x128 ones (forward, dgrad) or 1x128 ones (wgrad), and the
-// library's algorithms. "own block" is the custom kernel, which the trainer's search also times.
+// library's algorithms. "own block" is the custom kernel, which the trainer's search also times. "int8" has a scale per
+// row, and is a forward pass only.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -36,6 +37,7 @@ std::vector<Linear> llama(int64_t C, int64_t kv, int64_t F) {
 const Model kModels[] = {{"8B", true, 8192, llama(4096, 1024, 14336)},
                          {"124M", true, 65536, gpt2(768)},
                          {"small", true, 16384, llama(2048, 512, 5504)},
+                         {"135M", false, 32768, llama(576, 192, 1536)},
                          {"1558M", false, 8192, gpt2(1600)},
                          {"1B", false, 8192, llama(2048, 512, 8192)},
                          {"350M", false, 16384, gpt2(1024)},
@@ -63,8 +65,8 @@ bool fits(const Shape& s) {
            && (s.result == Dtype::kBf16 || s.M * s.N <= kFp32PoolElems);
 }
 
-enum Way { kBf16Way, kFast, kPrecise, kBlock, kOwnBlock, kWays };
-const char* const kWayNames[] = {"bf16", "fast", "precise", "block", "own block"};
+enum Way { kBf16Way, kFast, kPrecise, kBlock, kOwnBlock, kInt8Way, kWays };
+const char* const kWayNames[] = {"bf16", "fast", "precise", "block", "own block", "int8"};
 
 // Random numbers of each type, made once. Operands are consecutive parts of them, starting over at the end.
 class Pool {
@@ -84,19 +86,21 @@ private:
     int64_t at_ = 0;
 };
 struct Pools {
-    Pool bf16, e4m3, e5m2, scales, bf16_result, fp32_result;
+    Pool bf16, e4m3, e5m2, int8, scales, bf16_result, fp32_result;
     explicit Pools(Ctx& ctx)
         : bf16(ctx, Dtype::kBf16, kPoolElems), e4m3(ctx, Dtype::kE4m3, kPoolElems),
-          e5m2(ctx, Dtype::kE5m2, kPoolElems),
+          e5m2(ctx, Dtype::kE5m2, kPoolElems), int8(ctx, Dtype::kInt8, kPoolElems),
           scales(ctx, Dtype::kFp32, 64 << 20, 1, 0.25f), bf16_result(ctx, Dtype::kBf16, kPoolElems),
           fp32_result(ctx, Dtype::kFp32, kFp32PoolElems) {}
-    Pool& of(Dtype dtype) { return dtype == Dtype::kBf16 ? bf16 : dtype == Dtype::kE4m3 ? e4m3 : e5m2; }
+    Pool& of(Dtype dtype) {
+        return dtype == Dtype::kBf16 ? bf16 : dtype == Dtype::kE4m3 ? e4m3 : dtype == Dtype::kE5m2 ? e5m2 : int8;
+    }
 };
 
 // dy, the A of dgrad and wgrad, is E5M2 unless scales are blocks.
 GemmArgs args_of(Pools& pools, const Shape& s, Way way) {
     const bool backward = s.layout != GemmLayout::kForward;
-    const Dtype b = way == kBf16Way ? Dtype::kBf16 : Dtype::kE4m3;
+    const Dtype b = way == kBf16Way ? Dtype::kBf16 : way == kInt8Way ? Dtype::kInt8 : Dtype::kE4m3;
     const Dtype a = backward && (way == kFast || way == kPrecise) ? Dtype::kE5m2 : b;
     Pool& results = s.result == Dtype::kBf16 ? pools.bf16_result : pools.fp32_result;
     GemmArgs args{.D = results.take(s.M * s.N), .A = pools.of(a).take(s.M * s.K), .B = pools.of(b).take(s.N * s.K),
@@ -108,18 +112,19 @@ GemmArgs args_of(Pools& pools, const Shape& s, Way way) {
         args.A_granularity = Granularity::kBlock1x128;
         args.B_granularity = s.layout == GemmLayout::kWgrad ? Granularity::kBlock1x128 : Granularity::kBlock128x128;
     }
+    if (way == kInt8Way) args.A_granularity = args.B_granularity = Granularity::kRow;
     args.A_scale_inv = pools.scales.take(scale_inv_elems(args.A_granularity, s.M, s.K));
     args.B_scale_inv = pools.scales.take(scale_inv_elems(args.B_granularity, s.N, s.K));
     return args;
 }
 
-// Microseconds of the first `ways`; 0 if a way is refused, or if the custom kernel does not support the product.
-std::vector<float> time_ways(Ctx& ctx, Pools& pools, const Shape& s, int ways, float budget_us) {
+// Microseconds of each way; 0 if it is refused, or if the custom kernels do not support the product.
+std::vector<float> time_ways(Ctx& ctx, Pools& pools, const Shape& s, float budget_us) {
     std::vector<Candidate> candidates;
-    std::vector<float> us(static_cast<size_t>(ways), 0);
+    std::vector<float> us(kWays, 0);
     std::vector<Way> run;
-    for (Way way : {kBf16Way, kFast, kPrecise, kBlock, kOwnBlock}) {
-        if (way >= ways) break;
+    for (Way way : {kBf16Way, kFast, kPrecise, kBlock, kOwnBlock, kInt8Way}) {
+        if (way == kInt8Way && (s.layout != GemmLayout::kForward || !cuda::gemm_int8_available(ctx))) continue;
         Candidate candidate{ctx, {}, way == kOwnBlock};
         const int64_t set_bytes = (s.M + s.N) * s.K * (way == kBf16Way ? 2 : 1) + s.M * s.N * dtype_bytes(s.result);
         for (int64_t used = 0; used == 0 || used < (160 << 20); used += set_bytes)
@@ -159,7 +164,7 @@ void print_table(Ctx& ctx, const char* part) {
                     if (part && !std::strstr(name.c_str(), part)) continue;
                     s.result = result;
                     if (!fits(s)) break;
-                    const std::vector<float> us = time_ways(ctx, pools, s, kWays, 60000);
+                    const std::vector<float> us = time_ways(ctx, pools, s, 60000);
                     std::printf("%-22s", name.c_str());
                     for (float t : us)
                         std::printf(" | %6.0f (%5.3f)", t > 0 ? tflops(s.M, s.N, s.K, t) : 0, t > 0 ? us[0] / t : 0);

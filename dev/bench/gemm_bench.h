@@ -18,6 +18,13 @@ static __global__ void codes_kernel(uint8_t* out, const float* in, int64_t elems
         out[i] = __nv_cvt_float_to_fp8(in[i], __NV_SATFINITE, format);
 }
 
+// Grid-stride: the same values, rounded to whole numbers up to 127.
+static __global__ void int8_codes_kernel(int8_t* out, const float* in, int64_t elems) {
+    const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < elems; i += stride)
+        out[i] = static_cast<int8_t>(min(max(__float2int_rn(in[i]), -127), 127));
+}
+
 // Operands of one shape; freed at the end of the scope.
 struct Buffers {
     Ctx& ctx;
@@ -30,15 +37,20 @@ struct Buffers {
         memory.push_back(cuda::device_alloc(elems * dtype_bytes(dtype)));
         return {memory.back(), dtype, elems};
     }
-    // Normally distributed numbers; those in FP8 use the range of the format, as after a cast with one scale.
+    // Normally distributed numbers; those in FP8 and INT8 use the range of the format, as after a cast with one scale.
     Tensor random(Dtype dtype, int64_t elems, float mean = 0, float std = 0.5f) {
         Tensor t = empty(dtype, elems);
-        Tensor values = is_fp8(dtype) ? Tensor{cuda::device_alloc(4 * elems), Dtype::kFp32, elems} : t;
-        if (is_fp8(dtype)) std = fp8_largest(dtype) / 6;
+        const bool codes = dtype_bytes(dtype) == 1;
+        Tensor values = codes ? Tensor{cuda::device_alloc(4 * elems), Dtype::kFp32, elems} : t;
+        if (codes) std = dtype == Dtype::kInt8 ? 127.0f / 4 : fp8_largest(dtype) / 6;
         cuda::fill_normal(ctx, {.out = values, .key = memory.size(), .element_offset = 0, .mean = mean, .std = std});
-        if (is_fp8(dtype)) {
-            codes_kernel<<<1024, 256, 0, cuda::stream_of(ctx)>>>(static_cast<uint8_t*>(t.data), values.as<float>(),
-                                                                 elems, dtype == Dtype::kE4m3 ? __NV_E4M3 : __NV_E5M2);
+        if (codes) {
+            if (dtype == Dtype::kInt8)
+                int8_codes_kernel<<<1024, 256, 0, cuda::stream_of(ctx)>>>(t.as<int8_t>(), values.as<float>(), elems);
+            else
+                codes_kernel<<<1024, 256, 0, cuda::stream_of(ctx)>>>(
+                    static_cast<uint8_t*>(t.data), values.as<float>(), elems,
+                    dtype == Dtype::kE4m3 ? __NV_E4M3 : __NV_E5M2);
             CHECK_LAUNCH("codes_kernel");
             cuda::synchronize(ctx);
             cuda::device_free(values.data);

@@ -63,8 +63,8 @@ void check_args(const GemmArgs& args, const GemmKey& key) {
                "A, B or D has another number of elements");
     CHECK_CALL(args.A.data && args.B.data && args.D.data, "A, B or D has no memory");
     CHECK_CALL(!args.bias || args.bias.elems == N, "bias needs N elements");
-    if (fp8_operands(args)) {
-        const char* error = fp8_gemm_error(args);
+    if (fp8_operands(args) || int8_operands(args)) {
+        const char* error = int8_operands(args) ? int8_gemm_error(args) : fp8_gemm_error(args);
         CHECK_CALL(!error, error);
     } else {
         CHECK_CALL(args.A.dtype == args.B.dtype, "A and B differ in type");
@@ -192,6 +192,12 @@ namespace cuda {
 void gemm(Ctx& ctx, const GemmArgs& args) {
     const GemmKey key = key_of(args);
     check_args(args, key);
+    if (int8_operands(args)) {
+        CHECK_CALL(gemm_int8_available(ctx), "INT8 matmuls need compute capability 9.0 and a build with ARCH=90a");
+        gemm_int8(ctx, args);
+        ctx.fp8_matmuls++;
+        return;
+    }
     GemmProblem problem = problem_of(args);
     const GemmPlan& plan = gemm_plan_for(ctx, problem, key, args);
     cublasStatus_t status = gemm_launch(ctx, problem, plan, args);

@@ -48,12 +48,12 @@ template <bool vectors> struct BlocksScaleSource {
 // The thread that issues TMA loads.
 template <bool vectors>
 __device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const BlocksProblem& p,
-                            const BlocksSchedule& schedule) {
+                            const BlockPairs& schedule) {
     using B = Blocks;
-    const int rank = static_cast<int>(BlocksSchedule::rank());
+    const int rank = static_cast<int>(BlockPairs::rank());
     constexpr uint16_t kAll = (1 << B::kCluster) - 1;
-    for (uint32_t item = BlocksSchedule::first(); item < schedule.items; item += BlocksSchedule::step()) {
-        const BlocksSchedule::Place at = schedule.place(item);
+    for (uint32_t item = BlockPairs::first(); item < schedule.items; item += BlockPairs::step()) {
+        const BlockPairs::Place at = schedule.place(item);
         const int row = at.row, column = at.column + rank * B::kColumns;
         const uint32_t a_bytes = 4 * min(B::kRows, p.M - row);
         const float* a_scales = p.a_scales + row;
@@ -77,8 +77,8 @@ __device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const Blo
 
 // The warp that puts the scales of columns into the order in which consumers load them as matrices of 8 rows
 // (ldmatrix): of 8 columns first the even, then the odd ones.
-__device__ void order_scales(BlocksState state, const BlocksProblem& p, const BlocksSchedule& schedule, int lane) {
-    for (uint32_t item = BlocksSchedule::first(); item < schedule.items; item += BlocksSchedule::step())
+__device__ void order_scales(BlocksState state, const BlocksProblem& p, const BlockPairs& schedule, int lane) {
+    for (uint32_t item = BlockPairs::first(); item < schedule.items; item += BlockPairs::step())
 #pragma unroll 1
         for (int step = 0; step < p.steps; step++) {
             state.ring.wait();
@@ -252,13 +252,13 @@ template <bool vectors> struct BlocksConsumer {
         of_row[1][0] = next[0], of_row[1][1] = next[1];
     }
     // Recomputes its indices rather than keep them in registers across the steps of a tile.
-    __device__ void store(const BlocksMaps& maps, const BlocksProblem& p, const BlocksSchedule& schedule,
+    __device__ void store(const BlocksMaps& maps, const BlocksProblem& p, const BlockPairs& schedule,
                           uint32_t item) {
-        const BlocksSchedule::Place at = schedule.place(ptx::opaque(item));
+        const BlockPairs::Place at = schedule.place(ptx::opaque(item));
         const int thread = static_cast<int>(ptx::thread_index()), of_group = thread % 128, lane = thread % 32;
         const int row = at.row + thread / 128 * 64 * B::kHalves + of_group / 32 * 16;
         const uint32_t buffer = state.shared + B::kResultsAt + thread / 32 * B::kWarpBytes;
-        const int column = at.column + static_cast<int>(BlocksSchedule::rank()) * B::kColumns;
+        const int column = at.column + static_cast<int>(BlockPairs::rank()) * B::kColumns;
 #pragma unroll
         for (int half = 0; half < B::kHalves; half++) {
             if (p.bias) add_bias(sums[half], p, column, lane);
@@ -267,9 +267,9 @@ template <bool vectors> struct BlocksConsumer {
         }
         __syncwarp();
     }
-    __device__ void run(const BlocksMaps& maps, const BlocksProblem& p, const BlocksSchedule& schedule) {
+    __device__ void run(const BlocksMaps& maps, const BlocksProblem& p, const BlockPairs& schedule) {
         if (vectors && consumer == 1) pass_turn();
-        for (uint32_t item = BlocksSchedule::first(); item < schedule.items; item += BlocksSchedule::step()) {
+        for (uint32_t item = BlockPairs::first(); item < schedule.items; item += BlockPairs::step()) {
 #pragma unroll
             for (int half = 0; half < B::kHalves; half++)
 #pragma unroll
@@ -295,12 +295,12 @@ template <bool vectors> struct BlocksConsumer {
 //          read to accumulate.
 // Requires: sm_90a; E4M3 operands, A with 1x128 scales, B with 128x128 or 1x128; M a multiple of 4, N and K of 16; A,
 //           B, D and scales 16-byte aligned, as fp8_gemm_error checks.
-// Parallel: a cluster of 2 blocks computes tiles of 256 x 256 (BlocksSchedule), each block 128 of the columns. Its last
+// Parallel: a cluster of 2 blocks computes tiles of 256 x 256 (BlockPairs), each block 128 of the columns. Its last
 //           warpgroup issues TMA loads (and orders scales), each other one owns 128 rows in two halves.
 template <bool vectors>
 __global__ void __launch_bounds__(Blocks::kThreads, 1)
 gemm_fp8_blockwise_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __grid_constant__ BlocksProblem problem,
-                        const BlocksSchedule schedule) {
+                        const BlockPairs schedule) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char memory[];
     const BlocksState state(ptx::shared_address(memory));
@@ -333,30 +333,6 @@ gemm_fp8_blockwise_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __
 }
 
 template <bool vectors> void launch(Ctx& ctx, const GemmArgs& args) {
-    const auto kernel = gemm_fp8_blockwise_sm90_kernel<vectors>;
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = Blocks::kCluster;
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.blockDim = dim3(Blocks::kThreads);
-    config.dynamicSmemBytes = Blocks::kSharedBytes;
-    config.stream = stream_of(ctx);
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    config.gridDim = dim3(grid_size(ctx.sm_count / Blocks::kCluster * Blocks::kCluster));
-    static const int resident = [&] {   // clusters; any more would wait until another has finished all its items
-        int clusters = 0;
-        allow_shared_memory(kernel, Blocks::kSharedBytes);
-        CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
-        CHECK(clusters > 0, "gemm_fp8_blockwise: no room for a cluster");
-        return clusters;
-    }();
-    const int64_t rows = ceil_div(args.M, Blocks::kRows);
-    const int64_t columns = ceil_div(args.N, Blocks::kCluster * Blocks::kColumns), items = rows * columns;
-    CHECK(args.M < (1 << 30) && args.N < (1 << 30) && items < (1 << 30), "gemm_fp8_blockwise: M %lld, N %lld",
-          (long long)args.M, (long long)args.N);
-    config.gridDim.x = grid_size(Blocks::kCluster * std::min<int64_t>(items, resident));
     const BlocksMaps maps{matrix_map(args.A.data, args.M, args.K, Blocks::kShareRows),
                           matrix_map(args.B.data, args.N, args.K, Blocks::kColumns),
                           box_map(args.D, args.M, args.N, args.N, 16, 128)};
@@ -368,9 +344,8 @@ template <bool vectors> void launch(Ctx& ctx, const GemmArgs& args) {
                                 .steps = static_cast<int>(steps),
                                 .scale_row = static_cast<int>(ceil_div(steps, 4) * 4),
                                 .fp32 = args.D.dtype == Dtype::kFp32, .accumulate = args.accumulate};
-    const BlocksSchedule schedule{static_cast<uint32_t>(items), static_cast<uint32_t>(rows),
-                                  static_cast<uint32_t>(columns)};
-    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, maps, problem, schedule));
+    launch_block_pairs<gemm_fp8_blockwise_sm90_kernel<vectors>, Blocks::kThreads, Blocks::kSharedBytes>(
+        ctx, "gemm_fp8_blockwise", args.M, args.N, maps, problem);
     CHECK_LAUNCH("gemm_fp8_blockwise_sm90_kernel");
 }
 

@@ -1,7 +1,6 @@
-// Matmul of blockwise FP8 operands on compute capability 9.0: tiles, shared memory, schedule, epilogue.
+// Matmul of blockwise FP8 operands on compute capability 9.0: tiles, shared memory, epilogue.
 #pragma once
-#include "llmc/cuda/pipeline_sm90.cuh"
-#include "llmc/cuda/tensor_map.h"
+#include "llmc/cuda/block_pairs_sm90.cuh"
 #include "llmc/cuda/wgmma.cuh"
 
 namespace cuda {
@@ -14,7 +13,7 @@ struct Blocks {
     static constexpr int kConsumers = 2, kHalves = 2, kRows = 64 * kHalves * kConsumers, kColumns = 128, kDepth = 128;
     static constexpr int kThreads = 128 * (kConsumers + 1), kProducerRegisters = 24, kConsumerRegisters = 240;
     // Two blocks adjacent in N form a cluster; each loads half of their A into both.
-    static constexpr int kCluster = 2, kShareRows = kRows / kCluster, kStages = 4;
+    static constexpr int kCluster = BlockPairs::kBlocks, kShareRows = kRows / kCluster, kStages = 4;
     static constexpr uint32_t kRowBytes = kRows * kDepth, kColumnBytes = kColumns * kDepth;
     static constexpr uint32_t kShareBytes = kShareRows * kDepth, kHalfBytes = 64 * kDepth;
     static constexpr uint32_t kScaleBytes = 4 * (kRows + kColumns);
@@ -30,27 +29,7 @@ struct Blocks {
     static constexpr int kTurnBarrier = 1;   // the named barriers of the two consumers' turns
     static_assert(registers_suffice(kConsumers, kProducerRegisters, kConsumerRegisters));
     static_assert(kSharedBytes <= 227 * 1024);
-};
-
-// Schedule. An item is the 256 x 256 results of a cluster; cluster c of G computes items c, c + G, ... Items are
-// ordered in groups of 8 in M and within a group along N, so that concurrent items form roughly a square and share
-// operands in the L2 cache.
-struct BlocksSchedule {
-    static constexpr uint32_t kGroup = 8;
-    uint32_t items, rows, columns;   // items in all, in M, in N
-
-    struct Place {
-        int row, column;   // the cluster's first
-    };
-    __device__ Place place(uint32_t item) const {
-        const uint32_t group = item / (kGroup * columns), rest = item - group * (kGroup * columns);
-        const uint32_t size = min(kGroup, rows - group * kGroup);
-        return {static_cast<int>((group * kGroup + rest % size) * Blocks::kRows),
-                static_cast<int>(rest / size * (Blocks::kCluster * Blocks::kColumns))};
-    }
-    __device__ static uint32_t rank() { return ptx::block_index() % Blocks::kCluster; }
-    __device__ static uint32_t first() { return ptx::block_index() / Blocks::kCluster; }
-    __device__ static uint32_t step() { return gridDim.x / Blocks::kCluster; }
+    static_assert(kRows == BlockPairs::kRows && kCluster * kColumns == BlockPairs::kColumns);
 };
 
 // Kernel arguments besides the maps.

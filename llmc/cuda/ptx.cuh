@@ -441,6 +441,16 @@ __device__ inline void wgmma_int8(int (&d)[64], uint64_t a, uint64_t b) {
                  : LLMC_R32(d, 0), LLMC_R32(d, 32)
                  : "l"(a), "l"(b));
 }
+#define LLMC_N128 LLMC_N10("") LLMC_N10("1") LLMC_N10("2") LLMC_N10("3") LLMC_N10("4") LLMC_N10("5") LLMC_N10("6") \
+                  LLMC_N10("7") LLMC_N10("8") LLMC_N10("9") LLMC_N10("10") LLMC_N10("11") "%120, %121, %122, %123, " \
+                  "%124, %125, %126, %127"
+// d(64, 256) (+)= A(64, 32) B(32, 256); without `add` the old d is ignored.
+__device__ inline void wgmma_int8(int (&d)[128], uint64_t a, uint64_t b, bool add) {
+    asm volatile("{.reg .pred add; setp.ne.b32 add, %130, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 {" LLMC_N128 "}, %128, %129, add;}"
+                 : LLMC_R32(d, 0), LLMC_R32(d, 32), LLMC_R32(d, 64), LLMC_R32(d, 96)
+                 : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
 #undef LLMC_R8
 #undef LLMC_R32
 #undef LLMC_F8
@@ -450,6 +460,7 @@ __device__ inline void wgmma_int8(int (&d)[64], uint64_t a, uint64_t b) {
 #undef LLMC_N16
 #undef LLMC_N32
 #undef LLMC_N64
+#undef LLMC_N128
 #endif
 
 }  // namespace ptx
