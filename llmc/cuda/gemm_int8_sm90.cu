@@ -163,7 +163,7 @@ struct Int8Consumer {
 //       nearest even, in fp32 and last to bf16.
 // Source: Jouppi et al., arXiv 1704.04760 (INT32 sums of INT8 products); PTX ISA 9.0, wgmma of .s8.
 // Traffic: M K + N K bytes read, 2 M N written.
-// Requires: sm_90a; N and K multiples of 16, K <= 2^17; A, B, D and scales 16-byte aligned, as int8_gemm_error checks.
+// Requires: sm_90a; N and K multiples of 16, K <= 2^17; all 16-byte aligned, as int8_gemm_error checks.
 // Parallel: a cluster of 2 blocks computes tiles of 256 x 256 (BlockPairs), each block 128 of the rows. Its last
 //           warpgroup issues TMA loads, each other one owns 64 rows.
 __global__ void __launch_bounds__(Int8Tile::kThreads, 1)

@@ -60,7 +60,7 @@ inline const char* int8_gemm_error(const GemmArgs& args) {
         if (scales.dtype != Dtype::kFp32) return "scales are fp32";
     if (args.A_scale_inv.elems != args.M || args.B_scale_inv.elems != args.N)
         return "A_scale_inv needs M elements and B_scale_inv N";
-    for (const Tensor& tensor : {args.A, args.B, args.D, args.A_scale_inv, args.B_scale_inv})
-        if (!aligned_to_16(tensor)) return "INT8 operands need A, B, D and scales 16-byte aligned";
+    for (const Tensor& tensor : {args.A, args.B, args.D, args.bias, args.A_scale_inv, args.B_scale_inv})
+        if (!aligned_to_16(tensor)) return "INT8 operands need A, B, D, bias and scales 16-byte aligned";
     return nullptr;
 }
