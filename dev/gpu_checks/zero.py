@@ -16,6 +16,7 @@ EQUAL = (
     ("llama-delayed", LLAMA, ["--fp8-recipe", "delayed", "--grad-comm-dtype", "bf16", "--fp8-stats-interval", "1"], ""),
     ("llama-delayed-comm8", LLAMA, ["--fp8-recipe", "delayed", "--grad-comm-dtype", "fp8", "--grad-dtype", "bf16"], ""),
     ("llama-1F1L", LLAMA, ["--fp8-recipe", "tensorwise", "--first-last-layers-bf16", "--fp8-stats-interval", "1"], ""),
+    ("llama-int8", LLAMA, ["--fp8-recipe", "int8-forward", "--fp8-stats-interval", "1"], "valid"),
     ("llama-blockwise", LLAMA, ["--fp8-recipe", "blockwise", "--grad-dtype", "bf16"], "valid"),
     ("gpt2-zero2", GPT2, ["--zero", "2", "--fp8-recipe", "delayed", "--fp8-stats-interval", "1"], "valid save"),
     ("llama-zero2-comm8", LLAMA, ["--zero", "2", "--fp8-recipe", "delayed", "--grad-comm-dtype", "fp8"], ""),

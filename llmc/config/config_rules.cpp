@@ -33,7 +33,7 @@ constexpr Condition kConditions[] = {
     {"eval-interval", "valid-data hellaswag-data", "!unset", "there is no --valid-data to evaluate on"},
     {"eval-iters", "valid-data", "!unset", "there is no --valid-data to evaluate on"},
 
-    {"eval-bf16", "fp8-recipe fp8-attention", "delayed tensorwise blockwise true", kFp8Off},
+    {"eval-bf16", "fp8-recipe fp8-attention", "delayed tensorwise blockwise int8-forward true", kFp8Off},
     {"eval-bf16", "valid-data hellaswag-data sample-every", "!unset 0", "there is no --valid-data to evaluate on"},
 
     {"muon-scale muon-momentum", "optimizer", "muon", "--optimizer adamw has none of it"},
@@ -45,7 +45,8 @@ constexpr Condition kConditions[] = {
     {"fp8-format fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo fp8-fast-accum bf16-linears "
      "first-last-layers-bf16 num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 fp8-lm-head fp8-min-speedup",
      "fp8-recipe", "!none", kFp8Off},
-    {"fp8-first-bf16 fp8-final-bf16", "fp8-recipe fp8-attention", "delayed tensorwise blockwise true", kFp8Off},
+    {"fp8-first-bf16 fp8-final-bf16", "fp8-recipe fp8-attention", "delayed tensorwise blockwise int8-forward true",
+     kFp8Off},
     {"fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo", "fp8-recipe", "!tensorwise",
      "--fp8-recipe tensorwise computes every scale from the current tensor, only delayed scaling has a history"},
     {"fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo", "fp8-recipe", "!blockwise",
@@ -82,6 +83,9 @@ constexpr struct {
     {"offload-fraction", offloads_state, "no optimizer state is offloaded (--offload moments,masters)"},
     {"tokenizer", [](const Config& c) { return !c.save.empty() || c.sample_every > 0; },
      "no checkpoint is written without --save, and no text is sampled (--sample-every 0)"},
+    {"fp8-fast-accum",
+     [](const Config& c) { return c.fp8_recipe != Fp8Recipe::kInt8Forward || c.fp8_fast_accum == FastAccum::kAll; },
+     "--fp8-recipe int8-forward accumulates the forward pass in INT32, exactly; all is for the backward pass"},
     // Statistics need FP8 matmuls or FP8 gradient communication.
     {"fp8-stats-interval",
      [](const Config& c) { return c.fp8_recipe != Fp8Recipe::kNone || c.grad_comm_dtype == Dtype::kE4m3; }, kFp8Off},

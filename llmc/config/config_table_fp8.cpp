@@ -25,9 +25,11 @@ void add_recipe(std::vector<OptionRow>& rows) {
     add_rows(rows, OptionGroup::kFp8, {
         {.name = "fp8-recipe",
          .value = choice<Fp8Recipe>(AT(fp8_recipe), {{"none", Fp8Recipe::kNone}, {"delayed", Fp8Recipe::kDelayed},
-                                    {"tensorwise", Fp8Recipe::kTensorwise}, {"blockwise", Fp8Recipe::kBlockwise}}),
+                                    {"tensorwise", Fp8Recipe::kTensorwise}, {"blockwise", Fp8Recipe::kBlockwise},
+                                    {"int8-forward", Fp8Recipe::kInt8Forward}}),
          .help = "run the matmuls of the linear layers in FP8, with scaling factors from the amax history (delayed), "
-                 "from the current tensor (tensorwise), or per block of 128 values (blockwise)", .fallback = "none",
+                 "from the current tensor (tensorwise), or per block of 128 values (blockwise); int8-forward: as "
+                 "delayed, but those of the forward pass in INT8", .fallback = "none",
          .derive = derive_recipe, .derived = "delayed with --fp8-format"},
         {.name = "fp8-format",
          .value = choice<Fp8Format>(AT(fp8_format), {{"hybrid", Fp8Format::kHybrid}, {"e4m3", Fp8Format::kE4m3}}),

@@ -44,8 +44,9 @@ ActivationBuffers::Buffer ActivationBuffers::take(const BufferRow& row, int firs
         case Form::kWorking:
             return {.tensor = keep_high ? take(model_.options.dtype, N * row.width) : Tensor{}, .operand = {}};
         case Form::kFp8Transposed:
-            if (fp8_reads) return {.tensor = {}, .operand = model_.fp8.alloc_operand(Fp8Role::kX, row.width, N, take)};
-            return {};
+            if (!fp8_reads) return {};
+            return {.tensor = {}, .operand = model_.fp8.alloc_operand(Fp8Role::kX, Fp8Layout::kTransposed, row.width, N,
+                                                                      take)};
     }
     return {};
 }

@@ -96,7 +96,8 @@ LinearOperand Decoder::head_x(Ctx& ctx, Rows rows, int64_t N) {
     const Linear linear = head();
     LinearOperand x{.unquantized = all.unquantized.slice(rows.first * C, rows.count * C)};
     if (!linear.fp8) return x;
-    const Fp8Operand memory = model_.fp8.alloc_operand(Fp8Role::kX, C, rows.count, model_.take_scratch());
+    const Fp8Operand memory =
+        model_.fp8.alloc_operand(Fp8Role::kX, Fp8Layout::kTransposed, C, rows.count, model_.take_scratch());
     x.fp8.transposed = model_.fp8.operand_of(*linear.fp8, Fp8Role::kX, memory, C, rows.count);
     const PendingOperand quantized = model_.begin_x(
         linear, x, rows.count, {.rowwise = false, .transposed = true, .recomputed = false}, true);

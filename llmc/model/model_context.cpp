@@ -69,7 +69,8 @@ PendingOperand ModelContext::begin_x(const Linear& linear, const LinearOperand& 
     if (usage.transposed) layouts.transposed = saved.fp8.transposed;
     if (usage.rowwise) layouts.rowwise = saved.fp8.rowwise;
     if (usage.rowwise && !layouts.rowwise.data) {
-        const Fp8Operand memory = fp8.alloc_operand(Fp8Role::kX, N, linear.in, take_scratch());
+        const Fp8Operand memory =
+            fp8.alloc_operand(Fp8Role::kX, Fp8Layout::kRowwise, N, linear.in, take_scratch());
         layouts.rowwise = fp8.operand_of(*own, Fp8Role::kX, memory, N, linear.in);
     }
     if (!x.operand.unquantized) x.operand.unquantized = scratch(options.dtype, N * linear.in);
@@ -79,8 +80,9 @@ PendingOperand ModelContext::begin_x(const Linear& linear, const LinearOperand& 
 
 LinearOperand ModelContext::alloc_dy(int64_t N, int64_t C, Tensor unquantized, bool in_fp8) const {
     if (!in_fp8) return {.unquantized = unquantized};
-    return {.unquantized = unquantized, .fp8 = {.rowwise = fp8.alloc_operand(Fp8Role::kDy, N, C, take_scratch()),
-                                                .transposed = fp8.alloc_operand(Fp8Role::kDy, C, N, take_scratch())}};
+    return {.unquantized = unquantized,
+            .fp8 = {.rowwise = fp8.alloc_operand(Fp8Role::kDy, Fp8Layout::kRowwise, N, C, take_scratch()),
+                    .transposed = fp8.alloc_operand(Fp8Role::kDy, Fp8Layout::kTransposed, C, N, take_scratch())}};
 }
 
 PendingOperand ModelContext::begin_dy(const Linear& linear, const LinearOperand& to, int64_t N,
@@ -110,13 +112,17 @@ void ModelContext::quantize(PendingOperand& operand, const Fp8Linear& linear, Fp
     operand.role = role;
     operand.quant = passes.first;
     operand.second_pass = passes.second;
-    operand.out = passes.second || keep_unquantized ? operand.operand.unquantized : Tensor{};
+    const bool int8 = operand.operand.fp8.rowwise.granularity == Granularity::kRow;   // finish reads the result
+    operand.out = passes.second || int8 || keep_unquantized ? operand.operand.unquantized : Tensor{};
 }
 
 LinearOperand ModelContext::finish(Ctx& ctx, const PendingOperand& pending) const {
     const auto& [unquantized, layouts] = pending.operand;
     const int64_t N = pending.N, C = unquantized.elems / N;
     if (pending.second_pass) ops::quantize(ctx, {.quant = pending.second_pass, .in = unquantized, .N = N, .C = C});
+    if (layouts.rowwise.granularity == Granularity::kRow)
+        ops::quantize_int8(ctx, {.out = layouts.rowwise.data, .scale_inv = layouts.rowwise.scale_inv,
+                                 .in = unquantized, .N = N, .C = C});
     if (pending.linear)
         fp8.count_block_scales(ctx, *pending.linear, pending.role, layouts, N, pending.recomputed);
     if (pending.separate_dbias) {

@@ -12,7 +12,8 @@ std::optional<LayerBuffers> make_layer_buffers(const Config& config, const Bucke
                                                Arena& arena) {
     if (!shards_weights(config, buckets.ranks())) return std::nullopt;
     return std::optional<LayerBuffers>(std::in_place, buckets.layout(), static_cast<int>(config.shape.num_layers),
-                                       config.dtype, plan.weight_format, arena);
+                                       config.dtype, plan.format(Fp8Role::kWeight, Fp8Layout::kRowwise),
+                                       plan.weight_format, arena);
 }
 
 DecoderOptions decoder_options(const Config& config, const HeadExchange& exchange) {

@@ -29,6 +29,7 @@ std::vector<TrainingCase> cases() {
     one_in_bf16.first_last_layers_bf16 = true;
     one_in_bf16.num_layers_at_start_in_bf16 = 1;
     add("blockwise, gradients in FP8", 1, Fp8Recipe::kBlockwise).grad_comm_dtype = Dtype::kE4m3;
+    add("INT8 forward, gradients sharded", 1, Fp8Recipe::kInt8Forward).zero = 2;
     add("tensorwise, replicated", 1, Fp8Recipe::kTensorwise).zero = 0;
     add("delayed, gradients sharded", 0, Fp8Recipe::kDelayed).zero = 2;
     add("muon", 1, Fp8Recipe::kNone).optimizer = OptimizerKind::kMuon;

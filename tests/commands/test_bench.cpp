@@ -70,10 +70,8 @@ std::deque<OpCall> one_step(double slower) {
 }  // namespace
 
 TEST_CASE("bench: a timed step runs each operation as often as its rehearsal") {
-    const std::vector<Fp8Recipe> recipes = {Fp8Recipe::kNone, Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise,
-                                            Fp8Recipe::kBlockwise};
     for (const ModelConfig& shape : fp8_shapes()) {
-        for (Fp8Recipe recipe : recipes) {
+        for (Fp8Recipe recipe : kRecipes) {
             for (Recompute recompute : {Recompute::kNone, Recompute::kBlock, Recompute::kBlockKeepAttention}) {
                 Config config = fp8_config(shape, recipe);
                 config.recompute = recompute;

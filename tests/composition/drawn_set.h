@@ -138,9 +138,15 @@ private:
         const Json usual = row.value.get(plain_);
         std::erase_if(values, [&](const std::string& value) { return row.value.parse(value) == usual; });
         if (values.empty()) return;
-        part.settings.push_back({&row, values[static_cast<size_t>(below(values.size()))]});
+        const std::vector<Setting> before = part.settings;
+        const std::string value = values[static_cast<size_t>(below(values.size()))];
+        if (value == "int8-forward")   // in-features are multiples of 64
+            for (const auto& [name, size] : {std::pair("hidden-size", "64"), {"kv-channels", "16"},
+                                             {"ffn-hidden-size", "64"}, {"num-attention-heads", "4"}})
+                part.settings.push_back({find_option(name), size});
+        part.settings.push_back({&row, value});
         if (!is_legal(set_.family, part, data_) || (fp32_ && !is_fp32(parsed(set_.family, part, data_).config)))
-            part.settings.pop_back();
+            part.settings = before;
     }
     void add(Part& part, const char* name) { add(part, *find_option(name)); }
 

@@ -13,7 +13,7 @@
 
 namespace {
 
-const Words kRecipeNames = {"none", "delayed", "tensorwise", "blockwise"};
+const Words kRecipeNames = {"none", "delayed", "tensorwise", "blockwise", "int8-forward"};
 
 Config fp8_config(const Words& words) { return parse("gpt2", joined({"--dry-run"}, words)).config; }
 
@@ -53,6 +53,7 @@ TEST_CASE("fp8 options: either the recipe or the format turns FP8 on, with the d
              {{"--fp8-recipe", "delayed"}, Fp8Recipe::kDelayed, Fp8Format::kHybrid},
              {{"--fp8-recipe", "tensorwise"}, Fp8Recipe::kTensorwise, Fp8Format::kHybrid},
              {{"--fp8-recipe", "blockwise"}, Fp8Recipe::kBlockwise, Fp8Format::kE4m3},
+             {{"--fp8-recipe", "int8-forward"}, Fp8Recipe::kInt8Forward, Fp8Format::kHybrid},
              {{"--fp8-format", "hybrid"}, Fp8Recipe::kDelayed, Fp8Format::kHybrid},
              {{"--fp8-format", "E4M3"}, Fp8Recipe::kDelayed, Fp8Format::kE4m3},
              {{"--fp8-format", "e4m3", "--fp8-recipe", "tensorwise"}, Fp8Recipe::kTensorwise, Fp8Format::kE4m3},
@@ -65,7 +66,7 @@ TEST_CASE("fp8 options: either the recipe or the format turns FP8 on, with the d
     CHECK(contains(e5m2, "--fp8-format e5m2: "));
     CHECK(contains(e5m2, "no matmul of E5M2 by E5M2"));
     CHECK(contains(fp8_refusal({"--fp8-format", "E5M2", "--fp8-recipe", "blockwise"}), "mantissa"));
-    CHECK(contains(fp8_refusal({"--fp8-recipe", "rowwise"}), "one of none, delayed, tensorwise, blockwise"));
+    CHECK(contains(fp8_refusal({"--fp8-recipe", "rowwise"}), "one of none, delayed, tensorwise, blockwise, int8"));
     CHECK(contains(fp8_refusal({"--fp8-recipe", "delayed", "--dtype", "fp32"}), "needs --dtype bf16"));
 
     // Only E5M2 gradients with blockwise scaling, and fast accumulation of gradients, cause a warning.
@@ -100,9 +101,11 @@ TEST_CASE("fp8 options: with every recipe each option acts, or is refused with t
                 if (layers && recipe != "none") words.push_back("--first-last-layers-bf16");
                 if (std::string(row.name) == "fp8-min-speedup" && recipe != "none") value = gain_between(recipe);
                 const Words with = joined(words, {"--" + std::string(row.name) + "=" + value});
+                const bool exact = recipe == "int8-forward" && value == "none";   // its forward pass is exact anyway
                 const auto by = refused_by.find(row.name);
                 const bool any_recipe = std::string(row.name) == "fp8-attention";
-                if ((recipe == "none" && !any_recipe) || (by != refused_by.end() && by->second.count(recipe))) {
+                if ((recipe == "none" && !any_recipe) || exact
+                    || (by != refused_by.end() && by->second.count(recipe))) {
                     CHECK(contains(fp8_refusal(with), "--" + std::string(row.name) + " has no effect: "));
                     CHECK(contains(fp8_refusal(with), "--fp8-recipe " + recipe));
                 } else {

@@ -224,7 +224,7 @@ TEST_CASE("hellaswag: results are bitwise equal for any number of ranks, in ever
     const std::vector<Question> all = questions(13, 40, 29);
     const Hellaswag file = open_file(dir, file_of<uint16_t>(all));
     std::map<Fp8Recipe, std::vector<double>> scores;
-    for (Fp8Recipe recipe : {Fp8Recipe::kNone, Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise, Fp8Recipe::kBlockwise}) {
+    for (Fp8Recipe recipe : kRecipes) {
         CAPTURE(static_cast<int>(recipe));
         std::vector<double>& expected = scores[recipe];
         for (int ranks : {1, 3}) {
@@ -247,12 +247,13 @@ TEST_CASE("hellaswag: results are bitwise equal for any number of ranks, in ever
     CHECK(scores[Fp8Recipe::kDelayed] == scores[Fp8Recipe::kTensorwise]);
     CHECK(scores[Fp8Recipe::kNone] != scores[Fp8Recipe::kTensorwise]);
     CHECK(scores[Fp8Recipe::kBlockwise] != scores[Fp8Recipe::kTensorwise]);
+    CHECK(scores[Fp8Recipe::kInt8Forward] != scores[Fp8Recipe::kTensorwise]);
 }
 
 TEST_CASE("hellaswag: evaluation does not change training, in every recipe") {
     const TempDir dir;
     const Hellaswag file = open_file(dir, file_of<uint16_t>(questions(5, 40, 29)));
-    for (Fp8Recipe recipe : {Fp8Recipe::kNone, Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise, Fp8Recipe::kBlockwise})
+    for (Fp8Recipe recipe : kRecipes)
         for (int ranks : {1, 3}) {
             CAPTURE(static_cast<int>(recipe));
             const auto between = [&](TestModel& model, int) {

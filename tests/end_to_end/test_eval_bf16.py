@@ -5,7 +5,7 @@ import os
 import unittest
 
 from tests.support.ranks import HAVE_RANKS, RanksTest
-from tests.support.train import GPT2, LLAMA, records, state_of, write_hellaswag
+from tests.support.train import GPT2, LLAMA, SIXTY_FOUR, records, state_of, write_hellaswag
 
 LAYERS = ["--num-layers", "4", "--bucket-mb", "0.02"]   # groups of several layers, and layers of several groups
 CASES = [
@@ -18,6 +18,7 @@ CASES = [
     (2, GPT2, ["--fp8-recipe", "blockwise", "--zero", "2", "--overlap", "off", "--grad-shard-dtype", "bf16"], []),
     (3, LLAMA, ["--fp8-recipe", "delayed", "--fp8-lm-head", "--zero", "3", "--recompute", "block"], []),
     (2, LLAMA, ["--fp8-recipe", "blockwise", "--zero", "3", "--offload", "masters", "--grad-dtype", "bf16"], []),
+    (2, LLAMA, ["--fp8-recipe", "int8-forward", "--zero", "3"], SIXTY_FOUR),
     (4, LLAMA, ["--fp8-recipe", "delayed", "--zero", "3", "--zero-group", "2"],
      ["--context-parallel", "2", "--micro-batch-size", "2"]),
     (2, LLAMA, ["--fp8-attention", "--kv-channels", "64", "--fp8-recipe", "tensorwise"],

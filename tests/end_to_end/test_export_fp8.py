@@ -126,6 +126,8 @@ class ExportFp8(TrainTest):
                             (["--load", run], "the following arguments are required: --out"),
                             (["--laod", run], "unknown option --laod: did you mean --load?"),
                             (["--load", self.train("none"), "--out", self.path("x")], "its run was not in FP8"),
+                            (["--load", self.train("int8-forward"), "--out",
+                              self.path("x")], "its forward pass was in INT8 (--fp8-recipe int8-forward)"),
                             (["--load", out, "--out", self.path("x")], "has no state.json"),
                             (["--load", self.path("none"), "--out", self.path("x")], "none")):
             said = self.export(*words, expect=2)

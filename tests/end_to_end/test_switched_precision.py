@@ -8,7 +8,7 @@ import unittest
 from pathlib import Path
 
 from tests.support.ranks import HAVE_RANKS, RanksTest
-from tests.support.train import GPT2, LLAMA, ROOT, records, state_of
+from tests.support.train import GPT2, LLAMA, ROOT, SIXTY_FOUR, records, state_of
 
 STEPS, FIRST, FINAL = 6, 2, 2
 LAYERS = ["--num-layers", "4", "--bucket-mb", "0.02"]   # groups of several layers, and layers of several groups
@@ -21,6 +21,7 @@ CASES = [
      ["--zero", "1", "--offload", "masters,moments", "--offload-fraction", "0.5", "--moment-dtype", "bf16"]),
     (2, GPT2, ["--fp8-recipe", "blockwise"], ["--zero", "2", "--grad-dtype", "bf16", "--recompute", "block"]),
     (2, LLAMA, ["--fp8-recipe", "delayed"], ["--zero", "3", "--grad-comm-dtype", "fp8", "--offload", "moments"]),
+    (2, LLAMA, ["--fp8-recipe", "int8-forward"], [*SIXTY_FOUR, "--zero", "3", "--recompute", "norm-act"]),
     (2, LLAMA, ["--fp8-recipe", "tensorwise", "--first-last-layers-bf16"], ["--zero", "3"]),
     (1, LLAMA, ["--fp8-attention"], ["--kv-channels", "64"]),
 ]

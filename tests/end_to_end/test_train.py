@@ -11,8 +11,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from tests.support.train import (BUILD, GPT2, LLAMA, ROOT, TrainTest, VOCAB, make_tokens, records, write_hellaswag,
-                                 write_shard)
+from tests.support.train import (BUILD, GPT2, LLAMA, ROOT, SIXTY_FOUR, TrainTest, VOCAB, make_tokens, records,
+                                 write_hellaswag, write_shard)
 
 
 class Train(TrainTest):
@@ -22,7 +22,8 @@ class Train(TrainTest):
            "tensorwise": ["--fp8-recipe", "tensorwise", "--fp8-lm-head"],
            "tensorwise-1F1L": ["--fp8-recipe", "tensorwise", "--first-last-layers-bf16",
                                "--num-layers-at-end-in-bf16", "0"],
-           "blockwise": ["--fp8-recipe", "blockwise"]}
+           "blockwise": ["--fp8-recipe", "blockwise"],
+           "int8-forward": ["--fp8-recipe", "int8-forward", *SIXTY_FOUR]}
 
     FP8_ATTENTION = ["--kv-channels", "64", "--fp8-attention"]
 

@@ -5,7 +5,7 @@ import re
 import unittest
 
 from tests.support.ranks import HAVE_RANKS, RanksTest
-from tests.support.train import GPT2, LLAMA, records
+from tests.support.train import GPT2, LLAMA, SIXTY_FOUR, records
 
 TWELVE = ["--global-batch-size", "12", "--train-iters", "4", "--bucket-mb", "0.02"]
 
@@ -25,6 +25,7 @@ class ZeroTest(RanksTest):
         passes = ["--valid-data", self.path("valid.bin"), "--eval-interval", "2", "--eval-iters", "4", "--sample-every",
                   "2", "--sample-tokens", "3", "--num-layers", "4"]
         for binary, options in ((LLAMA, ["--fp8-recipe", "delayed", "--fp8-lm-head", "--recompute", "block"]),
+                                (LLAMA, ["--fp8-recipe", "int8-forward", "--fp8-stats-interval", "2", *SIXTY_FOUR]),
                                 (GPT2, ["--fp8-recipe", "blockwise", "--fp8-stats-interval", "2", "--grad-shard-dtype",
                                         "bf16"])):
             def seen(*more):

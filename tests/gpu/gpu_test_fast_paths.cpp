@@ -123,6 +123,9 @@ const std::vector<Expected> kTensorwiseLlama = {{"rmsnorm_forward", "norm_forwar
 const std::vector<Expected> kBlockwiseLlama = {{"activation_forward", "gated_forward_kernel", false},
                                                {"activation_backward", "gated_backward_kernel", false},
                                                {"gemm", "gemm_fp8_blockwise_sm90_kernel"}};
+const std::vector<Expected> kInt8Llama = {{"gemm", "gemm_int8_sm90_kernel"}, {"quantize_int8", "quantize_int8_kernel"},
+                                          {"transpose_int8", "transpose_int8_kernel"},
+                                          {"rmsnorm_forward", "norm_forward_quantize_kernel"}};
 const std::vector<Expected> kFp8Attention = {{"attention_forward", "attention_forward_fp8_sm90_kernel"},
                                              {"quantize_heads", "quantize_heads_kernel"}};
 const std::vector<Expected> kBiasSums = {{"activation_backward", "bias_backward_kernel", false},
@@ -145,6 +148,7 @@ const std::vector<Run>& runs() {
         {"llama, delayed", llama_128(), Fp8Recipe::kDelayed, kDelayedLlama},
         {"llama, tensorwise", llama_128(), Fp8Recipe::kTensorwise, kTensorwiseLlama},
         {"llama, blockwise", llama_128(), Fp8Recipe::kBlockwise, kBlockwiseLlama},
+        {"llama, INT8 forward", llama_128(), Fp8Recipe::kInt8Forward, kInt8Llama},
         {"llama, FP8 attention", llama_128(), Fp8Recipe::kDelayed, kFp8Attention, true},
         {"qwen, delayed", qwen_128(), Fp8Recipe::kDelayed, {{"qk_norm_backward", "qk_norm_backward_kernel"}}},
         {"gpt2, BF16", gpt2_64(128), Fp8Recipe::kNone, kBiasSums},
@@ -184,6 +188,9 @@ const std::map<std::string, std::string>& elsewhere() {
         {"compare_sums_kernel", ranks},
         {"block_amax_kernel", ranks},
         {"block_scales_kernel", ranks},
+        {"row_amax_kernel", ranks},
+        {"row_scales_kernel", ranks},
+        {"quantize_int8_run_kernel", ranks},
         {"fp8_scales_kernel", ranks},
         {"quantize_run_kernel", ranks},
         {"transpose_bytes_kernel", ranks},

@@ -88,6 +88,7 @@ TEST_CASE("fp8 plan: fast accumulation") {
     CHECK(fast({"--fp8-fast-accum=all"}) == std::pair(true, true));
     CHECK(fast({"--fp8-fast-accum=none"}) == std::pair(false, false));
     CHECK(fast({"--fp8-recipe=blockwise"}) == std::pair(false, false));
+    CHECK(fast({"--fp8-recipe=int8-forward", "--fp8-fast-accum=all"}) == std::pair(false, true));
 }
 
 TEST_CASE("fp8 plan: the linear layers that stay in BF16, and the reasons") {
@@ -140,17 +141,24 @@ TEST_CASE("fp8 plan: all unsupported shapes are named at once") {
     CHECK(tiny_refusal({"--seq-length=40", "--micro-batch-size=2"}) == "");
     const Words odd = {"--seq-length=9", "--micro-batch-size=3", "--hidden-size=136", "--num-attention-heads=17",
                        "--ffn-hidden-size=360", "--fp8-lm-head", "--first-last-layers-bf16"};
-    for (const char* recipe : {"delayed", "tensorwise", "blockwise"}) {
+    for (const char* recipe : {"delayed", "tensorwise", "blockwise", "int8-forward"}) {
         const std::string text = tiny_refusal(joined(odd, {std::string("--fp8-recipe=") + recipe}));
         CAPTURE(text);
         CHECK(contains(text, std::string("--fp8-recipe ") + recipe));
         CHECK(contains(text, "tokens 3 x 9 = 27 (--micro-batch-size x --seq-length)"));
-        CHECK(contains(text, "qkv of layers 1-2: in-features 136 out-features 408;"));
-        CHECK(contains(text, "proj of layers 1-2: in-features 136 out-features 136;"));
-        CHECK(contains(text, "up of layers 1-2: in-features 136 out-features 360;"));
-        CHECK(contains(text, "down of layers 1-2: in-features 360 out-features 136;"));
+        const std::string int8 = recipe == std::string("int8-forward") ? " (in INT8: of 64)" : "";
+        CHECK(contains(text, "qkv of layers 1-2: in-features 136" + int8 + " out-features 408;"));
+        CHECK(contains(text, "proj of layers 1-2: in-features 136" + int8 + " out-features 136;"));
+        CHECK(contains(text, "up of layers 1-2: in-features 136" + int8 + " out-features 360;"));
+        CHECK(contains(text, "down of layers 1-2: in-features 360" + int8 + " out-features 136;"));
         CHECK(contains(text, "head: in-features 136 ("));
     }
+    // A forward pass in INT8 turns groups of 64 columns; the head's is in BF16.
+    const Words sixteen = {"--fp8-recipe=int8-forward", "--hidden-size=144", "--num-attention-heads=9",
+                           "--ffn-hidden-size=192", "--fp8-lm-head"};
+    CHECK(contains(tiny_refusal(sixteen), "proj of layers 0-3: in-features 144 (in INT8: of 64); up of layers"));
+    CHECK(!contains(tiny_refusal(sixteen), "down of layers"));
+    CHECK(tiny_refusal(joined(sixteen, {"--bf16-linears=*.qkv,*.proj,*.up"})) == "");
     // Only linears in FP8 are checked, and only the wrong dimension is named.
     const Words ffn = {"--ffn-hidden-size=360"};
     CHECK(contains(tiny_refusal(ffn), "up of layers 0-3: out-features 360; down of layers 0-3: in-features 360 ("));
@@ -183,14 +191,15 @@ TEST_CASE("fp8 plan: number of matmuls") {
 }
 
 TEST_CASE("fp8 device: the error has the versions needed and found") {
-    auto error = [](const char* recipe, int sm, int64_t cublaslt, const char* driver) {
+    auto error = [](const char* recipe, int sm, int64_t cublaslt, const char* driver, bool sm90a = true) {
         DeviceInfo d = h200();
         d.sm = sm;
         d.cublaslt_version = cublaslt;
         d.driver = driver;
+        d.sm90a_code = sm90a;
         return fp8_device_error(planned("llama", {"--fp8-recipe", recipe}).plan, d);
     };
-    for (const char* recipe : {"delayed", "tensorwise", "blockwise"}) {
+    for (const char* recipe : {"delayed", "tensorwise", "blockwise", "int8-forward"}) {
         CHECK(error(recipe, 90, 130100, "13.0") == "");
         CHECK(contains(error(recipe, 80, 130100, "13.0"), std::string("--fp8-recipe ") + recipe + " on NVIDIA H200: "));
         CHECK(contains(error(recipe, 80, 130100, "13.0"), "found 8.0"));
@@ -203,7 +212,9 @@ TEST_CASE("fp8 device: the error has the versions needed and found") {
     CHECK(contains(error("delayed", 89, 120102, "13.0"), "needs cuBLASLt 12.1.3 or newer, found 12.1.2"));
     CHECK(contains(error("blockwise", 89, 130100, "13.0"), "needs compute capability 9.0, found 8.9"));
     CHECK(contains(error("blockwise", 100, 130100, "13.0"), "needs compute capability 9.0, found 10.0"));
-    CHECK(error("blockwise", 90, 120900, "13.0") == "");
+    CHECK(contains(error("int8-forward", 100, 130100, "13.0"), "needs compute capability 9.0, found 10.0"));
+    CHECK(error("blockwise", 90, 120900, "13.0", false) == "");
+    CHECK(contains(error("int8-forward", 90, 130100, "13.0", false), "this build has no code for sm_90a"));
     CHECK(contains(error("blockwise", 90, 120803, "13.0"), "needs cuBLASLt 12.9.0 or newer, found 12.8.3"));
     const std::string all = error("blockwise", 80, 120000, "11.4");
     CHECK(contains(all, "found 8.0; "));
@@ -247,6 +258,9 @@ TEST_CASE("fp8 plan: the banner's text") {
              "2.down)\n"
              "  head            BF16 (no --fp8-lm-head)\n"
              "  always BF16     embedding, norms, residual stream, attention, softmax and loss\n");
+    const std::string int8 = text({"--fp8-recipe=int8-forward"});
+    CHECK(contains(int8, "  fprop           x INT8 by w INT8, turned in groups of 64, a scale per row\n"
+                         "  dgrad           dy E5M2 by w E4M3, precise accumulation\n"));
 }
 
 TEST_CASE("speedup: times of matmuls are between the peak and a launch with 50 TFLOP/s") {

@@ -72,7 +72,18 @@ void check_weights(TestModel& model, const Fp8Linear& linear) {
     const ScaleEntry found = expected.entry;
     const Tensor in{masters.data(), Dtype::kFp32, linear.in * linear.out};
     Ctx ctx;
-    cpu::quantize(ctx, {.quant = expected.out(), .in = in, .N = linear.out, .C = linear.in});
+    op_test::HostTensor row_scales(Dtype::kFp32, linear.out);
+    if (linear.weight.granularity == Granularity::kRow) {
+        expected.rowwise = op_test::HostTensor(Dtype::kInt8, linear.out * linear.in);
+        cpu::quantize_int8(ctx, {.out = expected.rowwise.view(), .scale_inv = row_scales.view(), .in = in,
+                                 .N = linear.out, .C = linear.in});
+        cpu::transpose_int8(ctx, {.out = expected.transposed.view(), .in = expected.rowwise.view(),
+                                  .scale_inv = row_scales.view(), .entry = &expected.entry, .R = linear.out,
+                                  .C = linear.in});
+        CHECK(same_bytes(model, linear.weight.scale_inv, row_scales));
+    } else {
+        cpu::quantize(ctx, {.quant = expected.out(), .in = in, .N = linear.out, .C = linear.in});
+    }
     CHECK(same_bytes(model, linear.weight.data, expected.rowwise));   // the head has none
     CHECK(same_bytes(model, linear.weight_transposed.data, expected.transposed));
     if (linear.weight_transposed.granularity == Granularity::kTensor) {

@@ -93,7 +93,7 @@ void check_plan(const Config& config, int ranks) {
 }  // namespace
 
 TEST_CASE("comm plan: a step communicates what is planned, with every recipe, communication dtype and --zero") {
-    for (Fp8Recipe recipe : {Fp8Recipe::kNone, Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise, Fp8Recipe::kBlockwise}) {
+    for (Fp8Recipe recipe : kRecipes) {
         for (Dtype grad : {Dtype::kFp32, Dtype::kBf16, Dtype::kE4m3}) {
             for (int zero : {0, 1, 2, 3}) {
                 Config config = small(recipe);

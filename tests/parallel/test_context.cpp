@@ -159,6 +159,7 @@ std::vector<TrainingCase> fp8_cases() {
     sums.grad_comm_dtype = Dtype::kE4m3;
     add("tensorwise, biases, documents", 0, Fp8Recipe::kTensorwise).reset_attention_mask = true;
     add("blockwise", 1, Fp8Recipe::kBlockwise).recompute = Recompute::kBlock;
+    add("INT8 forward, head in FP8", 1, Fp8Recipe::kInt8Forward).fp8_lm_head = true;
     return all;
 }
 
@@ -203,6 +204,10 @@ TEST_CASE("context: with tensorwise scaling levels 0 and 1, and levels 2 and 3, 
 
 TEST_CASE("context: with blockwise scaling levels 0 and 1, and levels 2 and 3, have the same bits") {
     check_bits(Fp8Recipe::kBlockwise);
+}
+
+TEST_CASE("context: with a forward pass in INT8 levels 0 and 1, and levels 2 and 3, have the same bits") {
+    check_bits(Fp8Recipe::kInt8Forward);
 }
 
 TEST_CASE("context: the forward pass has the bits of one rank with FP8 attention and positions that restart") {

@@ -28,6 +28,7 @@ std::vector<OffloadCase> offload_cases() {
     add("bf16, fp8 moments, ZeRO-1, 2 ranks", 2, Fp8Recipe::kNone, 2).moment_dtype = Dtype::kE4m3;
     add("tensorwise, tied head in FP8, 4 ranks", 0, Fp8Recipe::kTensorwise, 4).fp8_lm_head = true;
     add("blockwise, ZeRO-2, 3 ranks", 0, Fp8Recipe::kBlockwise, 3).zero = 2;
+    add("INT8 forward, ZeRO-1, 3 ranks", 0, Fp8Recipe::kInt8Forward, 3);
     Config& three = add("delayed, ZeRO-3, shards of gradients in bf16, 2 ranks", 1, Fp8Recipe::kDelayed, 2);
     three.zero = 3;
     three.grad_shard_dtype = Dtype::kBf16;
@@ -183,6 +184,7 @@ TEST_CASE("offload activations: the bits are those of a run that keeps them on t
         std::vector<Config> configs = {deep(2, Fp8Recipe::kNone, recompute, 7),
                                        deep(1, Fp8Recipe::kDelayed, recompute, 4),
                                        deep(0, Fp8Recipe::kBlockwise, recompute, 5),
+                                       deep(0, Fp8Recipe::kInt8Forward, recompute, 4),
                                        deep(1, Fp8Recipe::kTensorwise, recompute, 6)};
         configs.back().first_last_layers_bf16 = true;   // sets of buffers that layers of both precisions share
         configs.back().num_layers_at_start_in_bf16 = 2;

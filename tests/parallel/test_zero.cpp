@@ -19,6 +19,8 @@ std::vector<TrainingCase> recipes() {
     one_in_bf16.num_layers_at_start_in_bf16 = 1;
     add("blockwise", 0, Fp8Recipe::kBlockwise);
     add("blockwise, head in FP8", 1, Fp8Recipe::kBlockwise).fp8_lm_head = true;
+    add("INT8 forward", 0, Fp8Recipe::kInt8Forward);
+    add("INT8 forward, head in FP8", 1, Fp8Recipe::kInt8Forward).fp8_lm_head = true;
     return cases;
 }
 

@@ -166,6 +166,10 @@ std::vector<StreamCase> stream_cases() {
     in_fp8.fp8_stats_interval = 1;
     // The first collective of a gather already waits for the collective before it, which follows the new masters.
     stream_cases.back().every_order = false;
+    Config& int8 = add("INT8 forward, sharded weights", 1, Fp8Recipe::kInt8Forward);
+    shard_weights(int8, 4);
+    int8.fp8_stats_interval = 1;
+    stream_cases.back().every_order = false;
     // Layers stay in their buffers, so that the head waits for the embedding alone.
     Config& tied = add("tensorwise, sharded weights, all kept, tied head in FP8", 0, Fp8Recipe::kTensorwise);
     shard_weights(tied, 2);

@@ -32,6 +32,8 @@ std::vector<TrainingCase> weight_cases() {
     mixed.recompute = Recompute::kNormAct;
     add("blockwise, head in FP8, gradients in FP8", 1, Fp8Recipe::kBlockwise).fp8_lm_head = true;
     cases.back().config.grad_comm_dtype = Dtype::kE4m3;
+    add("INT8 forward, linears of a layer in both", 4, Fp8Recipe::kInt8Forward).bf16_linears = {"*.proj", "2.*"};
+    add("INT8 forward, tied head in FP8", 0, Fp8Recipe::kInt8Forward).fp8_lm_head = true;
     return cases;
 }
 
@@ -77,15 +79,18 @@ TEST_CASE("zero weights: a rank holds its shards, the layer buffers, and norms a
             if (gathered) whole[group.first_layer] += bytes;
             if (in_fp8) transposed[group.first_layer] += bytes;
         }
-        // Scales of blocks, and the quantized weight of the head, which is in no group.
+        // Scales of blocks and rows, and the quantized weight of the head, which is in no group.
         int64_t scales = 0;
         for (const LinearPlan& linear : fp8.linears) {
             if (!linear.fp8) continue;
-            const int64_t rowwise = scale_inv_elems(fp8.row().weight, linear.out, linear.in);
-            const int64_t across = scale_inv_elems(fp8.row().weight, linear.in, linear.out);
-            if (fp8.row().weight == Granularity::kBlock128x128)
-                for (int64_t elems : {linear.fp8_forward() ? rowwise : 0, across})
-                    scales += (4 * elems + 255) / 256 * 256;
+            for (Fp8Layout side : {Fp8Layout::kRowwise, Fp8Layout::kTransposed}) {
+                const bool across = side == Fp8Layout::kTransposed;
+                const Granularity granularity = fp8.granularity(Fp8Role::kWeight, side);
+                if (granularity == Granularity::kTensor || (!across && !linear.fp8_forward())) continue;
+                const int64_t elems = across ? scale_inv_elems(granularity, linear.in, linear.out)
+                                             : scale_inv_elems(granularity, linear.out, linear.in);
+                scales += (4 * elems + 255) / 256 * 256;
+            }
             if (!linear.fp8_forward()) scales += linear.out * linear.in;
         }
         CHECK(plan.purpose_bytes[static_cast<size_t>(Purpose::kWeights)] == permanent + scales);

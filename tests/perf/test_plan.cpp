@@ -21,10 +21,8 @@ static_assert(std::size(kAllPurposes) == kPurposes);
 }  // namespace
 
 TEST_CASE("plan: bytes by purpose are those of the arena on the device, for every recipe and recomputation") {
-    const std::vector<Fp8Recipe> recipes = {Fp8Recipe::kNone, Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise,
-                                            Fp8Recipe::kBlockwise};
     for (const ModelConfig& shape : fp8_shapes()) {
-        for (Fp8Recipe recipe : recipes) {
+        for (Fp8Recipe recipe : kRecipes) {
             for (Recompute recompute : {Recompute::kNone, Recompute::kNormAct, Recompute::kBlock,
                                         Recompute::kBlockKeepAttention}) {
                 Config config = fp8_config(shape, recipe);

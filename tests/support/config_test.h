@@ -105,7 +105,7 @@ inline const std::map<std::string, Sample>& samples() {
         {"gemm-search", {{"off"}, {}}},
         {"loss-chunk", {{"1", "4096"}, {}}},
         {"seed", {{"0", "9223372036854775807"}, {}}},
-        {"fp8-recipe", {{"delayed", "tensorwise", "blockwise"}, {}}},
+        {"fp8-recipe", {{"delayed", "tensorwise", "blockwise", "int8-forward"}, {}}},
         {"fp8-format", {{"e4m3"}, fp8}},                      {"fp8-margin", {{"1", "4"}, fp8}},
         {"fp8-interval", {{"2", "10"}, fp8}},                 {"fp8-amax-history-len", {{"1", "1024"}, fp8}},
         {"fp8-amax-compute-algo", {{"most_recent"}, fp8}},    {"fp8-fast-accum", {{"all", "none"}, fp8}},

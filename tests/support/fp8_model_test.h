@@ -1,12 +1,15 @@
 // Small models in FP8, for the tests of its recipes.
 #pragma once
+#include <span>
 #include <string>
 #include <vector>
 
 #include "llmc/checkpoint/fp8_state_json.h"
 #include "tests/support/model_test.h"
 
-inline constexpr Fp8Recipe kFp8Recipes[] = {Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise, Fp8Recipe::kBlockwise};
+inline constexpr Fp8Recipe kRecipes[] = {Fp8Recipe::kNone, Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise,
+                                        Fp8Recipe::kBlockwise, Fp8Recipe::kInt8Forward};
+inline constexpr std::span<const Fp8Recipe> kFp8Recipes = std::span(kRecipes).subspan(1);
 
 // Sizes are multiples of 16, not of 128, and differ from each other.
 inline std::vector<ModelConfig> fp8_shapes() {
@@ -38,6 +41,10 @@ inline std::vector<ModelConfig> fp8_shapes() {
 
 inline Config fp8_config(const ModelConfig& shape, Fp8Recipe recipe) {
     Config config = tiny_config(shape, Dtype::kBf16, 2, 40);
+    if (recipe == Fp8Recipe::kInt8Forward) {   // which turns groups of 64 columns
+        config.shape.hidden_size = 64, config.shape.ffn_hidden_size = 192;
+        if (shape.hidden_size != 64) config.shape.num_attention_heads = config.shape.num_query_groups = 4;
+    }
     config.shape.init_std = 0.1;
     config.fp8_recipe = recipe;
     config.fp8_format = recipe == Fp8Recipe::kBlockwise ? Fp8Format::kE4m3 : Fp8Format::kHybrid;

@@ -79,6 +79,8 @@ SHAPE = ["--num-layers", "2", "--hidden-size", "32", "--ffn-hidden-size", "48", 
          "--kv-channels", "8", "--vocab-size", str(VOCAB), "--max-position-embeddings", "16",
          "--seq-length", "16", "--micro-batch-size", "2", "--global-batch-size", "4",
          "--lr", "1e-2", "--lr-warmup-iters", "0", "--seed", "5"]
+# For matmuls in INT8, whose in-features are multiples of 64.
+SIXTY_FOUR = ["--hidden-size", "64", "--ffn-hidden-size", "192", "--kv-channels", "16"]
 
 
 class TrainTest(unittest.TestCase):

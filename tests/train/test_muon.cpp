@@ -354,7 +354,7 @@ Run train_alike(const Config& base, int ranks) {
 }  // namespace
 
 TEST_CASE("muon: bits depend neither on the number of ranks nor on the level of ZeRO") {
-    for (Fp8Recipe recipe : {Fp8Recipe::kNone, Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise, Fp8Recipe::kBlockwise})
+    for (Fp8Recipe recipe : kRecipes)
         for (size_t shape : {0, 1}) {
             Config config = muon_config(fp8_shapes()[shape], recipe);
             if (recipe == Fp8Recipe::kDelayed) config.moment_dtype = Dtype::kBf16;

@@ -112,6 +112,34 @@ std::string fp8_matmul_error(Ctx& ctx, const RecipeRow& row, bool wgrad) {
     return result.difference(wgrad ? "wgrad" : "fprop", kShare);
 }
 
+// An operand of an INT8 matmul of C columns.
+struct Int8Operand {
+    TwoTensors in, codes, scales;
+
+    Int8Operand(Ctx& ctx, int64_t rows, int64_t C, uint64_t key)
+        : in(ctx, Dtype::kBf16, rows * C, key), codes(ctx, Dtype::kInt8, rows * C), scales(ctx, Dtype::kFp32, rows) {
+        on_both<QuantizeInt8Args>(ctx, ops::quantize_int8, cpu::quantize_int8, [&](Side side) {
+            return QuantizeInt8Args{.out = codes.on(side), .scale_inv = scales.on(side), .in = in.on(side), .N = rows,
+                                    .C = C};
+        });
+    }
+};
+
+// What is wrong with an INT8 matmul as fprop; "" if nothing.
+std::string int8_matmul_error(Ctx& ctx) {
+    constexpr int64_t M = 80, N = 144, K = 320;
+    Int8Operand a(ctx, M, K, 1), b(ctx, N, K, 2);
+    for (TwoTensors* cast : {&a.codes, &a.scales, &b.codes, &b.scales})
+        if (const std::string wrong = cast->difference("a cast to INT8", kEqual); !wrong.empty()) return wrong;
+    TwoTensors result(ctx, Dtype::kBf16, M * N);
+    on_both<GemmArgs>(ctx, ops::gemm, cpu::gemm, [&](Side side) {
+        return GemmArgs{.D = result.on(side), .A = a.codes.on(side), .B = b.codes.on(side), .M = M, .N = N, .K = K,
+                        .A_granularity = Granularity::kRow, .B_granularity = Granularity::kRow,
+                        .A_scale_inv = a.scales.on(side), .B_scale_inv = b.scales.on(side)};
+    });
+    return result.difference("fprop in INT8", kShare);
+}
+
 // What is wrong with attention in BF16, forward and backward; "" if nothing.
 std::string attention_error(Ctx& ctx, int64_t T, int64_t NKV, int64_t HS) {
     constexpr int64_t B = 2, NH = 4;
@@ -150,13 +178,13 @@ std::string result_difference(const char* name, const std::vector<float>& device
     return "";
 }
 
-// A GPU that cannot run per-tensor scaling fails; blockwise scaling is optional.
+// A GPU that cannot run per-tensor scaling fails; scales of blocks and INT8 are optional.
 static CheckResult recipe_result(Ctx& ctx, const RecipeRow& row, const DeviceInfo& device) {
-    const bool optional = row.x != Granularity::kTensor;
+    const bool optional = row.x != Granularity::kTensor || row.int8_forward;
     if (const std::string lacks = fp8_device_error({.recipe = row.recipe}, device); !lacks.empty())
         return {optional ? kWarning : kFailed, lacks,
                 optional ? "use --fp8-recipe delayed or tensorwise here" : "train in BF16 here, --fp8-recipe none"};
-    std::string wrong = fp8_matmul_error(ctx, row, false);
+    std::string wrong = row.int8_forward ? int8_matmul_error(ctx) : fp8_matmul_error(ctx, row, false);
     if (wrong.empty()) wrong = fp8_matmul_error(ctx, row, true);
     if (wrong.empty())
         return {kOk, device.sm > 0 ? "runs here; casts, fprop and wgrad as on the CPU" : "emulated by the CPU"};

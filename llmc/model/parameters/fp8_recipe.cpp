@@ -23,6 +23,10 @@ constexpr RecipeRow kRecipes[] = {
      .x = Granularity::kBlock1x128, .weight = Granularity::kBlock128x128, .dy = Granularity::kBlock1x128,
      .scaling = Scaling::kCurrent, .history = false, .dy_format = Dtype::kE4m3, .fast_accumulation = false,
      .min_sm = 90, .min_cublaslt = kBlockCublaslt},
+    {.recipe = Fp8Recipe::kInt8Forward, .name = "int8-forward",
+     .x = Granularity::kTensor, .weight = Granularity::kTensor, .dy = Granularity::kTensor,
+     .scaling = Scaling::kDelayed, .history = true, .dy_format = Dtype::kE5m2, .fast_accumulation = true,
+     .min_sm = 90, .min_cublaslt = kTensorCublaslt, .int8_forward = true},
 };
 
 // ---- which linears run in FP8 ----
@@ -100,6 +104,11 @@ std::string ranges_text(const std::vector<int>& layers) {
     return text;
 }
 
+// The forward matmul contracts over in-features.
+int64_t in_alignment(const Fp8Plan& plan, const LinearPlan& linear) {
+    return plan.int8_forward() && linear.fp8_forward() ? kTurnedColumns : kAlignment;
+}
+
 // The weight gradient contracts over tokens, the input gradient over out-features.
 void require_alignment(const Config& c, const Fp8Plan& plan) {
     const int64_t tokens = c.micro_batch_size * c.part_length();
@@ -117,7 +126,7 @@ void require_alignment(const Config& c, const Fp8Plan& plan) {
         const LinearPlan* found = nullptr;   // linears of one kind have the same shape
         for (const LinearPlan& linear : plan.linears) {
             if (!linear.fp8 || linear.kind != kind) continue;
-            if (linear.in % kAlignment == 0 && linear.out % kAlignment == 0) continue;
+            if (linear.in % in_alignment(plan, linear) == 0 && linear.out % kAlignment == 0) continue;
             found = &linear;
             layers.push_back(linear.layer);
         }
@@ -125,7 +134,9 @@ void require_alignment(const Config& c, const Fp8Plan& plan) {
         std::string text = linear_kind_name(kind);
         if (kind != LinearKind::kHead) text += " of layers " + ranges_text(layers);
         text += ":";
-        if (found->in % kAlignment != 0) text += strf(" in-features %lld", ll(found->in));
+        const int64_t needed = in_alignment(plan, *found);
+        if (found->in % needed != 0) text += strf(" in-features %lld", ll(found->in));
+        if (found->in % needed != 0 && needed != kAlignment) text += strf(" (in INT8: of %lld)", ll(needed));
         if (found->out % kAlignment != 0) text += strf(" out-features %lld", ll(found->out));
         wrong.push_back(text);
     }
@@ -207,7 +218,7 @@ Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table, const Fp8Sp
         return plan;
     }
     plan.dy_format = config.fp8_format == Fp8Format::kE4m3 ? Dtype::kE4m3 : Dtype::kE5m2;
-    plan.fast_fprop = plan.row().fast_accumulation && config.fp8_fast_accum != FastAccum::kNone;
+    plan.fast_fprop = plan.row().fast_accumulation && !plan.int8_forward() && config.fp8_fast_accum != FastAccum::kNone;
     plan.fast_backward = plan.row().fast_accumulation && config.fp8_fast_accum == FastAccum::kAll;
     if (!config.fp8_lm_head) keep_in_bf16(plan.linears.back(), "no --fp8-lm-head");
     keep_first_and_last(config, plan);
@@ -297,14 +308,16 @@ std::string fp8_device_error(const Fp8Plan& plan, const DeviceInfo& device) {
     auto need = [&](bool holds, const std::string& text) {
         if (!holds) wrong.push_back(text);
     };
-    // Later architectures have other block formats instead of 1x128 and 128x128.
-    const bool exactly = row.x != Granularity::kTensor;
+    // Later architectures have other block formats instead of 1x128 and 128x128, and no wgmma for INT8.
+    const bool exactly = row.x != Granularity::kTensor || row.int8_forward;
     need(exactly ? device.sm == row.min_sm : device.sm >= row.min_sm,
          strf("needs compute capability %d.%d%s, found %d.%d", row.min_sm / 10, row.min_sm % 10,
               exactly ? "" : " or newer", device.sm / 10, device.sm % 10));
     need(device.cublaslt_version >= row.min_cublaslt,
          strf("needs cuBLASLt %s or newer, found %s", version_text(row.min_cublaslt).c_str(),
               version_text(device.cublaslt_version).c_str()));
+    need(!row.int8_forward || device.sm != row.min_sm || device.sm90a_code,
+         "this build has no code for sm_90a, which its kernels need: make ARCH=90a");
     // The major versions.
     const int driver = std::atoi(device.driver.c_str()), toolkit = std::atoi(device.toolkit.c_str());
     need(driver >= toolkit, strf("needs a driver for CUDA %d.0 or newer, found one for %s", toolkit,
@@ -335,7 +348,8 @@ std::string fp8_plan_text(const Fp8Plan& plan, const Config& config) {
                                    format_name(b_format), fast ? "fast" : "precise"));
     };
     return strf("FP8               %s: %s\n", plan.row().name, scales_text(plan, config).c_str())
-           + matmul("fprop", "x", plan.x_format, "w", plan.weight_format, plan.fast_fprop)
+           + (plan.int8_forward() ? labelled("fprop", "x INT8 by w INT8, turned in groups of 64, a scale per row")
+                                  : matmul("fprop", "x", plan.x_format, "w", plan.weight_format, plan.fast_fprop))
            + matmul("dgrad", "dy", plan.dy_format, "w", plan.weight_format, plan.fast_backward)
            + matmul("wgrad", "dy", plan.dy_format, "x", plan.x_format, plan.fast_backward)
            + layers_text(plan)

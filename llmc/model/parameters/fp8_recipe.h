@@ -22,6 +22,7 @@ struct RecipeRow {
     bool fast_accumulation;         // supported by the matmul
     int min_sm;                     // compute capability * 10
     int64_t min_cublaslt;           // cublasLtGetVersion: 120900 for 12.9.0
+    bool int8_forward = false;      // x and w of the forward matmul are INT8 with a scale per row, see ops_int8.h
 };
 std::span<const RecipeRow> recipe_rows();
 const RecipeRow& recipe_row(Fp8Recipe recipe);   // kNone has no row
@@ -33,6 +34,7 @@ const char* linear_kind_name(LinearKind kind);   // "qkv", "proj", "up", "down",
 enum class Fp8Role : uint8_t { kX, kDy, kWeight };
 inline constexpr int kFp8Roles = 3;
 const char* fp8_role_name(Fp8Role role);   // "x", "dy", "weight"
+enum class Fp8Layout : uint8_t { kRowwise, kTransposed };   // see quantized_output.h
 
 // One linear of the model and how it runs.
 struct LinearPlan {
@@ -67,17 +69,30 @@ struct Fp8Plan {
     int64_t fp8_linears() const;
     // The plan of the run's steps in BF16 (fp8_steps). Parameters lie in the same places (FlatLayout) as with this one.
     Fp8Plan in_bf16() const;
+    // Of the FP8 operands: in an INT8 forward pass, of the transposed x and weight.
     Dtype format(Fp8Role role) const {
         if (role == Fp8Role::kWeight) return weight_format;
         return role == Fp8Role::kX ? x_format : dy_format;
+    }
+    bool int8_forward() const { return on() && row().int8_forward; }
+    bool is_int8(Fp8Role role, Fp8Layout layout) const {
+        return int8_forward() && role != Fp8Role::kDy && layout == Fp8Layout::kRowwise;
+    }
+    Dtype format(Fp8Role role, Fp8Layout layout) const {
+        return is_int8(role, layout) ? Dtype::kInt8 : format(role);
+    }
+    Granularity granularity(Fp8Role role, Fp8Layout layout) const {
+        if (is_int8(role, layout)) return Granularity::kRow;
+        if (role == Fp8Role::kWeight) return row().weight;
+        return role == Fp8Role::kX ? row().x : row().dy;
     }
 };
 
 // Makes the plan of a resolved configuration. Exit 2 if a linear in FP8 has a shape that FP8 matmuls do not support, if
 // no linear is left in FP8, or if an option that selects linears has no effect. Tokens, in- and out-features must be
-// multiples of 16, and the error names every linear that breaks this rule. With block scales, the length of a sampled
-// sequence must be a multiple of 4. speedup_of predicts the speedup of a linear in FP8 over BF16; only
-// --fp8-min-speedup needs it.
+// multiples of 16, in-features of INT8 matmuls of 64; the error names every linear that breaks this rule. With block
+// scales, the length of a sampled sequence must be a multiple of 4. speedup_of predicts the speedup of a linear in FP8
+// over BF16; only --fp8-min-speedup needs it.
 using Fp8SpeedupOf = std::function<double(const Config&, const Fp8Plan&, const LinearPlan&)>;
 Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table, const Fp8SpeedupOf& speedup_of = {});
 

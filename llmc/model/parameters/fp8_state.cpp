@@ -61,7 +61,8 @@ Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& 
         largest_ = arena.take(Purpose::kFp8, Dtype::kFp32, all);
     }
     flat_weights_ =
-        arena.take(Purpose::kWeights, plan_.weight_format, layout.fp8_elems() / (layer_buffers ? ranks : 1));
+        arena.take(Purpose::kWeights, plan_.format(Fp8Role::kWeight, Fp8Layout::kRowwise),
+                   layout.fp8_elems() / (layer_buffers ? ranks : 1));
     linears_.reserve(static_cast<size_t>(count));
     for (size_t i = 0; i < plan_.linears.size(); i++) {
         if (!plan_.linears[i].fp8) continue;
@@ -82,13 +83,15 @@ Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& 
 
 // Counts the scale blocks of the sharded weights, and fills first_block_.
 int64_t Fp8State::count_blocks(const FlatLayout& layout) {
-    if (plan_.row().weight != Granularity::kBlock128x128) return 0;
+    const Granularity granularity = plan_.granularity(Fp8Role::kWeight, Fp8Layout::kRowwise);
+    if (granularity == Granularity::kTensor) return 0;
     int64_t blocks = 0;
     for (const LinearPlan& linear : plan_.linears) {
         if (!linear.fp8) continue;
         const bool gathered = layout.form(linear.weight) == ParamForm::kFp8Linear;
         first_block_.push_back(gathered ? blocks : -1);
-        if (gathered) blocks += scale_blocks(linear.out) * scale_blocks(linear.in);
+        if (!gathered) continue;
+        blocks += granularity == Granularity::kRow ? linear.out : scale_blocks(linear.out) * scale_blocks(linear.in);
     }
     return blocks;
 }
@@ -102,19 +105,21 @@ void Fp8State::take_weights(const LinearPlan& linear, const FlatLayout& layout, 
     const ParamGroup& group = layout.group_of(linear.weight);
     const int64_t in_group = layout.offset(linear.weight) - group.begin;
     auto rowwise = [&](Dtype dtype, int64_t elems) {
-        if (!fp8_only || dtype != plan_.weight_format) return take(dtype, elems);
+        if (!fp8_only || dtype == Dtype::kFp32) return take(dtype, elems);   // scales
         if (layer_buffers) return layer_buffers->whole(group).slice(in_group, elems);
         return flat_weights_.slice(group.weight_begin + in_group, elems);
     };
     auto transposed = [&](Dtype dtype, int64_t elems) {
-        if (!fp8_only || dtype != plan_.weight_format || !layer_buffers) return take(dtype, elems);
+        if (!fp8_only || dtype == Dtype::kFp32 || !layer_buffers) return take(dtype, elems);
         return layer_buffers->transposed(group).slice(in_group, elems);
     };
     linears_.push_back({.number = static_cast<int>(linears_.size()), .param = linear.weight, .in = linear.in,
                         .out = linear.out,
-                        .weight = linear.fp8_forward() ? alloc_operand(Fp8Role::kWeight, linear.out, linear.in, rowwise)
+                        .weight = linear.fp8_forward() ? alloc_operand(Fp8Role::kWeight, Fp8Layout::kRowwise,
+                                                                       linear.out, linear.in, rowwise)
                                                        : Fp8Operand{},
-                        .weight_transposed = alloc_operand(Fp8Role::kWeight, linear.in, linear.out, transposed),
+                        .weight_transposed = alloc_operand(Fp8Role::kWeight, Fp8Layout::kTransposed, linear.in,
+                                                           linear.out, transposed),
                         .fast_fprop = plan_.fast_fprop, .fast_backward = plan_.fast_backward});
 }
 
@@ -128,11 +133,6 @@ const Fp8Linear* Fp8State::linear_of_param(int param) const {
     for (const Fp8Linear& linear : linears_)
         if (linear.param == param) return &linear;
     return nullptr;
-}
-
-Granularity Fp8State::granularity_of(Fp8Role role) const {
-    if (role == Fp8Role::kWeight) return plan_.row().weight;
-    return role == Fp8Role::kX ? plan_.row().x : plan_.row().dy;
 }
 
 static_assert(offsetof(ScaleEntry, scale_inv) == 0);   // a scale entry's address is that of the scale_inv of its tensor
@@ -217,11 +217,14 @@ void Fp8State::begin_micro_batch(Ctx& ctx, int64_t number, Fp8Phase phase) {
 
 Fp8Passes Fp8State::passes(const Fp8Linear& linear, Fp8Role role, const Fp8Layouts& to, bool recomputed) const {
     const int tensor = id(linear, role);
-    const bool records = phase_ == Fp8Phase::kTraining && !recomputed;
-    const Granularity granularity = granularity_of(role);
+    const bool trains = phase_ == Fp8Phase::kTraining, records = trains && !recomputed;
+    // Of x in an INT8 forward pass the transposed layout alone is in FP8, and a recomputation may write it.
+    const bool int8 = plan_.is_int8(role, Fp8Layout::kRowwise);
+    const bool counts = int8 ? trains && to.transposed.data : records;
+    const Granularity granularity = plan_.granularity(role, Fp8Layout::kTransposed);
     const bool blocks = granularity != Granularity::kTensor;   // blocks have their own scales
     const Scaling per_tensor = uncalibrated_pass() ? Scaling::kCurrent : plan_.row().scaling;
-    QuantOut cast{.rowwise = to.rowwise.data,
+    QuantOut cast{.rowwise = int8 ? Tensor{} : to.rowwise.data,
                   .transposed = to.transposed.data,
                   .granularity = granularity,
                   .scaling = blocks ? Scaling::kDelayed : per_tensor,
@@ -229,7 +232,7 @@ Fp8Passes Fp8State::passes(const Fp8Linear& linear, Fp8Role role, const Fp8Layou
                   .rowwise_scale_inv = blocks ? to.rowwise.scale_inv : Tensor{},
                   .transposed_scale_inv = blocks ? to.transposed.scale_inv : Tensor{},
                   .record = records,
-                  .counts = records ? counts_of(tensor) : nullptr,
+                  .counts = counts ? counts_of(tensor) : nullptr,
                   .first_nonfinite = records ? static_cast<uint32_t*>(monitor_.data) : nullptr,
                   .event = event(tensor)};
     if (cast.scaling == Scaling::kDelayed) return {.first = cast};
@@ -301,11 +304,14 @@ void Fp8State::record_amax(Ctx& ctx, int param, const Tensor& shard) {
     if (ScaleEntry* entry = weight_entry(param)) ops::amax(ctx, {.entry = entry, .in = shard});
 }
 
+static_assert(kParamAlign % kTurnedColumns == 0);   // shards begin and end at whole groups of turned columns
 void Fp8State::record_block_amaxes(Ctx& ctx, int param, int64_t begin, const Tensor& shard) {
     const Fp8Linear* linear = linear_of_param(param);
-    if (!linear || !block_amaxes_of(*linear)) return;
-    ops::block_amax(ctx, {.amaxes = block_amaxes_of(*linear), .in = shard, .begin = begin, .R = linear->out,
-                          .C = linear->in});
+    uint32_t* const amaxes = linear ? block_amaxes_of(*linear) : nullptr;
+    if (!amaxes) return;
+    if (linear->weight.granularity == Granularity::kRow)
+        return ops::row_amax(ctx, {.amaxes = amaxes, .in = shard, .begin = begin, .R = linear->out, .C = linear->in});
+    ops::block_amax(ctx, {.amaxes = amaxes, .in = shard, .begin = begin, .R = linear->out, .C = linear->in});
 }
 
 void Fp8State::start_weight_histories(Ctx& ctx) {
@@ -313,6 +319,11 @@ void Fp8State::start_weight_histories(Ctx& ctx) {
 }
 
 void Fp8State::quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& whole, const StepState* state) {
+    if (linear.weight.granularity == Granularity::kRow) {
+        ops::quantize_int8(ctx, {.out = linear.weight.data, .scale_inv = linear.weight.scale_inv, .in = whole,
+                                 .N = linear.out, .C = linear.in, .state = state});
+        return transpose_weight(ctx, linear);
+    }
     const RecipeRow& row = plan_.row();
     const int tensor = id(linear, Fp8Role::kWeight);
     const bool blocks = row.weight != Granularity::kTensor;
@@ -332,13 +343,18 @@ void Fp8State::quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& 
 
 void Fp8State::prepare_shards(Ctx& ctx, const StepState* state) {
     if (!sharded_) return;
-    if (plan_.row().weight == Granularity::kTensor) {
+    if (!block_amaxes_) {
         ops::fp8_scales(ctx, {.entries = entries() + first_weight(), .count = tensors() - first_weight(),
                                .scaling = plan_.row().scaling, .format = plan_.weight_format, .state = state});
         return;
     }
     for (const Fp8Linear& linear : linears_) {
         if (!block_amaxes_of(linear)) continue;
+        if (linear.weight.granularity == Granularity::kRow) {
+            ops::row_scales(ctx, {.scale_inv = linear.weight.scale_inv, .amaxes = block_amaxes_of(linear),
+                                  .R = linear.out});
+            continue;
+        }
         ops::block_scales(ctx, {.scale_inv = linear.weight.scale_inv,
                                 .transposed_scale_inv = linear.weight_transposed.scale_inv,
                                 .amaxes = block_amaxes_of(linear),
@@ -351,12 +367,21 @@ void Fp8State::prepare_shards(Ctx& ctx, const StepState* state) {
 void Fp8State::quantize_shard(Ctx& ctx, int param, int64_t begin, const Tensor& shard, const Tensor& bytes) {
     const Fp8Linear& linear = *linear_of_param(param);
     const uint32_t* blocks = block_amaxes_of(linear);
+    if (linear.weight.granularity == Granularity::kRow)
+        return ops::quantize_int8_run(ctx, {.out = bytes, .in = shard, .amaxes = blocks, .begin = begin,
+                                            .R = linear.out, .C = linear.in});
     ops::quantize_run(ctx, {.out = bytes, .in = shard, .begin = begin, .R = linear.out, .C = linear.in,
                             .entry = blocks ? nullptr : weight_entry(param),
                             .block_amaxes = blocks, .counts = counts_of(id(linear, Fp8Role::kWeight))});
 }
 
 void Fp8State::transpose_weight(Ctx& ctx, const Fp8Linear& linear) {
+    if (linear.weight.granularity == Granularity::kRow) {
+        const int tensor = id(linear, Fp8Role::kWeight);
+        return ops::transpose_int8(ctx, {.out = linear.weight_transposed.data, .in = linear.weight.data,
+                                         .scale_inv = linear.weight.scale_inv, .entry = entries() + tensor,
+                                         .R = linear.out, .C = linear.in, .counts = counts_of(tensor)});
+    }
     ops::transpose_bytes(ctx, {.out = linear.weight_transposed.data, .in = linear.weight.data, .R = linear.out,
                                .C = linear.in});
 }

@@ -15,7 +15,7 @@
 
 // A quantized (R, K) matrix as a matmul reads it.
 struct Fp8Operand {
-    Tensor data;        // (R, K) fp8
+    Tensor data;        // (R, K) fp8, or int8 (kRow)
     Tensor scale_inv;   // (scale_inv_elems) fp32
     Granularity granularity = Granularity::kTensor;
 };
@@ -43,7 +43,8 @@ enum class Fp8Phase : uint8_t {
 };
 
 // How an x or dy is quantized: by the operation that computes it, in its own pass, or with current scaling by a second
-// pass over its result, once the first pass has recorded the amax.
+// pass over its result, once the first pass has recorded the amax. Neither writes a rowwise x in INT8:
+// ops::quantize_int8 reads the result of the operation.
 struct Fp8Passes {
     QuantOut first;         // of the operation
     QuantOut second = {};   // of ops::quantize; empty: the first pass quantizes
@@ -96,7 +97,8 @@ public:
     ScaleEntry* weight_entry(int param) const;   // where AdamW records the amax; null if the parameter is not in FP8
     // Records the amax of a shard as AdamW does in a step.
     void record_amax(Ctx& ctx, int param, const Tensor& shard);
-    // Records the amaxes of the scale blocks of a shard, if weights are sharded and scales are per block.
+    // Records the amaxes of the scale blocks (in INT8, the rows) of a shard, if weights are sharded and scales are per
+    // block.
     void record_block_amaxes(Ctx& ctx, int param, int64_t begin, const Tensor& shard);
     // Enters the recorded amaxes into new histories.
     void start_weight_histories(Ctx& ctx);
@@ -104,11 +106,13 @@ public:
     // if state->skip; state may be null.
     void quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& whole, const StepState* state);
     // The same for sharded weights. prepare_shards computes the scales of all weights, quantize_shard quantizes a shard
-    // into `bytes`, and transpose_weight transposes a weight after the all-gather. A skipped step writes the same bytes
-    // again.
+    // into `bytes`, and transpose_weight transposes a weight after the all-gather, from INT8 to FP8. A skipped step
+    // writes the same bytes again.
     void prepare_shards(Ctx& ctx, const StepState* state);
     void quantize_shard(Ctx& ctx, int param, int64_t begin, const Tensor& shard, const Tensor& bytes);
     void transpose_weight(Ctx& ctx, const Fp8Linear& linear);
+    // Whether transpose_weight counts values for the report.
+    bool counts_transposed_weights() const { return counting_ && plan_.int8_forward(); }
     // Adds the block scales of a gathered weight to the report, if this step counts them.
     bool counts_weight_scales() const { return counting_ && scale_bins_; }
     void count_weight_scales(Ctx& ctx, const Fp8Linear& linear) const;
@@ -153,8 +157,9 @@ public:
 
     // ---- memory of operands, the same for all linears of a role
     // Memory of a (R, K) operand from take(dtype, elems), without scale_inv if there is one scale per tensor.
-    template <typename Take> Fp8Operand alloc_operand(Fp8Role role, int64_t R, int64_t K, Take&& take) const {
-        Fp8Operand operand{take(plan_.format(role), R * K), {}, granularity_of(role)};
+    template <typename Take>
+    Fp8Operand alloc_operand(Fp8Role role, Fp8Layout layout, int64_t R, int64_t K, Take&& take) const {
+        Fp8Operand operand{take(plan_.format(role, layout), R * K), {}, plan_.granularity(role, layout)};
         if (operand.granularity != Granularity::kTensor)
             operand.scale_inv = take(Dtype::kFp32, scale_inv_elems(operand.granularity, R, K));
         return operand;
@@ -172,7 +177,6 @@ private:
     // Uses current scaling whatever the recipe, because there are no delayed scales yet.
     bool uncalibrated_pass() const { return phase_ != Fp8Phase::kTraining && needs_calibration(); }
     ScaleEntry* entries() const { return static_cast<ScaleEntry*>(entries_.data); }
-    Granularity granularity_of(Fp8Role role) const;
     void take_weights(const LinearPlan& linear, const FlatLayout& layout, const LayerBuffers* layer_buffers,
                       Arena& arena);
     int64_t count_blocks(const FlatLayout& layout);
@@ -192,7 +196,7 @@ private:
     const bool sharded_;             // and some weights are stored in FP8 only
     Tensor entries_, counts_, monitor_;   // ScaleEntry (tensors), Fp8Counts (tensors), uint32 (1)
     Tensor scale_bins_;                 // uint64 (tensors, kScaleBins); only of block scales that are reported
-    Tensor block_amaxes_;               // uint32, directly behind entries_: of the blocks of gathered weights
+    Tensor block_amaxes_;               // uint32, directly behind entries_: of the blocks or rows of gathered weights
     std::vector<int64_t> first_block_;  // by FP8 linear
     Tensor history_, updates_, largest_;
     Tensor flat_weights_;

@@ -1,8 +1,9 @@
 #include "llmc/model/parameters/layer_buffers.h"
 
-LayerBuffers::LayerBuffers(const FlatLayout& layout, int num_layers, Dtype working, Dtype fp8, Arena& arena)
-    : layout_(layout), num_layers_(num_layers),
-      ring_(std::min(kRing, num_layers)), working_(working), fp8_(fp8) {
+LayerBuffers::LayerBuffers(const FlatLayout& layout, int num_layers, Dtype working, Dtype rowwise, Dtype transposed,
+                           Arena& arena)
+    : layout_(layout), num_layers_(num_layers), ring_(std::min(kRing, num_layers)), working_(working),
+      rowwise_(rowwise), transposed_type_(transposed) {
     struct Bytes {
         int64_t all = 0, fp8 = 0;
     };
@@ -35,7 +36,8 @@ Tensor LayerBuffers::whole(const ParamGroup& group) const {
 
 Tensor LayerBuffers::transposed(const ParamGroup& group) const {
     CHECK(group.form == ParamForm::kFp8Linear, "only FP8 weights are transposed");
-    return {static_cast<char*>(transposed_memory(group.first_layer).data) + offset_of(group), fp8_, group.elems};
+    return {static_cast<char*>(transposed_memory(group.first_layer).data) + offset_of(group), transposed_type_,
+            group.elems};
 }
 
 Tensor LayerBuffers::memory(int layer) const {

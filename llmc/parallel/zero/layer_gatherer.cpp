@@ -73,7 +73,8 @@ void LayerGatherer::prepare(Ctx& ctx, int number, bool backward) {
     Ctx& comm = stream_.comm_ctx(ctx);
     const int64_t released = std::max(gathers ? buffer.released : 0,
                                       transposes ? transposed_buffer(number).released : 0);
-    if (!stream_.waits_for(released)) stream_.wait_for_compute(ctx, comm);
+    const bool counts = transposes && fp8_.counts_transposed_weights();   // after compute has cleared the counts
+    if (counts || !stream_.waits_for(released)) stream_.wait_for_compute(ctx, comm);
     const CollectivePurpose purpose(comm, "gather " + layer_text(number, num_layers_));
     if (gathers)
         for (int g : layer.groups) shards_.gather(comm, group(g));
