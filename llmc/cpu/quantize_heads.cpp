@@ -1,4 +1,6 @@
 // Quantization of packed QKV for FP8 attention. CPU.
+#include <cmath>
+
 #include "llmc/cpu/cast_lines.h"
 
 namespace cpu {
