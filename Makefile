@@ -358,7 +358,7 @@ help:
 	@echo "  make test             install what is missing, build, run the device's tests (5 to 8 minutes on two cores)"
 	@echo "  make test-full        also sanitizers, fuzzing, the long tests, cluster-test and image-test"
 	@echo "  make test-ranks       of the tests, those of several processes over this system's MPI"
-	@echo "  make drill            5,400 random trials: kills, corrupted checkpoints, hostile input (up to an hour)"
+	@echo "  make drill            4,100 random trials: kills, corrupted checkpoints, hostile input (up to an hour)"
 	@echo "  make cluster-test     training on two hosts under Slurm and ssh (6 minutes); as root, installs them"
 	@echo "  make image-test       the Dockerfile on a base of its own, and make smoke in it; needs root, no registry;"
 	@echo "                        SUITE=jammy takes another Ubuntu than 24.04"

@@ -68,7 +68,7 @@ class Case:
     def run(self, command, seconds=60, **how):
         return self.end(self.start(command, **how), seconds)
 
-    def judge(self, code, error, allowed, one_line=True):
+    def judge(self, code, error, allowed):
         """Adds a finding if the exit code is not one of the allowed ones, or if the error is not one clear line."""
         if code is None:
             return
@@ -80,9 +80,9 @@ class Case:
             self.found("text", "shows a library's or the language's own words")
         lines = [line for line in error.split("\n")
                  if line and not line.startswith(("note: ", "warning: ", "libgomp: ", "weights: "))]
-        if one_line and code not in (0, None) and code > 0 and len(lines) != 1:
+        if code > 0 and len(lines) != 1:
             self.found("text", f"{len(lines)} lines of error instead of one")
-        if one_line and any(len(line) > 1500 for line in lines):
+        if any(len(line) > 1500 for line in lines):
             self.found("text", "a line of more than 1,500 characters")
         if re.search(r"[\x00-\x08\x0b-\x1f\x7f]", error):
             self.found("text", "control characters")

@@ -25,7 +25,7 @@ PARTS = (
     ("kills", kills, kills.trial, 500),
     ("suspended ranks", kills, kills.suspended_rank, 60),
     ("corruptions", corruptions, corruptions.trial, 1500),
-    ("hostile input", hostile, hostile.trial, 3000),
+    ("hostile input", hostile, hostile.trial, 2000),
 )
 
 
