@@ -89,24 +89,6 @@ class HeadersTest(unittest.TestCase):
                 os.rename(os.path.join(folder, "away"), os.path.join(folder, header))
 
 
-class CommitTest(unittest.TestCase):
-    def test_the_commit_of_a_repository_around_the_sources_is_not_theirs(self):
-        with tempfile.TemporaryDirectory(prefix="llmc-build-") as folder:
-            copy = os.path.join(folder, "copy")
-            os.makedirs(os.path.join(copy, "dev"))
-            for name in ("Makefile", "dev/ci"):
-                os.symlink(os.path.join(ROOT, name), os.path.join(copy, name))
-            env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "GIT_"))}
-            git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
-            for repository, known in ((folder, False), (copy, True)):
-                for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "a"]):
-                    subprocess.run([*git, "-C", repository, *words], check=True, env=env)
-                done = subprocess.run(["make", "--eval=commit: ; @echo commit $(COMMIT)", "DEVICE=cpu", "commit"],
-                                      cwd=copy, env=env, capture_output=True, text=True, timeout=60, check=False)
-                self.assertRegex(done.stdout, r"(?m)^commit [0-9a-f]{12}" if known else r"(?m)^commit unknown$",
-                                 done.stderr)
-
-
 class TestFullTest(unittest.TestCase):
     def test_each_pattern_of_a_part_matches_a_test_case(self):
         with open(os.path.join(ROOT, "dev/ci/test_full.sh"), encoding="utf-8") as script:
