@@ -4,7 +4,8 @@
 #   dev/bench/bench.sh [OUT]          OUT: bench-DATE by default
 #
 #   MODELS    of "gpt2 small 8b": GPT-2 124M, llama3-small, Llama-3-8B (with a fourth of its optimizer steps' batches)
-#   RECIPES   of "bf16 delayed tensorwise 1F1L blockwise"; 1F1L is tensorwise with the first and last layer in BF16
+#   RECIPES   of "bf16 delayed tensorwise 1F1L blockwise" (the default) and int8-forward; 1F1L is tensorwise with the
+#             first and last layer in BF16
 #   KERNELS   of the names build/cuda/bench_*; empty: none; all by default
 #   BUILD     folder of the executables (build/cuda)
 #
@@ -35,7 +36,7 @@ recipe_options() {
     case $1 in
         bf16) ;;
         1F1L) echo --fp8-recipe tensorwise --first-last-layers-bf16 ;;
-        delayed | tensorwise | blockwise) echo --fp8-recipe "$1" ;;
+        delayed | tensorwise | blockwise | int8-forward) echo --fp8-recipe "$1" ;;
         *) echo "bench.sh: no recipe '$1'" >&2; exit 2 ;;
     esac
 }

@@ -162,7 +162,7 @@ const std::vector<Run>& runs() {
 // Kernels that the runs above need not launch, and where they run.
 const std::map<std::string, std::string>& elsewhere() {
     const std::string other_gpu = "other devices", shape = "head dims or widths of no model that docs/ measures",
-                      fp32 = "FP32", ranks = "several ranks", int8 = "--fp8-recipe int8-forward";
+                      fp32 = "FP32", ranks = "several ranks";
     static const std::map<std::string, std::string> all = {
         {"attention_forward_mma_kernel", other_gpu},
         {"attention_backward_key_mma_kernel", other_gpu},
@@ -188,9 +188,6 @@ const std::map<std::string, std::string>& elsewhere() {
         {"compare_sums_kernel", ranks},
         {"block_amax_kernel", ranks},
         {"block_scales_kernel", ranks},
-        {"row_amax_kernel", ranks},
-        {"row_scales_kernel", ranks},
-        {"quantize_int8_run_kernel", ranks},
         {"fp8_scales_kernel", ranks},
         {"quantize_run_kernel", ranks},
         {"transpose_bytes_kernel", ranks},
@@ -198,8 +195,6 @@ const std::map<std::string, std::string>& elsewhere() {
         {"row_amax_kernel", ranks},
         {"quantize_int8_run_kernel", ranks},
         {"row_scales_kernel", ranks},
-        {"quantize_int8_kernel", int8},
-        {"transpose_int8_kernel", int8},
         {"adamw_fp8_kernel", "--moment-dtype fp8"},
     };
     return all;
