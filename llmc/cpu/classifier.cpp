@@ -80,4 +80,34 @@ void classifier(Ctx&, const ClassifierArgs& args) {
     });
 }
 
+void dlogits_residual(Ctx&, const DlogitsResidualArgs& args) {
+    const char* op = "dlogits_residual";
+    const int64_t N = args.N, C = args.C, Vp = args.Vp;
+    check_tensor(op, "dx", args.dx, Dtype::kBf16, N * C);
+    check_tensor(op, "dlogits", args.dlogits, Dtype::kBf16, N * Vp);
+    check_tensor(op, "codes", args.codes, args.codes.dtype, N * Vp);
+    check_tensor(op, "scale_inv", args.scale_inv, Dtype::kFp32, scale_inv_elems(args.granularity, N, Vp));
+    check_tensor(op, "weight", args.weight, Dtype::kBf16, Vp * C);
+    const bool blocks = args.granularity != Granularity::kTensor;
+    const float* const numbers = fp8_values(args.codes.dtype);
+#pragma omp parallel for schedule(static) if (N * Vp >= kParallelElems)
+    for (int64_t n = 0; n < N; n++) {
+        const int64_t target = args.targets[n];
+        if (target < 0 || target >= args.V) continue;
+        const bf16* const dlogits = args.dlogits.as<bf16>() + n * Vp;
+        const uint8_t* const codes = static_cast<const uint8_t*>(args.codes.data) + n * Vp;
+        double sum = 0;
+        for (int64_t v = 0; v < Vp; v++) {
+            const double scale_inv = args.scale_inv.as<float>()[blocks ? v / kScaleBlock * N + n : 0];
+            sum += double{widen(dlogits[v])} - double{numbers[codes[v]]} * scale_inv;
+        }
+        const Vec<float> residual(static_cast<float>(sum));
+        const bf16* const weight = args.weight.as<bf16>() + target * C;
+        bf16* const dx = args.dx.as<bf16>() + n * C;
+        for_lanes<float>(C, [&](int64_t c, auto count) {
+            store(dx + c, fma(residual, load(weight + c, count), load(dx + c, count)), count);
+        });
+    }
+}
+
 }  // namespace cpu

@@ -7,7 +7,7 @@
 // on an H200, since parts of the GPU get unequal shares of the bandwidth.
 #include <cuda_pipeline_primitives.h>
 
-#include "llmc/cuda/common.cuh"
+#include "llmc/cuda/fp8.cuh"
 #include "llmc/cuda/ptx.cuh"
 
 namespace cuda {
@@ -342,6 +342,46 @@ __global__ void __launch_bounds__(kManyThreads)
     }
 }
 
+// Math: DlogitsResidualArgs.
+// Source: ops.h.
+// Traffic: dlogits and codes read; a row of weight read, of dx read and written per token.
+// Requires: C and Vp multiples of 16, aligned rows.
+// Parallel: a block owns a row, a thread every 256th 16 columns of dlogits, then every 256th vector of dx.
+template <Dtype kFormat>
+__global__ void __launch_bounds__(kManyThreads)
+    dlogits_residual_kernel(bf16* dx, const bf16* dlogits, const uint8_t* codes, const float* scale_inv, bool blocks,
+                            const bf16* weight, const int32_t* targets, int64_t N, int64_t C, int64_t V, int64_t Vp) {
+    __shared__ double shared[kLanes];
+    const int64_t n = blockIdx.x;
+    const int target = targets[n];
+    if (!counted(target, V)) return;
+    double sum = 0;
+    for (int64_t v = int64_t{threadIdx.x} * 16; v < Vp; v += kManyThreads * 16) {
+        const uint4 raw = load_vec(codes + n * Vp + v);
+        const uint32_t word[4] = {raw.x, raw.y, raw.z, raw.w};
+        const double scale = scale_inv[blocks ? v / kScaleBlock * N + n : 0];
+        float x[16];
+        load_floats<bf16, 16>(dlogits + n * Vp + v, x);
+#pragma unroll
+        for (int i = 0; i < 16; i += 2) {
+            const float2 number = from_fp8x2<kFormat>(word[i / 4] >> (i % 4 * 8) & 0xffffu);
+            sum += static_cast<double>(x[i]) - static_cast<double>(number.x) * scale;
+            sum += static_cast<double>(x[i + 1]) - static_cast<double>(number.y) * scale;
+        }
+    }
+    const int thread = static_cast<int>(threadIdx.x);
+    const auto residual =
+        static_cast<float>(block_sum(sum, shared, thread / kLanes, thread % kLanes, kManyThreads / kLanes));
+    for (int64_t c = int64_t{threadIdx.x} * 8; c < C; c += kManyThreads * 8) {
+        float out[8], w[8];
+        load_floats<bf16, 8>(dx + n * C + c, out);
+        load_floats<bf16, 8>(weight + target * C + c, w);
+#pragma unroll
+        for (int i = 0; i < 8; i++) out[i] = __fmaf_rn(residual, w[i], out[i]);
+        store_floats<bf16, 8>(dx + n * C + c, out);
+    }
+}
+
 template <typename T, int kThreads, int kCluster>
 void launch_classifier(Ctx& ctx, const ClassifierArgs& args, int64_t vectors) {
     auto kernel = classifier_kernel<T, kThreads, kCluster>;
@@ -406,6 +446,24 @@ void classifier(Ctx& ctx, const ClassifierArgs& args) {
         if (args.write_dlogits) run_classifier<T, true>(ctx, args);
         else run_classifier<T, false>(ctx, args);
     });
+}
+
+void dlogits_residual(Ctx& ctx, const DlogitsResidualArgs& args) {
+    const int64_t N = args.N, C = args.C, Vp = args.Vp;
+    expect(args.dx, Dtype::kBf16, N * C, "dlogits_residual: dx");
+    expect(args.dlogits, Dtype::kBf16, N * Vp, "dlogits_residual: dlogits");
+    expect(args.codes, args.codes.dtype, N * Vp, "dlogits_residual: codes");
+    expect(args.scale_inv, Dtype::kFp32, scale_inv_elems(args.granularity, N, Vp), "dlogits_residual: scale_inv");
+    expect(args.weight, Dtype::kBf16, Vp * C, "dlogits_residual: weight");
+    for (const Tensor* t : {&args.dx, &args.dlogits, &args.codes, &args.weight}) expect_aligned(*t, "dlogits_residual");
+    CHECK(C % 16 == 0 && Vp % 16 == 0, "dlogits_residual: %lld x %lld columns", ll(C), ll(Vp));
+    with_format(args.codes.dtype, "dlogits_residual", [&](auto format) {
+        dlogits_residual_kernel<decltype(format)::value><<<grid_size(N), kManyThreads, 0, stream_of(ctx)>>>(
+            args.dx.as<bf16>(), args.dlogits.as<bf16>(), static_cast<const uint8_t*>(args.codes.data),
+            args.scale_inv.as<float>(), args.granularity != Granularity::kTensor, args.weight.as<bf16>(), args.targets,
+            N, C, args.V, Vp);
+    });
+    CHECK_LAUNCH("dlogits_residual_kernel");
 }
 
 }  // namespace cuda

@@ -33,14 +33,18 @@ template <Dtype kFormat> __device__ inline uint2 to_fp8x8(const uint4& x, float 
     for (int i = 0; i < 8; i++) v[i] *= scale;
     return make_uint2(to_fp8x4<kFormat>(v[0], v[1], v[2], v[3]), to_fp8x4<kFormat>(v[4], v[5], v[6], v[7]));
 }
+// The numbers of two codes, `low` in the low byte of a pair.
+template <Dtype kFormat> __device__ inline float2 from_fp8x2(uint32_t pair) {
+    constexpr __nv_fp8_interpretation_t kKind = kFormat == Dtype::kE4m3 ? __NV_E4M3 : __NV_E5M2;
+    return __half22float2(__nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(pair), kKind));
+}
 // Dequantizes eight E4M3 bytes to bf16; exact where bf16 can represent the product.
 __device__ inline uint4 from_e4m3x8(const uint2& bytes, float scale_inv) {
     const uint32_t word[2] = {bytes.x, bytes.y};
     float v[8];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const auto pair = static_cast<__nv_fp8x2_storage_t>(word[i / 2] >> (i % 2 * 16));
-        const float2 values = __half22float2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3));
+        const float2 values = from_fp8x2<Dtype::kE4m3>(word[i / 2] >> (i % 2 * 16) & 0xffffu);
         v[2 * i] = values.x * scale_inv, v[2 * i + 1] = values.y * scale_inv;
     }
     return pack<bf16>(v);

@@ -163,7 +163,8 @@ void Decoder::recompute_block(Ctx& ctx, int layer, const DeviceBatch& batch) {
 
 // Backward of the head for N rows, whose logits are overwritten with their gradient. dnorm (N, C) =. Chunks after the
 // `first` one always add to the weight gradient, even if the first one has overwritten it.
-void Decoder::dlogits_backward(Ctx& ctx, const LinearOperand& x, Tensor logits, Tensor dnorm, int64_t N, bool first) {
+void Decoder::dlogits_backward(Ctx& ctx, const LinearOperand& x, Tensor logits, Tensor dnorm, const int32_t* targets,
+                               int64_t N, bool first) {
     Linear lm_head = head();
     lm_head.accumulate = lm_head.accumulate || !first;
     const int64_t Vp = config_.padded_vocab();
@@ -174,6 +175,12 @@ void Decoder::dlogits_backward(Ctx& ctx, const LinearOperand& x, Tensor logits, 
         dlogits = model_.finish(ctx, quantized);
     }
     linear_backward(ctx, lm_head, dnorm, dlogits, x, N);
+    if (!lm_head.fp8) return;
+    const Fp8Operand& quantized = dlogits.fp8.rowwise;
+    ops::dlogits_residual(ctx, {.dx = dnorm, .dlogits = logits, .codes = quantized.data,
+                                .scale_inv = quantized.scale_inv, .granularity = quantized.granularity,
+                                .weight = lm_head.weight, .targets = targets, .N = N, .C = config_.hidden_size,
+                                .V = config_.vocab_size, .Vp = Vp});
 }
 
 // Backward of loss, head and final norm; returns the dy of the last block's output, in `to`.
@@ -187,8 +194,8 @@ LinearOperand Decoder::head_backward(Ctx& ctx, const DeviceBatch& batch, StepSta
         const Tensor logits = memory.slice(0, rows.count * config_.padded_vocab());
         head_logits(ctx, rows, N, logits);
         classify(ctx, batch, state, rows, logits, losses, true, squares);
-        dlogits_backward(ctx, head_x(ctx, rows, N), logits, dnorm.slice(rows.first * C, rows.count * C), rows.count,
-                         rows.first == 0);
+        dlogits_backward(ctx, head_x(ctx, rows, N), logits, dnorm.slice(rows.first * C, rows.count * C),
+                         batch.targets + rows.first, rows.count, rows.first == 0);
     });
     sum_losses(ctx, losses, &state->loss_sum);
     if (squares) sum_losses(ctx, squares, &state->z_sum);

@@ -62,7 +62,8 @@ private:
     void classify(Ctx& ctx, const DeviceBatch& batch, StepState* state, Rows rows, Tensor logits, Tensor losses,
                   bool backward, Tensor squares = {});
     void sum_losses(Ctx& ctx, Tensor losses, double* sum);
-    void dlogits_backward(Ctx& ctx, const LinearOperand& x, Tensor logits, Tensor dnorm, int64_t N, bool first);
+    void dlogits_backward(Ctx& ctx, const LinearOperand& x, Tensor logits, Tensor dnorm, const int32_t* targets,
+                          int64_t N, bool first);
     LinearOperand head_backward(Ctx& ctx, const DeviceBatch& batch, StepState* state, const LinearOperand& to);
     void before(Ctx& ctx, int layer, Pass pass) { model_.store->before_layer(ctx, layer, pass); }
     void after(Ctx& ctx, int layer, Pass pass) { model_.store->after_layer(ctx, layer, pass); }

@@ -195,6 +195,9 @@ void rehearse_op(Ctx& ctx, OpKind kind, const BiasBackwardArgs& a) { record(ctx,
 void rehearse_op(Ctx& ctx, OpKind kind, const ClassifierArgs& a) {
     record(ctx, kind, a.logits.dtype, (a.write_dlogits ? 2 : 1) * a.logits.bytes());
 }
+void rehearse_op(Ctx& ctx, OpKind kind, const DlogitsResidualArgs& a) {
+    record(ctx, kind, a.dx.dtype, sum({a.dlogits, a.codes}) + 3 * a.dx.bytes());   // every token reads a row of weight
+}
 void rehearse_op(Ctx& ctx, OpKind kind, const SumLossesArgs& a) { record(ctx, kind, a.losses.dtype, a.losses.bytes()); }
 void rehearse_op(Ctx& ctx, OpKind, const GemmArgs& a) {
     if (ctx.recorder) ctx.recorder->add(a, ctx.recorded_times, ctx.in_update);

@@ -234,6 +234,21 @@ struct ClassifierArgs {
     Tensor squares = {};      // (N) stat, =: lse^2, 0 where ignored; needed if z_loss > 0
 };
 
+// Adds to the gradient of the head's input what quantization took from the sums of dlogits over the vocabulary, as if
+// it had been left in the target's column: dx[n] += (sum over v of dlogits[n][v] - its quantized value) weight[t], with
+// t = targets[n]. Without a z-loss the sum is 0 again. What it was instead has a mean over the tokens, and the rows of
+// the weight have one, too: in the gradients of norms this error was half as large as their mean (dev/LOG.md).
+struct DlogitsResidualArgs {
+    Tensor dx;                 // (N, C) bf16, +=, rounded once
+    Tensor dlogits;            // (N, Vp) bf16, summed in fp64
+    Tensor codes;              // (N, Vp) fp8: dlogits quantized
+    Tensor scale_inv;          // fp32, see Granularity
+    Granularity granularity;   // kTensor or kBlock1x128
+    Tensor weight;             // (Vp, C) bf16
+    const int32_t* targets;    // (N); an id outside [0, V) leaves its row as it is
+    int64_t N, C, V, Vp;       // C, Vp: multiples of 16
+};
+
 // *sum += sum of losses, in fp64 in a fixed order.
 struct SumLossesArgs {
     double* sum;       // (1), +=

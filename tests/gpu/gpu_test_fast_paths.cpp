@@ -196,6 +196,7 @@ const std::map<std::string, std::string>& elsewhere() {
         {"quantize_int8_run_kernel", ranks},
         {"row_scales_kernel", ranks},
         {"adamw_fp8_kernel", "--moment-dtype fp8"},
+        {"dlogits_residual_kernel", "--fp8-lm-head"},
     };
     return all;
 }

@@ -1,5 +1,6 @@
 // Embedding, bias gradient, classifier and the sums of a step on the GPU against the CPU.
 #include "tests/gpu/gpu_op.h"
+#include "tests/support/quant_test.h"
 
 #include <numeric>
 
@@ -219,6 +220,46 @@ TEST_CASE("gpu ops: the classifier with one dominant logit and with equal logits
         CHECK_EQ(losses.get(0), 0);
         CHECK(std::fabs(losses.get(1) - std::log(static_cast<double>(V))) < 1e-5);
         CHECK_EQ(dl.download().get(5), 0);
+    }
+}
+
+// Both devices sum in fp64, so that the order does not show in the rounded sum.
+TEST_CASE("gpu ops: the residual of quantized dlogits") {
+    for (auto [N, C, V, Vp] : {std::array<int64_t, 4>{1, 16, 20, 32}, {33, 48, 250, 256}, {150, 576, 4990, 4992},
+                               {40, 4096, 50257, 50304}}) {
+        if (left_out(N * Vp)) continue;
+        for (const char* name : {"delayed, rowwise only", "1x128, rowwise only"})
+            for (Dtype format : {Dtype::kE4m3, Dtype::kE5m2}) {
+                QuantRequest request = quant_request(name);
+                request.format = format;
+                QuantMemory codes(request, N, Vp);
+                HostTensor dlogits = random_tensor(Dtype::kBf16, N * Vp, 51);
+                Ctx ctx;
+                cpu::quantize(ctx, {.quant = codes.out(), .in = dlogits.view(), .N = N, .C = Vp});
+                OpCase c(strf("dlogits_residual %lld x %lld of %lld, %s", (long long)N, (long long)C, (long long)Vp,
+                              name), Dtype::kBf16);
+                std::vector<int32_t> targets(static_cast<size_t>(N));
+                for (int64_t n = 0; n < N; n++)
+                    targets[static_cast<size_t>(n)] = static_cast<int32_t>(
+                        n % 7 == 3 ? kIgnoreIndex : n % 7 == 5 ? V : n == 0 ? V - 1 : n * 7919 % V);
+                HostTensor scale_inv = codes.rowwise_scale_inv;
+                if (request.granularity == Granularity::kTensor)
+                    scale_inv = HostTensor(Dtype::kFp32, 1).fill(double{codes.entry.scale_inv});
+                c.add("dlogits", Kind::kFixed, dlogits);
+                c.add("codes", Kind::kFixed, codes.rowwise);
+                c.add("scale_inv", Kind::kFixed, scale_inv);
+                c.add("targets", Kind::kFixed, int_tensor(targets));
+                c.random("weight", Kind::kWork, Vp * C);
+                c.random("dx", Kind::kWork, N * C);
+                c.run_same_types(cuda::dlogits_residual, cpu::dlogits_residual, [&](auto view) {
+                    return DlogitsResidualArgs{.dx = view("dx"), .dlogits = view("dlogits"), .codes = view("codes"),
+                                               .scale_inv = view("scale_inv"), .granularity = request.granularity,
+                                               .weight = view("weight"),
+                                               .targets = view("targets").template as<int32_t>(), .N = N, .C = C,
+                                               .V = V, .Vp = Vp};
+                });
+                c.check_bits("dx");
+            }
     }
 }
 

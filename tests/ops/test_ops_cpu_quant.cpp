@@ -353,4 +353,40 @@ TEST_CASE("cpu amax: the largest magnitude, rounded to bf16, never decreases") {
     CHECK_THROWS_AS(cpu::amax(ctx, {.entry = &entry, .in = HostTensor(Dtype::kInt32, 1).view()}), Error);
 }
 
+TEST_CASE("cpu dlogits_residual gives what rounding took from a row's sum to the row of its target") {
+    constexpr int64_t N = 7, V = 250, Vp = 272, C = 48;
+    const std::vector<int32_t> targets = {0, V - 1, kIgnoreIndex, 130, V, 130, -2};
+    for (const char* name : {"delayed, rowwise only", "1x128, rowwise only"})
+        for (Dtype format : {Dtype::kE4m3, Dtype::kE5m2}) {
+            QuantRequest request = quant_request(name);
+            request.format = format;
+            QuantMemory codes(request, N, Vp);
+            const HostTensor dlogits = random_tensor(Dtype::kBf16, N * Vp, 3),
+                             before = random_tensor(Dtype::kBf16, N * C, 4),
+                             weight = random_tensor(Dtype::kBf16, Vp * C, 5);
+            run(dlogits, {N, Vp}, codes);
+            const bool blocks = codes.rowwise_scale_inv.elems() > 0;
+            HostTensor scale_inv = codes.rowwise_scale_inv, dx = before, in = dlogits, w = weight;
+            Ctx ctx;
+            cpu::dlogits_residual(ctx, {.dx = dx.view(), .dlogits = in.view(), .codes = codes.rowwise.view(),
+                                        .scale_inv = blocks ? scale_inv.view() : Tensor{&codes.entry, Dtype::kFp32, 1},
+                                        .granularity = request.granularity, .weight = w.view(),
+                                        .targets = targets.data(), .N = N, .C = C, .V = V, .Vp = Vp});
+            for (int64_t n = 0; n < N; n++) {
+                const int64_t target = targets[static_cast<size_t>(n)];
+                const bool counted = target >= 0 && target < V;
+                double residual = 0;
+                for (int64_t v = 0; counted && v < Vp; v++) {
+                    const double by = blocks ? scale_inv.get(v / 128 * N + n) : double{codes.entry.scale_inv};
+                    residual += dlogits.get(n * Vp + v) - fp8_value(format, byte_of(codes.rowwise, n * Vp + v)) * by;
+                }
+                if (counted) CHECK(std::fabs(residual) > 1e-3);
+                for (int64_t c = 0; c < C; c++) {
+                    const double want = before.get(n * C + c) + (counted ? residual * weight.get(target * C + c) : 0);
+                    CHECK(std::fabs(dx.get(n * C + c) - want) <= 1.01 * unit_roundoff(Dtype::kBf16) * std::fabs(want));
+                }
+            }
+        }
+}
+
 }  // namespace quant_test
