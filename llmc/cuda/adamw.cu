@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             m_codes[j] = encode_m_high(ms[j], of_m.scale, __byte_perm(random[j], 0, 0x4104));   // the low half
-            v_codes[j] = encode_v_high(vs[j], of_v.scale, __byte_perm(random[j], 0, 0x4324));
+            v_codes[j] = encode_v(vs[j], of_v.scale, random[j] >> 16) << 24;
         }
         part.m = of_m.scale == 0.0f ? 0 : high_bytes(m_codes);
         part.v = of_v.scale == 0.0f ? 0 : high_bytes(v_codes);

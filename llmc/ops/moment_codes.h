@@ -36,23 +36,22 @@ HOST_DEVICE inline float decode_v(uint32_t code, float scale_inv) {
     return float_of_bits((code & 0xffu) << 20) * kUnbiasV * scale_inv;
 }
 
-// Round up with the probability of the dropped fraction, and return the code in the highest byte. noise: 16 random bits
-// from bit 8 on. The subnormal numbers of a format are subnormal floats here.
+// Round up with the probability of the dropped fraction, by the low 16 bits of `random`. The subnormal numbers of a
+// format are subnormal floats here.
+// encode_m with the code in the highest byte; noise: 16 random bits from bit 8 on.
 HOST_DEVICE inline uint32_t encode_m_high(float value, float scale, uint32_t noise) {
     const uint32_t bits = bf16::to_bits(value * scale * (1.0f / kUnbiasM));
     return ((bits << 4) + noise) | (bits & 0x80000000u);
 }
-// Rounds v > 0 at least to the smallest number, never to 0, with which the next update would be m / eps. That number is
-// at least 2^-33.8 of the block's largest v, and m's smallest number at most 2^-16.8 of its largest m: if |m| <=
-// r sqrt(v) in the whole block before the rounding, |m| <= 2.5 r sqrt(v) after it.
-HOST_DEVICE inline uint32_t encode_v_high(float value, float scale, uint32_t noise) {
-    const uint32_t code = (bf16::to_bits(value * scale * (1.0f / kUnbiasV)) << 4) + noise, least = 1u << 24;
-    return value > 0.0f && code < least ? least : code;
-}
-// The same as codes; random: the low 16 bits.
 HOST_DEVICE inline uint32_t encode_m(float value, float scale, uint32_t random) {
     return encode_m_high(value, scale, (random & 0xffffu) << 8) >> 24;
 }
+// Rounds v > 0 at least to the smallest number, never to 0, with which the next update would be m / eps. That number is
+// at least 2^-33.8 of the block's largest v, and m's smallest number at most 2^-16.8 of its largest m: if |m| <=
+// r sqrt(v) in the whole block before the rounding, |m| <= 2.5 r sqrt(v) after it. (In the form of encode_m_high ptxas
+// 13.0 leaves the product out and keeps the noise alone.)
 HOST_DEVICE inline uint32_t encode_v(float value, float scale, uint32_t random) {
-    return encode_v_high(value, scale, (random & 0xffffu) << 8) >> 24;
+    const uint32_t bits = bf16::to_bits(value * scale * (1.0f / kUnbiasV));
+    const uint32_t code = (bits + ((random & 0xffffu) << 4)) >> 20;
+    return code == 0 && value > 0.0f ? 1u : code;
 }
