@@ -264,6 +264,16 @@ template <bool write> ClassifierArgs classifier_args(const View& v, const Dims& 
             .write_dlogits = write};
 }
 
+std::vector<Field> residual_fields(const Dims& d) {
+    return {{"dx", kB, d.N * d.C}, {"dlogits", kB, d.N * d.Vp}, {"codes", Dtype::kE5m2, d.N * d.Vp, Fill::kZero},
+            {"scale_inv", kF, 1}, {"weight", kB, d.Vp * d.C}, {"targets", kI, d.N, Fill::kTokens}};
+}
+DlogitsResidualArgs residual_args(const View& v, const Dims& d) {
+    return {.dx = v("dx"), .dlogits = v("dlogits"), .codes = v("codes"), .scale_inv = v("scale_inv"),
+            .granularity = Granularity::kTensor, .weight = v("weight"), .targets = v("targets").as<int32_t>(),
+            .N = d.N, .C = d.C, .V = d.V, .Vp = d.Vp};
+}
+
 std::vector<Field> embedding_fields(const Dims& d) {
     return {{"wte", kB, d.Vp * d.C}, {"out", kB, d.N * d.C}, {"tokens", kI, d.N, Fill::kTokens},
             {"bad", kI, 1, Fill::kZero}};
@@ -347,6 +357,8 @@ std::vector<Bench> benches() {
     }
     all.push_back(bench("classifier 8B", L, classifier_fields, cuda::classifier, cpu::classifier,
                         classifier_args<true>, 4 * NV(L)));
+    all.push_back(bench("dlogits_residual 8B", L, residual_fields, cuda::dlogits_residual, cpu::dlogits_residual,
+                        residual_args, 3 * NV(L) + 6 * NC(L)));
     all.push_back(bench("classifier 8B losses only", L, classifier_fields, cuda::classifier, cpu::classifier,
                         classifier_args<false>, 2 * NV(L)));
     for (const Dims* d : {&L, &G}) {
