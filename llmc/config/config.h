@@ -62,6 +62,7 @@ struct Config {
     int64_t lr_warmup_iters = 0;
     int64_t lr_wsd_decay_iters = 0;     // wsd: length of the final decay; 0: a tenth of the run
     std::array<double, std::size(kLrGroupWords)> lr_scale = {1, 1, 1, 1};   // by LrGroup
+    int64_t mup_base_width = 0;         // hidden size to which --lr and --init-method-std refer; 0: to the model's own
     double weight_decay = 0, adam_beta1 = 0, adam_beta2 = 0, adam_eps = 0, clip_grad = 0;
     double z_loss = 0;                  // weight of the squared log-sum-exp in the loss
     double skip_grad_norm = 0;          // multiple of the median norm of the last 128 steps; 0: never

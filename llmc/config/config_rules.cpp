@@ -193,6 +193,9 @@ void schedule_rules(const Config& c, Rules& rules) {
     rules.require(!c.shape.tied_head || c.lr_scale[static_cast<size_t>(LrGroup::kHead)] == 1,
                   "--lr-scale head: the output matrix is the embedding, whose rate embedding=X scales "
                   "(--untie-embeddings-and-output-weights)");
+    rules.require(!c.shape.tied_head || c.mup_base_width == 0,
+                  "--mup-base-width: the output matrix is the embedding, but needs its own rate and initial values "
+                  "(--untie-embeddings-and-output-weights)");
     rules.require(c.skip_grad_norm == 0 || c.skip_grad_norm > 1,
                   strf("--skip-grad-norm %s must be above 1 (times the median norm), or 0 for never",
                        number_text(c.skip_grad_norm).c_str()));

@@ -195,6 +195,10 @@ void add_optimizer(Rows& rows) {
         {.name = "lr-scale", .value = group_scales(),
          .help = "multiply the learning rate of groups of parameters, and with it their weight decay: the embeddings, "
                  "the output matrix (head), the matrices of the layers, norms and biases (vector)"},
+        {.name = "mup-base-width", .value = integer(AT(mup_base_width), 0, 131072),
+         .help = "muP: --lr and --init-method-std are those of a model of this hidden size, and the rates and initial "
+                 "values of matrices follow from the ratio of widths, so that the best --lr stays; 0: no scaling by "
+                 "width", .fallback = "0"},
         {.name = "weight-decay", .value = number(AT(weight_decay), {.low = 0, .high = 100}),
          .help = "decoupled weight decay of matrices; not of norms and biases", .fallback = "0.1", .llmc = "-c"},
         {.name = "adam-beta1", .value = number(AT(adam_beta1), kBeta), .help = "decay of the first moment",

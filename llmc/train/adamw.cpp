@@ -11,7 +11,7 @@ void AdamW::update(Ctx& ctx, const ShardUpdate& shard, const StepState* state) c
                      .beta1 = static_cast<float>(config_.adam_beta1),
                      .beta2 = static_cast<float>(config_.adam_beta2),
                      .eps = static_cast<float>(config_.adam_eps),
-                     .weight_decay = shard.param.decay ? static_cast<float>(config_.weight_decay) : 0.0f,
+                     .weight_decay = static_cast<float>(weight_decay_of(config_, shard.param)),
                      .rng_key = rng_key(config_.seed, "moments." + shard.param.name),
                      .element_offset = shard.begin, .entry = shard.amax});
 }

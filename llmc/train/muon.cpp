@@ -32,7 +32,7 @@ void Muon::finish(Ctx& ctx, const ShardUpdate& shard, const StepState* state) co
                                    .direction = part(shard.grad), .state = state,
                                    .scale = static_cast<float>(
                                        lr_scale * muon_scale(config_.muon_scale, rows, shard.param.cols)),
-                                   .weight_decay = static_cast<float>(lr_scale * config_.weight_decay),
+                                   .weight_decay = static_cast<float>(lr_scale * weight_decay_of(config_, shard.param)),
                                    .entry = shard.amax});
         matrix_begin = matrix_end;
     }

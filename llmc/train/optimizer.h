@@ -21,9 +21,13 @@ struct ShardUpdate {
     const Tensor& state(StateKind kind) const { return states[static_cast<size_t>(kind)]; }
 };
 
-// The factor of the learning rate of a parameter (--lr-scale).
+// The factor of the learning rate of a parameter (--lr-scale, --mup-base-width).
 inline double lr_scale_of(const Config& config, const Param& param) {
-    return config.lr_scale[static_cast<size_t>(param.lr_group)];
+    return config.lr_scale[static_cast<size_t>(param.lr_group)] * param.mup_lr_scale;
+}
+// Its weight decay, which is multiplied by that factor: by --mup-base-width a step decays as at any other width.
+inline double weight_decay_of(const Config& config, const Param& param) {
+    return param.decay ? config.weight_decay / param.mup_lr_scale : 0;
 }
 
 class Optimizer {

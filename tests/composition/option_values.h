@@ -25,7 +25,7 @@ inline const std::map<std::string, Words>& option_values() {
         {"weight-decay", {"0", "0.3"}}, {"adam-beta1", {"0", "0.8"}}, {"adam-beta2", {"0.999"}},
         {"adam-eps", {"1e-5"}}, {"muon-momentum", {"0", "0.8"}}, {"clip-grad", {"0", "0.1"}},
         {"stop-on-divergence", {"9"}}, {"skip-grad-norm", {"1.01"}}, {"z-loss", {"0.01"}}, {"ema", {"0.2", "0.9"}},
-        {"lr-scale", {"embedding=0.5", "matrix=2,vector=0.3"}},
+        {"lr-scale", {"embedding=0.5", "matrix=2,vector=0.3"}}, {"mup-base-width", {"16", "100"}},
         {"offload", {"moments", "masters", "moments,masters", "activations"}}, {"offload-fraction", {"0.5"}},
         {"loss-chunk", {"5", "16"}}, {"seed", {"7"}},
         {"fp8-margin", {"1"}}, {"fp8-interval", {"2"}}, {"fp8-amax-history-len", {"1", "2"}},

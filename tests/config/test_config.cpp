@@ -25,7 +25,7 @@ std::string option_lines() {
 
 // A new option is a new line of the file; a changed or missing line breaks users' scripts, so it must be intended.
 // UPDATE_GOLDEN=1 rewrites the file. The commit of a new option says which user needs it.
-constexpr size_t kOptions = 111;
+constexpr size_t kOptions = 112;
 TEST_CASE("config: the list of options is frozen") {
     fs::path path = "tests/golden/cli_options.txt";
     std::string now = option_lines();
@@ -206,6 +206,7 @@ TEST_CASE("config: rules between options") {
     refused({"--rampup-batch-size", "64 8 100", "--global-batch-size", "64"}, "do not lead from 64");
     refused({"--seq-length", "1025"}, "--seq-length 1025 exceeds --max-position-embeddings 1024");
     refused({"--min-lr", "1e-3"}, "--min-lr 0.001 exceeds --lr 0.0006");
+    refused({"--mup-base-width", "256"}, "--mup-base-width: the output matrix is the embedding");
     refused({"--lr-warmup-iters", "101"}, "--lr-warmup-iters 101 exceeds --train-iters 100");
     refused({"--lr-decay-style=wsd", "--lr-wsd-decay-iters=60", "--lr-warmup-iters=41"}, "exceed --train-iters 100");
     refused({"--profile", "5:4"}, "--profile 5:4 ends before it starts");

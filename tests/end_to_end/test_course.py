@@ -1,7 +1,7 @@
 """What keeps a long run on its course, on the CPU device. --skip-grad-norm: the step that has a large gradient, and no
 other, is skipped as one that is not finite. --z-loss: training has it, losses in the log and evaluations do not. --ema:
-the average of the saved masters, evaluated and exported, without an effect on training. --lr-scale: the updates of each
-group. tests/composition compares resumed runs with these options."""
+the average of the saved masters, evaluated and exported, without an effect on training. --lr-scale
+and --mup-base-width: the updates of each group. tests/composition compares resumed runs with these options."""
 import array
 import json
 import math
@@ -240,9 +240,9 @@ class LrScaleTest(RanksTest):
         return "embedding" if name in ("wte.weight", "wpe.weight") else ("vector" if "norm" in name or
                                                                            "bias" in name else "matrix")
 
-    def masters(self, ranks, binary, name, *options):
+    def masters(self, ranks, binary, name, *options, step=1):
         self.ranks(ranks, binary, "--train-iters", "1", "--global-batch-size", "6", "--save", self.path(name), *options)
-        return tensors_of(self.path(name, "step-00000001", "optimizer", "master.safetensors"))
+        return tensors_of(self.path(name, f"step-{step:08d}", "optimizer", "master.safetensors"))
 
     def test_each_group_moves_by_its_factor(self):
         for ranks, binary, options in ((1, GPT2, []), (2, LLAMA, ["--zero", "3"]),
@@ -265,3 +265,20 @@ class LrScaleTest(RanksTest):
         for wrong in ("head", "head=", "head=0", "head=-1", "body=1", "head=2,head=3", "head=x"):
             said = self.run_train(LLAMA, "--train-iters", "1", "--lr-scale", wrong, expect=2).stderr
             self.assertIn("--lr-scale", said)
+
+    def test_a_resumed_run_has_the_factors_that_it_is_given(self):
+        """Of the update, and with --mup-base-width 8 of a width of 32 not of the decay, which is 0.01 of a weight."""
+        factors = {**{group: 1 for group in self.SCALES}, "head": 0.25}
+        for ranks, options, by_width in ((1, [], 0.25), (3, ["--optimizer", "muon"], 0.5)):
+            same = [*options, "--lr-decay-style", "constant", "--weight-decay", "1"]
+            begin = self.masters(ranks, LLAMA, f"begin-{ranks}", *same)
+            plain, scaled, mup = (self.masters(
+                ranks, LLAMA, f"{ranks}-{len(more)}-{more[-1:]}", *same, "--train-iters", "2", *more, "--resume",
+                self.path(f"begin-{ranks}", "step-00000001"), step=2)
+                for more in ([], ["--lr-scale", "head=0.5,matrix=2"], ["--mup-base-width", "8"]))
+            for scales, found, decays in (({**factors, "head": 0.5, "matrix": 2}, scaled, 0),
+                                          ({**factors, "matrix": by_width}, mup, 0.01)):
+                for name, old in begin.items():
+                    scale, decay = scales[self.group(name)], 0 if self.group(name) == "vector" else decays
+                    for a, b, c in zip(old, plain[name], found[name], strict=True):
+                        self.assertAlmostEqual(c - a, scale * (b - a + decay * a) - decay * a, delta=1e-6, msg=name)

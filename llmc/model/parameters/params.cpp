@@ -153,3 +153,27 @@ ParamTable make_param_table(const ModelConfig& config, OptimizerKind of_layers, 
     if (table.head != table.wte) table.params[static_cast<size_t>(table.head)].lr_group = LrGroup::kHead;
     return std::move(builder.table);
 }
+
+// Rates and deviations by width as in table 3 of Tensor Programs V (Yang et al., arXiv 2203.03466), which needs no
+// multiplier within the model. Muon: the spectral norm of an update must not depend on the width (Yang et al., arXiv
+// 2310.17813), as it does not with --muon-scale spectral; that of match-rms grows with sqrt(ratio).
+ParamTable make_param_table(const Config& config) {
+    ParamTable table = make_param_table(config.shape, config.optimizer, config.ema > 0,
+                                        config.moment_dtype == Dtype::kE4m3);
+    if (config.mup_base_width == 0) return table;
+    const double ratio = static_cast<double>(config.shape.hidden_size) / static_cast<double>(config.mup_base_width);
+    const double root = std::sqrt(ratio);
+    const struct { double init, adamw, match_rms, spectral; } divisors[] = {   // by LrGroup
+        {1, 1, 1, 1},           // embedding
+        {ratio, ratio, 1, 1},   // head, which AdamW updates
+        {root, ratio, root, 1}, // matrix
+        {1, 1, 1, 1},           // vector
+    };
+    for (Param& param : table.params) {
+        const auto& by = divisors[static_cast<size_t>(param.lr_group)];
+        param.init_std /= by.init;
+        param.mup_lr_scale = 1 / (param.optimizer == OptimizerKind::kAdamW ? by.adamw
+                                  : config.muon_scale == MuonScale::kSpectral ? by.spectral : by.match_rms);
+    }
+    return table;
+}

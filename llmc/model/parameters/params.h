@@ -29,6 +29,7 @@ struct Param {
     std::vector<int64_t> stacked = {};   // rows of each matrix that Muon updates alone: Q, K, V; gate, up
     bool ema = false;            // --ema
     LrGroup lr_group = LrGroup::kVector;
+    double mup_lr_scale = 1;     // of the learning rate by width, but not of weight decay (--mup-base-width)
     bool scales = false;         // of moments in blocks, --moment-dtype fp8
 
     // Whether it has this state: its optimizer keeps it, or it is the EMA.
@@ -72,6 +73,5 @@ HfClass hf_class(const ModelConfig& config);
 // moments in fp8.
 ParamTable make_param_table(const ModelConfig& config, OptimizerKind of_layers = OptimizerKind::kAdamW,
                             bool ema = false, bool scales = false);
-inline ParamTable make_param_table(const Config& config) {
-    return make_param_table(config.shape, config.optimizer, config.ema > 0, config.moment_dtype == Dtype::kE4m3);
-}
+// That of a run: init_std and mup_lr_scale follow --mup-base-width.
+ParamTable make_param_table(const Config& config);
