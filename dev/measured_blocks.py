@@ -9,7 +9,8 @@ from llmfp8.comparison.tables import TABLES  # noqa: E402
 from measured_pictures import (Missing, cost_words, draw_cost, draw_trainers, of_peers, peers_of,  # noqa: E402
                                rate, trainers_words)
 
-LABELS = {"bf16": "BF16", "fp8": "FP8", "tensorwise-1F1L": "tensorwise, first and last layer BF16",
+LABELS = {"bf16": "BF16", "fp8": "FP8", "int8-forward": "INT8 in the forward pass",
+          "tensorwise-1F1L": "tensorwise, first and last layer BF16",
           "delayed-head": "delayed, head in FP8", "delayed-head-attention": "delayed, head and attention in FP8"}
 PLACES = {"h200-x1": "one H200", "h200-x4": "four H200", "h100-x4": "four H100"}
 PICTURES = {"docs/trainers.svg": (draw_trainers, trainers_words), "docs/cost.svg": (draw_cost, cost_words)}

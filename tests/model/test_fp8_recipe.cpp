@@ -258,7 +258,11 @@ TEST_CASE("fp8 plan: the banner's text") {
              "2.down)\n"
              "  head            BF16 (no --fp8-lm-head)\n"
              "  always BF16     embedding, norms, residual stream, attention, softmax and loss\n");
+    const char* const advice = "  with --load     --fp8-recipe int8-forward costs trained weights a fifth";
     const std::string int8 = text({"--fp8-recipe=int8-forward"});
+    CHECK(!contains(text({"--load=x", "--fp8-recipe=int8-forward"}), advice));
+    CHECK(contains(text({"--load=x", "--fp8-recipe=blockwise"}), advice));
+    CHECK(!contains(text({"--load=x", "--fp8-recipe=blockwise", "--ffn-hidden-size=352"}), advice));
     CHECK(contains(int8, "  fprop           x INT8 by w INT8, turned in groups of 64, a scale per row\n"
                          "  dgrad           dy E5M2 by w E4M3, precise accumulation\n"));
 }

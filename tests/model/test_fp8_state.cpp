@@ -186,7 +186,7 @@ TEST_CASE("fp8 health: the worst tensors come first, and the advice fits recipe 
     CHECK(fp8_health_line(saturated, delayed) == what + "raise --fp8-margin, or " + keep);
     CHECK(fp8_health_line(saturated, tensorwise) == what + keep);
     CHECK(fp8_health_line({report("5.proj.dy", {1000, 0, 300, 0}), report("head.dy", {1000, 0, 500, 2})}, delayed)
-          == "flushed to zero: head.dy 50%, 5.proj.dy 30%; leave out --fp8-lm-head | not finite: head.dy 0.2%");
+          == "flushed to zero: 5.proj.dy 30%; keep it in BF16 with --bf16-linears 5.proj | not finite: head.dy 0.2%");
 }
 
 TEST_CASE("fp8 health: the distribution of block scales") {

@@ -35,6 +35,7 @@ RECIPES = {
     "train_llama3_8b_h200_fp8_cs_1F1L": {**LLAMA8B, "fp8-recipe": "tensorwise", "first-last-layers-bf16": True,
                                          "num-layers-at-start-in-bf16": 1, "num-layers-at-end-in-bf16": 1},
     "train_llama3_8b_h200_fp8_blockwise": {**LLAMA8B, "fp8-recipe": "blockwise"},
+    "train_llama3_8b_h200_int8_forward": {**LLAMA8B, "fp8-recipe": "int8-forward"},
     "train_llama31_70b_h200x4_fp8": {**LLAMA70B, **DELAYED},
     "train_llama_1gpu_bf16_slimpajama": SMALL,
     "train_llama_1gpu_fp8_slimpajama": {**SMALL, **DELAYED},
@@ -169,6 +170,8 @@ class RecipesTest(FolderTest):
                     tiny += ["--rope-scaling-factor", "0"]
                 if "31_70b" in name:   # activations of the last layers are never offloaded
                     tiny += ["--num-layers", "4"]
+                if "int8" in name:   # in-features in multiples of 64
+                    tiny += ["--ffn-hidden-size", "384"]
                 done = self.recipe(name, *TINY, "--synthetic-data", "--model", *tiny, RANKS="1")
                 self.assertRegex(done.stdout, r"\nstep 2/2 .* \| synthetic data\n")
                 header = records(self.folder / "logs" / f"{name}.jsonl", "header")[0]

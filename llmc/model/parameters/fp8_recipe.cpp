@@ -292,6 +292,16 @@ std::vector<std::pair<std::string, std::string>> kinds_of_layers(const Fp8Plan& 
     return named;
 }
 
+// Names the recipe that suits trained weights best, unless it is this one or cannot run them.
+std::string advice_text(const Fp8Plan& plan, const Config& config) {
+    const bool turns = std::all_of(plan.linears.begin(), plan.linears.end(), [](const LinearPlan& linear) {
+        return !linear.fp8_forward() || linear.in % kTurnedColumns == 0;
+    });
+    if (config.load.empty() || plan.int8_forward() || !turns) return "";
+    return labelled("with --load", "--fp8-recipe int8-forward costs trained weights a fifth of this recipe's loss "
+                                   "(docs/fp8.md, Which recipe)");
+}
+
 std::string layers_text(const Fp8Plan& plan) {
     std::string text;
     for (const auto& [layers, precision] : kinds_of_layers(plan)) text += labelled(layers, precision);
@@ -352,7 +362,7 @@ std::string fp8_plan_text(const Fp8Plan& plan, const Config& config) {
                                   : matmul("fprop", "x", plan.x_format, "w", plan.weight_format, plan.fast_fprop))
            + matmul("dgrad", "dy", plan.dy_format, "w", plan.weight_format, plan.fast_backward)
            + matmul("wgrad", "dy", plan.dy_format, "x", plan.x_format, plan.fast_backward)
-           + layers_text(plan)
+           + layers_text(plan) + advice_text(plan, config)
            + labelled("always BF16", config.fp8_attention
                                          ? "embedding, norms, residual stream, softmax, loss, and attention but "
                                            "for QK^T (INT8) and PV (E4M3) of its forward"

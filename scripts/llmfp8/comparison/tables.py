@@ -6,7 +6,7 @@ from pathlib import Path
 SCRIPTS = Path(__file__).resolve().parents[2] / "recipes"
 RECIPES = {"bf16": [], "delayed": ["--fp8-recipe", "delayed"], "tensorwise": ["--fp8-recipe", "tensorwise"],
            "tensorwise-1F1L": ["--fp8-recipe", "tensorwise", "--first-last-layers-bf16"],
-           "blockwise": ["--fp8-recipe", "blockwise"]}
+           "blockwise": ["--fp8-recipe", "blockwise"], "int8-forward": ["--fp8-recipe", "int8-forward"]}
 
 # rows: {name: recipe script and options, where {gpus} is their number}. allowed: keys that may differ besides
 # precision. gpus: of each row, unless RANKS is set. batch: sequences of a step per GPU, if not the recipe's. steps: of
@@ -24,6 +24,7 @@ GPT2_1558M = ("--model", "gpt2-1558M", "--micro-batch-size", "32", "--global-bat
 LLAMA_8B, FINETUNE, LLAMA_70B = "train_llama3_8b_h200_", "finetune_llama31_8b_", "train_llama31_70b_h200x4_fp8.sh"
 RECIPES_8B = {"bf16": [LLAMA_8B + "bf16.sh"], "delayed": [LLAMA_8B + "fp8.sh"], "tensorwise": [LLAMA_8B + "fp8_cs.sh"],
               "tensorwise-1F1L": [LLAMA_8B + "fp8_cs_1F1L.sh"], "blockwise": [LLAMA_8B + "fp8_blockwise.sh"],
+              "int8-forward": [LLAMA_8B + "int8_forward.sh"],
               "delayed-head-attention": [LLAMA_8B + "fp8.sh", "--fp8-lm-head", "--fp8-attention"]}
 
 
