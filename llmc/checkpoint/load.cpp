@@ -29,6 +29,12 @@ const SafetensorsView& expect(const SafetensorsView* view, const std::string& fi
          view->dtype.c_str(), allowed.c_str());
 }
 
+// The part of range `all` of a parameter whose values of a state this rank reads.
+std::vector<ElementRange> read_parts(const OptimizerState& state, const StateAccess& access, int index,
+                                     const ElementRange& all) {
+    return state.by_row ? std::vector<ElementRange>{all} : held_within(access, index, all);
+}
+
 // Loads this rank's elements of every tensor in a state's file. saved: the table of the run that saved it; what only
 // its optimizer keeps is checked, but not read.
 void load_state(const std::string& path, const ParamTable& table, const ParamTable& saved, const OptimizerState& state,
@@ -48,11 +54,11 @@ void load_state(const std::string& path, const ParamTable& table, const ParamTab
         const SafetensorsView* place = found == reader.tensors().end() ? nullptr : &found->second;
         const SafetensorsView& view = expect(place, path, entry, {safetensors_dtype(dtype)});
         const int index = table.find(entry.name);
-        if (!table.params[static_cast<size_t>(index)].has(state.kind)) continue;
-        const int64_t elems = table.params[static_cast<size_t>(index)].elems();
-        for (const ElementRange& part : held_within(access, index, {0, elems})) {
-            const int64_t end = state.values(part.begin + part.count);
-            for (int64_t begin = state.values(part.begin); begin < end; begin += step) {
+        const Param& param = table.params[static_cast<size_t>(index)];
+        if (!param.has(state.kind)) continue;
+        for (const ElementRange& part : read_parts(state, access, index, {0, param.elems()})) {
+            const int64_t end = param.values(state, part.begin + part.count);
+            for (int64_t begin = param.values(state, part.begin); begin < end; begin += step) {
                 const int64_t count = std::min(step, end - begin);
                 view.read(begin * dtype_bytes(dtype), count * dtype_bytes(dtype), staging.data());
                 access.write(state.kind, index, begin, count, staging.data());
@@ -62,13 +68,15 @@ void load_state(const std::string& path, const ParamTable& table, const ParamTab
 }
 
 // Zeroes this rank's elements of a range of a state.
-void write_zeros(StateKind kind, int index, const ElementRange& all, const StateAccess& access,
-                 std::vector<float>& staging) {
+void write_zeros(const ParamTable& table, StateKind kind, int index, const ElementRange& all,
+                 const StateAccess& access, std::vector<float>& staging) {
+    const Param& param = table.params[static_cast<size_t>(index)];
+    const OptimizerState& state = state_row(kind);
     const int64_t step = static_cast<int64_t>(staging.size());
     std::fill(staging.begin(), staging.end(), 0.0f);
-    for (const ElementRange& part : held_within(access, index, all)) {
-        const int64_t end = state_row(kind).values(part.begin + part.count);
-        for (int64_t begin = state_row(kind).values(part.begin); begin < end; begin += step)
+    for (const ElementRange& part : read_parts(state, access, index, all)) {
+        const int64_t end = param.values(state, part.begin + part.count);
+        for (int64_t begin = param.values(state, part.begin); begin < end; begin += step)
             access.write(kind, index, begin, std::min(step, end - begin), staging.data());
     }
 }
@@ -79,16 +87,17 @@ int64_t zero_new_states(const ParamTable& table, const ParamTable& saved, const 
     int64_t count = 0;
     for (size_t p = 0; p < table.params.size(); p++) {
         if (!table.params[p].has(state.kind) || saved.params[p].has(state.kind)) continue;
-        write_zeros(state.kind, static_cast<int>(p), {0, table.params[p].elems()}, access, staging);
+        write_zeros(table, state.kind, static_cast<int>(p), {0, table.params[p].elems()}, access, staging);
         count++;
     }
     return count;
 }
 
 // Sets the masters of rows without a Hugging Face tensor (vocabulary padding).
-void zero_padding(const Param& param, int index, const StateAccess& access, std::vector<float>& staging) {
+void zero_padding(const ParamTable& table, int index, const StateAccess& access, std::vector<float>& staging) {
+    const Param& param = table.params[static_cast<size_t>(index)];
     const int64_t begin = hf_rows(param) * param.cols;
-    write_zeros(StateKind::kMaster, index, {begin, param.elems() - begin}, access, staging);
+    write_zeros(table, StateKind::kMaster, index, {begin, param.elems() - begin}, access, staging);
 }
 
 // Tensors that some versions of transformers stored although they are no parameters: causal masks and rope
@@ -185,7 +194,7 @@ void load_masters(const std::string& directory, const ModelConfig& config, const
              printable(name).c_str());
     }
     for (size_t p = 0; p < table.params.size(); p++)
-        zero_padding(table.params[p], static_cast<int>(p), access, staging);
+        zero_padding(table, static_cast<int>(p), access, staging);
 }
 
 }  // namespace
@@ -218,7 +227,8 @@ bool has_ema(const std::string& path) { return is_regular_file(path + "/" + stat
 
 std::string load_checkpoint(const std::string& path, const ModelConfig& config, const ParamTable& table,
                             const StateAccess& access, Comm& comm, int64_t staging_bytes, OptimizerKind of_layers) {
-    const ParamTable saved = make_param_table(config, of_layers, has_ema(path), access.dtypes.moment == Dtype::kE4m3);
+    const ParamTable saved = make_param_table(config, of_layers, has_ema(path), access.dtypes.moment == Dtype::kE4m3,
+                                              is_regular_file(path + "/" + state_row(StateKind::kRowExpAvgSq).file));
     std::string zero;
     on_all_ranks(comm, path + " cannot be loaded", [&] {
         check_same_model(path, config);

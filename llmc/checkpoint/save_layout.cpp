@@ -75,7 +75,7 @@ std::vector<SafetensorsEntry> state_entries(const ParamTable& table, const Optim
         if (!param.has(state.kind)) continue;
         std::vector<int64_t> shape{param.rows, param.cols};
         if (param.is_vector()) shape.pop_back();
-        if (state.block > 1) shape = {state.values(param.elems())};
+        if (state.block > 1 || state.by_row) shape = {param.values(state, param.elems())};
         entries.push_back({param.name, dtypes.of(state.kind), shape});
     }
     return entries;
@@ -140,7 +140,7 @@ SaveLayout make_save_layout(const ParamTable& table, const StateDtypes& dtypes, 
         layout.files.push_back(file_of(state.file, entries));
         int64_t offset = static_cast<int64_t>(layout.files.back().header.size());
         layout.state_files.push_back({.state = &state, .value_bytes = dtype_bytes(dtypes.of(state.kind)),
-                                      .offsets = {}});
+                                      .offsets = {}, .blocks = {}});
         StateFile& file = layout.state_files.back();
         if (state.model) {
             file.model = state.kind == StateKind::kMaster ? 0 : own_files;
@@ -151,14 +151,15 @@ SaveLayout make_save_layout(const ParamTable& table, const StateDtypes& dtypes, 
             }
         }
         for (const Param& param : table.params) {
+            file.blocks.push_back(param.block_of(state));
             file.offsets.push_back(param.has(state.kind) ? offset : -1);
-            if (param.has(state.kind)) offset += state.values(param.elems()) * file.value_bytes;
+            if (param.has(state.kind)) offset += param.values(state, param.elems()) * file.value_bytes;
         }
     }
     for (size_t p = 0; p < table.params.size(); p++) {
         int64_t state_bytes = 0, weight_bytes = 0;   // of an element
         for (const StateFile& file : layout.state_files) {
-            if (file.has(static_cast<int>(p))) state_bytes += file.value_bytes / file.state->block;
+            if (file.has(static_cast<int>(p))) state_bytes += file.value_bytes / file.blocks[p];
             if (file.model >= 0) weight_bytes += dtype_bytes(dtypes.weight);
         }
         add_ranges(table, static_cast<int>(p), held, placed[p], state_bytes, weight_bytes, dtype_bytes(dtypes.weight),

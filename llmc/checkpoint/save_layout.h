@@ -46,12 +46,13 @@ struct StateFile {
     const OptimizerState* state = nullptr;
     int64_t value_bytes = 0;
     std::vector<int64_t> offsets;   // by parameter; -1 if the parameter has no such state
+    std::vector<int64_t> blocks;    // by parameter: Param::block_of
     int model = -1;   // the first file of the model with these weights, rounded; -1: there is none
     bool has(int param) const { return offsets[static_cast<size_t>(param)] >= 0; }
-    // The values that the writer of elements writes: those of the blocks that begin in them.
+    // The values that the writer of elements writes: those of the blocks or rows that begin in them.
     ElementRange values(const SavedRange& range) const {
-        const int64_t begin = state->values(range.begin);
-        return {begin, state->values(range.begin + range.count) - begin};
+        const int64_t block = blocks[static_cast<size_t>(range.param)], begin = ceil_div(range.begin, block);
+        return {begin, ceil_div(range.begin + range.count, block) - begin};
     }
 };
 

@@ -57,6 +57,7 @@ struct Config {
     OptimizerKind optimizer = OptimizerKind::kAdamW;   // of the matrices of layers; AdamW updates the rest
     MuonScale muon_scale = MuonScale::kMatchRms;
     double muon_momentum = 0.95;
+    double muon_beta2 = 0;              // of second moments of rows; 0: there are none
     double lr = 0, min_lr = 0;
     LrDecay lr_decay_style = LrDecay::kCosine;
     int64_t lr_warmup_iters = 0;

@@ -36,7 +36,7 @@ constexpr Condition kConditions[] = {
     {"eval-bf16", "fp8-recipe fp8-attention", "delayed tensorwise blockwise int8-forward true", kFp8Off},
     {"eval-bf16", "valid-data hellaswag-data sample-every", "!unset 0", "there is no --valid-data to evaluate on"},
 
-    {"muon-scale muon-momentum", "optimizer", "muon", "--optimizer adamw has none of it"},
+    {"muon-scale muon-momentum muon-beta2", "optimizer", "muon", "--optimizer adamw has none of it"},
     {"min-lr", "lr-decay-style", "!constant", "--lr-decay-style constant does not decay"},
     {"lr-wsd-decay-iters", "lr-decay-style", "wsd", "only --lr-decay-style wsd has a final decay"},
 

@@ -179,6 +179,10 @@ void add_optimizer(Rows& rows) {
         {.name = "muon-momentum", .value = number(AT(muon_momentum), kBeta),
          .help = "decay of Muon's momentum (Nesterov)", .fallback = "0.95",
          .on_resume = OnResume::kInherited},
+        {.name = "muon-beta2", .value = number(AT(muon_beta2), kBeta),
+         .help = "decay of the second moment of each row of Muon's orthogonalised update, by whose root the row is "
+                 "divided (NorMuon, which uses 0.95); 0: there is none", .fallback = "0",
+         .on_resume = OnResume::kInherited},
         {.name = "lr", .value = number(AT(lr), {.low = 0, .high = 10, .low_open = true}), .help = "peak learning rate",
          .fallback = "6e-4", .fallback_llama = "3e-4", .llmc = "-l"},
         {.name = "min-lr", .value = number(AT(min_lr), {.low = 0, .high = 10}),

@@ -83,6 +83,27 @@ void muon_polynomial(Ctx&, const MuonPolynomialArgs& args) {
     });
 }
 
+void muon_row_norm(Ctx&, const MuonRowNormArgs& args) {
+    check_tensor("muon_row_norm", "matrix", args.matrix, args.matrix.dtype, args.rows * args.cols);
+    for_working_type("muon_row_norm", args.matrix.dtype, [&]<typename T>(Tag<T>) {
+        using A = Acc<T>;
+        for (const Tensor* v : {&args.v, &args.new_v}) check_tensor("muon_row_norm", "v", *v, stat_dtype<T>, args.rows);
+        const A* v = args.v.as<A>();
+        A* new_v = args.new_v.as<A>();
+#pragma omp parallel for schedule(static) if (args.matrix.elems >= kParallelElems)
+        for (int64_t r = 0; r < args.rows; r++) {
+            T* row = args.matrix.as<T>() + r * args.cols;
+            const double squares = sum_terms(args.cols, [&](int64_t i) {
+                const double x = static_cast<double>(widen(row[i]));
+                return x * x;
+            });
+            new_v[r] = args.state->skip ? v[r] : row_moment<A>(args.beta2, v[r], squares, args.cols);
+            const A by = row_norm_inv(new_v[r]);
+            for (int64_t i = 0; i < args.cols; i++) row[i] = T(widen(row[i]) * by);
+        }
+    });
+}
+
 void muon_update(Ctx&, const MuonUpdateArgs& args) {
     const int64_t n = args.master.elems;
     const bool fp64 = args.master.dtype == Dtype::kFp64;

@@ -93,6 +93,40 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
+// Math: new_v = row_moment of adam_math.h, or v if state->skip; row *= row_norm_inv(new_v), rounded to T.
+// Source: MuonRowNormArgs.
+// Traffic: the matrix read and written once (the second read comes from the L1 or L2 cache), v read, new_v written.
+// Requires: kWidth = 4 needs a multiple of 4 columns, aligned to 4 elements.
+// Parallel: a block per row; sums in fp64.
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(kThreads)
+    muon_row_norm_kernel(T* matrix, const float* v, float* new_v, const StepState* state, int64_t cols, double beta2) {
+    __shared__ double shared[32];
+    wait_for_previous_kernels();
+    T* const row = matrix + int64_t{blockIdx.x} * cols;
+    double squares = 0;
+    const auto for_row = [&](auto&& body) {
+        for (int64_t i = int64_t{threadIdx.x} * kWidth; i < cols; i += kThreads * kWidth) {
+            float values[kWidth];
+            load_floats<T, kWidth>(row + i, values);
+            body(i, values);
+        }
+    };
+    for_row([&](int64_t, float(&values)[kWidth]) {
+#pragma unroll
+        for (int j = 0; j < kWidth; j++) squares += static_cast<double>(values[j]) * static_cast<double>(values[j]);
+    });
+    squares = block_sum(squares, shared, threadIdx.x / 32, threadIdx.x % 32, kThreads / 32);
+    const float old = v[blockIdx.x], now = state->skip ? old : row_moment(beta2, old, squares, cols);
+    const float by = row_norm_inv(now);
+    for_row([&](int64_t i, float(&values)[kWidth]) {
+#pragma unroll
+        for (int j = 0; j < kWidth; j++) values[j] *= by;
+        store_floats<T, kWidth>(row + i, values);
+    });
+    if (threadIdx.x == 0) new_v[blockIdx.x] = now;
+}
+
 // Math: decayed_step of adam_math.h; the entry's amax becomes the maximum of itself and |new master| rounded to bf16.
 // Source: MuonUpdateArgs.
 // Traffic: master read and written, direction read, param (optional) written, once.
@@ -128,6 +162,11 @@ template <typename F> void with_alignment(std::initializer_list<Tensor> tensors,
     const bool vector = std::all_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return aligned(t, kWidth); });
     if (vector) f(std::integral_constant<int, kWidth>{});
     else f(std::integral_constant<int, 1>{});
+}
+
+// For with_alignment: makes accesses single where rows are unaligned.
+Tensor row_stand_in(Dtype dtype, int64_t cols) {
+    return {reinterpret_cast<void*>(cols * dtype_bytes(dtype)), dtype, cols};
 }
 
 // Blocks of a grid in which all blocks are resident.
@@ -170,15 +209,28 @@ void muon_normalize(Ctx& ctx, const MuonNormalizeArgs& args) {
 void muon_polynomial(Ctx& ctx, const MuonPolynomialArgs& args) {
     expect(args.square, args.square.dtype, args.k * args.k, "muon_polynomial: square");
     expect(args.gram, args.square.dtype, args.k * args.k, "muon_polynomial: gram");
-    // An unaligned stand-in makes the accesses single where rows are.
-    const Tensor rows{reinterpret_cast<void*>(args.k * dtype_bytes(args.gram.dtype)), args.gram.dtype, args.k};
     dispatch(args.square.dtype, "muon_polynomial", [&](auto type) {
-        with_alignment({args.square, args.gram, rows}, [&](auto width) {
+        with_alignment({args.square, args.gram, row_stand_in(args.gram.dtype, args.k)}, [&](auto width) {
             using T = decltype(type);
             launch_early(ctx, muon_polynomial_kernel<T, decltype(width)::value>, grid_size(args.k), kThreads, 0,
                          args.square.as<T>(), args.gram.as<T>(), static_cast<int>(args.k), static_cast<float>(args.a),
                          static_cast<float>(args.b), static_cast<float>(args.c));
             CHECK_LAUNCH("muon_polynomial_kernel");
+        });
+    });
+}
+
+void muon_row_norm(Ctx& ctx, const MuonRowNormArgs& args) {
+    expect(args.matrix, args.matrix.dtype, args.rows * args.cols, "muon_row_norm: matrix");
+    expect(args.v, Dtype::kFp32, args.rows, "muon_row_norm: v");
+    expect(args.new_v, Dtype::kFp32, args.rows, "muon_row_norm: new_v");
+    dispatch(args.matrix.dtype, "muon_row_norm", [&](auto type) {
+        with_alignment({args.matrix, row_stand_in(args.matrix.dtype, args.cols)}, [&](auto width) {
+            using T = decltype(type);
+            launch_early(ctx, muon_row_norm_kernel<T, decltype(width)::value>, grid_size(args.rows), kThreads, 0,
+                         args.matrix.as<T>(), args.v.as<float>(), args.new_v.as<float>(), args.state, args.cols,
+                         args.beta2);
+            CHECK_LAUNCH("muon_row_norm_kernel");
         });
     });
 }

@@ -97,6 +97,15 @@ HOST_DEVICE inline Acc polynomial_element(Acc a, Acc b, Acc c, Acc gram, Acc squ
     const Acc rest = adam_fma(b, gram, c * square);
     return diagonal ? rest + a : rest;
 }
+// The new second moment of a row, and what the row is multiplied by.
+template <typename Acc>
+HOST_DEVICE inline Acc row_moment(double beta2, Acc v, double sum_squares, int64_t cols) {
+    return static_cast<Acc>(adam_fma(beta2, static_cast<double>(v),
+                                     (1.0 - beta2) * (sum_squares / static_cast<double>(cols))));
+}
+template <typename Acc> HOST_DEVICE inline Acc row_norm_inv(Acc v) {
+    return static_cast<Acc>(1.0 / (sqrt(static_cast<double>(v)) + kRowNormEps));
+}
 template <typename Acc>
 HOST_DEVICE inline Acc decayed_step(Acc lr, Acc scale, Acc weight_decay, Acc direction, Acc master) {
     return adam_fma(-lr, adam_fma(weight_decay, master, scale * direction), master);

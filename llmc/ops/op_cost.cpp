@@ -223,6 +223,9 @@ void rehearse_op(Ctx& ctx, OpKind kind, const MuonNormalizeArgs& a) {
 void rehearse_op(Ctx& ctx, OpKind kind, const MuonPolynomialArgs& a) {
     record(ctx, kind, a.gram.dtype, 2 * a.square.bytes() + a.gram.bytes());
 }
+void rehearse_op(Ctx& ctx, OpKind kind, const MuonRowNormArgs& a) {
+    record(ctx, kind, a.matrix.dtype, 2 * a.matrix.bytes() + sum({a.v, a.new_v}));
+}
 void rehearse_op(Ctx& ctx, OpKind kind, const MuonUpdateArgs& a) {
     record(ctx, kind, a.direction.dtype, sum({a.param, a.direction}) + 2 * a.master.bytes());
 }

@@ -330,7 +330,7 @@ struct EmaArgs {
 };
 
 // Muon: the update of a matrix is its Nesterov momentum with all singular values near 1, found by a few steps
-// X = (a I + b X X^T + c (X X^T)^2) X. The four operations are what AdamW and matmuls do not have.
+// X = (a I + b X X^T + c (X X^T)^2) X. The operations are what AdamW and matmuls do not have.
 // Source: Jordan et al., "Muon", 2024; Amsel et al., "The Polar Express", arXiv 2505.16932.
 
 // Of n consecutive elements of a parameter; does nothing if state->skip.
@@ -356,6 +356,18 @@ struct MuonPolynomialArgs {
     Tensor gram;     // (k, k) T
     int64_t k;
     double a, b, c;
+};
+// Second moments of rows (NorMuon: Li et al., arXiv 2510.05491):
+//   new_v[r] = beta2 v[r] + (1 - beta2) mean(matrix[r]^2), or v[r] if state->skip
+//   matrix[r] /= sqrt(new_v[r]) + kRowNormEps
+inline constexpr double kRowNormEps = 1e-10;
+struct MuonRowNormArgs {
+    Tensor matrix;   // (rows, cols) T, in and =
+    Tensor v;        // (rows) stat
+    Tensor new_v;    // (rows) stat, =
+    const StepState* state;
+    int64_t rows, cols;
+    double beta2;
 };
 // Of n consecutive elements of a parameter; does nothing if state->skip.
 //   master -= lr * (scale * direction + weight_decay * master); param = master rounded to T

@@ -86,12 +86,16 @@ NewtonSchulzBuffers::NewtonSchulzBuffers(Arena& arena, Purpose purpose, Dtype dt
       square(arena.take(purpose, dtype, most_side * most_side)), sum_squares(arena.take(purpose, Dtype::kFp64, 1)),
       partial_sums(arena.take(purpose, Dtype::kFp64, kPartialSums)) {}
 
-Tensor newton_schulz(Ctx& ctx, const NewtonSchulzBuffers& buffers, int64_t rows, int64_t cols) {
-    NewtonSchulz steps{.ctx = ctx, .buffers = buffers, .rows = rows, .cols = cols};
+void normalize_matrix(Ctx& ctx, const NewtonSchulzBuffers& buffers, const Tensor& matrix, double margin) {
     device::fill_bytes(ctx, buffers.sum_squares.data, 0, buffers.sum_squares.bytes());
     double* const sum = static_cast<double*>(buffers.sum_squares.data);
-    ops::sum_squares(ctx, {.sum = sum, .in = steps.x, .scratch = buffers.partial_sums});
-    ops::muon_normalize(ctx, {.matrix = steps.x, .sum_squares = sum, .margin = kMargin});
+    ops::sum_squares(ctx, {.sum = sum, .in = matrix, .scratch = buffers.partial_sums});
+    ops::muon_normalize(ctx, {.matrix = matrix, .sum_squares = sum, .margin = margin});
+}
+
+Tensor newton_schulz(Ctx& ctx, const NewtonSchulzBuffers& buffers, int64_t rows, int64_t cols) {
+    NewtonSchulz steps{.ctx = ctx, .buffers = buffers, .rows = rows, .cols = cols};
+    normalize_matrix(ctx, buffers, steps.x, kMargin);
     for (int step = 0; step < kStepCount; step++)
         if (step + 1 < kStepCount && two_at_once(rows, cols)) steps.two_steps(step++);
         else steps.one_step(step);

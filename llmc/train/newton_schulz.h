@@ -17,5 +17,7 @@ struct NewtonSchulzBuffers {
     NewtonSchulzBuffers(Arena& arena, Purpose purpose, Dtype dtype, int64_t most_elems, int64_t most_side);
 };
 
+// matrix *= 1 / (margin |matrix|), its Frobenius norm; a matrix of zeros stays one.
+void normalize_matrix(Ctx& ctx, const NewtonSchulzBuffers& buffers, const Tensor& matrix, double margin);
 // Returns the polar factor of the (rows, cols) matrix in buffers.x, in one of the buffers. A matrix of zeros stays one.
 Tensor newton_schulz(Ctx& ctx, const NewtonSchulzBuffers& buffers, int64_t rows, int64_t cols);

@@ -1,5 +1,6 @@
 #include "llmc/train/orthogonalizer.h"
 
+#include <cmath>
 #include <set>
 
 namespace {
@@ -12,12 +13,30 @@ constexpr Purpose kPurpose = Purpose::kMoments;
 Orthogonalizer::Orthogonalizer(const Config& config, const ParamTable& table, const ShardedState& state,
                                const Gradients& grads, const Groups& groups, CommStream& stream, Arena& arena)
     : state_(state), grads_(grads), world_(groups.world), stream_(stream), dtype_(config.dtype),
+      beta2_(config.muon_beta2),
       owners_(table, state.buckets(), world_.world().ranks, state.sharded() ? state.buckets().ranks() : 1),
       staging_(arena.take(kPurpose, dtype_, owners_.ranks() > 1 ? owners_.most_held() : 0)),
-      buffers_(arena, kPurpose, dtype_, owners_.most_elems(), owners_.most_side()) {}
+      buffers_(arena, kPurpose, dtype_, owners_.most_elems(), owners_.most_side()),
+      new_rows_(arena.take(kPurpose, rows().dtype, rows().elems)) {}
 
-void Orthogonalizer::run(Ctx& ctx) {
-    for (size_t round = 0; round < owners_.rounds(); round++) run_round(ctx, round);
+// Only the owner of a matrix knows the new moments of its rows; adding zeros to them is exact.
+void Orthogonalizer::run(Ctx& ctx, const StepState* state) {
+    if (beta2_ > 0) device::fill_bytes(ctx, new_rows_.data, 0, new_rows_.bytes());
+    for (size_t round = 0; round < owners_.rounds(); round++) run_round(ctx, round, state);
+    if (beta2_ == 0) return;
+    if (owners_.ranks() > 1) stream_.timed(ctx, [&] { world_.sum(ctx, new_rows_); });
+    device::copy_on_device(ctx, rows().data, new_rows_.data, new_rows_.bytes());
+}
+
+// The result gets the Frobenius norm of a matrix whose singular values are 1, the root of the shorter side.
+void Orthogonalizer::normalize_rows(Ctx& ctx, const OwnedMatrix& matrix, const Tensor& result,
+                                    const StepState* state) {
+    const int64_t first = state_.row_begin(matrix.param) + matrix.begin / matrix.cols;
+    ops::muon_row_norm(ctx, {.matrix = result, .v = rows().slice(first, matrix.rows),
+                             .new_v = new_rows_.slice(first, matrix.rows), .state = state, .rows = matrix.rows,
+                             .cols = matrix.cols, .beta2 = beta2_});
+    const auto shorter = static_cast<double>(std::min(matrix.rows, matrix.cols));
+    normalize_matrix(ctx, buffers_, result, 1 / std::sqrt(shorter));
 }
 
 void Orthogonalizer::warm_up(Ctx& ctx) {
@@ -56,7 +75,7 @@ void Orthogonalizer::exchange(Ctx& ctx, const std::vector<Tensor>& out, const st
     if (owners_.ranks() > 1) stream_.timed(ctx, [&] { world_.exchange_all(ctx, out, in); });
 }
 
-void Orthogonalizer::run_round(Ctx& ctx, size_t round) {
+void Orthogonalizer::run_round(Ctx& ctx, size_t round, const StepState* state) {
     const CollectivePurpose purpose(ctx, strf("Muon's matrices %zu", round));
     const OwnedMatrix* mine = owners_.matrix(round, rank());
     const auto in_matrix = [](const Tensor& whole, const MatrixPart& part) {
@@ -75,6 +94,7 @@ void Orthogonalizer::run_round(Ctx& ctx, size_t round) {
     exchange(ctx, arriving, to_owners);
 
     const Tensor result = mine ? newton_schulz(ctx, buffers_, mine->rows, mine->cols) : Tensor{};
+    if (mine && beta2_ > 0) normalize_rows(ctx, *mine, result, state);
     for (int r = 0; mine && r < owners_.ranks(); r++)
         if (r != rank())
             to_holders[static_cast<size_t>(r)] = in_matrix(result, owners_.held(*mine, owners_.shard_of(r)));

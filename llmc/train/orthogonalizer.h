@@ -1,5 +1,6 @@
 // Muon's matrices between the momentum, which each rank has of its shards, and the weights: sends each matrix to its
-// owner (MatrixOwners), which replaces it by its polar factor, and back. The matrices are in the memory of the reduced
+// owner (MatrixOwners), which replaces it by its polar factor, with --muon-beta2 normalises the rows of that (NorMuon,
+// Li et al., arXiv 2510.05491), and sends it back. The matrices are in the memory of the reduced
 // gradients, in the type of those; they are sent and computed in the working type.
 #pragma once
 #include "llmc/parallel/comm/comm_stream.h"
@@ -15,14 +16,16 @@ public:
     Orthogonalizer(const Config& config, const ParamTable& table, const ShardedState& state, const Gradients& grads,
                    const Groups& groups, CommStream& stream, Arena& arena);
 
-    // Collective. No host synchronisation.
-    void run(Ctx& ctx);
+    // Collective. Second moments of rows stay as they are if state->skip. No host synchronisation.
+    void run(Ctx& ctx, const StepState* state);
     // Computes a matrix of each shape that this rank owns, so that matmul algorithms are chosen. Not collective.
     void warm_up(Ctx& ctx);
 
 private:
     int rank() const { return world_.world().rank; }
-    void run_round(Ctx& ctx, size_t round);
+    Tensor rows() const { return state_.row_state(StateKind::kRowExpAvgSq); }
+    void run_round(Ctx& ctx, size_t round, const StepState* state);
+    void normalize_rows(Ctx& ctx, const OwnedMatrix& matrix, const Tensor& result, const StepState* state);
     Tensor held_update(const OwnedMatrix& matrix) const;
     // Calls use(matrix, part, rank, staging) for what this rank holds of each rank's matrix. `staging` is memory for
     // it, empty for this rank's own matrix.
@@ -35,7 +38,9 @@ private:
     Comm& world_;
     CommStream& stream_;
     const Dtype dtype_;
+    const double beta2_;   // of the second moments of rows; 0: there are none
     const MatrixOwners owners_;
     const Tensor staging_;   // what this rank sends to owners, then what it gets from them
     const NewtonSchulzBuffers buffers_;
+    const Tensor new_rows_;   // as the state by row: new values of this rank's matrices, else 0
 };

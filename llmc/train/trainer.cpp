@@ -217,7 +217,7 @@ void Trainer::optimizer_step(Ctx& ctx) {
     });
     if (!orthogonalizer_) return;
     ctx.in_update = true;
-    orthogonalizer_->run(ctx);
+    orthogonalizer_->run(ctx, state_);
     ctx.in_update = false;
     sharded_.each_range(ctx, OffloadAccess::kFinish, [&](const ShardRange& range) {
         if (!optimizer(range).finishes()) return;
@@ -231,7 +231,7 @@ ShardUpdate Trainer::update_of(const ShardRange& range, OffloadAccess access) co
     ShardUpdate update{.param = param, .begin = range.begin, .weight = sharded_.weight(range),
                        .grad = grads_.reduced(range), .states = {}, .amax = fp8_.weight_entry(range.param)};
     for (const OptimizerState& row : kOptimizerStates)
-        if (param.has(row.kind) && copies(access, row.kind))
+        if (param.has(row.kind) && copies(access, row.kind) && !row.by_row)
             update.states[static_cast<size_t>(row.kind)] = sharded_.state(row.kind, range);
     return update;
 }

@@ -36,6 +36,7 @@ std::vector<TrainingCase> cases() {
     add("muon, delayed, gradients sharded", 1, Fp8Recipe::kDelayed).zero = 2;
     cases.back().config.optimizer = OptimizerKind::kMuon;
     cases.back().config.moment_dtype = Dtype::kBf16;
+    cases.back().config.muon_beta2 = 0.9;
     for (TrainingCase& c : cases) c.config.global_batch_size = 12;
     return cases;
 }

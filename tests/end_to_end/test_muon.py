@@ -26,6 +26,16 @@ class MuonTest(TrainTest):
             names = state_of(self.path(first + "2", "step-00000004"))
             self.assertEqual("optimizer/momentum.safetensors" in names, second == "muon")
 
+    def test_second_moments_of_rows_start_later_and_end(self):
+        self.run_train(GPT2, "--train-iters", "2", *MUON, "--save", self.path("plain"))
+        for step, beta2, note in ((3, "0.95", "row_exp_avg_sq of 8 matrices"), (4, None, None), (5, "0", None)):
+            options = [*MUON, "--muon-beta2", beta2] if beta2 else []
+            done = self.run_train(GPT2, "--train-iters", str(step), *options, "--save", self.path("plain"),
+                                  "--resume", "auto")
+            self.assertEqual("these start from 0: " + (note or "") in done.stdout, note is not None)
+            names = state_of(self.path("plain", f"step-{step:08}"))
+            self.assertEqual("optimizer/row_v.safetensors" in names, beta2 != "0")
+
     def test_options_without_effect_are_refused(self):
         done = self.run_train(GPT2, "--train-iters", "1", "--muon-scale", "spectral", expect=2)
         self.assertIn("--muon-scale has no effect: --optimizer adamw", done.stderr)
@@ -36,7 +46,7 @@ class MuonRanksTest(RanksTest):
     BATCH = ["--micro-batch-size", "1", "--global-batch-size", "12"]   # for 4, 3 and 1 ranks
 
     def test_a_checkpoint_moves_from_4_ranks_to_3_to_1(self):
-        options = [*MUON, "--train-iters", "2", "--fp8-recipe", "delayed"]
+        options = [*MUON, "--muon-beta2", "0.95", "--train-iters", "2", "--fp8-recipe", "delayed"]
         self.ranks(4, LLAMA, *options, "--zero", "2", "--save", self.path("four"))
         four = state_of(self.path("four", "step-00000002"))
         self.ranks(3, LLAMA, *options, "--zero", "3", "--save", self.path("three"),

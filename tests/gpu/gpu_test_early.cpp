@@ -29,6 +29,7 @@ public:
         add("rstd", random_tensor(kF, kN, rng_key(33, "rstd"), 0.125, 1));
         add("dweight", random_tensor(kF, kC, rng_key(33, "dweight")));
         add("scratch", HostTensor(kF, 2 * kPartialRows * kC));
+        for (const char* name : {"row_v", "new_v"}) add(name, random_tensor(kF, kC, rng_key(33, name), 0.125, 1));
         add("angles", angle_table(kN, kHeadSize));
         add("chunks", HostTensor(kCodes, kElems));
         add("scales", HostTensor(kF, kElems / kGradCommChunk).fill(0));
@@ -92,6 +93,12 @@ public:
         step([&](Ctx& ctx) {
             cuda::muon_polynomial(ctx, {.square = at("d"), .gram = at("c"), .k = kC, .a = 1, .b = -0.5, .c = 0.25});
         });
+        step([&](Ctx& ctx) {
+            cuda::muon_row_norm(ctx, {.matrix = at("d"), .v = at("row_v"), .new_v = at("new_v"),
+                                      .state = object_in<StepState>(at("state")), .rows = kC, .cols = kC,
+                                      .beta2 = 0.95});
+        });
+        step([&](Ctx& ctx) { cuda::copy_on_device(ctx, at("row_v").data, at("new_v").data, at("new_v").bytes()); });
         step([&](Ctx& ctx) {
             cuda::muon_update(ctx, {.param = at("c"), .master = at("master"), .direction = at("grad"),
                                     .state = object_in<StepState>(at("state")), .scale = 0.5f, .weight_decay = 0.1f,

@@ -320,6 +320,20 @@ TEST_CASE("gpu ops: the operations of Muon are bitwise equal to the CPU's") {
                                               .b = -2.9, .c = 0.54};
                 });
                 polynomial.check_bits("square");
+                for (int skip : {0, 1}) {
+                    const int64_t rows = k < 300 ? 2 * k + 1 : 3;
+                    OpCase norm(strf("muon_row_norm of %lld", (long long)k), type, Dtype::kFp32, shift_bytes);
+                    norm.random("matrix", Kind::kWork, rows * k);
+                    norm.random("v", Kind::kStat, rows, 0.1, 1);
+                    norm.random("new_v", Kind::kStat, rows);
+                    norm.add("state", Kind::kFixed, tensor_of(step_state(5, skip)));
+                    norm.run_same_types(cuda::muon_row_norm, cpu::muon_row_norm, [&](auto view) {
+                        return MuonRowNormArgs{.matrix = view("matrix"), .v = view("v"), .new_v = view("new_v"),
+                                               .state = state_in(view("state")), .rows = rows, .cols = k,
+                                               .beta2 = 0.95};
+                    });
+                    for (const char* tensor : {"matrix", "new_v"}) norm.check_bits(tensor);
+                }
                 for (double squares : {0.0, 123.5}) {
                     OpCase normalize(strf("muon_normalize of %lld", (long long)k), type, Dtype::kFp32, shift_bytes);
                     normalize.random("matrix", Kind::kWork, k * k);

@@ -96,6 +96,7 @@ inline const std::map<std::string, Sample>& samples() {
         {"optimizer", {{"muon"}, {}}},
         {"muon-scale", {{"spectral"}, {"--optimizer", "muon"}}},
         {"muon-momentum", {{"0", "0.9"}, {"--optimizer", "muon"}}},
+        {"muon-beta2", {{"0.95", "0.5"}, {"--optimizer", "muon"}}},
         {"lr-scale", {{"vector=0.5", "embedding=2"}, {}}},
         {"mup-base-width", {{"256", "64"}, {"--untie-embeddings-and-output-weights", "true"}}},
         {"dtype", {{"fp32"}, {}}},                            {"grad-dtype", {{"bf16"}, {}}},

@@ -39,9 +39,9 @@ inline void add_state(TestModel& model, std::map<std::string, Bytes>& state) {
             const Param& p = model.table.params[i];
             if (!p.has(row.kind)) continue;
             Bytes& bytes = state[row.name + (" " + p.name)];
-            bytes.resize(static_cast<size_t>(row.values(p.elems()) * size));
+            bytes.resize(static_cast<size_t>(p.values(row, p.elems()) * size));
             for (const ElementRange& range : held_within(access, static_cast<int>(i), {0, p.elems()})) {
-                const int64_t begin = row.values(range.begin), end = row.values(range.begin + range.count);
+                const int64_t begin = p.values(row, range.begin), end = p.values(row, range.begin + range.count);
                 access.read(row.kind, static_cast<int>(i), begin, end - begin, bytes.data() + begin * size);
             }
         }

@@ -223,6 +223,19 @@ Matrix plain_newton_schulz(const Matrix& a) {
     return norm == 0 ? a : with_values(svd, [&](double s) { return after_steps(s / norm); });
 }
 
+// The rows divided by the root of their second moment, and all by what makes the Frobenius norm that of a matrix whose
+// singular values are 1. v: of the first row.
+void normalize_rows(Matrix& a, double beta2, double* v) {
+    for (int64_t r = 0; r < a.rows; r++) {
+        double mean = 0;
+        for (int64_t c = 0; c < a.cols; c++) mean += a(r, c) * a(r, c) / static_cast<double>(a.cols);
+        v[r] = beta2 * v[r] + (1 - beta2) * mean;
+        for (int64_t c = 0; c < a.cols; c++) a(r, c) /= std::sqrt(v[r]) + 1e-10;
+    }
+    const double by = std::sqrt(static_cast<double>(std::min(a.rows, a.cols))) / a.norm();
+    for (double& x : a.at) x *= by;
+}
+
 // The rows of Q, K and V, of gate and up, or of a whole matrix.
 std::vector<int64_t> rows_of(const ModelConfig& c, const std::string& name, int64_t rows) {
     if (name.find("qkv") != std::string::npos) return {c.q_width(), c.kv_width(), c.kv_width()};
@@ -257,10 +270,12 @@ double farthest_from_reference(const Config& config) {
     twin_config.optimizer = OptimizerKind::kAdamW;   // its gradients stay in their memory
     TestModel twin(twin_config);
     std::map<int, Matrix> momentum, weights;
+    std::map<int, std::vector<double>> row_moments;
     for (size_t p = 0; p < model.table.params.size(); p++) {
         const Param& param = model.table.params[p];
         if (param.layer < 0 || param.is_vector()) continue;
         momentum.emplace(p, Matrix(param.rows, param.cols));
+        row_moments.emplace(p, std::vector<double>(static_cast<size_t>(param.rows)));
         weights.emplace(p, Matrix(param.rows, param.cols)).first->second.at = masters(model, static_cast<int>(p));
     }
     for (uint64_t step = 0; step < 20; step++) {
@@ -282,7 +297,9 @@ double farthest_from_reference(const Config& config) {
                     m.at[at] = beta * m.at[at] + (1 - beta) * g;
                     update.at[static_cast<size_t>(i)] = (1 - beta) * g + beta * m.at[at];
                 }
-                const Matrix direction = plain_newton_schulz(update);
+                Matrix direction = plain_newton_schulz(update);
+                if (config.muon_beta2 > 0)
+                    normalize_rows(direction, config.muon_beta2, row_moments.at(param).data() + first);
                 const auto r = static_cast<double>(rows), c = static_cast<double>(m.cols);
                 const double scale = config.muon_scale == MuonScale::kMatchRms ? 0.2 * std::sqrt(std::max(r, c))
                                                                                : std::sqrt(std::max(1.0, r / c));
@@ -307,10 +324,11 @@ double farthest_from_reference(const Config& config) {
 
 TEST_CASE("muon: 20 steps in FP32 follow a plain implementation in double") {
     for (MuonScale scale : {MuonScale::kMatchRms, MuonScale::kSpectral})
-        for (const ModelConfig& shape : {tiny_gpt2(), tiny_llama()}) {
+        for (const ModelConfig& shape : {tiny_gpt2(), tiny_llama()}) for (double beta2 : {0.0, 0.9}) {
             Config config = tiny_config(shape, Dtype::kFp32, 4, 12);
             config.optimizer = OptimizerKind::kMuon;
             config.muon_scale = scale;
+            config.muon_beta2 = beta2;
             config.clip_grad = scale == MuonScale::kSpectral ? 0.3 : 0;   // both sides of the rule
             CHECK(farthest_from_reference(config) < 1e-5);
         }
@@ -358,6 +376,7 @@ TEST_CASE("muon: bits depend neither on the number of ranks nor on the level of 
         for (size_t shape : {0, 1}) {
             Config config = muon_config(fp8_shapes()[shape], recipe);
             if (recipe == Fp8Recipe::kDelayed) config.moment_dtype = Dtype::kBf16;
+            if (shape == 1) config.muon_beta2 = 0.95;
             const Run one = train_alike(config, 1);
             for (int ranks : {2, 3, 4})
                 for (int64_t zero : {0, 1, 2, 3}) {
@@ -368,7 +387,7 @@ TEST_CASE("muon: bits depend neither on the number of ranks nor on the level of 
                     if (ranks == 4 && zero > 0) CHECK(train_alike(at_level(config, zero, 2), ranks) == one);
                 }
             Config other = config;
-            other.muon_momentum = 0.9;
+            (shape == 1 ? other.muon_beta2 : other.muon_momentum) = 0.9;
             CHECK(!(train_alike(other, 1) == one));
         }
 }
@@ -381,6 +400,7 @@ TEST_CASE("muon: offloaded state, deferred streams and a skipped step") {
         Config config = muon_config(fp8_shapes()[1], Fp8Recipe::kDelayed);
         config.zero = ranks == 3 ? 3 : 1;
         config.ema = 0.9;
+        config.muon_beta2 = ranks == 3 ? 0.9 : 0;
         config.moment_dtype = ranks == 3 ? Dtype::kBf16 : Dtype::kFp32;
         const Run resident = train(config, ranks, 3, skip_one);
         CHECK(resident.skips == std::vector<int>{0, 1, 0});
@@ -397,75 +417,6 @@ TEST_CASE("muon: offloaded state, deferred streams and a skipped step") {
     }
 }
 
-// ---- owners
-
-namespace {
-
-// Whether each matrix has one owner, and none could be added to a rank with less to do: largest first, each matrix was
-// given to the rank that had least.
-bool is_balanced(const std::vector<OwnedMatrix>& matrices, int ranks) {
-    std::vector<double> load(static_cast<size_t>(ranks));
-    double last = HUGE_VAL;
-    for (const OwnedMatrix& m : matrices) {
-        const double m_n = static_cast<double>(m.rows * m.cols), k = static_cast<double>(std::min(m.rows, m.cols));
-        if (m_n * k > last) return false;
-        last = m_n * k;
-        double& own = load.at(static_cast<size_t>(m.owner));
-        for (int r = 0; r < ranks; r++) {
-            const double other = load[static_cast<size_t>(r)];
-            if (other < own || (other == own && r < m.owner)) return false;
-        }
-        own += m_n * k;
-    }
-    return true;
-}
-
-}  // namespace
-
-TEST_CASE("muon: each matrix has one owner, and owners have equally much to do") {
-    Config config = muon_config(fp8_shapes()[1]);
-    config.shape.num_layers = 3;
-    const ParamTable table = make_param_table(config);
-    for (int ranks : {1, 2, 3, 5, 64}) {
-        CAPTURE(ranks);
-        std::vector<OwnedMatrix> matrices = assign_owners(table, ranks);
-        CHECK(matrices == assign_owners(table, ranks));
-        CHECK(matrices.size() == 3 * 7);   // Q, K, V, O, gate, up, down
-        CHECK(is_balanced(matrices, ranks));
-        std::map<int, int64_t> covered;
-        for (const OwnedMatrix& m : matrices) covered[m.param] += m.elems();
-        for (const auto& [param, elems] : covered) CHECK(elems == table.params[static_cast<size_t>(param)].elems());
-        if (ranks == 1) continue;
-        for (size_t i = 0; i < matrices.size(); i++) {   // a table with one other owner is found
-            std::vector<OwnedMatrix> mutated = matrices;
-            mutated[i].owner = (mutated[i].owner + 1) % ranks;
-            CHECK(!is_balanced(mutated, ranks));
-        }
-        // The parts of a matrix that ranks hold are all of it, in order, and rounds have every matrix once.
-        const Fp8Plan plan;
-        const FlatLayout layout(table, plan, 20000, Buckets::unit(ranks));
-        const Buckets buckets(layout, ranks);
-        const MatrixOwners owners(table, buckets, ranks, ranks);
-        size_t found = 0;
-        for (size_t round = 0; round < owners.rounds(); round++)
-            for (int r = 0; r < ranks; r++) {
-                const OwnedMatrix* m = owners.matrix(round, r);
-                if (!m) continue;
-                CHECK(m->owner == r);
-                found++;
-                int64_t end = 0;
-                for (int shard = 0; shard < ranks; shard++) {
-                    const MatrixPart part = owners.held(*m, shard);
-                    if (part.elems == 0) continue;
-                    CHECK(part.begin == end);
-                    end += part.elems;
-                }
-                CHECK(end == m->elems());
-            }
-        CHECK(found == matrices.size());
-    }
-}
-
 TEST_CASE("muon: one state instead of two for the matrices of layers, and memory of activations for the rest") {
     Config config = muon_config(fp8_shapes()[1]);
     config.micro_batch_size = 8;
@@ -476,11 +427,18 @@ TEST_CASE("muon: one state instead of two for the matrices of layers, and memory
     const auto moments = [](const MemoryPlan& plan) {
         return plan.purpose_bytes[static_cast<size_t>(Purpose::kMoments)];
     };
-    int64_t in_layers = 0, others = 0;
-    for (const Param& p : table.params)
-        (p.layer >= 0 && !p.is_vector() ? in_layers : others) += round_up(p.elems(), kParamAlign);
+    int64_t in_layers = 0, others = 0, rows = 0;
+    for (const Param& p : table.params) {
+        const bool matrix = p.layer >= 0 && !p.is_vector();
+        (matrix ? in_layers : others) += round_up(p.elems(), kParamAlign);
+        rows += matrix ? p.rows : 0;
+    }
     CHECK(moments(memory_of(config, 1)) == 4 * (in_layers + 2 * others));
     CHECK(moments(memory_of(adamw, 1)) == 8 * (in_layers + others));
+    Config by_row = config;   // a number for each row
+    by_row.muon_beta2 = 0.95;
+    const int64_t more = moments(memory_of(by_row, 2)) - moments(memory_of(config, 2));
+    CHECK((more >= 4 * rows && more < 4 * rows + 512));
     // The time of the update is that of more matmuls, which ranks share.
     const auto flops = [](const MemoryPlan& plan) {
         double sum = 0;

@@ -8,8 +8,10 @@
 #include "llmc/config/config.h"
 #include "llmc/ops/arena.h"
 
-enum class StateKind : uint8_t { kMaster, kExpAvg, kExpAvgSq, kMomentum, kEma, kExpAvgScale, kExpAvgSqScale };
-inline constexpr int kStateKinds = 7;
+enum class StateKind : uint8_t {
+    kMaster, kExpAvg, kExpAvgSq, kMomentum, kEma, kExpAvgScale, kExpAvgSqScale, kRowExpAvgSq
+};
+inline constexpr int kStateKinds = 8;
 
 struct OptimizerState {
     StateKind kind;
@@ -21,6 +23,7 @@ struct OptimizerState {
     const char* model = nullptr;   // folder of a checkpoint for the model with these weights, "" is the checkpoint
     Dtype fp8 = Dtype::kFp32;      // of a moment with --moment-dtype fp8 (moment_codes.h)
     int64_t block = 1;             // elements for each value; > 1: scale_inv of a moment's blocks
+    bool by_row = false;           // a value for each row of a matrix; every rank has all of them, on the device
 
     // The values of `elems` elements; of an index, the first value at or after it.
     constexpr int64_t values(int64_t elems) const { return ceil_div(elems, block); }
@@ -38,6 +41,8 @@ inline constexpr OptimizerState kOptimizerStates[] = {
      "moments", nullptr, Dtype::kFp32, kScaleBlock},
     {StateKind::kExpAvgSqScale, "exp_avg_sq_scale_inv", "optimizer/v_scale_inv.safetensors", Purpose::kMoments, true,
      "moments", nullptr, Dtype::kFp32, kScaleBlock},
+    {StateKind::kRowExpAvgSq, "row_exp_avg_sq", "optimizer/row_v.safetensors", Purpose::kMoments, false, "", nullptr,
+     Dtype::kFp32, 1, true},
 };
 constexpr const OptimizerState& state_row(StateKind kind) { return kOptimizerStates[static_cast<size_t>(kind)]; }
 
@@ -54,7 +59,7 @@ constexpr uint32_t state_bits(std::initializer_list<StateKind> kinds) {
 inline constexpr OptimizerRow kOptimizers[] = {
     {OptimizerKind::kAdamW, state_bits({StateKind::kMaster, StateKind::kExpAvg, StateKind::kExpAvgSq,
                                          StateKind::kExpAvgScale, StateKind::kExpAvgSqScale})},
-    {OptimizerKind::kMuon, state_bits({StateKind::kMaster, StateKind::kMomentum})},
+    {OptimizerKind::kMuon, state_bits({StateKind::kMaster, StateKind::kMomentum, StateKind::kRowExpAvgSq})},
 };
 constexpr bool keeps(OptimizerKind optimizer, StateKind state) {
     return kOptimizers[static_cast<size_t>(optimizer)].states >> static_cast<int>(state) & 1;

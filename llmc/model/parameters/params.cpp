@@ -141,12 +141,13 @@ struct Builder {
 
 }  // namespace
 
-ParamTable make_param_table(const ModelConfig& config, OptimizerKind of_layers, bool ema, bool scales) {
+ParamTable make_param_table(const ModelConfig& config, OptimizerKind of_layers, bool ema, bool scales,
+                            bool row_norm) {
     Builder builder{config, {}, hf_class(config) == HfClass::kGpt2, of_layers};
     builder.build();
     ParamTable& table = builder.table;
     for (Param& param : table.params) {
-        param.ema = ema, param.scales = scales;
+        param.ema = ema, param.scales = scales, param.row_norm = row_norm;
         param.lr_group = param.is_vector() ? LrGroup::kVector : param.layer >= 0 ? LrGroup::kMatrix
                                                                                  : LrGroup::kEmbedding;
     }
@@ -159,7 +160,7 @@ ParamTable make_param_table(const ModelConfig& config, OptimizerKind of_layers, 
 // 2310.17813), as it does not with --muon-scale spectral; that of match-rms grows with sqrt(ratio).
 ParamTable make_param_table(const Config& config) {
     ParamTable table = make_param_table(config.shape, config.optimizer, config.ema > 0,
-                                        config.moment_dtype == Dtype::kE4m3);
+                                        config.moment_dtype == Dtype::kE4m3, config.muon_beta2 > 0);
     if (config.mup_base_width == 0) return table;
     const double ratio = static_cast<double>(config.shape.hidden_size) / static_cast<double>(config.mup_base_width);
     const double root = std::sqrt(ratio);

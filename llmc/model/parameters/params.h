@@ -31,12 +31,17 @@ struct Param {
     LrGroup lr_group = LrGroup::kVector;
     double mup_lr_scale = 1;     // of the learning rate by width, but not of weight decay (--mup-base-width)
     bool scales = false;         // of moments in blocks, --moment-dtype fp8
+    bool row_norm = false;       // --muon-beta2
 
     // Whether it has this state: its optimizer keeps it, or it is the EMA.
     bool has(StateKind state) const {
         if (state == StateKind::kEma) return ema;
-        return keeps(optimizer, state) && (scales || state_row(state).block == 1);
+        return keeps(optimizer, state) && (scales || state_row(state).block == 1)
+               && (row_norm || !state_row(state).by_row);
     }
+    int64_t block_of(const OptimizerState& state) const { return state.by_row ? cols : state.block; }
+    // OptimizerState::values, also of a state by row.
+    int64_t values(const OptimizerState& state, int64_t elems) const { return ceil_div(elems, block_of(state)); }
     bool is_vector() const { return cols == 1; }
     int64_t elems() const { return rows * cols; }
 };
@@ -70,8 +75,8 @@ enum class HfClass { kGpt2, kLlama, kMistral, kQwen2, kQwen3, kOwn };
 HfClass hf_class(const ModelConfig& config);
 
 // of_layers: the optimizer of the matrices of layers. ema: with an EMA of the master weights. scales: with those of
-// moments in fp8.
+// moments in fp8. row_norm: Muon has second moments of rows.
 ParamTable make_param_table(const ModelConfig& config, OptimizerKind of_layers = OptimizerKind::kAdamW,
-                            bool ema = false, bool scales = false);
+                            bool ema = false, bool scales = false, bool row_norm = false);
 // That of a run: init_std and mup_lr_scale follow --mup-base-width.
 ParamTable make_param_table(const Config& config);

@@ -38,6 +38,15 @@ void ShardedState::take_states(const Config& config, int64_t own, Arena& arena) 
         places_.emplace_back(table_, ranges_, row.kind);
         if (std::none_of(table_.params.begin(), table_.params.end(), [&](const Param& p) { return p.has(row.kind); }))
             continue;
+        if (row.by_row) {
+            int64_t rows = 0;
+            for (const Param& p : table_.params) {
+                row_begin_.push_back(rows);
+                if (p.has(row.kind)) rows += p.rows;
+            }
+            states_[static_cast<size_t>(row.kind)] = arena.take(row.purpose, dtypes_.of(row.kind), rows);
+            continue;
+        }
         const bool away = ::offloads(config, row.offload);
         int64_t on_device = 0, on_host = 0;   // the most that a rank has, so that all have the same memory
         for (int rank = 0; rank < (sharded_ ? buckets_.ranks() : 1); rank++) {
@@ -144,9 +153,11 @@ void ShardedState::initialise_master(Ctx& ctx, uint64_t seed, const ShardRange& 
 // ---- checkpoints
 
 std::vector<ShardedState::Part> ShardedState::parts(StateKind kind, int param) const {
+    const Param& p = table_.params[static_cast<size_t>(param)];
+    CHECK(p.has(kind), "parameter %d has no %s", param, state_row(kind).name);
+    if (state_row(kind).by_row) return {{.begin = 0, .elems = row_state(kind).slice(row_begin(param), p.rows)}};
     const ShardRange* range = range_of(param);
     if (!range) return {};
-    CHECK(table_.params[static_cast<size_t>(param)].has(kind), "parameter %d has no %s", param, state_row(kind).name);
     const int64_t on_device =
         offloads(kind) ? std::clamp<int64_t>(offloaded_->begin() - range->shard, 0, range->elems) : range->elems;
     std::vector<Part> parts;

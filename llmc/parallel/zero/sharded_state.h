@@ -43,6 +43,9 @@ public:
     // The state's elements on the device; for an offloaded state only within each_range().
     Tensor state(StateKind kind, const ShardRange& range) const;
     Tensor master(const ShardRange& range) const { return state(StateKind::kMaster, range); }
+    // A state by row, of which every rank has all: of all parameters that have it, in table order.
+    Tensor row_state(StateKind kind) const { return resident(kind); }
+    int64_t row_begin(int param) const { return row_begin_[static_cast<size_t>(param)]; }   // within it
     // The state from which weights are made: the masters, or within an evaluation of it the EMA.
     void set_source(StateKind kind) { source_ = kind; }
     StateKind source_kind() const { return source_; }
@@ -94,6 +97,7 @@ private:
     // T: whole weights in the working type, but only this rank's shards of those that are gathered layer by layer.
     Tensor weights_;
     std::vector<StatePlaces> places_;          // by StateKind
+    std::vector<int64_t> row_begin_;           // by parameter; of the one state by row
     std::array<Tensor, kStateKinds> states_;   // of what this rank owns; the first elements if the rest is offloaded
     std::unique_ptr<OffloadedState> offloaded_;
     StateKind source_ = StateKind::kMaster;

@@ -1,0 +1,75 @@
+// The ranks that own the matrices of Muon, and what every rank holds of them.
+#include "llmc/parallel/zero/matrix_owners.h"
+
+#include <algorithm>
+#include <map>
+
+#include "tests/support/zero_test.h"
+
+namespace {
+
+// Whether each matrix has one owner, and none could be added to a rank with less to do: largest first, each matrix was
+// given to the rank that had least.
+bool is_balanced(const std::vector<OwnedMatrix>& matrices, int ranks) {
+    std::vector<double> load(static_cast<size_t>(ranks));
+    double last = HUGE_VAL;
+    for (const OwnedMatrix& m : matrices) {
+        const double m_n = static_cast<double>(m.rows * m.cols), k = static_cast<double>(std::min(m.rows, m.cols));
+        if (m_n * k > last) return false;
+        last = m_n * k;
+        double& own = load.at(static_cast<size_t>(m.owner));
+        for (int r = 0; r < ranks; r++) {
+            const double other = load[static_cast<size_t>(r)];
+            if (other < own || (other == own && r < m.owner)) return false;
+        }
+        own += m_n * k;
+    }
+    return true;
+}
+
+}  // namespace
+
+TEST_CASE("muon: each matrix has one owner, and owners have equally much to do") {
+    Config config = fp8_config(fp8_shapes()[1], Fp8Recipe::kNone);
+    config.optimizer = OptimizerKind::kMuon;
+    config.shape.num_layers = 3;
+    const ParamTable table = make_param_table(config);
+    for (int ranks : {1, 2, 3, 5, 64}) {
+        CAPTURE(ranks);
+        std::vector<OwnedMatrix> matrices = assign_owners(table, ranks);
+        CHECK(matrices == assign_owners(table, ranks));
+        CHECK(matrices.size() == 3 * 7);   // Q, K, V, O, gate, up, down
+        CHECK(is_balanced(matrices, ranks));
+        std::map<int, int64_t> covered;
+        for (const OwnedMatrix& m : matrices) covered[m.param] += m.elems();
+        for (const auto& [param, elems] : covered) CHECK(elems == table.params[static_cast<size_t>(param)].elems());
+        if (ranks == 1) continue;
+        for (size_t i = 0; i < matrices.size(); i++) {   // a table with one other owner is found
+            std::vector<OwnedMatrix> mutated = matrices;
+            mutated[i].owner = (mutated[i].owner + 1) % ranks;
+            CHECK(!is_balanced(mutated, ranks));
+        }
+        // The parts of a matrix that ranks hold are all of it, in order, and rounds have every matrix once.
+        const Fp8Plan plan;
+        const FlatLayout layout(table, plan, 20000, Buckets::unit(ranks));
+        const Buckets buckets(layout, ranks);
+        const MatrixOwners owners(table, buckets, ranks, ranks);
+        size_t found = 0;
+        for (size_t round = 0; round < owners.rounds(); round++)
+            for (int r = 0; r < ranks; r++) {
+                const OwnedMatrix* m = owners.matrix(round, r);
+                if (!m) continue;
+                CHECK(m->owner == r);
+                found++;
+                int64_t end = 0;
+                for (int shard = 0; shard < ranks; shard++) {
+                    const MatrixPart part = owners.held(*m, shard);
+                    if (part.elems == 0) continue;
+                    CHECK(part.begin == end);
+                    end += part.elems;
+                }
+                CHECK(end == m->elems());
+            }
+        CHECK(found == matrices.size());
+    }
+}
