@@ -6,7 +6,7 @@ from pathlib import Path
 SCRIPTS = Path(__file__).resolve().parents[2] / "recipes"
 RECIPES = {"bf16": [], "delayed": ["--fp8-recipe", "delayed"], "tensorwise": ["--fp8-recipe", "tensorwise"],
            "tensorwise-1F1L": ["--fp8-recipe", "tensorwise", "--first-last-layers-bf16"],
-           "blockwise": ["--fp8-recipe", "blockwise"], "int8-forward": ["--fp8-recipe", "int8-forward"]}
+           "blockwise": ["--fp8-recipe", "blockwise"]}
 
 # rows: {name: recipe script and options, where {gpus} is their number}. allowed: keys that may differ besides
 # precision. gpus: of each row, unless RANKS is set. batch: sequences of a step per GPU, if not the recipe's. steps: of
@@ -22,9 +22,9 @@ SMALL, SMALL_FP8 = "train_llama_1gpu_bf16_slimpajama.sh", "train_llama_1gpu_fp8_
 GPT2, GPT2_FP8 = "train_gpt2_124M_bf16.sh", "train_gpt2_124M_fp8.sh"
 GPT2_1558M = ("--model", "gpt2-1558M", "--micro-batch-size", "32", "--global-batch-size", "256")
 LLAMA_8B, FINETUNE, LLAMA_70B = "train_llama3_8b_h200_", "finetune_llama31_8b_", "train_llama31_70b_h200x4_fp8.sh"
+LLAMA_8B_INT8 = LLAMA_8B + "int8_forward.sh"
 RECIPES_8B = {"bf16": [LLAMA_8B + "bf16.sh"], "delayed": [LLAMA_8B + "fp8.sh"], "tensorwise": [LLAMA_8B + "fp8_cs.sh"],
               "tensorwise-1F1L": [LLAMA_8B + "fp8_cs_1F1L.sh"], "blockwise": [LLAMA_8B + "fp8_blockwise.sh"],
-              "int8-forward": [LLAMA_8B + "int8_forward.sh"],
               "delayed-head-attention": [LLAMA_8B + "fp8.sh", "--fp8-lm-head", "--fp8-attention"]}
 
 
@@ -51,6 +51,11 @@ def long(length, sequences, *options):
 
 TABLES = {
     "llama3-8b": Table("Llama-3-8B, T 8192, {gpus}: s/it of each recipe", RECIPES_8B, gpus=8, batch=16, steps=(2, 5)),
+    "int8-forward": Table(
+        "Llama-3-8B, T 8192, {gpus}: s/it with the forward pass in INT8",
+        {"bf16": [LLAMA_8B + "bf16.sh"], "delayed": [LLAMA_8B + "fp8.sh"], "int8-forward": [LLAMA_8B_INT8],
+         "int8-forward-head-attention": [LLAMA_8B_INT8, "--fp8-lm-head", "--fp8-attention"]},
+        gpus=4, batch=16, steps=(2, 5)),
     "8b-h100": Table(
         "Llama-3-8B on 80 GB each, {gpus}: s/it of each recipe at T 8192, and T 131072",
         {name: [*words, *FOUR_OF_80_GB] for name, words in {**RECIPES_8B, **long(131072, 2, *PARALLEL)}.items()},
