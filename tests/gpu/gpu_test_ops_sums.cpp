@@ -226,7 +226,7 @@ TEST_CASE("gpu ops: the classifier with one dominant logit and with equal logits
 // Both devices sum in fp64, so that the order does not show in the rounded sum.
 TEST_CASE("gpu ops: the residual of quantized dlogits") {
     for (auto [N, C, V, Vp] : {std::array<int64_t, 4>{1, 16, 20, 32}, {33, 48, 250, 256}, {150, 576, 4990, 4992},
-                               {40, 4096, 50257, 50304}}) {
+                               {40, 48, 50257, 50304}, {3, 4096, 250, 256}}) {
         if (left_out(N * Vp)) continue;
         for (const char* name : {"delayed, rowwise only", "1x128, rowwise only"})
             for (Dtype format : {Dtype::kE4m3, Dtype::kE5m2}) {
