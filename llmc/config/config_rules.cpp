@@ -196,6 +196,9 @@ void schedule_rules(const Config& c, Rules& rules) {
     rules.require(!c.shape.tied_head || c.mup_base_width == 0,
                   "--mup-base-width: the output matrix is the embedding, but needs its own rate and initial values "
                   "(--untie-embeddings-and-output-weights)");
+    rules.require(c.qk_clip == 0 || !c.shape.qk_norm,
+                  strf("--qk-clip %s: this model normalises queries and keys (--qk-layernorm), which bounds the logits "
+                       "already: leave it out", number_text(c.qk_clip).c_str()));
     rules.require(c.skip_grad_norm == 0 || c.skip_grad_norm > 1,
                   strf("--skip-grad-norm %s must be above 1 (times the median norm), or 0 for never",
                        number_text(c.skip_grad_norm).c_str()));

@@ -216,6 +216,9 @@ void add_optimizer(Rows& rows) {
         {.name = "z-loss", .value = number(AT(z_loss), {.low = 0, .high = 1}),
          .help = "add this times the mean squared log-sum-exp of the logits to the loss that is trained (PaLM: 1e-4); "
                  "logged losses and evaluations are without it; 0: none", .fallback = "0"},
+        {.name = "qk-clip", .value = number(AT(qk_clip), kNotNegative),
+         .help = "after each step, scale W_q and W_k of heads whose largest attention logit exceeded this, by the root "
+                 "of what makes it equal (MuonClip, Kimi K2: 100); 0: none", .fallback = "0"},
         {.name = "skip-grad-norm", .value = number(AT(skip_grad_norm), kNotNegative),
          .help = "skip the update of a step whose gradient norm, before clipping, exceeds this many times the median "
                  "of the last 128 norms (of at least 16); 0: never", .fallback = "0"},

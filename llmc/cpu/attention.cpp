@@ -1,5 +1,6 @@
 // Causal attention on the CPU: one block of queries at a time against all keys up to it, with O(T) memory per thread.
 #include "llmc/base/fp8_cast.h"
+#include "llmc/cpu/cast_lines.h"
 #include "llmc/cpu/common.h"
 #include "llmc/cpu/gemm_kernel.h"
 #include "llmc/cpu/math.h"
@@ -53,9 +54,9 @@ template <typename A> A exponentials(A* row, int64_t visible, int64_t keys, A so
 // down. The largest P is scaled to 2^8; the maximum is updated only if a later P exceeds 2^8.75. The sum is that of P
 // before rounding. row: integers; times `mul` and the scale of its key each is a score in log2 units. The integers come
 // with the bias of the tensor cores' accumulators, which rounds the scores: see cuda/attention_forward_fp8_sm90.cu.
-// begin: position of key 0. running_max: as largest.
+// begin: position of key 0. running_max: what is subtracted from the scores. largest_score: raised to the scores.
 float fp8_exponentials(float* row, int64_t begin, int64_t visible, int64_t keys, float mul, const float* key_scales,
-                       float* running_max) {
+                       float* running_max, float* largest_score) {
     constexpr float kLn2 = 0.69314718f, kMost = 8.75f, kNewMost = 8, kNone = -1e30f, kBias = 0x1.8p23f;
     float sum = 0, now = kNone;
     for (int64_t end = visible, first; end > 0; end = first) {
@@ -64,6 +65,7 @@ float fp8_exponentials(float* row, int64_t begin, int64_t visible, int64_t keys,
         const float key_mul = mul * key_scales[(begin + first) / kHeadBlock];
         for (int64_t j = first; j < end; j++) largest = std::max(largest, row[j]);
         largest *= key_mul;
+        *largest_score = std::max(*largest_score, largest * kLn2);
         if (largest > now + kMost) {
             const float next = largest - kNewMost;
             const auto change = static_cast<float>(exp(static_cast<double>(now - next) * kLn2));
@@ -149,6 +151,7 @@ void forward_head(const AttentionForwardArgs& args, int64_t b, int64_t h, Span d
                      over_columns(k + skipped, heads.width(), keys.count()), HS, scores, score_stride, false, work);
         }
         A inverse_sum[kQueries];
+        float largest_score = 0;
         for (int64_t i = 0; i < queries; i++) {
             const int64_t hidden = keys.first(i), visible = keys.past(i) - hidden, rest = keys.count() - hidden;
             A largest;
@@ -162,14 +165,18 @@ void forward_head(const AttentionForwardArgs& args, int64_t b, int64_t h, Span d
                 sum = !scales ? exponentials(row, visible, rest, args.softmax_mul, &largest)
                               : fp8_exponentials(row, at, visible, rest, args.softmax_mul * kLog2E
                                                      * scales[(first_head + h) * blocks + block],
-                                                 scales + (first_head + args.NH + kv) * blocks, &largest);
+                                                 scales + (first_head + args.NH + kv) * blocks, &largest,
+                                                 &largest_score);
             } else {
                 sum = exponentials(row, visible, rest, A(args.softmax_mul), &largest);
             }
             inverse_sum[i] = A(1) / sum;
+            if (!scales) largest_score = std::max(largest_score, static_cast<float>(largest));
             args.lse.as<A>()[(b * args.NH + h) * args.T + document.begin + first + i] =
                 static_cast<A>(static_cast<double>(largest) + log(static_cast<double>(sum)));
         }
+        if (args.max_logits)   // their bits are in the order of the values
+            raise_amax(reinterpret_cast<uint32_t*>(args.max_logits + h), std::bit_cast<uint32_t>(largest_score));
         multiply(over_columns(scores, score_stride, queries), over_rows(v + skipped, heads.width(), HS),
                  keys.count(), sums, out_stride, false, work);
         for (int64_t i = 0; i < queries; i++) {

@@ -36,6 +36,16 @@ struct AttentionShape {
 
 inline constexpr float kLog2e = 1.44269504f, kLn2 = 0.69314718f;
 
+// AttentionForwardArgs::max_logits of a head. logit: at least 0, so that its bits are in the order of the values.
+__device__ inline void raise_logit(float* max_logit, float logit) {
+    atomicMax(reinterpret_cast<unsigned int*>(max_logit), __float_as_uint(logit));
+}
+// score: the largest of this lane, in log2 units, at least 0.
+__device__ inline void record_logit(float* max_logit, float score) {
+    score = warp_max(score) * kLn2;
+    if (threadIdx.x % 32 == 0) raise_logit(max_logit, score);
+}
+
 // Any type and even head dim up to 256, on the CUDA cores.
 void attention_forward_plain(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape);
 void attention_backward_plain(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape);

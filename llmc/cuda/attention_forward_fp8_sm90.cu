@@ -114,9 +114,10 @@ template <int HS> struct Sums {
 };
 
 // One consumer warpgroup.
-template <int HS, bool kBorders>
+template <int HS, bool kBorders, bool kLogits>
 __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const CUtensorMap& out_map, float* lse,
-                        const float* scales, const AttentionShape& shape, const Schedule& schedule) {
+                        const float* scales, float* max_logits, const AttentionShape& shape,
+                        const Schedule& schedule) {
     using P = Tiles<HS>;
     const int warp = warp_uniform(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x) % 32;
     const int T = static_cast<int>(shape.T);
@@ -151,7 +152,7 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
         int scores[P::kKeys / 2];
         uint32_t p[P::kKeys / 32][4];
         Sums<HS> o;
-        RowSoftmaxWith<Fp8Reference<HS>> softmax;
+        RowSoftmaxWith<Fp8Reference<HS>, kLogits> softmax;
         float key_mul = mul * __ldg(key_scales + tile);
         state.keys.wait();
         start_scores<HS>(scores, queries, state.key_tile());
@@ -203,6 +204,7 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
                 lse[shape.stat(at.b, query, at.head)] = softmax.reference[half] * kLn2 + logf(sum);
             }
         }
+        if (kLogits) record_logit(max_logits + at.head, softmax.largest_score);
         ptx::wgmma_wait<0>();
         ptx::pin(o.tile);
         state.values.release(lane), state.values.next();
@@ -221,10 +223,10 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
 // Requires: sm_90a; operands from quantize_heads, HS 64 or 128, out 16-byte aligned, softmax_mul > 0.
 // Parallel: a block processes tiles of 128 queries of one head (Schedule); its last warpgroup issues TMA loads, each
 //           other one owns 64 queries and loops over 128 keys at a time.
-template <int HS, bool kBorders>
+template <int HS, bool kBorders, bool kLogits>
 __global__ void __launch_bounds__(Tiles<HS>::kThreads, 1)
 attention_forward_fp8_sm90_kernel(const __grid_constant__ ForwardMaps maps, float* lse, const float* scales,
-                                  AttentionShape shape, Schedule schedule) {
+                                  float* max_logits, AttentionShape shape, Schedule schedule) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using P = Tiles<HS>;
     extern __shared__ __align__(1024) char memory[];
@@ -244,7 +246,7 @@ attention_forward_fp8_sm90_kernel(const __grid_constant__ ForwardMaps maps, floa
         if (threadIdx.x == 128 * P::kConsumers) produce<P, kBorders>(state, copies, shape, schedule);
     } else {
         ptx::registers_grow<P::kConsumerRegisters>();
-        consume<HS, kBorders>(state, group_of_warps, maps.out, lse, scales, shape, schedule);
+        consume<HS, kBorders, kLogits>(state, group_of_warps, maps.out, lse, scales, max_logits, shape, schedule);
     }
 #endif
 }
@@ -259,9 +261,11 @@ void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& sh
                            byte_map(bytes, shape.B, heads, blocks * kHeadBlock, HS, P::kKeys),
                            byte_map(bytes, shape.B, heads, blocks * HS, static_cast<int>(kHeadBlock), HS),
                            panel_map(args.out.data, shape.B, shape.T, shape.NH * HS, 16, P::kOutPanels)};
-    launch_forward(ctx, attention_forward_fp8_sm90_kernel<HS, kBorders>, P::kThreads, P::kSharedBytes,
+    auto* const kernel = args.max_logits ? attention_forward_fp8_sm90_kernel<HS, kBorders, true>
+                                         : attention_forward_fp8_sm90_kernel<HS, kBorders, false>;
+    launch_forward(ctx, kernel, P::kThreads, P::kSharedBytes,
                    make_schedule(shape, shape.NH, P::kQueries, true, ctx.sm_count), maps, args.lse.as<float>(),
-                   args.heads.scales.as<const float>(), shape);
+                   args.heads.scales.as<const float>(), args.max_logits, shape);
     CHECK_LAUNCH("attention_forward_fp8_sm90_kernel");
 }
 

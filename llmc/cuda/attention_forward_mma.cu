@@ -14,10 +14,11 @@ template <> struct ForwardTiles<64> {
 template <> struct ForwardTiles<128> {
     static constexpr int kWarps = 4, kSlabs = 2, kKeys = 64, kBlocks = 2;
 };
-// With borders (documents, a window) a warp has one slab, since the masks need registers.
-template <int HS, bool kBorders> struct Forward : ForwardTiles<HS> {
+// With borders (documents, a window) a warp has one slab, since the masks need registers. So has the largest score with
+// HS 128: 12 bytes would spill.
+template <int HS, bool kBorders, bool kLogits> struct Forward : ForwardTiles<HS> {
     using Tiles = ForwardTiles<HS>;
-    static constexpr int kThreads = 32 * Tiles::kWarps, kSlabs = kBorders ? 1 : Tiles::kSlabs;
+    static constexpr int kThreads = 32 * Tiles::kWarps, kSlabs = kBorders || (kLogits && HS == 128) ? 1 : Tiles::kSlabs;
     static constexpr int kWarpQueries = 16 * kSlabs;
     static constexpr int kQueries = Tiles::kWarps * kWarpQueries;
     static constexpr int kKeyBytes = kTileBytes<HS, Tiles::kKeys>;
@@ -36,11 +37,12 @@ template <int slabs> struct Softmax {
     float sum[slabs][2];         // over this lane's columns
 };
 
+// kLogits: raises largest_score to the scores, in log2 units.
 // Sets new references where scores outgrew the old ones, and rescales sum and O. each_row: only in those rows, so that
 // the bits of a row do not depend on the other rows of its tile.
-template <bool each_row, int slabs, int columns, int outputs>
+template <bool each_row, bool kLogits, int slabs, int columns, int outputs>
 __device__ void update_reference(Softmax<slabs>& softmax, float (&o)[slabs][outputs][4],
-                                 const float (&s)[slabs][columns][4], float mul) {
+                                 const float (&s)[slabs][columns][4], float mul, float& largest_score) {
     float largest[slabs][2];
     bool outgrown = false;
 #pragma unroll
@@ -53,6 +55,7 @@ __device__ void update_reference(Softmax<slabs>& softmax, float (&o)[slabs][outp
                 most = fmaxf(most, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
             }
             largest[m][half] = warp_max<4>(most) * mul;
+            if (kLogits) largest_score = fmaxf(largest_score, largest[m][half]);
             outgrown |= largest[m][half] > softmax.reference[m][half] + kHeadroom;
         }
     }
@@ -77,16 +80,16 @@ __device__ void update_reference(Softmax<slabs>& softmax, float (&o)[slabs][outp
 }
 
 // Math: s_j = softmax_mul q . k_j for j <= t (kBorders: from t's first key on); lse = log sum_j exp(s_j);
-//       out = sum_j exp(s_j - lse) v_j
+//       out = sum_j exp(s_j - lse) v_j; kLogits: max_logits[head] = max(itself, s_j)
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 1; PTX ISA 9.0, mma.m16n8k16.
 // Traffic: q read and out, lse written once; k and v read once per 128 queries (mostly from the L2 cache).
 // Requires: bf16, HS 64 or 128, 16-byte aligned, softmax_mul > 0; dynamic shared memory of kSharedBytes.
 // Parallel: a block owns 128 queries of one head, a warp 32 of them (kBorders: 64 and 16), and loops over 64 keys at
 //           a time, double buffered.
-template <int HS, bool kBorders>
-__global__ void __launch_bounds__(Forward<HS, kBorders>::kThreads, Forward<HS, kBorders>::kBlocks)
-attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionShape shape) {
-    using P = Forward<HS, kBorders>;
+template <int HS, bool kBorders, bool kLogits>
+__global__ void __launch_bounds__(Forward<HS, kBorders, kLogits>::kThreads, Forward<HS, kBorders, kLogits>::kBlocks)
+attention_forward_mma_kernel(bf16* out, float* lse, float* max_logits, const bf16* qkv, AttentionShape shape) {
+    using P = Forward<HS, kBorders, kLogits>;
     constexpr int kSlabs = P::kSlabs, kKeys = P::kKeys;
     extern __shared__ __align__(1024) char memory[];
     const uint32_t queries = ptx::shared_address(memory), keys = queries + kTileBytes<HS, P::kQueries>,
@@ -123,6 +126,7 @@ attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionSh
     const float mul = shape.softmax_mul * kLog2e;
     float o[kSlabs][HS / 8][4] = {};
     Softmax<kSlabs> softmax;
+    float largest_score = 0;   // log2 units
 #pragma unroll
     for (int m = 0; m < kSlabs; m++) {
         softmax.reference[m][0] = softmax.reference[m][1] = kNoReference;
@@ -139,7 +143,7 @@ attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionSh
         if (ahead < kKeys) mask_future(s, ahead);
         if (kBorders && tile * kKeys < latest_start)
             mask_before_first(s, shape, place().b, tile * kKeys + ahead, tile * kKeys);
-        update_reference<kBorders>(softmax, o, s, mul);
+        update_reference<kBorders, kLogits>(softmax, o, s, mul, largest_score);
         const uint32_t v_operand = values + stage + operand_by_rows<HS>(lane);
 #pragma unroll
         for (int j = 0; j < kKeys / 16; j++) {
@@ -159,6 +163,7 @@ attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionSh
     }
 
     const TilePlace to = place();
+    if (kLogits) record_logit(max_logits + to.head, largest_score);
     const int out_warp = uniform(ptx::thread_index() / 32);
     const int out_lane = static_cast<int>(ptx::thread_index()) % 32;
     const int first_out = to.tile * P::kQueries + out_warp * P::kWarpQueries;
@@ -183,23 +188,26 @@ attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionSh
                       memory + out_warp * kTileBytes<HS, P::kWarpQueries>);
 }
 
-template <int HS, bool kBorders>
+template <int HS, bool kBorders, bool kLogits>
 void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
-    using P = Forward<HS, kBorders>;
-    auto* const kernel = attention_forward_mma_kernel<HS, kBorders>;
+    using P = Forward<HS, kBorders, kLogits>;
+    auto* const kernel = attention_forward_mma_kernel<HS, kBorders, kLogits>;
     allow_shared_memory(kernel, P::kSharedBytes);
     const unsigned grid = grid_size(ceil_div(shape.T, P::kQueries) * shape.B * shape.NH);
     kernel<<<grid, P::kThreads, P::kSharedBytes, stream_of(ctx)>>>(
-        args.out.as<bf16>(), args.lse.as<float>(), args.qkv.as<bf16>(), shape);
+        args.out.as<bf16>(), args.lse.as<float>(), args.max_logits, args.qkv.as<bf16>(), shape);
     CHECK_LAUNCH("attention_forward_mma_kernel");
+}
+template <int HS> void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
+    auto* const with_borders = args.max_logits ? launch<HS, true, true> : launch<HS, true, false>;
+    auto* const without = args.max_logits ? launch<HS, false, true> : launch<HS, false, false>;
+    (shape.has_borders() ? with_borders : without)(ctx, args, shape);
 }
 
 }  // namespace
 
 void attention_forward_mma(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
-    auto* const with_borders = shape.HS == 64 ? launch<64, true> : launch<128, true>;
-    auto* const without = shape.HS == 64 ? launch<64, false> : launch<128, false>;
-    (shape.has_borders() ? with_borders : without)(ctx, args, shape);
+    (shape.HS == 64 ? launch<64> : launch<128>)(ctx, args, shape);
 }
 
 }  // namespace cuda

@@ -72,9 +72,9 @@ template <int count> __device__ void as_weights(uint32_t (&p)[count / 8][4], con
 }
 
 // One consumer warpgroup.
-template <int HS, bool kBorders>
+template <int HS, bool kBorders, bool kLogits>
 __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const CUtensorMap& out_map, float* lse,
-                        const AttentionShape& shape, const Schedule& schedule) {
+                        float* max_logits, const AttentionShape& shape, const Schedule& schedule) {
     using P = Tiles<HS>;
     const int warp = warp_uniform(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x) % 32;
     const int T = static_cast<int>(shape.T);
@@ -105,7 +105,7 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
 
         float s[P::kKeys / 2], o[HS / 2];
         uint32_t p[P::kKeys / 16][4];
-        RowSoftmax softmax;
+        RowSoftmax<kLogits> softmax;
         state.keys.wait();
         start_scores<HS>(s, queries, state.key_tile());
 #pragma unroll
@@ -150,6 +150,7 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
                 lse[shape.stat(at.b, query, at.head)] = softmax.reference[half] * kLn2 + logf(sum);
             }
         }
+        if (kLogits) record_logit(max_logits + at.head, softmax.largest_score);
         ptx::wgmma_wait<0>();
         ptx::pin(o);
         state.values.release(lane), state.values.next();
@@ -164,17 +165,17 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
 }
 
 // Math: s_j = softmax_mul q . k_j for j <= t (kBorders: from t's first key on); lse = log sum_j exp(s_j);
-//       out = sum_j exp(s_j - lse) v_j
+//       out = sum_j exp(s_j - lse) v_j; kLogits: max_logits[head] = max(itself, s_j)
 // Source: Shah et al., FlashAttention-3, arXiv 2407.08608, algorithms 1 and 2; PTX ISA 9.0, wgmma and
 //         cp.async.bulk.tensor.
 // Traffic: q read and out, lse written once; k and v read once per block of queries (mostly from the L2 cache).
 // Requires: sm_90a; bf16, HS 64 or 128, 16-byte aligned, softmax_mul > 0; dynamic shared memory of kSharedBytes.
 // Parallel: a block processes tiles of 128 (HS 64: 256) queries of one head (Schedule); its last warpgroup issues TMA
 //           loads, each other one owns 64 queries and loops over 128 (64) keys at a time.
-template <int HS, bool kBorders>
+template <int HS, bool kBorders, bool kLogits>
 __global__ void __launch_bounds__(Tiles<HS>::kThreads, 1)
-attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps<HS> maps, float* lse, AttentionShape shape,
-                              Schedule schedule) {
+attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps<HS> maps, float* lse, float* max_logits,
+                              AttentionShape shape, Schedule schedule) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using P = Tiles<HS>;
     extern __shared__ __align__(1024) char memory[];
@@ -193,7 +194,7 @@ attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps<HS> maps, floa
         if (threadIdx.x == 128 * P::kConsumers) produce<P, kBorders>(state, copies, shape, schedule);
     } else {
         ptx::registers_grow<P::kConsumerRegisters>();
-        consume<HS, kBorders>(state, group_of_warps, maps.out, lse, shape, schedule);
+        consume<HS, kBorders, kLogits>(state, group_of_warps, maps.out, lse, max_logits, shape, schedule);
     }
 #endif
 }
@@ -205,8 +206,11 @@ void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& sh
     const ForwardMaps<HS> maps{panel_map(args.qkv.data, shape.B, shape.T, shape.row(), P::kQueries, kPanels),
                                panel_map(args.qkv.data, shape.B, shape.T, shape.row(), P::kKeys, kPanels),
                                panel_map(args.out.data, shape.B, shape.T, shape.NH * HS, 16, kPanels)};
-    launch_forward(ctx, attention_forward_sm90_kernel<HS, kBorders>, P::kThreads, P::kSharedBytes,
-                   make_schedule(shape, shape.NH, P::kQueries, true, ctx.sm_count), maps, args.lse.as<float>(), shape);
+    auto* const kernel = args.max_logits ? attention_forward_sm90_kernel<HS, kBorders, true>
+                                         : attention_forward_sm90_kernel<HS, kBorders, false>;
+    launch_forward(ctx, kernel, P::kThreads, P::kSharedBytes,
+                   make_schedule(shape, shape.NH, P::kQueries, true, ctx.sm_count), maps, args.lse.as<float>(),
+                   args.max_logits, shape);
     CHECK_LAUNCH("attention_forward_sm90_kernel");
 }
 

@@ -91,7 +91,7 @@ __device__ int64_t first_tile(const AttentionShape& shape, const Place& at) {
 // Parallel: a block owns 16 queries of one head, a warp one query.
 template <typename T, int kShare>
 __global__ void __launch_bounds__(kThreads, 1)
-attention_forward_plain_kernel(T* out, float* lse, const T* qkv, AttentionShape shape) {
+attention_forward_plain_kernel(T* out, float* lse, float* max_logits, const T* qkv, AttentionShape shape) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, HS = static_cast<int>(shape.HS);
     const Place at = place(shape.T, shape.NH, shape.B, true, warp);
     const int64_t kv = at.head / shape.group();
@@ -121,6 +121,7 @@ attention_forward_plain_kernel(T* out, float* lse, const T* qkv, AttentionShape 
     weight_sum = warp_sum(weight_sum);
     store_row(out + shape.output(at.b, at.row, at.head), sum, 1.0f / weight_sum, HS, lane);
     if (lane == 0) lse[shape.stat(at.b, at.row, at.head)] = max + logf(weight_sum);
+    if (lane == 0 && max_logits) raise_logit(max_logits + at.head, fmaxf(max, 0.0f));
 }
 
 // Math: delta = dout . out; p_j = exp(s_j - lse); ds_j = p_j (dout . v_j - delta);
@@ -236,7 +237,7 @@ void attention_forward_plain(Ctx& ctx, const AttentionForwardArgs& args, const A
     dispatch_share(args.qkv.dtype, args.HS, "attention_forward", [&](auto t, auto share) {
         using T = decltype(t);
         launch(ctx, attention_forward_plain_kernel<T, share.value>, shape, args.NH, args.out.as<T>(),
-               args.lse.as<float>(), static_cast<const T*>(args.qkv.as<T>()));
+               args.lse.as<float>(), args.max_logits, static_cast<const T*>(args.qkv.as<T>()));
     });
 }
 

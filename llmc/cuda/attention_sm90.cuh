@@ -132,11 +132,12 @@ struct LargestReference {
     __device__ static float of(float largest) { return largest; }
 };
 
-// Online softmax state of a lane's two rows.
-template <typename Reference> struct RowSoftmaxWith {
+// Online softmax state of a lane's two rows. kLogits: grow() also finds the largest score.
+template <typename Reference, bool kLogits = false> struct RowSoftmaxWith {
     float reference[2] = {-INFINITY, -INFINITY};   // subtracted from the scaled scores, log2 units
     float sum[2] = {0, 0};                         // over this lane's columns
     float correction[2];                           // set by grow(): rescaling of earlier results
+    float largest_score = 0;                       // of this lane, scaled, log2 units; at least 0
 
     // Sets new references in rows whose scores outgrew the old ones; returns whether any row of the warp did. Rows are
     // independent, so the bits of a query do not depend on the other queries in its tile, for example of other
@@ -151,6 +152,7 @@ template <typename Reference> struct RowSoftmaxWith {
         float largest[2] = {fmaxf(most[0], most[2]), fmaxf(most[1], most[3])};
         constexpr float kHeadroom = Reference::kHeadroom, kBias = Reference::kBias;
         for (float& score : largest) score = (kBias == 0 ? score : score - kBias) * mul;
+        if (kLogits) largest_score = fmaxf(largest_score, fmaxf(largest[0], largest[1]));
         const bool outgrown = largest[0] > reference[0] + kHeadroom || largest[1] > reference[1] + kHeadroom;
         if (!__any_sync(0xffffffffu, outgrown)) return false;
 #pragma unroll
@@ -187,7 +189,7 @@ template <typename Reference> struct RowSoftmaxWith {
         for (int i = 0; i < count; i++) o[i] *= correction[half_of(i)];
     }
 };
-using RowSoftmax = RowSoftmaxWith<LargestReference>;
+template <bool kLogits> using RowSoftmax = RowSoftmaxWith<LargestReference, kLogits>;
 
 // Stores a warp's 16 rows of results as bf16 into panels of 16 rows each, from `shared` on.
 template <int count> __device__ inline void stage_rows(uint32_t shared, const float (&d)[count], int lane) {

@@ -105,12 +105,15 @@ void Attention::to_parts(Ctx& ctx, int layer, Tensor part, Tensor heads, int64_t
 
 void Attention::attention_forward(Ctx& ctx, int layer, Tensor out, const Fp8Heads& quantized, const DeviceBatch& batch,
                                   const QuantOut& quant) {
-    const int64_t N = batch.rows();
+    const int64_t N = batch.rows(), first = exchange_ ? exchange_->rank * heads() : 0;
+    const Tensor& logits = options_.max_logits;
     ops::attention_forward(ctx, {.out = out, .lse = buffers_.at(kLse, layer, N), .qkv = buffers_.at(kQkv, layer, N),
                                  .B = batch.B, .T = whole_T(batch), .NH = heads(), .NKV = kv_heads(),
                                  .HS = config_.kv_channels, .softmax_mul = softmax_mul(),
                                  .documents = batch.documents, .window = config_.sliding_window, .quant = quant,
-                                 .heads = quantized});
+                                 .heads = quantized,
+                                 .max_logits = logits ? logits.as<float>() + layer * config_.num_attention_heads + first
+                                                      : nullptr});
 }
 
 // Computes attention's output, as the x of proj. If it is saved, recomputation only quantizes it again: the same bf16

@@ -39,6 +39,7 @@ struct DecoderOptions {
     int64_t first_position(int64_t T) const { return exchange ? exchange->rank * T : 0; }
     int64_t loss_chunk = 0;        // rows that head and loss compute at once; 0: all
     double z_loss = 0;             // see ClassifierArgs
+    Tensor max_logits = {};        // (layers, all NH) fp32, optional: see AttentionForwardArgs
     int64_t max_rows() const { return max_batch * max_seq; }
     int64_t positions() const { return max_seq * ranks_of_sequence(); }
 };

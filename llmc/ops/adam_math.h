@@ -111,6 +111,18 @@ HOST_DEVICE inline Acc decayed_step(Acc lr, Acc scale, Acc weight_decay, Acc dir
     return adam_fma(-lr, adam_fma(weight_decay, master, scale * direction), master);
 }
 
+// ---- QK-clip, as in ops.h
+
+// The factor of a head of a layer: query heads, then key heads.
+HOST_DEVICE inline float qk_clip_factor(const float* max_logits, int64_t NH, int64_t NKV, int64_t head, float tau) {
+    const int64_t group = NH / NKV, first = (head < NH ? head / group : head - NH) * group;
+    float most = 0;
+    for (int64_t h = first; h < first + group; h++) most = max_logits[h] > most ? max_logits[h] : most;
+    const float key = most > tau ? sqrtf(tau / most) : 1.0f;
+    if (head >= NH) return key;
+    return (max_logits[head] > tau ? tau / max_logits[head] : 1.0f) / key;
+}
+
 // The norms that step_guard compares with, and whether norms[index] is their median.
 HOST_DEVICE inline int64_t norms_held(const StepState& state) {
     return state.norm_count < kNormWindow ? state.norm_count : kNormWindow;

@@ -214,6 +214,10 @@ void rehearse_op(Ctx& ctx, OpKind kind, const AdamWArgs& a) {
 void rehearse_op(Ctx& ctx, OpKind kind, const EmaArgs& a) {
     record(ctx, kind, a.ema.dtype, a.master.bytes() + 2 * a.ema.bytes());
 }
+void rehearse_op(Ctx& ctx, OpKind kind, const QkClipFactorsArgs&) { record(ctx, kind, Dtype::kFp32, 0); }
+void rehearse_op(Ctx& ctx, OpKind kind, const QkClipArgs& a) {
+    record(ctx, kind, a.master.dtype, a.param.bytes() + 2 * a.master.bytes());
+}
 void rehearse_op(Ctx& ctx, OpKind kind, const MuonMomentumArgs& a) {
     record(ctx, kind, a.m.dtype, 2 * sum({a.m, a.grad}));
 }

@@ -47,6 +47,8 @@ struct StepState {
     float norm_limit;      // = by step_guard: a larger norm skips the step; 0: there is no limit
     float norms[kNormWindow];   // the latest finite norms, number n (from 0) at n % kNormWindow; by step_guard
     int64_t norm_count;    // finite norms so far
+    float max_logit;       // = by qk_clip_factors: the largest attention logit, 0 if all are negative
+    int32_t clipped_heads; // = by qk_clip_factors: heads whose largest logit exceeds its limit, or 0 if skip
     static constexpr int32_t kNotFinite = 1, kLargeNorm = 2;
 };
 inline constexpr int64_t kStepInputBytes = offsetof(StepState, skip);

@@ -4,6 +4,8 @@
 
 #include "llmc/ops/quantized_output.h"
 
+struct StepState;
+
 // Packed QKV quantized for FP8 attention: V to E4M3, Q and K to INT8, after head_mix, which leaves their products as
 // they are and spreads outliers. 128 tokens of a head are a block with one scale (head_scale_of). Blocks of Q and K are
 // stored as (128, HS); blocks of V are transposed, (HS, 128), with every 16 tokens in the order head_token_order.
@@ -59,6 +61,7 @@ struct AttentionForwardArgs {
     int64_t window = 0;                   // tokens
     QuantOut quant = {};                  // of out, N = B T
     Fp8Heads heads = {};                  // optional: qkv after quantize_heads; the matmuls then use E4M3
+    float* max_logits = nullptr;          // (NH) optional, >= 0: max_logits = max(itself, the scaled scores)
 };
 struct AttentionBackwardArgs {
     Tensor dqkv;       // (B, T, (NH + 2 NKV) HS) T, =
@@ -95,4 +98,27 @@ struct JoinHeadsArgs {
     Tensor out;   // (B, T, (NH + 2 NKV) HS) T, =
     Tensor in;    // (B, ranks, T, (NH / ranks + 2 heads_of_rank(NKV)) HS) T
     int64_t B, T, ranks, NH, NKV, HS;
+};
+
+// QK-clip (MuonClip: Kimi K2, arXiv 2507.20534): scales the largest attention logit S of a head to tau if it is larger.
+// W_k is scaled by f = min(1, sqrt(tau / S)), with the largest S of the query heads that share the key head, and W_q of
+// each of these by what remains, min(1, tau / its own S) / f: heads within tau keep their logits. The paper, whose
+// heads have keys of their own, gives both the root.
+struct QkClipFactorsArgs {
+    Tensor factors;      // (layers, NH + NKV) fp32, =
+    Tensor max_logits;   // (layers, NH) fp32, >= 0
+    int64_t NH, NKV;
+    float tau;
+    StepState* state;    // max_logit and clipped_heads, =
+};
+// Scales n consecutive elements of the parameter that computes Q, K and V; does nothing if state->skip.
+//   master *= factors[head of its row], but not of V; param = master rounded to T
+struct QkClipArgs {
+    Tensor param;      // (n) T, =; optional
+    Tensor master;     // (n) stat, in and =
+    Tensor factors;    // (NH + NKV) fp32, of the layer
+    int64_t begin;     // index of element 0 within the parameter
+    int64_t head_elems;   // of a head within the parameter
+    const StepState* state;
+    ScaleEntry* entry = nullptr;   // optional: amax_bits = max(amax_bits, |new master rounded to bf16|)
 };

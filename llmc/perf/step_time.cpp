@@ -22,6 +22,7 @@ StepPart part_of(const PlannedOp& op) {
         case OpKind::quantize_int8_run: case OpKind::row_scales: case OpKind::transpose_int8: return kQuantization;
         case OpKind::sum_ranks: case OpKind::quantize_chunks: case OpKind::compare_sums: return kSums;
         case OpKind::sum_squares: case OpKind::step_guard: case OpKind::adamw: case OpKind::ema:
+        case OpKind::qk_clip_factors: case OpKind::qk_clip:
         case OpKind::muon_momentum: case OpKind::muon_normalize: case OpKind::muon_polynomial:
         case OpKind::muon_row_norm: case OpKind::muon_update: return kOptimizer;
         default: return kElementwise;

@@ -16,12 +16,12 @@ std::optional<LayerBuffers> make_layer_buffers(const Config& config, const Bucke
                                        plan.weight_format, arena);
 }
 
-DecoderOptions decoder_options(const Config& config, const HeadExchange& exchange) {
+DecoderOptions decoder_options(const Config& config, const HeadExchange& exchange, Tensor max_logits) {
     return {.max_batch = config.micro_batch_size, .max_seq = config.part_length(),
             .dtype = config.dtype, .recompute = config.recompute, .fp8_attention = config.fp8_attention,
             .offload_activations = offloads(config, "activations"),
             .exchange = exchange.ranks > 1 ? &exchange : nullptr, .loss_chunk = config.loss_chunk,
-            .z_loss = config.z_loss};
+            .z_loss = config.z_loss, .max_logits = max_logits};
 }
 
 // The plan, except that tests make one linear run in BF16.
@@ -51,7 +51,8 @@ Trainer::Trainer(const Config& config, const ParamTable& table, const Fp8Plan& f
       gatherer_(config, table, sharded_, fp8_, grads_, layer_buffers(), groups, comm_stream_, arena),
       optimizers_(make_optimizers(config)), store_(sharded_, grads_, gatherer_),
       exchange_(context_exchange(groups, comm_stream_)), inputs_(config, arena),
-      decoder_(config.shape, table_, decoder_options(config, exchange_), arena, store_, fp8_),
+      qk_clip_(config, table, arena),
+      decoder_(config.shape, table_, decoder_options(config, exchange_, qk_clip_.max_logits()), arena, store_, fp8_),
       orthogonalizer_(make_orthogonalizer()), bf16_evaluation_(make_bf16_evaluation()),
       evaluator_(config, groups, gatherer_.gathers_in_passes(), decoder_, fp8_, inputs_, arena),
       state_(take_step_state(arena)) {
@@ -61,7 +62,7 @@ Trainer::Trainer(const Config& config, const ParamTable& table, const Fp8Plan& f
 
 std::unique_ptr<Bf16Evaluation> Trainer::make_bf16_evaluation() {
     if (!evaluates_in_bf16(config_)) return nullptr;
-    DecoderOptions options = decoder_options(config_, exchange_);
+    DecoderOptions options = decoder_options(config_, exchange_, {});
     options.fp8_attention = options.offload_activations = false;
     options.forward_only = true;
     options.cos_sin = decoder_.cos_sin();
@@ -160,6 +161,7 @@ void Trainer::begin_step(Ctx& ctx, const StagedStep& staged) {
     fp8_.begin_step(ctx, staged.count_fp8);
     if (fp8_.needs_calibration()) calibrate(ctx, staged);
     sharded_.prefetch(ctx);
+    qk_clip_.clear(ctx);
 }
 
 // Clears the gradients before the first backward of a step. With --offload masters their memory holds the new masters
@@ -203,6 +205,7 @@ void Trainer::clip_and_guard(Ctx& ctx) {
     grads_.all_reduce_norm(ctx, state_);
     ops::step_guard(ctx, {.state = state_, .clip = static_cast<float>(config_.clip_grad),
                           .skip_norm = static_cast<float>(config_.skip_grad_norm)});
+    qk_clip_.all_reduce(ctx, comm_stream_, groups_.world, state_);
 }
 
 // Updates what this rank owns, and records the amaxes of the new weights.
@@ -212,8 +215,8 @@ void Trainer::optimizer_step(Ctx& ctx) {
     };
     fp8_.clear_weight_amax(ctx, state_);
     sharded_.each_range(ctx, OffloadAccess::kUpdate, [&](const ShardRange& range) {
-        optimizer(range).update(ctx, update_of(range, OffloadAccess::kUpdate), state_);
-        if (!optimizer(range).finishes()) finish_range(ctx, range);
+        optimizer(range).update(ctx, unclipped(update_of(range, OffloadAccess::kUpdate)), state_);
+        if (!optimizer(range).finishes()) finish_range(ctx, range, OffloadAccess::kUpdate);
     });
     if (!orthogonalizer_) return;
     ctx.in_update = true;
@@ -221,8 +224,8 @@ void Trainer::optimizer_step(Ctx& ctx) {
     ctx.in_update = false;
     sharded_.each_range(ctx, OffloadAccess::kFinish, [&](const ShardRange& range) {
         if (!optimizer(range).finishes()) return;
-        optimizer(range).finish(ctx, update_of(range, OffloadAccess::kFinish), state_);
-        finish_range(ctx, range);
+        optimizer(range).finish(ctx, unclipped(update_of(range, OffloadAccess::kFinish)), state_);
+        finish_range(ctx, range, OffloadAccess::kFinish);
     });
 }
 
@@ -236,7 +239,15 @@ ShardUpdate Trainer::update_of(const ShardRange& range, OffloadAccess access) co
     return update;
 }
 
-void Trainer::finish_range(Ctx& ctx, const ShardRange& range) {
+// The update of masters alone if QK-clip completes it.
+ShardUpdate Trainer::unclipped(ShardUpdate update) const {
+    if (qk_clip_.scales(update.param)) update.weight = {}, update.amax = nullptr;
+    return update;
+}
+
+void Trainer::finish_range(Ctx& ctx, const ShardRange& range, OffloadAccess access) {
+    if (const ShardUpdate update = update_of(range, access); qk_clip_.scales(update.param))
+        qk_clip_.apply(ctx, update, state_);
     const Tensor master = sharded_.master(range);
     if (config_.ema > 0)
         ops::ema(ctx, {.ema = sharded_.state(StateKind::kEma, range), .master = master, .state = state_,

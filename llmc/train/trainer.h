@@ -12,6 +12,7 @@
 #include "llmc/train/bf16_evaluation.h"
 #include "llmc/train/optimizer.h"
 #include "llmc/train/orthogonalizer.h"
+#include "llmc/train/qk_clip.h"
 
 class Trainer {
 public:
@@ -56,6 +57,7 @@ public:
     // The parts of the arena that the ranks of the shard group exchange while matmuls run, which copy engines can do.
     std::vector<Tensor> exchanged() const;
     StepState* state() { return state_; }
+    const QkClip& qk_clip() const { return qk_clip_; }
 
 private:
     // ---- the parts of a step
@@ -65,7 +67,8 @@ private:
     void clip_and_guard(Ctx& ctx);
     void optimizer_step(Ctx& ctx);
     ShardUpdate update_of(const ShardRange& range, OffloadAccess access) const;
-    void finish_range(Ctx& ctx, const ShardRange& range);
+    ShardUpdate unclipped(ShardUpdate update) const;
+    void finish_range(Ctx& ctx, const ShardRange& range, OffloadAccess access);
     void gather_weights(Ctx& ctx);
     void copy_results(Ctx& ctx, const StagedStep& staged);
 
@@ -95,6 +98,7 @@ private:
     ZeroStore store_;
     const HeadExchange exchange_;
     DeviceInputs inputs_;
+    const QkClip qk_clip_;
     Decoder decoder_;
     const std::unique_ptr<Orthogonalizer> orthogonalizer_;   // null without --optimizer muon
     const std::unique_ptr<Bf16Evaluation> bf16_evaluation_;

@@ -61,6 +61,7 @@ VALUES = [
     ("gpt2 RUN --dtype fp8", 2, "FP8 is --fp8-recipe delayed, tensorwise or blockwise"),
     ("gpt2 RUN --fp8-recipe mxfp8", 2, "must be one of none, delayed", "blockwise has the finest scaling factors"),
     ("gpt2 RUN --optimizer muon --moment-dtype fp8", 2, "Muon's momentum is in FP32 or BF16, use --moment-dtype bf16"),
+    ("gpt2 RUN --qk-layernorm --qk-clip 100", 2, "normalises queries and keys (--qk-layernorm)", "leave it out"),
     ("gpt2 RUN --offload activations", 2, "those of 3 layers stay on the GPU, and the model has 2"),
     ("gpt2 RUN --offload weights", 2, "moments, masters and activations, separated by commas"),
     ("gpt2 RUN --global-batch-size 5", 2, "a multiple of --micro-batch-size 2 x 1 rank: 4 or 6 would be one, or take "

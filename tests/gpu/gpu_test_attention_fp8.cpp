@@ -140,6 +140,28 @@ TEST_CASE("gpu FP8 attention against loops in double") {
     }
 }
 
+TEST_CASE("gpu FP8 attention: the largest score of each head, which changes no bit of the result") {
+    if (!has_fp8_attention()) return;
+    for (const AttentionShape& s : {AttentionShape{2, 301, 4, 2, 64}, AttentionShape{1, 517, 2, 2, 128}}) {
+        Fp8Attention a{s};
+        for (int64_t window : {0, 70}) {
+            a.window = window;
+            const Fp8Attention::Result r = on_gpu(a, a.random_qkv());
+            DeviceTensor bytes(r.bytes), scales(r.scales), qkv(r.qkv), out(r.out), lse(r.lse);
+            check_max_logits(a, a.operands(r).values(), HostTensor(Dtype::kFp32, a.NH), 8, [&](HostTensor& logits) {
+                DeviceTensor device(logits);
+                AttentionForwardArgs args = a.forward_args(out.view(), lse.view(), qkv.view(), nullptr,
+                                                           {bytes.view(), scales.view()});
+                args.max_logits = device.view().as<float>();
+                cuda::attention_forward(gpu(), args);
+                logits = device.download();
+            });
+            CHECK(out.download().same_bits(r.out));
+            CHECK(lse.download().same_bits(r.lse));
+        }
+    }
+}
+
 TEST_CASE("gpu FP8 attention: the largest sums of integers") {
     for (int64_t HS : {64, 128}) {
         const Fp8Attention a{2, 300, 4, 2, HS};

@@ -349,6 +349,38 @@ TEST_CASE("gpu ops: the operations of Muon are bitwise equal to the CPU's") {
     }
 }
 
+TEST_CASE("gpu ops: QK-clip is bitwise equal to the CPU's") {
+    for (int skip : {0, 1}) {
+        const int64_t NH = 6, NKV = 2, layers = 60, HS = 8;
+        OpCase factors(strf("qk_clip_factors, skip %d", skip), Dtype::kFp32, Dtype::kFp32, 0);
+        factors.random("factors", Kind::kStat, layers * (NH + NKV));
+        factors.random("logits", Kind::kStat, layers * NH, 0.3, 2);
+        factors.add("state", Kind::kFixed, tensor_of(step_state(5, skip)));
+        factors.run_same_types(cuda::qk_clip_factors, cpu::qk_clip_factors, [&](auto view) {
+            return QkClipFactorsArgs{.factors = view("factors"), .max_logits = view("logits"), .NH = NH, .NKV = NKV,
+                                     .tau = 2.1f, .state = static_cast<StepState*>(view("state").data)};
+        });
+        for (const char* tensor : {"factors", "state"}) factors.check_bits(tensor);
+        for (Dtype type : kFloats)
+            for (int64_t cols : {1, 5, 300}) {
+                const int64_t begin = 3, n = (NH + 2 * NKV) * HS * cols - begin;
+                OpCase clip(strf("qk_clip of %lld", (long long)n), type, Dtype::kFp32, 0);
+                clip.random("param", Kind::kWork, n);
+                clip.random("master", Kind::kStat, n);
+                clip.random("factors", Kind::kStat, NH + NKV, 0.1, 1);
+                clip.add("state", Kind::kFixed, tensor_of(step_state(5, skip)));
+                clip.add("entry", Kind::kFixed, HostTensor(Dtype::kInt32, 4).fill(1));
+                clip.run_same_types(cuda::qk_clip, cpu::qk_clip, [&](auto view) {
+                    return QkClipArgs{.param = view("param"), .master = view("master"), .factors = view("factors"),
+                                      .begin = begin, .head_elems = HS * cols, .state = state_in(view("state")),
+                                      .entry = static_cast<ScaleEntry*>(view("entry").data)};
+                });
+                for (const char* tensor : {"param", "master", "entry"})
+                    skip ? clip.check_unchanged(tensor) : clip.check_bits(tensor);
+            }
+    }
+}
+
 TEST_CASE("gpu ops: adamw with fp8 moments is bitwise equal to the CPU's: weights, codes, scales and amax") {
     for (Dtype param : kFloats)
         for (Dtype grad : kFloats) {

@@ -26,6 +26,25 @@ TEST_CASE("cpu attention") {
         for (const Shape& s : kShapes) check(Attention(s, type));
 }
 
+TEST_CASE("cpu attention: the largest score of each head, which changes no bit of the result") {
+    for (Dtype type : {Dtype::kFp32, Dtype::kBf16})
+        for (const Shape& s : kShapes)
+            for (const Attention& a : {Attention(s, type), with_window(Attention(s, type), 3)}) {
+                const Attention::Result plain = a.on_cpu(type);
+                Attention::Result r = a.fresh(type);
+                HostTensor qkv = a.qkv;
+                const auto forward = [&](HostTensor& logits) {
+                    AttentionForwardArgs args = a.forward_args(r.out.view(), r.lse.view(), qkv.view(), nullptr);
+                    args.max_logits = logits.as<float>();
+                    Ctx ctx;
+                    cpu::attention_forward(ctx, args);
+                };
+                check_max_logits(a, a.qkv.values(), HostTensor(Dtype::kFp32, a.NH), a.HS + 4.0, forward);
+                CHECK(r.out.same_bits(plain.out));
+                CHECK(r.lse.same_bits(plain.lse));
+            }
+}
+
 TEST_CASE("cpu attention survives large scores") {
     // exp of such scores overflows unless the largest is subtracted
     Attention large({1, 60, 2, 1, 8}, Dtype::kFp32);

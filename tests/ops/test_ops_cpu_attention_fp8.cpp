@@ -194,6 +194,20 @@ TEST_CASE("cpu FP8 attention against loops in double") {
         check_fp8_attention(a, a.on_cpu(a.random_qkv()), true);
 }
 
+TEST_CASE("cpu FP8 attention: the largest score of each head") {
+    for (const AttentionShape& s : {AttentionShape{2, 150, 4, 2, 64}, AttentionShape{1, 300, 2, 2, 128}}) {
+        const Fp8Attention a{s};
+        Fp8Attention::Result r = a.on_cpu(a.random_qkv());
+        check_max_logits(a, a.operands(r).values(), HostTensor(Dtype::kFp32, a.NH), 8, [&](HostTensor& logits) {
+            AttentionForwardArgs args = a.forward_args(r.out.view(), r.lse.view(), r.qkv.view(), nullptr,
+                                                       {r.bytes.view(), r.scales.view()});
+            args.max_logits = logits.as<float>();
+            Ctx ctx;
+            cpu::attention_forward(ctx, args);
+        });
+    }
+}
+
 TEST_CASE("cpu FP8 attention: the largest sums of integers") {
     for (int64_t HS : {64, 128}) {
         const Fp8Attention a{1, 150, 4, 2, HS};

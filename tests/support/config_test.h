@@ -91,6 +91,7 @@ inline const std::map<std::string, Sample>& samples() {
         {"weight-decay", {{"0", "0.01"}, {}}},                {"adam-beta1", {{"0", "0.85"}, {}}},
         {"adam-beta2", {{"0.999", "0.98"}, {}}},              {"adam-eps", {{"1e-5", "3e-9"}, {}}},
         {"clip-grad", {{"0", "0.5"}, {}}},                    {"stop-on-divergence", {{"2", "1.25"}, {}}},
+        {"qk-clip", {{"100", "0.5"}, {}}},
         {"skip-grad-norm", {{"5", "1.5"}, {}}},               {"z-loss", {{"1e-4", "0.5"}, {}}},
         {"ema", {{"0.999", "0.5"}, {}}},
         {"optimizer", {{"muon"}, {}}},

@@ -115,6 +115,29 @@ struct Reference {
     std::vector<double> out_error, lse_error, dqkv_error, delta_error;
 };
 
+// Runs forward(args) with max_logits, of which one is large already, and compares these with scores in double, of `x`.
+// `terms`: roundings in a score.
+template <typename Forward>
+void check_max_logits(const AttentionShape& a, const std::vector<double>& x, HostTensor logits, double terms,
+                      Forward&& forward) {
+    for (int64_t h = 0; h < a.NH; h++) logits.set(h, h == 1 ? 1e4 : 0);
+    forward(logits);
+    for (int64_t h = 0; h < a.NH; h++) {
+        double most = h == 1 ? 1e4 : 0, size = 0;
+        for (int64_t row = 0; row < a.B * a.T; row++)
+            for (int64_t b = row / a.T, t = row % a.T, j = a.start(b, t); j <= t; j++) {
+                double score = 0, magnitude = 0;
+                for (int64_t d = 0; d < a.HS; d++) {
+                    const double term = x[a.q(b, t, h) + d] * x[a.k(b, j, h) + d] * a.softmax_mul;
+                    score += term, magnitude += std::fabs(term);
+                }
+                most = std::max(most, score), size = std::max(size, magnitude);
+            }
+        INFO(a.name() << "head " << h);
+        CHECK_LE(std::fabs(logits.get(h) - most), terms * 0x1p-23 * size);
+    }
+}
+
 // P of one query for its keys from number `first` on, and the relative error that each P may have.
 struct Probabilities {
     int64_t first;

@@ -197,3 +197,56 @@ inline int64_t bytes_of(const MemoryPlan& plan, const std::string& name, Dtype d
         if (c.name == name && c.dtype == dtype) return c.bytes;
     return 0;
 }
+
+// Of a rank that has all of them.
+inline std::vector<double> masters(TestModel& model, int param) {
+    std::vector<float> values(static_cast<size_t>(model.table.params[static_cast<size_t>(param)].elems()));
+    model.trainer->state_access(model.ctx).read(StateKind::kMaster, param, 0, static_cast<int64_t>(values.size()),
+                                                values.data());
+    return {values.begin(), values.end()};
+}
+
+// Gives `to` the weights of `from`.
+inline void copy_masters(TestModel& from, TestModel& to) {
+    const StateAccess read = from.trainer->state_access(from.ctx), write = to.trainer->state_access(to.ctx);
+    for (size_t p = 0; p < from.table.params.size(); p++) {
+        std::vector<float> values(static_cast<size_t>(from.table.params[p].elems()));
+        const auto count = static_cast<int64_t>(values.size());
+        read.read(StateKind::kMaster, static_cast<int>(p), 0, count, values.data());
+        write.write(StateKind::kMaster, static_cast<int>(p), 0, count, values.data());
+    }
+    to.trainer->weights_from_masters(to.ctx, true);
+}
+
+// Three steps in which one rank alone has counted targets, all on the same tokens, so that sums over ranks add zeros
+// and largest values are equal. What remains of all ranks together is compared.
+inline Run train_alike(const Config& base, int ranks) {
+    Config config = base;
+    config.global_batch_size = ranks * config.micro_batch_size;
+    LocalRanks all(ranks);
+    Run run;
+    std::mutex mutex;
+    all.run([&](Comm& comm) {
+        TestModel model(config, true, &comm);
+        const int64_t n = config.micro_batch_size * config.seq_length;
+        for (uint64_t step = 0; step < 3; step++) {
+            std::vector<int32_t> tokens, targets;
+            for (int64_t i = 0; i < ranks * n; i++) {
+                const Philox4 p = philox(70 + step, static_cast<uint64_t>(i % n));
+                const auto of = [&](uint32_t word) {
+                    return static_cast<int32_t>(word % static_cast<uint32_t>(config.shape.vocab_size));
+                };
+                tokens.push_back(of(p.word[0]));
+                targets.push_back(i < n ? of(p.word[1]) : kIgnoreIndex);
+            }
+            model.set_batch(tokens, targets);
+            model.step();
+        }
+        CHECK(model.arena.peak_bytes() == model.plan.arena_bytes);
+        const auto weights = read_weights(model);
+        const std::lock_guard lock(mutex);
+        add_state(model, run.state);
+        if (comm.root()) run.weights = weights;
+    });
+    return run;
+}

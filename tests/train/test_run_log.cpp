@@ -137,6 +137,8 @@ TEST_CASE("log: records read back have the same bits, the header is first, and e
     r.skipped = true;
     r.norm_skipped = true;
     r.norm_limit = 1.0 / 7;
+    r.max_logit = 1.0 / 13;
+    r.clipped_heads = 3;
     r.z_loss = 1.0 / 11;
     r.skips = 2;
     r.norm_skips = 1;
@@ -162,7 +164,8 @@ TEST_CASE("log: records read back have the same bits, the header is first, and e
                  {"tokens_per_second", 1.7976931348623157e308}, {"samples_per_second", "inf"}, {"mfu", 0.4119},
                  {"memory_gib", 61.28}, {"eta_seconds", 12345.678901234567}, {"samples", (int64_t{1} << 53) + 1},
                  {"tokens", INT64_MAX}, {"counted_tokens", 1023}, {"skipped", true}, {"norm_skipped", true},
-                 {"z_loss", 1.0 / 11}, {"norm_limit", 1.0 / 7}, {"skips", 2}, {"norm_skips", 1}};
+                 {"z_loss", 1.0 / 11}, {"norm_limit", 1.0 / 7}, {"max_logit", 1.0 / 13}, {"clipped_heads", 3},
+                 {"skips", 2}, {"norm_skips", 1}};
     CHECK(all[1] == step);
     step.update({{"mfu", nullptr}, {"exposed_comm_seconds", nullptr},   // an unknown GPU, one rank
                  {"gpu_utilization", 97.5}, {"power_w", 1.0 / 3}, {"sm_clock_mhz", 1711.0}, {"gpu_temperature_c", 61.0},

@@ -74,6 +74,8 @@ constexpr StepField kStepFields[] = {
      }},
     {"norm_skipped", &Step::norm_skipped, "whether it was skipped because `grad_norm` exceeded `norm_limit`"},
     {"norm_limit", &Step::norm_limit, "`--skip-grad-norm` times the median of earlier norms; null if there is none"},
+    {"max_logit", &Step::max_logit, "the largest attention logit of the step, at least 0; null without `--qk-clip`"},
+    {"clipped_heads", &Step::clipped_heads, "heads that `--qk-clip` scaled after the step"},
     {"skips", &Step::skips, "skipped steps since the start of training"},
     {"norm_skips", &Step::norm_skips, "those of them with `norm_skipped`"},
     {"gpu_utilization", &Gpu::utilization, "percent of the time in which a kernel ran, mean of the GPUs"},

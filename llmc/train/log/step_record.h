@@ -27,7 +27,8 @@ struct StepRecord {
     int64_t samples = 0, tokens = 0, counted_tokens = 0;
     bool skipped = false, norm_skipped = false;
     int64_t skips = 0, norm_skips = 0;
-    std::optional<double> norm_limit, z_loss;
+    int64_t clipped_heads = 0;
+    std::optional<double> norm_limit, z_loss, max_logit;
     GpuRecord gpu;
     bool synthetic = false;   // training on synthetic data; only printed, the file has it in the header
 };

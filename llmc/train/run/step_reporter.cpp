@@ -57,6 +57,8 @@ StepRecord StepReporter::record_of(const Staging::Buffer& step) {
     r.loss = result.loss_sum / static_cast<double>(step.staged.counted_tokens);
     if (config_.z_loss > 0)
         r.z_loss = config_.z_loss * result.z_sum / static_cast<double>(step.staged.counted_tokens);
+    if (config_.qk_clip > 0) r.max_logit = static_cast<double>(result.max_logit);
+    r.clipped_heads = result.clipped_heads;
     r.grad_norm = static_cast<double>(result.grad_norm);
     r.grad_mul = static_cast<double>(result.grad_mul);
     r.lr = step.staged.lr;
