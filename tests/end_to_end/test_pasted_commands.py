@@ -111,8 +111,9 @@ RUN = {
     **{f"scripts/compare --table {table} --out runs/{folder} -- --synthetic-data": {
         "before": "rm -r runs", "dry_run": True}
        for table, folder in (("llama3-8b", "8b"), ("8b-h100", "8b-h100"), ("zero", "zero"), ("context", "context"),
-                             ("long", "long"), ("70b", "70b"), ("llama3-small", "small"), ("gpt2-recipes", "recipes"),
-                             ("gpt2-1558M", "1558M"), ("gpt2", "gpt2"), ("formats", "formats"),
+                             ("long", "long"), ("70b", "70b"), ("int8-forward", "int8"), ("llama3-small", "small"),
+                             ("gpt2-recipes", "recipes"), ("gpt2-1558M", "1558M"), ("gpt2", "gpt2"),
+                             ("formats", "formats"),
                              ("modern-gpt2", "modern"), ("margins", "margins"), ("finetune", "finetune"))},
     "scripts/compare --table gpt2-recipes --train-iters 2000 --out runs/losses": {"more": "--dry-run"},
     "scripts/compare --run 'a=./train_gpt2 --model gpt2-124M ...' --run 'b=./train_gpt2 ...' --out runs/ab": {
