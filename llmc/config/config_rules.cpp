@@ -14,6 +14,8 @@ namespace {
 
 // ---- options without effect ----
 
+// Values of --fp8-recipe or --fp8-attention with which there is FP8.
+constexpr const char* kFp8OnInAny = "delayed tensorwise blockwise int8-forward true";
 constexpr const char *kFp8Off = "FP8 is off (--fp8-recipe none)", *kNoSamples = "no text is sampled (--sample-every 0)",
                      *kLearnedPositions = "positions are learned (--position-embedding-type learned_absolute)";
 
@@ -33,7 +35,7 @@ constexpr Condition kConditions[] = {
     {"eval-interval", "valid-data hellaswag-data", "!unset", "there is no --valid-data to evaluate on"},
     {"eval-iters", "valid-data", "!unset", "there is no --valid-data to evaluate on"},
 
-    {"eval-bf16", "fp8-recipe fp8-attention", "delayed tensorwise blockwise int8-forward true", kFp8Off},
+    {"eval-bf16", "fp8-recipe fp8-attention", kFp8OnInAny, kFp8Off},
     {"eval-bf16", "valid-data hellaswag-data sample-every", "!unset 0", "there is no --valid-data to evaluate on"},
 
     {"muon-scale muon-momentum muon-beta2", "optimizer", "muon", "--optimizer adamw has none of it"},
@@ -45,8 +47,7 @@ constexpr Condition kConditions[] = {
     {"fp8-format fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo fp8-fast-accum bf16-linears "
      "first-last-layers-bf16 num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 fp8-lm-head fp8-min-speedup",
      "fp8-recipe", "!none", kFp8Off},
-    {"fp8-first-bf16 fp8-final-bf16", "fp8-recipe fp8-attention", "delayed tensorwise blockwise int8-forward true",
-     kFp8Off},
+    {"fp8-first-bf16 fp8-final-bf16", "fp8-recipe fp8-attention", kFp8OnInAny, kFp8Off},
     {"fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo", "fp8-recipe", "!tensorwise",
      "--fp8-recipe tensorwise computes every scale from the current tensor, only delayed scaling has a history"},
     {"fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo", "fp8-recipe", "!blockwise",

@@ -58,7 +58,7 @@ VALUES = [
     ("gpt2 RUN --train-iters 5k", 2, "units are not read: write 5000, or 5120 for 5 x 1024"),
     ("gpt2 RUN --dtype bfloat16", 2, "must be one of bf16, fp32; did you mean bf16?"),
     ("gpt2 RUN --dtype float16", 2, "there is no FP16; bf16 has FP32's range"),
-    ("gpt2 RUN --dtype fp8", 2, "FP8 is --fp8-recipe delayed, tensorwise or blockwise"),
+    ("gpt2 RUN --dtype fp8", 2, "FP8 is --fp8-recipe int8-forward, delayed, tensorwise or blockwise"),
     ("gpt2 RUN --fp8-recipe mxfp8", 2, "must be one of none, delayed", "blockwise has the finest scaling factors"),
     ("gpt2 RUN --optimizer muon --moment-dtype fp8", 2, "Muon's momentum is in FP32 or BF16, use --moment-dtype bf16"),
     ("gpt2 RUN --qk-layernorm --qk-clip 100", 2, "normalises queries and keys (--qk-layernorm)", "leave it out"),

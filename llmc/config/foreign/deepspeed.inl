@@ -4,7 +4,7 @@ R"json([
     "other": "\"auto\" is filled in by the trainer around DeepSpeed: import its file or script in the same call"},
   {"keys": "fp8.enabled", "read": "flag", "when": "true", "keep": "fp8", "weak": {"fp8-recipe": "delayed"},
     "fact": "DeepSpeed itself has no FP8 and would train in BF16", "error": 1,
-    "say": "use --fp8-recipe delayed, tensorwise or blockwise"},
+    "say": "use --fp8-recipe int8-forward, delayed, tensorwise or blockwise"},
   {"keys": ["fp8.loss_scale* fp8.initial_scale_power fp8.hysteresis fp8.min_loss_scale fp8.auto_cast ",
             "fp8.consecutive_hysteresis"],
     "none": ["a setting of FP16's loss scaling: DeepSpeed does not apply it to FP8, which needs none because its ",

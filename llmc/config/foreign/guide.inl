@@ -1,7 +1,7 @@
 // YAML keys of guides that put Transformer Engine into a GPT-2 training script, with the shape in GPT-2's own names.
 R"json([
   {"keys": "use_fp8", "read": "flag", "when": "true", "same": "false", "keep": "fp8", "weak": {"fp8-recipe": "delayed"},
-    "say": "use --fp8-recipe delayed, tensorwise or blockwise"},
+    "say": "use --fp8-recipe int8-forward, delayed, tensorwise or blockwise"},
   {"take": {"n_positions block_size": "max-position-embeddings"}},
   {"keys": "vocab_size", "when": "50264 50272 50304",
     "other": "padded by hand for FP8; here vocab-size is the true 50257, stored rows are padded to 50304"},
