@@ -271,6 +271,7 @@ def main():
     parser.add_argument("--set", action="append", default=[], metavar="NAME=WORDS")
     parser.add_argument("--seeds", type=lambda text: [int(word) for word in text.split(",")], default=[1, 2],
                         help="of BF16 runs; the sets have the first (default 1,2)")
+    parser.add_argument("--bf16-loss", type=float, metavar="X", help="known: no BF16 run")
     parser.add_argument("--seq-length", type=int, default=2048)
     parser.add_argument("--batch", type=int, default=16, help="sequences of a micro-batch (default 16)")
     parser.add_argument("--accumulate", type=int, default=2, help="micro-batches of a step (default 2)")
@@ -288,9 +289,9 @@ def main():
         parse(entry.partition("=")[2])   # before the first run
     end, torch._dynamo.config.recompile_limit = time.monotonic() + 60 * args.minutes, 10_000
     text = {part: shards(args.text / part, args.device) for part in ("train", "valid")}
-    runs = [(f"BF16, seed {seed}", "", seed) for seed in args.seeds]
+    runs = [(f"BF16, seed {seed}", "", seed) for seed in args.seeds if args.bf16_loss is None]
     runs += [(name, words, args.seeds[0]) for name, _, words in (entry.partition("=") for entry in args.set)]
-    base, longest = None, 0
+    base, longest = args.bf16_loss, 0
     print(f"{'set':40} {'rounded':>8} {'gap':>8} {'BF16':>8} {'gap':>8}      s", flush=True)
     for name, words, seed in runs:
         if time.monotonic() + longest > end:

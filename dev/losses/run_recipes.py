@@ -2,6 +2,7 @@
 """The same training run in several recipes and seeds, spread over the GPUs of a machine; then compare_losses.py.
 
     python3 dev/losses/run_recipes.py --gpus 0,1,2,3 --seeds 1,2 --out DIR [--only bf16] -- ./train_gpt2 ...
+    ... --set 'muon=--optimizer muon --lr 1e-3'     another set of options, which come after those of the command
 
 Each run writes DIR/RECIPE.SEED.jsonl and .txt. A run is not repeated if its log shows that the same command has
 finished, so an interrupted call is continued by repeating it. Standard library only.
@@ -20,6 +21,7 @@ from pathlib import Path
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
 from llmfp8.comparison.launch import error_of  # noqa: E402
 from llmfp8.comparison.tables import RECIPES  # noqa: E402
+from llmfp8.support import InputError, run_main  # noqa: E402
 
 DELAYED = RECIPES["delayed"]
 CONFIGURATIONS = {
@@ -36,6 +38,17 @@ CONFIGURATIONS = {
     **{f"delayed-margin{m}": [*DELAYED, "--fp8-margin", str(m)] for m in (1, 2, 3, 4)},
 }
 DEFAULT = ",".join(RECIPES)
+
+
+def named_sets(texts):
+    """{name: options} of --set NAME=OPTIONS."""
+    sets = {}
+    for text in texts:
+        name, equals, words = text.partition("=")
+        if not equals or not name or set(name) & set("./ "):
+            raise InputError(f"--set {text}: not NAME=OPTIONS with a name without . / and blanks")
+        sets[name] = shlex.split(words)
+    return sets
 
 
 def records(path):
@@ -104,16 +117,19 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--gpus", default="0", help="numbers of GPUs, one run at a time on each")
     parser.add_argument("--seeds", default="1")
-    parser.add_argument("--only", default=DEFAULT, help=f"of {','.join(CONFIGURATIONS)}")
+    parser.add_argument("--only", help=f"of {','.join(CONFIGURATIONS)} (default without --set: {DEFAULT})")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=OPTIONS", help="another set")
     parser.add_argument("--out", required=True)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="after --: the BF16 run")
     options = parser.parse_args()
     command = [word for word in options.command if word != "--"]
-    unknown = [name for name in options.only.split(",") if name not in CONFIGURATIONS]
+    only = (options.only or ("" if options.set else DEFAULT)).split(",")
+    unknown = [name for name in only if name and name not in CONFIGURATIONS]
     if unknown or not command:
         parser.error(f"unknown configuration {', '.join(unknown)}" if unknown else "no command after --")
-    commands = {f"{name}.{seed}": [*command, "--seed", seed, *CONFIGURATIONS[name]]
-                for seed in options.seeds.split(",") for name in options.only.split(",")}
+    sets = {**{name: CONFIGURATIONS[name] for name in only if name}, **named_sets(options.set)}
+    commands = {f"{name}.{seed}": [*command, "--seed", seed, *words]
+                for seed in options.seeds.split(",") for name, words in sets.items()}
     runs = Runs(commands, options.gpus.split(","), options.out)
     if runs.failed:
         print(f"error: failed: {', '.join(runs.failed)}; see their .txt in {options.out}", file=sys.stderr)
@@ -124,4 +140,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)
