@@ -17,8 +17,12 @@
 // with cuBLASLt 13.1, exactly and in every shape tried). An fp32 D is rounded once.
 #include "llmc/cuda/gemm.h"
 
+#include <utility>
+#include <vector>
+
 #include "llmc/cuda/common.h"
 #include "llmc/ops/gemm_fp8.h"
+#include "llmc/ops/grouped_gemm.h"
 #include "llmc/ops/op_cost.h"
 
 namespace {
@@ -204,6 +208,18 @@ void gemm(Ctx& ctx, const GemmArgs& args) {
     CHECK_CALL(status == CUBLAS_STATUS_SUCCESS, cublasLtGetStatusName(status));
     // The custom kernel has checked that both are E4M3.
     ctx.fp8_matmuls += plan.custom || (is_fp8(problem.first) && is_fp8(problem.second));
+}
+
+// Waits until the sizes of the experts are known on the host, and takes the library's first answer for each.
+void grouped_gemm(Ctx& ctx, const GroupedGemmArgs& args) {
+    check_grouped_gemm(args);
+    std::vector<int32_t> offsets(static_cast<size_t>(args.E + 1));
+    copy_to_host(ctx, offsets.data(), args.offsets.data, args.offsets.bytes());
+    synchronize(ctx);
+    const bool search = std::exchange(ctx.gemm->search, false);
+    for_experts(args, offsets.data(), [&](const GemmArgs& expert) { gemm(ctx, expert); },
+                [&](const Tensor& weights) { fill_bytes(ctx, weights.data, 0, weights.bytes()); });
+    ctx.gemm->search = search;
 }
 
 }  // namespace cuda

@@ -202,6 +202,11 @@ void rehearse_op(Ctx& ctx, OpKind kind, const SumLossesArgs& a) { record(ctx, ki
 void rehearse_op(Ctx& ctx, OpKind, const GemmArgs& a) {
     if (ctx.recorder) ctx.recorder->add(a, ctx.recorded_times, ctx.in_update);
 }
+// Counted as one matmul of all rows.
+void rehearse_op(Ctx& ctx, OpKind kind, const GroupedGemmArgs& a) {
+    rehearse_op(ctx, kind, GemmArgs{.D = a.D, .A = a.A, .B = a.B, .M = a.M, .N = a.N, .K = a.K, .layout = a.layout,
+                                    .accumulate = a.accumulate});
+}
 
 // ---- step
 

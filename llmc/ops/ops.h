@@ -18,7 +18,9 @@
 #include "llmc/base/dtype.h"
 #include "llmc/ops/device.h"
 #include "llmc/ops/ops_attention.h"
+#include "llmc/ops/ops_gemm.h"
 #include "llmc/ops/ops_int8.h"
+#include "llmc/ops/ops_moe.h"
 #include "llmc/ops/quantized_output.h"
 
 // Rows of partial sums in the scratch memory of column reductions (norm and bias gradients).
@@ -257,32 +259,6 @@ struct SumLossesArgs {
     Tensor losses;     // (N) stat
     Tensor scratch;    // (kPartialSums) fp64, =
     int64_t N;
-};
-
-// Layouts of the two operands, named after the passes of y = x w^T.
-enum class GemmLayout {
-    kForward,   // D(M,N) = A(M,K) B(N,K)^T : y  = x w^T
-    kDgrad,     // D(M,N) = A(M,K) B(K,N)   : dx = dy w
-    kWgrad,     // D(M,N) = A(K,M)^T B(K,N) : dw = dy^T x
-};
-// Accumulates in fp32 (fp64 for fp64). A and B have the same dtype; D may be fp32 or bf16 for bf16 operands.
-// FP8 operands (E4M3; one of the two may be E5M2): D(M,N) = A(M,K) B(N,K)^T for every layout, with each element of A
-// and B multiplied by its scale_inv. K, N are multiples of 16; D is bf16 or fp32, bias bf16.
-// Granularities: both kTensor; or A kBlock1x128, B either block granularity and M a multiple of 4.
-// INT8 operands: kForward with both kRow, D = the INT32 sum, rounded to fp32, times the rounded product of its two
-// scale_inv; with a bias as one fma; then rounded to bf16. K, N are multiples of 16, K at most 2^17, D and bias bf16,
-// no accumulate. Needs compute capability 9.0 (gemm_int8_available).
-struct GemmArgs {
-    Tensor D;      // (M, N): = , or += if accumulate
-    Tensor A, B;   // see layout
-    Tensor bias = {};   // (N) dtype of A, optional: added to every row
-    int64_t M, N, K;
-    GemmLayout layout = GemmLayout::kForward;
-    bool accumulate = false;
-    // FP8 and INT8 only.
-    Granularity A_granularity = Granularity::kTensor, B_granularity = Granularity::kTensor;
-    Tensor A_scale_inv = {}, B_scale_inv = {};   // fp32, see Granularity; kTensor: 1 element, 16-byte aligned
-    bool fast_accumulation = false;   // accumulate in the tensor cores only, without promotion to fp32 registers
 };
 
 // *sum += sum of squares, in fp64 in a fixed order.

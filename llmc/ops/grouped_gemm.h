@@ -1,0 +1,36 @@
+// A grouped matmul as matmuls of the experts, one by one: the CPU's, and where a GPU has no kernel for all of them.
+#pragma once
+#include "llmc/base/check.h"
+#include "llmc/ops/ops_moe.h"
+
+// Exits 1 if a tensor has another number of elements than the sizes say.
+inline void check_grouped_gemm(const GroupedGemmArgs& a) {
+    const bool wgrad = a.layout == GemmLayout::kWgrad;
+    const int64_t matrix = wgrad ? a.M * a.N : a.N * a.K;   // one expert's
+    CHECK(a.E > 0 && a.N > 0 && (wgrad ? a.M : a.K) > 0 && a.A.elems == a.M * a.K
+              && a.B.elems == (wgrad ? a.N * a.K : a.E * matrix) && a.D.elems == (wgrad ? a.E * matrix : a.M * a.N)
+              && a.A.dtype == a.B.dtype && a.offsets.dtype == Dtype::kInt32 && a.offsets.elems == a.E + 1
+              && (wgrad || !a.accumulate),
+          "grouped_gemm of %lld experts, M %lld N %lld K %lld: A, B, D or offsets does not fit", ll(a.E), ll(a.M),
+          ll(a.N), ll(a.K));
+}
+
+// Calls multiply(GemmArgs) for each expert that has rows and, of weight gradients that are not added to, clear(Tensor)
+// for each other one. offsets: on the host.
+template <typename Multiply, typename Clear>
+void for_experts(const GroupedGemmArgs& a, const int32_t* offsets, Multiply&& multiply, Clear&& clear) {
+    const bool wgrad = a.layout == GemmLayout::kWgrad;
+    for (int64_t e = 0; e < a.E; e++) {
+        const int64_t begin = offsets[e], rows = offsets[e + 1] - begin;
+        CHECK(begin >= 0 && rows >= 0 && begin + rows <= (wgrad ? a.K : a.M), "grouped_gemm: rows of expert %lld",
+              ll(e));
+        const Tensor weights = (wgrad ? a.D : a.B).slice(e * (wgrad ? a.M : a.K) * a.N, (wgrad ? a.M : a.K) * a.N);
+        if (rows > 0 && wgrad)
+            multiply({.D = weights, .A = a.A.slice(begin * a.M, rows * a.M), .B = a.B.slice(begin * a.N, rows * a.N),
+                      .M = a.M, .N = a.N, .K = rows, .layout = a.layout, .accumulate = a.accumulate});
+        else if (rows > 0)
+            multiply({.D = a.D.slice(begin * a.N, rows * a.N), .A = a.A.slice(begin * a.K, rows * a.K), .B = weights,
+                      .M = rows, .N = a.N, .K = a.K, .layout = a.layout});
+        else if (wgrad && !a.accumulate) clear(weights);
+    }
+}

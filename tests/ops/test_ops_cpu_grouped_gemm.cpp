@@ -1,0 +1,49 @@
+// Matmuls of experts on the CPU against double loops.
+#include "tests/support/grouped_gemm_test.h"
+
+namespace grouped_gemm_test {
+
+TEST_CASE("cpu grouped gemm equals double loops for any sizes of experts") {
+    const std::vector<int64_t> kSizes[] = {{0, 1, 127, 128, 129}, {129, 0, 0, 1, 0}, {0, 70, 0}, {0, 0}};
+    Ctx ctx;
+    for (const std::vector<int64_t>& rows : kSizes)
+        for (auto [type, result] : {std::pair{Dtype::kFp32, Dtype::kFp32}, {Dtype::kBf16, Dtype::kBf16},
+                                    {Dtype::kBf16, Dtype::kFp32}, {Dtype::kFp64, Dtype::kFp64}})
+            for (GemmLayout layout : {GemmLayout::kForward, GemmLayout::kDgrad, GemmLayout::kWgrad})
+                for (bool accumulate : {false, true}) {
+                    if (accumulate && layout != GemmLayout::kWgrad) continue;
+                    GroupedProduct p = grouped_product(rows, 21, 10, layout, type, result, accumulate, false);
+                    HostTensor want, magnitude, d = p.d;
+                    p.expect(want, magnitude);
+                    cpu::grouped_gemm(ctx, p.args(d.view(), p.a.view(), p.b.view(), p.offsets.view()));
+                    INFO("layout " << static_cast<int>(layout) << ", +=: " << accumulate << ", " << rows.size());
+                    CHECK_EQ(first_difference(d, want, [&](int64_t i) {
+                        const double sums = 2 * 130 * acc_roundoff(type) * (magnitude.get(i) + std::fabs(want.get(i)));
+                        return sums + 1.01 * unit_roundoff(result) * (std::fabs(want.get(i)) + sums);
+                    }), "");
+                }
+}
+
+TEST_CASE("cpu grouped gemm: integers are exact, one changed row border is found, wrong sizes are refused") {
+    Ctx ctx;
+    GroupedProduct p = grouped_product({5, 7, 9}, 8, 24, GemmLayout::kForward, Dtype::kBf16, Dtype::kBf16, false, true);
+    HostTensor want, magnitude, d = p.d;
+    p.expect(want, magnitude);
+    const auto run = [&] {
+        cpu::grouped_gemm(ctx, p.args(d.view(), p.a.view(), p.b.view(), p.offsets.view()));
+        return first_difference(d, want, [](int64_t) { return 0.0; });
+    };
+    CHECK_EQ(run(), "");
+    p.offsets.set(1, 9);   // instead of 8
+    CHECK_NE(run(), "");
+    GroupedGemmArgs args = p.args(d.view(), p.a.view(), p.b.view(), p.offsets.view());
+    p.offsets.set(1, 16);   // behind the next
+    CHECK_THROWS_AS(cpu::grouped_gemm(ctx, args), Error);
+    p.offsets.set(1, 8);
+    args.accumulate = true;
+    CHECK_THROWS_AS(cpu::grouped_gemm(ctx, args), Error);
+    args.accumulate = false, args.E = 2;
+    CHECK_THROWS_AS(cpu::grouped_gemm(ctx, args), Error);
+}
+
+}  // namespace grouped_gemm_test
