@@ -215,6 +215,10 @@ Kernels kernels_of(const Run& run) {
     config.fp8_format = run.recipe == Fp8Recipe::kBlockwise ? Fp8Format::kE4m3 : Fp8Format::kHybrid;
     config.fp8_attention = run.fp8_attention;
     config.ema = 0.9;
+    if (run.optimizer == OptimizerKind::kMuon) {
+        config.muon_beta2 = 0.95;
+        config.qk_clip = 100;
+    }
     Capture capture;
     TestModel model(config);
     model.set_random_batch(1, 3);
