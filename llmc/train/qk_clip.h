@@ -2,6 +2,7 @@
 // in the step exceeded tau are scaled, as are their biases. Attention finds these logits; see QkClipFactorsArgs.
 #pragma once
 #include "llmc/ops/arena.h"
+#include "llmc/parallel/comm/comm.h"
 #include "llmc/parallel/comm/comm_stream.h"
 #include "llmc/train/optimizer.h"
 

@@ -17,6 +17,7 @@ their neutral values, so that leaving one out or swapping two shows.
 """
 
 import contextlib
+import json
 import pathlib
 import shutil
 import sys
@@ -191,6 +192,8 @@ def make(name, directory, seed):
     save_file(tensors, directory / "reference.safetensors")
     for path in directory.iterdir():
         path.chmod(0o644)
+        if path.suffix == ".json":
+            path.write_text(json.dumps(json.loads(path.read_text())) + "\n")   # data, in one line
     size = sum(path.stat().st_size for path in directory.iterdir())
     print(f"{directory}: loss {loss.item():.6f}, largest logit {logits.abs().max().item():.2f}, {size} bytes")
 
