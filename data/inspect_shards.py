@@ -25,8 +25,7 @@ def parse_arguments():
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shards", nargs="+", metavar="SHARD", help="a .bin file, or a pattern in quotes")
     parser.add_argument("--token-dtype", default="", choices=("uint16", "uint32"), help="of headerless files")
-    parser.add_argument("--show", default="0:64", metavar="FIRST:COUNT",
-                        help="tokens to decode (default %(default)s)")
+    parser.add_argument("--show", default="0:64", metavar="FIRST:COUNT", help="tokens to decode (default %(default)s)")
     parser.add_argument("--tokenizer", default="", metavar="NAME",
                         help="bytes, gpt2 or a tokenizer.json (default: what the .meta.json names)")
     add_tokenizer_options(parser)

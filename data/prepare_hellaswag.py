@@ -38,8 +38,7 @@ def parse_arguments():
     parser.add_argument("--tokenizer", default="gpt2", metavar="NAME",
                         help="bytes, gpt2, or a tokenizer.json (default %(default)s)")
     add_tokenizer_options(parser)
-    parser.add_argument("--with-separator", action="store_true",
-                        help="contexts begin with that token (llm.c's do not)")
+    parser.add_argument("--with-separator", action="store_true", help="contexts begin with that token (llm.c's do not)")
     parser.add_argument("--max-examples", type=whole_number, default=0, metavar="N", help="stop after N; 0: all")
     return parser.parse_args()
 

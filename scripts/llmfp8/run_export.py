@@ -11,44 +11,31 @@ from .support import need
 # (tag and column name, unit, field of the step record). TensorBoard and W&B sort by name: train/loss is the first, and
 # the tensors in FP8, which are many, are the last.
 STEP_COLUMNS = [
-    ("train/loss", "nats/token", "loss"),
-    ("train/lr", "", "lr"),
-    ("train/skipped", "0 or 1", "skipped"),
-    ("train_gradient/norm", "", "grad_norm"),
-    ("train_gradient/clip_ratio", "", "grad_mul"),
-    ("train_gpu/utilization", "percent", "gpu_utilization"),
-    ("train_gpu/power", "W", "power_w"),
-    ("train_gpu/sm_clock", "MHz", "sm_clock_mhz"),
-    ("train_gpu/temperature", "C", "gpu_temperature_c"),
-    ("train_gpu/memory", "GiB", "gpu_memory_gib"),
-    ("train_gpu/memory_of_run", "GiB", "memory_gib"),
-    ("train_gpu/energy", "J", "energy_j"),
-    ("train_gpu/joules_per_token", "J/token", "joules_per_token"),
-    ("train_progress/samples", "samples", "samples"),
-    ("train_progress/tokens", "tokens", "tokens"),
-    ("train_progress/counted_tokens", "tokens", "counted_tokens"),
-    ("train_speed/step_time", "s", "step_seconds"),
+    ("train/loss", "nats/token", "loss"), ("train/lr", "", "lr"), ("train/skipped", "0 or 1", "skipped"),
+    ("train_gradient/norm", "", "grad_norm"), ("train_gradient/clip_ratio", "", "grad_mul"),
+    ("train_gpu/utilization", "percent", "gpu_utilization"), ("train_gpu/power", "W", "power_w"),
+    ("train_gpu/sm_clock", "MHz", "sm_clock_mhz"), ("train_gpu/temperature", "C", "gpu_temperature_c"),
+    ("train_gpu/memory", "GiB", "gpu_memory_gib"), ("train_gpu/memory_of_run", "GiB", "memory_gib"),
+    ("train_gpu/energy", "J", "energy_j"), ("train_gpu/joules_per_token", "J/token", "joules_per_token"),
+    ("train_progress/samples", "samples", "samples"), ("train_progress/tokens", "tokens", "tokens"),
+    ("train_progress/counted_tokens", "tokens", "counted_tokens"), ("train_speed/step_time", "s", "step_seconds"),
     ("train_speed/forward", "s", "forward_seconds"),     # of the step's first micro-batch, as the next
-    ("train_speed/backward", "s", "backward_seconds"),
-    ("train_speed/exposed_comm", "s", "exposed_comm_seconds"),
+    ("train_speed/backward", "s", "backward_seconds"), ("train_speed/exposed_comm", "s", "exposed_comm_seconds"),
     ("train_speed/tokens_per_second", "tokens/s", "tokens_per_second"),
     ("train_speed/samples_per_second", "samples/s", "samples_per_second"),
     ("train_speed/mfu", "share of the BF16 peak", "mfu"),
 ]
 # (tag and column name, unit, records of the log, field).
 EVALUATION_COLUMNS = [
-    ("valid/loss", "nats/token", "evals", "loss"),
-    ("valid/loss_bf16", "nats/token", "evals", "loss_bf16"),
+    ("valid/loss", "nats/token", "evals", "loss"), ("valid/loss_bf16", "nats/token", "evals", "loss_bf16"),
     ("valid/loss_ema", "nats/token", "evals", "loss_ema"),
     ("valid/counted_tokens", "tokens", "evals", "counted_tokens"),
     ("valid/hellaswag_accuracy", "share of examples", "hellaswag", "accuracy"),
     ("valid/hellaswag_accuracy_bf16", "share of examples", "hellaswag", "accuracy_bf16"),
 ]
 OTHER_COLUMNS = [
-    ("train_fp8/largest_flushed", "share of values"),
-    ("train_fp8/largest_saturated", "share of values"),
-    ("train_fp8/nonfinite", "values"),
-    ("train_fp8/largest_scales_at_ends", "share of blocks"),
+    ("train_fp8/largest_flushed", "share of values"), ("train_fp8/largest_saturated", "share of values"),
+    ("train_fp8/nonfinite", "values"), ("train_fp8/largest_scales_at_ends", "share of blocks"),
     ("train_gradient/largest_relative_l2", "share of the gradient"),   # of its reduction in FP8
     *((tag, unit) for tag, unit, _, _ in EVALUATION_COLUMNS),
 ]
@@ -134,17 +121,13 @@ def megatron_step(run, r, seconds):
     header = run.header_at(r["step"])
     tflops = header["flops_per_token"] * r["tokens_per_second"] / header["world"] / 1e12
     batch = r["samples_per_second"] * r["step_seconds"]   # not finite if the step took no time
-    parts = [utc(seconds)
-             + f"iteration {r['step']:8d}/{r['train_iters']:8d}",
-             f"consumed samples: {r['samples']:12d}",
+    parts = [utc(seconds) + f"iteration {r['step']:8d}/{r['train_iters']:8d}", f"consumed samples: {r['samples']:12d}",
              f"elapsed time per iteration (ms): {1e3 * r['step_seconds']:.1f}",
-             f"throughput per GPU (TFLOP/s/GPU): {tflops:.1f}",
-             f"learning rate: {r['lr']:.6E}",
+             f"throughput per GPU (TFLOP/s/GPU): {tflops:.1f}", f"learning rate: {r['lr']:.6E}",
              f"global batch size: {round(batch) if math.isfinite(batch) else 0:5d}"]
     if not r["skipped"]:
         parts.append(f"lm loss{' of synthetic data' * run.synthetic}: {r['loss']:.6E}")
-    parts += ["loss scale: 1.0",
-              f"grad norm: {r['grad_norm']:.3f}",
+    parts += ["loss scale: 1.0", f"grad norm: {r['grad_norm']:.3f}",
               f"number of skipped iterations: {int(r['skipped']):3d}",
               f"number of nan iterations: {int(not math.isfinite(r['loss'])):3d}"]
     return " " + " | ".join(parts) + " |\n"

@@ -29,12 +29,9 @@ MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
 # Other files that could be taken for headerless tokens; llmc/data/shards.cpp has the same list.
 FOREIGN = (
     (b"\x8a\xd8\x34\x01", "an llm.c evaluation file (HellaSwag, MMLU), not a token shard"),
-    (b"BIN.TOK\n", "an llmq token file"),
-    (b"LOSSMASK", "a loss mask; name the .bin beside it"),
-    (MEGATRON_MAGIC, "a Megatron index; name its .bin instead"),
-    (b"\x93NUMPY", "a NumPy array file"),
-    (b"PAR1", "a parquet file; tokenise it with data/prepare_text.py"),
-    (b"PK\x03\x04", "a zip archive; unpack it"),
+    (b"BIN.TOK\n", "an llmq token file"), (b"LOSSMASK", "a loss mask; name the .bin beside it"),
+    (MEGATRON_MAGIC, "a Megatron index; name its .bin instead"), (b"\x93NUMPY", "a NumPy array file"),
+    (b"PAR1", "a parquet file; tokenise it with data/prepare_text.py"), (b"PK\x03\x04", "a zip archive; unpack it"),
     (b"\x1f\x8b\x08", "a gzip file; unpack it, or if it holds text, tokenise it with data/prepare_text.py"),
     (b"\x28\xb5\x2f\xfd", "a zstd file; unpack it, or if it holds text, tokenise it with data/prepare_text.py"),
     (LFS_POINTER, LFS_ADVICE),

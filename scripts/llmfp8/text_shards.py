@@ -24,8 +24,7 @@ def add_options(parser):
                         help="share of the documents for validation, 0 to below 1 (default %(default)s)")
     parser.add_argument("--shard-tokens", type=whole_number, default=100_000_000, metavar="N",
                         help="tokens per shard (default %(default)s)")
-    parser.add_argument("--dataset-config", default="", metavar="NAME",
-                        help="configuration of a Hugging Face dataset")
+    parser.add_argument("--dataset-config", default="", metavar="NAME", help="configuration of a Hugging Face dataset")
     parser.add_argument("--dataset-split", default="train", metavar="NAME",
                         help="split of that dataset (default %(default)s)")
     parser.add_argument("--max-documents", type=whole_number, default=0, metavar="N",

@@ -21,8 +21,7 @@ NOT_UTF8 = "bytes that are not UTF-8"
 NAMED = 5   # documents that are not text whose places a report names, at most
 # Beginnings of files that are not text: what they are and what to do.
 NOT_TEXT = (
-    (LFS_POINTER, LFS_ADVICE),
-    (b"%PDF-", "a PDF; pdftotext makes text of it"),
+    (LFS_POINTER, LFS_ADVICE), (b"%PDF-", "a PDF; pdftotext makes text of it"),
     (b"PAR1", "a parquet file; its name must end in .parquet (or --format parquet)"),
     (b"PK\x03\x04", "a zip archive or an office document; unpack it, or save it as text"),
     (b"\x1f\x8b", "a gzip file; its name must end in .gz"),

@@ -34,16 +34,14 @@ TEST_CASE("json: a file that is not a JSON object is named with the key or the p
     };
     const Case cases[] = {
         {"", "f: not JSON: parse error at line 1, column 1: "},
-        {"[1, 2]", "f: not a JSON object {\"name\": value, ...}"},
-        {"3", "f: not a JSON object"},
+        {"[1, 2]", "f: not a JSON object {\"name\": value, ...}"}, {"3", "f: not a JSON object"},
         {"%PDF-1.4\n\xe2\xe3", "f: not JSON: parse error at line 1, column 1: "},
         {std::string("{\"a\": 1}\0\0", 10), "f: not JSON: a NUL byte"},
         {"{\"a\": \"\xe9t\xe9\"}", "ill-formed UTF-8 byte"},
         {"{\"a\": \"\xed\xa0\x80\"}", "ill-formed UTF-8 byte"},   // a surrogate in UTF-8
         {"{\"a\": \"\\ud800\"}", "surrogate"},
         {"{\"a\": 1,\n}", "f: not JSON: parse error at line 2, column 1: "},
-        {"{\"a\": 1", "unexpected end of input"},
-        {"{\"a\": 1}}", "f: not JSON: parse error at line 1, column 9: "},
+        {"{\"a\": 1", "unexpected end of input"}, {"{\"a\": 1}}", "f: not JSON: parse error at line 1, column 9: "},
         {"{\"a\": 1e999}", "f: not JSON: number overflow"},
         {"{\"a\": {\"b\": 1, \"b\": 2}}", "f: \"b\" is there twice"},
         {"{\"a\": [{\"b\": 1}, {\"b\": 2, \"c\": 1}], \"a\": 3}", "f: \"a\" is there twice"},

@@ -19,8 +19,7 @@ TEST_CASE("text from outside: characters that a terminal would act on are escape
     };
     const Case cases[] = {
         {"plain caf\xc3\xa9 \xf0\x9f\x98\x80", "plain caf\xc3\xa9 \xf0\x9f\x98\x80"},
-        {"a\x1b[2Jb\x07\x7f", "a\\x1b[2Jb\\x07\\x7f"},
-        {"a\nb\tc\r", "a\\x0ab\\x09c\\x0d"},
+        {"a\x1b[2Jb\x07\x7f", "a\\x1b[2Jb\\x07\\x7f"}, {"a\nb\tc\r", "a\\x0ab\\x09c\\x0d"},
         {std::string("a\0b", 3), "a\\x00b"},
         {"\xff\xc3(\xed\xa0\x80", "\\xff\\xc3(\\xed\\xa0\\x80"},   // no UTF-8: a lone byte, half of two, a surrogate
         {"\xc2\x9b" "31m", "\\x9b31m"},                              // U+009B, which begins an escape sequence

@@ -192,8 +192,7 @@ TEST_CASE("checkpoint: a state of another shape, dtype or arithmetic is refused 
         return error_of([&] { load_checkpoint(path, c, other.table, other.access(), *open_single()); });
     };
     CHECK(loading(llama_config()) == "nothing");
-    check_contains(loading(llama_config(), Dtype::kFp32),
-                   {"exit 2", "model.embed_tokens.weight", "BF16", "F32"});
+    check_contains(loading(llama_config(), Dtype::kFp32), {"exit 2", "model.embed_tokens.weight", "BF16", "F32"});
     check_contains(loading(llama_config(), Dtype::kBf16, Dtype::kBf16),
                    {"exit 2", "m.safetensors", "wte.weight", "F32"});
     ModelConfig c = llama_config();
@@ -231,8 +230,7 @@ TEST_CASE("import: files of transformers, element by element") {
                         for (const HfPart& part : param.hf) {
                             const int64_t r = row - part.row_begin;
                             if (r < 0 || r >= part.rows) continue;
-                            const int64_t place =
-                                part.transposed ? col * part.rows + r : r * param.cols + col;
+                            const int64_t place = part.transposed ? col * part.rows + r : r * param.cols + col;
                             REQUIRE(read_as_fp32(*files.tensors().at(part.name).view, place, 1, &expected));
                             checked++;
                         }
@@ -277,8 +275,7 @@ TEST_CASE("import: missing, surplus, misshapen and mistyped tensors are named") 
     CHECK(error(good) == "nothing");
     auto surplus = good;
     surplus.push_back(zeros("model.layers.2.mlp.up_proj.weight", {96, 64}));
-    check_contains(error(surplus),
-                   {"exit 2", "model.layers.2.mlp.up_proj.weight", "not a parameter of this model"});
+    check_contains(error(surplus), {"exit 2", "model.layers.2.mlp.up_proj.weight", "not a parameter of this model"});
     surplus.back() = zeros("model.layers.0.self_attn.rotary_emb.inv_freq", {8});
     CHECK(error(surplus) == "nothing");
     for (size_t i = 0; i < good.size(); i++) {
@@ -287,24 +284,20 @@ TEST_CASE("import: missing, surplus, misshapen and mistyped tensors are named") 
         missing.erase(missing.begin() + static_cast<ptrdiff_t>(i));
         check_contains(error(missing), {"exit 2", good[i].entry.name, "missing"});
         misshapen[i].entry.shape.push_back(1);
-        check_contains(error(misshapen),
-                       {"exit 2", good[i].entry.name, "shape", shape_text(good[i].entry.shape)});
+        check_contains(error(misshapen), {"exit 2", good[i].entry.name, "shape", shape_text(good[i].entry.shape)});
         mistyped[i].entry.dtype = Dtype::kInt32;
         check_contains(error(mistyped), {"exit 2", good[i].entry.name, "I32"});
     }
     ModelConfig untied = model_config_from_hf(fixture("llama_tied"));
     untied.tied_head = false;
-    check_contains(error_of([&] { import(fixture("llama_tied"), untied); }),
-                   {"exit 2", "lm_head.weight", "tied"});
-    check_contains(error_of([&] { import(fixture("gpt2"), config); }),
-                   {"exit 2", "model.embed_tokens.weight"});
+    check_contains(error_of([&] { import(fixture("llama_tied"), untied); }), {"exit 2", "lm_head.weight", "tied"});
+    check_contains(error_of([&] { import(fixture("gpt2"), config); }), {"exit 2", "model.embed_tokens.weight"});
 }
 
 TEST_CASE("import: index and parts that disagree") {
     TempDir dir;
     std::filesystem::copy(fixture("llama"), dir / "m");
-    const std::string index_path = dir / "m/model.safetensors.index.json",
-                      first = "model.embed_tokens.weight";
+    const std::string index_path = dir / "m/model.safetensors.index.json", first = "model.embed_tokens.weight";
     const Json index = Json::parse(slurp(index_path));
     auto error = [&](const Json& changed) {
         spill(index_path, changed.dump());

@@ -115,9 +115,7 @@ TEST_CASE("checkpoint, async: the files are equal to those of a synchronous save
     TempDir dir;
     for (bool async : {false, true}) {
         CheckpointRequest request = request_of(dir / (async ? "async" : "sync"), 4);
-        request.async = async;
-        request.staging_bytes = async ? 1 << 20 : 999;
-        request.max_part_bytes = 40000;
+        request.async = async, request.staging_bytes = async ? 1 << 20 : 999, request.max_part_bytes = 40000;
         CHECK(run_ranks(3, [&](LocalComm& comm) {
             AsyncSave run(state, comm, request);
             run.save(state, 4);

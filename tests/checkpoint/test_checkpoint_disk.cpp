@@ -78,8 +78,7 @@ TEST_CASE("checkpoint: damage of any file is found and named, and the previous c
         CHECK(found.path == step_path(dir.path, 1));
         REQUIRE(found.skipped.size() == 1);
         check_contains(found.skipped[0], {newest + ": ", file});
-        check_contains(error_of([&] { find_checkpoint(newest, ""); }),
-                       {"exit 5", newest, file, "--resume auto"});
+        check_contains(error_of([&] { find_checkpoint(newest, ""); }), {"exit 5", newest, file, "--resume auto"});
     };
     uint64_t draws = 0;
     for (const std::string& file : files) {
@@ -134,11 +133,9 @@ TEST_CASE("checkpoint: without a usable checkpoint the error is exit 5, with the
     for (int64_t step : {1, 2}) save(state, request_of(dir.path, step));
     std::filesystem::remove(step_path(dir.path, 1) + "/manifest.json");
     std::filesystem::remove_all(step_path(dir.path, 2) + "/optimizer");
-    check_contains(
-        error_of([&] { find_checkpoint("auto", dir.path); }),
+    check_contains(error_of([&] { find_checkpoint("auto", dir.path); }),
         {"exit 5", "step-00000001: manifest.json is missing", "step-00000002: optimizer/m", "missing"});
-    check_contains(error_of([&] { find_checkpoint(dir / "none", ""); }),
-                   {"exit 5", "none", "no such directory"});
+    check_contains(error_of([&] { find_checkpoint(dir / "none", ""); }), {"exit 5", "none", "no such directory"});
     check_contains(error_of([&] { find_checkpoint(dir.path, ""); }), {"exit 5", dir.path, "step-*"});
     check_contains(error_of([&] { find_checkpoint(fixture("gpt2"), ""); }), {"exit 5", "gpt2", "--load"});
 }
@@ -268,8 +265,7 @@ TEST_CASE("checkpoint: a full disk is an error with exit 7, before a save and du
         }
         return 0;
     };
-    check_contains(error_of([&] { save(second, request); }),
-                   {"exit 7", ".safetensors", "No space left on device"});
+    check_contains(error_of([&] { save(second, request); }), {"exit 7", ".safetensors", "No space left on device"});
     CHECK(list_directory(root) == std::vector<std::string>{"filler", "step-00000001"});
     check_newest(root, 1, first);
     // Before a save: the error has the numbers, and nothing is written.

@@ -29,9 +29,7 @@ struct Io {
 
 // A model that is large compared with the headers of its files, and whose shard ranges begin within rows.
 ModelConfig wide(ModelConfig c) {
-    c.hidden_size = 200;
-    c.ffn_hidden_size = 296;
-    c.vocab_size = 1003;
+    c.hidden_size = 200, c.ffn_hidden_size = 296, c.vocab_size = 1003;
     return c;
 }
 

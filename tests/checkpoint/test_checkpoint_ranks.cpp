@@ -33,8 +33,7 @@ Strings save_on(int ranks, FakeState& state, const CheckpointRequest& request, b
 }
 
 // Loads on that many ranks, compares each rank's shards with `state`, and saves them again under `again`.
-void check_load_on(int ranks, FakeState& state, const CheckpointRequest& request, const std::string& again,
-                   bool zero) {
+void check_load_on(int ranks, FakeState& state, const CheckpointRequest& request, const std::string& again, bool zero) {
     const Strings errors = run_ranks(ranks, [&](LocalComm& comm) {
         const FoundCheckpoint found = find_checkpoint("auto", request.root, comm);
         CHECK(found.path == request.root + "/" + step_directory_name(request.step));

@@ -38,11 +38,8 @@ TEST_CASE("config.json: every class and preset survives the way there and back")
     // The one class that stores every field: a change of any of them arrives.
     ModelConfig own = all_configs()[4].config;
     REQUIRE(hf_class(own) == HfClass::kOwn);
-    own.rope_scaling = {
-        .factor = 3.5, .low_freq_factor = 1.25, .high_freq_factor = 5, .original_max_positions = 77};
-    own.rotary_base = 12345.678;
-    own.norm_eps = 3e-7;
-    own.init_std = 0.0123;
+    own.rope_scaling = {.factor = 3.5, .low_freq_factor = 1.25, .high_freq_factor = 5, .original_max_positions = 77};
+    own.rotary_base = 12345.678, own.norm_eps = 3e-7, own.init_std = 0.0123;
     CHECK(there_and_back(own) == own);
 }
 
@@ -74,11 +71,8 @@ TEST_CASE("config.json: the fields that transformers reads") {
     CHECK(llama["mlp_bias"] == false);
     CHECK(llama["tie_word_embeddings"] == true);
     CHECK(llama["rope_theta"] == 500000.0);
-    const Json scaling = {{"rope_type", "llama3"},
-                          {"factor", 32.0},
-                          {"low_freq_factor", 1.0},
-                          {"high_freq_factor", 4.0},
-                          {"original_max_position_embeddings", 8192}};
+    const Json scaling = {{"rope_type", "llama3"}, {"factor", 32.0}, {"low_freq_factor", 1.0},
+                          {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 8192}};
     CHECK(llama["rope_scaling"] == scaling);
     Json parameters = scaling;
     parameters["rope_theta"] = 500000.0;
@@ -107,34 +101,20 @@ TEST_CASE("config.json: positions follow a longer training sequence, with rope o
 }
 
 TEST_CASE("config.json: what transformers wrote") {
-    ModelConfig gpt2;
-    gpt2.num_layers = 2;
-    gpt2.hidden_size = 64;
-    gpt2.ffn_hidden_size = 128;
-    gpt2.num_attention_heads = gpt2.num_query_groups = 4;
-    gpt2.kv_channels = 16;
-    gpt2.vocab_size = 97;
-    gpt2.max_positions = 32;
+    ModelConfig gpt2{.num_layers = 2, .hidden_size = 64, .ffn_hidden_size = 128, .num_attention_heads = 4,
+                     .num_query_groups = 4, .kv_channels = 16, .vocab_size = 97, .max_positions = 32,
+                     .rope_scaling = {}};
     CHECK(model_config_from_hf(fixture("gpt2")) == gpt2);
     ModelConfig llama = gpt2;
-    llama.ffn_hidden_size = 96;
-    llama.num_query_groups = 2;
-    llama.max_positions = 128;
-    llama.norm = Norm::kRmsNorm;
-    llama.position = PositionEmbedding::kRope;
-    llama.activation = Activation::kSwiglu;
-    llama.rope_scaling = {.factor = 4, .original_max_positions = 32};
-    llama.linear_bias = LinearBias::kNone;
+    llama.ffn_hidden_size = 96, llama.num_query_groups = 2, llama.max_positions = 128, llama.norm = Norm::kRmsNorm;
+    llama.position = PositionEmbedding::kRope, llama.activation = Activation::kSwiglu;
+    llama.rope_scaling = {.factor = 4, .original_max_positions = 32}, llama.linear_bias = LinearBias::kNone;
     llama.tied_head = false;
     CHECK(model_config_from_hf(fixture("llama")) == llama);
     ModelConfig qwen3 = llama, tied = llama;
-    qwen3.rope_scaling = tied.rope_scaling = {};
-    qwen3.norm_eps = tied.norm_eps = 1e-6;
-    qwen3.qk_norm = true;
+    qwen3.rope_scaling = tied.rope_scaling = {}, qwen3.norm_eps = tied.norm_eps = 1e-6, qwen3.qk_norm = true;
     CHECK(model_config_from_hf(fixture("qwen3")) == qwen3);
-    tied.num_layers = 1;
-    tied.tied_head = true;
-    tied.rotary_base = 500;
+    tied.num_layers = 1, tied.tied_head = true, tied.rotary_base = 500;
     CHECK(model_config_from_hf(fixture("llama_tied")) == tied);
 }
 
@@ -212,69 +192,33 @@ TEST_CASE("config.json: unsupported models are refused by the field's name") {
     const Json own = Json::parse(hf_config_json(all_configs()[4].config, Dtype::kFp32));
     const Json mistral = json_of("mistral"), qwen2 = json_of("qwen2, window");
     const std::vector<Case> cases = {
-        {llama, "/model_type", "gemma2"},
-        {llama, "/model_type", "gemma3_text"},
-        {llama, "/model_type", "mixtral"},
-        {llama, "/model_type", kRemove},
-        {llama, "/hidden_act", "gelu"},
-        {llama, "/attention_bias", "yes"},
-        {llama, "/use_sliding_window", true},
-        {mistral, "/use_sliding_window", true},
-        {mistral, "/sliding_window", 0},
-        {mistral, "/layer_types", {"full_attention", "full_attention"}},
-        {qwen2, "/max_window_layers", 1},
-        {qwen2, "/layer_types", {"full_attention", "sliding_attention"}},
-        {qwen2, "/sliding_window", -1},
-        {llama, "/hidden_size", kRemove},
-        {llama, "/hidden_size", -64},
-        {llama, "/hidden_size", 64.0},
-        {llama, "/hidden_size", "64"},
-        {llama, "/hidden_size", uint64_t{1} << 63},
-        {llama, "/num_hidden_layers", 0},
-        {llama, "/vocab_size", nullptr},
-        {llama, "/rms_norm_eps", "small"},
-        {llama, "/rms_norm_eps", 0},
-        {llama, "/rms_norm_eps", 1e308},
-        {gpt2, "/layer_norm_epsilon", 0},
-        {mistral, "/rope_theta", 1e308},
-        {mistral, "/rope_theta", 0},
-        {llama, "/rope_scaling/high_freq_factor", 1e308},
-        {llama, "/tie_word_embeddings", 1},
-        {llama, "/sliding_window", 4096},
+        {llama, "/model_type", "gemma2"}, {llama, "/model_type", "gemma3_text"}, {llama, "/model_type", "mixtral"},
+        {llama, "/model_type", kRemove}, {llama, "/hidden_act", "gelu"}, {llama, "/attention_bias", "yes"},
+        {llama, "/use_sliding_window", true}, {mistral, "/use_sliding_window", true}, {mistral, "/sliding_window", 0},
+        {mistral, "/layer_types", {"full_attention", "full_attention"}}, {qwen2, "/max_window_layers", 1},
+        {qwen2, "/layer_types", {"full_attention", "sliding_attention"}}, {qwen2, "/sliding_window", -1},
+        {llama, "/hidden_size", kRemove}, {llama, "/hidden_size", -64}, {llama, "/hidden_size", 64.0},
+        {llama, "/hidden_size", "64"}, {llama, "/hidden_size", uint64_t{1} << 63}, {llama, "/num_hidden_layers", 0},
+        {llama, "/vocab_size", nullptr}, {llama, "/rms_norm_eps", "small"}, {llama, "/rms_norm_eps", 0},
+        {llama, "/rms_norm_eps", 1e308}, {gpt2, "/layer_norm_epsilon", 0}, {mistral, "/rope_theta", 1e308},
+        {mistral, "/rope_theta", 0}, {llama, "/rope_scaling/high_freq_factor", 1e308},
+        {llama, "/tie_word_embeddings", 1}, {llama, "/sliding_window", 4096},
         {llama, "/quantization_config", {{"quant_method", "fp8"}}},
         {llama, "/rope_theta", 10000.0},  // rope_parameters says otherwise
-        {llama, "/rope_scaling/factor", 4.0},
-        {llama, "/rope_scaling", "llama3"},
-        {llama, "/rope_scaling/rope_type", "dynamic"},
-        {yarn, "/rope_scaling/beta_slow", 32},
-        {yarn, "/rope_scaling/attention_factor", 0},
-        {yarn, "/rope_scaling/attention_factor", 1e308},
-        {yarn, "/rope_scaling/beta_fast", 1e308},
-        {yarn, "/rope_scaling/mscale_all_dim", 1e38},
-        {yarn, "/rope_scaling/truncate", 1},
-        {yarn, "/rope_scaling/mscale", -1},
-        {llama, "/rope_parameters/rope_type", "linear"},
-        {llama, "/rope_parameters/low_freq_factor", 9.0},
-        {llama, "/rope_parameters/partial_rotary_factor", 0.5},
-        {llama, "/partial_rotary_factor", 0.5},
+        {llama, "/rope_scaling/factor", 4.0}, {llama, "/rope_scaling", "llama3"},
+        {llama, "/rope_scaling/rope_type", "dynamic"}, {yarn, "/rope_scaling/beta_slow", 32},
+        {yarn, "/rope_scaling/attention_factor", 0}, {yarn, "/rope_scaling/attention_factor", 1e308},
+        {yarn, "/rope_scaling/beta_fast", 1e308}, {yarn, "/rope_scaling/mscale_all_dim", 1e38},
+        {yarn, "/rope_scaling/truncate", 1}, {yarn, "/rope_scaling/mscale", -1},
+        {llama, "/rope_parameters/rope_type", "linear"}, {llama, "/rope_parameters/low_freq_factor", 9.0},
+        {llama, "/rope_parameters/partial_rotary_factor", 0.5}, {llama, "/partial_rotary_factor", 0.5},
         {llama, "/rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}},
-        {qwen3, "/layer_types", {"full_attention", "sliding_attention"}},
-        {qwen3, "/layer_types", "full_attention"},
-        {gpt2, "/activation_function", "gelu"},
-        {gpt2, "/scale_attn_by_inverse_layer_idx", true},
-        {gpt2, "/scale_attn_weights", false},
-        {gpt2, "/add_cross_attention", true},
-        {gpt2, "/tie_word_embeddings", false},
-        {gpt2, "/n_head", 3},
-        {gpt2, "/n_embd", kRemove},
-        {own, "/norm", "batch"},
-        {own, "/linear_bias", "some"},
-        {own, "/linear_bias", kRemove},
-        {own, "/norm_eps", 0},
-        {own, "/rotary_base", 1e300},
-        {own, "/window", -3},
-        {own, "/qk_norm", kRemove},
-        {own, "/rope", nullptr},
+        {qwen3, "/layer_types", {"full_attention", "sliding_attention"}}, {qwen3, "/layer_types", "full_attention"},
+        {gpt2, "/activation_function", "gelu"}, {gpt2, "/scale_attn_by_inverse_layer_idx", true},
+        {gpt2, "/scale_attn_weights", false}, {gpt2, "/add_cross_attention", true},
+        {gpt2, "/tie_word_embeddings", false}, {gpt2, "/n_head", 3}, {gpt2, "/n_embd", kRemove},
+        {own, "/norm", "batch"}, {own, "/linear_bias", "some"}, {own, "/linear_bias", kRemove}, {own, "/norm_eps", 0},
+        {own, "/rotary_base", 1e300}, {own, "/window", -3}, {own, "/qk_norm", kRemove}, {own, "/rope", nullptr},
         {own, "/rope/rope_type", "linear"},
     };
     for (const Case& c : cases) {

@@ -27,8 +27,7 @@ std::string parse_error(const std::string& file) {
 
 std::string tensor(const std::string& name, const std::string& dtype, const std::string& shape,
                    const std::string& offsets) {
-    return "\"" + name + "\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape + ",\"data_offsets\":" + offsets
-           + "}";
+    return "\"" + name + "\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape + ",\"data_offsets\":" + offsets + "}";
 }
 
 }  // namespace
@@ -69,8 +68,7 @@ TEST_CASE("safetensors: every kind of damaged header is refused by name") {
     };
     const std::string huge = "18446744073709551615";
     const std::vector<Case> cases = {
-        {"", {"0 bytes are too few"}},
-        {"1234567", {"7 bytes are too few"}},
+        {"", {"0 bytes are too few"}}, {"1234567", {"7 bytes are too few"}},
         {std::string(8, '\xff') + "{}", {"beyond the limit of 100 MB"}},
         {with_header("{" + a + "}", 0).substr(0, 40), {"the file ends after 32"}},
         {with_header("", 0), {"not a JSON object"}},
@@ -85,8 +83,7 @@ TEST_CASE("safetensors: every kind of damaged header is refused by name") {
         {with_header("{\"__metadata__\":{},\"__metadata__\":{}}", 0), {"\"__metadata__\" is there twice"}},
         {with_header("{\"a\":{\"dtype\":\"F32\",\"shape\":[2]}}", 8), {"tensor \"a\": \"data_offsets\" is missing"}},
         {with_header("{\"a\":{\"shape\":[2],\"data_offsets\":[0,8]}}", 8), {"tensor \"a\": \"dtype\" is missing"}},
-        {with_header("{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\"}}", 8),
-         {"\"dtype\" is there twice"}},
+        {with_header("{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\"}}", 8), {"\"dtype\" is there twice"}},
         {with_header("{\"a\":{\"offset\":1}}", 8), {"tensor \"a\" has the unknown field \"offset\""}},
         {with_header("{" + tensor("a", "F32", "[2.0]", "[0,8]") + "}", 8), {"\"shape\" is [2.0]: whole numbers"}},
         {with_header("{" + tensor("a", "F32", "[-2]", "[0,8]") + "}", 8), {"\"shape\" is [-2]: whole numbers"}},
@@ -104,17 +101,13 @@ TEST_CASE("safetensors: every kind of damaged header is refused by name") {
         {with_header("{" + tensor("a", "F32", "[2]", "[0," + huge + "]") + "}", 8), {"whole numbers"}},
         {with_header("{" + tensor("a", "F32", "[3]", "[0,8]") + "}", 8), {"\"data_offsets\" is [0,8]", "say 12 bytes"}},
         {with_header("{" + tensor("a", "F32", "[" + huge + "]", "[0,8]") + "}", 8), {"\"shape\" is [" + huge}},
-        {with_header("{" + tensor("a", "F32", "[4294967296,4294967296]", "[0,8]") + "}", 8),
-         {"overflows 64 bits"}},
-        {with_header("{" + a + "," + tensor("b", "U8", "[4]", "[6,10]") + "}", 10),
-         {"\"b\"", "inside another"}},
+        {with_header("{" + tensor("a", "F32", "[4294967296,4294967296]", "[0,8]") + "}", 8), {"overflows 64 bits"}},
+        {with_header("{" + a + "," + tensor("b", "U8", "[4]", "[6,10]") + "}", 10), {"\"b\"", "inside another"}},
         {with_header("{" + a + "," + tensor("b", "U8", "[8]", "[0,8]") + "}", 8), {"inside another"}},
-        {with_header("{" + a + "," + tensor("b", "U8", "[1]", "[9,10]") + "}", 10),
-         {"\"b\"", "after a hole"}},
+        {with_header("{" + a + "," + tensor("b", "U8", "[1]", "[9,10]") + "}", 10), {"\"b\"", "after a hole"}},
         {with_header("{" + tensor("b", "U8", "[7]", "[1,8]") + "}", 8), {"\"b\"", "after a hole"}},
         {with_header("{" + a + "}", 11), {"3 bytes follow the last tensor"}},
-        {with_header("{" + tensor("a\\u0000\\n\\u001b[2J", "F0", "[2]", "[0,8]") + "}", 8),
-         {"a\\x00\\x0a\\x1b[2J"}},
+        {with_header("{" + tensor("a\\u0000\\n\\u001b[2J", "F0", "[2]", "[0,8]") + "}", 8), {"a\\x00\\x0a\\x1b[2J"}},
     };
     for (const Case& c : cases) {
         CAPTURE(c.file);
@@ -137,8 +130,7 @@ TEST_CASE("safetensors: paths that are no file are refused") {
     TempDir dir;
     check_contains(error_of([&] { SafetensorsReader(dir / "none"); }),
                    {"exit 2", "cannot read", "none", "No such file"});
-    check_contains(error_of([&] { SafetensorsReader reader(dir.path); }),
-                   {"exit 2", dir.path, "a folder, not a file"});
+    check_contains(error_of([&] { SafetensorsReader reader(dir.path); }), {"exit 2", dir.path, "a folder, not a file"});
     spill(dir / "empty", "");
     check_contains(error_of([&] { SafetensorsReader(dir / "empty"); }), {"exit 2", "0 bytes are too few"});
     check_contains(error_of([&] { safetensors_header({{"a", Dtype::kFp32, {1}}, {"a", Dtype::kFp32, {1}}}); }),

@@ -62,10 +62,8 @@ TEST_CASE("saved state: every contradiction is named with its key, and --resume 
     CHECK(checkpoint_damage(path, true) == "");
     const Json losses = {1.0, 2.0, 3.0, 4.0, 5.0, 6.0};
     const Row rows[] = {
-        {"/step", -1, "\"step\" is -1: a whole number from 0"},
-        {"/step", 3, "\"adam_step\" is 9"},
-        {"/step", "10", "\"step\" is \"10\""},
-        {"/step", 1.5, "\"step\" is 1.5"},
+        {"/step", -1, "\"step\" is -1: a whole number from 0"}, {"/step", 3, "\"adam_step\" is 9"},
+        {"/step", "10", "\"step\" is \"10\""}, {"/step", 1.5, "\"step\" is 1.5"},
         {"/step", 18446744073709551615ull, "\"step\" is 18446744073709551615"},
         {"/step", nullptr, "\"step\" is missing"},
         {"/format", 2, "\"format\" is 2: a whole number from 1 to 1 is needed"},
@@ -77,10 +75,8 @@ TEST_CASE("saved state: every contradiction is named with its key, and --resume 
         {"/norm_skips", 2, "\"norm_skips\" is 2: a whole number from 0 to 1"},
         {"/norms", nullptr, "\"norms\" is missing"},
         {"/norms", {1.0, "x"}, "\"norms\" is [1.0,\"x\"]: finite norms are needed"},
-        {"/norms", {1.0, -1.0}, "finite norms"},
-        {"/norms", {1e300}, "finite norms"},
-        {"/norms", Json(std::vector<double>(11, 1.0)), "one of each step"},
-        {"/samples", -40, "\"samples\" is -40"},
+        {"/norms", {1.0, -1.0}, "finite norms"}, {"/norms", {1e300}, "finite norms"},
+        {"/norms", Json(std::vector<double>(11, 1.0)), "one of each step"}, {"/samples", -40, "\"samples\" is -40"},
         {"/samples", 0, "\"samples\" is 0: \"step\" is 10"},
         {"/samples", 39, "\"samples\" is 39: 10 steps by the options in \"config\" take 40"},
         {"/samples", 44, "\"samples\" is 44: 10 steps"},

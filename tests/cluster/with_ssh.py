@@ -51,8 +51,7 @@ class Ssh(HostsTest):
         """Starts the launcher with four ranks, and waits for a line that begins like this."""
         command = ["scripts/launch/launch_mpi.sh", "--mca", "plm_rsh_agent", self.ssh, "--hostfile", self.hostfile,
                    "-x", "OMP_NUM_THREADS", "-np", "4",
-                   *self.command(GPT2, "--micro-batch-size", "1", "--log-interval", "100", *options,
-                                 faults=faults)]
+                   *self.command(GPT2, "--micro-batch-size", "1", "--log-interval", "100", *options, faults=faults)]
         reach = "timeout 2 bash -c 'exec 3<>/dev/tcp/node2/2222 && echo yes' 2>/dev/null || true"
         self.until("node2 is reached", lambda: self.node1.run("bash", "-c", reach))   # once a cable is back
         process = self.node1.start(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

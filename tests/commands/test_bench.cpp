@@ -50,17 +50,13 @@ GemmArgs gemm_of(int64_t M, int64_t N, int64_t K, Dtype in, Dtype out) {
 // 1 MB/ms, 1 GFLOP/ms in BF16, and twice that in FP8.
 Ceilings round_ceilings() {
     Ceilings c;
-    c.rows = {{"ceiling", "device copy"}};
-    c.copy_rate = 1e9;
-    c.flops = {{Dtype::kBf16, 1e12}, {Dtype::kE4m3, 2e12}};
+    c.rows = {{"ceiling", "device copy"}}, c.copy_rate = 1e9, c.flops = {{Dtype::kBf16, 1e12}, {Dtype::kE4m3, 2e12}};
     return c;
 }
 
 std::deque<OpCall> one_step(double slower) {
     OpCall copy;
-    copy.transfer = "copy";
-    copy.bytes = 1000000;
-    copy.ms = 1.5;
+    copy.transfer = "copy", copy.bytes = 1000000, copy.ms = 1.5;
     return {call_of(op_of(OpKind::rmsnorm_forward, 2000000), 4 * slower),
             call_of(gemm_of(1000, 1000, 1000, Dtype::kBf16, Dtype::kBf16), 8 * slower),
             call_of(op_of(OpKind::rmsnorm_forward, 1000000), 3),
@@ -181,13 +177,10 @@ TEST_CASE("bench: rows add up to the step without the cost of events, and are so
         const char *part, *name;
         int64_t calls;
         double ms, floor_ms;
-    } want[] = {{"ceiling", "device copy", 0, 0, 0},
-                {"overlapped", "sum_ranks", 1, 99.5, 1},
+    } want[] = {{"ceiling", "device copy", 0, 0, 0}, {"overlapped", "sum_ranks", 1, 99.5, 1},
                 {"memory-bound", "rmsnorm_forward", 2, 4 * 1.25 + 3 - 2 * 0.5, 3},
                 {"matmul", "matmul forward 1000 x 1000 x 1000 bf16 to bf16", 1, 8 * 1.25 - 0.5, 6},
-                {"memory-bound", "copy", 1, 1, 1},
-                {"step", "matmul", 0, 9.5, 6},
-                {"step", "attention", 0, 0, 0},
+                {"memory-bound", "copy", 1, 1, 1}, {"step", "matmul", 0, 9.5, 6}, {"step", "attention", 0, 0, 0},
                 {"step", "memory-bound", 0, 8, 4},
                 {"step", "exposed communication", 0, 2, 0},   // of the step that communication slowed down: not 70
                 {"step", "gaps", 0, 31 - 9.5 - 8 - 2, 0},

@@ -15,8 +15,7 @@ std::string option_lines() {
         Json a = row.value.get(gpt2), b = row.value.get(llama);
         text += strf("--%s | %s | gpt2 %s | llama %s | %s%s%s\n", row.name, row.value.expects.c_str(),
                      a.is_null() ? "unset" : a.dump().c_str(), b.is_null() ? "unset" : b.dump().c_str(),
-                     resume[static_cast<int>(row.on_resume)], row.llmc ? " | llm.c " : "",
-                     row.llmc ? row.llmc : "");
+                     resume[static_cast<int>(row.on_resume)], row.llmc ? " | llm.c " : "", row.llmc ? row.llmc : "");
     }
     return text;
 }
@@ -138,8 +137,7 @@ TEST_CASE("config: an option without effect is refused with the reason") {
         {"gpt2", {"--offload-fraction", "0.5"}, "--offload-fraction", "no optimizer state"},
         {"gpt2", {"--eval-iters", "20"}, "--eval-iters", "--valid-data"},
         {"gpt2", {"--eval-interval", "20"}, "--eval-interval", "--valid-data"},
-        {"gpt2", {"--keep", "3"}, "--keep", "--save"},
-        {"gpt2", {"--save-async"}, "--save-async", "--save"},
+        {"gpt2", {"--keep", "3"}, "--keep", "--save"}, {"gpt2", {"--save-async"}, "--save-async", "--save"},
         {"gpt2", {"--save-interval", "3"}, "--save-interval", "--save"},
         {"gpt2", {"--tokenizer", "t"}, "--tokenizer", "--save"},
         {"gpt2", {"--min-lr", "0", "--lr-decay-style", "constant"}, "--min-lr", "constant"},
@@ -155,8 +153,7 @@ TEST_CASE("config: an option without effect is refused with the reason") {
         {"gpt2", {"--init-method-std", "0.1", "--load", "d"}, "--init-method-std", "--load"},
         {"gpt2", {"--init-method-std", "0.1", "--resume", "d"}, "--init-method-std", "--resume"},
         {"gpt2", {"--load", "d", "--resume", "e"}, "--load", "--resume"},
-        {"gpt2", {"--epochs", "2"}, "--train-iters", "--epochs"},
-        {"gpt2", {"--gpu", "H200"}, "--gpu", "only plan"},
+        {"gpt2", {"--epochs", "2"}, "--train-iters", "--epochs"}, {"gpt2", {"--gpu", "H200"}, "--gpu", "only plan"},
         {"gpt2", {"--json"}, "--json", "only plan"},
     };
     for (const Case& c : cases) {
@@ -412,8 +409,7 @@ TEST_CASE("config: differences from a checkpoint's options") {
             });
         };
         CHECK(names(diff.must_match) == (row.on_resume == OnResume::kMustMatch));
-        CHECK(names(diff.changed)
-              == (row.on_resume == OnResume::kReport || row.on_resume == OnResume::kInherited));
+        CHECK(names(diff.changed) == (row.on_resume == OnResume::kReport || row.on_resume == OnResume::kInherited));
         // A setting that must match is also reported if it is missing.
         ConfigDiff back = config_diff(config_to_json(now), parse("gpt2", run).config);
         for (const ConfigDiff& both : {diff, back})

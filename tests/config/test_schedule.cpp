@@ -10,11 +10,7 @@ namespace {
 
 Config schedule(LrDecay style, int64_t iters, int64_t warmup, int64_t wsd_decay = 0) {
     Config c;
-    c.lr = 1e-3;
-    c.min_lr = 1e-4;
-    c.lr_decay_style = style;
-    c.train_iters = iters;
-    c.lr_warmup_iters = warmup;
+    c.lr = 1e-3, c.min_lr = 1e-4, c.lr_decay_style = style, c.train_iters = iters, c.lr_warmup_iters = warmup;
     c.lr_wsd_decay_iters = wsd_decay;
     return c;
 }

@@ -197,8 +197,7 @@ TEST_CASE("data: a changed shard is detected") {
     check_contains(both.check_fingerprint(json({"b.bin", "a.bin"})), {"a.bin' (number 0) is reordered"});
     check_contains(both.check_fingerprint(json({"a.bin"})), {"b.bin' (number 1) is new"});
     check_contains(both.check_fingerprint(json({"b.bin"})), {"a.bin' (number 0) is new"});
-    check_contains(both.check_fingerprint(json({"a.bin", "b.bin", "other.bin"})),
-                   {"'other.bin'", "is missing"});
+    check_contains(both.check_fingerprint(json({"a.bin", "b.bin", "other.bin"})), {"'other.bin'", "is missing"});
     check_contains(both.check_fingerprint(json({"other.bin", "b.bin"})), {"'other.bin'", "is missing"});
     for (const char* bad : {"", "{", "[]", "{\"shards\": 3}", "{\"shards\": [{\"name\": 3}]}", "null"})
         check_contains(both.check_fingerprint(bad), {"not readable"});

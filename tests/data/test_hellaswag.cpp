@@ -83,8 +83,7 @@ void label_lowest(std::vector<Question>& all, const std::vector<double>& losses)
 
 Config scored_config(Fp8Recipe recipe, int64_t B = 2, int64_t T = 40) {
     Config config = fp8_config(fp8_shapes()[1], recipe);
-    config.micro_batch_size = config.global_batch_size = B;
-    config.seq_length = T;
+    config.micro_batch_size = config.global_batch_size = B, config.seq_length = T;
     config.shape.max_positions = std::max<int64_t>(T, config.shape.max_positions);
     return config;
 }

@@ -68,8 +68,7 @@ TEST_CASE("data: patterns") {
     CHECK(names({"odd[1].bin"}) == "odd[1].bin ");
     check_contains(refusal(config_of({dir / "a.bin", dir / "none_*.bin"})),
                    {"exit 2", "pattern '" + dir.path + "/none_*.bin' matches no file"});
-    check_contains(refusal(config_of({dir / "a.bin", dir / "*.bin"})),
-                   {"exit 2", "a.bin' is matched by two"});
+    check_contains(refusal(config_of({dir / "a.bin", dir / "*.bin"})), {"exit 2", "a.bin' is matched by two"});
     check_contains(refusal(config_of({})), {"exit 2", "--train-data"});
     check_contains(refusal(config_of({dir.path})), {"exit 2", "a folder: name the files in it", "/train*.bin"});
 }
@@ -87,8 +86,7 @@ TEST_CASE("data: refused headers name file and byte") {
     CHECK(with(wide) == "nothing");
 
     check_contains(with(""), {"exit 2", "a.bin': the file is empty"});
-    check_contains(with(good.substr(0, 1000)),
-                   {"exit 2", "a.bin': truncated in the header", "byte 1000 of 1024"});
+    check_contains(with(good.substr(0, 1000)), {"exit 2", "a.bin': truncated in the header", "byte 1000 of 1024"});
     check_contains(with(good.substr(0, 4)), {"exit 2", "truncated in the header", "byte 4 of 1024"});
     check_contains(with(good.substr(0, good.size() - 1)),
                    {"exit 2", "a.bin': truncated", "20 tokens", "1064 bytes", "ends at byte 1063"});
@@ -217,16 +215,13 @@ TEST_CASE("data: refused Megatron indices name file and byte") {
     check_contains(patched(17, uint8_t{1}), {"exit 2", "m.idx': byte 17: token type 1 (uint8)"});
     check_contains(patched(17, uint8_t{200}), {"exit 2", "byte 17: token type 200 (unknown)"});
     // The product of this count with 12 or 8 overflows to a small number, which must be detected.
-    check_contains(patched(18, uint64_t{1} << 62),
-                   {"exit 2", "m.idx': truncated: byte 18 says 4611686018427387904"});
+    check_contains(patched(18, uint64_t{1} << 62), {"exit 2", "m.idx': truncated: byte 18 says 4611686018427387904"});
     check_contains(patched(26, uint64_t{1} << 61), {"exit 2", "truncated", "byte 26 2305843009213693952"});
     check_contains(with(good.substr(0, good.size() - 1)), {"exit 2", "truncated", "ends at byte 81"});
     check_contains(with(good + "xx"), {"exit 2", "2 bytes too many at byte 82"});
     check_contains(patched(34 + 4, int32_t{-1}), {"exit 2", "m.idx': byte 38: sequence 1 has length -1"});
-    check_contains(patched(34 + 4, int32_t{12}),
-                   {"exit 2", "m.bin': the sequences", "byte 38", "has 40 bytes"});
-    check_contains(patched(34 + 4, int32_t{14}),
-                   {"exit 2", "m.bin': truncated: sequence 1", "byte 42", "byte 40"});
+    check_contains(patched(34 + 4, int32_t{12}), {"exit 2", "m.bin': the sequences", "byte 38", "has 40 bytes"});
+    check_contains(patched(34 + 4, int32_t{14}), {"exit 2", "m.bin': truncated: sequence 1", "byte 42", "byte 40"});
     check_contains(patched(34 + 8 + 8, int64_t{16}),
                    {"exit 2", "m.idx': byte 50: sequence 1 starts at 16, expected 14"});
     check_contains(with(megatron_index(lengths, 4)), {"exit 2", "truncated: sequence 1"});
@@ -244,8 +239,7 @@ TEST_CASE("data: token ids at or above the vocabulary") {
         for (int64_t bad_at : {int64_t{0}, int64_t{n} / 2, int64_t{n} - 1}) {
             CAPTURE(n);
             CAPTURE(bad_at);
-            std::vector<std::string> parts = {"exit 2", "(token " + std::to_string(bad_at) + ")",
-                                              "size 50257"};
+            std::vector<std::string> parts = {"exit 2", "(token " + std::to_string(bad_at) + ")", "size 50257"};
             DataConfig config = config_of({dir / "a.bin"}, 4, vocab);
             spill(dir / "a.bin", llmc_v1(tokens(n, -1, 0)));
             CHECK(refusal(config) == "nothing");
@@ -265,10 +259,8 @@ TEST_CASE("data: token ids at or above the vocabulary") {
     two[2500] = 65535;
     spill(dir / "b.bin", llmc_v1(two));
     spill(dir / "c.bin", llmc_v1(tokens(100, 0, 65535)));
-    check_contains(refusal(config_of({dir / "*.bin"}, 4, vocab)),
-                   {"b.bin': byte 5024 (token 2000): id 65535"});
-    check_contains(refusal(config_of({dir / "*.bin"}, 4, 65535)),
-                   {"b.bin': byte 5024 (token 2000): id 65535"});
+    check_contains(refusal(config_of({dir / "*.bin"}, 4, vocab)), {"b.bin': byte 5024 (token 2000): id 65535"});
+    check_contains(refusal(config_of({dir / "*.bin"}, 4, 65535)), {"b.bin': byte 5024 (token 2000): id 65535"});
     CHECK(refusal(config_of({dir / "*.bin"}, 4, 65536)) == "nothing");
 }
 
@@ -278,8 +270,7 @@ TEST_CASE("data: files beyond 2^31 and 2^32 tokens") {
     // read.
     const std::string path = dir / "big.bin";
     const int64_t bytes = int64_t{5} << 30, tokens = bytes / 2, T = 1 << 20;
-    const std::vector<int64_t> marks = {0, (int64_t{1} << 30), (int64_t{1} << 31) - 1, int64_t{1} << 31,
-                                        tokens - 1};
+    const std::vector<int64_t> marks = {0, (int64_t{1} << 30), (int64_t{1} << 31) - 1, int64_t{1} << 31, tokens - 1};
     {
         std::ofstream file(path, std::ios::binary);
         for (size_t m = 0; m < marks.size(); m++) {

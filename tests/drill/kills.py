@@ -13,8 +13,7 @@ LAUNCHER = [os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh"), *MPIRUN[1:
 STEPS = 40
 # Name, executable, ranks, launcher, options.
 RUNS = (
-    ("one rank", GPT2, 1, [], []),
-    ("one rank, saves behind training", GPT2, 1, [], ["--save-async"]),
+    ("one rank", GPT2, 1, [], []), ("one rank, saves behind training", GPT2, 1, [], ["--save-async"]),
     ("one rank, FP8", LLAMA, 1, [], ["--fp8-recipe", "delayed"]),
     ("mpirun", GPT2, 2, MPIRUN, ["--micro-batch-size", "1", "--save-async"]),
     ("launch_mpi.sh", GPT2, 2, LAUNCHER, ["--micro-batch-size", "1"]),

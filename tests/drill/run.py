@@ -22,10 +22,8 @@ from tests.support.train import LLAMA, SHAPE, make_tokens, write_shard  # noqa: 
 
 # Name, module with prepare(shared), what one trial does, and how many of them the whole drill has.
 PARTS = (
-    ("kills", kills, kills.trial, 500),
-    ("suspended ranks", kills, kills.suspended_rank, 60),
-    ("corruptions", corruptions, corruptions.trial, 1500),
-    ("hostile input", hostile, hostile.trial, 2000),
+    ("kills", kills, kills.trial, 500), ("suspended ranks", kills, kills.suspended_rank, 60),
+    ("corruptions", corruptions, corruptions.trial, 1500), ("hostile input", hostile, hostile.trial, 2000),
 )
 
 

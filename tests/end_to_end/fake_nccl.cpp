@@ -139,8 +139,7 @@ const char* ncclGetLastError(Communicator*) { return "the last\nword"; }
 Result ncclAllReduce(const void* in, void* out, size_t count, Type type, Reduction op, Communicator* comm, Stream) {
     if (const Result result = enter("ncclAllReduce")) return result;
     if (in != out) return kInvalidArgument;
-    return result_of(MPI_Allreduce(MPI_IN_PLACE, out, static_cast<int>(count), type_of(type), op_of(op),
-                                   comm->comm));
+    return result_of(MPI_Allreduce(MPI_IN_PLACE, out, static_cast<int>(count), type_of(type), op_of(op), comm->comm));
 }
 Result ncclReduceScatter(const void* in, void* out, size_t count, Type type, Reduction op, Communicator* comm, Stream) {
     if (const Result result = enter("ncclReduceScatter")) return result;
@@ -190,8 +189,7 @@ Result ncclCommWindowRegister(Communicator* comm, void* memory, size_t bytes, Wi
     if (const Result result = enter("ncclCommWindowRegister")) return result;
     *window = static_cast<Window*>(memory);
     unsigned long long sizes[2] = {bytes, ~0ull - bytes};   // equal on all ranks
-    const Result result = result_of(MPI_Allreduce(MPI_IN_PLACE, sizes, 2, MPI_UNSIGNED_LONG_LONG, MPI_MAX,
-                                                  comm->comm));
+    const Result result = result_of(MPI_Allreduce(MPI_IN_PLACE, sizes, 2, MPI_UNSIGNED_LONG_LONG, MPI_MAX, comm->comm));
     const bool alike = sizes[0] == ~0ull - sizes[1] && flags == kSymmetricWindow;
     const bool aligned = reinterpret_cast<uintptr_t>(memory) % kWindowAlignBytes == 0;
     return result == kSuccess && !(alike && aligned) ? kInvalidArgument : result;

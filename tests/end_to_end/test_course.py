@@ -245,8 +245,7 @@ class LrScaleTest(RanksTest):
         return tensors_of(self.path(name, f"step-{step:08d}", "optimizer", "master.safetensors"))
 
     def test_each_group_moves_by_its_factor(self):
-        for ranks, binary, options in ((1, GPT2, []), (2, LLAMA, ["--zero", "3"]),
-                                       (3, LLAMA, ["--optimizer", "muon"])):
+        for ranks, binary, options in ((1, GPT2, []), (2, LLAMA, ["--zero", "3"]), (3, LLAMA, ["--optimizer", "muon"])):
             with self.subTest(ranks=ranks):
                 scales = {group: scale for group, scale in self.SCALES.items() if group != "head" or binary == LLAMA}
                 words = ["--lr-scale", ",".join(f"{group}={scale}" for group, scale in scales.items())]

@@ -47,8 +47,7 @@ ONE_PROCESS = [
      'mkdir gone && cd gone && rmdir ../gone && set -- "${@/*\\/out/run}"', {}, 7, "cannot mkdir run: No such file or"),
 ]
 RANKS = [
-    ("as usual", "", {}, 0, ""),
-    ("no folder for temporary files", "", {"TMPDIR": "/nonexistent/folder"}, 0, ""),
+    ("as usual", "", {}, 0, ""), ("no folder for temporary files", "", {"TMPDIR": "/nonexistent/folder"}, 0, ""),
     ("no home", "", {"HOME": None}, 0, ""),
     ("files of a few kB", "ulimit -f 16", {}, 7, "files may have 16 KiB (ulimit -f): heartbeats of the ranks need"),
 ]

@@ -92,8 +92,7 @@ class ResumeTest(TrainTest):
 
         run(11, range(1, 11))   # an update came between
         run(21, range(1, 11))   # steps 12 to 21
-        self.assertIn("step 22: loss or gradient norm not finite for 11 steps in a row",
-                      run(24, [1], expect=4).stderr)
+        self.assertIn("step 22: loss or gradient norm not finite for 11 steps in a row", run(24, [1], expect=4).stderr)
         skipped = [r["skipped"] for r in records(self.path("run", "log.jsonl"), "step")]
         self.assertEqual(skipped, [True] * 10 + [False] + [True] * 11)
         self.assertEqual(self.checkpoints("run")[-1], "step-00000021")
@@ -124,8 +123,7 @@ class ResumeTest(TrainTest):
         """The evaluation after the last step is the only place that has its loss, so a resumed run repeats it."""
         write_hellaswag(self.path("hellaswag.bin"), 5, 16)
         options = ["--train-iters", "4", "--valid-data", self.path("valid.bin"), "--eval-interval", "2",
-                   "--hellaswag-data", self.path("hellaswag.bin"), "--sample-every", "2",
-                   "--sample-tokens", "3"]
+                   "--hellaswag-data", self.path("hellaswag.bin"), "--sample-every", "2", "--sample-tokens", "3"]
         kinds = ("eval", "hellaswag", "sample")
 
         def found(log):

@@ -16,10 +16,7 @@ CollectiveCall collective(int64_t step, int number, const char* name, Phase phas
 // In backward of step 41, with a recent heartbeat.
 RankView computing() {
     RankView view;
-    view.post.step = 41;
-    view.post.phase = Phase::kBackward;
-    view.post.past_first_step = 1;
-    view.where = "on north";
+    view.post.step = 41, view.post.phase = Phase::kBackward, view.post.past_first_step = 1, view.where = "on north";
     return view;
 }
 
@@ -50,9 +47,7 @@ TEST_CASE("hang report: there is none while a rank makes progress") {
     slow.idle_s = 1e6;
     CHECK(report({slow, waiting(reduce, 1e6)}, 0) == "");   // no limit
     RankView ended = waiting(reduce, 1e6);
-    ended.end_code = 0;
-    ended.silent_s = 1e6;
-    ended.process = RankView::Process::kGone;
+    ended.end_code = 0, ended.silent_s = 1e6, ended.process = RankView::Process::kGone;
     CHECK(report({ended, ended}) == "");
 }
 
@@ -71,8 +66,7 @@ TEST_CASE("hang report: a rank without heartbeats, and one that is suspended") {
     std::vector<RankView> ranks = {waiting(gather, 31), computing()};
     ranks[1].silent_s = 30.5;
     CHECK(report(ranks) == "rank 1 (on north) sends no heartbeat for 30.5 s, last seen in step "
-          "41, backward; rank 0 waits in collective 2 (gather layers.0) of step "
-          "41 for 31 s (--comm-timeout 30)");
+          "41, backward; rank 0 waits in collective 2 (gather layers.0) of step 41 for 31 s (--comm-timeout 30)");
     ranks[1].process = RankView::Process::kStopped;
     CHECK(report(ranks).find("rank 1 (on north) has been suspended by a signal for 30.5 s") == 0);
     ranks[1].silent_s = kTimeout;
@@ -106,10 +100,8 @@ TEST_CASE("hang report: a rank that is stuck; slow phases and the first step tak
 TEST_CASE("hang report: if all ranks wait, the cause is the connection or the order of calls") {
     const CollectiveCall reduce = collective(41, 7, "reduce layers.3"), gather = collective(41, 8, "gather layers.0");
     CHECK(report({waiting(reduce, 31), waiting(reduce, 30)}) == "");
-    CHECK(report({waiting(reduce, 31), waiting(reduce, 32)}) ==
-          "all ranks wait in the same collective, the "
-          "connection between them is gone; ranks 0,1 wait in collective 7 (reduce layers.3) of step 41 "
-          "for 31 s "
+    CHECK(report({waiting(reduce, 31), waiting(reduce, 32)}) == "all ranks wait in the same collective, the "
+          "connection between them is gone; ranks 0,1 wait in collective 7 (reduce layers.3) of step 41 for 31 s "
           "(--comm-timeout 30)");
     // A rank that was suspended while it waited is named when its silence has lasted as long.
     RankView suspended = waiting(reduce, 32);
@@ -119,9 +111,7 @@ TEST_CASE("hang report: if all ranks wait, the cause is the connection or the or
     suspended.silent_s = 31;
     CHECK(report({waiting(reduce, 34), suspended}).find("rank 1 (on north) has been suspended by a "
           "signal for 31 s") == 0);
-    CHECK(
-        report({waiting(reduce, 31), waiting(gather, 32)}) ==
-        "the ranks wait for each other in different "
+    CHECK(report({waiting(reduce, 31), waiting(gather, 32)}) == "the ranks wait for each other in different "
         "collectives; rank 0 waits in collective 7 (reduce layers.3) of step 41 for 31 s; rank 1 waits in "
         "collective 8 (gather layers.0) of step 41 for 32 s (--comm-timeout 30)");
 }

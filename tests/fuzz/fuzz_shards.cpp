@@ -101,8 +101,7 @@ void write(const std::string& path, const std::string& bytes) {
 struct Folder {
     std::string path;
     Folder() {
-        path = std::filesystem::is_directory("/dev/shm") ? "/dev/shm"
-                                                         : std::filesystem::temp_directory_path().string();
+        path = std::filesystem::is_directory("/dev/shm") ? "/dev/shm" : std::filesystem::temp_directory_path().string();
         path += "/llmc_fuzz_XXXXXX";
         if (!mkdtemp(path.data())) std::abort();
     }
@@ -164,10 +163,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     Input in{data, size};
     const char* kTypes[] = {"", "uint16", "uint32", "int8"};
     DataConfig config;
-    config.globs = {folder.path + "/a.bin"};
-    config.token_dtype = kTypes[in.take<uint8_t>() % 4];
-    config.seq_length = 1 + in.take<uint8_t>() % 32;
-    config.vocab_size = 1 + in.take<uint16_t>();
+    config.globs = {folder.path + "/a.bin"}, config.token_dtype = kTypes[in.take<uint8_t>() % 4];
+    config.seq_length = 1 + in.take<uint8_t>() % 32, config.vocab_size = 1 + in.take<uint16_t>();
     const uint8_t flags = in.take<uint8_t>();
     config.shuffle = flags & 1;
     config.check_ids = flags & 2;

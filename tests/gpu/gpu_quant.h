@@ -34,19 +34,12 @@ inline HostTensors quant_tensors(const QuantRequest& v, int64_t N, int64_t C, ui
     return t;
 }
 inline QuantOut quant_out(const QuantRequest& v, const View& view) {
-    return {.rowwise = view("rowwise"),
-            .transposed = view("transposed"),
-            .granularity = v.granularity,
-            .scaling = v.scaling,
-            .entry = static_cast<ScaleEntry*>(view("entry").data),
-            .rowwise_scale_inv = view("rowwise_scale_inv"),
-            .transposed_scale_inv = view("transposed_scale_inv"),
-            .record = v.record,
-            .counts = v.counts ? static_cast<Fp8Counts*>(view("counts").data) : nullptr,
-            .first_nonfinite = v.counts ? static_cast<uint32_t*>(view("first").data) : nullptr,
-            .event = 17,
-            .dbias = view("quant_dbias"),
-            .dbias_scratch = view("quant_dbias_scratch")};
+    return {.rowwise = view("rowwise"), .transposed = view("transposed"), .granularity = v.granularity,
+            .scaling = v.scaling, .entry = static_cast<ScaleEntry*>(view("entry").data),
+            .rowwise_scale_inv = view("rowwise_scale_inv"), .transposed_scale_inv = view("transposed_scale_inv"),
+            .record = v.record, .counts = v.counts ? static_cast<Fp8Counts*>(view("counts").data) : nullptr,
+            .first_nonfinite = v.counts ? static_cast<uint32_t*>(view("first").data) : nullptr, .event = 17,
+            .dbias = view("quant_dbias"), .dbias_scratch = view("quant_dbias_scratch")};
 }
 
 // An operation with a QuantOut: its tensors before it runs, and how to run it on the GPU.

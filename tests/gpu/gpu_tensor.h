@@ -26,8 +26,7 @@ struct FreshContext {
 // The bytes of a host tensor on the device, including initial NaNs. `shift_bytes` misaligns it.
 class DeviceTensor {
 public:
-    explicit DeviceTensor(const HostTensor& host, int64_t shift_bytes = 0)
-        : host_(host), front_(kGuard + shift_bytes) {
+    explicit DeviceTensor(const HostTensor& host, int64_t shift_bytes = 0) : host_(host), front_(kGuard + shift_bytes) {
         if (host_.elems() == 0) return;
         std::vector<uint8_t> bytes(static_cast<size_t>(front_ + host_.bytes() + kGuard), kGuardByte);
         std::memcpy(bytes.data() + front_, host_.data(), static_cast<size_t>(host_.bytes()));

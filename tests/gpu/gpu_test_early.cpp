@@ -65,8 +65,7 @@ public:
         });
         step([&](Ctx& ctx) { cuda::amax(ctx, {.entry = entry(), .in = at("d")}); });
         step([&](Ctx& ctx) {
-            cuda::quantize(ctx, {.quant = quant(Scaling::kCurrent), .in = at("d"), .N = kN,
-                                 .C = kC});
+            cuda::quantize(ctx, {.quant = quant(Scaling::kCurrent), .in = at("d"), .N = kN, .C = kC});
         });
         step([&](Ctx& ctx) { cuda::fp8_clear(ctx, {.entries = entry(), .count = 1}); });
         step([&](Ctx& ctx) {
@@ -81,10 +80,9 @@ public:
             cuda::sum_ranks(ctx, {.out = at("grad"), .in = at("chunks"), .scales = at("scales"), .ranks = 1});
         });
         step([&](Ctx& ctx) {
-            cuda::adamw(ctx, {.param = at("c"), .master = at("master"), .m = at("m"), .v = at("v"),
-                              .grad = at("grad"), .state = object_in<StepState>(at("state")), .beta1 = 0.9f,
-                              .beta2 = 0.99f, .eps = 1e-8f, .weight_decay = 0.1f, .rng_key = 5, .element_offset = 0,
-                              .entry = entry()});
+            cuda::adamw(ctx, {.param = at("c"), .master = at("master"), .m = at("m"), .v = at("v"), .grad = at("grad"),
+                              .state = object_in<StepState>(at("state")), .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f,
+                              .weight_decay = 0.1f, .rng_key = 5, .element_offset = 0, .entry = entry()});
         });
         step([&](Ctx& ctx) {
             cuda::muon_momentum(ctx, {.m = at("m"), .grad = at("grad"), .state = object_in<StepState>(at("state")),

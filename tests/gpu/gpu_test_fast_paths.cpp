@@ -67,13 +67,8 @@ bool launches(const std::set<std::string>& names, const std::string& kernel) {
 
 ModelConfig llama_128() {
     ModelConfig c = tiny_llama();
-    c.hidden_size = 256;
-    c.ffn_hidden_size = 384;
-    c.num_attention_heads = 2;
-    c.num_query_groups = 1;
-    c.kv_channels = 128;
-    c.vocab_size = 500;
-    c.max_positions = 128;
+    c.hidden_size = 256, c.ffn_hidden_size = 384, c.num_attention_heads = 2, c.num_query_groups = 1;
+    c.kv_channels = 128, c.vocab_size = 500, c.max_positions = 128;
     return c;
 }
 ModelConfig qwen_128() {
@@ -83,12 +78,8 @@ ModelConfig qwen_128() {
 }
 ModelConfig gpt2_64(int64_t hidden) {
     ModelConfig c = tiny_gpt2();
-    c.hidden_size = hidden;
-    c.ffn_hidden_size = 2 * hidden;
-    c.num_attention_heads = c.num_query_groups = hidden / 64;
-    c.kv_channels = 64;
-    c.vocab_size = 500;
-    c.max_positions = 128;
+    c.hidden_size = hidden, c.ffn_hidden_size = 2 * hidden, c.num_attention_heads = c.num_query_groups = hidden / 64;
+    c.kv_channels = 64, c.vocab_size = 500, c.max_positions = 128;
     return c;
 }
 
@@ -105,18 +96,14 @@ const std::vector<Expected> kWgmma = {{"attention_forward", "attention_forward_s
 const std::vector<Expected> kDelayedLlama = {{"rmsnorm_forward", "norm_forward_quantize_kernel"},
                                              {"rmsnorm_forward", kTile, false},
                                              {"rmsnorm_backward", "norm_backward_quantize_kernel"},
-                                             {"rmsnorm_backward", kTile, false},
-                                             {"rope_backward", "rope_rows_kernel"},
-                                             {"rope_backward", kTile, false},
-                                             {"activation_forward", kTile},
+                                             {"rmsnorm_backward", kTile, false}, {"rope_backward", "rope_rows_kernel"},
+                                             {"rope_backward", kTile, false}, {"activation_forward", kTile},
                                              {"activation_forward", "gated_forward_kernel", false},
                                              {"activation_backward", kTile},
                                              {"activation_backward", "gated_backward_kernel", false}};
 const std::vector<Expected> kTensorwiseLlama = {{"rmsnorm_forward", "norm_forward_kernel"},
-                                                {"rmsnorm_forward", kTile, false},
-                                                {"rmsnorm_backward", kTile, false},
-                                                {"rope_backward", "rope_kernel"},
-                                                {"rope_backward", kTile, false},
+                                                {"rmsnorm_forward", kTile, false}, {"rmsnorm_backward", kTile, false},
+                                                {"rope_backward", "rope_kernel"}, {"rope_backward", kTile, false},
                                                 {"activation_forward", "gated_forward_kernel", false},
                                                 {"activation_backward", "gated_backward_kernel", false},
                                                 {"quantize", kTile}};
@@ -164,38 +151,19 @@ const std::map<std::string, std::string>& elsewhere() {
     const std::string other_gpu = "other devices", shape = "head dims or widths of no model that docs/ measures",
                       fp32 = "FP32", ranks = "several ranks";
     static const std::map<std::string, std::string> all = {
-        {"attention_forward_mma_kernel", other_gpu},
-        {"attention_backward_key_mma_kernel", other_gpu},
-        {"attention_backward_query_mma_kernel", other_gpu},
-        {"attention_forward_plain_kernel", shape},
-        {"attention_backward_key_plain_kernel", shape},
-        {"attention_backward_query_plain_kernel", shape},
-        {"classifier_loop_kernel", shape},
-        {"classifier_losses_kernel", "evaluation"},
-        {"norm_forward_loop_kernel", shape},
-        {"norm_backward_loop_kernel", shape},
-        {"norm_backward_columns_kernel", shape},
-        {"qk_norm_forward_loop_kernel", shape},
-        {"qk_norm_backward_loop_kernel", shape},
-        {"qk_norm_backward_columns_kernel", shape},
-        {"activation_backward_kernel", fp32},
-        {"bias_backward_kernel", fp32},
-        {"split_heads_kernel", ranks},
-        {"join_heads_kernel", ranks},
-        {"quantize_chunks_kernel", ranks},
-        {"cast_kernel", ranks},
-        {"sum_ranks_kernel", ranks},
-        {"compare_sums_kernel", ranks},
-        {"block_amax_kernel", ranks},
-        {"block_scales_kernel", ranks},
-        {"fp8_scales_kernel", ranks},
-        {"quantize_run_kernel", ranks},
-        {"transpose_bytes_kernel", ranks},
-        {"count_scales_kernel", "--fp8-stats-interval"},
-        {"row_amax_kernel", ranks},
-        {"quantize_int8_run_kernel", ranks},
-        {"row_scales_kernel", ranks},
-        {"adamw_fp8_kernel", "--moment-dtype fp8"},
+        {"attention_forward_mma_kernel", other_gpu}, {"attention_backward_key_mma_kernel", other_gpu},
+        {"attention_backward_query_mma_kernel", other_gpu}, {"attention_forward_plain_kernel", shape},
+        {"attention_backward_key_plain_kernel", shape}, {"attention_backward_query_plain_kernel", shape},
+        {"classifier_loop_kernel", shape}, {"classifier_losses_kernel", "evaluation"},
+        {"norm_forward_loop_kernel", shape}, {"norm_backward_loop_kernel", shape},
+        {"norm_backward_columns_kernel", shape}, {"qk_norm_forward_loop_kernel", shape},
+        {"qk_norm_backward_loop_kernel", shape}, {"qk_norm_backward_columns_kernel", shape},
+        {"activation_backward_kernel", fp32}, {"bias_backward_kernel", fp32}, {"split_heads_kernel", ranks},
+        {"join_heads_kernel", ranks}, {"quantize_chunks_kernel", ranks}, {"cast_kernel", ranks},
+        {"sum_ranks_kernel", ranks}, {"compare_sums_kernel", ranks}, {"block_amax_kernel", ranks},
+        {"block_scales_kernel", ranks}, {"fp8_scales_kernel", ranks}, {"quantize_run_kernel", ranks},
+        {"transpose_bytes_kernel", ranks}, {"count_scales_kernel", "--fp8-stats-interval"}, {"row_amax_kernel", ranks},
+        {"quantize_int8_run_kernel", ranks}, {"row_scales_kernel", ranks}, {"adamw_fp8_kernel", "--moment-dtype fp8"},
         {"dlogits_residual_kernel", "--fp8-lm-head"},
     };
     return all;
@@ -210,15 +178,10 @@ void choose_custom_kernel(Ctx& ctx) {
 
 Kernels kernels_of(const Run& run) {
     Config config = tiny_config(run.shape, Dtype::kBf16, 1, 128);
-    config.optimizer = run.optimizer;
-    config.fp8_recipe = run.recipe;
+    config.optimizer = run.optimizer, config.fp8_recipe = run.recipe;
     config.fp8_format = run.recipe == Fp8Recipe::kBlockwise ? Fp8Format::kE4m3 : Fp8Format::kHybrid;
-    config.fp8_attention = run.fp8_attention;
-    config.ema = 0.9;
-    if (run.optimizer == OptimizerKind::kMuon) {
-        config.muon_beta2 = 0.95;
-        config.qk_clip = 100;
-    }
+    config.fp8_attention = run.fp8_attention, config.ema = 0.9;
+    if (run.optimizer == OptimizerKind::kMuon) config.muon_beta2 = 0.95, config.qk_clip = 100;
     Capture capture;
     TestModel model(config);
     model.set_random_batch(1, 3);

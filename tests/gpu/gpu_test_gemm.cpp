@@ -50,11 +50,8 @@ struct Product {
 
 Product product(Shape s, GemmLayout layout, Dtype operands, Dtype result) {
     Product p;
-    p.s = s;
-    p.layout = layout;
-    p.a = random_tensor(operands, s.M * s.K, 1);
-    p.b = random_tensor(operands, s.N * s.K, 2, 0.5, 0.125);
-    p.d = HostTensor(result, s.M * s.N);
+    p.s = s, p.layout = layout, p.a = random_tensor(operands, s.M * s.K, 1);
+    p.b = random_tensor(operands, s.N * s.K, 2, 0.5, 0.125), p.d = HostTensor(result, s.M * s.N);
     return p;
 }
 // Operands are -1, 0 or 1, so that sums stay whole numbers that bf16 holds exactly (up to 256).
@@ -110,8 +107,7 @@ TEST_CASE("gpu gemm: small integers are exact in every layout, type and alignmen
                 const HostTensor want = p.exact();
                 check_equal(name_of(s, layout, operands, result), p.on_gpu(gpu()), want);
                 if (s.M > 300) return;
-                check_equal(name_of(s, layout, operands, result) + " shifted by 8 bytes",
-                            p.on_gpu(gpu(), 8), want);
+                check_equal(name_of(s, layout, operands, result) + " shifted by 8 bytes", p.on_gpu(gpu(), 8), want);
             });
         }
     }
@@ -190,8 +186,7 @@ TEST_CASE("gpu gemm: equal bits in every run and with an imported plan") {
 TEST_CASE("gpu gemm: a wrong call is one line that names it") {
     Product p = product({8, 16, 24}, GemmLayout::kForward, Dtype::kBf16, Dtype::kBf16);
     p.s.K = 32;
-    CHECK_NE(error_of([&] { p.on_gpu(gpu()); }).find("gemm forward M 8 N 16 K 32, bf16 -> bf16"),
-             std::string::npos);
+    CHECK_NE(error_of([&] { p.on_gpu(gpu()); }).find("gemm forward M 8 N 16 K 32, bf16 -> bf16"), std::string::npos);
     p = product({8, 16, 24}, GemmLayout::kForward, Dtype::kFp32, Dtype::kBf16);
     CHECK_NE(error_of([&] { p.on_gpu(gpu()); }).find("fp32 operands give an fp32 D"), std::string::npos);
     p = product({8, 16, 24}, GemmLayout::kForward, Dtype::kBf16, Dtype::kFp32);

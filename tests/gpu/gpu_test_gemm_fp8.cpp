@@ -110,8 +110,7 @@ TEST_CASE("gpu counts FP8 matmuls, without those of a search") {
     CHECK_EQ(cuda::fp8_matmuls(fresh.ctx), 4);
     DeviceTensor a(random_tensor(Dtype::kBf16, 256, 1)), b(random_tensor(Dtype::kBf16, 256, 2)),
         d(HostTensor(Dtype::kBf16, 256));
-    cuda::gemm(fresh.ctx, {.D = d.view(), .A = a.view(), .B = b.view(), .M = 16, .N = 16,
-                           .K = 16});
+    cuda::gemm(fresh.ctx, {.D = d.view(), .A = a.view(), .B = b.view(), .M = 16, .N = 16, .K = 16});
     CHECK_EQ(cuda::fp8_matmuls(fresh.ctx), 4);
     Fp8Product refused = p;
     refused.kind.a = refused.kind.b = Dtype::kE5m2;

@@ -245,9 +245,8 @@ TEST_CASE("gpu large: rope and qk-norm") {
     c.fixed("q", random_tensor(kB, HS, 1));
     c.fixed("k", random_tensor(kB, HS, 2));
     c.check([&](const LargeCase::View& view, int64_t rows, const QuantOut&) {
-        cuda::qk_norm_forward(gpu(), {.out = view("out"), .rstd = view("rstd"), .in = view("in"),
-                                      .q_weight = view("q"), .k_weight = view("k"), .N = rows, .NH = NH, .NKV = NKV,
-                                      .HS = HS, .eps = 1e-6f});
+        cuda::qk_norm_forward(gpu(), {.out = view("out"), .rstd = view("rstd"), .in = view("in"), .q_weight = view("q"),
+                                      .k_weight = view("k"), .N = rows, .NH = NH, .NKV = NKV, .HS = HS, .eps = 1e-6f});
     }, {"out", "rstd"});
 }
 
@@ -361,8 +360,7 @@ TEST_CASE("gpu large: matmuls of the head") {
     Bulk logits(kB, N * V), x(kB, N * C), weight(kB, V * C);
     cuda::fill_constant(gpu(), {.out = x.tensor, .value = 0.5f});
     cuda::fill_normal(gpu(), {.out = weight.tensor, .key = 1, .element_offset = 0, .mean = 0, .std = 1});
-    cuda::gemm(gpu(), {.D = logits.tensor, .A = x.tensor, .B = weight.tensor, .M = N, .N = V,
-                       .K = C});
+    cuda::gemm(gpu(), {.D = logits.tensor, .A = x.tensor, .B = weight.tensor, .M = N, .N = V, .K = C});
     const HostTensor first = logits.part(0, V);
     CHECK(logits.part(N / 2 * V, V).same_bits(first));
     CHECK(logits.last(V).same_bits(first));

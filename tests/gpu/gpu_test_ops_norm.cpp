@@ -13,9 +13,8 @@ struct Shape {
 // One element; rows that are not whole vectors; one warp per row, with and without idle lanes; one block per row;
 // several rounds of the persistent backward kernel (300 and 3000 rows); the longest rows of the backward and forward
 // kernels, and longer ones.
-const Shape kShapes[] = {{1, 1},      {3, 7},    {1, 8},     {5, 24},    {37, 256},
-                         {3000, 768}, {9, 1000}, {33, 1024}, {70, 1600}, {131, 2048},
-                         {300, 4096}, {7, 8192}, {3, 16384}, {2, 20000}, {2, 5001}};
+const Shape kShapes[] = {{1, 1},      {3, 7},    {1, 8},     {5, 24},    {37, 256}, {3000, 768}, {9, 1000}, {33, 1024},
+                         {70, 1600}, {131, 2048}, {300, 4096}, {7, 8192}, {3, 16384}, {2, 20000}, {2, 5001}};
 
 // No residual; x copied out; a residual whose sum is exact in the working type; one whose sum is rounded.
 enum class Residual { kNone, kKept, kAdded, kRounded };
@@ -92,10 +91,9 @@ struct Heads {
 };
 // Head sizes of the vector paths (64, 128, 256) and odd ones; several chunks of partial sums; more heads than the
 // blocks of an early launch process.
-const Heads kHeads[] = {{1, 1, 1, 1, 2},        {3, 2, 3, 1, 6},      {5, 5, 2, 2, 48},
-                        {33, 11, 5, 1, 80},     {37, 37, 12, 12, 64}, {600, 100, 12, 4, 64},
-                        {300, 150, 32, 8, 128}, {9, 3, 4, 2, 256},    {2, 2, 9, 3, 512},
-                        {900, 100, 24, 8, 64}};
+const Heads kHeads[] = {{1, 1, 1, 1, 2},        {3, 2, 3, 1, 6},      {5, 5, 2, 2, 48}, {33, 11, 5, 1, 80},
+                            {37, 37, 12, 12, 64}, {600, 100, 12, 4, 64}, {300, 150, 32, 8, 128}, {9, 3, 4, 2, 256},
+                           {2, 2, 9, 3, 512}, {900, 100, 24, 8, 64}};
 
 OpCase head_case(const char* op, const Heads& h, Dtype work, Dtype grad, int64_t shift_bytes) {
     return OpCase(strf("%s %lld x (%lld + 2 * %lld) x %lld", op, (long long)h.N, (long long)h.NH,

@@ -57,10 +57,7 @@ struct Types {
 
 StepState step_state(int64_t adam_step, int32_t skip) {
     StepState state{};
-    state.lr = 3e-4f;
-    state.grad_mul = 0.37f;
-    state.adam_step = adam_step;
-    state.skip = skip;
+    state.lr = 3e-4f, state.grad_mul = 0.37f, state.adam_step = adam_step, state.skip = skip;
     return state;
 }
 
@@ -130,11 +127,10 @@ void check_adamw_fp8(int64_t n, const Types& types, int64_t shift_bytes, const S
     c.run_same_types<AdamWArgs>([](Ctx& ctx, const AdamWArgs& a) { on_gpu(ctx, a); },
                                 [](Ctx& ctx, const AdamWArgs& a) { on_cpu(ctx, a); }, [&](auto view) {
         return AdamWArgs{.param = view("param"), .master = view("master"), .m = view("m"), .v = view("v"),
-                         .m_scale_inv = view("m_scale_inv"), .v_scale_inv = view("v_scale_inv"),
-                         .grad = view("grad"), .state = static_cast<const StepState*>(view("state").data),
-                         .lr_scale = 0.5f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f,
-                         .rng_key = rng_key(3, "model.norm.weight"), .element_offset = (1ll << 33) + 256,
-                         .entry = static_cast<ScaleEntry*>(view("entry").data)};
+                         .m_scale_inv = view("m_scale_inv"), .v_scale_inv = view("v_scale_inv"), .grad = view("grad"),
+                         .state = static_cast<const StepState*>(view("state").data), .lr_scale = 0.5f, .beta1 = 0.9f,
+                         .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .rng_key = rng_key(3, "model.norm.weight"),
+                         .element_offset = (1ll << 33) + 256, .entry = static_cast<ScaleEntry*>(view("entry").data)};
     });
     for (const char* tensor : {"param", "master", "m", "v", "m_scale_inv", "v_scale_inv", "entry"}) {
         if (state.skip) c.check_unchanged(tensor);
@@ -252,9 +248,8 @@ TEST_CASE("gpu ops: adamw is bitwise equal to the CPU's, including stochastic ro
         HostTensor state = tensor_of(step_state(step, 0));
         DeviceTensor p(param), master(param), dm(m), dv(v), grad(param), ds(state);
         cuda::adamw(gpu(), {.param = p.view(), .master = master.view(), .m = dm.view(), .v = dv.view(),
-                            .grad = grad.view(), .state = static_cast<const StepState*>(ds.view().data),
-                            .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0, .rng_key = 1,
-                            .element_offset = 0});
+                            .grad = grad.view(), .state = static_cast<const StepState*>(ds.view().data), .beta1 = 0.9f,
+                            .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0, .rng_key = 1, .element_offset = 0});
         (step == 5 ? first : second) = dm.download();
     }
     CHECK_FALSE(first.same_bits(second));
@@ -424,8 +419,7 @@ TEST_CASE("gpu ops: rope and embedding at given positions") {
                     return EmbeddingForwardArgs{.out = view("out"), .wte = view("wte"), .wpe = view("wpe"),
                                                 .tokens = view("tokens").template as<int32_t>(),
                                                 .bad_tokens = view("bad").template as<int32_t>(), .N = N, .T = 1,
-                                                .C = HS, .V = V,
-                                                .positions = view("positions").template as<int32_t>()};
+                                                .C = HS, .V = V, .positions = view("positions").template as<int32_t>()};
                 });
                 embedding.check_bits("out");
             }

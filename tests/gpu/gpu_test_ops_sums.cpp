@@ -50,8 +50,7 @@ std::string name_of(const char* op, const Text& t) {
                 (long long)t.C, (long long)t.V, t.repeats);
 }
 
-void check_embedding(const Text& t, Dtype work, Dtype grad, int64_t shift_bytes, bool positions,
-                     bool with_bad) {
+void check_embedding(const Text& t, Dtype work, Dtype grad, int64_t shift_bytes, bool positions, bool with_bad) {
     const std::vector<int32_t> tokens = tokens_of(t, with_bad);
     OpCase forward(name_of("embedding_forward", t), work, grad, shift_bytes);
     forward.random("wte", Kind::kWork, (t.V + 3) * t.C);
@@ -89,8 +88,7 @@ void check_embedding(const Text& t, Dtype work, Dtype grad, int64_t shift_bytes,
             return EmbeddingBackwardArgs{.dwte = view("dwte"), .dwpe = view("dwpe"), .dout = view("dout"),
                                          .tokens = view("tokens").template as<int32_t>(),
                                          .token_order = view("order").template as<int32_t>(), .N = t.N, .T = t.T,
-                                         .C = t.C, .V = t.V,
-                                         .positions = object_in<const int32_t>(view("positions")),
+                                         .C = t.C, .V = t.V, .positions = object_in<const int32_t>(view("positions")),
                                          .position_order = object_in<const int32_t>(view("position order"))};
         });
         backward.check("dwte");
@@ -115,10 +113,9 @@ struct Logits {
 };
 // Rows that are not whole vectors; a block of few threads; of many; rows of 2, 4 and 8 blocks in bf16 or fp32; longer
 // than any cluster; more rows than blocks fit the GPU.
-const Logits kLogits[] = {{1, 1, 1},         {3, 7, 9},          {5, 250, 256},      {1400, 97, 128},
-                          {2, 8192, 8192},   {300, 8200, 8320},  {3, 20001, 20096},  {2, 50257, 50304},
-                          {5, 66000, 66048}, {70, 66001, 66048}, {2, 128256, 128256}, {2, 250001, 250112},
-                          {1, 530000, 530048}};
+const Logits kLogits[] = {{1, 1, 1},         {3, 7, 9},          {5, 250, 256},      {1400, 97, 128}, {2, 8192, 8192},
+                            {300, 8200, 8320},  {3, 20001, 20096},  {2, 50257, 50304}, {5, 66000, 66048},
+                          {70, 66001, 66048}, {2, 128256, 128256}, {2, 250001, 250112}, {1, 530000, 530048}};
 
 HostTensor state_tensor(float dloss_mul, int32_t bad_tokens) {
     StepState state{};
@@ -310,9 +307,8 @@ TEST_CASE("gpu ops: step_guard decides as the CPU does") {
         int32_t bad;
         float clip;
     };
-    for (const Situation& s : {Situation{1, 4, 0, 1}, {1, 0.25, 0, 1}, {1, 4, 0, 0}, {kNan, 4, 0, 1},
-                               {1, kNan, 0, 1}, {kInf, 4, 0, 1}, {1, kInf, 0, 1}, {1, 1e300, 0, 1},
-                               {1, 4, 1, 1}, {1, 0, 0, 1}}) {
+    for (const Situation& s : {Situation{1, 4, 0, 1}, {1, 0.25, 0, 1}, {1, 4, 0, 0}, {kNan, 4, 0, 1}, {1, kNan, 0, 1},
+                               {kInf, 4, 0, 1}, {1, kInf, 0, 1}, {1, 1e300, 0, 1}, {1, 4, 1, 1}, {1, 0, 0, 1}}) {
         StepState state{};
         state.loss_sum = s.loss, state.sum_squares = s.squares;
         state.bad_tokens = s.bad, state.adam_step = 41;

@@ -356,10 +356,9 @@ TEST_CASE("gpu quant: adamw records the amax of the new weights, with and withou
                 c.add("state", Kind::kFixed, tensor_of(state));
                 c.add("entry", Kind::kFixed, HostTensor(Dtype::kInt32, 4).fill(1));
                 c.run_same_types(cuda::adamw, cpu::adamw, [&](auto view) {
-                    return AdamWArgs{.param = view("param"), .master = view("master"), .m = view("m"),
-                                     .v = view("v"), .grad = view("grad"),
-                                     .state = static_cast<const StepState*>(view("state").data), .beta1 = 0.9f,
-                                     .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .rng_key = 5,
+                    return AdamWArgs{.param = view("param"), .master = view("master"), .m = view("m"), .v = view("v"),
+                                     .grad = view("grad"), .state = static_cast<const StepState*>(view("state").data),
+                                     .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .rng_key = 5,
                                      .element_offset = 0, .entry = static_cast<ScaleEntry*>(view("entry").data)};
                 });
                 for (const char* name : {"master", "m", "v", "entry"}) c.check_bits(name);

@@ -21,9 +21,7 @@ std::vector<Variant> variants() {
     qwen.qk_norm = true;
     qwen.tied_head = true;
     ModelConfig mixed = tiny_llama();   // combinations that no published model has
-    mixed.norm = Norm::kLayerNorm;
-    mixed.linear_bias = LinearBias::kAll;
-    mixed.activation = Activation::kGelu;
+    mixed.norm = Norm::kLayerNorm, mixed.linear_bias = LinearBias::kAll, mixed.activation = Activation::kGelu;
     mixed.qk_norm = true;
     ModelConfig squared = tiny_gpt2();
     squared.activation = Activation::kRelu2;

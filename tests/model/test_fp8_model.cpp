@@ -137,8 +137,7 @@ TEST_CASE("fp8: an evaluation in BF16 uses the memory of the steps, and the plan
     Config config = fp8_config(fp8_shapes()[0], Fp8Recipe::kDelayed);
     config.valid_data = {"valid.bin"};
     const auto planned = [&](EvalBf16 evaluates, int64_t layers, int ranks) {
-        config.eval_bf16 = evaluates;
-        config.shape.num_layers = layers;
+        config.eval_bf16 = evaluates, config.shape.num_layers = layers;
         config.global_batch_size = config.micro_batch_size * ranks;
         const MemoryPlan plan = memory_of(config, ranks);
         int64_t bytes = 0;

@@ -42,11 +42,7 @@ Words bf16_names(const Fp8Plan& plan) {
 
 DeviceInfo h200() {
     DeviceInfo d;
-    d.name = "NVIDIA H200";
-    d.sm = 90;
-    d.driver = "13.0";
-    d.toolkit = "13.0";
-    d.cublaslt_version = 130100;
+    d.name = "NVIDIA H200", d.sm = 90, d.driver = "13.0", d.toolkit = "13.0", d.cublaslt_version = 130100;
     return d;
 }
 
@@ -193,10 +189,7 @@ TEST_CASE("fp8 plan: number of matmuls") {
 TEST_CASE("fp8 device: the error has the versions needed and found") {
     auto error = [](const char* recipe, int sm, int64_t cublaslt, const char* driver, bool sm90a = true) {
         DeviceInfo d = h200();
-        d.sm = sm;
-        d.cublaslt_version = cublaslt;
-        d.driver = driver;
-        d.sm90a_code = sm90a;
+        d.sm = sm, d.cublaslt_version = cublaslt, d.driver = driver, d.sm90a_code = sm90a;
         return fp8_device_error(planned("llama", {"--fp8-recipe", recipe}).plan, d);
     };
     for (const char* recipe : {"delayed", "tensorwise", "blockwise", "int8-forward"}) {

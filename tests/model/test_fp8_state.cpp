@@ -150,9 +150,7 @@ TEST_CASE("fp8 state: the FP8 weights are those of the masters, before and after
         for (Fp8Recipe recipe : kFp8Recipes) {
             CAPTURE(static_cast<int>(recipe));
             Config config = fp8_config(fp8_shapes()[1], recipe);
-            config.shape.tied_head = tied;
-            config.fp8_lm_head = true;
-            config.lr = 0.05;
+            config.shape.tied_head = tied, config.fp8_lm_head = true, config.lr = 0.05;
             TestModel model(config);
             const Fp8State& fp8 = model.trainer->fp8();
             for (uint64_t i = 0; i < 4; i++) {

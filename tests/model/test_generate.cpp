@@ -64,8 +64,7 @@ TEST_CASE("generate: an invalid prompt is named") {
     const Case cases[] = {
         {61, "1 61", "--prompt: token 61 lies outside the vocabulary of 61"},
         {258, "1 -1", "--prompt \"1 -1\": a vocabulary of 258 is not bytes: give token ids"},
-        {258, "99999999999", "a vocabulary of 258 is not bytes"},
-        {61, " ", "--prompt: an empty prompt"},
+        {258, "99999999999", "a vocabulary of 258 is not bytes"}, {61, " ", "--prompt: an empty prompt"},
         {61, "a", "--prompt: token 97 lies outside the vocabulary of 61"},
         {61, "1 2 3 4 5 6", "--prompt: a prompt of 6 tokens and --sample-tokens 3 exceed --seq-length 8"},
         {61, "1 2 3 4 5", ""},

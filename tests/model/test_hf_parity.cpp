@@ -61,8 +61,7 @@ void check_model(const std::string& name) {
     const SafetensorsReader reference(directory + "/reference.safetensors");
     const int64_t B = 2, T = 16, N = B * T;
     TestModel model(tiny_config(model_config_from_hf(directory), Dtype::kFp32, B, T));
-    load_hf_weights(directory, model.config.shape, model.table, model.trainer->state_access(model.ctx),
-                    model.comm);
+    load_hf_weights(directory, model.config.shape, model.table, model.trainer->state_access(model.ctx), model.comm);
     model.trainer->weights_from_masters(model.ctx, true);
     model.set_batch(ints(reference, "input_ids"), ints(reference, "targets"));
     REQUIRE(model.counted < N);   // some targets are ignored
@@ -97,10 +96,7 @@ void save_trained(TestModel& model, const std::string& root) {
     model.set_random_batch(2, 17);
     for (int i = 0; i < 3; i++) model.step();
     checkpoint_test::CheckpointRequest request;
-    request.root = root;
-    request.seq_length = T;
-    request.state_json = checkpoint_test::state_json(3);
-    request.step = 3;
+    request.root = root, request.seq_length = T, request.state_json = checkpoint_test::state_json(3), request.step = 3;
     save_checkpoint(request, model.config.shape, model.table, model.trainer->state_access(model.ctx));
     model.gradients();
     const std::vector<double> logits = logits_of(model);

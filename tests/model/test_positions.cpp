@@ -43,8 +43,7 @@ struct Packed {
 
 Config packed_config(const ModelConfig& shape, Dtype dtype, int64_t B, int64_t T) {
     Config config = tiny_config(shape, dtype, B, T);
-    config.shape.init_std = 0.3;
-    config.shape.max_positions = T;
+    config.shape.init_std = 0.3, config.shape.max_positions = T;
     config.reset_attention_mask = config.reset_position_ids = true;
     return config;
 }
@@ -166,9 +165,7 @@ TEST_CASE("restarted positions: in FP8, also of attention, and with any recomput
     for (bool fp8_attention : {false, true}) {
         if (fp8_attention) shape.kv_channels = 64;
         Config config = fp8_config(shape, Fp8Recipe::kDelayed);
-        config.shape.max_positions = 40;
-        config.fp8_attention = fp8_attention;
-        config.reset_attention_mask = true;
+        config.shape.max_positions = 40, config.fp8_attention = fp8_attention, config.reset_attention_mask = true;
         const Packed packed({33, 17, 5, 25}, shape.vocab_size);
         double losses[2], norms[2][3];
         for (bool restart : {false, true})

@@ -101,8 +101,7 @@ TEST_CASE("cpu gemm adds a bias") {
 TEST_CASE("cpu gemm refuses unsupported arguments") {
     Ctx ctx;
     const Shape s{4, 4, 4};
-    HostTensor a = random_tensor(Dtype::kFp32, 16, 1), b = random_tensor(Dtype::kFp32, 16, 2),
-               d(Dtype::kFp32, 16);
+    HostTensor a = random_tensor(Dtype::kFp32, 16, 1), b = random_tensor(Dtype::kFp32, 16, 2), d(Dtype::kFp32, 16);
     HostTensor narrow(Dtype::kBf16, 16), bias(Dtype::kFp32, 4), integers(Dtype::kInt32, 16);
     auto refused = [&](auto change) {
         GemmArgs args = arguments(d, a, b, s, GemmLayout::kForward);

@@ -21,8 +21,7 @@ struct Chunks {
     explicit Chunks(const HostTensor& x) : codes(kCodes, x.elems()), scales(kF, x.elems() / kGradCommChunk) {
         Ctx ctx;
         HostTensor in = x;
-        cpu::quantize_chunks(ctx, {.out = codes.view(), .scales = scales.view(), .in = in.view(),
-                                   .counts = &counts});
+        cpu::quantize_chunks(ctx, {.out = codes.view(), .scales = scales.view(), .in = in.view(), .counts = &counts});
         CHECK(codes.guards_intact());
         CHECK(scales.guards_intact());
         CHECK(in.same_bits(x));
@@ -225,8 +224,7 @@ TEST_CASE("cpu sum_ranks: adds the rounded sum over the ranks to what was there"
             const int64_t n = 10007;
             HostTensor in = random_tensor(dtype, ranks * n, 3), out = random_tensor(kF, n, 4, 100);
             const HostTensor sum = sum_of_ranks(in, ranks), want = plain_sum({out, sum}, {0, 1});
-            cpu::sum_ranks(ctx, {.out = out.view(), .in = in.view(), .scales = {}, .ranks = ranks,
-                                 .accumulate = true});
+            cpu::sum_ranks(ctx, {.out = out.view(), .in = in.view(), .scales = {}, .ranks = ranks, .accumulate = true});
             CHECK(out.guards_intact());
             CHECK(out.same_bits(want));
             CHECK_FALSE(out.same_bits(sum));

@@ -53,9 +53,8 @@ struct Embedding {
 };
 
 // Error bound of start[i] plus a sum of `chain` terms with absolute values `magnitude`.
-void check_added(const char* name, const HostTensor& got, const HostTensor& start,
-                 const std::vector<double>& sum, const std::vector<double>& magnitude, double chain,
-                 Dtype working) {
+void check_added(const char* name, const HostTensor& got, const HostTensor& start, const std::vector<double>& sum,
+                 const std::vector<double>& magnitude, double chain, Dtype working) {
     HostTensor want(Dtype::kFp64, got.elems());
     for (int64_t i = 0; i < got.elems(); i++) want.set(i, start.get(i) + sum[i]);
     const double u = 2 * acc_roundoff(working), round = 1.01 * unit_roundoff(got.dtype());
@@ -96,8 +95,7 @@ TEST_CASE("cpu embedding") {
                 }
                 check_added("dwte", e.dwte, before.dwte, sum, magnitude, N + 1, type);
                 if (positions)
-                    check_added("dwpe", e.dwpe, before.dwpe, position_sum, position_magnitude, N / T + 1,
-                                type);
+                    check_added("dwpe", e.dwpe, before.dwpe, position_sum, position_magnitude, N / T + 1, type);
                 else CHECK(e.dwpe.same_bits(before.dwpe));
             }
 }
@@ -284,8 +282,7 @@ TEST_CASE("cpu bias_backward adds column sums") {
     for (Dtype type : kTypes)
         for (auto [N, C] : {std::pair{1, 1}, {5, 3}, {33, 130}, {8300, 5}}) {
             HostTensor dout = random_tensor(type, N * C, 1), scratch(stat_dtype(type), kPartialRows * C);
-            HostTensor before =
-                random_tensor(N == 33 && type != Dtype::kFp64 ? Dtype::kBf16 : stat_dtype(type), C, 2);
+            HostTensor before = random_tensor(N == 33 && type != Dtype::kFp64 ? Dtype::kBf16 : stat_dtype(type), C, 2);
             HostTensor dbias = before;
             cpu::bias_backward(
                 ctx, {.dbias = dbias.view(), .scratch = scratch.view(), .dout = dout.view(), .N = N, .C = C});
@@ -378,9 +375,7 @@ TEST_CASE("cpu classifier") {
 
 TEST_CASE("cpu classifier ignores and counts targets") {
     Classifier c(5, 7, 9, Dtype::kBf16);
-    c.targets = {3, kIgnoreIndex, 7, -2, 0};
-    c.state.bad_tokens = 1;
-    c.z_loss = 0.5f;
+    c.targets = {3, kIgnoreIndex, 7, -2, 0}, c.state.bad_tokens = 1, c.z_loss = 0.5f;
     c.run();
     CHECK_EQ(c.state.bad_tokens, 3);   // 7 and -2, but not kIgnoreIndex
     for (int64_t n : {1, 2, 3}) {

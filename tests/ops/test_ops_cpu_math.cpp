@@ -21,8 +21,7 @@ template <typename A> A exp_of(A x) {
 // Error in units of the last place of the exact value.
 template <typename A> double ulps(A got, long double exact) {
     A rounded = static_cast<A>(exact);
-    long double ulp =
-        std::nextafter(std::fabs(rounded), std::numeric_limits<A>::infinity()) - std::fabs(rounded);
+    long double ulp = std::nextafter(std::fabs(rounded), std::numeric_limits<A>::infinity()) - std::fabs(rounded);
     return static_cast<double>(std::fabs(got - exact) / ulp);
 }
 
@@ -58,8 +57,7 @@ TEST_CASE("cpu log is accurate to 2 units in the last place") {
     double worst = 0;
     for (int i = 0; i < 200000; i++) {
         Philox4 p = philox(5, static_cast<uint64_t>(i));
-        double x =
-            std::ldexp(1.0 + p.word[0] * 0x1p-32, i % 2 ? static_cast<int>(p.word[1] % 2000) - 1000 : 0);
+        double x = std::ldexp(1.0 + p.word[0] * 0x1p-32, i % 2 ? static_cast<int>(p.word[1] % 2000) - 1000 : 0);
         worst = std::max(worst, ulps(cpu::log(x), std::log(static_cast<long double>(x))));
         worst = std::max(worst, ulps(cpu::log(1 / x), std::log(static_cast<long double>(1 / x))));
     }
@@ -151,10 +149,8 @@ TEST_CASE("stochastic rounding is unbiased and keeps what is exact") {
         sum += static_cast<float>(stochastic_round_bf16(value, random));
     CHECK_EQ(sum / n, static_cast<double>(value));   // every random number once: exact
     CHECK_EQ(stochastic_round_bf16(1.5f, 0xffff).bits, bf16(1.5f).bits);
-    CHECK(std::isnan(
-        static_cast<float>(stochastic_round_bf16(std::numeric_limits<float>::quiet_NaN(), 0xffff))));
-    CHECK(std::isinf(
-        static_cast<float>(stochastic_round_bf16(std::numeric_limits<float>::infinity(), 0xffff))));
+    CHECK(std::isnan(static_cast<float>(stochastic_round_bf16(std::numeric_limits<float>::quiet_NaN(), 0xffff))));
+    CHECK(std::isinf(static_cast<float>(stochastic_round_bf16(std::numeric_limits<float>::infinity(), 0xffff))));
 }
 
 TEST_CASE("power_by_squaring") {

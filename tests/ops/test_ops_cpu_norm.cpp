@@ -46,9 +46,8 @@ struct Norm {
         HostTensor x = x_values;
         if (in_place) dx = dresidual;
         NormBackwardArgs args{.dx = dx.view(), .dresidual = (in_place ? dx : dresidual).view(),
-                              .dweight = dweight.view(), .dbias = {}, .scratch = scratch.view(),
-                              .dout = dout.view(), .x = x.view(), .mean = {},
-                              .rstd = rstd.view(), .weight = weight.view(), .N = N, .C = C};
+                              .dweight = dweight.view(), .dbias = {}, .scratch = scratch.view(), .dout = dout.view(),
+                              .x = x.view(), .mean = {}, .rstd = rstd.view(), .weight = weight.view(), .N = N, .C = C};
         if (layer) args.mean = mean.view(), args.dbias = dbias.view();
         (layer ? cpu::layernorm_backward : cpu::rmsnorm_backward)(ctx, args);
     }
@@ -89,8 +88,7 @@ void check_forward(const Norm& n, const HostTensor& x) {
         int64_t r = i / n.C, c = i % n.C;
         double scaled = std::fabs(n.weight.get(c)) * want.rstd.get(r);
         double normalised = std::fabs(x.get(i) - want.mean.get(r));
-        return scaled * (mean_error(r) + normalised * (k + 8) * u) + (u + round) * std::fabs(want.out.get(i))
-               + kTiny;
+        return scaled * (mean_error(r) + normalised * (k + 8) * u) + (u + round) * std::fabs(want.out.get(i)) + kTiny;
     });
 }
 
@@ -99,8 +97,7 @@ void check_backward(const Norm& n, const HostTensor& x, const Norm& before) {
     HostTensor dx(Dtype::kFp64, n.N * n.C), error(dx);
     std::vector<double> dweight(n.C), dbias(n.C), weight_terms(n.C), bias_terms(n.C);
     for (int64_t r = 0; r < n.N; r++) {
-        double mean = n.layer ? n.mean.get(r) : 0, rstd = n.rstd.get(r), g_sum = 0, gx_sum = 0, g_abs = 0,
-               gx_abs = 0;
+        double mean = n.layer ? n.mean.get(r) : 0, rstd = n.rstd.get(r), g_sum = 0, gx_sum = 0, g_abs = 0, gx_abs = 0;
         auto normalised = [&](int64_t c) { return (x.get(r * n.C + c) - mean) * rstd; };
         auto g = [&](int64_t c) { return n.dout.get(r * n.C + c) * n.weight.get(c); };
         for (int64_t c = 0; c < n.C; c++) {
@@ -120,8 +117,7 @@ void check_backward(const Norm& n, const HostTensor& x, const Norm& before) {
         }
     }
     check_close("dx", n.dx, dx, [&](int64_t i) { return error.get(i); });
-    auto check_sums = [&](const char* name, const HostTensor& got, const HostTensor& start, auto& sums,
-                          auto& terms) {
+    auto check_sums = [&](const char* name, const HostTensor& got, const HostTensor& start, auto& sums, auto& terms) {
         HostTensor want(Dtype::kFp64, n.C);
         for (int64_t c = 0; c < n.C; c++) want.set(c, start.get(c) + sums[c]);
         check_close(name, got, want, [&](int64_t c) {
@@ -182,8 +178,7 @@ struct QkNorm {
     int64_t N, NH, NKV, HS, heads = NH + NKV, width = (NH + 2 * NKV) * HS;
     HostTensor in, q_weight, k_weight, out, rstd, dqkv, dq_weight, dk_weight, scratch;
     static constexpr float kEps = 1e-4f;
-    QkNorm(int64_t n, int64_t nh, int64_t nkv, int64_t hs, Dtype type, Dtype grad)
-        : N(n), NH(nh), NKV(nkv), HS(hs) {
+    QkNorm(int64_t n, int64_t nh, int64_t nkv, int64_t hs, Dtype type, Dtype grad) : N(n), NH(nh), NKV(nkv), HS(hs) {
         Dtype stat = stat_dtype(type);
         in = random_tensor(type, N * width, 1), out = HostTensor(type, N * width),
         rstd = HostTensor(stat, N * heads);
@@ -208,8 +203,7 @@ struct QkNorm {
     Norm as_norm(int64_t n, int64_t h, Dtype type) const {
         Norm norm(false, {1, HS}, type, stat_dtype(type));
         for (int64_t d = 0; d < HS; d++) {
-            norm.in.set(d, in.get(n * width + h * HS + d)),
-                norm.dout.set(d, dqkv.get(n * width + h * HS + d));
+            norm.in.set(d, in.get(n * width + h * HS + d)), norm.dout.set(d, dqkv.get(n * width + h * HS + d));
             norm.weight.set(d, (h < NH ? q_weight : k_weight).get(d));
         }
         norm.rstd.set(0, rstd.get(n * heads + h));
@@ -260,8 +254,7 @@ TEST_CASE("cpu qk_norm is an rmsnorm of every query and key head") {
                     REQUIRE(q.dqkv.get(n * q.width + i) == before.dqkv.get(n * q.width + i));
                 }
             for (int64_t d = 0; d < HS; d++)
-                dq.set(d, dq.get(d) + before.dq_weight.get(d)),
-                    dk.set(d, dk.get(d) + before.dk_weight.get(d));
+                dq.set(d, dq.get(d) + before.dq_weight.get(d)), dk.set(d, dk.get(d) + before.dk_weight.get(d));
             auto bound = [&](int64_t) {
                 return (column_chain(N) + NH + 4) * u * 6 * N * NH;
             };  // |terms| below 6
@@ -275,15 +268,13 @@ namespace {
 struct Rope {
     int64_t N, T, NH, NKV, HS, width = (NH + 2 * NKV) * HS;
     HostTensor qkv, cos_sin;
-    Rope(int64_t n, int64_t t, int64_t nh, int64_t nkv, int64_t hs, Dtype type)
-        : N(n), T(t), NH(nh), NKV(nkv), HS(hs) {
+    Rope(int64_t n, int64_t t, int64_t nh, int64_t nkv, int64_t hs, Dtype type) : N(n), T(t), NH(nh), NKV(nkv), HS(hs) {
         qkv = random_tensor(type, N * width, 1);
         cos_sin = HostTensor(stat_dtype(type), T * HS);
         for (int64_t t_ = 0; t_ < T; t_++)
             for (int64_t i = 0; i < HS / 2; i++) {
                 double angle = static_cast<double>(t_) * std::pow(100.0, -2.0 * i / HS);
-                cos_sin.set(t_ * HS + 2 * i, std::cos(angle)),
-                    cos_sin.set(t_ * HS + 2 * i + 1, std::sin(angle));
+                cos_sin.set(t_ * HS + 2 * i, std::cos(angle)), cos_sin.set(t_ * HS + 2 * i + 1, std::sin(angle));
             }
     }
     RopeArgs args() {
@@ -300,14 +291,11 @@ TEST_CASE("cpu rope rotates queries and keys by their position") {
             Rope r(N, T, NH, NKV, HS, type);
             HostTensor before = r.qkv, want(Dtype::kFp64, r.qkv.elems());
             for (int64_t i = 0; i < want.elems(); i++) {
-                int64_t n = i / r.width, column = i % r.width, d = column % HS, half = HS / 2,
-                        pair = d % half;
+                int64_t n = i / r.width, column = i % r.width, d = column % HS, half = HS / 2, pair = d % half;
                 int64_t partner = d < half ? i + half : i - half;
-                double cosine = r.cos_sin.get(n % T * HS + 2 * pair),
-                       sine = r.cos_sin.get(n % T * HS + 2 * pair + 1);
+                double cosine = r.cos_sin.get(n % T * HS + 2 * pair), sine = r.cos_sin.get(n % T * HS + 2 * pair + 1);
                 bool rotated = column < (NH + NKV) * HS;
-                want.set(i, !rotated
-                                ? before.get(i)
+                want.set(i, !rotated ? before.get(i)
                                 : before.get(i) * cosine + (d < half ? -1 : 1) * before.get(partner) * sine);
             }
             cpu::rope_forward(ctx, r.args());

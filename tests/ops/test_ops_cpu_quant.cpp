@@ -166,9 +166,8 @@ TEST_CASE("cpu quantize: exact counts, once for rowwise and transposed") {
         bool saturated, flushed, nonfinite;
     };
     // With scale 2 in E4M3: largest 448, half of the smallest number 2^-10.
-    const Value values[] = {{0, false, false, false},        {-0.0, false, false, false},
-                            {224, false, false, false},      {225, true, false, false},
-                            {-232, true, false, false},      {1e30, true, false, false},
+    const Value values[] = {{0, false, false, false},        {-0.0, false, false, false}, {224, false, false, false},
+                                 {225, true, false, false}, {-232, true, false, false},      {1e30, true, false, false},
                             {-3e38, true, false, false},     // the product is infinite, the value is not
                             {inf, false, false, true},       {-inf, false, false, true},
                             {std::nan(""), false, false, true}, {0x1p-11, false, true, false},

@@ -168,13 +168,11 @@ TEST_CASE("cpu adamw follows its formula") {
             double b1 = a.args.beta1, b2 = a.args.beta2, g = before.grad.get(i) * a.state.grad_mul;
             m.set(i, b1 * before.m.get(i) + (1 - b1) * g), v.set(i, b2 * before.v.get(i) + (1 - b2) * g * g);
             double m_hat = m.get(i) / (1 - b1 * b1 * b1), v_hat = v.get(i) / (1 - b2 * b2 * b2);
-            double denominator = std::sqrt(v_hat) + static_cast<double>(a.args.eps),
-                   decay = a.args.weight_decay;
+            double denominator = std::sqrt(v_hat) + static_cast<double>(a.args.eps), decay = a.args.weight_decay;
             double direction = m_hat / denominator + decay * before.master.get(i);
             master.set(i, before.master.get(i) - static_cast<double>(a.state.lr) * direction);
             double m_terms = std::fabs(b1 * before.m.get(i)) + std::fabs((1 - b1) * g);
-            double terms =
-                m_terms / (1 - b1 * b1 * b1) / denominator + std::fabs(decay * before.master.get(i));
+            double terms = m_terms / (1 - b1 * b1 * b1) / denominator + std::fabs(decay * before.master.get(i));
             error.set(i, 10 * u * static_cast<double>(a.state.lr) * terms + u * std::fabs(master.get(i)));
         }
         // Stochastic rounding changes a moment by less than one ulp, twice the roundoff of nearest.
@@ -260,8 +258,7 @@ TEST_CASE("cpu initial values depend only on key and element") {
     cpu::fill_normal(ctx, {.out = part.view(), .key = 5, .element_offset = 3 + 777, .mean = 0.25f, .std = 2});
     bool equal = true;
     for (int64_t i = 0; i < n; i++)
-        equal &= whole.get(i)
-                 == static_cast<double>(std::fmaf(2, rng_normal(5, static_cast<uint64_t>(3 + i)), 0.25f));
+        equal &= whole.get(i) == static_cast<double>(std::fmaf(2, rng_normal(5, static_cast<uint64_t>(3 + i)), 0.25f));
     CHECK(equal);
     CHECK(narrow.same_bits(whole.to(Dtype::kBf16)));
     for (int64_t i = 0; i < 100; i++) CHECK_EQ(part.get(i), whole.get(777 + i));

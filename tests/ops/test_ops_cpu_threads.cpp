@@ -15,8 +15,7 @@ namespace threads_test {
 namespace {
 
 // Sizes large enough for every operation to use several threads.
-constexpr int64_t B = 4, T = 100, N = B * T, C = 72, NH = 6, NKV = 2, HS = 24, kWidth = (NH + 2 * NKV) * HS,
-                  V = 90;
+constexpr int64_t B = 4, T = 100, N = B * T, C = 72, NH = 6, NKV = 2, HS = 24, kWidth = (NH + 2 * NKV) * HS, V = 90;
 
 using Outputs = std::vector<HostTensor>;
 using Operation = std::function<Outputs(Dtype)>;
@@ -51,8 +50,7 @@ Outputs embedding(Dtype type) {
 Outputs bias(Dtype type) {
     Inputs in{type};
     HostTensor dout = in.random(N * C), dbias = in.random(C), scratch = in.scratch(kPartialRows * C);
-    cpu::bias_backward(
-        in.ctx, {.dbias = dbias.view(), .scratch = scratch.view(), .dout = dout.view(), .N = N, .C = C});
+    cpu::bias_backward(in.ctx, {.dbias = dbias.view(), .scratch = scratch.view(), .dout = dout.view(), .N = N, .C = C});
     return {dbias};
 }
 
@@ -68,8 +66,7 @@ Outputs loss(Dtype type) {
     state.dloss_mul = 0.1f;
     cpu::classifier(in.ctx, {.logits = logits.view(), .losses = losses.view(), .targets = targets.data(),
                              .state = &state, .N = N, .V = C - 3, .Vp = C, .write_dlogits = true});
-    cpu::sum_losses(in.ctx,
-                    {.sum = sums.as<double>(), .losses = losses.view(), .scratch = partial.view(), .N = N});
+    cpu::sum_losses(in.ctx, {.sum = sums.as<double>(), .losses = losses.view(), .scratch = partial.view(), .N = N});
     cpu::sum_squares(in.ctx, {.sum = sums.as<double>() + 1, .in = logits.view(), .scratch = partial.view()});
     sums.set(2, state.bad_tokens);
     return {logits, losses, sums};
@@ -105,12 +102,8 @@ Outputs optimizer(Dtype type) {
 }
 
 const std::map<std::string, Operation> kOperations = {
-    {"qk_norm_forward", qk_norm_forward},
-    {"embedding", embedding},
-    {"bias_backward", bias},
-    {"classifier and sums", loss},
-    {"gemm", matmul},
-    {"adamw, fill_normal, cast", optimizer},
+    {"qk_norm_forward", qk_norm_forward}, {"embedding", embedding}, {"bias_backward", bias},
+    {"classifier and sums", loss}, {"gemm", matmul}, {"adamw, fill_normal, cast", optimizer},
 };
 
 }  // namespace

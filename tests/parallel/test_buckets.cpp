@@ -167,10 +167,8 @@ TEST_CASE("buckets: 256 MB, or with --zero 3 and several ranks whole layers, unl
 
 TEST_CASE("buckets: a large model in buckets of 256 MB") {
     Config config;
-    config.shape = find_model_preset("llama3-8B")->config;
-    config.seq_length = 8192;
-    config.micro_batch_size = config.global_batch_size = 1;
-    config.fp8_recipe = Fp8Recipe::kDelayed;
+    config.shape = find_model_preset("llama3-8B")->config, config.seq_length = 8192;
+    config.micro_batch_size = config.global_batch_size = 1, config.fp8_recipe = Fp8Recipe::kDelayed;
     const Cut cut(config, 8, 256'000'000);
     CHECK(cut.table.param_elems == 8030261248);
     int64_t longest_linears = 0;

@@ -15,12 +15,8 @@ std::vector<RankPlace> four_places() {
     std::vector<RankPlace> places;
     for (int rank = 0; rank < 4; rank++) {
         RankPlace p;
-        p.host = rank < 2 ? "north" : "south";
-        p.local_rank = rank % 2;
-        p.local_ranks = p.visible = 2;
-        p.index = device_of_rank(p.local_rank, p.visible);
-        p.name = "NVIDIA H200";
-        p.id = "GPU-" + std::to_string(rank);
+        p.host = rank < 2 ? "north" : "south", p.local_rank = rank % 2, p.local_ranks = p.visible = 2;
+        p.index = device_of_rank(p.local_rank, p.visible), p.name = "NVIDIA H200", p.id = "GPU-" + std::to_string(rank);
         p.bus = strf("0000:%02d:00.0", rank);
         places.push_back(p);
     }

@@ -85,8 +85,7 @@ std::vector<TrainingCase> cases() {
     add("gpt2, recompute norms", gpt2).recompute = Recompute::kNormAct;
     for (const ModelConfig& shape : {gpt2, llama}) {
         Config& restarts = add("documents, positions that restart, chunks of the loss", shape);
-        restarts.reset_attention_mask = restarts.reset_position_ids = true;
-        restarts.micro_batch_size = 2;
+        restarts.reset_attention_mask = restarts.reset_position_ids = true, restarts.micro_batch_size = 2;
         restarts.loss_chunk = 3;
     }
     return all;
@@ -212,9 +211,7 @@ TEST_CASE("context: with a forward pass in INT8 levels 0 and 1, and levels 2 and
 
 TEST_CASE("context: the forward pass has the bits of one rank with FP8 attention and positions that restart") {
     Config config = fp8_config(fp8_shape(1), Fp8Recipe::kNone);
-    config.seq_length = config.shape.max_positions = 64;
-    config.shape.kv_channels = 64;
-    config.micro_batch_size = 2;
+    config.seq_length = config.shape.max_positions = 64, config.shape.kv_channels = 64, config.micro_batch_size = 2;
     config.fp8_attention = config.reset_attention_mask = config.reset_position_ids = true;
     const Result one = alone(config, Dtype::kBf16);
     for (int context : {2, 4}) CHECK(run(config, 4, context).loss == doctest::Approx(one.loss).epsilon(1e-12));
@@ -224,10 +221,7 @@ TEST_CASE("context: the forward pass has the bits of one rank with FP8 attention
 
 TEST_CASE("context: delayed scaling calibrates on one micro-batch, though a rank's part of it has no target") {
     Config config = fp8_config(fp8_shape(1), Fp8Recipe::kDelayed);
-    config.micro_batch_size = 1;
-    config.seq_length = 64;
-    config.context_parallel = 2;
-    config.global_batch_size = 2;
+    config.micro_batch_size = 1, config.seq_length = 64, config.context_parallel = 2, config.global_batch_size = 2;
     const int64_t T = config.seq_length;
     std::vector<std::string> scales;
     for (const bool swapped : {false, true}) {
@@ -259,9 +253,7 @@ TEST_CASE("context: the ranks of a group stage their parts of the same sequences
     std::fill_n(flags.begin(), T + 3 * T / 4 + 1, 0);
     data_test::spill(dir / "a.mask", data_test::mask_bytes(flags));
     Config config = cases()[1].config;
-    config.shape.vocab_size = 100;
-    config.micro_batch_size = 1;
-    config.global_batch_size = sequences;
+    config.shape.vocab_size = 100, config.micro_batch_size = 1, config.global_batch_size = sequences;
     config.seq_length = T;
     for (const auto& [ranks, context] : std::vector<std::pair<int, int>>{{1, 1}, {2, 2}, {4, 2}, {4, 4}}) {
         CAPTURE(ranks);
@@ -298,9 +290,7 @@ TEST_CASE("context: evaluation, HellaSwag's losses and samples are those of one 
     const data_test::TempDir dir;
     data_test::spill(dir / "valid.bin", data_test::llmc_v1(data_test::counting(0, 400)));
     Config config = cases()[1].config;
-    config.shape.vocab_size = 500;
-    config.shape.max_positions = 64;
-    config.seq_length = 32;
+    config.shape.vocab_size = 500, config.shape.max_positions = 64, config.seq_length = 32;
     const DataLoader data(data_test::config_of({dir / "valid.bin"}, config.seq_length));
     struct Seen {
         double loss;

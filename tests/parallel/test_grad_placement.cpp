@@ -98,10 +98,8 @@ TEST_CASE("grad placement: whole gradients have the offsets of the flat buffers 
 
 TEST_CASE("grad placement: a large model needs the memory of a few layers") {
     Config config;
-    config.shape = find_model_preset("llama3-8B")->config;
-    config.seq_length = 8192;
-    config.micro_batch_size = config.global_batch_size = 1;
-    config.fp8_recipe = Fp8Recipe::kDelayed;
+    config.shape = find_model_preset("llama3-8B")->config, config.seq_length = 8192;
+    config.micro_batch_size = config.global_batch_size = 1, config.fp8_recipe = Fp8Recipe::kDelayed;
     const Placed placed(config, 8, 256'000'000);
     int64_t longest = 0, layer = 0;
     for (const ParamGroup& bucket : placed.buckets.all()) longest = std::max(longest, bucket.elems);

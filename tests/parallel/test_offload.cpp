@@ -30,9 +30,7 @@ std::vector<OffloadCase> offload_cases() {
     add("blockwise, ZeRO-2, 3 ranks", 0, Fp8Recipe::kBlockwise, 3).zero = 2;
     add("INT8 forward, ZeRO-1, 3 ranks", 0, Fp8Recipe::kInt8Forward, 3);
     Config& three = add("delayed, ZeRO-3, shards of gradients in bf16, 2 ranks", 1, Fp8Recipe::kDelayed, 2);
-    three.zero = 3;
-    three.grad_shard_dtype = Dtype::kBf16;
-    three.ema = 0.5;
+    three.zero = 3, three.grad_shard_dtype = Dtype::kBf16, three.ema = 0.5;
     return offload_cases;
 }
 
@@ -98,9 +96,7 @@ TEST_CASE("offload: the bits are equal to those of a run whose state is on the d
 TEST_CASE("offload: the streams may be deferred as far as the events allow, and each event is needed") {
     if (!device::device_info(-1).toolkit.empty()) return;   // the order on a GPU is not controlled
     Config config = in_small_buckets(fp8_config(fp8_shapes()[1], Fp8Recipe::kDelayed));
-    config.lr = 0.03;
-    config.fp8_amax_compute_algo = AmaxAlgo::kMostRecent;
-    config.shape.num_layers = 1;
+    config.lr = 0.03, config.fp8_amax_compute_algo = AmaxAlgo::kMostRecent, config.shape.num_layers = 1;
     config.shape.vocab_size = 120;   // no chunk has padding only
     config.seq_length = 16;
     config.micro_batch_size = config.global_batch_size = 4;
@@ -168,11 +164,8 @@ constexpr Recompute kLevels[] = {Recompute::kNone, Recompute::kNormAct, Recomput
 
 Config deep(size_t shape, Fp8Recipe recipe, Recompute recompute, int64_t layers) {
     Config config = in_small_buckets(fp8_config(fp8_shapes()[shape], recipe));
-    config.shape.num_layers = layers;
-    config.shape.init_std = 0.05;
-    config.seq_length = 16;
-    config.recompute = recompute;
-    config.lr = 0.01;
+    config.shape.num_layers = layers, config.shape.init_std = 0.05, config.seq_length = 16;
+    config.recompute = recompute, config.lr = 0.01;
     return config;
 }
 

@@ -269,10 +269,7 @@ TEST_CASE("grad comm dtypes: the reported error is that against fp32 sums, and m
          {std::tuple{1, Dtype::kFp32, Dtype::kFp32}, {1, Dtype::kBf16, Dtype::kFp32}, {2, Dtype::kFp32, Dtype::kFp32},
           {2, Dtype::kBf16, Dtype::kFp32}, {2, Dtype::kFp32, Dtype::kBf16}}) {
         Config config = in_small_buckets(fp8_config(fp8_shapes()[1], Fp8Recipe::kTensorwise));
-        config.zero = zero;
-        config.grad_shard_dtype = shard;
-        config.bf16_linears = {"0.*"};
-        config.grad_dtype = grad;
+        config.zero = zero, config.grad_shard_dtype = shard, config.bf16_linears = {"0.*"}, config.grad_dtype = grad;
         config.grad_comm_dtype = Dtype::kE4m3;
         const Reduction silent = reduce_gradients(config, 3);
         config.fp8_stats_interval = 1;

@@ -143,21 +143,12 @@ std::vector<StreamCase> stream_cases() {
     stream_cases.back().every_order = false;
     // Two micro-batches, so that buckets use memory again in which others were reduced.
     Config& two = add("delayed, gradients sharded and in FP8", 0, Fp8Recipe::kDelayed);
-    two.zero = 2;
-    two.global_batch_size = 4;
-    two.grad_comm_dtype = Dtype::kE4m3;
-    two.fp8_stats_interval = 1;
+    two.zero = 2, two.global_batch_size = 4, two.grad_comm_dtype = Dtype::kE4m3, two.fp8_stats_interval = 1;
     Config& small = add("bf16, gradients sharded, a bucket for each parameter", 1, Fp8Recipe::kNone);
-    small.zero = 2;
-    small.global_batch_size = 4;
-    small.grad_dtype = Dtype::kBf16;
-    small.bucket_mb = 1e-6;
+    small.zero = 2, small.global_batch_size = 4, small.grad_dtype = Dtype::kBf16, small.bucket_mb = 1e-6;
     // Buffers that several layers use, and two micro-batches.
     const auto shard_weights = [](Config& config, int64_t layers) {
-        config.zero = 3;
-        config.shape.num_layers = layers;
-        config.bucket_mb = 0.1;
-        config.global_batch_size = 4;
+        config.zero = 3, config.shape.num_layers = layers, config.bucket_mb = 0.1, config.global_batch_size = 4;
     };
     shard_weights(add("bf16, sharded weights", 1, Fp8Recipe::kNone), 3);
     Config& in_fp8 = add("blockwise, sharded weights", 1, Fp8Recipe::kBlockwise);

@@ -12,10 +12,9 @@
 
 namespace {
 
-constexpr Purpose kAllPurposes[] = {Purpose::kWeights,     Purpose::kGradients, Purpose::kMaster,
-                                    Purpose::kMoments,     Purpose::kEma,       Purpose::kOffload,
-                                    Purpose::kActivations, Purpose::kFp8,       Purpose::kComm,
-                                    Purpose::kInputs,      Purpose::kScratch};
+constexpr Purpose kAllPurposes[] = {Purpose::kWeights,     Purpose::kGradients, Purpose::kMaster, Purpose::kMoments,
+                                        Purpose::kEma,       Purpose::kOffload, Purpose::kActivations, Purpose::kFp8,
+                                          Purpose::kComm, Purpose::kInputs,      Purpose::kScratch};
 static_assert(std::size(kAllPurposes) == kPurposes);
 
 }  // namespace
@@ -94,14 +93,9 @@ TEST_CASE("plan: every further micro-batch adds the same operations and collecti
     const struct {
         Words words;
         int64_t data_ranks = 1;
-    } rows[] = {{{}},
-                {{"--fp8-recipe", "delayed"}},
-                {{"--fp8-recipe", "blockwise"}},
-                {{"--recompute", "block"}},
-                {{"--offload", "activations,moments,masters"}},
-                {{"--ranks", "4"}, 4},
-                {{"--ranks", "4", "--zero", "2"}, 4},
-                {{"--ranks", "4", "--zero", "3"}, 4},
+    } rows[] = {{{}}, {{"--fp8-recipe", "delayed"}}, {{"--fp8-recipe", "blockwise"}}, {{"--recompute", "block"}},
+                {{"--offload", "activations,moments,masters"}}, {{"--ranks", "4"}, 4},
+                {{"--ranks", "4", "--zero", "2"}, 4}, {{"--ranks", "4", "--zero", "3"}, 4},
                 {{"--ranks", "4", "--context-parallel", "2"}, 2}};
     for (const auto& [words, data_ranks] : rows) {
         CAPTURE(words.empty() ? "BF16" : words.front() + " " + words.back());
@@ -231,9 +225,7 @@ TEST_CASE("plan: the proposals for a run that does not fit have the memory of a 
     const ParamTable table = make_param_table(config.shape);
     const MemoryPlan plan = planned(config);
     DeviceInfo found;
-    found.name = "NVIDIA B200";
-    found.sm = 100;
-    found.memory_bytes = plan.arena_bytes / 3;
+    found.name = "NVIDIA B200", found.sm = 100, found.memory_bytes = plan.arena_bytes / 3;
     const auto changes = nlohmann::json::parse(plan_json({config, table, plan, found, {}}))["memory"]["changes"];
     std::string all;
     for (const auto& change : changes) {
@@ -301,8 +293,7 @@ TEST_CASE("plan: the prediction is compared once with the median of ten measured
     CHECK(check.measured_ms() == 100.5);
     CHECK(check.text() == "predicted 90.0 ms a step, measured 100.5 ms (median of steps 41-50), -10.4 %");
     predicted.scaled_from = "H200";
-    CHECK(contains(StepTimeCheck(predicted).text(),
-                   "predicted 90.0 ms a step (rates scaled from H200), measured"));
+    CHECK(contains(StepTimeCheck(predicted).text(), "predicted 90.0 ms a step (rates scaled from H200), measured"));
     CHECK(contains(StepTimeCheck({}).text(), "no step time is predicted for this device"));
 }
 

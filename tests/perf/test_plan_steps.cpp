@@ -22,8 +22,7 @@ struct MeasuredStep {
 const Words kSmall = {"--model", "llama3-small", "--micro-batch-size", "8", "--global-batch-size", "64"};
 const Words kTensorwise = {"--fp8-recipe", "tensorwise"}, kBlockwise = {"--fp8-recipe", "blockwise"},
             kEnds = {"--first-last-layers-bf16"}, kSpeedup = {"--fp8-min-speedup", "1"},
-            kSixteen = {"--global-batch-size", "32"},
-            kOne = {"--global-batch-size", "2", "--grad-comm-dtype", "bf16"};
+            kSixteen = {"--global-batch-size", "32"}, kOne = {"--global-batch-size", "2", "--grad-comm-dtype", "bf16"};
 
 // GiB that two ranks took more when they gathered the weights of FP8 linears in BF16: speed-1 and speed-1-gather8 in
 // dev/results/2026-11-21-h200-zero.md.
@@ -51,8 +50,7 @@ const Words k20B = {"--model", "llama3-8B", "--hidden-size", "6144", "--num-laye
 const Words kTwo8 = {"--fp8-recipe", "delayed", "--ranks", "2"},
             kOne8 = {"--global-batch-size", "2", "--grad-comm-dtype", "bf16"};
 const std::vector<MeasuredStep> kStepsAfterRates = {
-    {"8B BF16", "llama", {kLlama8}, 2823, 126.07},
-    {"8B delayed", "llama", {kLlama8, kDelayed}, 1907, 121.63},
+    {"8B BF16", "llama", {kLlama8}, 2823, 126.07}, {"8B delayed", "llama", {kLlama8, kDelayed}, 1907, 121.63},
     {"8B tensorwise", "llama", {kLlama8, kTensorwise}, 1979, 121.63},
     {"8B tensorwise, ends BF16", "llama", {kLlama8, kTensorwise, kEnds}, 2031, 121.91},
     {"8B blockwise", "llama", {kLlama8, kBlockwise}, 2171, 121.84},
@@ -70,8 +68,7 @@ const std::vector<MeasuredStep> kStepsAfterRates = {
     {"124M tensorwise", "gpt2", {kGpt2, kTensorwise, kSpeedup}, 736.9, 24.03},
     {"124M tensorwise, ends BF16", "gpt2", {kGpt2, kTensorwise, kSpeedup, kEnds}, 752.7, 24.50},
     // With --fp8-min-speedup 1, whose prediction of that time left all linears in FP8.
-    {"124M blockwise", "gpt2", {kGpt2, kBlockwise}, 784.2, 24.16},
-    {"small BF16", "llama", {kSmall}, 1145, 32.89},
+    {"124M blockwise", "gpt2", {kGpt2, kBlockwise}, 784.2, 24.16}, {"small BF16", "llama", {kSmall}, 1145, 32.89},
     {"small delayed", "llama", {kSmall, kDelayed, kSpeedup}, 859.9, 31.57},
     {"small tensorwise", "llama", {kSmall, kTensorwise, kSpeedup}, 898.2, 31.57},
     {"small tensorwise, ends BF16", "llama", {kSmall, kTensorwise, kSpeedup, kEnds}, 935.3, 31.80},
@@ -86,12 +83,9 @@ const std::vector<MeasuredStep> kPresentSteps = {
     {"8B delayed, 16 micro-batches", "llama", {kLlama8, kDelayed, kSixteenBatches}, 7140},
     {"8B tensorwise, 16 micro-batches", "llama", {kLlama8, kTensorwise, kSixteenBatches}, 7441},
     {"8B blockwise, 16 micro-batches", "llama", {kLlama8, kBlockwise, kSixteenBatches}, 7854},
-    {"124M BF16", "gpt2", {kGpt2}, 798.7},
-    {"124M delayed", "gpt2", {kGpt2, kDelayed}, 658.6},
-    {"124M blockwise", "gpt2", {kGpt2, kBlockwise}, 743.2},
-    {"small BF16", "llama", {kSmall}, 1096.6},
-    {"small delayed", "llama", {kSmall, kDelayed}, 823.2},
-    {"small blockwise", "llama", {kSmall, kBlockwise}, 907.0},
+    {"124M BF16", "gpt2", {kGpt2}, 798.7}, {"124M delayed", "gpt2", {kGpt2, kDelayed}, 658.6},
+    {"124M blockwise", "gpt2", {kGpt2, kBlockwise}, 743.2}, {"small BF16", "llama", {kSmall}, 1096.6},
+    {"small delayed", "llama", {kSmall, kDelayed}, 823.2}, {"small blockwise", "llama", {kSmall, kBlockwise}, 907.0},
 };
 
 // bench_attention at commit 3e8874e (dev/results/2026-11-21-h200-bf16.md), the kernels of kMeasuredSteps.
@@ -124,8 +118,7 @@ TEST_CASE("plan: step times that were measured are predicted within 5 %, memory 
     const struct {
         const std::vector<MeasuredStep>& steps;
         const std::vector<MeasuredAttention>& attention;
-    } all[] = {{kMeasuredSteps, kFirstAttention},
-               {kStepsAfterRates, kSecondAttention},
+    } all[] = {{kMeasuredSteps, kFirstAttention}, {kStepsAfterRates, kSecondAttention},
                {kPresentSteps, kPresentAttention}};
     for (const auto& [steps, attention] : all) {
         const Rates rates = rates_with(attention, measured_rates());

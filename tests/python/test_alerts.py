@@ -154,8 +154,7 @@ class Delivery(LogToolTest):
 
     def test_commands_that_fail(self):
         data = alerts.message(("skip", 4, "x"), 1, "log.jsonl")
-        for command, said in (("exec 0<&-; exit 0", ""),
-                              ("exit 3", "the command ended with 3"),
+        for command, said in (("exec 0<&-; exit 0", ""), ("exit 3", "the command ended with 3"),
                               (f"sleep 60 & echo $! > {self.folder}/pid; wait", "the command was ended after 1 s")):
             self.assertEqual(alerts.run_command(command, data), said)
         pid, end = int((self.folder / "pid").read_text()), time.monotonic() + 10
@@ -189,8 +188,7 @@ class Delivery(LogToolTest):
                     connection.recv(1 << 16)
                     connection.sendall(b"220 mail.example \x1b[31m secret\r\n")
             threading.Thread(target=serve, daemon=True).start()
-            self.assertIn("no web server (BadStatusLine)",
-                          self.post(f"http://127.0.0.1:{listener.getsockname()[1]}/"))
+            self.assertIn("no web server (BadStatusLine)", self.post(f"http://127.0.0.1:{listener.getsockname()[1]}/"))
 
     @unittest.skipUnless(shutil.which("openssl"), "needs openssl")
     def test_certificates(self):

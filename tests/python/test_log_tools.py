@@ -109,8 +109,7 @@ class Names(LogToolTest):
     def test_names(self):
         path = self.file("a=b.jsonl", "")
         self.assertEqual(named_logs(["one/log.jsonl", "two/log.jsonl", "fp8=x.jsonl", str(path)]),
-                         [("one/log.jsonl", "one"), ("two/log.jsonl", "two"), ("x.jsonl", "fp8"),
-                          (str(path), "a=b")])
+                         [("one/log.jsonl", "one"), ("two/log.jsonl", "two"), ("x.jsonl", "fp8"), (str(path), "a=b")])
         self.assertEqual([name for _, name in named_logs(["a/x/log.jsonl", "b/x/log.jsonl", "b/x/2.jsonl", "y.jsonl"])],
                          ["a/x", "b/x", "2", "y"])
         self.assertEqual(read_log(self.file("out/log.jsonl", (LOGS / "bf16.jsonl").read_bytes())).name, "out")

@@ -11,8 +11,7 @@ def make_certificate(path):
     """One that is signed by itself, with its key, in one file."""
     subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
                     "-days", "2", "-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1",
-                    "-keyout", f"{path}.key",
-                    "-out", path], check=True, capture_output=True)
+                    "-keyout", f"{path}.key", "-out", path], check=True, capture_output=True)
     return path
 
 

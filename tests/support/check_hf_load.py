@@ -59,8 +59,7 @@ def check(directory, logits_path, tolerance):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="+", metavar="DIRECTORY LOGITS")
     parser.add_argument("--tolerance", type=float, default=1e-5)
     arguments = parser.parse_args()

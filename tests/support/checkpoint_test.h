@@ -60,14 +60,8 @@ inline std::vector<std::string> files_under(const std::string& directory) {
 // ---- models: sizes are no multiples of each other or of a block, the vocabulary needs padding
 
 inline ModelConfig gpt2_config() {
-    ModelConfig c;
-    c.num_layers = 2;
-    c.hidden_size = 40;
-    c.ffn_hidden_size = 56;
-    c.num_attention_heads = c.num_query_groups = 5;
-    c.kv_channels = 8;
-    c.vocab_size = 131;
-    c.max_positions = 19;
+    ModelConfig c{.num_layers = 2, .hidden_size = 40, .ffn_hidden_size = 56, .num_attention_heads = 5,
+                  .num_query_groups = 5, .kv_channels = 8, .vocab_size = 131, .max_positions = 19, .rope_scaling = {}};
     return c;
 }
 
@@ -76,14 +70,9 @@ inline ModelConfig llama_config() {
     c.num_attention_heads = 4;
     c.num_query_groups = 2;
     c.kv_channels = 16;  // larger than hidden_size / heads
-    c.norm = Norm::kRmsNorm;
-    c.position = PositionEmbedding::kRope;
-    c.activation = Activation::kSwiglu;
-    c.rotary_base = 500000;
-    c.rope_scaling = {.factor = 8, .original_max_positions = 8};
-    c.linear_bias = LinearBias::kNone;
-    c.tied_head = false;
-    c.norm_eps = 1e-6;
+    c.norm = Norm::kRmsNorm, c.position = PositionEmbedding::kRope, c.activation = Activation::kSwiglu;
+    c.rotary_base = 500000, c.rope_scaling = {.factor = 8, .original_max_positions = 8};
+    c.linear_bias = LinearBias::kNone, c.tied_head = false, c.norm_eps = 1e-6;
     return c;
 }
 
@@ -102,12 +91,9 @@ inline std::vector<NamedConfig> all_configs() {
     qwen3.qk_norm = true;
     qwen3.rope_scaling = {};
     // A model that no class of transformers supports: GPT-2 with rope and grouped queries.
-    mixed.position = PositionEmbedding::kRope;
-    mixed.num_query_groups = 1;
-    mixed.qk_norm = true;
+    mixed.position = PositionEmbedding::kRope, mixed.num_query_groups = 1, mixed.qk_norm = true;
     mixed.tied_head = false;
-    biased.linear_bias = LinearBias::kAll;
-    biased.norm = Norm::kLayerNorm;
+    biased.linear_bias = LinearBias::kAll, biased.norm = Norm::kLayerNorm;
     biased.position = PositionEmbedding::kLearned;
     attention_bias.linear_bias = LinearBias::kAttention;
     mlp_bias.linear_bias = LinearBias::kMlp;
@@ -123,31 +109,20 @@ inline std::vector<NamedConfig> all_configs() {
     yarn.rope_scaling = {.factor = 4, .original_max_positions = 16, .type = RopeScalingType::kYarn};
     own_yarn.rope_scaling = {.factor = 2.5, .original_max_positions = 16, .type = RopeScalingType::kYarn,
                              .beta_fast = 4, .beta_slow = 0.5, .attention_factor = 1.125, .truncate = false};
-    return {{"gpt2", HfClass::kGpt2, gpt2_config()},
-            {"llama", HfClass::kLlama, llama_config()},
-            {"llama, tied", HfClass::kLlama, tied},
-            {"qwen3", HfClass::kQwen3, qwen3},
-            {"mixed", HfClass::kOwn, mixed},
-            {"biased", HfClass::kOwn, biased},
-            {"llama, attention bias", HfClass::kLlama, attention_bias},
-            {"llama, MLP bias", HfClass::kLlama, mlp_bias},
-            {"mistral", HfClass::kMistral, mistral},
-            {"3 heads", HfClass::kMistral, narrow},
-            {"qwen2", HfClass::kQwen2, qwen2},
-            {"qwen2, window", HfClass::kQwen2, qwen2_window},
-            {"qwen3, bias and window", HfClass::kQwen3, qwen3_bias},
-            {"gpt2, window", HfClass::kOwn, window},
-            {"qwen2, yarn", HfClass::kQwen2, yarn},
+    return {{"gpt2", HfClass::kGpt2, gpt2_config()}, {"llama", HfClass::kLlama, llama_config()},
+            {"llama, tied", HfClass::kLlama, tied}, {"qwen3", HfClass::kQwen3, qwen3}, {"mixed", HfClass::kOwn, mixed},
+            {"biased", HfClass::kOwn, biased}, {"llama, attention bias", HfClass::kLlama, attention_bias},
+            {"llama, MLP bias", HfClass::kLlama, mlp_bias}, {"mistral", HfClass::kMistral, mistral},
+            {"3 heads", HfClass::kMistral, narrow}, {"qwen2", HfClass::kQwen2, qwen2},
+            {"qwen2, window", HfClass::kQwen2, qwen2_window}, {"qwen3, bias and window", HfClass::kQwen3, qwen3_bias},
+            {"gpt2, window", HfClass::kOwn, window}, {"qwen2, yarn", HfClass::kQwen2, yarn},
             {"mixed, yarn", HfClass::kOwn, own_yarn}};
 }
 
 inline ModelConfig one_layer() {
     ModelConfig c = llama_config();
-    c.num_layers = 1;
-    c.hidden_size = c.ffn_hidden_size = 16;
-    c.num_attention_heads = c.num_query_groups = 2;
-    c.kv_channels = 8;
-    c.vocab_size = 30;
+    c.num_layers = 1, c.hidden_size = c.ffn_hidden_size = 16, c.num_attention_heads = c.num_query_groups = 2;
+    c.kv_channels = 8, c.vocab_size = 30;
     return c;
 }
 
@@ -256,9 +231,7 @@ inline std::string state_json(int64_t step) {
 
 inline CheckpointRequest request_of(const std::string& root, int64_t step) {
     CheckpointRequest request;
-    request.root = root;
-    request.step = step;
-    request.state_json = state_json(step);
+    request.root = root, request.step = step, request.state_json = state_json(step);
     return request;
 }
 

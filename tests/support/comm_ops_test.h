@@ -169,11 +169,8 @@ QuantMemory quantize_shards(const QuantRequest& request, const HostTensor& x, in
     const auto* block_amaxes = object_in<const uint32_t>(amaxes.view());
     if (blocks) {
         Device::block_scales(ctx, {.scale_inv = to.rowwise_scale_inv.view(),
-                                   .transposed_scale_inv = to.transposed_scale_inv.view(),
-                                   .amaxes = block_amaxes,
-                                   .R = N,
-                                   .C = C,
-                                   .format = request.format});
+                                   .transposed_scale_inv = to.transposed_scale_inv.view(), .amaxes = block_amaxes,
+                                   .R = N, .C = C, .format = request.format});
     } else {
         for (ShardRange range : ranges) {
             Memory in(part_of(x, range), shift_bytes);

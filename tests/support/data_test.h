@@ -84,12 +84,9 @@ inline std::vector<uint32_t> counting(uint32_t first, uint32_t n) {
     return tokens;
 }
 
-inline DataConfig config_of(std::vector<std::string> globs, int64_t seq_length = 4,
-                            int64_t vocab_size = 1 << 20) {
+inline DataConfig config_of(std::vector<std::string> globs, int64_t seq_length = 4, int64_t vocab_size = 1 << 20) {
     DataConfig config;
-    config.globs = std::move(globs);
-    config.seq_length = seq_length;
-    config.vocab_size = vocab_size;
+    config.globs = std::move(globs), config.seq_length = seq_length, config.vocab_size = vocab_size;
     return config;
 }
 

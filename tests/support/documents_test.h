@@ -45,11 +45,8 @@ template <typename F> void for_each_document(const Lengths& lengths, F&& f) {
 // Around tiles of 16, 32, 64, 128 and 192 rows: documents of one token, ending on and next to tile borders, many in
 // one tile, one over many tiles, and sequences cut in different ways. All have T = 400.
 inline const std::vector<Lengths> kBorders = {
-    {{400}, {1, 399}},
-    {{399, 1}, {1, 1, 1, 61, 64, 64, 1, 15, 192}},
-    {{63, 1, 64, 65, 207}, {127, 1, 1, 127, 144}},
-    {equal_parts(400, 1), equal_parts(400, 7)},
-    {equal_parts(400, 16), equal_parts(400, 128)},
+    {{400}, {1, 399}}, {{399, 1}, {1, 1, 1, 61, 64, 64, 1, 15, 192}}, {{63, 1, 64, 65, 207}, {127, 1, 1, 127, 144}},
+    {equal_parts(400, 1), equal_parts(400, 7)}, {equal_parts(400, 16), equal_parts(400, 128)},
     {{129, 271}, {191, 1, 1, 207}},
 };
 

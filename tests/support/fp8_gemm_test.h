@@ -45,8 +45,7 @@ inline HostTensor random_codes(Dtype format, int64_t elems, uint64_t key, int64_
 // Fills operands, scales and the initial D. limit != 0: integers and scales that are powers of two, for exact sums.
 // powers: scales are powers of two in any case.
 inline Fp8Product& fill(Fp8Product& p, int64_t limit, bool with_bias = false, bool powers = false) {
-    p.a = random_codes(p.kind.a, p.M * p.K, 1, limit);
-    p.b = random_codes(p.kind.b, p.N * p.K, 2, limit);
+    p.a = random_codes(p.kind.a, p.M * p.K, 1, limit), p.b = random_codes(p.kind.b, p.N * p.K, 2, limit);
     p.a_scale_inv = random_scales(p.kind.a_granularity, p.M, p.K, 3, powers || limit != 0);
     p.b_scale_inv = random_scales(p.kind.b_granularity, p.N, p.K, 4, powers || limit != 0);
     p.d = HostTensor(p.result, p.M * p.N);

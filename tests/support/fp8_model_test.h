@@ -14,22 +14,13 @@ inline constexpr std::span<const Fp8Recipe> kFp8Recipes = std::span(kRecipes).su
 // Sizes are multiples of 16, not of 128, and differ from each other.
 inline std::vector<ModelConfig> fp8_shapes() {
     ModelConfig gpt2 = tiny_gpt2();
-    gpt2.hidden_size = 48;
-    gpt2.ffn_hidden_size = 80;
-    gpt2.num_attention_heads = gpt2.num_query_groups = 3;
-    gpt2.kv_channels = 16;
-    gpt2.max_positions = 48;
+    gpt2.hidden_size = 48, gpt2.ffn_hidden_size = 80, gpt2.num_attention_heads = gpt2.num_query_groups = 3;
+    gpt2.kv_channels = 16, gpt2.max_positions = 48;
     ModelConfig llama = tiny_llama();
-    llama.hidden_size = 64;
-    llama.ffn_hidden_size = 144;
-    llama.num_attention_heads = 4;
-    llama.num_query_groups = 2;
-    llama.kv_channels = 16;
-    llama.max_positions = 48;
+    llama.hidden_size = 64, llama.ffn_hidden_size = 144, llama.num_attention_heads = 4, llama.num_query_groups = 2;
+    llama.kv_channels = 16, llama.max_positions = 48;
     ModelConfig mixed = llama;   // biases behind rope and qk-norm
-    mixed.norm = Norm::kLayerNorm;
-    mixed.linear_bias = LinearBias::kAll;
-    mixed.activation = Activation::kGelu;
+    mixed.norm = Norm::kLayerNorm, mixed.linear_bias = LinearBias::kAll, mixed.activation = Activation::kGelu;
     mixed.qk_norm = true;
     ModelConfig squared = gpt2;
     squared.activation = Activation::kRelu2;
@@ -45,8 +36,7 @@ inline Config fp8_config(const ModelConfig& shape, Fp8Recipe recipe) {
         config.shape.hidden_size = 64, config.shape.ffn_hidden_size = 192;
         if (shape.hidden_size != 64) config.shape.num_attention_heads = config.shape.num_query_groups = 4;
     }
-    config.shape.init_std = 0.1;
-    config.fp8_recipe = recipe;
+    config.shape.init_std = 0.1, config.fp8_recipe = recipe;
     config.fp8_format = recipe == Fp8Recipe::kBlockwise ? Fp8Format::kE4m3 : Fp8Format::kHybrid;
     config.fp8_amax_history_len = 3;
     return config;

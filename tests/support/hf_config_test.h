@@ -13,8 +13,7 @@ using Json = nlohmann::json;
 inline std::string with(Json json, const std::string& pointer, const Json& value) {
     if (value.is_discarded())
         json.erase(pointer.substr(1));
-    else
-        json[Json::json_pointer(pointer)] = value;
+    else json[Json::json_pointer(pointer)] = value;
     return error_of([&] { model_config_from_json(json.dump(), "DIR/config.json"); });
 }
 

@@ -14,43 +14,23 @@
 
 // Small but complete shapes: odd row counts, a vocabulary that needs padding, grouped queries.
 inline ModelConfig tiny_gpt2() {
-    ModelConfig c;
-    c.num_layers = 2;
-    c.hidden_size = 24;
-    c.ffn_hidden_size = 40;
-    c.num_attention_heads = c.num_query_groups = 3;
-    c.kv_channels = 8;
-    c.vocab_size = 29;
-    c.max_positions = 16;
+    ModelConfig c{.num_layers = 2, .hidden_size = 24, .ffn_hidden_size = 40, .num_attention_heads = 3,
+                  .num_query_groups = 3, .kv_channels = 8, .vocab_size = 29, .max_positions = 16, .rope_scaling = {}};
     return c;
 }
 
 inline ModelConfig tiny_llama() {
     ModelConfig c = tiny_gpt2();
-    c.hidden_size = 32;
-    c.num_attention_heads = 4;
-    c.num_query_groups = 2;
-    c.norm = Norm::kRmsNorm;
-    c.position = PositionEmbedding::kRope;
-    c.activation = Activation::kSwiglu;
-    c.linear_bias = LinearBias::kNone;
+    c.hidden_size = 32, c.num_attention_heads = 4, c.num_query_groups = 2, c.norm = Norm::kRmsNorm;
+    c.position = PositionEmbedding::kRope, c.activation = Activation::kSwiglu, c.linear_bias = LinearBias::kNone;
     c.tied_head = false;
     return c;
 }
 
 inline Config tiny_config(const ModelConfig& shape, Dtype dtype, int64_t B, int64_t T) {
     Config c;
-    c.shape = shape;
-    c.seq_length = T;
-    c.micro_batch_size = c.global_batch_size = B;
-    c.train_iters = 1;
-    c.dtype = dtype;
-    c.lr = 1e-3;
-    c.adam_beta1 = 0.9;
-    c.adam_beta2 = 0.95;
-    c.adam_eps = 1e-8;
-    c.weight_decay = 0.1;
-    c.clip_grad = 1.0;
+    c.shape = shape, c.seq_length = T, c.micro_batch_size = c.global_batch_size = B, c.train_iters = 1, c.dtype = dtype;
+    c.lr = 1e-3, c.adam_beta1 = 0.9, c.adam_beta2 = 0.95, c.adam_eps = 1e-8, c.weight_decay = 0.1, c.clip_grad = 1.0;
     c.seed = 7;
     return c;
 }
@@ -118,9 +98,7 @@ public:
         inputs_ = {};
         inputs_.lr = static_cast<float>(config.lr);
         inputs_.dloss_mul = static_cast<float>(1.0 / static_cast<double>(counted));
-        staged.inputs = &inputs_;
-        staged.result = &result;
-        staged.counted_tokens = counted;
+        staged.inputs = &inputs_, staged.result = &result, staged.counted_tokens = counted;
     }
     void set_random_batch(int64_t sequences, uint64_t key, bool with_ignored = true) {
         const int64_t n = sequences * config.seq_length;

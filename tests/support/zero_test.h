@@ -157,9 +157,7 @@ inline Run train(Config config, int ranks, int steps = 3, const Actions& actions
 
 // Buckets so small that they end between layers.
 inline Config in_small_buckets(Config config) {
-    config.bucket_mb = 0.03;
-    config.micro_batch_size = 1;
-    config.seq_length = 32;
+    config.bucket_mb = 0.03, config.micro_batch_size = 1, config.seq_length = 32;
     return config;
 }
 

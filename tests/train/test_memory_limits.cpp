@@ -32,9 +32,7 @@ TEST_CASE("memory limits: the plan must fit into the free memory of the GPU") {
 TEST_CASE("memory limits: the pinned memory of the ranks of a host must be available") {
     MemoryPlan plan;
     CHECK(host_memory_error(plan, 8, 0) == "");
-    plan.pinned_bytes = 1 * kGib;
-    plan.state_host_bytes = 2 * kGib;
-    plan.activation_host_bytes = 4 * kGib;
+    plan.pinned_bytes = 1 * kGib, plan.state_host_bytes = 2 * kGib, plan.activation_host_bytes = 4 * kGib;
     CHECK(host_memory_error(plan, 2, 14 * kGib) == "");
     CHECK(host_memory_error(plan, 2, -1) == "");
     CHECK(has(host_memory_error(plan, 2, 14 * kGib - 1),

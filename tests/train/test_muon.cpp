@@ -307,9 +307,7 @@ TEST_CASE("muon: 20 steps in FP32 follow a plain implementation in double") {
     for (MuonScale scale : {MuonScale::kMatchRms, MuonScale::kSpectral})
         for (const ModelConfig& shape : {tiny_gpt2(), tiny_llama()}) for (double beta2 : {0.0, 0.9}) {
             Config config = tiny_config(shape, Dtype::kFp32, 4, 12);
-            config.optimizer = OptimizerKind::kMuon;
-            config.muon_scale = scale;
-            config.muon_beta2 = beta2;
+            config.optimizer = OptimizerKind::kMuon, config.muon_scale = scale, config.muon_beta2 = beta2;
             config.clip_grad = scale == MuonScale::kSpectral ? 0.3 : 0;   // both sides of the rule
             CHECK(farthest_from_reference(config) < 1e-5);
         }
@@ -342,9 +340,7 @@ TEST_CASE("muon: offloaded state, deferred streams and a skipped step") {
     }, {}};
     for (int ranks : {1, 3}) {
         Config config = muon_config(fp8_shapes()[1], Fp8Recipe::kDelayed);
-        config.zero = ranks == 3 ? 3 : 1;
-        config.ema = 0.9;
-        config.muon_beta2 = ranks == 3 ? 0.9 : 0;
+        config.zero = ranks == 3 ? 3 : 1, config.ema = 0.9, config.muon_beta2 = ranks == 3 ? 0.9 : 0;
         config.moment_dtype = ranks == 3 ? Dtype::kBf16 : Dtype::kFp32;
         const Run resident = train(config, ranks, 3, skip_one);
         CHECK(resident.skips == std::vector<int>{0, 1, 0});

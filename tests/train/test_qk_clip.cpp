@@ -22,9 +22,7 @@ double middle_logit(Config config) {
 
 Config clip_config(const ModelConfig& shape, OptimizerKind optimizer) {
     Config config = tiny_config(shape, Dtype::kFp32, 4, 12);
-    config.shape.init_std = 0.5;
-    config.optimizer = optimizer;
-    config.qk_clip = middle_logit(config);
+    config.shape.init_std = 0.5, config.optimizer = optimizer, config.qk_clip = middle_logit(config);
     return config;
 }
 

@@ -19,10 +19,8 @@ struct Case {
 
     Case() {
         spill(dir / "a.bin", llmc_v1(std::vector<uint32_t>(100, 1)));
-        config.train_data = {dir / "a.bin"};
-        config.seq_length = 4;
-        config.micro_batch_size = config.global_batch_size = config.train_iters = 1;
-        config.shape.vocab_size = 300;
+        config.train_data = {dir / "a.bin"}, config.seq_length = 4;
+        config.micro_batch_size = config.global_batch_size = config.train_iters = 1, config.shape.vocab_size = 300;
         file("model/tokenizer.json", kTokenizer);
         file("other/tokenizer.json", kOther);
     }

@@ -22,16 +22,8 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 
 StepRecord example() {
     StepRecord r;
-    r.step = 120;
-    r.train_iters = 5000;
-    r.loss = 3.28412;
-    r.grad_norm = 0.7149;
-    r.lr = 3e-4;
-    r.step_seconds = 0.4121;
-    r.tokens_per_second = 318123;
-    r.mfu = 0.4119;
-    r.memory_gib = 61.28;
-    r.eta_seconds = 33 * 60 + 31.2;
+    r.step = 120, r.train_iters = 5000, r.loss = 3.28412, r.grad_norm = 0.7149, r.lr = 3e-4, r.step_seconds = 0.4121;
+    r.tokens_per_second = 318123, r.mfu = 0.4119, r.memory_gib = 61.28, r.eta_seconds = 33 * 60 + 31.2;
     return r;
 }
 
@@ -71,20 +63,12 @@ int refused(const std::string& path, bool append, const std::string& why = "") {
 }  // namespace
 
 TEST_CASE("log: the step line, to the character") {
-    CHECK(step_line(example())
-          == "step 120/5000 | loss 3.2841 | norm 0.71 | 0.412 s/it, 41% MFU | eta 0:33:31");
+    CHECK(step_line(example()) == "step 120/5000 | loss 3.2841 | norm 0.71 | 0.412 s/it, 41% MFU | eta 0:33:31");
     StepRecord r = example();
     r.step = r.train_iters = 500000;   // of a long run on many GPUs
     CHECK(step_line(r).size() == 80);
-    r.loss = -kNan;
-    r.grad_norm = kInf;
-    r.step = 120;
-    r.train_iters = 5000;
-    r.step_seconds = 0;
-    r.tokens_per_second = kNan;
-    r.mfu = {};
-    r.eta_seconds = -1;
-    r.skipped = r.synthetic = true;
+    r.loss = -kNan, r.grad_norm = kInf, r.step = 120, r.train_iters = 5000, r.step_seconds = 0;
+    r.tokens_per_second = kNan, r.mfu = {}, r.eta_seconds = -1, r.skipped = r.synthetic = true;
     CHECK(step_line(r)
           == "step 120/5000 | loss    nan | norm  inf |   n/a s/it,   n/a tok/s | eta n/a | "
              "not finite: update skipped | synthetic data");
@@ -120,28 +104,12 @@ TEST_CASE("log: records read back have the same bits, the header is first, and e
     CHECK(records(path).size() == 1);   // before the log is closed
 
     StepRecord r = example();
-    r.loss = 0.1 + 0.2;
-    r.grad_norm = kNan;
-    r.grad_mul = -kInf;
-    r.lr = 5e-324;
-    r.step_seconds = 1.0 / 3;
-    r.forward_seconds = 1.0 / 12;
-    r.backward_seconds = 2.0 / 9;
-    r.exposed_comm_seconds = 1e-3 / 7;
-    r.tokens_per_second = 1.7976931348623157e308;
-    r.samples_per_second = kInf;
-    r.eta_seconds = 12345.678901234567;
-    r.samples = (int64_t{1} << 53) + 1;
-    r.tokens = INT64_MAX;
-    r.counted_tokens = 1023;
-    r.skipped = true;
-    r.norm_skipped = true;
-    r.norm_limit = 1.0 / 7;
-    r.max_logit = 1.0 / 13;
-    r.clipped_heads = 3;
-    r.z_loss = 1.0 / 11;
-    r.skips = 2;
-    r.norm_skips = 1;
+    r.loss = 0.1 + 0.2, r.grad_norm = kNan, r.grad_mul = -kInf, r.lr = 5e-324, r.step_seconds = 1.0 / 3;
+    r.forward_seconds = 1.0 / 12, r.backward_seconds = 2.0 / 9, r.exposed_comm_seconds = 1e-3 / 7;
+    r.tokens_per_second = 1.7976931348623157e308, r.samples_per_second = kInf, r.eta_seconds = 12345.678901234567;
+    r.samples = (int64_t{1} << 53) + 1, r.tokens = INT64_MAX, r.counted_tokens = 1023, r.skipped = true;
+    r.norm_skipped = true, r.norm_limit = 1.0 / 7, r.max_logit = 1.0 / 13, r.clipped_heads = 3, r.z_loss = 1.0 / 11;
+    r.skips = 2, r.norm_skips = 1;
     log.step(r, false);
     r.mfu = r.exposed_comm_seconds = std::nullopt;
     r.gpu = {.utilization = 97.5, .power_w = 1.0 / 3, .sm_clock_mhz = 1711, .temperature_c = 61,
@@ -355,16 +323,11 @@ TEST_CASE("log: only devices whose whole name is in the table have a peak") {
         double bf16, fp8, fp32;
     };
     const Case cases[] = {
-        {"NVIDIA H100 80GB HBM3", 989.4e12, 1978.9e12, 66.9e12},
-        {"NVIDIA H200", 989.4e12, 1978.9e12, 66.9e12},
-        {"NVIDIA H200 NVL", 835.5e12, 1670.5e12, 60e12},
-        {"NVIDIA H100 NVL", 835.5e12, 1670.5e12, 60e12},
-        {"NVIDIA H100 PCIe", 756.5e12, 1513e12, 51.2e12},
-        {"NVIDIA B200", 2250e12, 4500e12, 0},
-        {"NVIDIA A100-SXM4-80GB", 312e12, 0, 19.5e12},
-        {"NVIDIA A100 80GB PCIe", 312e12, 0, 19.5e12},
-        {"NVIDIA A10", 125e12, 0, 31.2e12},
-        {"NVIDIA L40S", 362.05e12, 733e12, 91.6e12},
+        {"NVIDIA H100 80GB HBM3", 989.4e12, 1978.9e12, 66.9e12}, {"NVIDIA H200", 989.4e12, 1978.9e12, 66.9e12},
+        {"NVIDIA H200 NVL", 835.5e12, 1670.5e12, 60e12}, {"NVIDIA H100 NVL", 835.5e12, 1670.5e12, 60e12},
+        {"NVIDIA H100 PCIe", 756.5e12, 1513e12, 51.2e12}, {"NVIDIA B200", 2250e12, 4500e12, 0},
+        {"NVIDIA A100-SXM4-80GB", 312e12, 0, 19.5e12}, {"NVIDIA A100 80GB PCIe", 312e12, 0, 19.5e12},
+        {"NVIDIA A10", 125e12, 0, 31.2e12}, {"NVIDIA L40S", 362.05e12, 733e12, 91.6e12},
         {"NVIDIA GeForce RTX 4090", 165.2e12, 330.3e12, 82.6e12},
     };
     for (const Case& c : cases) {

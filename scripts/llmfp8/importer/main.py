@@ -30,8 +30,7 @@ a line was not understood or has no equal here, 2 if an input cannot be read."""
 
 def parse_arguments(arguments):
     parser = Parser(prog="import_config", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("inputs", nargs="+", metavar="FILE",
-                        help="JSON, YAML, TOML or a launch script")
+    parser.add_argument("inputs", nargs="+", metavar="FILE", help="JSON, YAML, TOML or a launch script")
     parser.add_argument("--out", metavar="FILE", help="write the JSON there (-: to standard output, with no report)")
     parser.add_argument("--ranks", type=whole_number, default=0, metavar="N",
                         help="number of GPUs, if the input does not say it")
