@@ -81,7 +81,7 @@ struct Candidate {
 
 // Median microseconds of each candidate, over `budget_us` in all. The candidates alternate: the card is power-limited,
 // so that one that runs after a pause looks faster. The first calls, which search and load kernels, do not count.
-inline std::vector<float> times_in_turn(std::vector<Candidate>& candidates, float budget_us) {
+template <typename Candidate> std::vector<float> times_in_turn(std::vector<Candidate>& candidates, float budget_us) {
     cudaEvent_t begin, end;
     CUDA_CHECK(cudaEventCreate(&begin));
     CUDA_CHECK(cudaEventCreate(&end));

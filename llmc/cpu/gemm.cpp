@@ -33,6 +33,7 @@ void check_gemm(const GemmArgs& args) {
     check_tensor("gemm", "D", args.D, args.D.dtype, args.M * args.N);
     check_optional("gemm", "bias", args.bias, of_bias, args.N);
     CHECK(!args.accumulate || !args.bias, "gemm: a bias on top of D");
+    CHECK(!args.symmetric || args.M == args.N, "gemm: a symmetric D is square");
 }
 
 }  // namespace

@@ -28,9 +28,21 @@ struct BlockPairs {
     __device__ static uint32_t step() { return gridDim.x / kBlocks; }
 };
 
-// Launches kernel(maps, problem, BlockPairs) for M x N results. `name` is for errors.
-template <auto kernel, int threads, int shared_bytes, typename Maps, typename Problem>
-void launch_block_pairs(Ctx& ctx, const char* name, int64_t M, int64_t N, const Maps& maps, const Problem& problem) {
+// A block's ring and the addresses of its stages, of the shared memory that Tile describes.
+template <typename Tile> struct TileState {
+    uint32_t shared;
+    Ring<Tile::kStages> ring;
+
+    __device__ explicit TileState(uint32_t base)
+        : shared(base), ring{base + Tile::kBarriers, base + Tile::kBarriers + 8 * Tile::kStages} {}
+    __device__ uint32_t rows() const { return shared + ring.stage * Tile::kRowBytes; }
+    __device__ uint32_t columns() const { return shared + Tile::kColumnsAt + ring.stage * Tile::kColumnBytes; }
+};
+
+// Launches kernel(args...) in clusters of two blocks, one for each item, but not more than can run at once. `name` is
+// for errors.
+template <auto kernel, int threads, int shared_bytes, typename... Args>
+void launch_clusters(Ctx& ctx, const char* name, int64_t items, const Args&... args) {
     constexpr int kBlocks = BlockPairs::kBlocks;
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
@@ -50,12 +62,18 @@ void launch_block_pairs(Ctx& ctx, const char* name, int64_t M, int64_t N, const 
         CHECK(clusters > 0, "%s: no room for a cluster", name);
         return clusters;
     }();
+    config.gridDim.x = grid_size(kBlocks * std::min<int64_t>(items, resident));
+    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args...));
+}
+
+// Launches kernel(maps, problem, BlockPairs) for M x N results.
+template <auto kernel, int threads, int shared_bytes, typename Maps, typename Problem>
+void launch_block_pairs(Ctx& ctx, const char* name, int64_t M, int64_t N, const Maps& maps, const Problem& problem) {
     const int64_t rows = ceil_div(M, BlockPairs::kRows), columns = ceil_div(N, BlockPairs::kColumns);
     const int64_t items = rows * columns;
     CHECK(M < (1 << 30) && N < (1 << 30) && items < (1 << 30), "%s: M %lld, N %lld", name, (long long)M, (long long)N);
-    config.gridDim.x = grid_size(kBlocks * std::min<int64_t>(items, resident));
     const BlockPairs pairs{static_cast<uint32_t>(items), static_cast<uint32_t>(rows), static_cast<uint32_t>(columns)};
-    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, maps, problem, pairs));
+    launch_clusters<kernel, threads, shared_bytes>(ctx, name, items, maps, problem, pairs);
 }
 
 }  // namespace cuda

@@ -27,6 +27,9 @@
 
 namespace {
 
+// The sides of a symmetric D from which on half of its tiles take less time than all: smaller ones do not fill the GPU.
+constexpr int64_t kLeastSymmetric = 2048;
+
 int pointer_alignment(const void* pointer) {
     uintptr_t address = reinterpret_cast<uintptr_t>(pointer) | 16;
     return static_cast<int>(address & (~address + 1));
@@ -67,6 +70,7 @@ void check_args(const GemmArgs& args, const GemmKey& key) {
                "A, B or D has another number of elements");
     CHECK_CALL(args.A.data && args.B.data && args.D.data, "A, B or D has no memory");
     CHECK_CALL(!args.bias || args.bias.elems == N, "bias needs N elements");
+    CHECK_CALL(!args.symmetric || M == N, "a symmetric D is square");
     if (fp8_operands(args) || int8_operands(args)) {
         const char* error = int8_operands(args) ? int8_gemm_error(args) : fp8_gemm_error(args);
         CHECK_CALL(!error, error);
@@ -202,6 +206,8 @@ void gemm(Ctx& ctx, const GemmArgs& args) {
         ctx.fp8_matmuls++;
         return;
     }
+    if (args.symmetric && args.N >= kLeastSymmetric && gemm_symmetric_supports(ctx, args))
+        return gemm_symmetric(ctx, args);
     GemmProblem problem = problem_of(args);
     const GemmPlan& plan = gemm_plan_for(ctx, problem, key, args);
     cublasStatus_t status = gemm_launch(ctx, problem, plan, args);

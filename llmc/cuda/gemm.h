@@ -84,4 +84,9 @@ void gemm_fp8_blockwise(Ctx& ctx, const GemmArgs& args);
 // plan, since the library has none with scales of rows.
 bool gemm_int8_available(const Ctx& ctx);
 void gemm_int8(Ctx& ctx, const GemmArgs& args);
+
+// ---- matmul of BF16 operands whose D is symmetric (gemm_bf16_sm90.cu): computes the lower triangle and copies it to
+// the upper one. Whether this build and device have it, for these types and sizes; gemm calls it for large D.
+bool gemm_symmetric_supports(const Ctx& ctx, const GemmArgs& args);
+void gemm_symmetric(Ctx& ctx, const GemmArgs& args);
 }  // namespace cuda

@@ -44,15 +44,6 @@ struct Int8Problem {
 
 __device__ inline int int8_steps(int K) { return (K + Int8Tile::kDepth - 1) / Int8Tile::kDepth; }
 
-// A block's ring and the addresses of its stages.
-struct Int8State {
-    uint32_t shared;
-    Ring<Int8Tile::kStages> ring;
-
-    __device__ explicit Int8State(uint32_t base)
-        : shared(base), ring{base + Int8Tile::kBarriers, base + Int8Tile::kBarriers + 8 * Int8Tile::kStages} {}
-    __device__ uint32_t rows() const { return shared + ring.stage * Int8Tile::kRowBytes; }
-    __device__ uint32_t columns() const { return shared + Int8Tile::kColumnsAt + ring.stage * Int8Tile::kColumnBytes; }
-};
+using Int8State = TileState<Int8Tile>;
 
 }  // namespace cuda

@@ -112,6 +112,13 @@ __device__ inline void load_matrix_x4_transposed(uint32_t (&r)[4], uint32_t shar
                  : "memory");
 }
 
+// The transpose of an 8x8 matrix of 16-bit elements that is in registers as load_matrix_x4 gives it. "movmatrix".
+__device__ inline uint32_t transpose_matrix(uint32_t r) {
+    uint32_t transposed;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(r));
+    return transposed;
+}
+
 // d(16, 8) += a(16, 16) b(16, 8), bf16 operands, fp32 sums. With g = lane / 4 and t = lane % 4:
 // d = (g, 2t + {0, 1}), (g + 8, same); a = (g, 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..);
 // b = (2t.., g), (2t + 8.., g). "mma.m16n8k16".
@@ -197,20 +204,21 @@ __device__ inline void load_box(uint32_t shared, const void* map, uint32_t barri
                  "l"(map), "r"(barrier), "r"(0), "r"(row), "r"(panel), "r"(batch)
                  : "memory");
 }
-// As load_box for a matrix (matrix_map in tensor_map.h), from any column on.
-__device__ inline void load_matrix_box(uint32_t shared, const void* map, uint32_t barrier, int column, int row) {
+// As load_box for a matrix (matrix_map in tensor_map.h), from any column on; `matrix`: of several (box_map).
+__device__ inline void load_matrix_box(uint32_t shared, const void* map, uint32_t barrier, int column, int row,
+                                       int matrix = 0) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
-                 "[%1, {%3, %4, %5, %5}], [%2];" ::"r"(shared),
-                 "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0)
+                 "[%1, {%3, %4, %6, %5}], [%2];" ::"r"(shared),
+                 "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0), "r"(matrix)
                  : "memory");
 }
 // As load_matrix_box into each block of the cluster whose bit is set in `blocks`, at the same shared address and
 // counted at the same barrier there.
 __device__ inline void load_matrix_box_to_blocks(uint32_t shared, const void* map, uint32_t barrier, int column,
-                                                 int row, uint16_t blocks) {
+                                                 int row, uint16_t blocks, int matrix = 0) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-                 ".multicast::cluster [%0], [%1, {%3, %4, %5, %5}], [%2], %6;" ::"r"(shared),
-                 "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0), "h"(blocks)
+                 ".multicast::cluster [%0], [%1, {%3, %4, %7, %5}], [%2], %6;" ::"r"(shared),
+                 "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0), "h"(blocks), "r"(matrix)
                  : "memory");
 }
 // Copies global memory into this block's shared memory; addresses and bytes: multiples of 16. "cp.async.bulk".
@@ -227,17 +235,17 @@ __device__ inline void store_box(const void* map, uint32_t shared, int row, int 
                  : "memory");
 }
 // As store_box for a matrix (box_map in tensor_map.h).
-__device__ inline void store_matrix_box(const void* map, uint32_t shared, int column, int row) {
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %4}], [%1];" ::"l"(map),
-                 "r"(shared), "r"(column), "r"(row), "r"(0)
+__device__ inline void store_matrix_box(const void* map, uint32_t shared, int column, int row, int matrix = 0) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %5, %4}], [%1];" ::"l"(map),
+                 "r"(shared), "r"(column), "r"(row), "r"(0), "r"(matrix)
                  : "memory");
 }
 // Adds a box in shared memory to a matrix, as store_matrix_box; bf16 is rounded after the addition.
 // "cp.reduce.async.bulk.tensor".
-__device__ inline void add_matrix_box(const void* map, uint32_t shared, int column, int row) {
-    asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %4}], "
+__device__ inline void add_matrix_box(const void* map, uint32_t shared, int column, int row, int matrix = 0) {
+    asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %5, %4}], "
                  "[%1];" ::"l"(map),
-                 "r"(shared), "r"(column), "r"(row), "r"(0)
+                 "r"(shared), "r"(column), "r"(row), "r"(0), "r"(matrix)
                  : "memory");
 }
 __device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
@@ -324,6 +332,12 @@ __device__ inline void store_matrix_x4(uint32_t shared, const uint32_t (&r)[4]) 
                  "r"(r[1]), "r"(r[2]), "r"(r[3])
                  : "memory");
 }
+// The inverse of load_matrix_x4_transposed.
+__device__ inline void store_matrix_x4_transposed(uint32_t shared, const uint32_t (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(r[0]),
+                 "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
 
 // ---- tensor cores of a warpgroup (sm_90a). A product of 64 rows runs asynchronously: fence before the first (orders
 // it after earlier uses of its registers), commit after the last, wait before its registers are accessed.
@@ -343,7 +357,7 @@ template <int count> __device__ inline void pin(int (&x)[count]) {
     for (int i = 0; i < count; i++) asm volatile("" : "+r"(x[i])::"memory");
 }
 
-// Operand lists of 16, 32 and 64 registers: "+f" of d[0..], and "%0, %1, ...".
+// Operand lists of 16 to 128 registers: "+f" of d[0..], and "%0, %1, ...".
 #define LLMC_F8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
                       "+f"(d[i + 6]), "+f"(d[i + 7])
 #define LLMC_F16(d, i) LLMC_F8(d, i), LLMC_F8(d, i + 8)
@@ -353,13 +367,16 @@ template <int count> __device__ inline void pin(int (&x)[count]) {
 #define LLMC_N32 LLMC_N10("") LLMC_N10("1") LLMC_N10("2") "%30, %31"
 #define LLMC_N64 LLMC_N10("") LLMC_N10("1") LLMC_N10("2") LLMC_N10("3") LLMC_N10("4") LLMC_N10("5") \
                  "%60, %61, %62, %63"
+#define LLMC_N128 LLMC_N10("") LLMC_N10("1") LLMC_N10("2") LLMC_N10("3") LLMC_N10("4") LLMC_N10("5") LLMC_N10("6") \
+                  LLMC_N10("7") LLMC_N10("8") LLMC_N10("9") LLMC_N10("10") LLMC_N10("11") "%120, %121, %122, %123, " \
+                  "%124, %125, %126, %127"
 
 // d(64, N) (+)= A(64, 16) B(16, N), bf16 operands, fp32 sums; without `add` the old d is ignored. Warp w of the
 // warpgroup holds rows 16 w .. 16 w + 15, with d[4 j + ..] as mma_bf16 for block j of 8 columns. a, b: descriptors
 // (wgmma.cuh). a_rows, b_rows: the operand is contiguous along M or N, not along K. "wgmma.mma_async".
 template <int N, bool a_rows, bool b_rows>
 __device__ inline void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add) {
-    static_assert(N == 32 || N == 64 || N == 128);
+    static_assert(N == 32 || N == 64 || N == 128 || N == 256);
     if constexpr (N == 32) {
         asm volatile("{.reg .pred add; setp.ne.b32 add, %18, 0; "
                      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" LLMC_N16 "}, %16, %17, add, 1, 1, %19, "
@@ -372,11 +389,17 @@ __device__ inline void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add
                      "%36;}"
                      : LLMC_F32(d, 0)
                      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(a_rows), "n"(b_rows));
-    } else {
+    } else if constexpr (N == 128) {
         asm volatile("{.reg .pred add; setp.ne.b32 add, %66, 0; "
                      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" LLMC_N64 "}, %64, %65, add, 1, 1, %67, "
                      "%68;}"
                      : LLMC_F32(d, 0), LLMC_F32(d, 32)
+                     : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(a_rows), "n"(b_rows));
+    } else {
+        asm volatile("{.reg .pred add; setp.ne.b32 add, %130, 0; "
+                     "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" LLMC_N128 "}, %128, %129, add, 1, 1, "
+                     "%131, %132;}"
+                     : LLMC_F32(d, 0), LLMC_F32(d, 32), LLMC_F32(d, 64), LLMC_F32(d, 96)
                      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(a_rows), "n"(b_rows));
     }
 }
@@ -441,9 +464,6 @@ __device__ inline void wgmma_int8(int (&d)[64], uint64_t a, uint64_t b) {
                  : LLMC_R32(d, 0), LLMC_R32(d, 32)
                  : "l"(a), "l"(b));
 }
-#define LLMC_N128 LLMC_N10("") LLMC_N10("1") LLMC_N10("2") LLMC_N10("3") LLMC_N10("4") LLMC_N10("5") LLMC_N10("6") \
-                  LLMC_N10("7") LLMC_N10("8") LLMC_N10("9") LLMC_N10("10") LLMC_N10("11") "%120, %121, %122, %123, " \
-                  "%124, %125, %126, %127"
 // d(64, 256) (+)= A(64, 32) B(32, 256); without `add` the old d is ignored.
 __device__ inline void wgmma_int8(int (&d)[128], uint64_t a, uint64_t b, bool add) {
     asm volatile("{.reg .pred add; setp.ne.b32 add, %130, 0; "

@@ -74,8 +74,8 @@ CUtensorMap matrix_map(const void* data, int64_t rows, int64_t columns, int box_
                    {width, count * width, count * width}, {128, static_cast<cuuint32_t>(box_rows), 1, 1});
 }
 
-CUtensorMap box_map(const Tensor& matrix, int64_t rows, int64_t columns, int64_t stride, int box_rows,
-                    int box_bytes) {
+CUtensorMap box_map(const Tensor& matrix, int64_t rows, int64_t columns, int64_t stride, int box_rows, int box_bytes,
+                    int64_t matrices) {
     CHECK(box_bytes == 64 || box_bytes == 128, "tensor map of boxes of %d bytes", box_bytes);
     const int64_t elem_bytes = dtype_bytes(matrix.dtype);
     CHECK(stride * elem_bytes % 16 == 0, "tensor map of a matrix with %lld elements between rows", (long long)stride);
@@ -84,8 +84,8 @@ CUtensorMap box_map(const Tensor& matrix, int64_t rows, int64_t columns, int64_t
                                                                     : CU_TENSOR_MAP_DATA_TYPE_UINT8;
     const auto row_bytes = static_cast<cuuint64_t>(stride * elem_bytes), count = static_cast<cuuint64_t>(rows);
     return encoded(matrix.data, type, box_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-                   {static_cast<cuuint64_t>(columns), count, 1, 1},
-                   {row_bytes, count * row_bytes, count * row_bytes},
+                   {static_cast<cuuint64_t>(columns), count, static_cast<cuuint64_t>(matrices), 1},
+                   {row_bytes, count * row_bytes, static_cast<cuuint64_t>(matrices) * count * row_bytes},
                    {static_cast<cuuint32_t>(box_bytes / elem_bytes), static_cast<cuuint32_t>(box_rows), 1, 1});
 }
 

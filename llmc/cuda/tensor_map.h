@@ -27,7 +27,9 @@ CUtensorMap matrix_map(const void* data, int64_t rows, int64_t columns, int box_
 
 // A map of a (rows, columns) matrix of bf16, fp32 or bytes with `stride` elements from row to row, with boxes of
 // `box_rows` rows and 64 or 128 bytes, laid out as in byte_map. Stores do not write beyond the last row or column. It
-// begins at matrix.data; matrix.elems is not read. Coordinates of a box: (first column, first row, 0, 0).
-CUtensorMap box_map(const Tensor& matrix, int64_t rows, int64_t columns, int64_t stride, int box_rows, int box_bytes);
+// begins at matrix.data; matrix.elems is not read. Coordinates of a box: (first column, first row, number of the
+// matrix, 0), if there are several, one after the other.
+CUtensorMap box_map(const Tensor& matrix, int64_t rows, int64_t columns, int64_t stride, int box_rows, int box_bytes,
+                    int64_t matrices = 1);
 
 }  // namespace cuda

@@ -24,6 +24,7 @@ struct GemmArgs {
     int64_t M, N, K;
     GemmLayout layout = GemmLayout::kForward;
     bool accumulate = false;
+    bool symmetric = false;   // D is symmetric but for rounding (M = N): its upper half may be a copy of the lower one
     // FP8 and INT8 only.
     Granularity A_granularity = Granularity::kTensor, B_granularity = Granularity::kTensor;
     Tensor A_scale_inv = {}, B_scale_inv = {};   // fp32, see Granularity; kTensor: 1 element, 16-byte aligned

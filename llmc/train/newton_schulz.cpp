@@ -36,11 +36,11 @@ struct NewtonSchulz {
     Tensor square_of(const Tensor& memory) const { return memory.slice(0, k * k); }
     // D = A B of symmetric (k, k) matrices that commute.
     void multiply(Tensor D, Tensor A, Tensor B) const {
-        ops::gemm(ctx, {.D = D, .A = A, .B = B, .M = k, .N = k, .K = k});
+        ops::gemm(ctx, {.D = D, .A = A, .B = B, .M = k, .N = k, .K = k, .symmetric = true});
     }
     void make_gram() const {
         ops::gemm(ctx, {.D = gram, .A = x, .B = x, .M = k, .N = k, .K = std::max(rows, cols),
-                        .layout = wide() ? GemmLayout::kForward : GemmLayout::kWgrad});
+                        .layout = wide() ? GemmLayout::kForward : GemmLayout::kWgrad, .symmetric = true});
     }
     // p = a I + b G + c G^2
     void make_polynomial(Tensor p, int step) const {

@@ -115,6 +115,7 @@ TEST_CASE("cpu gemm refuses unsupported arguments") {
     refused([&](GemmArgs& g) { g.D = narrow.view(); });
     refused([&](GemmArgs& g) { g.bias = a.view(); });
     refused([&](GemmArgs& g) { g.bias = bias.view(), g.accumulate = true; });
+    refused([](GemmArgs& g) { g.M = 2, g.N = 8, g.K = 2, g.symmetric = true; });
 }
 
 TEST_CASE("gemm: the bits of a row do not depend on other rows") {

@@ -1,0 +1,269 @@
+// Matmuls of BF16 operands by wgmma that compute a list of results: the lower triangle of a symmetric product.
+//
+// As in the INT8 matmul, a product of the next step is always queued behind the one that runs, and consumer 1 begins
+// each tile two steps after consumer 0, so that each of them stores while the other has the tensor cores for itself.
+#include "llmc/cuda/common.cuh"
+#include "llmc/cuda/gemm.h"
+#if defined(LLMC_SM90A)   // these use instructions that older devices lack
+#include "llmc/cuda/gemm_bf16_sm90.cuh"
+#endif
+
+namespace cuda {
+#if defined(LLMC_SM90A)
+namespace {
+
+struct Bf16Maps {
+    CUtensorMap a, b, d;
+};
+
+// The item that this cluster computes in a round. Every second round is in reverse order, so that the cluster which
+// computed the first, longest item of a round gets the shortest of the next.
+__device__ inline uint32_t item_of(uint32_t round) {
+    const uint32_t clusters = BlockPairs::step(), cluster = BlockPairs::first();
+    return round * clusters + (round % 2 ? clusters - 1 - cluster : cluster);
+}
+
+__device__ inline int bf16_steps(int depth) { return (depth + Bf16Tile::kDepth - 1) / Bf16Tile::kDepth; }
+
+// Loads boxes [first, end) of an operand's 64 adjacent elements of K from k on. by_k: a row in memory is one element of
+// K. to_both: into both blocks of the cluster.
+template <bool by_k>
+__device__ inline void load_boxes(uint32_t to, const CUtensorMap& map, uint32_t full, int start, int k, int first,
+                                  int end, bool to_both) {
+    constexpr uint16_t kAll = (1 << Bf16Tile::kCluster) - 1;
+    for (int i = first; i < end; i++) {
+        const int along = start + i * Bf16Tile::kBox, x = by_k ? along : k, y = by_k ? k : along;
+        const uint32_t box = to + i * Bf16Tile::kBoxBytes;
+        if (to_both) ptx::load_matrix_box_to_blocks(box, &map, full, x, y, kAll);
+        else ptx::load_matrix_box(box, &map, full, x, y);
+    }
+}
+
+// The thread that issues TMA loads.
+template <typename Tiles, bool a_by_k, bool b_by_k>
+__device__ void load_bf16(TileState<Bf16Tile> state, const Bf16Maps& maps, Tiles tiles) {
+    using T = Bf16Tile;
+    const int rank = static_cast<int>(BlockPairs::rank());
+    Bf16Place at;
+    for (uint32_t round = 0; tiles.find(item_of(round), rank, at); round++) {
+        const int steps = bf16_steps(at.depth), boxes = at.columns / T::kBox;
+        const bool shared = at.share == Bf16Place::Share::kColumns;
+        const int first = shared ? rank * boxes / 2 : 0, end = shared ? first + boxes / 2 : boxes;
+#pragma unroll 1
+        for (int step = 0; step < steps; step++) {
+            const uint32_t full = state.ring.claim(T::kRowBytes + boxes * T::kBoxBytes);
+            load_boxes<a_by_k>(state.rows(), maps.a, full, at.row, step * T::kDepth, 0, T::kRows / T::kBox, false);
+            load_boxes<b_by_k>(state.columns(), maps.b, full, at.column, step * T::kDepth, first, end, shared);
+            state.ring.next();
+        }
+    }
+}
+
+// One consumer warpgroup.
+template <typename Tiles, bool a_by_k, bool b_by_k> struct Bf16Consumer {
+    using T = Bf16Tile;
+    TileState<T> state;
+    const Bf16Maps& maps;
+    const int consumer, warp, lane;   // warp: of the warpgroup
+    uint32_t buffer;                  // of results, number 0 or 1: the one that is written next
+    float sums[128];
+
+    __device__ bool first_thread() const { return warp == 0 && lane == 0; }
+    __device__ void sync() const { ptx::named_sync<128>(T::kStoreBarrier + consumer); }
+
+    // Starts sums (+)= the product of the stage.
+    template <int columns> __device__ void multiply(bool add) {
+        const uint64_t a = tile_descriptor(state.rows() + consumer * T::kBoxBytes, T::kBoxBytes);
+        const uint64_t b = tile_descriptor(state.columns(), T::kBoxBytes);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < T::kDepth / 16; i++)
+            ptx::wgmma<columns, a_by_k, b_by_k>(reinterpret_cast<float (&)[columns / 2]>(sums),
+                                                a_by_k ? along_rows(a, i) : along_columns(a, i, T::kBoxBytes),
+                                                b_by_k ? along_rows(b, i) : along_columns(b, i, T::kBoxBytes),
+                                                i > 0 || add);
+        ptx::wgmma_commit();
+    }
+    // Frees a stage in both blocks, since each may load a part of it into both.
+    __device__ void release(uint32_t stage) const {
+        if (lane < T::kCluster) ptx::barrier_arrive_in_block(ptx::address_in_block(state.ring.empty + 8 * stage, lane));
+    }
+    template <int columns> __device__ void compute(int depth) {
+        const int steps = bf16_steps(depth);
+        // If the steps were fewer than the stages, consumer 0 could signal again before consumer 1 has waited.
+        const bool in_turn = steps >= T::kStages;
+        if (in_turn && consumer == 1) ptx::named_sync<128 * T::kConsumers>(T::kLeadBarrier);
+        uint32_t before = 0;
+#pragma unroll 1
+        for (int step = 0; step < steps; step++) {
+            state.ring.wait();
+            multiply<columns>(step > 0);
+            if (in_turn && consumer == 0 && step + 1 == T::kLead)
+                ptx::named_arrive<128 * T::kConsumers>(T::kLeadBarrier);
+            if (step > 0) {
+                ptx::wgmma_wait<1>();
+                release(before);
+            }
+            before = state.ring.stage;
+            state.ring.next();
+        }
+        ptx::wgmma_wait<0>();
+        ptx::pin(sums);
+        if (steps > 0) release(before);
+    }
+
+    // ---- results. All threads of the warpgroup store a box of 64 x 64 together: write(buffer) puts it into shared
+    // memory, copy(buffer) gives it to TMA.
+    template <typename Write, typename Copy> __device__ void store_box(Write write, Copy copy) {
+        const uint32_t to = state.shared + T::kResultsAt + (consumer * T::kBuffers + buffer) * T::kBoxBytes;
+        if (first_thread()) ptx::bulk_wait_read<T::kBuffers - 1>();   // the copy before the last has been read
+        sync();
+        write(to);
+        ptx::fence_async();
+        sync();
+        if (first_thread()) {
+            copy(to);
+            ptx::bulk_commit();
+        }
+        buffer ^= 1;
+    }
+    // Columns 16 j .. 16 j + 15 of box c, or of its transpose the rows.
+    __device__ void write_part(uint32_t to, const uint32_t (&part)[4], int j, bool transposed) const {
+        if (transposed)
+            ptx::store_matrix_x4_transposed(
+                to + panel_offset(16 * j + lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2), part);
+        else ptx::store_matrix_x4(to + panel_offset(16 * warp + lane % 16, 2 * j + lane / 16), part);
+    }
+    __device__ void write_box(uint32_t to, int c, bool transposed) const {
+#pragma unroll
+        for (int j = 0; j < T::kBox / 16; j++) {
+            uint32_t part[4];
+            as_operand(part, sums, T::kBox / 16 * c + j);
+            write_part(to, part, j, transposed);
+        }
+    }
+    // The lower triangle of 8 x 8 results, and its transpose above.
+    __device__ uint32_t mirrored(uint32_t part) const {
+        const int row = lane / 4, column = lane % 4 * 2;
+        const uint32_t lower = (column <= row ? 0xffffu : 0u) | (column < row ? 0xffff0000u : 0u);
+        return (part & lower) | (ptx::transpose_matrix(part) & ~lower);
+    }
+    // The lower triangle of a box c on the diagonal, and its transpose above.
+    __device__ void write_diagonal_box(uint32_t to, int c) const {
+#pragma unroll
+        for (int j = 0; j < T::kBox / 16; j++) {
+            if (j > warp) continue;
+            uint32_t part[4];
+            as_operand(part, sums, T::kBox / 16 * c + j);
+            if (j == warp) part[0] = mirrored(part[0]), part[2] = ptx::transpose_matrix(part[1]),
+                           part[3] = mirrored(part[3]);
+            write_part(to, part, j, false);
+            if (j < warp) write_part(to, part, j, true);
+        }
+    }
+    // Stores each box below the diagonal twice.
+    __device__ void store(const SymmetricTiles& tiles, const Bf16Place& at) {
+        const int row = at.row + T::kBox * consumer;
+#pragma unroll
+        for (int c = 0; c < T::kColumns / T::kBox; c++) {
+            const int column = at.column + T::kBox * c;
+            if (T::kBox * c >= at.columns || column > row || row >= tiles.n) continue;
+            const auto copy_to = [&](int x, int y) {
+                return [&, x, y](uint32_t from) { ptx::store_matrix_box(&maps.d, from, x, y); };
+            };
+            if (column == row) {
+                store_box([&](uint32_t to) { write_diagonal_box(to, c); }, copy_to(column, row));
+                continue;
+            }
+            store_box([&](uint32_t to) { write_box(to, c, false); }, copy_to(column, row));
+            store_box([&](uint32_t to) { write_box(to, c, true); }, copy_to(row, column));
+        }
+    }
+    __device__ void run(Tiles tiles) {
+        Bf16Place at;
+        for (uint32_t round = 0; tiles.find(item_of(round), static_cast<int>(BlockPairs::rank()), at); round++) {
+            if (at.columns == T::kColumns) compute<T::kColumns>(at.depth);
+            else compute<T::kColumns / 2>(at.depth);
+            store(tiles, at);
+        }
+        if (first_thread()) ptx::bulk_wait_read<0>();   // shared memory must outlive the copies
+    }
+};
+
+// Math: the results of the list, D[m, n] = sum over k of a[m, k] b[n, k] in fp32, rounded to bf16; SymmetricTiles also
+//       writes each to D[n, m].
+// Source: PTX ISA 9.0, wgmma of .bf16. The halved list: Lawson et al., ACM TOMS 5 (1979), as SYRK of the BLAS.
+// Traffic: the rows and columns of the tiles read, mostly from the L2 cache; 2 bytes written per element of D.
+// Requires: sm_90a; A, B and D 16-byte aligned, with multiples of 8 elements per row.
+// Parallel: a cluster of 2 blocks computes an item, each block 128 rows. Its last warpgroup issues TMA loads, each
+//           other one owns 64 rows.
+template <typename Tiles, bool a_by_k, bool b_by_k>
+__global__ void __launch_bounds__(Bf16Tile::kThreads, 1)
+gemm_bf16_sm90_kernel(const __grid_constant__ Bf16Maps maps, const Tiles tiles) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    using T = Bf16Tile;
+    extern __shared__ __align__(1024) char memory[];
+    const TileState<T> state(ptx::shared_address(memory));
+    const int group_of_warps = warp_uniform(threadIdx.x / 128);
+    if (threadIdx.x == 0) {
+        state.ring.init(4 * T::kConsumers * T::kCluster);
+        ptx::barrier_init_fence();
+        ptx::prefetch_map(&maps.a);
+        ptx::prefetch_map(&maps.b);
+    }
+    __cluster_barrier_arrive();   // no block may copy into another or free its stages before its barriers exist
+    __cluster_barrier_wait();
+    if (group_of_warps == T::kConsumers) {
+        ptx::registers_shrink<T::kProducerRegisters>();
+        if (threadIdx.x == 128 * T::kConsumers) load_bf16<Tiles, a_by_k, b_by_k>(state, maps, tiles);
+        __syncwarp();
+    } else {
+        ptx::registers_grow<T::kConsumerRegisters>();
+        Bf16Consumer<Tiles, a_by_k, b_by_k> consumer{
+            state, maps, group_of_warps, warp_uniform(threadIdx.x / 32) % 4, static_cast<int>(threadIdx.x) % 32, 0, {}};
+        consumer.run(tiles);
+    }
+    __cluster_barrier_arrive();   // no block may exit while the other still copies or arrives here
+    __cluster_barrier_wait();
+#endif
+}
+
+template <typename Tiles, bool a_by_k, bool b_by_k>
+void launch_bf16(Ctx& ctx, int64_t items, const Bf16Maps& maps, const Tiles& tiles) {
+    using T = Bf16Tile;
+    launch_clusters<gemm_bf16_sm90_kernel<Tiles, a_by_k, b_by_k>, T::kThreads, T::kSharedBytes>(ctx, "gemm_bf16", items,
+                                                                                              maps, tiles);
+    CHECK_LAUNCH("gemm_bf16_sm90_kernel");
+}
+
+// A map of an operand or of results, a (rows, columns) matrix.
+CUtensorMap map_of(const Tensor& matrix, int64_t rows, int64_t columns) {
+    return box_map(matrix, rows, columns, columns, Bf16Tile::kBox, kPanelRowBytes);
+}
+
+}  // namespace
+#endif
+
+bool gemm_symmetric_supports(const Ctx& ctx, const GemmArgs& args) {
+    const bool bf16_only = args.A.dtype == Dtype::kBf16 && args.B.dtype == Dtype::kBf16 && args.D.dtype == Dtype::kBf16;
+    const bool aligned = vectorizable<bf16>(args.N, {args.A.data, args.B.data, args.D.data})
+                         && (args.layout == GemmLayout::kWgrad || args.K % 8 == 0);
+    return kSm90aCode && ctx.sm == 90 && bf16_only && aligned && args.M == args.N && !args.bias && !args.accumulate
+           && args.layout != GemmLayout::kDgrad && args.N <= 1 << 20 && args.K < 1 << 30;
+}
+
+void gemm_symmetric(Ctx& ctx, const GemmArgs& args) {
+    CHECK(gemm_symmetric_supports(ctx, args), "gemm_symmetric: not a product that it makes, or not on this device");
+#if defined(LLMC_SM90A)
+    const int64_t n = args.N, K = args.K, groups = ceil_div(n, int64_t{2} * Bf16Tile::kRows);
+    const bool by_k = args.layout == GemmLayout::kWgrad;
+    const auto operand = [&](const Tensor& matrix) { return map_of(matrix, by_k ? K : n, by_k ? n : K); };
+    const Bf16Maps maps{operand(args.A), operand(args.B), map_of(args.D, n, n)};
+    const SymmetricTiles tiles{static_cast<uint32_t>(groups), static_cast<int>(n), static_cast<int>(K)};
+    const int64_t items = SymmetricTiles::items_of(groups);
+    if (by_k) launch_bf16<SymmetricTiles, true, true>(ctx, items, maps, tiles);
+    else launch_bf16<SymmetricTiles, false, false>(ctx, items, maps, tiles);
+#endif
+}
+
+}  // namespace cuda

@@ -1,0 +1,65 @@
+// Matmuls of BF16 operands on compute capability 9.0 that compute a list of results: tiles, shared memory, lists.
+#pragma once
+#include "llmc/cuda/block_pairs_sm90.cuh"
+#include "llmc/cuda/wgmma.cuh"
+
+namespace cuda {
+
+// A block computes 128 x 256 results, and each of its two consumer warpgroups 64 x 256 of them. Bytes and cycles of a
+// product are those of Int8Tile. Operands are loaded in boxes of 64 rows of 128 bytes: 64 rows or columns of the
+// results by 64 of K, whichever of the two is contiguous in memory. Results leave in boxes of 64 x 64.
+struct Bf16Tile {
+    static constexpr int kConsumers = 2, kBox = 64, kRows = kBox * kConsumers, kColumns = 256, kDepth = 64;
+    static constexpr int kThreads = 128 * (kConsumers + 1), kProducerRegisters = 40, kConsumerRegisters = 232;
+    static constexpr int kCluster = BlockPairs::kBlocks, kStages = 4, kBuffers = 2;
+    static constexpr uint32_t kBoxBytes = kBox * kPanelRowBytes;
+    static constexpr uint32_t kRowBytes = kRows / kBox * kBoxBytes, kColumnBytes = kColumns / kBox * kBoxBytes;
+    // Shared memory: stages of A | of B | results of each consumer | barriers (`full`, `empty`).
+    static constexpr uint32_t kColumnsAt = kStages * kRowBytes, kResultsAt = kColumnsAt + kStages * kColumnBytes;
+    static constexpr uint32_t kBarriers = kResultsAt + kConsumers * kBuffers * kBoxBytes;
+    static constexpr int kSharedBytes = kBarriers + 16 * kStages;
+    // Steps by which consumer 0 begins a tile before consumer 1, and named barriers: for that, and of each consumer.
+    static constexpr int kLead = 2, kLeadBarrier = 1, kStoreBarrier = 2;
+    static_assert(registers_suffice(kConsumers, kProducerRegisters, kConsumerRegisters));
+    static_assert(kSharedBytes <= 227 * 1024);
+};
+
+// What a block computes of an item of a list: results from (row, column) on, 128 x `columns`.
+struct Bf16Place {
+    enum class Share { kColumns, kNothing };
+    int row, column, columns;   // columns: 256 or 128
+    Share share;                // what the two blocks of a cluster load together
+    int depth;                  // of the sum
+};
+
+// ---- lists. find() is called with ascending items and returns false after the last one.
+
+// The lower triangle of n x n results. Items of groups of 256 rows and of 256 columns: the 256 x 256 results of each
+// pair of different groups; then of each group its 256 rows by its first 128 columns; then of two groups, by one block
+// each, the last 128 rows by the last 128 columns. The latter two take half as long, so that the items of 4096 x 4096
+// results take as long as two of 256 x 256 in each of 66 clusters, as long as half of all results would.
+struct SymmetricTiles {
+    uint32_t groups;
+    int n, depth;
+    uint32_t group = 1;   // of the rows of the item before
+
+    static int64_t items_of(int64_t groups) { return groups * (groups - 1) / 2 + groups + ceil_div(groups, 2); }
+    __device__ bool find(uint32_t item, int rank, Bf16Place& at) {
+        using Share = Bf16Place::Share;
+        const uint32_t pairs = groups * (groups - 1) / 2;
+        if (item < pairs) {
+            while (item >= group * (group + 1) / 2) group++;
+            const uint32_t other = item - group * (group - 1) / 2;
+            at = {static_cast<int>(256 * group) + 128 * rank, static_cast<int>(256 * other), 256, Share::kColumns,
+                  depth};
+            return true;
+        }
+        item -= pairs;
+        const int own = static_cast<int>(item < groups ? item : 2 * (item - groups) + rank) * 256;
+        if (item < groups) at = {own + 128 * rank, own, 128, Share::kColumns, depth};
+        else at = {own + 128, own + 128, 128, Share::kNothing, depth};
+        return item < groups + (groups + 1) / 2;
+    }
+};
+
+}  // namespace cuda
