@@ -1,7 +1,9 @@
 // BF16 matmuls of the custom kernel beside the library's, searched.
 // Usage: bench_gemm_bf16 [name part]. Random data, operands rotated beyond the L2 cache where one set would fit; both
 // in turns, since the card is power-limited. Symmetric: rates count the full product, of which ours computes half.
+// Experts: beside the library's matmul of as many rows with the weights of one expert.
 // Prints: shape | us, TFLOP/s of the library | us, TFLOP/s of the custom kernel | ratio
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <functional>
@@ -36,6 +38,79 @@ void symmetric(Ctx& ctx, const char* name, int64_t n, int64_t K, GemmLayout layo
     std::fflush(stdout);
 }
 
+// Grouped matmuls of mixtures of experts. Balanced: all experts have as many rows; natural: shares of a router.
+struct Moe {
+    const char* name;
+    int64_t experts, rows, wide, narrow;   // N and K of the forward pass
+};
+const Moe kMoe[] = {{"Qwen3-30B-A3B up", 128, 65536, 1536, 2048},
+                    {"Qwen3-30B-A3B down", 128, 65536, 2048, 768},
+                    {"OLMoE up", 64, 65536, 2048, 2048},
+                    {"OLMoE down", 64, 65536, 2048, 1024}};
+
+// Balanced, or with shares that fall by a factor of 16 from the first expert to the last.
+std::vector<int32_t> offsets_of(const Moe& moe, bool balanced) {
+    std::vector<double> shares;
+    double sum = 0;
+    for (int64_t e = 0; e < moe.experts; e++) {
+        const double part = static_cast<double>(e * 37 % moe.experts) / static_cast<double>(moe.experts);
+        shares.push_back(balanced ? 1 : std::pow(16.0, -part));
+        sum += shares.back();
+    }
+    std::vector<int32_t> offsets{0};
+    double until = 0;
+    for (double share : shares) {
+        until += share / sum;
+        offsets.push_back(static_cast<int32_t>(std::lround(until * static_cast<double>(moe.rows))));
+    }
+    return offsets;
+}
+
+// Of the library, one dense matmul of all rows with the weights of one expert: what a perfect grouped one would take.
+void grouped(Ctx& ctx, const std::string& name, const Moe& moe, GemmLayout layout, Dtype result, bool accumulate,
+             bool balanced) {
+    Buffers buffers(ctx);
+    const bool wgrad = layout == GemmLayout::kWgrad, dgrad = layout == GemmLayout::kDgrad;
+    const int64_t weights = moe.experts * moe.wide * moe.narrow;
+    const int64_t N = dgrad ? moe.narrow : wgrad ? moe.narrow : moe.wide, K = dgrad ? moe.wide : moe.narrow;
+    const int64_t M = wgrad ? moe.wide : moe.rows, depth = wgrad ? moe.rows : K;
+    const std::vector<int32_t> host = offsets_of(moe, balanced);
+    const Tensor offsets = buffers.empty(Dtype::kInt32, moe.experts + 1);
+    cuda::copy_to_device(ctx, offsets.data, host.data(), offsets.bytes());
+    const GroupedGemmArgs args{.D = buffers.random(result, wgrad ? weights : M * N),
+                               .A = buffers.random(kB, M * depth), .B = buffers.random(kB, wgrad ? depth * N : weights),
+                               .offsets = offsets, .E = moe.experts, .M = M, .N = N, .K = depth, .layout = layout,
+                               .accumulate = accumulate};
+    const GemmArgs dense{.D = wgrad ? args.D.slice(0, M * N) : args.D, .A = args.A,
+                         .B = wgrad ? args.B : args.B.slice(0, N * K), .M = M, .N = N, .K = depth, .layout = layout,
+                         .accumulate = accumulate};
+    cuda::synchronize(ctx);
+    std::vector<Call> calls{{ctx, [&](Ctx& c, size_t) { cuda::gemm(c, dense); }},
+                            {ctx, [&](Ctx& c, size_t) { cuda::grouped_gemm(c, args); }}};
+    const std::vector<float> us = times_in_turn(calls, 150000);
+    std::printf("%-34s | %8.1f %7.1f | %8.1f %7.1f | %5.3f\n", name.c_str(), us[0], tflops(M, N, depth, us[0]), us[1],
+                tflops(M, N, depth, us[1]), us[0] / us[1]);
+    std::fflush(stdout);
+}
+
+void all_grouped(Ctx& ctx, const std::function<bool(const std::string&)>& wanted) {
+    struct Pass {
+        const char* name;
+        GemmLayout layout;
+        Dtype result = kB;
+        bool accumulate = false;
+    };
+    const Pass kPasses[] = {{"forward", GemmLayout::kForward}, {"dgrad", GemmLayout::kDgrad},
+                            {"wgrad", GemmLayout::kWgrad}, {"wgrad += bf16", GemmLayout::kWgrad, kB, true},
+                            {"wgrad += fp32", GemmLayout::kWgrad, Dtype::kFp32, true}};
+    for (const Moe& moe : kMoe)
+        for (bool balanced : {true, false})
+            for (const Pass& pass : kPasses) {
+                const std::string name = strf("%s %s%s", moe.name, pass.name, balanced ? "" : ", natural");
+                if (wanted(name)) grouped(ctx, name, moe, pass.layout, pass.result, pass.accumulate, balanced);
+            }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
@@ -50,6 +125,7 @@ int main(int argc, char** argv) try {
                                               layout == GemmLayout::kForward ? "A A^T" : "A^T A", ll(n), ll(K));
                 if (wanted(name)) symmetric(context.ctx, name.c_str(), n, K, layout);
             }
+    all_grouped(context.ctx, wanted);
     return 0;
 } catch (const Error& error) {
     std::fprintf(stderr, "error: %s\n", error.what());

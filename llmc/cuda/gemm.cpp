@@ -216,9 +216,11 @@ void gemm(Ctx& ctx, const GemmArgs& args) {
     ctx.fp8_matmuls += plan.custom || (is_fp8(problem.first) && is_fp8(problem.second));
 }
 
-// Waits until the sizes of the experts are known on the host, and takes the library's first answer for each.
+// Without the custom kernel it waits until the sizes are known on the host, and takes the library's first answer for
+// each expert.
 void grouped_gemm(Ctx& ctx, const GroupedGemmArgs& args) {
     check_grouped_gemm(args);
+    if (grouped_gemm_supports(ctx, args)) return grouped_gemm_sm90(ctx, args);
     std::vector<int32_t> offsets(static_cast<size_t>(args.E + 1));
     copy_to_host(ctx, offsets.data(), args.offsets.data, args.offsets.bytes());
     synchronize(ctx);

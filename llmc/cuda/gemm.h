@@ -89,4 +89,7 @@ void gemm_int8(Ctx& ctx, const GemmArgs& args);
 // the upper one. Whether this build and device have it, for these types and sizes; gemm calls it for large D.
 bool gemm_symmetric_supports(const Ctx& ctx, const GemmArgs& args);
 void gemm_symmetric(Ctx& ctx, const GemmArgs& args);
+// The same kernel for the matmuls of experts; grouped_gemm calls it.
+bool grouped_gemm_supports(const Ctx& ctx, const GroupedGemmArgs& args);
+void grouped_gemm_sm90(Ctx& ctx, const GroupedGemmArgs& args);
 }  // namespace cuda

@@ -1,4 +1,5 @@
-// Matmuls of BF16 operands by wgmma that compute a list of results: the lower triangle of a symmetric product.
+// Matmuls of BF16 operands by wgmma that compute a list of results: the lower triangle of a symmetric product, or the
+// products of experts, whose sizes are read on the device.
 //
 // As in the INT8 matmul, a product of the next step is always queued behind the one that runs, and consumer 1 begins
 // each tile two steps after consumer 0, so that each of them stores while the other has the tensor cores for itself.
@@ -28,14 +29,14 @@ __device__ inline int bf16_steps(int depth) { return (depth + Bf16Tile::kDepth -
 // Loads boxes [first, end) of an operand's 64 adjacent elements of K from k on. by_k: a row in memory is one element of
 // K. to_both: into both blocks of the cluster.
 template <bool by_k>
-__device__ inline void load_boxes(uint32_t to, const CUtensorMap& map, uint32_t full, int start, int k, int first,
-                                  int end, bool to_both) {
+__device__ inline void load_boxes(uint32_t to, const CUtensorMap& map, uint32_t full, int start, int k, int matrix,
+                                  int first, int end, bool to_both) {
     constexpr uint16_t kAll = (1 << Bf16Tile::kCluster) - 1;
     for (int i = first; i < end; i++) {
         const int along = start + i * Bf16Tile::kBox, x = by_k ? along : k, y = by_k ? k : along;
         const uint32_t box = to + i * Bf16Tile::kBoxBytes;
-        if (to_both) ptx::load_matrix_box_to_blocks(box, &map, full, x, y, kAll);
-        else ptx::load_matrix_box(box, &map, full, x, y);
+        if (to_both) ptx::load_matrix_box_to_blocks(box, &map, full, x, y, kAll, matrix);
+        else ptx::load_matrix_box(box, &map, full, x, y, matrix);
     }
 }
 
@@ -47,13 +48,17 @@ __device__ void load_bf16(TileState<Bf16Tile> state, const Bf16Maps& maps, Tiles
     Bf16Place at;
     for (uint32_t round = 0; tiles.find(item_of(round), rank, at); round++) {
         const int steps = bf16_steps(at.depth), boxes = at.columns / T::kBox;
-        const bool shared = at.share == Bf16Place::Share::kColumns;
-        const int first = shared ? rank * boxes / 2 : 0, end = shared ? first + boxes / 2 : boxes;
+        const bool same_rows = at.share == Bf16Place::Share::kRows;
+        const bool same_columns = at.share == Bf16Place::Share::kColumns;
+        const int row = same_rows ? rank : 0, end_row = same_rows ? rank + 1 : T::kRows / T::kBox;
+        const int column = same_columns ? rank * boxes / 2 : 0, end_column = same_columns ? column + boxes / 2 : boxes;
+        const int of_b = Tiles::kWeightsAreB ? at.expert : 0;
 #pragma unroll 1
         for (int step = 0; step < steps; step++) {
             const uint32_t full = state.ring.claim(T::kRowBytes + boxes * T::kBoxBytes);
-            load_boxes<a_by_k>(state.rows(), maps.a, full, at.row, step * T::kDepth, 0, T::kRows / T::kBox, false);
-            load_boxes<b_by_k>(state.columns(), maps.b, full, at.column, step * T::kDepth, first, end, shared);
+            const int k = at.k + step * T::kDepth;
+            load_boxes<a_by_k>(state.rows(), maps.a, full, at.row, k, 0, row, end_row, same_rows);
+            load_boxes<b_by_k>(state.columns(), maps.b, full, at.column, k, of_b, column, end_column, same_columns);
             state.ring.next();
         }
     }
@@ -88,16 +93,35 @@ template <typename Tiles, bool a_by_k, bool b_by_k> struct Bf16Consumer {
     __device__ void release(uint32_t stage) const {
         if (lane < T::kCluster) ptx::barrier_arrive_in_block(ptx::address_in_block(state.ring.empty + 8 * stage, lane));
     }
+    // Sets the elements of the stage from k on to zero: they are rows of the next expert or of none. Each consumer
+    // clears all that it reads, so that they need not wait for each other.
+    __device__ void clear_from(int k) const {
+        for (int at = k * kPanelRowBytes + 8 * (32 * warp + lane); at < T::kBoxBytes; at += 8 * 128) {
+            ptx::store_shared(state.rows() + consumer * T::kBoxBytes + at, 0.0f, 0.0f);
+#pragma unroll
+            for (int i = 0; i < T::kColumns / T::kBox; i++)
+                ptx::store_shared(state.columns() + i * T::kBoxBytes + at, 0.0f, 0.0f);
+        }
+        ptx::fence_async();
+        sync();
+    }
     template <int columns> __device__ void compute(int depth) {
         const int steps = bf16_steps(depth);
         // If the steps were fewer than the stages, consumer 0 could signal again before consumer 1 has waited.
         const bool in_turn = steps >= T::kStages;
         if (in_turn && consumer == 1) ptx::named_sync<128 * T::kConsumers>(T::kLeadBarrier);
         uint32_t before = 0;
+        constexpr bool kMayBeEmpty = std::is_same_v<Tiles, ExpertSums>;
+        if constexpr (kMayBeEmpty) {
+#pragma unroll
+            for (float& sum : sums) sum = 0;
+        }
 #pragma unroll 1
         for (int step = 0; step < steps; step++) {
             state.ring.wait();
-            multiply<columns>(step > 0);
+            if (kMayBeEmpty && depth - step * T::kDepth < T::kDepth)
+                clear_from(depth - step * T::kDepth);
+            multiply<columns>(kMayBeEmpty || step > 0);
             if (in_turn && consumer == 0 && step + 1 == T::kLead)
                 ptx::named_arrive<128 * T::kConsumers>(T::kLeadBarrier);
             if (step > 0) {
@@ -112,8 +136,8 @@ template <typename Tiles, bool a_by_k, bool b_by_k> struct Bf16Consumer {
         if (steps > 0) release(before);
     }
 
-    // ---- results. All threads of the warpgroup store a box of 64 x 64 together: write(buffer) puts it into shared
-    // memory, copy(buffer) gives it to TMA.
+    // ---- results. All threads of the warpgroup store a box of 64 x 64 (32 in fp32) together: write(buffer) puts it
+    // into shared memory, copy(buffer) from there to D, by TMA if possible, in the first thread.
     template <typename Write, typename Copy> __device__ void store_box(Write write, Copy copy) {
         const uint32_t to = state.shared + T::kResultsAt + (consumer * T::kBuffers + buffer) * T::kBoxBytes;
         if (first_thread()) ptx::bulk_wait_read<T::kBuffers - 1>();   // the copy before the last has been read
@@ -121,10 +145,8 @@ template <typename Tiles, bool a_by_k, bool b_by_k> struct Bf16Consumer {
         write(to);
         ptx::fence_async();
         sync();
-        if (first_thread()) {
-            copy(to);
-            ptx::bulk_commit();
-        }
+        copy(to);
+        if (first_thread()) ptx::bulk_commit();   // also an empty group, because the wait counts groups
         buffer ^= 1;
     }
     // Columns 16 j .. 16 j + 15 of box c, or of its transpose the rows.
@@ -169,7 +191,9 @@ template <typename Tiles, bool a_by_k, bool b_by_k> struct Bf16Consumer {
             const int column = at.column + T::kBox * c;
             if (T::kBox * c >= at.columns || column > row || row >= tiles.n) continue;
             const auto copy_to = [&](int x, int y) {
-                return [&, x, y](uint32_t from) { ptx::store_matrix_box(&maps.d, from, x, y); };
+                return [&, x, y](uint32_t from) {
+                    if (first_thread()) ptx::store_matrix_box(&maps.d, from, x, y);
+                };
             };
             if (column == row) {
                 store_box([&](uint32_t to) { write_diagonal_box(to, c); }, copy_to(column, row));
@@ -179,10 +203,56 @@ template <typename Tiles, bool a_by_k, bool b_by_k> struct Bf16Consumer {
             store_box([&](uint32_t to) { write_box(to, c, true); }, copy_to(row, column));
         }
     }
+    // Of the last box of an expert only its own rows.
+    __device__ void store(const ExpertRows& tiles, const Bf16Place& at) {
+        const int row = at.row + T::kBox * consumer;
+#pragma unroll
+        for (int c = 0; c < T::kColumns / T::kBox; c++) {
+            const int column = at.column + T::kBox * c;
+            if (column >= tiles.n || row >= at.end_row) continue;
+            store_box([&](uint32_t to) { write_box(to, c, false); }, [&](uint32_t from) {
+                if (row + T::kBox <= at.end_row) {
+                    if (first_thread()) ptx::store_matrix_box(&maps.d, from, column, row);
+                    return;
+                }
+                const int chunk = lane % 8;
+                if (column + 8 * chunk >= tiles.n) return;
+                for (int i = 4 * warp + lane / 8; i < at.end_row - row; i += 16)
+                    *reinterpret_cast<float4*>(tiles.results + int64_t{row + i} * tiles.n + column + 8 * chunk) =
+                        ptx::load_shared4(from + panel_offset(i, chunk));
+            });
+        }
+    }
+    // Columns 32 h .. 32 h + 31 in fp32.
+    __device__ void write_fp32_box(uint32_t to, int h) const {
+#pragma unroll
+        for (int i = 0; i < 16; i += 2) {
+            const uint32_t at = panel_offset(16 * warp + lane / 4 + 8 * half_of(i), 2 * (i / 4) + lane % 4 / 2);
+            ptx::store_shared(to + at + lane % 2 * 8, sums[16 * h + i], sums[16 * h + i + 1]);
+        }
+    }
+    __device__ void store(const ExpertSums& tiles, const Bf16Place& at) {
+        const int row = at.row + T::kBox * consumer;
+        if (row >= tiles.m || (tiles.accumulate && at.depth == 0)) return;
+        const auto copy_to = [&](int column) {
+            return [&, column](uint32_t from) {
+                if (!first_thread()) return;
+                if (tiles.accumulate) ptx::add_matrix_box(&maps.d, from, column, row, at.expert);
+                else ptx::store_matrix_box(&maps.d, from, column, row, at.expert);
+            };
+        };
+#pragma unroll
+        for (int h = 0; h < T::kColumns / 32; h++) {
+            const int column = at.column + 32 * h;
+            if (column >= tiles.n || (!tiles.fp32 && h % 2 == 1)) continue;
+            if (tiles.fp32) store_box([&](uint32_t to) { write_fp32_box(to, h); }, copy_to(column));
+            else store_box([&](uint32_t to) { write_box(to, h / 2, false); }, copy_to(column));
+        }
+    }
     __device__ void run(Tiles tiles) {
         Bf16Place at;
         for (uint32_t round = 0; tiles.find(item_of(round), static_cast<int>(BlockPairs::rank()), at); round++) {
-            if (at.columns == T::kColumns) compute<T::kColumns>(at.depth);
+            if (!std::is_same_v<Tiles, SymmetricTiles> || at.columns == T::kColumns) compute<T::kColumns>(at.depth);
             else compute<T::kColumns / 2>(at.depth);
             store(tiles, at);
         }
@@ -190,8 +260,8 @@ template <typename Tiles, bool a_by_k, bool b_by_k> struct Bf16Consumer {
     }
 };
 
-// Math: the results of the list, D[m, n] = sum over k of a[m, k] b[n, k] in fp32, rounded to bf16; SymmetricTiles also
-//       writes each to D[n, m].
+// Math: the results of the list, D[m, n] = sum over k of a[m, k] b[n, k] in fp32, rounded to bf16. SymmetricTiles also
+//       writes each to D[n, m]; ExpertSums may keep fp32, and may add to D, after rounding.
 // Source: PTX ISA 9.0, wgmma of .bf16. The halved list: Lawson et al., ACM TOMS 5 (1979), as SYRK of the BLAS.
 // Traffic: the rows and columns of the tiles read, mostly from the L2 cache; 2 bytes written per element of D.
 // Requires: sm_90a; A, B and D 16-byte aligned, with multiples of 8 elements per row.
@@ -236,9 +306,9 @@ void launch_bf16(Ctx& ctx, int64_t items, const Bf16Maps& maps, const Tiles& til
     CHECK_LAUNCH("gemm_bf16_sm90_kernel");
 }
 
-// A map of an operand or of results, a (rows, columns) matrix.
-CUtensorMap map_of(const Tensor& matrix, int64_t rows, int64_t columns) {
-    return box_map(matrix, rows, columns, columns, Bf16Tile::kBox, kPanelRowBytes);
+// A map of an operand or of results, (rows, columns) matrices.
+CUtensorMap map_of(const Tensor& matrix, int64_t rows, int64_t columns, int64_t matrices = 1) {
+    return box_map(matrix, rows, columns, columns, Bf16Tile::kBox, kPanelRowBytes, matrices);
 }
 
 }  // namespace
@@ -263,6 +333,36 @@ void gemm_symmetric(Ctx& ctx, const GemmArgs& args) {
     const int64_t items = SymmetricTiles::items_of(groups);
     if (by_k) launch_bf16<SymmetricTiles, true, true>(ctx, items, maps, tiles);
     else launch_bf16<SymmetricTiles, false, false>(ctx, items, maps, tiles);
+#endif
+}
+
+bool grouped_gemm_supports(const Ctx& ctx, const GroupedGemmArgs& args) {
+    const bool wgrad = args.layout == GemmLayout::kWgrad;
+    const bool types = args.A.dtype == Dtype::kBf16 && args.B.dtype == Dtype::kBf16
+                       && (args.D.dtype == Dtype::kBf16 || (wgrad && args.D.dtype == Dtype::kFp32));
+    const bool aligned = vectorizable<bf16>(args.N, {args.A.data, args.B.data, args.D.data})
+                         && (wgrad ? args.M : args.K) % 8 == 0;
+    const bool sizes = args.M > 0 && args.K > 0 && args.M < 1 << 30 && args.N < 1 << 20 && args.K < 1 << 30
+                       && args.E < 1 << 16;
+    return kSm90aCode && ctx.sm == 90 && types && aligned && sizes;
+}
+
+void grouped_gemm_sm90([[maybe_unused]] Ctx& ctx, [[maybe_unused]] const GroupedGemmArgs& args) {
+#if defined(LLMC_SM90A)
+    const int32_t* offsets = args.offsets.as<int32_t>();
+    const int64_t E = args.E, M = args.M, N = args.N, K = args.K;
+    const int experts = static_cast<int>(E), n = static_cast<int>(N);
+    if (args.layout == GemmLayout::kWgrad) {
+        const Bf16Maps maps{map_of(args.A, K, M), map_of(args.B, K, N), map_of(args.D, M, N, E)};
+        const ExpertSums tiles{offsets, experts, static_cast<int>(M), n, args.D.dtype == Dtype::kFp32, args.accumulate};
+        return launch_bf16<ExpertSums, true, true>(ctx, tiles.items(), maps, tiles);
+    }
+    const bool by_k = args.layout == GemmLayout::kDgrad;
+    const Bf16Maps maps{map_of(args.A, M, K), map_of(args.B, by_k ? K : N, by_k ? N : K, E), map_of(args.D, M, N)};
+    const ExpertRows tiles{offsets, args.D.as<bf16>(), experts, n, static_cast<int>(K)};
+    const int64_t most = (M / 256 + E) * ceil_div(N, int64_t{256});   // items
+    if (by_k) launch_bf16<ExpertRows, false, true>(ctx, most, maps, tiles);
+    else launch_bf16<ExpertRows, false, false>(ctx, most, maps, tiles);
 #endif
 }
 

@@ -10,7 +10,7 @@ namespace cuda {
 // results by 64 of K, whichever of the two is contiguous in memory. Results leave in boxes of 64 x 64.
 struct Bf16Tile {
     static constexpr int kConsumers = 2, kBox = 64, kRows = kBox * kConsumers, kColumns = 256, kDepth = 64;
-    static constexpr int kThreads = 128 * (kConsumers + 1), kProducerRegisters = 40, kConsumerRegisters = 232;
+    static constexpr int kThreads = 128 * (kConsumers + 1), kProducerRegisters = 56, kConsumerRegisters = 224;
     static constexpr int kCluster = BlockPairs::kBlocks, kStages = 4, kBuffers = 2;
     static constexpr uint32_t kBoxBytes = kBox * kPanelRowBytes;
     static constexpr uint32_t kRowBytes = kRows / kBox * kBoxBytes, kColumnBytes = kColumns / kBox * kBoxBytes;
@@ -26,10 +26,11 @@ struct Bf16Tile {
 
 // What a block computes of an item of a list: results from (row, column) on, 128 x `columns`.
 struct Bf16Place {
-    enum class Share { kColumns, kNothing };
+    enum class Share { kRows, kColumns, kNothing };
     int row, column, columns;   // columns: 256 or 128
     Share share;                // what the two blocks of a cluster load together
-    int depth;                  // of the sum
+    int depth, k = 0;           // the sum is over [k, k + depth)
+    int expert = 0, end_row = 0;   // whose B or D it is; the end of its rows
 };
 
 // ---- lists. find() is called with ascending items and returns false after the last one.
@@ -39,6 +40,7 @@ struct Bf16Place {
 // each, the last 128 rows by the last 128 columns. The latter two take half as long, so that the items of 4096 x 4096
 // results take as long as two of 256 x 256 in each of 66 clusters, as long as half of all results would.
 struct SymmetricTiles {
+    static constexpr bool kWeightsAreB = false;
     uint32_t groups;
     int n, depth;
     uint32_t group = 1;   // of the rows of the item before
@@ -59,6 +61,59 @@ struct SymmetricTiles {
         if (item < groups) at = {own + 128 * rank, own, 128, Share::kColumns, depth};
         else at = {own + 128, own + 128, 128, Share::kNothing, depth};
         return item < groups + (groups + 1) / 2;
+    }
+};
+
+// Of the rows of each expert all n columns. Items of an expert: 256 rows by 256 columns; of up to 128 rows that are
+// left 512 columns, 256 a block. Offsets as in GroupedGemmArgs.
+struct ExpertRows {
+    static constexpr bool kWeightsAreB = true;
+    const int32_t* offsets;
+    bf16* results;
+    int experts, n, depth;
+    int expert = -1, begin_row = 0, end_row = 0;   // of the item before
+    uint32_t first = 0, end = 0;                   // its expert's items
+
+    __device__ bool find(uint32_t item, int rank, Bf16Place& at) {
+        const uint32_t columns = (n + 255) / 256;
+        while (item >= end) {
+            if (++expert == experts) return false;
+            begin_row = expert == 0 ? offsets[0] : end_row, end_row = offsets[expert + 1];
+            const int rows = end_row - begin_row, whole = (rows + 127) / 256;
+            first = end, end += whole * columns + (rows > 256 * whole ? (n + 511) / 512 : 0);
+        }
+        const uint32_t whole = (end_row - begin_row + 127) / 256;
+        uint32_t rest = item - first;
+        at = {.columns = 256, .depth = depth, .expert = expert, .end_row = end_row};
+        if (rest < whole * columns) {
+            at.row = begin_row + static_cast<int>(rest % whole * 256) + 128 * rank;
+            at.column = static_cast<int>(rest / whole * 256), at.share = Bf16Place::Share::kColumns;
+        } else {
+            rest -= whole * columns;
+            at.row = begin_row + static_cast<int>(whole * 256);
+            at.column = static_cast<int>(rest * 512) + 256 * rank, at.share = Bf16Place::Share::kRows;
+        }
+        return true;
+    }
+};
+
+// Of each expert m x n results, sums over its rows.
+struct ExpertSums {
+    static constexpr bool kWeightsAreB = false;
+    const int32_t* offsets;
+    int experts, m, n;
+    bool fp32, accumulate;   // type of the results, otherwise bf16; += instead of =
+
+    int64_t items() const { return experts * ceil_div(m, 256) * ceil_div(n, 256); }
+    __device__ bool find(uint32_t item, int rank, Bf16Place& at) const {
+        const int rows = (m + 255) / 256, each = rows * ((n + 255) / 256), number = static_cast<int>(item);
+        const int expert = number / each, rest = number % each;
+        if (expert >= experts) return false;
+        const int begin = offsets[expert];
+        at = {.row = rest % rows * 256 + 128 * rank, .column = rest / rows * 256, .columns = 256,
+              .share = Bf16Place::Share::kColumns, .depth = offsets[expert + 1] - begin, .k = begin, .expert = expert,
+              .end_row = m};
+        return true;
     }
 };
 

@@ -165,7 +165,7 @@ const std::map<std::string, std::string>& elsewhere() {
         {"transpose_bytes_kernel", ranks}, {"count_scales_kernel", "--fp8-stats-interval"}, {"row_amax_kernel", ranks},
         {"quantize_int8_run_kernel", ranks}, {"row_scales_kernel", ranks}, {"adamw_fp8_kernel", "--moment-dtype fp8"},
         {"dlogits_residual_kernel", "--fp8-lm-head"},
-        {"gemm_bf16_sm90_kernel", "Muon of larger matrices"},
+        {"gemm_bf16_sm90_kernel", "larger matrices of Muon, and experts"},
     };
     return all;
 }
