@@ -250,8 +250,12 @@ template <typename Tiles, bool a_by_k, bool b_by_k> struct Bf16Consumer {
         }
     }
     __device__ void run(Tiles tiles) {
-        Bf16Place at;
-        for (uint32_t round = 0; tiles.find(item_of(round), static_cast<int>(BlockPairs::rank()), at); round++) {
+        const int rank = static_cast<int>(BlockPairs::rank());
+        Bf16Place next;
+        bool more = tiles.find(item_of(0), rank, next);
+        for (uint32_t round = 1; more; round++) {
+            const Bf16Place at = next;
+            more = tiles.find(item_of(round), rank, next);   // here, so that no product waits for it
             if (!std::is_same_v<Tiles, SymmetricTiles> || at.columns == T::kColumns) compute<T::kColumns>(at.depth);
             else compute<T::kColumns / 2>(at.depth);
             store(tiles, at);
