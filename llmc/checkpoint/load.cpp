@@ -107,12 +107,16 @@ bool is_buffer(const std::string& name) {
            || name.ends_with(".rotary_emb.inv_freq");
 }
 
-// Finds a tensor by name; GPT-2's files on the hub have names without the prefix.
+// Finds a tensor by name; GPT-2's files on the hub have names without the prefix, and transformers 5 names Mixtral's
+// router as the others.
 const HfModelFiles::Found* find_tensor(const HfModelFiles& files, const std::string& name) {
     static const std::string kPrefix = "transformer.";
     auto found = files.tensors().find(name);
     if (found == files.tensors().end() && name.rfind(kPrefix, 0) == 0)
         found = files.tensors().find(name.substr(kPrefix.size()));
+    const size_t mixtral = name.find(".block_sparse_moe.gate.");
+    if (found == files.tensors().end() && mixtral != std::string::npos)
+        found = files.tensors().find(std::string(name).replace(mixtral, 18, ".mlp."));
     return found == files.tensors().end() ? nullptr : &found->second;
 }
 
@@ -173,7 +177,10 @@ void load_masters(const std::string& directory, const ModelConfig& config, const
     const HfModelFiles files(directory);
     std::vector<float> staging(static_cast<size_t>(load_staging_bytes(table, staging_bytes) / 4));
     std::set<const SafetensorsView*> used;
-    const auto tensors = hf_tensors(table, Dtype::kFp32);
+    const bool stacked = std::any_of(table.params.begin(), table.params.end(), [&](const Param& param) {
+        return !param.hf_stacked.empty() && find_tensor(files, param.hf_stacked);
+    });
+    const auto tensors = hf_tensors(table, Dtype::kFp32, stacked);
     for (const HfTensor& tensor : tensors) {
         const HfModelFiles::Found* found = find_tensor(files, tensor.entry.name);
         const bool no_head = !found && tensor.param == table.head && !config.tied_head;

@@ -34,6 +34,9 @@ void check_counts(const JsonFields& state) {
             state.refuse("norms", "finite norms are needed");
     if (static_cast<int64_t>(norms.size()) > std::min<int64_t>(128, step))
         state.refuse("norms", "at most 128 norms, and one of each step, are needed");
+    for (const Json& rows : state.has("expert_load") ? state.list("expert_load") : Json::array())
+        if (!rows.is_number() || !(rows.get<double>() >= 0) || !std::isfinite(rows.get<double>()))
+            state.refuse("expert_load", "numbers of rows are needed");
     for (const Json& type : state.list("missed"))
         if (type != "eval" && type != "hellaswag" && type != "sample")
             state.refuse("missed", "only \"eval\", \"hellaswag\" and \"sample\" are known");

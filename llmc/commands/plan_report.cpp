@@ -117,8 +117,10 @@ std::string plan_text(const PlannedRun& run) {
     const MemoryPlan& plan = run.plan;
     const int64_t micro_batches = config.global_batch_size / (config.micro_batch_size * config.data_ranks(plan.ranks));
     std::string text = verdict_text(figures);
-    text += strf("parameters        %lld (%.3f B; stored with padding: %lld)\n", ll(run.table.param_elems),
-                 1e-9 * real(run.table.param_elems), ll(plan.flat_elems));
+    const std::string active = config.shape.has_experts()
+                                   ? strf("; a token uses %.3f B", 1e-9 * used_params(config.shape, run.table)) : "";
+    text += strf("parameters        %lld (%.3f B%s; stored with padding: %lld)\n", ll(run.table.param_elems),
+                 1e-9 * real(run.table.param_elems), active.c_str(), ll(plan.flat_elems));
     text += strf("precision         %s weights, %s gradients, fp32 master weights, %s moments\n",
                  dtype_name(config.dtype), dtype_name(config.grad_dtype), moment_dtype_name(config));
     text += memory_text(run);

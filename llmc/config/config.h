@@ -66,6 +66,8 @@ struct Config {
     int64_t mup_base_width = 0;         // hidden size to which --lr and --init-method-std refer; 0: to the model's own
     double weight_decay = 0, adam_beta1 = 0, adam_beta2 = 0, adam_eps = 0, clip_grad = 0;
     double z_loss = 0;                  // weight of the squared log-sum-exp in the loss
+    double moe_aux_loss_coeff = 0;      // weights of the losses of routers, see RouterBackwardArgs
+    double moe_z_loss_coeff = 0;
     double qk_clip = 0;                 // largest attention logit; 0: any
     double skip_grad_norm = 0;          // multiple of the median norm of the last 128 steps; 0: never
     double ema = 0;                     // decay of the average of the master weights; 0: there is none

@@ -26,6 +26,9 @@ constexpr Condition kConditions[] = {
     {"init-method-std load", "resume", "unset auto", "--resume restores the weights"},
     {"init-method-std", "load", "unset", "--load provides the weights"},
 
+    {"moe-router-topk moe-aux-loss-coeff moe-z-loss-coeff", "num-experts", ">0",
+     "the model has no experts (--num-experts 0)"},
+
     {"train-iters", "epochs", "0", "--epochs sets the length of the run"},
     {"train-iters", "train-iters", ">0", "a run of 0 steps has no length"},
     {"epochs", "synthetic-data", "false", "--synthetic-data has no end: set --train-iters"},
@@ -248,6 +251,9 @@ void fp8_rules(const Config& c, Rules& rules) {
         rules.require(steps < 1 || steps == std::floor(steps),
                       strf("--fp8-%s-bf16 %s must be a whole number of steps, or a fraction of the run below 1", name,
                            number_text(steps).c_str()));
+    rules.require(!c.shape.has_experts() || (c.fp8_recipe == Fp8Recipe::kNone && !c.fp8_attention),
+                  "--num-experts: models with experts train in BF16 or FP32 only, so far: leave out --fp8-recipe and "
+                  "--fp8-attention");
     if (c.fp8_recipe == Fp8Recipe::kNone) return;
     rules.require(c.dtype == Dtype::kBf16, "FP8 (--fp8-recipe, --fp8-format) needs --dtype bf16: only BF16 tensors "
                   "are quantized");

@@ -216,6 +216,13 @@ void add_optimizer(Rows& rows) {
         {.name = "z-loss", .value = number(AT(z_loss), {.low = 0, .high = 1}),
          .help = "add this times the mean squared log-sum-exp of the logits to the loss that is trained (PaLM: 1e-4); "
                  "logged losses and evaluations are without it; 0: none", .fallback = "0"},
+        {.name = "moe-aux-loss-coeff", .value = number(AT(moe_aux_loss_coeff), {.low = 0, .high = 1}),
+         .help = "with --num-experts: weight of the auxiliary loss of each layer, E sum(share of the rows x mean "
+                 "probability) over its E experts, which is 1 if all have the same load; shares are those of the step "
+                 "before", .fallback = "0.01"},
+        {.name = "moe-z-loss-coeff", .value = number(AT(moe_z_loss_coeff), {.low = 0, .high = 1}),
+         .help = "with --num-experts: add this times the mean squared log-sum-exp of the router logits of each layer "
+                 "(ST-MoE: 1e-3); 0: none", .fallback = "0"},
         {.name = "qk-clip", .value = number(AT(qk_clip), kNotNegative),
          .help = "after each step, scale W_q and W_k of heads whose largest attention logit exceeded this, by the root "
                  "of what makes it equal (MuonClip, Kimi K2: 100); 0: none", .fallback = "0"},

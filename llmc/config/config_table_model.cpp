@@ -115,6 +115,11 @@ void add_model_layers(std::vector<OptionRow>& rows) {
                  "preset's; a config.json (--load) may have other parameters", .on_resume = kMust},
         {.name = "qk-layernorm", .value = flag(AT(shape.qk_norm)), .help = "RMSNorm over each head of Q and K",
          .on_resume = kMust},
+        {.name = "num-experts", .value = integer(AT(shape.num_experts), 0, kMaxExperts),
+         .help = "mixture of experts: number of MLPs of --ffn-hidden-size in each layer, of which a token uses "
+                 "--moe-router-topk; 0: one MLP", .on_resume = kMust},
+        {.name = "moe-router-topk", .value = integer(AT(shape.experts_per_token), 1, kMaxExpertsPerToken),
+         .help = "experts of a token", .on_resume = kMust},
         {.name = "linear-bias", .value = choice<LinearBias>(AT(shape.linear_bias), words_of(kLinearBiasWords)),
          .help = "linear layers with biases; qkv: as in Qwen2; attention: qkv and the output projection",
          .on_resume = kMust},

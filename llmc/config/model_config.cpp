@@ -48,6 +48,19 @@ ModelConfig qwen3(int64_t layers, int64_t hidden, int64_t ffn, int64_t heads, bo
     return c;
 }
 
+ModelConfig mixture(ModelConfig c, int64_t experts, int64_t of_token) {
+    c.num_experts = experts;
+    c.experts_per_token = of_token;
+    return c;
+}
+
+ModelConfig olmoe() {
+    ModelConfig c = mixture(pretrained(llama(16, 2048, 1024, 16, 16), 50304, 4096, 10000, false), 64, 8);
+    c.qk_norm = c.qk_norm_whole = true;
+    c.normalize_experts = false;
+    return c;
+}
+
 std::vector<ModelPreset> make_presets() {
     // A vocabulary of 257: 256 bytes and a document separator.
     const ModelConfig llama_small = pretrained(llama(12, 2048, 5504, 16, 4), 128256, 2048, 500000, false),
@@ -56,6 +69,10 @@ std::vector<ModelPreset> make_presets() {
     const ModelConfig llama_8b = llama(32, 4096, 14336, 32, 8), llama_70b = llama(80, 8192, 28672, 64, 8);
     ModelConfig smollm_135m = pretrained(llama(30, 576, 1536, 9, 3), 49152, 8192, 100000, true);
     smollm_135m.init_std = 1.0 / 24;
+    ModelConfig qwen3_30b = mixture(qwen3(48, 2048, 768, 32, false), 128, 8);
+    qwen3_30b.num_query_groups = 4;
+    ModelConfig moe_tiny = mixture(pretrained(llama(4, 128, 96, 4, 2), 257, 256, 10000, false), 8, 2);
+    moe_tiny.qk_norm = true;
 
     return {
         {"gpt2-124M", "gpt2", 1024, gpt2(12, 768, 12)},
@@ -72,6 +89,9 @@ std::vector<ModelPreset> make_presets() {
         {"llama3-small", "llama", 2048, llama_small},
         {"llama-tiny", "llama", 128, llama_tiny},
         {"mistral-7B-v0.3", "llama", 8192, pretrained(llama_8b, 32768, 32768, 1e6, false)},
+        {"mixtral-8x7B", "llama", 8192, mixture(pretrained(llama_8b, 32000, 32768, 1e6, false), 8, 2)},
+        {"moe-tiny", "llama", 128, moe_tiny},
+        {"olmoe-1B-7B", "llama", 4096, olmoe()},
         {"qwen2.5-0.5B", "llama", 8192, qwen25(24, 896, 4864, 14, 2, 151936, 32768, true)},
         {"qwen2.5-1.5B", "llama", 8192, qwen25(28, 1536, 8960, 12, 2, 151936, 131072, true)},
         {"qwen2.5-7B", "llama", 8192, qwen25(28, 3584, 18944, 28, 4, 152064, 131072, false)},
@@ -79,6 +99,7 @@ std::vector<ModelPreset> make_presets() {
         {"qwen3-1.7B", "llama", 8192, qwen3(28, 2048, 6144, 16, true)},
         {"qwen3-4B", "llama", 8192, qwen3(36, 2560, 9728, 32, true)},
         {"qwen3-8B", "llama", 8192, qwen3(36, 4096, 12288, 32, false)},
+        {"qwen3-30B-A3B", "llama", 8192, qwen3_30b},
         {"smollm2-135M", "llama", 2048, smollm_135m},
         {"smollm2-360M", "llama", 2048, pretrained(llama(32, 960, 2560, 15, 5), 49152, 8192, 100000, true)},
         {"smollm2-1.7B", "llama", 2048, pretrained(llama(24, 2048, 8192, 32, 32), 49152, 8192, 130000, true)},
@@ -113,5 +134,18 @@ std::vector<std::string> model_config_errors(const ModelConfig& c) {
         rule(size % 8 == 0, strf("--%s %lld must be a multiple of 8 (16-byte rows in BF16)", option, ll(size)));
     rule(c.kv_channels <= 256, strf("--kv-channels %lld: attention takes at most 256", ll(c.kv_channels)));
     rule(c.vocab_size >= 2, strf("vocabulary of %lld tokens: at least 2 needed", ll(c.vocab_size)));
+    rule(!c.qk_norm_whole || (c.has_experts() && c.qk_norm && c.num_query_groups == c.num_attention_heads
+                              && c.q_width() == c.hidden_size && c.sliding_window == 0),
+         "QK-norm over all heads (OLMoE) needs --num-experts, --qk-layernorm, as many key as query heads, heads of "
+         "--hidden-size elements in all and no --sliding-window");
+    if (!c.has_experts()) return errors;
+    rule(c.experts_per_token <= c.num_experts, strf("--moe-router-topk %lld exceeds --num-experts %lld",
+                                                    ll(c.experts_per_token), ll(c.num_experts)));
+    rule(c.norm == Norm::kRmsNorm && c.position == PositionEmbedding::kRope && c.activation == Activation::kSwiglu
+             && (c.linear_bias == LinearBias::kNone || (c.linear_bias == LinearBias::kAttention && c.qk_norm))
+             && (c.normalize_experts || c.qk_norm),
+         strf("--num-experts %lld needs --normalization RMSNorm, --position-embedding-type rope, --activation swiglu "
+              "and --linear-bias none, as Mixtral, or also --qk-layernorm and biases of attention, as Qwen3-MoE and "
+              "OLMoE: transformers has no other class", ll(c.num_experts)));
     return errors;
 }

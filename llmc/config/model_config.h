@@ -38,6 +38,8 @@ struct RopeScaling {
     bool operator==(const RopeScaling&) const = default;
 };
 
+inline constexpr int64_t kMaxExperts = 1024, kMaxExpertsPerToken = 32;
+
 struct ModelConfig {
     int64_t num_layers = 12;
     int64_t hidden_size = 768;
@@ -55,6 +57,11 @@ struct ModelConfig {
     RopeScaling rope_scaling;
     LinearBias linear_bias = LinearBias::kAll;
     bool qk_norm = false;
+    bool qk_norm_whole = false;      // over all heads of Q and of K (OLMoE) instead of each
+    // Mixture of experts: a token goes to experts_per_token of num_experts MLPs of width ffn_hidden_size; 0: one MLP.
+    int64_t num_experts = 0;
+    int64_t experts_per_token = 2;
+    bool normalize_experts = true;   // the weights of a token's experts add up to 1
     bool tied_head = true;
     double norm_eps = 1e-5;
     double init_std = 0.02;
@@ -72,7 +79,11 @@ struct ModelConfig {
     }
     bool proj_bias() const { return linear_bias == LinearBias::kAll || linear_bias == LinearBias::kAttention; }
     bool mlp_bias() const { return linear_bias == LinearBias::kAll || linear_bias == LinearBias::kMlp; }
-    int64_t up_width() const { return activation_inputs(activation, ffn_hidden_size); }
+    int64_t up_width() const { return activation_inputs(activation, ffn_hidden_size); }   // of one expert
+    bool has_experts() const { return num_experts > 0; }
+    // Heads of Q and of K, and elements of each, as qk-norm takes them.
+    int64_t qk_norm_heads(int64_t heads) const { return qk_norm_whole ? 1 : heads; }
+    int64_t qk_norm_width() const { return qk_norm_whole ? q_width() : kv_channels; }
 };
 
 struct ModelPreset {

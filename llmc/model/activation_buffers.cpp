@@ -31,6 +31,10 @@ bool ActivationBuffers::recomputed(int number) const {
     return model_.options.forward_only || row(number).lifetime.recomputed_under(model_.options.recompute);
 }
 
+Dtype ActivationBuffers::dtype_of(Form form) const {
+    return form == Form::kStat ? model_.stat : form == Form::kIndex ? Dtype::kInt32 : model_.options.dtype;
+}
+
 // Of the layers that share the buffer, some may run the linear in FP8 and others in BF16.
 ActivationBuffers::Buffer ActivationBuffers::take(const BufferRow& row, int first_layer, int layers) {
     if (row.width == 0 || row.lifetime.scratch) return {};
@@ -40,7 +44,8 @@ ActivationBuffers::Buffer ActivationBuffers::take(const BufferRow& row, int firs
     for (int l = first_layer; row.x_of && l < first_layer + layers; l++)
         (model_.fp8.linear(l, *row.x_of) ? fp8_reads : keep_high) = true;
     switch (row.form) {
-        case Form::kStat: return {.tensor = take(model_.stat, N * row.width), .operand = {}};
+        case Form::kStat:
+        case Form::kIndex: return {.tensor = take(dtype_of(row.form), N * row.width), .operand = {}};
         case Form::kWorking:
             return {.tensor = keep_high ? take(model_.options.dtype, N * row.width) : Tensor{}, .operand = {}};
         case Form::kFp8Transposed:
@@ -63,7 +68,7 @@ Tensor ActivationBuffers::at(int number, int layer, int64_t N) const {
 Tensor ActivationBuffers::scratch(int number, int64_t N) const {
     const BufferRow& r = row(number);
     CHECK(r.lifetime.scratch, "%s is not scratch", r.name);
-    return model_.scratch(r.form == Form::kStat ? model_.stat : model_.options.dtype, N * r.width);
+    return model_.scratch(dtype_of(r.form), N * r.width);
 }
 
 Fp8Operand ActivationBuffers::fp8(int number, int layer, int64_t N) const {

@@ -27,6 +27,7 @@ inline constexpr Lifetime kSavedUnlessBlock{.recomputed = kBlockLevels};
 enum class Form : uint8_t {
     kWorking,          // (N, width) T
     kStat,             // (N, width) stat
+    kIndex,            // (N, width) int32
     kFp8Transposed,    // (width, N) FP8, the x of a linear
 };
 
@@ -48,7 +49,7 @@ public:
 
     // Whether backward recomputes the row, or there is none: then all layers share one buffer.
     bool recomputed(int row) const;
-    // A kWorking or kStat buffer cut to N rows, or empty. Scratch lives in the arena scope of the caller.
+    // A buffer that is not in FP8 cut to N rows, or empty. Scratch lives in the arena scope of the caller.
     Tensor at(int row, int layer, int64_t N) const;
     Tensor scratch(int row, int64_t N) const;
     // The saved x of a linear, from its kWorking and kFp8Transposed rows.
@@ -60,10 +61,11 @@ public:
 
 private:
     struct Buffer {
-        Tensor tensor;        // kWorking, kStat
+        Tensor tensor;        // kWorking, kStat, kIndex
         Fp8Operand operand;   // kFp8Transposed
     };
     const BufferRow& row(int number) const { return rows_[static_cast<size_t>(number)]; }
+    Dtype dtype_of(Form form) const;
     Buffer take(const BufferRow& row, int first_layer, int layers);
     void offload(int row, int layer);
     const Buffer& buffer(int row, int layer) const;

@@ -11,7 +11,7 @@ std::vector<BufferRow> Attention::rows(const ModelConfig& c, int64_t ranks) {
     std::vector<BufferRow> rows = PreNorm::rows(c, LinearKind::kQkv, kSaved, kSavedUnlessNormAct);
     rows.insert(rows.end(), {
         {"qkv before qk-norm", c.qk_norm ? c.qkv_width() : 0, Form::kWorking, kSavedUnlessBlock},
-        {"qk-norm rstd", c.qk_norm ? NH + NKV : 0, Form::kStat, kSavedUnlessBlock},
+        {"qk-norm rstd", c.qk_norm ? c.qk_norm_heads(NH) + c.qk_norm_heads(NKV) : 0, Form::kStat, kSavedUnlessBlock},
         {"qkv", qkv_width, Form::kWorking, kSavedUnlessBlock},   // after rope
         {"attention output", c.q_width(), Form::kWorking, kSavedUnlessAttention, proj, true},
         {"attention output, FP8 transposed", c.q_width(), Form::kFp8Transposed, kSavedUnlessBlock, proj},
@@ -53,8 +53,9 @@ void Attention::project(Ctx& ctx, int layer, const LinearOperand& x, Tensor out,
     linear_forward(ctx, qkv(layer), raw, x, N);
     ops::qk_norm_forward(ctx, {.out = out, .rstd = buffers_.at(kQkRstd, layer, N), .in = raw,
                                .q_weight = model_.weight(p.q_norm), .k_weight = model_.weight(p.k_norm), .N = N,
-                               .NH = config_.num_attention_heads, .NKV = config_.num_query_groups,
-                               .HS = config_.kv_channels, .eps = static_cast<float>(config_.norm_eps)});
+                               .NH = config_.qk_norm_heads(config_.num_attention_heads),
+                               .NKV = config_.qk_norm_heads(config_.num_query_groups), .HS = config_.qk_norm_width(),
+                               .eps = static_cast<float>(config_.norm_eps)});
 }
 
 // Writes Q, K and V as attention reads them. With FP8 attention, returns the quantized heads, scratch of the caller's
@@ -190,13 +191,13 @@ void Attention::part_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv, con
 void Attention::qk_norm_backward(Ctx& ctx, int layer, Tensor dqkv, const DeviceBatch& batch, const QuantOut& quant) {
     Arena::Scope scope(ctx, model_.arena);
     const LayerParams& p = model_.params_of(layer);
-    const int64_t N = batch.rows(), HS = config_.kv_channels;
+    const int64_t N = batch.rows(), HS = config_.qk_norm_width();
     ops::qk_norm_backward(ctx, {.dqkv = dqkv, .dq_weight = model_.grad(p.q_norm), .dk_weight = model_.grad(p.k_norm),
                                 .scratch = model_.scratch(model_.stat, 2 * kPartialRows * HS),
                                 .in = buffers_.at(kQkvRaw, layer, N), .rstd = buffers_.at(kQkRstd, layer, N),
                                 .q_weight = model_.weight(p.q_norm), .k_weight = model_.weight(p.k_norm), .N = N,
-                                .NH = config_.num_attention_heads, .NKV = config_.num_query_groups, .HS = HS,
-                                .quant = quant});
+                                .NH = config_.qk_norm_heads(config_.num_attention_heads),
+                                .NKV = config_.qk_norm_heads(config_.num_query_groups), .HS = HS, .quant = quant});
 }
 
 // The last of attention, rope and qk-norm backward writes the gradient of qkv's output as the dy of qkv.

@@ -18,8 +18,9 @@ std::vector<BufferRow> Decoder::rows(const ModelConfig& c, const DecoderOptions&
 Decoder::Decoder(const ModelConfig& config, const ParamTable& table, const DecoderOptions& options, Arena& arena,
                  ParamStore& store, Fp8State& fp8)
     : model_(config, table, options, arena, store, fp8), config_(model_.config),
-      activations_begin_(arena.taken_bytes()), head_layer_(model_.head_layer()), attention_(model_), mlp_(model_),
-      buffers_(model_, rows(config, options), head_layer_, 1), final_norm_(model_, buffers_, LinearKind::kHead) {
+      activations_begin_(arena.taken_bytes()), head_layer_(model_.head_layer()), attention_(model_),
+      mlp_(make_mlp(model_)), buffers_(model_, rows(config, options), head_layer_, 1),
+      final_norm_(model_, buffers_, LinearKind::kHead) {
     model_.offload.allocate(arena);
 }
 
@@ -54,9 +55,9 @@ void Decoder::forward(Ctx& ctx, const DeviceBatch& batch, bool training) {
     for (int l = 0; l < head_layer_; l++) {
         before(ctx, l, Pass::kForward);
         model_.offload.before_forward(ctx, l);
-        const Tensor x = attention_.residual(l, N), mid = mlp_.residual(l, N);
+        const Tensor x = attention_.residual(l, N), mid = mlp_->residual(l, N);
         attention_.forward(ctx, l, stream, branch, batch);
-        mlp_.forward(ctx, l, {.in = branch, .residual = x, .residual_out = mid}, branch, batch);
+        mlp_->forward(ctx, l, {.in = branch, .residual = x, .residual_out = mid}, branch, batch);
         const Tensor next = l + 1 < head_layer_ ? attention_.residual(l + 1, N) : final_norm_.residual(head_layer_, N);
         stream = {.in = branch, .residual = mid, .residual_out = next};
         model_.offload.after_forward(ctx, l, training);
@@ -157,8 +158,8 @@ void Decoder::loss(Ctx& ctx, const DeviceBatch& batch, StepState* state, void* h
 void Decoder::recompute_block(Ctx& ctx, int layer, const DeviceBatch& batch) {
     const int64_t N = batch.rows();
     attention_.recompute(ctx, layer, branch(N), batch);
-    mlp_.recompute(ctx, layer, {.in = branch(N), .residual = attention_.residual(layer, N),
-                                .residual_out = mlp_.residual(layer, N)}, batch);
+    mlp_->recompute(ctx, layer, {.in = branch(N), .residual = attention_.residual(layer, N),
+                                .residual_out = mlp_->residual(layer, N)}, batch);
 }
 
 // Backward of the head for N rows, whose logits are overwritten with their gradient. dnorm (N, C) =. Chunks after the
@@ -199,7 +200,7 @@ LinearOperand Decoder::head_backward(Ctx& ctx, const DeviceBatch& batch, StepSta
     });
     sum_losses(ctx, losses, &state->loss_sum);
     if (squares) sum_losses(ctx, squares, &state->z_sum);
-    return final_norm_.backward(ctx, head_layer_, {.dout = dnorm}, to, mlp_.output(head_layer_ - 1), N);
+    return final_norm_.backward(ctx, head_layer_, {.dout = dnorm}, to, mlp_->output(head_layer_ - 1), N);
 }
 
 void Decoder::loss_and_backward(Ctx& ctx, const DeviceBatch& batch, StepState* state) {
@@ -217,8 +218,8 @@ void Decoder::loss_and_backward(Ctx& ctx, const DeviceBatch& batch, StepState* s
         before(ctx, l - 1, Pass::kBackward);
         model_.offload.before_backward(ctx, l);
         recompute_block(ctx, l, batch);
-        dy = mlp_.backward(ctx, l, dy, dresidual, attention_.output(l), batch);
-        dy = attention_.backward(ctx, l, dy, dresidual, l > 0 ? mlp_.output(l - 1) : Linear{}, batch);
+        dy = mlp_->backward(ctx, l, dy, dresidual, attention_.output(l), batch, state);
+        dy = attention_.backward(ctx, l, dy, dresidual, l > 0 ? mlp_->output(l - 1) : Linear{}, batch);
         model_.offload.after_backward(ctx, l);
         after(ctx, l, Pass::kBackward);
     }

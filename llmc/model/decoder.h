@@ -76,7 +76,7 @@ private:
     const int64_t activations_begin_;
     const int head_layer_;   // the last block's number + 1
     Attention attention_;
-    Mlp mlp_;
+    const std::unique_ptr<Mlp> mlp_;
     ActivationBuffers buffers_;
     PreNorm final_norm_;
 };

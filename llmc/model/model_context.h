@@ -40,6 +40,10 @@ struct DecoderOptions {
     int64_t loss_chunk = 0;        // rows that head and loss compute at once; 0: all
     double z_loss = 0;             // see ClassifierArgs
     Tensor max_logits = {};        // (layers, all NH) fp32, optional: see AttentionForwardArgs
+    // Mixtures of experts: weights of the losses of RouterBackwardArgs, and, both or neither, for every layer the load
+    // (E) that the first has, and the sums of router_stats.
+    double aux_loss = 0, router_z_loss = 0;
+    Tensor expert_load = {}, router_stats = {};
     int64_t max_rows() const { return max_batch * max_seq; }
     int64_t positions() const { return max_seq * ranks_of_sequence(); }
 };

@@ -123,6 +123,34 @@ HOST_DEVICE inline float qk_clip_factor(const float* max_logits, int64_t NH, int
     return (max_logits[head] > tau ? tau / max_logits[head] : 1.0f) / key;
 }
 
+// ---- mixtures of experts: router_summary of ops_moe.h
+
+HOST_DEVICE inline void summarize_router(const double* stats, double* load, const RouterSummaryArgs& args) {
+    StepState& state = *args.state;
+    const int64_t E = args.E;
+    const auto experts = static_cast<double>(E), K = static_cast<double>(args.K);
+    double loss = 0, entropy = 0, largest = 0;
+    state.dead_experts = 0;
+    for (int64_t layer = 0; layer < args.layers; layer++, stats += router_stats_elems(E), load += E) {
+        double rows = 0, aux = 0, most = 0;
+        for (int64_t e = 0; e < E; e++) rows += stats[e];
+        const double tokens = rows / K;
+        for (int64_t e = 0; e < E; e++) {
+            aux += stats[e] / rows * (stats[E + e] / tokens);
+            most = stats[e] > most ? stats[e] : most;
+            state.dead_experts += stats[e] == 0;
+            if (!state.skip) load[e] = stats[e];
+        }
+        loss += static_cast<double>(args.aux) * experts * aux
+                + static_cast<double>(args.z) * (stats[2 * E + 1] / tokens);
+        entropy += stats[2 * E] / tokens / static_cast<double>(args.layers);
+        largest = most * experts / rows > largest ? most * experts / rows : largest;
+    }
+    state.router_loss = loss;
+    state.router_entropy = static_cast<float>(entropy);
+    state.expert_load = static_cast<float>(largest);
+}
+
 // The norms that step_guard compares with, and whether norms[index] is their median.
 HOST_DEVICE inline int64_t norms_held(const StepState& state) {
     return state.norm_count < kNormWindow ? state.norm_count : kNormWindow;

@@ -208,6 +208,34 @@ void rehearse_op(Ctx& ctx, OpKind kind, const GroupedGemmArgs& a) {
                                     .accumulate = a.accumulate});
 }
 
+// ---- mixtures of experts; int32 are few
+
+void rehearse_op(Ctx& ctx, OpKind kind, const RouterForwardArgs& a) {
+    record(ctx, kind, a.probs.dtype, 2 * a.probs.bytes());
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const RouterStatsArgs& a) {
+    record(ctx, kind, a.probs.dtype, a.probs.bytes());
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const RouterBackwardArgs& a) {
+    record(ctx, kind, a.dlogits.dtype, sum({a.probs, a.dlogits}));
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const RouterSummaryArgs& a) {
+    record(ctx, kind, a.stats.dtype, a.stats.bytes());
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const SortExpertsArgs& a) {
+    record(ctx, kind, Dtype::kInt32, 2 * a.experts.bytes() + sum({a.row_slots, a.slot_rows}));
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const GatherRowsArgs& a) { record(ctx, kind, a.in.dtype, 2 * a.out.bytes()); }
+void rehearse_op(Ctx& ctx, OpKind kind, const CombineRowsArgs& a) {
+    record(ctx, kind, a.in.dtype, a.in.bytes() + (a.accumulate ? 2 : 1) * a.out.bytes());
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const ExpertActivationForwardArgs& a) {
+    record(ctx, kind, a.in.dtype, sum({a.in, a.out}));
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const ExpertActivationBackwardArgs& a) {
+    record(ctx, kind, a.in.dtype, sum({a.in, a.dout, a.din}));
+}
+
 // ---- step
 
 void rehearse_op(Ctx& ctx, OpKind kind, const SumSquaresArgs& a) { record(ctx, kind, a.in.dtype, a.in.bytes()); }

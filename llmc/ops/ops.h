@@ -40,6 +40,7 @@ struct StepState {
     double z_sum;          // = 0; += by sum_losses: squared log-sum-exps of the counted tokens (--z-loss)
     float lr;              // learning rate of this step
     float dloss_mul;       // 1 / number of tokens of the global batch without ignored ones
+    float token_mul;       // 1 / number of all tokens of the global batch
     int32_t bad_tokens;    // = 0; += by embedding_forward and classifier: ids outside the vocabulary
     // Owned by the device.
     int32_t skip;          // = by step_guard: kNotFinite or kLargeNorm if the step is skipped, else 0
@@ -51,6 +52,11 @@ struct StepState {
     int64_t norm_count;    // finite norms so far
     float max_logit;       // = by qk_clip_factors: the largest attention logit, 0 if all are negative
     int32_t clipped_heads; // = by qk_clip_factors: heads whose largest logit exceeds its limit, or 0 if skip
+    // = by router_summary, of all layers: their auxiliary and z-losses; the mean entropy of a token's probabilities;
+    // the largest number of rows of an expert, by the mean of its layer's experts; experts without rows
+    double router_loss;
+    float router_entropy, expert_load;
+    int32_t dead_experts;
     static constexpr int32_t kNotFinite = 1, kLargeNorm = 2;
 };
 inline constexpr int64_t kStepInputBytes = offsetof(StepState, skip);

@@ -1,7 +1,98 @@
-// Arguments of the operations of mixtures of experts; conventions as in ops.h. E experts; the rows of tokens are sorted
-// by expert: those of expert e are [offsets[e], offsets[e + 1]), any number, also none.
+// Arguments of the operations of mixtures of experts; conventions as in ops.h. E experts, K experts of each of N
+// tokens, R = N * K rows: one for every token and each of its experts, sorted by expert, then by token: those of expert
+// e are [offsets[e], offsets[e + 1]), any number, also none. Slot n * K + k is the k-th expert of token n, in ascending
+// order of experts. The numbers of rows of experts stay on the device; no row is dropped, so there are always R.
 #pragma once
 #include "llmc/ops/ops_gemm.h"
+
+struct StepState;
+
+inline constexpr int64_t kMaxRouterExperts = 1024;
+
+// The sums that router_stats adds to: rows of every expert, probabilities of every expert, entropies, squares of lse.
+constexpr int64_t router_stats_elems(int64_t E) { return 2 * E + 2; }
+
+// probs = softmax(logits), in place; the K experts with the largest probabilities, of equal ones the lower number.
+// Their weights are their probabilities, with `normalize` divided by their sum. Source: Shazeer et al., arXiv
+// 1701.06538.
+struct RouterForwardArgs {
+    Tensor probs;     // (N, E) stat: logits, = probabilities
+    Tensor lse;       // (N) stat, = log sum exp(logits)
+    Tensor experts;   // (N, K) int32, = ascending numbers; with `chosen` they are given
+    Tensor weights;   // (N, K) stat, =
+    int64_t N, E, K;
+    bool normalize;
+    bool chosen;      // route as before
+};
+// stats += those of these tokens, in an order that only N and E decide.
+struct RouterStatsArgs {
+    Tensor stats;     // (router_stats_elems(E)) fp64, +=
+    Tensor probs, lse, experts;   // of router_forward
+    int64_t N, E, K;
+};
+// dlogits = the gradient of a loss with the given gradient of `weights`, of the auxiliary loss and of the z-loss:
+//   auxiliary loss  aux E sum over e of load[e] / sum(load) * mean of probs[:, e]
+//   z-loss          z * mean of lse^2
+// The means are over all tokens of the step. `load` is constant. Sources: Fedus et al., arXiv 2101.03961 (per layer and
+// divided by K, as Megatron-LM's); over the global batch: Qiu et al., arXiv 2501.11873; z-loss: arXiv 2202.08906.
+struct RouterBackwardArgs {
+    Tensor dlogits;    // (N, E) T, =
+    Tensor dweights;   // (N, K) stat
+    Tensor probs, lse, experts, weights;   // of router_forward
+    Tensor load;       // (E) fp64: rows of each expert in an earlier step; all 0: no auxiliary loss
+    const StepState* state;   // token_mul
+    int64_t N, E, K;
+    bool normalize;
+    float aux, z;
+};
+// At the end of a step, from the sums of all its tokens in all layers: router_loss, router_entropy, expert_load and
+// dead_experts of state; unless state->skip, load = the rows of experts.
+struct RouterSummaryArgs {
+    StepState* state;
+    Tensor stats;   // (layers, router_stats_elems(E)) fp64
+    Tensor load;    // (layers, E) fp64, in and =
+    int64_t layers, E, K;
+    float aux, z;
+};
+
+// A stable counting sort: rows of expert e are [offsets[e], offsets[e + 1]).
+struct SortExpertsArgs {
+    Tensor offsets;     // (E + 1) int32, =
+    Tensor row_slots;   // (R) int32, = slot of a row
+    Tensor slot_rows;   // (R) int32, = row of a slot
+    Tensor experts;     // (N, K) int32
+    int64_t N, E, K;
+};
+// out[r] = in[row_slots[r] / K].
+struct GatherRowsArgs {
+    Tensor out;         // (R, C) T, =
+    Tensor in;          // (N, C) T
+    Tensor row_slots;   // (R) int32
+    int64_t N, K, C;
+};
+// out[n] = (out[n], if accumulate) + sum over k of in[slot_rows[n * K + k]], in fp32 and in the order of k.
+struct CombineRowsArgs {
+    Tensor out;         // (N, C) T, = or +=
+    Tensor in;          // (R, C) T
+    Tensor slot_rows;   // (R) int32
+    int64_t N, K, C;
+    bool accumulate = false;
+};
+// in row = [gate (F) | up (F)], out[r] = gate * sigmoid(gate) * up * weights[row_slots[r]].
+struct ExpertActivationForwardArgs {
+    Tensor out;         // (R, F) T, =
+    Tensor in;          // (R, 2F) T
+    Tensor weights;     // (R) stat, by slot
+    Tensor row_slots;   // (R) int32
+    int64_t R, F;
+};
+struct ExpertActivationBackwardArgs {
+    Tensor din;         // (R, 2F) T, =; may be the same memory as in
+    Tensor dweights;    // (R) stat, by slot, =
+    Tensor dout;        // (R, F) T
+    Tensor in, weights, row_slots;   // of the forward pass
+    int64_t R, F;
+};
 
 // A matmul of each expert. Layouts and types as in GemmArgs, without FP8; the sizes of experts are read on the device.
 //   kForward   D(M,N)   = A(M,K) B(E,N,K)^T : y  = x w[e]^T          rows of D and A belong to experts

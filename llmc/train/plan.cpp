@@ -94,10 +94,22 @@ int64_t planned_checkpoints(const Config& config) {
     return config.keep == 0 ? saves : std::min(saves, config.keep);
 }
 
+double used_elems(const ModelConfig& shape, const Param& param) {
+    const auto elems = static_cast<double>(param.elems());
+    const auto experts = static_cast<double>(param.experts);
+    return param.experts == 1 ? elems : elems / experts * static_cast<double>(shape.experts_per_token);
+}
+
+double used_params(const ModelConfig& shape, const ParamTable& table) {
+    auto used = static_cast<double>(table.param_elems);
+    for (const Param& param : table.params) used -= static_cast<double>(param.elems()) - used_elems(shape, param);
+    return used;
+}
+
 double model_flops_per_token(const Config& config, const ParamTable& table) {
     double matmul_params = static_cast<double>(config.shape.vocab_size * config.shape.hidden_size);   // the head
     for (const Param& p : table.params)
-        if (p.layer >= 0 && !p.is_vector()) matmul_params += static_cast<double>(p.elems());
+        if (p.layer >= 0 && !p.is_vector()) matmul_params += used_elems(config.shape, p);
     const double T = static_cast<double>(config.seq_length), window = static_cast<double>(config.shape.sliding_window);
     const double most = window > 0 ? std::min(window, T) : T, keys = most * (1 - most / (2 * T));   // mean per query
     const double attention = static_cast<double>(config.shape.num_layers * config.shape.q_width()) * keys;

@@ -47,6 +47,9 @@ MemoryPlan plan_memory(const Config& config, const ParamTable& table, const Fp8P
 // --keep.
 int64_t planned_checkpoints(const Config& config);
 
+// The elements of a parameter that a token uses: those of its experts.
+double used_elems(const ModelConfig& shape, const Param& param);
+double used_params(const ModelConfig& shape, const ParamTable& table);   // of all, as ParamTable::param_elems counts
 // Model FLOPs per trained token: 6 per matmul parameter (true vocabulary) and causal attention (half the square),
 // backward twice the forward; recomputation is not counted. Source: Chowdhery et al., arXiv 2204.02311, appendix B,
 // with the attention term halved for the causal mask.

@@ -57,6 +57,8 @@ void Staging::set_inputs(Buffer& buffer, int64_t counted, double lr) const {
     *buffer.staged.inputs = {};
     buffer.staged.inputs->lr = static_cast<float>(lr);
     buffer.staged.inputs->dloss_mul = static_cast<float>(1.0 / static_cast<double>(counted));
+    const auto tokens = static_cast<double>(buffer.samples * config_.seq_length);
+    buffer.staged.inputs->token_mul = static_cast<float>(1.0 / tokens);
     if (fault_at("gradient")) buffer.staged.inputs->dloss_mul = NAN;
     if (fault_at("spike")) buffer.staged.inputs->dloss_mul *= 1000;
 }

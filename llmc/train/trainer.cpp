@@ -16,12 +16,15 @@ std::optional<LayerBuffers> make_layer_buffers(const Config& config, const Bucke
                                        plan.weight_format, arena);
 }
 
-DecoderOptions decoder_options(const Config& config, const HeadExchange& exchange, Tensor max_logits) {
-    return {.max_batch = config.micro_batch_size, .max_seq = config.part_length(),
+DecoderOptions decoder_options(const Config& config, const HeadExchange& exchange, Tensor max_logits,
+                               const RouterBalance& balance) {
+    DecoderOptions options{.max_batch = config.micro_batch_size, .max_seq = config.part_length(),
             .dtype = config.dtype, .recompute = config.recompute, .fp8_attention = config.fp8_attention,
             .offload_activations = offloads(config, "activations"),
             .exchange = exchange.ranks > 1 ? &exchange : nullptr, .loss_chunk = config.loss_chunk,
             .z_loss = config.z_loss, .max_logits = max_logits};
+    balance.set_options(options);
+    return options;
 }
 
 // The plan, except that tests make one linear run in BF16.
@@ -51,8 +54,9 @@ Trainer::Trainer(const Config& config, const ParamTable& table, const Fp8Plan& f
       gatherer_(config, table, sharded_, fp8_, grads_, layer_buffers(), groups, comm_stream_, arena),
       optimizers_(make_optimizers(config)), store_(sharded_, grads_, gatherer_),
       exchange_(context_exchange(groups, comm_stream_)), inputs_(config, arena),
-      qk_clip_(config, table, arena),
-      decoder_(config.shape, table_, decoder_options(config, exchange_, qk_clip_.max_logits()), arena, store_, fp8_),
+      qk_clip_(config, table, arena), router_balance_(config, arena),
+      decoder_(config.shape, table_, decoder_options(config, exchange_, qk_clip_.max_logits(), router_balance_), arena,
+               store_, fp8_),
       orthogonalizer_(make_orthogonalizer()), bf16_evaluation_(make_bf16_evaluation()),
       evaluator_(config, groups, gatherer_.gathers_in_passes(), decoder_, fp8_, inputs_, arena),
       state_(take_step_state(arena)) {
@@ -62,7 +66,7 @@ Trainer::Trainer(const Config& config, const ParamTable& table, const Fp8Plan& f
 
 std::unique_ptr<Bf16Evaluation> Trainer::make_bf16_evaluation() {
     if (!evaluates_in_bf16(config_)) return nullptr;
-    DecoderOptions options = decoder_options(config_, exchange_, {});
+    DecoderOptions options = decoder_options(config_, exchange_, {}, router_balance_);
     options.fp8_attention = options.offload_activations = false;
     options.forward_only = true;
     options.cos_sin = decoder_.cos_sin();
@@ -79,6 +83,7 @@ std::unique_ptr<Orthogonalizer> Trainer::make_orthogonalizer() {
 
 void Trainer::initialise(Ctx& ctx) {
     sharded_.initialise(ctx, config_.seed);
+    router_balance_.start(ctx);
     weights_from_masters(ctx, true);
     start_ema(ctx);
 }
@@ -162,6 +167,7 @@ void Trainer::begin_step(Ctx& ctx, const StagedStep& staged) {
     if (fp8_.needs_calibration()) calibrate(ctx, staged);
     sharded_.prefetch(ctx);
     qk_clip_.clear(ctx);
+    router_balance_.clear(ctx);
 }
 
 // Clears the gradients before the first backward of a step. With --offload masters their memory holds the new masters
@@ -206,6 +212,7 @@ void Trainer::clip_and_guard(Ctx& ctx) {
     ops::step_guard(ctx, {.state = state_, .clip = static_cast<float>(config_.clip_grad),
                           .skip_norm = static_cast<float>(config_.skip_grad_norm)});
     qk_clip_.all_reduce(ctx, comm_stream_, groups_.world, state_);
+    router_balance_.finish(ctx, comm_stream_, groups_.world, state_);
 }
 
 // Updates what this rank owns, and records the amaxes of the new weights.

@@ -13,6 +13,7 @@
 #include "llmc/train/optimizer.h"
 #include "llmc/train/orthogonalizer.h"
 #include "llmc/train/qk_clip.h"
+#include "llmc/train/router_balance.h"
 
 class Trainer {
 public:
@@ -58,6 +59,7 @@ public:
     std::vector<Tensor> exchanged() const;
     StepState* state() { return state_; }
     const QkClip& qk_clip() const { return qk_clip_; }
+    const RouterBalance& router_balance() const { return router_balance_; }
 
 private:
     // ---- the parts of a step
@@ -99,6 +101,7 @@ private:
     const HeadExchange exchange_;
     DeviceInputs inputs_;
     const QkClip qk_clip_;
+    const RouterBalance router_balance_;
     Decoder decoder_;
     const std::unique_ptr<Orthogonalizer> orthogonalizer_;   // null without --optimizer muon
     const std::unique_ptr<Bf16Evaluation> bf16_evaluation_;

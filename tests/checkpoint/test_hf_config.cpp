@@ -192,7 +192,7 @@ TEST_CASE("config.json: unsupported models are refused by the field's name") {
     const Json own = Json::parse(hf_config_json(all_configs()[4].config, Dtype::kFp32));
     const Json mistral = json_of("mistral"), qwen2 = json_of("qwen2, window");
     const std::vector<Case> cases = {
-        {llama, "/model_type", "gemma2"}, {llama, "/model_type", "gemma3_text"}, {llama, "/model_type", "mixtral"},
+        {llama, "/model_type", "gemma2"}, {llama, "/model_type", "gemma3_text"}, {llama, "/model_type", "qwen2_moe"},
         {llama, "/model_type", kRemove}, {llama, "/hidden_act", "gelu"}, {llama, "/attention_bias", "yes"},
         {llama, "/use_sliding_window", true}, {mistral, "/use_sliding_window", true}, {mistral, "/sliding_window", 0},
         {mistral, "/layer_types", {"full_attention", "full_attention"}}, {qwen2, "/max_window_layers", 1},
@@ -219,7 +219,11 @@ TEST_CASE("config.json: unsupported models are refused by the field's name") {
         {gpt2, "/tie_word_embeddings", false}, {gpt2, "/n_head", 3}, {gpt2, "/n_embd", kRemove},
         {own, "/norm", "batch"}, {own, "/linear_bias", "some"}, {own, "/linear_bias", kRemove}, {own, "/norm_eps", 0},
         {own, "/rotary_base", 1e300}, {own, "/window", -3}, {own, "/qk_norm", kRemove}, {own, "/rope", nullptr},
-        {own, "/rope/rope_type", "linear"},
+        {own, "/rope/rope_type", "linear"}, {json_of("mixtral"), "/router_jitter_noise", 0.1},
+        {json_of("qwen3_moe"), "/decoder_sparse_step", 2}, {json_of("qwen3_moe"), "/mlp_only_layers", {0}},
+        {json_of("qwen3_moe"), "/num_experts", 0}, {json_of("qwen3_moe"), "/moe_intermediate_size", kRemove},
+        {json_of("olmoe"), "/clip_qkv", 8.0}, {json_of("olmoe"), "/num_experts_per_tok", 1000},
+        {json_of("qwen3_moe"), "/shared_expert_intermediate_size", 64},
     };
     for (const Case& c : cases) {
         CAPTURE(c.pointer);
@@ -335,7 +339,8 @@ TEST_CASE("presets of published models have their number of parameters") {
         {"llama3.3-70B", 70553706496},  {"mistral-7B-v0.3", 7248023552}, {"qwen2.5-0.5B", 494032768},
         {"qwen2.5-1.5B", 1543714304},   {"qwen2.5-7B", 7615616512},      {"qwen3-0.6B", 596049920},
         {"qwen3-1.7B", 1720574976},     {"qwen3-4B", 4022468096},        {"qwen3-8B", 8190735360},
-        {"smollm2-135M", 134515008},    {"smollm2-360M", 361821120},     {"smollm2-1.7B", 1711376384}};
+        {"smollm2-135M", 134515008},    {"smollm2-360M", 361821120},     {"smollm2-1.7B", 1711376384},
+        {"mixtral-8x7B", 46702792704},  {"olmoe-1B-7B", 6919161856},     {"qwen3-30B-A3B", 30532122624}};
     size_t own = 0;
     for (const ModelPreset& preset : model_presets()) {
         CAPTURE(preset.name);
@@ -343,6 +348,6 @@ TEST_CASE("presets of published models have their number of parameters") {
         if (found == published.end()) own++;
         else CHECK(make_param_table(preset.config).param_elems == found->second);
     }
-    CHECK(own == 3);   // gpt2-tiny, llama-tiny, llama3-small
+    CHECK(own == 4);   // gpt2-tiny, llama-tiny, llama3-small, moe-tiny
     CHECK(published.size() + own == model_presets().size());
 }

@@ -24,7 +24,7 @@ std::string option_lines() {
 
 // A new option is a new line of the file; a changed or missing line breaks users' scripts, so it must be intended.
 // UPDATE_GOLDEN=1 rewrites the file. The commit of a new option says which user needs it.
-constexpr size_t kOptions = 114;
+constexpr size_t kOptions = 118;
 TEST_CASE("config: the list of options is frozen") {
     fs::path path = "tests/golden/cli_options.txt";
     std::string now = option_lines();
@@ -144,6 +144,9 @@ TEST_CASE("config: an option without effect is refused with the reason") {
         {"gpt2", {"--muon-scale", "spectral"}, "--muon-scale", "--optimizer adamw"},
         {"gpt2", {"--muon-momentum", "0.9"}, "--muon-momentum", "--optimizer adamw"},
         {"gpt2", {"--muon-beta2", "0.95"}, "--muon-beta2", "--optimizer adamw"},
+        {"llama", {"--moe-router-topk", "2"}, "--moe-router-topk", "no experts"},
+        {"llama", {"--moe-aux-loss-coeff", "0"}, "--moe-aux-loss-coeff", "no experts"},
+        {"llama", {"--moe-z-loss-coeff", "1e-3"}, "--moe-z-loss-coeff", "no experts"},
         {"gpt2", {"--lr-wsd-decay-iters", "10"}, "--lr-wsd-decay-iters", "wsd"},
         {"gpt2", {"--sample-tokens", "10"}, "--sample-tokens", "--sample-every 0"},
         {"gpt2", {"--prompt", "1"}, "--prompt", "--sample-every 0"},

@@ -22,6 +22,8 @@ FAMILIES = {
     "llama": ["model_type", "rope_parameters", "tie_word_embeddings"],
     "qwen2_window": ["model_type", "use_sliding_window", "sliding_window", "max_window_layers"],
     "qwen3_bias_window": ["model_type", "attention_bias", "sliding_window"],
+    "olmoe": ["model_type", "num_experts", "num_experts_per_tok", "norm_topk_prob"],
+    "mixtral": ["model_type", "num_local_experts", "num_experts_per_tok"],
 }
 
 

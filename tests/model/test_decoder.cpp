@@ -31,7 +31,13 @@ std::vector<Variant> variants() {
     attention_bias.linear_bias = LinearBias::kAttention;
     mlp_bias.linear_bias = LinearBias::kMlp;
     mlp_bias.sliding_window = 1;
-    return {{"gpt2", tiny_gpt2()}, {"gpt2-gqa-untied", gpt2_gqa}, {"llama", tiny_llama()}, {"qwen3", qwen},
+    ModelConfig olmoe = tiny_moe();
+    olmoe.num_query_groups = olmoe.num_attention_heads;
+    olmoe.qk_norm_whole = true;
+    olmoe.normalize_experts = false;
+    olmoe.experts_per_token = 3;
+    return {{"qwen3-moe", tiny_moe()}, {"olmoe", olmoe},
+            {"gpt2", tiny_gpt2()}, {"gpt2-gqa-untied", gpt2_gqa}, {"llama", tiny_llama()}, {"qwen3", qwen},
             {"mixed", mixed}, {"relu2", squared}, {"qwen2 with a window", qwen2},
             {"llama with attention bias", attention_bias}, {"gpt2 with MLP bias and a window", mlp_bias}};
 }
@@ -51,6 +57,7 @@ TEST_CASE("decoder gradients agree with central differences in double") {
         CAPTURE(variant.name);
         Config config = test_config(variant.shape, Dtype::kFp64, 2, 5);
         config.z_loss = variant.shape.tied_head ? 0 : 0.0625;   // a float has it exactly
+        config.moe_aux_loss_coeff = 0.25, config.moe_z_loss_coeff = 0.125;
         TestModel model(config);
         model.set_random_batch(2, 11);
         double worst = 0;
@@ -119,7 +126,8 @@ TEST_CASE("block-keep-attention saves attention's output and log-sum-exp, and ru
             CHECK(calls(none, OpKind::attention_forward) == shape.num_layers);
             CHECK(calls(kept, OpKind::attention_forward) == shape.num_layers);
             CHECK(calls(block, OpKind::attention_forward) == 2 * shape.num_layers);
-            CHECK(calls(kept, OpKind::activation_forward) == 2 * shape.num_layers);
+            const OpKind act = shape.has_experts() ? OpKind::expert_activation_forward : OpKind::activation_forward;
+            CHECK(calls(kept, act) == 2 * shape.num_layers);
             CHECK(calls(kept, OpKind::rope_forward) == calls(block, OpKind::rope_forward));
         }
 }

@@ -109,6 +109,12 @@ inline std::vector<NamedConfig> all_configs() {
     yarn.rope_scaling = {.factor = 4, .original_max_positions = 16, .type = RopeScalingType::kYarn};
     own_yarn.rope_scaling = {.factor = 2.5, .original_max_positions = 16, .type = RopeScalingType::kYarn,
                              .beta_fast = 4, .beta_slow = 0.5, .attention_factor = 1.125, .truncate = false};
+    ModelConfig mixtral = llama_config();
+    mixtral.num_experts = 3, mixtral.sliding_window = 7;
+    ModelConfig qwen3_moe = qwen3_bias, olmoe = mixtral;
+    qwen3_moe.num_experts = 5, qwen3_moe.experts_per_token = 4, qwen3_moe.normalize_experts = false;
+    olmoe.qk_norm = olmoe.qk_norm_whole = true, olmoe.sliding_window = 0;
+    olmoe.num_query_groups = olmoe.num_attention_heads, olmoe.hidden_size = olmoe.q_width();
     return {{"gpt2", HfClass::kGpt2, gpt2_config()}, {"llama", HfClass::kLlama, llama_config()},
             {"llama, tied", HfClass::kLlama, tied}, {"qwen3", HfClass::kQwen3, qwen3}, {"mixed", HfClass::kOwn, mixed},
             {"biased", HfClass::kOwn, biased}, {"llama, attention bias", HfClass::kLlama, attention_bias},
@@ -116,7 +122,8 @@ inline std::vector<NamedConfig> all_configs() {
             {"3 heads", HfClass::kMistral, narrow}, {"qwen2", HfClass::kQwen2, qwen2},
             {"qwen2, window", HfClass::kQwen2, qwen2_window}, {"qwen3, bias and window", HfClass::kQwen3, qwen3_bias},
             {"gpt2, window", HfClass::kOwn, window}, {"qwen2, yarn", HfClass::kQwen2, yarn},
-            {"mixed, yarn", HfClass::kOwn, own_yarn}};
+            {"mixed, yarn", HfClass::kOwn, own_yarn}, {"mixtral", HfClass::kMixtral, mixtral},
+            {"qwen3_moe", HfClass::kQwen3Moe, qwen3_moe}, {"olmoe", HfClass::kOlmoe, olmoe}};
 }
 
 inline ModelConfig one_layer() {

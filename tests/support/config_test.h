@@ -55,6 +55,9 @@ struct Sample {
 inline const std::map<std::string, Sample>& samples() {
     static const Words rope = {"--position-embedding-type", "rope"};
     static const Words scaled = joined(rope, {"--rope-scaling-factor", "8"});
+    static const Words mixtral = joined(rope, {"--normalization", "RMSNorm", "--activation", "swiglu", "--linear-bias",
+                                               "none"});
+    static const Words mixture = joined(mixtral, {"--num-experts", "4"});
     static const Words valid = {"--valid-data", "v"};
     static const Words sampled = {"--sample-every", "10"};
     static const Words save = {"--save", "out"};
@@ -90,6 +93,10 @@ inline const std::map<std::string, Sample>& samples() {
         {"adam-beta2", {{"0.999", "0.98"}, {}}},              {"adam-eps", {{"1e-5", "3e-9"}, {}}},
         {"clip-grad", {{"0", "0.5"}, {}}},                    {"stop-on-divergence", {{"2", "1.25"}, {}}},
         {"qk-clip", {{"100", "0.5"}, {}}},
+        {"num-experts", {{"4"}, mixtral}},
+        {"moe-router-topk", {{"1", "3"}, mixture}},
+        {"moe-aux-loss-coeff", {{"0.001"}, mixture}},
+        {"moe-z-loss-coeff", {{"0.001"}, mixture}},
         {"skip-grad-norm", {{"5", "1.5"}, {}}},               {"z-loss", {{"1e-4", "0.5"}, {}}},
         {"ema", {{"0.999", "0.5"}, {}}}, {"optimizer", {{"muon"}, {}}},
         {"muon-scale", {{"spectral"}, {"--optimizer", "muon"}}},

@@ -25,13 +25,15 @@ import sys
 import torch
 from safetensors.torch import save_file
 from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig,
-                          MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM)
+                          MistralForCausalLM, MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM,
+                          Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig,
+                          Qwen3MoeForCausalLM)
 
 BATCH, LENGTH, VOCAB = 2, 16, 97
 
 SHAPE = dict(vocab_size=VOCAB, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
              intermediate_size=96, max_position_embeddings=128, bos_token_id=None, eos_token_id=None,
-             attn_implementation="eager")
+             attn_implementation="eager", experts_implementation="eager")
 # Unusual: odd vocabularies, one key/value head, head_dim is not hidden_size / heads, windows of less than LENGTH.
 SMALL = SHAPE | dict(hidden_size=40, num_hidden_layers=2, num_key_value_heads=1, intermediate_size=56,
                      rope_parameters=dict(rope_type="default", rope_theta=1000.0))
@@ -103,6 +105,23 @@ def qwen3_yarn():
                                                        max_position_embeddings=256)))
 
 
+def qwen3_moe():
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(
+        num_experts=5, num_experts_per_tok=3, moe_intermediate_size=24, norm_topk_prob=True, use_sliding_window=True,
+        sliding_window=5, attention_bias=True, **SMALL))
+
+
+def olmoe():
+    shape = SMALL | dict(hidden_size=32, num_key_value_heads=4, intermediate_size=24, num_hidden_layers=1)
+    del shape["head_dim"]
+    return OlmoeForCausalLM(OlmoeConfig(num_experts=6, num_experts_per_tok=4, pad_token_id=None, **shape))
+
+
+def mixtral():
+    return MixtralForCausalLM(MixtralConfig(
+        num_local_experts=4, num_experts_per_tok=2, **SMALL | dict(intermediate_size=24, num_hidden_layers=1)))
+
+
 # name: constructor, dtype of the saved weights, size of a part. The reading of each dtype, of one file and of
 # several is covered by a file that transformers wrote.
 MODELS = {
@@ -118,7 +137,12 @@ MODELS = {
     "qwen2_window": (qwen2_window, torch.float32, "1GB"),
     "qwen3_bias_window": (qwen3_bias_window, torch.float32, "1GB"),
     "qwen3_yarn": (qwen3_yarn, torch.float32, "1GB"),
+    "qwen3_moe": (qwen3_moe, torch.float32, "1GB"),
+    "olmoe": (olmoe, torch.float32, "1GB"),
+    "mixtral": (mixtral, torch.float32, "1GB"),
 }
+# Experts as transformers 5 has them in memory; the others are saved one by one, as transformers 4 does.
+STACKED = ["mixtral"]
 
 
 def randomise(model, dtype, seed):
@@ -182,10 +206,12 @@ def make(name, directory, seed):
     check_against_single(model, ids, targets, logits, loss)
 
     shutil.rmtree(directory, ignore_errors=True)
-    model.to(dtype).save_pretrained(directory, max_shard_size=part_size)
+    model.to(dtype).save_pretrained(directory, max_shard_size=part_size, save_original_format=name not in STACKED)
     (directory / "generation_config.json").unlink(missing_ok=True)
     tensors = {"input_ids": ids.int(), "targets": targets.int(), "logits": logits.float(),
                "loss": loss.float().reshape(1)}
+    if name == "mixtral":   # the router's name in transformers 4
+        grads = {n.replace(".mlp.gate.", ".block_sparse_moe.gate."): g for n, g in grads.items()}
     tensors |= {"grad." + n: g.float().contiguous() for n, g in grads.items()}
     without = [n for n, g in grads.items() if g.abs().max() <= 1e-6]
     assert not without, f"parameters without effect: {without}"

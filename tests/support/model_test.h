@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "llmc/base/rng.h"
@@ -24,6 +25,14 @@ inline ModelConfig tiny_llama() {
     c.hidden_size = 32, c.num_attention_heads = 4, c.num_query_groups = 2, c.norm = Norm::kRmsNorm;
     c.position = PositionEmbedding::kRope, c.activation = Activation::kSwiglu, c.linear_bias = LinearBias::kNone;
     c.tied_head = false;
+    return c;
+}
+
+inline ModelConfig tiny_moe() {
+    ModelConfig c = tiny_llama();
+    c.ffn_hidden_size = 24;
+    c.qk_norm = true;
+    c.num_experts = 5;
     return c;
 }
 
@@ -98,6 +107,7 @@ public:
         inputs_ = {};
         inputs_.lr = static_cast<float>(config.lr);
         inputs_.dloss_mul = static_cast<float>(1.0 / static_cast<double>(counted));
+        inputs_.token_mul = static_cast<float>(1.0 / static_cast<double>(tokens.size()));
         staged.inputs = &inputs_, staged.result = &result, staged.counted_tokens = counted;
     }
     void set_random_batch(int64_t sequences, uint64_t key, bool with_ignored = true) {
@@ -162,6 +172,7 @@ public:
     // batch's loss (fp64, on the CPU). Returns the largest relative difference.
     double check_differences(int param, uint64_t count) {
         gradients();
+        if (config.shape.has_experts()) gradients();   // the auxiliary loss takes the load of the step before
         const std::vector<double> grad = this->grad(param);
         const Param& p = table.params[static_cast<size_t>(param)];
         double worst = 0;
@@ -173,7 +184,8 @@ public:
             for (int side = 0; side < 2; side++) {
                 weight = value + (side ? h : -h);
                 gradients();
-                losses[side] = loss() + config.z_loss * result.z_sum / static_cast<double>(counted);
+                losses[side] = loss() + config.z_loss * result.z_sum / static_cast<double>(counted)
+                               + result.router_loss;
             }
             weight = value;   // with lr 0 the masters do not change, but the weights are rounded from them
             // dloss_mul is a float, so the gradient has its relative rounding error of 2^-24.
@@ -219,6 +231,10 @@ inline double distance(const std::vector<double>& a, const std::vector<double>& 
     double difference = 0, bb = 0;
     for (size_t i = 0; i < a.size(); i++) difference += (a[i] - b[i]) * (a[i] - b[i]), bb += b[i] * b[i];
     return std::sqrt(difference / bb);
+}
+
+inline double norm_of(const std::vector<double>& a) {
+    return std::sqrt(std::inner_product(a.begin(), a.end(), a.begin(), 0.0));
 }
 
 inline double cosine(const std::vector<double>& a, const std::vector<double>& b) {

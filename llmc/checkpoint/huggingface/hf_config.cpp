@@ -1,4 +1,5 @@
-// Sources: the classes GPT2Config, LlamaConfig, MistralConfig, Qwen2Config and Qwen3Config of transformers 4 and 5.
+// Sources: the classes GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig, OlmoeConfig
+// and MixtralConfig of transformers 4 and 5.
 #include "llmc/checkpoint/huggingface/hf_config.h"
 
 #include <algorithm>
@@ -28,9 +29,16 @@ struct Family {
 constexpr Family kFamilies[] = {{HfClass::kLlama, "llama", "LlamaForCausalLM", 0, 0, 0},
                                 {HfClass::kMistral, "mistral", "MistralForCausalLM", 8, 0, 4096},
                                 {HfClass::kQwen2, "qwen2", "Qwen2ForCausalLM", 32, 0, 4096},
-                                {HfClass::kQwen3, "qwen3", "Qwen3ForCausalLM", 32, 128, 4096}};
+                                {HfClass::kQwen3, "qwen3", "Qwen3ForCausalLM", 32, 128, 4096},
+                                {HfClass::kQwen3Moe, "qwen3_moe", "Qwen3MoeForCausalLM", 4, 0, 4096},
+                                {HfClass::kOlmoe, "olmoe", "OlmoeForCausalLM", 0, 0, 0},
+                                {HfClass::kMixtral, "mixtral", "MixtralForCausalLM", 8, 0, 0}};
 constexpr const char* kDropouts[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout"};
-bool is_qwen(HfClass hf) { return hf == HfClass::kQwen2 || hf == HfClass::kQwen3; }
+bool is_qwen(HfClass hf) { return hf == HfClass::kQwen2 || hf == HfClass::kQwen3 || hf == HfClass::kQwen3Moe; }
+bool has_experts(HfClass hf) { return hf == HfClass::kQwen3Moe || hf == HfClass::kOlmoe || hf == HfClass::kMixtral; }
+bool may_bias_attention(HfClass hf) {
+    return hf == HfClass::kLlama || hf == HfClass::kQwen3 || hf == HfClass::kQwen3Moe || hf == HfClass::kOlmoe;
+}
 
 // ---- writing ----
 
@@ -102,6 +110,17 @@ void put_window(OrderedJson& out, const ModelConfig& c, HfClass hf) {
     if (is_qwen(hf)) out["max_window_layers"] = windows ? 0 : c.num_layers;
 }
 
+// All layers have experts, whose width is Qwen's moe_intermediate_size.
+void put_experts(OrderedJson& out, const ModelConfig& c, HfClass hf) {
+    out[hf == HfClass::kMixtral ? "num_local_experts" : "num_experts"] = c.num_experts;
+    out["num_experts_per_tok"] = c.experts_per_token;
+    if (hf != HfClass::kMixtral) out["norm_topk_prob"] = c.normalize_experts;
+    if (hf != HfClass::kQwen3Moe) return;
+    out["moe_intermediate_size"] = c.ffn_hidden_size;
+    out["decoder_sparse_step"] = 1;
+    out["mlp_only_layers"] = OrderedJson::array();
+}
+
 // The families differ in a handful of fields.
 void put_llama(OrderedJson& out, const ModelConfig& c, const Family& family, int64_t positions) {
     out["architectures"] = {family.architecture};
@@ -117,9 +136,10 @@ void put_llama(OrderedJson& out, const ModelConfig& c, const Family& family, int
     out["max_position_embeddings"] = positions;
     out["initializer_range"] = c.init_std;
     out["rms_norm_eps"] = c.norm_eps;
-    if (family.hf == HfClass::kLlama || family.hf == HfClass::kQwen3) out["attention_bias"] = c.proj_bias();
+    if (may_bias_attention(family.hf)) out["attention_bias"] = c.proj_bias();
     if (family.hf == HfClass::kLlama) out["mlp_bias"] = c.mlp_bias();
-    else put_window(out, c, family.hf);
+    else if (family.hf != HfClass::kOlmoe) put_window(out, c, family.hf);
+    if (has_experts(family.hf)) put_experts(out, c, family.hf);
     out["tie_word_embeddings"] = c.tied_head;
     put_rope(out, c);
 }
@@ -193,7 +213,8 @@ ModelConfig read_gpt2(const HfFields& f) {
 // Reads how many keys a query attends to, 0: all. All layers must have the same window.
 int64_t read_window(const HfFields& f, const Family& family, int64_t layers) {
     if (!is_qwen(family.hf)) f.only("use_sliding_window", false, "this class has no such field");
-    if (family.window == 0) f.only("sliding_window", nullptr, "this class has no window");
+    if (family.window == 0 && family.hf != HfClass::kMixtral)
+        f.only("sliding_window", nullptr, "this class has no window");
     f.ignore({"sliding_window", "max_window_layers"});   // Qwen's are read only if it uses them
     int64_t window = 0;
     if (!is_qwen(family.hf) || f.boolean_or("use_sliding_window", false))   // null: none
@@ -208,7 +229,7 @@ int64_t read_window(const HfFields& f, const Family& family, int64_t layers) {
         };
         if (is_qwen(family.hf) && all("full_attention")) return 0;
         if (!all(needed)) f.refuse("layer_types", strf("only \"%s\" in all layers is supported here", needed));
-    } else if (is_qwen(family.hf) && window > 0) {
+    } else if (is_qwen(family.hf) && family.hf != HfClass::kQwen3Moe && window > 0) {
         const int64_t first = f.integer_or("max_window_layers", 28, 0, kMaxLayers);
         if (first >= layers) return 0;
         if (first > 0)
@@ -220,14 +241,25 @@ int64_t read_window(const HfFields& f, const Family& family, int64_t layers) {
 
 LinearBias read_biases(const HfFields& f, const Family& family) {
     if (family.hf != HfClass::kLlama) f.only("mlp_bias", false, "this class has no such biases");
-    if (family.hf == HfClass::kMistral) f.only("attention_bias", false, "this class has no such biases");
     if (family.hf == HfClass::kQwen2) f.ignore({"attention_bias"});
-    if (family.hf == HfClass::kMistral) return LinearBias::kNone;
     if (family.hf == HfClass::kQwen2) return LinearBias::kQkv;
+    if (!may_bias_attention(family.hf)) f.only("attention_bias", false, "this class has no such biases");
     const bool attention = f.boolean_or("attention_bias", false);
     const bool mlp = f.boolean_or("mlp_bias", false);
     if (attention) return mlp ? LinearBias::kAll : LinearBias::kAttention;
     return mlp ? LinearBias::kMlp : LinearBias::kNone;
+}
+
+void read_experts(const HfFields& f, HfClass hf, ModelConfig& c) {
+    c.num_experts = f.integer(f.has("num_experts") ? "num_experts" : "num_local_experts", 1, kMaxExperts);
+    c.experts_per_token = f.integer_or("num_experts_per_tok", hf == HfClass::kMixtral ? 2 : 8, 1, kMaxExpertsPerToken);
+    c.normalize_experts = hf == HfClass::kMixtral || f.boolean_or("norm_topk_prob", false);
+    if (hf == HfClass::kQwen3Moe) c.ffn_hidden_size = f.size("moe_intermediate_size");
+    f.only("decoder_sparse_step", 1, "only models with experts in all layers are supported");
+    f.only("mlp_only_layers", Json::array(), "only models with experts in all layers are supported");
+    f.only("router_jitter_noise", 0, "noise in the router is not supported");
+    f.only("clip_qkv", nullptr, "clipped queries, keys and values are not supported");
+    f.ignore({"output_router_logits", "router_aux_loss_coef"});   // --moe-aux-loss-coeff is an option of the run
 }
 
 ModelConfig read_llama(const HfFields& f, const Family& family) {
@@ -235,7 +267,8 @@ ModelConfig read_llama(const HfFields& f, const Family& family) {
     c.norm = Norm::kRmsNorm;
     c.position = PositionEmbedding::kRope;
     c.activation = Activation::kSwiglu;
-    c.qk_norm = family.hf == HfClass::kQwen3;
+    c.qk_norm_whole = family.hf == HfClass::kOlmoe;
+    c.qk_norm = family.hf == HfClass::kQwen3 || family.hf == HfClass::kQwen3Moe || c.qk_norm_whole;
     c.vocab_size = f.size("vocab_size", kMaxVocab);
     c.hidden_size = f.size("hidden_size");
     c.ffn_hidden_size = f.size("intermediate_size");
@@ -254,6 +287,7 @@ ModelConfig read_llama(const HfFields& f, const Family& family) {
     c.linear_bias = read_biases(f, family);
     c.sliding_window = read_window(f, family, c.num_layers);
     read_rope(f, c);
+    if (has_experts(family.hf)) read_experts(f, family.hf, c);
     return c;
 }
 
@@ -402,7 +436,8 @@ ModelConfig model_config_from_json(const std::string& text, const std::string& w
     else if (type == kOwnModelType)
         config = read_own(f);
     else
-        f.refuse("model_type", "only gpt2, llama, mistral, qwen2, qwen3 and llmfp8 are supported");
+        f.refuse("model_type", "only gpt2, llama, mistral, qwen2, qwen3, qwen3_moe, olmoe, mixtral and llmfp8 are "
+                 "supported");
     ignore_inert(f);
     f.require_all_read();
     const int64_t width = std::max(config.q_width(), config.kv_width());

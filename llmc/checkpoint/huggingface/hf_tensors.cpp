@@ -127,10 +127,16 @@ std::string shape_text(const std::vector<int64_t>& shape) {
     return text + "]";
 }
 
-std::vector<HfTensor> hf_tensors(const ParamTable& table, Dtype dtype) {
+std::vector<HfTensor> hf_tensors(const ParamTable& table, Dtype dtype, bool stacked) {
     std::vector<HfTensor> tensors;
     for (size_t i = 0; i < table.params.size(); i++) {
         const Param& param = table.params[i];
+        if (stacked && !param.hf_stacked.empty()) {
+            const std::vector<int64_t> shape{param.experts, param.rows / param.experts, param.cols};
+            tensors.push_back({{param.hf_stacked, dtype, shape}, static_cast<int>(i),
+                               {.name = param.hf_stacked, .rows = param.rows}});
+            continue;
+        }
         for (const HfPart& part : param.hf) {
             std::vector<int64_t> shape{part.rows, param.cols};
             if (part.transposed) shape = {param.cols, part.rows};

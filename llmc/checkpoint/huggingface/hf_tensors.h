@@ -19,8 +19,8 @@ struct HfTensor {
     HfPart part;             // its rows
 };
 
-// Every tensor of the model in table order, without a tied head.
-std::vector<HfTensor> hf_tensors(const ParamTable& table, Dtype dtype);
+// Every tensor of the model in table order, without a tied head. stacked: the matrices of all experts are one tensor.
+std::vector<HfTensor> hf_tensors(const ParamTable& table, Dtype dtype, bool stacked = false);
 
 std::vector<SafetensorsEntry> entries_of(const std::vector<HfTensor>& tensors);
 

@@ -11,6 +11,7 @@ HfClass hf_class(const ModelConfig& c) {
     bool llama_like = c.norm == Norm::kRmsNorm && c.position == PositionEmbedding::kRope
                       && c.activation == Activation::kSwiglu;
     if (!llama_like) return HfClass::kOwn;
+    if (c.has_experts()) return c.qk_norm_whole ? HfClass::kOlmoe : c.qk_norm ? HfClass::kQwen3Moe : HfClass::kMixtral;
     const bool no_bias = c.linear_bias == LinearBias::kNone;
     if (c.qk_norm) return no_bias || c.linear_bias == LinearBias::kAttention ? HfClass::kQwen3 : HfClass::kOwn;
     if (c.linear_bias == LinearBias::kQkv) return HfClass::kQwen2;
@@ -98,7 +99,7 @@ struct Builder {
                               {q, kv, kv});
         if (c.qkv_bias()) p.qkv_bias = vector(own + "qkv.bias", qkv_parts(".bias"), l, q + 2 * kv);
         if (c.qk_norm) {
-            const int64_t HS = c.kv_channels;
+            const int64_t HS = c.qk_norm_width();
             p.q_norm = vector(own + "q_norm.weight", whole(hf + "self_attn.q_norm.weight", HS, false), l, HS,
                               Param::Init::kOnes);
             p.k_norm = vector(own + "k_norm.weight", whole(hf + "self_attn.k_norm.weight", HS, false), l, HS,
@@ -107,12 +108,42 @@ struct Builder {
         p.proj_weight = matrix(own + "proj.weight", whole(proj + ".weight", C, true), l, C, q, residual_std);
         if (c.proj_bias()) p.proj_bias = vector(own + "proj.bias", whole(proj + ".bias", C, false), l, C);
         norm("norm2", norm2, p.norm2_weight, p.norm2_bias);
+        if (c.has_experts()) {
+            add_experts(p, l, own, hf, residual_std);
+            return p;
+        }
         p.up_weight = matrix(own + "up.weight", up_parts(".weight"), l, c.up_width(), C, c.init_std,
                              std::vector<int64_t>(gated ? 2 : 1, F));
         if (c.mlp_bias()) p.up_bias = vector(own + "up.bias", up_parts(".bias"), l, c.up_width());
         p.down_weight = matrix(own + "down.weight", whole(down + ".weight", C, true), l, C, F, residual_std);
         if (c.mlp_bias()) p.down_bias = vector(own + "down.bias", whole(down + ".bias", C, false), l, C);
         return p;
+    }
+
+    // transformers 4 and files of transformers 5 have tensors of each expert.
+    void add_experts(LayerParams& p, int l, const std::string& own, const std::string& hf, double residual_std) {
+        const int64_t C = c.hidden_size, F = c.ffn_hidden_size, E = c.num_experts;
+        const bool mixtral = hf_class(c) == HfClass::kMixtral;
+        const std::string mlp = hf + (mixtral ? "block_sparse_moe." : "mlp.");
+        const char *gate = mixtral ? "w1" : "gate_proj", *up = mixtral ? "w3" : "up_proj",
+                   *down = mixtral ? "w2" : "down_proj";
+        std::vector<HfPart> up_parts, down_parts;
+        for (int64_t e = 0; e < E; e++) {
+            const std::string expert = mlp + "experts." + std::to_string(e) + ".";
+            up_parts.push_back({.name = expert + gate + ".weight", .row_begin = 2 * e * F, .rows = F});
+            up_parts.push_back({.name = expert + up + ".weight", .row_begin = (2 * e + 1) * F, .rows = F});
+            down_parts.push_back({.name = expert + down + ".weight", .row_begin = e * C, .rows = C});
+        }
+        p.router_weight = matrix(own + "router.weight", whole(mlp + "gate.weight", E, true), l, E, C, c.init_std);
+        p.up_weight = matrix(own + "experts.up.weight", up_parts, l, E * 2 * F, C, c.init_std,
+                             std::vector<int64_t>(static_cast<size_t>(2 * E), F));
+        p.down_weight = matrix(own + "experts.down.weight", down_parts, l, E * C, F, residual_std,
+                               std::vector<int64_t>(static_cast<size_t>(E), C));
+        const auto param = [&](int number) -> Param& { return table.params[static_cast<size_t>(number)]; };
+        param(p.router_weight).optimizer = OptimizerKind::kAdamW;
+        param(p.up_weight).hf_stacked = hf + "mlp.experts.gate_up_proj";
+        param(p.down_weight).hf_stacked = hf + "mlp.experts.down_proj";
+        param(p.up_weight).experts = param(p.down_weight).experts = E;
     }
 
     void build() {

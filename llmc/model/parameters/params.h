@@ -25,6 +25,8 @@ struct Param {
     double init_std = 0;
     bool decay = false;          // weight decay applies (matrices)
     std::vector<HfPart> hf;
+    std::string hf_stacked = {};   // experts: the tensor (experts, rows of one, cols) of transformers 5 instead of `hf`
+    int64_t experts = 1;           // matrices of as many rows, of which a token uses experts_per_token
     OptimizerKind optimizer = OptimizerKind::kAdamW;
     std::vector<int64_t> stacked = {};   // rows of each matrix that Muon updates alone: Q, K, V; gate, up
     bool ema = false;            // --ema
@@ -53,7 +55,8 @@ struct LayerParams {
     int q_norm = -1, k_norm = -1;
     int proj_weight = -1, proj_bias = -1;   // attention output
     int norm2_weight = -1, norm2_bias = -1;
-    int up_weight = -1, up_bias = -1;       // rows of a gated activation: [gate | up]
+    int router_weight = -1;                 // (experts, hidden size)
+    int up_weight = -1, up_bias = -1;       // rows of a gated activation: [gate | up]; of every expert in turn
     int down_weight = -1, down_bias = -1;
 };
 
@@ -71,7 +74,7 @@ struct ParamTable {
 };
 
 // The Hugging Face class that represents a configuration exactly; kOwn if none does.
-enum class HfClass { kGpt2, kLlama, kMistral, kQwen2, kQwen3, kOwn };
+enum class HfClass { kGpt2, kLlama, kMistral, kQwen2, kQwen3, kQwen3Moe, kOlmoe, kMixtral, kOwn };
 HfClass hf_class(const ModelConfig& config);
 
 // of_layers: the optimizer of the matrices of layers. ema: with an EMA of the master weights. scales: with those of

@@ -84,6 +84,7 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
                       .missed = state.at("missed").get<std::vector<std::string>>()};
     progress.loss_watch.restore(state.at("loss_watch").dump());
     trainer_.set_state(ctx_, progress.adam_step, progress.norms);
+    trainer_.router_balance().set_load(ctx_, state.value("expert_load", std::vector<double>{}));
     restore_fp8(state, fp8_given, notes);
     // A checkpoint from another folder is saved under --save even if no step is left.
     if (lies_in(found.path, config_.save)) saved_step_ = progress.step;
@@ -105,7 +106,7 @@ void RunCheckpoints::restore_fp8(const Json& state, bool fp8_given, std::vector<
 }
 
 std::string RunCheckpoints::state_json(const Progress& progress) {
-    const Json state = {
+    Json state = {
         {"format", 1},
         {"step", progress.step},
         {"samples", progress.samples},
@@ -122,6 +123,7 @@ std::string RunCheckpoints::state_json(const Progress& progress) {
         {"commit", kBuildCommit},
         {"loss_watch", Json::parse(progress.loss_watch.state_json())},
     };
+    if (config_.shape.has_experts()) state["expert_load"] = trainer_.router_balance().load(ctx_);
     return state.dump(1);
 }
 

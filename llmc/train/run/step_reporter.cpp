@@ -59,6 +59,12 @@ StepRecord StepReporter::record_of(const Staging::Buffer& step) {
         r.z_loss = config_.z_loss * result.z_sum / static_cast<double>(step.staged.counted_tokens);
     if (config_.qk_clip > 0) r.max_logit = static_cast<double>(result.max_logit);
     r.clipped_heads = result.clipped_heads;
+    if (config_.shape.has_experts()) {
+        r.router_loss = result.router_loss;
+        r.router_entropy = static_cast<double>(result.router_entropy);
+        r.expert_load = static_cast<double>(result.expert_load);
+        r.dead_experts = result.dead_experts;
+    }
     r.grad_norm = static_cast<double>(result.grad_norm);
     r.grad_mul = static_cast<double>(result.grad_mul);
     r.lr = step.staged.lr;

@@ -1,0 +1,244 @@
+// Mixtures of experts. CPU.
+#include <numeric>
+
+#include "llmc/cpu/common.h"
+#include "llmc/cpu/math.h"
+#include "llmc/ops/adam_math.h"
+
+namespace cpu {
+namespace {
+
+// ---- router
+
+// Replaces E logits by their softmax; returns log sum exp.
+template <typename A> A softmax_row(A* row, int64_t E) {
+    const A largest = *std::max_element(row, row + E);
+    for_lanes<A>(E, [&](int64_t i, auto n) { store(row + i, exp(load(row + i, n) - Vec<A>(largest)), n); });
+    const A total = std::accumulate(row, row + E, A(0));
+    for (int64_t e = 0; e < E; e++) row[e] /= total;
+    return largest + static_cast<A>(log(static_cast<double>(total)));
+}
+
+// The K largest in ascending order of their numbers. They are different numbers even of NaN.
+template <typename A> void choose_experts(const A* probs, int64_t E, int64_t K, int32_t* experts) {
+    bool taken[kMaxRouterExperts] = {};
+    for (int64_t k = 0; k < K; k++) {
+        int64_t best = -1;
+        for (int64_t e = 0; e < E; e++)
+            if (!taken[e] && (best < 0 || probs[e] > probs[best])) best = e;
+        taken[best] = true;
+    }
+    for (int64_t e = 0; e < E; e++)
+        if (taken[e]) *experts++ = static_cast<int32_t>(e);
+}
+
+template <typename A> void router_row(const RouterForwardArgs& args, int64_t n) {
+    const int64_t E = args.E, K = args.K;
+    A *probs = args.probs.as<A>() + n * E, *weights = args.weights.as<A>() + n * K;
+    int32_t* experts = args.experts.as<int32_t>() + n * K;
+    args.lse.as<A>()[n] = softmax_row(probs, E);
+    if (!args.chosen) choose_experts(probs, E, K, experts);
+    A sum(0);
+    for (int64_t k = 0; k < K; k++) sum += weights[k] = probs[experts[k]];
+    for (int64_t k = 0; args.normalize && k < K; k++) weights[k] /= sum;
+}
+
+// weights = p of the chosen, or p / s with s = their sum; then through the softmax.
+template <typename T> void router_backward_row(const RouterBackwardArgs& args, double load_mul, int64_t n) {
+    using A = Acc<T>;
+    const int64_t E = args.E, K = args.K;
+    const A *p = args.probs.as<A>() + n * E, *w = args.weights.as<A>() + n * K, *dw = args.dweights.as<A>() + n * K;
+    const int32_t* experts = args.experts.as<int32_t>() + n * K;
+    const double* load = args.load.as<double>();
+    A dp[kMaxRouterExperts], sum(0), mean(0), dot(0);
+    for (int64_t e = 0; e < E; e++) dp[e] = static_cast<A>(load_mul * load[e]);
+    for (int64_t k = 0; args.normalize && k < K; k++) sum += p[experts[k]], mean += dw[k] * w[k];
+    for (int64_t k = 0; k < K; k++) dp[experts[k]] += args.normalize ? (dw[k] - mean) / sum : dw[k];
+    for (int64_t e = 0; e < E; e++) dot += dp[e] * p[e];
+    const A of_lse = 2 * A(args.z) * A(args.state->token_mul) * args.lse.as<A>()[n];
+    T* out = args.dlogits.as<T>() + n * E;
+    for (int64_t e = 0; e < E; e++) out[e] = T(p[e] * (dp[e] - dot + of_lse));
+}
+
+// The sum over the tokens of a column of E probabilities.
+template <typename A> void add_stats(const RouterStatsArgs& args) {
+    double* stats = args.stats.as<double>();
+    const A *probs = args.probs.as<A>(), *lse = args.lse.as<A>();
+    const int32_t* experts = args.experts.as<int32_t>();
+    for (int64_t i = 0; i < args.N * args.K; i++) stats[experts[i]] += 1;
+    double entropy = 0, squares = 0;
+    for (int64_t n = 0; n < args.N; n++) {
+        for (int64_t e = 0; e < args.E; e++) {
+            const auto p = static_cast<double>(probs[n * args.E + e]);
+            stats[args.E + e] += p;
+            if (p > 0) entropy -= p * log(p);
+        }
+        squares += static_cast<double>(lse[n]) * static_cast<double>(lse[n]);
+    }
+    stats[2 * args.E] += entropy;
+    stats[2 * args.E + 1] += squares;
+}
+
+template <typename Args> void check_router(const char* op, const Args& args, Dtype stat) {
+    check_tensor(op, "probs", args.probs, stat, args.N * args.E);
+    check_tensor(op, "lse", args.lse, stat, args.N);
+    check_tensor(op, "experts", args.experts, Dtype::kInt32, args.N * args.K);
+    CHECK(args.K > 0 && args.K <= args.E && args.E <= kMaxRouterExperts, "%s: %lld of %lld experts", op,
+          (long long)args.K, (long long)args.E);
+}
+
+// ---- experts
+
+template <typename T> void combine_row(const CombineRowsArgs& args, int64_t n) {
+    using A = Acc<T>;
+    const int32_t* rows = args.slot_rows.as<int32_t>() + n * args.K;
+    T* out = args.out.as<T>() + n * args.C;
+    for_lanes<A>(args.C, [&](int64_t i, auto count) {
+        Vec<A> sum = args.accumulate ? load(out + i, count) : Vec<A>();
+        for (int64_t k = 0; k < args.K; k++) sum = sum + load(args.in.as<T>() + rows[k] * args.C + i, count);
+        store(out + i, sum, count);
+    });
+}
+
+template <typename T> void activation_row(const ExpertActivationForwardArgs& args, int64_t r) {
+    using A = Acc<T>;
+    const T *gate = args.in.as<T>() + r * 2 * args.F, *up = gate + args.F;
+    T* out = args.out.as<T>() + r * args.F;
+    const Vec<A> weight(args.weights.as<A>()[args.row_slots.as<int32_t>()[r]]);
+    for_lanes<A>(args.F, [&](int64_t i, auto n) {
+        const Vec<A> g = load(gate + i, n);
+        store(out + i, g * sigmoid_pair(g).of_x * load(up + i, n) * weight, n);
+    });
+}
+
+// d(silu)/dg = s (1 + g (1 - s)), s = sigmoid(g).
+template <typename T> void activation_backward_row(const ExpertActivationBackwardArgs& args, int64_t r) {
+    using A = Acc<T>;
+    const T *gate = args.in.as<T>() + r * 2 * args.F, *up = gate + args.F, *dout = args.dout.as<T>() + r * args.F;
+    T *dgate = args.din.as<T>() + r * 2 * args.F, *dup = dgate + args.F;
+    const int32_t slot = args.row_slots.as<int32_t>()[r];
+    const Vec<A> weight(args.weights.as<A>()[slot]);
+    Vec<A> sum;
+    for_lanes<A>(args.F, [&](int64_t i, auto n) {
+        const Vec<A> g = load(gate + i, n), u = load(up + i, n), d = load(dout + i, n);
+        const SigmoidPair<A> s = sigmoid_pair(g);
+        const Vec<A> silu = g * s.of_x;
+        sum = fma(d, silu * u, sum);
+        store(dgate + i, d * weight * u * (s.of_x * fma(g, s.of_minus_x, Vec<A>(A(1)))), n);
+        store(dup + i, d * weight * silu, n);
+    });
+    args.dweights.as<A>()[slot] = sum_lanes(sum);
+}
+
+// Calls row(Tag<T>, r) for all rows.
+template <typename Row> void for_rows(const char* op, Dtype working, int64_t rows, int64_t columns, Row&& row) {
+    for_working_type(op, working, [&](auto tag) {
+#pragma omp parallel for schedule(static) if (rows * columns >= kParallelElems)
+        for (int64_t r = 0; r < rows; r++) row(tag, r);
+    });
+}
+
+}  // namespace
+
+void router_forward(Ctx&, const RouterForwardArgs& args) {
+    constexpr const char* kOp = "router_forward";
+    check_router(kOp, args, args.probs.dtype);
+    check_tensor(kOp, "weights", args.weights, args.probs.dtype, args.N * args.K);
+    for_rows(kOp, args.probs.dtype, args.N, args.E, [&]<typename A>(Tag<A>, int64_t n) {
+        if constexpr (!std::is_same_v<A, bf16>) router_row<A>(args, n);
+    });
+}
+
+void router_stats(Ctx&, const RouterStatsArgs& args) {
+    constexpr const char* kOp = "router_stats";
+    check_router(kOp, args, args.probs.dtype);
+    check_tensor(kOp, "stats", args.stats, Dtype::kFp64, router_stats_elems(args.E));
+    if (args.probs.dtype == Dtype::kFp64) add_stats<double>(args);
+    else add_stats<float>(args);
+}
+
+void router_backward(Ctx&, const RouterBackwardArgs& args) {
+    constexpr const char* kOp = "router_backward";
+    check_router(kOp, args, args.probs.dtype);
+    for (const Tensor& t : {args.weights, args.dweights})
+        check_tensor(kOp, "weights", t, args.probs.dtype, args.N * args.K);
+    check_tensor(kOp, "dlogits", args.dlogits, args.dlogits.dtype, args.N * args.E);
+    check_tensor(kOp, "load", args.load, Dtype::kFp64, args.E);
+    const double* load = args.load.as<double>();
+    const double rows = std::accumulate(load, load + args.E, 0.0);
+    const double mul = rows > 0 ? static_cast<double>(args.aux) * static_cast<double>(args.E)
+                                      * static_cast<double>(args.state->token_mul) / rows
+                                : 0;
+    for_rows(kOp, args.dlogits.dtype, args.N, args.E,
+             [&]<typename T>(Tag<T>, int64_t n) { router_backward_row<T>(args, mul, n); });
+}
+
+void router_summary(Ctx&, const RouterSummaryArgs& args) {
+    constexpr const char* kOp = "router_summary";
+    const int64_t E = args.E, width = router_stats_elems(E);
+    check_tensor(kOp, "stats", args.stats, Dtype::kFp64, args.layers * width);
+    check_tensor(kOp, "load", args.load, Dtype::kFp64, args.layers * E);
+    summarize_router(args.stats.as<double>(), args.load.as<double>(), args);
+}
+
+void sort_experts(Ctx&, const SortExpertsArgs& args) {
+    constexpr const char* kOp = "sort_experts";
+    const int64_t R = args.N * args.K;
+    check_tensor(kOp, "offsets", args.offsets, Dtype::kInt32, args.E + 1);
+    for (const Tensor& t : {args.experts, args.row_slots, args.slot_rows})
+        check_tensor(kOp, "slots", t, Dtype::kInt32, R);
+    const int32_t* experts = args.experts.as<int32_t>();
+    int32_t *offsets = args.offsets.as<int32_t>(), next[kMaxRouterExperts];
+    std::fill(offsets, offsets + args.E + 1, 0);
+    for (int64_t slot = 0; slot < R; slot++) offsets[experts[slot] + 1]++;
+    for (int64_t e = 0; e < args.E; e++) offsets[e + 1] += next[e] = offsets[e];
+    for (int64_t slot = 0; slot < R; slot++) {
+        const int32_t row = next[experts[slot]]++;
+        args.row_slots.as<int32_t>()[row] = static_cast<int32_t>(slot);
+        args.slot_rows.as<int32_t>()[slot] = row;
+    }
+}
+
+void gather_rows(Ctx&, const GatherRowsArgs& args) {
+    constexpr const char* kOp = "gather_rows";
+    check_tensor(kOp, "row_slots", args.row_slots, Dtype::kInt32, args.N * args.K);
+    check_tensor(kOp, "in", args.in, args.in.dtype, args.N * args.C);
+    check_tensor(kOp, "out", args.out, args.in.dtype, args.N * args.K * args.C);
+    for_rows(kOp, args.in.dtype, args.N * args.K, args.C, [&]<typename T>(Tag<T>, int64_t r) {
+        const T* in = args.in.as<T>() + args.row_slots.as<int32_t>()[r] / args.K * args.C;
+        std::copy(in, in + args.C, args.out.as<T>() + r * args.C);
+    });
+}
+
+void combine_rows(Ctx&, const CombineRowsArgs& args) {
+    constexpr const char* kOp = "combine_rows";
+    check_tensor(kOp, "slot_rows", args.slot_rows, Dtype::kInt32, args.N * args.K);
+    check_tensor(kOp, "in", args.in, args.in.dtype, args.N * args.K * args.C);
+    check_tensor(kOp, "out", args.out, args.in.dtype, args.N * args.C);
+    for_rows(kOp, args.in.dtype, args.N, args.K * args.C,
+             [&]<typename T>(Tag<T>, int64_t n) { combine_row<T>(args, n); });
+}
+
+void expert_activation_forward(Ctx&, const ExpertActivationForwardArgs& args) {
+    constexpr const char* kOp = "expert_activation_forward";
+    check_tensor(kOp, "row_slots", args.row_slots, Dtype::kInt32, args.R);
+    check_tensor(kOp, "in", args.in, args.in.dtype, args.R * 2 * args.F);
+    check_tensor(kOp, "out", args.out, args.in.dtype, args.R * args.F);
+    for_rows(kOp, args.in.dtype, args.R, args.F, [&]<typename T>(Tag<T>, int64_t r) {
+        check_tensor(kOp, "weights", args.weights, stat_dtype<T>, args.R);
+        activation_row<T>(args, r);
+    });
+}
+
+void expert_activation_backward(Ctx&, const ExpertActivationBackwardArgs& args) {
+    constexpr const char* kOp = "expert_activation_backward";
+    check_tensor(kOp, "row_slots", args.row_slots, Dtype::kInt32, args.R);
+    for (const Tensor& t : {args.in, args.din}) check_tensor(kOp, "in", t, args.in.dtype, args.R * 2 * args.F);
+    check_tensor(kOp, "dout", args.dout, args.in.dtype, args.R * args.F);
+    for_rows(kOp, args.in.dtype, args.R, args.F, [&]<typename T>(Tag<T>, int64_t r) {
+        for (const Tensor& t : {args.weights, args.dweights}) check_tensor(kOp, "weights", t, stat_dtype<T>, args.R);
+        activation_backward_row<T>(args, r);
+    });
+}
+
+}  // namespace cpu

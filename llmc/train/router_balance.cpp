@@ -1,0 +1,58 @@
+#include "llmc/train/router_balance.h"
+
+#include "llmc/ops/ops_moe.h"
+
+namespace {
+
+Tensor take(const Config& config, Arena& arena, int64_t elems) {
+    return arena.take(Purpose::kScratch, Dtype::kFp64,
+                      config.shape.has_experts() ? config.shape.num_layers * elems : 0);
+}
+
+}  // namespace
+
+RouterBalance::RouterBalance(const Config& config, Arena& arena)
+    : config_(config), stats_(take(config, arena, router_stats_elems(config.shape.num_experts))),
+      load_(take(config, arena, config.shape.num_experts)) {}
+
+void RouterBalance::set_options(DecoderOptions& options) const {
+    options.aux_loss = config_.moe_aux_loss_coeff;
+    options.router_z_loss = config_.moe_z_loss_coeff;
+    options.expert_load = load_;
+    options.router_stats = stats_;
+}
+
+void RouterBalance::start(Ctx& ctx) const {
+    if (load_) device::fill_bytes(ctx, load_.data, 0, load_.bytes());
+}
+
+void RouterBalance::clear(Ctx& ctx) const {
+    if (stats_) device::fill_bytes(ctx, stats_.data, 0, stats_.bytes());
+}
+
+void RouterBalance::finish(Ctx& ctx, CommStream& stream, Comm& world, StepState* state) const {
+    if (!stats_) return;
+    const CollectivePurpose purpose(ctx, "load of experts");
+    if (world.world().ranks > 1) stream.timed(ctx, [&] { world.sum(ctx, stats_); });
+    ops::router_summary(ctx, {.state = state, .stats = stats_, .load = load_, .layers = config_.shape.num_layers,
+                              .E = config_.shape.num_experts, .K = config_.shape.experts_per_token,
+                              .aux = static_cast<float>(config_.moe_aux_loss_coeff),
+                              .z = static_cast<float>(config_.moe_z_loss_coeff)});
+}
+
+std::vector<double> RouterBalance::load(Ctx& ctx) const {
+    std::vector<double> load(static_cast<size_t>(load_.elems));
+    if (load.empty()) return load;
+    device::copy_to_host(ctx, load.data(), load_.data, load_.bytes());
+    device::synchronize(ctx);
+    return load;
+}
+
+void RouterBalance::set_load(Ctx& ctx, const std::vector<double>& load) const {
+    if (static_cast<int64_t>(load.size()) != load_.elems)
+        FAIL(kExitNoCheckpoint, "the checkpoint's state.json has %lld numbers in \"expert_load\", the model has %lld "
+             "experts in all layers", ll(load.size()), ll(load_.elems));
+    if (!load_) return;
+    device::copy_to_device(ctx, load_.data, load.data(), load_.bytes());
+    device::synchronize(ctx);
+}

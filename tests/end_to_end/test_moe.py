@@ -1,0 +1,61 @@
+"""Mixtures of experts on the CPU device: ranks and ZeRO levels, resumes, optimizers, what is refused."""
+import os
+import unittest
+
+from tests.support.ranks import HAVE_RANKS, RanksTest
+from tests.support.train import LLAMA, TrainTest, records, state_of
+
+EXPERTS = ["--num-experts", "4", "--moe-aux-loss-coeff", "0.1", "--moe-z-loss-coeff", "0.01"]
+FIELDS = ("loss", "grad_norm", "router_loss", "router_entropy", "expert_load")
+
+
+class MoeTest(TrainTest):
+    def steps(self, name):
+        return records(self.path(name), "step")
+
+    def test_a_resumed_run_is_the_uninterrupted_one(self):
+        for optimizer in ("adamw", "muon"):
+            options = [*EXPERTS, "--optimizer", optimizer, "--lr-decay-style", "constant"]
+            parts, whole = self.path(optimizer + "-parts"), self.path(optimizer)
+            for step in ("2", "4"):
+                self.run_train(LLAMA, "--train-iters", step, *options, "--save", parts, "--resume", "auto")
+            self.run_train(LLAMA, "--train-iters", "4", *options, "--save", whole, "--log-file", whole + ".jsonl")
+            states = [state_of(os.path.join(folder, "step-00000004")) for folder in (whole, parts)]
+            for state in states:
+                del state["state.json"]["config"]
+            self.assertEqual(*states)
+            self.assertEqual(len(states[0]["state.json"]["expert_load"]) % 4, 0)
+            for step in self.steps(optimizer + ".jsonl"):
+                self.assertGreaterEqual(step["expert_load"], 1)
+                self.assertGreater(step["router_loss"], 0)
+
+    def test_what_is_not_supported_is_refused(self):
+        for options, text in ((["--fp8-recipe", "delayed"], "models with experts train in BF16 or FP32 only"),
+                              (["--moe-router-topk", "5"], "--moe-router-topk 5 exceeds --num-experts 4"),
+                              (["--activation", "relu2"], "transformers has no other class")):
+            done = self.run_train(LLAMA, "--train-iters", "1", *EXPERTS, *options, expect=2)
+            self.assertIn(text, done.stderr)
+
+
+@unittest.skipUnless(HAVE_RANKS, "no mpirun")
+class MoeRanksTest(RanksTest):
+    def test_ranks_zero_levels_and_recomputation_do_not_change_the_run(self):
+        runs = {"one": (1, []), "zero0": (2, ["--zero", "0"]), "zero1": (4, []), "zero2": (2, ["--zero", "2"]),
+                "zero3": (4, ["--zero", "3"]), "block": (1, ["--recompute", "block"]),
+                "norm-act": (2, ["--recompute", "norm-act", "--zero", "3"]),
+                "context": (2, ["--context-parallel", "2"])}
+        for optimizer in ("adamw", "muon"):
+            logs = {}
+            for name, (ranks, options) in runs.items():
+                log = self.path(f"{optimizer}-{name}.jsonl")
+                self.ranks(ranks, LLAMA, *EXPERTS, "--dtype", "fp32", "--train-iters", "3", "--optimizer", optimizer,
+                           *options, "--log-file", log)
+                logs[name] = records(log, "step")
+            for name, steps in logs.items():
+                for step, expected in zip(steps, logs["one"], strict=True):
+                    for field in FIELDS:
+                        self.assertAlmostEqual(step[field] / expected[field], 1, delta=2e-6, msg=(name, field))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,313 @@
+// Mixtures of experts against a loop over the experts in double, and what must not change the auxiliary loss.
+#include "tests/support/doctest.h"
+
+#include <cmath>
+#include <numeric>
+
+#include "llmc/model/moe_mlp.h"
+#include "tests/support/local_ranks.h"
+#include "tests/support/model_test.h"
+#include "tests/support/reference.h"
+
+#ifndef LLMC_CUDA
+namespace {
+
+using Values = std::vector<double>;
+
+Values random_values(int64_t count, uint64_t key, double size, double mean = 0) {
+    Values values;
+    for (int64_t i = 0; i < count; i++)
+        values.push_back(mean + size * static_cast<double>(rng_normal(key, static_cast<uint64_t>(i))));
+    return values;
+}
+
+struct Mixture {
+    int64_t N, C, F, E, K;
+    bool normalize;
+    Values x = {}, norm = {}, router = {}, up = {}, down = {};   // x: the residual stream
+    Values dy = {};   // the gradient of the block's output
+};
+struct MixtureResult {
+    Values out, dx, dnorm, drouter, dup, ddown;
+    std::vector<int64_t> rows;   // of experts
+};
+
+// The rows of `experts`: the experts of token n are those of entry n, n + N, ... of the list of all rows by expert.
+Mixture mixture(std::vector<int64_t> rows, int64_t K, bool normalize) {
+    const int64_t E = static_cast<int64_t>(rows.size()), R = std::accumulate(rows.begin(), rows.end(), int64_t{0});
+    Mixture m{.N = R / K, .C = 32, .F = 24, .E = E, .K = K, .normalize = normalize};
+    const int64_t N = m.N, C = m.C, F = m.F;
+    m.x = random_values(N * C, 1, 1), m.dy = random_values(N * C, 2, 0.1), m.norm = random_values(C, 3, 0.1, 1);
+    m.router = random_values(E * C, 4, 0.05);
+    m.up = random_values(E * 2 * F * C, 5, 0.3), m.down = random_values(E * C * F, 6, 0.3);
+    // Expert e answers to channel e, which is large in its tokens.
+    for (int64_t e = 0; e < E; e++) m.router[static_cast<size_t>(e * C + e)] += 1;
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t e = 0; e < E; e++) m.x[static_cast<size_t>(n * C + e)] -= 4;
+    int64_t row = 0;
+    for (int64_t e = 0; e < E; e++)
+        for (int64_t i = 0; i < rows[static_cast<size_t>(e)]; i++, row++)
+            m.x[static_cast<size_t>(row % N * C + e)] += 8;
+    return m;
+}
+
+// One token: the experts by a loop over all of them.
+void add_token(const Mixture& m, int64_t n, double eps, MixtureResult& r) {
+    const int64_t C = m.C, F = m.F, E = m.E;
+    const auto at = [](const Values& v, int64_t i) { return v[static_cast<size_t>(i)]; };
+    const auto to = [](Values& v, int64_t i) -> double& { return v[static_cast<size_t>(i)]; };
+    double squares = 0;
+    for (int64_t c = 0; c < C; c++) squares += at(m.x, n * C + c) * at(m.x, n * C + c);
+    const double rstd = 1 / std::sqrt(squares / static_cast<double>(C) + eps);
+    Values h, dh(static_cast<size_t>(C)), p, dp(static_cast<size_t>(E));
+    for (int64_t c = 0; c < C; c++) h.push_back(at(m.x, n * C + c) * rstd * at(m.norm, c));
+    double total = 0;
+    for (int64_t e = 0; e < E; e++) {
+        double logit = 0;
+        for (int64_t c = 0; c < C; c++) logit += at(m.router, e * C + c) * at(h, c);
+        p.push_back(std::exp(logit));
+        total += p.back();
+    }
+    for (double& value : p) value /= total;
+    Values sorted = p;
+    std::sort(sorted.rbegin(), sorted.rend());
+    const double least = at(sorted, m.K - 1);
+    double sum = 1, mean = 0;
+    if (m.normalize) sum = std::accumulate(sorted.begin(), sorted.begin() + m.K, 0.0);
+    for (int64_t e = 0; e < E; e++) {
+        if (at(p, e) < least) continue;
+        r.rows[static_cast<size_t>(e)]++;
+        const double weight = at(p, e) / sum;
+        double dweight = 0;
+        for (int64_t f = 0; f < F; f++) {
+            const int64_t gate_row = (2 * e * F + f) * C, up_row = gate_row + F * C;
+            double gate = 0, up = 0, dact = 0;
+            for (int64_t c = 0; c < C; c++) {
+                gate += at(m.up, gate_row + c) * at(h, c);
+                up += at(m.up, up_row + c) * at(h, c);
+            }
+            const double sigmoid = 1 / (1 + std::exp(-gate)), act = gate * sigmoid * up;
+            for (int64_t c = 0; c < C; c++) {
+                const int64_t down = (e * C + c) * F + f;
+                to(r.out, n * C + c) += weight * at(m.down, down) * act;
+                to(r.ddown, down) += at(m.dy, n * C + c) * weight * act;
+                dact += at(m.dy, n * C + c) * at(m.down, down);
+            }
+            dweight += dact * act;
+            const double dgate = dact * weight * up * sigmoid * (1 + gate * (1 - sigmoid));
+            const double dup = dact * weight * gate * sigmoid;
+            for (int64_t c = 0; c < C; c++) {
+                to(r.dup, gate_row + c) += dgate * at(h, c);
+                to(r.dup, up_row + c) += dup * at(h, c);
+                to(dh, c) += dgate * at(m.up, gate_row + c) + dup * at(m.up, up_row + c);
+            }
+        }
+        to(dp, e) = dweight;
+        mean += dweight * weight;
+    }
+    double dot = 0;
+    for (int64_t e = 0; e < E; e++) {
+        if (m.normalize && at(p, e) >= least) to(dp, e) = (at(dp, e) - mean) / sum;
+        dot += at(dp, e) * at(p, e);
+    }
+    for (int64_t e = 0; e < E; e++)
+        for (int64_t c = 0; c < C; c++) {
+            const double dlogit = at(p, e) * (at(dp, e) - dot);
+            to(r.drouter, e * C + c) += dlogit * at(h, c);
+            to(dh, c) += dlogit * at(m.router, e * C + c);
+        }
+    double along = 0;
+    for (int64_t c = 0; c < C; c++) along += at(dh, c) * at(m.norm, c) * at(m.x, n * C + c);
+    for (int64_t c = 0; c < C; c++) {
+        const double x = at(m.x, n * C + c);
+        to(r.dnorm, c) += at(dh, c) * x * rstd;
+        to(r.dx, n * C + c) = at(m.dy, n * C + c) + rstd * at(dh, c) * at(m.norm, c)
+                              - x * rstd * rstd * rstd * along / static_cast<double>(C);
+    }
+}
+
+MixtureResult reference_of(const Mixture& m, double eps) {
+    const auto zeros = [](const Values& like) { return Values(like.size()); };
+    MixtureResult r{zeros(m.x), zeros(m.x), zeros(m.norm), zeros(m.router), zeros(m.up), zeros(m.down),
+                    std::vector<int64_t>(static_cast<size_t>(m.E))};
+    for (int64_t n = 0; n < m.N; n++) add_token(m, n, eps, r);
+    return r;
+}
+
+void fill(const Tensor& tensor, const Values& values) {
+    REQUIRE(tensor.elems == static_cast<int64_t>(values.size()));
+    for (int64_t i = 0; i < tensor.elems; i++) {
+        const double value = values[static_cast<size_t>(i)];
+        if (tensor.dtype == Dtype::kFp64) tensor.as<double>()[i] = value;
+        else if (tensor.dtype == Dtype::kBf16) tensor.as<bf16>()[i] = bf16(static_cast<float>(value));
+        else tensor.as<float>()[i] = static_cast<float>(value);
+    }
+}
+
+// Values that bf16 has, so that all dtypes compute with the same ones.
+Values rounded(const Values& values) {
+    Values out;
+    for (double value : values) out.push_back(static_cast<double>(static_cast<float>(bf16(static_cast<float>(value)))));
+    return out;
+}
+
+// The same by MoeMlp, forward, recomputation and backward.
+MixtureResult result_of(const Mixture& m, Dtype dtype, Recompute level) {
+    Config config = tiny_config(tiny_moe(), dtype, 1, m.N);
+    ModelConfig& shape = config.shape;
+    shape.hidden_size = m.C, shape.ffn_hidden_size = m.F, shape.num_layers = 1;
+    shape.num_experts = m.E, shape.experts_per_token = m.K, shape.normalize_experts = m.normalize;
+    TestModel model(config);
+    const LayerParams& p = model.table.layers[0];
+    Decoder& decoder = model.trainer->decoder();
+    const std::pair<int, const Values*> weights[] = {{p.norm2_weight, &m.norm}, {p.router_weight, &m.router},
+                                                     {p.up_weight, &m.up}, {p.down_weight, &m.down}};
+    for (const auto& [param, values] : weights) {
+        fill(decoder.weight(param), *values);
+        std::memset(decoder.grad(param).data, 0, static_cast<size_t>(decoder.grad(param).bytes()));
+    }
+    std::vector<double> load(static_cast<size_t>(m.E));
+    DecoderOptions options{.max_seq = m.N, .dtype = dtype, .recompute = level};
+    options.expert_load = {load.data(), Dtype::kFp64, m.E};
+    constexpr int64_t kBytes = int64_t{1} << 26;
+    const std::unique_ptr<void, void (*)(void*)> memory(device::device_alloc(kBytes), device::device_free);
+    Arena arena(memory.get(), kBytes);
+    arena.set_poison(true);
+    ModelContext context(shape, model.table, options, arena, decoder.store(), model.trainer->fp8());
+    const std::unique_ptr<Mlp> mlp = make_mlp(context);
+    Arena::Scope scope(model.ctx, arena);
+    const int64_t elems = m.N * m.C;
+    const Tensor zero = context.scratch(dtype, elems), x = context.scratch(dtype, elems),
+                 branch = context.scratch(dtype, elems), dy = context.scratch(dtype, elems);
+    fill(zero, Values(m.x.size())), fill(x, m.x), fill(dy, m.dy);
+    const DeviceBatch batch{.B = 1, .T = m.N};
+    const NormInput input{.in = zero, .residual = x, .residual_out = mlp->residual(0, m.N)};
+    const StepState state{};   // no loss of the router
+    mlp->forward(model.ctx, 0, input, branch, batch);
+    const Values out = model.read(branch);
+    mlp->recompute(model.ctx, 0, input, batch);
+    const LinearOperand dx = mlp->backward(model.ctx, 0, {.unquantized = dy}, {.unquantized = dy}, {}, batch, &state);
+    return {out, model.read(dx.unquantized), model.grad(p.norm2_weight), model.grad(p.router_weight),
+            model.grad(p.up_weight), model.grad(p.down_weight), {}};
+}
+
+}  // namespace
+
+TEST_CASE("experts compute what a loop over the experts in double computes, with any number of rows") {
+    const struct {
+        std::vector<int64_t> rows;
+        int64_t K;
+        bool normalize;
+    } cases[] = {{{0, 1, 127, 128, 129}, 1, false},     // one expert of each token
+                 {{129, 128, 127, 1, 0, 1}, 2, true},
+                 {{129, 128, 127, 1, 0, 1}, 2, false},
+                 {{0, 130, 0}, 1, false},               // all tokens to one
+                 {{7, 7, 7}, 3, true}};                 // all experts of every token
+    for (const auto& c : cases) {
+        Mixture m = mixture(c.rows, c.K, c.normalize);
+        for (Values* values : {&m.x, &m.norm, &m.router, &m.up, &m.down, &m.dy}) *values = rounded(*values);
+        const MixtureResult expected = reference_of(m, static_cast<double>(1e-5f));
+        CHECK(expected.rows == c.rows);
+        for (Dtype dtype : {Dtype::kFp64, Dtype::kFp32, Dtype::kBf16})
+            for (Recompute level : {Recompute::kNone, Recompute::kNormAct, Recompute::kBlock}) {
+                CAPTURE(dtype_name(dtype));
+                const MixtureResult result = result_of(m, dtype, level);
+                // Sums of a few hundred products, each rounded a few times. The gradient of the router cancels where
+                // a probability is near 1, but BF16 rounds the operands of sums alone.
+                const double tolerance = (dtype == Dtype::kBf16 ? 16 : 128) * reference::unit_roundoff(dtype);
+                const struct {
+                    const char* name;
+                    const Values &got, &expected;
+                } all[] = {{"out", result.out, expected.out}, {"dx", result.dx, expected.dx},
+                           {"dnorm", result.dnorm, expected.dnorm}, {"drouter", result.drouter, expected.drouter},
+                           {"dup", result.dup, expected.dup}, {"ddown", result.ddown, expected.ddown}};
+                for (const auto& part : all) {
+                    CAPTURE(part.name);
+                    if (norm_of(part.expected) < 1e-12) {
+                        CHECK(norm_of(part.got) < 1e-4);   // a router of which all experts are chosen with weight 1
+                        continue;
+                    }
+                    CHECK(distance(part.got, part.expected) < tolerance);
+                    Values mutated = part.got;
+                    mutated[mutated.size() / 3] += 2 * tolerance * norm_of(part.expected);
+                    CHECK(distance(mutated, part.expected) > tolerance);   // one changed element shows
+                }
+            }
+    }
+}
+#endif
+
+namespace {
+
+struct BalanceResult {
+    double loss, router_loss, entropy, load;
+    int32_t dead;
+    std::vector<Values> grads;
+};
+
+// The second of two steps, without updates: it has the load of the first.
+BalanceResult balance_of(TestModel& model) {
+    model.set_random_batch(8, 21);
+    model.gradients();
+    model.gradients();
+    return {model.loss(), model.result.router_loss, static_cast<double>(model.result.router_entropy),
+            static_cast<double>(model.result.expert_load), model.result.dead_experts, all_grads(model)};
+}
+
+Config balance_config(int64_t micro_batch) {
+    Config config = tiny_config(tiny_moe(), Dtype::kFp32, micro_batch, 9);
+    config.shape.init_std = 0.3;
+    config.moe_aux_loss_coeff = 0.5, config.moe_z_loss_coeff = 0.1;
+    config.zero = 0;
+    config.global_batch_size = 8;
+    return config;
+}
+
+void check_equal(const BalanceResult& a, const BalanceResult& b) {
+    CHECK(std::fabs(a.loss - b.loss) <= 1e-6 * b.loss);
+    CHECK(std::fabs(a.router_loss - b.router_loss) <= 1e-6 * b.router_loss);
+    CHECK(std::fabs(a.entropy - b.entropy) <= 1e-6 * b.entropy);
+    CHECK(a.load == b.load);
+    CHECK(a.dead == b.dead);
+    for (size_t p = 0; p < a.grads.size(); p++) CHECK(distance(a.grads[p], b.grads[p]) < 1e-5);
+}
+
+}  // namespace
+
+#ifndef LLMC_CUDA
+TEST_CASE("losses of routers, their gradients and statistics depend on neither micro-batches nor ranks") {
+    TestModel whole(balance_config(8));
+    const BalanceResult expected = balance_of(whole);
+    CHECK(expected.router_loss > 0);
+    CHECK(expected.load > 1);
+    TestModel split(balance_config(1));
+    check_equal(balance_of(split), expected);
+    for (int ranks : {2, 4})
+        LocalRanks(ranks).run([&](Comm& comm) {
+            TestModel model(balance_config(1), true, &comm);
+            check_equal(balance_of(model), expected);
+        });
+    Config without = balance_config(8);
+    without.moe_aux_loss_coeff = 0;
+    TestModel other(without);
+    const int router = other.table.layers[0].router_weight;
+    CHECK(distance(balance_of(other).grads[static_cast<size_t>(router)], expected.grads[static_cast<size_t>(router)])
+          > 1e-3);
+}
+
+TEST_CASE("the auxiliary loss balances the experts") {
+    double load[2];
+    for (bool on : {false, true}) {
+        Config config = balance_config(8);
+        config.moe_aux_loss_coeff = on ? 1 : 0, config.moe_z_loss_coeff = 0;
+        config.lr = 0.01;
+        TestModel model(config);
+        for (int step = 0; step < 30; step++) {
+            model.set_random_batch(8, 100 + static_cast<uint64_t>(step));
+            model.step();
+        }
+        load[on] = static_cast<double>(model.result.expert_load);
+    }
+    CHECK(load[1] < 0.7 * load[0]);
+}
+#endif
