@@ -84,7 +84,8 @@ OPTIONAL = {
     "header": {"communication": or_null(objects()), "params": is_whole,
                "identity": lambda value: is_object(value) and are_contents([*value.values()])},
     "step": {**fields("gpu_utilization power_w sm_clock_mhz gpu_temperature_c gpu_memory_gib energy_j joules_per_token "
-                      "forward_seconds backward_seconds exposed_comm_seconds norm_limit z_loss", or_null(is_number)),
+                      "forward_seconds backward_seconds exposed_comm_seconds norm_limit z_loss max_logit",
+                      or_null(is_number)),
              "throttled_by": is_text},
     "plan": fields("predicted_ms measured_ms planned_bytes used_bytes", or_null(is_number)),
     **dict.fromkeys(("eval", "hellaswag", "checkpoint"),

@@ -11,6 +11,7 @@ const AXES = { step: "step", tokens: "tokens", hours: "hours of training" };
 const PANELS = [
     ["loss", "Loss", "nats a token"], ["grad_norm", "Gradient norm", "before clipping", true],
     ["lr", "Learning rate", ""], ["grad_mul", "Clip ratio", "1: not clipped"],
+    ["max_logit", "Largest attention logit", "before --qk-clip acts"],
     ["tokens_per_second", "Speed", "tokens/s"], ["step_seconds", "Time of a step", "s"],
     ["mfu", "MFU", "share of the peak"], ["exposed_comm_seconds", "Exposed communication", "s of a step"],
     ["power_w", "Power", "W, mean of the GPUs"], ["sm_clock_mhz", "SM clock", "MHz"],
