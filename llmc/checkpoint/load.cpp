@@ -245,7 +245,8 @@ std::string load_checkpoint(const std::string& path, const ModelConfig& config, 
             load_state(path + "/" + state.file, table, saved, state, access, staging);
             if (state.kind == StateKind::kEma) continue;   // without one it starts from the masters
             const int64_t count = zero_new_states(table, saved, state, access, staging);
-            if (count > 0) zero += strf("%s%s of %lld matrices", zero.empty() ? "" : ", ", state.name, ll(count));
+            if (count > 0 && state.block == 1)
+                zero += strf("%s%s of %lld matrices", zero.empty() ? "" : ", ", state.name, ll(count));
         }
     });
     return zero;

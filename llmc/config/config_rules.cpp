@@ -244,9 +244,6 @@ void run_rules(const Config& c, int ranks, Rules& rules) {
 }
 
 void fp8_rules(const Config& c, Rules& rules) {
-    rules.require(c.optimizer == OptimizerKind::kAdamW || c.moment_dtype != Dtype::kE4m3,
-                  "--moment-dtype fp8 is for --optimizer adamw: Muon's momentum is in FP32 or BF16, use --moment-dtype "
-                  "bf16");
     for (const auto& [name, steps] : {std::pair("first", c.fp8_first_bf16), std::pair("final", c.fp8_final_bf16)})
         rules.require(steps < 1 || steps == std::floor(steps),
                       strf("--fp8-%s-bf16 %s must be a whole number of steps, or a fraction of the run below 1", name,

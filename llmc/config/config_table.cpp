@@ -253,7 +253,7 @@ void add_precision(Rows& rows) {
          .value = choice<Dtype>(AT(moment_dtype), {{"bf16", Dtype::kBf16}, {"fp32", Dtype::kFp32},
                                                    {"fp8", Dtype::kE4m3}}),
          .help = "dtype of the optimizer state (Adam's moments, Muon's momentum), rounded stochastically unless fp32; "
-                 "fp8: m in E4M3 and v in UE5M3, with a scale for every 128 elements; AdamW only",
+                 "fp8: m and momentum in E4M3 and v in UE5M3, with a scale for every 128 elements",
          .fallback = "fp32", .on_resume = kMust},
         {.name = "recompute",
          .value = choice<Recompute>(AT(recompute), {{"none", Recompute::kNone}, {"norm-act", Recompute::kNormAct},

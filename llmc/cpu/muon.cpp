@@ -3,6 +3,7 @@
 #include "llmc/cpu/common.h"
 #include "llmc/cpu/quantize.h"
 #include "llmc/ops/adam_math.h"
+#include "llmc/ops/moment_codes.h"
 
 namespace cpu {
 namespace {
@@ -25,8 +26,41 @@ template <typename M, typename G> void momentum_of_all(const MuonMomentumArgs& a
     });
 }
 
+// The same with m in fp8, block by block: the scale of a block needs all of its new m.
+template <typename G> void momentum_of_blocks(const MuonMomentumArgs& args) {
+    const StepState& state = *args.state;
+    auto* codes = static_cast<uint8_t*>(args.m.data);
+    float* scale_inv = args.m_scale_inv.as<float>();
+    G* grad = args.grad.as<G>();
+    const auto update_block = [&](int64_t begin, int64_t count) {
+        float m[kScaleBlock], &inv = scale_inv[begin / kScaleBlock];
+        uint32_t amax = 0;
+        for (int64_t j = 0; j < count; j++) {
+            m[j] = decode_m(codes[begin + j], inv);
+            const float g = static_cast<float>(widen(grad[begin + j])) * state.grad_mul;
+            grad[begin + j] = G(nesterov_update(args.beta, g, m[j]));
+            amax = std::max(amax, amax_bits_of(m[j]));
+        }
+        const MomentScale scale = moment_scale(amax, kLog2LargestM);
+        inv = scale.scale_inv;
+        Philox4 random{};
+        for (int64_t j = 0; j < count; j++) {
+            if (j % 4 == 0)
+                random = philox(args.rng_key, static_cast<uint64_t>(args.element_offset + begin + j) / 4,
+                                static_cast<uint64_t>(state.adam_step));
+            const uint32_t code = encode_m(m[j], scale.scale, random.word[j % 4]);
+            codes[begin + j] = scale.scale > 0 ? static_cast<uint8_t>(code) : uint8_t{0};
+        }
+    };
+    for_chunks(args.grad.elems, [&](int64_t begin, int64_t count) {
+        for (int64_t done = 0; done < count; done += kScaleBlock)
+            update_block(begin + done, std::min(kScaleBlock, count - done));
+    });
+}
+
 template <typename G> void momentum(const MuonMomentumArgs& args) {
     if constexpr (std::is_same_v<G, double>) momentum_of_all<double, double>(args);
+    else if (args.m.dtype == Dtype::kE4m3) momentum_of_blocks<G>(args);
     else if (args.m.dtype == Dtype::kBf16) momentum_of_all<bf16, G>(args);
     else momentum_of_all<float, G>(args);
 }
@@ -51,7 +85,13 @@ template <typename T, typename G> void update_all(const MuonUpdateArgs& args) {
 }  // namespace
 
 void muon_momentum(Ctx&, const MuonMomentumArgs& args) {
-    check_tensor("muon_momentum", "m", args.m, args.m.dtype, args.grad.elems);
+    const int64_t n = args.grad.elems;
+    const bool fp8 = args.m.dtype == Dtype::kE4m3;
+    check_tensor("muon_momentum", "m", args.m, args.m.dtype, n);
+    check_tensor("muon_momentum", "m_scale_inv", args.m_scale_inv, Dtype::kFp32, fp8 ? scale_blocks(n) : 0);
+    CHECK(!fp8 || (args.grad.dtype != Dtype::kFp64 && args.element_offset % kScaleBlock == 0),
+          "muon_momentum: fp8 momentum of %s from element %lld", dtype_name(args.grad.dtype),
+          (long long)args.element_offset);
     if (args.state->skip) return;
     CHECK(args.state->adam_step > 0, "muon_momentum before step_guard: step %lld", (long long)args.state->adam_step);
     for_working_type("muon_momentum", args.grad.dtype, [&]<typename G>(Tag<G>) { momentum<G>(args); });

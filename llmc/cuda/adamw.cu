@@ -1,9 +1,8 @@
 // The AdamW step on a range of elements of one parameter.
-#include "llmc/cuda/fp8.cuh"
+#include "llmc/cuda/moments.cuh"
 #include "llmc/cuda/ptx.cuh"
 #include "llmc/cuda/stochastic.cuh"
 #include "llmc/ops/adam_math.h"
-#include "llmc/ops/moment_codes.h"
 
 namespace cuda {
 namespace {
@@ -185,19 +184,6 @@ template <typename Grad> struct BlockPart {
     uint32_t m, v;
     float m_inv, v_inv;
 };
-// The highest bytes of four words.
-__device__ inline uint32_t high_bytes(const uint32_t (&word)[4]) {
-    return __byte_perm(__byte_perm(word[0], word[1], 0x0073), __byte_perm(word[2], word[3], 0x0073), 0x5410);
-}
-// The low `count` bytes of a word.
-__device__ inline uint32_t load_bytes(const uint8_t* p, int count) {
-    uint32_t word = 0;
-    for (int j = 0; j < count; j++) word |= uint32_t{p[j]} << (8 * j);
-    return word;
-}
-__device__ inline void store_bytes(uint8_t* p, uint32_t word, int count) {
-    for (int j = 0; j < count; j++) p[j] = static_cast<uint8_t>(word >> (8 * j));
-}
 
 // Math: adam_update of adam_math.h, moments as in moment_codes.h; the entry's amax as in adamw_kernel.
 // Source: Loshchilov and Hutter, arXiv 1711.05101; moments in blocks: COAT, arXiv 2410.19313.
@@ -232,12 +218,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
             gs[j] = to_float(part.grad[j]), values[j] = part.master[j];
             vs[j] = decode_v(part.v >> (8 * j), part.v_inv);
         }
-#pragma unroll
-        for (int j = 0; j < 4; j += 2) {   // decode_m
-            const auto pair = static_cast<__nv_fp8x2_storage_t>(part.m >> (8 * j));
-            const float2 numbers = __half22float2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3));
-            ms[j] = numbers.x * part.m_inv, ms[j + 1] = numbers.y * part.m_inv;
-        }
+        decode_m4(part.m, part.m_inv, ms);
         update_elements(c, gs, ms, vs, values);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -246,13 +227,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
         }
         const MomentScale of_m = moment_scale(__reduce_max_sync(~0u, m_amax), kLog2LargestM);
         const MomentScale of_v = moment_scale(__reduce_max_sync(~0u, v_amax), kLog2LargestV);
-        uint32_t m_codes[4], v_codes[4];
+        uint32_t v_codes[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            m_codes[j] = encode_m_high(ms[j], of_m.scale, __byte_perm(random[j], 0, 0x4104));   // the low half
-            v_codes[j] = encode_v(vs[j], of_v.scale, random[j] >> 16) << 24;
-        }
-        part.m = of_m.scale == 0.0f ? 0 : high_bytes(m_codes);
+        for (int j = 0; j < 4; j++) v_codes[j] = encode_v(vs[j], of_v.scale, random[j] >> 16) << 24;
+        part.m = encode_m4(ms, of_m.scale, random);
         part.v = of_v.scale == 0.0f ? 0 : high_bytes(v_codes);
         if (lane == 0) m_scale_inv[block] = of_m.scale_inv, v_scale_inv[block] = of_v.scale_inv;
     };

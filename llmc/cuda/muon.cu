@@ -1,5 +1,5 @@
 // The operations of Muon that are not matmuls.
-#include "llmc/cuda/fp8.cuh"
+#include "llmc/cuda/moments.cuh"
 #include "llmc/cuda/stochastic.cuh"
 #include "llmc/ops/adam_math.h"
 
@@ -8,6 +8,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWidth = 4;   // elements per access
+constexpr int kFp8BlocksPerSm = 6;   // 40 registers a thread
 
 // Calls body(i, width) for groups of kWidth elements of [0, n) and for the elements that remain.
 template <int kWidth, typename Body> __device__ inline void for_groups(int64_t n, Body&& body) {
@@ -46,6 +47,73 @@ __global__ void __launch_bounds__(kThreads)
         store_floats<Moment, width>(m + i, ms);
         store_floats<Grad, width>(grad + i, gs);
     });
+}
+
+// Math: nesterov_update of adam_math.h; the momentum's codes and scales are those of m in moment_codes.h.
+// Source: MuonMomentumArgs; moments in blocks: COAT, arXiv 2410.19313.
+// Traffic: m, its scales and grad read and written, once.
+// Requires: `vector` needs tensors aligned to 4 elements; otherwise, and in the last, shorter block of 128, elements
+// are accessed one by one.
+// Parallel: a warp owns every (gridDim.x kThreads / 32)-th block of 128, a lane four consecutive elements of it, and
+// loads the next block before it computes; all thread blocks are resident.
+template <typename Grad>
+__global__ void __launch_bounds__(kThreads, kFp8BlocksPerSm)
+    muon_momentum_fp8_kernel(uint8_t* m, float* m_scale_inv, Grad* grad, const StepState* state, float beta,
+                             const __grid_constant__ PhiloxKeys keys, int64_t element_offset, bool vector,
+                             int64_t elems) {
+    wait_for_previous_kernels();
+    if (state->skip) return;
+    const float grad_mul = state->grad_mul;
+    const auto step = static_cast<uint64_t>(state->adam_step);
+    const int lane = threadIdx.x % 32;
+    // Replaces the lane's gradients, stores the scale and returns the new codes. All lanes of a warp call it.
+    const auto update = [&](int64_t block, uint32_t codes, float scale_inv, float (&gs)[4]) {
+        const int64_t element = element_offset + block * kScaleBlock + 4 * lane;
+        const uint4 words = philox_words(keys, static_cast<uint64_t>(element) / 4, step);
+        float ms[4];
+        decode_m4(codes, scale_inv, ms);
+        uint32_t amax = 0;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            gs[j] = nesterov_update(beta, gs[j] * grad_mul, ms[j]);
+            amax = max(amax, amax_bits_of(ms[j]));
+        }
+        const MomentScale scale = moment_scale(__reduce_max_sync(~0u, amax), kLog2LargestM);
+        if (lane == 0) m_scale_inv[block] = scale.scale_inv;
+        return encode_m4(ms, scale.scale, {words.x, words.y, words.z, words.w});
+    };
+    struct Part {
+        float grad[4], scale_inv;
+        uint32_t m;
+    };
+    const auto load = [&](int64_t block) {
+        const int64_t i = block * kScaleBlock + 4 * lane;
+        Part part;
+        load_floats<Grad, 4>(grad + i, part.grad);
+        part.m = *reinterpret_cast<const uint32_t*>(m + i), part.scale_inv = m_scale_inv[block];
+        return part;
+    };
+    const int64_t warps = int64_t{gridDim.x} * (kThreads / 32), whole = vector ? elems / kScaleBlock : 0;
+    int64_t block = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / 32;
+    Part next = {};
+    if (block < whole) next = load(block);
+    for (; block < whole; block += warps) {
+        Part part = next;
+        if (block + warps < whole) next = load(block + warps);
+        const int64_t i = block * kScaleBlock + 4 * lane;
+        *reinterpret_cast<uint32_t*>(m + i) = update(block, part.m, part.scale_inv, part.grad);
+        store_floats<Grad, 4>(grad + i, part.grad);
+    }
+    for (; block < scale_blocks(elems); block += warps) {
+        const int64_t i = block * kScaleBlock + 4 * lane;
+        const int count = static_cast<int>(min(max(elems - i, int64_t{0}), int64_t{4}));
+        float gs[4] = {};
+        for (int j = 0; j < 4; j++)
+            if (j < count) gs[j] = to_float(grad[i + j]);
+        store_bytes(m + i, update(block, load_bytes(m + i, count), m_scale_inv[block], gs), count);
+        for (int j = 0; j < 4; j++)
+            if (j < count) grad[i + j] = from_float<Grad>(gs[j]);
+    }
 }
 
 // Math: matrix *= muon_norm_inv(*sum_squares, margin), rounded to T.
@@ -174,12 +242,28 @@ dim3 resident_blocks(const Ctx& ctx, int64_t elems, int width) {
     return grid_size(std::min<int64_t>(ceil_div(std::max<int64_t>(elems / width, 1), kThreads), 8 * ctx.sm_count));
 }
 
+template <typename Grad> void launch_momentum_fp8(Ctx& ctx, const MuonMomentumArgs& args) {
+    const int64_t elems = args.grad.elems, blocks = scale_blocks(elems);
+    expect(args.m_scale_inv, Dtype::kFp32, blocks, "muon_momentum: m_scale_inv");
+    CHECK(args.element_offset % kScaleBlock == 0, "muon_momentum: fp8 momentum from element %lld",
+          (long long)args.element_offset);
+    const int64_t thread_blocks = std::min(ceil_div(blocks, kThreads / 32), int64_t{kFp8BlocksPerSm} * ctx.sm_count);
+    launch_early(ctx, muon_momentum_fp8_kernel<Grad>, grid_size(thread_blocks), kThreads, 0,
+                 static_cast<uint8_t*>(args.m.data), args.m_scale_inv.as<float>(), args.grad.as<Grad>(), args.state,
+                 args.beta, philox_keys(args.rng_key), args.element_offset,
+                 aligned(args.m, kWidth) && aligned(args.grad, kWidth), elems);
+    CHECK_LAUNCH("muon_momentum_fp8_kernel");
+}
+
 }  // namespace
 
 void muon_momentum(Ctx& ctx, const MuonMomentumArgs& args) {
     const int64_t elems = args.grad.elems;
     if (elems == 0) return;
     expect(args.m, args.m.dtype, elems, "muon_momentum: m");
+    if (args.m.dtype == Dtype::kE4m3)
+        return dispatch(args.grad.dtype, "muon_momentum: grad",
+                        [&](auto grad) { launch_momentum_fp8<decltype(grad)>(ctx, args); });
     dispatch(args.m.dtype, "muon_momentum: m", [&](auto moment) {
         dispatch(args.grad.dtype, "muon_momentum: grad", [&](auto grad) {
             with_alignment({args.m, args.grad}, [&](auto width) {

@@ -252,7 +252,7 @@ void rehearse_op(Ctx& ctx, OpKind kind, const QkClipArgs& a) {
     record(ctx, kind, a.master.dtype, a.param.bytes() + 2 * a.master.bytes());
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const MuonMomentumArgs& a) {
-    record(ctx, kind, a.m.dtype, 2 * sum({a.m, a.grad}));
+    record(ctx, kind, a.m.dtype, 2 * sum({a.m, a.m_scale_inv, a.grad}));
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const MuonNormalizeArgs& a) {
     record(ctx, kind, a.matrix.dtype, 2 * a.matrix.bytes());

@@ -319,14 +319,15 @@ struct EmaArgs {
 
 // Of n consecutive elements of a parameter; does nothing if state->skip.
 //   g = grad * grad_mul; m = beta m + (1 - beta) g; grad = beta m + (1 - beta) g
-// A bf16 m is rounded stochastically with philox(rng_key, element_offset + i, state->adam_step), after grad used it.
+// A bf16 or fp8 m (moment_codes.h) is rounded stochastically, after grad used it, with the random bits of AdamWArgs' m.
 struct MuonMomentumArgs {
-    Tensor m;                 // (n) fp32 or bf16 (fp64 if grad is), in and =
+    Tensor m;                 // (n) fp32 or bf16 (fp64 if grad is), or e4m3, in and =
+    Tensor m_scale_inv = {};  // (scale_blocks(n)) fp32, in and =; of an e4m3 m only
     Tensor grad;              // (n) grad, in and =
     const StepState* state;
     float beta;
     uint64_t rng_key;         // of the parameter
-    int64_t element_offset;   // index of element 0 within the parameter
+    int64_t element_offset;   // index of element 0 within the parameter; an e4m3 m: a multiple of kScaleBlock
 };
 // matrix *= 1 / (margin sqrt(*sum_squares)), or 0 if the sum is 0: no singular value is above 1 / margin.
 struct MuonNormalizeArgs {

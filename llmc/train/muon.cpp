@@ -11,7 +11,8 @@ double muon_scale(MuonScale scale, int64_t rows, int64_t cols) {
 }
 
 void Muon::update(Ctx& ctx, const ShardUpdate& shard, const StepState* state) const {
-    ops::muon_momentum(ctx, {.m = shard.state(StateKind::kMomentum), .grad = shard.grad, .state = state,
+    ops::muon_momentum(ctx, {.m = shard.state(StateKind::kMomentum),
+                             .m_scale_inv = shard.state(StateKind::kMomentumScale), .grad = shard.grad, .state = state,
                              .beta = static_cast<float>(config_.muon_momentum),
                              .rng_key = rng_key(config_.seed, "moments." + shard.param.name),
                              .element_offset = shard.begin});

@@ -35,7 +35,7 @@ std::vector<TrainingCase> cases() {
     add("muon", 1, Fp8Recipe::kNone).optimizer = OptimizerKind::kMuon;
     add("muon, delayed, gradients sharded", 1, Fp8Recipe::kDelayed).zero = 2;
     cases.back().config.optimizer = OptimizerKind::kMuon;
-    cases.back().config.moment_dtype = Dtype::kBf16;
+    cases.back().config.moment_dtype = Dtype::kE4m3;
     cases.back().config.muon_beta2 = 0.9;
     for (TrainingCase& c : cases) c.config.global_batch_size = 12;
     return cases;

@@ -148,7 +148,8 @@ class EmaTest(RanksTest):
         (2, GPT2, [*FP8, "delayed", "--zero", "3", "--overlap", "off"], []),
         (4, LLAMA, ["--zero", "3", "--zero-group", "2"], ["--context-parallel", "2", "--micro-batch-size", "2"]),
         (2, LLAMA, [*FP8, "delayed", "--fp8-final-bf16", "1"], []),
-        (2, LLAMA, [*FP8, "delayed", "--optimizer", "muon", "--zero", "3", "--offload", "moments"], []),
+        (2, LLAMA, [*FP8, "delayed", "--optimizer", "muon", "--zero", "3", "--offload", "moments", "--moment-dtype",
+                    "fp8"], []),
     ]
 
     def train(self, ranks, binary, *options, fault=None):

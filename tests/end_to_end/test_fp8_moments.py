@@ -19,7 +19,7 @@ class Fp8MomentsTest(TrainTest):
 
     def test_losses_stay_close_to_those_of_fp32_moments(self):
         for binary, options in ((GPT2, []), (GPT2, ["--adam-beta2", "0.999"]), (LLAMA, []),
-                                (LLAMA, ["--adam-beta2", "0.999"])):
+                                (LLAMA, ["--adam-beta2", "0.999"]), (LLAMA, ["--optimizer", "muon"])):
             with self.subTest(binary=binary, options=options):
                 wide = self.loss(binary, *options)
                 narrow = self.loss(binary, *options, *FP8)

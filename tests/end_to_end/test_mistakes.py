@@ -60,7 +60,6 @@ VALUES = [
     ("gpt2 RUN --dtype float16", 2, "there is no FP16; bf16 has FP32's range"),
     ("gpt2 RUN --dtype fp8", 2, "FP8 is --fp8-recipe int8-forward, delayed, tensorwise or blockwise"),
     ("gpt2 RUN --fp8-recipe mxfp8", 2, "must be one of none, delayed", "blockwise has the finest scaling factors"),
-    ("gpt2 RUN --optimizer muon --moment-dtype fp8", 2, "Muon's momentum is in FP32 or BF16, use --moment-dtype bf16"),
     ("gpt2 RUN --qk-layernorm --qk-clip 100", 2, "normalises queries and keys (--qk-layernorm)", "leave it out"),
     ("gpt2 RUN --offload activations", 2, "those of 3 layers stay on the GPU, and the model has 2"),
     ("gpt2 RUN --offload weights", 2, "moments, masters and activations, separated by commas"),

@@ -14,18 +14,23 @@ class MuonTest(TrainTest):
         return [r["loss"] for r in records(self.path(name), "step")]
 
     def test_a_checkpoint_goes_to_the_other_optimizer_and_back(self):
-        self.run_train(GPT2, "--train-iters", "2", "--save", self.path("adamw"))
-        self.run_train(GPT2, "--train-iters", "2", *MUON, "--save", self.path("muon"))
-        for first, second, zero in (("adamw", "muon", "momentum of 8 matrices"),
-                                    ("muon", "adamw", "exp_avg of 8 matrices, exp_avg_sq of 8 matrices")):
-            done = self.run_train(GPT2, "--train-iters", "4", "--optimizer", second, "--save", self.path(first + "2"),
-                                  "--resume", self.path(first, "step-00000002"), "--log-file",
-                                  self.path(first + ".jsonl"))
-            self.assertIn("the checkpoint is of another optimizer: these start from 0: " + zero, done.stdout)
-            self.assertIn(f"--optimizer: {first} in the checkpoint, {second} now", done.stdout)
-            self.assertEqual(len(self.losses(first + ".jsonl")), 2)
-            names = state_of(self.path(first + "2", "step-00000004"))
-            self.assertEqual("optimizer/momentum.safetensors" in names, second == "muon")
+        for dtype in ("fp32", "fp8"):
+            moments = ["--moment-dtype", dtype]
+            self.run_train(GPT2, "--train-iters", "2", *moments, "--save", self.path(dtype, "adamw"))
+            self.run_train(GPT2, "--train-iters", "2", *moments, *MUON, "--save", self.path(dtype, "muon"))
+            for first, second, zero in (("adamw", "muon", "momentum of 8 matrices"),
+                                        ("muon", "adamw", "exp_avg of 8 matrices, exp_avg_sq of 8 matrices")):
+                done = self.run_train(GPT2, "--train-iters", "4", "--optimizer", second, *moments, "--save",
+                                      self.path(dtype, first + "2"), "--resume",
+                                      self.path(dtype, first, "step-00000002"), "--log-file",
+                                      self.path(dtype + first + ".jsonl"))
+                self.assertIn(f"the checkpoint is of another optimizer: these start from 0: {zero}\n", done.stdout)
+                self.assertIn(f"--optimizer: {first} in the checkpoint, {second} now", done.stdout)
+                self.assertEqual(len(self.losses(dtype + first + ".jsonl")), 2)
+                names = state_of(self.path(dtype, first + "2", "step-00000004"))
+                self.assertEqual("optimizer/momentum.safetensors" in names, second == "muon")
+                self.assertEqual("optimizer/momentum_scale_inv.safetensors" in names,
+                                 second == "muon" and dtype == "fp8")
 
     def test_second_moments_of_rows_start_later_and_end(self):
         self.run_train(GPT2, "--train-iters", "2", *MUON, "--save", self.path("plain"))
@@ -66,7 +71,8 @@ class MuonRanksTest(RanksTest):
     BATCH = ["--micro-batch-size", "1", "--global-batch-size", "12"]   # for 4, 3 and 1 ranks
 
     def test_a_checkpoint_moves_from_4_ranks_to_3_to_1(self):
-        options = [*MUON, "--muon-beta2", "0.95", "--train-iters", "2", "--fp8-recipe", "delayed"]
+        options = [*MUON, "--muon-beta2", "0.95", "--train-iters", "2", "--fp8-recipe", "delayed",
+                   "--moment-dtype", "fp8"]
         self.ranks(4, LLAMA, *options, "--zero", "2", "--save", self.path("four"))
         four = state_of(self.path("four", "step-00000002"))
         self.ranks(3, LLAMA, *options, "--zero", "3", "--save", self.path("three"),

@@ -164,6 +164,7 @@ const std::map<std::string, std::string>& elsewhere() {
         {"block_scales_kernel", ranks}, {"fp8_scales_kernel", ranks}, {"quantize_run_kernel", ranks},
         {"transpose_bytes_kernel", ranks}, {"count_scales_kernel", "--fp8-stats-interval"}, {"row_amax_kernel", ranks},
         {"quantize_int8_run_kernel", ranks}, {"row_scales_kernel", ranks}, {"adamw_fp8_kernel", "--moment-dtype fp8"},
+        {"muon_momentum_fp8_kernel", "--moment-dtype fp8"},
         {"dlogits_residual_kernel", "--fp8-lm-head"},
         {"gemm_bf16_sm90_kernel", "larger matrices of Muon, and experts"},
     };

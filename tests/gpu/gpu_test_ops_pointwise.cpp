@@ -89,8 +89,8 @@ void check_adamw(int64_t n, const Types& types, int64_t shift_bytes, const StepS
     }
 }
 
-// Three steps, so that the second and third read what a device wrote.
-void check_adamw_fp8(int64_t n, const Types& types, int64_t shift_bytes, const StepState& state) {
+// Adds m, v, their scales, and grad.
+void add_fp8_moments(OpCase& c, int64_t n, Dtype grads) {
     HostTensor m(Dtype::kE4m3, n), v(Dtype::kUe5m3, n), scales(Dtype::kFp32, scale_blocks(n));
     for (int64_t i = 0; i < n; i++) {   // any codes but NaN's; blocks of zeros; scales far apart
         const Philox4 random = philox(31, static_cast<uint64_t>(i));
@@ -99,23 +99,29 @@ void check_adamw_fp8(int64_t n, const Types& types, int64_t shift_bytes, const S
         static_cast<uint8_t*>(v.data())[i] = zero ? 0 : static_cast<uint8_t>(1 + random.word[1] % 254);
     }
     for (int64_t b = 0; b < scales.elems(); b++) scales.set(b, std::ldexp(1.0, static_cast<int>(-20 - b * 7 % 60)));
-    HostTensor grad = random_tensor(types.grad, n, 5, 1e-2);
+    HostTensor grad = random_tensor(grads, n, 5, 1e-2);
     for (int64_t i = 0; i < n; i++) {   // many decades within a block
         if (i / kScaleBlock % 5 == 3) grad.set(i, 0);
         else grad.set(i, grad.get(i) * std::pow(10, -static_cast<double>(i * 7 % 13)));
     }
-    if (n > 3 * kScaleBlock) grad.set(kScaleBlock + 7, 1e30);   // the block becomes NaN, and amax its bits
+    if (n > 3 * kScaleBlock) grad.set(kScaleBlock + 7, 1e30);   // v's block becomes NaN, and amax its bits
+    if (n > 3 * kScaleBlock) grad.set(2 * kScaleBlock + 9, INFINITY);
+    c.add("m", Kind::kFixed, m);
+    c.add("v", Kind::kFixed, v);
+    c.add("m_scale_inv", Kind::kFixed, scales);
+    c.add("v_scale_inv", Kind::kFixed, scales);
+    c.add("grad", Kind::kGrad, grad);
+}
+
+// Three steps, so that the second and third read what a device wrote.
+void check_adamw_fp8(int64_t n, const Types& types, int64_t shift_bytes, const StepState& state) {
     HostTensor entry(Dtype::kFp32, 4);   // fp32, so that the bits of amax are compared as NaN
     *static_cast<ScaleEntry*>(entry.data()) = ScaleEntry{};
     OpCase c(strf("adamw of %lld, moments fp8, step %lld", (long long)n, (long long)state.adam_step), types.param,
              types.grad, shift_bytes);
     c.random("param", Kind::kWork, n);
     c.random("master", Kind::kStat, n);
-    c.add("m", Kind::kFixed, m);
-    c.add("v", Kind::kFixed, v);
-    c.add("m_scale_inv", Kind::kFixed, scales);
-    c.add("v_scale_inv", Kind::kFixed, scales);
-    c.add("grad", Kind::kGrad, grad);
+    add_fp8_moments(c, n, types.grad);
     c.add("state", Kind::kFixed, tensor_of(state));
     c.add("entry", Kind::kFixed, entry);
     const auto steps = [](auto adamw) {
@@ -262,15 +268,21 @@ const StepState* state_in(const Tensor& tensor) { return static_cast<const StepS
 void check_muon_elements(int64_t n, const Types& types, int64_t shift_bytes, const StepState& state) {
     OpCase momentum(strf("muon_momentum of %lld, momentum %s", (long long)n, dtype_name(types.moment)), types.param,
                     types.grad, shift_bytes);
-    momentum.add("m", Kind::kFixed, random_tensor(types.moment, n, 3, 1e-2));
-    momentum.add("grad", Kind::kGrad, random_tensor(types.grad, n, 5, 1e-2));
+    const bool fp8 = types.moment == Dtype::kE4m3;
+    if (fp8) add_fp8_moments(momentum, n, types.grad);
+    else {
+        momentum.add("m", Kind::kFixed, random_tensor(types.moment, n, 3, 1e-2));
+        momentum.add("grad", Kind::kGrad, random_tensor(types.grad, n, 5, 1e-2));
+    }
     momentum.add("state", Kind::kFixed, tensor_of(state));
     momentum.run_same_types(cuda::muon_momentum, cpu::muon_momentum, [&](auto view) {
-        return MuonMomentumArgs{.m = view("m"), .grad = view("grad"), .state = state_in(view("state")), .beta = 0.95f,
-                                .rng_key = rng_key(3, "a"), .element_offset = (1ll << 33) + 5};
+        return MuonMomentumArgs{.m = view("m"), .m_scale_inv = fp8 ? view("m_scale_inv") : Tensor{},
+                                .grad = view("grad"), .state = state_in(view("state")), .beta = 0.95f,
+                                .rng_key = rng_key(3, "a"), .element_offset = (1ll << 33) + (fp8 ? 1024 : 5)};
     });
-    for (const char* tensor : {"m", "grad"})
-        state.skip ? momentum.check_unchanged(tensor) : momentum.check_bits(tensor);
+    for (const char* tensor : {"m", "m_scale_inv", "grad"})
+        if (fp8 || strcmp(tensor, "m_scale_inv") != 0)
+            state.skip ? momentum.check_unchanged(tensor) : momentum.check_bits(tensor, fp8);
 
     for (bool with_param : {true, false}) {
         OpCase update(strf("muon_update of %lld", (long long)n), types.param, types.grad, shift_bytes);
@@ -295,7 +307,7 @@ void check_muon_elements(int64_t n, const Types& types, int64_t shift_bytes, con
 
 TEST_CASE("gpu ops: the operations of Muon are bitwise equal to the CPU's") {
     for (Dtype type : kFloats) {
-        for (Dtype moment : kFloats)
+        for (Dtype moment : {Dtype::kFp32, Dtype::kBf16, Dtype::kE4m3})
             for (Dtype grad : kFloats) {
                 for (int64_t n : kLengths) {
                     if (left_out(n)) continue;

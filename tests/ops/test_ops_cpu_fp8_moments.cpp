@@ -1,4 +1,4 @@
-// AdamW with moments in fp8 (--moment-dtype fp8): their codes, and the operation of the CPU.
+// Moments in fp8 (--moment-dtype fp8): their codes, and the operations of the CPU, AdamW's and Muon's momentum.
 #include "llmc/ops/moment_codes.h"
 
 #include <algorithm>
@@ -196,6 +196,101 @@ TEST_CASE("cpu adamw with fp8 moments: zero blocks stay zero, values that are no
         CHECK_EQ(a.master.get(i), before.get(i));
         CHECK(std::isfinite(a.v_at(kScaleBlock + i)));
         CHECK(std::isnan(a.v_at(2 * kScaleBlock + i)));
+    }
+}
+
+namespace {
+
+// Steps of Muon's momentum on parts of n elements that begin at `begins`.
+struct Fp8Momentum {
+    HostTensor m, scale_inv, grad;
+    StepState state{};
+    uint64_t key = 99;
+    int64_t offset = 1024;
+
+    Fp8Momentum(int64_t n, Dtype grads)
+        : m(Dtype::kE4m3, n), scale_inv(Dtype::kFp32, scale_blocks(n)), grad(random_tensor(grads, n, 4)) {
+        for (HostTensor* t : {&m, &scale_inv}) std::memset(t->data(), 0, static_cast<size_t>(t->bytes()));
+        state.grad_mul = 0.5f, state.adam_step = 1;
+    }
+    void run(std::vector<int64_t> begins = {0}) {
+        begins.push_back(grad.elems());
+        Ctx ctx;
+        for (size_t i = 0; i + 1 < begins.size(); i++) {
+            const int64_t begin = begins[i], n = begins[i + 1] - begin;
+            cpu::muon_momentum(ctx, {.m = m.view().slice(begin, n),
+                                     .m_scale_inv = scale_inv.view().slice(begin / kScaleBlock, scale_blocks(n)),
+                                     .grad = grad.view().slice(begin, n), .state = &state, .beta = 0.95f,
+                                     .rng_key = key, .element_offset = offset + begin});
+        }
+    }
+    uint8_t code(int64_t i) const { return static_cast<const uint8_t*>(m.data())[i]; }
+    float scale(int64_t i) const { return static_cast<float>(scale_inv.get(i / kScaleBlock)); }
+    bool operator==(const Fp8Momentum& o) const {
+        return m.same_bits(o.m) && scale_inv.same_bits(o.scale_inv) && grad.same_bits(o.grad);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("cpu muon_momentum in fp8: updates as with fp32, codes by the documented random bits") {
+    for (Dtype grads : {Dtype::kFp32, Dtype::kBf16})
+        for (int64_t n : {1, 127, 128, 129, 5003}) {
+            CAPTURE(n);
+            Fp8Momentum a(n, grads);
+            for (int step = 1; step <= 4; step++) {
+                a.state.adam_step = step;
+                HostTensor m(Dtype::kFp32, n), grad = a.grad;
+                for (int64_t i = 0; i < n; i++) m.set(i, decode_m(a.code(i), a.scale(i)));
+                Ctx ctx;
+                cpu::muon_momentum(ctx, {.m = m.view(), .grad = grad.view(), .state = &a.state, .beta = 0.95f,
+                                         .rng_key = 0, .element_offset = 0});
+                a.run();
+                CHECK(a.grad.same_bits(grad));
+                CHECK(a.m.guards_intact());
+                int64_t different = 0;
+                for (int64_t i = 0; i < n; i++) {
+                    const auto element = static_cast<uint64_t>(1024 + i);
+                    const uint32_t random = philox(99, element / 4, static_cast<uint64_t>(step)).word[element % 4];
+                    different += a.code(i) != encode_m(static_cast<float>(m.get(i)), 1 / a.scale(i), random);
+                }
+                CHECK_EQ(different, 0);
+            }
+        }
+}
+
+TEST_CASE("cpu muon_momentum in fp8: parts of whole blocks give the bits of the whole, NaN stays in its block") {
+    const Fp8Momentum start(20003, Dtype::kBf16);
+    Fp8Momentum whole = start, parts = start;
+    for (int step = 1; step <= 3; step++) {
+        whole.state.adam_step = parts.state.adam_step = step;
+        whole.run(), parts.run({0, 128, 7040});
+    }
+    CHECK(parts == whole);
+    Fp8Momentum skipped = whole;
+    skipped.state.skip = 1;
+    skipped.run();
+    CHECK(skipped == whole);
+    for (int change = 0; change < 4; change++) {
+        Fp8Momentum first = start, other = start;
+        if (change == 0) other.key++;
+        if (change == 1) other.offset += kScaleBlock;
+        if (change == 2) other.state.adam_step++;
+        if (change == 3) other.grad.set(20002, 2 * other.grad.get(20002));
+        first.run(), other.run();
+        CHECK_FALSE(other.m.same_bits(first.m));
+    }
+    Fp8Momentum shifted = start;
+    shifted.offset++;
+    CHECK_THROWS_AS(shifted.run(), Error);
+    Fp8Momentum bad = start;
+    for (int64_t i = 0; i < kScaleBlock; i++) bad.grad.set(i, 0);
+    bad.grad.set(2 * kScaleBlock + 5, INFINITY);
+    bad.run();
+    for (int64_t i = 0; i < kScaleBlock; i++) {
+        CHECK_EQ(bad.code(i), 0);
+        CHECK(std::isfinite(decode_m(bad.code(kScaleBlock + i), bad.scale(kScaleBlock))));
+        CHECK(std::isnan(decode_m(bad.code(2 * kScaleBlock + i), bad.scale(2 * kScaleBlock))));
     }
 }
 

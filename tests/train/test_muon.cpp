@@ -318,6 +318,7 @@ TEST_CASE("muon: bits depend neither on the number of ranks nor on the level of 
         for (size_t shape : {0, 1}) {
             Config config = muon_config(fp8_shapes()[shape], recipe);
             if (recipe == Fp8Recipe::kDelayed) config.moment_dtype = Dtype::kBf16;
+            if (recipe == Fp8Recipe::kTensorwise) config.moment_dtype = Dtype::kE4m3;
             if (shape == 1) config.muon_beta2 = 0.95;
             const Run one = train_alike(config, 1);
             for (int ranks : {2, 3, 4})
@@ -341,7 +342,7 @@ TEST_CASE("muon: offloaded state, deferred streams and a skipped step") {
     for (int ranks : {1, 3}) {
         Config config = muon_config(fp8_shapes()[1], Fp8Recipe::kDelayed);
         config.zero = ranks == 3 ? 3 : 1, config.ema = 0.9, config.muon_beta2 = ranks == 3 ? 0.9 : 0;
-        config.moment_dtype = ranks == 3 ? Dtype::kBf16 : Dtype::kFp32;
+        config.moment_dtype = ranks == 3 ? Dtype::kE4m3 : Dtype::kFp32;
         const Run resident = train(config, ranks, 3, skip_one);
         CHECK(resident.skips == std::vector<int>{0, 1, 0});
         CHECK(train(config, ranks, 2, skip_one).state == train(config, ranks, 1).state);
@@ -375,6 +376,10 @@ TEST_CASE("muon: one state instead of two for the matrices of layers, and memory
     }
     CHECK(moments(memory_of(config, 1)) == 4 * (in_layers + 2 * others));
     CHECK(moments(memory_of(adamw, 1)) == 8 * (in_layers + others));
+    Config fp8 = config;   // a scale for 128 elements; the arena aligns each state
+    fp8.moment_dtype = Dtype::kE4m3;
+    const int64_t above = moments(memory_of(fp8, 1)) - (in_layers + 2 * others) * 33 / 32;
+    CHECK((above >= 0 && above < 6 * Arena::kAlignBytes));
     Config by_row = config;   // a number for each row
     by_row.muon_beta2 = 0.95;
     const int64_t more = moments(memory_of(by_row, 2)) - moments(memory_of(config, 2));

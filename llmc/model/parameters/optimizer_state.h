@@ -9,9 +9,9 @@
 #include "llmc/ops/arena.h"
 
 enum class StateKind : uint8_t {
-    kMaster, kExpAvg, kExpAvgSq, kMomentum, kEma, kExpAvgScale, kExpAvgSqScale, kRowExpAvgSq
+    kMaster, kExpAvg, kExpAvgSq, kMomentum, kEma, kExpAvgScale, kExpAvgSqScale, kMomentumScale, kRowExpAvgSq
 };
-inline constexpr int kStateKinds = 8;
+inline constexpr int kStateKinds = 9;
 
 struct OptimizerState {
     StateKind kind;
@@ -34,13 +34,16 @@ inline constexpr OptimizerState kOptimizerStates[] = {
      Dtype::kE4m3},
     {StateKind::kExpAvgSq, "exp_avg_sq", "optimizer/v.safetensors", Purpose::kMoments, true, "moments", nullptr,
      Dtype::kUe5m3},
-    {StateKind::kMomentum, "momentum", "optimizer/momentum.safetensors", Purpose::kMoments, true, "moments"},
+    {StateKind::kMomentum, "momentum", "optimizer/momentum.safetensors", Purpose::kMoments, true, "moments",
+     nullptr, Dtype::kE4m3},
     // Of the masters, beside any optimizer, with --ema. FP32: a share of 1e-4 is less than half a unit of BF16.
     {StateKind::kEma, "ema", "optimizer/ema.safetensors", Purpose::kEma, false, "moments", "ema/"},
     {StateKind::kExpAvgScale, "exp_avg_scale_inv", "optimizer/m_scale_inv.safetensors", Purpose::kMoments, true,
      "moments", nullptr, Dtype::kFp32, kScaleBlock},
     {StateKind::kExpAvgSqScale, "exp_avg_sq_scale_inv", "optimizer/v_scale_inv.safetensors", Purpose::kMoments, true,
      "moments", nullptr, Dtype::kFp32, kScaleBlock},
+    {StateKind::kMomentumScale, "momentum_scale_inv", "optimizer/momentum_scale_inv.safetensors", Purpose::kMoments,
+     true, "moments", nullptr, Dtype::kFp32, kScaleBlock},
     {StateKind::kRowExpAvgSq, "row_exp_avg_sq", "optimizer/row_v.safetensors", Purpose::kMoments, false, "", nullptr,
      Dtype::kFp32, 1, true},
 };
@@ -59,7 +62,8 @@ constexpr uint32_t state_bits(std::initializer_list<StateKind> kinds) {
 inline constexpr OptimizerRow kOptimizers[] = {
     {OptimizerKind::kAdamW, state_bits({StateKind::kMaster, StateKind::kExpAvg, StateKind::kExpAvgSq,
                                          StateKind::kExpAvgScale, StateKind::kExpAvgSqScale})},
-    {OptimizerKind::kMuon, state_bits({StateKind::kMaster, StateKind::kMomentum, StateKind::kRowExpAvgSq})},
+    {OptimizerKind::kMuon, state_bits({StateKind::kMaster, StateKind::kMomentum, StateKind::kMomentumScale,
+                                        StateKind::kRowExpAvgSq})},
 };
 constexpr bool keeps(OptimizerKind optimizer, StateKind state) {
     return kOptimizers[static_cast<size_t>(optimizer)].states >> static_cast<int>(state) & 1;
