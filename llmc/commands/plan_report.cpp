@@ -82,9 +82,9 @@ std::string time_text(const Figures& f) {
         text += strf("  %-26s %10.3f %6.1f%%\n", name.c_str(), ms, 100 * ms / f.ms);
     text += strf("  %-26s %10.3f\n", "all", f.ms);
     if (ranks > 1)
-        text += strf("  communication takes %.3f ms, hidden or exposed: gradients %.3f, weights %.3f, exchanges %.3f\n",
-                     time.reduce_ms + time.gather_ms + time.exchange_ms, time.reduce_ms, time.gather_ms,
-                     time.exchange_ms);
+        text += strf("  communication takes %.3f ms, hidden or exposed: gradients %.3f, weights %.3f, heads %.3f, "
+                     "matrices %.3f\n", time.communication_ms(), time.reduce_ms, time.gather_ms, time.exchange_ms,
+                     time.matrices_ms);
     if (time.host_link_ms > 0)
         text += strf("  copies from and to host memory take %.3f ms each way, hidden or exposed\n", time.host_link_ms);
     text += strf("predicted         %.4g s/it, %.0f tokens/s, %.0f per GPU, MFU %.1f %%\n", 1e-3 * f.ms,

@@ -27,9 +27,6 @@
 
 namespace {
 
-// The sides of a symmetric D from which on half of its tiles take less time than all: smaller ones do not fill the GPU.
-constexpr int64_t kLeastSymmetric = 2048;
-
 int pointer_alignment(const void* pointer) {
     uintptr_t address = reinterpret_cast<uintptr_t>(pointer) | 16;
     return static_cast<int>(address & (~address + 1));
@@ -206,7 +203,7 @@ void gemm(Ctx& ctx, const GemmArgs& args) {
         ctx.fp8_matmuls++;
         return;
     }
-    if (args.symmetric && args.N >= kLeastSymmetric && gemm_symmetric_supports(ctx, args))
+    if (args.symmetric && args.N >= GemmArgs::kLeastSymmetric && gemm_symmetric_supports(ctx, args))
         return gemm_symmetric(ctx, args);
     GemmProblem problem = problem_of(args);
     const GemmPlan& plan = gemm_plan_for(ctx, problem, key, args);

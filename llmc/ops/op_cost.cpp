@@ -16,13 +16,14 @@ constexpr const char* kOpNames[] = {
 
 bool same_kind(const GemmArgs& a, const GemmArgs& b) {
     return a.M == b.M && a.N == b.N && a.K == b.K && a.layout == b.layout && a.accumulate == b.accumulate
+           && a.symmetric == b.symmetric
            && static_cast<bool>(a.bias) == static_cast<bool>(b.bias) && a.A.dtype == b.A.dtype
            && a.D.dtype == b.D.dtype;
 }
 
 bool same_kind(const PlannedOp& a, const PlannedOp& b) {
     return a.kind == b.kind && a.mode == b.mode && a.dtype == b.dtype && a.bytes == b.bytes
-           && a.attention == b.attention && a.activation == b.activation;
+           && a.attention == b.attention && a.activation == b.activation && a.in_update == b.in_update;
 }
 
 const GemmArgs& kind_of(const PlannedGemm& gemm) { return gemm.shape; }
@@ -44,7 +45,8 @@ OpMode mode(const QuantOut& quant) {
     return quant.granularity == Granularity::kTensor ? OpMode::kCopies : OpMode::kBlocks;
 }
 
-void record(Ctx& ctx, const PlannedOp& op) {
+void record(Ctx& ctx, PlannedOp op) {
+    op.in_update = ctx.in_update;
     if (ctx.recorder) ctx.recorder->add(op, ctx.recorded_times);
 }
 

@@ -30,6 +30,7 @@ struct PlannedOp {
     int64_t bytes = 0;            // read and written by one call, counting each tensor once
     PlannedAttention attention;
     Activation activation = Activation::kGelu;   // used by activation_forward and activation_backward
+    bool in_update = false;                      // of Muon's matrices
     int64_t count = 0;
 };
 const char* op_name(OpKind kind);

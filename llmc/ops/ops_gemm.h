@@ -18,6 +18,9 @@ enum class GemmLayout {
 // scale_inv; with a bias as one fma; then rounded to bf16. K, N are multiples of 16, K at most 2^17, D and bias bf16,
 // no accumulate. Needs compute capability 9.0 (gemm_int8_available).
 struct GemmArgs {
+    // The sides of a symmetric D from which on half of its tiles take less time than all: smaller ones do not fill the
+    // GPU.
+    static constexpr int64_t kLeastSymmetric = 2048;
     Tensor D;      // (M, N): = , or += if accumulate
     Tensor A, B;   // see layout
     Tensor bias = {};   // (N) dtype of A, optional: added to every row

@@ -58,7 +58,8 @@ double Rates::matmul_us(const GemmArgs& g) const {
     // rows "wgrad" of bench_gemm_fp8 in dev/results/2026-11-21-h200-fp8.md.
     constexpr double kBf16WgradSpeed = 1.045;
     if (g.A.dtype == Dtype::kFp32) return 1e6 * 2 * real(g.M) * real(g.N) * real(g.K) / kFp32Rate;
-    const double us = gemm_us(gemm_mode(g), g.layout, g.M, g.N, g.K);
+    const bool half = g.symmetric && g.A.dtype == Dtype::kBf16 && g.N >= GemmArgs::kLeastSymmetric;
+    const double us = gemm_us(gemm_mode(g), g.layout, half ? g.M / 2 : g.M, g.N, g.K);
     return g.layout == GemmLayout::kWgrad && g.D.dtype == Dtype::kBf16 ? us / kBf16WgradSpeed : us;
 }
 

@@ -14,6 +14,7 @@ constexpr const char* kPartNames[kStepParts] = {
 
 StepPart part_of(const PlannedOp& op) {
     using enum StepPart;
+    if (op.in_update) return kOptimizer;
     switch (op.kind) {
         case OpKind::attention_forward: case OpKind::attention_backward: case OpKind::quantize_heads: return kAttention;
         case OpKind::quantize: case OpKind::amax: case OpKind::cast: case OpKind::fp8_clear: case OpKind::fp8_update:
@@ -90,6 +91,15 @@ double exposed_link_ms(const MemoryPlan& plan, StepTime& time, double micro_batc
            + micro_batches * (std::max(0.0, activations - forward_ms) + std::max(0.0, activations - backward_ms));
 }
 
+// Of Muon's rounds, nothing hides that the first matrices arrive and that the last results return.
+double exposed_matrices_ms(const Config& config, const MemoryPlan& plan, const StepTime& time) {
+    double calls = 0;   // two for each round
+    for (const PlannedCollective& c : plan.collectives) calls += c.matrices ? real(c.calls) : 0;
+    if (!config.overlap || calls == 0) return time.matrices_ms;
+    const double edges_ms = time.matrices_ms * 2 / calls;
+    return edges_ms + std::max(0.0, time.matrices_ms - edges_ms - time.update_matmuls_ms);
+}
+
 // Adds communication and copies from and to host memory. forward_ms, backward_ms: of a micro-batch.
 void add_communication(const Config& config, const MemoryPlan& plan, const Rates& rates, double micro_batches,
                        double forward_ms, double backward_ms, double slower_memory, StepTime& time) {
@@ -98,11 +108,13 @@ void add_communication(const Config& config, const MemoryPlan& plan, const Rates
     for (const PlannedCollective& c : plan.collectives) {
         const bool gathers = std::strcmp(c.name, "all-gather") == 0;
         if (!c.exchange) traffic += 2 * real(c.sent_bytes + c.copied_bytes);
-        double& ms = c.exchange ? time.exchange_ms : gathers ? time.gather_ms : time.reduce_ms;
+        double& ms = c.exchange ? time.exchange_ms : c.matrices ? time.matrices_ms
+                     : gathers ? time.gather_ms : time.reduce_ms;
         ms += 1e3 * real(c.sent_bytes) / (between_hosts(config, plan, c) ? kNetworkRate : link);
     }
     time[StepPart::kCommunication] =
-        time.exchange_ms + exposed_ms(config, plan, time, forward_ms, backward_ms, micro_batches);
+        time.exchange_ms + exposed_ms(config, plan, time, forward_ms, backward_ms, micro_batches)
+        + exposed_matrices_ms(config, plan, time);
     // The memory traffic of hidden collectives takes time from the operations beside them, which lack this bandwidth:
     // what is sent is read, as much is written on arrival, and a rank may copy its block within its memory, too.
     // On two H200, the steps of --zero 2 and 3 are longer by about this time (dev/results/2026-11-24-two-gpus.md).
@@ -138,7 +150,7 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
     for (const PlannedGemm& g : plan.step_gemms) {
         const bool backward = g.shape.layout != GemmLayout::kForward;
         const double us = rates.matmul_us(g.shape) * (dtype_bytes(g.shape.A.dtype) == 1 ? slower8 : slower16);
-        if (g.in_update) time[StepPart::kOptimizer] += 1e-3 * us * real(g.count);
+        if (g.in_update) time.update_matmuls_ms += 1e-3 * us * real(g.count);
         else add(StepPart::kMatmuls, backward, 1e-3 * us * real(g.count));
     }
     for (const PlannedOp& op : plan.step_ops) {
@@ -146,6 +158,7 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
         const bool backward = std::string_view(op_name(op.kind)).ends_with("_backward");
         add(part_of(op), backward, 1e-3 * rates.op_us(op) * slower * real(op.count));
     }
+    time[StepPart::kOptimizer] += time.update_matmuls_ms;
     forward_ms *= 1 + rates.overhead;
     backward_ms *= 1 + rates.overhead;
     const double micro_batches = real(config.global_batch_size)

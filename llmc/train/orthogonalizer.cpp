@@ -8,6 +8,8 @@ namespace {
 // Muon's memory is that of activations, which are not in use; the table counts what it takes beyond them as moments.
 constexpr Purpose kPurpose = Purpose::kMoments;
 
+Tensor in_matrix(const Tensor& whole, const MatrixPart& part) { return whole.slice(part.begin, part.elems); }
+
 }  // namespace
 
 Orthogonalizer::Orthogonalizer(const Config& config, const ParamTable& table, const ShardedState& state,
@@ -17,15 +19,43 @@ Orthogonalizer::Orthogonalizer(const Config& config, const ParamTable& table, co
       owners_(table, state.buckets(), world_.world().ranks, state.sharded() ? state.buckets().ranks() : 1),
       staging_(arena.take(kPurpose, dtype_, owners_.ranks() > 1 ? owners_.most_held() : 0)),
       buffers_(arena, kPurpose, dtype_, owners_.most_elems(), owners_.most_side()),
+      next_(arena.take(kPurpose, dtype_, owners_.most_elems())),
       new_rows_(arena.take(kPurpose, rows().dtype, rows().elems)) {}
 
-// Only the owner of a matrix knows the new moments of its rows; adding zeros to them is exact.
+// What ranks send is on the comm stream in this order: 0 to owners, 1 to owners, 0 back, 2 to owners, 1 back, ... While
+// a round is computed, the results of the round before leave, and then the next matrices arrive in their memory.
 void Orthogonalizer::run(Ctx& ctx, const StepState* state) {
+    Ctx& comm = stream_.comm_ctx(ctx);
     if (beta2_ > 0) device::fill_bytes(ctx, new_rows_.data, 0, new_rows_.bytes());
-    for (size_t round = 0; round < owners_.rounds(); round++) run_round(ctx, round, state);
+    stream_.wait_for_compute(ctx, comm);
+    send_to_owners(comm, 0);
+    for (size_t round = 0; round < owners_.rounds(); round++) {
+        const OwnedMatrix* mine = owners_.matrix(round, rank());
+        std::swap(buffers_.x, next_);
+        if (mine) wait_for_comm(ctx, comm);
+        send_to_owners(comm, round + 1);
+        const Tensor result = mine ? compute(ctx, *mine, state) : Tensor{};
+        if (mine) stream_.wait_for_compute(ctx, comm);
+        send_back(comm, round, result);
+    }
+    wait_for_comm(ctx, comm);
     if (beta2_ == 0) return;
+    // Only the owner of a matrix knows the new moments of its rows; adding zeros to them is exact.
     if (owners_.ranks() > 1) stream_.timed(ctx, [&] { world_.sum(ctx, new_rows_); });
     device::copy_on_device(ctx, rows().data, new_rows_.data, new_rows_.bytes());
+}
+
+void Orthogonalizer::wait_for_comm(Ctx& ctx, Ctx& comm) {
+    if (&comm == &ctx) return;
+    if (!done_) done_ = OwnedEvent::create();
+    stream_.order_after(ctx, done_, stream_.record(comm, done_));
+}
+
+Tensor Orthogonalizer::compute(Ctx& ctx, const OwnedMatrix& mine, const StepState* state) {
+    const Tensor result = newton_schulz(ctx, buffers_, mine.rows, mine.cols);
+    if (beta2_ > 0) normalize_rows(ctx, mine, result, state);
+    if (result.data == buffers_.other.data) std::swap(buffers_.x, buffers_.other);
+    return result;
 }
 
 // The result gets the Frobenius norm of a matrix whose singular values are 1, the root of the shorter side.
@@ -71,38 +101,39 @@ std::vector<Tensor> Orthogonalizer::none() const {
     return std::vector<Tensor>(static_cast<size_t>(owners_.ranks()), Tensor{nullptr, dtype_, 0});
 }
 
-void Orthogonalizer::exchange(Ctx& ctx, const std::vector<Tensor>& out, const std::vector<Tensor>& in) {
-    if (owners_.ranks() > 1) stream_.timed(ctx, [&] { world_.exchange_all(ctx, out, in); });
+void Orthogonalizer::exchange(Ctx& comm, const std::vector<Tensor>& out, const std::vector<Tensor>& in) {
+    if (owners_.ranks() > 1) stream_.timed(comm, [&] { world_.exchange_all(comm, out, in); });
 }
 
-void Orthogonalizer::run_round(Ctx& ctx, size_t round, const StepState* state) {
-    const CollectivePurpose purpose(ctx, strf("Muon's matrices %zu", round));
-    const OwnedMatrix* mine = owners_.matrix(round, rank());
-    const auto in_matrix = [](const Tensor& whole, const MatrixPart& part) {
-        return whole.slice(part.begin, part.elems);
-    };
-    std::vector<Tensor> to_owners = none(), arriving = none(), to_holders = none(), returned = none();
+void Orthogonalizer::send_to_owners(Ctx& comm, size_t round) {
+    if (round == owners_.rounds()) return;
+    const CollectivePurpose purpose(comm, strf("Muon's matrices %zu to owners", round));
+    std::vector<Tensor> sent = none(), arriving = none();
     each_held(round, [&](const OwnedMatrix& matrix, const MatrixPart& part, int r, const Tensor& staging) {
         if (owners_.holder(owners_.shard_of(rank()), r) != rank()) return;   // the owner takes it from its own copy
-        const Tensor to = r == rank() ? in_matrix(buffers_.x, part) : staging;
-        ops::cast(ctx, {.out = to, .in = held_update(matrix)});
-        if (r != rank()) to_owners[static_cast<size_t>(r)] = to;
+        const Tensor to = r == rank() ? in_matrix(next_, part) : staging;
+        ops::cast(comm, {.out = to, .in = held_update(matrix)});
+        if (r != rank()) sent[static_cast<size_t>(r)] = to;
     });
+    const OwnedMatrix* mine = owners_.matrix(round, rank());
     for (int shard = 0; mine && shard < owners_.shards(); shard++)
         if (const int holder = owners_.holder(shard, rank()); holder != rank())
-            arriving[static_cast<size_t>(holder)] = in_matrix(buffers_.x, owners_.held(*mine, shard));
-    exchange(ctx, arriving, to_owners);
+            arriving[static_cast<size_t>(holder)] = in_matrix(next_, owners_.held(*mine, shard));
+    exchange(comm, arriving, sent);
+}
 
-    const Tensor result = mine ? newton_schulz(ctx, buffers_, mine->rows, mine->cols) : Tensor{};
-    if (mine && beta2_ > 0) normalize_rows(ctx, *mine, result, state);
-    for (int r = 0; mine && r < owners_.ranks(); r++)
+void Orthogonalizer::send_back(Ctx& comm, size_t round, const Tensor& result) {
+    const CollectivePurpose purpose(comm, strf("Muon's matrices %zu from owners", round));
+    std::vector<Tensor> sent = none(), arriving = none();
+    for (int r = 0; result && r < owners_.ranks(); r++)
         if (r != rank())
-            to_holders[static_cast<size_t>(r)] = in_matrix(result, owners_.held(*mine, owners_.shard_of(r)));
+            sent[static_cast<size_t>(r)] =
+                in_matrix(result, owners_.held(*owners_.matrix(round, rank()), owners_.shard_of(r)));
     each_held(round, [&](const OwnedMatrix&, const MatrixPart&, int r, const Tensor& staging) {
-        if (r != rank()) returned[static_cast<size_t>(r)] = staging;
+        if (r != rank()) arriving[static_cast<size_t>(r)] = staging;
     });
-    exchange(ctx, returned, to_holders);
+    exchange(comm, arriving, sent);
     each_held(round, [&](const OwnedMatrix& matrix, const MatrixPart& part, int r, const Tensor& staging) {
-        ops::cast(ctx, {.out = held_update(matrix), .in = r == rank() ? in_matrix(result, part) : staging});
+        ops::cast(comm, {.out = held_update(matrix), .in = r == rank() ? in_matrix(result, part) : staging});
     });
 }

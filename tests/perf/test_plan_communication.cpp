@@ -53,6 +53,24 @@ TEST_CASE("plan: with --zero 2 every micro-batch communicates, and the backward 
     CHECK(exposed(two(16, 8, true)) > 3 * exposed(two(16, 1, true)));
 }
 
+TEST_CASE("plan: Newton-Schulz steps hide that Muon's matrices are sent, except the first and the last") {
+    const auto muon = [](bool overlap) {
+        return predicted([&](Config& c) {
+            c.optimizer = OptimizerKind::kMuon, c.overlap = overlap;
+            c.ranks = c.global_batch_size = 4;
+        });
+    };
+    const StepTime off = muon(false), on = muon(true);
+    CHECK(on.matrices_ms > 0);
+    CHECK(off.matrices_ms == on.matrices_ms);
+    CHECK(exposed(off) == doctest::Approx(sent(off) + off.matrices_ms));
+    CHECK(on.update_matmuls_ms > on.matrices_ms);
+    const StepTime adamw = predicted([](Config& c) { c.ranks = c.global_batch_size = 4; });
+    CHECK(adamw.update_matmuls_ms == 0);
+    CHECK(exposed(on) - exposed(adamw) > 0);
+    CHECK(exposed(on) - exposed(adamw) < 0.1 * on.matrices_ms);
+}
+
 TEST_CASE("plan: context parallelism divides tokens and heads, and nothing hides its exchanges") {
     const Words words = {"--model", "llama3-8B", "--fp8-recipe", "delayed", "--seq-length", "131072",
                          "--max-position-embeddings", "131072", "--micro-batch-size", "1", "--global-batch-size", "1",

@@ -23,7 +23,8 @@ PlannedCollective& RehearsalComm::planned(const char* name, Dtype dtype, bool ex
 void RehearsalComm::exchange_all(Ctx& ctx, const std::vector<Tensor>& /*out*/, const std::vector<Tensor>& in) {
     if (!ctx.recorder) return;
     const Tensor sent = sent_to_others(in);
-    PlannedCollective& known = planned("send", sent.dtype, true);
+    PlannedCollective& known = planned("send", sent.dtype, false);
+    known.matrices = true;
     known.calls++;
     known.bytes += sent.bytes();
     known.sent_bytes += sent.bytes();
@@ -54,7 +55,8 @@ std::string communication_text(const Config& config, const std::vector<PlannedCo
         text += strf("  %-14s %-5s %5d %8lld %16lld %16lld", c.name, dtype_name(c.dtype), c.ranks,
                      static_cast<long long>(c.calls), static_cast<long long>(c.bytes),
                      static_cast<long long>(c.sent_bytes));
-        if (c.exchange) text += strf("  of %s, not hidden", std::strcmp(c.name, "send") == 0 ? "matrices" : "heads");
+        if (c.exchange) text += "  of heads, not hidden";
+        if (c.matrices) text += "  of Muon's matrices";
         text += "\n";
         bytes += c.bytes;
         sent += c.sent_bytes;

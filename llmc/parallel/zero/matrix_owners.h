@@ -15,8 +15,7 @@ struct OwnedMatrix {
     int64_t begin = 0, rows = 0, cols = 0;   // begin: its first element in the parameter
     int owner = 0;                           // rank
     int64_t elems() const { return rows * cols; }
-    // What its orthogonalisation is proportional to.
-    double cost() const;
+    double flops() const;   // of the matmuls of newton_schulz
     bool operator==(const OwnedMatrix&) const = default;
 };
 
