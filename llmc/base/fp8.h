@@ -52,8 +52,7 @@ HOST_DEVICE inline float block_scale_of(uint32_t amax_bits, float largest) {
 // whole block NaN.
 HOST_DEVICE inline float head_scale_of(uint32_t amax_bits, bool int8) {
     if (amax_bits >= kInfinityBits) return float_of_bits(0x7fc00000u);
-    const float scale =
-        int8 ? 127 / float_of_bits(amax_bits) : block_scale_of(amax_bits, fp8_largest(Dtype::kE4m3));
+    const float scale = int8 ? 127 / float_of_bits(amax_bits) : block_scale_of(amax_bits, fp8_largest(Dtype::kE4m3));
     return scale < 0x1p32f ? scale : 0x1p32f;
 }
 

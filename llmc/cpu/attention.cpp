@@ -228,8 +228,7 @@ template <typename A> struct BackwardBuffers {
 };
 
 template <typename T>
-void store_rows(T* out, int64_t out_stride, const Acc<T>* in, int64_t in_stride, int64_t rows,
-                int64_t columns) {
+void store_rows(T* out, int64_t out_stride, const Acc<T>* in, int64_t in_stride, int64_t rows, int64_t columns) {
     for (int64_t i = 0; i < rows; i++)
         for_lanes<Acc<T>>(columns, [&](int64_t d, auto n) {
             store(out + i * out_stride + d, load(in + i * in_stride + d, n), n);
@@ -314,14 +313,12 @@ template <typename T> void backward(const AttentionBackwardArgs& args) {
     auto scratch = make_buffer<A>(elems * thread_count());
 #pragma omp parallel for schedule(dynamic, 1)
     for (int64_t task = 0; task < args.B * args.NKV; task++)
-        backward_group<T>(args, task / args.NKV, task % args.NKV,
-                          scratch.get() + elems * thread_index());
+        backward_group<T>(args, task / args.NKV, task % args.NKV, scratch.get() + elems * thread_index());
 }
 
 void check_heads(const char* op, int64_t NH, int64_t NKV, int64_t HS) {
-    CHECK(NH > 0 && NKV > 0 && HS > 0 && NH % NKV == 0,
-          "%s: %lld query heads, %lld key heads, head size %lld", op, (long long)NH, (long long)NKV,
-          (long long)HS);
+    CHECK(NH > 0 && NKV > 0 && HS > 0 && NH % NKV == 0, "%s: %lld query heads, %lld key heads, head size %lld", op,
+          (long long)NH, (long long)NKV, (long long)HS);
 }
 
 // Checks the contract of AttentionForwardArgs::documents.
@@ -350,8 +347,7 @@ void attention_forward(Ctx&, const AttentionForwardArgs& args) {
     const int64_t N = args.B * args.T;
     const QuantResult result("attention_forward", args.quant, args.out, args.qkv.dtype, N, args.NH * args.HS);
     for_working_type("attention_forward", args.qkv.dtype, [&]<typename T>(Tag<T>) {
-        check_tensor("attention_forward", "qkv", args.qkv, dtype_of<T>,
-                     N * (args.NH + 2 * args.NKV) * args.HS);
+        check_tensor("attention_forward", "qkv", args.qkv, dtype_of<T>, N * (args.NH + 2 * args.NKV) * args.HS);
         check_tensor("attention_forward", "out", args.out, dtype_of<T>, N * args.NH * args.HS);
         check_tensor("attention_forward", "lse", args.lse, stat_dtype<T>, N * args.NH);
         CHECK(!args.heads || (std::is_same_v<T, bf16>), "attention_forward: FP8 heads of %s", dtype_name(dtype_of<T>));

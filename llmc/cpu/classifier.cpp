@@ -69,8 +69,7 @@ template <typename T> void run(const ClassifierArgs& args) {
 }  // namespace
 
 void classifier(Ctx&, const ClassifierArgs& args) {
-    CHECK(args.V > 0 && args.V <= args.Vp, "classifier: %lld of %lld columns", (long long)args.V,
-          (long long)args.Vp);
+    CHECK(args.V > 0 && args.V <= args.Vp, "classifier: %lld of %lld columns", (long long)args.V, (long long)args.Vp);
     for_working_type("classifier", args.logits.dtype, [&]<typename T>(Tag<T>) {
         check_tensor("classifier", "logits", args.logits, dtype_of<T>, args.N * args.Vp);
         check_tensor("classifier", "losses", args.losses, stat_dtype<T>, args.N);

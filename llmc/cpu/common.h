@@ -64,8 +64,7 @@ template <typename T> inline constexpr Dtype stat_dtype = dtype_of<Acc<T>>;
 // Gradients are fp32 or bf16 for working types fp32 and bf16, fp64 for fp64.
 template <typename T>
 inline void check_grad(const char* op, const char* name, const Tensor& t, int64_t elems) {
-    bool ok = std::is_same_v<T, double> ? t.dtype == Dtype::kFp64
-                                        : t.dtype == Dtype::kFp32 || t.dtype == Dtype::kBf16;
+    bool ok = std::is_same_v<T, double> ? t.dtype == Dtype::kFp64 : t.dtype == Dtype::kFp32 || t.dtype == Dtype::kBf16;
     CHECK(ok && t.elems == elems, "%s: gradient %s is %s with %lld elements, expected %lld", op, name,
           dtype_name(t.dtype), (long long)t.elems, (long long)elems);
 }

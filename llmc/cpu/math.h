@@ -91,8 +91,7 @@ inline double log(double x) {
     double series = 1.0 / 25;
     for (int k = 23; k >= 3; k -= 2) series = std::fma(s2, series, 1.0 / k);
     double log_m = 2 * s + 2 * (s * s2) * series;
-    return std::fma(exponent, ExpConstants<double>::kLn2High,
-                    std::fma(exponent, ExpConstants<double>::kLn2Low, log_m));
+    return std::fma(exponent, ExpConstants<double>::kLn2High, std::fma(exponent, ExpConstants<double>::kLn2Low, log_m));
 }
 
 // sigmoid(x) and sigmoid(-x), both with full relative precision: neither is 1 minus the other.

@@ -312,8 +312,7 @@ template <typename F, int outputs> struct GatedBackwardProducer {
     __device__ void columns(int64_t column, Columns& to) const { to.second = outputs == 1 && column >= width; }
     __device__ void load(const TileThread& t, int r, Raw& raw) const {
         const int64_t left = outputs == 1 && t.column() >= width ? width : 0;
-        raw.gate = load_vec(t.at(in, r, 2 * width) - left);
-        raw.up = load_vec(t.at(in, r, 2 * width) - left + width);
+        raw.gate = load_vec(t.at(in, r, 2 * width) - left), raw.up = load_vec(t.at(in, r, 2 * width) - left + width);
         raw.dout = load_vec(t.at(dout, r, width) - left);
     }
     __device__ void compute(const Raw& raw, const Columns& half, uint4 (&x)[outputs]) const {

@@ -6,11 +6,9 @@ namespace {
 
 AttentionShape check_shape(const char* op, int64_t B, int64_t T, int64_t NH, int64_t NKV, int64_t HS,
                            float softmax_mul, const int32_t* documents, int64_t window) {
-    CHECK(B > 0 && T > 0 && NKV > 0 && NH > 0 && NH % NKV == 0,
-          "%s: B %lld T %lld, %lld query heads over %lld", op, (long long)B, (long long)T, (long long)NH,
-          (long long)NKV);
-    CHECK(HS > 0 && HS % 2 == 0 && HS <= 256, "%s: head dim %lld, must be even and at most 256", op,
-          (long long)HS);
+    CHECK(B > 0 && T > 0 && NKV > 0 && NH > 0 && NH % NKV == 0, "%s: B %lld T %lld, %lld query heads over %lld", op,
+          (long long)B, (long long)T, (long long)NH, (long long)NKV);
+    CHECK(HS > 0 && HS % 2 == 0 && HS <= 256, "%s: head dim %lld, must be even and at most 256", op, (long long)HS);
     CHECK(softmax_mul > 0, "%s: softmax_mul %g", op, softmax_mul);
     CHECK(T < int64_t{1} << 30, "%s: %lld tokens in a sequence", op, (long long)T);
     CHECK(window >= 0, "%s: a window of %lld tokens", op, (long long)window);

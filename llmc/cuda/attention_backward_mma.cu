@@ -305,8 +305,7 @@ attention_backward_key_mma_kernel(bf16* dqkv, const float* delta, const bf16* do
     const int out_warp = uniform(ptx::thread_index() / 32);
     const int first_out = to.tile * P::kKeys + out_warp * P::kWarpKeys;
     char* own = memory + out_warp * kTileBytes<HS, P::kWarpKeys>;
-    store_results<HS>(dqkv + shape.key(to.b, first_out, to.head), stride, T - first_out, dk,
-                      shape.softmax_mul, own);
+    store_results<HS>(dqkv + shape.key(to.b, first_out, to.head), stride, T - first_out, dk, shape.softmax_mul, own);
     store_results<HS>(dqkv + shape.value(to.b, first_out, to.head), stride, T - first_out, dv, 1.0f,
                       own + kTileBytes<HS, P::kKeys>);
 }
@@ -324,12 +323,10 @@ void launch(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& s
     allow_shared_memory(query_kernel, Q::kSharedBytes);
     allow_shared_memory(key_kernel, K::kSharedBytes);
     const unsigned query_grid = grid_size(ceil_div(shape.T, Q::kQueries) * shape.B * shape.NH);
-    query_kernel<<<query_grid, Q::kThreads, Q::kSharedBytes, stream_of(ctx)>>>(
-        dqkv, delta, dout, out, lse, qkv, shape);
+    query_kernel<<<query_grid, Q::kThreads, Q::kSharedBytes, stream_of(ctx)>>>(dqkv, delta, dout, out, lse, qkv, shape);
     CHECK_LAUNCH("attention_backward_query_mma_kernel");
     const unsigned key_grid = grid_size(ceil_div(shape.T, K::kKeys) * shape.B * shape.NKV);
-    key_kernel<<<key_grid, K::kThreads, K::kSharedBytes, stream_of(ctx)>>>(
-        dqkv, delta, dout, lse, qkv, shape);
+    key_kernel<<<key_grid, K::kThreads, K::kSharedBytes, stream_of(ctx)>>>(dqkv, delta, dout, lse, qkv, shape);
     CHECK_LAUNCH("attention_backward_key_mma_kernel");
 }
 

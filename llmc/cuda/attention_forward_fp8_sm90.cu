@@ -116,8 +116,7 @@ template <int HS> struct Sums {
 // One consumer warpgroup.
 template <int HS, bool kBorders, bool kLogits>
 __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const CUtensorMap& out_map, float* lse,
-                        const float* scales, float* max_logits, const AttentionShape& shape,
-                        const Schedule& schedule) {
+                        const float* scales, float* max_logits, const AttentionShape& shape, const Schedule& schedule) {
     using P = Tiles<HS>;
     const int warp = warp_uniform(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x) % 32;
     const int T = static_cast<int>(shape.T);

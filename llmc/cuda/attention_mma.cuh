@@ -81,8 +81,7 @@ __device__ inline void multiply_tiles(float (&c)[slabs][columns][4], uint32_t a,
 
 // c(16 slabs, HS) += a(16 slabs, 16) B with B = rows 16 k .. 16 k + 15 of a tile. b: tile + operand_by_rows.
 template <int HS, int slabs>
-__device__ inline void multiply_rows(float (&c)[slabs][HS / 8][4], const uint32_t (&a)[slabs][4], uint32_t b,
-                                     int k) {
+__device__ inline void multiply_rows(float (&c)[slabs][HS / 8][4], const uint32_t (&a)[slabs][4], uint32_t b, int k) {
 #pragma unroll
     for (int n = 0; n < HS / 16; n++) {
         uint32_t right[4];
@@ -204,8 +203,7 @@ __device__ inline void store_results(bf16* to, int64_t stride, int rows_left,
     const int row = lane / kChunks, chunk = lane % kChunks;
 #pragma unroll 4
     for (int i = row; i < min(16 * slabs, rows_left); i += kRowsAtOnce) {
-        store_vec(to + i * stride + chunk * 8,
-                  *reinterpret_cast<const uint4*>(tile + tile_offset<HS>(i, chunk)));
+        store_vec(to + i * stride + chunk * 8, *reinterpret_cast<const uint4*>(tile + tile_offset<HS>(i, chunk)));
     }
 }
 
@@ -214,8 +212,7 @@ __device__ inline void store_results(bf16* to, int64_t stride, int rows_left,
 struct TilePlace {
     int b, head, tile;
 };
-__device__ inline TilePlace tile_place(const AttentionShape& shape, int64_t heads, int tiles,
-                                       bool last_first) {
+__device__ inline TilePlace tile_place(const AttentionShape& shape, int64_t heads, int tiles, bool last_first) {
     const uint32_t columns = static_cast<uint32_t>(shape.B * heads), block = ptx::block_index();
     const uint32_t rest = block % columns;
     const int tile = uniform(block / columns);

@@ -158,8 +158,7 @@ template <typename Reference, bool kLogits = false> struct RowSoftmaxWith {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const float row_largest = warp_max<4>(largest[half]);
-            const float next =
-                row_largest > reference[half] + kHeadroom ? Reference::of(row_largest) : reference[half];
+            const float next = row_largest > reference[half] + kHeadroom ? Reference::of(row_largest) : reference[half];
             correction[half] = exp2_approx(reference[half] - next);
             reference[half] = next;
             sum[half] *= correction[half];

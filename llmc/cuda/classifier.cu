@@ -194,8 +194,7 @@ __global__ void __launch_bounds__(kThreads, kSmThreads<T> / kThreads)
     const float dloss_mul = state->dloss_mul;
     const bool is_counted = counted(target, V);
     const int target_vector = target / kWidth - begin;
-    const bool owns_target =
-        is_counted && target_vector >= 0 && target_vector < count && target_vector % kThreads == 0;
+    const bool owns_target = is_counted && target_vector >= 0 && target_vector < count && target_vector % kThreads == 0;
     // No other thread writes this element.
     const float target_logit = owns_target ? to_float(logits[row * Vp + target]) : 0.0f;
     exchange.open();
@@ -388,16 +387,12 @@ void launch_classifier(Ctx& ctx, const ClassifierArgs& args, int64_t vectors) {
     const int64_t part_vectors = ceil_div(vectors, kCluster);
     allow_shared_memory(kernel, size_t{16} * kSlots * kThreads);
     cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = kCluster;
+    attribute.id = cudaLaunchAttributeClusterDimension, attribute.val.clusterDim.x = kCluster;
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(grid_size(args.N * kCluster));
-    config.blockDim = dim3(kThreads);
+    config.gridDim = dim3(grid_size(args.N * kCluster)), config.blockDim = dim3(kThreads);
     config.dynamicSmemBytes = static_cast<size_t>(16 * kThreads * ceil_div(part_vectors, kThreads));
-    config.stream = stream_of(ctx);
-    config.attrs = &attribute;
-    config.numAttrs = kCluster > 1 ? 1 : 0;
+    config.stream = stream_of(ctx), config.attrs = &attribute, config.numAttrs = kCluster > 1 ? 1 : 0;
     CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args.logits.as<T>(), args.losses.as<float>(), args.targets,
                                   args.state, static_cast<int>(args.V), static_cast<int>(args.Vp),
                                   static_cast<int>(part_vectors), args.z_loss, args.squares.as<float>()));
@@ -409,14 +404,12 @@ template <typename T, bool kWrite> void run_classifier(Ctx& ctx, const Classifie
     const bool vector = vectorizable<T>(args.Vp, {args.logits.data});
     const int64_t blocks = ceil_div(vectors, kSlots * kManyThreads);
     if (!vector || (kWrite && (blocks > kMaxCluster || (blocks > 1 && ctx.sm < 90)))) {
-        classifier_loop_kernel<T, kWrite><<<grid_size(args.N), kManyThreads, 0, stream_of(ctx)>>>(
-            args.logits.as<T>(), args.losses.as<float>(), args.targets, args.state, args.V, args.Vp, args.z_loss,
-            args.squares.as<float>());
+        classifier_loop_kernel<T, kWrite><<<grid_size(args.N), kManyThreads, 0, stream_of(ctx)>>>(args.logits.as<T>(),
+            args.losses.as<float>(), args.targets, args.state, args.V, args.Vp, args.z_loss, args.squares.as<float>());
         CHECK_LAUNCH("classifier_loop_kernel");
     } else if constexpr (!kWrite) {
-        classifier_losses_kernel<T><<<grid_size(args.N), kManyThreads, 0, stream_of(ctx)>>>(
-            args.logits.as<T>(), args.losses.as<float>(), args.targets, args.state, static_cast<int>(args.V),
-            static_cast<int>(args.Vp));
+        classifier_losses_kernel<T><<<grid_size(args.N), kManyThreads, 0, stream_of(ctx)>>>(args.logits.as<T>(),
+            args.losses.as<float>(), args.targets, args.state, static_cast<int>(args.V), static_cast<int>(args.Vp));
         CHECK_LAUNCH("classifier_losses_kernel");
     } else if (vectors <= kSlots * kFewThreads) {
         launch_classifier<T, kFewThreads, 1>(ctx, args, vectors);

@@ -109,11 +109,8 @@ int device_count() {
 
 DeviceInfo device_info(int index) {
     DeviceInfo info;
-    info.index = index;
-    info.name = "no CUDA device";
-    info.driver = driver_text();
-    info.toolkit = version_text(CUDART_VERSION);
-    info.matmul_library = matmul_library_text();
+    info.index = index, info.name = "no CUDA device", info.driver = driver_text();
+    info.toolkit = version_text(CUDART_VERSION), info.matmul_library = matmul_library_text();
     info.sm90a_code = kSm90aCode;
     // The build uses no feature that is newer than its headers.
     info.cublaslt_version = std::min(static_cast<int64_t>(cublasLtGetVersion()), int64_t{CUBLAS_VERSION});
@@ -122,12 +119,9 @@ DeviceInfo device_info(int index) {
     REQUIRE(index < count, "CUDA device %d requested, but %d can be used", index, count);
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
-    info.name = properties.name;
-    info.sm = properties.major * 10 + properties.minor;
-    info.id = id_text(properties.uuid);
+    info.name = properties.name, info.sm = properties.major * 10 + properties.minor, info.id = id_text(properties.uuid);
     info.bus = strf("%04x:%02x:%02x.0", properties.pciDomainID, properties.pciBusID, properties.pciDeviceID);
-    info.sm_count = properties.multiProcessorCount;
-    info.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+    info.sm_count = properties.multiProcessorCount, info.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
     return info;
 }
 
@@ -148,11 +142,7 @@ void device_open(Ctx& ctx, int index) {
             cudaGetErrorString(status));
     cudaStream_t stream = nullptr;
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    ctx.stream = stream;
-    ctx.index = index;
-    ctx.sm = info.sm;
-    ctx.sm_count = info.sm_count;
-    ctx.fp8_matmuls = 0;
+    ctx.stream = stream, ctx.index = index, ctx.sm = info.sm, ctx.sm_count = info.sm_count, ctx.fp8_matmuls = 0;
     gemm_state_create(ctx, info);
 }
 
@@ -170,9 +160,7 @@ void device_use(const Ctx& ctx) { CUDA_CHECK(cudaSetDevice(ctx.index)); }
 // multiprocessors from the matmuls.
 void side_open(Ctx& side, const Ctx& ctx) {
     side = ctx;
-    side.gemm = nullptr;
-    side.recorder = nullptr;
-    side.stream = nullptr;
+    side.gemm = nullptr, side.recorder = nullptr, side.stream = nullptr;
     if (ctx.rehearsal) return;
     int lowest = 0, highest = 0;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));

@@ -140,8 +140,7 @@ template <typename T, int kWidth> struct LongSum {
 // [kTileLanes tile, kTileLanes (tile + 1)) * kWidth. The block's warps share the parts of all runs: with p parts, each
 // sums every p-th chunk of kLanes rows; then the parts of a run are added in order.
 template <typename T, typename Grad, int kWidth>
-__device__ void add_long_runs(Grad* dwte, const T* dout, const SortedRows& sorted, int C, int first,
-                              unsigned tile) {
+__device__ void add_long_runs(Grad* dwte, const T* dout, const SortedRows& sorted, int C, int first, unsigned tile) {
     constexpr int kMaxRuns = kLongWindow / kLongRun + 1;
     constexpr int kMaxParts = kLongWindow / kLanes + kMaxRuns + kRunParts;
     constexpr int kColumns = kTileLanes * kWidth;
@@ -176,8 +175,7 @@ __device__ void add_long_runs(Grad* dwte, const T* dout, const SortedRows& sorte
     const int seen_end = min(sorted.N, first - 1 + kLongSeen);
     for (int r = warp; r < found; r += warps) {
         const int begin = first - 1 + begins[r], token = token_at[begins[r]];
-        int end = run_end(begin + kLongRun - 1, seen_end,
-                          [&](int p) { return token_at[p - (first - 1)] == token; });
+        int end = run_end(begin + kLongRun - 1, seen_end, [&](int p) { return token_at[p - (first - 1)] == token; });
         if (end == seen_end) {
             end = run_end(end - 1, sorted.N, [&](int p) { return sorted.token_at(p) == token; });
         }
@@ -193,8 +191,7 @@ __device__ void add_long_runs(Grad* dwte, const T* dout, const SortedRows& sorte
         const Run run = runs[run_of[part]];
         LongSum<T, kWidth> sum;
         auto row_of = [&](int p) { return p < seen_end ? row_at[p - (first - 1)] : sorted.token_order[p]; };
-        sum.add(dout, row_of, run.begin + (part - run.first_part) * kLanes, run.end,
-                run.parts * kLanes, C, column);
+        sum.add(dout, row_of, run.begin + (part - run.first_part) * kLanes, run.end, run.parts * kLanes, C, column);
         if (lane < kTileLanes) {
 #pragma unroll
             for (int i = 0; i < kWidth; i++) sums[part][lane * kWidth + i] = sum.at[i];
@@ -216,8 +213,7 @@ __device__ void add_long_runs(Grad* dwte, const T* dout, const SortedRows& sorte
 // Sums the short runs that begin in sorted positions [first, first + kShortWindow), kWidth columns per thread, row
 // after row. At the end of a run its sum is added to the gradient, which was loaded together with the rows.
 template <typename T, typename Grad, int kWidth>
-__device__ void add_short_runs(Grad* dwte, const T* dout, const SortedRows& sorted, int C, int first,
-                               unsigned tile) {
+__device__ void add_short_runs(Grad* dwte, const T* dout, const SortedRows& sorted, int C, int first, unsigned tile) {
     constexpr int kRows = sizeof(T) == 2 ? kShortRows : (kShortRows + 1) / 2;
     constexpr unsigned kAll = 0xffffffffu;
     __shared__ int2 rows[kShortWindow + kLongRun + kRows];   // row; token if it is the last of a run, or -1

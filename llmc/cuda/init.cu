@@ -99,8 +99,7 @@ void fill_constant(Ctx& ctx, const FillConstantArgs& args) {
 
 void cast(Ctx& ctx, const CastArgs& args) {
     const int64_t elems = args.in.elems;
-    CHECK(args.out.elems == elems, "cast of %lld elements into %lld", (long long)elems,
-          (long long)args.out.elems);
+    CHECK(args.out.elems == elems, "cast of %lld elements into %lld", (long long)elems, (long long)args.out.elems);
     if (elems == 0) return;
     if (args.out.dtype == args.in.dtype) {
         copy_on_device(ctx, args.out.data, args.in.data, args.in.bytes());

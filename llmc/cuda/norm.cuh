@@ -252,8 +252,7 @@ template <typename T, int kVecs> struct NormColumns {
 // Adds a row to the column sums and returns this thread's part of (sum of g, sum of g xhat), g = dout weight.
 template <typename T, bool kLayer, int kVecs>
 __device__ inline float2 norm_backward_sums(NormColumns<T, kVecs>& columns, const uint4 (&dout)[kVecs],
-                                            const uint4 (&x)[kVecs], const uint4 (&weight)[kVecs],
-                                            float2 statistics) {
+                                            const uint4 (&x)[kVecs], const uint4 (&weight)[kVecs], float2 statistics) {
     float2 sum = {};
 #pragma unroll
     for (int k = 0; k < kVecs; k++) {

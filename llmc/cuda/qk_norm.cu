@@ -294,9 +294,8 @@ void qk_norm_backward(Ctx& ctx, const QkNormBackwardArgs& args) {
             const int64_t first_blocks = std::min(resident, blocks);
             const int64_t first_heads = two_waves ? heads - heads / kSecondWave : heads;
             parts = two_waves ? kPartialRows : first_blocks;
-            qk_norm_backward_kernel<T, kGroup><<<grid_size(parts), kThreads, 0, stream_of(ctx)>>>(
-                dqkv, partial_q, partial_k, in, rstd, q_weight, k_weight, N, NH, NKV,
-                static_cast<int>(first_blocks), first_heads);
+            qk_norm_backward_kernel<T, kGroup><<<grid_size(parts), kThreads, 0, stream_of(ctx)>>>(dqkv, partial_q,
+                partial_k, in, rstd, q_weight, k_weight, N, NH, NKV, static_cast<int>(first_blocks), first_heads);
             CHECK_LAUNCH("qk_norm_backward_kernel");
         });
         if (done) return;

@@ -202,21 +202,14 @@ TileOut tile_out(const QuantOut& quant, const Tensor& out, int64_t N, int64_t C,
     if (out) expect(out, Dtype::kBf16, N * C, op);
     for (const Tensor* t : {&quant.rowwise, &quant.transposed, &out}) expect_aligned(*t, op);
     const bool current = quant.scaling == Scaling::kCurrent;
-    return {.out = out.as<bf16>(),
-            .rowwise = static_cast<uint8_t*>(quant.rowwise.data),
+    return {.out = out.as<bf16>(), .rowwise = static_cast<uint8_t*>(quant.rowwise.data),
             .transposed = static_cast<uint8_t*>(quant.transposed.data),
             .rowwise_scale_inv = tensor || !quant.rowwise ? nullptr : quant.rowwise_scale_inv.as<float>(),
             .transposed_scale_inv = tensor || !quant.transposed ? nullptr : quant.transposed_scale_inv.as<float>(),
-            .entry = quant.entry,
-            .counts = quant.copies() ? quant.counts : nullptr,
+            .entry = quant.entry, .counts = quant.copies() ? quant.counts : nullptr,
             .first_nonfinite = quant.first_nonfinite,
-            .dbias_partial = quant.dbias ? quant.dbias_scratch.as<float>() : nullptr,
-            .state = nullptr,
-            .N = N,
-            .C = C,
-            .event = quant.event,
-            .current = current,
-            .record = quant.record && !(quant.copies() && current)};
+            .dbias_partial = quant.dbias ? quant.dbias_scratch.as<float>() : nullptr, .state = nullptr, .N = N, .C = C,
+            .event = quant.event, .current = current, .record = quant.record && !(quant.copies() && current)};
 }
 
 void quantize(Ctx& ctx, const QuantizeArgs& args) {

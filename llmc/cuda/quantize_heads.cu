@@ -220,8 +220,7 @@ void quantize_heads(Ctx& ctx, const QuantizeHeadsArgs& args) {
     if (args.cos_sin) expect_at_least(args.cos_sin, Dtype::kFp32, args.T * HS, "quantize_heads: cos_sin");
     CHECK(vectorizable<bf16>(HS, {args.qkv.data, args.heads.bytes.data, args.cos_sin.data}),
           "quantize_heads: not 16-byte aligned");
-    const HeadsWork work{.qkv = args.qkv.as<bf16>(),
-                         .cos_sin = args.cos_sin ? args.cos_sin.as<const float>() : nullptr,
+    const HeadsWork work{.qkv = args.qkv.as<bf16>(), .cos_sin = args.cos_sin ? args.cos_sin.as<const float>() : nullptr,
                          .positions = args.positions, .bytes = static_cast<uint8_t*>(args.heads.bytes.data),
                          .scales = args.heads.scales.as<float>(), .T = static_cast<uint32_t>(args.T),
                          .heads = static_cast<uint32_t>(heads),

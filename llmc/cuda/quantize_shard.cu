@@ -130,8 +130,7 @@ __global__ void __launch_bounds__(kThreads, 4)
                         const uint32_t* block_amaxes, Fp8Counts* counts) {
     wait_for_previous_kernels();
     const TileLanes<kWidth> lanes(range);
-    const float scale = entry != nullptr ? entry->scale
-                                            : block_scale<kFormat>(block_amaxes[lanes.block()] >> 16).scale;
+    const float scale = entry != nullptr ? entry->scale : block_scale<kFormat>(block_amaxes[lanes.block()] >> 16).scale;
     CastTally tally;
 #pragma unroll 1
     for (int first = 0; first < lanes.kVectors; first += kBatch) {

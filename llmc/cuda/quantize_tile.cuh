@@ -161,8 +161,7 @@ __device__ inline void column_scales(const TileOut& out, const TileThread& t,
 #pragma unroll
         for (int i = 0; i < 4; i++) amax[i] = max_pair(amax[i], __shfl_xor_sync(0xffffffffu, amax[i], 16));
         if (threadIdx.x % 32 < 16) {
-            store_vec(&shared.column_amax[o][warp][t.column_group * 4],
-                      make_uint4(amax[0], amax[1], amax[2], amax[3]));
+            store_vec(&shared.column_amax[o][warp][t.column_group * 4], make_uint4(amax[0], amax[1], amax[2], amax[3]));
         }
     }
     __syncthreads();
@@ -226,8 +225,7 @@ __device__ inline void cast_columns(const uint4 (&value)[4], const float* column
 
 // Copies from shared to global memory, 16 bytes per lane, 8 lanes per row of the transposed output.
 template <int kOutputs>
-__device__ inline void store_transposed(const TileOut& out, const TileThread& t,
-                                        const TileShared<kOutputs>& shared) {
+__device__ inline void store_transposed(const TileOut& out, const TileThread& t, const TileShared<kOutputs>& shared) {
     const int64_t width = out.C / kOutputs;
     const int q = static_cast<int>(threadIdx.x % 8), first = static_cast<int>(threadIdx.x / 8);
     const bool rows_valid = q * 16 < t.rows_left;

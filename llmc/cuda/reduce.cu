@@ -63,8 +63,7 @@ __global__ void __launch_bounds__(kSumThreads) sum_squares_kernel(double* partia
     }
     const int64_t rest = vectors * kWidth + thread;
     if (rest < n) even += static_cast<double>(to_float(in[rest])) * static_cast<double>(to_float(in[rest]));
-    double total = block_sum(even + odd, shared, threadIdx.x / kLanes, threadIdx.x % kLanes,
-                             kSumThreads / kLanes);
+    double total = block_sum(even + odd, shared, threadIdx.x / kLanes, threadIdx.x % kLanes, kSumThreads / kLanes);
     if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
 

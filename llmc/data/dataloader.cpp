@@ -70,8 +70,7 @@ struct SavedShard {
 };
 
 // Explains the first position i at which the names of the two lists differ.
-std::string describe_misplaced(const std::vector<SavedShard>& saved, const std::vector<ShardInfo>& now,
-                               size_t i) {
+std::string describe_misplaced(const std::vector<SavedShard>& saved, const std::vector<ShardInfo>& now, size_t i) {
     auto was_saved = [&](const std::string& path) {
         return std::any_of(saved.begin(), saved.end(),
                            [&](const SavedShard& row) { return row.name == printable_name(path); });
@@ -259,11 +258,8 @@ std::string DataLoader::fingerprint_json() const {
     if (config_.synthetic) return nlohmann::json{{"synthetic", kSyntheticVersion}}.dump(1);
     nlohmann::ordered_json list = nlohmann::ordered_json::array();
     for (const ShardInfo& info : infos_)
-        list.push_back({{"name", printable_name(info.path)},
-                        {"tokens", info.tokens},
-                        {"token_bytes", info.token_bytes},
-                        {"masked", info.masked},
-                        {"fingerprint", hex64(info.fingerprint)}});
+        list.push_back({{"name", printable_name(info.path)}, {"tokens", info.tokens}, {"token_bytes", info.token_bytes},
+                        {"masked", info.masked}, {"fingerprint", hex64(info.fingerprint)}});
     nlohmann::ordered_json all{{"shards", list}};
     const nlohmann::json blend = blend_json(sources_);
     if (!blend.is_null()) all["blend"] = blend;
@@ -325,9 +321,8 @@ std::vector<std::string> describe_data(const DataLoader& loader, int64_t samples
     for (size_t k = 0; k < sources.size() && sources.size() > 1; k++) {
         const double reads = static_cast<double>(loader.samples_of(static_cast<int64_t>(k), samples))
                              / static_cast<double>(sources[k].samples);
-        lines.push_back(strf("%.4g %% of the samples from %s: %s, %s, each read %.3g times",
-                             100 * sources[k].share, sources[k].name.c_str(),
-                             count_text(sources[k].shards, "shard").c_str(),
+        lines.push_back(strf("%.4g %% of the samples from %s: %s, %s, each read %.3g times", 100 * sources[k].share,
+                             sources[k].name.c_str(), count_text(sources[k].shards, "shard").c_str(),
                              count_text(sources[k].samples, "sample").c_str(), reads));
     }
     const auto percent = [](int64_t a, int64_t b) { return 100 * static_cast<double>(a) / static_cast<double>(b); };

@@ -13,8 +13,7 @@
 
 #include "llmc/base/system/on_threads.h"
 
-static_assert(std::endian::native == std::endian::little,
-              "shards are little-endian and read without swapping");
+static_assert(std::endian::native == std::endian::little, "shards are little-endian and read without swapping");
 
 namespace {
 

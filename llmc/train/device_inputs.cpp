@@ -13,8 +13,7 @@ DeviceBatch DeviceInputs::upload(Ctx& ctx, const HostInputs& host, int64_t B, in
         return from || ctx.rehearsal ? to : nullptr;   // the host's inputs are null in the rehearsal
     };
     DeviceBatch batch{.bad_tokens = &state->bad_tokens, .B = B, .T = T};
-    batch.tokens = copy(places_.tokens, host.tokens);
-    batch.targets = copy(places_.targets, host.targets);
+    batch.tokens = copy(places_.tokens, host.tokens), batch.targets = copy(places_.targets, host.targets);
     batch.token_order = copy(places_.order, host.order);
     batch.documents = copy(places_.documents, host.documents, 2 * context_ranks_);
     batch.positions = copy(places_.positions, host.positions);

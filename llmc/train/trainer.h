@@ -19,8 +19,7 @@ class Trainer {
 public:
     // Owns none of its arguments. The optimizer states are first in the arena: a trainer that is made after
     // Arena::restart(), by a plan with the same layout (Fp8Plan::in_bf16), continues with those of the one before.
-    Trainer(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, Arena& arena,
-            const Groups& groups);
+    Trainer(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, Arena& arena, const Groups& groups);
     Trainer(const Trainer&) = delete;
     Trainer& operator=(const Trainer&) = delete;
 

@@ -204,12 +204,15 @@ class ImportTest(ImportCase):
                 if name == "launch_wrong":
                     reports[f"{name}_all"] = self.run_script(*inputs, *more, "--all").stdout
                 for golden, text in reports.items():
+                    said, options = text.split("\n\n{")   # here in one line
+                    text = f"{said}\n\n{json.dumps(json.loads('{' + options))}\n"
                     if os.environ.get("UPDATE_GOLDEN"):
                         (GOLDEN / f"{golden}.txt").write_text(text)
                     self.assertEqual(text, (GOLDEN / f"{golden}.txt").read_text())
                 # --out writes the same JSON as the end of the report.
                 self.assertEqual(self.run_script(*inputs, *more, "--out", out).returncode, code)
                 self.assertTrue(done.stdout.endswith("\n\n" + out.read_text()))
+                self.assertEqual(out.read_text(), json.dumps(json.loads(out.read_text()), indent=2) + "\n")
                 self.assert_accepted(json.loads(out.read_text()), "gpt2" if "./train_gpt2 " in done.stdout else "llama")
 
     def test_what_single_settings_become(self):

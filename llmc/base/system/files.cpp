@@ -272,8 +272,7 @@ bool is_regular_file(const std::string& path) {
 
 bool path_exists(const std::string& path) {
     std::error_code error;
-    return fs::symlink_status(path, error).type() != fs::file_type::not_found
-           && error != std::errc::filename_too_long;
+    return fs::symlink_status(path, error).type() != fs::file_type::not_found && error != std::errc::filename_too_long;
 }
 
 bool is_link(const std::string& path) {
@@ -300,8 +299,7 @@ std::string absolute_path(const std::string& path) {
 
 int64_t file_bytes(const std::string& path) {
     struct stat info {};
-    return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) ? static_cast<int64_t>(info.st_size)
-                                                                     : -1;
+    return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) ? static_cast<int64_t>(info.st_size) : -1;
 }
 
 std::vector<std::string> list_directory(const std::string& path) {

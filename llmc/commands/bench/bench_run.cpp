@@ -182,8 +182,7 @@ Job parse_bench(const Invocation& call, Comm& comm) {
     if (!parsed.help)
         return [run = std::make_shared<BenchRun>(std::move(parsed), json, comm)] { return run->run(); };
     const std::string name = "train_" + call.family;
-    const std::string help =
-        "Usage: " + name + " bench [--json] [training options]\n"
+    const std::string help = "Usage: " + name + " bench [--json] [training options]\n"
         "       mpirun -np N " + name + " bench ...      also exposed communication between ranks\n\n"
         "Times steps of a run on synthetic tokens and prints where the time goes: every operation, the least\n"
         "time it could take on this device (floor), and what it loses. --json prints the same table as JSON.\n\n"

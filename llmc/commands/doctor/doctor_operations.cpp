@@ -156,8 +156,7 @@ std::string attention_error(Ctx& ctx, int64_t T, int64_t NKV, int64_t HS) {
     on_both<AttentionBackwardArgs>(ctx, ops::attention_backward, cpu::attention_backward, [&](Side side) {
         return AttentionBackwardArgs{.dqkv = dqkv.on(side), .delta = delta.on(side), .dout = dout.on(side),
                                      .out = out.on(side), .lse = lse.on(side), .qkv = qkv.on(side), .B = B, .T = T,
-                                     .NH = NH, .NKV = NKV, .HS = HS, .softmax_mul = softmax_mul,
-                                     .sums = sums.on(side)};
+                                     .NH = NH, .NKV = NKV, .HS = HS, .softmax_mul = softmax_mul, .sums = sums.on(side)};
     });
     std::string wrong = out.difference("out", kShare);
     if (wrong.empty()) wrong = lse.difference("log sum exp", kShare);

@@ -168,8 +168,7 @@ private:
 
     void watch_device(std::function<void()> post) {
         watchdog_->set_device({.error = [this] { return first_async_error(); },
-                               .abort_collectives = [this] { abort_all_collectives(); },
-                               .post = std::move(post)});
+                               .abort_collectives = [this] { abort_all_collectives(); }, .post = std::move(post)});
     }
     // Asks the subgroups first: a lost rank is lost to them, too, and the call of inner_ may never return.
     std::string first_async_error() {

@@ -94,8 +94,7 @@ public:
         if (ctx.rehearsal || world().ranks == 1) return;
         for (int64_t begin = 0; begin < count; begin += kMessageBytes / 4) {
             const int64_t n = std::min(count - begin, kMessageBytes / 4);
-            MPI_CHECK(MPI_Allreduce(MPI_IN_PLACE, values + begin, static_cast<int>(n), MPI_UINT32_T, MPI_MAX,
-                                    comm_));
+            MPI_CHECK(MPI_Allreduce(MPI_IN_PLACE, values + begin, static_cast<int>(n), MPI_UINT32_T, MPI_MAX, comm_));
         }
     }
 

@@ -31,8 +31,7 @@ void HellaswagRun::pass(Ctx& ctx, Evaluator& evaluator, const StagedStep& stagin
     }
 }
 
-std::optional<std::vector<double>> HellaswagRun::evaluate(Ctx& ctx, Evaluator& evaluator,
-                                                          const StagedStep& staging) {
+std::optional<std::vector<double>> HellaswagRun::evaluate(Ctx& ctx, Evaluator& evaluator, const StagedStep& staging) {
     std::fill(losses_.begin(), losses_.end(), 0.0);
     const int64_t groups = comm_.world().ranks / context_, group = comm_.world().rank / context_;
     // If all ranks make the same passes, a rank without rows of its own runs a pass without targets.

@@ -52,8 +52,7 @@ std::vector<GradCommRecord> grad_comm_records(const std::vector<GradCommReport>&
         if (counts.elems == 0) continue;   // none of this kind was reduced in FP8
         const auto elems = static_cast<double>(counts.elems);
         const bool zeros = sums[0] == 0 && sums[1] == 0;
-        records.push_back({.name = kFormNames[form],
-                           .relative_l2 = zeros ? 0 : std::sqrt(sums[3] / sums[0]),
+        records.push_back({.name = kFormNames[form], .relative_l2 = zeros ? 0 : std::sqrt(sums[3] / sums[0]),
                            .cosine = zeros ? 1 : sums[2] / std::sqrt(sums[0] * sums[1]),
                            .saturated = static_cast<double>(counts.saturated) / elems,
                            .flushed = static_cast<double>(counts.flushed) / elems,
@@ -77,8 +76,7 @@ void report_grad_comm(RunLog& log, Comm& comm, const StagedStep& staged, int64_t
 std::string share_matmul_plans(Ctx& ctx, Comm& comm) {
     if (comm.world().ranks == 1) return "";
     const std::vector<std::string> plans = comm.gather(comm.root() ? device::gemm_export_plans(ctx) : "");
-    const std::vector<std::string> reasons =
-        comm.gather(comm.root() ? "" : device::gemm_import_plans(ctx, plans[0]));
+    const std::vector<std::string> reasons = comm.gather(comm.root() ? "" : device::gemm_import_plans(ctx, plans[0]));
     for (size_t rank = 0; rank < reasons.size(); rank++)
         if (!reasons[rank].empty())
             return strf("rank %zu keeps its own, so the resumed run may differ in last bits: %s", rank,

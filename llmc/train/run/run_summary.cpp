@@ -57,8 +57,7 @@ std::string model_text(const SummarizedRun& run) {
     const std::string model = run.config.load.empty() ? run.config.model : run.config.load;
     return strf("%s: %s parameters; %s, hidden size %lld, %lld/%lld heads, vocabulary %lld", model.c_str(),
                 grouped(run.table.param_elems).c_str(), count_text(shape.num_layers, "layer").c_str(),
-                ll(shape.hidden_size),
-                ll(shape.num_attention_heads), ll(shape.num_query_groups), ll(shape.vocab_size));
+                ll(shape.hidden_size), ll(shape.num_attention_heads), ll(shape.num_query_groups), ll(shape.vocab_size));
 }
 
 std::string device_text(const SummarizedRun& run) {
@@ -86,8 +85,7 @@ std::string batch_text(const SummarizedRun& run) {
     const int ranks = run.world.ranks;
     const int64_t accumulation = c.global_batch_size / (c.micro_batch_size * c.data_ranks(ranks));
     const std::string chunks = c.loss_chunk > 0 ? strf("; logits of %lld tokens at once", ll(c.loss_chunk)) : "";
-    return strf("%s tokens per step = %s x %lld; %s of %lld on %s",
-                grouped(c.global_batch_size * c.seq_length).c_str(),
+    return strf("%s tokens per step = %s x %lld; %s of %lld on %s", grouped(c.global_batch_size * c.seq_length).c_str(),
                 count_text(c.global_batch_size, "sequence").c_str(), ll(c.seq_length),
                 count_text(accumulation, "gradient accumulation step").c_str(), ll(c.micro_batch_size),
                 count_text(ranks, "rank").c_str()) + chunks;
