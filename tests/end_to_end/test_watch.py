@@ -318,15 +318,6 @@ class WatchTest(TrainTest):
         self.assertLess(time.monotonic() - start, 10)
         self.saved_and_stopped("--exit-duration-in-mins 0.05")
 
-    # ---- injected faults that end no rank
-
-    def test_a_gradient_that_is_no_number_skips_one_step(self):
-        for ranks, fault in ((1, "nan@step=3"), (2, "nan:rank=1@step=3")):
-            with self.subTest(fault):
-                self.run_all(self.command_of(ranks, "--train-iters", "5", "--log-file", self.log, faults=fault))
-                self.assertEqual([r["skipped"] for r in records(self.log, "step")], [False, False, True, False, False])
-                os.unlink(self.log)
-
     def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint_before(self):
         for fault, more in (("enospc@save=2", []), ("enospc:rank=1@save=2", ["--save-async"])):
             with self.subTest(fault):

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "tests/support/model_test.h"
+#include "tests/support/fp8_model_test.h"
 #include "tests/support/watched_store.h"
 
 namespace {
@@ -69,27 +69,11 @@ TEST_CASE("decoder gradients agree with central differences in double") {
 #endif
 
 TEST_CASE("recomputation and poisoned scratch do not change any gradient bit") {
-    for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
+    for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16})
         for (const Variant& variant : variants()) {
             CAPTURE(variant.name);
-            Config config = test_config(variant.shape, dtype, 3, 7);
-            TestModel reference(config, false);
-            reference.set_random_batch(6, 3);
-            reference.gradients();
-            CHECK(std::isfinite(reference.loss()));
-            const auto expected = all_grads(reference);
-            for (Recompute level : {Recompute::kNone, Recompute::kNormAct, Recompute::kBlock,
-                                    Recompute::kBlockKeepAttention}) {
-                config.recompute = level;
-                TestModel model(config, true);
-                model.set_random_batch(6, 3);
-                model.gradients();
-                CHECK(model.result.loss_sum == reference.result.loss_sum);
-                CHECK(all_grads(model) == expected);
-                CHECK(model.arena.peak_bytes() == model.plan.arena_bytes);
-            }
+            check_recompute(test_config(variant.shape, dtype, 3, 7), [](TestModel& m) { m.set_random_batch(6, 3); });
         }
-    }
 }
 
 TEST_CASE("block-keep-attention saves attention's output and log-sum-exp, and runs attention once per layer") {

@@ -109,26 +109,7 @@ TEST_CASE("fp8: recomputation and poisoned scratch do not change any bit") {
             Config config = fp8_config(shape, recipe);
             config.num_layers_at_end_in_bf16 = 1;
             config.first_last_layers_bf16 = true;   // mixed: shared buffers serve both kinds
-            TestModel reference(config, false);
-            reference.set_random_batch(4, 3);
-            for (int i = 0; i < 2; i++) reference.step();
-            const auto expected = all_grads(reference);
-            const std::string expected_state = state_text(reference);
-            for (Recompute level : {Recompute::kNone, Recompute::kNormAct, Recompute::kBlock,
-                                    Recompute::kBlockKeepAttention}) {
-                config.recompute = level;
-                TestModel model(config, true);
-                model.set_random_batch(4, 3);
-                model.step();
-                const int64_t before = device::fp8_matmuls(model.ctx);
-                model.step();
-                CHECK(device::fp8_matmuls(model.ctx) - before
-                      == planned_fp8_matmuls(model.trainer->fp8().plan(), level, 2));
-                CHECK(model.result.loss_sum == reference.result.loss_sum);
-                CHECK(all_grads(model) == expected);
-                CHECK(state_text(model) == expected_state);
-                CHECK(model.arena.peak_bytes() == model.plan.arena_bytes);
-            }
+            check_recompute(config, [](TestModel& m) { m.set_random_batch(4, 3); }, 2);
         }
     }
 }

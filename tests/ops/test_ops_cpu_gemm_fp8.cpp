@@ -2,6 +2,7 @@
 #include "tests/support/fp8_gemm_test.h"
 
 #include "llmc/cpu/threads.h"
+#include "tests/support/files_test.h"
 
 using namespace op_test;
 
@@ -101,12 +102,7 @@ TEST_CASE("cpu fp8 gemm refuses what cuBLASLt cannot do") {
         HostTensor d = p.d;
         GemmArgs args = p.args(d.view(), p.a.view(), p.b.view(), p.a_scale_inv.view(), p.b_scale_inv.view(), {});
         change(args);
-        std::string error;
-        try {
-            cpu::gemm(ctx, args);
-        } catch (const Error& e) {
-            error = e.what();
-        }
+        const std::string error = files_test::error_of([&] { cpu::gemm(ctx, args); });
         INFO(error);
         CHECK_NE(error.find(reason), std::string::npos);
     };

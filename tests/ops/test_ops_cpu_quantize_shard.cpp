@@ -26,19 +26,6 @@ uint32_t* bits_of(HostTensor& amaxes) { return object_in<uint32_t>(amaxes.view()
 
 }  // namespace
 
-TEST_CASE("cpu quantize_run: any partition gives the result of one quantize") {
-    for (Shape shape : kShapes) {
-        const HostTensor x = uneven_tensor(Dtype::kFp32, shape.N, shape.C, 3);
-        const int64_t elems = shape.N * shape.C;
-        check_ranges(x, shape, {{0, elems}});
-        check_ranges(x, shape, {{0, elems / 2}, {elems / 2, elems - elems / 2}});
-        for (int64_t ranks : {2, 3, 8}) {
-            check_ranges(x, shape, random_ranges(elems, ranks, 128, static_cast<uint64_t>(ranks)));
-            check_ranges(x, shape, random_ranges(elems, ranks, 1, static_cast<uint64_t>(ranks)));
-        }
-    }
-}
-
 TEST_CASE("cpu quantize_run: bf16 gives the bits of the same values in fp32") {
     for (Shape shape : kShapes)
         for (const QuantRequest& request : weight_requests()) {

@@ -50,6 +50,7 @@ private:
 
 // A quantized (R, K) matrix.
 struct PlainQuantized {
+    Fp8Counts counts{};
     std::vector<uint8_t> codes;
     std::vector<float> scale_inv;   // in the layout of Granularity
 };
@@ -92,9 +93,14 @@ inline PlainQuantized quantize_plainly(const HostTensor& x, int64_t R, int64_t K
             }
             for (int64_t r = top; r < std::min(R, top + rows); r++)
                 for (int64_t k = left; k < std::min(K, left + 128); k++) {
-                    const float product = static_cast<float>(x.get(r * K + k)) * scale;   // one rounding, as in ops.h
-                    result.codes[static_cast<size_t>(r * K + k)] =
-                        static_cast<uint8_t>(numbers.nearest(static_cast<double>(product)));
+                    const double value = x.get(r * K + k);
+                    const float product = static_cast<float>(value) * scale;   // one rounding, as in ops.h
+                    const int code = numbers.nearest(static_cast<double>(product));
+                    result.codes[static_cast<size_t>(r * K + k)] = static_cast<uint8_t>(code);
+                    result.counts.elems++;
+                    result.counts.saturated += std::isfinite(value) && std::fabs(product) > fp8_largest(format);
+                    result.counts.flushed += value != 0 && code % 128 == 0;
+                    result.counts.nonfinite += !std::isfinite(value);
                 }
         }
     return result;

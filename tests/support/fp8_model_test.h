@@ -51,3 +51,30 @@ inline std::vector<char> raw(TestModel& model, const Tensor& tensor) {
 
 // Scales and histories of a delayed run.
 inline std::string state_text(TestModel& model) { return fp8_state_json(model.ctx, model.trainer->fp8()); }
+
+// Checks that a run has the bits of one without recomputation, at every level and with poisoned scratch.
+template <typename SetBatch> void check_recompute(Config config, SetBatch&& set_batch, int steps = 1) {
+    TestModel reference(config, false);
+    set_batch(reference);
+    for (int i = 0; i < steps; i++) reference.step();
+    CHECK(std::isfinite(reference.loss()));
+    const auto expected = all_grads(reference);
+    for (Recompute level : {Recompute::kNone, Recompute::kNormAct, Recompute::kBlock, Recompute::kBlockKeepAttention}) {
+        CAPTURE(static_cast<int>(level));
+        config.recompute = level;
+        TestModel model(config, true);
+        set_batch(model);
+        int64_t matmuls = 0;   // of the last step: the first one may calibrate
+        for (int i = 0; i < steps; i++) {
+            matmuls = device::fp8_matmuls(model.ctx);
+            model.step();
+        }
+        if (config.fp8_recipe != Fp8Recipe::kDelayed || steps > 1)
+            CHECK(device::fp8_matmuls(model.ctx) - matmuls
+                  == planned_fp8_matmuls(model.fp8_plan, level, model.staged.micro_batches));
+        CHECK(model.result.loss_sum == reference.result.loss_sum);
+        CHECK(all_grads(model) == expected);
+        CHECK(state_text(model) == state_text(reference));
+        CHECK(model.arena.peak_bytes() == model.plan.arena_bytes);
+    }
+}

@@ -40,7 +40,6 @@ inline HostTensor rows_of(Dtype dtype, Shape shape, uint64_t key) {
 struct Int8Matrix {
     HostTensor codes, scale_inv;
     Int8Matrix(int64_t N, int64_t C) : codes(Dtype::kInt8, N * C), scale_inv(Dtype::kFp32, N) {}
-    double number(int64_t C, int64_t n, int64_t c) const { return int8_of(codes, n * C + c) * scale_inv.get(n); }
 };
 inline Int8Matrix quantized_int8(HostTensor x, Shape shape) {
     Int8Matrix q(shape.N, shape.C);
