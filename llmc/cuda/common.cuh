@@ -28,7 +28,8 @@ template <typename Kernel> bool shared_memory_fits(const Ctx& ctx, Kernel* kerne
 // Lets the kernel use `bytes` of dynamic shared memory; the default is 48 KB, static and dynamic together.
 template <typename Kernel> void allow_shared_memory(Kernel* kernel, size_t bytes) {
     if (bytes <= 32 * 1024) return;
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(bytes)));
 }
 
 // Calls f(T{}) with T = float or bf16. fp64 exists on the CPU only.

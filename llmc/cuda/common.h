@@ -20,7 +20,8 @@ inline constexpr bool kSm90aCode = false;
 
 inline void check_cuda(cudaError_t status, const char* what, const char* file, int line) {
     if (status == cudaSuccess) return;
-    FAIL(kExitBug, "%s:%d: %s: %s (%s)", file, line, what, cudaGetErrorString(status), cudaGetErrorName(status));
+    FAIL(kExitBug, "%s:%d: %s: %s (%s)", file, line, what, cudaGetErrorString(status),
+         cudaGetErrorName(status));
 }
 
 inline cudaStream_t stream_of(const Ctx& ctx) { return static_cast<cudaStream_t>(ctx.stream); }

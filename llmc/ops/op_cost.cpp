@@ -26,9 +26,6 @@ bool same_kind(const PlannedOp& a, const PlannedOp& b) {
            && a.attention == b.attention && a.activation == b.activation && a.in_update == b.in_update;
 }
 
-const GemmArgs& kind_of(const PlannedGemm& gemm) { return gemm.shape; }
-const PlannedOp& kind_of(const PlannedOp& op) { return op; }
-
 int64_t sum(std::initializer_list<Tensor> tensors) {
     int64_t bytes = 0;
     for (const Tensor& tensor : tensors) bytes += tensor.bytes();
@@ -120,25 +117,6 @@ void StepRecorder::add(const PlannedOp& op, int64_t count) {
         known->count = 0;
     }
     known->count += count;
-}
-
-void StepRecorder::add(const StepRecorder& more) {
-    for (const PlannedGemm& g : more.gemms) add(g.shape, g.count, g.in_update);
-    for (const PlannedOp& op : more.ops) add(op, op.count);
-}
-
-std::string StepRecorder::difference(const StepRecorder& other) const {
-    StepRecorder all = *this;
-    auto minus = [&](const auto& list) {
-        for (const auto& entry : list) all.add(kind_of(entry), -entry.count);
-    };
-    minus(other.gemms);
-    minus(other.ops);
-    for (const PlannedGemm& g : all.gemms)
-        if (g.count != 0) return strf("%s: %lld more", gemm_text(g.shape).c_str(), ll(g.count));
-    for (const PlannedOp& op : all.ops)
-        if (op.count != 0) return strf("%s of %lld bytes: %lld more", op_text(op).c_str(), ll(op.bytes), ll(op.count));
-    return "";
 }
 
 // ---- layers

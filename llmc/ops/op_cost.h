@@ -55,7 +55,4 @@ struct StepRecorder {
     std::vector<PlannedOp> ops;   // all others
     void add(const GemmArgs& args, int64_t count = 1, bool in_update = false);
     void add(const PlannedOp& op, int64_t count = 1);
-    void add(const StepRecorder& more);
-    // Describes the first operation that the two did not run equally often; "" if there is none.
-    std::string difference(const StepRecorder& other) const;
 };
