@@ -29,9 +29,7 @@ def rounded(value):
 @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
 class SkipGradNormTest(RanksTest):
     def train(self, name, *options, faults=None):
-        log = self.path(f"{name}.jsonl")
-        if os.path.exists(log):
-            os.unlink(log)
+        log = self.fresh(f"{name}.jsonl")
         done = self.ranks(self.np, self.binary, *self.both, "--global-batch-size", "12", "--train-iters", str(STEPS),
                           "--lr-decay-style", "linear", "--save", self.path(name), "--log-file", log, *options,
                           faults=faults)
@@ -86,9 +84,7 @@ class ZLossTest(RanksTest):
     CASES = [(1, ["--loss-chunk", "5"]), (2, ["--zero", "2"]), (4, ["--context-parallel", "2", "--zero", "3"])]
 
     def train(self, ranks, *options, save="run"):
-        log = self.path("log.jsonl")
-        if os.path.exists(log):
-            os.unlink(log)
+        log = self.fresh("log.jsonl")
         self.out = self.ranks(ranks, LLAMA, "--train-iters", "4", "--valid-data", self.path("valid.bin"),
                               "--eval-iters", "2", "--micro-batch-size", "2", "--log-file", log, "--save",
                               self.path(save), "--save-interval", "2", *options).stdout
@@ -153,9 +149,7 @@ class EmaTest(RanksTest):
     ]
 
     def train(self, ranks, binary, *options, fault=None):
-        log = self.path("log.jsonl")
-        if os.path.exists(log):
-            os.unlink(log)
+        log = self.fresh("log.jsonl")
         self.out = self.ranks(ranks, binary, "--num-layers", "3", "--bucket-mb", "0.02", "--global-batch-size", "12",
                               "--valid-data", self.path("valid.bin"), "--eval-iters", "5", "--eval-interval", "1",
                               "--hellaswag-data", self.path("hellaswag.bin"), "--log-file", log, *options,

@@ -30,9 +30,7 @@ CASES = [
 @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
 class EvalBf16Test(RanksTest):
     def run_log(self, ranks, binary, *options):
-        log = self.path("log.jsonl")
-        if os.path.exists(log):
-            os.unlink(log)
+        log = self.fresh("log.jsonl")
         self.text = self.ranks(ranks, binary, *LAYERS, "--global-batch-size", "12", "--valid-data",
                                self.path("valid.bin"), "--eval-iters", "5", "--hellaswag-data",
                                self.path("hellaswag.bin"), "--sample-tokens", "3", "--temperature", "0",

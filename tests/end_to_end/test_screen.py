@@ -86,9 +86,7 @@ class ScreenTest(TrainTest):
                    "--vocab-size", "300"]
 
         def samples(*more):
-            log = self.path("log")
-            if os.path.exists(log):
-                os.unlink(log)
+            log = self.fresh("log")
             text = self.run_train(GPT2, *options, *more, "--log-file", log).stdout
             for record in records(log, "sample"):
                 self.assertIn(f"sample step {record['step']} | {record['text']}\n", text)

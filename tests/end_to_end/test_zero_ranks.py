@@ -1,6 +1,5 @@
 """ZeRO over MPI on the CPU device: gathered weights, and the log's record of communication. test_zero*.cpp has every
 recipe with every communication dtype and number of ranks."""
-import os
 import re
 import unittest
 
@@ -13,9 +12,7 @@ TWELVE = ["--global-batch-size", "12", "--train-iters", "4", "--bucket-mb", "0.0
 @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
 class ZeroTest(RanksTest):
     def run_log(self, ranks, binary, *options):
-        log = self.path("log.jsonl")
-        if os.path.exists(log):
-            os.unlink(log)
+        log = self.fresh("log.jsonl")
         self.text = self.ranks(ranks, binary, *TWELVE, "--log-file", log, *options).stdout
         self.communication = records(log, "header")[0]["communication"]
         return log

@@ -1,8 +1,8 @@
 // FP8 matmul of the CPU against plain loops in double over the decoded codes and their scales.
 #include "tests/support/fp8_gemm_test.h"
 
-#include "llmc/cpu/threads.h"
 #include "tests/support/files_test.h"
+#include "tests/support/random_inputs.h"
 
 using namespace op_test;
 
@@ -69,19 +69,12 @@ TEST_CASE("cpu fp8 gemm: NaN and infinity affect only their row") {
 
 TEST_CASE("cpu fp8 gemm does not depend on the number of threads") {
     Ctx ctx;
-    const int threads = cpu::thread_count();
     for (const Fp8Kind& kind : fp8_kinds())
         for (const Shape& s : {Shape{97, 560, 304}, Shape{1, 528, 704}}) {
             Fp8Product p{.M = rows_of(s, kind), .N = s.N, .K = s.K, .kind = kind, .result = Dtype::kFp32};
             fill(p, 0);
-            cpu::set_thread_count(1);
-            const HostTensor one = p.on_cpu(ctx);
-            for (int n : {2, 3, 7}) {
-                cpu::set_thread_count(n);
-                CHECK(p.on_cpu(ctx).same_bits(one));
-            }
+            check_threads([&] { return std::vector<HostTensor>{p.on_cpu(ctx)}; });
         }
-    cpu::set_thread_count(threads);
 }
 
 TEST_CASE("cpu counts the matmuls of two FP8 operands") {

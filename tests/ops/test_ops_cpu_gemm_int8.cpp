@@ -1,8 +1,8 @@
 // INT8 matmul of the CPU against a loop in int64, rounded as ops.h says.
 #include "tests/support/int8_gemm_test.h"
 
-#include "llmc/cpu/threads.h"
 #include "tests/support/files_test.h"
+#include "tests/support/random_inputs.h"
 
 using namespace op_test;
 
@@ -41,15 +41,8 @@ TEST_CASE("cpu int8 gemm is a loop in integers, to the bit") {
 
 TEST_CASE("cpu int8 gemm does not depend on the number of threads, and counts as an FP8 matmul") {
     Ctx ctx;
-    const int threads = cpu::thread_count();
     Int8Product p = int8_product(97, 560, 304, true);
-    cpu::set_thread_count(1);
-    const HostTensor one = p.on_cpu(ctx);
-    for (int n : {2, 3, 7}) {
-        cpu::set_thread_count(n);
-        CHECK(p.on_cpu(ctx).same_bits(one));
-    }
-    cpu::set_thread_count(threads);
+    check_threads([&] { return std::vector<HostTensor>{p.on_cpu(ctx)}; });
     CHECK_EQ(cpu::fp8_matmuls(ctx), 4);
 }
 

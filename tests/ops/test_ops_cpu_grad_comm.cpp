@@ -83,7 +83,7 @@ HostTensor sum_of_ranks(HostTensor in, int64_t ranks, HostTensor scales = {}) {
     CHECK(out.guards_intact());
     return out;
 }
-// The sum of `terms` in their order, to which a rounded result is added: what was there first, then rounded to its type.
+// What `before` becomes: the sum of the terms in their order or, with accumulate, `before` plus that, rounded once.
 HostTensor plain_sum(const std::vector<HostTensor>& terms, const HostTensor& before, bool accumulate) {
     HostTensor out = before;
     for (int64_t i = 0; i < out.elems(); i++) {
@@ -169,7 +169,7 @@ TEST_CASE("cpu quantize_chunks: a value that is not finite makes its chunk NaN a
             }
 }
 
-// Inputs in FP32, BF16 or codes with scales; a rank's block in its place or elsewhere; written or added in FP32 or BF16.
+// Inputs in FP32, BF16 or codes with scales; a rank's block in its place or elsewhere; results written or added.
 TEST_CASE("cpu sum_ranks: in rank order, bit for bit, rounded once") {
     Ctx ctx;
     for (Dtype dtype : {kF, kB, kCodes})

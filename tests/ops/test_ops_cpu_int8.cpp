@@ -1,6 +1,6 @@
 // The operations of INT8 matrices against the matrix of Hadamard in double.
-#include "llmc/cpu/threads.h"
 #include "tests/support/int8_test.h"
+#include "tests/support/random_inputs.h"
 
 using namespace op_test;
 
@@ -169,13 +169,10 @@ TEST_CASE("cpu transpose_int8 turns back: the bits of its definition, the values
 }
 
 TEST_CASE("cpu operations of INT8 matrices do not depend on the number of threads") {
-    const int threads = cpu::thread_count();
     const Shape shape{160, 576};
     const HostTensor x = rows_of(Dtype::kFp32, shape, 7);
-    Ctx ctx;
-    std::vector<HostTensor> first;
-    for (int count : {1, 2, 5}) {
-        cpu::set_thread_count(count);
+    check_threads([&] {
+        Ctx ctx;
         Int8Matrix q = quantized_int8(x, shape);
         HostTensor in = x, amaxes(Dtype::kInt32, shape.N), out(Dtype::kE4m3, x.elems());
         ScaleEntry entry{.scale_inv = 1, .scale = 1, .amax_bits = 0, .step_amax_bits = 0};
@@ -183,11 +180,8 @@ TEST_CASE("cpu operations of INT8 matrices do not depend on the number of thread
                             .C = shape.C});
         cpu::transpose_int8(ctx, {.out = out.view(), .in = q.codes.view(), .scale_inv = q.scale_inv.view(),
                                   .entry = &entry, .R = shape.N, .C = shape.C});
-        const std::vector<HostTensor> all = {q.codes, q.scale_inv, amaxes, out};
-        if (first.empty()) first = all;
-        for (size_t i = 0; i < all.size(); i++) CHECK(all[i].same_bits(first[i]));
-    }
-    cpu::set_thread_count(threads);
+        return std::vector<HostTensor>{q.codes, q.scale_inv, amaxes, out};
+    });
 }
 
 TEST_CASE("cpu operations of INT8 matrices refuse wrong arguments") {

@@ -70,8 +70,8 @@ void check_against_definition(const QuantRequest& request, Shape shape, const Ho
     CHECK(got.guards_intact());
 }
 
-// Values at the ends of E4M3's range for a scale of 2, some not finite; a block of zeros, and one with a denormal of bf16,
-// for whose scale the quotient is beyond the floats.
+// Values at the ends of E4M3's range for a scale of 2, some not finite; a block of zeros, and one with a denormal of
+// bf16, for whose scale the quotient is beyond the floats.
 HostTensor edges(Shape shape) {
     constexpr double kInf = std::numeric_limits<double>::infinity();
     const double values[] = {0, -0.0, 224, 225, -232, 1e30, -3e38, kInf, -kInf, std::nan(""), 0x1p-11, -0x1p-11,

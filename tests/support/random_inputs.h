@@ -1,5 +1,6 @@
-// Operands of the operation tests, each from a different random stream.
+// Operands of the tests of the CPU's operations, each from a different random stream, and numbers of threads.
 #pragma once
+#include "llmc/cpu/threads.h"
 #include "tests/support/op_test.h"
 
 namespace op_test {
@@ -13,5 +14,22 @@ struct Inputs {
     HostTensor empty(int64_t elems) { return HostTensor(type, elems); }
     HostTensor scratch(int64_t elems) { return HostTensor(stat, elems); }
 };
+
+// Checks that the tensors which run() returns have equal bits on any number of threads.
+template <typename Run> void check_threads(Run&& run) {
+    const int threads = cpu::thread_count();
+    std::vector<HostTensor> one;
+    for (int count : {1, 2, 5, 7}) {
+        cpu::set_thread_count(count);
+        const std::vector<HostTensor> all = run();
+        if (one.empty()) one = all;
+        for (size_t i = 0; i < all.size(); i++) {
+            INFO(count << " threads, output " << i);
+            CHECK(all[i].same_bits(one[i]));
+            CHECK(all[i].guards_intact());
+        }
+    }
+    cpu::set_thread_count(threads);
+}
 
 }  // namespace op_test

@@ -94,6 +94,11 @@ class TrainTest(unittest.TestCase):
     def path(self, *parts):
         return os.path.join(self.dir, *parts)
 
+    def fresh(self, name):
+        """The path of a file that is not there."""
+        Path(self.path(name)).unlink(missing_ok=True)
+        return self.path(name)
+
     SHAPE = SHAPE
 
     def command(self, binary, *extra, model=None, faults=None):
