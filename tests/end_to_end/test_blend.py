@@ -37,15 +37,9 @@ class BlendTest(TrainTest):
         self.train(*common, "--resume", saved, "--save", self.path("resumed"), "--log-file", self.path("resumed.jsonl"))
         self.assertEqual(self.losses("resumed.jsonl", 7), {s: l for s, l in straight.items() if s > 7})
         self.assertEqual(state_of(self.path("resumed", last)), state_of(self.path("straight", last)))
-        # The weights must be those of the checkpoint: the same shares may be written in another way.
-        same = ["7", "train_0.bin", "3", "train_1.bin", "small.bin"]
-        self.train(*common, "--resume", saved, "--log-file", self.path("same.jsonl"), data=same)
-        self.assertEqual(self.losses("same.jsonl", 7), {s: l for s, l in straight.items() if s > 7})
-        for data, why in ((["0.6", "train_0.bin", "0.4", "train_1.bin", "small.bin"],
-                           "7 : 3 of 1, 2 shards in the checkpoint, 3"),
-                          (["0.7", "train_0.bin", "train_1.bin", "0.3", "small.bin"], ", 7 : 3 of 2, 1 shards now"),
-                          (["train_0.bin", "train_1.bin", "small.bin"], "no weights now")):
-            self.assertIn(why, self.train(*common, "--resume", saved, data=data, expect=2).stderr)
+        other = ["0.6", "train_0.bin", "0.4", "train_1.bin", "small.bin"]
+        self.assertIn("7 : 3 of 1, 2 shards in the checkpoint, 3",
+                      self.train(*common, "--resume", saved, data=other, expect=2).stderr)
 
     def test_an_epoch_has_as_many_samples_as_all_sources(self):
         self.train("--epochs", "0.5", "--log-file", self.path("log.jsonl"))
