@@ -10,7 +10,7 @@ struct StepState;
 inline constexpr int64_t kMaxRouterExperts = 1024;
 
 // The sums that router_stats adds to: rows of every expert, probabilities of every expert, entropies, squares of lse.
-constexpr int64_t router_stats_elems(int64_t E) { return 2 * E + 2; }
+HOST_DEVICE constexpr int64_t router_stats_elems(int64_t E) { return 2 * E + 2; }
 
 // probs = softmax(logits), in place; the K experts with the largest probabilities, of equal ones the lower number.
 // Their weights are their probabilities, with `normalize` divided by their sum. Source: Shazeer et al., arXiv
