@@ -8,7 +8,7 @@ namespace cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kBlocksPerSm = 7;   // 72 registers a thread
+constexpr int kBlocksPerSm = 7, kFp8BlocksPerSm = 8;   // at most 72 and 64 registers a thread
 
 // The constants of the step, which each block computes once, since the bias corrections are powers in fp64. All threads
 // of the block call it.
@@ -193,7 +193,7 @@ template <typename Grad> struct BlockPart {
 // Parallel: a warp owns every (gridDim.x kThreads / 32)-th block of 128, a lane four consecutive elements of it, and
 // loads the next block before it computes; all thread blocks are resident.
 template <typename T, typename Grad>
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+__global__ void __launch_bounds__(kThreads, kFp8BlocksPerSm)
     adamw_fp8_kernel(T* param, float* master, uint8_t* m, uint8_t* v, float* m_scale_inv, float* v_scale_inv,
                      const Grad* grad, const StepState* state, float lr_scale, float beta1, float beta2, float eps,
                      float weight_decay, const __grid_constant__ PhiloxKeys keys, int64_t element_offset,
@@ -207,8 +207,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     uint32_t amax = 0;
     // Updates `count` elements of the lane and stores the scales; `values` become the masters, m and v the new codes.
     // All lanes of a warp call it.
-    auto update = [&](int64_t block, BlockPart<Grad>& part, float (&values)[4], int count) {
-        const int64_t element = element_offset + block * kScaleBlock + 4 * lane;
+    auto update = [&](uint32_t block, BlockPart<Grad>& part, float (&values)[4], int count) {
+        const int64_t element = element_offset + int64_t{block} * kScaleBlock + 4 * lane;
         const uint4 words = philox_words(keys, static_cast<uint64_t>(element) / 4, static_cast<uint64_t>(step));
         const uint32_t random[4] = {words.x, words.y, words.z, words.w};
         float gs[4], ms[4], vs[4];
@@ -234,8 +234,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
         part.v = of_v.scale == 0.0f ? 0 : high_bytes(v_codes);
         if (lane == 0) m_scale_inv[block] = of_m.scale_inv, v_scale_inv[block] = of_v.scale_inv;
     };
-    const auto load = [&](int64_t block) {
-        const int64_t i = block * kScaleBlock + 4 * lane;
+    const auto load = [&](uint32_t block) {
+        const int64_t i = int64_t{block} * kScaleBlock + 4 * lane;
         BlockPart<Grad> part;
         using Grads = std::conditional_t<sizeof(Grad) == 2, uint2, uint4>;
         *reinterpret_cast<uint4*>(part.master) = *reinterpret_cast<const uint4*>(master + i);
@@ -244,8 +244,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
         part.m_inv = m_scale_inv[block], part.v_inv = v_scale_inv[block];
         return part;
     };
-    const int64_t warps = int64_t{gridDim.x} * (kThreads / 32), whole = vector ? elems / kScaleBlock : 0;
-    int64_t block = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / 32;
+    const uint32_t warps = gridDim.x * (kThreads / 32);
+    const auto whole = static_cast<uint32_t>(vector ? elems / kScaleBlock : 0);
+    const auto all = static_cast<uint32_t>(scale_blocks(elems));
+    uint32_t block = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
     float values[4];
     BlockPart<Grad> next = {};
     if (block < whole) next = load(block);
@@ -253,13 +255,13 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
         BlockPart<Grad> part = next;
         if (block + warps < whole) next = load(block + warps);
         update(block, part, values, 4);
-        const int64_t i = block * kScaleBlock + 4 * lane;
+        const int64_t i = int64_t{block} * kScaleBlock + 4 * lane;
         store_floats<float, 4>(master + i, values);
         *reinterpret_cast<uint32_t*>(m + i) = part.m, *reinterpret_cast<uint32_t*>(v + i) = part.v;
         if (param != nullptr) store_floats<T, 4>(param + i, values);
     }
-    for (; block < scale_blocks(elems); block += warps) {
-        const int64_t i = block * kScaleBlock + 4 * lane;
+    for (; block < all; block += warps) {
+        const int64_t i = int64_t{block} * kScaleBlock + 4 * lane;
         const int count = static_cast<int>(min(max(elems - i, int64_t{0}), int64_t{4}));
         BlockPart<Grad> part = {};
         for (int j = 0; j < 4; j++)
@@ -282,9 +284,10 @@ template <typename T, typename Grad> void launch_adamw_fp8(Ctx& ctx, const AdamW
     expect(args.v_scale_inv, Dtype::kFp32, blocks, "adamw: v_scale_inv");
     CHECK(args.element_offset % kScaleBlock == 0, "adamw: fp8 moments from element %lld",
           (long long)args.element_offset);
+    CHECK(blocks <= INT32_MAX, "adamw: fp8 moments of %lld elements", (long long)elems);   // numbered in 32 bits
     bool vector = true;
     for (const Tensor* t : {&args.param, &args.master, &args.m, &args.v, &args.grad}) vector &= aligned(*t, 4);
-    const int64_t thread_blocks = std::min(ceil_div(blocks, kThreads / 32), int64_t{kBlocksPerSm} * ctx.sm_count);
+    const int64_t thread_blocks = std::min(ceil_div(blocks, kThreads / 32), int64_t{kFp8BlocksPerSm} * ctx.sm_count);
     launch_early(ctx, adamw_fp8_kernel<T, Grad>, grid_size(thread_blocks), kThreads, 0, args.param.as<T>(),
                  args.master.as<float>(), static_cast<uint8_t*>(args.m.data), static_cast<uint8_t*>(args.v.data),
                  args.m_scale_inv.as<float>(), args.v_scale_inv.as<float>(), args.grad.as<Grad>(), args.state,
