@@ -29,26 +29,32 @@ void Orthogonalizer::run(Ctx& ctx, const StepState* state) {
     if (beta2_ > 0) device::fill_bytes(ctx, new_rows_.data, 0, new_rows_.bytes());
     stream_.wait_for_compute(ctx, comm);
     send_to_owners(comm, 0);
+    int64_t arrival = mark(ctx, comm);
     for (size_t round = 0; round < owners_.rounds(); round++) {
         const OwnedMatrix* mine = owners_.matrix(round, rank());
         std::swap(buffers_.x, next_);
-        if (mine) wait_for_comm(ctx, comm);
+        if (mine) wait_for(ctx, comm, arrival);
         send_to_owners(comm, round + 1);
+        arrival = mark(ctx, comm);   // the results that are sent next need not be there before the next round begins
         const Tensor result = mine ? compute(ctx, *mine, state) : Tensor{};
         if (mine) stream_.wait_for_compute(ctx, comm);
         send_back(comm, round, result);
     }
-    wait_for_comm(ctx, comm);
+    wait_for(ctx, comm, mark(ctx, comm));
     if (beta2_ == 0) return;
     // Only the owner of a matrix knows the new moments of its rows; adding zeros to them is exact.
     if (owners_.ranks() > 1) stream_.timed(ctx, [&] { world_.sum(ctx, new_rows_); });
     device::copy_on_device(ctx, rows().data, new_rows_.data, new_rows_.bytes());
 }
 
-void Orthogonalizer::wait_for_comm(Ctx& ctx, Ctx& comm) {
-    if (&comm == &ctx) return;
+int64_t Orthogonalizer::mark(Ctx& ctx, Ctx& comm) {
+    if (&comm == &ctx) return 0;
     if (!done_) done_ = OwnedEvent::create();
-    stream_.order_after(ctx, done_, stream_.record(comm, done_));
+    return stream_.record(comm, done_);
+}
+
+void Orthogonalizer::wait_for(Ctx& ctx, Ctx& comm, int64_t mark) {
+    if (&comm != &ctx) stream_.order_after(ctx, done_, mark);
 }
 
 Tensor Orthogonalizer::compute(Ctx& ctx, const OwnedMatrix& mine, const StepState* state) {

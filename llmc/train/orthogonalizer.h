@@ -29,8 +29,9 @@ private:
     // no matrix in the round, and those of the others replace what each rank held.
     void send_to_owners(Ctx& comm, size_t round);
     void send_back(Ctx& comm, size_t round, const Tensor& result);
-    // Makes ctx wait until `comm` has done all that it was given so far.
-    void wait_for_comm(Ctx& ctx, Ctx& comm);
+    // mark() numbers all that `comm` was given so far; wait_for() makes ctx wait for the latest mark.
+    int64_t mark(Ctx& ctx, Ctx& comm);
+    void wait_for(Ctx& ctx, Ctx& comm, int64_t mark);
     // The result of the matrix in buffers_.x, which is there again.
     Tensor compute(Ctx& ctx, const OwnedMatrix& mine, const StepState* state);
     void normalize_rows(Ctx& ctx, const OwnedMatrix& matrix, const Tensor& result, const StepState* state);
