@@ -153,6 +153,7 @@ void router_stats(Ctx&, const RouterStatsArgs& args) {
     constexpr const char* kOp = "router_stats";
     check_router(kOp, args, args.probs.dtype);
     check_tensor(kOp, "stats", args.stats, Dtype::kFp64, router_stats_elems(args.E));
+    check_tensor(kOp, "scratch", args.scratch, Dtype::kFp64, kRouterPartials * router_stats_elems(args.E));
     if (args.probs.dtype == Dtype::kFp64) add_stats<double>(args);
     else add_stats<float>(args);
 }
@@ -178,7 +179,10 @@ void router_summary(Ctx&, const RouterSummaryArgs& args) {
     const int64_t E = args.E, width = router_stats_elems(E);
     check_tensor(kOp, "stats", args.stats, Dtype::kFp64, args.layers * width);
     check_tensor(kOp, "load", args.load, Dtype::kFp64, args.layers * E);
-    summarize_router(args.stats.as<double>(), args.load.as<double>(), args);
+    RouterTotals totals;
+    for (int64_t layer = 0; layer < args.layers; layer++)
+        totals.add(router_layer(args, args.stats.as<double>() + layer * width, args.load.as<double>() + layer * E));
+    totals.store(args);
 }
 
 void sort_experts(Ctx&, const SortExpertsArgs& args) {
@@ -187,6 +191,7 @@ void sort_experts(Ctx&, const SortExpertsArgs& args) {
     check_tensor(kOp, "offsets", args.offsets, Dtype::kInt32, args.E + 1);
     for (const Tensor& t : {args.experts, args.row_slots, args.slot_rows})
         check_tensor(kOp, "slots", t, Dtype::kInt32, R);
+    check_tensor(kOp, "scratch", args.scratch, Dtype::kInt32, ceil_div(R, kSortChunk) * args.E);
     const int32_t* experts = args.experts.as<int32_t>();
     int32_t *offsets = args.offsets.as<int32_t>(), next[kMaxRouterExperts];
     std::fill(offsets, offsets + args.E + 1, 0);

@@ -1,25 +1,13 @@
 // Activation functions and bias gradients. Each activation has a plain kernel and a producer for quantize_tiles; both
 // call the same functor, so their bf16 bits agree.
-#include "llmc/cuda/ptx.cuh"
 #include "llmc/cuda/quantize.cuh"
+#include "llmc/cuda/sigmoid.cuh"
 
 namespace cuda {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kLanes = 32;
-
-// 1 / (1 + e^-x). bf16 results tolerate the fast exponential and reciprocal (errors near 2^-21).
-constexpr float kLog2E = 1.4426950408889634f;
-template <typename T> __device__ inline float sigmoid(float x) {
-    if constexpr (std::is_same_v<T, bf16>) return reciprocal_approx(1.0f + exp2_approx(-kLog2E * x));
-    else return 1.0f / (1.0f + expf(-x));
-}
-// 1 - sigmoid(x); fp32 computes it without the cancellation.
-template <typename T> __device__ inline float sigmoid_complement(float x, float sigmoid_of_x) {
-    if constexpr (std::is_same_v<T, bf16>) return 1.0f - sigmoid_of_x;
-    else return 1.0f / (1.0f + expf(x));
-}
 
 // gelu in its tanh form is x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)), since 1 + tanh(u) = 2 sigmoid(2u).
 constexpr float kGeluCubic = 0.044715f;

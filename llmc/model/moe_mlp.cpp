@@ -47,14 +47,19 @@ void MoeMlp::route(Ctx& ctx, int layer, int64_t N, bool again) {
     const Tensor& stats = model_.options.router_stats;
     if (again || !model_.training || !stats) return;
     const int64_t width = router_stats_elems(E());
-    ops::router_stats(ctx, {.stats = stats.slice(layer * width, width), .probs = probs, .lse = lse,
-                            .experts = experts, .N = N, .E = E(), .K = K()});
+    Arena::Scope scope(ctx, model_.arena);
+    ops::router_stats(ctx, {.stats = stats.slice(layer * width, width),
+                            .scratch = model_.scratch(Dtype::kFp64, kRouterPartials * width), .probs = probs,
+                            .lse = lse, .experts = experts, .N = N, .E = E(), .K = K()});
 }
 
 MoeMlp::Order MoeMlp::dispatch(Ctx& ctx, int layer, int64_t N) {
     const Order order{.offsets = model_.scratch(Dtype::kInt32, E() + 1), .row_slots = buffers_.scratch(kSlots, N),
                       .slot_rows = buffers_.scratch(kSlots, N)};
-    ops::sort_experts(ctx, {.offsets = order.offsets, .row_slots = order.row_slots, .slot_rows = order.slot_rows,
+    Arena::Scope scope(ctx, model_.arena);
+    ops::sort_experts(ctx, {.offsets = order.offsets,
+                            .scratch = model_.scratch(Dtype::kInt32, ceil_div(N * K(), kSortChunk) * E()),
+                            .row_slots = order.row_slots, .slot_rows = order.slot_rows,
                             .experts = buffers_.at(kExperts, layer, N), .N = N, .E = E(), .K = K()});
     return order;
 }

@@ -125,30 +125,39 @@ HOST_DEVICE inline float qk_clip_factor(const float* max_logits, int64_t NH, int
 
 // ---- mixtures of experts: router_summary of ops_moe.h
 
-HOST_DEVICE inline void summarize_router(const double* stats, double* load, const RouterSummaryArgs& args) {
-    StepState& state = *args.state;
-    const int64_t E = args.E;
-    const auto experts = static_cast<double>(E), K = static_cast<double>(args.K);
-    double loss = 0, entropy = 0, largest = 0;
-    state.dead_experts = 0;
-    for (int64_t layer = 0; layer < args.layers; layer++, stats += router_stats_elems(E), load += E) {
-        double rows = 0, aux = 0, most = 0;
-        for (int64_t e = 0; e < E; e++) rows += stats[e];
-        const double tokens = rows / K;
-        for (int64_t e = 0; e < E; e++) {
-            aux += stats[e] / rows * (stats[E + e] / tokens);
-            most = stats[e] > most ? stats[e] : most;
-            state.dead_experts += stats[e] == 0;
-            if (!state.skip) load[e] = stats[e];
-        }
-        loss += static_cast<double>(args.aux) * experts * aux
-                + static_cast<double>(args.z) * (stats[2 * E + 1] / tokens);
-        entropy += stats[2 * E] / tokens / static_cast<double>(args.layers);
-        largest = most * experts / rows > largest ? most * experts / rows : largest;
+struct RouterTotals {
+    double loss = 0, entropy = 0, load = 0;   // entropy: the sum over layers
+    int32_t dead = 0;
+
+    HOST_DEVICE void add(const RouterTotals& layer) {
+        loss += layer.loss, entropy += layer.entropy, dead += layer.dead;
+        load = layer.load > load ? layer.load : load;
     }
-    state.router_loss = loss;
-    state.router_entropy = static_cast<float>(entropy);
-    state.expert_load = static_cast<float>(largest);
+    HOST_DEVICE void store(const RouterSummaryArgs& args) const {
+        args.state->router_loss = loss;
+        args.state->router_entropy = static_cast<float>(entropy / static_cast<double>(args.layers));
+        args.state->expert_load = static_cast<float>(load);
+        args.state->dead_experts = dead;
+    }
+};
+// Those of one layer, whose load it updates.
+HOST_DEVICE inline RouterTotals router_layer(const RouterSummaryArgs& args, const double* stats, double* load) {
+    const int64_t E = args.E;
+    RouterTotals totals;
+    double rows = 0, shares = 0, most = 0;
+    for (int64_t e = 0; e < E; e++) rows += stats[e];
+    const double tokens = rows / static_cast<double>(args.K), experts = static_cast<double>(E);
+    for (int64_t e = 0; e < E; e++) {
+        shares += stats[e] / rows * (stats[E + e] / tokens);
+        most = stats[e] > most ? stats[e] : most;
+        totals.dead += stats[e] == 0;
+        if (!args.state->skip) load[e] = stats[e];
+    }
+    totals.loss = static_cast<double>(args.aux) * experts * shares
+                  + static_cast<double>(args.z) * (stats[2 * E + 1] / tokens);
+    totals.entropy = stats[2 * E] / tokens;
+    totals.load = most * experts / rows;
+    return totals;
 }
 
 // The norms that step_guard compares with, and whether norms[index] is their median.

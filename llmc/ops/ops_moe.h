@@ -24,9 +24,11 @@ struct RouterForwardArgs {
     bool normalize;
     bool chosen;      // route as before
 };
+inline constexpr int64_t kRouterPartials = 128;
 // stats += those of these tokens, in an order that only N and E decide.
 struct RouterStatsArgs {
     Tensor stats;     // (router_stats_elems(E)) fp64, +=
+    Tensor scratch;   // (kRouterPartials * router_stats_elems(E)) fp64, =
     Tensor probs, lse, experts;   // of router_forward
     int64_t N, E, K;
 };
@@ -55,9 +57,11 @@ struct RouterSummaryArgs {
     float aux, z;
 };
 
+inline constexpr int64_t kSortChunk = 512;   // slots that a warp sorts
 // A stable counting sort: rows of expert e are [offsets[e], offsets[e + 1]).
 struct SortExpertsArgs {
     Tensor offsets;     // (E + 1) int32, =
+    Tensor scratch;     // (ceil(R / kSortChunk) * E) int32, =
     Tensor row_slots;   // (R) int32, = slot of a row
     Tensor slot_rows;   // (R) int32, = row of a slot
     Tensor experts;     // (N, K) int32

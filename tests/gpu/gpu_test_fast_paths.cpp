@@ -76,6 +76,11 @@ ModelConfig qwen_128() {
     c.qk_norm = true;
     return c;
 }
+ModelConfig moe_128() {
+    ModelConfig c = qwen_128();
+    c.num_experts = 8;
+    return c;
+}
 ModelConfig gpt2_64(int64_t hidden) {
     ModelConfig c = tiny_gpt2();
     c.hidden_size = hidden, c.ffn_hidden_size = 2 * hidden, c.num_attention_heads = c.num_query_groups = hidden / 64;
@@ -140,6 +145,8 @@ const std::vector<Run>& runs() {
         {"qwen, delayed", qwen_128(), Fp8Recipe::kDelayed, {{"qk_norm_backward", "qk_norm_backward_kernel"}}},
         {"gpt2, BF16", gpt2_64(128), Fp8Recipe::kNone, kBiasSums},
         {"gpt2, delayed, 1280 columns", gpt2_64(1280), Fp8Recipe::kDelayed, kSeveralWarps},
+        {"moe, BF16", moe_128(), Fp8Recipe::kNone,
+         {{"grouped_gemm", "gemm_bf16_sm90_kernel"}, {"combine_rows", "combine_rows_kernel"}}},
         {"llama, Muon", llama_128(), Fp8Recipe::kNone, {{"muon_update", "muon_update_kernel"}}, false,
          OptimizerKind::kMuon},
     };

@@ -34,8 +34,6 @@ void RunDevice::open(std::vector<std::string>& notes) {
     std::string error = fp8_device_error(fp8_plan_, info);
     if (error.empty() && config_.fp8_attention) error = fp8_attention_error(info);
     REQUIRE(error.empty(), "%s", error.c_str());
-    REQUIRE(info.sm == 0 || !config_.shape.has_experts(), "--num-experts on %s: experts run on the CPU device only, so "
-            "far (make DEVICE=cpu)", info.name.c_str());
     if (info.sm > 0) used_before_ = gpu_memory_in_use(info.bus);
     device::device_open(ctx, info.index);
     opened_ = true;

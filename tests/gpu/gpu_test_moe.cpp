@@ -1,0 +1,247 @@
+// Mixtures of experts: every operation of the GPU against the CPU.
+#include "tests/gpu/gpu_op.h"
+
+#include <numeric>
+
+using namespace op_test;
+
+namespace moe_test {
+namespace {
+
+struct Shape {
+    int64_t N, E, K, C, F;
+};
+// One token, all experts, odd sizes, more than one chunk of the sort, experts without rows, most experts.
+const Shape kShapes[] = {{1, 1, 1, 8, 1},     {3, 5, 2, 24, 40},    {7, 3, 3, 33, 7},  {200, 64, 8, 64, 96},
+                         {513, 128, 8, 136, 72}, {300, 200, 4, 16, 24}, {40, 1000, 32, 8, 8}};
+
+std::string name_of(const char* op, const Shape& s) {
+    return strf("%s %lld x %lld of %lld", op, ll(s.N), ll(s.K), ll(s.E));
+}
+
+// Different experts for each token, ascending; the first half of the experts is more likely.
+HostTensor random_experts(const Shape& s, uint64_t key) {
+    HostTensor experts(Dtype::kInt32, s.N * s.K);
+    for (int64_t n = 0; n < s.N; n++) {
+        std::vector<int64_t> all(static_cast<size_t>(s.E));
+        std::iota(all.begin(), all.end(), int64_t{0});
+        for (int64_t k = 0; k < s.K; k++) {
+            const int64_t left = s.E - k, random = philox(key, static_cast<uint64_t>(n * s.K + k)).word[0];
+            const int64_t drawn = k + random % (n % 2 ? left : (left + 1) / 2);
+            std::swap(all[static_cast<size_t>(k)], all[static_cast<size_t>(drawn)]);
+        }
+        std::sort(all.begin(), all.begin() + s.K);
+        for (int64_t k = 0; k < s.K; k++) experts.set(n * s.K + k, static_cast<double>(all[static_cast<size_t>(k)]));
+    }
+    return experts;
+}
+
+// A permutation of the R slots.
+HostTensor random_slots(int64_t R) {
+    std::vector<int64_t> slots(static_cast<size_t>(R));
+    std::iota(slots.begin(), slots.end(), int64_t{0});
+    for (uint64_t r = static_cast<uint64_t>(R) - 1; r > 0; r--) std::swap(slots[r], slots[philox(3, r).word[0] % r]);
+    HostTensor tensor(Dtype::kInt32, R);
+    for (int64_t r = 0; r < R; r++) tensor.set(r, static_cast<double>(slots[static_cast<size_t>(r)]));
+    return tensor;
+}
+
+// Softmax of random logits.
+void add_router(OpCase& c, const Shape& s) {
+    HostTensor probs = random_tensor(Dtype::kFp32, s.N * s.E, 5, 1), weights(Dtype::kFp32, s.N * s.K);
+    const HostTensor experts = random_experts(s, 9);
+    for (int64_t n = 0; n < s.N; n++) {
+        double sum = 0, chosen = 0;
+        for (int64_t e = 0; e < s.E; e++) sum += std::exp(probs.get(n * s.E + e));
+        for (int64_t e = 0; e < s.E; e++) probs.set(n * s.E + e, std::exp(probs.get(n * s.E + e)) / sum);
+        const auto p = [&](int64_t k) { return probs.get(n * s.E + static_cast<int64_t>(experts.get(n * s.K + k))); };
+        for (int64_t k = 0; k < s.K; k++) chosen += p(k);
+        for (int64_t k = 0; k < s.K; k++) weights.set(n * s.K + k, p(k) / chosen);
+    }
+    c.add("probs", Kind::kStat, probs);
+    c.add("weights", Kind::kStat, weights);
+    c.add("experts", Kind::kFixed, experts);
+    c.random("lse", Kind::kStat, s.N, 1, 3);
+}
+
+}  // namespace
+
+TEST_CASE("gpu moe: router_forward") {
+    for (const Shape& s : kShapes)
+        for (bool normalize : {false, true})
+            for (bool chosen : {false, true}) {
+                OpCase c(name_of("router_forward", s), Dtype::kFp32);
+                c.random("probs", Kind::kStat, s.N * s.E, 2);
+                c.poison("lse", Kind::kStat, s.N);
+                c.poison("weights", Kind::kStat, s.N * s.K);
+                c.add("experts", Kind::kFixed, chosen ? random_experts(s, 4) : HostTensor(Dtype::kInt32, s.N * s.K));
+                c.run(cuda::router_forward, cpu::router_forward, [&](auto view) {
+                    return RouterForwardArgs{.probs = view("probs"), .lse = view("lse"), .experts = view("experts"),
+                                             .weights = view("weights"), .N = s.N, .E = s.E, .K = s.K,
+                                             .normalize = normalize, .chosen = chosen};
+                });
+                c.check_bits("experts");
+                for (const char* tensor : {"probs", "lse", "weights"}) c.check(tensor);
+            }
+}
+
+TEST_CASE("gpu moe: of equal probabilities the lower numbers are chosen, and NaN chooses different experts") {
+    for (double logit : {0.0, std::nan("")}) {
+        const Shape s{5, 100, 7, 8, 8};
+        OpCase c("router_forward of equal logits", Dtype::kFp32);
+        HostTensor probs(Dtype::kFp32, s.N * s.E);
+        for (int64_t i = 0; i < probs.elems(); i++) probs.set(i, logit);
+        c.add("probs", Kind::kStat, probs);
+        c.poison("lse", Kind::kStat, s.N);
+        c.poison("weights", Kind::kStat, s.N * s.K);
+        c.add("experts", Kind::kFixed, HostTensor(Dtype::kInt32, s.N * s.K));
+        c.run_same_types(cuda::router_forward, cpu::router_forward, [&](auto view) {
+            return RouterForwardArgs{.probs = view("probs"), .lse = view("lse"), .experts = view("experts"),
+                                     .weights = view("weights"), .N = s.N, .E = s.E, .K = s.K, .normalize = true,
+                                     .chosen = false};
+        });
+        c.check_bits("experts");
+    }
+}
+
+TEST_CASE("gpu moe: router_stats and router_summary") {
+    for (const Shape& s : kShapes) {
+        const int64_t elems = router_stats_elems(s.E);
+        OpCase c(name_of("router_stats", s), Dtype::kFp32);
+        add_router(c, s);
+        c.add("stats", Kind::kFixed, random_tensor(Dtype::kFp64, elems, 8, 1));
+        c.add("scratch", Kind::kFixed, HostTensor(Dtype::kFp64, kRouterPartials * elems));
+        c.run_same_types(cuda::router_stats, cpu::router_stats, [&](auto view) {
+            return RouterStatsArgs{.stats = view("stats"), .scratch = view("scratch"), .probs = view("probs"),
+                                   .lse = view("lse"), .experts = view("experts"), .N = s.N, .E = s.E, .K = s.K};
+        });
+        // Entropies have logarithms in FP32; the other sums are of equal terms.
+        check_close(name_of("router_stats", s), c.on_gpu("stats"), c.on_cpu("stats"), [&](int64_t i) {
+            const double terms = static_cast<double>(s.N) * 10;
+            return i == 2 * s.E ? terms * 0x1p-22 : terms * 0x1p-50;
+        }, 1);
+        OpCase summary(name_of("router_summary", s), Dtype::kFp32);
+        HostTensor stats(Dtype::kFp64, 3 * elems), state(Dtype::kInt32, sizeof(StepState) / 4);
+        for (int64_t i = 0; i < stats.elems(); i++) stats.set(i, 1 + static_cast<double>(i % 17));
+        std::memset(state.data(), 0, static_cast<size_t>(state.bytes()));
+        summary.add("stats", Kind::kFixed, stats);
+        summary.add("load", Kind::kFixed, HostTensor(Dtype::kFp64, 3 * s.E));
+        summary.add("state", Kind::kFixed, state);
+        summary.run_same_types(cuda::router_summary, cpu::router_summary, [&](auto view) {
+            return RouterSummaryArgs{.state = object_in<StepState>(view("state")), .stats = view("stats"),
+                                     .load = view("load"), .layers = 3, .E = s.E, .K = s.K, .aux = 0.1f, .z = 0.01f};
+        });
+        summary.check_bits("load");
+        const auto of = [](HostTensor t) {
+            StepState values;
+            std::memcpy(&values, t.data(), sizeof values);
+            return values;
+        };
+        const StepState gpu = of(summary.on_gpu("state")), cpu = of(summary.on_cpu("state"));
+        CHECK(std::fabs(gpu.router_loss - cpu.router_loss) <= 1e-12 * cpu.router_loss);
+        CHECK_EQ(gpu.expert_load, cpu.expert_load);
+        CHECK_EQ(gpu.dead_experts, cpu.dead_experts);
+        CHECK(std::fabs(gpu.router_entropy - cpu.router_entropy) <= 1e-6f * cpu.router_entropy);
+    }
+}
+
+TEST_CASE("gpu moe: router_backward") {
+    for (const Shape& s : kShapes)
+        for (bool normalize : {false, true})
+            for (Dtype work : {Dtype::kFp32, Dtype::kBf16}) {
+                OpCase c(name_of("router_backward", s), work);
+                add_router(c, s);
+                c.random("dweights", Kind::kStat, s.N * s.K);
+                c.poison("dlogits", Kind::kWork, s.N * s.E);
+                HostTensor load(Dtype::kFp64, s.E);
+                for (int64_t e = 0; e < s.E; e++) load.set(e, static_cast<double>(e % 5));
+                c.add("load", Kind::kFixed, load);
+                StepState state{};
+                state.token_mul = 0.01f;
+                HostTensor bytes(Dtype::kInt32, sizeof(StepState) / 4);
+                std::memcpy(bytes.data(), &state, sizeof state);
+                c.add("state", Kind::kFixed, bytes);
+                c.run(cuda::router_backward, cpu::router_backward, [&](auto view) {
+                    return RouterBackwardArgs{
+                        .dlogits = view("dlogits"), .dweights = view("dweights"), .probs = view("probs"),
+                        .lse = view("lse"), .experts = view("experts"), .weights = view("weights"),
+                        .load = view("load"), .state = object_in<StepState>(view("state")), .N = s.N, .E = s.E,
+                        .K = s.K, .normalize = normalize, .aux = 0.3f, .z = 0.2f};
+                });
+                c.check("dlogits");
+            }
+}
+
+TEST_CASE("gpu moe: sort_experts is stable, with any number of rows of an expert") {
+    std::vector<Shape> shapes(std::begin(kShapes), std::end(kShapes));
+    shapes.push_back({20000, 128, 8, 8, 8});
+    for (const Shape& s : shapes) {
+        if (left_out(s.N * s.K)) continue;
+        const int64_t R = s.N * s.K;
+        OpCase c(name_of("sort_experts", s), Dtype::kFp32);
+        c.add("experts", Kind::kFixed, random_experts(s, 6));
+        for (const char* tensor : {"row_slots", "slot_rows"}) c.add(tensor, Kind::kFixed, HostTensor(Dtype::kInt32, R));
+        c.add("offsets", Kind::kFixed, HostTensor(Dtype::kInt32, s.E + 1));
+        c.add("scratch", Kind::kFixed, HostTensor(Dtype::kInt32, ceil_div(R, kSortChunk) * s.E));
+        c.run_same_types(cuda::sort_experts, cpu::sort_experts, [&](auto view) {
+            return SortExpertsArgs{.offsets = view("offsets"), .scratch = view("scratch"),
+                                   .row_slots = view("row_slots"), .slot_rows = view("slot_rows"),
+                                   .experts = view("experts"), .N = s.N, .E = s.E, .K = s.K};
+        });
+        for (const char* tensor : {"offsets", "row_slots", "slot_rows"}) c.check_bits(tensor);
+    }
+}
+
+TEST_CASE("gpu moe: gather_rows, combine_rows and activations of experts") {
+    for (const Shape& s : kShapes)
+        for (Dtype work : {Dtype::kFp32, Dtype::kBf16})
+            for (int64_t shift : {0, 4}) {
+                const int64_t R = s.N * s.K;
+                OpCase gather(name_of("gather_rows", s), work, Dtype::kFp32, shift);
+                gather.random("in", Kind::kWork, s.N * s.C);
+                gather.poison("out", Kind::kWork, R * s.C);
+                gather.add("slots", Kind::kFixed, random_slots(R));
+                gather.run_same_types(cuda::gather_rows, cpu::gather_rows, [&](auto view) {
+                    return GatherRowsArgs{.out = view("out"), .in = view("in"), .row_slots = view("slots"), .N = s.N,
+                                          .K = s.K, .C = s.C};
+                });
+                gather.check_bits("out");
+                for (bool accumulate : {false, true}) {
+                    OpCase combine(name_of("combine_rows", s), work, Dtype::kFp32, shift);
+                    combine.random("in", Kind::kWork, R * s.C);
+                    combine.random("out", Kind::kWork, s.N * s.C);
+                    combine.add("slots", Kind::kFixed, random_slots(R));
+                    combine.run_same_types(cuda::combine_rows, cpu::combine_rows, [&](auto view) {
+                        return CombineRowsArgs{.out = view("out"), .in = view("in"), .slot_rows = view("slots"),
+                                               .N = s.N, .K = s.K, .C = s.C, .accumulate = accumulate};
+                    });
+                    combine.check_bits("out");
+                }
+                OpCase forward(name_of("expert_activation_forward", s), work, Dtype::kFp32, shift);
+                OpCase backward(name_of("expert_activation_backward", s), work, Dtype::kFp32, shift);
+                for (OpCase* c : {&forward, &backward}) {
+                    c->random("in", Kind::kWork, R * 2 * s.F, 3);
+                    c->random("weights", Kind::kStat, R, 0.1, 0.5);
+                    c->add("slots", Kind::kFixed, random_slots(R));
+                }
+                forward.poison("out", Kind::kWork, R * s.F);
+                forward.run(cuda::expert_activation_forward, cpu::expert_activation_forward, [&](auto view) {
+                    return ExpertActivationForwardArgs{.out = view("out"), .in = view("in"),
+                                                       .weights = view("weights"), .row_slots = view("slots"), .R = R,
+                                                       .F = s.F};
+                });
+                forward.check("out");
+                backward.random("dout", Kind::kWork, R * s.F);
+                backward.poison("dweights", Kind::kStat, R);
+                backward.run(cuda::expert_activation_backward, cpu::expert_activation_backward, [&](auto view) {
+                    return ExpertActivationBackwardArgs{.din = view("in"), .dweights = view("dweights"),
+                                                        .dout = view("dout"), .in = view("in"),
+                                                        .weights = view("weights"), .row_slots = view("slots"),
+                                                        .R = R, .F = s.F};
+                });
+                backward.check("in");
+                backward.check("dweights");
+            }
+}
+
+}  // namespace moe_test
