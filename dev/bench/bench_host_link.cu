@@ -15,7 +15,7 @@
 #include <string>
 
 #include "dev/bench/bench_harness.h"
-#include "llmc/base/system/on_threads.h"
+#include "llmc/base/system/threads.h"
 
 namespace {
 

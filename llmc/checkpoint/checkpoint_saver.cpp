@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/system/host.h"
-#include "llmc/base/system/signals_blocked.h"
+#include "llmc/base/system/threads.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "llmc/commands/generate.h"
+#include "llmc/commands/command.h"
 
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-#include "llmc/commands/train.h"
+#include "llmc/commands/command.h"
 
 #include <cstdio>
 #include <memory>

@@ -10,8 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "llmc/base/system/on_threads.h"
-#include "llmc/base/system/signals_blocked.h"
+#include "llmc/base/system/threads.h"
 #include "llmc/cuda/common.h"
 #include "llmc/cuda/gemm.h"
 #include "llmc/ops/op_timer.h"

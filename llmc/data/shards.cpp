@@ -11,7 +11,7 @@
 #include <bit>
 #include <set>
 
-#include "llmc/base/system/on_threads.h"
+#include "llmc/base/system/threads.h"
 
 static_assert(std::endian::native == std::endian::little, "shards are little-endian and read without swapping");
 

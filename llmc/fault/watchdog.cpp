@@ -14,8 +14,7 @@
 #include "llmc/base/check.h"
 #include "llmc/base/system/files.h"
 #include "llmc/base/system/host.h"
-#include "llmc/base/system/proc_stat.h"
-#include "llmc/base/system/signals_blocked.h"
+#include "llmc/base/system/threads.h"
 
 namespace {
 

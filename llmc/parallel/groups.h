@@ -3,7 +3,9 @@
 #include <memory>
 
 #include "llmc/config/config.h"
+#include "llmc/model/head_exchange.h"
 #include "llmc/parallel/comm/comm.h"
+#include "llmc/parallel/comm/comm_stream.h"
 
 struct GroupSizes {
     int context = 1;   // ranks that share a sequence
@@ -34,3 +36,7 @@ public:
     // The number of context groups, each of which trains on other samples, and the number of this rank's group.
     const int data_ranks, data_rank;
 };
+
+// The head exchange of context parallelism over the ranks of a context group, on the compute stream. Owns none of its
+// arguments. stream: times the exchanges.
+HeadExchange context_exchange(const Groups& groups, CommStream& stream);

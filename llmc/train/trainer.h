@@ -7,7 +7,7 @@
 #include "llmc/checkpoint/state_access.h"
 #include "llmc/config/config.h"
 #include "llmc/model/decoder.h"
-#include "llmc/parallel/context_exchange.h"
+#include "llmc/parallel/groups.h"
 #include "llmc/parallel/zero/zero_store.h"
 #include "llmc/train/bf16_evaluation.h"
 #include "llmc/train/optimizer.h"

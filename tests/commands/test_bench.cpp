@@ -4,7 +4,7 @@
 #include "tests/support/fp8_model_test.h"
 
 #include "llmc/base/system/nvml.h"
-#include "llmc/commands/bench/ceilings.h"
+#include "llmc/commands/bench/bench_table.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <set>
 
-#include "llmc/commands/generate.h"
+#include "llmc/commands/command.h"
 #include "llmc/config/prompt.h"
 #include "tests/support/model_test.h"
 

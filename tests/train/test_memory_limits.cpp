@@ -4,7 +4,7 @@
 #include <fstream>
 
 #include "llmc/base/system/host.h"
-#include "llmc/train/run/memory_limits.h"
+#include "llmc/train/run/run_device.h"
 #include "tests/support/files_test.h"
 
 namespace {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "llmc/base/check.h"
-#include "llmc/base/system/signals_blocked.h"
+#include "llmc/base/system/threads.h"
 
 namespace {
 

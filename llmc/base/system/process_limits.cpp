@@ -1,7 +1,9 @@
 #include "llmc/base/system/process_limits.h"
 
 #include <sys/resource.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <new>
 #include <system_error>
 
@@ -25,4 +27,14 @@ Error as_error(const std::exception& exception) {
         return {kExitBadInput, "a thread cannot be started: raise the limit on processes (ulimit -u, a container's) or "
                                "memory (ulimit -v)"};
     return {kExitBug, exception.what()};
+}
+
+void start_with_passive_threads(const char* const* argv) {
+    if (std::getenv("OMP_WAIT_POLICY") || std::getenv("GOMP_SPINCOUNT")) return;
+    if (::setenv("OMP_WAIT_POLICY", "passive", 0) != 0) return;
+    // Through the link, the name of the process would be "exe".
+    char path[4096] = "";
+    if (::readlink("/proc/self/exe", path, sizeof path - 1) <= 0) return;
+    // execv does not change the words, its declaration is older than const.
+    ::execv(path, const_cast<char* const*>(argv));
 }

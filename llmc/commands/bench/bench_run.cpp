@@ -1,4 +1,4 @@
-#include "llmc/commands/bench/bench_run.h"
+#include "llmc/commands/command.h"
 
 #include <algorithm>
 #include <array>
@@ -12,8 +12,7 @@
 #include "llmc/base/system/nvml.h"
 #include "llmc/base/text.h"
 #include "llmc/base/version.h"
-#include "llmc/commands/bench/ceilings.h"
-#include "llmc/commands/train.h"
+#include "llmc/commands/bench/bench_table.h"
 #include "llmc/config/schedule.h"
 #include "llmc/fault/heartbeat.h"
 #include "llmc/parallel/comm/comm_benchmark.h"

@@ -29,6 +29,10 @@ struct Ceilings {
     double floor_ms(double bytes, double flop, Dtype dtype) const;
 };
 
+// The ceilings of this device: a copy, and a square matmul of each dtype of the matmuls and attention in `work`. Frees
+// the memory that it takes.
+Ceilings measure_ceilings(Ctx& ctx, const StepRecorder& work);
+
 // The row of one call, without its time. FLOPs of attention are those of causal attention, half of T x T: two products
 // forward, five backward.
 BenchRow row_of(const OpCall& call, const Ceilings& ceilings);

@@ -1,4 +1,4 @@
-#include "llmc/commands/bench/ceilings.h"
+#include "llmc/commands/bench/bench_table.h"
 
 #include <algorithm>
 #include <cmath>

@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "llmc/base/check.h"
-#include "llmc/base/system/proc_stat.h"
+#include "llmc/base/system/host.h"
 
 namespace {
 
