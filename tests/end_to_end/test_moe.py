@@ -19,12 +19,16 @@ class MoeTest(TrainTest):
             parts, whole = self.path(optimizer + "-parts"), self.path(optimizer)
             for step in ("2", "4"):
                 self.run_train(LLAMA, "--train-iters", step, *options, "--save", parts, "--resume", "auto")
-            self.run_train(LLAMA, "--train-iters", "4", *options, "--save", whole, "--log-file", whole + ".jsonl")
+            self.run_train(LLAMA, "--train-iters", "4", *options, "--save", whole, "--log-file", whole + ".jsonl",
+                           "--valid-data", self.path("valid.bin"))
             states = [state_of(os.path.join(folder, "step-00000004")) for folder in (whole, parts)]
             for state in states:
                 del state["state.json"]["config"]
             self.assertEqual(*states)
             self.assertEqual(len(states[0]["state.json"]["expert_load"]) % 4, 0)
+            rows = records(whole + ".jsonl", "experts")[-1]["load"]   # of 4 experts in each layer
+            self.assertEqual(rows, states[0]["state.json"]["expert_load"])
+            self.assertEqual({sum(rows[i:i + 4]) for i in range(0, len(rows), 4)}, {4 * 16 * 2})
             for step in self.steps(optimizer + ".jsonl"):
                 self.assertGreaterEqual(step["expert_load"], 1)
                 self.assertGreater(step["router_loss"], 0)

@@ -159,6 +159,7 @@ class Train(TrainTest):
             "llama-muon": (LLAMA, ["--optimizer", "muon"]),
             "gpt2-muon-fp32": (GPT2, ["--optimizer", "muon", "--muon-scale", "spectral", "--dtype", "fp32"]),
             "llama-fp8-moments": (LLAMA, ["--moment-dtype", "fp8"]),
+            "llama-experts": (LLAMA, ["--num-experts", "4"]),
             "llama-qk-norm-fp32": (LLAMA, ["--qk-layernorm", "--dtype", "fp32"]),
         }
         runs.update({f"{family}-{name}": (binary, options) for name, options in self.FP8.items()

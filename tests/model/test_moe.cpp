@@ -9,10 +9,10 @@
 #include "tests/support/model_test.h"
 #include "tests/support/reference.h"
 
+using Values = std::vector<double>;
+
 #ifndef LLMC_CUDA
 namespace {
-
-using Values = std::vector<double>;
 
 Values random_values(int64_t count, uint64_t key, double size, double mean = 0) {
     Values values;
@@ -235,6 +235,26 @@ TEST_CASE("experts compute what a loop over the experts in double computes, with
             }
     }
 }
+
+TEST_CASE("recomputation routes a token as before, even if it would now choose other experts") {
+    std::vector<float> probs = {5, 1, 2, 3, 1, 2, 3, 4}, lse(2), weights(4);
+    std::vector<int32_t> experts = {1, 2, 0, 3};
+    const auto floats = [](std::vector<float>& v) {
+        return Tensor{v.data(), Dtype::kFp32, static_cast<int64_t>(v.size())};
+    };
+    const Tensor chosen{experts.data(), Dtype::kInt32, 4};
+    Ctx ctx;
+    const RouterForwardArgs args{.probs = floats(probs), .lse = floats(lse), .experts = chosen,
+                                 .weights = floats(weights), .N = 2, .E = 4, .K = 2, .normalize = true, .chosen = true};
+    ops::router_forward(ctx, args);
+    CHECK(experts == std::vector<int32_t>{1, 2, 0, 3});
+    CHECK(std::fabs(weights[0] - 1 / (1 + std::exp(1.0f))) < 1e-6f);
+    CHECK(std::fabs(weights[2] + weights[3] - 1) < 1e-6f);
+    RouterForwardArgs free = args;
+    free.chosen = false;
+    ops::router_forward(ctx, free);
+    CHECK(experts == std::vector<int32_t>{0, 3, 2, 3});
+}
 #endif
 
 namespace {
@@ -274,7 +294,6 @@ void check_equal(const BalanceResult& a, const BalanceResult& b) {
 
 }  // namespace
 
-#ifndef LLMC_CUDA
 TEST_CASE("losses of routers, their gradients and statistics depend on neither micro-batches nor ranks") {
     TestModel whole(balance_config(8));
     const BalanceResult expected = balance_of(whole);
@@ -310,4 +329,3 @@ TEST_CASE("the auxiliary loss balances the experts") {
     }
     CHECK(load[1] < 0.7 * load[0]);
 }
-#endif

@@ -273,7 +273,7 @@ class ImportTest(ImportCase):
             self.assertIn(finding.text, everything)
         keys = "".join(f"--unknown-{c} x \\\n--known-{c}-{c * 3} y \\\n" for c in "abcdefgh")
         run = import_file(self.folder, "a.sh", MEGATRON + "--fp4-recipe x --optimizer sgd --window-size 3 "
-                          "--moe-router-topk 2 --rotary-percent 0.5 --load x --fp16 --no-fp8-wgrad "
+                          "--moe-layer-freq 2 --rotary-percent 0.5 --load x --fp16 --no-fp8-wgrad "
                           "--lr-decay-style exp --cpu-offloading --data-args-path y --lr-warmup-init 1 " + keys)
         first = report(run, ["a.sh"], "run.json").split("\n\n")[1].split("\n")
         self.assertLessEqual(len(first), 15)
