@@ -1,4 +1,4 @@
-// Speed of the memory-bound operations at the shapes of Llama-3-8B and GPT-2 124M.
+// Speed of the memory-bound operations at the shapes of Llama-3-8B, GPT-2 124M and Qwen3-30B-A3B.
 //
 // Each operation is compared with the CPU on a small shape, then timed: random data, input sets that rotate
 // through more than three times the L2 cache, launches back to back for a quarter of a second. The bytes are
@@ -21,6 +21,11 @@ const Dims kLlama8B = {.N = 8192, .T = 8192, .C = 4096, .F = 14336, .V = 128256,
                        .NKV = 8, .HS = 128, .elems = int64_t{1} << 27};
 const Dims kGpt2 = {.N = 65536, .T = 1024, .C = 768, .F = 3072, .V = 50257, .Vp = 50304, .NH = 12, .NKV = 12,
                     .HS = 64, .elems = int64_t{1} << 25};
+
+// V: experts, of which a token has kExperts.
+const Dims kQwen30B = {.N = 8192, .T = 4096, .C = 2048, .F = 768, .V = 128, .Vp = 128, .NH = 32, .NKV = 4, .HS = 128,
+                       .elems = 0};
+constexpr int64_t kExperts = 8;
 
 enum class Fill { kNormal, kSmallSquares, kScratch, kTokens, kOrder, kState, kZero };
 struct Field {
@@ -274,6 +279,45 @@ DlogitsResidualArgs residual_args(const View& v, const Dims& d) {
             .N = d.N, .C = d.C, .V = d.V, .Vp = d.Vp};
 }
 
+// The slots of rows that are sorted by expert.
+std::vector<Field> rows_fields(const Dims& d) {
+    return {{"in", kB, d.N * d.C}, {"rows", kB, d.N * kExperts * d.C}, {"slots", kI, d.N * kExperts, Fill::kOrder}};
+}
+GatherRowsArgs gather_args(const View& v, const Dims& d) {
+    return {.out = v("rows"), .in = v("in"), .row_slots = v("slots"), .N = d.N, .K = kExperts, .C = d.C};
+}
+CombineRowsArgs combine_args(const View& v, const Dims& d) {
+    return {.out = v("in"), .in = v("rows"), .slot_rows = v("slots"), .N = d.N, .K = kExperts, .C = d.C};
+}
+std::vector<Field> expert_activation_fields(const Dims& d) {
+    const int64_t R = d.N * kExperts;
+    return {{"in", kB, R * 2 * d.F}, {"out", kB, R * d.F}, {"weights", kF, R}, {"dweights", kF, R},
+            {"slots", kI, R, Fill::kOrder}};
+}
+ExpertActivationForwardArgs expert_forward_args(const View& v, const Dims& d) {
+    return {.out = v("out"), .in = v("in"), .weights = v("weights"), .row_slots = v("slots"), .R = d.N * kExperts,
+            .F = d.F};
+}
+ExpertActivationBackwardArgs expert_backward_args(const View& v, const Dims& d) {
+    return {.din = v("in"), .dweights = v("dweights"), .dout = v("out"), .in = v("in"), .weights = v("weights"),
+            .row_slots = v("slots"), .R = d.N * kExperts, .F = d.F};
+}
+std::vector<Field> router_fields(const Dims& d) {
+    const int64_t R = d.N * kExperts;
+    return {{"probs", kF, d.N * d.V}, {"lse", kF, d.N}, {"weights", kF, R}, {"chosen", kI, R, Fill::kZero},
+            {"experts", kI, R, Fill::kTokens}, {"offsets", kI, d.V + 1, Fill::kZero},
+            {"scratch", kI, ceil_div(R, kSortChunk) * d.V, Fill::kScratch}, {"row_slots", kI, R, Fill::kZero},
+            {"slot_rows", kI, R, Fill::kZero}};
+}
+RouterForwardArgs router_args(const View& v, const Dims& d) {
+    return {.probs = v("probs"), .lse = v("lse"), .experts = v("chosen"), .weights = v("weights"), .N = d.N, .E = d.V,
+            .K = kExperts, .normalize = true, .chosen = false};
+}
+SortExpertsArgs sort_args(const View& v, const Dims& d) {
+    return {.offsets = v("offsets"), .scratch = v("scratch"), .row_slots = v("row_slots"),
+            .slot_rows = v("slot_rows"), .experts = v("experts"), .N = d.N, .E = d.V, .K = kExperts};
+}
+
 std::vector<Field> embedding_fields(const Dims& d) {
     return {{"wte", kB, d.Vp * d.C}, {"out", kB, d.N * d.C}, {"tokens", kI, d.N, Fill::kTokens},
             {"bad", kI, 1, Fill::kZero}};
@@ -371,6 +415,22 @@ std::vector<Bench> benches() {
                             cuda::embedding_backward, cpu::embedding_backward, embedding_backward_args,
                             2 * NC(*d) + 8 * distinct));
     }
+    const Dims& Q = kQwen30B;
+    const double R = static_cast<double>(Q.N * kExperts), RC = R * static_cast<double>(Q.C),
+                 RF = R * static_cast<double>(Q.F);
+    all.push_back(bench("gather_rows 30B-A3B", Q, rows_fields, cuda::gather_rows, cpu::gather_rows, gather_args,
+                        2 * (NC(Q) + RC)));
+    all.push_back(bench("combine_rows 30B-A3B", Q, rows_fields, cuda::combine_rows, cpu::combine_rows, combine_args,
+                        2 * (NC(Q) + RC)));
+    all.push_back(bench("expert_activation_forward 30B-A3B", Q, expert_activation_fields,
+                        cuda::expert_activation_forward, cpu::expert_activation_forward, expert_forward_args, 6 * RF));
+    all.push_back(bench("expert_activation_backward 30B-A3B", Q, expert_activation_fields,
+                        cuda::expert_activation_backward, cpu::expert_activation_backward, expert_backward_args,
+                        10 * RF));
+    all.push_back(bench("router_forward 30B-A3B", Q, router_fields, cuda::router_forward, cpu::router_forward,
+                        router_args, 8 * NV(Q) + 8 * R));
+    all.push_back(bench("sort_experts 30B-A3B", Q, router_fields, cuda::sort_experts, cpu::sort_experts, sort_args,
+                        12 * R));
     const double n = static_cast<double>(L.elems);
     all.push_back(bench("adamw fp32 moments, fp32 grads", L, adamw_fields<kF, kF>, cuda::adamw, cpu::adamw,
                         adamw_args, 30 * n));

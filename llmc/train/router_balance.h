@@ -5,6 +5,7 @@
 
 #include "llmc/config/config.h"
 #include "llmc/model/decoder.h"
+#include "llmc/parallel/comm/comm.h"
 #include "llmc/parallel/comm/comm_stream.h"
 
 class RouterBalance {
