@@ -131,7 +131,8 @@ template <typename T> void activation_backward_row(const ExpertActivationBackwar
 }
 
 // Calls row(Tag<T>, r) for all rows.
-template <typename Row> void for_rows(const char* op, Dtype working, int64_t rows, int64_t columns, Row&& row) {
+template <typename Row>
+void for_rows(const char* op, Dtype working, int64_t rows, [[maybe_unused]] int64_t columns, Row&& row) {
     for_working_type(op, working, [&](auto tag) {
 #pragma omp parallel for schedule(static) if (rows * columns >= kParallelElems)
         for (int64_t r = 0; r < rows; r++) row(tag, r);
