@@ -1,4 +1,4 @@
-// BF16 matmuls of the custom kernel beside the library's, searched.
+// BF16 matmuls of the custom kernel, and BF16 and FP8 ones of experts, beside the library's, searched.
 // Usage: bench_gemm_bf16 [name part]. Random data, operands rotated beyond the L2 cache where one set would fit; both
 // in turns, since the card is power-limited. Symmetric: rates count the full product, of which ours computes half.
 // Experts: beside the library's matmul of as many rows with the weights of one expert.
@@ -68,7 +68,7 @@ std::vector<int32_t> offsets_of(const Moe& moe, bool balanced) {
 
 // Of the library, one dense matmul of all rows with the weights of one expert: what a perfect grouped one would take.
 void grouped(Ctx& ctx, const std::string& name, const Moe& moe, GemmLayout layout, Dtype result, bool accumulate,
-             bool balanced) {
+             bool balanced, bool fp8) {
     Buffers buffers(ctx);
     const bool wgrad = layout == GemmLayout::kWgrad, dgrad = layout == GemmLayout::kDgrad;
     const int64_t weights = moe.experts * moe.wide * moe.narrow;
@@ -77,13 +77,23 @@ void grouped(Ctx& ctx, const std::string& name, const Moe& moe, GemmLayout layou
     const std::vector<int32_t> host = offsets_of(moe, balanced);
     const Tensor offsets = buffers.empty(Dtype::kInt32, moe.experts + 1);
     cuda::copy_to_device(ctx, offsets.data, host.data(), offsets.bytes());
-    const GroupedGemmArgs args{.D = buffers.random(result, wgrad ? weights : M * N),
-                               .A = buffers.random(kB, M * depth), .B = buffers.random(kB, wgrad ? depth * N : weights),
-                               .offsets = offsets, .E = moe.experts, .M = M, .N = N, .K = depth, .layout = layout,
-                               .accumulate = accumulate};
-    const GemmArgs dense{.D = wgrad ? args.D.slice(0, M * N) : args.D, .A = args.A,
-                         .B = wgrad ? args.B : args.B.slice(0, N * K), .M = M, .N = N, .K = depth, .layout = layout,
-                         .accumulate = accumulate};
+    const Dtype type = fp8 ? Dtype::kE4m3 : kB;
+    const int64_t columns = fp8 && wgrad ? padded_rows(depth, moe.experts) : depth;   // of a transposed operand
+    GroupedGemmArgs args{.D = buffers.random(result, wgrad ? weights : M * N), .A = buffers.random(type, M * columns),
+                         .B = buffers.random(type, wgrad ? columns * N : weights), .offsets = offsets,
+                         .E = moe.experts, .M = M, .N = N, .K = depth, .layout = layout, .accumulate = accumulate};
+    GemmArgs dense{.D = wgrad ? args.D.slice(0, M * N) : args.D, .A = args.A.slice(0, M * depth),
+                   .B = args.B.slice(0, N * depth), .M = M, .N = N, .K = depth, .layout = layout,
+                   .accumulate = accumulate};
+    if (fp8) {
+        dense.A_granularity = Granularity::kBlock1x128;
+        dense.B_granularity = wgrad ? Granularity::kBlock1x128 : Granularity::kBlock128x128;
+        const int64_t of_b = scale_inv_elems(dense.B_granularity, N, columns);
+        args.A_scale_inv = buffers.random(Dtype::kFp32, scale_inv_elems(dense.A_granularity, M, columns), 1, 0);
+        args.B_scale_inv = buffers.random(Dtype::kFp32, wgrad ? of_b : moe.experts * of_b, 1, 0);
+        dense.A_scale_inv = args.A_scale_inv.slice(0, scale_inv_elems(dense.A_granularity, M, depth));
+        dense.B_scale_inv = args.B_scale_inv.slice(0, scale_inv_elems(dense.B_granularity, N, depth));
+    }
     cuda::synchronize(ctx);
     std::vector<Call> calls{{ctx, [&](Ctx& c, size_t) { cuda::gemm(c, dense); }},
                             {ctx, [&](Ctx& c, size_t) { cuda::grouped_gemm(c, args); }}};
@@ -93,22 +103,57 @@ void grouped(Ctx& ctx, const std::string& name, const Moe& moe, GemmLayout layou
     std::fflush(stdout);
 }
 
+// The transposed x of weight gradients, beside a copy of as many bytes.
+void transposes(Ctx& ctx, const std::string& name, const Moe& moe, bool balanced) {
+    Buffers buffers(ctx);
+    const int64_t C = moe.narrow, R = moe.rows, P = padded_rows(R, moe.experts);
+    const std::vector<int32_t> host = offsets_of(moe, balanced);
+    const Tensor offsets = buffers.empty(Dtype::kInt32, moe.experts + 1);
+    cuda::copy_to_device(ctx, offsets.data, host.data(), offsets.bytes());
+    const TransposeScaledArgs args{.out = buffers.empty(Dtype::kE4m3, C * P),
+                                   .out_scale_inv = buffers.empty(Dtype::kFp32, P / 128 * C),
+                                   .in = buffers.random(Dtype::kE4m3, R * C),
+                                   .in_scale_inv = buffers.random(Dtype::kFp32, scale_blocks(C) * R, 1, 0),
+                                   .offsets = offsets, .R = R, .C = C, .E = moe.experts};
+    cuda::synchronize(ctx);
+    std::vector<Call> calls{{ctx, [&](Ctx& c, size_t) {
+                                 CUDA_CHECK(cudaMemcpyAsync(args.out.data, args.in.data, static_cast<size_t>(R * C),
+                                                            cudaMemcpyDeviceToDevice, cuda::stream_of(c)));
+                             }},
+                            {ctx, [&](Ctx& c, size_t) { cuda::transpose_scaled(c, args); }}};
+    const std::vector<float> us = times_in_turn(calls, 50000);
+    const auto rate = [&](float time) { return 2e-3 * static_cast<double>(R * C) / time; };   // GB/s
+    std::printf("%-34s | %8.1f %7.0f | %8.1f %7.0f | %5.3f GB/s\n", name.c_str(), us[0], rate(us[0]), us[1],
+                rate(us[1]), us[0] / us[1]);
+    std::fflush(stdout);
+}
+
 void all_grouped(Ctx& ctx, const std::function<bool(const std::string&)>& wanted) {
     struct Pass {
         const char* name;
         GemmLayout layout;
         Dtype result = kB;
-        bool accumulate = false;
+        bool accumulate = false, fp8 = false;
     };
     const Pass kPasses[] = {{"forward", GemmLayout::kForward}, {"dgrad", GemmLayout::kDgrad},
                             {"wgrad", GemmLayout::kWgrad}, {"wgrad += bf16", GemmLayout::kWgrad, kB, true},
-                            {"wgrad += fp32", GemmLayout::kWgrad, Dtype::kFp32, true}};
+                            {"wgrad += fp32", GemmLayout::kWgrad, Dtype::kFp32, true},
+                            {"FP8 forward", GemmLayout::kForward, kB, false, true},
+                            {"FP8 dgrad", GemmLayout::kDgrad, kB, false, true},
+                            {"FP8 wgrad", GemmLayout::kWgrad, kB, false, true},
+                            {"FP8 wgrad += bf16", GemmLayout::kWgrad, kB, true, true},
+                            {"FP8 wgrad += fp32", GemmLayout::kWgrad, Dtype::kFp32, true, true}};
     for (const Moe& moe : kMoe)
-        for (bool balanced : {true, false})
+        for (bool balanced : {true, false}) {
+            const char* routing = balanced ? "" : ", natural";
             for (const Pass& pass : kPasses) {
-                const std::string name = strf("%s %s%s", moe.name, pass.name, balanced ? "" : ", natural");
-                if (wanted(name)) grouped(ctx, name, moe, pass.layout, pass.result, pass.accumulate, balanced);
+                const std::string name = strf("%s %s%s", moe.name, pass.name, routing);
+                if (!wanted(name)) continue;
+                grouped(ctx, name, moe, pass.layout, pass.result, pass.accumulate, balanced, pass.fp8);
             }
+            const std::string name = strf("%s FP8 transpose x%s", moe.name, routing);
+            if (wanted(name)) transposes(ctx, name, moe, balanced);
+        }
 }
 
 }  // namespace

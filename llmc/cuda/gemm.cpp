@@ -217,6 +217,11 @@ void gemm(Ctx& ctx, const GemmArgs& args) {
 // each expert.
 void grouped_gemm(Ctx& ctx, const GroupedGemmArgs& args) {
     check_grouped_gemm(args);
+    if (is_fp8(args.A.dtype)) {
+        grouped_gemm_fp8(ctx, args);
+        ctx.fp8_matmuls++;
+        return;
+    }
     if (grouped_gemm_supports(ctx, args)) return grouped_gemm_sm90(ctx, args);
     std::vector<int32_t> offsets(static_cast<size_t>(args.E + 1));
     copy_to_host(ctx, offsets.data(), args.offsets.data, args.offsets.bytes());

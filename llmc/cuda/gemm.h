@@ -79,6 +79,8 @@ namespace cuda {
 bool gemm_fp8_blockwise_available(const Ctx& ctx);
 bool gemm_fp8_blockwise_supports(const Ctx& ctx, const GemmArgs& args);
 void gemm_fp8_blockwise(Ctx& ctx, const GemmArgs& args);
+// The same kernel for the matmuls of experts; grouped_gemm calls it.
+void grouped_gemm_fp8(Ctx& ctx, const GroupedGemmArgs& args);
 
 // ---- matmul of INT8 operands (gemm_int8_sm90.cu): whether this build and device have it; gemm calls it, without a
 // plan, since the library has none with scales of rows.

@@ -31,12 +31,15 @@ template <bool vectors> struct BlocksScaleSource {
     uint32_t bytes;
 
     // column: the block's first, which may be beyond N; its columns then are zeros times any scale.
-    __device__ BlocksScaleSource(const BlocksProblem& p, int column) {
+    __device__ BlocksScaleSource(const BlocksProblem& p, const BlocksPlace& place, int column) {
         if constexpr (vectors) {
             const int first = min(column, p.N - 16);
-            at = p.b_scales + first, bytes = 4 * min(Blocks::kColumns, p.N - first);
+            at = p.b_scales + int64_t{place.k / Blocks::kDepth} * p.N + first;
+            bytes = 4 * min(Blocks::kColumns, p.N - first);
         } else {
-            at = p.b_scales + int64_t{min(column, p.N - 1) / Blocks::kColumns} * p.scale_row, bytes = 16;
+            const int rows = (p.N + Blocks::kColumns - 1) / Blocks::kColumns;   // of scales of an expert
+            at = p.b_scales + (int64_t{place.expert} * rows + min(column, p.N - 1) / Blocks::kColumns) * p.scale_row;
+            bytes = 16;
         }
     }
     __device__ void next(const BlocksProblem& p, int step) {
@@ -45,42 +48,77 @@ template <bool vectors> struct BlocksScaleSource {
     }
 };
 
-// The thread that issues TMA loads.
-template <bool vectors>
-__device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const BlocksProblem& p,
-                            const BlockPairs& schedule) {
+// Loads the operands of a step of ExpertRows: A in boxes of 64 rows, shared by the blocks, and 128 or 256 columns of B.
+// A `wide` item has them in each other's place.
+__device__ inline void load_expert(const BlocksState& state, const BlocksMaps& maps, const BlocksPlace& at,
+                                   uint32_t full, int k, int column, int rank) {
     using B = Blocks;
+    constexpr uint16_t kAll = (1 << B::kCluster) - 1;
+    const int boxes = at.wide ? 1 : 2;
+    for (int i = rank * boxes; i < (rank + 1) * boxes; i++)
+        ptx::load_matrix_box_to_blocks((at.wide ? state.columns() : state.rows()) + i * B::kHalfBytes, &maps.a, full, k,
+                                       at.row + 64 * i, kAll);
+    for (int i = 0; i < (at.wide ? 2 : 1); i++)
+        ptx::load_matrix_box((at.wide ? state.rows() : state.columns()) + i * B::kColumnBytes, &maps.b, full, k,
+                             column + B::kColumns * i, at.expert);
+}
+
+// The thread that issues TMA loads.
+template <bool vectors, typename Tiles>
+__device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const BlocksProblem& p, const Tiles& tiles) {
+    using B = Blocks;
+    constexpr bool kExpertRows = std::is_same_v<Tiles, ExpertRows>;
     const int rank = static_cast<int>(BlockPairs::rank());
     constexpr uint16_t kAll = (1 << B::kCluster) - 1;
-    for (uint32_t item = BlockPairs::first(); item < schedule.items; item += BlockPairs::step()) {
-        const BlockPairs::Place at = schedule.place(item);
-        const int row = at.row, column = at.column + rank * B::kColumns;
-        const uint32_t a_bytes = 4 * min(B::kRows, p.M - row);
-        const float* a_scales = p.a_scales + row;
-        BlocksScaleSource<vectors> b_scales(p, column);
-#pragma unroll 1
-        for (int step = 0; step < p.steps; step++) {
+    for (BlocksItems<Tiles> items(tiles); items.more(); items.next()) {
+        const BlocksPlace at = items.place(p);
+        const int row = kExpertRows ? at.row / 4 * 4 : at.row;   // of the first scale: TMA needs 16-byte alignment
+        const int column = at.column + rank * (at.wide ? 2 : 1) * B::kColumns;
+        const uint32_t a_bytes = 4 * min(kExpertRows ? B::kExpertScales : B::kRows, p.M - row);
+        const float* a_scales = p.a_scales + int64_t{at.k / B::kDepth} * p.M + row;
+        BlocksScaleSource<vectors> b_scales(p, at, column), more_scales(p, at, column + B::kColumns);
+        const auto load = [&](int step, auto k) {
             const uint32_t full = state.ring.full + 8 * state.ring.stage, scales = state.scales();
             ptx::barrier_wait(state.ring.empty + 8 * state.ring.stage, state.ring.parity ^ 1);
-            ptx::barrier_expect(full, B::kRowBytes + B::kColumnBytes + a_bytes + b_scales.bytes);
-            ptx::load_matrix_box_to_blocks(state.rows() + rank * B::kShareBytes, &maps.a, full, step * B::kDepth,
-                                           row + rank * B::kShareRows, kAll);
-            ptx::load_matrix_box(state.columns(), &maps.b, full, step * B::kDepth, column);
+            ptx::barrier_expect(full, B::kRowBytes + B::kColumnBytes + a_bytes + (at.wide ? 2 : 1) * b_scales.bytes);
+            if constexpr (kExpertRows) {
+                load_expert(state, maps, at, full, k(), column, rank);
+            } else {
+                ptx::load_matrix_box_to_blocks(state.rows() + rank * B::kShareBytes, &maps.a, full, k(),
+                                               row + rank * B::kShareRows, kAll);
+                ptx::load_matrix_box(state.columns(), &maps.b, full, k(), column);
+            }
             ptx::bulk_load(scales, a_scales, a_bytes, full);
             a_scales += p.M;
-            ptx::bulk_load(scales + 4 * B::kRows, b_scales.at, b_scales.bytes, full);
+            const uint32_t b_at = scales + 4 * (kExpertRows ? B::kExpertBlocksAt : B::kRows);
+            ptx::bulk_load(b_at, b_scales.at, b_scales.bytes, full);
             b_scales.next(p, step);
+            if (at.wide) {
+                ptx::bulk_load(b_at + 16, more_scales.at, more_scales.bytes, full);
+                more_scales.next(p, step);
+            }
             state.ring.next();
+        };
+        if constexpr (std::is_same_v<Tiles, ExpertSums>) {
+            int k = at.k;
+#pragma unroll 1
+            for (items.count(at.steps); items.left() > 0; items.count(-1), k += B::kDepth)
+                load(0, [k] { return k; });
+        } else {
+#pragma unroll 1
+            for (int step = 0; step < at.steps; step++) load(step, [step] { return step * B::kDepth; });
         }
     }
 }
 
 // The warp that puts the scales of columns into the order in which consumers load them as matrices of 8 rows
 // (ldmatrix): of 8 columns first the even, then the odd ones.
-__device__ void order_scales(BlocksState state, const BlocksProblem& p, const BlockPairs& schedule, int lane) {
-    for (uint32_t item = BlockPairs::first(); item < schedule.items; item += BlockPairs::step())
+template <typename Tiles>
+__device__ void order_scales(BlocksState state, const BlocksProblem& p, const Tiles& tiles, int lane) {
+    for (BlocksItems<Tiles> items(tiles); items.more(); items.next()) {
+        const int steps = items.place(p).steps;
 #pragma unroll 1
-        for (int step = 0; step < p.steps; step++) {
+        for (int step = 0; step < steps; step++) {
             state.ring.wait();
             const float4 four = ptx::load_shared4(state.scales() + 4 * Blocks::kRows + 16 * lane);
             const uint32_t to = state.ordered() + lane / 2 * 32 + lane % 2 * 8;
@@ -90,11 +128,13 @@ __device__ void order_scales(BlocksState state, const BlocksProblem& p, const Bl
             if (lane == 0) ptx::barrier_arrive(state.ordered_barrier());
             state.ring.next();
         }
+    }
 }
 
 // One consumer warpgroup.
-template <bool vectors> struct BlocksConsumer {
+template <bool vectors, typename Tiles> struct BlocksConsumer {
     using B = Blocks;
+    static constexpr bool kExpertRows = std::is_same_v<Tiles, ExpertRows>, kSums = std::is_same_v<Tiles, ExpertSums>;
     BlocksState state;
     const int consumer, warp, lane;   // warp: of the warpgroup
     // The `empty` barrier of the stage before, in the one block of the cluster that this lane signals. It is advanced
@@ -105,12 +145,19 @@ template <bool vectors> struct BlocksConsumer {
     // B's scales of the step: one for all columns, or four for each j, those of the odd, even, odd and even columns of
     // registers 8 j .. 8 j + 7.
     float columns[vectors ? 32 : 1];
+    // ExpertRows: of the item, and the first of the consumer's scales of rows, in floats.
+    bool wide = false;
+    int row_scales = 0;
 
     // part = the product of 64 rows over 128 of K; calls meanwhile() while it runs.
     template <typename Meanwhile> __device__ void multiply(int half, Meanwhile meanwhile) {
-        const uint32_t rows = state.rows() + (consumer * B::kHalves + half) * B::kHalfBytes;
+        uint32_t rows = state.rows() + (consumer * B::kHalves + half) * B::kHalfBytes, of_b = state.columns();
+        if constexpr (kExpertRows) {
+            const uint32_t own = rows - half * B::kHalfBytes, of_both = of_b;
+            if (wide) rows = of_both + half * B::kHalfBytes, of_b = own;
+        }
         const uint64_t a = byte_tile_descriptor<B::kDepth>(rows);
-        const uint64_t b = byte_tile_descriptor<B::kDepth>(state.columns());
+        const uint64_t b = byte_tile_descriptor<B::kDepth>(of_b);
         ptx::pin(part);
         ptx::wgmma_fence();
 #pragma unroll
@@ -138,11 +185,12 @@ template <bool vectors> struct BlocksConsumer {
 
     // ---- loads of a stage's scales, one step ahead, so that no wgmma waits for them
     __device__ float load_row(const BlocksState& of, int half, int row) const {
-        const int first = consumer * 64 * B::kHalves + 16 * warp + lane / 4;
+        const int first = (kExpertRows ? row_scales : consumer * 64 * B::kHalves) + 16 * warp + lane / 4;
         return ptx::load_shared(of.scales() + 4 * (first + 64 * half + 8 * row));
     }
     __device__ float load_block(const BlocksState& of, int number) const {
-        return ptx::load_shared(of.scales() + 4 * (B::kRows + number % 4));
+        const int first = !kExpertRows ? B::kRows : B::kExpertBlocksAt + (wide ? 4 * consumer : 0);
+        return ptx::load_shared(of.scales() + 4 * (first + number % 4));
     }
     // Scales of the columns of registers 8 j .. 8 j + 7. They arrive in four aligned registers, those of odd columns in
     // even ones, so that the two factors of a product are never in the same bank.
@@ -251,36 +299,53 @@ template <bool vectors> struct BlocksConsumer {
         release();
         of_row[1][0] = next[0], of_row[1][1] = next[1];
     }
-    // Recomputes its indices rather than keep them in registers across the steps of a tile.
-    __device__ void store(const BlocksMaps& maps, const BlocksProblem& p, const BlockPairs& schedule,
-                          uint32_t item) {
-        const BlockPairs::Place at = schedule.place(ptx::opaque(item));
+    // Recomputes its indices rather than keep them in registers across the steps of a tile, unless they are to be had
+    // only in turn.
+    __device__ void store(const BlocksMaps& maps, const BlocksProblem& p, const Tiles& tiles,
+                          const BlocksItems<Tiles>& items) {
+        const BlocksPlace at = items.place_again(p);
+        if (kSums && p.accumulate && at.steps == 0) return;
         const int thread = static_cast<int>(ptx::thread_index()), of_group = thread % 128, lane = thread % 32;
-        const int row = at.row + thread / 128 * 64 * B::kHalves + of_group / 32 * 16;
+        const int row = at.row + (at.wide ? 0 : thread / 128 * 64 * B::kHalves) + of_group / 32 * 16;
         const uint32_t buffer = state.shared + B::kResultsAt + thread / 32 * B::kWarpBytes;
-        const int column = at.column + static_cast<int>(BlockPairs::rank()) * B::kColumns;
+        const int block = static_cast<int>(BlockPairs::rank());
+        const int column = at.column + (at.wide ? 2 * block + thread / 128 : block) * B::kColumns;
 #pragma unroll
         for (int half = 0; half < B::kHalves; half++) {
+            const auto store_as = [&](auto fp32) {
+                store_boxes<fp32.value>(sums[half], maps.d, p, tiles, at, buffer, row + 64 * half, column, lane);
+            };
             if (p.bias) add_bias(sums[half], p, column, lane);
-            if (p.fp32) store_boxes<true>(sums[half], maps.d, p, buffer, row + 64 * half, column, lane);
-            else store_boxes<false>(sums[half], maps.d, p, buffer, row + 64 * half, column, lane);
+            if (!kExpertRows && p.fp32) store_as(std::true_type{});
+            else store_as(std::false_type{});
         }
         __syncwarp();
     }
-    __device__ void run(const BlocksMaps& maps, const BlocksProblem& p, const BlockPairs& schedule) {
+    __device__ void run(const BlocksMaps& maps, const BlocksProblem& p, const Tiles& tiles) {
         if (vectors && consumer == 1) pass_turn();
-        for (uint32_t item = BlockPairs::first(); item < schedule.items; item += BlockPairs::step()) {
+        for (BlocksItems<Tiles> items(tiles); items.more(); items.next()) {
+            const BlocksPlace at = items.place(p);   // not used after the steps
 #pragma unroll
             for (int half = 0; half < B::kHalves; half++)
 #pragma unroll
                 for (int i = 0; i < 64; i++) sums[half][i] = 0;
-            first_scales();
-#pragma unroll 1
-            for (int number = 0; number < p.steps; number++) {
-                if constexpr (vectors) step_of_vectors(number + 1 == p.steps);
-                else step_of_blocks(number, number + 1 == p.steps);
+            if constexpr (kExpertRows) {
+                wide = at.wide;
+                row_scales = at.row % 4 + (wide ? 0 : 64 * B::kHalves * consumer);
             }
-            store(maps, p, schedule, item);
+            if constexpr (kSums) {
+                if (at.steps > 0) first_scales();
+#pragma unroll 1
+                for (items.count(at.steps); items.left() > 0; items.count(-1)) step_of_vectors(items.left() == 1);
+            } else {
+                first_scales();
+#pragma unroll 1
+                for (int number = 0; number < p.steps; number++) {
+                    if constexpr (vectors) step_of_vectors(number + 1 == p.steps);
+                    else step_of_blocks(number, number + 1 == p.steps);
+                }
+            }
+            store(maps, p, tiles, items);
         }
         if (vectors && consumer == 0) wait_turn();   // the last that was passed
         if (lane == 0) ptx::bulk_wait_read<0>();   // shared memory must outlive the copies
@@ -294,15 +359,16 @@ template <bool vectors> struct BlocksConsumer {
 // Traffic: M K + N K bytes and 4 M K / 128 of scales (and 4 N K / 128 of 1x128 scales of B) read, D written; D also
 //          read to accumulate.
 // Requires: sm_90a; E4M3 operands, A with 1x128 scales, B with 128x128 or 1x128; M a multiple of 4, N and K of 16; A,
-//           B, D and scales 16-byte aligned, as fp8_gemm_error checks.
-// Parallel: a cluster of 2 blocks computes tiles of 256 x 256 (BlockPairs), each block 128 of the columns. Its last
+//           B, D and scales 16-byte aligned, as fp8_gemm_error checks; of experts as GroupedGemmArgs says.
+// Parallel: a cluster of 2 blocks computes tiles of 256 x 256 (BlocksPlace), each block 128 of the columns. Its last
 //           warpgroup issues TMA loads (and orders scales), each other one owns 128 rows in two halves.
-template <bool vectors>
+template <bool vectors, typename Tiles>
 __global__ void __launch_bounds__(Blocks::kThreads, 1)
 gemm_fp8_blockwise_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __grid_constant__ BlocksProblem problem,
-                        const BlockPairs schedule) {
+                        const Tiles tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char memory[];
+    constexpr bool kExpertRows = std::is_same_v<Tiles, ExpertRows>;
     const BlocksState state(ptx::shared_address(memory));
     const int group_of_warps = warp_uniform(threadIdx.x / 128);
     if (threadIdx.x == 0) {
@@ -313,19 +379,19 @@ gemm_fp8_blockwise_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __
     __cluster_barrier_arrive();   // no block may copy into another or free its stages before its barriers exist
     __cluster_barrier_wait();
     if (group_of_warps == Blocks::kConsumers) {
-        ptx::registers_shrink<Blocks::kProducerRegisters>();
+        ptx::registers_shrink<kExpertRows ? Blocks::kExpertProducerRegisters : Blocks::kProducerRegisters>();
         const int thread = static_cast<int>(threadIdx.x) - 128 * Blocks::kConsumers;
-        if (thread == 0) load_blocks<vectors>(state, maps, problem, schedule);
-        if (vectors && thread / 32 == 1) order_scales(state, problem, schedule, thread % 32);
+        if (thread == 0) load_blocks<vectors>(state, maps, problem, tiles);
+        if (vectors && thread / 32 == 1) order_scales(state, problem, tiles, thread % 32);
         __syncwarp();
     } else {
-        ptx::registers_grow<Blocks::kConsumerRegisters>();
+        ptx::registers_grow<kExpertRows ? Blocks::kExpertConsumerRegisters : Blocks::kConsumerRegisters>();
         const int lane = static_cast<int>(threadIdx.x) % 32;
         const uint32_t last_empty = state.ring.empty + 8 * (Blocks::kStages - 1);
-        BlocksConsumer<vectors> consumer{
+        BlocksConsumer<vectors, Tiles> consumer{
             state, group_of_warps, warp_uniform(threadIdx.x / 32) % 4, lane,
             ptx::address_in_block(last_empty, lane % Blocks::kCluster), {}, {}, {}, {}};
-        consumer.run(maps, problem, schedule);
+        consumer.run(maps, problem, tiles);
     }
     __cluster_barrier_arrive();   // no block may exit while the other still copies or arrives here
     __cluster_barrier_wait();
@@ -344,8 +410,27 @@ template <bool vectors> void launch(Ctx& ctx, const GemmArgs& args) {
                                 .steps = static_cast<int>(steps),
                                 .scale_row = static_cast<int>(ceil_div(steps, 4) * 4),
                                 .fp32 = args.D.dtype == Dtype::kFp32, .accumulate = args.accumulate};
-    launch_block_pairs<gemm_fp8_blockwise_sm90_kernel<vectors>, Blocks::kThreads, Blocks::kSharedBytes>(
+    launch_block_pairs<gemm_fp8_blockwise_sm90_kernel<vectors, BlockPairs>, Blocks::kThreads, Blocks::kSharedBytes>(
         ctx, "gemm_fp8_blockwise", args.M, args.N, maps, problem);
+    CHECK_LAUNCH("gemm_fp8_blockwise_sm90_kernel");
+}
+
+// The matmuls of experts. B: of one expert (N, K), or of weight gradients the transposed operand.
+template <bool vectors, typename Tiles>
+void launch_experts(Ctx& ctx, const GroupedGemmArgs& args, int64_t items, int64_t K, int a_box, const Tiles& tiles) {
+    constexpr bool kSums = std::is_same_v<Tiles, ExpertSums>;
+    const int64_t steps = ceil_div(K, Blocks::kDepth), N = args.N;
+    CHECK(!kSums || (items < 1 << kItemBits && steps < 1 << (32 - kItemBits)),
+          "grouped_gemm in FP8: %lld tiles of weight gradients, %lld steps", ll(items), ll(steps));
+    const BlocksMaps maps{matrix_map(args.A.data, args.M, K, a_box),
+                          box_map(args.B, N, K, K, Blocks::kColumns, 128, kSums ? 1 : args.E),
+                          box_map(args.D, args.M, N, N, 16, 128, kSums ? args.E : 1)};
+    const BlocksProblem problem{.a_scales = args.A_scale_inv.as<float>(), .b_scales = args.B_scale_inv.as<float>(),
+                                .bias = nullptr, .M = static_cast<int>(args.M), .N = static_cast<int>(N),
+                                .steps = static_cast<int>(steps), .scale_row = static_cast<int>(ceil_div(steps, 4) * 4),
+                                .fp32 = args.D.dtype == Dtype::kFp32, .accumulate = args.accumulate};
+    launch_clusters<gemm_fp8_blockwise_sm90_kernel<vectors, Tiles>, Blocks::kThreads, Blocks::kSharedBytes>(
+        ctx, "grouped_gemm", items, maps, problem, tiles);
     CHECK_LAUNCH("gemm_fp8_blockwise_sm90_kernel");
 }
 
@@ -365,6 +450,23 @@ void gemm_fp8_blockwise(Ctx& ctx, const GemmArgs& args) {
 #if defined(LLMC_SM90A)
     if (args.B_granularity == Granularity::kBlock1x128) launch<true>(ctx, args);
     else launch<false>(ctx, args);
+#endif
+}
+
+void grouped_gemm_fp8(Ctx& ctx, const GroupedGemmArgs& args) {
+    CHECK(gemm_fp8_blockwise_available(ctx),
+          "FP8 matmuls of experts need compute capability 9.0 and a build with ARCH=90a");
+#if defined(LLMC_SM90A)
+    const int32_t* offsets = args.offsets.as<int32_t>();
+    const int64_t E = args.E, M = args.M, N = args.N, K = args.K;
+    const int experts = static_cast<int>(E), m = static_cast<int>(M), n = static_cast<int>(N);
+    if (args.layout == GemmLayout::kWgrad) {
+        const ExpertSums tiles{offsets, experts, m, n, args.D.dtype == Dtype::kFp32, args.accumulate};
+        return launch_experts<true>(ctx, args, tiles.items(), padded_rows(K, E), Blocks::kShareRows, tiles);
+    }
+    const ExpertRows tiles{offsets, args.D.as<bf16>(), experts, n, static_cast<int>(K)};
+    const int64_t most = (M / 256 + E) * ceil_div(N, int64_t{256});   // items
+    launch_experts<false>(ctx, args, most, K, 64, tiles);
 #endif
 }
 

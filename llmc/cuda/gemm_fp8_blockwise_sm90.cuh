@@ -1,7 +1,7 @@
 // Matmul of blockwise FP8 operands on compute capability 9.0: tiles, shared memory, epilogue.
 #pragma once
-#include "llmc/cuda/block_pairs_sm90.cuh"
-#include "llmc/cuda/wgmma.cuh"
+#include "llmc/cuda/gemm_bf16_sm90.cuh"
+#include "llmc/ops/ops_moe.h"
 
 namespace cuda {
 
@@ -17,6 +17,10 @@ struct Blocks {
     static constexpr uint32_t kRowBytes = kRows * kDepth, kColumnBytes = kColumns * kDepth;
     static constexpr uint32_t kShareBytes = kShareRows * kDepth, kHalfBytes = 64 * kDepth;
     static constexpr uint32_t kScaleBytes = 4 * (kRows + kColumns);
+    // ExpertRows: A's scales begin at the multiple of 4 before the first row, and B's four or eight stand behind them.
+    // The producer needs more registers, and its consumers need fewer.
+    static constexpr int kExpertScales = kRows + 4, kExpertBlocksAt = kRows + 8;
+    static constexpr int kExpertProducerRegisters = 56, kExpertConsumerRegisters = 224;
     static constexpr uint32_t kWarpBytes = 16 * kPanelRowBytes;
     // Shared memory: stages of A | of B | results of each warp | stages of scales (A's, then B's: those of the columns,
     // or of four adjacent 128x128 blocks along K) | scales of columns in the order of registers | barriers (`full`,
@@ -28,6 +32,7 @@ struct Blocks {
     static constexpr int kSharedBytes = kBarriers + 24 * kStages;
     static constexpr int kTurnBarrier = 1;   // the named barriers of the two consumers' turns
     static_assert(registers_suffice(kConsumers, kProducerRegisters, kConsumerRegisters));
+    static_assert(registers_suffice(kConsumers, kExpertProducerRegisters, kExpertConsumerRegisters));
     static_assert(kSharedBytes <= 227 * 1024);
     static_assert(kRows == BlockPairs::kRows && kCluster * kColumns == BlockPairs::kColumns);
 };
@@ -40,6 +45,71 @@ struct BlocksProblem {
     int scale_row;      // elements between B's scales of adjacent 128x128 blocks along N
     bool fp32;          // type of the (M, N) results, otherwise bf16
     bool accumulate;    // += instead of =
+};
+
+// What a cluster computes of an item: results from (row, column) on, 256 x 256, of which each block has 128 columns and
+// each of its consumers 128 rows; or if `wide` 128 x 512, of which each block has 256 columns and each consumer 128.
+struct BlocksPlace {
+    int row, column, end_row;   // rows from end_row on are not stored
+    int steps, k = 0;           // the sum is over steps of 128 from k on
+    int expert = 0;             // whose B (ExpertRows) or D (ExpertSums) it is
+    bool wide = false;
+};
+__device__ inline BlocksPlace blocks_place(const BlockPairs& pairs, const BlocksProblem& p, uint32_t item) {
+    const BlockPairs::Place at = pairs.place(item);
+    return {.row = at.row, .column = at.column, .end_row = p.M, .steps = p.steps};
+}
+// `opaque` keeps the compiler from computing what all items have in common beforehand, which would need registers.
+__device__ inline bool find_sums(ExpertSums sums, uint32_t item, Bf16Place& at) {
+    sums.m = static_cast<int>(ptx::opaque(static_cast<uint32_t>(sums.m)));
+    return sums.find(item, 0, at);
+}
+__device__ inline BlocksPlace blocks_place(const ExpertSums& sums, const BlocksProblem& p, uint32_t item) {
+    Bf16Place at = {};
+    find_sums(sums, item, at);
+    const int steps = (at.depth + Blocks::kDepth - 1) / Blocks::kDepth;
+    return {.row = at.row, .column = at.column, .end_row = p.M, .steps = steps,
+            .k = static_cast<int>(padded_rows(at.k, at.expert)), .expert = at.expert};
+}
+
+// The items of this cluster. The steps that are left of an item of ExpertSums are counted in the upper bits of its
+// number, since there is no register for both; none are left when the number is used.
+inline constexpr int kItemBits = 18;
+template <typename Tiles> struct BlocksItems {
+    const Tiles& tiles;
+    uint32_t item = BlockPairs::first();
+
+    __device__ void count(int steps) { item += static_cast<uint32_t>(steps) << kItemBits; }
+    __device__ uint32_t left() const { return item >> kItemBits; }
+
+    __device__ explicit BlocksItems(const Tiles& all) : tiles(all) {}
+    __device__ bool more() const {
+        Bf16Place at;
+        if constexpr (std::is_same_v<Tiles, ExpertSums>) return find_sums(tiles, item, at);
+        else return item < tiles.items;
+    }
+    __device__ void next() { item += BlockPairs::step(); }
+    __device__ BlocksPlace place(const BlocksProblem& p) const { return blocks_place(tiles, p, item); }
+    // Computes it again, so that it needs no registers until then.
+    __device__ BlocksPlace place_again(const BlocksProblem& p) const {
+        return blocks_place(tiles, p, ptx::opaque(item));
+    }
+};
+// Those of ExpertRows are found in turn.
+template <> struct BlocksItems<ExpertRows> {
+    ExpertRows tiles;
+    Bf16Place at = {};   // of block 0: the cluster's first row and column
+    uint32_t item = BlockPairs::first();
+    bool found;
+
+    __device__ explicit BlocksItems(const ExpertRows& all) : tiles(all) { found = tiles.find(item, 0, at); }
+    __device__ bool more() const { return found; }
+    __device__ void next() { found = tiles.find(item += BlockPairs::step(), 0, at); }
+    __device__ BlocksPlace place(const BlocksProblem& p) const {
+        return {.row = at.row, .column = at.column, .end_row = at.end_row, .steps = p.steps, .expert = at.expert,
+                .wide = at.share == Bf16Place::Share::kRows};
+    }
+    __device__ BlocksPlace place_again(const BlocksProblem& p) const { return place(p); }
 };
 
 // A block's ring and the addresses of its stages.
@@ -98,14 +168,25 @@ __device__ inline void write_panel(const float (&d)[64], int c, uint32_t buffer,
     }
 }
 
+// Stores the first `count` rows of a box in the warp's buffer: the others are of the next expert.
+__device__ inline void store_rows(bf16* results, int N, int count, uint32_t buffer, int row, int column, int lane) {
+    const int chunk = lane % 8;
+    if (column + 8 * chunk >= N) return;
+    for (int i = lane / 8; i < count; i += 4)
+        *reinterpret_cast<float4*>(results + int64_t{row + i} * N + column + 8 * chunk) =
+            ptx::load_shared4(buffer + panel_offset(i, chunk));
+}
+
 // Stores (=) or, if p.accumulate, adds (+=) by TMA, whose boxes are 16 rows of 128 bytes. A sum is rounded to bf16 and
 // added to bf16, which rounds again, as in the library. Each element is added to once, so the result is
 // deterministic. (Additions in memory may flush subnormal numbers to 0.) A warp waits until its last box has been read,
 // not until it has been written.
-template <bool fp32>
+template <bool fp32, typename Tiles>
 __device__ inline void store_boxes(const float (&d)[64], const CUtensorMap& map, const BlocksProblem& p,
-                                   uint32_t buffer, int row, int column, int lane) {
+                                   const Tiles& tiles, const BlocksPlace& at, uint32_t buffer, int row, int column,
+                                   int lane) {
     constexpr int kWidth = fp32 ? 32 : 64;
+    const int matrix = std::is_same_v<Tiles, ExpertSums> ? at.expert : 0;
 #pragma unroll
     for (int c = 0; c < Blocks::kColumns / kWidth; c++) {
         if (lane == 0) ptx::bulk_wait_read<0>();
@@ -113,9 +194,15 @@ __device__ inline void store_boxes(const float (&d)[64], const CUtensorMap& map,
         write_panel<fp32>(d, c, buffer, lane);
         ptx::fence_async();
         __syncwarp();
-        if (lane == 0 && row < p.M && column + c * kWidth < p.N) {
-            if (p.accumulate) ptx::add_matrix_box(&map, buffer, column + c * kWidth, row);
-            else ptx::store_matrix_box(&map, buffer, column + c * kWidth, row);
+        if constexpr (std::is_same_v<Tiles, ExpertRows>) {
+            if (row < at.end_row && row + 16 > at.end_row) {
+                store_rows(tiles.results, p.N, at.end_row - row, buffer, row, column + c * kWidth, lane);
+                continue;
+            }
+        }
+        if (lane == 0 && row < at.end_row && column + c * kWidth < p.N) {
+            if (p.accumulate) ptx::add_matrix_box(&map, buffer, column + c * kWidth, row, matrix);
+            else ptx::store_matrix_box(&map, buffer, column + c * kWidth, row, matrix);
             ptx::bulk_commit();
         }
     }

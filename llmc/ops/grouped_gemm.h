@@ -1,18 +1,29 @@
 // A grouped matmul as matmuls of the experts, one by one: the CPU's, and where a GPU has no kernel for all of them.
 #pragma once
 #include "llmc/base/check.h"
-#include "llmc/ops/ops_moe.h"
+#include "llmc/ops/gemm_fp8.h"
 
-// Exits 1 if a tensor has another number of elements than the sizes say.
+// Exits 1 if a tensor has another number of elements than the sizes say, or FP8 operands are not as GroupedGemmArgs
+// says.
 inline void check_grouped_gemm(const GroupedGemmArgs& a) {
-    const bool wgrad = a.layout == GemmLayout::kWgrad;
+    const bool wgrad = a.layout == GemmLayout::kWgrad, fp8 = is_fp8(a.A.dtype);
     const int64_t matrix = wgrad ? a.M * a.N : a.N * a.K;   // one expert's
-    CHECK(a.E > 0 && a.N > 0 && (wgrad ? a.M : a.K) > 0 && a.A.elems == a.M * a.K
-              && a.B.elems == (wgrad ? a.N * a.K : a.E * matrix) && a.D.elems == (wgrad ? a.E * matrix : a.M * a.N)
+    const int64_t K = wgrad && fp8 ? padded_rows(a.K, a.E) : a.K;
+    CHECK(a.E > 0 && a.N > 0 && (wgrad ? a.M : a.K) > 0 && a.A.elems == a.M * K
+              && a.B.elems == (wgrad ? a.N * K : a.E * matrix) && a.D.elems == (wgrad ? a.E * matrix : a.M * a.N)
               && a.A.dtype == a.B.dtype && a.offsets.dtype == Dtype::kInt32 && a.offsets.elems == a.E + 1
               && (wgrad || !a.accumulate),
           "grouped_gemm of %lld experts, M %lld N %lld K %lld: A, B, D or offsets does not fit", ll(a.E), ll(a.M),
           ll(a.N), ll(a.K));
+    if (!fp8) return;
+    const int64_t of_b = wgrad ? scale_inv_elems(Granularity::kBlock1x128, a.N, K)
+                               : a.E * scale_inv_elems(Granularity::kBlock128x128, a.N, K);
+    CHECK(a.A.dtype == Dtype::kE4m3 && (a.D.dtype == Dtype::kBf16 || (wgrad && a.D.dtype == Dtype::kFp32))
+              && a.A_scale_inv.elems == scale_inv_elems(Granularity::kBlock1x128, a.M, K)
+              && a.B_scale_inv.elems == of_b && a.M % 4 == 0 && a.N % 16 == 0 && K % 16 == 0,
+          "grouped_gemm in FP8, M %lld N %lld K %lld: types or scales do not fit", ll(a.M), ll(a.N), ll(a.K));
+    for (const Tensor& t : {a.A, a.B, a.D, a.A_scale_inv, a.B_scale_inv})
+        CHECK(aligned_to_16(t), "grouped_gemm in FP8: A, B, D and scales 16-byte aligned");
 }
 
 // Calls multiply(GemmArgs) for each expert that has rows and, of weight gradients that are not added to, clear(Tensor)

@@ -184,8 +184,14 @@ void rehearse_op(Ctx& ctx, OpKind, const GemmArgs& a) {
 }
 // Counted as one matmul of all rows.
 void rehearse_op(Ctx& ctx, OpKind kind, const GroupedGemmArgs& a) {
-    rehearse_op(ctx, kind, GemmArgs{.D = a.D, .A = a.A, .B = a.B, .M = a.M, .N = a.N, .K = a.K, .layout = a.layout,
-                                    .accumulate = a.accumulate});
+    GemmArgs all{.D = a.D, .A = a.A, .B = a.B, .M = a.M, .N = a.N, .K = a.K, .layout = a.layout,
+                 .accumulate = a.accumulate};
+    if (a.A_scale_inv) all.A_granularity = Granularity::kBlock1x128, all.B_granularity = all.A_granularity;
+    if (a.A_scale_inv && a.layout != GemmLayout::kWgrad) all.B_granularity = Granularity::kBlock128x128;
+    rehearse_op(ctx, kind, all);
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const TransposeScaledArgs& a) {
+    record(ctx, kind, a.in.dtype, sum({a.in, a.in_scale_inv, a.out, a.out_scale_inv}));
 }
 
 // ---- mixtures of experts; int32 are few

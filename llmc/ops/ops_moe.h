@@ -98,12 +98,24 @@ struct ExpertActivationBackwardArgs {
     int64_t R, F;
 };
 
-// A matmul of each expert. Layouts and types as in GemmArgs, without FP8; the sizes of experts are read on the device.
+// FP8 operands of weight gradients are transposed, with the rows of tokens as columns: expert e begins at column
+// padded_rows(offsets[e], e) of padded_rows(rows, E), at most rows + 128 E. Those are whole blocks of scales, and leave
+// room to fill up the last block of each expert with zeros, without a sum over the experts before: for n rows
+// padded_rows(offset + n, e + 1) - padded_rows(offset, e) is n rounded up to a multiple of 128, or 128 more.
+HOST_DEVICE constexpr int64_t padded_rows(int64_t rows, int64_t experts) {
+    return (rows / kScaleBlock + experts) * kScaleBlock;
+}
+
+// A matmul of each expert. Layouts and types as in GemmArgs; the sizes of experts are read on the device.
 //   kForward   D(M,N)   = A(M,K) B(E,N,K)^T : y  = x w[e]^T          rows of D and A belong to experts
 //   kDgrad     D(M,N)   = A(M,K) B(E,K,N)   : dx = dy w[e]           likewise
 //   kWgrad     D(E,M,N) = A(K,M)^T B(K,N)   : dw[e] = dy^T x         rows of A and B belong to experts
 // What rows before offsets[0] and from offsets[E] on hold, NaN also, has no effect, and those of D stay as they are.
 // The gradient of an expert without rows is 0, or stays as it is if accumulate.
+// FP8: E4M3 operands with K innermost and scales of blocks, as the blockwise recipe has them; D is bf16, of kWgrad bf16
+// or fp32. N and K are multiples of 16, M of 4, A, B, D and scales aligned to 16 bytes. Needs compute capability 9.0.
+//   kForward, kDgrad  D(M,N) = A(M,K) B(E,N,K)^T      scales: A kBlock1x128, B kBlock128x128 of each B[e]
+//   kWgrad            D(E,M,N) = A(M,P) B(N,P)^T      scales: kBlock1x128; P = padded_rows(K, E), see there
 struct GroupedGemmArgs {
     Tensor D;         // = , or += if accumulate: kWgrad only
     Tensor A, B;      // see above
@@ -111,4 +123,18 @@ struct GroupedGemmArgs {
     int64_t E, M, N, K;   // the number of rows (M, or K of kWgrad): those that there is memory for
     GemmLayout layout = GemmLayout::kForward;
     bool accumulate = false;
+    Tensor A_scale_inv = {}, B_scale_inv = {};   // FP8 only: fp32
+};
+// Makes the operand of a weight gradient from the rowwise codes of its rows: each block of 128 rows of an expert, the
+// last filled up with zeros, and one column gets a scale as if its dequantized values were quantized again. Scales are
+// powers of two, so that codes are shifted and equal the values unless these are below the smallest normal number.
+// Source: FP8-Flow-MoE, arXiv 2511.02302. P = padded_rows(R, E); blocks of no rows are zeros, too.
+struct TransposeScaledArgs {
+    Tensor out;                    // (C, P) E4M3, =
+    Tensor out_scale_inv;          // (ceil(P / 128), C) fp32, = kBlock1x128
+    Tensor in;                     // (R, C) E4M3
+    Tensor in_scale_inv;           // (ceil(C / 128), R) fp32, powers of two: kBlock1x128
+    Tensor offsets;                // (E + 1) int32, as of GroupedGemmArgs
+    Fp8Counts* counts = nullptr;   // += of C * P values, of which `flushed` became 0; optional
+    int64_t R, C, E;               // R: that there is memory for; C a multiple of 16
 };

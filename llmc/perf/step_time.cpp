@@ -20,7 +20,8 @@ StepPart part_of(const PlannedOp& op) {
         case OpKind::quantize: case OpKind::amax: case OpKind::cast: case OpKind::fp8_clear: case OpKind::fp8_update:
         case OpKind::block_amax: case OpKind::fp8_scales: case OpKind::quantize_run: case OpKind::block_scales:
         case OpKind::count_scales: case OpKind::transpose_bytes: case OpKind::quantize_int8: case OpKind::row_amax:
-        case OpKind::quantize_int8_run: case OpKind::row_scales: case OpKind::transpose_int8: return kQuantization;
+        case OpKind::quantize_int8_run: case OpKind::row_scales: case OpKind::transpose_int8:
+        case OpKind::transpose_scaled: return kQuantization;
         case OpKind::sum_ranks: case OpKind::quantize_chunks: case OpKind::compare_sums: return kSums;
         case OpKind::sum_squares: case OpKind::step_guard: case OpKind::adamw: case OpKind::ema:
         case OpKind::qk_clip_factors: case OpKind::qk_clip:

@@ -174,6 +174,7 @@ const std::map<std::string, std::string>& elsewhere() {
         {"muon_momentum_fp8_kernel", "--moment-dtype fp8"},
         {"dlogits_residual_kernel", "--fp8-lm-head"},
         {"gemm_bf16_sm90_kernel", "larger matrices of Muon, and experts"},
+        {"transpose_scaled_kernel", "experts in FP8"},
     };
     return all;
 }
