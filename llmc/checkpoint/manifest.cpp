@@ -1,6 +1,5 @@
 #include "llmc/checkpoint/manifest.h"
 
-#include <filesystem>
 #include <functional>
 
 #include "llmc/base/check.h"

@@ -1,6 +1,5 @@
 #include "llmc/commands/plan_report.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/check.h"

@@ -126,7 +126,7 @@ template <int kCluster, int kWarps> struct Exchange {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
         if constexpr (kCluster > 1) {
             if (threadIdx.x == 0) {
-                ptx::barrier_init(&barrier, 1);
+                ptx::barrier_init(ptx::shared_address(&barrier), 1);
                 ptx::barrier_init_fence();
             }
             __cluster_barrier_arrive();   // the other blocks must run, with initialised barriers, before anything
@@ -143,7 +143,7 @@ template <int kCluster, int kWarps> struct Exchange {
             __syncthreads();
         } else {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-            if (threadIdx.x == 0) ptx::barrier_arrive_expecting(&barrier, sizeof parts);
+            if (threadIdx.x == 0) ptx::barrier_expect(ptx::shared_address(&barrier), sizeof parts);
             if (lane < kCluster) {
                 ptx::send_to_block(ptx::address_in_block(to, lane), own.base, own.sum,
                                    ptx::address_in_block(&barrier, lane));
@@ -389,14 +389,10 @@ void launch_classifier(Ctx& ctx, const ClassifierArgs& args, int64_t vectors) {
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension, attribute.val.clusterDim.x = kCluster;
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(grid_size(args.N * kCluster)), config.blockDim = dim3(kThreads);
-    config.dynamicSmemBytes = static_cast<size_t>(16 * kThreads * ceil_div(part_vectors, kThreads));
-    config.stream = stream_of(ctx), config.attrs = &attribute, config.numAttrs = kCluster > 1 ? 1 : 0;
-    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args.logits.as<T>(), args.losses.as<float>(), args.targets,
-                                  args.state, static_cast<int>(args.V), static_cast<int>(args.Vp),
-                                  static_cast<int>(part_vectors), args.z_loss, args.squares.as<float>()));
-    CHECK_LAUNCH("classifier_kernel");
+    launch_with(ctx, kCluster > 1 ? &attribute : nullptr, kernel, grid_size(args.N * kCluster), kThreads,
+                static_cast<size_t>(16 * kThreads * ceil_div(part_vectors, kThreads)), args.logits.as<T>(),
+                args.losses.as<float>(), args.targets, args.state, args.V, args.Vp, part_vectors, args.z_loss,
+                args.squares.as<float>());
 }
 
 template <typename T, bool kWrite> void run_classifier(Ctx& ctx, const ClassifierArgs& args) {
@@ -404,13 +400,12 @@ template <typename T, bool kWrite> void run_classifier(Ctx& ctx, const Classifie
     const bool vector = vectorizable<T>(args.Vp, {args.logits.data});
     const int64_t blocks = ceil_div(vectors, kSlots * kManyThreads);
     if (!vector || (kWrite && (blocks > kMaxCluster || (blocks > 1 && ctx.sm < 90)))) {
-        classifier_loop_kernel<T, kWrite><<<grid_size(args.N), kManyThreads, 0, stream_of(ctx)>>>(args.logits.as<T>(),
-            args.losses.as<float>(), args.targets, args.state, args.V, args.Vp, args.z_loss, args.squares.as<float>());
-        CHECK_LAUNCH("classifier_loop_kernel");
+        launch_kernel(ctx, classifier_loop_kernel<T, kWrite>, grid_size(args.N), kManyThreads, args.logits.as<T>(),
+                      args.losses.as<float>(), args.targets, args.state, args.V, args.Vp, args.z_loss,
+                      args.squares.as<float>());
     } else if constexpr (!kWrite) {
-        classifier_losses_kernel<T><<<grid_size(args.N), kManyThreads, 0, stream_of(ctx)>>>(args.logits.as<T>(),
-            args.losses.as<float>(), args.targets, args.state, static_cast<int>(args.V), static_cast<int>(args.Vp));
-        CHECK_LAUNCH("classifier_losses_kernel");
+        launch_kernel(ctx, classifier_losses_kernel<T>, grid_size(args.N), kManyThreads, args.logits.as<T>(),
+                      args.losses.as<float>(), args.targets, args.state, args.V, args.Vp);
     } else if (vectors <= kSlots * kFewThreads) {
         launch_classifier<T, kFewThreads, 1>(ctx, args, vectors);
     } else if (blocks == 1) {
@@ -451,12 +446,11 @@ void dlogits_residual(Ctx& ctx, const DlogitsResidualArgs& args) {
     for (const Tensor* t : {&args.dx, &args.dlogits, &args.codes, &args.weight}) expect_aligned(*t, "dlogits_residual");
     CHECK(C % 16 == 0 && Vp % 16 == 0, "dlogits_residual: %lld x %lld columns", ll(C), ll(Vp));
     with_format(args.codes.dtype, "dlogits_residual", [&](auto format) {
-        dlogits_residual_kernel<decltype(format)::value><<<grid_size(N), kManyThreads, 0, stream_of(ctx)>>>(
-            args.dx.as<bf16>(), args.dlogits.as<bf16>(), static_cast<const uint8_t*>(args.codes.data),
-            args.scale_inv.as<float>(), args.granularity != Granularity::kTensor, args.weight.as<bf16>(), args.targets,
-            N, C, args.V, Vp);
+        launch_kernel(ctx, dlogits_residual_kernel<decltype(format)::value>, grid_size(N), kManyThreads,
+                      args.dx.as<bf16>(), args.dlogits.as<bf16>(), static_cast<const uint8_t*>(args.codes.data),
+                      args.scale_inv.as<float>(), args.granularity != Granularity::kTensor, args.weight.as<bf16>(),
+                      args.targets, N, C, args.V, Vp);
     });
-    CHECK_LAUNCH("dlogits_residual_kernel");
 }
 
 }  // namespace cuda

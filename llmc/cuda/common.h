@@ -24,6 +24,15 @@ inline void check_cuda(cudaError_t status, const char* what, const char* file, i
          cudaGetErrorName(status));
 }
 
+// The same for the start of a kernel, which the error names.
+inline void check_launch(cudaError_t status, const void* kernel) {
+    if (status == cudaSuccess) return;
+    cudaGetLastError();
+    const char* name = "a kernel";
+    static_cast<void>(cudaFuncGetName(&name, kernel));
+    FAIL(kExitBug, "launch of %s: %s (%s)", name, cudaGetErrorString(status), cudaGetErrorName(status));
+}
+
 inline cudaStream_t stream_of(const Ctx& ctx) { return static_cast<cudaStream_t>(ctx.stream); }
 
 // Checks and converts a number of blocks; the limit is that of gridDim.x.

@@ -349,14 +349,12 @@ void launch_embedding_backward(Ctx& ctx, const EmbeddingBackwardArgs& args) {
         launch_early(ctx, embedding_backward_tokens_kernel<T, Grad, kWidth>, grid_size(blocks),
                      static_cast<unsigned>(threads), 0, table, dout, keys, order, N, C, rows, long_blocks, long_tiles,
                      short_tiles);
-        CHECK_LAUNCH("embedding_backward_tokens_kernel");
     };
     launch_sorted(dwte, args.tokens, args.token_order, args.V);
     if (!dwpe) return;
     if (args.positions) return launch_sorted(dwpe, args.positions, args.position_order, args.T);
     launch_early(ctx, embedding_backward_positions_kernel<T, Grad, kWidth>,
                  grid_size(ceil_div(args.T, kWarps) * tiles), kThreads, 0, dwpe, dout, N, args.T, C, tiles);
-    CHECK_LAUNCH("embedding_backward_positions_kernel");
 }
 
 }  // namespace
@@ -376,10 +374,8 @@ void embedding_forward(Ctx& ctx, const EmbeddingForwardArgs& args) {
             const int64_t lanes = ceil_div(C, kLanes * kWidth) * kLanes;
             const unsigned x = static_cast<unsigned>(std::min<int64_t>(kThreads, lanes));
             const dim3 block(x, kThreads / x);
-            embedding_forward_kernel<T, kWidth>
-                <<<grid_size(ceil_div(N, kForwardRows * block.y)), block, 0, stream_of(ctx)>>>(
-                    out, wte, wpe, args.tokens, args.bad_tokens, args.positions, N, args.T, C, args.V);
-            CHECK_LAUNCH("embedding_forward_kernel");
+            launch_kernel(ctx, embedding_forward_kernel<T, kWidth>, grid_size(ceil_div(N, kForwardRows * block.y)),
+                          block, out, wte, wpe, args.tokens, args.bad_tokens, args.positions, N, args.T, C, args.V);
         });
     });
 }

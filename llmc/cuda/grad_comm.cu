@@ -79,7 +79,6 @@ template <typename T> void launch_chunks(Ctx& ctx, const QuantizeChunksArgs& arg
         launch_early(ctx, kernel, grid_size(ceil_div(chunks, kWarps * kChunks)), kThreads, 0,
                      static_cast<uint8_t*>(args.out.data), args.scales.as<float>(), args.in.as<T>(), args.counts,
                      chunks);
-        CHECK_LAUNCH("quantize_chunks_kernel");
     };
     if (args.counts) launch(quantize_chunks_kernel<T, true>);
     else launch(quantize_chunks_kernel<T, false>);
@@ -185,7 +184,6 @@ template <typename T, int kWidth, int kGroups> void launch_sum(Ctx& ctx, const S
         launch_early(ctx, sum_ranks_kernel<Out, T, kWidth, kGroups>,
                      grid_size(ceil_div(n, int64_t{kGroups} * kThreads * kWidth)), kThreads, 0, args.out.as<Out>(), in,
                      args.scales.as<float>(), own, static_cast<int>(args.own_rank), n, args.ranks, args.accumulate);
-        CHECK_LAUNCH("sum_ranks_kernel");
     });
 }
 
@@ -292,7 +290,6 @@ void compare_sums(Ctx& ctx, const CompareSumsArgs& args) {
     with_width<float>(vectorizable<float>(0, {args.a.data, args.b.data}), [&](auto width) {
         launch_early(ctx, compare_sums_kernel<decltype(width)::value>, grid_size(blocks), kThreads, 0, partial,
                      args.a.as<float>(), args.b.as<float>(), n);
-        CHECK_LAUNCH("compare_sums_kernel");
     });
     add_partial_sums(ctx, args.sums, partial, blocks, 4);
 }

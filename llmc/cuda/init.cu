@@ -75,9 +75,8 @@ void fill_normal(Ctx& ctx, const FillNormalArgs& args) {
     if (elems == 0) return;
     dispatch(args.out.dtype, "fill_normal", [&](auto type) {
         using T = decltype(type);
-        fill_normal_kernel<T><<<grid_size(ceil_div(elems, kThreads)), kThreads, 0, stream_of(ctx)>>>(
-            args.out.as<T>(), args.key, args.element_offset, args.mean, args.std, elems);
-        CHECK_LAUNCH("fill_normal_kernel");
+        launch_kernel(ctx, fill_normal_kernel<T>, grid_size(ceil_div(elems, kThreads)), kThreads, args.out.as<T>(),
+                      args.key, args.element_offset, args.mean, args.std, elems);
     });
 }
 
@@ -89,10 +88,8 @@ void fill_constant(Ctx& ctx, const FillConstantArgs& args) {
         T* out = args.out.as<T>();
         with_width<T>(vectorizable<T>(0, {out}), [&](auto width) {
             constexpr int kWidth = decltype(width)::value;
-            fill_constant_kernel<T, kWidth>
-                <<<flat_blocks(elems, kWidth, kThreads * kVecsPerThread), kThreads, 0, stream_of(ctx)>>>(
-                    out, args.value, elems);
-            CHECK_LAUNCH("fill_constant_kernel");
+            launch_kernel(ctx, fill_constant_kernel<T, kWidth>, flat_blocks(elems, kWidth, kThreads * kVecsPerThread),
+                          kThreads, out, args.value, elems);
         });
     });
 }
@@ -113,10 +110,8 @@ void cast(Ctx& ctx, const CastArgs& args) {
             const From* in = args.in.as<From>();
             auto launch = [&](auto width) {
                 constexpr int kWidth = decltype(width)::value;
-                cast_kernel<To, From, kWidth>
-                    <<<flat_blocks(elems, kWidth, kThreads * kCastsPerThread), kThreads, 0, stream_of(ctx)>>>(
-                        out, in, elems);
-                CHECK_LAUNCH("cast_kernel");
+                launch_kernel(ctx, cast_kernel<To, From, kWidth>,
+                              flat_blocks(elems, kWidth, kThreads * kCastsPerThread), kThreads, out, in, elems);
             };
             if (vectorizable<bf16>(0, {out, in})) launch(std::integral_constant<int, kCastWidth>{});
             else launch(std::integral_constant<int, 1>{});

@@ -167,10 +167,8 @@ RowsDone norm_backward_rows(Ctx& ctx, NormBackward<T> a, const QuantOut& quant, 
     if (shape.vecs == 0) {
         place_sums(std::min(kPartialRows, a.N));
         const dim3 grid(grid_size(ceil_div(C, kLoopThreads)), grid_size(done.parts));
-        norm_backward_columns_kernel<T, kLayer><<<grid, kLoopThreads, 0, stream_of(ctx)>>>(a, C);
-        CHECK_LAUNCH("norm_backward_columns_kernel");
-        norm_backward_loop_kernel<T, kLayer><<<grid_size(a.N), kLoopThreads, 0, stream_of(ctx)>>>(a, C);
-        CHECK_LAUNCH("norm_backward_loop_kernel");
+        launch_kernel(ctx, norm_backward_columns_kernel<T, kLayer>, grid, kLoopThreads, a, C);
+        launch_kernel(ctx, norm_backward_loop_kernel<T, kLayer>, grid_size(a.N), kLoopThreads, a, C);
         return done;
     }
     done.amax = quant.only_records();
@@ -192,7 +190,6 @@ RowsDone norm_backward_rows(Ctx& ctx, NormBackward<T> a, const QuantOut& quant, 
         allow_shared_memory(kernel, shared_bytes);
         launch_early(ctx, kernel, grid_size(done.parts), shape.block, shared_bytes, a, partial_dx, amax_out(quant),
                      C / kVec<T>);
-        CHECK_LAUNCH("norm_backward_kernel");
     });
     return done;
 }

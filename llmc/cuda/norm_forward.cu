@@ -113,8 +113,7 @@ template <typename T, bool kLayer>
 bool norm_forward_rows(Ctx& ctx, const NormForward<T>& a, const AmaxOut& amax, int64_t C) {
     const RowShape shape = a.vectors_fit(C) ? norm_forward_shape(C / kVec<T>, kWarpRows) : RowShape{};
     if (shape.vecs == 0) {
-        norm_forward_loop_kernel<T, kLayer><<<grid_size(a.N), kLoopThreads, 0, stream_of(ctx)>>>(a, C);
-        CHECK_LAUNCH("norm_forward_loop_kernel");
+        launch_kernel(ctx, norm_forward_loop_kernel<T, kLayer>, grid_size(a.N), kLoopThreads, a, C);
         return false;
     }
     const unsigned grid = grid_size(ceil_div(a.N, shape.block.y));
@@ -123,7 +122,6 @@ bool norm_forward_rows(Ctx& ctx, const NormForward<T>& a, const AmaxOut& amax, i
         auto kernel = shape.block.x == kNormLanes ? norm_forward_kernel<T, kVecs, kLayer, true>
                                                   : norm_forward_kernel<T, kVecs, kLayer, false>;
         launch_early(ctx, kernel, grid, shape.block, 0, a, amax, C / kVec<T>);
-        CHECK_LAUNCH("norm_forward_kernel");
     });
     return true;
 }

@@ -145,19 +145,16 @@ __device__ inline uint32_t thread_index() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // Barriers in shared memory. A phase completes after the expected arrivals and bytes; phases have parity 0, 1, 0, ...
 // "mbarrier".
-__device__ inline void barrier_init(uint64_t* barrier, uint32_t arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
-                 : "memory");
+__device__ inline void barrier_init(uint32_t barrier, uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 // Makes this thread's barrier initialisations visible to the whole cluster after the next cluster barrier.
 __device__ inline void barrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 // Arrives, and makes the current phase wait for `bytes` more bytes.
-__device__ inline void barrier_arrive_expecting(uint64_t* barrier, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-                 "r"(bytes)
-                 : "memory");
+__device__ inline void barrier_expect(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 // Waits for the end of the phase of this parity; data that other blocks sent for it is visible then.
 __device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
@@ -289,15 +286,9 @@ __device__ inline void store_release(uint32_t* global, uint32_t value) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(global)), "r"(value) : "memory");
 }
 
-// ---- barriers in this block's shared memory, by address (in another block's: barrier_arrive_in_block)
-__device__ inline void barrier_init(uint32_t barrier, uint32_t arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
+// ---- barriers in this block's shared memory (in another block's: barrier_arrive_in_block)
 __device__ inline void barrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ inline void barrier_expect(uint32_t barrier, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
     uint32_t done = 0;
@@ -371,55 +362,44 @@ template <int count> __device__ inline void pin(int (&x)[count]) {
                   LLMC_N10("7") LLMC_N10("8") LLMC_N10("9") LLMC_N10("10") LLMC_N10("11") "%120, %121, %122, %123, " \
                   "%124, %125, %126, %127"
 
+#define LLMC_F64(d, i) LLMC_F32(d, i), LLMC_F32(d, i + 32)
+#define LLMC_F128(d) LLMC_F64(d, 0), LLMC_F64(d, 64)
+#define LLMC_MEMORY "l"(a), "l"(b), "r"(static_cast<int>(add))
+#define LLMC_REGISTERS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add))
+// A product with the sums `d`, which are the operands `sums`; ab, flag and more: those of A and B, add, and layouts.
+#define LLMC_WGMMA(types, sums, ab, flag, more, d, ...)                                               \
+    asm volatile("{.reg .pred add; setp.ne.b32 add, " flag ", 0; wgmma.mma_async.sync.aligned." types \
+                 " {" sums "}, " ab ", add, 1, 1" more ";}" : d : __VA_ARGS__)
+
 // d(64, N) (+)= A(64, 16) B(16, N), bf16 operands, fp32 sums; without `add` the old d is ignored. Warp w of the
 // warpgroup holds rows 16 w .. 16 w + 15, with d[4 j + ..] as mma_bf16 for block j of 8 columns. a, b: descriptors
 // (wgmma.cuh). a_rows, b_rows: the operand is contiguous along M or N, not along K. "wgmma.mma_async".
 template <int N, bool a_rows, bool b_rows>
 __device__ inline void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add) {
     static_assert(N == 32 || N == 64 || N == 128 || N == 256);
-    if constexpr (N == 32) {
-        asm volatile("{.reg .pred add; setp.ne.b32 add, %18, 0; "
-                     "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" LLMC_N16 "}, %16, %17, add, 1, 1, %19, "
-                     "%20;}"
-                     : LLMC_F16(d, 0)
-                     : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(a_rows), "n"(b_rows));
-    } else if constexpr (N == 64) {
-        asm volatile("{.reg .pred add; setp.ne.b32 add, %34, 0; "
-                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LLMC_N32 "}, %32, %33, add, 1, 1, %35, "
-                     "%36;}"
-                     : LLMC_F32(d, 0)
-                     : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(a_rows), "n"(b_rows));
-    } else if constexpr (N == 128) {
-        asm volatile("{.reg .pred add; setp.ne.b32 add, %66, 0; "
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" LLMC_N64 "}, %64, %65, add, 1, 1, %67, "
-                     "%68;}"
-                     : LLMC_F32(d, 0), LLMC_F32(d, 32)
-                     : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(a_rows), "n"(b_rows));
-    } else {
-        asm volatile("{.reg .pred add; setp.ne.b32 add, %130, 0; "
-                     "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" LLMC_N128 "}, %128, %129, add, 1, 1, "
-                     "%131, %132;}"
-                     : LLMC_F32(d, 0), LLMC_F32(d, 32), LLMC_F32(d, 64), LLMC_F32(d, 96)
-                     : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(a_rows), "n"(b_rows));
-    }
+    if constexpr (N == 32)
+        LLMC_WGMMA("m64n32k16.f32.bf16.bf16", LLMC_N16, "%16, %17", "%18", ", %19, %20", LLMC_F16(d, 0), LLMC_MEMORY,
+                   "n"(a_rows), "n"(b_rows));
+    else if constexpr (N == 64)
+        LLMC_WGMMA("m64n64k16.f32.bf16.bf16", LLMC_N32, "%32, %33", "%34", ", %35, %36", LLMC_F32(d, 0), LLMC_MEMORY,
+                   "n"(a_rows), "n"(b_rows));
+    else if constexpr (N == 128)
+        LLMC_WGMMA("m64n128k16.f32.bf16.bf16", LLMC_N64, "%64, %65", "%66", ", %67, %68", LLMC_F64(d, 0), LLMC_MEMORY,
+                   "n"(a_rows), "n"(b_rows));
+    else
+        LLMC_WGMMA("m64n256k16.f32.bf16.bf16", LLMC_N128, "%128, %129", "%130", ", %131, %132", LLMC_F128(d),
+                   LLMC_MEMORY, "n"(a_rows), "n"(b_rows));
 }
 // As above with A in registers: each warp holds its 16 rows as in mma_bf16.
 template <int N, bool b_rows>
 __device__ inline void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool add) {
     static_assert(N == 64 || N == 128);
-    if constexpr (N == 64) {
-        asm volatile("{.reg .pred add; setp.ne.b32 add, %37, 0; "
-                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LLMC_N32 "}, {%32, %33, %34, %35}, %36, "
-                     "add, 1, 1, %38;}"
-                     : LLMC_F32(d, 0)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(b_rows));
-    } else {
-        asm volatile("{.reg .pred add; setp.ne.b32 add, %69, 0; "
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" LLMC_N64 "}, {%64, %65, %66, %67}, %68, "
-                     "add, 1, 1, %70;}"
-                     : LLMC_F32(d, 0), LLMC_F32(d, 32)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(b_rows));
-    }
+    if constexpr (N == 64)
+        LLMC_WGMMA("m64n64k16.f32.bf16.bf16", LLMC_N32, "{%32, %33, %34, %35}, %36", "%37", ", %38", LLMC_F32(d, 0),
+                   LLMC_REGISTERS, "n"(b_rows));
+    else
+        LLMC_WGMMA("m64n128k16.f32.bf16.bf16", LLMC_N64, "{%64, %65, %66, %67}, %68", "%69", ", %70", LLMC_F64(d, 0),
+                   LLMC_REGISTERS, "n"(b_rows));
 }
 // d(64, N) (+)= A(64, 32) B(32, N), E4M3 operands, both contiguous along K; d as above. The tensor cores keep 14 bits
 // of a sum in progress: what lies more than 2^-13 below the largest of its terms and d is dropped. a in registers: with
@@ -427,33 +407,18 @@ __device__ inline void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t
 // "wgmma.mma_async".
 template <int N> __device__ inline void wgmma_e4m3(float (&d)[N / 2], uint64_t a, uint64_t b, bool add) {
     static_assert(N == 64 || N == 128);
-    if constexpr (N == 64) {
-        asm volatile("{.reg .pred add; setp.ne.b32 add, %34, 0; "
-                     "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" LLMC_N32 "}, %32, %33, add, 1, 1;}"
-                     : LLMC_F32(d, 0)
-                     : "l"(a), "l"(b), "r"(static_cast<int>(add)));
-    } else {
-        asm volatile("{.reg .pred add; setp.ne.b32 add, %66, 0; "
-                     "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" LLMC_N64 "}, %64, %65, add, 1, 1;}"
-                     : LLMC_F32(d, 0), LLMC_F32(d, 32)
-                     : "l"(a), "l"(b), "r"(static_cast<int>(add)));
-    }
+    if constexpr (N == 64)
+        LLMC_WGMMA("m64n64k32.f32.e4m3.e4m3", LLMC_N32, "%32, %33", "%34", "", LLMC_F32(d, 0), LLMC_MEMORY);
+    else LLMC_WGMMA("m64n128k32.f32.e4m3.e4m3", LLMC_N64, "%64, %65", "%66", "", LLMC_F64(d, 0), LLMC_MEMORY);
 }
 template <int N> __device__ inline void wgmma_e4m3(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool add) {
     static_assert(N == 64 || N == 128);
-    if constexpr (N == 64) {
-        asm volatile("{.reg .pred add; setp.ne.b32 add, %37, 0; "
-                     "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" LLMC_N32 "}, {%32, %33, %34, %35}, %36, "
-                     "add, 1, 1;}"
-                     : LLMC_F32(d, 0)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
-    } else {
-        asm volatile("{.reg .pred add; setp.ne.b32 add, %69, 0; "
-                     "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" LLMC_N64 "}, {%64, %65, %66, %67}, %68, "
-                     "add, 1, 1;}"
-                     : LLMC_F32(d, 0), LLMC_F32(d, 32)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
-    }
+    if constexpr (N == 64)
+        LLMC_WGMMA("m64n64k32.f32.e4m3.e4m3", LLMC_N32, "{%32, %33, %34, %35}, %36", "%37", "", LLMC_F32(d, 0),
+                   LLMC_REGISTERS);
+    else
+        LLMC_WGMMA("m64n128k32.f32.e4m3.e4m3", LLMC_N64, "{%64, %65, %66, %67}, %68", "%69", "", LLMC_F64(d, 0),
+                   LLMC_REGISTERS);
 }
 // d(64, 128) += A(64, 32) B(32, 128), INT8 operands, both contiguous along K, INT32 sums; otherwise as above.
 #define LLMC_R8(d, i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3]), "+r"(d[i + 4]), "+r"(d[i + 5]), \
@@ -469,13 +434,18 @@ __device__ inline void wgmma_int8(int (&d)[128], uint64_t a, uint64_t b, bool ad
     asm volatile("{.reg .pred add; setp.ne.b32 add, %130, 0; "
                  "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 {" LLMC_N128 "}, %128, %129, add;}"
                  : LLMC_R32(d, 0), LLMC_R32(d, 32), LLMC_R32(d, 64), LLMC_R32(d, 96)
-                 : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+                 : LLMC_MEMORY);
 }
 #undef LLMC_R8
 #undef LLMC_R32
 #undef LLMC_F8
 #undef LLMC_F16
 #undef LLMC_F32
+#undef LLMC_F64
+#undef LLMC_F128
+#undef LLMC_MEMORY
+#undef LLMC_REGISTERS
+#undef LLMC_WGMMA
 #undef LLMC_N10
 #undef LLMC_N16
 #undef LLMC_N32

@@ -67,7 +67,6 @@ void qk_clip_factors(Ctx& ctx, const QkClipFactorsArgs& args) {
     expect(args.factors, Dtype::kFp32, layers * (args.NH + args.NKV), "qk_clip_factors: factors");
     launch_early(ctx, qk_clip_factors_kernel, 1, kThreads, 0, args.factors.as<float>(), args.max_logits.as<float>(),
                  args.NH, args.NKV, layers, args.tau, args.state);
-    CHECK_LAUNCH("qk_clip_factors_kernel");
 }
 
 void qk_clip(Ctx& ctx, const QkClipArgs& args) {
@@ -81,7 +80,6 @@ void qk_clip(Ctx& ctx, const QkClipArgs& args) {
         launch_early(ctx, qk_clip_kernel<T>, grid_size(blocks), kThreads, 0, args.param ? args.param.as<T>() : nullptr,
                      args.master.as<float>(), args.factors.as<const float>(), args.factors.elems, args.begin,
                      args.head_elems, args.state, args.entry, elems);
-        CHECK_LAUNCH("qk_clip_kernel");
     });
 }
 

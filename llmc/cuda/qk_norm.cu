@@ -254,15 +254,13 @@ void qk_norm_forward(Ctx& ctx, const QkNormForwardArgs& args) {
         const bool done = with_group<T>(HS, N * heads, aligned, [&](auto group) {
             constexpr int kGroup = decltype(group)::value;
             const int64_t blocks = ceil_div(N * heads, kThreads / kGroup * kHeadsPerThread);
-            qk_norm_forward_kernel<T, kGroup><<<grid_size(blocks), kThreads, 0, stream_of(ctx)>>>(
-                out, rstd, in, q_weight, k_weight, N, NH, NKV, args.eps);
-            CHECK_LAUNCH("qk_norm_forward_kernel");
+            launch_kernel(ctx, qk_norm_forward_kernel<T, kGroup>, grid_size(blocks), kThreads, out, rstd, in, q_weight,
+                          k_weight, N, NH, NKV, args.eps);
         });
         if (done) return;
         const int64_t blocks = ceil_div(N * heads, kThreads / kLanes);
-        qk_norm_forward_loop_kernel<T><<<grid_size(blocks), kThreads, 0, stream_of(ctx)>>>(
-            out, rstd, in, q_weight, k_weight, N, NH, NKV, static_cast<int>(HS), args.eps);
-        CHECK_LAUNCH("qk_norm_forward_loop_kernel");
+        launch_kernel(ctx, qk_norm_forward_loop_kernel<T>, grid_size(blocks), kThreads, out, rstd, in, q_weight,
+                      k_weight, N, NH, NKV, HS, args.eps);
     });
 }
 
@@ -294,20 +292,17 @@ void qk_norm_backward(Ctx& ctx, const QkNormBackwardArgs& args) {
             const int64_t first_blocks = std::min(resident, blocks);
             const int64_t first_heads = two_waves ? heads - heads / kSecondWave : heads;
             parts = two_waves ? kPartialRows : first_blocks;
-            qk_norm_backward_kernel<T, kGroup><<<grid_size(parts), kThreads, 0, stream_of(ctx)>>>(dqkv, partial_q,
-                partial_k, in, rstd, q_weight, k_weight, N, NH, NKV, static_cast<int>(first_blocks), first_heads);
-            CHECK_LAUNCH("qk_norm_backward_kernel");
+            launch_kernel(ctx, qk_norm_backward_kernel<T, kGroup>, grid_size(parts), kThreads, dqkv, partial_q,
+                          partial_k, in, rstd, q_weight, k_weight, N, NH, NKV, first_blocks, first_heads);
         });
         if (done) return;
         parts = std::min(kPartialRows, N);
         const dim3 grid(grid_size(ceil_div(HS, kThreads)), grid_size(parts), 2);
-        qk_norm_backward_columns_kernel<T><<<grid, kThreads, 0, stream_of(ctx)>>>(
-            partial_q, partial_k, dqkv, in, rstd, N, NH, NKV, static_cast<int>(HS));
-        CHECK_LAUNCH("qk_norm_backward_columns_kernel");
+        launch_kernel(ctx, qk_norm_backward_columns_kernel<T>, grid, kThreads, partial_q, partial_k, dqkv, in, rstd, N,
+                      NH, NKV, HS);
         const int64_t blocks = ceil_div(N * normed, kThreads / kLanes);
-        qk_norm_backward_loop_kernel<T><<<grid_size(blocks), kThreads, 0, stream_of(ctx)>>>(
-            dqkv, in, rstd, q_weight, k_weight, N, NH, NKV, static_cast<int>(HS));
-        CHECK_LAUNCH("qk_norm_backward_loop_kernel");
+        launch_kernel(ctx, qk_norm_backward_loop_kernel<T>, grid_size(blocks), kThreads, dqkv, in, rstd, q_weight,
+                      k_weight, N, NH, NKV, HS);
     });
     add_column_sums(ctx, {args.dq_weight, partial_q}, {args.dk_weight, partial_k}, parts, HS);
     if (args.quant) quantize(ctx, {.quant = args.quant, .in = args.dqkv, .N = N, .C = (NH + 2 * NKV) * HS});

@@ -392,7 +392,6 @@ void quantize_int8(Ctx& ctx, const QuantizeInt8Args& args) {
             const int64_t blocks = std::min(ceil_div(N, block.y), int64_t{std::max(resident, 1)} * ctx.sm_count);
             launch_early(ctx, kernel, grid_size(blocks), block, shared_bytes, args.out.as<int8_t>(),
                          args.scale_inv.as<float>(), args.in.as<T>(), N, C, args.state);
-            CHECK_LAUNCH("quantize_int8_kernel");
         });
     });
 }
@@ -405,7 +404,6 @@ void row_amax(Ctx& ctx, const RowAmaxArgs& args) {
         using T = decltype(type);
         launch_early(ctx, row_amax_kernel<T>, grid_size(ceil_div(range.pieces, kThreads * kBatch<T>)), kThreads, 0,
                      args.amaxes, args.in.as<T>(), range);
-        CHECK_LAUNCH("row_amax_kernel");
     });
 }
 
@@ -418,7 +416,6 @@ void quantize_int8_run(Ctx& ctx, const QuantizeInt8RunArgs& args) {
         using T = decltype(type);
         launch_early(ctx, quantize_int8_run_kernel<T>, grid_size(ceil_div(range.pieces, kThreads * kBatch<T>)),
                      kThreads, 0, args.out.as<int8_t>(), args.in.as<T>(), args.amaxes, range);
-        CHECK_LAUNCH("quantize_int8_run_kernel");
     });
 }
 
@@ -427,7 +424,6 @@ void row_scales(Ctx& ctx, const RowScalesArgs& args) {
     CHECK(args.amaxes != nullptr, "row_scales without amaxes");
     launch_early(ctx, row_scales_kernel, grid_size(ceil_div(args.R, kThreads)), kThreads, 0,
                  args.scale_inv.as<float>(), args.amaxes, args.R);
-    CHECK_LAUNCH("row_scales_kernel");
 }
 
 void transpose_int8(Ctx& ctx, const TransposeInt8Args& args) {
@@ -444,7 +440,6 @@ void transpose_int8(Ctx& ctx, const TransposeInt8Args& args) {
         launch_early(ctx, kernel, TransposeTile::grid(R, C), TransposeTile::kThreads, 0,
                      static_cast<uint8_t*>(args.out.data), args.in.as<int8_t>(), args.scale_inv.as<float>(), R, C,
                      args.entry, args.counts);
-        CHECK_LAUNCH("transpose_int8_kernel");
     });
 }
 

@@ -229,7 +229,6 @@ void block_amax(Ctx& ctx, const BlockAmaxArgs& args) {
     with_range_width(range, args.in, {}, [&](auto width) {
         launch_early(ctx, block_amax_kernel<decltype(width)::value>, grid_size(range.count()), kThreads, 0, args.amaxes,
                      args.in.as<float>(), range);
-        CHECK_LAUNCH("block_amax_kernel");
     });
 }
 
@@ -239,7 +238,6 @@ void fp8_scales(Ctx& ctx, const Fp8ScalesArgs& args) {
     CHECK(args.entries != nullptr, "fp8_scales without entries");
     launch_early(ctx, fp8_scales_kernel, grid_size(ceil_div(args.count, 128)), 128, 0, args.entries, args.count,
                  args.scaling == Scaling::kCurrent, fp8_largest(args.format), args.state);
-    CHECK_LAUNCH("fp8_scales_kernel");
 }
 
 void quantize_run(Ctx& ctx, const QuantizeRunArgs& args) {
@@ -256,7 +254,6 @@ void quantize_run(Ctx& ctx, const QuantizeRunArgs& args) {
                     launch_early(ctx, kernel, grid_size(range.count()), kThreads, 0,
                                  static_cast<uint8_t*>(args.out.data), args.in.as<T>(), range, args.entry,
                                  args.block_amaxes, args.counts);
-                    CHECK_LAUNCH("quantize_run_kernel");
                 };
                 constexpr Dtype kFormat = decltype(format)::value;
                 constexpr int kWidth = decltype(width)::value;
@@ -279,7 +276,6 @@ void block_scales(Ctx& ctx, const BlockScalesArgs& args) {
                      grid_size(ceil_div(elems + transposed_elems, 128)), 128, 0, args.scale_inv.as<float>(),
                      args.transposed_scale_inv.as<float>(), args.amaxes, ceil_div(args.R, kTile),
                      ceil_div(args.C, kTile));
-        CHECK_LAUNCH("block_scales_kernel");
     });
 }
 
@@ -293,7 +289,6 @@ void transpose_bytes(Ctx& ctx, const TransposeBytesArgs& args) {
     expect_aligned(args.out, "transpose_bytes: out");
     launch_early(ctx, transpose_bytes_kernel, TransposeTile::grid(R, C), TransposeTile::kThreads, 0,
                  static_cast<uint8_t*>(args.out.data), static_cast<const uint8_t*>(args.in.data), R, C);
-    CHECK_LAUNCH("transpose_bytes_kernel");
 }
 
 }  // namespace cuda

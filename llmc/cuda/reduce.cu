@@ -108,13 +108,11 @@ void add_column_sums(Ctx& ctx, const ColumnSum& first, const ColumnSum& second, 
         launch_early(ctx, add_column_sums_kernel<Grad>, dim3(grid_size(ceil_div(C, kLanes)), both ? 2 : 1),
                      dim3(kLanes, kLanes), 0, first.out.as<Grad>(), both ? second.out.as<Grad>() : nullptr,
                      first.partial, second.partial, rows, C);
-        CHECK_LAUNCH("add_column_sums_kernel");
     });
 }
 
 void add_partial_sums(Ctx& ctx, double* sums, const double* partial, int64_t count, int64_t sets) {
     launch_early(ctx, add_to_sum_kernel<double>, grid_size(sets), 1024, 0, sums, partial, count);
-    CHECK_LAUNCH("add_to_sum_kernel");
 }
 
 void sum_squares(Ctx& ctx, const SumSquaresArgs& args) {
@@ -128,9 +126,8 @@ void sum_squares(Ctx& ctx, const SumSquaresArgs& args) {
         // Depends on n only, so that the order of additions is the same on every GPU. At least 4 vectors per thread.
         blocks = std::min(kPartialSums, ceil_div(n, int64_t{4} * kVec<T> * kSumThreads));
         with_width<T>(vectorizable<T>(0, {args.in.data}), [&](auto width) {
-            sum_squares_kernel<T, decltype(width)::value>
-                <<<grid_size(blocks), kSumThreads, 0, stream_of(ctx)>>>(partial, args.in.as<T>(), n);
-            CHECK_LAUNCH("sum_squares_kernel");
+            launch_kernel(ctx, sum_squares_kernel<T, decltype(width)::value>, grid_size(blocks), kSumThreads, partial,
+                          args.in.as<T>(), n);
         });
     });
     add_partial_sums(ctx, args.sum, partial, blocks, 1);
@@ -140,13 +137,11 @@ void sum_squares(Ctx& ctx, const SumSquaresArgs& args) {
 void sum_losses(Ctx& ctx, const SumLossesArgs& args) {
     expect(args.losses, Dtype::kFp32, args.N, "sum_losses: losses");
     launch_early(ctx, add_to_sum_kernel<float>, 1, 1024, 0, args.sum, args.losses.as<float>(), args.N);
-    CHECK_LAUNCH("add_to_sum_kernel");
 }
 
 void step_guard(Ctx& ctx, const StepGuardArgs& args) {
     CHECK(args.state != nullptr, "step_guard without a state");
-    step_guard_kernel<<<1, kNormWindow, 0, stream_of(ctx)>>>(args.state, args.clip, args.skip_norm);
-    CHECK_LAUNCH("step_guard_kernel");
+    launch_kernel(ctx, step_guard_kernel, 1, kNormWindow, args.state, args.clip, args.skip_norm);
 }
 
 }  // namespace cuda

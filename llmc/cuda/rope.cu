@@ -141,7 +141,6 @@ bool rope_copies(Ctx& ctx, const RopeArgs& args, float direction) {
     allow_shared_memory(kernel, shared_bytes);
     const dim3 grid(grid_size(ceil_div(args.N, kGroupRows)), grid_size(ceil_div(heads, chunk_heads)));
     launch_early(ctx, kernel, grid, kThreads, shared_bytes, in, rows_out(quant, args.N, row_elems), chunk_heads);
-    CHECK_LAUNCH("rope_rows_kernel");
     return true;
 }
 
@@ -174,7 +173,6 @@ void rope(Ctx& ctx, const RopeArgs& args, float direction, const char* op) {
             launch_early(ctx, kernel, grid_size(ceil_div(args.N, block.z)), block, 0, qkv, cos_sin, args.positions,
                          args.N, args.T, rotated, heads, row_elems, args.HS, direction,
                          record ? amax_out(quant) : AmaxOut{});
-            CHECK_LAUNCH("rope_kernel");
             recorded = record;
         });
     });

@@ -119,26 +119,23 @@ void StepRecorder::add(const PlannedOp& op, int64_t count) {
     known->count += count;
 }
 
+// ---- a row for each argument struct: the dtype and the bytes that the operation moves; what it quantizes is added
+
+#define COST(Args, dtype, ...) \
+    void rehearse_op(Ctx& ctx, OpKind kind, [[maybe_unused]] const Args& a) { record(ctx, kind, dtype, __VA_ARGS__); }
+
 // ---- layers
 
-void rehearse_op(Ctx& ctx, OpKind kind, const EmbeddingForwardArgs& a) {
-    record(ctx, kind, a.out.dtype, (a.wpe ? 3 : 2) * a.out.bytes());   // every token reads a row of each table
-}
+COST(EmbeddingForwardArgs, a.out.dtype, (a.wpe ? 3 : 2) * a.out.bytes())   // every token reads a row of each table
 void rehearse_op(Ctx& ctx, OpKind kind, const EmbeddingBackwardArgs& a) {
     // Counted as if all tokens were different. The position gradients add almost nothing, except where positions
     // restart and rows are added in another sorted order.
     const int64_t sums = a.positions ? 2 : 1;
     record(ctx, kind, a.dout.dtype, sums * (a.dout.bytes() + 2 * a.N * a.C * dtype_bytes(a.dwte.dtype)));
 }
-void rehearse_op(Ctx& ctx, OpKind kind, const NormForwardArgs& a) {
-    record(ctx, kind, a.in.dtype, sum({a.in, a.residual, a.residual_out, a.out}), a.quant);
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const NormBackwardArgs& a) {
-    record(ctx, kind, a.dout.dtype, sum({a.dx, a.dresidual, a.dout, a.x}), a.quant);
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const QkNormForwardArgs& a) {
-    record(ctx, kind, a.in.dtype, sum({a.in, a.out}));
-}
+COST(NormForwardArgs, a.in.dtype, sum({a.in, a.residual, a.residual_out, a.out}), a.quant)
+COST(NormBackwardArgs, a.dout.dtype, sum({a.dx, a.dresidual, a.dout, a.x}), a.quant)
+COST(QkNormForwardArgs, a.in.dtype, sum({a.in, a.out}))
 void rehearse_op(Ctx& ctx, OpKind kind, const QkNormBackwardArgs& a) {
     record_in_place(ctx, kind, sum({a.dqkv, a.in}) + (a.quant.copies() ? 0 : a.dqkv.bytes()), a.quant, a.dqkv);
 }
@@ -147,9 +144,7 @@ void rehearse_op(Ctx& ctx, OpKind kind, const RopeArgs& a) {
     const int64_t read = a.quant && !a.quant.only_sums() ? a.qkv.bytes() : rotated;
     record_in_place(ctx, kind, read + angles + (a.quant.copies() ? 0 : rotated), a.quant, a.qkv);
 }
-void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeHeadsArgs& a) {
-    record(ctx, kind, a.qkv.dtype, 2 * a.qkv.bytes() + sum({a.heads.bytes, a.heads.scales}));
-}
+COST(QuantizeHeadsArgs, a.qkv.dtype, 2 * a.qkv.bytes() + sum({a.heads.bytes, a.heads.scales}))
 void rehearse_op(Ctx& ctx, OpKind kind, const AttentionForwardArgs& a) {
     record(ctx, {.kind = kind, .dtype = a.qkv.dtype, .bytes = sum({a.qkv, a.out}),
                  .attention = {.B = a.B, .T = a.T, .NH = a.NH, .HS = a.HS, .fp8 = static_cast<bool>(a.heads)}});
@@ -160,8 +155,8 @@ void rehearse_op(Ctx& ctx, OpKind kind, const AttentionBackwardArgs& a) {
                  .attention = {.B = a.B, .T = a.T, .NH = a.NH, .HS = a.HS, .backward = true}});
     record_pass(ctx, a.quant, a.dqkv);
 }
-void rehearse_op(Ctx& ctx, OpKind kind, const SplitHeadsArgs& a) { record(ctx, kind, a.in.dtype, sum({a.in, a.out})); }
-void rehearse_op(Ctx& ctx, OpKind kind, const JoinHeadsArgs& a) { record(ctx, kind, a.in.dtype, sum({a.in, a.out})); }
+COST(SplitHeadsArgs, a.in.dtype, sum({a.in, a.out}))
+COST(JoinHeadsArgs, a.in.dtype, sum({a.in, a.out}))
 void rehearse_op(Ctx& ctx, OpKind kind, const ActivationForwardArgs& a) {
     record(ctx, {.kind = kind, .mode = mode(a.quant), .dtype = a.in.dtype,
                  .bytes = sum({a.in, a.out}) + quantized_bytes(a.quant), .attention = {}, .activation = a.kind});
@@ -171,14 +166,11 @@ void rehearse_op(Ctx& ctx, OpKind kind, const ActivationBackwardArgs& a) {
                  .bytes = sum({a.in, a.dout, a.din}) + quantized_bytes(a.quant), .attention = {},
                  .activation = a.kind});
 }
-void rehearse_op(Ctx& ctx, OpKind kind, const BiasBackwardArgs& a) { record(ctx, kind, a.dout.dtype, a.dout.bytes()); }
-void rehearse_op(Ctx& ctx, OpKind kind, const ClassifierArgs& a) {
-    record(ctx, kind, a.logits.dtype, (a.write_dlogits ? 2 : 1) * a.logits.bytes());
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const DlogitsResidualArgs& a) {
-    record(ctx, kind, a.dx.dtype, sum({a.dlogits, a.codes}) + 3 * a.dx.bytes());   // every token reads a row of weight
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const SumLossesArgs& a) { record(ctx, kind, a.losses.dtype, a.losses.bytes()); }
+COST(BiasBackwardArgs, a.dout.dtype, a.dout.bytes())
+COST(ClassifierArgs, a.logits.dtype, (a.write_dlogits ? 2 : 1) * a.logits.bytes())
+COST(DlogitsResidualArgs, a.dx.dtype,
+     sum({a.dlogits, a.codes}) + 3 * a.dx.bytes())   // every token reads a row of weight
+COST(SumLossesArgs, a.losses.dtype, a.losses.bytes())
 void rehearse_op(Ctx& ctx, OpKind, const GemmArgs& a) {
     if (ctx.recorder) ctx.recorder->add(a, ctx.recorded_times, ctx.in_update);
 }
@@ -196,106 +188,53 @@ void rehearse_op(Ctx& ctx, OpKind kind, const TransposeScaledArgs& a) {
 
 // ---- mixtures of experts; int32 are few
 
-void rehearse_op(Ctx& ctx, OpKind kind, const RouterForwardArgs& a) {
-    record(ctx, kind, a.probs.dtype, 2 * a.probs.bytes());
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const RouterStatsArgs& a) {
-    record(ctx, kind, a.probs.dtype, a.probs.bytes());
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const RouterBackwardArgs& a) {
-    record(ctx, kind, a.dlogits.dtype, sum({a.probs, a.dlogits}));
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const RouterSummaryArgs& a) {
-    record(ctx, kind, a.stats.dtype, a.stats.bytes());
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const SortExpertsArgs& a) {
-    record(ctx, kind, Dtype::kInt32, 2 * a.experts.bytes() + sum({a.row_slots, a.slot_rows}));
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const GatherRowsArgs& a) { record(ctx, kind, a.in.dtype, 2 * a.out.bytes()); }
-void rehearse_op(Ctx& ctx, OpKind kind, const CombineRowsArgs& a) {
-    record(ctx, kind, a.in.dtype, a.in.bytes() + (a.accumulate ? 2 : 1) * a.out.bytes());
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const ExpertActivationForwardArgs& a) {
-    record(ctx, kind, a.in.dtype, sum({a.in, a.out}));
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const ExpertActivationBackwardArgs& a) {
-    record(ctx, kind, a.in.dtype, sum({a.in, a.dout, a.din}));
-}
+COST(RouterForwardArgs, a.probs.dtype, 2 * a.probs.bytes())
+COST(RouterStatsArgs, a.probs.dtype, a.probs.bytes())
+COST(RouterBackwardArgs, a.dlogits.dtype, sum({a.probs, a.dlogits}))
+COST(RouterSummaryArgs, a.stats.dtype, a.stats.bytes())
+COST(SortExpertsArgs, Dtype::kInt32, 2 * a.experts.bytes() + sum({a.row_slots, a.slot_rows}))
+COST(GatherRowsArgs, a.in.dtype, 2 * a.out.bytes())
+COST(CombineRowsArgs, a.in.dtype, a.in.bytes() + (a.accumulate ? 2 : 1) * a.out.bytes())
+COST(ExpertActivationForwardArgs, a.in.dtype, sum({a.in, a.out}))
+COST(ExpertActivationBackwardArgs, a.in.dtype, sum({a.in, a.dout, a.din}))
 
 // ---- step
 
-void rehearse_op(Ctx& ctx, OpKind kind, const SumSquaresArgs& a) { record(ctx, kind, a.in.dtype, a.in.bytes()); }
-void rehearse_op(Ctx& ctx, OpKind kind, const StepGuardArgs&) { record(ctx, kind, Dtype::kFp32, 0); }
-void rehearse_op(Ctx& ctx, OpKind kind, const AdamWArgs& a) {
-    record(ctx, kind, a.m.dtype, sum({a.param, a.grad})
-           + 2 * sum({a.master, a.m, a.v, a.m_scale_inv, a.v_scale_inv}));
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const EmaArgs& a) {
-    record(ctx, kind, a.ema.dtype, a.master.bytes() + 2 * a.ema.bytes());
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const QkClipFactorsArgs&) { record(ctx, kind, Dtype::kFp32, 0); }
-void rehearse_op(Ctx& ctx, OpKind kind, const QkClipArgs& a) {
-    record(ctx, kind, a.master.dtype, a.param.bytes() + 2 * a.master.bytes());
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const MuonMomentumArgs& a) {
-    record(ctx, kind, a.m.dtype, 2 * sum({a.m, a.m_scale_inv, a.grad}));
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const MuonNormalizeArgs& a) {
-    record(ctx, kind, a.matrix.dtype, 2 * a.matrix.bytes());
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const MuonPolynomialArgs& a) {
-    record(ctx, kind, a.gram.dtype, 2 * a.square.bytes() + a.gram.bytes());
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const MuonRowNormArgs& a) {
-    record(ctx, kind, a.matrix.dtype, 2 * a.matrix.bytes() + sum({a.v, a.new_v}));
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const MuonUpdateArgs& a) {
-    record(ctx, kind, a.direction.dtype, sum({a.param, a.direction}) + 2 * a.master.bytes());
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const FillNormalArgs& a) { record(ctx, kind, a.out.dtype, a.out.bytes()); }
-void rehearse_op(Ctx& ctx, OpKind kind, const FillConstantArgs& a) { record(ctx, kind, a.out.dtype, a.out.bytes()); }
-void rehearse_op(Ctx& ctx, OpKind kind, const CastArgs& a) { record(ctx, kind, a.in.dtype, sum({a.in, a.out})); }
-void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeArgs& a) {
-    record(ctx, kind, a.in.dtype, a.in.bytes(), a.quant);
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const AmaxArgs& a) { record(ctx, kind, a.in.dtype, a.in.bytes()); }
-void rehearse_op(Ctx& ctx, OpKind kind, const Fp8ClearArgs&) { record(ctx, kind, Dtype::kFp32, 0); }
-void rehearse_op(Ctx& ctx, OpKind kind, const Fp8UpdateArgs&) { record(ctx, kind, Dtype::kFp32, 0); }
-void rehearse_op(Ctx& ctx, OpKind kind, const CountScalesArgs& a) {
-    record(ctx, kind, Dtype::kFp32, a.scale_inv.bytes());   // and the codes of few blocks
-}
+COST(SumSquaresArgs, a.in.dtype, a.in.bytes())
+COST(StepGuardArgs, Dtype::kFp32, 0)
+COST(AdamWArgs, a.m.dtype, sum({a.param, a.grad}) + 2 * sum({a.master, a.m, a.v, a.m_scale_inv, a.v_scale_inv}))
+COST(EmaArgs, a.ema.dtype, a.master.bytes() + 2 * a.ema.bytes())
+COST(QkClipFactorsArgs, Dtype::kFp32, 0)
+COST(QkClipArgs, a.master.dtype, a.param.bytes() + 2 * a.master.bytes())
+COST(MuonMomentumArgs, a.m.dtype, 2 * sum({a.m, a.m_scale_inv, a.grad}))
+COST(MuonNormalizeArgs, a.matrix.dtype, 2 * a.matrix.bytes())
+COST(MuonPolynomialArgs, a.gram.dtype, 2 * a.square.bytes() + a.gram.bytes())
+COST(MuonRowNormArgs, a.matrix.dtype, 2 * a.matrix.bytes() + sum({a.v, a.new_v}))
+COST(MuonUpdateArgs, a.direction.dtype, sum({a.param, a.direction}) + 2 * a.master.bytes())
+COST(FillNormalArgs, a.out.dtype, a.out.bytes())
+COST(FillConstantArgs, a.out.dtype, a.out.bytes())
+COST(CastArgs, a.in.dtype, sum({a.in, a.out}))
+COST(QuantizeArgs, a.in.dtype, a.in.bytes(), a.quant)
+COST(AmaxArgs, a.in.dtype, a.in.bytes())
+COST(Fp8ClearArgs, Dtype::kFp32, 0)
+COST(Fp8UpdateArgs, Dtype::kFp32, 0)
+COST(CountScalesArgs, Dtype::kFp32, a.scale_inv.bytes())   // and the codes of few blocks
 
 // ---- communication of gradients and FP8 weights
 
-void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeChunksArgs& a) {
-    record(ctx, kind, a.in.dtype, sum({a.in, a.out, a.scales}));
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const SumRanksArgs& a) {
-    record(ctx, kind, a.in.dtype, sum({a.in, a.out, a.scales, a.accumulate ? a.out : Tensor{}}));
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const CompareSumsArgs& a) { record(ctx, kind, a.a.dtype, sum({a.a, a.b})); }
-void rehearse_op(Ctx& ctx, OpKind kind, const BlockAmaxArgs& a) { record(ctx, kind, a.in.dtype, a.in.bytes()); }
-void rehearse_op(Ctx& ctx, OpKind kind, const Fp8ScalesArgs&) { record(ctx, kind, Dtype::kFp32, 0); }
-void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeRunArgs& a) { record(ctx, kind, a.in.dtype, sum({a.in, a.out})); }
-void rehearse_op(Ctx& ctx, OpKind kind, const BlockScalesArgs& a) {
-    record(ctx, kind, Dtype::kFp32, sum({a.scale_inv, a.transposed_scale_inv}));
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const TransposeBytesArgs& a) {
-    record(ctx, kind, a.in.dtype, sum({a.in, a.out}));
-}
+COST(QuantizeChunksArgs, a.in.dtype, sum({a.in, a.out, a.scales}))
+COST(SumRanksArgs, a.in.dtype, sum({a.in, a.out, a.scales, a.accumulate ? a.out : Tensor{}}))
+COST(CompareSumsArgs, a.a.dtype, sum({a.a, a.b}))
+COST(BlockAmaxArgs, a.in.dtype, a.in.bytes())
+COST(Fp8ScalesArgs, Dtype::kFp32, 0)
+COST(QuantizeRunArgs, a.in.dtype, sum({a.in, a.out}))
+COST(BlockScalesArgs, Dtype::kFp32, sum({a.scale_inv, a.transposed_scale_inv}))
+COST(TransposeBytesArgs, a.in.dtype, sum({a.in, a.out}))
 
 // ---- INT8 matrices
 
-void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeInt8Args& a) {
-    record(ctx, kind, a.in.dtype, sum({a.in, a.out, a.scale_inv}));
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const RowAmaxArgs& a) { record(ctx, kind, a.in.dtype, a.in.bytes()); }
-void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeInt8RunArgs& a) {
-    record(ctx, kind, a.in.dtype, sum({a.in, a.out}));
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const RowScalesArgs& a) {
-    record(ctx, kind, Dtype::kFp32, 2 * a.scale_inv.bytes());
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const TransposeInt8Args& a) {
-    record(ctx, kind, a.in.dtype, sum({a.in, a.out, a.scale_inv}));
-}
+COST(QuantizeInt8Args, a.in.dtype, sum({a.in, a.out, a.scale_inv}))
+COST(RowAmaxArgs, a.in.dtype, a.in.bytes())
+COST(QuantizeInt8RunArgs, a.in.dtype, sum({a.in, a.out}))
+COST(RowScalesArgs, Dtype::kFp32, 2 * a.scale_inv.bytes())
+COST(TransposeInt8Args, a.in.dtype, sum({a.in, a.out, a.scale_inv}))

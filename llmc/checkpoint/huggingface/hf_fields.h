@@ -1,11 +1,9 @@
 // The fields of a config.json, and which of them have been read. The bounds of sizes and counts keep all products
 // within 64 bits.
 #pragma once
-#include <algorithm>
 #include <initializer_list>
 #include <set>
 #include <string>
-#include <string_view>
 
 #include "llmc/base/check.h"
 #include "llmc/base/json_object.h"

@@ -7,7 +7,6 @@
 #include "llmc/commands/doctor/doctor.h"
 #include "llmc/ops/owned.h"
 #include "llmc/parallel/comm/comm_benchmark.h"
-#include "llmc/parallel/comm/comm_mpi.h"
 #include "llmc/parallel/comm/comm_nccl_api.h"
 #include "llmc/parallel/rank_preflight.h"
 
