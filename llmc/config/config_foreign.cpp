@@ -2,7 +2,6 @@
 #include <fnmatch.h>
 
 #include <algorithm>
-#include <iterator>
 #include <sstream>
 
 #include "llmc/base/check.h"

@@ -1,7 +1,6 @@
 // The rules between options: which have no effect beside which values of others, and which contradict each other.
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <sstream>
 
 #include "llmc/base/check.h"

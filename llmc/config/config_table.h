@@ -20,6 +20,7 @@ enum class OnResume {
     kReport,      // allowed, with a note
     kSilent,      // allowed without a note, since it does not affect what is computed
     kInherited,   // allowed, with a note; an option that is not given has the checkpoint's value
+    kOfGroup,     // in add_rows: kMustMatch for the model, kSilent for checkpoints and output, else kReport
 };
 inline constexpr OnResume kMust = OnResume::kMustMatch, kSilent = OnResume::kSilent;
 
@@ -43,14 +44,14 @@ struct OptionRow {
     OptionValue value;
     const char* help;
     OptionGroup group = OptionGroup::kModel;   // of add_rows
-    const char* fallback = nullptr;         // default as text; null: the preset's, derived, or unset
+    const char* fallback = nullptr;         // default as text; null: that of Config, the preset's, or derived
     const char* fallback_llama = nullptr;   // the llama family's default, if it differs
     // Computes a default from other options if the user did not set this one. Runs in table order.
     void (*derive)(Config&, const Given&) = nullptr;
     const char* derived = nullptr;          // the derived default in words, for --help
     // Returns why a value that other trainers accept is refused, null for any other value.
     const char* (*refused)(const Json&) = nullptr;
-    OnResume on_resume = OnResume::kReport;
+    OnResume on_resume = OnResume::kOfGroup;
     std::optional<MayChange> changes = {};    // empty: nothing if it is free on resume, else numerics
     const char* llmc = nullptr;             // llm.c's option with the same meaning, "-b"
     bool gpu_only = false;                  // has no effect on the CPU device; a note says so

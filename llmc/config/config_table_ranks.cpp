@@ -11,33 +11,31 @@ void add_ranks(std::vector<OptionRow>& rows) {
     add_rows(rows, OptionGroup::kRanks, {
         {.name = "ranks", .value = integer(AT(ranks), 0, 1 << 16),
          .help = "number of ranks; plan (--dry-run) plans for this number, and a run on another number is refused; 0: "
-                 "as many as were started", .fallback = "0", .on_resume = kSilent},
+                 "as many as were started", .on_resume = kSilent},
         {.name = "context-parallel", .value = integer(AT(context_parallel), 1, 1 << 12),
          .help = "number of neighbouring ranks among which each sequence is split; attention exchanges heads. It must "
-                 "divide --num-attention-heads, --seq-length and the number of ranks", .fallback = "1",
-         .changes = MayChange::kRounding},
+                 "divide --num-attention-heads, --seq-length and the number of ranks", .changes = MayChange::kRounding},
         {.name = "zero", .value = integer(AT(zero), 0, 3),
          .help = "ZeRO stage; 1: each rank owns a shard of the master weights and moments; 2: and of the gradients, "
                  "which are reduced in every micro-batch; 3: and of the weights, which are gathered layer by layer in "
-                 "every pass; 0: every rank has all of them", .fallback = "1", .on_resume = kSilent,
-         .changes = MayChange::kRounding, .ranks_only = true},
+                 "every pass; 0: every rank has all of them", .on_resume = kSilent, .changes = MayChange::kRounding,
+         .ranks_only = true},
         {.name = "zero-group", .value = integer(AT(zero_group), 0, 1 << 16),
          .help = "--zero shards within groups of N neighbouring ranks, for example the ranks of a node, and each group "
-                 "has all shards; 0: one group of all ranks", .fallback = "0", .on_resume = kSilent,
-         .changes = MayChange::kRounding, .ranks_only = true},
+                 "has all shards; 0: one group of all ranks", .on_resume = kSilent, .changes = MayChange::kRounding,
+         .ranks_only = true},
         {.name = "bucket-mb", .value = number(AT(bucket_mb), {.low = 0, .high = 1e6}),
          .help = "size of a gradient bucket, which is reduced as one message, in 10^6 bytes of FP32; no parameter is "
-                 "split between buckets; 0: 256, or with --zero 3 whole layers", .fallback = "0",
-         .changes = MayChange::kRounding, .ranks_only = true},
+                 "split between buckets; 0: 256, or with --zero 3 whole layers", .changes = MayChange::kRounding,
+         .ranks_only = true},
         {.name = "overlap", .value = choice<bool>(AT(overlap), {{"on", true}, {"off", false}}),
          .help = "overlap the reduction of gradients with the backward pass and the all-gather of weights with the "
-                 "forward pass; results are equal to the bit", .fallback = "on", .on_resume = kSilent,
-         .ranks_only = true},
+                 "forward pass; results are equal to the bit", .on_resume = kSilent, .ranks_only = true},
         {.name = "grad-shard-dtype",
          .value = choice<Dtype>(AT(grad_shard_dtype), {{"bf16", Dtype::kBf16}, {"fp32", Dtype::kFp32}}),
          .help = "dtype of a rank's shard of the gradients with --zero 2 and 3; the gradients of each micro-batch are "
                  "added to it in FP32; bf16 saves 2 bytes per parameter of the shard and rounds in every micro-batch",
-         .fallback = "fp32", .ranks_only = true},
+         .ranks_only = true},
         {.name = "grad-comm-dtype",
          .value = choice<Dtype>(AT(grad_comm_dtype), {{"fp32", Dtype::kFp32}, {"bf16", Dtype::kBf16},
                                 {"fp8", Dtype::kE4m3}}),
