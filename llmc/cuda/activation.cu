@@ -218,20 +218,17 @@ __global__ void __launch_bounds__(kLanes* kBiasWarps)
 // ---- producers for quantize_tiles (quantize.cuh): 8 columns of a row each
 
 template <typename F> struct Producer {
-    static constexpr int kOutputs = 1, kBlocksPerSm = 4, kParts = 1;
-    enum : unsigned { kStagedCasts = kActivationCasts & ~cast_bit(TileCast::kNone) };
-    struct Raw {
-        uint4 part[1];
-    };
+    static constexpr int kOutputs = 1, kBlocksPerSm = 4;
+    using Raw = uint4;
     struct Columns {};
     const bf16* in;
     int64_t width;
 
     __device__ void columns(int64_t, Columns&) const {}
-    __device__ const bf16* part(const TileThread& t, int r, int) const { return t.at(in, r, width); }
+    __device__ void load(const TileThread& t, int r, Raw& raw) const { raw = load_vec(t.at(in, r, width)); }
     __device__ void compute(const Raw& raw, const Columns&, uint4 (&x)[1]) const {
         float value[8];
-        unpack<bf16>(raw.part[0], value);
+        unpack<bf16>(raw, value);
 #pragma unroll
         for (int i = 0; i < 8; i++) value[i] = F::template value<bf16>(value[i]);
         x[0] = pack<bf16>(value);
@@ -263,21 +260,22 @@ template <typename F> struct BackwardProducer {
 };
 
 template <typename F> struct GatedProducer {
-    static constexpr int kOutputs = 1, kBlocksPerSm = 4, kParts = 2;
-    enum : unsigned { kStagedCasts = kActivationCasts & ~cast_bit(TileCast::kNone) };
+    static constexpr int kOutputs = 1, kBlocksPerSm = 4;
     struct Raw {
-        uint4 part[2];   // gate, up
+        uint4 gate, up;
     };
     struct Columns {};
     const bf16* in;
     int64_t width;
 
     __device__ void columns(int64_t, Columns&) const {}
-    __device__ const bf16* part(const TileThread& t, int r, int p) const { return t.at(in + p * width, r, 2 * width); }
+    __device__ void load(const TileThread& t, int r, Raw& raw) const {
+        raw.gate = load_vec(t.at(in, r, 2 * width)), raw.up = load_vec(t.at(in + width, r, 2 * width));
+    }
     __device__ void compute(const Raw& raw, const Columns&, uint4 (&x)[1]) const {
         float gate[8], up[8];
-        unpack<bf16>(raw.part[0], gate);
-        unpack<bf16>(raw.part[1], up);
+        unpack<bf16>(raw.gate, gate);
+        unpack<bf16>(raw.up, up);
 #pragma unroll
         for (int i = 0; i < 8; i++) up[i] = F::template value<bf16>(gate[i], up[i]);
         x[0] = pack<bf16>(up);
@@ -341,13 +339,11 @@ template <typename F> void forward(Ctx& ctx, const ActivationForwardArgs& args) 
             if constexpr (is_gated<F>) {
                 const int64_t tiles = ceil_div(columns, kThreads * kWidth);
                 const unsigned blocks = grid_size(ceil_div(N, kRows) * tiles);
-                gated_forward_kernel<F, T, kWidth>
-                    <<<blocks, kThreads, 0, stream_of(ctx)>>>(out, in, N, columns, static_cast<int>(tiles));
+                launch_kernel(ctx, gated_forward_kernel<F, T, kWidth>, blocks, kThreads, out, in, N, columns, tiles);
             } else {
                 const unsigned blocks = flat_blocks(elems, kWidth, kThreads * kVecsPerThread);
-                activation_forward_kernel<F, T, kWidth><<<blocks, kThreads, 0, stream_of(ctx)>>>(out, in, elems);
+                launch_kernel(ctx, activation_forward_kernel<F, T, kWidth>, blocks, kThreads, out, in, elems);
             }
-            CHECK_LAUNCH("activation_forward");
         });
     });
 }
@@ -386,13 +382,12 @@ template <typename F> void backward(Ctx& ctx, const ActivationBackwardArgs& args
             if constexpr (is_gated<F>) {
                 const int64_t tiles = ceil_div(columns, kThreads * kWidth);
                 const unsigned blocks = grid_size(ceil_div(N, kRows) * tiles);
-                gated_backward_kernel<F, T, kWidth>
-                    <<<blocks, kThreads, 0, stream_of(ctx)>>>(din, dout, in, N, columns, static_cast<int>(tiles));
+                launch_kernel(ctx, gated_backward_kernel<F, T, kWidth>, blocks, kThreads, din, dout, in, N, columns,
+                              tiles);
             } else {
                 const unsigned blocks = flat_blocks(elems, kWidth, kThreads * kVecsPerThread);
-                activation_backward_kernel<F, T, kWidth><<<blocks, kThreads, 0, stream_of(ctx)>>>(din, dout, in, elems);
+                launch_kernel(ctx, activation_backward_kernel<F, T, kWidth>, blocks, kThreads, din, dout, in, elems);
             }
-            CHECK_LAUNCH("activation_backward");
         });
     });
 }
@@ -422,10 +417,8 @@ void bias_backward(Ctx& ctx, const BiasBackwardArgs& args) {
             // About 8 blocks of 256 threads per multiprocessor.
             parts = std::min(ceil_div(int64_t{8} * ctx.sm_count, tiles), ceil_div(N, kBiasWarps));
             parts = std::min(parts, kPartialRows);
-            dim3 grid(grid_size(tiles), grid_size(parts));
-            bias_backward_kernel<T, kWidth><<<grid, dim3(kLanes, kBiasWarps), 0, stream_of(ctx)>>>(
-                partial, args.dout.as<T>(), N, C);
-            CHECK_LAUNCH("bias_backward_kernel");
+            launch_kernel(ctx, bias_backward_kernel<T, kWidth>, dim3(grid_size(tiles), grid_size(parts)),
+                          dim3(kLanes, kBiasWarps), partial, args.dout.as<T>(), N, C);
         });
     });
     add_column_sums(ctx, {args.dbias, partial}, {}, parts, C);

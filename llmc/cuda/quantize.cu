@@ -6,10 +6,7 @@ namespace {
 
 // Passes `in`, rounded to bf16, to quantize_tiles.
 template <typename T> struct CopyProducer {
-    static constexpr int kOutputs = 1;
-    static constexpr int kBlocksPerSm = 4;
-    static constexpr int kParts = 8 / kVec<T>;
-    enum : unsigned { kStagedCasts = kParts == 1 ? kAllCasts & ~cast_bit(TileCast::kNone) : 0 };
+    static constexpr int kOutputs = 1, kBlocksPerSm = 4, kParts = 8 / kVec<T>;
     struct Raw {
         uint4 part[kParts];
     };
@@ -18,7 +15,10 @@ template <typename T> struct CopyProducer {
     int64_t C;
 
     __device__ void columns(int64_t, Columns&) const {}
-    __device__ const T* part(const TileThread& t, int r, int p) const { return t.at(in, r, C) + p * kVec<T>; }
+    __device__ void load(const TileThread& t, int r, Raw& raw) const {
+#pragma unroll
+        for (int p = 0; p < kParts; p++) raw.part[p] = load_vec(t.at(in, r, C) + p * kVec<T>);
+    }
     __device__ void compute(const Raw& raw, const Columns&, uint4 (&x)[1]) const {
         if constexpr (std::is_same_v<T, bf16>) {
             x[0] = raw.part[0];
@@ -236,7 +236,6 @@ void amax(Ctx& ctx, const AmaxArgs& args) {
             const int64_t blocks = std::min(ceil_div(vectors, kAmaxThreads), int64_t{8} * ctx.sm_count);
             launch_early(ctx, amax_kernel<T, kWidth>, grid_size(blocks), kAmaxThreads, 0, args.entry, args.in.as<T>(),
                          elems);
-            CHECK_LAUNCH("amax_kernel");
         });
     });
 }
@@ -246,7 +245,6 @@ void fp8_clear(Ctx& ctx, const Fp8ClearArgs& args) {
     CHECK(args.entries != nullptr, "fp8_clear without entries");
     launch_early(ctx, fp8_clear_kernel, grid_size(ceil_div(args.count, 128)), 128, 0, args.entries, args.count,
                  args.step, args.state);
-    CHECK_LAUNCH("fp8_clear_kernel");
 }
 
 void count_scales(Ctx& ctx, const CountScalesArgs& args) {
@@ -259,7 +257,6 @@ void count_scales(Ctx& ctx, const CountScalesArgs& args) {
     auto launch = [&](auto blocks, auto kernel) {
         const int64_t grid = std::min(ceil_div(blocks.count(), int64_t{4} * kCountThreads), int64_t{8} * ctx.sm_count);
         launch_early(ctx, kernel, grid_size(grid), kCountThreads, 0, args.bins, blocks, args.scale_inv.as<float>());
-        CHECK_LAUNCH("count_scales_kernel");
     };
     const auto* codes = static_cast<const uint8_t*>(args.codes.data);
     if (args.granularity == Granularity::kBlock1x128)
@@ -272,7 +269,6 @@ void fp8_update(Ctx& ctx, const Fp8UpdateArgs& args) {
     CHECK(args.entries && args.history && args.updates && args.largest && args.length > 0 && args.interval > 0,
           "fp8_update: an argument is missing");
     launch_early(ctx, fp8_update_kernel, grid_size(args.count), kUpdateThreads, 0, args);
-    CHECK_LAUNCH("fp8_update_kernel");
 }
 
 }  // namespace cuda

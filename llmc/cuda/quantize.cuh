@@ -17,22 +17,6 @@ inline constexpr unsigned kAllCasts = kActivationCasts | cast_bit(TileCast::kBlo
 //   void columns(int64_t column, Columns&), load(const TileThread&, int r, Raw&) of row r of the thread,
 //   void compute(const Raw&, const Columns&, uint4 (&x)[kOutputs])   results packed bf16
 // Output o of column c is column o * C / kOutputs + c of X.
-//
-// For some casts (kStagedCasts) it is faster to copy all rows of a tile to shared memory first. The producer then has,
-// instead of load, kParts and
-//   const bf16* part(const TileThread&, int r, int p)   source of raw.part[p], 16 bytes, of row r
-// and must compute 0 from zeros.
-template <typename Producer, TileCast cast>
-concept Staged = (Producer::kStagedCasts & cast_bit(cast)) != 0;
-template <typename Producer>
-__device__ inline void load_raw(const Producer& producer, const TileThread& t, int r, typename Producer::Raw& raw) {
-    if constexpr (requires { Producer::kParts; }) {
-#pragma unroll
-        for (int p = 0; p < Producer::kParts; p++) raw.part[p] = load_vec(producer.part(t, r, p));
-    } else {
-        producer.load(t, r, raw);
-    }
-}
 
 // Computes the thread's results.
 template <typename Producer>
@@ -49,7 +33,7 @@ __device__ inline void produce_tile(const Producer& producer, const TileThread& 
         // of other rows.
 #pragma unroll
         for (int j = 0; j < kBatch; j++) {
-            if (t.valid(first + j)) load_raw(producer, t, first + j, raw[j]);
+            if (t.valid(first + j)) producer.load(t, first + j, raw[j]);
         }
 #pragma unroll
         for (int j = 0; j < kBatch; j++) {
@@ -57,67 +41,6 @@ __device__ inline void produce_tile(const Producer& producer, const TileThread& 
             if (t.valid(first + j)) producer.compute(raw[j], columns, x);
 #pragma unroll
             for (int o = 0; o < kOutputs; o++) value[o][first + j] = x[o];
-        }
-    }
-}
-
-// A thread's own entries in shared memory for rows in flight; private to the thread, so no barrier is needed.
-template <typename Producer> struct Stage {
-    static constexpr int kParts = Producer::kParts, kRows = kTileRows<Producer::kOutputs>;
-    static constexpr int kThreads = kTileThreads<Producer::kOutputs>;
-    static constexpr int kBatch = kParts == 1 ? 4 : 1;               // rows copied and read at a time
-    static constexpr int kSlots = kParts == 1 ? kRows : kRows / 2;   // rows in flight
-    static constexpr size_t kBytes = size_t{kSlots} * kParts * kThreads * 16;
-
-    uint4* memory;
-
-    __device__ uint4* entry(int r, int p) const {
-        return memory + (r % kSlots * kParts + p) * kThreads + threadIdx.x;
-    }
-    // Starts to copy a batch of rows; those that are not valid become zeros.
-    __device__ void send(const Producer& producer, const TileThread& t, int first) const {
-#pragma unroll
-        for (int r = first; r < first + kBatch && r < kRows; r++) {
-#pragma unroll
-            for (int p = 0; p < kParts; p++) {
-                ptx::cp_async_16(ptx::shared_address(entry(r, p)), producer.part(t, r, p), t.valid(r));
-            }
-        }
-        ptx::cp_async_commit();
-    }
-    __device__ void take(typename Producer::Raw (&raw)[kBatch], int first) const {
-        ptx::cp_async_wait<kSlots / kBatch - 1>();
-#pragma unroll
-        for (int j = 0; j < kBatch; j++) {
-#pragma unroll
-            for (int p = 0; p < kParts; p++) raw[j].part[p] = *entry(first + j, p);
-        }
-    }
-};
-template <typename Producer>
-__device__ inline void begin_staged_tile(const Producer& producer, const Stage<Producer>& stage, const TileThread& t) {
-    using S = Stage<Producer>;
-#pragma unroll
-    for (int first = 0; first < S::kSlots; first += S::kBatch) stage.send(producer, t, first);
-}
-// Computes the thread's results, with the first rows already in flight.
-template <typename Producer>
-__device__ inline void produce_staged_tile(const Producer& producer, const Stage<Producer>& stage, const TileThread& t,
-                                           TileValues<Producer::kOutputs>& value) {
-    using S = Stage<Producer>;
-    typename Producer::Columns columns;
-    producer.columns(t.column(), columns);
-#pragma unroll
-    for (int first = 0; first < S::kRows; first += S::kBatch) {
-        typename Producer::Raw raw[S::kBatch];
-        stage.take(raw, first);
-        stage.send(producer, t, first + S::kSlots);
-#pragma unroll
-        for (int j = 0; j < S::kBatch; j++) {
-            uint4 x[Producer::kOutputs];
-            producer.compute(raw[j], columns, x);
-#pragma unroll
-            for (int o = 0; o < Producer::kOutputs; o++) value[o][first + j] = x[o];
         }
     }
 }
@@ -134,20 +57,13 @@ __global__ void __launch_bounds__(kTileThreads<Producer::kOutputs>,
                                   Kind::kCount ? 2 / Producer::kOutputs : Producer::kBlocksPerSm)
     quantize_tile_kernel(const __grid_constant__ Producer producer, const __grid_constant__ TileOut out) {
     constexpr int kOutputs = Producer::kOutputs;
-    extern __shared__ uint4 staged[];
     __shared__ TileShared<kOutputs> shared;
     wait_for_previous_kernels();
     const int64_t row_tile = int64_t{gridDim.z - 1 - blockIdx.z} * kTileGroup + blockIdx.x;
     if (row_tile * kTile >= out.N || (out.state != nullptr && out.state->skip)) return;
     const TileThread t = tile_thread(row_tile, blockIdx.y, out.N, out.C / kOutputs);
     TileValues<kOutputs> value;
-    if constexpr (Staged<Producer, Kind::kCast>) {
-        const Stage<Producer> stage{staged};
-        begin_staged_tile(producer, stage, t);
-        produce_staged_tile(producer, stage, t, value);
-    } else {
-        produce_tile(producer, t, value);
-    }
+    produce_tile(producer, t, value);
     if (out.out != nullptr) store_values<kOutputs>(out, t, value);
     write_tile<Kind, kOutputs>(out, t, value, shared);
 }
@@ -180,18 +96,6 @@ template <unsigned kCasts, typename F> void with_tile_kind(const QuantOut& quant
     });
 }
 
-template <typename Kind, typename Producer>
-void launch_tiles(Ctx& ctx, const Producer& producer, const TileOut& out, dim3 grid) {
-    auto* kernel = quantize_tile_kernel<Producer, Kind>;
-    size_t stage_bytes = 0;
-    if constexpr (Staged<Producer, Kind::kCast>) {
-        stage_bytes = Stage<Producer>::kBytes;
-        allow_shared_memory(kernel, stage_bytes + sizeof(TileShared<Producer::kOutputs>));
-    }
-    launch_early(ctx, kernel, grid, kTileThreads<Producer::kOutputs>, stage_bytes, producer, out);
-    CHECK_LAUNCH("quantize_tile_kernel");
-}
-
 // Quantizes X of shape (N, C) from the producer.
 template <unsigned kCasts = kActivationCasts, typename Producer>
 void quantize_tiles(Ctx& ctx, const Producer& producer, const QuantOut& quant, const Tensor& out, int64_t N, int64_t C,
@@ -202,7 +106,10 @@ void quantize_tiles(Ctx& ctx, const Producer& producer, const QuantOut& quant, c
     CHECK(N < (1 << 24), "%s: %lld rows quantized", op, (long long)N);
     const dim3 grid(kTileGroup, grid_size(ceil_div(C / Producer::kOutputs, kTile)),
                     grid_size(ceil_div(N, kTile * kTileGroup)));
-    with_tile_kind<kCasts>(quant, op, [&](auto kind) { launch_tiles<decltype(kind)>(ctx, producer, tile, grid); });
+    with_tile_kind<kCasts>(quant, op, [&](auto kind) {
+        launch_early(ctx, quantize_tile_kernel<Producer, decltype(kind)>, grid, kTileThreads<Producer::kOutputs>, 0,
+                     producer, tile);
+    });
     if (!quant.dbias) return;
     add_column_sums(ctx, {quant.dbias, quant.dbias_scratch.as<float>()}, {}, quant_partial_rows(N), C);
 }
