@@ -115,9 +115,11 @@ void check_heads(const Args& args, const Tensor& ranked, const Tensor& whole, co
     expect(whole, whole.dtype, args.B * args.T * (NH + 2 * NKV) * args.HS, op);
 }
 
-// Calls launch(kernel's T, width, shape, grid, block).
-template <typename Args, typename Launch>
-void with_shape(const Args& args, const Tensor& whole, const char* op, Launch&& launch) {
+// Launches the kernel that kernel_of returns for a type and width.
+template <typename Args, typename KernelOf>
+void copy_heads(Ctx& ctx, const Args& args, const Tensor& ranked, const Tensor& whole, const char* op,
+                KernelOf&& kernel_of) {
+    check_heads(args, ranked, whole, op);
     dispatch(whole.dtype, op, [&](auto type) {
         using T = decltype(type);
         with_width<T>(vectorizable<T>(args.HS, {args.in.data, args.out.data}), [&](auto width) {
@@ -134,7 +136,8 @@ void with_shape(const Args& args, const Tensor& whole, const char* op, Launch&& 
             const dim3 block(x, kThreads / x);
             const dim3 grid(grid_size(ceil_div(shape.tokens, int64_t{block.y} * kRows)),
                             static_cast<unsigned>(shape.ranks));
-            launch(type, width, shape, grid, block);
+            launch_early(ctx, kernel_of(type, width), grid, block, 0, args.out.template as<T>(),
+                         args.in.template as<T>(), shape);
         });
     });
 }
@@ -142,18 +145,14 @@ void with_shape(const Args& args, const Tensor& whole, const char* op, Launch&& 
 }  // namespace
 
 void split_heads(Ctx& ctx, const SplitHeadsArgs& args) {
-    check_heads(args, args.out, args.in, "split_heads");
-    with_shape(args, args.in, "split_heads", [&](auto type, auto width, const auto& shape, dim3 grid, dim3 block) {
-        using T = decltype(type);
-        launch_early(ctx, split_heads_kernel<T, width.value>, grid, block, 0, args.out.as<T>(), args.in.as<T>(), shape);
+    copy_heads(ctx, args, args.out, args.in, "split_heads", [](auto type, auto width) {
+        return split_heads_kernel<decltype(type), decltype(width)::value>;
     });
 }
 
 void join_heads(Ctx& ctx, const JoinHeadsArgs& args) {
-    check_heads(args, args.in, args.out, "join_heads");
-    with_shape(args, args.out, "join_heads", [&](auto type, auto width, const auto& shape, dim3 grid, dim3 block) {
-        using T = decltype(type);
-        launch_early(ctx, join_heads_kernel<T, width.value>, grid, block, 0, args.out.as<T>(), args.in.as<T>(), shape);
+    copy_heads(ctx, args, args.in, args.out, "join_heads", [](auto type, auto width) {
+        return join_heads_kernel<decltype(type), decltype(width)::value>;
     });
 }
 

@@ -194,21 +194,16 @@ dim3 group_block(dim3 block) {
     return dim3(block.x, rows);
 }
 
-// front_bytes: shared memory before that of the group.
-template <typename Kernel>
-bool launch_forward(Ctx& ctx, Kernel* kernel, const NormForwardArgs& args, dim3 block, size_t front_bytes) {
-    const size_t shared_bytes = front_bytes + group_bytes(args.quant, args.C);
+template <bool kLayer, int kVecs, bool kWarpPerRow>
+bool launch_forward(Ctx& ctx, const NormForwardArgs& args, dim3 block) {
+    auto kernel = norm_forward_quantize_kernel<kVecs, kLayer, kWarpPerRow>;
+    const size_t shared_bytes =
+        Ring<kForwardStages, kForwardStreams>::bytes(block, args.C) + group_bytes(args.quant, args.C);
     const int64_t blocks = row_blocks(ctx, kernel, block, shared_bytes, args.N, args.N);
     if (blocks == 0) return false;
     launch_early(ctx, kernel, grid_size(blocks), block, shared_bytes, NormForward<bf16>(args),
                  rows_out(args.quant, args.N, args.C), args.C / 8);
     return true;
-}
-
-template <bool kLayer, int kVecs, bool kWarpPerRow>
-bool forward_ringed(Ctx& ctx, const NormForwardArgs& args, dim3 block) {
-    return launch_forward(ctx, norm_forward_quantize_kernel<kVecs, kLayer, kWarpPerRow>, args, block,
-                          Ring<kForwardStages, kForwardStreams>::bytes(block, args.C));
 }
 
 template <bool kLayer, int kVecs, bool kCount>
@@ -241,12 +236,12 @@ template <bool kLayer> bool norm_forward_quantize(Ctx& ctx, const NormForwardArg
     if (shape.block.x == kNormLanes) {
         bool done = false;
         with_vecs(shape.vecs, [&](auto vecs) {
-            done = forward_ringed<kLayer, decltype(vecs)::value, true>(ctx, args, shape.block);
+            done = launch_forward<kLayer, decltype(vecs)::value, true>(ctx, args, shape.block);
         });
         return done;
     }
     if (shape.vecs != 2) return false;   // more vectors do not fit in shared memory
-    return forward_ringed<kLayer, 2, false>(ctx, args, group_block(shape.block));
+    return launch_forward<kLayer, 2, false>(ctx, args, group_block(shape.block));
 }
 template bool norm_forward_quantize<false>(Ctx& ctx, const NormForwardArgs& args);
 template bool norm_forward_quantize<true>(Ctx& ctx, const NormForwardArgs& args);
