@@ -85,14 +85,11 @@ template <typename T, typename G> void update_blocks(const AdamWArgs& args) {
     });
 }
 
-template <typename T> void update_fp8(const AdamWArgs& args) {
-    if (args.grad.dtype == Dtype::kBf16) update_blocks<T, bf16>(args);
-    else update_blocks<T, float>(args);
-}
-
-template <typename T, typename M> void update_with_moments(const AdamWArgs& args) {
-    if (args.grad.dtype == Dtype::kBf16) update_all<T, M, bf16>(args);
-    else update_all<T, M, float>(args);
+// Updates with gradients of type G.
+template <typename T, typename G> void update(const AdamWArgs& args) {
+    if (args.m.dtype == Dtype::kE4m3) update_blocks<T, G>(args);
+    else if (args.m.dtype == Dtype::kBf16) update_all<T, bf16, G>(args);
+    else update_all<T, float, G>(args);
 }
 
 // Rounds to nearest even once. A double that is not a float is first replaced by the adjacent float with an odd last
@@ -139,9 +136,8 @@ void adamw(Ctx&, const AdamWArgs& args) {
         CHECK(args.state->adam_step > 0, "adamw before step_guard: step %lld",
               (long long)args.state->adam_step);
         if constexpr (std::is_same_v<T, double>) update_all<double, double, double>(args);
-        else if (fp8) update_fp8<T>(args);
-        else if (args.m.dtype == Dtype::kBf16) update_with_moments<T, bf16>(args);
-        else update_with_moments<T, float>(args);
+        else if (args.grad.dtype == Dtype::kBf16) update<T, bf16>(args);
+        else update<T, float>(args);
     });
 }
 

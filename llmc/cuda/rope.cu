@@ -7,7 +7,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kHeads = 2;   // heads that a thread rotates by the same angles
-constexpr int kHeadsAtOnce = 2;   // the same with FP8 outputs
 
 // Math: (x, y) -> (x cos - y sin, y cos + x sin) for the pairs (i, i + HS/2) of every query and key head;
 // direction -1 rotates back.
@@ -101,16 +100,16 @@ __global__ void __launch_bounds__(kThreads, kCount ? 3 : 4)
         float cosine[8], sine[8];
         load_angles(in.angles(row, i), in.direction, cosine, sine);
         const bf16* at = in.qkv + row * in.row_elems + int64_t{first_head} * HS + i;
-        for (int h = first; h < heads; h += kHeadsAtOnce * step) {
-            uint4 a[kHeadsAtOnce], b[kHeadsAtOnce];
+        for (int h = first; h < heads; h += kHeads * step) {
+            uint4 a[kHeads], b[kHeads];
 #pragma unroll
-            for (int k = 0; k < kHeadsAtOnce; k++) {
+            for (int k = 0; k < kHeads; k++) {
                 if (h + k * step >= heads) continue;
                 a[k] = load_vec_streaming(at + (h + k * step) * HS);
                 b[k] = load_vec_streaming(at + (h + k * step) * HS + half);
             }
 #pragma unroll
-            for (int k = 0; k < kHeadsAtOnce; k++) {
+            for (int k = 0; k < kHeads; k++) {
                 const int head = h + k * step;
                 if (head >= heads) continue;
                 if (first_head + head < in.rotated_heads) rotate_vectors(a[k], b[k], cosine, sine);

@@ -48,9 +48,10 @@ void record(Ctx& ctx, PlannedOp op) {
 }
 
 // Records an operation that moves `bytes` in addition to what it quantizes.
-void record(Ctx& ctx, OpKind kind, Dtype dtype, int64_t bytes, const QuantOut& quant = {}) {
+void record(Ctx& ctx, OpKind kind, Dtype dtype, int64_t bytes, const QuantOut& quant = {},
+            Activation activation = Activation::kGelu) {
     record(ctx, {.kind = kind, .mode = mode(quant), .dtype = dtype, .bytes = bytes + quantized_bytes(quant),
-                 .attention = {}});
+                 .attention = {}, .activation = activation});
 }
 
 // Attention executes its QuantOut in a separate pass over its result. A bias gradient counts as bias_backward.
@@ -157,15 +158,8 @@ void rehearse_op(Ctx& ctx, OpKind kind, const AttentionBackwardArgs& a) {
 }
 COST(SplitHeadsArgs, a.in.dtype, sum({a.in, a.out}))
 COST(JoinHeadsArgs, a.in.dtype, sum({a.in, a.out}))
-void rehearse_op(Ctx& ctx, OpKind kind, const ActivationForwardArgs& a) {
-    record(ctx, {.kind = kind, .mode = mode(a.quant), .dtype = a.in.dtype,
-                 .bytes = sum({a.in, a.out}) + quantized_bytes(a.quant), .attention = {}, .activation = a.kind});
-}
-void rehearse_op(Ctx& ctx, OpKind kind, const ActivationBackwardArgs& a) {
-    record(ctx, {.kind = kind, .mode = mode(a.quant), .dtype = a.in.dtype,
-                 .bytes = sum({a.in, a.dout, a.din}) + quantized_bytes(a.quant), .attention = {},
-                 .activation = a.kind});
-}
+COST(ActivationForwardArgs, a.in.dtype, sum({a.in, a.out}), a.quant, a.kind)
+COST(ActivationBackwardArgs, a.in.dtype, sum({a.in, a.dout, a.din}), a.quant, a.kind)
 COST(BiasBackwardArgs, a.dout.dtype, a.dout.bytes())
 COST(ClassifierArgs, a.logits.dtype, (a.write_dlogits ? 2 : 1) * a.logits.bytes())
 COST(DlogitsResidualArgs, a.dx.dtype,
