@@ -115,10 +115,12 @@ TEST_CASE("gpu moe: router_stats and router_summary") {
             return RouterStatsArgs{.stats = view("stats"), .scratch = view("scratch"), .probs = view("probs"),
                                    .lse = view("lse"), .experts = view("experts"), .N = s.N, .E = s.E, .K = s.K};
         });
-        // Entropies have logarithms in FP32; the other sums are of equal terms.
-        check_close(name_of("router_stats", s), c.on_gpu("stats"), c.on_cpu("stats"), [&](int64_t i) {
-            const double terms = static_cast<double>(s.N) * 10;
-            return i == 2 * s.E ? terms * 0x1p-22 : terms * 0x1p-50;
+        // Sums of N equal terms, none negative, onto a start below 9, in two orders: N + 1 roundings each. Entropies
+        // have logarithms in FP32.
+        const HostTensor want = c.on_cpu("stats");
+        check_close(name_of("router_stats", s), c.on_gpu("stats"), want, [&](int64_t i) {
+            const double terms = static_cast<double>(s.N), sum = std::fabs(want.get(i)) + 18;
+            return 2 * (terms + 1) * 0x1p-53 * sum + (i == 2 * s.E ? 10 * terms * 0x1p-22 : 0);
         }, 1);
         OpCase summary(name_of("router_summary", s), Dtype::kFp32);
         HostTensor stats(Dtype::kFp64, 3 * elems), state(Dtype::kInt32, sizeof(StepState) / 4);
