@@ -137,7 +137,6 @@ template <typename T, typename Moment, typename Grad> void launch_adamw(Ctx& ctx
                      args.param.as<T>(), args.master.as<float>(), args.m.as<Moment>(), args.v.as<Moment>(),
                      args.grad.as<Grad>(), args.state, args.lr_scale, args.beta1, args.beta2, args.eps,
                      args.weight_decay, philox_keys(args.rng_key), args.element_offset, args.entry, elems);
-        CHECK_LAUNCH("adamw_kernel");
     };
     bool vector = true;
     for (const Tensor* t : {&args.param, &args.master, &args.m, &args.v, &args.grad}) {
@@ -293,7 +292,6 @@ template <typename T, typename Grad> void launch_adamw_fp8(Ctx& ctx, const AdamW
                  args.m_scale_inv.as<float>(), args.v_scale_inv.as<float>(), args.grad.as<Grad>(), args.state,
                  args.lr_scale, args.beta1, args.beta2, args.eps, args.weight_decay, philox_keys(args.rng_key),
                  args.element_offset, args.entry, vector, elems);
-    CHECK_LAUNCH("adamw_fp8_kernel");
 }
 
 }  // namespace
@@ -329,7 +327,6 @@ void ema(Ctx& ctx, const EmaArgs& args) {
         const int64_t blocks = std::min(ceil_div(groups, kThreads), int64_t{16} * ctx.sm_count);
         launch_early(ctx, ema_kernel<decltype(width)::value>, grid_size(blocks), kThreads, 0, args.ema.as<float>(),
                      args.master.as<float>(), args.state, args.decay, elems);
-        CHECK_LAUNCH("ema_kernel");
     };
     if (aligned(args.ema, kWidth) && aligned(args.master, kWidth)) launch(std::integral_constant<int, kWidth>{});
     else launch(std::integral_constant<int, 1>{});

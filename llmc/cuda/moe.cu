@@ -207,13 +207,10 @@ void sort_experts(Ctx& ctx, const SortExpertsArgs& args) {
     int32_t *const counts = args.scratch.as<int32_t>(), *const offsets = args.offsets.as<int32_t>();
     const int32_t* const experts = args.experts.as<int32_t>();
     launch_early(ctx, sort_count_kernel, grid_size(chunks), kLanes, 0, counts, experts, R, args.E);
-    CHECK_LAUNCH("sort_count_kernel");
     launch_early(ctx, sort_scan_kernel, 1, static_cast<unsigned>(round_up(args.E, kLanes)), 0, counts, offsets, chunks,
                  args.E);
-    CHECK_LAUNCH("sort_scan_kernel");
     launch_early(ctx, sort_scatter_kernel, grid_size(chunks), kLanes, 0, args.row_slots.as<int32_t>(),
                  args.slot_rows.as<int32_t>(), counts, offsets, experts, R, args.E);
-    CHECK_LAUNCH("sort_scatter_kernel");
 }
 
 void gather_rows(Ctx& ctx, const GatherRowsArgs& args) {
@@ -226,7 +223,6 @@ void gather_rows(Ctx& ctx, const GatherRowsArgs& args) {
         with_width<T>(vectorizable<T>(args.C, {args.out.data, args.in.data}), [&](auto width) {
             launch_early(ctx, gather_rows_kernel<T, width>, warp_grid(R), kThreads, 0, args.out.as<T>(),
                          args.in.as<T>(), args.row_slots.as<int32_t>(), R, args.K, args.C);
-            CHECK_LAUNCH("gather_rows_kernel");
         });
     });
 }
@@ -242,7 +238,6 @@ void combine_rows(Ctx& ctx, const CombineRowsArgs& args) {
             launch_early(ctx, combine_rows_kernel<T, width>, warp_grid(args.N), kThreads, 0, args.out.as<T>(),
                          args.in.as<T>(), args.slot_rows.as<int32_t>(), args.N, args.K, args.C,
                          args.accumulate);
-            CHECK_LAUNCH("combine_rows_kernel");
         });
     });
 }
@@ -257,7 +252,6 @@ void expert_activation_forward(Ctx& ctx, const ExpertActivationForwardArgs& args
             launch_early(ctx, expert_activation_forward_kernel<T, width>, warp_grid(args.R), kThreads, 0,
                          args.out.as<T>(), args.in.as<T>(), args.weights.as<float>(),
                          args.row_slots.as<int32_t>(), args.R, args.F);
-            CHECK_LAUNCH("expert_activation_forward_kernel");
         });
     });
 }
@@ -275,7 +269,6 @@ void expert_activation_backward(Ctx& ctx, const ExpertActivationBackwardArgs& ar
             launch_early(ctx, expert_activation_backward_kernel<T, width>, warp_grid(args.R), kThreads, 0,
                          args.din.as<T>(), args.dweights.as<float>(), args.dout.as<T>(), args.in.as<T>(),
                          args.weights.as<float>(), args.row_slots.as<int32_t>(), args.R, args.F);
-            CHECK_LAUNCH("expert_activation_backward_kernel");
         });
     });
 }

@@ -225,7 +225,6 @@ void router_forward(Ctx& ctx, const RouterForwardArgs& args) {
         launch_early(ctx, router_forward_kernel<per>, warp_grid(N), kThreads, 0, args.probs.as<float>(),
                      args.lse.as<float>(), args.experts.as<int32_t>(), args.weights.as<float>(), N, E, K,
                      args.normalize, args.chosen);
-        CHECK_LAUNCH("router_forward_kernel");
     });
 }
 
@@ -237,10 +236,8 @@ void router_stats(Ctx& ctx, const RouterStatsArgs& args) {
     launch_early(ctx, router_stats_kernel, grid_size(parts), kThreads, 0, partial, args.probs.as<float>(),
                  args.lse.as<float>(), args.experts.as<int32_t>(), args.N, args.E, args.K,
                  ceil_div(args.N, parts));
-    CHECK_LAUNCH("router_stats_kernel");
     launch_early(ctx, router_stats_sum_kernel, grid_size(ceil_div(elems, kThreads)), kThreads, 0,
                  args.stats.as<double>(), partial, parts, elems);
-    CHECK_LAUNCH("router_stats_sum_kernel");
 }
 
 void router_backward(Ctx& ctx, const RouterBackwardArgs& args) {
@@ -255,7 +252,6 @@ void router_backward(Ctx& ctx, const RouterBackwardArgs& args) {
                          args.dweights.as<float>(), args.probs.as<float>(), args.lse.as<float>(),
                          args.experts.as<int32_t>(), args.weights.as<float>(), args.load.as<double>(),
                          args.state, N, E, K, args.normalize, args.aux, args.z);
-            CHECK_LAUNCH("router_backward_kernel");
         });
     });
 }
@@ -265,7 +261,6 @@ void router_summary(Ctx& ctx, const RouterSummaryArgs& args) {
     expect(args.load, Dtype::kFp64, args.layers * args.E, "router_summary: load");
     launch_early(ctx, router_summary_kernel, 1, kThreads, 0, args, args.stats.as<double>(),
                  args.load.as<double>());
-    CHECK_LAUNCH("router_summary_kernel");
 }
 
 }  // namespace cuda

@@ -252,7 +252,6 @@ template <typename Grad> void launch_momentum_fp8(Ctx& ctx, const MuonMomentumAr
                  static_cast<uint8_t*>(args.m.data), args.m_scale_inv.as<float>(), args.grad.as<Grad>(), args.state,
                  args.beta, philox_keys(args.rng_key), args.element_offset,
                  aligned(args.m, kWidth) && aligned(args.grad, kWidth), elems);
-    CHECK_LAUNCH("muon_momentum_fp8_kernel");
 }
 
 }  // namespace
@@ -272,7 +271,6 @@ void muon_momentum(Ctx& ctx, const MuonMomentumArgs& args) {
                 launch_early(ctx, muon_momentum_kernel<M, G, decltype(width)::value>,
                              resident_blocks(ctx, elems, width), kThreads, 0, args.m.as<M>(), args.grad.as<G>(),
                              args.state, args.beta, philox_keys(args.rng_key), args.element_offset, elems);
-                CHECK_LAUNCH("muon_momentum_kernel");
             });
         });
     });
@@ -285,7 +283,6 @@ void muon_normalize(Ctx& ctx, const MuonNormalizeArgs& args) {
             using T = decltype(type);
             launch_early(ctx, muon_normalize_kernel<T, decltype(width)::value>, resident_blocks(ctx, elems, width),
                          kThreads, 0, args.matrix.as<T>(), args.sum_squares, args.margin, elems);
-            CHECK_LAUNCH("muon_normalize_kernel");
         });
     });
 }
@@ -299,7 +296,6 @@ void muon_polynomial(Ctx& ctx, const MuonPolynomialArgs& args) {
             launch_early(ctx, muon_polynomial_kernel<T, decltype(width)::value>, grid_size(args.k), kThreads, 0,
                          args.square.as<T>(), args.gram.as<T>(), static_cast<int>(args.k), static_cast<float>(args.a),
                          static_cast<float>(args.b), static_cast<float>(args.c));
-            CHECK_LAUNCH("muon_polynomial_kernel");
         });
     });
 }
@@ -314,7 +310,6 @@ void muon_row_norm(Ctx& ctx, const MuonRowNormArgs& args) {
             launch_early(ctx, muon_row_norm_kernel<T, decltype(width)::value>, grid_size(args.rows), kThreads, 0,
                          args.matrix.as<T>(), args.v.as<float>(), args.new_v.as<float>(), args.state, args.cols,
                          args.beta2);
-            CHECK_LAUNCH("muon_row_norm_kernel");
         });
     });
 }
@@ -334,7 +329,6 @@ void muon_update(Ctx& ctx, const MuonUpdateArgs& args) {
                              resident_blocks(ctx, elems, width), kThreads, 0,
                              args.param ? args.param.as<T>() : nullptr, args.master.as<float>(),
                              args.direction.as<G>(), args.state, args.scale, args.weight_decay, args.entry, elems);
-                CHECK_LAUNCH("muon_update_kernel");
             });
         });
     });

@@ -99,14 +99,20 @@ void MoeMlp::activation(Ctx& ctx, int layer, const Order& order, int64_t N) {
 
 // ---- forward
 
-void MoeMlp::forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch, const DeviceBatch& batch) {
-    Arena::Scope scope(ctx, model_.arena);
-    const int64_t N = batch.rows();
+// All before the matmul `down`. Memory of the result is scratch of the caller's scope. again: see route().
+MoeMlp::Order MoeMlp::before_down(Ctx& ctx, int layer, const NormInput& input, int64_t N, bool again) {
     norm_.forward(ctx, layer, input, N, {});
-    route(ctx, layer, N, false);
+    route(ctx, layer, N, again);
     const Order order = dispatch(ctx, layer, N);
     up(ctx, layer, order, N);
     activation(ctx, layer, order, N);
+    return order;
+}
+
+void MoeMlp::forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch, const DeviceBatch& batch) {
+    Arena::Scope scope(ctx, model_.arena);
+    const int64_t N = batch.rows();
+    const Order order = before_down(ctx, layer, input, N, false);
     const Tensor y = buffers_.scratch(kRows, N);
     matmul(ctx, GemmLayout::kForward, layer, LinearKind::kDown, order, y, buffers_.at(kAct, layer, N), {}, N);
     ops::combine_rows(ctx, {.out = branch, .in = y, .slot_rows = order.slot_rows, .N = N, .K = K(),
@@ -116,12 +122,7 @@ void MoeMlp::forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch,
 void MoeMlp::recompute(Ctx& ctx, int layer, const NormInput& input, const DeviceBatch& batch) {
     if (!buffers_.recomputed(kUp)) return;
     Arena::Scope scope(ctx, model_.arena);
-    const int64_t N = batch.rows();
-    norm_.forward(ctx, layer, input, N, {});
-    route(ctx, layer, N, true);
-    const Order order = dispatch(ctx, layer, N);
-    up(ctx, layer, order, N);
-    activation(ctx, layer, order, N);
+    before_down(ctx, layer, input, batch.rows(), true);
 }
 
 // ---- backward

@@ -35,6 +35,7 @@ private:
 
     void route(Ctx& ctx, int layer, int64_t N, bool again);
     Order dispatch(Ctx& ctx, int layer, int64_t N);
+    Order before_down(Ctx& ctx, int layer, const NormInput& input, int64_t N, bool again);
     Tensor gathered(Ctx& ctx, const Order& order, Tensor in, int64_t N);
     void up(Ctx& ctx, int layer, const Order& order, int64_t N);
     void activation(Ctx& ctx, int layer, const Order& order, int64_t N);
