@@ -1,8 +1,10 @@
 // Mixtures of experts. CPU.
+#include <cstring>
 #include <numeric>
 
 #include "llmc/cpu/common.h"
 #include "llmc/cpu/math.h"
+#include "llmc/cpu/quantize.h"
 #include "llmc/ops/adam_math.h"
 
 namespace cpu {
@@ -210,10 +212,18 @@ void gather_rows(Ctx&, const GatherRowsArgs& args) {
     check_tensor(kOp, "row_slots", args.row_slots, Dtype::kInt32, args.N * args.K);
     check_tensor(kOp, "in", args.in, args.in.dtype, args.N * args.C);
     check_tensor(kOp, "out", args.out, args.in.dtype, args.N * args.K * args.C);
-    for_rows(kOp, args.in.dtype, args.N * args.K, args.C, [&]<typename T>(Tag<T>, int64_t r) {
-        const T* in = args.in.as<T>() + args.row_slots.as<int32_t>()[r] / args.K * args.C;
-        std::copy(in, in + args.C, args.out.as<T>() + r * args.C);
-    });
+    const int64_t R = args.N * args.K, bytes = args.C * dtype_bytes(args.in.dtype),
+                  blocks = is_fp8(args.in.dtype) ? scale_blocks(args.C) : 0;
+    check_tensor(kOp, "in_scale_inv", args.in_scale_inv, args.in_scale_inv.dtype, blocks * args.N);
+    check_tensor(kOp, "out_scale_inv", args.out_scale_inv, args.in_scale_inv.dtype, blocks * R);
+#pragma omp parallel for schedule(static) if (R * args.C >= kParallelElems)
+    for (int64_t r = 0; r < R; r++) {
+        const int64_t n = args.row_slots.as<int32_t>()[r] / args.K;
+        std::memcpy(static_cast<char*>(args.out.data) + r * bytes, static_cast<const char*>(args.in.data) + n * bytes,
+                    static_cast<size_t>(bytes));
+        for (int64_t b = 0; b < blocks; b++)
+            args.out_scale_inv.as<float>()[b * R + r] = args.in_scale_inv.as<float>()[b * args.N + n];
+    }
 }
 
 void combine_rows(Ctx&, const CombineRowsArgs& args) {
@@ -225,8 +235,11 @@ void combine_rows(Ctx&, const CombineRowsArgs& args) {
              [&]<typename T>(Tag<T>, int64_t n) { combine_row<T>(args, n); });
 }
 
-void expert_activation_forward(Ctx&, const ExpertActivationForwardArgs& args) {
+void expert_activation_forward(Ctx&, const ExpertActivationForwardArgs& given) {
     constexpr const char* kOp = "expert_activation_forward";
+    ExpertActivationForwardArgs args = given;
+    const QuantResult result(kOp, given.quant, given.out, args.in.dtype, args.R, args.F);
+    args.out = result.tensor();
     check_tensor(kOp, "row_slots", args.row_slots, Dtype::kInt32, args.R);
     check_tensor(kOp, "in", args.in, args.in.dtype, args.R * 2 * args.F);
     check_tensor(kOp, "out", args.out, args.in.dtype, args.R * args.F);
@@ -234,10 +247,14 @@ void expert_activation_forward(Ctx&, const ExpertActivationForwardArgs& args) {
         check_tensor(kOp, "weights", args.weights, stat_dtype<T>, args.R);
         activation_row<T>(args, r);
     });
+    result.quantize();
 }
 
-void expert_activation_backward(Ctx&, const ExpertActivationBackwardArgs& args) {
+void expert_activation_backward(Ctx&, const ExpertActivationBackwardArgs& given) {
     constexpr const char* kOp = "expert_activation_backward";
+    ExpertActivationBackwardArgs args = given;
+    const QuantResult result(kOp, given.quant, given.din, args.in.dtype, args.R, 2 * args.F);
+    args.din = result.tensor();
     check_tensor(kOp, "row_slots", args.row_slots, Dtype::kInt32, args.R);
     for (const Tensor& t : {args.in, args.din}) check_tensor(kOp, "in", t, args.in.dtype, args.R * 2 * args.F);
     check_tensor(kOp, "dout", args.dout, args.in.dtype, args.R * args.F);
@@ -245,6 +262,7 @@ void expert_activation_backward(Ctx&, const ExpertActivationBackwardArgs& args) 
         for (const Tensor& t : {args.weights, args.dweights}) check_tensor(kOp, "weights", t, stat_dtype<T>, args.R);
         activation_backward_row<T>(args, r);
     });
+    result.quantize();
 }
 
 }  // namespace cpu

@@ -1,4 +1,5 @@
 // Mixtures of experts: sorting of rows by expert, their permutation, and SwiGLU times the experts' weights.
+#include "llmc/cuda/quantize_rows.cuh"
 #include "llmc/cuda/sigmoid.cuh"
 
 namespace cuda {
@@ -85,18 +86,28 @@ __global__ void __launch_bounds__(kLanes)
 
 // ---- rows of experts; a warp per row, kWidth elements per access
 
-// Math: out[r] = in[row_slots[r] / K].
+// The `blocks` scales of rows in FP8: one of each row, then the next.
+struct GatheredScales {
+    float* out;
+    const float* in;
+    int blocks;
+};
+
+// Math: out[r] = in[row_slots[r] / K], and the scales of the row.
 // Source: none.
 // Traffic: in read K times, mostly from the L2 cache; out written, once.
 // Requires: kWidth > 1 needs aligned rows.
 // Parallel: a warp per row of out.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
-    gather_rows_kernel(T* out, const T* in, const int32_t* row_slots, int64_t R, int K, int64_t C) {
+    gather_rows_kernel(T* out, const T* in, const int32_t* row_slots, int64_t N, int K, int64_t C,
+                       GatheredScales scales) {
     wait_for_previous_kernels();
-    const int64_t r = warp_row();
+    const int64_t r = warp_row(), R = N * K;
     if (r >= R) return;
-    const T* from = in + row_slots[r] / K * C;
+    const int64_t n = row_slots[r] / K;
+    for (int b = threadIdx.x % kLanes; b < scales.blocks; b += kLanes) scales.out[b * R + r] = scales.in[b * N + n];
+    const T* from = in + n * C;
     out += r * C;
 #pragma unroll 4
     for (int64_t c = threadIdx.x % kLanes * kWidth; c < C; c += kLanes * kWidth) {
@@ -136,64 +147,144 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
+// The results of a warp, kWidth adjacent ones of each lane: T, and with kQuant (bf16, 8) also E4M3 in blocks of
+// 1 x 128, each of 16 lanes. All lanes call its functions.
+template <typename T, int kWidth, bool kQuant> class RowOutput {
+public:
+    __device__ RowOutput(T* out, const TileOut& quant) : out_(out), quant_(quant) {
+        if constexpr (!kQuant) return;
+        if (quant.record) seen_ = quant.entry->amax_bits;
+        if (quant.counts && blockIdx.x + threadIdx.x == 0)
+            atomicAdd(&quant.counts->elems, static_cast<unsigned long long>(quant.N * quant.C));
+    }
+    // Elements of row r of C from column c on; not valid: this lane has none.
+    __device__ void put(const float (&x)[kWidth], int64_t r, int64_t C, int64_t c, bool valid) {
+        if (valid && out_) store_floats<T, kWidth>(out_ + r * C + c, x);
+        if constexpr (kQuant) quantize(valid ? pack<bf16>(x) : make_uint4(0, 0, 0, 0), r, C, c, valid);
+    }
+    __device__ void finish() const {
+        if constexpr (!kQuant) return;
+        if (quant_.record || quant_.first_nonfinite)
+            AmaxOut{quant_.entry, quant_.first_nonfinite, quant_.event}.add(amax_, seen_);
+        if (quant_.counts) tally_.flush_to(quant_.counts);
+    }
+
+private:
+    __device__ void quantize(const uint4& x, int64_t r, int64_t C, int64_t c, bool valid) {
+        const uint32_t mine = amax_pair(x);
+        uint32_t amax = mine;
+        amax_ = max_pair(amax_, mine);
+#pragma unroll
+        for (int lanes = 8; lanes > 0; lanes /= 2) amax = max_pair(amax, __shfl_xor_sync(0xffffffffu, amax, lanes));
+        const BlockScale block = block_scale<Dtype::kE4m3>(larger_of_pair(amax));
+        const uint2 codes = to_fp8x8<Dtype::kE4m3>(x, block.scale);
+        if (quant_.counts) tally_.add_cast<Dtype::kE4m3>(x, mine, block.scale, codes);
+        if (!valid) return;
+        *reinterpret_cast<uint2*>(quant_.rowwise + r * C + c) = codes;
+        if (c % kTile == 0) quant_.rowwise_scale_inv[c / kTile * quant_.N + r] = block.scale_inv;
+    }
+
+    T* out_;
+    const TileOut& quant_;
+    uint32_t amax_ = 0, seen_ = ~0u;
+    CastTally tally_;
+};
+
 // Math: see ExpertActivationForwardArgs.
 // Source: Shazeer, arXiv 2002.05202.
-// Traffic: in read, out written, once.
+// Traffic: in read, out or its codes written, once.
 // Requires: as gather_rows_kernel.
 // Parallel: a warp per row.
-template <typename T, int kWidth>
+template <typename T, int kWidth, bool kQuant>
 __global__ void __launch_bounds__(kThreads)
     expert_activation_forward_kernel(T* out, const T* in, const float* weights, const int32_t* row_slots, int64_t R,
-                                     int64_t F) {
+                                     int64_t F, const __grid_constant__ TileOut quant) {
     wait_for_previous_kernels();
     const int64_t r = warp_row();
     if (r >= R) return;
     const float weight = weights[row_slots[r]];
-    in += r * 2 * F, out += r * F;
-    for (int64_t f = threadIdx.x % kLanes * kWidth; f < F; f += kLanes * kWidth) {
-        float gate[kWidth], up[kWidth];
-        load_floats<T, kWidth>(in + f, gate);
-        load_floats<T, kWidth>(in + F + f, up);
+    RowOutput<T, kWidth, kQuant> output(out, quant);
+    in += r * 2 * F;
+    for (int64_t begin = 0; begin < F; begin += kLanes * kWidth) {
+        const int64_t f = begin + threadIdx.x % kLanes * kWidth;
+        float gate[kWidth] = {}, up[kWidth] = {};
+        if (f < F) load_floats<T, kWidth>(in + f, gate);
+        if (f < F) load_floats<T, kWidth>(in + F + f, up);
 #pragma unroll
         for (int i = 0; i < kWidth; i++) gate[i] = gate[i] * sigmoid<T>(gate[i]) * up[i] * weight;
-        store_floats<T, kWidth>(out + f, gate);
+        output.put(gate, r, F, f, f < F);
     }
+    output.finish();
 }
 
 // Math: s = sigmoid(gate): dup = dout w gate s; dgate = dout w up s (1 + gate (1 - s)); dw = sum of dout gate s up.
 // Source: derivative of the forward.
 // Traffic: in and dout read, din written, once.
-// Requires: as gather_rows_kernel; din may alias in.
-// Parallel: a warp per row.
-template <typename T, int kWidth>
+// Requires: as gather_rows_kernel; din may alias in unless `split`.
+// Parallel: a warp per row. split: where a block of 128 columns has results of both halves of din, a lane keeps only
+// those of one half, and every pair is computed twice.
+template <typename T, int kWidth, bool kQuant>
 __global__ void __launch_bounds__(kThreads)
     expert_activation_backward_kernel(T* din, float* dweights, const T* dout, const T* in, const float* weights,
-                                      const int32_t* row_slots, int64_t R, int64_t F) {
+                                      const int32_t* row_slots, int64_t R, int64_t F,
+                                      const __grid_constant__ TileOut quant, bool split) {
     wait_for_previous_kernels();
     const int64_t r = warp_row();
     const int lane = threadIdx.x % kLanes;
     if (r >= R) return;
     const int32_t slot = row_slots[r];
     const float weight = weights[slot];
-    in += r * 2 * F, din += r * 2 * F, dout += r * F;
+    RowOutput<T, kWidth, kQuant> output(din, quant);
+    in += r * 2 * F, dout += r * F;
     float dweight = 0;
-    for (int64_t f = lane * kWidth; f < F; f += kLanes * kWidth) {
-        float gate[kWidth], up[kWidth], d[kWidth];
-        load_floats<T, kWidth>(in + f, gate);
-        load_floats<T, kWidth>(in + F + f, up);
-        load_floats<T, kWidth>(dout + f, d);
+    const int64_t columns = kQuant && split ? 2 * F : F;
+    for (int64_t begin = 0; begin < columns; begin += kLanes * kWidth) {
+        const int64_t c = begin + lane * kWidth, f = c < F ? c : c - F;
+        const bool valid = c < columns;
+        float gate[kWidth] = {}, up[kWidth] = {}, d[kWidth] = {};
+        if (valid) load_floats<T, kWidth>(in + f, gate);
+        if (valid) load_floats<T, kWidth>(in + F + f, up);
+        if (valid) load_floats<T, kWidth>(dout + f, d);
 #pragma unroll
         for (int i = 0; i < kWidth; i++) {
             const float s = sigmoid<float>(gate[i]), silu = gate[i] * s;   // dweights is in FP32
-            dweight += d[i] * silu * up[i];
+            if (c < F) dweight += d[i] * silu * up[i];
             gate[i] = d[i] * weight * up[i] * s * (1.0f + gate[i] * sigmoid_complement<float>(gate[i], s));
             up[i] = d[i] * weight * silu;
         }
-        store_floats<T, kWidth>(din + f, gate);
-        store_floats<T, kWidth>(din + F + f, up);
+        if (kQuant && split) {
+#pragma unroll
+            for (int i = 0; i < kWidth; i++) gate[i] = c < F ? gate[i] : up[i];
+            output.put(gate, r, 2 * F, c, valid);
+        } else {
+            output.put(gate, r, 2 * F, f, valid);
+            output.put(up, r, 2 * F, F + f, valid);
+        }
     }
+    output.finish();
     dweight = warp_sum(dweight);
     if (lane == 0) dweights[slot] = dweight;
+}
+
+// Checks the QuantOut of a result (R, C).
+TileOut rows_quant(const QuantOut& quant, const Tensor& in, int64_t R, int64_t C, const char* op) {
+    if (!quant) return {};
+    CHECK(in.dtype == Dtype::kBf16 && quant.rowwise && quant.rowwise.dtype == Dtype::kE4m3 && !quant.transposed
+              && !quant.dbias && quant.granularity == Granularity::kBlock1x128, "%s: not rowwise codes", op);
+    return tile_out(quant, {}, R, C, op);
+}
+// Calls f<T, width, whether rows are quantized>, for rows of F elements in tensors of the working type.
+template <typename F> void with_rows(Dtype dtype, const TileOut& quant, int64_t columns,
+                                     std::initializer_list<const void*> tensors, F&& f) {
+    dispatch(dtype, "rows of experts", [&](auto type) {
+        using T = decltype(type);
+        const bool vectors = vectorizable<T>(columns, tensors);
+        if constexpr (std::is_same_v<T, bf16>) {
+            CHECK(!quant.rowwise || vectors, "rows of experts are quantized in whole 16 bytes");
+            if (quant.rowwise) return f.template operator()<T, 8, true>();
+        }
+        with_width<T>(vectors, [&](auto width) { f.template operator()<T, decltype(width)::value, false>(); });
+    });
 }
 
 }  // namespace
@@ -218,11 +309,17 @@ void gather_rows(Ctx& ctx, const GatherRowsArgs& args) {
     expect(args.row_slots, Dtype::kInt32, R, "gather_rows: row_slots");
     expect(args.in, args.in.dtype, args.N * args.C, "gather_rows: in");
     expect(args.out, args.in.dtype, R * args.C, "gather_rows: out");
-    dispatch(args.in.dtype, "gather_rows", [&](auto type) {
+    const bool fp8 = is_fp8(args.in.dtype);   // two codes are copied as a bf16
+    const int64_t C = fp8 ? args.C / 2 : args.C, blocks = fp8 ? scale_blocks(args.C) : 0;
+    CHECK(!fp8 || (args.C % 16 == 0 && args.in_scale_inv.elems == blocks * args.N
+                   && args.out_scale_inv.elems == blocks * R), "gather_rows: FP8 rows of %lld", ll(args.C));
+    const GatheredScales scales{args.out_scale_inv.as<float>(), args.in_scale_inv.as<float>(),
+                                static_cast<int>(blocks)};
+    dispatch(fp8 ? Dtype::kBf16 : args.in.dtype, "gather_rows", [&](auto type) {
         using T = decltype(type);
-        with_width<T>(vectorizable<T>(args.C, {args.out.data, args.in.data}), [&](auto width) {
-            launch_early(ctx, gather_rows_kernel<T, width>, warp_grid(R), kThreads, 0, args.out.as<T>(),
-                         args.in.as<T>(), args.row_slots.as<int32_t>(), R, args.K, args.C);
+        with_width<T>(vectorizable<T>(C, {args.out.data, args.in.data}), [&](auto width) {
+            launch_early(ctx, gather_rows_kernel<T, width>, warp_grid(R), kThreads, 0, static_cast<T*>(args.out.data),
+                         static_cast<const T*>(args.in.data), args.row_slots.as<int32_t>(), args.N, args.K, C, scales);
         });
     });
 }
@@ -244,33 +341,35 @@ void combine_rows(Ctx& ctx, const CombineRowsArgs& args) {
 
 void expert_activation_forward(Ctx& ctx, const ExpertActivationForwardArgs& args) {
     expect(args.in, args.in.dtype, args.R * 2 * args.F, "expert_activation_forward: in");
-    expect(args.out, args.in.dtype, args.R * args.F, "expert_activation_forward: out");
+    if (!args.quant.copies() || args.out)
+        expect(args.out, args.in.dtype, args.R * args.F, "expert_activation_forward: out");
     expect(args.weights, Dtype::kFp32, args.R, "expert_activation_forward: weights");
-    dispatch(args.in.dtype, "expert_activation_forward", [&](auto type) {
-        using T = decltype(type);
-        with_width<T>(vectorizable<T>(args.F, {args.out.data, args.in.data}), [&](auto width) {
-            launch_early(ctx, expert_activation_forward_kernel<T, width>, warp_grid(args.R), kThreads, 0,
-                         args.out.as<T>(), args.in.as<T>(), args.weights.as<float>(),
-                         args.row_slots.as<int32_t>(), args.R, args.F);
-        });
+    const TileOut quant = rows_quant(args.quant, args.in, args.R, args.F, "expert_activation_forward");
+    with_rows(args.in.dtype, quant, args.F, {args.out.data, args.in.data}, [&]<typename T, int kWidth, bool kQuant>() {
+        launch_early(ctx, expert_activation_forward_kernel<T, kWidth, kQuant>, warp_grid(args.R), kThreads, 0,
+                     args.out.as<T>(), args.in.as<T>(), args.weights.as<float>(), args.row_slots.as<int32_t>(),
+                     args.R, args.F, quant);
     });
 }
 
 void expert_activation_backward(Ctx& ctx, const ExpertActivationBackwardArgs& args) {
-    for (const Tensor& t : {args.in, args.din})
+    for (const Tensor& t : {args.in, args.quant.copies() && !args.din ? args.in : args.din})
         expect(t, args.in.dtype, args.R * 2 * args.F, "expert_activation_backward: in");
     expect(args.dout, args.in.dtype, args.R * args.F, "expert_activation_backward: dout");
     for (const Tensor& t : {args.weights, args.dweights})
         expect(t, Dtype::kFp32, args.R, "expert_activation_backward: weights");
-    dispatch(args.in.dtype, "expert_activation_backward", [&](auto type) {
-        using T = decltype(type);
-        const bool vectors = vectorizable<T>(args.F, {args.din.data, args.dout.data, args.in.data});
-        with_width<T>(vectors, [&](auto width) {
-            launch_early(ctx, expert_activation_backward_kernel<T, width>, warp_grid(args.R), kThreads, 0,
-                         args.din.as<T>(), args.dweights.as<float>(), args.dout.as<T>(), args.in.as<T>(),
-                         args.weights.as<float>(), args.row_slots.as<int32_t>(), args.R, args.F);
+    const auto launch = [&](const Tensor& din, const TileOut& quant, bool split) {
+        with_rows(args.in.dtype, quant, args.F, {din.data, args.dout.data, args.in.data},
+                  [&]<typename T, int kWidth, bool kQuant>() {
+            launch_early(ctx, expert_activation_backward_kernel<T, kWidth, kQuant>, warp_grid(args.R), kThreads, 0,
+                         din.as<T>(), args.dweights.as<float>(), args.dout.as<T>(), args.in.as<T>(),
+                         args.weights.as<float>(), args.row_slots.as<int32_t>(), args.R, args.F, quant, split);
         });
-    });
+    };
+    const TileOut quant = rows_quant(args.quant, args.in, args.R, 2 * args.F, "expert_activation_backward");
+    const bool split = quant.rowwise && args.F % kTile != 0;   // din may alias in, so it follows
+    launch(split ? Tensor{} : args.din, quant, split);
+    if (split && args.din) launch(args.din, {}, false);
 }
 
 }  // namespace cuda

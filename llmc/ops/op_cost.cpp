@@ -187,10 +187,10 @@ COST(RouterStatsArgs, a.probs.dtype, a.probs.bytes())
 COST(RouterBackwardArgs, a.dlogits.dtype, sum({a.probs, a.dlogits}))
 COST(RouterSummaryArgs, a.stats.dtype, a.stats.bytes())
 COST(SortExpertsArgs, Dtype::kInt32, 2 * a.experts.bytes() + sum({a.row_slots, a.slot_rows}))
-COST(GatherRowsArgs, a.in.dtype, 2 * a.out.bytes())
+COST(GatherRowsArgs, a.in.dtype, 2 * sum({a.out, a.out_scale_inv}))
 COST(CombineRowsArgs, a.in.dtype, a.in.bytes() + (a.accumulate ? 2 : 1) * a.out.bytes())
-COST(ExpertActivationForwardArgs, a.in.dtype, sum({a.in, a.out}))
-COST(ExpertActivationBackwardArgs, a.in.dtype, sum({a.in, a.dout, a.din}))
+COST(ExpertActivationForwardArgs, a.in.dtype, sum({a.in, a.out}), a.quant)
+COST(ExpertActivationBackwardArgs, a.in.dtype, sum({a.in, a.dout, a.din}), a.quant)
 
 // ---- step
 

@@ -67,12 +67,13 @@ struct SortExpertsArgs {
     Tensor experts;     // (N, K) int32
     int64_t N, E, K;
 };
-// out[r] = in[row_slots[r] / K].
+// out[r] = in[row_slots[r] / K], and of FP8 codes in blocks of 1 x 128 their scales.
 struct GatherRowsArgs {
-    Tensor out;         // (R, C) T, =
-    Tensor in;          // (N, C) T
+    Tensor out;         // (R, C) T or FP8, =
+    Tensor in;          // (N, C) as out
     Tensor row_slots;   // (R) int32
-    int64_t N, K, C;
+    int64_t N, K, C;    // FP8: C a multiple of 16
+    Tensor out_scale_inv = {}, in_scale_inv = {};   // FP8 only: (ceil(C / 128), R) fp32, =; (ceil(C / 128), N) fp32
 };
 // out[n] = (out[n], if accumulate) + sum over k of in[slot_rows[n * K + k]], in fp32 and in the order of k.
 struct CombineRowsArgs {
@@ -82,20 +83,23 @@ struct CombineRowsArgs {
     int64_t N, K, C;
     bool accumulate = false;
 };
-// in row = [gate (F) | up (F)], out[r] = gate * sigmoid(gate) * up * weights[row_slots[r]].
+// in row = [gate (F) | up (F)], out[r] = gate * sigmoid(gate) * up * weights[row_slots[r]]. A QuantOut of these two has
+// rowwise E4M3 in blocks of 1 x 128, and no dbias.
 struct ExpertActivationForwardArgs {
-    Tensor out;         // (R, F) T, =
+    Tensor out;         // (R, F) T, =; optional if quant.copies()
     Tensor in;          // (R, 2F) T
     Tensor weights;     // (R) stat, by slot
     Tensor row_slots;   // (R) int32
     int64_t R, F;
+    QuantOut quant = {};   // of out
 };
 struct ExpertActivationBackwardArgs {
-    Tensor din;         // (R, 2F) T, =; may be the same memory as in
+    Tensor din;         // (R, 2F) T, =; may be the same memory as in; optional if quant.copies()
     Tensor dweights;    // (R) stat, by slot, =
     Tensor dout;        // (R, F) T
     Tensor in, weights, row_slots;   // of the forward pass
     int64_t R, F;
+    QuantOut quant = {};   // of din
 };
 
 // FP8 operands of weight gradients are transposed, with the rows of tokens as columns: expert e begins at column

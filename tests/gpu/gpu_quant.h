@@ -50,6 +50,7 @@ struct Producer {
     std::vector<std::string> close = {};   // sums over rows, whose order quant may change
     bool result_optional = false;          // X may be absent if copies()
     bool result_kept = false;              // X is written even if copies()
+    bool rows_only = false;                // it makes only rowwise E4M3 in blocks of 1 x 128
     HostTensors tensors = {};
     std::function<void(const View&, const QuantOut&)> run = {};
 };
@@ -114,6 +115,8 @@ inline void check_producer(const Producer& p, bool finite = true) {
     const bool large = x.elems() > 4000000;
     for (const QuantRequest& v : quant_requests()) {
         if ((v.transposed && p.N % 16 != 0) || v.granularity == Granularity::kBlock128x128) continue;   // weights
+        const bool of_rows = v.rowwise && !v.transposed && !v.dbias && v.granularity == Granularity::kBlock1x128;
+        if (p.rows_only && !of_rows) continue;
         const bool only_sums = v.dbias && !v.copies() && !v.record;
         if (large && !only_sums && !(v.transposed && v.record && v.scaling == Scaling::kDelayed)) continue;
         INFO(p.name << ", " << v.name);

@@ -1,5 +1,6 @@
 // Mixtures of experts: every operation of the GPU against the CPU.
-#include "tests/gpu/gpu_op.h"
+#include "tests/gpu/gpu_quant.h"
+#include "tests/support/fp8_gemm_test.h"
 
 #include <numeric>
 
@@ -243,6 +244,62 @@ TEST_CASE("gpu moe: gather_rows, combine_rows and activations of experts") {
                 });
                 backward.check("in");
                 backward.check("dweights");
+            }
+}
+
+TEST_CASE("gpu moe: gather_rows of FP8 codes and scales") {
+    for (const Shape& s : kShapes)
+        for (int64_t C : {16, 144, 4112}) {
+            const int64_t R = s.N * s.K, blocks = scale_blocks(C);
+            if (left_out(R * C)) continue;
+            OpCase c(strf("gather_rows of %lld codes", ll(C)), Dtype::kBf16);
+            c.add("in", Kind::kFixed, random_codes(Dtype::kE4m3, s.N * C, 1));
+            c.add("out", Kind::kFixed, HostTensor(Dtype::kE4m3, R * C));
+            c.random("scales", Kind::kStat, blocks * s.N);
+            c.poison("scales out", Kind::kStat, blocks * R);
+            c.add("slots", Kind::kFixed, random_slots(R));
+            c.run_same_types(cuda::gather_rows, cpu::gather_rows, [&](auto view) {
+                return GatherRowsArgs{.out = view("out"), .in = view("in"), .row_slots = view("slots"), .N = s.N,
+                                      .K = s.K, .C = C, .out_scale_inv = view("scales out"),
+                                      .in_scale_inv = view("scales")};
+            });
+            c.check_bits("out");
+            c.check_bits("scales out");
+        }
+}
+
+// Columns of one and of several blocks, blocks with results of both halves, and incomplete ones.
+TEST_CASE("gpu moe: activations of experts give the same as quantize on their bf16 results") {
+    for (int64_t R : {1, 80, 515})
+        for (int64_t F : {16, 96, 128, 144, 768, 1040})
+            for (const char* result : {"out", "din", "in"}) {   // forward, backward, backward in place
+                if (left_out(R * F)) continue;
+                const bool backward = result != std::string("out"), in_place = result == std::string("in");
+                Producer p{.name = strf("%lld rows of %lld experts' activations, %s", ll(R), ll(F), result),
+                           .result = result, .N = R, .C = backward ? 2 * F : F, .result_optional = !in_place,
+                           .result_kept = in_place, .rows_only = true};
+                p.tensors["in"] = random_tensor(Dtype::kBf16, R * 2 * F, 1, 3);
+                if (!in_place) p.tensors[result] = HostTensor(Dtype::kBf16, R * p.C);
+                p.tensors["weights"] = random_tensor(Dtype::kFp32, R, 2, 0.1, 0.5);
+                p.tensors["slots"] = random_slots(R);
+                if (backward) {
+                    p.tensors["dout"] = random_tensor(Dtype::kBf16, R * F, 3);
+                    p.tensors["dweights"] = HostTensor(Dtype::kFp32, R);
+                    p.same = {"dweights"};
+                    p.run = [=](const View& view, const QuantOut& quant) {
+                        cuda::expert_activation_backward(
+                            gpu(), {.din = view(result), .dweights = view("dweights"), .dout = view("dout"),
+                                    .in = view("in"), .weights = view("weights"), .row_slots = view("slots"), .R = R,
+                                    .F = F, .quant = quant});
+                    };
+                } else {
+                    p.run = [R, F](const View& view, const QuantOut& quant) {
+                        cuda::expert_activation_forward(
+                            gpu(), {.out = view("out"), .in = view("in"), .weights = view("weights"),
+                                    .row_slots = view("slots"), .R = R, .F = F, .quant = quant});
+                    };
+                }
+                check_producer(p, false);
             }
 }
 

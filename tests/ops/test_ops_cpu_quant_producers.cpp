@@ -33,6 +33,13 @@ struct Producer {
     std::function<Produced(const Setting&)> run;
 };
 
+// The slots of experts' rows, last first.
+HostTensor backwards(int64_t rows) {
+    HostTensor slots(Dtype::kInt32, rows);
+    for (int64_t r = 0; r < rows; r++) slots.set(r, static_cast<double>(rows - 1 - r));
+    return slots;
+}
+
 template <auto forward> Produced norm_forward(const Setting& setting) {
     Inputs in{setting.type};
     HostTensor x = in.random(N * C), residual = in.random(N * C), w = in.random(C), b = in.random(C);
@@ -112,6 +119,26 @@ template <Activation kind> Produced activation_backward(const Setting& setting) 
     return {x, {}};
 }
 
+Produced expert_activation_forward(const Setting& setting) {
+    Inputs in{setting.type};
+    HostTensor x = in.random(N * 2 * C), out = in.empty(N * C), weights = in.statistics(N), slots = backwards(N);
+    cpu::expert_activation_forward(in.ctx, {.out = setting.with_out ? out.view() : Tensor{}, .in = x.view(),
+                                            .weights = weights.view(), .row_slots = slots.view(), .R = N, .F = C,
+                                            .quant = setting.quant});
+    return {out, {}};
+}
+
+Produced expert_activation_backward(const Setting& setting) {   // in place
+    Inputs in{setting.type};
+    HostTensor x = in.random(N * 2 * C), dout = in.random(N * C), weights = in.statistics(N), slots = backwards(N);
+    HostTensor dweights = in.scratch(N);
+    cpu::expert_activation_backward(in.ctx, {.din = setting.with_out ? x.view() : Tensor{},
+                                             .dweights = dweights.view(), .dout = dout.view(), .in = x.view(),
+                                             .weights = weights.view(), .row_slots = slots.view(), .R = N, .F = C,
+                                             .quant = setting.quant});
+    return {x, {dweights}};
+}
+
 const std::map<std::string, Producer> kProducers = {
     {"layernorm_forward", {C, true, false, norm_forward<cpu::layernorm_forward>}},
     {"rmsnorm_forward", {C, true, false, norm_forward<cpu::rmsnorm_forward>}},
@@ -130,6 +157,8 @@ const std::map<std::string, Producer> kProducers = {
     {"relu2_backward", {C, true, false, activation_backward<Activation::kRelu2>}},
     {"swiglu_forward", {C, true, false, activation_forward<Activation::kSwiglu>}},
     {"swiglu_backward", {2 * C, true, false, activation_backward<Activation::kSwiglu>}},
+    {"expert_activation_forward", {C, true, false, expert_activation_forward}},
+    {"expert_activation_backward", {2 * C, true, false, expert_activation_backward}},
 };
 
 void check_same(const std::vector<HostTensor>& got, const std::vector<HostTensor>& want) {

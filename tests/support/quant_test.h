@@ -41,6 +41,8 @@ inline std::vector<QuantRequest> quant_requests() {
             {.name = "1x128 e5m2, transposed only, out kept", .rowwise = false, .granularity = kBlock1x128,
              .format = k5, .keep_out = true},
             {.name = "1x128, rowwise only", .transposed = false, .granularity = kBlock1x128, .counts = false},
+            {.name = "1x128, rowwise only, recorded, out kept", .transposed = false, .granularity = kBlock1x128,
+             .record = true, .keep_out = true},
             {.name = "1x128, rowwise with dbias", .transposed = false, .granularity = kBlock1x128, .dbias = true,
              .counts = false},
             {.name = "128x128", .granularity = kBlock128x128, .record = true},
