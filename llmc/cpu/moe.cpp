@@ -209,7 +209,9 @@ void sort_experts(Ctx&, const SortExpertsArgs& args) {
 
 void gather_rows(Ctx&, const GatherRowsArgs& args) {
     constexpr const char* kOp = "gather_rows";
-    check_tensor(kOp, "row_slots", args.row_slots, Dtype::kInt32, args.N * args.K);
+    const bool by_slot = static_cast<bool>(args.slot_rows);
+    const Tensor& other = by_slot ? args.slot_rows : args.row_slots;   // row of a slot, or slot of a row
+    check_tensor(kOp, "row_slots or slot_rows", other, Dtype::kInt32, args.N * args.K);
     check_tensor(kOp, "in", args.in, args.in.dtype, args.N * args.C);
     check_tensor(kOp, "out", args.out, args.in.dtype, args.N * args.K * args.C);
     const int64_t R = args.N * args.K, bytes = args.C * dtype_bytes(args.in.dtype),
@@ -217,8 +219,8 @@ void gather_rows(Ctx&, const GatherRowsArgs& args) {
     check_tensor(kOp, "in_scale_inv", args.in_scale_inv, args.in_scale_inv.dtype, blocks * args.N);
     check_tensor(kOp, "out_scale_inv", args.out_scale_inv, args.in_scale_inv.dtype, blocks * R);
 #pragma omp parallel for schedule(static) if (R * args.C >= kParallelElems)
-    for (int64_t r = 0; r < R; r++) {
-        const int64_t n = args.row_slots.as<int32_t>()[r] / args.K;
+    for (int64_t i = 0; i < R; i++) {
+        const int64_t there = other.as<int32_t>()[i], r = by_slot ? there : i, n = (by_slot ? i : there) / args.K;
         std::memcpy(static_cast<char*>(args.out.data) + r * bytes, static_cast<const char*>(args.in.data) + n * bytes,
                     static_cast<size_t>(bytes));
         for (int64_t b = 0; b < blocks; b++)

@@ -86,6 +86,8 @@ __global__ void __launch_bounds__(kLanes)
 
 // ---- rows of experts; a warp per row, kWidth elements per access
 
+constexpr int kGatherLoads = 4;   // that a lane has in flight
+
 // The `blocks` scales of rows in FP8: one of each row, then the next.
 struct GatheredScales {
     float* out;
@@ -93,27 +95,36 @@ struct GatheredScales {
     int blocks;
 };
 
-// Math: out[r] = in[row_slots[r] / K], and the scales of the row.
+// Math: see GatherRowsArgs. by_token: other = slot_rows, otherwise row_slots.
 // Source: none.
-// Traffic: in read K times, mostly from the L2 cache; out written, once.
-// Requires: kWidth > 1 needs aligned rows.
-// Parallel: a warp per row of out.
-template <typename T, int kWidth>
+// Traffic: in read once, or K times, if possible from the L2 cache; out written, once.
+// Requires: kWidth > 1 needs aligned rows; by_token: K <= 32.
+// Parallel: a warp per kGatherLoads loads of a row of in, or of out.
+template <typename T, int kWidth, bool by_token>
 __global__ void __launch_bounds__(kThreads)
-    gather_rows_kernel(T* out, const T* in, const int32_t* row_slots, int64_t N, int K, int64_t C,
-                       GatheredScales scales) {
+    gather_rows_kernel(T* out, const T* in, const int32_t* other, int64_t N, int K, int64_t C, GatheredScales scales) {
+    constexpr int kStep = kLanes * kWidth;
     wait_for_previous_kernels();
-    const int64_t r = warp_row(), R = N * K;
-    if (r >= R) return;
-    const int64_t n = row_slots[r] / K;
-    for (int b = threadIdx.x % kLanes; b < scales.blocks; b += kLanes) scales.out[b * R + r] = scales.in[b * N + n];
-    const T* from = in + n * C;
-    out += r * C;
-#pragma unroll 4
-    for (int64_t c = threadIdx.x % kLanes * kWidth; c < C; c += kLanes * kWidth) {
-        Packed<T, kWidth> part;
-        part.load(from + c);
-        *reinterpret_cast<typename Packed<T, kWidth>::Raw*>(out + c) = part.raw;
+    const int64_t parts = (C + kGatherLoads * kStep - 1) / (kGatherLoads * kStep), i = warp_row() / parts;
+    const int lane = threadIdx.x % kLanes;
+    const int64_t begin = warp_row() % parts * kGatherLoads * kStep, first = begin + lane * kWidth;
+    if (i >= (by_token ? N : N * K)) return;
+    const int32_t mine = by_token && lane < K ? other[i * K + lane] : 0;
+    const int64_t n = by_token ? i : other[i] / K;
+    in += n * C;
+    Packed<T, kWidth> part[kGatherLoads];
+#pragma unroll
+    for (int p = 0; p < kGatherLoads; p++)
+        if (first + p * kStep < C) part[p].load(in + first + p * kStep);
+    for (int k = 0; k < (by_token ? K : 1); k++) {
+        const int64_t row = by_token ? __shfl_sync(0xffffffffu, mine, k) : i;
+        T* const to = out + row * C + first;
+#pragma unroll
+        for (int p = 0; p < kGatherLoads; p++)
+            if (first + p * kStep < C)
+                *reinterpret_cast<typename Packed<T, kWidth>::Raw*>(to + p * kStep) = part[p].raw;
+        for (int b = lane; begin == 0 && b < scales.blocks; b += kLanes)
+            scales.out[b * N * K + row] = scales.in[b * N + n];
     }
 }
 
@@ -306,20 +317,29 @@ void sort_experts(Ctx& ctx, const SortExpertsArgs& args) {
 
 void gather_rows(Ctx& ctx, const GatherRowsArgs& args) {
     const int64_t R = args.N * args.K;
-    expect(args.row_slots, Dtype::kInt32, R, "gather_rows: row_slots");
+    const bool by_token = static_cast<bool>(args.slot_rows);
+    const Tensor& other = by_token ? args.slot_rows : args.row_slots;
+    expect(other, Dtype::kInt32, R, "gather_rows: row_slots or slot_rows");
     expect(args.in, args.in.dtype, args.N * args.C, "gather_rows: in");
     expect(args.out, args.in.dtype, R * args.C, "gather_rows: out");
     const bool fp8 = is_fp8(args.in.dtype);   // two codes are copied as a bf16
     const int64_t C = fp8 ? args.C / 2 : args.C, blocks = fp8 ? scale_blocks(args.C) : 0;
     CHECK(!fp8 || (args.C % 16 == 0 && args.in_scale_inv.elems == blocks * args.N
                    && args.out_scale_inv.elems == blocks * R), "gather_rows: FP8 rows of %lld", ll(args.C));
+    CHECK(args.K <= kLanes, "gather_rows: %lld experts of a token", ll(args.K));
     const GatheredScales scales{args.out_scale_inv.as<float>(), args.in_scale_inv.as<float>(),
                                 static_cast<int>(blocks)};
     dispatch(fp8 ? Dtype::kBf16 : args.in.dtype, "gather_rows", [&](auto type) {
         using T = decltype(type);
         with_width<T>(vectorizable<T>(C, {args.out.data, args.in.data}), [&](auto width) {
-            launch_early(ctx, gather_rows_kernel<T, width>, warp_grid(R), kThreads, 0, static_cast<T*>(args.out.data),
-                         static_cast<const T*>(args.in.data), args.row_slots.as<int32_t>(), args.N, args.K, C, scales);
+            const int64_t parts = ceil_div(C, int64_t{kGatherLoads * kLanes * width});
+            const auto launch = [&](auto kernel) {
+                launch_early(ctx, kernel, warp_grid((by_token ? args.N : R) * parts), kThreads, 0,
+                             static_cast<T*>(args.out.data), static_cast<const T*>(args.in.data), other.as<int32_t>(),
+                             args.N, args.K, C, scales);
+            };
+            if (by_token) launch(gather_rows_kernel<T, width, true>);
+            else launch(gather_rows_kernel<T, width, false>);
         });
     });
 }

@@ -67,7 +67,7 @@ MoeMlp::Order MoeMlp::dispatch(Ctx& ctx, int layer, int64_t N) {
 // The rows of tokens in the order of experts, scratch of the caller's scope.
 Tensor MoeMlp::gathered(Ctx& ctx, const Order& order, Tensor in, int64_t N) {
     const Tensor out = buffers_.scratch(kRows, N);
-    ops::gather_rows(ctx, {.out = out, .in = in, .row_slots = order.row_slots, .N = N, .K = K(),
+    ops::gather_rows(ctx, {.out = out, .in = in, .slot_rows = order.slot_rows, .N = N, .K = K(),
                            .C = config_.hidden_size});
     return out;
 }

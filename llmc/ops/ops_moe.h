@@ -67,11 +67,13 @@ struct SortExpertsArgs {
     Tensor experts;     // (N, K) int32
     int64_t N, E, K;
 };
-// out[r] = in[row_slots[r] / K], and of FP8 codes in blocks of 1 x 128 their scales.
+// out[r] = in[row_slots[r] / K], or the same as out[slot_rows[n * K + k]] = in[n]: one of the two is given; and of FP8
+// codes in blocks of 1 x 128 their scales. With slot_rows a GPU reads `in` once, otherwise K times, which its L2 cache
+// may not hold.
 struct GatherRowsArgs {
     Tensor out;         // (R, C) T or FP8, =
     Tensor in;          // (N, C) as out
-    Tensor row_slots;   // (R) int32
+    Tensor row_slots = {}, slot_rows = {};   // (R) int32
     int64_t N, K, C;    // FP8: C a multiple of 16
     Tensor out_scale_inv = {}, in_scale_inv = {};   // FP8 only: (ceil(C / 128), R) fp32, =; (ceil(C / 128), N) fp32
 };

@@ -12,9 +12,9 @@ namespace {
 struct Shape {
     int64_t N, E, K, C, F;
 };
-// One token, all experts, odd sizes, more than one chunk of the sort, experts without rows, most experts.
+// One token, all experts, odd sizes, more than one chunk of the sort, experts without rows, most experts, wide rows.
 const Shape kShapes[] = {{1, 1, 1, 8, 1},     {3, 5, 2, 24, 40},    {7, 3, 3, 33, 7},  {200, 64, 8, 64, 96},
-                         {513, 128, 8, 136, 72}, {300, 200, 4, 16, 24}, {40, 1000, 32, 8, 8}};
+                         {513, 128, 8, 136, 72}, {300, 200, 4, 16, 24}, {40, 1000, 32, 8, 8}, {9, 4, 2, 2056, 8}};
 
 std::string name_of(const char* op, const Shape& s) {
     return strf("%s %lld x %lld of %lld", op, ll(s.N), ll(s.K), ll(s.E));
@@ -200,15 +200,19 @@ TEST_CASE("gpu moe: gather_rows, combine_rows and activations of experts") {
         for (Dtype work : {Dtype::kFp32, Dtype::kBf16})
             for (int64_t shift : {0, 4}) {
                 const int64_t R = s.N * s.K;
-                OpCase gather(name_of("gather_rows", s), work, Dtype::kFp32, shift);
-                gather.random("in", Kind::kWork, s.N * s.C);
-                gather.poison("out", Kind::kWork, R * s.C);
-                gather.add("slots", Kind::kFixed, random_slots(R));
-                gather.run_same_types(cuda::gather_rows, cpu::gather_rows, [&](auto view) {
-                    return GatherRowsArgs{.out = view("out"), .in = view("in"), .row_slots = view("slots"), .N = s.N,
-                                          .K = s.K, .C = s.C};
-                });
-                gather.check_bits("out");
+                for (bool by_token : {false, true}) {
+                    OpCase gather(name_of("gather_rows", s), work, Dtype::kFp32, shift);
+                    gather.random("in", Kind::kWork, s.N * s.C);
+                    gather.poison("out", Kind::kWork, R * s.C);
+                    gather.add("slots", Kind::kFixed, random_slots(R));
+                    gather.run_same_types(cuda::gather_rows, cpu::gather_rows, [&](auto view) {
+                        return GatherRowsArgs{.out = view("out"), .in = view("in"),
+                                              .row_slots = by_token ? Tensor{} : view("slots"),
+                                              .slot_rows = by_token ? view("slots") : Tensor{}, .N = s.N, .K = s.K,
+                                              .C = s.C};
+                    });
+                    gather.check_bits("out");
+                }
                 for (bool accumulate : {false, true}) {
                     OpCase combine(name_of("combine_rows", s), work, Dtype::kFp32, shift);
                     combine.random("in", Kind::kWork, R * s.C);
@@ -249,7 +253,7 @@ TEST_CASE("gpu moe: gather_rows, combine_rows and activations of experts") {
 
 TEST_CASE("gpu moe: gather_rows of FP8 codes and scales") {
     for (const Shape& s : kShapes)
-        for (int64_t C : {16, 144, 4112}) {
+        for (auto [C, by_token] : {std::pair<int64_t, bool>{16, false}, {144, true}, {4112, false}, {4112, true}}) {
             const int64_t R = s.N * s.K, blocks = scale_blocks(C);
             if (left_out(R * C)) continue;
             OpCase c(strf("gather_rows of %lld codes", ll(C)), Dtype::kBf16);
@@ -258,9 +262,11 @@ TEST_CASE("gpu moe: gather_rows of FP8 codes and scales") {
             c.random("scales", Kind::kStat, blocks * s.N);
             c.poison("scales out", Kind::kStat, blocks * R);
             c.add("slots", Kind::kFixed, random_slots(R));
-            c.run_same_types(cuda::gather_rows, cpu::gather_rows, [&](auto view) {
-                return GatherRowsArgs{.out = view("out"), .in = view("in"), .row_slots = view("slots"), .N = s.N,
-                                      .K = s.K, .C = C, .out_scale_inv = view("scales out"),
+            c.run_same_types(cuda::gather_rows, cpu::gather_rows, [&, by_token = by_token, C = C](auto view) {
+                return GatherRowsArgs{.out = view("out"), .in = view("in"),
+                                      .row_slots = by_token ? Tensor{} : view("slots"),
+                                      .slot_rows = by_token ? view("slots") : Tensor{}, .N = s.N, .K = s.K, .C = C,
+                                      .out_scale_inv = view("scales out"),
                                       .in_scale_inv = view("scales")};
             });
             c.check_bits("out");
