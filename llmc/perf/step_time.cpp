@@ -94,10 +94,10 @@ double exposed_link_ms(const MemoryPlan& plan, StepTime& time, double micro_batc
 
 // Of Muon's rounds, nothing hides that the first matrices arrive and that the last results return.
 double exposed_matrices_ms(const Config& config, const MemoryPlan& plan, const StepTime& time) {
-    double calls = 0;   // two for each round
-    for (const PlannedCollective& c : plan.collectives) calls += c.matrices ? real(c.calls) : 0;
-    if (!config.overlap || calls == 0) return time.matrices_ms;
-    const double edges_ms = time.matrices_ms * 2 / calls;
+    double rounds = 0;
+    for (const PlannedCollective& c : plan.collectives) rounds += c.matrices ? real(c.calls) - 2 : 0;
+    if (!config.overlap || rounds == 0) return time.matrices_ms;
+    const double edges_ms = time.matrices_ms / rounds;   // half of a round's matrices each
     return edges_ms + std::max(0.0, time.matrices_ms - edges_ms - time.update_matmuls_ms);
 }
 

@@ -17,44 +17,90 @@ Orthogonalizer::Orthogonalizer(const Config& config, const ParamTable& table, co
     : state_(state), grads_(grads), world_(groups.world), stream_(stream), dtype_(config.dtype),
       beta2_(config.muon_beta2),
       owners_(table, state.buckets(), world_.world().ranks, state.sharded() ? state.buckets().ranks() : 1),
-      staging_(arena.take(kPurpose, dtype_, owners_.ranks() > 1 ? owners_.most_held() : 0)),
+      send_(arena.take(kPurpose, dtype_, owners_.ranks() * owners_.longest())),
+      receive_(arena.take(kPurpose, dtype_, send_.elems)),
       buffers_(arena, kPurpose, dtype_, owners_.most_elems(), owners_.most_side()),
-      next_(arena.take(kPurpose, dtype_, owners_.most_elems())),
       new_rows_(arena.take(kPurpose, rows().dtype, rows().elems)) {}
 
-// What ranks send is on the comm stream in this order: 0 to owners, 1 to owners, 0 back, 2 to owners, 1 back, ... While
-// a round is computed, the results of the round before leave, and then the next matrices arrive in their memory.
+// While a round is computed, an exchange brings the matrices of the next one and takes away the results of the one
+// before.
 void Orthogonalizer::run(Ctx& ctx, const StepState* state) {
     Ctx& comm = stream_.comm_ctx(ctx);
     if (beta2_ > 0) device::fill_bytes(ctx, new_rows_.data, 0, new_rows_.bytes());
-    stream_.wait_for_compute(ctx, comm);
-    send_to_owners(comm, 0);
-    int64_t arrival = mark(ctx, comm);
-    for (size_t round = 0; round < owners_.rounds(); round++) {
-        const OwnedMatrix* mine = owners_.matrix(round, rank());
-        std::swap(buffers_.x, next_);
-        if (mine) wait_for(ctx, comm, arrival);
-        send_to_owners(comm, round + 1);
-        arrival = mark(ctx, comm);   // the results that are sent next need not be there before the next round begins
-        const Tensor result = mine ? compute(ctx, *mine, state) : Tensor{};
-        if (mine) stream_.wait_for_compute(ctx, comm);
-        send_back(comm, round, result);
+    Tensor result;   // of the round before
+    pack(ctx, 0, result);
+    start(ctx, comm, 0);
+    for (size_t exchange = 0; exchange < owners_.exchanges(); exchange++) {
+        const bool last = exchange + 1 == owners_.exchanges();
+        if (!last || receives_) wait(ctx, comm);   // before send_ changes, too
+        if (!last) pack(ctx, exchange + 1, result);
+        unpack(ctx, exchange);
+        if (!last) start(ctx, comm, exchange + 1);
+        const OwnedMatrix* mine = exchange < owners_.rounds() ? owners_.matrix(exchange, rank()) : nullptr;
+        result = mine ? compute(ctx, *mine, state) : Tensor{};
     }
-    wait_for(ctx, comm, mark(ctx, comm));
     if (beta2_ == 0) return;
     // Only the owner of a matrix knows the new moments of its rows; adding zeros to them is exact.
     if (owners_.ranks() > 1) stream_.timed(ctx, [&] { world_.sum(ctx, new_rows_); });
     device::copy_on_device(ctx, rows().data, new_rows_.data, new_rows_.bytes());
 }
 
-int64_t Orthogonalizer::mark(Ctx& ctx, Ctx& comm) {
-    if (&comm == &ctx) return 0;
-    if (!done_) done_ = OwnedEvent::create();
-    return stream_.record(comm, done_);
+std::vector<Tensor> Orthogonalizer::exchanged() const {
+    if (!send_) return {};
+    return {send_, receive_};
 }
 
-void Orthogonalizer::wait_for(Ctx& ctx, Ctx& comm, int64_t mark) {
-    if (&comm != &ctx) stream_.order_after(ctx, done_, mark);
+void Orthogonalizer::pack(Ctx& ctx, size_t exchange, const Tensor& result) {
+    for (int r = 0; r < owners_.ranks(); r++) {
+        const Message message = owners_.message(exchange, rank(), r);
+        if (r == rank()) {
+            if (message.result)
+                ops::cast(ctx, {.out = held_update(*message.result), .in = in_matrix(result, message.result_part)});
+            continue;
+        }
+        const Tensor to = shard(send_, exchange, r);
+        if (message.matrix) ops::cast(ctx, {.out = to.slice(0, message.part.elems),
+                                            .in = held_update(*message.matrix)});
+        if (message.result) ops::cast(ctx, {.out = to.slice(message.result_at(), message.result_part.elems),
+                                            .in = in_matrix(result, message.result_part)});
+    }
+}
+
+void Orthogonalizer::unpack(Ctx& ctx, size_t exchange) {
+    for (int r = 0; r < owners_.ranks(); r++) {
+        const Message message = owners_.message(exchange, r, rank());
+        const Tensor from = r == rank() ? Tensor{} : shard(receive_, exchange, r);
+        if (message.matrix)
+            ops::cast(ctx, {.out = in_matrix(buffers_.x, message.part),
+                            .in = from ? from.slice(0, message.part.elems) : held_update(*message.matrix)});
+        if (message.result && from)
+            ops::cast(ctx, {.out = held_update(*message.result),
+                            .in = from.slice(message.result_at(), message.result_part.elems)});
+    }
+}
+
+void Orthogonalizer::start(Ctx& ctx, Ctx& comm, size_t exchange) {
+    receives_ = false;
+    if (owners_.longest(exchange) == 0) return;
+    const CollectivePurpose purpose(comm, strf("Muon's matrices %zu", exchange));
+    Counts received, sent;
+    for (int r = 0; r < owners_.ranks(); r++) {
+        received.push_back(r == rank() ? 0 : owners_.message(exchange, r, rank()).elems());
+        sent.push_back(r == rank() ? 0 : owners_.message(exchange, rank(), r).elems());
+    }
+    receives_ = *std::max_element(received.begin(), received.end()) > 0;
+    const int64_t elems = owners_.ranks() * owners_.longest(exchange);
+    stream_.wait_for_compute(ctx, comm);
+    stream_.timed(comm, [&] {
+        world_.exchange_all(comm, receive_.slice(0, elems), send_.slice(0, elems), received, sent);
+    });
+    if (&comm == &ctx) return;
+    if (!done_) done_ = OwnedEvent::create();
+    number_ = stream_.record(comm, done_);
+}
+
+void Orthogonalizer::wait(Ctx& ctx, Ctx& comm) {
+    if (&comm != &ctx && done_) stream_.order_after(ctx, done_, number_);
 }
 
 Tensor Orthogonalizer::compute(Ctx& ctx, const OwnedMatrix& mine, const StepState* state) {
@@ -90,56 +136,4 @@ Tensor Orthogonalizer::held_update(const OwnedMatrix& matrix) const {
     const MatrixPart part = owners_.held(matrix, owners_.shard_of(rank()));
     const ShardRange& range = *state_.range_of(matrix.param);
     return grads_.reduced(range).slice(matrix.begin + part.begin - range.begin, part.elems);
-}
-
-template <typename Use> void Orthogonalizer::each_held(size_t round, Use&& use) const {
-    int64_t at = 0;
-    for (int r = 0; r < owners_.ranks(); r++) {
-        const OwnedMatrix* matrix = owners_.matrix(round, r);
-        const MatrixPart part = matrix ? owners_.held(*matrix, owners_.shard_of(rank())) : MatrixPart{};
-        if (part.elems == 0) continue;
-        use(*matrix, part, r, r == rank() ? Tensor{} : staging_.slice(at, part.elems));
-        if (r != rank()) at += round_up(part.elems, kParamAlign);
-    }
-}
-
-std::vector<Tensor> Orthogonalizer::none() const {
-    return std::vector<Tensor>(static_cast<size_t>(owners_.ranks()), Tensor{nullptr, dtype_, 0});
-}
-
-void Orthogonalizer::exchange(Ctx& comm, const std::vector<Tensor>& out, const std::vector<Tensor>& in) {
-    if (owners_.ranks() > 1) stream_.timed(comm, [&] { world_.exchange_all(comm, out, in); });
-}
-
-void Orthogonalizer::send_to_owners(Ctx& comm, size_t round) {
-    if (round == owners_.rounds()) return;
-    const CollectivePurpose purpose(comm, strf("Muon's matrices %zu to owners", round));
-    std::vector<Tensor> sent = none(), arriving = none();
-    each_held(round, [&](const OwnedMatrix& matrix, const MatrixPart& part, int r, const Tensor& staging) {
-        if (owners_.holder(owners_.shard_of(rank()), r) != rank()) return;   // the owner takes it from its own copy
-        const Tensor to = r == rank() ? in_matrix(next_, part) : staging;
-        ops::cast(comm, {.out = to, .in = held_update(matrix)});
-        if (r != rank()) sent[static_cast<size_t>(r)] = to;
-    });
-    const OwnedMatrix* mine = owners_.matrix(round, rank());
-    for (int shard = 0; mine && shard < owners_.shards(); shard++)
-        if (const int holder = owners_.holder(shard, rank()); holder != rank())
-            arriving[static_cast<size_t>(holder)] = in_matrix(next_, owners_.held(*mine, shard));
-    exchange(comm, arriving, sent);
-}
-
-void Orthogonalizer::send_back(Ctx& comm, size_t round, const Tensor& result) {
-    const CollectivePurpose purpose(comm, strf("Muon's matrices %zu from owners", round));
-    std::vector<Tensor> sent = none(), arriving = none();
-    for (int r = 0; result && r < owners_.ranks(); r++)
-        if (r != rank())
-            sent[static_cast<size_t>(r)] =
-                in_matrix(result, owners_.held(*owners_.matrix(round, rank()), owners_.shard_of(r)));
-    each_held(round, [&](const OwnedMatrix&, const MatrixPart&, int r, const Tensor& staging) {
-        if (r != rank()) arriving[static_cast<size_t>(r)] = staging;
-    });
-    exchange(comm, arriving, sent);
-    each_held(round, [&](const OwnedMatrix& matrix, const MatrixPart& part, int r, const Tensor& staging) {
-        ops::cast(comm, {.out = held_update(matrix), .in = r == rank() ? in_matrix(result, part) : staging});
-    });
 }

@@ -1,7 +1,7 @@
 // Muon's matrices between the momentum, which each rank has of its shards, and the weights: sends each matrix to its
 // owner (MatrixOwners), which replaces it by its polar factor, with --muon-beta2 normalises the rows of that (NorMuon,
 // Li et al., arXiv 2510.05491), and sends it back. The matrices are in the memory of the reduced
-// gradients, in the type of those; they are sent and computed in the working type. With a side stream, ranks send
+// gradients, in the type of those; they are sent and computed in the working type. With a side stream, ranks exchange
 // matrices and results while they compute others.
 #pragma once
 #include "llmc/parallel/comm/comm_stream.h"
@@ -21,26 +21,29 @@ public:
     void run(Ctx& ctx, const StepState* state);
     // Computes a matrix of each shape that this rank owns, so that matmul algorithms are chosen. Not collective.
     void warm_up(Ctx& ctx);
+    // The memory that is sent and received during matmuls.
+    std::vector<Tensor> exchanged() const;
 
 private:
     int rank() const { return world_.world().rank; }
     Tensor rows() const { return state_.row_state(StateKind::kRowExpAvgSq); }
-    // Enqueued on `comm`. The matrices of a round, if there is one, arrive in next_. `result`, empty if this rank has
-    // no matrix in the round, and those of the others replace what each rank held.
-    void send_to_owners(Ctx& comm, size_t round);
-    void send_back(Ctx& comm, size_t round, const Tensor& result);
-    // mark() numbers all that `comm` was given so far; wait_for() makes ctx wait for the latest mark.
-    int64_t mark(Ctx& ctx, Ctx& comm);
-    void wait_for(Ctx& ctx, Ctx& comm, int64_t mark);
+    using Message = MatrixOwners::Message;
+    // Copies what this rank sends in an exchange to send_; its own part of a result replaces what it held. `result`: of
+    // two rounds before.
+    void pack(Ctx& ctx, size_t exchange, const Tensor& result);
+    // Copies what this rank has received to buffers_.x and to where it held results, and its own part of a matrix.
+    void unpack(Ctx& ctx, size_t exchange);
+    // After what ctx was given so far, starts to exchange send_ for receive_; wait() makes ctx wait for that.
+    void start(Ctx& ctx, Ctx& comm, size_t exchange);
+    void wait(Ctx& ctx, Ctx& comm);
     // The result of the matrix in buffers_.x, which is there again.
     Tensor compute(Ctx& ctx, const OwnedMatrix& mine, const StepState* state);
     void normalize_rows(Ctx& ctx, const OwnedMatrix& matrix, const Tensor& result, const StepState* state);
     Tensor held_update(const OwnedMatrix& matrix) const;
-    // Calls use(matrix, part, rank, staging) for what this rank holds of each rank's matrix. `staging` is memory for
-    // it, empty for this rank's own matrix.
-    template <typename Use> void each_held(size_t round, Use&& use) const;
-    void exchange(Ctx& comm, const std::vector<Tensor>& out, const std::vector<Tensor>& in);
-    std::vector<Tensor> none() const;
+    // A shard of send_ or receive_ in an exchange.
+    Tensor shard(const Tensor& memory, size_t exchange, int r) const {
+        return memory.slice(r * owners_.longest(exchange), owners_.longest(exchange));
+    }
 
     const ShardedState& state_;
     const Gradients& grads_;
@@ -49,9 +52,10 @@ private:
     const Dtype dtype_;
     const double beta2_;   // of the second moments of rows; 0: there are none
     const MatrixOwners owners_;
-    const Tensor staging_;   // what this rank sends to owners, then what it gets from them
-    NewtonSchulzBuffers buffers_;   // between rounds x has the result of the latest one, which leaves
-    Tensor next_;   // where the matrix of the next round arrives; changes places with buffers_.x
-    OwnedEvent done_;   // of the side stream; null without one
+    const Tensor send_, receive_;   // (ranks, the longest message) T
+    NewtonSchulzBuffers buffers_;   // between rounds x has the result of the latest one
+    OwnedEvent done_;      // the latest exchange, on the side stream; null without one
+    int64_t number_ = 0;   // of that event
+    bool receives_ = false;   // this rank anything in that exchange
     const Tensor new_rows_;   // as the state by row: new values of this rank's matrices, else 0
 };

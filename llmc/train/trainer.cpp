@@ -310,6 +310,8 @@ void Trainer::warm_up(Ctx& ctx, const StagedStep& staged) {
 
 std::vector<Tensor> Trainer::exchanged() const {
     std::vector<Tensor> all = grads_.exchanged();
+    if (orthogonalizer_)
+        for (const Tensor& memory : orthogonalizer_->exchanged()) all.push_back(memory);
     if (layer_buffers_)
         for (const Tensor& memory : layer_buffers_->gathered()) all.push_back(memory);
     return all;

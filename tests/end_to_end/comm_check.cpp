@@ -250,12 +250,9 @@ private:
             out.upload(Bytes(mine.size(), 0));
             if (c.call == Call::kAllToAll) comm_.all_to_all(ctx_, out.view(c.dtype), view);
             else if (c.call == Call::kExchange) comm_.exchange(ctx_, out.view(c.dtype), view, partner());
-            std::vector<Tensor> to, from;
-            for (int r = 0; c.call == Call::kExchangeAll && r < ranks_; r++) {
-                to.push_back(out.view(c.dtype).slice(r * c.elems, sent(c, r, rank_)));
-                from.push_back(view.slice(r * c.elems, sent(c, rank_, r)));
-            }
-            if (c.call == Call::kExchangeAll) comm_.exchange_all(ctx_, to, from);
+            Counts received, sends;
+            for (int r = 0; r < ranks_; r++) received.push_back(sent(c, r, rank_)), sends.push_back(sent(c, rank_, r));
+            if (c.call == Call::kExchangeAll) comm_.exchange_all(ctx_, out.view(c.dtype), view, received, sends);
             const Bytes result = out.download();
             return data.download() == mine ? result : Bytes{};
         }

@@ -37,9 +37,9 @@ public:
         note(ctx, "all-to-all", in);
         inner_.all_to_all(ctx, out, in);
     }
-    void exchange_all(Ctx& ctx, const std::vector<Tensor>& out, const std::vector<Tensor>& in) override {
-        note(ctx, "send", sent_to_others(in));
-        inner_.exchange_all(ctx, out, in);
+    void exchange_all(Ctx& ctx, Tensor out, Tensor in, const Counts& received, const Counts& sent) override {
+        note(ctx, "send", sent_to_others(in, sent));
+        inner_.exchange_all(ctx, out, in, received, sent);
     }
     [[noreturn]] void abort(int exit_code) override { throw Error(exit_code, "abort"); }
 

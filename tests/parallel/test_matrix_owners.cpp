@@ -97,5 +97,17 @@ TEST_CASE("muon: each matrix has one owner, and owners have equally much to do")
                 CHECK(end == m->elems());
             }
         CHECK(found == matrices.size());
+        // Messages bring each element of a matrix to its owner once, and of its result to each shard.
+        std::map<const OwnedMatrix*, int64_t> arrived, returned;
+        for (size_t exchange = 0; exchange < owners.exchanges(); exchange++)
+            for (int from = 0; from < ranks; from++)
+                for (int to = 0; to < ranks; to++) {
+                    const MatrixOwners::Message message = owners.message(exchange, from, to);
+                    if (message.matrix) arrived[message.matrix] += message.part.elems;
+                    if (message.result) returned[message.result] += message.result_part.elems;
+                    if (from != to) CHECK(message.elems() <= owners.longest(exchange));
+                }
+        CHECK((arrived == returned && arrived.size() == matrices.size()));
+        for (const auto& [matrix, elems] : arrived) CHECK(elems == matrix->elems());
     }
 }

@@ -41,8 +41,8 @@ public:
     void exchange(Ctx& ctx, Tensor out, Tensor in, int peer) override {
         in_order(ctx, [=, this, &ctx] { Inner::exchange(ctx, out, in, peer); });
     }
-    void exchange_all(Ctx& ctx, const std::vector<Tensor>& out, const std::vector<Tensor>& in) override {
-        in_order(ctx, [=, this, &ctx] { Inner::exchange_all(ctx, out, in); });
+    void exchange_all(Ctx& ctx, Tensor out, Tensor in, const Counts& received, const Counts& sent) override {
+        in_order(ctx, [=, this, &ctx] { Inner::exchange_all(ctx, out, in, received, sent); });
     }
 
 private:

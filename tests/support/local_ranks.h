@@ -131,19 +131,21 @@ public:
         const Tensor own = out.slice(world().rank * (out.elems / world().ranks), out.elems / world().ranks);
         device::fill_bytes(ctx, own.data, 0xff, own.bytes());
     }
-    void exchange_all(Ctx& ctx, const std::vector<Tensor>& out, const std::vector<Tensor>& in) override {
+    void exchange_all(Ctx& ctx, Tensor out, Tensor in, const Counts& received_elems, const Counts& sent) override {
         if (ctx.rehearsal) return;
         std::vector<Bytes> mine;
-        for (const Tensor& tensor : in) mine.push_back(fetch(ctx, tensor));
+        for (int r = 0; r < world().ranks; r++) mine.push_back(fetch(ctx, first_of_shard(in, r, sent)));
         post(&mine);
         std::vector<Bytes> received;
         for (const void* theirs : all_.posted_)
             received.push_back((*static_cast<const std::vector<Bytes>*>(theirs)).at(static_cast<size_t>(world().rank)));
         all_.meet();
-        for (size_t r = 0; r < out.size(); r++) {
-            if (static_cast<int>(r) == world().rank) continue;
-            if (received[r].size() != static_cast<size_t>(out[r].bytes())) throw Error(kExitBug, "sizes that differ");
-            if (out[r]) store(ctx, out[r], received[r]);
+        for (int r = 0; r < world().ranks; r++) {
+            const Tensor to = first_of_shard(out, r, received_elems);
+            const Bytes& bytes = received[static_cast<size_t>(r)];
+            if (r == world().rank) continue;
+            if (bytes.size() != static_cast<size_t>(to.bytes())) throw Error(kExitBug, "sizes that differ");
+            if (to.elems > 0) store(ctx, to, bytes);
         }
     }
     [[noreturn]] void abort(int exit_code) override { throw Error(exit_code, "abort"); }

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <numeric>
 #include <thread>
 
 #include "llmc/base/check.h"
@@ -120,14 +121,9 @@ int64_t Comm::shard_elems(const Tensor& shards) const {
     return shards.elems / world_.ranks;
 }
 
-Tensor Comm::sent_to_others(const std::vector<Tensor>& in) const {
-    CHECK(in.size() == static_cast<size_t>(world_.ranks), "%zu tensors for %d ranks", in.size(), world_.ranks);
-    Tensor all;
-    for (size_t r = 0; r < in.size(); r++) {
-        all.dtype = in[r].dtype;
-        if (static_cast<int>(r) != world_.rank) all.elems += in[r].elems;
-    }
-    return all;
+Tensor Comm::sent_to_others(const Tensor& in, const Counts& sent) const {
+    CHECK(sent.size() == static_cast<size_t>(world_.ranks), "%zu counts for %d ranks", sent.size(), world_.ranks);
+    return {nullptr, in.dtype, std::accumulate(sent.begin(), sent.end(), int64_t{0})};
 }
 
 void Comm::check_exchange(const Tensor& out, const Tensor& in, int peer) const {

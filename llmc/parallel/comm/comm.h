@@ -19,6 +19,8 @@ struct World {
     int run_rank = 0;                      // the rank in the whole run, even in a subgroup; for messages
 };
 
+using Counts = std::vector<int64_t>;   // of elements, by rank
+
 // Names the purpose of the collectives on ctx in this scope, for hang reports: "reduce layers.3".
 class CollectivePurpose {
 public:
@@ -63,8 +65,8 @@ public:
     // change, if anything.
     virtual void* shared_memory(Ctx&, int64_t /*bytes*/, std::string& /*why*/) { return nullptr; }
     // Collective. Shares parts of such memory, which are at the same places on all ranks, instead of those of the call
-    // before. There, all_gather, all_to_all and exchange_shards of this communicator between ranks of one host use the
-    // GPU's copy engines instead of its multiprocessors. Ends all ranks if it takes longer than `seconds`.
+    // before. There, all_gather, all_to_all, exchange_shards and exchange_all of this communicator between ranks of one
+    // host use the GPU's copy engines instead of its multiprocessors. Ends all ranks if it takes longer than `seconds`.
     virtual void share(Ctx&, const std::vector<Tensor>& /*parts*/, int /*seconds*/) {}
 
     // The collectives below work on device memory and are ordered on ctx.stream; in a rehearsal they do nothing. They
@@ -86,9 +88,10 @@ public:
         FAIL(kExitBug, "no exchange with rank %d here", peer);
     }
 
-    // out[r] = what rank r has in in[this rank], for every other rank r. The tensors, one for each rank, have any dtype
-    // and sizes; empty ones are not sent.
-    virtual void exchange_all(Ctx&, const std::vector<Tensor>& /*out*/, const std::vector<Tensor>& /*in*/) {
+    // For every other rank r: the first received[r] elements of shard r of out (any dtype) = the first ones of shard
+    // `rank` of rank r's in, of which it sends as many (sent). The rest of out is left undefined. Own counts are 0.
+    virtual void exchange_all(Ctx&, Tensor /*out*/, Tensor /*in*/, const Counts& /*received*/,
+                              const Counts& /*sent*/) {
         FAIL(kExitBug, "no exchange with all ranks here");
     }
 
@@ -110,8 +113,11 @@ protected:
     explicit Comm(const World& world) : world_(world) {}
     // Elements of one of `ranks` equal shards.
     int64_t shard_elems(const Tensor& shards) const;
-    // The bytes that exchange_all sends to other ranks, as a tensor without memory.
-    Tensor sent_to_others(const std::vector<Tensor>& in) const;
+    // The elements that exchange_all sends to other ranks, as a tensor without memory; those of shard r.
+    Tensor sent_to_others(const Tensor& in, const Counts& sent) const;
+    Tensor first_of_shard(const Tensor& shards, int r, const Counts& counts) const {
+        return shards.slice(r * shard_elems(shards), counts[static_cast<size_t>(r)]);
+    }
     void check_exchange(const Tensor& out, const Tensor& in, int peer) const;
 
 private:

@@ -119,9 +119,9 @@ public:
         inner_->exchange(ctx, out, in, peer);
     }
 
-    void exchange_all(Ctx& ctx, const std::vector<Tensor>& out, const std::vector<Tensor>& in) override {
-        const Posted posted(*this, ctx, "exchange_all", sent_to_others(in));
-        inner_->exchange_all(ctx, out, in);
+    void exchange_all(Ctx& ctx, Tensor out, Tensor in, const Counts& received, const Counts& sent) override {
+        const Posted posted(*this, ctx, "exchange_all", sent_to_others(in, sent));
+        inner_->exchange_all(ctx, out, in, received, sent);
     }
 
     void mark_progress(Ctx& ctx) override {

@@ -143,12 +143,12 @@ public:
         });
     }
 
-    void exchange_all(Ctx& ctx, const std::vector<Tensor>& out, const std::vector<Tensor>& in) override {
+    void exchange_all(Ctx& ctx, Tensor out, Tensor in, const Counts& received, const Counts& sent) override {
         if (ctx.rehearsal) return;
         std::vector<MPI_Request> requests;
         for (int r = 0; r < world().ranks; r++) {
             if (r == world().rank) continue;
-            const Tensor &to = out.at(static_cast<size_t>(r)), &from = in.at(static_cast<size_t>(r));
+            const Tensor to = first_of_shard(out, r, received), from = first_of_shard(in, r, sent);
             for_chunks(to.bytes(), [&](int64_t begin, int64_t bytes) {
                 MPI_CHECK(MPI_Irecv(static_cast<char*>(to.data) + begin, static_cast<int>(bytes), MPI_BYTE, r, 0,
                                     comm_, &requests.emplace_back()));

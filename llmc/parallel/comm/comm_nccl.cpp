@@ -186,14 +186,18 @@ public:
               in.elems, dtype_name(in.dtype));
     }
 
-    void exchange_all(Ctx& ctx, const std::vector<Tensor>& out, const std::vector<Tensor>& in) override {
-        const Tensor sent = sent_to_others(in);
+    // Blocks that send would keep multiprocessors from a matmul until all ranks have come, and its blocks, one for each
+    // multiprocessor, could not start together. So copy engines send whole shards if they can.
+    void exchange_all(Ctx& ctx, Tensor out, Tensor in, const Counts& received, const Counts& sent) override {
+        if (!windows_.empty()) return exchange_shards(ctx, out, in);
+        const Tensor all = sent_to_others(in, sent);
         if (idle(ctx)) return;
         check(grouped([&](Result& result) {
                   for (int r = 0; r < world().ranks; r++)
                       if (r != world().rank)
-                          send_and_receive(result, ctx, out.at(static_cast<size_t>(r)), in[static_cast<size_t>(r)], r);
-              }), "ncclSend and ncclRecv (all ranks)", sent.elems, dtype_name(sent.dtype));
+                          send_and_receive(result, ctx, first_of_shard(out, r, received), first_of_shard(in, r, sent),
+                                           r);
+              }), "ncclSend and ncclRecv (all ranks)", all.elems, dtype_name(all.dtype));
     }
 
     std::string async_error() override {

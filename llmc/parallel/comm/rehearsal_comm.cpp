@@ -20,14 +20,14 @@ PlannedCollective& RehearsalComm::planned(const char* name, Dtype dtype, bool ex
     return *known;
 }
 
-void RehearsalComm::exchange_all(Ctx& ctx, const std::vector<Tensor>& /*out*/, const std::vector<Tensor>& in) {
+void RehearsalComm::exchange_all(Ctx& ctx, Tensor /*out*/, Tensor in, const Counts& /*received*/, const Counts& sent) {
     if (!ctx.recorder) return;
-    const Tensor sent = sent_to_others(in);
-    PlannedCollective& known = planned("send", sent.dtype, false);
+    const Tensor all = sent_to_others(in, sent);
+    PlannedCollective& known = planned("send", all.dtype, false);
     known.matrices = true;
     known.calls++;
-    known.bytes += sent.bytes();
-    known.sent_bytes += sent.bytes();
+    known.bytes += all.bytes();
+    known.sent_bytes += all.bytes();
 }
 
 // In each pass a rank sends all shards but its own.

@@ -41,7 +41,7 @@ public:
     void exchange_shards(Ctx& ctx, Tensor out, Tensor) override {
         note(ctx, "all-to-all", out, 1, world().ranks > 2);
     }
-    void exchange_all(Ctx& ctx, const std::vector<Tensor>& out, const std::vector<Tensor>& in) override;
+    void exchange_all(Ctx& ctx, Tensor out, Tensor in, const Counts& received, const Counts& sent) override;
     [[noreturn]] void abort(int exit_code) override;
 
 private:

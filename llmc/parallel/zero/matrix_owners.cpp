@@ -1,7 +1,5 @@
 #include "llmc/parallel/zero/matrix_owners.h"
 
-#include <algorithm>
-
 // Five steps, of which a matrix far from square takes two pairs on one Gram matrix each (newton_schulz.cpp).
 double OwnedMatrix::flops() const {
     const auto longer = static_cast<double>(std::max(rows, cols)), k = static_cast<double>(std::min(rows, cols));
@@ -47,6 +45,12 @@ MatrixOwners::MatrixOwners(const ParamTable& table, const Buckets& buckets, int 
     for (int shard = 0; shard < shards; shard++)
         for (const ShardRange& range : (shards == 1 ? whole : buckets).shard_ranges(shard))
             held_[static_cast<size_t>(shard)][static_cast<size_t>(range.param)] = {range.begin, range.elems};
+    for (size_t exchange = 0; exchange < exchanges(); exchange++) {
+        longest_.push_back(0);
+        for (int from = 0; from < ranks; from++)
+            for (int to = 0; to < ranks; to++)
+                if (from != to) longest_.back() = std::max(longest_.back(), message(exchange, from, to).elems());
+    }
 }
 
 const OwnedMatrix* MatrixOwners::matrix(size_t round, int rank) const {
@@ -61,15 +65,13 @@ MatrixPart MatrixOwners::held(const OwnedMatrix& matrix, int shard) const {
     return begin < end ? MatrixPart{begin - matrix.begin, end - begin} : MatrixPart{};
 }
 
-int64_t MatrixOwners::most_held() const {
-    int64_t most = 0;
-    for (size_t round = 0; round < rounds(); round++)
-        for (int shard = 0; shard < shards(); shard++) {
-            int64_t elems = 0;
-            for (int rank = 0; rank < ranks_; rank++)
-                if (const OwnedMatrix* theirs = matrix(round, rank))
-                    elems += round_up(held(*theirs, shard).elems, kParamAlign);
-            most = std::max(most, elems);
-        }
-    return most;
+MatrixOwners::Message MatrixOwners::message(size_t exchange, int from, int to) const {
+    Message message;
+    const OwnedMatrix* const theirs = exchange < rounds_ ? matrix(exchange, to) : nullptr;
+    const OwnedMatrix* const done = exchange >= 2 ? matrix(exchange - 2, from) : nullptr;
+    if (theirs && holder(shard_of(from), to) == from) message.part = held(*theirs, shard_of(from));
+    if (done) message.result_part = held(*done, shard_of(to));
+    if (message.part.elems > 0) message.matrix = theirs;
+    if (message.result_part.elems > 0) message.result = done;
+    return message;
 }

@@ -1,6 +1,7 @@
 // The matrices that Muon updates, and the rank that orthogonalises each of them. A matrix is computed whole and on one
 // rank, so that its bits depend neither on the number of ranks nor on the level of ZeRO, and copies of it never differ.
 #pragma once
+#include <algorithm>
 #include <vector>
 
 #include "llmc/parallel/zero/buckets.h"
@@ -42,14 +43,26 @@ public:
 
     int64_t most_elems() const { return most_elems_; }   // of a matrix
     int64_t most_side() const { return most_side_; }     // the longest of all shorter sides
-    // The elements of a shard in all matrices of a round, each part rounded up to kParamAlign: the most of any.
-    int64_t most_held() const;
+    // In an exchange the matrices of the round of its number go to their owners, and the results of two rounds before
+    // go back. So the ranks compute the round between them meanwhile.
+    struct Message {
+        const OwnedMatrix *matrix = nullptr, *result = nullptr;   // null: no part of any
+        MatrixPart part, result_part;
+        int64_t result_at() const { return round_up(part.elems, kParamAlign); }   // behind the part
+        int64_t elems() const { return result_at() + round_up(result_part.elems, kParamAlign); }
+    };
+    size_t exchanges() const { return rounds_ + 2; }
+    // What a rank sends to another one; for from == to, what it takes from itself.
+    Message message(size_t exchange, int from, int to) const;
+    int64_t longest(size_t exchange) const { return longest_[exchange]; }   // elements of a message to another rank
+    int64_t longest() const { return ranks_ > 1 ? *std::max_element(longest_.begin(), longest_.end()) : 0; }
 
 private:
     const int ranks_;
     std::vector<OwnedMatrix> matrices_;
     std::vector<std::vector<int>> of_rank_;          // by rank: its matrices, numbers in matrices_
     std::vector<std::vector<MatrixPart>> held_;    // by shard and parameter
+    std::vector<int64_t> longest_;                 // by exchange
     size_t rounds_ = 0;
     int64_t most_elems_ = 0, most_side_ = 0;
 };
