@@ -2,7 +2,8 @@
 // Usage: bench_gemm_bf16 [name part]. Random data, operands rotated beyond the L2 cache where one set would fit; both
 // in turns, since the card is power-limited. Symmetric: rates count the full product, of which ours computes half.
 // Experts: beside the library's matmul of as many rows with the weights of one expert.
-// Prints: shape | us, TFLOP/s of the library | us, TFLOP/s of the custom kernel | ratio
+// Prints: shape | us, TFLOP/s of the library | us, TFLOP/s of the custom kernel | ratio | of experts TFLOP/s with other
+// GroupedTunings
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -47,6 +48,21 @@ const Moe kMoe[] = {{"Qwen3-30B-A3B up", 128, 65536, 1536, 2048},
                     {"Qwen3-30B-A3B down", 128, 65536, 2048, 768},
                     {"OLMoE up", 64, 65536, 2048, 2048},
                     {"OLMoE down", 64, 65536, 2048, 1024}};
+
+// What is compared.
+struct Tuned {
+    const char* name;
+    cuda::GroupedTuning tuning;
+    // Only BF16 kernels prefetch operands, and only sums have old results.
+    bool applies(bool fp8, bool accumulate) const {
+        return !(tuning.ahead > 0 && fp8) && (!tuning.results || accumulate);
+    }
+};
+const Tuned kTuned[] = {{"overlap", {.overlap = true}},
+                        {"ahead 3", {.overlap = true, .ahead = 3}},
+                        {"ahead 8", {.overlap = true, .ahead = 8}},
+                        {"results", {.overlap = true, .results = true}},
+                        {"both", {.overlap = true, .ahead = 4, .results = true}}};
 
 // Balanced, or with shares that fall by a factor of 16 from the first expert to the last.
 std::vector<int32_t> offsets_of(const Moe& moe, bool balanced) {
@@ -97,9 +113,20 @@ void grouped(Ctx& ctx, const std::string& name, const Moe& moe, GemmLayout layou
     cuda::synchronize(ctx);
     std::vector<Call> calls{{ctx, [&](Ctx& c, size_t) { cuda::gemm(c, dense); }},
                             {ctx, [&](Ctx& c, size_t) { cuda::grouped_gemm(c, args); }}};
-    const std::vector<float> us = times_in_turn(calls, 150000);
-    std::printf("%-34s | %8.1f %7.1f | %8.1f %7.1f | %5.3f\n", name.c_str(), us[0], tflops(M, N, depth, us[0]), us[1],
+    for (const Tuned& tuned : kTuned) {
+        if (!tuned.applies(fp8, accumulate)) continue;
+        calls.push_back({ctx, [&](Ctx& c, size_t) {
+                             if (fp8) cuda::grouped_gemm_fp8(c, args, tuned.tuning);
+                             else cuda::grouped_gemm_sm90(c, args, tuned.tuning);
+                         }});
+    }
+    const std::vector<float> us = times_in_turn(calls, 60000.0f * static_cast<float>(calls.size()));
+    std::printf("%-34s | %8.1f %7.1f | %8.1f %7.1f | %5.3f |", name.c_str(), us[0], tflops(M, N, depth, us[0]), us[1],
                 tflops(M, N, depth, us[1]), us[0] / us[1]);
+    size_t i = 2;
+    for (const Tuned& tuned : kTuned)
+        if (tuned.applies(fp8, accumulate)) std::printf(" %s %.0f", tuned.name, tflops(M, N, depth, us[i++]));
+    std::printf("\n");
     std::fflush(stdout);
 }
 

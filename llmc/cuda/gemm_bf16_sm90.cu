@@ -26,6 +26,19 @@ __device__ inline uint32_t item_of(uint32_t round) {
 
 __device__ inline int bf16_steps(int depth) { return (depth + Bf16Tile::kDepth - 1) / Bf16Tile::kDepth; }
 
+// The boxes of a step that block `rank` loads: [row, end_row) of the item's rows, [column, end_column) of its columns.
+struct Bf16Boxes {
+    bool same_rows, same_columns;   // for both blocks of the cluster
+    int row, end_row, column, end_column;
+
+    __device__ Bf16Boxes(const Bf16Place& at, int rank)
+        : same_rows(at.share == Bf16Place::Share::kRows), same_columns(at.share == Bf16Place::Share::kColumns) {
+        const int boxes = at.columns / Bf16Tile::kBox;
+        row = same_rows ? rank : 0, end_row = same_rows ? rank + 1 : Bf16Tile::kRows / Bf16Tile::kBox;
+        column = same_columns ? rank * boxes / 2 : 0, end_column = same_columns ? column + boxes / 2 : boxes;
+    }
+};
+
 // Loads boxes [first, end) of an operand's 64 adjacent elements of K from k on. by_k: a row in memory is one element of
 // K. to_both: into both blocks of the cluster.
 template <bool by_k>
@@ -40,32 +53,81 @@ __device__ inline void load_boxes(uint32_t to, const CUtensorMap& map, uint32_t 
     }
 }
 
+// Brings the steps of a block's items to the L2 cache, one with each call of next(), in the order of the items. Items
+// of an expert that have rows or columns in common run at about the same time, and the first of them brings these.
+template <typename Tiles, bool a_by_k, bool b_by_k> struct Bf16Prefetch {
+    using T = Bf16Tile;
+    const Bf16Maps& maps;
+    Tiles tiles;
+    Bf16Place at = {};
+    uint32_t round = 0;
+    int step = 0;
+    bool more = true;
+
+    template <bool by_k>
+    __device__ static void boxes(const CUtensorMap& map, int start, int k, int matrix, int first, int end) {
+#pragma unroll 1
+        for (int i = first; i < end; i++) {
+            const int along = start + i * T::kBox;
+            ptx::prefetch_matrix_box(&map, by_k ? along : k, by_k ? k : along, matrix);
+        }
+    }
+    __device__ void next() {
+        const int rank = static_cast<int>(BlockPairs::rank());
+        while (more && step == bf16_steps(at.depth)) more = tiles.find(item_of(round++), rank, at), step = 0;
+        if (!more) return;
+        const Bf16Boxes of(at, rank);
+        const int k = at.k + step++ * T::kDepth;
+        if (at.first_of_rows) boxes<a_by_k>(maps.a, at.row, k, 0, of.row, of.end_row);
+        if (at.first_of_columns)
+            boxes<b_by_k>(maps.b, at.column, k, Tiles::kWeightsAreB ? at.expert : 0, of.column, of.end_column);
+    }
+};
+// Brings the old results of an item to the L2 cache, spread over its steps.
+__device__ inline void prefetch_results(const CUtensorMap& map, const ExpertSums& tiles, const Bf16Place& at, int step,
+                                        int steps) {
+    using T = Bf16Tile;
+    const int width = tiles.fp32 ? 32 : 64, rows = T::kRows / T::kBox;
+#pragma unroll 1
+    for (int i = step; i < rows * T::kColumns / width; i += steps)
+        ptx::prefetch_matrix_box(&map, at.column + i / rows * width, at.row + i % rows * T::kBox, at.expert);
+}
+
 // The thread that issues TMA loads.
-template <typename Tiles, bool a_by_k, bool b_by_k>
-__device__ void load_bf16(TileState<Bf16Tile> state, const Bf16Maps& maps, Tiles tiles) {
+template <typename Tiles, bool a_by_k, bool b_by_k, bool overlap>
+__device__ void load_bf16(TileState<Bf16Tile> state, const Bf16Maps& maps, Tiles tiles, const GroupedTuning& tuning) {
     using T = Bf16Tile;
     const int rank = static_cast<int>(BlockPairs::rank());
+    Bf16Prefetch<Tiles, a_by_k, b_by_k> prefetch{maps, tiles};
+    const auto prefetch_next = [&] {
+        if constexpr (overlap) prefetch.next();
+    };
+#pragma unroll 1
+    for (int i = 0; i < tuning.ahead; i++) prefetch_next();
     Bf16Place at;
     for (uint32_t round = 0; tiles.find(item_of(round), rank, at); round++) {
         const int steps = bf16_steps(at.depth), boxes = at.columns / T::kBox;
-        const bool same_rows = at.share == Bf16Place::Share::kRows;
-        const bool same_columns = at.share == Bf16Place::Share::kColumns;
-        const int row = same_rows ? rank : 0, end_row = same_rows ? rank + 1 : T::kRows / T::kBox;
-        const int column = same_columns ? rank * boxes / 2 : 0, end_column = same_columns ? column + boxes / 2 : boxes;
+        const Bf16Boxes of(at, rank);
         const int of_b = Tiles::kWeightsAreB ? at.expert : 0;
 #pragma unroll 1
         for (int step = 0; step < steps; step++) {
             const uint32_t full = state.ring.claim(T::kRowBytes + boxes * T::kBoxBytes);
             const int k = at.k + step * T::kDepth;
-            load_boxes<a_by_k>(state.rows(), maps.a, full, at.row, k, 0, row, end_row, same_rows);
-            load_boxes<b_by_k>(state.columns(), maps.b, full, at.column, k, of_b, column, end_column, same_columns);
+            load_boxes<a_by_k>(state.rows(), maps.a, full, at.row, k, 0, of.row, of.end_row, of.same_rows);
+            load_boxes<b_by_k>(state.columns(), maps.b, full, at.column, k, of_b, of.column, of.end_column,
+                               of.same_columns);
             state.ring.next();
+            if constexpr (overlap) {
+                if (tuning.ahead > 0) prefetch_next();
+                if constexpr (std::is_same_v<Tiles, ExpertSums>)
+                    if (tuning.results) prefetch_results(maps.d, tiles, at, step, steps);
+            }
         }
     }
 }
 
 // One consumer warpgroup.
-template <typename Tiles, bool a_by_k, bool b_by_k> struct Bf16Consumer {
+template <typename Tiles, bool a_by_k, bool b_by_k, bool overlap> struct Bf16Consumer {
     using T = Bf16Tile;
     TileState<T> state;
     const Bf16Maps& maps;
@@ -105,11 +167,22 @@ template <typename Tiles, bool a_by_k, bool b_by_k> struct Bf16Consumer {
         ptx::fence_async();
         sync();
     }
-    template <int columns> __device__ void compute(int depth) {
+    // Calls meanwhile() while products run, if there are any. has_rows: otherwise only passes the stages on.
+    template <int columns, typename Meanwhile>
+    __device__ void compute(int depth, bool has_rows, Meanwhile meanwhile) {
         const int steps = bf16_steps(depth);
         // If the steps were fewer than the stages, consumer 0 could signal again before consumer 1 has waited.
         const bool in_turn = steps >= T::kStages;
         if (in_turn && consumer == 1) ptx::named_sync<128 * T::kConsumers>(T::kLeadBarrier);
+        if (overlap && consumer == 1 && !has_rows) {
+#pragma unroll 1
+            for (int step = 0; step < steps; step++, state.ring.next()) {
+                state.ring.wait();
+                if (step == 0) meanwhile();
+                release(state.ring.stage);
+            }
+            return;
+        }
         uint32_t before = 0;
         constexpr bool kMayBeEmpty = std::is_same_v<Tiles, ExpertSums>;
         if constexpr (kMayBeEmpty) {
@@ -124,6 +197,7 @@ template <typename Tiles, bool a_by_k, bool b_by_k> struct Bf16Consumer {
             multiply<columns>(kMayBeEmpty || step > 0);
             if (in_turn && consumer == 0 && step + 1 == T::kLead)
                 ptx::named_arrive<128 * T::kConsumers>(T::kLeadBarrier);
+            if (step == min(1, steps - 1)) meanwhile();
             if (step > 0) {
                 ptx::wgmma_wait<1>();
                 release(before);
@@ -255,9 +329,15 @@ template <typename Tiles, bool a_by_k, bool b_by_k> struct Bf16Consumer {
         bool more = tiles.find(item_of(0), rank, next);
         for (uint32_t round = 1; more; round++) {
             const Bf16Place at = next;
-            more = tiles.find(item_of(round), rank, next);   // here, so that no product waits for it
-            if (!std::is_same_v<Tiles, SymmetricTiles> || at.columns == T::kColumns) compute<T::kColumns>(at.depth);
-            else compute<T::kColumns / 2>(at.depth);
+            const auto find_next = [&] { more = tiles.find(item_of(round), rank, next); };
+            const auto meanwhile = [&] {
+                if constexpr (overlap) find_next();
+            };
+            const bool has_rows = at.row + T::kBox * consumer < at.end_row;   // of experts
+            if (!overlap || at.depth == 0) find_next();
+            if (!std::is_same_v<Tiles, SymmetricTiles> || at.columns == T::kColumns)
+                compute<T::kColumns>(at.depth, has_rows, meanwhile);
+            else compute<T::kColumns / 2>(at.depth, has_rows, meanwhile);
             store(tiles, at);
         }
         if (first_thread()) ptx::bulk_wait_read<0>();   // shared memory must outlive the copies
@@ -271,9 +351,9 @@ template <typename Tiles, bool a_by_k, bool b_by_k> struct Bf16Consumer {
 // Requires: sm_90a; A, B and D 16-byte aligned, with multiples of 8 elements per row.
 // Parallel: a cluster of 2 blocks computes an item, each block 128 rows. Its last warpgroup issues TMA loads, each
 //           other one owns 64 rows.
-template <typename Tiles, bool a_by_k, bool b_by_k>
+template <typename Tiles, bool a_by_k, bool b_by_k, bool overlap>
 __global__ void __launch_bounds__(Bf16Tile::kThreads, 1)
-gemm_bf16_sm90_kernel(const __grid_constant__ Bf16Maps maps, const Tiles tiles) {
+gemm_bf16_sm90_kernel(const __grid_constant__ Bf16Maps maps, const Tiles tiles, const GroupedTuning tuning) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using T = Bf16Tile;
     extern __shared__ __align__(1024) char memory[];
@@ -288,12 +368,12 @@ gemm_bf16_sm90_kernel(const __grid_constant__ Bf16Maps maps, const Tiles tiles) 
     __cluster_barrier_arrive();   // no block may copy into another or free its stages before its barriers exist
     __cluster_barrier_wait();
     if (group_of_warps == T::kConsumers) {
-        ptx::registers_shrink<T::kProducerRegisters>();
-        if (threadIdx.x == 128 * T::kConsumers) load_bf16<Tiles, a_by_k, b_by_k>(state, maps, tiles);
+        ptx::registers_shrink<overlap ? T::kPrefetchRegisters : T::kProducerRegisters>();
+        if (threadIdx.x == 128 * T::kConsumers) load_bf16<Tiles, a_by_k, b_by_k, overlap>(state, maps, tiles, tuning);
         __syncwarp();
     } else {
-        ptx::registers_grow<T::kConsumerRegisters>();
-        Bf16Consumer<Tiles, a_by_k, b_by_k> consumer{
+        ptx::registers_grow<overlap ? T::kComputeRegisters : T::kConsumerRegisters>();
+        Bf16Consumer<Tiles, a_by_k, b_by_k, overlap> consumer{
             state, maps, group_of_warps, warp_uniform(threadIdx.x / 32) % 4, static_cast<int>(threadIdx.x) % 32, 0, {}};
         consumer.run(tiles);
     }
@@ -303,11 +383,16 @@ gemm_bf16_sm90_kernel(const __grid_constant__ Bf16Maps maps, const Tiles tiles) 
 }
 
 template <typename Tiles, bool a_by_k, bool b_by_k>
-void launch_bf16(Ctx& ctx, int64_t items, const Bf16Maps& maps, const Tiles& tiles) {
+void launch_bf16(Ctx& ctx, int64_t items, const Bf16Maps& maps, const Tiles& tiles, const GroupedTuning& tuning = {}) {
     using T = Bf16Tile;
-    launch_clusters<gemm_bf16_sm90_kernel<Tiles, a_by_k, b_by_k>, T::kThreads, T::kSharedBytes>(ctx, "gemm_bf16", items,
-                                                                                              maps, tiles);
-    CHECK_LAUNCH("gemm_bf16_sm90_kernel");
+    const auto launch = [&](auto overlap) {
+        constexpr auto kKernel = gemm_bf16_sm90_kernel<Tiles, a_by_k, b_by_k, overlap.value>;
+        launch_clusters<kKernel, T::kThreads, T::kSharedBytes>(ctx, "gemm_bf16", items, maps, tiles, tuning);
+        CHECK_LAUNCH("gemm_bf16_sm90_kernel");
+    };
+    if constexpr (!std::is_same_v<Tiles, SymmetricTiles>)
+        if (tuning.overlap) return launch(std::true_type{});
+    launch(std::false_type{});
 }
 
 // A map of an operand or of results, (rows, columns) matrices.
@@ -351,7 +436,8 @@ bool grouped_gemm_supports(const Ctx& ctx, const GroupedGemmArgs& args) {
     return kSm90aCode && ctx.sm == 90 && types && aligned && sizes;
 }
 
-void grouped_gemm_sm90([[maybe_unused]] Ctx& ctx, [[maybe_unused]] const GroupedGemmArgs& args) {
+void grouped_gemm_sm90([[maybe_unused]] Ctx& ctx, [[maybe_unused]] const GroupedGemmArgs& args,
+                       [[maybe_unused]] const GroupedTuning& tuning) {
 #if defined(LLMC_SM90A)
     const int32_t* offsets = args.offsets.as<int32_t>();
     const int64_t E = args.E, M = args.M, N = args.N, K = args.K;
@@ -359,14 +445,14 @@ void grouped_gemm_sm90([[maybe_unused]] Ctx& ctx, [[maybe_unused]] const Grouped
     if (args.layout == GemmLayout::kWgrad) {
         const Bf16Maps maps{map_of(args.A, K, M), map_of(args.B, K, N), map_of(args.D, M, N, E)};
         const ExpertSums tiles{offsets, experts, static_cast<int>(M), n, args.D.dtype == Dtype::kFp32, args.accumulate};
-        return launch_bf16<ExpertSums, true, true>(ctx, tiles.items(), maps, tiles);
+        return launch_bf16<ExpertSums, true, true>(ctx, tiles.items(), maps, tiles, tuning);
     }
     const bool by_k = args.layout == GemmLayout::kDgrad;
     const Bf16Maps maps{map_of(args.A, M, K), map_of(args.B, by_k ? K : N, by_k ? N : K, E), map_of(args.D, M, N)};
     const ExpertRows tiles{offsets, args.D.as<bf16>(), experts, n, static_cast<int>(K)};
     const int64_t most = (M / 256 + E) * ceil_div(N, int64_t{256});   // items
-    if (by_k) launch_bf16<ExpertRows, false, true>(ctx, most, maps, tiles);
-    else launch_bf16<ExpertRows, false, false>(ctx, most, maps, tiles);
+    if (by_k) launch_bf16<ExpertRows, false, true>(ctx, most, maps, tiles, tuning);
+    else launch_bf16<ExpertRows, false, false>(ctx, most, maps, tiles, tuning);
 #endif
 }
 

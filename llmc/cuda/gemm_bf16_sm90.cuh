@@ -11,6 +11,7 @@ namespace cuda {
 struct Bf16Tile {
     static constexpr int kConsumers = 2, kBox = 64, kRows = kBox * kConsumers, kColumns = 256, kDepth = 64;
     static constexpr int kThreads = 128 * (kConsumers + 1), kProducerRegisters = 56, kConsumerRegisters = 224;
+    static constexpr int kPrefetchRegisters = 72, kComputeRegisters = 216;   // if the producer also prefetches
     static constexpr int kCluster = BlockPairs::kBlocks, kStages = 4, kBuffers = 2;
     static constexpr uint32_t kBoxBytes = kBox * kPanelRowBytes;
     static constexpr uint32_t kRowBytes = kRows / kBox * kBoxBytes, kColumnBytes = kColumns / kBox * kBoxBytes;
@@ -21,6 +22,7 @@ struct Bf16Tile {
     // Steps by which consumer 0 begins a tile before consumer 1, and named barriers: for that, and of each consumer.
     static constexpr int kLead = 2, kLeadBarrier = 1, kStoreBarrier = 2;
     static_assert(registers_suffice(kConsumers, kProducerRegisters, kConsumerRegisters));
+    static_assert(registers_suffice(kConsumers, kPrefetchRegisters, kComputeRegisters));
     static_assert(kSharedBytes <= 227 * 1024);
 };
 
@@ -31,6 +33,7 @@ struct Bf16Place {
     Share share;                // what the two blocks of a cluster load together
     int depth, k = 0;           // the sum is over [k, k + depth)
     int expert = 0, end_row = 0;   // whose B or D it is; the end of its rows
+    bool first_of_rows = true, first_of_columns = true;   // of an expert's items of the same rows, or columns
 };
 
 // ---- lists. find() is called with ascending items and returns false after the last one.
@@ -88,10 +91,12 @@ struct ExpertRows {
         if (rest < whole * columns) {
             at.row = begin_row + static_cast<int>(rest % whole * 256) + 128 * rank;
             at.column = static_cast<int>(rest / whole * 256), at.share = Bf16Place::Share::kColumns;
+            at.first_of_rows = rest < whole, at.first_of_columns = rest % whole == 0;
         } else {
             rest -= whole * columns;
             at.row = begin_row + static_cast<int>(whole * 256);
             at.column = static_cast<int>(rest * 512) + 256 * rank, at.share = Bf16Place::Share::kRows;
+            at.first_of_rows = rest == 0, at.first_of_columns = whole == 0;
         }
         return true;
     }
@@ -112,7 +117,7 @@ struct ExpertSums {
         const int begin = offsets[expert];
         at = {.row = rest % rows * 256 + 128 * rank, .column = rest / rows * 256, .columns = 256,
               .share = Bf16Place::Share::kColumns, .depth = offsets[expert + 1] - begin, .k = begin, .expert = expert,
-              .end_row = m};
+              .end_row = m, .first_of_rows = rest < rows, .first_of_columns = rest % rows == 0};
         return true;
     }
 };

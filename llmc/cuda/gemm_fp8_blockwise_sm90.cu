@@ -13,16 +13,12 @@
 #include "llmc/cuda/gemm.h"
 #include "llmc/ops/gemm_fp8.h"
 #if defined(LLMC_SM90A)   // these use instructions that older devices lack
-#include "llmc/cuda/gemm_fp8_blockwise_sm90.cuh"
+#include "llmc/cuda/gemm_fp8_blockwise_consumer_sm90.cuh"
 #endif
 
 namespace cuda {
 #if defined(LLMC_SM90A)
 namespace {
-
-struct BlocksMaps {
-    CUtensorMap a, b, d;
-};
 
 // Where B's scales of a block's columns are: a vector of them for each step, or the scales of four 128x128 blocks for
 // each four steps.
@@ -131,227 +127,6 @@ __device__ void order_scales(BlocksState state, const BlocksProblem& p, const Ti
     }
 }
 
-// One consumer warpgroup.
-template <bool vectors, typename Tiles> struct BlocksConsumer {
-    using B = Blocks;
-    static constexpr bool kExpertRows = std::is_same_v<Tiles, ExpertRows>, kSums = std::is_same_v<Tiles, ExpertSums>;
-    BlocksState state;
-    const int consumer, warp, lane;   // warp: of the warpgroup
-    // The `empty` barrier of the stage before, in the one block of the cluster that this lane signals. It is advanced
-    // just before its use: an arrival in another block reads its address late, and a change would wait for that.
-    uint32_t empty_there;
-    float sums[B::kHalves][64], part[64];
-    float of_row[B::kHalves][2];       // A's scales of the step
-    // B's scales of the step: one for all columns, or four for each j, those of the odd, even, odd and even columns of
-    // registers 8 j .. 8 j + 7.
-    float columns[vectors ? 32 : 1];
-    // ExpertRows: of the item, and the first of the consumer's scales of rows, in floats.
-    bool wide = false;
-    int row_scales = 0;
-
-    // part = the product of 64 rows over 128 of K; calls meanwhile() while it runs.
-    template <typename Meanwhile> __device__ void multiply(int half, Meanwhile meanwhile) {
-        uint32_t rows = state.rows() + (consumer * B::kHalves + half) * B::kHalfBytes, of_b = state.columns();
-        if constexpr (kExpertRows) {
-            const uint32_t own = rows - half * B::kHalfBytes, of_both = of_b;
-            if (wide) rows = of_both + half * B::kHalfBytes, of_b = own;
-        }
-        const uint64_t a = byte_tile_descriptor<B::kDepth>(rows);
-        const uint64_t b = byte_tile_descriptor<B::kDepth>(of_b);
-        ptx::pin(part);
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < B::kDepth / 32; i++)
-            ptx::wgmma_e4m3<B::kColumns>(part, along_bytes(a, i), along_bytes(b, i), i > 0);
-        ptx::wgmma_commit();
-        meanwhile();
-        ptx::wgmma_wait<0>();
-        ptx::pin(part);
-    }
-    // Waits until a stage and its scales are there.
-    __device__ void wait(const BlocksState& of) const {
-        of.ring.wait();
-        if constexpr (vectors) ptx::barrier_wait(of.ordered_barrier(), of.ring.parity);
-    }
-    // The warp has read the stage; goes on to the next one. Loads from the stage must have completed, since neither an
-    // arrival at a barrier nor TMA is ordered with them. They complete in order, so it suffices that the one that began
-    // last has been used: B's scale of the block, or row 1 of half 0, both in the first half's promotion.
-    __device__ void release() {
-        __syncwarp();
-        empty_there += state.ring.stage == 0 ? -8 * (B::kStages - 1) : 8;
-        if (lane < B::kCluster) ptx::barrier_arrive_in_block(empty_there);
-        state.ring.next();
-    }
-
-    // ---- loads of a stage's scales, one step ahead, so that no wgmma waits for them
-    __device__ float load_row(const BlocksState& of, int half, int row) const {
-        const int first = (kExpertRows ? row_scales : consumer * 64 * B::kHalves) + 16 * warp + lane / 4;
-        return ptx::load_shared(of.scales() + 4 * (first + 64 * half + 8 * row));
-    }
-    __device__ float load_block(const BlocksState& of, int number) const {
-        const int first = !kExpertRows ? B::kRows : B::kExpertBlocksAt + (wide ? 4 * consumer : 0);
-        return ptx::load_shared(of.scales() + 4 * (first + number % 4));
-    }
-    // Scales of the columns of registers 8 j .. 8 j + 7. They arrive in four aligned registers, those of odd columns in
-    // even ones, so that the two factors of a product are never in the same bank.
-    __device__ void load_columns(uint32_t ordered, int j) {
-        uint32_t four[4];
-        ptx::load_matrix_x4(four, ordered + 64 * j + lane / 16 * 32 + (lane / 8 % 2 ? 0 : 16));
-#pragma unroll
-        for (int i = 0; i < 4; i++) columns[4 * j + i] = __uint_as_float(four[i]);
-    }
-    // Waits for the first step of a tile and loads its scales.
-    __device__ void first_scales() {
-        wait(state);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (!vectors || i != 1) of_row[i / 2][i % 2] = load_row(state, i / 2, i % 2);   // see step_of_vectors
-        if constexpr (vectors) {
-#pragma unroll
-            for (int j = 0; j < 8; j++) load_columns(state.ordered(), j);
-        } else {
-            columns[0] = load_block(state, 0);   // the last: see release
-        }
-    }
-
-    // ---- a step with 128x128 scales of B
-    __device__ void promote(int half) {
-        const float both[2] = {of_row[half][0] * columns[0], of_row[half][1] * columns[0]};
-#pragma unroll
-        for (int i = 0; i < 64; i++) sums[half][i] = fmaf(part[i], both[half_of(i)], sums[half][i]);
-    }
-    __device__ void step_of_blocks(int number, bool last) {
-        float next[B::kHalves][2] = {}, next_block = 0;
-        multiply(0, [] {});
-        promote(0);
-        multiply(1, [&] {
-            if (last) return;
-            BlocksState ahead = state;
-            ahead.ring.next();
-            wait(ahead);
-#pragma unroll
-            for (int i = 0; i < 4; i++) next[i / 2][i % 2] = load_row(ahead, i / 2, i % 2);
-            next_block = load_block(ahead, number + 1);   // the last: see release
-        });
-        release();
-        promote(1);
-#pragma unroll
-        for (int i = 0; i < 4; i++) of_row[i / 2][i % 2] = next[i / 2][i % 2];
-        columns[0] = next_block;
-    }
-
-    // ---- a step with 1x128 scales of B. Promotions have twice the instructions and take about as long as products, so
-    // the consumers take turns: a consumer begins to promote only when the other has passed the turn during its own
-    // promotion. Without turns they tend to promote together, while the tensor cores wait.
-    // The numbers of the barriers are constants in both branches, so that they need no register.
-    __device__ void wait_turn() const {
-        if (consumer == 0) ptx::named_sync<128 * B::kConsumers>(B::kTurnBarrier);
-        else ptx::named_sync<128 * B::kConsumers>(B::kTurnBarrier + 1);
-    }
-    __device__ void pass_turn() const {
-        if (consumer == 0) ptx::named_arrive<128 * B::kConsumers>(B::kTurnBarrier + 1);
-        else ptx::named_arrive<128 * B::kConsumers>(B::kTurnBarrier);
-    }
-    // part *= scales of columns; calls used(j) when those of registers 8 j .. 8 j + 7 have been used.
-    template <typename Used> __device__ void scale_columns(Used used) {
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-#pragma unroll
-            for (int i = 0; i < 8; i++) {   // in an order in which each scale is used twice
-                const int of = 8 * j + i / 4 * 4 + i / 2 % 2 + 2 * (i % 2);
-                ptx::multiply(part[of], columns[4 * j + i / 4 * 2 + (of % 2 ? 0 : 1)]);
-            }
-            used(j);
-        }
-    }
-    // Adds the part of the thread's first or second row.
-    __device__ void add_row(int half, int row, float scale) {
-#pragma unroll
-        for (int i = 2 * row; i < 64; i += 4)
-            for (int k = i; k < i + 2; k++) sums[half][k] = fmaf(part[k], scale, sums[half][k]);
-    }
-    __device__ void step_of_vectors(bool last) {
-        float next[2] = {};
-        BlocksState ahead = state;
-        ahead.ring.next();
-        multiply(0, [&] { wait_turn(); });
-        scale_columns([](int) {});
-        add_row(0, 0, of_row[0][0]);
-        // The turn is passed when this promotion begins: the compiler moves the load behind it, which half of the sums
-        // need, to the front, and the arrival with it. Alone it would move to the end, which is 12 % slower.
-        pass_turn();
-        add_row(0, 1, load_row(state, 0, 1));
-        multiply(1, [&] {
-            if (!last) {
-                wait(ahead);
-                of_row[0][0] = load_row(ahead, 0, 0);
-                next[0] = load_row(ahead, 1, 0), next[1] = load_row(ahead, 1, 1);
-            }
-            wait_turn();
-        });
-        const uint32_t ordered = ahead.ordered();
-        scale_columns([&](int j) {
-            if (j == 6) pass_turn();   // in the middle, where the compiler leaves it between two loads
-            // After the last step the values are not used; they may be those of the next tile, half written.
-            load_columns(ordered, j);
-        });
-        add_row(1, 0, of_row[1][0]), add_row(1, 1, of_row[1][1]);
-        release();
-        of_row[1][0] = next[0], of_row[1][1] = next[1];
-    }
-    // Recomputes its indices rather than keep them in registers across the steps of a tile, unless they are to be had
-    // only in turn.
-    __device__ void store(const BlocksMaps& maps, const BlocksProblem& p, const Tiles& tiles,
-                          const BlocksItems<Tiles>& items) {
-        const BlocksPlace at = items.place_again(p);
-        if (kSums && p.accumulate && at.steps == 0) return;
-        const int thread = static_cast<int>(ptx::thread_index()), of_group = thread % 128, lane = thread % 32;
-        const int row = at.row + (at.wide ? 0 : thread / 128 * 64 * B::kHalves) + of_group / 32 * 16;
-        const uint32_t buffer = state.shared + B::kResultsAt + thread / 32 * B::kWarpBytes;
-        const int block = static_cast<int>(BlockPairs::rank());
-        const int column = at.column + (at.wide ? 2 * block + thread / 128 : block) * B::kColumns;
-#pragma unroll
-        for (int half = 0; half < B::kHalves; half++) {
-            const auto store_as = [&](auto fp32) {
-                store_boxes<fp32.value>(sums[half], maps.d, p, tiles, at, buffer, row + 64 * half, column, lane);
-            };
-            if (p.bias) add_bias(sums[half], p, column, lane);
-            if (!kExpertRows && p.fp32) store_as(std::true_type{});
-            else store_as(std::false_type{});
-        }
-        __syncwarp();
-    }
-    __device__ void run(const BlocksMaps& maps, const BlocksProblem& p, const Tiles& tiles) {
-        if (vectors && consumer == 1) pass_turn();
-        for (BlocksItems<Tiles> items(tiles); items.more(); items.next()) {
-            const BlocksPlace at = items.place(p);   // not used after the steps
-#pragma unroll
-            for (int half = 0; half < B::kHalves; half++)
-#pragma unroll
-                for (int i = 0; i < 64; i++) sums[half][i] = 0;
-            if constexpr (kExpertRows) {
-                wide = at.wide;
-                row_scales = at.row % 4 + (wide ? 0 : 64 * B::kHalves * consumer);
-            }
-            if constexpr (kSums) {
-                if (at.steps > 0) first_scales();
-#pragma unroll 1
-                for (items.count(at.steps); items.left() > 0; items.count(-1)) step_of_vectors(items.left() == 1);
-            } else {
-                first_scales();
-#pragma unroll 1
-                for (int number = 0; number < p.steps; number++) {
-                    if constexpr (vectors) step_of_vectors(number + 1 == p.steps);
-                    else step_of_blocks(number, number + 1 == p.steps);
-                }
-            }
-            store(maps, p, tiles, items);
-        }
-        if (vectors && consumer == 0) wait_turn();   // the last that was passed
-        if (lane == 0) ptx::bulk_wait_read<0>();   // shared memory must outlive the copies
-    }
-};
-
 // Math: D (+)= sum over blocks of 128 of K of sa[k / 128, m] sb[n / 128, k / 128] (sum over the block of a[m, k] b[n,
 //       k]) + bias[n], or sa[k / 128, m] sb[k / 128, n] with 1x128 scales of B; a block's sum has the tensor cores'
 //       precision, everything else is fp32. A sum that is added to a bf16 D is rounded before, D after the addition.
@@ -362,7 +137,7 @@ template <bool vectors, typename Tiles> struct BlocksConsumer {
 //           B, D and scales 16-byte aligned, as fp8_gemm_error checks; of experts as GroupedGemmArgs says.
 // Parallel: a cluster of 2 blocks computes tiles of 256 x 256 (BlocksPlace), each block 128 of the columns. Its last
 //           warpgroup issues TMA loads (and orders scales), each other one owns 128 rows in two halves.
-template <bool vectors, typename Tiles>
+template <bool vectors, typename Tiles, bool overlap>
 __global__ void __launch_bounds__(Blocks::kThreads, 1)
 gemm_fp8_blockwise_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __grid_constant__ BlocksProblem problem,
                         const Tiles tiles) {
@@ -388,10 +163,11 @@ gemm_fp8_blockwise_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __
         ptx::registers_grow<kExpertRows ? Blocks::kExpertConsumerRegisters : Blocks::kConsumerRegisters>();
         const int lane = static_cast<int>(threadIdx.x) % 32;
         const uint32_t last_empty = state.ring.empty + 8 * (Blocks::kStages - 1);
-        BlocksConsumer<vectors, Tiles> consumer{
+        BlocksConsumer<vectors, Tiles, overlap> consumer{
             state, group_of_warps, warp_uniform(threadIdx.x / 32) % 4, lane,
             ptx::address_in_block(last_empty, lane % Blocks::kCluster), {}, {}, {}, {}};
-        consumer.run(maps, problem, tiles);
+        if constexpr (overlap) consumer.run_overlapped(maps, problem, tiles);
+        else consumer.run(maps, problem, tiles);
     }
     __cluster_barrier_arrive();   // no block may exit while the other still copies or arrives here
     __cluster_barrier_wait();
@@ -409,15 +185,18 @@ template <bool vectors> void launch(Ctx& ctx, const GemmArgs& args) {
                                 .M = static_cast<int>(args.M), .N = static_cast<int>(args.N),
                                 .steps = static_cast<int>(steps),
                                 .scale_row = static_cast<int>(ceil_div(steps, 4) * 4),
-                                .fp32 = args.D.dtype == Dtype::kFp32, .accumulate = args.accumulate};
-    launch_block_pairs<gemm_fp8_blockwise_sm90_kernel<vectors, BlockPairs>, Blocks::kThreads, Blocks::kSharedBytes>(
+                                .fp32 = args.D.dtype == Dtype::kFp32, .accumulate = args.accumulate,
+                                .prefetch = false};
+    constexpr auto kKernel = gemm_fp8_blockwise_sm90_kernel<vectors, BlockPairs, false>;
+    launch_block_pairs<kKernel, Blocks::kThreads, Blocks::kSharedBytes>(
         ctx, "gemm_fp8_blockwise", args.M, args.N, maps, problem);
     CHECK_LAUNCH("gemm_fp8_blockwise_sm90_kernel");
 }
 
 // The matmuls of experts. B: of one expert (N, K), or of weight gradients the transposed operand.
 template <bool vectors, typename Tiles>
-void launch_experts(Ctx& ctx, const GroupedGemmArgs& args, int64_t items, int64_t K, int a_box, const Tiles& tiles) {
+void launch_experts(Ctx& ctx, const GroupedGemmArgs& args, const GroupedTuning& tuning, int64_t items, int64_t K,
+                    int a_box, const Tiles& tiles) {
     constexpr bool kSums = std::is_same_v<Tiles, ExpertSums>;
     const int64_t steps = ceil_div(K, Blocks::kDepth), N = args.N;
     CHECK(!kSums || (items < 1 << kItemBits && steps < 1 << (32 - kItemBits)),
@@ -428,10 +207,16 @@ void launch_experts(Ctx& ctx, const GroupedGemmArgs& args, int64_t items, int64_
     const BlocksProblem problem{.a_scales = args.A_scale_inv.as<float>(), .b_scales = args.B_scale_inv.as<float>(),
                                 .bias = nullptr, .M = static_cast<int>(args.M), .N = static_cast<int>(N),
                                 .steps = static_cast<int>(steps), .scale_row = static_cast<int>(ceil_div(steps, 4) * 4),
-                                .fp32 = args.D.dtype == Dtype::kFp32, .accumulate = args.accumulate};
-    launch_clusters<gemm_fp8_blockwise_sm90_kernel<vectors, Tiles>, Blocks::kThreads, Blocks::kSharedBytes>(
-        ctx, "grouped_gemm", items, maps, problem, tiles);
-    CHECK_LAUNCH("gemm_fp8_blockwise_sm90_kernel");
+                                .fp32 = args.D.dtype == Dtype::kFp32, .accumulate = args.accumulate,
+                                .prefetch = tuning.results && args.accumulate};
+    const auto launch = [&](auto overlap) {
+        constexpr auto kKernel = gemm_fp8_blockwise_sm90_kernel<vectors, Tiles, overlap.value>;
+        launch_clusters<kKernel, Blocks::kThreads, Blocks::kSharedBytes>(ctx, "grouped_gemm", items, maps, problem,
+                                                                         tiles);
+        CHECK_LAUNCH("gemm_fp8_blockwise_sm90_kernel");
+    };
+    if (tuning.overlap) launch(std::true_type{});
+    else launch(std::false_type{});
 }
 
 }  // namespace
@@ -453,7 +238,7 @@ void gemm_fp8_blockwise(Ctx& ctx, const GemmArgs& args) {
 #endif
 }
 
-void grouped_gemm_fp8(Ctx& ctx, const GroupedGemmArgs& args) {
+void grouped_gemm_fp8(Ctx& ctx, const GroupedGemmArgs& args, [[maybe_unused]] const GroupedTuning& tuning) {
     CHECK(gemm_fp8_blockwise_available(ctx),
           "FP8 matmuls of experts need compute capability 9.0 and a build with ARCH=90a");
 #if defined(LLMC_SM90A)
@@ -462,11 +247,11 @@ void grouped_gemm_fp8(Ctx& ctx, const GroupedGemmArgs& args) {
     const int experts = static_cast<int>(E), m = static_cast<int>(M), n = static_cast<int>(N);
     if (args.layout == GemmLayout::kWgrad) {
         const ExpertSums tiles{offsets, experts, m, n, args.D.dtype == Dtype::kFp32, args.accumulate};
-        return launch_experts<true>(ctx, args, tiles.items(), padded_rows(K, E), Blocks::kShareRows, tiles);
+        return launch_experts<true>(ctx, args, tuning, tiles.items(), padded_rows(K, E), Blocks::kShareRows, tiles);
     }
     const ExpertRows tiles{offsets, args.D.as<bf16>(), experts, n, static_cast<int>(K)};
     const int64_t most = (M / 256 + E) * ceil_div(N, int64_t{256});   // items
-    launch_experts<false>(ctx, args, most, K, 64, tiles);
+    launch_experts<false>(ctx, args, tuning, most, K, 64, tiles);
 #endif
 }
 

@@ -30,11 +30,16 @@ struct Blocks {
     static constexpr uint32_t kOrderedAt = kScalesAt + kStages * kScaleBytes, kOrderedBytes = 4 * kColumns;
     static constexpr uint32_t kBarriers = kOrderedAt + kStages * kOrderedBytes;
     static constexpr int kSharedBytes = kBarriers + 24 * kStages;
-    static constexpr int kTurnBarrier = 1;   // the named barriers of the two consumers' turns
+    static constexpr int kTurnBarrier = 1;    // the named barriers of the two consumers' turns
+    static constexpr int kStoreBarrier = 3;   // and of each consumer
     static_assert(registers_suffice(kConsumers, kProducerRegisters, kConsumerRegisters));
     static_assert(registers_suffice(kConsumers, kExpertProducerRegisters, kExpertConsumerRegisters));
     static_assert(kSharedBytes <= 227 * 1024);
     static_assert(kRows == BlockPairs::kRows && kCluster * kColumns == BlockPairs::kColumns);
+};
+
+struct BlocksMaps {
+    CUtensorMap a, b, d;
 };
 
 // Kernel arguments besides the maps.
@@ -45,6 +50,7 @@ struct BlocksProblem {
     int scale_row;      // elements between B's scales of adjacent 128x128 blocks along N
     bool fp32;          // type of the (M, N) results, otherwise bf16
     bool accumulate;    // += instead of =
+    bool prefetch;      // old results, to the L2 cache
 };
 
 // What a cluster computes of an item: results from (row, column) on, 256 x 256, of which each block has 128 columns and
@@ -89,6 +95,10 @@ template <typename Tiles> struct BlocksItems {
         else return item < tiles.items;
     }
     __device__ void next() { item += BlockPairs::step(); }
+    __device__ bool more_sums() const {
+        const uint32_t m = ptx::opaque(static_cast<uint32_t>(tiles.m));
+        return item < (m + 255) / 256 * ((tiles.n + 255) / 256) * tiles.experts;
+    }
     __device__ BlocksPlace place(const BlocksProblem& p) const { return blocks_place(tiles, p, item); }
     // Computes it again, so that it needs no registers until then.
     __device__ BlocksPlace place_again(const BlocksProblem& p) const {
