@@ -247,9 +247,10 @@ void fp8_rules(const Config& c, Rules& rules) {
         rules.require(steps < 1 || steps == std::floor(steps),
                       strf("--fp8-%s-bf16 %s must be a whole number of steps, or a fraction of the run below 1", name,
                            number_text(steps).c_str()));
-    rules.require(!c.shape.has_experts() || (c.fp8_recipe == Fp8Recipe::kNone && !c.fp8_attention),
-                  "--num-experts: models with experts train in BF16 or FP32 only, so far: leave out --fp8-recipe and "
-                  "--fp8-attention");
+    rules.require(!c.shape.has_experts() || c.fp8_recipe == Fp8Recipe::kNone
+                      || (c.fp8_recipe == Fp8Recipe::kBlockwise && c.fp8_format == Fp8Format::kE4m3),
+                  "--num-experts with FP8 needs --fp8-recipe blockwise and its --fp8-format e4m3: the codes of rows "
+                  "are transposed for weight gradients, for which the scales of blocks must be powers of two");
     if (c.fp8_recipe == Fp8Recipe::kNone) return;
     rules.require(c.dtype == Dtype::kBf16, "FP8 (--fp8-recipe, --fp8-format) needs --dtype bf16: only BF16 tensors "
                   "are quantized");

@@ -35,23 +35,40 @@ Dtype ActivationBuffers::dtype_of(Form form) const {
     return form == Form::kStat ? model_.stat : form == Form::kIndex ? Dtype::kInt32 : model_.options.dtype;
 }
 
+// The (R, K) operand of N tokens that an FP8 row has.
+struct Fp8Place {
+    Fp8Layout layout;
+    int64_t R, K;
+};
+static Fp8Place fp8_place(const BufferRow& row, const Fp8Linear& linear, int64_t N) {
+    if (row.form == Form::kFp8Transposed) return {Fp8Layout::kTransposed, row.width, N};
+    return {Fp8Layout::kRowwise, N * row.width / linear.in, linear.in};
+}
+
 // Of the layers that share the buffer, some may run the linear in FP8 and others in BF16.
 ActivationBuffers::Buffer ActivationBuffers::take(const BufferRow& row, int first_layer, int layers) {
     if (row.width == 0 || row.lifetime.scratch) return {};
     auto take = [&](Dtype dtype, int64_t elems) { return model_.arena.take(Purpose::kActivations, dtype, elems); };
     const int64_t N = model_.options.max_rows();
-    bool fp8_reads = false, keep_high = !row.x_of || row.others_read;
-    for (int l = first_layer; row.x_of && l < first_layer + layers; l++)
-        (model_.fp8.linear(l, *row.x_of) ? fp8_reads : keep_high) = true;
+    const Fp8Linear* fp8_reads = nullptr;
+    bool keep_high = !row.x_of || row.others_read;
+    for (int l = first_layer; row.x_of && l < first_layer + layers; l++) {
+        const Fp8Linear* linear = model_.fp8.linear(l, *row.x_of);
+        if (linear) fp8_reads = linear;
+        else keep_high = true;
+    }
     switch (row.form) {
         case Form::kStat:
         case Form::kIndex: return {.tensor = take(dtype_of(row.form), N * row.width), .operand = {}};
         case Form::kWorking:
             return {.tensor = keep_high ? take(model_.options.dtype, N * row.width) : Tensor{}, .operand = {}};
         case Form::kFp8Transposed:
+        case Form::kFp8Rowwise: {
             if (!fp8_reads) return {};
-            return {.tensor = {}, .operand = model_.fp8.alloc_operand(Fp8Role::kX, Fp8Layout::kTransposed, row.width, N,
-                                                                      take)};
+            const Fp8Place place = fp8_place(row, *fp8_reads, N);
+            return {.tensor = {},
+                    .operand = model_.fp8.alloc_operand(Fp8Role::kX, place.layout, place.R, place.K, take)};
+        }
     }
     return {};
 }
@@ -76,11 +93,14 @@ Fp8Operand ActivationBuffers::fp8(int number, int layer, int64_t N) const {
     const Fp8Operand& memory = buffer(number, layer).operand;
     const Fp8Linear* linear = model_.fp8.linear(layer, *r.x_of);
     if (!linear || !memory.data) return {};
-    return model_.fp8.operand_of(*linear, Fp8Role::kX, memory, r.width, N);
+    const Fp8Place place = fp8_place(r, *linear, N);
+    return model_.fp8.operand_of(*linear, Fp8Role::kX, memory, place.R, place.K);
 }
 
-LinearOperand ActivationBuffers::x(int working, int fp8_transposed, int layer, int64_t N) const {
-    return {.unquantized = at(working, layer, N), .fp8 = {.rowwise = {}, .transposed = fp8(fp8_transposed, layer, N)}};
+LinearOperand ActivationBuffers::x(int working, int fp8, int layer, int64_t N) const {
+    LinearOperand x{.unquantized = at(working, layer, N)};
+    (row(fp8).form == Form::kFp8Rowwise ? x.fp8.rowwise : x.fp8.transposed) = this->fp8(fp8, layer, N);
+    return x;
 }
 
 XUsage ActivationBuffers::forward_usage(int fp8_transposed) const {

@@ -29,6 +29,7 @@ enum class Form : uint8_t {
     kStat,             // (N, width) stat
     kIndex,            // (N, width) int32
     kFp8Transposed,    // (width, N) FP8, the x of a linear
+    kFp8Rowwise,       // (N, width) FP8, the x of a linear of experts: width / its in-features rows of a token
 };
 
 struct BufferRow {
@@ -52,8 +53,8 @@ public:
     // A buffer that is not in FP8 cut to N rows, or empty. Scratch lives in the arena scope of the caller.
     Tensor at(int row, int layer, int64_t N) const;
     Tensor scratch(int row, int64_t N) const;
-    // The saved x of a linear, from its kWorking and kFp8Transposed rows.
-    LinearOperand x(int working, int fp8_transposed, int layer, int64_t N) const;
+    // The saved x of a linear, from its kWorking and FP8 rows.
+    LinearOperand x(int working, int fp8, int layer, int64_t N) const;
     Fp8Operand fp8(int row, int layer, int64_t N) const;
 
     // The layouts that forward writes; it omits the transposed one if backward recomputes it.
@@ -62,7 +63,7 @@ public:
 private:
     struct Buffer {
         Tensor tensor;        // kWorking, kStat, kIndex
-        Fp8Operand operand;   // kFp8Transposed
+        Fp8Operand operand;   // kFp8Transposed, kFp8Rowwise
     };
     const BufferRow& row(int number) const { return rows_[static_cast<size_t>(number)]; }
     Dtype dtype_of(Form form) const;

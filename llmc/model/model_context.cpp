@@ -30,7 +30,7 @@ Linear ModelContext::linear(int layer, LinearKind kind) const {
     }
     const Param& p = table.params[static_cast<size_t>(w)];
     return {.weight = weight(w), .bias = weight(bias), .dweight = grad(w), .dbias = grad(bias), .in = p.cols,
-            .out = p.rows, .fp8 = fp8.linear(layer, kind), .accumulate = store->accumulates(w)};
+            .out = p.rows / p.experts, .fp8 = fp8.linear(layer, kind), .accumulate = store->accumulates(w)};
 }
 
 // ---- norms
@@ -93,8 +93,9 @@ PendingOperand ModelContext::begin_dy(const Linear& linear, const LinearOperand&
     if (linear.dbias && options.dtype == Dtype::kBf16) sums = scratch(stat, quant_partial_rows(N) * linear.out);
     else dy.separate_dbias = linear.dbias;
     if (const Fp8Linear* own = linear.fp8) {
-        dy.operand.fp8 = {.rowwise = fp8.operand_of(*own, Fp8Role::kDy, to.fp8.rowwise, N, linear.out),
-                          .transposed = fp8.operand_of(*own, Fp8Role::kDy, to.fp8.transposed, linear.out, N)};
+        dy.operand.fp8.rowwise = fp8.operand_of(*own, Fp8Role::kDy, to.fp8.rowwise, N, linear.out);
+        if (to.fp8.transposed.data && own->experts == 1)   // experts transpose the rows that they gather
+            dy.operand.fp8.transposed = fp8.operand_of(*own, Fp8Role::kDy, to.fp8.transposed, linear.out, N);
         quantize(dy, *own, Fp8Role::kDy, keep_unquantized);
     }
     if (sums) {

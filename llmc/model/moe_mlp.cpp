@@ -13,7 +13,8 @@ std::vector<BufferRow> MoeMlp::rows(const ModelConfig& c) {
         {"experts of tokens", K, Form::kIndex, kSaved},   // so that recomputation routes alike
         {"weights of experts", K, Form::kStat, kSavedUnlessBlock},
         {"up", K * 2 * F, Form::kWorking, kSavedUnlessBlock},
-        {"activation", K * F, Form::kWorking, kSavedUnlessNormAct},
+        {"activation", K * F, Form::kWorking, kSavedUnlessNormAct, LinearKind::kDown},
+        {"activation, FP8", K * F, Form::kFp8Rowwise, kSavedUnlessNormAct, LinearKind::kDown},
         {"rows of experts", K * C, Form::kWorking, kScratch},
         {"d activation", K * F, Form::kWorking, kScratch},
         {"d weights", K, Form::kStat, kScratch},
@@ -35,6 +36,9 @@ Linear MoeMlp::router(int layer) const {
 }
 
 // ---- the stages
+
+// again: the values were recorded in the forward pass. Weight gradients transpose what they read.
+static XUsage usage(bool again) { return {.rowwise = true, .transposed = false, .recomputed = again}; }
 
 // again: in the backward pass, with the experts of the forward pass and without statistics.
 void MoeMlp::route(Ctx& ctx, int layer, int64_t N, bool again) {
@@ -64,48 +68,93 @@ MoeMlp::Order MoeMlp::dispatch(Ctx& ctx, int layer, int64_t N) {
     return order;
 }
 
-// The rows of tokens in the order of experts, scratch of the caller's scope.
-Tensor MoeMlp::gathered(Ctx& ctx, const Order& order, Tensor in, int64_t N) {
-    const Tensor out = buffers_.scratch(kRows, N);
-    ops::gather_rows(ctx, {.out = out, .in = in, .slot_rows = order.slot_rows, .N = N, .K = K(),
-                           .C = config_.hidden_size});
+// The rows of tokens in the order of experts, in FP8 if `in` is; scratch of the caller's scope.
+LinearOperand MoeMlp::gathered(Ctx& ctx, const Order& order, Fp8Role role, const LinearOperand& in, int64_t N) {
+    const int64_t C = config_.hidden_size;
+    const Fp8Operand& codes = in.fp8.rowwise;
+    LinearOperand out;
+    if (codes.data)
+        out.fp8.rowwise = model_.fp8.alloc_operand(role, Fp8Layout::kRowwise, N * K(), C, model_.take_scratch());
+    else out.unquantized = buffers_.scratch(kRows, N);
+    ops::gather_rows(ctx, {.out = codes.data ? out.fp8.rowwise.data : out.unquantized,
+                           .in = codes.data ? codes.data : in.unquantized, .slot_rows = order.slot_rows, .N = N,
+                           .K = K(), .C = C, .out_scale_inv = out.fp8.rowwise.scale_inv,
+                           .in_scale_inv = codes.scale_inv});
     return out;
 }
 
-void MoeMlp::matmul(Ctx& ctx, GemmLayout layout, int layer, LinearKind kind, const Order& order, Tensor D, Tensor A,
-                    Tensor B, int64_t N) {
-    const LayerParams& params = model_.params_of(layer);
-    const bool is_up = kind == LinearKind::kUp, wgrad = layout == GemmLayout::kWgrad;
-    const int weight = is_up ? params.up_weight : params.down_weight;
-    const int64_t C = config_.hidden_size, F = config_.ffn_hidden_size, in = is_up ? C : F, out = is_up ? 2 * F : C;
-    const bool forward = layout == GemmLayout::kForward;
-    ops::grouped_gemm(ctx, {.D = wgrad ? model_.grad(weight) : D, .A = A, .B = wgrad ? B : model_.weight(weight),
-                            .offsets = order.offsets, .E = E(), .M = wgrad ? out : N * K(), .N = forward ? out : in,
-                            .K = wgrad ? N * K() : forward ? in : out, .layout = layout,
-                            .accumulate = wgrad && model_.store->accumulates(weight)});
+void MoeMlp::matmul(Ctx& ctx, GemmLayout layout, int layer, LinearKind kind, const Order& order, Tensor D,
+                    const LinearOperand& A, const LinearOperand& B, int64_t N) {
+    const Linear linear = model_.linear(layer, kind);
+    const bool forward = layout == GemmLayout::kForward, wgrad = layout == GemmLayout::kWgrad;
+    GroupedGemmArgs args{.D = wgrad ? linear.dweight : D, .A = A.unquantized,
+                         .B = wgrad ? B.unquantized : linear.weight, .offsets = order.offsets, .E = E(),
+                         .M = wgrad ? linear.out : N * K(), .N = forward ? linear.out : linear.in,
+                         .K = wgrad ? N * K() : forward ? linear.in : linear.out, .layout = layout,
+                         .accumulate = wgrad && linear.accumulate};
+    if (linear.fp8) {
+        const Fp8Operand &a = wgrad ? A.fp8.transposed : A.fp8.rowwise,
+                         &b = wgrad ? B.fp8.transposed : forward ? linear.fp8->weight : linear.fp8->weight_transposed;
+        args.A = a.data, args.A_scale_inv = a.scale_inv, args.B = b.data, args.B_scale_inv = b.scale_inv;
+    }
+    ops::grouped_gemm(ctx, args);
+}
+
+// Call it once the gradient of `up` is known. FP8 operands are transposed to the memory of `up` as far as it suffices,
+// and to scratch.
+void MoeMlp::wgrad(Ctx& ctx, int layer, LinearKind kind, const Order& order, const LinearOperand& dy,
+                   const LinearOperand& x, int64_t N) {
+    Arena::Scope scope(ctx, model_.arena);
+    const Fp8Linear* fp8 = model_.fp8.linear(layer, kind);
+    const Tensor idle = idle_up(layer, N);
+    int64_t used = 0;
+    const auto take = [&](Dtype dtype, int64_t elems) {
+        const int64_t begin = used, end = begin + round_up(elems * dtype_bytes(dtype), 256);
+        if (end > idle.bytes()) return model_.scratch(dtype, elems);
+        used = end;
+        return Tensor{static_cast<char*>(idle.data) + begin, dtype, elems};
+    };
+    const auto transposed = [&](Fp8Role role, const LinearOperand& rows) -> LinearOperand {
+        if (!fp8) return rows;
+        const Fp8Operand& in = rows.fp8.rowwise;
+        const int64_t R = N * K(), width = in.data.elems / R;
+        const Fp8Operand out =
+            model_.fp8.alloc_operand(role, Fp8Layout::kTransposed, width, padded_rows(R, E()), take);
+        ops::transpose_scaled(ctx, {.out = out.data, .out_scale_inv = out.scale_inv, .in = in.data,
+                                    .in_scale_inv = in.scale_inv, .offsets = order.offsets,
+                                    .counts = model_.fp8.counts(*fp8, role), .R = R, .C = width, .E = E()});
+        return {.unquantized = {}, .fp8 = {.rowwise = {}, .transposed = out}};
+    };
+    const LinearOperand A = transposed(Fp8Role::kDy, dy), B = transposed(Fp8Role::kX, x);
+    matmul(ctx, GemmLayout::kWgrad, layer, kind, order, {}, A, B, N);
 }
 
 void MoeMlp::up(Ctx& ctx, int layer, const Order& order, int64_t N) {
     Arena::Scope scope(ctx, model_.arena);
     matmul(ctx, GemmLayout::kForward, layer, LinearKind::kUp, order, buffers_.at(kUp, layer, N),
-           gathered(ctx, order, x(layer, N), N), {}, N);
+           gathered(ctx, order, Fp8Role::kX, norm_.x(layer, N), N), {}, N);
 }
 
-void MoeMlp::activation(Ctx& ctx, int layer, const Order& order, int64_t N) {
-    ops::expert_activation_forward(ctx, {.out = buffers_.at(kAct, layer, N), .in = buffers_.at(kUp, layer, N),
+void MoeMlp::activation(Ctx& ctx, int layer, const Order& order, int64_t N, bool again) {
+    Arena::Scope scope(ctx, model_.arena);
+    const int64_t R = N * K();
+    const PendingOperand act = model_.begin_x(model_.linear(layer, LinearKind::kDown), saved_act(layer, N), R,
+                                              usage(again));
+    ops::expert_activation_forward(ctx, {.out = act.out, .in = buffers_.at(kUp, layer, N),
                                          .weights = buffers_.at(kWeights, layer, N), .row_slots = order.row_slots,
-                                         .R = N * K(), .F = config_.ffn_hidden_size});
+                                         .R = R, .F = config_.ffn_hidden_size, .quant = act.quant});
+    model_.finish(ctx, act);
 }
 
 // ---- forward
 
 // All before the matmul `down`. Memory of the result is scratch of the caller's scope. again: see route().
 MoeMlp::Order MoeMlp::before_down(Ctx& ctx, int layer, const NormInput& input, int64_t N, bool again) {
-    norm_.forward(ctx, layer, input, N, {});
+    norm_.forward(ctx, layer, input, N, usage(again));
     route(ctx, layer, N, again);
     const Order order = dispatch(ctx, layer, N);
     up(ctx, layer, order, N);
-    activation(ctx, layer, order, N);
+    activation(ctx, layer, order, N, again);
     return order;
 }
 
@@ -114,7 +163,7 @@ void MoeMlp::forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch,
     const int64_t N = batch.rows();
     const Order order = before_down(ctx, layer, input, N, false);
     const Tensor y = buffers_.scratch(kRows, N);
-    matmul(ctx, GemmLayout::kForward, layer, LinearKind::kDown, order, y, buffers_.at(kAct, layer, N), {}, N);
+    matmul(ctx, GemmLayout::kForward, layer, LinearKind::kDown, order, y, saved_act(layer, N), {}, N);
     ops::combine_rows(ctx, {.out = branch, .in = y, .slot_rows = order.slot_rows, .N = N, .K = K(),
                             .C = config_.hidden_size});
 }
@@ -127,21 +176,40 @@ void MoeMlp::recompute(Ctx& ctx, int layer, const NormInput& input, const Device
 
 // ---- backward
 
-// dact (R, F) =, and the gradient of the weight.
-void MoeMlp::down_backward(Ctx& ctx, int layer, const Order& order, Tensor dy, Tensor dact, int64_t N) {
+// Backward of down and of the activation. The gradient of `up` is in its place, or in FP8 scratch of the caller.
+LinearOperand MoeMlp::dup_backward(Ctx& ctx, int layer, const Order& order, const LinearOperand& dy, Tensor dweights,
+                                   int64_t N) {
+    const int64_t R = N * K();
+    const Linear linear = model_.linear(layer, LinearKind::kUp);
+    const Tensor in = buffers_.at(kUp, layer, N);
+    LinearOperand to{.unquantized = in};
+    if (linear.fp8)
+        to.fp8.rowwise =
+            model_.fp8.alloc_operand(Fp8Role::kDy, Fp8Layout::kRowwise, R, linear.out, model_.take_scratch());
     Arena::Scope scope(ctx, model_.arena);
-    const Tensor dys = gathered(ctx, order, dy, N);
-    matmul(ctx, GemmLayout::kDgrad, layer, LinearKind::kDown, order, dact, dys, {}, N);
-    matmul(ctx, GemmLayout::kWgrad, layer, LinearKind::kDown, order, {}, dys, buffers_.at(kAct, layer, N), N);
+    const PendingOperand dup = model_.begin_dy(linear, to, R, false);
+    const LinearOperand dys = gathered(ctx, order, Fp8Role::kDy, dy, N);
+    {
+        Arena::Scope act_scope(ctx, model_.arena);
+        const Tensor dact = buffers_.scratch(kDact, N);
+        matmul(ctx, GemmLayout::kDgrad, layer, LinearKind::kDown, order, dact, dys, {}, N);
+        ops::expert_activation_backward(ctx, {.din = dup.out, .dweights = dweights, .dout = dact, .in = in,
+                                              .weights = buffers_.at(kWeights, layer, N),
+                                              .row_slots = order.row_slots, .R = R, .F = config_.ffn_hidden_size,
+                                              .quant = dup.quant});
+    }
+    wgrad(ctx, layer, LinearKind::kDown, order, dys, saved_act(layer, N), N);
+    return model_.finish(ctx, dup);
 }
 
-// From the gradient of `up`, in its place. Returns the gradients of the gathered rows (R, C), scratch of the caller's
-// scope.
-Tensor MoeMlp::up_backward(Ctx& ctx, int layer, const Order& order, int64_t N) {
-    const Tensor dxs = buffers_.scratch(kRows, N), dup = buffers_.at(kUp, layer, N);
+// Returns the gradients of the gathered rows (R, C), scratch of the caller's scope.
+Tensor MoeMlp::up_backward(Ctx& ctx, int layer, const Order& order, const LinearOperand& dup, int64_t N) {
+    {
+        Arena::Scope scope(ctx, model_.arena);
+        wgrad(ctx, layer, LinearKind::kUp, order, dup, gathered(ctx, order, Fp8Role::kX, norm_.x(layer, N), N), N);
+    }
+    const Tensor dxs = buffers_.scratch(kRows, N);
     matmul(ctx, GemmLayout::kDgrad, layer, LinearKind::kUp, order, dxs, dup, {}, N);
-    Arena::Scope scope(ctx, model_.arena);
-    matmul(ctx, GemmLayout::kWgrad, layer, LinearKind::kUp, order, {}, dup, gathered(ctx, order, x(layer, N), N), N);
     return dxs;
 }
 
@@ -151,27 +219,21 @@ LinearOperand MoeMlp::backward(Ctx& ctx, int layer, const LinearOperand& dy, con
     const int64_t N = batch.rows();
     const DecoderOptions& options = model_.options;
     const Tensor dweights = buffers_.scratch(kDweights, N), dlogits = buffers_.scratch(kDlogits, N),
-                 dnorm = buffers_.scratch(kDnorm, N), weights = buffers_.at(kWeights, layer, N);
+                 dnorm = buffers_.scratch(kDnorm, N);
     const Order order = dispatch(ctx, layer, N);
     if (buffers_.recomputed(kAct) && !buffers_.recomputed(kUp)) {   // --recompute norm-act
-        activation(ctx, layer, order, N);
-        norm_.forward(ctx, layer, {.in = residual(layer, N)}, N, {});
+        activation(ctx, layer, order, N, true);
+        norm_.forward(ctx, layer, {.in = residual(layer, N)}, N, usage(true));
     }
-    {
-        Arena::Scope act_scope(ctx, model_.arena);
-        const Tensor dact = buffers_.scratch(kDact, N), in = buffers_.at(kUp, layer, N);
-        down_backward(ctx, layer, order, dy.unquantized, dact, N);
-        ops::expert_activation_backward(ctx, {.din = in, .dweights = dweights, .dout = dact, .in = in,
-                                              .weights = weights, .row_slots = order.row_slots, .R = N * K(),
-                                              .F = config_.ffn_hidden_size});
-    }
+    const LinearOperand dup = dup_backward(ctx, layer, order, dy, dweights, N);
     ops::router_backward(ctx, {.dlogits = dlogits, .dweights = dweights, .probs = buffers_.at(kProbs, layer, N),
                                .lse = buffers_.at(kLse, layer, N), .experts = buffers_.at(kExperts, layer, N),
-                               .weights = weights, .load = options.expert_load.slice(layer * E(), E()), .state = state,
-                               .N = N, .E = E(), .K = K(), .normalize = config_.normalize_experts,
+                               .weights = buffers_.at(kWeights, layer, N),
+                               .load = options.expert_load.slice(layer * E(), E()), .state = state, .N = N,
+                               .E = E(), .K = K(), .normalize = config_.normalize_experts,
                                .aux = static_cast<float>(options.aux_loss),
                                .z = static_cast<float>(options.router_z_loss)});
-    const Tensor dxs = up_backward(ctx, layer, order, N);
+    const Tensor dxs = up_backward(ctx, layer, order, dup, N);
     linear_backward(ctx, router(layer), dnorm, {.unquantized = dlogits}, {.unquantized = x(layer, N)}, N);
     ops::combine_rows(ctx, {.out = dnorm, .in = dxs, .slot_rows = order.slot_rows, .N = N, .K = K(),
                             .C = config_.hidden_size, .accumulate = true});

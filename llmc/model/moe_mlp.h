@@ -1,7 +1,9 @@
 // A mixture of experts: branch = sum over the K chosen experts e of down_e(swiglu(up_e(x)) * weight_e) with x =
 // norm(residual stream). Source: Shazeer et al., arXiv 1701.06538. Five stages: route (router, top-k), dispatch (sort
 // by expert, gather rows), experts (grouped matmuls), combine, and the backward of each. No token is dropped: buffers
-// have N K rows whatever the routing is, and the numbers of rows of experts stay on the device.
+// have N K rows whatever the routing is, and the numbers of rows of experts stay on the device. In FP8, x and dy are
+// quantized once and gathered as codes, and saved are rowwise codes, of which weight gradients take transposed ones
+// (FP8-Flow-MoE, arXiv 2511.02302).
 #pragma once
 #include <vector>
 
@@ -12,7 +14,7 @@ public:
     explicit MoeMlp(ModelContext& model);
 
     Tensor residual(int layer, int64_t N) const override { return norm_.residual(layer, N); }
-    Linear output(int) const override { return {}; }
+    Linear output(int layer) const override { return model_.linear(layer, LinearKind::kDown); }
     void forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch, const DeviceBatch& batch) override;
     void recompute(Ctx& ctx, int layer, const NormInput& input, const DeviceBatch& batch) override;
     LinearOperand backward(Ctx& ctx, int layer, const LinearOperand& dy, const LinearOperand& to, const Linear& below,
@@ -20,7 +22,8 @@ public:
 
 private:
     enum Row {
-        kProbs = PreNorm::kRows, kLse, kExperts, kWeights, kUp, kAct, kRows, kDact, kDweights, kDlogits, kDnorm, kSlots
+        kProbs = PreNorm::kRows, kLse, kExperts, kWeights, kUp, kAct, kActFp8, kRows, kDact, kDweights, kDlogits,
+        kDnorm, kSlots
     };
     static std::vector<BufferRow> rows(const ModelConfig& config);
 
@@ -32,18 +35,27 @@ private:
     int64_t K() const { return config_.experts_per_token; }
     Linear router(int layer) const;
     Tensor x(int layer, int64_t N) const { return norm_.x(layer, N).unquantized; }
+    LinearOperand saved_act(int layer, int64_t N) const { return buffers_.x(kAct, kActFp8, layer, N); }
 
     void route(Ctx& ctx, int layer, int64_t N, bool again);
     Order dispatch(Ctx& ctx, int layer, int64_t N);
     Order before_down(Ctx& ctx, int layer, const NormInput& input, int64_t N, bool again);
-    Tensor gathered(Ctx& ctx, const Order& order, Tensor in, int64_t N);
+    LinearOperand gathered(Ctx& ctx, const Order& order, Fp8Role role, const LinearOperand& in, int64_t N);
     void up(Ctx& ctx, int layer, const Order& order, int64_t N);
-    void activation(Ctx& ctx, int layer, const Order& order, int64_t N);
-    void down_backward(Ctx& ctx, int layer, const Order& order, Tensor dy, Tensor dact, int64_t N);
-    Tensor up_backward(Ctx& ctx, int layer, const Order& order, int64_t N);
-    // D = or += the matmul of each expert with a weight (forward, dgrad) or its gradient (wgrad); see GroupedGemmArgs.
-    void matmul(Ctx& ctx, GemmLayout layout, int layer, LinearKind kind, const Order& order, Tensor D, Tensor A,
-                Tensor B, int64_t N);
+    void activation(Ctx& ctx, int layer, const Order& order, int64_t N, bool again);
+    LinearOperand dup_backward(Ctx& ctx, int layer, const Order& order, const LinearOperand& dy, Tensor dweights,
+                               int64_t N);
+    Tensor up_backward(Ctx& ctx, int layer, const Order& order, const LinearOperand& dup, int64_t N);
+    // D = the matmul of each expert with a weight (forward, dgrad), or the gradient of the weight = or += (wgrad: D is
+    // empty, A is dy and B is x); see GroupedGemmArgs.
+    void matmul(Ctx& ctx, GemmLayout layout, int layer, LinearKind kind, const Order& order, Tensor D,
+                const LinearOperand& A, const LinearOperand& B, int64_t N);
+    void wgrad(Ctx& ctx, int layer, LinearKind kind, const Order& order, const LinearOperand& dy,
+               const LinearOperand& x, int64_t N);
+    // The memory of `up` where its gradient is not in its place, for use once the gradient is there.
+    Tensor idle_up(int layer, int64_t N) const {
+        return model_.fp8.linear(layer, LinearKind::kUp) ? buffers_.at(kUp, layer, N) : Tensor{};
+    }
 
     ModelContext& model_;
     const ModelConfig& config_;

@@ -1,13 +1,19 @@
 #include "llmc/model/pre_norm.h"
 
+// Whether the norm's result is read in the working type where its reader runs in FP8: by the forward matmul of the
+// head, and by the router of experts.
+static bool others_read(const ModelConfig& config, LinearKind reader) {
+    return reader == LinearKind::kHead || (reader == LinearKind::kUp && config.has_experts());
+}
+
 std::vector<BufferRow> PreNorm::rows(const ModelConfig& config, LinearKind reader, Lifetime residual, Lifetime norm) {
     const int64_t C = config.hidden_size;
     const int64_t mean = config.norm == Norm::kLayerNorm ? 1 : 0;
-    const bool head = reader == LinearKind::kHead;   // its forward matmul, in the working type, runs in backward, too
+    const bool head = reader == LinearKind::kHead, others = others_read(config, reader);
     const Lifetime statistics = head ? kSaved : kSavedUnlessBlock;
     return {{"residual", C, Form::kWorking, residual},
-            {"norm", C, Form::kWorking, norm, reader, head},
-            {"norm, FP8 transposed", C, Form::kFp8Transposed, norm, reader},
+            {"norm", C, Form::kWorking, norm, reader, others},
+            {"norm, FP8", C, others && !head ? Form::kFp8Rowwise : Form::kFp8Transposed, norm, reader},
             {"mean", mean, Form::kStat, statistics},
             {"rstd", 1, Form::kStat, statistics}};
 }
@@ -27,7 +33,7 @@ LinearOperand PreNorm::x(int layer, int64_t N) const {
 
 LinearOperand PreNorm::forward(Ctx& ctx, int layer, const NormInput& input, int64_t N, XUsage usage) const {
     const PendingOperand result = model_.begin_x(model_.linear(layer, reader_), x(layer, N), N, usage,
-                                                 reader_ == LinearKind::kHead);
+                                                 others_read(model_.config, reader_));
     model_.norm_forward(ctx, layer_of(layer, N), input, N, result.out, result.quant);
     return model_.finish(ctx, result);
 }

@@ -30,7 +30,8 @@ double step_ms(Config config, const Fp8Plan* plan, LinearKind kind) {
 
 double predict_speedup(const Config& config, const Fp8Plan& plan, const LinearPlan& linear) {
     const int64_t in = linear.in, out = linear.out, chunks = linear.kind == LinearKind::kHead ? loss_chunks(config) : 1;
-    const int64_t N = chunks > 1 ? config.loss_chunk : config.micro_batch_size * config.part_length();
+    const int64_t tokens = chunks > 1 ? config.loss_chunk : config.micro_batch_size * config.part_length();
+    const int64_t N = tokens * (linear.experts > 1 ? config.shape.experts_per_token : 1);   // rows of all experts
     const Rates& rates = measured_rates();
     const double us = rates.gemm_us(GemmMode::kBf16, GemmLayout::kForward, N, out, in)
                       + rates.gemm_us(GemmMode::kBf16, GemmLayout::kDgrad, N, in, out)

@@ -17,8 +17,9 @@
 
 class Trainer {
 public:
-    // Owns none of its arguments. The optimizer states are first in the arena: a trainer that is made after
-    // Arena::restart(), by a plan with the same layout (Fp8Plan::in_bf16), continues with those of the one before.
+    // Owns none of its arguments. The load of experts and the optimizer states are first in the arena: a trainer that
+    // is made after Arena::restart(), by a plan with the same layout (Fp8Plan::in_bf16), continues with those of the
+    // one before.
     Trainer(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, Arena& arena, const Groups& groups);
     Trainer(const Trainer&) = delete;
     Trainer& operator=(const Trainer&) = delete;
@@ -89,6 +90,7 @@ private:
     const Fp8Plan plan_;
     const FlatLayout layout_;
     const Buckets buckets_;
+    const RouterBalance router_balance_;
     ShardedState sharded_;
     const std::optional<LayerBuffers> layer_buffers_;   // --zero 3
     Fp8State fp8_;
@@ -100,7 +102,6 @@ private:
     const HeadExchange exchange_;
     DeviceInputs inputs_;
     const QkClip qk_clip_;
-    const RouterBalance router_balance_;
     Decoder decoder_;
     const std::unique_ptr<Orthogonalizer> orthogonalizer_;   // null without --optimizer muon
     const std::unique_ptr<Bf16Evaluation> bf16_evaluation_;

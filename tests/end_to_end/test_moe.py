@@ -1,10 +1,12 @@
 """Mixtures of experts on the CPU device: ranks and ZeRO levels, resumes, optimizers, what is refused."""
 import os
+import shutil
 import unittest
 
 from tests.support.ranks import HAVE_RANKS, RanksTest
 from tests.support.train import LLAMA, TrainTest, records, state_of
 
+FP8 = ["--fp8-recipe", "blockwise"]
 EXPERTS = ["--num-experts", "4", "--moe-aux-loss-coeff", "0.1", "--moe-z-loss-coeff", "0.01"]
 FIELDS = ("loss", "grad_norm", "router_loss", "router_entropy", "expert_load")
 
@@ -14,9 +16,11 @@ class MoeTest(TrainTest):
         return records(self.path(name), "step")
 
     def test_a_resumed_run_is_the_uninterrupted_one(self):
-        for optimizer in ("adamw", "muon"):
-            options = [*EXPERTS, "--optimizer", optimizer, "--lr-decay-style", "constant"]
-            parts, whole = self.path(optimizer + "-parts"), self.path(optimizer)
+        for name, how in (("adamw", []), ("muon", ["--optimizer", "muon"]), ("fp8", FP8),
+                          ("fp8-muon", [*FP8, "--optimizer", "muon", "--recompute", "block"]),
+                          ("fp8-later", [*FP8, "--fp8-first-bf16", "1"])):
+            options = [*EXPERTS, *how, "--lr-decay-style", "constant"]
+            parts, whole = self.path(name + "-parts"), self.path(name)
             for step in ("2", "4"):
                 self.run_train(LLAMA, "--train-iters", step, *options, "--save", parts, "--resume", "auto")
             self.run_train(LLAMA, "--train-iters", "4", *options, "--save", whole, "--log-file", whole + ".jsonl",
@@ -29,12 +33,25 @@ class MoeTest(TrainTest):
             rows = records(whole + ".jsonl", "experts")[-1]["load"]   # of 4 experts in each layer
             self.assertEqual(rows, states[0]["state.json"]["expert_load"])
             self.assertEqual({sum(rows[i:i + 4]) for i in range(0, len(rows), 4)}, {4 * 16 * 2})
-            for step in self.steps(optimizer + ".jsonl"):
+            for step in self.steps(name + ".jsonl"):
                 self.assertGreaterEqual(step["expert_load"], 1)
                 self.assertGreater(step["router_loss"], 0)
 
+    # The step in FP8 after one in BF16 needs the load of experts in that one, which a checkpoint has.
+    def test_a_switch_of_precision_keeps_the_load_of_experts(self):
+        whole, part = self.path("switched"), self.path("switched-part")
+        options = [*EXPERTS, *FP8, "--fp8-first-bf16", "1", "--train-iters", "2", "--save-interval", "1"]
+        self.run_train(LLAMA, *options, "--save", whole)
+        shutil.copytree(os.path.join(whole, "step-00000001"), os.path.join(part, "step-00000001"))
+        self.run_train(LLAMA, *options, "--save", part, "--resume", "auto")
+        states = [state_of(os.path.join(folder, "step-00000002")) for folder in (whole, part)]
+        for state in states:
+            del state["state.json"]["config"]
+        self.assertEqual(*states)
+
     def test_what_is_not_supported_is_refused(self):
-        for options, text in ((["--fp8-recipe", "delayed"], "models with experts train in BF16 or FP32 only"),
+        for options, text in ((["--fp8-recipe", "delayed"], "--num-experts with FP8 needs --fp8-recipe blockwise"),
+                              ([*FP8, "--fp8-format", "hybrid"], "and its --fp8-format e4m3"),
                               (["--moe-router-topk", "5"], "--moe-router-topk 5 exceeds --num-experts 4"),
                               (["--activation", "relu2"], "transformers has no other class")):
             done = self.run_train(LLAMA, "--train-iters", "1", *EXPERTS, *options, expect=2)

@@ -4,9 +4,10 @@
 #include <cmath>
 #include <numeric>
 
+#include "llmc/base/fp8_cast.h"
 #include "llmc/model/moe_mlp.h"
+#include "tests/support/fp8_model_test.h"
 #include "tests/support/local_ranks.h"
-#include "tests/support/model_test.h"
 #include "tests/support/reference.h"
 
 using Values = std::vector<double>;
@@ -24,6 +25,7 @@ Values random_values(int64_t count, uint64_t key, double size, double mean = 0) 
 struct Mixture {
     int64_t N, C, F, E, K;
     bool normalize;
+    bool fp8 = false;   // quantize as the blockwise recipe does, what bf16 has
     Values x = {}, norm = {}, router = {}, up = {}, down = {};   // x: the residual stream
     Values dy = {};   // the gradient of the block's output
 };
@@ -35,7 +37,7 @@ struct MixtureResult {
 // The rows of `experts`: the experts of token n are those of entry n, n + N, ... of the list of all rows by expert.
 Mixture mixture(std::vector<int64_t> rows, int64_t K, bool normalize) {
     const int64_t E = static_cast<int64_t>(rows.size()), R = std::accumulate(rows.begin(), rows.end(), int64_t{0});
-    Mixture m{.N = R / K, .C = 32, .F = 24, .E = E, .K = K, .normalize = normalize};
+    Mixture m{.N = R / K, .C = 32, .F = 80, .E = E, .K = K, .normalize = normalize};
     const int64_t N = m.N, C = m.C, F = m.F;
     m.x = random_values(N * C, 1, 1), m.dy = random_values(N * C, 2, 0.1), m.norm = random_values(C, 3, 0.1, 1);
     m.router = random_values(E * C, 4, 0.05);
@@ -51,16 +53,52 @@ Mixture mixture(std::vector<int64_t> rows, int64_t K, bool normalize) {
     return m;
 }
 
-// One token: the experts by a loop over all of them.
+double bf16_of(double value) { return static_cast<double>(static_cast<float>(bf16(static_cast<float>(value)))); }
+
+// Elements of a (rows, columns) matrix, rounded to bf16 and quantized in blocks of `height` rows and 128 columns.
+Values fp8_of(const Values& values, int64_t columns, int64_t height) {
+    Values out(values.size());
+    const int64_t rows = static_cast<int64_t>(values.size()) / columns;
+    for (int64_t row = 0; row < rows; row += height)
+        for (int64_t left = 0; left < columns; left += kScaleBlock) {
+            double amax = 0;
+            const auto each = [&](auto&& f) {
+                for (int64_t r = row; r < std::min(rows, row + height); r++)
+                    for (int64_t c = left; c < std::min(columns, left + kScaleBlock); c++)
+                        f(static_cast<size_t>(r * columns + c));
+            };
+            each([&](size_t i) { amax = std::max(amax, std::fabs(bf16_of(values[i]))); });
+            const float scale = block_scale_of(amax_bits_of(static_cast<float>(amax)), fp8_largest(Dtype::kE4m3));
+            each([&](size_t i) {
+                const uint8_t code = fp8_cast<Dtype::kE4m3>(static_cast<float>(bf16_of(values[i])) * scale);
+                out[i] = static_cast<double>(from_fp8(Dtype::kE4m3, code)) / static_cast<double>(scale);
+            });
+        }
+    return out;
+}
+// The weights of all experts, each (rows, columns).
+Values fp8_experts(const Values& values, int64_t rows, int64_t columns) {
+    Values out;
+    for (auto at = values.begin(); at != values.end(); at += rows * columns)
+        for (double value : fp8_of(Values(at, at + rows * columns), columns, kScaleBlock)) out.push_back(value);
+    return out;
+}
+
+// One token: the experts by a loop over all of them. m.up and m.down are quantized with m.fp8.
 void add_token(const Mixture& m, int64_t n, double eps, MixtureResult& r) {
     const int64_t C = m.C, F = m.F, E = m.E;
     const auto at = [](const Values& v, int64_t i) { return v[static_cast<size_t>(i)]; };
     const auto to = [](Values& v, int64_t i) -> double& { return v[static_cast<size_t>(i)]; };
+    const auto row = [&](const Values& v) { return m.fp8 ? fp8_of(v, static_cast<int64_t>(v.size()), 1) : v; };
+    const auto stored = [&](double value) { return m.fp8 ? bf16_of(value) : value; };
     double squares = 0;
     for (int64_t c = 0; c < C; c++) squares += at(m.x, n * C + c) * at(m.x, n * C + c);
     const double rstd = 1 / std::sqrt(squares / static_cast<double>(C) + eps);
     Values h, dh(static_cast<size_t>(C)), p, dp(static_cast<size_t>(E));
     for (int64_t c = 0; c < C; c++) h.push_back(at(m.x, n * C + c) * rstd * at(m.norm, c));
+    if (m.fp8)
+        for (double& value : h) value = bf16_of(value);
+    const Values hq = row(h), dy = row(Values(m.dy.begin() + n * C, m.dy.begin() + (n + 1) * C));
     double total = 0;
     for (int64_t e = 0; e < E; e++) {
         double logit = 0;
@@ -79,29 +117,35 @@ void add_token(const Mixture& m, int64_t n, double eps, MixtureResult& r) {
         r.rows[static_cast<size_t>(e)]++;
         const double weight = at(p, e) / sum;
         double dweight = 0;
+        Values act, dboth(static_cast<size_t>(2 * F));   // [dgate | dup]
         for (int64_t f = 0; f < F; f++) {
             const int64_t gate_row = (2 * e * F + f) * C, up_row = gate_row + F * C;
             double gate = 0, up = 0, dact = 0;
             for (int64_t c = 0; c < C; c++) {
-                gate += at(m.up, gate_row + c) * at(h, c);
-                up += at(m.up, up_row + c) * at(h, c);
+                gate += at(m.up, gate_row + c) * at(hq, c);
+                up += at(m.up, up_row + c) * at(hq, c);
+                dact += at(dy, c) * at(m.down, (e * C + c) * F + f);
             }
-            const double sigmoid = 1 / (1 + std::exp(-gate)), act = gate * sigmoid * up;
+            gate = stored(gate), up = stored(up), dact = stored(dact);
+            const double sigmoid = 1 / (1 + std::exp(-gate)), silu = gate * sigmoid;
+            act.push_back(silu * up * weight);
+            dweight += dact * silu * up;
+            to(dboth, f) = dact * weight * up * sigmoid * (1 + gate * (1 - sigmoid));
+            to(dboth, F + f) = dact * weight * silu;
+        }
+        act = row(act), dboth = row(dboth);
+        for (int64_t f = 0; f < F; f++)
             for (int64_t c = 0; c < C; c++) {
                 const int64_t down = (e * C + c) * F + f;
-                to(r.out, n * C + c) += weight * at(m.down, down) * act;
-                to(r.ddown, down) += at(m.dy, n * C + c) * weight * act;
-                dact += at(m.dy, n * C + c) * at(m.down, down);
+                to(r.out, n * C + c) += at(m.down, down) * at(act, f);
+                to(r.ddown, down) += at(dy, c) * at(act, f);
             }
-            dweight += dact * act;
-            const double dgate = dact * weight * up * sigmoid * (1 + gate * (1 - sigmoid));
-            const double dup = dact * weight * gate * sigmoid;
+        for (int64_t f = 0; f < 2 * F; f++)
             for (int64_t c = 0; c < C; c++) {
-                to(r.dup, gate_row + c) += dgate * at(h, c);
-                to(r.dup, up_row + c) += dup * at(h, c);
-                to(dh, c) += dgate * at(m.up, gate_row + c) + dup * at(m.up, up_row + c);
+                const int64_t up = (2 * e * F + f) * C + c;
+                to(r.dup, up) += at(dboth, f) * at(hq, c);
+                to(dh, c) += at(dboth, f) * at(m.up, up);
             }
-        }
         to(dp, e) = dweight;
         mean += dweight * weight;
     }
@@ -126,7 +170,8 @@ void add_token(const Mixture& m, int64_t n, double eps, MixtureResult& r) {
     }
 }
 
-MixtureResult reference_of(const Mixture& m, double eps) {
+MixtureResult reference_of(Mixture m, double eps) {
+    if (m.fp8) m.up = fp8_experts(m.up, 2 * m.F, m.C), m.down = fp8_experts(m.down, m.C, m.F);
     const auto zeros = [](const Values& like) { return Values(like.size()); };
     MixtureResult r{zeros(m.x), zeros(m.x), zeros(m.norm), zeros(m.router), zeros(m.up), zeros(m.down),
                     std::vector<int64_t>(static_cast<size_t>(m.E))};
@@ -147,8 +192,23 @@ void fill(const Tensor& tensor, const Values& values) {
 // Values that bf16 has, so that all dtypes compute with the same ones.
 Values rounded(const Values& values) {
     Values out;
-    for (double value : values) out.push_back(static_cast<double>(static_cast<float>(bf16(static_cast<float>(value)))));
+    for (double value : values) out.push_back(bf16_of(value));
     return out;
+}
+
+// Sets FP8 weights, and quantizes dy for `down`.
+LinearOperand start_fp8(TestModel& model, ModelContext& context, const Mixture& m, Tensor dy) {
+    for (const auto& [kind, values] : {std::pair(LinearKind::kUp, &m.up), {LinearKind::kDown, &m.down}}) {
+        std::vector<float> master(values->begin(), values->end());
+        model.trainer->fp8().quantize_weight(model.ctx, *model.trainer->fp8().linear(0, kind),
+                                             {master.data(), Dtype::kFp32, static_cast<int64_t>(master.size())},
+                                             nullptr);
+        device::synchronize(model.ctx);
+    }
+    const PendingOperand quantized = context.begin_dy(context.linear(0, LinearKind::kDown),
+                                                      context.alloc_dy(m.N, m.C, dy, true), m.N, true);
+    ops::quantize(model.ctx, {.quant = quantized.quant, .in = dy, .N = m.N, .C = m.C});
+    return context.finish(model.ctx, quantized);
 }
 
 // The same by MoeMlp, forward, recomputation and backward.
@@ -157,13 +217,15 @@ MixtureResult result_of(const Mixture& m, Dtype dtype, Recompute level) {
     ModelConfig& shape = config.shape;
     shape.hidden_size = m.C, shape.ffn_hidden_size = m.F, shape.num_layers = 1;
     shape.num_experts = m.E, shape.experts_per_token = m.K, shape.normalize_experts = m.normalize;
+    if (m.fp8) config.fp8_recipe = Fp8Recipe::kBlockwise, config.fp8_format = Fp8Format::kE4m3;
+    if (m.fp8) config.bf16_linears = {"*.qkv", "*.proj"};
     TestModel model(config);
     const LayerParams& p = model.table.layers[0];
     Decoder& decoder = model.trainer->decoder();
     const std::pair<int, const Values*> weights[] = {{p.norm2_weight, &m.norm}, {p.router_weight, &m.router},
                                                      {p.up_weight, &m.up}, {p.down_weight, &m.down}};
     for (const auto& [param, values] : weights) {
-        fill(decoder.weight(param), *values);
+        if (decoder.weight(param)) fill(decoder.weight(param), *values);
         std::memset(decoder.grad(param).data, 0, static_cast<size_t>(decoder.grad(param).bytes()));
     }
     std::vector<double> load(static_cast<size_t>(m.E));
@@ -183,10 +245,11 @@ MixtureResult result_of(const Mixture& m, Dtype dtype, Recompute level) {
     const DeviceBatch batch{.B = 1, .T = m.N};
     const NormInput input{.in = zero, .residual = x, .residual_out = mlp->residual(0, m.N)};
     const StepState state{};   // no loss of the router
+    const LinearOperand of_dy = m.fp8 ? start_fp8(model, context, m, dy) : LinearOperand{.unquantized = dy};
     mlp->forward(model.ctx, 0, input, branch, batch);
     const Values out = model.read(branch);
     mlp->recompute(model.ctx, 0, input, batch);
-    const LinearOperand dx = mlp->backward(model.ctx, 0, {.unquantized = dy}, {.unquantized = dy}, {}, batch, &state);
+    const LinearOperand dx = mlp->backward(model.ctx, 0, of_dy, {.unquantized = dy}, {}, batch, &state);
     return {out, model.read(dx.unquantized), model.grad(p.norm2_weight), model.grad(p.router_weight),
             model.grad(p.up_weight), model.grad(p.down_weight), {}};
 }
@@ -198,19 +261,21 @@ TEST_CASE("experts compute what a loop over the experts in double computes, with
         std::vector<int64_t> rows;
         int64_t K;
         bool normalize;
-    } cases[] = {{{0, 1, 127, 128, 129}, 1, false},     // one expert of each token
-                 {{129, 128, 127, 1, 0, 1}, 2, true},
-                 {{129, 128, 127, 1, 0, 1}, 2, false},
-                 {{0, 130, 0}, 1, false},               // all tokens to one
-                 {{7, 7, 7}, 3, true}};                 // all experts of every token
+    } cases[] = {{{0, 1, 127, 128, 129, 15}, 1, false},   // one expert of each token
+                 {{129, 128, 127, 1, 0, 31}, 2, true},
+                 {{129, 128, 127, 1, 0, 31}, 2, false},
+                 {{0, 144, 0}, 1, false},               // all tokens to one
+                 {{16, 16, 16}, 3, true}};              // all experts of every token; FP8 has 16 tokens
     for (const auto& c : cases) {
         Mixture m = mixture(c.rows, c.K, c.normalize);
         for (Values* values : {&m.x, &m.norm, &m.router, &m.up, &m.down, &m.dy}) *values = rounded(*values);
-        const MixtureResult expected = reference_of(m, static_cast<double>(1e-5f));
-        CHECK(expected.rows == c.rows);
-        for (Dtype dtype : {Dtype::kFp64, Dtype::kFp32, Dtype::kBf16})
+        for (Dtype dtype : {Dtype::kFp64, Dtype::kFp32, Dtype::kBf16, Dtype::kE4m3}) {   // the last one: blockwise
+            m.fp8 = dtype == Dtype::kE4m3;
+            const MixtureResult expected = reference_of(m, static_cast<double>(1e-5f));
+            CHECK(expected.rows == c.rows);
+            CAPTURE(dtype_name(dtype));
+            if (m.fp8) dtype = Dtype::kBf16;
             for (Recompute level : {Recompute::kNone, Recompute::kNormAct, Recompute::kBlock}) {
-                CAPTURE(dtype_name(dtype));
                 const MixtureResult result = result_of(m, dtype, level);
                 // Sums of a few hundred products, each rounded a few times. The gradient of the router cancels where
                 // a probability is near 1, but BF16 rounds the operands of sums alone.
@@ -233,6 +298,67 @@ TEST_CASE("experts compute what a loop over the experts in double computes, with
                     CHECK(distance(mutated, part.expected) > tolerance);   // one changed element shows
                 }
             }
+        }
+    }
+}
+
+// The weight of an expert has its own blocks, in both orientations, and shards of it have the same bits.
+TEST_CASE("experts in FP8: every weight is quantized as if it were alone, and transposed") {
+    const Config config = fp8_config(fp8_moe(), Fp8Recipe::kBlockwise);
+    TestModel model(config);
+    for (LinearKind kind : {LinearKind::kUp, LinearKind::kDown}) {
+        const Fp8Linear& linear = *model.trainer->fp8().linear(1, kind);
+        REQUIRE(linear.experts == config.shape.num_experts);
+        const int64_t in = linear.in, out = linear.out;
+        Values whole = random_values(linear.experts * in * out, 3, 1);
+        for (size_t i = 0; i < whole.size(); i++)   // experts of different sizes
+            whole[i] *= std::ldexp(1, static_cast<int>(i / static_cast<size_t>(in * out)) * 3);
+        std::vector<float> master(whole.begin(), whole.end());
+        const Tensor all{master.data(), Dtype::kFp32, linear.experts * in * out};
+        model.trainer->fp8().quantize_weight(model.ctx, linear, all, nullptr);
+        const Values expected = fp8_experts(whole, out, in);
+        int64_t wrong = 0;
+        for (int64_t e = 0; e < linear.experts; e++)
+            for (int64_t o = 0; o < out; o++)
+                for (int64_t i = 0; i < in; i++) {
+                    const auto value = [&](const Fp8Operand& of, int64_t R, int64_t K, int64_t r, int64_t k) {
+                        const uint8_t code = static_cast<const uint8_t*>(of.data.data)[(e * R + r) * K + k];
+                        const int64_t stride = (scale_blocks(K) + 3) / 4 * 4, block = r / 128 * stride + k / 128;
+                        const int64_t at = e * scale_inv_elems(of.granularity, R, K) + block;
+                        return static_cast<double>(from_fp8(Dtype::kE4m3, code) * of.scale_inv.as<float>()[at]);
+                    };
+                    const double want = expected[static_cast<size_t>((e * out + o) * in + i)];
+                    wrong += value(linear.weight, out, in, o, i) != want;
+                    wrong += value(linear.weight_transposed, in, out, i, o) != want;
+                }
+        CHECK(wrong == 0);
+    }
+}
+
+TEST_CASE("experts in FP8: near BF16; recomputation and poisoned scratch do not change any bit") {
+    for (bool mixed : {false, true}) {   // precisions of layers, and of linears of experts
+        Config config = fp8_config(fp8_moe(), Fp8Recipe::kBlockwise);
+        if (mixed) config.bf16_linears = {"0.up", "1.down"};
+        const auto set = [](TestModel& m) { m.set_random_batch(4, 3); };
+        check_recompute(config, set, 2);
+        TestModel model(config), reference(fp8_config(fp8_moe(), Fp8Recipe::kNone));
+        for (TestModel* m : {&model, &reference}) set(*m), m->gradients();
+        CHECK(model.loss() == doctest::Approx(reference.loss()).epsilon(0.01));
+        CHECK(model.loss() != reference.loss());
+    }
+}
+
+TEST_CASE("experts in FP8 take no more memory than in BF16") {
+    for (const char* preset : {"olmoe-1B-7B", "qwen3-30B-A3B", "mixtral-8x7B"}) {
+        Config config = fp8_config(find_model_preset(preset)->config, Fp8Recipe::kNone);
+        config.micro_batch_size = config.global_batch_size = 2, config.seq_length = 4096, config.shape.init_std = 0.02;
+        const MemoryPlan bf16 = memory_of(config, 1);
+        config.fp8_recipe = Fp8Recipe::kBlockwise, config.fp8_format = Fp8Format::kE4m3;
+        const MemoryPlan fp8 = memory_of(config, 1);
+        CAPTURE(preset);
+        const auto activations = static_cast<size_t>(Purpose::kActivations);
+        CHECK(fp8.purpose_bytes[activations] < bf16.purpose_bytes[activations]);
+        CHECK(fp8.arena_bytes < bf16.arena_bytes);
     }
 }
 

@@ -42,6 +42,13 @@ inline Config fp8_config(const ModelConfig& shape, Fp8Recipe recipe) {
     return config;
 }
 
+// Rows of gate and up, and those of experts, share the blocks of 128.
+inline ModelConfig fp8_moe() {
+    ModelConfig shape = fp8_shapes()[1];
+    shape.ffn_hidden_size = 80, shape.num_experts = 5;
+    return shape;
+}
+
 inline std::vector<char> raw(TestModel& model, const Tensor& tensor) {
     std::vector<char> bytes(static_cast<size_t>(tensor.bytes()));
     device::copy_to_host(model.ctx, bytes.data(), tensor.data, tensor.bytes());

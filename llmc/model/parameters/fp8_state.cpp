@@ -75,9 +75,9 @@ Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& 
     // The entry of a weight depends on the total number of linears.
     for (Fp8Linear& linear : linears_) {
         if (linear.weight.data)
-            linear.weight = operand_of(linear, Fp8Role::kWeight, linear.weight, linear.out, linear.in);
+            linear.weight = operand_of(linear, Fp8Role::kWeight, linear.weight, linear.out, linear.in, linear.experts);
         linear.weight_transposed =
-            operand_of(linear, Fp8Role::kWeight, linear.weight_transposed, linear.in, linear.out);
+            operand_of(linear, Fp8Role::kWeight, linear.weight_transposed, linear.in, linear.out, linear.experts);
     }
 }
 
@@ -90,8 +90,7 @@ int64_t Fp8State::count_blocks(const FlatLayout& layout) {
         if (!linear.fp8) continue;
         const bool gathered = layout.form(linear.weight) == ParamForm::kFp8Linear;
         first_block_.push_back(gathered ? blocks : -1);
-        if (!gathered) continue;
-        blocks += granularity == Granularity::kRow ? linear.out : scale_blocks(linear.out) * scale_blocks(linear.in);
+        if (gathered) blocks += linear.experts * weight_blocks(granularity, linear);
     }
     return blocks;
 }
@@ -114,12 +113,12 @@ void Fp8State::take_weights(const LinearPlan& linear, const FlatLayout& layout, 
         return layer_buffers->transposed(group).slice(in_group, elems);
     };
     linears_.push_back({.number = static_cast<int>(linears_.size()), .param = linear.weight, .in = linear.in,
-                        .out = linear.out,
+                        .out = linear.out, .experts = linear.experts,
                         .weight = linear.fp8_forward() ? alloc_operand(Fp8Role::kWeight, Fp8Layout::kRowwise,
-                                                                       linear.out, linear.in, rowwise)
+                                                                       linear.out, linear.in, rowwise, linear.experts)
                                                        : Fp8Operand{},
                         .weight_transposed = alloc_operand(Fp8Role::kWeight, Fp8Layout::kTransposed, linear.in,
-                                                           linear.out, transposed),
+                                                           linear.out, transposed, linear.experts),
                         .fast_fprop = plan_.fast_fprop, .fast_backward = plan_.fast_backward});
 }
 
@@ -137,11 +136,11 @@ const Fp8Linear* Fp8State::linear_of_param(int param) const {
 
 static_assert(offsetof(ScaleEntry, scale_inv) == 0);   // a scale entry's address is that of the scale_inv of its tensor
 Fp8Operand Fp8State::operand_of(const Fp8Linear& linear, Fp8Role role, const Fp8Operand& memory, int64_t R,
-                                int64_t K) const {
-    const Tensor data = memory.data.slice(0, R * K);
+                                int64_t K, int64_t experts) const {
+    const Tensor data = memory.data.slice(0, experts * R * K);
     if (memory.granularity == Granularity::kTensor)
         return {data, {entries() + id(linear, role), Dtype::kFp32, 1}, memory.granularity};
-    return {data, memory.scale_inv.slice(0, scale_inv_elems(memory.granularity, R, K)), memory.granularity};
+    return {data, memory.scale_inv.slice(0, experts * scale_inv_elems(memory.granularity, R, K)), memory.granularity};
 }
 
 Fp8Counts* Fp8State::counts_of(int tensor) const {
@@ -309,9 +308,13 @@ void Fp8State::record_block_amaxes(Ctx& ctx, int param, int64_t begin, const Ten
     const Fp8Linear* linear = linear_of_param(param);
     uint32_t* const amaxes = linear ? block_amaxes_of(*linear) : nullptr;
     if (!amaxes) return;
-    if (linear->weight.granularity == Granularity::kRow)
+    const Granularity granularity = linear->weight.granularity;
+    if (granularity == Granularity::kRow)
         return ops::row_amax(ctx, {.amaxes = amaxes, .in = shard, .begin = begin, .R = linear->out, .C = linear->in});
-    ops::block_amax(ctx, {.amaxes = amaxes, .in = shard, .begin = begin, .R = linear->out, .C = linear->in});
+    each_expert(*linear, begin, shard.elems, [&](int64_t e, int64_t first, int64_t at, int64_t n) {
+        ops::block_amax(ctx, {.amaxes = amaxes + e * weight_blocks(granularity, *linear), .in = shard.slice(at, n),
+                              .begin = first, .R = linear->out, .C = linear->in});
+    });
 }
 
 void Fp8State::start_weight_histories(Ctx& ctx) {
@@ -323,6 +326,12 @@ void Fp8State::quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& 
         ops::quantize_int8(ctx, {.out = linear.weight.data, .scale_inv = linear.weight.scale_inv, .in = whole,
                                  .N = linear.out, .C = linear.in, .state = state});
         return transpose_weight(ctx, linear);
+    }
+    if (linear.experts > 1) {
+        const int64_t one = linear.in * linear.out;
+        for (int64_t e = 0; e < linear.experts; e++)
+            quantize_weight(ctx, linear.expert(e), whole.slice(e * one, one), state);
+        return;
     }
     const RecipeRow& row = plan_.row();
     const int tensor = id(linear, Fp8Role::kWeight);
@@ -355,12 +364,15 @@ void Fp8State::prepare_shards(Ctx& ctx, const StepState* state) {
                                   .R = linear.out});
             continue;
         }
-        ops::block_scales(ctx, {.scale_inv = linear.weight.scale_inv,
-                                .transposed_scale_inv = linear.weight_transposed.scale_inv,
-                                .amaxes = block_amaxes_of(linear),
-                                .R = linear.out,
-                                .C = linear.in,
-                                .format = plan_.weight_format});
+        for (int64_t e = 0; e < linear.experts; e++) {
+            const Fp8Linear one = linear.expert(e);
+            ops::block_scales(ctx, {.scale_inv = one.weight.scale_inv,
+                                    .transposed_scale_inv = one.weight_transposed.scale_inv,
+                                    .amaxes = block_amaxes_of(linear) + e * weight_blocks(plan_.row().weight, one),
+                                    .R = linear.out,
+                                    .C = linear.in,
+                                    .format = plan_.weight_format});
+        }
     }
 }
 
@@ -370,9 +382,13 @@ void Fp8State::quantize_shard(Ctx& ctx, int param, int64_t begin, const Tensor& 
     if (linear.weight.granularity == Granularity::kRow)
         return ops::quantize_int8_run(ctx, {.out = bytes, .in = shard, .amaxes = blocks, .begin = begin,
                                             .R = linear.out, .C = linear.in});
-    ops::quantize_run(ctx, {.out = bytes, .in = shard, .begin = begin, .R = linear.out, .C = linear.in,
-                            .entry = blocks ? nullptr : weight_entry(param),
-                            .block_amaxes = blocks, .counts = counts_of(id(linear, Fp8Role::kWeight))});
+    each_expert(linear, begin, shard.elems, [&](int64_t e, int64_t first, int64_t at, int64_t n) {
+        const int64_t before = e * weight_blocks(plan_.row().weight, linear);
+        ops::quantize_run(ctx, {.out = bytes.slice(at, n), .in = shard.slice(at, n), .begin = first, .R = linear.out,
+                                .C = linear.in, .entry = blocks ? nullptr : weight_entry(param),
+                                .block_amaxes = blocks ? blocks + before : nullptr,
+                                .counts = counts_of(id(linear, Fp8Role::kWeight))});
+    });
 }
 
 void Fp8State::transpose_weight(Ctx& ctx, const Fp8Linear& linear) {
@@ -382,11 +398,16 @@ void Fp8State::transpose_weight(Ctx& ctx, const Fp8Linear& linear) {
                                          .scale_inv = linear.weight.scale_inv, .entry = entries() + tensor,
                                          .R = linear.out, .C = linear.in, .counts = counts_of(tensor)});
     }
-    ops::transpose_bytes(ctx, {.out = linear.weight_transposed.data, .in = linear.weight.data, .R = linear.out,
-                               .C = linear.in});
+    for (int64_t e = 0; e < linear.experts; e++) {
+        const Fp8Linear one = linear.expert(e);
+        ops::transpose_bytes(ctx, {.out = one.weight_transposed.data, .in = one.weight.data, .R = linear.out,
+                                   .C = linear.in});
+    }
 }
 
 void Fp8State::count_weight_scales(Ctx& ctx, const Fp8Linear& linear) const {
+    for (int64_t e = 0; e < linear.experts && linear.experts > 1; e++) count_weight_scales(ctx, linear.expert(e));
+    if (linear.experts > 1) return;
     const bool whole = static_cast<bool>(linear.weight.data);   // the transpose has the same scales
     count_scales(ctx, id(linear, Fp8Role::kWeight), whole ? linear.weight : linear.weight_transposed,
                  whole ? linear.out : linear.in);

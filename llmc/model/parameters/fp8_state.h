@@ -8,27 +8,11 @@
 #include <vector>
 
 #include "llmc/model/parameters/flat_layout.h"
+#include "llmc/model/parameters/fp8_linear.h"
 #include "llmc/model/parameters/fp8_recipe.h"
 #include "llmc/model/parameters/layer_buffers.h"
 #include "llmc/ops/arena.h"
 #include "llmc/ops/ops.h"
-
-// A quantized (R, K) matrix as a matmul reads it.
-struct Fp8Operand {
-    Tensor data;        // (R, K) fp8, or int8 (kRow)
-    Tensor scale_inv;   // (scale_inv_elems) fp32
-    Granularity granularity = Granularity::kTensor;
-};
-
-// A linear in FP8 and its quantized weight, whose data are in a layer buffer if there are LayerBuffers.
-struct Fp8Linear {
-    int number = 0;                  // among the FP8 linears
-    int param = -1;                  // of the weight
-    int64_t in = 0, out = 0;
-    Fp8Operand weight;               // (out, in); empty for the head, whose forward matmul reads the working type
-    Fp8Operand weight_transposed;    // (in, out)
-    bool fast_fprop = false, fast_backward = false;
-};
 
 // A quantized x or dy of shape (N, C) in the layouts that matmuls read; absent ones are not written.
 struct Fp8Layouts {
@@ -77,6 +61,8 @@ public:
     // How the x or dy of a linear is quantized into `to`. recomputed: forward has recorded the statistics of the same
     // values, so these passes record nothing.
     Fp8Passes passes(const Fp8Linear& linear, Fp8Role role, const Fp8Layouts& to, bool recomputed) const;
+    // Where values of an x or dy are counted that are quantized again; null unless this step counts.
+    Fp8Counts* counts(const Fp8Linear& linear, Fp8Role role) const { return counts_of(id(linear, role)); }
     // Adds the block scales of an x or dy of N rows, once quantized, to the report, if this step counts them.
     void count_block_scales(Ctx& ctx, const Fp8Linear& linear, Fp8Role role, const Fp8Layouts& of, int64_t N,
                             bool recomputed) const;
@@ -156,16 +142,19 @@ public:
     std::string first_nonfinite(const void* host) const;
 
     // ---- memory of operands, the same for all linears of a role
-    // Memory of a (R, K) operand from take(dtype, elems), without scale_inv if there is one scale per tensor.
+    // Memory of a (R, K) operand, or of one for each expert, from take(dtype, elems), without scale_inv if there is one
+    // scale per tensor.
     template <typename Take>
-    Fp8Operand alloc_operand(Fp8Role role, Fp8Layout layout, int64_t R, int64_t K, Take&& take) const {
-        Fp8Operand operand{take(plan_.format(role, layout), R * K), {}, plan_.granularity(role, layout)};
+    Fp8Operand alloc_operand(Fp8Role role, Fp8Layout layout, int64_t R, int64_t K, Take&& take,
+                             int64_t experts = 1) const {
+        Fp8Operand operand{take(plan_.format(role, layout), experts * R * K), {}, plan_.granularity(role, layout)};
         if (operand.granularity != Granularity::kTensor)
-            operand.scale_inv = take(Dtype::kFp32, scale_inv_elems(operand.granularity, R, K));
+            operand.scale_inv = take(Dtype::kFp32, experts * scale_inv_elems(operand.granularity, R, K));
         return operand;
     }
     // Such memory as the (R, K) operand of one linear: cut to size, with the linear's scale_inv if it is per tensor.
-    Fp8Operand operand_of(const Fp8Linear& linear, Fp8Role role, const Fp8Operand& memory, int64_t R, int64_t K) const;
+    Fp8Operand operand_of(const Fp8Linear& linear, Fp8Role role, const Fp8Operand& memory, int64_t R, int64_t K,
+                          int64_t experts = 1) const;
 
 private:
     int id(const Fp8Linear& linear, Fp8Role role) const {
