@@ -62,7 +62,8 @@ const Tuned kTuned[] = {{"overlap", {.overlap = true}},
                         {"ahead 3", {.overlap = true, .ahead = 3}},
                         {"ahead 8", {.overlap = true, .ahead = 8}},
                         {"results", {.overlap = true, .results = true}},
-                        {"both", {.overlap = true, .ahead = 4, .results = true}}};
+                        {"both", {.overlap = true, .ahead = 4, .results = true}},
+                        {"registers", {.overlap = true, .ahead = 4, .results = true, .in_registers = true}}};
 
 // Balanced, or with shares that fall by a factor of 16 from the first expert to the last.
 std::vector<int32_t> offsets_of(const Moe& moe, bool balanced) {

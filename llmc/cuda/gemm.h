@@ -82,6 +82,7 @@ struct GroupedTuning {
     // With `overlap`: operands are brought to the L2 cache so many steps before their loads (BF16); old results, too.
     int ahead = 0;
     bool results = false;
+    bool in_registers = false;   // with `overlap`: sums are added to old results in registers, not in memory (BF16)
 };
 // Whether this build and device have it, and whether it supports a call: E4M3 operands, A in 1x128 blocks, B in 1x128
 // or 128x128.

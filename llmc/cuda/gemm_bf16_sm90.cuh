@@ -108,6 +108,7 @@ struct ExpertSums {
     const int32_t* offsets;
     int experts, m, n;
     bool fp32, accumulate;   // type of the results, otherwise bf16; += instead of =
+    char* results;
 
     int64_t items() const { return experts * ceil_div(m, 256) * ceil_div(n, 256); }
     __device__ bool find(uint32_t item, int rank, Bf16Place& at) const {
@@ -121,5 +122,18 @@ struct ExpertSums {
         return true;
     }
 };
+
+struct Bf16Maps {
+    CUtensorMap a, b, d;
+};
+
+// The item that this cluster computes in a round. Every second round is in reverse order, so that the cluster which
+// computed the first, longest item of a round gets the shortest of the next.
+__device__ inline uint32_t item_of(uint32_t round) {
+    const uint32_t clusters = BlockPairs::step(), cluster = BlockPairs::first();
+    return round * clusters + (round % 2 ? clusters - 1 - cluster : cluster);
+}
+
+__device__ inline int bf16_steps(int depth) { return (depth + Bf16Tile::kDepth - 1) / Bf16Tile::kDepth; }
 
 }  // namespace cuda

@@ -246,7 +246,7 @@ void grouped_gemm_fp8(Ctx& ctx, const GroupedGemmArgs& args, [[maybe_unused]] co
     const int64_t E = args.E, M = args.M, N = args.N, K = args.K;
     const int experts = static_cast<int>(E), m = static_cast<int>(M), n = static_cast<int>(N);
     if (args.layout == GemmLayout::kWgrad) {
-        const ExpertSums tiles{offsets, experts, m, n, args.D.dtype == Dtype::kFp32, args.accumulate};
+        const ExpertSums tiles{offsets, experts, m, n, args.D.dtype == Dtype::kFp32, args.accumulate, nullptr};
         return launch_experts<true>(ctx, args, tuning, tiles.items(), padded_rows(K, E), Blocks::kShareRows, tiles);
     }
     const ExpertRows tiles{offsets, args.D.as<bf16>(), experts, n, static_cast<int>(K)};

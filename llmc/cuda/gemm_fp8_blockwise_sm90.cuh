@@ -38,9 +38,7 @@ struct Blocks {
     static_assert(kRows == BlockPairs::kRows && kCluster * kColumns == BlockPairs::kColumns);
 };
 
-struct BlocksMaps {
-    CUtensorMap a, b, d;
-};
+using BlocksMaps = Bf16Maps;
 
 // Kernel arguments besides the maps.
 struct BlocksProblem {
