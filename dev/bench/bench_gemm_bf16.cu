@@ -53,9 +53,9 @@ const Moe kMoe[] = {{"Qwen3-30B-A3B up", 128, 65536, 1536, 2048},
 struct Tuned {
     const char* name;
     cuda::GroupedTuning tuning;
-    // Only BF16 kernels prefetch operands, and only sums have old results.
-    bool applies(bool fp8, bool accumulate) const {
-        return !(tuning.ahead > 0 && fp8) && (!tuning.results || accumulate);
+    // FP8 weight gradients do not prefetch operands, and other results have no old ones.
+    bool applies(bool fp8_wgrad, bool accumulate) const {
+        return !(tuning.ahead > 0 && fp8_wgrad) && (!tuning.results || accumulate);
     }
 };
 const Tuned kTuned[] = {{"overlap", {.overlap = true}},
@@ -115,7 +115,7 @@ void grouped(Ctx& ctx, const std::string& name, const Moe& moe, GemmLayout layou
     std::vector<Call> calls{{ctx, [&](Ctx& c, size_t) { cuda::gemm(c, dense); }},
                             {ctx, [&](Ctx& c, size_t) { cuda::grouped_gemm(c, args); }}};
     for (const Tuned& tuned : kTuned) {
-        if (!tuned.applies(fp8, accumulate)) continue;
+        if (!tuned.applies(fp8 && wgrad, accumulate)) continue;
         calls.push_back({ctx, [&](Ctx& c, size_t) {
                              if (fp8) cuda::grouped_gemm_fp8(c, args, tuned.tuning);
                              else cuda::grouped_gemm_sm90(c, args, tuned.tuning);
@@ -126,7 +126,7 @@ void grouped(Ctx& ctx, const std::string& name, const Moe& moe, GemmLayout layou
                 tflops(M, N, depth, us[1]), us[0] / us[1]);
     size_t i = 2;
     for (const Tuned& tuned : kTuned)
-        if (tuned.applies(fp8, accumulate)) std::printf(" %s %.0f", tuned.name, tflops(M, N, depth, us[i++]));
+        if (tuned.applies(fp8 && wgrad, accumulate)) std::printf(" %s %.0f", tuned.name, tflops(M, N, depth, us[i++]));
     std::printf("\n");
     std::fflush(stdout);
 }

@@ -79,7 +79,8 @@ struct GroupedTuning {
     // The next item is found during the products of the one before, not between the two; results of FP8 kernels leave
     // through the last stage, too; BF16 kernels skip the products of 64 rows that an item does not have.
     bool overlap = false;
-    // With `overlap`: operands are brought to the L2 cache so many steps before their loads (BF16); old results, too.
+    // With `overlap`: operands are brought to the L2 cache so many steps before their use (not of FP8 wgrad);
+    // old results, too.
     int ahead = 0;
     bool results = false;
     bool in_registers = false;   // with `overlap`: sums are added to old results in registers, not in memory (BF16)

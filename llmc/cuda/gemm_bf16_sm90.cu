@@ -40,36 +40,6 @@ __device__ inline void load_boxes(uint32_t to, const CUtensorMap& map, uint32_t 
     }
 }
 
-// Brings the steps of a block's items to the L2 cache, one with each call of next(), in the order of the items. Items
-// of an expert that have rows or columns in common run at about the same time, and the first of them brings these.
-template <typename Tiles, bool a_by_k, bool b_by_k> struct Bf16Prefetch {
-    using T = Bf16Tile;
-    const Bf16Maps& maps;
-    Tiles tiles;
-    Bf16Place at = {};
-    uint32_t round = 0;
-    int step = 0;
-    bool more = true;
-
-    template <bool by_k>
-    __device__ static void boxes(const CUtensorMap& map, int start, int k, int matrix, int first, int end) {
-#pragma unroll 1
-        for (int i = first; i < end; i++) {
-            const int along = start + i * T::kBox;
-            ptx::prefetch_matrix_box(&map, by_k ? along : k, by_k ? k : along, matrix);
-        }
-    }
-    __device__ void next() {
-        const int rank = static_cast<int>(BlockPairs::rank());
-        while (more && step == bf16_steps(at.depth)) more = tiles.find(item_of(round++), rank, at), step = 0;
-        if (!more) return;
-        const Bf16Boxes of(at, rank);
-        const int k = at.k + step++ * T::kDepth;
-        if (at.first_of_rows) boxes<a_by_k>(maps.a, at.row, k, 0, of.row, of.end_row);
-        if (at.first_of_columns)
-            boxes<b_by_k>(maps.b, at.column, k, Tiles::kWeightsAreB ? at.expert : 0, of.column, of.end_column);
-    }
-};
 // Brings the old results of an item to the L2 cache, spread over its steps.
 __device__ inline void prefetch_results(const CUtensorMap& map, const ExpertSums& tiles, const Bf16Place& at, int step,
                                         int steps) {
@@ -81,16 +51,10 @@ __device__ inline void prefetch_results(const CUtensorMap& map, const ExpertSums
 }
 
 // The thread that issues TMA loads.
-template <typename Tiles, bool a_by_k, bool b_by_k, bool overlap>
-__device__ void load_bf16(TileState<Bf16Tile> state, const Bf16Maps& maps, Tiles tiles, const GroupedTuning& tuning) {
+template <typename Tiles, bool a_by_k, bool b_by_k>
+__device__ void load_bf16(TileState<Bf16Tile> state, const Bf16Maps& maps, Tiles tiles) {
     using T = Bf16Tile;
     const int rank = static_cast<int>(BlockPairs::rank());
-    Bf16Prefetch<Tiles, a_by_k, b_by_k> prefetch{maps, tiles};
-    const auto prefetch_next = [&] {
-        if constexpr (overlap) prefetch.next();
-    };
-#pragma unroll 1
-    for (int i = 0; i < tuning.ahead; i++) prefetch_next();
     Bf16Place at;
     for (uint32_t round = 0; tiles.find(item_of(round), rank, at); round++) {
         const int steps = bf16_steps(at.depth), boxes = at.columns / T::kBox;
@@ -104,13 +68,48 @@ __device__ void load_bf16(TileState<Bf16Tile> state, const Bf16Maps& maps, Tiles
             load_boxes<b_by_k>(state.columns(), maps.b, full, at.column, k, of_b, of.column, of.end_column,
                                of.same_columns);
             state.ring.next();
-            if constexpr (overlap) {
-                if (tuning.ahead > 0) prefetch_next();
-                if constexpr (std::is_same_v<Tiles, ExpertSums>)
-                    if (tuning.results) prefetch_results(maps.d, tiles, at, step, steps);
-            }
         }
     }
+}
+
+template <bool by_k>
+__device__ inline void prefetch_boxes(const CUtensorMap& map, int start, int k, int matrix, int first, int end) {
+#pragma unroll 1
+    for (int i = first; i < end; i++) {
+        const int along = start + i * Bf16Tile::kBox;
+        ptx::prefetch_matrix_box(&map, by_k ? along : k, by_k ? k : along, matrix);
+    }
+}
+// The thread that brings operands and old results to the L2 cache. Items of an expert that have rows or columns in
+// common run at about the same time, and the first of them brings these. The thread waits for each stage and releases
+// it as consumers do, so that it is always `ahead` steps before them.
+template <typename Tiles, bool a_by_k, bool b_by_k>
+__device__ void prefetch_bf16(TileState<Bf16Tile> state, const Bf16Maps& maps, Tiles tiles,
+                              const GroupedTuning& tuning) {
+    const int rank = static_cast<int>(BlockPairs::rank());
+    int ahead = 0;
+    const auto pass = [&] {
+        state.ring.wait();
+        state.ring.release(0);
+        state.ring.next();
+    };
+    Bf16Place at;
+    for (uint32_t round = 0; tiles.find(item_of(round), rank, at); round++) {
+        const Bf16Boxes of(at, rank);
+        const int steps = bf16_steps(at.depth), of_b = Tiles::kWeightsAreB ? at.expert : 0;
+        const bool rows = tuning.ahead > 0 && at.first_of_rows, columns = tuning.ahead > 0 && at.first_of_columns;
+#pragma unroll 1
+        for (int step = 0; step < steps; step++) {
+            const int k = at.k + step * Bf16Tile::kDepth;
+            if (rows) prefetch_boxes<a_by_k>(maps.a, at.row, k, 0, of.row, of.end_row);
+            if (columns) prefetch_boxes<b_by_k>(maps.b, at.column, k, of_b, of.column, of.end_column);
+            if constexpr (std::is_same_v<Tiles, ExpertSums>)
+                if (tuning.results) prefetch_results(maps.d, tiles, at, step, steps);
+            if (ahead == tuning.ahead) pass();
+            else ahead++;
+        }
+    }
+    while (ahead-- > 0) pass();
 }
 
 // Math: the results of the list, D[m, n] = sum over k of a[m, k] b[n, k] in fp32, rounded to bf16. SymmetricTiles also
@@ -127,9 +126,10 @@ gemm_bf16_sm90_kernel(const __grid_constant__ Bf16Maps maps, const Tiles tiles, 
     using T = Bf16Tile;
     extern __shared__ __align__(1024) char memory[];
     const TileState<T> state(ptx::shared_address(memory));
+    const bool prefetches = overlap && (tuning.ahead > 0 || tuning.results);
     const int group_of_warps = warp_uniform(threadIdx.x / 128);
     if (threadIdx.x == 0) {
-        state.ring.init(4 * T::kConsumers * T::kCluster);
+        state.ring.init(4 * T::kConsumers * T::kCluster + prefetches);
         ptx::barrier_init_fence();
         ptx::prefetch_map(&maps.a);
         ptx::prefetch_map(&maps.b);
@@ -137,11 +137,14 @@ gemm_bf16_sm90_kernel(const __grid_constant__ Bf16Maps maps, const Tiles tiles, 
     __cluster_barrier_arrive();   // no block may copy into another or free its stages before its barriers exist
     __cluster_barrier_wait();
     if (group_of_warps == T::kConsumers) {
-        ptx::registers_shrink<overlap ? T::kPrefetchRegisters : T::kProducerRegisters>();
-        if (threadIdx.x == 128 * T::kConsumers) load_bf16<Tiles, a_by_k, b_by_k, overlap>(state, maps, tiles, tuning);
+        ptx::registers_shrink<T::kProducerRegisters>();
+        if (threadIdx.x == 128 * T::kConsumers) load_bf16<Tiles, a_by_k, b_by_k>(state, maps, tiles);
+        if constexpr (overlap)
+            if (prefetches && threadIdx.x == 128 * T::kConsumers + 32)
+                prefetch_bf16<Tiles, a_by_k, b_by_k>(state, maps, tiles, tuning);
         __syncwarp();
     } else {
-        ptx::registers_grow<overlap ? T::kComputeRegisters : T::kConsumerRegisters>();
+        ptx::registers_grow<T::kConsumerRegisters>();
         Bf16Consumer<Tiles, a_by_k, b_by_k, overlap> consumer{
             state, maps, group_of_warps, warp_uniform(threadIdx.x / 32) % 4, static_cast<int>(threadIdx.x) % 32, 0, {}};
         consumer.run(tiles, tuning.in_registers);

@@ -11,7 +11,6 @@ namespace cuda {
 struct Bf16Tile {
     static constexpr int kConsumers = 2, kBox = 64, kRows = kBox * kConsumers, kColumns = 256, kDepth = 64;
     static constexpr int kThreads = 128 * (kConsumers + 1), kProducerRegisters = 56, kConsumerRegisters = 224;
-    static constexpr int kPrefetchRegisters = 72, kComputeRegisters = 216;   // if the producer also prefetches
     static constexpr int kCluster = BlockPairs::kBlocks, kStages = 4, kBuffers = 2;
     static constexpr uint32_t kBoxBytes = kBox * kPanelRowBytes;
     static constexpr uint32_t kRowBytes = kRows / kBox * kBoxBytes, kColumnBytes = kColumns / kBox * kBoxBytes;
@@ -22,7 +21,6 @@ struct Bf16Tile {
     // Steps by which consumer 0 begins a tile before consumer 1, and named barriers: for that, and of each consumer.
     static constexpr int kLead = 2, kLeadBarrier = 1, kStoreBarrier = 2;
     static_assert(registers_suffice(kConsumers, kProducerRegisters, kConsumerRegisters));
-    static_assert(registers_suffice(kConsumers, kPrefetchRegisters, kComputeRegisters));
     static_assert(kSharedBytes <= 227 * 1024);
 };
 

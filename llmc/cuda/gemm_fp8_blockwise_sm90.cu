@@ -44,6 +44,8 @@ template <bool vectors> struct BlocksScaleSource {
     }
 };
 
+__device__ inline int boxes_of_b(const BlocksPlace& at) { return at.wide ? 2 : 1; }   // of 128 columns, of a block
+
 // Loads the operands of a step of ExpertRows: A in boxes of 64 rows, shared by the blocks, and 128 or 256 columns of B.
 // A `wide` item has them in each other's place.
 __device__ inline void load_expert(const BlocksState& state, const BlocksMaps& maps, const BlocksPlace& at,
@@ -54,7 +56,7 @@ __device__ inline void load_expert(const BlocksState& state, const BlocksMaps& m
     for (int i = rank * boxes; i < (rank + 1) * boxes; i++)
         ptx::load_matrix_box_to_blocks((at.wide ? state.columns() : state.rows()) + i * B::kHalfBytes, &maps.a, full, k,
                                        at.row + 64 * i, kAll);
-    for (int i = 0; i < (at.wide ? 2 : 1); i++)
+    for (int i = 0; i < boxes_of_b(at); i++)
         ptx::load_matrix_box((at.wide ? state.rows() : state.columns()) + i * B::kColumnBytes, &maps.b, full, k,
                              column + B::kColumns * i, at.expert);
 }
@@ -107,6 +109,34 @@ __device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const Blo
     }
 }
 
+// The thread that brings operands of ExpertRows to the L2 cache; see prefetch_bf16.
+__device__ inline void prefetch_expert(BlocksState state, const BlocksMaps& maps, const BlocksProblem& p,
+                                       const ExpertRows& tiles) {
+    using B = Blocks;
+    const int rank = static_cast<int>(BlockPairs::rank());
+    int ahead = 0;
+    const auto pass = [&] {
+        state.ring.wait();
+        state.ring.release(0);
+        state.ring.next();
+    };
+    for (BlocksItems<ExpertRows> items(tiles); items.more(); items.next()) {
+        const BlocksPlace at = items.place(p);
+        const int boxes = at.wide ? 1 : 2, column = at.column + rank * boxes_of_b(at) * B::kColumns;
+#pragma unroll 1
+        for (int step = 0; step < p.steps; step++) {
+            const int k = step * B::kDepth;
+            for (int i = rank * boxes; items.at.first_of_rows && i < (rank + 1) * boxes; i++)
+                ptx::prefetch_matrix_box(&maps.a, k, at.row + 64 * i);
+            for (int i = 0; items.at.first_of_columns && i < boxes_of_b(at); i++)
+                ptx::prefetch_matrix_box(&maps.b, k, column + B::kColumns * i, at.expert);
+            if (ahead == p.ahead) pass();
+            else ahead++;
+        }
+    }
+    while (ahead-- > 0) pass();
+}
+
 // The warp that puts the scales of columns into the order in which consumers load them as matrices of 8 rows
 // (ldmatrix): of 8 columns first the even, then the odd ones.
 template <typename Tiles>
@@ -147,7 +177,7 @@ gemm_fp8_blockwise_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __
     const BlocksState state(ptx::shared_address(memory));
     const int group_of_warps = warp_uniform(threadIdx.x / 128);
     if (threadIdx.x == 0) {
-        state.init();
+        state.init(kExpertRows && overlap && problem.ahead > 0);
         ptx::prefetch_map(&maps.a);
         ptx::prefetch_map(&maps.b);
     }
@@ -158,6 +188,8 @@ gemm_fp8_blockwise_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __
         const int thread = static_cast<int>(threadIdx.x) - 128 * Blocks::kConsumers;
         if (thread == 0) load_blocks<vectors>(state, maps, problem, tiles);
         if (vectors && thread / 32 == 1) order_scales(state, problem, tiles, thread % 32);
+        if constexpr (kExpertRows && overlap)
+            if (thread == 32 && problem.ahead > 0) prefetch_expert(state, maps, problem, tiles);
         __syncwarp();
     } else {
         ptx::registers_grow<kExpertRows ? Blocks::kExpertConsumerRegisters : Blocks::kConsumerRegisters>();
@@ -186,7 +218,7 @@ template <bool vectors> void launch(Ctx& ctx, const GemmArgs& args) {
                                 .steps = static_cast<int>(steps),
                                 .scale_row = static_cast<int>(ceil_div(steps, 4) * 4),
                                 .fp32 = args.D.dtype == Dtype::kFp32, .accumulate = args.accumulate,
-                                .prefetch = false};
+                                .prefetch = false, .ahead = 0};
     constexpr auto kKernel = gemm_fp8_blockwise_sm90_kernel<vectors, BlockPairs, false>;
     launch_block_pairs<kKernel, Blocks::kThreads, Blocks::kSharedBytes>(
         ctx, "gemm_fp8_blockwise", args.M, args.N, maps, problem);
@@ -208,7 +240,7 @@ void launch_experts(Ctx& ctx, const GroupedGemmArgs& args, const GroupedTuning& 
                                 .bias = nullptr, .M = static_cast<int>(args.M), .N = static_cast<int>(N),
                                 .steps = static_cast<int>(steps), .scale_row = static_cast<int>(ceil_div(steps, 4) * 4),
                                 .fp32 = args.D.dtype == Dtype::kFp32, .accumulate = args.accumulate,
-                                .prefetch = tuning.results && args.accumulate};
+                                .prefetch = tuning.results && args.accumulate, .ahead = tuning.ahead};
     const auto launch = [&](auto overlap) {
         constexpr auto kKernel = gemm_fp8_blockwise_sm90_kernel<vectors, Tiles, overlap.value>;
         launch_clusters<kKernel, Blocks::kThreads, Blocks::kSharedBytes>(ctx, "grouped_gemm", items, maps, problem,

@@ -49,6 +49,7 @@ struct BlocksProblem {
     bool fp32;          // type of the (M, N) results, otherwise bf16
     bool accumulate;    // += instead of =
     bool prefetch;      // old results, to the L2 cache
+    int ahead;          // GroupedTuning
 };
 
 // What a cluster computes of an item: results from (row, column) on, 256 x 256, of which each block has 128 columns and
@@ -133,9 +134,9 @@ struct BlocksState {
     __device__ uint32_t ordered() const { return shared + Blocks::kOrderedAt + ring.stage * Blocks::kOrderedBytes; }
     __device__ uint32_t ordered_barrier() const { return ring.full + 8 * (2 * Blocks::kStages + ring.stage); }
     // Called by one thread before the cluster's barrier. A stage is free when the consumers of both blocks have read
-    // it, since each block loads half of A into both.
-    __device__ void init() const {
-        ring.init(4 * Blocks::kConsumers * Blocks::kCluster);
+    // it, since each block loads half of A into both, and others that wait for it in this block.
+    __device__ void init(uint32_t others) const {
+        ring.init(4 * Blocks::kConsumers * Blocks::kCluster + others);
         for (uint32_t i = 0; i < Blocks::kStages; i++) ptx::barrier_init(ring.full + 8 * (2 * Blocks::kStages + i), 1);
         ptx::barrier_init_fence();
     }
