@@ -311,8 +311,8 @@ std::vector<Field> router_fields(const Dims& d) {
             {"slot_rows", kI, R, Fill::kZero}};
 }
 RouterForwardArgs router_args(const View& v, const Dims& d) {
-    return {.probs = v("probs"), .lse = v("lse"), .experts = v("chosen"), .weights = v("weights"), .N = d.N, .E = d.V,
-            .K = kExperts, .normalize = true, .chosen = false};
+    return {.probs = v("probs"), .lse = v("lse"), .experts = v("chosen"), .weights = v("weights"), .bias = {},
+            .N = d.N, .E = d.V, .K = kExperts, .form = {}, .chosen = false};
 }
 SortExpertsArgs sort_args(const View& v, const Dims& d) {
     return {.offsets = v("offsets"), .scratch = v("scratch"), .row_slots = v("row_slots"),

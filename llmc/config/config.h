@@ -18,7 +18,7 @@ enum class Fp8Recipe { kNone, kDelayed, kTensorwise, kBlockwise, kInt8Forward };
 enum class Fp8Format { kHybrid, kE4m3 };   // dy in E5M2 or in E4M3
 enum class AmaxAlgo { kMax, kMostRecent };
 enum class FastAccum { kNone, kFprop, kAll };
-enum class OptimizerKind : uint8_t { kAdamW, kMuon };
+enum class OptimizerKind : uint8_t { kAdamW, kMuon, kRouterBias };
 enum class MuonScale { kMatchRms, kSpectral };
 enum class EvalBf16 { kOff, kLast, kOn };
 
@@ -68,6 +68,7 @@ struct Config {
     double z_loss = 0;                  // weight of the squared log-sum-exp in the loss
     double moe_aux_loss_coeff = 0;      // weights of the losses of routers, see RouterBackwardArgs
     double moe_z_loss_coeff = 0;
+    double moe_router_bias_update_rate = 0;   // of ModelConfig::sigmoid_router()
     double qk_clip = 0;                 // largest attention logit; 0: any
     double skip_grad_norm = 0;          // multiple of the median norm of the last 128 steps; 0: never
     double ema = 0;                     // decay of the average of the master weights; 0: there is none

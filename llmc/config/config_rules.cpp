@@ -25,8 +25,12 @@ constexpr Condition kConditions[] = {
     {"init-method-std load", "resume", "unset auto", "--resume restores the weights"},
     {"init-method-std", "load", "unset", "--load provides the weights"},
 
-    {"moe-router-topk moe-aux-loss-coeff moe-z-loss-coeff", "num-experts", ">0",
+    {"moe-router-topk moe-shared-experts moe-aux-loss-coeff moe-z-loss-coeff", "num-experts", ">0",
      "the model has no experts (--num-experts 0)"},
+    {"moe-aux-loss-coeff moe-z-loss-coeff", "moe-shared-experts", "0",
+     "the router of a model with shared experts (--moe-shared-experts) balances by a bias, without losses"},
+    {"moe-router-bias-update-rate", "moe-shared-experts", ">0",
+     "only the router of a model with shared experts (--moe-shared-experts) has a bias"},
 
     {"train-iters", "epochs", "0", "--epochs sets the length of the run"},
     {"train-iters", "train-iters", ">0", "a run of 0 steps has no length"},

@@ -218,6 +218,9 @@ void add_optimizer(Rows& rows) {
         {.name = "moe-z-loss-coeff", .value = number(AT(moe_z_loss_coeff), {.low = 0, .high = 1}),
          .help = "with --num-experts: add this times the mean squared log-sum-exp of the router logits of each layer "
                  "(ST-MoE: 1e-3); 0: none"},
+        {.name = "moe-router-bias-update-rate", .value = number(AT(moe_router_bias_update_rate), {.low = 0, .high = 1}),
+         .help = "with --moe-shared-experts: what each step adds to the bias of experts with less than the mean load, "
+                 "and subtracts from that of others (DeepSeek-V3: 1e-3, at last 0)", .fallback = "0.001"},
         {.name = "qk-clip", .value = number(AT(qk_clip), kNotNegative),
          .help = "after each step, scale W_q and W_k of heads whose largest attention logit exceeded this, by the root "
                  "of what makes it equal (MuonClip, Kimi K2: 100); 0: none"},

@@ -115,6 +115,9 @@ void add_model_layers(std::vector<OptionRow>& rows) {
                  "--moe-router-topk; 0: one MLP"},
         {.name = "moe-router-topk", .value = integer(AT(shape.experts_per_token), 1, kMaxExpertsPerToken),
          .help = "experts of a token"},
+        {.name = "moe-shared-experts", .value = integer(AT(shape.shared_experts), 0, 64),
+         .help = "with --num-experts: experts that every token uses, too, and DeepSeek-V3's router, which has sigmoids "
+                 "and balances by a bias instead of an auxiliary loss"},
         {.name = "linear-bias", .value = choice<LinearBias>(AT(shape.linear_bias), words_of(kLinearBiasWords)),
          .help = "linear layers with biases; qkv: as in Qwen2; attention: qkv and the output projection"},
         {.name = "sliding-window", .value = integer(AT(shape.sliding_window), 0, 1 << 24),

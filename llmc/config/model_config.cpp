@@ -138,12 +138,15 @@ std::vector<std::string> model_config_errors(const ModelConfig& c) {
                               && c.q_width() == c.hidden_size && c.sliding_window == 0),
          "QK-norm over all heads (OLMoE) needs --num-experts, --qk-layernorm, as many key as query heads, heads of "
          "--hidden-size elements in all and no --sliding-window");
+    rule(c.shared_experts == 0 || (!c.qk_norm_whole && c.sliding_window == 0),
+         "--moe-shared-experts needs a model without --sliding-window and without QK-norm over all heads, as dots.llm1 "
+         "and Solar-Open: transformers has no other class");
     if (!c.has_experts()) return errors;
     rule(c.experts_per_token <= c.num_experts, strf("--moe-router-topk %lld exceeds --num-experts %lld",
                                                     ll(c.experts_per_token), ll(c.num_experts)));
     rule(c.norm == Norm::kRmsNorm && c.position == PositionEmbedding::kRope && c.activation == Activation::kSwiglu
              && (c.linear_bias == LinearBias::kNone || (c.linear_bias == LinearBias::kAttention && c.qk_norm))
-             && (c.normalize_experts || c.qk_norm),
+             && (c.normalize_experts || c.qk_norm || c.sigmoid_router()),
          strf("--num-experts %lld needs --normalization RMSNorm, --position-embedding-type rope, --activation swiglu "
               "and --linear-bias none, as Mixtral, or also --qk-layernorm and biases of attention, as Qwen3-MoE and "
               "OLMoE: transformers has no other class", ll(c.num_experts)));

@@ -62,6 +62,10 @@ struct ModelConfig {
     int64_t num_experts = 0;
     int64_t experts_per_token = 2;
     bool normalize_experts = true;   // the weights of a token's experts add up to 1
+    // MLPs of the same width that every token uses, too, as in DeepSeek-V3. Such models have its router, see
+    // sigmoid_router(): classes of transformers have both or neither.
+    int64_t shared_experts = 0;
+    double routed_scale = 1;         // of the weights of a token's other experts
     bool tied_head = true;
     double norm_eps = 1e-5;
     double init_std = 0.02;
@@ -81,6 +85,8 @@ struct ModelConfig {
     bool mlp_bias() const { return linear_bias == LinearBias::kAll || linear_bias == LinearBias::kMlp; }
     int64_t up_width() const { return activation_inputs(activation, ffn_hidden_size); }   // of one expert
     bool has_experts() const { return num_experts > 0; }
+    // The router's scores are sigmoids, and a bias that balances the experts is added for the choice, see router_bias.
+    bool sigmoid_router() const { return shared_experts > 0; }
     // Heads of Q and of K, and elements of each, as qk-norm takes them.
     int64_t qk_norm_heads(int64_t heads) const { return qk_norm_whole ? 1 : heads; }
     int64_t qk_norm_width() const { return qk_norm_whole ? q_width() : kv_channels; }

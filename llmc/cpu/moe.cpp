@@ -21,8 +21,17 @@ template <typename A> A softmax_row(A* row, int64_t E) {
     return largest + static_cast<A>(log(static_cast<double>(total)));
 }
 
-// The K largest in ascending order of their numbers. They are different numbers even of NaN.
-template <typename A> void choose_experts(const A* probs, int64_t E, int64_t K, int32_t* experts) {
+// The sigmoid likewise; returns the log of the sum.
+template <typename A> A sigmoid_row(A* row, int64_t E) {
+    for_lanes<A>(E, [&](int64_t i, auto n) { store(row + i, sigmoid_pair(load(row + i, n)).of_x, n); });
+    return static_cast<A>(log(static_cast<double>(std::accumulate(row, row + E, A(0)))));
+}
+
+// The K largest sums of a score and a bias (null: 0) in ascending order of their numbers. They are different numbers
+// even of NaN.
+template <typename A> void choose_experts(const A* scores, const A* bias, int64_t E, int64_t K, int32_t* experts) {
+    A probs[kMaxRouterExperts];
+    for (int64_t e = 0; e < E; e++) probs[e] = scores[e] + (bias ? bias[e] : A(0));
     bool taken[kMaxRouterExperts] = {};
     for (int64_t k = 0; k < K; k++) {
         int64_t best = -1;
@@ -34,18 +43,18 @@ template <typename A> void choose_experts(const A* probs, int64_t E, int64_t K, 
         if (taken[e]) *experts++ = static_cast<int32_t>(e);
 }
 
-template <typename A> void router_row(const RouterForwardArgs& args, int64_t n) {
+template <typename A> void router_row(const RouterForwardArgs& args, const A* bias, int64_t n) {
     const int64_t E = args.E, K = args.K;
     A *probs = args.probs.as<A>() + n * E, *weights = args.weights.as<A>() + n * K;
     int32_t* experts = args.experts.as<int32_t>() + n * K;
-    args.lse.as<A>()[n] = softmax_row(probs, E);
-    if (!args.chosen) choose_experts(probs, E, K, experts);
+    args.lse.as<A>()[n] = args.form.sigmoid ? sigmoid_row(probs, E) : softmax_row(probs, E);
+    if (!args.chosen) choose_experts(probs, bias, E, K, experts);
     A sum(0);
     for (int64_t k = 0; k < K; k++) sum += weights[k] = probs[experts[k]];
-    for (int64_t k = 0; args.normalize && k < K; k++) weights[k] /= sum;
+    for (int64_t k = 0; k < K; k++) weights[k] = weights[k] / (args.form.normalize ? sum : A(1)) * A(args.form.scale);
 }
 
-// weights = p of the chosen, or p / s with s = their sum; then through the softmax.
+// weights = scale p of the chosen, or scale p / s with s = their sum; then through the softmax or sigmoid.
 template <typename T> void router_backward_row(const RouterBackwardArgs& args, double load_mul, int64_t n) {
     using A = Acc<T>;
     const int64_t E = args.E, K = args.K;
@@ -54,12 +63,15 @@ template <typename T> void router_backward_row(const RouterBackwardArgs& args, d
     const double* load = args.load.as<double>();
     A dp[kMaxRouterExperts], sum(0), mean(0), dot(0);
     for (int64_t e = 0; e < E; e++) dp[e] = static_cast<A>(load_mul * load[e]);
-    for (int64_t k = 0; args.normalize && k < K; k++) sum += p[experts[k]], mean += dw[k] * w[k];
-    for (int64_t k = 0; k < K; k++) dp[experts[k]] += args.normalize ? (dw[k] - mean) / sum : dw[k];
+    const A scale(args.form.scale);
+    for (int64_t k = 0; args.form.normalize && k < K; k++) sum += p[experts[k]], mean += dw[k] * w[k];
+    for (int64_t k = 0; k < K; k++)
+        dp[experts[k]] += args.form.normalize ? (scale * dw[k] - mean) / sum : scale * dw[k];
     for (int64_t e = 0; e < E; e++) dot += dp[e] * p[e];
     const A of_lse = 2 * A(args.z) * A(args.state->token_mul) * args.lse.as<A>()[n];
     T* out = args.dlogits.as<T>() + n * E;
-    for (int64_t e = 0; e < E; e++) out[e] = T(p[e] * (dp[e] - dot + of_lse));
+    for (int64_t e = 0; e < E; e++)
+        out[e] = T(p[e] * (args.form.sigmoid ? dp[e] * (1 - p[e]) : dp[e] - dot + of_lse));
 }
 
 // The sum over the tokens of a column of E probabilities.
@@ -70,8 +82,9 @@ template <typename A> void add_stats(const RouterStatsArgs& args) {
     for (int64_t i = 0; i < args.N * args.K; i++) stats[experts[i]] += 1;
     double entropy = 0, squares = 0;
     for (int64_t n = 0; n < args.N; n++) {
+        const double mul = args.sigmoid ? exp(-static_cast<double>(lse[n])) : 1;
         for (int64_t e = 0; e < args.E; e++) {
-            const auto p = static_cast<double>(probs[n * args.E + e]);
+            const double p = mul * static_cast<double>(probs[n * args.E + e]);
             stats[args.E + e] += p;
             if (p > 0) entropy -= p * log(p);
         }
@@ -147,8 +160,12 @@ void router_forward(Ctx&, const RouterForwardArgs& args) {
     constexpr const char* kOp = "router_forward";
     check_router(kOp, args, args.probs.dtype);
     check_tensor(kOp, "weights", args.weights, args.probs.dtype, args.N * args.K);
-    for_rows(kOp, args.probs.dtype, args.N, args.E, [&]<typename A>(Tag<A>, int64_t n) {
-        if constexpr (!std::is_same_v<A, bf16>) router_row<A>(args, n);
+    for_working_type(kOp, args.bias ? args.bias.dtype : args.probs.dtype, [&]<typename T>(Tag<T>) {
+        using A = Acc<T>;
+        A bias[kMaxRouterExperts];
+        for (int64_t e = 0; args.bias && e < args.E; e++) bias[e] = widen(args.bias.as<T>()[e]);
+        for_rows(kOp, stat_dtype<T>, args.N, args.E,
+                 [&](auto, int64_t n) { router_row<A>(args, args.bias ? bias : nullptr, n); });
     });
 }
 
@@ -186,6 +203,19 @@ void router_summary(Ctx&, const RouterSummaryArgs& args) {
     for (int64_t layer = 0; layer < args.layers; layer++)
         totals.add(router_layer(args, args.stats.as<double>() + layer * width, args.load.as<double>() + layer * E));
     totals.store(args);
+}
+
+void router_bias(Ctx&, const RouterBiasArgs& args) {
+    check_tensor("router_bias", "load", args.load, Dtype::kFp64, args.load.elems);
+    if (args.state->skip) return;
+    for_working_type("router_bias", args.bias ? args.bias.dtype : args.master.dtype, [&]<typename T>(Tag<T>) {
+        check_tensor("router_bias", "master", args.master, stat_dtype<T>, args.master.elems);
+        auto* master = args.master.as<Acc<T>>();
+        for (int64_t i = 0; i < args.master.elems; i++) {
+            master[i] += router_bias_change(args.load.as<double>(), args.load.elems, args.first + i, args.rate);
+            if (args.bias) args.bias.as<T>()[i] = T(master[i]);
+        }
+    });
 }
 
 void sort_experts(Ctx&, const SortExpertsArgs& args) {

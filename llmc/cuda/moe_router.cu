@@ -22,8 +22,13 @@ template <typename F> void with_experts(int64_t E, F&& f) {
 
 // ---- router
 
-// A bit for each of the lane's experts: the K with the largest probabilities, of equal ones the lower number. The bits
-// of probabilities, which are not negative or NaN, are in their order.
+// Floats as unsigned numbers in their order, NaN above or below all.
+__device__ inline uint32_t ordered(float x) {
+    const uint32_t bits = __float_as_uint(x);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+// A bit for each of the lane's experts: the K with the largest scores, of equal ones the lower number.
 template <int kPer> __device__ inline uint32_t choose_experts(const float (&p)[kPer], int E, int K, int lane) {
     uint32_t taken = 0;
     for (int k = 0; k < K; k++) {
@@ -32,7 +37,7 @@ template <int kPer> __device__ inline uint32_t choose_experts(const float (&p)[k
         for (int i = 0; i < kPer; i++) {
             const int e = i * kLanes + lane;
             const uint32_t lower = 0xffffffffu - static_cast<uint32_t>(e);
-            const unsigned long long key = (static_cast<unsigned long long>(__float_as_uint(p[i])) << 32) | lower;
+            const unsigned long long key = (static_cast<unsigned long long>(ordered(p[i])) << 32) | lower;
             if (e < E && !(taken >> i & 1u)) best = max(best, key);
         }
 #pragma unroll
@@ -45,14 +50,14 @@ template <int kPer> __device__ inline uint32_t choose_experts(const float (&p)[k
 }
 
 // Math: see RouterForwardArgs.
-// Source: Shazeer et al., arXiv 1701.06538.
+// Source: as there.
 // Traffic: logits read, probs, experts and weights written, once.
 // Requires: E <= kPer * 32, K <= E.
 // Parallel: a warp per token.
-template <int kPer>
+template <typename T, int kPer>
 __global__ void __launch_bounds__(kThreads)
-    router_forward_kernel(float* probs, float* lse, int32_t* experts, float* weights, int64_t N, int E, int K,
-                          bool normalize, bool chosen) {
+    router_forward_kernel(float* probs, float* lse, int32_t* experts, float* weights, const T* bias, int64_t N, int E,
+                          int K, RouterForm form, bool chosen) {
     wait_for_previous_kernels();
     const int64_t n = warp_row();
     const int lane = threadIdx.x % kLanes;
@@ -66,28 +71,32 @@ __global__ void __launch_bounds__(kThreads)
     }
     largest = warp_max(largest);
 #pragma unroll
-    for (int i = 0; i < kPer; i++) sum += p[i] = expf(p[i] - largest);
+    for (int i = 0; i < kPer; i++) sum += p[i] = form.sigmoid ? 1.0f / (1.0f + expf(-p[i])) : expf(p[i] - largest);
     sum = warp_sum(sum);
-    if (lane == 0) lse[n] = largest + logf(sum);
+    if (lane == 0) lse[n] = (form.sigmoid ? 0.0f : largest) + logf(sum);
+    float score[kPer];
 #pragma unroll
     for (int i = 0; i < kPer; i++) {
-        p[i] /= sum;
-        if (i * kLanes + lane < E) probs[i * kLanes + lane] = p[i];
+        p[i] /= form.sigmoid ? 1.0f : sum;
+        score[i] = p[i];
+        if (i * kLanes + lane >= E) continue;
+        probs[i * kLanes + lane] = p[i];
+        if (bias) score[i] += to_float(bias[i * kLanes + lane]);
     }
     uint32_t taken = 0;
-    if (!chosen) taken = choose_experts<kPer>(p, E, K, lane);
+    if (!chosen) taken = choose_experts<kPer>(score, E, K, lane);
     for (int k = 0; chosen && k < K; k++)
         if (experts[k] % kLanes == lane) taken |= 1u << (experts[k] / kLanes);
 #pragma unroll
     for (int i = 0; i < kPer; i++) of_taken += taken >> i & 1u ? p[i] : 0.0f;
-    of_taken = normalize ? warp_sum(of_taken) : 1.0f;
+    of_taken = form.normalize ? warp_sum(of_taken) : 1.0f;
     int before = 0;   // chosen experts with lower numbers
 #pragma unroll
     for (int i = 0; i < kPer; i++) {
         const bool mine = taken >> i & 1u;
         const uint32_t all = __ballot_sync(0xffffffffu, mine);
         const int k = before + __popc(all & ((1u << lane) - 1));
-        if (mine) experts[k] = i * kLanes + lane, weights[k] = p[i] / of_taken;
+        if (mine) experts[k] = i * kLanes + lane, weights[k] = p[i] / of_taken * form.scale;
         before += __popc(all);
     }
 }
@@ -99,7 +108,7 @@ __global__ void __launch_bounds__(kThreads)
 // Parallel: a block per part of the tokens; a thread owns the columns e, e + blockDim.x, ... of all its tokens.
 __global__ void __launch_bounds__(kThreads)
     router_stats_kernel(double* partial, const float* probs, const float* lse, const int32_t* experts, int64_t N, int E,
-                        int K, int64_t part) {
+                        int K, int64_t part, bool sigmoid) {
     __shared__ int rows[kMaxRouterExperts];
     __shared__ double sums[2][kLanes];
     wait_for_previous_kernels();
@@ -112,7 +121,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int e = threadIdx.x; e < E; e += kThreads) {
         double sum = 0;
         for (int64_t n = begin; n < end; n++) {
-            const float p = probs[n * E + e];
+            const float p = probs[n * E + e] * (sigmoid ? expf(-lse[n]) : 1.0f);
             sum += p;
             if (p > 0.0f) entropy -= static_cast<double>(p * logf(p));
         }
@@ -151,7 +160,7 @@ template <typename T, int kPer>
 __global__ void __launch_bounds__(kThreads)
     router_backward_kernel(T* dlogits, const float* dweights, const float* probs, const float* lse,
                            const int32_t* experts, const float* weights, const double* load, const StepState* state,
-                           int64_t N, int E, int K, bool normalize, float aux, float z) {
+                           int64_t N, int E, int K, RouterForm form, float aux, float z) {
     wait_for_previous_kernels();
     const int64_t n = warp_row();
     const int lane = threadIdx.x % kLanes;
@@ -171,9 +180,9 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = 0; i < kPer; i++)
         dp[i] = i * kLanes + lane < E ? static_cast<float>(mul * load[i * kLanes + lane]) : 0.0f;
     const int expert = lane < K ? experts[n * K + lane] : -1;
-    float dw = lane < K ? dweights[n * K + lane] : 0.0f;
-    if (normalize) {
-        const float mean = warp_sum(lane < K ? dw * weights[n * K + lane] : 0.0f);
+    float dw = lane < K ? form.scale * dweights[n * K + lane] : 0.0f;
+    if (form.normalize) {
+        const float mean = warp_sum(lane < K ? dweights[n * K + lane] * weights[n * K + lane] : 0.0f);
         dw = (dw - mean) / warp_sum(lane < K ? probs[expert] : 0.0f);
     }
     for (int k = 0; k < K; k++) {
@@ -189,7 +198,9 @@ __global__ void __launch_bounds__(kThreads)
     const float of_lse = 2.0f * z * state->token_mul * lse[n];
 #pragma unroll
     for (int i = 0; i < kPer; i++)
-        if (i * kLanes + lane < E) dlogits[i * kLanes + lane] = from_float<T>(p[i] * (dp[i] - dot + of_lse));
+        if (i * kLanes + lane < E)
+            dlogits[i * kLanes + lane] =
+                from_float<T>(p[i] * (form.sigmoid ? dp[i] * (1.0f - p[i]) : dp[i] - dot + of_lse));
 }
 
 // Math: see RouterSummaryArgs; router_layer of adam_math.h.
@@ -212,6 +223,23 @@ __global__ void __launch_bounds__(kThreads)
     mine.store(args);
 }
 
+// Math: see RouterBiasArgs; router_bias_change of adam_math.h.
+// Source: as there.
+// Traffic: load read, master read and written, bias written, once.
+// Requires: nothing.
+// Parallel: a thread per expert.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    router_bias_kernel(T* bias, float* master, const double* load, const StepState* state, int64_t E, int64_t first,
+                       int64_t n, float rate) {
+    wait_for_previous_kernels();
+    const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+    if (i >= n || state->skip) return;
+    const float value = master[i] + router_bias_change(load, E, first + i, rate);
+    master[i] = value;
+    if (bias) bias[i] = from_float<T>(value);
+}
+
 }  // namespace
 
 void router_forward(Ctx& ctx, const RouterForwardArgs& args) {
@@ -221,10 +249,14 @@ void router_forward(Ctx& ctx, const RouterForwardArgs& args) {
     expect(args.experts, Dtype::kInt32, N * K, "router_forward: experts");
     expect(args.weights, Dtype::kFp32, N * K, "router_forward: weights");
     CHECK(K <= E && E <= kMaxRouterExperts, "router_forward: %lld of %lld experts", ll(K), ll(E));
-    with_experts(E, [&](auto per) {
-        launch_early(ctx, router_forward_kernel<per>, warp_grid(N), kThreads, 0, args.probs.as<float>(),
-                     args.lse.as<float>(), args.experts.as<int32_t>(), args.weights.as<float>(), N, E, K,
-                     args.normalize, args.chosen);
+    if (args.bias) expect(args.bias, args.bias.dtype, E, "router_forward: bias");
+    dispatch(args.bias ? args.bias.dtype : Dtype::kFp32, "router_forward", [&](auto type) {
+        using T = decltype(type);
+        with_experts(E, [&](auto per) {
+            launch_early(ctx, router_forward_kernel<T, per>, warp_grid(N), kThreads, 0, args.probs.as<float>(),
+                         args.lse.as<float>(), args.experts.as<int32_t>(), args.weights.as<float>(),
+                         args.bias ? args.bias.as<T>() : nullptr, N, E, K, args.form, args.chosen);
+        });
     });
 }
 
@@ -235,7 +267,7 @@ void router_stats(Ctx& ctx, const RouterStatsArgs& args) {
     double* const partial = args.scratch.as<double>();
     launch_early(ctx, router_stats_kernel, grid_size(parts), kThreads, 0, partial, args.probs.as<float>(),
                  args.lse.as<float>(), args.experts.as<int32_t>(), args.N, args.E, args.K,
-                 ceil_div(args.N, parts));
+                 ceil_div(args.N, parts), args.sigmoid);
     launch_early(ctx, router_stats_sum_kernel, grid_size(ceil_div(elems, kThreads)), kThreads, 0,
                  args.stats.as<double>(), partial, parts, elems);
 }
@@ -251,7 +283,7 @@ void router_backward(Ctx& ctx, const RouterBackwardArgs& args) {
             launch_early(ctx, router_backward_kernel<T, per>, warp_grid(N), kThreads, 0, args.dlogits.as<T>(),
                          args.dweights.as<float>(), args.probs.as<float>(), args.lse.as<float>(),
                          args.experts.as<int32_t>(), args.weights.as<float>(), args.load.as<double>(),
-                         args.state, N, E, K, args.normalize, args.aux, args.z);
+                         args.state, N, E, K, args.form, args.aux, args.z);
         });
     });
 }
@@ -261,6 +293,18 @@ void router_summary(Ctx& ctx, const RouterSummaryArgs& args) {
     expect(args.load, Dtype::kFp64, args.layers * args.E, "router_summary: load");
     launch_early(ctx, router_summary_kernel, 1, kThreads, 0, args, args.stats.as<double>(),
                  args.load.as<double>());
+}
+
+void router_bias(Ctx& ctx, const RouterBiasArgs& args) {
+    const int64_t n = args.master.elems;
+    expect(args.master, Dtype::kFp32, n, "router_bias: master");
+    expect(args.load, Dtype::kFp64, args.load.elems, "router_bias: load");
+    dispatch(args.bias ? args.bias.dtype : Dtype::kFp32, "router_bias", [&](auto type) {
+        using T = decltype(type);
+        launch_early(ctx, router_bias_kernel<T>, grid_size(ceil_div(n, kThreads)), kThreads, 0,
+                     args.bias ? args.bias.as<T>() : nullptr, args.master.as<float>(), args.load.as<double>(),
+                     args.state, args.load.elems, args.first, n, args.rate);
+    });
 }
 
 }  // namespace cuda

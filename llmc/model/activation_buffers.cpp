@@ -91,8 +91,8 @@ Tensor ActivationBuffers::scratch(int number, int64_t N) const {
 Fp8Operand ActivationBuffers::fp8(int number, int layer, int64_t N) const {
     const BufferRow& r = row(number);
     const Fp8Operand& memory = buffer(number, layer).operand;
-    const Fp8Linear* linear = model_.fp8.linear(layer, *r.x_of);
-    if (!linear || !memory.data) return {};
+    const Fp8Linear* linear = memory.data ? model_.fp8.linear(layer, *r.x_of) : nullptr;
+    if (!linear) return {};
     const Fp8Place place = fp8_place(r, *linear, N);
     return model_.fp8.operand_of(*linear, Fp8Role::kX, memory, place.R, place.K);
 }

@@ -22,7 +22,7 @@ void linear_forward(Ctx& ctx, const Linear& linear, Tensor y, const LinearOperan
 }
 
 void linear_backward(Ctx& ctx, const Linear& linear, Tensor dx, const LinearOperand& dy, const LinearOperand& x,
-                     int64_t N) {
+                     int64_t N, bool add) {
     if (const Fp8Linear* fp8 = linear.fp8) {
         if (dx)
             fp8_gemm(ctx, GemmLayout::kDgrad, dx, dy.fp8.rowwise, fp8->weight_transposed, N, linear.in, linear.out,
@@ -32,7 +32,7 @@ void linear_backward(Ctx& ctx, const Linear& linear, Tensor dx, const LinearOper
     }
     if (dx)
         ops::gemm(ctx, {.D = dx, .A = dy.unquantized, .B = linear.weight, .M = N, .N = linear.in, .K = linear.out,
-                        .layout = GemmLayout::kDgrad});
+                        .layout = GemmLayout::kDgrad, .accumulate = add});
     ops::gemm(ctx, {.D = linear.dweight, .A = dy.unquantized, .B = x.unquantized, .M = linear.out, .N = linear.in,
                     .K = N, .layout = GemmLayout::kWgrad, .accumulate = linear.accumulate});
 }

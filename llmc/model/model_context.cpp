@@ -28,9 +28,13 @@ Linear ModelContext::linear(int layer, LinearKind kind) const {
         const int biases[] = {p.qkv_bias, p.proj_bias, p.up_bias, p.down_bias};
         w = weights[static_cast<int>(kind)], bias = biases[static_cast<int>(kind)];
     }
+    return linear_of(w, bias, fp8.linear(layer, kind));
+}
+
+Linear ModelContext::linear_of(int w, int bias, const Fp8Linear* fp8_linear) const {
     const Param& p = table.params[static_cast<size_t>(w)];
     return {.weight = weight(w), .bias = weight(bias), .dweight = grad(w), .dbias = grad(bias), .in = p.cols,
-            .out = p.rows / p.experts, .fp8 = fp8.linear(layer, kind), .accumulate = store->accumulates(w)};
+            .out = p.rows / p.experts, .fp8 = fp8_linear, .accumulate = store->accumulates(w)};
 }
 
 // ---- norms

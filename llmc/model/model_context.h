@@ -97,6 +97,7 @@ public:
     Tensor grad(int param) const { return param < 0 ? Tensor{} : store->grad(param); }
     const LayerParams& params_of(int layer) const { return table.layers[static_cast<size_t>(layer)]; }
     Linear linear(int layer, LinearKind kind) const;
+    Linear linear_of(int weight, int bias = -1, const Fp8Linear* fp8_linear = nullptr) const;   // of these parameters
     int head_layer() const { return static_cast<int>(config.num_layers); }
 
     Tensor scratch(Dtype dtype, int64_t elems) const { return arena.scratch(dtype, elems); }

@@ -27,12 +27,13 @@ std::vector<BufferRow> MoeMlp::rows(const ModelConfig& c) {
 
 MoeMlp::MoeMlp(ModelContext& model)
     : model_(model), config_(model.config), buffers_(model, rows(config_), 0, static_cast<int>(config_.num_layers)),
-      norm_(model, buffers_, LinearKind::kUp) {}
+      norm_(model, buffers_, LinearKind::kUp) {
+    if (config_.shared_experts > 0) shared_.emplace(model, config_.shared_experts * config_.ffn_hidden_size, true);
+}
 
-Linear MoeMlp::router(int layer) const {
-    const int w = model_.params_of(layer).router_weight;
-    return {.weight = model_.weight(w), .bias = {}, .dweight = model_.grad(w), .dbias = {}, .in = config_.hidden_size,
-            .out = E(), .accumulate = model_.store->accumulates(w)};
+RouterForm MoeMlp::form() const {
+    return {.sigmoid = config_.sigmoid_router(), .normalize = config_.normalize_experts,
+            .scale = static_cast<float>(config_.routed_scale)};
 }
 
 // ---- the stages
@@ -46,15 +47,16 @@ void MoeMlp::route(Ctx& ctx, int layer, int64_t N, bool again) {
                  experts = buffers_.at(kExperts, layer, N);
     linear_forward(ctx, router(layer), probs, {.unquantized = x(layer, N)}, N);
     ops::router_forward(ctx, {.probs = probs, .lse = lse, .experts = experts,
-                              .weights = buffers_.at(kWeights, layer, N), .N = N, .E = E(), .K = K(),
-                              .normalize = config_.normalize_experts, .chosen = again});
+                              .weights = buffers_.at(kWeights, layer, N),
+                              .bias = model_.weight(model_.params_of(layer).router_bias), .N = N, .E = E(), .K = K(),
+                              .form = form(), .chosen = again});
     const Tensor& stats = model_.options.router_stats;
     if (again || !model_.training || !stats) return;
     const int64_t width = router_stats_elems(E());
     Arena::Scope scope(ctx, model_.arena);
     ops::router_stats(ctx, {.stats = stats.slice(layer * width, width),
                             .scratch = model_.scratch(Dtype::kFp64, kRouterPartials * width), .probs = probs,
-                            .lse = lse, .experts = experts, .N = N, .E = E(), .K = K()});
+                            .lse = lse, .experts = experts, .N = N, .E = E(), .K = K(), .sigmoid = form().sigmoid});
 }
 
 MoeMlp::Order MoeMlp::dispatch(Ctx& ctx, int layer, int64_t N) {
@@ -164,14 +166,17 @@ void MoeMlp::forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch,
     const Order order = before_down(ctx, layer, input, N, false);
     const Tensor y = buffers_.scratch(kRows, N);
     matmul(ctx, GemmLayout::kForward, layer, LinearKind::kDown, order, y, saved_act(layer, N), {}, N);
+    if (shared_) shared_->forward(ctx, layer, {.unquantized = x(layer, N)}, branch, N);
     ops::combine_rows(ctx, {.out = branch, .in = y, .slot_rows = order.slot_rows, .N = N, .K = K(),
-                            .C = config_.hidden_size});
+                            .C = config_.hidden_size, .accumulate = shared_.has_value()});
 }
 
 void MoeMlp::recompute(Ctx& ctx, int layer, const NormInput& input, const DeviceBatch& batch) {
     if (!buffers_.recomputed(kUp)) return;
     Arena::Scope scope(ctx, model_.arena);
-    before_down(ctx, layer, input, batch.rows(), true);
+    const int64_t N = batch.rows();
+    before_down(ctx, layer, input, N, true);
+    if (shared_) shared_->recompute(ctx, layer, {.unquantized = x(layer, N)}, N);
 }
 
 // ---- backward
@@ -230,11 +235,13 @@ LinearOperand MoeMlp::backward(Ctx& ctx, int layer, const LinearOperand& dy, con
                                .lse = buffers_.at(kLse, layer, N), .experts = buffers_.at(kExperts, layer, N),
                                .weights = buffers_.at(kWeights, layer, N),
                                .load = options.expert_load.slice(layer * E(), E()), .state = state, .N = N,
-                               .E = E(), .K = K(), .normalize = config_.normalize_experts,
+                               .E = E(), .K = K(), .form = form(),
                                .aux = static_cast<float>(options.aux_loss),
                                .z = static_cast<float>(options.router_z_loss)});
+    const LinearOperand x{.unquantized = this->x(layer, N)};
+    if (shared_) shared_->backward(ctx, layer, dnorm, {.unquantized = dy.unquantized}, x, N);
+    linear_backward(ctx, router(layer), dnorm, {.unquantized = dlogits}, x, N, shared_.has_value());
     const Tensor dxs = up_backward(ctx, layer, order, dup, N);
-    linear_backward(ctx, router(layer), dnorm, {.unquantized = dlogits}, {.unquantized = x(layer, N)}, N);
     ops::combine_rows(ctx, {.out = dnorm, .in = dxs, .slot_rows = order.slot_rows, .N = N, .K = K(),
                             .C = config_.hidden_size, .accumulate = true});
     return norm_.backward(ctx, layer, {.dout = dnorm, .dresidual = dy.unquantized}, to, below, N);

@@ -1,12 +1,16 @@
 // A mixture of experts: branch = sum over the K chosen experts e of down_e(swiglu(up_e(x)) * weight_e) with x =
-// norm(residual stream). Source: Shazeer et al., arXiv 1701.06538. Five stages: route (router, top-k), dispatch (sort
+// norm(residual stream), plus shared(x), the shared experts as one MLP, where the model has some. Sources: Shazeer et
+// al., arXiv 1701.06538; shared experts: DeepSeekMoE, arXiv 2401.06066.
+// Five stages: route (router, top-k), dispatch (sort
 // by expert, gather rows), experts (grouped matmuls), combine, and the backward of each. No token is dropped: buffers
 // have N K rows whatever the routing is, and the numbers of rows of experts stay on the device. In FP8, x and dy are
 // quantized once and gathered as codes, and saved are rowwise codes, of which weight gradients take transposed ones
 // (FP8-Flow-MoE, arXiv 2511.02302).
 #pragma once
+#include <optional>
 #include <vector>
 
+#include "llmc/model/feed_forward.h"
 #include "llmc/model/mlp.h"
 
 class MoeMlp : public Mlp {
@@ -33,7 +37,8 @@ private:
     };
     int64_t E() const { return config_.num_experts; }
     int64_t K() const { return config_.experts_per_token; }
-    Linear router(int layer) const;
+    Linear router(int layer) const { return model_.linear_of(model_.params_of(layer).router_weight); }
+    RouterForm form() const;
     Tensor x(int layer, int64_t N) const { return norm_.x(layer, N).unquantized; }
     LinearOperand saved_act(int layer, int64_t N) const { return buffers_.x(kAct, kActFp8, layer, N); }
 
@@ -61,4 +66,5 @@ private:
     const ModelConfig& config_;
     ActivationBuffers buffers_;
     PreNorm norm_;
+    std::optional<FeedForward> shared_;
 };

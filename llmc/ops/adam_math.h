@@ -160,6 +160,14 @@ HOST_DEVICE inline RouterTotals router_layer(const RouterSummaryArgs& args, cons
     return totals;
 }
 
+// By which router_bias changes the bias of an expert. Numbers of rows are exact.
+HOST_DEVICE inline float router_bias_change(const double* load, int64_t E, int64_t expert, float rate) {
+    double rows = 0;
+    for (int64_t e = 0; e < E; e++) rows += load[e];
+    const double error = rows - static_cast<double>(E) * load[expert];
+    return error > 0 ? rate : error < 0 ? -rate : 0.0f;
+}
+
 // The norms that step_guard compares with, and whether norms[index] is their median.
 HOST_DEVICE inline int64_t norms_held(const StepState& state) {
     return state.norm_count < kNormWindow ? state.norm_count : kNormWindow;

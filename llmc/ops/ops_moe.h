@@ -12,31 +12,40 @@ inline constexpr int64_t kMaxRouterExperts = 1024;
 // The sums that router_stats adds to: rows of every expert, probabilities of every expert, entropies, squares of lse.
 HOST_DEVICE constexpr int64_t router_stats_elems(int64_t E) { return 2 * E + 2; }
 
-// probs = softmax(logits), in place; the K experts with the largest probabilities, of equal ones the lower number.
-// Their weights are their probabilities, with `normalize` divided by their sum. Source: Shazeer et al., arXiv
-// 1701.06538.
+struct RouterForm {
+    bool sigmoid = false;   // scores are sigmoid(logits), else their softmax
+    bool normalize = true;  // weights are divided by their sum
+    float scale = 1;        // and multiplied by this
+};
+// probs = softmax or sigmoid of the logits, in place; the K experts with the largest probabilities, or sums of these
+// and `bias`, of equal ones the lower number. Their weights are their probabilities, see RouterForm. Sources: Shazeer
+// et al., arXiv 1701.06538; bias: Wang et al., arXiv 2408.15664; sigmoid: DeepSeek-V3, arXiv 2412.19437.
 struct RouterForwardArgs {
     Tensor probs;     // (N, E) stat: logits, = probabilities
-    Tensor lse;       // (N) stat, = log sum exp(logits)
+    Tensor lse;       // (N) stat, = log sum exp(logits); sigmoid: log of the sum of probs
     Tensor experts;   // (N, K) int32, = ascending numbers; with `chosen` they are given
     Tensor weights;   // (N, K) stat, =
+    Tensor bias;      // (E) T, optional
     int64_t N, E, K;
-    bool normalize;
+    RouterForm form;
     bool chosen;      // route as before
 };
 inline constexpr int64_t kRouterPartials = 128;
-// stats += those of these tokens, in an order that only N and E decide.
+// stats += those of these tokens, in an order that only N and E decide. Probabilities of a sigmoid are divided by the
+// sum of their token's.
 struct RouterStatsArgs {
     Tensor stats;     // (router_stats_elems(E)) fp64, +=
     Tensor scratch;   // (kRouterPartials * router_stats_elems(E)) fp64, =
     Tensor probs, lse, experts;   // of router_forward
     int64_t N, E, K;
+    bool sigmoid;
 };
 // dlogits = the gradient of a loss with the given gradient of `weights`, of the auxiliary loss and of the z-loss:
 //   auxiliary loss  aux E sum over e of load[e] / sum(load) * mean of probs[:, e]
 //   z-loss          z * mean of lse^2
 // The means are over all tokens of the step. `load` is constant. Sources: Fedus et al., arXiv 2101.03961 (per layer and
-// divided by K, as Megatron-LM's); over the global batch: Qiu et al., arXiv 2501.11873; z-loss: arXiv 2202.08906.
+// divided by K, as Megatron-LM's); over the global batch: Qiu et al., arXiv 2501.11873; z-loss: arXiv 2202.08906. With
+// a sigmoid there are no such losses.
 struct RouterBackwardArgs {
     Tensor dlogits;    // (N, E) T, =
     Tensor dweights;   // (N, K) stat
@@ -44,8 +53,8 @@ struct RouterBackwardArgs {
     Tensor load;       // (E) fp64: rows of each expert in an earlier step; all 0: no auxiliary loss
     const StepState* state;   // token_mul
     int64_t N, E, K;
-    bool normalize;
-    float aux, z;
+    RouterForm form;
+    float aux, z;      // sigmoid: 0
 };
 // At the end of a step, from the sums of all its tokens in all layers: router_loss, router_entropy, expert_load and
 // dead_experts of state; unless state->skip, load = the rows of experts.
@@ -55,6 +64,16 @@ struct RouterSummaryArgs {
     Tensor load;    // (layers, E) fp64, in and =
     int64_t layers, E, K;
     float aux, z;
+};
+// bias += rate for experts with fewer rows than the mean, -= rate for those with more; does nothing if state->skip.
+// Source: Wang et al., arXiv 2408.15664.
+struct RouterBiasArgs {
+    Tensor bias;     // (n) T, =; optional
+    Tensor master;   // (n) stat, in and =: of experts [first, first + n)
+    Tensor load;     // (E) fp64: rows of each expert of the layer in this step
+    const StepState* state;
+    int64_t first;
+    float rate;
 };
 
 inline constexpr int64_t kSortChunk = 512;   // slots that a warp sorts

@@ -41,5 +41,5 @@ public:
     virtual void finish(Ctx&, const ShardUpdate&, const StepState*) const {}
 };
 
-// By OptimizerKind.
-std::vector<std::unique_ptr<Optimizer>> make_optimizers(const Config& config);
+// By OptimizerKind. expert_load: see RouterBias.
+std::vector<std::unique_ptr<Optimizer>> make_optimizers(const Config& config, Tensor expert_load);

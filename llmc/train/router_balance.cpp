@@ -12,12 +12,14 @@ Tensor take(const Config& config, Arena& arena, int64_t elems) {
 }  // namespace
 
 RouterBalance::RouterBalance(const Config& config, Arena& arena)
-    : config_(config), stats_(take(config, arena, router_stats_elems(config.shape.num_experts))),
+    : config_(config), aux_(config.shape.sigmoid_router() ? 0 : config.moe_aux_loss_coeff),
+      z_(config.shape.sigmoid_router() ? 0 : config.moe_z_loss_coeff),
+      stats_(take(config, arena, router_stats_elems(config.shape.num_experts))),
       load_(take(config, arena, config.shape.num_experts)) {}
 
 void RouterBalance::set_options(DecoderOptions& options) const {
-    options.aux_loss = config_.moe_aux_loss_coeff;
-    options.router_z_loss = config_.moe_z_loss_coeff;
+    options.aux_loss = aux_;
+    options.router_z_loss = z_;
     options.expert_load = load_;
     options.router_stats = stats_;
 }
@@ -36,11 +38,10 @@ void RouterBalance::finish(Ctx& ctx, CommStream& stream, Comm& world, StepState*
     if (world.world().ranks > 1) stream.timed(ctx, [&] { world.sum(ctx, stats_); });
     ops::router_summary(ctx, {.state = state, .stats = stats_, .load = load_, .layers = config_.shape.num_layers,
                               .E = config_.shape.num_experts, .K = config_.shape.experts_per_token,
-                              .aux = static_cast<float>(config_.moe_aux_loss_coeff),
-                              .z = static_cast<float>(config_.moe_z_loss_coeff)});
+                              .aux = static_cast<float>(aux_), .z = static_cast<float>(z_)});
 }
 
-std::vector<double> RouterBalance::load(Ctx& ctx) const {
+std::vector<double> RouterBalance::read_load(Ctx& ctx) const {
     std::vector<double> load(static_cast<size_t>(load_.elems));
     if (load.empty()) return load;
     device::copy_to_host(ctx, load.data(), load_.data, load_.bytes());

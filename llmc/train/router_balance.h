@@ -19,11 +19,13 @@ public:
     // After them and step_guard: adds up the statistics of all ranks, see RouterSummaryArgs.
     void finish(Ctx& ctx, CommStream& stream, Comm& world, StepState* state) const;
 
-    // Rows of every expert in every layer in the latest step, for checkpoints; empty without experts. Blocking.
-    std::vector<double> load(Ctx& ctx) const;
+    // Rows of every expert in every layer in the latest step; empty without experts.
+    Tensor load() const { return load_; }
+    std::vector<double> read_load(Ctx& ctx) const;   // blocking
     void set_load(Ctx& ctx, const std::vector<double>& load) const;   // exit 5 if it is of another number
 
 private:
     const Config& config_;
+    const double aux_, z_;   // weights of the losses
     const Tensor stats_, load_;
 };

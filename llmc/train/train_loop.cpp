@@ -326,7 +326,7 @@ void TrainLoop::evaluate_and_save() {
     if (evaluations_->due(step)) {
         reporter_->drain();
         progress_.missed = evaluations_->run(evaluation_place());
-        if (const auto load = device_.trainer->router_balance().load(device_.ctx); !load.empty())
+        if (const auto load = device_.trainer->router_balance().read_load(device_.ctx); !load.empty())
             log_->record("experts", step, {{"load", load}});
     }
     if (!config_.save.empty() && (is_due(step, config_.save_interval) || step == config_.train_iters)) {

@@ -52,7 +52,7 @@ Trainer::Trainer(const Config& config, const ParamTable& table, const Fp8Plan& f
       comm_stream_(config.overlap && groups.shard.world().ranks > 1),
       grads_(config, table, buckets_, groups, comm_stream_, arena),
       gatherer_(config, table, sharded_, fp8_, grads_, layer_buffers(), groups, comm_stream_, arena),
-      optimizers_(make_optimizers(config)), store_(sharded_, grads_, gatherer_),
+      optimizers_(make_optimizers(config, router_balance_.load())), store_(sharded_, grads_, gatherer_),
       exchange_(context_exchange(groups, comm_stream_)), inputs_(config, arena),
       qk_clip_(config, table, arena),
       decoder_(config.shape, table_, decoder_options(config, exchange_, qk_clip_.max_logits(), router_balance_), arena,

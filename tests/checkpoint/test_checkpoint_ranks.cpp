@@ -41,9 +41,13 @@ void check_load_on(int ranks, FakeState& state, const CheckpointRequest& request
         FakeShards shard(state, comm, zero);
         load_checkpoint(found.path, shard.config, shard.table, shard.access(), comm, request.staging_bytes);
         CHECK(shard.part_of(state));
-        for (std::vector<char>& moments : shard.of(StateKind::kExpAvgSq)) moments.back() ^= 1;   // the check can fail
+        const auto flip = [&] {   // biases of routers have no moments
+            for (std::vector<char>& moments : shard.of(StateKind::kExpAvgSq))
+                if (!moments.empty()) moments.back() ^= 1;
+        };
+        flip();   // the check can fail
         CHECK_FALSE(shard.part_of(state));
-        for (std::vector<char>& moments : shard.of(StateKind::kExpAvgSq)) moments.back() ^= 1;
+        flip();
         CheckpointRequest next = request;
         next.root = again;
         CheckpointSaver saver(next, shard.config, shard.table, shard.access(), comm);

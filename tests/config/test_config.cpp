@@ -24,7 +24,7 @@ std::string option_lines() {
 
 // A new option is a new line of the file; a changed or missing line breaks users' scripts, so it must be intended.
 // UPDATE_GOLDEN=1 rewrites the file. The commit of a new option says which user needs it.
-constexpr size_t kOptions = 118;
+constexpr size_t kOptions = 120;
 TEST_CASE("config: the list of options is frozen") {
     fs::path path = "tests/golden/cli_options.txt";
     std::string now = option_lines();
@@ -147,6 +147,11 @@ TEST_CASE("config: an option without effect is refused with the reason") {
         {"llama", {"--moe-router-topk", "2"}, "--moe-router-topk", "no experts"},
         {"llama", {"--moe-aux-loss-coeff", "0"}, "--moe-aux-loss-coeff", "no experts"},
         {"llama", {"--moe-z-loss-coeff", "1e-3"}, "--moe-z-loss-coeff", "no experts"},
+        {"llama", {"--moe-shared-experts", "1"}, "--moe-shared-experts", "no experts"},
+        {"llama", {"--num-experts", "4", "--moe-router-bias-update-rate", "0.01"}, "--moe-router-bias-update-rate",
+         "only the router of a model with shared experts"},
+        {"llama", {"--num-experts", "4", "--moe-shared-experts", "1", "--moe-aux-loss-coeff", "0.01"},
+         "--moe-aux-loss-coeff", "balances by a bias"},
         {"gpt2", {"--lr-wsd-decay-iters", "10"}, "--lr-wsd-decay-iters", "wsd"},
         {"gpt2", {"--sample-tokens", "10"}, "--sample-tokens", "--sample-every 0"},
         {"gpt2", {"--prompt", "1"}, "--prompt", "--sample-every 0"},

@@ -8,6 +8,7 @@ from tests.support.train import LLAMA, TrainTest, records, state_of
 
 FP8 = ["--fp8-recipe", "blockwise"]
 EXPERTS = ["--num-experts", "4", "--moe-aux-loss-coeff", "0.1", "--moe-z-loss-coeff", "0.01"]
+SHARED = ["--num-experts", "4", "--moe-shared-experts", "1", "--moe-router-bias-update-rate", "0.05"]
 FIELDS = ("loss", "grad_norm", "router_loss", "router_entropy", "expert_load")
 
 
@@ -49,11 +50,25 @@ class MoeTest(TrainTest):
             del state["state.json"]["config"]
         self.assertEqual(*states)
 
+    def test_a_resumed_run_has_the_biases_of_the_routers(self):
+        options, still = [*SHARED, "--lr-decay-style", "constant"], ["--moe-router-bias-update-rate", "0"]
+        runs = {name: self.path(name) for name in ("parts", "whole", "still")}
+        for step in ("2", "4"):
+            self.run_train(LLAMA, "--train-iters", step, *options, "--save", runs["parts"], "--resume", "auto")
+        self.run_train(LLAMA, "--train-iters", "4", *options, "--save", runs["whole"])
+        self.run_train(LLAMA, "--train-iters", "4", *options, *still, "--save", runs["still"])
+        states = {name: state_of(os.path.join(folder, "step-00000004")) for name, folder in runs.items()}
+        for state in states.values():
+            del state["state.json"]["config"]
+        self.assertEqual(states["parts"], states["whole"])
+        self.assertNotEqual(states["still"]["model.safetensors"], states["whole"]["model.safetensors"])
+
     def test_what_is_not_supported_is_refused(self):
         for options, text in ((["--fp8-recipe", "delayed"], "--num-experts with FP8 needs --fp8-recipe blockwise"),
                               ([*FP8, "--fp8-format", "hybrid"], "and its --fp8-format e4m3"),
                               (["--moe-router-topk", "5"], "--moe-router-topk 5 exceeds --num-experts 4"),
-                              (["--activation", "relu2"], "transformers has no other class")):
+                              (["--activation", "relu2"], "transformers has no other class"),
+                              (["--moe-shared-experts", "1"], "balances by a bias, without losses")):
             done = self.run_train(LLAMA, "--train-iters", "1", *EXPERTS, *options, expect=2)
             self.assertIn(text, done.stderr)
 
@@ -65,17 +80,18 @@ class MoeRanksTest(RanksTest):
                 "zero3": (4, ["--zero", "3"]), "block": (1, ["--recompute", "block"]),
                 "norm-act": (2, ["--recompute", "norm-act", "--zero", "3"]),
                 "context": (2, ["--context-parallel", "2"])}
-        for optimizer in ("adamw", "muon"):
+        for experts, optimizer in ((EXPERTS, "adamw"), (EXPERTS, "muon"), (SHARED, "adamw")):
             logs = {}
             for name, (ranks, options) in runs.items():
-                log = self.path(f"{optimizer}-{name}.jsonl")
-                self.ranks(ranks, LLAMA, *EXPERTS, "--dtype", "fp32", "--train-iters", "3", "--optimizer", optimizer,
+                log = self.path(f"{len(experts)}-{optimizer}-{name}.jsonl")
+                self.ranks(ranks, LLAMA, *experts, "--dtype", "fp32", "--train-iters", "3", "--optimizer", optimizer,
                            *options, "--log-file", log)
                 logs[name] = records(log, "step")
             for name, steps in logs.items():
                 for step, expected in zip(steps, logs["one"], strict=True):
                     for field in FIELDS:
-                        self.assertAlmostEqual(step[field] / expected[field], 1, delta=2e-6, msg=(name, field))
+                        self.assertAlmostEqual(step[field], expected[field], delta=2e-6 * expected[field],
+                                               msg=(name, field))
 
 
 if __name__ == "__main__":

@@ -47,17 +47,26 @@ HostTensor random_slots(int64_t R) {
     return tensor;
 }
 
-// Softmax of random logits.
-void add_router(OpCase& c, const Shape& s) {
+// Every form of a router.
+const RouterForm kForms[] = {{.normalize = false}, {.normalize = true},
+                             {.sigmoid = true, .normalize = true, .scale = 2.5f},
+                             {.sigmoid = true, .normalize = false, .scale = 0.5f}};
+
+// Softmax of random logits, or their sigmoids.
+void add_router(OpCase& c, const Shape& s, const RouterForm& form) {
     HostTensor probs = random_tensor(Dtype::kFp32, s.N * s.E, 5, 1), weights(Dtype::kFp32, s.N * s.K);
     const HostTensor experts = random_experts(s, 9);
     for (int64_t n = 0; n < s.N; n++) {
         double sum = 0, chosen = 0;
         for (int64_t e = 0; e < s.E; e++) sum += std::exp(probs.get(n * s.E + e));
-        for (int64_t e = 0; e < s.E; e++) probs.set(n * s.E + e, std::exp(probs.get(n * s.E + e)) / sum);
+        for (int64_t e = 0; e < s.E; e++) {
+            const double value = std::exp(probs.get(n * s.E + e));
+            probs.set(n * s.E + e, value / (form.sigmoid ? 1 + value : sum));
+        }
         const auto p = [&](int64_t k) { return probs.get(n * s.E + static_cast<int64_t>(experts.get(n * s.K + k))); };
         for (int64_t k = 0; k < s.K; k++) chosen += p(k);
-        for (int64_t k = 0; k < s.K; k++) weights.set(n * s.K + k, p(k) / chosen);
+        for (int64_t k = 0; k < s.K; k++)
+            weights.set(n * s.K + k, form.scale * p(k) / (form.normalize ? chosen : 1));
     }
     c.add("probs", Kind::kStat, probs);
     c.add("weights", Kind::kStat, weights);
@@ -69,17 +78,19 @@ void add_router(OpCase& c, const Shape& s) {
 
 TEST_CASE("gpu moe: router_forward") {
     for (const Shape& s : kShapes)
-        for (bool normalize : {false, true})
+        for (const RouterForm& form : kForms)
             for (bool chosen : {false, true}) {
-                OpCase c(name_of("router_forward", s), Dtype::kFp32);
+                OpCase c(name_of("router_forward", s), form.normalize ? Dtype::kBf16 : Dtype::kFp32);
                 c.random("probs", Kind::kStat, s.N * s.E, 2);
+                if (form.sigmoid) c.random("bias", Kind::kWork, s.E, 0.5);   // also scores below 0
                 c.poison("lse", Kind::kStat, s.N);
                 c.poison("weights", Kind::kStat, s.N * s.K);
                 c.add("experts", Kind::kFixed, chosen ? random_experts(s, 4) : HostTensor(Dtype::kInt32, s.N * s.K));
                 c.run(cuda::router_forward, cpu::router_forward, [&](auto view) {
                     return RouterForwardArgs{.probs = view("probs"), .lse = view("lse"), .experts = view("experts"),
-                                             .weights = view("weights"), .N = s.N, .E = s.E, .K = s.K,
-                                             .normalize = normalize, .chosen = chosen};
+                                             .weights = view("weights"),
+                                             .bias = form.sigmoid ? view("bias") : Tensor{}, .N = s.N, .E = s.E,
+                                             .K = s.K, .form = form, .chosen = chosen};
                 });
                 c.check_bits("experts");
                 for (const char* tensor : {"probs", "lse", "weights"}) c.check(tensor);
@@ -98,8 +109,8 @@ TEST_CASE("gpu moe: of equal probabilities the lower numbers are chosen, and NaN
         c.add("experts", Kind::kFixed, HostTensor(Dtype::kInt32, s.N * s.K));
         c.run_same_types(cuda::router_forward, cpu::router_forward, [&](auto view) {
             return RouterForwardArgs{.probs = view("probs"), .lse = view("lse"), .experts = view("experts"),
-                                     .weights = view("weights"), .N = s.N, .E = s.E, .K = s.K, .normalize = true,
-                                     .chosen = false};
+                                     .weights = view("weights"), .bias = {}, .N = s.N, .E = s.E, .K = s.K,
+                                     .form = {}, .chosen = false};
         });
         c.check_bits("experts");
     }
@@ -108,20 +119,24 @@ TEST_CASE("gpu moe: of equal probabilities the lower numbers are chosen, and NaN
 TEST_CASE("gpu moe: router_stats and router_summary") {
     for (const Shape& s : kShapes) {
         const int64_t elems = router_stats_elems(s.E);
+        const RouterForm& form = kForms[s.N % std::size(kForms)];
         OpCase c(name_of("router_stats", s), Dtype::kFp32);
-        add_router(c, s);
+        add_router(c, s, form);
         c.add("stats", Kind::kFixed, random_tensor(Dtype::kFp64, elems, 8, 1));
         c.add("scratch", Kind::kFixed, HostTensor(Dtype::kFp64, kRouterPartials * elems));
         c.run_same_types(cuda::router_stats, cpu::router_stats, [&](auto view) {
             return RouterStatsArgs{.stats = view("stats"), .scratch = view("scratch"), .probs = view("probs"),
-                                   .lse = view("lse"), .experts = view("experts"), .N = s.N, .E = s.E, .K = s.K};
+                                   .lse = view("lse"), .experts = view("experts"), .N = s.N, .E = s.E, .K = s.K,
+                                   .sigmoid = form.sigmoid};
         });
         // Sums of N equal terms, none negative, onto a start below 9, in two orders: N + 1 roundings each. Entropies
         // have logarithms in FP32.
         const HostTensor want = c.on_cpu("stats");
         check_close(name_of("router_stats", s), c.on_gpu("stats"), want, [&](int64_t i) {
             const double terms = static_cast<double>(s.N), sum = std::fabs(want.get(i)) + 18;
-            return 2 * (terms + 1) * 0x1p-53 * sum + (i == 2 * s.E ? 10 * terms * 0x1p-22 : 0);
+            // Entropies, and probabilities of a sigmoid, which are divided by a sum, are rounded to FP32.
+            const bool fp32 = i == 2 * s.E || (form.sigmoid && i >= s.E && i < 2 * s.E);
+            return 2 * (terms + 1) * 0x1p-53 * sum + (fp32 ? 10 * terms * 0x1p-22 : 0);
         }, 1);
         OpCase summary(name_of("router_summary", s), Dtype::kFp32);
         HostTensor stats(Dtype::kFp64, 3 * elems), state(Dtype::kInt32, sizeof(StepState) / 4);
@@ -150,10 +165,10 @@ TEST_CASE("gpu moe: router_stats and router_summary") {
 
 TEST_CASE("gpu moe: router_backward") {
     for (const Shape& s : kShapes)
-        for (bool normalize : {false, true})
+        for (const RouterForm& form : kForms)
             for (Dtype work : {Dtype::kFp32, Dtype::kBf16}) {
                 OpCase c(name_of("router_backward", s), work);
-                add_router(c, s);
+                add_router(c, s, form);
                 c.random("dweights", Kind::kStat, s.N * s.K);
                 c.poison("dlogits", Kind::kWork, s.N * s.E);
                 HostTensor load(Dtype::kFp64, s.E);
@@ -169,9 +184,33 @@ TEST_CASE("gpu moe: router_backward") {
                         .dlogits = view("dlogits"), .dweights = view("dweights"), .probs = view("probs"),
                         .lse = view("lse"), .experts = view("experts"), .weights = view("weights"),
                         .load = view("load"), .state = object_in<StepState>(view("state")), .N = s.N, .E = s.E,
-                        .K = s.K, .normalize = normalize, .aux = 0.3f, .z = 0.2f};
+                        .K = s.K, .form = form, .aux = form.sigmoid ? 0 : 0.3f, .z = form.sigmoid ? 0 : 0.2f};
                 });
                 c.check("dlogits");
+            }
+}
+
+TEST_CASE("gpu moe: router_bias") {
+    for (const Shape& s : kShapes)
+        for (Dtype work : {Dtype::kFp32, Dtype::kBf16})
+            for (int32_t skip : {0, 1}) {
+                const int64_t first = s.E / 3, n = s.E - first;
+                OpCase c(name_of("router_bias", s), work);
+                c.random("master", Kind::kStat, n);
+                c.random("bias", Kind::kWork, n);
+                HostTensor load(Dtype::kFp64, s.E), bytes(Dtype::kInt32, sizeof(StepState) / 4);
+                for (int64_t e = 0; e < s.E; e++) load.set(e, static_cast<double>(e % 3));   // 1 is the mean of most
+                c.add("load", Kind::kFixed, load);
+                StepState state{};
+                state.skip = skip;
+                std::memcpy(bytes.data(), &state, sizeof state);
+                c.add("state", Kind::kFixed, bytes);
+                c.run_same_types(cuda::router_bias, cpu::router_bias, [&](auto view) {
+                    return RouterBiasArgs{.bias = view("bias"), .master = view("master"), .load = view("load"),
+                                          .state = object_in<StepState>(view("state")), .first = first,
+                                          .rate = 0.03f};
+                });
+                for (const char* tensor : {"master", "bias"}) c.check_bits(tensor);
             }
 }
 

@@ -69,10 +69,14 @@ void check_model(const std::string& name) {
     // Gradients first: the logits are those of the last forward pass, which the gradients need anyway.
     model.gradients();
     const double loss = floats(reference, "loss")[0];
-    CHECK(std::fabs(model.loss() - loss) < 1e-4 * loss);
+    CHECK(std::fabs(model.loss() - loss) < 1e-5 * loss);
     for (size_t i = 0; i < model.table.params.size(); i++) {
         const Param& p = model.table.params[i];
         const std::vector<double> grad = model.grad(static_cast<int>(i));
+        if (p.optimizer == OptimizerKind::kRouterBias) {   // a buffer of transformers
+            CHECK(norm_of(grad) == 0);
+            continue;
+        }
         const HfPart stacked{.name = p.hf_stacked, .rows = p.rows};   // transformers 5 has experts so
         for (const HfPart& part : p.hf_stacked.empty() ? p.hf : std::vector<HfPart>{stacked}) {
             CAPTURE(part.name);
@@ -82,13 +86,13 @@ void check_model(const std::string& name) {
             double norm = 0;
             for (double g : expected) norm += g * g;
             if (std::sqrt(norm) < 1e-6) continue;
-            CHECK(distance(ours, expected) < 1e-4);
-            ours[ours.size() / 2] += 1e-3 * std::sqrt(norm);
-            CHECK(distance(ours, expected) > 1e-4);   // the check can fail
+            CHECK(distance(ours, expected) < 1e-5);
+            ours[ours.size() / 2] += 1e-4 * std::sqrt(norm);
+            CHECK(distance(ours, expected) > 1e-5);   // the check can fail
         }
     }
 
-    CHECK(distance(logits_of(model), floats(reference, "logits")) < 1e-4);
+    CHECK(distance(logits_of(model), floats(reference, "logits")) < 1e-5);
 }
 
 // Trains a model for three steps, and writes the checkpoint and its logits for tests/support/check_hf_load.py.
@@ -168,7 +172,7 @@ std::vector<std::pair<std::string, ModelConfig>> own_models() {
 TEST_CASE("logits, loss and every gradient as in transformers") {
     for (const char* name : {"gpt2", "llama", "llama_tied", "llama_attention_bias", "llama_mlp_bias", "mistral",
                              "mistral_window", "qwen2", "qwen2_window", "qwen3", "qwen3_bias_window", "qwen3_yarn",
-                             "qwen3_moe", "olmoe", "mixtral"})
+                             "qwen3_moe", "olmoe", "mixtral", "dots1", "solar_open"})
         check_model(name);
 }
 TEST_CASE("a window one token longer or shorter has other logits than transformers") {

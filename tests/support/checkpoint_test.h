@@ -115,6 +115,10 @@ inline std::vector<NamedConfig> all_configs() {
     qwen3_moe.num_experts = 5, qwen3_moe.experts_per_token = 4, qwen3_moe.normalize_experts = false;
     olmoe.qk_norm = olmoe.qk_norm_whole = true, olmoe.sliding_window = 0;
     olmoe.num_query_groups = olmoe.num_attention_heads, olmoe.hidden_size = olmoe.q_width();
+    ModelConfig solar = qwen3_moe;
+    solar.sliding_window = 0, solar.shared_experts = 2, solar.routed_scale = 1.25;
+    const ModelConfig dots = solar;
+    solar.qk_norm = false, solar.linear_bias = LinearBias::kNone;
     return {{"gpt2", HfClass::kGpt2, gpt2_config()}, {"llama", HfClass::kLlama, llama_config()},
             {"llama, tied", HfClass::kLlama, tied}, {"qwen3", HfClass::kQwen3, qwen3}, {"mixed", HfClass::kOwn, mixed},
             {"biased", HfClass::kOwn, biased}, {"llama, attention bias", HfClass::kLlama, attention_bias},
@@ -123,7 +127,8 @@ inline std::vector<NamedConfig> all_configs() {
             {"qwen2, window", HfClass::kQwen2, qwen2_window}, {"qwen3, bias and window", HfClass::kQwen3, qwen3_bias},
             {"gpt2, window", HfClass::kOwn, window}, {"qwen2, yarn", HfClass::kQwen2, yarn},
             {"mixed, yarn", HfClass::kOwn, own_yarn}, {"mixtral", HfClass::kMixtral, mixtral},
-            {"qwen3_moe", HfClass::kQwen3Moe, qwen3_moe}, {"olmoe", HfClass::kOlmoe, olmoe}};
+            {"qwen3_moe", HfClass::kQwen3Moe, qwen3_moe}, {"olmoe", HfClass::kOlmoe, olmoe},
+            {"dots1", HfClass::kDots1, dots}, {"solar_open", HfClass::kSolarOpen, solar}};
 }
 
 inline ModelConfig one_layer() {

@@ -58,6 +58,7 @@ inline const std::map<std::string, Sample>& samples() {
     static const Words mixtral = joined(rope, {"--normalization", "RMSNorm", "--activation", "swiglu", "--linear-bias",
                                                "none"});
     static const Words mixture = joined(mixtral, {"--num-experts", "4"});
+    static const Words shared = joined(mixture, {"--moe-shared-experts", "1"});
     static const Words valid = {"--valid-data", "v"};
     static const Words sampled = {"--sample-every", "10"};
     static const Words save = {"--save", "out"};
@@ -97,6 +98,8 @@ inline const std::map<std::string, Sample>& samples() {
         {"moe-router-topk", {{"1", "3"}, mixture}},
         {"moe-aux-loss-coeff", {{"0.001"}, mixture}},
         {"moe-z-loss-coeff", {{"0.001"}, mixture}},
+        {"moe-shared-experts", {{"1", "2"}, mixture}},
+        {"moe-router-bias-update-rate", {{"0", "0.01"}, shared}},
         {"skip-grad-norm", {{"5", "1.5"}, {}}},               {"z-loss", {{"1e-4", "0.5"}, {}}},
         {"ema", {{"0.999", "0.5"}, {}}}, {"optimizer", {{"muon"}, {}}},
         {"muon-scale", {{"spectral"}, {"--optimizer", "muon"}}},

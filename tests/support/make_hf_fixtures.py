@@ -24,10 +24,10 @@ import sys
 
 import torch
 from safetensors.torch import save_file
-from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig,
-                          MistralForCausalLM, MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM,
-                          Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig,
-                          Qwen3MoeForCausalLM)
+from transformers import (Dots1Config, Dots1ForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig,
+                          LlamaForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM,
+                          OlmoeConfig, OlmoeForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config,
+                          Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, SolarOpenConfig, SolarOpenForCausalLM)
 
 BATCH, LENGTH, VOCAB = 2, 16, 97
 
@@ -122,6 +122,19 @@ def mixtral():
         num_local_experts=4, num_experts_per_tok=2, **SMALL | dict(intermediate_size=24, num_hidden_layers=1)))
 
 
+def dots1():
+    return Dots1ForCausalLM(Dots1Config(
+        n_routed_experts=5, num_experts_per_tok=2, moe_intermediate_size=24, n_shared_experts=2, norm_topk_prob=True,
+        routed_scaling_factor=2.5, sliding_window=None, attention_bias=True, **SMALL))
+
+
+def solar_open():
+    shape = SMALL | dict(num_hidden_layers=1)
+    del shape["intermediate_size"]
+    return SolarOpenForCausalLM(SolarOpenConfig(
+        n_routed_experts=6, num_experts_per_tok=4, moe_intermediate_size=16, norm_topk_prob=False, **shape))
+
+
 # name: constructor, dtype of the saved weights, size of a part. The reading of each dtype, of one file and of
 # several is covered by a file that transformers wrote.
 MODELS = {
@@ -140,6 +153,8 @@ MODELS = {
     "qwen3_moe": (qwen3_moe, torch.float32, "1GB"),
     "olmoe": (olmoe, torch.float32, "1GB"),
     "mixtral": (mixtral, torch.float32, "1GB"),
+    "dots1": (dots1, torch.float32, "1GB"),
+    "solar_open": (solar_open, torch.float32, "1GB"),
 }
 # Experts as transformers 5 has them in memory; the others are saved one by one, as transformers 4 does.
 STACKED = ["mixtral"]
@@ -160,6 +175,10 @@ def randomise(model, dtype, seed):
         else:
             value = 0.15 * noise
         parameter.data = value.to(dtype).to(torch.float64)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):   # as large as differences of sigmoids, so that it decides
+            value = 0.3 * torch.randn(buffer.shape, generator=generator, dtype=torch.float64)
+            buffer.copy_(value.to(dtype))
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
-// Sources: the classes GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig, OlmoeConfig
-// and MixtralConfig of transformers 4 and 5.
+// Sources: the classes GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig, OlmoeConfig,
+// MixtralConfig and Dots1Config of transformers 4 and 5, SolarOpenConfig of 5.
 #include "llmc/checkpoint/huggingface/hf_config.h"
 
 #include <algorithm>
@@ -32,13 +32,24 @@ constexpr Family kFamilies[] = {{HfClass::kLlama, "llama", "LlamaForCausalLM", 0
                                 {HfClass::kQwen3, "qwen3", "Qwen3ForCausalLM", 32, 128, 4096},
                                 {HfClass::kQwen3Moe, "qwen3_moe", "Qwen3MoeForCausalLM", 4, 0, 4096},
                                 {HfClass::kOlmoe, "olmoe", "OlmoeForCausalLM", 0, 0, 0},
-                                {HfClass::kMixtral, "mixtral", "MixtralForCausalLM", 8, 0, 0}};
+                                {HfClass::kMixtral, "mixtral", "MixtralForCausalLM", 8, 0, 0},
+                                {HfClass::kDots1, "dots1", "Dots1ForCausalLM", 32, 0, 0},
+                                {HfClass::kSolarOpen, "solar_open", "SolarOpenForCausalLM", 8, 128, 0}};
 constexpr const char* kDropouts[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout"};
 bool is_qwen(HfClass hf) { return hf == HfClass::kQwen2 || hf == HfClass::kQwen3 || hf == HfClass::kQwen3Moe; }
-bool has_experts(HfClass hf) { return hf == HfClass::kQwen3Moe || hf == HfClass::kOlmoe || hf == HfClass::kMixtral; }
-bool may_bias_attention(HfClass hf) {
-    return hf == HfClass::kLlama || hf == HfClass::kQwen3 || hf == HfClass::kQwen3Moe || hf == HfClass::kOlmoe;
+bool has_shared_experts(HfClass hf) { return hf == HfClass::kDots1 || hf == HfClass::kSolarOpen; }
+bool has_experts(HfClass hf) {
+    return hf == HfClass::kQwen3Moe || hf == HfClass::kOlmoe || hf == HfClass::kMixtral || has_shared_experts(hf);
 }
+bool may_bias_attention(HfClass hf) {
+    return hf == HfClass::kLlama || hf == HfClass::kQwen3 || hf == HfClass::kQwen3Moe || hf == HfClass::kOlmoe
+           || hf == HfClass::kDots1;
+}
+// The fields of the number of experts, and that of their width where intermediate_size is another one's.
+const char* experts_field(HfClass hf) {
+    return hf == HfClass::kMixtral ? "num_local_experts" : has_shared_experts(hf) ? "n_routed_experts" : "num_experts";
+}
+bool has_moe_width(HfClass hf) { return hf == HfClass::kQwen3Moe || has_shared_experts(hf); }
 
 // ---- writing ----
 
@@ -110,13 +121,19 @@ void put_window(OrderedJson& out, const ModelConfig& c, HfClass hf) {
     if (is_qwen(hf)) out["max_window_layers"] = windows ? 0 : c.num_layers;
 }
 
-// All layers have experts, whose width is Qwen's moe_intermediate_size.
+// All layers have experts.
 void put_experts(OrderedJson& out, const ModelConfig& c, HfClass hf) {
-    out[hf == HfClass::kMixtral ? "num_local_experts" : "num_experts"] = c.num_experts;
+    out[experts_field(hf)] = c.num_experts;
     out["num_experts_per_tok"] = c.experts_per_token;
     if (hf != HfClass::kMixtral) out["norm_topk_prob"] = c.normalize_experts;
+    if (has_moe_width(hf)) out["moe_intermediate_size"] = c.ffn_hidden_size;
+    if (has_shared_experts(hf)) {
+        out["n_shared_experts"] = c.shared_experts;
+        out["routed_scaling_factor"] = c.routed_scale;
+        out["n_group"] = out["topk_group"] = 1;
+        out["first_k_dense_replace"] = 0;
+    }
     if (hf != HfClass::kQwen3Moe) return;
-    out["moe_intermediate_size"] = c.ffn_hidden_size;
     out["decoder_sparse_step"] = 1;
     out["mlp_only_layers"] = OrderedJson::array();
 }
@@ -251,10 +268,16 @@ LinearBias read_biases(const HfFields& f, const Family& family) {
 }
 
 void read_experts(const HfFields& f, HfClass hf, ModelConfig& c) {
-    c.num_experts = f.integer(f.has("num_experts") ? "num_experts" : "num_local_experts", 1, kMaxExperts);
+    c.num_experts = f.integer(f.has("num_local_experts") ? "num_local_experts" : experts_field(hf), 1, kMaxExperts);
     c.experts_per_token = f.integer_or("num_experts_per_tok", hf == HfClass::kMixtral ? 2 : 8, 1, kMaxExpertsPerToken);
-    c.normalize_experts = hf == HfClass::kMixtral || f.boolean_or("norm_topk_prob", false);
-    if (hf == HfClass::kQwen3Moe) c.ffn_hidden_size = f.size("moe_intermediate_size");
+    c.normalize_experts = hf == HfClass::kMixtral || f.boolean_or("norm_topk_prob", hf == HfClass::kSolarOpen);
+    if (has_moe_width(hf)) c.ffn_hidden_size = f.size("moe_intermediate_size");
+    if (has_shared_experts(hf)) {
+        c.shared_experts = f.integer_or("n_shared_experts", 1, 1, 64);
+        c.routed_scale = f.positive_or("routed_scaling_factor", 1, 1e3);
+        for (const char* field : {"n_group", "topk_group"}) f.only(field, 1, "groups of experts are not supported");
+        f.only("first_k_dense_replace", 0, "only models with experts in all layers are supported");
+    }
     f.only("decoder_sparse_step", 1, "only models with experts in all layers are supported");
     f.only("mlp_only_layers", Json::array(), "only models with experts in all layers are supported");
     f.only("router_jitter_noise", 0, "noise in the router is not supported");
@@ -268,10 +291,12 @@ ModelConfig read_llama(const HfFields& f, const Family& family) {
     c.position = PositionEmbedding::kRope;
     c.activation = Activation::kSwiglu;
     c.qk_norm_whole = family.hf == HfClass::kOlmoe;
-    c.qk_norm = family.hf == HfClass::kQwen3 || family.hf == HfClass::kQwen3Moe || c.qk_norm_whole;
+    c.qk_norm = family.hf == HfClass::kQwen3 || family.hf == HfClass::kQwen3Moe || family.hf == HfClass::kDots1
+                || c.qk_norm_whole;
     c.vocab_size = f.size("vocab_size", kMaxVocab);
     c.hidden_size = f.size("hidden_size");
-    c.ffn_hidden_size = f.size("intermediate_size");
+    if (family.hf == HfClass::kSolarOpen) c.rotary_base = 1e6, f.ignore({"intermediate_size"});
+    else c.ffn_hidden_size = f.size("intermediate_size");
     c.num_layers = f.size("num_hidden_layers", kMaxLayers);
     c.num_attention_heads = f.size("num_attention_heads");
     const bool groups_left_out = family.groups > 0 && !f.object.contains("num_key_value_heads");
@@ -436,8 +461,8 @@ ModelConfig model_config_from_json(const std::string& text, const std::string& w
     else if (type == kOwnModelType)
         config = read_own(f);
     else
-        f.refuse("model_type", "only gpt2, llama, mistral, qwen2, qwen3, qwen3_moe, olmoe, mixtral and llmfp8 are "
-                 "supported");
+        f.refuse("model_type", "only gpt2, llama, mistral, qwen2, qwen3, qwen3_moe, olmoe, mixtral, dots1, solar_open "
+                 "and llmfp8 are supported");
     ignore_inert(f);
     f.require_all_read();
     const int64_t width = std::max(config.q_width(), config.kv_width());

@@ -82,7 +82,7 @@ void read_rope_dictionary(const HfFields& f, const char* name, ModelConfig& c) {
 void read_rope(const HfFields& f, ModelConfig& c) {
     f.only("partial_rotary_factor", 1, "only rotation of the whole head is supported");
     f.ignore({kOriginal});   // without scaling it has no effect
-    c.rotary_base = f.positive_or("rope_theta", 10000, kMostBase);
+    c.rotary_base = f.positive_or("rope_theta", c.rotary_base, kMostBase);
     if (f.has("rope_scaling")) read_rope_dictionary(f, "rope_scaling", c);
     if (!f.has("rope_parameters")) return;
     const RopeScaling scaling = c.rope_scaling;

@@ -64,6 +64,7 @@ inline constexpr OptimizerRow kOptimizers[] = {
                                          StateKind::kExpAvgScale, StateKind::kExpAvgSqScale})},
     {OptimizerKind::kMuon, state_bits({StateKind::kMaster, StateKind::kMomentum, StateKind::kMomentumScale,
                                         StateKind::kRowExpAvgSq})},
+    {OptimizerKind::kRouterBias, state_bits({StateKind::kMaster})},
 };
 constexpr bool keeps(OptimizerKind optimizer, StateKind state) {
     return kOptimizers[static_cast<size_t>(optimizer)].states >> static_cast<int>(state) & 1;

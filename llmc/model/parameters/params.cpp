@@ -11,6 +11,7 @@ HfClass hf_class(const ModelConfig& c) {
     bool llama_like = c.norm == Norm::kRmsNorm && c.position == PositionEmbedding::kRope
                       && c.activation == Activation::kSwiglu;
     if (!llama_like) return HfClass::kOwn;
+    if (c.sigmoid_router()) return c.qk_norm ? HfClass::kDots1 : HfClass::kSolarOpen;
     if (c.has_experts()) return c.qk_norm_whole ? HfClass::kOlmoe : c.qk_norm ? HfClass::kQwen3Moe : HfClass::kMixtral;
     const bool no_bias = c.linear_bias == LinearBias::kNone;
     if (c.qk_norm) return no_bias || c.linear_bias == LinearBias::kAttention ? HfClass::kQwen3 : HfClass::kOwn;
@@ -144,6 +145,16 @@ struct Builder {
         param(p.up_weight).hf_stacked = hf + "mlp.experts.gate_up_proj";
         param(p.down_weight).hf_stacked = hf + "mlp.experts.down_proj";
         param(p.up_weight).experts = param(p.down_weight).experts = E;
+        if (c.shared_experts == 0) return;
+        const std::string shared = mlp + "shared_experts.";
+        const int64_t S = c.shared_experts * F;
+        p.router_bias = vector(own + "router.bias", whole(mlp + "gate.e_score_correction_bias", E, false), l, E);
+        param(p.router_bias).optimizer = OptimizerKind::kRouterBias;
+        p.shared_up_weight = matrix(own + "shared.up.weight", {{.name = shared + "gate_proj.weight", .rows = S},
+                                    {.name = shared + "up_proj.weight", .row_begin = S, .rows = S}}, l, 2 * S, C,
+                                    c.init_std, {S, S});
+        p.shared_down_weight = matrix(own + "shared.down.weight", whole(shared + "down_proj.weight", C, true), l, C, S,
+                                      residual_std);
     }
 
     void build() {

@@ -55,7 +55,8 @@ struct LayerParams {
     int q_norm = -1, k_norm = -1;
     int proj_weight = -1, proj_bias = -1;   // attention output
     int norm2_weight = -1, norm2_bias = -1;
-    int router_weight = -1;                 // (experts, hidden size)
+    int router_weight = -1, router_bias = -1;   // (experts, hidden size), (experts)
+    int shared_up_weight = -1, shared_down_weight = -1;   // of the shared experts
     int up_weight = -1, up_bias = -1;       // rows of a gated activation: [gate | up]; of every expert in turn
     int down_weight = -1, down_bias = -1;
 };
@@ -74,7 +75,7 @@ struct ParamTable {
 };
 
 // The Hugging Face class that represents a configuration exactly; kOwn if none does.
-enum class HfClass { kGpt2, kLlama, kMistral, kQwen2, kQwen3, kQwen3Moe, kOlmoe, kMixtral, kOwn };
+enum class HfClass { kGpt2, kLlama, kMistral, kQwen2, kQwen3, kQwen3Moe, kOlmoe, kMixtral, kDots1, kSolarOpen, kOwn };
 HfClass hf_class(const ModelConfig& config);
 
 // of_layers: the optimizer of the matrices of layers. ema: with an EMA of the master weights. scales: with those of

@@ -123,7 +123,7 @@ std::string RunCheckpoints::state_json(const Progress& progress) {
         {"commit", kBuildCommit},
         {"loss_watch", Json::parse(progress.loss_watch.state_json())},
     };
-    if (config_.shape.has_experts()) state["expert_load"] = trainer_.router_balance().load(ctx_);
+    if (config_.shape.has_experts()) state["expert_load"] = trainer_.router_balance().read_load(ctx_);
     return state.dump(1);
 }
 

@@ -1,0 +1,137 @@
+// Losses and biases of routers: what must not change them, and that they balance the experts.
+#include "tests/support/doctest.h"
+
+#include <cmath>
+
+#include "tests/support/local_ranks.h"
+#include "tests/support/model_test.h"
+
+using Values = std::vector<double>;
+
+namespace {
+
+struct BalanceResult {
+    double loss, router_loss, entropy, load;
+    int32_t dead;
+    std::vector<Values> grads;
+};
+
+// The second of two steps, without updates: it has the load of the first.
+BalanceResult balance_of(TestModel& model) {
+    model.set_random_batch(8, 21);
+    model.gradients();
+    model.gradients();
+    return {model.loss(), model.result.router_loss, static_cast<double>(model.result.router_entropy),
+            static_cast<double>(model.result.expert_load), model.result.dead_experts, all_grads(model)};
+}
+
+Config balance_config(int64_t micro_batch) {
+    Config config = tiny_config(tiny_moe(), Dtype::kFp32, micro_batch, 9);
+    config.shape.init_std = 0.3;
+    config.moe_aux_loss_coeff = 0.5, config.moe_z_loss_coeff = 0.1;
+    config.zero = 0;
+    config.global_batch_size = 8;
+    return config;
+}
+
+Config shared_config(int64_t micro_batch) {
+    Config config = balance_config(micro_batch);
+    config.shape.shared_experts = 2;
+    config.moe_router_bias_update_rate = 0.02;
+    return config;
+}
+
+void check_equal(const BalanceResult& a, const BalanceResult& b) {
+    CHECK(std::fabs(a.loss - b.loss) <= 1e-6 * b.loss);
+    CHECK(std::fabs(a.router_loss - b.router_loss) <= 1e-6 * b.router_loss);
+    CHECK(std::fabs(a.entropy - b.entropy) <= 1e-6 * b.entropy);
+    CHECK(a.load == b.load);
+    CHECK(a.dead == b.dead);
+    for (size_t p = 0; p < a.grads.size(); p++) CHECK(distance(a.grads[p], b.grads[p]) < 1e-5);
+}
+
+}  // namespace
+
+TEST_CASE("losses of routers, their gradients and statistics depend on neither micro-batches nor ranks") {
+    TestModel whole(balance_config(8));
+    const BalanceResult expected = balance_of(whole);
+    CHECK(expected.router_loss > 0);
+    CHECK(expected.load > 1);
+    TestModel split(balance_config(1));
+    check_equal(balance_of(split), expected);
+    for (int ranks : {2, 4})
+        LocalRanks(ranks).run([&](Comm& comm) {
+            TestModel model(balance_config(1), true, &comm);
+            check_equal(balance_of(model), expected);
+        });
+    Config without = balance_config(8);
+    without.moe_aux_loss_coeff = 0;
+    TestModel other(without);
+    const int router = other.table.layers[0].router_weight;
+    CHECK(distance(balance_of(other).grads[static_cast<size_t>(router)], expected.grads[static_cast<size_t>(router)])
+          > 1e-3);
+}
+
+// The load after 30 steps.
+double load_of(const Config& config) {
+    TestModel model(config);
+    for (int step = 0; step < 30; step++) {
+        model.set_random_batch(config.global_batch_size, 100 + static_cast<uint64_t>(step));
+        model.step();
+    }
+    return static_cast<double>(model.result.expert_load);
+}
+
+TEST_CASE("the auxiliary loss balances the experts, and a bias does even if no weight changes") {
+    Config config = balance_config(8), shared = shared_config(32);
+    config.lr = 0.01, shared.lr = 0, shared.global_batch_size = 32;
+    config.moe_aux_loss_coeff = config.moe_z_loss_coeff = shared.moe_router_bias_update_rate = 0;
+    const double without = load_of(config), without_bias = load_of(shared);
+    config.moe_aux_loss_coeff = 1, shared.moe_router_bias_update_rate = 0.005;
+    CHECK(load_of(config) < 0.7 * without);
+    const double with_bias = load_of(shared);
+    CAPTURE(without_bias);
+    CHECK(with_bias - 1 < 0.7 * (without_bias - 1));
+}
+
+// The biases of all layers after two steps, and the load of the second.
+std::pair<Values, double> biases_of(TestModel& model) {
+    model.set_random_batch(8, 21);
+    for (int step = 0; step < 2; step++) model.step();
+    model.trainer->gatherer().wait(model.ctx);
+    Values biases;
+    for (const LayerParams& p : model.table.layers) {
+        const Values part = model.weight(p.router_bias);
+        biases.insert(biases.end(), part.begin(), part.end());
+    }
+    return {biases, static_cast<double>(model.result.expert_load)};
+}
+
+TEST_CASE("the bias of a router is the same with any micro-batches and ranks, and follows the load alone") {
+    TestModel whole(shared_config(8));
+    const auto expected = biases_of(whole);
+    int64_t moved = 0;
+    for (double bias : expected.first) {
+        const double steps = bias / 0.02;   // of +-1 or 0 each
+        CHECK(std::fabs(steps - std::round(steps)) < 1e-5);
+        moved += std::fabs(steps) > 0.5;
+    }
+    CHECK(moved > 0);
+    TestModel split(shared_config(1));
+    CHECK(biases_of(split) == expected);
+    for (int zero : {0, 1, 2})
+        LocalRanks(2).run([&](Comm& comm) {
+            Config config = shared_config(1);
+            config.zero = zero;
+            TestModel model(config, true, &comm);
+            CHECK(biases_of(model) == expected);
+        });
+}
+
+TEST_CASE("a step that is skipped leaves the bias of a router") {
+    TestModel model(shared_config(8));
+    const LayerParams& p = model.table.layers[0];
+    model.weight_element<float>(p.shared_up_weight, 3) = std::nanf("");
+    CHECK(norm_of(biases_of(model).first) == 0);
+    CHECK(model.result.skip == StepState::kNotFinite);
+}
