@@ -3,7 +3,7 @@
 // in turns, since the card is power-limited. Symmetric: rates count the full product, of which ours computes half.
 // Experts: beside the library's matmul of as many rows with the weights of one expert.
 // Prints: shape | us, TFLOP/s of the library | us, TFLOP/s of the custom kernel | ratio | of experts TFLOP/s with other
-// GroupedTunings
+// GroupedTunings, and the clock of each: what is lost in cycles is lost in the kernel, what is lost in clock to power
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -21,6 +21,48 @@ struct Call {
     std::function<void(Ctx&, size_t)> run_set;
     void run(size_t i) const { run_set(ctx, i); }
 };
+
+// Math: counts `cycles` cycles of a multiprocessor.
+// Source: none.
+// Traffic: none.
+// Requires: nothing.
+// Parallel: one thread, beside a matmul, which leaves it 1,024 registers.
+__global__ void __launch_bounds__(32) clock_kernel(int64_t cycles) {
+    const int64_t begin = clock64();
+    while (clock64() - begin < cycles) __nanosleep(1000);
+}
+
+// MHz while a call runs again and again, `us` each time.
+float mhz_of(const Call& call, float us) {
+    constexpr int64_t kCycles = 50000000;
+    static const auto make_event = [] {
+        cudaEvent_t event;
+        CUDA_CHECK(cudaEventCreate(&event));
+        return event;
+    };
+    static cudaEvent_t begin = make_event(), end = make_event(), warm = make_event();
+    static cudaStream_t beside = [] {
+        cudaStream_t stream;
+        CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        return stream;
+    }();
+    const auto run_for = [&](float ms) {
+        for (size_t i = 0; static_cast<float>(i) * us < 1000 * ms; i++) call.run(i);
+    };
+    run_for(20);
+    CUDA_CHECK(cudaEventRecord(warm, cuda::stream_of(call.ctx)));
+    CUDA_CHECK(cudaStreamWaitEvent(beside, warm));
+    CUDA_CHECK(cudaEventRecord(begin, beside));
+    clock_kernel<<<1, 1, 0, beside>>>(kCycles);
+    CHECK_LAUNCH("clock_kernel");
+    CUDA_CHECK(cudaEventRecord(end, beside));
+    run_for(60);
+    cuda::synchronize(call.ctx);
+    CUDA_CHECK(cudaEventSynchronize(end));
+    float ms = 0;
+    CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
+    return static_cast<float>(kCycles) / (1000 * ms);
+}
 
 constexpr Dtype kB = Dtype::kBf16;
 
@@ -47,7 +89,8 @@ struct Moe {
 const Moe kMoe[] = {{"Qwen3-30B-A3B up", 128, 65536, 1536, 2048},
                     {"Qwen3-30B-A3B down", 128, 65536, 2048, 768},
                     {"OLMoE up", 64, 65536, 2048, 2048},
-                    {"OLMoE down", 64, 65536, 2048, 1024}};
+                    {"OLMoE down", 64, 65536, 2048, 1024},
+                    {"one expert", 1, 65536, 1536, 2048}};   // what the kernels do with weights in the L2 cache
 
 // What is compared.
 struct Tuned {
@@ -127,6 +170,8 @@ void grouped(Ctx& ctx, const std::string& name, const Moe& moe, GemmLayout layou
     size_t i = 2;
     for (const Tuned& tuned : kTuned)
         if (tuned.applies(fp8 && wgrad, accumulate)) std::printf(" %s %.0f", tuned.name, tflops(M, N, depth, us[i++]));
+    std::printf(" | MHz");
+    for (i = 0; i < calls.size(); i++) std::printf(" %.0f", mhz_of(calls[i], us[i]));
     std::printf("\n");
     std::fflush(stdout);
 }
@@ -173,6 +218,7 @@ void all_grouped(Ctx& ctx, const std::function<bool(const std::string&)>& wanted
                             {"FP8 wgrad += fp32", GemmLayout::kWgrad, Dtype::kFp32, true, true}};
     for (const Moe& moe : kMoe)
         for (bool balanced : {true, false}) {
+            if (moe.experts == 1 && !balanced) continue;
             const char* routing = balanced ? "" : ", natural";
             for (const Pass& pass : kPasses) {
                 const std::string name = strf("%s %s%s", moe.name, pass.name, routing);
