@@ -96,14 +96,16 @@ const Moe kMoe[] = {{"Qwen3-30B-A3B up", 128, 65536, 1536, 2048},
 struct Tuned {
     const char* name;
     cuda::GroupedTuning tuning;
-    // FP8 weight gradients do not prefetch operands, and other results have no old ones.
-    bool applies(bool fp8_wgrad, bool accumulate) const {
-        return !(tuning.ahead > 0 && fp8_wgrad) && (!tuning.results || accumulate);
+    // FP8 weight gradients do not prefetch operands, FP8 has no lead, and only sums have old results.
+    bool applies(bool fp8, bool wgrad, bool accumulate) const {
+        return !(fp8 && ((tuning.ahead > 0 && wgrad) || tuning.lead != 2)) && (!tuning.results || accumulate);
     }
 };
 const Tuned kTuned[] = {{"overlap", {.overlap = true}},
                         {"ahead 3", {.overlap = true, .ahead = 3}},
                         {"ahead 8", {.overlap = true, .ahead = 8}},
+                        {"lead 1", {.overlap = true, .lead = 1}},
+                        {"lead 0", {.overlap = true, .lead = 0}},
                         {"results", {.overlap = true, .results = true}},
                         {"both", {.overlap = true, .ahead = 4, .results = true}},
                         {"registers", {.overlap = true, .ahead = 4, .results = true, .in_registers = true}}};
@@ -158,7 +160,7 @@ void grouped(Ctx& ctx, const std::string& name, const Moe& moe, GemmLayout layou
     std::vector<Call> calls{{ctx, [&](Ctx& c, size_t) { cuda::gemm(c, dense); }},
                             {ctx, [&](Ctx& c, size_t) { cuda::grouped_gemm(c, args); }}};
     for (const Tuned& tuned : kTuned) {
-        if (!tuned.applies(fp8 && wgrad, accumulate)) continue;
+        if (!tuned.applies(fp8, wgrad, accumulate)) continue;
         calls.push_back({ctx, [&](Ctx& c, size_t) {
                              if (fp8) cuda::grouped_gemm_fp8(c, args, tuned.tuning);
                              else cuda::grouped_gemm_sm90(c, args, tuned.tuning);
@@ -169,7 +171,7 @@ void grouped(Ctx& ctx, const std::string& name, const Moe& moe, GemmLayout layou
                 tflops(M, N, depth, us[1]), us[0] / us[1]);
     size_t i = 2;
     for (const Tuned& tuned : kTuned)
-        if (tuned.applies(fp8 && wgrad, accumulate)) std::printf(" %s %.0f", tuned.name, tflops(M, N, depth, us[i++]));
+        if (tuned.applies(fp8, wgrad, accumulate)) std::printf(" %s %.0f", tuned.name, tflops(M, N, depth, us[i++]));
     std::printf(" | MHz");
     for (i = 0; i < calls.size(); i++) std::printf(" %.0f", mhz_of(calls[i], us[i]));
     std::printf("\n");

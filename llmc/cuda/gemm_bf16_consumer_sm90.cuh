@@ -10,6 +10,7 @@ template <typename Tiles, bool a_by_k, bool b_by_k, bool overlap> struct Bf16Con
     TileState<T> state;
     const Bf16Maps& maps;
     const int consumer, warp, lane;   // warp: of the warpgroup
+    const GroupedTuning& tuning;
     uint32_t buffer;                  // of results, number 0 or 1: the one that is written next
     float sums[128];
 
@@ -50,7 +51,8 @@ template <typename Tiles, bool a_by_k, bool b_by_k, bool overlap> struct Bf16Con
     __device__ void compute(int depth, bool has_rows, Meanwhile meanwhile) {
         const int steps = bf16_steps(depth);
         // If the steps were fewer than the stages, consumer 0 could signal again before consumer 1 has waited.
-        const bool in_turn = steps >= T::kStages;
+        const int lead = overlap ? tuning.lead : T::kLead;
+        const bool in_turn = steps >= T::kStages && lead > 0;
         if (in_turn && consumer == 1) ptx::named_sync<128 * T::kConsumers>(T::kLeadBarrier);
         if (overlap && consumer == 1 && !has_rows) {
 #pragma unroll 1
@@ -73,7 +75,7 @@ template <typename Tiles, bool a_by_k, bool b_by_k, bool overlap> struct Bf16Con
             if (kMayBeEmpty && depth - step * T::kDepth < T::kDepth)
                 clear_from(depth - step * T::kDepth);
             multiply<columns>(kMayBeEmpty || step > 0);
-            if (in_turn && consumer == 0 && step + 1 == T::kLead)
+            if (in_turn && consumer == 0 && step + 1 == lead)
                 ptx::named_arrive<128 * T::kConsumers>(T::kLeadBarrier);
             if (step == min(1, steps - 1)) meanwhile();
             if (step > 0) {
@@ -136,7 +138,7 @@ template <typename Tiles, bool a_by_k, bool b_by_k, bool overlap> struct Bf16Con
         }
     }
     // Stores each box below the diagonal twice.
-    __device__ void store(const SymmetricTiles& tiles, const Bf16Place& at, bool) {
+    __device__ void store(const SymmetricTiles& tiles, const Bf16Place& at) {
         const int row = at.row + T::kBox * consumer;
 #pragma unroll
         for (int c = 0; c < T::kColumns / T::kBox; c++) {
@@ -156,7 +158,7 @@ template <typename Tiles, bool a_by_k, bool b_by_k, bool overlap> struct Bf16Con
         }
     }
     // Of the last box of an expert only its own rows.
-    __device__ void store(const ExpertRows& tiles, const Bf16Place& at, bool) {
+    __device__ void store(const ExpertRows& tiles, const Bf16Place& at) {
         const int row = at.row + T::kBox * consumer;
 #pragma unroll
         for (int c = 0; c < T::kColumns / T::kBox; c++) {
@@ -230,11 +232,11 @@ template <typename Tiles, bool a_by_k, bool b_by_k, bool overlap> struct Bf16Con
             if (b + 2 < kBoxes) load_old(b + 2);
         }
     }
-    __device__ void store(const ExpertSums& tiles, const Bf16Place& at, bool in_registers) {
+    __device__ void store(const ExpertSums& tiles, const Bf16Place& at) {
         const int row = at.row + T::kBox * consumer;
         if (row >= tiles.m || (tiles.accumulate && at.depth == 0)) return;
         if constexpr (overlap)
-            if (tiles.accumulate && in_registers)
+            if (tiles.accumulate && tuning.in_registers)
                 return tiles.fp32 ? add_boxes<true>(tiles, at, row) : add_boxes<false>(tiles, at, row);
         const auto copy_to = [&](int column) {
             return [&, column](uint32_t from) {
@@ -251,7 +253,7 @@ template <typename Tiles, bool a_by_k, bool b_by_k, bool overlap> struct Bf16Con
             else store_box([&](uint32_t to) { write_box(to, h / 2, false); }, copy_to(column));
         }
     }
-    __device__ void run(Tiles tiles, bool in_registers) {
+    __device__ void run(Tiles tiles) {
         const int rank = static_cast<int>(BlockPairs::rank());
         Bf16Place next;
         bool more = tiles.find(item_of(0), rank, next);
@@ -266,7 +268,7 @@ template <typename Tiles, bool a_by_k, bool b_by_k, bool overlap> struct Bf16Con
             if (!std::is_same_v<Tiles, SymmetricTiles> || at.columns == T::kColumns)
                 compute<T::kColumns>(at.depth, has_rows, meanwhile);
             else compute<T::kColumns / 2>(at.depth, has_rows, meanwhile);
-            store(tiles, at, in_registers);
+            store(tiles, at);
         }
         if (first_thread()) ptx::bulk_wait_read<0>();   // shared memory must outlive the copies
     }

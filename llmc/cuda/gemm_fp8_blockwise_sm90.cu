@@ -44,25 +44,31 @@ template <bool vectors> struct BlocksScaleSource {
     }
 };
 
+// A bool that the compiler knows.
+template <bool value> struct Known {
+    __device__ constexpr operator bool() const { return value; }
+};
+
 __device__ inline int boxes_of_b(const BlocksPlace& at) { return at.wide ? 2 : 1; }   // of 128 columns, of a block
 
 // Loads the operands of a step of ExpertRows: A in boxes of 64 rows, shared by the blocks, and 128 or 256 columns of B.
-// A `wide` item has them in each other's place.
+// A `wide` item has them in each other's place; Wide: bool or Known.
+template <typename Wide>
 __device__ inline void load_expert(const BlocksState& state, const BlocksMaps& maps, const BlocksPlace& at,
-                                   uint32_t full, int k, int column, int rank) {
+                                   uint32_t full, int k, int column, int rank, Wide wide) {
     using B = Blocks;
     constexpr uint16_t kAll = (1 << B::kCluster) - 1;
-    const int boxes = at.wide ? 1 : 2;
+    const int boxes = wide ? 1 : 2;
     for (int i = rank * boxes; i < (rank + 1) * boxes; i++)
-        ptx::load_matrix_box_to_blocks((at.wide ? state.columns() : state.rows()) + i * B::kHalfBytes, &maps.a, full, k,
+        ptx::load_matrix_box_to_blocks((wide ? state.columns() : state.rows()) + i * B::kHalfBytes, &maps.a, full, k,
                                        at.row + 64 * i, kAll);
-    for (int i = 0; i < boxes_of_b(at); i++)
-        ptx::load_matrix_box((at.wide ? state.rows() : state.columns()) + i * B::kColumnBytes, &maps.b, full, k,
+    for (int i = 0; i < (wide ? 2 : 1); i++)
+        ptx::load_matrix_box((wide ? state.rows() : state.columns()) + i * B::kColumnBytes, &maps.b, full, k,
                              column + B::kColumns * i, at.expert);
 }
 
-// The thread that issues TMA loads.
-template <bool vectors, typename Tiles>
+// The thread that issues TMA loads. overlap: knows `wide` in its loop, which saves instructions; see load_item.
+template <bool vectors, typename Tiles, bool overlap>
 __device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const BlocksProblem& p, const Tiles& tiles) {
     using B = Blocks;
     constexpr bool kExpertRows = std::is_same_v<Tiles, ExpertRows>;
@@ -75,12 +81,12 @@ __device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const Blo
         const uint32_t a_bytes = 4 * min(kExpertRows ? B::kExpertScales : B::kRows, p.M - row);
         const float* a_scales = p.a_scales + int64_t{at.k / B::kDepth} * p.M + row;
         BlocksScaleSource<vectors> b_scales(p, at, column), more_scales(p, at, column + B::kColumns);
-        const auto load = [&](int step, auto k) {
+        const auto load = [&](int step, auto k, auto wide) {
             const uint32_t full = state.ring.full + 8 * state.ring.stage, scales = state.scales();
             ptx::barrier_wait(state.ring.empty + 8 * state.ring.stage, state.ring.parity ^ 1);
-            ptx::barrier_expect(full, B::kRowBytes + B::kColumnBytes + a_bytes + (at.wide ? 2 : 1) * b_scales.bytes);
+            ptx::barrier_expect(full, B::kRowBytes + B::kColumnBytes + a_bytes + (wide ? 2 : 1) * b_scales.bytes);
             if constexpr (kExpertRows) {
-                load_expert(state, maps, at, full, k(), column, rank);
+                load_expert(state, maps, at, full, k(), column, rank, wide);
             } else {
                 ptx::load_matrix_box_to_blocks(state.rows() + rank * B::kShareBytes, &maps.a, full, k(),
                                                row + rank * B::kShareRows, kAll);
@@ -91,7 +97,7 @@ __device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const Blo
             const uint32_t b_at = scales + 4 * (kExpertRows ? B::kExpertBlocksAt : B::kRows);
             ptx::bulk_load(b_at, b_scales.at, b_scales.bytes, full);
             b_scales.next(p, step);
-            if (at.wide) {
+            if (wide) {
                 ptx::bulk_load(b_at + 16, more_scales.at, more_scales.bytes, full);
                 more_scales.next(p, step);
             }
@@ -101,10 +107,15 @@ __device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const Blo
             int k = at.k;
 #pragma unroll 1
             for (items.count(at.steps); items.left() > 0; items.count(-1), k += B::kDepth)
-                load(0, [k] { return k; });
+                load(0, [k] { return k; }, at.wide);
         } else {
+            const auto load_all = [&](auto wide) {
 #pragma unroll 1
-            for (int step = 0; step < at.steps; step++) load(step, [step] { return step * B::kDepth; });
+                for (int step = 0; step < at.steps; step++) load(step, [step] { return step * B::kDepth; }, wide);
+            };
+            if constexpr (!overlap) load_all(at.wide);
+            else if (at.wide) load_all(Known<true>{});
+            else load_all(Known<false>{});
         }
     }
 }
@@ -126,8 +137,10 @@ __device__ inline void prefetch_expert(BlocksState state, const BlocksMaps& maps
 #pragma unroll 1
         for (int step = 0; step < p.steps; step++) {
             const int k = step * B::kDepth;
+#pragma unroll 1
             for (int i = rank * boxes; items.at.first_of_rows && i < (rank + 1) * boxes; i++)
                 ptx::prefetch_matrix_box(&maps.a, k, at.row + 64 * i);
+#pragma unroll 1
             for (int i = 0; items.at.first_of_columns && i < boxes_of_b(at); i++)
                 ptx::prefetch_matrix_box(&maps.b, k, column + B::kColumns * i, at.expert);
             if (ahead == p.ahead) pass();
@@ -186,7 +199,7 @@ gemm_fp8_blockwise_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __
     if (group_of_warps == Blocks::kConsumers) {
         ptx::registers_shrink<kExpertRows ? Blocks::kExpertProducerRegisters : Blocks::kProducerRegisters>();
         const int thread = static_cast<int>(threadIdx.x) - 128 * Blocks::kConsumers;
-        if (thread == 0) load_blocks<vectors>(state, maps, problem, tiles);
+        if (thread == 0) load_blocks<vectors, Tiles, overlap>(state, maps, problem, tiles);
         if (vectors && thread / 32 == 1) order_scales(state, problem, tiles, thread % 32);
         if constexpr (kExpertRows && overlap)
             if (thread == 32 && problem.ahead > 0) prefetch_expert(state, maps, problem, tiles);
