@@ -206,6 +206,12 @@ void schedule_rules(const Config& c, Rules& rules) {
     rules.require(c.qk_clip == 0 || !c.shape.qk_norm,
                   strf("--qk-clip %s: this model normalises queries and keys (--qk-layernorm), which bounds the logits "
                        "already: leave it out", number_text(c.qk_clip).c_str()));
+    // Row numbers of experts are int32, also those with the padding of their FP8 operands.
+    const int64_t rows = c.micro_batch_size * c.part_length() * c.shape.experts_per_token;
+    rules.require(!c.shape.has_experts() || rows < int64_t{1} << 30,
+                  strf("--micro-batch-size %lld: with --seq-length %lld and --moe-router-topk %lld the experts of a "
+                       "micro-batch have %lld rows, at most 2^30 - 1 are supported: lower it",
+                       ll(c.micro_batch_size), ll(c.seq_length), ll(c.shape.experts_per_token), ll(rows)));
     rules.require(c.skip_grad_norm == 0 || c.skip_grad_norm > 1,
                   strf("--skip-grad-norm %s must be above 1 (times the median norm), or 0 for never",
                        number_text(c.skip_grad_norm).c_str()));

@@ -7,6 +7,9 @@
 #include "llmc/cpu/quantize.h"
 
 namespace cpu {
+
+const char* experts_kernel(const Ctx&, Dtype) { return "one after another on the CPU"; }
+
 namespace {
 
 // out (rows, columns) = columns [first, first + columns) of in, whose rows have `stride` elements.

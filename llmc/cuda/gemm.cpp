@@ -213,6 +213,12 @@ void gemm(Ctx& ctx, const GemmArgs& args) {
     ctx.fp8_matmuls += plan.custom || (is_fp8(problem.first) && is_fp8(problem.second));
 }
 
+const char* experts_kernel(const Ctx& ctx, Dtype dtype) {
+    if (kSm90aCode && ctx.sm == 90 && dtype == Dtype::kBf16) return "all in one kernel (wgmma)";
+    return "one matmul after another, and the host waits for their numbers of rows: slow; BF16 on compute capability "
+           "9.0 has one kernel for all";
+}
+
 // Without the custom kernel it waits until the sizes are known on the host, and takes the library's first answer for
 // each expert.
 void grouped_gemm(Ctx& ctx, const GroupedGemmArgs& args) {

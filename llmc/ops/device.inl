@@ -45,6 +45,8 @@ void event_order(Ctx& ctx, Event* event);
 
 // Names the attention kernel that an open device uses for a working type and head dim, for the banner.
 const char* attention_kernel(const Ctx& ctx, Dtype dtype, int64_t head_size);
+// Names how it runs grouped_gemm of operands of that type, likewise.
+const char* experts_kernel(const Ctx& ctx, Dtype dtype);
 // Elements of fp32 scratch that attention_backward needs (AttentionBackwardArgs::sums); needs no open device.
 int64_t attention_sums_elems(Dtype dtype, int64_t B, int64_t T, int64_t NH, int64_t head_size);
 

@@ -153,6 +153,8 @@ void TrainLoop::open_log() {
     log_->header(header());
     std::vector<std::string>& notes = parsed_.notes;
     notes.push_back(attention_note());
+    if (config_.shape.has_experts())
+        notes.push_back(std::string("experts: ") + device::experts_kernel(device_.ctx, config_.dtype));
     if (!evaluations_->tokenizer_note().empty()) notes.push_back(evaluations_->tokenizer_note());
     if (!log_->earlier_log().empty()) notes.push_back("the earlier log is kept: " + log_->earlier_log());
     if (hf_class(config_.shape) == HfClass::kOwn && !config_.save.empty())
@@ -199,8 +201,8 @@ nlohmann::ordered_json TrainLoop::header() const {
 void TrainLoop::write_notes(const std::string& summary) {
     std::vector<std::string>& notes = parsed_.notes;
     std::stable_partition(notes.begin(), notes.end(), [](const std::string& note) {
-        const char* const details[] = {"training data: ", "validation data: ", "attention: ", "ranks of host ",
-                                       "environment: "};
+        const char* const details[] = {"training data: ", "validation data: ", "attention: ", "experts: one after",
+                                       "experts: all", "ranks of host ", "environment: "};
         return std::none_of(std::begin(details), std::end(details),
                             [&](const char* detail) { return note.rfind(detail, 0) == 0; });
     });

@@ -221,6 +221,9 @@ TEST_CASE("config: rules between options") {
     refused({"--num-query-groups", "5"}, "must be a multiple of --num-query-groups 5");
     refused({"--hidden-size", "100"}, "set --kv-channels");
     refused({"--position-embedding-type=rope", "--rope-scaling-factor=0.5"}, "at least 1");
+    const Words rows = {"--model", "qwen3-30B-A3B", "--seq-length", "32768", "--global-batch-size=65536", "--dry-run"};
+    CHECK(refusal("llama", joined(rows, {"--micro-batch-size", "2048"})) == "");   // 2^29 rows
+    CHECK(contains(refusal("llama", joined(rows, {"--micro-batch-size", "4096"})), "have 1073741824 rows"));
 }
 
 TEST_CASE("config: presets, and defaults that follow from other options") {
