@@ -281,14 +281,16 @@ DlogitsResidualArgs residual_args(const View& v, const Dims& d) {
 
 // The slots of rows that are sorted by expert.
 std::vector<Field> rows_fields(const Dims& d) {
-    return {{"in", kB, d.N * d.C}, {"rows", kB, d.N * kExperts * d.C}, {"slots", kI, d.N * kExperts, Fill::kOrder}};
+    return {{"in", kB, d.N * d.C}, {"rows", kB, d.N * kExperts * d.C}, {"slots", kI, d.N * kExperts, Fill::kOrder},
+            {"experts", kI, d.N * kExperts, Fill::kTokens}};
 }
 template <bool by_token> GatherRowsArgs gather_args(const View& v, const Dims& d) {
     return {.out = v("rows"), .in = v("in"), .row_slots = by_token ? Tensor{} : v("slots"),
             .slot_rows = by_token ? v("slots") : Tensor{}, .N = d.N, .K = kExperts, .C = d.C};
 }
 CombineRowsArgs combine_args(const View& v, const Dims& d) {
-    return {.out = v("in"), .in = v("rows"), .slot_rows = v("slots"), .N = d.N, .K = kExperts, .C = d.C};
+    return {.out = v("in"), .in = v("rows"), .slot_rows = v("slots"), .experts = v("experts"), .N = d.N, .K = kExperts,
+            .C = d.C, .E = d.V};
 }
 std::vector<Field> expert_activation_fields(const Dims& d) {
     const int64_t R = d.N * kExperts;

@@ -1,7 +1,9 @@
 // The options of a run. One table (config_table.h) has their names, defaults and ranges; the command line, JSON files,
 // --help and the checkpoint's record all use it.
 #pragma once
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <iterator>
@@ -69,6 +71,7 @@ struct Config {
     double moe_aux_loss_coeff = 0;      // weights of the losses of routers, see RouterBackwardArgs
     double moe_z_loss_coeff = 0;
     double moe_router_bias_update_rate = 0;   // of ModelConfig::sigmoid_router()
+    double moe_capacity = 0;            // rows of a rank's experts, by those of a balanced load; 0: the most
     double qk_clip = 0;                 // largest attention logit; 0: any
     double skip_grad_norm = 0;          // multiple of the median norm of the last 128 steps; 0: never
     double ema = 0;                     // decay of the average of the master weights; 0: there is none
@@ -105,6 +108,7 @@ struct Config {
     // distributed
     int64_t ranks = 0;                  // 0: as many as were started
     int64_t context_parallel = 1;       // ranks that share each sequence
+    int64_t expert_parallel = 1;        // ranks that share the experts of each layer
     // What is sharded over the ranks. 0: nothing; 1: master weights and moments; 2: gradients, too; 3: weights, too
     int64_t zero = 1;
     int64_t zero_group = 0;             // number of neighbouring ranks that shard one copy of these; 0: all
@@ -141,6 +145,12 @@ struct Config {
 
     // Tokens of each sequence that one rank has.
     int64_t part_length() const { return seq_length / context_parallel; }
+    // Rows of a rank's experts that there is memory for, by token of its micro-batch.
+    int64_t expert_rows_of_token() const {
+        const int64_t K = shape.experts_per_token, most = std::min(K, shape.num_experts / expert_parallel);
+        const int64_t all = most * expert_parallel;
+        return moe_capacity == 0 ? all : std::min(all, static_cast<int64_t>(std::ceil(moe_capacity * double(K))));
+    }
     // Number of ranks that train on different samples. A group of ranks that share their sequences counts as one.
     int data_ranks(int of_ranks) const { return of_ranks / static_cast<int>(context_parallel); }
 };

@@ -1,5 +1,6 @@
 // The rules between options: which have no effect beside which values of others, and which contradict each other.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <sstream>
 
@@ -25,12 +26,14 @@ constexpr Condition kConditions[] = {
     {"init-method-std load", "resume", "unset auto", "--resume restores the weights"},
     {"init-method-std", "load", "unset", "--load provides the weights"},
 
-    {"moe-router-topk moe-shared-experts moe-aux-loss-coeff moe-z-loss-coeff", "num-experts", ">0",
+    {"moe-router-topk moe-shared-experts moe-aux-loss-coeff moe-z-loss-coeff expert-parallel",
+     "num-experts", ">0",
      "the model has no experts (--num-experts 0)"},
     {"moe-aux-loss-coeff moe-z-loss-coeff", "moe-shared-experts", "0",
      "the router of a model with shared experts (--moe-shared-experts) balances by a bias, without losses"},
     {"moe-router-bias-update-rate", "moe-shared-experts", ">0",
      "only the router of a model with shared experts (--moe-shared-experts) has a bias"},
+    {"moe-capacity", "expert-parallel", "!1", "each rank has all experts (--expert-parallel 1)"},
 
     {"train-iters", "epochs", "0", "--epochs sets the length of the run"},
     {"train-iters", "train-iters", ">0", "a run of 0 steps has no length"},
@@ -124,6 +127,29 @@ struct Rules {
         if (!holds) broken.push_back(text);
     }
 };
+
+void expert_rules(const Config& c, int ranks, Rules& rules) {
+    const int64_t parts = c.expert_parallel;
+    if (parts == 1) return;
+    const std::string option = strf("--expert-parallel %lld", ll(parts));
+    rules.require(std::has_single_bit(static_cast<uint64_t>(parts)) && c.shape.num_experts % parts == 0,
+                  strf("%s must be 2, 4 or 8 and divide --num-experts %lld", option.c_str(), ll(c.shape.num_experts)));
+    rules.require(ranks % parts == 0 && c.zero_group % parts == 0,
+                  strf("%s must divide the number of ranks, %d, and --zero-group %lld", option.c_str(), ranks,
+                       ll(c.zero_group)));
+    rules.require(c.fp8_recipe == Fp8Recipe::kNone, option + " does not know FP8 yet: leave out --fp8-recipe");
+    rules.require(c.moe_capacity == 0 || c.moe_capacity >= 1,
+                  strf("--moe-capacity %s is below 1, the rows of a balanced load",
+                       number_text(c.moe_capacity).c_str()));
+    const int64_t tokens = c.micro_batch_size * c.part_length() * parts;
+    rules.require(std::max(tokens * c.shape.experts_per_token, tokens / parts * c.expert_rows_of_token()) <= INT32_MAX,
+                  strf("%s: the %lld tokens of a micro-batch of its ranks have more than %d rows: lower "
+                       "--micro-batch-size", option.c_str(), ll(tokens), INT32_MAX));
+    rules.require(c.optimizer == OptimizerKind::kAdamW || (c.muon_beta2 == 0 && c.zero_group == 0),
+                  strf("%s with --optimizer muon: the matrices of a rank's experts are exchanged among all ranks that "
+                       "have them, without second moments of rows: leave out --zero-group and --muon-beta2",
+                       option.c_str()));
+}
 
 // Returns whether the sizes of groups make sense, so that other rules may use them.
 bool context_rules(const Config& c, int ranks, Rules& rules) {
@@ -295,6 +321,7 @@ std::vector<std::string> config_errors(const Config& config, int ranks) {
     Rules rules;
     model_rules(config, rules);
     if (context_rules(config, ranks, rules)) batch_rules(config, ranks, rules);
+    expert_rules(config, ranks, rules);
     schedule_rules(config, rules);
     data_rules(config, rules);
     run_rules(config, ranks, rules);

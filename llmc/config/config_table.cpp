@@ -215,6 +215,10 @@ void add_optimizer(Rows& rows) {
          .help = "with --num-experts: weight of the auxiliary loss of each layer, E sum(share of the rows x mean "
                  "probability) over its E experts, which is 1 if all have the same load; shares are those of the step "
                  "before", .fallback = "0.01"},
+        {.name = "moe-capacity", .value = number(AT(moe_capacity), {.low = 0, .high = 8}),
+         .help = "with --expert-parallel: memory for this times the rows that a rank's experts have if all have the "
+                 "same load, rounded up to whole rows of a token; a step with more rows is an error, none is dropped; "
+                 "0: for the most that there can be", .on_resume = kSilent},
         {.name = "moe-z-loss-coeff", .value = number(AT(moe_z_loss_coeff), {.low = 0, .high = 1}),
          .help = "with --num-experts: add this times the mean squared log-sum-exp of the router logits of each layer "
                  "(ST-MoE: 1e-3); 0: none"},

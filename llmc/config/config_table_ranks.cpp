@@ -15,6 +15,10 @@ void add_ranks(std::vector<OptionRow>& rows) {
         {.name = "context-parallel", .value = integer(AT(context_parallel), 1, 1 << 12),
          .help = "number of neighbouring ranks among which each sequence is split; attention exchanges heads. It must "
                  "divide --num-attention-heads, --seq-length and the number of ranks", .changes = MayChange::kRounding},
+        {.name = "expert-parallel", .value = integer(AT(expert_parallel), 1, 8),
+         .help = "number of neighbouring ranks among which the experts of each layer are divided; each takes the "
+                 "tokens of all. 1, 2, 4 or 8; it must divide --num-experts, the number of ranks and --zero-group",
+         .changes = MayChange::kRounding},
         {.name = "zero", .value = integer(AT(zero), 0, 3),
          .help = "ZeRO stage; 1: each rank owns a shard of the master weights and moments; 2: and of the gradients, "
                  "which are reduced in every micro-batch; 3: and of the weights, which are gathered layer by layer in "

@@ -1,6 +1,8 @@
 // Mixtures of experts. CPU.
+#include <bit>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 #include "llmc/cpu/common.h"
 #include "llmc/cpu/math.h"
@@ -104,14 +106,29 @@ template <typename Args> void check_router(const char* op, const Args& args, Dty
 
 // ---- experts
 
-template <typename T> void combine_row(const CombineRowsArgs& args, int64_t n) {
-    using A = Acc<T>;
-    const int32_t* rows = args.slot_rows.as<int32_t>() + n * args.K;
-    T* out = args.out.as<T>() + n * args.C;
+// sums[l] is that of the slots so far that share a node of level l with the latest one; a child is added to its parent
+// once its last slot is in it.
+template <typename Out, typename In> void combine_row(const CombineRowsArgs& args, int64_t n) {
+    using A = Acc<In>;
+    constexpr int kLevels = std::bit_width(static_cast<uint64_t>(kCombineGroups)) - 1;
+    const int64_t first = n * args.K, of_group = experts_of_group(args.E);
+    Out* out = args.out.as<Out>() + n * args.C;
     for_lanes<A>(args.C, [&](int64_t i, auto count) {
-        Vec<A> sum = args.accumulate ? load(out + i, count) : Vec<A>();
-        for (int64_t k = 0; k < args.K; k++) sum = sum + load(args.in.as<T>() + rows[k] * args.C + i, count);
-        store(out + i, sum, count);
+        Vec<A> sums[kLevels + 1] = {};
+        int64_t group = 0;
+        const auto close = [&](int64_t next) {   // nodes of which the group `next` is no part
+            for (int l = 0; l < kLevels && (group ^ next) >> l != 0; l++)
+                sums[l + 1] = sums[l + 1] + sums[l], sums[l] = Vec<A>();
+            group = next;
+        };
+        for (int64_t k = 0; k < args.K; k++) {
+            const int64_t row = args.experts ? args.slot_rows.as<int32_t>()[first + k] : k * args.N + n;
+            if (row < 0) continue;
+            close((args.experts ? args.experts.as<int32_t>()[first + k] : k) / of_group);
+            sums[0] = sums[0] + load(args.in.as<In>() + row * args.C + i, count);
+        }
+        close(group ^ kCombineGroups);
+        store(out + i, args.accumulate ? load(out + i, count) + sums[kLevels] : sums[kLevels], count);
     });
 }
 
@@ -119,7 +136,9 @@ template <typename T> void activation_row(const ExpertActivationForwardArgs& arg
     using A = Acc<T>;
     const T *gate = args.in.as<T>() + r * 2 * args.F, *up = gate + args.F;
     T* out = args.out.as<T>() + r * args.F;
-    const Vec<A> weight(args.weights.as<A>()[args.row_slots.as<int32_t>()[r]]);
+    const int32_t slot = args.row_slots.as<int32_t>()[r];
+    if (slot < 0) return;
+    const Vec<A> weight(args.weights.as<A>()[slot]);
     for_lanes<A>(args.F, [&](int64_t i, auto n) {
         const Vec<A> g = load(gate + i, n);
         store(out + i, g * sigmoid_pair(g).of_x * load(up + i, n) * weight, n);
@@ -132,6 +151,7 @@ template <typename T> void activation_backward_row(const ExpertActivationBackwar
     const T *gate = args.in.as<T>() + r * 2 * args.F, *up = gate + args.F, *dout = args.dout.as<T>() + r * args.F;
     T *dgate = args.din.as<T>() + r * 2 * args.F, *dup = dgate + args.F;
     const int32_t slot = args.row_slots.as<int32_t>()[r];
+    if (slot < 0) return;
     const Vec<A> weight(args.weights.as<A>()[slot]);
     Vec<A> sum;
     for_lanes<A>(args.F, [&](int64_t i, auto n) {
@@ -220,51 +240,67 @@ void router_bias(Ctx&, const RouterBiasArgs& args) {
 
 void sort_experts(Ctx&, const SortExpertsArgs& args) {
     constexpr const char* kOp = "sort_experts";
-    const int64_t R = args.N * args.K;
+    const int64_t slots = args.N * args.K, R = args.row_slots.elems;
     check_tensor(kOp, "offsets", args.offsets, Dtype::kInt32, args.E + 1);
-    for (const Tensor& t : {args.experts, args.row_slots, args.slot_rows})
-        check_tensor(kOp, "slots", t, Dtype::kInt32, R);
-    check_tensor(kOp, "scratch", args.scratch, Dtype::kInt32, ceil_div(R, kSortChunk) * args.E);
-    const int32_t* experts = args.experts.as<int32_t>();
-    int32_t *offsets = args.offsets.as<int32_t>(), next[kMaxRouterExperts];
-    std::fill(offsets, offsets + args.E + 1, 0);
-    for (int64_t slot = 0; slot < R; slot++) offsets[experts[slot] + 1]++;
-    for (int64_t e = 0; e < args.E; e++) offsets[e + 1] += next[e] = offsets[e];
-    for (int64_t slot = 0; slot < R; slot++) {
-        const int32_t row = next[experts[slot]]++;
-        args.row_slots.as<int32_t>()[row] = static_cast<int32_t>(slot);
-        args.slot_rows.as<int32_t>()[slot] = row;
+    for (const Tensor& t : {args.experts, args.slot_rows}) check_tensor(kOp, "slots", t, Dtype::kInt32, slots);
+    check_tensor(kOp, "rows", args.row_slots, Dtype::kInt32, R);
+    check_tensor(kOp, "scratch", args.scratch, Dtype::kInt32, ceil_div(slots, kSortChunk) * args.E);
+    const auto here = [&](int64_t slot) {   // of the experts, E: none of them
+        const int64_t e = args.experts.as<int32_t>()[slot] - args.first;
+        return e < 0 ? args.E : std::min(e, args.E);
+    };
+    int32_t *offsets = args.offsets.as<int32_t>(), *row_slots = args.row_slots.as<int32_t>();
+    int64_t next[kMaxRouterExperts + 1] = {}, total = 0;
+    for (int64_t slot = 0; slot < slots; slot++) next[here(slot)]++;
+    for (int64_t e = 0; e <= args.E; e++) {
+        offsets[e] = static_cast<int32_t>(std::min(total, R));
+        if (e < args.E) total += std::exchange(next[e], total);
     }
+    std::fill(row_slots, row_slots + R, -1);
+    for (int64_t slot = 0; slot < slots; slot++) {
+        const int64_t e = here(slot), row = e < args.E ? next[e]++ : R;
+        args.slot_rows.as<int32_t>()[slot] = row < R ? static_cast<int32_t>(row) : -1;
+        if (row < R) row_slots[row] = static_cast<int32_t>(slot);
+    }
+    if (args.load) *args.load.as<int32_t>() = std::max(*args.load.as<int32_t>(), static_cast<int32_t>(total));
 }
 
 void gather_rows(Ctx&, const GatherRowsArgs& args) {
     constexpr const char* kOp = "gather_rows";
+    const int64_t R = args.out.elems / args.C;
     const bool by_slot = static_cast<bool>(args.slot_rows);
     const Tensor& other = by_slot ? args.slot_rows : args.row_slots;   // row of a slot, or slot of a row
-    check_tensor(kOp, "row_slots or slot_rows", other, Dtype::kInt32, args.N * args.K);
+    check_tensor(kOp, "row_slots or slot_rows", other, Dtype::kInt32, by_slot ? args.N * args.K : R);
     check_tensor(kOp, "in", args.in, args.in.dtype, args.N * args.C);
-    check_tensor(kOp, "out", args.out, args.in.dtype, args.N * args.K * args.C);
-    const int64_t R = args.N * args.K, bytes = args.C * dtype_bytes(args.in.dtype),
-                  blocks = is_fp8(args.in.dtype) ? scale_blocks(args.C) : 0;
+    check_tensor(kOp, "out", args.out, args.in.dtype, R * args.C);
+    const int64_t bytes = args.C * dtype_bytes(args.in.dtype),
+                  blocks = is_fp8(args.in.dtype) ? scale_blocks(args.C) : 0, of_part = args.N / args.parts;
     check_tensor(kOp, "in_scale_inv", args.in_scale_inv, args.in_scale_inv.dtype, blocks * args.N);
     check_tensor(kOp, "out_scale_inv", args.out_scale_inv, args.in_scale_inv.dtype, blocks * R);
 #pragma omp parallel for schedule(static) if (R * args.C >= kParallelElems)
-    for (int64_t i = 0; i < R; i++) {
+    for (int64_t i = 0; i < other.elems; i++) {
         const int64_t there = other.as<int32_t>()[i], r = by_slot ? there : i, n = (by_slot ? i : there) / args.K;
+        if (there < 0) continue;
         std::memcpy(static_cast<char*>(args.out.data) + r * bytes, static_cast<const char*>(args.in.data) + n * bytes,
                     static_cast<size_t>(bytes));
         for (int64_t b = 0; b < blocks; b++)
-            args.out_scale_inv.as<float>()[b * R + r] = args.in_scale_inv.as<float>()[b * args.N + n];
+            args.out_scale_inv.as<float>()[b * R + r] =
+                args.in_scale_inv.as<float>()[(n / of_part * blocks + b) * of_part + n % of_part];
     }
 }
 
 void combine_rows(Ctx&, const CombineRowsArgs& args) {
     constexpr const char* kOp = "combine_rows";
-    check_tensor(kOp, "slot_rows", args.slot_rows, Dtype::kInt32, args.N * args.K);
-    check_tensor(kOp, "in", args.in, args.in.dtype, args.N * args.K * args.C);
-    check_tensor(kOp, "out", args.out, args.in.dtype, args.N * args.C);
-    for_rows(kOp, args.in.dtype, args.N, args.K * args.C,
-             [&]<typename T>(Tag<T>, int64_t n) { combine_row<T>(args, n); });
+    for (const Tensor& t : {args.slot_rows, args.experts})
+        if (args.experts) check_tensor(kOp, "slots", t, Dtype::kInt32, args.N * args.K);
+    check_tensor(kOp, "in", args.in, args.in.dtype, args.in.elems);
+    check_tensor(kOp, "out", args.out, args.out.dtype, args.N * args.C);
+    CHECK(args.experts || (args.E == args.K && args.in.elems == args.N * args.K * args.C), "%s: no experts", kOp);
+    for_rows(kOp, args.in.dtype, args.N, args.K * args.C, [&]<typename T>(Tag<T>, int64_t n) {
+        if (args.out.dtype == args.in.dtype) combine_row<T, T>(args, n);
+        else if constexpr (std::is_same_v<T, bf16>) combine_row<float, bf16>(args, n);
+        else if constexpr (std::is_same_v<T, float>) combine_row<bf16, float>(args, n);
+    });
 }
 
 void expert_activation_forward(Ctx&, const ExpertActivationForwardArgs& given) {
@@ -276,7 +312,7 @@ void expert_activation_forward(Ctx&, const ExpertActivationForwardArgs& given) {
     check_tensor(kOp, "in", args.in, args.in.dtype, args.R * 2 * args.F);
     check_tensor(kOp, "out", args.out, args.in.dtype, args.R * args.F);
     for_rows(kOp, args.in.dtype, args.R, args.F, [&]<typename T>(Tag<T>, int64_t r) {
-        check_tensor(kOp, "weights", args.weights, stat_dtype<T>, args.R);
+        check_tensor(kOp, "weights", args.weights, stat_dtype<T>, args.weights.elems);
         activation_row<T>(args, r);
     });
     result.quantize();
@@ -291,7 +327,8 @@ void expert_activation_backward(Ctx&, const ExpertActivationBackwardArgs& given)
     for (const Tensor& t : {args.in, args.din}) check_tensor(kOp, "in", t, args.in.dtype, args.R * 2 * args.F);
     check_tensor(kOp, "dout", args.dout, args.in.dtype, args.R * args.F);
     for_rows(kOp, args.in.dtype, args.R, args.F, [&]<typename T>(Tag<T>, int64_t r) {
-        for (const Tensor& t : {args.weights, args.dweights}) check_tensor(kOp, "weights", t, stat_dtype<T>, args.R);
+        for (const Tensor& t : {args.weights, args.dweights})
+            check_tensor(kOp, "weights", t, stat_dtype<T>, args.weights.elems);
         activation_backward_row<T>(args, r);
     });
     result.quantize();

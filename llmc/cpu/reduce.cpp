@@ -29,11 +29,11 @@ void sum_squares(Ctx&, const SumSquaresArgs& args) {
 }
 
 void step_guard(Ctx&, const StepGuardArgs& args) {
-    StepState& state = *args.state;
+    const StepState& state = *args.state;
     float median = 0;
     for (int64_t i = 0; i < norms_held(state); i++)
         if (is_median_norm(state, i)) median = state.norms[i];
-    decide_step(state, args.clip, args.skip_norm, median);
+    decide_step(args, median);
 }
 
 }  // namespace cpu

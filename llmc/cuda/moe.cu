@@ -13,28 +13,38 @@ unsigned warp_grid(int64_t rows) { return grid_size(ceil_div(rows, kWarps)); }
 
 // ---- sorting, in chunks of kSortChunk slots, each of a warp
 
-// Math: counts[chunk][e] = number of the chunk's slots of expert e.
+// The number of a slot's expert among those from `first` on; -1: it is none of these E.
+__device__ inline int expert_here(const int32_t* experts, int64_t slot, int first, int E) {
+    const int e = experts[slot] - first;
+    return e >= 0 && e < E ? e : -1;
+}
+
+// Math: counts[chunk][e] = number of the chunk's slots of expert first + e.
 // Source: none.
 // Traffic: experts read, counts written, once.
 // Requires: nothing.
 // Parallel: a block of one warp per chunk.
-__global__ void __launch_bounds__(kLanes) sort_count_kernel(int32_t* counts, const int32_t* experts, int64_t R, int E) {
+__global__ void __launch_bounds__(kLanes)
+    sort_count_kernel(int32_t* counts, const int32_t* experts, int64_t slots, int first, int E) {
     __shared__ int32_t count[kMaxRouterExperts];
     wait_for_previous_kernels();
     for (int e = threadIdx.x; e < E; e += kLanes) count[e] = 0;
     __syncwarp();
-    const int64_t begin = blockIdx.x * kSortChunk, end = min(R, begin + kSortChunk);
-    for (int64_t slot = begin + threadIdx.x; slot < end; slot += kLanes) atomicAdd(&count[experts[slot]], 1);
+    const int64_t begin = blockIdx.x * kSortChunk, end = min(slots, begin + kSortChunk);
+    for (int64_t slot = begin + threadIdx.x; slot < end; slot += kLanes)
+        if (const int e = expert_here(experts, slot, first, E); e >= 0) atomicAdd(&count[e], 1);
     __syncwarp();
     for (int e = threadIdx.x; e < E; e += kLanes) counts[int64_t{blockIdx.x} * E + e] = count[e];
 }
 
-// Math: counts[chunk][e] = number of slots of expert e in earlier chunks; offsets[e] = slots of lower experts.
+// Math: counts[chunk][e] = number of slots of expert e in earlier chunks; offsets[e] = slots of lower experts, at most
+//       R; load = max(load, all slots).
 // Source: none.
 // Traffic: counts read and written, once; from the L2 cache.
 // Requires: E <= 1024 threads.
 // Parallel: one block; a thread per expert.
-__global__ void __launch_bounds__(1024) sort_scan_kernel(int32_t* counts, int32_t* offsets, int64_t chunks, int E) {
+__global__ void __launch_bounds__(1024)
+    sort_scan_kernel(int32_t* counts, int32_t* offsets, int32_t* load, int64_t chunks, int32_t R, int E) {
     __shared__ int32_t totals[kMaxRouterExperts];
     wait_for_previous_kernels();
     const int e = threadIdx.x;
@@ -50,36 +60,36 @@ __global__ void __launch_bounds__(1024) sort_scan_kernel(int32_t* counts, int32_
     if (e > 0) return;
     int32_t offset = 0;
     for (int i = 0; i < E; i++) {
-        offsets[i] = offset;
+        offsets[i] = min(offset, R);
         offset += totals[i];
     }
-    offsets[E] = offset;
+    offsets[E] = min(offset, R);
+    if (load) *load = max(*load, offset);
 }
 
-// Math: slot_rows[slot] = offsets[e] + slots of e in earlier chunks + earlier slots of e in the chunk; the inverse.
+// Math: slot_rows[slot] = offsets[e] + slots of e in earlier chunks + earlier slots of e in the chunk, or -1 if that is
+//       not below R or the slot's expert is not here; the inverse.
 // Source: none.
 // Traffic: experts read, slot_rows and row_slots written, once.
 // Requires: nothing.
 // Parallel: a block of one warp per chunk, 32 slots at a time; lanes with the same expert count those before them.
 __global__ void __launch_bounds__(kLanes)
     sort_scatter_kernel(int32_t* row_slots, int32_t* slot_rows, const int32_t* counts, const int32_t* offsets,
-                        const int32_t* experts, int64_t R, int E) {
+                        const int32_t* experts, int64_t slots, int32_t R, int first, int E) {
     __shared__ int32_t next[kMaxRouterExperts];
     wait_for_previous_kernels();
     for (int e = threadIdx.x; e < E; e += kLanes) next[e] = offsets[e] + counts[int64_t{blockIdx.x} * E + e];
     __syncwarp();
-    const int64_t begin = blockIdx.x * kSortChunk, end = min(R, begin + kSortChunk);
-    for (int64_t first = begin; first < end; first += kLanes) {
-        const int64_t slot = first + threadIdx.x;
-        const int e = slot < end ? experts[slot] : -1;
+    const int64_t begin = blockIdx.x * kSortChunk, end = min(slots, begin + kSortChunk);
+    for (int64_t some = begin; some < end; some += kLanes) {
+        const int64_t slot = some + threadIdx.x;
+        const int e = slot < end ? expert_here(experts, slot, first, E) : -1;
         const uint32_t same = __match_any_sync(0xffffffffu, e), lower = same & ((1u << threadIdx.x) - 1);
-        const int32_t row = e >= 0 ? next[e] + __popc(lower) : 0;
+        const int32_t row = e >= 0 ? next[e] + __popc(lower) : R;
         __syncwarp();
-        if (e >= 0) {
-            slot_rows[slot] = row;
-            row_slots[row] = static_cast<int32_t>(slot);
-            if (lower == 0) next[e] += __popc(same);
-        }
+        if (slot < end) slot_rows[slot] = row < R ? row : -1;
+        if (row < R) row_slots[row] = static_cast<int32_t>(slot);
+        if (e >= 0 && lower == 0) next[e] += __popc(same);
         __syncwarp();
     }
 }
@@ -93,6 +103,7 @@ struct GatheredScales {
     float* out;
     const float* in;
     int blocks;
+    int64_t parts;
 };
 
 // Math: see GatherRowsArgs. by_token: other = slot_rows, otherwise row_slots.
@@ -102,13 +113,15 @@ struct GatheredScales {
 // Parallel: a warp per kGatherLoads loads of a row of in, or of out.
 template <typename T, int kWidth, bool by_token>
 __global__ void __launch_bounds__(kThreads)
-    gather_rows_kernel(T* out, const T* in, const int32_t* other, int64_t N, int K, int64_t C, GatheredScales scales) {
+    gather_rows_kernel(T* out, const T* in, const int32_t* other, int64_t R, int64_t N, int K, int64_t C,
+                       GatheredScales scales) {
     constexpr int kStep = kLanes * kWidth;
     wait_for_previous_kernels();
     const int64_t parts = (C + kGatherLoads * kStep - 1) / (kGatherLoads * kStep), i = warp_row() / parts;
     const int lane = threadIdx.x % kLanes;
     const int64_t begin = warp_row() % parts * kGatherLoads * kStep, first = begin + lane * kWidth;
-    if (i >= (by_token ? N : N * K)) return;
+    if (i >= (by_token ? N : R) || (!by_token && other[i] < 0)) return;
+    const int64_t of_part = N / scales.parts;
     const int32_t mine = by_token && lane < K ? other[i * K + lane] : 0;
     const int64_t n = by_token ? i : other[i] / K;
     in += n * C;
@@ -118,13 +131,14 @@ __global__ void __launch_bounds__(kThreads)
         if (first + p * kStep < C) part[p].load(in + first + p * kStep);
     for (int k = 0; k < (by_token ? K : 1); k++) {
         const int64_t row = by_token ? __shfl_sync(0xffffffffu, mine, k) : i;
+        if (row < 0) continue;
         T* const to = out + row * C + first;
 #pragma unroll
         for (int p = 0; p < kGatherLoads; p++)
             if (first + p * kStep < C)
                 *reinterpret_cast<typename Packed<T, kWidth>::Raw*>(to + p * kStep) = part[p].raw;
         for (int b = lane; begin == 0 && b < scales.blocks; b += kLanes)
-            scales.out[b * N * K + row] = scales.in[b * N + n];
+            scales.out[b * R + row] = scales.in[(n / of_part * scales.blocks + b) * of_part + n % of_part];
     }
 }
 
@@ -132,29 +146,55 @@ __global__ void __launch_bounds__(kThreads)
 // Source: none.
 // Traffic: in read, out (read and) written, once.
 // Requires: as gather_rows_kernel; K <= 32.
-// Parallel: a warp per row of out.
-template <typename T, int kWidth>
+// Parallel: a warp per row of out. sums[l] is that of the slots so far that share a node of level l of the tree with
+//           the latest one; a child is added to its parent once its last slot is in it.
+template <typename Out, typename In, int kWidth>
 __global__ void __launch_bounds__(kThreads)
-    combine_rows_kernel(T* out, const T* in, const int32_t* slot_rows, int64_t N, int K, int64_t C, bool accumulate) {
+    combine_rows_kernel(Out* out, const In* in, const int32_t* slot_rows, const int32_t* experts, int64_t N, int K,
+                        int64_t C, int of_group, bool accumulate) {
+    constexpr int kLevels = 3, kAtOnce = 4;
+    static_assert(1 << kLevels == kCombineGroups && kLanes % kAtOnce == 0);
     wait_for_previous_kernels();
     const int64_t n = warp_row();
-    const int lane = threadIdx.x % kLanes;
+    const int lane = threadIdx.x % kLanes, slot = min(lane, K - 1);
     if (n >= N) return;
-    const int32_t mine = lane < K ? slot_rows[n * K + lane] : 0;
+    const int32_t mine = lane >= K ? -1 : experts ? slot_rows[n * K + lane] : static_cast<int32_t>(lane * N + n);
+    const int my_group = (experts ? experts[n * K + slot] : slot) / of_group;
     out += n * C;
     for (int64_t begin = 0; begin < C; begin += kLanes * kWidth) {   // all lanes take part in the shuffles
         const int64_t c = begin + lane * kWidth;
-        float sum[kWidth] = {}, part[kWidth];
-        if (accumulate && c < C) load_floats<T, kWidth>(out + c, sum);
-#pragma unroll 4
-        for (int k = 0; k < K; k++) {
-            const int64_t row = __shfl_sync(0xffffffffu, mine, k);
-            if (c >= C) continue;
-            load_floats<T, kWidth>(in + row * C + c, part);
+        float sums[kLevels + 1][kWidth] = {};
+        int group = 0;
+        const auto close = [&](int next) {   // nodes of which the group `next` is no part
 #pragma unroll
-            for (int i = 0; i < kWidth; i++) sum[i] += part[i];
+            for (int l = 0; l < kLevels; l++) {
+                if ((group ^ next) >> l == 0) continue;
+#pragma unroll
+                for (int i = 0; i < kWidth; i++) sums[l + 1][i] += sums[l][i], sums[l][i] = 0.0f;
+            }
+            group = next;
+        };
+        for (int k = 0; k < K; k += kAtOnce) {
+            float parts[kAtOnce][kWidth] = {};
+#pragma unroll
+            for (int j = 0; j < kAtOnce; j++) {
+                const int64_t row = __shfl_sync(0xffffffffu, mine, k + j);
+                if (row >= 0 && c < C) load_floats<In, kWidth>(in + row * C + c, parts[j]);
+            }
+#pragma unroll
+            for (int j = 0; j < kAtOnce; j++) {
+                close(__shfl_sync(0xffffffffu, my_group, k + j));
+#pragma unroll
+                for (int i = 0; i < kWidth; i++) sums[0][i] += parts[j][i];
+            }
         }
-        if (c < C) store_floats<T, kWidth>(out + c, sum);
+        close(group ^ static_cast<int>(kCombineGroups));
+        if (c >= C) continue;
+        float before[kWidth] = {};
+        if (accumulate) load_floats<Out, kWidth>(out + c, before);
+#pragma unroll
+        for (int i = 0; i < kWidth; i++) sums[kLevels][i] += before[i];
+        store_floats<Out, kWidth>(out + c, sums[kLevels]);
     }
 }
 
@@ -213,7 +253,9 @@ __global__ void __launch_bounds__(kThreads)
     wait_for_previous_kernels();
     const int64_t r = warp_row();
     if (r >= R) return;
-    const float weight = weights[row_slots[r]];
+    const int32_t slot = row_slots[r];
+    if (slot < 0) return;
+    const float weight = weights[slot];
     RowOutput<T, kWidth, kQuant> output(out, quant);
     in += r * 2 * F;
     for (int64_t begin = 0; begin < F; begin += kLanes * kWidth) {
@@ -244,6 +286,7 @@ __global__ void __launch_bounds__(kThreads)
     const int lane = threadIdx.x % kLanes;
     if (r >= R) return;
     const int32_t slot = row_slots[r];
+    if (slot < 0) return;
     const float weight = weights[slot];
     RowOutput<T, kWidth, kQuant> output(din, quant);
     in += r * 2 * F, dout += r * F;
@@ -301,25 +344,27 @@ template <typename F> void with_rows(Dtype dtype, const TileOut& quant, int64_t 
 }  // namespace
 
 void sort_experts(Ctx& ctx, const SortExpertsArgs& args) {
-    const int64_t R = args.N * args.K, chunks = ceil_div(R, kSortChunk);
+    const int64_t slots = args.N * args.K, chunks = ceil_div(slots, kSortChunk), R = args.row_slots.elems;
     expect(args.offsets, Dtype::kInt32, args.E + 1, "sort_experts: offsets");
     expect(args.scratch, Dtype::kInt32, chunks * args.E, "sort_experts: scratch");
-    for (const Tensor& t : {args.experts, args.row_slots, args.slot_rows})
-        expect(t, Dtype::kInt32, R, "sort_experts: slots");
+    for (const Tensor& t : {args.experts, args.slot_rows}) expect(t, Dtype::kInt32, slots, "sort_experts: slots");
+    expect(args.row_slots, Dtype::kInt32, R, "sort_experts: rows");
+    device::fill_bytes(ctx, args.row_slots.data, 0xff, args.row_slots.bytes());
     int32_t *const counts = args.scratch.as<int32_t>(), *const offsets = args.offsets.as<int32_t>();
     const int32_t* const experts = args.experts.as<int32_t>();
-    launch_early(ctx, sort_count_kernel, grid_size(chunks), kLanes, 0, counts, experts, R, args.E);
-    launch_early(ctx, sort_scan_kernel, 1, static_cast<unsigned>(round_up(args.E, kLanes)), 0, counts, offsets, chunks,
+    launch_early(ctx, sort_count_kernel, grid_size(chunks), kLanes, 0, counts, experts, slots, args.first,
                  args.E);
+    launch_early(ctx, sort_scan_kernel, 1, static_cast<unsigned>(round_up(args.E, kLanes)), 0, counts, offsets,
+                 args.load ? args.load.as<int32_t>() : nullptr, chunks, R, args.E);
     launch_early(ctx, sort_scatter_kernel, grid_size(chunks), kLanes, 0, args.row_slots.as<int32_t>(),
-                 args.slot_rows.as<int32_t>(), counts, offsets, experts, R, args.E);
+                 args.slot_rows.as<int32_t>(), counts, offsets, experts, slots, R, args.first, args.E);
 }
 
 void gather_rows(Ctx& ctx, const GatherRowsArgs& args) {
-    const int64_t R = args.N * args.K;
+    const int64_t R = args.out.elems / args.C;
     const bool by_token = static_cast<bool>(args.slot_rows);
     const Tensor& other = by_token ? args.slot_rows : args.row_slots;
-    expect(other, Dtype::kInt32, R, "gather_rows: row_slots or slot_rows");
+    expect(other, Dtype::kInt32, by_token ? args.N * args.K : R, "gather_rows: row_slots or slot_rows");
     expect(args.in, args.in.dtype, args.N * args.C, "gather_rows: in");
     expect(args.out, args.in.dtype, R * args.C, "gather_rows: out");
     const bool fp8 = is_fp8(args.in.dtype);   // two codes are copied as a bf16
@@ -328,7 +373,7 @@ void gather_rows(Ctx& ctx, const GatherRowsArgs& args) {
                    && args.out_scale_inv.elems == blocks * R), "gather_rows: FP8 rows of %lld", ll(args.C));
     CHECK(args.K <= kLanes, "gather_rows: %lld experts of a token", ll(args.K));
     const GatheredScales scales{args.out_scale_inv.as<float>(), args.in_scale_inv.as<float>(),
-                                static_cast<int>(blocks)};
+                                static_cast<int>(blocks), args.parts};
     dispatch(fp8 ? Dtype::kBf16 : args.in.dtype, "gather_rows", [&](auto type) {
         using T = decltype(type);
         with_width<T>(vectorizable<T>(C, {args.out.data, args.in.data}), [&](auto width) {
@@ -336,7 +381,7 @@ void gather_rows(Ctx& ctx, const GatherRowsArgs& args) {
             const auto launch = [&](auto kernel) {
                 launch_early(ctx, kernel, warp_grid((by_token ? args.N : R) * parts), kThreads, 0,
                              static_cast<T*>(args.out.data), static_cast<const T*>(args.in.data), other.as<int32_t>(),
-                             args.N, args.K, C, scales);
+                             R, args.N, args.K, C, scales);
             };
             if (by_token) launch(gather_rows_kernel<T, width, true>);
             else launch(gather_rows_kernel<T, width, false>);
@@ -345,17 +390,26 @@ void gather_rows(Ctx& ctx, const GatherRowsArgs& args) {
 }
 
 void combine_rows(Ctx& ctx, const CombineRowsArgs& args) {
-    expect(args.slot_rows, Dtype::kInt32, args.N * args.K, "combine_rows: slot_rows");
-    expect(args.in, args.in.dtype, args.N * args.K * args.C, "combine_rows: in");
-    expect(args.out, args.in.dtype, args.N * args.C, "combine_rows: out");
-    CHECK(args.K <= kLanes, "combine_rows: %lld experts of a token", ll(args.K));
-    dispatch(args.in.dtype, "combine_rows", [&](auto type) {
-        using T = decltype(type);
-        with_width<T>(vectorizable<T>(args.C, {args.out.data, args.in.data}), [&](auto width) {
-            launch_early(ctx, combine_rows_kernel<T, width>, warp_grid(args.N), kThreads, 0, args.out.as<T>(),
-                         args.in.as<T>(), args.slot_rows.as<int32_t>(), args.N, args.K, args.C,
-                         args.accumulate);
+    for (const Tensor& t : {args.slot_rows, args.experts})
+        if (args.experts) expect(t, Dtype::kInt32, args.N * args.K, "combine_rows: slots");
+    expect(args.in, args.in.dtype, args.in.elems, "combine_rows: in");
+    expect(args.out, args.out.dtype, args.N * args.C, "combine_rows: out");
+    CHECK(args.K <= kLanes && (args.experts || (args.E == args.K && args.in.elems == args.N * args.K * args.C)),
+          "combine_rows: %lld experts of a token", ll(args.K));
+    const auto* const experts = args.experts ? args.experts.as<int32_t>() : nullptr;
+    const auto run = [&](auto out_type, auto in_type) {
+        using Out = decltype(out_type);
+        using In = decltype(in_type);
+        const bool vectors = vectorizable<Out>(args.C, {args.out.data}) && vectorizable<In>(args.C, {args.in.data});
+        using Wide = std::conditional_t<sizeof(Out) < sizeof(In), Out, In>;
+        with_width<Wide>(vectors, [&](auto width) {
+            launch_early(ctx, combine_rows_kernel<Out, In, width>, warp_grid(args.N), kThreads, 0, args.out.as<Out>(),
+                         args.in.as<In>(), experts ? args.slot_rows.as<int32_t>() : nullptr, experts, args.N, args.K,
+                         args.C, experts_of_group(args.E), args.accumulate);
         });
+    };
+    dispatch(args.in.dtype, "combine_rows", [&](auto in) {
+        dispatch(args.out.dtype, "combine_rows", [&](auto out) { run(out, in); });
     });
 }
 
@@ -363,7 +417,7 @@ void expert_activation_forward(Ctx& ctx, const ExpertActivationForwardArgs& args
     expect(args.in, args.in.dtype, args.R * 2 * args.F, "expert_activation_forward: in");
     if (!args.quant.copies() || args.out)
         expect(args.out, args.in.dtype, args.R * args.F, "expert_activation_forward: out");
-    expect(args.weights, Dtype::kFp32, args.R, "expert_activation_forward: weights");
+    expect(args.weights, Dtype::kFp32, args.weights.elems, "expert_activation_forward: weights");
     const TileOut quant = rows_quant(args.quant, args.in, args.R, args.F, "expert_activation_forward");
     with_rows(args.in.dtype, quant, args.F, {args.out.data, args.in.data}, [&]<typename T, int kWidth, bool kQuant>() {
         launch_early(ctx, expert_activation_forward_kernel<T, kWidth, kQuant>, warp_grid(args.R), kThreads, 0,
@@ -377,7 +431,7 @@ void expert_activation_backward(Ctx& ctx, const ExpertActivationBackwardArgs& ar
         expect(t, args.in.dtype, args.R * 2 * args.F, "expert_activation_backward: in");
     expect(args.dout, args.in.dtype, args.R * args.F, "expert_activation_backward: dout");
     for (const Tensor& t : {args.weights, args.dweights})
-        expect(t, Dtype::kFp32, args.R, "expert_activation_backward: weights");
+        expect(t, Dtype::kFp32, args.weights.elems, "expert_activation_backward: weights");
     const auto launch = [&](const Tensor& din, const TileOut& quant, bool split) {
         with_rows(args.in.dtype, quant, args.F, {din.data, args.dout.data, args.in.data},
                   [&]<typename T, int kWidth, bool kQuant>() {

@@ -89,12 +89,12 @@ __global__ void __launch_bounds__(1024) add_to_sum_kernel(double* sum, const V* 
 // Traffic: one StepState.
 // Requires: nothing.
 // Parallel: one block; thread i counts the norms below norm i.
-__global__ void __launch_bounds__(kNormWindow) step_guard_kernel(StepState* state, float clip, float skip_norm) {
+__global__ void __launch_bounds__(kNormWindow) step_guard_kernel(StepGuardArgs args) {
     __shared__ float median;
-    if (skip_norm > 0.0f && is_median_norm(*state, threadIdx.x)) median = state->norms[threadIdx.x];
+    const StepState& state = *args.state;
+    if (args.skip_norm > 0.0f && is_median_norm(state, threadIdx.x)) median = state.norms[threadIdx.x];
     __syncthreads();
-    if (threadIdx.x == 0)
-        decide_step(*state, clip, skip_norm, skip_norm > 0.0f && state->norm_count > 0 ? median : 0.0f);
+    if (threadIdx.x == 0) decide_step(args, args.skip_norm > 0.0f && state.norm_count > 0 ? median : 0.0f);
 }
 
 }  // namespace
@@ -141,7 +141,7 @@ void sum_losses(Ctx& ctx, const SumLossesArgs& args) {
 
 void step_guard(Ctx& ctx, const StepGuardArgs& args) {
     CHECK(args.state != nullptr, "step_guard without a state");
-    launch_kernel(ctx, step_guard_kernel, 1, kNormWindow, args.state, args.clip, args.skip_norm);
+    launch_kernel(ctx, step_guard_kernel, 1, kNormWindow, args);
 }
 
 }  // namespace cuda

@@ -4,6 +4,7 @@
 
 #include "llmc/config/config.h"
 #include "llmc/model/activation_offload.h"
+#include "llmc/model/expert_exchange.h"
 #include "llmc/model/head_exchange.h"
 #include "llmc/model/linear.h"
 #include "llmc/model/parameters/param_store.h"
@@ -44,6 +45,11 @@ struct DecoderOptions {
     // (E) that the first has, and the sums of router_stats.
     double aux_loss = 0, router_z_loss = 0;
     Tensor expert_load = {}, router_stats = {};
+    const ExpertExchange* experts = nullptr;   // not owned; null: this rank has all experts
+    // With `experts`: the rows that this rank has memory for, by token of its micro-batch, and for every layer the most
+    // rows so far (1 int32), =.
+    int64_t rows_of_token = 0;
+    Tensor expert_rows = {};
     int64_t max_rows() const { return max_batch * max_seq; }
     int64_t positions() const { return max_seq * ranks_of_sequence(); }
 };

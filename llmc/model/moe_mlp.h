@@ -1,11 +1,13 @@
 // A mixture of experts: branch = sum over the K chosen experts e of down_e(swiglu(up_e(x)) * weight_e) with x =
 // norm(residual stream), plus shared(x), the shared experts as one MLP, where the model has some. Sources: Shazeer et
 // al., arXiv 1701.06538; shared experts: DeepSeekMoE, arXiv 2401.06066.
-// Five stages: route (router, top-k), dispatch (sort
-// by expert, gather rows), experts (grouped matmuls), combine, and the backward of each. No token is dropped: buffers
-// have N K rows whatever the routing is, and the numbers of rows of experts stay on the device. In FP8, x and dy are
-// quantized once and gathered as codes, and saved are rowwise codes, of which weight gradients take transposed ones
+// Five stages: route (router, top-k), dispatch (sort by expert, gather rows), experts (grouped matmuls), combine, and
+// the backward of each. No token is dropped, and the numbers of rows of experts stay on the device. In FP8, x and dy
+// are quantized once and gathered as codes, and saved are rowwise codes, of which weight gradients take transposed ones
 // (FP8-Flow-MoE, arXiv 2511.02302).
+// With expert parallelism (DecoderOptions::experts) P ranks have E / P experts each: they all-gather tokens with their
+// experts and weights, so that sizes are fixed, and each rank returns the sum over its experts, a subtree of that of
+// CombineRowsArgs, to the token's rank.
 #pragma once
 #include <optional>
 #include <vector>
@@ -27,9 +29,9 @@ public:
 private:
     enum Row {
         kProbs = PreNorm::kRows, kLse, kExperts, kWeights, kUp, kAct, kActFp8, kRows, kDact, kDweights, kDlogits,
-        kDnorm, kSlots
+        kDnorm, kRowSlots, kSlotRows, kPartial
     };
-    static std::vector<BufferRow> rows(const ModelConfig& config);
+    static std::vector<BufferRow> rows(const ModelConfig& config, const DecoderOptions& options);
 
     // The order of rows, see SortExpertsArgs; scratch of the caller's scope.
     struct Order {
@@ -37,6 +39,15 @@ private:
     };
     int64_t E() const { return config_.num_experts; }
     int64_t K() const { return config_.experts_per_token; }
+    int64_t P() const { return exchange_ ? exchange_->ranks : 1; }
+    int64_t here() const { return E() / P(); }   // experts of this rank
+    int64_t first() const { return exchange_ ? exchange_->rank * here() : 0; }
+    int64_t R(int64_t N) const { return P() > 1 ? model_.options.rows_of_token * N : N * K(); }
+    // This rank's shard of what all ranks have of their tokens.
+    Tensor own(Tensor all) const {
+        const int64_t elems = all.elems / P();
+        return all.slice(exchange_ ? exchange_->rank * elems : 0, elems);
+    }
     Linear router(int layer) const { return model_.linear_of(model_.params_of(layer).router_weight); }
     RouterForm form() const;
     Tensor x(int layer, int64_t N) const { return norm_.x(layer, N).unquantized; }
@@ -45,7 +56,10 @@ private:
     void route(Ctx& ctx, int layer, int64_t N, bool again);
     Order dispatch(Ctx& ctx, int layer, int64_t N);
     Order before_down(Ctx& ctx, int layer, const NormInput& input, int64_t N, bool again);
-    LinearOperand gathered(Ctx& ctx, const Order& order, Fp8Role role, const LinearOperand& in, int64_t N);
+    Tensor of_all(Ctx& ctx, int layer, Tensor in);
+    LinearOperand gathered(Ctx& ctx, int layer, const Order& order, Fp8Role role, const LinearOperand& in, int64_t N);
+    void combine(Ctx& ctx, int layer, const Order& order, Tensor out, Tensor rows, int64_t N, bool accumulate);
+    Tensor returned(Ctx& ctx, int layer, Tensor dweights, int64_t N);
     void up(Ctx& ctx, int layer, const Order& order, int64_t N);
     void activation(Ctx& ctx, int layer, const Order& order, int64_t N, bool again);
     LinearOperand dup_backward(Ctx& ctx, int layer, const Order& order, const LinearOperand& dy, Tensor dweights,
@@ -64,6 +78,7 @@ private:
 
     ModelContext& model_;
     const ModelConfig& config_;
+    const ExpertExchange* const exchange_;
     ActivationBuffers buffers_;
     PreNorm norm_;
     std::optional<FeedForward> shared_;

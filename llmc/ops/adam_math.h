@@ -182,14 +182,20 @@ HOST_DEVICE inline bool is_median_norm(const StepState& state, int64_t index) {
 
 // Implements step_guard (ops.h) for a median norm that is already known; called by one thread. x - x is 0 for finite x
 // only.
-HOST_DEVICE inline void decide_step(StepState& state, float clip, float skip_norm, float median) {
+HOST_DEVICE inline void decide_step(const StepGuardArgs& args, float median) {
+    StepState& state = *args.state;
+    const auto* rows = static_cast<const int32_t*>(args.expert_rows.data);
+    state.expert_rows = state.fullest_layer = 0;
+    for (int layer = 0; layer < args.expert_rows.elems; layer++)
+        if (rows[layer] > state.expert_rows) state.expert_rows = rows[layer], state.fullest_layer = layer;
     float norm = static_cast<float>(sqrt(state.sum_squares));
-    bool finite = state.loss_sum - state.loss_sum == 0.0 && norm - norm == 0.0f && state.bad_tokens == 0;
+    bool finite = state.loss_sum - state.loss_sum == 0.0 && norm - norm == 0.0f && state.bad_tokens == 0
+                  && state.expert_rows <= args.capacity;
     state.grad_norm = norm;
-    state.norm_limit = state.norm_count < kLeastNorms ? 0.0f : skip_norm * median;
+    state.norm_limit = state.norm_count < kLeastNorms ? 0.0f : args.skip_norm * median;
     bool large = state.norm_limit > 0.0f && norm > state.norm_limit;
     state.skip = !finite ? StepState::kNotFinite : large ? StepState::kLargeNorm : 0;
-    state.grad_mul = clip > 0.0f && norm > clip ? clip / norm : 1.0f;
+    state.grad_mul = args.clip > 0.0f && norm > args.clip ? args.clip / norm : 1.0f;
     if (!state.skip) state.adam_step += 1;
     if (finite) state.norms[state.norm_count++ % kNormWindow] = norm;
 }

@@ -168,9 +168,15 @@ COST(SumLossesArgs, a.losses.dtype, a.losses.bytes())
 void rehearse_op(Ctx& ctx, OpKind, const GemmArgs& a) {
     if (ctx.recorder) ctx.recorder->add(a, ctx.recorded_times, ctx.in_update);
 }
-// Counted as one matmul of all rows.
+// The part of rows of experts that is used.
+static int64_t used(const Ctx& ctx, int64_t rows) {
+    return ctx.recorder ? static_cast<int64_t>(ctx.recorder->expert_rows * static_cast<double>(rows)) : rows;
+}
+// Counted as one matmul of all rows that are used.
 void rehearse_op(Ctx& ctx, OpKind kind, const GroupedGemmArgs& a) {
-    GemmArgs all{.D = a.D, .A = a.A, .B = a.B, .M = a.M, .N = a.N, .K = a.K, .layout = a.layout,
+    const bool wgrad = a.layout == GemmLayout::kWgrad;
+    GemmArgs all{.D = a.D, .A = a.A, .B = a.B, .M = wgrad ? a.M : used(ctx, a.M), .N = a.N,
+                 .K = wgrad ? used(ctx, a.K) : a.K, .layout = a.layout,
                  .accumulate = a.accumulate};
     if (a.A_scale_inv) all.A_granularity = Granularity::kBlock1x128, all.B_granularity = all.A_granularity;
     if (a.A_scale_inv && a.layout != GemmLayout::kWgrad) all.B_granularity = Granularity::kBlock128x128;
@@ -188,10 +194,10 @@ COST(RouterBackwardArgs, a.dlogits.dtype, sum({a.probs, a.dlogits}))
 COST(RouterSummaryArgs, a.stats.dtype, a.stats.bytes())
 COST(RouterBiasArgs, a.load.dtype, a.load.bytes())
 COST(SortExpertsArgs, Dtype::kInt32, 2 * a.experts.bytes() + sum({a.row_slots, a.slot_rows}))
-COST(GatherRowsArgs, a.in.dtype, 2 * sum({a.out, a.out_scale_inv}))
-COST(CombineRowsArgs, a.in.dtype, a.in.bytes() + (a.accumulate ? 2 : 1) * a.out.bytes())
-COST(ExpertActivationForwardArgs, a.in.dtype, sum({a.in, a.out}), a.quant)
-COST(ExpertActivationBackwardArgs, a.in.dtype, sum({a.in, a.dout, a.din}), a.quant)
+COST(GatherRowsArgs, a.in.dtype, used(ctx, 2 * sum({a.out, a.out_scale_inv})))
+COST(CombineRowsArgs, a.in.dtype, used(ctx, a.in.bytes()) + (a.accumulate ? 2 : 1) * a.out.bytes())
+COST(ExpertActivationForwardArgs, a.in.dtype, used(ctx, sum({a.in, a.out})), a.quant)
+COST(ExpertActivationBackwardArgs, a.in.dtype, used(ctx, sum({a.in, a.dout, a.din})), a.quant)
 
 // ---- step
 

@@ -53,6 +53,7 @@ std::string gemm_text(const GemmArgs& args);
 struct StepRecorder {
     std::vector<PlannedGemm> gemms;
     std::vector<PlannedOp> ops;   // all others
+    double expert_rows = 1;       // with a balanced load, of those that there is memory for
     void add(const GemmArgs& args, int64_t count = 1, bool in_update = false);
     void add(const PlannedOp& op, int64_t count = 1);
 };

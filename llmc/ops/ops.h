@@ -57,6 +57,7 @@ struct StepState {
     double router_loss;
     float router_entropy, expert_load;
     int32_t dead_experts;
+    int32_t expert_rows, fullest_layer;   // = by step_guard: the most StepGuardArgs::expert_rows of a layer, its number
     static constexpr int32_t kNotFinite = 1, kLargeNorm = 2;
 };
 inline constexpr int64_t kStepInputBytes = offsetof(StepState, skip);
@@ -275,13 +276,15 @@ struct SumSquaresArgs {
 };
 
 // grad_norm = sqrt(sum_squares); norm_limit = skip_norm * median(norms), or 0 if these are fewer than kLeastNorms;
-// skip = kNotFinite if loss_sum or grad_norm is not finite, or bad_tokens > 0, else kLargeNorm if norm_limit is not 0
-// and grad_norm is larger, else 0; grad_mul = min(1, clip / grad_norm) (1 if clip is 0); adam_step += !skip; a finite
-// grad_norm, also of a skipped step, is added to norms. All fields are those of state. The median of an even number of
-// norms is the larger one in the middle.
+// skip = kNotFinite if loss_sum or grad_norm is not finite, or bad_tokens > 0 or expert_rows > capacity, else
+// kLargeNorm if norm_limit is not 0 and grad_norm is larger, else 0; grad_mul = min(1, clip / grad_norm) (1 if clip
+// is 0); adam_step += !skip; a finite grad_norm, also of a skipped step, is added to norms. All fields are those of
+// state. The median of an even number of norms is the larger one in the middle.
 struct StepGuardArgs {
     StepState* state;
     float clip, skip_norm = 0;
+    Tensor expert_rows = {};   // (layers) int32, optional: the most rows of a rank's experts in a micro-batch
+    int64_t capacity = 0;      // the rows that there is memory for
 };
 
 // AdamW with decoupled weight decay on n consecutive elements of a parameter; does nothing if state->skip.

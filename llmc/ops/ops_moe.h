@@ -1,8 +1,11 @@
 // Arguments of the operations of mixtures of experts; conventions as in ops.h. E experts, K experts of each of N
 // tokens, R = N * K rows: one for every token and each of its experts, sorted by expert, then by token: those of expert
 // e are [offsets[e], offsets[e + 1]), any number, also none. Slot n * K + k is the k-th expert of token n, in ascending
-// order of experts. The numbers of rows of experts stay on the device; no row is dropped, so there are always R.
+// order of experts. The numbers of rows of experts stay on the device. A rank with E of more experts has the rows of
+// those alone; the rows from offsets[E] on, up to those that there is memory for, have slot -1 and are nobody's.
 #pragma once
+#include <numeric>
+
 #include "llmc/ops/ops_gemm.h"
 
 struct StepState;
@@ -77,46 +80,56 @@ struct RouterBiasArgs {
 };
 
 inline constexpr int64_t kSortChunk = 512;   // slots that a warp sorts
-// A stable counting sort: rows of expert e are [offsets[e], offsets[e + 1]).
+// A stable counting sort of the slots of experts [first, first + E): rows of expert e are [offsets[e], offsets[e + 1]).
+// Rows for which there is no memory are left out.
 struct SortExpertsArgs {
     Tensor offsets;     // (E + 1) int32, =
-    Tensor scratch;     // (ceil(R / kSortChunk) * E) int32, =
-    Tensor row_slots;   // (R) int32, = slot of a row
-    Tensor slot_rows;   // (R) int32, = row of a slot
+    Tensor scratch;     // (ceil(N K / kSortChunk) * E) int32, =
+    Tensor row_slots;   // (R) int32, = slot of a row, -1: none
+    Tensor slot_rows;   // (N, K) int32, = row of a slot, -1: none
     Tensor experts;     // (N, K) int32
     int64_t N, E, K;
+    int64_t first = 0;
+    Tensor load = {};   // (1) int32, optional, = the larger of itself and the number of these slots
 };
 // out[r] = in[row_slots[r] / K], or the same as out[slot_rows[n * K + k]] = in[n]: one of the two is given; and of FP8
-// codes in blocks of 1 x 128 their scales. With slot_rows a GPU reads `in` once, otherwise K times, which its L2 cache
-// may not hold.
+// codes in blocks of 1 x 128 their scales. Rows without a slot stay as they are. With slot_rows a GPU reads `in` once,
+// otherwise K times, which its L2 cache may not hold.
 struct GatherRowsArgs {
     Tensor out;         // (R, C) T or FP8, =
     Tensor in;          // (N, C) as out
-    Tensor row_slots = {}, slot_rows = {};   // (R) int32
+    Tensor row_slots = {}, slot_rows = {};   // (R), (N, K) int32
     int64_t N, K, C;    // FP8: C a multiple of 16
-    Tensor out_scale_inv = {}, in_scale_inv = {};   // FP8 only: (ceil(C / 128), R) fp32, =; (ceil(C / 128), N) fp32
+    // FP8 only: (ceil(C / 128), R) fp32, =; (parts, ceil(C / 128), N / parts) fp32
+    Tensor out_scale_inv = {}, in_scale_inv = {};
+    int64_t parts = 1;
 };
-// out[n] = (out[n], if accumulate) + sum over k of in[slot_rows[n * K + k]], in fp32 and in the order of k.
+inline constexpr int64_t kCombineGroups = 8;
+// out[n] = (out[n], if accumulate) + sum over k of in[slot_rows[n * K + k]], in fp32: in the order of k within each of
+// the groups of neighbouring experts, of which there are gcd(E, kCombineGroups), then by pairs of groups, of pairs, ...
+// So ranks that have 1 / 2, 1 / 4 or 1 / 8 of the experts each compute a subtree, and the sum has the same bits.
 struct CombineRowsArgs {
-    Tensor out;         // (N, C) T, = or +=
-    Tensor in;          // (R, C) T
-    Tensor slot_rows;   // (R) int32
-    int64_t N, K, C;
+    Tensor out;         // (N, C) T or fp32, = or +=
+    Tensor in;          // (R, C) T or fp32
+    Tensor slot_rows;   // (N, K) int32, -1: none
+    Tensor experts;     // (N, K) int32; empty: expert k, with E = K, in row k * N + n
+    int64_t N, K, C, E;
     bool accumulate = false;
 };
+constexpr int64_t experts_of_group(int64_t E) { return E / std::gcd(E, kCombineGroups); }
 // in row = [gate (F) | up (F)], out[r] = gate * sigmoid(gate) * up * weights[row_slots[r]]. A QuantOut of these two has
 // rowwise E4M3 in blocks of 1 x 128, and no dbias.
 struct ExpertActivationForwardArgs {
     Tensor out;         // (R, F) T, =; optional if quant.copies()
     Tensor in;          // (R, 2F) T
-    Tensor weights;     // (R) stat, by slot
-    Tensor row_slots;   // (R) int32
+    Tensor weights;     // (N, K) stat
+    Tensor row_slots;   // (R) int32; rows without a slot stay as they are
     int64_t R, F;
     QuantOut quant = {};   // of out
 };
 struct ExpertActivationBackwardArgs {
     Tensor din;         // (R, 2F) T, =; may be the same memory as in; optional if quant.copies()
-    Tensor dweights;    // (R) stat, by slot, =
+    Tensor dweights;    // (N, K) stat, = that of slots with a row
     Tensor dout;        // (R, F) T
     Tensor in, weights, row_slots;   // of the forward pass
     int64_t R, F;

@@ -20,8 +20,8 @@ int shard_size(const Comm& all, const GroupSizes& sizes) { return sizes.shard > 
 
 Comm& checked(Comm& all, const GroupSizes& sizes) {
     const int ranks = all.world().ranks, shard = shard_size(all, sizes);
-    CHECK(ranks % sizes.context == 0 && ranks % shard == 0 && shard % sizes.context == 0,
-          "%d ranks in groups of %d and %d", ranks, sizes.context, shard);
+    CHECK(ranks % shard == 0 && shard % sizes.context == 0 && shard % sizes.expert == 0,
+          "%d ranks in groups of %d, %d and %d", ranks, sizes.context, sizes.expert, shard);
     return all;
 }
 
@@ -29,19 +29,23 @@ Comm& checked(Comm& all, const GroupSizes& sizes) {
 
 GroupSizes group_sizes(const Config& config, int ranks) {
     return {.context = static_cast<int>(config.context_parallel),
-            .shard = ranks > 1 ? static_cast<int>(config.zero_group) : 0};
+            .shard = ranks > 1 ? static_cast<int>(config.zero_group) : 0,
+            .expert = static_cast<int>(config.expert_parallel)};
 }
 
 Groups::Groups(Comm& all, const GroupSizes& sizes)
     : own_context_(open_group(checked(all, sizes), sizes.context, 1, true)),
-      own_shard_(open_group(all, shard_size(all, sizes), 1)),
+      own_expert_(open_group(all, sizes.expert, 1, true)), own_shard_(open_group(all, shard_size(all, sizes), 1)),
+      own_expert_data_(sizes.expert == 1 ? nullptr
+                                         : open_group(all, shard_size(all, sizes) / sizes.expert, sizes.expert)),
       own_replicas_(open_group(all, all.world().ranks / shard_size(all, sizes), shard_size(all, sizes))),
-      world(all), context(own_context_ ? *own_context_ : all), shard(own_shard_ ? *own_shard_ : all),
+      world(all), context(own_context_ ? *own_context_ : all), expert(own_expert_ ? *own_expert_ : all),
+      shard(own_shard_ ? *own_shard_ : all), expert_data(own_expert_data_ ? *own_expert_data_ : shard),
       replicas(own_replicas_ ? *own_replicas_ : all), data_ranks(all.world().ranks / sizes.context),
       data_rank(all.world().rank / sizes.context) {}
 
 void Groups::connect(Ctx& ctx, int seconds) const {
-    for (const auto* group : {&own_context_, &own_shard_, &own_replicas_})
+    for (const auto* group : {&own_context_, &own_expert_, &own_shard_, &own_expert_data_, &own_replicas_})
         if (*group) (*group)->connect(ctx, seconds);
 }
 
@@ -55,5 +59,18 @@ HeadExchange context_exchange(const Groups& groups, CommStream& stream) {
                     for (int64_t b = 0; b < sequences; b++)
                         context.all_to_all(ctx, out.slice(b * elems, elems), in.slice(b * elems, elems));
                 });
+            }};
+}
+
+ExpertExchange make_expert_exchange(const Groups& groups, CommStream& stream) {
+    Comm& experts = groups.expert;
+    return {experts.world().ranks, experts.world().rank,
+            [&experts, &stream](Ctx& ctx, int layer, Tensor shards) {
+                const CollectivePurpose purpose(ctx, kExpertPurpose + std::to_string(layer));
+                stream.timed(ctx, [&] { experts.all_gather(ctx, shards); });
+            },
+            [&experts, &stream](Ctx& ctx, int layer, Tensor out, Tensor in) {
+                const CollectivePurpose purpose(ctx, kExpertPurpose + std::to_string(layer));
+                stream.timed(ctx, [&] { experts.all_to_all(ctx, out, in); });
             }};
 }

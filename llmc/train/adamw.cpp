@@ -13,5 +13,5 @@ void AdamW::update(Ctx& ctx, const ShardUpdate& shard, const StepState* state) c
                      .eps = static_cast<float>(config_.adam_eps),
                      .weight_decay = static_cast<float>(weight_decay_of(config_, shard.param)),
                      .rng_key = rng_key(config_.seed, "moments." + shard.param.name),
-                     .element_offset = shard.begin, .entry = shard.amax});
+                     .element_offset = shard.first_elem(), .entry = shard.amax});
 }

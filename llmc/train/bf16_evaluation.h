@@ -11,7 +11,7 @@ public:
                    ShardedState& state, const Gradients& grads, WeightGatherer& gatherer, CommStream& stream,
                    DeviceInputs& inputs, Arena& arena)
         : fp8_(config, {}, state.buckets().layout(), false, arena),
-          store_(config, state, grads, gatherer, groups.shard, stream),
+          store_(config, state, grads, gatherer, groups, stream),
           decoder_(config.shape, table, options, arena, store_, fp8_),
           evaluator_(config, groups, store_.gathers_in_passes(), decoder_, fp8_, inputs, arena) {}
 

@@ -15,7 +15,7 @@ void Muon::update(Ctx& ctx, const ShardUpdate& shard, const StepState* state) co
                              .m_scale_inv = shard.state(StateKind::kMomentumScale), .grad = shard.grad, .state = state,
                              .beta = static_cast<float>(config_.muon_momentum),
                              .rng_key = rng_key(config_.seed, "moments." + shard.param.name),
-                             .element_offset = shard.begin});
+                             .element_offset = shard.first_elem()});
 }
 
 void Muon::finish(Ctx& ctx, const ShardUpdate& shard, const StepState* state) const {

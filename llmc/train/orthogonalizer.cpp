@@ -13,10 +13,11 @@ Tensor in_matrix(const Tensor& whole, const MatrixPart& part) { return whole.sli
 }  // namespace
 
 Orthogonalizer::Orthogonalizer(const Config& config, const ParamTable& table, const ShardedState& state,
-                               const Gradients& grads, const Groups& groups, CommStream& stream, Arena& arena)
-    : state_(state), grads_(grads), world_(groups.world), stream_(stream), dtype_(config.dtype),
+                               const Gradients& grads, Comm& group, int parts, CommStream& stream, Arena& arena)
+    : state_(state), grads_(grads), group_(group), stream_(stream), dtype_(config.dtype),
       beta2_(config.muon_beta2),
-      owners_(table, state.buckets(), world_.world().ranks, state.sharded() ? state.buckets().ranks() : 1),
+      owners_(table, state.buckets(), group_.world().ranks, state.sharded() ? state.buckets().ranks() / parts : 1,
+              parts),
       send_(arena.take(kPurpose, dtype_, owners_.ranks() * owners_.longest())),
       receive_(arena.take(kPurpose, dtype_, send_.elems)),
       buffers_(arena, kPurpose, dtype_, owners_.most_elems(), owners_.most_side()),
@@ -41,7 +42,7 @@ void Orthogonalizer::run(Ctx& ctx, const StepState* state) {
     }
     if (beta2_ == 0) return;
     // Only the owner of a matrix knows the new moments of its rows; adding zeros to them is exact.
-    if (owners_.ranks() > 1) stream_.timed(ctx, [&] { world_.sum(ctx, new_rows_); });
+    if (owners_.ranks() > 1) stream_.timed(ctx, [&] { group_.sum(ctx, new_rows_); });
     device::copy_on_device(ctx, rows().data, new_rows_.data, new_rows_.bytes());
 }
 
@@ -92,7 +93,7 @@ void Orthogonalizer::start(Ctx& ctx, Ctx& comm, size_t exchange) {
     const int64_t elems = owners_.ranks() * owners_.longest(exchange);
     stream_.wait_for_compute(ctx, comm);
     stream_.timed(comm, [&] {
-        world_.exchange_all(comm, receive_.slice(0, elems), send_.slice(0, elems), received, sent);
+        group_.exchange_all(comm, receive_.slice(0, elems), send_.slice(0, elems), received, sent);
     });
     if (&comm == &ctx) return;
     if (!done_) done_ = OwnedEvent::create();

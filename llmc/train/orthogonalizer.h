@@ -13,9 +13,11 @@
 
 class Orthogonalizer {
 public:
-    // Owns none of its arguments. Takes buffers from the arena, whose contents matter only within run() and warm_up().
+    // For the matrices of parameters of which each rank has one of `parts` parts; `group` are the ranks that have the
+    // same one. Owns none of its arguments. Takes buffers from the arena, whose contents matter only within run() and
+    // warm_up().
     Orthogonalizer(const Config& config, const ParamTable& table, const ShardedState& state, const Gradients& grads,
-                   const Groups& groups, CommStream& stream, Arena& arena);
+                   Comm& group, int parts, CommStream& stream, Arena& arena);
 
     // Collective. Second moments of rows stay as they are if state->skip. No host synchronisation.
     void run(Ctx& ctx, const StepState* state);
@@ -25,7 +27,7 @@ public:
     std::vector<Tensor> exchanged() const;
 
 private:
-    int rank() const { return world_.world().rank; }
+    int rank() const { return group_.world().rank; }
     Tensor rows() const { return state_.row_state(StateKind::kRowExpAvgSq); }
     using Message = MatrixOwners::Message;
     // Copies what this rank sends in an exchange to send_; its own part of a result replaces what it held. `result`: of
@@ -47,7 +49,7 @@ private:
 
     const ShardedState& state_;
     const Gradients& grads_;
-    Comm& world_;
+    Comm& group_;
     CommStream& stream_;
     const Dtype dtype_;
     const double beta2_;   // of the second moments of rows; 0: there are none

@@ -9,11 +9,16 @@ namespace {
 
 HeldByRank planned_held(const Config& config, const ParamTable& table, const Buckets& buckets, int ranks) {
     HeldByRank held = held_whole(table, ranks);
-    for (int rank = 0; rank < ranks && shards_state(config, buckets.ranks()); rank++) {
+    const bool sharded = shards_state(config, buckets.ranks());
+    const Buckets whole(buckets.layout(), 1);
+    for (int rank = 0; rank < ranks && (sharded || config.expert_parallel > 1); rank++) {
         auto& mine = held[static_cast<size_t>(rank)];
         mine.assign(table.params.size(), {});
-        for (const ShardRange& range : buckets.shard_ranges(rank % buckets.ranks()))
-            mine[static_cast<size_t>(range.param)].push_back({range.begin, range.elems});
+        for (const ShardRange& range : sharded ? buckets.shard_ranges(rank % buckets.ranks()) : whole.shard_ranges(0)) {
+            const int64_t part = rank % buckets.layout().group_of(range.param).parts;
+            mine[static_cast<size_t>(range.param)].push_back({part * buckets.layout().elems(range.param) + range.begin,
+                                                              range.elems});
+        }
     }
     return held;
 }
@@ -33,6 +38,9 @@ HostPlan plan_host(const Config& config, const ParamTable& table, const Buckets&
 
 MemoryPlan rehearse(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, int ranks) {
     StepRecorder recorder;
+    if (config.expert_parallel > 1)
+        recorder.expert_rows = static_cast<double>(config.shape.experts_per_token)
+                               / static_cast<double>(config.expert_rows_of_token());
     Ctx ctx;
     ctx.rehearsal = true;
     Arena arena;

@@ -4,9 +4,8 @@
 
 namespace {
 
-Tensor take(const Config& config, Arena& arena, int64_t elems) {
-    return arena.take(Purpose::kScratch, Dtype::kFp64,
-                      config.shape.has_experts() ? config.shape.num_layers * elems : 0);
+Tensor take(const Config& config, Arena& arena, int64_t elems, Dtype dtype = Dtype::kFp64) {
+    return arena.take(Purpose::kScratch, dtype, config.shape.has_experts() ? config.shape.num_layers * elems : 0);
 }
 
 }  // namespace
@@ -15,21 +14,36 @@ RouterBalance::RouterBalance(const Config& config, Arena& arena)
     : config_(config), aux_(config.shape.sigmoid_router() ? 0 : config.moe_aux_loss_coeff),
       z_(config.shape.sigmoid_router() ? 0 : config.moe_z_loss_coeff),
       stats_(take(config, arena, router_stats_elems(config.shape.num_experts))),
-      load_(take(config, arena, config.shape.num_experts)) {}
+      load_(take(config, arena, config.shape.num_experts)),
+      rows_(take(config, arena, config.expert_parallel > 1 ? 1 : 0, Dtype::kInt32)) {}
 
 void RouterBalance::set_options(DecoderOptions& options) const {
     options.aux_loss = aux_;
     options.router_z_loss = z_;
     options.expert_load = load_;
     options.router_stats = stats_;
+    options.expert_rows = rows_;
+    options.rows_of_token = config_.expert_rows_of_token();
 }
 
 void RouterBalance::start(Ctx& ctx) const {
-    if (load_) device::fill_bytes(ctx, load_.data, 0, load_.bytes());
+    for (const Tensor& memory : {load_, rows_})
+        if (memory) device::fill_bytes(ctx, memory.data, 0, memory.bytes());
 }
 
 void RouterBalance::clear(Ctx& ctx) const {
     if (stats_) device::fill_bytes(ctx, stats_.data, 0, stats_.bytes());
+}
+
+// Rows of evaluations count, too: they are in the next call.
+void RouterBalance::guard(Ctx& ctx, CommStream& stream, Comm& world, StepGuardArgs args) const {
+    if (!rows_) return ops::step_guard(ctx, args);
+    const CollectivePurpose purpose(ctx, "rows of experts");
+    stream.timed(ctx, [&] { world.max(ctx, static_cast<uint32_t*>(rows_.data), rows_.elems); });
+    args.expert_rows = rows_;
+    args.capacity = config_.expert_rows_of_token() * config_.micro_batch_size * config_.part_length();
+    ops::step_guard(ctx, args);
+    device::fill_bytes(ctx, rows_.data, 0, rows_.bytes());
 }
 
 void RouterBalance::finish(Ctx& ctx, CommStream& stream, Comm& world, StepState* state) const {
@@ -50,6 +64,7 @@ std::vector<double> RouterBalance::read_load(Ctx& ctx) const {
 }
 
 void RouterBalance::set_load(Ctx& ctx, const std::vector<double>& load) const {
+    start(ctx);
     if (static_cast<int64_t>(load.size()) != load_.elems)
         FAIL(kExitNoCheckpoint, "the checkpoint's state.json has %lld numbers in \"expert_load\", the model has %lld "
              "experts in all layers", ll(load.size()), ll(load_.elems));

@@ -16,6 +16,8 @@ public:
     void set_options(DecoderOptions& options) const;
     void start(Ctx& ctx) const;   // of a new run
     void clear(Ctx& ctx) const;   // before the micro-batches of a step
+    // After them: step_guard, with the rows of ranks in the micro-batches since the last call.
+    void guard(Ctx& ctx, CommStream& stream, Comm& world, StepGuardArgs args) const;
     // After them and step_guard: adds up the statistics of all ranks, see RouterSummaryArgs.
     void finish(Ctx& ctx, CommStream& stream, Comm& world, StepState* state) const;
 
@@ -27,5 +29,5 @@ public:
 private:
     const Config& config_;
     const double aux_, z_;   // weights of the losses
-    const Tensor stats_, load_;
+    const Tensor stats_, load_, rows_;
 };

@@ -179,7 +179,7 @@ nlohmann::ordered_json TrainLoop::header() const {
     OrderedJson communication = OrderedJson::array(), purposes;
     for (const PlannedCollective& c : plan.collectives)
         communication.push_back({{"collective", c.name}, {"dtype", dtype_name(c.dtype)}, {"ranks", c.ranks},
-                                 {"heads", c.exchange}, {"calls", c.calls}, {"bytes", c.bytes},
+                                 {"heads", c.exchange && !c.tokens}, {"calls", c.calls}, {"bytes", c.bytes},
                                  {"sent_bytes", c.sent_bytes}});
     for (int i = 0; i < kPurposes; i++)
         purposes[purpose_name(static_cast<Purpose>(i))] = plan.purpose_bytes[static_cast<size_t>(i)];

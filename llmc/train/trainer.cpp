@@ -16,13 +16,14 @@ std::optional<LayerBuffers> make_layer_buffers(const Config& config, const Bucke
                                        plan.weight_format, arena);
 }
 
-DecoderOptions decoder_options(const Config& config, const HeadExchange& exchange, Tensor max_logits,
-                               const RouterBalance& balance) {
+DecoderOptions decoder_options(const Config& config, const HeadExchange& exchange, const ExpertExchange& experts,
+                               Tensor max_logits, const RouterBalance& balance) {
     DecoderOptions options{.max_batch = config.micro_batch_size, .max_seq = config.part_length(),
             .dtype = config.dtype, .recompute = config.recompute, .fp8_attention = config.fp8_attention,
             .offload_activations = offloads(config, "activations"),
             .exchange = exchange.ranks > 1 ? &exchange : nullptr, .loss_chunk = config.loss_chunk,
-            .z_loss = config.z_loss, .max_logits = max_logits};
+            .z_loss = config.z_loss, .max_logits = max_logits,
+            .experts = experts.ranks > 1 ? &experts : nullptr};
     balance.set_options(options);
     return options;
 }
@@ -40,25 +41,28 @@ void enter(const StagedStep& staged, Phase phase) {
 
 }  // namespace
 
-Trainer::Trainer(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, Arena& arena,
+Trainer::Trainer(const Config& config, const ParamTable& whole_table, const Fp8Plan& fp8_plan, Arena& arena,
                  const Groups& groups)
-    : config_(config), table_(table), groups_(groups), arena_(arena), plan_(executed_plan(fp8_plan)),
-      layout_(table, plan_, bucket_bytes(config, groups.shard.world().ranks),
+    : config_(config), table_(expert_part(whole_table, groups.expert.world().ranks, groups.expert.world().rank)),
+      groups_(groups), arena_(arena), plan_(executed_plan(fp8_plan)),
+      layout_(table_, plan_, bucket_bytes(config, groups.shard.world().ranks),
               Buckets::unit(groups.shard.world().ranks), shards_weights(config, groups.shard.world().ranks)),
       buckets_(layout_, groups.shard.world().ranks), router_balance_(config, arena),
-      sharded_(config, table, buckets_, groups.shard.world().rank, arena, layer_buffers_),
+      sharded_(config, table_, buckets_, groups.shard.world().rank, arena, layer_buffers_),
       layer_buffers_(make_layer_buffers(config, buckets_, plan_, arena)),
       fp8_(config, plan_, layout_, shards_state(config, buckets_.ranks()), arena, layer_buffers(), buckets_.ranks()),
       comm_stream_(config.overlap && groups.shard.world().ranks > 1),
-      grads_(config, table, buckets_, groups, comm_stream_, arena),
-      gatherer_(config, table, sharded_, fp8_, grads_, layer_buffers(), groups, comm_stream_, arena),
+      grads_(config, table_, buckets_, groups, comm_stream_, arena),
+      gatherer_(config, table_, sharded_, fp8_, grads_, layer_buffers(), groups, comm_stream_, arena),
       optimizers_(make_optimizers(config, router_balance_.load())), store_(sharded_, grads_, gatherer_),
-      exchange_(context_exchange(groups, comm_stream_)), inputs_(config, arena),
-      qk_clip_(config, table, arena),
-      decoder_(config.shape, table_, decoder_options(config, exchange_, qk_clip_.max_logits(), router_balance_), arena,
+      exchange_(context_exchange(groups, comm_stream_)), expert_exchange_(make_expert_exchange(groups, comm_stream_)),
+      inputs_(config, arena), qk_clip_(config, table_, arena),
+      decoder_(config.shape, table_,
+               decoder_options(config, exchange_, expert_exchange_, qk_clip_.max_logits(), router_balance_), arena,
                store_, fp8_),
-      orthogonalizer_(make_orthogonalizer()), bf16_evaluation_(make_bf16_evaluation()),
-      evaluator_(config, groups, gatherer_.gathers_in_passes(), decoder_, fp8_, inputs_, arena),
+      orthogonalizers_(make_orthogonalizers()), bf16_evaluation_(make_bf16_evaluation()),
+      evaluator_(config, groups, gatherer_.gathers_in_passes() || groups.expert.world().ranks > 1, decoder_, fp8_,
+                 inputs_, arena),
       state_(take_step_state(arena)) {
     CHECK(groups.context.world().ranks == config.context_parallel, "a context group of %d ranks",
           groups.context.world().ranks);
@@ -66,7 +70,7 @@ Trainer::Trainer(const Config& config, const ParamTable& table, const Fp8Plan& f
 
 std::unique_ptr<Bf16Evaluation> Trainer::make_bf16_evaluation() {
     if (!evaluates_in_bf16(config_)) return nullptr;
-    DecoderOptions options = decoder_options(config_, exchange_, {}, router_balance_);
+    DecoderOptions options = decoder_options(config_, exchange_, expert_exchange_, {}, router_balance_);
     options.fp8_attention = options.offload_activations = false;
     options.forward_only = true;
     options.cos_sin = decoder_.cos_sin();
@@ -75,10 +79,17 @@ std::unique_ptr<Bf16Evaluation> Trainer::make_bf16_evaluation() {
                                             comm_stream_, inputs_, arena_);
 }
 
-std::unique_ptr<Orthogonalizer> Trainer::make_orthogonalizer() {
-    if (config_.optimizer != OptimizerKind::kMuon) return nullptr;
-    const Arena::Instead instead(arena_, decoder_.activations_begin());   // updates begin when no activation is needed
-    return std::make_unique<Orthogonalizer>(config_, table_, sharded_, grads_, groups_, comm_stream_, arena_);
+std::vector<std::unique_ptr<Orthogonalizer>> Trainer::make_orthogonalizers() {
+    std::vector<std::unique_ptr<Orthogonalizer>> all;
+    const auto add = [&](Comm& group, int parts) {
+        if (config_.optimizer != OptimizerKind::kMuon || (parts == 1 && !all.empty())) return;
+        const Arena::Instead instead(arena_, decoder_.activations_begin());   // updates need no activation any more
+        all.push_back(std::make_unique<Orthogonalizer>(config_, table_, sharded_, grads_, group, parts, comm_stream_,
+                                                       arena_));
+    };
+    add(groups_.world, 1);
+    add(groups_.expert_data, groups_.expert.world().ranks);
+    return all;
 }
 
 void Trainer::initialise(Ctx& ctx) {
@@ -110,17 +121,21 @@ void Trainer::set_state(Ctx& ctx, int64_t adam_step, const std::vector<float>& n
 
 StateAccess Trainer::state_access(Ctx& ctx) {
     StateAccess access{.dtypes = sharded_.dtypes(), .read = {}, .write = {}};
-    access.read = [this, &ctx](StateKind kind, int param, int64_t begin, int64_t count, void* host) {
-        sharded_.read(ctx, kind, param, begin, count, host);
+    const auto own = [this](StateKind kind, int number, int64_t begin) {   // number of a value in this rank's part
+        const Param& param = table_.params[static_cast<size_t>(number)];
+        return begin - param.values(state_row(kind), param.first_elem());
     };
-    access.write = [this, &ctx](StateKind kind, int param, int64_t begin, int64_t count, const void* host) {
+    access.read = [this, own, &ctx](StateKind kind, int param, int64_t begin, int64_t count, void* host) {
+        sharded_.read(ctx, kind, param, own(kind, param, begin), count, host);
+    };
+    access.write = [this, own, &ctx](StateKind kind, int param, int64_t begin, int64_t count, const void* host) {
         gatherer_.wait(ctx);   // the gatherer's side stream reads masters
-        sharded_.write(ctx, kind, param, begin, count, host);
+        sharded_.write(ctx, kind, param, own(kind, param, begin), count, host);
     };
-    if (!sharded_.sharded()) return access;
     access.held = [this](int param) {
         const ShardRange* range = sharded_.range_of(param);
-        return range ? std::vector<ElementRange>{{range->begin, range->elems}} : std::vector<ElementRange>{};
+        const int64_t first = table_.params[static_cast<size_t>(param)].first_elem();
+        return range ? std::vector<ElementRange>{{first + range->begin, range->elems}} : std::vector<ElementRange>{};
     };
     return access;
 }
@@ -209,8 +224,9 @@ void Trainer::clip_and_guard(Ctx& ctx) {
             ops::sum_squares(ctx, {.sum = &state_->sum_squares, .in = shard, .scratch = scratch});
     }
     grads_.all_reduce_norm(ctx, state_);
-    ops::step_guard(ctx, {.state = state_, .clip = static_cast<float>(config_.clip_grad),
-                          .skip_norm = static_cast<float>(config_.skip_grad_norm)});
+    router_balance_.guard(ctx, comm_stream_, groups_.world,
+                          {.state = state_, .clip = static_cast<float>(config_.clip_grad),
+                           .skip_norm = static_cast<float>(config_.skip_grad_norm)});
     qk_clip_.all_reduce(ctx, comm_stream_, groups_.world, state_);
     router_balance_.finish(ctx, comm_stream_, groups_.world, state_);
 }
@@ -225,9 +241,9 @@ void Trainer::optimizer_step(Ctx& ctx) {
         optimizer(range).update(ctx, unclipped(update_of(range, OffloadAccess::kUpdate)), state_);
         if (!optimizer(range).finishes()) finish_range(ctx, range, OffloadAccess::kUpdate);
     });
-    if (!orthogonalizer_) return;
+    if (orthogonalizers_.empty()) return;
     ctx.in_update = true;
-    orthogonalizer_->run(ctx, state_);
+    for (const auto& orthogonalizer : orthogonalizers_) orthogonalizer->run(ctx, state_);
     ctx.in_update = false;
     sharded_.each_range(ctx, OffloadAccess::kFinish, [&](const ShardRange& range) {
         if (!optimizer(range).finishes()) return;
@@ -303,15 +319,15 @@ void Trainer::warm_up(Ctx& ctx, const StagedStep& staged) {
     gradients_cleared_ = false;
     fp8_.begin_step(ctx, false);
     dropped_micro_batch(ctx, staged);
-    if (orthogonalizer_) orthogonalizer_->warm_up(ctx);
+    for (const auto& orthogonalizer : orthogonalizers_) orthogonalizer->warm_up(ctx);
     gatherer_.wait(ctx);
     device::synchronize(ctx);
 }
 
 std::vector<Tensor> Trainer::exchanged() const {
     std::vector<Tensor> all = grads_.exchanged();
-    if (orthogonalizer_)
-        for (const Tensor& memory : orthogonalizer_->exchanged()) all.push_back(memory);
+    if (!orthogonalizers_.empty())   // the first is of all ranks
+        for (const Tensor& memory : orthogonalizers_[0]->exchanged()) all.push_back(memory);
     if (layer_buffers_)
         for (const Tensor& memory : layer_buffers_->gathered()) all.push_back(memory);
     return all;

@@ -81,10 +81,10 @@ private:
     void calibrate(Ctx& ctx, const StagedStep& staged);
     void clear_gradients(Ctx& ctx);
     std::unique_ptr<Bf16Evaluation> make_bf16_evaluation();
-    std::unique_ptr<Orthogonalizer> make_orthogonalizer();
+    std::vector<std::unique_ptr<Orthogonalizer>> make_orthogonalizers();
 
     const Config& config_;
-    const ParamTable& table_;
+    const ParamTable table_;   // of what this rank has
     const Groups& groups_;
     Arena& arena_;
     const Fp8Plan plan_;
@@ -100,10 +100,11 @@ private:
     const std::vector<std::unique_ptr<Optimizer>> optimizers_;   // by OptimizerKind
     ZeroStore store_;
     const HeadExchange exchange_;
+    const ExpertExchange expert_exchange_;
     DeviceInputs inputs_;
     const QkClip qk_clip_;
     Decoder decoder_;
-    const std::unique_ptr<Orthogonalizer> orthogonalizer_;   // null without --optimizer muon
+    const std::vector<std::unique_ptr<Orthogonalizer>> orthogonalizers_;   // none without --optimizer muon
     const std::unique_ptr<Bf16Evaluation> bf16_evaluation_;
     Evaluator evaluator_;
     StepState* const state_;   // device

@@ -24,7 +24,7 @@ std::string option_lines() {
 
 // A new option is a new line of the file; a changed or missing line breaks users' scripts, so it must be intended.
 // UPDATE_GOLDEN=1 rewrites the file. The commit of a new option says which user needs it.
-constexpr size_t kOptions = 120;
+constexpr size_t kOptions = 122;
 TEST_CASE("config: the list of options is frozen") {
     fs::path path = "tests/golden/cli_options.txt";
     std::string now = option_lines();
@@ -152,6 +152,7 @@ TEST_CASE("config: an option without effect is refused with the reason") {
          "only the router of a model with shared experts"},
         {"llama", {"--num-experts", "4", "--moe-shared-experts", "1", "--moe-aux-loss-coeff", "0.01"},
          "--moe-aux-loss-coeff", "balances by a bias"},
+        {"llama", {"--moe-capacity", "2"}, "--moe-capacity", "--expert-parallel 1"},
         {"gpt2", {"--lr-wsd-decay-iters", "10"}, "--lr-wsd-decay-iters", "wsd"},
         {"gpt2", {"--sample-tokens", "10"}, "--sample-tokens", "--sample-every 0"},
         {"gpt2", {"--prompt", "1"}, "--prompt", "--sample-every 0"},

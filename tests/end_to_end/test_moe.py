@@ -75,11 +75,77 @@ class MoeTest(TrainTest):
 
 @unittest.skipUnless(HAVE_RANKS, "no mpirun")
 class MoeRanksTest(RanksTest):
+    def log_of(self, name, ranks, *options):
+        log = self.path(name + ".jsonl")
+        self.ranks(ranks, LLAMA, *EXPERTS, *options, "--log-file", log)
+        return records(log, "step")
+
+    # The step of a gradient that is not finite leaves everything as it is: what is saved again is what was loaded.
+    def test_a_checkpoint_has_the_same_bits_with_any_expert_parallel(self):
+        saved, options = self.path("saved"), ["--train-iters", "2", "--moment-dtype", "bf16", "--ema", "0.9"]
+        self.ranks(4, LLAMA, *EXPERTS, *options, "--expert-parallel", "4", "--save", saved)
+        states = [state_of(os.path.join(saved, "step-00000002"))]
+        last = os.path.join(saved, "step-00000002")
+        options[1] = "3"
+        for ranks, parts, zero in ((4, "2", "1"), (2, "2", "0"), (4, "1", "3"), (4, "4", "2")):
+            folder = self.path(f"again-{len(states)}")
+            self.ranks(ranks, LLAMA, *EXPERTS, *options, "--expert-parallel", parts, "--zero", zero, "--resume", last,
+                       "--save", folder, faults="nan@step=1")
+            states.append(state_of(os.path.join(folder, "step-00000003")))
+        for state in states:
+            del state["state.json"]
+        for state in states[1:]:
+            self.assertEqual(state, states[0])
+
+    def test_a_resumed_run_may_have_another_expert_parallel(self):
+        options = ["--dtype", "fp32", "--train-iters", "4", "--lr-decay-style", "constant"]
+        whole = self.log_of("whole", 4, *options, "--save", self.path("whole"), "--save-interval", "2")
+        for parts in ("2", "4"):
+            for optimizer in ((), ("--zero", "3", "--recompute", "block")):
+                more = self.log_of(f"more-{parts}-{len(optimizer)}", 4, *options, *optimizer,
+                                   "--expert-parallel", parts, "--resume", self.path("whole/step-00000002"))
+                self.assertEqual(more[0]["loss"], whole[2]["loss"])
+                for step, expected in zip(more, whole[2:], strict=True):
+                    for field in FIELDS:
+                        self.assertAlmostEqual(step[field] / expected[field], 1, delta=2e-6, msg=(parts, field))
+
+    def test_micro_batches_do_not_change_a_run_with_expert_parallelism(self):
+        cases = (2, "4", []), (2, "1", ["--zero", "2"]), (4, "1", ["--offload", "masters"])
+        runs = [self.log_of(f"micro-{ranks}-{batch}", ranks, "--dtype", "fp32", "--train-iters", "3",
+                            "--micro-batch-size", batch, "--expert-parallel", "2", *options)
+                for ranks, batch, options in cases]
+        for steps in runs[1:]:
+            for step, expected in zip(steps, runs[0], strict=True):
+                for field in FIELDS:
+                    self.assertAlmostEqual(step[field] / expected[field], 1, delta=1e-6, msg=field)
+
+    def test_more_rows_than_the_capacity_end_the_run_before_the_update(self):
+        options = ["--train-iters", "3", "--expert-parallel", "2", "--moe-capacity", "1"]
+        done = self.ranks(2, LLAMA, *EXPERTS, *options, expect=2)
+        self.assertRegex(done.stderr, r"step 1: the experts of one rank had \d+ rows in layer [01], but "
+                                      r"--moe-capacity 1 has memory for 32: raise it, or leave it out")
+        self.ranks(2, LLAMA, *EXPERTS, *options[:-1], "2")
+
+    def test_expert_parallel_is_refused(self):
+        for ranks, options, text in (
+                (2, ["--expert-parallel", "2", "--fp8-recipe", "blockwise"], "does not know FP8 yet"),
+                (3, ["--expert-parallel", "3"], "--expert-parallel 3 must be 2, 4 or 8 and divide --num-experts 4"),
+                (2, ["--expert-parallel", "4"], "--expert-parallel 4 must divide the number of ranks, 2"),
+                (2, ["--expert-parallel", "2", "--moe-capacity", "0.5"], "--moe-capacity 0.5 is below 1"),
+                (2, ["--expert-parallel", "2", "--optimizer", "muon", "--muon-beta2", "0.9"], "leave out --zero-group"),
+                (2, ["--expert-parallel", "2", "--micro-batch-size", "65536", "--global-batch-size", "131072",
+                     "--seq-length", "16384", "--max-position-embeddings", "16384"],
+                 "have more than 2147483647 rows: lower --micro-batch-size")):
+            done = self.ranks(ranks, LLAMA, *EXPERTS, "--train-iters", "1", *options, expect=2)
+            self.assertIn(text, done.stderr)
+
     def test_ranks_zero_levels_and_recomputation_do_not_change_the_run(self):
         runs = {"one": (1, []), "zero0": (2, ["--zero", "0"]), "zero1": (4, []), "zero2": (2, ["--zero", "2"]),
                 "zero3": (4, ["--zero", "3"]), "block": (1, ["--recompute", "block"]),
                 "norm-act": (2, ["--recompute", "norm-act", "--zero", "3"]),
-                "context": (2, ["--context-parallel", "2"])}
+                "context": (2, ["--context-parallel", "2"]), "experts": (4, ["--expert-parallel", "4", "--zero", "0"]),
+                "experts 2": (4, ["--expert-parallel", "2", "--zero", "3", "--context-parallel", "2"]),
+                "experts 3": (4, ["--expert-parallel", "2", "--zero", "2", "--recompute", "norm-act"])}
         for experts, optimizer in ((EXPERTS, "adamw"), (EXPERTS, "muon"), (SHARED, "adamw")):
             logs = {}
             for name, (ranks, options) in runs.items():

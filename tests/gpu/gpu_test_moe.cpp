@@ -37,13 +37,14 @@ HostTensor random_experts(const Shape& s, uint64_t key) {
     return experts;
 }
 
-// A permutation of the R slots.
-HostTensor random_slots(int64_t R) {
+// A permutation of the R slots; holes: every third is -1.
+HostTensor random_slots(int64_t R, bool holes = false) {
     std::vector<int64_t> slots(static_cast<size_t>(R));
     std::iota(slots.begin(), slots.end(), int64_t{0});
     for (uint64_t r = static_cast<uint64_t>(R) - 1; r > 0; r--) std::swap(slots[r], slots[philox(3, r).word[0] % r]);
     HostTensor tensor(Dtype::kInt32, R);
-    for (int64_t r = 0; r < R; r++) tensor.set(r, static_cast<double>(slots[static_cast<size_t>(r)]));
+    for (int64_t r = 0; r < R; r++)
+        tensor.set(r, holes && r % 3 == 2 ? -1.0 : static_cast<double>(slots[static_cast<size_t>(r)]));
     return tensor;
 }
 
@@ -217,21 +218,26 @@ TEST_CASE("gpu moe: router_bias") {
 TEST_CASE("gpu moe: sort_experts is stable, with any number of rows of an expert") {
     std::vector<Shape> shapes(std::begin(kShapes), std::end(kShapes));
     shapes.push_back({20000, 128, 8, 8, 8});
-    for (const Shape& s : shapes) {
-        if (left_out(s.N * s.K)) continue;
-        const int64_t R = s.N * s.K;
-        OpCase c(name_of("sort_experts", s), Dtype::kFp32);
-        c.add("experts", Kind::kFixed, random_experts(s, 6));
-        for (const char* tensor : {"row_slots", "slot_rows"}) c.add(tensor, Kind::kFixed, HostTensor(Dtype::kInt32, R));
-        c.add("offsets", Kind::kFixed, HostTensor(Dtype::kInt32, s.E + 1));
-        c.add("scratch", Kind::kFixed, HostTensor(Dtype::kInt32, ceil_div(R, kSortChunk) * s.E));
-        c.run_same_types(cuda::sort_experts, cpu::sort_experts, [&](auto view) {
-            return SortExpertsArgs{.offsets = view("offsets"), .scratch = view("scratch"),
-                                   .row_slots = view("row_slots"), .slot_rows = view("slot_rows"),
-                                   .experts = view("experts"), .N = s.N, .E = s.E, .K = s.K};
-        });
-        for (const char* tensor : {"offsets", "row_slots", "slot_rows"}) c.check_bits(tensor);
-    }
+    for (const Shape& s : shapes)
+        for (int path = 0; path < 3; path++) {   // all experts; those but the first and the last; memory for few rows
+            if (left_out(s.N * s.K)) continue;
+            const int64_t slots = s.N * s.K, R = path < 2 ? slots : slots / 3 + 1;
+            const int64_t first = path > 0 && s.E > 2, E = s.E - 2 * first;
+            OpCase c(name_of("sort_experts", s), Dtype::kFp32);
+            c.add("experts", Kind::kFixed, random_experts(s, 6));
+            c.add("row_slots", Kind::kFixed, HostTensor(Dtype::kInt32, R));
+            c.add("slot_rows", Kind::kFixed, HostTensor(Dtype::kInt32, slots));
+            c.add("offsets", Kind::kFixed, HostTensor(Dtype::kInt32, E + 1));
+            c.add("load", Kind::kFixed, HostTensor(Dtype::kInt32, 1));
+            c.add("scratch", Kind::kFixed, HostTensor(Dtype::kInt32, ceil_div(slots, kSortChunk) * E));
+            c.run_same_types(cuda::sort_experts, cpu::sort_experts, [&](auto view) {
+                return SortExpertsArgs{.offsets = view("offsets"), .scratch = view("scratch"),
+                                       .row_slots = view("row_slots"), .slot_rows = view("slot_rows"),
+                                       .experts = view("experts"), .N = s.N, .E = E, .K = s.K, .first = first,
+                                       .load = view("load")};
+            });
+            for (const char* tensor : {"offsets", "row_slots", "slot_rows", "load"}) c.check_bits(tensor);
+        }
 }
 
 TEST_CASE("gpu moe: gather_rows, combine_rows and activations of experts") {
@@ -243,7 +249,7 @@ TEST_CASE("gpu moe: gather_rows, combine_rows and activations of experts") {
                     OpCase gather(name_of("gather_rows", s), work, Dtype::kFp32, shift);
                     gather.random("in", Kind::kWork, s.N * s.C);
                     gather.poison("out", Kind::kWork, R * s.C);
-                    gather.add("slots", Kind::kFixed, random_slots(R));
+                    gather.add("slots", Kind::kFixed, random_slots(R, shift > 0));
                     gather.run_same_types(cuda::gather_rows, cpu::gather_rows, [&](auto view) {
                         return GatherRowsArgs{.out = view("out"), .in = view("in"),
                                               .row_slots = by_token ? Tensor{} : view("slots"),
@@ -252,14 +258,19 @@ TEST_CASE("gpu moe: gather_rows, combine_rows and activations of experts") {
                     });
                     gather.check_bits("out");
                 }
-                for (bool accumulate : {false, true}) {
+                for (int path = 0; path < 4; path++) {   // all experts here; some; fp32 from these; from ranks
+                    const bool accumulate = path % 2 == 1, from_ranks = path == 3;
+                    const int64_t ranks = 4, rows = from_ranks ? s.N * ranks : R;
                     OpCase combine(name_of("combine_rows", s), work, Dtype::kFp32, shift);
-                    combine.random("in", Kind::kWork, R * s.C);
-                    combine.random("out", Kind::kWork, s.N * s.C);
-                    combine.add("slots", Kind::kFixed, random_slots(R));
+                    combine.random("in", from_ranks ? Kind::kStat : Kind::kWork, rows * s.C);
+                    combine.random("out", path == 2 ? Kind::kStat : Kind::kWork, s.N * s.C);
+                    combine.add("slots", Kind::kFixed, random_slots(R, path > 0));
+                    combine.add("experts", Kind::kFixed, random_experts(s, 6));
                     combine.run_same_types(cuda::combine_rows, cpu::combine_rows, [&](auto view) {
                         return CombineRowsArgs{.out = view("out"), .in = view("in"), .slot_rows = view("slots"),
-                                               .N = s.N, .K = s.K, .C = s.C, .accumulate = accumulate};
+                                               .experts = from_ranks ? Tensor{} : view("experts"), .N = s.N,
+                                               .K = from_ranks ? ranks : s.K, .C = s.C, .E = from_ranks ? ranks : s.E,
+                                               .accumulate = accumulate};
                     });
                     combine.check_bits("out");
                 }
@@ -268,7 +279,7 @@ TEST_CASE("gpu moe: gather_rows, combine_rows and activations of experts") {
                 for (OpCase* c : {&forward, &backward}) {
                     c->random("in", Kind::kWork, R * 2 * s.F, 3);
                     c->random("weights", Kind::kStat, R, 0.1, 0.5);
-                    c->add("slots", Kind::kFixed, random_slots(R));
+                    c->add("slots", Kind::kFixed, random_slots(R, shift > 0));
                 }
                 forward.poison("out", Kind::kWork, R * s.F);
                 forward.run(cuda::expert_activation_forward, cpu::expert_activation_forward, [&](auto view) {

@@ -319,6 +319,19 @@ TEST_CASE("gpu ops: step_guard decides as the CPU does") {
         });
         c.check_bits("state");
     }
+    for (int64_t capacity : {8, 9, 10}) {
+        StepState state{};
+        HostTensor rows(Dtype::kInt32, 3);
+        for (int64_t layer = 0; layer < 3; layer++) rows.set(layer, layer == 1 ? 9 : 4);
+        OpCase c("step_guard", Dtype::kFp32);
+        c.add("state", Kind::kFixed, tensor_of(state));
+        c.add("rows", Kind::kFixed, rows);
+        c.run_same_types(cuda::step_guard, cpu::step_guard, [&](auto view) {
+            return StepGuardArgs{.state = static_cast<StepState*>(view("state").data), .clip = 1,
+                                 .expert_rows = view("rows"), .capacity = capacity};
+        });
+        c.check_bits("state");
+    }
     for (int64_t held : {int64_t{0}, kLeastNorms - 1, kLeastNorms, int64_t{77}, kNormWindow, kNormWindow + 5})
         for (float norm : {1.0f, 29.0f, 31.0f, 1000.0f}) {
             StepState state{};

@@ -89,6 +89,14 @@ TEST_CASE("cpu step_guard") {
         CHECK_EQ(bad.skip, 1);
         CHECK_EQ(bad.adam_step, 7);
     }
+    for (int64_t capacity : {8, 9, 10}) {   // of rows of experts
+        int32_t rows[] = {4, 9, 9, 0};
+        StepState s{};
+        cpu::step_guard(ctx, {.state = &s, .clip = 1, .expert_rows = {rows, Dtype::kInt32, 4}, .capacity = capacity});
+        CHECK_EQ(s.skip, capacity < 9 ? StepState::kNotFinite : 0);
+        CHECK_EQ(s.expert_rows, 9);
+        CHECK_EQ(s.fullest_layer, 1);
+    }
     // --skip-grad-norm: the median of the norms in any order, the larger of two; the oldest leaves the window.
     for (int64_t before : {int64_t{0}, kLeastNorms - 1, kLeastNorms, kNormWindow - 1, kNormWindow, kNormWindow + 37}) {
         StepState held{};

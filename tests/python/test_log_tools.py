@@ -188,7 +188,8 @@ class Trainer(LogToolTest):
         run = read_log(self.folder / "log.jsonl")
         self.assertEqual((sorted(run.steps), sorted(run.fp8), run.finished), ([1, 2, 3, 4], [2, 4], True))
         since = {"forward_seconds", "backward_seconds", "norm_skips", "norm_skipped", "norm_limit", "z_loss",
-                 "max_logit", "clipped_heads", "router_loss", "router_entropy", "expert_load", "dead_experts"}   # new
+                 "max_logit", "clipped_heads", "router_loss", "router_entropy", "expert_load", "rank_load",
+                 "dead_experts"}   # new
         self.assertEqual(set(run.steps[1]), set(read_log(LOGS / "bf16.jsonl").steps[1]) | since)
         self.assertEqual(set(run.fp8[2]["0.qkv.x"]), set(read_log(LOGS / "killed.jsonl").fp8[3]["0.qkv.x"]))
         self.assertEqual((len(run.fp8[2]), run.fp8[2]["1.up.dy"]["format"]), (2 * 4 * 3, "e5m2"))

@@ -111,6 +111,7 @@ TEST_CASE("log: records read back have the same bits, the header is first, and e
     r.norm_skipped = true, r.norm_limit = 1.0 / 7, r.max_logit = 1.0 / 13, r.clipped_heads = 3, r.z_loss = 1.0 / 11;
     r.skips = 2, r.norm_skips = 1;
     r.router_loss = 1.0 / 17, r.router_entropy = 1.0 / 19, r.expert_load = 1.0 / 21, r.dead_experts = 5;
+    r.rank_load = 1.0 / 23;
     log.step(r, false);
     r.mfu = r.exposed_comm_seconds = std::nullopt;
     r.gpu = {.utilization = 97.5, .power_w = 1.0 / 3, .sm_clock_mhz = 1711, .temperature_c = 61,
@@ -135,7 +136,7 @@ TEST_CASE("log: records read back have the same bits, the header is first, and e
                  {"tokens", INT64_MAX}, {"counted_tokens", 1023}, {"skipped", true}, {"norm_skipped", true},
                  {"z_loss", 1.0 / 11}, {"norm_limit", 1.0 / 7}, {"max_logit", 1.0 / 13}, {"clipped_heads", 3},
                  {"router_loss", 1.0 / 17}, {"router_entropy", 1.0 / 19}, {"expert_load", 1.0 / 21},
-                 {"dead_experts", 5}, {"skips", 2}, {"norm_skips", 1}};
+                 {"rank_load", 1.0 / 23}, {"dead_experts", 5}, {"skips", 2}, {"norm_skips", 1}};
     CHECK(all[1] == step);
     step.update({{"mfu", nullptr}, {"exposed_comm_seconds", nullptr},   // an unknown GPU, one rank
                  {"gpu_utilization", 97.5}, {"power_w", 1.0 / 3}, {"sm_clock_mhz", 1711.0}, {"gpu_temperature_c", 61.0},

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <tuple>
 
 namespace {
 
@@ -21,12 +22,13 @@ std::vector<ParamGroup> make_groups(const ParamTable& table, const Fp8Plan& plan
     for (size_t i = 0; i < table.params.size(); i++) order.push_back(static_cast<int>(i));
     std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return table.layer_of(a) < table.layer_of(b); });
     std::vector<ParamGroup> groups;
-    std::array<int, kParamForms> open;   // by form: the group that is not full yet, -1: none
+    std::array<int, 2 * kParamForms> open;   // by form, whole or parts: the group that is not full yet, -1: none
     open.fill(-1);
     for (int param : order) {
         const ParamForm form = form_of(table, plan, param);
         const int layer = table.layer_of(param);
-        int& current = open[static_cast<size_t>(form)];
+        const int64_t parts = table.params[static_cast<size_t>(param)].parts;
+        int& current = open[static_cast<size_t>(form) + (parts > 1 ? kParamForms : 0)];
         if (current >= 0) {
             const int last = groups[static_cast<size_t>(current)].last_layer;
             // Layers far apart (BF16 at both ends, for instance) become ready at different times.
@@ -35,7 +37,7 @@ std::vector<ParamGroup> make_groups(const ParamTable& table, const Fp8Plan& plan
         }
         if (current < 0) {
             current = static_cast<int>(groups.size());
-            groups.push_back({.form = form, .first_layer = layer, .params = {}});
+            groups.push_back({.form = form, .first_layer = layer, .parts = parts, .params = {}});
         }
         ParamGroup& group = groups[static_cast<size_t>(current)];
         group.params.push_back(param);
@@ -44,7 +46,7 @@ std::vector<ParamGroup> make_groups(const ParamTable& table, const Fp8Plan& plan
         if (group.elems * dtype_bytes(Dtype::kFp32) >= group_bytes) current = -1;
     }
     std::stable_sort(groups.begin(), groups.end(), [](const ParamGroup& a, const ParamGroup& b) {
-        return a.first_layer != b.first_layer ? a.first_layer < b.first_layer : a.form < b.form;
+        return std::tie(a.first_layer, a.form, a.parts) < std::tie(b.first_layer, b.form, b.parts);
     });
     for (ParamGroup& group : groups)
         if (!plan.on() && group.form == ParamForm::kFp8Linear) group.form = ParamForm::kLinear;   // fp8_elsewhere

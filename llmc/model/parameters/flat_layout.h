@@ -25,6 +25,7 @@ struct ParamGroup {
     int64_t begin = 0, elems = 0;           // in the flat buffers; elems is a multiple of the layout's unit
     int64_t weight_begin = 0;               // in the flat weights of its form: working type, or FP8
     int first_layer = 0, last_layer = 0;    // numbered as in ParamStore
+    int64_t parts = 1;                      // Param::parts of all of them
     std::vector<int> params;                // by ascending offset
 };
 

@@ -197,6 +197,22 @@ ParamTable make_param_table(const ModelConfig& config, OptimizerKind of_layers, 
     return std::move(builder.table);
 }
 
+ParamTable expert_part(const ParamTable& whole, int64_t parts, int64_t part) {
+    ParamTable table = whole;
+    for (Param& p : table.params) {
+        if (p.experts == 1 || parts == 1) continue;
+        p.rows /= parts, p.experts /= parts, p.parts = parts, p.part = part;
+        const auto tensors = static_cast<int64_t>(p.hf.size()) / parts;
+        p.hf = {p.hf.begin() + part * tensors, p.hf.begin() + (part + 1) * tensors};
+        for (HfPart& tensor : p.hf) tensor.row_begin -= part * p.rows;
+        p.stacked.resize(p.stacked.size() / static_cast<size_t>(parts));
+        REQUIRE(!p.scales || p.elems() % kScaleBlock == 0, "--moment-dtype fp8 with --expert-parallel %lld: %lld "
+                "elements of %s on a rank are no multiple of %lld, the elements of a scale", ll(parts), ll(p.elems()),
+                p.name.c_str(), ll(kScaleBlock));
+    }
+    return table;
+}
+
 // Rates and deviations by width as in table 3 of Tensor Programs V (Yang et al., arXiv 2203.03466), which needs no
 // multiplier within the model. Muon: the spectral norm of an update must not depend on the width (Yang et al., arXiv
 // 2310.17813), as it does not with --muon-scale spectral; that of match-rms grows with sqrt(ratio).

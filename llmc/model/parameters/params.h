@@ -27,6 +27,7 @@ struct Param {
     std::vector<HfPart> hf;
     std::string hf_stacked = {};   // experts: the tensor (experts, rows of one, cols) of transformers 5 instead of `hf`
     int64_t experts = 1;           // matrices of as many rows, of which a token uses experts_per_token
+    int64_t parts = 1, part = 0;   // --expert-parallel: this is one of `parts` equal parts of the parameter
     OptimizerKind optimizer = OptimizerKind::kAdamW;
     std::vector<int64_t> stacked = {};   // rows of each matrix that Muon updates alone: Q, K, V; gate, up
     bool ema = false;            // --ema
@@ -46,6 +47,7 @@ struct Param {
     int64_t values(const OptimizerState& state, int64_t elems) const { return ceil_div(elems, block_of(state)); }
     bool is_vector() const { return cols == 1; }
     int64_t elems() const { return rows * cols; }
+    int64_t first_elem() const { return part * elems(); }   // number of the first element in the whole parameter
 };
 
 // Numbers of the parameters of a layer within ParamTable::params; -1 where the model has none.
@@ -82,5 +84,7 @@ HfClass hf_class(const ModelConfig& config);
 // moments in fp8. row_norm: Muon has second moments of rows.
 ParamTable make_param_table(const ModelConfig& config, OptimizerKind of_layers = OptimizerKind::kAdamW,
                             bool ema = false, bool scales = false, bool row_norm = false);
+// The table of a rank that holds one of `parts` equal parts of the experts.
+ParamTable expert_part(const ParamTable& whole, int64_t parts, int64_t part);
 // That of a run: init_std and mup_lr_scale follow --mup-base-width.
 ParamTable make_param_table(const Config& config);

@@ -37,8 +37,9 @@ private:
     const std::string text_;
 };
 
-// The purpose of context parallelism's exchanges, which plans list apart; the number of the layer follows.
-inline constexpr const char* kExchangePurpose = "heads of layers.";
+// The purposes of the exchanges of context parallelism and of expert parallelism, which plans list apart; the number of
+// the layer follows.
+inline constexpr const char *kExchangePurpose = "heads of layers.", *kExpertPurpose = "tokens of layers.";
 
 class Comm {
 public:

@@ -8,15 +8,15 @@
 
 void RehearsalComm::abort(int exit_code) { std::exit(exit_code); }
 
-PlannedCollective& RehearsalComm::planned(const char* name, Dtype dtype, bool exchange) {
+PlannedCollective& RehearsalComm::planned(const char* name, Dtype dtype, bool exchange, bool tokens) {
     std::vector<PlannedCollective>& calls = whole_->calls;
     auto known = std::find_if(calls.begin(), calls.end(), [&](const PlannedCollective& c) {
         return std::strcmp(c.name, name) == 0 && c.dtype == dtype && c.ranks == world().ranks
-               && c.exchange == exchange;
+               && c.exchange == exchange && c.tokens == tokens;
     });
     if (known == calls.end())
         known = calls.insert(calls.end(), {.name = name, .dtype = dtype, .ranks = world().ranks,
-                                           .exchange = exchange});
+                                           .exchange = exchange, .tokens = tokens});
     return *known;
 }
 
@@ -34,8 +34,9 @@ void RehearsalComm::exchange_all(Ctx& ctx, Tensor /*out*/, Tensor in, const Coun
 void RehearsalComm::note(const Ctx& ctx, const char* name, const Tensor& tensor, int passes, bool copies_own) {
     CHECK(ctx.rehearsal, "RehearsalComm is for rehearsals");
     if (!ctx.recorder || world().ranks == 1) return;
-    const bool exchange = ctx.purpose && std::string(ctx.purpose).rfind(kExchangePurpose, 0) == 0;
-    PlannedCollective& known = planned(name, tensor.dtype, exchange);
+    const auto is = [&](const char* purpose) { return ctx.purpose && std::string(ctx.purpose).starts_with(purpose); };
+    const bool tokens = is(kExpertPurpose);
+    PlannedCollective& known = planned(name, tensor.dtype, tokens || is(kExchangePurpose), tokens);
     const int64_t times = ctx.recorded_times, own = tensor.bytes() / world().ranks;
     known.calls += times;
     known.bytes += times * tensor.bytes();
@@ -55,7 +56,7 @@ std::string communication_text(const Config& config, const std::vector<PlannedCo
         text += strf("  %-14s %-5s %5d %8lld %16lld %16lld", c.name, dtype_name(c.dtype), c.ranks,
                      static_cast<long long>(c.calls), static_cast<long long>(c.bytes),
                      static_cast<long long>(c.sent_bytes));
-        if (c.exchange) text += "  of heads, not hidden";
+        if (c.exchange) text += c.tokens ? "  of tokens of experts, not hidden" : "  of heads, not hidden";
         if (c.matrices) text += "  of Muon's matrices";
         text += "\n";
         bytes += c.bytes;

@@ -6,12 +6,14 @@
 #include "llmc/config/config.h"
 #include "llmc/parallel/comm/comm.h"
 
-// All calls of one collective with one element type in groups of one size. Exchanges of heads have rows of their own.
+// All calls of one collective with one element type in groups of one size. Exchanges of heads and of tokens have
+// rows of their own.
 struct PlannedCollective {
     const char* name;
     Dtype dtype;
     int ranks = 1;                  // of the group
-    bool exchange = false;          // of heads: on the compute stream, so nothing hides it
+    bool exchange = false;          // of heads or tokens: on the compute stream, so nothing hides it
+    bool tokens = false;            // those of experts
     bool matrices = false;          // of Muon, to their owners and back
     int64_t calls = 0, bytes = 0;   // per rank, of whole tensors
     int64_t sent_bytes = 0;         // per rank, by an algorithm that sends as little as possible
@@ -48,7 +50,7 @@ private:
     RehearsalComm(int ranks, RehearsalComm* whole)
         : Comm({.rank = 0, .ranks = ranks, .local_rank = 0, .local_ranks = ranks}), whole_(whole ? whole : this) {}
     void note(const Ctx& ctx, const char* name, const Tensor& tensor, int passes, bool copies_own = true);
-    PlannedCollective& planned(const char* name, Dtype dtype, bool exchange);
+    PlannedCollective& planned(const char* name, Dtype dtype, bool exchange, bool tokens = false);
 
     RehearsalComm* const whole_;
 };

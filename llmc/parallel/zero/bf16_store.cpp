@@ -1,8 +1,8 @@
 #include "llmc/parallel/zero/bf16_store.h"
 
 Bf16Store::Bf16Store(const Config& config, ShardedState& state, const Gradients& grads, WeightGatherer& gatherer,
-                     Comm& group, CommStream& stream)
-    : config_(config), state_(state), grads_(grads), gatherer_(gatherer), group_(group), stream_(stream),
+                     const Groups& groups, CommStream& stream)
+    : config_(config), state_(state), grads_(grads), gatherer_(gatherer), groups_(groups), stream_(stream),
       layers_(static_cast<size_t>(config.shape.num_layers + 1)) {}
 
 // Where elements of a parameter that this rank owns are put.
@@ -29,9 +29,10 @@ void Bf16Store::gather(Ctx& comm, const ParamGroup& bucket) const {
     const Tensor whole = grads_.idle(bucket, config_.dtype);
     if (grads_.shares_memory()) {
         const Tensor mine = grads_.idle_shard(bucket, config_.dtype);
-        device::copy_on_device(comm, whole.slice(state_.rank() * mine.elems, mine.elems).data, mine.data, mine.bytes());
+        const Tensor place = whole.slice(state_.shard_of(bucket) * mine.elems, mine.elems);
+        device::copy_on_device(comm, place.data, mine.data, mine.bytes());
     }
-    group_.all_gather(comm, whole);
+    groups_.shard_of(bucket).all_gather(comm, whole);
 }
 
 // Enqueues the all-gather of the buckets that this layer is the first to read. By their placement (shared_placement)

@@ -12,8 +12,8 @@
 class Bf16Store : public ParamStore {
 public:
     // Owns none of its arguments.
-    Bf16Store(const Config& config, ShardedState& state, const Gradients& grads, WeightGatherer& gatherer, Comm& group,
-              CommStream& stream);
+    Bf16Store(const Config& config, ShardedState& state, const Gradients& grads, WeightGatherer& gatherer,
+              const Groups& groups, CommStream& stream);
 
     // Rounds the current masters. Collective; call it before the passes of an evaluation.
     void round_masters(Ctx& ctx);
@@ -35,7 +35,7 @@ private:
     ShardedState& state_;
     const Gradients& grads_;
     WeightGatherer& gatherer_;
-    Comm& group_;
+    const Groups& groups_;
     CommStream& stream_;
     int next_ = 0;   // the first layer that this pass has not gathered
     struct Layer {

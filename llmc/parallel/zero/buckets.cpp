@@ -1,17 +1,18 @@
 #include "llmc/parallel/zero/buckets.h"
 
-#include <algorithm>
-
 Buckets::Buckets(const FlatLayout& layout, int ranks) : layout_(layout), ranks_(ranks) {
-    for (const ParamGroup& bucket : all())
+    for (const ParamGroup& bucket : all()) {
         CHECK(bucket.elems % unit(ranks) == 0, "%lld elements for %d ranks", (long long)bucket.elems, ranks);
+        shard_begin_.push_back(shard_begin_.back() + shard_elems(bucket));
+    }
 }
 
 std::vector<ShardRange> Buckets::shard_ranges(int rank) const {
     CHECK(rank >= 0 && rank < ranks_, "rank %d of %d", rank, ranks_);
     std::vector<ShardRange> ranges;
     for (const ParamGroup& bucket : all()) {
-        const int64_t begin = bucket.begin + rank * shard_elems(bucket), end = begin + shard_elems(bucket);
+        const int64_t begin = bucket.begin + shard_of(bucket, rank) * shard_elems(bucket);
+        const int64_t end = begin + shard_elems(bucket);
         for (int param : bucket.params) {
             const int64_t offset = layout_.offset(param);
             const int64_t first = std::max(begin, offset), last = std::min(end, offset + layout_.elems(param));

@@ -1,7 +1,9 @@
 // How a flat layout is sharded over ranks. Its groups are the buckets: each is communicated as one message of `ranks`
 // equal shards, and rank r owns shard r of every bucket, with the optimizer state of its elements (ZeRO-1; Rajbhandari
-// et al., arXiv 1910.02054).
+// et al., arXiv 1910.02054). Buckets of experts that only every `parts`-th rank holds have ranks / parts shards, and
+// rank r owns shard r / parts.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -39,10 +41,13 @@ public:
     const std::vector<ParamGroup>& all() const { return layout_.groups(); }
     size_t number(const ParamGroup& bucket) const { return static_cast<size_t>(&bucket - all().data()); }
     int ranks() const { return ranks_; }
+    // The shards of a bucket, and the one of a rank.
+    int ranks(const ParamGroup& bucket) const { return std::max(1, ranks_ / static_cast<int>(bucket.parts)); }
+    int shard_of(const ParamGroup& bucket, int rank) const { return rank / static_cast<int>(bucket.parts); }
     // The elements of one rank's shard of a bucket, its offset in the rank's state, and the elements of all its shards.
-    int64_t shard_elems(const ParamGroup& bucket) const { return bucket.elems / ranks_; }
-    int64_t shard_begin(const ParamGroup& bucket) const { return bucket.begin / ranks_; }
-    int64_t shard_elems() const { return layout_.flat_elems() / ranks_; }
+    int64_t shard_elems(const ParamGroup& bucket) const { return bucket.elems / ranks(bucket); }
+    int64_t shard_begin(const ParamGroup& bucket) const { return shard_begin_[number(bucket)]; }
+    int64_t shard_elems() const { return shard_begin_.back(); }
     // The ranges in a rank's shards, in the order of the flat buffers, at most one per parameter. With one rank they
     // are whole parameters, with state at their offsets in the flat buffers.
     std::vector<ShardRange> shard_ranges(int rank) const;
@@ -50,4 +55,5 @@ public:
 private:
     const FlatLayout& layout_;
     const int ranks_;
+    std::vector<int64_t> shard_begin_ = {0};   // by bucket, then the end
 };

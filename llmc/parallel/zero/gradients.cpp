@@ -53,8 +53,9 @@ void Gradients::take_comm_buffers(Arena& arena) {
 // few or sparse.
 GradCommDtype Gradients::comm_dtype(const ParamGroup& bucket) const {
     const GradCommDtype unquantized = grads_.dtype == Dtype::kBf16 ? GradCommDtype::kBf16 : GradCommDtype::kFp32;
+    if (config_.grad_comm_dtype == Dtype::kFp32 || buckets_.ranks(bucket) == 1) return unquantized;
     if (config_.grad_comm_dtype == Dtype::kBf16) return GradCommDtype::kBf16;
-    if (config_.grad_comm_dtype == Dtype::kFp32 || bucket.form == ParamForm::kOther) return unquantized;
+    if (bucket.form == ParamForm::kOther) return unquantized;
     return GradCommDtype::kFp8;
 }
 
@@ -71,7 +72,7 @@ Tensor Gradients::grad(int param) const {
 
 Tensor Gradients::shard_of(const ParamGroup& bucket, const Tensor& whole) const {
     const int64_t elems = buckets_.shard_elems(bucket);
-    return whole.slice(rank() * elems, elems);
+    return whole.slice(groups_.shard_of(bucket).world().rank * elems, elems);
 }
 
 Tensor Gradients::reduced_whole(const ParamGroup& bucket) const {
@@ -217,7 +218,7 @@ void Gradients::reduce(Ctx& comm, const ParamGroup& bucket) {
         case GradCommDtype::kFp8: reduce_fp8(comm, bucket); break;
     }
     if (!sharded_)
-        stream_.timed(comm, [&] { groups_.shard.all_gather(comm, reduced_whole(bucket)); });
+        stream_.timed(comm, [&] { groups_.shard_of(bucket).all_gather(comm, reduced_whole(bucket)); });
     if (pass_.last && groups_.replicas.world().ranks > 1) sum_replicas(comm, bucket);
 }
 
@@ -235,7 +236,7 @@ void Gradients::add_shard(Ctx& comm, const ParamGroup& bucket, const Tensor& sha
 }
 
 void Gradients::reduce_fp32(Ctx& comm, const ParamGroup& bucket) {
-    stream_.timed(comm, [&] { groups_.shard.reduce_scatter(comm, grads(bucket)); });
+    stream_.timed(comm, [&] { groups_.shard_of(bucket).reduce_scatter(comm, grads(bucket)); });
     if (shares_memory()) add_shard(comm, bucket, shard_of(bucket, grads(bucket)));
 }
 
@@ -246,10 +247,10 @@ void Gradients::reduce_bf16(Ctx& comm, const ParamGroup& bucket) {
         send = first(send_, bucket.elems);
     }
     const Tensor receive = first(receive_, bucket.elems);
-    stream_.timed(comm, [&] { groups_.shard.exchange_shards(comm, receive, send); });
+    stream_.timed(comm, [&] { groups_.shard_of(bucket).exchange_shards(comm, receive, send); });
     ops::sum_ranks(comm, {.out = reduced_shard(bucket), .in = receive, .scales = {},
-                          .own = shard_of(bucket, send), .own_rank = rank(),
-                          .ranks = buckets_.ranks(), .accumulate = adds()});
+                          .own = shard_of(bucket, send), .own_rank = groups_.shard_of(bucket).world().rank,
+                          .ranks = buckets_.ranks(bucket), .accumulate = adds()});
 }
 
 void Gradients::reduce_fp8(Ctx& comm, const ParamGroup& bucket) {
@@ -259,22 +260,23 @@ void Gradients::reduce_fp8(Ctx& comm, const ParamGroup& bucket) {
     const Tensor exact = comparing_ ? first(exact_, n) : Tensor{};
     if (comparing_) {
         ops::cast(comm, {.out = exact, .in = grads(bucket)});
-        groups_.shard.reduce_scatter(comm, exact);
+        groups_.shard_of(bucket).reduce_scatter(comm, exact);
     }
     ops::quantize_chunks(comm, {.out = first(send_codes_, n), .scales = first(send_scales_, chunks),
                                 .in = grads(bucket), .counts = report ? &report->counts[form] : nullptr});
     const Tensor codes = first(receive_codes_, n), scales = first(receive_scales_, chunks);
     stream_.timed(comm, [&] {
-        groups_.shard.all_to_all(comm, codes, first(send_codes_, n));
-        groups_.shard.all_to_all(comm, scales, first(send_scales_, chunks));
+        groups_.shard_of(bucket).all_to_all(comm, codes, first(send_codes_, n));
+        groups_.shard_of(bucket).all_to_all(comm, scales, first(send_scales_, chunks));
     });
     // The comparison needs this micro-batch's sums in fp32. If reduced_shard() has sums of several micro-batches or is
     // in bf16, they are computed in `exact` first: after the reduce-scatter only this rank's shard of it is in use, so
     // the next rank's is free.
     const bool apart = comparing_ && (adds() || shard_dtype() == Dtype::kBf16);
-    const int64_t elems = buckets_.shard_elems(bucket), next = (rank() + 1) % buckets_.ranks();
+    const int64_t elems = buckets_.shard_elems(bucket), ranks = buckets_.ranks(bucket);
+    const int64_t next = (groups_.shard_of(bucket).world().rank + 1) % ranks;
     const Tensor sums = apart ? exact.slice(next * elems, elems) : reduced_shard(bucket);
-    ops::sum_ranks(comm, {.out = sums, .in = codes, .scales = scales, .ranks = buckets_.ranks(),
+    ops::sum_ranks(comm, {.out = sums, .in = codes, .scales = scales, .ranks = ranks,
                           .accumulate = adds() && !apart});
     if (!comparing_) return;
     ops::compare_sums(comm, {.sums = report->sums[form], .a = shard_of(bucket, exact), .b = sums,

@@ -81,7 +81,6 @@ private:
     void take_comm_buffers(Arena& arena);
     GradCommDtype comm_dtype(const ParamGroup& bucket) const;
     const FlatLayout& layout() const { return buckets_.layout(); }
-    int rank() const { return groups_.shard.world().rank; }
     // All gradients of a bucket; this rank's shard of such a tensor.
     Tensor grads(const ParamGroup& bucket) const;
     Tensor shard_of(const ParamGroup& bucket, const Tensor& whole) const;

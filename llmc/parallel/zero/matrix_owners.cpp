@@ -7,11 +7,11 @@ double OwnedMatrix::flops() const {
     return 2 * k * k * k * products;
 }
 
-std::vector<OwnedMatrix> assign_owners(const ParamTable& table, int ranks) {
+std::vector<OwnedMatrix> assign_owners(const ParamTable& table, int ranks, int64_t parts) {
     std::vector<OwnedMatrix> matrices;
     for (size_t p = 0; p < table.params.size(); p++) {
         const Param& param = table.params[p];
-        if (param.optimizer != OptimizerKind::kMuon) continue;
+        if (param.optimizer != OptimizerKind::kMuon || param.parts != parts) continue;
         int64_t begin = 0;
         for (int64_t rows : param.stacked) {
             matrices.push_back({.param = static_cast<int>(p), .begin = begin, .rows = rows, .cols = param.cols});
@@ -30,10 +30,11 @@ std::vector<OwnedMatrix> assign_owners(const ParamTable& table, int ranks) {
     return matrices;
 }
 
-MatrixOwners::MatrixOwners(const ParamTable& table, const Buckets& buckets, int ranks, int shards)
-    : ranks_(ranks), matrices_(assign_owners(table, ranks)), of_rank_(static_cast<size_t>(ranks)),
+MatrixOwners::MatrixOwners(const ParamTable& table, const Buckets& buckets, int ranks, int shards, int parts)
+    : ranks_(ranks), matrices_(assign_owners(table, ranks, parts)), of_rank_(static_cast<size_t>(ranks)),
       held_(static_cast<size_t>(shards), std::vector<MatrixPart>(table.params.size())) {
-    CHECK(ranks % shards == 0 && (shards == 1 || shards == buckets.ranks()), "%d shards on %d ranks", shards, ranks);
+    CHECK(ranks % shards == 0 && (shards == 1 || shards * parts == buckets.ranks()), "%d shards on %d ranks", shards,
+          ranks);
     for (size_t m = 0; m < matrices_.size(); m++) {
         std::vector<int>& mine = of_rank_[static_cast<size_t>(matrices_[m].owner)];
         mine.push_back(static_cast<int>(m));
@@ -43,7 +44,7 @@ MatrixOwners::MatrixOwners(const ParamTable& table, const Buckets& buckets, int 
     }
     const Buckets whole(buckets.layout(), 1);
     for (int shard = 0; shard < shards; shard++)
-        for (const ShardRange& range : (shards == 1 ? whole : buckets).shard_ranges(shard))
+        for (const ShardRange& range : (shards == 1 ? whole : buckets).shard_ranges(shards == 1 ? 0 : shard * parts))
             held_[static_cast<size_t>(shard)][static_cast<size_t>(range.param)] = {range.begin, range.elems};
     for (size_t exchange = 0; exchange < exchanges(); exchange++) {
         longest_.push_back(0);

@@ -20,14 +20,15 @@ struct OwnedMatrix {
     bool operator==(const OwnedMatrix&) const = default;
 };
 
-// Costly matrices first, each given to the rank that has least to do so far (Graham, 1969), the lower one if two have.
-std::vector<OwnedMatrix> assign_owners(const ParamTable& table, int ranks);
+// The matrices of parameters of which each rank has one of `parts` parts. Costly ones first, each given to the rank
+// that has least to do so far (Graham, 1969), the lower one if two have.
+std::vector<OwnedMatrix> assign_owners(const ParamTable& table, int ranks, int64_t parts = 1);
 
 class MatrixOwners {
 public:
     // Ranks r, r + shards, r + 2 shards, ... hold shard r of the parameters; one shard: each rank holds them whole. The
-    // ranks of a copy are neighbours.
-    MatrixOwners(const ParamTable& table, const Buckets& buckets, int ranks, int shards);
+    // ranks of a copy are neighbours. parts: see assign_owners; the ranks are those that have the same part.
+    MatrixOwners(const ParamTable& table, const Buckets& buckets, int ranks, int shards, int parts = 1);
 
     int ranks() const { return ranks_; }
     int shards() const { return static_cast<int>(held_.size()); }

@@ -89,7 +89,7 @@ Tensor ShardedState::weights(const ParamGroup& bucket) const {
 Tensor ShardedState::weight_shard(const ParamGroup& bucket) const {
     const int64_t elems = buckets_.shard_elems(bucket);
     if (!holds_whole(bucket)) return weights_.slice(weight_begin(bucket), elems);
-    return weights(bucket).slice(rank_ * elems, elems);
+    return weights(bucket).slice(shard_of(bucket) * elems, elems);
 }
 
 Tensor ShardedState::state(StateKind kind, const ShardRange& range) const {
@@ -143,8 +143,9 @@ void ShardedState::initialise_master(Ctx& ctx, uint64_t seed, const ShardRange& 
     if (count == 0) return;
     const Tensor values = master(range).slice(0, count);
     if (p.init == Param::Init::kNormal) {
-        ops::fill_normal(ctx, {.out = values, .key = rng_key(seed, "init." + p.name), .element_offset = range.begin,
-                               .mean = 0.0f, .std = static_cast<float>(p.init_std)});
+        ops::fill_normal(ctx, {.out = values, .key = rng_key(seed, "init." + p.name),
+                               .element_offset = p.first_elem() + range.begin, .mean = 0.0f,
+                               .std = static_cast<float>(p.init_std)});
     } else if (p.init == Param::Init::kOnes) {
         ops::fill_constant(ctx, {.out = values, .value = 1.0f});
     }

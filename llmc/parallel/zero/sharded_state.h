@@ -20,7 +20,7 @@ public:
                  const std::optional<LayerBuffers>& layer_buffers);
 
     const Buckets& buckets() const { return buckets_; }
-    int rank() const { return rank_; }
+    int shard_of(const ParamGroup& bucket) const { return buckets_.shard_of(bucket, rank_); }   // of this rank
     bool sharded() const { return sharded_; }
     const StateDtypes& dtypes() const { return dtypes_; }
     // The ranges that this rank owns, in the order of the flat buffers: all, or those of one bucket or parameter (null:

@@ -6,7 +6,7 @@ WeightGatherer::WeightGatherer(const Config& config, const ParamTable& table, Sh
                                const Gradients& grads, const LayerBuffers* layer_buffers, const Groups& groups,
                                CommStream& stream, const Arena& arena)
     : config_(config), state_(state), buckets_(state.buckets()), fp8_(fp8),
-      shards_(state, fp8, grads, layer_buffers, groups.shard, stream), groups_(groups), stream_(stream),
+      shards_(state, fp8, grads, layer_buffers, groups, stream), groups_(groups), stream_(stream),
       next_(buckets_.all().size()) {
     if (layer_buffers)
         layers_ = std::make_unique<LayerGatherer>(config, table, state, fp8, shards_, *layer_buffers, stream, arena);

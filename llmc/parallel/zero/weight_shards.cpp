@@ -15,7 +15,7 @@ Tensor WeightShards::new_master(const ShardRange& range) const {
 Tensor WeightShards::shard(const ParamGroup& bucket) const {
     if (bucket.form != ParamForm::kFp8Linear) return state_.weight_shard(bucket);
     const int64_t elems = buckets_.shard_elems(bucket);
-    if (state_.holds_whole(bucket)) return whole(bucket).slice(state_.rank() * elems, elems);
+    if (state_.holds_whole(bucket)) return whole(bucket).slice(state_.shard_of(bucket) * elems, elems);
     return fp8_.flat_weights().slice(bucket.weight_begin / buckets_.ranks(), elems);
 }
 
@@ -36,8 +36,8 @@ void WeightShards::quantize(Ctx& ctx, int bucket) const {
 void WeightShards::gather(Ctx& ctx, const ParamGroup& bucket) const {
     const Tensor all = whole(bucket);
     if (!state_.holds_whole(bucket)) {
-        const Tensor mine = shard(bucket), place = all.slice(state_.rank() * mine.elems, mine.elems);
+        const Tensor mine = shard(bucket), place = all.slice(state_.shard_of(bucket) * mine.elems, mine.elems);
         device::copy_on_device(ctx, place.data, mine.data, mine.bytes());
     }
-    stream_.timed(ctx, [&] { group_.all_gather(ctx, all); });
+    stream_.timed(ctx, [&] { groups_.shard_of(bucket).all_gather(ctx, all); });
 }

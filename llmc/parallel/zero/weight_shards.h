@@ -12,9 +12,9 @@ class WeightShards {
 public:
     // Owns none of its arguments. layer_buffers: null without --zero 3.
     WeightShards(const ShardedState& state, Fp8State& fp8, const Gradients& grads, const LayerBuffers* layer_buffers,
-                 Comm& group, CommStream& stream)
+                 const Groups& groups, CommStream& stream)
         : state_(state), buckets_(state.buckets()), fp8_(fp8), grads_(grads), layer_buffers_(layer_buffers),
-          group_(group), stream_(stream) {}
+          groups_(groups), stream_(stream) {}
 
     // FP8 weights are quantized once all masters are new and their amaxes are all-reduced. Offloaded masters are no
     // longer on the device then: keep_master() copies the master of a range of each_range() to the memory of the
@@ -37,6 +37,6 @@ private:
     Fp8State& fp8_;
     const Gradients& grads_;
     const LayerBuffers* const layer_buffers_;
-    Comm& group_;
+    const Groups& groups_;
     CommStream& stream_;
 };

@@ -81,6 +81,9 @@ constexpr StepField kStepFields[] = {
     {"router_entropy", &Step::router_entropy, "of a token's probabilities of experts, the mean over tokens and layers"},
     {"expert_load", &Step::expert_load,
      "rows of the fullest expert of any layer, 1 if all experts of its layer had the same number"},
+    {"rank_load", &Step::rank_load,
+     "rows of the experts of a rank in a micro-batch, the most of any layer and rank, 1 if all experts had the same "
+     "number; null without `--expert-parallel`"},
     {"dead_experts", &Step::dead_experts, "experts of all layers that no token of the step went to"},
     {"skips", &Step::skips, "skipped steps since the start of training"},
     {"norm_skips", &Step::norm_skips, "those of them with `norm_skipped`"},

@@ -29,7 +29,8 @@ struct StepRecord {
     int64_t skips = 0, norm_skips = 0;
     int64_t clipped_heads = 0;
     int64_t dead_experts = 0;
-    std::optional<double> norm_limit, z_loss, max_logit, router_loss, router_entropy, expert_load;
+    std::optional<double> norm_limit, z_loss, max_logit, router_loss, router_entropy, expert_load,
+        rank_load;
     GpuRecord gpu;
     bool synthetic = false;   // training on synthetic data; only printed, the file has it in the header
 };

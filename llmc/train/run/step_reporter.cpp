@@ -64,6 +64,9 @@ StepRecord StepReporter::record_of(const Staging::Buffer& step) {
         r.router_entropy = static_cast<double>(result.router_entropy);
         r.expert_load = static_cast<double>(result.expert_load);
         r.dead_experts = result.dead_experts;
+        const double balanced = static_cast<double>(config_.shape.experts_per_token * config_.micro_batch_size
+                                                    * config_.part_length());
+        if (config_.expert_parallel > 1) r.rank_load = result.expert_rows / balanced;
     }
     r.grad_norm = static_cast<double>(result.grad_norm);
     r.grad_mul = static_cast<double>(result.grad_mul);
@@ -98,6 +101,10 @@ void StepReporter::report(const Staging::Buffer& step) {
     const StepState& result = *step.staged.result;
     REQUIRE(result.bad_tokens == 0, "step %lld: %d token ids lie outside the vocabulary of %lld", ll(step.step + 1),
             result.bad_tokens, ll(config_.shape.vocab_size));
+    const int64_t rows = config_.expert_rows_of_token() * config_.micro_batch_size * config_.part_length();
+    REQUIRE(result.expert_rows <= rows, "step %lld: the experts of one rank had %d rows in layer %d, but "
+            "--moe-capacity %s has memory for %lld: raise it, or leave it out", ll(step.step + 1), result.expert_rows,
+            result.fullest_layer, number_text(config_.moe_capacity).c_str(), ll(rows));
     StepRecord r = record_of(step);
     progress_.adam_step = result.adam_step;
     progress_.norms.clear();
