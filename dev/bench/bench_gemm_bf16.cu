@@ -106,6 +106,8 @@ const Tuned kTuned[] = {{"overlap", {.overlap = true}},
                         {"ahead 8", {.overlap = true, .ahead = 8}},
                         {"lead 1", {.overlap = true, .lead = 1}},
                         {"lead 0", {.overlap = true, .lead = 0}},
+                        {"3 stages", {.overlap = true, .stages = 3, .lead = 1}},
+                        {"3, ahead", {.overlap = true, .ahead = 4, .stages = 3, .lead = 1}},
                         {"results", {.overlap = true, .results = true}},
                         {"both", {.overlap = true, .ahead = 4, .results = true}},
                         {"registers", {.overlap = true, .ahead = 4, .results = true, .in_registers = true}}};

@@ -83,7 +83,9 @@ struct GroupedTuning {
     // old results, too.
     int ahead = 0;
     bool results = false;
-    int lead = 2;   // with `overlap`: steps by which consumer 0 begins an item before consumer 1, up to 3; 0: any
+    // With `overlap`, BF16: stages of operands: 4, or 3 with room for all results of an item in BF16; steps by which
+    // consumer 0 begins an item before consumer 1, fewer than stages, or 0 for any.
+    int stages = 4, lead = 2;
     bool in_registers = false;   // with `overlap`: sums are added to old results in registers, not in memory (BF16)
 };
 // Whether this build and device have it, and whether it supports a call: E4M3 operands, A in 1x128 blocks, B in 1x128

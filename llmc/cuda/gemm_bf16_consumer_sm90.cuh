@@ -5,13 +5,13 @@
 namespace cuda {
 
 // One consumer warpgroup.
-template <typename Tiles, bool a_by_k, bool b_by_k, bool overlap> struct Bf16Consumer {
-    using T = Bf16Tile;
+template <typename Tiles, bool a_by_k, bool b_by_k, typename T> struct Bf16Consumer {
+    static constexpr bool overlap = T::kOverlap;
     TileState<T> state;
     const Bf16Maps& maps;
     const int consumer, warp, lane;   // warp: of the warpgroup
     const GroupedTuning& tuning;
-    uint32_t buffer;                  // of results, number 0 or 1: the one that is written next
+    uint32_t buffer;                  // of results: the one that is written next
     float sums[128];
 
     __device__ bool first_thread() const { return warp == 0 && lane == 0; }
@@ -101,7 +101,7 @@ template <typename Tiles, bool a_by_k, bool b_by_k, bool overlap> struct Bf16Con
         sync();
         copy(to);
         if (first_thread()) ptx::bulk_commit();   // also an empty group, because the wait counts groups
-        buffer ^= 1;
+        buffer = T::kBuffers == 2 ? buffer ^ 1 : (buffer + 1) % T::kBuffers;
     }
     // Columns 16 j .. 16 j + 15 of box c, or of its transpose the rows.
     __device__ void write_part(uint32_t to, const uint32_t (&part)[4], int j, bool transposed) const {

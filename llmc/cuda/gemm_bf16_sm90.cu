@@ -52,9 +52,8 @@ __device__ inline void prefetch_results(const CUtensorMap& map, const ExpertSums
 
 // Loads an item of experts. That it is known what the blocks share saves two thirds of the instructions: the thread
 // otherwise needs 700 of the 1,024 cycles of a step.
-template <bool a_by_k, bool b_by_k, bool same_rows>
-__device__ void load_item(TileState<Bf16Tile>& state, const Bf16Maps& maps, const Bf16Place& at, int rank, int of_b) {
-    using T = Bf16Tile;
+template <bool a_by_k, bool b_by_k, bool same_rows, typename T>
+__device__ void load_item(TileState<T>& state, const Bf16Maps& maps, const Bf16Place& at, int rank, int of_b) {
     constexpr int kRowBoxes = same_rows ? 1 : 2, kColumnBoxes = same_rows ? 4 : 2;   // that this block loads
     const int row = same_rows ? rank : 0, column = same_rows ? 0 : 2 * rank, steps = bf16_steps(at.depth);
     const int end_column = column + kColumnBoxes;
@@ -69,13 +68,12 @@ __device__ void load_item(TileState<Bf16Tile>& state, const Bf16Maps& maps, cons
 }
 
 // The thread that issues TMA loads.
-template <typename Tiles, bool a_by_k, bool b_by_k, bool overlap>
-__device__ void load_bf16(TileState<Bf16Tile> state, const Bf16Maps& maps, Tiles tiles) {
-    using T = Bf16Tile;
+template <typename Tiles, bool a_by_k, bool b_by_k, typename T>
+__device__ void load_bf16(TileState<T> state, const Bf16Maps& maps, Tiles tiles) {
     const int rank = static_cast<int>(BlockPairs::rank());
     Bf16Place at;
     for (uint32_t round = 0; tiles.find(item_of(round), rank, at); round++) {
-        if constexpr (overlap) {
+        if constexpr (T::kOverlap) {
             const int matrix = Tiles::kWeightsAreB ? at.expert : 0;
             if (at.share == Bf16Place::Share::kRows) load_item<a_by_k, b_by_k, true>(state, maps, at, rank, matrix);
             else load_item<a_by_k, b_by_k, false>(state, maps, at, rank, matrix);
@@ -107,9 +105,8 @@ __device__ inline void prefetch_boxes(const CUtensorMap& map, int start, int k, 
 // The thread that brings operands and old results to the L2 cache. Items of an expert that have rows or columns in
 // common run at about the same time, and the first of them brings these. The thread waits for each stage and releases
 // it as consumers do, so that it is always `ahead` steps before them.
-template <typename Tiles, bool a_by_k, bool b_by_k>
-__device__ void prefetch_bf16(TileState<Bf16Tile> state, const Bf16Maps& maps, Tiles tiles,
-                              const GroupedTuning& tuning) {
+template <typename Tiles, bool a_by_k, bool b_by_k, typename T>
+__device__ void prefetch_bf16(TileState<T> state, const Bf16Maps& maps, Tiles tiles, const GroupedTuning& tuning) {
     const int rank = static_cast<int>(BlockPairs::rank());
     int ahead = 0;
     const auto pass = [&] {
@@ -143,14 +140,13 @@ __device__ void prefetch_bf16(TileState<Bf16Tile> state, const Bf16Maps& maps, T
 // Requires: sm_90a; A, B and D 16-byte aligned, with multiples of 8 elements per row.
 // Parallel: a cluster of 2 blocks computes an item, each block 128 rows. Its last warpgroup issues TMA loads, each
 //           other one owns 64 rows.
-template <typename Tiles, bool a_by_k, bool b_by_k, bool overlap>
-__global__ void __launch_bounds__(Bf16Tile::kThreads, 1)
+template <typename Tiles, bool a_by_k, bool b_by_k, typename T>
+__global__ void __launch_bounds__(T::kThreads, 1)
 gemm_bf16_sm90_kernel(const __grid_constant__ Bf16Maps maps, const Tiles tiles, const GroupedTuning tuning) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    using T = Bf16Tile;
     extern __shared__ __align__(1024) char memory[];
     const TileState<T> state(ptx::shared_address(memory));
-    const bool prefetches = overlap && (tuning.ahead > 0 || tuning.results);
+    const bool prefetches = T::kOverlap && (tuning.ahead > 0 || tuning.results);
     const int group_of_warps = warp_uniform(threadIdx.x / 128);
     if (threadIdx.x == 0) {
         state.ring.init(4 * T::kConsumers * T::kCluster + prefetches);
@@ -162,14 +158,14 @@ gemm_bf16_sm90_kernel(const __grid_constant__ Bf16Maps maps, const Tiles tiles, 
     __cluster_barrier_wait();
     if (group_of_warps == T::kConsumers) {
         ptx::registers_shrink<T::kProducerRegisters>();
-        if (threadIdx.x == 128 * T::kConsumers) load_bf16<Tiles, a_by_k, b_by_k, overlap>(state, maps, tiles);
-        if constexpr (overlap)
+        if (threadIdx.x == 128 * T::kConsumers) load_bf16<Tiles, a_by_k, b_by_k>(state, maps, tiles);
+        if constexpr (T::kOverlap)
             if (prefetches && threadIdx.x == 128 * T::kConsumers + 32)
                 prefetch_bf16<Tiles, a_by_k, b_by_k>(state, maps, tiles, tuning);
         __syncwarp();
     } else {
         ptx::registers_grow<T::kConsumerRegisters>();
-        Bf16Consumer<Tiles, a_by_k, b_by_k, overlap> consumer{
+        Bf16Consumer<Tiles, a_by_k, b_by_k, T> consumer{
             state, maps, group_of_warps, warp_uniform(threadIdx.x / 32) % 4, static_cast<int>(threadIdx.x) % 32, tuning,
             0, {}};
         consumer.run(tiles);
@@ -181,15 +177,19 @@ gemm_bf16_sm90_kernel(const __grid_constant__ Bf16Maps maps, const Tiles tiles, 
 
 template <typename Tiles, bool a_by_k, bool b_by_k>
 void launch_bf16(Ctx& ctx, int64_t items, const Bf16Maps& maps, const Tiles& tiles, const GroupedTuning& tuning = {}) {
-    using T = Bf16Tile;
-    const auto launch = [&](auto overlap) {
-        constexpr auto kKernel = gemm_bf16_sm90_kernel<Tiles, a_by_k, b_by_k, overlap.value>;
+    const auto launch = [&](auto tile) {
+        using T = decltype(tile);
+        constexpr auto kKernel = gemm_bf16_sm90_kernel<Tiles, a_by_k, b_by_k, T>;
         launch_clusters<kKernel, T::kThreads, T::kSharedBytes>(ctx, "gemm_bf16", items, maps, tiles, tuning);
         CHECK_LAUNCH("gemm_bf16_sm90_kernel");
     };
-    if constexpr (!std::is_same_v<Tiles, SymmetricTiles>)
-        if (tuning.overlap) return launch(std::true_type{});
-    launch(std::false_type{});
+    if constexpr (!std::is_same_v<Tiles, SymmetricTiles>) {
+        CHECK(tuning.lead < tuning.stages && (tuning.stages == 3 || tuning.stages == 4), "grouped_gemm: lead %d of %d",
+              tuning.lead, tuning.stages);
+        if (tuning.overlap && tuning.stages == 3) return launch(Bf16TileOf<true, 3, 4>{});
+        if (tuning.overlap) return launch(Bf16TileOf<true, 4, 2>{});
+    }
+    launch(Bf16Tile{});
 }
 
 // A map of an operand or of results, (rows, columns) matrices.

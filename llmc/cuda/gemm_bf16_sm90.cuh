@@ -8,10 +8,11 @@ namespace cuda {
 // A block computes 128 x 256 results, and each of its two consumer warpgroups 64 x 256 of them. Bytes and cycles of a
 // product are those of Int8Tile. Operands are loaded in boxes of 64 rows of 128 bytes: 64 rows or columns of the
 // results by 64 of K, whichever of the two is contiguous in memory. Results leave in boxes of 64 x 64.
-struct Bf16Tile {
+template <bool overlap, int stages, int buffers> struct Bf16TileOf {
     static constexpr int kConsumers = 2, kBox = 64, kRows = kBox * kConsumers, kColumns = 256, kDepth = 64;
     static constexpr int kThreads = 128 * (kConsumers + 1), kProducerRegisters = 56, kConsumerRegisters = 224;
-    static constexpr int kCluster = BlockPairs::kBlocks, kStages = 4, kBuffers = 2;
+    static constexpr int kCluster = BlockPairs::kBlocks, kStages = stages, kBuffers = buffers;   // of results
+    static constexpr bool kOverlap = overlap;   // GroupedTuning
     static constexpr uint32_t kBoxBytes = kBox * kPanelRowBytes;
     static constexpr uint32_t kRowBytes = kRows / kBox * kBoxBytes, kColumnBytes = kColumns / kBox * kBoxBytes;
     // Shared memory: stages of A | of B | results of each consumer | barriers (`full`, `empty`).
@@ -23,6 +24,8 @@ struct Bf16Tile {
     static_assert(registers_suffice(kConsumers, kProducerRegisters, kConsumerRegisters));
     static_assert(kSharedBytes <= 227 * 1024);
 };
+
+using Bf16Tile = Bf16TileOf<false, 4, 2>;
 
 // What a block computes of an item of a list: results from (row, column) on, 128 x `columns`.
 struct Bf16Place {

@@ -100,7 +100,9 @@ static void check_grouped(const grouped_gemm_test::GroupedProduct& p, Dtype resu
     HostTensor before;
     for (const cuda::GroupedTuning& tuning :
          {cuda::GroupedTuning{}, {}, {.overlap = true}, {.overlap = true, .ahead = 3, .results = p.accumulate},
-          {.overlap = true, .ahead = 1, .lead = 1, .in_registers = true}, {.overlap = true, .lead = 0}}) {
+          {.overlap = true, .ahead = 1, .lead = 1, .in_registers = true}, {.overlap = true, .lead = 0},
+          {.overlap = true, .stages = 3, .lead = 1},
+          {.overlap = true, .ahead = 5, .stages = 3, .lead = 2, .in_registers = true}}) {
         DeviceTensor x(a), y(b), d(p.d), of(offsets);
         const GroupedGemmArgs args = p.args(d.view(), x.view(), y.view(), of.view());
         if (cuda::grouped_gemm_supports(gpu(), args)) cuda::grouped_gemm_sm90(gpu(), args, tuning);
