@@ -69,7 +69,7 @@ template <typename T, typename G> void update_blocks(const AdamWArgs& args) {
         for (int64_t j = 0; j < count; j++) {
             if (j % 4 == 0)
                 random = philox(args.rng_key, static_cast<uint64_t>(args.element_offset + begin + j) / 4,
-                                static_cast<uint64_t>(state.adam_step));
+                                static_cast<uint64_t>(state.adam_step), kMomentRounds);
             const uint32_t bits = random.word[j % 4];
             const uint32_t m_code = encode_m(m[j], of_m.scale, bits), v_code = encode_v(v[j], of_v.scale, bits >> 16);
             m_codes[begin + j] = of_m.scale > 0 ? static_cast<uint8_t>(m_code) : uint8_t{0};

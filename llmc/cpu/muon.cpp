@@ -47,7 +47,7 @@ template <typename G> void momentum_of_blocks(const MuonMomentumArgs& args) {
         for (int64_t j = 0; j < count; j++) {
             if (j % 4 == 0)
                 random = philox(args.rng_key, static_cast<uint64_t>(args.element_offset + begin + j) / 4,
-                                static_cast<uint64_t>(state.adam_step));
+                                static_cast<uint64_t>(state.adam_step), kMomentRounds);
             const uint32_t code = encode_m(m[j], scale.scale, random.word[j % 4]);
             codes[begin + j] = scale.scale > 0 ? static_cast<uint8_t>(code) : uint8_t{0};
         }

@@ -189,8 +189,8 @@ template <typename Grad> struct BlockPart {
 // Traffic: master, m, v and their scales read and written, grad read, param (optional) written, once.
 // Requires: `vector` needs tensors aligned to 4 elements; otherwise, and in the last, shorter block of 128, elements
 // are accessed one by one.
-// Parallel: a warp owns every (gridDim.x kThreads / 32)-th block of 128, a lane four consecutive elements of it, and
-// loads the next block before it computes; all thread blocks are resident.
+// Parallel: a warp owns every (gridDim.x kThreads / 32)-th pair of blocks of 128, a lane four consecutive elements of
+// each, and loads the next block before it computes; all thread blocks are resident.
 template <typename T, typename Grad>
 __global__ void __launch_bounds__(kThreads, kFp8BlocksPerSm)
     adamw_fp8_kernel(T* param, float* master, uint8_t* m, uint8_t* v, float* m_scale_inv, float* v_scale_inv,
@@ -208,10 +208,12 @@ __global__ void __launch_bounds__(kThreads, kFp8BlocksPerSm)
     // All lanes of a warp call it.
     auto update = [&](uint32_t block, BlockPart<Grad>& part, float (&values)[4], int count) {
         const int64_t element = element_offset + int64_t{block} * kScaleBlock + 4 * lane;
-        const uint4 words = philox_words(keys, static_cast<uint64_t>(element) / 4, static_cast<uint64_t>(step));
+        const uint4 words = philox_words<kMomentRounds>(keys, static_cast<uint64_t>(element) / 4,
+                                                        static_cast<uint64_t>(step));
         const uint32_t random[4] = {words.x, words.y, words.z, words.w};
         float gs[4], ms[4], vs[4];
-        uint32_t m_amax = 0, v_amax = 0;
+        float m_amax = 0;
+        uint32_t v_amax = 0;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             gs[j] = to_float(part.grad[j]), values[j] = part.master[j];
@@ -222,15 +224,11 @@ __global__ void __launch_bounds__(kThreads, kFp8BlocksPerSm)
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             if (j < count) amax = max(amax, amax_bits_of(values[j]));
-            m_amax = max(m_amax, amax_bits_of(ms[j])), v_amax = max(v_amax, __float_as_uint(vs[j]));   // v >= 0
+            m_amax = ptx::max_or_nan(m_amax, fabsf(ms[j])), v_amax = max(v_amax, __float_as_uint(vs[j]));   // v >= 0
         }
-        const MomentScale of_m = moment_scale(__reduce_max_sync(~0u, m_amax), kLog2LargestM);
+        const MomentScale of_m = moment_scale(__reduce_max_sync(~0u, __float_as_uint(m_amax)), kLog2LargestM);
         const MomentScale of_v = moment_scale(__reduce_max_sync(~0u, v_amax), kLog2LargestV);
-        uint32_t v_codes[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) v_codes[j] = encode_v(vs[j], of_v.scale, random[j] >> 16) << 24;
-        part.m = encode_m4(ms, of_m.scale, random);
-        part.v = of_v.scale == 0.0f ? 0 : high_bytes(v_codes);
+        part.m = encode_m4(ms, of_m.scale, random), part.v = encode_v4(vs, of_v.scale, random);
         if (lane == 0) m_scale_inv[block] = of_m.scale_inv, v_scale_inv[block] = of_v.scale_inv;
     };
     const auto load = [&](uint32_t block) {
@@ -246,20 +244,24 @@ __global__ void __launch_bounds__(kThreads, kFp8BlocksPerSm)
     const uint32_t warps = gridDim.x * (kThreads / 32);
     const auto whole = static_cast<uint32_t>(vector ? elems / kScaleBlock : 0);
     const auto all = static_cast<uint32_t>(scale_blocks(elems));
-    uint32_t block = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
+    const uint32_t warp = blockIdx.x * (kThreads / 32) + threadIdx.x / 32, pairs = whole / 2;
     float values[4];
-    BlockPart<Grad> next = {};
-    if (block < whole) next = load(block);
-    for (; block < whole; block += warps) {
-        BlockPart<Grad> part = next;
-        if (block + warps < whole) next = load(block + warps);
+    const auto update_whole = [&](uint32_t block, BlockPart<Grad>& part) {
         update(block, part, values, 4);
         const int64_t i = int64_t{block} * kScaleBlock + 4 * lane;
         store_floats<float, 4>(master + i, values);
         *reinterpret_cast<uint32_t*>(m + i) = part.m, *reinterpret_cast<uint32_t*>(v + i) = part.v;
         if (param != nullptr) store_floats<T, 4>(param + i, values);
+    };
+    BlockPart<Grad> part = {};
+    if (warp < pairs) part = load(2 * warp);
+    for (uint32_t pair = warp; pair < pairs; pair += warps) {
+        BlockPart<Grad> second = load(2 * pair + 1);
+        update_whole(2 * pair, part);
+        if (pair + warps < pairs) part = load(2 * (pair + warps));
+        update_whole(2 * pair + 1, second);
     }
-    for (; block < all; block += warps) {
+    for (uint32_t block = 2 * pairs + warp; block < all; block += warps) {
         const int64_t i = int64_t{block} * kScaleBlock + 4 * lane;
         const int count = static_cast<int>(min(max(elems - i, int64_t{0}), int64_t{4}));
         BlockPart<Grad> part = {};

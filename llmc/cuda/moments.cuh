@@ -34,5 +34,17 @@ __device__ inline uint32_t encode_m4(const float (&m)[4], float scale, const uin
     for (int j = 0; j < 4; j++) codes[j] = encode_m_high(m[j], scale, __byte_perm(random[j], 0, 0x4104));
     return scale == 0.0f ? 0 : high_bytes(codes);
 }
+// encode_v by the high half of each random word; 0 where the scale is 0. Without the sign, which is 0, ptxas 13.0
+// leaves the product out and keeps the noise alone.
+__device__ inline uint32_t encode_v4(const float (&v)[4], float scale, const uint32_t (&random)[4]) {
+    uint32_t codes[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const uint32_t bits = bf16::to_bits(v[j] * scale * (1.0f / kUnbiasV));
+        codes[j] = ((bits << 4) + __byte_perm(random[j], 0, 0x4324)) | (bits & 0x80000000u);
+        codes[j] = max(codes[j], min(__float_as_uint(v[j]), 1u << 24));
+    }
+    return scale == 0.0f ? 0 : high_bytes(codes);
+}
 
 }  // namespace cuda

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads, kFp8BlocksPerSm)
     // Replaces the lane's gradients, stores the scale and returns the new codes. All lanes of a warp call it.
     const auto update = [&](int64_t block, uint32_t codes, float scale_inv, float (&gs)[4]) {
         const int64_t element = element_offset + block * kScaleBlock + 4 * lane;
-        const uint4 words = philox_words(keys, static_cast<uint64_t>(element) / 4, step);
+        const uint4 words = philox_words<kMomentRounds>(keys, static_cast<uint64_t>(element) / 4, step);
         float ms[4];
         decode_m4(codes, scale_inv, ms);
         uint32_t amax = 0;

@@ -18,12 +18,13 @@ inline PhiloxKeys philox_keys(uint64_t key) {
     }
     return keys;
 }
-// The words of philox(key, counter, counter_high); the compiler drops the work for words that are not used.
+// The words of philox(key, counter, counter_high, rounds); the compiler drops the work for words that are not used.
+template <int rounds = 10>
 __device__ inline uint4 philox_words(const PhiloxKeys& keys, uint64_t counter, uint64_t counter_high) {
     uint32_t c0 = static_cast<uint32_t>(counter), c1 = static_cast<uint32_t>(counter >> 32);
     uint32_t c2 = static_cast<uint32_t>(counter_high), c3 = static_cast<uint32_t>(counter_high >> 32);
 #pragma unroll
-    for (int round = 0; round < 10; round++) {
+    for (int round = 0; round < rounds; round++) {
         const uint64_t p0 = uint64_t{0xD2511F53u} * c0, p1 = uint64_t{0xCD9E8D57u} * c2;
         c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ keys.low[round];
         c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ keys.high[round];

@@ -16,6 +16,10 @@
 inline constexpr int kLog2LargestM = 8, kLog2LargestV = 16;
 inline constexpr float kUnbiasM = 0x1p120f, kUnbiasV = 0x1p112f;
 
+// Rounds of philox, whose word e % 4 at element / 4 has the random bits of an element: the low half is m's, the high
+// half v's. The kernels are limited by their instructions.
+inline constexpr int kMomentRounds = 7;
+
 struct MomentScale {
     float scale, scale_inv;
 };
@@ -46,12 +50,12 @@ HOST_DEVICE inline uint32_t encode_m_high(float value, float scale, uint32_t noi
 HOST_DEVICE inline uint32_t encode_m(float value, float scale, uint32_t random) {
     return encode_m_high(value, scale, (random & 0xffffu) << 8) >> 24;
 }
-// Rounds v > 0 at least to the smallest number, never to 0, with which the next update would be m / eps. That number is
-// at least 2^-33.8 of the block's largest v, and m's smallest number at most 2^-16.8 of its largest m: if |m| <=
-// r sqrt(v) in the whole block before the rounding, |m| <= 2.5 r sqrt(v) after it. (In the form of encode_m_high ptxas
-// 13.0 leaves the product out and keeps the noise alone.)
+// Rounds v >= 2^-125 at least to the smallest number, never to 0, with which the next update would be m / eps. That
+// number is at least 2^-33.8 of the block's largest v, and m's smallest number at most 2^-16.8 of its largest m: if
+// |m| <= r sqrt(v) in the whole block before the rounding, |m| <= 2.5 r sqrt(v) after it.
 HOST_DEVICE inline uint32_t encode_v(float value, float scale, uint32_t random) {
     const uint32_t bits = bf16::to_bits(value * scale * (1.0f / kUnbiasV));
     const uint32_t code = (bits + ((random & 0xffffu) << 4)) >> 20;
-    return code == 0 && value > 0.0f ? 1u : code;
+    const uint32_t least = bf16::to_bits(value) >> 24;
+    return code == 0 && least > 0 ? 1u : code;
 }

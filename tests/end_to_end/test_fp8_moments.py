@@ -1,11 +1,13 @@
-"""--moment-dtype fp8 on the CPU device: the loss stays within 0.3 % of that of FP32 moments, where another seed changes
-it by 2.6 % or more; another dtype is refused at a resume. test_offload.cpp has offloaded moments."""
+"""--moment-dtype fp8 on the CPU device: the loss stays within 0.3 % of that of FP32 moments in the mean of three seeds,
+where another seed changes it by 2.6 % or more, and other random bits by up to 0.6 %; another dtype is refused at a
+resume. test_offload.cpp has offloaded moments."""
 import unittest
 
 from tests.support.train import GPT2, LLAMA, TrainTest, records
 
 STEPS, LAST, BOUND = 150, 30, 0.003
 FP8 = ["--moment-dtype", "fp8"]
+SEEDS = [], ["--seed", "11"], ["--seed", "12"]
 
 
 class Fp8MomentsTest(TrainTest):
@@ -21,12 +23,11 @@ class Fp8MomentsTest(TrainTest):
         for binary, options in ((GPT2, []), (GPT2, ["--adam-beta2", "0.999"]), (LLAMA, []),
                                 (LLAMA, ["--adam-beta2", "0.999"]), (LLAMA, ["--optimizer", "muon"])):
             with self.subTest(binary=binary, options=options):
-                wide = self.loss(binary, *options)
-                narrow = self.loss(binary, *options, *FP8)
-                self.assertNotEqual(narrow, wide)
-                self.assertLess(abs(narrow - wide), BOUND * wide)
+                wide, narrow = ([self.loss(binary, *options, *more, *seed) for seed in SEEDS] for more in ([], FP8))
+                self.assertNotEqual(narrow[0], wide[0])
+                self.assertLess(abs(sum(narrow) - sum(wide)), BOUND * sum(wide))
                 # The bound is no bound of noise alone.
-                self.assertGreater(abs(self.loss(binary, *options, "--seed", "7") - wide), BOUND * wide)
+                self.assertGreater(abs(self.loss(binary, *options, "--seed", "7") - wide[0]), BOUND * wide[0])
 
     def test_another_dtype_is_refused_at_a_resume(self):
         save = ["--save", self.path("run"), "--train-iters", "2"]

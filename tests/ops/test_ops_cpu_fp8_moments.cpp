@@ -10,6 +10,10 @@ using namespace reference;
 
 namespace {
 
+uint32_t random_of(uint64_t element, int64_t step) {
+    return philox(99, element / 4, static_cast<uint64_t>(step), kMomentRounds).word[element % 4];
+}
+
 // The number of a UE5M3 code, from its definition.
 double ue5m3(uint32_t code) {
     const int exponent = static_cast<int>(code >> 3), mantissa = static_cast<int>(code & 7);
@@ -145,7 +149,7 @@ TEST_CASE("cpu adamw with fp8 moments: masters as with moments in fp32, codes by
                 int64_t different = 0;
                 for (int64_t i = 0; i < n; i++) {
                     const uint64_t element = static_cast<uint64_t>(1024 + i);
-                    const uint32_t random = philox(99, element / 4, static_cast<uint64_t>(step)).word[element % 4];
+                    const uint32_t random = random_of(element, step);
                     const float m_scale = 1 / a.scale(a.m_scale_inv, i), v_scale = 1 / a.scale(a.v_scale_inv, i);
                     different += a.codes(a.m)[i] != encode_m(static_cast<float>(plain.m.get(i)), m_scale, random);
                     different += a.codes(a.v)[i] != encode_v(static_cast<float>(plain.v.get(i)), v_scale, random >> 16);
@@ -251,7 +255,7 @@ TEST_CASE("cpu muon_momentum in fp8: updates as with fp32, codes by the document
                 int64_t different = 0;
                 for (int64_t i = 0; i < n; i++) {
                     const auto element = static_cast<uint64_t>(1024 + i);
-                    const uint32_t random = philox(99, element / 4, static_cast<uint64_t>(step)).word[element % 4];
+                    const uint32_t random = random_of(element, step);
                     different += a.code(i) != encode_m(static_cast<float>(m.get(i)), 1 / a.scale(i), random);
                 }
                 CHECK_EQ(different, 0);
