@@ -13,7 +13,9 @@ from .support import need
 STEP_COLUMNS = [
     ("train/loss", "nats/token", "loss"), ("train/lr", "", "lr"), ("train/skipped", "0 or 1", "skipped"),
     ("train_gradient/norm", "", "grad_norm"), ("train_gradient/clip_ratio", "", "grad_mul"),
-    ("train_attention/max_logit", "", "max_logit"),
+    ("train_attention/max_logit", "", "max_logit"), ("train_experts/load", "times the mean", "expert_load"),
+    ("train_experts/dead", "experts", "dead_experts"), ("train_experts/router_entropy", "nats", "router_entropy"),
+    ("train_experts/router_loss", "", "router_loss"),
     ("train_gpu/utilization", "percent", "gpu_utilization"), ("train_gpu/power", "W", "power_w"),
     ("train_gpu/sm_clock", "MHz", "sm_clock_mhz"), ("train_gpu/temperature", "C", "gpu_temperature_c"),
     ("train_gpu/memory", "GiB", "gpu_memory_gib"), ("train_gpu/memory_of_run", "GiB", "memory_gib"),

@@ -74,6 +74,7 @@ FIELDS = {
     "eval": {"loss": is_number, "counted_tokens": is_whole},
     "hellaswag": {"accuracy": is_number, "examples": is_whole},
     "fp8": {"tensors": objects(is_tensor)},
+    "experts": {"load": lambda value: isinstance(value, list) and all(map(is_number, value))},
     "grad_wire": {"gradients": objects(named_numbers(("relative_l2",)))},
     "plan": {},
     "checkpoint": {"path": is_text},
@@ -84,7 +85,8 @@ OPTIONAL = {
     "header": {"communication": or_null(objects()), "params": is_whole,
                "identity": lambda value: is_object(value) and are_contents([*value.values()])},
     "step": {**fields("gpu_utilization power_w sm_clock_mhz gpu_temperature_c gpu_memory_gib energy_j joules_per_token "
-                      "forward_seconds backward_seconds exposed_comm_seconds norm_limit z_loss max_logit",
+                      "forward_seconds backward_seconds exposed_comm_seconds norm_limit z_loss max_logit "
+                      "router_loss router_entropy expert_load dead_experts",
                       or_null(is_number)),
              "throttled_by": is_text},
     "plan": fields("predicted_ms measured_ms planned_bytes used_bytes", or_null(is_number)),
@@ -156,7 +158,7 @@ class RunLog:
         self._offset = self._line = 0
         self._begin = b""   # the first bytes of the file, which contain the time of its first header
         self.headers, self.events, self.checkpoints, self.plans = [], [], [], []
-        self.steps, self.evals, self.hellaswag, self.fp8, self.wire = {}, {}, {}, {}, {}   # records by step
+        self.steps, self.evals, self.hellaswag, self.fp8, self.wire, self.experts = {}, {}, {}, {}, {}, {}   # by step
         self.torn, self.damaged = False, []
         self.redone = 0   # steps that were done again after a resume
 
@@ -220,7 +222,7 @@ class RunLog:
                              f"{LOG_FORMAT}")
         begin = record["step"]
         self.redone += sum(step > begin for step in self.steps)
-        for records in (self.steps, self.evals, self.hellaswag, self.fp8, self.wire):
+        for records in (self.steps, self.evals, self.hellaswag, self.fp8, self.wire, self.experts):
             for step in [step for step in records if step > begin]:
                 del records[step]
         self.events = [event for event in self.events if event["step"] <= begin]
@@ -235,6 +237,8 @@ class RunLog:
         elif kind == "fp8":
             self.fp8[record["step"]] = {tensor["name"]: with_block_scales(numbers(tensor))
                                         for tensor in record["tensors"]}
+        elif kind == "experts":
+            self.experts[record["step"]] = record["load"]
         elif kind == "grad_wire":
             self.wire[record["step"]] = {entry["name"]: numbers(entry) for entry in record["gradients"]}
         else:

@@ -60,7 +60,9 @@ void check_model(const std::string& name) {
     const std::string directory = "tests/fixtures/" + name;
     const SafetensorsReader reference(directory + "/reference.safetensors");
     const int64_t B = 2, T = 16, N = B * T;
-    TestModel model(tiny_config(model_config_from_hf(directory), Dtype::kFp32, B, T));
+    Config config = tiny_config(model_config_from_hf(directory), Dtype::kFp32, B, T);
+    config.moe_aux_loss_coeff = 1;   // has no gradient in the first step
+    TestModel model(config);
     load_hf_weights(directory, model.config.shape, model.table, model.trainer->state_access(model.ctx), model.comm);
     model.trainer->weights_from_masters(model.ctx, true);
     model.set_batch(ints(reference, "input_ids"), ints(reference, "targets"));
@@ -70,6 +72,12 @@ void check_model(const std::string& name) {
     model.gradients();
     const double loss = floats(reference, "loss")[0];
     CHECK(std::fabs(model.loss() - loss) < 1e-5 * loss);
+    // transformers has K times our auxiliary loss. Of several layers it has the product of means over all of them.
+    if (reference.tensors().count("aux_loss") == 1) {
+        const double aux = floats(reference, "aux_loss")[0];
+        CHECK(std::fabs(model.result.router_loss * static_cast<double>(config.shape.experts_per_token) - aux)
+              < 1e-5 * aux);
+    }
     for (size_t i = 0; i < model.table.params.size(); i++) {
         const Param& p = model.table.params[i];
         const std::vector<double> grad = model.grad(static_cast<int>(i));

@@ -69,17 +69,19 @@ class Exports(ExportTest):
     def test_values_that_not_every_log_has(self):
         sampled = {"gpu_utilization": 97.5, "power_w": 651.25, "sm_clock_mhz": 1711.0, "gpu_temperature_c": 61.0,
                    "gpu_memory_gib": 33.5, "energy_j": 812.5, "joules_per_token": 0.0125, "throttled_by": "power cap",
-                   "max_logit": 12.5}
+                   "max_logit": 12.5, "expert_load": 1.5, "dead_experts": 2}
         run = read_log(self.changed("step", 4, **sampled))
         columns = {f"train_gpu/{name}": value for name, value in (
             ("utilization (percent)", "97.5"), ("power (W)", "651.25"), ("sm_clock (MHz)", "1711.0"),
             ("temperature (C)", "61.0"), ("memory (GiB)", "33.5"), ("energy (J)", "812.5"),
-            ("joules_per_token (J/token)", "0.0125"))} | {"train_attention/max_logit": "12.5"}
+            ("joules_per_token (J/token)", "0.0125"))} | {
+            "train_attention/max_logit": "12.5", "train_experts/load (times the mean)": "1.5",
+            "train_experts/dead (experts)": "2"}
         rows = self.csv_of(run)
         self.assertEqual({column: rows[4][column] for column in columns}, columns)
         self.assertEqual({rows[5][column] for column in columns}, {""})
         self.assertNotIn("train_gpu/power", run_export.all_scalars(run, 5))
-        for field in ("power_w", "max_logit"):
+        for field in ("power_w", "max_logit", "expert_load"):
             with self.assertRaisesRegex(InputError, f"with a wrong {field}"):
                 read_log(self.changed("step", 4, **{field: "much"}))
         asked = {"type": "hellaswag", "step": 4, "accuracy": 0.29546, "correct": 2967, "examples": 10042, "seconds": 1,

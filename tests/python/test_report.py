@@ -15,7 +15,7 @@ import unittest.mock
 
 from llmfp8.report import markup, reduce
 from llmfp8.report.page import report
-from llmfp8.run_log import read_log
+from llmfp8.run_log import InputError, read_log
 from tests.support.log_tools import LogToolTest, ROOT, records
 
 UPLOT = {"uPlot.iife.min.js": "2d27e8ad3d228164525ce213f9dc716f39b4e3aee0cc773fb3491c96cf4921a2",
@@ -141,10 +141,25 @@ class Page(ReportTest):
 
     def test_tensors_that_change_from_record_to_record(self):
         one, two = fp8_record(1, ["a", "b"]), fp8_record(2, ["b", "c"], amax="inf", flushed="nan")
-        found = reduce.heat(read_log(self.long_log(3, more=[one, two, fp8_record(3, [])])))
+        found = reduce.heat(read_log(self.long_log(3, more=[one, two, fp8_record(3, [])])).fp8)
         self.assertEqual(found["names"], ["a", "b", "c"])
         self.assertEqual(list(base64.b64decode(found["maps"]["amax"]["data"])), [127, 255, 255, 127, 254, 255, 255,
                                                                                   254, 255])
+
+    def test_the_load_of_experts_is_relative_to_the_mean_of_their_layer(self):
+        more = [{"type": "experts", "step": step, "load": load}
+                for step, load in ((2, [1, 3, 2, 6, 0, 0]), (3, [2, 2, 2, 0, 0, 12]))]
+        path = self.long_log(3, more=more, config={"num-experts": 3})
+        found = reduce.heat(reduce.loads(read_log(path)))
+        self.assertEqual(found["groups"], [["layer 0", 3], ["layer 1", 3]])
+        self.assertEqual(found["columns"], [{"first": 2, "last": 2}, {"first": 3, "last": 3}])
+        self.assertEqual(found["maps"]["load"]["ranges"], [[0.5, 3], [0.5, 3]])
+        levels = list(base64.b64decode(found["maps"]["load"]["data"]))
+        middle = 1 + round(253 * math.log(2) / math.log(6))
+        self.assertEqual(levels, [1, middle, reduce.level_of(1.5, 0.5, 3), middle, middle, middle, 254, 0, 0, 0, 0,
+                                  254])
+        with self.assertRaisesRegex(InputError, "with a wrong load"):
+            read_log(self.long_log(3, more=[{"type": "experts", "step": 3, "load": ["much"]}]))
 
     def test_nothing_of_a_log_is_markup(self):
         evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u2028&\ud800"
@@ -259,7 +274,10 @@ class InBrowser(ReportTest):
     def test_panels_draw_and_answer(self):
         names = [f"{layer}.{linear}.{role}" for layer in range(4) for linear in ("qkv", "down")
                  for role in ("x", "weight", "dy")]
-        runs = [read_log(self.long_log(300, name="a"), "<b>bf16"), read_log(self.long_log(300, names, name="b"), "fp8")]
+        load = [{"type": "experts", "step": step, "load": [1, 3, 2, 6]} for step in (100, 200, 300)]
+        config = {**records("bf16.jsonl")[0]["config"], "num-experts": 2}
+        runs = [read_log(self.long_log(300, name="a", more=load, config=config), "<b>bf16"),
+                read_log(self.long_log(300, names, name="b"), "fp8")]
         whole = markup.page
         with unittest.mock.patch("llmfp8.report.page.page", lambda title, body, script, data: whole(
                 title, body.replace("<main>", "<main><script>document.title = 'owned'</script>"),   # not allowed
@@ -279,6 +297,7 @@ class InBrowser(ReportTest):
         self.assertEqual((found["unnamed"], found["axis"]), (0, "tokens"))
         self.assertRegex(found["legend"], r"^\d+$")
         self.assertIn("largest 99", found["loss"])
+        self.assertIn("expert 0", found["axes"])
         self.assertRegex(found["reading"], r"^\d\.qkv\.x \(e4m3\), step")
         self.assertGreater(found["tensor"], 2)
         self.assertLessEqual(found["width"], 1280)

@@ -10,6 +10,7 @@ Each model is saved by save_pretrained, in one directory, with reference.safeten
     targets    (B, T) int32; -1 is ignored
     logits     (B, T, V)
     loss       (1)    mean over the counted targets
+    aux_loss   (1)    the auxiliary loss of a mixture of one layer, where the class has one
     grad.NAME  like the parameter NAME, gradient of the loss
 
 Everything is computed in float64 and stored as float32. Weights, norms and biases are random and far from
@@ -222,6 +223,9 @@ def make(name, directory, seed):
     targets[0, 3] = targets[1, 0] = targets[1, LENGTH - 1] = -1
     with everything_in_double():
         logits, loss, grads = run(model, ids, targets)
+        auxiliary = None
+        if model.config.num_hidden_layers == 1 and hasattr(model, "router_aux_loss_coef"):
+            auxiliary = model(input_ids=ids, use_cache=False, output_router_logits=True).aux_loss
     check_against_single(model, ids, targets, logits, loss)
 
     shutil.rmtree(directory, ignore_errors=True)
@@ -229,6 +233,8 @@ def make(name, directory, seed):
     (directory / "generation_config.json").unlink(missing_ok=True)
     tensors = {"input_ids": ids.int(), "targets": targets.int(), "logits": logits.float(),
                "loss": loss.float().reshape(1)}
+    if auxiliary is not None:
+        tensors["aux_loss"] = auxiliary.float().reshape(1)
     if name == "mixtral":   # the router's name in transformers 4
         grads = {n.replace(".mlp.gate.", ".block_sparse_moe.gate."): g for n, g in grads.items()}
     tensors |= {"grad." + n: g.float().contiguous() for n, g in grads.items()}

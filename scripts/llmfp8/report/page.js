@@ -12,6 +12,10 @@ const PANELS = [
     ["loss", "Loss", "nats a token"], ["grad_norm", "Gradient norm", "before clipping", true],
     ["lr", "Learning rate", ""], ["grad_mul", "Clip ratio", "1: not clipped"],
     ["max_logit", "Largest attention logit", "before --qk-clip acts"],
+    ["expert_load", "Load of the fullest expert", "1: all experts of a layer alike"],
+    ["dead_experts", "Experts without a token", "of all layers"],
+    ["router_entropy", "Entropy of the routers", "nats, mean of tokens and layers"],
+    ["router_loss", "Losses of the routers", "with their weights"],
     ["tokens_per_second", "Speed", "tokens/s"], ["step_seconds", "Time of a step", "s"],
     ["mfu", "MFU", "share of the peak"], ["exposed_comm_seconds", "Exposed communication", "s of a step"],
     ["power_w", "Power", "W, mean of the GPUs"], ["sm_clock_mhz", "SM clock", "MHz"],
@@ -116,7 +120,8 @@ for (const [field, title, unit, logarithmic] of PANELS) {
                 series.push({ label: `${run.name}, validation${name}`, colour: line.colour, dash, width: 1,
                     points: true, x: () => run.valid[axis], y: () => run.valid[field] });
     });
-    if (field === "grad_mul" && !series.some((s) => s.y().some((value) => value !== 1 && value !== null))) continue;
+    const usual = { grad_mul: 1, dead_experts: 0, router_loss: 0 }[field];
+    if (usual !== undefined && !series.some((s) => s.y().some((value) => value !== usual && value !== null))) continue;
     const means = [...new Set(runs.filter((run) => run.smooth[field]).map((run) => run.smooth_steps))].join(", ");
     if (series.length)
         draw({ parent: loss ? part("loss") : grid, title, logarithmic, series: [...behind, ...series],
@@ -146,9 +151,10 @@ if (runs.some((run) => run.marks.length)) {
         }
 }
 
-// ---- heat maps of the FP8 tensors ----
+// ---- heat maps of the FP8 tensors, and of the load of experts ----
 const FIELDS = { amax: "amax", scale: "scale (of blocks: the median)", saturated: "saturated (share of values)",
-    flushed: "flushed to zero (share)", nonfinite: "not finite (values)", scale_at_ends: "scales at an end (share)" };
+    flushed: "flushed to zero (share)", nonfinite: "not finite (values)", scale_at_ends: "scales at an end (share)",
+    load: "load (times the mean of the layer)" };
 const OWN_RANGES = ["amax", "scale"];
 // White to dark, or black to light on a dark page, of steady lightness: it reads in grey. Cells without a value are
 // hatched.
@@ -165,13 +171,15 @@ function valueOf([low, high], level) {
 }
 const threeDigits = (value) => figures(value === null ? null : Number(value.toPrecision(3)));
 
-const heated = runs.filter((run) => run.heat);
-if (heated.length) {
+for (const [key, heading, rowKind] of [["heat", "FP8 tensors: layer by step", "layer"],
+    ["experts", "Load of experts: expert by step", "expert"]]) {
+    const heated = runs.filter((run) => run[key]);
+    if (!heated.length) continue;
     for (const run of heated)
-        for (const map of Object.values(run.heat.maps))
+        for (const map of Object.values(run[key].maps))
             map.bytes = Uint8Array.from(atob(map.data), (c) => c.charCodeAt(0));
-    const section = element("section", part("panels"), { "aria-label": "FP8 tensors" });
-    element("h2", section, {}, "FP8 tensors: layer by step");
+    const section = element("section", part("panels"), { "aria-label": heading });
+    element("h2", section, {}, heading);
     const bar = element("p", section);
     const pick = (label, entries) => {
         const box = element("select", element("label", bar, {}, label + " "));
@@ -182,10 +190,10 @@ if (heated.length) {
     const scale = element("canvas", bar, { class: "scale", width: "160", height: "12", "aria-hidden": "true" });
     const range = element("span", bar, { class: "soft" });
     const reading = element("p", section, { class: "reading", "aria-live": "polite" },
-        "Point at a cell, or move with the arrow keys; a click or Enter draws the tensor below.");
+        "Point at a cell, or move with the arrow keys; a click or Enter draws its row below.");
     const maps = element("div", section, { class: "heats" });
-    const detail = element("div", section, { class: "grid", id: "tensor" });
-    const heatNow = () => heated[ofRun.value].heat;
+    const detail = element("div", section, { class: "grid", id: key === "heat" ? "tensor" : key });
+    const heatNow = () => heated[ofRun.value][key];
     const valueAt = (map, group, row, column) =>
         valueOf(map.ranges[group], map.bytes[row * heatNow().columns.length + column]);
     const layerOf = (row) => /^\d+(?=\.)/.exec(heatNow().names[row])?.[0] ?? "";
@@ -194,13 +202,13 @@ if (heated.length) {
     function tensor(group, row) {
         const heat = heatNow();
         for (let i = charts.length - 1; i >= 0; i--)
-            if (charts[i].tensor) { charts[i].plot.destroy(); charts.splice(i, 1); }
+            if (charts[i].tensor === key) { charts[i].plot.destroy(); charts.splice(i, 1); }
         detail.textContent = "";
         for (const [field, map] of Object.entries(heat.maps)) {
             const values = heat.columns.map((_, column) => valueAt(map, group, row, column));
             const x = () => heat.columns.map((column) => column.last);
             draw({ parent: detail, title: `${heat.names[row]}: ${FIELDS[field]}`, unit: heat.formats[row],
-                shared: false, height: 170, series: [{ label: FIELDS[field], ...style(0), x, y: () => values }] }).tensor = true;
+                shared: false, height: 170, series: [{ label: FIELDS[field], ...style(0), x, y: () => values }] }).tensor = key;
         }
         detail.querySelector(".chart")?.focus({ preventScroll: true });
     }
@@ -209,7 +217,8 @@ if (heated.length) {
         const heat = heatNow(), { first, last } = heat.columns[column];
         const values = Object.entries(heat.maps).map(([field, map]) =>
             `${FIELDS[field]} ${threeDigits(valueAt(map, group, row, column))}`);
-        return `${heat.names[row]} (${heat.formats[row]}), ${first === last ? "step" : `steps ${first} to`} ${last}: ` +
+        const format = heat.formats[row] && ` (${heat.formats[row]})`;
+        return `${heat.names[row]}${format}, ${first === last ? "step" : `steps ${first} to`} ${last}: ` +
             values.join(", ");
     }
     // The map of a group of tensors, such as all qkv.x, which has `count` rows from `from` on.
@@ -224,7 +233,7 @@ if (heated.length) {
             const labels = element("div", box, { class: "ends " + kind });
             for (const label of [first, last]) element("span", labels, {}, label);
         };
-        ends("rows", layerOf(from) && "layer " + layerOf(from), count > 1 ? layerOf(from + count - 1) : "");
+        ends("rows", layerOf(from) && `${rowKind} ${layerOf(from)}`, count > 1 ? layerOf(from + count - 1) : "");
         const canvas = element("canvas", box, { width: columns, height: count, tabindex: "0", role: "img" });
         ends("columns", "step " + heat.columns[0].first, columns > 1 ? String(heat.columns.at(-1).last) : "");
         canvas.style.height = Math.min(160, Math.max(24, 5 * count)) + "px";
@@ -236,7 +245,7 @@ if (heated.length) {
             if (level !== 255 && level >= high) { high = level; at = from + row; }
         });
         canvas.getContext("2d").putImageData(image, 0, 0);
-        canvas.setAttribute("aria-label", `${name}, ${count} layers by ${columns} steps of ${FIELDS[ofField.value]}; ` +
+        canvas.setAttribute("aria-label", `${name}, ${count} ${rowKind}s by ${columns} steps of ${FIELDS[ofField.value]}; ` +
             `the largest, ${figures(valueOf(map.ranges[group], high))}, in ${heat.names[at]}`);
         let row = 0, column = 0;
         const go = (toRow, toColumn) => {

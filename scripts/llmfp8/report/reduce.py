@@ -11,15 +11,15 @@ BUCKETS = 700
 COLUMNS = 128       # of a heat map
 MOST_MARKS = 300    # events in the table
 # Curves: panel -> fields of the step record.
-CURVES = ("loss", "lr", "grad_norm", "grad_mul", "max_logit", "step_seconds", "tokens_per_second", "mfu",
-          "exposed_comm_seconds", "power_w", "sm_clock_mhz", "gpu_temperature_c", "gpu_utilization", "gpu_memory_gib",
-          "memory_gib", "joules_per_token")
+CURVES = ("loss", "lr", "grad_norm", "grad_mul", "max_logit", "expert_load", "dead_experts", "router_entropy",
+          "router_loss", "step_seconds", "tokens_per_second", "mfu", "exposed_comm_seconds", "power_w", "sm_clock_mhz",
+          "gpu_temperature_c", "gpu_utilization", "gpu_memory_gib", "memory_gib", "joules_per_token")
 SMOOTHED = ("loss", "grad_norm")   # shown as moving means over a SPAN-th of the steps, with the values behind them
 SPAN = 40
 MIN_GAP_SPAN = 21
 # Heat maps: name on the page -> field of a tensor of the fp8 record.
 HEAT = {"amax": "amax", "scale": "quant_mul", "saturated": "saturated", "flushed": "flushed", "nonfinite": "nonfinite",
-        "scale_at_ends": "scale_at_ends"}
+        "scale_at_ends": "scale_at_ends", "load": "load"}
 LEVELS = 254   # of a cell; 255: no value
 OWN_RANGES = ("amax", "scale")   # differ from linear to linear and from x to dy; the others are shares or counts
 
@@ -142,11 +142,21 @@ def cells(lines, counts, own_ranges):
     return {"ranges": ranges, "data": base64.b64encode(bytes(data)).decode()}
 
 
-def heat(run):
-    """The heat maps, None without FP8 records. Rows are grouped by linear and role, in the order of layers; a column
-    has the largest values of neighbouring records if there are more than COLUMNS."""
-    steps = sorted(run.fp8)
-    groups = tensor_order(dict.fromkeys(name for step in steps for name in run.fp8[step]))
+def loads(run):
+    """The rows of every expert, divided by the mean of its layer, as tensors of records by step."""
+    found, experts = {}, run.headers[-1]["config"].get("num-experts") if run.experts else 0
+    for step, load in run.experts.items() if isinstance(experts, int) and experts > 0 else ():
+        rows = [(layer, load[layer * experts:(layer + 1) * experts]) for layer in range(len(load) // experts)]
+        found[step] = {f"{expert}.layer {layer}": {"load": value * experts / sum(part)}
+                       for layer, part in rows if sum(part) > 0 for expert, value in enumerate(part)}
+    return found
+
+
+def heat(tensors):
+    """The heat maps of tensors by step, None without any. Rows are grouped by linear and role, in the order of
+    layers; a column has the largest values of neighbouring records if there are more than COLUMNS."""
+    steps = sorted(tensors)
+    groups = tensor_order(dict.fromkeys(name for step in steps for name in tensors[step]))
     order = [name for _, members in groups for name in members]
     if not order:
         return None
@@ -157,7 +167,7 @@ def heat(run):
     columns = [steps[i:i + stride] for i in range(0, len(steps), stride)]
 
     def largest(name, field, column):
-        values = [run.fp8[step].get(name, {}).get(field, math.nan) for step in column]
+        values = [tensors[step].get(name, {}).get(field, math.nan) for step in column]
         return max((value for value in values if not math.isnan(value)), default=math.nan)
     maps = {}
     for shown, field in HEAT.items():
@@ -166,7 +176,7 @@ def heat(run):
             maps[shown] = cells(lines, [len(members) for _, members in groups], shown in OWN_RANGES)
     if not maps:
         return None
-    formats = {name: str(tensor.get("format") or "") for step in steps for name, tensor in run.fp8[step].items()}
+    formats = {name: str(tensor.get("format") or "") for step in steps for name, tensor in tensors[step].items()}
     return {"names": order, "formats": [formats[name] for name in order],
             "groups": [[group, len(members)] for group, members in groups],
             "columns": [{"first": column[0], "last": column[-1]} for column in columns], "maps": maps}
@@ -186,7 +196,7 @@ def run_data(run):
             "valid": {**{name: [at[name] for at in at_evals] for name in steps.axes},
                       **{name: [short(run.evals[step].get(name)) for step in sorted(run.evals)]
                          for name in ("loss", "loss_bf16")}},
-            "marks": marks(run), "heat": heat(run)}
+            "marks": marks(run), "heat": heat(run.fp8), "experts": heat(loads(run))}
 
 
 def gaps(runs):
