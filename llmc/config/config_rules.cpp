@@ -137,7 +137,6 @@ void expert_rules(const Config& c, int ranks, Rules& rules) {
     rules.require(ranks % parts == 0 && c.zero_group % parts == 0,
                   strf("%s must divide the number of ranks, %d, and --zero-group %lld", option.c_str(), ranks,
                        ll(c.zero_group)));
-    rules.require(c.fp8_recipe == Fp8Recipe::kNone, option + " does not know FP8 yet: leave out --fp8-recipe");
     rules.require(c.moe_capacity == 0 || c.moe_capacity >= 1,
                   strf("--moe-capacity %s is below 1, the rows of a balanced load",
                        number_text(c.moe_capacity).c_str()));

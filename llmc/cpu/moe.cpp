@@ -137,7 +137,10 @@ template <typename T> void activation_row(const ExpertActivationForwardArgs& arg
     const T *gate = args.in.as<T>() + r * 2 * args.F, *up = gate + args.F;
     T* out = args.out.as<T>() + r * args.F;
     const int32_t slot = args.row_slots.as<int32_t>()[r];
-    if (slot < 0) return;
+    if (slot < 0) {
+        if (args.quant) std::fill(out, out + args.F, T(0));   // not counted
+        return;
+    }
     const Vec<A> weight(args.weights.as<A>()[slot]);
     for_lanes<A>(args.F, [&](int64_t i, auto n) {
         const Vec<A> g = load(gate + i, n);
@@ -151,7 +154,10 @@ template <typename T> void activation_backward_row(const ExpertActivationBackwar
     const T *gate = args.in.as<T>() + r * 2 * args.F, *up = gate + args.F, *dout = args.dout.as<T>() + r * args.F;
     T *dgate = args.din.as<T>() + r * 2 * args.F, *dup = dgate + args.F;
     const int32_t slot = args.row_slots.as<int32_t>()[r];
-    if (slot < 0) return;
+    if (slot < 0) {
+        if (args.quant) std::fill(dgate, dgate + 2 * args.F, T(0));   // not counted
+        return;
+    }
     const Vec<A> weight(args.weights.as<A>()[slot]);
     Vec<A> sum;
     for_lanes<A>(args.F, [&](int64_t i, auto n) {

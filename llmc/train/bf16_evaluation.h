@@ -13,7 +13,8 @@ public:
         : fp8_(config, {}, state.buckets().layout(), false, arena),
           store_(config, state, grads, gatherer, groups, stream),
           decoder_(config.shape, table, options, arena, store_, fp8_),
-          evaluator_(config, groups, store_.gathers_in_passes(), decoder_, fp8_, inputs, arena) {}
+          evaluator_(config, groups, store_.gathers_in_passes() || groups.expert.world().ranks > 1, decoder_, fp8_,
+                     inputs, arena) {}
 
     // Rounds the current masters and returns the evaluator of these weights, valid until the next step. Collective.
     Evaluator& begin(Ctx& ctx) {

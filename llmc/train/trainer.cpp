@@ -28,9 +28,12 @@ DecoderOptions decoder_options(const Config& config, const HeadExchange& exchang
     return options;
 }
 
-// The plan, except that tests make one linear run in BF16.
-Fp8Plan executed_plan(Fp8Plan plan) {
-    for (LinearPlan& linear : plan.linears) linear.fp8 = linear.fp8 && !fault_at("bf16@" + linear.name);
+// The plan with the experts that this rank has, except that tests make one linear run in BF16.
+Fp8Plan executed_plan(Fp8Plan plan, const ParamTable& table) {
+    for (LinearPlan& linear : plan.linears) {
+        linear.fp8 = linear.fp8 && !fault_at("bf16@" + linear.name);
+        linear.experts = table.params[static_cast<size_t>(linear.weight)].experts;
+    }
     return plan;
 }
 
@@ -44,7 +47,7 @@ void enter(const StagedStep& staged, Phase phase) {
 Trainer::Trainer(const Config& config, const ParamTable& whole_table, const Fp8Plan& fp8_plan, Arena& arena,
                  const Groups& groups)
     : config_(config), table_(expert_part(whole_table, groups.expert.world().ranks, groups.expert.world().rank)),
-      groups_(groups), arena_(arena), plan_(executed_plan(fp8_plan)),
+      groups_(groups), arena_(arena), plan_(executed_plan(fp8_plan, table_)),
       layout_(table_, plan_, bucket_bytes(config, groups.shard.world().ranks),
               Buckets::unit(groups.shard.world().ranks), shards_weights(config, groups.shard.world().ranks)),
       buckets_(layout_, groups.shard.world().ranks), router_balance_(config, arena),

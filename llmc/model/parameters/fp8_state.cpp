@@ -60,9 +60,11 @@ Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& 
         updates_ = arena.take(Purpose::kFp8, Dtype::kInt32, all);
         largest_ = arena.take(Purpose::kFp8, Dtype::kFp32, all);
     }
-    flat_weights_ =
-        arena.take(Purpose::kWeights, plan_.format(Fp8Role::kWeight, Fp8Layout::kRowwise),
-                   layout.fp8_elems() / (layer_buffers ? ranks : 1));
+    int64_t elems = 0;
+    for (const ParamGroup& group : layout.groups())
+        if (group.form == ParamForm::kFp8Linear)
+            elems += group.elems / (layer_buffers ? std::max<int64_t>(1, ranks / group.parts) : 1);
+    flat_weights_ = arena.take(Purpose::kWeights, plan_.format(Fp8Role::kWeight, Fp8Layout::kRowwise), elems);
     linears_.reserve(static_cast<size_t>(count));
     for (size_t i = 0; i < plan_.linears.size(); i++) {
         if (!plan_.linears[i].fp8) continue;
@@ -86,11 +88,17 @@ int64_t Fp8State::count_blocks(const FlatLayout& layout) {
     const Granularity granularity = plan_.granularity(Fp8Role::kWeight, Fp8Layout::kRowwise);
     if (granularity == Granularity::kTensor) return 0;
     int64_t blocks = 0;
-    for (const LinearPlan& linear : plan_.linears) {
-        if (!linear.fp8) continue;
-        const bool gathered = layout.form(linear.weight) == ParamForm::kFp8Linear;
-        first_block_.push_back(gathered ? blocks : -1);
-        if (gathered) blocks += linear.experts * weight_blocks(granularity, linear);
+    for (const bool parts : {false, true}) {
+        size_t number = 0;
+        for (const LinearPlan& linear : plan_.linears) {
+            if (!linear.fp8) continue;
+            const ParamGroup& group = layout.group_of(linear.weight);
+            first_block_.resize(std::max(first_block_.size(), ++number), -1);
+            if (group.form != ParamForm::kFp8Linear || (group.parts > 1) != parts) continue;
+            const int64_t more = linear.experts * weight_blocks(granularity, linear);
+            first_block_[number - 1] = blocks;
+            blocks += more, blocks_of_parts_ += parts ? more : 0;
+        }
     }
     return blocks;
 }
@@ -257,7 +265,7 @@ Fp8State::Amaxes Fp8State::amaxes() const {
     if (!on()) return {};
     const int first = plan_.row().history ? 0 : first_weight();
     return {.values = reinterpret_cast<uint32_t*>(entries() + first),
-            .count = (tensors() - first) * kEntryWords + block_amaxes_.elems};
+            .count = (tensors() - first) * kEntryWords + block_amaxes_.elems, .of_parts = blocks_of_parts_};
 }
 
 void Fp8State::update_scales(Ctx& ctx, int begin, int count, const StepState* state) {

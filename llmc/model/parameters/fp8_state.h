@@ -70,10 +70,10 @@ public:
     void update(Ctx& ctx, const StepState* state);
     // The words to all-reduce (max) over the ranks before new scales are computed: the entries of all tensors if the
     // recipe has histories, else those of the weights, and the block amaxes. Scales are equal on all ranks, so that
-    // only the amaxes change. May be empty.
+    // only the amaxes change. May be empty. The last `of_parts` are of experts that only some ranks have.
     struct Amaxes {
         uint32_t* values = nullptr;
-        int64_t count = 0;
+        int64_t count = 0, of_parts = 0;
     };
     Amaxes amaxes() const;
 
@@ -187,6 +187,7 @@ private:
     Tensor scale_bins_;                 // uint64 (tensors, kScaleBins); only of block scales that are reported
     Tensor block_amaxes_;               // uint32, directly behind entries_: of the blocks or rows of gathered weights
     std::vector<int64_t> first_block_;  // by FP8 linear
+    int64_t blocks_of_parts_ = 0;       // see Amaxes; they are the last ones
     Tensor history_, updates_, largest_;
     Tensor flat_weights_;
     Fp8Phase phase_ = Fp8Phase::kTraining;

@@ -4,6 +4,7 @@ Buckets::Buckets(const FlatLayout& layout, int ranks) : layout_(layout), ranks_(
     for (const ParamGroup& bucket : all()) {
         CHECK(bucket.elems % unit(ranks) == 0, "%lld elements for %d ranks", (long long)bucket.elems, ranks);
         shard_begin_.push_back(shard_begin_.back() + shard_elems(bucket));
+        fp8_begin_.push_back(fp8_begin_.back() + (bucket.form == ParamForm::kFp8Linear ? shard_elems(bucket) : 0));
     }
 }
 

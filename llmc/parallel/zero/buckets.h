@@ -48,6 +48,8 @@ public:
     int64_t shard_elems(const ParamGroup& bucket) const { return bucket.elems / ranks(bucket); }
     int64_t shard_begin(const ParamGroup& bucket) const { return shard_begin_[number(bucket)]; }
     int64_t shard_elems() const { return shard_begin_.back(); }
+    // The offset of one rank's shard of an FP8 bucket in those of all FP8 buckets.
+    int64_t fp8_begin(const ParamGroup& bucket) const { return fp8_begin_[number(bucket)]; }
     // The ranges in a rank's shards, in the order of the flat buffers, at most one per parameter. With one rank they
     // are whole parameters, with state at their offsets in the flat buffers.
     std::vector<ShardRange> shard_ranges(int rank) const;
@@ -55,5 +57,5 @@ public:
 private:
     const FlatLayout& layout_;
     const int ranks_;
-    std::vector<int64_t> shard_begin_ = {0};   // by bucket, then the end
+    std::vector<int64_t> shard_begin_ = {0}, fp8_begin_ = {0};   // by bucket, then the end
 };

@@ -16,7 +16,12 @@ void WeightGatherer::all_reduce_amaxes(Ctx& ctx) {
     const Fp8State::Amaxes amaxes = fp8_.amaxes();
     if (buckets_.ranks() == 1 || amaxes.count == 0) return;
     const CollectivePurpose purpose(ctx, "amaxes");
-    stream_.timed(ctx, [&] { groups_.world.max(ctx, amaxes.values, amaxes.count); });
+    uint32_t* const of_parts = amaxes.values + amaxes.count - amaxes.of_parts;
+    stream_.timed(ctx, [&] {
+        groups_.world.max(ctx, amaxes.values, amaxes.count - amaxes.of_parts);
+        for (Comm* group : {&groups_.expert_data, &groups_.replicas})
+            if (amaxes.of_parts > 0) group->max(ctx, of_parts, amaxes.of_parts);
+    });
 }
 
 void WeightGatherer::from_masters(Ctx& ctx, bool fresh) {

@@ -16,7 +16,7 @@ Tensor WeightShards::shard(const ParamGroup& bucket) const {
     if (bucket.form != ParamForm::kFp8Linear) return state_.weight_shard(bucket);
     const int64_t elems = buckets_.shard_elems(bucket);
     if (state_.holds_whole(bucket)) return whole(bucket).slice(state_.shard_of(bucket) * elems, elems);
-    return fp8_.flat_weights().slice(bucket.weight_begin / buckets_.ranks(), elems);
+    return fp8_.flat_weights().slice(buckets_.fp8_begin(bucket), elems);
 }
 
 Tensor WeightShards::whole(const ParamGroup& bucket) const {
