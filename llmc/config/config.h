@@ -16,7 +16,10 @@
 
 enum class Recompute { kNone, kNormAct, kBlock, kBlockKeepAttention };
 enum class LrDecay { kCosine, kLinear, kConstant, kWsd };
-enum class Fp8Recipe { kNone, kDelayed, kTensorwise, kBlockwise, kInt8Forward };
+enum class Fp8Recipe { kNone, kDelayed, kTensorwise, kBlockwise, kBlockwiseBf16Wgrad, kInt8Forward };
+constexpr bool is_blockwise(Fp8Recipe recipe) {
+    return recipe == Fp8Recipe::kBlockwise || recipe == Fp8Recipe::kBlockwiseBf16Wgrad;
+}
 enum class Fp8Format { kHybrid, kE4m3 };   // dy in E5M2 or in E4M3
 enum class AmaxAlgo { kMax, kMostRecent };
 enum class FastAccum { kNone, kFprop, kAll };

@@ -15,7 +15,7 @@ namespace {
 // ---- options without effect ----
 
 // Values of --fp8-recipe or --fp8-attention with which there is FP8.
-constexpr const char* kFp8OnInAny = "delayed tensorwise blockwise int8-forward true";
+constexpr const char* kFp8OnInAny = "delayed tensorwise blockwise blockwise-bf16-wgrad int8-forward true";
 constexpr const char *kFp8Off = "FP8 is off (--fp8-recipe none)", *kNoSamples = "no text is sampled (--sample-every 0)",
                      *kLearnedPositions = "positions are learned (--position-embedding-type learned_absolute)";
 
@@ -51,6 +51,9 @@ constexpr Condition kConditions[] = {
     {"min-lr", "lr-decay-style", "!constant", "--lr-decay-style constant does not decay"},
     {"lr-wsd-decay-iters", "lr-decay-style", "wsd", "only --lr-decay-style wsd has a final decay"},
 
+    {"fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo fp8-fast-accum", "fp8-recipe",
+     "!blockwise-bf16-wgrad",
+     "--fp8-recipe blockwise-bf16-wgrad has scales of current blocks, and FP32 sums after every 128 products"},
     {"fp8-fast-accum", "fp8-recipe", "!blockwise",
      "--fp8-recipe blockwise accumulates in FP32 after every 128 products, in all its matmuls"},
     {"fp8-format fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo fp8-fast-accum bf16-linears "
@@ -283,7 +286,7 @@ void fp8_rules(const Config& c, Rules& rules) {
                       strf("--fp8-%s-bf16 %s must be a whole number of steps, or a fraction of the run below 1", name,
                            number_text(steps).c_str()));
     rules.require(!c.shape.has_experts() || c.fp8_recipe == Fp8Recipe::kNone
-                      || (c.fp8_recipe == Fp8Recipe::kBlockwise && c.fp8_format == Fp8Format::kE4m3),
+                      || (is_blockwise(c.fp8_recipe) && c.fp8_format == Fp8Format::kE4m3),
                   "--num-experts with FP8 needs --fp8-recipe blockwise and its --fp8-format e4m3: the codes of rows "
                   "are transposed for weight gradients, for which the scales of blocks must be powers of two");
     if (c.fp8_recipe == Fp8Recipe::kNone) return;
@@ -341,7 +344,7 @@ std::vector<std::string> config_warnings(const Config& config) {
     std::vector<std::string> lines;
     if (config.synthetic_data)
         lines.push_back("SYNTHETIC DATA (--synthetic-data): for timing only, the losses mean nothing");
-    if (config.fp8_recipe == Fp8Recipe::kBlockwise && config.fp8_format == Fp8Format::kHybrid)
+    if (is_blockwise(config.fp8_recipe) && config.fp8_format == Fp8Format::kHybrid)
         lines.push_back("--fp8-recipe blockwise with --fp8-format hybrid: gradients in E5M2 have 2 mantissa bits, and "
                         "scales per block make its larger range useless; the recipe is meant for e4m3");
     if (config.fp8_recipe != Fp8Recipe::kNone && config.fp8_fast_accum == FastAccum::kAll)

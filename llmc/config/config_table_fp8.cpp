@@ -10,7 +10,7 @@ void derive_recipe(Config& c, const Given& given) {
 }
 
 void derive_format(Config& c, const Given&) {
-    c.fp8_format = c.fp8_recipe == Fp8Recipe::kBlockwise ? Fp8Format::kE4m3 : Fp8Format::kHybrid;
+    c.fp8_format = is_blockwise(c.fp8_recipe) ? Fp8Format::kE4m3 : Fp8Format::kHybrid;
 }
 
 const char* refused_format(const Json& value) {
@@ -26,10 +26,12 @@ void add_recipe(std::vector<OptionRow>& rows) {
         {.name = "fp8-recipe",
          .value = choice<Fp8Recipe>(AT(fp8_recipe), {{"none", Fp8Recipe::kNone}, {"delayed", Fp8Recipe::kDelayed},
                                     {"tensorwise", Fp8Recipe::kTensorwise}, {"blockwise", Fp8Recipe::kBlockwise},
+                                    {"blockwise-bf16-wgrad", Fp8Recipe::kBlockwiseBf16Wgrad},
                                     {"int8-forward", Fp8Recipe::kInt8Forward}}),
          .help = "run the matmuls of the linear layers in FP8, with scaling factors from the amax history (delayed), "
-                 "from the current tensor (tensorwise), or per block of 128 values (blockwise); int8-forward: as "
-                 "delayed, but those of the forward pass in INT8", .derive = derive_recipe,
+                 "from the current tensor (tensorwise), or per block of 128 values (blockwise, "
+                 "blockwise-bf16-wgrad: weight gradients in BF16); int8-forward: as delayed, but those of the forward "
+                 "pass in INT8", .derive = derive_recipe,
          .derived = "delayed with --fp8-format"},
         {.name = "fp8-format",
          .value = choice<Fp8Format>(AT(fp8_format), {{"hybrid", Fp8Format::kHybrid}, {"e4m3", Fp8Format::kE4m3}}),

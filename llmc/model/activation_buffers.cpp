@@ -20,7 +20,8 @@ ActivationBuffers::ActivationBuffers(ModelContext& model, std::vector<BufferRow>
 void ActivationBuffers::offload(int number, int layer) {
     const BufferRow& r = row(number);
     const Buffer& set = buffer(number, layer);
-    const bool in_fp8 = r.x_of && model_.fp8.linear(layer, *r.x_of);
+    const Fp8Linear* linear = r.x_of ? model_.fp8.linear(layer, *r.x_of) : nullptr;
+    const bool in_fp8 = linear && !linear->bf16_wgrad;
     if (!in_fp8 || r.others_read) model_.offload.add(layer, set.tensor);
     if (!in_fp8) return;
     model_.offload.add(layer, set.operand.data);
@@ -54,7 +55,7 @@ ActivationBuffers::Buffer ActivationBuffers::take(const BufferRow& row, int firs
     bool keep_high = !row.x_of || row.others_read;
     for (int l = first_layer; row.x_of && l < first_layer + layers; l++) {
         const Fp8Linear* linear = model_.fp8.linear(l, *row.x_of);
-        if (linear) fp8_reads = linear;
+        if (linear && !linear->bf16_wgrad) fp8_reads = linear;
         else keep_high = true;
     }
     switch (row.form) {
@@ -123,8 +124,7 @@ int64_t planned_fp8_matmuls(const Fp8Plan& plan, Recompute recompute, int64_t mi
     int64_t matmuls = 0;
     for (const LinearPlan& linear : plan.linears)
         if (linear.fp8)
-            matmuls += !linear.fp8_forward()                          ? 2 * head_chunks
-                       : forward_recomputed(linear.kind, recompute) ? 4
-                                                                    : 3;
+            matmuls += (plan.row().bf16_wgrad ? 1 : 2) * (linear.fp8_forward() ? 1 : head_chunks)
+                       + (!linear.fp8_forward() ? 0 : forward_recomputed(linear.kind, recompute) ? 2 : 1);
     return matmuls * micro_batches;
 }

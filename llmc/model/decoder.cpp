@@ -96,7 +96,7 @@ LinearOperand Decoder::head_x(Ctx& ctx, Rows rows, int64_t N) {
     const int64_t C = config_.hidden_size;
     const Linear linear = head();
     LinearOperand x{.unquantized = all.unquantized.slice(rows.first * C, rows.count * C)};
-    if (!linear.fp8) return x;
+    if (!linear.fp8 || linear.fp8->bf16_wgrad) return x;
     const Fp8Operand memory =
         model_.fp8.alloc_operand(Fp8Role::kX, Fp8Layout::kTransposed, C, rows.count, model_.take_scratch());
     x.fp8.transposed = model_.fp8.operand_of(*linear.fp8, Fp8Role::kX, memory, C, rows.count);
@@ -172,7 +172,7 @@ void Decoder::dlogits_backward(Ctx& ctx, const LinearOperand& x, Tensor logits, 
     LinearOperand dlogits{.unquantized = logits};
     if (lm_head.fp8) {
         const PendingOperand quantized = model_.begin_dy(lm_head, model_.alloc_dy(N, Vp, logits, true), N, true);
-        ops::quantize(ctx, {.quant = quantized.quant, .in = logits, .N = N, .C = Vp});
+        if (quantized.quant) ops::quantize(ctx, {.quant = quantized.quant, .in = logits, .N = N, .C = Vp});
         dlogits = model_.finish(ctx, quantized);
     }
     linear_backward(ctx, lm_head, dnorm, dlogits, x, N);

@@ -23,16 +23,16 @@ void linear_forward(Ctx& ctx, const Linear& linear, Tensor y, const LinearOperan
 
 void linear_backward(Ctx& ctx, const Linear& linear, Tensor dx, const LinearOperand& dy, const LinearOperand& x,
                      int64_t N, bool add) {
-    if (const Fp8Linear* fp8 = linear.fp8) {
-        if (dx)
-            fp8_gemm(ctx, GemmLayout::kDgrad, dx, dy.fp8.rowwise, fp8->weight_transposed, N, linear.in, linear.out,
-                     fp8->fast_backward);
-        return fp8_gemm(ctx, GemmLayout::kWgrad, linear.dweight, dy.fp8.transposed, x.fp8.transposed, linear.out,
-                        linear.in, N, fp8->fast_backward, {}, linear.accumulate);
-    }
-    if (dx)
+    const Fp8Linear* fp8 = linear.fp8;
+    if (dx && fp8)
+        fp8_gemm(ctx, GemmLayout::kDgrad, dx, dy.fp8.rowwise, fp8->weight_transposed, N, linear.in, linear.out,
+                 fp8->fast_backward);
+    else if (dx)
         ops::gemm(ctx, {.D = dx, .A = dy.unquantized, .B = linear.weight, .M = N, .N = linear.in, .K = linear.out,
                         .layout = GemmLayout::kDgrad, .accumulate = add});
+    if (fp8 && !fp8->bf16_wgrad)
+        return fp8_gemm(ctx, GemmLayout::kWgrad, linear.dweight, dy.fp8.transposed, x.fp8.transposed, linear.out,
+                        linear.in, N, fp8->fast_backward, {}, linear.accumulate);
     ops::gemm(ctx, {.D = linear.dweight, .A = dy.unquantized, .B = x.unquantized, .M = linear.out, .N = linear.in,
                     .K = N, .layout = GemmLayout::kWgrad, .accumulate = linear.accumulate});
 }

@@ -15,7 +15,7 @@ struct Linear {
 };
 
 // The x or dy of a linear. A linear in FP8 reads `fp8`: forward x.rowwise, backward dy.rowwise (for dx), dy.transposed
-// and x.transposed (for dw). Other linears, and other operations, read `unquantized`.
+// and x.transposed (for dw). Other linears, weight gradients in BF16, and other operations, read `unquantized`.
 struct LinearOperand {
     Tensor unquantized;   // (N, in or out) T
     Fp8Layouts fp8 = {};

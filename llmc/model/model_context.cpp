@@ -67,8 +67,8 @@ PendingOperand ModelContext::begin_x(const Linear& linear, const LinearOperand& 
                                      bool keep_unquantized) const {
     PendingOperand x{.N = N, .recomputed = usage.recomputed, .out = saved.unquantized,
                      .operand = {.unquantized = saved.unquantized}};
-    const Fp8Linear* const own = usage.rowwise || usage.transposed ? linear.fp8 : nullptr;
-    if (!own) return x;
+    const Fp8Linear* const own = linear.fp8;
+    if (!own || !(usage.rowwise || (usage.transposed && !own->bf16_wgrad))) return x;
     Fp8Layouts& layouts = x.operand.fp8;
     if (usage.transposed) layouts.transposed = saved.fp8.transposed;
     if (usage.rowwise) layouts.rowwise = saved.fp8.rowwise;
@@ -77,7 +77,6 @@ PendingOperand ModelContext::begin_x(const Linear& linear, const LinearOperand& 
             fp8.alloc_operand(Fp8Role::kX, Fp8Layout::kRowwise, N, linear.in, take_scratch());
         layouts.rowwise = fp8.operand_of(*own, Fp8Role::kX, memory, N, linear.in);
     }
-    if (!x.operand.unquantized) x.operand.unquantized = scratch(options.dtype, N * linear.in);
     quantize(x, *own, Fp8Role::kX, keep_unquantized);
     return x;
 }
@@ -86,7 +85,8 @@ LinearOperand ModelContext::alloc_dy(int64_t N, int64_t C, Tensor unquantized, b
     if (!in_fp8) return {.unquantized = unquantized};
     return {.unquantized = unquantized,
             .fp8 = {.rowwise = fp8.alloc_operand(Fp8Role::kDy, Fp8Layout::kRowwise, N, C, take_scratch()),
-                    .transposed = fp8.alloc_operand(Fp8Role::kDy, Fp8Layout::kTransposed, C, N, take_scratch())}};
+                    .transposed = fp8.plan().row().bf16_wgrad ? Fp8Operand{} : fp8.alloc_operand(
+                        Fp8Role::kDy, Fp8Layout::kTransposed, C, N, take_scratch())}};
 }
 
 PendingOperand ModelContext::begin_dy(const Linear& linear, const LinearOperand& to, int64_t N,
@@ -118,7 +118,10 @@ void ModelContext::quantize(PendingOperand& operand, const Fp8Linear& linear, Fp
     operand.quant = passes.first;
     operand.second_pass = passes.second;
     const bool int8 = operand.operand.fp8.rowwise.granularity == Granularity::kRow;   // finish reads the result
-    operand.out = passes.second || int8 || keep_unquantized ? operand.operand.unquantized : Tensor{};
+    Tensor& unquantized = operand.operand.unquantized;
+    const bool writes = passes.second || int8 || keep_unquantized || linear.bf16_wgrad;
+    if (writes && !unquantized) unquantized = scratch(options.dtype, operand.N * linear.in);
+    operand.out = writes ? unquantized : Tensor{};
 }
 
 LinearOperand ModelContext::finish(Ctx& ctx, const PendingOperand& pending) const {

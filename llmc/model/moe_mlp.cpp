@@ -141,7 +141,7 @@ void MoeMlp::matmul(Ctx& ctx, GemmLayout layout, int layer, LinearKind kind, con
                          .M = wgrad ? linear.out : R(N), .N = forward ? linear.out : linear.in,
                          .K = wgrad ? R(N) : forward ? linear.in : linear.out, .layout = layout,
                          .accumulate = wgrad && linear.accumulate};
-    if (linear.fp8) {
+    if (linear.fp8 && !(wgrad && linear.fp8->bf16_wgrad)) {
         const Fp8Operand &a = wgrad ? A.fp8.transposed : A.fp8.rowwise,
                          &b = wgrad ? B.fp8.transposed : forward ? linear.fp8->weight : linear.fp8->weight_transposed;
         args.A = a.data, args.A_scale_inv = a.scale_inv, args.B = b.data, args.B_scale_inv = b.scale_inv;
@@ -164,7 +164,7 @@ void MoeMlp::wgrad(Ctx& ctx, int layer, LinearKind kind, const Order& order, con
         return Tensor{static_cast<char*>(idle.data) + begin, dtype, elems};
     };
     const auto transposed = [&](Fp8Role role, const LinearOperand& rows) -> LinearOperand {
-        if (!fp8) return rows;
+        if (!fp8 || fp8->bf16_wgrad) return rows;
         const Fp8Operand& in = rows.fp8.rowwise;
         const int64_t width = in.data.elems / R(N);
         const Fp8Operand out =
@@ -178,40 +178,39 @@ void MoeMlp::wgrad(Ctx& ctx, int layer, LinearKind kind, const Order& order, con
     matmul(ctx, GemmLayout::kWgrad, layer, kind, order, {}, A, B, N);
 }
 
-void MoeMlp::up(Ctx& ctx, int layer, const Order& order, int64_t N) {
+void MoeMlp::up(Ctx& ctx, int layer, const Order& order, const LinearOperand& x, int64_t N) {
     Arena::Scope scope(ctx, model_.arena);
     matmul(ctx, GemmLayout::kForward, layer, LinearKind::kUp, order, buffers_.at(kUp, layer, N),
-           gathered(ctx, layer, order, Fp8Role::kX, norm_.x(layer, N), N), {}, N);
+           gathered(ctx, layer, order, Fp8Role::kX, x, N), {}, N);
 }
 
-void MoeMlp::activation(Ctx& ctx, int layer, const Order& order, int64_t N, bool again) {
-    Arena::Scope scope(ctx, model_.arena);
+LinearOperand MoeMlp::activation(Ctx& ctx, int layer, const Order& order, int64_t N, bool again) {
     const PendingOperand act = model_.begin_x(model_.linear(layer, LinearKind::kDown), saved_act(layer, N), R(N),
                                               usage(again));
     ops::expert_activation_forward(ctx, {.out = act.out, .in = buffers_.at(kUp, layer, N),
                                          .weights = buffers_.at(kWeights, layer, N), .row_slots = order.row_slots,
                                          .R = R(N), .F = config_.ffn_hidden_size, .quant = act.quant});
-    model_.finish(ctx, act);
+    return model_.finish(ctx, act);
 }
 
 // ---- forward
 
-// All before the matmul `down`. Memory of the result is scratch of the caller's scope. again: see route().
-MoeMlp::Order MoeMlp::before_down(Ctx& ctx, int layer, const NormInput& input, int64_t N, bool again) {
-    norm_.forward(ctx, layer, input, N, usage(again));
+// All before the matmul `down`, and its x. Memory of the results is scratch of the caller's scope. again: see route().
+std::pair<MoeMlp::Order, LinearOperand> MoeMlp::before_down(Ctx& ctx, int layer, const NormInput& input, int64_t N,
+                                                            bool again) {
+    const LinearOperand x = norm_.forward(ctx, layer, input, N, usage(again));
     route(ctx, layer, N, again);
     const Order order = dispatch(ctx, layer, N);
-    up(ctx, layer, order, N);
-    activation(ctx, layer, order, N, again);
-    return order;
+    up(ctx, layer, order, x, N);
+    return {order, activation(ctx, layer, order, N, again)};
 }
 
 void MoeMlp::forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch, const DeviceBatch& batch) {
     Arena::Scope scope(ctx, model_.arena);
     const int64_t N = batch.rows();
-    const Order order = before_down(ctx, layer, input, N, false);
+    const auto [order, act] = before_down(ctx, layer, input, N, false);
     const Tensor y = buffers_.scratch(kRows, N);
-    matmul(ctx, GemmLayout::kForward, layer, LinearKind::kDown, order, y, saved_act(layer, N), {}, N);
+    matmul(ctx, GemmLayout::kForward, layer, LinearKind::kDown, order, y, act, {}, N);
     if (shared_) shared_->forward(ctx, layer, {.unquantized = x(layer, N)}, branch, N);
     combine(ctx, layer, order, branch, y, N, shared_.has_value());
 }
@@ -237,7 +236,7 @@ LinearOperand MoeMlp::dup_backward(Ctx& ctx, int layer, const Order& order, cons
             model_.fp8.alloc_operand(Fp8Role::kDy, Fp8Layout::kRowwise, R(N), linear.out, model_.take_scratch());
     Arena::Scope scope(ctx, model_.arena);
     const PendingOperand dup = model_.begin_dy(linear, to, R(N), false);
-    const LinearOperand dys = gathered(ctx, layer, order, Fp8Role::kDy, dy, N);
+    LinearOperand dys = gathered(ctx, layer, order, Fp8Role::kDy, dy, N);
     {
         Arena::Scope act_scope(ctx, model_.arena);
         const Tensor dact = buffers_.scratch(kDact, N);
@@ -248,6 +247,9 @@ LinearOperand MoeMlp::dup_backward(Ctx& ctx, int layer, const Order& order, cons
                                               .row_slots = order.row_slots, .R = R(N), .F = config_.ffn_hidden_size,
                                               .quant = dup.quant});
     }
+    const Fp8Linear* down = model_.fp8.linear(layer, LinearKind::kDown);
+    if (down && down->bf16_wgrad)
+        dys = gathered(ctx, layer, order, Fp8Role::kDy, {.unquantized = dy.unquantized}, N);
     wgrad(ctx, layer, LinearKind::kDown, order, dys, saved_act(layer, N), N);
     return model_.finish(ctx, dup);
 }
@@ -273,6 +275,7 @@ LinearOperand MoeMlp::backward(Ctx& ctx, int layer, const LinearOperand& dy, con
                  dnorm = buffers_.scratch(kDnorm, N);
     const Order order = dispatch(ctx, layer, N);
     if (buffers_.recomputed(kAct) && !buffers_.recomputed(kUp)) {   // --recompute norm-act
+        Arena::Scope codes(ctx, model_.arena);
         activation(ctx, layer, order, N, true);
         norm_.forward(ctx, layer, {.in = residual(layer, N)}, N, usage(true));
     }

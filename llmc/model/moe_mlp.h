@@ -55,13 +55,13 @@ private:
 
     void route(Ctx& ctx, int layer, int64_t N, bool again);
     Order dispatch(Ctx& ctx, int layer, int64_t N);
-    Order before_down(Ctx& ctx, int layer, const NormInput& input, int64_t N, bool again);
+    std::pair<Order, LinearOperand> before_down(Ctx& ctx, int layer, const NormInput& input, int64_t N, bool again);
     Tensor of_all(Ctx& ctx, int layer, Tensor in);
     LinearOperand gathered(Ctx& ctx, int layer, const Order& order, Fp8Role role, const LinearOperand& in, int64_t N);
     void combine(Ctx& ctx, int layer, const Order& order, Tensor out, Tensor rows, int64_t N, bool accumulate);
     Tensor returned(Ctx& ctx, int layer, Tensor dweights, int64_t N);
-    void up(Ctx& ctx, int layer, const Order& order, int64_t N);
-    void activation(Ctx& ctx, int layer, const Order& order, int64_t N, bool again);
+    void up(Ctx& ctx, int layer, const Order& order, const LinearOperand& x, int64_t N);
+    LinearOperand activation(Ctx& ctx, int layer, const Order& order, int64_t N, bool again);
     LinearOperand dup_backward(Ctx& ctx, int layer, const Order& order, const LinearOperand& dy, Tensor dweights,
                                int64_t N);
     Tensor up_backward(Ctx& ctx, int layer, const Order& order, const LinearOperand& dup, int64_t N);
@@ -73,7 +73,8 @@ private:
                const LinearOperand& x, int64_t N);
     // The memory of `up` where its gradient is not in its place, for use once the gradient is there.
     Tensor idle_up(int layer, int64_t N) const {
-        return model_.fp8.linear(layer, LinearKind::kUp) ? buffers_.at(kUp, layer, N) : Tensor{};
+        const Fp8Linear* up = model_.fp8.linear(layer, LinearKind::kUp);
+        return up && !up->bf16_wgrad ? buffers_.at(kUp, layer, N) : Tensor{};
     }
 
     ModelContext& model_;

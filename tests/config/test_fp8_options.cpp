@@ -13,7 +13,8 @@
 
 namespace {
 
-const Words kRecipeNames = {"none", "delayed", "tensorwise", "blockwise", "int8-forward"};
+const Words kRecipeNames = {"none", "delayed", "tensorwise", "blockwise", "blockwise-bf16-wgrad",
+                            "int8-forward"};
 
 Config fp8_config(const Words& words) { return parse("gpt2", joined({"--dry-run"}, words)).config; }
 
@@ -66,7 +67,8 @@ TEST_CASE("fp8 options: either the recipe or the format turns FP8 on, with the d
     CHECK(contains(e5m2, "--fp8-format e5m2: "));
     CHECK(contains(e5m2, "no matmul of E5M2 by E5M2"));
     CHECK(contains(fp8_refusal({"--fp8-format", "E5M2", "--fp8-recipe", "blockwise"}), "mantissa"));
-    CHECK(contains(fp8_refusal({"--fp8-recipe", "rowwise"}), "one of none, delayed, tensorwise, blockwise, int8"));
+    CHECK(contains(fp8_refusal({"--fp8-recipe", "rowwise"}),
+                   "one of none, delayed, tensorwise, blockwise, blockwise-bf16-wgrad, int8"));
     CHECK(contains(fp8_refusal({"--fp8-recipe", "delayed", "--dtype", "fp32"}), "needs --dtype bf16"));
 
     // Only E5M2 gradients with blockwise scaling, and fast accumulation of gradients, cause a warning.
@@ -82,17 +84,19 @@ TEST_CASE("fp8 options: either the recipe or the format turns FP8 on, with the d
 }
 
 TEST_CASE("fp8 options: with every recipe each option acts, or is refused with the recipe's name") {
+    const std::set<std::string> blockwise = {"blockwise", "blockwise-bf16-wgrad"};
+    std::set<std::string> current = blockwise;
+    current.insert("tensorwise");
     const std::map<std::string, std::set<std::string>> refused_by = {
-        {"fp8-margin", {"tensorwise", "blockwise"}},           {"fp8-interval", {"tensorwise", "blockwise"}},
-        {"fp8-amax-history-len", {"tensorwise", "blockwise"}}, {"fp8-amax-compute-algo", {"tensorwise", "blockwise"}},
-        {"fp8-fast-accum", {"blockwise"}},
+        {"fp8-margin", current},           {"fp8-interval", current},
+        {"fp8-amax-history-len", current}, {"fp8-amax-compute-algo", current}, {"fp8-fast-accum", blockwise},
     };
     int acted = 0;
     for (const OptionRow& row : option_table()) {
         if (row.group != OptionGroup::kFp8 || std::string(row.name) == "fp8-recipe") continue;
         for (const std::string& recipe : kRecipeNames) {
             for (std::string value : samples().at(row.name).values) {
-                if (std::string(row.name) == "fp8-format" && recipe == "blockwise") value = "hybrid";
+                if (std::string(row.name) == "fp8-format" && blockwise.count(recipe)) value = "hybrid";
                 CAPTURE(std::string(row.name));
                 CAPTURE(recipe);
                 CAPTURE(value);

@@ -19,6 +19,7 @@ class MoeTest(TrainTest):
     def test_a_resumed_run_is_the_uninterrupted_one(self):
         for name, how in (("adamw", []), ("muon", ["--optimizer", "muon"]), ("fp8", FP8),
                           ("fp8-muon", [*FP8, "--optimizer", "muon", "--recompute", "block"]),
+                          ("fp8-wgrad", ["--fp8-recipe", "blockwise-bf16-wgrad"]),
                           ("fp8-later", [*FP8, "--fp8-first-bf16", "1"])):
             options = [*EXPERTS, *how, "--lr-decay-style", "constant"]
             parts, whole = self.path(name + "-parts"), self.path(name)

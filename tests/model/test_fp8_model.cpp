@@ -38,8 +38,10 @@ TEST_CASE("fp8: gradients of every recipe stay near those of BF16, and every pla
             model.gradients();
             const int64_t micro_batches = model.trainer->executed_micro_batches();
             CHECK(micro_batches == (recipe_row(recipe).history ? 3 : 2));   // one calibrates
-            CHECK(device::fp8_matmuls(model.ctx) - before == 12 * shape.num_layers * micro_batches);
-            CHECK(planned_fp8_matmuls(model.trainer->fp8().plan(), Recompute::kNone, 1) == 12 * shape.num_layers);
+            const int64_t of_layer = recipe_row(recipe).bf16_wgrad ? 8 : 12;
+            CHECK(device::fp8_matmuls(model.ctx) - before == of_layer * shape.num_layers * micro_batches);
+            CHECK(planned_fp8_matmuls(model.trainer->fp8().plan(), Recompute::kNone, 1)
+                  == of_layer * shape.num_layers);
             CHECK(model.loss() == doctest::Approx(reference.loss()).epsilon(0.01));
             CHECK(model.loss() != reference.loss());
             const auto grads = all_grads(model);
@@ -188,11 +190,12 @@ TEST_CASE("fp8: the report counts every cast once per tensor and micro-batch") {
             if (r.name == "1.up.dy") CHECK(r.counts.elems == 2 * N * config.shape.up_width());
             if (r.name == "1.up.weight") CHECK(r.counts.elems == config.shape.up_width() * config.shape.hidden_size);
             const auto scales = block_scales_of(r.scale_bins, r.format);
-            CHECK(scales.has_value() == (recipe == Fp8Recipe::kBlockwise));
+            CHECK(scales.has_value() == is_blockwise(recipe));
             if (!scales) continue;
             // 80 tokens, hidden size 64, 144 in the MLP: blocks along a row, and along the tokens for wgrad.
-            if (r.name == "0.down.x") CHECK(scales->blocks == 2 * (2 * N + 144));
-            if (r.name == "1.up.dy") CHECK(scales->blocks == 2 * (3 * N + 288));
+            const int64_t transposed = recipe_row(recipe).bf16_wgrad ? 0 : 1;
+            if (r.name == "0.down.x") CHECK(scales->blocks == 2 * (2 * N + 144 * transposed));
+            if (r.name == "1.up.dy") CHECK(scales->blocks == 2 * (3 * N + 288 * transposed));
             if (r.name == "1.up.weight") CHECK(scales->blocks == 3);
             // The block of the largest value has the smallest scale.
             const uint32_t amax = std::max(r.entry.amax_bits, r.entry.step_amax_bits);
@@ -220,10 +223,11 @@ TEST_CASE("fp8: an FP8 head, tied or not, has the logits of one in BF16, and two
             }
             CHECK(model.result.loss_sum == reference.result.loss_sum);
             const int head = model.table.head;
-            CHECK(model.grad(head) != reference.grad(head));
+            const bool bf16 = recipe_row(recipe).bf16_wgrad;   // of a tied head the embedding's gradient differs
+            CHECK((model.grad(head) != reference.grad(head) || (bf16 && !tied)));
             CHECK(cosine(model.grad(head), reference.grad(head)) > 0.98);
             CHECK(planned_fp8_matmuls(model.trainer->fp8().plan(), Recompute::kBlock, 1, 3)
-                  == planned_fp8_matmuls(reference.trainer->fp8().plan(), Recompute::kBlock, 1, 3) + 6);
+                  == planned_fp8_matmuls(reference.trainer->fp8().plan(), Recompute::kBlock, 1, 3) + (bf16 ? 3 : 6));
             for (TestModel* m : {&reference, &model}) m->step();   // of other weights
             CHECK(model.result.loss_sum != reference.result.loss_sum);
             Evaluator& evaluator = model.trainer->evaluator();

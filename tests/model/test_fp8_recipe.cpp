@@ -137,7 +137,7 @@ TEST_CASE("fp8 plan: all unsupported shapes are named at once") {
     CHECK(tiny_refusal({"--seq-length=40", "--micro-batch-size=2"}) == "");
     const Words odd = {"--seq-length=9", "--micro-batch-size=3", "--hidden-size=136", "--num-attention-heads=17",
                        "--ffn-hidden-size=360", "--fp8-lm-head", "--first-last-layers-bf16"};
-    for (const char* recipe : {"delayed", "tensorwise", "blockwise", "int8-forward"}) {
+    for (const char* recipe : {"delayed", "tensorwise", "blockwise", "blockwise-bf16-wgrad", "int8-forward"}) {
         const std::string text = tiny_refusal(joined(odd, {std::string("--fp8-recipe=") + recipe}));
         CAPTURE(text);
         CHECK(contains(text, std::string("--fp8-recipe ") + recipe));
@@ -192,7 +192,7 @@ TEST_CASE("fp8 device: the error has the versions needed and found") {
         d.sm = sm, d.cublaslt_version = cublaslt, d.driver = driver, d.sm90a_code = sm90a;
         return fp8_device_error(planned("llama", {"--fp8-recipe", recipe}).plan, d);
     };
-    for (const char* recipe : {"delayed", "tensorwise", "blockwise", "int8-forward"}) {
+    for (const char* recipe : {"delayed", "tensorwise", "blockwise", "blockwise-bf16-wgrad", "int8-forward"}) {
         CHECK(error(recipe, 90, 130100, "13.0") == "");
         CHECK(contains(error(recipe, 80, 130100, "13.0"), std::string("--fp8-recipe ") + recipe + " on NVIDIA H200: "));
         CHECK(contains(error(recipe, 80, 130100, "13.0"), "found 8.0"));

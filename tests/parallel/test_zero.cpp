@@ -21,6 +21,7 @@ std::vector<TrainingCase> recipes() {
     add("blockwise, head in FP8", 1, Fp8Recipe::kBlockwise).fp8_lm_head = true;
     Config& experts = add("experts in blockwise", 1, Fp8Recipe::kBlockwise);   // experts cross shards and blocks
     experts.shape.num_experts = 3, experts.shape.ffn_hidden_size = 80;
+    add("blockwise, BF16 weight gradients", 1, Fp8Recipe::kBlockwiseBf16Wgrad);
     add("INT8 forward", 0, Fp8Recipe::kInt8Forward);
     add("INT8 forward, head in FP8", 1, Fp8Recipe::kInt8Forward).fp8_lm_head = true;
     return cases;

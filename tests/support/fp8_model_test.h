@@ -8,7 +8,8 @@
 #include "tests/support/model_test.h"
 
 inline constexpr Fp8Recipe kRecipes[] = {Fp8Recipe::kNone, Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise,
-                                        Fp8Recipe::kBlockwise, Fp8Recipe::kInt8Forward};
+                                        Fp8Recipe::kBlockwise, Fp8Recipe::kBlockwiseBf16Wgrad,
+                                        Fp8Recipe::kInt8Forward};
 inline constexpr std::span<const Fp8Recipe> kFp8Recipes = std::span(kRecipes).subspan(1);
 
 // Sizes are multiples of 16, not of 128, and differ from each other.
@@ -37,7 +38,7 @@ inline Config fp8_config(const ModelConfig& shape, Fp8Recipe recipe) {
         if (shape.hidden_size != 64) config.shape.num_attention_heads = config.shape.num_query_groups = 4;
     }
     config.shape.init_std = 0.1, config.fp8_recipe = recipe;
-    config.fp8_format = recipe == Fp8Recipe::kBlockwise ? Fp8Format::kE4m3 : Fp8Format::kHybrid;
+    config.fp8_format = is_blockwise(recipe) ? Fp8Format::kE4m3 : Fp8Format::kHybrid;
     config.fp8_amax_history_len = 3;
     return config;
 }

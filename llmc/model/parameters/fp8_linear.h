@@ -19,7 +19,7 @@ struct Fp8Linear {
     int64_t experts = 1;             // the weights of experts follow each other, and so do their scales
     Fp8Operand weight;               // (out, in); empty for the head, whose forward matmul reads the working type
     Fp8Operand weight_transposed;    // (in, out)
-    bool fast_fprop = false, fast_backward = false;
+    bool fast_fprop = false, fast_backward = false, bf16_wgrad = false;   // see RecipeRow
 
     // The linear of one expert.
     Fp8Linear expert(int64_t e) const {

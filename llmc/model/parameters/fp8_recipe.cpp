@@ -23,6 +23,10 @@ constexpr RecipeRow kRecipes[] = {
      .x = Granularity::kBlock1x128, .weight = Granularity::kBlock128x128, .dy = Granularity::kBlock1x128,
      .scaling = Scaling::kCurrent, .history = false, .dy_format = Dtype::kE4m3, .fast_accumulation = false,
      .min_sm = 90, .min_cublaslt = kBlockCublaslt},
+    {.recipe = Fp8Recipe::kBlockwiseBf16Wgrad, .name = "blockwise-bf16-wgrad",
+     .x = Granularity::kBlock1x128, .weight = Granularity::kBlock128x128, .dy = Granularity::kBlock1x128,
+     .scaling = Scaling::kCurrent, .history = false, .dy_format = Dtype::kE4m3, .fast_accumulation = false,
+     .min_sm = 90, .min_cublaslt = kBlockCublaslt, .bf16_wgrad = true},
     {.recipe = Fp8Recipe::kInt8Forward, .name = "int8-forward",
      .x = Granularity::kTensor, .weight = Granularity::kTensor, .dy = Granularity::kTensor,
      .scaling = Scaling::kDelayed, .history = true, .dy_format = Dtype::kE5m2, .fast_accumulation = true,
@@ -244,7 +248,7 @@ const char* format_name(Dtype format) { return format == Dtype::kE5m2 ? "E5M2" :
 
 std::string scales_text(const Fp8Plan& plan, const Config& c) {
     if (plan.recipe == Fp8Recipe::kTensorwise) return "one scale per tensor, from its current amax";
-    if (plan.recipe == Fp8Recipe::kBlockwise)
+    if (is_blockwise(plan.recipe))
         return "one power-of-two scale per 1x128 block of x and dy and per 128x128 block of w, from its amax";
     const bool recent = c.fp8_amax_compute_algo == AmaxAlgo::kMostRecent;
     const std::string amax = recent ? "amax of the latest optimizer step"
@@ -362,7 +366,8 @@ std::string fp8_plan_text(const Fp8Plan& plan, const Config& config) {
            + (plan.int8_forward() ? labelled("fprop", "x INT8 by w INT8, turned in groups of 64, a scale per row")
                                   : matmul("fprop", "x", plan.x_format, "w", plan.weight_format, plan.fast_fprop))
            + matmul("dgrad", "dy", plan.dy_format, "w", plan.weight_format, plan.fast_backward)
-           + matmul("wgrad", "dy", plan.dy_format, "x", plan.x_format, plan.fast_backward)
+           + (plan.row().bf16_wgrad ? labelled("wgrad", "dy BF16 by x BF16")
+                                    : matmul("wgrad", "dy", plan.dy_format, "x", plan.x_format, plan.fast_backward))
            + layers_text(plan) + advice_text(plan, config)
            + labelled("always BF16", config.fp8_attention
                                          ? "embedding, norms, residual stream, softmax, loss, and attention but "

@@ -22,6 +22,7 @@ struct RecipeRow {
     bool fast_accumulation;         // supported by the matmul
     int min_sm;                     // compute capability * 10
     int64_t min_cublaslt;           // cublasLtGetVersion: 120900 for 12.9.0
+    bool bf16_wgrad = false;        // weight gradients in the working type, for which x and dy stay unquantized, too
     bool int8_forward = false;      // x and w of the forward matmul are INT8 with a scale per row, see ops_int8.h
 };
 std::span<const RecipeRow> recipe_rows();

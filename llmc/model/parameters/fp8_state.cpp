@@ -127,7 +127,8 @@ void Fp8State::take_weights(const LinearPlan& linear, const FlatLayout& layout, 
                                                        : Fp8Operand{},
                         .weight_transposed = alloc_operand(Fp8Role::kWeight, Fp8Layout::kTransposed, linear.in,
                                                            linear.out, transposed, linear.experts),
-                        .fast_fprop = plan_.fast_fprop, .fast_backward = plan_.fast_backward});
+                        .fast_fprop = plan_.fast_fprop, .fast_backward = plan_.fast_backward,
+                        .bf16_wgrad = plan_.row().bf16_wgrad});
 }
 
 const Fp8Linear* Fp8State::linear(int layer, LinearKind kind) const {
@@ -242,6 +243,8 @@ Fp8Passes Fp8State::passes(const Fp8Linear& linear, Fp8Role role, const Fp8Layou
                   .counts = counts ? counts_of(tensor) : nullptr,
                   .first_nonfinite = records ? static_cast<uint32_t*>(monitor_.data) : nullptr,
                   .event = event(tensor)};
+    // Not all producers also write what they quantize; those of experts do.
+    if (linear.bf16_wgrad && linear.experts == 1) return {.first = {}, .second = cast};
     if (cast.scaling == Scaling::kDelayed) return {.first = cast};
     QuantOut amax;
     amax.entry = cast.entry;
