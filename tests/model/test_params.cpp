@@ -49,3 +49,29 @@ TEST_CASE("params: with --mup-base-width outputs, their updates and weight decay
             }
         }
 }
+
+// The coordinate check of arXiv 2203.03466, appendix D.1: what steps change of the logits, at first and four times the
+// width. Their initial values become smaller.
+TEST_CASE("params: with --mup-base-width steps change the logits alike at any width") {
+    const auto change_of = [](int64_t times, int64_t base) {
+        const Config wide = of_width(times, MuonScale::kMatchRms, OptimizerKind::kAdamW);
+        Config config = tiny_config(wide.shape, Dtype::kFp32, 4, 16);
+        config.mup_base_width = base, config.lr = 4e-3, config.clip_grad = 0;
+        TestModel model(config);
+        model.set_random_batch(4, 5, false);
+        std::vector<double> change;
+        for (int step = 0; step <= 8; step++) {
+            model.step();   // whose forward pass has the weights of the step before
+            for (int64_t row = 0; row < 32 && step % 8 == 0; row++)
+                for (double logit : model.logits(row)) change.push_back(step == 0 ? -logit : logit);
+        }
+        const size_t half = change.size() / 2;
+        for (size_t i = 0; i < half; i++) change[i] += change[half + i];
+        change.resize(half);
+        return norm_of(change) / std::sqrt(static_cast<double>(half));
+    };
+    const int64_t base = tiny_llama().hidden_size;
+    const double small = change_of(1, base);
+    CHECK(change_of(4, base) == doctest::Approx(small).epsilon(0.2));   // of three seeds 12 % less
+    CHECK(change_of(4, 0) > 2 * small);
+}
