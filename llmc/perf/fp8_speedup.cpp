@@ -10,7 +10,9 @@ namespace {
 // Milliseconds of a step of one rank and one layer, whose linears of `kind` run as in `plan`, and all others in BF16.
 // Without a plan, all run in BF16.
 double step_ms(Config config, const Fp8Plan* plan, LinearKind kind) {
-    config.shape.num_layers = 1, config.seq_length = config.part_length(), config.context_parallel = 1;
+    config.shape.num_layers = 1, config.seq_length = config.part_length();
+    config.context_parallel = config.expert_parallel = 1;   // its rows are those of a balanced load
+    config.moe_capacity = 0;
     config.recompute = Recompute::kNone;
     config.offload.clear();
     config.fp8_recipe = Fp8Recipe::kNone;

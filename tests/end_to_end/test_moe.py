@@ -137,6 +137,13 @@ class MoeRanksTest(RanksTest):
                                       r"--moe-capacity 1 has memory for 32: raise it, or leave it out")
         self.ranks(2, LLAMA, *EXPERTS, *options[:-1], "2")
 
+    def test_plans_of_expert_parallelism(self):
+        for options in (FP8, []):
+            said = self.ranks(1, LLAMA, *EXPERTS, *options, "--dry-run", "--ranks", "4", "--expert-parallel", "4",
+                              "--train-iters", "4", "--gpu", "H200", "--moe-capacity", "1.5").stdout
+            self.assertRegex(said, r"all-to-all +fp32 +4 .* of tokens of experts, not hidden")
+            self.assertRegex(said, r"\n.*predicted +\d")
+
     def test_expert_parallel_is_refused(self):
         for ranks, options, text in (
                 (3, ["--expert-parallel", "3"], "--expert-parallel 3 must be 2, 4 or 8 and divide --num-experts 4"),
