@@ -147,6 +147,9 @@ const std::vector<Run>& runs() {
         {"gpt2, delayed, 1280 columns", gpt2_64(1280), Fp8Recipe::kDelayed, kSeveralWarps},
         {"moe, BF16", moe_128(), Fp8Recipe::kNone,
          {{"grouped_gemm", "gemm_bf16_sm90_kernel"}, {"combine_rows", "combine_rows_kernel"}}},
+        {"moe, blockwise", moe_128(), Fp8Recipe::kBlockwise,
+         {{"grouped_gemm", "gemm_fp8_blockwise_sm90_kernel"}, {"transpose_scaled", "transpose_scaled_kernel"},
+          {"expert_activation_forward", kTile, false}, {"expert_activation_backward", kTile, false}}},
         {"llama, Muon", llama_128(), Fp8Recipe::kNone, {{"muon_update", "muon_update_kernel"}}, false,
          OptimizerKind::kMuon},
     };
@@ -174,7 +177,6 @@ const std::map<std::string, std::string>& elsewhere() {
         {"muon_momentum_fp8_kernel", "--moment-dtype fp8"},
         {"dlogits_residual_kernel", "--fp8-lm-head"},
         {"gemm_bf16_sm90_kernel", "larger matrices of Muon, and experts"},
-        {"transpose_scaled_kernel", "experts in FP8"},
     };
     return all;
 }
