@@ -21,8 +21,18 @@ Gradients::Gradients(const Config& config, const ParamTable& table, const Bucket
     grads_ = arena.take(Purpose::kGradients, dtype, placement_.elems);
     if (shares_memory() || (buckets.ranks() > 1 && dtype == Dtype::kBf16))
         reduced_ = arena.take(Purpose::kGradients, shares_memory() ? config.grad_shard_dtype : Dtype::kFp32,
-                              sharded_ ? buckets.shard_elems() : layout().flat_elems());
+                              place_reduced());
     if (buckets.ranks() > 1) take_comm_buffers(arena);
+}
+
+// Returns the elements of reduced_.
+int64_t Gradients::place_reduced() {
+    int64_t elems = 0;
+    for (const ParamGroup& bucket : buckets_.all()) {
+        reduced_begin_.push_back(elems);
+        if (!is_alone(bucket)) elems += sharded_ ? buckets_.shard_elems(bucket) : bucket.elems;
+    }
+    return elems;
 }
 
 void Gradients::take_comm_buffers(Arena& arena) {
@@ -76,16 +86,21 @@ Tensor Gradients::shard_of(const ParamGroup& bucket, const Tensor& whole) const 
 }
 
 Tensor Gradients::reduced_whole(const ParamGroup& bucket) const {
-    return (reduced_ ? reduced_ : grads_).slice(bucket.begin, bucket.elems);
+    if (!reduced_ || is_alone(bucket)) return grads(bucket);
+    return reduced_.slice(reduced_begin_[buckets_.number(bucket)], bucket.elems);
 }
 
 Tensor Gradients::reduced_shard(const ParamGroup& bucket) const {
-    if (reduced_ && sharded_) return reduced_.slice(buckets_.shard_begin(bucket), buckets_.shard_elems(bucket));
+    if (reduced_ && sharded_ && !is_alone(bucket))
+        return reduced_.slice(reduced_begin_[buckets_.number(bucket)], buckets_.shard_elems(bucket));
     return shard_of(bucket, reduced_whole(bucket));
 }
 
 Tensor Gradients::reduced(const ShardRange& range) const {
-    if (reduced_) return reduced_.slice(range.shard, range.elems);
+    const ParamGroup& bucket = buckets_.all()[static_cast<size_t>(range.bucket)];
+    if (reduced_ && !is_alone(bucket))
+        return reduced_.slice(reduced_begin_[buckets_.number(bucket)] + range.shard
+                                  - (sharded_ ? buckets_.shard_begin(bucket) : bucket.begin), range.elems);
     return grad(range.param).slice(range.begin, range.elems);
 }
 
@@ -212,6 +227,7 @@ void Gradients::copy_report(Ctx& ctx, void* host) const {
 // ---- a bucket
 
 void Gradients::reduce(Ctx& comm, const ParamGroup& bucket) {
+    if (is_alone(bucket)) return;
     switch (comm_dtype(bucket)) {
         case GradCommDtype::kFp32: reduce_fp32(comm, bucket); break;
         case GradCommDtype::kBf16: reduce_bf16(comm, bucket); break;

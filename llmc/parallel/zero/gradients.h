@@ -87,6 +87,11 @@ private:
     // The memory of the sums: this rank's shard, and (--zero 0) the whole bucket.
     Tensor reduced_shard(const ParamGroup& bucket) const;
     Tensor reduced_whole(const ParamGroup& bucket) const;
+    // Whether no other rank has gradients of a bucket, as of experts: the sums are grads_ itself.
+    bool is_alone(const ParamGroup& bucket) const {
+        return !shares_memory() && buckets_.ranks(bucket) == 1 && groups_.replicas.world().ranks == 1;
+    }
+    int64_t place_reduced();
 
     void prepare_stage(Ctx& ctx, int stage);
     void clear(Ctx& ctx, size_t bucket);
@@ -110,6 +115,7 @@ private:
 
     Tensor grads_;     // (GradPlacement::elems) grad, of this rank's micro-batches
     Tensor reduced_;   // the sums that this rank owns, if grads_ is bf16 (then fp32) or shared by buckets
+    std::vector<int64_t> reduced_begin_;   // by bucket: of its part in it
 
     // Communication buffers, each as long as the largest bucket that needs it.
     Tensor send_, receive_;                                             // in bf16
