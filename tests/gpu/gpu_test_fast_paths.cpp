@@ -81,6 +81,11 @@ ModelConfig moe_128() {
     c.num_experts = 8;
     return c;
 }
+ModelConfig shared_moe_128() {
+    ModelConfig c = moe_128();
+    c.shared_experts = 1;
+    return c;
+}
 ModelConfig gpt2_64(int64_t hidden) {
     ModelConfig c = tiny_gpt2();
     c.hidden_size = hidden, c.ffn_hidden_size = 2 * hidden, c.num_attention_heads = c.num_query_groups = hidden / 64;
@@ -147,6 +152,7 @@ const std::vector<Run>& runs() {
         {"gpt2, delayed, 1280 columns", gpt2_64(1280), Fp8Recipe::kDelayed, kSeveralWarps},
         {"moe, BF16", moe_128(), Fp8Recipe::kNone,
          {{"grouped_gemm", "gemm_bf16_sm90_kernel"}, {"combine_rows", "combine_rows_kernel"}}},
+        {"moe, shared experts", shared_moe_128(), Fp8Recipe::kNone, {{"router_bias", "router_bias_kernel"}}},
         {"moe, blockwise", moe_128(), Fp8Recipe::kBlockwise,
          {{"grouped_gemm", "gemm_fp8_blockwise_sm90_kernel"}, {"transpose_scaled", "transpose_scaled_kernel"},
           {"expert_activation_forward", kTile, false}, {"expert_activation_backward", kTile, false}}},
