@@ -388,10 +388,13 @@ std::vector<Bench> benches() {
                         cpu::activation_backward, activation_backward<kSwiglu>, 10 * NF(L)));
     all.push_back(bench("rope_forward 8B", L, rope_fields, cuda::rope_forward, cpu::rope_forward, rope_args,
                         4 * heads(L, L.NH + L.NKV) + 4.0 * static_cast<double>(L.T * L.HS)));
-    all.push_back(bench("qk_norm_forward 8B", L, qkv_fields, cuda::qk_norm_forward, cpu::qk_norm_forward,
-                        qk_forward, 4 * heads(L, L.NH + 2 * L.NKV)));
-    all.push_back(bench("qk_norm_backward 8B", L, qkv_fields, cuda::qk_norm_backward, cpu::qk_norm_backward,
-                        qk_backward, 6 * heads(L, L.NH + L.NKV)));
+    const Dims O = {.N = 8192, .T = 4096, .C = 0, .F = 0, .V = 0, .Vp = 0, .NH = 1, .NKV = 1, .HS = 2048, .elems = 0};
+    for (const Dims& d : {L, O}) {   // OLMoE's qk-norm is over all heads: one of Q and one of K
+        all.push_back(bench(d.NH > 1 ? "qk_norm_forward 8B" : "qk_norm_forward OLMoE", d, qkv_fields,
+                            cuda::qk_norm_forward, cpu::qk_norm_forward, qk_forward, 4 * heads(d, d.NH + 2 * d.NKV)));
+        all.push_back(bench(d.NH > 1 ? "qk_norm_backward 8B" : "qk_norm_backward OLMoE", d, qkv_fields,
+                            cuda::qk_norm_backward, cpu::qk_norm_backward, qk_backward, 6 * heads(d, d.NH + d.NKV)));
+    }
     for (const int64_t key_heads : {L.NKV, int64_t{2}}) {
         Dims d = L;
         d.NKV = key_heads;

@@ -45,18 +45,21 @@ template <typename F> void with_vecs(int vecs, F&& f) {
     else f(std::integral_constant<int, 4>{});
 }
 
-// Arguments of the operations in the kernels' form; optional pointers may be null.
+// Arguments of the operations in the kernels' form; optional pointers may be null. norm_forward_kernel and
+// norm_backward_kernel alone take rows that are parts of longer ones: row_stride elements apart, rstd rstd_stride.
 template <typename T> struct NormForward {
     T *out, *residual_out;
     float *mean, *rstd;
     const T *in, *residual, *weight, *bias;
     int64_t N;
     float eps;
+    int row_stride, rstd_stride = 1;
 
     NormForward(const NormForwardArgs& args)
         : out(args.out.as<T>()), residual_out(args.residual_out.as<T>()), mean(args.mean.as<float>()),
           rstd(args.rstd.as<float>()), in(args.in.as<T>()), residual(args.residual.as<T>()),
-          weight(args.weight.as<T>()), bias(args.bias.as<T>()), N(args.N), eps(args.eps) {}
+          weight(args.weight.as<T>()), bias(args.bias.as<T>()), N(args.N), eps(args.eps),
+          row_stride(static_cast<int>(args.C)) {}
     bool vectors_fit(int64_t C) const {
         return vectorizable<T>(C, {out, residual_out, in, residual, weight, bias});
     }
@@ -68,12 +71,14 @@ template <typename T> struct NormBackward {
     const float *mean, *rstd;
     const T* weight;
     int64_t N;
+    int row_stride, rstd_stride = 1;
 
     // partial_b is only a flag until the number of partial sums is known.
     NormBackward(const NormBackwardArgs& args)
         : dx(args.dx.as<T>()), partial_w(args.scratch.as<float>()), partial_b(args.dbias ? partial_w : nullptr),
           dresidual(args.dresidual.as<T>()), dout(args.dout.as<T>()), x(args.x.as<T>()), mean(args.mean.as<float>()),
-          rstd(args.rstd.as<float>()), weight(args.weight.as<T>()), N(args.N) {}
+          rstd(args.rstd.as<float>()), weight(args.weight.as<T>()), N(args.N),
+          row_stride(static_cast<int>(args.C)) {}
     bool vectors_fit(int64_t C) const {
         return vectorizable<T>(C, {dx, dresidual, dout, x, weight, partial_w});
     }
@@ -83,6 +88,12 @@ template <typename T> struct NormBackward {
 // else do nothing and return false.
 template <bool kLayer> bool norm_forward_quantize(Ctx& ctx, const NormForwardArgs& args);
 template <bool kLayer> bool norm_backward_quantize(Ctx& ctx, const NormBackwardArgs& args);
+
+// Run qk-norm over all heads (NH = NKV = 1) in the kernels for rows of whole vectors, and return true, or the number of
+// rows of partial sums in scratch, those of K kPartialRows rows behind those of Q; else do nothing and return 0.
+// The caller adds these sums and quantizes dqkv.
+bool qk_norm_rows_forward(Ctx& ctx, const QkNormForwardArgs& args);
+int64_t qk_norm_rows_backward(Ctx& ctx, const QkNormBackwardArgs& args);
 
 // ---- sums along a row
 

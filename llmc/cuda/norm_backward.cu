@@ -19,7 +19,7 @@ constexpr int kStreams = 3;
 // Requires: as the forward, and kVecs vectors of at most 16 elements together.
 // Parallel: blockDim.x threads own every (gridDim.x blockDim.y)-th row and keep the sums of their columns in
 // registers. A thread prefetches its own part of the next kStages rows into shared memory asynchronously, so that the
-// statistics of one row never leave the memory idle. dx may alias dresidual.
+// statistics of one row never leave the memory idle. dx may alias dresidual or dout.
 template <typename T, int kVecs, bool kLayer, bool kSumDx>
 __global__ void __launch_bounds__(kNormThreads, kVecs == 1 ? 2 : 1)
     norm_backward_kernel(NormBackward<T> a, float* partial_dx, AmaxOut amax_out, int vectors) {
@@ -27,9 +27,9 @@ __global__ void __launch_bounds__(kNormThreads, kVecs == 1 ? 2 : 1)
     __shared__ float2 shared[2][kNormLanes];
     wait_for_previous_kernels();
     constexpr int kWidth = kVec<T>;
-    const int C = vectors * kWidth, threads = blockDim.x * blockDim.y;
+    const int threads = blockDim.x * blockDim.y;
     const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-    const float inv_C = 1.0f / C;
+    const float inv_C = 1.0f / (vectors * kWidth);
     const int64_t first = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
     const int64_t step = int64_t{gridDim.x} * blockDim.y;
     auto slot = [&](int stage, int k, int stream) {
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kNormThreads, kVecs == 1 ? 2 : 1)
         for (int k = 0; k < kVecs; k++) {
             const int v = threadIdx.x + k * blockDim.x;
             if (row >= a.N || v >= vectors) continue;
-            const int64_t at = row * C + v * kWidth;
+            const int64_t at = row * a.row_stride + v * kWidth;
             __pipeline_memcpy_async(slot(stage, k, 0), a.dout + at, 16);
             __pipeline_memcpy_async(slot(stage, k, 1), a.x + at, 16);
             if (a.dresidual) __pipeline_memcpy_async(slot(stage, k, 2), a.dresidual + at, 16);
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kNormThreads, kVecs == 1 ? 2 : 1)
     for (int64_t round = 0, row = first; round < rounds; round++, row += step) {
         const bool active = row < a.N;
         const float2 statistics =
-            active ? make_float2(kLayer ? a.mean[row] : 0.0f, a.rstd[row]) : make_float2(0.0f, 0.0f);
+            active ? make_float2(kLayer ? a.mean[row] : 0.0f, a.rstd[row * a.rstd_stride]) : make_float2(0.0f, 0.0f);
         uint4 d[kVecs] = {}, xs[kVecs] = {}, add[kVecs] = {};
         __pipeline_wait_prior(kStages - 1);
 #pragma unroll
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kNormThreads, kVecs == 1 ? 2 : 1)
             if (!active || v >= vectors) continue;
             const uint4 dx = norm_backward_apply<T, kLayer>(d[k], xs[k], w[k], add[k], statistics, means);
             if (!kSumDx && amax_out.entry) amax = max_pair(amax, amax_pair(dx));
-            store_vec(a.dx + row * C + v * kWidth, dx);
+            store_vec(a.dx + row * a.row_stride + v * kWidth, dx);
             if constexpr (kSumDx) dx_sums.add(k, dx);
         }
     }
@@ -222,6 +222,25 @@ template <bool kLayer> void norm_backward(Ctx& ctx, const NormBackwardArgs& args
 }
 
 }  // namespace
+
+int64_t qk_norm_rows_backward(Ctx& ctx, const QkNormBackwardArgs& args) {
+    const int64_t C = args.HS;
+    int64_t parts = 0;
+    if (args.NH != 1 || args.NKV != 1) return parts;
+    dispatch(args.dqkv.dtype, "qk_norm_backward", [&](auto type) {
+        using T = decltype(type);
+        NormBackward<T> q({.dx = args.dqkv, .dresidual = {}, .dweight = {}, .dbias = {}, .scratch = args.scratch,
+                           .dout = args.dqkv, .x = args.in, .mean = {}, .rstd = args.rstd, .weight = args.q_weight,
+                           .N = args.N, .C = C});
+        q.row_stride = static_cast<int>(3 * C), q.rstd_stride = 2;
+        NormBackward<T> k = q;
+        k.dx += C, k.dout += C, k.x += C, k.rstd += 1;
+        k.weight = args.k_weight.as<T>(), k.partial_w += kPartialRows * C;
+        if (!q.vectors_fit(C) || !k.vectors_fit(C) || norm_backward_shape(C / kVec<T>, 16 / kVec<T>).vecs == 0) return;
+        for (const NormBackward<T>& a : {q, k}) parts = norm_backward_rows<T, false>(ctx, a, {}, C).parts;
+    });
+    return parts;
+}
 
 void layernorm_backward(Ctx& ctx, const NormBackwardArgs& args) {
     norm_backward<true>(ctx, args, "layernorm_backward");

@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kWarpPerRow ? kNormLanes * kWarpRows : kNormTh
     const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
     if (kWarpPerRow && row >= a.N) return;
     constexpr int kWidth = kVec<T>;
-    const int64_t start = row * vectors * kWidth;
+    const int64_t start = row * a.row_stride;
 
     uint4 x[kVecs] = {}, add[kVecs], w[kVecs] = {}, b[kVecs] = {};
 #pragma unroll
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kWarpPerRow ? kNormLanes * kWarpRows : kNormTh
     const float2 statistics = norm_statistics<T, kLayer>(x, vectors, a.eps, row_sum);
     if (threadIdx.x == 0) {
         if (kLayer) a.mean[row] = statistics.x;
-        a.rstd[row] = statistics.y;
+        a.rstd[row * a.rstd_stride] = statistics.y;
     }
     if (a.out == nullptr) return;
     uint32_t amax = 0;
@@ -192,6 +192,26 @@ template <bool kLayer> void norm_forward(Ctx& ctx, const NormForwardArgs& args, 
 }
 
 }  // namespace
+
+bool qk_norm_rows_forward(Ctx& ctx, const QkNormForwardArgs& args) {
+    const int64_t C = args.HS;
+    bool done = false;
+    if (args.NH != 1 || args.NKV != 1) return done;
+    dispatch(args.out.dtype, "qk_norm_forward", [&](auto type) {
+        using T = decltype(type);
+        NormForward<T> q({.out = args.out, .residual_out = {}, .mean = {}, .rstd = args.rstd, .in = args.in,
+                          .residual = {}, .weight = args.q_weight, .bias = {}, .N = args.N, .C = C, .eps = args.eps});
+        q.row_stride = static_cast<int>(3 * C), q.rstd_stride = 2;
+        NormForward<T> k = q, v = q;
+        k.out += C, k.in += C, k.rstd += 1, k.weight = args.k_weight.as<T>();
+        // V is copied as a residual; its rstd is overwritten by that of Q.
+        v.in += 2 * C, v.residual_out = q.out + 2 * C, v.out = nullptr;
+        done = q.vectors_fit(C) && k.vectors_fit(C) && norm_forward_shape(C / kVec<T>, kWarpRows).vecs > 0;
+        if (!done) return;
+        for (const NormForward<T>& a : {v, q, k}) norm_forward_rows<T, false>(ctx, a, {}, C);
+    });
+    return done;
+}
 
 void layernorm_forward(Ctx& ctx, const NormForwardArgs& args) {
     norm_forward<true>(ctx, args, "layernorm_forward");

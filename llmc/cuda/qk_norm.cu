@@ -1,5 +1,6 @@
-// rmsnorm of every query and key head (Qwen3), on the packed projections.
-#include "llmc/cuda/reduce.cuh"
+// rmsnorm of every query and key head (Qwen3), or of all heads of Q and of K together (OLMoE), on the packed
+// projections.
+#include "llmc/cuda/norm.cuh"
 
 namespace cuda {
 namespace {
@@ -12,7 +13,7 @@ constexpr int kBackwardBlocksPerSm = 3;
 constexpr int kSecondWave = 32;      // the second wave of blocks gets 1 / kSecondWave of the heads
 
 // Heads of a usual size (a power of two of 16-byte vectors) use one vector per lane, kGroup lanes per head; other sizes
-// use the loop kernels below, one warp per head.
+// use the kernels of rmsnorm if Q and K are one head each, else the loop kernels below, one warp per head.
 
 // Math: out = x rstd weight for query and key heads, rstd = 1 / sqrt(mean(x^2) + eps); values are copied.
 // Source: Zhang, Sennrich 2019; per head as in Qwen3 (arXiv 2505.09388).
@@ -257,7 +258,7 @@ void qk_norm_forward(Ctx& ctx, const QkNormForwardArgs& args) {
             launch_kernel(ctx, qk_norm_forward_kernel<T, kGroup>, grid_size(blocks), kThreads, out, rstd, in, q_weight,
                           k_weight, N, NH, NKV, args.eps);
         });
-        if (done) return;
+        if (done || qk_norm_rows_forward(ctx, args)) return;
         const int64_t blocks = ceil_div(N * heads, kThreads / kLanes);
         launch_kernel(ctx, qk_norm_forward_loop_kernel<T>, grid_size(blocks), kThreads, out, rstd, in, q_weight,
                       k_weight, N, NH, NKV, HS, args.eps);
@@ -295,7 +296,7 @@ void qk_norm_backward(Ctx& ctx, const QkNormBackwardArgs& args) {
             launch_kernel(ctx, qk_norm_backward_kernel<T, kGroup>, grid_size(parts), kThreads, dqkv, partial_q,
                           partial_k, in, rstd, q_weight, k_weight, N, NH, NKV, first_blocks, first_heads);
         });
-        if (done) return;
+        if (done || (parts = qk_norm_rows_backward(ctx, args)) > 0) return;
         parts = std::min(kPartialRows, N);
         const dim3 grid(grid_size(ceil_div(HS, kThreads)), grid_size(parts), 2);
         launch_kernel(ctx, qk_norm_backward_columns_kernel<T>, grid, kThreads, partial_q, partial_k, dqkv, in, rstd, N,

@@ -81,6 +81,11 @@ ModelConfig moe_128() {
     c.num_experts = 8;
     return c;
 }
+ModelConfig olmoe_128() {
+    ModelConfig c = moe_128();
+    c.hidden_size = 384, c.num_attention_heads = c.num_query_groups = 3, c.qk_norm_whole = true;
+    return c;
+}
 ModelConfig shared_moe_128() {
     ModelConfig c = moe_128();
     c.shared_experts = 1;
@@ -152,6 +157,8 @@ const std::vector<Run>& runs() {
         {"gpt2, delayed, 1280 columns", gpt2_64(1280), Fp8Recipe::kDelayed, kSeveralWarps},
         {"moe, BF16", moe_128(), Fp8Recipe::kNone,
          {{"grouped_gemm", "gemm_bf16_sm90_kernel"}, {"combine_rows", "combine_rows_kernel"}}},
+        {"moe, qk-norm over all heads", olmoe_128(), Fp8Recipe::kNone,
+         {{"qk_norm_forward", "norm_forward_kernel"}, {"qk_norm_backward", "norm_backward_kernel"}}},
         {"moe, shared experts", shared_moe_128(), Fp8Recipe::kNone, {{"router_bias", "router_bias_kernel"}}},
         {"moe, blockwise", moe_128(), Fp8Recipe::kBlockwise,
          {{"grouped_gemm", "gemm_fp8_blockwise_sm90_kernel"}, {"transpose_scaled", "transpose_scaled_kernel"},

@@ -94,6 +94,11 @@ struct Heads {
 const Heads kHeads[] = {{1, 1, 1, 1, 2},        {3, 2, 3, 1, 6},      {5, 5, 2, 2, 48}, {33, 11, 5, 1, 80},
                             {37, 37, 12, 12, 64}, {600, 100, 12, 4, 64}, {300, 150, 32, 8, 128}, {9, 3, 4, 2, 256},
                            {2, 2, 9, 3, 512}, {900, 100, 24, 8, 64}};
+// Over all heads: one or several rows a block, with and without idle lanes; fewer rows than a block has at a time, and
+// several rounds; the longest rows of the backward kernel; longer ones, and rows that are not whole vectors.
+const Heads kAllHeads[] = {{1, 1, 1, 1, 16},     {45, 1, 1, 1, 24},  {37, 1, 1, 1, 384},  {3001, 1, 1, 1, 768},
+                           {9, 1, 1, 1, 1000},   {7, 1, 1, 1, 1026}, {70, 1, 1, 1, 1600}, {1, 1, 1, 1, 2048},
+                           {1101, 1, 1, 1, 2048}, {301, 1, 1, 1, 4096}, {7, 1, 1, 1, 8192}, {3, 1, 1, 1, 8200}};
 
 OpCase head_case(const char* op, const Heads& h, Dtype work, Dtype grad, int64_t shift_bytes) {
     return OpCase(strf("%s %lld x (%lld + 2 * %lld) x %lld", op, (long long)h.N, (long long)h.NH,
@@ -200,6 +205,17 @@ TEST_CASE("gpu ops: qk-norm and rope") {
         check_qk_norm_forward(h, Dtype::kFp32, 0);
         check_rope(h, Dtype::kFp32, 0, true);
         check_rope(h, Dtype::kFp32, 0, false);
+    }
+}
+
+TEST_CASE("gpu ops: qk-norm over all heads") {
+    for (const Heads& h : kAllHeads) {
+        if (left_out(3 * h.N * h.HS)) continue;
+        for_gpu_types([&](Dtype work, Dtype grad, int64_t shift_bytes) {
+            if (h.N * h.HS > 1000000 && (grad == Dtype::kBf16 || shift_bytes)) return;
+            check_qk_norm_backward(h, work, grad, shift_bytes);
+            if (grad == Dtype::kFp32) check_qk_norm_forward(h, work, shift_bytes);
+        });
     }
 }
 

@@ -93,6 +93,10 @@ struct Heads {
 // Head sizes with specialised kernels and others; more than one chunk of heads; rows that end within a group.
 const Heads kHeads[] = {{3, 16, 12, 12, 64}, {2, 136, 6, 2, 128}, {1, 80, 32, 8, 128}, {1, 32, 2, 1, 80},
                         {2, 24, 2, 1, 256},  {1, 48, 3, 1, 16},   {1, 16, 4, 2, 24},   {1, 7, 4, 2, 64}};
+// qk-norm over all heads: a part of a tile of rows, several tiles, numbers of rows that `transposed` does not support,
+// columns that are no whole tiles, and rows too long for the row kernels.
+const Heads kAllHeads[] = {{1, 16, 1, 1, 384}, {1, 48, 1, 1, 2048}, {2, 136, 1, 1, 1600}, {1, 1104, 1, 1, 768},
+                           {1, 7, 1, 1, 2048}, {1, 33, 1, 1, 1008}, {1, 16, 1, 1, 1008},  {1, 48, 1, 1, 8208}};
 
 // at_positions: documents of 5 tokens.
 Producer rope(const Heads& h, bool forward, bool at_positions = false) {
@@ -191,6 +195,8 @@ TEST_CASE("gpu quant: rope and qk-norm") {
         check_producer(rope(h, true, true));
         check_producer(qk_norm(h));
     }
+    for (const Heads& h : kAllHeads)
+        if (!left_out(h.N() * h.C())) check_producer(qk_norm(h));
 }
 
 // Three rows of 72 threads per block: warps begin within rows, and the last one is not full.
