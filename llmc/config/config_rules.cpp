@@ -343,7 +343,8 @@ std::vector<std::string> length_errors(const Config& config) {
 std::vector<std::string> config_warnings(const Config& config) {
     std::vector<std::string> lines;
     if (config.synthetic_data)
-        lines.push_back("SYNTHETIC DATA (--synthetic-data): for timing only, the losses mean nothing");
+        lines.push_back(strf("SYNTHETIC DATA (--synthetic-data): for timing only, the losses mean nothing%s",
+                             config.shape.has_experts() ? ", and experts are chosen evenly" : ""));
     if (is_blockwise(config.fp8_recipe) && config.fp8_format == Fp8Format::kHybrid)
         lines.push_back("--fp8-recipe blockwise with --fp8-format hybrid: gradients in E5M2 have 2 mantissa bits, and "
                         "scales per block make its larger range useless; the recipe is meant for e4m3");

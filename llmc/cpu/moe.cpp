@@ -29,11 +29,14 @@ template <typename A> A sigmoid_row(A* row, int64_t E) {
     return static_cast<A>(log(static_cast<double>(std::accumulate(row, row + E, A(0)))));
 }
 
-// The K largest sums of a score and a bias (null: 0) in ascending order of their numbers. They are different numbers
-// even of NaN.
-template <typename A> void choose_experts(const A* scores, const A* bias, int64_t E, int64_t K, int32_t* experts) {
+// The K largest sums of a score and a bias (null: 0), or those that are evenly_chosen, in ascending order of their
+// numbers. They are different numbers even of NaN.
+template <typename A>
+void choose_experts(const RouterForwardArgs& args, int64_t n, const A* scores, const A* bias, int32_t* experts) {
+    const int64_t E = args.E, K = args.K;
     A probs[kMaxRouterExperts];
-    for (int64_t e = 0; e < E; e++) probs[e] = scores[e] + (bias ? bias[e] : A(0));
+    for (int64_t e = 0; e < E; e++)
+        probs[e] = args.even ? A(evenly_chosen(n, e, E, K)) : scores[e] + (bias ? bias[e] : A(0));
     bool taken[kMaxRouterExperts] = {};
     for (int64_t k = 0; k < K; k++) {
         int64_t best = -1;
@@ -50,7 +53,7 @@ template <typename A> void router_row(const RouterForwardArgs& args, const A* bi
     A *probs = args.probs.as<A>() + n * E, *weights = args.weights.as<A>() + n * K;
     int32_t* experts = args.experts.as<int32_t>() + n * K;
     args.lse.as<A>()[n] = args.form.sigmoid ? sigmoid_row(probs, E) : softmax_row(probs, E);
-    if (!args.chosen) choose_experts(probs, bias, E, K, experts);
+    if (!args.chosen) choose_experts(args, n, probs, bias, experts);
     A sum(0);
     for (int64_t k = 0; k < K; k++) sum += weights[k] = probs[experts[k]];
     for (int64_t k = 0; k < K; k++) weights[k] = weights[k] / (args.form.normalize ? sum : A(1)) * A(args.form.scale);

@@ -57,7 +57,7 @@ template <int kPer> __device__ inline uint32_t choose_experts(const float (&p)[k
 template <typename T, int kPer>
 __global__ void __launch_bounds__(kThreads)
     router_forward_kernel(float* probs, float* lse, int32_t* experts, float* weights, const T* bias, int64_t N, int E,
-                          int K, RouterForm form, bool chosen) {
+                          int K, RouterForm form, bool chosen, bool even) {
     wait_for_previous_kernels();
     const int64_t n = warp_row();
     const int lane = threadIdx.x % kLanes;
@@ -82,6 +82,7 @@ __global__ void __launch_bounds__(kThreads)
         if (i * kLanes + lane >= E) continue;
         probs[i * kLanes + lane] = p[i];
         if (bias) score[i] += to_float(bias[i * kLanes + lane]);
+        if (even) score[i] = evenly_chosen(n, i * kLanes + lane, E, K);
     }
     uint32_t taken = 0;
     if (!chosen) taken = choose_experts<kPer>(score, E, K, lane);
@@ -255,7 +256,7 @@ void router_forward(Ctx& ctx, const RouterForwardArgs& args) {
         with_experts(E, [&](auto per) {
             launch_early(ctx, router_forward_kernel<T, per>, warp_grid(N), kThreads, 0, args.probs.as<float>(),
                          args.lse.as<float>(), args.experts.as<int32_t>(), args.weights.as<float>(),
-                         args.bias ? args.bias.as<T>() : nullptr, N, E, K, args.form, args.chosen);
+                         args.bias ? args.bias.as<T>() : nullptr, N, E, K, args.form, args.chosen, args.even);
         });
     });
 }

@@ -45,6 +45,7 @@ struct DecoderOptions {
     // (E) that the first has, and the sums of router_stats.
     double aux_loss = 0, router_z_loss = 0;
     Tensor expert_load = {}, router_stats = {};
+    bool even_experts = false;   // see RouterForwardArgs
     const ExpertExchange* experts = nullptr;   // not owned; null: this rank has all experts
     // With `experts`: the rows that this rank has memory for, by token of its micro-batch, and for every layer the most
     // rows so far (1 int32), =.

@@ -55,7 +55,7 @@ void MoeMlp::route(Ctx& ctx, int layer, int64_t N, bool again) {
     ops::router_forward(ctx, {.probs = probs, .lse = lse, .experts = experts,
                               .weights = own(all_weights),
                               .bias = model_.weight(model_.params_of(layer).router_bias), .N = N, .E = E(), .K = K(),
-                              .form = form(), .chosen = again});
+                              .form = form(), .chosen = again, .even = model_.options.even_experts});
     if (exchange_ && !again) exchange_->all_gather(ctx, layer, all_experts);
     if (exchange_) exchange_->all_gather(ctx, layer, all_weights);
     const Tensor& stats = model_.options.router_stats;

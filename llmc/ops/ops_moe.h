@@ -32,7 +32,13 @@ struct RouterForwardArgs {
     int64_t N, E, K;
     RouterForm form;
     bool chosen;      // route as before
+    bool even = false;   // unless `chosen`: to the experts that are evenly_chosen, whatever the probabilities are
 };
+// Whether token n goes to expert e, as it does to K of them. Of any m neighbouring tokens m K / E, rounded down or up,
+// go to an expert, and a token goes to as many of any m neighbouring experts: experts and ranks have even loads.
+HOST_DEVICE constexpr bool evenly_chosen(int64_t n, int64_t e, int64_t E, int64_t K) {
+    return static_cast<uint32_t>((n % E + E - e) * K) % static_cast<uint32_t>(E) < static_cast<uint32_t>(K);
+}
 inline constexpr int64_t kRouterPartials = 128;
 // stats += those of these tokens, in an order that only N and E decide. Probabilities of a sigmoid are divided by the
 // sum of their token's.

@@ -23,7 +23,7 @@ DecoderOptions decoder_options(const Config& config, const HeadExchange& exchang
             .offload_activations = offloads(config, "activations"),
             .exchange = exchange.ranks > 1 ? &exchange : nullptr, .loss_chunk = config.loss_chunk,
             .z_loss = config.z_loss, .max_logits = max_logits,
-            .experts = experts.ranks > 1 ? &experts : nullptr};
+            .even_experts = config.synthetic_data, .experts = experts.ranks > 1 ? &experts : nullptr};
     balance.set_options(options);
     return options;
 }

@@ -2,14 +2,16 @@
 import json
 import os
 import shutil
+import unittest
 from pathlib import Path
 
-from tests.support.train import GPT2, LLAMA, TrainTest, records
+from tests.support.ranks import HAVE_RANKS, RanksTest
+from tests.support.train import GPT2, LLAMA, records
 
 
-class SyntheticTest(TrainTest):
-    def command(self, binary, *options):
-        shape = super().command(binary)
+class SyntheticTest(RanksTest):
+    def command(self, binary, *options, **how):
+        shape = super().command(binary, **how)
         del shape[shape.index("--train-data"):]
         return shape + [*options, *([] if "--train-data" in options else ["--synthetic-data"])]
 
@@ -60,6 +62,20 @@ class SyntheticTest(TrainTest):
         self.assertEqual([r["synthetic_data"] for r in records(log, "header")], [True, True])
         plan = self.run_train(LLAMA, "--dry-run").stdout
         self.assertIn("\nnote: SYNTHETIC DATA", plan)
+
+    # An untrained router would send most tokens to the same experts.
+    @unittest.skipUnless(HAVE_RANKS, "no mpirun")
+    def test_experts_have_equal_loads(self):
+        fp8 = ["--fp8-recipe", "blockwise", "--recompute", "block"]
+        parallel = ["--moe-capacity", "1", "--expert-parallel"]
+        for ranks, options in ((1, []), (1, fp8), (2, [*parallel, "2"]), (4, [*parallel, "4", *fp8]),
+                               (1, ["--moe-shared-experts", "1"]), (2, ["--context-parallel", "2"])):
+            log = self.fresh("experts.jsonl")
+            done = self.ranks(ranks, LLAMA, "--train-iters", "3", *options, "--log-file", log, model="moe-tiny")
+            self.assertIn("losses mean nothing, and experts are chosen evenly", done.stdout)
+            for step in records(log, "step"):
+                self.assertEqual(step["expert_load"], 1, options)
+                self.assertEqual(step["rank_load"], 1 if "--expert-parallel" in options else None)
 
     def test_runs_on_shards_do_not_say_it(self):
         done = self.run_train(GPT2, "--train-data", self.path("train_*.bin"), "--train-iters", "2", "--log-file",

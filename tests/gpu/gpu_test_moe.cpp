@@ -80,7 +80,7 @@ void add_router(OpCase& c, const Shape& s, const RouterForm& form) {
 TEST_CASE("gpu moe: router_forward") {
     for (const Shape& s : kShapes)
         for (const RouterForm& form : kForms)
-            for (bool chosen : {false, true}) {
+            for (const auto& [chosen, even] : {std::pair(false, false), {true, false}, {false, true}}) {
                 OpCase c(name_of("router_forward", s), form.normalize ? Dtype::kBf16 : Dtype::kFp32);
                 c.random("probs", Kind::kStat, s.N * s.E, 2);
                 if (form.sigmoid) c.random("bias", Kind::kWork, s.E, 0.5);   // also scores below 0
@@ -91,7 +91,7 @@ TEST_CASE("gpu moe: router_forward") {
                     return RouterForwardArgs{.probs = view("probs"), .lse = view("lse"), .experts = view("experts"),
                                              .weights = view("weights"),
                                              .bias = form.sigmoid ? view("bias") : Tensor{}, .N = s.N, .E = s.E,
-                                             .K = s.K, .form = form, .chosen = chosen};
+                                             .K = s.K, .form = form, .chosen = chosen, .even = even};
                 });
                 c.check_bits("experts");
                 for (const char* tensor : {"probs", "lse", "weights"}) c.check(tensor);

@@ -26,6 +26,7 @@ struct Mixture {
     bool normalize;
     bool fp8 = false;   // quantize as the blockwise recipe does, what bf16 has
     bool shared = false;   // with the router of models with shared experts, of which this one has two
+    bool even = false;     // of RouterForwardArgs
     double scale() const { return shared ? 2.5 : 1; }
     Values x = {}, norm = {}, router = {}, up = {}, down = {};   // x: the residual stream
     Values dy = {};   // the gradient of the block's output
@@ -159,6 +160,7 @@ void add_token(const Mixture& m, int64_t n, double eps, MixtureResult& r) {
     for (double& value : p) value /= m.shared ? 1 : total;
     Values score = p, sorted;
     for (int64_t e = 0; m.shared && e < E; e++) to(score, e) += at(m.bias, e);
+    for (int64_t e = 0; m.even && e < E; e++) to(score, e) = evenly_chosen(n, e, E, m.K);
     sorted = score;
     std::sort(sorted.rbegin(), sorted.rend());
     const double least = at(sorted, m.K - 1);
@@ -286,7 +288,7 @@ MixtureResult result_of(const Mixture& m, Dtype dtype, Recompute level) {
         std::memset(decoder.grad(param).data, 0, static_cast<size_t>(decoder.grad(param).bytes()));
     }
     std::vector<double> load(static_cast<size_t>(m.E));
-    DecoderOptions options{.max_seq = m.N, .dtype = dtype, .recompute = level};
+    DecoderOptions options{.max_seq = m.N, .dtype = dtype, .recompute = level, .even_experts = m.even};
     options.expert_load = {load.data(), Dtype::kFp64, m.E};
     constexpr int64_t kBytes = int64_t{1} << 26;
     const std::unique_ptr<void, void (*)(void*)> memory(device::device_alloc(kBytes), device::device_free);
@@ -319,16 +321,19 @@ TEST_CASE("experts compute what a loop over the experts in double computes, with
     const struct {
         std::vector<int64_t> rows;
         int64_t K;
-        bool normalize, shared;
+        bool normalize, shared, even = false;
     } cases[] = {{{0, 1, 127, 128, 129, 15}, 1, false, false},   // one expert of each token
                  {{129, 128, 127, 1, 0, 31}, 2, true, false},
                  {{129, 128, 127, 1, 0, 31}, 2, false, false},
                  {{129, 128, 127, 1, 0, 31}, 2, true, true},
                  {{0, 1, 127, 128, 129, 15}, 1, false, true},
+                 {{64, 64, 64, 64, 64}, 2, true, false, true},   // chosen evenly
+                 {{54, 53, 53, 54, 53, 53}, 2, false, true, true},
                  {{0, 144, 0}, 1, false, false},               // all tokens to one
                  {{16, 16, 16}, 3, true, false}};              // all experts of every token; FP8 has 16 tokens
     for (const auto& c : cases) {
         Mixture m = mixture(c.rows, c.K, c.normalize, c.shared);
+        m.even = c.even;
         for (Values* values : {&m.x, &m.norm, &m.router, &m.up, &m.down, &m.dy, &m.bias, &m.shared_up, &m.shared_down})
             *values = rounded(*values);
         for (Dtype dtype : {Dtype::kFp64, Dtype::kFp32, Dtype::kBf16, Dtype::kE4m3}) {   // the last one: blockwise

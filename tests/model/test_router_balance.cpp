@@ -142,4 +142,45 @@ TEST_CASE("the bias of a router moves towards the mean load, and not in a skippe
         CHECK(bias == (skip ? std::vector<float>(3, 9) : master));
     }
 }
+
+TEST_CASE("experts chosen evenly: K of every token, and equal loads of experts and ranks over any tokens") {
+    for (const auto& [E, K] : {std::pair<int64_t, int64_t>{1, 1}, {5, 2}, {8, 2}, {7, 3}, {12, 8}, {5, 5}, {24, 7}}) {
+        const int64_t N = 2 * E + 3;
+        Values logits, bias(static_cast<size_t>(E), 1), lse(static_cast<size_t>(N));
+        for (uint64_t i = 0; i < static_cast<uint64_t>(N * E); i++)
+            logits.push_back(static_cast<double>(rng_normal(1, i)));
+        Values weights(static_cast<size_t>(N * K));
+        std::vector<int32_t> experts(weights.size(), -1);
+        const auto doubles = [](Values& v) {
+            return Tensor{v.data(), Dtype::kFp64, static_cast<int64_t>(v.size())};
+        };
+        Ctx ctx;
+        bias[0] = 9;
+        ops::router_forward(ctx, {.probs = doubles(logits), .lse = doubles(lse),
+                                  .experts = {experts.data(), Dtype::kInt32, N * K}, .weights = doubles(weights),
+                                  .bias = doubles(bias), .N = N, .E = E, .K = K, .form = {.normalize = false},
+                                  .chosen = false, .even = true});
+        Values goes(logits.size());
+        for (size_t i = 0, k = static_cast<size_t>(K); i < experts.size(); i++) {
+            REQUIRE((experts[i] >= 0 && experts[i] < E && (i % k == 0 || experts[i] > experts[i - 1])));
+            const size_t at = i / k * static_cast<size_t>(E) + static_cast<size_t>(experts[i]);
+            CHECK(weights[i] == logits[at]);   // its probability
+            goes[at] = 1;
+        }
+        // Of tokens [n, n + m) to experts [e, e + width), as one expert or one token has them.
+        int64_t uneven = 0;
+        const auto count = [&](int64_t n, int64_t m, int64_t e, int64_t width) {
+            double rows = 0;
+            for (int64_t i = 0; i < m * width; i++)
+                rows += goes[static_cast<size_t>((n + i / width) * E + e + i % width)];
+            uneven += std::fabs(rows - static_cast<double>(m * width * K) / static_cast<double>(E)) >= 1;
+        };
+        for (int64_t n = 0; n < N; n++)
+            for (int64_t e = 0; e < E; e++) {
+                for (int64_t m = 1; n + m <= N; m++) count(n, m, e, 1);
+                for (int64_t width = 1; e + width <= E; width++) count(n, 1, e, width);
+            }
+        CHECK(uneven == 0);
+    }
+}
 #endif
