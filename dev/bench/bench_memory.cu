@@ -284,9 +284,8 @@ std::vector<Field> rows_fields(const Dims& d) {
     return {{"in", kB, d.N * d.C}, {"rows", kB, d.N * kExperts * d.C}, {"slots", kI, d.N * kExperts, Fill::kOrder},
             {"experts", kI, d.N * kExperts, Fill::kTokens}};
 }
-template <bool by_token> GatherRowsArgs gather_args(const View& v, const Dims& d) {
-    return {.out = v("rows"), .in = v("in"), .row_slots = by_token ? Tensor{} : v("slots"),
-            .slot_rows = by_token ? v("slots") : Tensor{}, .N = d.N, .K = kExperts, .C = d.C};
+GatherRowsArgs gather_args(const View& v, const Dims& d) {
+    return {.out = v("rows"), .in = v("in"), .slot_rows = v("slots"), .N = d.N, .K = kExperts, .C = d.C};
 }
 CombineRowsArgs combine_args(const View& v, const Dims& d) {
     return {.out = v("in"), .in = v("rows"), .slot_rows = v("slots"), .experts = v("experts"), .N = d.N, .K = kExperts,
@@ -424,10 +423,8 @@ std::vector<Bench> benches() {
     const Dims& Q = kQwen30B;
     const double R = static_cast<double>(Q.N * kExperts), RC = R * static_cast<double>(Q.C),
                  RF = R * static_cast<double>(Q.F);
-    all.push_back(bench("gather_rows 30B-A3B, by row", Q, rows_fields, cuda::gather_rows, cpu::gather_rows,
-                        gather_args<false>, 2 * (NC(Q) + RC)));
-    all.push_back(bench("gather_rows 30B-A3B, by token", Q, rows_fields, cuda::gather_rows, cpu::gather_rows,
-                        gather_args<true>, 2 * (NC(Q) + RC)));
+    all.push_back(bench("gather_rows 30B-A3B", Q, rows_fields, cuda::gather_rows, cpu::gather_rows, gather_args,
+                        2 * (NC(Q) + RC)));
     all.push_back(bench("combine_rows 30B-A3B", Q, rows_fields, cuda::combine_rows, cpu::combine_rows, combine_args,
                         2 * (NC(Q) + RC)));
     all.push_back(bench("expert_activation_forward 30B-A3B", Q, expert_activation_fields,

@@ -277,9 +277,7 @@ void sort_experts(Ctx&, const SortExpertsArgs& args) {
 void gather_rows(Ctx&, const GatherRowsArgs& args) {
     constexpr const char* kOp = "gather_rows";
     const int64_t R = args.out.elems / args.C;
-    const bool by_slot = static_cast<bool>(args.slot_rows);
-    const Tensor& other = by_slot ? args.slot_rows : args.row_slots;   // row of a slot, or slot of a row
-    check_tensor(kOp, "row_slots or slot_rows", other, Dtype::kInt32, by_slot ? args.N * args.K : R);
+    check_tensor(kOp, "slot_rows", args.slot_rows, Dtype::kInt32, args.N * args.K);
     check_tensor(kOp, "in", args.in, args.in.dtype, args.N * args.C);
     check_tensor(kOp, "out", args.out, args.in.dtype, R * args.C);
     const int64_t bytes = args.C * dtype_bytes(args.in.dtype),
@@ -287,9 +285,9 @@ void gather_rows(Ctx&, const GatherRowsArgs& args) {
     check_tensor(kOp, "in_scale_inv", args.in_scale_inv, args.in_scale_inv.dtype, blocks * args.N);
     check_tensor(kOp, "out_scale_inv", args.out_scale_inv, args.in_scale_inv.dtype, blocks * R);
 #pragma omp parallel for schedule(static) if (R * args.C >= kParallelElems)
-    for (int64_t i = 0; i < other.elems; i++) {
-        const int64_t there = other.as<int32_t>()[i], r = by_slot ? there : i, n = (by_slot ? i : there) / args.K;
-        if (there < 0) continue;
+    for (int64_t slot = 0; slot < args.slot_rows.elems; slot++) {
+        const int64_t r = args.slot_rows.as<int32_t>()[slot], n = slot / args.K;
+        if (r < 0) continue;
         std::memcpy(static_cast<char*>(args.out.data) + r * bytes, static_cast<const char*>(args.in.data) + n * bytes,
                     static_cast<size_t>(bytes));
         for (int64_t b = 0; b < blocks; b++)

@@ -106,31 +106,30 @@ struct GatheredScales {
     int64_t parts;
 };
 
-// Math: see GatherRowsArgs. by_token: other = slot_rows, otherwise row_slots.
+// Math: see GatherRowsArgs.
 // Source: none.
-// Traffic: in read once, or K times, if possible from the L2 cache; out written, once.
-// Requires: kWidth > 1 needs aligned rows; by_token: K <= 32.
-// Parallel: a warp per kGatherLoads loads of a row of in, or of out.
-template <typename T, int kWidth, bool by_token>
+// Traffic: in read, out written, once.
+// Requires: kWidth > 1 needs aligned rows; K <= 32.
+// Parallel: a warp per kGatherLoads loads of a row of in.
+template <typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
-    gather_rows_kernel(T* out, const T* in, const int32_t* other, int64_t R, int64_t N, int K, int64_t C,
+    gather_rows_kernel(T* out, const T* in, const int32_t* slot_rows, int64_t R, int64_t N, int K, int64_t C,
                        GatheredScales scales) {
     constexpr int kStep = kLanes * kWidth;
     wait_for_previous_kernels();
-    const int64_t parts = (C + kGatherLoads * kStep - 1) / (kGatherLoads * kStep), i = warp_row() / parts;
+    const int64_t parts = (C + kGatherLoads * kStep - 1) / (kGatherLoads * kStep), n = warp_row() / parts;
     const int lane = threadIdx.x % kLanes;
     const int64_t begin = warp_row() % parts * kGatherLoads * kStep, first = begin + lane * kWidth;
-    if (i >= (by_token ? N : R) || (!by_token && other[i] < 0)) return;
+    if (n >= N) return;
     const int64_t of_part = N / scales.parts;
-    const int32_t mine = by_token && lane < K ? other[i * K + lane] : 0;
-    const int64_t n = by_token ? i : other[i] / K;
+    const int32_t mine = lane < K ? slot_rows[n * K + lane] : 0;
     in += n * C;
     Packed<T, kWidth> part[kGatherLoads];
 #pragma unroll
     for (int p = 0; p < kGatherLoads; p++)
         if (first + p * kStep < C) part[p].load(in + first + p * kStep);
-    for (int k = 0; k < (by_token ? K : 1); k++) {
-        const int64_t row = by_token ? __shfl_sync(0xffffffffu, mine, k) : i;
+    for (int k = 0; k < K; k++) {
+        const int64_t row = __shfl_sync(0xffffffffu, mine, k);
         if (row < 0) continue;
         T* const to = out + row * C + first;
 #pragma unroll
@@ -362,9 +361,7 @@ void sort_experts(Ctx& ctx, const SortExpertsArgs& args) {
 
 void gather_rows(Ctx& ctx, const GatherRowsArgs& args) {
     const int64_t R = args.out.elems / args.C;
-    const bool by_token = static_cast<bool>(args.slot_rows);
-    const Tensor& other = by_token ? args.slot_rows : args.row_slots;
-    expect(other, Dtype::kInt32, by_token ? args.N * args.K : R, "gather_rows: row_slots or slot_rows");
+    expect(args.slot_rows, Dtype::kInt32, args.N * args.K, "gather_rows: slot_rows");
     expect(args.in, args.in.dtype, args.N * args.C, "gather_rows: in");
     expect(args.out, args.in.dtype, R * args.C, "gather_rows: out");
     const bool fp8 = is_fp8(args.in.dtype);   // two codes are copied as a bf16
@@ -378,13 +375,9 @@ void gather_rows(Ctx& ctx, const GatherRowsArgs& args) {
         using T = decltype(type);
         with_width<T>(vectorizable<T>(C, {args.out.data, args.in.data}), [&](auto width) {
             const int64_t parts = ceil_div(C, int64_t{kGatherLoads * kLanes * width});
-            const auto launch = [&](auto kernel) {
-                launch_early(ctx, kernel, warp_grid((by_token ? args.N : R) * parts), kThreads, 0,
-                             static_cast<T*>(args.out.data), static_cast<const T*>(args.in.data), other.as<int32_t>(),
-                             R, args.N, args.K, C, scales);
-            };
-            if (by_token) launch(gather_rows_kernel<T, width, true>);
-            else launch(gather_rows_kernel<T, width, false>);
+            launch_early(ctx, gather_rows_kernel<T, width>, warp_grid(args.N * parts), kThreads, 0,
+                         static_cast<T*>(args.out.data), static_cast<const T*>(args.in.data),
+                         args.slot_rows.as<int32_t>(), R, args.N, args.K, C, scales);
         });
     });
 }

@@ -98,13 +98,12 @@ struct SortExpertsArgs {
     int64_t first = 0;
     Tensor load = {};   // (1) int32, optional, = the larger of itself and the number of these slots
 };
-// out[r] = in[row_slots[r] / K], or the same as out[slot_rows[n * K + k]] = in[n]: one of the two is given; and of FP8
-// codes in blocks of 1 x 128 their scales. Rows without a slot stay as they are. With slot_rows a GPU reads `in` once,
-// otherwise K times, which its L2 cache may not hold.
+// out[slot_rows[n * K + k]] = in[n], and of FP8 codes in blocks of 1 x 128 their scales. Rows without a slot stay as
+// they are. So `in` is read once; by row it would be read K times, which the L2 cache of a GPU may not hold.
 struct GatherRowsArgs {
     Tensor out;         // (R, C) T or FP8, =
     Tensor in;          // (N, C) as out
-    Tensor row_slots = {}, slot_rows = {};   // (R), (N, K) int32
+    Tensor slot_rows;   // (N, K) int32, -1: none
     int64_t N, K, C;    // FP8: C a multiple of 16
     // FP8 only: (ceil(C / 128), R) fp32, =; (parts, ceil(C / 128), N / parts) fp32
     Tensor out_scale_inv = {}, in_scale_inv = {};
