@@ -2,8 +2,7 @@
 // Usage: bench_gemm_bf16 [name part]. Random data, operands rotated beyond the L2 cache where one set would fit; both
 // in turns, since the card is power-limited. Symmetric: rates count the full product, of which ours computes half.
 // Experts: beside the library's matmul of as many rows with the weights of one expert.
-// Prints: shape | us, TFLOP/s of the library | us, TFLOP/s of the custom kernel | ratio | of experts TFLOP/s with other
-// GroupedTunings, and the clock of each: what is lost in cycles is lost in the kernel, what is lost in clock to power
+// Prints: shape | us, TFLOP/s of the library | us, TFLOP/s of the custom kernel | ratio
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -21,48 +20,6 @@ struct Call {
     std::function<void(Ctx&, size_t)> run_set;
     void run(size_t i) const { run_set(ctx, i); }
 };
-
-// Math: counts `cycles` cycles of a multiprocessor.
-// Source: none.
-// Traffic: none.
-// Requires: nothing.
-// Parallel: one thread, beside a matmul, which leaves it 1,024 registers.
-__global__ void __launch_bounds__(32) clock_kernel(int64_t cycles) {
-    const int64_t begin = clock64();
-    while (clock64() - begin < cycles) __nanosleep(1000);
-}
-
-// MHz while a call runs again and again, `us` each time.
-float mhz_of(const Call& call, float us) {
-    constexpr int64_t kCycles = 50000000;
-    static const auto make_event = [] {
-        cudaEvent_t event;
-        CUDA_CHECK(cudaEventCreate(&event));
-        return event;
-    };
-    static cudaEvent_t begin = make_event(), end = make_event(), warm = make_event();
-    static cudaStream_t beside = [] {
-        cudaStream_t stream;
-        CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-        return stream;
-    }();
-    const auto run_for = [&](float ms) {
-        for (size_t i = 0; static_cast<float>(i) * us < 1000 * ms; i++) call.run(i);
-    };
-    run_for(20);
-    CUDA_CHECK(cudaEventRecord(warm, cuda::stream_of(call.ctx)));
-    CUDA_CHECK(cudaStreamWaitEvent(beside, warm));
-    CUDA_CHECK(cudaEventRecord(begin, beside));
-    clock_kernel<<<1, 1, 0, beside>>>(kCycles);
-    CHECK_LAUNCH("clock_kernel");
-    CUDA_CHECK(cudaEventRecord(end, beside));
-    run_for(60);
-    cuda::synchronize(call.ctx);
-    CUDA_CHECK(cudaEventSynchronize(end));
-    float ms = 0;
-    CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
-    return static_cast<float>(kCycles) / (1000 * ms);
-}
 
 constexpr Dtype kB = Dtype::kBf16;
 
@@ -91,26 +48,6 @@ const Moe kMoe[] = {{"Qwen3-30B-A3B up", 128, 65536, 1536, 2048},
                     {"OLMoE up", 64, 65536, 2048, 2048},
                     {"OLMoE down", 64, 65536, 2048, 1024},
                     {"one expert", 1, 65536, 1536, 2048}};   // what the kernels do with weights in the L2 cache
-
-// What is compared.
-struct Tuned {
-    const char* name;
-    cuda::GroupedTuning tuning;
-    // FP8 weight gradients do not prefetch operands, FP8 has no lead, and only sums have old results.
-    bool applies(bool fp8, bool wgrad, bool accumulate) const {
-        return !(fp8 && ((tuning.ahead > 0 && wgrad) || tuning.lead != 2)) && (!tuning.results || accumulate);
-    }
-};
-const Tuned kTuned[] = {{"overlap", {.overlap = true}},
-                        {"ahead 3", {.overlap = true, .ahead = 3}},
-                        {"ahead 8", {.overlap = true, .ahead = 8}},
-                        {"lead 1", {.overlap = true, .lead = 1}},
-                        {"lead 0", {.overlap = true, .lead = 0}},
-                        {"3 stages", {.overlap = true, .stages = 3, .lead = 1}},
-                        {"3, ahead", {.overlap = true, .ahead = 4, .stages = 3, .lead = 1}},
-                        {"results", {.overlap = true, .results = true}},
-                        {"both", {.overlap = true, .ahead = 4, .results = true}},
-                        {"registers", {.overlap = true, .ahead = 4, .results = true, .in_registers = true}}};
 
 // Balanced, or with shares that fall by a factor of 16 from the first expert to the last.
 std::vector<int32_t> offsets_of(const Moe& moe, bool balanced) {
@@ -161,22 +98,9 @@ void grouped(Ctx& ctx, const std::string& name, const Moe& moe, GemmLayout layou
     cuda::synchronize(ctx);
     std::vector<Call> calls{{ctx, [&](Ctx& c, size_t) { cuda::gemm(c, dense); }},
                             {ctx, [&](Ctx& c, size_t) { cuda::grouped_gemm(c, args); }}};
-    for (const Tuned& tuned : kTuned) {
-        if (!tuned.applies(fp8, wgrad, accumulate)) continue;
-        calls.push_back({ctx, [&](Ctx& c, size_t) {
-                             if (fp8) cuda::grouped_gemm_fp8(c, args, tuned.tuning);
-                             else cuda::grouped_gemm_sm90(c, args, tuned.tuning);
-                         }});
-    }
-    const std::vector<float> us = times_in_turn(calls, 60000.0f * static_cast<float>(calls.size()));
-    std::printf("%-34s | %8.1f %7.1f | %8.1f %7.1f | %5.3f |", name.c_str(), us[0], tflops(M, N, depth, us[0]), us[1],
+    const std::vector<float> us = times_in_turn(calls, 200000);
+    std::printf("%-34s | %8.1f %7.1f | %8.1f %7.1f | %5.3f\n", name.c_str(), us[0], tflops(M, N, depth, us[0]), us[1],
                 tflops(M, N, depth, us[1]), us[0] / us[1]);
-    size_t i = 2;
-    for (const Tuned& tuned : kTuned)
-        if (tuned.applies(fp8, wgrad, accumulate)) std::printf(" %s %.0f", tuned.name, tflops(M, N, depth, us[i++]));
-    std::printf(" | MHz");
-    for (i = 0; i < calls.size(); i++) std::printf(" %.0f", mhz_of(calls[i], us[i]));
-    std::printf("\n");
     std::fflush(stdout);
 }
 

@@ -74,27 +74,13 @@ cublasStatus_t gemm_launch(Ctx& ctx, GemmProblem& problem, const GemmPlan& plan,
 // ---- custom blockwise FP8 kernel (gemm_fp8_blockwise_sm90.cu). Same bits as the library; with 1x128 scales of B only
 // if the scales are powers of two, as all of ours are.
 namespace cuda {
-// How a matmul of experts runs, with equal bits; bench_gemm_bf16 compares the choices.
-struct GroupedTuning {
-    // The next item is found during the products of the one before, not between the two; results of FP8 kernels leave
-    // through the last stage, too; BF16 kernels skip the products of 64 rows that an item does not have.
-    bool overlap = false;
-    // With `overlap`: operands are brought to the L2 cache so many steps before their use (not of FP8 wgrad);
-    // old results, too.
-    int ahead = 0;
-    bool results = false;
-    // With `overlap`, BF16: stages of operands: 4, or 3 with room for all results of an item in BF16; steps by which
-    // consumer 0 begins an item before consumer 1, fewer than stages, or 0 for any.
-    int stages = 4, lead = 2;
-    bool in_registers = false;   // with `overlap`: sums are added to old results in registers, not in memory (BF16)
-};
 // Whether this build and device have it, and whether it supports a call: E4M3 operands, A in 1x128 blocks, B in 1x128
 // or 128x128.
 bool gemm_fp8_blockwise_available(const Ctx& ctx);
 bool gemm_fp8_blockwise_supports(const Ctx& ctx, const GemmArgs& args);
 void gemm_fp8_blockwise(Ctx& ctx, const GemmArgs& args);
 // The same kernel for the matmuls of experts; grouped_gemm calls it.
-void grouped_gemm_fp8(Ctx& ctx, const GroupedGemmArgs& args, const GroupedTuning& tuning = {});
+void grouped_gemm_fp8(Ctx& ctx, const GroupedGemmArgs& args);
 
 // ---- matmul of INT8 operands (gemm_int8_sm90.cu): whether this build and device have it; gemm calls it, without a
 // plan, since the library has none with scales of rows.
@@ -107,5 +93,5 @@ bool gemm_symmetric_supports(const Ctx& ctx, const GemmArgs& args);
 void gemm_symmetric(Ctx& ctx, const GemmArgs& args);
 // The same kernel for the matmuls of experts; grouped_gemm calls it.
 bool grouped_gemm_supports(const Ctx& ctx, const GroupedGemmArgs& args);
-void grouped_gemm_sm90(Ctx& ctx, const GroupedGemmArgs& args, const GroupedTuning& tuning = {});
+void grouped_gemm_sm90(Ctx& ctx, const GroupedGemmArgs& args);
 }  // namespace cuda

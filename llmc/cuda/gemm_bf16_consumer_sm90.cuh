@@ -5,13 +5,13 @@
 namespace cuda {
 
 // One consumer warpgroup.
-template <typename Tiles, bool a_by_k, bool b_by_k, typename T> struct Bf16Consumer {
-    static constexpr bool overlap = T::kOverlap;
+template <typename Tiles, bool a_by_k, bool b_by_k> struct Bf16Consumer {
+    using T = Bf16Tile;
+    static constexpr bool kSymmetric = std::is_same_v<Tiles, SymmetricTiles>;
     TileState<T> state;
     const Bf16Maps& maps;
     const int consumer, warp, lane;   // warp: of the warpgroup
-    const GroupedTuning& tuning;
-    uint32_t buffer;                  // of results: the one that is written next
+    uint32_t buffer;                  // of results, number 0 or 1: the one that is written next
     float sums[128];
 
     __device__ bool first_thread() const { return warp == 0 && lane == 0; }
@@ -46,15 +46,14 @@ template <typename Tiles, bool a_by_k, bool b_by_k, typename T> struct Bf16Consu
         ptx::fence_async();
         sync();
     }
-    // Calls meanwhile() while products run, if there are any. has_rows: otherwise only passes the stages on.
+    // Calls meanwhile() while products run, if there are any. Experts: without has_rows only passes the stages on.
     template <int columns, typename Meanwhile>
     __device__ void compute(int depth, bool has_rows, Meanwhile meanwhile) {
         const int steps = bf16_steps(depth);
         // If the steps were fewer than the stages, consumer 0 could signal again before consumer 1 has waited.
-        const int lead = overlap ? tuning.lead : T::kLead;
-        const bool in_turn = steps >= T::kStages && lead > 0;
+        const bool in_turn = kSymmetric && steps >= T::kStages;
         if (in_turn && consumer == 1) ptx::named_sync<128 * T::kConsumers>(T::kLeadBarrier);
-        if (overlap && consumer == 1 && !has_rows) {
+        if (!kSymmetric && consumer == 1 && !has_rows) {
 #pragma unroll 1
             for (int step = 0; step < steps; step++, state.ring.next()) {
                 state.ring.wait();
@@ -75,7 +74,7 @@ template <typename Tiles, bool a_by_k, bool b_by_k, typename T> struct Bf16Consu
             if (kMayBeEmpty && depth - step * T::kDepth < T::kDepth)
                 clear_from(depth - step * T::kDepth);
             multiply<columns>(kMayBeEmpty || step > 0);
-            if (in_turn && consumer == 0 && step + 1 == lead)
+            if (in_turn && consumer == 0 && step + 1 == T::kLead)
                 ptx::named_arrive<128 * T::kConsumers>(T::kLeadBarrier);
             if (step == min(1, steps - 1)) meanwhile();
             if (step > 0) {
@@ -101,7 +100,7 @@ template <typename Tiles, bool a_by_k, bool b_by_k, typename T> struct Bf16Consu
         sync();
         copy(to);
         if (first_thread()) ptx::bulk_commit();   // also an empty group, because the wait counts groups
-        buffer = T::kBuffers == 2 ? buffer ^ 1 : (buffer + 1) % T::kBuffers;
+        buffer ^= 1;
     }
     // Columns 16 j .. 16 j + 15 of box c, or of its transpose the rows.
     __device__ void write_part(uint32_t to, const uint32_t (&part)[4], int j, bool transposed) const {
@@ -185,59 +184,9 @@ template <typename Tiles, bool a_by_k, bool b_by_k, typename T> struct Bf16Consu
             ptx::store_shared(to + at + lane % 2 * 8, sums[16 * h + i], sums[16 * h + i + 1]);
         }
     }
-    // The thread's 4 chunks of 16 bytes of a box of results: calls each(number, offset in shared memory, place in D).
-    template <bool fp32, typename Each>
-    __device__ void each_chunk(const ExpertSums& tiles, const Bf16Place& at, int row, int column, Each each) const {
-        constexpr int kChunk = fp32 ? 4 : 8;
-        const int first = column + kChunk * (lane % 8);
-        if (first >= tiles.n) return;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int of_box = 4 * warp + lane / 8 + 16 * i;
-            if (row + of_box >= tiles.m) return;
-            const int64_t elem = (int64_t{at.expert} * tiles.m + row + of_box) * tiles.n + first;
-            each(i, panel_offset(of_box, lane % 8),
-                 reinterpret_cast<float4*>(ptx::opaque(tiles.results) + elem * (16 / kChunk)));
-        }
-    }
-    // Adds to the old results in registers; they are loaded two boxes ahead. Roundings are those of TMA's additions.
-    template <bool fp32> __device__ void add_boxes(const ExpertSums& tiles, const Bf16Place& at, int row) {
-        constexpr int kWidth = fp32 ? 32 : 64, kBoxes = T::kColumns / kWidth;
-        float4 old[2][4];
-        const auto load_old = [&](int b) {
-            each_chunk<fp32>(tiles, at, row, at.column + kWidth * b,
-                             [&](int i, uint32_t, const float4* from) { old[b % 2][i] = __ldcg(from); });
-        };
-        load_old(0), load_old(1);
-#pragma unroll
-        for (int b = 0; b < kBoxes; b++) {
-            const int column = at.column + kWidth * b;
-            if (column >= tiles.n) continue;
-            const auto write = [&](uint32_t to) {
-                if constexpr (fp32) write_fp32_box(to, b);
-                else write_box(to, b, false);
-            };
-            store_box(write, [&](uint32_t from) {
-                each_chunk<fp32>(tiles, at, row, column, [&](int i, uint32_t offset, float4* to) {
-                    const float4 sum = ptx::load_shared4(from + offset), before = old[b % 2][i];
-                    const auto add = [](float x, float y) {
-                        if constexpr (fp32) return x + y;
-                        const uint32_t p = __float_as_uint(x), q = __float_as_uint(y);
-                        return __uint_as_float(pack_bf16x2(bf16x2_low(p) + bf16x2_low(q),
-                                                           bf16x2_high(p) + bf16x2_high(q)));
-                    };
-                    *to = {add(sum.x, before.x), add(sum.y, before.y), add(sum.z, before.z), add(sum.w, before.w)};
-                });
-            });
-            if (b + 2 < kBoxes) load_old(b + 2);
-        }
-    }
     __device__ void store(const ExpertSums& tiles, const Bf16Place& at) {
         const int row = at.row + T::kBox * consumer;
         if (row >= tiles.m || (tiles.accumulate && at.depth == 0)) return;
-        if constexpr (overlap)
-            if (tiles.accumulate && tuning.in_registers)
-                return tiles.fp32 ? add_boxes<true>(tiles, at, row) : add_boxes<false>(tiles, at, row);
         const auto copy_to = [&](int column) {
             return [&, column](uint32_t from) {
                 if (!first_thread()) return;
@@ -261,11 +210,11 @@ template <typename Tiles, bool a_by_k, bool b_by_k, typename T> struct Bf16Consu
             const Bf16Place at = next;
             const auto find_next = [&] { more = tiles.find(item_of(round), rank, next); };
             const auto meanwhile = [&] {
-                if constexpr (overlap) find_next();
+                if constexpr (!kSymmetric) find_next();
             };
             const bool has_rows = at.row + T::kBox * consumer < at.end_row;   // of experts
-            if (!overlap || at.depth == 0) find_next();
-            if (!std::is_same_v<Tiles, SymmetricTiles> || at.columns == T::kColumns)
+            if (kSymmetric || at.depth == 0) find_next();
+            if (!kSymmetric || at.columns == T::kColumns)
                 compute<T::kColumns>(at.depth, has_rows, meanwhile);
             else compute<T::kColumns / 2>(at.depth, has_rows, meanwhile);
             store(tiles, at);

@@ -8,24 +8,22 @@ namespace cuda {
 // A block computes 128 x 256 results, and each of its two consumer warpgroups 64 x 256 of them. Bytes and cycles of a
 // product are those of Int8Tile. Operands are loaded in boxes of 64 rows of 128 bytes: 64 rows or columns of the
 // results by 64 of K, whichever of the two is contiguous in memory. Results leave in boxes of 64 x 64.
-template <bool overlap, int stages, int buffers> struct Bf16TileOf {
+struct Bf16Tile {
     static constexpr int kConsumers = 2, kBox = 64, kRows = kBox * kConsumers, kColumns = 256, kDepth = 64;
     static constexpr int kThreads = 128 * (kConsumers + 1), kProducerRegisters = 56, kConsumerRegisters = 224;
-    static constexpr int kCluster = BlockPairs::kBlocks, kStages = stages, kBuffers = buffers;   // of results
-    static constexpr bool kOverlap = overlap;   // GroupedTuning
+    static constexpr int kCluster = BlockPairs::kBlocks, kStages = 4, kBuffers = 2;
     static constexpr uint32_t kBoxBytes = kBox * kPanelRowBytes;
     static constexpr uint32_t kRowBytes = kRows / kBox * kBoxBytes, kColumnBytes = kColumns / kBox * kBoxBytes;
     // Shared memory: stages of A | of B | results of each consumer | barriers (`full`, `empty`).
     static constexpr uint32_t kColumnsAt = kStages * kRowBytes, kResultsAt = kColumnsAt + kStages * kColumnBytes;
     static constexpr uint32_t kBarriers = kResultsAt + kConsumers * kBuffers * kBoxBytes;
     static constexpr int kSharedBytes = kBarriers + 16 * kStages;
-    // Steps by which consumer 0 begins a tile before consumer 1, and named barriers: for that, and of each consumer.
+    // Steps by which consumer 0 begins a tile of SymmetricTiles before consumer 1, and named barriers: for that, and of
+    // each consumer.
     static constexpr int kLead = 2, kLeadBarrier = 1, kStoreBarrier = 2;
     static_assert(registers_suffice(kConsumers, kProducerRegisters, kConsumerRegisters));
     static_assert(kSharedBytes <= 227 * 1024);
 };
-
-using Bf16Tile = Bf16TileOf<false, 4, 2>;
 
 // What a block computes of an item of a list: results from (row, column) on, 128 x `columns`.
 struct Bf16Place {
@@ -34,7 +32,6 @@ struct Bf16Place {
     Share share;                // what the two blocks of a cluster load together
     int depth, k = 0;           // the sum is over [k, k + depth)
     int expert = 0, end_row = 0;   // whose B or D it is; the end of its rows
-    bool first_of_rows = true, first_of_columns = true;   // of an expert's items of the same rows, or columns
 };
 
 // ---- lists. find() is called with ascending items and returns false after the last one.
@@ -92,12 +89,10 @@ struct ExpertRows {
         if (rest < whole * columns) {
             at.row = begin_row + static_cast<int>(rest % whole * 256) + 128 * rank;
             at.column = static_cast<int>(rest / whole * 256), at.share = Bf16Place::Share::kColumns;
-            at.first_of_rows = rest < whole, at.first_of_columns = rest % whole == 0;
         } else {
             rest -= whole * columns;
             at.row = begin_row + static_cast<int>(whole * 256);
             at.column = static_cast<int>(rest * 512) + 256 * rank, at.share = Bf16Place::Share::kRows;
-            at.first_of_rows = rest == 0, at.first_of_columns = whole == 0;
         }
         return true;
     }
@@ -109,7 +104,6 @@ struct ExpertSums {
     const int32_t* offsets;
     int experts, m, n;
     bool fp32, accumulate;   // type of the results, otherwise bf16; += instead of =
-    char* results;
 
     int64_t items() const { return experts * ceil_div(m, 256) * ceil_div(n, 256); }
     __device__ bool find(uint32_t item, int rank, Bf16Place& at) const {
@@ -119,7 +113,7 @@ struct ExpertSums {
         const int begin = offsets[expert];
         at = {.row = rest % rows * 256 + 128 * rank, .column = rest / rows * 256, .columns = 256,
               .share = Bf16Place::Share::kColumns, .depth = offsets[expert + 1] - begin, .k = begin, .expert = expert,
-              .end_row = m, .first_of_rows = rest < rows, .first_of_columns = rest % rows == 0};
+              .end_row = m};
         return true;
     }
 };

@@ -5,9 +5,10 @@
 namespace cuda {
 
 // One consumer warpgroup.
-template <bool vectors, typename Tiles, bool overlap> struct BlocksConsumer {
+template <bool vectors, typename Tiles> struct BlocksConsumer {
     using B = Blocks;
     static constexpr bool kExpertRows = std::is_same_v<Tiles, ExpertRows>, kSums = std::is_same_v<Tiles, ExpertSums>;
+    static constexpr bool kExperts = kExpertRows || kSums;
     BlocksState state;
     const int consumer, warp, lane;   // warp: of the warpgroup
     // The `empty` barrier of the stage before, in the one block of the cluster that this lane signals. It is advanced
@@ -106,7 +107,7 @@ template <bool vectors, typename Tiles, bool overlap> struct BlocksConsumer {
             for (int i = 0; i < 4; i++) next[i / 2][i % 2] = load_row(ahead, i / 2, i % 2);
             next_block = load_block(ahead, number + 1);   // the last: see release
         });
-        release(!overlap || !last);
+        release(!kExperts || !last);
         promote(1);
 #pragma unroll
         for (int i = 0; i < 4; i++) of_row[i / 2][i % 2] = next[i / 2][i % 2];
@@ -169,32 +170,28 @@ template <bool vectors, typename Tiles, bool overlap> struct BlocksConsumer {
             load_columns(ordered, j);
         });
         add_row(1, 0, of_row[1][0]), add_row(1, 1, of_row[1][1]);
-        release(!overlap || !last);
+        release(!kExperts || !last);
         of_row[1][0] = next[0], of_row[1][1] = next[1];
     }
-    // Recomputes its indices rather than keep them in registers across the steps of a tile, unless they are to be had
-    // only in turn.
-    __device__ void store(const BlocksMaps& maps, const BlocksProblem& p, const Tiles& tiles,
-                          const BlocksItems<Tiles>& items) {
+    // Recomputes its indices rather than keep them in registers across the steps of a tile.
+    __device__ void store(const BlocksMaps& maps, const BlocksProblem& p, const BlocksItems<Tiles>& items) {
         const BlocksPlace at = items.place_again(p);
-        if (kSums && p.accumulate && at.steps == 0) return;
         const int thread = static_cast<int>(ptx::thread_index()), of_group = thread % 128, lane = thread % 32;
-        const int row = at.row + (at.wide ? 0 : thread / 128 * 64 * B::kHalves) + of_group / 32 * 16;
+        const int row = at.row + thread / 128 * 64 * B::kHalves + of_group / 32 * 16;
         const uint32_t buffer = state.shared + B::kResultsAt + thread / 32 * B::kWarpBytes;
-        const int block = static_cast<int>(BlockPairs::rank());
-        const int column = at.column + (at.wide ? 2 * block + thread / 128 : block) * B::kColumns;
+        const int column = at.column + static_cast<int>(BlockPairs::rank()) * B::kColumns;
 #pragma unroll
         for (int half = 0; half < B::kHalves; half++) {
             const auto store_as = [&](auto fp32) {
-                store_boxes<fp32.value>(sums[half], maps.d, p, tiles, at, buffer, row + 64 * half, column, lane);
+                store_boxes<fp32.value>(sums[half], maps.d, p, at, buffer, row + 64 * half, column, lane);
             };
             if (p.bias) add_bias(sums[half], p, column, lane);
-            if (!kExpertRows && p.fp32) store_as(std::true_type{});
+            if (p.fp32) store_as(std::true_type{});
             else store_as(std::false_type{});
         }
         __syncwarp();
     }
-    // ---- `overlap`: results leave through the warp's own buffer and through the consumer's rows of the last stage,
+    // ---- of experts: results leave through the warp's own buffer and through the consumer's rows of the last stage,
     // which is released only then, so that most of them are written without a wait for a copy.
 
     // Calls meanwhile() before the last boxes. Like store(), it computes indices again.
@@ -243,21 +240,14 @@ template <bool vectors, typename Tiles, bool overlap> struct BlocksConsumer {
         __syncwarp();
         if (lane < B::kCluster) ptx::barrier_arrive_in_block(empty_there);
     }
-    // Brings the warp's old results to the L2 cache.
-    __device__ void prefetch_results(const BlocksMaps& maps, const BlocksProblem& p, const BlocksPlace& at) const {
-        const int thread = static_cast<int>(ptx::thread_index()), lane = thread % 32, width = p.fp32 ? 32 : 64;
-        const int row = at.row + thread / 128 * 64 * B::kHalves + thread % 128 / 32 * 16;
-        const int column = at.column + static_cast<int>(BlockPairs::rank()) * B::kColumns;
-        for (int c = lane; c < B::kHalves * B::kColumns / width; c += 32)
-            ptx::prefetch_matrix_box(&maps.d, column + c / B::kHalves * width, row + c % B::kHalves * 64, at.expert);
-    }
     __device__ void clear() {
 #pragma unroll
         for (int half = 0; half < B::kHalves; half++)
 #pragma unroll
             for (int i = 0; i < 64; i++) sums[half][i] = 0;
     }
-    __device__ void run_overlapped(const BlocksMaps& maps, const BlocksProblem& p, const Tiles& tiles) {
+    // The next item is found during the end of the one before.
+    __device__ void run_experts(const BlocksMaps& maps, const BlocksProblem& p, const Tiles& tiles) {
         if (vectors && consumer == 1) pass_turn();
         BlocksItems<Tiles> items(tiles);
         const auto have_more = [&] {
@@ -283,9 +273,7 @@ template <bool vectors, typename Tiles, bool overlap> struct BlocksConsumer {
             const auto find_next = [&] {
                 items.next();
                 more = have_more();
-                if (!more) return;
-                at = items.place(p);
-                if (kSums && p.prefetch) prefetch_results(maps, p, at);
+                if (more) at = items.place(p);
             };
             const bool stays = kSums && p.accumulate && of.steps == 0;
             if (stays) find_next();
@@ -295,31 +283,17 @@ template <bool vectors, typename Tiles, bool overlap> struct BlocksConsumer {
         if (vectors && consumer == 0) wait_turn();   // the last that was passed
         if (lane == 0) ptx::bulk_wait_read<0>();   // shared memory must outlive the copies
     }
-    __device__ void run(const BlocksMaps& maps, const BlocksProblem& p, const Tiles& tiles) {
+    __device__ void run(const BlocksMaps& maps, const BlocksProblem& p, const BlockPairs& tiles) {
         if (vectors && consumer == 1) pass_turn();
         for (BlocksItems<Tiles> items(tiles); items.more(); items.next()) {
-            const BlocksPlace at = items.place(p);   // not used after the steps
-#pragma unroll
-            for (int half = 0; half < B::kHalves; half++)
-#pragma unroll
-                for (int i = 0; i < 64; i++) sums[half][i] = 0;
-            if constexpr (kExpertRows) {
-                wide = at.wide;
-                row_scales = at.row % 4 + (wide ? 0 : 64 * B::kHalves * consumer);
-            }
-            if constexpr (kSums) {
-                if (at.steps > 0) first_scales();
+            clear();
+            first_scales();
 #pragma unroll 1
-                for (items.count(at.steps); items.left() > 0; items.count(-1)) step_of_vectors(items.left() == 1);
-            } else {
-                first_scales();
-#pragma unroll 1
-                for (int number = 0; number < p.steps; number++) {
-                    if constexpr (vectors) step_of_vectors(number + 1 == p.steps);
-                    else step_of_blocks(number, number + 1 == p.steps);
-                }
+            for (int number = 0; number < p.steps; number++) {
+                if constexpr (vectors) step_of_vectors(number + 1 == p.steps);
+                else step_of_blocks(number, number + 1 == p.steps);
             }
-            store(maps, p, tiles, items);
+            store(maps, p, items);
         }
         if (vectors && consumer == 0) wait_turn();   // the last that was passed
         if (lane == 0) ptx::bulk_wait_read<0>();   // shared memory must outlive the copies

@@ -49,8 +49,6 @@ template <bool value> struct Known {
     __device__ constexpr operator bool() const { return value; }
 };
 
-__device__ inline int boxes_of_b(const BlocksPlace& at) { return at.wide ? 2 : 1; }   // of 128 columns, of a block
-
 // Loads the operands of a step of ExpertRows: A in boxes of 64 rows, shared by the blocks, and 128 or 256 columns of B.
 // A `wide` item has them in each other's place; Wide: bool or Known.
 template <typename Wide>
@@ -67,8 +65,8 @@ __device__ inline void load_expert(const BlocksState& state, const BlocksMaps& m
                              column + B::kColumns * i, at.expert);
 }
 
-// The thread that issues TMA loads. overlap: knows `wide` in its loop, which saves instructions; see load_item.
-template <bool vectors, typename Tiles, bool overlap>
+// The thread that issues TMA loads. Of ExpertRows it knows `wide` in its loop, which saves instructions; see load_item.
+template <bool vectors, typename Tiles>
 __device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const BlocksProblem& p, const Tiles& tiles) {
     using B = Blocks;
     constexpr bool kExpertRows = std::is_same_v<Tiles, ExpertRows>;
@@ -113,41 +111,11 @@ __device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const Blo
 #pragma unroll 1
                 for (int step = 0; step < at.steps; step++) load(step, [step] { return step * B::kDepth; }, wide);
             };
-            if constexpr (!overlap) load_all(at.wide);
+            if constexpr (!kExpertRows) load_all(at.wide);
             else if (at.wide) load_all(Known<true>{});
             else load_all(Known<false>{});
         }
     }
-}
-
-// The thread that brings operands of ExpertRows to the L2 cache; see prefetch_bf16.
-__device__ inline void prefetch_expert(BlocksState state, const BlocksMaps& maps, const BlocksProblem& p,
-                                       const ExpertRows& tiles) {
-    using B = Blocks;
-    const int rank = static_cast<int>(BlockPairs::rank());
-    int ahead = 0;
-    const auto pass = [&] {
-        state.ring.wait();
-        state.ring.release(0);
-        state.ring.next();
-    };
-    for (BlocksItems<ExpertRows> items(tiles); items.more(); items.next()) {
-        const BlocksPlace at = items.place(p);
-        const int boxes = at.wide ? 1 : 2, column = at.column + rank * boxes_of_b(at) * B::kColumns;
-#pragma unroll 1
-        for (int step = 0; step < p.steps; step++) {
-            const int k = step * B::kDepth;
-#pragma unroll 1
-            for (int i = rank * boxes; items.at.first_of_rows && i < (rank + 1) * boxes; i++)
-                ptx::prefetch_matrix_box(&maps.a, k, at.row + 64 * i);
-#pragma unroll 1
-            for (int i = 0; items.at.first_of_columns && i < boxes_of_b(at); i++)
-                ptx::prefetch_matrix_box(&maps.b, k, column + B::kColumns * i, at.expert);
-            if (ahead == p.ahead) pass();
-            else ahead++;
-        }
-    }
-    while (ahead-- > 0) pass();
 }
 
 // The warp that puts the scales of columns into the order in which consumers load them as matrices of 8 rows
@@ -180,7 +148,7 @@ __device__ void order_scales(BlocksState state, const BlocksProblem& p, const Ti
 //           B, D and scales 16-byte aligned, as fp8_gemm_error checks; of experts as GroupedGemmArgs says.
 // Parallel: a cluster of 2 blocks computes tiles of 256 x 256 (BlocksPlace), each block 128 of the columns. Its last
 //           warpgroup issues TMA loads (and orders scales), each other one owns 128 rows in two halves.
-template <bool vectors, typename Tiles, bool overlap>
+template <bool vectors, typename Tiles>
 __global__ void __launch_bounds__(Blocks::kThreads, 1)
 gemm_fp8_blockwise_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __grid_constant__ BlocksProblem problem,
                         const Tiles tiles) {
@@ -190,7 +158,7 @@ gemm_fp8_blockwise_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __
     const BlocksState state(ptx::shared_address(memory));
     const int group_of_warps = warp_uniform(threadIdx.x / 128);
     if (threadIdx.x == 0) {
-        state.init(kExpertRows && overlap && problem.ahead > 0);
+        state.init();
         ptx::prefetch_map(&maps.a);
         ptx::prefetch_map(&maps.b);
     }
@@ -199,19 +167,17 @@ gemm_fp8_blockwise_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __
     if (group_of_warps == Blocks::kConsumers) {
         ptx::registers_shrink<kExpertRows ? Blocks::kExpertProducerRegisters : Blocks::kProducerRegisters>();
         const int thread = static_cast<int>(threadIdx.x) - 128 * Blocks::kConsumers;
-        if (thread == 0) load_blocks<vectors, Tiles, overlap>(state, maps, problem, tiles);
+        if (thread == 0) load_blocks<vectors, Tiles>(state, maps, problem, tiles);
         if (vectors && thread / 32 == 1) order_scales(state, problem, tiles, thread % 32);
-        if constexpr (kExpertRows && overlap)
-            if (thread == 32 && problem.ahead > 0) prefetch_expert(state, maps, problem, tiles);
         __syncwarp();
     } else {
         ptx::registers_grow<kExpertRows ? Blocks::kExpertConsumerRegisters : Blocks::kConsumerRegisters>();
         const int lane = static_cast<int>(threadIdx.x) % 32;
         const uint32_t last_empty = state.ring.empty + 8 * (Blocks::kStages - 1);
-        BlocksConsumer<vectors, Tiles, overlap> consumer{
+        BlocksConsumer<vectors, Tiles> consumer{
             state, group_of_warps, warp_uniform(threadIdx.x / 32) % 4, lane,
             ptx::address_in_block(last_empty, lane % Blocks::kCluster), {}, {}, {}, {}};
-        if constexpr (overlap) consumer.run_overlapped(maps, problem, tiles);
+        if constexpr (consumer.kExperts) consumer.run_experts(maps, problem, tiles);
         else consumer.run(maps, problem, tiles);
     }
     __cluster_barrier_arrive();   // no block may exit while the other still copies or arrives here
@@ -230,9 +196,8 @@ template <bool vectors> void launch(Ctx& ctx, const GemmArgs& args) {
                                 .M = static_cast<int>(args.M), .N = static_cast<int>(args.N),
                                 .steps = static_cast<int>(steps),
                                 .scale_row = static_cast<int>(ceil_div(steps, 4) * 4),
-                                .fp32 = args.D.dtype == Dtype::kFp32, .accumulate = args.accumulate,
-                                .prefetch = false, .ahead = 0};
-    constexpr auto kKernel = gemm_fp8_blockwise_sm90_kernel<vectors, BlockPairs, false>;
+                                .fp32 = args.D.dtype == Dtype::kFp32, .accumulate = args.accumulate};
+    constexpr auto kKernel = gemm_fp8_blockwise_sm90_kernel<vectors, BlockPairs>;
     launch_block_pairs<kKernel, Blocks::kThreads, Blocks::kSharedBytes>(
         ctx, "gemm_fp8_blockwise", args.M, args.N, maps, problem);
     CHECK_LAUNCH("gemm_fp8_blockwise_sm90_kernel");
@@ -240,8 +205,7 @@ template <bool vectors> void launch(Ctx& ctx, const GemmArgs& args) {
 
 // The matmuls of experts. B: of one expert (N, K), or of weight gradients the transposed operand.
 template <bool vectors, typename Tiles>
-void launch_experts(Ctx& ctx, const GroupedGemmArgs& args, const GroupedTuning& tuning, int64_t items, int64_t K,
-                    int a_box, const Tiles& tiles) {
+void launch_experts(Ctx& ctx, const GroupedGemmArgs& args, int64_t items, int64_t K, int a_box, const Tiles& tiles) {
     constexpr bool kSums = std::is_same_v<Tiles, ExpertSums>;
     const int64_t steps = ceil_div(K, Blocks::kDepth), N = args.N;
     CHECK(!kSums || (items < 1 << kItemBits && steps < 1 << (32 - kItemBits)),
@@ -252,16 +216,10 @@ void launch_experts(Ctx& ctx, const GroupedGemmArgs& args, const GroupedTuning& 
     const BlocksProblem problem{.a_scales = args.A_scale_inv.as<float>(), .b_scales = args.B_scale_inv.as<float>(),
                                 .bias = nullptr, .M = static_cast<int>(args.M), .N = static_cast<int>(N),
                                 .steps = static_cast<int>(steps), .scale_row = static_cast<int>(ceil_div(steps, 4) * 4),
-                                .fp32 = args.D.dtype == Dtype::kFp32, .accumulate = args.accumulate,
-                                .prefetch = tuning.results && args.accumulate, .ahead = tuning.ahead};
-    const auto launch = [&](auto overlap) {
-        constexpr auto kKernel = gemm_fp8_blockwise_sm90_kernel<vectors, Tiles, overlap.value>;
-        launch_clusters<kKernel, Blocks::kThreads, Blocks::kSharedBytes>(ctx, "grouped_gemm", items, maps, problem,
-                                                                         tiles);
-        CHECK_LAUNCH("gemm_fp8_blockwise_sm90_kernel");
-    };
-    if (tuning.overlap) launch(std::true_type{});
-    else launch(std::false_type{});
+                                .fp32 = args.D.dtype == Dtype::kFp32, .accumulate = args.accumulate};
+    constexpr auto kKernel = gemm_fp8_blockwise_sm90_kernel<vectors, Tiles>;
+    launch_clusters<kKernel, Blocks::kThreads, Blocks::kSharedBytes>(ctx, "grouped_gemm", items, maps, problem, tiles);
+    CHECK_LAUNCH("gemm_fp8_blockwise_sm90_kernel");
 }
 
 }  // namespace
@@ -283,7 +241,7 @@ void gemm_fp8_blockwise(Ctx& ctx, const GemmArgs& args) {
 #endif
 }
 
-void grouped_gemm_fp8(Ctx& ctx, const GroupedGemmArgs& args, [[maybe_unused]] const GroupedTuning& tuning) {
+void grouped_gemm_fp8(Ctx& ctx, const GroupedGemmArgs& args) {
     CHECK(gemm_fp8_blockwise_available(ctx),
           "FP8 matmuls of experts need compute capability 9.0 and a build with ARCH=90a");
 #if defined(LLMC_SM90A)
@@ -291,12 +249,12 @@ void grouped_gemm_fp8(Ctx& ctx, const GroupedGemmArgs& args, [[maybe_unused]] co
     const int64_t E = args.E, M = args.M, N = args.N, K = args.K;
     const int experts = static_cast<int>(E), m = static_cast<int>(M), n = static_cast<int>(N);
     if (args.layout == GemmLayout::kWgrad) {
-        const ExpertSums tiles{offsets, experts, m, n, args.D.dtype == Dtype::kFp32, args.accumulate, nullptr};
-        return launch_experts<true>(ctx, args, tuning, tiles.items(), padded_rows(K, E), Blocks::kShareRows, tiles);
+        const ExpertSums tiles{offsets, experts, m, n, args.D.dtype == Dtype::kFp32, args.accumulate};
+        return launch_experts<true>(ctx, args, tiles.items(), padded_rows(K, E), Blocks::kShareRows, tiles);
     }
     const ExpertRows tiles{offsets, args.D.as<bf16>(), experts, n, static_cast<int>(K)};
     const int64_t most = (M / 256 + E) * ceil_div(N, int64_t{256});   // items
-    launch_experts<false>(ctx, args, tuning, most, K, 64, tiles);
+    launch_experts<false>(ctx, args, most, K, 64, tiles);
 #endif
 }
 

@@ -48,8 +48,6 @@ struct BlocksProblem {
     int scale_row;      // elements between B's scales of adjacent 128x128 blocks along N
     bool fp32;          // type of the (M, N) results, otherwise bf16
     bool accumulate;    // += instead of =
-    bool prefetch;      // old results, to the L2 cache
-    int ahead;          // GroupedTuning
 };
 
 // What a cluster computes of an item: results from (row, column) on, 256 x 256, of which each block has 128 columns and
@@ -118,7 +116,6 @@ template <> struct BlocksItems<ExpertRows> {
         return {.row = at.row, .column = at.column, .end_row = at.end_row, .steps = p.steps, .expert = at.expert,
                 .wide = at.share == Bf16Place::Share::kRows};
     }
-    __device__ BlocksPlace place_again(const BlocksProblem& p) const { return place(p); }
 };
 
 // A block's ring and the addresses of its stages.
@@ -134,9 +131,9 @@ struct BlocksState {
     __device__ uint32_t ordered() const { return shared + Blocks::kOrderedAt + ring.stage * Blocks::kOrderedBytes; }
     __device__ uint32_t ordered_barrier() const { return ring.full + 8 * (2 * Blocks::kStages + ring.stage); }
     // Called by one thread before the cluster's barrier. A stage is free when the consumers of both blocks have read
-    // it, since each block loads half of A into both, and others that wait for it in this block.
-    __device__ void init(uint32_t others) const {
-        ring.init(4 * Blocks::kConsumers * Blocks::kCluster + others);
+    // it, since each block loads half of A into both.
+    __device__ void init() const {
+        ring.init(4 * Blocks::kConsumers * Blocks::kCluster);
         for (uint32_t i = 0; i < Blocks::kStages; i++) ptx::barrier_init(ring.full + 8 * (2 * Blocks::kStages + i), 1);
         ptx::barrier_init_fence();
     }
@@ -190,12 +187,10 @@ __device__ inline void store_rows(bf16* results, int N, int count, uint32_t buff
 // added to bf16, which rounds again, as in the library. Each element is added to once, so the result is
 // deterministic. (Additions in memory may flush subnormal numbers to 0.) A warp waits until its last box has been read,
 // not until it has been written.
-template <bool fp32, typename Tiles>
+template <bool fp32>
 __device__ inline void store_boxes(const float (&d)[64], const CUtensorMap& map, const BlocksProblem& p,
-                                   const Tiles& tiles, const BlocksPlace& at, uint32_t buffer, int row, int column,
-                                   int lane) {
+                                   const BlocksPlace& at, uint32_t buffer, int row, int column, int lane) {
     constexpr int kWidth = fp32 ? 32 : 64;
-    const int matrix = std::is_same_v<Tiles, ExpertSums> ? at.expert : 0;
 #pragma unroll
     for (int c = 0; c < Blocks::kColumns / kWidth; c++) {
         if (lane == 0) ptx::bulk_wait_read<0>();
@@ -203,15 +198,9 @@ __device__ inline void store_boxes(const float (&d)[64], const CUtensorMap& map,
         write_panel<fp32>(d, c, buffer, lane);
         ptx::fence_async();
         __syncwarp();
-        if constexpr (std::is_same_v<Tiles, ExpertRows>) {
-            if (row < at.end_row && row + 16 > at.end_row) {
-                store_rows(tiles.results, p.N, at.end_row - row, buffer, row, column + c * kWidth, lane);
-                continue;
-            }
-        }
         if (lane == 0 && row < at.end_row && column + c * kWidth < p.N) {
-            if (p.accumulate) ptx::add_matrix_box(&map, buffer, column + c * kWidth, row, matrix);
-            else ptx::store_matrix_box(&map, buffer, column + c * kWidth, row, matrix);
+            if (p.accumulate) ptx::add_matrix_box(&map, buffer, column + c * kWidth, row);
+            else ptx::store_matrix_box(&map, buffer, column + c * kWidth, row);
             ptx::bulk_commit();
         }
     }

@@ -218,12 +218,6 @@ __device__ inline void load_matrix_box_to_blocks(uint32_t shared, const void* ma
                  "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0), "h"(blocks), "r"(matrix)
                  : "memory");
 }
-// Brings a box of a matrix into the L2 cache. "cp.async.bulk.prefetch.tensor".
-__device__ inline void prefetch_matrix_box(const void* map, int column, int row, int matrix = 0) {
-    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %4, %3}];" ::"l"(map), "r"(column),
-                 "r"(row), "r"(0), "r"(matrix)
-                 : "memory");
-}
 // Copies global memory into this block's shared memory; addresses and bytes: multiples of 16. "cp.async.bulk".
 __device__ inline void bulk_load(uint32_t shared, const float* global, uint32_t bytes, uint32_t barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
