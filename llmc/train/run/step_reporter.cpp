@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "llmc/base/gpu.h"
+#include "llmc/config/config_value.h"
 #include "llmc/config/schedule.h"
 #include "llmc/ops/adam_math.h"
 #include "llmc/train/run/rank_consistency.h"
