@@ -1,5 +1,8 @@
 #include "llmc/train/router_balance.h"
 
+#include <algorithm>
+
+#include "llmc/config/config_value.h"
 #include "llmc/ops/ops_moe.h"
 
 namespace {
@@ -35,15 +38,31 @@ void RouterBalance::clear(Ctx& ctx) const {
     if (stats_) device::fill_bytes(ctx, stats_.data, 0, stats_.bytes());
 }
 
-// Rows of evaluations count, too: they are in the next call.
+// Rows of evaluations count, too: they are in the next call, and after the last step in evaluation_error.
 void RouterBalance::guard(Ctx& ctx, CommStream& stream, Comm& world, StepGuardArgs args) const {
     if (!rows_) return ops::step_guard(ctx, args);
     const CollectivePurpose purpose(ctx, "rows of experts");
     stream.timed(ctx, [&] { world.max(ctx, static_cast<uint32_t*>(rows_.data), rows_.elems); });
     args.expert_rows = rows_;
-    args.capacity = config_.expert_rows_of_token() * config_.micro_batch_size * config_.part_length();
+    args.capacity = capacity();
     ops::step_guard(ctx, args);
     device::fill_bytes(ctx, rows_.data, 0, rows_.bytes());
+}
+
+std::string RouterBalance::capacity_error(int64_t rows, int layer) const {
+    if (rows <= capacity()) return "";
+    return strf("the experts of one rank had %lld rows in layer %d, but --moe-capacity %s has memory for %lld: raise "
+                "it, or leave it out", ll(rows), layer, number_text(config_.moe_capacity).c_str(), ll(capacity()));
+}
+
+std::string RouterBalance::evaluation_error(Ctx& ctx, Comm& world) const {
+    if (!rows_) return "";
+    std::vector<int32_t> rows(static_cast<size_t>(rows_.elems));
+    world.max(ctx, static_cast<uint32_t*>(rows_.data), rows_.elems);
+    device::copy_to_host(ctx, rows.data(), rows_.data, rows_.bytes());
+    device::synchronize(ctx);
+    const auto fullest = std::max_element(rows.begin(), rows.end());
+    return capacity_error(*fullest, static_cast<int>(fullest - rows.begin()));
 }
 
 void RouterBalance::finish(Ctx& ctx, CommStream& stream, Comm& world, StepState* state) const {

@@ -351,7 +351,8 @@ void TrainLoop::finish() {
     if (const std::string text = device_.growth_text(); !text.empty()) log_->event("warning", text);
     if (progress_.step > 0) checkpoints_->save(progress_, *log_);
     checkpoints_->finish();
-    const std::string lost = data_error_ + evaluations_->data_error();   // one of them
+    std::string lost = data_error_ + evaluations_->data_error();   // one of them
+    if (lost.empty()) lost = device_.trainer->router_balance().evaluation_error(device_.ctx, comm_);
     if (!lost.empty()) {
         const std::string line = lost + strf("; the run stops after step %lld, %s", ll(progress_.step),
                                              checkpoints_->newest_text().c_str());

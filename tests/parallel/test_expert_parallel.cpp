@@ -13,6 +13,7 @@ struct Result {
     std::map<std::string, std::vector<double>> dense, experts;   // reduced gradients; of experts of all ranks
     std::map<std::string, Bytes> state;
     StepState step{};
+    std::string evaluation_error;   // of token_losses
 };
 
 ModelConfig eight_experts() {
@@ -55,6 +56,7 @@ Result run(Config config, int ranks, int parts, bool same = false) {
         model.trainer->evaluator().token_losses(model.ctx, config.micro_batch_size, config.seq_length, tokens.data(),
                                                 tokens.data(), losses.data(), model.staged);
         result.token_losses.assign(losses.begin(), losses.end());
+        result.evaluation_error = model.trainer->router_balance().evaluation_error(model.ctx, comm);
     });
     Result all = results[0];
     for (size_t r = 1; r < results.size(); r++) {
@@ -159,6 +161,9 @@ TEST_CASE("expert parallel: more rows than --moe-capacity allows skip the step, 
         CHECK(rows == static_cast<int64_t>(capacity * 2) * 9);
         CHECK(same.step.expert_rows == 2 * 2 * 9);   // all rows of two ranks
         CHECK(same.step.skip == (capacity < 2 ? StepState::kNotFinite : 0));
+        CHECK(same.evaluation_error == (capacity == 2 ? "" : strf("the experts of one rank had 36 rows in layer 0, but "
+                                                                  "--moe-capacity %s has memory for %lld: raise it, or "
+                                                                  "leave it out", capacity == 1 ? "1" : "1.5", ll(rows))));
         CHECK((balanced.step.skip != 0) == (balanced.step.expert_rows > rows));
         if (balanced.step.skip == 0) CHECK(balanced.loss == run(four_ranks(Dtype::kFp32), 4, 1).loss);
     }

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "llmc/base/gpu.h"
-#include "llmc/config/config_value.h"
 #include "llmc/config/schedule.h"
 #include "llmc/ops/adam_math.h"
 #include "llmc/train/run/rank_consistency.h"
@@ -102,10 +101,9 @@ void StepReporter::report(const Staging::Buffer& step) {
     const StepState& result = *step.staged.result;
     REQUIRE(result.bad_tokens == 0, "step %lld: %d token ids lie outside the vocabulary of %lld", ll(step.step + 1),
             result.bad_tokens, ll(config_.shape.vocab_size));
-    const int64_t rows = config_.expert_rows_of_token() * config_.micro_batch_size * config_.part_length();
-    REQUIRE(result.expert_rows <= rows, "step %lld: the experts of one rank had %d rows in layer %d, but "
-            "--moe-capacity %s has memory for %lld: raise it, or leave it out", ll(step.step + 1), result.expert_rows,
-            result.fullest_layer, number_text(config_.moe_capacity).c_str(), ll(rows));
+    const std::string overfull =
+        device_.trainer->router_balance().capacity_error(result.expert_rows, result.fullest_layer);
+    REQUIRE(overfull.empty(), "step %lld: %s", ll(step.step + 1), overfull.c_str());
     StepRecord r = record_of(step);
     progress_.adam_step = result.adam_step;
     progress_.norms.clear();
