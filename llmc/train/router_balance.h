@@ -33,7 +33,9 @@ public:
     void set_load(Ctx& ctx, const std::vector<double>& load) const;   // exit 5 if it is of another number
 
 private:
-    int64_t capacity() const { return config_.expert_rows_of_token() * config_.micro_batch_size * config_.part_length(); }
+    int64_t capacity() const {
+        return config_.expert_rows_of_token() * config_.micro_batch_size * config_.part_length();
+    }
 
     const Config& config_;
     const double aux_, z_;   // weights of the losses

@@ -161,8 +161,9 @@ TEST_CASE("expert parallel: more rows than --moe-capacity allows skip the step, 
         CHECK(rows == static_cast<int64_t>(capacity * 2) * 9);
         CHECK(same.step.expert_rows == 2 * 2 * 9);   // all rows of two ranks
         CHECK(same.step.skip == (capacity < 2 ? StepState::kNotFinite : 0));
-        const std::string error = strf("the experts of one rank had 36 rows in layer 0, but --moe-capacity %s has memory "
-                                       "for %lld: raise it, or leave it out", capacity == 1 ? "1" : "1.5", ll(rows));
+        const std::string error =
+            strf("the experts of one rank had 36 rows in layer 0, but --moe-capacity %s has memory for %lld: raise it, "
+                 "or leave it out", capacity == 1 ? "1" : "1.5", ll(rows));
         CHECK(same.evaluation_error == (capacity == 2 ? "" : error));
         CHECK((balanced.step.skip != 0) == (balanced.step.expert_rows > rows));
         if (balanced.step.skip == 0) CHECK(balanced.loss == run(four_ranks(Dtype::kFp32), 4, 1).loss);
