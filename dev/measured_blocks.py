@@ -136,11 +136,16 @@ def peers(rows):
     ours, others = peers_of(rows)
     table = []
     for name in dict.fromkeys([*ours, *(name for found in others.values() for name in found)]):
-        cells = [f"{found[name]:.1f}" + (f" ({found[name] / ours[name]:.2f})" if name in ours else "")
+        work, whole = ours.get(name, (0, 0))
+        cells = [f"{found[name]:.1f}" + (f" ({found[name] / work:.2f}, {found[name] / whole:.2f})" if work else "")
                  if name in found else "" for found in others.values()]
-        table.append([label(name), f"{ours[name]:.1f}" if name in ours else "", *cells])
-    return lines(["ms per micro-batch", "llm.fp8", *others], table) + (
-        f"\nFrom {link(rows, 'h200-x1', 'peers')}; in parentheses, how many times as fast llm.fp8 is.\n")
+        table.append([label(name), *(f"{ms:.1f}" if ms else "" for ms in (work, whole)), *cells])
+    versions = rows.row("h200-x1", "peers", rows.names("h200-x1", "peers")[0])
+    headings = ["ms per micro-batch", "llm.fp8, forward and backward", "llm.fp8, with AdamW's part", *others]
+    return lines(headings, table) + (
+        f"\nFrom {link(rows, 'h200-x1', 'peers')}; PyTorch {versions['torch']}, attention of cuDNN "
+        f"{versions['cudnn']}. The peers ran no optimizer.\nIn parentheses: how many times as fast as they llm.fp8 is "
+        "in the same work, and with its optimizer.\n")
 
 
 # ---- docs/guides.md ----

@@ -46,21 +46,27 @@ def trainers(rows):
         precisions, measured = peers_of(rows)
     except Missing:
         return groups
-    bars = [(OURS, f"llm.fp8: {name}", 8192e3 / ms) for name, ms in precisions.items()]
-    bars += [(PEERS, f"{trainer}: {name}", 8192e3 / ms) for trainer, found in measured.items()
+    bars = [(OURS, f"llm.fp8: {precision(name)}", 8192e3 / whole) for name, (_, whole) in precisions.items()]
+    bars += [(PEERS, f"{trainer}: {precision(name)}", 8192e3 / ms) for trainer, found in measured.items()
              for name, ms in found.items()]
-    return [*groups, ("One H200, measured there one after the other (peers without an optimizer)", bars)]
+    return [*groups, ("One H200, measured on one host (peers without an optimizer)", bars)]
+
+
+def precision(name):
+    return "BF16" if name == "bf16" else f"FP8 {name}"
 
 
 def peers_of(rows):
-    """({precision: ms of a micro-batch of ours, with its part of the optimizer}, {trainer: the same without one})"""
+    """({precision: (ms of a micro-batch of ours, ms with its part of the optimizer)}, {trainer: {precision: ms}}).
+    Peers have no optimizer: the first of ours is the same work as theirs."""
     ours, others = {}, {}
     for name in rows.names("h200-x1", "peers"):
         row = rows.row("h200-x1", "peers", name)
         others.setdefault(f"{row['trainer']} {row['version']}", {})[row["precision"]] = float(row["ms_per_micro_batch"])
     for name in ("bf16", "delayed", "tensorwise", "blockwise"):
         row = rows.row("h200-x1", "llama3-8b", name)
-        ours[name] = 8192e3 / rate(row)
+        work = sum(float(row[f"{part}_seconds_median"]) for part in ("forward", "backward"))
+        ours[name] = 1000 * work, 8192e3 / rate(row)
     return ours, others
 
 

@@ -20,7 +20,7 @@ with mock.patch.object(sys, "path", [str(ROOT / "dev"), *sys.path]):
 SVG = "{http://www.w3.org/2000/svg}"
 MACHINES = {"h200-x1": ("NVIDIA H200", 1), "h200-x4": ("NVIDIA H200", 4), "h100-x4": ("NVIDIA H100 80GB HBM3", 4),
             "h100-x1": ("NVIDIA H100 80GB HBM3", 1)}
-PEER = "trainer,version,precision,ms_per_micro_batch,gpu"
+PEER = "trainer,version,precision,ms_per_micro_batch,gpu,cudnn,torch"
 NOT_YET = "\nNot measured yet.\n"
 TREE, OTHER_TREE = "a" * 40, "b" * 40
 
@@ -65,8 +65,8 @@ class MeasuredTest(FolderTest):
         for machine in MACHINES:
             self.rows(f"2026-12-01-{machine}", list(invented(machine, **more)))
         self.file("dev/results/2026-12-01-h200-x1/peers.csv",
-                  f"{PEER}\nTransformer Engine,2.20,delayed,515.6,NVIDIA H200\n"
-                  f"{PEER}\ntorchao,0.17,rowwise,700,NVIDIA H200\n")
+                  f"{PEER}\nTransformer Engine,2.20,delayed,515.6,NVIDIA H200,9.19,2.11\n"
+                  f"{PEER}\ntorchao,0.17,rowwise,700,NVIDIA H200,9.19,2.11\n")
 
     def documents(self):
         return measured.Documents(self.folder)
@@ -126,11 +126,14 @@ class MeasuredTest(FolderTest):
                       "`--table llama3-8b` with `RANKS=4`.", measured_md)
         self.assertIn(f" | Llama-3-8B, T 8192: BF16 | 8 | 1,048,576 | 1,000 | {first['s_per_it_median']:.4g} | 0.3 |",
                       self.text("scripts/README.md"))
-        ours = 8192e3 / next(float(row["tokens_per_s_per_gpu"]) for row in invented("h200-x1")
-                             if (row["table"], row["row"]) == ("llama3-8b", "delayed"))
-        self.assertIn("| ms per micro-batch | llm.fp8 | Transformer Engine 2.20 | torchao 0.17 |", measured_md)
-        self.assertIn(f"| delayed | {ours:.1f} | 515.6 ({515.6 / ours:.2f}) |  |", measured_md)
-        self.assertIn("| rowwise |  |  | 700.0 |", measured_md)
+        row = next(row for row in invented("h200-x1") if (row["table"], row["row"]) == ("llama3-8b", "delayed"))
+        work = 1000 * (row["forward_seconds_median"] + row["backward_seconds_median"])
+        whole = 8192e3 / row["tokens_per_s_per_gpu"]
+        self.assertIn("llm.fp8, with AdamW's part | Transformer Engine 2.20 | torchao 0.17 |", measured_md)
+        self.assertIn(f"| delayed | {work:.1f} | {whole:.1f} | 515.6 ({515.6 / work:.2f}, {515.6 / whole:.2f}) |  |",
+                      measured_md)
+        self.assertIn("| rowwise |  |  |  | 700.0 |", measured_md)
+        self.assertIn("PyTorch 2.11, attention of cuDNN 9.19", measured_md)
         # Links of a document lead from its folder.
         for name in measured.DOCUMENTS:
             for link in re.findall(r"\]\(([^)#]*2026-12-01[^)#]*)\)", self.text(name)):
@@ -229,7 +232,7 @@ class MeasuredTest(FolderTest):
             self.assertAlmostEqual(bar / max(bars), value / max(values), delta=0.002)
         labels = [text.text for text in root.iter(SVG + "text")]
         for label in ("llm.fp8, 4 H100: BF16", "Megatron-Bridge, 8 H100: FP8 tensorwise",
-                      "torchtitan, 32 H200: FP8 tensorwise", "Transformer Engine 2.20: delayed"):
+                      "torchtitan, 32 H200: FP8 tensorwise", "Transformer Engine 2.20: FP8 delayed"):
             self.assertIn(label, labels)
 
     def test_points_are_where_their_numbers_are(self):
