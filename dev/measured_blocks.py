@@ -11,6 +11,7 @@ from measured_pictures import (Missing, cost_words, draw_cost, draw_trainers, of
 
 LABELS = {"bf16": "BF16", "fp8": "FP8", "int8-forward": "INT8 in the forward pass",
           "tensorwise-1F1L": "tensorwise, first and last layer BF16",
+          "bf16-capacity": "BF16, capacity 1.25", "blockwise-capacity": "blockwise, capacity 1.25",
           "delayed-head": "delayed, head in FP8", "delayed-head-attention": "delayed, head and attention in FP8"}
 PLACES = {"h200-x1": "one H200", "h200-x4": "four H200", "h100-x4": "four H100"}
 PICTURES = {"docs/trainers.svg": (draw_trainers, trainers_words), "docs/cost.svg": (draw_cost, cost_words)}
@@ -270,7 +271,7 @@ BLOCKS = {
     "small": steps("h200-x1", "llama3-small"), "gpt2-1558M": steps("h200-x1", "gpt2-1558M"),
     "long": steps("h200-x1", "long", "T"), "8b-4": steps("h200-x4", "llama3-8b"),
     "zero": steps("h200-x4", "zero", "`--zero`"), "context": steps("h200-x4", "context", "T"),
-    "70b": steps("h200-x4", "70b"), "8b-h100": steps("h100-x4", "8b-h100"),
+    "70b": steps("h200-x4", "70b"), "experts": steps("h200-x4", "experts"), "8b-h100": steps("h100-x4", "8b-h100"),
     "h100-gpt2": steps("h100-x1", "gpt2-recipes"), "h100-small": steps("h100-x1", "llama3-small"),
     "beside": beside, "peers": peers,
     "guide-finetune": guide_finetune, "guide-megatron": guide_megatron, "guide-formats": guide_formats,

@@ -17,7 +17,7 @@ TESTS = "build/cpu/tests"
 # Name, file, its text, and the text that takes its place.
 FAULTS = (
     ("a head quantized behind its event", "llmc/parallel/zero/layer_gatherer.cpp",
-     "        record(ctx, layer_at(-1));\n", ""),
+     "        record(ctx, layer_at(home(num_layers_)));\n", ""),
     ("a stale gathered layer", "llmc/parallel/zero/layer_gatherer.cpp",
      "for (Buffer& buffer : rowwise_) buffer.layer = kNone;",
      "for (size_t b = 1; b < rowwise_.size(); b++) rowwise_[b].layer = kNone;"),

@@ -84,6 +84,13 @@ llama31_70b_h200() {
         --zero 3 --offload masters,activations --offload-fraction 0.95 --recompute block-keep-attention \
         --grad-dtype bf16 --grad-shard-dtype bf16 --moment-dtype bf16 --lr 1.5e-4 "${length[@]}" "${data[@]}" "$@"
 }
+qwen3_30b_a3b_h200() {
+    slimpajama "$@"
+    steps 1000 100 "$@"
+    run 4 train_llama --model qwen3-30B-A3B --seq-length 4096 --micro-batch-size 2 --global-batch-size 32 \
+        --expert-parallel "${RANKS:-4}" --recompute block --grad-dtype bf16 --moment-dtype bf16 --lr 3e-4 \
+        "${length[@]}" "${data[@]}" "$@"
+}
 llama3_small() {
     slimpajama "$@"
     steps 3000 150 "$@"

@@ -27,6 +27,8 @@ LLAMA70B = {"ranks": 4, "model": "llama3.1-70B", "seq-length": 8192, "micro-batc
             "zero": 3, "offload": ["masters", "activations"], "offload-fraction": 0.95,
             "recompute": "block-keep-attention", "grad-dtype": "bf16", "grad-shard-dtype": "bf16",
             "moment-dtype": "bf16"}
+QWEN3_MOE = {"ranks": 4, "model": "qwen3-30B-A3B", "seq-length": 4096, "micro-batch-size": 2, "global-batch-size": 32,
+             "expert-parallel": 4, "recompute": "block", "grad-dtype": "bf16", "moment-dtype": "bf16"}
 DELAYED = {"fp8-recipe": "delayed"}
 RECIPES = {
     "train_llama3_8b_h200_bf16": LLAMA8B,
@@ -37,6 +39,7 @@ RECIPES = {
     "train_llama3_8b_h200_fp8_blockwise": {**LLAMA8B, "fp8-recipe": "blockwise"},
     "train_llama3_8b_h200_int8_forward": {**LLAMA8B, "fp8-recipe": "int8-forward"},
     "train_llama31_70b_h200x4_fp8": {**LLAMA70B, **DELAYED},
+    "train_qwen3_30b_a3b_h200x4_fp8": {**QWEN3_MOE, "fp8-recipe": "blockwise"},
     "train_llama_1gpu_bf16_slimpajama": SMALL,
     "train_llama_1gpu_fp8_slimpajama": {**SMALL, **DELAYED},
     "train_gpt2_124M_bf16": GPT2,
@@ -164,6 +167,8 @@ class RecipesTest(FolderTest):
         for name in RECIPES:
             with self.subTest(name):
                 tiny = ["gpt2-tiny", "--num-query-groups", "4"] if "gpt2" in name else ["llama-tiny"]
+                if "a3b" in name:
+                    tiny = ["moe-tiny"]
                 if RECIPES[name]["fp8-recipe"] != "none":
                     tiny += ["--fp8-min-speedup", "0"]
                 if "finetune" in name or "31_70b" in name:

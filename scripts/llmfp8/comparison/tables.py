@@ -22,6 +22,7 @@ SMALL, SMALL_FP8 = "train_llama_1gpu_bf16_slimpajama.sh", "train_llama_1gpu_fp8_
 GPT2, GPT2_FP8 = "train_gpt2_124M_bf16.sh", "train_gpt2_124M_fp8.sh"
 GPT2_1558M = ("--model", "gpt2-1558M", "--micro-batch-size", "32", "--global-batch-size", "256")
 LLAMA_8B, FINETUNE, LLAMA_70B = "train_llama3_8b_h200_", "finetune_llama31_8b_", "train_llama31_70b_h200x4_fp8.sh"
+QWEN3_MOE, CAPACITY = "train_qwen3_30b_a3b_h200x4_fp8.sh", ("--recompute", "norm-act", "--moe-capacity", "1.25")
 LLAMA_8B_INT8 = LLAMA_8B + "int8_forward.sh"
 RECIPES_8B = {"bf16": [LLAMA_8B + "bf16.sh"], "delayed": [LLAMA_8B + "fp8.sh"], "tensorwise": [LLAMA_8B + "fp8_cs.sh"],
               "tensorwise-1F1L": [LLAMA_8B + "fp8_cs_1F1L.sh"], "blockwise": [LLAMA_8B + "fp8_blockwise.sh"],
@@ -72,6 +73,11 @@ TABLES = {
                  {"delayed": [LLAMA_70B], "delayed-head-attention": [LLAMA_70B, "--offload-fraction", "1",
                                                                      "--fp8-lm-head", "--fp8-attention"]},
                  allowed=("offload-fraction",), gpus=4, steps=(2, 3)),
+    "experts": Table("Qwen3-30B-A3B, T 4096, expert parallelism, {gpus}: equal loads of all experts",
+                     {"bf16": [QWEN3_MOE, "--fp8-recipe", "none"], "blockwise": [QWEN3_MOE],
+                      "bf16-capacity": [QWEN3_MOE, *CAPACITY, "--fp8-recipe", "none"],
+                      "blockwise-capacity": [QWEN3_MOE, *CAPACITY]},
+                     allowed=("recompute", "moe-capacity"), gpus=4, batch=8, steps=(2, 5)),
     "llama3-small": Table("llama3-small, T 2048, {gpus}: s/it of each recipe", recipes(SMALL, SMALL_FP8)),
     "gpt2": Table(
         "GPT-2 124M, T 1024, {gpus}: time per step, samples/s and memory by micro-batch",
