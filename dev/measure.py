@@ -1,6 +1,6 @@
 """Measures the rows that docs/ and README.md publish, on the GPUs of this machine.
 
-    dev/measure.sh [GPUS [FOLDER]]     all GPUs of the machine, unless GPUS says 1 or 4
+    dev/measure.sh [GPUS [FOLDER]]     all GPUs of the machine, unless GPUS says 1, 4 or 8
     MINUTES=9 dev/measure.sh 4         starts no row that would end later than that; the default is 25
 
 Every row is a row of a table of scripts/compare, one process on synthetic tokens, the most important ones first. It is
@@ -47,7 +47,11 @@ PUBLISHED = [
     ("h200", 1, "gpt2-1558M", None), ("h200", 1, "long", None), ("h200", 1, "finetune", ("bf16", "fp8")),
     ("h200", 1, "gpt2", None), ("h200", 1, "formats", ("bf16", "fp8-e4m3", "fp8-hybrid")),
     ("h200", 1, "modern-gpt2", None),
-    ("h100", 1, "llama3-small", None), ("h100", 1, "gpt2-recipes", None)]
+    ("h100", 1, "llama3-small", None), ("h100", 1, "gpt2-recipes", None),
+    ("h200", 8, "llama3-8b", None), ("h200", 8, "70b-resident", None),
+    ("h200", 8, "experts", ("bf16-capacity", "blockwise-capacity")),
+    ("h200", 8, "context", ("131072-fp8-attention", "262144-fp8-attention")), ("h200", 8, "zero", ("zero-2", "zero-3")),
+    ("h200", 8, "gpt2-recipes", ("bf16", "delayed"))]
 # Columns of rows.csv. Those that compare.csv has, too, have its names and meaning; pinned_gib is of the whole host.
 COLUMNS = ("table row failed commit llmc_tree command gpu gpus driver toolkit matmul_library nccl environment params "
            "seq_length micro_batch_size warmup_steps timed_steps s_per_it_median s_per_it_min s_per_it_max "

@@ -18,8 +18,8 @@ with mock.patch.object(sys, "path", [str(ROOT / "dev"), *sys.path]):
     import measured_blocks
     import measured_pictures
 SVG = "{http://www.w3.org/2000/svg}"
-MACHINES = {"h200-x1": ("NVIDIA H200", 1), "h200-x4": ("NVIDIA H200", 4), "h100-x4": ("NVIDIA H100 80GB HBM3", 4),
-            "h100-x1": ("NVIDIA H100 80GB HBM3", 1)}
+MACHINES = {"h200-x1": ("NVIDIA H200", 1), "h200-x4": ("NVIDIA H200", 4), "h200-x8": ("NVIDIA H200", 8),
+            "h100-x4": ("NVIDIA H100 80GB HBM3", 4), "h100-x1": ("NVIDIA H100 80GB HBM3", 1)}
 PEER = "trainer,version,precision,ms_per_micro_batch,gpu,cudnn,torch"
 NOT_YET = "\nNot measured yet.\n"
 TREE, OTHER_TREE = "a" * 40, "b" * 40
