@@ -28,6 +28,7 @@ struct Shape {
 const Shape kShapes[] = {{1, 32, 8, 8192, 128}, {1, 32, 8, 4096, 128}, {8, 16, 4, 2048, 128},
                          {64, 12, 12, 1024, 64}, {8, 12, 12, 2048, 64}, {4, 25, 25, 1024, 64},
                          {4, 12, 12, 1024, 64, Dtype::kFp32},
+                         {1, 16, 4, 8192, 256}, {1, 16, 4, 4096, 256}, {1, 32, 32, 8192, 96}, {1, 32, 32, 8192, 80},
                          // The 8B with --context-parallel 1 and 2 at 65536 tokens and 8 at 131072, also with short
                          // documents.
                          {1, 32, 8, 65536, 128}, {1, 16, 4, 65536, 128}, {1, 4, 1, 131072, 128},
@@ -131,7 +132,7 @@ double relative_error(Ctx& ctx, const Tensor& got, const std::vector<bf16>& want
 
 // Compares small problems with the CPU before anything is timed.
 void check(Ctx& ctx) {
-    for (int64_t HS : {64, 128}) {
+    for (int64_t HS : {64, 80, 96, 128, 256}) {
         Memory memory(ctx);
         const int64_t B = 2, T = 300, NH = 4, NKV = 2, N = B * T, width = (NH + 2 * NKV) * HS;
         const float mul = 1 / std::sqrt(static_cast<float>(HS));
@@ -165,7 +166,7 @@ void check(Ctx& ctx) {
 }
 
 bool has_fp8(const Ctx& ctx, Dtype dtype, int64_t HS) {
-    return std::strstr(cuda::attention_kernel(ctx, dtype, HS), "wgmma") != nullptr;
+    return (HS == 64 || HS == 128) && std::strstr(cuda::attention_kernel(ctx, dtype, HS), "wgmma") != nullptr;
 }
 
 Fp8Heads heads_for(Memory& memory, int64_t B, int64_t T, int64_t heads, int64_t HS) {

@@ -54,7 +54,7 @@ void attention_backward_plain(Ctx& ctx, const AttentionBackwardArgs& args, const
 void attention_forward_mma(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape);
 void attention_backward_mma(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape);
 
-// As above, on compute capability 9.0 in an sm_90a build.
+// As above, on compute capability 9.0 in an sm_90a build, also head dim 256 and multiples of 8 from 72 to 96.
 void attention_forward_sm90(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape);
 void attention_backward_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape);
 int64_t attention_sums_elems_sm90(int64_t B, int64_t T, int64_t NH, int64_t HS);

@@ -209,7 +209,7 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
         state.values.release(lane), state.values.next();
         o.add_tile();
         softmax.correct(o.all);
-        send_rows(out_map, own_out, o.all, row, at.head, at.b, lane);
+        send_rows<HS>(out_map, own_out, o.all, row, at.head, at.b, lane);
     }
     if (lane == 0) ptx::bulk_wait_read<0>();   // shared memory must outlive the copies
     if (P::kOrdered && group_of_warps == 0) ptx::named_sync<256>(my_turn);   // consumes the last arrival

@@ -1,10 +1,11 @@
-// Attention forward on compute capability 9.0, bf16, head dim 64 and 128.
+// Attention forward on compute capability 9.0, bf16, head dims 64, 128 and 256, and 72 to 96, which are padded
+// to 128: S then takes 96 / 128 of the products of head dim 128, P V as many.
 #include "llmc/cuda/attention_forward_sm90.cuh"
 
 namespace cuda {
 namespace {
 
-template <int HS> struct ForwardTiles;
+template <int dim> struct ForwardTiles;   // kHeadSize: dim in whole panels
 template <> struct ForwardTiles<128> {   // registers of a consumer: O 64, S 64, P 32
     static constexpr int kHeadSize = 128, kElemBytes = 2;
     static constexpr int kConsumers = 2, kKeys = 128, kStages = 2, kProducerRegisters = 24, kConsumerRegisters = 240;
@@ -16,25 +17,33 @@ template <> struct ForwardTiles<64> {
     static constexpr int kConsumers = 4, kKeys = 64, kStages = 6, kProducerRegisters = 24, kConsumerRegisters = 112;
     static constexpr bool kOrdered = false;
 };
-template <int HS> using Tiles = Forward<ForwardTiles<HS>>;
-template <int HS> inline constexpr uint32_t kQueryPanel = Tiles<HS>::kQueries * kPanelRowBytes;
-template <int HS> inline constexpr uint32_t kKeyPanel = Tiles<HS>::kKeys * kPanelRowBytes;
+template <> struct ForwardTiles<96> : ForwardTiles<128> {};
+// Registers of a consumer: O 128, S 40, P 20. 80 keys fill shared memory; with 64, reading operands of S would take all
+// of its bandwidth.
+template <> struct ForwardTiles<256> {
+    static constexpr int kHeadSize = 256, kElemBytes = 2;
+    static constexpr int kConsumers = 2, kKeys = 80, kStages = 2, kProducerRegisters = 24, kConsumerRegisters = 240;
+    static constexpr bool kOrdered = false;
+};
+template <int dim> using Tiles = Forward<ForwardTiles<dim>>;
+template <int dim> inline constexpr uint32_t kQueryPanel = Tiles<dim>::kQueries * kPanelRowBytes;
+template <int dim> inline constexpr uint32_t kKeyPanel = Tiles<dim>::kKeys * kPanelRowBytes;
 
-template <int HS> struct ForwardMaps {
+template <int dim> struct ForwardMaps {
     CUtensorMap queries, keys, out;
 };
 
 // TMA loads of panels from the packed projections.
-template <int HS> struct PanelCopies {
-    static constexpr int kPanels = HS / kPanel;
-    const ForwardMaps<HS>& maps;
+template <int dim> struct PanelCopies {
+    const ForwardMaps<dim>& maps;
     int NH, NKV;
 
     __device__ void queries(uint32_t shared, uint32_t barrier, int first, int head, int b) const {
-        ptx::load_box(shared, &maps.queries, barrier, first, head * kPanels, b);
+        HeadPanels<dim>::template load<Tiles<dim>::kQueries>(shared, maps.queries, barrier, first, head, b);
     }
     __device__ void keys(uint32_t shared, uint32_t barrier, int tile, int head, int b) const {
-        ptx::load_box(shared, &maps.keys, barrier, tile * Tiles<HS>::kKeys, (NH + head) * kPanels, b);
+        constexpr int kKeys = Tiles<dim>::kKeys;
+        HeadPanels<dim>::template load<kKeys>(shared, maps.keys, barrier, tile * kKeys, NH + head, b);
     }
     __device__ void values(uint32_t shared, uint32_t barrier, int tile, int head, int b) const {
         keys(shared, barrier, tile, NKV + head, b);
@@ -42,27 +51,27 @@ template <int HS> struct PanelCopies {
 };
 
 // Starts s = q k^T.
-template <int HS, int count>
+template <int dim, int count>
 __device__ void start_scores(float (&s)[count], uint32_t queries, uint32_t keys) {
-    const uint64_t q = tile_descriptor(queries, kQueryPanel<HS>), k = tile_descriptor(keys, kKeyPanel<HS>);
+    const uint64_t q = tile_descriptor(queries, kQueryPanel<dim>), k = tile_descriptor(keys, kKeyPanel<dim>);
     ptx::pin(s);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < HS / 16; i++) {
-        ptx::wgmma<2 * count, false, false>(s, along_columns(q, i, kQueryPanel<HS>), along_columns(k, i, kKeyPanel<HS>),
-                                            i > 0);
+    for (int i = 0; i < dim / 16; i++) {
+        ptx::wgmma<2 * count, false, false>(s, along_columns(q, i, kQueryPanel<dim>),
+                                            along_columns(k, i, kKeyPanel<dim>), i > 0);
     }
     ptx::wgmma_commit();
 }
 
 // Starts o += p v.
-template <int HS, int count, int steps>
+template <int dim, int count, int steps>
 __device__ void start_sums(float (&o)[count], const uint32_t (&p)[steps][4], uint32_t values) {
-    const uint64_t v = tile_descriptor(values, kKeyPanel<HS>);
+    const uint64_t v = tile_descriptor(values, kKeyPanel<dim>);
     ptx::pin(o);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < steps; i++) ptx::wgmma<HS, true>(o, p[i], along_rows(v, i), true);
+    for (int i = 0; i < steps; i++) ptx::wgmma<2 * count, true>(o, p[i], along_rows(v, i), true);
     ptx::wgmma_commit();
 }
 
@@ -72,10 +81,10 @@ template <int count> __device__ void as_weights(uint32_t (&p)[count / 8][4], con
 }
 
 // One consumer warpgroup.
-template <int HS, bool kBorders, bool kLogits>
-__device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const CUtensorMap& out_map, float* lse,
+template <int dim, bool kBorders, bool kLogits>
+__device__ void consume(ForwardState<Tiles<dim>> state, int group_of_warps, const CUtensorMap& out_map, float* lse,
                         float* max_logits, const AttentionShape& shape, const Schedule& schedule) {
-    using P = Tiles<HS>;
+    using P = Tiles<dim>;
     const int warp = warp_uniform(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x) % 32;
     const int T = static_cast<int>(shape.T);
     const float mul = shape.softmax_mul * kLog2e;
@@ -96,24 +105,26 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
         state.queries.wait();
         const uint32_t queries = state.query_tile() + group_of_warps * 64 * kPanelRowBytes;
         if (!P::kOrdered) {   // skips tiles that only later warpgroups attend to; all tiles if these rows do not exist
-            for (const int own = first < T ? first / P::kKeys : begin - 1; tile > own; tile--) state.skip_tile(lane);
+            const int own_last = P::kAligned ? first : min(T, first + 64) - 1;
+            for (const int own = first < T ? own_last / P::kKeys : begin - 1; tile > own; tile--) state.skip_tile(lane);
         }
         if (tile < begin) {
             state.queries.release(lane), state.queries.next();
             continue;
         }
 
-        float s[P::kKeys / 2], o[HS / 2];
+        float s[P::kKeys / 2], o[P::HS / 2];
         uint32_t p[P::kKeys / 16][4];
         RowSoftmax<kLogits> softmax;
+        if (!P::kAligned) softmax.reference[0] = softmax.reference[1] = -1e30f;   // rows may see no key of a tile
         state.keys.wait();
-        start_scores<HS>(s, queries, state.key_tile());
+        start_scores<dim>(s, queries, state.key_tile());
 #pragma unroll
         for (float& sum : o) sum = 0;
         ptx::wgmma_wait<0>();
         ptx::pin(s);
         state.keys.release(lane), state.keys.next();
-        mask_future(s, row - tile * P::kKeys, lane);   // every row attends at least to itself
+        mask_future(s, row - tile * P::kKeys, lane);   // if aligned, every row attends at least to itself
         borders.mask(s, row - tile * P::kKeys, lane);
         softmax.grow(s, mul);
         softmax.exponentials(s, mul);
@@ -121,14 +132,16 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
         for (; tile > own_begin; tile--) {
             state.keys.wait();
             if (P::kOrdered) ptx::named_sync<256>(my_turn);
-            start_scores<HS>(s, queries, state.key_tile());
+            start_scores<dim>(s, queries, state.key_tile());
             state.values.wait();
-            start_sums<HS>(o, p, state.value_tile());
+            start_sums<dim>(o, p, state.value_tile());
             if (P::kOrdered) ptx::named_arrive<256>(next_turn);
             ptx::wgmma_wait<1>();
             ptx::pin(s);
             state.keys.release(lane), state.keys.next();
-            borders.mask(s, row - (tile - 1) * P::kKeys, lane);
+            const int ahead = row - (tile - 1) * P::kKeys;
+            if (!P::kAligned && ahead < P::kKeys - 1) mask_future(s, ahead, lane);
+            borders.mask(s, ahead, lane);
             const bool grown = softmax.grow(s, mul);
             softmax.exponentials(s, mul);
             softmax.evaluate();   // while the products run
@@ -138,9 +151,9 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
             if (grown) softmax.correct(o);
             as_weights(p, s);
         }
-        state.queries.release(lane), state.queries.next();
+        if (!P::kOutInQueries) state.queries.release(lane), state.queries.next();
         state.values.wait();
-        start_sums<HS>(o, p, state.value_tile());
+        start_sums<dim>(o, p, state.value_tile());
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const float sum = warp_sum<4>(softmax.sum[half]);   // > 2^-8: the reference was within the headroom
@@ -158,7 +171,12 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
             for (; tile > begin; tile--) state.skip_tile(lane);
         }
         softmax.correct(o);
-        send_rows(out_map, own_out, o, row, at.head, at.b, lane);
+        if (P::kOutInQueries) ptx::named_sync<128>(my_turn);   // no warp's products read the queries any more
+        send_rows<dim, P::kOutPanelBytes>(out_map, own_out, o, row, at.head, at.b, lane);
+        if (P::kOutInQueries) {
+            if (lane == 0) ptx::bulk_wait_read<0>();
+            state.queries.release(lane), state.queries.next();
+        }
     }
     if (lane == 0) ptx::bulk_wait_read<0>();   // shared memory must outlive the copies
     if (P::kOrdered && group_of_warps == 0) ptx::named_sync<256>(my_turn);   // consumes the last arrival
@@ -169,15 +187,16 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
 // Source: Shah et al., FlashAttention-3, arXiv 2407.08608, algorithms 1 and 2; PTX ISA 9.0, wgmma and
 //         cp.async.bulk.tensor.
 // Traffic: q read and out, lse written once; k and v read once per block of queries (mostly from the L2 cache).
-// Requires: sm_90a; bf16, HS 64 or 128, 16-byte aligned, softmax_mul > 0; dynamic shared memory of kSharedBytes.
+// Requires: sm_90a; bf16, HS 64, 72 to 96 by 8, 128 or 256, 16-byte aligned, softmax_mul > 0; dynamic shared memory of
+//           kSharedBytes.
 // Parallel: a block processes tiles of 128 (HS 64: 256) queries of one head (Schedule); its last warpgroup issues TMA
-//           loads, each other one owns 64 queries and loops over 128 (64) keys at a time.
-template <int HS, bool kBorders, bool kLogits>
-__global__ void __launch_bounds__(Tiles<HS>::kThreads, 1)
-attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps<HS> maps, float* lse, float* max_logits,
+//           loads, each other one owns 64 queries and loops over 128 (HS 64: 64, HS 256: 80) keys at a time.
+template <int dim, bool kBorders, bool kLogits>
+__global__ void __launch_bounds__(Tiles<dim>::kThreads, 1)
+attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps<dim> maps, float* lse, float* max_logits,
                               AttentionShape shape, Schedule schedule) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    using P = Tiles<HS>;
+    using P = Tiles<dim>;
     extern __shared__ __align__(1024) char memory[];
     const ForwardState<P> state(ptx::shared_address(memory));
     const int group_of_warps = warp_uniform(threadIdx.x / 128);
@@ -190,24 +209,25 @@ attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps<HS> maps, floa
     __syncthreads();
     if (group_of_warps == P::kConsumers) {
         ptx::registers_shrink<P::kProducerRegisters>();
-        const PanelCopies<HS> copies{maps, static_cast<int>(shape.NH), static_cast<int>(shape.NKV)};
+        const PanelCopies<dim> copies{maps, static_cast<int>(shape.NH), static_cast<int>(shape.NKV)};
         if (threadIdx.x == 128 * P::kConsumers) produce<P, kBorders>(state, copies, shape, schedule);
     } else {
         ptx::registers_grow<P::kConsumerRegisters>();
-        consume<HS, kBorders, kLogits>(state, group_of_warps, maps.out, lse, max_logits, shape, schedule);
+        consume<dim, kBorders, kLogits>(state, group_of_warps, maps.out, lse, max_logits, shape, schedule);
     }
 #endif
 }
 
-template <int HS, bool kBorders>
+template <int dim, bool kBorders>
 void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
-    using P = Tiles<HS>;
-    constexpr int kPanels = HS / kPanel;
-    const ForwardMaps<HS> maps{panel_map(args.qkv.data, shape.B, shape.T, shape.row(), P::kQueries, kPanels),
-                               panel_map(args.qkv.data, shape.B, shape.T, shape.row(), P::kKeys, kPanels),
-                               panel_map(args.out.data, shape.B, shape.T, shape.NH * HS, 16, kPanels)};
-    auto* const kernel = args.max_logits ? attention_forward_sm90_kernel<HS, kBorders, true>
-                                         : attention_forward_sm90_kernel<HS, kBorders, false>;
+    using P = Tiles<dim>;
+    using Panels = HeadPanels<dim>;
+    const ForwardMaps<dim> maps{Panels::map(args.qkv, shape, shape.row(), P::kQueries),
+                                Panels::map(args.qkv, shape, shape.row(), P::kKeys),
+                                Panels::map(args.out, shape, shape.NH * shape.HS, 16,
+                                            P::kOutInQueries ? 1 : P::kOutPanels)};
+    auto* const kernel = args.max_logits ? attention_forward_sm90_kernel<dim, kBorders, true>
+                                         : attention_forward_sm90_kernel<dim, kBorders, false>;
     launch_forward(ctx, kernel, P::kThreads, P::kSharedBytes,
                    make_schedule(shape, shape.NH, P::kQueries, true, ctx.sm_count), maps, args.lse.as<float>(),
                    args.max_logits, shape);
@@ -217,9 +237,9 @@ void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& sh
 }  // namespace
 
 void attention_forward_sm90(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
-    auto* const with_borders = shape.HS == 64 ? launch<64, true> : launch<128, true>;
-    auto* const without = shape.HS == 64 ? launch<64, false> : launch<128, false>;
-    (shape.has_borders() ? with_borders : without)(ctx, args, shape);
+    by_head_dim(shape.HS, [&](auto dim) {
+        (shape.has_borders() ? launch<dim.value, true> : launch<dim.value, false>)(ctx, args, shape);
+    });
 }
 
 }  // namespace cuda

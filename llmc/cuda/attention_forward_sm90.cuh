@@ -9,16 +9,24 @@ namespace cuda {
 
 // Tiles defines kHeadSize, kElemBytes of the operands, kConsumers, kKeys, kStages, kProducerRegisters,
 // kConsumerRegisters, kOrdered. Every consumer warpgroup owns 64 queries. Ordered warpgroups take turns to issue their
-// products, so all must visit the same tiles, and a block owns as many queries as a tile has keys.
+// products, so all must visit the same tiles, and a block owns as many queries as a tile has keys. With head dims above
+// 128 memory has room for the queries of one item, and the results take their place.
 template <typename Tiles> struct Forward : Tiles {
     static constexpr int HS = Tiles::kHeadSize, kThreads = 128 * (Tiles::kConsumers + 1);
     static constexpr int kQueries = 64 * Tiles::kConsumers, kOutPanels = HS / kPanel;
     static constexpr uint32_t kQueryBytes = kQueries * HS * Tiles::kElemBytes;
     static constexpr uint32_t kKeyBytes = Tiles::kKeys * HS * Tiles::kElemBytes;
-    static constexpr uint32_t kOutBytes = kOutPanels * 16 * kPanelRowBytes;   // per warp
-    static constexpr int kQueryStages = 2;   // warpgroups may start the next item before others finish this one
+    static constexpr bool kOutInQueries = HS > 128;
+    // Of a warp's 16 rows of results: between its panels, and to the next warp.
+    static constexpr uint32_t kOutPanelBytes = (kOutInQueries ? kQueries : 16) * kPanelRowBytes;
+    static constexpr uint32_t kOutBytes = (kOutInQueries ? 1 : kOutPanels) * 16 * kPanelRowBytes;
+    // With two, warpgroups may start the next item before others finish this one.
+    static constexpr int kQueryStages = kOutInQueries ? 1 : 2;
+    // Whether only the last tile of a warpgroup has keys after some of its queries.
+    static constexpr bool kAligned = kQueries % Tiles::kKeys == 0;
     // Shared memory: stages of queries | results | stages of keys | stages of values | barriers.
-    static constexpr uint32_t kOut = kQueryStages * kQueryBytes, kKeysAt = kOut + 4 * Tiles::kConsumers * kOutBytes;
+    static constexpr uint32_t kOut = kOutInQueries ? 0 : kQueryStages * kQueryBytes;
+    static constexpr uint32_t kKeysAt = kOutInQueries ? kQueryBytes : kOut + 4 * Tiles::kConsumers * kOutBytes;
     static constexpr uint32_t kValuesAt = kKeysAt + Tiles::kStages * kKeyBytes;
     static constexpr uint32_t kBarriers = kValuesAt + Tiles::kStages * kKeyBytes;
     static constexpr int kSharedBytes = kBarriers + 8 * (2 * kQueryStages + 4 * Tiles::kStages);
@@ -90,11 +98,12 @@ __device__ void produce(ForwardState<P> state, const Copies& copies, const Atten
             copies.values(state.value_tile(), full, tile, key_head, at.b);
             state.values.next();
         };
+        if (P::kOutInQueries) load_keys(P::last_tile(first, T));   // while the results of the previous item are stored
         const uint32_t full = state.queries.claim(P::kQueryBytes);
         copies.queries(state.query_tile(), full, first, at.head, at.b);
         state.queries.next();
         const int last = P::last_tile(first, T), begin = P::template first_tile<kBorders>(shape, at.b, first);
-        load_keys(last);
+        if (!P::kOutInQueries) load_keys(last);
         for (int tile = last; tile >= begin; tile--) {
             if (tile > begin) load_keys(tile - 1);
             load_values(tile);
@@ -103,17 +112,22 @@ __device__ void produce(ForwardState<P> state, const Copies& copies, const Atten
 }
 
 // Stores a warp's 16 rows of O from `row` on as bf16, staged in shared memory at `own_out`. The store may still be in
-// flight on return.
-template <int count>
+// flight on return. A box has all panels if they follow each other and none is padded.
+template <int dim, uint32_t panel_bytes = 16 * kPanelRowBytes, int count>
 __device__ inline void send_rows(const CUtensorMap& out_map, uint32_t own_out, const float (&o)[count], int row,
                                  int head, int b, int lane) {
     if (lane == 0) ptx::bulk_wait_read<0>();   // the previous item's rows have been read from own_out
     __syncwarp();
-    stage_rows(own_out, o, lane);
+    stage_rows<panel_bytes>(own_out, o, lane);
     ptx::fence_async();
     __syncwarp();
     if (lane == 0) {
-        ptx::store_box(&out_map, own_out, row, head * (2 * count / kPanel), b);
+        if constexpr (panel_bytes == 16 * kPanelRowBytes && !HeadPanels<dim>::kPadded) {
+            ptx::store_box(&out_map, own_out, row, head * (2 * count / kPanel), b);
+        } else {
+            for (int p = 0; p < HeadPanels<dim>::kPanels; p++)
+                HeadPanels<dim>::store(out_map, own_out + p * panel_bytes, row, head, p, b);
+        }
         ptx::bulk_commit();
     }
 }

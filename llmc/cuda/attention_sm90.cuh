@@ -50,6 +50,44 @@ inline Schedule make_schedule(const AttentionShape& shape, int64_t heads_of_batc
             .group = static_cast<int>(shape.NH / shape.NKV), .last_first = last_first};
 }
 
+// ---- heads of `dim` columns in shared memory, in whole panels. A padded head, whose columns do not fill its last
+// panel, has zeros in the rest, which the copies neither read nor write (head_map); then a box is one panel.
+template <int dim> struct HeadPanels {
+    static constexpr int kPanels = (dim + kPanel - 1) / kPanel;
+    static constexpr bool kPadded = dim % kPanel != 0;
+
+    // Of the heads in rows of `columns` elements, with boxes of `rows` rows and, unless padded, `panels` panels.
+    static CUtensorMap map(const Tensor& tensor, const AttentionShape& shape, int64_t columns, int rows,
+                           int panels = kPanels) {
+        return kPadded ? head_map(tensor.data, shape.B, shape.T, columns, rows, shape.HS)
+                       : panel_map(tensor.data, shape.B, shape.T, columns, rows, panels);
+    }
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900   // as in ptx.cuh
+    template <int rows>
+    __device__ static void load(uint32_t shared, const CUtensorMap& map, uint32_t barrier, int row, int head, int b) {
+        if constexpr (!kPadded) {
+            ptx::load_box(shared, &map, barrier, row, head * kPanels, b);
+        } else {
+            for (int p = 0; p < kPanels; p++)
+                ptx::load_box(shared + p * rows * kPanelRowBytes, &map, barrier, row, head, b, p * kPanel);
+        }
+    }
+    // Stores panel p of a head, given a map of one panel.
+    __device__ static void store(const CUtensorMap& map, uint32_t shared, int row, int head, int p, int b) {
+        if constexpr (!kPadded) ptx::store_box(&map, shared, row, head * kPanels + p, b);
+        else ptx::store_box(&map, shared, row, head, b, p * kPanel);
+    }
+#endif
+};
+
+// Calls launch with the head dim that the kernels are compiled for, as an integral constant.
+template <typename Launch> void by_head_dim(int64_t HS, Launch launch) {
+    if (HS == 64) launch(std::integral_constant<int, 64>{});
+    else if (HS < 128) launch(std::integral_constant<int, 96>{});
+    else if (HS == 128) launch(std::integral_constant<int, 128>{});
+    else launch(std::integral_constant<int, 256>{});
+}
+
 // ---- scores of 64 rows in the registers of a warpgroup, in the layout of wgmma (wgmma.cuh)
 
 // Sets s = -inf where the column comes after the row. ahead: the warp's first row minus the first column.
@@ -190,15 +228,16 @@ template <typename Reference, bool kLogits = false> struct RowSoftmaxWith {
 };
 template <bool kLogits> using RowSoftmax = RowSoftmaxWith<LargestReference, kLogits>;
 
-// Stores a warp's 16 rows of results as bf16 into panels of 16 rows each, from `shared` on.
-template <int count> __device__ inline void stage_rows(uint32_t shared, const float (&d)[count], int lane) {
+// Stores a warp's 16 rows of results as bf16 into panels, from `shared` on.
+template <uint32_t panel_bytes = 16 * kPanelRowBytes, int count>
+__device__ inline void stage_rows(uint32_t shared, const float (&d)[count], int lane) {
     const uint32_t row = lane & 15;
 #pragma unroll
     for (int j = 0; j < count / 8; j++) {
         uint32_t part[4];
         as_operand(part, d, j);
         const uint32_t chunk = 2 * j + (lane >> 4);
-        ptx::store_matrix_x4(shared + chunk / 8 * (16 * kPanelRowBytes) + panel_offset(row, chunk % 8), part);
+        ptx::store_matrix_x4(shared + chunk / 8 * panel_bytes + panel_offset(row, chunk % 8), part);
     }
 }
 

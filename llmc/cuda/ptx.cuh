@@ -195,10 +195,11 @@ __device__ inline void send_to_block(uint32_t address, float a, float b, uint32_
 // parameters, with the dimensions (elements of a panel, row, panel, batch) of tensor_map.h.
 
 // Loads into this block's shared memory; the bytes of the whole box count at the barrier. "cp.async.bulk.tensor".
-__device__ inline void load_box(uint32_t shared, const void* map, uint32_t barrier, int row, int panel, int batch) {
+__device__ inline void load_box(uint32_t shared, const void* map, uint32_t barrier, int row, int panel, int batch,
+                                int column = 0) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
                  "[%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared),
-                 "l"(map), "r"(barrier), "r"(0), "r"(row), "r"(panel), "r"(batch)
+                 "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(panel), "r"(batch)
                  : "memory");
 }
 // As load_box for a matrix (matrix_map in tensor_map.h), from any column on; `matrix`: of several (box_map).
@@ -226,9 +227,9 @@ __device__ inline void bulk_load(uint32_t shared, const float* global, uint32_t 
                  : "memory");
 }
 // Stores from shared memory, as part of the thread's open group of bulk copies.
-__device__ inline void store_box(const void* map, uint32_t shared, int row, int panel, int batch) {
+__device__ inline void store_box(const void* map, uint32_t shared, int row, int panel, int batch, int column = 0) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
-                 "r"(shared), "r"(0), "r"(row), "r"(panel), "r"(batch)
+                 "r"(shared), "r"(column), "r"(row), "r"(panel), "r"(batch)
                  : "memory");
 }
 // As store_box for a matrix (box_map in tensor_map.h).
@@ -356,12 +357,14 @@ template <int count> __device__ inline void pin(int (&x)[count]) {
 #define LLMC_N10(t) "%" t "0, %" t "1, %" t "2, %" t "3, %" t "4, %" t "5, %" t "6, %" t "7, %" t "8, %" t "9, "
 #define LLMC_N16 LLMC_N10("") "%10, %11, %12, %13, %14, %15"
 #define LLMC_N32 LLMC_N10("") LLMC_N10("1") LLMC_N10("2") "%30, %31"
+#define LLMC_N40 LLMC_N10("") LLMC_N10("1") LLMC_N10("2") "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39"
 #define LLMC_N64 LLMC_N10("") LLMC_N10("1") LLMC_N10("2") LLMC_N10("3") LLMC_N10("4") LLMC_N10("5") \
                  "%60, %61, %62, %63"
 #define LLMC_N128 LLMC_N10("") LLMC_N10("1") LLMC_N10("2") LLMC_N10("3") LLMC_N10("4") LLMC_N10("5") LLMC_N10("6") \
                   LLMC_N10("7") LLMC_N10("8") LLMC_N10("9") LLMC_N10("10") LLMC_N10("11") "%120, %121, %122, %123, " \
                   "%124, %125, %126, %127"
 
+#define LLMC_F40(d) LLMC_F32(d, 0), LLMC_F8(d, 32)
 #define LLMC_F64(d, i) LLMC_F32(d, i), LLMC_F32(d, i + 32)
 #define LLMC_F128(d) LLMC_F64(d, 0), LLMC_F64(d, 64)
 #define LLMC_MEMORY "l"(a), "l"(b), "r"(static_cast<int>(add))
@@ -376,12 +379,15 @@ template <int count> __device__ inline void pin(int (&x)[count]) {
 // (wgmma.cuh). a_rows, b_rows: the operand is contiguous along M or N, not along K. "wgmma.mma_async".
 template <int N, bool a_rows, bool b_rows>
 __device__ inline void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add) {
-    static_assert(N == 32 || N == 64 || N == 128 || N == 256);
+    static_assert(N == 32 || N == 64 || N == 80 || N == 128 || N == 256);
     if constexpr (N == 32)
         LLMC_WGMMA("m64n32k16.f32.bf16.bf16", LLMC_N16, "%16, %17", "%18", ", %19, %20", LLMC_F16(d, 0), LLMC_MEMORY,
                    "n"(a_rows), "n"(b_rows));
     else if constexpr (N == 64)
         LLMC_WGMMA("m64n64k16.f32.bf16.bf16", LLMC_N32, "%32, %33", "%34", ", %35, %36", LLMC_F32(d, 0), LLMC_MEMORY,
+                   "n"(a_rows), "n"(b_rows));
+    else if constexpr (N == 80)
+        LLMC_WGMMA("m64n80k16.f32.bf16.bf16", LLMC_N40, "%40, %41", "%42", ", %43, %44", LLMC_F40(d), LLMC_MEMORY,
                    "n"(a_rows), "n"(b_rows));
     else if constexpr (N == 128)
         LLMC_WGMMA("m64n128k16.f32.bf16.bf16", LLMC_N64, "%64, %65", "%66", ", %67, %68", LLMC_F64(d, 0), LLMC_MEMORY,
@@ -393,13 +399,19 @@ __device__ inline void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add
 // As above with A in registers: each warp holds its 16 rows as in mma_bf16.
 template <int N, bool b_rows>
 __device__ inline void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool add) {
-    static_assert(N == 64 || N == 128);
-    if constexpr (N == 64)
+    static_assert(N == 32 || N == 64 || N == 128 || N == 256);
+    if constexpr (N == 32)
+        LLMC_WGMMA("m64n32k16.f32.bf16.bf16", LLMC_N16, "{%16, %17, %18, %19}, %20", "%21", ", %22", LLMC_F16(d, 0),
+                   LLMC_REGISTERS, "n"(b_rows));
+    else if constexpr (N == 64)
         LLMC_WGMMA("m64n64k16.f32.bf16.bf16", LLMC_N32, "{%32, %33, %34, %35}, %36", "%37", ", %38", LLMC_F32(d, 0),
                    LLMC_REGISTERS, "n"(b_rows));
-    else
+    else if constexpr (N == 128)
         LLMC_WGMMA("m64n128k16.f32.bf16.bf16", LLMC_N64, "{%64, %65, %66, %67}, %68", "%69", ", %70", LLMC_F64(d, 0),
                    LLMC_REGISTERS, "n"(b_rows));
+    else
+        LLMC_WGMMA("m64n256k16.f32.bf16.bf16", LLMC_N128, "{%128, %129, %130, %131}, %132", "%133", ", %134",
+                   LLMC_F128(d), LLMC_REGISTERS, "n"(b_rows));
 }
 // d(64, N) (+)= A(64, 32) B(32, N), E4M3 operands, both contiguous along K; d as above. The tensor cores keep 14 bits
 // of a sum in progress: what lies more than 2^-13 below the largest of its terms and d is dropped. a in registers: with
@@ -441,6 +453,7 @@ __device__ inline void wgmma_int8(int (&d)[128], uint64_t a, uint64_t b, bool ad
 #undef LLMC_F8
 #undef LLMC_F16
 #undef LLMC_F32
+#undef LLMC_F40
 #undef LLMC_F64
 #undef LLMC_F128
 #undef LLMC_MEMORY
@@ -449,6 +462,7 @@ __device__ inline void wgmma_int8(int (&d)[128], uint64_t a, uint64_t b, bool ad
 #undef LLMC_N10
 #undef LLMC_N16
 #undef LLMC_N32
+#undef LLMC_N40
 #undef LLMC_N64
 #undef LLMC_N128
 #endif

@@ -57,6 +57,17 @@ CUtensorMap panel_map(const void* data, int64_t B, int64_t T, int64_t columns, i
                    {kPanel, static_cast<cuuint32_t>(rows), static_cast<cuuint32_t>(panels), 1});
 }
 
+CUtensorMap head_map(const void* data, int64_t B, int64_t T, int64_t columns, int rows, int64_t head_dim) {
+    CHECK(head_dim % 8 == 0 && columns % head_dim == 0, "tensor map of %lld columns, head dim %lld", (long long)columns,
+          (long long)head_dim);
+    const auto row_bytes = static_cast<cuuint64_t>(2 * columns), width = static_cast<cuuint64_t>(head_dim);
+    return encoded(data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B,
+                   {width, static_cast<cuuint64_t>(T), static_cast<cuuint64_t>(columns) / width,
+                    static_cast<cuuint64_t>(B)},
+                   {row_bytes, 2 * width, static_cast<cuuint64_t>(T) * row_bytes},
+                   {kPanel, static_cast<cuuint32_t>(rows), 1, 1});
+}
+
 CUtensorMap byte_map(const void* data, int64_t B, int64_t heads, int64_t rows, int row_bytes, int box_rows) {
     CHECK(row_bytes == 64 || row_bytes == 128, "tensor map of rows of %d bytes", row_bytes);
     const auto width = static_cast<cuuint64_t>(row_bytes), count = static_cast<cuuint64_t>(rows);

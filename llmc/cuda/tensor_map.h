@@ -15,6 +15,11 @@ inline constexpr int kPanel = 64;
 // Coordinates of a box: (0, first row, first column / 64, batch row).
 CUtensorMap panel_map(const void* data, int64_t B, int64_t T, int64_t columns, int rows, int panels);
 
+// As panel_map with boxes of one panel, for heads of `head_dim` columns, a multiple of 8: a head's panels have zeros
+// beyond its last column, and nothing is written there. Coordinates of a box: (first column of the head, first row,
+// head, batch row).
+CUtensorMap head_map(const void* data, int64_t B, int64_t T, int64_t columns, int rows, int64_t head_dim);
+
 // A map of consecutive heads in (B, heads, rows, row_bytes) bytes, with boxes of `box_rows` rows. In shared memory rows
 // of 128 bytes are as in panel_map; rows of 64 bytes have the 16-byte chunk c of row r at c ^ (r / 2 % 4). Coordinates
 // of a box: (0, first row, head, batch row).

@@ -107,7 +107,7 @@ struct OnDevice {
 }  // namespace
 
 TEST_CASE("gpu attention with few dominant probabilities, against loops in double") {
-    for (int64_t HS : {64, 128}) {
+    for (int64_t HS : {64, 96, 128, 256}) {
         for (Sharp kind : kAllSharp) {
             INFO("kind " << static_cast<int>(kind));
             check_against_loops(sharp_problem({1, 400, 4, 1, HS}, kind));
@@ -129,6 +129,7 @@ TEST_CASE("gpu attention with few dominant probabilities, at the trainer's shape
     for (const Case& c :
          {Case{{2, 2048, 16, 4, 128}, Sharp::kOwnHeight, 200}, Case{{8, 2048, 16, 4, 128}, Sharp::kSink, 4},
           Case{{8, 2048, 16, 4, 128}, Sharp::kOwnHeight, 10}, Case{{1, 8192, 32, 8, 128}, Sharp::kOwnHeight, 4},
+          Case{{2, 2048, 8, 2, 256}, Sharp::kOwnHeight, 200}, Case{{2, 1024, 8, 8, 96}, Sharp::kOwnHeight, 20},
           Case{{2, 1024, 12, 12, 64}, Sharp::kSameToken, 200}, Case{{16, 1024, 12, 12, 64}, Sharp::kOwnHeight, 4}}) {
         const Attention a = sharp_problem(c.shape, c.kind);
         INFO(a.name() << "kind " << static_cast<int>(c.kind));

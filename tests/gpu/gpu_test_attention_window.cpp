@@ -21,7 +21,7 @@ bool differs(const Attention& a, const Attention::Result& x, const Attention::Re
 }  // namespace
 
 TEST_CASE("gpu attention within a window: tensor-core kernels against loops in double") {
-    for (int64_t HS : {64, 128}) {
+    for (int64_t HS : kTensorDims) {
         for (int64_t window : kWindows) {
             const Attention a = with_window(Attention({2, 400, 4, 2, HS}, Dtype::kBf16), window);
             check_against_loops(a);
@@ -45,7 +45,7 @@ TEST_CASE("gpu attention within a window: plain kernels against loops in double"
 
 // The query at t attends to the keys from t - window + 1 to t.
 TEST_CASE("gpu attention: a key reaches as many queries as the window has tokens, to the bit") {
-    for (int64_t HS : {48, 64, 128})
+    for (int64_t HS : {48, 64, 96, 128, 256})
         for (int64_t window : {1, 2, 64, 129, 200}) {
             const Attention a = with_window(Attention({1, 400, 2, 1, HS}, Dtype::kBf16), window);
             const Attention::Result before = on_gpu(a, a.on_cpu(a.type));
@@ -67,7 +67,7 @@ TEST_CASE("gpu attention: a key reaches as many queries as the window has tokens
 
 // If tiles lie before every query's window, a kernel must not read them at all: 0 times NaN would be NaN.
 TEST_CASE("gpu attention: tiles before the window are skipped, not masked") {
-    for (int64_t HS : {48, 64, 128}) {
+    for (int64_t HS : {48, 64, 96, 128, 256}) {
         const int64_t window = 128, T = 1152;
         const Attention clean = with_window(Attention({1, T, 4, 2, HS}, Dtype::kBf16), window);
         const Attention::Result given = clean.on_cpu(clean.type), before = on_gpu(clean, given);
@@ -85,7 +85,7 @@ TEST_CASE("gpu attention: tiles before the window are skipped, not masked") {
 }
 
 TEST_CASE("gpu attention: a window of the whole sequence is bitwise equal to none") {
-    for (int64_t HS : {48, 64, 128})
+    for (int64_t HS : {48, 64, 96, 128, 256})
         for (Dtype type : {Dtype::kBf16, Dtype::kFp32}) {
             const Attention a({2, 400, 4, 2, HS}, type);
             const Attention::Result given = a.on_cpu(a.type), none = on_gpu(a, given);
@@ -103,7 +103,8 @@ TEST_CASE("gpu attention within a window: many tiles and long sequences") {
     check_against_cpu(with_window(Attention({1, 4096, 8, 2, 128}, Dtype::kBf16), 1000));
     const Attention both = with_window(Attention({1, 4096, 8, 8, 64}, Dtype::kBf16), 129);
     check_against_cpu(with_documents(both, {equal_parts(4096, 391)}));
-    check_against_cpu(with_window(Attention({2, 300, 4, 1, 96}, Dtype::kBf16), 150));
+    for (int64_t HS : {80, 96, 256}) check_against_cpu(with_window(Attention({2, 300, 4, 1, HS}, Dtype::kBf16), 150));
+    check_against_cpu(with_window(Attention({1, 4096, 8, 2, 256}, Dtype::kBf16), 1000));
 }
 
 }  // namespace attention_window_test
