@@ -274,13 +274,14 @@ std::set<std::string> add_saved(const SavedOptions& saved, Settings& settings) {
     return added;
 }
 
-// With --load and without --model the shape comes from the directory. Rope scaling, most of whose parameters have no
-// option, always comes from the directory of --load or of the checkpoint that is resumed, and so does the deviation of
-// the initial weights, which is theirs.
+// With --load and without --model the shape comes from the directory. Scaling of rope and the base in layers
+// with a window, most of whose parameters have no option, always come from the directory of --load or of the checkpoint
+// that is resumed, and so does the deviation of the initial weights, which is theirs.
 void take_shape(const Settings& settings, const Machine& machine, const std::string& checkpoint, Config& config) {
     if (!machine.read_shape) return;
     const auto take = [&](const ModelConfig& shape) {
         config.shape.rope_scaling = shape.rope_scaling;
+        config.shape.local_rotary_base = shape.local_rotary_base;
         config.shape.init_std = shape.init_std;
     };
     if (const std::string load = text_setting(settings, "load"); !load.empty()) {
@@ -317,6 +318,7 @@ Config resolve(const Settings& settings, const ModelPreset& preset, const Machin
     given.ranks = ranks_of(config, machine);
     for (const OptionRow& row : option_table())
         if (row.derive && !given.has(row.name)) row.derive(config, given);
+    shorten_pattern(config.shape);
     return config;
 }
 

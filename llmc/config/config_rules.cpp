@@ -89,8 +89,9 @@ constexpr struct {
     bool (*has_effect)(const Config&);
     const char* reason;
 } kComputedRules[] = {
-    {"sliding-window", [](const Config& c) { return c.shape.sliding_window < c.seq_length; },
-     "a window of --seq-length tokens or more hides nothing"},
+    {"sliding-window", [](const Config& c) {
+         return !c.shape.has_windows() || c.shape.local_rotary_base > 0 || c.shape.hides_keys(c.seq_length);
+     }, "a window of --seq-length tokens or more hides nothing"},
     {"loss-chunk", [](const Config& c) { return c.loss_chunk < c.micro_batch_size * c.part_length(); },
      "a micro-batch (--micro-batch-size x --seq-length) has no more tokens than one chunk"},
     {"offload-fraction", offloads_state, "no optimizer state is offloaded (--offload moments,masters)"},

@@ -46,6 +46,27 @@ void derive_max_positions(Config& c, const Given&) {
 
 // ---- rows ----
 
+// A number, or a list that the layers repeat: "128,128,0" or [128, 128, 0].
+OptionValue windows() {
+    constexpr int64_t kMost = 1 << 24;
+    return {.metavar = "N[,N...]", .expects = strf("integers in [0, %lld], separated by commas", ll(kMost)),
+            .parse = parse_integer,
+            .set = [](Config& c, const Json& json) {
+                int64_t one;
+                std::vector<int64_t> list;
+                if (json_integer(json, &one)) list = {one};
+                else if (!json_tuple(json, ',', {}, &list)) return false;
+                if (list.empty() || list.size() > 1024) return false;
+                for (const int64_t window : list)
+                    if (window < 0 || window > kMost) return false;
+                c.shape.sliding_window = list;
+                return true;
+            },
+            .get = [](const Config& c) {
+                return c.shape.sliding_window.size() > 1 ? Json(c.shape.window_text()) : Json(c.shape.window(0));
+            }};
+}
+
 const char* activation_help() {
     static const std::string text = [] {
         std::string functions;
@@ -106,9 +127,9 @@ void add_model_layers(std::vector<OptionRow>& rows) {
          .help = "scaling factor of --rope-scaling-type for longer contexts than the original one; 0: no scaling"},
         {.name = "rope-scaling-type",
          .value = choice<RopeScalingType>(AT(shape.rope_scaling.type), {{"llama3", RopeScalingType::kLlama3},
-                                          {"yarn", RopeScalingType::kYarn}}),
-         .help = "rule of rope scaling: that of Llama 3.1, from 8192 positions, or YaRN (arXiv 2309.00071), from the "
-                 "preset's; a config.json (--load) may have other parameters"},
+                                          {"yarn", RopeScalingType::kYarn}, {"linear", RopeScalingType::kLinear}}),
+         .help = "rule of rope scaling: that of Llama 3.1, from 8192 positions, YaRN (arXiv 2309.00071), from the "
+                 "preset's, or all positions divided by the factor; a config.json (--load) may have other parameters"},
         {.name = "qk-layernorm", .value = flag(AT(shape.qk_norm)), .help = "RMSNorm over each head of Q and K"},
         {.name = "num-experts", .value = integer(AT(shape.num_experts), 0, kMaxExperts),
          .help = "mixture of experts: number of MLPs of --ffn-hidden-size in each layer, of which a token uses "
@@ -120,8 +141,9 @@ void add_model_layers(std::vector<OptionRow>& rows) {
                  "and balances by a bias instead of an auxiliary loss"},
         {.name = "linear-bias", .value = choice<LinearBias>(AT(shape.linear_bias), words_of(kLinearBiasWords)),
          .help = "linear layers with biases; qkv: as in Qwen2; attention: qkv and the output projection"},
-        {.name = "sliding-window", .value = integer(AT(shape.sliding_window), 0, 1 << 24),
-         .help = "keys that a query attends to, its own included, as in Mistral; 0: all earlier ones"},
+        {.name = "sliding-window", .value = windows(),
+         .help = "keys that a query attends to, its own included, as in Mistral; 0: all earlier ones. A list is "
+                 "repeated over the layers: 128,128,0"},
         {.name = "untie-embeddings-and-output-weights", .value = flag(AT(shape.tied_head), false),
          .help = "separate output matrix (LM head) instead of the transposed embedding"},
         {.name = "init-method-std", .value = number(AT(shape.init_std), kInsideUnit),

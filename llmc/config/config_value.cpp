@@ -113,7 +113,7 @@ bool append_words(const std::string& text, char separator, std::vector<std::stri
     return true;
 }
 
-bool json_tuple(const Json& value, char separator, size_t count, std::vector<int64_t>* out) {
+bool json_tuple(const Json& value, char separator, std::optional<size_t> count, std::vector<int64_t>* out) {
     out->clear();
     if (value.is_array()) {
         for (const Json& element : value) {
@@ -121,7 +121,7 @@ bool json_tuple(const Json& value, char separator, size_t count, std::vector<int
             if (!json_integer(element, &x)) return false;
             out->push_back(x);
         }
-        return out->size() == count;
+        return out->size() == count.value_or(out->size());
     }
     if (!value.is_string()) return false;
     std::string all = value.get<std::string>();
@@ -135,5 +135,5 @@ bool json_tuple(const Json& value, char separator, size_t count, std::vector<int
         }
         begin = end + 1;
     }
-    return out->size() == count;
+    return out->size() == count.value_or(out->size());
 }

@@ -63,8 +63,8 @@ bool json_integer(const Json& value, int64_t* out);
 // Index of `value` in `names`, ignoring case; -1 if it is not there.
 int json_choice(const Json& value, const std::vector<std::string>& names);
 std::string choices_text(const std::vector<std::string>& names);   // "one of a, b, c", without empty names
-// Reads "3:5" or [3, 5] as `count` integers. Returns false for any other value.
-bool json_tuple(const Json& value, char separator, size_t count, std::vector<int64_t>* out);
+// Reads "3:5" or [3, 5] as `count` integers, or any number of them. Returns false for any other value.
+bool json_tuple(const Json& value, char separator, std::optional<size_t> count, std::vector<int64_t>* out);
 // The name with dashes instead of underscores, as in the option table.
 std::string dashes(std::string name);
 

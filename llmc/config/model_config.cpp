@@ -1,5 +1,7 @@
 #include "llmc/config/model_config.h"
 
+#include <algorithm>
+
 #include "llmc/base/check.h"
 
 namespace {
@@ -119,6 +121,41 @@ const ModelPreset* find_model_preset(const std::string& name) {
     return nullptr;
 }
 
+int64_t ModelConfig::largest_window() const {
+    return sliding_window.empty() ? 0 : *std::max_element(sliding_window.begin(), sliding_window.end());
+}
+
+bool ModelConfig::same_windows() const {
+    return std::all_of(sliding_window.begin(), sliding_window.end(), [&](int64_t w) { return w == sliding_window[0]; });
+}
+
+bool ModelConfig::one_window() const {
+    return std::all_of(sliding_window.begin(), sliding_window.end(),
+                       [most = largest_window()](int64_t w) { return w == 0 || w == most; });
+}
+
+bool ModelConfig::hides_keys(int64_t seq_length) const {
+    return std::any_of(sliding_window.begin(), sliding_window.end(),
+                       [&](int64_t w) { return w > 0 && w < seq_length; });
+}
+
+std::string ModelConfig::window_text() const {
+    std::string text;
+    for (const int64_t window : sliding_window) text += (text.empty() ? "" : ",") + std::to_string(window);
+    return text.empty() ? "0" : text;
+}
+
+void shorten_pattern(ModelConfig& c) {
+    std::vector<int64_t> layers;
+    for (int64_t l = 0; l < c.num_layers; l++) layers.push_back(c.window(l));
+    ptrdiff_t period = 1;
+    while (!std::equal(layers.begin() + period, layers.end(), layers.begin())) period++;
+    c.sliding_window.assign(layers.begin(), layers.begin() + period);
+    if (!c.has_windows()) c.sliding_window.clear();
+    const bool same_rope = c.local_rotary_base == c.rotary_base && c.rope_scaling.factor == 0;
+    if (same_rope || !c.has_windows()) c.local_rotary_base = 0;
+}
+
 std::vector<std::string> model_config_errors(const ModelConfig& c) {
     std::vector<std::string> errors;
     auto rule = [&](bool holds, const std::string& text) {
@@ -135,13 +172,15 @@ std::vector<std::string> model_config_errors(const ModelConfig& c) {
     rule(c.kv_channels <= 256, strf("--kv-channels %lld: attention takes at most 256", ll(c.kv_channels)));
     rule(c.vocab_size >= 2, strf("vocabulary of %lld tokens: at least 2 needed", ll(c.vocab_size)));
     rule(!c.qk_norm_whole || (c.has_experts() && c.qk_norm && c.num_query_groups == c.num_attention_heads
-                              && c.q_width() == c.hidden_size && c.sliding_window == 0),
+                              && c.q_width() == c.hidden_size && !c.has_windows()),
          "QK-norm over all heads (OLMoE) needs --num-experts, --qk-layernorm, as many key as query heads, heads of "
          "--hidden-size elements in all and no --sliding-window");
-    rule(c.shared_experts == 0 || (!c.qk_norm_whole && c.sliding_window == 0),
+    rule(c.shared_experts == 0 || (!c.qk_norm_whole && !c.has_windows()),
          "--moe-shared-experts needs a model without --sliding-window and without QK-norm over all heads, as dots.llm1 "
          "and Solar-Open: transformers has no other class");
     if (!c.has_experts()) return errors;
+    rule(c.same_windows() && c.local_rotary_base == 0, "--num-experts needs the same --sliding-window and rope in all "
+                                                       "layers, as Qwen3-MoE and Mixtral");
     rule(c.experts_per_token <= c.num_experts, strf("--moe-router-topk %lld exceeds --num-experts %lld",
                                                     ll(c.experts_per_token), ll(c.num_experts)));
     rule(c.norm == Norm::kRmsNorm && c.position == PositionEmbedding::kRope && c.activation == Activation::kSwiglu

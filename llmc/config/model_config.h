@@ -21,10 +21,10 @@ inline constexpr LinearBiasWord kLinearBiasWords[] = {{"all", LinearBias::kAll},
                                                       {"attention", LinearBias::kAttention},
                                                       {"mlp", LinearBias::kMlp}};
 
-enum class RopeScalingType { kLlama3, kYarn };
+enum class RopeScalingType { kLlama3, kYarn, kLinear };
 
-// Scaling of rope for longer contexts than the original one, by the rules that Hugging Face calls rope_type "llama3"
-// and "yarn"; factor 0 means no scaling. See rope_table.h.
+// Scaling of rope for longer contexts than the original one, by the rules that Hugging Face calls rope_type "llama3",
+// "yarn" and "linear"; factor 0 means no scaling. See rope_table.h.
 struct RopeScaling {
     double factor = 0;
     double low_freq_factor = 1;    // llama3
@@ -49,12 +49,15 @@ struct ModelConfig {
     int64_t kv_channels = 64;        // elements per head
     int64_t vocab_size = 50257;      // true size, without padding, as in data and exports
     int64_t max_positions = 1024;    // learned positions, or the context length of a rope model
-    int64_t sliding_window = 0;      // number of keys that a query attends to, its own included; 0: all up to its own
+    // By layer: the number of keys that a query attends to, its own included; 0: all up to its own. The layers after
+    // those of the list repeat it; empty: no windows. See shorten_pattern.
+    std::vector<int64_t> sliding_window = {};
     Norm norm = Norm::kLayerNorm;
     PositionEmbedding position = PositionEmbedding::kLearned;
     Activation activation = Activation::kGelu;
     double rotary_base = 10000;
     RopeScaling rope_scaling;
+    double local_rotary_base = 0;    // rope's base in layers with a window, which have no scaling; 0: rope as in others
     LinearBias linear_bias = LinearBias::kAll;
     bool qk_norm = false;
     bool qk_norm_whole = false;      // over all heads of Q and of K (OLMoE) instead of each
@@ -74,6 +77,17 @@ struct ModelConfig {
     // Stored vocabulary rows: vocab_size rounded up to a multiple of 128, which suits the tensor cores and is divisible
     // by every rank count up to 128 that is a power of two. Padded logits are masked, padded rows are never exported.
     int64_t padded_vocab() const { return (vocab_size + 127) / 128 * 128; }
+    int64_t window(int64_t layer) const {
+        const auto length = static_cast<int64_t>(sliding_window.size());
+        return length == 0 ? 0 : sliding_window[static_cast<size_t>(layer % length)];
+    }
+    int64_t largest_window() const;
+    bool has_windows() const { return largest_window() > 0; }
+    std::string window_text() const;             // "128,128,0"; "0" without windows
+    bool hides_keys(int64_t seq_length) const;   // whether a window does
+    bool same_windows() const;   // all layers have the same, or none has one
+    bool one_window() const;     // all layers that have one have the same
+    bool local_rope(int64_t layer) const { return local_rotary_base > 0 && window(layer) > 0; }
     int64_t q_width() const { return num_attention_heads * kv_channels; }
     int64_t kv_width() const { return num_query_groups * kv_channels; }
     int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
@@ -100,6 +114,10 @@ struct ModelPreset {
 };
 const std::vector<ModelPreset>& model_presets();
 const ModelPreset* find_model_preset(const std::string& name);  // null if unknown
+
+// Makes sliding_window the shortest list for the number of layers, empty without windows, and local_rotary_base 0 if it
+// changes nothing, so that equal models have equal configurations.
+void shorten_pattern(ModelConfig& config);
 
 // One line per violated rule; empty if the configuration is valid.
 std::vector<std::string> model_config_errors(const ModelConfig& config);

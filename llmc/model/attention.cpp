@@ -35,9 +35,9 @@ Attention::Attention(ModelContext& model)
 
 float Attention::softmax_mul() const { return 1.0f / std::sqrt(static_cast<float>(config_.kv_channels)); }
 
-RopeArgs Attention::rope_args(Tensor qkv, const DeviceBatch& batch, const QuantOut& quant) const {
+RopeArgs Attention::rope_args(int layer, Tensor qkv, const DeviceBatch& batch, const QuantOut& quant) const {
     const int64_t HS = config_.kv_channels, first = batch.positions ? 0 : options_.first_position(batch.T) * HS;
-    const Tensor& table = model_.cos_sin;
+    const Tensor table = model_.rope_of(layer);
     return {.qkv = qkv, .cos_sin = table.slice(first, table.elems - first), .N = batch.rows(), .T = batch.T,
             .NH = config_.num_attention_heads, .NKV = config_.num_query_groups, .HS = HS, .quant = quant,
             .positions = batch.positions};
@@ -66,20 +66,20 @@ Fp8Heads Attention::qkv_forward(Ctx& ctx, int layer, const LinearOperand& x, con
         Arena::Scope scope(ctx, model_.arena);
         const Tensor part = exchange_ ? buffers_.scratch(kPartQkv, batch.rows()) : qkv;
         project(ctx, layer, x, part, batch.rows());
-        if (model_.cos_sin && !options_.fp8_attention) ops::rope_forward(ctx, rope_args(part, batch, {}));
+        if (model_.cos_sin && !options_.fp8_attention) ops::rope_forward(ctx, rope_args(layer, part, batch, {}));
         if (exchange_) to_heads(ctx, layer, qkv, part, config_.num_query_groups, batch);
     }
-    return options_.fp8_attention ? quantize_heads(ctx, qkv, batch) : Fp8Heads{};
+    return options_.fp8_attention ? quantize_heads(ctx, layer, qkv, batch) : Fp8Heads{};
 }
 
 // Applies rope to qkv and quantizes it.
-Fp8Heads Attention::quantize_heads(Ctx& ctx, Tensor qkv, const DeviceBatch& batch) {
+Fp8Heads Attention::quantize_heads(Ctx& ctx, int layer, Tensor qkv, const DeviceBatch& batch) {
     const int64_t NH = heads(), NKV = kv_heads(), HS = config_.kv_channels, T = whole_T(batch);
     const int64_t blocks = batch.B * (NH + 2 * NKV) * head_blocks(T);
     const Fp8Heads quantized{.bytes = model_.scratch(Dtype::kE4m3, blocks * kHeadBlock * HS),
                              .scales = model_.scratch(Dtype::kFp32, blocks)};
-    ops::quantize_heads(ctx, {.heads = quantized, .qkv = qkv, .cos_sin = model_.cos_sin, .B = batch.B, .T = T, .NH = NH,
-                              .NKV = NKV, .HS = HS,
+    ops::quantize_heads(ctx, {.heads = quantized, .qkv = qkv, .cos_sin = model_.rope_of(layer), .B = batch.B, .T = T,
+                              .NH = NH, .NKV = NKV, .HS = HS,
                               .positions = exchange_ ? batch.whole_positions : batch.positions});
     return quantized;
 }
@@ -111,7 +111,7 @@ void Attention::attention_forward(Ctx& ctx, int layer, Tensor out, const Fp8Head
     ops::attention_forward(ctx, {.out = out, .lse = buffers_.at(kLse, layer, N), .qkv = buffers_.at(kQkv, layer, N),
                                  .B = batch.B, .T = whole_T(batch), .NH = heads(), .NKV = kv_heads(),
                                  .HS = config_.kv_channels, .softmax_mul = softmax_mul(),
-                                 .documents = batch.documents, .window = config_.sliding_window, .quant = quant,
+                                 .documents = batch.documents, .window = config_.window(layer), .quant = quant,
                                  .heads = quantized,
                                  .max_logits = logits ? logits.as<float>() + layer * config_.num_attention_heads + first
                                                       : nullptr});
@@ -167,7 +167,7 @@ void Attention::attention_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv
                                   .lse = buffers_.at(kLse, layer, N), .qkv = buffers_.at(kQkv, layer, N),
                                   .B = batch.B, .T = T, .NH = NH, .NKV = kv_heads(), .HS = HS,
                                   .softmax_mul = softmax_mul(), .documents = batch.documents,
-                                  .window = config_.sliding_window, .quant = quant,
+                                  .window = config_.window(layer), .quant = quant,
                                   .sums = sums > 0 ? model_.scratch(Dtype::kFp32, sums) : Tensor{}});
 }
 
@@ -205,13 +205,13 @@ LinearOperand Attention::dqkv_backward(Ctx& ctx, int layer, Tensor dout, Tensor 
     const int64_t N = batch.rows();
     const bool rope = static_cast<bool>(model_.cos_sin);
     if (rope || config_.qk_norm) part_backward(ctx, layer, dout, dqkv, batch, {});
-    if (rope && config_.qk_norm) ops::rope_backward(ctx, rope_args(dqkv, batch, {}));
+    if (rope && config_.qk_norm) ops::rope_backward(ctx, rope_args(layer, dqkv, batch, {}));
     const Linear linear = qkv(layer);
     const LinearOperand to = model_.alloc_dy(N, config_.qkv_width(), dqkv, linear.fp8);
     Arena::Scope scope(ctx, model_.arena);
     const PendingOperand dy = model_.begin_dy(linear, to, N, true);
     if (config_.qk_norm) qk_norm_backward(ctx, layer, dqkv, batch, dy.quant);
-    else if (rope) ops::rope_backward(ctx, rope_args(dqkv, batch, dy.quant));
+    else if (rope) ops::rope_backward(ctx, rope_args(layer, dqkv, batch, dy.quant));
     else part_backward(ctx, layer, dout, dqkv, batch, dy.quant);
     return model_.finish(ctx, dy);
 }

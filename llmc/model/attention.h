@@ -50,7 +50,7 @@ private:
     Fp8Heads qkv_forward(Ctx& ctx, int layer, const LinearOperand& x, const DeviceBatch& batch);
     void to_heads(Ctx& ctx, int layer, Tensor heads, Tensor part, int64_t kv_heads, const DeviceBatch& batch);
     void to_parts(Ctx& ctx, int layer, Tensor part, Tensor heads, int64_t kv_heads, const DeviceBatch& batch);
-    Fp8Heads quantize_heads(Ctx& ctx, Tensor qkv, const DeviceBatch& batch);
+    Fp8Heads quantize_heads(Ctx& ctx, int layer, Tensor qkv, const DeviceBatch& batch);
     void attention_forward(Ctx& ctx, int layer, Tensor out, const Fp8Heads& heads, const DeviceBatch& batch,
                            const QuantOut& quant);
     LinearOperand attend(Ctx& ctx, int layer, const Fp8Heads& heads, const DeviceBatch& batch, XUsage usage);
@@ -60,7 +60,7 @@ private:
     void qk_norm_backward(Ctx& ctx, int layer, Tensor dqkv, const DeviceBatch& batch, const QuantOut& quant);
     LinearOperand dqkv_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv, const DeviceBatch& batch);
     float softmax_mul() const;
-    RopeArgs rope_args(Tensor qkv, const DeviceBatch& batch, const QuantOut& quant) const;
+    RopeArgs rope_args(int layer, Tensor qkv, const DeviceBatch& batch, const QuantOut& quant) const;
 
     ModelContext& model_;
     const ModelConfig& config_;

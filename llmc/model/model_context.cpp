@@ -8,12 +8,22 @@ ModelContext::ModelContext(const ModelConfig& shape, const ParamTable& params, c
       stat(options.dtype == Dtype::kFp64 ? Dtype::kFp64 : Dtype::kFp32), cos_sin(options.cos_sin),
       offload(options.offload_activations ? head_layer() : 0) {
     if (!cos_sin && config.position == PositionEmbedding::kRope)
-        cos_sin = arena.take(Purpose::kActivations, stat, options.positions() * config.kv_channels);
+        cos_sin = arena.take(Purpose::kActivations, stat,
+                             (config.local_rotary_base > 0 ? 2 : 1) * options.positions() * config.kv_channels);
+}
+
+Tensor ModelContext::rope_of(int layer) const {
+    const int64_t elems = options.positions() * config.kv_channels;
+    return !cos_sin ? Tensor{} : cos_sin.slice(config.local_rope(layer) ? elems : 0, elems);
 }
 
 void ModelContext::upload_constants(Ctx& ctx) {
     if (!cos_sin) return;
-    const std::vector<double> table = rope_table(config, options.positions());
+    std::vector<double> table = rope_table(config, options.positions());
+    if (config.local_rotary_base > 0) {
+        const std::vector<double> local = rope_table(config, options.positions(), true);
+        table.insert(table.end(), local.begin(), local.end());
+    }
     const std::vector<float> narrow(table.begin(), table.end());
     const void* host = stat == Dtype::kFp64 ? static_cast<const void*>(table.data()) : narrow.data();
     device::copy_to_device(ctx, cos_sin.data, host, cos_sin.bytes());

@@ -98,6 +98,7 @@ public:
     ModelContext(const ModelConfig& shape, const ParamTable& params, const DecoderOptions& decoder_options,
                  Arena& memory, ParamStore& param_store, Fp8State& fp8_state);
     void upload_constants(Ctx& ctx);
+    Tensor rope_of(int layer) const;   // (positions, HS/2, 2) stat; empty as cos_sin
 
     // Empty for a parameter that the model does not have (-1). See ParamStore for when they are valid.
     Tensor weight(int param) const { return param < 0 ? Tensor{} : store->weight(param); }
@@ -138,7 +139,9 @@ public:
     ParamStore* store;
     Fp8State& fp8;
     const Dtype stat;        // dtype of statistics and sums
-    Tensor cos_sin;          // (positions, HS/2, 2) stat: the rope table; empty with learned positions
+    // (1 or 2, positions, HS/2, 2) stat: the rope table, and that of layers with a window if it differs; empty with
+    // learned positions.
+    Tensor cos_sin;
     ActivationOffload offload;
     bool training = true;    // a backward follows the current forward
 

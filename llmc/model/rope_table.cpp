@@ -39,15 +39,18 @@ double attention_factor(const RopeScaling& s) {
 
 }  // namespace
 
-std::vector<double> rope_table(const ModelConfig& config, int64_t T) {
+std::vector<double> rope_table(const ModelConfig& config, int64_t T, bool local) {
     const int64_t half = config.kv_channels / 2;
-    const RopeScaling& s = config.rope_scaling;
+    const RopeScaling s = local ? RopeScaling{} : config.rope_scaling;
+    const double base = local ? config.local_rotary_base : config.rotary_base;
     const double m = attention_factor(s);
     std::vector<double> table(static_cast<size_t>(T * half * 2));
     for (int64_t i = 0; i < half; i++) {
-        double freq = std::pow(config.rotary_base, -2.0 * d(i) / d(2 * half));
+        double freq = std::pow(base, -2.0 * d(i) / d(2 * half));
         if (s.factor > 0) {
-            const double keep = s.type == RopeScalingType::kYarn ? yarn_share(config, i) : llama3_share(s, freq);
+            const double keep = s.type == RopeScalingType::kYarn     ? yarn_share(config, i)
+                                : s.type == RopeScalingType::kLinear ? 0
+                                                                     : llama3_share(s, freq);
             freq = (1.0 - keep) * freq / s.factor + keep * freq;
         }
         for (int64_t t = 0; t < T; t++) {

@@ -70,6 +70,12 @@ void record_in_place(Ctx& ctx, OpKind kind, int64_t bytes, const QuantOut& quant
 
 }  // namespace
 
+double PlannedAttention::share(double more) const {
+    const double reach = (static_cast<double>(window) + more) / static_cast<double>(T);
+    const double most = window > 0 ? std::min(reach, 1.0) : 1;
+    return most * (2 - most);
+}
+
 const char* op_name(OpKind kind) { return kOpNames[static_cast<int>(kind)]; }
 
 std::string rate_name(OpKind kind, Activation activation) {
@@ -91,6 +97,7 @@ std::string op_text(const PlannedOp& op) {
     std::string text = rate_name(op.kind, op.activation);
     const PlannedAttention& s = op.attention;
     if (s.HS > 0) text += strf(" %lld x %lld, %lld heads of %lld", ll(s.B), ll(s.T), ll(s.NH), ll(s.HS));
+    if (s.share() < 1) text += strf(", window %lld", ll(s.window));
     return text + " " + (s.fp8 ? "e4m3" : dtype_name(op.dtype)) + kModes[static_cast<int>(op.mode)];
 }
 
@@ -148,12 +155,13 @@ void rehearse_op(Ctx& ctx, OpKind kind, const RopeArgs& a) {
 COST(QuantizeHeadsArgs, a.qkv.dtype, 2 * a.qkv.bytes() + sum({a.heads.bytes, a.heads.scales}))
 void rehearse_op(Ctx& ctx, OpKind kind, const AttentionForwardArgs& a) {
     record(ctx, {.kind = kind, .dtype = a.qkv.dtype, .bytes = sum({a.qkv, a.out}),
-                 .attention = {.B = a.B, .T = a.T, .NH = a.NH, .HS = a.HS, .fp8 = static_cast<bool>(a.heads)}});
+                 .attention = {.B = a.B, .T = a.T, .NH = a.NH, .HS = a.HS, .fp8 = static_cast<bool>(a.heads),
+                               .window = a.window}});
     record_pass(ctx, a.quant, a.out);
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const AttentionBackwardArgs& a) {
     record(ctx, {.kind = kind, .dtype = a.qkv.dtype, .bytes = sum({a.qkv, a.dqkv, a.out, a.dout}),
-                 .attention = {.B = a.B, .T = a.T, .NH = a.NH, .HS = a.HS, .backward = true}});
+                 .attention = {.B = a.B, .T = a.T, .NH = a.NH, .HS = a.HS, .backward = true, .window = a.window}});
     record_pass(ctx, a.quant, a.dqkv);
 }
 COST(SplitHeadsArgs, a.in.dtype, sum({a.in, a.out}))

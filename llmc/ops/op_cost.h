@@ -19,6 +19,9 @@ enum class OpMode {
 struct PlannedAttention {
     int64_t B = 0, T = 0, NH = 0, HS = 0;
     bool backward = false, fp8 = false;
+    int64_t window = 0;   // as in AttentionForwardArgs
+    // The share of the pairs of causal attention that the window leaves, if every query sees `more` keys than that.
+    double share(double more = 0) const;
     bool operator==(const PlannedAttention&) const = default;
 };
 

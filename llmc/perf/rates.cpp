@@ -19,11 +19,14 @@ GemmMode gemm_mode(const GemmArgs& args) {
 
 double log_ratio(int64_t a, int64_t b) { return std::log(real(a) / real(b)); }
 
+// Kernels compute whole tiles of this many keys: those that a window cuts in two, too.
+constexpr double kTile = 128;
+
 // What the time of attention is proportional to, corrected for the share of the GPU that has work: with 150 tiles of
 // 128 queries, half of the time is spent filling and draining the multiprocessors. That follows from two rows with head
 // dim 64, whose times per unit of work differ by a factor of 1.16, forward and backward.
 double attention_work(int64_t B, int64_t NH, int64_t T, int64_t HS) {
-    const double tiles = real(B * NH) * std::ceil(real(T) / 128);
+    const double tiles = real(B * NH) * std::ceil(real(T) / kTile);
     return real(B * NH) * real(T) * real(T) * real(HS) * (1 + 150 / tiles);
 }
 
@@ -38,7 +41,8 @@ double attention_us(const std::vector<MeasuredAttention>& measured, const Planne
                                            4 * log_ratio(s.HS, row.HS));
         if (distance >= nearest) continue;
         nearest = distance;
-        time_us = us * attention_work(s.B, s.NH, s.T, s.HS) / attention_work(row.B, row.NH, row.T, row.HS);
+        time_us = us * s.share(kTile) * attention_work(s.B, s.NH, s.T, s.HS)
+                  / attention_work(row.B, row.NH, row.T, row.HS);
     }
     return time_us;
 }

@@ -118,8 +118,9 @@ double model_flops_per_token(const Config& config, const ParamTable& table) {
     double matmul_params = static_cast<double>(config.shape.vocab_size * config.shape.hidden_size);   // the head
     for (const Param& p : table.params)
         if (p.layer >= 0 && !p.is_vector()) matmul_params += used_elems(config.shape, p);
-    const double T = static_cast<double>(config.seq_length), window = static_cast<double>(config.shape.sliding_window);
-    const double most = window > 0 ? std::min(window, T) : T, keys = most * (1 - most / (2 * T));   // mean per query
-    const double attention = static_cast<double>(config.shape.num_layers * config.shape.q_width()) * keys;
-    return 6.0 * matmul_params + 12.0 * attention;
+    double keys = 0;   // of a query on average, over all layers
+    for (int64_t l = 0; l < config.shape.num_layers; l++)
+        keys += PlannedAttention{.T = config.seq_length, .window = config.shape.window(l)}.share()
+                * static_cast<double>(config.seq_length) / 2;
+    return 6.0 * matmul_params + 12.0 * static_cast<double>(config.shape.q_width()) * keys;
 }

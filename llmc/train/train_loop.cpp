@@ -218,8 +218,8 @@ std::string TrainLoop::attention_note() const {
     std::string text = "attention: ";
     if (config_.fp8_attention) text += "QK^T of the forward in INT8, PV in E4M3; dV, dP, dQ and dK in BF16; ";
     text += device::attention_kernel(device_.ctx, config_.dtype, head_dim);
-    const int64_t window = config_.shape.sliding_window;
-    return text + (window > 0 && window < config_.seq_length ? strf(", a window of %lld tokens", ll(window)) : "");
+    const bool hides = config_.shape.hides_keys(config_.seq_length);
+    return text + (hides ? strf(", a window of %s tokens", config_.shape.window_text().c_str()) : "");
 }
 
 // ---- steps ----

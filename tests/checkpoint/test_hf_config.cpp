@@ -195,8 +195,9 @@ TEST_CASE("config.json: unsupported models are refused by the field's name") {
         {llama, "/model_type", "gemma2"}, {llama, "/model_type", "gemma3_text"}, {llama, "/model_type", "qwen2_moe"},
         {llama, "/model_type", kRemove}, {llama, "/hidden_act", "gelu"}, {llama, "/attention_bias", "yes"},
         {llama, "/use_sliding_window", true}, {mistral, "/use_sliding_window", true}, {mistral, "/sliding_window", 0},
-        {mistral, "/layer_types", {"full_attention", "full_attention"}}, {qwen2, "/max_window_layers", 1},
-        {qwen2, "/layer_types", {"full_attention", "sliding_attention"}}, {qwen2, "/sliding_window", -1},
+        {mistral, "/layer_types", {"full_attention", "full_attention"}}, {qwen2, "/max_window_layers", -1},
+        {mistral, "/layer_types", {"full_attention", "sliding_attention"}}, {qwen2, "/sliding_window", -1},
+        {qwen2, "/layer_types", {"full_attention", "chunked_attention"}}, {qwen2, "/layer_types", {"full_attention"}},
         {llama, "/hidden_size", kRemove}, {llama, "/hidden_size", -64}, {llama, "/hidden_size", 64.0},
         {llama, "/hidden_size", "64"}, {llama, "/hidden_size", uint64_t{1} << 63}, {llama, "/num_hidden_layers", 0},
         {llama, "/vocab_size", nullptr}, {llama, "/rms_norm_eps", "small"}, {llama, "/rms_norm_eps", 0},
@@ -210,7 +211,7 @@ TEST_CASE("config.json: unsupported models are refused by the field's name") {
         {yarn, "/rope_scaling/attention_factor", 0}, {yarn, "/rope_scaling/attention_factor", 1e308},
         {yarn, "/rope_scaling/beta_fast", 1e308}, {yarn, "/rope_scaling/mscale_all_dim", 1e38},
         {yarn, "/rope_scaling/truncate", 1}, {yarn, "/rope_scaling/mscale", -1},
-        {llama, "/rope_parameters/rope_type", "linear"}, {llama, "/rope_parameters/low_freq_factor", 9.0},
+        {llama, "/rope_parameters/rope_type", "longrope"}, {llama, "/rope_parameters/low_freq_factor", 9.0},
         {llama, "/rope_parameters/partial_rotary_factor", 0.5}, {llama, "/partial_rotary_factor", 0.5},
         {llama, "/rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}},
         {qwen3, "/layer_types", {"full_attention", "sliding_attention"}}, {qwen3, "/layer_types", "full_attention"},
@@ -219,7 +220,8 @@ TEST_CASE("config.json: unsupported models are refused by the field's name") {
         {gpt2, "/tie_word_embeddings", false}, {gpt2, "/n_head", 3}, {gpt2, "/n_embd", kRemove},
         {own, "/norm", "batch"}, {own, "/linear_bias", "some"}, {own, "/linear_bias", kRemove}, {own, "/norm_eps", 0},
         {own, "/rotary_base", 1e300}, {own, "/window", -3}, {own, "/qk_norm", kRemove}, {own, "/rope", nullptr},
-        {own, "/rope/rope_type", "linear"}, {json_of("mixtral"), "/router_jitter_noise", 0.1},
+        {own, "/rope/rope_type", "dynamic"}, {own, "/window", {5, -1}}, {own, "/local_rotary_base", "1"},
+        {json_of("mixtral"), "/router_jitter_noise", 0.1},
         {json_of("qwen3_moe"), "/decoder_sparse_step", 2}, {json_of("qwen3_moe"), "/mlp_only_layers", {0}},
         {json_of("qwen3_moe"), "/num_experts", 0}, {json_of("qwen3_moe"), "/moe_intermediate_size", kRemove},
         {json_of("olmoe"), "/clip_qkv", 8.0}, {json_of("olmoe"), "/num_experts_per_tok", 1000},
@@ -295,15 +297,15 @@ TEST_CASE("config.json: biases of the linears, as each class has them") {
 TEST_CASE("config.json: the window of Mistral and Qwen") {
     Json mistral = json_of("mistral");
     CHECK(mistral["sliding_window"] == 7);
-    CHECK(read_config(mistral).sliding_window == 7);
+    CHECK(read_config(mistral).sliding_window == std::vector<int64_t>{7});
     mistral["layer_types"] = {"sliding_attention", "sliding_attention"};
-    CHECK(read_config(mistral).sliding_window == 7);
+    CHECK(read_config(mistral).sliding_window == std::vector<int64_t>{7});
     mistral["sliding_window"] = nullptr;
     mistral["layer_types"] = {"full_attention", "full_attention"};
-    CHECK(read_config(mistral).sliding_window == 0);
+    CHECK_FALSE(read_config(mistral).has_windows());
     mistral.erase("sliding_window");
     mistral.erase("layer_types");
-    CHECK(read_config(mistral).sliding_window == 4096);   // the default of MistralConfig
+    CHECK(read_config(mistral).sliding_window == std::vector<int64_t>{4096});   // the default of MistralConfig
     mistral.erase("num_key_value_heads");
     mistral["num_attention_heads"] = 16;
     CHECK(read_config(mistral).num_query_groups == 8);    // so is this
@@ -316,17 +318,17 @@ TEST_CASE("config.json: the window of Mistral and Qwen") {
         const int64_t window = qwen["sliding_window"].get<int64_t>();
         CHECK(qwen["use_sliding_window"] == true);
         CHECK(qwen["max_window_layers"] == 0);
-        CHECK(read_config(qwen).sliding_window == window);
+        CHECK(read_config(qwen).sliding_window == std::vector<int64_t>{window});
         qwen["max_window_layers"] = 2;   // the window begins at layer 2, so neither of the two layers has it
-        CHECK(read_config(qwen).sliding_window == 0);
+        CHECK_FALSE(read_config(qwen).has_windows());
         qwen["layer_types"] = {"sliding_attention", "sliding_attention"};   // counts more than max_window_layers
-        CHECK(read_config(qwen).sliding_window == window);
+        CHECK(read_config(qwen).sliding_window == std::vector<int64_t>{window});
         qwen["layer_types"] = {"full_attention", "full_attention"};
-        CHECK(read_config(qwen).sliding_window == 0);
+        CHECK_FALSE(read_config(qwen).has_windows());
         qwen.erase("layer_types");
         qwen["use_sliding_window"] = false;   // as Qwen2.5 is published: the other fields have no effect
         qwen["max_window_layers"] = 1;
-        CHECK(read_config(qwen).sliding_window == 0);
+        CHECK_FALSE(read_config(qwen).has_windows());
     }
 }
 

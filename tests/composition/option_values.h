@@ -15,7 +15,7 @@ inline const std::map<std::string, Words>& option_values() {
         {"num-attention-heads", {"2", "8"}}, {"num-query-groups", {"1", "2", "4"}}, {"kv-channels", {"16", "64"}},
         {"vocab-size", {"100", "131"}}, {"seq-length", {"8", "24"}}, {"max-position-embeddings", {"40"}},
         {"norm-epsilon", {"1e-6"}}, {"rotary-base", {"500"}}, {"rope-scaling-factor", {"8"}},
-        {"sliding-window", {"1", "5"}}, {"init-method-std", {"0.1"}},
+        {"sliding-window", {"1", "5", "3,0"}}, {"init-method-std", {"0.1"}},
         {"micro-batch-size", {"2", "3", "6"}}, {"global-batch-size", {"6", "24"}},
         {"rampup-batch-size", {"4 4 16", "6 6 12"}},
         {"train-data", {"{}/masked.bin", "0.7 {}/masked.bin 0.3 {}/whole.bin"}},

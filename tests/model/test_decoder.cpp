@@ -27,10 +27,13 @@ std::vector<Variant> variants() {
     squared.activation = Activation::kRelu2;
     ModelConfig qwen2 = tiny_llama(), attention_bias = tiny_llama(), mlp_bias = tiny_gpt2();
     qwen2.linear_bias = LinearBias::kQkv;
-    qwen2.sliding_window = 3;
+    qwen2.sliding_window = {3};
     attention_bias.linear_bias = LinearBias::kAttention;
     mlp_bias.linear_bias = LinearBias::kMlp;
-    mlp_bias.sliding_window = 1;
+    mlp_bias.sliding_window = {1};
+    ModelConfig pattern = tiny_llama();   // windows and rope by layer
+    pattern.num_layers = 3, pattern.sliding_window = {3, 0, 5}, pattern.local_rotary_base = 30;
+    pattern.rope_scaling = {.factor = 8, .type = RopeScalingType::kLinear};
     ModelConfig olmoe = tiny_moe();
     olmoe.num_query_groups = olmoe.num_attention_heads;
     olmoe.qk_norm_whole = true;
@@ -38,7 +41,7 @@ std::vector<Variant> variants() {
     olmoe.experts_per_token = 3;
     return {{"qwen3-moe", tiny_moe()}, {"olmoe", olmoe},
             {"gpt2", tiny_gpt2()}, {"gpt2-gqa-untied", gpt2_gqa}, {"llama", tiny_llama()}, {"qwen3", qwen},
-            {"mixed", mixed}, {"relu2", squared}, {"qwen2 with a window", qwen2},
+            {"mixed", mixed}, {"relu2", squared}, {"windows by layer", pattern}, {"qwen2 with a window", qwen2},
             {"llama with attention bias", attention_bias}, {"gpt2 with MLP bias and a window", mlp_bias}};
 }
 
@@ -221,8 +224,9 @@ TEST_CASE("documents: a token affects only the losses and gradients of its docum
                     std::vector<int32_t> changed = tokens;
                     changed[at] = changed[at] == 28 ? 2 : changed[at] + 1;
                     // A window reaches back window - 1 tokens in each layer.
-                    const int64_t window = config.shape.sliding_window;
-                    const int64_t reach = window > 0 ? config.shape.num_layers * (window - 1) : 16;
+                    int64_t reach = 0;
+                    for (int64_t l = 0; l < config.shape.num_layers; l++)
+                        reach += config.shape.window(l) > 0 ? config.shape.window(l) - 1 : 16;
                     const bool own = at >= 5 && at < 11, before = at < 5 && static_cast<int64_t>(at) + reach >= 5;
                     const bool same = loss_of(changed) == loss;
                     CAPTURE(at);

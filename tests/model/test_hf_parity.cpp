@@ -162,11 +162,11 @@ std::vector<std::pair<std::string, ModelConfig>> own_models() {
     add("own_scaled_rope", [&](ModelConfig& c) {
         rope(c);
         c.rope_scaling = {.factor = 4, .original_max_positions = 32};
-        c.sliding_window = 5, c.norm_eps = 1e-3;
+        c.sliding_window = {5}, c.norm_eps = 1e-3;
     });
     add("own_gated", [](ModelConfig& c) {
         c.activation = Activation::kSwiglu, c.linear_bias = LinearBias::kMlp, c.norm = Norm::kRmsNorm;
-        c.qk_norm = true, c.sliding_window = 3, c.tied_head = false;
+        c.qk_norm = true, c.sliding_window = {3}, c.tied_head = false;
     });
     add("own_attention_bias", [&](ModelConfig& c) {
         rope(c);
@@ -188,7 +188,7 @@ TEST_CASE("a window one token longer or shorter has other logits than transforme
         const std::string directory = "tests/fixtures/mistral_window";
         const SafetensorsReader reference(directory + "/reference.safetensors");
         ModelConfig shape = model_config_from_hf(directory);
-        shape.sliding_window += change;
+        shape.sliding_window[0] += change;
         TestModel model(tiny_config(shape, Dtype::kFp32, 2, 16));
         load_hf_weights(directory, shape, model.table, model.trainer->state_access(model.ctx), model.comm);
         model.trainer->weights_from_masters(model.ctx, true);

@@ -79,8 +79,8 @@ std::vector<TrainingCase> cases() {
     qk_norm.linear_bias = LinearBias::kQkv;
     add("qk-norm, recompute block", qk_norm).recompute = Recompute::kBlock;
     ModelConfig window = llama;
-    window.sliding_window = 5;
-    add("a window, recompute block but attention", window).recompute = Recompute::kBlockKeepAttention;
+    window.sliding_window = {5, 0}, window.local_rotary_base = 30;
+    add("windows by layer, recompute block but attention", window).recompute = Recompute::kBlockKeepAttention;
     add("documents", llama).reset_attention_mask = true;
     add("gpt2, recompute norms", gpt2).recompute = Recompute::kNormAct;
     for (const ModelConfig& shape : {gpt2, llama}) {

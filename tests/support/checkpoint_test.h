@@ -97,28 +97,32 @@ inline std::vector<NamedConfig> all_configs() {
     biased.position = PositionEmbedding::kLearned;
     attention_bias.linear_bias = LinearBias::kAttention;
     mlp_bias.linear_bias = LinearBias::kMlp;
-    mistral.sliding_window = 7;
+    mistral.sliding_window = {7};
     qwen2.linear_bias = qwen2_window.linear_bias = LinearBias::kQkv;
-    qwen2_window.sliding_window = 5;
+    qwen2_window.sliding_window = {5};
     ModelConfig qwen3_bias = qwen3;
     qwen3_bias.linear_bias = LinearBias::kAttention;
-    qwen3_bias.sliding_window = 9;
+    qwen3_bias.sliding_window = {9};
     narrow.num_attention_heads = narrow.num_query_groups = 3;   // LlamaConfig requires a divisor of the hidden size
-    window.sliding_window = 4;
+    window.sliding_window = {4};
     ModelConfig yarn = qwen2, own_yarn = mixed;
     yarn.rope_scaling = {.factor = 4, .original_max_positions = 16, .type = RopeScalingType::kYarn};
     own_yarn.rope_scaling = {.factor = 2.5, .original_max_positions = 16, .type = RopeScalingType::kYarn,
                              .beta_fast = 4, .beta_slow = 0.5, .attention_factor = 1.125, .truncate = false};
     ModelConfig mixtral = llama_config();
-    mixtral.num_experts = 3, mixtral.sliding_window = 7;
+    mixtral.num_experts = 3, mixtral.sliding_window = {7};
     ModelConfig qwen3_moe = qwen3_bias, olmoe = mixtral;
     qwen3_moe.num_experts = 5, qwen3_moe.experts_per_token = 4, qwen3_moe.normalize_experts = false;
-    olmoe.qk_norm = olmoe.qk_norm_whole = true, olmoe.sliding_window = 0;
+    olmoe.qk_norm = olmoe.qk_norm_whole = true, olmoe.sliding_window = {};
     olmoe.num_query_groups = olmoe.num_attention_heads, olmoe.hidden_size = olmoe.q_width();
     ModelConfig solar = qwen3_moe;
-    solar.sliding_window = 0, solar.shared_experts = 2, solar.routed_scale = 1.25;
+    solar.sliding_window = {}, solar.shared_experts = 2, solar.routed_scale = 1.25;
     const ModelConfig dots = solar;
     solar.qk_norm = false, solar.linear_bias = LinearBias::kNone;
+    ModelConfig ministral = mistral, qwen2_pattern = qwen2, qwen3_pattern = qwen3_bias, pattern = window;
+    ministral.sliding_window = {7, 0}, qwen2_pattern.sliding_window = {0, 5}, qwen3_pattern.sliding_window = {9, 0};
+    pattern.sliding_window = {4, 1}, pattern.position = PositionEmbedding::kRope, pattern.local_rotary_base = 500;
+    pattern.rope_scaling = {.factor = 8, .type = RopeScalingType::kLinear};
     return {{"gpt2", HfClass::kGpt2, gpt2_config()}, {"llama", HfClass::kLlama, llama_config()},
             {"llama, tied", HfClass::kLlama, tied}, {"qwen3", HfClass::kQwen3, qwen3}, {"mixed", HfClass::kOwn, mixed},
             {"biased", HfClass::kOwn, biased}, {"llama, attention bias", HfClass::kLlama, attention_bias},
@@ -128,7 +132,9 @@ inline std::vector<NamedConfig> all_configs() {
             {"gpt2, window", HfClass::kOwn, window}, {"qwen2, yarn", HfClass::kQwen2, yarn},
             {"mixed, yarn", HfClass::kOwn, own_yarn}, {"mixtral", HfClass::kMixtral, mixtral},
             {"qwen3_moe", HfClass::kQwen3Moe, qwen3_moe}, {"olmoe", HfClass::kOlmoe, olmoe},
-            {"dots1", HfClass::kDots1, dots}, {"solar_open", HfClass::kSolarOpen, solar}};
+            {"dots1", HfClass::kDots1, dots}, {"solar_open", HfClass::kSolarOpen, solar},
+            {"ministral", HfClass::kMinistral, ministral}, {"qwen2, pattern", HfClass::kQwen2, qwen2_pattern},
+            {"qwen3, pattern", HfClass::kQwen3, qwen3_pattern}, {"pattern", HfClass::kOwn, pattern}};
 }
 
 inline ModelConfig one_layer() {

@@ -1,5 +1,5 @@
 // Sources: the classes GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig, OlmoeConfig,
-// MixtralConfig and Dots1Config of transformers 4 and 5, SolarOpenConfig of 5.
+// MixtralConfig and Dots1Config of transformers 4 and 5, MinistralConfig and SolarOpenConfig of 5.
 #include "llmc/checkpoint/huggingface/hf_config.h"
 
 #include <algorithm>
@@ -18,16 +18,22 @@ using OrderedJson = nlohmann::ordered_json;
 constexpr int64_t kMaxVocab = int64_t{1} << 24, kMaxLayers = 4096;
 constexpr double kMostNormEps = 1;
 constexpr const char* kOwnModelType = "llmfp8";
+constexpr const char *kSliding = "sliding_attention", *kFull = "full_attention";
 
 // The classes with Llama's names of tensors and fields, and their defaults of fields that a file leaves out: key/value
-// heads (0: as many as heads), head dim (0: hidden size / heads), window (0: the class has none).
+// heads (0: as many as heads), head dim (0: hidden size / heads), window (0: the class has none), full_every: without
+// layer_types, every layer of this number attends to all keys (Gemma-3: 6, OLMo-3: 4; 0: none, if there is a window).
+// local_base: rope's base in layers with a window, which have no scaling then (Gemma-3: 10,000; OLMo-3: kBaseOfOthers;
+// 0: rope as in the others).
 struct Family {
     HfClass hf;
     const char *model_type, *architecture;
-    int64_t groups, head_dim, window;
+    int64_t groups, head_dim, window, full_every = 0;
+    double local_base = 0;
 };
 constexpr Family kFamilies[] = {{HfClass::kLlama, "llama", "LlamaForCausalLM", 0, 0, 0},
                                 {HfClass::kMistral, "mistral", "MistralForCausalLM", 8, 0, 4096},
+                                {HfClass::kMinistral, "ministral", "MinistralForCausalLM", 8, 0, 4096},
                                 {HfClass::kQwen2, "qwen2", "Qwen2ForCausalLM", 32, 0, 4096},
                                 {HfClass::kQwen3, "qwen3", "Qwen3ForCausalLM", 32, 128, 4096},
                                 {HfClass::kQwen3Moe, "qwen3_moe", "Qwen3MoeForCausalLM", 4, 0, 4096},
@@ -37,6 +43,10 @@ constexpr Family kFamilies[] = {{HfClass::kLlama, "llama", "LlamaForCausalLM", 0
                                 {HfClass::kSolarOpen, "solar_open", "SolarOpenForCausalLM", 8, 128, 0}};
 constexpr const char* kDropouts[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout"};
 bool is_qwen(HfClass hf) { return hf == HfClass::kQwen2 || hf == HfClass::kQwen3 || hf == HfClass::kQwen3Moe; }
+bool has_layer_types(const Family& family) {
+    return family.full_every > 0 || family.hf == HfClass::kMinistral || family.hf == HfClass::kQwen2
+           || family.hf == HfClass::kQwen3;
+}
 bool has_shared_experts(HfClass hf) { return hf == HfClass::kDots1 || hf == HfClass::kSolarOpen; }
 bool has_experts(HfClass hf) {
     return hf == HfClass::kQwen3Moe || hf == HfClass::kOlmoe || hf == HfClass::kMixtral || has_shared_experts(hf);
@@ -67,32 +77,6 @@ void put_special_tokens(OrderedJson& out, int64_t vocab_size, const HfOrigin& or
     out["eos_token_id"] = eos;
 }
 
-// The scaling of rope by transformers' names. An absent attention_factor follows from the factor.
-OrderedJson scaling_json(const RopeScaling& s) {
-    if (s.factor == 0) return {{"rope_type", "default"}};
-    const bool yarn = s.type == RopeScalingType::kYarn;
-    OrderedJson out = {{"rope_type", yarn ? "yarn" : "llama3"}, {"factor", s.factor}};
-    if (yarn) {
-        out["beta_fast"] = s.beta_fast;
-        out["beta_slow"] = s.beta_slow;
-        if (s.attention_factor > 0) out["attention_factor"] = s.attention_factor;
-        out["truncate"] = s.truncate;
-    } else {
-        out["low_freq_factor"] = s.low_freq_factor;
-        out["high_freq_factor"] = s.high_freq_factor;
-    }
-    out["original_max_position_embeddings"] = s.original_max_positions;
-    return out;
-}
-
-// Writes both forms: transformers 4 reads rope_theta and rope_scaling, transformers 5 prefers rope_parameters.
-void put_rope(OrderedJson& out, const ModelConfig& c) {
-    OrderedJson parameters = scaling_json(c.rope_scaling);
-    out["rope_theta"] = parameters["rope_theta"] = c.rotary_base;
-    out["rope_scaling"] = c.rope_scaling.factor == 0 ? OrderedJson() : scaling_json(c.rope_scaling);
-    out["rope_parameters"] = parameters;
-}
-
 void put_gpt2(OrderedJson& out, const ModelConfig& c) {
     out["architectures"] = {"GPT2LMHeadModel"};
     out["model_type"] = "gpt2";
@@ -112,13 +96,18 @@ void put_gpt2(OrderedJson& out, const ModelConfig& c) {
     out["tie_word_embeddings"] = true;
 }
 
-// Qwen's window applies to the layers from max_window_layers on.
-void put_window(OrderedJson& out, const ModelConfig& c, HfClass hf) {
-    const bool windows = c.sliding_window > 0;
-    if (is_qwen(hf)) out["use_sliding_window"] = windows;
+// Without layer_types, Qwen's window applies to the layers from max_window_layers on.
+void put_window(OrderedJson& out, const ModelConfig& c, const Family& family) {
+    const bool windows = c.has_windows();
+    if (is_qwen(family.hf)) out["use_sliding_window"] = windows;
     out["sliding_window"] = nullptr;
-    if (windows) out["sliding_window"] = c.sliding_window;
-    if (is_qwen(hf)) out["max_window_layers"] = windows ? 0 : c.num_layers;
+    if (windows) out["sliding_window"] = c.largest_window();
+    int64_t first = 0;
+    while (first < c.num_layers && c.window(first) == 0) first++;
+    if (is_qwen(family.hf)) out["max_window_layers"] = first;
+    if (c.same_windows() && family.full_every == 0) return;
+    for (int64_t l = 0; l < c.num_layers; l++)
+        out["layer_types"].push_back(c.window(l) > 0 ? kSliding : kFull);
 }
 
 // All layers have experts.
@@ -155,10 +144,10 @@ void put_llama(OrderedJson& out, const ModelConfig& c, const Family& family, int
     out["rms_norm_eps"] = c.norm_eps;
     if (may_bias_attention(family.hf)) out["attention_bias"] = c.proj_bias();
     if (family.hf == HfClass::kLlama) out["mlp_bias"] = c.mlp_bias();
-    else if (family.hf != HfClass::kOlmoe) put_window(out, c, family.hf);
+    else if (family.hf != HfClass::kOlmoe) put_window(out, c, family);
     if (has_experts(family.hf)) put_experts(out, c, family.hf);
     out["tie_word_embeddings"] = c.tied_head;
-    put_rope(out, c);
+    put_rope(out, c, family.local_base);
 }
 
 // Writes every field of ModelConfig by its own name, except two names that transformers interprets in every class:
@@ -181,9 +170,11 @@ void put_own(OrderedJson& out, const ModelConfig& c, int64_t positions) {
     out["activation"] = activation_function(c.activation).name;
     out["rotary_base"] = c.rotary_base;
     out["rope"] = scaling_json(c.rope_scaling);
+    out["local_rotary_base"] = c.local_rotary_base;
     for (const LinearBiasWord& word : kLinearBiasWords)
         if (word.kind == c.linear_bias) out["linear_bias"] = word.name;
-    out["window"] = c.sliding_window;
+    out["window"] = c.sliding_window;   // the pattern
+    if (c.same_windows()) out["window"] = c.largest_window();
     out["qk_norm"] = c.qk_norm;
     out["tie_word_embeddings"] = c.tied_head;
     out["norm_eps"] = c.norm_eps;
@@ -227,33 +218,43 @@ ModelConfig read_gpt2(const HfFields& f) {
     return c;
 }
 
-// Reads how many keys a query attends to, 0: all. All layers must have the same window.
-int64_t read_window(const HfFields& f, const Family& family, int64_t layers) {
+// Reads the window of each layer; a list of one element is that of all.
+std::vector<int64_t> read_windows(const HfFields& f, const Family& family, int64_t layers) {
     if (!is_qwen(family.hf)) f.only("use_sliding_window", false, "this class has no such field");
     if (family.window == 0 && family.hf != HfClass::kMixtral)
         f.only("sliding_window", nullptr, "this class has no window");
     f.ignore({"sliding_window", "max_window_layers"});   // Qwen's are read only if it uses them
+    if (family.full_every > 0) f.ignore({"sliding_window_pattern", "_sliding_window_pattern"});   // layer_types counts
     int64_t window = 0;
     if (!is_qwen(family.hf) || f.boolean_or("use_sliding_window", false))   // null: none
         window = f.integer_or("sliding_window", f.object.contains("sliding_window") ? 0 : family.window, 1,
                               kMaxPositions);
+    std::vector<int64_t> windows(static_cast<size_t>(layers), window);
+    const auto set_full = [&](auto&& is_full) {
+        for (int64_t l = 0; l < layers; l++)
+            if (is_full(l)) windows[static_cast<size_t>(l)] = 0;
+    };
     if (f.has("layer_types")) {
         const Json& types = f.object["layer_types"];
-        const char* needed = window > 0 ? "sliding_attention" : "full_attention";
-        const auto all = [&](const char* type) {
-            return types.is_array()
-                   && std::all_of(types.begin(), types.end(), [&](const Json& t) { return t == type; });
-        };
-        if (is_qwen(family.hf) && all("full_attention")) return 0;
-        if (!all(needed)) f.refuse("layer_types", strf("only \"%s\" in all layers is supported here", needed));
-    } else if (is_qwen(family.hf) && family.hf != HfClass::kQwen3Moe && window > 0) {
+        const auto full = [&](int64_t l) { return types[static_cast<size_t>(l)] == kFull; };
+        if (!types.is_array() || types.size() != static_cast<size_t>(layers)
+            || !std::all_of(types.begin(), types.end(), [&](const Json& t) {
+                   return t == kFull || (t == kSliding && window > 0);
+               }))
+            f.refuse("layer_types", strf("a list of \"%s\" and, if there is a window, \"%s\" for each of %lld layers "
+                                         "is needed", kFull, kSliding, ll(layers)));
+        set_full(full);
+        if (!has_layer_types(family) && std::count(windows.begin(), windows.end(), window) < layers)
+            f.refuse("layer_types", strf("this class has the same window in all layers, %lld", ll(window)));
+    } else if (family.full_every > 0) {
+        const char* field = f.has("sliding_window_pattern") ? "sliding_window_pattern" : "_sliding_window_pattern";
+        const int64_t every = f.integer_or(field, family.full_every, 1, kMaxLayers);
+        set_full([&](int64_t l) { return (l + 1) % every == 0; });
+    } else if (is_qwen(family.hf) && family.hf != HfClass::kQwen3Moe) {
         const int64_t first = f.integer_or("max_window_layers", 28, 0, kMaxLayers);
-        if (first >= layers) return 0;
-        if (first > 0)
-            f.refuse("max_window_layers", strf("only 0, a window in all layers, and at least %lld, in none, are "
-                                               "supported", ll(layers)));
+        set_full([&](int64_t l) { return l < first; });
     }
-    return window;
+    return windows;
 }
 
 LinearBias read_biases(const HfFields& f, const Family& family) {
@@ -310,8 +311,11 @@ ModelConfig read_llama(const HfFields& f, const Family& family) {
     c.tied_head = f.boolean_or("tie_word_embeddings", false);
     f.only("hidden_act", "silu", "only \"silu\" (swiglu) is supported");
     c.linear_bias = read_biases(f, family);
-    c.sliding_window = read_window(f, family, c.num_layers);
-    read_rope(f, c);
+    c.sliding_window = read_windows(f, family, c.num_layers);
+    if (family.local_base > 0)
+        c.local_rotary_base = f.positive_or("rope_local_base_freq", family.local_base, kMostBase);
+    read_rope(f, c, family.local_base != 0);
+    if (family.local_base == kBaseOfOthers && c.local_rotary_base == 0) c.local_rotary_base = c.rotary_base;
     if (has_experts(family.hf)) read_experts(f, family.hf, c);
     return c;
 }
@@ -341,8 +345,11 @@ ModelConfig read_own(const HfFields& f) {
     c.activation = read_activation(f, "activation", own_activation);
     c.rotary_base = f.positive("rotary_base", kMostBase);
     read_rope_dictionary(f, "rope", c);
+    if (f.has("local_rotary_base") && f.number("local_rotary_base") != 0)
+        c.local_rotary_base = f.positive("local_rotary_base", kMostBase);
     c.linear_bias = read_own_biases(f);
-    c.sliding_window = f.integer_or("window", 0, 0, kMaxPositions);
+    if (f.has("window") && f.object["window"].is_array()) c.sliding_window = f.integers("window", 0, kMaxPositions);
+    else c.sliding_window = {f.integer_or("window", 0, 0, kMaxPositions)};
     c.qk_norm = f.boolean("qk_norm");
     c.tied_head = f.boolean("tie_word_embeddings");
     c.norm_eps = f.positive("norm_eps", kMostNormEps);
@@ -461,10 +468,11 @@ ModelConfig model_config_from_json(const std::string& text, const std::string& w
     else if (type == kOwnModelType)
         config = read_own(f);
     else
-        f.refuse("model_type", "only gpt2, llama, mistral, qwen2, qwen3, qwen3_moe, olmoe, mixtral, dots1, solar_open "
-                 "and llmfp8 are supported");
+        f.refuse("model_type", "only gpt2, llama, mistral, ministral, qwen2, qwen3, qwen3_moe, olmoe, mixtral, dots1, "
+                 "solar_open and llmfp8 are supported");
     ignore_inert(f);
     f.require_all_read();
+    shorten_pattern(config);
     const int64_t width = std::max(config.q_width(), config.kv_width());
     REQUIRE(width <= kMaxWidth, "%s: heads of %lld elements in all are too wide", where.c_str(), ll(width));
     const std::vector<std::string> errors = model_config_errors(config);

@@ -58,7 +58,8 @@ RopeScaling read_scaling(const HfFields& rope, const HfFields& beside, int64_t m
     rope.only("partial_rotary_factor", 1, "only rotation of the whole head is supported");
     if (type == "default") return {};
     if (type == "yarn") return read_yarn(rope, read_original(rope, beside, max_positions));
-    if (type != "llama3") rope.refuse(name, "only \"default\", \"llama3\" and \"yarn\" are supported");
+    if (type == "linear") return {.factor = rope.positive("factor", kMostFactor), .type = RopeScalingType::kLinear};
+    if (type != "llama3") rope.refuse(name, "only \"default\", \"linear\", \"llama3\" and \"yarn\" are supported");
     RopeScaling scaling{
         .factor = rope.positive("factor", kMostFactor),
         .low_freq_factor = rope.positive("low_freq_factor", kMostFactor),
@@ -68,7 +69,56 @@ RopeScaling read_scaling(const HfFields& rope, const HfFields& beside, int64_t m
     return scaling;
 }
 
+// Reads rope_parameters that has a dictionary for each type of layers.
+void read_rope_by_type(const HfFields& f, ModelConfig& c) {
+    const HfFields types = f.child("rope_parameters");
+    ModelConfig local = c;
+    if (c.local_rotary_base > 0) local.rotary_base = c.local_rotary_base;
+    read_rope_dictionary(types, "full_attention", c);
+    if (types.has("sliding_attention")) {
+        read_rope_dictionary(types, "sliding_attention", local);
+        if (local.rope_scaling.factor > 0)
+            types.refuse("sliding_attention", "rope in layers with a window has no scaling");
+        if (f.has("rope_local_base_freq") && local.rotary_base != c.local_rotary_base)
+            f.refuse("rope_local_base_freq", "rope_parameters says otherwise");
+        c.local_rotary_base = local.rotary_base;
+    }
+    types.require_all_read();
+}
+
 }  // namespace
+
+nlohmann::ordered_json scaling_json(const RopeScaling& s) {
+    if (s.factor == 0) return {{"rope_type", "default"}};
+    if (s.type == RopeScalingType::kLinear) return {{"rope_type", "linear"}, {"factor", s.factor}};
+    const bool yarn = s.type == RopeScalingType::kYarn;
+    nlohmann::ordered_json out = {{"rope_type", yarn ? "yarn" : "llama3"}, {"factor", s.factor}};
+    if (yarn) {
+        out["beta_fast"] = s.beta_fast;
+        out["beta_slow"] = s.beta_slow;
+        if (s.attention_factor > 0) out["attention_factor"] = s.attention_factor;
+        out["truncate"] = s.truncate;
+    } else {
+        out["low_freq_factor"] = s.low_freq_factor;
+        out["high_freq_factor"] = s.high_freq_factor;
+    }
+    out["original_max_position_embeddings"] = s.original_max_positions;
+    return out;
+}
+
+void put_rope(nlohmann::ordered_json& out, const ModelConfig& c, double local_base) {
+    nlohmann::ordered_json parameters = scaling_json(c.rope_scaling);
+    out["rope_theta"] = parameters["rope_theta"] = c.rotary_base;
+    out["rope_scaling"] = c.rope_scaling.factor == 0 ? nlohmann::ordered_json() : scaling_json(c.rope_scaling);
+    if (local_base == 0) {
+        out["rope_parameters"] = parameters;
+        return;
+    }
+    const double local = c.local_rotary_base > 0 ? c.local_rotary_base : c.rotary_base;
+    if (local_base > 0) out["rope_local_base_freq"] = local;
+    out["rope_parameters"] = {{"full_attention", parameters},
+                              {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", local}}}};
+}
 
 void read_rope_dictionary(const HfFields& f, const char* name, ModelConfig& c) {
     const HfFields rope = f.child(name);
@@ -79,7 +129,7 @@ void read_rope_dictionary(const HfFields& f, const char* name, ModelConfig& c) {
     rope.require_all_read();
 }
 
-void read_rope(const HfFields& f, ModelConfig& c) {
+void read_rope(const HfFields& f, ModelConfig& c, bool by_type) {
     f.only("partial_rotary_factor", 1, "only rotation of the whole head is supported");
     f.ignore({kOriginal});   // without scaling it has no effect
     c.rotary_base = f.positive_or("rope_theta", c.rotary_base, kMostBase);
@@ -87,7 +137,9 @@ void read_rope(const HfFields& f, ModelConfig& c) {
     if (!f.has("rope_parameters")) return;
     const RopeScaling scaling = c.rope_scaling;
     const double base = c.rotary_base;
-    read_rope_dictionary(f, "rope_parameters", c);
+    if (by_type && f.object["rope_parameters"].contains("full_attention")) read_rope_by_type(f, c);
+    else read_rope_dictionary(f, "rope_parameters", c);
+    if (f.has("rope_theta") && c.rotary_base != base) f.refuse("rope_theta", "rope_parameters says otherwise");
     if (!f.has("rope_scaling")) return;
     const bool two = f.object["rope_scaling"].contains("rope_theta");
     if (!(c.rope_scaling == scaling) || (two && c.rotary_base != base))

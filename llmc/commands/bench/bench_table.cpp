@@ -26,7 +26,8 @@ BenchRow row_of(const OpCall& call, const Ceilings& ceilings) {
     for (const PlannedOp& op : call.work.ops) {
         const PlannedAttention& s = op.attention;
         if (s.HS > 0) row.part = "attention";
-        add(op_text(op), op.bytes, (s.backward ? 5 : 2) * real(s.B * s.NH) * real(s.T) * real(s.T) * real(s.HS),
+        const double pairs = s.share() * real(s.B * s.NH) * real(s.T) * real(s.T);
+        add(op_text(op), op.bytes, (s.backward ? 5 : 2) * pairs * real(s.HS),
             s.fp8 ? Dtype::kE4m3 : op.dtype);
     }
     if (call.on_side_stream) row.part = "overlapped";

@@ -6,11 +6,11 @@ HfClass hf_class(const ModelConfig& c) {
     bool gpt2 = c.norm == Norm::kLayerNorm && c.position == PositionEmbedding::kLearned
                 && !activation_function(c.activation).gated && c.linear_bias == LinearBias::kAll && !c.qk_norm
                 && c.tied_head && c.num_query_groups == c.num_attention_heads && c.q_width() == c.hidden_size
-                && c.sliding_window == 0;
+                && !c.has_windows();
     if (gpt2) return HfClass::kGpt2;
     bool llama_like = c.norm == Norm::kRmsNorm && c.position == PositionEmbedding::kRope
                       && c.activation == Activation::kSwiglu;
-    if (!llama_like) return HfClass::kOwn;
+    if (!llama_like || !c.one_window() || c.local_rotary_base > 0) return HfClass::kOwn;
     if (c.sigmoid_router()) return c.qk_norm ? HfClass::kDots1 : HfClass::kSolarOpen;
     if (c.has_experts()) return c.qk_norm_whole ? HfClass::kOlmoe : c.qk_norm ? HfClass::kQwen3Moe : HfClass::kMixtral;
     const bool no_bias = c.linear_bias == LinearBias::kNone;
@@ -18,8 +18,8 @@ HfClass hf_class(const ModelConfig& c) {
     if (c.linear_bias == LinearBias::kQkv) return HfClass::kQwen2;
     // LlamaConfig refuses a hidden size that the number of heads does not divide, even with a head_dim, and has no
     // sliding window.
-    if (c.hidden_size % c.num_attention_heads == 0 && c.sliding_window == 0) return HfClass::kLlama;
-    return no_bias ? HfClass::kMistral : HfClass::kOwn;
+    if (c.hidden_size % c.num_attention_heads == 0 && !c.has_windows()) return HfClass::kLlama;
+    return !no_bias ? HfClass::kOwn : c.same_windows() ? HfClass::kMistral : HfClass::kMinistral;
 }
 
 int ParamTable::find(const std::string& name) const {

@@ -77,7 +77,9 @@ struct ParamTable {
 };
 
 // The Hugging Face class that represents a configuration exactly; kOwn if none does.
-enum class HfClass { kGpt2, kLlama, kMistral, kQwen2, kQwen3, kQwen3Moe, kOlmoe, kMixtral, kDots1, kSolarOpen, kOwn };
+enum class HfClass {
+    kGpt2, kLlama, kMistral, kMinistral, kQwen2, kQwen3, kQwen3Moe, kOlmoe, kMixtral, kDots1, kSolarOpen, kOwn
+};
 HfClass hf_class(const ModelConfig& config);
 
 // of_layers: the optimizer of the matrices of layers. ema: with an EMA of the master weights. scales: with those of

@@ -13,7 +13,7 @@ class LlmFp8Config(PretrainedConfig):
     def __init__(self, vocab_size=50257, num_layers=12, hidden_size=768, ffn_hidden_size=3072, num_attention_heads=12,
                  num_query_groups=12, kv_channels=64, max_positions=1024, norm="layer", position="learned",
                  activation="gelu", rotary_base=10000.0, rope=None, linear_bias="all", qk_norm=False, window=0,
-                 norm_eps=1e-5, init_std=0.02, tie_word_embeddings=True, **kwargs):
+                 local_rotary_base=0.0, norm_eps=1e-5, init_std=0.02, tie_word_embeddings=True, **kwargs):
         self.vocab_size = vocab_size
         self.num_layers = num_layers
         self.hidden_size = hidden_size
@@ -26,10 +26,15 @@ class LlmFp8Config(PretrainedConfig):
         self.position = position               # learned or rope
         self.activation = activation           # gelu (tanh form), swiglu or relu2
         self.rotary_base = rotary_base
-        self.rope = rope or {"rope_type": "default"}   # scaling by the rule default (none), llama3 or yarn
+        self.rope = rope or {"rope_type": "default"}   # scaling by the rule default (none), llama3, yarn or linear
+        self.local_rotary_base = local_rotary_base     # in layers with a window, without scaling; 0: as the others
         self.linear_bias = linear_bias         # all, none, qkv, attention (qkv and output) or mlp
         self.qk_norm = qk_norm
-        self.window = window                   # keys that a query attends to, its own included; 0: all
+        # Keys that a query attends to, its own included; 0: all. A list is repeated over the layers.
+        self.window = window
         self.norm_eps = norm_eps
         self.init_std = init_std
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
+
+    def window_of(self, layer):
+        return self.window[layer % len(self.window)] if isinstance(self.window, list) else self.window

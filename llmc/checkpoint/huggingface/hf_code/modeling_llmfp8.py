@@ -1,5 +1,5 @@
 """A decoder of the trainer's options for transformers: norms, positions, activations, biases, grouped queries, qk-norm,
-sliding window, tied or separate head. AutoModelForCausalLM.from_pretrained(DIR, trust_remote_code=True) reads it."""
+sliding windows, tied or separate head. AutoModelForCausalLM.from_pretrained(DIR, trust_remote_code=True) reads it."""
 import math
 
 import torch
@@ -46,16 +46,21 @@ def yarn_share(config, scaling, pairs):
     return 1 - ((pairs / 2 - low) / (high - low if high != low else 0.001)).clamp(0, 1)
 
 
-def rope_tables(config, positions):
+def rope_tables(config, positions, local):
     """Cosines and sines (B, T, head dim / 2). The llama3 and yarn rules divide low frequencies by a factor."""
+    base, scaling = config.rotary_base, config.rope
+    if local:
+        base, scaling = config.local_rotary_base, {"rope_type": "default"}
     pairs = torch.arange(0, config.kv_channels // 2 * 2, 2, dtype=torch.float64, device=positions.device)
-    frequencies = config.rotary_base ** (-pairs / config.kv_channels)
-    scale, scaling = 1.0, config.rope
+    frequencies = base ** (-pairs / config.kv_channels)
+    scale = 1.0
     if scaling["rope_type"] != "default":
         if scaling["rope_type"] == "llama3":
             low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
             turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
             keep = ((turns - low) / (high - low)).clamp(0, 1)
+        elif scaling["rope_type"] == "linear":
+            keep = torch.zeros_like(frequencies)
         else:
             keep = yarn_share(config, scaling, pairs)
             scale = scaling.get("attention_factor") or 0.1 * math.log(scaling["factor"]) + 1
@@ -149,31 +154,36 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.norm = make_norm(config)
 
-    def mask_of(self, attention_mask, past, length, like):
+    def mask_of(self, window, attention_mask, past, length, like):
         """What is added to the scores, (B or 1, 1, T, past + T): the lowest number hides a key; every row is finite."""
         keys = torch.arange(past + length, device=like.device)
         queries = torch.arange(past, past + length, device=like.device)[:, None]
         visible = keys <= queries
-        if self.config.window > 0:
-            visible = visible & (keys > queries - self.config.window)
+        if window > 0:
+            visible = visible & (keys > queries - window)
         visible = visible[None, None]
         if attention_mask is not None:
             visible = visible & attention_mask[:, None, None, :past + length].bool()
         hidden = torch.zeros(visible.shape, dtype=like.dtype, device=like.device)
         return hidden.masked_fill(~visible, torch.finfo(like.dtype).min)
 
+    def is_local(self, window):
+        return window > 0 and self.config.local_rotary_base > 0
+
     def forward(self, x, attention_mask, position_ids, cache):
         past, length = cache.get_seq_length() if cache is not None else 0, x.shape[1]
         if position_ids is None:
             position_ids = torch.arange(past, past + length, device=x.device)[None]
-        rope = None
+        windows, ropes = [self.config.window_of(layer) for layer in range(len(self.layers))], {}
+        for local in {self.is_local(window) for window in windows}:
+            ropes[local] = None
+            if self.config.position == "rope":
+                ropes[local] = [table[:, None] for table in rope_tables(self.config, position_ids, local)]
         if self.config.position == "learned":
             x = x + self.embed_positions(position_ids)
-        else:
-            rope = [table[:, None] for table in rope_tables(self.config, position_ids)]
-        mask = self.mask_of(attention_mask, past, length, x)
-        for layer in self.layers:
-            x = layer(x, mask, rope, cache)
+        masks = {window: self.mask_of(window, attention_mask, past, length, x) for window in set(windows)}
+        for layer, window in zip(self.layers, windows):
+            x = layer(x, masks[window], ropes[self.is_local(window)], cache)
         return self.norm(x)
 
 
