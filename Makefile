@@ -328,7 +328,7 @@ test-full:
 
 drill:
 	@scripts/setup.sh test
-	@$(MAKE) all
+	@$(MAKE) all $(FAULTY)
 	@LLMC_BUILD=$(CURDIR)/$(BUILD) python3 tests/drill/run.py
 
 image-test:

@@ -56,7 +56,10 @@ fuzz() {
         -artifact_prefix="build/cpu/$name-" "$corpus" "${seeds[@]}"
 }
 
-drill() { build all && LLMC_BUILD=$PWD/build/cpu python3 tests/drill/run.py --scale 0.1 --seed "$(date +%j)"; }
+drill() {
+    build all build/cpu/faults/train_llama build/cpu/faults/train_gpt2 &&
+        LLMC_BUILD=$PWD/build/cpu python3 tests/drill/run.py --scale 0.1 --seed "$(date +%j)"
+}
 
 with_transformers() {
     local venv=build/transformers
