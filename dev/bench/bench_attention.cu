@@ -1,10 +1,12 @@
-// Attention forward and backward. Usage: bench_attention [HEAD DIM | BATCH HEADS KV-HEADS TOKENS HEAD-DIM [DOCUMENT]]
+// Attention forward and backward. Usage:
+// bench_attention [HEAD DIM | BATCH HEADS KV-HEADS TOKENS HEAD-DIM [DOCUMENT [WINDOW]]]
 // Without arguments it times the trainer's shapes, with one argument those of this head dim. DOCUMENT: every sequence
 // is packed with documents of this many tokens (--reset-attention-mask); FLOPs then count only pairs within documents,
-// and a further line compares the time with that of the same documents as separate sequences. FLOPs count half the
-// square of scores (causal) and 2.5 times the forward for the backward, whatever a kernel recomputes. Random data, two
-// input sets in turn. Prints: shape | forward us | TFLOP/s | % of the ceiling (an 8192^3 bf16 product, measured first)
-// | backward ... and, where FP8 attention exists, us of: its pass over qkv | rope alone |
+// and a further line compares the time with that of the same documents as separate sequences. WINDOW: --sliding-window,
+// whose pairs alone count. FLOPs count half the square of scores (causal) and 2.5 times the forward for the backward,
+// whatever a kernel recomputes. Random data, two input sets in turn. Prints: shape | forward us | TFLOP/s | % of the
+// ceiling (an 8192^3 bf16 product, measured first) | backward ... and, where FP8 attention exists, us of: its pass over
+// qkv | rope alone |
 // that pass with rope | the forward | all that FP8 needs: the forward and what its pass costs more than rope, TFLOP/s
 // of both, and times the bf16 forward. The last lines are rows of llmc/perf/rates.
 #include <algorithm>
@@ -24,6 +26,7 @@ struct Shape {
     int64_t B, NH, NKV, T, HS;
     Dtype dtype = Dtype::kBf16;
     int64_t document = 0;   // tokens of a document; 0: a sequence is one
+    int64_t window = 0;     // as in AttentionForwardArgs
 };
 const Shape kShapes[] = {{1, 32, 8, 8192, 128}, {1, 32, 8, 4096, 128}, {8, 16, 4, 2048, 128},
                          {64, 12, 12, 1024, 64}, {8, 12, 12, 2048, 64}, {4, 25, 25, 1024, 64},
@@ -32,7 +35,10 @@ const Shape kShapes[] = {{1, 32, 8, 8192, 128}, {1, 32, 8, 4096, 128}, {8, 16, 4
                          // The 8B with --context-parallel 1 and 2 at 65536 tokens and 8 at 131072, also with short
                          // documents.
                          {1, 32, 8, 65536, 128}, {1, 16, 4, 65536, 128}, {1, 4, 1, 131072, 128},
-                         {1, 4, 1, 131072, 128, Dtype::kBf16, 1024}};
+                         {1, 4, 1, 131072, 128, Dtype::kBf16, 1024},
+                         // Windows: gpt-oss, and one of 4096 tokens at head dim 128.
+                         {1, 64, 8, 8192, 64, Dtype::kBf16, 0, 128}, {1, 64, 8, 8192, 64, Dtype::kBf16, 0, 1024},
+                         {1, 64, 8, 32768, 64, Dtype::kBf16, 0, 1024}, {1, 32, 8, 32768, 128, Dtype::kBf16, 0, 4096}};
 
 struct Times {
     float forward = 0, backward = 0, fp8_forward = 0;   // us
@@ -76,10 +82,11 @@ struct Memory {
     }
 };
 
-// FLOPs of the forward: half of the square of each document.
+// FLOPs of the forward: half of the square of each document, without that of what a window leaves out.
 double mflop_of(const Shape& s) {
-    const int64_t keys = s.document > 0 ? s.document : s.T;
-    return 2e-6 * static_cast<double>(s.B * s.NH * s.T) * static_cast<double>(keys * s.HS);
+    const double keys = static_cast<double>(s.document > 0 ? s.document : s.T);
+    const double most = s.window > 0 ? std::min(static_cast<double>(s.window), keys) : keys;
+    return 2e-6 * static_cast<double>(s.B * s.NH * s.T * s.HS) * most * (2 - most / keys);
 }
 
 float median_us(Ctx& ctx, const std::function<void(int)>& f) {
@@ -260,10 +267,10 @@ struct Problem {
                          lse = memory.random(Dtype::kFp32, N * s.NH),
                          delta = memory.random(Dtype::kFp32, N * s.NH);
             forward.push_back({.out = out, .lse = lse, .qkv = qkv, .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV,
-                               .HS = s.HS, .softmax_mul = mul, .documents = documents});
+                               .HS = s.HS, .softmax_mul = mul, .documents = documents, .window = s.window});
             backward.push_back({.dqkv = dqkv, .delta = delta, .dout = dout, .out = out, .lse = lse, .qkv = qkv,
                                 .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS, .softmax_mul = mul,
-                                .documents = documents, .sums = sums});
+                                .documents = documents, .window = s.window, .sums = sums});
         }
     }
     Times times(Ctx& ctx) {
@@ -287,9 +294,11 @@ std::string bench(Ctx& ctx, const Shape& s, double ceiling) {
     };
     print(mflop, times.forward), print(2.5 * mflop, times.backward);
     if (s.document > 0) std::printf(" | documents of %lld", (long long)s.document);
+    if (s.window > 0) std::printf(" | window of %lld", (long long)s.window);
     std::printf("\n");
     if (has_fp8(ctx, s.dtype, s.HS))
         times.fp8_forward = bench_fp8(ctx, s, problem.forward, memory, times.forward, ceiling);
+    if (s.window > 0) return "";
     if (s.document == 0)
         return strf("attention %s %lld %lld %lld %lld %.1f %.1f %.1f\n", dtype_name(s.dtype), (long long)s.B,
                     (long long)s.NH, (long long)s.T, (long long)s.HS, times.forward, times.backward, times.fp8_forward);
@@ -309,11 +318,11 @@ std::vector<Shape> shapes_of(int argc, char** argv) {
             if (argc < 2 || s.HS == std::atoi(argv[1])) shapes.push_back(s);
         return shapes;
     }
-    REQUIRE(argc == 6 || argc == 7, "usage: bench_attention [HEAD-DIM | BATCH HEADS KV-HEADS TOKENS HEAD-DIM "
-            "[DOCUMENT]]");
-    int64_t word[6] = {};
+    REQUIRE(argc >= 6 && argc <= 8, "usage: bench_attention [HEAD-DIM | BATCH HEADS KV-HEADS TOKENS HEAD-DIM "
+            "[DOCUMENT [WINDOW]]]");
+    int64_t word[7] = {};
     for (int i = 1; i < argc; i++) word[i - 1] = std::atoll(argv[i]);
-    const Shape s{word[0], word[1], word[2], word[3], word[4], Dtype::kBf16, word[5]};
+    const Shape s{word[0], word[1], word[2], word[3], word[4], Dtype::kBf16, word[5], word[6]};
     REQUIRE(s.document >= 0 && (s.document == 0 || s.T % s.document == 0), "%lld tokens are no whole number of "
             "documents of %lld", (long long)s.T, (long long)s.document);
     return {s};

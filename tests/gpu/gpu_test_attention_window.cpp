@@ -1,4 +1,6 @@
 // Attention of the GPU within a sliding window.
+#include <array>
+
 #include "tests/gpu/gpu_attention.h"
 
 using namespace attention_test;
@@ -65,21 +67,25 @@ TEST_CASE("gpu attention: a key reaches as many queries as the window has tokens
         }
 }
 
-// If tiles lie before every query's window, a kernel must not read them at all: 0 times NaN would be NaN.
-TEST_CASE("gpu attention: tiles before the window are skipped, not masked") {
+// If tiles lie before every query's window, or after all queries of a key, a kernel must not read them at all: 0 times
+// NaN would be NaN.
+TEST_CASE("gpu attention: tiles before and after the window are skipped, not masked") {
     for (int64_t HS : {48, 64, 96, 128, 256}) {
         const int64_t window = 128, T = 1152;
         const Attention clean = with_window(Attention({1, T, 4, 2, HS}, Dtype::kBf16), window);
         const Attention::Result given = clean.on_cpu(clean.type), before = on_gpu(clean, given);
-        Attention corrupted = clean;
-        for (int64_t i = 0; i < 128 * clean.width(); i++) corrupted.qkv.set(i, std::nan(""));
-        const Attention::Result after = on_gpu(corrupted, given);
-        // Tiles of 192 queries that begin past 128 + window - 1 read no key below 128; one tile of slack.
-        for (int64_t t = 576; t < T; t++) {
-            int64_t touched = differs(clean, before, after, t);
-            for (int64_t i = clean.q(0, t, 0); i < clean.q(0, t, 0) + clean.width(); i++)
-                touched += after.dqkv.get(i) != before.dqkv.get(i);
-            REQUIRE_EQ(touched, 0);
+        // Tiles of 192 queries that begin past 128 + window - 1 read no key below 128; one tile of slack. Those of keys
+        // that end before T - 128 - window read none of the last queries.
+        for (const auto& [bad, from, to] : {std::array{int64_t{0}, int64_t{576}, T}, {T - 128, 0, T - 576}}) {
+            Attention corrupted = clean;
+            for (int64_t i = 0; i < 128 * clean.width(); i++) corrupted.qkv.set(bad * clean.width() + i, std::nan(""));
+            const Attention::Result after = on_gpu(corrupted, given);
+            for (int64_t t = from; t < to; t++) {
+                int64_t touched = differs(clean, before, after, t);
+                for (int64_t i = clean.q(0, t, 0); i < clean.q(0, t, 0) + clean.width(); i++)
+                    touched += after.dqkv.get(i) != before.dqkv.get(i);
+                REQUIRE_EQ(touched, 0);
+            }
         }
     }
 }

@@ -27,7 +27,7 @@ inline std::vector<ModelConfig> fp8_shapes() {
     squared.activation = Activation::kRelu2;
     ModelConfig qwen2 = llama;
     qwen2.linear_bias = LinearBias::kQkv;
-    qwen2.sliding_window = {17};
+    qwen2.sliding_window = {17, 0}, qwen2.local_rotary_base = 300;
     return {gpt2, llama, mixed, squared, qwen2};
 }
 
