@@ -82,8 +82,8 @@ std::string time_text(const Figures& f) {
     text += strf("  %-26s %10.3f\n", "all", f.ms);
     if (ranks > 1)
         text += strf("  communication takes %.3f ms, hidden or exposed: gradients %.3f, weights %.3f, heads %.3f, "
-                     "matrices %.3f\n", time.communication_ms(), time.reduce_ms, time.gather_ms, time.exchange_ms,
-                     time.matrices_ms);
+                     "matrices %.3f, tokens of experts %.3f (%.3f exposed)\n", time.communication_ms(), time.reduce_ms,
+                     time.gather_ms, time.exchange_ms, time.matrices_ms, time.tokens_ms, time.exposed_tokens_ms);
     if (time.host_link_ms > 0)
         text += strf("  copies from and to host memory take %.3f ms each way, hidden or exposed\n", time.host_link_ms);
     text += strf("predicted         %.4g s/it, %.0f tokens/s, %.0f per GPU, MFU %.1f %%\n", 1e-3 * f.ms,

@@ -4,6 +4,13 @@
 
 static_assert(kMaxExperts <= kMaxRouterExperts);
 
+// The exchanges, see ExpertExchange.
+constexpr const char *kTokens = "tokens of layers.", *kSums = "sums of experts of layers.",
+                     *kGradients = "gradients of tokens of layers.",
+                     *kTokensAgain = "tokens for weight gradients of layers.",
+                     *kWeightGradients = "gradients of router weights of layers.",
+                     *kGradientSums = "sums of gradients of tokens of layers.";
+
 std::vector<BufferRow> MoeMlp::rows(const ModelConfig& c, const DecoderOptions& options) {
     const int64_t E = c.num_experts, C = c.hidden_size, F = c.ffn_hidden_size;
     const int64_t P = options.experts ? options.experts->ranks : 1, K = c.experts_per_token * P;   // of all ranks
@@ -56,20 +63,25 @@ void MoeMlp::route(Ctx& ctx, int layer, int64_t N, bool again) {
                               .weights = own(all_weights),
                               .bias = model_.weight(model_.params_of(layer).router_bias), .N = N, .E = E(), .K = K(),
                               .form = form(), .chosen = again, .even = model_.options.even_experts});
-    if (exchange_ && !again) exchange_->all_gather(ctx, layer, all_experts);
-    if (exchange_) exchange_->all_gather(ctx, layer, all_weights);
-    const Tensor& stats = model_.options.router_stats;
-    if (again || !model_.training || !stats) return;
-    const int64_t width = router_stats_elems(E());
-    Arena::Scope scope(ctx, model_.arena);
-    ops::router_stats(ctx, {.stats = stats.slice(layer * width, width),
-                            .scratch = model_.scratch(Dtype::kFp64, kRouterPartials * width), .probs = probs,
-                            .lse = lse, .experts = experts, .N = N, .E = E(), .K = K(), .sigmoid = form().sigmoid});
+    if (exchange_ && !again) exchange_->all_gather(ctx, kTokens, layer, all_experts);
+    const int64_t number = exchange_ ? exchange_->all_gather(ctx, kTokens, layer, all_weights) : 0;
+    if (const Tensor& stats = model_.options.router_stats; stats && model_.training && !again) {
+        const int64_t width = router_stats_elems(E());
+        Arena::Scope scope(ctx, model_.arena);
+        ops::router_stats(ctx, {.stats = stats.slice(layer * width, width),
+                                .scratch = model_.scratch(Dtype::kFp64, kRouterPartials * width), .probs = probs,
+                                .lse = lse, .experts = experts, .N = N, .E = E(), .K = K(),
+                                .sigmoid = form().sigmoid});
+    }
+    if (exchange_) exchange_->wait(ctx, number);
 }
 
-MoeMlp::Order MoeMlp::dispatch(Ctx& ctx, int layer, int64_t N) {
-    const Order order{.offsets = model_.scratch(Dtype::kInt32, here() + 1),
-                      .row_slots = buffers_.scratch(kRowSlots, N), .slot_rows = buffers_.scratch(kSlotRows, N)};
+MoeMlp::Order MoeMlp::order_memory(int64_t N) const {
+    return {.offsets = model_.scratch(Dtype::kInt32, here() + 1), .row_slots = buffers_.scratch(kRowSlots, N),
+            .slot_rows = buffers_.scratch(kSlotRows, N)};
+}
+
+void MoeMlp::sort(Ctx& ctx, int layer, const Order& order, int64_t N) {
     Arena::Scope scope(ctx, model_.arena);
     const Tensor& rows = model_.options.expert_rows;
     ops::sort_experts(ctx, {.offsets = order.offsets,
@@ -77,59 +89,61 @@ MoeMlp::Order MoeMlp::dispatch(Ctx& ctx, int layer, int64_t N) {
                             .row_slots = order.row_slots, .slot_rows = order.slot_rows,
                             .experts = buffers_.at(kExperts, layer, N), .N = P() * N, .E = here(), .K = K(),
                             .first = first(), .load = rows ? rows.slice(layer, 1) : Tensor{}});
-    return order;
 }
 
-// `in` of all ranks, in the order of ranks; scratch of the caller's scope.
-Tensor MoeMlp::of_all(Ctx& ctx, int layer, Tensor in) {
-    if (!exchange_ || !in) return in;
-    const Tensor all = model_.scratch(in.dtype, P() * in.elems);
-    device::copy_on_device(ctx, own(all).data, in.data, in.bytes());
-    exchange_->all_gather(ctx, layer, all);
+// The codes or values of all ranks, in the order of ranks.
+MoeMlp::Exchanged MoeMlp::of_all(Ctx& ctx, const char* what, int layer, const LinearOperand& in) {
+    const Fp8Operand& codes = in.fp8.rowwise;
+    Exchanged all{.data = codes.data ? codes.data : in.unquantized, .scale_inv = codes.scale_inv};
+    for (Tensor* part : {&all.data, &all.scale_inv}) {
+        if (!exchange_ || !*part) continue;
+        const Tensor mine = *part;
+        *part = model_.scratch(mine.dtype, P() * mine.elems);
+        device::copy_on_device(ctx, own(*part).data, mine.data, mine.bytes());
+        all.number = exchange_->all_gather(ctx, what, layer, *part);
+    }
     return all;
 }
 
 // The rows of the tokens of all ranks in the order of experts, in FP8 if `in` is; scratch of the caller's scope.
-LinearOperand MoeMlp::gathered(Ctx& ctx, int layer, const Order& order, Fp8Role role, const LinearOperand& in,
-                               int64_t N) {
+LinearOperand MoeMlp::gathered(Ctx& ctx, const Order& order, Fp8Role role, const Exchanged& in, int64_t N) {
     const int64_t C = config_.hidden_size;
-    const Fp8Operand& codes = in.fp8.rowwise;
     LinearOperand out;
-    if (codes.data)
+    if (in.scale_inv)
         out.fp8.rowwise = model_.fp8.alloc_operand(role, Fp8Layout::kRowwise, R(N), C, model_.take_scratch());
     else out.unquantized = buffers_.scratch(kRows, N);
-    Arena::Scope scope(ctx, model_.arena);
-    ops::gather_rows(ctx, {.out = codes.data ? out.fp8.rowwise.data : out.unquantized,
-                           .in = of_all(ctx, layer, codes.data ? codes.data : in.unquantized),
+    if (exchange_) exchange_->wait(ctx, in.number);
+    ops::gather_rows(ctx, {.out = in.scale_inv ? out.fp8.rowwise.data : out.unquantized, .in = in.data,
                            .slot_rows = order.slot_rows, .N = P() * N, .K = K(), .C = C,
-                           .out_scale_inv = out.fp8.rowwise.scale_inv,
-                           .in_scale_inv = of_all(ctx, layer, codes.scale_inv), .parts = P()});
+                           .out_scale_inv = out.fp8.rowwise.scale_inv, .in_scale_inv = in.scale_inv, .parts = P()});
     return out;
 }
 
-// out (N, C) = or += the sums of the rows of each token of this rank, from the rows of all ranks.
-void MoeMlp::combine(Ctx& ctx, int layer, const Order& order, Tensor out, Tensor rows, int64_t N, bool accumulate) {
-    Arena::Scope scope(ctx, model_.arena);
-    const int64_t C = config_.hidden_size;
-    const Tensor sums = exchange_ ? buffers_.scratch(kPartial, N) : out;
-    ops::combine_rows(ctx, {.out = sums, .in = rows, .slot_rows = order.slot_rows,
-                            .experts = buffers_.at(kExperts, layer, N), .N = P() * N, .K = K(), .C = C, .E = E(),
-                            .accumulate = accumulate && !exchange_});
-    if (!exchange_) return;
-    const Tensor arrived = buffers_.scratch(kPartial, N);
-    exchange_->all_to_all(ctx, layer, arrived, sums);
-    ops::combine_rows(ctx, {.out = out, .in = arrived, .slot_rows = {}, .experts = {}, .N = N, .K = P(), .C = C,
-                            .E = P(), .accumulate = accumulate});
+// Begins out (N, C) = or += the sums of the rows of each token of this rank: the results of a matmul of experts on all
+// ranks. combine() completes it. Without other ranks it is complete.
+MoeMlp::Exchanged MoeMlp::sums(Ctx& ctx, GemmLayout layout, int layer, LinearKind kind, const Order& order, Tensor out,
+                               const LinearOperand& in, int64_t N, bool accumulate) {
+    Exchanged arrived;
+    if (exchange_) arrived.data = buffers_.scratch(kPartial, N), out = buffers_.scratch(kPartial, N);
+    {
+        Arena::Scope scope(ctx, model_.arena);
+        const Tensor rows = buffers_.scratch(kRows, N);
+        matmul(ctx, layout, layer, kind, order, rows, in, {}, N);
+        ops::combine_rows(ctx, {.out = out, .in = rows, .slot_rows = order.slot_rows,
+                                .experts = buffers_.at(kExperts, layer, N), .N = P() * N, .K = K(),
+                                .C = config_.hidden_size, .E = E(), .accumulate = accumulate && !exchange_});
+    }
+    const char* const what = layout == GemmLayout::kForward ? kSums : kGradientSums;
+    if (exchange_) arrived.number = exchange_->all_to_all(ctx, what, layer, arrived.data, out);
+    return arrived;
 }
 
-// The gradients of the weights of this rank's tokens, each of which one rank has computed; those of the others are 0.
-Tensor MoeMlp::returned(Ctx& ctx, int layer, Tensor dweights, int64_t N) {
-    if (!exchange_) return dweights;
-    const Tensor arrived = buffers_.scratch(kDweights, N);
-    exchange_->all_to_all(ctx, layer, arrived, dweights);
-    ops::combine_rows(ctx, {.out = own(dweights), .in = arrived, .slot_rows = {}, .experts = {}, .N = N, .K = P(),
-                            .C = K(), .E = P()});
-    return own(dweights);
+// out (N, width) = or += the sums over the ranks of what has arrived; nothing without other ranks.
+void MoeMlp::combine(Ctx& ctx, Tensor out, const Exchanged& arrived, int64_t width, bool accumulate) {
+    if (!exchange_) return;
+    exchange_->wait(ctx, arrived.number);
+    ops::combine_rows(ctx, {.out = out, .in = arrived.data, .slot_rows = {}, .experts = {}, .N = out.elems / width,
+                            .K = P(), .C = width, .E = P(), .accumulate = accumulate});
 }
 
 void MoeMlp::matmul(Ctx& ctx, GemmLayout layout, int layer, LinearKind kind, const Order& order, Tensor D,
@@ -178,12 +192,6 @@ void MoeMlp::wgrad(Ctx& ctx, int layer, LinearKind kind, const Order& order, con
     matmul(ctx, GemmLayout::kWgrad, layer, kind, order, {}, A, B, N);
 }
 
-void MoeMlp::up(Ctx& ctx, int layer, const Order& order, const LinearOperand& x, int64_t N) {
-    Arena::Scope scope(ctx, model_.arena);
-    matmul(ctx, GemmLayout::kForward, layer, LinearKind::kUp, order, buffers_.at(kUp, layer, N),
-           gathered(ctx, layer, order, Fp8Role::kX, x, N), {}, N);
-}
-
 LinearOperand MoeMlp::activation(Ctx& ctx, int layer, const Order& order, int64_t N, bool again) {
     const PendingOperand act = model_.begin_x(model_.linear(layer, LinearKind::kDown), saved_act(layer, N), R(N),
                                               usage(again));
@@ -198,10 +206,15 @@ LinearOperand MoeMlp::activation(Ctx& ctx, int layer, const Order& order, int64_
 // All before the matmul `down`, and its x. Memory of the results is scratch of the caller's scope. again: see route().
 std::pair<MoeMlp::Order, LinearOperand> MoeMlp::before_down(Ctx& ctx, int layer, const NormInput& input, int64_t N,
                                                             bool again) {
-    const LinearOperand x = norm_.forward(ctx, layer, input, N, usage(again));
-    route(ctx, layer, N, again);
-    const Order order = dispatch(ctx, layer, N);
-    up(ctx, layer, order, x, N);
+    const Order order = order_memory(N);
+    {
+        Arena::Scope scope(ctx, model_.arena);
+        const Exchanged x = of_all(ctx, kTokens, layer, norm_.forward(ctx, layer, input, N, usage(again)));
+        route(ctx, layer, N, again);
+        sort(ctx, layer, order, N);
+        matmul(ctx, GemmLayout::kForward, layer, LinearKind::kUp, order, buffers_.at(kUp, layer, N),
+               gathered(ctx, order, Fp8Role::kX, x, N), {}, N);
+    }
     return {order, activation(ctx, layer, order, N, again)};
 }
 
@@ -209,10 +222,14 @@ void MoeMlp::forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch,
     Arena::Scope scope(ctx, model_.arena);
     const int64_t N = batch.rows();
     const auto [order, act] = before_down(ctx, layer, input, N, false);
-    const Tensor y = buffers_.scratch(kRows, N);
-    matmul(ctx, GemmLayout::kForward, layer, LinearKind::kDown, order, y, act, {}, N);
-    if (shared_) shared_->forward(ctx, layer, {.unquantized = x(layer, N)}, branch, N);
-    combine(ctx, layer, order, branch, y, N, shared_.has_value());
+    const auto shared = [&] {   // while sums return
+        if (shared_) shared_->forward(ctx, layer, {.unquantized = x(layer, N)}, branch, N);
+    };
+    if (!exchange_) shared();
+    const Exchanged returned = sums(ctx, GemmLayout::kForward, layer, LinearKind::kDown, order, branch, act, N,
+                                    shared_.has_value());
+    if (exchange_) shared();
+    combine(ctx, branch, returned, config_.hidden_size, shared_.has_value());
 }
 
 void MoeMlp::recompute(Ctx& ctx, int layer, const NormInput& input, const DeviceBatch& batch) {
@@ -225,8 +242,9 @@ void MoeMlp::recompute(Ctx& ctx, int layer, const NormInput& input, const Device
 
 // ---- backward
 
-// Backward of down and of the activation. The gradient of `up` is in its place, or in FP8 scratch of the caller.
-LinearOperand MoeMlp::dup_backward(Ctx& ctx, int layer, const Order& order, const LinearOperand& dy, Tensor dweights,
+// Backward of the data of down and of the activation. dys: the gathered dy. The gradient of `up` is in its place, or in
+// FP8 scratch of the caller.
+LinearOperand MoeMlp::dup_backward(Ctx& ctx, int layer, const Order& order, const LinearOperand& dys, Tensor dweights,
                                    int64_t N) {
     const Linear linear = model_.linear(layer, LinearKind::kUp);
     const Tensor in = buffers_.at(kUp, layer, N);
@@ -236,53 +254,24 @@ LinearOperand MoeMlp::dup_backward(Ctx& ctx, int layer, const Order& order, cons
             model_.fp8.alloc_operand(Fp8Role::kDy, Fp8Layout::kRowwise, R(N), linear.out, model_.take_scratch());
     Arena::Scope scope(ctx, model_.arena);
     const PendingOperand dup = model_.begin_dy(linear, to, R(N), false);
-    LinearOperand dys = gathered(ctx, layer, order, Fp8Role::kDy, dy, N);
-    {
-        Arena::Scope act_scope(ctx, model_.arena);
-        const Tensor dact = buffers_.scratch(kDact, N);
-        matmul(ctx, GemmLayout::kDgrad, layer, LinearKind::kDown, order, dact, dys, {}, N);
-        if (exchange_) device::fill_bytes(ctx, dweights.data, 0, dweights.bytes());
-        ops::expert_activation_backward(ctx, {.din = dup.out, .dweights = dweights, .dout = dact, .in = in,
-                                              .weights = buffers_.at(kWeights, layer, N),
-                                              .row_slots = order.row_slots, .R = R(N), .F = config_.ffn_hidden_size,
-                                              .quant = dup.quant});
-    }
-    const Fp8Linear* down = model_.fp8.linear(layer, LinearKind::kDown);
-    if (down && down->bf16_wgrad)
-        dys = gathered(ctx, layer, order, Fp8Role::kDy, {.unquantized = dy.unquantized}, N);
-    wgrad(ctx, layer, LinearKind::kDown, order, dys, saved_act(layer, N), N);
+    const Tensor dact = buffers_.scratch(kDact, N);
+    matmul(ctx, GemmLayout::kDgrad, layer, LinearKind::kDown, order, dact, dys, {}, N);
+    if (exchange_) device::fill_bytes(ctx, dweights.data, 0, dweights.bytes());
+    ops::expert_activation_backward(ctx, {.din = dup.out, .dweights = dweights, .dout = dact, .in = in,
+                                          .weights = buffers_.at(kWeights, layer, N), .row_slots = order.row_slots,
+                                          .R = R(N), .F = config_.ffn_hidden_size, .quant = dup.quant});
     return model_.finish(ctx, dup);
 }
 
-// Returns the gradients of the gathered rows (R, C), scratch of the caller's scope.
-Tensor MoeMlp::up_backward(Ctx& ctx, int layer, const Order& order, const LinearOperand& dup, int64_t N) {
-    {
-        Arena::Scope scope(ctx, model_.arena);
-        wgrad(ctx, layer, LinearKind::kUp, order, dup,
-              gathered(ctx, layer, order, Fp8Role::kX, norm_.x(layer, N), N), N);
-    }
-    const Tensor dxs = buffers_.scratch(kRows, N);
-    matmul(ctx, GemmLayout::kDgrad, layer, LinearKind::kUp, order, dxs, dup, {}, N);
-    return dxs;
-}
-
-LinearOperand MoeMlp::backward(Ctx& ctx, int layer, const LinearOperand& dy, const LinearOperand& to,
-                               const Linear& below, const DeviceBatch& batch, const StepState* state) {
+// dnorm (N, C) = the gradient of x of the router and of the shared experts, whose weight gradients it computes, too.
+// dweights: of this rank's tokens.
+void MoeMlp::router_backward(Ctx& ctx, int layer, const LinearOperand& dy, Tensor dweights, Tensor dnorm, int64_t N,
+                             const StepState* state) {
     Arena::Scope scope(ctx, model_.arena);
-    const int64_t N = batch.rows();
     const DecoderOptions& options = model_.options;
-    const Tensor dweights = buffers_.scratch(kDweights, N), dlogits = buffers_.scratch(kDlogits, N),
-                 dnorm = buffers_.scratch(kDnorm, N);
-    const Order order = dispatch(ctx, layer, N);
-    if (buffers_.recomputed(kAct) && !buffers_.recomputed(kUp)) {   // --recompute norm-act
-        Arena::Scope codes(ctx, model_.arena);
-        activation(ctx, layer, order, N, true);
-        norm_.forward(ctx, layer, {.in = residual(layer, N)}, N, usage(true));
-    }
-    const LinearOperand dup = dup_backward(ctx, layer, order, dy, dweights, N);
-    ops::router_backward(ctx, {.dlogits = dlogits, .dweights = returned(ctx, layer, dweights, N),
-                               .probs = buffers_.at(kProbs, layer, N), .lse = buffers_.at(kLse, layer, N),
-                               .experts = own(buffers_.at(kExperts, layer, N)),
+    const Tensor dlogits = buffers_.scratch(kDlogits, N);
+    ops::router_backward(ctx, {.dlogits = dlogits, .dweights = dweights, .probs = buffers_.at(kProbs, layer, N),
+                               .lse = buffers_.at(kLse, layer, N), .experts = own(buffers_.at(kExperts, layer, N)),
                                .weights = own(buffers_.at(kWeights, layer, N)),
                                .load = options.expert_load.slice(layer * E(), E()), .state = state, .N = N,
                                .E = E(), .K = K(), .form = form(),
@@ -291,7 +280,49 @@ LinearOperand MoeMlp::backward(Ctx& ctx, int layer, const LinearOperand& dy, con
     const LinearOperand x{.unquantized = this->x(layer, N)};
     if (shared_) shared_->backward(ctx, layer, dnorm, {.unquantized = dy.unquantized}, x, N);
     linear_backward(ctx, router(layer), dnorm, {.unquantized = dlogits}, x, N, shared_.has_value());
-    const Tensor dxs = up_backward(ctx, layer, order, dup, N);
-    combine(ctx, layer, order, dnorm, dxs, N, true);
+}
+
+LinearOperand MoeMlp::backward(Ctx& ctx, int layer, const LinearOperand& dy, const LinearOperand& to,
+                               const Linear& below, const DeviceBatch& batch, const StepState* state) {
+    Arena::Scope scope(ctx, model_.arena);
+    const int64_t N = batch.rows();
+    const Tensor dweights = buffers_.scratch(kDweights, N), dnorm = buffers_.scratch(kDnorm, N);
+    const Order order = order_memory(N);
+    const Exchanged all_dy = of_all(ctx, kGradients, layer, dy);
+    sort(ctx, layer, order, N);
+    if (buffers_.recomputed(kAct) && !buffers_.recomputed(kUp)) {   // --recompute norm-act
+        Arena::Scope codes(ctx, model_.arena);
+        activation(ctx, layer, order, N, true);
+        norm_.forward(ctx, layer, {.in = residual(layer, N)}, N, usage(true));
+    }
+    const Exchanged all_x = of_all(ctx, kTokensAgain, layer, norm_.x(layer, N));
+    LinearOperand dys = gathered(ctx, order, Fp8Role::kDy, all_dy, N);
+    const LinearOperand dup = dup_backward(ctx, layer, order, dys, dweights, N);
+    Exchanged all_dweights{.data = dweights};
+    if (exchange_) {   // one rank has computed each gradient; those of the others are 0
+        all_dweights.data = buffers_.scratch(kDweights, N);
+        all_dweights.number = exchange_->all_to_all(ctx, kWeightGradients, layer, all_dweights.data, dweights);
+    }
+    const Fp8Linear* down = model_.fp8.linear(layer, LinearKind::kDown);
+    const bool bf16_wgrad = down && down->bf16_wgrad;
+    Exchanged all_bf16_dy;
+    if (bf16_wgrad) all_bf16_dy = of_all(ctx, kTokensAgain, layer, {.unquantized = dy.unquantized});
+    const auto router = [&] {   // while sums return
+        combine(ctx, own(dweights), all_dweights, K(), false);
+        router_backward(ctx, layer, dy, own(dweights), dnorm, N, state);
+    };
+    if (!exchange_) router();
+    const Exchanged returned = sums(ctx, GemmLayout::kDgrad, layer, LinearKind::kUp, order, dnorm, dup, N, true);
+    {
+        Arena::Scope rows(ctx, model_.arena);
+        if (bf16_wgrad) dys = gathered(ctx, order, Fp8Role::kDy, all_bf16_dy, N);
+        wgrad(ctx, layer, LinearKind::kDown, order, dys, saved_act(layer, N), N);
+    }
+    {
+        Arena::Scope rows(ctx, model_.arena);
+        wgrad(ctx, layer, LinearKind::kUp, order, dup, gathered(ctx, order, Fp8Role::kX, all_x, N), N);
+    }
+    if (exchange_) router();
+    combine(ctx, dnorm, returned, config_.hidden_size, true);
     return norm_.backward(ctx, layer, {.dout = dnorm, .dresidual = dy.unquantized}, to, below, N);
 }

@@ -7,7 +7,8 @@
 // (FP8-Flow-MoE, arXiv 2511.02302).
 // With expert parallelism (DecoderOptions::experts) P ranks have E / P experts each: they all-gather tokens with their
 // experts and weights, so that sizes are fixed, and each rank returns the sum over its experts, a subtree of that of
-// CombineRowsArgs, to the token's rank.
+// CombineRowsArgs, to the token's rank. Exchanges begin as early as possible, and what does not need them runs before
+// their results are waited for: above all weight gradients while the gradients of tokens return.
 #pragma once
 #include <optional>
 #include <vector>
@@ -37,6 +38,11 @@ private:
     struct Order {
         Tensor offsets, row_slots, slot_rows;
     };
+    // What an exchange brings, once it is waited for; scratch of the caller's scope. number: see ExpertExchange.
+    struct Exchanged {
+        Tensor data, scale_inv = {};
+        int64_t number = 0;
+    };
     int64_t E() const { return config_.num_experts; }
     int64_t K() const { return config_.experts_per_token; }
     int64_t P() const { return exchange_ ? exchange_->ranks : 1; }
@@ -54,17 +60,19 @@ private:
     LinearOperand saved_act(int layer, int64_t N) const { return buffers_.x(kAct, kActFp8, layer, N); }
 
     void route(Ctx& ctx, int layer, int64_t N, bool again);
-    Order dispatch(Ctx& ctx, int layer, int64_t N);
+    Order order_memory(int64_t N) const;
+    void sort(Ctx& ctx, int layer, const Order& order, int64_t N);
     std::pair<Order, LinearOperand> before_down(Ctx& ctx, int layer, const NormInput& input, int64_t N, bool again);
-    Tensor of_all(Ctx& ctx, int layer, Tensor in);
-    LinearOperand gathered(Ctx& ctx, int layer, const Order& order, Fp8Role role, const LinearOperand& in, int64_t N);
-    void combine(Ctx& ctx, int layer, const Order& order, Tensor out, Tensor rows, int64_t N, bool accumulate);
-    Tensor returned(Ctx& ctx, int layer, Tensor dweights, int64_t N);
-    void up(Ctx& ctx, int layer, const Order& order, const LinearOperand& x, int64_t N);
+    Exchanged of_all(Ctx& ctx, const char* what, int layer, const LinearOperand& in);
+    LinearOperand gathered(Ctx& ctx, const Order& order, Fp8Role role, const Exchanged& in, int64_t N);
+    Exchanged sums(Ctx& ctx, GemmLayout layout, int layer, LinearKind kind, const Order& order, Tensor out,
+                   const LinearOperand& in, int64_t N, bool accumulate);
+    void combine(Ctx& ctx, Tensor out, const Exchanged& sums, int64_t width, bool accumulate);
     LinearOperand activation(Ctx& ctx, int layer, const Order& order, int64_t N, bool again);
-    LinearOperand dup_backward(Ctx& ctx, int layer, const Order& order, const LinearOperand& dy, Tensor dweights,
+    LinearOperand dup_backward(Ctx& ctx, int layer, const Order& order, const LinearOperand& dys, Tensor dweights,
                                int64_t N);
-    Tensor up_backward(Ctx& ctx, int layer, const Order& order, const LinearOperand& dup, int64_t N);
+    void router_backward(Ctx& ctx, int layer, const LinearOperand& dy, Tensor dweights, Tensor dnorm, int64_t N,
+                         const StepState* state);
     // D = the matmul of each expert with a weight (forward, dgrad), or the gradient of the weight = or += (wgrad: D is
     // empty, A is dy and B is x); see GroupedGemmArgs.
     void matmul(Ctx& ctx, GemmLayout layout, int layer, LinearKind kind, const Order& order, Tensor D,

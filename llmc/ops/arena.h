@@ -49,6 +49,10 @@ public:
 
     // Takes scratch that lives until the enclosing Scope ends.
     Tensor scratch(Dtype dtype, int64_t elems);
+    // All that scratch is taken from.
+    Tensor scratch_memory() const {
+        return {static_cast<char*>(base_) + permanent_, Dtype::kE4m3, limit_ - permanent_};
+    }
 
     class Scope {
     public:

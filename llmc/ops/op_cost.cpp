@@ -110,7 +110,16 @@ std::string gemm_text(const GemmArgs& g) {
                        g.fast_accumulation ? ", fast" : "");
 }
 
+void StepRecorder::begin_exchange(const std::string& what, bool beside) {
+    const auto known = std::find_if(exchanges.begin(), exchanges.end(),
+                                    [&](const StepRecorder& e) { return e.purpose == what; });
+    begun = static_cast<int>(known - exchanges.begin());
+    if (known == exchanges.end()) exchanges.push_back({.purpose = what});
+    if (beside) travelling = begun;
+}
+
 void StepRecorder::add(const GemmArgs& args, int64_t count, bool in_update) {
+    if (travelling >= 0) exchanges[static_cast<size_t>(travelling)].add(args, count, in_update);
     auto known = std::find_if(gemms.begin(), gemms.end(), [&](const PlannedGemm& g) {
         return g.in_update == in_update && same_kind(g.shape, args);
     });
@@ -119,6 +128,7 @@ void StepRecorder::add(const GemmArgs& args, int64_t count, bool in_update) {
 }
 
 void StepRecorder::add(const PlannedOp& op, int64_t count) {
+    if (travelling >= 0) exchanges[static_cast<size_t>(travelling)].add(op, count);
     auto known = std::find_if(ops.begin(), ops.end(), [&](const PlannedOp& o) { return same_kind(o, op); });
     if (known == ops.end()) {
         known = ops.insert(ops.end(), op);

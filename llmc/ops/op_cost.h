@@ -54,9 +54,15 @@ std::string gemm_text(const GemmArgs& args);
 
 // Collects the operations of a rehearsal.
 struct StepRecorder {
-    std::vector<PlannedGemm> gemms;
-    std::vector<PlannedOp> ops;   // all others
+    std::vector<PlannedGemm> gemms = {};
+    std::vector<PlannedOp> ops = {};   // all others
     double expert_rows = 1;       // with a balanced load, of those that there is memory for
+    // Exchanges beside operations, by purpose: what a rank sends, and the operations while the exchange is the latest.
+    std::string purpose = {};
+    int64_t sent_bytes = 0;
+    std::vector<StepRecorder> exchanges = {};
+    int begun = -1, travelling = -1;   // the exchange whose collectives, and beside which operations are recorded now
+    void begin_exchange(const std::string& what, bool beside);
     void add(const GemmArgs& args, int64_t count = 1, bool in_update = false);
     void add(const PlannedOp& op, int64_t count = 1);
 };

@@ -65,12 +65,11 @@ HeadExchange context_exchange(const Groups& groups, CommStream& stream) {
 ExpertExchange make_expert_exchange(const Groups& groups, CommStream& stream) {
     Comm& experts = groups.expert;
     return {experts.world().ranks, experts.world().rank,
-            [&experts, &stream](Ctx& ctx, int layer, Tensor shards) {
-                const CollectivePurpose purpose(ctx, kExpertPurpose + std::to_string(layer));
-                stream.timed(ctx, [&] { experts.all_gather(ctx, shards); });
+            [&experts, &stream](Ctx& ctx, const char* what, int layer, Tensor shards) {
+                return stream.begin(ctx, what, layer, [&](Ctx& comm) { experts.all_gather(comm, shards); });
             },
-            [&experts, &stream](Ctx& ctx, int layer, Tensor out, Tensor in) {
-                const CollectivePurpose purpose(ctx, kExpertPurpose + std::to_string(layer));
-                stream.timed(ctx, [&] { experts.all_to_all(ctx, out, in); });
-            }};
+            [&experts, &stream](Ctx& ctx, const char* what, int layer, Tensor out, Tensor in) {
+                return stream.begin(ctx, what, layer, [&](Ctx& comm) { experts.all_to_all(comm, out, in); });
+            },
+            [&stream](Ctx& ctx, int64_t number) { stream.wait(ctx, number); }};
 }

@@ -50,5 +50,5 @@ public:
 // The head exchange of context parallelism over the ranks of a context group, on the compute stream. Owns none of its
 // arguments. stream: times the exchanges.
 HeadExchange context_exchange(const Groups& groups, CommStream& stream);
-// The same of expert parallelism over the ranks of an expert group.
+// The exchange of expert parallelism over the ranks of an expert group, on this stream.
 ExpertExchange make_expert_exchange(const Groups& groups, CommStream& stream);

@@ -70,6 +70,8 @@ double exposed_ms(const Config& config, const MemoryPlan& plan, const StepTime& 
     return (micro_batches - 1) * between_ms + exposed(reduce_ms, backward_ms) + gather_ms;
 }
 
+double link_rate(const Gpu& gpu) { return kLinkRate * gpu.link_gbps / measured_gpu().link_gbps; }
+
 // Whether a collective leaves the hosts. Groups of --zero-group and --context-parallel consist of neighbouring ranks;
 // sums in FP32 are between the groups of --zero-group.
 bool between_hosts(const Config& config, const MemoryPlan& plan, const PlannedCollective& c) {
@@ -104,9 +106,10 @@ double exposed_matrices_ms(const Config& config, const MemoryPlan& plan, const S
 // Adds communication and copies from and to host memory. forward_ms, backward_ms: of a micro-batch.
 void add_communication(const Config& config, const MemoryPlan& plan, const Rates& rates, double micro_batches,
                        double forward_ms, double backward_ms, double slower_memory, StepTime& time) {
-    const double link = kLinkRate * time.gpu->link_gbps / measured_gpu().link_gbps;
-    double traffic = 0;
+    const double link = link_rate(*time.gpu);
+    double traffic = 2e-3 * (time.tokens_ms - time.exposed_tokens_ms) * link;
     for (const PlannedCollective& c : plan.collectives) {
+        if (c.tokens) continue;
         const bool gathers = std::strcmp(c.name, "all-gather") == 0;
         if (!c.exchange) traffic += 2 * real(c.sent_bytes + c.copied_bytes);
         double& ms = c.exchange ? time.exchange_ms : c.matrices ? time.matrices_ms
@@ -114,8 +117,8 @@ void add_communication(const Config& config, const MemoryPlan& plan, const Rates
         ms += 1e3 * real(c.sent_bytes) / (between_hosts(config, plan, c) ? kNetworkRate : link);
     }
     time[StepPart::kCommunication] =
-        time.exchange_ms + exposed_ms(config, plan, time, forward_ms, backward_ms, micro_batches)
-        + exposed_matrices_ms(config, plan, time);
+        time.exchange_ms + time.exposed_tokens_ms + exposed_matrices_ms(config, plan, time)
+        + exposed_ms(config, plan, time, forward_ms, backward_ms, micro_batches);
     // The memory traffic of hidden collectives takes time from the operations beside them, which lack this bandwidth:
     // what is sent is read, as much is written on arrival, and a rank may copy its block within its memory, too.
     // On two H200, the steps of --zero 2 and 3 are longer by about this time (dev/results/2026-11-24-two-gpus.md).
@@ -148,16 +151,26 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
         time[part] += ms;
         (backward ? backward_ms : forward_ms) += ms;
     };
-    for (const PlannedGemm& g : plan.step_gemms) {
-        const bool backward = g.shape.layout != GemmLayout::kForward;
-        const double us = rates.matmul_us(g.shape) * (dtype_bytes(g.shape.A.dtype) == 1 ? slower8 : slower16);
-        if (g.in_update) time.update_matmuls_ms += 1e-3 * us * real(g.count);
-        else add(StepPart::kMatmuls, backward, 1e-3 * us * real(g.count));
-    }
-    for (const PlannedOp& op : plan.step_ops) {
+    const auto matmul_ms = [&](const PlannedGemm& g) {
+        return 1e-3 * rates.matmul_us(g.shape) * (dtype_bytes(g.shape.A.dtype) == 1 ? slower8 : slower16)
+               * real(g.count);
+    };
+    const auto op_ms = [&](const PlannedOp& op) {
         const double slower = op.attention.HS == 0 ? slower_memory : op.attention.fp8 ? slower8 : slower16;
-        const bool backward = std::string_view(op_name(op.kind)).ends_with("_backward");
-        add(part_of(op), backward, 1e-3 * rates.op_us(op) * slower * real(op.count));
+        return 1e-3 * rates.op_us(op) * slower * real(op.count);
+    };
+    for (const PlannedGemm& g : plan.step_gemms)
+        if (g.in_update) time.update_matmuls_ms += matmul_ms(g);
+        else add(StepPart::kMatmuls, g.shape.layout != GemmLayout::kForward, matmul_ms(g));
+    for (const PlannedOp& op : plan.step_ops)
+        add(part_of(op), std::string_view(op_name(op.kind)).ends_with("_backward"), op_ms(op));
+    for (const StepRecorder& exchange : plan.exchanges) {   // within hosts
+        const double ms = 1e3 * real(exchange.sent_bytes) / link_rate(gpu);
+        double beside_ms = 0;
+        for (const PlannedGemm& g : exchange.gemms) beside_ms += matmul_ms(g);
+        for (const PlannedOp& op : exchange.ops) beside_ms += op_ms(op);
+        time.tokens_ms += ms;
+        time.exposed_tokens_ms += std::max(0.0, ms - (1 + rates.overhead) * beside_ms);
     }
     time[StepPart::kOptimizer] += time.update_matmuls_ms;
     forward_ms *= 1 + rates.overhead;

@@ -23,12 +23,13 @@ struct StepTime {
                                            // memory traffic of hidden communication
     double reduce_ms = 0, gather_ms = 0;   // communication, hidden or exposed
     double exchange_ms = 0;                // of heads, exposed
+    double tokens_ms = 0, exposed_tokens_ms = 0;   // of tokens of experts, all and what is not hidden
     double matrices_ms = 0;                // of Muon's matrices, hidden or exposed
     double update_matmuls_ms = 0;          // of the optimizer's part: what hides matrices_ms
     double host_link_ms = 0;               // of the copies of --offload in either direction, hidden or exposed
     double& operator[](StepPart part) { return ms[static_cast<size_t>(part)]; }
     double total_ms() const;
-    double communication_ms() const { return reduce_ms + gather_ms + exchange_ms + matrices_ms; }
+    double communication_ms() const { return reduce_ms + gather_ms + exchange_ms + tokens_ms + matrices_ms; }
     std::vector<std::pair<std::string, double>> named_ms() const;   // the parts that are not zero
 };
 

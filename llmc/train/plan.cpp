@@ -75,6 +75,7 @@ MemoryPlan rehearse(const Config& config, const ParamTable& table, const Fp8Plan
     plan.edge_share = static_cast<double>(edge) / static_cast<double>(plan.flat_elems);
     plan.step_gemms = std::move(recorder.gemms);
     plan.step_ops = std::move(recorder.ops);
+    plan.exchanges = std::move(recorder.exchanges);
     plan.ranks = ranks;
     plan.buckets = static_cast<int64_t>(trainer.buckets().all().size());
     plan.collectives = std::move(comm.calls);

@@ -37,6 +37,7 @@ struct MemoryPlan {
     int64_t buckets = 0;
     double edge_share = 0;                 // fraction of flat_elems in embeddings, whose communication is exposed
     std::vector<PlannedCollective> collectives;   // of one optimizer step
+    std::vector<StepRecorder> exchanges;   // those of tokens of experts, see StepRecorder
     std::vector<MemoryPlan> bf16 = {};     // the steps in BF16 of a run that switches, one plan; the rest is FP8's
 };
 

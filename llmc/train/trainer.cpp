@@ -58,8 +58,10 @@ Trainer::Trainer(const Config& config, const ParamTable& whole_table, const Fp8P
       grads_(config, table_, buckets_, groups, comm_stream_, arena),
       gatherer_(config, table_, sharded_, fp8_, grads_, layer_buffers(), groups, comm_stream_, arena),
       optimizers_(make_optimizers(config, router_balance_.load())), store_(sharded_, grads_, gatherer_),
-      exchange_(context_exchange(groups, comm_stream_)), expert_exchange_(make_expert_exchange(groups, comm_stream_)),
-      inputs_(config, arena), qk_clip_(config, table_, arena),
+      exchange_(context_exchange(groups, comm_stream_)),
+      expert_stream_(config.overlap && groups.expert.world().ranks > 1),
+      expert_exchange_(make_expert_exchange(groups, expert_stream_)), inputs_(config, arena),
+      qk_clip_(config, table_, arena),
       decoder_(config.shape, table_,
                decoder_options(config, exchange_, expert_exchange_, qk_clip_.max_logits(), router_balance_), arena,
                store_, fp8_),
@@ -178,7 +180,7 @@ void Trainer::step(Ctx& ctx, const StagedStep& staged) {
 void Trainer::begin_step(Ctx& ctx, const StagedStep& staged) {
     executed_micro_batches_ = 0;
     if (staged.comm_timer) staged.comm_timer->restart();
-    comm_stream_.set_timer(staged.comm_timer);
+    for (CommStream* stream : {&comm_stream_, &expert_stream_}) stream->set_timer(staged.comm_timer);
     device::copy_to_device(ctx, state_, staged.inputs, kStepInputBytes);
     gradients_cleared_ = false;
     fp8_.begin_step(ctx, staged.count_fp8);
@@ -294,7 +296,7 @@ void Trainer::copy_results(Ctx& ctx, const StagedStep& staged) {
     if (staged.count_fp8) gatherer_.wait(ctx);
     if (staged.fp8_report) fp8_.copy_report(ctx, staged.fp8_report);
     if (staged.grad_comm_report && staged.count_fp8) grads_.copy_report(ctx, staged.grad_comm_report);
-    comm_stream_.set_timer(nullptr);
+    for (CommStream* stream : {&comm_stream_, &expert_stream_}) stream->set_timer(nullptr);
 }
 
 // Delayed scaling needs amaxes before its first cast: runs one micro-batch in current scaling and keeps only the

@@ -100,6 +100,7 @@ private:
     const std::vector<std::unique_ptr<Optimizer>> optimizers_;   // by OptimizerKind
     ZeroStore store_;
     const HeadExchange exchange_;
+    CommStream expert_stream_;   // beside comm_stream_, whose collectives would delay exchanges
     const ExpertExchange expert_exchange_;
     DeviceInputs inputs_;
     const QkClip qk_clip_;

@@ -174,6 +174,15 @@ std::vector<StreamCase> stream_cases() {
     shard_weights(kept, 4);
     kept.fp8_lm_head = true;
     kept.recompute = Recompute::kBlock;
+    // Tokens, their gradients and sums of both travel beside the matmuls of experts, often several in a row: the later
+    // ones need not wait.
+    Config& experts = add("blockwise, experts of two ranks", 1, Fp8Recipe::kBlockwise);
+    experts.shape.ffn_hidden_size = 80, experts.shape.num_experts = 4, experts.expert_parallel = 2;
+    stream_cases.back().every_order = false;
+    Config& shared = add("bf16, experts of two ranks, shared experts", 1, Fp8Recipe::kNone);
+    shared.shape.ffn_hidden_size = 40, shared.shape.num_experts = 4, shared.shape.shared_experts = 1;
+    shared.expert_parallel = 2, shared.recompute = Recompute::kNormAct;
+    stream_cases.back().every_order = false;
     return stream_cases;
 }
 
@@ -217,6 +226,7 @@ TEST_CASE("streams: weights recomputed from masters during an all-gather are the
         model.trainer->weights_from_masters(model.ctx, true);
     }};
     for (const StreamCase& c : stream_cases()) {
+        if (c.config.expert_parallel > 1) continue;   // its ranks have different weights
         CAPTURE(c.name);
         const Run expected = train(changed(c.config, [](Config& config) { config.overlap = false; }), 2, 2, again);
         for (bool compute : {false, true})

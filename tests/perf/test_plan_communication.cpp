@@ -71,6 +71,44 @@ TEST_CASE("plan: Newton-Schulz steps hide that Muon's matrices are sent, except 
     CHECK(exposed(on) - exposed(adamw) < 0.1 * on.matrices_ms);
 }
 
+TEST_CASE("plan: matmuls of experts hide that tokens return in the backward pass, and shared experts in both") {
+    struct Predicted {
+        StepTime time;
+        std::map<std::string, const StepRecorder*> exchanges;
+        MemoryPlan plan;
+    };
+    const auto experts = [](const Words& words) {
+        Predicted p{};
+        const Config config = planned_config(last_words(
+            {{"--model", "qwen3-30B-A3B", "--num-layers", "4", "--micro-batch-size", "2", "--global-batch-size", "16",
+              "--seq-length", "4096", "--ranks", "4", "--expert-parallel", "4", "--fp8-recipe", "blockwise"}, words}));
+        p.plan = memory_of(config, 4);
+        p.time = predict_step(config, p.plan, measured_gpu());
+        for (const StepRecorder& e : p.plan.exchanges) p.exchanges[e.purpose] = &e;
+        return p;
+    };
+    const Predicted on = experts({}), off = experts({"--overlap", "off"});
+    const StepTime &hidden = on.time, &alone = off.time;
+    CHECK(hidden.tokens_ms == alone.tokens_ms);
+    CHECK(alone.exposed_tokens_ms == alone.tokens_ms);
+    // In both passes of 2 micro-batches and 4 layers each of 8,192 tokens goes to 3 ranks: as codes with scales, and
+    // returns in FP32.
+    const double returned = 1e3 * 2 * 4 * 3 * 8192 * 2048 * 4 / kLinkRate, sent = returned / 4 * (1 + 4.0 / 128);
+    CHECK(hidden.tokens_ms == doctest::Approx(2 * returned + 3 * sent).epsilon(0.01));
+    CHECK(hidden.exposed_tokens_ms < returned + 2 * sent);   // forward, and the gradients before the experts
+    CHECK(hidden.exposed_tokens_ms > returned);
+    CHECK(exposed(alone) - exposed(hidden) > 0.9 * (alone.exposed_tokens_ms - hidden.exposed_tokens_ms));
+    const StepRecorder& sums = *on.exchanges.at("sums of gradients of tokens of layers.");
+    CHECK(sums.sent_bytes == int64_t{2} * 4 * 3 * 8192 * 2048 * 4);
+    int64_t wgrads = 0;
+    for (const PlannedGemm& g : sums.gemms) wgrads += g.shape.layout == GemmLayout::kWgrad ? g.count : 0;
+    CHECK(wgrads == 3 * 2 * 4);   // up, down and the router
+    CHECK(on.exchanges.at("sums of experts of layers.")->gemms.empty());
+    const Predicted shared = experts({"--moe-shared-experts", "1", "--moe-router-bias-update-rate", "0.001"});
+    CHECK(shared.exchanges.at("sums of experts of layers.")->gemms.size() == 2);
+    CHECK(shared.time.exposed_tokens_ms < hidden.exposed_tokens_ms);
+}
+
 TEST_CASE("plan: context parallelism divides tokens and heads, and nothing hides its exchanges") {
     const Words words = {"--model", "llama3-8B", "--fp8-recipe", "delayed", "--seq-length", "131072",
                          "--max-position-embeddings", "131072", "--micro-batch-size", "1", "--global-batch-size", "1",

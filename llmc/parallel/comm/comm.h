@@ -37,9 +37,8 @@ private:
     const std::string text_;
 };
 
-// The purposes of the exchanges of context parallelism and of expert parallelism, which plans list apart; the number of
-// the layer follows.
-inline constexpr const char *kExchangePurpose = "heads of layers.", *kExpertPurpose = "tokens of layers.";
+// The purpose of the exchanges of context parallelism, which plans list apart; the number of the layer follows.
+inline constexpr const char* kExchangePurpose = "heads of layers.";
 
 class Comm {
 public:

@@ -1,6 +1,9 @@
 // The stream of a step's collectives: with overlap a side stream, else the compute stream. Events order the two, and
 // the bits are the same either way.
 #pragma once
+#include <array>
+#include <functional>
+
 #include "llmc/parallel/comm/comm_timer.h"
 
 class CommStream {
@@ -26,6 +29,11 @@ public:
         passed_ = number;
     }
 
+    // Enqueues work(ctx), collectives of the purpose `what`, on the side stream, after the work enqueued on `compute`
+    // so far. wait() for the returned number makes `compute` wait for them.
+    int64_t begin(Ctx& compute, const char* what, int layer, const std::function<void(Ctx&)>& work);
+    void wait(Ctx& compute, int64_t number);
+
     void set_timer(CommTimer* timer) { timer_ = timer; }   // may be null
     // Runs `work`, timed if ctx is the compute stream: collectives on it, and waiting for the side stream.
     template <typename Work> void timed(Ctx& ctx, Work&& work) {
@@ -41,5 +49,7 @@ private:
     OwnedEvent ready_;   // null until the stream is open
     int64_t point_ = 0, waited_ = 0;   // the latest point of the compute stream, and the latest that the side waits for
     int64_t recorded_ = 0, passed_ = 0;   // the latest event of the side stream, and the latest that compute waits for
+    // Of begin(), by number; null until needed. Who waits for one that has been recorded again waits longer.
+    std::array<OwnedEvent, 8> begun_;
     CommTimer* timer_ = nullptr;
 };

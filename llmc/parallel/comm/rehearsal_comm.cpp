@@ -34,13 +34,15 @@ void RehearsalComm::exchange_all(Ctx& ctx, Tensor /*out*/, Tensor in, const Coun
 void RehearsalComm::note(const Ctx& ctx, const char* name, const Tensor& tensor, int passes, bool copies_own) {
     CHECK(ctx.rehearsal, "RehearsalComm is for rehearsals");
     if (!ctx.recorder || world().ranks == 1) return;
-    const auto is = [&](const char* purpose) { return ctx.purpose && std::string(ctx.purpose).starts_with(purpose); };
-    const bool tokens = is(kExpertPurpose);
-    PlannedCollective& known = planned(name, tensor.dtype, tokens || is(kExchangePurpose), tokens);
+    const bool tokens = ctx.recorder->begun >= 0;
+    const bool heads = ctx.purpose && std::string(ctx.purpose).starts_with(kExchangePurpose);
+    PlannedCollective& known = planned(name, tensor.dtype, tokens || heads, tokens);
     const int64_t times = ctx.recorded_times, own = tensor.bytes() / world().ranks;
+    const int64_t sent = times * passes * (tensor.bytes() - own);
     known.calls += times;
     known.bytes += times * tensor.bytes();
-    known.sent_bytes += times * passes * (tensor.bytes() - own);
+    known.sent_bytes += sent;
+    if (tokens) ctx.recorder->exchanges[static_cast<size_t>(ctx.recorder->begun)].sent_bytes += sent;
     if (copies_own) known.copied_bytes += times * passes * own;
 }
 
@@ -56,7 +58,7 @@ std::string communication_text(const Config& config, const std::vector<PlannedCo
         text += strf("  %-14s %-5s %5d %8lld %16lld %16lld", c.name, dtype_name(c.dtype), c.ranks,
                      static_cast<long long>(c.calls), static_cast<long long>(c.bytes),
                      static_cast<long long>(c.sent_bytes));
-        if (c.exchange) text += c.tokens ? "  of tokens of experts, not hidden" : "  of heads, not hidden";
+        if (c.exchange) text += c.tokens ? "  of tokens of experts" : "  of heads, not hidden";
         if (c.matrices) text += "  of Muon's matrices";
         text += "\n";
         bytes += c.bytes;

@@ -12,8 +12,8 @@ struct PlannedCollective {
     const char* name;
     Dtype dtype;
     int ranks = 1;                  // of the group
-    bool exchange = false;          // of heads or tokens: on the compute stream, so nothing hides it
-    bool tokens = false;            // those of experts
+    bool exchange = false;          // of heads: on the compute stream, so nothing hides it; or of tokens
+    bool tokens = false;            // those of experts, see StepRecorder::exchanges
     bool matrices = false;          // of Muon, to their owners and back
     int64_t calls = 0, bytes = 0;   // per rank, of whole tensors
     int64_t sent_bytes = 0;         // per rank, by an algorithm that sends as little as possible

@@ -55,7 +55,8 @@ void RunDevice::prepare(std::vector<std::string>& notes) {
     // Copy engines serve the collectives that run during the matmuls of every micro-batch, which saves 3 to 4 % of the
     // step. Collectives that run once a step are exposed: the lower rate of copy engines would cost more than it saves.
     std::string why;
-    void* const shared = config_.zero >= 2 ? comm_.shared_memory(ctx, plan.arena_bytes, why) : nullptr;
+    const bool shares = config_.zero >= 2 || config_.expert_parallel > 1;
+    void* const shared = shares ? comm_.shared_memory(ctx, plan.arena_bytes, why) : nullptr;
     if (!why.empty()) notes.push_back("copy engines serve no collectives, which makes steps slower: " + why);
     if (!shared) arena_memory_ = device::device_alloc(plan.arena_bytes);
     arena = Arena(shared ? shared : arena_memory_, plan.arena_bytes);
@@ -75,7 +76,11 @@ void RunDevice::make_trainer(bool bf16) {
     arena.restart();
     bf16_ = bf16;
     trainer.emplace(step_config(), table_, step_fp8_plan(), arena, *groups_);
-    if (shared_) groups_->shard.share(ctx, trainer->exchanged(), kConnectSeconds);
+    if (shared_ && config_.zero >= 2) groups_->shard.share(ctx, trainer->exchanged(), kConnectSeconds);
+    // Tokens of experts travel in scratch. Kernels that send them would keep multiprocessors from the matmuls beside
+    // them, whose blocks share all work among as many as there are multiprocessors and could not start together.
+    if (shared_ && config_.expert_parallel > 1)
+        groups_->expert.share(ctx, {arena.scratch_memory()}, kConnectSeconds);
     device::fill_bytes(ctx, trainer->state(), 0, sizeof(StepState));
     trainer->decoder().upload_constants(ctx);
 }
