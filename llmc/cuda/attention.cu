@@ -22,9 +22,9 @@ struct HeadDims {
     bool mma, forward_sm90, backward_sm90, fp8;
 };
 constexpr HeadDims kHeadDims[] = {{64, 64, true, true, true, true},
-                                  {72, 96, false, true, false, false},
+                                  {72, 96, false, true, true, false},
                                   {128, 128, true, true, true, true},
-                                  {256, 256, false, true, false, false}};
+                                  {256, 256, false, true, true, false}};
 
 bool fits(Dtype dtype, int64_t HS, bool HeadDims::* kernel) {
     for (const HeadDims& row : kHeadDims)

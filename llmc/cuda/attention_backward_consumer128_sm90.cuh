@@ -1,4 +1,4 @@
-// The consumers of the fused attention backward at head dim 128.
+// The consumers of the fused attention backward at head dim 128, and at smaller ones that are padded to 128.
 #pragma once
 #include "llmc/cuda/attention_backward_fused_sm90.cuh"
 
@@ -10,7 +10,11 @@ namespace cuda {
 // dP of step n, dV, dK. The tensor cores thus run dP during the exponentials, dV while dS is computed, and dK while dS
 // is stored. dQ has the registers of S and dP, so nothing else of this consumer runs beside it; the other consumer,
 // which computes no dQ in this step, fills the gap.
-struct Consumer128 : FusedConsumer<FusedTiles128> {
+template <int dim> struct Consumer128 : FusedConsumer<FusedTiles128<dim>> {
+    using Base = FusedConsumer<FusedTiles128<dim>>;
+    using P = typename Base::P;
+    using Base::consumer, Base::lane, Base::mul, Base::own_ds, Base::publish_dq, Base::release_step, Base::state,
+        Base::store_dq, Base::store_ds;
     static constexpr int HS = P::HS;
     float dk[HS / 2], dv[HS / 2];
     float s[32], dp[32];
@@ -23,9 +27,9 @@ struct Consumer128 : FusedConsumer<FusedTiles128> {
         const uint64_t a = tile_descriptor(own, P::kKeyPanel), b = tile_descriptor(tile, P::kQueryPanel);
         ptx::pin(s);
         ptx::wgmma_fence();
-        start_with_statistic<kDelta>(s, step);
+        Base::template start_with_statistic<kDelta>(s, step);
 #pragma unroll
-        for (int i = 0; i < HS / 16; i++) {
+        for (int i = 0; i < dim / 16; i++) {
             const uint64_t keys = along_columns(a, i, P::kKeyPanel), queries = along_columns(b, i, P::kQueryPanel);
             ptx::wgmma<64, false, false>(s, keys, queries, true);
         }
@@ -98,7 +102,7 @@ struct Consumer128 : FusedConsumer<FusedTiles128> {
         store_dq(dq, of_step, stored);
     }
     // Stores the warp's 16 rows of d to global memory through its part of the dS buffers, one panel in each.
-    __device__ void store_own(const CUtensorMap& map, float (&d)[HS / 2], int first_buffer, int row, int panel, int b) {
+    __device__ void store_own(const CUtensorMap& map, float (&d)[HS / 2], int first_buffer, int row, int place, int b) {
 #pragma unroll
         for (int j = 0; j < HS / 16; j++) {
             uint32_t part[4];
@@ -109,7 +113,8 @@ struct Consumer128 : FusedConsumer<FusedTiles128> {
         ptx::fence_async();
         __syncwarp();
         if (lane > 0) return;
-        for (int i = 0; i < P::kPanels; i++) ptx::store_box(&map, own_ds(first_buffer + i), row, panel + i, b);
+        for (int i = 0; i < P::kPanels; i++)
+            HeadPanels<dim>::store(map, own_ds(first_buffer + i), row, place, i, b);
         ptx::bulk_commit();
     }
     __device__ void await_stored() const {
@@ -148,13 +153,13 @@ struct Consumer128 : FusedConsumer<FusedTiles128> {
     }
 };
 
-template <bool kBorders>
-__device__ void consume(FusedState<FusedTiles128> state, char* memory, int consumer, const CUtensorMap& out_map,
+template <bool kBorders, int dim>
+__device__ void consume(FusedState<FusedTiles128<dim>> state, char* memory, int consumer, const CUtensorMap& out_map,
                         const AttentionShape& shape, const Schedule& schedule) {
-    using P = Fused<FusedTiles128>;
+    using P = Fused<FusedTiles128<dim>>;
     const int warp = warp_uniform(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x) % 32;
     const int NH = static_cast<int>(shape.NH), NKV = static_cast<int>(shape.NKV);
-    Consumer128 c{{state, memory, consumer, warp, lane, shape.softmax_mul * kLog2e}, {}, {}, {}, {}, {}, {}};
+    Consumer128<dim> c{{state, memory, consumer, warp, lane, shape.softmax_mul * kLog2e}, {}, {}, {}, {}, {}, {}};
     // With this bound, which no block reaches, ptxas 13.0 keeps the step and its addresses in uniform registers. That
     // saves a fourth of the instructions of a step.
     for (uint32_t rounds = 0; rounds <= schedule.items; rounds++) {
@@ -163,7 +168,7 @@ __device__ void consume(FusedState<FusedTiles128> state, char* memory, int consu
         if (item >= schedule.items) break;
         const uint32_t begin = c.step;
         {
-            const Steps steps = Steps::of<kBorders>(shape, schedule, item);
+            const Steps steps = Steps::of<kBorders, P::kKeys>(shape, schedule, item);
             const int row = steps.at.tile * P::kKeys + warp * 16;
             const std::conditional_t<kBorders, EndQueries, NoBorders> borders(shape, steps.at.b, row, lane);
 #pragma unroll
@@ -172,19 +177,19 @@ __device__ void consume(FusedState<FusedTiles128> state, char* memory, int consu
         }
         // Recomputed, so that none of this occupies registers during visit().
         const uint32_t again = warp_uniform(state.number(memory, c.item));
-        const Steps steps = Steps::of<kBorders>(shape, schedule, again);
+        const Steps steps = Steps::of<kBorders, P::kKeys>(shape, schedule, again);
         const Schedule::Place& at = steps.at;
         const int row = at.tile * P::kKeys + warp * 16;
         c.finish(begin, begin + (steps.end - steps.first) * schedule.group);
         if (lane == 0) state.items().arrive_empty(c.item);
         c.item++;
         state.grads().await_empty(c.step), state.grads().await_empty(c.step + 1);
-        const int panel = (NH + at.head) * P::kPanels;
-        c.store_own(out_map, c.dv, 0, row, panel + NKV * P::kPanels, at.b);
+        const int place = (NH + at.head) * HeadPanels<dim>::kPlaces;
+        c.store_own(out_map, c.dv, 0, row, place + NKV * HeadPanels<dim>::kPlaces, at.b);
 #pragma unroll
         for (float& x : c.dk) x *= shape.softmax_mul;
         c.await_stored();
-        c.store_own(out_map, c.dk, 1, row, panel, at.b);
+        c.store_own(out_map, c.dk, 1, row, place, at.b);
     }
     if (lane == 0) ptx::bulk_wait_read<0>();   // shared memory must outlive the copies
 }

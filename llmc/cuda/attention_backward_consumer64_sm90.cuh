@@ -6,25 +6,6 @@ namespace cuda {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900   // as in ptx.cuh
 
-// A number that is the same in all lanes. Unlike the shuffle of warp_uniform, a reduction leaves it in a uniform
-// register, so ptxas computes descriptors with uniform instructions.
-__device__ inline uint32_t uniform(uint32_t value) { return __reduce_or_sync(0xffffffffu, value); }
-
-// A tile of one panel as an operand of wgmma: as tile_descriptor, along_columns and along_rows, but with an address of
-// 32 bits, so that no carry is computed.
-struct Operand {
-    uint32_t low;
-
-    __device__ explicit Operand(uint32_t address, uint32_t panel_bytes)
-        : low((address & 0x3ffff) >> 4 | (panel_bytes >> 4) << 16) {}
-    __device__ uint64_t at(uint32_t bytes) const {
-        constexpr uint64_t kHigh = (kSwizzleRowsBytes >> 4) | uint64_t{1} << 30;
-        return (low + (bytes >> 4)) | kHigh << 32;
-    }
-    __device__ uint64_t columns(int k) const { return at(k * 32); }
-    __device__ uint64_t rows(int k) const { return at(k * 16 * kPanelRowBytes); }
-};
-
 // One consumer warpgroup of 64 keys. A pass of its loop computes S and dP of step n, dK of step n - 1, dV of step n and
 // dQ of step n - 1: S of this step and dK of the last one start as soon as its dS is computed, dK and dP run during
 // the exponentials, dV and dQ while dS is computed. A pass begins with no product in flight: ptxas 13.0 serializes
@@ -224,7 +205,7 @@ __device__ void consume(FusedState<FusedTiles64> state, char* memory, int consum
         const uint32_t item = uniform(state.number(memory, c.item));
         if (item >= schedule.items) break;
         const uint32_t begin = c.step;
-        const Steps steps = Steps::of<kBorders>(shape, schedule, item);
+        const Steps steps = Steps::of<kBorders, P::kKeys>(shape, schedule, item);
         const int row = steps.at.tile * P::kKeys + warp * 16;
         const std::conditional_t<kBorders, EndQueries, NoBorders> borders(shape, steps.at.b, row, lane);
 #pragma unroll

@@ -1,6 +1,7 @@
 // Attention backward on compute capability 9.0 in one kernel: blocks own keys, accumulate dK and dV in registers, and
 // add partial dQ to fp32 sums in memory.
 #include "llmc/cuda/attention_backward_consumer128_sm90.cuh"
+#include "llmc/cuda/attention_backward_consumer256_sm90.cuh"
 #include "llmc/cuda/attention_backward_consumer64_sm90.cuh"
 #include "llmc/cuda/attention_backward_producers_sm90.cuh"
 
@@ -14,11 +15,12 @@ namespace {
 //         ISA 9.0, wgmma, cp.async.bulk.tensor and cp.reduce.async.bulk.
 // Traffic: k, v read and dk, dv written once; q, dout, lse, delta of the group read and sums (fp32) added to once per
 //          key tile that they attend to (mostly L2).
-// Requires: delta; zeros in taken and turns; sm_90a; bf16, HS 64 or 128, 16-byte aligned; dynamic shared
-//           memory of kSharedBytes.
+// Requires: delta; zeros in taken and turns; sm_90a; bf16, HS 64, 72 to 96 by 8, 128 or 256, 16-byte aligned; dynamic
+//           shared memory of kSharedBytes.
 // Parallel: a block processes tiles of 128 keys (Schedule), each consumer warpgroup 64 of them, in steps of 64 queries
 //           over all heads of the group. In the last warpgroup one thread issues TMA loads, one warp loads statistics
-//           and two threads add sums.
+//           and two threads add sums. HS 256: tiles of 64 keys, of which each consumer has half of the columns, and the
+//           consumers add sums.
 template <typename Tiles, bool kBorders>
 __global__ void __launch_bounds__(Fused<Tiles>::kThreads, 1)
 attention_backward_fused_sm90_kernel(const __grid_constant__ FusedMaps maps, DqSums sums, const float* lse,
@@ -38,11 +40,13 @@ attention_backward_fused_sm90_kernel(const __grid_constant__ FusedMaps maps, DqS
         const int warp = warp_uniform(threadIdx.x / 32) % 4, lane = static_cast<int>(threadIdx.x) % 32;
         if (warp == 0 && lane == 0) load_tiles<kBorders>(state, memory, sums.taken, maps, shape, schedule);
         else if (warp == 1) load_stats<kBorders>(state, memory, lse, delta, shape, schedule, lane);
-        else if (warp >= 2 && lane == 0)
-            add_sums<kBorders>(state, memory, warp - 2, sums, shape, schedule);
+        else if constexpr (!P::kSplit) {
+            if (warp >= 2 && lane == 0) add_sums<kBorders>(state, memory, warp - 2, sums, shape, schedule);
+        }
     } else {
         ptx::registers_grow<P::kConsumerRegisters>();
-        consume<kBorders>(state, memory, consumer, maps.dkeys, shape, schedule);
+        if constexpr (P::kSplit) consume<kBorders>(state, memory, consumer, maps.dkeys, sums, shape, schedule);
+        else consume<kBorders>(state, memory, consumer, maps.dkeys, shape, schedule);
     }
 #endif
 }
@@ -50,11 +54,11 @@ attention_backward_fused_sm90_kernel(const __grid_constant__ FusedMaps maps, DqS
 template <typename Tiles, bool kBorders>
 void launch(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums, const AttentionShape& shape) {
     using P = Fused<Tiles>;
-    const int64_t B = shape.B, T = shape.T, width = shape.row(), out_width = shape.NH * P::HS;
-    const FusedMaps maps{panel_map(args.qkv.data, B, T, width, P::kKeys, P::kPanels),
-                         panel_map(args.qkv.data, B, T, width, P::kQueries, P::kPanels),
-                         panel_map(args.dout.data, B, T, out_width, P::kQueries, P::kPanels),
-                         panel_map(args.dqkv.data, B, T, width, 16, 1)};
+    using Panels = HeadPanels<P::kDim>;
+    const FusedMaps maps{Panels::map(args.qkv, shape, shape.row(), P::kKeys),
+                         Panels::map(args.qkv, shape, shape.row(), P::kQueries),
+                         Panels::map(args.dout, shape, shape.NH * shape.HS, P::kQueries),
+                         Panels::map(args.dqkv, shape, shape.row(), 16, 1)};
     const Schedule schedule = make_ordered_schedule(shape, P::kKeys, ctx.sm_count);
     auto* const kernel = attention_backward_fused_sm90_kernel<Tiles, kBorders>;
     allow_shared_memory(kernel, P::kSharedBytes);
@@ -73,7 +77,10 @@ void launch(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums, con
 
 void attention_backward_fused_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums,
                                    const AttentionShape& shape) {
-    (shape.HS == 64 ? launch<FusedTiles64> : launch<FusedTiles128>)(ctx, args, sums, shape);
+    by_head_dim(shape.HS, [&](auto dim) {
+        using Smaller = std::conditional_t<dim.value == 64, FusedTiles64, FusedTiles128<dim.value>>;
+        launch<std::conditional_t<dim.value == 256, FusedTiles256, Smaller>>(ctx, args, sums, shape);
+    });
 }
 
 }  // namespace cuda

@@ -31,32 +31,45 @@ __device__ inline uint64_t statistics_descriptor(uint32_t address) {
 // its registers are already operands of dK and dV.
 // Head dim 128: registers of a consumer thread are dK and dV 64 each, S 32, dP 32, P and dS as operands 16 each. dQ has
 // those of S and dP.
-struct FusedTiles128 {
-    static constexpr int HS = 128, kItemStages = 1, kStages = 2;
+// dim: columns that are not padding (HeadPanels).
+template <int dim = 128> struct FusedTiles128 {
+    static constexpr int kDim = dim, HS = 128, kKeys = 128, kItemStages = 1, kStages = 2;
+    static constexpr bool kSplit = false;
     static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
     static constexpr uint32_t kResultBytes = 0;    // dK and dV leave through the dS buffers
 };
 // Head dim 64: dK and dV have 32 registers each, so S, dP and dQ have 32 of their own, and products of two steps
 // overlap.
 struct FusedTiles64 {
-    static constexpr int HS = 64, kItemStages = 2, kStages = 4;
+    static constexpr int kDim = 64, HS = 64, kKeys = 128, kItemStages = 2, kStages = 4;
+    static constexpr bool kSplit = false;
     static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
     static constexpr uint32_t kResultBytes = 64 * kPanelRowBytes;   // dK or dV of a consumer
 };
 
+// Head dim 256: dK and dV of 64 keys fill the registers of both consumers. Each has 128 of the columns (64 registers
+// each), computes S and dP of half of a step's queries (16 each) and dQ of its columns (64), which it adds to memory
+// itself: shared memory, whose bandwidth bounds the kernel, has no room for dQ.
+struct FusedTiles256 {
+    static constexpr int kDim = 256, HS = 256, kKeys = 64, kItemStages = 1, kStages = 2;
+    static constexpr bool kSplit = true;
+    static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+    static constexpr uint32_t kResultBytes = 0;    // dK and dV leave through K and V
+};
+
 template <typename Tiles> struct Fused : Tiles {
     static constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1), kWarps = 4 * kConsumers;
-    static constexpr int kKeys = 64 * kConsumers, kQueries = 64, kPanels = Tiles::HS / kPanel;
+    static constexpr int kKeys = Tiles::kKeys, kQueries = 64, kPanels = Tiles::HS / kPanel;
     static constexpr uint32_t kKeyPanel = kKeys * kPanelRowBytes, kQueryPanel = kQueries * kPanelRowBytes;
     static constexpr uint32_t kKeyBytes = kPanels * kKeyPanel, kQueryBytes = kPanels * kQueryPanel;
     static constexpr int kStatStages = 2;
     static constexpr uint32_t kStatBytes = kQueries * kStatRowBytes;   // statistics of a step
     static constexpr uint32_t kGradBytes = kKeyPanel;   // dS of a step: rows are keys, columns are queries
     static constexpr uint32_t kSumBytes = sum_bytes(Tiles::HS);   // dQ of a step
-    // Shared memory: stages of K and V | two dS buffers | dQ of each consumer | stages of Q and dO | dV and dK of each
-    // consumer (head dim 128: none) | statistics | barriers | item numbers.
+    // Shared memory: stages of K and V | two dS buffers | dQ of each consumer (split: two P buffers) | stages of Q and
+    // dO | dV and dK of each consumer (only head dim 64) | statistics | barriers | item numbers.
     static constexpr uint32_t kGradsAt = Tiles::kItemStages * 2 * kKeyBytes, kSumsAt = kGradsAt + 2 * kGradBytes;
-    static constexpr uint32_t kStepsAt = kSumsAt + kConsumers * kSumBytes;
+    static constexpr uint32_t kStepsAt = kSumsAt + (Tiles::kSplit ? 2 * kGradBytes : kConsumers * kSumBytes);
     static constexpr uint32_t kResultsAt = kStepsAt + Tiles::kStages * 2 * kQueryBytes;
     static constexpr uint32_t kStatsAt = kResultsAt + kConsumers * 2 * Tiles::kResultBytes;
     static constexpr uint32_t kBarriers = kStatsAt + kStatStages * kStatBytes;
@@ -97,8 +110,8 @@ template <typename Tiles> struct FusedState {
     __device__ Slots<P::kStages> queries() const { return step_part(0); }
     __device__ Slots<P::kStages> douts() const { return step_part(1); }
     __device__ void init() const {
-        items().init(P::kWarps + 3, 1);   // readers: consumer warps, the statistics warp and two adding threads
-        grads().init(4, P::kWarps);   // readers: the warps of the consumer that computes dQ
+        items().init(P::kWarps + (P::kSplit ? 1 : 3), 1);   // consumer warps, statistics warp, (two) adding threads
+        grads().init(P::kSplit ? P::kWarps : 4, P::kWarps);   // readers: the warps that compute dQ
         for (int consumer = 0; consumer < P::kConsumers; consumer++) sums(consumer).init(1, 4);
         queries().init(P::kWarps, 1 + 32);   // the loading thread and the statistics warp
         douts().init_full(1);
@@ -116,6 +129,7 @@ template <typename Tiles> struct FusedState {
         return number;
     }
     __device__ uint32_t grad_tile(uint32_t step) const { return shared + P::kGradsAt + step % 2 * P::kGradBytes; }
+    __device__ uint32_t prob_tile(uint32_t step) const { return shared + P::kSumsAt + step % 2 * P::kGradBytes; }
     __device__ uint32_t query_tile(uint32_t step) const {
         return shared + P::kStepsAt + step % P::kStages * 2 * P::kQueryBytes;
     }
@@ -135,10 +149,10 @@ struct Steps {
     int first, end;        // tiles
     uint32_t first_head;   // of the group's query heads, counted over the batch
 
-    template <bool kBorders>
+    template <bool kBorders, int kKeys>
     __device__ static Steps of(const AttentionShape& shape, const Schedule& schedule, uint32_t item) {
         const Schedule::Place at = schedule.place(item);
-        constexpr int kKeys = 128, kQueries = 64;
+        constexpr int kQueries = 64;
         const int T = static_cast<int>(ptx::opaque(static_cast<uint32_t>(shape.T)));
         const int past = kBorders ? shape.end_query(at.b, min(T, (at.tile + 1) * kKeys) - 1) : T;
         return {at, at.tile * kKeys / kQueries, (past - 1) / kQueries + 1,
@@ -149,7 +163,7 @@ struct Steps {
 // Until take(0), take(1), ... return no more items: calls item(steps, index of the item), then visit(steps, tile, head
 // within the group, index of the step) for each of its steps. Producers use it and have 24 registers, so `opaque` keeps
 // ptxas from holding values derived from kernel arguments in registers across items.
-template <bool kBorders, typename Take, typename Item, typename Visit>
+template <bool kBorders, int kKeys, typename Take, typename Item, typename Visit>
 __device__ void for_steps(const AttentionShape& shape, const Schedule& schedule, Take take, Item item, Visit visit) {
     uint32_t step = 0;
     for (uint32_t round = 0;; round++) {
@@ -157,7 +171,7 @@ __device__ void for_steps(const AttentionShape& shape, const Schedule& schedule,
         if (number >= schedule.items) return;
         Schedule anew = schedule;
         anew.section = ptx::opaque(anew.section), anew.sections = ptx::opaque(anew.sections);
-        const Steps steps = Steps::of<kBorders>(shape, anew, number);
+        const Steps steps = Steps::of<kBorders, kKeys>(shape, anew, number);
         item(steps, round);
 #pragma unroll 1
         for (int tile = steps.end - 1; tile >= steps.first; tile--) {
@@ -171,7 +185,26 @@ __device__ inline void no_item(const Steps&, uint32_t) {}
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900   // as in ptx.cuh
 
-// What the consumer warpgroups of 64 keys have in common at both head dims.
+// A number that is the same in all lanes. Unlike the shuffle of warp_uniform, a reduction leaves it in a uniform
+// register, so ptxas computes descriptors with uniform instructions.
+__device__ inline uint32_t uniform(uint32_t value) { return __reduce_or_sync(0xffffffffu, value); }
+
+// A tile as an operand of wgmma: as tile_descriptor, along_columns and along_rows, but with an address of 32 bits, so
+// that no carry is computed. columns(): of one panel.
+struct Operand {
+    uint32_t low;
+
+    __device__ explicit Operand(uint32_t address, uint32_t panel_bytes)
+        : low((address & 0x3ffff) >> 4 | (panel_bytes >> 4) << 16) {}
+    __device__ uint64_t at(uint32_t bytes) const {
+        constexpr uint64_t kHigh = (kSwizzleRowsBytes >> 4) | uint64_t{1} << 30;
+        return (low + (bytes >> 4)) | kHigh << 32;
+    }
+    __device__ uint64_t columns(int k) const { return at(k * 32); }
+    __device__ uint64_t rows(int k) const { return at(k * 16 * kPanelRowBytes); }
+};
+
+// What the consumer warpgroups of 64 keys have in common at all head dims.
 template <typename Tiles> struct FusedConsumer {
     using P = Fused<Tiles>;
     const FusedState<Tiles> state;
@@ -181,13 +214,16 @@ template <typename Tiles> struct FusedConsumer {
 
     // Sets s = a statistic of each query of a step, in all rows: -lse / softmax_mul (kDelta: -delta), as the first
     // product of S (or dP). Its operand in registers has ones in the columns of that statistic's parts.
-    template <bool kDelta> __device__ void start_with_statistic(float (&s)[32], uint32_t step) const {
+    // from: the first query.
+    template <bool kDelta, int count>
+    __device__ void start_with_statistic(float (&s)[count], uint32_t step, int from = 0) const {
         constexpr uint32_t kOnes = 0x3f803f80, kLeft = 0x3f80, kRight = 0x3f800000;   // columns 2 pair and next
         const uint32_t pair = ptx::opaque(static_cast<uint32_t>(lane)) % 4;
         const uint32_t ones = kDelta ? (pair == 1 ? kRight : pair == 2 ? kOnes : 0)
                                      : (pair == 0 ? kOnes : pair == 1 ? kLeft : 0);
         const uint32_t a[4] = {ones, ones, 0, 0};
-        ptx::wgmma<64, false>(s, a, statistics_descriptor(state.shared + state.stats_at(step)), false);
+        const uint32_t rows = state.shared + state.stats_at(step) + from * kStatRowBytes;
+        ptx::wgmma<2 * count, false>(s, a, statistics_descriptor(rows), false);
     }
     // Shared address of this warp's 16 keys in a step's dS buffer. Must not shuffle: single lanes call it.
     __device__ uint32_t own_ds(uint32_t of_step) const {

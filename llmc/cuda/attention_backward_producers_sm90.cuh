@@ -16,6 +16,7 @@ template <bool kBorders, typename Tiles>
 __device__ void load_tiles(FusedState<Tiles> state, char* memory, uint32_t* taken, const FusedMaps& maps,
                            const AttentionShape& shape, const Schedule& schedule) {
     using P = Fused<Tiles>;
+    using Panels = HeadPanels<P::kDim>;
     const int NH = static_cast<int>(shape.NH), NKV = static_cast<int>(shape.NKV);
     auto take = [&](uint32_t item) {
         const uint32_t number = atomicAdd(taken, 1u);
@@ -26,21 +27,24 @@ __device__ void load_tiles(FusedState<Tiles> state, char* memory, uint32_t* take
     };
     auto load_own = [&](const Steps& steps, uint32_t item) {
         const Schedule::Place& at = steps.at;
-        const int panel = (NH + at.head) * P::kPanels, first = at.tile * P::kKeys;
+        const int place = (NH + at.head) * Panels::kPlaces, first = at.tile * P::kKeys;
         const uint32_t full = state.items().full_of(item), keys = state.key_tile(item);
         ptx::barrier_expect(full, 2 * P::kKeyBytes);
-        ptx::load_box(keys, &maps.keys, full, first, panel, at.b);
-        ptx::load_box(keys + P::kKeyBytes, &maps.keys, full, first, panel + NKV * P::kPanels, at.b);
+        Panels::template load<P::kKeys>(keys, maps.keys, full, first, place, at.b);
+        const int values = place + NKV * Panels::kPlaces;
+        Panels::template load<P::kKeys>(keys + P::kKeyBytes, maps.keys, full, first, values, at.b);
     };
-    for_steps<kBorders>(shape, schedule, take, load_own, [&](const Steps& steps, int tile, int i, uint32_t step) {
-        const int row = tile * P::kQueries, b = steps.at.b, panel = (steps.at.head * schedule.group + i) * P::kPanels;
+    auto load_step = [&](const Steps& steps, int tile, int i, uint32_t step) {
+        const int row = tile * P::kQueries, b = steps.at.b;
+        const int place = (steps.at.head * schedule.group + i) * Panels::kPlaces;
         const uint32_t queries_full = state.queries().full_of(step), douts_full = state.douts().full_of(step);
         state.queries().await_empty(step);
         ptx::barrier_expect(queries_full, P::kQueryBytes);
-        ptx::load_box(state.query_tile(step), &maps.queries, queries_full, row, panel, b);
+        Panels::template load<P::kQueries>(state.query_tile(step), maps.queries, queries_full, row, place, b);
         ptx::barrier_expect(douts_full, P::kQueryBytes);
-        ptx::load_box(state.dout_tile(step), &maps.douts, douts_full, row, panel, b);
-    });
+        Panels::template load<P::kQueries>(state.dout_tile(step), maps.douts, douts_full, row, place, b);
+    };
+    for_steps<kBorders, P::kKeys>(shape, schedule, take, load_own, load_step);
 }
 
 // The warp that loads lse and delta of the queries.
@@ -50,7 +54,7 @@ __device__ void load_stats(FusedState<Tiles> state, char* memory, const float* l
     using P = Fused<Tiles>;
     const int T = static_cast<int>(shape.T);
     auto take = [&](uint32_t item) { return warp_uniform(lane == 0 ? state.follow(memory, item) : 0); };
-    for_steps<kBorders>(shape, schedule, take, no_item, [&](const Steps& steps, int tile, int i, uint32_t step) {
+    auto load_step = [&](const Steps& steps, int tile, int i, uint32_t step) {
         const int query = tile * P::kQueries + lane;
         const uint64_t row = static_cast<uint64_t>(steps.first_head + i) * static_cast<uint32_t>(T) + query;
         const float unscale = reciprocal_approx(shape.softmax_mul);
@@ -65,7 +69,8 @@ __device__ void load_stats(FusedState<Tiles> state, char* memory, const float* l
         for (int half = 0; half < 2; half++) to[32 * half] = statistics_row(s[half], dp[half]);
         ptx::fence_async();
         state.queries().arrive_full(step);
-    });
+    };
+    for_steps<kBorders, P::kKeys>(shape, schedule, take, no_item, load_step);
 }
 
 // The thread that adds a consumer's partial dQ to the sums in memory. Key tile j adds after the tiles before it; the
@@ -82,7 +87,7 @@ __device__ void add_sums(FusedState<Tiles> state, char* memory, int consumer, Dq
     auto take = [&](uint32_t item) { return state.follow(memory, item); };
     bool owns = false;   // P::owns() of the next step; computing it from the step takes more registers than there are
     auto begin = [&](const Steps&, uint32_t) { owns = P::owns(consumer, 0); };
-    for_steps<kBorders>(shape, schedule, take, begin, [&](const Steps& steps, int tile, int i, uint32_t) {
+    for_steps<kBorders, P::kKeys>(shape, schedule, take, begin, [&](const Steps& steps, int tile, int i, uint32_t) {
         const bool now = owns;
         owns = !owns;
         if (!now) return;

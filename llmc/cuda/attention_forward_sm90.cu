@@ -35,15 +35,16 @@ template <int dim> struct ForwardMaps {
 
 // TMA loads of panels from the packed projections.
 template <int dim> struct PanelCopies {
+    using Panels = HeadPanels<dim>;
     const ForwardMaps<dim>& maps;
     int NH, NKV;
 
     __device__ void queries(uint32_t shared, uint32_t barrier, int first, int head, int b) const {
-        HeadPanels<dim>::template load<Tiles<dim>::kQueries>(shared, maps.queries, barrier, first, head, b);
+        Panels::template load<Tiles<dim>::kQueries>(shared, maps.queries, barrier, first, head * Panels::kPlaces, b);
     }
     __device__ void keys(uint32_t shared, uint32_t barrier, int tile, int head, int b) const {
         constexpr int kKeys = Tiles<dim>::kKeys;
-        HeadPanels<dim>::template load<kKeys>(shared, maps.keys, barrier, tile * kKeys, NH + head, b);
+        Panels::template load<kKeys>(shared, maps.keys, barrier, tile * kKeys, (NH + head) * Panels::kPlaces, b);
     }
     __device__ void values(uint32_t shared, uint32_t barrier, int tile, int head, int b) const {
         keys(shared, barrier, tile, NKV + head, b);

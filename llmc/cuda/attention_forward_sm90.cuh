@@ -126,7 +126,7 @@ __device__ inline void send_rows(const CUtensorMap& out_map, uint32_t own_out, c
             ptx::store_box(&out_map, own_out, row, head * (2 * count / kPanel), b);
         } else {
             for (int p = 0; p < HeadPanels<dim>::kPanels; p++)
-                HeadPanels<dim>::store(out_map, own_out + p * panel_bytes, row, head, p, b);
+                HeadPanels<dim>::store(out_map, own_out + p * panel_bytes, row, head * HeadPanels<dim>::kPlaces, p, b);
         }
         ptx::bulk_commit();
     }

@@ -55,6 +55,7 @@ inline Schedule make_schedule(const AttentionShape& shape, int64_t heads_of_batc
 template <int dim> struct HeadPanels {
     static constexpr int kPanels = (dim + kPanel - 1) / kPanel;
     static constexpr bool kPadded = dim % kPanel != 0;
+    static constexpr int kPlaces = kPadded ? 1 : kPanels;   // of the third coordinate of a box, per head
 
     // Of the heads in rows of `columns` elements, with boxes of `rows` rows and, unless padded, `panels` panels.
     static CUtensorMap map(const Tensor& tensor, const AttentionShape& shape, int64_t columns, int rows,
@@ -64,18 +65,18 @@ template <int dim> struct HeadPanels {
     }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900   // as in ptx.cuh
     template <int rows>
-    __device__ static void load(uint32_t shared, const CUtensorMap& map, uint32_t barrier, int row, int head, int b) {
+    __device__ static void load(uint32_t shared, const CUtensorMap& map, uint32_t barrier, int row, int place, int b) {
         if constexpr (!kPadded) {
-            ptx::load_box(shared, &map, barrier, row, head * kPanels, b);
+            ptx::load_box(shared, &map, barrier, row, place, b);
         } else {
             for (int p = 0; p < kPanels; p++)
-                ptx::load_box(shared + p * rows * kPanelRowBytes, &map, barrier, row, head, b, p * kPanel);
+                ptx::load_box(shared + p * rows * kPanelRowBytes, &map, barrier, row, place, b, p * kPanel);
         }
     }
     // Stores panel p of a head, given a map of one panel.
-    __device__ static void store(const CUtensorMap& map, uint32_t shared, int row, int head, int p, int b) {
-        if constexpr (!kPadded) ptx::store_box(&map, shared, row, head * kPanels + p, b);
-        else ptx::store_box(&map, shared, row, head, b, p * kPanel);
+    __device__ static void store(const CUtensorMap& map, uint32_t shared, int row, int place, int p, int b) {
+        if constexpr (!kPadded) ptx::store_box(&map, shared, row, place + p, b);
+        else ptx::store_box(&map, shared, row, place, b, p * kPanel);
     }
 #endif
 };

@@ -286,6 +286,16 @@ __device__ inline uint32_t load_acquire(const uint32_t* global) {
 __device__ inline void store_release(uint32_t* global, uint32_t value) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(global)), "r"(value) : "memory");
 }
+// Adds to global memory, without the old value. "red.release", "red.relaxed".
+__device__ inline void add_release(uint32_t* global, uint32_t value) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(global)), "r"(value)
+                 : "memory");
+}
+__device__ inline void add_global4(float* global, float a, float b, float c, float d) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(global)),
+                 "f"(a), "f"(b), "f"(c), "f"(d)
+                 : "memory");
+}
 
 // ---- barriers in this block's shared memory (in another block's: barrier_arrive_in_block)
 __device__ inline void barrier_arrive(uint32_t barrier) {
