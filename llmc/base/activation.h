@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-enum class Activation : uint8_t { kGelu, kSwiglu, kRelu2 };
+enum class Activation : uint8_t { kGelu, kSwiglu, kRelu2, kGeglu };
 
 struct ActivationFunction {
     Activation kind;
@@ -18,6 +18,7 @@ inline constexpr ActivationFunction kActivations[] = {
     {Activation::kGelu, "gelu", false, "gelu_new", "tanh form"},
     {Activation::kSwiglu, "swiglu", true, "silu", "SiLU(gate) * up"},
     {Activation::kRelu2, "relu2", false, "relu2", "max(x, 0)^2"},
+    {Activation::kGeglu, "geglu", true, "gelu_pytorch_tanh", "gelu(gate) * up"},
 };
 
 constexpr const ActivationFunction& activation_function(Activation kind) {

@@ -303,7 +303,7 @@ void CheckpointSaver::fill_range(const StateFile& file, const SavedRange& range)
     std::optional<WriteBuffer::Copy> weight;
     if (file.model >= 0 && range.weight.file >= 0)
         weight = {layout_.files[static_cast<size_t>(file.model + range.weight.file)].name, range.weight.offset,
-                  access_.dtypes.weight};
+                  access_.dtypes.weight, range.weight_add};
     buffer_.begin(file.state->file, first + values.begin * bytes, weight);
     for (int64_t done = 0; done < values.count; done += step) {
         const int64_t count = std::min(step, values.count - done);

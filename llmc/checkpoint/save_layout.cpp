@@ -50,7 +50,8 @@ void add_ranges(const ParamTable& table, int param, const HeldByRank& held, cons
             for (const ElementRange& part : held[rank][static_cast<size_t>(param)])
                 if (part.begin <= begin && end <= part.begin + part.count) holders.push_back(static_cast<int>(rank));
         CHECK(!holders.empty(), "no rank holds elements %lld to %lld of %s", ll(begin), ll(end), p.name.c_str());
-        SavedRange range{.param = param, .begin = begin, .count = end - begin};
+        SavedRange range{.param = param, .begin = begin, .count = end - begin,
+                         .weight_add = p.minus_one ? -1.0f : 0.0f};
         for (const PlacedTensor& tensor : tensors)
             if (tensor.begin <= begin && end <= tensor.begin + tensor.count)
                 range.weight = {tensor.place.file, tensor.place.offset + (begin - tensor.begin) * weight_bytes};

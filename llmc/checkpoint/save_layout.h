@@ -39,6 +39,7 @@ struct SavedRange {
     int param = 0, rank = 0;
     int64_t begin = 0, count = 0;
     FilePlace weight = {};   // where it is in a model, `file` counted within that; -1: nowhere, or transposed
+    float weight_add = 0;    // what its values there have more: see Param::minus_one
 };
 
 // The file of a state, and each parameter's place in it.

@@ -22,6 +22,15 @@ void round_in_place(char* values, int64_t count) {
     }
 }
 
+void add_in_place(char* values, int64_t count, float add) {
+    for (char* at = values; at < values + count * 4; at += 4) {
+        float value;
+        std::memcpy(&value, at, 4);
+        value += add;
+        std::memcpy(at, &value, 4);
+    }
+}
+
 }  // namespace
 
 void WriteBuffer::reset(const IoHook& hook) {
@@ -66,6 +75,7 @@ void WriteBuffer::write_out() {
             write(segment.file, segment.offset + done, data, bytes);
             if (!segment.copy) continue;
             const int64_t size = dtype_bytes(segment.copy->dtype);
+            if (segment.copy->add != 0) add_in_place(data, bytes / 4, segment.copy->add);
             if (size == 2) round_in_place(data, bytes / 4);
             write(segment.copy->file, segment.copy->offset + done / 4 * size, data, bytes / 4 * size);
         }

@@ -26,11 +26,13 @@ public:
     // The directory of the files, which must exist. Call it before the memory is full.
     void set_directory(const std::string& directory) { directory_ = directory; }
 
-    // A second place of fp32 values, in another file, where they are written in this dtype: bf16 (rounded) or fp32.
+    // A second place of fp32 values, in another file, where they are written plus `add` in this dtype: bf16 (rounded)
+    // or fp32.
     struct Copy {
         std::string file;
         int64_t offset;
         Dtype dtype;
+        float add = 0;
     };
     // Starts a segment at this offset of this file. With `copy` its bytes are fp32 values.
     void begin(const std::string& file, int64_t offset, const std::optional<Copy>& copy = {});

@@ -200,6 +200,9 @@ void model_rules(const Config& c, Rules& rules) {
     rules.require(c.shape.position != PositionEmbedding::kRope || scaling.factor == 0 || scaling.factor >= 1,
                   strf("--rope-scaling-factor %s must be 0 (no scaling) or at least 1",
                        number_text(scaling.factor).c_str()));
+    rules.require(!c.fp8_attention || c.shape.rotary_dim == 0,
+                  strf("--fp8-attention rotates whole heads, and this model %lld of their %lld elements "
+                       "(partial_rotary_factor): leave it out", ll(c.shape.rotary_dim), ll(c.shape.kv_channels)));
 }
 
 // Holds without a check while the length is unknown: with --epochs, until the data has been opened.

@@ -156,6 +156,14 @@ void shorten_pattern(ModelConfig& c) {
     if (same_rope || !c.has_windows()) c.local_rotary_base = 0;
 }
 
+bool is_llama_like(const ModelConfig& c) {
+    return c.norm == Norm::kRmsNorm && c.position == PositionEmbedding::kRope && c.activation == Activation::kSwiglu;
+}
+
+static bool has_no_or_attention_biases(const ModelConfig& c) {
+    return c.linear_bias == LinearBias::kNone || c.linear_bias == LinearBias::kAttention;
+}
+
 std::vector<std::string> model_config_errors(const ModelConfig& c) {
     std::vector<std::string> errors;
     auto rule = [&](bool holds, const std::string& text) {
@@ -171,20 +179,47 @@ std::vector<std::string> model_config_errors(const ModelConfig& c) {
         rule(size % 8 == 0, strf("--%s %lld must be a multiple of 8 (16-byte rows in BF16)", option, ll(size)));
     rule(c.kv_channels <= 256, strf("--kv-channels %lld: attention takes at most 256", ll(c.kv_channels)));
     rule(c.vocab_size >= 2, strf("vocabulary of %lld tokens: at least 2 needed", ll(c.vocab_size)));
-    rule(!c.qk_norm_whole || (c.has_experts() && c.qk_norm && c.num_query_groups == c.num_attention_heads
-                              && c.q_width() == c.hidden_size && !c.has_windows()),
-         "QK-norm over all heads (OLMoE) needs --num-experts, --qk-layernorm, as many key as query heads, heads of "
-         "--hidden-size elements in all and no --sliding-window");
+    rule(!c.qk_norm_whole || ((c.has_experts() ? !c.has_windows() : !c.pre_norms()) && c.qk_norm
+                              && c.num_query_groups == c.num_attention_heads && c.q_width() == c.hidden_size),
+         "QK-norm over all heads (OLMoE, OLMo-2 and 3) needs --qk-layernorm, as many key as query heads, heads of "
+         "--hidden-size elements in all and, with --num-experts, no --sliding-window");
+    rule(c.pre_norms() || (is_llama_like(c) && !c.has_experts() && c.qk_norm_whole && has_no_or_attention_biases(c)),
+         "norms after attention and the MLP (OLMo-2 and 3) need --normalization RMSNorm, --position-embedding-type "
+         "rope, --activation swiglu, QK-norm over all heads, no --num-experts and --linear-bias none or attention: "
+         "transformers has no other class");
+    rule(c.one_window() || !c.post_norms(),
+         strf("--sliding-window %s: this model's class has one length of windows", c.window_text().c_str()));
+    rule(!c.post_norms() || !c.has_windows() || c.local_rotary_base > 0 || c.rope_scaling.factor == 0,
+         "rope scaling in layers with a window: this model's class has it in the other layers alone");
     rule(c.shared_experts == 0 || (!c.qk_norm_whole && !c.has_windows()),
          "--moe-shared-experts needs a model without --sliding-window and without QK-norm over all heads, as dots.llm1 "
          "and Solar-Open: transformers has no other class");
+    rule(c.gemma == (c.norm_place == NormPlace::kBoth)
+             && (!c.gemma || (c.norm == Norm::kRmsNorm && c.position == PositionEmbedding::kRope && c.qk_norm
+                              && c.activation == Activation::kGeglu && !c.has_experts() && has_no_or_attention_biases(c)
+                              && c.hidden_size % c.num_attention_heads == 0)),
+         "Gemma-3 needs --normalization RMSNorm, --position-embedding-type rope, --activation geglu, --qk-layernorm, "
+         "no --num-experts, --linear-bias none or attention, and a --hidden-size that is a multiple of "
+         "--num-attention-heads: transformers has no other class");
+    rule(!c.fused_projections || (is_llama_like(c) && c.pre_norms() && !c.has_experts() && !c.qk_norm && !c.granite()
+                                  && c.linear_bias == LinearBias::kNone && c.same_windows()
+                                  && c.local_rotary_base == 0),
+         "fused projections (Phi-3) need --normalization RMSNorm, --position-embedding-type rope, --activation swiglu, "
+         "--linear-bias none, the same --sliding-window in all layers, and no --num-experts or --qk-layernorm: "
+         "transformers has no other class");
+    rule(c.rotary_dim == 0 || (c.fused_projections && c.rotary_dim % 2 == 0 && c.rotary_dim <= c.kv_channels),
+         strf("%lld rotated elements of each head: an even number up to --kv-channels is needed, and fused projections "
+              "(Phi-3)", ll(c.rotary_dim)));
+    rule(!c.granite() || (is_llama_like(c) && !c.has_experts() && !c.qk_norm && c.linear_bias != LinearBias::kQkv
+                          && !c.has_windows()),
+         "Granite's multipliers need --normalization RMSNorm, --position-embedding-type rope, --activation swiglu, no "
+         "--num-experts, --qk-layernorm, --sliding-window or --linear-bias qkv: transformers has no other class");
     if (!c.has_experts()) return errors;
     rule(c.same_windows() && c.local_rotary_base == 0, "--num-experts needs the same --sliding-window and rope in all "
                                                        "layers, as Qwen3-MoE and Mixtral");
     rule(c.experts_per_token <= c.num_experts, strf("--moe-router-topk %lld exceeds --num-experts %lld",
                                                     ll(c.experts_per_token), ll(c.num_experts)));
-    rule(c.norm == Norm::kRmsNorm && c.position == PositionEmbedding::kRope && c.activation == Activation::kSwiglu
-             && (c.linear_bias == LinearBias::kNone || (c.linear_bias == LinearBias::kAttention && c.qk_norm))
+    rule(is_llama_like(c) && has_no_or_attention_biases(c) && (c.linear_bias == LinearBias::kNone || c.qk_norm)
              && (c.normalize_experts || c.qk_norm || c.sigmoid_router()),
          strf("--num-experts %lld needs --normalization RMSNorm, --position-embedding-type rope, --activation swiglu "
               "and --linear-bias none, as Mixtral, or also --qk-layernorm and biases of attention, as Qwen3-MoE and "

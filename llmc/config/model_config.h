@@ -7,6 +7,9 @@
 #include "llmc/base/activation.h"
 
 enum class Norm { kLayerNorm, kRmsNorm };
+// Norms of a layer: before attention and the MLP; after each, before its result is added to the stream (OLMo-2); both
+// (Gemma-3).
+enum class NormPlace { kPre, kPost, kBoth };
 enum class PositionEmbedding { kLearned, kRope };
 // Which linears of a layer have biases. all: as in GPT-2; none: as in Llama; qkv: the projection to Q, K and V, as in
 // Qwen2; attention: that and the output projection; mlp: those of the MLP.
@@ -53,14 +56,16 @@ struct ModelConfig {
     // those of the list repeat it; empty: no windows. See shorten_pattern.
     std::vector<int64_t> sliding_window = {};
     Norm norm = Norm::kLayerNorm;
+    NormPlace norm_place = NormPlace::kPre;
     PositionEmbedding position = PositionEmbedding::kLearned;
     Activation activation = Activation::kGelu;
     double rotary_base = 10000;
+    int64_t rotary_dim = 0;          // elements of a head that are rotated, the first ones; 0: all
     RopeScaling rope_scaling;
     double local_rotary_base = 0;    // rope's base in layers with a window, which have no scaling; 0: rope as in others
     LinearBias linear_bias = LinearBias::kAll;
     bool qk_norm = false;
-    bool qk_norm_whole = false;      // over all heads of Q and of K (OLMoE) instead of each
+    bool qk_norm_whole = false;      // over all heads of Q and of K (OLMoE, OLMo-2), not each
     // Mixture of experts: a token goes to experts_per_token of num_experts MLPs of width ffn_hidden_size; 0: one MLP.
     int64_t num_experts = 0;
     int64_t experts_per_token = 2;
@@ -70,6 +75,12 @@ struct ModelConfig {
     int64_t shared_experts = 0;
     double routed_scale = 1;         // of the weights of a token's other experts
     bool tied_head = true;
+    // Granite: embeddings times the first, results of attention and MLP times the second before they are added to the
+    // stream, logits divided by the third.
+    double embedding_multiplier = 1, residual_multiplier = 1, logits_scaling = 1;
+    double attention_multiplier = 0;   // of attention scores (Granite, Gemma-3); 0: 1 / sqrt(kv_channels)
+    bool fused_projections = false;    // Phi-3: files have Q, K and V in one tensor, and gate and up in another
+    bool gemma = false;                // Gemma-3: embeddings times sqrt(hidden size); files have norm weights minus 1
     double norm_eps = 1e-5;
     double init_std = 0.02;
     bool operator==(const ModelConfig&) const = default;
@@ -89,6 +100,7 @@ struct ModelConfig {
     bool one_window() const;     // all layers that have one have the same
     bool local_rope(int64_t layer) const { return local_rotary_base > 0 && window(layer) > 0; }
     int64_t q_width() const { return num_attention_heads * kv_channels; }
+    int64_t rotated() const { return rotary_dim > 0 ? rotary_dim : kv_channels; }
     int64_t kv_width() const { return num_query_groups * kv_channels; }
     int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
     bool qkv_bias() const {
@@ -98,6 +110,15 @@ struct ModelConfig {
     bool proj_bias() const { return linear_bias == LinearBias::kAll || linear_bias == LinearBias::kAttention; }
     bool mlp_bias() const { return linear_bias == LinearBias::kAll || linear_bias == LinearBias::kMlp; }
     int64_t up_width() const { return activation_inputs(activation, ffn_hidden_size); }   // of one expert
+    bool pre_norms() const { return norm_place != NormPlace::kPost; }
+    bool post_norms() const { return norm_place != NormPlace::kPre; }
+    bool granite() const {
+        return !gemma && (embedding_multiplier != 1 || residual_multiplier != 1 || logits_scaling != 1
+                          || attention_multiplier > 0);
+    }
+    // The stream is kept divided by residual_multiplier: then a result is added as it is, and norms, to which the size
+    // of the stream makes no difference but for epsilon, have that of stream_eps().
+    double stream_eps() const { return norm_eps / (residual_multiplier * residual_multiplier); }
     bool has_experts() const { return num_experts > 0; }
     // The router's scores are sigmoids, and a bias that balances the experts is added for the choice, see router_bias.
     bool sigmoid_router() const { return shared_experts > 0; }
@@ -115,6 +136,8 @@ struct ModelPreset {
 const std::vector<ModelPreset>& model_presets();
 const ModelPreset* find_model_preset(const std::string& name);  // null if unknown
 
+// Norms, position embedding and activation of Llama.
+bool is_llama_like(const ModelConfig& config);
 // Makes sliding_window the shortest list for the number of layers, empty without windows, and local_rotary_base 0 if it
 // changes nothing, so that equal models have equal configurations.
 void shorten_pattern(ModelConfig& config);

@@ -25,6 +25,15 @@ struct Swiglu {
     }
 };
 
+struct Geglu {
+    template <typename A> static Vec<A> value(Vec<A> gate, Vec<A> up) { return gelu(gate) * up; }
+    template <typename A> static void gradient(Vec<A> dout, Vec<A>& gate, Vec<A>& up) {
+        const Vec<A> dgate = dout * up * gelu_derivative(gate);
+        up = dout * gelu(gate);
+        gate = dgate;
+    }
+};
+
 struct Relu2 {
     // max returns a NaN of its second argument.
     template <typename A> static Vec<A> relu(Vec<A> x) { return max(Vec<A>(), x); }
@@ -40,6 +49,7 @@ template <typename Call> void with_activation(Activation kind, Call&& call) {
         case Activation::kGelu: return call(Gelu{});
         case Activation::kSwiglu: return call(Swiglu{});
         case Activation::kRelu2: return call(Relu2{});
+        case Activation::kGeglu: return call(Geglu{});
     }
 }
 

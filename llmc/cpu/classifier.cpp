@@ -18,22 +18,25 @@ template <typename T> void counted_row(const ClassifierArgs& args, int64_t n, in
     T* row = args.logits.as<T>() + n * args.Vp;
     A largest = widen(row[0]);
     Vec<A> most(largest);
+    const A mul(args.logit_mul);
     const int64_t whole = args.V / Vec<A>::kWidth * Vec<A>::kWidth;
     for (int64_t i = 0; i < whole; i += Vec<A>::kWidth) most = max(most, load(row + i));
     largest = max_lanes(most);
     for (int64_t i = whole; i < args.V; i++) largest = std::max(largest, widen(row[i]));
+    largest *= mul;
+    const auto shifted = [&](Vec<A> logits) { return exp(logits * Vec<A>(mul) - Vec<A>(largest)); };
 
     // Lanes past the end hold -infinity, whose exponential is 0.
     Vec<A> sum;
-    for (int64_t i = 0; i < whole; i += Vec<A>::kWidth) sum = sum + exp(load(row + i) - Vec<A>(largest));
+    for (int64_t i = 0; i < whole; i += Vec<A>::kWidth) sum = sum + shifted(load(row + i));
     if (whole < args.V) {
         A rest[Vec<A>::kWidth];
         std::fill(rest, rest + Vec<A>::kWidth, -std::numeric_limits<A>::infinity());
-        for (int64_t i = whole; i < args.V; i++) rest[i - whole] = widen(row[i]) - largest;
+        for (int64_t i = whole; i < args.V; i++) rest[i - whole] = widen(row[i]) * mul - largest;
         sum = sum + exp(load(rest));
     }
     const A total = sum_lanes(sum);
-    const A gap = largest - widen(row[target]);
+    const A gap = largest - widen(row[target]) * mul;
     args.losses.as<A>()[n] = static_cast<A>(static_cast<double>(gap) + log(static_cast<double>(total)));
     if (!args.write_dlogits) return;
 
@@ -43,10 +46,10 @@ template <typename T> void counted_row(const ClassifierArgs& args, int64_t n, in
         z_mul += 2 * A(args.z_loss) * lse;
         args.squares.as<A>()[n] = lse * lse;
     }
-    const A dloss_mul = A(args.state->dloss_mul), row_mul = dloss_mul * z_mul, inverse = A(1) / total;
+    const A dloss_mul = A(args.state->dloss_mul) * mul, row_mul = dloss_mul * z_mul, inverse = A(1) / total;
     const A target_probability = exp(Vec<A>(-gap)).v[0] * inverse;
     for_lanes<A>(args.V, [&](int64_t i, auto count) {
-        Vec<A> probability = exp(load(row + i, count) - Vec<A>(largest)) * Vec<A>(inverse);
+        Vec<A> probability = shifted(load(row + i, count)) * Vec<A>(inverse);
         store(row + i, probability * Vec<A>(row_mul), count);
     });
     row[target] = T((target_probability * z_mul - A(1)) * dloss_mul);

@@ -20,7 +20,7 @@ template <typename T> void forward(const EmbeddingForwardArgs& args) {
         const T* position = args.wpe ? args.wpe.as<T>() + row_position(args.positions, n, args.T) * C : nullptr;
         T* out = args.out.as<T>() + n * C;
         for_lanes<Acc<T>>(C, [&](int64_t c, auto count) {
-            Vec<Acc<T>> value = load(embedding + c, count);
+            Vec<Acc<T>> value = load(embedding + c, count) * Vec<Acc<T>>(Acc<T>(args.mul));
             if (position) value = value + load(position + c, count);
             store(out + c, value, count);
         });
@@ -47,11 +47,11 @@ std::vector<int64_t> ranges_of(const int32_t* keys, const int32_t* order, int64_
     return begins;
 }
 
-// grad[k] += sum of dout over the rows n with keys[n] == k, in the order of `order`. Keys outside [0, most) are
+// grad[k] += mul (sum of dout over the rows n with keys[n] == k), in the order of `order`. Keys outside [0, most) are
 // ignored.
 template <typename T>
 void add_sorted(Tensor grad, const T* dout, int64_t C, const int32_t* keys, const int32_t* order, int64_t N,
-                int64_t most) {
+                int64_t most, float mul = 1) {
     const std::vector<int64_t> begins = ranges_of(keys, order, N);
     const int64_t ranges = static_cast<int64_t>(begins.size()) - 1;
 #pragma omp parallel if (N * C >= kParallelElems)
@@ -64,6 +64,7 @@ void add_sorted(Tensor grad, const T* dout, int64_t C, const int32_t* keys, cons
             if (key < 0 || key >= most) continue;
             sum_rows(sum, dout, C, begins[static_cast<size_t>(i) + 1] - begins[static_cast<size_t>(i)],
                      [&](int64_t row) { return rows[row]; });
+            for (Acc<T>& value : sum) value *= Acc<T>(mul);
             add_to_grad(grad, key * C, sum.data(), C);
         }
     }
@@ -72,7 +73,7 @@ void add_sorted(Tensor grad, const T* dout, int64_t C, const int32_t* keys, cons
 template <typename T> void backward(const EmbeddingBackwardArgs& args) {
     const int64_t C = args.C, batches = (args.N + args.T - 1) / args.T;
     const T* dout = args.dout.as<T>();
-    add_sorted(args.dwte, dout, C, args.tokens, args.token_order, args.N, args.V);
+    add_sorted(args.dwte, dout, C, args.tokens, args.token_order, args.N, args.V, args.mul);
     if (!args.dwpe) return;
     if (args.positions) return add_sorted(args.dwpe, dout, C, args.positions, args.position_order, args.N, args.T);
 #pragma omp parallel if (args.N * C >= kParallelElems)

@@ -44,6 +44,7 @@ template <Kind kind, typename T> void forward_row(const NormForwardArgs& args, i
         Vec<A> value = (load(x + c, count) - Vec<A>(mean)) * Vec<A>(rstd) * load(weight + c, count);
         store(out + c, bias ? value + load(bias + c, count) : value, count);
     });
+    if (args.stream) add_row(out, args.stream.as<T>() + n * C, C);
 }
 
 // One row: dx =, dweight +=, dbias += (may be null).
@@ -101,6 +102,8 @@ template <Kind kind> void run_forward(const char* op, const NormForwardArgs& giv
         check_tensor(op, "out", args.out, dtype_of<T>, elems);
         check_optional(op, "residual", args.residual, dtype_of<T>, elems);
         check_optional(op, "residual_out", args.residual_out, dtype_of<T>, elems);
+        check_optional(op, "stream", args.stream, dtype_of<T>, elems);
+        CHECK(!args.stream || (kind == Kind::kRms && !args.residual_out && !given.quant), "%s after a branch", op);
         CHECK(!args.residual || args.residual_out, "%s: a residual without residual_out", op);
         if (kind == Kind::kLayer) check_tensor(op, "mean", args.mean, stat_dtype<T>, args.N);
         check_tensor(op, "rstd", args.rstd, stat_dtype<T>, args.N);

@@ -7,10 +7,10 @@ namespace {
 // direction: 1 for the forward pass, -1 for the backward pass.
 template <typename T> void rotate(const RopeArgs& args, Acc<T> direction) {
     using A = Acc<T>;
-    const int64_t half = args.HS / 2, heads = args.NH + args.NKV, width = (heads + args.NKV) * args.HS;
+    const int64_t half = args.R() / 2, heads = args.NH + args.NKV, width = (heads + args.NKV) * args.HS;
 #pragma omp parallel for schedule(static) if (args.N * heads * args.HS >= kParallelElems)
     for (int64_t n = 0; n < args.N; n++) {
-        const A* table = args.cos_sin.as<A>() + row_position(args.positions, n, args.T) * args.HS;
+        const A* table = args.cos_sin.as<A>() + row_position(args.positions, n, args.T) * args.R();
         for (int64_t h = 0; h < heads; h++) {
             T* first = args.qkv.as<T>() + n * width + h * args.HS;
             T* second = first + half;
@@ -25,13 +25,13 @@ template <typename T> void rotate(const RopeArgs& args, Acc<T> direction) {
 }
 
 void run(const char* op, const RopeArgs& args, int direction) {
-    CHECK(args.HS % 2 == 0, "%s: head size %lld is odd", op, (long long)args.HS);
+    CHECK(args.R() % 2 == 0 && args.R() <= args.HS, "%s: %lld elements of a head", op, ll(args.R()));
     const int64_t width = (args.NH + 2 * args.NKV) * args.HS;
     const QuantResult result(op, args.quant, args.qkv, args.qkv.dtype, args.N, width);
     for_working_type(op, args.qkv.dtype, [&]<typename T>(Tag<T>) {
         check_tensor(op, "qkv", args.qkv, dtype_of<T>, args.N * width);
         check_at_least(op, "cos_sin", args.cos_sin, stat_dtype<T>,
-                       positions_of(args.positions, args.N, args.T) * args.HS);
+                       positions_of(args.positions, args.N, args.T) * args.R());
         rotate<T>(args, Acc<T>(direction));
     });
     result.quantize();

@@ -46,6 +46,16 @@ struct Swiglu {
     }
 };
 
+// Source: Shazeer, arXiv 2002.05202.
+struct Geglu {
+    template <typename T> __device__ static float value(float gate, float up) { return up * Gelu::value<T>(gate); }
+    template <typename T> __device__ static void gradient(float dout, float& gate, float& up) {
+        const float dup = dout * Gelu::value<T>(gate);
+        gate = dout * up * Gelu::derivative<T>(gate);
+        up = dup;
+    }
+};
+
 // Source: So et al., arXiv 2109.08668. NaN propagates.
 struct Relu2 {
     __device__ static float relu(float x) { return x <= 0.0f ? 0.0f : x; }
@@ -58,6 +68,7 @@ template <typename Call> void with_activation(Activation kind, Call&& call) {
         case Activation::kGelu: return call(Gelu{});
         case Activation::kSwiglu: return call(Swiglu{});
         case Activation::kRelu2: return call(Relu2{});
+        case Activation::kGeglu: return call(Geglu{});
     }
 }
 template <typename F>

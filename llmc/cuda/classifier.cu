@@ -37,8 +37,8 @@ template <typename T> __device__ inline float largest_of(const uint4& raw) {
     }
 }
 
-// Partial softmax: sum = sum of e^(x - base) (fp32), or of 2^(x log2(e) - base) with an integer base (bf16). The latter
-// costs one fma and one fast exponential per element, and changing the integer base is exact.
+// Partial softmax of logits x mul: sum = sum of e^(x mul - base) (fp32), or of 2^(x mul log2(e) - base) with an integer
+// base (bf16). The latter costs one fma and one fast exponential per element, and changing the integer base is exact.
 struct OnlineSoftmax {
     float base, sum;
 };
@@ -47,19 +47,23 @@ template <typename T> struct Softmax {
     static constexpr float kLog2E = 1.4426950408889634f;
     static constexpr float kLn2High = 0x1.62e4p-1f, kLn2Low = 0x1.7f7d1cp-20f;   // 15 bits: exact products
 
-    // The base of a part with this largest logit; finite even for -infinity, so that empty parts need no special case.
-    static __device__ float base_of(float largest) {
-        return fmaxf(kBase2 ? ceilf(largest * kLog2E) : largest, -1e30f);
+    float slope;   // mul or mul log2(e)
+    __device__ explicit Softmax(float mul) : slope(kBase2 ? kLog2E * mul : mul) {}
+
+    // The base of a part with this largest x; finite even for -infinity, so that empty parts need no special case.
+    __device__ float base_of(float largest) const {
+        return fmaxf(kBase2 ? ceilf(largest * slope) : largest * slope, -1e30f);
     }
-    static __device__ float term(float x, float base) {
-        if constexpr (kBase2) return exp2_approx(fmaf(x, kLog2E, -base));
-        else return expf(x - base);
+    __device__ float term(float x, float base) const {
+        const float power = fmaf(x, slope, -base);
+        if constexpr (kBase2) return exp2_approx(power);
+        else return expf(power);
     }
     static __device__ float rebase(const OnlineSoftmax& e, float base) {
         return e.sum * (kBase2 ? exp2_approx(e.base - base) : expf(e.base - base));
     }
     // Adds the elements of some vectors to e and raises its base if needed.
-    template <int count> static __device__ void add(OnlineSoftmax& e, const uint4 (&raw)[count]) {
+    template <int count> __device__ void add(OnlineSoftmax& e, const uint4 (&raw)[count]) const {
         float largest = -INFINITY;
 #pragma unroll
         for (int k = 0; k < count; k++) largest = fmaxf(largest, largest_of<T>(raw[k]));
@@ -155,8 +159,8 @@ template <int kCluster, int kWarps> struct Exchange {
     }
 };
 
-// Math: p = softmax(logits[:V]); losses = lse - logit[target]; logits = (p (1 + 2 z_loss lse) - onehot) dloss_mul, 0 in
-// rows that are not counted and in the padded columns; squares = lse^2 if z_loss > 0.
+// Math: x = logits mul; p = softmax(x[:V]); losses = lse - x[target]; logits = (p (1 + 2 z_loss lse) - onehot)
+// dloss_mul mul, 0 in rows that are not counted and in the padded columns; squares = lse^2 if z_loss > 0.
 // Source: Milakov and Gimelshein, arXiv 1805.02867 (joining partial softmax sums).
 // Traffic: logits read once and written once.
 // Requires: Vp a multiple of 16 bytes of T, aligned; at most kCluster kSlots kThreads vectors per row; compute
@@ -167,11 +171,12 @@ template <int kCluster, int kWarps> struct Exchange {
 template <typename T, int kThreads, int kCluster>
 __global__ void __launch_bounds__(kThreads, kSmThreads<T> / kThreads)
     classifier_kernel(T* logits, float* losses, const int32_t* targets, StepState* state, int V, int Vp,
-                      int part_vectors, float z_loss, float* squares) {
+                      int part_vectors, float mul, float z_loss, float* squares) {
     extern __shared__ uint4 parts[];                   // part_vectors, in whole slots of kThreads
     constexpr int kWidth = kVec<T>, kWarps = kThreads / kLanes, kGroup = kSlots / kSlotGroups;
     __shared__ Exchange<kCluster, kWarps> exchange;
     using S = Softmax<T>;
+    const S s(mul);
     const int thread = threadIdx.x;
     const int part = static_cast<int>(blockIdx.x) % kCluster;
     const int64_t row = blockIdx.x / kCluster;
@@ -214,7 +219,7 @@ __global__ void __launch_bounds__(kThreads, kSmThreads<T> / kThreads)
             const int slot = group * kGroup + k;
             raw[k] = slot * kThreads < part_vectors ? take(slot) : mask_tail<T>(uint4{}, 0);
         }
-        S::add(softmax, raw);
+        s.add(softmax, raw);
     }
     softmax = S::join_lanes(softmax);
     softmax = S::join_all(exchange.swap(part, softmax), kCluster * kWarps);
@@ -222,7 +227,7 @@ __global__ void __launch_bounds__(kThreads, kSmThreads<T> / kThreads)
     float z_mul = 1.0f, square = 0.0f;
     if (z_loss > 0.0f) z_mul = S::z_factor(softmax, z_loss, square);
     if (owns_target) {
-        losses[row] = S::loss(softmax, target_logit);
+        losses[row] = S::loss(softmax, target_logit * mul);
         if (z_loss > 0.0f) squares[row] = square;
     }
     if (!is_counted && part == 0 && thread == 0) {
@@ -230,7 +235,7 @@ __global__ void __launch_bounds__(kThreads, kSmThreads<T> / kThreads)
         if (z_loss > 0.0f) squares[row] = 0.0f;
         note_bad_target(target, V, state);
     }
-    const float row_mul = dloss_mul / softmax.sum * z_mul;
+    const float row_mul = dloss_mul / softmax.sum * z_mul * mul;
 #pragma unroll
     for (int slot = 0; slot < kSlots; slot++) {
         if (slot * kThreads >= part_vectors) continue;
@@ -239,14 +244,14 @@ __global__ void __launch_bounds__(kThreads, kSmThreads<T> / kThreads)
             float value[kWidth];
             unpack<T>(take(slot), value);
 #pragma unroll
-            for (int i = 0; i < kWidth; i++) value[i] = S::term(value[i], softmax.base) * row_mul;
+            for (int i = 0; i < kWidth; i++) value[i] = s.term(value[i], softmax.base) * row_mul;
             result = pack<T>(value);
         }
         if (slot * kThreads < count) store_vec(at + slot * kThreads * kWidth, result);
     }
     if (owns_target) {
-        const float p = S::term(target_logit, softmax.base) / softmax.sum;
-        logits[row * Vp + target] = from_float<T>((p * z_mul - 1.0f) * dloss_mul);
+        const float p = s.term(target_logit, softmax.base) / softmax.sum;
+        logits[row * Vp + target] = from_float<T>((p * z_mul - 1.0f) * dloss_mul * mul);
     }
 }
 
@@ -258,10 +263,11 @@ __global__ void __launch_bounds__(kThreads, kSmThreads<T> / kThreads)
 template <typename T>
 __global__ void __launch_bounds__(kManyThreads, kLossBlocksPerSm)
     classifier_losses_kernel(const T* logits, float* losses, const int32_t* targets, StepState* state, int V,
-                             int Vp) {
+                             int Vp, float mul) {
     constexpr int kThreads = kManyThreads, kWidth = kVec<T>;
     __shared__ OnlineSoftmax softmaxes[kThreads / kLanes];
     using S = Softmax<T>;
+    const S s(mul);
     const T* row = logits + int64_t{blockIdx.x} * Vp;
     const int target = targets[blockIdx.x];
     if (!counted(target, V)) {
@@ -286,13 +292,13 @@ __global__ void __launch_bounds__(kManyThreads, kLossBlocksPerSm)
             const int left = V - (first + k * kThreads) * kWidth;
             if (left < kWidth) raw[k] = mask_tail<T>(raw[k], left);
         }
-        S::add(softmax, raw);
+        s.add(softmax, raw);
     }
     softmax = S::join_lanes(softmax);
     if (threadIdx.x % kLanes == 0) softmaxes[threadIdx.x / kLanes] = softmax;
     __syncthreads();
     softmax = S::join_all(softmaxes, kThreads / kLanes);
-    if (threadIdx.x == 0) losses[blockIdx.x] = S::loss(softmax, target_logit);
+    if (threadIdx.x == 0) losses[blockIdx.x] = S::loss(softmax, target_logit * mul);
 }
 
 // Math: as classifier_kernel.
@@ -303,7 +309,7 @@ __global__ void __launch_bounds__(kManyThreads, kLossBlocksPerSm)
 template <typename T, bool kWrite>
 __global__ void __launch_bounds__(kManyThreads)
     classifier_loop_kernel(T* logits, float* losses, const int32_t* targets, StepState* state, int64_t V,
-                           int64_t Vp, float z_loss, float* squares) {
+                           int64_t Vp, float mul, float z_loss, float* squares) {
     constexpr int kThreads = kManyThreads;
     __shared__ OnlineSoftmax softmaxes[kThreads / kLanes];
     T* row = logits + blockIdx.x * Vp;
@@ -318,25 +324,26 @@ __global__ void __launch_bounds__(kManyThreads)
         return;
     }
     using S = Softmax<T>;
+    const S s(mul);
     const float target_logit = to_float(row[target]);
     float largest = -INFINITY;
     for (int64_t i = threadIdx.x; i < V; i += kThreads) largest = fmaxf(largest, to_float(row[i]));
-    OnlineSoftmax softmax = {S::base_of(largest), 0.0f};
-    for (int64_t i = threadIdx.x; i < V; i += kThreads) softmax.sum += S::term(to_float(row[i]), softmax.base);
+    OnlineSoftmax softmax = {s.base_of(largest), 0.0f};
+    for (int64_t i = threadIdx.x; i < V; i += kThreads) softmax.sum += s.term(to_float(row[i]), softmax.base);
     softmax = S::join_lanes(softmax);
     if (threadIdx.x % kLanes == 0) softmaxes[threadIdx.x / kLanes] = softmax;
     __syncthreads();
     softmax = S::join_all(softmaxes, kThreads / kLanes);
-    if (threadIdx.x == 0) losses[blockIdx.x] = S::loss(softmax, target_logit);
+    if (threadIdx.x == 0) losses[blockIdx.x] = S::loss(softmax, target_logit * mul);
     if constexpr (kWrite) {
         float z_mul = 1.0f, square = 0.0f;
         if (z_loss > 0.0f) z_mul = S::z_factor(softmax, z_loss, square);
         if (z_loss > 0.0f && threadIdx.x == 0) squares[blockIdx.x] = square;
         const float dloss_mul = state->dloss_mul, inverse = 1.0f / softmax.sum;
         for (int64_t i = threadIdx.x; i < Vp; i += kThreads) {
-            float p = i < V ? S::term(to_float(row[i]), softmax.base) * inverse * z_mul : 0.0f;
+            float p = i < V ? s.term(to_float(row[i]), softmax.base) * inverse * z_mul : 0.0f;
             if (i == target) p -= 1.0f;
-            row[i] = from_float<T>(p * dloss_mul);
+            row[i] = from_float<T>(p * dloss_mul * mul);
         }
     }
 }
@@ -391,8 +398,8 @@ void launch_classifier(Ctx& ctx, const ClassifierArgs& args, int64_t vectors) {
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
     launch_with(ctx, kCluster > 1 ? &attribute : nullptr, kernel, grid_size(args.N * kCluster), kThreads,
                 static_cast<size_t>(16 * kThreads * ceil_div(part_vectors, kThreads)), args.logits.as<T>(),
-                args.losses.as<float>(), args.targets, args.state, args.V, args.Vp, part_vectors, args.z_loss,
-                args.squares.as<float>());
+                args.losses.as<float>(), args.targets, args.state, args.V, args.Vp, part_vectors, args.logit_mul,
+                args.z_loss, args.squares.as<float>());
 }
 
 template <typename T, bool kWrite> void run_classifier(Ctx& ctx, const ClassifierArgs& args) {
@@ -401,11 +408,11 @@ template <typename T, bool kWrite> void run_classifier(Ctx& ctx, const Classifie
     const int64_t blocks = ceil_div(vectors, kSlots * kManyThreads);
     if (!vector || (kWrite && (blocks > kMaxCluster || (blocks > 1 && ctx.sm < 90)))) {
         launch_kernel(ctx, classifier_loop_kernel<T, kWrite>, grid_size(args.N), kManyThreads, args.logits.as<T>(),
-                      args.losses.as<float>(), args.targets, args.state, args.V, args.Vp, args.z_loss,
+                      args.losses.as<float>(), args.targets, args.state, args.V, args.Vp, args.logit_mul, args.z_loss,
                       args.squares.as<float>());
     } else if constexpr (!kWrite) {
         launch_kernel(ctx, classifier_losses_kernel<T>, grid_size(args.N), kManyThreads, args.logits.as<T>(),
-                      args.losses.as<float>(), args.targets, args.state, args.V, args.Vp);
+                      args.losses.as<float>(), args.targets, args.state, args.V, args.Vp, args.logit_mul);
     } else if (vectors <= kSlots * kFewThreads) {
         launch_classifier<T, kFewThreads, 1>(ctx, args, vectors);
     } else if (blocks == 1) {

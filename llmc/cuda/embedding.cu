@@ -22,7 +22,7 @@ constexpr int kLongWindow = kLongSeen - kLongRun;   // positions in which it fin
 constexpr int kTileLanes = 8;            // lanes that share a row of a long run
 constexpr int kRowLanes = kLanes / kTileLanes;
 
-// Math: out[n] = wte[tokens[n]] + wpe[positions[n], or n % T without positions] (period = T).
+// Math: out[n] = mul wte[tokens[n]] + wpe[positions[n], or n % T without positions] (period = T).
 // Source: table look-up.
 // Traffic: one row of wte (and wpe, from L2) read and one row of out written per token.
 // Requires: kWidth > 1 needs C a multiple of it and aligned rows.
@@ -31,7 +31,7 @@ constexpr int kRowLanes = kLanes / kTileLanes;
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     embedding_forward_kernel(T* out, const T* wte, const T* wpe, const int32_t* tokens, int32_t* bad_tokens,
-                             const int32_t* positions, int64_t N, int64_t period, int64_t C, int64_t V) {
+                             const int32_t* positions, float mul, int64_t N, int64_t period, int64_t C, int64_t V) {
     const int64_t first = (int64_t{blockIdx.x} * blockDim.y + threadIdx.y) * kForwardRows;
     const T* from[kForwardRows];
 #pragma unroll
@@ -55,6 +55,8 @@ __global__ void __launch_bounds__(kThreads)
             if (n >= N) continue;
             float value[kWidth];
             raw[r].unpack_to(value);
+#pragma unroll
+            for (int i = 0; i < kWidth; i++) value[i] *= mul;
             if (wpe) {
                 float add[kWidth];
                 const int64_t position = positions ? positions[n] : n % period;
@@ -140,7 +142,8 @@ template <typename T, int kWidth> struct LongSum {
 // [kTileLanes tile, kTileLanes (tile + 1)) * kWidth. The block's warps share the parts of all runs: with p parts, each
 // sums every p-th chunk of kLanes rows; then the parts of a run are added in order.
 template <typename T, typename Grad, int kWidth>
-__device__ void add_long_runs(Grad* dwte, const T* dout, const SortedRows& sorted, int C, int first, unsigned tile) {
+__device__ void add_long_runs(Grad* dwte, const T* dout, const SortedRows& sorted, float mul, int C, int first,
+                              unsigned tile) {
     constexpr int kMaxRuns = kLongWindow / kLongRun + 1;
     constexpr int kMaxParts = kLongWindow / kLanes + kMaxRuns + kRunParts;
     constexpr int kColumns = kTileLanes * kWidth;
@@ -206,14 +209,15 @@ __device__ void add_long_runs(Grad* dwte, const T* dout, const SortedRows& sorte
         const float old = to_float(*to);
         float total = 0.0f;
         for (int k = 0; k < run.parts; k++) total += sums[run.first_part + k][c];
-        *to = from_float<Grad>(old + total);
+        *to = from_float<Grad>(fmaf(mul, total, old));
     }
 }
 
 // Sums the short runs that begin in sorted positions [first, first + kShortWindow), kWidth columns per thread, row
 // after row. At the end of a run its sum is added to the gradient, which was loaded together with the rows.
 template <typename T, typename Grad, int kWidth>
-__device__ void add_short_runs(Grad* dwte, const T* dout, const SortedRows& sorted, int C, int first, unsigned tile) {
+__device__ void add_short_runs(Grad* dwte, const T* dout, const SortedRows& sorted, float mul, int C, int first,
+                               unsigned tile) {
     constexpr int kRows = sizeof(T) == 2 ? kShortRows : (kShortRows + 1) / 2;
     constexpr unsigned kAll = 0xffffffffu;
     __shared__ int2 rows[kShortWindow + kLongRun + kRows];   // row; token if it is the last of a run, or -1
@@ -275,13 +279,13 @@ __device__ void add_short_runs(Grad* dwte, const T* dout, const SortedRows& sort
             if (to[r] < 0) continue;
             old[r].unpack_to(value);
 #pragma unroll
-            for (int j = 0; j < kWidth; j++) value[j] += sum[j], sum[j] = 0.0f;
+            for (int j = 0; j < kWidth; j++) value[j] = fmaf(mul, sum[j], value[j]), sum[j] = 0.0f;
             store_floats<Grad, kWidth>(dwte + int64_t{to[r]} * C, value);
         }
     }
 }
 
-// Math: dwte[v] += sum of dout[n] over the rows n with tokens[n] == v; the same for dwpe and positions.
+// Math: dwte[v] += mul (sum of dout[n] over the rows n with tokens[n] == v); the same for dwpe and positions.
 // Source: transpose of the gather; rows are sorted by token, so that a sum covers a run of positions.
 // Traffic: dout read once, each touched row of dwte read and written once.
 // Requires: token_order sorted by token; N, C and V below 2^30; kWidth = 4 needs C a multiple of it and rows
@@ -291,7 +295,7 @@ __device__ void add_short_runs(Grad* dwte, const T* dout, const SortedRows& sort
 template <typename T, typename Grad, int kWidth>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBackwardBlocksPerSm : 3)
     embedding_backward_tokens_kernel(Grad* dwte, const T* dout, const int32_t* tokens,
-                                     const int32_t* token_order, int N, int C, int V,
+                                     const int32_t* token_order, float mul, int N, int C, int V,
                                      unsigned long_blocks, unsigned long_tiles, unsigned short_tiles) {
     wait_for_previous_kernels();
     const SortedRows sorted = {tokens, token_order, N, V};
@@ -300,10 +304,10 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBackwardBlocksPerS
     const unsigned item = block < 2 * both ? block / 2 : block - both;
     if (is_long) {
         const int first = static_cast<int>(item / long_tiles) * kLongWindow;
-        add_long_runs<T, Grad, kWidth>(dwte, dout, sorted, C, first, item % long_tiles);
+        add_long_runs<T, Grad, kWidth>(dwte, dout, sorted, mul, C, first, item % long_tiles);
     } else {
         const int first = static_cast<int>(item / short_tiles) * kShortWindow;
-        add_short_runs<T, Grad, kWidth>(dwte, dout, sorted, C, first, item % short_tiles);
+        add_short_runs<T, Grad, kWidth>(dwte, dout, sorted, mul, C, first, item % short_tiles);
     }
 }
 
@@ -345,14 +349,14 @@ void launch_embedding_backward(Ctx& ctx, const EmbeddingBackwardArgs& args) {
     const int64_t long_tiles = ceil_div(C, kTileLanes * kWidth), tiles = ceil_div(vectors, kLanes);
     const int64_t long_blocks = N < kLongRun ? 0 : ceil_div(N, kLongWindow) * long_tiles;
     const int64_t blocks = long_blocks + ceil_div(N, kShortWindow) * short_tiles;
-    const auto launch_sorted = [&](Grad* table, const int32_t* keys, const int32_t* order, int64_t rows) {
+    const auto launch_sorted = [&](Grad* table, const int32_t* keys, const int32_t* order, float mul, int64_t rows) {
         launch_early(ctx, embedding_backward_tokens_kernel<T, Grad, kWidth>, grid_size(blocks),
-                     static_cast<unsigned>(threads), 0, table, dout, keys, order, N, C, rows, long_blocks, long_tiles,
-                     short_tiles);
+                     static_cast<unsigned>(threads), 0, table, dout, keys, order, mul, N, C, rows, long_blocks,
+                     long_tiles, short_tiles);
     };
-    launch_sorted(dwte, args.tokens, args.token_order, args.V);
+    launch_sorted(dwte, args.tokens, args.token_order, args.mul, args.V);
     if (!dwpe) return;
-    if (args.positions) return launch_sorted(dwpe, args.positions, args.position_order, args.T);
+    if (args.positions) return launch_sorted(dwpe, args.positions, args.position_order, 1.0f, args.T);
     launch_early(ctx, embedding_backward_positions_kernel<T, Grad, kWidth>,
                  grid_size(ceil_div(args.T, kWarps) * tiles), kThreads, 0, dwpe, dout, N, args.T, C, tiles);
 }
@@ -375,7 +379,8 @@ void embedding_forward(Ctx& ctx, const EmbeddingForwardArgs& args) {
             const unsigned x = static_cast<unsigned>(std::min<int64_t>(kThreads, lanes));
             const dim3 block(x, kThreads / x);
             launch_kernel(ctx, embedding_forward_kernel<T, kWidth>, grid_size(ceil_div(N, kForwardRows * block.y)),
-                          block, out, wte, wpe, args.tokens, args.bad_tokens, args.positions, N, args.T, C, args.V);
+                          block, out, wte, wpe, args.tokens, args.bad_tokens, args.positions, args.mul, N, args.T, C,
+                          args.V);
         });
     });
 }

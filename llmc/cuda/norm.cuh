@@ -50,7 +50,7 @@ template <typename F> void with_vecs(int vecs, F&& f) {
 template <typename T> struct NormForward {
     T *out, *residual_out;
     float *mean, *rstd;
-    const T *in, *residual, *weight, *bias;
+    const T *in, *residual, *weight, *bias, *stream;
     int64_t N;
     float eps;
     int row_stride, rstd_stride = 1;
@@ -58,10 +58,10 @@ template <typename T> struct NormForward {
     NormForward(const NormForwardArgs& args)
         : out(args.out.as<T>()), residual_out(args.residual_out.as<T>()), mean(args.mean.as<float>()),
           rstd(args.rstd.as<float>()), in(args.in.as<T>()), residual(args.residual.as<T>()),
-          weight(args.weight.as<T>()), bias(args.bias.as<T>()), N(args.N), eps(args.eps),
+          weight(args.weight.as<T>()), bias(args.bias.as<T>()), stream(args.stream.as<T>()), N(args.N), eps(args.eps),
           row_stride(static_cast<int>(args.C)) {}
     bool vectors_fit(int64_t C) const {
-        return vectorizable<T>(C, {out, residual_out, in, residual, weight, bias});
+        return vectorizable<T>(C, {out, residual_out, in, residual, weight, bias, stream});
     }
 };
 template <typename T> struct NormBackward {

@@ -12,12 +12,13 @@ namespace {
 
 constexpr int kWarpRows = 4;   // rows per block with one warp per row
 
-// Math: x = in + residual, rounded to T; out = (x - mean) rstd weight + bias; rms: mean = 0.
+// Math: x = in + residual, rounded to T; out = (x - mean) rstd weight + bias; rms: mean = 0. kStream: out, rounded to
+// T, + stream.
 // Source: Ba et al. 2016 (layernorm; variance in a second pass over registers), Zhang, Sennrich 2019 (rms).
 // Traffic: in, residual read; residual_out, out written; once each (weight and bias from L2).
 // Requires: C a multiple of 16 bytes, aligned rows, C <= 4 * 512 vectors.
 // Parallel: blockDim.x threads own a row, thread x its vectors x, x + blockDim.x, ... (kVecs of them).
-template <typename T, int kVecs, bool kLayer, bool kWarpPerRow>
+template <typename T, int kVecs, bool kLayer, bool kWarpPerRow, bool kStream = false>
 __global__ void __launch_bounds__(kWarpPerRow ? kNormLanes * kWarpRows : kNormThreads)
     norm_forward_kernel(NormForward<T> a, AmaxOut amax_out, int vectors) {
     __shared__ float shared[2][kNormLanes];
@@ -32,7 +33,8 @@ __global__ void __launch_bounds__(kWarpPerRow ? kNormLanes * kWarpRows : kNormTh
     for (int k = 0; k < kVecs; k++) {
         const int v = threadIdx.x + k * blockDim.x;
         if (v < vectors) x[k] = load_vec(a.in + start + v * kWidth);
-        if (v < vectors && a.residual) add[k] = load_vec(a.residual + start + v * kWidth);
+        if (v < vectors && (kStream || a.residual))
+            add[k] = load_vec((kStream ? a.stream : a.residual) + start + v * kWidth);
     }
 #pragma unroll
     for (int k = 0; k < kVecs; k++) {
@@ -44,8 +46,8 @@ __global__ void __launch_bounds__(kWarpPerRow ? kNormLanes * kWarpRows : kNormTh
     for (int k = 0; k < kVecs; k++) {
         const int v = threadIdx.x + k * blockDim.x;
         if (v >= vectors) continue;
-        if (a.residual) x[k] = norm_add<T>(x[k], add[k]);
-        if (a.residual_out) store_vec(a.residual_out + start + v * kWidth, x[k]);
+        if (!kStream && a.residual) x[k] = norm_add<T>(x[k], add[k]);
+        if (!kStream && a.residual_out) store_vec(a.residual_out + start + v * kWidth, x[k]);
     }
     const uint32_t seen = amax_out.seen();
     RowSum<kWarpPerRow> row_sum{shared};
@@ -60,7 +62,8 @@ __global__ void __launch_bounds__(kWarpPerRow ? kNormLanes * kWarpRows : kNormTh
     for (int k = 0; k < kVecs; k++) {
         const int v = threadIdx.x + k * blockDim.x;
         if (v >= vectors) continue;
-        const uint4 out = norm_apply<T, kLayer>(x[k], statistics, w[k], b[k]);
+        uint4 out = norm_apply<T, kLayer>(x[k], statistics, w[k], b[k]);
+        if constexpr (kStream) out = norm_add<T>(out, add[k]);
         if (amax_out.entry) amax = max_pair(amax, amax_pair(out));
         store_vec(a.out + start + v * kWidth, out);
     }
@@ -104,7 +107,8 @@ __global__ void __launch_bounds__(kLoopThreads) norm_forward_loop_kernel(NormFor
         if (a.out == nullptr) continue;
         const float offset = kLayer && a.bias ? to_float(a.bias[c]) : 0.0f;
         const float2 statistics = make_float2(mean, rstd);
-        a.out[start + c] = from_float<T>(norm_value<kLayer>(x, statistics, to_float(a.weight[c]), offset));
+        const T out = from_float<T>(norm_value<kLayer>(x, statistics, to_float(a.weight[c]), offset));
+        a.out[start + c] = a.stream ? from_float<T>(to_float(out) + to_float(a.stream[start + c])) : out;
     }
 }
 
@@ -121,6 +125,11 @@ bool norm_forward_rows(Ctx& ctx, const NormForward<T>& a, const AmaxOut& amax, i
         constexpr int kVecs = decltype(vecs)::value;
         auto kernel = shape.block.x == kNormLanes ? norm_forward_kernel<T, kVecs, kLayer, true>
                                                   : norm_forward_kernel<T, kVecs, kLayer, false>;
+        if constexpr (!kLayer) {
+            if (a.stream)
+                kernel = shape.block.x == kNormLanes ? norm_forward_kernel<T, kVecs, kLayer, true, true>
+                                                     : norm_forward_kernel<T, kVecs, kLayer, false, true>;
+        }
         launch_early(ctx, kernel, grid, shape.block, 0, a, amax, C / kVec<T>);
     });
     return true;
@@ -174,6 +183,8 @@ template <bool kLayer> void norm_forward(Ctx& ctx, const NormForwardArgs& args, 
     if (args.bias) expect(args.bias, dtype, C, op);
     if (args.residual) expect(args.residual, dtype, elems, op);
     if (args.residual_out) expect(args.residual_out, dtype, elems, op);
+    if (args.stream) expect(args.stream, dtype, elems, op);
+    CHECK(!args.stream || (!kLayer && !args.residual_out && !quant), "%s after a branch", op);
     CHECK(!args.residual || args.residual_out, "%s with a residual needs residual_out", op);
     CHECK(kLayer || !args.bias, "%s has no bias", op);
     if (!quant) {

@@ -8,24 +8,24 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kHeads = 2;   // heads that a thread rotates by the same angles
 
-// Math: (x, y) -> (x cos - y sin, y cos + x sin) for the pairs (i, i + HS/2) of every query and key head;
+// Math: (x, y) -> (x cos - y sin, y cos + x sin) for the pairs (i, i + half) of every query and key head;
 // direction -1 rotates back.
 // Source: Su et al., arXiv 2104.09864, in the rotate-half pairing.
 // Traffic: query and key heads read and written once; the table (fp32, shared by all heads) mostly from L1; value heads
 // read to record the amax.
-// Requires: kWidth > 1 needs HS/2 a multiple of it and 16-byte alignment.
+// Requires: kWidth > 1 needs half a multiple of it and 16-byte alignment; kRecord: half = HS / 2.
 // Parallel: threads with the same z own a row; a thread kWidth pairs of kHeads heads. kRecord: `heads` includes the
 // value heads for the amax, and only rotated_heads of them are rotated.
 template <typename T, int kWidth, bool kRecord>
 __global__ void __launch_bounds__(kThreads, kWidth == 8 ? 4 : 1)
     rope_kernel(T* qkv, const float* cos_sin, const int32_t* positions, int64_t N, uint32_t period, int rotated_heads,
-                int heads, int64_t row_elems, int HS, float direction, AmaxOut amax_out) {
+                int heads, int64_t row_elems, int HS, int half, float direction, AmaxOut amax_out) {
     wait_for_previous_kernels();
     const int64_t n = int64_t{blockIdx.x} * blockDim.z + threadIdx.z;
     if (n >= N && !kRecord) return;
     uint32_t amax = 0, seen = 0;
     if constexpr (kRecord) seen = amax_out.seen();
-    const int half = HS / 2, groups = (heads + kHeads - 1) / kHeads;     // the heads of a thread are `groups` apart
+    const int groups = (heads + kHeads - 1) / kHeads;     // the heads of a thread are `groups` apart
     for (int first_head = threadIdx.y; first_head < groups && n < N; first_head += blockDim.y) {
         for (int i = threadIdx.x * kWidth; i < half; i += blockDim.x * kWidth) {
             T* at = qkv + n * row_elems + first_head * HS + i;
@@ -127,7 +127,7 @@ bool rope_copies(Ctx& ctx, const RopeArgs& args, float direction) {
     constexpr int64_t kChunkColumns = 1024;   // 32 KB of bytes: four blocks per multiprocessor
     const int64_t heads = args.NH + 2 * args.NKV, row_elems = heads * args.HS;
     const QuantOut& quant = args.quant;
-    if (!rows_can(quant) || quant.dbias || (args.HS != 64 && args.HS != 128)) return false;
+    if (!rows_can(quant) || quant.dbias || args.R() != args.HS || (args.HS != 64 && args.HS != 128)) return false;
     if (!vectorizable<bf16>(args.HS, {args.qkv.data, args.cos_sin.data}) || args.T >= int64_t{1} << 31) return false;
     const RopeInput in{.qkv = args.qkv.as<bf16>(), .cos_sin = args.cos_sin.as<float>(), .N = args.N,
                        .row_elems = row_elems, .period = static_cast<uint32_t>(args.T),
@@ -144,12 +144,12 @@ bool rope_copies(Ctx& ctx, const RopeArgs& args, float direction) {
 }
 
 void rope(Ctx& ctx, const RopeArgs& args, float direction, const char* op) {
-    CHECK(args.HS % 2 == 0, "%s: head dim %lld is odd", op, (long long)args.HS);
+    CHECK(args.R() % 2 == 0 && args.R() <= args.HS, "%s: %lld elements of a head", op, ll(args.R()));
     CHECK(args.N < int64_t{1} << 31 && args.T < int64_t{1} << 31, "%s: %lld rows, %lld positions", op,
           (long long)args.N, (long long)args.T);
     const int64_t row_elems = (args.NH + 2 * args.NKV) * args.HS;
     expect(args.qkv, args.qkv.dtype, args.N * row_elems, op);
-    expect_at_least(args.cos_sin, Dtype::kFp32, std::min(args.T, args.N) * args.HS, op);
+    expect_at_least(args.cos_sin, Dtype::kFp32, std::min(args.T, args.N) * args.R(), op);
     const QuantOut& quant = args.quant;
     if (quant) expect_quant(quant, args.qkv.dtype, args.N, row_elems, op);
     if (quant.copies() && rope_copies(ctx, args, direction)) return;
@@ -158,11 +158,12 @@ void rope(Ctx& ctx, const RopeArgs& args, float direction, const char* op) {
         using T = decltype(type);
         T* qkv = args.qkv.as<T>();
         const float* cos_sin = args.cos_sin.as<float>();
-        with_width<T>(vectorizable<T>(args.HS / 2, {qkv, cos_sin}), [&](auto width) {
+        const bool whole = args.R() == args.HS;
+        with_width<T>(vectorizable<T>(args.R() / 2, {qkv, cos_sin}) && args.HS % kVec<T> == 0, [&](auto width) {
             constexpr int kWidth = decltype(width)::value;
-            const bool record = kWidth == 8 && quant.only_records();
+            const bool record = kWidth == 8 && whole && quant.only_records();
             const int64_t rotated = args.NH + args.NKV, heads = record ? rotated + args.NKV : rotated;
-            const unsigned x = static_cast<unsigned>(std::min<int64_t>(args.HS / 2 / kWidth, kThreads));
+            const unsigned x = static_cast<unsigned>(std::min<int64_t>(args.R() / 2 / kWidth, kThreads));
             const unsigned y = static_cast<unsigned>(std::min<int64_t>(ceil_div(heads, kHeads), kThreads / x));
             const dim3 block(x, y, std::min(kThreads / (x * y), 64u));
             auto kernel = rope_kernel<T, kWidth, false>;
@@ -170,7 +171,7 @@ void rope(Ctx& ctx, const RopeArgs& args, float direction, const char* op) {
                 if (record) kernel = rope_kernel<T, kWidth, true>;
             }
             launch_early(ctx, kernel, grid_size(ceil_div(args.N, block.z)), block, 0, qkv, cos_sin, args.positions,
-                         args.N, args.T, rotated, heads, row_elems, args.HS, direction,
+                         args.N, args.T, rotated, heads, row_elems, args.HS, args.R() / 2, direction,
                          record ? amax_out(quant) : AmaxOut{});
             recorded = record;
         });

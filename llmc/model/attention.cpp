@@ -33,14 +33,17 @@ Attention::Attention(ModelContext& model)
       buffers_(model, rows(config_, options_.ranks_of_sequence()), 0, static_cast<int>(config_.num_layers)),
       norm_(model, buffers_, LinearKind::kQkv) {}
 
-float Attention::softmax_mul() const { return 1.0f / std::sqrt(static_cast<float>(config_.kv_channels)); }
+float Attention::softmax_mul() const {
+    if (config_.attention_multiplier > 0) return static_cast<float>(config_.attention_multiplier);
+    return 1.0f / std::sqrt(static_cast<float>(config_.kv_channels));
+}
 
 RopeArgs Attention::rope_args(int layer, Tensor qkv, const DeviceBatch& batch, const QuantOut& quant) const {
-    const int64_t HS = config_.kv_channels, first = batch.positions ? 0 : options_.first_position(batch.T) * HS;
+    const int64_t R = config_.rotated(), first = batch.positions ? 0 : options_.first_position(batch.T) * R;
     const Tensor table = model_.rope_of(layer);
     return {.qkv = qkv, .cos_sin = table.slice(first, table.elems - first), .N = batch.rows(), .T = batch.T,
-            .NH = config_.num_attention_heads, .NKV = config_.num_query_groups, .HS = HS, .quant = quant,
-            .positions = batch.positions};
+            .NH = config_.num_attention_heads, .NKV = config_.num_query_groups, .HS = config_.kv_channels,
+            .quant = quant, .positions = batch.positions, .rotated = R};
 }
 
 // ---- forward
@@ -229,7 +232,9 @@ LinearOperand Attention::backward(Ctx& ctx, int layer, const LinearOperand& dy, 
         norm_.forward(ctx, layer, {.in = residual(layer, N)}, N,
                       {.rowwise = false, .transposed = true, .recomputed = true});
     }
-    const Tensor dnorm = buffers_.scratch(kDnorm, N);
-    linear_backward(ctx, qkv(layer), dnorm, dqkv_operand, norm_.x(layer, N), N);
-    return norm_.backward(ctx, layer, {.dout = dnorm, .dresidual = dy.unquantized}, to, below, N);
+    const bool add = !norm_.exists();
+    const Tensor dx = add ? to.unquantized : buffers_.scratch(kDnorm, N);
+    linear_backward(ctx, qkv(layer), dx, dqkv_operand, norm_.x(layer, N), N, add);
+    if (add) return to;
+    return norm_.backward(ctx, layer, {.dout = dx, .dresidual = to.unquantized}, to, below, N);
 }

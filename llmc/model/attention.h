@@ -22,9 +22,10 @@ public:
     // are those of forward, so the bits are the same. Does nothing if no linear is recomputed, and skips attention
     // itself if its output is saved.
     void recompute(Ctx& ctx, int layer, Tensor branch, const DeviceBatch& batch);
-    // dy: the gradient of the residual stream after this part, quantized for output(). It is also the gradient of the
-    // branch, which was added to the stream. Returns the gradient of the stream before this part, quantized for the
-    // linear whose branch was added there, `below`. Its memory is `to`, which may be that of dy.
+    // dy: the gradient of the branch, quantized for output(). to.unquantized: that of the residual stream after this
+    // part, to which the branch was added, so that without a norm after it the two are the same. Returns the gradient
+    // of the stream before this part, in `to`, quantized for `below`, the linear whose result was added there (or
+    // none).
     LinearOperand backward(Ctx& ctx, int layer, const LinearOperand& dy, const LinearOperand& to, const Linear& below,
                            const DeviceBatch& batch);
 

@@ -1,11 +1,13 @@
 #include "llmc/model/decoder.h"
 
 #include <algorithm>
+#include <cmath>
 
 std::vector<BufferRow> Decoder::rows(const ModelConfig& c, const DecoderOptions& options) {
     std::vector<BufferRow> rows = PreNorm::rows(c, LinearKind::kHead, kSaved, kSaved);
     rows.insert(rows.end(), {
-        {"branch", c.hidden_size, Form::kWorking, kSaved},   // written by one part of a block, added by the next norm
+        // Written by one part of a block, added by the next norm.
+        {"branch", c.post_norms() ? 0 : c.hidden_size, Form::kWorking, kSaved},
         {"logits", c.padded_vocab(), Form::kWorking, kScratch},
         {"losses", 1, Form::kStat, kScratch},
         {"squared log-sum-exp", options.z_loss > 0, Form::kStat, kScratch},
@@ -19,7 +21,8 @@ Decoder::Decoder(const ModelConfig& config, const ParamTable& table, const Decod
                  ParamStore& store, Fp8State& fp8)
     : model_(config, table, options, arena, store, fp8), config_(model_.config),
       activations_begin_(arena.taken_bytes()), head_layer_(model_.head_layer()), attention_(model_),
-      mlp_(make_mlp(model_)), buffers_(model_, rows(config, options), head_layer_, 1),
+      mlp_(make_mlp(model_)), after_attention_(model_, LinearKind::kProj), after_mlp_(model_, LinearKind::kDown),
+      buffers_(model_, rows(config, options), head_layer_, 1),
       final_norm_(model_, buffers_, LinearKind::kHead) {
     model_.offload.allocate(arena);
 }
@@ -31,6 +34,13 @@ Tensor Decoder::positions_from(Tensor wpe, int64_t T) const {
     return wpe ? wpe.slice(first, wpe.elems - first) : wpe;
 }
 
+// transformers rounds Gemma's to the type of the weights, Granite's not. See also ModelConfig::stream_eps.
+float Decoder::embedding_mul() const {
+    if (!config_.gemma) return static_cast<float>(config_.embedding_multiplier / config_.residual_multiplier);
+    const auto mul = static_cast<float>(std::sqrt(static_cast<double>(config_.hidden_size)));
+    return model_.options.dtype == Dtype::kBf16 ? static_cast<float>(bf16(mul)) : mul;
+}
+
 void Decoder::embed(Ctx& ctx, const DeviceBatch& batch) {
     const ParamTable& table = model_.table;
     const int64_t N = batch.rows();
@@ -38,7 +48,7 @@ void Decoder::embed(Ctx& ctx, const DeviceBatch& batch) {
     ops::embedding_forward(ctx, {.out = attention_.residual(0, N), .wte = weight(table.wte),
                                  .wpe = batch.positions ? wpe : positions_from(wpe, batch.T), .tokens = batch.tokens,
                                  .bad_tokens = batch.bad_tokens, .N = N, .T = batch.T, .C = config_.hidden_size,
-                                 .V = config_.vocab_size, .positions = batch.positions});
+                                 .V = config_.vocab_size, .positions = batch.positions, .mul = embedding_mul()});
 }
 
 void Decoder::forward(Ctx& ctx, const DeviceBatch& batch, bool training) {
@@ -47,19 +57,20 @@ void Decoder::forward(Ctx& ctx, const DeviceBatch& batch, bool training) {
     CHECK(N > 0 && N <= options.max_rows() && batch.T <= options.max_seq, "batch %lld x %lld exceeds %lld x %lld",
           (long long)batch.B, (long long)batch.T, (long long)options.max_batch, (long long)options.max_seq);
     model_.training = training;
-    const Tensor branch = this->branch(N);
     before(ctx, -1, Pass::kForward);
     embed(ctx, batch);
     after(ctx, -1, Pass::kForward);
     NormInput stream{.in = attention_.residual(0, N)};
     for (int l = 0; l < head_layer_; l++) {
         before(ctx, l, Pass::kForward);
-        model_.offload.before_forward(ctx, l);
         const Tensor x = attention_.residual(l, N), mid = mlp_->residual(l, N);
-        attention_.forward(ctx, l, stream, branch, batch);
-        mlp_->forward(ctx, l, {.in = branch, .residual = x, .residual_out = mid}, branch, batch);
-        const Tensor next = l + 1 < head_layer_ ? attention_.residual(l + 1, N) : final_norm_.residual(head_layer_, N);
-        stream = {.in = branch, .residual = mid, .residual_out = next};
+        const Tensor attended = branch(after_attention_, l, N), mapped = branch(after_mlp_, l, N);
+        attention_.forward(ctx, l, stream, attended, batch);
+        mlp_->forward(ctx, l, after_attention_.forward(ctx, l, attended, x, mid, N, false), mapped, batch);
+        const bool last = l + 1 == head_layer_;
+        if (!last) model_.offload.before_forward(ctx, l + 1);   // its stream is written now
+        const Tensor next = last ? final_norm_.residual(head_layer_, N) : attention_.residual(l + 1, N);
+        stream = after_mlp_.forward(ctx, l, mapped, mid, next, N, false);
         model_.offload.after_forward(ctx, l, training);
         after(ctx, l, Pass::kForward);
     }
@@ -126,6 +137,7 @@ void Decoder::classify(Ctx& ctx, const DeviceBatch& batch, StepState* state, Row
     ops::classifier(ctx, {.logits = logits, .losses = losses.slice(rows.first, rows.count),
                           .targets = batch.targets + rows.first, .state = state, .N = rows.count,
                           .V = config_.vocab_size, .Vp = config_.padded_vocab(), .write_dlogits = backward,
+                          .logit_mul = logit_mul(),
                           .z_loss = squares ? static_cast<float>(model_.options.z_loss) : 0.0f,
                           .squares = squares ? squares.slice(rows.first, rows.count) : squares});
 }
@@ -157,9 +169,10 @@ void Decoder::loss(Ctx& ctx, const DeviceBatch& batch, StepState* state, void* h
 
 void Decoder::recompute_block(Ctx& ctx, int layer, const DeviceBatch& batch) {
     const int64_t N = batch.rows();
-    attention_.recompute(ctx, layer, branch(N), batch);
-    mlp_->recompute(ctx, layer, {.in = branch(N), .residual = attention_.residual(layer, N),
-                                .residual_out = mlp_->residual(layer, N)}, batch);
+    const Tensor attended = branch(after_attention_, layer, N);
+    attention_.recompute(ctx, layer, attended, batch);
+    mlp_->recompute(ctx, layer, after_attention_.forward(ctx, layer, attended, attention_.residual(layer, N),
+                                                         mlp_->residual(layer, N), N, true), batch);
 }
 
 // Backward of the head for N rows, whose logits are overwritten with their gradient. dnorm (N, C) =. Chunks after the
@@ -200,14 +213,18 @@ LinearOperand Decoder::head_backward(Ctx& ctx, const DeviceBatch& batch, StepSta
     });
     sum_losses(ctx, losses, &state->loss_sum);
     if (squares) sum_losses(ctx, squares, &state->z_sum);
-    return final_norm_.backward(ctx, head_layer_, {.dout = dnorm}, to, mlp_->output(head_layer_ - 1), N);
+    return final_norm_.backward(ctx, head_layer_, {.dout = dnorm}, to, below(head_layer_), N);
 }
 
 void Decoder::loss_and_backward(Ctx& ctx, const DeviceBatch& batch, StepState* state) {
     Arena::Scope scope(ctx, model_.arena);
     const ParamTable& table = model_.table;
     const int64_t N = batch.rows(), C = config_.hidden_size;
-    const LinearOperand dresidual = model_.alloc_dy(N, C, model_.scratch(model_.options.dtype, N * C), model_.fp8.on());
+    const auto alloc = [&](bool in_fp8) {
+        return model_.alloc_dy(N, C, model_.scratch(model_.options.dtype, N * C), in_fp8);
+    };
+    const bool post = config_.post_norms();
+    const LinearOperand dbranch = alloc(model_.fp8.on()), dresidual = post ? alloc(false) : dbranch;
     // A layer needs the parameters of the layer below, too: its last norm backward writes the dy and the bias gradient
     // of that layer.
     before(ctx, head_layer_, Pass::kBackward);
@@ -218,8 +235,10 @@ void Decoder::loss_and_backward(Ctx& ctx, const DeviceBatch& batch, StepState* s
         before(ctx, l - 1, Pass::kBackward);
         model_.offload.before_backward(ctx, l);
         recompute_block(ctx, l, batch);
-        dy = mlp_->backward(ctx, l, dy, dresidual, attention_.output(l), batch, state);
-        dy = attention_.backward(ctx, l, dy, dresidual, l > 0 ? mlp_->output(l - 1) : Linear{}, batch);
+        if (post) dy = after_mlp_.backward(ctx, l, dresidual.unquantized, dbranch, mlp_->output(l), N);
+        dy = mlp_->backward(ctx, l, dy, dresidual, post ? Linear{} : attention_.output(l), batch, state);
+        if (post) dy = after_attention_.backward(ctx, l, dresidual.unquantized, dbranch, attention_.output(l), N);
+        dy = attention_.backward(ctx, l, dy, dresidual, below(l), batch);
         model_.offload.after_backward(ctx, l);
         after(ctx, l, Pass::kBackward);
     }
@@ -231,6 +250,6 @@ void Decoder::loss_and_backward(Ctx& ctx, const DeviceBatch& batch, StepState* s
                                   .token_order = batch.token_order, .N = N,
                                   .T = restarts ? batch.T * model_.options.ranks_of_sequence() : batch.T, .C = C,
                                   .V = config_.vocab_size, .positions = restarts ? batch.positions : nullptr,
-                                  .position_order = restarts ? batch.position_order : nullptr});
+                                  .position_order = restarts ? batch.position_order : nullptr, .mul = embedding_mul()});
     after(ctx, -1, Pass::kBackward);
 }

@@ -2,12 +2,13 @@
 // stream and adds a branch to it:
 //   mid_l   = x_l   + attention_l(x_l)
 //   x_{l+1} = mid_l + mlp_l(mid_l)
-// The norm that follows performs the addition.
+// The norm that follows performs the addition; or a norm of the branch does (see NormPlace), which may be the only one.
 #pragma once
 #include <vector>
 
 #include "llmc/model/attention.h"
 #include "llmc/model/mlp.h"
+#include "llmc/model/post_norm.h"
 
 class Decoder {
 public:
@@ -30,7 +31,8 @@ public:
     // the gradients include those of the z-loss, and state->z_sum += the squared log-sum-exps of the counted targets.
     void loss_and_backward(Ctx& ctx, const DeviceBatch& batch, StepState* state);
 
-    // logits (padded_vocab) T = those of one row.
+    // logits (padded_vocab) T = those of one row before they are multiplied by logit_mul().
+    float logit_mul() const { return static_cast<float>(1 / config_.logits_scaling); }
     void logits_row(Ctx& ctx, const DeviceBatch& batch, int64_t row, Tensor logits);
 
     // Empty for a parameter that the model does not have (-1).
@@ -47,7 +49,15 @@ private:
     static std::vector<BufferRow> rows(const ModelConfig& config, const DecoderOptions& options);
 
     Linear head() const { return model_.linear(head_layer_, LinearKind::kHead); }
-    Tensor branch(int64_t N) const { return buffers_.at(kBranch, head_layer_, N); }
+    // What the part of a block with this output writes.
+    Tensor branch(const PostNorm& norm, int layer, int64_t N) const {
+        return config_.post_norms() ? norm.branch(layer, N) : buffers_.at(kBranch, head_layer_, N);
+    }
+    // The linear whose result was added last to the stream that the layer reads, if no norm came between.
+    Linear below(int layer) const {
+        return layer > 0 && !config_.post_norms() ? mlp_->output(layer - 1) : Linear{};
+    }
+    float embedding_mul() const;
     void embed(Ctx& ctx, const DeviceBatch& batch);
     void recompute_block(Ctx& ctx, int layer, const DeviceBatch& batch);
     // Rows [first, first + count) of a micro-batch, which head and loss compute at once.
@@ -77,6 +87,7 @@ private:
     const int head_layer_;   // the last block's number + 1
     Attention attention_;
     const std::unique_ptr<Mlp> mlp_;
+    PostNorm after_attention_, after_mlp_;
     ActivationBuffers buffers_;
     PreNorm final_norm_;
 };

@@ -35,7 +35,9 @@ LinearOperand DenseMlp::backward(Ctx& ctx, int layer, const LinearOperand& dy, c
         norm_.forward(ctx, layer, {.in = residual(layer, N)}, N,
                       {.rowwise = false, .transposed = true, .recomputed = true});
     }
-    const Tensor dnorm = buffers_.scratch(kDnorm, N);
-    feed_forward_.backward(ctx, layer, dnorm, dy, norm_.x(layer, N), N);
-    return norm_.backward(ctx, layer, {.dout = dnorm, .dresidual = dy.unquantized}, to, below, N);
+    const bool add = !norm_.exists();
+    const Tensor dx = add ? to.unquantized : buffers_.scratch(kDnorm, N);
+    feed_forward_.backward(ctx, layer, dx, dy, norm_.x(layer, N), N, add);
+    if (add) return to;
+    return norm_.backward(ctx, layer, {.dout = dx, .dresidual = to.unquantized}, to, below, N);
 }

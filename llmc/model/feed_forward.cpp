@@ -57,7 +57,8 @@ LinearOperand FeedForward::dup_backward(Ctx& ctx, int layer, Tensor dact, int64_
     return model_.finish(ctx, dup);
 }
 
-void FeedForward::backward(Ctx& ctx, int layer, Tensor dx, const LinearOperand& dy, const LinearOperand& x, int64_t N) {
+void FeedForward::backward(Ctx& ctx, int layer, Tensor dx, const LinearOperand& dy, const LinearOperand& x, int64_t N,
+                           bool add) {
     Arena::Scope scope(ctx, model_.arena);
     const Tensor dact = buffers_.scratch(kDact, N);
     if (buffers_.recomputed(kAct) && !recomputes_up()) {   // --recompute norm-act
@@ -65,5 +66,5 @@ void FeedForward::backward(Ctx& ctx, int layer, Tensor dx, const LinearOperand& 
         activation(ctx, layer, N, {.rowwise = false, .transposed = true, .recomputed = true});
     }
     linear_backward(ctx, down(layer), dact, dy, saved_act(layer, N), N);
-    linear_backward(ctx, up(layer), dx, dup_backward(ctx, layer, dact, N), x, N);
+    linear_backward(ctx, up(layer), dx, dup_backward(ctx, layer, dact, N), x, N, add);
 }

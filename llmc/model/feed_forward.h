@@ -16,8 +16,9 @@ public:
     void forward(Ctx& ctx, int layer, const LinearOperand& x, Tensor y, int64_t N);
     // Only if recomputes_up().
     void recompute(Ctx& ctx, int layer, const LinearOperand& x, int64_t N);
-    // dx (N, C) =, and the gradients of the weights.
-    void backward(Ctx& ctx, int layer, Tensor dx, const LinearOperand& dy, const LinearOperand& x, int64_t N);
+    // dx (N, C) =, or += if add, and the gradients of the weights.
+    void backward(Ctx& ctx, int layer, Tensor dx, const LinearOperand& dy, const LinearOperand& x, int64_t N,
+                  bool add = false);
 
 private:
     enum Row { kUp, kAct, kActFp8, kDact };

@@ -26,7 +26,7 @@ void linear_backward(Ctx& ctx, const Linear& linear, Tensor dx, const LinearOper
     const Fp8Linear* fp8 = linear.fp8;
     if (dx && fp8)
         fp8_gemm(ctx, GemmLayout::kDgrad, dx, dy.fp8.rowwise, fp8->weight_transposed, N, linear.in, linear.out,
-                 fp8->fast_backward);
+                 fp8->fast_backward, {}, add);
     else if (dx)
         ops::gemm(ctx, {.D = dx, .A = dy.unquantized, .B = linear.weight, .M = N, .N = linear.in, .K = linear.out,
                         .layout = GemmLayout::kDgrad, .accumulate = add});

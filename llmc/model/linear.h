@@ -24,7 +24,7 @@ struct LinearOperand {
 // y(N, out) = x(N, in) w^T + b.
 void linear_forward(Ctx& ctx, const Linear& linear, Tensor y, const LinearOperand& x, int64_t N);
 
-// dx(N, in) = dy w (if dx is given), without FP8 += if add; dweight += or = dy^T x. The producer of dy adds the bias
+// dx(N, in) = dy w (if dx is given), or += if add; dweight += or = dy^T x. The producer of dy adds the bias
 // gradient.
 void linear_backward(Ctx& ctx, const Linear& linear, Tensor dx, const LinearOperand& dy, const LinearOperand& x,
                      int64_t N, bool add = false);

@@ -9,11 +9,11 @@ ModelContext::ModelContext(const ModelConfig& shape, const ParamTable& params, c
       offload(options.offload_activations ? head_layer() : 0) {
     if (!cos_sin && config.position == PositionEmbedding::kRope)
         cos_sin = arena.take(Purpose::kActivations, stat,
-                             (config.local_rotary_base > 0 ? 2 : 1) * options.positions() * config.kv_channels);
+                             (config.local_rotary_base > 0 ? 2 : 1) * options.positions() * config.rotated());
 }
 
 Tensor ModelContext::rope_of(int layer) const {
-    const int64_t elems = options.positions() * config.kv_channels;
+    const int64_t elems = options.positions() * config.rotated();
     return !cos_sin ? Tensor{} : cos_sin.slice(config.local_rope(layer) ? elems : 0, elems);
 }
 
@@ -54,7 +54,7 @@ void ModelContext::norm_forward(Ctx& ctx, const NormLayer& norm, const NormInput
     const NormForwardArgs args{.out = out, .residual_out = x.residual_out, .mean = norm.mean, .rstd = norm.rstd,
                                .in = x.in, .residual = x.residual, .weight = weight(norm.weight),
                                .bias = weight(norm.bias), .N = N, .C = config.hidden_size,
-                               .eps = static_cast<float>(config.norm_eps), .quant = quant};
+                               .eps = static_cast<float>(config.stream_eps()), .quant = quant, .stream = x.stream};
     if (config.norm == Norm::kLayerNorm) ops::layernorm_forward(ctx, args);
     else ops::rmsnorm_forward(ctx, args);
 }

@@ -81,10 +81,11 @@ struct NormLayer {
     int weight = -1, bias = -1;
     Tensor mean, rstd;   // (N) stat; mean for layernorm only
 };
-// x = in + residual, written to residual_out; without residual x = in.
+// x = in + residual, written to residual_out; without residual x = in. stream: see NormForwardArgs.
 struct NormInput {
     Tensor in;                                // (N, C) T
     Tensor residual = {}, residual_out = {};  // (N, C) T
+    Tensor stream = {};
 };
 // Gradients of a norm's result, and of x on the residual path (empty: 0).
 struct NormGrads {

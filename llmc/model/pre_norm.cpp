@@ -10,12 +10,13 @@ std::vector<BufferRow> PreNorm::rows(const ModelConfig& config, LinearKind reade
     const int64_t C = config.hidden_size;
     const int64_t mean = config.norm == Norm::kLayerNorm ? 1 : 0;
     const bool head = reader == LinearKind::kHead, others = others_read(config, reader);
+    const bool exists = head || config.pre_norms();
     const Lifetime statistics = head ? kSaved : kSavedUnlessBlock;
     return {{"residual", C, Form::kWorking, residual},
-            {"norm", C, Form::kWorking, norm, reader, others},
+            {"norm", exists ? C : 0, Form::kWorking, norm, reader, others},
             {"norm, FP8", C, others && !head ? Form::kFp8Rowwise : Form::kFp8Transposed, norm, reader},
-            {"mean", mean, Form::kStat, statistics},
-            {"rstd", 1, Form::kStat, statistics}};
+            {"mean", exists ? mean : 0, Form::kStat, statistics},
+            {"rstd", exists, Form::kStat, statistics}};
 }
 
 NormLayer PreNorm::layer_of(int layer, int64_t N) const {
@@ -28,13 +29,15 @@ NormLayer PreNorm::layer_of(int layer, int64_t N) const {
 }
 
 LinearOperand PreNorm::x(int layer, int64_t N) const {
-    return buffers_.x(kNorm, kNormFp8, layer, N);
+    return buffers_.x(exists() ? kNorm : kResidual, kNormFp8, layer, N);
 }
 
 LinearOperand PreNorm::forward(Ctx& ctx, int layer, const NormInput& input, int64_t N, XUsage usage) const {
     const PendingOperand result = model_.begin_x(model_.linear(layer, reader_), x(layer, N), N, usage,
-                                                 others_read(model_.config, reader_));
-    model_.norm_forward(ctx, layer_of(layer, N), input, N, result.out, result.quant);
+                                                 !exists() || others_read(model_.config, reader_));
+    if (exists()) model_.norm_forward(ctx, layer_of(layer, N), input, N, result.out, result.quant);
+    else if (result.quant)
+        ops::quantize(ctx, {.quant = result.quant, .in = result.out, .N = N, .C = model_.config.hidden_size});
     return model_.finish(ctx, result);
 }
 

@@ -1,4 +1,5 @@
-// The norm before attention, the MLP or the head, with the residual stream that it reads.
+// The norm before attention, the MLP or the head, with the residual stream that it reads. Blocks with norms after their
+// branches alone (OLMo-2) have none: their linears read the stream.
 #pragma once
 #include <vector>
 
@@ -14,13 +15,15 @@ public:
     PreNorm(ModelContext& model, const ActivationBuffers& buffers, LinearKind reader)
         : model_(model), buffers_(buffers), reader_(reader) {}
 
+    bool exists() const { return reader_ == LinearKind::kHead || model_.config.pre_norms(); }
     // The residual stream that the norm reads.
     Tensor residual(int layer, int64_t N) const { return buffers_.at(kResidual, layer, N); }
     // The saved x of the reader.
     LinearOperand x(int layer, int64_t N) const;
     LinearOperand forward(Ctx& ctx, int layer, const NormInput& input, int64_t N, XUsage usage) const;
     // Returns the gradient of the residual stream, quantized for `below`, the linear whose result was added last to the
-    // stream, so that the stream's gradient is its dy. Its memory is `to`.
+    // stream, so that the stream's gradient is its dy. Its memory is `to`. Only if it exists(): else the reader adds
+    // the gradient of its x to that of the stream.
     LinearOperand backward(Ctx& ctx, int layer, const NormGrads& grads, const LinearOperand& to, const Linear& below,
                            int64_t N) const;
 

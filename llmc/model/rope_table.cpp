@@ -18,15 +18,15 @@ double llama3_share(const RopeScaling& s, double freq) {
 
 double yarn_share(const ModelConfig& c, int64_t pair) {
     const RopeScaling& s = c.rope_scaling;
-    const double HS = d(c.kv_channels);
+    const double R = d(c.rotated());
     // The fractional index of the pair that makes `turns` rotations within the original length.
     auto pair_of = [&](double turns) {
         const double tokens = turns * 2 * std::numbers::pi;   // in which a pair of frequency 1 makes these rotations
-        return HS * std::log(d(s.original_max_positions) / tokens) / (2 * std::log(c.rotary_base));
+        return R * std::log(d(s.original_max_positions) / tokens) / (2 * std::log(c.rotary_base));
     };
     double low = pair_of(s.beta_fast), high = pair_of(s.beta_slow);
     if (s.truncate) low = std::floor(low), high = std::ceil(high);
-    low = std::max(low, 0.0), high = std::min(high, HS - 1);
+    low = std::max(low, 0.0), high = std::min(high, R - 1);
     if (low == high) high += 0.001;
     return 1 - std::clamp((d(pair) - low) / (high - low), 0.0, 1.0);
 }
@@ -40,7 +40,7 @@ double attention_factor(const RopeScaling& s) {
 }  // namespace
 
 std::vector<double> rope_table(const ModelConfig& config, int64_t T, bool local) {
-    const int64_t half = config.kv_channels / 2;
+    const int64_t half = config.rotated() / 2;
     const RopeScaling s = local ? RopeScaling{} : config.rope_scaling;
     const double base = local ? config.local_rotary_base : config.rotary_base;
     const double m = attention_factor(s);

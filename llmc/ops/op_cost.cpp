@@ -151,7 +151,7 @@ void rehearse_op(Ctx& ctx, OpKind kind, const EmbeddingBackwardArgs& a) {
     const int64_t sums = a.positions ? 2 : 1;
     record(ctx, kind, a.dout.dtype, sums * (a.dout.bytes() + 2 * a.N * a.C * dtype_bytes(a.dwte.dtype)));
 }
-COST(NormForwardArgs, a.in.dtype, sum({a.in, a.residual, a.residual_out, a.out}), a.quant)
+COST(NormForwardArgs, a.in.dtype, sum({a.in, a.residual, a.residual_out, a.stream, a.out}), a.quant)
 COST(NormBackwardArgs, a.dout.dtype, sum({a.dx, a.dresidual, a.dout, a.x}), a.quant)
 COST(QkNormForwardArgs, a.in.dtype, sum({a.in, a.out}))
 void rehearse_op(Ctx& ctx, OpKind kind, const QkNormBackwardArgs& a) {

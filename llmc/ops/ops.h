@@ -113,7 +113,7 @@ struct CountScalesArgs {
 
 // ---- layers
 
-// out[n] = wte[tokens[n]] + wpe[position of row n].
+// out[n] = mul wte[tokens[n]] + wpe[position of row n].
 struct EmbeddingForwardArgs {
     Tensor out;                // (N, C) T, =
     Tensor wte;                // (Vp, C) T
@@ -122,9 +122,10 @@ struct EmbeddingForwardArgs {
     int32_t* bad_tokens;       // (1), +=
     int64_t N, T, C, V;
     const int32_t* positions = nullptr;   // (N) optional: of the rows, >= 0, instead of n % T
+    float mul = 1;
 };
 
-// dwte[v] += sum of dout over the rows with tokens[n] == v; dwpe[t] += sum over the rows at position t.
+// dwte[v] += mul (sum of dout over the rows with tokens[n] == v); dwpe[t] += sum over the rows at position t.
 // The rows of a token are added in the order of token_order, those of a position in that of position_order.
 struct EmbeddingBackwardArgs {
     Tensor dwte;                  // (Vp, C) grad, +=
@@ -135,6 +136,7 @@ struct EmbeddingBackwardArgs {
     int64_t N, T, C, V;
     // (N) both or neither, with dwpe: positions of the rows in [0, T) instead of n % T, and row numbers sorted by them
     const int32_t *positions = nullptr, *position_order = nullptr;
+    float mul = 1;
 };
 
 // x = in + residual; residual_out = x (rounded to T); out = normalise(x) * weight + bias, from the rounded x.
@@ -152,6 +154,9 @@ struct NormForwardArgs {
     int64_t N, C;
     float eps;
     QuantOut quant = {};   // of out
+    // (N, C) T, optional, without residual_out and quant, rmsnorm only: out = stream + the norm's result rounded to T,
+    // as after a branch (OLMo-2, arXiv 2501.00656)
+    Tensor stream = {};
 };
 
 // dx = dresidual + d(norm)/dx, the gradient of the residual stream below the norm.
@@ -192,19 +197,22 @@ struct QkNormBackwardArgs {
     QuantOut quant = {};          // of the new dqkv
 };
 
-// Rotary position embedding in place on the query and key heads, rotate-half pairing (i, i + HS/2), position
-// n % T. backward applies the transpose: it rotates the gradient by the negative angle.
+// Rotary position embedding in place on the first R = rotated or HS elements of the query and key heads, rotate-half
+// pairing (i, i + R/2), position n % T. backward applies the transpose: it rotates the gradient by the negative angle.
 // Source: Su et al., arXiv 2104.09864.
 struct RopeArgs {
     Tensor qkv;       // (N, (NH + 2 NKV) HS) T, in and =; unspecified afterwards if quant.copies()
-    Tensor cos_sin;   // (>= T, HS/2, 2) stat: cosine, sine, maybe times a factor (YaRN)
+    Tensor cos_sin;   // (>= T, R/2, 2) stat: cosine, sine, maybe times a factor (YaRN)
     int64_t N, T, NH, NKV, HS;
     QuantOut quant = {};   // of the whole new qkv, values included
     const int32_t* positions = nullptr;   // (N) optional: as in EmbeddingForwardArgs
+    int64_t rotated = 0;                  // even; 0: HS
+    int64_t R() const { return rotated > 0 ? rotated : HS; }
 };
 
 // gelu, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Source: Hendrycks, Gimpel, arXiv 1606.08415.
-// swiglu: in row = [gate (F) | up (F)], out = gate * sigmoid(gate) * up. Source: Shazeer, arXiv 2002.05202.
+// swiglu: in row = [gate (F) | up (F)], out = gate * sigmoid(gate) * up; geglu: out = gelu(gate) * up. Source: Shazeer,
+// arXiv 2002.05202.
 struct ActivationForwardArgs {
     Activation kind;
     Tensor out;   // (N, F) T, =; optional if quant.copies()
@@ -229,11 +237,11 @@ struct BiasBackwardArgs {
     int64_t N, C;
 };
 
-// Cross entropy of softmax(logits[:, :V]) against targets, fused with its gradient:
-// losses[n] = -log p(target), 0 where ignored; dlogits = (p - onehot) * state->dloss_mul in place of the logits,
-// 0 for ignored rows and for the padded columns [V, Vp). With z_loss W, the gradient of W lse^2 is added to it, where
-// lse = log sum exp(logits[:, :V]): dlogits = (p (1 + 2 W lse) - onehot) * state->dloss_mul (the z-loss of Chowdhery et
-// al., arXiv 2204.02311).
+// Cross entropy of softmax(logit_mul logits[:, :V]) against targets, fused with its gradient:
+// losses[n] = -log p(target), 0 where ignored; dlogits = (p - onehot) * state->dloss_mul * logit_mul in place of the
+// logits, 0 for ignored rows and for the padded columns [V, Vp). With z_loss W, the gradient of W lse^2 is added to it,
+// where lse = log sum exp(logit_mul logits[:, :V]): dlogits = (p (1 + 2 W lse) - onehot) * state->dloss_mul * logit_mul
+// (the z-loss of Chowdhery et al., arXiv 2204.02311).
 struct ClassifierArgs {
     Tensor logits;            // (N, Vp) T; = dlogits if write_dlogits
     Tensor losses;            // (N) stat, =
@@ -241,6 +249,7 @@ struct ClassifierArgs {
     StepState* state;         // dloss_mul; bad_tokens: +=
     int64_t N, V, Vp;
     bool write_dlogits;
+    float logit_mul = 1;      // > 0: 1 / logits_scaling of Granite
     float z_loss = 0;         // with write_dlogits only
     Tensor squares = {};      // (N) stat, =: lse^2, 0 where ignored; needed if z_loss > 0
 };

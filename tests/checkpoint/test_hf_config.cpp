@@ -192,7 +192,7 @@ TEST_CASE("config.json: unsupported models are refused by the field's name") {
     const Json own = Json::parse(hf_config_json(all_configs()[4].config, Dtype::kFp32));
     const Json mistral = json_of("mistral"), qwen2 = json_of("qwen2, window");
     const std::vector<Case> cases = {
-        {llama, "/model_type", "gemma2"}, {llama, "/model_type", "gemma3_text"}, {llama, "/model_type", "qwen2_moe"},
+        {llama, "/model_type", "gemma2"}, {llama, "/model_type", "gemma"}, {llama, "/model_type", "qwen2_moe"},
         {llama, "/model_type", kRemove}, {llama, "/hidden_act", "gelu"}, {llama, "/attention_bias", "yes"},
         {llama, "/use_sliding_window", true}, {mistral, "/use_sliding_window", true}, {mistral, "/sliding_window", 0},
         {mistral, "/layer_types", {"full_attention", "full_attention"}}, {qwen2, "/max_window_layers", -1},
@@ -213,6 +213,10 @@ TEST_CASE("config.json: unsupported models are refused by the field's name") {
         {yarn, "/rope_scaling/truncate", 1}, {yarn, "/rope_scaling/mscale", -1},
         {llama, "/rope_parameters/rope_type", "longrope"}, {llama, "/rope_parameters/low_freq_factor", 9.0},
         {llama, "/rope_parameters/partial_rotary_factor", 0.5}, {llama, "/partial_rotary_factor", 0.5},
+        {json_of("phi3"), "/partial_rotary_factor", 1.5}, {json_of("phi3"), "/rope_scaling/rope_type", "longrope"},
+        {json_of("granite"), "/residual_multiplier", 0}, {json_of("granite"), "/logits_scaling", -1},
+        {json_of("granite"), "/sliding_window", 8}, {json_of("olmo2"), "/sliding_window", 8},
+        {json_of("olmo2"), "/mlp_bias", true}, {json_of("phi3"), "/attention_bias", true},
         {llama, "/rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}},
         {qwen3, "/layer_types", {"full_attention", "sliding_attention"}}, {qwen3, "/layer_types", "full_attention"},
         {gpt2, "/activation_function", "gelu"}, {gpt2, "/scale_attn_by_inverse_layer_idx", true},

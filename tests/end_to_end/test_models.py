@@ -23,6 +23,8 @@ FAMILIES = {
     "qwen2_window": ["model_type", "use_sliding_window", "sliding_window", "max_window_layers"],
     "qwen3_bias_window": ["model_type", "attention_bias", "sliding_window"],
     "olmoe": ["model_type", "num_experts", "num_experts_per_tok", "norm_topk_prob"],
+    "olmo2": ["model_type", "attention_bias", "num_key_value_heads"],
+    "granite": ["model_type", "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"],
     "mixtral": ["model_type", "num_local_experts", "num_experts_per_tok"],
 }
 

@@ -76,6 +76,16 @@ ModelConfig qwen_128() {
     c.qk_norm = true;
     return c;
 }
+ModelConfig olmo2_128() {
+    ModelConfig c = qwen_128();
+    c.num_query_groups = 2, c.qk_norm_whole = true, c.norm_place = NormPlace::kPost;
+    return c;
+}
+ModelConfig gemma_128() {
+    ModelConfig c = qwen_128();
+    c.gemma = true, c.norm_place = NormPlace::kBoth, c.activation = Activation::kGeglu;
+    return c;
+}
 ModelConfig moe_128() {
     ModelConfig c = qwen_128();
     c.num_experts = 8;
@@ -153,6 +163,11 @@ const std::vector<Run>& runs() {
         {"llama, INT8 forward", llama_128(), Fp8Recipe::kInt8Forward, kInt8Llama},
         {"llama, FP8 attention", llama_128(), Fp8Recipe::kDelayed, kFp8Attention, true},
         {"qwen, delayed", qwen_128(), Fp8Recipe::kDelayed, {{"qk_norm_backward", "qk_norm_backward_kernel"}}},
+        {"olmo2, BF16", olmo2_128(), Fp8Recipe::kNone, {{"rmsnorm_forward", "norm_forward_kernel"}}},
+        {"olmo2, delayed", olmo2_128(), Fp8Recipe::kDelayed, {{"rmsnorm_backward", "norm_backward_quantize_kernel"}}},
+        {"olmo2, blockwise", olmo2_128(), Fp8Recipe::kBlockwise, {{"quantize", kTile}}},
+        {"gemma, delayed", gemma_128(), Fp8Recipe::kDelayed, {{"rmsnorm_forward", "norm_forward_quantize_kernel"},
+                                                              {"activation_forward", kTile}}},
         {"gpt2, BF16", gpt2_64(128), Fp8Recipe::kNone, kBiasSums},
         {"gpt2, delayed, 1280 columns", gpt2_64(1280), Fp8Recipe::kDelayed, kSeveralWarps},
         {"moe, BF16", moe_128(), Fp8Recipe::kNone,

@@ -16,8 +16,9 @@ struct Shape {
 const Shape kShapes[] = {{1, 1},      {3, 7},    {1, 8},     {5, 24},    {37, 256}, {3000, 768}, {9, 1000}, {33, 1024},
                          {70, 1600}, {131, 2048}, {300, 4096}, {7, 8192}, {3, 16384}, {2, 20000}, {2, 5001}};
 
-// No residual; x copied out; a residual whose sum is exact in the working type; one whose sum is rounded.
-enum class Residual { kNone, kKept, kAdded, kRounded };
+// A stream to which the result is added; no residual; x copied out; a residual whose sum is exact in the working type;
+// one whose sum is rounded.
+enum class Residual { kStream, kNone, kKept, kAdded, kRounded };
 
 OpCase norm_case(const char* op, Shape s, Dtype work, Dtype grad, int64_t shift_bytes) {
     OpCase c(strf("%s %lld x %lld", op, (long long)s.N, (long long)s.C), work, grad, shift_bytes);
@@ -29,7 +30,8 @@ void check_forward(bool layer, Shape s, Dtype work, int64_t shift_bytes, Residua
     OpCase c = norm_case(layer ? "layernorm_forward" : "rmsnorm_forward", s, work, Dtype::kFp32, shift_bytes);
     c.random("in", Kind::kWork, s.N * s.C, 1, 0.5);
     if (residual >= Residual::kAdded) c.random("residual", Kind::kWork, s.N * s.C);
-    if (residual != Residual::kNone) c.poison("residual_out", Kind::kWork, s.N * s.C);
+    if (residual > Residual::kNone) c.poison("residual_out", Kind::kWork, s.N * s.C);
+    if (residual == Residual::kStream) c.random("stream", Kind::kWork, s.N * s.C);
     if (bias) c.random("bias", Kind::kWork, s.C);
     c.poison("out", Kind::kWork, s.N * s.C);
     c.poison("rstd", Kind::kStat, s.N);
@@ -50,9 +52,10 @@ void check_forward(bool layer, Shape s, Dtype work, int64_t shift_bytes, Residua
                                return NormForwardArgs{.out = view("out"), .residual_out = view("residual_out"),
                                                       .mean = view("mean"), .rstd = view("rstd"), .in = view("in"),
                                                       .residual = view("residual"), .weight = view("weight"),
-                                                      .bias = view("bias"), .N = s.N, .C = s.C, .eps = 1e-5f};
+                                                      .bias = view("bias"), .N = s.N, .C = s.C, .eps = 1e-5f,
+                                                      .stream = view("stream")};
                            });
-    if (residual != Residual::kNone) c.check_bits("residual_out");
+    if (residual > Residual::kNone) c.check_bits("residual_out");
     if (residual == Residual::kRounded) return;
     c.check("out");
     c.check("rstd");
@@ -145,16 +148,20 @@ void check_qk_norm_backward(const Heads& h, Dtype work, Dtype grad, int64_t shif
     c.check("dk_weight");
 }
 
+// Whole heads, three quarters of them, or a half, which is not always whole vectors.
 void check_rope(const Heads& h, Dtype work, int64_t shift_bytes, bool forward) {
-    OpCase c = head_case(forward ? "rope_forward" : "rope_backward", h, work, Dtype::kFp32, shift_bytes);
-    c.add("cos_sin", Kind::kStat, angle_table(h.T, h.HS));
-    c.random("qkv", Kind::kWork, h.N * (h.NH + 2 * h.NKV) * h.HS);
-    c.run(forward ? cuda::rope_forward : cuda::rope_backward,
-          forward ? cpu::rope_forward : cpu::rope_backward, [&](auto view) {
-              return RopeArgs{.qkv = view("qkv"), .cos_sin = view("cos_sin"), .N = h.N, .T = h.T, .NH = h.NH,
-                              .NKV = h.NKV, .HS = h.HS};
-          });
-    c.check("qkv");
+    for (int64_t R : {h.HS, h.HS / 8 * 6, h.HS / 4 * 2}) {
+        if (R == 0) continue;
+        OpCase c = head_case(forward ? "rope_forward" : "rope_backward", h, work, Dtype::kFp32, shift_bytes);
+        c.add("cos_sin", Kind::kStat, angle_table(h.T, R));
+        c.random("qkv", Kind::kWork, h.N * (h.NH + 2 * h.NKV) * h.HS);
+        c.run(forward ? cuda::rope_forward : cuda::rope_backward,
+              forward ? cpu::rope_forward : cpu::rope_backward, [&](auto view) {
+                  return RopeArgs{.qkv = view("qkv"), .cos_sin = view("cos_sin"), .N = h.N, .T = h.T, .NH = h.NH,
+                                  .NKV = h.NKV, .HS = h.HS, .rotated = R == h.HS ? 0 : R};
+              });
+        c.check("qkv");
+    }
 }
 
 }  // namespace
@@ -166,10 +173,12 @@ TEST_CASE("gpu ops: layernorm and rmsnorm forward") {
             for (bool layer : {false, true}) {
                 check_forward(layer, s, work, 0, Residual::kNone, layer);
                 check_forward(layer, s, work, 0, Residual::kAdded, false);
+                if (!layer) check_forward(layer, s, work, 0, Residual::kStream, false);
                 if (s.N * s.C > 1000000) continue;
                 check_forward(layer, s, work, 0, Residual::kKept, layer);
                 check_forward(layer, s, work, 0, Residual::kRounded, layer);
                 check_forward(layer, s, work, 4, Residual::kAdded, layer);
+                if (!layer) check_forward(layer, s, work, 4, Residual::kStream, false);
                 check_forward(layer, s, work, 4, Residual::kRounded, layer);
             }
         }

@@ -50,7 +50,8 @@ std::string name_of(const char* op, const Text& t) {
                 (long long)t.C, (long long)t.V, t.repeats);
 }
 
-void check_embedding(const Text& t, Dtype work, Dtype grad, int64_t shift_bytes, bool positions, bool with_bad) {
+void check_embedding(const Text& t, Dtype work, Dtype grad, int64_t shift_bytes, bool positions, bool with_bad,
+                     float mul = 1) {
     const std::vector<int32_t> tokens = tokens_of(t, with_bad);
     OpCase forward(name_of("embedding_forward", t), work, grad, shift_bytes);
     forward.random("wte", Kind::kWork, (t.V + 3) * t.C);
@@ -62,10 +63,10 @@ void check_embedding(const Text& t, Dtype work, Dtype grad, int64_t shift_bytes,
         return EmbeddingForwardArgs{.out = view("out"), .wte = view("wte"), .wpe = view("wpe"),
                                     .tokens = view("tokens").template as<int32_t>(),
                                     .bad_tokens = view("bad").template as<int32_t>(), .N = t.N, .T = t.T,
-                                    .C = t.C, .V = t.V};
+                                    .C = t.C, .V = t.V, .mul = mul};
     });
     forward.check_bits("bad");
-    forward.check_bits("out");   // at most one addition: its rounding is the CPU's
+    forward.check_bits("out");   // one addition or product: its rounding is the CPU's
 
     // Positions that restart: as many rows of the first ones as the most frequent token has.
     std::vector<int32_t> restarted;
@@ -89,7 +90,8 @@ void check_embedding(const Text& t, Dtype work, Dtype grad, int64_t shift_bytes,
                                          .tokens = view("tokens").template as<int32_t>(),
                                          .token_order = view("order").template as<int32_t>(), .N = t.N, .T = t.T,
                                          .C = t.C, .V = t.V, .positions = object_in<const int32_t>(view("positions")),
-                                         .position_order = object_in<const int32_t>(view("position order"))};
+                                         .position_order = object_in<const int32_t>(view("position order")),
+                                         .mul = mul};
         });
         backward.check("dwte");
         if (positions) backward.check("dwpe");
@@ -124,9 +126,9 @@ HostTensor state_tensor(float dloss_mul, int32_t bad_tokens) {
     return tensor_of(state);
 }
 
-void check_classifier(const Logits& l, Dtype work, int64_t shift_bytes, bool write, float z_loss = 0) {
-    OpCase c(strf("classifier %lld x %lld of %lld%s, z-loss %g", (long long)l.N, (long long)l.V, (long long)l.Vp,
-                  write ? "" : ", losses only", static_cast<double>(z_loss)),
+void check_classifier(const Logits& l, Dtype work, int64_t shift_bytes, bool write, float z_loss = 0, float mul = 1) {
+    OpCase c(strf("classifier %lld x %lld of %lld%s, z-loss %g, multiplier %g", (long long)l.N, (long long)l.V,
+                  (long long)l.Vp, write ? "" : ", losses only", static_cast<double>(z_loss), static_cast<double>(mul)),
              work, Dtype::kFp32, shift_bytes);
     HostTensor logits = random_tensor(work, l.N * l.Vp, 31, 3);
     std::vector<int32_t> targets(static_cast<size_t>(l.N));
@@ -149,7 +151,8 @@ void check_classifier(const Logits& l, Dtype work, int64_t shift_bytes, bool wri
         return ClassifierArgs{.logits = view("logits"), .losses = view("losses"),
                               .targets = view("targets").template as<int32_t>(),
                               .state = static_cast<StepState*>(view("state").data), .N = l.N, .V = l.V,
-                              .Vp = l.Vp, .write_dlogits = write, .z_loss = z_loss, .squares = view("squares")};
+                              .Vp = l.Vp, .write_dlogits = write, .logit_mul = mul, .z_loss = z_loss,
+                              .squares = view("squares")};
     });
     c.check("losses");
     if (z_loss > 0) c.check("squares");
@@ -177,6 +180,7 @@ TEST_CASE("gpu ops: embedding, forward and backward") {
         for_gpu_types([&](Dtype work, Dtype grad, int64_t shift_bytes) {
             check_embedding(t, work, grad, shift_bytes, true, true);
             check_embedding(t, work, grad, shift_bytes, false, false);
+            if (grad == Dtype::kFp32) check_embedding(t, work, grad, shift_bytes, false, true, 33.94f);
         });
     }
 }
@@ -198,8 +202,11 @@ TEST_CASE("gpu ops: classifier") {
             check_classifier(l, work, 0, true);
             check_classifier(l, work, 0, true, 1e-2f);
             check_classifier(l, work, 0, false);
+            check_classifier(l, work, 0, true, 1e-2f, 0.3f);
+            check_classifier(l, work, 0, false, 0, 0.3f);
             if (l.N * l.Vp < 200000) check_classifier(l, work, 4, true);
             if (l.N * l.Vp < 200000) check_classifier(l, work, 4, true, 1e-2f);
+            if (l.N * l.Vp < 200000) check_classifier(l, work, 4, true, 1e-2f, 0.3f);
         }
     }
 }

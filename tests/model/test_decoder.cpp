@@ -39,7 +39,16 @@ std::vector<Variant> variants() {
     olmoe.qk_norm_whole = true;
     olmoe.normalize_experts = false;
     olmoe.experts_per_token = 3;
-    return {{"qwen3-moe", tiny_moe()}, {"olmoe", olmoe},
+    ModelConfig olmo2 = tiny_llama(), granite = attention_bias, gemma = tiny_llama();
+    olmo2.num_query_groups = olmo2.num_attention_heads, olmo2.kv_channels = olmo2.hidden_size / olmo2.num_query_groups;
+    olmo2.qk_norm = olmo2.qk_norm_whole = true, olmo2.norm_place = NormPlace::kPost;
+    olmo2.linear_bias = LinearBias::kAttention;
+    granite.embedding_multiplier = 5.5, granite.residual_multiplier = 0.375, granite.logits_scaling = 3;
+    granite.attention_multiplier = 0.125, granite.tied_head = true;
+    gemma.gemma = gemma.qk_norm = true, gemma.norm_place = NormPlace::kBoth, gemma.activation = Activation::kGeglu;
+    gemma.attention_multiplier = 0.2;
+    return {{"olmo2", olmo2}, {"granite", granite}, {"gemma3", gemma},
+            {"qwen3-moe", tiny_moe()}, {"olmoe", olmoe},
             {"gpt2", tiny_gpt2()}, {"gpt2-gqa-untied", gpt2_gqa}, {"llama", tiny_llama()}, {"qwen3", qwen},
             {"mixed", mixed}, {"relu2", squared}, {"windows by layer", pattern}, {"qwen2 with a window", qwen2},
             {"llama with attention bias", attention_bias}, {"gpt2 with MLP bias and a window", mlp_bias}};

@@ -165,7 +165,7 @@ std::vector<std::pair<std::string, ModelConfig>> own_models() {
         c.sliding_window = {5}, c.norm_eps = 1e-3;
     });
     add("own_gated", [](ModelConfig& c) {
-        c.activation = Activation::kSwiglu, c.linear_bias = LinearBias::kMlp, c.norm = Norm::kRmsNorm;
+        c.activation = Activation::kGeglu, c.linear_bias = LinearBias::kMlp, c.norm = Norm::kRmsNorm;
         c.qk_norm = true, c.sliding_window = {3}, c.tied_head = false;
     });
     add("own_attention_bias", [&](ModelConfig& c) {
@@ -180,7 +180,8 @@ std::vector<std::pair<std::string, ModelConfig>> own_models() {
 TEST_CASE("logits, loss and every gradient as in transformers") {
     for (const char* name : {"gpt2", "llama", "llama_tied", "llama_attention_bias", "llama_mlp_bias", "mistral",
                              "mistral_window", "qwen2", "qwen2_window", "qwen3", "qwen3_bias_window", "qwen3_yarn",
-                             "qwen3_moe", "olmoe", "mixtral", "dots1", "solar_open"})
+                             "qwen3_moe", "olmoe", "mixtral", "dots1", "solar_open", "olmo2", "olmo3", "granite",
+                             "gemma3", "phi3"})
         check_model(name);
 }
 TEST_CASE("a window one token longer or shorter has other logits than transformers") {

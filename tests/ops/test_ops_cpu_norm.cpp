@@ -33,10 +33,11 @@ struct Norm {
         dweight = random_tensor(grad, C, 7), dbias = random_tensor(grad, C, 8);
         scratch = HostTensor(stat, 2 * kPartialRows * C);
     }
-    void forward(bool with_residual = true) {
+    void forward(bool with_residual = true, const Tensor& stream = {}) {
         Ctx ctx;
         NormForwardArgs args{.out = out.view(), .residual_out = {}, .mean = {}, .rstd = rstd.view(), .in = in.view(),
-                             .residual = {}, .weight = weight.view(), .bias = {}, .N = N, .C = C, .eps = kEps};
+                             .residual = {}, .weight = weight.view(), .bias = {}, .N = N, .C = C, .eps = kEps,
+                             .stream = stream};
         if (with_residual) args.residual = residual.view(), args.residual_out = residual_out.view();
         if (layer) args.mean = mean.view(), args.bias = bias.view();
         (layer ? cpu::layernorm_forward : cpu::rmsnorm_forward)(ctx, args);
@@ -146,6 +147,13 @@ TEST_CASE("cpu layernorm and rmsnorm") {
                         check_equal("residual_out", n.residual_out, x);
                     }
                     check_forward(n, x);
+                    if (!layer && !with_residual) {   // after a branch
+                        Norm after = n;
+                        after.forward(false, n.residual.view());
+                        for (int64_t i = 0; i < x.elems(); i++) after.in.set(i, n.out.get(i) + n.residual.get(i));
+                        check_equal("out", after.out, after.in);
+                        CHECK(after.rstd.same_bits(n.rstd));
+                    }
                     Norm before = n;
                     n.backward(x);
                     check_backward(n, x, before);
@@ -170,6 +178,8 @@ TEST_CASE("cpu norm edges") {
     Norm rms(false, {2, 4}, Dtype::kFp32, Dtype::kFp32);
     rms.residual_out = HostTensor();
     CHECK_THROWS_AS(rms.forward(), Error);   // there is no place for the sum
+    Norm layer(true, {2, 4}, Dtype::kFp32, Dtype::kFp32);
+    CHECK_THROWS_AS(layer.forward(false, layer.residual.view()), Error);   // only rmsnorm follows a branch
 }
 
 namespace {
@@ -266,19 +276,21 @@ TEST_CASE("cpu qk_norm is an rmsnorm of every query and key head") {
 namespace {
 
 struct Rope {
-    int64_t N, T, NH, NKV, HS, width = (NH + 2 * NKV) * HS;
+    int64_t N, T, NH, NKV, HS, R, width = (NH + 2 * NKV) * HS;
     HostTensor qkv, cos_sin;
-    Rope(int64_t n, int64_t t, int64_t nh, int64_t nkv, int64_t hs, Dtype type) : N(n), T(t), NH(nh), NKV(nkv), HS(hs) {
+    Rope(int64_t n, int64_t t, int64_t nh, int64_t nkv, int64_t hs, int64_t r, Dtype type)
+        : N(n), T(t), NH(nh), NKV(nkv), HS(hs), R(r) {
         qkv = random_tensor(type, N * width, 1);
-        cos_sin = HostTensor(stat_dtype(type), T * HS);
+        cos_sin = HostTensor(stat_dtype(type), T * R);
         for (int64_t t_ = 0; t_ < T; t_++)
-            for (int64_t i = 0; i < HS / 2; i++) {
-                double angle = static_cast<double>(t_) * std::pow(100.0, -2.0 * i / HS);
-                cos_sin.set(t_ * HS + 2 * i, std::cos(angle)), cos_sin.set(t_ * HS + 2 * i + 1, std::sin(angle));
+            for (int64_t i = 0; i < R / 2; i++) {
+                double angle = static_cast<double>(t_) * std::pow(100.0, -2.0 * i / R);
+                cos_sin.set(t_ * R + 2 * i, std::cos(angle)), cos_sin.set(t_ * R + 2 * i + 1, std::sin(angle));
             }
     }
     RopeArgs args() {
-        return {.qkv = qkv.view(), .cos_sin = cos_sin.view(), .N = N, .T = T, .NH = NH, .NKV = NKV, .HS = HS};
+        return {.qkv = qkv.view(), .cos_sin = cos_sin.view(), .N = N, .T = T, .NH = NH, .NKV = NKV, .HS = HS,
+                .rotated = R == HS ? 0 : R};
     }
 };
 
@@ -287,14 +299,15 @@ struct Rope {
 TEST_CASE("cpu rope rotates queries and keys by their position") {
     Ctx ctx;
     for (Dtype type : kTypes)
-        for (auto [N, T, NH, NKV, HS] : {std::tuple{1, 1, 1, 1, 2}, {14, 7, 4, 2, 10}, {6, 3, 3, 1, 32}}) {
-            Rope r(N, T, NH, NKV, HS, type);
+        for (auto [N, T, NH, NKV, HS, R] : {std::tuple{1, 1, 1, 1, 2, 2}, {14, 7, 4, 2, 10, 10}, {6, 3, 3, 1, 32, 32},
+                                           {14, 7, 4, 2, 10, 6}}) {
+            Rope r(N, T, NH, NKV, HS, R, type);
             HostTensor before = r.qkv, want(Dtype::kFp64, r.qkv.elems());
             for (int64_t i = 0; i < want.elems(); i++) {
-                int64_t n = i / r.width, column = i % r.width, d = column % HS, half = HS / 2, pair = d % half;
+                int64_t n = i / r.width, column = i % r.width, d = column % HS, half = R / 2, pair = d % half;
                 int64_t partner = d < half ? i + half : i - half;
-                double cosine = r.cos_sin.get(n % T * HS + 2 * pair), sine = r.cos_sin.get(n % T * HS + 2 * pair + 1);
-                bool rotated = column < (NH + NKV) * HS;
+                double cosine = r.cos_sin.get(n % T * R + 2 * pair), sine = r.cos_sin.get(n % T * R + 2 * pair + 1);
+                bool rotated = column < (NH + NKV) * HS && d < R;
                 want.set(i, !rotated ? before.get(i)
                                 : before.get(i) * cosine + (d < half ? -1 : 1) * before.get(partner) * sine);
             }
@@ -308,8 +321,9 @@ TEST_CASE("cpu rope rotates queries and keys by their position") {
             check_close("back", r.qkv, before,
                         [&](int64_t) { return 6 * (40 * acc_roundoff(type) + 3 * unit_roundoff(type)); });
         }
-    Rope odd(2, 2, 1, 1, 3, Dtype::kFp32);
+    Rope odd(2, 2, 1, 1, 3, 3, Dtype::kFp32), longer(2, 2, 1, 1, 4, 6, Dtype::kFp32);
     CHECK_THROWS_AS(cpu::rope_forward(ctx, odd.args()), Error);
+    CHECK_THROWS_AS(cpu::rope_forward(ctx, longer.args()), Error);
 }
 
 }  // namespace norm_test

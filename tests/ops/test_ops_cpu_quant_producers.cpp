@@ -155,6 +155,8 @@ const std::map<std::string, Producer> kProducers = {
     {"gelu_backward", {C, true, false, activation_backward<Activation::kGelu>}},
     {"relu2_forward", {C, true, false, activation_forward<Activation::kRelu2>}},
     {"relu2_backward", {C, true, false, activation_backward<Activation::kRelu2>}},
+    {"geglu_forward", {C, true, false, activation_forward<Activation::kGeglu>}},
+    {"geglu_backward", {2 * C, true, false, activation_backward<Activation::kGeglu>}},
     {"swiglu_forward", {C, true, false, activation_forward<Activation::kSwiglu>}},
     {"swiglu_backward", {2 * C, true, false, activation_backward<Activation::kSwiglu>}},
     {"expert_activation_forward", {C, true, false, expert_activation_forward}},

@@ -123,6 +123,18 @@ inline std::vector<NamedConfig> all_configs() {
     ministral.sliding_window = {7, 0}, qwen2_pattern.sliding_window = {0, 5}, qwen3_pattern.sliding_window = {9, 0};
     pattern.sliding_window = {4, 1}, pattern.position = PositionEmbedding::kRope, pattern.local_rotary_base = 500;
     pattern.rope_scaling = {.factor = 8, .type = RopeScalingType::kLinear};
+    ModelConfig olmo2 = olmoe, granite = attention_bias, gemma3 = qwen3;
+    olmo2.num_experts = 0, olmo2.norm_place = NormPlace::kPost, olmo2.linear_bias = LinearBias::kAttention;
+    granite.embedding_multiplier = 12, granite.residual_multiplier = 0.22, granite.logits_scaling = 8;
+    granite.attention_multiplier = 0.0625, granite.rope_scaling = {};
+    ModelConfig olmo3 = olmo2, gemma3_window = gemma3;
+    olmo3.sliding_window = {7, 0}, olmo3.local_rotary_base = olmo3.rotary_base;
+    gemma3.gemma = true, gemma3.norm_place = NormPlace::kBoth, gemma3.activation = Activation::kGeglu;
+    gemma3.attention_multiplier = 1 / std::sqrt(168.0), gemma3.tied_head = true, gemma3_window = gemma3;
+    gemma3_window.sliding_window = {7, 0}, gemma3_window.local_rotary_base = 500;
+    gemma3_window.rope_scaling = {.factor = 8, .type = RopeScalingType::kLinear};
+    ModelConfig phi3 = mistral;
+    phi3.fused_projections = true, phi3.rotary_dim = 12, phi3.rope_scaling = {};
     return {{"gpt2", HfClass::kGpt2, gpt2_config()}, {"llama", HfClass::kLlama, llama_config()},
             {"llama, tied", HfClass::kLlama, tied}, {"qwen3", HfClass::kQwen3, qwen3}, {"mixed", HfClass::kOwn, mixed},
             {"biased", HfClass::kOwn, biased}, {"llama, attention bias", HfClass::kLlama, attention_bias},
@@ -134,7 +146,11 @@ inline std::vector<NamedConfig> all_configs() {
             {"qwen3_moe", HfClass::kQwen3Moe, qwen3_moe}, {"olmoe", HfClass::kOlmoe, olmoe},
             {"dots1", HfClass::kDots1, dots}, {"solar_open", HfClass::kSolarOpen, solar},
             {"ministral", HfClass::kMinistral, ministral}, {"qwen2, pattern", HfClass::kQwen2, qwen2_pattern},
-            {"qwen3, pattern", HfClass::kQwen3, qwen3_pattern}, {"pattern", HfClass::kOwn, pattern}};
+            {"qwen3, pattern", HfClass::kQwen3, qwen3_pattern}, {"pattern", HfClass::kOwn, pattern},
+            {"olmo2", HfClass::kOlmo2, olmo2}, {"granite", HfClass::kGranite, granite},
+            {"phi3", HfClass::kPhi3, phi3},
+            {"olmo3", HfClass::kOlmo3, olmo3}, {"gemma3", HfClass::kGemma3, gemma3},
+            {"gemma3, windows", HfClass::kGemma3, gemma3_window}};
 }
 
 inline ModelConfig one_layer() {

@@ -28,7 +28,11 @@ inline std::vector<ModelConfig> fp8_shapes() {
     ModelConfig qwen2 = llama;
     qwen2.linear_bias = LinearBias::kQkv;
     qwen2.sliding_window = {17, 0}, qwen2.local_rotary_base = 300;
-    return {gpt2, llama, mixed, squared, qwen2};
+    ModelConfig olmo2 = llama, gemma = llama;
+    olmo2.num_query_groups = 4, olmo2.qk_norm = olmo2.qk_norm_whole = true, olmo2.norm_place = NormPlace::kPost;
+    olmo2.linear_bias = LinearBias::kAttention;
+    gemma.gemma = gemma.qk_norm = true, gemma.norm_place = NormPlace::kBoth, gemma.activation = Activation::kGeglu;
+    return {gpt2, llama, mixed, squared, qwen2, olmo2, gemma};
 }
 
 inline Config fp8_config(const ModelConfig& shape, Fp8Recipe recipe) {

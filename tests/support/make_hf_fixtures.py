@@ -25,10 +25,12 @@ import sys
 
 import torch
 from safetensors.torch import save_file
-from transformers import (Dots1Config, Dots1ForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig,
-                          LlamaForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM,
-                          OlmoeConfig, OlmoeForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config,
-                          Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, SolarOpenConfig, SolarOpenForCausalLM)
+from transformers import (Dots1Config, Dots1ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config,
+                          GPT2LMHeadModel, GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM,
+                          MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Olmo2Config,
+                          Olmo2ForCausalLM, Olmo3Config, Olmo3ForCausalLM, OlmoeConfig, OlmoeForCausalLM,
+                          Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM,
+                          Qwen3MoeConfig, Qwen3MoeForCausalLM, SolarOpenConfig, SolarOpenForCausalLM)
 
 BATCH, LENGTH, VOCAB = 2, 16, 97
 
@@ -118,6 +120,41 @@ def olmoe():
     return OlmoeForCausalLM(OlmoeConfig(num_experts=6, num_experts_per_tok=4, pad_token_id=None, **shape))
 
 
+def olmo2():
+    return Olmo2ForCausalLM(Olmo2Config(attention_bias=True, pad_token_id=None, **SMALL | dict(
+        num_attention_heads=5, num_key_value_heads=5, head_dim=8)))
+
+
+def granite():
+    return GraniteForCausalLM(GraniteConfig(
+        attention_bias=True, mlp_bias=True, tie_word_embeddings=True, embedding_multiplier=5.5, logits_scaling=3.0,
+        residual_multiplier=0.37, attention_multiplier=0.11, **SMALL))
+
+
+def gemma3():
+    # The scale of scores is not that of the head dim.
+    rope = dict(full_attention=dict(rope_type="linear", factor=4.0, rope_theta=1000.0),
+                sliding_attention=dict(rope_type="default", rope_theta=100.0))
+    return Gemma3ForCausalLM(Gemma3TextConfig(
+        attention_bias=True, pad_token_id=None, query_pre_attn_scalar=21, sliding_window=5,
+        layer_types=["sliding_attention", "full_attention"], **SMALL | dict(rope_parameters=rope)))
+
+
+def olmo3():
+    yarn = dict(rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=32)
+    rope = dict(full_attention=yarn, sliding_attention=dict(rope_type="default", rope_theta=1000.0))
+    return Olmo3ForCausalLM(Olmo3Config(
+        pad_token_id=None, sliding_window=5, layer_types=["sliding_attention", "full_attention"], **SMALL | dict(
+            num_attention_heads=5, num_key_value_heads=5, head_dim=8, rope_parameters=rope)))
+
+
+def phi3():
+    rope = dict(rope_type="default", rope_theta=1000.0, partial_rotary_factor=0.625)   # 10 of 16 elements
+    return Phi3ForCausalLM(Phi3Config(
+        sliding_window=9, pad_token_id=None, original_max_position_embeddings=128,
+        **SMALL | dict(num_key_value_heads=2, rope_parameters=rope)))
+
+
 def mixtral():
     return MixtralForCausalLM(MixtralConfig(
         num_local_experts=4, num_experts_per_tok=2, **SMALL | dict(intermediate_size=24, num_hidden_layers=1)))
@@ -156,6 +193,11 @@ MODELS = {
     "mixtral": (mixtral, torch.float32, "1GB"),
     "dots1": (dots1, torch.float32, "1GB"),
     "solar_open": (solar_open, torch.float32, "1GB"),
+    "olmo2": (olmo2, torch.float32, "1GB"),
+    "granite": (granite, torch.float32, "1GB"),
+    "gemma3": (gemma3, torch.float32, "1GB"),
+    "phi3": (phi3, torch.float32, "1GB"),
+    "olmo3": (olmo3, torch.float32, "1GB"),
 }
 # Experts as transformers 5 has them in memory; the others are saved one by one, as transformers 4 does.
 STACKED = ["mixtral"]

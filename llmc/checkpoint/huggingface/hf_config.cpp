@@ -1,11 +1,14 @@
 // Sources: the classes GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig, OlmoeConfig,
-// MixtralConfig and Dots1Config of transformers 4 and 5, MinistralConfig and SolarOpenConfig of 5.
+// Olmo2Config, Olmo3Config, GraniteConfig, Gemma3TextConfig, Phi3Config, MixtralConfig and Dots1Config of transformers
+// 4 and 5, MinistralConfig and SolarOpenConfig of 5.
 #include "llmc/checkpoint/huggingface/hf_config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/system/files.h"
+#include "llmc/checkpoint/huggingface/hf_family.h"
 #include "llmc/checkpoint/huggingface/hf_rope.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/model/parameters/params.h"
@@ -16,51 +19,20 @@ using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;
 
 constexpr int64_t kMaxVocab = int64_t{1} << 24, kMaxLayers = 4096;
-constexpr double kMostNormEps = 1;
+constexpr double kMostNormEps = 1, kMostMultiplier = 1e6;
 constexpr const char* kOwnModelType = "llmfp8";
 constexpr const char *kSliding = "sliding_attention", *kFull = "full_attention";
 
-// The classes with Llama's names of tensors and fields, and their defaults of fields that a file leaves out: key/value
-// heads (0: as many as heads), head dim (0: hidden size / heads), window (0: the class has none), full_every: without
-// layer_types, every layer of this number attends to all keys (Gemma-3: 6, OLMo-3: 4; 0: none, if there is a window).
-// local_base: rope's base in layers with a window, which have no scaling then (Gemma-3: 10,000; OLMo-3: kBaseOfOthers;
-// 0: rope as in the others).
-struct Family {
-    HfClass hf;
-    const char *model_type, *architecture;
-    int64_t groups, head_dim, window, full_every = 0;
-    double local_base = 0;
+// Fields of Granite, 1 where a file leaves them out.
+struct Multiplier {
+    const char* name;
+    double ModelConfig::*field;
 };
-constexpr Family kFamilies[] = {{HfClass::kLlama, "llama", "LlamaForCausalLM", 0, 0, 0},
-                                {HfClass::kMistral, "mistral", "MistralForCausalLM", 8, 0, 4096},
-                                {HfClass::kMinistral, "ministral", "MinistralForCausalLM", 8, 0, 4096},
-                                {HfClass::kQwen2, "qwen2", "Qwen2ForCausalLM", 32, 0, 4096},
-                                {HfClass::kQwen3, "qwen3", "Qwen3ForCausalLM", 32, 128, 4096},
-                                {HfClass::kQwen3Moe, "qwen3_moe", "Qwen3MoeForCausalLM", 4, 0, 4096},
-                                {HfClass::kOlmoe, "olmoe", "OlmoeForCausalLM", 0, 0, 0},
-                                {HfClass::kMixtral, "mixtral", "MixtralForCausalLM", 8, 0, 0},
-                                {HfClass::kDots1, "dots1", "Dots1ForCausalLM", 32, 0, 0},
-                                {HfClass::kSolarOpen, "solar_open", "SolarOpenForCausalLM", 8, 128, 0}};
+constexpr Multiplier kMultipliers[] = {{"embedding_multiplier", &ModelConfig::embedding_multiplier},
+                                       {"residual_multiplier", &ModelConfig::residual_multiplier},
+                                       {"logits_scaling", &ModelConfig::logits_scaling},
+                                       {"attention_multiplier", &ModelConfig::attention_multiplier}};
 constexpr const char* kDropouts[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout"};
-bool is_qwen(HfClass hf) { return hf == HfClass::kQwen2 || hf == HfClass::kQwen3 || hf == HfClass::kQwen3Moe; }
-bool has_layer_types(const Family& family) {
-    return family.full_every > 0 || family.hf == HfClass::kMinistral || family.hf == HfClass::kQwen2
-           || family.hf == HfClass::kQwen3;
-}
-bool has_shared_experts(HfClass hf) { return hf == HfClass::kDots1 || hf == HfClass::kSolarOpen; }
-bool has_experts(HfClass hf) {
-    return hf == HfClass::kQwen3Moe || hf == HfClass::kOlmoe || hf == HfClass::kMixtral || has_shared_experts(hf);
-}
-bool may_bias_attention(HfClass hf) {
-    return hf == HfClass::kLlama || hf == HfClass::kQwen3 || hf == HfClass::kQwen3Moe || hf == HfClass::kOlmoe
-           || hf == HfClass::kDots1;
-}
-// The fields of the number of experts, and that of their width where intermediate_size is another one's.
-const char* experts_field(HfClass hf) {
-    return hf == HfClass::kMixtral ? "num_local_experts" : has_shared_experts(hf) ? "n_routed_experts" : "num_experts";
-}
-bool has_moe_width(HfClass hf) { return hf == HfClass::kQwen3Moe || has_shared_experts(hf); }
-
 // ---- writing ----
 
 // The special token ids of the origin, else of GPT-2 and Llama-3, known by the vocabulary size. Others get null,
@@ -75,6 +47,7 @@ void put_special_tokens(OrderedJson& out, int64_t vocab_size, const HfOrigin& or
     }
     out["bos_token_id"] = bos;
     out["eos_token_id"] = eos;
+    out["pad_token_id"] = nullptr;
 }
 
 void put_gpt2(OrderedJson& out, const ModelConfig& c) {
@@ -138,13 +111,20 @@ void put_llama(OrderedJson& out, const ModelConfig& c, const Family& family, int
     out["num_attention_heads"] = c.num_attention_heads;
     out["num_key_value_heads"] = c.num_query_groups;
     out["head_dim"] = c.kv_channels;
-    out["hidden_act"] = activation_function(c.activation).hf;
+    out[activation_field(family.hf)] = activation_function(c.activation).hf;
     out["max_position_embeddings"] = positions;
     out["initializer_range"] = c.init_std;
     out["rms_norm_eps"] = c.norm_eps;
     if (may_bias_attention(family.hf)) out["attention_bias"] = c.proj_bias();
-    if (family.hf == HfClass::kLlama) out["mlp_bias"] = c.mlp_bias();
-    else if (family.hf != HfClass::kOlmoe) put_window(out, c, family);
+    if (may_bias_mlp(family.hf)) out["mlp_bias"] = c.mlp_bias();
+    if (!has_no_window(family.hf)) put_window(out, c, family);
+    if (family.hf == HfClass::kGranite)
+        for (const Multiplier& row : kMultipliers) out[row.name] = c.*row.field;
+    if (family.hf == HfClass::kGranite && c.attention_multiplier == 0)
+        out["attention_multiplier"] = 1 / std::sqrt(static_cast<double>(c.kv_channels));
+    if (family.hf == HfClass::kGemma3)   // a whole number in transformers
+        out["query_pre_attn_scalar"] = c.attention_multiplier > 0 ? std::llround(std::pow(c.attention_multiplier, -2))
+                                                                  : c.kv_channels;
     if (has_experts(family.hf)) put_experts(out, c, family.hf);
     out["tie_word_embeddings"] = c.tied_head;
     put_rope(out, c, family.local_base);
@@ -221,7 +201,7 @@ ModelConfig read_gpt2(const HfFields& f) {
 // Reads the window of each layer; a list of one element is that of all.
 std::vector<int64_t> read_windows(const HfFields& f, const Family& family, int64_t layers) {
     if (!is_qwen(family.hf)) f.only("use_sliding_window", false, "this class has no such field");
-    if (family.window == 0 && family.hf != HfClass::kMixtral)
+    if (family.window == 0 && family.hf != HfClass::kMixtral && family.hf != HfClass::kPhi3)
         f.only("sliding_window", nullptr, "this class has no window");
     f.ignore({"sliding_window", "max_window_layers"});   // Qwen's are read only if it uses them
     if (family.full_every > 0) f.ignore({"sliding_window_pattern", "_sliding_window_pattern"});   // layer_types counts
@@ -258,7 +238,7 @@ std::vector<int64_t> read_windows(const HfFields& f, const Family& family, int64
 }
 
 LinearBias read_biases(const HfFields& f, const Family& family) {
-    if (family.hf != HfClass::kLlama) f.only("mlp_bias", false, "this class has no such biases");
+    if (!may_bias_mlp(family.hf)) f.only("mlp_bias", false, "this class has no such biases");
     if (family.hf == HfClass::kQwen2) f.ignore({"attention_bias"});
     if (family.hf == HfClass::kQwen2) return LinearBias::kQkv;
     if (!may_bias_attention(family.hf)) f.only("attention_bias", false, "this class has no such biases");
@@ -286,17 +266,28 @@ void read_experts(const HfFields& f, HfClass hf, ModelConfig& c) {
     f.ignore({"output_router_logits", "router_aux_loss_coef"});   // --moe-aux-loss-coeff is an option of the run
 }
 
+void read_gemma(const HfFields& f, ModelConfig& c) {
+    c.attention_multiplier = 1 / std::sqrt(static_cast<double>(f.integer_or("query_pre_attn_scalar", 256, 1, 1 << 20)));
+    for (const char* name : {"final_logit_softcapping", "attn_logit_softcapping"})
+        f.only(name, nullptr, "soft caps are not supported");
+    f.only("use_bidirectional_attention", false, "only causal attention is supported");
+}
+
 ModelConfig read_llama(const HfFields& f, const Family& family) {
     ModelConfig c;
     c.norm = Norm::kRmsNorm;
     c.position = PositionEmbedding::kRope;
-    c.activation = Activation::kSwiglu;
-    c.qk_norm_whole = family.hf == HfClass::kOlmoe;
+    const bool gemma = c.gemma = family.hf == HfClass::kGemma3;
+    c.activation = gemma ? Activation::kGeglu : Activation::kSwiglu;
+    if (gemma) c.norm_place = NormPlace::kBoth;
+    if (is_olmo2_or_3(family.hf)) c.norm_place = NormPlace::kPost;
+    c.qk_norm_whole = family.hf == HfClass::kOlmoe || is_olmo2_or_3(family.hf);
     c.qk_norm = family.hf == HfClass::kQwen3 || family.hf == HfClass::kQwen3Moe || family.hf == HfClass::kDots1
-                || c.qk_norm_whole;
+                || c.qk_norm_whole || gemma;
     c.vocab_size = f.size("vocab_size", kMaxVocab);
     c.hidden_size = f.size("hidden_size");
-    if (family.hf == HfClass::kSolarOpen) c.rotary_base = 1e6, f.ignore({"intermediate_size"});
+    c.rotary_base = family.base;
+    if (family.hf == HfClass::kSolarOpen) f.ignore({"intermediate_size"});
     else c.ffn_hidden_size = f.size("intermediate_size");
     c.num_layers = f.size("num_hidden_layers", kMaxLayers);
     c.num_attention_heads = f.size("num_attention_heads");
@@ -306,10 +297,16 @@ ModelConfig read_llama(const HfFields& f, const Family& family) {
     const int64_t quotient = std::max<int64_t>(1, c.hidden_size / c.num_attention_heads);
     c.kv_channels = f.size_or("head_dim", family.head_dim > 0 ? family.head_dim : quotient);
     c.max_positions = f.size("max_position_embeddings", kMaxPositions);
-    c.norm_eps = f.positive_or("rms_norm_eps", 1e-6, kMostNormEps);
+    c.norm_eps = f.positive_or("rms_norm_eps", family.eps, kMostNormEps);
     c.init_std = f.number_or("initializer_range", 0.02);
-    c.tied_head = f.boolean_or("tie_word_embeddings", false);
-    f.only("hidden_act", "silu", "only \"silu\" (swiglu) is supported");
+    c.tied_head = f.boolean_or("tie_word_embeddings", gemma);
+    const ActivationFunction& activation = activation_function(c.activation);
+    f.only(activation_field(family.hf), activation.hf,
+           strf("only \"%s\" (%s) is supported", activation.hf, activation.name).c_str());
+    if (family.hf == HfClass::kGranite)
+        for (const Multiplier& row : kMultipliers) c.*row.field = f.positive_or(row.name, 1, kMostMultiplier);
+    if (gemma) read_gemma(f, c);
+    c.fused_projections = family.hf == HfClass::kPhi3;
     c.linear_bias = read_biases(f, family);
     c.sliding_window = read_windows(f, family, c.num_layers);
     if (family.local_base > 0)
@@ -468,8 +465,8 @@ ModelConfig model_config_from_json(const std::string& text, const std::string& w
     else if (type == kOwnModelType)
         config = read_own(f);
     else
-        f.refuse("model_type", "only gpt2, llama, mistral, ministral, qwen2, qwen3, qwen3_moe, olmoe, mixtral, dots1, "
-                 "solar_open and llmfp8 are supported");
+        f.refuse("model_type", "only gpt2, llama, mistral, ministral, qwen2, qwen3, qwen3_moe, olmoe, olmo2, olmo3, "
+                 "granite, gemma3_text, phi3, mixtral, dots1, solar_open and llmfp8 are supported");
     ignore_inert(f);
     f.require_all_read();
     shorten_pattern(config);

@@ -55,7 +55,6 @@ RopeScaling read_scaling(const HfFields& rope, const HfFields& beside, int64_t m
     for (const auto& item : rope.object.items())
         if (item.value().is_object())
             rope.refuse(item.key().c_str(), "rope parameters per layer type are not supported");
-    rope.only("partial_rotary_factor", 1, "only rotation of the whole head is supported");
     if (type == "default") return {};
     if (type == "yarn") return read_yarn(rope, read_original(rope, beside, max_positions));
     if (type == "linear") return {.factor = rope.positive("factor", kMostFactor), .type = RopeScalingType::kLinear};
@@ -108,6 +107,9 @@ nlohmann::ordered_json scaling_json(const RopeScaling& s) {
 
 void put_rope(nlohmann::ordered_json& out, const ModelConfig& c, double local_base) {
     nlohmann::ordered_json parameters = scaling_json(c.rope_scaling);
+    if (c.fused_projections)
+        out["partial_rotary_factor"] = parameters["partial_rotary_factor"] =
+            static_cast<double>(c.rotated()) / static_cast<double>(c.kv_channels);
     out["rope_theta"] = parameters["rope_theta"] = c.rotary_base;
     out["rope_scaling"] = c.rope_scaling.factor == 0 ? nlohmann::ordered_json() : scaling_json(c.rope_scaling);
     if (local_base == 0) {
@@ -120,8 +122,18 @@ void put_rope(nlohmann::ordered_json& out, const ModelConfig& c, double local_ba
                               {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", local}}}};
 }
 
+// transformers truncates the number of rotated elements to a whole one.
+static void read_rotary_dim(const HfFields& f, ModelConfig& c) {
+    constexpr const char* kFactor = "partial_rotary_factor";
+    if (!c.fused_projections) return f.only(kFactor, 1, "only rotation of the whole head is supported");
+    const double factor = f.positive_or(kFactor, 1, 1);
+    const auto dim = static_cast<int64_t>(static_cast<double>(c.kv_channels) * factor);
+    if (f.has(kFactor)) c.rotary_dim = dim == c.kv_channels ? 0 : dim;
+}
+
 void read_rope_dictionary(const HfFields& f, const char* name, ModelConfig& c) {
     const HfFields rope = f.child(name);
+    read_rotary_dim(rope, c);
     c.rope_scaling = read_scaling(rope, f, c.max_positions);
     const double base = rope.positive_or("rope_theta", c.rotary_base, kMostBase);
     if (f.has("rope_theta") && base != c.rotary_base) f.refuse("rope_theta", strf("%s says otherwise", name));
@@ -130,7 +142,7 @@ void read_rope_dictionary(const HfFields& f, const char* name, ModelConfig& c) {
 }
 
 void read_rope(const HfFields& f, ModelConfig& c, bool by_type) {
-    f.only("partial_rotary_factor", 1, "only rotation of the whole head is supported");
+    read_rotary_dim(f, c);
     f.ignore({kOriginal});   // without scaling it has no effect
     c.rotary_base = f.positive_or("rope_theta", c.rotary_base, kMostBase);
     if (f.has("rope_scaling")) read_rope_dictionary(f, "rope_scaling", c);

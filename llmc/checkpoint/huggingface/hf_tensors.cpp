@@ -77,6 +77,7 @@ void import_rows(const Param& param, const HfTensor& t, const SafetensorsView& v
         for (int64_t done = 0; done < part.count; done += step) {
             const int64_t begin = part.begin + done, count = std::min(step, part.count - done);
             fetch(view, begin - all.begin, count, staging.data());
+            for (int64_t i = 0; i < count && param.minus_one; i++) staging[static_cast<size_t>(i)] += 1;
             access.write(StateKind::kMaster, t.param, begin, count, staging.data());
         }
 }

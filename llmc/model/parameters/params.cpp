@@ -8,9 +8,11 @@ HfClass hf_class(const ModelConfig& c) {
                 && c.tied_head && c.num_query_groups == c.num_attention_heads && c.q_width() == c.hidden_size
                 && !c.has_windows();
     if (gpt2) return HfClass::kGpt2;
-    bool llama_like = c.norm == Norm::kRmsNorm && c.position == PositionEmbedding::kRope
-                      && c.activation == Activation::kSwiglu;
-    if (!llama_like || !c.one_window() || c.local_rotary_base > 0) return HfClass::kOwn;
+    if (c.gemma) return HfClass::kGemma3;
+    if (!c.pre_norms()) return c.has_windows() ? HfClass::kOlmo3 : HfClass::kOlmo2;
+    if (!is_llama_like(c) || !c.one_window() || c.local_rotary_base > 0) return HfClass::kOwn;
+    if (c.granite()) return HfClass::kGranite;
+    if (c.fused_projections) return HfClass::kPhi3;
     if (c.sigmoid_router()) return c.qk_norm ? HfClass::kDots1 : HfClass::kSolarOpen;
     if (c.has_experts()) return c.qk_norm_whole ? HfClass::kOlmoe : c.qk_norm ? HfClass::kQwen3Moe : HfClass::kMixtral;
     const bool no_bias = c.linear_bias == LinearBias::kNone;
@@ -51,7 +53,8 @@ struct Builder {
 
     int vector(const std::string& name, std::vector<HfPart> hf, int layer, int64_t length,
                Param::Init init = Param::Init::kZeros) {
-        return add({.name = name, .rows = length, .layer = layer, .init = init, .hf = std::move(hf)});
+        return add({.name = name, .rows = length, .layer = layer, .init = init,
+                    .minus_one = c.gemma && init == Param::Init::kOnes, .hf = std::move(hf)});
     }
     int matrix(const std::string& name, std::vector<HfPart> hf, int layer, int64_t rows, int64_t cols, double std,
                std::vector<int64_t> stacked = {}) {
@@ -76,17 +79,20 @@ struct Builder {
         // A linear's bias has the same row ranges as its weight.
         auto qkv_parts = [&](const std::string& suffix) -> std::vector<HfPart> {
             if (gpt2_names) return whole(hf + "attn.c_attn" + suffix, q + 2 * kv, suffix == ".weight");
+            if (c.fused_projections) return whole(hf + "self_attn.qkv_proj" + suffix, q + 2 * kv, false);
             return {{.name = hf + "self_attn.q_proj" + suffix, .rows = q},
                     {.name = hf + "self_attn.k_proj" + suffix, .row_begin = q, .rows = kv},
                     {.name = hf + "self_attn.v_proj" + suffix, .row_begin = q + kv, .rows = kv}};
         };
         auto up_parts = [&](const std::string& suffix) -> std::vector<HfPart> {
             if (!gated) return whole(hf + (gpt2_names ? "mlp.c_fc" : "mlp.up_proj") + suffix, F, suffix == ".weight");
+            if (c.fused_projections) return whole(hf + "mlp.gate_up_proj" + suffix, 2 * F, false);
             return {{.name = hf + "mlp.gate_proj" + suffix, .rows = F},
                     {.name = hf + "mlp.up_proj" + suffix, .row_begin = F, .rows = F}};
         };
         const std::string norm1 = hf + (gpt2_names ? "ln_1" : "input_layernorm");
-        const std::string norm2 = hf + (gpt2_names ? "ln_2" : "post_attention_layernorm");
+        const std::string norm2 = hf + (gpt2_names ? "ln_2" : c.post_norms() ? "pre_feedforward_layernorm"
+                                                                                 : "post_attention_layernorm");
         const std::string proj = hf + (gpt2_names ? "attn.c_proj" : "self_attn.o_proj");
         const std::string down = hf + (gpt2_names ? "mlp.c_proj" : "mlp.down_proj");
 
@@ -95,7 +101,11 @@ struct Builder {
             weight = vector(own + name + ".weight", whole(hf_name + ".weight", C, false), l, C, Param::Init::kOnes);
             if (layer_norm) bias = vector(own + name + ".bias", whole(hf_name + ".bias", C, false), l, C);
         };
-        norm("norm1", norm1, p.norm1_weight, p.norm1_bias);
+        auto post_norm = [&](const std::string& name, const char* hf_name, int& weight) {
+            if (c.post_norms())
+                weight = vector(own + name, whole(hf + hf_name, C, false), l, C, Param::Init::kOnes);
+        };
+        if (c.pre_norms()) norm("norm1", norm1, p.norm1_weight, p.norm1_bias);
         p.qkv_weight = matrix(own + "qkv.weight", qkv_parts(".weight"), l, q + 2 * kv, C, c.init_std,
                               {q, kv, kv});
         if (c.qkv_bias()) p.qkv_bias = vector(own + "qkv.bias", qkv_parts(".bias"), l, q + 2 * kv);
@@ -108,7 +118,8 @@ struct Builder {
         }
         p.proj_weight = matrix(own + "proj.weight", whole(proj + ".weight", C, true), l, C, q, residual_std);
         if (c.proj_bias()) p.proj_bias = vector(own + "proj.bias", whole(proj + ".bias", C, false), l, C);
-        norm("norm2", norm2, p.norm2_weight, p.norm2_bias);
+        post_norm("post_norm1.weight", "post_attention_layernorm.weight", p.post_norm1_weight);
+        if (c.pre_norms()) norm("norm2", norm2, p.norm2_weight, p.norm2_bias);
         if (c.has_experts()) {
             add_experts(p, l, own, hf, residual_std);
             return p;
@@ -118,6 +129,7 @@ struct Builder {
         if (c.mlp_bias()) p.up_bias = vector(own + "up.bias", up_parts(".bias"), l, c.up_width());
         p.down_weight = matrix(own + "down.weight", whole(down + ".weight", C, true), l, C, F, residual_std);
         if (c.mlp_bias()) p.down_bias = vector(own + "down.bias", whole(down + ".bias", C, false), l, C);
+        post_norm("post_norm2.weight", "post_feedforward_layernorm.weight", p.post_norm2_weight);
         return p;
     }
 

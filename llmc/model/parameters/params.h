@@ -24,6 +24,9 @@ struct Param {
     enum class Init { kNormal, kOnes, kZeros } init = Init::kZeros;
     double init_std = 0;
     bool decay = false;          // weight decay applies (matrices)
+    // Files of transformers have the values minus 1 (norms of Gemma-3). The optimizer makes the same updates of either,
+    // because there is no decay; BF16 weights are rounded as those of other models' norms.
+    bool minus_one = false;
     std::vector<HfPart> hf;
     std::string hf_stacked = {};   // experts: the tensor (experts, rows of one, cols) of transformers 5 instead of `hf`
     int64_t experts = 1;           // matrices of as many rows, of which a token uses experts_per_token
@@ -56,6 +59,7 @@ struct LayerParams {
     int qkv_weight = -1, qkv_bias = -1;     // rows: [q heads | k heads | v heads]
     int q_norm = -1, k_norm = -1;
     int proj_weight = -1, proj_bias = -1;   // attention output
+    int post_norm1_weight = -1, post_norm2_weight = -1;   // of the results of attention and the MLP
     int norm2_weight = -1, norm2_bias = -1;
     int router_weight = -1, router_bias = -1;   // (experts, hidden size), (experts)
     int shared_up_weight = -1, shared_down_weight = -1;   // of the shared experts
@@ -78,7 +82,8 @@ struct ParamTable {
 
 // The Hugging Face class that represents a configuration exactly; kOwn if none does.
 enum class HfClass {
-    kGpt2, kLlama, kMistral, kMinistral, kQwen2, kQwen3, kQwen3Moe, kOlmoe, kMixtral, kDots1, kSolarOpen, kOwn
+    kGpt2, kLlama, kMistral, kMinistral, kQwen2, kQwen3, kQwen3Moe, kOlmoe, kMixtral, kDots1, kSolarOpen, kOlmo2,
+    kOlmo3, kGranite, kGemma3, kPhi3, kOwn
 };
 HfClass hf_class(const ModelConfig& config);
 

@@ -14,6 +14,7 @@ from .configuration_llmfp8 import LlmFp8Config
 # What transformers calls a cache of keys and values: its name changed in version 5.24.
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 BIASES = {"all": {"qkv", "o", "mlp"}, "none": set(), "qkv": {"qkv"}, "attention": {"qkv", "o"}, "mlp": {"mlp"}}
+GATES = {"swiglu": F.silu, "geglu": lambda x: F.gelu(x, approximate="tanh")}
 
 
 class RmsNorm(nn.Module):
@@ -115,15 +116,15 @@ class Mlp(nn.Module):
         super().__init__()
         self.activation = config.activation
         bias, hidden, inner = "mlp" in BIASES[config.linear_bias], config.hidden_size, config.ffn_hidden_size
-        if self.activation == "swiglu":
+        if self.activation in GATES:
             self.gate_proj = nn.Linear(hidden, inner, bias=bias)
         self.up_proj = nn.Linear(hidden, inner, bias=bias)
         self.down_proj = nn.Linear(inner, hidden, bias=bias)
 
     def forward(self, x):
         y = self.up_proj(x)
-        if self.activation == "swiglu":
-            y = F.silu(self.gate_proj(x)) * y
+        if self.activation in GATES:
+            y = GATES[self.activation](self.gate_proj(x)) * y
         elif self.activation == "relu2":
             y = F.relu(y).square()
         else:
