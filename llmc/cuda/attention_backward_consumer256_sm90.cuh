@@ -139,6 +139,7 @@ struct Consumer256 : FusedConsumer<FusedTiles256> {
         state.douts().await_full(step);
         start_scores<true>(dp, state.key_tile(item) + P::kKeyBytes, state.dout_tile(step));
         if (!kFirst) await();
+        if (!kFirst && dq_left) pass_turn(sums);
         ptx::wgmma_wait<1>();   // dP is still in flight
         ptx::pin(s);
         if (!kFirst) release_step(step - 1);
@@ -161,7 +162,6 @@ struct Consumer256 : FusedConsumer<FusedTiles256> {
             for (float& x : dq) x = 0;   // or it would occupy registers in this step
         } else {
             start_dq(step - 1);
-            if (dq_left) pass_turn(sums);
             await_dq(step - 1);
         }
         step++;
