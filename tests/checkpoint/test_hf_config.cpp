@@ -6,6 +6,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "llmc/checkpoint/huggingface/hf_rope.h"
+
 using namespace checkpoint_test;
 
 namespace {
@@ -329,11 +331,52 @@ TEST_CASE("config.json: the window of Mistral and Qwen") {
         CHECK(read_config(qwen).sliding_window == std::vector<int64_t>{window});
         qwen["layer_types"] = {"full_attention", "full_attention"};
         CHECK_FALSE(read_config(qwen).has_windows());
+        qwen["layer_types"] = {"sliding_attention", "full_attention"};
+        CHECK(read_config(qwen).sliding_window == std::vector<int64_t>{window, 0});
         qwen.erase("layer_types");
-        qwen["use_sliding_window"] = false;   // as Qwen2.5 is published: the other fields have no effect
         qwen["max_window_layers"] = 1;
+        CHECK(read_config(qwen).sliding_window == std::vector<int64_t>{0, window});
+        qwen["use_sliding_window"] = false;   // as Qwen2.5 is published: the other fields have no effect
         CHECK_FALSE(read_config(qwen).has_windows());
     }
+    const Json pattern = json_of("qwen3, pattern");
+    CHECK(pattern["layer_types"] == Json{"sliding_attention", "full_attention"});
+    CHECK(json_of("qwen2, pattern")["max_window_layers"] == 1);
+    Json own = json_of("pattern");
+    CHECK(own["window"] == Json{4, 1});
+    own["window"] = {4, 4, 4};
+    CHECK(read_config(own).sliding_window == std::vector<int64_t>{4});
+    own.erase("local_rotary_base"), own["window"] = 0;   // as older versions wrote it
+    CHECK(read_config(own).local_rotary_base == 0);
+    CHECK_FALSE(read_config(own).has_windows());
+}
+
+// As Gemma-3 (local_base 10,000) and OLMo-3 (kBaseOfOthers) have it, in the forms of transformers 4 and 5.
+TEST_CASE("config.json: rope by type of layers, there and back") {
+    ModelConfig c = llama_config();
+    c.sliding_window = {7, 0}, c.local_rotary_base = 10000;
+    for (const RopeScaling& scaling :
+         {RopeScaling{.factor = 8, .type = RopeScalingType::kLinear},
+          RopeScaling{.factor = 4, .original_max_positions = 16, .type = RopeScalingType::kYarn}, RopeScaling{}})
+        for (double local_base : {10000.0, kBaseOfOthers})
+            for (const char* left_out : {"", "rope_parameters", "rope_scaling"}) {
+                c.rope_scaling = scaling;
+                c.local_rotary_base = local_base > 0 ? 10000 : c.rotary_base;
+                nlohmann::ordered_json json;
+                put_rope(json, c, local_base);
+                CHECK(json["rope_parameters"]["sliding_attention"]["rope_theta"] == c.local_rotary_base);
+                CHECK(json.contains("rope_local_base_freq") == (local_base > 0));
+                json.erase(left_out);
+                const Json object = Json::parse(json.dump());
+                const HfFields fields(object, "x");
+                ModelConfig read = c;
+                read.rope_scaling = {}, read.rotary_base = 1, read.local_rotary_base = 0;
+                read_rope(fields, read, local_base);
+                CHECK(read == c);
+            }
+    const Json scaled = {{"rope_parameters", {{"full_attention", {{"rope_type", "default"}}},
+                                              {"sliding_attention", {{"rope_type", "linear"}, {"factor", 2.0}}}}}};
+    check_contains(error_of([&] { read_rope(HfFields(scaled, "x"), c, 10000); }), {"sliding_attention", "no scaling"});
 }
 
 // The parameters of each published model, as the headers of its safetensors files have them.

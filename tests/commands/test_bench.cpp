@@ -155,7 +155,10 @@ TEST_CASE("bench: floors") {
     PlannedOp attention = op_of(OpKind::attention_forward, 1000);
     attention.attention = {.B = 2, .T = 1000, .NH = 4, .HS = 100};
     CHECK(floor_ms(attention) == doctest::Approx(2 * 2 * 4 * 1e6 * 100 / 1e9));
-    attention.attention.backward = true;
+    attention.attention.window = 500;   // leaves three quarters
+    CHECK(floor_ms(attention) == doctest::Approx(2 * 2 * 4 * 0.75e6 * 100 / 1e9));
+    CHECK(op_text(attention).find("heads of 100, window 500") != std::string::npos);
+    attention.attention.window = 0, attention.attention.backward = true;
     CHECK(floor_ms(attention) == doctest::Approx(5 * 2 * 4 * 1e6 * 100 / 1e9));
     attention.attention.backward = false, attention.attention.fp8 = true;
     CHECK(floor_ms(attention) == doctest::Approx(2 * 4 * 1e6 * 100 / 1e9));

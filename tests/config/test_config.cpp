@@ -132,6 +132,7 @@ TEST_CASE("config: an option without effect is refused with the reason") {
         {"llama", {"--rope-scaling-type", "yarn"}, "--rope-scaling-type", "--rope-scaling-factor 0"},
         {"gpt2", {"--loss-chunk", "8192"}, "--loss-chunk", "no more tokens than one chunk"},
         {"gpt2", {"--sliding-window", "64", "--seq-length", "64"}, "--sliding-window", "hides nothing"},
+        {"gpt2", {"--sliding-window", "70,0", "--seq-length", "64"}, "--sliding-window", "hides nothing"},
         {"gpt2", {"--fp8-attention", "--dtype", "fp32"}, "--fp8-attention", "BF16"},
         {"gpt2", {"--fp8-attention", "--kv-channels", "80"}, "--fp8-attention", "head dims of 64 and 128"},
         {"gpt2", {"--offload-fraction", "0.5"}, "--offload-fraction", "no optimizer state"},

@@ -22,8 +22,12 @@ FAMILIES = {
     "llama": ["model_type", "rope_parameters", "tie_word_embeddings"],
     "qwen2_window": ["model_type", "use_sliding_window", "sliding_window", "max_window_layers"],
     "qwen3_bias_window": ["model_type", "attention_bias", "sliding_window"],
+    "qwen3_layers": ["model_type", "layer_types", "sliding_window", "max_window_layers"],
+    "ministral": ["model_type", "layer_types", "sliding_window"],
     "olmoe": ["model_type", "num_experts", "num_experts_per_tok", "norm_topk_prob"],
     "olmo2": ["model_type", "attention_bias", "num_key_value_heads"],
+    "olmo3": ["model_type", "layer_types", "sliding_window"],
+    "gemma3": ["model_type", "layer_types", "sliding_window", "rope_parameters"],
     "granite": ["model_type", "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"],
     "mixtral": ["model_type", "num_local_experts", "num_experts_per_tok"],
 }
@@ -69,7 +73,7 @@ class ModelsTest(TrainTest):
                 out = self.path(fixture + "-out")
                 done = self.train("--load", model, "--train-iters", "2", "--save", out)
                 notes = [r["text"] for r in records(os.path.join(out, "log.jsonl"), "event")]
-                self.assertEqual(any("a window of" in note for note in notes), fixture.endswith("_window"))
+                self.assertEqual(any("a window of" in note for note in notes), "sliding_window" in fields)
                 saved = os.path.join(out, "step-00000002")
                 self.assertEqual({name: config_of(saved)[name] for name in fields},
                                  {name: config_of(model)[name] for name in fields})
@@ -127,7 +131,8 @@ class ModelsTest(TrainTest):
     def test_a_model_of_our_own_brings_its_code(self):
         """The Python files that a checkpoint's config.json names for transformers exist, compile, and read every
         field."""
-        self.run_train(GPT2, "--train-iters", "1", "--normalization", "RMSNorm", "--save", self.path("own"))
+        self.run_train(GPT2, "--train-iters", "1", "--normalization", "RMSNorm", "--sliding-window", "5,0", "--save",
+                       self.path("own"))
         saved = self.path("own", "step-00000001")
         config, classes = config_of(saved), {}
         for name in ("configuration_llmfp8.py", "modeling_llmfp8.py"):
@@ -137,9 +142,11 @@ class ModelsTest(TrainTest):
         for named in config["auto_map"].values():
             self.assertIn(named, classes)
         self.assertEqual(config["architectures"], ["LlmFp8ForCausalLM"])
+        self.assertEqual(config["window"], [5, 0])
         init = next(node for node in classes[config["auto_map"]["AutoConfig"]].body
                     if isinstance(node, ast.FunctionDef) and node.name == "__init__")
-        general = {"architectures", "model_type", "auto_map", "torch_dtype", "dtype", "bos_token_id", "eos_token_id"}
+        general = {"architectures", "model_type", "auto_map", "torch_dtype", "dtype", "bos_token_id", "eos_token_id",
+                   "pad_token_id"}
         self.assertEqual({argument.arg for argument in init.args.args} - {"self"}, set(config) - general)
         # transformers has a class for this shape, so the checkpoint contains no Python files.
         self.run_train(GPT2, "--train-iters", "1", "--save", self.path("gpt2"))
@@ -147,7 +154,11 @@ class ModelsTest(TrainTest):
         # The run is resumed, and its checkpoint is loaded again.
         self.run_train(GPT2, "--train-iters", "2", "--normalization", "RMSNorm", "--save", self.path("own"), "--resume",
                        "auto")
-        self.run_train(GPT2, "--train-iters", "1", "--normalization", "RMSNorm", "--load", saved)
+        refused = self.run_train(GPT2, "--train-iters", "3", "--normalization", "RMSNorm", "--sliding-window", "5",
+                                 "--save", self.path("own"), "--resume", "auto", expect=2)
+        self.assertIn("--sliding-window: 5,0 in the checkpoint, 5 now", refused.stderr)
+        self.run_train(GPT2, "--train-iters", "1", "--normalization", "RMSNorm", "--sliding-window", "5,0", "--load",
+                       saved)
 
     def test_options_that_contradict_the_folder_name_both_values(self):
         for fixture, options, option, asked, found in (
@@ -155,6 +166,7 @@ class ModelsTest(TrainTest):
                 ("llama", ["--rope-scaling-factor", "8"], "rope-scaling-factor", "8", "4"),
                 ("llama", ["--sliding-window", "8"], "sliding-window", "8", "0"),
                 ("mistral_window", ["--sliding-window", "8"], "sliding-window", "8", "5"),
+                ("ministral", ["--sliding-window", "5"], "sliding-window", "5", "5,0"),
                 ("qwen2", ["--disable-bias-linear"], "linear-bias", "none", "qkv"),
                 ("qwen2", ["--untie-embeddings-and-output-weights"], "untie-embeddings-and-output-weights", "true",
                  "false"),

@@ -80,6 +80,26 @@ TEST_CASE("decoder gradients agree with central differences in double") {
 }
 #endif
 
+TEST_CASE("a window of the whole sequence in some layers has the bits of none, and equal windows those of one") {
+    const auto results = [](std::vector<int64_t> windows) {
+        ModelConfig shape = tiny_llama();
+        shape.num_layers = 3, shape.sliding_window = std::move(windows);
+        TestModel model(test_config(shape, Dtype::kBf16, 2, 16));
+        model.set_random_batch(2, 5);
+        model.gradients();
+        std::vector<double> all{model.loss()};
+        for (size_t p = 0; p < model.table.params.size(); p++) {
+            const std::vector<double> grad = model.grad(static_cast<int>(p));
+            all.insert(all.end(), grad.begin(), grad.end());
+        }
+        return all;
+    };
+    CHECK(results({16, 0, 17}) == results({}));
+    CHECK(results({5, 5}) == results({5}));
+    CHECK(results({5, 0}) != results({5}));
+    CHECK(results({15, 0}) != results({}));
+}
+
 TEST_CASE("recomputation and poisoned scratch do not change any gradient bit") {
     for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16})
         for (const Variant& variant : variants()) {

@@ -168,6 +168,11 @@ std::vector<std::pair<std::string, ModelConfig>> own_models() {
         c.activation = Activation::kGeglu, c.linear_bias = LinearBias::kMlp, c.norm = Norm::kRmsNorm;
         c.qk_norm = true, c.sliding_window = {3}, c.tied_head = false;
     });
+    add("own_pattern", [&](ModelConfig& c) {
+        rope(c);
+        c.num_layers = 3, c.sliding_window = {3, 0, 6}, c.local_rotary_base = 30;
+        c.rope_scaling = {.factor = 8, .type = RopeScalingType::kLinear};
+    });
     add("own_attention_bias", [&](ModelConfig& c) {
         rope(c);
         c.activation = Activation::kSwiglu, c.linear_bias = LinearBias::kAttention;
@@ -181,7 +186,7 @@ TEST_CASE("logits, loss and every gradient as in transformers") {
     for (const char* name : {"gpt2", "llama", "llama_tied", "llama_attention_bias", "llama_mlp_bias", "mistral",
                              "mistral_window", "qwen2", "qwen2_window", "qwen3", "qwen3_bias_window", "qwen3_yarn",
                              "qwen3_moe", "olmoe", "mixtral", "dots1", "solar_open", "olmo2", "olmo3", "granite",
-                             "gemma3", "phi3"})
+                             "gemma3", "phi3", "ministral", "qwen3_layers"})
         check_model(name);
 }
 TEST_CASE("a window one token longer or shorter has other logits than transformers") {

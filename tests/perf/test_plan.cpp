@@ -331,4 +331,28 @@ TEST_CASE("plan: attention takes the time of the nearest shape for its work") {
     // Four times the tokens of a sequence are 16 times the work, and fill the GPU better: 4 x 2048 tiles and 2048.
     const double fuller = (1 + 150.0 / 8192) / (1 + 150.0 / 2048);
     CHECK(us({.B = 1, .T = 32768, .NH = 32, .HS = 128}) == doctest::Approx(16000 * fuller));
+    // A window of 1024 - 128 tokens reaches an eighth of the sequence with the tile that it cuts.
+    CHECK(us({.B = 1, .T = 8192, .NH = 32, .HS = 128, .window = 896}) == doctest::Approx(1000 * (1 - 49.0 / 64)));
+    CHECK(us({.B = 1, .T = 8192, .NH = 32, .HS = 128, .window = 8192}) == doctest::Approx(1000));
+}
+
+// Pairs counted one by one; a layer of every kind.
+TEST_CASE("plan: FLOPs of attention are those of each layer's window") {
+    const auto flops = [](const char* window) {
+        const Config c = planned_config("llama", {"--model", "llama-tiny", "--num-layers", "4", "--seq-length", "96",
+                                                  "--sliding-window", window});
+        return model_flops_per_token(c, make_param_table(c.shape));
+    };
+    const auto per_layer = [](double window) {   // 12 per pair and element of Q, pairs without half of the diagonal
+        double pairs = 0;
+        for (int t = 0; t < 96; t++) pairs += std::fmin(t + 0.5, window);
+        return 12 * 128 * pairs / 96;
+    };
+    const double dense = flops("0") - 4 * 12 * 128 * 48;
+    for (double window : {1, 40})
+        CHECK(flops(window == 1 ? "1" : "40") == doctest::Approx(dense + 4 * per_layer(window)).epsilon(0.01));
+    CHECK(flops("40,1,0") == doctest::Approx((2 * flops("40") + flops("1") + flops("0")) / 4));
+    const PlannedAttention shape{.T = 100, .window = 30};
+    CHECK(shape.share() == doctest::Approx(1 - 0.49));
+    CHECK(PlannedAttention{.T = 100}.share() == 1);
 }

@@ -27,10 +27,11 @@ import torch
 from safetensors.torch import save_file
 from transformers import (Dots1Config, Dots1ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config,
                           GPT2LMHeadModel, GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM,
-                          MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Olmo2Config,
-                          Olmo2ForCausalLM, Olmo3Config, Olmo3ForCausalLM, OlmoeConfig, OlmoeForCausalLM,
-                          Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM,
-                          Qwen3MoeConfig, Qwen3MoeForCausalLM, SolarOpenConfig, SolarOpenForCausalLM)
+                          MinistralConfig, MinistralForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig,
+                          MixtralForCausalLM, Olmo2Config, Olmo2ForCausalLM, Olmo3Config, Olmo3ForCausalLM,
+                          OlmoeConfig, OlmoeForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM,
+                          Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, SolarOpenConfig,
+                          SolarOpenForCausalLM)
 
 BATCH, LENGTH, VOCAB = 2, 16, 97
 
@@ -85,6 +86,11 @@ def mistral_window():
     return MistralForCausalLM(MistralConfig(sliding_window=5, **SMALL | dict(vocab_size=131)))
 
 
+def ministral():
+    return MinistralForCausalLM(MinistralConfig(
+        sliding_window=5, layer_types=["sliding_attention", "full_attention"], **SMALL | dict(intermediate_size=24)))
+
+
 def qwen2():
     shape = SMALL | dict(hidden_size=48, num_attention_heads=6)
     del shape["head_dim"]
@@ -94,6 +100,12 @@ def qwen2():
 
 def qwen2_window():
     return Qwen2ForCausalLM(Qwen2Config(use_sliding_window=True, sliding_window=7, max_window_layers=0, **SMALL))
+
+
+def qwen3_layers():
+    # transformers writes the layer_types that follow: full_attention, sliding_attention.
+    return Qwen3ForCausalLM(Qwen3Config(use_sliding_window=True, sliding_window=4, max_window_layers=1,
+                                        **SMALL | dict(intermediate_size=24)))
 
 
 def qwen3_bias_window():
@@ -198,6 +210,8 @@ MODELS = {
     "gemma3": (gemma3, torch.float32, "1GB"),
     "phi3": (phi3, torch.float32, "1GB"),
     "olmo3": (olmo3, torch.float32, "1GB"),
+    "ministral": (ministral, torch.float32, "1GB"),
+    "qwen3_layers": (qwen3_layers, torch.bfloat16, "1GB"),
 }
 # Experts as transformers 5 has them in memory; the others are saved one by one, as transformers 4 does.
 STACKED = ["mixtral"]

@@ -309,10 +309,7 @@ ModelConfig read_llama(const HfFields& f, const Family& family) {
     c.fused_projections = family.hf == HfClass::kPhi3;
     c.linear_bias = read_biases(f, family);
     c.sliding_window = read_windows(f, family, c.num_layers);
-    if (family.local_base > 0)
-        c.local_rotary_base = f.positive_or("rope_local_base_freq", family.local_base, kMostBase);
-    read_rope(f, c, family.local_base != 0);
-    if (family.local_base == kBaseOfOthers && c.local_rotary_base == 0) c.local_rotary_base = c.rotary_base;
+    read_rope(f, c, family.local_base);
     if (has_experts(family.hf)) read_experts(f, family.hf, c);
     return c;
 }

@@ -72,7 +72,7 @@ RopeScaling read_scaling(const HfFields& rope, const HfFields& beside, int64_t m
 void read_rope_by_type(const HfFields& f, ModelConfig& c) {
     const HfFields types = f.child("rope_parameters");
     ModelConfig local = c;
-    if (c.local_rotary_base > 0) local.rotary_base = c.local_rotary_base;
+    local.rotary_base = c.local_rotary_base;
     read_rope_dictionary(types, "full_attention", c);
     if (types.has("sliding_attention")) {
         read_rope_dictionary(types, "sliding_attention", local);
@@ -141,15 +141,17 @@ void read_rope_dictionary(const HfFields& f, const char* name, ModelConfig& c) {
     rope.require_all_read();
 }
 
-void read_rope(const HfFields& f, ModelConfig& c, bool by_type) {
+void read_rope(const HfFields& f, ModelConfig& c, double local_base) {
     read_rotary_dim(f, c);
     f.ignore({kOriginal});   // without scaling it has no effect
     c.rotary_base = f.positive_or("rope_theta", c.rotary_base, kMostBase);
     if (f.has("rope_scaling")) read_rope_dictionary(f, "rope_scaling", c);
+    if (local_base > 0) c.local_rotary_base = f.positive_or("rope_local_base_freq", local_base, kMostBase);
+    if (local_base == kBaseOfOthers) c.local_rotary_base = c.rotary_base;
     if (!f.has("rope_parameters")) return;
     const RopeScaling scaling = c.rope_scaling;
     const double base = c.rotary_base;
-    if (by_type && f.object["rope_parameters"].contains("full_attention")) read_rope_by_type(f, c);
+    if (local_base != 0 && f.object["rope_parameters"].contains("full_attention")) read_rope_by_type(f, c);
     else read_rope_dictionary(f, "rope_parameters", c);
     if (f.has("rope_theta") && c.rotary_base != base) f.refuse("rope_theta", "rope_parameters says otherwise");
     if (!f.has("rope_scaling")) return;

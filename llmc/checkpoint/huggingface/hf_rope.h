@@ -21,5 +21,6 @@ void put_rope(nlohmann::ordered_json& out, const ModelConfig& config, double loc
 void read_rope_dictionary(const HfFields& fields, const char* name, ModelConfig& config);
 // Reads what transformers 4 (rope_theta and rope_scaling) and 5 (rope_parameters) write, each of them alone, or several
 // if they agree. Both versions read the base and the original positions inside and outside of these dictionaries.
-// by_type: rope_parameters may have a dictionary for each type of layers; that of layers with a window has no scaling.
-void read_rope(const HfFields& fields, ModelConfig& config, bool by_type);
+// If local_base (see Family) is not 0, rope_parameters may have a dictionary for each type of layers; that of layers
+// with a window has no scaling.
+void read_rope(const HfFields& fields, ModelConfig& config, double local_base);
