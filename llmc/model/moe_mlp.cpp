@@ -31,7 +31,7 @@ std::vector<BufferRow> MoeMlp::rows(const ModelConfig& c, const DecoderOptions& 
         {"d norm", C, Form::kWorking, kScratch},
         {"slots of rows", R, Form::kIndex, kScratch},
         {"rows of slots", K, Form::kIndex, kScratch},
-        {"sums of ranks", P * C, Form::kStat, kScratch},
+        {"sums of ranks", P * C, Form::kWorking, kScratch},
     });
     return rows;
 }

@@ -7,8 +7,9 @@
 // (FP8-Flow-MoE, arXiv 2511.02302).
 // With expert parallelism (DecoderOptions::experts) P ranks have E / P experts each: they all-gather tokens with their
 // experts and weights, so that sizes are fixed, and each rank returns the sum over its experts, a subtree of that of
-// CombineRowsArgs, to the token's rank. Exchanges begin as early as possible, and what does not need them runs before
-// their results are waited for: above all weight gradients while the gradients of tokens return.
+// CombineRowsArgs, rounded to the working type, to the token's rank. Exchanges begin as early as possible, and what
+// does not need them runs before their results are waited for: above all weight gradients while the gradients of tokens
+// return.
 #pragma once
 #include <optional>
 #include <vector>

@@ -112,7 +112,8 @@ struct GatherRowsArgs {
 inline constexpr int64_t kCombineGroups = 8;
 // out[n] = (out[n], if accumulate) + sum over k of in[slot_rows[n * K + k]], in fp32: in the order of k within each of
 // the groups of neighbouring experts, of which there are gcd(E, kCombineGroups), then by pairs of groups, of pairs, ...
-// So ranks that have 1 / 2, 1 / 4 or 1 / 8 of the experts each compute a subtree, and the sum has the same bits.
+// So ranks that have 1 / 2, 1 / 4 or 1 / 8 of the experts each compute a subtree, and the sum has the same bits unless
+// subtrees are rounded.
 struct CombineRowsArgs {
     Tensor out;         // (N, C) T or fp32, = or +=
     Tensor in;          // (R, C) T or fp32

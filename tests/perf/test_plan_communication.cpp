@@ -92,14 +92,14 @@ TEST_CASE("plan: matmuls of experts hide that tokens return in the backward pass
     CHECK(hidden.tokens_ms == alone.tokens_ms);
     CHECK(alone.exposed_tokens_ms == alone.tokens_ms);
     // In both passes of 2 micro-batches and 4 layers each of 8,192 tokens goes to 3 ranks: as codes with scales, and
-    // returns in FP32.
-    const double returned = 1e3 * 2 * 4 * 3 * 8192 * 2048 * 4 / kLinkRate, sent = returned / 4 * (1 + 4.0 / 128);
+    // returns in BF16.
+    const double returned = 1e3 * 2 * 4 * 3 * 8192 * 2048 * 2 / kLinkRate, sent = returned / 2 * (1 + 4.0 / 128);
     CHECK(hidden.tokens_ms == doctest::Approx(2 * returned + 3 * sent).epsilon(0.01));
     CHECK(hidden.exposed_tokens_ms < returned + 2 * sent);   // forward, and the gradients before the experts
     CHECK(hidden.exposed_tokens_ms > returned);
     CHECK(exposed(alone) - exposed(hidden) > 0.9 * (alone.exposed_tokens_ms - hidden.exposed_tokens_ms));
     const StepRecorder& sums = *on.exchanges.at("sums of gradients of tokens of layers.");
-    CHECK(sums.sent_bytes == int64_t{2} * 4 * 3 * 8192 * 2048 * 4);
+    CHECK(sums.sent_bytes == int64_t{2} * 4 * 3 * 8192 * 2048 * 2);
     int64_t wgrads = 0;
     for (const PlannedGemm& g : sums.gemms) wgrads += g.shape.layout == GemmLayout::kWgrad ? g.count : 0;
     CHECK(wgrads == 3 * 2 * 4);   // up, down and the router
