@@ -133,6 +133,7 @@ void forward_head(const AttentionForwardArgs& args, int64_t b, int64_t h, Span d
     const int64_t out_stride = round_up(HS, kMicroColumns<A>);
     const float* const scales = args.heads ? args.heads.scales.as<float>() : nullptr;
     const int64_t blocks = head_blocks(args.T), first_head = b * (args.NH + 2 * args.NKV);
+    const double sink = args.sinks ? widen(args.sinks.as<T>()[h]) : -HUGE_VAL;
     std::vector<T> q8, k8;
     if (scales) k8 = integers<T>(args, b, args.NH + kv, document.begin, length);
     A* scores = scratch;
@@ -170,10 +171,12 @@ void forward_head(const AttentionForwardArgs& args, int64_t b, int64_t h, Span d
             } else {
                 sum = exponentials(row, visible, rest, A(args.softmax_mul), &largest);
             }
-            inverse_sum[i] = A(1) / sum;
             if (!scales) largest_score = std::max(largest_score, static_cast<float>(largest));
+            const double most = std::max(static_cast<double>(largest), sink), keep = exp(largest - most);
+            const double with_sink = sum * keep + exp(sink - most);
+            inverse_sum[i] = static_cast<A>(keep / with_sink);
             args.lse.as<A>()[(b * args.NH + h) * args.T + document.begin + first + i] =
-                static_cast<A>(static_cast<double>(largest) + log(static_cast<double>(sum)));
+                static_cast<A>(most + log(with_sink));
         }
         if (args.max_logits)   // their bits are in the order of the values
             raise_amax(reinterpret_cast<uint32_t*>(args.max_logits + h), std::bit_cast<uint32_t>(largest_score));
@@ -316,6 +319,19 @@ template <typename T> void backward(const AttentionBackwardArgs& args) {
         backward_group<T>(args, task / args.NKV, task % args.NKV, scratch.get() + elems * thread_index());
 }
 
+template <typename T> void sinks_backward(const AttentionBackwardArgs& args) {
+    using A = Acc<T>;
+#pragma omp parallel for schedule(static)
+    for (int64_t h = 0; h < args.NH; h++) {
+        const double sink = widen(args.sinks.as<T>()[h]);
+        const A sum = static_cast<A>(sum_terms(args.B * args.T, [&](int64_t n) {
+            const int64_t row = (n / args.T * args.NH + h) * args.T + n % args.T;
+            return -exp(sink - static_cast<double>(args.lse.as<A>()[row])) * args.delta.as<A>()[row];
+        }));
+        add_to_grad(args.dsinks, h, &sum, 1);
+    }
+}
+
 void check_heads(const char* op, int64_t NH, int64_t NKV, int64_t HS) {
     CHECK(NH > 0 && NKV > 0 && HS > 0 && NH % NKV == 0, "%s: %lld query heads, %lld key heads, head size %lld", op,
           (long long)NH, (long long)NKV, (long long)HS);
@@ -350,6 +366,7 @@ void attention_forward(Ctx&, const AttentionForwardArgs& args) {
         check_tensor("attention_forward", "qkv", args.qkv, dtype_of<T>, N * (args.NH + 2 * args.NKV) * args.HS);
         check_tensor("attention_forward", "out", args.out, dtype_of<T>, N * args.NH * args.HS);
         check_tensor("attention_forward", "lse", args.lse, stat_dtype<T>, N * args.NH);
+        check_optional("attention_forward", "sinks", args.sinks, dtype_of<T>, args.NH);
         CHECK(!args.heads || (std::is_same_v<T, bf16>), "attention_forward: FP8 heads of %s", dtype_name(dtype_of<T>));
         forward<T>(args);
     });
@@ -369,7 +386,10 @@ void attention_backward(Ctx&, const AttentionBackwardArgs& args) {
         check_tensor("attention_backward", "dout", args.dout, dtype_of<T>, args.out.elems);
         check_tensor("attention_backward", "lse", args.lse, stat_dtype<T>, N * args.NH);
         check_tensor("attention_backward", "delta", args.delta, stat_dtype<T>, N * args.NH);
+        check_optional("attention_backward", "sinks", args.sinks, dtype_of<T>, args.NH);
+        if (args.sinks) check_grad<T>("attention_backward", "dsinks", args.dsinks, args.NH);
         backward<T>(args);
+        if (args.sinks) sinks_backward<T>(args);
     });
     result.quantize();
 }

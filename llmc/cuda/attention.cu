@@ -1,19 +1,57 @@
-// Attention: argument checks and the choice of the kernel.
+// Attention: argument checks, the choice of the kernel, and the gradient of sinks.
 #include "llmc/cuda/attention.cuh"
 
 namespace cuda {
 namespace {
 
-AttentionShape check_shape(const char* op, int64_t B, int64_t T, int64_t NH, int64_t NKV, int64_t HS,
-                           float softmax_mul, const int32_t* documents, int64_t window) {
-    CHECK(B > 0 && T > 0 && NKV > 0 && NH > 0 && NH % NKV == 0, "%s: B %lld T %lld, %lld query heads over %lld", op,
-          (long long)B, (long long)T, (long long)NH, (long long)NKV);
-    CHECK(HS > 0 && HS % 2 == 0 && HS <= 256, "%s: head dim %lld, must be even and at most 256", op, (long long)HS);
-    CHECK(softmax_mul > 0, "%s: softmax_mul %g", op, softmax_mul);
-    CHECK(T < int64_t{1} << 30, "%s: %lld tokens in a sequence", op, (long long)T);
-    CHECK(window >= 0, "%s: a window of %lld tokens", op, (long long)window);
-    return {.B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS, .softmax_mul = softmax_mul, .documents = documents,
-            .window = static_cast<int>(window == 0 ? T : std::min(window, T))};
+// Args: AttentionForwardArgs or AttentionBackwardArgs.
+template <typename Args> AttentionShape check_shape(const char* op, const Args& a) {
+    CHECK(a.B > 0 && a.T > 0 && a.NKV > 0 && a.NH > 0 && a.NH % a.NKV == 0, "%s: B %lld T %lld, %lld query heads over "
+          "%lld", op, (long long)a.B, (long long)a.T, (long long)a.NH, (long long)a.NKV);
+    CHECK(a.HS > 0 && a.HS % 2 == 0 && a.HS <= 256, "%s: head dim %lld, must be even and at most 256", op,
+          (long long)a.HS);
+    CHECK(a.softmax_mul > 0, "%s: softmax_mul %g", op, a.softmax_mul);
+    CHECK(a.T < int64_t{1} << 30, "%s: %lld tokens in a sequence", op, (long long)a.T);
+    CHECK(a.window >= 0, "%s: a window of %lld tokens", op, (long long)a.window);
+    if (a.sinks) expect(a.sinks, a.qkv.dtype, a.NH, op);
+    return {.B = a.B, .T = a.T, .NH = a.NH, .NKV = a.NKV, .HS = a.HS, .softmax_mul = a.softmax_mul,
+            .documents = a.documents, .window = static_cast<int>(a.window == 0 ? a.T : std::min(a.window, a.T)),
+            .sinks = a.sinks.data};
+}
+
+constexpr int kSinkThreads = 512;
+
+// Math: dsinks[h] += - sum over the rows of head h of exp(sink - lse) delta
+// Source: the derivative of a softmax by the score of a key without a value.
+// Traffic: lse and delta read once.
+// Requires: delta; dsinks fp32 or bf16.
+// Parallel: a block owns a head; thread i adds rows i, i + 512, ... of each sequence, then the block its threads.
+template <typename T, typename Grad>
+__global__ void __launch_bounds__(kSinkThreads)
+attention_sinks_backward_kernel(Grad* dsinks, const float* lse, const float* delta, AttentionShape shape) {
+    __shared__ float shared[32];
+    wait_for_previous_kernels();
+    const int64_t h = blockIdx.x;
+    const float sink = shape.sink<T>(h);
+    float sum = 0;
+    for (int64_t b = 0; b < shape.B; b++) {
+#pragma unroll 4
+        for (int64_t row = shape.stat(b, threadIdx.x, h); row < shape.stat(b, shape.T, h); row += kSinkThreads)
+            sum = fmaf(-expf(sink - lse[row]), delta[row], sum);
+    }
+    sum = block_sum(sum, shared, threadIdx.x / 32, threadIdx.x % 32, kSinkThreads / 32);
+    if (threadIdx.x == 0) dsinks[h] = from_float<Grad>(to_float(dsinks[h]) + sum);
+}
+
+void sinks_backward(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
+    expect(args.dsinks, args.dsinks.dtype, args.NH, "attention_backward: dsinks");
+    dispatch(args.qkv.dtype, "attention_backward", [&](auto type) {
+        dispatch(args.dsinks.dtype, "attention_backward: dsinks", [&](auto grad) {
+            using Grad = decltype(grad);
+            launch_early(ctx, attention_sinks_backward_kernel<decltype(type), Grad>, grid_size(args.NH), kSinkThreads,
+                         0, args.dsinks.as<Grad>(), args.lse.as<float>(), args.delta.as<float>(), shape);
+        });
+    });
 }
 
 // Head dims (multiples of 8) that have tensor-core kernels in bf16, and which ones; all others have the plain kernels.
@@ -54,8 +92,7 @@ int64_t attention_sums_elems(Dtype dtype, int64_t B, int64_t T, int64_t NH, int6
 }
 
 void attention_forward(Ctx& ctx, const AttentionForwardArgs& args) {
-    const AttentionShape shape = check_shape("attention_forward", args.B, args.T, args.NH, args.NKV, args.HS,
-                                             args.softmax_mul, args.documents, args.window);
+    const AttentionShape shape = check_shape("attention_forward", args);
     const Dtype T = args.qkv.dtype;
     expect(args.qkv, T, args.B * args.T * shape.row(), "attention_forward: qkv");
     expect(args.out, T, args.B * args.T * args.NH * args.HS, "attention_forward: out");
@@ -80,8 +117,7 @@ void attention_forward(Ctx& ctx, const AttentionForwardArgs& args) {
 }
 
 void attention_backward(Ctx& ctx, const AttentionBackwardArgs& args) {
-    const AttentionShape shape = check_shape("attention_backward", args.B, args.T, args.NH, args.NKV, args.HS,
-                                             args.softmax_mul, args.documents, args.window);
+    const AttentionShape shape = check_shape("attention_backward", args);
     const Dtype T = args.qkv.dtype;
     expect(args.qkv, T, args.B * args.T * shape.row(), "attention_backward: qkv");
     expect(args.dqkv, T, args.B * args.T * shape.row(), "attention_backward: dqkv");
@@ -98,6 +134,7 @@ void attention_backward(Ctx& ctx, const AttentionBackwardArgs& args) {
     } else {
         attention_backward_plain(ctx, args, shape);
     }
+    if (args.sinks) sinks_backward(ctx, args, shape);
     if (args.quant) quantize(ctx, {.quant = args.quant, .in = args.dqkv, .N = args.B * args.T, .C = shape.row()});
 }
 

@@ -2,6 +2,7 @@
 // from. A row of qkv holds a token's [NH query heads | NKV key heads | NKV value heads], HS elements each.
 #pragma once
 #include "llmc/cuda/common.cuh"
+#include "llmc/cuda/ptx.cuh"
 
 namespace cuda {
 
@@ -10,6 +11,7 @@ struct AttentionShape {
     float softmax_mul;
     const int32_t* documents = nullptr;   // (2, B, T): starts, ends; null: every sequence is one document
     int window = 0;                       // tokens; T: the whole sequence
+    const void* sinks = nullptr;          // (NH) T: AttentionForwardArgs::sinks
 
     // Whether some query does not attend to every key before it.
     bool has_borders() const { return documents || window < T; }
@@ -21,6 +23,9 @@ struct AttentionShape {
     }
     __device__ int end_query(int64_t b, int t) const {
         return min(documents ? documents[(B + b) * T + t] : static_cast<int>(T), t + window);
+    }
+    template <typename T> __device__ float sink(int64_t h) const {
+        return sinks ? to_float(static_cast<const T*>(sinks)[h]) : -INFINITY;
     }
     __host__ __device__ int64_t row() const { return (NH + 2 * NKV) * HS; }   // elements per token in qkv
     __host__ __device__ int64_t group() const { return NH / NKV; }            // query heads per key head
@@ -35,6 +40,18 @@ struct AttentionShape {
 };
 
 inline constexpr float kLog2e = 1.44269504f, kLn2 = 0.69314718f;
+
+// The end of a row's softmax: the sink joins `sum`, that of 2^(score - reference) for scores in log2 units. Without a
+// sink (-infinity), mul has the bits of numerator / sum, and lse those of the sum's logarithm.
+struct RowEnd {
+    float mul, lse;   // numerator / the whole sum, for sums relative to the reference
+
+    __device__ RowEnd(float numerator, float reference, float sum, float sink) {
+        const float most = fmaxf(reference, sink * kLog2e), keep = exp2_approx(reference - most);
+        sum = sum * keep + exp2_approx(sink * kLog2e - most);
+        mul = __fdividef(numerator * keep, sum), lse = most * kLn2 + logf(sum);
+    }
+};
 
 // AttentionForwardArgs::max_logits of a head. logit: at least 0, so that its bits are in the order of the values.
 __device__ inline void raise_logit(float* max_logit, float logit) {

@@ -196,12 +196,12 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
         start_sums<HS>(o.tile, p, state.value_tile());
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const float sum = warp_sum<4>(softmax.sum[half]);   // at least 2^8, the largest P of a row
-            softmax.correction[half] = __fdividef(value_scale, sum);
+            // The sum is at least 2^8, the largest P of a row.
+            const RowEnd end(value_scale, softmax.reference[half], warp_sum<4>(softmax.sum[half]),
+                             shape.sink<bf16>(at.head));
+            softmax.correction[half] = end.mul;
             const int query = row + 8 * half + lane / 4;
-            if (lane % 4 == 0 && query < T) {
-                lse[shape.stat(at.b, query, at.head)] = softmax.reference[half] * kLn2 + logf(sum);
-            }
+            if (lane % 4 == 0 && query < T) lse[shape.stat(at.b, query, at.head)] = end.lse;
         }
         if (kLogits) record_logit(max_logits + at.head, softmax.largest_score);
         ptx::wgmma_wait<0>();

@@ -79,7 +79,7 @@ __device__ void update_reference(Softmax<slabs>& softmax, float (&o)[slabs][outp
     }
 }
 
-// Math: s_j = softmax_mul q . k_j for j <= t (kBorders: from t's first key on); lse = log sum_j exp(s_j);
+// Math: s_j = softmax_mul q . k_j for j <= t (kBorders: from t's first key on); lse = log (exp(sink) + sum_j exp(s_j));
 //       out = sum_j exp(s_j - lse) v_j; kLogits: max_logits[head] = max(itself, s_j)
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 1; PTX ISA 9.0, mma.m16n8k16.
 // Traffic: q read and out, lse written once; k and v read once per 128 queries (mostly from the L2 cache).
@@ -171,17 +171,16 @@ attention_forward_mma_kernel(bf16* out, float* lse, float* max_logits, const bf1
     for (int m = 0; m < kSlabs; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const float sum = warp_sum<4>(softmax.sum[m][half]);
-            const float inverse = __fdividef(1.0f, sum);   // sum > 2^-8: every row attends to itself
+            // The sum is > 2^-8: every row attends to itself.
+            const RowEnd end(1.0f, softmax.reference[m][half], warp_sum<4>(softmax.sum[m][half]),
+                             shape.sink<bf16>(to.head));
 #pragma unroll
             for (int n = 0; n < HS / 8; n++) {
-                o[m][n][2 * half] *= inverse;
-                o[m][n][2 * half + 1] *= inverse;
+                o[m][n][2 * half] *= end.mul;
+                o[m][n][2 * half + 1] *= end.mul;
             }
             const int query = first_out + 16 * m + 8 * half + out_lane / 4;
-            if (out_lane % 4 == 0 && query < T) {
-                lse[shape.stat(to.b, query, to.head)] = softmax.reference[m][half] * kLn2 + logf(sum);
-            }
+            if (out_lane % 4 == 0 && query < T) lse[shape.stat(to.b, query, to.head)] = end.lse;
         }
     }
     store_results<HS>(out + shape.output(to.b, first_out, to.head), shape.NH * HS, T - first_out, o, 1.0f,

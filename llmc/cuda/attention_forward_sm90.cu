@@ -157,12 +157,11 @@ __device__ void consume(ForwardState<Tiles<dim>> state, int group_of_warps, cons
         start_sums<dim>(o, p, state.value_tile());
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const float sum = warp_sum<4>(softmax.sum[half]);   // > 2^-8: the reference was within the headroom
-            softmax.correction[half] = __fdividef(1.0f, sum);
+            // The sum is > 2^-8: the reference was within the headroom.
+            const RowEnd end(1.0f, softmax.reference[half], warp_sum<4>(softmax.sum[half]), shape.sink<bf16>(at.head));
+            softmax.correction[half] = end.mul;
             const int query = row + 8 * half + lane / 4;
-            if (lane % 4 == 0 && query < T) {
-                lse[shape.stat(at.b, query, at.head)] = softmax.reference[half] * kLn2 + logf(sum);
-            }
+            if (lane % 4 == 0 && query < T) lse[shape.stat(at.b, query, at.head)] = end.lse;
         }
         if (kLogits) record_logit(max_logits + at.head, softmax.largest_score);
         ptx::wgmma_wait<0>();
@@ -183,7 +182,7 @@ __device__ void consume(ForwardState<Tiles<dim>> state, int group_of_warps, cons
     if (P::kOrdered && group_of_warps == 0) ptx::named_sync<256>(my_turn);   // consumes the last arrival
 }
 
-// Math: s_j = softmax_mul q . k_j for j <= t (kBorders: from t's first key on); lse = log sum_j exp(s_j);
+// Math: s_j = softmax_mul q . k_j for j <= t (kBorders: from t's first key on); lse = log (exp(sink) + sum_j exp(s_j));
 //       out = sum_j exp(s_j - lse) v_j; kLogits: max_logits[head] = max(itself, s_j)
 // Source: Shah et al., FlashAttention-3, arXiv 2407.08608, algorithms 1 and 2; PTX ISA 9.0, wgmma and
 //         cp.async.bulk.tensor.

@@ -5,7 +5,6 @@
 // that the 8 rows that one phase of ldmatrix reads at equal c use different banks.
 #pragma once
 #include "llmc/cuda/attention.cuh"
-#include "llmc/cuda/ptx.cuh"
 
 namespace cuda {
 

@@ -84,7 +84,7 @@ __device__ int64_t first_tile(const AttentionShape& shape, const Place& at) {
     return shape.first_key(at.b, at.first_row) / kTileRows * kTileRows;
 }
 
-// Math: s_j = softmax_mul q . k_j for j <= t; lse = log sum_j exp(s_j); out = sum_j exp(s_j - lse) v_j
+// Math: s_j = softmax_mul q . k_j for j <= t; lse = log (exp(sink) + sum_j exp(s_j)); out = sum_j exp(s_j - lse) v_j
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 1.
 // Traffic: qkv read once per 16 queries (mostly from the L2 cache); out and lse written once.
 // Requires: HS even, at most 32 * kShare; dynamic shared memory of shared_bytes(HS).
@@ -118,9 +118,10 @@ attention_forward_plain_kernel(T* out, float* lse, float* max_logits, const T* q
         add_weighted_rows(sum, weight, shared.second, HS, lane);
     }
     if (!active) return;
-    weight_sum = warp_sum(weight_sum);
-    store_row(out + shape.output(at.b, at.row, at.head), sum, 1.0f / weight_sum, HS, lane);
-    if (lane == 0) lse[shape.stat(at.b, at.row, at.head)] = max + logf(weight_sum);
+    const float sink = shape.sink<T>(at.head), most = fmaxf(max, sink), keep = expf(max - most);
+    weight_sum = warp_sum(weight_sum) * keep + expf(sink - most);
+    store_row(out + shape.output(at.b, at.row, at.head), sum, keep / weight_sum, HS, lane);
+    if (lane == 0) lse[shape.stat(at.b, at.row, at.head)] = most + logf(weight_sum);
     if (lane == 0 && max_logits) raise_logit(max_logits + at.head, fmaxf(max, 0.0f));
 }
 

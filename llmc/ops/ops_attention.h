@@ -51,6 +51,9 @@ struct QuantizeHeadsArgs {
 // contiguous.
 // With a window of W tokens, the query at t attends to none of the keys before t - W + 1. A window of 0, or of at least
 // T tokens, hides nothing.
+// With sinks, a head's learned logit joins every softmax as a key without a value (Xiao et al., arXiv 2309.17453; as in
+// gpt-oss): exp(sink) is in the log-sum-exp, and P and out follow from that. It is not multiplied by softmax_mul. A
+// sink of -infinity changes no bit.
 struct AttentionForwardArgs {
     Tensor out;        // (B, T, NH, HS) T, =
     Tensor lse;        // (B, NH, T) stat, =: natural log of the sum of exp of the scaled scores
@@ -62,6 +65,7 @@ struct AttentionForwardArgs {
     QuantOut quant = {};                  // of out, N = B T
     Fp8Heads heads = {};                  // optional: qkv after quantize_heads; the matmuls then use E4M3
     float* max_logits = nullptr;          // (NH) optional, >= 0: max_logits = max(itself, the scaled scores)
+    Tensor sinks = {};                    // (NH) T, optional
 };
 struct AttentionBackwardArgs {
     Tensor dqkv;       // (B, T, (NH + 2 NKV) HS) T, =
@@ -76,6 +80,8 @@ struct AttentionBackwardArgs {
     int64_t window = 0;                   // tokens, as in the forward
     QuantOut quant = {};                  // of dqkv, N = B T
     Tensor sums = {};                     // (attention_sums_elems(...)) fp32, =: scratch, dq accumulators
+    Tensor sinks = {};                    // (NH) T, optional, as in the forward
+    Tensor dsinks = {};                   // (NH) grad, with sinks, += - sum over rows of exp(sink - lse) delta
 };
 
 // Context parallelism: each of `ranks` ranks has T tokens of every one of B sequences. Attention runs on whole

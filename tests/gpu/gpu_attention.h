@@ -15,35 +15,37 @@ using Shape = AttentionShape;
 constexpr int64_t kTensorDims[] = {64, 80, 96, 128, 256};
 
 // The backward pass reads out and lse of `given`.
-inline Attention::Result on_gpu(const Attention& a, const Attention::Result& given, int again = 0) {
+inline Attention::Result on_gpu(const Attention& a, const Attention::Result& given, int again = 0, Ctx& ctx = gpu()) {
     Attention::Result r = a.fresh(a.type);
     const HostTensor scratch(Dtype::kFp32, cuda::attention_sums_elems(a.type, a.B, a.T, a.NH, a.HS));
     DeviceTensor sums(scratch);
-    DeviceTensor x(a.qkv), dy(a.dout), out(r.out), lse(r.lse), dqkv(r.dqkv), delta(r.delta);
+    DeviceTensor x(a.qkv), dy(a.dout), out(r.out), lse(r.lse), dqkv(r.dqkv), delta(r.delta), dsinks(r.dsinks),
+        sinks(a.sink_tensor(a.type));
     DeviceTensor range_tensor(int_tensor(a.documents));
     const int32_t* ranges = a.ranges() ? range_tensor.view().as<int32_t>() : nullptr;
-    cuda::attention_forward(gpu(), a.forward_args(out.view(), lse.view(), x.view(), ranges));
+    cuda::attention_forward(ctx, a.forward_args(out.view(), lse.view(), x.view(), ranges, {}, sinks.view()));
     DeviceTensor given_out(given.out), given_lse(given.lse);
     const AttentionBackwardArgs args = a.backward_args(dqkv.view(), delta.view(), dy.view(), given_out.view(),
-                                                       given_lse.view(), x.view(), ranges, sums.view());
-    cuda::attention_backward(gpu(), args);
+                                                       given_lse.view(), x.view(), ranges, sums.view(), sinks.view(),
+                                                       dsinks.view());
+    cuda::attention_backward(ctx, args);
     const HostTensor first = dqkv.download();
     int64_t differ = 0;
     for (int i = 0; i < again; i++) {
-        cuda::attention_backward(gpu(), args);
+        cuda::attention_backward(ctx, args);
         differ += !dqkv.download().same_bits(first);
     }
     CHECK_EQ(differ, 0);
     sums.download();   // checks its guards
-    return {out.download(), lse.download(), dqkv.download(), delta.download()};
+    return {out.download(), lse.download(), dqkv.download(), delta.download(), dsinks.download()};
 }
 
-inline void check_against_loops(const Attention& a) {
+inline void check_against_loops(const Attention& a, Ctx& ctx = gpu()) {
     INFO(a.name());
-    const Attention::Result cpu = a.on_cpu(a.type), got = on_gpu(a, cpu);
-    const bool tensor_cores = std::string(cuda::attention_kernel(gpu(), a.type, a.HS)).rfind("tensor cores", 0) == 0;
+    const Attention::Result cpu = a.on_cpu(a.type), got = on_gpu(a, cpu, 0, ctx);
+    const bool tensor_cores = std::string(cuda::attention_kernel(ctx, a.type, a.HS)).rfind("tensor cores", 0) == 0;
     check_attention(a, got, cpu, tensor_cores ? 1.01 * 0x1p-8 : 0);
-    CHECK(on_gpu(a, cpu).dqkv.same_bits(got.dqkv));
+    CHECK(on_gpu(a, cpu, 0, ctx).same_bits(got));
 }
 
 // The rms errors of query, key and value heads are compared separately, because their sizes differ.
@@ -69,6 +71,7 @@ inline void check_against_cpu(const Attention& a) {
     check_rms(a, got.dqkv, cpu.dqkv, exact.dqkv, 0, a.NH, "dq");
     check_rms(a, got.dqkv, cpu.dqkv, exact.dqkv, a.NH, a.NKV, "dk");
     check_rms(a, got.dqkv, cpu.dqkv, exact.dqkv, a.NH + a.NKV, a.NKV, "dv");
+    if (!a.sinks.empty()) CHECK_LE(rms_error(got.dsinks, exact.dsinks), 2 * rms_error(cpu.dsinks, exact.dsinks));
     const Attention::Result again = on_gpu(a, cpu);
     CHECK(again.same_bits(got));
 }

@@ -27,12 +27,14 @@ TEST_CASE("gpu attention: the largest score of each head, which changes no bit o
     for (Dtype type : {Dtype::kBf16, Dtype::kFp32})
         for (const Shape& s : {Shape{2, 301, 4, 2, 64}, Shape{1, 517, 2, 2, 128}, Shape{1, 330, 2, 1, 96},
                                Shape{2, 401, 2, 1, 256}, Shape{2, 77, 3, 1, 20}})
-            for (const Attention& a : {Attention(s, type), with_window(Attention(s, type), 70)}) {
+            for (const Attention& a : {Attention(s, type), with_window(Attention(s, type), 70),
+                                       with_sinks(Attention(s, type), {40})}) {
                 const Attention::Result plain = on_gpu(a, a.on_cpu(type));
-                DeviceTensor x(a.qkv), out(plain.out), lse(plain.lse);
+                DeviceTensor x(a.qkv), out(plain.out), lse(plain.lse), sinks(a.sink_tensor(type));
                 const auto forward = [&](HostTensor& logits) {
                     DeviceTensor device(logits);
-                    AttentionForwardArgs args = a.forward_args(out.view(), lse.view(), x.view(), nullptr);
+                    AttentionForwardArgs args = a.forward_args(out.view(), lse.view(), x.view(), nullptr, {},
+                                                               sinks.view());
                     args.max_logits = device.view().as<float>();
                     cuda::attention_forward(gpu(), args);
                     logits = device.download();

@@ -19,7 +19,8 @@ Fp8Attention::Result on_gpu(const Fp8Attention& a, const HostTensor& input, bool
                             const int32_t* positions = nullptr) {
     Fp8Attention::Result r = a.fresh(input);
     HostTensor host_table = angle_table(a.T, a.HS);
-    DeviceTensor qkv(r.qkv), bytes(r.bytes), scales(r.scales), out(r.out), lse(r.lse), table(host_table);
+    DeviceTensor qkv(r.qkv), bytes(r.bytes), scales(r.scales), out(r.out), lse(r.lse), table(host_table),
+        sinks(a.sink_tensor(Dtype::kBf16));
     DeviceTensor range_tensor(int_tensor(a.documents));
     const Fp8Heads copies{bytes.view(), scales.view()};
     QuantizeHeadsArgs args = a.quantize_args(copies, qkv.view(), rope ? table.view() : Tensor{});
@@ -27,7 +28,8 @@ Fp8Attention::Result on_gpu(const Fp8Attention& a, const HostTensor& input, bool
     cuda::quantize_heads(gpu(), args);
     if (has_fp8_attention()) {
         const int32_t* ranges = a.ranges() ? range_tensor.view().as<int32_t>() : nullptr;
-        cuda::attention_forward(gpu(), a.forward_args(out.view(), lse.view(), qkv.view(), ranges, copies));
+        cuda::attention_forward(gpu(), a.forward_args(out.view(), lse.view(), qkv.view(), ranges, copies,
+                                                      sinks.view()));
     }
     cuda::synchronize(gpu());
     return {qkv.download(), bytes.download(), scales.download(), out.download(), lse.download()};
@@ -186,6 +188,21 @@ TEST_CASE("gpu FP8 attention within a window against loops in double") {
             check_against_loops(a);
             check_against_loops(with_documents(a, {{129, 271}, {191, 1, 1, 207}}));
         }
+    }
+}
+
+TEST_CASE("gpu FP8 attention with sinks against loops in double; one of -infinity changes no bit") {
+    for (int64_t HS : {64, 128}) {
+        for (int64_t window : {0, 1, 129}) {
+            const Fp8Attention a = with_window(Fp8Attention{2, 400, 5, 1, HS}, window);
+            check_against_loops(with_sinks(a));
+            check_against_loops(with_documents(with_sinks(a), {{129, 271}, {191, 1, 1, 207}}));
+            const HostTensor qkv = a.random_qkv();
+            const Fp8Attention::Result none = on_gpu(a, qkv), lowest = on_gpu(with_sinks(a, {-HUGE_VAL}), qkv);
+            CHECK(lowest.out.same_bits(none.out));
+            CHECK(lowest.lse.same_bits(none.lse));
+        }
+        check_against_loops(with_sinks(Fp8Attention{1, 17, 5, 5, HS}));
     }
 }
 

@@ -29,12 +29,14 @@ TEST_CASE("cpu attention") {
 TEST_CASE("cpu attention: the largest score of each head, which changes no bit of the result") {
     for (Dtype type : {Dtype::kFp32, Dtype::kBf16})
         for (const Shape& s : kShapes)
-            for (const Attention& a : {Attention(s, type), with_window(Attention(s, type), 3)}) {
+            for (const Attention& a : {Attention(s, type), with_window(Attention(s, type), 3),
+                                       with_sinks(Attention(s, type), {40})}) {
                 const Attention::Result plain = a.on_cpu(type);
                 Attention::Result r = a.fresh(type);
-                HostTensor qkv = a.qkv;
+                HostTensor qkv = a.qkv, sinks = a.sink_tensor(type);
                 const auto forward = [&](HostTensor& logits) {
-                    AttentionForwardArgs args = a.forward_args(r.out.view(), r.lse.view(), qkv.view(), nullptr);
+                    AttentionForwardArgs args = a.forward_args(r.out.view(), r.lse.view(), qkv.view(), nullptr, {},
+                                                               sinks.view());
                     args.max_logits = logits.as<float>();
                     Ctx ctx;
                     cpu::attention_forward(ctx, args);
@@ -134,6 +136,25 @@ TEST_CASE("cpu attention within a window, alone and with documents") {
                 check(a);
                 check(with_documents(a, c.lengths));
             }
+}
+
+TEST_CASE("cpu attention with sinks: gradients of all four inputs, also with documents and a window") {
+    for (Dtype type : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64})
+        for (const DocumentCase& c : kDocumentCases)
+            for (int64_t window : {0, 1, 5, 50}) {
+                Attention a = with_sinks(with_window(Attention(c.s, type), window));
+                check(a);
+                a.bf16_dsinks = type != Dtype::kFp64;
+                check(with_documents(a, c.lengths));
+            }
+}
+
+TEST_CASE("cpu attention: a sink of -infinity changes no bit, and a very large one takes all of P") {
+    for (Dtype type : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64})
+        for (const Attention& a :
+             {Attention({2, 101, 3, 3, 7}, type), with_window(Attention({1, 60, 4, 2, 16}, type), 1)})
+            check_extreme_sinks(a, a.on_cpu(type), with_sinks(a, {-HUGE_VAL}).on_cpu(type),
+                                with_sinks(a, {8192}).on_cpu(type));
 }
 
 }  // namespace attention_test

@@ -147,12 +147,15 @@ TEST_CASE("cpu FP8 attention against loops in double") {
           Fp8Attention{2, 300, 2, 2, 64}, Fp8Attention{1, 300, 2, 1, 128, 4},
           with_documents(Fp8Attention{2, 200, 2, 1, 64}, {{1, 130, 69}, {128, 72}}),
           with_window(Fp8Attention{1, 300, 2, 1, 64}, 129), with_window(Fp8Attention{2, 200, 2, 1, 128}, 7),
-          with_documents(with_window(Fp8Attention{2, 200, 2, 1, 64}, 100), {{1, 130, 69}, {128, 72}})}) {
+          with_documents(with_window(Fp8Attention{2, 200, 2, 1, 64}, 100), {{1, 130, 69}, {128, 72}}),
+          with_sinks(Fp8Attention{1, 300, 8, 2, 64}), with_sinks(with_window(Fp8Attention{2, 150, 4, 1, 128}, 1)),
+          with_sinks(with_documents(with_window(Fp8Attention{2, 200, 4, 1, 64}, 100), {{1, 130, 69}, {128, 72}}))}) {
         INFO(a.name());
         check_fp8_attention(a, a.on_cpu(a.random_qkv()), false);
     }
     // Tests on GPUs use the wider bounds of tensor cores, which must also detect a changed element.
-    for (const Fp8Attention& a : {Fp8Attention{1, 129, 4, 2, 64}, Fp8Attention{2, 193, 4, 1, 128}})
+    for (const Fp8Attention& a : {Fp8Attention{1, 129, 4, 2, 64}, Fp8Attention{2, 193, 4, 1, 128},
+                                  with_sinks(Fp8Attention{2, 193, 4, 1, 128})})
         check_fp8_attention(a, a.on_cpu(a.random_qkv()), true);
 }
 

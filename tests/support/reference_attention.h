@@ -13,6 +13,7 @@ struct AttentionShape {
     float softmax_mul = 1.3f / std::sqrt(static_cast<float>(HS));
     std::vector<int32_t> documents = {};   // as AttentionForwardArgs::documents; may be empty
     int64_t window = 0;                    // as AttentionForwardArgs::window
+    std::vector<double> sinks = {};        // as AttentionForwardArgs::sinks; may be empty
 
     int64_t heads() const { return NH + 2 * NKV; }
     int64_t width() const { return heads() * HS; }
@@ -32,10 +33,16 @@ struct AttentionShape {
         }
         return qkv;
     }
+    HostTensor sink_tensor(Dtype type) const {
+        HostTensor t(type, static_cast<int64_t>(sinks.size()));
+        for (int64_t h = 0; h < t.elems(); h++) t.set(h, sinks[static_cast<size_t>(h)]);
+        return t;
+    }
     AttentionForwardArgs forward_args(Tensor out, Tensor lse, Tensor qkv, const int32_t* ranges,
-                                      Fp8Heads fp8_heads = {}) const {
+                                      Fp8Heads fp8_heads = {}, Tensor sink_view = {}) const {
         return {.out = out, .lse = lse, .qkv = qkv, .B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS,
-                .softmax_mul = softmax_mul, .documents = ranges, .window = window, .heads = fp8_heads};
+                .softmax_mul = softmax_mul, .documents = ranges, .window = window, .heads = fp8_heads,
+                .sinks = sink_view};
     }
     // Index of element 0 of a head vector.
     int64_t q(int64_t b, int64_t t, int64_t h) const { return ((b * T + t) * heads() + h) * HS; }
@@ -47,6 +54,7 @@ struct AttentionShape {
         std::string text = strf("B %lld T %lld heads %lld over %lld head size %lld magnitude %g window %lld ",
                                 (long long)B, (long long)T, (long long)NH, (long long)NKV, (long long)HS, magnitude,
                                 (long long)window);
+        for (const double sink : sinks) text += strf("sink %g ", sink);
         for (int64_t n = 0; n < B * T && !documents.empty(); n++)   // first positions of documents
             if (documents[static_cast<size_t>(n)] == n % T) text += strf("%lld ", (long long)(n % T));
         return text;
@@ -62,44 +70,56 @@ template <typename Problem> Problem with_window(Problem a, int64_t window) {
     a.window = window;
     return a;
 }
+// Each head has one of these sinks, which bf16 represents: below, among and above the scores.
+template <typename Problem> Problem with_sinks(Problem a, const std::vector<double>& sinks = {1.25, -3, 5, 0, 12}) {
+    for (int64_t h = 0; h < a.NH; h++) a.sinks.push_back(sinks[static_cast<size_t>(h) % sinks.size()]);
+    return a;
+}
 
 // One problem. The backward pass on a GPU reads `out` and `lse` of the CPU, so that both start from the same values.
 struct Attention : AttentionShape {
     Dtype type;
     HostTensor qkv, dout;
+    bool bf16_dsinks = false;   // as with --grad-dtype bf16
 
     Attention(const AttentionShape& shape, Dtype dtype)
         : AttentionShape(shape), type(dtype), qkv(growing_qkv(dtype)),
           dout(random_tensor(dtype, B * T * NH * HS, 2, 1, 0.1)) {}
     AttentionBackwardArgs backward_args(Tensor dqkv, Tensor delta, Tensor dout_view, Tensor out, Tensor lse,
-                                        Tensor qkv_view, const int32_t* ranges, Tensor sums = {}) const {
+                                        Tensor qkv_view, const int32_t* ranges, Tensor sums = {},
+                                        Tensor sink_view = {}, Tensor dsinks = {}) const {
         return {.dqkv = dqkv, .delta = delta, .dout = dout_view, .out = out, .lse = lse, .qkv = qkv_view,
                 .B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS, .softmax_mul = softmax_mul,
-                .documents = ranges, .window = window, .sums = sums};
+                .documents = ranges, .window = window, .sums = sums, .sinks = sink_view, .dsinks = dsinks};
     }
+    static constexpr double kDsink = 0.125;   // what dsinks is added to
     struct Result {
-        HostTensor out, lse, dqkv, delta;
+        HostTensor out, lse, dqkv, delta, dsinks = {};
 
         bool same_bits(const Result& other) const {
-            return out.same_bits(other.out) && lse.same_bits(other.lse) && dqkv.same_bits(other.dqkv);
+            return out.same_bits(other.out) && lse.same_bits(other.lse) && dqkv.same_bits(other.dqkv)
+                   && dsinks.same_bits(other.dsinks);
         }
     };
     Result fresh(Dtype dtype) const {
         Dtype stat = stat_dtype(dtype);
-        return {HostTensor(dtype, B * T * NH * HS), HostTensor(stat, B * T * NH), HostTensor(dtype, B * T * width()),
-                HostTensor(stat, B * T * NH)};
+        Result r{HostTensor(dtype, B * T * NH * HS), HostTensor(stat, B * T * NH), HostTensor(dtype, B * T * width()),
+                 HostTensor(stat, B * T * NH), sink_tensor(bf16_dsinks ? Dtype::kBf16 : stat)};
+        for (int64_t h = 0; h < r.dsinks.elems(); h++) r.dsinks.set(h, kDsink);
+        return r;
     }
     // Both passes on the CPU, in the type of the result.
     void cpu_forward(Result& r) const {
-        HostTensor x = qkv.to(r.out.dtype());
+        HostTensor x = qkv.to(r.out.dtype()), s = sink_tensor(r.out.dtype());
         Ctx ctx;
-        cpu::attention_forward(ctx, forward_args(r.out.view(), r.lse.view(), x.view(), ranges()));
+        cpu::attention_forward(ctx, forward_args(r.out.view(), r.lse.view(), x.view(), ranges(), {}, s.view()));
     }
     void cpu_backward(Result& r) const {
-        HostTensor x = qkv.to(r.out.dtype()), dy = dout.to(r.out.dtype());
+        HostTensor x = qkv.to(r.out.dtype()), dy = dout.to(r.out.dtype()), s = sink_tensor(r.out.dtype());
         Ctx ctx;
         cpu::attention_backward(ctx, backward_args(r.dqkv.view(), r.delta.view(), dy.view(), r.out.view(),
-                                                   r.lse.view(), x.view(), ranges()));
+                                                   r.lse.view(), x.view(), ranges(), {}, s.view(),
+                                                   r.dsinks.view()));
     }
     Result on_cpu(Dtype dtype) const {
         Result r = fresh(dtype);
@@ -111,8 +131,8 @@ struct Attention : AttentionShape {
 
 // Results in double, with the largest error that each element may have.
 struct Reference {
-    std::vector<double> out, lse, dqkv, delta;
-    std::vector<double> out_error, lse_error, dqkv_error, delta_error;
+    std::vector<double> out, lse, dqkv, delta, dsinks;
+    std::vector<double> out_error, lse_error, dqkv_error, delta_error, dsinks_error;
 };
 
 // Runs forward(args) with max_logits, of which one is large already, and compares these with scores in double, of `x`.
@@ -143,6 +163,7 @@ struct Probabilities {
     int64_t first;
     std::vector<double> p, error;
     double lse = 0, lse_error = 0;
+    double sink = 0, sink_error = 0;   // P of the sink, 0 without one
 };
 
 inline Probabilities probabilities_of(const Attention& a, const std::vector<double>& qkv, int64_t b, int64_t h,
@@ -160,7 +181,9 @@ inline Probabilities probabilities_of(const Attention& a, const std::vector<doub
         score.push_back(dot), w.error.push_back((a.HS + 4) * u * magnitude);
         largest = std::max(largest, dot);
     }
-    double sum = 0, spread = 0, most = 0;
+    const double sink = a.sinks.empty() ? -HUGE_VAL : a.sinks[static_cast<size_t>(h)];
+    largest = std::max(largest, sink);
+    double sum = std::exp(sink - largest), spread = a.sinks.empty() ? 0 : std::fabs(sink), most = 0;
     for (size_t i = 0; i < score.size(); i++) {
         sum += std::exp(score[i] - largest);
         spread = std::max(spread, std::fabs(score[i]));
@@ -170,6 +193,7 @@ inline Probabilities probabilities_of(const Attention& a, const std::vector<doub
     // The argument of an exponential is rounded too, in proportion to the scores and the lse.
     const double argument = u * (4 * spread + 2 * std::fabs(w.lse) + 8);
     w.lse_error = most + argument + (t / 4.0 + 8) * u;
+    w.sink = std::exp(sink - w.lse), w.sink_error = argument + w.lse_error;
     for (size_t i = 0; i < score.size(); i++) {
         w.p.push_back(std::exp(score[i] - w.lse));
         // Exponentials below 2^-126 are 0; those of the forward pass are relative to a reference that may differ from
@@ -188,6 +212,7 @@ inline Reference reference_of(const Attention& a, const Attention::Result& given
     r.out.resize(outs.size()), r.out_error = r.out;
     r.dqkv.resize(qkv.size()), r.dqkv_error = r.dqkv;
     r.lse.resize(static_cast<size_t>(a.B * a.T * a.NH)), r.lse_error = r.delta = r.delta_error = r.lse;
+    r.dsinks.resize(a.sinks.size(), Attention::kDsink), r.dsinks_error.resize(a.sinks.size());
     for (int64_t task = 0; task < a.B * a.T * a.NH; task++) {
         const int64_t t = task % a.T, h = task / a.T % a.NH, b = task / a.T / a.NH;
         const Probabilities w = probabilities_of(a, qkv, b, h, t);
@@ -199,6 +224,11 @@ inline Reference reference_of(const Attention& a, const Attention::Result& given
             delta += term, delta_error += (a.HS + 4) * u * std::fabs(term);
         }
         r.delta[row] = delta, r.delta_error[row] = delta_error;
+        if (!a.sinks.empty()) {
+            r.dsinks[h] -= w.sink * delta;
+            r.dsinks_error[h] += w.sink * (std::fabs(delta) * (w.sink_error + static_cast<double>(a.B * a.T + 16) * u)
+                                           + delta_error);
+        }
         for (int64_t j = w.first; j <= t; j++) {
             const int64_t k = a.k(b, j, h), v = a.v(b, j, h);
             const double p = w.p[j - w.first], own_error = w.error[j - w.first], p_error = own_error + operand;
@@ -225,6 +255,8 @@ inline Reference reference_of(const Attention& a, const Attention::Result& given
         for (size_t i = 0; i < value.size(); i++)
             error[i] += round * (std::fabs(value[i]) + error[i]) + kTiny;
     };
+    for (size_t h = 0; h < r.dsinks.size(); h++)
+        r.dsinks_error[h] += 1.01 * unit_roundoff(given.dsinks.dtype()) * (std::fabs(r.dsinks[h]) + r.dsinks_error[h]);
     add_rounding(r.out, r.out_error), add_rounding(r.dqkv, r.dqkv_error);
     return r;
 }
@@ -241,8 +273,22 @@ inline void check_attention(const Attention& a, const Attention::Result& got, co
     check("out", got.out, want.out, want.out_error);
     check("lse", got.lse, want.lse, want.lse_error);
     check("delta", got.delta, want.delta, want.delta_error);
+    if (!a.sinks.empty()) check("dsinks", got.dsinks, want.dsinks, want.dsinks_error);
     // dk of a single key is 0 except for rounding, so a wrong element cannot be detected there.
     if (a.T > 1) check("dqkv", got.dqkv, want.dqkv, want.dqkv_error);
+}
+
+// The results without sinks, with sinks of -infinity, and with sinks of 8192.
+inline void check_extreme_sinks(const Attention& a, const Attention::Result& none, const Attention::Result& lowest,
+                                const Attention::Result& large) {
+    INFO(a.name());
+    CHECK((lowest.out.same_bits(none.out) && lowest.lse.same_bits(none.lse) && lowest.dqkv.same_bits(none.dqkv)));
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < large.out.elems(); i++) wrong += large.out.get(i) != 0;
+    for (int64_t i = 0; i < large.lse.elems(); i++) wrong += std::fabs(large.lse.get(i) - 8192) > 8192 * 0x1p-22;
+    for (int64_t h = 0; h < a.NH; h++)
+        wrong += (lowest.dsinks.get(h) != Attention::kDsink) + (large.dsinks.get(h) != Attention::kDsink);
+    CHECK_EQ(wrong, 0);
 }
 
 // Counts the results of rows [begin, begin + rows) of sequence b that differ from those of another problem.

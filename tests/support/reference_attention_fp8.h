@@ -55,10 +55,12 @@ struct Fp8Attention : AttentionShape {
     }
     Result on_cpu(const HostTensor& qkv, Tensor cos_sin = {}) const {
         Result r = fresh(qkv);
+        HostTensor s = sink_tensor(Dtype::kBf16);
         const Fp8Heads fp8_heads{r.bytes.view(), r.scales.view()};
         Ctx ctx;
         cpu::quantize_heads(ctx, quantize_args(fp8_heads, r.qkv.view(), cos_sin));
-        cpu::attention_forward(ctx, forward_args(r.out.view(), r.lse.view(), r.qkv.view(), ranges(), fp8_heads));
+        cpu::attention_forward(ctx, forward_args(r.out.view(), r.lse.view(), r.qkv.view(), ranges(), fp8_heads,
+                                                 s.view()));
         return r;
     }
 };
@@ -115,8 +117,12 @@ inline Fp8Reference fp8_attention_reference(const Fp8Attention& a, const Fp8Atte
             largest = std::max(largest, dot), most_error = std::max(most_error, p_error[j]);
             spread = std::max(spread, std::fabs(dot));
         }
-        for (int64_t j = 0; j < count; j++) sum += std::exp(p[j] - largest);
-        const double lse = largest + std::log(sum), argument = u * (6 * spread + 4 * std::fabs(lse) + 16);
+        const double sink = a.sinks.empty() ? -HUGE_VAL : a.sinks[static_cast<size_t>(h)];
+        const double most = std::max(largest, sink);
+        if (!a.sinks.empty()) spread = std::max(spread, std::fabs(sink));
+        for (int64_t j = 0; j < count; j++) sum += std::exp(p[j] - most);
+        const double lse = most + std::log(sum + std::exp(sink - most));
+        const double argument = u * (6 * spread + 4 * std::fabs(lse) + 16);
         r.lse.set(task, lse), r.lse_error[task] = most_error + argument + (static_cast<double>(count) + 16) * u;
         // The error of P in E4M3 is half a unit in the last place, or half the smallest subnormal number. P is scaled
         // so that the largest is at least 2^8.
