@@ -131,6 +131,9 @@ void add_model_layers(std::vector<OptionRow>& rows) {
          .help = "rule of rope scaling: that of Llama 3.1, from 8192 positions, YaRN (arXiv 2309.00071), from the "
                  "preset's, or all positions divided by the factor; a config.json (--load) may have other parameters"},
         {.name = "qk-layernorm", .value = flag(AT(shape.qk_norm)), .help = "RMSNorm over each head of Q and K"},
+        {.name = "attention-sinks", .value = flag(AT(shape.attention_sinks)),
+         .help = "a learned logit of each query head joins its softmax, so that a query may attend to nothing, as in "
+                 "gpt-oss"},
         {.name = "num-experts", .value = integer(AT(shape.num_experts), 0, kMaxExperts),
          .help = "mixture of experts: number of MLPs of --ffn-hidden-size in each layer, of which a token uses "
                  "--moe-router-topk; 0: one MLP"},

@@ -214,6 +214,9 @@ std::vector<std::string> model_config_errors(const ModelConfig& c) {
                           && !c.has_windows()),
          "Granite's multipliers need --normalization RMSNorm, --position-embedding-type rope, --activation swiglu, no "
          "--num-experts, --qk-layernorm, --sliding-window or --linear-bias qkv: transformers has no other class");
+    rule(!c.attention_sinks || !(c.has_experts() || c.post_norms() || c.granite() || c.fused_projections),
+         "--attention-sinks needs a model without --num-experts, and not OLMo-2, OLMo-3, Gemma-3, Granite or Phi-3: "
+         "leave it out");
     if (!c.has_experts()) return errors;
     rule(c.same_windows() && c.local_rotary_base == 0, "--num-experts needs the same --sliding-window and rope in all "
                                                        "layers, as Qwen3-MoE and Mixtral");

@@ -66,6 +66,7 @@ struct ModelConfig {
     LinearBias linear_bias = LinearBias::kAll;
     bool qk_norm = false;
     bool qk_norm_whole = false;      // over all heads of Q and of K (OLMoE, OLMo-2), not each
+    bool attention_sinks = false;    // a learned logit of each query head joins its softmax
     // Mixture of experts: a token goes to experts_per_token of num_experts MLPs of width ffn_hidden_size; 0: one MLP.
     int64_t num_experts = 0;
     int64_t experts_per_token = 2;

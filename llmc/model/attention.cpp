@@ -109,15 +109,17 @@ void Attention::to_parts(Ctx& ctx, int layer, Tensor part, Tensor heads, int64_t
 
 void Attention::attention_forward(Ctx& ctx, int layer, Tensor out, const Fp8Heads& quantized, const DeviceBatch& batch,
                                   const QuantOut& quant) {
-    const int64_t N = batch.rows(), first = exchange_ ? exchange_->rank * heads() : 0;
+    const int64_t N = batch.rows();
     const Tensor& logits = options_.max_logits;
     ops::attention_forward(ctx, {.out = out, .lse = buffers_.at(kLse, layer, N), .qkv = buffers_.at(kQkv, layer, N),
                                  .B = batch.B, .T = whole_T(batch), .NH = heads(), .NKV = kv_heads(),
                                  .HS = config_.kv_channels, .softmax_mul = softmax_mul(),
                                  .documents = batch.documents, .window = config_.window(layer), .quant = quant,
                                  .heads = quantized,
-                                 .max_logits = logits ? logits.as<float>() + layer * config_.num_attention_heads + first
-                                                      : nullptr});
+                                 .max_logits = logits ? logits.as<float>() + layer * config_.num_attention_heads
+                                                            + first_head()
+                                                      : nullptr,
+                                 .sinks = own_heads(model_.weight(model_.params_of(layer).sinks))});
 }
 
 // Computes attention's output, as the x of proj. If it is saved, recomputation only quantizes it again: the same bf16
@@ -165,13 +167,16 @@ void Attention::attention_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv
     Arena::Scope scope(ctx, model_.arena);
     const int64_t N = batch.rows(), NH = heads(), HS = config_.kv_channels, T = whole_T(batch);
     const Tensor delta = buffers_.scratch(kDelta, N);
+    const int sinks = model_.params_of(layer).sinks;   // -1: none
     const int64_t sums = device::attention_sums_elems(options_.dtype, batch.B, T, NH, HS);
     ops::attention_backward(ctx, {.dqkv = dqkv, .delta = delta, .dout = dout, .out = buffers_.at(kOut, layer, N),
                                   .lse = buffers_.at(kLse, layer, N), .qkv = buffers_.at(kQkv, layer, N),
                                   .B = batch.B, .T = T, .NH = NH, .NKV = kv_heads(), .HS = HS,
                                   .softmax_mul = softmax_mul(), .documents = batch.documents,
                                   .window = config_.window(layer), .quant = quant,
-                                  .sums = sums > 0 ? model_.scratch(Dtype::kFp32, sums) : Tensor{}});
+                                  .sums = sums > 0 ? model_.scratch(Dtype::kFp32, sums) : Tensor{},
+                                  .sinks = own_heads(model_.weight(sinks)),
+                                  .dsinks = own_heads(model_.grad(sinks))});
 }
 
 // attention_backward for this rank's part of the sequences: from the dout of all heads to their dqkv.

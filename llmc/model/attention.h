@@ -44,6 +44,9 @@ private:
     }
     // The heads and the length of the sequences in attention itself on this rank.
     int64_t heads() const { return config_.num_attention_heads / options_.ranks_of_sequence(); }
+    int64_t first_head() const { return exchange_ ? exchange_->rank * heads() : 0; }
+    // Of one element a query head, that of this rank's heads.
+    Tensor own_heads(Tensor t) const { return t ? t.slice(first_head(), heads()) : t; }
     int64_t kv_heads() const { return heads_of_rank(config_.num_query_groups, options_.ranks_of_sequence()); }
     int64_t whole_T(const DeviceBatch& batch) const { return batch.T * options_.ranks_of_sequence(); }
 

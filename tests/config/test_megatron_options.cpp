@@ -46,4 +46,5 @@ TEST_CASE("config: --disable-bias-linear is a value of --linear-bias") {
                    "--disable-bias-linear is --linear-bias none, and --linear-bias says qkv"));
     CHECK(contains(refusal("gpt2", {"--dry-run", "--add-qkv-bias"}), "linear-bias qkv"));
     CHECK(contains(refusal("gpt2", {"--dry-run", "--window-size", "(127, 0)"}), "sliding-window"));
+    CHECK(contains(refusal("gpt2", {"--dry-run", "--softmax-type", "learnable"}), "attention-sinks"));
 }

@@ -131,8 +131,8 @@ class ModelsTest(TrainTest):
     def test_a_model_of_our_own_brings_its_code(self):
         """The Python files that a checkpoint's config.json names for transformers exist, compile, and read every
         field."""
-        self.run_train(GPT2, "--train-iters", "1", "--normalization", "RMSNorm", "--sliding-window", "5,0", "--save",
-                       self.path("own"))
+        own = ["--normalization", "RMSNorm", "--attention-sinks", "--sliding-window", "5,0"]
+        self.run_train(GPT2, "--train-iters", "1", *own, "--save", self.path("own"))
         saved = self.path("own", "step-00000001")
         config, classes = config_of(saved), {}
         for name in ("configuration_llmfp8.py", "modeling_llmfp8.py"):
@@ -152,13 +152,11 @@ class ModelsTest(TrainTest):
         self.run_train(GPT2, "--train-iters", "1", "--save", self.path("gpt2"))
         self.assertFalse([name for name in os.listdir(self.path("gpt2", "step-00000001")) if name.endswith(".py")])
         # The run is resumed, and its checkpoint is loaded again.
-        self.run_train(GPT2, "--train-iters", "2", "--normalization", "RMSNorm", "--save", self.path("own"), "--resume",
-                       "auto")
-        refused = self.run_train(GPT2, "--train-iters", "3", "--normalization", "RMSNorm", "--sliding-window", "5",
-                                 "--save", self.path("own"), "--resume", "auto", expect=2)
+        self.run_train(GPT2, "--train-iters", "2", *own[:3], "--save", self.path("own"), "--resume", "auto")
+        refused = self.run_train(GPT2, "--train-iters", "3", *own[:4], "5", "--save", self.path("own"), "--resume",
+                                 "auto", expect=2)
         self.assertIn("--sliding-window: 5,0 in the checkpoint, 5 now", refused.stderr)
-        self.run_train(GPT2, "--train-iters", "1", "--normalization", "RMSNorm", "--sliding-window", "5,0", "--load",
-                       saved)
+        self.run_train(GPT2, "--train-iters", "1", *own, "--load", saved)
 
     def test_options_that_contradict_the_folder_name_both_values(self):
         for fixture, options, option, asked, found in (

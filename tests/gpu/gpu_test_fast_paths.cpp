@@ -86,6 +86,11 @@ ModelConfig gemma_128() {
     c.gemma = true, c.norm_place = NormPlace::kBoth, c.activation = Activation::kGeglu;
     return c;
 }
+ModelConfig sinks_128() {
+    ModelConfig c = llama_128();
+    c.attention_sinks = true;
+    return c;
+}
 ModelConfig moe_128() {
     ModelConfig c = qwen_128();
     c.num_experts = 8;
@@ -168,6 +173,8 @@ const std::vector<Run>& runs() {
         {"olmo2, blockwise", olmo2_128(), Fp8Recipe::kBlockwise, {{"quantize", kTile}}},
         {"gemma, delayed", gemma_128(), Fp8Recipe::kDelayed, {{"rmsnorm_forward", "norm_forward_quantize_kernel"},
                                                               {"activation_forward", kTile}}},
+        {"llama with sinks", sinks_128(), Fp8Recipe::kNone,
+         {{"attention_backward", "attention_sinks_backward_kernel"}}},
         {"gpt2, BF16", gpt2_64(128), Fp8Recipe::kNone, kBiasSums},
         {"gpt2, delayed, 1280 columns", gpt2_64(1280), Fp8Recipe::kDelayed, kSeveralWarps},
         {"moe, BF16", moe_128(), Fp8Recipe::kNone,

@@ -34,6 +34,8 @@ std::vector<Variant> variants() {
     ModelConfig pattern = tiny_llama();   // windows and rope by layer
     pattern.num_layers = 3, pattern.sliding_window = {3, 0, 5}, pattern.local_rotary_base = 30;
     pattern.rope_scaling = {.factor = 8, .type = RopeScalingType::kLinear};
+    ModelConfig sinks = qwen2, gpt2_sinks = tiny_gpt2();
+    sinks.attention_sinks = gpt2_sinks.attention_sinks = true;
     ModelConfig olmoe = tiny_moe();
     olmoe.num_query_groups = olmoe.num_attention_heads;
     olmoe.qk_norm_whole = true;
@@ -51,7 +53,8 @@ std::vector<Variant> variants() {
             {"qwen3-moe", tiny_moe()}, {"olmoe", olmoe},
             {"gpt2", tiny_gpt2()}, {"gpt2-gqa-untied", gpt2_gqa}, {"llama", tiny_llama()}, {"qwen3", qwen},
             {"mixed", mixed}, {"relu2", squared}, {"windows by layer", pattern}, {"qwen2 with a window", qwen2},
-            {"llama with attention bias", attention_bias}, {"gpt2 with MLP bias and a window", mlp_bias}};
+            {"llama with attention bias", attention_bias}, {"gpt2 with MLP bias and a window", mlp_bias},
+            {"qwen2 with sinks and a window", sinks}, {"gpt2 with sinks", gpt2_sinks}};
 }
 
 // Initial weights of 0.02 make tiny models almost linear; widen them so that every term matters.

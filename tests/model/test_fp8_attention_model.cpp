@@ -8,7 +8,7 @@
 namespace {
 
 Config attention_config(ModelConfig shape, bool fp8) {
-    shape.kv_channels = 64;
+    shape.kv_channels = 64, shape.attention_sinks = shape.has_windows();
     Config config = fp8_config(shape, Fp8Recipe::kNone);
     config.fp8_attention = fp8;
     return config;

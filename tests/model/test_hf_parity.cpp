@@ -157,7 +157,7 @@ std::vector<std::pair<std::string, ModelConfig>> own_models() {
     });
     add("own_learned", [](ModelConfig& c) {
         c.activation = Activation::kRelu2, c.linear_bias = LinearBias::kQkv;
-        c.num_attention_heads = 4, c.num_query_groups = 2, c.kv_channels = 16;
+        c.num_attention_heads = 4, c.num_query_groups = 2, c.kv_channels = 16, c.attention_sinks = true;
     });
     add("own_scaled_rope", [&](ModelConfig& c) {
         rope(c);
@@ -166,7 +166,7 @@ std::vector<std::pair<std::string, ModelConfig>> own_models() {
     });
     add("own_gated", [](ModelConfig& c) {
         c.activation = Activation::kGeglu, c.linear_bias = LinearBias::kMlp, c.norm = Norm::kRmsNorm;
-        c.qk_norm = true, c.sliding_window = {3}, c.tied_head = false;
+        c.qk_norm = true, c.sliding_window = {3}, c.tied_head = false, c.attention_sinks = true;
     });
     add("own_pattern", [&](ModelConfig& c) {
         rope(c);

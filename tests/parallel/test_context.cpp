@@ -79,9 +79,10 @@ std::vector<TrainingCase> cases() {
     qk_norm.linear_bias = LinearBias::kQkv;
     add("qk-norm, recompute block", qk_norm).recompute = Recompute::kBlock;
     ModelConfig window = llama;
-    window.sliding_window = {5, 0}, window.local_rotary_base = 30;
-    add("windows by layer, recompute block but attention", window).recompute = Recompute::kBlockKeepAttention;
+    window.sliding_window = {5, 0}, window.local_rotary_base = 30, window.attention_sinks = true;
+    add("sinks, windows by layer, recompute block but attention", window).recompute = Recompute::kBlockKeepAttention;
     add("documents", llama).reset_attention_mask = true;
+    gpt2.attention_sinks = true;
     add("gpt2, recompute norms", gpt2).recompute = Recompute::kNormAct;
     for (const ModelConfig& shape : {gpt2, llama}) {
         Config& restarts = add("documents, positions that restart, chunks of the loss", shape);
@@ -151,7 +152,9 @@ std::vector<TrainingCase> fp8_cases() {
     Config& heads = add("delayed, attention in FP8, head in FP8", 1, Fp8Recipe::kDelayed);
     heads.fp8_attention = heads.fp8_lm_head = true;
     heads.shape.kv_channels = 64;
-    Config& restarts = add("delayed, attention in FP8, documents, positions that restart", 1, Fp8Recipe::kDelayed);
+    Config& restarts = add("delayed, attention in FP8, sinks, documents, positions that restart", 1,
+                           Fp8Recipe::kDelayed);
+    restarts.shape.attention_sinks = true;
     restarts.fp8_attention = restarts.reset_attention_mask = restarts.reset_position_ids = true;
     restarts.shape.kv_channels = 64;
     Config& sums = add("tensorwise, biases behind qk-norm, FP8 communication", 2, Fp8Recipe::kTensorwise);

@@ -104,7 +104,7 @@ inline std::vector<NamedConfig> all_configs() {
     qwen3_bias.linear_bias = LinearBias::kAttention;
     qwen3_bias.sliding_window = {9};
     narrow.num_attention_heads = narrow.num_query_groups = 3;   // LlamaConfig requires a divisor of the hidden size
-    window.sliding_window = {4};
+    window.sliding_window = {4}, window.attention_sinks = true;
     ModelConfig yarn = qwen2, own_yarn = mixed;
     yarn.rope_scaling = {.factor = 4, .original_max_positions = 16, .type = RopeScalingType::kYarn};
     own_yarn.rope_scaling = {.factor = 2.5, .original_max_positions = 16, .type = RopeScalingType::kYarn,
@@ -141,7 +141,7 @@ inline std::vector<NamedConfig> all_configs() {
             {"llama, MLP bias", HfClass::kLlama, mlp_bias}, {"mistral", HfClass::kMistral, mistral},
             {"3 heads", HfClass::kMistral, narrow}, {"qwen2", HfClass::kQwen2, qwen2},
             {"qwen2, window", HfClass::kQwen2, qwen2_window}, {"qwen3, bias and window", HfClass::kQwen3, qwen3_bias},
-            {"gpt2, window", HfClass::kOwn, window}, {"qwen2, yarn", HfClass::kQwen2, yarn},
+            {"gpt2, window and sinks", HfClass::kOwn, window}, {"qwen2, yarn", HfClass::kQwen2, yarn},
             {"mixed, yarn", HfClass::kOwn, own_yarn}, {"mixtral", HfClass::kMixtral, mixtral},
             {"qwen3_moe", HfClass::kQwen3Moe, qwen3_moe}, {"olmoe", HfClass::kOlmoe, olmoe},
             {"dots1", HfClass::kDots1, dots}, {"solar_open", HfClass::kSolarOpen, solar},

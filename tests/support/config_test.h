@@ -77,7 +77,7 @@ inline const std::map<std::string, Sample>& samples() {
         {"rope-scaling-type", {{"yarn"}, scaled}},
         {"qk-layernorm", {{"true"}, {}}},                     {"linear-bias", {{"none", "qkv"}, {}}},
         {"untie-embeddings-and-output-weights", {{"true"}, {}}},
-        {"sliding-window", {{"1", "100", "128,128,0"}, {}}},
+        {"sliding-window", {{"1", "100", "128,128,0"}, {}}},  {"attention-sinks", {{"true"}, {}}},
         {"init-method-std", {{"0.01", "0.006"}, {}}},         {"micro-batch-size", {{"1", "3"}, {}}},
         {"global-batch-size", {{"32", "1024"}, {}}},
         {"rampup-batch-size", {{"8 8 1000", "16 24 1"}, {"--global-batch-size", "64"}}},

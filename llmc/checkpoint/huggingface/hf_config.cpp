@@ -156,6 +156,7 @@ void put_own(OrderedJson& out, const ModelConfig& c, int64_t positions) {
     out["window"] = c.sliding_window;   // the pattern
     if (c.same_windows()) out["window"] = c.largest_window();
     out["qk_norm"] = c.qk_norm;
+    out["attention_sinks"] = c.attention_sinks;
     out["tie_word_embeddings"] = c.tied_head;
     out["norm_eps"] = c.norm_eps;
     out["init_std"] = c.init_std;
@@ -345,6 +346,7 @@ ModelConfig read_own(const HfFields& f) {
     if (f.has("window") && f.object["window"].is_array()) c.sliding_window = f.integers("window", 0, kMaxPositions);
     else c.sliding_window = {f.integer_or("window", 0, 0, kMaxPositions)};
     c.qk_norm = f.boolean("qk_norm");
+    c.attention_sinks = f.boolean_or("attention_sinks", false);
     c.tied_head = f.boolean("tie_word_embeddings");
     c.norm_eps = f.positive("norm_eps", kMostNormEps);
     c.init_std = f.number("init_std");

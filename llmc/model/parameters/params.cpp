@@ -6,11 +6,11 @@ HfClass hf_class(const ModelConfig& c) {
     bool gpt2 = c.norm == Norm::kLayerNorm && c.position == PositionEmbedding::kLearned
                 && !activation_function(c.activation).gated && c.linear_bias == LinearBias::kAll && !c.qk_norm
                 && c.tied_head && c.num_query_groups == c.num_attention_heads && c.q_width() == c.hidden_size
-                && !c.has_windows();
+                && !c.has_windows() && !c.attention_sinks;
     if (gpt2) return HfClass::kGpt2;
     if (c.gemma) return HfClass::kGemma3;
     if (!c.pre_norms()) return c.has_windows() ? HfClass::kOlmo3 : HfClass::kOlmo2;
-    if (!is_llama_like(c) || !c.one_window() || c.local_rotary_base > 0) return HfClass::kOwn;
+    if (!is_llama_like(c) || !c.one_window() || c.local_rotary_base > 0 || c.attention_sinks) return HfClass::kOwn;
     if (c.granite()) return HfClass::kGranite;
     if (c.fused_projections) return HfClass::kPhi3;
     if (c.sigmoid_router()) return c.qk_norm ? HfClass::kDots1 : HfClass::kSolarOpen;
@@ -115,6 +115,11 @@ struct Builder {
                               Param::Init::kOnes);
             p.k_norm = vector(own + "k_norm.weight", whole(hf + "self_attn.k_norm.weight", HS, false), l, HS,
                               Param::Init::kOnes);
+        }
+        if (c.attention_sinks) {
+            p.sinks = vector(own + "sinks", whole(hf + "self_attn.sinks", c.num_attention_heads, false), l,
+                             c.num_attention_heads, Param::Init::kNormal);
+            table.params.back().init_std = c.init_std;
         }
         p.proj_weight = matrix(own + "proj.weight", whole(proj + ".weight", C, true), l, C, q, residual_std);
         if (c.proj_bias()) p.proj_bias = vector(own + "proj.bias", whole(proj + ".bias", C, false), l, C);

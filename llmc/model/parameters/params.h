@@ -58,6 +58,7 @@ struct LayerParams {
     int norm1_weight = -1, norm1_bias = -1;
     int qkv_weight = -1, qkv_bias = -1;     // rows: [q heads | k heads | v heads]
     int q_norm = -1, k_norm = -1;
+    int sinks = -1;                         // (query heads)
     int proj_weight = -1, proj_bias = -1;   // attention output
     int post_norm1_weight = -1, post_norm2_weight = -1;   // of the results of attention and the MLP
     int norm2_weight = -1, norm2_bias = -1;

@@ -13,7 +13,8 @@ class LlmFp8Config(PretrainedConfig):
     def __init__(self, vocab_size=50257, num_layers=12, hidden_size=768, ffn_hidden_size=3072, num_attention_heads=12,
                  num_query_groups=12, kv_channels=64, max_positions=1024, norm="layer", position="learned",
                  activation="gelu", rotary_base=10000.0, rope=None, linear_bias="all", qk_norm=False, window=0,
-                 local_rotary_base=0.0, norm_eps=1e-5, init_std=0.02, tie_word_embeddings=True, **kwargs):
+                 local_rotary_base=0.0, attention_sinks=False, norm_eps=1e-5, init_std=0.02, tie_word_embeddings=True,
+                 **kwargs):
         self.vocab_size = vocab_size
         self.num_layers = num_layers
         self.hidden_size = hidden_size
@@ -30,6 +31,7 @@ class LlmFp8Config(PretrainedConfig):
         self.local_rotary_base = local_rotary_base     # in layers with a window, without scaling; 0: as the others
         self.linear_bias = linear_bias         # all, none, qkv, attention (qkv and output) or mlp
         self.qk_norm = qk_norm
+        self.attention_sinks = attention_sinks   # a learned logit of each query head in its softmax
         # Keys that a query attends to, its own included; 0: all. A list is repeated over the layers.
         self.window = window
         self.norm_eps = norm_eps

@@ -90,6 +90,8 @@ class Attention(nn.Module):
         if config.qk_norm:
             self.q_norm = RmsNorm(self.size, config.norm_eps)
             self.k_norm = RmsNorm(self.size, config.norm_eps)
+        if config.attention_sinks:
+            self.sinks = nn.Parameter(torch.empty(self.heads))
 
     def forward(self, x, mask, rope, cache):
         batch, length = x.shape[:2]
@@ -107,6 +109,11 @@ class Attention(nn.Module):
             k, v = cache.update(k, v, self.layer)
         shared = self.heads // self.groups
         k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
+        if hasattr(self, "sinks"):   # the score of a key 0 with the value 0 that every query sees
+            sinks = self.sinks[:, None, None].expand(batch, -1, length, 1)
+            nothing = k.new_zeros(batch, self.heads, 1, self.size)
+            k, v = torch.cat((k, nothing), dim=2), torch.cat((v, nothing), dim=2)
+            mask = torch.cat((mask.expand(batch, self.heads, -1, -1), sinks.to(mask.dtype)), dim=3)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.size ** -0.5)
         return self.o_proj(y.transpose(1, 2).reshape(batch, length, -1))
 
@@ -212,6 +219,8 @@ class LlmFp8ForCausalLM(PreTrainedModel, GenerationMixin):
         return None if self.config.tie_word_embeddings else self.lm_head
 
     def _init_weights(self, module):
+        if isinstance(module, Attention) and hasattr(module, "sinks"):
+            nn.init.normal_(module.sinks, std=self.config.init_std)
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=self.config.init_std)
             if getattr(module, "bias", None) is not None:
