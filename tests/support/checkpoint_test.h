@@ -273,7 +273,8 @@ inline std::string save(FakeState& state, const CheckpointRequest& request) {
     return save_checkpoint(request, state.config, state.table, state.access());
 }
 
-// Whether the weights in a checkpoint's files are the rounded masters, in the places that transformers expects.
+// Whether the weights in a checkpoint's files are the rounded masters, or those minus 1, where transformers expects
+// them.
 inline void check_weights(const std::string& path, FakeState& state) {
     const HfModelFiles files(path);
     const bool wide = state.dtypes.weight == Dtype::kFp32;
@@ -286,11 +287,12 @@ inline void check_weights(const std::string& path, FakeState& state) {
                 const int64_t row = part.transposed ? i % part.rows : i / param.cols;
                 const int64_t col = part.transposed ? i / part.rows : i % param.cols;
                 const int64_t at = (part.row_begin + row) * param.cols + col;
-                const char* const master = state.of(StateKind::kMaster)[p].data() + at * 4;
                 float value;
-                std::memcpy(&value, master, 4);
+                std::memcpy(&value, state.of(StateKind::kMaster)[p].data() + at * 4, 4);
+                if (param.minus_one) value += -1.0f;
                 const uint16_t rounded = bf16(value).bits;
-                expected.append(wide ? master : reinterpret_cast<const char*>(&rounded), wide ? 4 : 2);
+                expected.append(reinterpret_cast<const char*>(wide ? static_cast<const void*>(&value) : &rounded),
+                                wide ? 4 : 2);
             }
             CAPTURE(part.name);
             CHECK(found == expected);
