@@ -1,4 +1,4 @@
-// The decoder: one transformer for GPT-2, Llama and Qwen3. A block has two parts, each of which normalizes the residual
+// The decoder: one transformer for all families. A block has two parts, each of which normalizes the residual
 // stream and adds a branch to it:
 //   mid_l   = x_l   + attention_l(x_l)
 //   x_{l+1} = mid_l + mlp_l(mid_l)

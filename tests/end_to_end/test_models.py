@@ -27,7 +27,9 @@ FAMILIES = {
     "olmoe": ["model_type", "num_experts", "num_experts_per_tok", "norm_topk_prob"],
     "olmo2": ["model_type", "attention_bias", "num_key_value_heads"],
     "olmo3": ["model_type", "layer_types", "sliding_window"],
-    "gemma3": ["model_type", "layer_types", "sliding_window", "rope_parameters"],
+    "gemma3": ["model_type", "layer_types", "sliding_window", "rope_parameters", "query_pre_attn_scalar",
+               "hidden_activation"],
+    "phi3": ["model_type", "rope_parameters", "sliding_window"],
     "granite": ["model_type", "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"],
     "mixtral": ["model_type", "num_local_experts", "num_experts_per_tok"],
 }
