@@ -47,7 +47,6 @@ void put_special_tokens(OrderedJson& out, int64_t vocab_size, const HfOrigin& or
     }
     out["bos_token_id"] = bos;
     out["eos_token_id"] = eos;
-    out["pad_token_id"] = nullptr;
 }
 
 void put_gpt2(OrderedJson& out, const ModelConfig& c) {
@@ -441,6 +440,7 @@ std::string hf_config_json(const ModelConfig& config, Dtype weight_dtype, int64_
     if (hf == HfClass::kOwn) put_own(out, config, positions);
     for (const Family& family : kFamilies)
         if (family.hf == hf) put_llama(out, config, family, positions);
+    if (hf != HfClass::kOwn && origin.special_tokens.empty()) out["pad_token_id"] = nullptr;   // as those below
     put_special_tokens(out, config.vocab_size, origin);
     CHECK(weight_dtype == Dtype::kBf16 || weight_dtype == Dtype::kFp32, "weights in %s", dtype_name(weight_dtype));
     // transformers 4 reads torch_dtype, transformers 5 dtype.
