@@ -47,4 +47,5 @@ TEST_CASE("config: --disable-bias-linear is a value of --linear-bias") {
     CHECK(contains(refusal("gpt2", {"--dry-run", "--add-qkv-bias"}), "linear-bias qkv"));
     CHECK(contains(refusal("gpt2", {"--dry-run", "--window-size", "(127, 0)"}), "sliding-window"));
     CHECK(contains(refusal("gpt2", {"--dry-run", "--softmax-type", "learnable"}), "attention-sinks"));
+    CHECK(contains(refusal("gpt2", {"--dry-run", "--window-attn-skip-freq", "4"}), "sliding-window to a list"));
 }

@@ -140,7 +140,7 @@ MODELS = [
     ("gpt2 RUN --load no_config", 2, "no_config has no config.json: not a model in the format of transformers"),
     ("gpt2 RUN --load array_config", 2, "array_config/config.json: not a JSON object"),
     ("gpt2 RUN --load cut_config", 2, "cut_config/config.json: not JSON", "unexpected end of input"),
-    (f"llama {DATA} --load gemma", 2, '"model_type" is "gemma2": only gpt2, llama, mistral, qwen2, qwen3'),
+    (f"llama {DATA} --load gemma", 2, '"model_type" is "gemma2": only gpt2, llama, mistral, ministral, qwen2'),
     (f"llama {DATA} --load pointer", 2, "pointer/model.safetensors: a git-lfs pointer in place of the file"),
     (f"llama {DATA} --load no_weights", 2, "has neither model.safetensors nor", "download the weights"),
     (f"llama {DATA} --load pytorch", 2, "save the model again in the safetensors format"),

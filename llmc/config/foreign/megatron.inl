@@ -14,6 +14,7 @@ R"json([
   {"keys": "window-size", "other": "set sliding-window, which counts the query's own key too: (N, 0) there is N + 1"},
   {"keys": "softmax-type", "take": "attention-sinks", "value": true, "when": "learnable", "same": "vanilla"},
   {"keys": "softmax-type", "cannot": "a sink is learned (attention-sinks), and is never a constant"},
+  {"keys": "window-attn-skip-freq", "other": "set sliding-window to a list: 4 there is N,N,N,0"},
   {"keys": "position-embedding-type", "take": "position-embedding-type", "value": "rope", "when": "yarn",
     "sets": {"rope-scaling-type": "yarn"}},
   {"keys": ["yarn-original-max-position-embeddings yarn-beta-fast yarn-beta-slow yarn-mscale yarn-mscale-all-dim ",
