@@ -440,8 +440,9 @@ std::string hf_config_json(const ModelConfig& config, Dtype weight_dtype, int64_
     if (hf == HfClass::kOwn) put_own(out, config, positions);
     for (const Family& family : kFamilies)
         if (family.hf == hf) put_llama(out, config, family, positions);
-    if (hf != HfClass::kOwn && origin.special_tokens.empty()) out["pad_token_id"] = nullptr;   // as those below
     put_special_tokens(out, config.vocab_size, origin);
+    // In the order of kSpecialTokens, which a resumed run has.
+    if (hf != HfClass::kOwn && origin.special_tokens.empty()) out["pad_token_id"] = nullptr;
     CHECK(weight_dtype == Dtype::kBf16 || weight_dtype == Dtype::kFp32, "weights in %s", dtype_name(weight_dtype));
     // transformers 4 reads torch_dtype, transformers 5 dtype.
     for (const char* name : {"torch_dtype", "dtype"})
