@@ -218,6 +218,11 @@ std::vector<std::string> model_config_errors(const ModelConfig& c) {
          "--attention-sinks needs a model without --num-experts, and not OLMo-2, OLMo-3, Gemma-3, Granite or Phi-3: "
          "leave it out");
     if (!c.has_experts()) return errors;
+    rule(c.dense_layers == 0 || (c.dense_layers < c.num_layers && c.dense_ffn_size % 8 == 0 && c.qk_norm
+                                 && !c.qk_norm_whole),
+         strf("%lld layers without experts, of width %lld: fewer than --num-layers and a multiple of 8 are needed, and "
+              "--qk-layernorm for each head, as Qwen3-MoE and dots.llm1: transformers has no other class",
+              ll(c.dense_layers), ll(c.dense_ffn_size)));
     rule(c.same_windows() && c.local_rotary_base == 0, "--num-experts needs the same --sliding-window and rope in all "
                                                        "layers, as Qwen3-MoE and Mixtral");
     rule(c.experts_per_token <= c.num_experts, strf("--moe-router-topk %lld exceeds --num-experts %lld",

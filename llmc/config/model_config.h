@@ -75,6 +75,8 @@ struct ModelConfig {
     // sigmoid_router(): classes of transformers have both or neither.
     int64_t shared_experts = 0;
     double routed_scale = 1;         // of the weights of a token's other experts
+    // The first layers, which have one MLP of a width of their own instead (DeepSeek-V3, dots.llm1).
+    int64_t dense_layers = 0, dense_ffn_size = 0;
     bool tied_head = true;
     // Granite: embeddings times the first, results of attention and MLP times the second before they are added to the
     // stream, logits divided by the third.
@@ -121,6 +123,11 @@ struct ModelConfig {
     // of the stream makes no difference but for epsilon, have that of stream_eps().
     double stream_eps() const { return norm_eps / (residual_multiplier * residual_multiplier); }
     bool has_experts() const { return num_experts > 0; }
+    bool has_experts(int64_t layer) const { return has_experts() && layer >= dense_layers; }
+    int64_t moe_layers() const { return has_experts() ? num_layers - dense_layers : 0; }
+    int64_t ffn_size(int64_t layer) const {   // of one expert
+        return has_experts() && !has_experts(layer) ? dense_ffn_size : ffn_hidden_size;
+    }
     // The router's scores are sigmoids, and a bias that balances the experts is added for the choice, see router_bias.
     bool sigmoid_router() const { return shared_experts > 0; }
     // Heads of Q and of K, and elements of each, as qk-norm takes them.

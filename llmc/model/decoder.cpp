@@ -21,7 +21,7 @@ Decoder::Decoder(const ModelConfig& config, const ParamTable& table, const Decod
                  ParamStore& store, Fp8State& fp8)
     : model_(config, table, options, arena, store, fp8), config_(model_.config),
       activations_begin_(arena.taken_bytes()), head_layer_(model_.head_layer()), attention_(model_),
-      mlp_(make_mlp(model_)), after_attention_(model_, LinearKind::kProj), after_mlp_(model_, LinearKind::kDown),
+      mlps_(make_mlps(model_)), after_attention_(model_, LinearKind::kProj), after_mlp_(model_, LinearKind::kDown),
       buffers_(model_, rows(config, options), head_layer_, 1),
       final_norm_(model_, buffers_, LinearKind::kHead) {
     model_.offload.allocate(arena);
@@ -63,10 +63,10 @@ void Decoder::forward(Ctx& ctx, const DeviceBatch& batch, bool training) {
     NormInput stream{.in = attention_.residual(0, N)};
     for (int l = 0; l < head_layer_; l++) {
         before(ctx, l, Pass::kForward);
-        const Tensor x = attention_.residual(l, N), mid = mlp_->residual(l, N);
+        const Tensor x = attention_.residual(l, N), mid = mlp(l).residual(l, N);
         const Tensor attended = branch(after_attention_, l, N), mapped = branch(after_mlp_, l, N);
         attention_.forward(ctx, l, stream, attended, batch);
-        mlp_->forward(ctx, l, after_attention_.forward(ctx, l, attended, x, mid, N, false), mapped, batch);
+        mlp(l).forward(ctx, l, after_attention_.forward(ctx, l, attended, x, mid, N, false), mapped, batch);
         const bool last = l + 1 == head_layer_;
         if (!last) model_.offload.before_forward(ctx, l + 1);   // its stream is written now
         const Tensor next = last ? final_norm_.residual(head_layer_, N) : attention_.residual(l + 1, N);
@@ -171,8 +171,8 @@ void Decoder::recompute_block(Ctx& ctx, int layer, const DeviceBatch& batch) {
     const int64_t N = batch.rows();
     const Tensor attended = branch(after_attention_, layer, N);
     attention_.recompute(ctx, layer, attended, batch);
-    mlp_->recompute(ctx, layer, after_attention_.forward(ctx, layer, attended, attention_.residual(layer, N),
-                                                         mlp_->residual(layer, N), N, true), batch);
+    mlp(layer).recompute(ctx, layer, after_attention_.forward(ctx, layer, attended, attention_.residual(layer, N),
+                                                         mlp(layer).residual(layer, N), N, true), batch);
 }
 
 // Backward of the head for N rows, whose logits are overwritten with their gradient. dnorm (N, C) =. Chunks after the
@@ -235,8 +235,8 @@ void Decoder::loss_and_backward(Ctx& ctx, const DeviceBatch& batch, StepState* s
         before(ctx, l - 1, Pass::kBackward);
         model_.offload.before_backward(ctx, l);
         recompute_block(ctx, l, batch);
-        if (post) dy = after_mlp_.backward(ctx, l, dresidual.unquantized, dbranch, mlp_->output(l), N);
-        dy = mlp_->backward(ctx, l, dy, dresidual, post ? Linear{} : attention_.output(l), batch, state);
+        if (post) dy = after_mlp_.backward(ctx, l, dresidual.unquantized, dbranch, mlp(l).output(l), N);
+        dy = mlp(l).backward(ctx, l, dy, dresidual, post ? Linear{} : attention_.output(l), batch, state);
         if (post) dy = after_attention_.backward(ctx, l, dresidual.unquantized, dbranch, attention_.output(l), N);
         dy = attention_.backward(ctx, l, dy, dresidual, below(l), batch);
         model_.offload.after_backward(ctx, l);

@@ -48,6 +48,7 @@ private:
     enum Row { kBranch = PreNorm::kRows, kLogits, kLosses, kSquares, kDnorm };
     static std::vector<BufferRow> rows(const ModelConfig& config, const DecoderOptions& options);
 
+    Mlp& mlp(int layer) const { return *mlps_[mlps_.size() > 1 && config_.has_experts(layer)]; }
     Linear head() const { return model_.linear(head_layer_, LinearKind::kHead); }
     // What the part of a block with this output writes.
     Tensor branch(const PostNorm& norm, int layer, int64_t N) const {
@@ -55,7 +56,7 @@ private:
     }
     // The linear whose result was added last to the stream that the layer reads, if no norm came between.
     Linear below(int layer) const {
-        return layer > 0 && !config_.post_norms() ? mlp_->output(layer - 1) : Linear{};
+        return layer > 0 && !config_.post_norms() ? mlp(layer - 1).output(layer - 1) : Linear{};
     }
     float embedding_mul() const;
     void embed(Ctx& ctx, const DeviceBatch& batch);
@@ -86,7 +87,7 @@ private:
     const int64_t activations_begin_;
     const int head_layer_;   // the last block's number + 1
     Attention attention_;
-    const std::unique_ptr<Mlp> mlp_;
+    const std::vector<std::unique_ptr<Mlp>> mlps_;   // see make_mlps
     PostNorm after_attention_, after_mlp_;
     ActivationBuffers buffers_;
     PreNorm final_norm_;

@@ -7,8 +7,9 @@ std::vector<BufferRow> DenseMlp::rows(const ModelConfig& c) {
 }
 
 DenseMlp::DenseMlp(ModelContext& model)
-    : model_(model), buffers_(model, rows(model.config), 0, static_cast<int>(model.config.num_layers)),
-      norm_(model, buffers_, LinearKind::kUp), feed_forward_(model, model.config.ffn_hidden_size, false) {}
+    : model_(model), buffers_(model, rows(model.config), 0, layers(model.config)),
+      norm_(model, buffers_, LinearKind::kUp),
+      feed_forward_(model, model.config.ffn_size(0), false, 0, layers(model.config)) {}
 
 void DenseMlp::forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch, const DeviceBatch& batch) {
     Arena::Scope scope(ctx, model_.arena);

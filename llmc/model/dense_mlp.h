@@ -1,4 +1,4 @@
-// The MLP of a model without experts: branch = feed_forward(norm(x)).
+// The MLP of layers without experts: branch = feed_forward(norm(x)).
 #pragma once
 #include <vector>
 
@@ -19,6 +19,7 @@ public:
 private:
     enum Row { kDnorm = PreNorm::kRows };
     static std::vector<BufferRow> rows(const ModelConfig& config);
+    static int layers(const ModelConfig& c) { return static_cast<int>(c.num_layers - c.moe_layers()); }
 
     ModelContext& model_;
     ActivationBuffers buffers_;

@@ -8,9 +8,9 @@ std::vector<BufferRow> FeedForward::rows(const ModelConfig& c, int64_t F, bool s
             {"d activation", F, Form::kWorking, kScratch}};
 }
 
-FeedForward::FeedForward(ModelContext& model, int64_t width, bool shared)
+FeedForward::FeedForward(ModelContext& model, int64_t width, bool shared, int first_layer, int layers)
     : model_(model), width_(width), shared_(shared),
-      buffers_(model, rows(model.config, width, shared), 0, static_cast<int>(model.config.num_layers)) {}
+      buffers_(model, rows(model.config, width, shared), first_layer, layers) {}
 
 Linear FeedForward::up(int layer) const {
     return shared_ ? model_.linear_of(model_.params_of(layer).shared_up_weight)

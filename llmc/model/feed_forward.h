@@ -6,8 +6,8 @@
 
 class FeedForward {
 public:
-    // shared: the parameters of shared experts, in the working type.
-    FeedForward(ModelContext& model, int64_t width, bool shared);
+    // Of layers [first_layer, first_layer + layers). shared: the parameters of shared experts, in the working type.
+    FeedForward(ModelContext& model, int64_t width, bool shared, int first_layer, int layers);
 
     Linear up(int layer) const;
     Linear down(int layer) const;

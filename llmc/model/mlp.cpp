@@ -3,7 +3,9 @@
 #include "llmc/model/dense_mlp.h"
 #include "llmc/model/moe_mlp.h"
 
-std::unique_ptr<Mlp> make_mlp(ModelContext& model) {
-    if (model.config.has_experts()) return std::make_unique<MoeMlp>(model);
-    return std::make_unique<DenseMlp>(model);
+std::vector<std::unique_ptr<Mlp>> make_mlps(ModelContext& model) {
+    std::vector<std::unique_ptr<Mlp>> mlps;
+    if (model.config.moe_layers() < model.config.num_layers) mlps.push_back(std::make_unique<DenseMlp>(model));
+    if (model.config.moe_layers() > 0) mlps.push_back(std::make_unique<MoeMlp>(model));
+    return mlps;
 }

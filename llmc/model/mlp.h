@@ -22,5 +22,6 @@ public:
                                    const Linear& below, const DeviceBatch& batch, const StepState* state) = 0;
 };
 
-// That of the model's shape. Allocates the buffers of all layers from the arena.
-std::unique_ptr<Mlp> make_mlp(ModelContext& model);
+// That of layers without experts, then that of layers with experts, if the model has such layers. Allocates their
+// buffers from the arena.
+std::vector<std::unique_ptr<Mlp>> make_mlps(ModelContext& model);

@@ -15,7 +15,7 @@ std::vector<BufferRow> MoeMlp::rows(const ModelConfig& c, const DecoderOptions& 
     const int64_t E = c.num_experts, C = c.hidden_size, F = c.ffn_hidden_size;
     const int64_t P = options.experts ? options.experts->ranks : 1, K = c.experts_per_token * P;   // of all ranks
     const int64_t R = P > 1 ? options.rows_of_token : K;
-    std::vector<BufferRow> rows = PreNorm::rows(c, LinearKind::kUp, kSavedUnlessBlock, kSavedUnlessNormAct);
+    std::vector<BufferRow> rows = PreNorm::rows(c, LinearKind::kUp, kSavedUnlessBlock, kSavedUnlessNormAct, true);
     rows.insert(rows.end(), {
         {"router probabilities", E, Form::kStat, kSavedUnlessBlock},
         {"router log-sum-exp", 1, Form::kStat, kSavedUnlessBlock},
@@ -38,9 +38,12 @@ std::vector<BufferRow> MoeMlp::rows(const ModelConfig& c, const DecoderOptions& 
 
 MoeMlp::MoeMlp(ModelContext& model)
     : model_(model), config_(model.config), exchange_(model.options.experts),
-      buffers_(model, rows(config_, model.options), 0, static_cast<int>(config_.num_layers)),
-      norm_(model, buffers_, LinearKind::kUp) {
-    if (config_.shared_experts > 0) shared_.emplace(model, config_.shared_experts * config_.ffn_hidden_size, true);
+      first_layer_(static_cast<int>(config_.dense_layers)),
+      buffers_(model, rows(config_, model.options), first_layer_, static_cast<int>(config_.moe_layers())),
+      norm_(model, buffers_, LinearKind::kUp, true) {
+    if (config_.shared_experts > 0)
+        shared_.emplace(model, config_.shared_experts * config_.ffn_hidden_size, true, first_layer_,
+                        static_cast<int>(config_.moe_layers()));
 }
 
 RouterForm MoeMlp::form() const {
@@ -68,7 +71,7 @@ void MoeMlp::route(Ctx& ctx, int layer, int64_t N, bool again) {
     if (const Tensor& stats = model_.options.router_stats; stats && model_.training && !again) {
         const int64_t width = router_stats_elems(E());
         Arena::Scope scope(ctx, model_.arena);
-        ops::router_stats(ctx, {.stats = stats.slice(layer * width, width),
+        ops::router_stats(ctx, {.stats = stats.slice((layer - first_layer_) * width, width),
                                 .scratch = model_.scratch(Dtype::kFp64, kRouterPartials * width), .probs = probs,
                                 .lse = lse, .experts = experts, .N = N, .E = E(), .K = K(),
                                 .sigmoid = form().sigmoid});
@@ -88,7 +91,7 @@ void MoeMlp::sort(Ctx& ctx, int layer, const Order& order, int64_t N) {
                             .scratch = model_.scratch(Dtype::kInt32, ceil_div(P() * N * K(), kSortChunk) * here()),
                             .row_slots = order.row_slots, .slot_rows = order.slot_rows,
                             .experts = buffers_.at(kExperts, layer, N), .N = P() * N, .E = here(), .K = K(),
-                            .first = first(), .load = rows ? rows.slice(layer, 1) : Tensor{}});
+                            .first = first(), .load = rows ? rows.slice(layer - first_layer_, 1) : Tensor{}});
 }
 
 // The codes or values of all ranks, in the order of ranks.
@@ -273,8 +276,8 @@ void MoeMlp::router_backward(Ctx& ctx, int layer, const LinearOperand& dy, Tenso
     ops::router_backward(ctx, {.dlogits = dlogits, .dweights = dweights, .probs = buffers_.at(kProbs, layer, N),
                                .lse = buffers_.at(kLse, layer, N), .experts = own(buffers_.at(kExperts, layer, N)),
                                .weights = own(buffers_.at(kWeights, layer, N)),
-                               .load = options.expert_load.slice(layer * E(), E()), .state = state, .N = N,
-                               .E = E(), .K = K(), .form = form(),
+                               .load = options.expert_load.slice((layer - first_layer_) * E(), E()), .state = state,
+                               .N = N, .E = E(), .K = K(), .form = form(),
                                .aux = static_cast<float>(options.aux_loss),
                                .z = static_cast<float>(options.router_z_loss)});
     const LinearOperand x{.unquantized = this->x(layer, N)};

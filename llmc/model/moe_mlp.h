@@ -89,6 +89,7 @@ private:
     ModelContext& model_;
     const ModelConfig& config_;
     const ExpertExchange* const exchange_;
+    const int first_layer_;   // with experts
     ActivationBuffers buffers_;
     PreNorm norm_;
     std::optional<FeedForward> shared_;

@@ -2,14 +2,13 @@
 
 // Whether the norm's result is read in the working type where its reader runs in FP8: by the forward matmul of the
 // head, and by the router of experts.
-static bool others_read(const ModelConfig& config, LinearKind reader) {
-    return reader == LinearKind::kHead || (reader == LinearKind::kUp && config.has_experts());
-}
+static bool others_read(LinearKind reader, bool router) { return reader == LinearKind::kHead || router; }
 
-std::vector<BufferRow> PreNorm::rows(const ModelConfig& config, LinearKind reader, Lifetime residual, Lifetime norm) {
+std::vector<BufferRow> PreNorm::rows(const ModelConfig& config, LinearKind reader, Lifetime residual, Lifetime norm,
+                                     bool router) {
     const int64_t C = config.hidden_size;
     const int64_t mean = config.norm == Norm::kLayerNorm ? 1 : 0;
-    const bool head = reader == LinearKind::kHead, others = others_read(config, reader);
+    const bool head = reader == LinearKind::kHead, others = others_read(reader, router);
     const bool exists = head || config.pre_norms();
     const Lifetime statistics = head ? kSaved : kSavedUnlessBlock;
     return {{"residual", C, Form::kWorking, residual},
@@ -34,7 +33,7 @@ LinearOperand PreNorm::x(int layer, int64_t N) const {
 
 LinearOperand PreNorm::forward(Ctx& ctx, int layer, const NormInput& input, int64_t N, XUsage usage) const {
     const PendingOperand result = model_.begin_x(model_.linear(layer, reader_), x(layer, N), N, usage,
-                                                 !exists() || others_read(model_.config, reader_));
+                                                 !exists() || others_read(reader_, router_));
     if (exists()) model_.norm_forward(ctx, layer_of(layer, N), input, N, result.out, result.quant);
     else if (result.quant)
         ops::quantize(ctx, {.quant = result.quant, .in = result.out, .N = N, .C = model_.config.hidden_size});

@@ -10,10 +10,12 @@ public:
     // The first rows of an ActivationBuffers table with a norm.
     enum Row { kResidual, kNorm, kNormFp8, kMean, kRstd, kRows };
     // reader: the linear whose x is the norm's result. `residual` and `norm`: lifetimes of the stream and the result.
-    static std::vector<BufferRow> rows(const ModelConfig& config, LinearKind reader, Lifetime residual, Lifetime norm);
+    // router: one of experts reads the result, too.
+    static std::vector<BufferRow> rows(const ModelConfig& config, LinearKind reader, Lifetime residual, Lifetime norm,
+                                       bool router = false);
 
-    PreNorm(ModelContext& model, const ActivationBuffers& buffers, LinearKind reader)
-        : model_(model), buffers_(buffers), reader_(reader) {}
+    PreNorm(ModelContext& model, const ActivationBuffers& buffers, LinearKind reader, bool router = false)
+        : model_(model), buffers_(buffers), reader_(reader), router_(router) {}
 
     bool exists() const { return reader_ == LinearKind::kHead || model_.config.pre_norms(); }
     // The residual stream that the norm reads.
@@ -33,4 +35,5 @@ private:
     ModelContext& model_;
     const ActivationBuffers& buffers_;
     const LinearKind reader_;
+    const bool router_;
 };

@@ -7,10 +7,13 @@
 
 namespace {
 
-// Milliseconds of a step of one rank and one layer, whose linears of `kind` run as in `plan`, and all others in BF16.
-// Without a plan, all run in BF16.
-double step_ms(Config config, const Fp8Plan* plan, LinearKind kind) {
-    config.shape.num_layers = 1, config.seq_length = config.part_length();
+// Milliseconds of a step of one rank and one layer like that of `linear`, whose linears of this kind run as in `plan`,
+// and all others in BF16. Without a plan, all run in BF16.
+double step_ms(Config config, const Fp8Plan* plan, const LinearPlan& linear) {
+    const LinearKind kind = linear.kind;
+    config.shape.ffn_hidden_size = config.shape.ffn_size(linear.layer);
+    if (!config.shape.has_experts(linear.layer)) config.shape.num_experts = config.shape.shared_experts = 0;
+    config.shape.num_layers = 1, config.shape.dense_layers = 0, config.seq_length = config.part_length();
     config.context_parallel = config.expert_parallel = 1;   // its rows are those of a balanced load
     config.moe_capacity = 0;
     config.recompute = Recompute::kNone;
@@ -20,7 +23,7 @@ double step_ms(Config config, const Fp8Plan* plan, LinearKind kind) {
     Fp8Plan run = make_fp8_plan(config, table);
     if (plan) {
         std::vector<LinearPlan> linears = std::move(run.linears);
-        for (LinearPlan& linear : linears) linear.fp8 = linear.kind == kind;
+        for (LinearPlan& l : linears) l.fp8 = l.kind == kind;
         run = *plan;
         run.linears = std::move(linears);
         config.fp8_recipe = plan->recipe;
@@ -39,15 +42,16 @@ double predict_speedup(const Config& config, const Fp8Plan& plan, const LinearPl
                       + rates.gemm_us(GemmMode::kBf16, GemmLayout::kDgrad, N, in, out)
                       + rates.gemm_us(GemmMode::kBf16, GemmLayout::kWgrad, out, in, N);
     const double bf16_ms = 1e-3 * us * real(chunks);
-    const double gain_ms = step_ms(config, nullptr, linear.kind) - step_ms(config, &plan, linear.kind);
+    const double gain_ms = step_ms(config, nullptr, linear) - step_ms(config, &plan, linear);
     return bf16_ms / (bf16_ms - gain_ms * real(config.micro_batch_size) / real(config.global_batch_size));
 }
 
 Fp8Plan fp8_plan_of(const Config& config, const ParamTable& table) {
-    std::map<LinearKind, double> known;   // all linears of a kind have the same shape
+    std::map<std::pair<LinearKind, bool>, double> known;   // linears of a kind have the same shape, or one of experts
     return make_fp8_plan(config, table, [&known](const Config& c, const Fp8Plan& plan, const LinearPlan& linear) {
-        if (!known.count(linear.kind)) known[linear.kind] = predict_speedup(c, plan, linear);
-        return known[linear.kind];
+        const std::pair key(linear.kind, c.shape.has_experts(linear.layer));
+        if (!known.count(key)) known[key] = predict_speedup(c, plan, linear);
+        return known[key];
     });
 }
 

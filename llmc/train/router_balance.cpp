@@ -8,7 +8,7 @@
 namespace {
 
 Tensor take(const Config& config, Arena& arena, int64_t elems, Dtype dtype = Dtype::kFp64) {
-    return arena.take(Purpose::kScratch, dtype, config.shape.has_experts() ? config.shape.num_layers * elems : 0);
+    return arena.take(Purpose::kScratch, dtype, config.shape.moe_layers() * elems);
 }
 
 }  // namespace
@@ -52,7 +52,8 @@ void RouterBalance::guard(Ctx& ctx, CommStream& stream, Comm& world, StepGuardAr
 std::string RouterBalance::capacity_error(int64_t rows, int layer) const {
     if (rows <= capacity()) return "";
     return strf("the experts of one rank had %lld rows in layer %d, but --moe-capacity %s has memory for %lld: raise "
-                "it, or leave it out", ll(rows), layer, number_text(config_.moe_capacity).c_str(), ll(capacity()));
+                "it, or leave it out", ll(rows), layer + static_cast<int>(config_.shape.dense_layers),
+                number_text(config_.moe_capacity).c_str(), ll(capacity()));
 }
 
 std::string RouterBalance::evaluation_error(Ctx& ctx, Comm& world) const {
@@ -69,7 +70,7 @@ void RouterBalance::finish(Ctx& ctx, CommStream& stream, Comm& world, StepState*
     if (!stats_) return;
     const CollectivePurpose purpose(ctx, "load of experts");
     if (world.world().ranks > 1) stream.timed(ctx, [&] { world.sum(ctx, stats_); });
-    ops::router_summary(ctx, {.state = state, .stats = stats_, .load = load_, .layers = config_.shape.num_layers,
+    ops::router_summary(ctx, {.state = state, .stats = stats_, .load = load_, .layers = config_.shape.moe_layers(),
                               .E = config_.shape.num_experts, .K = config_.shape.experts_per_token,
                               .aux = static_cast<float>(aux_), .z = static_cast<float>(z_)});
 }

@@ -22,7 +22,8 @@ public:
     // After them and step_guard: adds up the statistics of all ranks, see RouterSummaryArgs.
     void finish(Ctx& ctx, CommStream& stream, Comm& world, StepState* state) const;
 
-    // What is wrong if a rank's experts had more rows than there is memory for, "" otherwise.
+    // What is wrong if a rank's experts had more rows than there is memory for, "" otherwise. layer: of those with
+    // experts.
     std::string capacity_error(int64_t rows, int layer) const;
     // The same of the evaluations since the last call of guard. Collective, blocking.
     std::string evaluation_error(Ctx& ctx, Comm& world) const;

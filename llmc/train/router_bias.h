@@ -8,9 +8,9 @@ public:
     // load: (layers, E) fp64, the rows of every expert in this step, see RouterBalance; empty without experts.
     RouterBias(const Config& config, Tensor load) : config_(config), load_(load) {}
     void update(Ctx& ctx, const ShardUpdate& shard, const StepState* state) const override {
-        const int64_t E = config_.shape.num_experts;
+        const int64_t E = config_.shape.num_experts, layer = shard.param.layer - config_.shape.dense_layers;
         ops::router_bias(ctx, {.bias = shard.weight, .master = shard.state(StateKind::kMaster),
-                               .load = load_.slice(shard.param.layer * E, E), .state = state, .first = shard.begin,
+                               .load = load_.slice(layer * E, E), .state = state, .first = shard.begin,
                                .rate = static_cast<float>(config_.moe_router_bias_update_rate)});
     }
 

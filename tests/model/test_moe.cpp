@@ -295,7 +295,8 @@ MixtureResult result_of(const Mixture& m, Dtype dtype, Recompute level) {
     Arena arena(memory.get(), kBytes);
     arena.set_poison(true);
     ModelContext context(shape, model.table, options, arena, decoder.store(), model.trainer->fp8());
-    const std::unique_ptr<Mlp> mlp = make_mlp(context);
+    const auto mlps = make_mlps(context);
+    Mlp* const mlp = mlps[0].get();
     Arena::Scope scope(model.ctx, arena);
     const int64_t elems = m.N * m.C;
     const Tensor zero = context.scratch(dtype, elems), x = context.scratch(dtype, elems),
@@ -410,10 +411,13 @@ TEST_CASE("experts in FP8: near BF16; recomputation and poisoned scratch do not 
     for (const auto& [recipe, in_bf16] : {std::pair(Fp8Recipe::kBlockwise, none), {Fp8Recipe::kBlockwise, mixed},
                                           {Fp8Recipe::kBlockwiseBf16Wgrad, none}}) {
         Config config = fp8_config(fp8_moe(), recipe);
+        if (!in_bf16.empty())   // and a layer without experts
+            config.shape.qk_norm = true, config.shape.num_layers = 3, config.shape.dense_layers = 1,
+            config.shape.dense_ffn_size = 96;
         config.bf16_linears = in_bf16;
         const auto set = [](TestModel& m) { m.set_random_batch(4, 3); };
         check_recompute(config, set, 2);
-        TestModel model(config), reference(fp8_config(fp8_moe(), Fp8Recipe::kNone));
+        TestModel model(config), reference(fp8_config(config.shape, Fp8Recipe::kNone));
         for (TestModel* m : {&model, &reference}) set(*m), m->gradients();
         CHECK(model.loss() == doctest::Approx(reference.loss()).epsilon(0.01));
         CHECK(model.loss() != reference.loss());

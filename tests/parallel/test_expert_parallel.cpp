@@ -136,6 +136,27 @@ TEST_CASE("expert parallel: gradients of experts have equal bits in FP32 if each
     }
 }
 
+TEST_CASE("expert parallel: the first layers may have no experts") {
+    Config config = four_ranks(Dtype::kFp32);
+    config.shape.num_layers = 3, config.shape.dense_layers = 1, config.shape.dense_ffn_size = 40;
+    const Result one = run(config, 4, 1);
+    CHECK(one.loss != run(four_ranks(Dtype::kFp32), 4, 1).loss);
+    for (Recompute recompute : {Recompute::kNone, Recompute::kNormAct, Recompute::kBlock})
+        for (int parts : {1, 4}) {
+            config.recompute = recompute;
+            const Result r = run(config, 4, parts);
+            CHECK(r.loss == one.loss);
+            CHECK(r.dense == one.dense);
+            CHECK(relative(one.experts, r.experts) < 1e-6);
+        }
+    config.moe_capacity = 1, config.recompute = Recompute::kNone;
+    CHECK(run(config, 4, 2, true).evaluation_error.find("rows in layer 1, but --moe-capacity 1") < 100);
+    for (int64_t zero : {1, 2, 3}) {
+        config.zero = zero, config.moe_capacity = 0;
+        CHECK(run(config, 4, 2).token_losses == one.token_losses);
+    }
+}
+
 TEST_CASE("expert parallel: initial values depend neither on the parts nor on the level of ZeRO") {
     Config config = four_ranks(Dtype::kFp32);
     config.lr = 0;

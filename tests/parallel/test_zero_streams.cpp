@@ -181,6 +181,7 @@ std::vector<StreamCase> stream_cases() {
     stream_cases.back().every_order = false;
     Config& shared = add("bf16, experts of two ranks, shared experts", 1, Fp8Recipe::kNone);
     shared.shape.ffn_hidden_size = 40, shared.shape.num_experts = 4, shared.shape.shared_experts = 1;
+    shared.shape.num_layers = 3, shared.shape.dense_layers = 1, shared.shape.dense_ffn_size = 48;
     shared.expert_parallel = 2, shared.recompute = Recompute::kNormAct;
     stream_cases.back().every_order = false;
     return stream_cases;

@@ -178,6 +178,19 @@ def dots1():
         routed_scaling_factor=2.5, sliding_window=None, attention_bias=True, **SMALL))
 
 
+# The first layer has no experts.
+def dots1_dense():
+    return Dots1ForCausalLM(Dots1Config(
+        n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, n_shared_experts=1, norm_topk_prob=True,
+        first_k_dense_replace=1, sliding_window=None, **SMALL))
+
+
+def qwen3_moe_dense():
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(
+        num_experts=3, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True, mlp_only_layers=[0],
+        **SMALL))
+
+
 def solar_open():
     shape = SMALL | dict(num_hidden_layers=1)
     del shape["intermediate_size"]
@@ -212,6 +225,8 @@ MODELS = {
     "olmo3": (olmo3, torch.float32, "1GB"),
     "ministral": (ministral, torch.float32, "1GB"),
     "qwen3_layers": (qwen3_layers, torch.bfloat16, "1GB"),
+    "dots1_dense": (dots1_dense, torch.float32, "1GB"),
+    "qwen3_moe_dense": (qwen3_moe_dense, torch.bfloat16, "1GB"),
 }
 # Experts as transformers 5 has them in memory; the others are saved one by one, as transformers 4 does.
 STACKED = ["mixtral"]

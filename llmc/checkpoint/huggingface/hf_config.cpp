@@ -82,7 +82,6 @@ void put_window(OrderedJson& out, const ModelConfig& c, const Family& family) {
         out["layer_types"].push_back(c.window(l) > 0 ? kSliding : kFull);
 }
 
-// All layers have experts.
 void put_experts(OrderedJson& out, const ModelConfig& c, HfClass hf) {
     out[experts_field(hf)] = c.num_experts;
     out["num_experts_per_tok"] = c.experts_per_token;
@@ -92,11 +91,12 @@ void put_experts(OrderedJson& out, const ModelConfig& c, HfClass hf) {
         out["n_shared_experts"] = c.shared_experts;
         out["routed_scaling_factor"] = c.routed_scale;
         out["n_group"] = out["topk_group"] = 1;
-        out["first_k_dense_replace"] = 0;
+        out["first_k_dense_replace"] = c.dense_layers;
     }
     if (hf != HfClass::kQwen3Moe) return;
     out["decoder_sparse_step"] = 1;
     out["mlp_only_layers"] = OrderedJson::array();
+    for (int64_t l = 0; l < c.dense_layers; l++) out["mlp_only_layers"].push_back(l);
 }
 
 // The families differ in a handful of fields.
@@ -105,7 +105,7 @@ void put_llama(OrderedJson& out, const ModelConfig& c, const Family& family, int
     out["model_type"] = family.model_type;
     out["vocab_size"] = c.vocab_size;
     out["hidden_size"] = c.hidden_size;
-    out["intermediate_size"] = c.ffn_hidden_size;
+    out["intermediate_size"] = c.dense_layers > 0 ? c.dense_ffn_size : c.ffn_hidden_size;
     out["num_hidden_layers"] = c.num_layers;
     out["num_attention_heads"] = c.num_attention_heads;
     out["num_key_value_heads"] = c.num_query_groups;
@@ -252,15 +252,22 @@ void read_experts(const HfFields& f, HfClass hf, ModelConfig& c) {
     c.num_experts = f.integer(f.has("num_local_experts") ? "num_local_experts" : experts_field(hf), 1, kMaxExperts);
     c.experts_per_token = f.integer_or("num_experts_per_tok", hf == HfClass::kMixtral ? 2 : 8, 1, kMaxExpertsPerToken);
     c.normalize_experts = hf == HfClass::kMixtral || f.boolean_or("norm_topk_prob", hf == HfClass::kSolarOpen);
-    if (has_moe_width(hf)) c.ffn_hidden_size = f.size("moe_intermediate_size");
+    c.dense_ffn_size = std::exchange(c.ffn_hidden_size, has_moe_width(hf) ? f.size("moe_intermediate_size")
+                                                                          : c.ffn_hidden_size);
     if (has_shared_experts(hf)) {
         c.shared_experts = f.integer_or("n_shared_experts", 1, 1, 64);
         c.routed_scale = f.positive_or("routed_scaling_factor", 1, 1e3);
         for (const char* field : {"n_group", "topk_group"}) f.only(field, 1, "groups of experts are not supported");
-        f.only("first_k_dense_replace", 0, "only models with experts in all layers are supported");
+        if (hf == HfClass::kDots1) c.dense_layers = f.integer_or("first_k_dense_replace", 0, 0, c.num_layers - 1);
+        else f.only("first_k_dense_replace", 0, "only models with experts in all layers are supported");
     }
-    f.only("decoder_sparse_step", 1, "only models with experts in all layers are supported");
-    f.only("mlp_only_layers", Json::array(), "only models with experts in all layers are supported");
+    f.only("decoder_sparse_step", 1, "experts in every layer but the first ones are supported");
+    Json dense = Json::array();
+    if (hf == HfClass::kQwen3Moe && f.has("mlp_only_layers"))
+        c.dense_layers = std::min(static_cast<int64_t>(f.object["mlp_only_layers"].size()), c.num_layers - 1);
+    for (int64_t l = 0; hf == HfClass::kQwen3Moe && l < c.dense_layers; l++) dense.push_back(l);
+    f.only("mlp_only_layers", dense, "experts in every layer but the first ones are supported");
+    if (c.dense_layers == 0) c.dense_ffn_size = 0;
     f.only("router_jitter_noise", 0, "noise in the router is not supported");
     f.only("clip_qkv", nullptr, "clipped queries, keys and values are not supported");
     f.ignore({"output_router_logits", "router_aux_loss_coef"});   // --moe-aux-loss-coeff is an option of the run

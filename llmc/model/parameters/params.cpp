@@ -70,7 +70,7 @@ struct Builder {
     }
 
     LayerParams layer(int l) {
-        const int64_t C = c.hidden_size, F = c.ffn_hidden_size, q = c.q_width(), kv = c.kv_width();
+        const int64_t C = c.hidden_size, F = c.ffn_size(l), q = c.q_width(), kv = c.kv_width();
         const bool gated = activation_function(c.activation).gated, layer_norm = c.norm == Norm::kLayerNorm;
         const std::string own = "layers." + std::to_string(l) + ".";
         const std::string hf = (gpt2_names ? "transformer.h." : "model.layers.") + std::to_string(l) + ".";
@@ -125,13 +125,14 @@ struct Builder {
         if (c.proj_bias()) p.proj_bias = vector(own + "proj.bias", whole(proj + ".bias", C, false), l, C);
         post_norm("post_norm1.weight", "post_attention_layernorm.weight", p.post_norm1_weight);
         if (c.pre_norms()) norm("norm2", norm2, p.norm2_weight, p.norm2_bias);
-        if (c.has_experts()) {
+        if (c.has_experts(l)) {
             add_experts(p, l, own, hf, residual_std);
             return p;
         }
-        p.up_weight = matrix(own + "up.weight", up_parts(".weight"), l, c.up_width(), C, c.init_std,
+        const int64_t up = activation_inputs(c.activation, F);
+        p.up_weight = matrix(own + "up.weight", up_parts(".weight"), l, up, C, c.init_std,
                              std::vector<int64_t>(gated ? 2 : 1, F));
-        if (c.mlp_bias()) p.up_bias = vector(own + "up.bias", up_parts(".bias"), l, c.up_width());
+        if (c.mlp_bias()) p.up_bias = vector(own + "up.bias", up_parts(".bias"), l, up);
         p.down_weight = matrix(own + "down.weight", whole(down + ".weight", C, true), l, C, F, residual_std);
         if (c.mlp_bias()) p.down_bias = vector(own + "down.bias", whole(down + ".bias", C, false), l, C);
         post_norm("post_norm2.weight", "post_feedforward_layernorm.weight", p.post_norm2_weight);
