@@ -13,6 +13,9 @@ using Shape = AttentionShape;
 
 // Of the tensor-core kernels of compute capability 9.0. 80 and 96 are padded to 128; 256 has tiles of 80 keys.
 constexpr int64_t kTensorDims[] = {64, 80, 96, 128, 256};
+// A large AttentionShape::magnitude. With 6 and 256 columns, bounds of single elements are above a 16th of the largest
+// gradient, so that check_close would not notice an error of that size.
+inline double large_magnitude(int64_t HS) { return HS < 256 ? 6 : 3; }
 
 // The backward pass reads out and lse of `given`.
 inline Attention::Result on_gpu(const Attention& a, const Attention::Result& given, int again = 0, Ctx& ctx = gpu()) {

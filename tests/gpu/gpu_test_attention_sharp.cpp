@@ -31,6 +31,7 @@ void add_own_heights(Attention& a) {
         for (int64_t d = 0; d < s.HS; d++) a.qkv.set(at + d, a.qkv.get(at + d) + amount * sign_of(key, d));
     };
     const int64_t lower = s.B * s.NKV * s.T;   // vector that lowers scores
+#pragma omp parallel for collapse(2)
     for (int64_t b = 0; b < s.B; b++) {
         for (int64_t t = 0; t < s.T; t++) {
             for (int64_t h = 0; h < s.NH; h++) {
@@ -61,6 +62,7 @@ Attention sharp_problem(Shape shape, Sharp kind) {
     auto add = [&](int64_t at, int64_t key) {
         for (int64_t d = 0; d < HS; d++) a.qkv.set(at + d, a.qkv.get(at + d) + each * sign_of(key, d));
     };
+#pragma omp parallel for collapse(2)
     for (int64_t b = 0; b < shape.B; b++) {
         for (int64_t t = 0; t < shape.T; t++) {
             const int64_t token = (t * t + 31 * t + 7 * b) % 89;

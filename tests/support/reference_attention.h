@@ -213,7 +213,7 @@ inline Reference reference_of(const Attention& a, const Attention::Result& given
     r.dqkv.resize(qkv.size()), r.dqkv_error = r.dqkv;
     r.lse.resize(static_cast<size_t>(a.B * a.T * a.NH)), r.lse_error = r.delta = r.delta_error = r.lse;
     r.dsinks.resize(a.sinks.size(), Attention::kDsink), r.dsinks_error.resize(a.sinks.size());
-    for (int64_t task = 0; task < a.B * a.T * a.NH; task++) {
+    auto add_query = [&](int64_t task) {
         const int64_t t = task % a.T, h = task / a.T % a.NH, b = task / a.T / a.NH;
         const Probabilities w = probabilities_of(a, qkv, b, h, t);
         const int64_t row = a.row(b, t, h), o = a.o(b, t, h), q = a.q(b, t, h);
@@ -250,7 +250,11 @@ inline Reference reference_of(const Attention& a, const Attention::Result& given
                 r.dqkv[k + d] += ds * qkv[q + d], r.dqkv_error[k + d] += ds_error * std::fabs(qkv[q + d]);
             }
         }
-    }
+    };
+    const int64_t group = a.NH / a.NKV * a.T;   // tasks that add to the same dk and dv
+#pragma omp parallel for if (a.sinks.empty())   // a sink's gradient is a sum over sequences
+    for (int64_t head = 0; head < a.B * a.NKV; head++)
+        for (int64_t task = head * group; task < (head + 1) * group; task++) add_query(task);
     auto add_rounding = [&](const std::vector<double>& value, std::vector<double>& error) {
         for (size_t i = 0; i < value.size(); i++)
             error[i] += round * (std::fabs(value[i]) + error[i]) + kTiny;
