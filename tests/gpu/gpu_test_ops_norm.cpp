@@ -205,6 +205,7 @@ TEST_CASE("gpu ops: qk-norm and rope") {
     for (const Heads& h : kHeads) {
         if (left_out(h.N * h.NH * h.HS)) continue;
         for_gpu_types([&](Dtype work, Dtype grad, int64_t shift_bytes) {
+            if (h.N * h.NH * h.HS > 100000 && shift_bytes) return;
             check_qk_norm_backward(h, work, grad, shift_bytes);
             if (work == grad) return;
             check_qk_norm_forward(h, work, shift_bytes);
