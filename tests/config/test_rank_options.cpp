@@ -1,4 +1,6 @@
-// Options of runs on several ranks: Megatron's spellings, and options without effect, in general and on one rank.
+// Options of runs on several ranks: Megatron's spellings, options without effect, in general and on one rank, and what
+// ranks cannot share.
+#include "llmc/perf/fp8_speedup.h"
 #include "tests/support/config_test.h"
 
 namespace {
@@ -98,4 +100,53 @@ TEST_CASE("rank options: groups of --zero-group divide the ranks") {
         CHECK_EQ(broken(ranks), strf("--zero-group 4 does not divide the %d ranks: each of its groups holds all "
                                      "shards\n", ranks));
     CHECK(contains(refusal("gpt2", joined(base(""), {"--zero-group", "1"})), "--zero-group 1 shards nothing"));
+}
+
+TEST_CASE("rank options: what ranks cannot share, and what experts and switches of precision need, is refused") {
+    struct Case {
+        int ranks;
+        Words words;
+        std::string text;
+    };
+    const Words small = {"--model", "llama-tiny", "--num-attention-heads", "4", "--num-query-groups", "2",
+                         "--kv-channels", "8", "--seq-length", "16", "--micro-batch-size", "1",
+                         "--global-batch-size", "12"};
+    const Words experts = joined(small, {"--num-experts", "4"}), fp8 = joined(small, {"--fp8-recipe", "delayed"});
+    const std::vector<Case> cases = {
+        {2, {"--context-parallel", "4"}, "--context-parallel 4 must divide the number of ranks, 2"},
+        {3, {"--context-parallel", "3"}, "--context-parallel 3 must divide --num-attention-heads 4"},
+        {2, {"--context-parallel", "2", "--seq-length", "15"}, "--context-parallel 2 must divide --seq-length 15"},
+        {6, {"--context-parallel", "6", "--num-attention-heads", "12", "--num-query-groups", "4"},
+         "--context-parallel 6 must divide --num-query-groups 4, or be a multiple of it"},
+        {2, {"--context-parallel", "2", "--fp8-recipe", "delayed"},
+         "tokens 1 x 8 = 8 (--micro-batch-size x --seq-length / --context-parallel)"},
+        {2, {"--context-parallel", "2", "--fp8-recipe", "blockwise", "--micro-batch-size", "2"},
+         "parts of 8 tokens (--seq-length 16) are no multiple of 128, the tokens of a block"},
+        {4, {"--context-parallel", "2", "--global-batch-size", "3"},
+         "must be a multiple of --micro-batch-size 1 x 2 (4 ranks / --context-parallel 2)"},
+        {3, joined(experts, {"--expert-parallel", "3"}), "--expert-parallel 3 must be 2, 4 or 8 and divide --num-e"},
+        {2, joined(experts, {"--expert-parallel", "4"}), "--expert-parallel 4 must divide the number of ranks, 2"},
+        {2, joined(experts, {"--expert-parallel", "2", "--moe-capacity", "0.5"}), "--moe-capacity 0.5 is below 1"},
+        {2, joined(experts, {"--expert-parallel", "2", "--optimizer", "muon", "--muon-beta2", "0.9"}),
+         "leave out --zero-group"},
+        {2, joined(experts, {"--expert-parallel", "2", "--micro-batch-size", "65536", "--global-batch-size", "131072",
+                             "--seq-length", "16384"}), "have more than 2147483647 rows: lower --micro-batch-size"},
+        {1, joined(experts, {"--fp8-recipe", "delayed"}), "--num-experts with FP8 needs --fp8-recipe blockwise"},
+        {1, joined(experts, {"--fp8-recipe", "blockwise", "--fp8-format", "hybrid"}), "and its --fp8-format e4m3"},
+        {1, joined(experts, {"--moe-router-topk", "5"}), "--moe-router-topk 5 exceeds --num-experts 4"},
+        {1, joined(experts, {"--activation", "relu2"}), "transformers has no other class"},
+        {1, {"--fp8-final-bf16", "1"}, "--fp8-final-bf16 has no effect: FP8 is off"},
+        {1, joined(fp8, {"--fp8-final-bf16", "1.5"}),
+         "--fp8-final-bf16 1.5 must be a whole number of steps, or a fraction of the run below 1"},
+        {1, joined(fp8, {"--fp8-first-bf16", "0.5", "--fp8-final-bf16", "50"}),
+         "--fp8-first-bf16 0.5 and --fp8-final-bf16 50 leave no step of --train-iters 100 in FP8"},
+    };
+    for (const Case& c : cases) {
+        const std::string text = refusal_of([&] {
+            const Config config = parse("llama", last_words({base(""), small, c.words}), {.ranks = c.ranks}).config;
+            fp8_plan_of(config, make_param_table(config.shape));
+        });
+        CAPTURE(text);
+        CHECK_MESSAGE(contains(text, c.text), c.text);
+    }
 }

@@ -1,8 +1,6 @@
 """--moment-dtype fp8 on the CPU device: the loss stays within 0.3 % of that of FP32 moments in the mean of three seeds,
-where another seed changes it by 2.6 % or more, and other random bits by up to 0.6 %; another dtype is refused at a
-resume. test_offload.cpp has offloaded moments."""
-import unittest
-
+where another seed changes it by 2.6 % or more, and other random bits by up to 0.6 %. test_offload.cpp has offloaded
+moments."""
 from tests.support.train import GPT2, LLAMA, TrainTest, records
 
 STEPS, LAST, BOUND = 150, 30, 0.003
@@ -28,14 +26,3 @@ class Fp8MomentsTest(TrainTest):
                 self.assertLess(abs(sum(narrow) - sum(wide)), BOUND * sum(wide))
                 # The bound is no bound of noise alone.
                 self.assertGreater(abs(self.loss(binary, *options, "--seed", "7") - wide[0]), BOUND * wide[0])
-
-    def test_another_dtype_is_refused_at_a_resume(self):
-        save = ["--save", self.path("run"), "--train-iters", "2"]
-        self.run_train(GPT2, *save, *FP8)
-        done = self.run_train(GPT2, "--save", self.path("run"), "--train-iters", "4", "--resume", "auto",
-                              "--moment-dtype", "bf16", expect=2)
-        self.assertIn("--moment-dtype", done.stderr)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,6 +1,5 @@
-"""Mixtures of experts on the CPU device: ranks and ZeRO levels, resumes, optimizers, what is refused."""
+"""Mixtures of experts on the CPU device: ranks and ZeRO levels, resumes, optimizers."""
 import os
-import shutil
 import unittest
 
 from tests.support.ranks import HAVE_RANKS, RanksTest
@@ -17,11 +16,10 @@ class MoeTest(TrainTest):
         return records(self.path(name), "step")
 
     def test_a_resumed_run_is_the_uninterrupted_one(self):
-        for name, how in (("adamw", []), ("muon", ["--optimizer", "muon"]), ("fp8", FP8),
-                          ("fp8-muon", [*FP8, "--optimizer", "muon", "--recompute", "block"]),
-                          ("fp8-wgrad", ["--fp8-recipe", "blockwise-bf16-wgrad"]),
-                          ("fp8-later", [*FP8, "--fp8-first-bf16", "1"])):
-            options = [*EXPERTS, *how, "--lr-decay-style", "constant"]
+        for name, how in (("adamw", EXPERTS), ("muon", [*EXPERTS, "--optimizer", "muon"]), ("fp8", [*EXPERTS, *FP8]),
+                          ("fp8-muon", [*EXPERTS, *FP8, "--optimizer", "muon", "--recompute", "block"]),
+                          ("fp8-wgrad", [*EXPERTS, "--fp8-recipe", "blockwise-bf16-wgrad"]), ("biases", SHARED)):
+            options = [*how, "--lr-decay-style", "constant"]
             parts, whole = self.path(name + "-parts"), self.path(name)
             for step in ("2", "4"):
                 self.run_train(LLAMA, "--train-iters", step, *options, "--save", parts, "--resume", "auto")
@@ -37,41 +35,7 @@ class MoeTest(TrainTest):
             self.assertEqual({sum(rows[i:i + 4]) for i in range(0, len(rows), 4)}, {4 * 16 * 2})
             for step in self.steps(name + ".jsonl"):
                 self.assertGreaterEqual(step["expert_load"], 1)
-                self.assertGreater(step["router_loss"], 0)
-
-    # The step in FP8 after one in BF16 needs the load of experts in that one, which a checkpoint has.
-    def test_a_switch_of_precision_keeps_the_load_of_experts(self):
-        whole, part = self.path("switched"), self.path("switched-part")
-        options = [*EXPERTS, *FP8, "--fp8-first-bf16", "1", "--train-iters", "2", "--save-interval", "1"]
-        self.run_train(LLAMA, *options, "--save", whole)
-        shutil.copytree(os.path.join(whole, "step-00000001"), os.path.join(part, "step-00000001"))
-        self.run_train(LLAMA, *options, "--save", part, "--resume", "auto")
-        states = [state_of(os.path.join(folder, "step-00000002")) for folder in (whole, part)]
-        for state in states:
-            del state["state.json"]["config"]
-        self.assertEqual(*states)
-
-    def test_a_resumed_run_has_the_biases_of_the_routers(self):
-        options, still = [*SHARED, "--lr-decay-style", "constant"], ["--moe-router-bias-update-rate", "0"]
-        runs = {name: self.path(name) for name in ("parts", "whole", "still")}
-        for step in ("2", "4"):
-            self.run_train(LLAMA, "--train-iters", step, *options, "--save", runs["parts"], "--resume", "auto")
-        self.run_train(LLAMA, "--train-iters", "4", *options, "--save", runs["whole"])
-        self.run_train(LLAMA, "--train-iters", "4", *options, *still, "--save", runs["still"])
-        states = {name: state_of(os.path.join(folder, "step-00000004")) for name, folder in runs.items()}
-        for state in states.values():
-            del state["state.json"]["config"]
-        self.assertEqual(states["parts"], states["whole"])
-        self.assertNotEqual(states["still"]["model.safetensors"], states["whole"]["model.safetensors"])
-
-    def test_what_is_not_supported_is_refused(self):
-        for options, text in ((["--fp8-recipe", "delayed"], "--num-experts with FP8 needs --fp8-recipe blockwise"),
-                              ([*FP8, "--fp8-format", "hybrid"], "and its --fp8-format e4m3"),
-                              (["--moe-router-topk", "5"], "--moe-router-topk 5 exceeds --num-experts 4"),
-                              (["--activation", "relu2"], "transformers has no other class"),
-                              (["--moe-shared-experts", "1"], "balances by a bias, without losses")):
-            done = self.run_train(LLAMA, "--train-iters", "1", *EXPERTS, *options, expect=2)
-            self.assertIn(text, done.stderr)
+                self.assertEqual(step["router_loss"] > 0, how is not SHARED)
 
 
 @unittest.skipUnless(HAVE_RANKS, "no mpirun")
@@ -120,16 +84,6 @@ class MoeRanksTest(RanksTest):
             self.assertEqual(steps[0]["loss"], runs[0][0]["loss"])
             self.assertAlmostEqual(steps[1]["loss"] / runs[0][1]["loss"], 1, delta=1e-4)
 
-    def test_micro_batches_do_not_change_a_run_with_expert_parallelism(self):
-        cases = (2, "4", []), (2, "1", ["--zero", "2"]), (4, "1", ["--offload", "masters"])
-        runs = [self.log_of(f"micro-{ranks}-{batch}", ranks, "--dtype", "fp32", "--train-iters", "3",
-                            "--micro-batch-size", batch, "--expert-parallel", "2", *options)
-                for ranks, batch, options in cases]
-        for steps in runs[1:]:
-            for step, expected in zip(steps, runs[0], strict=True):
-                for field in FIELDS:
-                    self.assertAlmostEqual(step[field] / expected[field], 1, delta=1e-6, msg=field)
-
     def test_more_rows_than_the_capacity_end_the_run_before_the_update(self):
         options = ["--train-iters", "3", "--expert-parallel", "2", "--moe-capacity", "1"]
         done = self.ranks(2, LLAMA, *EXPERTS, *options, expect=2)
@@ -144,25 +98,15 @@ class MoeRanksTest(RanksTest):
             self.assertRegex(said, r"all-to-all +fp32 +4 .* of tokens of experts\n")
             self.assertRegex(said, r"\n.*predicted +\d")
 
-    def test_expert_parallel_is_refused(self):
-        for ranks, options, text in (
-                (3, ["--expert-parallel", "3"], "--expert-parallel 3 must be 2, 4 or 8 and divide --num-experts 4"),
-                (2, ["--expert-parallel", "4"], "--expert-parallel 4 must divide the number of ranks, 2"),
-                (2, ["--expert-parallel", "2", "--moe-capacity", "0.5"], "--moe-capacity 0.5 is below 1"),
-                (2, ["--expert-parallel", "2", "--optimizer", "muon", "--muon-beta2", "0.9"], "leave out --zero-group"),
-                (2, ["--expert-parallel", "2", "--micro-batch-size", "65536", "--global-batch-size", "131072",
-                     "--seq-length", "16384", "--max-position-embeddings", "16384"],
-                 "have more than 2147483647 rows: lower --micro-batch-size")):
-            done = self.ranks(ranks, LLAMA, *EXPERTS, "--train-iters", "1", *options, expect=2)
-            self.assertIn(text, done.stderr)
-
     def test_ranks_zero_levels_and_recomputation_do_not_change_the_run(self):
         runs = {"one": (1, []), "zero0": (2, ["--zero", "0"]), "zero1": (4, []), "zero2": (2, ["--zero", "2"]),
                 "zero3": (4, ["--zero", "3"]), "block": (1, ["--recompute", "block"]),
+                "offload": (4, ["--expert-parallel", "2", "--offload", "masters"]),
                 "norm-act": (2, ["--recompute", "norm-act", "--zero", "3"]),
                 "context": (2, ["--context-parallel", "2"]), "experts": (4, ["--expert-parallel", "4", "--zero", "0"]),
                 "experts 2": (4, ["--expert-parallel", "2", "--zero", "3", "--context-parallel", "2"]),
-                "experts 3": (4, ["--expert-parallel", "2", "--zero", "2", "--recompute", "norm-act"])}
+                "experts 3": (4, ["--expert-parallel", "2", "--zero", "2", "--recompute", "norm-act"]),
+                "whole batch": (2, ["--expert-parallel", "2", "--micro-batch-size", "4"])}
         for experts, optimizer in ((EXPERTS, "adamw"), (EXPERTS, "muon"), (SHARED, "adamw")):
             logs = {}
             for name, (ranks, options) in runs.items():
@@ -175,7 +119,3 @@ class MoeRanksTest(RanksTest):
                     for field in FIELDS:
                         self.assertAlmostEqual(step[field], expected[field], delta=2e-6 * expected[field],
                                                msg=(name, field))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,10 +1,8 @@
-"""--optimizer muon over MPI on the CPU device: other numbers of ranks, and a change of the optimizer. tests/composition
-has resumes."""
+"""--optimizer muon on the CPU device: a change of the optimizer. tests/composition has resumes,
+test_checkpoint_zero.cpp those on other numbers of ranks."""
 import os
-import unittest
 
-from tests.support.ranks import HAVE_RANKS, RanksTest
-from tests.support.train import GPT2, LLAMA, TrainTest, records, state_of
+from tests.support.train import GPT2, TrainTest, records, state_of
 
 MUON = ["--optimizer", "muon"]
 
@@ -60,28 +58,3 @@ class MuonTest(TrainTest):
             for step in steps:
                 self.assertEqual(step["clipped_heads"] > 0, step["max_logit"] > 0.01)
             self.assertGreater(steps[0]["clipped_heads"], 0)
-
-    def test_options_without_effect_are_refused(self):
-        done = self.run_train(GPT2, "--train-iters", "1", "--muon-scale", "spectral", expect=2)
-        self.assertIn("--muon-scale has no effect: --optimizer adamw", done.stderr)
-
-
-@unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
-class MuonRanksTest(RanksTest):
-    BATCH = ["--micro-batch-size", "1", "--global-batch-size", "12"]   # for 4, 3 and 1 ranks
-
-    def test_a_checkpoint_moves_from_4_ranks_to_3_to_1(self):
-        options = [*MUON, "--muon-beta2", "0.95", "--train-iters", "2", "--fp8-recipe", "delayed",
-                   "--moment-dtype", "fp8"]
-        self.ranks(4, LLAMA, *options, "--zero", "2", "--save", self.path("four"))
-        four = state_of(self.path("four", "step-00000002"))
-        self.ranks(3, LLAMA, *options, "--zero", "3", "--save", self.path("three"),
-                   "--resume", self.path("four", "step-00000002"))
-        three = state_of(self.path("three", "step-00000002"))
-        self.run_train(LLAMA, *options, *self.BATCH, "--save", self.path("one"), "--resume",
-                       self.path("three", "step-00000002"))
-        one = state_of(self.path("one", "step-00000002"))
-        for state in (four, three, one):
-            del state["state.json"]["config"]
-        self.assertEqual(three, four)
-        self.assertEqual(one, four)

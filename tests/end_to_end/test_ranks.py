@@ -1,28 +1,14 @@
-"""Several ranks over MPI on the CPU device: equal results for any number of ranks, and errors. test_watch.py has ranks
-that are lost or not alike, test_ranks_checkpoints.py their checkpoints, tests/composition other options."""
+"""Several ranks over MPI on the CPU device: errors at their start. test_watch.py has ranks that are lost or not alike,
+test_moe.py equal results for any number of ranks, tests/composition those of other options."""
 import subprocess
 import unittest
 
 from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, ONE_EACH, RanksTest, each_rank
-from tests.support.train import GPT2, LLAMA, records
+from tests.support.train import GPT2
 
 
 @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
 class Ranks(RanksTest):
-    def losses(self, ranks, binary, *options):
-        log = self.path(f"{ranks}.jsonl")
-        self.ranks(ranks, binary, "--train-iters", "6", "--log-file", log, *options)
-        return [(r["loss"], r["grad_norm"]) for r in records(log, "step")]
-
-    def test_any_number_of_ranks_gives_the_losses_of_one(self):
-        expected = self.losses(1, LLAMA, "--dtype", "fp32")
-        for ranks, more in ((2, []), (4, ["--context-parallel", "2"]), (4, ["--zero", "3", "--zero-group", "2"])):
-            with self.subTest(ranks=ranks, more=more):
-                found = self.losses(ranks, LLAMA, "--dtype", "fp32", *more)
-                for (loss, norm), (one_loss, one_norm) in zip(found, expected, strict=True):
-                    self.assertLess(abs(loss - one_loss), 1e-6 * one_loss)
-                    self.assertLess(abs(norm - one_norm), 1e-6 * one_norm)
-
     def test_a_launcher_that_openmpi_does_not_know_is_refused(self):
         """Otherwise each process would train alone, as rank 0, and save into the same folder."""
         for variables in ({"PMI_RANK": "1", "PMI_SIZE": "2"}, {"PMIX_RANK": "1", "SLURM_STEP_NUM_TASKS": "2"}):

@@ -105,7 +105,3 @@ class RealWeights(FolderTest):
         stored = weight.reshape(heads, 2, half, width).swapaxes(1, 2).reshape(weight.shape)
         self.assertFalse(numpy.array_equal(stored, weight))
         self.assertTrue(numpy.array_equal(gguf_model.in_halves(stored, heads), weight))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -24,6 +24,7 @@ CASES = [
     (2, LLAMA, ["--fp8-recipe", "int8-forward"], [*SIXTY_FOUR, "--zero", "3", "--recompute", "norm-act"]),
     (2, LLAMA, ["--fp8-recipe", "tensorwise", "--first-last-layers-bf16"], ["--zero", "3"]),
     (1, LLAMA, ["--fp8-attention"], ["--kv-channels", "64"]),
+    (1, LLAMA, ["--fp8-recipe", "blockwise"], ["--num-experts", "4"]),   # FP8 needs the load of the step before
 ]
 
 
@@ -120,19 +121,3 @@ class SwitchedPrecision(RanksTest):
         hours = (90 * times["fp8"] + 10 * times["bf16"]) / 3.6e6
         self.assertIn(f"100 steps in {hours:.4g} hours", text)
         self.assertRegex(text, r"arena +\d+ bytes +[\d.]+ GiB: FP8 takes [\d.]+ GiB, BF16 [\d.]+\n")
-
-    def test_bad_lengths(self):
-        for options, said in (
-                (["--fp8-final-bf16", "1"], "--fp8-final-bf16 has no effect: FP8 is off"),
-                (["--fp8-recipe", "delayed", "--fp8-final-bf16", "1.5"],
-                 "--fp8-final-bf16 1.5 must be a whole number of steps, or a fraction of the run below 1"),
-                (["--fp8-recipe", "delayed", "--fp8-first-bf16", "0.5", "--fp8-final-bf16", "3"],
-                 "--fp8-first-bf16 0.5 and --fp8-final-bf16 3 leave no step of --train-iters 6 in FP8"),
-                (["--fp8-recipe", "delayed", "--fp8-final-bf16", "999", "--epochs", "1"],
-                 "--fp8-first-bf16 0 and --fp8-final-bf16 999 leave no step of the ")):
-            length = [] if "--epochs" in options else ["--train-iters", str(STEPS)]
-            self.assertIn(said, self.run_train(LLAMA, *options, *length, expect=2).stderr)
-
-
-if __name__ == "__main__":
-    unittest.main()

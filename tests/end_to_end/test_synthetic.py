@@ -6,7 +6,7 @@ import unittest
 from pathlib import Path
 
 from tests.support.ranks import HAVE_RANKS, RanksTest
-from tests.support.train import GPT2, LLAMA, records
+from tests.support.train import LLAMA, records
 
 
 class SyntheticTest(RanksTest):
@@ -76,10 +76,3 @@ class SyntheticTest(RanksTest):
             for step in records(log, "step"):
                 self.assertEqual(step["expert_load"], 1, options)
                 self.assertEqual(step["rank_load"], 1 if "--expert-parallel" in options else None)
-
-    def test_runs_on_shards_do_not_say_it(self):
-        done = self.run_train(GPT2, "--train-data", self.path("train_*.bin"), "--train-iters", "2", "--log-file",
-                              self.path("log"))
-        self.assertNotIn("SYNTHETIC", done.stdout)
-        self.assertNotIn("| synthetic", done.stdout)
-        self.assertIs(records(self.path("log"), "header")[0]["synthetic_data"], False)
