@@ -111,7 +111,8 @@ RUN = {
     **{f"scripts/compare --table {table} --out runs/{folder} -- --synthetic-data": {
         "before": "rm -r runs", "dry_run": True}
        for table, folder in (("llama3-8b", "8b"), ("8b-h100", "8b-h100"), ("zero", "zero"), ("context", "context"),
-                             ("long", "long"), ("70b", "70b"), ("int8-forward", "int8"), ("llama3-small", "small"),
+                             ("long", "long"), ("70b", "70b"), ("experts", "experts"), ("70b-resident", "70b-resident"),
+                             ("int8-forward", "int8"), ("llama3-small", "small"),
                              ("gpt2-recipes", "recipes"), ("gpt2-1558M", "1558M"), ("gpt2", "gpt2"),
                              ("formats", "formats"),
                              ("modern-gpt2", "modern"), ("margins", "margins"), ("finetune", "finetune"))},
@@ -162,12 +163,6 @@ class Documents(unittest.TestCase):
         self.assertEqual(found - {*RUN, *NOT_RUN}, set(), "neither run nor with a reason")
         self.assertEqual({*RUN, *NOT_RUN} - found, set(), "in no document")
         self.assertFalse(set(RUN) & set(NOT_RUN))
-
-    def test_what_is_a_command(self):
-        text = ("a\n```sh\nx --y   # z\n# only a comment\na 'b c' \\\n    --d # e\n```\n  ```\n  ./train_gpt2 --x\n"
-                "  words\n  ```\nSee `scripts/watch FOLDER`, `scripts/watch` and `data/x.py\n--y`.\n")
-        self.assertEqual(pasted(text), ["x --y", "a 'b c' --d", "./train_gpt2 --x", "scripts/watch FOLDER",
-                                        "data/x.py --y"])
 
     def test_what_ci_is_said_to_run_is_in_it(self):
         with open(os.path.join(ROOT, ".ci", "run")) as run, \

@@ -36,9 +36,6 @@ class Quote:
     def pattern(self):
         return ".*".join(re.escape(part) for part in PLACEHOLDER.split(self.text))
 
-    def __repr__(self):
-        return f"line {self.line}: {self.text}"
-
 
 def rows():
     """(line, cells) of the document's tables of symptoms."""
@@ -162,14 +159,6 @@ class TroubleshootingTest(unittest.TestCase):
             with self.subTest(quote=quote):
                 self.assertTrue(max(map(len, quote.fixed())) >= 4, "nothing fixed in it")
                 self.assertTrue(self.exists(quote))
-
-    def test_a_changed_word_is_found(self):
-        for quote in self.quotes:
-            part = max(quote.fixed(), key=len)
-            word = max(re.findall(r"[\w-]+", part), key=len)
-            changed = quote.body.replace(part, part.replace(word, word[1:] + word[0] + "q", 1), 1)
-            with self.subTest(quote=quote):
-                self.assertFalse(self.exists(Quote(changed, None, quote.line)))
 
     def test_exit_codes_are_those_of_the_sources(self):
         checked = 0

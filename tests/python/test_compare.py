@@ -304,11 +304,6 @@ class Comparability(CompareTest):
                      "* other: 1 warnings in other.jsonl, the first in step 7: memory \\| grew\n"):
             self.assertIn(text, said)
 
-    def test_rounds_that_do_not_repeat_their_losses(self):
-        said = self.call(*self.recorded(), "--out", "out").stdout
-        self.assertIn("* delayed: losses of its rounds differ by up to ", said)
-        self.assertNotIn("* bf16: losses", said)
-
     def test_precision_in_words(self):
         for config, words in (({}, "BF16"), ({"dtype": "fp32"}, "FP32"),
                               (DELAYED, "FP8 delayed hybrid, fp8-min-speedup 1.0, fp8-amax-history-len 1024"),

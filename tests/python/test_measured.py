@@ -3,7 +3,6 @@ import csv
 import re
 import shutil
 import sys
-import unittest
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from unittest import mock
@@ -248,7 +247,3 @@ class MeasuredTest(FolderTest):
                 order = sorted(range(len(points[part])), key=lambda i: points[part][i][axis])
                 places = [sign * drawn[part][i][axis] for i in order]
                 self.assertEqual(places, sorted(places))
-
-
-if __name__ == "__main__":
-    unittest.main()

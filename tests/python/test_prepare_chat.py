@@ -7,7 +7,6 @@ import unittest.mock
 
 import prepare_chat
 from llmfp8 import chat_templates, shard_pipeline
-from llmfp8.shard_format import pack_bits, unpack_bits
 from llmfp8.text_shards import is_validation
 from llmfp8.text_tokenizers import load_tokenizer
 from tests.support.data_scripts import ScriptTest, has, save_tokenizer, tokens_of
@@ -84,15 +83,6 @@ class PrepareChat(ScriptTest):
         self.assertNotIn("end_of_turn", meta["tokenizer"])   # an answer ends with text
         text = self.script("check_shards.py", *shards)
         self.assertIn(f" {meta['loss_mask']['counted']} count as targets, ids to 256\n", text)
-
-    def test_share_gpt_and_another_field(self):
-        all_turns = conversations(30)
-        self.chat("--valid-fraction", "0", self.rows(all_turns))
-        expected = self.stream("train")
-        roles = {"user": "human", "assistant": "gpt"}
-        path = self.rows(all_turns, "b.jsonl", "conversations", ("from", "value"), roles)
-        self.chat("--valid-fraction", "0", "--overwrite", "--messages-field", "conversations", path)
-        self.assertEqual(self.stream("train"), expected)
 
     def test_conversations_without_an_answer_are_passed_over(self):
         good = conversations(3)
@@ -368,15 +358,6 @@ class Masks(ScriptTest):
                     "--valid-fraction", "0", path)
         self.shard = self.out / "train_000000.bin"
         self.mask = self.out / "train_000000.mask"
-
-    def test_bits(self):
-        for count in (0, 1, 7, 8, 9, 64, 65, 1000):
-            flags = bytes((i * i + i // 3) % 5 % 2 for i in range(count))
-            packed = pack_bits(flags)
-            self.assertEqual(packed, bytes(sum(flags[i + j] << j for j in range(min(8, count - i)))
-                                           for i in range(0, count, 8)))
-            self.assertEqual(unpack_bits(packed, count), flags)
-            self.assertEqual(pack_bits(bytearray(flags)), packed)
 
     def test_damage_of_any_kind_is_found(self):
         good = self.mask.read_bytes()
