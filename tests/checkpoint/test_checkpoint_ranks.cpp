@@ -1,7 +1,5 @@
 // Checkpoints that several ranks write together and any number of ranks read.
 #include <sched.h>
-#include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -268,67 +266,6 @@ TEST_CASE("checkpoint, ranks: all ranks get the error of one rank's state, and n
         for (const std::string& error : errors)
             CHECK(error == "exit 6: step-00000001 was not saved, rank 1: the device is gone");
         CHECK(list_directory(dir.path).empty());
-    }
-}
-
-namespace {
-
-// Saves step 2 beside step 1 on ranks of a child process, which is killed at call `at` of rank `victim`; if `last`,
-// only after the other rank has come as far as it can without this one.
-int killed_save(int ranks, const std::string& root, FakeState& second, int victim, int64_t at, bool last) {
-    const pid_t child = fork();
-    REQUIRE(child >= 0);
-    if (child == 0) {
-        run_ranks(ranks, [&](LocalComm& comm) {
-            CheckpointRequest request = request_of(root, 2);
-            request.keep = 1;
-            int64_t calls = 0;
-            if (comm.world().rank == victim)
-                request.io_hook = [&](const char*, const std::string&) {
-                    if (calls++ != at) return 0;
-                    if (last) comm.all().wait_for_the_others();
-                    raise(SIGKILL);
-                    return 0;
-                };
-            save_part(second, request, comm);
-        });
-        _exit(0);
-    }
-    int status = 0;
-    REQUIRE(waitpid(child, &status, 0) == child);
-    return status;
-}
-
-}  // namespace
-
-TEST_CASE("checkpoint, ranks: killed at each call of each rank") {
-    FakeState first = random_state(1), second = random_state(2);
-    struct Case { int ranks, victim; bool last; };
-    const Case cases[] = {{1, 0, false}, {2, 0, false}, {2, 0, true}, {2, 1, false}, {2, 1, true}};
-    for (const Case& c : cases) {
-        CAPTURE(c.ranks);
-        CAPTURE(c.victim);
-        CAPTURE(c.last);
-        TempDir dir;
-        CHECK(save_on(c.ranks, first, request_of(dir.path, 1)) == nothing(c.ranks));
-        int64_t survived = 0, replaced = 0;
-        for (int64_t at = 0;; at++) {
-            CAPTURE(at);
-            const bool killed = WIFSIGNALED(killed_save(c.ranks, dir.path, second, c.victim, at, c.last));
-            const FoundCheckpoint found = find_checkpoint("auto", dir.path);
-            CHECK(found.skipped.empty());
-            const bool is_second = found.path == dir / "step-00000002";
-            if (killed) (is_second ? replaced : survived)++;
-            else CHECK(is_second);
-            FakeState& expected = is_second ? second : first;
-            CHECK(load(found.path, expected).same_as(expected));
-            CHECK(save_on(c.ranks, first, request_of(dir.path, 1)) == nothing(c.ranks));
-            for (const std::string& name : list_directory(dir.path)) CHECK(step_of_directory(name) >= 0);
-            remove_tree(dir / "step-00000002");
-            if (!killed) break;
-        }
-        CHECK(survived > 15);
-        if (c.victim == 0) CHECK(replaced > 0);
     }
 }
 
