@@ -23,7 +23,6 @@ GPT2_SHAPE = f"--model gpt2-tiny {SHAPE} --num-query-groups 4"
 LLAMA_SHAPE = f"--model llama-tiny {SHAPE} --num-query-groups 2"
 DATA = "--train-data train.bin --train-iters 2"
 WITH = "gpt2 SHAPE --train-iters 2 --train-data"
-WINDOW = f"llama {DATA} --seq-length 16 --valid-data valid.bin --eval-iters 1"
 GENERATE = "gpt2 generate --load ck"
 TEXT = "data/prepare_text.py --tokenizer bytes --out out"
 # Words that occur only in messages of libraries, and beginnings of the output of a crash.
@@ -34,7 +33,6 @@ OPTIONS = [
     ("gpt2", 2, "--train-data is missing", "--train-iters or --epochs is missing"),
     ("gpt2 RUN --learning_rate 1e-3", 2, "unknown option --learning_rate (", "use --lr"),
     ("gpt2 RUN --xyzzy 3", 2, "unknown option --xyzzy", "--help-all lists all"),
-    ("gpt2 RUN -lr 3", 2, "unknown option -lr: did you mean --lr?"),
     ("gpt2 RUN \u2013\u2013lr 3", 2, "typographic dash", "--lr"),
     ("gpt2 RUN lr=1e-3", 2, 'unexpected word "lr=1e-3": write --lr=1e-3'),
     ("gpt2 RUN --lr = 1e-3", 2, "--lr =: write --lr VALUE or --lr=VALUE"),
@@ -43,12 +41,8 @@ OPTIONS = [
     ("gpt2 train --lr 1", 2, "no command train", "plan, bench, doctor and generate"),
     ("gpt2 Plan", 2, "no command Plan: did you mean plan?"),
     ("gpt2 array.json", 2, "no command array.json", "--config array.json"),
-    ("gpt2 --model gpt2", 2, "--model gpt2: unknown; did you mean gpt2-124M?"),
-    ("gpt2 --model llama3-8B", 2, "--model llama3-8B is for train_llama"),
     ("llama --model meta-llama/Meta-Llama-3-8B", 2, "not a preset", "download it and name its folder with --load"),
     ("gpt2 RUN '--lr 1e-3'", 2, 'unknown option "--lr 1e-3"', "leave the quotes around both out"),
-    ("gpt2 RUN --eval-interval 5", 2, "there is no --valid-data to evaluate on"),
-    ("gpt2 RUN --epochs 1", 2, "--train-iters has no effect: --epochs sets the length"),
 ]
 
 VALUES = [
@@ -90,7 +84,6 @@ SHARDS = [
     (f"{WITH} pointer.bin", 2, "'pointer.bin': a git-lfs pointer in place of the file; git lfs pull fetches that"),
     (f"{WITH} doc.bin", 2, "byte 0", "this is a PDF; pdftotext makes text of it"),
     (f"{WITH} packed.bin", 2, "byte 0", "this is a gzip file; unpack it"),
-    (f"{WITH} zeros.bin", 2, "byte 0: wrong magic 0x00000000", "--token-dtype uint16"),
     (f"{WITH} short.bin", 2, "3 tokens are fewer than one sample", "lower --seq-length"),
     (f"{WITH} train.bin other.bin", 2, "'other.bin' was made with the tokenizer gpt2",
      "'train.bin' with the tokenizer bytes", "name files of one tokenizer"),
@@ -102,7 +95,6 @@ SHARDS = [
     ("gpt2 RUN --val-data valid.bin", 2, "did you mean --valid-data?"),
     ("gpt2 RUN --valid-data valid.bin --eval-iters 100", 2, "700 tokens = 43 samples of 16; needs 200",
      "lower that to 43, or add shards"),
-    ("gpt2 RUN --valid-data 'none*.bin'", 2, "none*.bin' matches no file"),
     ("gpt2 RUN --valid-data high.bin --eval-iters 1", 2, "high.bin': byte ", "id 61 is not below the vocabulary"),
     ("gpt2 RUN --token-dtype uint16", 2, "--token-dtype uint16 has no effect: every shard has a header"),
     ("gpt2 RUN --vocab-size 20", 2, "'train.bin': byte 1028 (token 2): id 48 is not below the vocabulary size 20",
@@ -134,26 +126,17 @@ MODELS = [
     ("gpt2 RUN --load deep_config", 2, 'deep_config/config.json: "rope_scaling" is nested deeper than 64 levels'),
     (f"llama {DATA} --load nul_part", 2, r'"part.safetensors\x00x" is not a file name in this directory'),
     (f"llama {DATA} --load escape_part", 2, r'"\x1b[2J" is not a file name in this directory'),
-    (f"llama {DATA} --load folder_part", 2, '".." is not a file name in this directory'),
     (f"llama {DATA} --load fifo_part", 2, "cannot read fifo_part/fifo: a FIFO (pipe), not a file"),
     (f"llama {DATA} --load deep_part", 2, 'index.json: "weight_map" is nested deeper than 64 levels'),
     ("gpt2 RUN --load no_config", 2, "no_config has no config.json: not a model in the format of transformers"),
-    ("gpt2 RUN --load array_config", 2, "array_config/config.json: not a JSON object"),
-    ("gpt2 RUN --load cut_config", 2, "cut_config/config.json: not JSON", "unexpected end of input"),
     (f"llama {DATA} --load gemma", 2, '"model_type" is "gemma2": only gpt2, llama, mistral, ministral, qwen2'),
     (f"llama {DATA} --load pointer", 2, "pointer/model.safetensors: a git-lfs pointer in place of the file"),
-    (f"llama {DATA} --load no_weights", 2, "has neither model.safetensors nor", "download the weights"),
     (f"llama {DATA} --load pytorch", 2, "save the model again in the safetensors format"),
-    (f"{WINDOW} --load tied_head", 2, "lm_head.weight differs from model.embed_tokens.weight, but config.json ties",
-     'set "tie_word_embeddings" there to false'),
-    (f"{WINDOW} --load missing_head", 2, "lm_head.weight is missing", 'set "tie_word_embeddings" in config.json to'),
     (f"llama {DATA} --load lk", 2, "lk has no config.json, but checkpoints", "lk/step-00000002 is the newest"),
     (f"llama {DATA} --load lk/step-00000002 --model llama3-8B", 2, "--num-layers is 32", "leave out --model"),
     (f"llama {DATA} --load lk/step-00000002 --untie-embeddings-and-output-weights=false", 2,
      "has true: leave out --model and the shape"),
     (f"llama {DATA} --load file", 2, "file is a file: name the folder in which config.json and the weights are"),
-    (f"llama {DATA} --load junk", 2, "junk/model.safetensors: a header of", "not safetensors?"),
-    (f"llama {DATA} --load junk_index", 2, "junk_index/model.safetensors.index.json: not JSON"),
 ]
 
 CHECKPOINTS = [
@@ -175,7 +158,6 @@ CHECKPOINTS = [
     ("gpt2 RUN --load bare_state", 5, "no usable model at bare_state: config.json is missing"),
     ("gpt2 RUN --resume no_shape/step-00000002", 5, "config.json is missing", "--resume auto takes"),
     ("gpt2 RUN --resume ck", 5, "no usable checkpoint at ck", "name one of the step-* directories in it"),
-    ("gpt2 RUN --resume ck/step-00000099", 5, "no checkpoint at ck/step-00000099: no such directory"),
     ("gpt2 RUN --resume damaged/step-00000002", 5, "model.safetensors has 2 bytes instead of", "--resume auto takes"),
     ("gpt2 RUN --save lost --resume auto", 5, "no usable checkpoint under lost", "step-00000001"),
     ("gpt2 RUN --save ck --resume auto --train-data unknown.bin", 2, "training data changed since the checkpoint"),
@@ -184,11 +166,9 @@ CHECKPOINTS = [
     ("gpt2 RUN --save ck --resume auto --seed 6 --num-layers 3", 2, "--num-layers: 2 in the", "; --seed: 5 in the"),
     ("gpt2 RUN --resume fp8/step-00000002", 2, "a run with --fp8-recipe delayed", "repeat the option, or give --fp8-r"),
     ("llama RUN --save ck --resume auto", 2, "was made by another run"),
-    ("gpt2 RUN --load ck/step-00000002 --resume ck/step-00000002", 2, "--load has no effect: --resume restores"),
     ("gpt2 RUN --log-file ../nowhere/logs/run.jsonl", 2, "no folder ../nowhere/logs: mkdir -p ../nowhere/logs"),
     ("gpt2 RUN --save new --log-file /nowhere/run.jsonl", 2, "there is no folder /nowhere: mkdir -p /nowhere"),
     ("gpt2 RUN --log-file folder", 2, "--log-file folder: a folder: name a file, folder/log.jsonl"),
-    ("gpt2 RUN --log-file notes.txt", 2, "exists and is not a log of a run: choose another name"),
     ("gpt2 RUN --log-file /dev/full", 7, "--log-file /dev/full: cannot be written: No space left on device"),
     ("gpt2 RUN --train-iters 30 --lr 5 --clip-grad 0 --stop-on-divergence 2", 4, "times its start of",
      "a lower --lr (now 5), a longer --lr-warmup-iters (now 0), --clip-grad 1 (now 0)", "nothing was saved (--save)"),
@@ -196,18 +176,12 @@ CHECKPOINTS = [
 
 # Rules between options whose messages name one.
 RULES = [
-    ("gpt2 RUN --seq-length 32", 2, "--seq-length 32 exceeds --max-position-embeddings 16"),
-    ("gpt2 RUN --min-lr 1", 2, "--min-lr 1 exceeds --lr 0.01"),
-    ("gpt2 RUN --zero-group 1", 2, "--zero-group 1 shards nothing: --zero 0 says so"),
     ("gpt2 RUN --dtype fp32 --grad-dtype bf16", 2, "--grad-dtype bf16 needs --dtype bf16"),
-    ("gpt2 RUN --dtype fp32 --fp8-recipe delayed", 2, "needs --dtype bf16"),
     ("gpt2 SHAPE --synthetic-data --epochs 1", 2, "--synthetic-data has no end: set --train-iters"),
     ("llama --dry-run --hidden-size 1000", 2, "is not a multiple of --num-attention-heads 16: set --kv-channels"),
-    ("gpt2 RUN --fp8-recipe delayed --bf16-linears head --fp8-lm-head", 2, "--fp8-lm-head has no effect: --bf16-lin"),
 ]
 
 COMMANDS = [
-    ("gpt2 plan --gpu H100", 2, "--gpu H100: unknown; rates are known for 'H200', 'H100 SXM', "),
     ("gpt2 plan --ranks 0", 2, "--ranks has no effect: 0 means as many as were started"),
     ("gpt2 plan --ranks 3 --micro-batch-size 2 --global-batch-size 8", 2, "2 x 3 ranks: 6 or 12 would be one"),
     ("gpt2 bench --save out", 2, "--save has no effect: bench only times steps"),
@@ -246,13 +220,10 @@ ADVICE = {
     "gpt2": ["gpt2 RUN", "gpt2 --dry-run", "gpt2 SHAPE --synthetic-data --train-iters 2",
              "gpt2 SHAPE --train-data train.bin --epochs 0.1"],
     "gpt2 RUN --learning_rate 1e-3": ["gpt2 RUN --lr 1e-3"],
-    "gpt2 RUN -lr 3": ["gpt2 RUN --lr 3"],
     "gpt2 RUN \u2013\u2013lr 3": ["gpt2 RUN --lr 3"],
     "gpt2 RUN lr=1e-3": ["gpt2 RUN --lr=1e-3"],
     "gpt2 array.json": ["gpt2 RUN --config bom.json --print-config"],
-    "llama --model meta-llama/Meta-Llama-3-8B": [f"{WINDOW} --load missing_head_edited"],
-    "gpt2 RUN --eval-interval 5": ["gpt2 RUN --eval-interval 5 --valid-data valid.bin"],
-    "gpt2 RUN --epochs 1": ["gpt2 SHAPE --train-data train.bin --epochs 0.1"],
+    "llama --model meta-llama/Meta-Llama-3-8B": [f"llama {DATA} --load lk/step-00000002"],
     "gpt2 RUN --dtype fp8": [f"gpt2 RUN --dtype bf16 --fp8-recipe {recipe}" for recipe in ("delayed", "tensorwise")],
     "gpt2 RUN --global-batch-size 5": ["gpt2 RUN --global-batch-size 6",
                                        "gpt2 RUN --global-batch-size 5 --micro-batch-size 1"],
@@ -262,7 +233,6 @@ ADVICE = {
     "gpt2 RUN --fp8-recipe delayed --ffn-hidden-size 40": [
         "gpt2 RUN --fp8-recipe delayed --ffn-hidden-size 40 --bf16-linears '*.up,*.down'"],
     "gpt2 RUN -h 1": ["gpt2 -h"],
-    f"{WITH} zeros.bin": [f"{WITH} zeros.bin --token-dtype uint16"],
     f"{WITH} short.bin": [f"{WITH} short.bin train.bin --seq-length 2"],
     "gpt2 RUN --valid-data valid.bin --eval-iters 100": ["gpt2 RUN --valid-data valid.bin --eval-iters 21"],
     "gpt2 RUN --valid-data train.bin": ["gpt2 RUN", "gpt2 RUN --valid-data valid.bin --eval-iters 1"],
@@ -284,14 +254,8 @@ ADVICE = {
         "gpt2 RUN --train-iters 30 --lr 1e-3 --lr-warmup-iters 9 --clip-grad 1 --stop-on-divergence 2"],
     "gpt2 RUN --resume fp8/step-00000002": [f"gpt2 RUN --resume fp8/step-00000002 --fp8-recipe {recipe}"
                                             for recipe in ("delayed", "none")],
-    "gpt2 RUN --seq-length 32": ["gpt2 RUN --seq-length 32 --max-position-embeddings 32"],
-    "gpt2 RUN --min-lr 1": ["gpt2 RUN --min-lr 1 --lr 1"],
-    "gpt2 RUN --zero-group 1": ["gpt2 RUN --zero 0"],
     "gpt2 SHAPE --synthetic-data --epochs 1": ["gpt2 SHAPE --synthetic-data --train-iters 1"],
-    "gpt2 RUN --dtype fp32 --fp8-recipe delayed": ["gpt2 RUN --dtype bf16 --fp8-recipe delayed"],
     "llama --dry-run --hidden-size 1000": ["llama --dry-run --hidden-size 1000 --kv-channels 64"],
-    f"{WINDOW} --load tied_head": [f"{WINDOW} --load tied_head_edited"],
-    f"{WINDOW} --load missing_head": [f"{WINDOW} --load missing_head_edited"],
     "gpt2 generate": ["gpt2 generate --load ck --prompt 1 --sample-tokens 2"],
     "gpt2 generate --load ck": ["gpt2 generate --load ck --prompt '1 2' --sample-tokens 2"],
     "gpt2 generate --load folder --prompt 1": ["gpt2 generate --load ck --prompt 1 --sample-tokens 2"],
@@ -319,7 +283,7 @@ class MistakesTest(unittest.TestCase):
         os.chdir(cls.dir)
         try:
             for write in (mistake_files.write_shards, mistake_files.write_configurations, mistake_files.write_models,
-                          mistake_files.write_heads, mistake_files.write_other):
+                          mistake_files.write_other):
                 write()
             for program, save, options in (("gpt2", "ck", ""), ("llama", "lk", ""),
                                            ("gpt2", "fp8", "--fp8-recipe delayed")):

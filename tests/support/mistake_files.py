@@ -3,12 +3,11 @@ import hashlib
 import json
 import os
 import shutil
-import struct
 from pathlib import Path
 
 from llmfp8.support import xxh3
 from tests.support.folder import LFS_POINTER
-from tests.support.train import ROOT, make_tokens, write_hellaswag, write_shard
+from tests.support.train import make_tokens, write_hellaswag, write_shard
 
 BYTES = hashlib.sha256(b"bytes").hexdigest()
 GPT2_TOKENS = hashlib.sha256(b"gpt2").hexdigest()
@@ -54,7 +53,6 @@ def write_shards():
     write("pointer.bin", LFS_POINTER)
     write("doc.bin", PDF)
     write("packed.bin", b"\x1f\x8b\x08" + bytes(500))
-    write("zeros.bin", bytes(5000))
 
 
 def write_configurations():
@@ -71,44 +69,17 @@ def write_configurations():
 def write_models():
     write("deep_config/config.json", '{"rope_scaling":' * 100000)
     for name, part in {"nul_part": "part.safetensors\0x", "escape_part": "\x1b[2J", "fifo_part": "fifo",
-                       "folder_part": "..", "deep_part": None}.items():
+                       "deep_part": None}.items():
         write(f"{name}/config.json", json.dumps(LLAMA_CONFIG))
         write(f"{name}/model.safetensors.index.json",
               json.dumps({"weight_map": {"a": part}}) if part else '{"weight_map":' * 100000)
     os.mkfifo("fifo_part/fifo")
     write("no_config/readme", "x")
-    write("array_config/config.json", "[]")
-    write("cut_config/config.json", '{"model_type": "llama",')
     write("gemma/config.json", '{"model_type": "gemma2"}')
     write("pointer/config.json", json.dumps(LLAMA_CONFIG))
     write("pointer/model.safetensors", LFS_POINTER)
-    write("no_weights/config.json", json.dumps(LLAMA_CONFIG))
     write("pytorch/config.json", json.dumps(LLAMA_CONFIG))
     write("pytorch/pytorch_model.bin", b"PK\x03\x04")
-    for name in ("junk", "junk_index"):
-        write(f"{name}/config.json", json.dumps(LLAMA_CONFIG))
-    write("junk/model.safetensors", b"\xff" * 100)
-    write("junk_index/model.safetensors.index.json", "[1")
-
-
-def write_heads():
-    """A model whose config.json ties the head that its weights have, another where it ties none that is missing, and
-    both as the advice is to edit them."""
-    with open(os.path.join(ROOT, "tests/fixtures/qwen2/model.safetensors"), "rb") as file:
-        size, = struct.unpack("<Q", file.read(8))
-        header, data = json.loads(file.read(size)), file.read()
-    with open(os.path.join(ROOT, "tests/fixtures/qwen2/config.json")) as file:
-        config = json.load(file)
-    embedding = header["model.embed_tokens.weight"]
-    begin, end = embedding["data_offsets"]
-    head = embedding | {"data_offsets": [len(data), len(data) + end - begin]}
-    other = bytes(byte ^ 1 for byte in data[begin:end])
-    for name, tensors, bytes_of_head in (("missing_head", header, b""),
-                                         ("tied_head", header | {"lm_head.weight": head}, other)):
-        text = json.dumps(tensors).encode()
-        for folder, tied in ((name, name == "tied_head"), (name + "_edited", name != "tied_head")):
-            write(f"{folder}/config.json", json.dumps(config | {"tie_word_embeddings": tied}))
-            write(f"{folder}/model.safetensors", struct.pack("<Q", len(text)) + text + data + bytes_of_head)
 
 
 def write_other():
