@@ -1,5 +1,5 @@
-// Asynchronous checkpoints, which a thread writes while training continues, their buffer in host memory, and kills while
-// checkpoints of either kind are written.
+// Asynchronous checkpoints, which a thread writes while training continues, their buffer in host memory, and kills
+// while checkpoints of either kind are written.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
