@@ -3,11 +3,9 @@
 #include "tests/support/checkpoint_test.h"
 
 #include <sys/mount.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <csignal>
 
 #include "llmc/checkpoint/checkpoint_dir.h"
 
@@ -221,23 +219,6 @@ TEST_CASE("checkpoint: keep N counts complete ones up to this step") {
     // A run that resumed 50 keeps its new checkpoints, although later steps of the earlier run exist.
     CHECK(save_step(55, 1) == Steps{55, 60});
     CHECK(list_directory(dir.path).size() == 2);
-}
-
-TEST_CASE("checkpoint: a file size limit is an error with exit 7, and the older checkpoint remains") {
-    TempDir dir;
-    FakeState first = random_state(1), second = random_state(2);
-    save(first, request_of(dir.path, 1));
-    rlimit before{};
-    getrlimit(RLIMIT_FSIZE, &before);
-    const rlimit limit{3000, before.rlim_max};
-    setrlimit(RLIMIT_FSIZE, &limit);
-    const auto handler = std::signal(SIGXFSZ, SIG_IGN);   // as prepare_standard_streams
-    const std::string error = error_of([&] { save(second, request_of(dir.path, 2)); });
-    setrlimit(RLIMIT_FSIZE, &before);
-    std::signal(SIGXFSZ, handler);
-    check_contains(error, {"exit 7", ".safetensors", "File too large", "ulimit -f"});
-    CHECK(list_directory(dir.path) == std::vector<std::string>{"step-00000001"});
-    check_newest(dir.path, 1, first);
 }
 
 TEST_CASE("checkpoint: a full disk is an error with exit 7, before a save and during it") {

@@ -279,6 +279,16 @@ TEST_CASE("config: --load takes the shape from its directory") {
                    "--num-layers is 3, and the model in flat has 2"));
     CHECK(contains(refusal("gpt2", joined(base(""), {"--load", "flat", "--model", "gpt2-tiny"}), machine),
                    "--num-layers is 4"));
+    machine.read_shape = [](const std::string&) {
+        ModelConfig shape = find_model_preset("qwen2.5-0.5B")->config;
+        shape.sliding_window = {5, 0};
+        return shape;
+    };
+    for (const auto& [option, told] :
+         {std::pair{"--sliding-window=5", "--sliding-window is 5, and the model in m has 5,0"},
+          {"--disable-bias-linear", "--linear-bias is none, and the model in m has qkv"},
+          {"--untie-embeddings-and-output-weights", "-weights is true, and the model in m has false"}})
+        CHECK(contains(refusal("llama", joined(base(""), {"--load", "m", option}), machine), told));
 }
 
 TEST_CASE("config: a rope model that is loaded keeps its length, unless asked for another") {

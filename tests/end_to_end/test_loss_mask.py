@@ -1,10 +1,8 @@
 """Training with loss masks: targets that do not count have no effect on losses, gradients and the counts in the
 log."""
-import json
 import os
 import re
 import struct
-from pathlib import Path
 
 from tests.support.train import GPT2, LLAMA, TrainTest, make_tokens, records, state_of, write_shard
 
@@ -83,31 +81,3 @@ class LossMaskTest(TrainTest):
         done = self.run_train(GPT2, "--train-iters", "3", "--valid-data", self.path("valid.bin"), "--eval-iters", "2",
                               expect=2)
         self.assertIn("--valid-data: no token of an evaluation counts as a target", done.stderr)
-
-    def test_samples_begin_at_documents(self):
-        separator, lengths = 60, [5, 9, 14, 3, 11, 7, 17, 40, 2] * 3
-        tokens = [t if t != separator else 0 for t in make_tokens(sum(lengths), 1)]
-        starts = [sum(lengths[:i]) for i in range(len(lengths))]
-        for start in starts:
-            tokens[start] = separator
-        write_shard(self.path("train_0.bin"), tokens)
-        write_mask(self.path("train_0.mask"), [int(i not in starts) for i in range(len(tokens))])
-        Path(self.path("train_0.meta.json")).write_text(json.dumps({"tokenizer": {"separator": separator}}))
-        one = ["--micro-batch-size", "1", "--global-batch-size", "1", "--epochs", "1"]
-        text = self.run_train(GPT2, *one, "--save", self.path("run"), "--log-file", self.path("log.jsonl"),
-                              "--reset-attention-mask", "--save-interval", "5").stdout
-        found = re.search(r"note: training data: samples begin at documents: 27 documents in "
-                          r"(\d+) samples, [\d.]+ % padding; 3 longer than a sample are cut, their later parts have "
-                          r"21 % of the tokens", text)
-        self.assertTrue(found, text)
-        steps = records(self.path("log.jsonl"), "step")
-        self.assertEqual(len(steps), int(found[1]))
-        # An epoch counts every target once: all but the first token of each document.
-        self.assertEqual(sum(r["counted_tokens"] for r in steps), len(tokens) - len(starts))
-        self.run_train(GPT2, *one, "--save", self.path("again"), "--resume", self.path("run", "step-00000005"),
-                       "--reset-attention-mask")
-        done = self.run_train(GPT2, *one, "--save", self.path("run"), "--resume", "auto", "--align-documents", "off",
-                              expect=2)
-        self.assertIn("--align-documents: auto in the checkpoint, off now", done.stderr)
-        last = f"step-{len(steps):08d}"
-        self.assertEqual(state_of(self.path("again", last)), state_of(self.path("run", last)))

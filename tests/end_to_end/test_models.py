@@ -143,20 +143,3 @@ class ModelsTest(TrainTest):
                                  "auto", expect=2)
         self.assertIn("--sliding-window: 5,0 in the checkpoint, 5 now", refused.stderr)
         self.run_train(GPT2, "--train-iters", "1", *own, "--load", saved)
-
-    def test_options_that_contradict_the_folder_name_both_values(self):
-        for fixture, options, option, asked, found in (
-                ("llama", ["--num-layers", "5"], "num-layers", "5", "2"),
-                ("llama", ["--rope-scaling-factor", "8"], "rope-scaling-factor", "8", "4"),
-                ("llama", ["--sliding-window", "8"], "sliding-window", "8", "0"),
-                ("mistral_window", ["--sliding-window", "8"], "sliding-window", "8", "5"),
-                ("ministral", ["--sliding-window", "5"], "sliding-window", "5", "5,0"),
-                ("qwen2", ["--disable-bias-linear"], "linear-bias", "none", "qkv"),
-                ("qwen2", ["--untie-embeddings-and-output-weights"], "untie-embeddings-and-output-weights", "true",
-                 "false"),
-                ("qwen2", ["--model", "qwen2.5-0.5B"], "num-layers", "24", "2")):
-            with self.subTest(f"{fixture} {options}"):
-                refused = self.train("--load", os.path.join(FIXTURES, fixture), "--train-iters", "1", *options,
-                                     expect=2)
-                self.assertIn(f"--{option} is {asked}, and the model in ", refused.stderr)
-                self.assertIn(f" has {found}: leave out", refused.stderr)

@@ -176,11 +176,6 @@ class Train(TrainTest):
         self.assertEqual(losses, json.loads(Path(golden).read_text()))
         self.assertNotEqual(losses["gpt2-bf16"], losses["gpt2-fp32"])
 
-    def test_rampup_consumes_what_it_says(self):
-        self.run_train(GPT2, "--train-iters", "6", "--rampup-batch-size", "2 2 8", "--log-file", self.path("log.jsonl"))
-        # Two samples a step for the first eight, then four.
-        self.assertEqual([r["samples"] for r in records(self.path("log.jsonl"), "step")], [2, 4, 6, 8, 12, 16])
-
     def test_a_disk_without_room_is_refused_before_the_first_step(self):
         many = ["--train-iters", str(10 ** 9), "--save-interval", "1", "--save", self.path("new", "run")]
         done = self.run_train(GPT2, *many, "--keep", str(10 ** 9), expect=7)
