@@ -40,10 +40,9 @@ std::vector<std::string> option_names() {
 
 // The table's name for a one-dash option of llm.c, or `option` itself if there is none.
 std::string llmc_option(const std::string& option) {
-    if (option == "-h") return "help";
     for (const OptionRow& row : option_table())
         if (row.llmc && option == row.llmc) return row.name;
-    return option;
+    return option == "-h" ? "help" : option;
 }
 
 // The setting that a flag of another trainer stands for; nothing if the flag is always on here.
@@ -211,11 +210,15 @@ Settings read_file_settings(const std::string& path, Notes* notes) {
 
 // ---- from settings to a configuration ----
 
+std::string text_setting(const Settings& settings, const char* option) {
+    const auto found = settings.find(option);
+    return found == settings.end() ? "" : json_text(found->second.value);
+}
+
 const ModelPreset& chosen_preset(const Settings& settings, const std::string& family) {
     const OptionRow& row = *find_option("model");
     std::string fallback = family == "llama" && row.fallback_llama ? row.fallback_llama : row.fallback;
-    auto found = settings.find("model");
-    std::string name = found == settings.end() ? fallback : json_text(found->second.value);
+    const std::string name = settings.count("model") ? text_setting(settings, "model") : fallback;
     const ModelPreset* preset = find_model_preset(name);
     std::vector<std::string> names;
     for (const ModelPreset& p : model_presets())
@@ -247,11 +250,6 @@ Config defaults_of(const ModelPreset& preset) {
 // plan may be for more ranks than were started.
 int ranks_of(const Config& config, const Machine& machine) {
     return config.dry_run && config.ranks > 0 ? static_cast<int>(config.ranks) : machine.ranks;
-}
-
-std::string text_setting(const Settings& settings, const char* option) {
-    const auto found = settings.find(option);
-    return found == settings.end() ? "" : json_text(found->second.value);
 }
 
 // Adds to the user's settings the checkpoint's values of options that must be the same and were not given, so that it

@@ -135,12 +135,8 @@ std::string options_json(const Config& defaults, const std::string& family) {
     Ordered rows = Ordered::array();
     for (const OptionRow& row : option_table()) {
         const OptionValue& v = row.value;
-        Ordered option = {{"name", row.name},
-                          {"group", kOptionGroupTitles[static_cast<size_t>(row.group)]},
-                          {"type", v.type},
-                          {"expects", v.expects},
-                          {"default", v.get(defaults)},
-                          {"help", row.help}};
+        Ordered option = {{"name", row.name}, {"group", kOptionGroupTitles[static_cast<size_t>(row.group)]},
+                          {"type", v.type}, {"expects", v.expects}, {"default", v.get(defaults)}, {"help", row.help}};
         option["changes"] = kChangesWords[static_cast<size_t>(row.may_change())];
         if (row.derived) option["default_rule"] = row.derived;
         if (v.range)
@@ -160,8 +156,7 @@ std::string options_json(const Config& defaults, const std::string& family) {
     Ordered presets = Ordered::array();
     for (const ModelPreset& preset : model_presets())
         if (preset.family == family)
-            presets.push_back({{"name", preset.name},
-                               {"num-layers", preset.config.num_layers},
+            presets.push_back({{"name", preset.name}, {"num-layers", preset.config.num_layers},
                                {"hidden-size", preset.config.hidden_size},
                                {"num-attention-heads", preset.config.num_attention_heads},
                                {"num-query-groups", preset.config.num_query_groups}});

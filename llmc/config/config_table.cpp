@@ -68,21 +68,6 @@ OptionValue group_scales() {
     return v;
 }
 
-// ---- defaults that follow from other options ----
-
-void derive_global_batch(Config& c, const Given& given) {
-    c.global_batch_size = c.micro_batch_size * std::max(1, c.data_ranks(given.ranks));
-}
-
-// Rounded to 12 decimal digits, so that a tenth of 6e-4 is printed as 6e-05.
-void derive_min_lr(Config& c, const Given&) { c.min_lr = std::stod(strf("%.12g", c.lr / 10)); }
-
-void derive_warmup(Config& c, const Given&) {
-    c.lr_warmup_iters = c.epochs > 0 ? 0 : std::min<int64_t>(c.train_iters / 100, 2000);
-}
-
-void derive_log_file(Config& c, const Given&) { c.log_file = c.save.empty() ? "" : c.save + "/log.jsonl"; }
-
 // ---- rows ----
 
 using Rows = std::vector<OptionRow>;
@@ -94,7 +79,10 @@ void add_batch(Rows& rows) {
          .changes = MayChange::kRounding, .llmc = "-b"},
         {.name = "global-batch-size", .value = integer(AT(global_batch_size), 1, 1 << 24),
          .help = "sequences per step of all ranks (gradient accumulation); a multiple of micro-batch size x ranks / "
-                 "context-parallel", .derive = derive_global_batch,
+                 "context-parallel",
+         .derive = [](Config& c, const Given& given) {
+             c.global_batch_size = c.micro_batch_size * std::max(1, c.data_ranks(given.ranks));
+         },
          .derived = "micro-batch size x ranks / context-parallel", .on_resume = kMust},
         {.name = "rampup-batch-size",
          .value = tuple(' ', 1, "\"START INC SAMPLES\"", "three positive integers \"START INC SAMPLES\"",
@@ -181,14 +169,20 @@ void add_optimizer(Rows& rows) {
         {.name = "lr", .value = number(AT(lr), {.low = 0, .high = 10, .low_open = true}), .help = "peak learning rate",
          .fallback = "6e-4", .fallback_llama = "3e-4", .llmc = "-l"},
         {.name = "min-lr", .value = number(AT(min_lr), {.low = 0, .high = 10}),
-         .help = "learning rate of the last step", .derive = derive_min_lr, .derived = "a tenth of --lr"},
+         .help = "learning rate of the last step",
+         // Rounded to 12 decimal digits, so that a tenth of 6e-4 is printed as 6e-05.
+         .derive = [](Config& c, const Given&) { c.min_lr = std::stod(strf("%.12g", c.lr / 10)); },
+         .derived = "a tenth of --lr"},
         {.name = "lr-decay-style",
          .value = choice<LrDecay>(AT(lr_decay_style), {{"cosine", LrDecay::kCosine}, {"linear", LrDecay::kLinear},
                                   {"constant", LrDecay::kConstant}, {"wsd", LrDecay::kWsd}}),
          .help = "learning rate schedule from --lr to --min-lr; wsd (warmup-stable-decay) holds --lr until the final "
                  "decay"},
         {.name = "lr-warmup-iters", .value = integer(AT(lr_warmup_iters), 0, kMany), .help = "steps of linear warm-up",
-         .derive = derive_warmup, .derived = "1% of --train-iters, at most 2000; 0 with --epochs", .llmc = "-u"},
+         .derive = [](Config& c, const Given&) {
+             c.lr_warmup_iters = c.epochs > 0 ? 0 : std::min<int64_t>(c.train_iters / 100, 2000);
+         },
+         .derived = "1% of --train-iters, at most 2000; 0 with --epochs", .llmc = "-u"},
         {.name = "lr-wsd-decay-iters", .value = integer(AT(lr_wsd_decay_iters), 0, kMany),
          .help = "steps of the final linear decay of wsd; 0: a tenth of the run"},
         {.name = "lr-scale", .value = group_scales(),
@@ -309,7 +303,9 @@ void add_output(Rows& rows) {
          .help = "steps between lines on the screen; the log file has every step", .fallback = "1"},
         {.name = "log-file", .value = text(AT(log_file), "FILE", "a file"),
          .help = "log in JSON lines at full precision; \"\": no log; missing folders are made in the working folder "
-                 "and in --save only", .derive = derive_log_file, .derived = "log.jsonl in the directory of --save"},
+                 "and in --save only",
+         .derive = [](Config& c, const Given&) { c.log_file = c.save.empty() ? "" : c.save + "/log.jsonl"; },
+         .derived = "log.jsonl in the directory of --save"},
     });
 }
 

@@ -3,23 +3,11 @@
 
 namespace {
 
-// ---- defaults that follow from other options ----
-
-void derive_recipe(Config& c, const Given& given) {
-    if (given.has("fp8-format")) c.fp8_recipe = Fp8Recipe::kDelayed;
-}
-
-void derive_format(Config& c, const Given&) {
-    c.fp8_format = is_blockwise(c.fp8_recipe) ? Fp8Format::kE4m3 : Fp8Format::kHybrid;
-}
-
 const char* refused_format(const Json& value) {
     if (json_choice(value, {"e5m2"}) < 0) return nullptr;
     return "no training runs in E5M2 alone: the hardware has no matmul of E5M2 by E5M2, and 2 mantissa bits are too "
            "few for weights and activations; hybrid uses E5M2 for gradients";
 }
-
-// ---- rows ----
 
 void add_recipe(std::vector<OptionRow>& rows) {
     add_rows(rows, OptionGroup::kFp8, {
@@ -31,12 +19,16 @@ void add_recipe(std::vector<OptionRow>& rows) {
          .help = "run the matmuls of the linear layers in FP8, with scaling factors from the amax history (delayed), "
                  "from the current tensor (tensorwise), or per block of 128 values (blockwise, "
                  "blockwise-bf16-wgrad: weight gradients in BF16); int8-forward: as delayed, but those of the forward "
-                 "pass in INT8", .derive = derive_recipe,
+                 "pass in INT8",
+         .derive = [](Config& c, const Given& g) { if (g.has("fp8-format")) c.fp8_recipe = Fp8Recipe::kDelayed; },
          .derived = "delayed with --fp8-format"},
         {.name = "fp8-format",
          .value = choice<Fp8Format>(AT(fp8_format), {{"hybrid", Fp8Format::kHybrid}, {"e4m3", Fp8Format::kE4m3}}),
          .help = "format of gradients: E5M2 (hybrid) or E4M3; activations and weights are E4M3",
-         .derive = derive_format, .derived = "e4m3 with blockwise", .refused = refused_format},
+         .derive = [](Config& c, const Given&) {
+             c.fp8_format = is_blockwise(c.fp8_recipe) ? Fp8Format::kE4m3 : Fp8Format::kHybrid;
+         },
+         .derived = "e4m3 with blockwise", .refused = refused_format},
         {.name = "fp8-margin", .value = integer(AT(fp8_margin), 0, 16),
          .help = "divide scales by 2^N (delayed): a larger margin saturates fewer values and flushes more to zero"},
         {.name = "fp8-interval", .value = integer(AT(fp8_interval), 1, kMany),

@@ -40,10 +40,6 @@ void derive_seq_length(Config& c, const Given& given) {
     if (limited) c.seq_length = std::min(c.seq_length, c.shape.max_positions);
 }
 
-void derive_max_positions(Config& c, const Given&) {
-    if (is_rope(c)) c.shape.max_positions = std::max(c.shape.max_positions, c.seq_length);
-}
-
 // ---- rows ----
 
 // A number, or a list that the layers repeat: "128,128,0" or [128, 128, 0].
@@ -107,7 +103,10 @@ void add_model_sizes(std::vector<OptionRow>& rows) {
     add_rows(rows, OptionGroup::kModel, {
         {.name = "max-position-embeddings", .value = integer(AT(shape.max_positions), 1, 1 << 24),
          .help = "number of learned positions, or the context length that a rope model declares",
-         .derive = derive_max_positions, .derived = "with rope at least --seq-length"},
+         .derive = [](Config& c, const Given&) {
+             if (is_rope(c)) c.shape.max_positions = std::max(c.shape.max_positions, c.seq_length);
+         },
+         .derived = "with rope at least --seq-length"},
     });
 }
 

@@ -1,12 +1,6 @@
 // The options of distributed runs.
 #include "llmc/config/config_table.h"
 
-namespace {
-
-void derive_grad_comm(Config& c, const Given&) { c.grad_comm_dtype = c.grad_dtype; }
-
-}  // namespace
-
 void add_ranks(std::vector<OptionRow>& rows) {
     add_rows(rows, OptionGroup::kRanks, {
         {.name = "ranks", .value = integer(AT(ranks), 0, 1 << 16),
@@ -44,7 +38,8 @@ void add_ranks(std::vector<OptionRow>& rows) {
          .value = choice<Dtype>(AT(grad_comm_dtype), {{"fp32", Dtype::kFp32}, {"bf16", Dtype::kBf16},
                                 {"fp8", Dtype::kE4m3}}),
          .help = "communication dtype of gradients, which are always added in FP32; fp8: E4M3 with a scale for each "
-                 "128 values, for linear layers only", .derive = derive_grad_comm, .derived = "that of --grad-dtype",
+                 "128 values, for linear layers only",
+         .derive = [](Config& c, const Given&) { c.grad_comm_dtype = c.grad_dtype; }, .derived = "that of --grad-dtype",
          .ranks_only = true},
         {.name = "comm-timeout", .value = number(AT(comm_timeout), {.low = 0, .high = 1e9}),
          .help = "seconds without progress of a rank after which all ranks end with exit code 6 and a hang report; ten "

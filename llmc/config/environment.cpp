@@ -37,11 +37,6 @@ std::string nvte_effect(const std::string& name) {
     return "unused: it is Transformer Engine's, which this trainer does not use; FP8 is set by --fp8-* options";
 }
 
-std::string nccl_effect(int ranks, bool gpu) {
-    if (!gpu) return "unused: no GPU, so no NCCL";
-    return ranks > 1 ? "passed to NCCL" : "unused: one rank, so no NCCL";
-}
-
 std::string connections_effect(const std::string& value, bool gpu) {
     if (!gpu) return "unused: no GPU";
     if (value == "1")
@@ -77,7 +72,8 @@ std::vector<VariableEffect> environment_effects(const std::vector<std::string>& 
         std::string effect;
         const bool nvte = name.starts_with("NVTE_");
         if (nvte) effect = nvte_effect(name);
-        if (name.starts_with("NCCL_")) effect = nccl_effect(ranks, gpu);
+        if (name.starts_with("NCCL_")) effect = !gpu ? "unused: no GPU, so no NCCL"
+                                                        : ranks > 1 ? "passed to NCCL" : "unused: one rank, so no NCCL";
         if (name == "CUDA_DEVICE_MAX_CONNECTIONS") effect = connections_effect(value, gpu);
         if (name == "OMP_NUM_THREADS") effect = threads_effect(value);
         if (name.starts_with("LLMFP8_")) effect = own_effect(name);
