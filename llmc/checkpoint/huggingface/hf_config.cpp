@@ -32,6 +32,17 @@ constexpr Multiplier kMultipliers[] = {{"embedding_multiplier", &ModelConfig::em
                                        {"residual_multiplier", &ModelConfig::residual_multiplier},
                                        {"logits_scaling", &ModelConfig::logits_scaling},
                                        {"attention_multiplier", &ModelConfig::attention_multiplier}};
+// Fields of our own class.
+struct OwnSize {
+    const char* name;
+    int64_t ModelConfig::*field;
+    int64_t most = kMaxWidth;
+};
+constexpr OwnSize kOwnSizes[] = {
+    {"num_layers", &ModelConfig::num_layers, kMaxLayers}, {"hidden_size", &ModelConfig::hidden_size},
+    {"ffn_hidden_size", &ModelConfig::ffn_hidden_size}, {"num_attention_heads", &ModelConfig::num_attention_heads},
+    {"num_query_groups", &ModelConfig::num_query_groups}, {"kv_channels", &ModelConfig::kv_channels},
+    {"vocab_size", &ModelConfig::vocab_size, kMaxVocab}};
 constexpr const char* kDropouts[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout"};
 // ---- writing ----
 
@@ -71,29 +82,29 @@ void put_gpt2(OrderedJson& out, const ModelConfig& c) {
 // Without layer_types, Qwen's window applies to the layers from max_window_layers on.
 void put_window(OrderedJson& out, const ModelConfig& c, const Family& family) {
     const bool windows = c.has_windows();
-    if (is_qwen(family.hf)) out["use_sliding_window"] = windows;
+    if (family.has(kQwenWindow)) out["use_sliding_window"] = windows;
     out["sliding_window"] = nullptr;
     if (windows) out["sliding_window"] = c.largest_window();
     int64_t first = 0;
     while (first < c.num_layers && c.window(first) == 0) first++;
-    if (is_qwen(family.hf)) out["max_window_layers"] = first;
+    if (family.has(kQwenWindow)) out["max_window_layers"] = first;
     if (c.same_windows() && family.full_every == 0) return;
     for (int64_t l = 0; l < c.num_layers; l++)
         out["layer_types"].push_back(c.window(l) > 0 ? kSliding : kFull);
 }
 
-void put_experts(OrderedJson& out, const ModelConfig& c, HfClass hf) {
-    out[experts_field(hf)] = c.num_experts;
+void put_experts(OrderedJson& out, const ModelConfig& c, const Family& family) {
+    out[experts_field(family)] = c.num_experts;
     out["num_experts_per_tok"] = c.experts_per_token;
-    if (hf != HfClass::kMixtral) out["norm_topk_prob"] = c.normalize_experts;
-    if (has_moe_width(hf)) out["moe_intermediate_size"] = c.ffn_hidden_size;
-    if (has_shared_experts(hf)) {
+    if (family.hf != HfClass::kMixtral) out["norm_topk_prob"] = c.normalize_experts;
+    if (family.has(kMoeWidth)) out["moe_intermediate_size"] = c.ffn_hidden_size;
+    if (family.has(kSharedExperts)) {
         out["n_shared_experts"] = c.shared_experts;
         out["routed_scaling_factor"] = c.routed_scale;
         out["n_group"] = out["topk_group"] = 1;
         out["first_k_dense_replace"] = c.dense_layers;
     }
-    if (hf != HfClass::kQwen3Moe) return;
+    if (family.hf != HfClass::kQwen3Moe) return;
     out["decoder_sparse_step"] = 1;
     out["mlp_only_layers"] = OrderedJson::array();
     for (int64_t l = 0; l < c.dense_layers; l++) out["mlp_only_layers"].push_back(l);
@@ -114,9 +125,9 @@ void put_llama(OrderedJson& out, const ModelConfig& c, const Family& family, int
     out["max_position_embeddings"] = positions;
     out["initializer_range"] = c.init_std;
     out["rms_norm_eps"] = c.norm_eps;
-    if (may_bias_attention(family.hf)) out["attention_bias"] = c.proj_bias();
-    if (may_bias_mlp(family.hf)) out["mlp_bias"] = c.mlp_bias();
-    if (!has_no_window(family.hf)) put_window(out, c, family);
+    if (family.has(kAttentionBias)) out["attention_bias"] = c.proj_bias();
+    if (family.has(kMlpBias)) out["mlp_bias"] = c.mlp_bias();
+    if (!family.has(kNoWindow)) put_window(out, c, family);
     if (family.hf == HfClass::kGranite)
         for (const Multiplier& row : kMultipliers) out[row.name] = c.*row.field;
     if (family.hf == HfClass::kGranite && c.attention_multiplier == 0)
@@ -124,7 +135,7 @@ void put_llama(OrderedJson& out, const ModelConfig& c, const Family& family, int
     if (family.hf == HfClass::kGemma3)   // a whole number in transformers
         out["query_pre_attn_scalar"] = c.attention_multiplier > 0 ? std::llround(std::pow(c.attention_multiplier, -2))
                                                                   : c.kv_channels;
-    if (has_experts(family.hf)) put_experts(out, c, family.hf);
+    if (family.has(kExperts)) put_experts(out, c, family);
     out["tie_word_embeddings"] = c.tied_head;
     put_rope(out, c, family.local_base);
 }
@@ -136,13 +147,7 @@ void put_own(OrderedJson& out, const ModelConfig& c, int64_t positions) {
     out["model_type"] = kOwnModelType;
     out["auto_map"] = {{"AutoConfig", "configuration_llmfp8.LlmFp8Config"},
                        {"AutoModelForCausalLM", "modeling_llmfp8.LlmFp8ForCausalLM"}};
-    out["num_layers"] = c.num_layers;
-    out["hidden_size"] = c.hidden_size;
-    out["ffn_hidden_size"] = c.ffn_hidden_size;
-    out["num_attention_heads"] = c.num_attention_heads;
-    out["num_query_groups"] = c.num_query_groups;
-    out["kv_channels"] = c.kv_channels;
-    out["vocab_size"] = c.vocab_size;
+    for (const OwnSize& row : kOwnSizes) out[row.name] = c.*row.field;
     out["max_positions"] = positions;
     out["norm"] = c.norm == Norm::kLayerNorm ? "layer" : "rms";
     out["position"] = c.position == PositionEmbedding::kLearned ? "learned" : "rope";
@@ -163,21 +168,19 @@ void put_own(OrderedJson& out, const ModelConfig& c, int64_t positions) {
 
 // ---- reading ----
 
-// Return a function's name in GPT-2's config.json (null if gated), and in one with model_type "llmfp8".
-const char* gpt2_activation(const ActivationFunction& row) { return row.gated ? nullptr : row.hf; }
-const char* own_activation(const ActivationFunction& row) { return row.name; }
-
-Activation read_activation(const HfFields& f, const char* field, const char* (*name_of)(const ActivationFunction&)) {
-    std::string name = f.text(field), known;
-    if (name_of == gpt2_activation && name == "gelu_pytorch_tanh") name = "gelu_new";   // the same function
-    for (const ActivationFunction& row : kActivations) {
-        const char* spelling = name_of(row);
-        if (!spelling) continue;
-        if (name == spelling) return row.kind;
-        known += (known.empty() ? "\"" : "\", \"") + std::string(spelling);
+// Returns the kind of the row whose name is the text of a field; name_of(row) may be null. more: ends the error.
+template <typename Rows, typename Name>
+auto read_word(const HfFields& f, const char* field, const Rows& rows, const Name& name_of, const char* more = "") {
+    const std::string word = f.text(field);
+    std::vector<std::string> known;
+    for (const auto& row : rows) {
+        const char* const name = name_of(row);
+        if (name && word == name) return row.kind;
+        if (name) known.push_back("\"" + std::string(name) + "\"");
     }
-    f.refuse(field, strf("supported are %s\"; gelu is the tanh approximation", known.c_str()));
+    f.refuse(field, "supported are " + list_text(known, ", ") + more);
 }
+constexpr const char* kTanh = "; gelu is the tanh approximation";
 
 ModelConfig read_gpt2(const HfFields& f) {
     ModelConfig c;
@@ -191,7 +194,9 @@ ModelConfig read_gpt2(const HfFields& f) {
     c.ffn_hidden_size = f.size_or("n_inner", 4 * c.hidden_size);
     c.norm_eps = f.positive_or("layer_norm_epsilon", 1e-5, kMostNormEps);
     c.init_std = f.number_or("initializer_range", 0.02);
-    if (f.has("activation_function")) c.activation = read_activation(f, "activation_function", gpt2_activation);
+    if (f.has("activation_function") && f.text("activation_function") != "gelu_pytorch_tanh")   // as gelu_new
+        c.activation = read_word(f, "activation_function", kActivations,
+                                 [](const auto& row) { return row.gated ? nullptr : row.hf; }, kTanh);
     f.only("scale_attn_weights", true, "only scaled attention is supported");
     f.only("scale_attn_by_inverse_layer_idx", false, "this scaling is not supported");
     f.only("tie_word_embeddings", true, "a GPT-2 with an untied head is not supported");
@@ -200,13 +205,13 @@ ModelConfig read_gpt2(const HfFields& f) {
 
 // Reads the window of each layer; a list of one element is that of all.
 std::vector<int64_t> read_windows(const HfFields& f, const Family& family, int64_t layers) {
-    if (!is_qwen(family.hf)) f.only("use_sliding_window", false, "this class has no such field");
+    if (!family.has(kQwenWindow)) f.only("use_sliding_window", false, "this class has no such field");
     if (family.window == 0 && family.hf != HfClass::kMixtral && family.hf != HfClass::kPhi3)
         f.only("sliding_window", nullptr, "this class has no window");
     f.ignore({"sliding_window", "max_window_layers"});   // Qwen's are read only if it uses them
     if (family.full_every > 0) f.ignore({"sliding_window_pattern", "_sliding_window_pattern"});   // layer_types counts
     int64_t window = 0;
-    if (!is_qwen(family.hf) || f.boolean_or("use_sliding_window", false))   // null: none
+    if (!family.has(kQwenWindow) || f.boolean_or("use_sliding_window", false))   // null: none
         window = f.integer_or("sliding_window", f.object.contains("sliding_window") ? 0 : family.window, 1,
                               kMaxPositions);
     std::vector<int64_t> windows(static_cast<size_t>(layers), window);
@@ -224,13 +229,13 @@ std::vector<int64_t> read_windows(const HfFields& f, const Family& family, int64
             f.refuse("layer_types", strf("a list of \"%s\" and, if there is a window, \"%s\" for each of %lld layers "
                                          "is needed", kFull, kSliding, ll(layers)));
         set_full(full);
-        if (!has_layer_types(family) && std::count(windows.begin(), windows.end(), window) < layers)
+        if (!family.has(kLayerTypes) && std::count(windows.begin(), windows.end(), window) < layers)
             f.refuse("layer_types", strf("this class has the same window in all layers, %lld", ll(window)));
     } else if (family.full_every > 0) {
         const char* field = f.has("sliding_window_pattern") ? "sliding_window_pattern" : "_sliding_window_pattern";
         const int64_t every = f.integer_or(field, family.full_every, 1, kMaxLayers);
         set_full([&](int64_t l) { return (l + 1) % every == 0; });
-    } else if (is_qwen(family.hf) && family.hf != HfClass::kQwen3Moe) {
+    } else if (family.has(kQwenWindow) && family.hf != HfClass::kQwen3Moe) {
         const int64_t first = f.integer_or("max_window_layers", 28, 0, kMaxLayers);
         set_full([&](int64_t l) { return l < first; });
     }
@@ -238,23 +243,24 @@ std::vector<int64_t> read_windows(const HfFields& f, const Family& family, int64
 }
 
 LinearBias read_biases(const HfFields& f, const Family& family) {
-    if (!may_bias_mlp(family.hf)) f.only("mlp_bias", false, "this class has no such biases");
+    if (!family.has(kMlpBias)) f.only("mlp_bias", false, "this class has no such biases");
     if (family.hf == HfClass::kQwen2) f.ignore({"attention_bias"});
     if (family.hf == HfClass::kQwen2) return LinearBias::kQkv;
-    if (!may_bias_attention(family.hf)) f.only("attention_bias", false, "this class has no such biases");
+    if (!family.has(kAttentionBias)) f.only("attention_bias", false, "this class has no such biases");
     const bool attention = f.boolean_or("attention_bias", false);
     const bool mlp = f.boolean_or("mlp_bias", false);
     if (attention) return mlp ? LinearBias::kAll : LinearBias::kAttention;
     return mlp ? LinearBias::kMlp : LinearBias::kNone;
 }
 
-void read_experts(const HfFields& f, HfClass hf, ModelConfig& c) {
-    c.num_experts = f.integer(f.has("num_local_experts") ? "num_local_experts" : experts_field(hf), 1, kMaxExperts);
+void read_experts(const HfFields& f, const Family& family, ModelConfig& c) {
+    const HfClass hf = family.hf;
+    c.num_experts = f.integer(f.has("num_local_experts") ? "num_local_experts" : experts_field(family), 1, kMaxExperts);
     c.experts_per_token = f.integer_or("num_experts_per_tok", hf == HfClass::kMixtral ? 2 : 8, 1, kMaxExpertsPerToken);
     c.normalize_experts = hf == HfClass::kMixtral || f.boolean_or("norm_topk_prob", hf == HfClass::kSolarOpen);
-    c.dense_ffn_size = std::exchange(c.ffn_hidden_size, has_moe_width(hf) ? f.size("moe_intermediate_size")
+    c.dense_ffn_size = std::exchange(c.ffn_hidden_size, family.has(kMoeWidth) ? f.size("moe_intermediate_size")
                                                                           : c.ffn_hidden_size);
-    if (has_shared_experts(hf)) {
+    if (family.has(kSharedExperts)) {
         c.shared_experts = f.integer_or("n_shared_experts", 1, 1, 64);
         c.routed_scale = f.positive_or("routed_scaling_factor", 1, 1e3);
         for (const char* field : {"n_group", "topk_group"}) f.only(field, 1, "groups of experts are not supported");
@@ -287,10 +293,9 @@ ModelConfig read_llama(const HfFields& f, const Family& family) {
     const bool gemma = c.gemma = family.hf == HfClass::kGemma3;
     c.activation = gemma ? Activation::kGeglu : Activation::kSwiglu;
     if (gemma) c.norm_place = NormPlace::kBoth;
-    if (is_olmo2_or_3(family.hf)) c.norm_place = NormPlace::kPost;
-    c.qk_norm_whole = family.hf == HfClass::kOlmoe || is_olmo2_or_3(family.hf);
-    c.qk_norm = family.hf == HfClass::kQwen3 || family.hf == HfClass::kQwen3Moe || family.hf == HfClass::kDots1
-                || c.qk_norm_whole || gemma;
+    if (family.has(kPostNorm)) c.norm_place = NormPlace::kPost;
+    c.qk_norm_whole = family.has(kQkNormWhole);
+    c.qk_norm = family.has(kQkNorm);
     c.vocab_size = f.size("vocab_size", kMaxVocab);
     c.hidden_size = f.size("hidden_size");
     c.rotary_base = family.base;
@@ -317,38 +322,23 @@ ModelConfig read_llama(const HfFields& f, const Family& family) {
     c.linear_bias = read_biases(f, family);
     c.sliding_window = read_windows(f, family, c.num_layers);
     read_rope(f, c, family.local_base);
-    if (has_experts(family.hf)) read_experts(f, family.hf, c);
+    if (family.has(kExperts)) read_experts(f, family, c);
     return c;
-}
-
-LinearBias read_own_biases(const HfFields& f) {
-    const std::string name = f.text("linear_bias");
-    std::string known;
-    for (const LinearBiasWord& word : kLinearBiasWords) {
-        if (name == word.name) return word.kind;
-        known += strf("%s\"%s\"", known.empty() ? "" : ", ", word.name);
-    }
-    f.refuse("linear_bias", "supported are " + known);
 }
 
 ModelConfig read_own(const HfFields& f) {
     ModelConfig c;
-    c.num_layers = f.size("num_layers", kMaxLayers);
-    c.hidden_size = f.size("hidden_size");
-    c.ffn_hidden_size = f.size("ffn_hidden_size");
-    c.num_attention_heads = f.size("num_attention_heads");
-    c.num_query_groups = f.size("num_query_groups");
-    c.kv_channels = f.size("kv_channels");
-    c.vocab_size = f.size("vocab_size", kMaxVocab);
+    for (const OwnSize& row : kOwnSizes) c.*row.field = f.size(row.name, row.most);
     c.max_positions = f.size("max_positions", kMaxPositions);
     c.norm = f.one_of("norm", "layer", Norm::kLayerNorm, "rms", Norm::kRmsNorm);
     c.position = f.one_of("position", "learned", PositionEmbedding::kLearned, "rope", PositionEmbedding::kRope);
-    c.activation = read_activation(f, "activation", own_activation);
+    const auto name_of = [](const auto& row) { return row.name; };
+    c.activation = read_word(f, "activation", kActivations, name_of, kTanh);
     c.rotary_base = f.positive("rotary_base", kMostBase);
     read_rope_dictionary(f, "rope", c);
     if (f.has("local_rotary_base") && f.number("local_rotary_base") != 0)
         c.local_rotary_base = f.positive("local_rotary_base", kMostBase);
-    c.linear_bias = read_own_biases(f);
+    c.linear_bias = read_word(f, "linear_bias", kLinearBiasWords, name_of);
     if (f.has("window") && f.object["window"].is_array()) c.sliding_window = f.integers("window", 0, kMaxPositions);
     else c.sliding_window = {f.integer_or("window", 0, 0, kMaxPositions)};
     c.qk_norm = f.boolean("qk_norm");
@@ -393,11 +383,11 @@ void ignore_inert(const HfFields& f) {
 
 std::string dropout_note(const std::string& directory) {
     const Json object = read_json_object(directory + "/config.json", kMaxConfigBytes);
-    std::string found;
+    std::vector<std::string> found;
     for (const char* name : kDropouts)
-        if (object.contains(name) && object[name] != 0)
-            found += strf("%s%s %s", found.empty() ? "" : ", ", name, object[name].dump().c_str());
-    return found.empty() ? "" : directory + "/config.json has " + found + ": training here has no dropout";
+        if (object.contains(name) && object[name] != 0) found.push_back(name + (" " + object[name].dump()));
+    if (found.empty()) return "";
+    return directory + "/config.json has " + list_text(found, ", ") + ": training here has no dropout";
 }
 
 HfOrigin hf_origin(const std::string& directory) {

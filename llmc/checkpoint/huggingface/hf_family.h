@@ -5,6 +5,14 @@
 #include "llmc/checkpoint/huggingface/hf_rope.h"
 #include "llmc/model/parameters/params.h"
 
+// What a class has: fields for biases; no sliding_window, or layer_types or Qwen's other fields beside it; QK-norm,
+// over each head or all at once; norms after attention and the MLP alone; experts, whose width moe_intermediate_size
+// is if intermediate_size is another one, and shared ones.
+enum HfTrait : unsigned {
+    kAttentionBias = 1, kMlpBias = 2, kNoWindow = 4, kLayerTypes = 8, kQwenWindow = 16, kQkNorm = 32, kQkNormWhole = 64,
+    kPostNorm = 128, kExperts = 256, kMoeWidth = 512, kSharedExperts = 1024
+};
+
 // A class, and its defaults of fields that a file leaves out: key/value heads (0: as many as heads), head dim (0:
 // hidden size / heads), window (0: the class has none), epsilon of norms and base of rope; full_every: without
 // layer_types, every layer of this number attends to all keys (Gemma-3: 6, OLMo-3: 4; 0: none, if there is a window).
@@ -12,52 +20,42 @@
 // 0: rope as in the others).
 struct Family {
     HfClass hf;
+    unsigned traits;
     const char *model_type, *architecture;
     int64_t groups, head_dim, window;
     double eps = 1e-6, base = 1e4;
     int64_t full_every = 0;
     double local_base = 0;
+    bool has(HfTrait trait) const { return traits & trait; }
 };
 inline constexpr Family kFamilies[] = {
-    {HfClass::kLlama, "llama", "LlamaForCausalLM", 0, 0, 0},
-    {HfClass::kMistral, "mistral", "MistralForCausalLM", 8, 0, 4096},
-    {HfClass::kMinistral, "ministral", "MinistralForCausalLM", 8, 0, 4096},
-    {HfClass::kQwen2, "qwen2", "Qwen2ForCausalLM", 32, 0, 4096},
-    {HfClass::kQwen3, "qwen3", "Qwen3ForCausalLM", 32, 128, 4096},
-    {HfClass::kQwen3Moe, "qwen3_moe", "Qwen3MoeForCausalLM", 4, 0, 4096},
-    {HfClass::kOlmoe, "olmoe", "OlmoeForCausalLM", 0, 0, 0, 1e-5},
-    {HfClass::kOlmo2, "olmo2", "Olmo2ForCausalLM", 0, 0, 0, 1e-5},
-    {HfClass::kOlmo3, "olmo3", "Olmo3ForCausalLM", 0, 0, 4096, 1e-5, 5e5, 4, kBaseOfOthers},
-    {HfClass::kGranite, "granite", "GraniteForCausalLM", 0, 0, 0},
-    {HfClass::kGemma3, "gemma3_text", "Gemma3ForCausalLM", 4, 256, 4096, 1e-6, 1e6, 6, 1e4},
-    {HfClass::kPhi3, "phi3", "Phi3ForCausalLM", 0, 0, 0, 1e-5},
-    {HfClass::kMixtral, "mixtral", "MixtralForCausalLM", 8, 0, 0, 1e-5},
-    {HfClass::kDots1, "dots1", "Dots1ForCausalLM", 32, 0, 0},
-    {HfClass::kSolarOpen, "solar_open", "SolarOpenForCausalLM", 8, 128, 0, 1e-5, 1e6},
+    {HfClass::kLlama, kAttentionBias | kMlpBias | kNoWindow, "llama", "LlamaForCausalLM", 0, 0, 0},
+    {HfClass::kMistral, 0, "mistral", "MistralForCausalLM", 8, 0, 4096},
+    {HfClass::kMinistral, kLayerTypes, "ministral", "MinistralForCausalLM", 8, 0, 4096},
+    {HfClass::kQwen2, kLayerTypes | kQwenWindow, "qwen2", "Qwen2ForCausalLM", 32, 0, 4096},
+    {HfClass::kQwen3, kAttentionBias | kLayerTypes | kQwenWindow | kQkNorm, "qwen3", "Qwen3ForCausalLM", 32, 128, 4096},
+    {HfClass::kQwen3Moe, kAttentionBias | kQwenWindow | kQkNorm | kExperts | kMoeWidth, "qwen3_moe",
+     "Qwen3MoeForCausalLM", 4, 0, 4096},
+    {HfClass::kOlmoe, kAttentionBias | kNoWindow | kQkNorm | kQkNormWhole | kExperts, "olmoe", "OlmoeForCausalLM", 0, 0,
+     0, 1e-5},
+    {HfClass::kOlmo2, kAttentionBias | kNoWindow | kQkNorm | kQkNormWhole | kPostNorm, "olmo2", "Olmo2ForCausalLM", 0,
+     0, 0, 1e-5},
+    {HfClass::kOlmo3, kAttentionBias | kLayerTypes | kQkNorm | kQkNormWhole | kPostNorm, "olmo3", "Olmo3ForCausalLM", 0,
+     0, 4096, 1e-5, 5e5, 4, kBaseOfOthers},
+    {HfClass::kGranite, kAttentionBias | kMlpBias | kNoWindow, "granite", "GraniteForCausalLM", 0, 0, 0},
+    {HfClass::kGemma3, kAttentionBias | kLayerTypes | kQkNorm, "gemma3_text", "Gemma3ForCausalLM", 4, 256, 4096, 1e-6,
+     1e6, 6, 1e4},
+    {HfClass::kPhi3, 0, "phi3", "Phi3ForCausalLM", 0, 0, 0, 1e-5},
+    {HfClass::kMixtral, kExperts, "mixtral", "MixtralForCausalLM", 8, 0, 0, 1e-5},
+    {HfClass::kDots1, kAttentionBias | kQkNorm | kExperts | kMoeWidth | kSharedExperts, "dots1", "Dots1ForCausalLM", 32,
+     0, 0},
+    {HfClass::kSolarOpen, kExperts | kMoeWidth | kSharedExperts, "solar_open", "SolarOpenForCausalLM", 8, 128, 0, 1e-5,
+     1e6},
 };
 
-inline bool is_qwen(HfClass hf) { return hf == HfClass::kQwen2 || hf == HfClass::kQwen3 || hf == HfClass::kQwen3Moe; }
-inline bool has_layer_types(const Family& family) {
-    return family.full_every > 0 || family.hf == HfClass::kMinistral || family.hf == HfClass::kQwen2
-           || family.hf == HfClass::kQwen3;
-}
-inline bool has_shared_experts(HfClass hf) { return hf == HfClass::kDots1 || hf == HfClass::kSolarOpen; }
-inline bool has_experts(HfClass hf) {
-    return hf == HfClass::kQwen3Moe || hf == HfClass::kOlmoe || hf == HfClass::kMixtral || has_shared_experts(hf);
-}
-inline bool is_olmo2_or_3(HfClass hf) { return hf == HfClass::kOlmo2 || hf == HfClass::kOlmo3; }
-inline bool may_bias_attention(HfClass hf) {
-    return hf == HfClass::kLlama || hf == HfClass::kQwen3 || hf == HfClass::kQwen3Moe || hf == HfClass::kOlmoe
-           || hf == HfClass::kDots1 || is_olmo2_or_3(hf) || hf == HfClass::kGranite || hf == HfClass::kGemma3;
-}
-inline bool may_bias_mlp(HfClass hf) { return hf == HfClass::kLlama || hf == HfClass::kGranite; }
-// Without sliding_window.
-inline bool has_no_window(HfClass hf) {
-    return hf == HfClass::kLlama || hf == HfClass::kGranite || hf == HfClass::kOlmoe || hf == HfClass::kOlmo2;
-}
 inline const char* activation_field(HfClass hf) { return hf == HfClass::kGemma3 ? "hidden_activation" : "hidden_act"; }
-// The fields of the number of experts, and that of their width where intermediate_size is another one's.
-inline const char* experts_field(HfClass hf) {
-    return hf == HfClass::kMixtral ? "num_local_experts" : has_shared_experts(hf) ? "n_routed_experts" : "num_experts";
+// The field of the number of experts.
+inline const char* experts_field(const Family& family) {
+    return family.hf == HfClass::kMixtral ? "num_local_experts"
+           : family.has(kSharedExperts) ? "n_routed_experts" : "num_experts";
 }
-inline bool has_moe_width(HfClass hf) { return hf == HfClass::kQwen3Moe || has_shared_experts(hf); }

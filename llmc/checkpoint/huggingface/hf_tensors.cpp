@@ -230,8 +230,8 @@ HfModelFiles::HfModelFiles(const std::string& directory) : directory_(directory)
     for (const auto& [name, file] : index["weight_map"].items()) {
         REQUIRE(file.is_string(), "%s: the file of tensor %s is not text", index_path.c_str(), printable(name).c_str());
         const std::string part = file.get<std::string>();
-        REQUIRE(is_file_name(part),
-                "%s: \"%s\" is not a file name in this directory", index_path.c_str(), printable(part).c_str());
+        REQUIRE(is_file_name(part), "%s: \"%s\" is not a file name in this directory", index_path.c_str(),
+                printable(part).c_str());
         files.insert(part);
     }
     for (const std::string& file : files) add_file(directory + "/" + file);
