@@ -74,19 +74,17 @@ template <typename T, typename F> void backward_all(F, const ActivationBackwardA
 }
 
 template <typename T, Gated<Acc<T>> F> void forward_all(F, const ActivationForwardArgs& args) {
-#pragma omp parallel for schedule(static) if (args.N * args.F >= kParallelElems)
-    for (int64_t row = 0; row < args.N; row++) {
+    parallel_for(args.N, args.N * args.F, [&](int64_t row) {
         const T *gate = args.in.as<T>() + row * 2 * args.F, *up = gate + args.F;
         T* out = args.out.as<T>() + row * args.F;
         for_lanes<Acc<T>>(args.F, [&](int64_t i, auto n) {
             store(out + i, F::value(load(gate + i, n), load(up + i, n)), n);
         });
-    }
+    });
 }
 
 template <typename T, Gated<Acc<T>> F> void backward_all(F, const ActivationBackwardArgs& args) {
-#pragma omp parallel for schedule(static) if (args.N * args.F >= kParallelElems)
-    for (int64_t row = 0; row < args.N; row++) {
+    parallel_for(args.N, args.N * args.F, [&](int64_t row) {
         const T *gate = args.in.as<T>() + row * 2 * args.F, *up = gate + args.F;
         const T* dout = args.dout.as<T>() + row * args.F;
         T* dgate = args.din.as<T>() + row * 2 * args.F;
@@ -96,20 +94,19 @@ template <typename T, Gated<Acc<T>> F> void backward_all(F, const ActivationBack
             store(dgate + i, g, n);
             store(dgate + args.F + i, u, n);
         });
-    }
+    });
 }
 
 template <typename T> void bias_all(const BiasBackwardArgs& args) {
     const int64_t C = args.C;
     const RowChunks chunks(args.N);
     Acc<T>* partial = args.scratch.as<Acc<T>>();
-#pragma omp parallel for schedule(static) if (args.N * C >= kParallelElems)
-    for (int64_t chunk = 0; chunk < chunks.count; chunk++) {
+    parallel_for(chunks.count, args.N * C, [&](int64_t chunk) {
         Acc<T>* sum = partial + chunk * C;
         std::fill(sum, sum + C, Acc<T>(0));
         for (int64_t n = chunk * chunks.rows; n < std::min(args.N, (chunk + 1) * chunks.rows); n++)
             add_row(sum, args.dout.as<T>() + n * C, C);
-    }
+    });
     add_partials_to_grad(args.dbias, partial, chunks.count, C, C);
 }
 

@@ -149,11 +149,9 @@ void ema(Ctx&, const EmaArgs& args) {
         const A share = static_cast<A>(ema_share(args.decay, args.state->adam_step));
         T* average = args.ema.as<T>();
         const T* master = args.master.as<T>();
-        for_chunks(args.ema.elems, [&](int64_t begin, int64_t count) {
-            for (int64_t i = begin; i < begin + count; i++) {
-                const A old = widen(average[i]);
-                average[i] = T(adam_fma(share, widen(master[i]) - old, old));
-            }
+        for_elements(args.ema.elems, [&](int64_t i) {
+            const A old = widen(average[i]);
+            average[i] = T(adam_fma(share, widen(master[i]) - old, old));
         });
     });
 }
@@ -161,11 +159,9 @@ void ema(Ctx&, const EmaArgs& args) {
 void fill_normal(Ctx&, const FillNormalArgs& args) {
     for_working_type("fill_normal", args.out.dtype, [&]<typename T>(Tag<T>) {
         T* out = args.out.as<T>();
-        for_chunks(args.out.elems, [&](int64_t begin, int64_t count) {
-            for (int64_t i = begin; i < begin + count; i++) {
-                float normal = rng_normal(args.key, static_cast<uint64_t>(args.element_offset + i));
-                out[i] = T(fmaf(args.std, normal, args.mean));
-            }
+        for_elements(args.out.elems, [&](int64_t i) {
+            const float normal = rng_normal(args.key, static_cast<uint64_t>(args.element_offset + i));
+            out[i] = T(fmaf(args.std, normal, args.mean));
         });
     });
 }
@@ -178,15 +174,11 @@ void fill_constant(Ctx&, const FillConstantArgs& args) {
 
 void cast(Ctx&, const CastArgs& args) {
     check_tensor("cast", "out", args.out, args.out.dtype, args.in.elems);
-    for_working_type("cast", args.out.dtype, [&](auto to) {
-        for_working_type("cast", args.in.dtype, [&](auto from) {
-            using To = typename decltype(to)::type;
-            using From = typename decltype(from)::type;
+    for_working_type("cast", args.out.dtype, [&]<typename To>(Tag<To>) {
+        for_working_type("cast", args.in.dtype, [&]<typename From>(Tag<From>) {
             To* out = args.out.as<To>();
             const From* in = args.in.as<From>();
-            for_chunks(args.in.elems, [&](int64_t begin, int64_t count) {
-                for (int64_t i = begin; i < begin + count; i++) out[i] = convert<To>(in[i]);
-            });
+            for_elements(args.in.elems, [&](int64_t i) { out[i] = convert<To>(in[i]); });
         });
     });
 }

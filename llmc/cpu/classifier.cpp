@@ -92,10 +92,9 @@ void dlogits_residual(Ctx&, const DlogitsResidualArgs& args) {
     check_tensor(op, "weight", args.weight, Dtype::kBf16, Vp * C);
     const bool blocks = args.granularity != Granularity::kTensor;
     const float* const numbers = fp8_values(args.codes.dtype);
-#pragma omp parallel for schedule(static) if (N * Vp >= kParallelElems)
-    for (int64_t n = 0; n < N; n++) {
+    parallel_for(N, N * Vp, [&](int64_t n) {
         const int64_t target = args.targets[n];
-        if (target < 0 || target >= args.V) continue;
+        if (target < 0 || target >= args.V) return;
         const bf16* const dlogits = args.dlogits.as<bf16>() + n * Vp;
         const uint8_t* const codes = static_cast<const uint8_t*>(args.codes.data) + n * Vp;
         double sum = 0;
@@ -109,7 +108,7 @@ void dlogits_residual(Ctx&, const DlogitsResidualArgs& args) {
         for_lanes<float>(C, [&](int64_t c, auto count) {
             store(dx + c, fma(residual, load(weight + c, count), load(dx + c, count)), count);
         });
-    }
+    });
 }
 
 }  // namespace cpu

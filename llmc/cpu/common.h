@@ -20,6 +20,18 @@ template <typename Body> inline void for_chunks(int64_t n, Body&& body) {
     for (int64_t begin = 0; begin < n; begin += kChunk) body(begin, std::min(kChunk, n - begin));
 }
 
+// Calls body(i) for i < n, on all threads.
+template <typename Body> inline void for_elements(int64_t n, Body&& body) {
+    for_chunks(n, [&](int64_t begin, int64_t count) {
+        for (int64_t i = begin; i < begin + count; i++) body(i);
+    });
+}
+// The same for rows, of `elems` elements in all, or other parts that take longer.
+template <typename Body> inline void parallel_for(int64_t n, int64_t elems, Body&& body) {
+#pragma omp parallel for schedule(static) if (elems >= kParallelElems)
+    for (int64_t i = 0; i < n; i++) body(i);
+}
+
 template <typename T> struct Tag {
     using type = T;
 };

@@ -43,15 +43,14 @@ void split_heads(Ctx&, const SplitHeadsArgs& args) {
     const Shape shape{args};
     shape.check("split_heads", args.out, args.in);
     for_working_type("split_heads", args.in.dtype, [&]<typename T>(Tag<T>) {
-#pragma omp parallel for schedule(static) if (args.in.elems >= kParallelElems)
-        for (int64_t n = 0; n < args.B * args.T; n++) {
+        parallel_for(args.B * args.T, args.in.elems, [&](int64_t n) {
             const T* in = args.in.as<T>() + n * shape.all_width;
             for (int64_t r = 0; r < args.ranks; r++) {
                 T* out = args.out.as<T>() + shape.own_row(n / args.T, r, n % args.T);
                 for (const Range& range : {shape.queries(r), shape.keys(r, 0), shape.keys(r, 1)})
                     std::copy_n(in + range.all, range.count, out + range.own);
             }
-        }
+        });
     });
 }
 
@@ -59,8 +58,7 @@ void join_heads(Ctx&, const JoinHeadsArgs& args) {
     const Shape shape{args};
     shape.check("join_heads", args.in, args.out);
     for_working_type("join_heads", args.in.dtype, [&]<typename T>(Tag<T>) {
-#pragma omp parallel for schedule(static) if (args.out.elems >= kParallelElems)
-        for (int64_t n = 0; n < args.B * args.T; n++) {
+        parallel_for(args.B * args.T, args.out.elems, [&](int64_t n) {
             T* out = args.out.as<T>() + n * shape.all_width;
             const auto row = [&](int64_t r) { return args.in.as<T>() + shape.own_row(n / args.T, r, n % args.T); };
             for (int64_t r = 0; r < args.ranks; r++) {
@@ -74,7 +72,7 @@ void join_heads(Ctx&, const JoinHeadsArgs& args) {
                         out[range.all + i] = T(sum);
                     }
             }
-        }
+        });
     });
 }
 

@@ -176,10 +176,9 @@ template <typename T> void activation_backward_row(const ExpertActivationBackwar
 
 // Calls row(Tag<T>, r) for all rows.
 template <typename Row>
-void for_rows(const char* op, Dtype working, int64_t rows, [[maybe_unused]] int64_t columns, Row&& row) {
+void for_rows(const char* op, Dtype working, int64_t rows, int64_t columns, Row&& row) {
     for_working_type(op, working, [&](auto tag) {
-#pragma omp parallel for schedule(static) if (rows * columns >= kParallelElems)
-        for (int64_t r = 0; r < rows; r++) row(tag, r);
+        parallel_for(rows, rows * columns, [&](int64_t r) { row(tag, r); });
     });
 }
 
@@ -284,16 +283,15 @@ void gather_rows(Ctx&, const GatherRowsArgs& args) {
                   blocks = is_fp8(args.in.dtype) ? scale_blocks(args.C) : 0, of_part = args.N / args.parts;
     check_tensor(kOp, "in_scale_inv", args.in_scale_inv, args.in_scale_inv.dtype, blocks * args.N);
     check_tensor(kOp, "out_scale_inv", args.out_scale_inv, args.in_scale_inv.dtype, blocks * R);
-#pragma omp parallel for schedule(static) if (R * args.C >= kParallelElems)
-    for (int64_t slot = 0; slot < args.slot_rows.elems; slot++) {
+    parallel_for(args.slot_rows.elems, R * args.C, [&](int64_t slot) {
         const int64_t r = args.slot_rows.as<int32_t>()[slot], n = slot / args.K;
-        if (r < 0) continue;
+        if (r < 0) return;
         std::memcpy(static_cast<char*>(args.out.data) + r * bytes, static_cast<const char*>(args.in.data) + n * bytes,
                     static_cast<size_t>(bytes));
         for (int64_t b = 0; b < blocks; b++)
             args.out_scale_inv.as<float>()[b * R + r] =
                 args.in_scale_inv.as<float>()[(n / of_part * blocks + b) * of_part + n % of_part];
-    }
+    });
 }
 
 void combine_rows(Ctx&, const CombineRowsArgs& args) {

@@ -14,15 +14,13 @@ template <typename M, typename G> void momentum_of_all(const MuonMomentumArgs& a
     const A beta = args.beta, grad_mul = state.grad_mul;
     M* m_of = args.m.as<M>();
     G* grad = args.grad.as<G>();
-    for_chunks(args.grad.elems, [&](int64_t begin, int64_t count) {
-        for (int64_t i = begin; i < begin + count; i++) {
-            A m = widen(m_of[i]);
-            grad[i] = G(nesterov_update<A>(beta, static_cast<A>(widen(grad[i])) * grad_mul, m));
-            if constexpr (std::is_same_v<M, bf16>)
-                m_of[i] = stochastic_round_bf16(m, philox(args.rng_key, static_cast<uint64_t>(args.element_offset + i),
-                                                          static_cast<uint64_t>(state.adam_step)).word[0]);
-            else m_of[i] = m;
-        }
+    for_elements(args.grad.elems, [&](int64_t i) {
+        A m = widen(m_of[i]);
+        grad[i] = G(nesterov_update<A>(beta, static_cast<A>(widen(grad[i])) * grad_mul, m));
+        if constexpr (std::is_same_v<M, bf16>)
+            m_of[i] = stochastic_round_bf16(m, philox(args.rng_key, static_cast<uint64_t>(args.element_offset + i),
+                                                      static_cast<uint64_t>(state.adam_step)).word[0]);
+        else m_of[i] = m;
     });
 }
 
@@ -101,9 +99,7 @@ void muon_normalize(Ctx&, const MuonNormalizeArgs& args) {
     for_working_type("muon_normalize", args.matrix.dtype, [&]<typename T>(Tag<T>) {
         const auto by = static_cast<Acc<T>>(muon_norm_inv(*args.sum_squares, args.margin));
         T* matrix = args.matrix.as<T>();
-        for_chunks(args.matrix.elems, [&](int64_t begin, int64_t count) {
-            for (int64_t i = begin; i < begin + count; i++) matrix[i] = T(widen(matrix[i]) * by);
-        });
+        for_elements(args.matrix.elems, [&](int64_t i) { matrix[i] = T(widen(matrix[i]) * by); });
     });
 }
 
@@ -116,9 +112,8 @@ void muon_polynomial(Ctx&, const MuonPolynomialArgs& args) {
         const A a = static_cast<A>(args.a), b = static_cast<A>(args.b), c = static_cast<A>(args.c);
         T* square = args.square.as<T>();
         const T* gram = args.gram.as<T>();
-        for_chunks(k * k, [&](int64_t begin, int64_t count) {
-            for (int64_t i = begin; i < begin + count; i++)
-                square[i] = T(polynomial_element<A>(a, b, c, widen(gram[i]), widen(square[i]), i / k == i % k));
+        for_elements(k * k, [&](int64_t i) {
+            square[i] = T(polynomial_element<A>(a, b, c, widen(gram[i]), widen(square[i]), i / k == i % k));
         });
     });
 }
@@ -130,8 +125,7 @@ void muon_row_norm(Ctx&, const MuonRowNormArgs& args) {
         for (const Tensor* v : {&args.v, &args.new_v}) check_tensor("muon_row_norm", "v", *v, stat_dtype<T>, args.rows);
         const A* v = args.v.as<A>();
         A* new_v = args.new_v.as<A>();
-#pragma omp parallel for schedule(static) if (args.matrix.elems >= kParallelElems)
-        for (int64_t r = 0; r < args.rows; r++) {
+        parallel_for(args.rows, args.matrix.elems, [&](int64_t r) {
             T* row = args.matrix.as<T>() + r * args.cols;
             const double squares = sum_terms(args.cols, [&](int64_t i) {
                 const double x = static_cast<double>(widen(row[i]));
@@ -140,7 +134,7 @@ void muon_row_norm(Ctx&, const MuonRowNormArgs& args) {
             new_v[r] = args.state->skip ? v[r] : row_moment<A>(args.beta2, v[r], squares, args.cols);
             const A by = row_norm_inv(new_v[r]);
             for (int64_t i = 0; i < args.cols; i++) row[i] = T(widen(row[i]) * by);
-        }
+        });
     });
 }
 

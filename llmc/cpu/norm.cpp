@@ -76,8 +76,7 @@ template <Kind kind, typename T> void norm_backward(const NormBackwardArgs& args
     const int64_t C = args.C;
     const RowChunks chunks(args.N);
     A* partial = args.scratch.as<A>();
-#pragma omp parallel for schedule(static) if (args.N * C >= kParallelElems)
-    for (int64_t chunk = 0; chunk < chunks.count; chunk++) {
+    parallel_for(chunks.count, args.N * C, [&](int64_t chunk) {
         A* dweight = partial + chunk * 2 * C;
         A* dbias = args.dbias ? dweight + C : nullptr;
         std::fill(dweight, dweight + 2 * C, A(0));
@@ -87,7 +86,7 @@ template <Kind kind, typename T> void norm_backward(const NormBackwardArgs& args
             backward_row<kind>(args.dx.as<T>() + n * C, dresidual, dweight, dbias, args.dout.as<T>() + n * C,
                                args.x.as<T>() + n * C, mean, args.rstd.as<A>()[n], args.weight.as<T>(), C);
         }
-    }
+    });
     add_partials_to_grad(args.dweight, partial, chunks.count, 2 * C, C);
     if (args.dbias) add_partials_to_grad(args.dbias, partial + C, chunks.count, 2 * C, C);
 }
@@ -109,8 +108,7 @@ template <Kind kind> void run_forward(const char* op, const NormForwardArgs& giv
         check_tensor(op, "rstd", args.rstd, stat_dtype<T>, args.N);
         check_tensor(op, "weight", args.weight, dtype_of<T>, args.C);
         check_optional(op, "bias", args.bias, dtype_of<T>, args.C);
-#pragma omp parallel for schedule(static) if (elems >= kParallelElems)
-        for (int64_t n = 0; n < args.N; n++) forward_row<kind, T>(args, n);
+        parallel_for(args.N, elems, [&](int64_t n) { forward_row<kind, T>(args, n); });
     });
     result.quantize();
 }
@@ -156,8 +154,7 @@ template <typename T> void qk_backward(const QkNormBackwardArgs& args) {
     const int64_t HS = args.HS, heads = args.NH + args.NKV, width = (heads + args.NKV) * HS;
     const RowChunks chunks(args.N);
     A* partial = args.scratch.as<A>();
-#pragma omp parallel for schedule(static) if (args.N * width >= kParallelElems)
-    for (int64_t chunk = 0; chunk < chunks.count; chunk++) {
+    parallel_for(chunks.count, args.N * width, [&](int64_t chunk) {
         A* dq_weight = partial + chunk * 2 * HS;
         std::fill(dq_weight, dq_weight + 2 * HS, A(0));
         for (int64_t n = chunk * chunks.rows; n < std::min(args.N, (chunk + 1) * chunks.rows); n++) {
@@ -170,7 +167,7 @@ template <typename T> void qk_backward(const QkNormBackwardArgs& args) {
                 backward_row<Kind::kRms, T>(dqkv, nullptr, dweight, nullptr, dqkv, x, A(0), rstd, weight, HS);
             }
         }
-    }
+    });
     add_partials_to_grad(args.dq_weight, partial, chunks.count, 2 * HS, HS);
     add_partials_to_grad(args.dk_weight, partial + HS, chunks.count, 2 * HS, HS);
 }
@@ -191,8 +188,7 @@ void qk_norm_forward(Ctx&, const QkNormForwardArgs& args) {
         check_tensor(op, "rstd", args.rstd, stat_dtype<T>, args.N * (args.NH + args.NKV));
         check_tensor(op, "q_weight", args.q_weight, dtype_of<T>, args.HS);
         check_tensor(op, "k_weight", args.k_weight, dtype_of<T>, args.HS);
-#pragma omp parallel for schedule(static) if (elems >= kParallelElems)
-        for (int64_t n = 0; n < args.N; n++) qk_forward_row<T>(args, n);
+        parallel_for(args.N, elems, [&](int64_t n) { qk_forward_row<T>(args, n); });
     });
 }
 

@@ -175,11 +175,10 @@ void apply_quant(const QuantOut& quant, const bf16* x, int64_t N, int64_t C) {
         for (const Tensor& all : {quant.rowwise_scale_inv, quant.transposed_scale_inv})
             if (all) std::fill_n(all.as<float>(), all.elems, 0.0f);
     const int64_t tile_rows = scale_blocks(N), tile_columns = scale_blocks(C);
-#pragma omp parallel for schedule(static) if (N * C >= kParallelElems)
-    for (int64_t i = 0; i < tile_rows * tile_columns; i++) {
+    parallel_for(tile_rows * tile_columns, N * C, [&](int64_t i) {
         const int64_t row = i / tile_columns * kScaleBlock, column = i % tile_columns * kScaleBlock;
         do_tile(quant, {x, N, C, row, column, std::min(kScaleBlock, N - row), std::min(kScaleBlock, C - column)});
-    }
+    });
     if (quant.dbias) add_partials_to_grad(quant.dbias, quant.dbias_scratch.as<float>(), tile_rows, C, C);
 }
 

@@ -149,12 +149,11 @@ void transpose_int8(Ctx&, const TransposeInt8Args& args) {
     check_tensor("transpose_int8", "scale_inv", args.scale_inv, Dtype::kFp32, R);
     args.entry->scale_inv = 1 / args.entry->scale;
     const int64_t columns = C / kTurned, tiles = scale_blocks(R) * columns;
-#pragma omp parallel for schedule(static) if (R * C >= kParallelElems)
-    for (int64_t tile = 0; tile < tiles; tile++) {
+    parallel_for(tiles, R * C, [&](int64_t tile) {
         const int64_t top = tile % scale_blocks(R) * kScaleBlock, left = tile / scale_blocks(R) * kTurned;
         if (args.out.dtype == Dtype::kE4m3) transpose_tile<Dtype::kE4m3>(args, top, left);
         else transpose_tile<Dtype::kE5m2>(args, top, left);
-    }
+    });
 }
 
 }  // namespace cpu

@@ -105,12 +105,11 @@ void transpose_bytes(Ctx&, const TransposeBytesArgs& args) {
     const uint8_t* in = static_cast<const uint8_t*>(args.in.data);
     uint8_t* out = static_cast<uint8_t*>(args.out.data);
     const int64_t tile_columns = scale_blocks(C), tiles = scale_blocks(R) * tile_columns;
-#pragma omp parallel for schedule(static) if (R * C >= kParallelElems)
-    for (int64_t tile = 0; tile < tiles; tile++) {
+    parallel_for(tiles, R * C, [&](int64_t tile) {
         const int64_t top = tile / tile_columns * kScaleBlock, left = tile % tile_columns * kScaleBlock;
         for (int64_t c = left; c < std::min(C, left + kScaleBlock); c++)
             for (int64_t r = top; r < std::min(R, top + kScaleBlock); r++) out[c * R + r] = in[r * C + c];
-    }
+    });
 }
 
 }  // namespace cpu

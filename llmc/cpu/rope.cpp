@@ -8,8 +8,7 @@ namespace {
 template <typename T> void rotate(const RopeArgs& args, Acc<T> direction) {
     using A = Acc<T>;
     const int64_t half = args.R() / 2, heads = args.NH + args.NKV, width = (heads + args.NKV) * args.HS;
-#pragma omp parallel for schedule(static) if (args.N * heads * args.HS >= kParallelElems)
-    for (int64_t n = 0; n < args.N; n++) {
+    parallel_for(args.N, args.N * heads * args.HS, [&](int64_t n) {
         const A* table = args.cos_sin.as<A>() + row_position(args.positions, n, args.T) * args.R();
         for (int64_t h = 0; h < heads; h++) {
             T* first = args.qkv.as<T>() + n * width + h * args.HS;
@@ -21,7 +20,7 @@ template <typename T> void rotate(const RopeArgs& args, Acc<T> direction) {
                 second[i] = T(y * cosine + x * sine);
             }
         }
-    }
+    });
 }
 
 void run(const char* op, const RopeArgs& args, int direction) {
