@@ -1,6 +1,5 @@
 // Element types and their host representations. Includes nothing of llmc but check.h.
 #pragma once
-#include <bit>
 #include <cstdint>
 #include <cstring>
 

@@ -200,9 +200,7 @@ void rehearse_op(Ctx& ctx, OpKind kind, const GroupedGemmArgs& a) {
     if (a.A_scale_inv && a.layout != GemmLayout::kWgrad) all.B_granularity = Granularity::kBlock128x128;
     rehearse_op(ctx, kind, all);
 }
-void rehearse_op(Ctx& ctx, OpKind kind, const TransposeScaledArgs& a) {
-    record(ctx, kind, a.in.dtype, sum({a.in, a.in_scale_inv, a.out, a.out_scale_inv}));
-}
+COST(TransposeScaledArgs, a.in.dtype, sum({a.in, a.in_scale_inv, a.out, a.out_scale_inv}))
 
 // ---- mixtures of experts; int32 are few
 

@@ -1,6 +1,8 @@
-// Events, streams and memory of the device that their owner releases when it is destroyed.
+// Events, streams and memory of the device that their owner releases when it is destroyed, and copies of such memory
+// that are waited for.
 #pragma once
 #include <memory>
+#include <vector>
 
 #include "llmc/ops/device.h"
 
@@ -52,3 +54,14 @@ struct FreePinned {
 };
 template <typename T = void> using DevicePtr = std::unique_ptr<T, FreeDevice>;
 template <typename T = void> using PinnedPtr = std::unique_ptr<T, FreePinned>;
+
+template <typename T> std::vector<T> read_back(Ctx& ctx, const Tensor& memory) {
+    std::vector<T> host(static_cast<size_t>(memory.bytes()) / sizeof(T));
+    device::copy_to_host(ctx, host.data(), memory.data, memory.bytes());
+    device::synchronize(ctx);
+    return host;
+}
+template <typename T> void write_out(Ctx& ctx, const Tensor& memory, const std::vector<T>& host) {
+    device::copy_to_device(ctx, memory.data, host.data(), static_cast<int64_t>(host.size() * sizeof(T)));
+    device::synchronize(ctx);
+}

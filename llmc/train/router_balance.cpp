@@ -4,6 +4,7 @@
 
 #include "llmc/config/config_value.h"
 #include "llmc/ops/ops_moe.h"
+#include "llmc/ops/owned.h"
 
 namespace {
 
@@ -58,10 +59,8 @@ std::string RouterBalance::capacity_error(int64_t rows, int layer) const {
 
 std::string RouterBalance::evaluation_error(Ctx& ctx, Comm& world) const {
     if (!rows_) return "";
-    std::vector<int32_t> rows(static_cast<size_t>(rows_.elems));
     world.max(ctx, static_cast<uint32_t*>(rows_.data), rows_.elems);
-    device::copy_to_host(ctx, rows.data(), rows_.data, rows_.bytes());
-    device::synchronize(ctx);
+    const std::vector<int32_t> rows = read_back<int32_t>(ctx, rows_);
     const auto fullest = std::max_element(rows.begin(), rows.end());
     return capacity_error(*fullest, static_cast<int>(fullest - rows.begin()));
 }
@@ -76,11 +75,7 @@ void RouterBalance::finish(Ctx& ctx, CommStream& stream, Comm& world, StepState*
 }
 
 std::vector<double> RouterBalance::read_load(Ctx& ctx) const {
-    std::vector<double> load(static_cast<size_t>(load_.elems));
-    if (load.empty()) return load;
-    device::copy_to_host(ctx, load.data(), load_.data, load_.bytes());
-    device::synchronize(ctx);
-    return load;
+    return load_ ? read_back<double>(ctx, load_) : std::vector<double>{};
 }
 
 void RouterBalance::set_load(Ctx& ctx, const std::vector<double>& load) const {
@@ -88,7 +83,5 @@ void RouterBalance::set_load(Ctx& ctx, const std::vector<double>& load) const {
     if (static_cast<int64_t>(load.size()) != load_.elems)
         FAIL(kExitNoCheckpoint, "the checkpoint's state.json has %lld numbers in \"expert_load\", the model has %lld "
              "experts in all layers", ll(load.size()), ll(load_.elems));
-    if (!load_) return;
-    device::copy_to_device(ctx, load_.data, load.data(), load_.bytes());
-    device::synchronize(ctx);
+    if (load_) write_out(ctx, load_, load);
 }

@@ -7,30 +7,20 @@ namespace {
 constexpr int64_t kAlignment = 16;   // elements: cuBLASLt requires leading dimensions in multiples of 16 bytes
 constexpr int64_t kBlockRowAlignment = 4;   // rows of x: the same rule for its block scales
 
-// cuBLASLt has per-tensor FP8 on 8.9 since 12.1 update 1, and block scaling on 9.0 since 12.9.
-constexpr int64_t kTensorCublaslt = 120103, kBlockCublaslt = 120900;
+// Scales of blocks.
+constexpr RecipeRow blockwise(Fp8Recipe recipe, const char* name, bool bf16_wgrad) {
+    return {.recipe = recipe, .name = name, .x = Granularity::kBlock1x128, .weight = Granularity::kBlock128x128,
+            .dy = Granularity::kBlock1x128, .dy_format = Dtype::kE4m3, .fast_accumulation = false, .min_sm = 90,
+            .min_cublaslt = 120900, .bf16_wgrad = bf16_wgrad};
+}
 
 constexpr RecipeRow kRecipes[] = {
-    {.recipe = Fp8Recipe::kDelayed, .name = "delayed",
-     .x = Granularity::kTensor, .weight = Granularity::kTensor, .dy = Granularity::kTensor,
-     .scaling = Scaling::kDelayed, .history = true, .dy_format = Dtype::kE5m2, .fast_accumulation = true,
-     .min_sm = 89, .min_cublaslt = kTensorCublaslt},
-    {.recipe = Fp8Recipe::kTensorwise, .name = "tensorwise",
-     .x = Granularity::kTensor, .weight = Granularity::kTensor, .dy = Granularity::kTensor,
-     .scaling = Scaling::kCurrent, .history = false, .dy_format = Dtype::kE5m2, .fast_accumulation = true,
-     .min_sm = 89, .min_cublaslt = kTensorCublaslt},
-    {.recipe = Fp8Recipe::kBlockwise, .name = "blockwise",
-     .x = Granularity::kBlock1x128, .weight = Granularity::kBlock128x128, .dy = Granularity::kBlock1x128,
-     .scaling = Scaling::kCurrent, .history = false, .dy_format = Dtype::kE4m3, .fast_accumulation = false,
-     .min_sm = 90, .min_cublaslt = kBlockCublaslt},
-    {.recipe = Fp8Recipe::kBlockwiseBf16Wgrad, .name = "blockwise-bf16-wgrad",
-     .x = Granularity::kBlock1x128, .weight = Granularity::kBlock128x128, .dy = Granularity::kBlock1x128,
-     .scaling = Scaling::kCurrent, .history = false, .dy_format = Dtype::kE4m3, .fast_accumulation = false,
-     .min_sm = 90, .min_cublaslt = kBlockCublaslt, .bf16_wgrad = true},
-    {.recipe = Fp8Recipe::kInt8Forward, .name = "int8-forward",
-     .x = Granularity::kTensor, .weight = Granularity::kTensor, .dy = Granularity::kTensor,
-     .scaling = Scaling::kDelayed, .history = true, .dy_format = Dtype::kE5m2, .fast_accumulation = true,
-     .min_sm = 90, .min_cublaslt = kTensorCublaslt, .int8_forward = true},
+    {.recipe = Fp8Recipe::kDelayed, .name = "delayed", .scaling = Scaling::kDelayed, .history = true},
+    {.recipe = Fp8Recipe::kTensorwise, .name = "tensorwise"},
+    blockwise(Fp8Recipe::kBlockwise, "blockwise", false),
+    blockwise(Fp8Recipe::kBlockwiseBf16Wgrad, "blockwise-bf16-wgrad", true),
+    {.recipe = Fp8Recipe::kInt8Forward, .name = "int8-forward", .scaling = Scaling::kDelayed, .history = true,
+     .min_sm = 90, .int8_forward = true},
 };
 
 // ---- which linears run in FP8 ----

@@ -15,13 +15,15 @@
 struct RecipeRow {
     Fp8Recipe recipe;
     const char* name;               // value of --fp8-recipe
-    Granularity x, weight, dy;
-    Scaling scaling;
-    bool history;                   // scales follow an amax history
-    Dtype dy_format;                // by default; x and weights are E4M3 in every recipe
-    bool fast_accumulation;         // supported by the matmul
-    int min_sm;                     // compute capability * 10
-    int64_t min_cublaslt;           // cublasLtGetVersion: 120900 for 12.9.0
+    Scaling scaling = Scaling::kCurrent;
+    bool history = false;           // scales follow an amax history
+    Granularity x = Granularity::kTensor, weight = Granularity::kTensor, dy = Granularity::kTensor;
+    Dtype dy_format = Dtype::kE5m2; // by default; x and weights are E4M3 in every recipe
+    bool fast_accumulation = true;  // supported by the matmul
+    // Compute capability * 10, and cublasLtGetVersion, 120900 for 12.9.0: cuBLASLt has per-tensor FP8 on 8.9 since 12.1
+    // update 1, and block scaling on 9.0 since 12.9.
+    int min_sm = 89;
+    int64_t min_cublaslt = 120103;
     bool bf16_wgrad = false;        // weight gradients in the working type, for which x and dy stay unquantized, too
     bool int8_forward = false;      // x and w of the forward matmul are INT8 with a scale per row, see ops_int8.h
 };

@@ -6,23 +6,12 @@
 #include <cstring>
 
 #include "llmc/base/fp8.h"
+#include "llmc/ops/owned.h"
 
 namespace {
 
 constexpr int64_t kEntryWords = sizeof(ScaleEntry) / 4, kCountWords = sizeof(Fp8Counts) / 4;
 constexpr int64_t kBinBytes = kScaleBins * int64_t{sizeof(uint64_t)};   // of a tensor
-
-template <typename T> std::vector<T> read_back(Ctx& ctx, const void* device_memory, int64_t count) {
-    std::vector<T> host(static_cast<size_t>(count));
-    device::copy_to_host(ctx, host.data(), device_memory, count * static_cast<int64_t>(sizeof(T)));
-    device::synchronize(ctx);
-    return host;
-}
-
-template <typename T> void write_out(Ctx& ctx, void* device_memory, const std::vector<T>& host) {
-    device::copy_to_device(ctx, device_memory, host.data(), static_cast<int64_t>(host.size() * sizeof(T)));
-    device::synchronize(ctx);
-}
 
 // Merges values of two reports in unaligned memory. join(mine, theirs) updates each of the `bytes` / sizeof(T) values
 // at `to` by the corresponding one at `from`. Both pointers are moved behind these values.
@@ -193,14 +182,14 @@ void Fp8State::initialise(Ctx& ctx) {
     device::fill_bytes(ctx, counts_.data, 0, counts_.bytes());
     device::fill_bytes(ctx, monitor_.data, 0xff, monitor_.bytes());
     device::fill_bytes(ctx, flat_weights_.data, 0, flat_weights_.bytes());   // the gaps
-    write_out(ctx, entries_.data, std::vector<ScaleEntry>(static_cast<size_t>(tensors()), {1.0f, 1.0f, 0, 0}));
+    write_out(ctx, entries_, std::vector<ScaleEntry>(static_cast<size_t>(tensors()), {1.0f, 1.0f, 0, 0}));
     if (!plan_.row().history) return;
     device::fill_bytes(ctx, history_.data, 0, history_.bytes());
     device::fill_bytes(ctx, updates_.data, 0, updates_.bytes());
     std::vector<float> largest;
     for (int i = 0; i < tensors(); i++)
         largest.push_back(std::ldexp(fp8_largest(plan_.format(role_of(i))), -static_cast<int>(config_.fp8_margin)));
-    write_out(ctx, largest_.data, largest);
+    write_out(ctx, largest_, largest);
 }
 
 void Fp8State::begin_step(Ctx& ctx, bool count) {
@@ -354,9 +343,7 @@ void Fp8State::quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& 
                          .entry = entries() + tensor,
                          .rowwise_scale_inv = blocks ? linear.weight.scale_inv : Tensor{},
                          .transposed_scale_inv = blocks ? linear.weight_transposed.scale_inv : Tensor{},
-                         .counts = counts_of(tensor),
-                         .dbias = {},
-                         .dbias_scratch = {}};
+                         .counts = counts_of(tensor)};
     ops::quantize(ctx, {.quant = quant, .in = whole, .N = linear.out, .C = linear.in, .state = state});
     count_weight_scales(ctx, linear);
 }
@@ -380,9 +367,7 @@ void Fp8State::prepare_shards(Ctx& ctx, const StepState* state) {
             ops::block_scales(ctx, {.scale_inv = one.weight.scale_inv,
                                     .transposed_scale_inv = one.weight_transposed.scale_inv,
                                     .amaxes = block_amaxes_of(linear) + e * weight_blocks(plan_.row().weight, one),
-                                    .R = linear.out,
-                                    .C = linear.in,
-                                    .format = plan_.weight_format});
+                                    .R = linear.out, .C = linear.in, .format = plan_.weight_format});
         }
     }
 }
@@ -427,9 +412,9 @@ void Fp8State::count_weight_scales(Ctx& ctx, const Fp8Linear& linear) const {
 // ---- checkpoint
 
 Fp8State::Histories Fp8State::histories(Ctx& ctx) const {
-    Histories found{.scales = {}, .updates = read_back<int32_t>(ctx, updates_.data, updates_.elems),
-                    .amax_bits = read_back<uint32_t>(ctx, history_.data, history_.elems), .calibrated = calibrated_};
-    for (const ScaleEntry& entry : read_back<ScaleEntry>(ctx, entries_.data, tensors()))
+    Histories found{.scales = {}, .updates = read_back<int32_t>(ctx, updates_),
+                    .amax_bits = read_back<uint32_t>(ctx, history_), .calibrated = calibrated_};
+    for (const ScaleEntry& entry : read_back<ScaleEntry>(ctx, entries_))
         found.scales.push_back(entry.scale);
     return found;
 }
@@ -439,9 +424,9 @@ void Fp8State::set_histories(Ctx& ctx, const Histories& histories) {
           && static_cast<int64_t>(histories.amax_bits.size()) == history_.elems, "histories do not match the FP8 plan");
     std::vector<ScaleEntry> entries;
     for (float scale : histories.scales) entries.push_back({1.0f / scale, scale, 0, 0});
-    write_out(ctx, entries_.data, entries);
-    write_out(ctx, history_.data, histories.amax_bits);
-    write_out(ctx, updates_.data, histories.updates);
+    write_out(ctx, entries_, entries);
+    write_out(ctx, history_, histories.amax_bits);
+    write_out(ctx, updates_, histories.updates);
     calibrated_ = histories.calibrated;
 }
 

@@ -3,7 +3,6 @@
 // change. The embedding and the head, which never run at the same time, share one more buffer. Transposed FP8 weights,
 // which only backward reads, have separate buffers.
 #pragma once
-#include <algorithm>
 #include <vector>
 
 #include "llmc/model/parameters/flat_layout.h"

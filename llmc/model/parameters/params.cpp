@@ -56,6 +56,10 @@ struct Builder {
         return add({.name = name, .rows = length, .layer = layer, .init = init,
                     .minus_one = c.gemma && init == Param::Init::kOnes, .hf = std::move(hf)});
     }
+    int vector(const std::string& name, const std::string& hf, int layer, int64_t length,
+               Param::Init init = Param::Init::kZeros) {
+        return vector(name, whole(hf, length, false), layer, length, init);
+    }
     int matrix(const std::string& name, std::vector<HfPart> hf, int layer, int64_t rows, int64_t cols, double std,
                std::vector<int64_t> stacked = {}) {
         if (stacked.empty()) stacked = {rows};
@@ -98,31 +102,26 @@ struct Builder {
 
         LayerParams p;
         auto norm = [&](const std::string& name, const std::string& hf_name, int& weight, int& bias) {
-            weight = vector(own + name + ".weight", whole(hf_name + ".weight", C, false), l, C, Param::Init::kOnes);
-            if (layer_norm) bias = vector(own + name + ".bias", whole(hf_name + ".bias", C, false), l, C);
+            weight = vector(own + name + ".weight", hf_name + ".weight", l, C, Param::Init::kOnes);
+            if (layer_norm) bias = vector(own + name + ".bias", hf_name + ".bias", l, C);
         };
         auto post_norm = [&](const std::string& name, const char* hf_name, int& weight) {
-            if (c.post_norms())
-                weight = vector(own + name, whole(hf + hf_name, C, false), l, C, Param::Init::kOnes);
+            if (c.post_norms()) weight = vector(own + name, hf + hf_name, l, C, Param::Init::kOnes);
         };
         if (c.pre_norms()) norm("norm1", norm1, p.norm1_weight, p.norm1_bias);
-        p.qkv_weight = matrix(own + "qkv.weight", qkv_parts(".weight"), l, q + 2 * kv, C, c.init_std,
-                              {q, kv, kv});
+        p.qkv_weight = matrix(own + "qkv.weight", qkv_parts(".weight"), l, q + 2 * kv, C, c.init_std, {q, kv, kv});
         if (c.qkv_bias()) p.qkv_bias = vector(own + "qkv.bias", qkv_parts(".bias"), l, q + 2 * kv);
         if (c.qk_norm) {
             const int64_t HS = c.qk_norm_width();
-            p.q_norm = vector(own + "q_norm.weight", whole(hf + "self_attn.q_norm.weight", HS, false), l, HS,
-                              Param::Init::kOnes);
-            p.k_norm = vector(own + "k_norm.weight", whole(hf + "self_attn.k_norm.weight", HS, false), l, HS,
-                              Param::Init::kOnes);
+            p.q_norm = vector(own + "q_norm.weight", hf + "self_attn.q_norm.weight", l, HS, Param::Init::kOnes);
+            p.k_norm = vector(own + "k_norm.weight", hf + "self_attn.k_norm.weight", l, HS, Param::Init::kOnes);
         }
         if (c.attention_sinks) {
-            p.sinks = vector(own + "sinks", whole(hf + "self_attn.sinks", c.num_attention_heads, false), l,
-                             c.num_attention_heads, Param::Init::kNormal);
+            p.sinks = vector(own + "sinks", hf + "self_attn.sinks", l, c.num_attention_heads, Param::Init::kNormal);
             table.params.back().init_std = c.init_std;
         }
         p.proj_weight = matrix(own + "proj.weight", whole(proj + ".weight", C, true), l, C, q, residual_std);
-        if (c.proj_bias()) p.proj_bias = vector(own + "proj.bias", whole(proj + ".bias", C, false), l, C);
+        if (c.proj_bias()) p.proj_bias = vector(own + "proj.bias", proj + ".bias", l, C);
         post_norm("post_norm1.weight", "post_attention_layernorm.weight", p.post_norm1_weight);
         if (c.pre_norms()) norm("norm2", norm2, p.norm2_weight, p.norm2_bias);
         if (c.has_experts(l)) {
@@ -134,7 +133,7 @@ struct Builder {
                              std::vector<int64_t>(gated ? 2 : 1, F));
         if (c.mlp_bias()) p.up_bias = vector(own + "up.bias", up_parts(".bias"), l, up);
         p.down_weight = matrix(own + "down.weight", whole(down + ".weight", C, true), l, C, F, residual_std);
-        if (c.mlp_bias()) p.down_bias = vector(own + "down.bias", whole(down + ".bias", C, false), l, C);
+        if (c.mlp_bias()) p.down_bias = vector(own + "down.bias", down + ".bias", l, C);
         post_norm("post_norm2.weight", "post_feedforward_layernorm.weight", p.post_norm2_weight);
         return p;
     }
@@ -166,7 +165,7 @@ struct Builder {
         if (c.shared_experts == 0) return;
         const std::string shared = mlp + "shared_experts.";
         const int64_t S = c.shared_experts * F;
-        p.router_bias = vector(own + "router.bias", whole(mlp + "gate.e_score_correction_bias", E, false), l, E);
+        p.router_bias = vector(own + "router.bias", mlp + "gate.e_score_correction_bias", l, E);
         param(p.router_bias).optimizer = OptimizerKind::kRouterBias;
         p.shared_up_weight = matrix(own + "shared.up.weight", {{.name = shared + "gate_proj.weight", .rows = S},
                                     {.name = shared + "up_proj.weight", .row_begin = S, .rows = S}}, l, 2 * S, C,
@@ -188,10 +187,8 @@ struct Builder {
                                c.max_positions, C, c.init_std);
         for (int l = 0; l < c.num_layers; l++) table.layers.push_back(layer(l));
         const std::string final_norm = gpt2_names ? "transformer.ln_f" : "model.norm";
-        table.final_norm_weight = vector("final_norm.weight", whole(final_norm + ".weight", C, false), -1, C,
-                                         Param::Init::kOnes);
-        if (c.norm == Norm::kLayerNorm)
-            table.final_norm_bias = vector("final_norm.bias", whole(final_norm + ".bias", C, false), -1, C);
+        table.final_norm_weight = vector("final_norm.weight", final_norm + ".weight", -1, C, Param::Init::kOnes);
+        if (c.norm == Norm::kLayerNorm) table.final_norm_bias = vector("final_norm.bias", final_norm + ".bias", -1, C);
         table.head = table.wte;
         if (!c.tied_head)
             table.head = matrix("lm_head.weight", rows_of("lm_head.weight", "lm_head.weight", V), -1, Vp, C,
