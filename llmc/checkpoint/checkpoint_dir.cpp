@@ -17,9 +17,7 @@ constexpr const char* kTemporaryPrefix = ".tmp-step-";
 
 }  // namespace
 
-std::string step_directory_name(int64_t step) {
-    return strf("%s%08lld", kStepPrefix, ll(step));
-}
+std::string step_directory_name(int64_t step) { return strf("%s%08lld", kStepPrefix, ll(step)); }
 
 int64_t step_of_directory(const std::string& name) {
     const size_t prefix = std::char_traits<char>::length(kStepPrefix);
@@ -204,9 +202,9 @@ FoundCheckpoint find_checkpoint(const std::string& where, const std::string& roo
 }
 
 SavedOptions saved_options(const std::string& where, const std::string& root) {
-    std::vector<std::string> paths = {where};
-    if (where == "auto") paths.clear();
+    std::vector<std::string> paths;
     try {
+        if (where != "auto") paths.push_back(where);
         for (int64_t step : where == "auto" ? checkpoint_steps(root) : std::vector<int64_t>{})
             paths.insert(paths.begin(), root + "/" + step_directory_name(step));
         for (const std::string& path : paths)

@@ -21,8 +21,7 @@ HeldByRank gather_held(const StateAccess& access, const ParamTable& table, Comm&
     const ElementRange end_of_param{-1, -1};
     std::vector<ElementRange> mine;
     for (size_t p = 0; p < table.params.size(); p++) {
-        for (const ElementRange& part :
-             held_within(access, static_cast<int>(p), {0, table.params[p].elems()}))
+        for (const ElementRange& part : held_within(access, static_cast<int>(p), {0, table.params[p].elems()}))
             mine.push_back(part);
         mine.push_back(end_of_param);
     }
@@ -73,8 +72,7 @@ int64_t save_buffer_bytes(const SaveLayout& layout, const SaveOptions& options, 
 
 CheckpointSaver::CheckpointSaver(const SaveOptions& options, const ModelConfig& config, const ParamTable& table,
                                  const StateAccess& access, Comm& comm)
-    : options_(require_shared(options, comm)), config_(config), access_(access),
-      comm_(comm),
+    : options_(require_shared(options, comm)), config_(config), access_(access), comm_(comm),
       layout_(make_save_layout(table, access.dtypes, gather_held(access, table, comm), options.max_part_bytes)),
       buffer_bytes_(save_buffer_bytes(layout_, options, comm.world().rank)),
       memory_(static_cast<char*>(device::pinned_alloc(buffer_bytes_))), buffer_(memory_, buffer_bytes_) {}

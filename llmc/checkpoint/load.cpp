@@ -20,13 +20,10 @@ const SafetensorsView& expect(const SafetensorsView* view, const std::string& fi
     REQUIRE(view, "%s: tensor %s is missing", file.c_str(), wanted.name.c_str());
     REQUIRE(view->shape == wanted.shape, "%s: tensor %s has shape %s, the model needs %s", file.c_str(),
             wanted.name.c_str(), shape_text(view->shape).c_str(), shape_text(wanted.shape).c_str());
-    std::string allowed;
-    for (const char* dtype : dtypes) {
-        if (view->dtype == dtype) return *view;
-        allowed += (allowed.empty() ? "" : ", ") + std::string(dtype);
-    }
-    FAIL(kExitBadInput, "%s: tensor %s is %s, needed is %s", file.c_str(), wanted.name.c_str(),
-         view->dtype.c_str(), allowed.c_str());
+    REQUIRE(std::find(dtypes.begin(), dtypes.end(), view->dtype) != dtypes.end(), "%s: tensor %s is %s, needed is %s",
+            file.c_str(), wanted.name.c_str(), view->dtype.c_str(),
+            list_text({dtypes.begin(), dtypes.end()}, ", ").c_str());
+    return *view;
 }
 
 // The part of range `all` of a parameter whose values of a state this rank reads.
@@ -91,13 +88,6 @@ int64_t zero_new_states(const ParamTable& table, const ParamTable& saved, const 
         count++;
     }
     return count;
-}
-
-// Sets the masters of rows without a Hugging Face tensor (vocabulary padding).
-void zero_padding(const ParamTable& table, int index, const StateAccess& access, std::vector<float>& staging) {
-    const Param& param = table.params[static_cast<size_t>(index)];
-    const int64_t begin = hf_rows(param) * param.cols;
-    write_zeros(table, StateKind::kMaster, index, {begin, param.elems() - begin}, access, staging);
 }
 
 // Tensors that some versions of transformers stored although they are no parameters: causal masks and rope
@@ -200,8 +190,11 @@ void load_masters(const std::string& directory, const ModelConfig& config, const
         FAIL(kExitBadInput, "%s: tensor %s is not a parameter of this model", found.file.c_str(),
              printable(name).c_str());
     }
-    for (size_t p = 0; p < table.params.size(); p++)
-        zero_padding(table, static_cast<int>(p), access, staging);
+    for (size_t p = 0; p < table.params.size(); p++) {   // rows without a tensor: padding of the vocabulary
+        const int64_t begin = hf_rows(table.params[p]) * table.params[p].cols;
+        write_zeros(table, StateKind::kMaster, static_cast<int>(p), {begin, table.params[p].elems() - begin}, access,
+                    staging);
+    }
 }
 
 }  // namespace

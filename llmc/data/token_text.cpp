@@ -64,44 +64,39 @@ uint32_t crc32(uint32_t crc, const std::string& bytes) {
     return ~crc;
 }
 
-// The tokens by id; those of a unigram model are a list of [token, score].
-std::vector<std::string> tokens_of(const Json& root) {
-    std::vector<std::string> tokens;
-    const auto add = [&](const Json& token, const Json& id) {
-        if (!token.is_string() || !id.is_number_unsigned() || id >= kMaxId) return;
-        tokens.resize(std::max(tokens.size(), id.get<size_t>() + 1));
-        tokens[id.get<size_t>()] = token.get<std::string>();
-    };
+Json vocabulary_in(const Json& root) {
     const Json model = root.value("model", Json());
-    const Json vocabulary = model.is_object() ? model.value("vocab", Json()) : Json();
+    return model.is_object() ? model.value("vocab", Json()) : Json();
+}
+
+// Calls use(text, id, added) for the tokens of the vocabulary, which in a unigram model are a list of [token, score],
+// and for the added ones.
+template <typename Use> void each_token(const Json& root, const Use& use) {
+    const Json vocabulary = vocabulary_in(root);
     for (size_t i = 0; vocabulary.is_array() && i < vocabulary.size(); i++)
-        if (vocabulary[i].is_array() && !vocabulary[i].empty()) add(vocabulary[i][0], i);
+        if (vocabulary[i].is_array() && !vocabulary[i].empty() && vocabulary[i][0].is_string())
+            use(vocabulary[i][0].get<std::string>(), Json(i), false);
     if (vocabulary.is_object())
-        for (const auto& [token, id] : vocabulary.items()) add(token, id);
+        for (const auto& [token, id] : vocabulary.items()) use(token, id, false);
     for (const Json& added : root.value("added_tokens", Json::array()))
-        if (added.is_object()) add(added.value("content", Json()), added.value("id", Json()));
-    return tokens;
+        if (added.is_object() && added.contains("content") && added["content"].is_string())
+            use(added["content"].get<std::string>(), added.value("id", Json()), true);
 }
 
 }  // namespace
 
 TokenText::TokenText(const std::string& path) {
     const Json root = read_json_object(path, kMaxTokenizerBytes);
-    const Json model = root.value("model", Json());
-    const Json vocabulary = model.is_object() ? model.value("vocab", Json()) : Json();
-    REQUIRE(vocabulary.is_object() && is_byte_level(root.value("decoder", Json())),
+    REQUIRE(vocabulary_in(root).is_object() && is_byte_level(root.value("decoder", Json())),
             "tokenizer %s: not a tokenizer.json of a byte-level BPE", path.c_str());
-    const auto add = [&](const Json& id, const std::string& text) {
+    each_token(root, [&](const std::string& token, const Json& id, bool added) {
+        const std::string text = added ? token : bytes_of(token);
         REQUIRE(id.is_number_integer() && id.get<int64_t>() >= 0 && id.get<int64_t>() < kMaxId,
                 "tokenizer %s: token \"%s\" has the id %s", path.c_str(), printable(text).c_str(), id.dump().c_str());
         const auto index = id.get<size_t>();
         if (bytes_.size() <= index) bytes_.resize(index + 1);
         bytes_[index] = text;
-    };
-    for (const auto& [token, id] : vocabulary.items()) add(id, bytes_of(token));
-    for (const Json& token : root.value("added_tokens", Json::array()))
-        if (token.is_object() && token.contains("content") && token["content"].is_string())
-            add(token.value("id", Json()), token["content"].get<std::string>());
+    });
 }
 
 std::string TokenText::decode(const std::vector<int32_t>& tokens) const {
@@ -115,9 +110,13 @@ std::string TokenText::decode(const std::vector<int32_t>& tokens) const {
 }
 
 std::string vocabulary_of(const std::string& path) {
-    std::vector<std::string> tokens;
+    std::vector<std::string> tokens;   // by id
     try {
-        tokens = tokens_of(read_json_object(path, kMaxTokenizerBytes));
+        each_token(read_json_object(path, kMaxTokenizerBytes), [&](const std::string& token, const Json& id, bool) {
+            if (!id.is_number_unsigned() || id >= kMaxId) return;
+            tokens.resize(std::max(tokens.size(), id.get<size_t>() + 1));
+            tokens[id.get<size_t>()] = token;
+        });
     } catch (const Error&) {
         // It is copied all the same.
     }

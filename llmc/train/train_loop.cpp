@@ -325,7 +325,7 @@ void TrainLoop::after_first_step() {
 void TrainLoop::evaluate_and_save() {
     const int64_t step = progress_.step;
     progress_.missed.clear();
-    if (evaluations_->due(step)) {
+    if (!evaluations_->due(step).empty()) {
         reporter_->drain();
         progress_.missed = evaluations_->run(evaluation_place());
         if (const auto load = device_.trainer->router_balance().read_load(device_.ctx); !load.empty())

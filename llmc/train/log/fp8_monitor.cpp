@@ -158,22 +158,17 @@ std::string block_scales_line(const std::vector<Report>& reports) {
 }
 
 std::string fp8_health_line(const std::vector<Report>& reports, const Fp8Plan& plan) {
-    std::string linear, text;
-    const std::string saturated = worst(reports, share_of(&Fp8Counts::saturated), kSaturatedShare, linear);
-    if (!saturated.empty()) {
-        text = "saturated: " + saturated;
-        text += plan.row().history ? "; raise --fp8-margin, or " : "; ";
-        text += bf16_advice(linear);
-    }
-    const std::string flushed = worst(reports, flushed_share, kFlushedShare, linear);
-    if (!flushed.empty()) {
-        text += (text.empty() ? "" : " | ") + ("flushed to zero: " + flushed) + "; " + bf16_advice(linear);
-    }
-    const std::string ends = worst(reports, share_at_ends, kEndShare, linear);
-    if (!ends.empty())
-        text += (text.empty() ? "" : " | ") + ("block scales at an end of their range: " + ends) + "; "
-                + bf16_advice(linear);
-    const std::string nonfinite = worst(reports, share_of(&Fp8Counts::nonfinite), 0.0, linear);
-    if (!nonfinite.empty()) text += (text.empty() ? "" : " | ") + ("not finite: " + nonfinite);
-    return text;
+    std::vector<std::string> clauses;
+    const auto add = [&](const std::string& what, const Share& share, double limit, const char* before_advice) {
+        std::string linear;
+        const std::string tensors = worst(reports, share, limit, linear);
+        if (tensors.empty()) return;
+        clauses.push_back(what + tensors + (before_advice ? before_advice + bf16_advice(linear) : ""));
+    };
+    add("saturated: ", share_of(&Fp8Counts::saturated), kSaturatedShare,
+        plan.row().history ? "; raise --fp8-margin, or " : "; ");
+    add("flushed to zero: ", flushed_share, kFlushedShare, "; ");
+    add("block scales at an end of their range: ", share_at_ends, kEndShare, "; ");
+    add("not finite: ", share_of(&Fp8Counts::nonfinite), 0.0, nullptr);
+    return list_text(clauses, " | ");
 }

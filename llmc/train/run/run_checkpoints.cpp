@@ -25,6 +25,12 @@ int64_t checkpoints_to_come(const Config& config) {
     return config.keep == 0 ? 1 : std::max<int64_t>(1, std::min(saves, config.keep + 1 - there));
 }
 
+// Numbers of a run's progress, by their names in state.json.
+constexpr std::pair<const char*, int64_t Progress::*> kProgress[] = {
+    {"step", &Progress::step}, {"samples", &Progress::samples}, {"adam_step", &Progress::adam_step},
+    {"skips", &Progress::skips}, {"norm_skips", &Progress::norm_skips},
+    {"consecutive_skips", &Progress::consecutive_skips}};
+
 }  // namespace
 
 RunCheckpoints::RunCheckpoints(const Config& config, const ParamTable& table, const DataLoader& data, Comm& comm,
@@ -75,13 +81,9 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
         trainer_.start_ema(ctx_);
         notes.push_back("the checkpoint has no EMA: it starts from the master weights");
     }
-    Progress progress{.step = state.at("step").get<int64_t>(), .samples = state.at("samples").get<int64_t>(),
-                      .adam_step = state.at("adam_step").get<int64_t>(),
-                      .skips = state.at("skips").get<int64_t>(),
-                      .norm_skips = state.at("norm_skips").get<int64_t>(),
-                      .consecutive_skips = state.at("consecutive_skips").get<int64_t>(),
-                      .norms = state.at("norms").get<std::vector<float>>(),
+    Progress progress{.norms = state.at("norms").get<std::vector<float>>(),
                       .missed = state.at("missed").get<std::vector<std::string>>()};
+    for (const auto& [name, number] : kProgress) progress.*number = state.at(name).get<int64_t>();
     progress.loss_watch.restore(state.at("loss_watch").dump());
     trainer_.set_state(ctx_, progress.adam_step, progress.norms);
     trainer_.router_balance().set_load(ctx_, state.value("expert_load", std::vector<double>{}));
@@ -108,12 +110,6 @@ void RunCheckpoints::restore_fp8(const Json& state, bool fp8_given, std::vector<
 std::string RunCheckpoints::state_json(const Progress& progress) {
     Json state = {
         {"format", 1},
-        {"step", progress.step},
-        {"samples", progress.samples},
-        {"adam_step", progress.adam_step},
-        {"skips", progress.skips},
-        {"norm_skips", progress.norm_skips},
-        {"consecutive_skips", progress.consecutive_skips},
         {"norms", progress.norms},
         {"missed", progress.missed},
         {"config", Json::parse(config_to_json(config_))},
@@ -123,6 +119,7 @@ std::string RunCheckpoints::state_json(const Progress& progress) {
         {"commit", kBuildCommit},
         {"loss_watch", Json::parse(progress.loss_watch.state_json())},
     };
+    for (const auto& [name, number] : kProgress) state[name] = progress.*number;
     if (config_.shape.has_experts()) state["expert_load"] = trainer_.router_balance().read_load(ctx_);
     return state.dump(1);
 }

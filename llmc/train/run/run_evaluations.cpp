@@ -67,20 +67,15 @@ std::string RunEvaluations::fingerprint() const {
     return text + "\n" + tokens_text(prompt_, false);
 }
 
-bool RunEvaluations::validation_due(int64_t step) const {
-    return valid_ && (is_due(step, config_.eval_interval) || step == config_.train_iters);
-}
-
-bool RunEvaluations::hellaswag_due(int64_t step) const {
-    return hellaswag_ && (is_due(step, config_.eval_interval) || step == config_.train_iters);
-}
-
 bool RunEvaluations::bf16_due(const Place& place) const {
     return evaluates_in_bf16(config_) && (config_.eval_bf16 == EvalBf16::kOn || place.step == config_.train_iters);
 }
 
-bool RunEvaluations::due(int64_t step) const {
-    return validation_due(step) || hellaswag_due(step) || is_due(step, config_.sample_every);
+std::vector<std::string> RunEvaluations::due(int64_t step) const {
+    std::vector<std::string> types;
+    if (is_due(step, config_.eval_interval) || step == config_.train_iters) types = {"eval", "hellaswag"};
+    if (is_due(step, config_.sample_every)) types.push_back("sample");
+    return possible(types);
 }
 
 void RunEvaluations::warm_up(const Place& place, bool resumed) {
@@ -102,11 +97,7 @@ void RunEvaluations::warm_up_bf16(const Place& place) {
 }
 
 std::vector<std::string> RunEvaluations::run(const Place& place) {
-    std::vector<std::string> due;
-    if (validation_due(place.step)) due.push_back("eval");
-    if (hellaswag_due(place.step)) due.push_back("hellaswag");
-    if (is_due(place.step, config_.sample_every)) due.push_back("sample");
-    return make_up(place, due);
+    return make_up(place, due(place.step));
 }
 
 std::vector<std::string> RunEvaluations::possible(std::vector<std::string> types) const {

@@ -40,7 +40,7 @@ public:
     // Call it before the first step. Runs all evaluations; in a resumed run, runs only as much as loads their kernels,
     // and logs nothing.
     void warm_up(const Place& place, bool resumed);
-    bool due(int64_t step) const;
+    std::vector<std::string> due(int64_t step) const;   // types of log records
     // Why the validation data cannot be read any more, the same on all ranks; the run must then stop. "" while it can.
     const std::string& data_error() const { return data_error_; }
     // Runs the evaluations that are due. Returns those that a stop or a data_error() interrupted, as types of log
@@ -50,13 +50,11 @@ public:
     std::vector<std::string> make_up(const Place& place, const std::vector<std::string>& missed);
 
 private:
-    bool validation_due(int64_t step) const;
     // Whether the evaluations of this step are in BF16, too.
     bool bf16_due(const Place& place) const;
     template <typename Use> bool with_each(const Place& place, const Use& use) const;
     bool generates(const Evaluator& evaluator) const;
     void warm_up_bf16(const Place& place);
-    bool hellaswag_due(int64_t step) const;
     bool validate(const Place& place);    // false: interrupted, and not logged
     bool hellaswag(const Place& place);
     bool sample(const Place& place, bool logged);
