@@ -33,9 +33,6 @@ class Quote:
     def fixed(self, text=None):
         return [part for part in PLACEHOLDER.split(self.body if text is None else text) if part.strip()]
 
-    def pattern(self):
-        return ".*".join(re.escape(part) for part in PLACEHOLDER.split(self.text))
-
 
 def rows():
     """(line, cells) of the document's tables of symptoms."""

@@ -170,10 +170,6 @@ inline Config at_level(Config config, int64_t zero, int64_t group = 0) {
     config.zero_group = group;
     return config;
 }
-inline Config without_overlap(Config config) {
-    config.overlap = false;
-    return config;
-}
 
 // Ranks, and how many share a sequence: one group of two, two groups of two, one of four.
 inline constexpr std::pair<int, int> kSharing[] = {{2, 2}, {4, 2}, {4, 4}};
