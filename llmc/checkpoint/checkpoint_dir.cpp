@@ -15,6 +15,47 @@ namespace {
 constexpr const char* kStepPrefix = "step-";
 constexpr const char* kTemporaryPrefix = ".tmp-step-";
 
+// Broadcasts rank 0's text.
+std::string broadcast(Comm& comm, const std::string& text) { return comm.gather(comm.root() ? text : "")[0]; }
+
+FoundCheckpoint found_at(const std::string& path, Comm& comm) {
+    return {path, broadcast(comm, comm.root() ? read_text_file(path + "/state.json", kMaxStateBytes) : ""), {}};
+}
+
+// Returns the damage of a checkpoint, the same on every rank; each rank reads a part of the files.
+std::string shared_damage(const std::string& path, Comm& comm) {
+    const World& world = comm.world();
+    const std::vector<std::string> there = comm.gather(path_exists(path) ? "y" : "n");
+    for (size_t rank = 1; rank < there.size(); rank++)
+        REQUIRE(there[rank] == there[0], "rank %zu %s %s and rank 0 %s: checkpoints must be on storage that all ranks "
+                "share", rank, there[rank] == "y" ? "sees" : "does not see", path.c_str(),
+                there[0] == "y" ? "does" : "does not");
+    return first_error(comm, checkpoint_damage(path, true, world.rank, world.ranks));
+}
+
+FoundCheckpoint find_explicit(std::string path, Comm& comm) {
+    while (path.size() > 1 && path.back() == '/') path.pop_back();
+    const std::string damage = shared_damage(path, comm);
+    if (!path_exists(path)) FAIL(kExitNoCheckpoint, "no checkpoint at %s: no such directory", path.c_str());
+    if (damage.empty()) return found_at(path, comm);
+    const bool is_root = is_directory(path) && !checkpoint_steps(path).empty();
+    const bool is_model = is_regular_file(path + "/config.json") && !is_regular_file(path + "/manifest.json")
+                          && !is_regular_file(path + "/state.json");
+    const char* advice = "--resume auto takes the newest complete one";
+    if (is_root) advice = "name one of the step-* directories in it, or --save it and --resume auto";
+    if (is_model) advice = "--load reads the weights of a model that is not a checkpoint";
+    FAIL(kExitNoCheckpoint, "no usable checkpoint at %s: %s; %s", path.c_str(), damage.c_str(), advice);
+}
+
+// The names of the checkpoints that rank 0 sees, the newest first.
+std::vector<std::string> candidates(const std::string& root, Comm& comm) {
+    std::string names;
+    if (comm.root())
+        for (int64_t step : checkpoint_steps(root)) names.insert(0, step_directory_name(step) + "\n");
+    std::istringstream lines(broadcast(comm, names));
+    return {std::istream_iterator<std::string>(lines), {}};
+}
+
 }  // namespace
 
 std::string step_directory_name(int64_t step) { return strf("%s%08lld", kStepPrefix, ll(step)); }
@@ -138,51 +179,6 @@ void drop_old_checkpoints(const std::string& root, int64_t step, int64_t keep, c
         remove_tree(aside);
     }
 }
-
-namespace {
-
-// Broadcasts rank 0's text.
-std::string broadcast(Comm& comm, const std::string& text) { return comm.gather(comm.root() ? text : "")[0]; }
-
-FoundCheckpoint found_at(const std::string& path, Comm& comm) {
-    return {path, broadcast(comm, comm.root() ? read_text_file(path + "/state.json", kMaxStateBytes) : ""), {}};
-}
-
-// Returns the damage of a checkpoint, the same on every rank; each rank reads a part of the files.
-std::string shared_damage(const std::string& path, Comm& comm) {
-    const World& world = comm.world();
-    const std::vector<std::string> there = comm.gather(path_exists(path) ? "y" : "n");
-    for (size_t rank = 1; rank < there.size(); rank++)
-        REQUIRE(there[rank] == there[0], "rank %zu %s %s and rank 0 %s: checkpoints must be on storage that all ranks "
-                "share", rank, there[rank] == "y" ? "sees" : "does not see", path.c_str(),
-                there[0] == "y" ? "does" : "does not");
-    return first_error(comm, checkpoint_damage(path, true, world.rank, world.ranks));
-}
-
-FoundCheckpoint find_explicit(std::string path, Comm& comm) {
-    while (path.size() > 1 && path.back() == '/') path.pop_back();
-    const std::string damage = shared_damage(path, comm);
-    if (!path_exists(path)) FAIL(kExitNoCheckpoint, "no checkpoint at %s: no such directory", path.c_str());
-    if (damage.empty()) return found_at(path, comm);
-    const bool is_root = is_directory(path) && !checkpoint_steps(path).empty();
-    const bool is_model = is_regular_file(path + "/config.json") && !is_regular_file(path + "/manifest.json")
-                          && !is_regular_file(path + "/state.json");
-    const char* advice = "--resume auto takes the newest complete one";
-    if (is_root) advice = "name one of the step-* directories in it, or --save it and --resume auto";
-    if (is_model) advice = "--load reads the weights of a model that is not a checkpoint";
-    FAIL(kExitNoCheckpoint, "no usable checkpoint at %s: %s; %s", path.c_str(), damage.c_str(), advice);
-}
-
-// The names of the checkpoints that rank 0 sees, the newest first.
-std::vector<std::string> candidates(const std::string& root, Comm& comm) {
-    std::string names;
-    if (comm.root())
-        for (int64_t step : checkpoint_steps(root)) names.insert(0, step_directory_name(step) + "\n");
-    std::istringstream lines(broadcast(comm, names));
-    return {std::istream_iterator<std::string>(lines), {}};
-}
-
-}  // namespace
 
 FoundCheckpoint find_checkpoint(const std::string& where, const std::string& root, Comm& comm) {
     if (where != "auto") return find_explicit(where, comm);

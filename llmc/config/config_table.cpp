@@ -236,8 +236,7 @@ void add_optimizer(Rows& rows) {
 }
 
 void add_precision(Rows& rows) {
-    const std::vector<std::pair<std::string, Dtype>> floats = {{"bf16", Dtype::kBf16},
-                                                               {"fp32", Dtype::kFp32}};
+    const std::vector<std::pair<std::string, Dtype>> floats = {{"bf16", Dtype::kBf16}, {"fp32", Dtype::kFp32}};
     add_rows(rows, OptionGroup::kPrecision, {
         {.name = "dtype", .value = choice<Dtype>(AT(dtype), floats),
          .help = "dtype of activations and weights; FP32 master weights always exist", .on_resume = kMust},

@@ -6,6 +6,7 @@
 #include <bit>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "llmc/base/dtype.h"
 #include "llmc/base/rng.h"
@@ -429,10 +430,7 @@ void sort_rows_by_token(const int32_t* tokens, int64_t n, int64_t vocab_size, in
     };
     // scratch[b + 1] counts bucket b; after the prefix sums scratch[b] is the position of the next row of bucket b.
     scratch.assign(static_cast<size_t>(vocab_size) + 2, 0);
-    for (int64_t i = 0; i < n; i++)
-        scratch[bucket(tokens[i]) + 1]++;
-    for (size_t b = 1; b < scratch.size(); b++)
-        scratch[b] += scratch[b - 1];
-    for (int64_t i = 0; i < n; i++)
-        order[scratch[bucket(tokens[i])]++] = static_cast<int32_t>(i);
+    for (int64_t i = 0; i < n; i++) scratch[bucket(tokens[i]) + 1]++;
+    std::partial_sum(scratch.begin(), scratch.end(), scratch.begin());
+    for (int64_t i = 0; i < n; i++) order[scratch[bucket(tokens[i])]++] = static_cast<int32_t>(i);
 }

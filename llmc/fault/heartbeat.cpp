@@ -59,6 +59,20 @@ int launcher_fd() {
     return fd;
 }
 
+uint64_t outcome_word(int exit_code) {
+    const std::string text = strf("end %03d\n", exit_code);
+    uint64_t word = 0;
+    std::memcpy(&word, text.data(), std::min(text.size(), sizeof word));
+    return word;
+}
+
+constexpr size_t kPageBytes = 4096;
+size_t rounded(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
+
+[[noreturn]] void fail_memory(const char* what, const std::string& path, int error) {
+    FAIL(kExitDisk, "cannot %s the shared memory for heartbeats, %s: %s", what, path.c_str(), std::strerror(error));
+}
+
 }  // namespace
 
 const char* phase_text(Phase phase) { return kPhases[static_cast<size_t>(phase)].text; }
@@ -162,17 +176,6 @@ void Heartbeat::set_end(int code) {
         end_code_plus_1_.store(code + 1, std::memory_order_release);
 }
 
-namespace {
-
-uint64_t outcome_word(int exit_code) {
-    const std::string text = strf("end %03d\n", exit_code);
-    uint64_t word = 0;
-    std::memcpy(&word, text.data(), std::min(text.size(), sizeof word));
-    return word;
-}
-
-}  // namespace
-
 void HeartbeatHeader::set_outcome(int exit_code) {
     const uint64_t ended = outcome_word(kExitOk), word = outcome_word(exit_code);
     uint64_t before = outcome.load();
@@ -181,17 +184,6 @@ void HeartbeatHeader::set_outcome(int exit_code) {
 }
 
 // ---- memory
-
-namespace {
-
-constexpr size_t kPageBytes = 4096;
-size_t rounded(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
-
-[[noreturn]] void fail_memory(const char* what, const std::string& path, int error) {
-    FAIL(kExitDisk, "cannot %s the shared memory for heartbeats, %s: %s", what, path.c_str(), std::strerror(error));
-}
-
-}  // namespace
 
 Heartbeat& HeartbeatTable::row(size_t index) const {
     char* rows = static_cast<char*>(memory_.get()) + rounded(sizeof(HeartbeatHeader));

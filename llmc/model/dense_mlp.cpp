@@ -27,8 +27,7 @@ void DenseMlp::recompute(Ctx& ctx, int layer, const NormInput& input, const Devi
 }
 
 LinearOperand DenseMlp::backward(Ctx& ctx, int layer, const LinearOperand& dy, const LinearOperand& to,
-                                 const Linear& below, const DeviceBatch& batch,
-                                 const StepState* /*state*/) {
+                                 const Linear& below, const DeviceBatch& batch, const StepState* /*state*/) {
     Arena::Scope scope(ctx, model_.arena);
     const int64_t N = batch.rows();
     if (buffers_.recomputed(PreNorm::kNorm) && !feed_forward_.recomputes_up()) {   // --recompute norm-act

@@ -165,69 +165,6 @@ void require_any_fp8(const Fp8Plan& plan) {
          list_text(reasons, "; ").c_str());
 }
 
-}  // namespace
-
-std::span<const RecipeRow> recipe_rows() { return kRecipes; }
-
-const RecipeRow& recipe_row(Fp8Recipe recipe) {
-    for (const RecipeRow& row : kRecipes)
-        if (row.recipe == recipe) return row;
-    FAIL(kExitBug, "FP8 recipe %d has no row", static_cast<int>(recipe));
-}
-
-const char* linear_kind_name(LinearKind kind) {
-    constexpr const char* kNames[] = {"qkv", "proj", "up", "down", "head"};
-    return kNames[static_cast<int>(kind)];
-}
-
-const char* fp8_role_name(Fp8Role role) {
-    constexpr const char* kNames[kFp8Roles] = {"x", "dy", "weight"};
-    return kNames[static_cast<int>(role)];
-}
-
-int64_t Fp8Plan::fp8_linears() const {
-    return std::count_if(linears.begin(), linears.end(), [](const LinearPlan& l) { return l.fp8; });
-}
-
-Fp8Plan Fp8Plan::in_bf16() const {
-    Fp8Plan plan{.linears = linears};
-    for (LinearPlan& linear : plan.linears) {
-        linear.fp8_elsewhere = linear.fp8_forward();
-        keep_in_bf16(linear, "steps in BF16");
-    }
-    return plan;
-}
-
-Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table, const Fp8SpeedupOf& speedup_of) {
-    Fp8Plan plan;
-    plan.recipe = config.fp8_recipe;
-    for (size_t l = 0; l < table.layers.size(); l++) {
-        const LayerParams& p = table.layers[l];
-        const int weights[kLinearsPerLayer] = {p.qkv_weight, p.proj_weight, p.up_weight, p.down_weight};
-        for (int k = 0; k < kLinearsPerLayer; k++)
-            plan.linears.push_back(linear_of(table, static_cast<int>(l), static_cast<LinearKind>(k), weights[k]));
-    }
-    plan.linears.push_back(linear_of(table, static_cast<int>(table.layers.size()), LinearKind::kHead, table.head));
-    if (!plan.on()) {
-        for (LinearPlan& linear : plan.linears) keep_in_bf16(linear, "--fp8-recipe none");
-        return plan;
-    }
-    plan.dy_format = config.fp8_format == Fp8Format::kE4m3 ? Dtype::kE4m3 : Dtype::kE5m2;
-    plan.fast_fprop = plan.row().fast_accumulation && !plan.int8_forward() && config.fp8_fast_accum != FastAccum::kNone;
-    plan.fast_backward = plan.row().fast_accumulation && config.fp8_fast_accum == FastAccum::kAll;
-    if (!config.fp8_lm_head) keep_in_bf16(plan.linears.back(), "no --fp8-lm-head");
-    keep_first_and_last(config, plan);
-    keep_by_pattern(config, plan);
-    require_alignment(config, plan);
-    require_chunks_fit(config, plan);
-    keep_where_fp8_loses(config, plan, speedup_of);
-    require_any_fp8(plan);
-    require_samples_fit(config, plan);
-    return plan;
-}
-
-namespace {
-
 std::string version_text(int64_t version) {
     return strf("%lld.%lld.%lld", ll(version / 10000), ll(version / 100 % 100), ll(version % 100));
 }
@@ -305,6 +242,65 @@ std::string layers_text(const Fp8Plan& plan) {
 }
 
 }  // namespace
+
+std::span<const RecipeRow> recipe_rows() { return kRecipes; }
+
+const RecipeRow& recipe_row(Fp8Recipe recipe) {
+    for (const RecipeRow& row : kRecipes)
+        if (row.recipe == recipe) return row;
+    FAIL(kExitBug, "FP8 recipe %d has no row", static_cast<int>(recipe));
+}
+
+const char* linear_kind_name(LinearKind kind) {
+    constexpr const char* kNames[] = {"qkv", "proj", "up", "down", "head"};
+    return kNames[static_cast<int>(kind)];
+}
+
+const char* fp8_role_name(Fp8Role role) {
+    constexpr const char* kNames[kFp8Roles] = {"x", "dy", "weight"};
+    return kNames[static_cast<int>(role)];
+}
+
+int64_t Fp8Plan::fp8_linears() const {
+    return std::count_if(linears.begin(), linears.end(), [](const LinearPlan& l) { return l.fp8; });
+}
+
+Fp8Plan Fp8Plan::in_bf16() const {
+    Fp8Plan plan{.linears = linears};
+    for (LinearPlan& linear : plan.linears) {
+        linear.fp8_elsewhere = linear.fp8_forward();
+        keep_in_bf16(linear, "steps in BF16");
+    }
+    return plan;
+}
+
+Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table, const Fp8SpeedupOf& speedup_of) {
+    Fp8Plan plan;
+    plan.recipe = config.fp8_recipe;
+    for (size_t l = 0; l < table.layers.size(); l++) {
+        const LayerParams& p = table.layers[l];
+        const int weights[kLinearsPerLayer] = {p.qkv_weight, p.proj_weight, p.up_weight, p.down_weight};
+        for (int k = 0; k < kLinearsPerLayer; k++)
+            plan.linears.push_back(linear_of(table, static_cast<int>(l), static_cast<LinearKind>(k), weights[k]));
+    }
+    plan.linears.push_back(linear_of(table, static_cast<int>(table.layers.size()), LinearKind::kHead, table.head));
+    if (!plan.on()) {
+        for (LinearPlan& linear : plan.linears) keep_in_bf16(linear, "--fp8-recipe none");
+        return plan;
+    }
+    plan.dy_format = config.fp8_format == Fp8Format::kE4m3 ? Dtype::kE4m3 : Dtype::kE5m2;
+    plan.fast_fprop = plan.row().fast_accumulation && !plan.int8_forward() && config.fp8_fast_accum != FastAccum::kNone;
+    plan.fast_backward = plan.row().fast_accumulation && config.fp8_fast_accum == FastAccum::kAll;
+    if (!config.fp8_lm_head) keep_in_bf16(plan.linears.back(), "no --fp8-lm-head");
+    keep_first_and_last(config, plan);
+    keep_by_pattern(config, plan);
+    require_alignment(config, plan);
+    require_chunks_fit(config, plan);
+    keep_where_fp8_loses(config, plan, speedup_of);
+    require_any_fp8(plan);
+    require_samples_fit(config, plan);
+    return plan;
+}
 
 std::string fp8_device_error(const Fp8Plan& plan, const DeviceInfo& device) {
     if (!plan.on() || device.sm == 0) return "";

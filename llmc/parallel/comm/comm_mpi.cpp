@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 
 #include "llmc/base/check.h"
 
@@ -66,12 +67,8 @@ public:
         CHECK(mine.size() < (size_t{1} << 30) / static_cast<size_t>(ranks), "a text of %zu bytes", mine.size());
         std::vector<int> lengths(static_cast<size_t>(ranks)), starts(static_cast<size_t>(ranks));
         MPI_CHECK(MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, comm_));
-        int total = 0;
-        for (int r = 0; r < ranks; r++) {
-            starts[static_cast<size_t>(r)] = total;
-            total += lengths[static_cast<size_t>(r)];
-        }
-        std::string all(static_cast<size_t>(total), '\0');
+        std::exclusive_scan(lengths.begin(), lengths.end(), starts.begin(), 0);
+        std::string all(static_cast<size_t>(starts.back() + lengths.back()), '\0');
         MPI_CHECK(MPI_Allgatherv(mine.data(), length, MPI_CHAR, all.data(), lengths.data(), starts.data(), MPI_CHAR,
                                  comm_));
         std::vector<std::string> texts;
@@ -188,10 +185,8 @@ private:
         const int count = static_cast<int>(bytes);
         for (int r = 0; r < world().ranks; r++) {
             if (r == world().rank) continue;
-            requests.resize(requests.size() + 2);
-            MPI_Request* const last = &requests[requests.size() - 2];
-            MPI_CHECK(MPI_Irecv(to(r), count, MPI_BYTE, r, 0, comm_, &last[0]));
-            MPI_CHECK(MPI_Isend(from(r), count, MPI_BYTE, r, 0, comm_, &last[1]));
+            MPI_CHECK(MPI_Irecv(to(r), count, MPI_BYTE, r, 0, comm_, &requests.emplace_back()));
+            MPI_CHECK(MPI_Isend(from(r), count, MPI_BYTE, r, 0, comm_, &requests.emplace_back()));
         }
         MPI_CHECK(MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE));
     }

@@ -4,11 +4,7 @@
 
 #include <algorithm>
 
-namespace {
-
-Tensor first(const Tensor& longest, int64_t elems) { return longest.slice(0, elems); }
-
-}  // namespace
+static Tensor first(const Tensor& longest, int64_t elems) { return longest.slice(0, elems); }
 
 Gradients::Gradients(const Config& config, const ParamTable& table, const Buckets& buckets, const Groups& groups,
                      CommStream& stream, Arena& arena)
@@ -247,8 +243,7 @@ void Gradients::sum_replicas(Ctx& comm, const ParamGroup& bucket) {
 }
 
 void Gradients::add_shard(Ctx& comm, const ParamGroup& bucket, const Tensor& shard) {
-    ops::sum_ranks(comm, {.out = reduced_shard(bucket), .in = shard, .scales = {}, .ranks = 1,
-                          .accumulate = adds()});
+    ops::sum_ranks(comm, {.out = reduced_shard(bucket), .in = shard, .scales = {}, .ranks = 1, .accumulate = adds()});
 }
 
 void Gradients::reduce_fp32(Ctx& comm, const ParamGroup& bucket) {

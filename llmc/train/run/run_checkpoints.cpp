@@ -53,8 +53,7 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
     const FoundCheckpoint found = find_checkpoint(config_.resume, config_.save, comm_);
     for (const std::string& line : found.skipped) notes.push_back("skipped checkpoint: " + line);
     if (saver_)
-        saver_->carry(found.path.empty() ? config_.load : found.path, config_.tokenizer,
-                      facts_of(data_.shards()));
+        saver_->carry(found.path.empty() ? config_.load : found.path, config_.tokenizer, facts_of(data_.shards()));
     if (found.path.empty()) {
         notes.push_back("no checkpoint under " + config_.save + ": starting from the beginning");
         return {};

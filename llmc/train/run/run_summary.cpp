@@ -110,9 +110,7 @@ std::string data_text(const SummarizedRun& run) {
 std::string memory_text(const SummarizedRun& run) {
     return strf("%.3f GiB planned%s of %.1f GiB", gib(run.plan.arena_bytes),
                 run.world.ranks > 1 ? " per rank" : "", gib(run.device.memory_bytes))
-           + (run.plan.host_bytes() > 0 ? strf("; %.3f GiB pinned in host memory",
-                                               gib(run.plan.host_bytes()))
-                                        : "")
+           + (run.plan.host_bytes() > 0 ? strf("; %.3f GiB pinned in host memory", gib(run.plan.host_bytes())) : "")
            + (run.device.sm == 0 && run.world.local_ranks > 1 ? ", which the ranks of a host share" : "");
 }
 
