@@ -15,8 +15,6 @@ using namespace checkpoint_test;
 
 namespace {
 
-using Strings = std::vector<std::string>;
-
 CheckpointRequest async_request(const std::string& root) {
     CheckpointRequest request = request_of(root, 0);
     request.async = true;
@@ -102,7 +100,7 @@ TEST_CASE("checkpoint, async: the saved state is that at the call, whatever trai
             CHECK(run.saved.size() == 3);
             CHECK(device::allocation_count() == allocations);
         });
-        CHECK(errors == Strings(static_cast<size_t>(ranks), "nothing"));
+        CHECK(errors == nothing(ranks));
         check_saved(dir.path, 1, states[0]);
         check_saved(dir.path, 2, states[2]);
         check_saved(dir.path, 3, states[3]);
@@ -220,8 +218,7 @@ TEST_CASE("checkpoint: kill -9 at each call of each rank or its thread leaves th
         CAPTURE(kill.last);
         CAPTURE(kill.async);
         TempDir dir;
-        const Strings nothing(static_cast<size_t>(kill.ranks), "nothing");
-        CHECK(save_killed(kill, dir.path, first, 1, -1) == nothing);
+        CHECK(save_killed(kill, dir.path, first, 1, -1) == nothing(kill.ranks));
         int64_t survived = 0, replaced = 0;
         for (int64_t kill_at = 0;; kill_at++) {
             CAPTURE(kill_at);
@@ -239,7 +236,7 @@ TEST_CASE("checkpoint: kill -9 at each call of each rank or its thread leaves th
             if (!WIFSIGNALED(status)) CHECK(is_second);
             else (is_second ? replaced : survived)++;
             check_saved(dir.path, is_second ? 2 : 1, is_second ? second : first);
-            CHECK(save_killed(kill, dir.path, first, 1, -1) == nothing);
+            CHECK(save_killed(kill, dir.path, first, 1, -1) == nothing(kill.ranks));
             for (const std::string& name : list_directory(dir.path)) CHECK(step_of_directory(name) >= 0);
             remove_tree(dir / "step-00000002");
             if (!WIFSIGNALED(status)) break;

@@ -8,8 +8,6 @@ using namespace checkpoint_test;
 
 namespace {
 
-using Strings = std::vector<std::string>;
-
 // The bytes that the calling thread has read and written so far.
 struct Io {
     int64_t read = 0, written = 0;
@@ -74,7 +72,7 @@ TEST_CASE("checkpoint, ranges: every rank reads and writes only the bytes of its
             CHECK(back.part_of(state));
             CHECK(loading.read >= held * 12);
             CHECK(loading.read <= held * 12 + kSmall);
-        }) == Strings(static_cast<size_t>(ranks), "nothing"));
+        }) == nothing(ranks));
         check_weights(dir / "step-00000001", state);
 
         // Loaded as a model without its manifest: with it, the ranks of a host would together read every byte once
@@ -86,7 +84,7 @@ TEST_CASE("checkpoint, ranges: every rank reads and writes only the bytes of its
             const Io before = Io::now();
             load_hf_weights(dir / "step-00000001", back.config, back.table, back.access(), comm);
             CHECK((Io::now() - before).read <= elems_of(back.held) * 2 + kSmall);
-        }) == Strings(static_cast<size_t>(ranks), "nothing"));
+        }) == nothing(ranks));
     }
 }
 
@@ -118,7 +116,7 @@ TEST_CASE("checkpoint, ranges: each rank reads whole rows of transposed tensors,
             CHECK(read >= transposed);
             CHECK(read <= transposed + ranks * kSmall);
             CHECK(saving.written <= held * 12 + 4 * transposed / ranks + kSmall);
-        }) == Strings(static_cast<size_t>(ranks), "nothing"));
+        }) == nothing(ranks));
         const std::string path = dir.path + "/" + step_directory_name(ranks);
         check_weights(path, state);
         std::filesystem::remove(path + "/manifest.json");
@@ -142,7 +140,7 @@ TEST_CASE("checkpoint, ranges: each rank reads whole rows of transposed tensors,
                             const float found = back.master(static_cast<int>(p), 0, i);
                             if (bf16::to_bits(wanted) != bf16::to_bits(found)) FAIL_CHECK(param.name << " " << i);
                         }
-            }) == Strings(static_cast<size_t>(readers), "nothing"));
+            }) == nothing(readers));
     }
 }
 

@@ -14,10 +14,6 @@ using Json = nlohmann::json;
 
 namespace {
 
-using Strings = std::vector<std::string>;
-
-Strings nothing(int ranks) { return Strings(static_cast<size_t>(ranks), "nothing"); }
-
 // Saves one rank's shards of `state`.
 void save_part(FakeState& state, const CheckpointRequest& request, Comm& comm, bool zero = true) {
     FakeShards shard(state, comm, zero);

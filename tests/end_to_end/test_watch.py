@@ -244,20 +244,15 @@ class WatchTest(TrainTest):
         return [*FOREVER, "--save", self.save, "--log-file", self.log, "--log-interval", "1", *options]
 
     def test_signals_to_the_wrapper_save_and_leave_with_0(self):
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            with self.subTest(number.name):
-                process = self.start(self.command_of(2, *self.saving()))
+        for number, before in ((signal.SIGTERM, catchable), (signal.SIGINT, catchable), (signal.SIGUSR1, catchable),
+                               (signal.SIGTERM, with_sigusr1_blocked)):
+            with self.subTest(number.name, before=before.__name__):
+                process = self.start(self.command_of(2, *self.saving()), before=before)
                 process.send_signal(number)
                 took, errors = self.finish(process, 0)
                 self.assertLess(took, 5)
                 self.assertEqual(errors.count(ANSWER), 1, errors)
                 self.saved_and_stopped("a signal to the launch wrapper")
-
-    def test_blocked_signals_do_not_keep_the_run_going(self):
-        process = self.start(self.command_of(2, *self.saving()), before=with_sigusr1_blocked)
-        process.send_signal(signal.SIGTERM)
-        self.finish(process, 0)
-        self.saved_and_stopped("a signal to the launch wrapper")
 
     def test_a_signal_to_every_process_does_the_same(self):
         process = self.start(self.command_of(2, *self.saving()))

@@ -8,6 +8,9 @@
 
 namespace checkpoint_test {
 
+using Strings = std::vector<std::string>;
+inline Strings nothing(int ranks) { return Strings(static_cast<size_t>(ranks), "nothing"); }   // errors of run_ranks()
+
 using Held = std::vector<std::vector<ElementRange>>;   // by parameter
 
 // Ranges that rank `rank` of `ranks` owns: parameters fill buckets of at least bucket_elems, linears separately from
