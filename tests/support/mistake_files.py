@@ -34,7 +34,6 @@ def write_shards():
     write_shard("valid.bin", make_tokens(700, 3))
     write_shard("other.bin", make_tokens(3000, 5))
     write_shard("unknown.bin", make_tokens(800, 6))   # without a sidecar
-    write_shard("short.bin", [1, 2, 3])
     write_shard("high.bin", [1] * 500 + [61] + [2] * 500)   # one id above the vocabulary
     write_shard("broken.bin", make_tokens(800, 7))
     write_sidecar("train", "bytes", BYTES)
@@ -74,7 +73,6 @@ def write_models():
         write(f"{name}/model.safetensors.index.json",
               json.dumps({"weight_map": {"a": part}}) if part else '{"weight_map":' * 100000)
     os.mkfifo("fifo_part/fifo")
-    write("no_config/readme", "x")
     write("gemma/config.json", '{"model_type": "gemma2"}')
     write("pointer/config.json", json.dumps(LLAMA_CONFIG))
     write("pointer/model.safetensors", LFS_POINTER)
