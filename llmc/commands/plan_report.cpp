@@ -11,6 +11,8 @@
 
 namespace {
 
+using OrderedJson = nlohmann::ordered_json;
+
 // The numbers in both text and JSON.
 struct Figures {
     const PlannedRun& run;
@@ -108,6 +110,21 @@ std::string time_text(const Figures& f) {
     return text;
 }
 
+OrderedJson memory_json(const Figures& f) {
+    const MemoryPlan& plan = f.run.plan;
+    OrderedJson purposes = OrderedJson::object();
+    for (int i = 0; i < kPurposes; i++)
+        purposes[purpose_name(static_cast<Purpose>(i))] = plan.purpose_bytes[static_cast<size_t>(i)];
+    OrderedJson memory = {{"arena_bytes", plan.arena_bytes}, {"purpose_bytes", purposes},
+                          {"gpu_bytes", f.memory_bytes}, {"fits", f.fits}, {"pinned_host_bytes", plan.host_bytes()},
+                          {"host_bytes", {{"loading", plan.host.load_bytes}, {"saving", plan.host.save_bytes},
+                                          {"saving_async", plan.host.save_async_bytes}}}};
+    for (const MemoryChange& change : memory_changes(f.run, f.memory_bytes))
+        memory["changes"].push_back({{"options", change.options}, {"arena_bytes", change.arena_bytes},
+                                     {"fits", change.fits}});
+    return memory;
+}
+
 }  // namespace
 
 std::string plan_text(const PlannedRun& run) {
@@ -139,29 +156,6 @@ std::string plan_text(const PlannedRun& run) {
     if (count > 1) text += strf("; %lld of them at the end, %.3f GiB", ll(count), gib(bytes * count));
     return text + "\n";
 }
-
-// ---- JSON ----
-
-namespace {
-
-using OrderedJson = nlohmann::ordered_json;
-
-OrderedJson memory_json(const Figures& f) {
-    const MemoryPlan& plan = f.run.plan;
-    OrderedJson purposes = OrderedJson::object();
-    for (int i = 0; i < kPurposes; i++)
-        purposes[purpose_name(static_cast<Purpose>(i))] = plan.purpose_bytes[static_cast<size_t>(i)];
-    OrderedJson memory = {{"arena_bytes", plan.arena_bytes}, {"purpose_bytes", purposes},
-                          {"gpu_bytes", f.memory_bytes}, {"fits", f.fits}, {"pinned_host_bytes", plan.host_bytes()},
-                          {"host_bytes", {{"loading", plan.host.load_bytes}, {"saving", plan.host.save_bytes},
-                                          {"saving_async", plan.host.save_async_bytes}}}};
-    for (const MemoryChange& change : memory_changes(f.run, f.memory_bytes))
-        memory["changes"].push_back({{"options", change.options}, {"arena_bytes", change.arena_bytes},
-                                     {"fits", change.fits}});
-    return memory;
-}
-
-}  // namespace
 
 std::string plan_json(const PlannedRun& run) {
     const Figures figures{run};

@@ -22,8 +22,6 @@ Linear FeedForward::down(int layer) const {
                    : model_.linear(layer, LinearKind::kDown);
 }
 
-// ---- forward
-
 LinearOperand FeedForward::activation(Ctx& ctx, int layer, int64_t N, XUsage usage) {
     const PendingOperand act = model_.begin_x(down(layer), saved_act(layer, N), N, usage);
     ops::activation_forward(ctx, {.kind = model_.config.activation, .out = act.out, .in = buffers_.at(kUp, layer, N),
@@ -42,8 +40,6 @@ void FeedForward::recompute(Ctx& ctx, int layer, const LinearOperand& x, int64_t
     linear_forward(ctx, up(layer), buffers_.at(kUp, layer, N), x, N);
     activation(ctx, layer, N, {.rowwise = false, .transposed = true, .recomputed = true});
 }
-
-// ---- backward
 
 LinearOperand FeedForward::dup_backward(Ctx& ctx, int layer, Tensor dact, int64_t N) {
     const Linear linear = up(layer);
