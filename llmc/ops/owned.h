@@ -55,6 +55,7 @@ struct FreePinned {
 template <typename T = void> using DevicePtr = std::unique_ptr<T, FreeDevice>;
 template <typename T = void> using PinnedPtr = std::unique_ptr<T, FreePinned>;
 
+// The values of device memory after all that is enqueued on ctx, and the way back; both wait until the copy is done.
 template <typename T> std::vector<T> read_back(Ctx& ctx, const Tensor& memory) {
     std::vector<T> host(static_cast<size_t>(memory.bytes()) / sizeof(T));
     device::copy_to_host(ctx, host.data(), memory.data, memory.bytes());
