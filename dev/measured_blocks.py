@@ -11,9 +11,9 @@ from measured_pictures import (Missing, cost_words, draw_cost, draw_trainers, of
                                rate, trainers_words)
 
 LABELS = {"bf16": "BF16", "fp8": "FP8", "int8-forward": "INT8 in the forward pass",
-         "tensorwise-1F1L": "tensorwise, first and last layer BF16",
-         "bf16-capacity": "BF16, capacity 1.25", "blockwise-capacity": "blockwise, capacity 1.25",
-         "delayed-head": "delayed, head in FP8", "delayed-head-attention": "delayed, head and attention in FP8"}
+          "tensorwise-1F1L": "tensorwise, first and last layer BF16",
+          "bf16-capacity": "BF16, capacity 1.25", "blockwise-capacity": "blockwise, capacity 1.25",
+          "delayed-head": "delayed, head in FP8", "delayed-head-attention": "delayed, head and attention in FP8"}
 PLACES = {"h200-x1": "one H200", "h200-x4": "four H200", "h100-x4": "four H100"}
 PICTURES = {"docs/trainers.svg": (draw_trainers, trainers_words), "docs/cost.svg": (draw_cost, cost_words)}
 
@@ -53,24 +53,24 @@ def steps(machine, table, first="recipe", names=None):
         base = {row["seq_length"]: row for _, row in reversed(found)}   # the first row of each length
         heading = f"against {label(found[0][0])}" if len(base) == 1 else "against the first of this T"
         columns = [(first, lambda name, row: label(name)),
-                  ("s/it (least to most)", lambda _, row: f"{seconds(row)} ({seconds(row, 'min')} to "
+                   ("s/it (least to most)", lambda _, row: f"{seconds(row)} ({seconds(row, 'min')} to "
                                                            f"{seconds(row, 'max')})"),
-                  ("tokens/s a GPU", lambda _, row: f"{rate(row):,.0f}"),
-                  (heading, lambda _, row: f"{rate(row) / rate(base[row['seq_length']]):.2f}"),
-                  ("MFU", lambda _, row: percent(row["mfu_bf16_peak"])),
-                  ("GiB a GPU", lambda _, row: f"{float(row['memory_gib']):.1f}"),
-                  ("J/token", lambda _, row: row["joules_per_token"] and f"{float(row['joules_per_token']):#.3g}"),
-                  ("prediction of `plan`", lambda _, row: row["predicted_s_per_it"] and
+                   ("tokens/s a GPU", lambda _, row: f"{rate(row):,.0f}"),
+                   (heading, lambda _, row: f"{rate(row) / rate(base[row['seq_length']]):.2f}"),
+                   ("MFU", lambda _, row: percent(row["mfu_bf16_peak"])),
+                   ("GiB a GPU", lambda _, row: f"{float(row['memory_gib']):.1f}"),
+                   ("J/token", lambda _, row: row["joules_per_token"] and f"{float(row['joules_per_token']):#.3g}"),
+                   ("prediction of `plan`", lambda _, row: row["predicted_s_per_it"] and
                     f"{float(row['predicted_s_per_it']) / float(row['s_per_it_median']) - 1:+.1%}".replace("%", " %"))]
         return lines([heading for heading, _ in columns],
-                    [[cell(*pair) for _, cell in columns] for pair in found]) + source(rows, machine, table)
+                     [[cell(*pair) for _, cell in columns] for pair in found]) + source(rows, machine, table)
     return text
 
 
 def eight(rows):
     """All that eight GPUs are measured with."""
-    return "\n".join(f"\n{TABLES[table].about.format(gpus='eight H200')}:\n" +
-                     steps("h200-x8", table, names=names)(rows)
+    return "\n".join(f"\n{TABLES[table].about.format(gpus='eight H200')}:\n"
+                     f"{steps('h200-x8', table, names=names)(rows)}"
                      for card, gpus, table, names in PUBLISHED if (card, gpus) == ("h200", 8))
 
 
@@ -83,7 +83,7 @@ def percent(text):
 # What, machine, table, and its rows in words; the first one's rate is what the others are relative to.
 SUMMARY = [
     ("Llama-3-8B, T 8192", "h200-x1", "llama3-8b", ("bf16", "delayed", "tensorwise", "blockwise",
-                                                   "delayed-head-attention")),
+                                                    "delayed-head-attention")),
     ("GPT-2 124M", "h200-x1", "gpt2-recipes", ("bf16", "delayed", "delayed-head")),
     ("GPT-2 1558M", "h200-x1", "gpt2-1558M", ("bf16", "delayed")),
     ("llama3-small", "h200-x1", "llama3-small", ("bf16", "delayed")),
@@ -109,7 +109,7 @@ def summary(rows):
 BESIDE = [
     ("8B, T 8192", dict(model="-8B", seq_length=8192), [
         (machine, table, name) for machine, table in (("h100-x4", "8b-h100"), ("h200-x4", "llama3-8b"),
-                                                     ("h200-x1", "llama3-8b"))
+                                                      ("h200-x1", "llama3-8b"))
         for name in ("bf16", "tensorwise", "delayed", "delayed-head-attention")]),
     ("8B, T 131,072", dict(model="-8B", seq_length=131072), [
         (machine, table, f"131072{suffix}") for machine, table in (("h100-x4", "8b-h100"), ("h200-x4", "context"))
@@ -133,11 +133,11 @@ def beside(rows):
                 continue
             recipe = re.sub(r"^[\d,]*\d(, )?", "delayed, ", label(name)).removesuffix(", ")
             table.append([subject, "**llm.fp8**", PLACES[machine], recipe, f"{rate(row):,.0f}",
-                         link(rows, machine, its)])
+                          link(rows, machine, its)])
         for row in of_peers(rows.published, **chosen):
             where = f"[{row['source']}]({row['url']})" if row["url"] else row["source"]
             table.append([subject, row["trainer"], f"{row['gpus']} {row['card']}".strip(), row["precision"],
-                         f"{rate(row):,.0f}", f"{where}, {row['date']}"])
+                          f"{rate(row):,.0f}", f"{where}, {row['date']}"])
     return lines(["", "trainer", "GPUs", "precision", "tokens/s a GPU", "source"], table)
 
 
@@ -168,19 +168,19 @@ def guide_finetune(rows):
     ours = [seconds(rows.row("h200-x1", "finetune", name)) for name in ("bf16", "fp8")]
     return lines(["", "BF16, s/it", "FP8, s/it", "FP8 against BF16"], [
         ["the guides, as found", "8.15", "16.29", "0.50"],
-       ["the guides, expected after their corrections (a projection)", "8.15", "5.4", "1.51"],
-       [f"here, {link(rows, 'h200-x1', 'finetune', 'one H200')}", *ours,
-        *against(rows, "h200-x1", "finetune", "bf16", "fp8")]])
+        ["the guides, expected after their corrections (a projection)", "8.15", "5.4", "1.51"],
+        [f"here, {link(rows, 'h200-x1', 'finetune', 'one H200')}", *ours,
+         *against(rows, "h200-x1", "finetune", "bf16", "fp8")]])
 
 
 def guide_megatron(rows):
     names = ("bf16", "delayed", "tensorwise", "tensorwise-1F1L", "blockwise")
     table = [["the guide, s/it", "12.9", "9.5", "9.5", "9.5", "12.4"],
-            ["against BF16", "1", "1.36", "1.36", "1.36", "1.04"]]
+             ["against BF16", "1", "1.36", "1.36", "1.36", "1.04"]]
     for machine in ("h200-x4", "h200-x1"):
         table += [[f"here, {link(rows, machine, 'llama3-8b', PLACES[machine])}, s/it",
-                  *(seconds(rows.row(machine, "llama3-8b", name)) for name in names)],
-                 ["against BF16", "1", *against(rows, machine, "llama3-8b", "bf16", *names[1:])]]
+                   *(seconds(rows.row(machine, "llama3-8b", name)) for name in names)],
+                  ["against BF16", "1", *against(rows, machine, "llama3-8b", "bf16", *names[1:])]]
     return lines(["", *map(label, names)], table)
 
 
@@ -191,12 +191,12 @@ def guide_formats(rows):
         bf16 = rows.row("h200-x1", "formats", "bf16")
         whole = sum(float(bf16[f"{part}_seconds_median"]) * 1000 for part in ("forward", "backward"))
         return [f"here, {link(rows, 'h200-x1', 'formats', 'one H200')}: {words}", f"{forward:.2f}", f"{backward:.2f}",
-               f"{forward + backward:.2f}", f"{whole / (forward + backward):.2f}"]
+                f"{forward + backward:.2f}", f"{whole / (forward + backward):.2f}"]
     return lines(["", "forward, ms", "backward, ms", "together, ms", "against BF16"], [
         ["the guide, H100: BF16", "4.40", "9.51", "13.91", "1"],
-       ["the guide: FP8, all E4M3", "4.01", "7.60", "11.61", "1.20"],
-       ["the guide: FP8, hybrid", "4.00", "7.61", "11.61", "1.20"],
-       ours("bf16", "BF16"), ours("fp8-e4m3", "delayed, all E4M3"), ours("fp8-hybrid", "delayed, hybrid")])
+        ["the guide: FP8, all E4M3", "4.01", "7.60", "11.61", "1.20"],
+        ["the guide: FP8, hybrid", "4.00", "7.61", "11.61", "1.20"],
+        ours("bf16", "BF16"), ours("fp8-e4m3", "delayed, all E4M3"), ours("fp8-hybrid", "delayed, hybrid")])
 
 
 def guide_gpt2(rows):
@@ -204,15 +204,15 @@ def guide_gpt2(rows):
         row = rows.row("h200-x1", "gpt2", name)
         hours = 2 * 9.04e9 / rate(row) / 3600
         return [words, batch, accumulation, seconds(row), f"{rate(row) / 1024:.1f}",
-               f"{float(row['memory_gib']):.1f} GiB", f"{hours:.1f} h"]
+                f"{float(row['memory_gib']):.1f} GiB", f"{hours:.1f} h"]
     here = f"here, {link(rows, 'h200-x1', 'gpt2', 'one H200')}: "
     headings = "", "micro-batch", "accumulation steps", "s per step", "samples/s", "memory", "2 epochs of OpenWebText"
     return lines(headings, [
         ["the guide (expected, not measured): BF16", 32, "", "3.5", "9.1", "45 GB", ""],
-       ["BF16", 64, 8, "2.8 to 3.2", "22.9", "68 GB", "2.8 h"],
-       ["FP8", 128, 4, "1.5 to 1.7", "85.3", "85 GB", "1.5 h"],
-       ours("bf16-32", here + "BF16", 32, 16), ours("bf16-64", "BF16", 64, 8), ours("fp8-64", "delayed", 64, 8),
-       ours("fp8-128", "delayed", 128, 4)])
+        ["BF16", 64, 8, "2.8 to 3.2", "22.9", "68 GB", "2.8 h"],
+        ["FP8", 128, 4, "1.5 to 1.7", "85.3", "85 GB", "1.5 h"],
+        ours("bf16-32", here + "BF16", 32, 16), ours("bf16-64", "BF16", 64, 8), ours("fp8-64", "delayed", 64, 8),
+        ours("fp8-128", "delayed", 128, 4)])
 
 
 def guide_modern(rows):
@@ -248,7 +248,7 @@ def pictures(rows):
 RECIPE_ROWS = {
     **{f"train_llama3_8b_h200_{script}": ("h200-x4", "llama3-8b", name) for script, name in (
         ("bf16", "bf16"), ("fp8", "delayed"), ("fp8_cs", "tensorwise"), ("fp8_cs_1F1L", "tensorwise-1F1L"),
-       ("fp8_blockwise", "blockwise"))},
+        ("fp8_blockwise", "blockwise"))},
     "train_llama31_70b_h200x4_fp8": ("h200-x4", "70b", "delayed"),
     **{f"train_llama_1gpu_{script}_slimpajama": ("h200-x1", "llama3-small", name) for script, name in (
         ("bf16", "bf16"), ("fp8", "delayed"))},

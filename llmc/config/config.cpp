@@ -316,6 +316,10 @@ Config resolve(const Settings& settings, const ModelPreset& preset, const Machin
     given.ranks = ranks_of(config, machine);
     for (const OptionRow& row : option_table())
         if (row.derive && !given.has(row.name)) row.derive(config, given);
+    const auto windows = static_cast<int64_t>(config.shape.sliding_window.size());
+    REQUIRE(!given.has("sliding-window") || windows <= config.shape.num_layers, "--sliding-window %s: %lld windows for "
+            "--num-layers %lld: leave out those of layers that the model does not have",
+            config.shape.window_text().c_str(), ll(windows), ll(config.shape.num_layers));
     shorten_pattern(config.shape);
     return config;
 }

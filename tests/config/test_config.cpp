@@ -99,6 +99,7 @@ TEST_CASE("config: values of the wrong kind or out of range are named") {
     CHECK(contains(refusal("gpt2", {"--norm-epsilon=1e-50"}), "in (0, 1)"));
     CHECK(contains(refusal("gpt2", {"--num-layers=1025"}), "in [1, 1024]"));
     CHECK(contains(refusal("gpt2", {"--num-layers=2.0"}), "an integer"));
+    CHECK(contains(refusal("gpt2", {"--num-layers=2", "--sliding-window=8,8,0"}), "3 windows for --num-layers 2"));
     CHECK(parse("gpt2", joined(base("train-iters"), {"--train-iters=2e3", "--seed=1e6"})).config.train_iters == 2000);
     CHECK(contains(refusal("gpt2", {"--seed=9223372036854775808"}), "an integer >= 0"));
     CHECK(contains(refusal("gpt2", {"--train-data="}), "--train-data"));

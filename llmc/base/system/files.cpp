@@ -86,8 +86,6 @@ void close_synced(int& fd, const std::string& path, const IoHook& hook) {
     if (::close(closing) != 0 && errno != EINTR) fail_disk("close", path, errno);
 }
 
-thread_local std::error_code ignored;   // of functions that say false
-
 std::string random_digits() {   // 16, for names that cannot be predicted
     uint64_t bits = 0;
     CHECK(::getrandom(&bits, sizeof bits, 0) == sizeof bits, "getrandom: %s", std::strerror(errno));
@@ -262,14 +260,29 @@ std::string xxh3_of_range(const std::string& path, int64_t begin, int64_t bytes)
 
 std::string xxh3_of_text(const std::string& text) { return hex(XXH3_128bits(text.data(), text.size())); }
 
-bool is_directory(const std::string& path) { return fs::is_directory(path, ignored); }
-bool is_regular_file(const std::string& path) { return fs::is_regular_file(path, ignored); }
-bool is_link(const std::string& path) { return fs::is_symlink(path, ignored); }
-bool is_same_path(const std::string& a, const std::string& b) { return fs::equivalent(a, b, ignored); }
+bool is_directory(const std::string& path) {
+    std::error_code ignored;
+    return fs::is_directory(path, ignored);
+}
+
+bool is_regular_file(const std::string& path) {
+    std::error_code ignored;
+    return fs::is_regular_file(path, ignored);
+}
 
 bool path_exists(const std::string& path) {
     std::error_code error;
     return fs::symlink_status(path, error).type() != fs::file_type::not_found && error != std::errc::filename_too_long;
+}
+
+bool is_link(const std::string& path) {
+    std::error_code ignored;
+    return fs::is_symlink(path, ignored);
+}
+
+bool is_same_path(const std::string& a, const std::string& b) {
+    std::error_code ignored;
+    return fs::equivalent(a, b, ignored);
 }
 
 std::string resolved_path(const std::string& path) {
@@ -345,6 +358,7 @@ std::string existing_part(const std::string& path) {
     std::error_code gone;   // the working folder
     fs::path part = fs::absolute(path, gone);
     if (gone) part = path;
+    std::error_code ignored;
     while (!fs::exists(part, ignored) && part.has_relative_path()) part = part.parent_path();
     return part.empty() ? "." : part.string();
 }
