@@ -1,5 +1,5 @@
 // Attention forward and backward. Usage:
-// bench_attention [HEAD DIM | BATCH HEADS KV-HEADS TOKENS HEAD-DIM [DOCUMENT [WINDOW]]]
+// bench_attention [HEAD DIM | BATCH HEADS KV-HEADS TOKENS HEAD-DIM [DOCUMENT [WINDOW [SOFT CAP]]]]
 // Without arguments it times the trainer's shapes, with one argument those of this head dim. DOCUMENT: every sequence
 // is packed with documents of this many tokens (--reset-attention-mask); FLOPs then count only pairs within documents,
 // and a further line compares the time with that of the same documents as separate sequences. WINDOW: --sliding-window,
@@ -27,11 +27,15 @@ struct Shape {
     Dtype dtype = Dtype::kBf16;
     int64_t document = 0;   // tokens of a document; 0: a sequence is one
     int64_t window = 0;     // as in AttentionForwardArgs
+    int64_t softcap = 0;    // as in AttentionForwardArgs
 };
 const Shape kShapes[] = {{1, 32, 8, 8192, 128}, {1, 32, 8, 4096, 128}, {8, 16, 4, 2048, 128},
                          {64, 12, 12, 1024, 64}, {8, 12, 12, 2048, 64}, {4, 25, 25, 1024, 64},
                          {4, 12, 12, 1024, 64, Dtype::kFp32},
-                         {1, 16, 4, 8192, 256}, {1, 16, 4, 4096, 256}, {1, 32, 32, 8192, 96}, {1, 32, 32, 8192, 80},
+                         {1, 16, 4, 8192, 256}, {1, 16, 4, 4096, 256},
+                         // Gemma-2 9B and 27B, whose other layers have a window of 4096.
+                         {1, 16, 8, 8192, 256, Dtype::kBf16, 0, 0, 50}, {1, 32, 16, 8192, 128, Dtype::kBf16, 0, 0, 50},
+                         {1, 32, 32, 8192, 96}, {1, 32, 32, 8192, 80},
                          // The 8B with --context-parallel 1 and 2 at 65536 tokens and 8 at 131072, also with short
                          // documents.
                          {1, 32, 8, 65536, 128}, {1, 16, 4, 65536, 128}, {1, 4, 1, 131072, 128},
@@ -267,10 +271,12 @@ struct Problem {
                          lse = memory.random(Dtype::kFp32, N * s.NH),
                          delta = memory.random(Dtype::kFp32, N * s.NH);
             forward.push_back({.out = out, .lse = lse, .qkv = qkv, .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV,
-                               .HS = s.HS, .softmax_mul = mul, .documents = documents, .window = s.window});
+                               .HS = s.HS, .softmax_mul = mul, .documents = documents, .window = s.window,
+                               .softcap = static_cast<float>(s.softcap)});
             backward.push_back({.dqkv = dqkv, .delta = delta, .dout = dout, .out = out, .lse = lse, .qkv = qkv,
                                 .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS, .softmax_mul = mul,
-                                .documents = documents, .window = s.window, .sums = sums});
+                                .documents = documents, .window = s.window, .sums = sums,
+                                .softcap = static_cast<float>(s.softcap)});
         }
     }
     Times times(Ctx& ctx) {
@@ -295,7 +301,9 @@ std::string bench(Ctx& ctx, const Shape& s, double ceiling) {
     print(mflop, times.forward), print(2.5 * mflop, times.backward);
     if (s.document > 0) std::printf(" | documents of %lld", (long long)s.document);
     if (s.window > 0) std::printf(" | window of %lld", (long long)s.window);
+    if (s.softcap > 0) std::printf(" | soft cap of %lld", (long long)s.softcap);
     std::printf("\n");
+    if (s.softcap > 0) return "";
     if (has_fp8(ctx, s.dtype, s.HS))
         times.fp8_forward = bench_fp8(ctx, s, problem.forward, memory, times.forward, ceiling);
     if (s.window > 0) return "";
@@ -318,11 +326,11 @@ std::vector<Shape> shapes_of(int argc, char** argv) {
             if (argc < 2 || s.HS == std::atoi(argv[1])) shapes.push_back(s);
         return shapes;
     }
-    REQUIRE(argc >= 6 && argc <= 8, "usage: bench_attention [HEAD-DIM | BATCH HEADS KV-HEADS TOKENS HEAD-DIM "
-            "[DOCUMENT [WINDOW]]]");
-    int64_t word[7] = {};
+    REQUIRE(argc >= 6 && argc <= 9, "usage: bench_attention [HEAD-DIM | BATCH HEADS KV-HEADS TOKENS HEAD-DIM "
+            "[DOCUMENT [WINDOW [SOFT-CAP]]]]");
+    int64_t word[8] = {};
     for (int i = 1; i < argc; i++) word[i - 1] = std::atoll(argv[i]);
-    const Shape s{word[0], word[1], word[2], word[3], word[4], Dtype::kBf16, word[5], word[6]};
+    const Shape s{word[0], word[1], word[2], word[3], word[4], Dtype::kBf16, word[5], word[6], word[7]};
     REQUIRE(s.document >= 0 && (s.document == 0 || s.T % s.document == 0), "%lld tokens are no whole number of "
             "documents of %lld", (long long)s.T, (long long)s.document);
     return {s};

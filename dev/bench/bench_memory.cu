@@ -263,10 +263,10 @@ std::vector<Field> classifier_fields(const Dims& d) {
     return {{"logits", kB, d.N * d.Vp}, {"losses", kF, d.N}, {"targets", kI, d.N, Fill::kTokens},
             {"state", kI, sizeof(StepState) / 4, Fill::kState}};
 }
-template <bool write> ClassifierArgs classifier_args(const View& v, const Dims& d) {
+template <bool write, bool capped = false> ClassifierArgs classifier_args(const View& v, const Dims& d) {
     return {.logits = v("logits"), .losses = v("losses"), .targets = v("targets").as<int32_t>(),
             .state = static_cast<StepState*>(v("state").data), .N = d.N, .V = d.V, .Vp = d.Vp,
-            .write_dlogits = write};
+            .write_dlogits = write, .softcap = capped ? 30.0f : 0.0f};
 }
 
 std::vector<Field> residual_fields(const Dims& d) {
@@ -406,6 +406,8 @@ std::vector<Bench> benches() {
     }
     all.push_back(bench("classifier 8B", L, classifier_fields, cuda::classifier, cpu::classifier,
                         classifier_args<true>, 4 * NV(L)));
+    all.push_back(bench("classifier 8B soft cap", L, classifier_fields, cuda::classifier, cpu::classifier,
+                        classifier_args<true, true>, 4 * NV(L)));
     all.push_back(bench("dlogits_residual 8B", L, residual_fields, cuda::dlogits_residual, cpu::dlogits_residual,
                         residual_args, 3 * NV(L) + 6 * NC(L)));
     all.push_back(bench("classifier 8B losses only", L, classifier_fields, cuda::classifier, cpu::classifier,

@@ -203,6 +203,9 @@ void model_rules(const Config& c, Rules& rules) {
     rules.require(!c.fp8_attention || c.shape.rotary_dim == 0,
                   strf("--fp8-attention rotates whole heads, and this model %lld of their %lld elements "
                        "(partial_rotary_factor): leave it out", ll(c.shape.rotary_dim), ll(c.shape.kv_channels)));
+    rules.require(!c.fp8_attention || c.shape.attention_softcap == 0,
+                  strf("--fp8-attention has no soft caps, and this model caps its attention scores at %s "
+                       "(attn_logit_softcapping): leave it out", number_text(c.shape.attention_softcap).c_str()));
 }
 
 // Holds without a check while the length is unknown: with --epochs, until the data has been opened.
@@ -238,6 +241,10 @@ void schedule_rules(const Config& c, Rules& rules) {
     rules.require(c.qk_clip == 0 || !c.shape.qk_norm,
                   strf("--qk-clip %s: this model normalises queries and keys (--qk-layernorm), which bounds the logits "
                        "already: leave it out", number_text(c.qk_clip).c_str()));
+    rules.require(c.qk_clip == 0 || c.shape.attention_softcap == 0,
+                  strf("--qk-clip %s: this model caps its attention scores at %s (attn_logit_softcapping): leave it "
+                       "out",
+                       number_text(c.qk_clip).c_str(), number_text(c.shape.attention_softcap).c_str()));
     // Row numbers of experts are int32, also those with the padding of their FP8 operands.
     const int64_t rows = c.micro_batch_size * c.part_length() * c.shape.experts_per_token;
     rules.require(!c.shape.has_experts() || rows < int64_t{1} << 30,

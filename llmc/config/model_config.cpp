@@ -189,18 +189,24 @@ std::vector<std::string> model_config_errors(const ModelConfig& c) {
          "transformers has no other class");
     rule(c.one_window() || !c.post_norms(),
          strf("--sliding-window %s: this model's class has one length of windows", c.window_text().c_str()));
-    rule(!c.post_norms() || !c.has_windows() || c.local_rotary_base > 0 || c.rope_scaling.factor == 0,
+    const bool gemma2 = c.gemma && !c.qk_norm;
+    rule(!c.post_norms() || gemma2 || !c.has_windows() || c.local_rotary_base > 0 || c.rope_scaling.factor == 0,
          "rope scaling in layers with a window: this model's class has it in the other layers alone");
     rule(c.shared_experts == 0 || (!c.qk_norm_whole && !c.has_windows()),
          "--moe-shared-experts needs a model without --sliding-window and without QK-norm over all heads, as dots.llm1 "
          "and Solar-Open: transformers has no other class");
     rule(c.gemma == (c.norm_place == NormPlace::kBoth)
-             && (!c.gemma || (c.norm == Norm::kRmsNorm && c.position == PositionEmbedding::kRope && c.qk_norm
+             && (!c.gemma || (c.norm == Norm::kRmsNorm && c.position == PositionEmbedding::kRope
                               && c.activation == Activation::kGeglu && !c.has_experts() && has_no_or_attention_biases(c)
                               && c.hidden_size % c.num_attention_heads == 0)),
-         "Gemma-3 needs --normalization RMSNorm, --position-embedding-type rope, --activation geglu, --qk-layernorm, "
-         "no --num-experts, --linear-bias none or attention, and a --hidden-size that is a multiple of "
-         "--num-attention-heads: transformers has no other class");
+         "Gemma needs --normalization RMSNorm, --position-embedding-type rope, --activation geglu, no --num-experts, "
+         "--linear-bias none or attention, and a --hidden-size that is a multiple of --num-attention-heads: "
+         "transformers has no other class");
+    rule(!gemma2 || c.local_rotary_base == 0,
+         "Gemma without --qk-layernorm is Gemma-2, which has the same rope in all layers");
+    rule((c.attention_softcap == 0 || gemma2) && (c.logits_softcap == 0 || c.gemma),
+         "soft caps: transformers has them in Gemma-2, whose queries and keys have no norms, and that of the logits in "
+         "Gemma-3: leave --qk-layernorm as in the model");
     rule(!c.fused_projections || (is_llama_like(c) && c.pre_norms() && !c.has_experts() && !c.qk_norm && !c.granite()
                                   && c.linear_bias == LinearBias::kNone && c.same_windows()
                                   && c.local_rotary_base == 0),
@@ -215,7 +221,7 @@ std::vector<std::string> model_config_errors(const ModelConfig& c) {
          "Granite's multipliers need --normalization RMSNorm, --position-embedding-type rope, --activation swiglu, no "
          "--num-experts, --qk-layernorm, --sliding-window or --linear-bias qkv: transformers has no other class");
     rule(!c.attention_sinks || !(c.has_experts() || c.post_norms() || c.granite() || c.fused_projections),
-         "--attention-sinks needs a model without --num-experts, and not OLMo-2, OLMo-3, Gemma-3, Granite or Phi-3: "
+         "--attention-sinks needs a model without --num-experts, and not OLMo-2, OLMo-3, Gemma, Granite or Phi-3: "
          "leave it out");
     if (!c.has_experts()) return errors;
     rule(c.dense_layers == 0 || (c.dense_layers < c.num_layers && c.dense_ffn_size % 8 == 0 && c.qk_norm

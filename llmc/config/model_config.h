@@ -8,7 +8,7 @@
 
 enum class Norm { kLayerNorm, kRmsNorm };
 // Norms of a layer: before attention and the MLP; after each, before its result is added to the stream (OLMo-2); both
-// (Gemma-3).
+// (Gemma-2 and 3).
 enum class NormPlace { kPre, kPost, kBoth };
 enum class PositionEmbedding { kLearned, kRope };
 // Which linears of a layer have biases. all: as in GPT-2; none: as in Llama; qkv: the projection to Q, K and V, as in
@@ -81,9 +81,12 @@ struct ModelConfig {
     // Granite: embeddings times the first, results of attention and MLP times the second before they are added to the
     // stream, logits divided by the third.
     double embedding_multiplier = 1, residual_multiplier = 1, logits_scaling = 1;
-    double attention_multiplier = 0;   // of attention scores (Granite, Gemma-3); 0: 1 / sqrt(kv_channels)
+    double attention_multiplier = 0;   // of attention scores (Granite, Gemma); 0: 1 / sqrt(kv_channels)
+    // Soft caps c of attention scores (Gemma-2) and of logits (also Gemma-3), which become c tanh(x / c); 0: none.
+    double attention_softcap = 0, logits_softcap = 0;
     bool fused_projections = false;    // Phi-3: files have Q, K and V in one tensor, and gate and up in another
-    bool gemma = false;                // Gemma-3: embeddings times sqrt(hidden size); files have norm weights minus 1
+    // Gemma-3, and without qk_norm Gemma-2: embeddings times sqrt(hidden size); files have norm weights minus 1.
+    bool gemma = false;
     double norm_eps = 1e-5;
     double init_std = 0.02;
     bool operator==(const ModelConfig&) const = default;

@@ -30,12 +30,17 @@ template <typename T> Operand<T> over_rows(const T* data, int64_t stride, int64_
     return {data, stride, true, columns};
 }
 
-// Replaces a row of scores by exp(scaled score - largest) for the first `visible` of `keys` and by 0 for the others.
-// Returns the sum; sets largest to the largest scaled score.
-template <typename A> A exponentials(A* row, int64_t visible, int64_t keys, A softmax_mul, A* largest) {
-    Vec<A> most(row[0] * softmax_mul);
+// The scores of a problem, of forward or backward arguments.
+template <typename A, typename Args> SoftCap<A> scores_of(const Args& args) {
+    return {A(args.softmax_mul), A(args.softcap)};
+}
+
+// Replaces a row of products q k by exp(score - largest) for the first `visible` of `keys` and by 0 for the others.
+// Returns the sum; sets largest to the largest score.
+template <typename A> A exponentials(A* row, int64_t visible, int64_t keys, const SoftCap<A>& score, A* largest) {
+    Vec<A> most = score.of(Vec<A>(row[0]));
     for_lanes<A>(visible, [&](int64_t j, auto n) {
-        Vec<A> scaled = load(row + j, n) * Vec<A>(softmax_mul);
+        Vec<A> scaled = score.of(load(row + j, n));
         store(row + j, scaled, n);
         if (n == Vec<A>::kWidth) most = max(most, scaled);
         else for (int i = 0; i < n; i++) most = max(most, Vec<A>(row[j + i]));
@@ -163,13 +168,13 @@ void forward_head(const AttentionForwardArgs& args, int64_t b, int64_t h, Span d
                 constexpr float kLog2E = 1.44269504f;
                 const int64_t at = document.begin + keys.begin + hidden;
                 const int64_t block = (document.begin + first + i) / kHeadBlock;
-                sum = !scales ? exponentials(row, visible, rest, args.softmax_mul, &largest)
+                sum = !scales ? exponentials(row, visible, rest, scores_of<A>(args), &largest)
                               : fp8_exponentials(row, at, visible, rest, args.softmax_mul * kLog2E
                                                      * scales[(first_head + h) * blocks + block],
                                                  scales + (first_head + args.NH + kv) * blocks, &largest,
                                                  &largest_score);
             } else {
-                sum = exponentials(row, visible, rest, A(args.softmax_mul), &largest);
+                sum = exponentials(row, visible, rest, scores_of<A>(args), &largest);
             }
             if (!scales) largest_score = std::max(largest_score, static_cast<float>(largest));
             const double most = std::max(static_cast<double>(largest), sink), keep = exp(largest - most);
@@ -255,6 +260,7 @@ void backward_block(const AttentionBackwardArgs& args, int64_t b, int64_t h, Spa
     const T* dout = args.dout.as<T>() + (b * args.T + at) * out_width + h * HS;
     const T* out = args.out.as<T>() + (b * args.T + at) * out_width + h * HS;
     const int64_t row_begin = (b * args.NH + h) * args.T + at;
+    const SoftCap<A> scores = scores_of<A>(args);
 
     multiply(over_columns(q, width, queries), over_columns(k, width, keys.count()), HS, buffers.probabilities, stride,
              false, buffers.work);
@@ -270,8 +276,9 @@ void backward_block(const AttentionBackwardArgs& args, int64_t b, int64_t h, Spa
         std::fill(ds, ds + hidden, A(0));
         for_lanes<A>(past - hidden, [&](int64_t offset, auto n) {
             const int64_t j = hidden + offset;
-            Vec<A> probability = exp(load(p + j, n) * Vec<A>(args.softmax_mul) - Vec<A>(lse));
-            Vec<A> dscore = probability * (load(ds + j, n) - Vec<A>(delta)) * Vec<A>(args.softmax_mul);
+            const Vec<A> score = scores.of(load(p + j, n)), probability = exp(score - Vec<A>(lse));
+            const Vec<A> dscore = probability * (load(ds + j, n) - Vec<A>(delta)) * Vec<A>(args.softmax_mul)
+                                  * scores.slope(score);
             store(p + j, probability, n);
             store(ds + j, dscore, n);
         });
@@ -353,7 +360,7 @@ template <typename Args> void check_documents(const char* op, const Args& args) 
 
 }  // namespace
 
-const char* attention_kernel(const Ctx&, Dtype, int64_t) { return "row by row on the CPU"; }
+const char* attention_kernel(const Ctx&, Dtype, int64_t, bool) { return "row by row on the CPU"; }
 int64_t attention_sums_elems(Dtype, int64_t, int64_t, int64_t, int64_t) { return 0; }
 
 void attention_forward(Ctx&, const AttentionForwardArgs& args) {
@@ -367,7 +374,8 @@ void attention_forward(Ctx&, const AttentionForwardArgs& args) {
         check_tensor("attention_forward", "out", args.out, dtype_of<T>, N * args.NH * args.HS);
         check_tensor("attention_forward", "lse", args.lse, stat_dtype<T>, N * args.NH);
         check_optional("attention_forward", "sinks", args.sinks, dtype_of<T>, args.NH);
-        CHECK(!args.heads || (std::is_same_v<T, bf16>), "attention_forward: FP8 heads of %s", dtype_name(dtype_of<T>));
+        CHECK(!args.heads || (std::is_same_v<T, bf16> && args.softcap == 0),
+              "attention_forward: FP8 heads of %s, soft cap %g", dtype_name(dtype_of<T>), args.softcap);
         forward<T>(args);
     });
     result.quantize();

@@ -19,12 +19,14 @@ template <typename T> void counted_row(const ClassifierArgs& args, int64_t n, in
     A largest = widen(row[0]);
     Vec<A> most(largest);
     const A mul(args.logit_mul);
+    const SoftCap<A> logit{mul, A(args.softcap)};
     const int64_t whole = args.V / Vec<A>::kWidth * Vec<A>::kWidth;
     for (int64_t i = 0; i < whole; i += Vec<A>::kWidth) most = max(most, load(row + i));
     largest = max_lanes(most);
     for (int64_t i = whole; i < args.V; i++) largest = std::max(largest, widen(row[i]));
-    largest *= mul;
-    const auto shifted = [&](Vec<A> logits) { return exp(logits * Vec<A>(mul) - Vec<A>(largest)); };
+    const auto scaled = [&](A x) { return logit.of(Vec<A>(x)).v[0]; };
+    largest = scaled(largest);
+    const auto shifted = [&](Vec<A> x) { return exp(logit.of(x) - Vec<A>(largest)); };
 
     // Lanes past the end hold -infinity, whose exponential is 0.
     Vec<A> sum;
@@ -32,11 +34,11 @@ template <typename T> void counted_row(const ClassifierArgs& args, int64_t n, in
     if (whole < args.V) {
         A rest[Vec<A>::kWidth];
         std::fill(rest, rest + Vec<A>::kWidth, -std::numeric_limits<A>::infinity());
-        for (int64_t i = whole; i < args.V; i++) rest[i - whole] = widen(row[i]) * mul - largest;
+        for (int64_t i = whole; i < args.V; i++) rest[i - whole] = scaled(widen(row[i])) - largest;
         sum = sum + exp(load(rest));
     }
     const A total = sum_lanes(sum);
-    const A gap = largest - widen(row[target]) * mul;
+    const A of_target = scaled(widen(row[target])), gap = largest - of_target;
     args.losses.as<A>()[n] = static_cast<A>(static_cast<double>(gap) + log(static_cast<double>(total)));
     if (!args.write_dlogits) return;
 
@@ -49,10 +51,10 @@ template <typename T> void counted_row(const ClassifierArgs& args, int64_t n, in
     const A dloss_mul = A(args.state->dloss_mul) * mul, row_mul = dloss_mul * z_mul, inverse = A(1) / total;
     const A target_probability = exp(Vec<A>(-gap)).v[0] * inverse;
     for_lanes<A>(args.V, [&](int64_t i, auto count) {
-        Vec<A> probability = shifted(load(row + i, count)) * Vec<A>(inverse);
-        store(row + i, probability * Vec<A>(row_mul), count);
+        const Vec<A> y = logit.of(load(row + i, count)), probability = exp(y - Vec<A>(largest)) * Vec<A>(inverse);
+        store(row + i, probability * Vec<A>(row_mul) * logit.slope(y), count);
     });
-    row[target] = T((target_probability * z_mul - A(1)) * dloss_mul);
+    row[target] = T((target_probability * z_mul - A(1)) * dloss_mul * logit.slope(Vec<A>(of_target)).v[0]);
     std::fill(row + args.V, row + args.Vp, T(0.0f));
 }
 

@@ -45,11 +45,13 @@ template <> struct ExpConstants<double> {
     static constexpr int kDegree = 13;   // r^14/14! < 2^-57
 };
 
-// e^x. NaN stays NaN; results below the normal range are rounded once.
-template <typename A> inline Vec<A> exp(Vec<A> x) {
+// e^x = (1 + more) 2^n, for x within the limits of ExpConstants.
+template <typename A> struct ExpParts {
+    Vec<A> more, n;
+};
+template <typename A> inline ExpParts<A> exp_parts(Vec<A> x) {
     using C = ExpConstants<A>;
     constexpr double kLog2E = 1.4426950408889634;
-    x = min(Vec<A>(C::kHighest), max(Vec<A>(C::kLowest), x));
     Vec<A> n = round_nearest(x * Vec<A>(A(kLog2E)));
     Vec<A> r = fma(n, Vec<A>(-C::kLn2High), x);
     r = fma(n, Vec<A>(-C::kLn2Low), r);
@@ -57,10 +59,16 @@ template <typename A> inline Vec<A> exp(Vec<A> x) {
     Vec<A> series(A(kInverseFactorials.at[C::kDegree]));
 #pragma GCC unroll 16
     for (int k = C::kDegree - 1; k >= 2; k--) series = fma(series, r, Vec<A>(A(kInverseFactorials.at[k])));
-    Vec<A> mantissa = fma(r * r, series, r) + Vec<A>(A(1));
+    return {fma(r * r, series, r), n};
+}
+
+// e^x. NaN stays NaN; results below the normal range are rounded once.
+template <typename A> inline Vec<A> exp(Vec<A> x) {
+    using C = ExpConstants<A>;
+    const ExpParts<A> e = exp_parts(min(Vec<A>(C::kHighest), max(Vec<A>(C::kLowest), x)));
     // 2^n as two factors, because 2^n may be outside the normal range.
-    Vec<A> half = round_nearest(n * Vec<A>(A(0.5)));
-    return mantissa * power_of_two(half) * power_of_two(n - half);
+    Vec<A> half = round_nearest(e.n * Vec<A>(A(0.5)));
+    return (e.more + Vec<A>(A(1))) * power_of_two(half) * power_of_two(e.n - half);
 }
 
 inline double exp(double x) { return _mm256_cvtsd_f64(exp(Vec<double>(x)).v); }
@@ -104,6 +112,26 @@ template <typename A> inline SigmoidPair<A> sigmoid_pair(Vec<A> x) {
     Vec<A> large = one / (one + e), small = e * large;
     return {select_by_sign(x, small, large), select_by_sign(x, large, small)};
 }
+
+// tanh |x| = -m / (m + 2) with m = e^(-2|x|) - 1, which is computed without the cancellation near 0. NaN stays NaN.
+template <typename A> inline Vec<A> tanh(Vec<A> x) {
+    constexpr double kLeast = -80;   // e^-80 is within the normal range, and 1 + e^-80 is 1
+    const ExpParts<A> e = exp_parts(max(Vec<A>(A(kLeast)), Vec<A>(A(-2)) * abs(x)));
+    const Vec<A> power = power_of_two(e.n), m = fma(e.more, power, power - Vec<A>(A(1)));
+    const Vec<A> negative = m / (m + Vec<A>(A(2)));
+    return select_by_sign(x, negative, Vec<A>() - negative);
+}
+
+// Scores or logits: mul x, or with a soft cap (cap > 0) cap tanh(mul x / cap), as in Gemma-2 (arXiv 2408.00118).
+template <typename A> struct SoftCap {
+    A mul, cap;
+    Vec<A> of(Vec<A> x) const { return cap > 0 ? tanh(x * Vec<A>(mul / cap)) * Vec<A>(cap) : x * Vec<A>(mul); }
+    // The derivative of y = of(x) by mul x.
+    Vec<A> slope(Vec<A> y) const {
+        const Vec<A> t = y * Vec<A>(cap > 0 ? 1 / cap : A(0));
+        return fma(Vec<A>() - t, t, Vec<A>(A(1)));
+    }
+};
 
 // gelu, tanh form. 0.5 (1 + tanh(u)) is computed as sigmoid(2u), which is accurate where tanh is near -1.
 inline constexpr double kTwoSqrt2OverPi = 1.5957691216057308;   // 2 sqrt(2 / pi)

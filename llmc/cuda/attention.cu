@@ -11,12 +11,13 @@ template <typename Args> AttentionShape check_shape(const char* op, const Args& 
     CHECK(a.HS > 0 && a.HS % 2 == 0 && a.HS <= 256, "%s: head dim %lld, must be even and at most 256", op,
           (long long)a.HS);
     CHECK(a.softmax_mul > 0, "%s: softmax_mul %g", op, a.softmax_mul);
+    CHECK(a.softcap >= 0, "%s: a soft cap of %g", op, a.softcap);
     CHECK(a.T < int64_t{1} << 30, "%s: %lld tokens in a sequence", op, (long long)a.T);
     CHECK(a.window >= 0, "%s: a window of %lld tokens", op, (long long)a.window);
     if (a.sinks) expect(a.sinks, a.qkv.dtype, a.NH, op);
     return {.B = a.B, .T = a.T, .NH = a.NH, .NKV = a.NKV, .HS = a.HS, .softmax_mul = a.softmax_mul,
-            .documents = a.documents, .window = static_cast<int>(a.window == 0 ? a.T : std::min(a.window, a.T)),
-            .sinks = a.sinks.data};
+            .softcap = a.softcap, .documents = a.documents,
+            .window = static_cast<int>(a.window == 0 ? a.T : std::min(a.window, a.T)), .sinks = a.sinks.data};
 }
 
 constexpr int kSinkThreads = 512;
@@ -57,12 +58,12 @@ void sinks_backward(Ctx& ctx, const AttentionBackwardArgs& args, const Attention
 // Head dims (multiples of 8) that have tensor-core kernels in bf16, and which ones; all others have the plain kernels.
 struct HeadDims {
     int64_t first, last;
-    bool mma, forward_sm90, backward_sm90, fp8;
+    bool mma, forward_sm90, backward_sm90, fp8, softcap_sm90;   // softcap: in the forward
 };
-constexpr HeadDims kHeadDims[] = {{64, 64, true, true, true, true},
-                                  {72, 96, false, true, true, false},
-                                  {128, 128, true, true, true, true},
-                                  {256, 256, false, true, true, false}};
+constexpr HeadDims kHeadDims[] = {{64, 64, true, true, true, true, false},
+                                  {72, 96, false, true, true, false, false},
+                                  {128, 128, true, true, true, true, true},
+                                  {256, 256, false, true, true, false, true}};
 
 bool fits(Dtype dtype, int64_t HS, bool HeadDims::* kernel) {
     for (const HeadDims& row : kHeadDims)
@@ -77,7 +78,12 @@ bool fits_sm90(const Ctx& ctx, Dtype dtype, int64_t HS, bool HeadDims::* kernel)
 
 }  // namespace
 
-const char* attention_kernel(const Ctx& ctx, Dtype dtype, int64_t head_size) {
+const char* attention_kernel(const Ctx& ctx, Dtype dtype, int64_t head_size, bool softcap) {
+    if (softcap) {
+        if (fits_sm90(ctx, dtype, head_size, &HeadDims::softcap_sm90))
+            return "tensor cores (wgmma), backward in a plain kernel on the CUDA cores, which has the soft cap: slow";
+        return "plain kernel on the CUDA cores, which has the soft cap: slow";
+    }
     if (fits_sm90(ctx, dtype, head_size, &HeadDims::backward_sm90)) return "tensor cores (wgmma)";
     if (fits_sm90(ctx, dtype, head_size, &HeadDims::forward_sm90))
         return "tensor cores (wgmma), backward in a plain kernel on the CUDA cores: slow";
@@ -97,6 +103,8 @@ void attention_forward(Ctx& ctx, const AttentionForwardArgs& args) {
     expect(args.qkv, T, args.B * args.T * shape.row(), "attention_forward: qkv");
     expect(args.out, T, args.B * args.T * args.NH * args.HS, "attention_forward: out");
     expect(args.lse, Dtype::kFp32, args.B * args.NH * args.T, "attention_forward: lse");
+    const bool capped = args.softcap > 0;
+    CHECK(!capped || (!args.heads && !args.max_logits), "attention_forward: a soft cap with FP8 or max_logits");
     if (args.heads) {
         const int64_t heads = args.B * (args.NH + 2 * args.NKV), blocks = head_blocks(args.T);
         CHECK(fits_sm90(ctx, T, args.HS, &HeadDims::fp8),
@@ -106,7 +114,8 @@ void attention_forward(Ctx& ctx, const AttentionForwardArgs& args) {
         expect_aligned(args.heads.bytes, "attention_forward: heads");
         expect_aligned(args.out, "attention_forward: out");
         attention_forward_fp8_sm90(ctx, args, shape);
-    } else if (const bool sm90 = fits_sm90(ctx, T, args.HS, &HeadDims::forward_sm90); sm90 || fits_mma(T, args.HS)) {
+    } else if (const bool sm90 = fits_sm90(ctx, T, args.HS, capped ? &HeadDims::softcap_sm90 : &HeadDims::forward_sm90);
+               sm90 || (!capped && fits_mma(T, args.HS))) {
         expect_aligned(args.qkv, "attention_forward: qkv");
         expect_aligned(args.out, "attention_forward: out");
         (sm90 ? attention_forward_sm90 : attention_forward_mma)(ctx, args, shape);
@@ -125,7 +134,8 @@ void attention_backward(Ctx& ctx, const AttentionBackwardArgs& args) {
     expect(args.dout, T, args.B * args.T * args.NH * args.HS, "attention_backward: dout");
     expect(args.lse, Dtype::kFp32, args.B * args.NH * args.T, "attention_backward: lse");
     expect(args.delta, Dtype::kFp32, args.B * args.NH * args.T, "attention_backward: delta");
-    if (const bool sm90 = fits_sm90(ctx, T, args.HS, &HeadDims::backward_sm90); sm90 || fits_mma(T, args.HS)) {
+    if (const bool sm90 = fits_sm90(ctx, T, args.HS, &HeadDims::backward_sm90);
+        args.softcap == 0 && (sm90 || fits_mma(T, args.HS))) {
         expect_aligned(args.qkv, "attention_backward: qkv");
         expect_aligned(args.dqkv, "attention_backward: dqkv");
         expect_aligned(args.out, "attention_backward: out");

@@ -3,12 +3,13 @@
 #pragma once
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/ptx.cuh"
+#include "llmc/cuda/soft_cap.cuh"
 
 namespace cuda {
 
 struct AttentionShape {
     int64_t B, T, NH, NKV, HS;
-    float softmax_mul;
+    float softmax_mul, softcap = 0;       // AttentionForwardArgs::softcap
     const int32_t* documents = nullptr;   // (2, B, T): starts, ends; null: every sequence is one document
     int window = 0;                       // tokens; T: the whole sequence
     const void* sinks = nullptr;          // (NH) T: AttentionForwardArgs::sinks
@@ -27,6 +28,7 @@ struct AttentionShape {
     template <typename T> __device__ float sink(int64_t h) const {
         return sinks ? to_float(static_cast<const T*>(sinks)[h]) : -INFINITY;
     }
+    template <typename T, bool kCap> __device__ SoftCap<T, kCap> scores() const { return {softmax_mul, softcap}; }
     __host__ __device__ int64_t row() const { return (NH + 2 * NKV) * HS; }   // elements per token in qkv
     __host__ __device__ int64_t group() const { return NH / NKV; }            // query heads per key head
     // Offset of a token's head in qkv; the stride between tokens is row().
@@ -63,7 +65,7 @@ __device__ inline void record_logit(float* max_logit, float score) {
     if (threadIdx.x % 32 == 0) raise_logit(max_logit, score);
 }
 
-// Any type and even head dim up to 256, on the CUDA cores.
+// Any type and even head dim up to 256, on the CUDA cores; with soft caps.
 void attention_forward_plain(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape);
 void attention_backward_plain(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape);
 

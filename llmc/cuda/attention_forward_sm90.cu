@@ -82,13 +82,14 @@ template <int count> __device__ void as_weights(uint32_t (&p)[count / 8][4], con
 }
 
 // One consumer warpgroup.
-template <int dim, bool kBorders, bool kLogits>
+template <int dim, bool kBorders, bool kLogits, bool kCap>
 __device__ void consume(ForwardState<Tiles<dim>> state, int group_of_warps, const CUtensorMap& out_map, float* lse,
                         float* max_logits, const AttentionShape& shape, const Schedule& schedule) {
     using P = Tiles<dim>;
     const int warp = warp_uniform(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x) % 32;
     const int T = static_cast<int>(shape.T);
-    const float mul = shape.softmax_mul * kLog2e;
+    const auto scores = shape.scores<bf16, kCap>();
+    const float mul = scores.mul * kLog2e;
     const uint32_t own_out = state.shared + P::kOut + warp * P::kOutBytes;
     const int my_turn = 1 + group_of_warps, next_turn = 1 + (group_of_warps + 1) % P::kConsumers;
     if (P::kOrdered && group_of_warps == P::kConsumers - 1) ptx::named_arrive<256>(next_turn);
@@ -125,6 +126,7 @@ __device__ void consume(ForwardState<Tiles<dim>> state, int group_of_warps, cons
         ptx::wgmma_wait<0>();
         ptx::pin(s);
         state.keys.release(lane), state.keys.next();
+        cap_scores(s, scores);
         mask_future(s, row - tile * P::kKeys, lane);   // if aligned, every row attends at least to itself
         borders.mask(s, row - tile * P::kKeys, lane);
         softmax.grow(s, mul);
@@ -140,6 +142,7 @@ __device__ void consume(ForwardState<Tiles<dim>> state, int group_of_warps, cons
             ptx::wgmma_wait<1>();
             ptx::pin(s);
             state.keys.release(lane), state.keys.next();
+            cap_scores(s, scores);
             const int ahead = row - (tile - 1) * P::kKeys;
             if (!P::kAligned && ahead < P::kKeys - 1) mask_future(s, ahead, lane);
             borders.mask(s, ahead, lane);
@@ -182,8 +185,9 @@ __device__ void consume(ForwardState<Tiles<dim>> state, int group_of_warps, cons
     if (P::kOrdered && group_of_warps == 0) ptx::named_sync<256>(my_turn);   // consumes the last arrival
 }
 
-// Math: s_j = softmax_mul q . k_j for j <= t (kBorders: from t's first key on); lse = log (exp(sink) + sum_j exp(s_j));
-//       out = sum_j exp(s_j - lse) v_j; kLogits: max_logits[head] = max(itself, s_j)
+// Math: s_j = softmax_mul q . k_j for j <= t (kBorders: from t's first key on; kCap: softcap tanh(that / softcap));
+//       lse = log (exp(sink) + sum_j exp(s_j)); out = sum_j exp(s_j - lse) v_j;
+//       kLogits: max_logits[head] = max(itself, s_j)
 // Source: Shah et al., FlashAttention-3, arXiv 2407.08608, algorithms 1 and 2; PTX ISA 9.0, wgmma and
 //         cp.async.bulk.tensor.
 // Traffic: q read and out, lse written once; k and v read once per block of queries (mostly from the L2 cache).
@@ -191,7 +195,7 @@ __device__ void consume(ForwardState<Tiles<dim>> state, int group_of_warps, cons
 //           kSharedBytes.
 // Parallel: a block processes tiles of 128 (HS 64: 256) queries of one head (Schedule); its last warpgroup issues TMA
 //           loads, each other one owns 64 queries and loops over 128 (HS 64: 64, HS 256: 80) keys at a time.
-template <int dim, bool kBorders, bool kLogits>
+template <int dim, bool kBorders, bool kLogits, bool kCap>
 __global__ void __launch_bounds__(Tiles<dim>::kThreads, 1)
 attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps<dim> maps, float* lse, float* max_logits,
                               AttentionShape shape, Schedule schedule) {
@@ -213,7 +217,7 @@ attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps<dim> maps, flo
         if (threadIdx.x == 128 * P::kConsumers) produce<P, kBorders>(state, copies, shape, schedule);
     } else {
         ptx::registers_grow<P::kConsumerRegisters>();
-        consume<dim, kBorders, kLogits>(state, group_of_warps, maps.out, lse, max_logits, shape, schedule);
+        consume<dim, kBorders, kLogits, kCap>(state, group_of_warps, maps.out, lse, max_logits, shape, schedule);
     }
 #endif
 }
@@ -226,8 +230,11 @@ void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& sh
                                 Panels::map(args.qkv, shape, shape.row(), P::kKeys),
                                 Panels::map(args.out, shape, shape.NH * shape.HS, 16,
                                             P::kOutInQueries ? 1 : P::kOutPanels)};
-    auto* const kernel = args.max_logits ? attention_forward_sm90_kernel<dim, kBorders, true>
-                                         : attention_forward_sm90_kernel<dim, kBorders, false>;
+    auto* kernel = args.max_logits ? attention_forward_sm90_kernel<dim, kBorders, true, false>
+                                   : attention_forward_sm90_kernel<dim, kBorders, false, false>;
+    if constexpr (dim >= 128) {
+        if (shape.softcap > 0) kernel = attention_forward_sm90_kernel<dim, kBorders, false, true>;
+    }
     launch_forward(ctx, kernel, P::kThreads, P::kSharedBytes,
                    make_schedule(shape, shape.NH, P::kQueries, true, ctx.sm_count), maps, args.lse.as<float>(),
                    args.max_logits, shape);

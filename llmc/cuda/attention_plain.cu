@@ -84,18 +84,20 @@ __device__ int64_t first_tile(const AttentionShape& shape, const Place& at) {
     return shape.first_key(at.b, at.first_row) / kTileRows * kTileRows;
 }
 
-// Math: s_j = softmax_mul q . k_j for j <= t; lse = log (exp(sink) + sum_j exp(s_j)); out = sum_j exp(s_j - lse) v_j
+// Math: s_j = softmax_mul q . k_j for j <= t (kCap: softcap tanh(that / softcap));
+//       lse = log (exp(sink) + sum_j exp(s_j)); out = sum_j exp(s_j - lse) v_j
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 1.
 // Traffic: qkv read once per 16 queries (mostly from the L2 cache); out and lse written once.
 // Requires: HS even, at most 32 * kShare; dynamic shared memory of shared_bytes(HS).
 // Parallel: a block owns 16 queries of one head, a warp one query.
-template <typename T, int kShare>
+template <typename T, int kShare, bool kCap>
 __global__ void __launch_bounds__(kThreads, 1)
 attention_forward_plain_kernel(T* out, float* lse, float* max_logits, const T* qkv, AttentionShape shape) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, HS = static_cast<int>(shape.HS);
     const Place at = place(shape.T, shape.NH, shape.B, true, warp);
     const int64_t kv = at.head / shape.group();
     const PlainShared shared = plain_shared(HS, warp);
+    const auto scores = shape.scores<T, kCap>();
     const bool active = at.row < shape.T;
     if (active) load_row(shared.own_a, qkv + shape.query(at.b, at.row, at.head), HS, lane);
 
@@ -107,7 +109,7 @@ attention_forward_plain_kernel(T* out, float* lse, float* max_logits, const T* q
         load_tile(shared.second, qkv + shape.value(at.b, key, kv), shape.row(), shape.T - key, HS);
         __syncthreads();
         if (!active || key > at.row || key + kTileRows <= first) continue;
-        float score = dot(shared.own_a, shared.first + lane * (HS + 1), HS) * shape.softmax_mul;
+        float score = scores.of(dot(shared.own_a, shared.first + lane * (HS + 1), HS)) * scores.mul;
         if (key + lane > at.row || key + lane < first) score = -INFINITY;
         float new_max = fmaxf(max, warp_max(score));
         float weight = expf(score - new_max), correction = expf(max - new_max);
@@ -125,13 +127,13 @@ attention_forward_plain_kernel(T* out, float* lse, float* max_logits, const T* q
     if (lane == 0 && max_logits) raise_logit(max_logits + at.head, fmaxf(max, 0.0f));
 }
 
-// Math: delta = dout . out; p_j = exp(s_j - lse); ds_j = p_j (dout . v_j - delta);
+// Math: delta = dout . out; p_j = exp(s_j - lse); ds_j = p_j (dout . v_j - delta) (kCap: times 1 - (s_j / softcap)^2);
 //       dq = softmax_mul sum_j ds_j k_j
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 2.
 // Traffic: qkv read once per 16 queries, dout, out and lse once; dq and delta written once.
 // Requires: HS even, at most 32 * kShare; dynamic shared memory of shared_bytes(HS).
 // Parallel: a block owns 16 queries of one head, a warp one query.
-template <typename T, int kShare>
+template <typename T, int kShare, bool kCap>
 __global__ void __launch_bounds__(kThreads, 1)
 attention_backward_query_plain_kernel(T* dqkv, float* delta_out, const T* dout, const T* out,
                                       const float* lse, const T* qkv, AttentionShape shape) {
@@ -139,6 +141,7 @@ attention_backward_query_plain_kernel(T* dqkv, float* delta_out, const T* dout, 
     const Place at = place(shape.T, shape.NH, shape.B, true, warp);
     const int64_t kv = at.head / shape.group();
     const PlainShared shared = plain_shared(HS, warp);
+    const auto scores = shape.scores<T, kCap>();
     const bool active = at.row < shape.T;
     float row_lse = 0, delta = 0;
     if (active) {
@@ -159,10 +162,10 @@ attention_backward_query_plain_kernel(T* dqkv, float* delta_out, const T* dout, 
         load_tile(shared.second, qkv + shape.value(at.b, key, kv), shape.row(), shape.T - key, HS);
         __syncthreads();
         if (!active || key > at.row || key + kTileRows <= first) continue;
-        float score = dot(shared.own_a, shared.first + lane * (HS + 1), HS) * shape.softmax_mul;
+        const float unit = scores.of(dot(shared.own_a, shared.first + lane * (HS + 1), HS));
         float dweight = dot(shared.own_b, shared.second + lane * (HS + 1), HS);
-        float weight = key + lane > at.row || key + lane < first ? 0.0f : expf(score - row_lse);
-        add_weighted_rows(dq, weight * (dweight - delta), shared.first, HS, lane);
+        float weight = key + lane > at.row || key + lane < first ? 0.0f : expf(unit * scores.mul - row_lse);
+        add_weighted_rows(dq, weight * (dweight - delta) * scores.slope(unit), shared.first, HS, lane);
     }
     if (active) store_row(dqkv + shape.query(at.b, at.row, at.head), dq, shape.softmax_mul, HS, lane);
 }
@@ -173,7 +176,7 @@ attention_backward_query_plain_kernel(T* dqkv, float* delta_out, const T* dout, 
 // Traffic: q and dout of the group read once per 16 keys; dk and dv written once.
 // Requires: delta; HS even, at most 32 * kShare; dynamic shared memory of shared_bytes(HS).
 // Parallel: a block owns 16 keys of one key head, a warp one key.
-template <typename T, int kShare>
+template <typename T, int kShare, bool kCap>
 __global__ void __launch_bounds__(kThreads, 1)
 attention_backward_key_plain_kernel(T* dqkv, const float* delta, const T* dout, const float* lse,
                                     const T* qkv, AttentionShape shape) {
@@ -199,11 +202,16 @@ attention_backward_key_plain_kernel(T* dqkv, const float* delta, const T* dout, 
             if (!active || t >= end) continue;
             const int64_t query = t + lane;
             float weight = 0, dscore = 0;
-            float score = dot(shared.own_a, shared.first + lane * (HS + 1), HS) * shape.softmax_mul;
+            float score = dot(shared.own_a, shared.first + lane * (HS + 1), HS) * shape.softmax_mul, slope = 1;
+            if constexpr (kCap) {
+                const SoftCap<T, true> cap(1, shape.softcap);
+                score = cap.of(score), slope = cap.slope(score), score *= cap.mul;
+            }
             float dweight = dot(shared.own_b, shared.second + lane * (HS + 1), HS);
             if (query < end && query >= at.row) {
                 weight = expf(score - lse[shape.stat(at.b, query, h)]);
                 dscore = weight * (dweight - delta[shape.stat(at.b, query, h)]);
+                if (kCap) dscore *= slope;
             }
             add_weighted_rows(dv, weight, shared.second, HS, lane);
             add_weighted_rows(dk, dscore, shared.first, HS, lane);
@@ -214,12 +222,17 @@ attention_backward_key_plain_kernel(T* dqkv, const float* delta, const T* dout, 
     store_row(dqkv + shape.value(at.b, at.row, at.head), dv, 1.0f, HS, lane);
 }
 
-// Calls f(T{}, std::integral_constant<int, share>) for the element type and the number of head elements per lane.
-template <typename F> void dispatch_share(Dtype dtype, int64_t HS, const char* what, F&& f) {
+// Calls f(T{}, std::integral_constant<int, share>, std::bool_constant<cap>) for the element type, the number of head
+// elements per lane and whether there is a soft cap.
+template <typename F> void dispatch_share(Dtype dtype, const AttentionShape& shape, const char* what, F&& f) {
     dispatch(dtype, what, [&](auto t) {
-        if (HS <= 64) f(t, std::integral_constant<int, 2>{});
-        else if (HS <= 128) f(t, std::integral_constant<int, 4>{});
-        else f(t, std::integral_constant<int, 8>{});
+        const auto with_cap = [&](auto share) {
+            if (shape.softcap > 0) f(t, share, std::true_type{});
+            else f(t, share, std::false_type{});
+        };
+        if (shape.HS <= 64) with_cap(std::integral_constant<int, 2>{});
+        else if (shape.HS <= 128) with_cap(std::integral_constant<int, 4>{});
+        else with_cap(std::integral_constant<int, 8>{});
     });
 }
 
@@ -235,22 +248,22 @@ void launch(Ctx& ctx, void (*kernel)(Params...), const AttentionShape& shape, in
 }  // namespace
 
 void attention_forward_plain(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
-    dispatch_share(args.qkv.dtype, args.HS, "attention_forward", [&](auto t, auto share) {
+    dispatch_share(args.qkv.dtype, shape, "attention_forward", [&](auto t, auto share, auto cap) {
         using T = decltype(t);
-        launch(ctx, attention_forward_plain_kernel<T, share.value>, shape, args.NH, args.out.as<T>(),
+        launch(ctx, attention_forward_plain_kernel<T, share.value, cap.value>, shape, args.NH, args.out.as<T>(),
                args.lse.as<float>(), args.max_logits, static_cast<const T*>(args.qkv.as<T>()));
     });
 }
 
 void attention_backward_plain(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
-    dispatch_share(args.qkv.dtype, args.HS, "attention_backward", [&](auto t, auto share) {
+    dispatch_share(args.qkv.dtype, shape, "attention_backward", [&](auto t, auto share, auto cap) {
         using T = decltype(t);
         const T *qkv = args.qkv.as<T>(), *dout = args.dout.as<T>(), *out = args.out.as<T>();
         const float* lse = args.lse.as<float>();
         float* delta = args.delta.as<float>();
-        launch(ctx, attention_backward_query_plain_kernel<T, share.value>, shape, args.NH, args.dqkv.as<T>(),
+        launch(ctx, attention_backward_query_plain_kernel<T, share.value, cap.value>, shape, args.NH, args.dqkv.as<T>(),
                delta, dout, out, lse, qkv);
-        launch(ctx, attention_backward_key_plain_kernel<T, share.value>, shape, args.NKV, args.dqkv.as<T>(),
+        launch(ctx, attention_backward_key_plain_kernel<T, share.value, cap.value>, shape, args.NKV, args.dqkv.as<T>(),
                static_cast<const float*>(delta), dout, lse, qkv);
     });
 }

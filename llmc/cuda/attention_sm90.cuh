@@ -109,6 +109,14 @@ template <int count> __device__ inline void mask_past(float (&s)[count], int beh
     }
 }
 
+// Replaces products q k by what the softmax multiplies by its factor, before any mask.
+template <int count, bool kCap> __device__ inline void cap_scores(float (&s)[count], const SoftCap<bf16, kCap>& cap) {
+    if constexpr (kCap) {
+#pragma unroll
+        for (float& x : s) x = cap.of(x);
+    }
+}
+
 // ---- borders of documents and windows: the first key that a row (a query) attends to, or the end of the queries that
 // attend to a row (a key), relative to the warp's first row. Both increase with the row, so one number tells which
 // tiles need no mask.

@@ -9,6 +9,7 @@
 
 #include "llmc/cuda/fp8.cuh"
 #include "llmc/cuda/ptx.cuh"
+#include "llmc/cuda/soft_cap.cuh"
 
 namespace cuda {
 namespace {
@@ -37,25 +38,31 @@ template <typename T> __device__ inline float largest_of(const uint4& raw) {
     }
 }
 
-// Partial softmax of logits x mul: sum = sum of e^(x mul - base) (fp32), or of 2^(x mul log2(e) - base) with an integer
-// base (bf16). The latter costs one fma and one fast exponential per element, and changing the integer base is exact.
+// Partial softmax of logits y = x mul (or a soft cap's): sum = sum of e^(y - base) (fp32), or of 2^(y log2(e) - base)
+// with an integer base (bf16). The latter costs one fma and one fast exponential per element, and changing the integer
+// base is exact.
 struct OnlineSoftmax {
     float base, sum;
 };
-template <typename T> struct Softmax {
+template <typename T, bool kCap> struct Softmax {
     static constexpr bool kBase2 = std::is_same_v<T, bf16>;
     static constexpr float kLog2E = 1.4426950408889634f;
     static constexpr float kLn2High = 0x1.62e4p-1f, kLn2Low = 0x1.7f7d1cp-20f;   // 15 bits: exact products
 
-    float slope;   // mul or mul log2(e)
-    __device__ explicit Softmax(float mul) : slope(kBase2 ? kLog2E * mul : mul) {}
+    SoftCap<T, kCap> cap;
+    float factor;   // cap.mul, or that times log2(e)
+    __device__ Softmax(float mul, float softcap)
+        : cap(mul, softcap), factor(kBase2 ? kLog2E * cap.mul : cap.mul) {}
+
+    // t: what y is in units of cap.mul; -infinity stays, since it hides what lies beyond the row.
+    __device__ float scaled(float x) const { return kCap && x == -INFINITY ? x : cap.of(x); }
 
     // The base of a part with this largest x; finite even for -infinity, so that empty parts need no special case.
     __device__ float base_of(float largest) const {
-        return fmaxf(kBase2 ? ceilf(largest * slope) : largest * slope, -1e30f);
+        return fmaxf(kBase2 ? ceilf(scaled(largest) * factor) : scaled(largest) * factor, -1e30f);
     }
-    __device__ float term(float x, float base) const {
-        const float power = fmaf(x, slope, -base);
+    __device__ float term(float t, float base) const {
+        const float power = fmaf(t, factor, -base);
         if constexpr (kBase2) return exp2_approx(power);
         else return expf(power);
     }
@@ -74,10 +81,10 @@ template <typename T> struct Softmax {
             float value[kVec<T>];
             unpack<T>(raw[k], value);
 #pragma unroll
-            for (int i = 0; i < kVec<T>; i++) e.sum += term(value[i], base);
+            for (int i = 0; i < kVec<T>; i++) e.sum += term(scaled(value[i]), base);
         }
     }
-    // -log of the probability of a logit.
+    // -log of the probability of a logit y.
     static __device__ float loss(const OnlineSoftmax& e, float logit) {
         const float gap = kBase2 ? fmaf(e.base, kLn2Low, fmaf(e.base, kLn2High, -logit)) : e.base - logit;
         return gap + logf(e.sum);
@@ -159,8 +166,9 @@ template <int kCluster, int kWarps> struct Exchange {
     }
 };
 
-// Math: x = logits mul; p = softmax(x[:V]); losses = lse - x[target]; logits = (p (1 + 2 z_loss lse) - onehot)
-// dloss_mul mul, 0 in rows that are not counted and in the padded columns; squares = lse^2 if z_loss > 0.
+// Math: x = logits mul (kCap: softcap tanh(that / softcap)); p = softmax(x[:V]); losses = lse - x[target]; logits =
+// (p (1 + 2 z_loss lse) - onehot) dloss_mul mul (kCap: times 1 - (x / softcap)^2), 0 in rows that are not counted and
+// in the padded columns; squares = lse^2 if z_loss > 0.
 // Source: Milakov and Gimelshein, arXiv 1805.02867 (joining partial softmax sums).
 // Traffic: logits read once and written once.
 // Requires: Vp a multiple of 16 bytes of T, aligned; at most kCluster kSlots kThreads vectors per row; compute
@@ -168,15 +176,15 @@ template <int kCluster, int kWarps> struct Exchange {
 // Parallel: a cluster owns a row, block b of it part_vectors vectors, a thread every kThreads-th of those. A thread
 // copies its vectors into its own slots of shared memory and reads them twice; in between, the warps of the cluster
 // exchange one OnlineSoftmax each.
-template <typename T, int kThreads, int kCluster>
+template <typename T, bool kCap, int kThreads, int kCluster>
 __global__ void __launch_bounds__(kThreads, kSmThreads<T> / kThreads)
     classifier_kernel(T* logits, float* losses, const int32_t* targets, StepState* state, int V, int Vp,
-                      int part_vectors, float mul, float z_loss, float* squares) {
+                      int part_vectors, float mul, float z_loss, float* squares, float softcap) {
     extern __shared__ uint4 parts[];                   // part_vectors, in whole slots of kThreads
     constexpr int kWidth = kVec<T>, kWarps = kThreads / kLanes, kGroup = kSlots / kSlotGroups;
     __shared__ Exchange<kCluster, kWarps> exchange;
-    using S = Softmax<T>;
-    const S s(mul);
+    using S = Softmax<T, kCap>;
+    const S s(mul, softcap);
     const int thread = threadIdx.x;
     const int part = static_cast<int>(blockIdx.x) % kCluster;
     const int64_t row = blockIdx.x / kCluster;
@@ -201,7 +209,7 @@ __global__ void __launch_bounds__(kThreads, kSmThreads<T> / kThreads)
     const int target_vector = target / kWidth - begin;
     const bool owns_target = is_counted && target_vector >= 0 && target_vector < count && target_vector % kThreads == 0;
     // No other thread writes this element.
-    const float target_logit = owns_target ? to_float(logits[row * Vp + target]) : 0.0f;
+    const float target_logit = owns_target ? s.scaled(to_float(logits[row * Vp + target])) : 0.0f;
     exchange.open();
 
     auto take = [&](int slot) {
@@ -227,7 +235,7 @@ __global__ void __launch_bounds__(kThreads, kSmThreads<T> / kThreads)
     float z_mul = 1.0f, square = 0.0f;
     if (z_loss > 0.0f) z_mul = S::z_factor(softmax, z_loss, square);
     if (owns_target) {
-        losses[row] = S::loss(softmax, target_logit * mul);
+        losses[row] = S::loss(softmax, target_logit * s.cap.mul);
         if (z_loss > 0.0f) squares[row] = square;
     }
     if (!is_counted && part == 0 && thread == 0) {
@@ -244,14 +252,17 @@ __global__ void __launch_bounds__(kThreads, kSmThreads<T> / kThreads)
             float value[kWidth];
             unpack<T>(take(slot), value);
 #pragma unroll
-            for (int i = 0; i < kWidth; i++) value[i] = s.term(value[i], softmax.base) * row_mul;
+            for (int i = 0; i < kWidth; i++) {
+                const float t = s.scaled(value[i]);
+                value[i] = s.term(t, softmax.base) * row_mul * s.cap.slope(t);
+            }
             result = pack<T>(value);
         }
         if (slot * kThreads < count) store_vec(at + slot * kThreads * kWidth, result);
     }
     if (owns_target) {
         const float p = s.term(target_logit, softmax.base) / softmax.sum;
-        logits[row * Vp + target] = from_float<T>((p * z_mul - 1.0f) * dloss_mul * mul);
+        logits[row * Vp + target] = from_float<T>((p * z_mul - 1.0f) * dloss_mul * mul * s.cap.slope(target_logit));
     }
 }
 
@@ -260,14 +271,14 @@ __global__ void __launch_bounds__(kThreads, kSmThreads<T> / kThreads)
 // Traffic: logits of the counted rows read once.
 // Requires: Vp a multiple of 16 bytes of T, aligned.
 // Parallel: a block owns a row, a thread every 256th vector, kAhead of them in flight.
-template <typename T>
+template <typename T, bool kCap>
 __global__ void __launch_bounds__(kManyThreads, kLossBlocksPerSm)
     classifier_losses_kernel(const T* logits, float* losses, const int32_t* targets, StepState* state, int V,
-                             int Vp, float mul) {
+                             int Vp, float mul, float softcap) {
     constexpr int kThreads = kManyThreads, kWidth = kVec<T>;
     __shared__ OnlineSoftmax softmaxes[kThreads / kLanes];
-    using S = Softmax<T>;
-    const S s(mul);
+    using S = Softmax<T, kCap>;
+    const S s(mul, softcap);
     const T* row = logits + int64_t{blockIdx.x} * Vp;
     const int target = targets[blockIdx.x];
     if (!counted(target, V)) {
@@ -277,7 +288,7 @@ __global__ void __launch_bounds__(kManyThreads, kLossBlocksPerSm)
         }
         return;
     }
-    const float target_logit = to_float(row[target]);
+    const float target_logit = s.scaled(to_float(row[target]));
     const int vectors = (V + kWidth - 1) / kWidth;
     OnlineSoftmax softmax = {-1e30f, 0.0f};
     for (int first = threadIdx.x; first < vectors; first += kAhead * kThreads) {
@@ -298,7 +309,7 @@ __global__ void __launch_bounds__(kManyThreads, kLossBlocksPerSm)
     if (threadIdx.x % kLanes == 0) softmaxes[threadIdx.x / kLanes] = softmax;
     __syncthreads();
     softmax = S::join_all(softmaxes, kThreads / kLanes);
-    if (threadIdx.x == 0) losses[blockIdx.x] = S::loss(softmax, target_logit * mul);
+    if (threadIdx.x == 0) losses[blockIdx.x] = S::loss(softmax, target_logit * s.cap.mul);
 }
 
 // Math: as classifier_kernel.
@@ -306,10 +317,10 @@ __global__ void __launch_bounds__(kManyThreads, kLossBlocksPerSm)
 // Traffic: logits read three times (the later ones from L2 for short rows) and written once (kWrite).
 // Requires: nothing of Vp, alignment or the GPU.
 // Parallel: a block owns a row, thread i its elements i, i + 256, ...
-template <typename T, bool kWrite>
+template <typename T, bool kCap, bool kWrite>
 __global__ void __launch_bounds__(kManyThreads)
     classifier_loop_kernel(T* logits, float* losses, const int32_t* targets, StepState* state, int64_t V,
-                           int64_t Vp, float mul, float z_loss, float* squares) {
+                           int64_t Vp, float mul, float z_loss, float* squares, float softcap) {
     constexpr int kThreads = kManyThreads;
     __shared__ OnlineSoftmax softmaxes[kThreads / kLanes];
     T* row = logits + blockIdx.x * Vp;
@@ -323,27 +334,28 @@ __global__ void __launch_bounds__(kManyThreads)
         for (int64_t i = threadIdx.x; kWrite && i < Vp; i += kThreads) row[i] = from_float<T>(0.0f);
         return;
     }
-    using S = Softmax<T>;
-    const S s(mul);
-    const float target_logit = to_float(row[target]);
+    using S = Softmax<T, kCap>;
+    const S s(mul, softcap);
+    const float target_logit = s.scaled(to_float(row[target]));
     float largest = -INFINITY;
     for (int64_t i = threadIdx.x; i < V; i += kThreads) largest = fmaxf(largest, to_float(row[i]));
     OnlineSoftmax softmax = {s.base_of(largest), 0.0f};
-    for (int64_t i = threadIdx.x; i < V; i += kThreads) softmax.sum += s.term(to_float(row[i]), softmax.base);
+    for (int64_t i = threadIdx.x; i < V; i += kThreads) softmax.sum += s.term(s.scaled(to_float(row[i])), softmax.base);
     softmax = S::join_lanes(softmax);
     if (threadIdx.x % kLanes == 0) softmaxes[threadIdx.x / kLanes] = softmax;
     __syncthreads();
     softmax = S::join_all(softmaxes, kThreads / kLanes);
-    if (threadIdx.x == 0) losses[blockIdx.x] = S::loss(softmax, target_logit * mul);
+    if (threadIdx.x == 0) losses[blockIdx.x] = S::loss(softmax, target_logit * s.cap.mul);
     if constexpr (kWrite) {
         float z_mul = 1.0f, square = 0.0f;
         if (z_loss > 0.0f) z_mul = S::z_factor(softmax, z_loss, square);
         if (z_loss > 0.0f && threadIdx.x == 0) squares[blockIdx.x] = square;
         const float dloss_mul = state->dloss_mul, inverse = 1.0f / softmax.sum;
         for (int64_t i = threadIdx.x; i < Vp; i += kThreads) {
-            float p = i < V ? s.term(to_float(row[i]), softmax.base) * inverse * z_mul : 0.0f;
+            const float t = kCap && i < V ? s.scaled(to_float(row[i])) : 0.0f;
+            float p = i < V ? s.term(s.scaled(to_float(row[i])), softmax.base) * inverse * z_mul : 0.0f;
             if (i == target) p -= 1.0f;
-            row[i] = from_float<T>(p * dloss_mul * mul);
+            row[i] = from_float<T>(p * dloss_mul * mul * s.cap.slope(t));
         }
     }
 }
@@ -388,9 +400,9 @@ __global__ void __launch_bounds__(kManyThreads)
     }
 }
 
-template <typename T, int kThreads, int kCluster>
+template <typename T, bool kCap, int kThreads, int kCluster>
 void launch_classifier(Ctx& ctx, const ClassifierArgs& args, int64_t vectors) {
-    auto kernel = classifier_kernel<T, kThreads, kCluster>;
+    auto kernel = classifier_kernel<T, kCap, kThreads, kCluster>;
     const int64_t part_vectors = ceil_div(vectors, kCluster);
     allow_shared_memory(kernel, size_t{16} * kSlots * kThreads);
     cudaLaunchAttribute attribute = {};
@@ -399,30 +411,30 @@ void launch_classifier(Ctx& ctx, const ClassifierArgs& args, int64_t vectors) {
     launch_with(ctx, kCluster > 1 ? &attribute : nullptr, kernel, grid_size(args.N * kCluster), kThreads,
                 static_cast<size_t>(16 * kThreads * ceil_div(part_vectors, kThreads)), args.logits.as<T>(),
                 args.losses.as<float>(), args.targets, args.state, args.V, args.Vp, part_vectors, args.logit_mul,
-                args.z_loss, args.squares.as<float>());
+                args.z_loss, args.squares.as<float>(), args.softcap);
 }
 
-template <typename T, bool kWrite> void run_classifier(Ctx& ctx, const ClassifierArgs& args) {
+template <typename T, bool kCap, bool kWrite> void run_classifier(Ctx& ctx, const ClassifierArgs& args) {
     const int64_t vectors = args.Vp / static_cast<int64_t>(16 / sizeof(T));
     const bool vector = vectorizable<T>(args.Vp, {args.logits.data});
     const int64_t blocks = ceil_div(vectors, kSlots * kManyThreads);
     if (!vector || (kWrite && (blocks > kMaxCluster || (blocks > 1 && ctx.sm < 90)))) {
-        launch_kernel(ctx, classifier_loop_kernel<T, kWrite>, grid_size(args.N), kManyThreads, args.logits.as<T>(),
-                      args.losses.as<float>(), args.targets, args.state, args.V, args.Vp, args.logit_mul, args.z_loss,
-                      args.squares.as<float>());
+        launch_kernel(ctx, classifier_loop_kernel<T, kCap, kWrite>, grid_size(args.N), kManyThreads,
+                      args.logits.as<T>(), args.losses.as<float>(), args.targets, args.state, args.V, args.Vp,
+                      args.logit_mul, args.z_loss, args.squares.as<float>(), args.softcap);
     } else if constexpr (!kWrite) {
-        launch_kernel(ctx, classifier_losses_kernel<T>, grid_size(args.N), kManyThreads, args.logits.as<T>(),
-                      args.losses.as<float>(), args.targets, args.state, args.V, args.Vp, args.logit_mul);
+        launch_kernel(ctx, classifier_losses_kernel<T, kCap>, grid_size(args.N), kManyThreads, args.logits.as<T>(),
+                      args.losses.as<float>(), args.targets, args.state, args.V, args.Vp, args.logit_mul, args.softcap);
     } else if (vectors <= kSlots * kFewThreads) {
-        launch_classifier<T, kFewThreads, 1>(ctx, args, vectors);
+        launch_classifier<T, kCap, kFewThreads, 1>(ctx, args, vectors);
     } else if (blocks == 1) {
-        launch_classifier<T, kManyThreads, 1>(ctx, args, vectors);
+        launch_classifier<T, kCap, kManyThreads, 1>(ctx, args, vectors);
     } else if (blocks == 2) {
-        launch_classifier<T, kManyThreads, 2>(ctx, args, vectors);
+        launch_classifier<T, kCap, kManyThreads, 2>(ctx, args, vectors);
     } else if (blocks <= 4) {
-        launch_classifier<T, kManyThreads, 4>(ctx, args, vectors);
+        launch_classifier<T, kCap, kManyThreads, 4>(ctx, args, vectors);
     } else {
-        launch_classifier<T, kManyThreads, kMaxCluster>(ctx, args, vectors);
+        launch_classifier<T, kCap, kManyThreads, kMaxCluster>(ctx, args, vectors);
     }
 }
 
@@ -438,8 +450,12 @@ void classifier(Ctx& ctx, const ClassifierArgs& args) {
     CHECK(args.write_dlogits || args.z_loss == 0, "classifier: a z-loss without gradients");
     dispatch(args.logits.dtype, "classifier", [&](auto type) {
         using T = decltype(type);
-        if (args.write_dlogits) run_classifier<T, true>(ctx, args);
-        else run_classifier<T, false>(ctx, args);
+        const auto run = [&](auto cap) {
+            if (args.write_dlogits) run_classifier<T, cap.value, true>(ctx, args);
+            else run_classifier<T, cap.value, false>(ctx, args);
+        };
+        if (args.softcap > 0) run(std::true_type{});
+        else run(std::false_type{});
     });
 }
 

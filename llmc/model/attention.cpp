@@ -119,7 +119,8 @@ void Attention::attention_forward(Ctx& ctx, int layer, Tensor out, const Fp8Head
                                  .max_logits = logits ? logits.as<float>() + layer * config_.num_attention_heads
                                                             + first_head()
                                                       : nullptr,
-                                 .sinks = own_heads(model_.weight(model_.params_of(layer).sinks))});
+                                 .sinks = own_heads(model_.weight(model_.params_of(layer).sinks)),
+                                 .softcap = static_cast<float>(config_.attention_softcap)});
 }
 
 // Computes attention's output, as the x of proj. If it is saved, recomputation only quantizes it again: the same bf16
@@ -176,7 +177,8 @@ void Attention::attention_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv
                                   .window = config_.window(layer), .quant = quant,
                                   .sums = sums > 0 ? model_.scratch(Dtype::kFp32, sums) : Tensor{},
                                   .sinks = own_heads(model_.weight(sinks)),
-                                  .dsinks = own_heads(model_.grad(sinks))});
+                                  .dsinks = own_heads(model_.grad(sinks)),
+                                  .softcap = static_cast<float>(config_.attention_softcap)});
 }
 
 // attention_backward for this rank's part of the sequences: from the dout of all heads to their dqkv.

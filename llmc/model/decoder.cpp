@@ -124,6 +124,11 @@ void Decoder::head_logits(Ctx& ctx, Rows rows, int64_t N, Tensor logits) {
     linear_forward(ctx, head(), logits, {.unquantized = x}, rows.count);
 }
 
+double Decoder::logit_of(double product) const {
+    const double logit = product / config_.logits_scaling, cap = config_.logits_softcap;
+    return cap > 0 ? cap * std::tanh(logit / cap) : logit;
+}
+
 void Decoder::logits_row(Ctx& ctx, const DeviceBatch& batch, int64_t row, Tensor logits) {
     before(ctx, head_layer_, Pass::kForward);
     head_logits(ctx, {.first = row, .count = 1}, batch.rows(), logits);
@@ -137,9 +142,10 @@ void Decoder::classify(Ctx& ctx, const DeviceBatch& batch, StepState* state, Row
     ops::classifier(ctx, {.logits = logits, .losses = losses.slice(rows.first, rows.count),
                           .targets = batch.targets + rows.first, .state = state, .N = rows.count,
                           .V = config_.vocab_size, .Vp = config_.padded_vocab(), .write_dlogits = backward,
-                          .logit_mul = logit_mul(),
+                          .logit_mul = static_cast<float>(1 / config_.logits_scaling),
                           .z_loss = squares ? static_cast<float>(model_.options.z_loss) : 0.0f,
-                          .squares = squares ? squares.slice(rows.first, rows.count) : squares});
+                          .squares = squares ? squares.slice(rows.first, rows.count) : squares,
+                          .softcap = static_cast<float>(config_.logits_softcap)});
 }
 
 // *sum += the losses of all rows, or other values of them, in an order that does not depend on the chunks.

@@ -31,8 +31,8 @@ public:
     // the gradients include those of the z-loss, and state->z_sum += the squared log-sum-exps of the counted targets.
     void loss_and_backward(Ctx& ctx, const DeviceBatch& batch, StepState* state);
 
-    // logits (padded_vocab) T = those of one row before they are multiplied by logit_mul().
-    float logit_mul() const { return static_cast<float>(1 / config_.logits_scaling); }
+    // logits (padded_vocab) T = those of one row, each before logit_of().
+    double logit_of(double product) const;
     void logits_row(Ctx& ctx, const DeviceBatch& batch, int64_t row, Tensor logits);
 
     // Empty for a parameter that the model does not have (-1).

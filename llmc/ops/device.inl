@@ -43,8 +43,9 @@ void side_close(Ctx& side);
 // Makes later work on ctx.stream wait for an event of any stream (cudaStreamWaitEvent); the host does not wait.
 void event_order(Ctx& ctx, Event* event);
 
-// Names the attention kernel that an open device uses for a working type and head dim, for the banner.
-const char* attention_kernel(const Ctx& ctx, Dtype dtype, int64_t head_size);
+// Names the attention kernel that an open device uses for a working type and head dim, for the banner. softcap: whether
+// scores have a soft cap.
+const char* attention_kernel(const Ctx& ctx, Dtype dtype, int64_t head_size, bool softcap = false);
 // Names how it runs grouped_gemm of operands of that type, likewise.
 const char* experts_kernel(const Ctx& ctx, Dtype dtype);
 // Elements of fp32 scratch that attention_backward needs (AttentionBackwardArgs::sums); needs no open device.

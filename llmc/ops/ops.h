@@ -241,7 +241,8 @@ struct BiasBackwardArgs {
 // losses[n] = -log p(target), 0 where ignored; dlogits = (p - onehot) * state->dloss_mul * logit_mul in place of the
 // logits, 0 for ignored rows and for the padded columns [V, Vp). With z_loss W, the gradient of W lse^2 is added to it,
 // where lse = log sum exp(logit_mul logits[:, :V]): dlogits = (p (1 + 2 W lse) - onehot) * state->dloss_mul * logit_mul
-// (the z-loss of Chowdhery et al., arXiv 2204.02311).
+// (the z-loss of Chowdhery et al., arXiv 2204.02311). With a soft cap c > 0, y = c tanh(logit_mul logits / c) is in the
+// place of logit_mul logits, and dlogits has the factor 1 - (y / c)^2 (Gemma-2, arXiv 2408.00118).
 struct ClassifierArgs {
     Tensor logits;            // (N, Vp) T; = dlogits if write_dlogits
     Tensor losses;            // (N) stat, =
@@ -252,6 +253,7 @@ struct ClassifierArgs {
     float logit_mul = 1;      // > 0: 1 / logits_scaling of Granite
     float z_loss = 0;         // with write_dlogits only
     Tensor squares = {};      // (N) stat, =: lse^2, 0 where ignored; needed if z_loss > 0
+    float softcap = 0;        // 0: none
 };
 
 // Adds to the gradient of the head's input what quantization took from the sums of dlogits over the vocabulary, as if

@@ -54,6 +54,8 @@ struct QuantizeHeadsArgs {
 // With sinks, a head's learned logit joins every softmax as a key without a value (Xiao et al., arXiv 2309.17453; as in
 // gpt-oss): exp(sink) is in the log-sum-exp, and P and out follow from that. It is not multiplied by softmax_mul. A
 // sink of -infinity changes no bit.
+// With a soft cap c > 0, a scaled score s becomes c tanh(s / c) before the softmax (Gemma-2, arXiv 2408.00118). FP8
+// heads and max_logits are not for it.
 struct AttentionForwardArgs {
     Tensor out;        // (B, T, NH, HS) T, =
     Tensor lse;        // (B, NH, T) stat, =: natural log of the sum of exp of the scaled scores
@@ -66,6 +68,7 @@ struct AttentionForwardArgs {
     Fp8Heads heads = {};                  // optional: qkv after quantize_heads; the matmuls then use E4M3
     float* max_logits = nullptr;          // (NH) optional, >= 0: max_logits = max(itself, the scaled scores)
     Tensor sinks = {};                    // (NH) T, optional
+    float softcap = 0;                    // 0: none
 };
 struct AttentionBackwardArgs {
     Tensor dqkv;       // (B, T, (NH + 2 NKV) HS) T, =
@@ -82,6 +85,7 @@ struct AttentionBackwardArgs {
     Tensor sums = {};                     // (attention_sums_elems(...)) fp32, =: scratch, dq accumulators
     Tensor sinks = {};                    // (NH) T, optional, as in the forward
     Tensor dsinks = {};                   // (NH) grad, with sinks, += - sum over rows of exp(sink - lse) delta
+    float softcap = 0;                    // as in the forward
 };
 
 // Context parallelism: each of `ranks` ranks has T tokens of every one of B sequences. Attention runs on whole

@@ -46,7 +46,7 @@ void Sampler::next_logits(Ctx& ctx, const std::vector<int32_t>& text, const Samp
     for (size_t v = 0; v < logits_.size(); v++) {
         logits_[v] = row_.dtype == Dtype::kBf16 ? static_cast<float>(reinterpret_cast<const bf16*>(owner.data())[v])
                                                 : reinterpret_cast<const float*>(owner.data())[v];
-        logits_[v] *= decoder_.logit_mul();
+        logits_[v] = static_cast<float>(decoder_.logit_of(double{logits_[v]}));
     }
 }
 

@@ -217,7 +217,7 @@ std::string TrainLoop::attention_note() const {
     const int64_t head_dim = config_.shape.kv_channels;
     std::string text = "attention: ";
     if (config_.fp8_attention) text += "QK^T of the forward in INT8, PV in E4M3; dV, dP, dQ and dK in BF16; ";
-    text += device::attention_kernel(device_.ctx, config_.dtype, head_dim);
+    text += device::attention_kernel(device_.ctx, config_.dtype, head_dim, config_.shape.attention_softcap > 0);
     const bool hides = config_.shape.hides_keys(config_.seq_length);
     return text + (hides ? strf(", a window of %s tokens", config_.shape.window_text().c_str()) : "");
 }

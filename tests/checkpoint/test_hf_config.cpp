@@ -194,7 +194,7 @@ TEST_CASE("config.json: unsupported models are refused by the field's name") {
     const Json own = Json::parse(hf_config_json(all_configs()[4].config, Dtype::kFp32));
     const Json mistral = json_of("mistral"), qwen2 = json_of("qwen2, window");
     const std::vector<Case> cases = {
-        {llama, "/model_type", "gemma2"}, {llama, "/model_type", "gemma"}, {llama, "/model_type", "qwen2_moe"},
+        {llama, "/model_type", "gemma"}, {llama, "/model_type", "qwen2_moe"},
         {llama, "/model_type", kRemove}, {llama, "/hidden_act", "gelu"}, {llama, "/attention_bias", "yes"},
         {llama, "/use_sliding_window", true}, {mistral, "/use_sliding_window", true}, {mistral, "/sliding_window", 0},
         {mistral, "/layer_types", {"full_attention", "full_attention"}}, {qwen2, "/max_window_layers", -1},
@@ -218,7 +218,9 @@ TEST_CASE("config.json: unsupported models are refused by the field's name") {
         {json_of("phi3"), "/partial_rotary_factor", 1.5}, {json_of("phi3"), "/rope_scaling/rope_type", "longrope"},
         {json_of("granite"), "/residual_multiplier", 0}, {json_of("granite"), "/logits_scaling", -1},
         {json_of("granite"), "/sliding_window", 8}, {json_of("olmo2"), "/sliding_window", 8},
-        {json_of("gemma3"), "/final_logit_softcapping", 30.0}, {json_of("gemma3"), "/attn_logit_softcapping", 50.0},
+        {json_of("gemma3"), "/final_logit_softcapping", 0}, {json_of("gemma3"), "/attn_logit_softcapping", 50.0},
+        {json_of("gemma2"), "/final_logit_softcapping", -30.0}, {json_of("gemma2"), "/attn_logit_softcapping", "none"},
+        {json_of("gemma2"), "/rope_local_base_freq", 500.0},
         {json_of("gemma3"), "/use_bidirectional_attention", true}, {json_of("gemma3"), "/hidden_activation", "silu"},
         {json_of("gemma3"), "/query_pre_attn_scalar", 0}, {json_of("olmo3"), "/layer_types", {"full_attention"}},
         {json_of("olmo2"), "/mlp_bias", true}, {json_of("phi3"), "/attention_bias", true},

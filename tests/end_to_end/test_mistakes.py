@@ -124,7 +124,7 @@ MODELS = [
     (f"llama {DATA} --load escape_part", 2, r'"\x1b[2J" is not a file name in this directory'),
     (f"llama {DATA} --load fifo_part", 2, "cannot read fifo_part/fifo: a FIFO (pipe), not a file"),
     (f"llama {DATA} --load deep_part", 2, 'index.json: "weight_map" is nested deeper than 64 levels'),
-    (f"llama {DATA} --load gemma", 2, '"model_type" is "gemma2": only gpt2, llama, mistral, ministral, qwen2'),
+    (f"llama {DATA} --load gemma", 2, '"model_type" is "gemma": only gpt2, llama, mistral, ministral, qwen2'),
     (f"llama {DATA} --load pointer", 2, "pointer/model.safetensors: a git-lfs pointer in place of the file"),
     (f"llama {DATA} --load pytorch", 2, "save the model again in the safetensors format"),
     (f"llama {DATA} --load lk", 2, "lk has no config.json, but checkpoints", "lk/step-00000002 is the newest"),

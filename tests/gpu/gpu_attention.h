@@ -46,7 +46,8 @@ inline Attention::Result on_gpu(const Attention& a, const Attention::Result& giv
 inline void check_against_loops(const Attention& a, Ctx& ctx = gpu()) {
     INFO(a.name());
     const Attention::Result cpu = a.on_cpu(a.type), got = on_gpu(a, cpu, 0, ctx);
-    const bool tensor_cores = std::string(cuda::attention_kernel(ctx, a.type, a.HS)).rfind("tensor cores", 0) == 0;
+    const std::string kernel = cuda::attention_kernel(ctx, a.type, a.HS, a.softcap > 0);
+    const bool tensor_cores = kernel.rfind("tensor cores", 0) == 0;
     check_attention(a, got, cpu, tensor_cores ? 1.01 * 0x1p-8 : 0);
     CHECK(on_gpu(a, cpu, 0, ctx).same_bits(got));
 }

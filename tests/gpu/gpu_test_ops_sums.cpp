@@ -126,9 +126,11 @@ HostTensor state_tensor(float dloss_mul, int32_t bad_tokens) {
     return tensor_of(state);
 }
 
-void check_classifier(const Logits& l, Dtype work, int64_t shift_bytes, bool write, float z_loss = 0, float mul = 1) {
-    OpCase c(strf("classifier %lld x %lld of %lld%s, z-loss %g, multiplier %g", (long long)l.N, (long long)l.V,
-                  (long long)l.Vp, write ? "" : ", losses only", static_cast<double>(z_loss), static_cast<double>(mul)),
+void check_classifier(const Logits& l, Dtype work, int64_t shift_bytes, bool write, float z_loss = 0, float mul = 1,
+                      float softcap = 0) {
+    OpCase c(strf("classifier %lld x %lld of %lld%s, z-loss %g, multiplier %g, cap %g", (long long)l.N, (long long)l.V,
+                  (long long)l.Vp, write ? "" : ", losses only", static_cast<double>(z_loss), static_cast<double>(mul),
+                  static_cast<double>(softcap)),
              work, Dtype::kFp32, shift_bytes);
     HostTensor logits = random_tensor(work, l.N * l.Vp, 31, 3);
     std::vector<int32_t> targets(static_cast<size_t>(l.N));
@@ -152,7 +154,7 @@ void check_classifier(const Logits& l, Dtype work, int64_t shift_bytes, bool wri
                               .targets = view("targets").template as<int32_t>(),
                               .state = static_cast<StepState*>(view("state").data), .N = l.N, .V = l.V,
                               .Vp = l.Vp, .write_dlogits = write, .logit_mul = mul, .z_loss = z_loss,
-                              .squares = view("squares")};
+                              .squares = view("squares"), .softcap = softcap};
     });
     c.check("losses");
     if (z_loss > 0) c.check("squares");
@@ -204,6 +206,11 @@ TEST_CASE("gpu ops: classifier") {
             check_classifier(l, work, 0, false);
             check_classifier(l, work, 0, true, 1e-2f, 0.3f);
             check_classifier(l, work, 0, false, 0, 0.3f);
+            // Logits up to 40: a cap that bends all, and one that bends the largest.
+            check_classifier(l, work, 0, true, 1e-2f, 1, 30);
+            check_classifier(l, work, 0, true, 0, 0.3f, 2.5f);
+            check_classifier(l, work, 0, false, 0, 1, 30);
+            if (l.N * l.Vp < 200000) check_classifier(l, work, 4, true, 1e-2f, 1, 7.5f);
             if (l.N * l.Vp < 200000) check_classifier(l, work, 4, true);
             if (l.N * l.Vp < 200000) check_classifier(l, work, 4, true, 1e-2f);
             if (l.N * l.Vp < 200000) check_classifier(l, work, 4, true, 1e-2f, 0.3f);

@@ -18,6 +18,7 @@ Config attention_config(ModelConfig shape, bool fp8) {
 
 TEST_CASE("fp8 attention: gradients stay near those of BF16") {
     for (const ModelConfig& shape : fp8_shapes()) {
+        if (shape.attention_softcap > 0) continue;   // refused
         TestModel reference(attention_config(shape, false)), model(attention_config(shape, true));
         for (TestModel* m : {&reference, &model}) m->set_random_batch(4, 3), m->gradients();
         CHECK(model.loss() == doctest::Approx(reference.loss()).epsilon(0.01));
@@ -32,12 +33,14 @@ TEST_CASE("fp8 attention: gradients stay near those of BF16") {
 }
 
 TEST_CASE("fp8 attention: recomputation gives the same bits with any recipe") {
-    for (const ModelConfig& shape : fp8_shapes())
+    for (const ModelConfig& shape : fp8_shapes()) {
+        if (shape.attention_softcap > 0) continue;
         for (Fp8Recipe recipe : {Fp8Recipe::kNone, Fp8Recipe::kTensorwise}) {
             Config config = attention_config(shape, true);
             config.fp8_recipe = recipe, config.reset_attention_mask = true;
             check_recompute(config, [](TestModel& m) { m.set_random_batch(4, 3); });
         }
+    }
 }
 
 TEST_CASE("fp8 attention: the plan has its quantized heads once for all layers") {

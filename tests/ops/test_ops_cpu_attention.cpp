@@ -149,6 +149,20 @@ TEST_CASE("cpu attention with sinks: gradients of all four inputs, also with doc
             }
 }
 
+// Caps that bend nearly all scores, and only the largest ones.
+TEST_CASE("cpu attention with a soft cap, also with documents, a window and sinks") {
+    for (Dtype type : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64})
+        for (double cap : {1.5, 12.0}) {
+            for (const Shape& s : kShapes) check(with_softcap(Attention(s, type), cap));
+            for (const DocumentCase& c : kDocumentCases)
+                for (int64_t window : {0, 5, 50}) {
+                    const Attention a = with_softcap(with_window(Attention(c.s, type), window), cap);
+                    check(with_documents(a, c.lengths));
+                    check(with_sinks(a));
+                }
+        }
+}
+
 TEST_CASE("cpu attention: a sink of -infinity changes no bit, and a very large one takes all of P") {
     for (Dtype type : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64})
         for (const Attention& a :

@@ -325,7 +325,7 @@ struct Classifier {
     HostTensor logits, losses, squares;
     std::vector<int32_t> targets;
     StepState state{};
-    float z_loss = 0, logit_mul = 1;
+    float z_loss = 0, logit_mul = 1, softcap = 0;
     Classifier(int64_t n, int64_t v, int64_t vp, Dtype type, double mul = 3) : N(n), V(v), Vp(vp) {
         logits = random_tensor(type, N * Vp, 1, mul), losses = HostTensor(stat_dtype(type), N);
         squares = losses;
@@ -336,7 +336,7 @@ struct Classifier {
         Ctx ctx;
         cpu::classifier(ctx, {.logits = logits.view(), .losses = losses.view(), .targets = targets.data(),
                               .state = &state, .N = N, .V = V, .Vp = Vp, .write_dlogits = write, .logit_mul = logit_mul,
-                              .z_loss = write ? z_loss : 0.0f, .squares = squares.view()});
+                              .z_loss = write ? z_loss : 0.0f, .squares = squares.view(), .softcap = softcap});
     }
 };
 
@@ -344,10 +344,12 @@ struct Classifier {
 
 TEST_CASE("cpu classifier") {
     for (Dtype type : kTypes)
-        for (auto [N, V, Vp, W] : {std::tuple{1, 1, 1, 0.0f}, {3, 5, 8, 0.0f}, {9, 29, 128, 0.0f},
-                                   {20, 1001, 1024, 0.0f}, {3, 5, 8, 0.25f}, {20, 1001, 1024, 1e-2f}}) {
+        for (auto [N, V, Vp, W, cap] :
+             {std::tuple{1, 1, 1, 0.0f, 0.0f}, {3, 5, 8, 0.0f, 0.0f}, {9, 29, 128, 0.0f, 0.0f},
+              {20, 1001, 1024, 0.0f, 0.0f}, {3, 5, 8, 0.25f, 0.0f}, {20, 1001, 1024, 1e-2f, 0.0f},
+              {9, 29, 128, 0.0f, 2.5f}, {3, 6, 8, 0.25f, 4.0f}, {20, 1001, 1024, 1e-2f, 7.5f}}) {
             Classifier c(N, V, Vp, type);
-            c.z_loss = W;
+            c.z_loss = W, c.softcap = cap;
             c.logit_mul = V % 2 && N > 3 ? 0.3f : 1;
             const double mul = double{c.logit_mul};
             if (N > 2) c.targets[2] = kIgnoreIndex;
@@ -357,9 +359,13 @@ TEST_CASE("cpu classifier") {
             const HostTensor unscaled = c.logits;
             HostTensor logits(Dtype::kFp64, N * Vp);
             double most = 0;   // of the products, which are rounded
-            for (int64_t i = 0; i < N * Vp; i++) logits.set(i, mul * unscaled.get(i));
-            for (int64_t i = 0; mul != 1 && i < N * Vp; i++)
-                if (i % Vp < V) most = std::max(most, std::fabs(logits.get(i)));
+            const double wide_cap = double{cap};
+            for (int64_t i = 0; i < N * Vp; i++) {
+                const double product = mul * unscaled.get(i);
+                logits.set(i, cap > 0 ? wide_cap * std::tanh(product / wide_cap) : product);
+            }
+            for (int64_t i = 0; (mul != 1 || cap > 0) && i < N * Vp; i++)
+                if (i % Vp < V) most = std::max(most, (cap > 0 ? 4 : 1) * std::fabs(logits.get(i)));   // tanh: 2 ulp
             const double u = 2 * acc_roundoff(type), round = 1.01 * unit_roundoff(type);
             HostTensor loss(Dtype::kFp64, N), dlogits(Dtype::kFp64, N * Vp), loss_error(loss), error(dlogits);
             HostTensor squares(Dtype::kFp64, N), squares_error(squares);
@@ -381,10 +387,12 @@ TEST_CASE("cpu classifier") {
                 for (int64_t i = 0; i < V; i++) {
                     double below = largest - logits.get(n * Vp + i), p = std::exp(-below) / sum,
                            hit = i == c.targets[n];
-                    double value = (p * z - hit) * static_cast<double>(c.state.dloss_mul) * mul;
+                    const double t = cap > 0 ? logits.get(n * Vp + i) / wide_cap : 0;
+                    double value = (p * z - hit) * static_cast<double>(c.state.dloss_mul) * mul * (1 - t * t);
                     dlogits.set(n * Vp + i, value);
                     error.set(n * Vp + i, 0.37 * ((p * std::fabs(z) * (2 * chain + 40 + below + 4 * most) + 2 * hit) * u
                                                  + p * z_error)
+                                              + (cap > 0 ? 16 * u * std::fabs(p * z - hit) : 0)
                                               + round * std::fabs(value) + kTiny);
                 }
             }

@@ -70,6 +70,25 @@ TEST_CASE("cpu log is accurate to 2 units in the last place") {
     CHECK_LT(ulps(cpu::log(5e-324), std::log(static_cast<long double>(5e-324))), 2);
 }
 
+TEST_CASE("cpu tanh is accurate to 3 units in the last place, also near 0") {
+    const auto worst = [](auto largest, int steps) {
+        using A = decltype(largest);
+        double error = 0;
+        for (int i = -steps; i <= steps; i++) {
+            const A x = largest * static_cast<A>(i) / static_cast<A>(steps);
+            error = std::max(error, ulps(cpu::tanh(cpu::Vec<A>(x)).v[0], std::tanh(static_cast<long double>(x))));
+        }
+        return error;
+    };
+    for (float largest : {1e-6f, 0.1f, 1.0f, 12.0f}) CHECK_LT(worst(largest, 50021), 3);
+    for (double largest : {1e-6, 0.1, 1.0, 25.0}) CHECK_LT(worst(largest, 50021), 3);
+    for (float x : {1e30f, std::numeric_limits<float>::infinity()}) {
+        CHECK_EQ(cpu::tanh(cpu::Vec<float>(x)).v[0], 1.0f);
+        CHECK_EQ(cpu::tanh(cpu::Vec<float>(-x)).v[0], -1.0f);
+    }
+    CHECK(std::isnan(cpu::tanh(cpu::Vec<float>(std::numeric_limits<float>::quiet_NaN())).v[0]));
+}
+
 TEST_CASE("cpu sigmoid pair keeps relative precision on both sides") {
     for (double x = -80; x <= 80; x += 0.37) {
         cpu::SigmoidPair<double> s = cpu::sigmoid_pair(cpu::Vec<double>(x));

@@ -133,6 +133,9 @@ inline std::vector<NamedConfig> all_configs() {
     gemma3.attention_multiplier = 1 / std::sqrt(168.0), gemma3.tied_head = true, gemma3_window = gemma3;
     gemma3_window.sliding_window = {7, 0}, gemma3_window.local_rotary_base = 500;
     gemma3_window.rope_scaling = {.factor = 8, .type = RopeScalingType::kLinear};
+    ModelConfig gemma2 = gemma3;
+    gemma3_window.logits_softcap = 20;
+    gemma2.qk_norm = false, gemma2.sliding_window = {7, 0}, gemma2.attention_softcap = 50, gemma2.logits_softcap = 30;
     ModelConfig phi3 = mistral;
     phi3.fused_projections = true, phi3.rotary_dim = 12, phi3.rope_scaling = {};
     return {{"gpt2", HfClass::kGpt2, gpt2_config()}, {"llama", HfClass::kLlama, llama_config()},
@@ -150,6 +153,7 @@ inline std::vector<NamedConfig> all_configs() {
             {"olmo2", HfClass::kOlmo2, olmo2}, {"granite", HfClass::kGranite, granite},
             {"phi3", HfClass::kPhi3, phi3},
             {"olmo3", HfClass::kOlmo3, olmo3}, {"gemma3", HfClass::kGemma3, gemma3},
+            {"gemma2", HfClass::kGemma2, gemma2},
             {"gemma3, windows", HfClass::kGemma3, gemma3_window}};
 }
 

@@ -32,7 +32,9 @@ inline std::vector<ModelConfig> fp8_shapes() {
     olmo2.num_query_groups = 4, olmo2.qk_norm = olmo2.qk_norm_whole = true, olmo2.norm_place = NormPlace::kPost;
     olmo2.linear_bias = LinearBias::kAttention;
     gemma.gemma = gemma.qk_norm = true, gemma.norm_place = NormPlace::kBoth, gemma.activation = Activation::kGeglu;
-    return {gpt2, llama, mixed, squared, qwen2, olmo2, gemma};
+    ModelConfig gemma2 = gemma;
+    gemma2.qk_norm = false, gemma2.attention_softcap = 0.25, gemma2.logits_softcap = 0.5;
+    return {gpt2, llama, mixed, squared, qwen2, olmo2, gemma, gemma2};
 }
 
 inline Config fp8_config(const ModelConfig& shape, Fp8Recipe recipe) {

@@ -25,8 +25,9 @@ import sys
 
 import torch
 from safetensors.torch import save_file
-from transformers import (Dots1Config, Dots1ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config,
-                          GPT2LMHeadModel, GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM,
+from transformers import (Dots1Config, Dots1ForCausalLM, Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM,
+                          Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, GraniteConfig, GraniteForCausalLM,
+                          LlamaConfig, LlamaForCausalLM,
                           MinistralConfig, MinistralForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig,
                           MixtralForCausalLM, Olmo2Config, Olmo2ForCausalLM, Olmo3Config, Olmo3ForCausalLM,
                           OlmoeConfig, OlmoeForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM,
@@ -152,6 +153,13 @@ def gemma3():
         layer_types=["sliding_attention", "full_attention"], **SMALL | dict(rope_parameters=rope)))
 
 
+def gemma2():
+    # Caps that bend most scores and logits; the windows are those that follow without layer_types.
+    return Gemma2ForCausalLM(Gemma2Config(
+        attention_bias=True, pad_token_id=None, query_pre_attn_scalar=11, sliding_window=5, attn_logit_softcapping=1.5,
+        final_logit_softcapping=2.5, **SMALL | dict(num_attention_heads=5, head_dim=24)))
+
+
 def olmo3():
     yarn = dict(rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=32)
     rope = dict(full_attention=yarn, sliding_attention=dict(rope_type="default", rope_theta=1000.0))
@@ -227,6 +235,7 @@ MODELS = {
     "qwen3_layers": (qwen3_layers, torch.bfloat16, "1GB"),
     "dots1_dense": (dots1_dense, torch.float32, "1GB"),
     "qwen3_moe_dense": (qwen3_moe_dense, torch.bfloat16, "1GB"),
+    "gemma2": (gemma2, torch.float32, "1GB"),
 }
 # Experts as transformers 5 has them in memory; the others are saved one by one, as transformers 4 does.
 STACKED = ["mixtral"]

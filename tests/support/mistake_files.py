@@ -73,7 +73,7 @@ def write_models():
         write(f"{name}/model.safetensors.index.json",
               json.dumps({"weight_map": {"a": part}}) if part else '{"weight_map":' * 100000)
     os.mkfifo("fifo_part/fifo")
-    write("gemma/config.json", '{"model_type": "gemma2"}')
+    write("gemma/config.json", '{"model_type": "gemma"}')
     write("pointer/config.json", json.dumps(LLAMA_CONFIG))
     write("pointer/model.safetensors", LFS_POINTER)
     write("pytorch/config.json", json.dumps(LLAMA_CONFIG))

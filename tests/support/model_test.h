@@ -166,7 +166,7 @@ public:
         std::vector<double> values = read(tensor);
         device::device_free(tensor.data);
         values.resize(static_cast<size_t>(config.shape.vocab_size));
-        for (double& value : values) value *= double{trainer->decoder().logit_mul()};
+        for (double& value : values) value = trainer->decoder().logit_of(value);
         return values;
     }
     // Compares `count` elements of a parameter's gradient, spread by the generator, with central differences of the

@@ -61,6 +61,7 @@ struct AttentionShape {
     std::vector<int32_t> documents = {};   // as AttentionForwardArgs::documents; may be empty
     int64_t window = 0;                    // as AttentionForwardArgs::window
     std::vector<double> sinks = {};        // as AttentionForwardArgs::sinks; may be empty
+    double softcap = 0;                    // as AttentionForwardArgs::softcap
 
     int64_t heads() const { return NH + 2 * NKV; }
     int64_t width() const { return heads() * HS; }
@@ -89,7 +90,7 @@ struct AttentionShape {
                                       Fp8Heads fp8_heads = {}, Tensor sink_view = {}) const {
         return {.out = out, .lse = lse, .qkv = qkv, .B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS,
                 .softmax_mul = softmax_mul, .documents = ranges, .window = window, .heads = fp8_heads,
-                .sinks = sink_view};
+                .sinks = sink_view, .softcap = static_cast<float>(softcap)};
     }
     // Index of element 0 of a head vector.
     int64_t q(int64_t b, int64_t t, int64_t h) const { return ((b * T + t) * heads() + h) * HS; }
@@ -102,6 +103,7 @@ struct AttentionShape {
                                 (long long)B, (long long)T, (long long)NH, (long long)NKV, (long long)HS, magnitude,
                                 (long long)window);
         for (const double sink : sinks) text += strf("sink %g ", sink);
+        if (softcap > 0) text += strf("soft cap %g ", softcap);
         for (int64_t n = 0; n < B * T && !documents.empty(); n++)   // first positions of documents
             if (documents[static_cast<size_t>(n)] == n % T) text += strf("%lld ", (long long)(n % T));
         return text;
@@ -115,6 +117,10 @@ template <typename Problem> Problem with_documents(Problem a, const Lengths& len
 }
 template <typename Problem> Problem with_window(Problem a, int64_t window) {
     a.window = window;
+    return a;
+}
+template <typename Problem> Problem with_softcap(Problem a, double softcap) {
+    a.softcap = softcap;
     return a;
 }
 // Each head has one of these sinks, which bf16 represents: below, among and above the scores.
@@ -137,7 +143,8 @@ struct Attention : AttentionShape {
                                         Tensor sink_view = {}, Tensor dsinks = {}) const {
         return {.dqkv = dqkv, .delta = delta, .dout = dout_view, .out = out, .lse = lse, .qkv = qkv_view,
                 .B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS, .softmax_mul = softmax_mul,
-                .documents = ranges, .window = window, .sums = sums, .sinks = sink_view, .dsinks = dsinks};
+                .documents = ranges, .window = window, .sums = sums, .sinks = sink_view, .dsinks = dsinks,
+                .softcap = static_cast<float>(softcap)};
     }
     static constexpr double kDsink = 0.125;   // what dsinks is added to
     struct Result {
@@ -211,6 +218,7 @@ struct Probabilities {
     std::vector<double> p, error;
     double lse = 0, lse_error = 0;
     double sink = 0, sink_error = 0;   // P of the sink, 0 without one
+    std::vector<double> slope = {}, slope_error = {};   // the derivatives of capped scores, 1 without a cap
 };
 
 inline Probabilities probabilities_of(const Attention& a, const std::vector<double>& qkv, int64_t b, int64_t h,
@@ -225,7 +233,17 @@ inline Probabilities probabilities_of(const Attention& a, const std::vector<doub
             double term = qkv[a.q(b, t, h) + d] * qkv[a.k(b, j, h) + d] * a.softmax_mul;
             dot += term, magnitude += std::fabs(term);
         }
-        score.push_back(dot), w.error.push_back((a.HS + 4) * u * magnitude);
+        double error = (a.HS + 4) * u * magnitude, slope = 1, slope_error = 0;
+        if (a.softcap > 0) {
+            // tanh of the CPU and of fp32 on a GPU: 2 ulp, and the roundings before and after it; of bf16 on a GPU: see
+            // cuda/soft_cap.cuh.
+            const double t = std::tanh(dot / a.softcap);
+            const double t_error = error / a.softcap + 8 * u * std::fabs(t) + (a.type == Dtype::kBf16 ? 0x1p-20 : 0);
+            dot = a.softcap * t, error = a.softcap * t_error;
+            slope = 1 - t * t, slope_error = (2 * std::fabs(t) + t_error) * t_error + 4 * u;
+        }
+        score.push_back(dot), w.error.push_back(error);
+        w.slope.push_back(slope), w.slope_error.push_back(slope_error);
         largest = std::max(largest, dot);
     }
     const double sink = a.sinks.empty() ? -HUGE_VAL : a.sinks[static_cast<size_t>(h)];
@@ -288,10 +306,13 @@ inline Reference reference_of(const Attention& a, const Attention::Result& given
                 r.dqkv[v + d] += p * douts[o + d];
                 r.dqkv_error[v + d] += p * std::fabs(douts[o + d]) * (p_error + chain);
             }
-            const double ds = p * (dp - delta) * mul;
+            const double slope = w.slope[j - w.first], slope_error = w.slope_error[j - w.first];
+            const double ds = p * (dp - delta) * mul * slope;
             const double ds_error = std::fabs(ds) * (operand + chain)
-                                    + p * mul * (own_error * (std::fabs(dp) + std::fabs(delta)) + dp_error
-                                                 + delta_error + 4 * u * (std::fabs(dp) + std::fabs(delta)));
+                                    + p * mul * (slope + slope_error)
+                                          * (own_error * (std::fabs(dp) + std::fabs(delta)) + dp_error + delta_error
+                                             + 4 * u * (std::fabs(dp) + std::fabs(delta)))
+                                    + p * mul * slope_error * (std::fabs(dp) + std::fabs(delta));
             for (int64_t d = 0; d < a.HS; d++) {
                 r.dqkv[q + d] += ds * qkv[k + d], r.dqkv_error[q + d] += ds_error * std::fabs(qkv[k + d]);
                 r.dqkv[k + d] += ds * qkv[q + d], r.dqkv_error[k + d] += ds_error * std::fabs(qkv[q + d]);

@@ -1,6 +1,6 @@
 // Sources: the classes GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig, OlmoeConfig,
-// Olmo2Config, Olmo3Config, GraniteConfig, Gemma3TextConfig, Phi3Config, MixtralConfig and Dots1Config of transformers
-// 4 and 5, MinistralConfig and SolarOpenConfig of 5.
+// Olmo2Config, Olmo3Config, GraniteConfig, Gemma2Config, Gemma3TextConfig, Phi3Config, MixtralConfig and Dots1Config of
+// transformers 4 and 5, MinistralConfig and SolarOpenConfig of 5.
 #include "llmc/checkpoint/huggingface/hf_config.h"
 
 #include <algorithm>
@@ -19,8 +19,9 @@ using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;
 
 constexpr int64_t kMaxVocab = int64_t{1} << 24, kMaxLayers = 4096;
-constexpr double kMostNormEps = 1, kMostMultiplier = 1e6;
+constexpr double kMostNormEps = 1, kMostMultiplier = 1e6, kMostCap = 1e6;
 constexpr const char* kOwnModelType = "llmfp8";
+constexpr const char *kAttentionCap = "attn_logit_softcapping", *kLogitsCap = "final_logit_softcapping";
 constexpr const char *kSliding = "sliding_attention", *kFull = "full_attention";
 
 // Fields of Granite, 1 where a file leaves them out.
@@ -110,6 +111,18 @@ void put_experts(OrderedJson& out, const ModelConfig& c, const Family& family) {
     for (int64_t l = 0; l < c.dense_layers; l++) out["mlp_only_layers"].push_back(l);
 }
 
+void put_gemma(OrderedJson& out, const ModelConfig& c) {
+    // A whole number in transformers.
+    out["query_pre_attn_scalar"] = c.attention_multiplier > 0 ? std::llround(std::pow(c.attention_multiplier, -2))
+                                                              : c.kv_channels;
+    const auto put_cap = [&](const char* name, double cap) {
+        out[name] = nullptr;   // none; the class's default is one
+        if (cap > 0) out[name] = cap;
+    };
+    put_cap(kLogitsCap, c.logits_softcap);
+    if (!c.qk_norm) put_cap(kAttentionCap, c.attention_softcap);
+}
+
 // The families differ in a handful of fields.
 void put_llama(OrderedJson& out, const ModelConfig& c, const Family& family, int64_t positions) {
     out["architectures"] = {family.architecture};
@@ -132,9 +145,7 @@ void put_llama(OrderedJson& out, const ModelConfig& c, const Family& family, int
         for (const Multiplier& row : kMultipliers) out[row.name] = c.*row.field;
     if (family.hf == HfClass::kGranite && c.attention_multiplier == 0)
         out["attention_multiplier"] = 1 / std::sqrt(static_cast<double>(c.kv_channels));
-    if (family.hf == HfClass::kGemma3)   // a whole number in transformers
-        out["query_pre_attn_scalar"] = c.attention_multiplier > 0 ? std::llround(std::pow(c.attention_multiplier, -2))
-                                                                  : c.kv_channels;
+    if (c.gemma) put_gemma(out, c);
     if (family.has(kExperts)) put_experts(out, c, family);
     out["tie_word_embeddings"] = c.tied_head;
     put_rope(out, c, family.local_base);
@@ -279,10 +290,17 @@ void read_experts(const HfFields& f, const Family& family, ModelConfig& c) {
     f.ignore({"output_router_logits", "router_aux_loss_coef"});   // --moe-aux-loss-coeff is an option of the run
 }
 
-void read_gemma(const HfFields& f, ModelConfig& c) {
+void read_gemma(const HfFields& f, HfClass hf, ModelConfig& c) {
     c.attention_multiplier = 1 / std::sqrt(static_cast<double>(f.integer_or("query_pre_attn_scalar", 256, 1, 1 << 20)));
-    for (const char* name : {"final_logit_softcapping", "attn_logit_softcapping"})
-        f.only(name, nullptr, "soft caps are not supported");
+    const auto cap = [&](const char* name, double otherwise) {   // null: none
+        return f.object.contains(name) && !f.has(name) ? 0 : f.positive_or(name, otherwise, kMostCap);
+    };
+    const bool gemma2 = hf == HfClass::kGemma2;
+    c.logits_softcap = cap(kLogitsCap, gemma2 ? 30 : 0);
+    if (gemma2) c.attention_softcap = cap(kAttentionCap, 50);
+    else f.only(kAttentionCap, nullptr, "transformers has no soft cap of Gemma-3's attention scores");
+    // Of files of the time when transformers got these classes, without effect now.
+    f.ignore({"cache_implementation", "sliding_window_size", "hidden_act"});
     f.only("use_bidirectional_attention", false, "only causal attention is supported");
 }
 
@@ -290,7 +308,7 @@ ModelConfig read_llama(const HfFields& f, const Family& family) {
     ModelConfig c;
     c.norm = Norm::kRmsNorm;
     c.position = PositionEmbedding::kRope;
-    const bool gemma = c.gemma = family.hf == HfClass::kGemma3;
+    const bool gemma = c.gemma = is_gemma(family.hf);
     c.activation = gemma ? Activation::kGeglu : Activation::kSwiglu;
     if (gemma) c.norm_place = NormPlace::kBoth;
     if (family.has(kPostNorm)) c.norm_place = NormPlace::kPost;
@@ -317,7 +335,7 @@ ModelConfig read_llama(const HfFields& f, const Family& family) {
            strf("only \"%s\" (%s) is supported", activation.hf, activation.name).c_str());
     if (family.hf == HfClass::kGranite)
         for (const Multiplier& row : kMultipliers) c.*row.field = f.positive_or(row.name, 1, kMostMultiplier);
-    if (gemma) read_gemma(f, c);
+    if (gemma) read_gemma(f, family.hf, c);
     c.fused_projections = family.hf == HfClass::kPhi3;
     c.linear_bias = read_biases(f, family);
     c.sliding_window = read_windows(f, family, c.num_layers);
@@ -463,7 +481,7 @@ ModelConfig model_config_from_json(const std::string& text, const std::string& w
         config = read_own(f);
     else
         f.refuse("model_type", "only gpt2, llama, mistral, ministral, qwen2, qwen3, qwen3_moe, olmoe, olmo2, olmo3, "
-                 "granite, gemma3_text, phi3, mixtral, dots1, solar_open and llmfp8 are supported");
+                 "granite, gemma2, gemma3_text, phi3, mixtral, dots1, solar_open and llmfp8 are supported");
     ignore_inert(f);
     f.require_all_read();
     shorten_pattern(config);

@@ -15,7 +15,8 @@ enum HfTrait : unsigned {
 
 // A class, and its defaults of fields that a file leaves out: key/value heads (0: as many as heads), head dim (0:
 // hidden size / heads), window (0: the class has none), epsilon of norms and base of rope; full_every: without
-// layer_types, every layer of this number attends to all keys (Gemma-3: 6, OLMo-3: 4; 0: none, if there is a window).
+// layer_types, every layer of this number attends to all keys (Gemma-2: 2, Gemma-3: 6, OLMo-3: 4; 0: none, if there is
+// a window).
 // local_base: rope's base in layers with a window, which have no scaling then (Gemma-3: 10,000; OLMo-3: kBaseOfOthers;
 // 0: rope as in the others).
 struct Family {
@@ -43,6 +44,7 @@ inline constexpr Family kFamilies[] = {
     {HfClass::kOlmo3, kAttentionBias | kLayerTypes | kQkNorm | kQkNormWhole | kPostNorm, "olmo3", "Olmo3ForCausalLM", 0,
      0, 4096, 1e-5, 5e5, 4, kBaseOfOthers},
     {HfClass::kGranite, kAttentionBias | kMlpBias | kNoWindow, "granite", "GraniteForCausalLM", 0, 0, 0},
+    {HfClass::kGemma2, kAttentionBias | kLayerTypes, "gemma2", "Gemma2ForCausalLM", 4, 256, 4096, 1e-6, 1e4, 2},
     {HfClass::kGemma3, kAttentionBias | kLayerTypes | kQkNorm, "gemma3_text", "Gemma3ForCausalLM", 4, 256, 4096, 1e-6,
      1e6, 6, 1e4},
     {HfClass::kPhi3, 0, "phi3", "Phi3ForCausalLM", 0, 0, 0, 1e-5},
@@ -53,7 +55,8 @@ inline constexpr Family kFamilies[] = {
      1e6},
 };
 
-inline const char* activation_field(HfClass hf) { return hf == HfClass::kGemma3 ? "hidden_activation" : "hidden_act"; }
+inline bool is_gemma(HfClass hf) { return hf == HfClass::kGemma2 || hf == HfClass::kGemma3; }
+inline const char* activation_field(HfClass hf) { return is_gemma(hf) ? "hidden_activation" : "hidden_act"; }
 // The field of the number of experts.
 inline const char* experts_field(const Family& family) {
     return family.hf == HfClass::kMixtral ? "num_local_experts"

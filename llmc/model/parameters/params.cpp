@@ -8,7 +8,7 @@ HfClass hf_class(const ModelConfig& c) {
                 && c.tied_head && c.num_query_groups == c.num_attention_heads && c.q_width() == c.hidden_size
                 && !c.has_windows() && !c.attention_sinks;
     if (gpt2) return HfClass::kGpt2;
-    if (c.gemma) return HfClass::kGemma3;
+    if (c.gemma) return c.qk_norm ? HfClass::kGemma3 : HfClass::kGemma2;
     if (!c.pre_norms()) return c.has_windows() ? HfClass::kOlmo3 : HfClass::kOlmo2;
     if (!is_llama_like(c) || !c.one_window() || c.local_rotary_base > 0 || c.attention_sinks) return HfClass::kOwn;
     if (c.granite()) return HfClass::kGranite;

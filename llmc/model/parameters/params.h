@@ -84,7 +84,7 @@ struct ParamTable {
 // The Hugging Face class that represents a configuration exactly; kOwn if none does.
 enum class HfClass {
     kGpt2, kLlama, kMistral, kMinistral, kQwen2, kQwen3, kQwen3Moe, kOlmoe, kMixtral, kDots1, kSolarOpen, kOlmo2,
-    kOlmo3, kGranite, kGemma3, kPhi3, kOwn
+    kOlmo3, kGranite, kGemma2, kGemma3, kPhi3, kOwn
 };
 HfClass hf_class(const ModelConfig& config);
 
