@@ -140,7 +140,6 @@ struct Config {
     std::string gpu;                    // GPU to plan for, a row of base/gpu.cpp; "": the one found, else H200
     bool json = false;                  // print the plan as JSON
     int64_t profile_first = -1, profile_last = -1;   // --profile FIRST:LAST, steps counted from 1; -1: none
-    bool overfit_one_batch = false;
     double comm_timeout = 0;            // seconds that a rank may make no progress; 0: no limit
     double exit_duration_in_mins = 0;   // 0: no limit
 

@@ -337,8 +337,6 @@ void add_other(Rows& rows) {
                         AT(profile_last)),
          .help = "emit NVTX ranges and open the profiler's capture window around these steps", .gpu_only = true,
          .refused_on_cpu = "leave it out; the command bench times the parts of a step"},
-        {.name = "overfit-one-batch", .value = flag(AT(overfit_one_batch)),
-         .help = "train on the first global batch only, to check that the loss goes to zero", .on_resume = kMust},
         {.name = "exit-duration-in-mins", .value = number(AT(exit_duration_in_mins), kNotNegative),
          .help = "after this many minutes finish the step, save and exit with 0; 0: no limit"},
     });

@@ -269,7 +269,7 @@ bool TrainLoop::train_step() {
 Staging::Buffer* TrainLoop::next_batch() {
     int64_t ignored = 0;
     for (;;) {
-        const int64_t step = progress_.step, first = config_.overfit_one_batch ? 0 : progress_.samples;
+        const int64_t step = progress_.step, first = progress_.samples;
         const int64_t count = batch_size_at(config_, progress_.samples);
         Staging::Buffer& batch = device_.staging->buffer(step);
         const std::string error = reading_error([&] { device_.staging->read(*data_.train, step, first, count); });
@@ -286,8 +286,8 @@ Staging::Buffer* TrainLoop::next_batch() {
             return &batch;
         }
         ignored += count;   // two epochs of samples contain every sample of a single source, in any order
-        REQUIRE(ignored / 2 < data_.train->samples_per_epoch() && !config_.overfit_one_batch, "step %lld: none of %s "
-                "has a target that counts (loss masks)", ll(step + 1), count_text(ignored, "sample").c_str());
+        REQUIRE(ignored / 2 < data_.train->samples_per_epoch(), "step %lld: none of %s has a target that counts (loss "
+                "masks)", ll(step + 1), count_text(ignored, "sample").c_str());
         progress_.samples += count;
     }
 }

@@ -155,8 +155,7 @@ inline Steps run_plainest(const std::string& family, const Part& part, const std
         const int64_t count = batch_size_at(config, first);
         std::vector<int32_t> tokens(static_cast<size_t>(count * T)), targets(tokens.size());
         for (int64_t i = 0; i < count; i++)
-            shards.train->read((config.overfit_one_batch ? 0 : first) + i, tokens.data() + i * T,
-                               targets.data() + i * T);
+            shards.train->read(first + i, tokens.data() + i * T, targets.data() + i * T);
         first += count;
         model.set_batch(tokens, targets);
         if (model.counted == 0) continue;

@@ -141,7 +141,7 @@ inline const std::map<std::string, Sample>& samples() {
         {"temperature", {{"0", "1.5"}, sampled}},             {"top-k", {{"1", "50"}, sampled}},
         {"hellaswag-data", {{"h.bin", "i"}, {}}},             {"dry-run", {{"true"}, {}}},
         {"profile", {{"1:1", "3:50"}, {}}},                   {"exit-duration-in-mins", {{"90", "0.5"}, {}}},
-        {"comm-timeout", {{"0", "7.5"}, {}}},                 {"overfit-one-batch", {{"true"}, {}}},
+        {"comm-timeout", {{"0", "7.5"}, {}}},
     };
     return table;
 }

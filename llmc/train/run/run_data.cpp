@@ -84,8 +84,7 @@ void RunData::open(Config& config, std::vector<std::string>& notes) {
         notes.push_back("training data: " + line);
     if (!valid) return;
     // A run of one step may evaluate on all that it trains on, to get the loss of a checkpoint.
-    const bool same = config.train_iters == 1 || config.overfit_one_batch;
-    const std::string note = check_validation_shards(train->shards(), valid->shards(), same);
+    const std::string note = check_validation_shards(train->shards(), valid->shards(), config.train_iters == 1);
     if (!note.empty()) notes.push_back(note);
     for (const std::string& line : describe_data(*valid, config.eval_iters * config.micro_batch_size))
         notes.push_back("validation data: " + line);

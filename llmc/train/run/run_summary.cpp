@@ -101,10 +101,8 @@ std::string data_text(const SummarizedRun& run) {
     if (c.synthetic_data) return "synthetic tokens, for timing only";
     const double samples = static_cast<double>(samples_after(c, c.train_iters));
     const double epochs = samples / static_cast<double>(run.train.samples_per_epoch());
-    std::string text = shards_text(run.train);
-    text += c.overfit_one_batch ? ", of which the first batch is read only"
-                                : strf(", %.3g epoch%s in this run", epochs, epochs == 1 ? "" : "s");
-    return text + (run.valid ? "; validation " + shards_text(*run.valid) : "; no validation data");
+    return shards_text(run.train) + strf(", %.3g epoch%s in this run", epochs, epochs == 1 ? "" : "s")
+           + (run.valid ? "; validation " + shards_text(*run.valid) : "; no validation data");
 }
 
 std::string memory_text(const SummarizedRun& run) {
