@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/cuda/common.cuh"
+#include "llmc/cuda/attention_backward_sm90.cuh"
 
 namespace {
 
@@ -287,6 +287,21 @@ struct Problem {
     }
 };
 
+// The two kernels of the backward at head dim 256 apart, with the FLOPs that each of them executes.
+void bench_apart(Ctx& ctx, const Shape& s, const AttentionBackwardArgs& args, double forward_mflop) {
+    const cuda::AttentionShape shape{.B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS,
+                                     .softmax_mul = args.softmax_mul, .documents = args.documents,
+                                     .window = static_cast<int>(s.window > 0 ? s.window : s.T)};
+    const cuda::DqSums none{nullptr, static_cast<uint32_t*>(args.sums.data), nullptr, 0};
+    const float keys_us = median_us(ctx, [&](int) {
+        CUDA_CHECK(cudaMemsetAsync(none.taken, 0, 4, cuda::stream_of(ctx)));
+        cuda::attention_backward_fused_sm90(ctx, args, none, shape);
+    });
+    const float queries_us = median_us(ctx, [&](int) { cuda::attention_backward_queries_sm90(ctx, args, shape); });
+    std::printf("  dK and dV %.1f us (%.0f TFLOP/s), dQ %.1f us (%.0f TFLOP/s)\n", keys_us, 2 * forward_mflop / keys_us,
+                queries_us, 1.5 * forward_mflop / queries_us);
+}
+
 // Returns a row of llmc/perf/rates.
 std::string bench(Ctx& ctx, const Shape& s, double ceiling) {
     Memory memory(ctx);
@@ -304,6 +319,7 @@ std::string bench(Ctx& ctx, const Shape& s, double ceiling) {
     if (s.softcap > 0) std::printf(" | soft cap of %lld", (long long)s.softcap);
     std::printf("\n");
     if (s.softcap > 0) return "";
+    if (s.HS == 256) bench_apart(ctx, s, problem.backward[0], mflop);
     if (has_fp8(ctx, s.dtype, s.HS))
         times.fp8_forward = bench_fp8(ctx, s, problem.forward, memory, times.forward, ceiling);
     if (s.window > 0) return "";

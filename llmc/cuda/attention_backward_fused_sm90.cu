@@ -1,5 +1,5 @@
 // Attention backward on compute capability 9.0 in one kernel: blocks own keys, accumulate dK and dV in registers, and
-// add partial dQ to fp32 sums in memory.
+// add partial dQ to fp32 sums in memory. At head dim 256 without dQ.
 #include "llmc/cuda/attention_backward_consumer128_sm90.cuh"
 #include "llmc/cuda/attention_backward_consumer256_sm90.cuh"
 #include "llmc/cuda/attention_backward_consumer64_sm90.cuh"
@@ -19,8 +19,7 @@ namespace {
 //           shared memory of kSharedBytes.
 // Parallel: a block processes tiles of 128 keys (Schedule), each consumer warpgroup 64 of them, in steps of 64 queries
 //           over all heads of the group. In the last warpgroup one thread issues TMA loads, one warp loads statistics
-//           and two threads add sums. HS 256: tiles of 64 keys, of which each consumer has half of the columns, and the
-//           consumers add sums.
+//           and two threads add sums. HS 256: no sums; tiles of 64 keys, for which one consumer computes dV, one dK.
 template <typename Tiles, bool kBorders>
 __global__ void __launch_bounds__(Fused<Tiles>::kThreads, 1)
 attention_backward_fused_sm90_kernel(const __grid_constant__ FusedMaps maps, DqSums sums, const float* lse,
@@ -45,8 +44,7 @@ attention_backward_fused_sm90_kernel(const __grid_constant__ FusedMaps maps, DqS
         }
     } else {
         ptx::registers_grow<P::kConsumerRegisters>();
-        if constexpr (P::kSplit) consume<kBorders>(state, memory, consumer, maps.dkeys, sums, shape, schedule);
-        else consume<kBorders>(state, memory, consumer, maps.dkeys, shape, schedule);
+        consume<kBorders>(state, memory, consumer, maps.dkeys, shape, schedule);
     }
 #endif
 }

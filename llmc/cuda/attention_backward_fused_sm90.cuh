@@ -47,14 +47,13 @@ struct FusedTiles64 {
     static constexpr uint32_t kResultBytes = 64 * kPanelRowBytes;   // dK or dV of a consumer
 };
 
-// Head dim 256: dK and dV of 64 keys fill the registers of both consumers. Each has 128 of the columns (64 registers
-// each), computes S and dP of half of a step's queries (16 each) and dQ of its columns (64), which it adds to memory
-// itself: shared memory, whose bandwidth bounds the kernel, has no room for dQ.
+// Head dim 256: dK and dV of 64 keys fill the registers of a consumer each (128), beside S or dP (32). There is no room
+// for dQ, and adding it to memory takes longer than all products of a step, so it has a kernel of its own (kSplit).
 struct FusedTiles256 {
     static constexpr int kDim = 256, HS = 256, kKeys = 64, kItemStages = 1, kStages = 2;
     static constexpr bool kSplit = true;
     static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
-    static constexpr uint32_t kResultBytes = 0;    // dK and dV leave through K and V
+    static constexpr uint32_t kResultBytes = 0;    // dK and dV leave through V and K
 };
 
 template <typename Tiles> struct Fused : Tiles {
@@ -66,8 +65,8 @@ template <typename Tiles> struct Fused : Tiles {
     static constexpr uint32_t kStatBytes = kQueries * kStatRowBytes;   // statistics of a step
     static constexpr uint32_t kGradBytes = kKeyPanel;   // dS of a step: rows are keys, columns are queries
     static constexpr uint32_t kSumBytes = sum_bytes(Tiles::HS);   // dQ of a step
-    // Shared memory: stages of K and V | two dS buffers | dQ of each consumer (split: two P buffers) | stages of Q and
-    // dO | dV and dK of each consumer (only head dim 64) | statistics | barriers | item numbers.
+    // Shared memory: stages of K and V | two dS buffers | dQ of each consumer (split: both are two P buffers) | stages
+    // of Q and dO | dV and dK of each consumer (only head dim 64) | statistics | barriers | item numbers.
     static constexpr uint32_t kGradsAt = Tiles::kItemStages * 2 * kKeyBytes, kSumsAt = kGradsAt + 2 * kGradBytes;
     static constexpr uint32_t kStepsAt = kSumsAt + (Tiles::kSplit ? 2 * kGradBytes : kConsumers * kSumBytes);
     static constexpr uint32_t kResultsAt = kStepsAt + Tiles::kStages * 2 * kQueryBytes;
@@ -111,7 +110,7 @@ template <typename Tiles> struct FusedState {
     __device__ Slots<P::kStages> douts() const { return step_part(1); }
     __device__ void init() const {
         items().init(P::kWarps + (P::kSplit ? 1 : 3), 1);   // consumer warps, statistics warp, (two) adding threads
-        grads().init(P::kSplit ? P::kWarps : 4, P::kWarps);   // readers: the warps that compute dQ
+        grads().init(4, P::kSplit ? 4 : P::kWarps);   // readers: the warps that compute dQ (split: dS)
         for (int consumer = 0; consumer < P::kConsumers; consumer++) sums(consumer).init(1, 4);
         queries().init(P::kWarps, 1 + 32);   // the loading thread and the statistics warp
         douts().init_full(1);
@@ -214,16 +213,13 @@ template <typename Tiles> struct FusedConsumer {
 
     // Sets s = a statistic of each query of a step, in all rows: -lse / softmax_mul (kDelta: -delta), as the first
     // product of S (or dP). Its operand in registers has ones in the columns of that statistic's parts.
-    // from: the first query.
-    template <bool kDelta, int count>
-    __device__ void start_with_statistic(float (&s)[count], uint32_t step, int from = 0) const {
+    template <bool kDelta> __device__ void start_with_statistic(float (&s)[32], uint32_t step) const {
         constexpr uint32_t kOnes = 0x3f803f80, kLeft = 0x3f80, kRight = 0x3f800000;   // columns 2 pair and next
         const uint32_t pair = ptx::opaque(static_cast<uint32_t>(lane)) % 4;
         const uint32_t ones = kDelta ? (pair == 1 ? kRight : pair == 2 ? kOnes : 0)
                                      : (pair == 0 ? kOnes : pair == 1 ? kLeft : 0);
         const uint32_t a[4] = {ones, ones, 0, 0};
-        const uint32_t rows = state.shared + state.stats_at(step) + from * kStatRowBytes;
-        ptx::wgmma<2 * count, false>(s, a, statistics_descriptor(rows), false);
+        ptx::wgmma<64, false>(s, a, statistics_descriptor(state.shared + state.stats_at(step)), false);
     }
     // Shared address of this warp's 16 keys in a step's dS buffer. Must not shuffle: single lanes call it.
     __device__ uint32_t own_ds(uint32_t of_step) const {

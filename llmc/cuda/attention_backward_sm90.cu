@@ -1,4 +1,5 @@
-// Attention backward on compute capability 9.0: delta, the fused kernel, and the rounding of dQ to bf16.
+// Attention backward on compute capability 9.0: delta, the fused kernel, and the rounding of dQ to bf16 or, at head dim
+// 256, the kernel of dQ.
 #include "llmc/cuda/attention_backward_sm90.cuh"
 
 namespace cuda {
@@ -58,7 +59,7 @@ __device__ inline void transpose_among_four(uint32_t (&x)[4], int lane) {
 // Math: dq = softmax_mul sums
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 2.
 // Traffic: sums (fp32) read, dq written once.
-// Requires: as attention_delta_kernel.
+// Requires: as attention_delta_kernel, HS below 256.
 // Parallel: a warp owns 16 rows and half of the columns of a unit, in the layout that wgmma leaves in registers
 //           (wgmma.cuh).
 template <int dim>
@@ -108,14 +109,18 @@ template <int dim> void launch_round(Ctx& ctx, const AttentionBackwardArgs& args
 // Bytes of the sums of a unit, whose heads are whole panels.
 static int64_t unit_bytes(int64_t HS) { return sum_bytes(static_cast<int>(ceil_div(HS, kPanel) * kPanel)); }
 
+static int64_t sum_units(int64_t B, int64_t T, int64_t NH, int64_t HS) {
+    return HS == 256 ? 0 : B * NH * ceil_div(T, kSumRows);
+}
+
 int64_t attention_sums_elems_sm90(int64_t B, int64_t T, int64_t NH, int64_t HS) {
-    return B * NH * ceil_div(T, kSumRows) * (unit_bytes(HS) / 4 + 1) + 1;   // + turns + taken
+    return sum_units(B, T, NH, HS) * (unit_bytes(HS) / 4 + 1) + 1;   // + turns + taken
 }
 
 void attention_backward_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
     expect_at_least(args.sums, Dtype::kFp32, attention_sums_elems_sm90(shape.B, shape.T, shape.NH, shape.HS),
                     "attention_backward: sums");
-    const int64_t tiles = ceil_div(shape.T, kSumRows), units = shape.B * shape.NH * tiles;
+    const int64_t tiles = ceil_div(shape.T, kSumRows), units = sum_units(shape.B, shape.T, shape.NH, shape.HS);
     const int64_t bytes = units * unit_bytes(shape.HS);
     auto* const data = args.sums.as<float>();
     auto* const taken = reinterpret_cast<uint32_t*>(data + bytes / 4);
@@ -124,7 +129,10 @@ void attention_backward_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const 
     CUDA_CHECK(cudaMemsetAsync(sums.taken, 0, static_cast<size_t>(4 + units * 4), stream_of(ctx)));
     by_head_dim(shape.HS, [&](auto dim) { launch_delta<dim.value>(ctx, args, shape); });
     attention_backward_fused_sm90(ctx, args, sums, shape);
-    by_head_dim(shape.HS, [&](auto dim) { launch_round<dim.value>(ctx, args, sums, shape); });
+    by_head_dim(shape.HS, [&](auto dim) {
+        if constexpr (dim.value == 256) attention_backward_queries_sm90(ctx, args, shape);
+        else launch_round<dim.value>(ctx, args, sums, shape);
+    });
 }
 
 }  // namespace cuda

@@ -1,5 +1,6 @@
 // Attention backward on compute capability 9.0: a fused kernel that owns keys and loops over the queries of all heads
-// of its group (five products per tile), with dK and dV in registers and dQ accumulated over blocks in fp32 memory.
+// of its group (five products per tile), with dK and dV in registers and dQ accumulated over blocks in fp32 memory. At
+// head dim 256, where these additions take longer than the products, a second kernel computes dQ (seven products).
 #pragma once
 #include <algorithm>
 
@@ -58,9 +59,12 @@ template <int stages> struct Slots {
     __device__ void arrive_empty(uint32_t n) const { ptx::barrier_arrive(empty + 8 * stage(n)); }
 };
 
-// Writes dK and dV of dqkv (=) and dQ to sums (=, since the first addition stores). Requires args.delta, and 0 in taken
-// and turns.
+// Writes dK and dV of dqkv (=) and, below head dim 256, dQ to sums (=, since the first addition stores). Requires
+// args.delta, and 0 in taken and turns.
 void attention_backward_fused_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums,
                                    const AttentionShape& shape);
+
+// Writes dQ of dqkv (=) at head dim 256. Requires args.delta.
+void attention_backward_queries_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape);
 
 }  // namespace cuda

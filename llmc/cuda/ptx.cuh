@@ -286,16 +286,6 @@ __device__ inline uint32_t load_acquire(const uint32_t* global) {
 __device__ inline void store_release(uint32_t* global, uint32_t value) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(global)), "r"(value) : "memory");
 }
-// Adds to global memory, without the old value. "red.release", "red.relaxed".
-__device__ inline void add_release(uint32_t* global, uint32_t value) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(global)), "r"(value)
-                 : "memory");
-}
-__device__ inline void add_global4(float* global, float a, float b, float c, float d) {
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(global)),
-                 "f"(a), "f"(b), "f"(c), "f"(d)
-                 : "memory");
-}
 
 // ---- barriers in this block's shared memory (in another block's: barrier_arrive_in_block)
 __device__ inline void barrier_arrive(uint32_t barrier) {
@@ -359,13 +349,12 @@ template <int count> __device__ inline void pin(int (&x)[count]) {
     for (int i = 0; i < count; i++) asm volatile("" : "+r"(x[i])::"memory");
 }
 
-// Operand lists of 16 to 128 registers: "+f" of d[0..], and "%0, %1, ...".
+// Operand lists of 32 to 128 registers: "+f" of d[0..], and "%0, %1, ...".
 #define LLMC_F8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
                       "+f"(d[i + 6]), "+f"(d[i + 7])
 #define LLMC_F16(d, i) LLMC_F8(d, i), LLMC_F8(d, i + 8)
 #define LLMC_F32(d, i) LLMC_F16(d, i), LLMC_F16(d, i + 16)
 #define LLMC_N10(t) "%" t "0, %" t "1, %" t "2, %" t "3, %" t "4, %" t "5, %" t "6, %" t "7, %" t "8, %" t "9, "
-#define LLMC_N16 LLMC_N10("") "%10, %11, %12, %13, %14, %15"
 #define LLMC_N32 LLMC_N10("") LLMC_N10("1") LLMC_N10("2") "%30, %31"
 #define LLMC_N40 LLMC_N10("") LLMC_N10("1") LLMC_N10("2") "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39"
 #define LLMC_N64 LLMC_N10("") LLMC_N10("1") LLMC_N10("2") LLMC_N10("3") LLMC_N10("4") LLMC_N10("5") \
@@ -389,11 +378,8 @@ template <int count> __device__ inline void pin(int (&x)[count]) {
 // (wgmma.cuh). a_rows, b_rows: the operand is contiguous along M or N, not along K. "wgmma.mma_async".
 template <int N, bool a_rows, bool b_rows>
 __device__ inline void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add) {
-    static_assert(N == 32 || N == 64 || N == 80 || N == 128 || N == 256);
-    if constexpr (N == 32)
-        LLMC_WGMMA("m64n32k16.f32.bf16.bf16", LLMC_N16, "%16, %17", "%18", ", %19, %20", LLMC_F16(d, 0), LLMC_MEMORY,
-                   "n"(a_rows), "n"(b_rows));
-    else if constexpr (N == 64)
+    static_assert(N == 64 || N == 80 || N == 128 || N == 256);
+    if constexpr (N == 64)
         LLMC_WGMMA("m64n64k16.f32.bf16.bf16", LLMC_N32, "%32, %33", "%34", ", %35, %36", LLMC_F32(d, 0), LLMC_MEMORY,
                    "n"(a_rows), "n"(b_rows));
     else if constexpr (N == 80)
@@ -409,11 +395,8 @@ __device__ inline void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add
 // As above with A in registers: each warp holds its 16 rows as in mma_bf16.
 template <int N, bool b_rows>
 __device__ inline void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool add) {
-    static_assert(N == 32 || N == 64 || N == 128 || N == 256);
-    if constexpr (N == 32)
-        LLMC_WGMMA("m64n32k16.f32.bf16.bf16", LLMC_N16, "{%16, %17, %18, %19}, %20", "%21", ", %22", LLMC_F16(d, 0),
-                   LLMC_REGISTERS, "n"(b_rows));
-    else if constexpr (N == 64)
+    static_assert(N == 64 || N == 128 || N == 256);
+    if constexpr (N == 64)
         LLMC_WGMMA("m64n64k16.f32.bf16.bf16", LLMC_N32, "{%32, %33, %34, %35}, %36", "%37", ", %38", LLMC_F32(d, 0),
                    LLMC_REGISTERS, "n"(b_rows));
     else if constexpr (N == 128)
@@ -470,7 +453,6 @@ __device__ inline void wgmma_int8(int (&d)[128], uint64_t a, uint64_t b, bool ad
 #undef LLMC_REGISTERS
 #undef LLMC_WGMMA
 #undef LLMC_N10
-#undef LLMC_N16
 #undef LLMC_N32
 #undef LLMC_N40
 #undef LLMC_N64

@@ -82,7 +82,7 @@ struct AttentionBackwardArgs {
     const int32_t* documents = nullptr;   // (2, B, T) optional: starts, ends, as in the forward
     int64_t window = 0;                   // tokens, as in the forward
     QuantOut quant = {};                  // of dqkv, N = B T
-    Tensor sums = {};                     // (attention_sums_elems(...)) fp32, =: scratch, dq accumulators
+    Tensor sums = {};                     // (attention_sums_elems(...)) fp32, =: scratch, such as dq accumulators
     Tensor sinks = {};                    // (NH) T, optional, as in the forward
     Tensor dsinks = {};                   // (NH) grad, with sinks, += - sum over rows of exp(sink - lse) delta
     float softcap = 0;                    // as in the forward

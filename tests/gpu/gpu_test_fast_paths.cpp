@@ -199,6 +199,7 @@ const std::map<std::string, std::string>& elsewhere() {
         {"attention_forward_mma_kernel", other_gpu}, {"attention_backward_key_mma_kernel", other_gpu},
         {"attention_backward_query_mma_kernel", other_gpu}, {"attention_forward_plain_kernel", shape},
         {"attention_backward_key_plain_kernel", shape}, {"attention_backward_query_plain_kernel", shape},
+        {"attention_backward_queries_sm90_kernel", shape},
         {"classifier_loop_kernel", shape}, {"classifier_losses_kernel", "evaluation"},
         {"norm_forward_loop_kernel", shape}, {"norm_backward_loop_kernel", shape},
         {"norm_backward_columns_kernel", shape}, {"qk_norm_forward_loop_kernel", shape},
