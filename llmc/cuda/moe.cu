@@ -141,59 +141,105 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
+// kWidth elements of a row as they are in memory, read once.
+template <typename T, int kWidth> class RowPart {
+public:
+    __device__ void load(const T* p) {
+#pragma unroll
+        for (int i = 0; i < kPieces; i++) {
+            if constexpr (kPiece == kVec<T>) piece_[i].raw = load_vec_streaming(p + i * kPiece);
+            else piece_[i].load(p + i * kPiece);
+        }
+    }
+    __device__ void add_to(float (&sum)[kWidth]) const {
+#pragma unroll
+        for (int i = 0; i < kPieces; i++) {
+            float value[kPiece];
+            piece_[i].unpack_to(value);
+#pragma unroll
+            for (int j = 0; j < kPiece; j++) sum[i * kPiece + j] += value[j];
+        }
+    }
+
+private:
+    static constexpr int kPiece = std::min(kWidth, kVec<T>), kPieces = kWidth / kPiece;
+    Packed<T, kPiece> piece_[kPieces];
+};
+
+// A row to be added to its token's sum: its first element, and how many levels of the tree are closed before.
+struct CombinedRow {
+    int64_t begin;
+    int32_t closes;
+};
+// Writes the rows that the warp's token n has, in order, and returns their number; ends with a barrier of the warp.
+__device__ inline int list_rows(CombinedRow* rows, const int32_t* slot_rows, const int32_t* experts, int64_t n,
+                                int64_t N, int K, int64_t C, int of_group) {
+    const int lane = threadIdx.x % kLanes;
+    int32_t row = -1, group = 0;
+    if (lane < K) row = experts ? slot_rows[n * K + lane] : static_cast<int32_t>(lane * N + n);
+    if (lane < K) group = (experts ? experts[n * K + lane] : lane) / of_group;
+    const uint32_t present = __ballot_sync(0xffffffffu, row >= 0), lower = present & ((1u << lane) - 1);
+    const int32_t before = __shfl_sync(0xffffffffu, group, lower ? 31 - __clz(static_cast<int>(lower)) : lane);
+    if (row >= 0) rows[__popc(lower)] = {row * C, 32 - __clz(group ^ before)};
+    __syncwarp();
+    return __popc(present);
+}
+
+constexpr int kCombineThreads = 128, kCombineLevels = 3;
+static_assert(1 << kCombineLevels == kCombineGroups);
+
 // Math: see CombineRowsArgs.
 // Source: none.
 // Traffic: in read, out (read and) written, once.
 // Requires: as gather_rows_kernel; K <= 32.
-// Parallel: a warp per row of out. sums[l] is that of the slots so far that share a node of level l of the tree with
-//           the latest one; a child is added to its parent once its last slot is in it.
+// Parallel: a warp per row of out; a lane has loads of kAtOnce rows in flight. sums[l] is that of the rows so far that
+//           share a node of level l of the tree with the latest one; a child is added to its parent once its last row
+//           is in it.
 template <typename Out, typename In, int kWidth>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kCombineThreads, 5)
     combine_rows_kernel(Out* out, const In* in, const int32_t* slot_rows, const int32_t* experts, int64_t N, int K,
                         int64_t C, int of_group, bool accumulate) {
-    constexpr int kLevels = 3, kAtOnce = 4;
-    static_assert(1 << kLevels == kCombineGroups && kLanes % kAtOnce == 0);
+    constexpr int kAtOnce = kWidth > kVec<In> ? 4 : 8;
+    __shared__ CombinedRow all_rows[kCombineThreads / kLanes][kLanes];
     wait_for_previous_kernels();
-    const int64_t n = warp_row();
-    const int lane = threadIdx.x % kLanes, slot = min(lane, K - 1);
+    const int64_t n = int64_t{blockIdx.x} * (kCombineThreads / kLanes) + threadIdx.x / kLanes;
     if (n >= N) return;
-    const int32_t mine = lane >= K ? -1 : experts ? slot_rows[n * K + lane] : static_cast<int32_t>(lane * N + n);
-    const int my_group = (experts ? experts[n * K + slot] : slot) / of_group;
+    CombinedRow* const rows = all_rows[threadIdx.x / kLanes];
+    const int count = list_rows(rows, slot_rows, experts, n, N, K, C, of_group);
     out += n * C;
-    for (int64_t begin = 0; begin < C; begin += kLanes * kWidth) {   // all lanes take part in the shuffles
-        const int64_t c = begin + lane * kWidth;
-        float sums[kLevels + 1][kWidth] = {};
-        int group = 0;
-        const auto close = [&](int next) {   // nodes of which the group `next` is no part
+    for (int64_t c = threadIdx.x % kLanes * kWidth; c < C; c += kLanes * kWidth) {
+        float sums[kCombineLevels + 1][kWidth] = {};
+        const auto close = [&](int levels) {
 #pragma unroll
-            for (int l = 0; l < kLevels; l++) {
-                if ((group ^ next) >> l == 0) continue;
+            for (int l = 0; l < kCombineLevels; l++) {
+                if (l >= levels) break;
 #pragma unroll
                 for (int i = 0; i < kWidth; i++) sums[l + 1][i] += sums[l][i], sums[l][i] = 0.0f;
             }
-            group = next;
         };
-        for (int k = 0; k < K; k += kAtOnce) {
-            float parts[kAtOnce][kWidth] = {};
+        RowPart<Out, kWidth> before;
+        if (accumulate) before.load(out + c);
+        for (int k = 0; k < count; k += kAtOnce) {
+            RowPart<In, kWidth> parts[kAtOnce];
+            const auto load = [&](int rows_left) {
+#pragma unroll
+                for (int j = 0; j < kAtOnce; j++) {
+                    if (j >= rows_left) break;
+                    parts[j].load(in + rows[k + j].begin + c);
+                }
+            };
+            if (k + kAtOnce <= count) load(kAtOnce);   // without branches between the loads
+            else load(count - k);
 #pragma unroll
             for (int j = 0; j < kAtOnce; j++) {
-                const int64_t row = __shfl_sync(0xffffffffu, mine, k + j);
-                if (row >= 0 && c < C) load_floats<In, kWidth>(in + row * C + c, parts[j]);
-            }
-#pragma unroll
-            for (int j = 0; j < kAtOnce; j++) {
-                close(__shfl_sync(0xffffffffu, my_group, k + j));
-#pragma unroll
-                for (int i = 0; i < kWidth; i++) sums[0][i] += parts[j][i];
+                if (k + j >= count) break;
+                close(rows[k + j].closes);
+                parts[j].add_to(sums[0]);
             }
         }
-        close(group ^ static_cast<int>(kCombineGroups));
-        if (c >= C) continue;
-        float before[kWidth] = {};
-        if (accumulate) load_floats<Out, kWidth>(out + c, before);
-#pragma unroll
-        for (int i = 0; i < kWidth; i++) sums[kLevels][i] += before[i];
-        store_floats<Out, kWidth>(out + c, sums[kLevels]);
+        close(kCombineLevels);
+        if (accumulate) before.add_to(sums[kCombineLevels]);
+        store_floats<Out, kWidth>(out + c, sums[kCombineLevels]);
     }
 }
 
@@ -300,9 +346,10 @@ __global__ void __launch_bounds__(kThreads)
         if (valid) load_floats<T, kWidth>(dout + f, d);
 #pragma unroll
         for (int i = 0; i < kWidth; i++) {
-            const float s = sigmoid<float>(gate[i]), silu = gate[i] * s;   // dweights is in FP32
+            const SigmoidPair s = sigmoid_pair<T>(gate[i]);
+            const float silu = gate[i] * s.of_x;
             if (c < F) dweight += d[i] * silu * up[i];
-            gate[i] = d[i] * weight * up[i] * s * (1.0f + gate[i] * sigmoid_complement<float>(gate[i], s));
+            gate[i] = d[i] * weight * up[i] * s.of_x * (1.0f + gate[i] * s.complement);
             up[i] = d[i] * weight * silu;
         }
         if (kQuant && split) {
@@ -396,7 +443,8 @@ void combine_rows(Ctx& ctx, const CombineRowsArgs& args) {
         const bool vectors = vectorizable<Out>(args.C, {args.out.data}) && vectorizable<In>(args.C, {args.in.data});
         using Wide = std::conditional_t<sizeof(Out) < sizeof(In), Out, In>;
         with_width<Wide>(vectors, [&](auto width) {
-            launch_early(ctx, combine_rows_kernel<Out, In, width>, warp_grid(args.N), kThreads, 0, args.out.as<Out>(),
+            launch_early(ctx, combine_rows_kernel<Out, In, width>,
+                         grid_size(ceil_div(args.N, kCombineThreads / kLanes)), kCombineThreads, 0, args.out.as<Out>(),
                          args.in.as<In>(), experts ? args.slot_rows.as<int32_t>() : nullptr, experts, args.N, args.K,
                          args.C, experts_of_group(args.E), args.accumulate);
         });

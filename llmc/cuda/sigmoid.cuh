@@ -17,4 +17,19 @@ template <typename T> __device__ inline float sigmoid_complement(float x, float 
     else return 1.0f / (1.0f + expf(x));
 }
 
+// Both, for results that also need FP32's precision where they are not rounded to bf16: of bf16 values from one fast
+// exponential of -|x| (errors near 2^-22 of each), without branches.
+struct SigmoidPair {
+    float of_x, complement;
+};
+template <typename T> __device__ inline SigmoidPair sigmoid_pair(float x) {
+    if constexpr (std::is_same_v<T, bf16>) {
+        const float e = exp2_approx(-kLog2E * fabsf(x)), high = reciprocal_approx(1.0f + e), low = e * high;
+        return x < 0.0f ? SigmoidPair{low, high} : SigmoidPair{high, low};
+    } else {
+        const float s = sigmoid<T>(x);
+        return {s, sigmoid_complement<T>(x, s)};
+    }
+}
+
 }  // namespace cuda
