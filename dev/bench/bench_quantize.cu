@@ -53,11 +53,22 @@ const Shape kX = {"8192 x 4096", 8192, 4096}, kUp = {"8192 x 14336", 8192, 14336
 const Shape kSmallX = {"65536 x 768", 65536, 768}, kSmallUp = {"65536 x 3072", 65536, 3072};
 const Shape kGateUpWeight = {"28672 x 4096", 28672, 4096};
 const Shape kDownWeight = {"4096 x 14336", 4096, 14336}, kQkvWeight = {"6144 x 4096", 6144, 4096};
+constexpr int64_t kExperts = 32;   // of a rank, of a layer of Qwen3-30B-A3B
+const Shape kExpertWeights = {"32 x 1536 x 2048", kExperts * 1536, 2048};
 
 using Operation = void (*)(Ctx&, Tensors&, const Shape&, Ask);
 
 template <Dtype from> void quantize(Ctx& ctx, Tensors& t, const Shape& s, Ask ask) {
     cuda::quantize(ctx, {.quant = request(t, ask, s.N, s.C), .in = t("in", from, s.N * s.C), .N = s.N, .C = s.C});
+}
+template <bool together> void quantize_experts(Ctx& ctx, Tensors& t, const Shape& s, Ask ask) {
+    const QuantOut all = request(t, ask, s.N, s.C);
+    const Tensor in = t("in", kF, s.N * s.C);
+    const int64_t N = s.N / kExperts;
+    if (together) cuda::quantize(ctx, {.quant = all, .in = in, .N = N, .C = s.C, .matrices = kExperts});
+    for (int64_t e = 0; e < kExperts && !together; e++)
+        cuda::quantize(ctx, {.quant = of_matrix(all, e, kExperts), .in = in.slice(e * N * s.C, N * s.C), .N = N,
+                             .C = s.C});
 }
 Tensor row_scale_inv(Tensors& t, const Shape& s) { return t("scale_inv", kF, s.N); }
 template <Dtype from> void quantize_int8(Ctx& ctx, Tensors& t, const Shape& s, Ask) {
@@ -125,6 +136,8 @@ const Row kRows[] = {
     {"quantize fp32", quantize<kF>, kDownWeight, Ask::kSquares, 6},
     {"quantize fp32", quantize<kF>, kQkvWeight, Ask::kCurrent, 6},
     {"quantize fp32", quantize<kF>, kQkvWeight, Ask::kSquares, 6},
+    {"quantize fp32 in one launch", quantize_experts<true>, kExpertWeights, Ask::kSquares, 6},
+    {"quantize fp32 in 32 launches", quantize_experts<false>, kExpertWeights, Ask::kSquares, 6},
     {"quantize_int8 bf16", quantize_int8<kB>, kX, Ask::kRows, 3},
     {"quantize_int8 bf16", quantize_int8<kB>, kUp, Ask::kRows, 3},
     {"quantize_int8 bf16", quantize_int8<kB>, kSmallX, Ask::kRows, 3},

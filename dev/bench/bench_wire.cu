@@ -24,6 +24,7 @@ struct Shape {
 };
 const Shape kBucket = {"64 Mi", 8192, 8192}, kBlock = {"8 Mi", 1024, 8192}, kSmall = {"1 Mi", 1024, 1024};
 const Shape kDown = {"4096 x 14336", 4096, 14336}, kQkv = {"6144 x 4096", 6144, 4096};
+const Shape kExperts = {"32 x 1536 x 2048", 32 * 1536, 2048};   // of a rank, of a layer of Qwen3-30B-A3B
 
 using Operation = void (*)(Ctx&, Tensors&, const Shape&);
 
@@ -70,9 +71,11 @@ template <bool blocks, bool count, Dtype from = kF> void run(Ctx& ctx, Tensors& 
                              .block_amaxes = blocks ? amaxes_of(t, s) : nullptr,
                              .counts = count ? t.object("counts", Fp8Counts{}) : nullptr});
 }
-void transpose(Ctx& ctx, Tensors& t, const Shape& s) {
-    cuda::transpose_bytes(ctx, {.out = t("out", kCodes, s.elems()), .in = t("in", kCodes, s.elems()), .R = s.R,
-                                .C = s.C});
+template <int64_t launches, int64_t matrices> void transpose(Ctx& ctx, Tensors& t, const Shape& s) {
+    const Tensor out = t("out", kCodes, s.elems()), in = t("in", kCodes, s.elems());
+    for (int64_t i = 0, elems = s.elems() / launches; i < launches; i++)
+        cuda::transpose_bytes(ctx, {.out = out.slice(i * elems, elems), .in = in.slice(i * elems, elems),
+                                    .R = s.R / (launches * matrices), .C = s.C, .matrices = matrices});
 }
 
 struct Row {
@@ -105,8 +108,10 @@ const Row kRows[] = {
     {"quantize_run bf16, one factor", run<false, false, kB>, kDown, 3 * kPart},
     {"quantize_run, squares, counts", run<true, true>, kDown, 5 * kPart},
     {"quantize_run, squares", run<true, false>, kQkv, 5 * kPart},
-    {"transpose_bytes", transpose, kDown, 2},
-    {"transpose_bytes", transpose, kQkv, 2},
+    {"transpose_bytes", transpose<1, 1>, kDown, 2},
+    {"transpose_bytes", transpose<1, 1>, kQkv, 2},
+    {"transpose_bytes in one launch", transpose<1, 32>, kExperts, 2},
+    {"transpose_bytes in 32 launches", transpose<32, 1>, kExperts, 2},
 };
 
 void run_bench(Ctx& ctx, const Row& row, const std::string& name, double ceiling_gbps) {

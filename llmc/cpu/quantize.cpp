@@ -182,10 +182,18 @@ void apply_quant(const QuantOut& quant, const bf16* x, int64_t N, int64_t C) {
     if (quant.dbias) add_partials_to_grad(quant.dbias, quant.dbias_scratch.as<float>(), tile_rows, C, C);
 }
 
-void quantize(Ctx&, const QuantizeArgs& args) {
+void quantize(Ctx& ctx, const QuantizeArgs& args) {
     CHECK(args.quant, "quantize: nothing asked for");
     const bool wide = args.in.dtype == Dtype::kFp32;
-    check_tensor("quantize", "in", args.in, wide ? Dtype::kFp32 : Dtype::kBf16, args.N * args.C);
+    check_tensor("quantize", "in", args.in, wide ? Dtype::kFp32 : Dtype::kBf16, args.matrices * args.N * args.C);
+    CHECK(args.matrices == 1 || (args.quant.granularity == Granularity::kBlock128x128 && !args.quant.record
+                                 && !args.quant.first_nonfinite && !args.quant.dbias),
+          "quantize: %lld matrices, not only blocks of 128 x 128", (long long)args.matrices);
+    for (int64_t m = 0; m < args.matrices && args.matrices > 1; m++)
+        quantize(ctx, {.quant = of_matrix(args.quant, m, args.matrices),
+                       .in = args.in.slice(m * args.N * args.C, args.N * args.C), .N = args.N, .C = args.C,
+                       .state = args.state});
+    if (args.matrices > 1) return;
     check_quant("quantize", args.quant, Dtype::kBf16, args.N, args.C);
     CHECK(!args.state || !args.quant.dbias, "quantize: dbias of a step that may be skipped");
     if (args.state && args.state->skip) return;
@@ -215,15 +223,9 @@ void fp8_clear(Ctx&, const Fp8ClearArgs& args) {
     }
 }
 
-void count_scales(Ctx&, const CountScalesArgs& args) {
+static void count_matrix(const CountScalesArgs& args, const uint8_t* codes, const float* scale_inv) {
     const bool lines = args.granularity == Granularity::kBlock1x128;
     const int64_t R = args.R, K = args.K, height = lines ? 1 : kScaleBlock;
-    CHECK(args.granularity != Granularity::kTensor && K % 16 == 0, "count_scales: %lld x %lld", (long long)R,
-          (long long)K);
-    check_tensor("count_scales", "codes", args.codes, args.codes.dtype, R * K);
-    CHECK(is_fp8(args.codes.dtype), "count_scales: codes in %s", dtype_name(args.codes.dtype));
-    check_tensor("count_scales", "scale_inv", args.scale_inv, Dtype::kFp32, scale_inv_elems(args.granularity, R, K));
-    const uint8_t* const codes = static_cast<const uint8_t*>(args.codes.data);
     for (int64_t row = 0; row < R; row += height)
         for (int64_t k = 0; k * kScaleBlock < K; k++) {
             const int64_t at = lines ? k * R + row : row / kScaleBlock * block_row_stride(K) + k;
@@ -233,9 +235,22 @@ void count_scales(Ctx&, const CountScalesArgs& args) {
                 const uint8_t* line = codes + (row + i) * K + k * kScaleBlock;
                 zeros = std::all_of(line, line + columns, [](uint8_t code) { return (code & 0x7f) == 0; });
             }
-            const uint32_t bits = std::bit_cast<uint32_t>(args.scale_inv.as<float>()[at]);
+            const uint32_t bits = std::bit_cast<uint32_t>(scale_inv[at]);
             args.bins[zeros ? kZeroBlocks : static_cast<int64_t>(bits >> 23 & 0xff)]++;
         }
+}
+
+void count_scales(Ctx&, const CountScalesArgs& args) {
+    const int64_t codes = args.R * args.K;
+    CHECK(args.granularity != Granularity::kTensor && args.K % 16 == 0, "count_scales: %lld x %lld",
+          (long long)args.R, (long long)args.K);
+    check_tensor("count_scales", "codes", args.codes, args.codes.dtype, args.matrices * codes);
+    CHECK(is_fp8(args.codes.dtype), "count_scales: codes in %s", dtype_name(args.codes.dtype));
+    const int64_t scales = scale_inv_elems(args.granularity, args.R, args.K);
+    check_tensor("count_scales", "scale_inv", args.scale_inv, Dtype::kFp32, args.matrices * scales);
+    for (int64_t m = 0; m < args.matrices; m++)
+        count_matrix(args, static_cast<const uint8_t*>(args.codes.data) + m * codes,
+                     args.scale_inv.as<float>() + m * scales);
 }
 
 void fp8_update(Ctx&, const Fp8UpdateArgs& args) {

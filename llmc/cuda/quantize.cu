@@ -35,6 +35,30 @@ template <typename T> struct CopyProducer {
     }
 };
 
+// The same for many small matrices in one launch, each as quantize_tile_kernel does it.
+// Math: see there.
+// Source: fp8.h for casts and scales.
+// Traffic: in read, 1 byte per element and FP8 output written; all once.
+// Requires: blocks of 128 x 128; N and C multiples of 16, aligned tensors.
+// Parallel: a block owns a tile of a matrix; blockIdx.z counts the matrices of a group of row tiles first.
+template <typename T, typename Kind>
+__global__ void __launch_bounds__(kTileThreads<1>, Kind::kCount ? 2 : CopyProducer<T>::kBlocksPerSm)
+    quantize_matrices_kernel(const T* in, const __grid_constant__ TileOut first, unsigned matrices) {
+    __shared__ TileShared<1> shared;
+    wait_for_previous_kernels();
+    const int64_t row_tile = int64_t{blockIdx.z / matrices} * kTileGroup + blockIdx.x, m = blockIdx.z % matrices;
+    if (row_tile * kTile >= first.N || (first.state != nullptr && first.state->skip)) return;
+    TileOut out = first;
+    if (out.rowwise) out.rowwise += m * out.N * out.C;
+    if (out.transposed) out.transposed += m * out.N * out.C;
+    if (out.rowwise) out.rowwise_scale_inv += m * scale_inv_elems(Granularity::kBlock128x128, out.N, out.C);
+    if (out.transposed) out.transposed_scale_inv += m * scale_inv_elems(Granularity::kBlock128x128, out.C, out.N);
+    const TileThread t = tile_thread(row_tile, blockIdx.y, out.N, out.C);
+    TileValues<1> value;
+    produce_tile(CopyProducer<T>{in + m * out.N * out.C, out.C}, t, value);
+    write_tile<Kind, 1>(out, t, value, shared);
+}
+
 constexpr int kAmaxThreads = 256;
 constexpr int kAmaxBatch = 4;   // vectors in flight per thread
 
@@ -156,8 +180,8 @@ template <int kRows> struct CodeBlocks {
 // Traffic: scale_inv read once; in blocks of scale 1, which blocks of zeros have, the codes up to the first one that is
 //     not zero; at most kScaleBins atomic additions a block of threads.
 // Requires: K a multiple of 16, codes aligned to 16 bytes; kScaleBins threads.
-// Parallel: blocks of threads stride over those of the matrix and count in shared memory; sums of integers have no
-//     order.
+// Parallel: blocks of threads stride over those of a matrix and count in shared memory; sums of integers have no order.
+//     blockIdx.y is the number of the matrix.
 template <int kRows>
 __global__ void __launch_bounds__(kCountThreads)
     count_scales_kernel(unsigned long long* bins, CodeBlocks<kRows> blocks, const float* scale_inv) {
@@ -165,6 +189,9 @@ __global__ void __launch_bounds__(kCountThreads)
     counts[threadIdx.x] = 0;
     __syncthreads();
     wait_for_previous_kernels();
+    constexpr Granularity kBlocks = kRows == 1 ? Granularity::kBlock1x128 : Granularity::kBlock128x128;
+    blocks.codes += blockIdx.y * blocks.R * blocks.K;
+    scale_inv += blockIdx.y * scale_inv_elems(kBlocks, blocks.R, blocks.K);
     const int64_t step = int64_t{gridDim.x} * kCountThreads;
     for (int64_t i = int64_t{blockIdx.x} * kCountThreads + threadIdx.x; i < blocks.count(); i += step) {
         const uint32_t bits = __float_as_uint(scale_inv[blocks.scale_at(i)]);
@@ -212,11 +239,29 @@ TileOut tile_out(const QuantOut& quant, const Tensor& out, int64_t N, int64_t C,
             .event = quant.event, .current = current, .record = quant.record && !(quant.copies() && current)};
 }
 
+static void quantize_matrices(Ctx& ctx, const QuantizeArgs& args) {
+    const int64_t N = args.N, C = args.C, groups = ceil_div(N, kTile * kTileGroup);
+    const QuantOut& quant = args.quant;
+    CHECK(quant.copies() && !quant.record && !quant.first_nonfinite && !quant.dbias && N < (1 << 24) && C < (1 << 23),
+          "quantize: %lld matrices of %lld x %lld, or not only copies", ll(args.matrices), ll(N), ll(C));
+    TileOut tile = tile_out(of_matrix(quant, 0, args.matrices), {}, N, C, "quantize");
+    tile.state = args.state;
+    const dim3 grid(kTileGroup, grid_size(ceil_div(C, kTile)), grid_size(groups * args.matrices));
+    dispatch(args.in.dtype, "quantize: in", [&](auto type) {
+        using T = decltype(type);
+        with_tile_kind<cast_bit(TileCast::kBlock128x128)>(quant, "quantize: matrices", [&](auto kind) {
+            launch_early(ctx, quantize_matrices_kernel<T, decltype(kind)>, grid, kTileThreads<1>, 0, args.in.as<T>(),
+                         tile, static_cast<unsigned>(args.matrices));
+        });
+    });
+}
+
 void quantize(Ctx& ctx, const QuantizeArgs& args) {
     const int64_t N = args.N, C = args.C;
-    expect(args.in, args.in.dtype, N * C, "quantize: in");
+    expect(args.in, args.in.dtype, args.matrices * N * C, "quantize: in");
     expect_aligned(args.in, "quantize: in");
     CHECK(args.state == nullptr || !args.quant.dbias, "quantize: dbias of a step that may be skipped");
+    if (args.matrices > 1) return quantize_matrices(ctx, args);
     dispatch(args.in.dtype, "quantize: in", [&](auto type) {
         using T = decltype(type);
         quantize_tiles<kAllCasts>(ctx, CopyProducer<T>{args.in.as<T>(), C}, args.quant, {}, N, C, "quantize",
@@ -251,12 +296,14 @@ void count_scales(Ctx& ctx, const CountScalesArgs& args) {
     CHECK(is_fp8(args.codes.dtype) && args.R > 0 && args.K > 0 && args.K % 16 == 0, "count_scales: %lld x %lld of %s",
           (long long)args.R, (long long)args.K, dtype_name(args.codes.dtype));
     CHECK(args.bins != nullptr && args.granularity != Granularity::kTensor, "count_scales: no bins, or no blocks");
-    expect(args.codes, args.codes.dtype, args.R * args.K, "count_scales: codes");
+    expect(args.codes, args.codes.dtype, args.matrices * args.R * args.K, "count_scales: codes");
     expect_aligned(args.codes, "count_scales: codes");
-    expect(args.scale_inv, Dtype::kFp32, scale_inv_elems(args.granularity, args.R, args.K), "count_scales: scale_inv");
+    expect(args.scale_inv, Dtype::kFp32, args.matrices * scale_inv_elems(args.granularity, args.R, args.K),
+           "count_scales: scale_inv");
     auto launch = [&](auto blocks, auto kernel) {
         const int64_t grid = std::min(ceil_div(blocks.count(), int64_t{4} * kCountThreads), int64_t{8} * ctx.sm_count);
-        launch_early(ctx, kernel, grid_size(grid), kCountThreads, 0, args.bins, blocks, args.scale_inv.as<float>());
+        launch_early(ctx, kernel, dim3(grid_size(grid), grid_size(args.matrices)), kCountThreads, 0, args.bins, blocks,
+                     args.scale_inv.as<float>());
     };
     const auto* codes = static_cast<const uint8_t*>(args.codes.data);
     if (args.granularity == Granularity::kBlock1x128)

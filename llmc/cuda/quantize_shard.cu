@@ -10,18 +10,21 @@ constexpr int kThreads = 256;
 constexpr int kTile = static_cast<int>(kScaleBlock);
 constexpr int kBatch = 8;   // vectors in flight per thread
 
-// Elements [begin, begin + elems) of a matrix with C columns, divided into tiles of 128 x 128 of the matrix.
+// Elements [begin, begin + elems) of (R, C) matrices that follow each other, divided into tiles of 128 x 128 of each.
+// Rows and tiles are counted over all matrices.
 struct RangeTiles {
-    int64_t begin, elems, C;
+    int64_t begin, elems, R, C;
     int64_t first_row, last_row;         // rows of the elements `begin` and `begin + elems`, and their columns
     int64_t first_column, last_column;
-    int64_t first_row_tile, column_tiles;
+    int64_t row_tiles, column_tiles;     // of a matrix
+    int64_t first_row_tile;
 
-    RangeTiles(int64_t begin_, int64_t elems_, int64_t C_)
-        : begin(begin_), elems(elems_), C(C_), first_row(begin / C), last_row((begin + elems) / C),
-          first_column(begin % C), last_column((begin + elems) % C), first_row_tile(first_row / kTile),
-          column_tiles(ceil_div(C, kTile)) {}
-    int64_t count() const { return ((begin + elems - 1) / C / kTile - first_row_tile + 1) * column_tiles; }
+    RangeTiles(int64_t begin_, int64_t elems_, int64_t R_, int64_t C_)
+        : begin(begin_), elems(elems_), R(R_), C(C_), first_row(begin / C), last_row((begin + elems) / C),
+          first_column(begin % C), last_column((begin + elems) % C), row_tiles(ceil_div(R, kTile)),
+          column_tiles(ceil_div(C, kTile)), first_row_tile(row_tile_of(first_row)) {}
+    int64_t row_tile_of(int64_t row) const { return row / R * row_tiles + row % R / kTile; }
+    int64_t count() const { return (row_tile_of((begin + elems - 1) / C) - first_row_tile + 1) * column_tiles; }
 };
 
 // A thread's vectors of its block's tile: vector k has the same columns and rows kRowStep apart. Offsets from the first
@@ -34,14 +37,17 @@ public:
     static_assert(kVectors % kBatch == 0);
 
     __device__ explicit TileLanes(const RangeTiles& range) {
-        const int64_t row_tile = range.first_row_tile + blockIdx.x / static_cast<uint32_t>(range.column_tiles);
-        const int64_t column_tile = blockIdx.x % static_cast<uint32_t>(range.column_tiles);
+        const uint32_t column_tiles = static_cast<uint32_t>(range.column_tiles);
+        const uint32_t row_tile = static_cast<uint32_t>(range.first_row_tile) + blockIdx.x / column_tiles;
+        const uint32_t column_tile = blockIdx.x % column_tiles;
+        const uint32_t matrix = row_tile / static_cast<uint32_t>(range.row_tiles);
         block_ = row_tile * range.column_tiles + column_tile;
-        const int64_t row = row_tile * kTile + threadIdx.x / kRowVectors;
-        const int64_t column = column_tile * kTile + threadIdx.x % kRowVectors * kWidth;
+        const int64_t first_row = matrix * range.R + (row_tile - matrix * range.row_tiles) * kTile;
+        const int64_t row = first_row + threadIdx.x / kRowVectors;
+        const int64_t column = int64_t{column_tile} * kTile + threadIdx.x % kRowVectors * kWidth;
         // The rows in which these columns belong to the range.
         const int64_t low = range.first_row + (column < range.first_column ? 1 : 0);
-        const int64_t high = range.last_row + (column < range.last_column ? 1 : 0);
+        const int64_t high = min(range.last_row + (column < range.last_column ? 1 : 0), (matrix + 1) * range.R);
         below_ = static_cast<int>(row - low);
         rows_ = column < range.C && low < high ? static_cast<uint32_t>(min(high - low, int64_t{1} << 30)) : 0;
         first_ = row * range.C + column - range.begin;
@@ -151,11 +157,11 @@ __global__ void __launch_bounds__(kThreads, 4)
     }
 }
 
-// Math: scale_inv of each block in the layouts of the matrix and of its transpose; 0 in the padding of a row.
+// Math: scale_inv of each block in the layouts of each matrix and of its transpose; 0 in the padding of a row.
 // Source: fp8.h.
 // Traffic: the amaxes read, both layouts written.
 // Requires: nothing.
-// Parallel: a thread owns an element of either layout.
+// Parallel: a thread owns an element of either layout; blockIdx.y is the number of the matrix.
 template <Dtype kFormat>
 __global__ void block_scales_kernel(float* scale_inv, float* transposed_scale_inv, const uint32_t* amaxes, int rows,
                                     int columns) {
@@ -163,6 +169,9 @@ __global__ void block_scales_kernel(float* scale_inv, float* transposed_scale_in
     const int padded = (columns + 3) / 4 * 4, transposed_padded = (rows + 3) / 4 * 4;
     const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), j = i - rows * padded;
     if (j >= columns * transposed_padded) return;
+    amaxes += int64_t{blockIdx.y} * rows * columns;
+    scale_inv += int64_t{blockIdx.y} * rows * padded;
+    transposed_scale_inv += int64_t{blockIdx.y} * columns * transposed_padded;
     const bool first = j < 0;
     const int row = first ? i / padded : j % transposed_padded, column = first ? i % padded : j / transposed_padded;
     float scale = 0.0f;
@@ -173,17 +182,18 @@ __global__ void block_scales_kernel(float* scale_inv, float* transposed_scale_in
     else transposed_scale_inv[j] = scale;
 }
 
-// Math: out[c, r] = in[r, c], bytes.
+// Math: out[c, r] = in[r, c], bytes, of each matrix.
 // Source: transposes of 4 x 4 bytes in registers, of words through shared memory.
 // Traffic: in read, out written, once.
 // Requires: R and C multiples of 16, tensors aligned to 16 bytes.
 // Parallel: a block owns a tile of 128 x 128; a thread 16 columns of 4 rows, then 16 rows of 4 columns.
 __global__ void __launch_bounds__(TransposeTile::kThreads, 6)
-    transpose_bytes_kernel(uint8_t* out, const uint8_t* in, int64_t R, int64_t C) {
+    transpose_bytes_kernel(uint8_t* out, const uint8_t* in, int64_t R, int64_t C, unsigned matrices) {
     __shared__ __align__(16) uint32_t words[TransposeTile::kWords];
     wait_for_previous_kernels();
-    const TransposeTile tile(R, C);
+    const TransposeTile tile(R, C, matrices);
     if (tile.rows == 0) return;
+    in += tile.matrix * R * C, out += tile.matrix * R * C;
     const int column = static_cast<int>(threadIdx.x % 8) * 16, w = static_cast<int>(threadIdx.x / 8);
     if (column < tile.columns && w * 4 < tile.rows) {
         const uint8_t* from = in + (tile.first_row + w * 4) * C + tile.first_column + column;
@@ -204,11 +214,13 @@ __global__ void __launch_bounds__(TransposeTile::kThreads, 6)
     tile.store(out, words, R);
 }
 
-void check_range(const Tensor& in, int64_t begin, int64_t R, int64_t C, const char* op) {
-    expect(in, in.dtype, in.elems, op);
-    CHECK(begin >= 0 && begin + in.elems <= R * C, "%s: elements [%lld, +%lld) of %lld x %lld", op, (long long)begin,
-          (long long)in.elems, (long long)R, (long long)C);
-    CHECK(C < (1 << 23) && R < (1 << 24), "%s: a matrix of %lld x %lld", op, (long long)R, (long long)C);
+template <typename Args> void check_range(const Args& a, const char* op) {
+    expect(a.in, a.in.dtype, a.in.elems, op);
+    CHECK(a.begin >= 0 && a.begin + a.in.elems <= a.matrices * a.R * a.C,
+          "%s: elements [%lld, +%lld) of %lld x %lld x %lld", op, ll(a.begin), ll(a.in.elems), ll(a.matrices), ll(a.R),
+          ll(a.C));
+    CHECK(a.C < (1 << 23) && a.matrices * a.R < (1 << 24), "%s: %lld matrices of %lld x %lld", op, ll(a.matrices),
+          ll(a.R), ll(a.C));
 }
 
 // Calls f(width) with 4 where all vectors of the tiles are aligned and lie entirely in the range, else with 1.
@@ -223,9 +235,9 @@ template <typename F> void with_range_width(const RangeTiles& range, const Tenso
 void block_amax(Ctx& ctx, const BlockAmaxArgs& args) {
     if (args.in.elems == 0) return;
     expect(args.in, Dtype::kFp32, args.in.elems, "block_amax: in");
-    check_range(args.in, args.begin, args.R, args.C, "block_amax");
+    check_range(args, "block_amax");
     CHECK(args.amaxes != nullptr, "block_amax without amaxes");
-    const RangeTiles range(args.begin, args.in.elems, args.C);
+    const RangeTiles range(args.begin, args.in.elems, args.R, args.C);
     with_range_width(range, args.in, {}, [&](auto width) {
         launch_early(ctx, block_amax_kernel<decltype(width)::value>, grid_size(range.count()), kThreads, 0, args.amaxes,
                      args.in.as<float>(), range);
@@ -242,10 +254,10 @@ void fp8_scales(Ctx& ctx, const Fp8ScalesArgs& args) {
 
 void quantize_run(Ctx& ctx, const QuantizeRunArgs& args) {
     if (args.in.elems == 0) return;
-    check_range(args.in, args.begin, args.R, args.C, "quantize_run");
+    check_range(args, "quantize_run");
     expect(args.out, args.out.dtype, args.in.elems, "quantize_run: out");
     CHECK((args.entry != nullptr) != (args.block_amaxes != nullptr), "quantize_run: a scale entry or amaxes of blocks");
-    const RangeTiles range(args.begin, args.in.elems, args.C);
+    const RangeTiles range(args.begin, args.in.elems, args.R, args.C);
     with_format(args.out.dtype, "quantize_run", [&](auto format) {
         with_range_width(range, args.in, args.out, [&](auto width) {
             dispatch(args.in.dtype, "quantize_run: in", [&](auto type) {
@@ -267,28 +279,30 @@ void quantize_run(Ctx& ctx, const QuantizeRunArgs& args) {
 void block_scales(Ctx& ctx, const BlockScalesArgs& args) {
     const int64_t elems = scale_inv_elems(Granularity::kBlock128x128, args.R, args.C);
     const int64_t transposed_elems = scale_inv_elems(Granularity::kBlock128x128, args.C, args.R);
-    expect(args.scale_inv, Dtype::kFp32, elems, "block_scales: scale_inv");
-    expect(args.transposed_scale_inv, Dtype::kFp32, transposed_elems, "block_scales: transposed_scale_inv");
+    const int64_t matrices = args.matrices;
+    expect(args.scale_inv, Dtype::kFp32, matrices * elems, "block_scales: scale_inv");
+    expect(args.transposed_scale_inv, Dtype::kFp32, matrices * transposed_elems, "block_scales: transposed_scale_inv");
     CHECK(args.amaxes != nullptr && elems + transposed_elems < (1 << 30), "block_scales: %lld elements",
           (long long)(elems + transposed_elems));
     with_format(args.format, "block_scales", [&](auto format) {
         launch_early(ctx, block_scales_kernel<decltype(format)::value>,
-                     grid_size(ceil_div(elems + transposed_elems, 128)), 128, 0, args.scale_inv.as<float>(),
+                     dim3(grid_size(ceil_div(elems + transposed_elems, 128)), grid_size(matrices)), 128, 0,
+                     args.scale_inv.as<float>(),
                      args.transposed_scale_inv.as<float>(), args.amaxes, ceil_div(args.R, kTile),
                      ceil_div(args.C, kTile));
     });
 }
 
 void transpose_bytes(Ctx& ctx, const TransposeBytesArgs& args) {
-    const int64_t R = args.R, C = args.C;
+    const int64_t R = args.R, C = args.C, elems = args.matrices * R * C;
     CHECK(is_fp8(args.in.dtype) && R > 0 && R % 16 == 0 && C % 16 == 0, "transpose_bytes: %lld x %lld of %s",
           (long long)R, (long long)C, dtype_name(args.in.dtype));
-    expect(args.in, args.in.dtype, R * C, "transpose_bytes: in");
-    expect(args.out, args.in.dtype, R * C, "transpose_bytes: out");
+    expect(args.in, args.in.dtype, elems, "transpose_bytes: in");
+    expect(args.out, args.in.dtype, elems, "transpose_bytes: out");
     expect_aligned(args.in, "transpose_bytes: in");
     expect_aligned(args.out, "transpose_bytes: out");
-    launch_early(ctx, transpose_bytes_kernel, TransposeTile::grid(R, C), TransposeTile::kThreads, 0,
-                 static_cast<uint8_t*>(args.out.data), static_cast<const uint8_t*>(args.in.data), R, C);
+    launch_early(ctx, transpose_bytes_kernel, TransposeTile::grid(R, C, args.matrices), TransposeTile::kThreads, 0,
+                 static_cast<uint8_t*>(args.out.data), static_cast<const uint8_t*>(args.in.data), R, C, args.matrices);
 }
 
 }  // namespace cuda

@@ -64,12 +64,14 @@ inline constexpr int64_t kStepInputBytes = offsetof(StepState, skip);
 
 // ---- FP8
 
-// Executes quant for X = in rounded to bf16.
+// Executes quant for X = in rounded to bf16. Several matrices follow each other, as do their results: kBlock128x128,
+// without amax and dbias.
 struct QuantizeArgs {
     QuantOut quant;
-    Tensor in;                          // (N, C) bf16 or fp32
+    Tensor in;                          // (matrices, N, C) bf16 or fp32
     int64_t N, C;
     const StepState* state = nullptr;   // optional: does nothing if state->skip
+    int64_t matrices = 1;
 };
 // entry->amax_bits = max(entry->amax_bits, |in rounded to bf16|).
 struct AmaxArgs {
@@ -105,10 +107,11 @@ struct Fp8UpdateArgs {
 inline constexpr int64_t kScaleBins = 256, kZeroBlocks = 255;
 struct CountScalesArgs {
     unsigned long long* bins;   // (kScaleBins), +=
-    Tensor codes;               // (R, K) fp8
-    Tensor scale_inv;           // scale_inv_elems(granularity, R, K) fp32
+    Tensor codes;               // (matrices, R, K) fp8
+    Tensor scale_inv;           // (matrices, scale_inv_elems(granularity, R, K)) fp32
     Granularity granularity;    // of blocks
     int64_t R, K;               // K: a multiple of 16
+    int64_t matrices = 1;
 };
 
 // ---- layers
@@ -426,12 +429,13 @@ struct CompareSumsArgs {
     Tensor scratch;   // (4 * kPartialSums) fp64, =
 };
 
-// Quantization of an (R, C) weight matrix by several ranks, each of which has a shard range, in the steps of quantize.
-// 1. Blocks: amaxes[r / 128][c / 128] = max(itself, |in rounded to bf16|), as bits; (ceil(R / 128), ceil(C / 128)).
+// Quantization of (R, C) weight matrices in a row by several ranks, each with a shard range, in the steps of quantize.
+// 1. Blocks: amaxes[m][r / 128][c / 128] = max(itself, |in rounded to bf16|), as bits; (ceil(R / 128), ceil(C / 128)).
 struct BlockAmaxArgs {
     uint32_t* amaxes;
-    Tensor in;        // (n) fp32: elements [begin, begin + n) of the matrix
+    Tensor in;        // (n) fp32: elements [begin, begin + n) of the matrices
     int64_t begin, R, C;
+    int64_t matrices = 1;
 };
 // 2. One scale: sets the entries as quantize does. kCurrent: scale = scale_of(amax_bits); both: scale_inv = 1 / scale.
 struct Fp8ScalesArgs {
@@ -444,25 +448,28 @@ struct Fp8ScalesArgs {
 // 3. out = in, rounded to bf16 and cast with the scale of the tensor or block.
 struct QuantizeRunArgs {
     Tensor out;                            // (n) fp8, =
-    Tensor in;                             // (n) fp32 or bf16: elements [begin, begin + n) of the matrix
+    Tensor in;                             // (n) fp32 or bf16: elements [begin, begin + n) of the matrices
     int64_t begin, R, C;
     const ScaleEntry* entry = nullptr;         // one scale: has that scale; block scales: null
     const uint32_t* block_amaxes = nullptr;   // block scales: the all-reduced results of block_amax
     Fp8Counts* counts = nullptr;           // +=, optional
+    int64_t matrices = 1;
 };
-// 4. Blocks: scale_inv (kBlock128x128) of the matrix and of its transpose, from the all-reduced amaxes.
+// 4. Blocks: scale_inv (kBlock128x128) of the matrices and of their transposes, from the all-reduced amaxes.
 struct BlockScalesArgs {
-    Tensor scale_inv;              // scale_inv_elems(kBlock128x128, R, C) fp32, =
-    Tensor transposed_scale_inv;   // scale_inv_elems(kBlock128x128, C, R) fp32, =
+    Tensor scale_inv;              // (matrices, scale_inv_elems(kBlock128x128, R, C)) fp32, =
+    Tensor transposed_scale_inv;   // (matrices, scale_inv_elems(kBlock128x128, C, R)) fp32, =
     const uint32_t* amaxes;
     int64_t R, C;
     Dtype format;
+    int64_t matrices = 1;
 };
-// 5. out[c][r] = in[r][c], bytes; R and C multiples of 16.
+// 5. out[m][c][r] = in[m][r][c], bytes; R and C multiples of 16.
 struct TransposeBytesArgs {
-    Tensor out;   // (C, R) fp8, =
-    Tensor in;    // (R, C) fp8
+    Tensor out;   // (matrices, C, R) fp8, =
+    Tensor in;    // (matrices, R, C) fp8
     int64_t R, C;
+    int64_t matrices = 1;
 };
 
 #define OP(name, Args) void name(Ctx& ctx, const Args& args);

@@ -13,7 +13,7 @@ enum class Granularity : uint8_t {
     kRow,            // a row, of INT8: (R)
 };
 // Number of floats of scale_inv of a quantized (R, K) matrix.
-constexpr int64_t scale_inv_elems(Granularity granularity, int64_t R, int64_t K) {
+HOST_DEVICE constexpr int64_t scale_inv_elems(Granularity granularity, int64_t R, int64_t K) {
     switch (granularity) {
         case Granularity::kTensor: return 1;
         case Granularity::kBlock1x128: return scale_blocks(K) * R;
@@ -69,4 +69,11 @@ struct QuantOut {
     bool only_sums() const { return dbias && !copies() && !record; }
     explicit operator bool() const { return copies() || record || dbias; }
 };
+// The part of matrix `number` of the results of several matrices that follow each other.
+inline QuantOut of_matrix(const QuantOut& all, int64_t number, int64_t matrices) {
+    QuantOut one = all;
+    for (Tensor* part : {&one.rowwise, &one.transposed, &one.rowwise_scale_inv, &one.transposed_scale_inv})
+        *part = part->slice(part->elems / matrices * number, part->elems / matrices);
+    return one;
+}
 constexpr int64_t quant_partial_rows(int64_t N) { return scale_blocks(N); }

@@ -250,6 +250,16 @@ TEST_CASE("gpu comm ops: random matrices, partitions and numbers of ranks") {
     }
 }
 
+// Also matrices of several groups of row tiles, and rows that no block of 128 divides.
+TEST_CASE("gpu comm ops: several matrices in one call give what each alone gives on the CPU") {
+    for (const auto& [matrices, N, C] : {std::array<int64_t, 3>{2, 16, 16}, {3, 128, 128}, {5, 48, 144}, {4, 144, 48},
+                                         {7, 256, 400}, {2, 640, 16}, {3, 1040, 528}, {130, 16, 272}}) {
+        if (left_out(matrices * N * C)) continue;
+        for (int64_t align : {1, 16, 128}) check_matrices<OnGpu>(matrices, N, C, align);
+        check_matrices<OnGpu>(matrices, N, C, 128, 4);
+    }
+}
+
 TEST_CASE("gpu comm ops: quantize_run of bf16 gives the bits of the same values in fp32") {
     for (const auto& [N, C] : {std::pair<int64_t, int64_t>{16, 16}, {144, 48}, {272, 1600}})
         for (const QuantRequest& request : weight_requests())

@@ -184,6 +184,7 @@ const std::vector<Run>& runs() {
         {"moe, shared experts", shared_moe_128(), Fp8Recipe::kNone, {{"router_bias", "router_bias_kernel"}}},
         {"moe, blockwise", moe_128(), Fp8Recipe::kBlockwise,
          {{"grouped_gemm", "gemm_fp8_blockwise_sm90_kernel"}, {"transpose_scaled", "transpose_scaled_kernel"},
+          {"quantize", "quantize_matrices_kernel"},
           {"expert_activation_forward", kTile, false}, {"expert_activation_backward", kTile, false}}},
         {"llama, Muon", llama_128(), Fp8Recipe::kNone, {{"muon_update", "muon_update_kernel"}}, false,
          OptimizerKind::kMuon},

@@ -280,16 +280,20 @@ TEST_CASE("gpu quant: amax") {
     }
 }
 
-// Counts the blocks of a matrix on both devices, twice: the second time adds.
-void check_count_scales(int64_t R, int64_t K, Granularity granularity) {
-    INFO(R << " x " << K << ", granularity " << static_cast<int>(granularity));
-    HostTensor in = uneven_values(kB, R, K, 43, false), codes(Dtype::kE4m3, R * K);
-    HostTensor scale_inv(kF, scale_inv_elems(granularity, R, K)), bins(Dtype::kInt32, 2 * kScaleBins);
+// Counts the blocks of matrices on both devices, twice: the second time adds.
+void check_count_scales(int64_t matrices, int64_t R, int64_t K, Granularity granularity) {
+    INFO(matrices << " x " << R << " x " << K << ", granularity " << static_cast<int>(granularity));
+    const int64_t scales = scale_inv_elems(granularity, R, K);
+    HostTensor in = uneven_values(kB, matrices * R, K, 43, false), codes(Dtype::kE4m3, matrices * R * K);
+    HostTensor scale_inv(kF, matrices * scales), bins(Dtype::kInt32, 2 * kScaleBins);
     for (int64_t k = 0; k < K; k++) in.set(R / 2 * K + k, 0);   // a row of zeros
     Ctx ctx;
-    QuantOut quant;
-    quant.rowwise = codes.view(), quant.granularity = granularity, quant.rowwise_scale_inv = scale_inv.view();
-    cpu::quantize(ctx, {.quant = quant, .in = in.view(), .N = R, .C = K});
+    for (int64_t m = 0; m < matrices; m++) {
+        QuantOut quant;
+        quant.rowwise = codes.view().slice(m * R * K, R * K), quant.granularity = granularity;
+        quant.rowwise_scale_inv = scale_inv.view().slice(m * scales, scales);
+        cpu::quantize(ctx, {.quant = quant, .in = in.view().slice(m * R * K, R * K), .N = R, .C = K});
+    }
     bins.fill(0);
     HostTensor want = bins;
     DeviceTensor device_codes(codes), device_bins(bins);
@@ -297,9 +301,10 @@ void check_count_scales(int64_t R, int64_t K, Granularity granularity) {
     DeviceTensor device_scales(scale_inv);
     for (int i = 0; i < 2; i++) {
         cuda::count_scales(gpu(), {.bins = bins_in(device_bins.view()), .codes = device_codes.view(),
-                                   .scale_inv = device_scales.view(), .granularity = granularity, .R = R, .K = K});
+                                   .scale_inv = device_scales.view(), .granularity = granularity, .R = R, .K = K,
+                                   .matrices = matrices});
         cpu::count_scales(ctx, {.bins = bins_in(want.view()), .codes = codes.view(), .scale_inv = scale_inv.view(),
-                                .granularity = granularity, .R = R, .K = K});
+                                .granularity = granularity, .R = R, .K = K, .matrices = matrices});
         CHECK(device_bins.download().same_bits(want));
     }
     CHECK_FALSE(want.same_bits(bins));
@@ -308,7 +313,9 @@ void check_count_scales(int64_t R, int64_t K, Granularity granularity) {
 TEST_CASE("gpu quant: count_scales") {
     for (const Shape& shape : kShapes)
         for (const Granularity granularity : {Granularity::kBlock1x128, Granularity::kBlock128x128})
-            if (!left_out(shape.N * shape.C)) check_count_scales(shape.N, shape.C, granularity);
+            for (int64_t matrices : {1, 3})
+                if (!left_out(matrices * shape.N * shape.C))
+                    check_count_scales(matrices, shape.N, shape.C, granularity);
 }
 
 TEST_CASE("gpu quant: fp8_clear") {

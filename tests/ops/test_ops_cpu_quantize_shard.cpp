@@ -80,6 +80,16 @@ TEST_CASE("cpu quantize_run: random matrices, partitions and numbers of ranks") 
     }
 }
 
+TEST_CASE("cpu quantize and the steps of ranks: several matrices in one call") {
+    for (Shape shape : kShapes)
+        for (int64_t matrices : {2, 5})
+            for (int64_t align : {1, 16}) check_matrices<OnCpu>(matrices, shape.N, shape.C, align);
+    QuantMemory to(quant_request("delayed"), 16, 16, 0, 2);
+    HostTensor x = random_tensor(Dtype::kFp32, 512, 1);
+    Ctx ctx;
+    CHECK_THROWS_AS(cpu::quantize(ctx, {.quant = to.out(), .in = x.view(), .N = 16, .C = 16, .matrices = 2}), Error);
+}
+
 TEST_CASE("cpu block_amax matches the definition and never decreases") {
     Ctx ctx;
     const Shape shape{272, 400};

@@ -60,6 +60,13 @@ inline std::vector<QuantRequest> weight_requests() {
     return requests;
 }
 
+// Sets critical values: NaN, infinities, fp32 that rounds to infinity in bf16, denormals, ties.
+inline void corrupt(HostTensor& x, uint64_t key) {
+    const double values[] = {HUGE_VAL, -HUGE_VAL, std::nan(""), 0x1.fffffep127, 0x1p-149, -0x1p-133, 0x1p-126, -0.0,
+                             0, 0x1.01p0, 1.0625, 0x1.8p-10};
+    for (size_t i = 0; i < std::size(values); i++) x.set(philox(key, i).word[0] % x.elems(), values[i]);
+}
+
 // ---- code for both devices. A Device has Memory (a guarded copy of a HostTensor), ctx() and the operations.
 
 // Memory of the CPU device.
@@ -98,11 +105,11 @@ template <typename Device> struct WeightMemory {
     QuantMemory host;
     Memory rowwise, transposed, rowwise_scale_inv, transposed_scale_inv, entry, counts;
 
-    WeightMemory(const QuantRequest& asked, int64_t N_, int64_t C_)
+    WeightMemory(const QuantRequest& asked, int64_t N_, int64_t C_, int64_t matrices = 1)
         : request(asked),
           N(N_),
           C(C_),
-          host(asked, N_, C_, 0),
+          host(asked, N_, C_, 0, matrices),
           rowwise(host.rowwise),
           transposed(host.transposed),
           rowwise_scale_inv(host.rowwise_scale_inv),
@@ -121,31 +128,35 @@ template <typename Device> struct WeightMemory {
     }
 };
 
-// Quantizes x (N, C) fp32 with one operation.
+// Quantizes x (matrices, N, C) fp32 with one operation, or does nothing, since the step is skipped.
 template <typename Device> QuantMemory quantize_whole(const QuantRequest& request, const HostTensor& x, int64_t N,
-                                                      int64_t C) {
-    WeightMemory<Device> to(request, N, C);
-    typename Device::Memory in(x);
+                                                      int64_t C, int64_t matrices = 1, bool skipped = false) {
+    WeightMemory<Device> to(request, N, C, matrices);
+    StepState state{};
+    state.skip = skipped;
+    typename Device::Memory in(x), device_state(tensor_of(state));
     if (to.current()) Device::amax(Device::ctx(), {.entry = to.entry_here(), .in = in.view()});
     QuantOut quant;
     quant.rowwise = to.rowwise.view(), quant.transposed = to.transposed.view();
     quant.granularity = request.granularity, quant.scaling = request.scaling;
     quant.entry = to.entry_here(), quant.counts = to.counts_here();
     quant.rowwise_scale_inv = to.rowwise_scale_inv.view(), quant.transposed_scale_inv = to.transposed_scale_inv.view();
-    Device::quantize(Device::ctx(), {.quant = quant, .in = in.view(), .N = N, .C = C});
+    Device::quantize(Device::ctx(), {.quant = quant, .in = in.view(), .N = N, .C = C,
+                                     .state = object_in<const StepState>(device_state.view()), .matrices = matrices});
     return to.download();
 }
 
 // Computes the block amaxes of each rank, then their maximum.
 template <typename Device> HostTensor amaxes_of_ranges(const HostTensor& x, int64_t N, int64_t C,
-                                                       const std::vector<ShardRange>& ranges, int64_t shift_bytes = 0) {
-    HostTensor all(Dtype::kInt32, (N + 127) / 128 * ((C + 127) / 128));
+                                                       const std::vector<ShardRange>& ranges, int64_t shift_bytes = 0,
+                                                       int64_t matrices = 1) {
+    HostTensor all(Dtype::kInt32, matrices * ((N + 127) / 128) * ((C + 127) / 128));
     all.fill(0);
     const HostTensor none = all;
     for (ShardRange range : ranges) {
         typename Device::Memory mine(none), in(part_of(x, range), shift_bytes);
         Device::block_amax(Device::ctx(), {.amaxes = object_in<uint32_t>(mine.view()), .in = in.view(),
-                                           .begin = range.begin, .R = N, .C = C});
+                                           .begin = range.begin, .R = N, .C = C, .matrices = matrices});
         HostTensor host = mine.download();
         for (int64_t i = 0; i < all.elems(); i++) {
             uint32_t* most = object_in<uint32_t>(all.view()) + i;
@@ -160,17 +171,17 @@ template <typename Device> HostTensor amaxes_of_ranges(const HostTensor& x, int6
 template <typename Device>
 QuantMemory quantize_shards(const QuantRequest& request, const HostTensor& x, int64_t N, int64_t C,
                             const std::vector<ShardRange>& ranges, int64_t shift_bytes = 0,
-                            const HostTensor& cast_from = {}) {
+                            const HostTensor& cast_from = {}, int64_t matrices = 1) {
     using Memory = typename Device::Memory;
     Ctx& ctx = Device::ctx();
-    WeightMemory<Device> to(request, N, C);
+    WeightMemory<Device> to(request, N, C, matrices);
     const bool blocks = request.granularity != Granularity::kTensor;
-    Memory amaxes(blocks ? amaxes_of_ranges<Device>(x, N, C, ranges, shift_bytes) : HostTensor{});
+    Memory amaxes(blocks ? amaxes_of_ranges<Device>(x, N, C, ranges, shift_bytes, matrices) : HostTensor{});
     const auto* block_amaxes = object_in<const uint32_t>(amaxes.view());
     if (blocks) {
         Device::block_scales(ctx, {.scale_inv = to.rowwise_scale_inv.view(),
                                    .transposed_scale_inv = to.transposed_scale_inv.view(), .amaxes = block_amaxes,
-                                   .R = N, .C = C, .format = request.format});
+                                   .R = N, .C = C, .format = request.format, .matrices = matrices});
     } else {
         for (ShardRange range : ranges) {
             Memory in(part_of(x, range), shift_bytes);
@@ -179,27 +190,68 @@ QuantMemory quantize_shards(const QuantRequest& request, const HostTensor& x, in
         Device::fp8_scales(ctx, {.entries = to.entry_here(), .count = 1, .scaling = request.scaling,
                                   .format = request.format});
     }
-    HostTensor bytes(request.format, N * C);
+    HostTensor bytes(request.format, matrices * N * C);
     for (ShardRange range : ranges) {
         Memory in(part_of(cast_from.elems() ? cast_from : x, range), shift_bytes);
         Memory out(HostTensor(request.format, range.elems), shift_bytes);
         Device::quantize_run(ctx, {.out = out.view(), .in = in.view(), .begin = range.begin, .R = N, .C = C,
                                    .entry = blocks ? nullptr : to.entry_here(), .block_amaxes = block_amaxes,
-                                   .counts = to.counts_here()});
+                                   .counts = to.counts_here(), .matrices = matrices});
         put_part(bytes, range, out.download());
     }
     Memory gathered(bytes);
-    Device::transpose_bytes(ctx, {.out = to.transposed.view(), .in = gathered.view(), .R = N, .C = C});
+    Device::transpose_bytes(ctx, {.out = to.transposed.view(), .in = gathered.view(), .R = N, .C = C,
+                                  .matrices = matrices});
     QuantMemory result = to.download();
     result.rowwise = gathered.download();
     return result;
 }
 
-// Sets critical values: NaN, infinities, fp32 that rounds to infinity in bf16, denormals, ties.
-inline void corrupt(HostTensor& x, uint64_t key) {
-    const double values[] = {HUGE_VAL, -HUGE_VAL, std::nan(""), 0x1.fffffep127, 0x1p-149, -0x1p-133, 0x1p-126, -0.0,
-                             0, 0x1.01p0, 1.0625, 0x1.8p-10};
-    for (size_t i = 0; i < std::size(values); i++) x.set(philox(key, i).word[0] % x.elems(), values[i]);
+// Quantizes each of several matrices alone, on the CPU.
+inline QuantMemory quantize_each(const QuantRequest& request, const HostTensor& x, int64_t N, int64_t C,
+                                 int64_t matrices) {
+    QuantMemory all(request, N, C, 0, matrices);
+    const Fp8Counts before = all.counts;
+    for (int64_t m = 0; m < matrices; m++) {
+        const QuantMemory one = quantize_whole<OnCpu>(request, part_of(x, {m * N * C, N * C}), N, C);
+        for (HostTensor QuantMemory::* part : {&QuantMemory::rowwise, &QuantMemory::transposed,
+                                               &QuantMemory::rowwise_scale_inv, &QuantMemory::transposed_scale_inv})
+            put_part(all.*part, {m * (one.*part).elems(), (one.*part).elems()}, one.*part);
+        all.counts.elems += one.counts.elems - before.elems;
+        all.counts.saturated += one.counts.saturated - before.saturated;
+        all.counts.flushed += one.counts.flushed - before.flushed;
+        all.counts.nonfinite += one.counts.nonfinite - before.nonfinite;
+    }
+    return all;
+}
+
+// Several matrices in one call, whole and in ranges that begin and end in any of them.
+template <typename Device> void check_matrices(int64_t matrices, int64_t N, int64_t C, int64_t align,
+                                               int64_t shift_bytes = 0) {
+    HostTensor x = uneven_tensor(Dtype::kFp32, matrices * N, C, 21, 99);
+    corrupt(x, 22);
+    const auto ranges = random_ranges(x.elems(), 4, align, static_cast<uint64_t>(matrices));
+    for (const QuantRequest& request : weight_requests()) {
+        if (request.granularity == Granularity::kTensor) continue;
+        INFO(std::string(dtype_name(request.format)) << " " << matrices << " x " << N << " x " << C << ", ranges of "
+                                                     << align << ", shift " << shift_bytes);
+        const auto whole = [&](bool skipped) {
+            return quantize_whole<Device>(request, x, N, C, matrices, skipped);
+        };
+        const auto shards = [&] {
+            return quantize_shards<Device>(request, x, N, C, ranges, shift_bytes, {}, matrices);
+        };
+        const QuantMemory want = quantize_each(request, x, N, C, matrices);
+        CHECK_EQ(whole(false).difference(want), "");
+        CHECK_EQ(shards().difference(want), "");
+        CHECK_EQ(whole(true).difference(QuantMemory(request, N, C, 0, matrices)), "");
+        const int64_t last = x.elems() - 1 - C / 2;
+        const double value = x.get(last);
+        x.set(last, std::copysign(0x1p70, -value));   // one element, which is seen
+        CHECK_NE(whole(false).difference(want), "");
+        CHECK_NE(shards().difference(want), "");
+        x.set(last, value);
+    }
 }
 
 }  // namespace op_test

@@ -63,13 +63,17 @@ struct QuantMemory {
     Fp8Counts counts{1000, 2000, 3000, 4000};
     uint32_t first_nonfinite = 77;
 
-    // For an (N, C) result. amax_before: amax that an earlier pass recorded in the entry.
-    QuantMemory(const QuantRequest& asked, int64_t N, int64_t C, float amax_before = 3.5f) : request(asked) {
+    // For (matrices, N, C) results. amax_before: amax that an earlier pass recorded in the entry.
+    QuantMemory(const QuantRequest& asked, int64_t N, int64_t C, float amax_before = 3.5f, int64_t matrices = 1)
+        : request(asked) {
         const bool blocks = asked.granularity != Granularity::kTensor;
-        if (asked.rowwise) rowwise = HostTensor(asked.format, N * C);
-        if (asked.transposed) transposed = HostTensor(asked.format, N * C);
-        if (asked.rowwise && blocks) rowwise_scale_inv = {Dtype::kFp32, scale_inv_elems(asked.granularity, N, C)};
-        if (asked.transposed && blocks) transposed_scale_inv = {Dtype::kFp32, scale_inv_elems(asked.granularity, C, N)};
+        const auto scales = [&](int64_t R, int64_t K) {
+            return HostTensor(Dtype::kFp32, matrices * scale_inv_elems(asked.granularity, R, K));
+        };
+        if (asked.rowwise) rowwise = HostTensor(asked.format, matrices * N * C);
+        if (asked.transposed) transposed = HostTensor(asked.format, matrices * N * C);
+        if (asked.rowwise && blocks) rowwise_scale_inv = scales(N, C);
+        if (asked.transposed && blocks) transposed_scale_inv = scales(C, N);
         if (asked.dbias) {
             dbias = random_tensor(Dtype::kFp32, C, 99);
             dbias_scratch = HostTensor(Dtype::kFp32, quant_partial_rows(N) * C);

@@ -145,11 +145,12 @@ Fp8Counts* Fp8State::counts_of(int tensor) const {
     return counting_ ? static_cast<Fp8Counts*>(counts_.data) + tensor : nullptr;
 }
 
-void Fp8State::count_scales(Ctx& ctx, int tensor, const Fp8Operand& operand, int64_t R) const {
+void Fp8State::count_scales(Ctx& ctx, int tensor, const Fp8Operand& operand, int64_t R, int64_t matrices) const {
     if (!counting_ || !scale_bins_ || !operand.data) return;
     auto* bins = static_cast<unsigned long long*>(scale_bins_.data) + tensor * kScaleBins;
     ops::count_scales(ctx, {.bins = bins, .codes = operand.data, .scale_inv = operand.scale_inv,
-                            .granularity = operand.granularity, .R = R, .K = operand.data.elems / R});
+                            .granularity = operand.granularity, .R = R, .K = operand.data.elems / (matrices * R),
+                            .matrices = matrices});
 }
 
 // ---- the first non-finite value
@@ -311,10 +312,8 @@ void Fp8State::record_block_amaxes(Ctx& ctx, int param, int64_t begin, const Ten
     const Granularity granularity = linear->weight.granularity;
     if (granularity == Granularity::kRow)
         return ops::row_amax(ctx, {.amaxes = amaxes, .in = shard, .begin = begin, .R = linear->out, .C = linear->in});
-    each_expert(*linear, begin, shard.elems, [&](int64_t e, int64_t first, int64_t at, int64_t n) {
-        ops::block_amax(ctx, {.amaxes = amaxes + e * weight_blocks(granularity, *linear), .in = shard.slice(at, n),
-                              .begin = first, .R = linear->out, .C = linear->in});
-    });
+    ops::block_amax(ctx, {.amaxes = amaxes, .in = shard, .begin = begin, .R = linear->out, .C = linear->in,
+                          .matrices = linear->experts});
 }
 
 void Fp8State::start_weight_histories(Ctx& ctx) {
@@ -327,12 +326,6 @@ void Fp8State::quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& 
                                  .N = linear.out, .C = linear.in, .state = state});
         return transpose_weight(ctx, linear);
     }
-    if (linear.experts > 1) {
-        const int64_t one = linear.in * linear.out;
-        for (int64_t e = 0; e < linear.experts; e++)
-            quantize_weight(ctx, linear.expert(e), whole.slice(e * one, one), state);
-        return;
-    }
     const RecipeRow& row = plan_.row();
     const int tensor = id(linear, Fp8Role::kWeight);
     const bool blocks = row.weight != Granularity::kTensor;
@@ -344,7 +337,8 @@ void Fp8State::quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& 
                          .rowwise_scale_inv = blocks ? linear.weight.scale_inv : Tensor{},
                          .transposed_scale_inv = blocks ? linear.weight_transposed.scale_inv : Tensor{},
                          .counts = counts_of(tensor)};
-    ops::quantize(ctx, {.quant = quant, .in = whole, .N = linear.out, .C = linear.in, .state = state});
+    ops::quantize(ctx, {.quant = quant, .in = whole, .N = linear.out, .C = linear.in, .state = state,
+                        .matrices = linear.experts});
     count_weight_scales(ctx, linear);
 }
 
@@ -362,13 +356,10 @@ void Fp8State::prepare_shards(Ctx& ctx, const StepState* state) {
                                   .R = linear.out});
             continue;
         }
-        for (int64_t e = 0; e < linear.experts; e++) {
-            const Fp8Linear one = linear.expert(e);
-            ops::block_scales(ctx, {.scale_inv = one.weight.scale_inv,
-                                    .transposed_scale_inv = one.weight_transposed.scale_inv,
-                                    .amaxes = block_amaxes_of(linear) + e * weight_blocks(plan_.row().weight, one),
-                                    .R = linear.out, .C = linear.in, .format = plan_.weight_format});
-        }
+        ops::block_scales(ctx, {.scale_inv = linear.weight.scale_inv,
+                                .transposed_scale_inv = linear.weight_transposed.scale_inv,
+                                .amaxes = block_amaxes_of(linear), .R = linear.out, .C = linear.in,
+                                .format = plan_.weight_format, .matrices = linear.experts});
     }
 }
 
@@ -378,13 +369,9 @@ void Fp8State::quantize_shard(Ctx& ctx, int param, int64_t begin, const Tensor& 
     if (linear.weight.granularity == Granularity::kRow)
         return ops::quantize_int8_run(ctx, {.out = bytes, .in = shard, .amaxes = blocks, .begin = begin,
                                             .R = linear.out, .C = linear.in});
-    each_expert(linear, begin, shard.elems, [&](int64_t e, int64_t first, int64_t at, int64_t n) {
-        const int64_t before = e * weight_blocks(plan_.row().weight, linear);
-        ops::quantize_run(ctx, {.out = bytes.slice(at, n), .in = shard.slice(at, n), .begin = first, .R = linear.out,
-                                .C = linear.in, .entry = blocks ? nullptr : weight_entry(param),
-                                .block_amaxes = blocks ? blocks + before : nullptr,
-                                .counts = counts_of(id(linear, Fp8Role::kWeight))});
-    });
+    ops::quantize_run(ctx, {.out = bytes, .in = shard, .begin = begin, .R = linear.out, .C = linear.in,
+                            .entry = blocks ? nullptr : weight_entry(param), .block_amaxes = blocks,
+                            .counts = counts_of(id(linear, Fp8Role::kWeight)), .matrices = linear.experts});
 }
 
 void Fp8State::transpose_weight(Ctx& ctx, const Fp8Linear& linear) {
@@ -394,19 +381,14 @@ void Fp8State::transpose_weight(Ctx& ctx, const Fp8Linear& linear) {
                                          .scale_inv = linear.weight.scale_inv, .entry = entries() + tensor,
                                          .R = linear.out, .C = linear.in, .counts = counts_of(tensor)});
     }
-    for (int64_t e = 0; e < linear.experts; e++) {
-        const Fp8Linear one = linear.expert(e);
-        ops::transpose_bytes(ctx, {.out = one.weight_transposed.data, .in = one.weight.data, .R = linear.out,
-                                   .C = linear.in});
-    }
+    ops::transpose_bytes(ctx, {.out = linear.weight_transposed.data, .in = linear.weight.data, .R = linear.out,
+                               .C = linear.in, .matrices = linear.experts});
 }
 
 void Fp8State::count_weight_scales(Ctx& ctx, const Fp8Linear& linear) const {
-    for (int64_t e = 0; e < linear.experts && linear.experts > 1; e++) count_weight_scales(ctx, linear.expert(e));
-    if (linear.experts > 1) return;
     const bool whole = static_cast<bool>(linear.weight.data);   // the transpose has the same scales
     count_scales(ctx, id(linear, Fp8Role::kWeight), whole ? linear.weight : linear.weight_transposed,
-                 whole ? linear.out : linear.in);
+                 whole ? linear.out : linear.in, linear.experts);
 }
 
 // ---- checkpoint

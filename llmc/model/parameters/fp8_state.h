@@ -170,8 +170,8 @@ private:
                       Arena& arena);
     int64_t count_blocks(const FlatLayout& layout);
     Fp8Counts* counts_of(int tensor) const;   // null unless this step counts
-    // Adds the scales of an (R, ...) operand's blocks to the report, if this step counts.
-    void count_scales(Ctx& ctx, int tensor, const Fp8Operand& operand, int64_t R) const;
+    // Adds the scales of the blocks of (matrices, R, ...) operands to the report, if this step counts.
+    void count_scales(Ctx& ctx, int tensor, const Fp8Operand& operand, int64_t R, int64_t matrices = 1) const;
     uint32_t* block_amaxes_of(const Fp8Linear& linear) const;
     void update_scales(Ctx& ctx, int begin, int count, const StepState* state);
     int step_order(int tensor) const;
