@@ -8,7 +8,7 @@ namespace cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kBlocksPerSm = 7, kFp8BlocksPerSm = 8;   // at most 72 and 64 registers a thread
+constexpr int kBlocksPerSm = 7, kFp8BlocksPerSm = 5;   // at most 72 and 96 registers a thread
 
 // The constants of the step, which each block computes once, since the bias corrections are powers in fp64. All threads
 // of the block call it.
@@ -35,25 +35,19 @@ __device__ inline float quick_direction(float m_hat, float v_hat, float eps) {
 constexpr uint32_t kMiddle = 120u << 23;
 __device__ inline uint32_t middle_of(float x) { return __float_as_uint(x) - (67u << 23); }
 
-// adam_update of `count` elements, to the same bits. With one branch for all of them their square roots and divisions
-// overlap.
+// The new masters of adam_update, to the same bits, from new moments. `quick`: they and eps are in the range of
+// quick_direction. With one branch for all elements their square roots and divisions overlap.
 template <int count>
-__device__ inline void update_elements(const AdamConstants<float>& c, const float (&g)[count], float (&m)[count],
-                                       float (&v)[count], float (&master)[count]) {
-    float m_hat[count], v_hat[count];
-    uint32_t farthest = 0;
+__device__ inline void move_masters(const AdamConstants<float>& c, bool quick, const float (&m)[count],
+                                    const float (&v)[count], float (&master)[count]) {
+    if (quick) {
 #pragma unroll
-    for (int j = 0; j < count; j++) {
-        update_moments(c, g[j], m[j], v[j]);
-        m_hat[j] = m[j] * c.inv_correction1, v_hat[j] = v[j] * c.inv_correction2;
-        farthest = max(farthest, max(middle_of(fabsf(m_hat[j])), middle_of(v_hat[j])));
-    }
-    if (farthest <= kMiddle && c.eps <= 0x1p30f) {
-#pragma unroll
-        for (int j = 0; j < count; j++) master[j] = moved(c, quick_direction(m_hat[j], v_hat[j], c.eps), master[j]);
+        for (int j = 0; j < count; j++)
+            master[j] = moved(c, quick_direction(m[j] * c.inv_correction1, v[j] * c.inv_correction2, c.eps), master[j]);
     } else {
 #pragma unroll
-        for (int j = 0; j < count; j++) master[j] = moved(c, adam_direction(m_hat[j], v_hat[j], c.eps), master[j]);
+        for (int j = 0; j < count; j++)
+            master[j] = moved(c, adam_direction(m[j] * c.inv_correction1, v[j] * c.inv_correction2, c.eps), master[j]);
     }
 }
 
@@ -106,7 +100,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
             random[j] = random_of(i + j);
             if constexpr (std::is_same_v<Moment, bf16>) random[j] = ptx::opaque(random[j]);
         }
-        update_elements(c, gs, ms, vs, values);
+        uint32_t farthest = 0;
+#pragma unroll
+        for (int j = 0; j < kWidth; j++) {
+            update_moments(c, gs[j], ms[j], vs[j]);
+            farthest = max(farthest, max(middle_of(fabsf(ms[j] * c.inv_correction1)),
+                                         middle_of(vs[j] * c.inv_correction2)));
+        }
+        move_masters(c, farthest <= kMiddle && c.eps <= 0x1p30f, ms, vs, values);
 #pragma unroll
         for (int j = 0; j < kWidth; j++) finish(random[j], ms[j], vs[j], values[j]);
         store_floats<float, kWidth>(master + i, values);
@@ -176,107 +177,170 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- moments in fp8
 
-// What a lane reads of a block: four elements and the scales.
-template <typename Grad> struct BlockPart {
-    alignas(16) float master[4];
-    alignas(4 * sizeof(Grad)) Grad grad[4];
-    uint32_t m, v;
-    float m_inv, v_inv;
+// Blocks of 128 that a warp updates at once: its accesses are long, and it computes addresses and scales once for all.
+constexpr int kFp8Blocks = 4;
+
+template <typename T, typename Grad> struct Fp8Tensors {
+    T* param;
+    float* master;
+    uint8_t *m, *v;
+    const Grad* grad;
+    float *m_scale_inv, *v_scale_inv;
 };
+
+// What a lane has of kFp8Blocks blocks: four consecutive elements of each.
+struct LaneBlocks {
+    float master[4 * kFp8Blocks], grad[4 * kFp8Blocks];
+    uint32_t m[kFp8Blocks], v[kFp8Blocks];
+
+    // `i`: the first element. `rest`: elements from there on. If kWhole, all exist, and the tensors are aligned.
+    template <bool kWhole, typename T, typename Grad>
+    __device__ void load(const Fp8Tensors<T, Grad>& t, int64_t i, int64_t rest) {
+#pragma unroll
+        for (int k = 0; k < kFp8Blocks; k++, i += kScaleBlock, rest -= kScaleBlock) {
+            float masters[4] = {}, grads[4] = {};
+            if constexpr (kWhole) {
+                load_floats<float, 4>(t.master + i, masters), load_floats<Grad, 4>(t.grad + i, grads);
+                m[k] = *reinterpret_cast<const uint32_t*>(t.m + i), v[k] = *reinterpret_cast<const uint32_t*>(t.v + i);
+            } else {
+                m[k] = v[k] = 0;
+                for (int j = 0; j < 4; j++) {
+                    if (j >= rest) continue;
+                    masters[j] = t.master[i + j], grads[j] = to_float(t.grad[i + j]);
+                    m[k] |= uint32_t{t.m[i + j]} << (8 * j), v[k] |= uint32_t{t.v[i + j]} << (8 * j);
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < 4; j++) master[4 * k + j] = masters[j], grad[4 * k + j] = grads[j];
+        }
+    }
+    // Lanes k and kFp8Blocks + k have the scales of block k's m and v, times 1 / kUnbias of each; 0: the block is NaN.
+    // counter: philox's of the first element. All lanes of a warp call it.
+    __device__ void encode(const float* ms, const float* vs, float unbiased_scale, const PhiloxKeys& keys,
+                           uint64_t counter, uint64_t step) {
+#pragma unroll
+        for (int k = 0; k < kFp8Blocks; k++) {
+            const uint4 random = philox_words<kMomentRounds>(keys, counter + k * kScaleBlock / 4, step);
+            m[k] = encode_m4(ms + 4 * k, __shfl_sync(~0u, unbiased_scale, k), random);
+            v[k] = encode_v4(vs + 4 * k, __shfl_sync(~0u, unbiased_scale, kFp8Blocks + k), random);
+        }
+        if (!__any_sync(~0u, unbiased_scale == 0.0f)) return;
+#pragma unroll
+        for (int k = 0; k < kFp8Blocks; k++) {
+            if (__shfl_sync(~0u, unbiased_scale, k) == 0.0f) m[k] = 0;
+            if (__shfl_sync(~0u, unbiased_scale, kFp8Blocks + k) == 0.0f) v[k] = 0;
+        }
+    }
+    // Raises amax to that of the masters.
+    template <bool kWhole, typename T, typename Grad>
+    __device__ void store(const Fp8Tensors<T, Grad>& t, int64_t i, int64_t rest, float& amax) const {
+#pragma unroll
+        for (int k = 0; k < kFp8Blocks; k++, i += kScaleBlock, rest -= kScaleBlock) {
+            float masters[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                masters[j] = master[4 * k + j];
+                if (kWhole || j < rest) amax = ptx::max_or_nan(amax, fabsf(masters[j]));
+            }
+            if constexpr (kWhole) {
+                store_floats<float, 4>(t.master + i, masters);
+                *reinterpret_cast<uint32_t*>(t.m + i) = m[k], *reinterpret_cast<uint32_t*>(t.v + i) = v[k];
+                if (t.param != nullptr) store_floats<T, 4>(t.param + i, masters);
+            } else {
+                for (int j = 0; j < 4; j++) {
+                    if (j >= rest) continue;
+                    t.master[i + j] = masters[j];
+                    t.m[i + j] = static_cast<uint8_t>(m[k] >> (8 * j));
+                    t.v[i + j] = static_cast<uint8_t>(v[k] >> (8 * j));
+                    if (t.param != nullptr) t.param[i + j] = from_float<T>(masters[j]);
+                }
+            }
+        }
+    }
+};
+
+// element[i], without a branch or an array in memory.
+template <int count> __device__ inline uint32_t select(const uint32_t (&element)[count], int i) {
+    if constexpr (count == 1) {
+        return element[0];
+    } else {
+        uint32_t half[count / 2];
+#pragma unroll
+        for (int j = 0; j < count / 2; j++) half[j] = i & 1 ? element[2 * j + 1] : element[2 * j];
+        return select(half, i / 2);
+    }
+}
+// Bits of moments from 2^-60 to 2^50, which quick_direction takes with bias corrections of at most 2^10.
+constexpr uint32_t kLeastQuick = 67u << 23, kMostQuick = 177u << 23;
 
 // Math: adam_update of adam_math.h, moments as in moment_codes.h; the entry's amax as in adamw_kernel.
 // Source: Loshchilov and Hutter, arXiv 1711.05101; moments in blocks: COAT, arXiv 2410.19313.
 // Traffic: master, m, v and their scales read and written, grad read, param (optional) written, once.
-// Requires: `vector` needs tensors aligned to 4 elements; otherwise, and in the last, shorter block of 128, elements
-// are accessed one by one.
-// Parallel: a warp owns every (gridDim.x kThreads / 32)-th pair of blocks of 128, a lane four consecutive elements of
-// each, and loads the next block before it computes; all thread blocks are resident.
+// Requires: `vector` needs tensors aligned to 4 elements; otherwise, and in the last blocks, elements are accessed one
+// by one.
+// Parallel: a warp owns every (gridDim.x kThreads / 32)-th group of kFp8Blocks blocks of 128, a lane four consecutive
+// elements of each; all thread blocks are resident.
 template <typename T, typename Grad>
 __global__ void __launch_bounds__(kThreads, kFp8BlocksPerSm)
-    adamw_fp8_kernel(T* param, float* master, uint8_t* m, uint8_t* v, float* m_scale_inv, float* v_scale_inv,
-                     const Grad* grad, const StepState* state, float lr_scale, float beta1, float beta2, float eps,
-                     float weight_decay, const __grid_constant__ PhiloxKeys keys, int64_t element_offset,
-                     ScaleEntry* entry, bool vector, int64_t elems) {
+    adamw_fp8_kernel(const __grid_constant__ Fp8Tensors<T, Grad> tensors, const StepState* state, float lr_scale,
+                     float beta1, float beta2, float eps, float weight_decay, const __grid_constant__ PhiloxKeys keys,
+                     int64_t element_offset, ScaleEntry* entry, bool vector, int64_t elems) {
     wait_for_previous_kernels();
     if (state->skip) return;
     __shared__ uint32_t amaxes[kThreads / 32];
-    const int64_t step = state->adam_step;
+    const auto step = static_cast<uint64_t>(state->adam_step);
     const AdamConstants<float> c = constants_of(state, lr_scale, beta1, beta2, eps, weight_decay);
-    const int lane = threadIdx.x % 32;
-    uint32_t amax = 0;
-    // Updates `count` elements of the lane and stores the scales; `values` become the masters, m and v the new codes.
-    // All lanes of a warp call it.
-    auto update = [&](uint32_t block, BlockPart<Grad>& part, float (&values)[4], int count) {
-        const int64_t element = element_offset + int64_t{block} * kScaleBlock + 4 * lane;
-        const uint4 words = philox_words<kMomentRounds>(keys, static_cast<uint64_t>(element) / 4,
-                                                        static_cast<uint64_t>(step));
-        const uint32_t random[4] = {words.x, words.y, words.z, words.w};
-        float gs[4], ms[4], vs[4];
-        float m_amax = 0;
-        uint32_t v_amax = 0;
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            gs[j] = to_float(part.grad[j]), values[j] = part.master[j];
-            vs[j] = decode_v(part.v >> (8 * j), part.v_inv);
-        }
-        decode_m4(part.m, part.m_inv, ms);
-        update_elements(c, gs, ms, vs, values);
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            if (j < count) amax = max(amax, amax_bits_of(values[j]));
-            m_amax = ptx::max_or_nan(m_amax, fabsf(ms[j])), v_amax = max(v_amax, __float_as_uint(vs[j]));   // v >= 0
-        }
-        const MomentScale of_m = moment_scale(__reduce_max_sync(~0u, __float_as_uint(m_amax)), kLog2LargestM);
-        const MomentScale of_v = moment_scale(__reduce_max_sync(~0u, v_amax), kLog2LargestV);
-        part.m = encode_m4(ms, of_m.scale, random), part.v = encode_v4(vs, of_v.scale, random);
-        if (lane == 0) m_scale_inv[block] = of_m.scale_inv, v_scale_inv[block] = of_v.scale_inv;
-    };
-    const auto load = [&](uint32_t block) {
-        const int64_t i = int64_t{block} * kScaleBlock + 4 * lane;
-        BlockPart<Grad> part;
-        using Grads = std::conditional_t<sizeof(Grad) == 2, uint2, uint4>;
-        *reinterpret_cast<uint4*>(part.master) = *reinterpret_cast<const uint4*>(master + i);
-        *reinterpret_cast<Grads*>(part.grad) = *reinterpret_cast<const Grads*>(grad + i);
-        part.m = *reinterpret_cast<const uint32_t*>(m + i), part.v = *reinterpret_cast<const uint32_t*>(v + i);
-        part.m_inv = m_scale_inv[block], part.v_inv = v_scale_inv[block];
-        return part;
-    };
-    const uint32_t warps = gridDim.x * (kThreads / 32);
-    const auto whole = static_cast<uint32_t>(vector ? elems / kScaleBlock : 0);
+    const bool quick_constants = c.eps <= 0x1p30f && fmaxf(c.inv_correction1, c.inv_correction2) <= 0x1p10f;
+    // Of every eight lanes, four have the scales of m's blocks, and four those of v's.
+    const int lane = threadIdx.x % 32, own = lane % (2 * kFp8Blocks);
+    const bool of_v = own >= kFp8Blocks;
+    float* const scales = of_v ? tensors.v_scale_inv : tensors.m_scale_inv;
+    const float beta = of_v ? c.beta2 * kUnbiasV : c.beta1, bias = of_v ? 1.0f / kUnbiasV : 1.0f / kUnbiasM;
+    const int log2_largest = of_v ? kLog2LargestV : kLog2LargestM;
     const auto all = static_cast<uint32_t>(scale_blocks(elems));
-    const uint32_t warp = blockIdx.x * (kThreads / 32) + threadIdx.x / 32, pairs = whole / 2;
-    float values[4];
-    const auto update_whole = [&](uint32_t block, BlockPart<Grad>& part) {
-        update(block, part, values, 4);
-        const int64_t i = int64_t{block} * kScaleBlock + 4 * lane;
-        store_floats<float, 4>(master + i, values);
-        *reinterpret_cast<uint32_t*>(m + i) = part.m, *reinterpret_cast<uint32_t*>(v + i) = part.v;
-        if (param != nullptr) store_floats<T, 4>(param + i, values);
-    };
-    BlockPart<Grad> part = {};
-    if (warp < pairs) part = load(2 * warp);
-    for (uint32_t pair = warp; pair < pairs; pair += warps) {
-        BlockPart<Grad> second = load(2 * pair + 1);
-        update_whole(2 * pair, part);
-        if (pair + warps < pairs) part = load(2 * (pair + warps));
-        update_whole(2 * pair + 1, second);
-    }
-    for (uint32_t block = 2 * pairs + warp; block < all; block += warps) {
-        const int64_t i = int64_t{block} * kScaleBlock + 4 * lane;
-        const int count = static_cast<int>(min(max(elems - i, int64_t{0}), int64_t{4}));
-        BlockPart<Grad> part = {};
-        for (int j = 0; j < 4; j++)
-            if (j < count) part.master[j] = master[i + j], part.grad[j] = grad[i + j];
-        part.m = load_bytes(m + i, count), part.v = load_bytes(v + i, count);
-        part.m_inv = m_scale_inv[block], part.v_inv = v_scale_inv[block];
-        update(block, part, values, count);
-        for (int j = 0; j < 4; j++) {
-            if (j < count) master[i + j] = values[j];
-            if (j < count && param != nullptr) param[i + j] = from_float<T>(values[j]);
+    const uint32_t warp = blockIdx.x * (kThreads / 32) + threadIdx.x / 32, warps = gridDim.x * (kThreads / 32);
+    float amax = 0;
+    for (uint32_t first = kFp8Blocks * warp; first < all; first += kFp8Blocks * warps) {
+        const int64_t begin = int64_t{first} * kScaleBlock + 4 * lane, rest = elems - begin;
+        const bool whole = vector && (int64_t{first} + kFp8Blocks) * kScaleBlock <= elems;
+        const uint32_t scale_block = first + own % kFp8Blocks;
+        const float scale_inv = scale_block < all ? scales[scale_block] : 0.0f;
+        LaneBlocks lanes;
+        if (whole) lanes.load<true>(tensors, begin, rest);
+        else lanes.load<false>(tensors, begin, rest);
+        float ms[4 * kFp8Blocks], vs[4 * kFp8Blocks];
+        float least_m = INFINITY;
+        uint32_t least_v = kInfinityBits, most = 0, amaxes_of[2 * kFp8Blocks];
+#pragma unroll
+        for (int k = 0; k < kFp8Blocks; k++) {
+            numbers_of_m4(lanes.m[k], ms + 4 * k), numbers_of_v4(lanes.v[k], vs + 4 * k);
+            AdamConstants<float> of_block = c;   // the betas times the scales of the numbers
+            of_block.beta1 = __shfl_sync(~0u, beta * scale_inv, k);
+            of_block.beta2 = __shfl_sync(~0u, beta * scale_inv, kFp8Blocks + k);
+            float m_amax = 0;
+            uint32_t v_amax = 0;
+#pragma unroll
+            for (int j = 4 * k; j < 4 * k + 4; j++) {
+                update_moments(of_block, lanes.grad[j], ms[j], vs[j]);
+                const uint32_t v_bits = __float_as_uint(vs[j]);   // in the order of the numbers: v >= 0
+                m_amax = ptx::max_or_nan(m_amax, fabsf(ms[j])), v_amax = max(v_amax, v_bits);
+                least_m = fminf(least_m, fabsf(ms[j])), least_v = min(least_v, v_bits);
+            }
+            most = max(most, max(__float_as_uint(m_amax), v_amax));
+            amaxes_of[k] = __reduce_max_sync(~0u, __float_as_uint(m_amax));
+            amaxes_of[kFp8Blocks + k] = __reduce_max_sync(~0u, v_amax);
         }
-        store_bytes(m + i, part.m, count), store_bytes(v + i, part.v, count);
+        const MomentScale scale = moment_scale(select(amaxes_of, own), log2_largest);
+        if (lane < 2 * kFp8Blocks && scale_block < all) scales[scale_block] = scale.scale_inv;
+        const float unbiased_scale = bias * scale.scale;
+        const bool quick = quick_constants && min(__float_as_uint(least_m), least_v) >= kLeastQuick
+                           && most <= kMostQuick;
+        move_masters(c, quick, ms, vs, lanes.master);
+        lanes.encode(ms, vs, unbiased_scale, keys, static_cast<uint64_t>(element_offset + begin) / 4, step);
+        if (whole) lanes.store<true>(tensors, begin, rest, amax);
+        else lanes.store<false>(tensors, begin, rest, amax);
     }
-    if (entry != nullptr) record_block_amax<kThreads>(&entry->amax_bits, __uint_as_float(amax), amaxes);
+    if (entry != nullptr) record_block_amax<kThreads>(&entry->amax_bits, amax, amaxes);
 }
 
 template <typename T, typename Grad> void launch_adamw_fp8(Ctx& ctx, const AdamWArgs& args) {
@@ -288,12 +352,14 @@ template <typename T, typename Grad> void launch_adamw_fp8(Ctx& ctx, const AdamW
     CHECK(blocks <= INT32_MAX, "adamw: fp8 moments of %lld elements", (long long)elems);   // numbered in 32 bits
     bool vector = true;
     for (const Tensor* t : {&args.param, &args.master, &args.m, &args.v, &args.grad}) vector &= aligned(*t, 4);
-    const int64_t thread_blocks = std::min(ceil_div(blocks, kThreads / 32), int64_t{kFp8BlocksPerSm} * ctx.sm_count);
-    launch_early(ctx, adamw_fp8_kernel<T, Grad>, grid_size(thread_blocks), kThreads, 0, args.param.as<T>(),
-                 args.master.as<float>(), static_cast<uint8_t*>(args.m.data), static_cast<uint8_t*>(args.v.data),
-                 args.m_scale_inv.as<float>(), args.v_scale_inv.as<float>(), args.grad.as<Grad>(), args.state,
-                 args.lr_scale, args.beta1, args.beta2, args.eps, args.weight_decay, philox_keys(args.rng_key),
-                 args.element_offset, args.entry, vector, elems);
+    const int64_t groups = ceil_div(blocks, int64_t{kFp8Blocks} * (kThreads / 32));
+    const Fp8Tensors<T, Grad> tensors = {args.param.as<T>(), args.master.as<float>(),
+                                         static_cast<uint8_t*>(args.m.data), static_cast<uint8_t*>(args.v.data),
+                                         args.grad.as<Grad>(), args.m_scale_inv.as<float>(),
+                                         args.v_scale_inv.as<float>()};
+    launch_early(ctx, adamw_fp8_kernel<T, Grad>, grid_size(std::min(groups, int64_t{kFp8BlocksPerSm} * ctx.sm_count)),
+                 kThreads, 0, tensors, args.state, args.lr_scale, args.beta1, args.beta2, args.eps, args.weight_decay,
+                 philox_keys(args.rng_key), args.element_offset, args.entry, vector, elems);
 }
 
 }  // namespace

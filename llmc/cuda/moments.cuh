@@ -19,32 +19,39 @@ __device__ inline void store_bytes(uint8_t* p, uint32_t word, int count) {
     for (int j = 0; j < count; j++) p[j] = static_cast<uint8_t>(word >> (8 * j));
 }
 
-// decode_m of four codes.
-__device__ inline void decode_m4(uint32_t codes, float scale_inv, float (&m)[4]) {
+// The numbers of four codes of m, before the scale.
+__device__ inline void numbers_of_m4(uint32_t codes, float* m) {
 #pragma unroll
     for (int j = 0; j < 4; j += 2) {
         const float2 pair = from_fp8x2<Dtype::kE4m3>(codes >> (8 * j));
-        m[j] = pair.x * scale_inv, m[j + 1] = pair.y * scale_inv;
+        m[j] = pair.x, m[j + 1] = pair.y;
     }
 }
-// encode_m by the low half of each random word; 0 where the scale is 0: the block is NaN.
-__device__ inline uint32_t encode_m4(const float (&m)[4], float scale, const uint32_t (&random)[4]) {
+// The numbers of four codes of v, before the scale, times 1 / kUnbiasV.
+__device__ inline void numbers_of_v4(uint32_t codes, float* v) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) v[j] = __uint_as_float((j < 3 ? codes << (20 - 8 * j) : codes >> 4) & 0xff00000u);
+}
+// encode_m by the low half of each random word; unbiased_scale: scale / kUnbiasM.
+__device__ inline uint32_t encode_m4(const float* m, float unbiased_scale, const uint4& random) {
+    const uint32_t noise[4] = {random.x, random.y, random.z, random.w};
     uint32_t codes[4];
 #pragma unroll
-    for (int j = 0; j < 4; j++) codes[j] = encode_m_high(m[j], scale, __byte_perm(random[j], 0, 0x4104));
-    return scale == 0.0f ? 0 : high_bytes(codes);
+    for (int j = 0; j < 4; j++) codes[j] = encode_m_high(m[j], unbiased_scale, __byte_perm(noise[j], 0, 0x4104));
+    return high_bytes(codes);
 }
-// encode_v by the high half of each random word; 0 where the scale is 0. Without the sign, which is 0, ptxas 13.0
-// leaves the product out and keeps the noise alone.
-__device__ inline uint32_t encode_v4(const float (&v)[4], float scale, const uint32_t (&random)[4]) {
+// encode_v by the high half of each random word; unbiased_scale: scale / kUnbiasV. The highest four bits of a product
+// are 0, so that it is rotated instead of shifted: ptxas 13.0 would combine its multiplication with one by 16.
+__device__ inline uint32_t encode_v4(const float* v, float unbiased_scale, const uint4& random) {
+    const uint32_t noise[4] = {random.x, random.y, random.z, random.w};
     uint32_t codes[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        const uint32_t bits = bf16::to_bits(v[j] * scale * (1.0f / kUnbiasV));
-        codes[j] = ((bits << 4) + __byte_perm(random[j], 0, 0x4324)) | (bits & 0x80000000u);
-        codes[j] = max(codes[j], min(__float_as_uint(v[j]), 1u << 24));
+        const uint32_t bits = bf16::to_bits(v[j] * unbiased_scale);
+        codes[j] = max(__funnelshift_l(bits, bits, 4) + __byte_perm(noise[j], 0, 0x4324),
+                       min(__float_as_uint(v[j]), 1u << 24));
     }
-    return scale == 0.0f ? 0 : high_bytes(codes);
+    return high_bytes(codes);
 }
 
 }  // namespace cuda

@@ -71,16 +71,17 @@ __global__ void __launch_bounds__(kThreads, kFp8BlocksPerSm)
         const int64_t element = element_offset + block * kScaleBlock + 4 * lane;
         const uint4 words = philox_words<kMomentRounds>(keys, static_cast<uint64_t>(element) / 4, step);
         float ms[4];
-        decode_m4(codes, scale_inv, ms);
+        numbers_of_m4(codes, ms);
         uint32_t amax = 0;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
+            ms[j] *= scale_inv;
             gs[j] = nesterov_update(beta, gs[j] * grad_mul, ms[j]);
             amax = max(amax, amax_bits_of(ms[j]));
         }
         const MomentScale scale = moment_scale(__reduce_max_sync(~0u, amax), kLog2LargestM);
         if (lane == 0) m_scale_inv[block] = scale.scale_inv;
-        return encode_m4(ms, scale.scale, {words.x, words.y, words.z, words.w});
+        return scale.scale == 0.0f ? 0 : encode_m4(ms, scale.scale * (1.0f / kUnbiasM), words);
     };
     struct Part {
         float grad[4], scale_inv;

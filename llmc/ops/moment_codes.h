@@ -23,13 +23,15 @@ inline constexpr int kMomentRounds = 7;
 struct MomentScale {
     float scale, scale_inv;
 };
-// Returns the largest power of two, at most 2^126, that scales amax to at most 1.75 * 2^log2_largest. If amax is not
-// finite, scale is 0 and scale_inv NaN, which makes the whole block NaN.
+// Returns the largest power of two, at most 2^100, that scales amax to at most 1.75 * 2^log2_largest. If that is below
+// 2^-15 or amax is not finite, scale is 0 and scale_inv NaN, which makes the whole block NaN. With these bounds the
+// products of a scale with 1 / kUnbiasM, and of its inverse with kUnbiasV or a beta of at least 2^-26, are exact, so
+// that kernels may multiply them first.
 HOST_DEVICE inline MomentScale moment_scale(uint32_t amax_bits, int log2_largest) {
-    if (amax_bits >= kInfinityBits) return {0.0f, float_of_bits(0x7fc00000u)};
     // A mantissa above 1.75 carries into the exponent.
     const int exponent = static_cast<int>((amax_bits + 0x1fffffu) >> 23) - 127;
-    const int up = log2_largest - exponent < 126 ? log2_largest - exponent : 126;
+    const int up = log2_largest - exponent < 100 ? log2_largest - exponent : 100;
+    if (up < -15) return {0.0f, float_of_bits(0x7fc00000u)};
     return {float_of_bits(static_cast<uint32_t>(127 + up) << 23), float_of_bits(static_cast<uint32_t>(127 - up) << 23)};
 }
 
@@ -42,13 +44,13 @@ HOST_DEVICE inline float decode_v(uint32_t code, float scale_inv) {
 
 // Round up with the probability of the dropped fraction, by the low 16 bits of `random`. The subnormal numbers of a
 // format are subnormal floats here.
-// encode_m with the code in the highest byte; noise: 16 random bits from bit 8 on.
-HOST_DEVICE inline uint32_t encode_m_high(float value, float scale, uint32_t noise) {
-    const uint32_t bits = bf16::to_bits(value * scale * (1.0f / kUnbiasM));
+// encode_m with the code in the highest byte; unbiased_scale: scale / kUnbiasM; noise: 16 random bits from bit 8 on.
+HOST_DEVICE inline uint32_t encode_m_high(float value, float unbiased_scale, uint32_t noise) {
+    const uint32_t bits = bf16::to_bits(value * unbiased_scale);
     return ((bits << 4) + noise) | (bits & 0x80000000u);
 }
 HOST_DEVICE inline uint32_t encode_m(float value, float scale, uint32_t random) {
-    return encode_m_high(value, scale, (random & 0xffffu) << 8) >> 24;
+    return encode_m_high(value, scale * (1.0f / kUnbiasM), (random & 0xffffu) << 8) >> 24;
 }
 // Rounds v >= 2^-125 at least to the smallest number, never to 0, with which the next update would be m / eps. That
 // number is at least 2^-33.8 of the block's largest v, and m's smallest number at most 2^-16.8 of its largest m: if
