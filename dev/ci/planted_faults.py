@@ -31,7 +31,7 @@ FAULTS = (
     ("a loss divided by all targets", "llmc/train/staging.cpp",
      "1.0 / static_cast<double>(counted)", "1.0 / static_cast<double>(buffer.samples * config_.seq_length)"),
     ("a resumed sample skipped", "llmc/train/run/run_checkpoints.cpp",
-     '.samples = state.at("samples").get<int64_t>(),', '.samples = state.at("samples").get<int64_t>() + 1,'),
+     "    progress.loss_watch.restore(", "    progress.samples++;\n    progress.loss_watch.restore("),
 )
 
 

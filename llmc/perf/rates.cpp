@@ -1,6 +1,5 @@
 #include "llmc/perf/rates.h"
 
-#include <algorithm>
 #include <cmath>
 
 namespace {

@@ -1,6 +1,5 @@
 // Samples that are whole documents: which documents share one, what is padding, what is cut, and of which shards.
 #include <algorithm>
-#include <map>
 
 #include "tests/support/data_test.h"
 

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <memory>
 #include <thread>
 
 #include "llmc/base/check.h"

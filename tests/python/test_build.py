@@ -4,6 +4,7 @@ import fnmatch
 import glob
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import tempfile
@@ -100,3 +101,8 @@ class TestFullTest(unittest.TestCase):
                 names += re.findall(r'TEST_CASE\("([^"]*)"', source.read())
         unknown = [p for p in patterns if not any(fnmatch.fnmatchcase(name, p) for name in names)]
         self.assertEqual(unknown, [])
+
+    def test_each_planted_fault_has_one_place(self):
+        for name, path, text, _ in runpy.run_path(os.path.join(ROOT, "dev/ci/planted_faults.py"))["FAULTS"]:
+            with open(os.path.join(ROOT, path), encoding="utf-8") as source:
+                self.assertEqual(source.read().count(text), 1, name)
