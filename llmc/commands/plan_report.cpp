@@ -82,6 +82,15 @@ std::string time_text(const Figures& f) {
     for (const auto& [name, ms] : time.named_ms())
         text += strf("  %-26s %10.3f %6.1f%%\n", name.c_str(), ms, 100 * ms / f.ms);
     text += strf("  %-26s %10.3f\n", "all", f.ms);
+    if (config.shape.has_experts()) {
+        const auto rate = [&](GemmLayout pass) {
+            const auto i = static_cast<size_t>(pass);
+            return 1e-9 * time.expert_flop[i] / time.expert_ms[i];
+        };
+        text += strf("  matmuls of experts take %.3f ms: %.0f TFLOP/s forward, %.0f dgrad, %.0f wgrad, as one of all "
+                     "rows\n", time.expert_ms[0] + time.expert_ms[1] + time.expert_ms[2], rate(GemmLayout::kForward),
+                     rate(GemmLayout::kDgrad), rate(GemmLayout::kWgrad));
+    }
     if (ranks > 1)
         text += strf("  communication takes %.3f ms, hidden or exposed: gradients %.3f, weights %.3f, heads %.3f, "
                      "matrices %.3f, tokens of experts %.3f (%.3f exposed)\n", time.communication_ms(), time.reduce_ms,

@@ -118,13 +118,13 @@ void StepRecorder::begin_exchange(const std::string& what, bool beside) {
     if (beside) travelling = begun;
 }
 
-void StepRecorder::add(const GemmArgs& args, int64_t count, bool in_update) {
-    if (travelling >= 0) exchanges[static_cast<size_t>(travelling)].add(args, count, in_update);
+void StepRecorder::add(const GemmArgs& args, int64_t count, bool in_update, int64_t experts) {
+    if (travelling >= 0) exchanges[static_cast<size_t>(travelling)].add(args, count, in_update, experts);
     auto known = std::find_if(gemms.begin(), gemms.end(), [&](const PlannedGemm& g) {
-        return g.in_update == in_update && same_kind(g.shape, args);
+        return g.in_update == in_update && g.experts == experts && same_kind(g.shape, args);
     });
     if (known != gemms.end()) known->count += count;
-    else gemms.push_back({args, count, in_update});
+    else gemms.push_back({args, count, in_update, experts});
 }
 
 void StepRecorder::add(const PlannedOp& op, int64_t count) {
@@ -191,14 +191,14 @@ static int64_t used(const Ctx& ctx, int64_t rows) {
     return ctx.recorder ? static_cast<int64_t>(ctx.recorder->expert_rows * static_cast<double>(rows)) : rows;
 }
 // Counted as one matmul of all rows that are used.
-void rehearse_op(Ctx& ctx, OpKind kind, const GroupedGemmArgs& a) {
+void rehearse_op(Ctx& ctx, OpKind, const GroupedGemmArgs& a) {
     const bool wgrad = a.layout == GemmLayout::kWgrad;
     GemmArgs all{.D = a.D, .A = a.A, .B = a.B, .M = wgrad ? a.M : used(ctx, a.M), .N = a.N,
                  .K = wgrad ? used(ctx, a.K) : a.K, .layout = a.layout,
                  .accumulate = a.accumulate};
     if (a.A_scale_inv) all.A_granularity = Granularity::kBlock1x128, all.B_granularity = all.A_granularity;
     if (a.A_scale_inv && a.layout != GemmLayout::kWgrad) all.B_granularity = Granularity::kBlock128x128;
-    rehearse_op(ctx, kind, all);
+    if (ctx.recorder) ctx.recorder->add(all, ctx.recorded_times, ctx.in_update, a.E);
 }
 COST(TransposeScaledArgs, a.in.dtype, sum({a.in, a.in_scale_inv, a.out, a.out_scale_inv}))
 

@@ -46,6 +46,7 @@ struct PlannedGemm {
     GemmArgs shape;      // its pointers are meaningless
     int64_t count = 0;
     bool in_update = false;   // by the optimizer
+    int64_t experts = 0;      // of a grouped matmul, whose rows together are those of `shape`
 };
 
 // "matmul forward 8192 x 6144 x 4096 e4m3 to bf16", "rmsnorm_forward bf16, FP8"; bytes are left out.
@@ -63,6 +64,6 @@ struct StepRecorder {
     std::vector<StepRecorder> exchanges = {};
     int begun = -1, travelling = -1;   // the exchange whose collectives, and beside which operations are recorded now
     void begin_exchange(const std::string& what, bool beside);
-    void add(const GemmArgs& args, int64_t count = 1, bool in_update = false);
+    void add(const GemmArgs& args, int64_t count = 1, bool in_update = false, int64_t experts = 0);
     void add(const PlannedOp& op, int64_t count = 1);
 };

@@ -162,6 +162,12 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
     for (const PlannedGemm& g : plan.step_gemms)
         if (g.in_update) time.update_matmuls_ms += matmul_ms(g);
         else add(StepPart::kMatmuls, g.shape.layout != GemmLayout::kForward, matmul_ms(g));
+    for (const PlannedGemm& g : plan.step_gemms) {
+        if (g.experts == 0) continue;
+        const auto pass = static_cast<size_t>(g.shape.layout);
+        time.expert_ms[pass] += matmul_ms(g);
+        time.expert_flop[pass] += 2 * real(g.shape.M) * real(g.shape.N) * real(g.shape.K) * real(g.count);
+    }
     for (const PlannedOp& op : plan.step_ops)
         add(part_of(op), std::string_view(op_name(op.kind)).ends_with("_backward"), op_ms(op));
     for (const StepRecorder& exchange : plan.exchanges) {   // within hosts

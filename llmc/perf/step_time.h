@@ -26,6 +26,7 @@ struct StepTime {
     double tokens_ms = 0, exposed_tokens_ms = 0;   // of tokens of experts, all and what is not hidden
     double matrices_ms = 0;                // of Muon's matrices, hidden or exposed
     double update_matmuls_ms = 0;          // of the optimizer's part: what hides matrices_ms
+    std::array<double, 3> expert_ms{}, expert_flop{};   // of grouped matmuls, by GemmLayout
     double host_link_ms = 0;               // of the copies of --offload in either direction, hidden or exposed
     double& operator[](StepPart part) { return ms[static_cast<size_t>(part)]; }
     double total_ms() const;

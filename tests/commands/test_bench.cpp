@@ -9,7 +9,7 @@
 namespace {
 
 void add(StepRecorder& all, const StepRecorder& more, int64_t times) {
-    for (const PlannedGemm& g : more.gemms) all.add(g.shape, times * g.count, g.in_update);
+    for (const PlannedGemm& g : more.gemms) all.add(g.shape, times * g.count, g.in_update, g.experts);
     for (const PlannedOp& op : more.ops) all.add(op, times * op.count);
 }
 
@@ -53,6 +53,11 @@ OpCall call_of(const GemmArgs& gemm, double ms) {
     OpCall call;
     call.work.add(gemm);
     call.ms = ms;
+    return call;
+}
+OpCall call_of_experts(const GemmArgs& gemm, int64_t experts) {
+    OpCall call;
+    call.work.add(gemm, 1, false, experts);
     return call;
 }
 
@@ -142,7 +147,14 @@ TEST_CASE("bench: floors") {
     const auto floor_ms = [](const auto& work) { return row_of(call_of(work, 0), round_ceilings()).floor_ms; };
     CHECK(floor_ms(op_of(OpKind::adamw, 3000000)) == doctest::Approx(3));
     // 16 GFLOP, and 28 MB.
-    CHECK(floor_ms(gemm_of(1000, 2000, 4000, Dtype::kBf16, Dtype::kBf16)) == doctest::Approx(28));
+    GemmArgs gemm = gemm_of(1000, 2000, 4000, Dtype::kBf16, Dtype::kBf16);
+    CHECK(floor_ms(gemm) == doctest::Approx(28));
+    // Of 4 experts, each with weights of 16 MB, or with gradients of 4 MB.
+    const auto of_experts = [&] { return row_of(call_of_experts(gemm, 4), round_ceilings()); };
+    CHECK(of_experts().floor_ms == doctest::Approx(76));
+    CHECK(of_experts().name.ends_with(", 4 experts"));
+    gemm.layout = GemmLayout::kWgrad;
+    CHECK(of_experts().floor_ms == doctest::Approx(40));
     GemmArgs square = gemm_of(8000, 8000, 8000, Dtype::kBf16, Dtype::kBf16);
     CHECK(floor_ms(square) == doctest::Approx(1024));
     square.A.dtype = Dtype::kE5m2;

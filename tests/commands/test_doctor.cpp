@@ -27,7 +27,7 @@ std::map<std::string, CheckResult> results_until(const std::string& last, Comm& 
 TEST_CASE("doctor: without a GPU operations are checked, and the output lists what could not be") {
     const std::unique_ptr<Comm> comm = open_single();
     auto results = results_until("shared memory", *comm);
-    for (const char* name : {"FP8 delayed", "FP8 tensorwise", "FP8 blockwise", "attention", "build"}) {
+    for (const char* name : {"FP8 delayed", "FP8 tensorwise", "FP8 blockwise", "experts", "attention", "build"}) {
         INFO(name << ": " << results[name].text);
         CHECK(results[name].status == Status::kOk);
     }

@@ -96,6 +96,7 @@ class MoeRanksTest(RanksTest):
             said = self.ranks(1, LLAMA, *EXPERTS, *options, "--dry-run", "--ranks", "4", "--expert-parallel", "4",
                               "--train-iters", "4", "--gpu", "H200", "--moe-capacity", "1.5").stdout
             self.assertRegex(said, r"all-to-all +fp32 +4 .* of tokens of experts\n")
+            self.assertRegex(said, r"matmuls of experts take [\d.]+ ms: \d+ TFLOP/s forward, \d+ dgrad, \d+ wgrad")
             self.assertRegex(said, r"\n.*predicted +\d")
 
     def test_ranks_zero_levels_and_recomputation_do_not_change_the_run(self):

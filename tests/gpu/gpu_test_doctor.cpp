@@ -6,7 +6,7 @@
 TEST_CASE("gpu doctor: the device, its driver and its operations pass") {
     const std::unique_ptr<Comm> comm = open_single();
     Doctor doctor(*comm);
-    const std::string checked[] = {"GPU", "driver", "FP8", "attention"};
+    const std::string checked[] = {"GPU", "driver", "FP8", "experts", "attention"};
     for (const Doctor::Check& check : Doctor::checks())
         for (const CheckResult& result : doctor.results_of(check)) {
             INFO(result.line());

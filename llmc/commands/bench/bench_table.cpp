@@ -18,10 +18,13 @@ BenchRow row_of(const OpCall& call, const Ceilings& ceilings) {
     if (call.transfer) add(call.transfer, call.bytes, 0, Dtype::kBf16);
     for (const PlannedGemm& gemm : call.work.gemms) {
         const GemmArgs& g = gemm.shape;
-        const int64_t results = g.M * g.N * dtype_bytes(g.D.dtype) * (g.accumulate ? 2 : 1);
+        const bool wgrad = g.layout == GemmLayout::kWgrad;
+        const int64_t matrices = std::max<int64_t>(1, gemm.experts);   // each has weights, or gradients of them
+        const int64_t results = (wgrad ? matrices : 1) * g.M * g.N * dtype_bytes(g.D.dtype) * (g.accumulate ? 2 : 1);
+        const int64_t operands = (g.M + (wgrad ? 1 : matrices) * g.N) * g.K * dtype_bytes(g.A.dtype);
         row.part = "matmul";
-        add(gemm_text(g), (g.M + g.N) * g.K * dtype_bytes(g.A.dtype) + results, 2 * real(g.M) * real(g.N) * real(g.K),
-            g.A.dtype);
+        add(gemm_text(g) + (gemm.experts > 0 ? strf(", %lld experts", ll(gemm.experts)) : ""), operands + results,
+            2 * real(g.M) * real(g.N) * real(g.K), g.A.dtype);
     }
     for (const PlannedOp& op : call.work.ops) {
         const PlannedAttention& s = op.attention;

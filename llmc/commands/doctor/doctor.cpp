@@ -89,6 +89,7 @@ const std::vector<Doctor::Check>& Doctor::checks() {
         {"NCCL", "the NCCL library, for distributed runs on GPUs", &Doctor::check_nccl},
         {"ranks", "number of ranks and hosts, and that all run this executable", &Doctor::check_ranks},
         {"FP8", "each FP8 recipe: what it needs, and casts and matmuls against the CPU", &Doctor::check_fp8},
+        {"experts", "matmuls of experts in BF16 and FP8, against the CPU", &Doctor::check_experts},
         {"attention", "attention, forward and backward, against the CPU", &Doctor::check_attention},
         {"collectives", "collectives against sums on the host", &Doctor::check_collectives},
         {"links", "rates of collectives and of each pair of ranks", &Doctor::check_links},

@@ -53,7 +53,7 @@ private:
     // doctor_machine.cpp; check_gpu opens the devices.
     CheckResults check_build(), check_gpu(), check_driver(), check_gpu_state(), check_environment(), check_disk(),
         check_shared_memory();
-    CheckResults check_fp8(), check_attention();                                   // doctor_operations.cpp
+    CheckResults check_fp8(), check_experts(), check_attention();                  // doctor_operations.cpp
     CheckResults check_nccl(), check_ranks(), check_collectives(), check_links();  // doctor_ranks.cpp
 
     Comm& comm_;

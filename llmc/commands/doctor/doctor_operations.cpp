@@ -3,11 +3,13 @@
 // cores, which stay far below the share of the largest value that is allowed here.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "llmc/base/check.h"
 #include "llmc/commands/doctor/doctor.h"
 #include "llmc/model/parameters/fp8_recipe.h"
 #include "llmc/ops/ops.h"
+#include "llmc/ops/ops_moe.h"
 #include "llmc/ops/owned.h"
 
 namespace {
@@ -27,8 +29,12 @@ public:
         Ctx cpu;
         if (key > 0)
             cpu::fill_normal(cpu, {.out = on(Side::kCpu), .key = key, .element_offset = 0, .mean = mean, .std = std});
-        device::copy_to_device(ctx_, memory_.get(), host_.data(), bytes());
-        device::synchronize(ctx_);
+        upload();
+    }
+    TwoTensors(Ctx& ctx, const std::vector<int32_t>& values)
+        : TwoTensors(ctx, Dtype::kInt32, static_cast<int64_t>(values.size())) {
+        std::memcpy(host_.data(), values.data(), host_.size());
+        upload();
     }
     Tensor on(Side side) { return {side == Side::kCpu ? host_.data() : memory_.get(), dtype_, elems_}; }
     // As result_difference; kEqual: the bytes are equal.
@@ -42,6 +48,10 @@ public:
 
 private:
     int64_t bytes() const { return elems_ * dtype_bytes(dtype_); }
+    void upload() {
+        device::copy_to_device(ctx_, memory_.get(), host_.data(), bytes());
+        device::synchronize(ctx_);
+    }
     static std::vector<float> floats(const Tensor& tensor) {
         std::vector<float> values(static_cast<size_t>(tensor.elems));
         Ctx cpu;
@@ -140,6 +150,44 @@ std::string int8_matmul_error(Ctx& ctx) {
     return result.difference("fprop in INT8", kShare);
 }
 
+// What is wrong with matmuls of three experts, of which one has no rows, as fprop and as wgrad, added to FP32; "" if
+// nothing.
+std::string experts_error(Ctx& ctx, bool fp8) {
+    constexpr int64_t E = 3, M = 80, N = kScaleBlock, K = 272, P = padded_rows(M, E);
+    using enum Granularity;
+    CastOperand x(ctx, Scaling::kDelayed, kBlock1x128, Dtype::kE4m3, M, K, 1),
+        dy(ctx, Scaling::kDelayed, kBlock1x128, Dtype::kE4m3, M, N, 2),
+        w(ctx, Scaling::kDelayed, kBlock128x128, Dtype::kE4m3, E * N, K, 3);
+    TwoTensors offsets(ctx, {0, 33, 33, M}), y(ctx, Dtype::kBf16, M * N), dw(ctx, Dtype::kFp32, E * N * K, 4);
+    TwoTensors x_codes(ctx, Dtype::kE4m3, K * P), x_scales(ctx, Dtype::kFp32, scale_blocks(P) * K),
+        dy_codes(ctx, Dtype::kE4m3, N * P), dy_scales(ctx, Dtype::kFp32, scale_blocks(P) * N);
+    const auto transpose = [&](CastOperand& in, TwoTensors& codes, TwoTensors& scales, int64_t C) {
+        on_both<TransposeScaledArgs>(ctx, ops::transpose_scaled, cpu::transpose_scaled, [&](Side side) {
+            return TransposeScaledArgs{.out = codes.on(side), .out_scale_inv = scales.on(side),
+                                       .in = in.codes.on(side), .in_scale_inv = in.scales.on(side),
+                                       .offsets = offsets.on(side), .R = M, .C = C, .E = E};
+        });
+    };
+    if (fp8) transpose(x, x_codes, x_scales, K), transpose(dy, dy_codes, dy_scales, N);
+    on_both<GroupedGemmArgs>(ctx, ops::grouped_gemm, cpu::grouped_gemm, [&](Side side) {
+        return GroupedGemmArgs{.D = y.on(side), .A = fp8 ? x.codes.on(side) : x.in.on(side),
+                               .B = fp8 ? w.codes.on(side) : w.in.on(side), .offsets = offsets.on(side), .E = E,
+                               .M = M, .N = N, .K = K, .A_scale_inv = fp8 ? x.scales.on(side) : Tensor{},
+                               .B_scale_inv = fp8 ? w.scales.on(side) : Tensor{}};
+    });
+    on_both<GroupedGemmArgs>(ctx, ops::grouped_gemm, cpu::grouped_gemm, [&](Side side) {
+        return GroupedGemmArgs{.D = dw.on(side), .A = fp8 ? dy_codes.on(side) : dy.in.on(side),
+                               .B = fp8 ? x_codes.on(side) : x.in.on(side), .offsets = offsets.on(side), .E = E,
+                               .M = N, .N = K, .K = M, .layout = GemmLayout::kWgrad, .accumulate = true,
+                               .A_scale_inv = fp8 ? dy_scales.on(side) : Tensor{},
+                               .B_scale_inv = fp8 ? x_scales.on(side) : Tensor{}};
+    });
+    for (TwoTensors* cast : {&x_codes, &x_scales, &dy_codes, &dy_scales})
+        if (const std::string wrong = cast->difference("a transpose in FP8", kEqual); !wrong.empty()) return wrong;
+    const std::string wrong = y.difference("fprop", kShare);
+    return wrong.empty() ? dw.difference("wgrad", kShare) : wrong;
+}
+
 // What is wrong with attention in BF16, forward and backward; "" if nothing.
 std::string attention_error(Ctx& ctx, int64_t T, int64_t NKV, int64_t HS) {
     constexpr int64_t B = 2, NH = 4;
@@ -198,6 +246,17 @@ CheckResults Doctor::check_fp8() {
         results.back().name = std::string("FP8 ") + row.name;
     }
     return results;
+}
+
+CheckResults Doctor::check_experts() {
+    if (!opened_) return {{kNotChecked, "no device"}};
+    const std::string lacks = fp8_device_error({.recipe = Fp8Recipe::kBlockwise}, info_);
+    std::string wrong = experts_error(ctx_, false);
+    if (!wrong.empty()) wrong = "BF16: " + wrong;
+    else if (lacks.empty() && !(wrong = experts_error(ctx_, true)).empty()) wrong = "FP8: " + wrong;
+    if (!wrong.empty())
+        return {{kFailed, wrong, "matmuls of experts are wrong: do not train --num-experts here; run make test-gpu"}};
+    return {{kOk, std::string("fprop and wgrad in BF16") + (lacks.empty() ? " and FP8" : "") + ": as on the CPU"}};
 }
 
 CheckResults Doctor::check_attention() {
