@@ -156,11 +156,16 @@ void check_classifier(const Logits& l, Dtype work, int64_t shift_bytes, bool wri
                               .Vp = l.Vp, .write_dlogits = write, .logit_mul = mul, .z_loss = z_loss,
                               .squares = view("squares"), .softcap = softcap};
     });
-    c.check("losses");
-    if (z_loss > 0) c.check("squares");
+    // A multiplier or a soft cap rounds each logit, of which a loss is a difference; a cap on bf16 logits has an error
+    // of 2^-21 (soft_cap.cuh). A gradient has the error of expf, one unit in the last place, on top.
+    const double most = softcap > 0 ? static_cast<double>(softcap) : 40 * static_cast<double>(mul);
+    const double of_logit =
+        mul == 1 && softcap == 0 ? 0 : most * (work == Dtype::kBf16 && softcap > 0 ? 0x1.2p-21 : 0x1p-24);
+    c.check("losses", 2 * of_logit);
+    if (z_loss > 0) c.check("squares", 2 * (most + std::log(static_cast<double>(l.V))) * of_logit);
     c.check_bits("state");
     if (!write) return c.check_unchanged("logits");
-    c.check("logits");
+    c.check("logits", of_logit > 0 ? mul / 64.0 * (of_logit + 0x1p-23) : 0);
     // Gradients of ignored rows and padding are exactly 0.
     int64_t wrong = 0;
     for (int64_t n = 0; n < l.N; n++) {
