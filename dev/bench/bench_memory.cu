@@ -218,12 +218,13 @@ RopeArgs rope_args(const View& v, const Dims& d) {
 }
 QkNormForwardArgs qk_forward(const View& v, const Dims& d) {
     return {.out = v("out"), .rstd = v("rstd"), .in = v("qkv"), .q_weight = v("q_weight"),
-            .k_weight = v("k_weight"), .N = d.N, .NH = d.NH, .NKV = d.NKV, .HS = d.HS, .eps = 1e-6f};
+            .k_weight = v("k_weight"), .N = d.N, .NH = d.NH, .NKV = d.NKV, .HS = d.HS, .KS = d.HS,
+            .eps = 1e-6f};
 }
 QkNormBackwardArgs qk_backward(const View& v, const Dims& d) {
     return {.dqkv = v("out"), .dq_weight = v("dq_weight"), .dk_weight = v("dk_weight"),
             .scratch = v("scratch"), .in = v("qkv"), .rstd = v("rstd"), .q_weight = v("q_weight"),
-            .k_weight = v("k_weight"), .N = d.N, .NH = d.NH, .NKV = d.NKV, .HS = d.HS};
+            .k_weight = v("k_weight"), .N = d.N, .NH = d.NH, .NKV = d.NKV, .HS = d.HS, .KS = d.HS};
 }
 
 // The rows of all heads, and those of 4 ranks.

@@ -180,9 +180,9 @@ std::vector<std::string> model_config_errors(const ModelConfig& c) {
     rule(c.kv_channels <= 256, strf("--kv-channels %lld: attention takes at most 256", ll(c.kv_channels)));
     rule(c.vocab_size >= 2, strf("vocabulary of %lld tokens: at least 2 needed", ll(c.vocab_size)));
     rule(!c.qk_norm_whole || ((c.has_experts() ? !c.has_windows() : !c.pre_norms()) && c.qk_norm
-                              && c.num_query_groups == c.num_attention_heads && c.q_width() == c.hidden_size),
-         "QK-norm over all heads (OLMoE, OLMo-2 and 3) needs --qk-layernorm, as many key as query heads, heads of "
-         "--hidden-size elements in all and, with --num-experts, no --sliding-window");
+                              && c.q_width() == c.hidden_size),
+         "QK-norm over all heads (OLMoE, OLMo-2 and 3) needs --qk-layernorm, heads of --hidden-size elements in all "
+         "and, with --num-experts, no --sliding-window");
     rule(c.pre_norms() || (is_llama_like(c) && !c.has_experts() && c.qk_norm_whole && has_no_or_attention_biases(c)),
          "norms after attention and the MLP (OLMo-2 and 3) need --normalization RMSNorm, --position-embedding-type "
          "rope, --activation swiglu, QK-norm over all heads, no --num-experts and --linear-bias none or attention: "

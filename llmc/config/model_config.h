@@ -136,6 +136,7 @@ struct ModelConfig {
     // Heads of Q and of K, and elements of each, as qk-norm takes them.
     int64_t qk_norm_heads(int64_t heads) const { return qk_norm_whole ? 1 : heads; }
     int64_t qk_norm_width() const { return qk_norm_whole ? q_width() : kv_channels; }
+    int64_t qk_norm_key_width() const { return qk_norm_whole ? kv_width() : kv_channels; }
 };
 
 struct ModelPreset {

@@ -132,26 +132,36 @@ template <Kind kind> void run_backward(const char* op, const NormBackwardArgs& a
     result.quantize();
 }
 
+// A query or key head of the packed projections: its place in a row and its elements.
+struct QkHead {
+    int64_t begin, elems;
+    template <typename Args> static QkHead of(const Args& a, int64_t h) {
+        if (h < a.NH) return {h * a.HS, a.HS};
+        return {a.NH * a.HS + (h - a.NH) * a.KS, a.KS};
+    }
+};
+
 template <typename T> void qk_forward_row(const QkNormForwardArgs& args, int64_t n) {
     using A = Acc<T>;
-    const int64_t HS = args.HS, heads = args.NH + args.NKV, width = (heads + args.NKV) * HS;
+    const int64_t heads = args.NH + args.NKV, width = args.width(), values = QkHead::of(args, heads).begin;
     const T* in = args.in.as<T>() + n * width;
     T* out = args.out.as<T>() + n * width;
     for (int64_t h = 0; h < heads; h++) {
-        const T* x = in + h * HS;
+        const QkHead head = QkHead::of(args, h);
+        const T* x = in + head.begin;
         const T* weight = h < args.NH ? args.q_weight.as<T>() : args.k_weight.as<T>();
-        const A rstd = A(1) / std::sqrt(dot<A>(x, x, HS) / A(HS) + A(args.eps));
+        const A rstd = A(1) / std::sqrt(dot<A>(x, x, head.elems) / A(head.elems) + A(args.eps));
         args.rstd.as<A>()[n * heads + h] = rstd;
-        for_lanes<A>(HS, [&](int64_t d, auto count) {
-            store(out + h * HS + d, load(x + d, count) * Vec<A>(rstd) * load(weight + d, count), count);
+        for_lanes<A>(head.elems, [&](int64_t d, auto count) {
+            store(out + head.begin + d, load(x + d, count) * Vec<A>(rstd) * load(weight + d, count), count);
         });
     }
-    std::copy(in + heads * HS, in + width, out + heads * HS);
+    std::copy(in + values, in + width, out + values);
 }
 
 template <typename T> void qk_backward(const QkNormBackwardArgs& args) {
     using A = Acc<T>;
-    const int64_t HS = args.HS, heads = args.NH + args.NKV, width = (heads + args.NKV) * HS;
+    const int64_t HS = args.HS, heads = args.NH + args.NKV, width = args.width();
     const RowChunks chunks(args.N);
     A* partial = args.scratch.as<A>();
     parallel_for(chunks.count, args.N * width, [&](int64_t chunk) {
@@ -159,17 +169,19 @@ template <typename T> void qk_backward(const QkNormBackwardArgs& args) {
         std::fill(dq_weight, dq_weight + 2 * HS, A(0));
         for (int64_t n = chunk * chunks.rows; n < std::min(args.N, (chunk + 1) * chunks.rows); n++) {
             for (int64_t h = 0; h < heads; h++) {
-                T* dqkv = args.dqkv.as<T>() + n * width + h * HS;
-                const T* x = args.in.as<T>() + n * width + h * HS;
+                const QkHead head = QkHead::of(args, h);
+                T* dqkv = args.dqkv.as<T>() + n * width + head.begin;
+                const T* x = args.in.as<T>() + n * width + head.begin;
                 const T* weight = h < args.NH ? args.q_weight.as<T>() : args.k_weight.as<T>();
                 A* dweight = h < args.NH ? dq_weight : dq_weight + HS;
                 const A rstd = args.rstd.as<A>()[n * heads + h];
-                backward_row<Kind::kRms, T>(dqkv, nullptr, dweight, nullptr, dqkv, x, A(0), rstd, weight, HS);
+                backward_row<Kind::kRms, T>(dqkv, nullptr, dweight, nullptr, dqkv, x, A(0), rstd, weight,
+                                             head.elems);
             }
         }
     });
     add_partials_to_grad(args.dq_weight, partial, chunks.count, 2 * HS, HS);
-    add_partials_to_grad(args.dk_weight, partial + HS, chunks.count, 2 * HS, HS);
+    add_partials_to_grad(args.dk_weight, partial + HS, chunks.count, 2 * HS, args.KS);
 }
 
 }  // namespace
@@ -179,31 +191,38 @@ void rmsnorm_forward(Ctx&, const NormForwardArgs& args) { run_forward<Kind::kRms
 void layernorm_backward(Ctx&, const NormBackwardArgs& args) { run_backward<Kind::kLayer>("layernorm_backward", args); }
 void rmsnorm_backward(Ctx&, const NormBackwardArgs& args) { run_backward<Kind::kRms>("rmsnorm_backward", args); }
 
+static void check_widths(const char* op, int64_t NH, int64_t NKV, int64_t HS, int64_t KS) {
+    CHECK(KS == HS || (NH == 1 && NKV == 1 && KS > 0 && KS < HS), "%s: %lld heads of %lld, %lld of %lld", op,
+          (long long)NH, (long long)HS, (long long)NKV, (long long)KS);
+}
+
 void qk_norm_forward(Ctx&, const QkNormForwardArgs& args) {
     const char* op = "qk_norm_forward";
+    check_widths(op, args.NH, args.NKV, args.HS, args.KS);
     for_working_type(op, args.in.dtype, [&]<typename T>(Tag<T>) {
-        const int64_t elems = args.N * (args.NH + 2 * args.NKV) * args.HS;
+        const int64_t elems = args.N * args.width();
         check_tensor(op, "in", args.in, dtype_of<T>, elems);
         check_tensor(op, "out", args.out, dtype_of<T>, elems);
         check_tensor(op, "rstd", args.rstd, stat_dtype<T>, args.N * (args.NH + args.NKV));
         check_tensor(op, "q_weight", args.q_weight, dtype_of<T>, args.HS);
-        check_tensor(op, "k_weight", args.k_weight, dtype_of<T>, args.HS);
+        check_tensor(op, "k_weight", args.k_weight, dtype_of<T>, args.KS);
         parallel_for(args.N, elems, [&](int64_t n) { qk_forward_row<T>(args, n); });
     });
 }
 
 void qk_norm_backward(Ctx&, const QkNormBackwardArgs& args) {
     const char* op = "qk_norm_backward";
-    const int64_t width = (args.NH + 2 * args.NKV) * args.HS, elems = args.N * width;
+    const int64_t width = args.width(), elems = args.N * width;
+    check_widths(op, args.NH, args.NKV, args.HS, args.KS);
     const QuantResult result(op, args.quant, args.dqkv, args.in.dtype, args.N, width);
     for_working_type(op, args.in.dtype, [&]<typename T>(Tag<T>) {
         check_tensor(op, "in", args.in, dtype_of<T>, elems);
         check_tensor(op, "dqkv", args.dqkv, dtype_of<T>, elems);
         check_tensor(op, "rstd", args.rstd, stat_dtype<T>, args.N * (args.NH + args.NKV));
         check_tensor(op, "q_weight", args.q_weight, dtype_of<T>, args.HS);
-        check_tensor(op, "k_weight", args.k_weight, dtype_of<T>, args.HS);
+        check_tensor(op, "k_weight", args.k_weight, dtype_of<T>, args.KS);
         check_grad<T>(op, "dq_weight", args.dq_weight, args.HS);
-        check_grad<T>(op, "dk_weight", args.dk_weight, args.HS);
+        check_grad<T>(op, "dk_weight", args.dk_weight, args.KS);
         check_at_least(op, "scratch", args.scratch, stat_dtype<T>, 2 * kPartialRows * args.HS);
         qk_backward<T>(args);
     });

@@ -89,11 +89,14 @@ template <typename T> struct NormBackward {
 template <bool kLayer> bool norm_forward_quantize(Ctx& ctx, const NormForwardArgs& args);
 template <bool kLayer> bool norm_backward_quantize(Ctx& ctx, const NormBackwardArgs& args);
 
+// Rows of partial sums in scratch, those of K kPartialRows rows of HS behind those of Q.
+struct QkNormParts {
+    int64_t q = 0, k = 0;
+};
 // Run qk-norm over all heads (NH = NKV = 1) in the kernels for rows of whole vectors, and return true, or the number of
-// rows of partial sums in scratch, those of K kPartialRows rows behind those of Q; else do nothing and return 0.
-// The caller adds these sums and quantizes dqkv.
+// partial sums; else do nothing and return false, or no sums. The caller adds these sums and quantizes dqkv.
 bool qk_norm_rows_forward(Ctx& ctx, const QkNormForwardArgs& args);
-int64_t qk_norm_rows_backward(Ctx& ctx, const QkNormBackwardArgs& args);
+QkNormParts qk_norm_rows_backward(Ctx& ctx, const QkNormBackwardArgs& args);
 
 // ---- sums along a row
 

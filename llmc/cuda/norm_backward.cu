@@ -223,21 +223,22 @@ template <bool kLayer> void norm_backward(Ctx& ctx, const NormBackwardArgs& args
 
 }  // namespace
 
-int64_t qk_norm_rows_backward(Ctx& ctx, const QkNormBackwardArgs& args) {
-    const int64_t C = args.HS;
-    int64_t parts = 0;
+QkNormParts qk_norm_rows_backward(Ctx& ctx, const QkNormBackwardArgs& args) {
+    const int64_t C = args.HS, KS = args.KS;
+    QkNormParts parts;
     if (args.NH != 1 || args.NKV != 1) return parts;
     dispatch(args.dqkv.dtype, "qk_norm_backward", [&](auto type) {
         using T = decltype(type);
         NormBackward<T> q({.dx = args.dqkv, .dresidual = {}, .dweight = {}, .dbias = {}, .scratch = args.scratch,
                            .dout = args.dqkv, .x = args.in, .mean = {}, .rstd = args.rstd, .weight = args.q_weight,
                            .N = args.N, .C = C});
-        q.row_stride = static_cast<int>(3 * C), q.rstd_stride = 2;
+        q.row_stride = static_cast<int>(args.width()), q.rstd_stride = 2;
         NormBackward<T> k = q;
         k.dx += C, k.dout += C, k.x += C, k.rstd += 1;
         k.weight = args.k_weight.as<T>(), k.partial_w += kPartialRows * C;
-        if (!q.vectors_fit(C) || !k.vectors_fit(C) || norm_backward_shape(C / kVec<T>, 16 / kVec<T>).vecs == 0) return;
-        for (const NormBackward<T>& a : {q, k}) parts = norm_backward_rows<T, false>(ctx, a, {}, C).parts;
+        if (!q.vectors_fit(C) || !k.vectors_fit(KS) || norm_backward_shape(C / kVec<T>, 16 / kVec<T>).vecs == 0) return;
+        parts.q = norm_backward_rows<T, false>(ctx, q, {}, C).parts;
+        parts.k = norm_backward_rows<T, false>(ctx, k, {}, KS).parts;
     });
     return parts;
 }

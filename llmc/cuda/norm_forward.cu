@@ -205,21 +205,23 @@ template <bool kLayer> void norm_forward(Ctx& ctx, const NormForwardArgs& args, 
 }  // namespace
 
 bool qk_norm_rows_forward(Ctx& ctx, const QkNormForwardArgs& args) {
-    const int64_t C = args.HS;
+    const int64_t C = args.HS, KS = args.KS;
     bool done = false;
     if (args.NH != 1 || args.NKV != 1) return done;
     dispatch(args.out.dtype, "qk_norm_forward", [&](auto type) {
         using T = decltype(type);
         NormForward<T> q({.out = args.out, .residual_out = {}, .mean = {}, .rstd = args.rstd, .in = args.in,
                           .residual = {}, .weight = args.q_weight, .bias = {}, .N = args.N, .C = C, .eps = args.eps});
-        q.row_stride = static_cast<int>(3 * C), q.rstd_stride = 2;
+        q.row_stride = static_cast<int>(args.width()), q.rstd_stride = 2;
         NormForward<T> k = q, v = q;
         k.out += C, k.in += C, k.rstd += 1, k.weight = args.k_weight.as<T>();
         // V is copied as a residual; its rstd is overwritten by that of Q.
-        v.in += 2 * C, v.residual_out = q.out + 2 * C, v.out = nullptr;
-        done = q.vectors_fit(C) && k.vectors_fit(C) && norm_forward_shape(C / kVec<T>, kWarpRows).vecs > 0;
+        v.in += C + KS, v.residual_out = q.out + C + KS, v.out = nullptr;
+        done = q.vectors_fit(C) && k.vectors_fit(KS) && norm_forward_shape(C / kVec<T>, kWarpRows).vecs > 0;
         if (!done) return;
-        for (const NormForward<T>& a : {v, q, k}) norm_forward_rows<T, false>(ctx, a, {}, C);
+        norm_forward_rows<T, false>(ctx, v, {}, KS);
+        norm_forward_rows<T, false>(ctx, q, {}, C);
+        norm_forward_rows<T, false>(ctx, k, {}, KS);
     });
     return done;
 }

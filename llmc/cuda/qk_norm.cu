@@ -139,6 +139,16 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocksPerSm)
 
 // ---- any head dim
 
+// A head of the packed projections: its first element, and how many it has.
+struct QkHead {
+    int64_t at;
+    int width;
+
+    __device__ QkHead(int64_t n, int h, int NH, int NKV, int HS, int KS)
+        : at(n * (int64_t{NH} * HS + 2 * int64_t{NKV} * KS) + int64_t{min(h, NH)} * HS + int64_t{max(h - NH, 0)} * KS),
+          width(h < NH ? HS : KS) {}
+};
+
 // Math: as qk_norm_forward_kernel.
 // Source: as qk_norm_forward_kernel.
 // Traffic: in read twice (L1), out written once.
@@ -147,23 +157,24 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocksPerSm)
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     qk_norm_forward_loop_kernel(T* out, float* rstd_out, const T* in, const T* q_weight, const T* k_weight,
-                                int64_t N, int NH, int NKV, int HS, float eps) {
+                                int64_t N, int NH, int NKV, int HS, int KS, float eps) {
     const int lane = threadIdx.x % kLanes, heads = NH + 2 * NKV;
     const int64_t head = int64_t{blockIdx.x} * (kThreads / kLanes) + threadIdx.x / kLanes;
     if (head >= N * heads) return;
     const int64_t n = head / heads;
     const int h = static_cast<int>(head - n * heads);
-    const T* x = in + head * HS;
-    T* to = out + head * HS;
+    const QkHead place(n, h, NH, NKV, HS, KS);
+    const T* x = in + place.at;
+    T* to = out + place.at;
     if (h >= NH + NKV) {
-        for (int i = lane; i < HS; i += kLanes) to[i] = x[i];
+        for (int i = lane; i < place.width; i += kLanes) to[i] = x[i];
         return;
     }
     const T* weight = h < NH ? q_weight : k_weight;
     float sum = 0.0f;
-    for (int i = lane; i < HS; i += kLanes) sum += to_float(x[i]) * to_float(x[i]);
-    const float rstd = 1.0f / sqrtf(warp_sum(sum) / HS + eps);
-    for (int i = lane; i < HS; i += kLanes) {
+    for (int i = lane; i < place.width; i += kLanes) sum += to_float(x[i]) * to_float(x[i]);
+    const float rstd = 1.0f / sqrtf(warp_sum(sum) / place.width + eps);
+    for (int i = lane; i < place.width; i += kLanes) {
         to[i] = from_float<T>(to_float(x[i]) * rstd * to_float(weight[i]));
     }
     if (lane == 0) rstd_out[n * (NH + NKV) + h] = rstd;
@@ -177,19 +188,20 @@ __global__ void __launch_bounds__(kThreads)
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     qk_norm_backward_columns_kernel(float* partial_q, float* partial_k, const T* dqkv, const T* in,
-                                    const float* rstd_in, int64_t N, int NH, int NKV, int HS) {
+                                    const float* rstd_in, int64_t N, int NH, int NKV, int HS, int KS) {
     const int c = blockIdx.x * kThreads + threadIdx.x;
-    if (c >= HS) return;
     const bool is_q = blockIdx.z == 0;
+    const int width = is_q ? HS : KS;
+    if (c >= width) return;
     const int begin = is_q ? 0 : NH, end = is_q ? NH : NH + NKV;
     float sum = 0.0f;
     for (int64_t n = blockIdx.y; n < N; n += gridDim.y) {
         for (int h = begin; h < end; h++) {
-            const int64_t at = (n * (NH + 2 * NKV) + h) * HS + c;
+            const int64_t at = QkHead(n, h, NH, NKV, HS, KS).at + c;
             sum += to_float(dqkv[at]) * to_float(in[at]) * rstd_in[n * (NH + NKV) + h];
         }
     }
-    (is_q ? partial_q : partial_k)[int64_t{blockIdx.y} * HS + c] = sum;
+    (is_q ? partial_q : partial_k)[int64_t{blockIdx.y} * width + c] = sum;
 }
 
 // Math: dx of qk_norm_backward_kernel.
@@ -200,21 +212,22 @@ __global__ void __launch_bounds__(kThreads)
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     qk_norm_backward_loop_kernel(T* dqkv, const T* in, const float* rstd_in, const T* q_weight,
-                                 const T* k_weight, int64_t N, int NH, int NKV, int HS) {
+                                 const T* k_weight, int64_t N, int NH, int NKV, int HS, int KS) {
     const int lane = threadIdx.x % kLanes, heads = NH + NKV;
     const int64_t head = int64_t{blockIdx.x} * (kThreads / kLanes) + threadIdx.x / kLanes;
     if (head >= N * heads) return;
     const int64_t n = head / heads;
     const int h = static_cast<int>(head - n * heads);
-    const int64_t start = (n * (NH + 2 * NKV) + h) * HS;
+    const QkHead place(n, h, NH, NKV, HS, KS);
+    const int64_t start = place.at;
     const T* weight = h < NH ? q_weight : k_weight;
     const float rstd = rstd_in[head];
     float sum = 0.0f;
-    for (int i = lane; i < HS; i += kLanes) {
+    for (int i = lane; i < place.width; i += kLanes) {
         sum += to_float(dqkv[start + i]) * to_float(weight[i]) * to_float(in[start + i]) * rstd;
     }
-    sum = warp_sum(sum) / HS;
-    for (int i = lane; i < HS; i += kLanes) {
+    sum = warp_sum(sum) / place.width;
+    for (int i = lane; i < place.width; i += kLanes) {
         const float g = to_float(dqkv[start + i]) * to_float(weight[i]);
         dqkv[start + i] = from_float<T>(rstd * (g - to_float(in[start + i]) * rstd * sum));
     }
@@ -223,9 +236,9 @@ __global__ void __launch_bounds__(kThreads)
 // ---- launchers
 
 // Calls f(group) with the lanes per head as a compile-time constant; returns false if the loop kernels are needed.
-template <typename T, typename F> bool with_group(int64_t HS, int64_t heads, bool aligned, F&& f) {
+template <typename T, typename F> bool with_group(int64_t HS, int64_t KS, int64_t heads, bool aligned, F&& f) {
     constexpr int64_t kMaxHeads = int64_t{1} << 30;
-    if (!aligned || heads > kMaxHeads || HS % static_cast<int64_t>(16 / sizeof(T)) != 0) return false;
+    if (!aligned || KS != HS || heads > kMaxHeads || HS % static_cast<int64_t>(16 / sizeof(T)) != 0) return false;
     switch (HS / static_cast<int64_t>(16 / sizeof(T))) {
         case 8: f(std::integral_constant<int, 8>{}); return true;
         case 16: f(std::integral_constant<int, 16>{}); return true;
@@ -234,17 +247,23 @@ template <typename T, typename F> bool with_group(int64_t HS, int64_t heads, boo
     }
 }
 
+void check_widths(const char* op, int64_t NH, int64_t NKV, int64_t HS, int64_t KS) {
+    CHECK(KS == HS || (NH == 1 && NKV == 1 && KS > 0 && KS < HS), "%s: %lld heads of %lld, %lld of %lld", op, ll(NH),
+          ll(HS), ll(NKV), ll(KS));
+}
+
 }  // namespace
 
 void qk_norm_forward(Ctx& ctx, const QkNormForwardArgs& args) {
     const char* op = "qk_norm_forward";
-    const int64_t N = args.N, HS = args.HS, heads = args.NH + 2 * args.NKV;
+    const int64_t N = args.N, HS = args.HS, KS = args.KS, heads = args.NH + 2 * args.NKV;
     const Dtype dtype = args.out.dtype;
-    expect(args.out, dtype, N * heads * HS, op);
-    expect(args.in, dtype, N * heads * HS, op);
+    check_widths(op, args.NH, args.NKV, HS, KS);
+    expect(args.out, dtype, N * args.width(), op);
+    expect(args.in, dtype, N * args.width(), op);
     expect(args.rstd, Dtype::kFp32, N * (args.NH + args.NKV), op);
     expect(args.q_weight, dtype, HS, op);
-    expect(args.k_weight, dtype, HS, op);
+    expect(args.k_weight, dtype, KS, op);
     const int NH = static_cast<int>(args.NH), NKV = static_cast<int>(args.NKV);
     dispatch(dtype, op, [&](auto type) {
         using T = decltype(type);
@@ -252,7 +271,7 @@ void qk_norm_forward(Ctx& ctx, const QkNormForwardArgs& args) {
         const T *q_weight = args.q_weight.as<T>(), *k_weight = args.k_weight.as<T>();
         float* rstd = args.rstd.as<float>();
         const bool aligned = vectorizable<T>(0, {out, in, q_weight, k_weight});
-        const bool done = with_group<T>(HS, N * heads, aligned, [&](auto group) {
+        const bool done = with_group<T>(HS, KS, N * heads, aligned, [&](auto group) {
             constexpr int kGroup = decltype(group)::value;
             const int64_t blocks = ceil_div(N * heads, kThreads / kGroup * kHeadsPerThread);
             launch_kernel(ctx, qk_norm_forward_kernel<T, kGroup>, grid_size(blocks), kThreads, out, rstd, in, q_weight,
@@ -261,30 +280,31 @@ void qk_norm_forward(Ctx& ctx, const QkNormForwardArgs& args) {
         if (done || qk_norm_rows_forward(ctx, args)) return;
         const int64_t blocks = ceil_div(N * heads, kThreads / kLanes);
         launch_kernel(ctx, qk_norm_forward_loop_kernel<T>, grid_size(blocks), kThreads, out, rstd, in, q_weight,
-                      k_weight, N, NH, NKV, HS, args.eps);
+                      k_weight, N, NH, NKV, HS, KS, args.eps);
     });
 }
 
 void qk_norm_backward(Ctx& ctx, const QkNormBackwardArgs& args) {
     const char* op = "qk_norm_backward";
-    const int64_t N = args.N, HS = args.HS, normed = args.NH + args.NKV;
+    const int64_t N = args.N, HS = args.HS, KS = args.KS, normed = args.NH + args.NKV;
     const Dtype dtype = args.dqkv.dtype;
-    expect(args.dqkv, dtype, N * (normed + args.NKV) * HS, op);
-    expect(args.in, dtype, N * (normed + args.NKV) * HS, op);
+    check_widths(op, args.NH, args.NKV, HS, KS);
+    expect(args.dqkv, dtype, N * args.width(), op);
+    expect(args.in, dtype, N * args.width(), op);
     expect(args.rstd, Dtype::kFp32, N * normed, op);
     expect(args.q_weight, dtype, HS, op);
-    expect(args.k_weight, dtype, HS, op);
+    expect(args.k_weight, dtype, KS, op);
     expect_at_least(args.scratch, Dtype::kFp32, 2 * kPartialRows * HS, op);
     const int NH = static_cast<int>(args.NH), NKV = static_cast<int>(args.NKV);
     float *partial_q = args.scratch.as<float>(), *partial_k = partial_q + kPartialRows * HS;
-    int64_t parts = 0;
+    QkNormParts parts;
     dispatch(dtype, op, [&](auto type) {
         using T = decltype(type);
         T *dqkv = args.dqkv.as<T>(), *in = args.in.as<T>();
         const T *q_weight = args.q_weight.as<T>(), *k_weight = args.k_weight.as<T>();
         const float* rstd = args.rstd.as<float>();
         const bool aligned = vectorizable<T>(0, {dqkv, in, q_weight, k_weight});
-        const bool done = with_group<T>(HS, N * normed, aligned, [&](auto group) {
+        const bool done = with_group<T>(HS, KS, N * normed, aligned, [&](auto group) {
             constexpr int kGroup = decltype(group)::value;
             // One wave of resident blocks; a second, smaller one if every block would have two heads per group or more.
             const int64_t heads = N * normed, blocks = ceil_div(heads, kThreads / kGroup);
@@ -292,21 +312,25 @@ void qk_norm_backward(Ctx& ctx, const QkNormBackwardArgs& args) {
             const bool two_waves = blocks >= 2 * resident && resident < kPartialRows;
             const int64_t first_blocks = std::min(resident, blocks);
             const int64_t first_heads = two_waves ? heads - heads / kSecondWave : heads;
-            parts = two_waves ? kPartialRows : first_blocks;
-            launch_kernel(ctx, qk_norm_backward_kernel<T, kGroup>, grid_size(parts), kThreads, dqkv, partial_q,
+            parts.q = parts.k = two_waves ? kPartialRows : first_blocks;
+            launch_kernel(ctx, qk_norm_backward_kernel<T, kGroup>, grid_size(parts.q), kThreads, dqkv, partial_q,
                           partial_k, in, rstd, q_weight, k_weight, N, NH, NKV, first_blocks, first_heads);
         });
-        if (done || (parts = qk_norm_rows_backward(ctx, args)) > 0) return;
-        parts = std::min(kPartialRows, N);
-        const dim3 grid(grid_size(ceil_div(HS, kThreads)), grid_size(parts), 2);
+        if (!done) parts = qk_norm_rows_backward(ctx, args);
+        if (parts.q > 0) return;
+        parts.q = parts.k = std::min(kPartialRows, N);
+        const dim3 grid(grid_size(ceil_div(HS, kThreads)), grid_size(parts.q), 2);
         launch_kernel(ctx, qk_norm_backward_columns_kernel<T>, grid, kThreads, partial_q, partial_k, dqkv, in, rstd, N,
-                      NH, NKV, HS);
+                      NH, NKV, HS, KS);
         const int64_t blocks = ceil_div(N * normed, kThreads / kLanes);
         launch_kernel(ctx, qk_norm_backward_loop_kernel<T>, grid_size(blocks), kThreads, dqkv, in, rstd, q_weight,
-                      k_weight, N, NH, NKV, HS);
+                      k_weight, N, NH, NKV, HS, KS);
     });
-    add_column_sums(ctx, {args.dq_weight, partial_q}, {args.dk_weight, partial_k}, parts, HS);
-    if (args.quant) quantize(ctx, {.quant = args.quant, .in = args.dqkv, .N = N, .C = (NH + 2 * NKV) * HS});
+    const bool equal = KS == HS && parts.q == parts.k;
+    const ColumnSum of_keys{args.dk_weight, partial_k};
+    add_column_sums(ctx, {args.dq_weight, partial_q}, equal ? of_keys : ColumnSum{}, parts.q, HS);
+    if (!equal) add_column_sums(ctx, of_keys, {}, parts.k, KS);
+    if (args.quant) quantize(ctx, {.quant = args.quant, .in = args.dqkv, .N = N, .C = args.width()});
 }
 
 }  // namespace cuda

@@ -58,7 +58,7 @@ void Attention::project(Ctx& ctx, int layer, const LinearOperand& x, Tensor out,
                                .q_weight = model_.weight(p.q_norm), .k_weight = model_.weight(p.k_norm), .N = N,
                                .NH = config_.qk_norm_heads(config_.num_attention_heads),
                                .NKV = config_.qk_norm_heads(config_.num_query_groups), .HS = config_.qk_norm_width(),
-                               .eps = static_cast<float>(config_.norm_eps)});
+                               .KS = config_.qk_norm_key_width(), .eps = static_cast<float>(config_.norm_eps)});
 }
 
 // Writes Q, K and V as attention reads them. With FP8 attention, returns the quantized heads, scratch of the caller's
@@ -207,7 +207,8 @@ void Attention::qk_norm_backward(Ctx& ctx, int layer, Tensor dqkv, const DeviceB
                                 .in = buffers_.at(kQkvRaw, layer, N), .rstd = buffers_.at(kQkRstd, layer, N),
                                 .q_weight = model_.weight(p.q_norm), .k_weight = model_.weight(p.k_norm), .N = N,
                                 .NH = config_.qk_norm_heads(config_.num_attention_heads),
-                                .NKV = config_.qk_norm_heads(config_.num_query_groups), .HS = HS, .quant = quant});
+                                .NKV = config_.qk_norm_heads(config_.num_query_groups), .HS = HS,
+                                .KS = config_.qk_norm_key_width(), .quant = quant});
 }
 
 // The last of attention, rope and qk-norm backward writes the gradient of qkv's output as the dy of qkv.

@@ -179,25 +179,29 @@ struct NormBackwardArgs {
 
 // Packed QKV: row n is [NH query heads | NKV key heads | NKV value heads], HS elements each. Applies RMSNorm over HS to
 // each query and key head, with one weight for all query heads and one for all key heads (Qwen3); copies the values.
+// Key and value heads may have another number of elements, KS: with grouped queries, all heads of K and of V together
+// are one each, as those of Q are (OLMo-2).
 struct QkNormForwardArgs {
-    Tensor out;        // (N, (NH + 2 NKV) HS) T, =
+    Tensor out;        // (N, NH HS + 2 NKV KS) T, =
     Tensor rstd;       // (N, NH + NKV) stat, =
     Tensor in;         // as out
     Tensor q_weight;   // (HS) T
-    Tensor k_weight;   // (HS) T
-    int64_t N, NH, NKV, HS;
+    Tensor k_weight;   // (KS) T
+    int64_t N, NH, NKV, HS, KS;   // KS <= HS; another one than HS needs NH = NKV = 1
     float eps;
+    int64_t width() const { return NH * HS + 2 * NKV * KS; }
 };
 struct QkNormBackwardArgs {
-    Tensor dqkv;                  // (N, (NH + 2 NKV) HS) T: gradient of out, = gradient of in; unspecified
+    Tensor dqkv;                  // (N, NH HS + 2 NKV KS) T: gradient of out, = gradient of in; unspecified
                                   // afterwards if quant.copies()
-    Tensor dq_weight, dk_weight;  // (HS) grad, +=
+    Tensor dq_weight, dk_weight;  // (HS) and (KS) grad, +=
     Tensor scratch;               // (2 * kPartialRows * HS) stat, =
-    Tensor in;                    // (N, (NH + 2 NKV) HS) T, input of the forward pass
+    Tensor in;                    // as dqkv, input of the forward pass
     Tensor rstd;                  // (N, NH + NKV) stat
-    Tensor q_weight, k_weight;    // (HS) T
-    int64_t N, NH, NKV, HS;
+    Tensor q_weight, k_weight;    // (HS) and (KS) T
+    int64_t N, NH, NKV, HS, KS;   // as in the forward
     QuantOut quant = {};          // of the new dqkv
+    int64_t width() const { return NH * HS + 2 * NKV * KS; }
 };
 
 // Rotary position embedding in place on the first R = rotated or HS elements of the query and key heads, rotate-half

@@ -382,7 +382,8 @@ TEST_CASE("checkpoint: transformers computes the stored logits from what we save
     for (const char* name : {"gpt2", "llama", "llama_tied", "qwen3", "llama_attention_bias", "llama_mlp_bias",
                              "mistral", "mistral_window", "qwen2", "qwen2_window", "qwen3_bias_window", "qwen3_moe",
                              "olmoe", "mixtral", "dots1", "solar_open", "olmo2", "olmo3", "granite", "gemma3",
-                             "phi3", "dots1_dense", "qwen3_moe_dense", "gemma2"}) {
+                             "phi3", "dots1_dense", "qwen3_moe_dense", "gemma2",
+                             "olmo2_grouped"}) {
         FakeState state(model_config_from_hf(fixture(name)), {.weight = Dtype::kFp32});
         load_hf_weights(fixture(name), state.config, state.table, state.access(), *open_single());
         CheckpointRequest request = request_of(dir / name, 1);

@@ -246,7 +246,8 @@ TEST_CASE("gpu large: rope and qk-norm") {
     c.fixed("k", random_tensor(kB, HS, 2));
     c.check([&](const LargeCase::View& view, int64_t rows, const QuantOut&) {
         cuda::qk_norm_forward(gpu(), {.out = view("out"), .rstd = view("rstd"), .in = view("in"), .q_weight = view("q"),
-                                      .k_weight = view("k"), .N = rows, .NH = NH, .NKV = NKV, .HS = HS, .eps = 1e-6f});
+                                      .k_weight = view("k"), .N = rows, .NH = NH, .NKV = NKV, .HS = HS, .KS = HS,
+                                      .eps = 1e-6f});
     }, {"out", "rstd"});
 }
 

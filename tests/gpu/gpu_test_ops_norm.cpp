@@ -90,7 +90,9 @@ void check_backward(bool layer, Shape s, Dtype work, Dtype grad, int64_t shift_b
 }
 
 struct Heads {
-    int64_t N, T, NH, NKV, HS;
+    int64_t N, T, NH, NKV, HS, KS = 0;   // KS: 0 for HS
+    int64_t key_HS() const { return KS > 0 ? KS : HS; }
+    int64_t elems() const { return N * (NH * HS + 2 * NKV * key_HS()); }
 };
 // Head sizes of the vector paths (64, 128, 256) and odd ones; several chunks of partial sums; more heads than the
 // blocks of an early launch process.
@@ -101,26 +103,29 @@ const Heads kHeads[] = {{1, 1, 1, 1, 2},        {3, 2, 3, 1, 6},      {5, 5, 2, 
 // several rounds; the longest rows of the backward kernel; longer ones, and rows that are not whole vectors.
 const Heads kAllHeads[] = {{1, 1, 1, 1, 16},     {45, 1, 1, 1, 24},  {37, 1, 1, 1, 384},  {3001, 1, 1, 1, 768},
                            {9, 1, 1, 1, 1000},   {7, 1, 1, 1, 1026}, {70, 1, 1, 1, 1600}, {1, 1, 1, 1, 2048},
-                           {1101, 1, 1, 1, 2048}, {301, 1, 1, 1, 4096}, {7, 1, 1, 1, 8192}, {3, 1, 1, 1, 8200}};
+                           {1101, 1, 1, 1, 2048}, {301, 1, 1, 1, 4096}, {7, 1, 1, 1, 8192}, {3, 1, 1, 1, 8200},
+                           // Grouped queries: of OLMo-3 32B, more rows of K than of Q a block, no whole vectors of K.
+                           {301, 1, 1, 1, 5120, 1024}, {3001, 1, 1, 1, 768, 128}, {45, 1, 1, 1, 64, 16},
+                           {1, 1, 1, 1, 24, 8}, {70, 1, 1, 1, 128, 50}, {7, 1, 1, 1, 8200, 1640}};
 
 OpCase head_case(const char* op, const Heads& h, Dtype work, Dtype grad, int64_t shift_bytes) {
-    return OpCase(strf("%s %lld x (%lld + 2 * %lld) x %lld", op, (long long)h.N, (long long)h.NH,
-                       (long long)h.NKV, (long long)h.HS),
+    return OpCase(strf("%s %lld x (%lld x %lld + 2 * %lld x %lld)", op, (long long)h.N, (long long)h.NH,
+                       (long long)h.HS, (long long)h.NKV, (long long)h.key_HS()),
                   work, grad, shift_bytes);
 }
 
 void check_qk_norm_forward(const Heads& h, Dtype work, int64_t shift_bytes) {
     OpCase c = head_case("qk_norm_forward", h, work, Dtype::kFp32, shift_bytes);
-    const int64_t elems = h.N * (h.NH + 2 * h.NKV) * h.HS;
+    const int64_t elems = h.elems();
     c.random("in", Kind::kWork, elems);
     c.random("q_weight", Kind::kWork, h.HS, 0.5, 1);
-    c.random("k_weight", Kind::kWork, h.HS, 0.5, 1);
+    c.random("k_weight", Kind::kWork, h.key_HS(), 0.5, 1);
     c.poison("out", Kind::kWork, elems);
     c.poison("rstd", Kind::kStat, h.N * (h.NH + h.NKV));
     c.run(cuda::qk_norm_forward, cpu::qk_norm_forward, [&](auto view) {
         return QkNormForwardArgs{.out = view("out"), .rstd = view("rstd"), .in = view("in"),
                                  .q_weight = view("q_weight"), .k_weight = view("k_weight"), .N = h.N,
-                                 .NH = h.NH, .NKV = h.NKV, .HS = h.HS, .eps = 1e-6f};
+                                 .NH = h.NH, .NKV = h.NKV, .HS = h.HS, .KS = h.key_HS(), .eps = 1e-6f};
     });
     c.check("out");
     c.check("rstd");
@@ -128,20 +133,21 @@ void check_qk_norm_forward(const Heads& h, Dtype work, int64_t shift_bytes) {
 
 void check_qk_norm_backward(const Heads& h, Dtype work, Dtype grad, int64_t shift_bytes) {
     OpCase c = head_case("qk_norm_backward", h, work, grad, shift_bytes);
-    const int64_t elems = h.N * (h.NH + 2 * h.NKV) * h.HS;
+    const int64_t elems = h.elems();
     c.random("in", Kind::kWork, elems);
     c.random("dqkv", Kind::kWork, elems);
     c.random("rstd", Kind::kStat, h.N * (h.NH + h.NKV), 0.25, 1);
     c.random("q_weight", Kind::kWork, h.HS, 0.5, 1);
-    c.random("k_weight", Kind::kWork, h.HS, 0.5, 1);
+    c.random("k_weight", Kind::kWork, h.key_HS(), 0.5, 1);
     c.random("dq_weight", Kind::kGrad, h.HS);
-    c.random("dk_weight", Kind::kGrad, h.HS);
+    c.random("dk_weight", Kind::kGrad, h.key_HS());
     c.poison("scratch", Kind::kScratch, 2 * kPartialRows * h.HS);
     c.run(cuda::qk_norm_backward, cpu::qk_norm_backward, [&](auto view) {
         return QkNormBackwardArgs{.dqkv = view("dqkv"), .dq_weight = view("dq_weight"),
                                   .dk_weight = view("dk_weight"), .scratch = view("scratch"),
                                   .in = view("in"), .rstd = view("rstd"), .q_weight = view("q_weight"),
-                                  .k_weight = view("k_weight"), .N = h.N, .NH = h.NH, .NKV = h.NKV, .HS = h.HS};
+                                  .k_weight = view("k_weight"), .N = h.N, .NH = h.NH, .NKV = h.NKV, .HS = h.HS,
+                                  .KS = h.key_HS()};
     });
     c.check("dqkv");
     c.check("dq_weight");

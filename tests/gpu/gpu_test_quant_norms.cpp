@@ -128,7 +128,7 @@ Producer qk_norm(const Heads& h) {
         cuda::qk_norm_backward(gpu(), {.dqkv = view("dqkv"), .dq_weight = view("dq_weight"),
                                        .dk_weight = view("dk_weight"), .scratch = view("scratch"), .in = view("in"),
                                        .rstd = view("rstd"), .q_weight = view("q_weight"), .k_weight = view("k_weight"),
-                                       .N = h.N(), .NH = h.NH, .NKV = h.NKV, .HS = h.HS, .quant = quant});
+                                       .N = h.N(), .NH = h.NH, .NKV = h.NKV, .HS = h.HS, .KS = h.HS, .quant = quant});
     };
     return p;
 }

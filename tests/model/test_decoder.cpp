@@ -49,9 +49,12 @@ std::vector<Variant> variants() {
     granite.attention_multiplier = 0.125, granite.tied_head = true;
     gemma.gemma = gemma.qk_norm = true, gemma.norm_place = NormPlace::kBoth, gemma.activation = Activation::kGeglu;
     gemma.attention_multiplier = 0.2;
+    ModelConfig grouped = tiny_llama();
+    grouped.qk_norm = grouped.qk_norm_whole = true, grouped.norm_place = NormPlace::kPost;
+    grouped.kv_channels = grouped.hidden_size / grouped.num_attention_heads;
     ModelConfig gemma2 = gemma;
     gemma2.qk_norm = false, gemma2.attention_softcap = 0.25, gemma2.logits_softcap = 0.5;
-    return {{"olmo2", olmo2}, {"granite", granite}, {"gemma2", gemma2}, {"gemma3", gemma},
+    return {{"olmo2", olmo2}, {"olmo2, grouped", grouped}, {"granite", granite}, {"gemma2", gemma2}, {"gemma3", gemma},
             {"qwen3-moe", tiny_moe()}, {"olmoe", olmoe},
             {"gpt2", tiny_gpt2()}, {"gpt2-gqa-untied", gpt2_gqa}, {"llama", tiny_llama()}, {"qwen3", qwen},
             {"mixed", mixed}, {"relu2", squared}, {"windows by layer", pattern}, {"qwen2 with a window", qwen2},

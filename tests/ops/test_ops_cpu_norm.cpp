@@ -185,35 +185,39 @@ TEST_CASE("cpu norm edges") {
 namespace {
 
 struct QkNorm {
-    int64_t N, NH, NKV, HS, heads = NH + NKV, width = (NH + 2 * NKV) * HS;
+    int64_t N, NH, NKV, HS, KS, heads = NH + NKV, width = NH * HS + 2 * NKV * KS;
     HostTensor in, q_weight, k_weight, out, rstd, dqkv, dq_weight, dk_weight, scratch;
     static constexpr float kEps = 1e-4f;
-    QkNorm(int64_t n, int64_t nh, int64_t nkv, int64_t hs, Dtype type, Dtype grad) : N(n), NH(nh), NKV(nkv), HS(hs) {
+    QkNorm(int64_t n, int64_t nh, int64_t nkv, int64_t hs, int64_t ks, Dtype type, Dtype grad)
+        : N(n), NH(nh), NKV(nkv), HS(hs), KS(ks) {
         Dtype stat = stat_dtype(type);
         in = random_tensor(type, N * width, 1), out = HostTensor(type, N * width),
         rstd = HostTensor(stat, N * heads);
-        q_weight = random_tensor(type, HS, 2), k_weight = random_tensor(type, HS, 3);
+        q_weight = random_tensor(type, HS, 2), k_weight = random_tensor(type, KS, 3);
         dqkv = random_tensor(type, N * width, 4);
-        dq_weight = random_tensor(grad, HS, 5), dk_weight = random_tensor(grad, HS, 6);
+        dq_weight = random_tensor(grad, HS, 5), dk_weight = random_tensor(grad, KS, 6);
         scratch = HostTensor(stat, 2 * kPartialRows * HS);
     }
     void forward() {
         Ctx ctx;
         cpu::qk_norm_forward(ctx, {.out = out.view(), .rstd = rstd.view(), .in = in.view(), .q_weight = q_weight.view(),
-                                   .k_weight = k_weight.view(), .N = N, .NH = NH, .NKV = NKV, .HS = HS, .eps = kEps});
+                                   .k_weight = k_weight.view(), .N = N, .NH = NH, .NKV = NKV, .HS = HS, .KS = KS,
+                                   .eps = kEps});
     }
     void backward() {
         Ctx ctx;
         cpu::qk_norm_backward(ctx, {.dqkv = dqkv.view(), .dq_weight = dq_weight.view(), .dk_weight = dk_weight.view(),
                                     .scratch = scratch.view(), .in = in.view(), .rstd = rstd.view(),
                                     .q_weight = q_weight.view(), .k_weight = k_weight.view(), .N = N, .NH = NH,
-                                    .NKV = NKV, .HS = HS});
+                                    .NKV = NKV, .HS = HS, .KS = KS});
     }
     // Head h of row n as the row of an rmsnorm (N = 1), with which the operation must agree bit for bit.
+    int64_t elems(int64_t h) const { return h < NH ? HS : KS; }
+    int64_t begin(int64_t n, int64_t h) const { return n * width + (h < NH ? h * HS : NH * HS + (h - NH) * KS); }
     Norm as_norm(int64_t n, int64_t h, Dtype type) const {
-        Norm norm(false, {1, HS}, type, stat_dtype(type));
-        for (int64_t d = 0; d < HS; d++) {
-            norm.in.set(d, in.get(n * width + h * HS + d)), norm.dout.set(d, dqkv.get(n * width + h * HS + d));
+        Norm norm(false, {1, elems(h)}, type, stat_dtype(type));
+        for (int64_t d = 0; d < elems(h); d++) {
+            norm.in.set(d, in.get(begin(n, h) + d)), norm.dout.set(d, dqkv.get(begin(n, h) + d));
             norm.weight.set(d, (h < NH ? q_weight : k_weight).get(d));
         }
         norm.rstd.set(0, rstd.get(n * heads + h));
@@ -226,30 +230,31 @@ struct QkNorm {
 
 TEST_CASE("cpu qk_norm is an rmsnorm of every query and key head") {
     for (Dtype type : kTypes)
-        for (auto [N, NH, NKV, HS] : {std::tuple{1, 1, 1, 6}, {5, 4, 2, 16}, {37, 3, 1, 10}}) {
-            QkNorm q(N, NH, NKV, HS, type, stat_dtype(type));
+        for (auto [N, NH, NKV, HS, KS] :
+             {std::tuple{1, 1, 1, 6, 6}, {5, 4, 2, 16, 16}, {37, 3, 1, 10, 10}, {37, 1, 1, 40, 8}, {3, 1, 1, 21, 7}}) {
+            QkNorm q(N, NH, NKV, HS, KS, type, stat_dtype(type));
             q.forward();
             const QkNorm before = q;
             q.backward();
-            HostTensor dq(Dtype::kFp64, HS), dk(Dtype::kFp64, HS);
+            HostTensor dq(Dtype::kFp64, HS), dk(Dtype::kFp64, KS);
             dq.fill(0), dk.fill(0);
             const double round = 1.01 * unit_roundoff(type), u = 2 * acc_roundoff(type);
             for (int64_t n = 0; n < N; n++)
                 for (int64_t h = 0; h < q.heads; h++) {
                     Norm norm = before.as_norm(n, h, type);
                     HostTensor x = norm.in;
-                    HostTensor row(type, HS), drow(type, HS);
-                    for (int64_t d = 0; d < HS; d++) {
-                        row.set(d, q.out.get(n * q.width + h * HS + d)),
-                            drow.set(d, q.dqkv.get(n * q.width + h * HS + d));
+                    const int64_t elems = q.elems(h), at = q.begin(n, h);
+                    HostTensor row(type, elems), drow(type, elems);
+                    for (int64_t d = 0; d < elems; d++) {
+                        row.set(d, q.out.get(at + d)), drow.set(d, q.dqkv.get(at + d));
                         double term = norm.dout.get(d) * x.get(d) * norm.rstd.get(0);
                         (h < NH ? dq : dk).set(d, (h < NH ? dq : dk).get(d) + term);
                     }
                     double mean_square = 0;
-                    for (int64_t d = 0; d < HS; d++) mean_square += x.get(d) * x.get(d) / HS;
+                    for (int64_t d = 0; d < elems; d++) mean_square += x.get(d) * x.get(d) / static_cast<double>(elems);
                     double rstd = 1 / std::sqrt(mean_square + static_cast<double>(QkNorm::kEps));
                     REQUIRE(std::fabs(norm.rstd.get(0) - rstd) <= (row_chain(HS) + 6) * u * rstd);
-                    for (int64_t d = 0; d < HS; d++) {
+                    for (int64_t d = 0; d < elems; d++) {
                         double want = x.get(d) * rstd * norm.weight.get(d);
                         REQUIRE(std::fabs(row.get(d) - want)
                                 <= ((row_chain(HS) + 8) * u + round) * std::fabs(want) + kTiny);
@@ -259,12 +264,12 @@ TEST_CASE("cpu qk_norm is an rmsnorm of every query and key head") {
                 }
             // V is copied, forward and backward.
             for (int64_t n = 0; n < N; n++)
-                for (int64_t i = q.heads * HS; i < q.width; i++) {
+                for (int64_t i = q.width - NKV * KS; i < q.width; i++) {
                     REQUIRE(q.out.get(n * q.width + i) == q.in.get(n * q.width + i));
                     REQUIRE(q.dqkv.get(n * q.width + i) == before.dqkv.get(n * q.width + i));
                 }
-            for (int64_t d = 0; d < HS; d++)
-                dq.set(d, dq.get(d) + before.dq_weight.get(d)), dk.set(d, dk.get(d) + before.dk_weight.get(d));
+            for (int64_t d = 0; d < HS; d++) dq.set(d, dq.get(d) + before.dq_weight.get(d));
+            for (int64_t d = 0; d < KS; d++) dk.set(d, dk.get(d) + before.dk_weight.get(d));
             auto bound = [&](int64_t) {
                 return (column_chain(N) + NH + 4) * u * 6 * N * NH;
             };  // |terms| below 6

@@ -79,7 +79,7 @@ Produced qk_norm_backward(const Setting& setting) {
     cpu::qk_norm_backward(in.ctx, {.dqkv = dqkv.view(), .dq_weight = dq.view(), .dk_weight = dk.view(),
                                    .scratch = scratch.view(), .in = x.view(), .rstd = rstd.view(),
                                    .q_weight = q.view(), .k_weight = k.view(), .N = N, .NH = NH, .NKV = NKV,
-                                   .HS = HS, .quant = setting.quant});
+                                   .HS = HS, .KS = HS, .quant = setting.quant});
     return {dqkv, {dq, dk}};
 }
 

@@ -23,7 +23,8 @@ Outputs qk_norm_forward(Dtype type) {
     HostTensor x = in.random(N * kWidth), out = in.empty(N * kWidth), rstd = in.scratch(N * (NH + NKV));
     HostTensor q = in.random(HS), k = in.random(HS);
     cpu::qk_norm_forward(in.ctx, {.out = out.view(), .rstd = rstd.view(), .in = x.view(), .q_weight = q.view(),
-                                  .k_weight = k.view(), .N = N, .NH = NH, .NKV = NKV, .HS = HS, .eps = 1e-5f});
+                                  .k_weight = k.view(), .N = N, .NH = NH, .NKV = NKV, .HS = HS, .KS = HS,
+                                  .eps = 1e-5f});
     return {out, rstd};
 }
 

@@ -168,6 +168,11 @@ def olmo3():
             num_attention_heads=5, num_key_value_heads=5, head_dim=8, rope_parameters=rope)))
 
 
+def olmo2_grouped():
+    return Olmo2ForCausalLM(Olmo2Config(pad_token_id=None, **SMALL | dict(
+        num_attention_heads=5, num_key_value_heads=1, head_dim=8, intermediate_size=24)))
+
+
 def phi3():
     rope = dict(rope_type="default", rope_theta=1000.0, partial_rotary_factor=0.625)   # 10 of 16 elements
     return Phi3ForCausalLM(Phi3Config(
@@ -236,6 +241,7 @@ MODELS = {
     "dots1_dense": (dots1_dense, torch.float32, "1GB"),
     "qwen3_moe_dense": (qwen3_moe_dense, torch.bfloat16, "1GB"),
     "gemma2": (gemma2, torch.float32, "1GB"),
+    "olmo2_grouped": (olmo2_grouped, torch.bfloat16, "1GB"),
 }
 # Experts as transformers 5 has them in memory; the others are saved one by one, as transformers 4 does.
 STACKED = ["mixtral"]

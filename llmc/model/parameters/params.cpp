@@ -112,9 +112,10 @@ struct Builder {
         p.qkv_weight = matrix(own + "qkv.weight", qkv_parts(".weight"), l, q + 2 * kv, C, c.init_std, {q, kv, kv});
         if (c.qkv_bias()) p.qkv_bias = vector(own + "qkv.bias", qkv_parts(".bias"), l, q + 2 * kv);
         if (c.qk_norm) {
-            const int64_t HS = c.qk_norm_width();
-            p.q_norm = vector(own + "q_norm.weight", hf + "self_attn.q_norm.weight", l, HS, Param::Init::kOnes);
-            p.k_norm = vector(own + "k_norm.weight", hf + "self_attn.k_norm.weight", l, HS, Param::Init::kOnes);
+            p.q_norm = vector(own + "q_norm.weight", hf + "self_attn.q_norm.weight", l, c.qk_norm_width(),
+                              Param::Init::kOnes);
+            p.k_norm = vector(own + "k_norm.weight", hf + "self_attn.k_norm.weight", l, c.qk_norm_key_width(),
+                              Param::Init::kOnes);
         }
         if (c.attention_sinks) {
             p.sinks = vector(own + "sinks", hf + "self_attn.sinks", l, c.num_attention_heads, Param::Init::kNormal);
