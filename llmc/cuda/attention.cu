@@ -58,12 +58,12 @@ void sinks_backward(Ctx& ctx, const AttentionBackwardArgs& args, const Attention
 // Head dims (multiples of 8) that have tensor-core kernels in bf16, and which ones; all others have the plain kernels.
 struct HeadDims {
     int64_t first, last;
-    bool mma, forward_sm90, backward_sm90, fp8, softcap_sm90;   // softcap: in the forward
+    bool mma, forward_sm90, backward_sm90, fp8, capped_forward_sm90, capped_backward_sm90;
 };
-constexpr HeadDims kHeadDims[] = {{64, 64, true, true, true, true, false},
-                                  {72, 96, false, true, true, false, false},
-                                  {128, 128, true, true, true, true, true},
-                                  {256, 256, false, true, true, false, true}};
+constexpr HeadDims kHeadDims[] = {{64, 64, true, true, true, true, false, false},
+                                  {72, 96, false, true, true, false, false, false},
+                                  {128, 128, true, true, true, true, true, false},
+                                  {256, 256, false, true, true, false, true, true}};
 
 bool fits(Dtype dtype, int64_t HS, bool HeadDims::* kernel) {
     for (const HeadDims& row : kHeadDims)
@@ -80,7 +80,8 @@ bool fits_sm90(const Ctx& ctx, Dtype dtype, int64_t HS, bool HeadDims::* kernel)
 
 const char* attention_kernel(const Ctx& ctx, Dtype dtype, int64_t head_size, bool softcap) {
     if (softcap) {
-        if (fits_sm90(ctx, dtype, head_size, &HeadDims::softcap_sm90))
+        if (fits_sm90(ctx, dtype, head_size, &HeadDims::capped_backward_sm90)) return "tensor cores (wgmma)";
+        if (fits_sm90(ctx, dtype, head_size, &HeadDims::capped_forward_sm90))
             return "tensor cores (wgmma), backward in a plain kernel on the CUDA cores, which has the soft cap: slow";
         return "plain kernel on the CUDA cores, which has the soft cap: slow";
     }
@@ -114,7 +115,8 @@ void attention_forward(Ctx& ctx, const AttentionForwardArgs& args) {
         expect_aligned(args.heads.bytes, "attention_forward: heads");
         expect_aligned(args.out, "attention_forward: out");
         attention_forward_fp8_sm90(ctx, args, shape);
-    } else if (const bool sm90 = fits_sm90(ctx, T, args.HS, capped ? &HeadDims::softcap_sm90 : &HeadDims::forward_sm90);
+    } else if (const bool sm90 = fits_sm90(ctx, T, args.HS, capped ? &HeadDims::capped_forward_sm90
+                                                                   : &HeadDims::forward_sm90);
                sm90 || (!capped && fits_mma(T, args.HS))) {
         expect_aligned(args.qkv, "attention_forward: qkv");
         expect_aligned(args.out, "attention_forward: out");
@@ -134,8 +136,10 @@ void attention_backward(Ctx& ctx, const AttentionBackwardArgs& args) {
     expect(args.dout, T, args.B * args.T * args.NH * args.HS, "attention_backward: dout");
     expect(args.lse, Dtype::kFp32, args.B * args.NH * args.T, "attention_backward: lse");
     expect(args.delta, Dtype::kFp32, args.B * args.NH * args.T, "attention_backward: delta");
-    if (const bool sm90 = fits_sm90(ctx, T, args.HS, &HeadDims::backward_sm90);
-        args.softcap == 0 && (sm90 || fits_mma(T, args.HS))) {
+    const bool capped = args.softcap > 0;
+    if (const bool sm90 =
+            fits_sm90(ctx, T, args.HS, capped ? &HeadDims::capped_backward_sm90 : &HeadDims::backward_sm90);
+        sm90 || (!capped && fits_mma(T, args.HS))) {
         expect_aligned(args.qkv, "attention_backward: qkv");
         expect_aligned(args.dqkv, "attention_backward: dqkv");
         expect_aligned(args.out, "attention_backward: out");

@@ -11,12 +11,16 @@ namespace cuda {
 // are operands in registers, no tile is read twice, and products of one warpgroup run during the exponentials of the
 // other. A pass of the loop starts dV (or dK) of step n - 1 and S (or dP) of step n, and begins with no product in
 // flight, as at head dim 64.
-template <bool kValues> struct Consumer256 : FusedConsumer<FusedTiles256> {
+// With a soft cap (kCap), the statistic of S stays apart from S, and what is passed is P times the cap's derivative.
+template <bool kValues, bool kCap> struct Consumer256 : FusedConsumer<FusedTiles256> {
+    static constexpr bool kCapped = kValues && kCap;
     static constexpr uint32_t kProbBytes = 64 * P::kQueries * 4;   // P of a step, fp32
     static_assert(2 * kProbBytes == P::kStepsAt - P::kGradsAt);
+    const SoftCap<bf16, kCap> scores;
     float sums[128];       // dV or dK
     float d[32];           // S or dP
     uint32_t part[4][4];   // P or dS as operands
+    float stat[kCapped ? 32 : 1] = {};
     uint32_t item = 0, step = 0;   // current indices
 
     __device__ uint32_t own_keys() const { return state.key_tile(item) + (kValues ? 0 : P::kKeyBytes); }
@@ -31,12 +35,17 @@ template <bool kValues> struct Consumer256 : FusedConsumer<FusedTiles256> {
         const Operand b(kValues ? state.query_tile(step) : state.dout_tile(step), P::kQueryPanel);
         ptx::pin(d);
         ptx::wgmma_fence();
-        start_with_statistic<!kValues>(d, step);
+        if constexpr (kCapped) {
+            ptx::pin(stat);
+            start_with_statistic<false>(stat, step);
+        } else {
+            start_with_statistic<!kValues>(d, step);
+        }
 #pragma unroll
         for (int i = 0; i < P::HS / 16; i++) {
             static_assert(P::kKeyPanel == P::kQueryPanel);
             const uint32_t at = i / 4 * P::kKeyPanel + i % 4 * 32;
-            ptx::wgmma<64, false, false>(d, a.at(at), b.at(at), true);
+            ptx::wgmma<64, false, false>(d, a.at(at), b.at(at), !kCapped || i > 0);
         }
         ptx::wgmma_commit();
     }
@@ -60,16 +69,30 @@ template <bool kValues> struct Consumer256 : FusedConsumer<FusedTiles256> {
             for (uint32_t& x : four) x = ptx::opaque(x);
         }
     }
+    // What is passed for an element of d, P or, with a cap, a score, which becomes P.
+    __device__ float passed(int i) {
+        if constexpr (kCapped) {
+            const float slope = scores.slope(d[i]);
+            d[i] = exp2_approx(fmaf(d[i], scores.mul * kLog2e, stat[i] * mul));
+            return d[i] * slope;
+        } else {
+            return d[i];
+        }
+    }
     // Computes P of a step in d and passes it on.
     template <typename Borders> __device__ void pass_probs(int behind, const Borders& borders) {
+        cap_scores(d, scores);
         if (behind <= 0) mask_past(d, behind, lane);
         borders.mask(d, behind, lane);
+        if constexpr (!kCapped) {
 #pragma unroll
-        for (float& x : d) x = exp2_approx(x * mul);
+            for (float& x : d) x = exp2_approx(x * mul);
+        }
         state.grads().await_empty(step);
         float4* const to = probs(step);
 #pragma unroll
-        for (int i = 0; i < 8; i++) to[128 * i] = make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]);
+        for (int i = 0; i < 8; i++)
+            to[128 * i] = make_float4(passed(4 * i), passed(4 * i + 1), passed(4 * i + 2), passed(4 * i + 3));
         __syncwarp();
         if (lane == 0) state.grads().arrive_full(step);
     }
@@ -95,6 +118,7 @@ template <bool kValues> struct Consumer256 : FusedConsumer<FusedTiles256> {
         }
         ptx::wgmma_wait<0>();
         ptx::pin(d);
+        if constexpr (kCapped) ptx::pin(stat);
         if constexpr (kValues) pass_probs(behind, borders);
         else take_probs();
 #pragma unroll
@@ -117,12 +141,13 @@ template <bool kValues> struct Consumer256 : FusedConsumer<FusedTiles256> {
     }
 };
 
-template <bool kValues, bool kBorders>
+template <bool kValues, bool kBorders, bool kCap>
 __device__ void consume_as(FusedState<FusedTiles256> state, char* memory, const CUtensorMap& out_map,
                            const AttentionShape& shape, const Schedule& schedule) {
     using P = Fused<FusedTiles256>;
     const int warp = static_cast<int>(uniform(threadIdx.x / 32)), lane = static_cast<int>(threadIdx.x) % 32;
-    Consumer256<kValues> c{{state, memory, kValues ? 0 : 1, warp, lane, shape.softmax_mul * kLog2e}, {}, {}, {}};
+    Consumer256<kValues, kCap> c{{state, memory, kValues ? 0 : 1, warp, lane, shape.softmax_mul * kLog2e},
+                                 shape.scores<bf16, kCap>(), {}, {}, {}};
     while (true) {
         state.items().await_full(c.item);
         const uint32_t item = uniform(state.number(memory, c.item));
@@ -153,11 +178,11 @@ __device__ void consume_as(FusedState<FusedTiles256> state, char* memory, const 
     }
 }
 
-template <bool kBorders>
+template <bool kBorders, bool kCap = false>
 __device__ void consume(FusedState<FusedTiles256> state, char* memory, int consumer, const CUtensorMap& out_map,
                         const AttentionShape& shape, const Schedule& schedule) {
-    if (consumer == 0) consume_as<true, kBorders>(state, memory, out_map, shape, schedule);
-    else consume_as<false, kBorders>(state, memory, out_map, shape, schedule);
+    if (consumer == 0) consume_as<true, kBorders, kCap>(state, memory, out_map, shape, schedule);
+    else consume_as<false, kBorders, kCap>(state, memory, out_map, shape, schedule);
 }
 
 #endif

@@ -10,7 +10,7 @@ namespace {
 
 // Math: dv_j = sum_t p_tj dout_t; dk_j = softmax_mul sum_t ds_tj q_t, over the queries t >= j of every query head that
 //       reads this key head (kBorders: those that attend to j); sums_t += sum_j ds_tj k_j over the block's keys j;
-//       p_tj = exp(s_tj - lse_t), ds_tj = p_tj (dout_t . v_j - delta_t)
+//       p_tj = exp(s_tj - lse_t), ds_tj = p_tj (dout_t . v_j - delta_t) (kCap, HS 256: times 1 - (s_tj / softcap)^2)
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 2; Shah et al., FlashAttention-3, arXiv 2407.08608; PTX
 //         ISA 9.0, wgmma, cp.async.bulk.tensor and cp.reduce.async.bulk.
 // Traffic: k, v read and dk, dv written once; q, dout, lse, delta of the group read and sums (fp32) added to once per
@@ -20,7 +20,7 @@ namespace {
 // Parallel: a block processes tiles of 128 keys (Schedule), each consumer warpgroup 64 of them, in steps of 64 queries
 //           over all heads of the group. In the last warpgroup one thread issues TMA loads, one warp loads statistics
 //           and two threads add sums. HS 256: no sums; tiles of 64 keys, for which one consumer computes dV, one dK.
-template <typename Tiles, bool kBorders>
+template <typename Tiles, bool kBorders, bool kCap>
 __global__ void __launch_bounds__(Fused<Tiles>::kThreads, 1)
 attention_backward_fused_sm90_kernel(const __grid_constant__ FusedMaps maps, DqSums sums, const float* lse,
                                      const float* delta, AttentionShape shape, Schedule schedule) {
@@ -44,12 +44,13 @@ attention_backward_fused_sm90_kernel(const __grid_constant__ FusedMaps maps, DqS
         }
     } else {
         ptx::registers_grow<P::kConsumerRegisters>();
-        consume<kBorders>(state, memory, consumer, maps.dkeys, shape, schedule);
+        if constexpr (kCap) consume<kBorders, true>(state, memory, consumer, maps.dkeys, shape, schedule);
+        else consume<kBorders>(state, memory, consumer, maps.dkeys, shape, schedule);
     }
 #endif
 }
 
-template <typename Tiles, bool kBorders>
+template <typename Tiles, bool kBorders, bool kCap = false>
 void launch(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums, const AttentionShape& shape) {
     using P = Fused<Tiles>;
     using Panels = HeadPanels<P::kDim>;
@@ -58,7 +59,7 @@ void launch(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums, con
                          Panels::map(args.dout, shape, shape.NH * shape.HS, P::kQueries),
                          Panels::map(args.dqkv, shape, shape.row(), 16, 1)};
     const Schedule schedule = make_ordered_schedule(shape, P::kKeys, ctx.sm_count);
-    auto* const kernel = attention_backward_fused_sm90_kernel<Tiles, kBorders>;
+    auto* const kernel = attention_backward_fused_sm90_kernel<Tiles, kBorders, kCap>;
     allow_shared_memory(kernel, P::kSharedBytes);
     const unsigned grid = grid_size(std::min<int64_t>(schedule.items, ctx.sm_count));
     kernel<<<grid, P::kThreads, P::kSharedBytes, stream_of(ctx)>>>(maps, sums, args.lse.as<float>(),
@@ -68,6 +69,10 @@ void launch(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums, con
 
 template <typename Tiles>
 void launch(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums, const AttentionShape& shape) {
+    if constexpr (Tiles::kSplit) {
+        const auto capped = shape.has_borders() ? launch<Tiles, true, true> : launch<Tiles, false, true>;
+        if (shape.softcap > 0) return capped(ctx, args, sums, shape);
+    }
     (shape.has_borders() ? launch<Tiles, true> : launch<Tiles, false>)(ctx, args, sums, shape);
 }
 

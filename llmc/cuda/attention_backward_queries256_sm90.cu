@@ -103,12 +103,13 @@ __device__ void start_scores(float (&s)[kKeys / 2], uint32_t queries, uint32_t k
 }
 
 // One consumer warpgroup, which owns 64 queries. While it computes dS, products of the other one run.
-template <bool kBorders>
+template <bool kBorders, bool kCap>
 __device__ void consume(QueryState state, int consumer, const QueryMaps& maps, const float* lse, const float* delta,
                         const AttentionShape& shape, const Schedule& schedule) {
     const int warp = warp_uniform(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x) % 32;
     const int T = static_cast<int>(shape.T);
-    const float mul = shape.softmax_mul * kLog2e;
+    const auto scores = shape.scores<bf16, kCap>();
+    const float mul = scores.mul * kLog2e;
     const uint32_t queries = state.shared + consumer * 64 * kPanelRowBytes;
     for (uint32_t round = 0;; round++) {
         const uint32_t item = schedule.item(round, blockIdx.x, gridDim.x);
@@ -140,11 +141,13 @@ __device__ void consume(QueryState state, int consumer, const QueryMaps& maps, c
             start_scores(dp, queries + kQueryBytes, state.value_tile());
             ptx::wgmma_wait<1>();   // dP is still in flight
             ptx::pin(s);
+            cap_scores(s, scores);
             const int ahead = row - tile * kKeys;
             if (ahead < kKeys - 1) mask_future(s, ahead, lane);
             borders.mask(s, ahead, lane);
 #pragma unroll
-            for (int i = 0; i < kKeys / 2; i++) s[i] = exp2_approx(fmaf(s[i], mul, -scaled_lse[half_of(i)]));
+            for (int i = 0; i < kKeys / 2; i++)
+                s[i] = exp2_approx(fmaf(s[i], mul, -scaled_lse[half_of(i)])) * scores.slope(s[i]);
             ptx::wgmma_wait<0>();
             ptx::pin(dp);
             state.values.release(lane), state.values.next();
@@ -187,13 +190,13 @@ __device__ void consume(QueryState state, int consumer, const QueryMaps& maps, c
 }
 
 // Math: dq_t = softmax_mul sum_j ds_tj k_j over the keys j <= t (kBorders: from t's first key on);
-//       ds_tj = exp(s_tj - lse_t) (dout_t . v_j - delta_t)
+//       ds_tj = exp(s_tj - lse_t) (dout_t . v_j - delta_t) (kCap: times 1 - (s_tj / softcap)^2)
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 2; PTX ISA 9.0, wgmma and cp.async.bulk.tensor.
 // Traffic: q, dout, lse, delta read and dq written once; k and v read once per block of queries (mostly L2).
 // Requires: delta; sm_90a; bf16, HS 256, 16-byte aligned; dynamic shared memory of kSharedBytes.
 // Parallel: a block processes tiles of 128 queries of one head (Schedule); its last warpgroup issues TMA loads, each
 //           other one owns 64 queries and loops over 64 keys at a time.
-template <bool kBorders>
+template <bool kBorders, bool kCap>
 __global__ void __launch_bounds__(kThreads, 1)
 attention_backward_queries_sm90_kernel(const __grid_constant__ QueryMaps maps, const float* lse, const float* delta,
                                        AttentionShape shape, Schedule schedule) {
@@ -208,18 +211,19 @@ attention_backward_queries_sm90_kernel(const __grid_constant__ QueryMaps maps, c
         if (threadIdx.x == 128 * kConsumers) load_tiles<kBorders>(state, maps, shape, schedule);
     } else {
         ptx::registers_grow<kConsumerRegisters>();
-        consume<kBorders>(state, consumer, maps, lse, delta, shape, schedule);
+        consume<kBorders, kCap>(state, consumer, maps, lse, delta, shape, schedule);
     }
 #endif
 }
 
-template <bool kBorders> void launch(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
+template <bool kBorders, bool kCap>
+void launch(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
     const QueryMaps maps{Panels::map(args.qkv, shape, shape.row(), kQueries),
                          Panels::map(args.dout, shape, shape.NH * shape.HS, kQueries),
                          Panels::map(args.qkv, shape, shape.row(), kKeys),
                          Panels::map(args.dqkv, shape, shape.row(), 16, 1)};
     const Schedule schedule = make_schedule(shape, shape.NH, kQueries, true, ctx.sm_count);
-    auto* const kernel = attention_backward_queries_sm90_kernel<kBorders>;
+    auto* const kernel = attention_backward_queries_sm90_kernel<kBorders, kCap>;
     allow_shared_memory(kernel, kSharedBytes);
     const unsigned grid = grid_size(std::min<int64_t>(schedule.items, ctx.sm_count));
     kernel<<<grid, kThreads, kSharedBytes, stream_of(ctx)>>>(maps, args.lse.as<float>(), args.delta.as<float>(), shape,
@@ -230,7 +234,8 @@ template <bool kBorders> void launch(Ctx& ctx, const AttentionBackwardArgs& args
 }  // namespace
 
 void attention_backward_queries_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
-    (shape.has_borders() ? launch<true> : launch<false>)(ctx, args, shape);
+    if (shape.softcap > 0) (shape.has_borders() ? launch<true, true> : launch<false, true>)(ctx, args, shape);
+    else (shape.has_borders() ? launch<true, false> : launch<false, false>)(ctx, args, shape);
 }
 
 }  // namespace cuda

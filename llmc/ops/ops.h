@@ -177,46 +177,6 @@ struct NormBackwardArgs {
     QuantOut quant = {};   // of dx
 };
 
-// Packed QKV: row n is [NH query heads | NKV key heads | NKV value heads], HS elements each. Applies RMSNorm over HS to
-// each query and key head, with one weight for all query heads and one for all key heads (Qwen3); copies the values.
-// Key and value heads may have another number of elements, KS: with grouped queries, all heads of K and of V together
-// are one each, as those of Q are (OLMo-2).
-struct QkNormForwardArgs {
-    Tensor out;        // (N, NH HS + 2 NKV KS) T, =
-    Tensor rstd;       // (N, NH + NKV) stat, =
-    Tensor in;         // as out
-    Tensor q_weight;   // (HS) T
-    Tensor k_weight;   // (KS) T
-    int64_t N, NH, NKV, HS, KS;   // KS <= HS; another one than HS needs NH = NKV = 1
-    float eps;
-    int64_t width() const { return NH * HS + 2 * NKV * KS; }
-};
-struct QkNormBackwardArgs {
-    Tensor dqkv;                  // (N, NH HS + 2 NKV KS) T: gradient of out, = gradient of in; unspecified
-                                  // afterwards if quant.copies()
-    Tensor dq_weight, dk_weight;  // (HS) and (KS) grad, +=
-    Tensor scratch;               // (2 * kPartialRows * HS) stat, =
-    Tensor in;                    // as dqkv, input of the forward pass
-    Tensor rstd;                  // (N, NH + NKV) stat
-    Tensor q_weight, k_weight;    // (HS) and (KS) T
-    int64_t N, NH, NKV, HS, KS;   // as in the forward
-    QuantOut quant = {};          // of the new dqkv
-    int64_t width() const { return NH * HS + 2 * NKV * KS; }
-};
-
-// Rotary position embedding in place on the first R = rotated or HS elements of the query and key heads, rotate-half
-// pairing (i, i + R/2), position n % T. backward applies the transpose: it rotates the gradient by the negative angle.
-// Source: Su et al., arXiv 2104.09864.
-struct RopeArgs {
-    Tensor qkv;       // (N, (NH + 2 NKV) HS) T, in and =; unspecified afterwards if quant.copies()
-    Tensor cos_sin;   // (>= T, R/2, 2) stat: cosine, sine, maybe times a factor (YaRN)
-    int64_t N, T, NH, NKV, HS;
-    QuantOut quant = {};   // of the whole new qkv, values included
-    const int32_t* positions = nullptr;   // (N) optional: as in EmbeddingForwardArgs
-    int64_t rotated = 0;                  // even; 0: HS
-    int64_t R() const { return rotated > 0 ? rotated : HS; }
-};
-
 // gelu, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Source: Hendrycks, Gimpel, arXiv 1606.08415.
 // swiglu: in row = [gate (F) | up (F)], out = gate * sigmoid(gate) * up; geglu: out = gelu(gate) * up. Source: Shazeer,
 // arXiv 2002.05202.

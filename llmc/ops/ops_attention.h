@@ -6,6 +6,46 @@
 
 struct StepState;
 
+// Packed QKV: row n is [NH query heads | NKV key heads | NKV value heads], HS elements each. Applies RMSNorm over HS to
+// each query and key head, with one weight for all query heads and one for all key heads (Qwen3); copies the values.
+// Key and value heads may have another number of elements, KS: with grouped queries, all heads of K and of V together
+// are one each, as those of Q are (OLMo-2).
+struct QkNormForwardArgs {
+    Tensor out;        // (N, NH HS + 2 NKV KS) T, =
+    Tensor rstd;       // (N, NH + NKV) stat, =
+    Tensor in;         // as out
+    Tensor q_weight;   // (HS) T
+    Tensor k_weight;   // (KS) T
+    int64_t N, NH, NKV, HS, KS;   // KS <= HS; another one than HS needs NH = NKV = 1
+    float eps;
+    int64_t width() const { return NH * HS + 2 * NKV * KS; }
+};
+struct QkNormBackwardArgs {
+    Tensor dqkv;                  // (N, NH HS + 2 NKV KS) T: gradient of out, = gradient of in; unspecified
+                                  // afterwards if quant.copies()
+    Tensor dq_weight, dk_weight;  // (HS) and (KS) grad, +=
+    Tensor scratch;               // (2 * kPartialRows * HS) stat, =
+    Tensor in;                    // as dqkv, input of the forward pass
+    Tensor rstd;                  // (N, NH + NKV) stat
+    Tensor q_weight, k_weight;    // (HS) and (KS) T
+    int64_t N, NH, NKV, HS, KS;   // as in the forward
+    QuantOut quant = {};          // of the new dqkv
+    int64_t width() const { return NH * HS + 2 * NKV * KS; }
+};
+
+// Rotary position embedding in place on the first R = rotated or HS elements of the query and key heads, rotate-half
+// pairing (i, i + R/2), position n % T. backward applies the transpose: it rotates the gradient by the negative angle.
+// Source: Su et al., arXiv 2104.09864.
+struct RopeArgs {
+    Tensor qkv;       // (N, (NH + 2 NKV) HS) T, in and =; unspecified afterwards if quant.copies()
+    Tensor cos_sin;   // (>= T, R/2, 2) stat: cosine, sine, maybe times a factor (YaRN)
+    int64_t N, T, NH, NKV, HS;
+    QuantOut quant = {};   // of the whole new qkv, values included
+    const int32_t* positions = nullptr;   // (N) optional: as in EmbeddingForwardArgs
+    int64_t rotated = 0;                  // even; 0: HS
+    int64_t R() const { return rotated > 0 ? rotated : HS; }
+};
+
 // Packed QKV quantized for FP8 attention: V to E4M3, Q and K to INT8, after head_mix, which leaves their products as
 // they are and spreads outliers. 128 tokens of a head are a block with one scale (head_scale_of). Blocks of Q and K are
 // stored as (128, HS); blocks of V are transposed, (HS, 128), with every 16 tokens in the order head_token_order.
