@@ -126,9 +126,11 @@ void add_model_layers(std::vector<OptionRow>& rows) {
          .help = "scaling factor of --rope-scaling-type for longer contexts than the original one; 0: no scaling"},
         {.name = "rope-scaling-type",
          .value = choice<RopeScalingType>(AT(shape.rope_scaling.type), {{"llama3", RopeScalingType::kLlama3},
-                                          {"yarn", RopeScalingType::kYarn}, {"linear", RopeScalingType::kLinear}}),
+                                          {"yarn", RopeScalingType::kYarn}, {"linear", RopeScalingType::kLinear},
+                                          {"longrope", RopeScalingType::kLongrope}}),
          .help = "rule of rope scaling: that of Llama 3.1, from 8192 positions, YaRN (arXiv 2309.00071), from the "
-                 "preset's, or all positions divided by the factor; a config.json (--load) may have other parameters"},
+                 "preset's, or all positions divided by the factor; a config.json (--load) may have other parameters, "
+                 "and alone has those of longrope"},
         {.name = "qk-layernorm", .value = flag(AT(shape.qk_norm)), .help = "RMSNorm over each head of Q and K"},
         {.name = "attention-sinks", .value = flag(AT(shape.attention_sinks)),
          .help = "a learned logit of each query head joins its softmax, so that a query may attend to nothing, as in "

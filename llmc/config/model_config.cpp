@@ -216,6 +216,11 @@ std::vector<std::string> model_config_errors(const ModelConfig& c) {
     rule(c.rotary_dim == 0 || (c.fused_projections && c.rotary_dim % 2 == 0 && c.rotary_dim <= c.kv_channels),
          strf("%lld rotated elements of each head: an even number up to --kv-channels is needed, and fused projections "
               "(Phi-3)", ll(c.rotary_dim)));
+    const RopeScaling& rope = c.rope_scaling;
+    const auto pairs = static_cast<size_t>(c.rotated() / 2);
+    rule((rope.factor > 0 && rope.type == RopeScalingType::kLongrope)
+             == (c.fused_projections && rope.short_factors.size() == pairs && rope.long_factors.size() == pairs),
+         "--rope-scaling-type longrope is that of a Phi-3 whose config.json has its factors (--load)");
     rule(!c.granite() || (is_llama_like(c) && !c.has_experts() && !c.qk_norm && c.linear_bias != LinearBias::kQkv
                           && !c.has_windows()),
          "Granite's multipliers need --normalization RMSNorm, --position-embedding-type rope, --activation swiglu, no "

@@ -24,10 +24,10 @@ inline constexpr LinearBiasWord kLinearBiasWords[] = {{"all", LinearBias::kAll},
                                                       {"attention", LinearBias::kAttention},
                                                       {"mlp", LinearBias::kMlp}};
 
-enum class RopeScalingType { kLlama3, kYarn, kLinear };
+enum class RopeScalingType { kLlama3, kYarn, kLinear, kLongrope };
 
 // Scaling of rope for longer contexts than the original one, by the rules that Hugging Face calls rope_type "llama3",
-// "yarn" and "linear"; factor 0 means no scaling. See rope_table.h.
+// "yarn", "linear" and "longrope"; factor 0 means no scaling. See rope_table.h.
 struct RopeScaling {
     double factor = 0;
     double low_freq_factor = 1;    // llama3
@@ -36,8 +36,10 @@ struct RopeScaling {
     RopeScalingType type = RopeScalingType::kLlama3;
     double beta_fast = 32;         // yarn
     double beta_slow = 1;
-    double attention_factor = 0;   // multiplies cosines and sines; 0: 0.1 ln(factor) + 1
+    double attention_factor = 0;   // multiplies cosines and sines; 0: by the factor
     bool truncate = true;          // rounds the range of interpolated frequencies outwards to whole pairs
+    // longrope (Phi-3): divisors of the pairs' frequencies, for sequences up to the original length and longer ones.
+    std::vector<double> short_factors = {}, long_factors = {};
     bool operator==(const RopeScaling&) const = default;
 };
 

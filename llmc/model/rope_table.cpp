@@ -32,8 +32,10 @@ double yarn_share(const ModelConfig& c, int64_t pair) {
 }
 
 double attention_factor(const RopeScaling& s) {
-    if (s.factor == 0 || s.type != RopeScalingType::kYarn) return 1;
+    const bool longrope = s.type == RopeScalingType::kLongrope;
+    if (s.factor == 0 || (s.type != RopeScalingType::kYarn && !longrope)) return 1;
     if (s.attention_factor > 0) return s.attention_factor;
+    if (longrope) return s.factor > 1 ? std::sqrt(1 + std::log(s.factor) / std::log(d(s.original_max_positions))) : 1;
     return s.factor > 1 ? 0.1 * std::log(s.factor) + 1 : 1;
 }
 
@@ -47,7 +49,9 @@ std::vector<double> rope_table(const ModelConfig& config, int64_t T, bool local)
     std::vector<double> table(static_cast<size_t>(T * half * 2));
     for (int64_t i = 0; i < half; i++) {
         double freq = std::pow(base, -2.0 * d(i) / d(2 * half));
-        if (s.factor > 0) {
+        if (s.type == RopeScalingType::kLongrope) {
+            freq /= (T > s.original_max_positions ? s.long_factors : s.short_factors)[static_cast<size_t>(i)];
+        } else if (s.factor > 0) {
             const double keep = s.type == RopeScalingType::kYarn     ? yarn_share(config, i)
                                 : s.type == RopeScalingType::kLinear ? 0
                                                                      : llama3_share(s, freq);

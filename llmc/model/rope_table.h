@@ -11,5 +11,7 @@
 // yarn: pairs that turn at least beta_fast times within the original length are kept, those that turn at most beta_slow
 // times are divided by factor, and those between are interpolated in i; m is the attention factor, so that scores grow
 // by its square. Source: Peng et al., arXiv 2309.00071, as transformers computes it (rope_type "yarn").
+// longrope: the frequency of a pair is divided by its factor, in the list for sequences of T tokens; m is sqrt(1 +
+// ln(factor) / ln(original)). Source: Ding et al., arXiv 2402.13753, as transformers computes it.
 // local: of layers with a window, if their rope differs.
 std::vector<double> rope_table(const ModelConfig& config, int64_t T, bool local = false);

@@ -373,7 +373,8 @@ TEST_CASE("import: the model of a checkpoint must match its manifest; without a 
     CHECK(error() == "nothing");
 }
 
-// Loads files of transformers, saves a checkpoint, and compares the logits that transformers computes from it.
+// Loads files of transformers, saves a checkpoint, and compares the logits that transformers computes from it. Not of
+// longrope: where a text passes the original length, transformers' cache keeps keys of the short factors.
 TEST_CASE("checkpoint: transformers computes the stored logits from what we save") {
     TempDir dir;
     const char* python = std::getenv("PYTHON");

@@ -192,6 +192,7 @@ TEST_CASE("config.json: unsupported models are refused by the field's name") {
     const Json llama = llama_json(), gpt2 = gpt2_json(), yarn = json_of("qwen2, yarn");
     const Json qwen3 = Json::parse(hf_config_json(qwen3_config(), Dtype::kFp32));
     const Json own = Json::parse(hf_config_json(all_configs()[4].config, Dtype::kFp32));
+    const Json longrope = Json::parse(slurp("tests/fixtures/phi3_longrope/config.json"));
     const Json mistral = json_of("mistral"), qwen2 = json_of("qwen2, window");
     const std::vector<Case> cases = {
         {llama, "/model_type", "gemma"}, {llama, "/model_type", "qwen2_moe"},
@@ -215,12 +216,15 @@ TEST_CASE("config.json: unsupported models are refused by the field's name") {
         {yarn, "/rope_scaling/truncate", 1}, {yarn, "/rope_scaling/mscale", -1},
         {llama, "/rope_parameters/rope_type", "longrope"}, {llama, "/rope_parameters/low_freq_factor", 9.0},
         {llama, "/rope_parameters/partial_rotary_factor", 0.5}, {llama, "/partial_rotary_factor", 0.5},
-        {json_of("phi3"), "/partial_rotary_factor", 1.5}, {json_of("phi3"), "/rope_scaling/rope_type", "longrope"},
+        {json_of("phi3"), "/partial_rotary_factor", 1.5}, {json_of("phi3"), "/rope_scaling/rope_type", "dynamic"},
         {json_of("granite"), "/residual_multiplier", 0}, {json_of("granite"), "/logits_scaling", -1},
         {json_of("granite"), "/sliding_window", 8}, {json_of("olmo2"), "/sliding_window", 8},
         {json_of("gemma3"), "/final_logit_softcapping", 0}, {json_of("gemma3"), "/attn_logit_softcapping", 50.0},
         {json_of("gemma2"), "/final_logit_softcapping", -30.0}, {json_of("gemma2"), "/attn_logit_softcapping", "none"},
         {json_of("gemma2"), "/rope_local_base_freq", 500.0},
+        {longrope, "/rope_parameters/short_factor", {1.0, 2.0}},
+        {longrope, "/rope_parameters/long_factor", {1, -1, 1, 1}},
+        {longrope, "/rope_parameters/factor", 2.0}, {longrope, "/rope_parameters/long_factor", nullptr},
         {json_of("gemma3"), "/use_bidirectional_attention", true}, {json_of("gemma3"), "/hidden_activation", "silu"},
         {json_of("gemma3"), "/query_pre_attn_scalar", 0}, {json_of("olmo3"), "/layer_types", {"full_attention"}},
         {json_of("olmo2"), "/mlp_bias", true}, {json_of("phi3"), "/attention_bias", true},

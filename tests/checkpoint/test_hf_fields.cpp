@@ -62,8 +62,8 @@ TEST_CASE("config.json: a field is read, known to change nothing, or refused") {
         }
         for (const char* inner : {"rope_scaling", "rope_parameters", "rope"})
             if (json.contains(inner) && json[inner].is_object())
-                check_contains(with(json, "/" + std::string(inner) + "/short_factor", {1.5}),
-                               {"config.json: " + std::string(inner) + ": \"short_factor\" is [1.5]", "not known"});
+                check_contains(with(json, "/" + std::string(inner) + "/other_factor", {1.5}),
+                               {"config.json: " + std::string(inner) + ": \"other_factor\" is [1.5]", "not known"});
     }
     // What the scaling at hand does not use is refused, too.
     check_contains(with(json_of("qwen2, yarn"), "/rope_scaling/low_freq_factor", 1.0),

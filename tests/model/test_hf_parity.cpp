@@ -186,8 +186,8 @@ TEST_CASE("logits, loss and every gradient as in transformers") {
     for (const char* name : {"gpt2", "llama", "llama_tied", "llama_attention_bias", "llama_mlp_bias", "mistral",
                              "mistral_window", "qwen2", "qwen2_window", "qwen3", "qwen3_bias_window", "qwen3_yarn",
                              "qwen3_moe", "olmoe", "mixtral", "dots1", "solar_open", "olmo2", "olmo3", "granite",
-                             "olmo2_grouped", "gemma2", "gemma3", "phi3", "ministral", "qwen3_layers", "dots1_dense",
-                             "qwen3_moe_dense"})
+                             "olmo2_grouped", "phi3_longrope", "gemma2", "gemma3", "phi3", "ministral", "qwen3_layers",
+                             "dots1_dense", "qwen3_moe_dense"})
         check_model(name);
 }
 TEST_CASE("a window one token longer or shorter has other logits than transformers") {

@@ -88,6 +88,24 @@ TEST_CASE("yarn rope scaling keeps what turns often, stretches what does not, an
     CHECK(rope_table(c, 1)[0] == 0.75);
     c.rope_scaling.type = RopeScalingType::kLlama3;
     CHECK(rope_table(c, 1)[0] == 1);
+
+    // longrope: the short factors up to the original length, the long ones beyond it.
+    const auto pairs = static_cast<size_t>(c.rotated() / 2);
+    c.rope_scaling = {.factor = 4, .original_max_positions = 5, .type = RopeScalingType::kLongrope};
+    for (size_t i = 0; i < pairs; i++) {
+        c.rope_scaling.short_factors.push_back(1 + 0.25 * static_cast<double>(i));
+        c.rope_scaling.long_factors.push_back(2 + static_cast<double>(i));
+    }
+    for (int64_t T : {5, 6}) {
+        const std::vector<double> scaled = rope_table(c, T);
+        const double m = std::sqrt(1 + std::log(4.0) / std::log(5.0));
+        for (size_t i = 0; i < pairs; i++) {
+            const double by = T == 5 ? 1 + 0.25 * static_cast<double>(i) : 2 + static_cast<double>(i);
+            const double angle = std::pow(c.rotary_base, -static_cast<double>(i) / static_cast<double>(pairs)) * 3 / by;
+            CHECK(scaled[(3 * pairs + i) * 2] == doctest::Approx(m * std::cos(angle)));
+            CHECK(scaled[(3 * pairs + i) * 2 + 1] == doctest::Approx(m * std::sin(angle)));
+        }
+    }
 }
 
 TEST_CASE("restarted positions: packed documents have the losses of documents in sequences of their own") {

@@ -138,6 +138,10 @@ inline std::vector<NamedConfig> all_configs() {
     gemma2.qk_norm = false, gemma2.sliding_window = {7, 0}, gemma2.attention_softcap = 50, gemma2.logits_softcap = 30;
     ModelConfig phi3 = mistral;
     phi3.fused_projections = true, phi3.rotary_dim = 12, phi3.rope_scaling = {};
+    ModelConfig longrope = phi3;
+    longrope.rope_scaling = {.factor = static_cast<double>(phi3.max_positions) / 8, .original_max_positions = 8,
+                             .type = RopeScalingType::kLongrope, .attention_factor = 1.25,
+                             .short_factors = {1, 1, 1.5, 2, 2.5, 3}, .long_factors = {1, 2, 4, 8, 16, 32.5}};
     return {{"gpt2", HfClass::kGpt2, gpt2_config()}, {"llama", HfClass::kLlama, llama_config()},
             {"llama, tied", HfClass::kLlama, tied}, {"qwen3", HfClass::kQwen3, qwen3}, {"mixed", HfClass::kOwn, mixed},
             {"biased", HfClass::kOwn, biased}, {"llama, attention bias", HfClass::kLlama, attention_bias},
@@ -151,7 +155,7 @@ inline std::vector<NamedConfig> all_configs() {
             {"ministral", HfClass::kMinistral, ministral}, {"qwen2, pattern", HfClass::kQwen2, qwen2_pattern},
             {"qwen3, pattern", HfClass::kQwen3, qwen3_pattern}, {"pattern", HfClass::kOwn, pattern},
             {"olmo2", HfClass::kOlmo2, olmo2}, {"granite", HfClass::kGranite, granite},
-            {"phi3", HfClass::kPhi3, phi3},
+            {"phi3", HfClass::kPhi3, phi3}, {"phi3, longrope", HfClass::kPhi3, longrope},
             {"olmo3", HfClass::kOlmo3, olmo3}, {"gemma3", HfClass::kGemma3, gemma3},
             {"gemma2", HfClass::kGemma2, gemma2},
             {"gemma3, windows", HfClass::kGemma3, gemma3_window}};

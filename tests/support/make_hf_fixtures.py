@@ -180,6 +180,15 @@ def phi3():
         **SMALL | dict(num_key_value_heads=2, rope_parameters=rope)))
 
 
+def phi3_longrope():
+    # Sequences of LENGTH are longer than the original ones.
+    rope = dict(rope_type="longrope", rope_theta=1000.0, partial_rotary_factor=0.5, short_factor=[1.0, 1.1, 1.3, 1.5],
+                long_factor=[1.25, 1.75, 3.5, 9.0], original_max_position_embeddings=12)
+    return Phi3ForCausalLM(Phi3Config(
+        pad_token_id=None, original_max_position_embeddings=12,
+        **SMALL | dict(hidden_size=48, num_attention_heads=3, rope_parameters=rope, intermediate_size=24)))
+
+
 def mixtral():
     return MixtralForCausalLM(MixtralConfig(
         num_local_experts=4, num_experts_per_tok=2, **SMALL | dict(intermediate_size=24, num_hidden_layers=1)))
@@ -241,6 +250,7 @@ MODELS = {
     "dots1_dense": (dots1_dense, torch.float32, "1GB"),
     "qwen3_moe_dense": (qwen3_moe_dense, torch.bfloat16, "1GB"),
     "gemma2": (gemma2, torch.float32, "1GB"),
+    "phi3_longrope": (phi3_longrope, torch.bfloat16, "1GB"),
     "olmo2_grouped": (olmo2_grouped, torch.bfloat16, "1GB"),
 }
 # Experts as transformers 5 has them in memory; the others are saved one by one, as transformers 4 does.

@@ -1,5 +1,6 @@
 #include "llmc/checkpoint/huggingface/hf_rope.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace {
@@ -47,8 +48,30 @@ int64_t read_original(const HfFields& rope, const HfFields& beside, int64_t othe
     return original;
 }
 
-// max_positions: the model's, for yarn without a number of original positions.
-RopeScaling read_scaling(const HfFields& rope, const HfFields& beside, int64_t max_positions) {
+std::vector<double> read_factors(const HfFields& rope, const char* name, int64_t pairs) {
+    rope.ignore({name});   // read here
+    std::vector<double> factors;
+    if (rope.has(name) && rope.object[name].is_array())
+        for (const nlohmann::json& value : rope.object[name])
+            if (value.is_number() && value > 0 && value < kMostFactor) factors.push_back(value.get<double>());
+    if (!rope.has(name) || factors.size() != rope.object[name].size() || std::ssize(factors) != pairs)
+        rope.refuse(name, strf("a list of %lld positive numbers is needed, one a rotated pair", ll(pairs)));
+    return factors;
+}
+
+RopeScaling read_longrope(const HfFields& rope, const HfFields& beside, const ModelConfig& c) {
+    RopeScaling scaling{.original_max_positions = read_original(rope, beside, 0), .type = RopeScalingType::kLongrope,
+                        .short_factors = read_factors(rope, "short_factor", c.rotated() / 2),
+                        .long_factors = read_factors(rope, "long_factor", c.rotated() / 2)};
+    const double ratio = static_cast<double>(c.max_positions) / static_cast<double>(scaling.original_max_positions);
+    scaling.factor = std::max(1.0, ratio);
+    if (rope.positive_or("factor", scaling.factor, kMostFactor) != scaling.factor)
+        rope.refuse("factor", "max_position_embeddings / original_max_position_embeddings is needed");
+    if (rope.has("attention_factor")) scaling.attention_factor = rope.positive("attention_factor", kMostFactor);
+    return scaling;
+}
+
+RopeScaling read_scaling(const HfFields& rope, const HfFields& beside, const ModelConfig& c) {
     const char* name = rope.has("rope_type") ? "rope_type" : "type";
     const std::string type = rope.has(name) ? rope.text(name) : "default";
     rope.only("type", type, "rope_type says otherwise");
@@ -56,9 +79,13 @@ RopeScaling read_scaling(const HfFields& rope, const HfFields& beside, int64_t m
         if (item.value().is_object())
             rope.refuse(item.key().c_str(), "rope parameters per layer type are not supported");
     if (type == "default") return {};
-    if (type == "yarn") return read_yarn(rope, read_original(rope, beside, max_positions));
+    // transformers knows no other one of Phi-3, and takes old names for it.
+    if (c.fused_projections && (type == "longrope" || type == "su" || type == "yarn"))
+        return read_longrope(rope, beside, c);
+    if (type == "yarn") return read_yarn(rope, read_original(rope, beside, c.max_positions));
     if (type == "linear") return {.factor = rope.positive("factor", kMostFactor), .type = RopeScalingType::kLinear};
-    if (type != "llama3") rope.refuse(name, "only \"default\", \"linear\", \"llama3\" and \"yarn\" are supported");
+    if (type != "llama3")
+        rope.refuse(name, "only \"default\", \"linear\", \"llama3\", \"yarn\" and Phi-3's \"longrope\" are supported");
     RopeScaling scaling{
         .factor = rope.positive("factor", kMostFactor),
         .low_freq_factor = rope.positive("low_freq_factor", kMostFactor),
@@ -90,6 +117,12 @@ void read_rope_by_type(const HfFields& f, ModelConfig& c) {
 nlohmann::ordered_json scaling_json(const RopeScaling& s) {
     if (s.factor == 0) return {{"rope_type", "default"}};
     if (s.type == RopeScalingType::kLinear) return {{"rope_type", "linear"}, {"factor", s.factor}};
+    if (s.type == RopeScalingType::kLongrope) {   // transformers 4 takes these three alone
+        nlohmann::ordered_json out = {
+            {"type", "longrope"}, {"short_factor", s.short_factors}, {"long_factor", s.long_factors}};
+        if (s.attention_factor > 0) out["attention_factor"] = s.attention_factor;
+        return out;
+    }
     const bool yarn = s.type == RopeScalingType::kYarn;
     nlohmann::ordered_json out = {{"rope_type", yarn ? "yarn" : "llama3"}, {"factor", s.factor}};
     if (yarn) {
@@ -107,6 +140,10 @@ nlohmann::ordered_json scaling_json(const RopeScaling& s) {
 
 void put_rope(nlohmann::ordered_json& out, const ModelConfig& c, double local_base) {
     nlohmann::ordered_json parameters = scaling_json(c.rope_scaling);
+    if (c.rope_scaling.type == RopeScalingType::kLongrope) {
+        parameters["rope_type"] = "longrope";
+        out[kOriginal] = parameters[kOriginal] = c.rope_scaling.original_max_positions;
+    }
     if (c.fused_projections)
         out["partial_rotary_factor"] = parameters["partial_rotary_factor"] =
             static_cast<double>(c.rotated()) / static_cast<double>(c.kv_channels);
@@ -134,7 +171,7 @@ static void read_rotary_dim(const HfFields& f, ModelConfig& c) {
 void read_rope_dictionary(const HfFields& f, const char* name, ModelConfig& c) {
     const HfFields rope = f.child(name);
     read_rotary_dim(rope, c);
-    c.rope_scaling = read_scaling(rope, f, c.max_positions);
+    c.rope_scaling = read_scaling(rope, f, c);
     const double base = rope.positive_or("rope_theta", c.rotary_base, kMostBase);
     if (f.has("rope_theta") && base != c.rotary_base) f.refuse("rope_theta", strf("%s says otherwise", name));
     c.rotary_base = base;
