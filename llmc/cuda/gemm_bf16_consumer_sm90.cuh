@@ -13,6 +13,7 @@ template <typename Tiles, bool a_by_k, bool b_by_k> struct Bf16Consumer {
     const int consumer, warp, lane;   // warp: of the warpgroup
     uint32_t buffer;                  // of results, number 0 or 1: the one that is written next
     float sums[128];
+    uint32_t parity = 1 - consumer;   // of `free`
 
     __device__ bool first_thread() const { return warp == 0 && lane == 0; }
     __device__ void sync() const { ptx::named_sync<128>(T::kStoreBarrier + consumer); }
@@ -156,25 +157,33 @@ template <typename Tiles, bool a_by_k, bool b_by_k> struct Bf16Consumer {
             store_box([&](uint32_t to) { write_box(to, c, true); }, copy_to(row, column));
         }
     }
-    // Of the last box of an expert only its own rows.
-    __device__ void store(const ExpertRows& tiles, const Bf16Place& at) {
-        const int row = at.row + T::kBox * consumer;
+    // ---- results in turns. The warps of a consumer do not wait for each other: another thread stores what all have
+    // written, and then the boxes are the other consumer's.
+    template <typename Write> __device__ void write_boxes(Write write) {
 #pragma unroll
-        for (int c = 0; c < T::kColumns / T::kBox; c++) {
-            const int column = at.column + T::kBox * c;
-            if (column >= tiles.n || row >= at.end_row) continue;
-            store_box([&](uint32_t to) { write_box(to, c, false); }, [&](uint32_t from) {
-                if (row + T::kBox <= at.end_row) {
-                    if (first_thread()) ptx::store_matrix_box(&maps.d, from, column, row);
-                    return;
-                }
-                const int chunk = lane % 8;
-                if (column + 8 * chunk >= tiles.n) return;
-                for (int i = 4 * warp + lane / 8; i < at.end_row - row; i += 16)
-                    *reinterpret_cast<float4*>(tiles.results + int64_t{row + i} * tiles.n + column + 8 * chunk) =
-                        ptx::load_shared4(from + panel_offset(i, chunk));
-            });
+        for (int c = 0; c < T::kResultBoxes; c++) {
+            ptx::barrier_wait(state.shared + T::kFree + 8 * (T::kResultBoxes * consumer + c), parity);
+            write(state.shared + T::kResultsAt + c * T::kBoxBytes, c);
         }
+        ptx::fence_async();
+        __syncwarp();
+        if (lane == 0) ptx::barrier_arrive(state.shared + T::kWritten);
+        parity ^= 1;
+    }
+    // Of the last box of an expert only its own rows, by the warps that wrote them.
+    __device__ void store(const ExpertRows& tiles, const Bf16Place& at) {
+        const int row = at.row + T::kBox * consumer, rows = at.end_row - row;
+        write_boxes([&](uint32_t to, int c) {
+            if (rows <= 0) return;
+            write_box(to, c, false);
+            if (rows >= T::kBox) return;
+            __syncwarp();
+            const int chunk = lane % 8, column = at.column + T::kBox * c + 8 * chunk;
+            for (int i = 16 * warp + lane / 8; i < min(16 * warp + 16, rows); i += 4)
+                if (column < tiles.n)
+                    *reinterpret_cast<float4*>(tiles.results + int64_t{row + i} * tiles.n + column) =
+                        ptx::load_shared4(to + panel_offset(i, chunk));
+        });
     }
     // Columns 32 h .. 32 h + 31 in fp32.
     __device__ void write_fp32_box(uint32_t to, int h) const {
@@ -186,6 +195,10 @@ template <typename Tiles, bool a_by_k, bool b_by_k> struct Bf16Consumer {
     }
     __device__ void store(const ExpertSums& tiles, const Bf16Place& at) {
         const int row = at.row + T::kBox * consumer;
+        if (tiles.in_turns())
+            return write_boxes([&](uint32_t to, int c) {
+                if (row < tiles.m) write_box(to, c, false);
+            });
         if (row >= tiles.m || (tiles.accumulate && at.depth == 0)) return;
         const auto copy_to = [&](int column) {
             return [&, column](uint32_t from) {

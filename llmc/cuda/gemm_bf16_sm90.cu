@@ -66,13 +66,45 @@ __device__ void load_bf16(TileState<Bf16Tile> state, const Bf16Maps& maps, Tiles
     }
 }
 
+// The thread that issues TMA stores of results for which tiles.in_turns().
+template <typename Tiles> __device__ void store_bf16(uint32_t shared, const Bf16Maps& maps, Tiles tiles) {
+    using T = Bf16Tile;
+    const int rank = static_cast<int>(BlockPairs::rank());
+    uint32_t parity = 0;
+    Bf16Place at;
+    for (uint32_t round = 0; tiles.find(item_of(round), rank, at); round++)
+        for (int consumer = 0; consumer < T::kConsumers; consumer++, parity ^= 1) {
+            const int row = at.row + T::kBox * consumer;
+            // Of rows of an expert only whole boxes: the consumer stores the others.
+            const bool any = Tiles::kWeightsAreB ? row + T::kBox <= at.end_row : row < at.end_row;
+            ptx::barrier_wait(shared + T::kWritten, parity);
+#pragma unroll
+            for (int i = 0; i < T::kResultBoxes; i++) {
+                const int column = at.column + T::kBox * i;
+                if (any && column < tiles.n)
+                    ptx::store_matrix_box(&maps.d, shared + T::kResultsAt + i * T::kBoxBytes, column, row,
+                                          Tiles::kWeightsAreB ? 0 : at.expert);
+                ptx::bulk_commit();
+            }
+            const uint32_t free = shared + T::kFree + 8 * T::kResultBoxes * (1 - consumer);
+            ptx::bulk_wait_read<3>();
+            ptx::barrier_arrive(free);
+            ptx::bulk_wait_read<2>();
+            ptx::barrier_arrive(free + 8);
+            ptx::bulk_wait_read<1>();
+            ptx::barrier_arrive(free + 16);
+            ptx::bulk_wait_read<0>();
+            ptx::barrier_arrive(free + 24);
+        }
+}
+
 // Math: the results of the list, D[m, n] = sum over k of a[m, k] b[n, k] in fp32, rounded to bf16. SymmetricTiles also
 //       writes each to D[n, m]; ExpertSums may keep fp32, and may add to D, after rounding.
 // Source: PTX ISA 9.0, wgmma of .bf16. The halved list: Lawson et al., ACM TOMS 5 (1979), as SYRK of the BLAS.
 // Traffic: the rows and columns of the tiles read, mostly from the L2 cache; 2 bytes written per element of D.
 // Requires: sm_90a; A, B and D 16-byte aligned, with multiples of 8 elements per row.
-// Parallel: a cluster of 2 blocks computes an item, each block 128 rows. Its last warpgroup issues TMA loads, each
-//           other one owns 64 rows.
+// Parallel: a cluster of 2 blocks computes an item, each block 128 rows. Its last warpgroup issues TMA loads, and most
+//           stores of experts; each other one owns 64 rows.
 template <typename Tiles, bool a_by_k, bool b_by_k>
 __global__ void __launch_bounds__(Bf16Tile::kThreads, 1)
 gemm_bf16_sm90_kernel(const __grid_constant__ Bf16Maps maps, const Tiles tiles) {
@@ -83,6 +115,8 @@ gemm_bf16_sm90_kernel(const __grid_constant__ Bf16Maps maps, const Tiles tiles) 
     const int group_of_warps = warp_uniform(threadIdx.x / 128);
     if (threadIdx.x == 0) {
         state.ring.init(4 * T::kConsumers * T::kCluster);
+        ptx::barrier_init(state.shared + T::kWritten, 4);
+        for (int i = 0; i < T::kConsumers * T::kResultBoxes; i++) ptx::barrier_init(state.shared + T::kFree + 8 * i, 1);
         ptx::barrier_init_fence();
         ptx::prefetch_map(&maps.a);
         ptx::prefetch_map(&maps.b);
@@ -92,6 +126,8 @@ gemm_bf16_sm90_kernel(const __grid_constant__ Bf16Maps maps, const Tiles tiles) 
     if (group_of_warps == T::kConsumers) {
         ptx::registers_shrink<T::kProducerRegisters>();
         if (threadIdx.x == 128 * T::kConsumers) load_bf16<Tiles, a_by_k, b_by_k>(state, maps, tiles);
+        if constexpr (!std::is_same_v<Tiles, SymmetricTiles>)
+            if (threadIdx.x == 128 * T::kConsumers + 32 && tiles.in_turns()) store_bf16(state.shared, maps, tiles);
         __syncwarp();
     } else {
         ptx::registers_grow<T::kConsumerRegisters>();
