@@ -29,7 +29,7 @@ FAMILIES = {
     "olmo3": ["model_type", "layer_types", "sliding_window"],
     "gemma3": ["model_type", "layer_types", "sliding_window", "rope_parameters", "query_pre_attn_scalar",
                "hidden_activation"],
-    "gemma2": ["model_type", "layer_types", "attn_logit_softcapping", "final_logit_softcapping"],
+    "gemma2": ["model_type", "layer_types", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping"],
     "phi3": ["model_type", "rope_parameters", "sliding_window"],
     "granite": ["model_type", "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"],
     "mixtral": ["model_type", "num_local_experts", "num_experts_per_tok"],
