@@ -1,22 +1,9 @@
-// Speed of the memory-bound operations at the shapes of Llama-3-8B, GPT-2 124M and Qwen3-30B-A3B.
-//
-// Each operation is compared with the CPU on a small shape, then timed: random data, input sets that rotate
-// through more than three times the L2 cache, launches back to back for a quarter of a second. The bytes are
-// those that must move at least (every tensor once); the ceiling is a copy on the device in the same run.
+// Speed of the memory-bound operations at the shapes of Llama-3-8B, GPT-2 124M and Qwen3-30B-A3B; see memory_bench.h.
 //   usage: bench_memory [part of a name]
-#include <cmath>
-#include <cstring>
-#include <numeric>
-
-#include "dev/bench/bench_harness.h"
+#include "dev/bench/memory_bench.h"
 
 namespace {
 
-struct Dims {
-    int64_t N, T, C, F, V, Vp, NH, NKV, HS, elems;
-};
-const Dims kSmall = {.N = 48, .T = 24, .C = 256, .F = 512, .V = 1000, .Vp = 1024, .NH = 4, .NKV = 2, .HS = 64,
-                     .elems = 10007};
 const Dims kLlama8B = {.N = 8192, .T = 8192, .C = 4096, .F = 14336, .V = 128256, .Vp = 128256, .NH = 32,
                        .NKV = 8, .HS = 128, .elems = int64_t{1} << 27};
 const Dims kGpt2 = {.N = 65536, .T = 1024, .C = 768, .F = 3072, .V = 50257, .Vp = 50304, .NH = 12, .NKV = 12,
@@ -25,164 +12,6 @@ const Dims kGpt2 = {.N = 65536, .T = 1024, .C = 768, .F = 3072, .V = 50257, .Vp 
 // V: experts, of which a token has kExperts.
 const Dims kQwen30B = {.N = 8192, .T = 4096, .C = 2048, .F = 768, .V = 128, .Vp = 128, .NH = 32, .NKV = 4, .HS = 128,
                        .elems = 0};
-constexpr int64_t kExperts = 8;
-
-enum class Fill { kNormal, kSmallSquares, kScratch, kTokens, kOrder, kState, kZero };
-struct Field {
-    std::string name;
-    Dtype dtype;
-    int64_t elems;
-    Fill fill = Fill::kNormal;
-};
-using View = std::function<Tensor(const std::string&)>;
-
-int64_t vocabulary_rank(int64_t n, int64_t V) {
-    // Token ranks with frequencies of about 1 / rank, as words in text.
-    const double u = (philox(5, static_cast<uint64_t>(n)).word[0] + 0.5) * 0x1p-32;
-    return std::min(V - 1, static_cast<int64_t>(std::pow(static_cast<double>(V), u)) - 1);
-}
-// Scattered over the vocabulary, so that frequent tokens are not neighbours.
-std::vector<int32_t> make_tokens(int64_t N, int64_t V) {
-    std::vector<int32_t> tokens(static_cast<size_t>(N));
-    for (int64_t n = 0; n < N; n++)
-        tokens[static_cast<size_t>(n)] = static_cast<int32_t>(vocabulary_rank(n, V) * 7919 % V);
-    return tokens;
-}
-std::vector<int32_t> make_order(const std::vector<int32_t>& tokens) {
-    std::vector<int32_t> order(tokens.size());
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-        return tokens[static_cast<size_t>(a)] < tokens[static_cast<size_t>(b)];
-    });
-    return order;
-}
-int64_t distinct_tokens(const Dims& d) {
-    std::vector<int32_t> tokens = make_tokens(d.N, d.V);
-    std::sort(tokens.begin(), tokens.end());
-    return std::unique(tokens.begin(), tokens.end()) - tokens.begin();
-}
-
-StepState make_state() {
-    StepState state{};
-    state.lr = 1e-4f, state.dloss_mul = 1e-3f, state.grad_mul = 0.5f, state.adam_step = 100;
-    return state;
-}
-
-// The initial values of a field; fill_normal gives the same bits on both devices.
-template <typename Normal>
-void fill(const Field& field, const Dims& d, uint64_t key, Tensor at, Normal fill_normal,
-          const std::function<void(const void*, int64_t)>& copy_in) {
-    auto copy_ints = [&](const std::vector<int32_t>& values) { copy_in(values.data(), at.bytes()); };
-    switch (field.fill) {
-        case Fill::kNormal: fill_normal({at, key, 0, 0.0f, 1.0f}); break;
-        case Fill::kSmallSquares: fill_normal({at, key, 0, 1.0f, 0.125f}); break;  // positive
-        case Fill::kTokens: copy_ints(make_tokens(field.elems, d.V)); break;
-        case Fill::kOrder: copy_ints(make_order(make_tokens(field.elems, d.V))); break;
-        case Fill::kState: {
-            const StepState state = make_state();
-            copy_in(&state, sizeof state);
-            break;
-        }
-        case Fill::kScratch:
-        case Fill::kZero:
-            copy_in(std::vector<char>(static_cast<size_t>(at.bytes())).data(), at.bytes());
-            break;
-    }
-}
-
-struct Bench {
-    std::string name;
-    Dims dims;
-    std::vector<Field> (*fields)(const Dims&);
-    std::function<void(Ctx&, const View&, const Dims&)> on_gpu, on_cpu;
-    double bytes;   // that must move
-};
-
-struct DeviceSet {
-    std::vector<Field> fields;
-    std::map<std::string, Tensor> tensors;
-    DeviceSet(Ctx& ctx, const Bench& bench, const Dims& d, uint64_t number) : fields(bench.fields(d)) {
-        uint64_t key = number * 100;
-        for (const Field& field : fields) {
-            Tensor t{nullptr, field.dtype, field.elems};
-            t.data = cuda::device_alloc(t.bytes());
-            tensors[field.name] = t;
-            fill(field, d, key++, t, [&](const FillNormalArgs& args) { cuda::fill_normal(ctx, args); },
-                 [&](const void* from, int64_t bytes) {
-                     cuda::copy_to_device(ctx, t.data, from, bytes);
-                     cuda::synchronize(ctx);
-                 });
-        }
-    }
-    ~DeviceSet() {
-        for (auto& [name, t] : tensors) cuda::device_free(t.data);
-    }
-    DeviceSet(const DeviceSet&) = delete;
-    DeviceSet& operator=(const DeviceSet&) = delete;
-    Tensor view(const std::string& name) const { return tensors.at(name); }
-    int64_t bytes() const {
-        int64_t sum = 0;
-        for (auto& [name, t] : tensors) sum += t.bytes();
-        return sum;
-    }
-};
-
-double element(const Tensor& t, int64_t i) {
-    if (t.dtype == Dtype::kBf16) return static_cast<float>(static_cast<const bf16*>(t.data)[i]);
-    if (t.dtype == Dtype::kFp32) return static_cast<const float*>(t.data)[i];
-    if (t.dtype == Dtype::kFp64) return static_cast<const double*>(t.data)[i];
-    if (dtype_bytes(t.dtype) == 1) return static_cast<const uint8_t*>(t.data)[i];
-    return static_cast<const int32_t*>(t.data)[i];
-}
-
-// The largest relative distance between the devices over all tensors of the small shape except scratch.
-double small_shape_error(Ctx& ctx, const Bench& bench) {
-    DeviceSet gpu(ctx, bench, kSmall, 0);
-    bench.on_gpu(ctx, [&](const std::string& name) { return gpu.view(name); }, kSmall);
-    std::map<std::string, std::vector<char>> host;
-    auto host_view = [&](const std::string& name) {
-        const Tensor t = gpu.view(name);
-        return Tensor{host.at(name).data(), t.dtype, t.elems};
-    };
-    Ctx cpu_ctx;
-    uint64_t key = 0;
-    for (const Field& field : gpu.fields) {
-        host[field.name].resize(static_cast<size_t>(field.elems * dtype_bytes(field.dtype)));
-        fill(field, kSmall, key++, host_view(field.name),
-             [&](const FillNormalArgs& args) { cpu::fill_normal(cpu_ctx, args); },
-             [&](const void* from, int64_t bytes) { std::memcpy(host[field.name].data(), from, bytes); });
-    }
-    bench.on_cpu(cpu_ctx, host_view, kSmall);
-    double worst = 0;
-    for (const Field& field : gpu.fields) {
-        if (field.fill == Fill::kScratch || field.dtype == Dtype::kInt32) continue;
-        const Tensor want = host_view(field.name);
-        std::vector<char> copy(static_cast<size_t>(want.bytes()));
-        cuda::copy_to_host(ctx, copy.data(), gpu.view(field.name).data, want.bytes());
-        cuda::synchronize(ctx);
-        const Tensor got{copy.data(), field.dtype, field.elems};
-        double difference = 0, size = 0;
-        for (int64_t i = 0; i < field.elems; i++) {
-            difference += std::pow(element(got, i) - element(want, i), 2);
-            size += std::pow(element(want, i), 2);
-        }
-        const double error = std::sqrt(difference / std::max(size, 1e-30));
-        worst = error <= worst ? worst : error;  // NaN stays
-    }
-    return worst;
-}
-
-// One row of the table: an operation, its tensors, its argument struct and its bytes.
-template <typename Args>
-Bench bench(std::string name, const Dims& dims, std::vector<Field> (*fields)(const Dims&),
-            void (*on_gpu)(Ctx&, const Args&), void (*on_cpu)(Ctx&, const Args&),
-            Args (*make)(const View&, const Dims&), double bytes) {
-    return {std::move(name), dims, fields,
-            [=](Ctx& ctx, const View& view, const Dims& d) { on_gpu(ctx, make(view, d)); },
-            [=](Ctx& ctx, const View& view, const Dims& d) { on_cpu(ctx, make(view, d)); }, bytes};
-}
-
-constexpr Dtype kB = Dtype::kBf16, kF = Dtype::kFp32, kI = Dtype::kInt32;
 
 std::vector<Field> norm_fields(const Dims& d) {
     const int64_t NC = d.N * d.C;
@@ -298,12 +127,12 @@ std::vector<Field> expert_activation_fields(const Dims& d) {
             {"slots", kI, R, Fill::kOrder}};
 }
 ExpertActivationForwardArgs expert_forward_args(const View& v, const Dims& d) {
-    return {.out = v("out"), .in = v("in"), .weights = v("weights"), .row_slots = v("slots"), .R = d.N * kExperts,
-            .F = d.F};
+    return {.kind = kSwiglu, .out = v("out"), .in = v("in"), .weights = v("weights"), .row_slots = v("slots"),
+            .R = d.N * kExperts, .F = d.F};
 }
 ExpertActivationBackwardArgs expert_backward_args(const View& v, const Dims& d) {
-    return {.din = v("in"), .dweights = v("dweights"), .dout = v("out"), .in = v("in"), .weights = v("weights"),
-            .row_slots = v("slots"), .R = d.N * kExperts, .F = d.F};
+    return {.kind = kSwiglu, .din = v("in"), .dweights = v("dweights"), .dout = v("out"), .in = v("in"),
+            .weights = v("weights"), .row_slots = v("slots"), .R = d.N * kExperts, .F = d.F};
 }
 std::vector<Field> router_fields(const Dims& d) {
     const int64_t R = d.N * kExperts;
@@ -473,28 +302,6 @@ std::vector<Bench> benches() {
     return all;
 }
 
-void run_bench(Ctx& ctx, const Bench& bench, double ceiling_gbps) {
-    const double error = small_shape_error(ctx, bench);
-    if (!(error < 0x1p-7)) {
-        std::printf("%-34s | WRONG on the small shape: relative error %.3g\n", bench.name.c_str(), error);
-        return;
-    }
-    auto make = [&](uint64_t number) { return std::make_unique<DeviceSet>(ctx, bench, bench.dims, number); };
-    const double us = time_in_turn_us(ctx, make, [&](const DeviceSet& set) {
-        bench.on_gpu(ctx, [&](const std::string& name) { return set.view(name); }, bench.dims);
-    });
-    const double gbps = bench.bytes / us * 1e-3;
-    std::printf("%-34s | %9.1f | %6.0f | %5.1f\n", bench.name.c_str(), us, gbps, 100 * gbps / ceiling_gbps);
-    std::fflush(stdout);
-}
-
 }  // namespace
 
-int main(int argc, char** argv) {
-    const std::string columns = strf("%-34s | %9s | %6s | %s", "kernel", "us", "GB/s", "% of the copy");
-    return bench_main(argc, argv, "bench_memory", columns, [](Ctx& ctx, double ceiling_gbps, const Wanted& wanted) {
-        for (const Bench& bench : benches()) {
-            if (wanted(bench.name)) run_bench(ctx, bench, ceiling_gbps);
-        }
-    });
-}
+int main(int argc, char** argv) { return memory_bench_main(argc, argv, "bench_memory", benches()); }

@@ -1,9 +1,9 @@
 // Activation functions of the MLP, one per row. Each is implemented by a functor of the same name in cpu/activation.cpp
-// and in cuda/activation.cu.
+// and in cuda/activation.cu; those that experts have, too, in cpu/swiglu.h and cuda/swiglu.cuh.
 #pragma once
 #include <cstdint>
 
-enum class Activation : uint8_t { kGelu, kSwiglu, kRelu2, kGeglu };
+enum class Activation : uint8_t { kGelu, kSwiglu, kRelu2, kGeglu, kClampedSwiglu };
 
 struct ActivationFunction {
     Activation kind;
@@ -19,7 +19,12 @@ inline constexpr ActivationFunction kActivations[] = {
     {Activation::kSwiglu, "swiglu", true, "silu", "SiLU(gate) * up"},
     {Activation::kRelu2, "relu2", false, "relu2", "max(x, 0)^2"},
     {Activation::kGeglu, "geglu", true, "gelu_pytorch_tanh", "gelu(gate) * up"},
+    {Activation::kClampedSwiglu, "clamped_swiglu", true, "silu",
+     "gate * sigmoid(1.702 gate) * (up + 1) with gate up to 7 and up within 7, as in gpt-oss"},
 };
+
+// Of clamped_swiglu.
+inline constexpr double kSwigluLimit = 7, kSwigluSlope = 1.702;
 
 constexpr const ActivationFunction& activation_function(Activation kind) {
     return kActivations[static_cast<int>(kind)];

@@ -173,6 +173,18 @@ void load_masters(const std::string& directory, const ModelConfig& config, const
     const auto tensors = hf_tensors(table, Dtype::kFp32, stacked);
     for (const HfTensor& tensor : tensors) {
         const HfModelFiles::Found* found = find_tensor(files, tensor.entry.name);
+        if (const auto* blocks = find_tensor(files, tensor.entry.name + "_blocks"); !found && blocks) {
+            const auto expect_part = [&](const char* suffix, bool of_blocks) -> const SafetensorsView& {
+                const std::string name = tensor.entry.name + suffix;
+                const HfModelFiles::Found* part = find_tensor(files, name);
+                const SafetensorsEntry entry{.name = name, .shape = Mxfp4::shape(tensor, of_blocks)};
+                return expect(part ? part->view : nullptr, part ? part->file : directory, entry, {"U8"});
+            };
+            const Mxfp4 view{expect_part("_blocks", true), expect_part("_scales", false)};
+            import_mxfp4(table, tensor, view, access);
+            used.insert({&view.blocks, &view.scales});
+            continue;
+        }
         const bool no_head = !found && tensor.param == table.head && !config.tied_head;
         REQUIRE(!no_head, "%s: tensor %s is missing: if the head is the embedding, set \"tie_word_embeddings\" in "
                 "config.json to true", directory.c_str(), tensor.entry.name.c_str());

@@ -63,6 +63,17 @@ ModelConfig olmoe() {
     return c;
 }
 
+ModelConfig gpt_oss(int64_t layers, int64_t experts) {
+    ModelConfig c = mixture(pretrained(llama(layers, 2880, 2880, 64, 8), 201088, 131072, 150000, false), experts, 4);
+    c.kv_channels = 64;
+    c.sliding_window = {128, 0};
+    c.activation = Activation::kClampedSwiglu;
+    c.linear_bias = LinearBias::kAll;
+    c.attention_sinks = true;
+    c.rope_scaling = {.factor = 32, .original_max_positions = 4096, .type = RopeScalingType::kYarn, .truncate = false};
+    return c;
+}
+
 std::vector<ModelPreset> make_presets() {
     // A vocabulary of 257: 256 bytes and a document separator.
     const ModelConfig llama_small = pretrained(llama(12, 2048, 5504, 16, 4), 128256, 2048, 500000, false),
@@ -82,6 +93,7 @@ std::vector<ModelPreset> make_presets() {
         {"gpt2-774M", "gpt2", 1024, gpt2(36, 1280, 20)},
         {"gpt2-1558M", "gpt2", 1024, gpt2(48, 1600, 25)},
         {"gpt2-tiny", "gpt2", 128, gpt2_tiny},
+        {"gpt-oss-20B", "llama", 4096, gpt_oss(24, 32)},
         {"llama3-8B", "llama", 8192, llama_8b},
         {"llama3.1-8B", "llama", 8192, llama31(llama_8b, 8, false)},
         {"llama3.1-70B", "llama", 8192, llama31(llama_70b, 8, false)},
@@ -225,19 +237,29 @@ std::vector<std::string> model_config_errors(const ModelConfig& c) {
                           && !c.has_windows()),
          "Granite's multipliers need --normalization RMSNorm, --position-embedding-type rope, --activation swiglu, no "
          "--num-experts, --qk-layernorm, --sliding-window or --linear-bias qkv: transformers has no other class");
-    rule(!c.attention_sinks || !(c.has_experts() || c.post_norms() || c.granite() || c.fused_projections),
-         "--attention-sinks needs a model without --num-experts, and not OLMo-2, OLMo-3, Gemma, Granite or Phi-3: "
-         "leave it out");
+    rule(!c.attention_sinks || c.gpt_oss()
+             || !(c.has_experts() || c.post_norms() || c.granite() || c.fused_projections),
+         "--attention-sinks needs a model without --num-experts, or with --activation clamped_swiglu as gpt-oss, and "
+         "not OLMo-2, OLMo-3, Gemma, Granite or Phi-3: leave it out");
     if (!c.has_experts()) return errors;
     rule(c.dense_layers == 0 || (c.dense_layers < c.num_layers && c.dense_ffn_size % 8 == 0 && c.qk_norm
                                  && !c.qk_norm_whole),
          strf("%lld layers without experts, of width %lld: fewer than --num-layers and a multiple of 8 are needed, and "
               "--qk-layernorm for each head, as Qwen3-MoE and dots.llm1: transformers has no other class",
               ll(c.dense_layers), ll(c.dense_ffn_size)));
-    rule(c.same_windows() && c.local_rotary_base == 0, "--num-experts needs the same --sliding-window and rope in all "
-                                                       "layers, as Qwen3-MoE and Mixtral");
+    rule((c.gpt_oss() ? c.one_window() : c.same_windows()) && c.local_rotary_base == 0,
+         "--num-experts needs the same --sliding-window and rope in all layers, as Qwen3-MoE and Mixtral; gpt-oss has "
+         "a window of one length in some of them");
     rule(c.experts_per_token <= c.num_experts, strf("--moe-router-topk %lld exceeds --num-experts %lld",
                                                     ll(c.experts_per_token), ll(c.num_experts)));
+    if (c.gpt_oss()) {
+        rule(c.norm == Norm::kRmsNorm && c.position == PositionEmbedding::kRope && c.attention_sinks && c.mlp_bias()
+                 && c.pre_norms() && !c.qk_norm && c.normalize_experts && c.shared_experts == 0,
+             strf("--num-experts %lld with --activation clamped_swiglu is gpt-oss and needs --normalization RMSNorm, "
+                  "--position-embedding-type rope, --attention-sinks, --linear-bias all (or mlp), and no "
+                  "--qk-layernorm or --moe-shared-experts", ll(c.num_experts)));
+        return errors;
+    }
     rule(is_llama_like(c) && has_no_or_attention_biases(c) && (c.linear_bias == LinearBias::kNone || c.qk_norm)
              && (c.normalize_experts || c.qk_norm || c.sigmoid_router()),
          strf("--num-experts %lld needs --normalization RMSNorm, --position-embedding-type rope, --activation swiglu "

@@ -135,6 +135,8 @@ struct ModelConfig {
     }
     // The router's scores are sigmoids, and a bias that balances the experts is added for the choice, see router_bias.
     bool sigmoid_router() const { return shared_experts > 0; }
+    // Experts and router have biases.
+    bool gpt_oss() const { return has_experts() && activation == Activation::kClampedSwiglu; }
     // Heads of Q and of K, and elements of each, as qk-norm takes them.
     int64_t qk_norm_heads(int64_t heads) const { return qk_norm_whole ? 1 : heads; }
     int64_t qk_norm_width() const { return qk_norm_whole ? q_width() : kv_channels; }

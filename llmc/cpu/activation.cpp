@@ -2,6 +2,7 @@
 #include "llmc/cpu/common.h"
 #include "llmc/cpu/math.h"
 #include "llmc/cpu/quantize.h"
+#include "llmc/cpu/swiglu.h"
 
 namespace cpu {
 namespace {
@@ -12,17 +13,6 @@ namespace {
 struct Gelu {
     template <typename A> static Vec<A> value(Vec<A> x) { return gelu(x); }
     template <typename A> static Vec<A> gradient(Vec<A> dout, Vec<A> x) { return dout * gelu_derivative(x); }
-};
-
-struct Swiglu {
-    template <typename A> static Vec<A> value(Vec<A> gate, Vec<A> up) { return gate * sigmoid_pair(gate).of_x * up; }
-    // d(silu)/dg = s (1 + g (1 - s)), s = sigmoid(g).
-    template <typename A> static void gradient(Vec<A> dout, Vec<A>& gate, Vec<A>& up) {
-        const SigmoidPair<A> s = sigmoid_pair(gate);
-        const Vec<A> dgate = dout * up * (s.of_x * fma(gate, s.of_minus_x, Vec<A>(A(1))));
-        up = dout * (gate * s.of_x);
-        gate = dgate;
-    }
 };
 
 struct Geglu {
@@ -50,6 +40,7 @@ template <typename Call> void with_activation(Activation kind, Call&& call) {
         case Activation::kSwiglu: return call(Swiglu{});
         case Activation::kRelu2: return call(Relu2{});
         case Activation::kGeglu: return call(Geglu{});
+        case Activation::kClampedSwiglu: return call(ClampedSwiglu{});
     }
 }
 

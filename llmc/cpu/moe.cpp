@@ -7,6 +7,7 @@
 #include "llmc/cpu/common.h"
 #include "llmc/cpu/math.h"
 #include "llmc/cpu/quantize.h"
+#include "llmc/cpu/swiglu.h"
 #include "llmc/ops/adam_math.h"
 
 namespace cpu {
@@ -48,25 +49,34 @@ void choose_experts(const RouterForwardArgs& args, int64_t n, const A* scores, c
         if (taken[e]) *experts++ = static_cast<int32_t>(e);
 }
 
-template <typename A> void router_row(const RouterForwardArgs& args, const A* bias, int64_t n) {
+template <typename T> void router_row(const RouterForwardArgs& args, const Acc<T>* bias, int64_t n) {
+    using A = Acc<T>;
     const int64_t E = args.E, K = args.K;
     A *probs = args.probs.as<A>() + n * E, *weights = args.weights.as<A>() + n * K;
     int32_t* experts = args.experts.as<int32_t>() + n * K;
+    for (int64_t e = 0; args.logit_bias && e < E; e++) probs[e] += widen(args.logit_bias.as<T>()[e]);
     args.lse.as<A>()[n] = args.form.sigmoid ? sigmoid_row(probs, E) : softmax_row(probs, E);
     if (!args.chosen) choose_experts(args, n, probs, bias, experts);
     A sum(0);
     for (int64_t k = 0; k < K; k++) sum += weights[k] = probs[experts[k]];
     for (int64_t k = 0; k < K; k++) weights[k] = weights[k] / (args.form.normalize ? sum : A(1)) * A(args.form.scale);
+    if (!args.spread) return;
+    T* spread = args.spread.as<T>() + n * E;
+    std::fill(spread, spread + E, T(0));
+    for (int64_t k = 0; k < K; k++) spread[experts[k]] = T(weights[k]);
 }
 
 // weights = scale p of the chosen, or scale p / s with s = their sum; then through the softmax or sigmoid.
 template <typename T> void router_backward_row(const RouterBackwardArgs& args, double load_mul, int64_t n) {
     using A = Acc<T>;
     const int64_t E = args.E, K = args.K;
-    const A *p = args.probs.as<A>() + n * E, *w = args.weights.as<A>() + n * K, *dw = args.dweights.as<A>() + n * K;
+    const A *p = args.probs.as<A>() + n * E, *w = args.weights.as<A>() + n * K;
     const int32_t* experts = args.experts.as<int32_t>() + n * K;
     const double* load = args.load.as<double>();
-    A dp[kMaxRouterExperts], sum(0), mean(0), dot(0);
+    A dp[kMaxRouterExperts], dw[kMaxRouterExperts], sum(0), mean(0), dot(0);
+    for (int64_t k = 0; k < K; k++)
+        dw[k] = args.dweights.as<A>()[n * K + k] + (args.dspread ? widen(args.dspread.as<T>()[n * E + experts[k]])
+                                                                 : A(0));
     for (int64_t e = 0; e < E; e++) dp[e] = static_cast<A>(load_mul * load[e]);
     const A scale(args.form.scale);
     for (int64_t k = 0; args.form.normalize && k < K; k++) sum += p[experts[k]], mean += dw[k] * w[k];
@@ -135,43 +145,62 @@ template <typename Out, typename In> void combine_row(const CombineRowsArgs& arg
     });
 }
 
-template <typename T> void activation_row(const ExpertActivationForwardArgs& args, int64_t r) {
+// Gates and ups of a row, and the bias of its expert.
+template <typename T> struct GatedRow {
+    const T *gate, *up, *bias = nullptr;   // bias: of both
+    int64_t F;
+
+    GatedRow(const Tensor& in, const ExpertBias& of, int64_t r, int32_t slot, int64_t width)
+        : gate(in.as<T>() + r * 2 * width), up(gate + width), F(width) {
+        if (of.values) bias = of.values.as<T>() + (of.experts.as<int32_t>()[slot] - of.first) * 2 * F;
+    }
+    template <typename Lanes> Vec<Acc<T>> at(const T* half, int64_t i, Lanes n) const {
+        const Vec<Acc<T>> x = load(half + i, n);
+        return bias ? x + load(bias + (half - gate) + i, n) : x;
+    }
+};
+
+template <typename T, typename F> void activation_row(F, const ExpertActivationForwardArgs& args, int64_t r) {
     using A = Acc<T>;
-    const T *gate = args.in.as<T>() + r * 2 * args.F, *up = gate + args.F;
     T* out = args.out.as<T>() + r * args.F;
     const int32_t slot = args.row_slots.as<int32_t>()[r];
     if (slot < 0) {
         if (args.quant) std::fill(out, out + args.F, T(0));   // not counted
         return;
     }
+    const GatedRow<T> in(args.in, args.bias, r, slot, args.F);
     const Vec<A> weight(args.weights.as<A>()[slot]);
     for_lanes<A>(args.F, [&](int64_t i, auto n) {
-        const Vec<A> g = load(gate + i, n);
-        store(out + i, g * sigmoid_pair(g).of_x * load(up + i, n) * weight, n);
+        store(out + i, F::value(in.at(in.gate, i, n), in.at(in.up, i, n)) * weight, n);
     });
 }
 
-// d(silu)/dg = s (1 + g (1 - s)), s = sigmoid(g).
-template <typename T> void activation_backward_row(const ExpertActivationBackwardArgs& args, int64_t r) {
+template <typename T, typename F> void activation_backward_row(F, const ExpertActivationBackwardArgs& args, int64_t r) {
     using A = Acc<T>;
-    const T *gate = args.in.as<T>() + r * 2 * args.F, *up = gate + args.F, *dout = args.dout.as<T>() + r * args.F;
+    const T* dout = args.dout.as<T>() + r * args.F;
     T *dgate = args.din.as<T>() + r * 2 * args.F, *dup = dgate + args.F;
     const int32_t slot = args.row_slots.as<int32_t>()[r];
     if (slot < 0) {
         if (args.quant) std::fill(dgate, dgate + 2 * args.F, T(0));   // not counted
         return;
     }
+    const GatedRow<T> in(args.in, args.bias, r, slot, args.F);
     const Vec<A> weight(args.weights.as<A>()[slot]);
     Vec<A> sum;
     for_lanes<A>(args.F, [&](int64_t i, auto n) {
-        const Vec<A> g = load(gate + i, n), u = load(up + i, n), d = load(dout + i, n);
-        const SigmoidPair<A> s = sigmoid_pair(g);
-        const Vec<A> silu = g * s.of_x;
-        sum = fma(d, silu * u, sum);
-        store(dgate + i, d * weight * u * (s.of_x * fma(g, s.of_minus_x, Vec<A>(A(1)))), n);
-        store(dup + i, d * weight * silu, n);
+        Vec<A> g = in.at(in.gate, i, n), u = in.at(in.up, i, n);
+        const Vec<A> d = load(dout + i, n);
+        sum = fma(d, F::value(g, u), sum);
+        F::gradient(d * weight, g, u);
+        store(dgate + i, g, n);
+        store(dup + i, u, n);
     });
     args.dweights.as<A>()[slot] = sum_lanes(sum);
+}
+
+void check_bias(const char* op, const ExpertBias& bias, const Tensor& in, const Tensor& weights, int64_t F) {
+    check_optional(op, "bias", bias.values, in.dtype, bias.values.elems / (2 * F) * (2 * F));
+    if (bias.values) check_tensor(op, "experts", bias.experts, Dtype::kInt32, weights.elems);
 }
 
 // Calls row(Tag<T>, r) for all rows.
@@ -188,12 +217,15 @@ void router_forward(Ctx&, const RouterForwardArgs& args) {
     constexpr const char* kOp = "router_forward";
     check_router(kOp, args, args.probs.dtype);
     check_tensor(kOp, "weights", args.weights, args.probs.dtype, args.N * args.K);
-    for_working_type(kOp, args.bias ? args.bias.dtype : args.probs.dtype, [&]<typename T>(Tag<T>) {
+    const Tensor& working = args.bias ? args.bias : args.logit_bias;
+    for_working_type(kOp, working ? working.dtype : args.probs.dtype, [&]<typename T>(Tag<T>) {
         using A = Acc<T>;
+        check_optional(kOp, "logit_bias", args.logit_bias, dtype_of<T>, args.E);
+        check_optional(kOp, "spread", args.spread, dtype_of<T>, args.N * args.E);
         A bias[kMaxRouterExperts];
         for (int64_t e = 0; args.bias && e < args.E; e++) bias[e] = widen(args.bias.as<T>()[e]);
         for_rows(kOp, stat_dtype<T>, args.N, args.E,
-                 [&](auto, int64_t n) { router_row<A>(args, args.bias ? bias : nullptr, n); });
+                 [&](auto, int64_t n) { router_row<T>(args, args.bias ? bias : nullptr, n); });
     });
 }
 
@@ -213,6 +245,7 @@ void router_backward(Ctx&, const RouterBackwardArgs& args) {
         check_tensor(kOp, "weights", t, args.probs.dtype, args.N * args.K);
     check_tensor(kOp, "dlogits", args.dlogits, args.dlogits.dtype, args.N * args.E);
     check_tensor(kOp, "load", args.load, Dtype::kFp64, args.E);
+    check_optional(kOp, "dspread", args.dspread, args.dlogits.dtype, args.N * args.E);
     const double* load = args.load.as<double>();
     const double rows = std::accumulate(load, load + args.E, 0.0);
     const double mul = rows > 0 ? static_cast<double>(args.aux) * static_cast<double>(args.E)
@@ -315,10 +348,11 @@ void expert_activation_forward(Ctx&, const ExpertActivationForwardArgs& given) {
     args.out = result.tensor();
     check_tensor(kOp, "row_slots", args.row_slots, Dtype::kInt32, args.R);
     check_tensor(kOp, "in", args.in, args.in.dtype, args.R * 2 * args.F);
+    check_bias(kOp, args.bias, args.in, args.weights, args.F);
     check_tensor(kOp, "out", args.out, args.in.dtype, args.R * args.F);
     for_rows(kOp, args.in.dtype, args.R, args.F, [&]<typename T>(Tag<T>, int64_t r) {
         check_tensor(kOp, "weights", args.weights, stat_dtype<T>, args.weights.elems);
-        activation_row<T>(args, r);
+        with_expert_activation(args.kind, [&](auto function) { activation_row<T>(function, args, r); });
     });
     result.quantize();
 }
@@ -331,12 +365,30 @@ void expert_activation_backward(Ctx&, const ExpertActivationBackwardArgs& given)
     check_tensor(kOp, "row_slots", args.row_slots, Dtype::kInt32, args.R);
     for (const Tensor& t : {args.in, args.din}) check_tensor(kOp, "in", t, args.in.dtype, args.R * 2 * args.F);
     check_tensor(kOp, "dout", args.dout, args.in.dtype, args.R * args.F);
+    check_bias(kOp, args.bias, args.in, args.weights, args.F);
     for_rows(kOp, args.in.dtype, args.R, args.F, [&]<typename T>(Tag<T>, int64_t r) {
         for (const Tensor& t : {args.weights, args.dweights})
             check_tensor(kOp, "weights", t, stat_dtype<T>, args.weights.elems);
-        activation_backward_row<T>(args, r);
+        with_expert_activation(args.kind, [&](auto function) { activation_backward_row<T>(function, args, r); });
     });
     result.quantize();
+}
+
+void expert_bias_backward(Ctx&, const ExpertBiasBackwardArgs& args) {
+    constexpr const char* kOp = "expert_bias_backward";
+    check_tensor(kOp, "dout", args.dout, args.dout.dtype, args.R * args.C);
+    check_tensor(kOp, "offsets", args.offsets, Dtype::kInt32, args.E + 1);
+    const int32_t* offsets = args.offsets.as<int32_t>();
+    for_working_type(kOp, args.dout.dtype, [&]<typename T>(Tag<T>) {
+        check_grad<T>(kOp, "dbias", args.dbias, args.E * args.C);
+        parallel_for(args.E, args.R * args.C, [&](int64_t e) {
+            auto sum = make_buffer<Acc<T>>(args.C);
+            std::fill_n(sum.get(), args.C, Acc<T>(0));
+            for (int64_t r = offsets[e]; r < offsets[e + 1]; r++)
+                add_row(sum.get(), args.dout.as<T>() + r * args.C, args.C);
+            add_to_grad(args.dbias, e * args.C, sum.get(), args.C);
+        });
+    });
 }
 
 }  // namespace cpu

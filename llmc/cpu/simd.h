@@ -32,6 +32,8 @@ template <typename A> struct Vec {
     // Returns a where it is larger, else b: a NaN in b is kept, one in a is not.
     friend Vec max(Vec a, Vec b) { return a.v > b.v ? a.v : b.v; }
     friend Vec min(Vec a, Vec b) { return a.v < b.v ? a.v : b.v; }
+    // Returns 0 where a is larger than b, else x.
+    friend Vec unless_larger(Vec x, Vec a, Vec b) { return a.v > b.v ? Raw{} : x.v; }
 };
 
 inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return _mm256_fmadd_ps(a.v, b.v, c.v); }

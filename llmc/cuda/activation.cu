@@ -1,7 +1,7 @@
 // Activation functions and bias gradients. Each activation has a plain kernel and a producer for quantize_tiles; both
 // call the same functor, so their bf16 bits agree.
 #include "llmc/cuda/quantize.cuh"
-#include "llmc/cuda/sigmoid.cuh"
+#include "llmc/cuda/swiglu.cuh"
 
 namespace cuda {
 namespace {
@@ -34,19 +34,6 @@ struct Gelu {
 };
 
 // Source: Shazeer, arXiv 2002.05202.
-struct Swiglu {
-    template <typename T> __device__ static float value(float gate, float up) {
-        return up * (gate * sigmoid<T>(gate));
-    }
-    // s = sigmoid(gate); dup = dout gate s; dgate = dout up s (1 + gate (1 - s)).
-    template <typename T> __device__ static void gradient(float dout, float& gate, float& up) {
-        const float s = sigmoid<T>(gate), dup = dout * gate * s;
-        gate = dout * up * s * (1.0f + gate * sigmoid_complement<T>(gate, s));
-        up = dup;
-    }
-};
-
-// Source: Shazeer, arXiv 2002.05202.
 struct Geglu {
     template <typename T> __device__ static float value(float gate, float up) { return up * Gelu::value<T>(gate); }
     template <typename T> __device__ static void gradient(float dout, float& gate, float& up) {
@@ -69,6 +56,7 @@ template <typename Call> void with_activation(Activation kind, Call&& call) {
         case Activation::kSwiglu: return call(Swiglu{});
         case Activation::kRelu2: return call(Relu2{});
         case Activation::kGeglu: return call(Geglu{});
+        case Activation::kClampedSwiglu: return call(ClampedSwiglu{});
     }
 }
 template <typename F>

@@ -1,6 +1,6 @@
-// Mixtures of experts: sorting of rows by expert, their permutation, and SwiGLU times the experts' weights.
+// Mixtures of experts: permutation of rows, biases, and activations times the experts' weights.
 #include "llmc/cuda/quantize_rows.cuh"
-#include "llmc/cuda/sigmoid.cuh"
+#include "llmc/cuda/swiglu.cuh"
 
 namespace cuda {
 namespace {
@@ -10,89 +10,6 @@ constexpr int kLanes = 32, kWarps = 8, kThreads = kLanes * kWarps;
 // The row of a warp, of blocks of kWarps warps.
 __device__ inline int64_t warp_row() { return int64_t{blockIdx.x} * kWarps + threadIdx.x / kLanes; }
 unsigned warp_grid(int64_t rows) { return grid_size(ceil_div(rows, kWarps)); }
-
-// ---- sorting, in chunks of kSortChunk slots, each of a warp
-
-// The number of a slot's expert among those from `first` on; -1: it is none of these E.
-__device__ inline int expert_here(const int32_t* experts, int64_t slot, int first, int E) {
-    const int e = experts[slot] - first;
-    return e >= 0 && e < E ? e : -1;
-}
-
-// Math: counts[chunk][e] = number of the chunk's slots of expert first + e.
-// Source: none.
-// Traffic: experts read, counts written, once.
-// Requires: nothing.
-// Parallel: a block of one warp per chunk.
-__global__ void __launch_bounds__(kLanes)
-    sort_count_kernel(int32_t* counts, const int32_t* experts, int64_t slots, int first, int E) {
-    __shared__ int32_t count[kMaxRouterExperts];
-    wait_for_previous_kernels();
-    for (int e = threadIdx.x; e < E; e += kLanes) count[e] = 0;
-    __syncwarp();
-    const int64_t begin = blockIdx.x * kSortChunk, end = min(slots, begin + kSortChunk);
-    for (int64_t slot = begin + threadIdx.x; slot < end; slot += kLanes)
-        if (const int e = expert_here(experts, slot, first, E); e >= 0) atomicAdd(&count[e], 1);
-    __syncwarp();
-    for (int e = threadIdx.x; e < E; e += kLanes) counts[int64_t{blockIdx.x} * E + e] = count[e];
-}
-
-// Math: counts[chunk][e] = number of slots of expert e in earlier chunks; offsets[e] = slots of lower experts, at most
-//       R; load = max(load, all slots).
-// Source: none.
-// Traffic: counts read and written, once; from the L2 cache.
-// Requires: E <= 1024 threads.
-// Parallel: one block; a thread per expert.
-__global__ void __launch_bounds__(1024)
-    sort_scan_kernel(int32_t* counts, int32_t* offsets, int32_t* load, int64_t chunks, int32_t R, int E) {
-    __shared__ int32_t totals[kMaxRouterExperts];
-    wait_for_previous_kernels();
-    const int e = threadIdx.x;
-    int32_t before = 0;
-#pragma unroll 8
-    for (int64_t chunk = 0; chunk < chunks && e < E; chunk++) {
-        const int32_t count = counts[chunk * E + e];
-        counts[chunk * E + e] = before;
-        before += count;
-    }
-    if (e < E) totals[e] = before;
-    __syncthreads();
-    if (e > 0) return;
-    int32_t offset = 0;
-    for (int i = 0; i < E; i++) {
-        offsets[i] = min(offset, R);
-        offset += totals[i];
-    }
-    offsets[E] = min(offset, R);
-    if (load) *load = max(*load, offset);
-}
-
-// Math: slot_rows[slot] = offsets[e] + slots of e in earlier chunks + earlier slots of e in the chunk, or -1 if that is
-//       not below R or the slot's expert is not here; the inverse.
-// Source: none.
-// Traffic: experts read, slot_rows and row_slots written, once.
-// Requires: nothing.
-// Parallel: a block of one warp per chunk, 32 slots at a time; lanes with the same expert count those before them.
-__global__ void __launch_bounds__(kLanes)
-    sort_scatter_kernel(int32_t* row_slots, int32_t* slot_rows, const int32_t* counts, const int32_t* offsets,
-                        const int32_t* experts, int64_t slots, int32_t R, int first, int E) {
-    __shared__ int32_t next[kMaxRouterExperts];
-    wait_for_previous_kernels();
-    for (int e = threadIdx.x; e < E; e += kLanes) next[e] = offsets[e] + counts[int64_t{blockIdx.x} * E + e];
-    __syncwarp();
-    const int64_t begin = blockIdx.x * kSortChunk, end = min(slots, begin + kSortChunk);
-    for (int64_t some = begin; some < end; some += kLanes) {
-        const int64_t slot = some + threadIdx.x;
-        const int e = slot < end ? expert_here(experts, slot, first, E) : -1;
-        const uint32_t same = __match_any_sync(0xffffffffu, e), lower = same & ((1u << threadIdx.x) - 1);
-        const int32_t row = e >= 0 ? next[e] + __popc(lower) : R;
-        __syncwarp();
-        if (slot < end) slot_rows[slot] = row < R ? row : -1;
-        if (row < R) row_slots[row] = static_cast<int32_t>(slot);
-        if (e >= 0 && lower == 0) next[e] += __popc(same);
-        __syncwarp();
-    }
-}
 
 // ---- rows of experts; a warp per row, kWidth elements per access
 
@@ -286,15 +203,31 @@ private:
     CastTally tally_;
 };
 
+// See ExpertBias.
+template <typename T> struct RowBias {
+    const T* values;
+    const int32_t* experts;
+    int64_t first;
+
+    // values + the bias of a slot's expert at a column of the 2F; the bias comes from the L2 cache.
+    template <int kWidth> __device__ void add_to(float (&x)[kWidth], int32_t slot, int64_t F, int64_t column) const {
+        if (!values) return;
+        float bias[kWidth];
+        load_floats<T, kWidth>(values + (experts[slot] - first) * 2 * F + column, bias);
+#pragma unroll
+        for (int i = 0; i < kWidth; i++) x[i] += bias[i];
+    }
+};
+
 // Math: see ExpertActivationForwardArgs.
-// Source: Shazeer, arXiv 2002.05202.
+// Source: the functor's.
 // Traffic: in read, out or its codes written, once.
 // Requires: as gather_rows_kernel.
 // Parallel: a warp per row.
-template <typename T, int kWidth, bool kQuant>
+template <typename Function, typename T, int kWidth, bool kQuant>
 __global__ void __launch_bounds__(kThreads)
     expert_activation_forward_kernel(T* out, const T* in, const float* weights, const int32_t* row_slots, int64_t R,
-                                     int64_t F, const __grid_constant__ TileOut quant) {
+                                     int64_t F, RowBias<T> bias, const __grid_constant__ TileOut quant) {
     wait_for_previous_kernels();
     const int64_t r = warp_row();
     if (r >= R) return;
@@ -308,23 +241,24 @@ __global__ void __launch_bounds__(kThreads)
         float gate[kWidth] = {}, up[kWidth] = {};
         if (f < F) load_floats<T, kWidth>(in + f, gate);
         if (f < F) load_floats<T, kWidth>(in + F + f, up);
+        if (f < F) bias.add_to(gate, slot, F, f), bias.add_to(up, slot, F, F + f);
 #pragma unroll
-        for (int i = 0; i < kWidth; i++) gate[i] = gate[i] * sigmoid<T>(gate[i]) * up[i] * weight;
+        for (int i = 0; i < kWidth; i++) gate[i] = Function::template value<T>(gate[i], up[i]) * weight;
         output.put(gate, r, F, f, f < F);
     }
     output.finish();
 }
 
-// Math: s = sigmoid(gate): dup = dout w gate s; dgate = dout w up s (1 + gate (1 - s)); dw = sum of dout gate s up.
+// Math: the functor's gradients of gate and up for dout w; dw = sum of dout times the functor's value.
 // Source: derivative of the forward.
 // Traffic: in and dout read, din written, once.
 // Requires: as gather_rows_kernel; din may alias in unless `split`.
 // Parallel: a warp per row. split: where a block of 128 columns has results of both halves of din, a lane keeps only
 // those of one half, and every pair is computed twice.
-template <typename T, int kWidth, bool kQuant>
+template <typename Function, typename T, int kWidth, bool kQuant>
 __global__ void __launch_bounds__(kThreads)
     expert_activation_backward_kernel(T* din, float* dweights, const T* dout, const T* in, const float* weights,
-                                      const int32_t* row_slots, int64_t R, int64_t F,
+                                      const int32_t* row_slots, int64_t R, int64_t F, RowBias<T> bias,
                                       const __grid_constant__ TileOut quant, bool split) {
     wait_for_previous_kernels();
     const int64_t r = warp_row();
@@ -344,13 +278,12 @@ __global__ void __launch_bounds__(kThreads)
         if (valid) load_floats<T, kWidth>(in + f, gate);
         if (valid) load_floats<T, kWidth>(in + F + f, up);
         if (valid) load_floats<T, kWidth>(dout + f, d);
+        if (valid) bias.add_to(gate, slot, F, f), bias.add_to(up, slot, F, F + f);
 #pragma unroll
         for (int i = 0; i < kWidth; i++) {
-            const SigmoidPair s = sigmoid_pair<T>(gate[i]);
-            const float silu = gate[i] * s.of_x;
-            if (c < F) dweight += d[i] * silu * up[i];
-            gate[i] = d[i] * weight * up[i] * s.of_x * (1.0f + gate[i] * s.complement);
-            up[i] = d[i] * weight * silu;
+            const SigmoidPair s = sigmoid_pair<T>(Function::argument(gate[i]));
+            const float value = Function::gradient(s, d[i] * weight, gate[i], up[i]);
+            if (c < F) dweight += d[i] * value;
         }
         if (kQuant && split) {
 #pragma unroll
@@ -366,6 +299,42 @@ __global__ void __launch_bounds__(kThreads)
     if (lane == 0) dweights[slot] = dweight;
 }
 
+// Math: dbias[e] += the sum of the rows of expert e.
+// Source: plain column sums.
+// Traffic: dout read once.
+// Requires: kWidth > 1 needs C divisible by kWidth and aligned rows.
+// Parallel: a block per expert (y) and kLanes * kWidth columns; each of its 8 warps sums every 8th row in registers,
+//           then the 8 sums are added in order through shared memory.
+template <typename Grad, typename T, int kWidth>
+__global__ void __launch_bounds__(kThreads)
+    expert_bias_backward_kernel(Grad* dbias, const T* dout, const int32_t* offsets, int64_t C) {
+    __shared__ float sums[kWarps][kLanes * kWidth];
+    wait_for_previous_kernels();
+    const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
+    const int64_t left = int64_t{blockIdx.x} * kLanes * kWidth, column = left + lane * kWidth;
+    const int64_t begin = offsets[blockIdx.y], end = offsets[blockIdx.y + 1];
+    float sum[kWidth] = {};
+    if (column < C) {
+#pragma unroll 4
+        for (int64_t r = begin + warp; r < end; r += kWarps) {
+            float x[kWidth];
+            load_floats<T, kWidth>(dout + r * C + column, x);
+#pragma unroll
+            for (int i = 0; i < kWidth; i++) sum[i] += x[i];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < kWidth; i++) sums[warp][lane * kWidth + i] = sum[i];
+    __syncthreads();
+    const int mine = threadIdx.x;   // kWidth <= kWarps, so that there are threads enough
+    if (mine >= kLanes * kWidth || left + mine >= C) return;
+    float total = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kWarps; w++) total += sums[w][mine];
+    Grad& out = dbias[blockIdx.y * C + left + mine];
+    out = from_float<Grad>(to_float(out) + total);
+}
+
 // Checks the QuantOut of a result (R, C).
 TileOut rows_quant(const QuantOut& quant, const Tensor& in, int64_t R, int64_t C, const char* op) {
     if (!quant) return {};
@@ -373,38 +342,33 @@ TileOut rows_quant(const QuantOut& quant, const Tensor& in, int64_t R, int64_t C
               && !quant.dbias && quant.granularity == Granularity::kBlock1x128, "%s: not rowwise codes", op);
     return tile_out(quant, {}, R, C, op);
 }
-// Calls f<T, width, whether rows are quantized>, for rows of F elements in tensors of the working type.
-template <typename F> void with_rows(Dtype dtype, const TileOut& quant, int64_t columns,
+// Calls f<functor, T, width, whether rows are quantized>, for rows of F elements in tensors of the working type.
+template <typename F> void with_rows(Activation kind, Dtype dtype, const TileOut& quant, int64_t columns,
                                      std::initializer_list<const void*> tensors, F&& f) {
-    dispatch(dtype, "rows of experts", [&](auto type) {
-        using T = decltype(type);
+    const auto with = [&]<typename Function, typename T>(Function, T) {
         const bool vectors = vectorizable<T>(columns, tensors);
         if constexpr (std::is_same_v<T, bf16>) {
             CHECK(!quant.rowwise || vectors, "rows of experts are quantized in whole 16 bytes");
-            if (quant.rowwise) return f.template operator()<T, 8, true>();
+            if (quant.rowwise) return f.template operator()<Function, T, 8, true>();
         }
-        with_width<T>(vectors, [&](auto width) { f.template operator()<T, decltype(width)::value, false>(); });
+        with_width<T>(vectors,
+                      [&](auto width) { f.template operator()<Function, T, decltype(width)::value, false>(); });
+    };
+    with_expert_activation(kind, [&](auto function) {
+        dispatch(dtype, "rows of experts", [&](auto type) { with(function, type); });
     });
 }
 
-}  // namespace
-
-void sort_experts(Ctx& ctx, const SortExpertsArgs& args) {
-    const int64_t slots = args.N * args.K, chunks = ceil_div(slots, kSortChunk), R = args.row_slots.elems;
-    expect(args.offsets, Dtype::kInt32, args.E + 1, "sort_experts: offsets");
-    expect(args.scratch, Dtype::kInt32, chunks * args.E, "sort_experts: scratch");
-    for (const Tensor& t : {args.experts, args.slot_rows}) expect(t, Dtype::kInt32, slots, "sort_experts: slots");
-    expect(args.row_slots, Dtype::kInt32, R, "sort_experts: rows");
-    device::fill_bytes(ctx, args.row_slots.data, 0xff, args.row_slots.bytes());
-    int32_t *const counts = args.scratch.as<int32_t>(), *const offsets = args.offsets.as<int32_t>();
-    const int32_t* const experts = args.experts.as<int32_t>();
-    launch_early(ctx, sort_count_kernel, grid_size(chunks), kLanes, 0, counts, experts, slots, args.first,
-                 args.E);
-    launch_early(ctx, sort_scan_kernel, 1, static_cast<unsigned>(round_up(args.E, kLanes)), 0, counts, offsets,
-                 args.load ? args.load.as<int32_t>() : nullptr, chunks, R, args.E);
-    launch_early(ctx, sort_scatter_kernel, grid_size(chunks), kLanes, 0, args.row_slots.as<int32_t>(),
-                 args.slot_rows.as<int32_t>(), counts, offsets, experts, slots, R, args.first, args.E);
+template <typename T> RowBias<T> row_bias(const ExpertBias& bias) {
+    return {bias.values.as<T>(), bias.experts.as<int32_t>(), bias.first};
 }
+void expect_bias(const ExpertBias& bias, const Tensor& in, const Tensor& weights, int64_t F, const char* op) {
+    if (!bias.values) return;
+    expect(bias.values, in.dtype, bias.values.elems / (2 * F) * (2 * F), op);
+    expect(bias.experts, Dtype::kInt32, weights.elems, op);
+}
+
+}  // namespace
 
 void gather_rows(Ctx& ctx, const GatherRowsArgs& args) {
     const int64_t R = args.out.elems / args.C;
@@ -459,11 +423,13 @@ void expert_activation_forward(Ctx& ctx, const ExpertActivationForwardArgs& args
     if (!args.quant.copies() || args.out)
         expect(args.out, args.in.dtype, args.R * args.F, "expert_activation_forward: out");
     expect(args.weights, Dtype::kFp32, args.weights.elems, "expert_activation_forward: weights");
+    expect_bias(args.bias, args.in, args.weights, args.F, "expert_activation_forward: bias");
     const TileOut quant = rows_quant(args.quant, args.in, args.R, args.F, "expert_activation_forward");
-    with_rows(args.in.dtype, quant, args.F, {args.out.data, args.in.data}, [&]<typename T, int kWidth, bool kQuant>() {
-        launch_early(ctx, expert_activation_forward_kernel<T, kWidth, kQuant>, warp_grid(args.R), kThreads, 0,
-                     args.out.as<T>(), args.in.as<T>(), args.weights.as<float>(), args.row_slots.as<int32_t>(),
-                     args.R, args.F, quant);
+    with_rows(args.kind, args.in.dtype, quant, args.F, {args.out.data, args.in.data, args.bias.values.data},
+              [&]<typename Function, typename T, int kWidth, bool kQuant>() {
+        launch_early(ctx, expert_activation_forward_kernel<Function, T, kWidth, kQuant>, warp_grid(args.R), kThreads,
+                     0, args.out.as<T>(), args.in.as<T>(), args.weights.as<float>(), args.row_slots.as<int32_t>(),
+                     args.R, args.F, row_bias<T>(args.bias), quant);
     });
 }
 
@@ -473,18 +439,38 @@ void expert_activation_backward(Ctx& ctx, const ExpertActivationBackwardArgs& ar
     expect(args.dout, args.in.dtype, args.R * args.F, "expert_activation_backward: dout");
     for (const Tensor& t : {args.weights, args.dweights})
         expect(t, Dtype::kFp32, args.weights.elems, "expert_activation_backward: weights");
+    expect_bias(args.bias, args.in, args.weights, args.F, "expert_activation_backward: bias");
     const auto launch = [&](const Tensor& din, const TileOut& quant, bool split) {
-        with_rows(args.in.dtype, quant, args.F, {din.data, args.dout.data, args.in.data},
-                  [&]<typename T, int kWidth, bool kQuant>() {
-            launch_early(ctx, expert_activation_backward_kernel<T, kWidth, kQuant>, warp_grid(args.R), kThreads, 0,
-                         din.as<T>(), args.dweights.as<float>(), args.dout.as<T>(), args.in.as<T>(),
-                         args.weights.as<float>(), args.row_slots.as<int32_t>(), args.R, args.F, quant, split);
+        with_rows(args.kind, args.in.dtype, quant, args.F,
+                  {din.data, args.dout.data, args.in.data, args.bias.values.data},
+                  [&]<typename Function, typename T, int kWidth, bool kQuant>() {
+            launch_early(ctx, expert_activation_backward_kernel<Function, T, kWidth, kQuant>, warp_grid(args.R),
+                         kThreads, 0, din.as<T>(), args.dweights.as<float>(), args.dout.as<T>(), args.in.as<T>(),
+                         args.weights.as<float>(), args.row_slots.as<int32_t>(), args.R, args.F,
+                         row_bias<T>(args.bias), quant, split);
         });
     };
     const TileOut quant = rows_quant(args.quant, args.in, args.R, 2 * args.F, "expert_activation_backward");
     const bool split = quant.rowwise && args.F % kTile != 0;   // din may alias in, so it follows
     launch(split ? Tensor{} : args.din, quant, split);
     if (split && args.din) launch(args.din, {}, false);
+}
+
+void expert_bias_backward(Ctx& ctx, const ExpertBiasBackwardArgs& args) {
+    expect(args.dbias, args.dbias.dtype, args.E * args.C, "expert_bias_backward: dbias");
+    expect(args.dout, args.dout.dtype, args.R * args.C, "expert_bias_backward: dout");
+    expect(args.offsets, Dtype::kInt32, args.E + 1, "expert_bias_backward: offsets");
+    dispatch(args.dout.dtype, "expert_bias_backward", [&](auto type) {
+        using T = decltype(type);
+        dispatch(args.dbias.dtype, "expert_bias_backward: dbias", [&](auto of_gradient) {
+            using Grad = decltype(of_gradient);
+            with_width<T>(vectorizable<T>(args.C, {args.dout.data}), [&](auto width) {
+                const dim3 blocks(grid_size(ceil_div(args.C, int64_t{kLanes * width})), grid_size(args.E));
+                launch_early(ctx, expert_bias_backward_kernel<Grad, T, width>, blocks, kThreads, 0,
+                             args.dbias.as<Grad>(), args.dout.as<T>(), args.offsets.as<int32_t>(), args.C);
+            });
+        });
+    });
 }
 
 }  // namespace cuda

@@ -57,7 +57,7 @@ template <int kPer> __device__ inline uint32_t choose_experts(const float (&p)[k
 template <typename T, int kPer>
 __global__ void __launch_bounds__(kThreads)
     router_forward_kernel(float* probs, float* lse, int32_t* experts, float* weights, const T* bias, int64_t N, int E,
-                          int K, RouterForm form, bool chosen, bool even) {
+                          int K, RouterForm form, bool chosen, bool even, const T* logit_bias, T* spread) {
     wait_for_previous_kernels();
     const int64_t n = warp_row();
     const int lane = threadIdx.x % kLanes;
@@ -67,6 +67,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < kPer; i++) {
         p[i] = i * kLanes + lane < E ? probs[i * kLanes + lane] : -INFINITY;
+        if (logit_bias && i * kLanes + lane < E) p[i] += to_float(logit_bias[i * kLanes + lane]);
         largest = fmaxf(largest, p[i]);
     }
     largest = warp_max(largest);
@@ -97,7 +98,9 @@ __global__ void __launch_bounds__(kThreads)
         const bool mine = taken >> i & 1u;
         const uint32_t all = __ballot_sync(0xffffffffu, mine);
         const int k = before + __popc(all & ((1u << lane) - 1));
-        if (mine) experts[k] = i * kLanes + lane, weights[k] = p[i] / of_taken * form.scale;
+        const float weight = mine ? p[i] / of_taken * form.scale : 0.0f;
+        if (mine) experts[k] = i * kLanes + lane, weights[k] = weight;
+        if (spread && i * kLanes + lane < E) spread[n * E + i * kLanes + lane] = from_float<T>(weight);
         before += __popc(all);
     }
 }
@@ -161,7 +164,7 @@ template <typename T, int kPer>
 __global__ void __launch_bounds__(kThreads)
     router_backward_kernel(T* dlogits, const float* dweights, const float* probs, const float* lse,
                            const int32_t* experts, const float* weights, const double* load, const StepState* state,
-                           int64_t N, int E, int K, RouterForm form, float aux, float z) {
+                           int64_t N, int E, int K, RouterForm form, float aux, float z, const T* dspread) {
     wait_for_previous_kernels();
     const int64_t n = warp_row();
     const int lane = threadIdx.x % kLanes;
@@ -181,9 +184,11 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = 0; i < kPer; i++)
         dp[i] = i * kLanes + lane < E ? static_cast<float>(mul * load[i * kLanes + lane]) : 0.0f;
     const int expert = lane < K ? experts[n * K + lane] : -1;
-    float dw = lane < K ? form.scale * dweights[n * K + lane] : 0.0f;
+    float of_weight = lane < K ? dweights[n * K + lane] : 0.0f;
+    if (dspread && lane < K) of_weight += to_float(dspread[n * E + expert]);
+    float dw = form.scale * of_weight;
     if (form.normalize) {
-        const float mean = warp_sum(lane < K ? dweights[n * K + lane] * weights[n * K + lane] : 0.0f);
+        const float mean = warp_sum(lane < K ? of_weight * weights[n * K + lane] : 0.0f);
         dw = (dw - mean) / warp_sum(lane < K ? probs[expert] : 0.0f);
     }
     for (int k = 0; k < K; k++) {
@@ -250,13 +255,17 @@ void router_forward(Ctx& ctx, const RouterForwardArgs& args) {
     expect(args.experts, Dtype::kInt32, N * K, "router_forward: experts");
     expect(args.weights, Dtype::kFp32, N * K, "router_forward: weights");
     CHECK(K <= E && E <= kMaxRouterExperts, "router_forward: %lld of %lld experts", ll(K), ll(E));
-    if (args.bias) expect(args.bias, args.bias.dtype, E, "router_forward: bias");
-    dispatch(args.bias ? args.bias.dtype : Dtype::kFp32, "router_forward", [&](auto type) {
+    const Dtype working = args.bias ? args.bias.dtype : args.logit_bias ? args.logit_bias.dtype : Dtype::kFp32;
+    for (const Tensor& bias : {args.bias, args.logit_bias})
+        if (bias) expect(bias, working, E, "router_forward: bias");
+    if (args.spread) expect(args.spread, working, N * E, "router_forward: spread");
+    dispatch(working, "router_forward", [&](auto type) {
         using T = decltype(type);
         with_experts(E, [&](auto per) {
             launch_early(ctx, router_forward_kernel<T, per>, warp_grid(N), kThreads, 0, args.probs.as<float>(),
                          args.lse.as<float>(), args.experts.as<int32_t>(), args.weights.as<float>(),
-                         args.bias ? args.bias.as<T>() : nullptr, N, E, K, args.form, args.chosen, args.even);
+                         args.bias.as<T>(), N, E, K, args.form, args.chosen, args.even, args.logit_bias.as<T>(),
+                         args.spread.as<T>());
         });
     });
 }
@@ -277,6 +286,7 @@ void router_backward(Ctx& ctx, const RouterBackwardArgs& args) {
     const int64_t N = args.N, E = args.E, K = args.K;
     expect(args.dlogits, args.dlogits.dtype, N * E, "router_backward: dlogits");
     expect(args.load, Dtype::kFp64, E, "router_backward: load");
+    if (args.dspread) expect(args.dspread, args.dlogits.dtype, N * E, "router_backward: dspread");
     CHECK(K <= kLanes && E <= kMaxRouterExperts, "router_backward: %lld of %lld experts", ll(K), ll(E));
     dispatch(args.dlogits.dtype, "router_backward", [&](auto type) {
         using T = decltype(type);
@@ -284,7 +294,7 @@ void router_backward(Ctx& ctx, const RouterBackwardArgs& args) {
             launch_early(ctx, router_backward_kernel<T, per>, warp_grid(N), kThreads, 0, args.dlogits.as<T>(),
                          args.dweights.as<float>(), args.probs.as<float>(), args.lse.as<float>(),
                          args.experts.as<int32_t>(), args.weights.as<float>(), args.load.as<double>(),
-                         args.state, N, E, K, args.form, args.aux, args.z);
+                         args.state, N, E, K, args.form, args.aux, args.z, args.dspread.as<T>());
         });
     });
 }

@@ -1,7 +1,5 @@
 #include "llmc/model/moe_mlp.h"
 
-#include "llmc/ops/ops_moe.h"
-
 static_assert(kMaxExperts <= kMaxRouterExperts);
 
 // The exchanges, see ExpertExchange.
@@ -14,13 +12,14 @@ constexpr const char *kTokens = "tokens of layers.", *kSums = "sums of experts o
 std::vector<BufferRow> MoeMlp::rows(const ModelConfig& c, const DecoderOptions& options) {
     const int64_t E = c.num_experts, C = c.hidden_size, F = c.ffn_hidden_size;
     const int64_t P = options.experts ? options.experts->ranks : 1, K = c.experts_per_token * P;   // of all ranks
-    const int64_t R = P > 1 ? options.rows_of_token : K;
+    const int64_t R = P > 1 ? options.rows_of_token : K, spread = c.gpt_oss() ? E : 0;
     std::vector<BufferRow> rows = PreNorm::rows(c, LinearKind::kUp, kSavedUnlessBlock, kSavedUnlessNormAct, true);
     rows.insert(rows.end(), {
         {"router probabilities", E, Form::kStat, kSavedUnlessBlock},
         {"router log-sum-exp", 1, Form::kStat, kSavedUnlessBlock},
         {"experts of tokens", K, Form::kIndex, kSaved},   // so that recomputation routes alike
         {"weights of experts", K, Form::kStat, kSavedUnlessBlock},
+        {"weights of all experts", spread, Form::kWorking, kSavedUnlessBlock},
         {"up", R * 2 * F, Form::kWorking, kSavedUnlessBlock},
         {"activation", R * F, Form::kWorking, kSavedUnlessNormAct, LinearKind::kDown},
         {"activation, FP8", R * F, Form::kFp8Rowwise, kSavedUnlessNormAct, LinearKind::kDown},
@@ -32,6 +31,7 @@ std::vector<BufferRow> MoeMlp::rows(const ModelConfig& c, const DecoderOptions& 
         {"slots of rows", R, Form::kIndex, kScratch},
         {"rows of slots", K, Form::kIndex, kScratch},
         {"sums of ranks", P * C, Form::kWorking, kScratch},
+        {"d weights of all experts", spread, Form::kWorking, kScratch},
     });
     return rows;
 }
@@ -46,6 +46,12 @@ MoeMlp::MoeMlp(ModelContext& model)
                         static_cast<int>(config_.moe_layers()));
 }
 
+Linear MoeMlp::down_biases(int layer) const {
+    const int param = model_.params_of(layer).experts_down_bias;
+    return {.weight = model_.weight(param), .bias = {}, .dweight = model_.grad(param), .dbias = {},
+            .in = config_.hidden_size, .out = E()};
+}
+
 RouterForm MoeMlp::form() const {
     return {.sigmoid = config_.sigmoid_router(), .normalize = config_.normalize_experts,
             .scale = static_cast<float>(config_.routed_scale)};
@@ -58,14 +64,17 @@ static XUsage usage(bool again) { return {.rowwise = true, .transposed = false, 
 
 // again: in the backward pass, with the experts of the forward pass and without statistics.
 void MoeMlp::route(Ctx& ctx, int layer, int64_t N, bool again) {
+    const LayerParams& params = model_.params_of(layer);
     const Tensor probs = buffers_.at(kProbs, layer, N), lse = buffers_.at(kLse, layer, N),
                  all_experts = buffers_.at(kExperts, layer, N), all_weights = buffers_.at(kWeights, layer, N),
                  experts = own(all_experts);
     linear_forward(ctx, router(layer), probs, {.unquantized = x(layer, N)}, N);
     ops::router_forward(ctx, {.probs = probs, .lse = lse, .experts = experts,
                               .weights = own(all_weights),
-                              .bias = model_.weight(model_.params_of(layer).router_bias), .N = N, .E = E(), .K = K(),
-                              .form = form(), .chosen = again, .even = model_.options.even_experts});
+                              .bias = model_.weight(params.router_bias), .N = N, .E = E(), .K = K(), .form = form(),
+                              .chosen = again, .even = model_.options.even_experts,
+                              .logit_bias = model_.weight(params.router_logit_bias),
+                              .spread = buffers_.at(kSpread, layer, N)});
     if (exchange_ && !again) exchange_->all_gather(ctx, kTokens, layer, all_experts);
     const int64_t number = exchange_ ? exchange_->all_gather(ctx, kTokens, layer, all_weights) : 0;
     if (const Tensor& stats = model_.options.router_stats; stats && model_.training && !again) {
@@ -198,9 +207,10 @@ void MoeMlp::wgrad(Ctx& ctx, int layer, LinearKind kind, const Order& order, con
 LinearOperand MoeMlp::activation(Ctx& ctx, int layer, const Order& order, int64_t N, bool again) {
     const PendingOperand act = model_.begin_x(model_.linear(layer, LinearKind::kDown), saved_act(layer, N), R(N),
                                               usage(again));
-    ops::expert_activation_forward(ctx, {.out = act.out, .in = buffers_.at(kUp, layer, N),
+    ops::expert_activation_forward(ctx, {.kind = config_.activation, .out = act.out, .in = buffers_.at(kUp, layer, N),
                                          .weights = buffers_.at(kWeights, layer, N), .row_slots = order.row_slots,
-                                         .R = R(N), .F = config_.ffn_hidden_size, .quant = act.quant});
+                                         .R = R(N), .F = config_.ffn_hidden_size, .quant = act.quant,
+                                         .bias = up_biases(layer, N)});
     return model_.finish(ctx, act);
 }
 
@@ -225,14 +235,18 @@ void MoeMlp::forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch,
     Arena::Scope scope(ctx, model_.arena);
     const int64_t N = batch.rows();
     const auto [order, act] = before_down(ctx, layer, input, N, false);
-    const auto shared = [&] {   // while sums return
+    const Linear biases = down_biases(layer);
+    const bool add = shared_ || biases.weight;
+    const auto of_own_tokens = [&] {   // while sums return
         if (shared_) shared_->forward(ctx, layer, {.unquantized = x(layer, N)}, branch, N);
+        if (biases.weight)
+            ops::gemm(ctx, {.D = branch, .A = buffers_.at(kSpread, layer, N), .B = biases.weight, .M = N,
+                            .N = biases.in, .K = biases.out, .layout = GemmLayout::kDgrad});
     };
-    if (!exchange_) shared();
-    const Exchanged returned = sums(ctx, GemmLayout::kForward, layer, LinearKind::kDown, order, branch, act, N,
-                                    shared_.has_value());
-    if (exchange_) shared();
-    combine(ctx, branch, returned, config_.hidden_size, shared_.has_value());
+    if (!exchange_) of_own_tokens();
+    const Exchanged returned = sums(ctx, GemmLayout::kForward, layer, LinearKind::kDown, order, branch, act, N, add);
+    if (exchange_) of_own_tokens();
+    combine(ctx, branch, returned, config_.hidden_size, add);
 }
 
 void MoeMlp::recompute(Ctx& ctx, int layer, const NormInput& input, const DeviceBatch& batch) {
@@ -256,13 +270,18 @@ LinearOperand MoeMlp::dup_backward(Ctx& ctx, int layer, const Order& order, cons
         to.fp8.rowwise =
             model_.fp8.alloc_operand(Fp8Role::kDy, Fp8Layout::kRowwise, R(N), linear.out, model_.take_scratch());
     Arena::Scope scope(ctx, model_.arena);
-    const PendingOperand dup = model_.begin_dy(linear, to, R(N), false);
+    const Tensor dbias = model_.grad(model_.params_of(layer).experts_up_bias);
+    const PendingOperand dup = model_.begin_dy(linear, to, R(N), static_cast<bool>(dbias));
     const Tensor dact = buffers_.scratch(kDact, N);
     matmul(ctx, GemmLayout::kDgrad, layer, LinearKind::kDown, order, dact, dys, {}, N);
     if (exchange_) device::fill_bytes(ctx, dweights.data, 0, dweights.bytes());
-    ops::expert_activation_backward(ctx, {.din = dup.out, .dweights = dweights, .dout = dact, .in = in,
-                                          .weights = buffers_.at(kWeights, layer, N), .row_slots = order.row_slots,
-                                          .R = R(N), .F = config_.ffn_hidden_size, .quant = dup.quant});
+    ops::expert_activation_backward(ctx, {.kind = config_.activation, .din = dup.out, .dweights = dweights,
+                                          .dout = dact, .in = in, .weights = buffers_.at(kWeights, layer, N),
+                                          .row_slots = order.row_slots, .R = R(N), .F = config_.ffn_hidden_size,
+                                          .quant = dup.quant, .bias = up_biases(layer, N)});
+    if (dbias)
+        ops::expert_bias_backward(ctx, {.dbias = dbias, .dout = dup.out, .offsets = order.offsets, .E = here(),
+                                        .R = R(N), .C = linear.out});
     return model_.finish(ctx, dup);
 }
 
@@ -272,14 +291,24 @@ void MoeMlp::router_backward(Ctx& ctx, int layer, const LinearOperand& dy, Tenso
                              const StepState* state) {
     Arena::Scope scope(ctx, model_.arena);
     const DecoderOptions& options = model_.options;
-    const Tensor dlogits = buffers_.scratch(kDlogits, N);
+    const Linear biases = down_biases(layer);
+    const Tensor dlogits = buffers_.scratch(kDlogits, N), dspread = buffers_.scratch(kDspread, N),
+                 dlogit_bias = model_.grad(model_.params_of(layer).router_logit_bias);
+    if (biases.weight) {
+        linear_forward(ctx, biases, dspread, {.unquantized = dy.unquantized}, N);
+        linear_backward(ctx, biases, {}, {.unquantized = buffers_.at(kSpread, layer, N)},
+                        {.unquantized = dy.unquantized}, N);
+    }
     ops::router_backward(ctx, {.dlogits = dlogits, .dweights = dweights, .probs = buffers_.at(kProbs, layer, N),
                                .lse = buffers_.at(kLse, layer, N), .experts = own(buffers_.at(kExperts, layer, N)),
                                .weights = own(buffers_.at(kWeights, layer, N)),
                                .load = options.expert_load.slice((layer - first_layer_) * E(), E()), .state = state,
                                .N = N, .E = E(), .K = K(), .form = form(),
                                .aux = static_cast<float>(options.aux_loss),
-                               .z = static_cast<float>(options.router_z_loss)});
+                               .z = static_cast<float>(options.router_z_loss), .dspread = dspread});
+    if (dlogit_bias)
+        ops::bias_backward(ctx, {.dbias = dlogit_bias, .scratch = model_.scratch(model_.stat, kPartialRows * E()),
+                                 .dout = dlogits, .N = N, .C = E()});
     const LinearOperand x{.unquantized = this->x(layer, N)};
     if (shared_) shared_->backward(ctx, layer, dnorm, {.unquantized = dy.unquantized}, x, N);
     linear_backward(ctx, router(layer), dnorm, {.unquantized = dlogits}, x, N, shared_.has_value());

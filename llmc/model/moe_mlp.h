@@ -16,6 +16,7 @@
 
 #include "llmc/model/feed_forward.h"
 #include "llmc/model/mlp.h"
+#include "llmc/ops/ops_moe.h"
 
 class MoeMlp : public Mlp {
 public:
@@ -30,8 +31,8 @@ public:
 
 private:
     enum Row {
-        kProbs = PreNorm::kRows, kLse, kExperts, kWeights, kUp, kAct, kActFp8, kRows, kDact, kDweights, kDlogits,
-        kDnorm, kRowSlots, kSlotRows, kPartial
+        kProbs = PreNorm::kRows, kLse, kExperts, kWeights, kSpread, kUp, kAct, kActFp8, kRows, kDact, kDweights,
+        kDlogits, kDnorm, kRowSlots, kSlotRows, kPartial, kDspread
     };
     static std::vector<BufferRow> rows(const ModelConfig& config, const DecoderOptions& options);
 
@@ -56,6 +57,13 @@ private:
         return all.slice(exchange_ ? exchange_->rank * elems : 0, elems);
     }
     Linear router(int layer) const { return model_.linear_of(model_.params_of(layer).router_weight); }
+    // The biases of down times weights of experts are a matmul of kSpread (N, E) and these (E, C), for this rank's
+    // tokens and all experts: every rank has all of them.
+    Linear down_biases(int layer) const;
+    ExpertBias up_biases(int layer, int64_t N) const {
+        return {.values = model_.weight(model_.params_of(layer).experts_up_bias),
+                .experts = buffers_.at(kExperts, layer, N), .first = first()};
+    }
     RouterForm form() const;
     Tensor x(int layer, int64_t N) const { return norm_.x(layer, N).unquantized; }
     LinearOperand saved_act(int layer, int64_t N) const { return buffers_.x(kAct, kActFp8, layer, N); }

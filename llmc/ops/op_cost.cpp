@@ -213,6 +213,7 @@ COST(SortExpertsArgs, Dtype::kInt32, 2 * a.experts.bytes() + sum({a.row_slots, a
 COST(GatherRowsArgs, a.in.dtype, sum({a.in, a.in_scale_inv}) + used(ctx, sum({a.out, a.out_scale_inv})))
 COST(CombineRowsArgs, a.in.dtype, used(ctx, a.in.bytes()) + (a.accumulate ? 2 : 1) * a.out.bytes())
 COST(ExpertActivationForwardArgs, a.in.dtype, used(ctx, sum({a.in, a.out})), a.quant)
+COST(ExpertBiasBackwardArgs, a.dout.dtype, used(ctx, a.dout.bytes()))
 COST(ExpertActivationBackwardArgs, a.in.dtype, used(ctx, sum({a.in, a.dout, a.din})), a.quant)
 
 // ---- step

@@ -179,7 +179,7 @@ struct NormBackwardArgs {
 
 // gelu, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Source: Hendrycks, Gimpel, arXiv 1606.08415.
 // swiglu: in row = [gate (F) | up (F)], out = gate * sigmoid(gate) * up; geglu: out = gelu(gate) * up. Source: Shazeer,
-// arXiv 2002.05202.
+// arXiv 2002.05202. clamped_swiglu: see kActivations; gradients are 0 where a value is clamped.
 struct ActivationForwardArgs {
     Activation kind;
     Tensor out;   // (N, F) T, =; optional if quant.copies()

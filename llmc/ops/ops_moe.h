@@ -33,6 +33,8 @@ struct RouterForwardArgs {
     RouterForm form;
     bool chosen;      // route as before
     bool even = false;   // unless `chosen`: to the experts that are evenly_chosen, whatever the probabilities are
+    Tensor logit_bias = {};   // (E) T, optional: added to the logits
+    Tensor spread = {};       // (N, E) T, = the weights of the chosen experts, 0 of the others; with logit_bias
 };
 // Whether token n goes to expert e, as it does to K of them. Of any m neighbouring tokens m K / E, rounded down or up,
 // go to an expert, and a token goes to as many of any m neighbouring experts: experts and ranks have even loads.
@@ -64,6 +66,7 @@ struct RouterBackwardArgs {
     int64_t N, E, K;
     RouterForm form;
     float aux, z;      // sigmoid: 0
+    Tensor dspread = {};   // (N, E) T, optional: the gradient of RouterForwardArgs::spread, too
 };
 // At the end of a step, from the sums of all its tokens in all layers: router_loss, router_entropy, expert_load and
 // dead_experts of state; unless state->skip, load = the rows of experts.
@@ -123,23 +126,40 @@ struct CombineRowsArgs {
     bool accumulate = false;
 };
 constexpr int64_t experts_of_group(int64_t E) { return E / std::gcd(E, kCombineGroups); }
-// in row = [gate (F) | up (F)], out[r] = gate * sigmoid(gate) * up * weights[row_slots[r]]. A QuantOut of these two has
-// rowwise E4M3 in blocks of 1 x 128, and no dbias.
+// The biases of `in` of the experts [first, first + E).
+struct ExpertBias {
+    Tensor values;       // (E, 2F) T; empty: no biases
+    Tensor experts;      // (N, K) int32
+    int64_t first = 0;
+};
+// in row = [gate (F) | up (F)], and the bias of its expert; out[r] = activation(gate, up) * weights[row_slots[r]]. A
+// QuantOut of these two has rowwise E4M3 in blocks of 1 x 128, and no dbias.
 struct ExpertActivationForwardArgs {
+    Activation kind;    // swiglu or clamped_swiglu
     Tensor out;         // (R, F) T, =; optional if quant.copies()
     Tensor in;          // (R, 2F) T
     Tensor weights;     // (N, K) stat
     Tensor row_slots;   // (R) int32; rows without a slot stay as they are
     int64_t R, F;
     QuantOut quant = {};   // of out
+    ExpertBias bias = {};
 };
 struct ExpertActivationBackwardArgs {
+    Activation kind;
     Tensor din;         // (R, 2F) T, =; may be the same memory as in; optional if quant.copies()
     Tensor dweights;    // (N, K) stat, = that of slots with a row
     Tensor dout;        // (R, F) T
     Tensor in, weights, row_slots;   // of the forward pass
     int64_t R, F;
     QuantOut quant = {};   // of din
+    ExpertBias bias = {};
+};
+// dbias[e] += the sum of the rows of expert e, in an order that their number decides.
+struct ExpertBiasBackwardArgs {
+    Tensor dbias;       // (E, C) grad, +=
+    Tensor dout;        // (R, C) T; other rows than those of experts have no effect
+    Tensor offsets;     // (E + 1) int32
+    int64_t E, R, C;
 };
 
 // FP8 operands of weight gradients are transposed, with the rows of tokens as columns: expert e begins at column

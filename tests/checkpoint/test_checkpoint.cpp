@@ -373,6 +373,33 @@ TEST_CASE("import: the model of a checkpoint must match its manifest; without a 
     CHECK(error() == "nothing");
 }
 
+TEST_CASE("checkpoint: a part of an MXFP4 tensor that is missing or has another shape or type is named") {
+    TempDir dir;
+    const ModelConfig config = model_config_from_hf(fixture("gpt_oss_mxfp4"));
+    const std::string whole = slurp(fixture("gpt_oss_mxfp4/model.safetensors"));
+    const std::string scales = "model.layers.0.mlp.experts.down_proj_scales\":{\"dtype\":\"U8\",\"shape\":[3,64,1]";
+    const auto error_with = [&](const std::string& from, const std::string& to) {
+        std::string bytes = whole;
+        REQUIRE(from.size() == to.size());
+        REQUIRE(bytes.find(from) != std::string::npos);
+        spill(dir / "model.safetensors", bytes.replace(bytes.find(from), from.size(), to));
+        return error_of([&] { import(dir.path, config); });
+    };
+    const auto changed = [&](const std::string& from, const std::string& to) {
+        std::string text = scales;
+        return error_with(scales, text.replace(text.find(from), from.size(), to));
+    };
+    CHECK(error_with(scales, scales) == "nothing");
+    check_contains(changed("proj_scales", "proj_scalez"),
+                   {"exit 2", "model.layers.0.mlp.experts.down_proj_scales is missing"});
+    check_contains(changed("[3,64,1]", "[3,1,64]"),
+                   {"exit 2", "down_proj_scales has shape [3, 1, 64], the model needs [3, 64, 1]"});
+    check_contains(changed("U8", "I8"), {"exit 2", "down_proj_scales is I8, needed is U8"});
+    check_contains(error_with("down_proj_blocks", "down_proj_blockz"), {"exit 2", "down_proj is missing"});
+    spill(dir / "model.safetensors", whole.substr(0, whole.size() - 1));
+    check_contains(error_of([&] { import(dir.path, config); }), {"exit 2", "model.safetensors"});
+}
+
 // Loads files of transformers, saves a checkpoint, and compares the logits that transformers computes from it. Not of
 // longrope: where a text passes the original length, transformers' cache keeps keys of the short factors.
 TEST_CASE("checkpoint: transformers computes the stored logits from what we save") {
@@ -384,7 +411,7 @@ TEST_CASE("checkpoint: transformers computes the stored logits from what we save
                              "mistral", "mistral_window", "qwen2", "qwen2_window", "qwen3_bias_window", "qwen3_moe",
                              "olmoe", "mixtral", "dots1", "solar_open", "olmo2", "olmo3", "granite", "gemma3",
                              "phi3", "dots1_dense", "qwen3_moe_dense", "gemma2",
-                             "olmo2_grouped"}) {
+                             "olmo2_grouped", "gpt_oss", "gpt_oss_mxfp4"}) {
         FakeState state(model_config_from_hf(fixture(name)), {.weight = Dtype::kFp32});
         load_hf_weights(fixture(name), state.config, state.table, state.access(), *open_single());
         CheckpointRequest request = request_of(dir / name, 1);

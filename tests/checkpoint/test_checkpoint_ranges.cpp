@@ -171,6 +171,25 @@ TEST_CASE("checkpoint, ranges: staging memory is bounded, and as large as predic
             }
 }
 
+TEST_CASE("checkpoint, ranges: stacked, interleaved and MXFP4 experts are read by ranks that hold parts of rows") {
+    for (const std::string name : {"gpt_oss", "gpt_oss_mxfp4"}) {
+        CAPTURE(name);
+        const std::string path = "tests/fixtures/" + name;
+        FakeState state(model_config_from_hf(path));
+        load_hf_weights(path, state.config, state.table, state.access(), *open_single());
+        for (int64_t staging : {int64_t{400}, int64_t{5000}})
+            CHECK(run_ranks(5, [&](LocalComm& comm) {
+                FakeShards back(state, comm);
+                load_hf_weights(path, back.config, back.table, back.access(), comm, staging);
+                for (size_t p = 0; p < back.held.size(); p++)
+                    for (const ElementRange& part : back.held[p])
+                        for (int64_t i = part.begin; i < part.begin + part.count; i++)
+                            if (back.master(static_cast<int>(p), 0, i) != state.master(static_cast<int>(p), 0, i))
+                                FAIL_CHECK(back.table.params[p].name << " " << i);
+            }) == nothing(5));
+    }
+}
+
 TEST_CASE("checkpoint, ranges: if one rank fails to load, all ranks have its error") {
     TempDir dir;
     FakeState state(one_layer());

@@ -242,6 +242,9 @@ TEST_CASE("config.json: unsupported models are refused by the field's name") {
         {json_of("qwen3_moe"), "/num_experts", 0}, {json_of("qwen3_moe"), "/moe_intermediate_size", kRemove},
         {json_of("olmoe"), "/clip_qkv", 8.0}, {json_of("olmoe"), "/num_experts_per_tok", 1000},
         {json_of("qwen3_moe"), "/shared_expert_intermediate_size", 64},
+        {json_of("gpt_oss"), "/swiglu_limit", 5.0}, {json_of("gpt_oss"), "/experts_per_token", 3},
+        {json_of("gpt_oss"), "/quantization_config", {{"quant_method", "fp8"}}},
+        {json_of("mixtral"), "/quantization_config", {{"quant_method", "mxfp4"}}},
     };
     for (const Case& c : cases) {
         CAPTURE(c.pointer);
@@ -399,7 +402,8 @@ TEST_CASE("presets of published models have their number of parameters") {
         {"qwen2.5-1.5B", 1543714304},   {"qwen2.5-7B", 7615616512},      {"qwen3-0.6B", 596049920},
         {"qwen3-1.7B", 1720574976},     {"qwen3-4B", 4022468096},        {"qwen3-8B", 8190735360},
         {"smollm2-135M", 134515008},    {"smollm2-360M", 361821120},     {"smollm2-1.7B", 1711376384},
-        {"mixtral-8x7B", 46702792704},  {"olmoe-1B-7B", 6919161856},     {"qwen3-30B-A3B", 30532122624}};
+        {"mixtral-8x7B", 46702792704},  {"olmoe-1B-7B", 6919161856},     {"qwen3-30B-A3B", 30532122624},
+        {"gpt-oss-20B", 20914757184}};
     size_t own = 0;
     for (const ModelPreset& preset : model_presets()) {
         CAPTURE(preset.name);

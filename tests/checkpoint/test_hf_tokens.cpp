@@ -1,5 +1,5 @@
 // The eos tokens that a model's directory defines.
-#include "llmc/checkpoint/huggingface/hf_config.h"
+#include "llmc/checkpoint/huggingface/model_extras.h"
 
 #include "tests/support/checkpoint_test.h"
 

@@ -144,6 +144,10 @@ private:
             for (const auto& [name, size] : {std::pair("hidden-size", "64"), {"kv-channels", "16"},
                                              {"ffn-hidden-size", "64"}, {"num-attention-heads", "4"}})
                 part.settings.push_back({find_option(name), size});
+        if (value == "clamped_swiglu" && set_.family == "llama")   // gpt-oss
+            for (const auto& [name, also] : {std::pair("num-experts", "4"), {"attention-sinks", "true"},
+                                             {"linear-bias", "all"}})
+                part.settings.push_back({find_option(name), also});
         part.settings.push_back({&row, value});
         if (!is_legal(set_.family, part, data_) || (fp32_ && !is_fp32(parsed(set_.family, part, data_).config)))
             part.settings = before;

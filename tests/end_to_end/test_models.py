@@ -33,6 +33,7 @@ FAMILIES = {
     "phi3": ["model_type", "rope_parameters", "sliding_window"],
     "granite": ["model_type", "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"],
     "mixtral": ["model_type", "num_local_experts", "num_experts_per_tok"],
+    "gpt_oss_mxfp4": ["model_type", "layer_types", "sliding_window", "num_local_experts", "attention_bias"],
 }
 
 

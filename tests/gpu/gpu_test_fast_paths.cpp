@@ -101,6 +101,12 @@ ModelConfig olmoe_128() {
     c.hidden_size = 384, c.num_attention_heads = c.num_query_groups = 3, c.qk_norm_whole = true;
     return c;
 }
+ModelConfig gpt_oss_128() {
+    ModelConfig c = llama_128();
+    c.num_experts = 8, c.activation = Activation::kClampedSwiglu, c.linear_bias = LinearBias::kAll;
+    c.attention_sinks = true;
+    return c;
+}
 ModelConfig shared_moe_128() {
     ModelConfig c = moe_128();
     c.shared_experts = 1;
@@ -182,6 +188,7 @@ const std::vector<Run>& runs() {
         {"moe, qk-norm over all heads", olmoe_128(), Fp8Recipe::kNone,
          {{"qk_norm_forward", "norm_forward_kernel"}, {"qk_norm_backward", "norm_backward_kernel"}}},
         {"moe, shared experts", shared_moe_128(), Fp8Recipe::kNone, {{"router_bias", "router_bias_kernel"}}},
+        {"gpt-oss", gpt_oss_128(), Fp8Recipe::kNone, {{"expert_bias_backward", "expert_bias_backward_kernel"}}},
         {"moe, blockwise", moe_128(), Fp8Recipe::kBlockwise,
          {{"grouped_gemm", "gemm_fp8_blockwise_sm90_kernel"}, {"transpose_scaled", "transpose_scaled_kernel"},
           {"quantize", "quantize_matrices_kernel"},

@@ -85,6 +85,7 @@ TEST_CASE("gpu moe: router_forward") {
                 OpCase c(name_of("router_forward", s), form.normalize ? Dtype::kBf16 : Dtype::kFp32);
                 c.random("probs", Kind::kStat, s.N * s.E, 2);
                 if (form.sigmoid) c.random("bias", Kind::kWork, s.E, 0.5);   // also scores below 0
+                else c.random("logit_bias", Kind::kWork, s.E, 1), c.poison("spread", Kind::kWork, s.N * s.E);
                 c.poison("lse", Kind::kStat, s.N);
                 c.poison("weights", Kind::kStat, s.N * s.K);
                 c.add("experts", Kind::kFixed, chosen ? random_experts(s, 4) : HostTensor(Dtype::kInt32, s.N * s.K));
@@ -92,8 +93,10 @@ TEST_CASE("gpu moe: router_forward") {
                     return RouterForwardArgs{.probs = view("probs"), .lse = view("lse"), .experts = view("experts"),
                                              .weights = view("weights"),
                                              .bias = form.sigmoid ? view("bias") : Tensor{}, .N = s.N, .E = s.E,
-                                             .K = s.K, .form = form, .chosen = chosen, .even = even};
+                                             .K = s.K, .form = form, .chosen = chosen, .even = even,
+                                             .logit_bias = view("logit_bias"), .spread = view("spread")};
                 });
+                if (!form.sigmoid) c.check("spread");
                 c.check_bits("experts");
                 for (const char* tensor : {"probs", "lse", "weights"}) c.check(tensor);
             }
@@ -172,6 +175,7 @@ TEST_CASE("gpu moe: router_backward") {
                 OpCase c(name_of("router_backward", s), work);
                 add_router(c, s, form);
                 c.random("dweights", Kind::kStat, s.N * s.K);
+                if (!form.sigmoid) c.random("dspread", Kind::kWork, s.N * s.E);
                 c.poison("dlogits", Kind::kWork, s.N * s.E);
                 HostTensor load(Dtype::kFp64, s.E);
                 for (int64_t e = 0; e < s.E; e++) load.set(e, static_cast<double>(e % 5));
@@ -186,7 +190,8 @@ TEST_CASE("gpu moe: router_backward") {
                         .dlogits = view("dlogits"), .dweights = view("dweights"), .probs = view("probs"),
                         .lse = view("lse"), .experts = view("experts"), .weights = view("weights"),
                         .load = view("load"), .state = object_in<StepState>(view("state")), .N = s.N, .E = s.E,
-                        .K = s.K, .form = form, .aux = form.sigmoid ? 0 : 0.3f, .z = form.sigmoid ? 0 : 0.2f};
+                        .K = s.K, .form = form, .aux = form.sigmoid ? 0 : 0.3f, .z = form.sigmoid ? 0 : 0.2f,
+                        .dspread = view("dspread")};
                 });
                 c.check("dlogits");
             }
@@ -241,7 +246,7 @@ TEST_CASE("gpu moe: sort_experts is stable, with any number of rows of an expert
         }
 }
 
-TEST_CASE("gpu moe: gather_rows, combine_rows and activations of experts") {
+TEST_CASE("gpu moe: gather_rows and combine_rows") {
     for (const Shape& s : kShapes)
         for (Dtype work : {Dtype::kFp32, Dtype::kBf16})
             for (int64_t shift : {0, 4}) {
@@ -271,31 +276,75 @@ TEST_CASE("gpu moe: gather_rows, combine_rows and activations of experts") {
                     });
                     combine.check_bits("out");
                 }
-                OpCase forward(name_of("expert_activation_forward", s), work, Dtype::kFp32, shift);
-                OpCase backward(name_of("expert_activation_backward", s), work, Dtype::kFp32, shift);
-                for (OpCase* c : {&forward, &backward}) {
-                    c->random("in", Kind::kWork, R * 2 * s.F, 3);
-                    c->random("weights", Kind::kStat, R, 0.1, 0.5);
-                    c->add("slots", Kind::kFixed, random_slots(R, shift > 0));
-                }
-                forward.random("out", Kind::kWork, R * s.F);   // rows without a slot keep it
-                forward.run(cuda::expert_activation_forward, cpu::expert_activation_forward, [&](auto view) {
-                    return ExpertActivationForwardArgs{.out = view("out"), .in = view("in"),
-                                                       .weights = view("weights"), .row_slots = view("slots"), .R = R,
-                                                       .F = s.F};
-                });
-                forward.check("out");
-                backward.random("dout", Kind::kWork, R * s.F);
-                backward.random("dweights", Kind::kStat, R);
-                backward.run(cuda::expert_activation_backward, cpu::expert_activation_backward, [&](auto view) {
-                    return ExpertActivationBackwardArgs{.din = view("in"), .dweights = view("dweights"),
-                                                        .dout = view("dout"), .in = view("in"),
-                                                        .weights = view("weights"), .row_slots = view("slots"),
-                                                        .R = R, .F = s.F};
-                });
-                backward.check("in");
-                backward.check("dweights");
             }
+}
+
+TEST_CASE("gpu moe: activations of experts") {
+    for (const Shape& s : kShapes)
+        for (Dtype work : {Dtype::kFp32, Dtype::kBf16})
+            for (int64_t shift : {0, 4})
+                for (Activation kind : {Activation::kSwiglu, Activation::kClampedSwiglu}) {
+                    const int64_t R = s.N * s.K, first = s.E / 3;
+                    const std::string name = strf("%s expert_activation", activation_function(kind).name);
+                    OpCase forward(name_of((name + "_forward").c_str(), s), work, Dtype::kFp32, shift);
+                    OpCase backward(name_of((name + "_backward").c_str(), s), work, Dtype::kFp32, shift);
+                    for (OpCase* c : {&forward, &backward}) {
+                        c->random("in", Kind::kWork, R * 2 * s.F, 3);
+                        c->random("weights", Kind::kStat, R, 0.1, 0.5);
+                        c->add("slots", Kind::kFixed, random_slots(R, shift > 0));
+                        if (kind == Activation::kSwiglu) continue;
+                        c->random("bias", Kind::kWork, (s.E - first) * 2 * s.F, 2);
+                        HostTensor experts = random_experts(s, 6);
+                        for (int64_t i = 0; i < R; i++)
+                            experts.set(i, std::max(experts.get(i), static_cast<double>(first)));
+                        c->add("experts", Kind::kFixed, experts);
+                    }
+                    const auto bias = [first](auto view) {
+                        return ExpertBias{.values = view("bias"), .experts = view("experts"), .first = first};
+                    };
+                    forward.random("out", Kind::kWork, R * s.F);   // rows without a slot keep it
+                    forward.run(cuda::expert_activation_forward, cpu::expert_activation_forward, [&](auto view) {
+                        return ExpertActivationForwardArgs{.kind = kind, .out = view("out"), .in = view("in"),
+                                                           .weights = view("weights"), .row_slots = view("slots"),
+                                                           .R = R, .F = s.F, .bias = bias(view)};
+                    });
+                    forward.check("out");
+                    backward.random("dout", Kind::kWork, R * s.F);
+                    backward.random("dweights", Kind::kStat, R);
+                    backward.run(cuda::expert_activation_backward, cpu::expert_activation_backward, [&](auto view) {
+                        return ExpertActivationBackwardArgs{.kind = kind, .din = view("in"),
+                                                            .dweights = view("dweights"), .dout = view("dout"),
+                                                            .in = view("in"), .weights = view("weights"),
+                                                            .row_slots = view("slots"), .R = R, .F = s.F,
+                                                            .bias = bias(view)};
+                    });
+                    backward.check("in");
+                    backward.check("dweights");
+                }
+}
+
+// Experts without rows, rows before and after those of experts, and more than the warps of a block take at once.
+TEST_CASE("gpu moe: expert_bias_backward") {
+    for (int64_t C : {1, 33, 64, 264, 2880})
+        for (Dtype work : {Dtype::kFp32, Dtype::kBf16})
+            for (Dtype grad : {Dtype::kFp32, Dtype::kBf16})
+                for (int64_t shift : {0, 4}) {
+                    const double offsets[] = {2, 2, 3, 40, 1000, 1000};
+                    const int64_t E = std::size(offsets) - 1, R = 1003;
+                    if (left_out(R * C)) continue;
+                    OpCase c(strf("expert_bias_backward of %lld", ll(C)), work, grad, shift);
+                    HostTensor rows(Dtype::kInt32, E + 1), dout = random_tensor(work, R * C, 3);
+                    for (int64_t e = 0; e <= E; e++) rows.set(e, offsets[e]);
+                    for (int64_t i = 0; i < C; i++) dout.set(i, std::nan("")), dout.set((R - 1) * C + i, std::nan(""));
+                    c.add("dout", Kind::kWork, dout);
+                    c.add("offsets", Kind::kFixed, rows);
+                    c.random("dbias", Kind::kGrad, E * C);
+                    c.run(cuda::expert_bias_backward, cpu::expert_bias_backward, [&](auto view) {
+                        return ExpertBiasBackwardArgs{.dbias = view("dbias"), .dout = view("dout"),
+                                                      .offsets = view("offsets"), .E = E, .R = R, .C = C};
+                    });
+                    c.check("dbias");
+                }
 }
 
 TEST_CASE("gpu moe: gather_rows of FP8 codes and scales") {
@@ -323,35 +372,46 @@ TEST_CASE("gpu moe: gather_rows of FP8 codes and scales") {
 TEST_CASE("gpu moe: activations of experts give the same as quantize on their bf16 results") {
     for (int64_t R : {1, 80, 515})
         for (int64_t F : {16, 96, 128, 144, 768, 1040})
-            for (const char* result : {"out", "din", "in"}) {   // forward, backward, backward in place
-                if (left_out(R * F)) continue;
-                const bool backward = result != std::string("out"), in_place = result == std::string("in");
-                Producer p{.name = strf("%lld rows of %lld experts' activations, %s", ll(R), ll(F), result),
-                           .result = result, .N = R, .C = backward ? 2 * F : F, .result_optional = !in_place,
-                           .result_kept = in_place, .rows_only = true};
-                p.tensors["in"] = random_tensor(Dtype::kBf16, R * 2 * F, 1, 3);
-                if (!in_place) p.tensors[result] = HostTensor(Dtype::kBf16, R * p.C);
-                p.tensors["weights"] = random_tensor(Dtype::kFp32, R, 2, 0.1, 0.5);
-                p.tensors["slots"] = random_slots(R);
-                if (backward) {
-                    p.tensors["dout"] = random_tensor(Dtype::kBf16, R * F, 3);
-                    p.tensors["dweights"] = HostTensor(Dtype::kFp32, R);
-                    p.same = {"dweights"};
-                    p.run = [=](const View& view, const QuantOut& quant) {
-                        cuda::expert_activation_backward(
-                            gpu(), {.din = view(result), .dweights = view("dweights"), .dout = view("dout"),
-                                    .in = view("in"), .weights = view("weights"), .row_slots = view("slots"), .R = R,
-                                    .F = F, .quant = quant});
+            for (bool clamped : {false, true})   // with biases
+                for (const char* result : {"out", "din", "in"}) {   // forward, backward, backward in place
+                    if (left_out(R * F)) continue;
+                    const Activation kind = clamped ? Activation::kClampedSwiglu : Activation::kSwiglu;
+                    const bool backward = result != std::string("out"), in_place = result == std::string("in");
+                    Producer p{.name = strf("%lld rows of %lld experts' activations %s, %s", ll(R), ll(F),
+                                            activation_function(kind).name, result),
+                               .result = result, .N = R, .C = backward ? 2 * F : F, .result_optional = !in_place,
+                               .result_kept = in_place, .rows_only = true};
+                    p.tensors["in"] = random_tensor(Dtype::kBf16, R * 2 * F, 1, 3);
+                    if (!in_place) p.tensors[result] = HostTensor(Dtype::kBf16, R * p.C);
+                    p.tensors["weights"] = random_tensor(Dtype::kFp32, R, 2, 0.1, 0.5);
+                    p.tensors["slots"] = random_slots(R);
+                    p.tensors["bias"] = random_tensor(Dtype::kBf16, 3 * 2 * F, 4);
+                    p.tensors["experts"] = HostTensor(Dtype::kInt32, R);
+                    for (int64_t r = 0; r < R; r++) p.tensors["experts"].set(r, static_cast<double>(r % 3));
+                    const auto bias = [clamped](const View& view) {
+                        return clamped ? ExpertBias{.values = view("bias"), .experts = view("experts")} : ExpertBias{};
                     };
-                } else {
-                    p.run = [R, F](const View& view, const QuantOut& quant) {
-                        cuda::expert_activation_forward(
-                            gpu(), {.out = view("out"), .in = view("in"), .weights = view("weights"),
-                                    .row_slots = view("slots"), .R = R, .F = F, .quant = quant});
-                    };
+                    if (backward) {
+                        p.tensors["dout"] = random_tensor(Dtype::kBf16, R * F, 3);
+                        p.tensors["dweights"] = HostTensor(Dtype::kFp32, R);
+                        p.same = {"dweights"};
+                        p.run = [=](const View& view, const QuantOut& quant) {
+                            cuda::expert_activation_backward(
+                                gpu(), {.kind = kind, .din = view(result), .dweights = view("dweights"),
+                                        .dout = view("dout"), .in = view("in"), .weights = view("weights"),
+                                        .row_slots = view("slots"), .R = R, .F = F, .quant = quant,
+                                        .bias = bias(view)});
+                        };
+                    } else {
+                        p.run = [=](const View& view, const QuantOut& quant) {
+                            cuda::expert_activation_forward(
+                                gpu(), {.kind = kind, .out = view("out"), .in = view("in"), .weights = view("weights"),
+                                        .row_slots = view("slots"), .R = R, .F = F, .quant = quant,
+                                        .bias = bias(view)});
+                        };
+                    }
+                    check_producer(p, false);
                 }
-                check_producer(p, false);
-            }
 }
 
 }  // namespace moe_test

@@ -55,7 +55,7 @@ std::vector<Variant> variants() {
     ModelConfig gemma2 = gemma;
     gemma2.qk_norm = false, gemma2.attention_softcap = 0.25, gemma2.logits_softcap = 0.5;
     return {{"olmo2", olmo2}, {"olmo2, grouped", grouped}, {"granite", granite}, {"gemma2", gemma2}, {"gemma3", gemma},
-            {"qwen3-moe", tiny_moe()}, {"olmoe", olmoe},
+            {"qwen3-moe", tiny_moe()}, {"olmoe", olmoe}, {"gpt-oss", tiny_gpt_oss()},
             {"gpt2", tiny_gpt2()}, {"gpt2-gqa-untied", gpt2_gqa}, {"llama", tiny_llama()}, {"qwen3", qwen},
             {"mixed", mixed}, {"relu2", squared}, {"windows by layer", pattern}, {"qwen2 with a window", qwen2},
             {"llama with attention bias", attention_bias}, {"gpt2 with MLP bias and a window", mlp_bias},

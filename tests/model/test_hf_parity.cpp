@@ -34,14 +34,8 @@ std::vector<int32_t> ints(const SafetensorsReader& file, const std::string& name
 // Rows of a parameter as the Hugging Face tensor holds them.
 std::vector<double> hf_layout(const Param& p, const HfPart& part, const std::vector<double>& values) {
     std::vector<double> out;
-    if (!part.transposed) {
-        const auto begin = values.begin() + part.row_begin * p.cols;
-        out.assign(begin, begin + part.rows * p.cols);
-        return out;
-    }
-    for (int64_t c = 0; c < p.cols; c++)
-        for (int64_t r = 0; r < part.rows; r++)
-            out.push_back(values[static_cast<size_t>((part.row_begin + r) * p.cols + c)]);
+    for (int64_t i = 0; i < part.rows * p.cols; i++)
+        out.push_back(values[static_cast<size_t>(checkpoint_test::element_of(part, p.cols, i))]);
     return out;
 }
 
@@ -171,6 +165,7 @@ std::vector<std::pair<std::string, ModelConfig>> own_models() {
     add("own_pattern", [&](ModelConfig& c) {
         rope(c);
         c.num_layers = 3, c.sliding_window = {3, 0, 6}, c.local_rotary_base = 30;
+        c.activation = Activation::kClampedSwiglu;
         c.rope_scaling = {.factor = 8, .type = RopeScalingType::kLinear};
     });
     add("own_attention_bias", [&](ModelConfig& c) {
@@ -187,7 +182,7 @@ TEST_CASE("logits, loss and every gradient as in transformers") {
                              "mistral_window", "qwen2", "qwen2_window", "qwen3", "qwen3_bias_window", "qwen3_yarn",
                              "qwen3_moe", "olmoe", "mixtral", "dots1", "solar_open", "olmo2", "olmo3", "granite",
                              "olmo2_grouped", "phi3_longrope", "gemma2", "gemma3", "phi3", "ministral", "qwen3_layers",
-                             "dots1_dense", "qwen3_moe_dense"})
+                             "dots1_dense", "qwen3_moe_dense", "gpt_oss", "gpt_oss_mxfp4"})
         check_model(name);
 }
 TEST_CASE("a window one token longer or shorter has other logits than transformers") {

@@ -27,27 +27,32 @@ struct Mixture {
     bool fp8 = false;   // quantize as the blockwise recipe does, what bf16 has
     bool shared = false;   // with the router of models with shared experts, of which this one has two
     bool even = false;     // of RouterForwardArgs
+    bool gpt_oss = false;  // biases and clamped_swiglu
     double scale() const { return shared ? 2.5 : 1; }
     Values x = {}, norm = {}, router = {}, up = {}, down = {};   // x: the residual stream
     Values dy = {};   // the gradient of the block's output
     Values bias = {}, shared_up = {}, shared_down = {};   // up: as of two experts in turn
+    Values logit_bias = {}, up_bias = {}, down_bias = {};
 };
 struct MixtureResult {
-    Values out, dx, dnorm, drouter, dup, ddown, dshared_up, dshared_down;
+    Values out, dx, dnorm, drouter, dup, ddown, dshared_up, dshared_down, dlogit_bias, dup_bias, ddown_bias;
     std::vector<int64_t> rows;   // of experts
 };
 
 // The rows of `experts`: the experts of token n are those of entry n, n + N, ... of the list of all rows by expert.
-Mixture mixture(std::vector<int64_t> rows, int64_t K, bool normalize, bool shared) {
+Mixture mixture(std::vector<int64_t> rows, int64_t K, bool normalize, bool shared, bool gpt_oss) {
     const int64_t E = static_cast<int64_t>(rows.size()), R = std::accumulate(rows.begin(), rows.end(), int64_t{0});
-    Mixture m{.N = R / K, .C = 32, .F = 80, .E = E, .K = K, .normalize = normalize, .shared = shared};
+    Mixture m{.N = R / K, .C = 32, .F = 80, .E = E, .K = K, .normalize = normalize, .shared = shared,
+              .gpt_oss = gpt_oss};
     const int64_t N = m.N, C = m.C, F = m.F;
     m.x = random_values(N * C, 1, 1), m.dy = random_values(N * C, 2, 0.1), m.norm = random_values(C, 3, 0.1, 1);
     m.router = random_values(E * C, 4, 0.05);
-    m.up = random_values(E * 2 * F * C, 5, 0.3), m.down = random_values(E * C * F, 6, 0.3);
+    m.up = random_values(E * 2 * F * C, 5, gpt_oss ? 0.5 : 0.3), m.down = random_values(E * C * F, 6, 0.3);
     m.bias = random_values(shared ? E : 0, 7, 0.1);
     m.shared_up = random_values(shared ? 4 * F * C : 0, 8, 0.3);
     m.shared_down = random_values(shared ? 2 * C * F : 0, 9, 0.3);
+    m.logit_bias = random_values(gpt_oss ? E : 0, 10, 0.3);
+    m.up_bias = random_values(gpt_oss ? E * 2 * F : 0, 11, 1), m.down_bias = random_values(gpt_oss ? E * C : 0, 12, 1);
     // Expert e answers to channel e, which is large in its tokens.
     for (int64_t e = 0; e < E; e++) m.router[static_cast<size_t>(e * C + e)] += 1;
     for (int64_t n = 0; n < N; n++)
@@ -99,6 +104,7 @@ struct ExpertWeights {
     const Values &up, &down;
     Values &dup, &ddown;
     bool fp8;
+    Values *dup_bias = nullptr, *ddown_bias = nullptr;   // with m.gpt_oss
 };
 double add_expert(const Mixture& m, int64_t n, int64_t e, double weight, const Values& h, Values& dh, Values& out,
                   const ExpertWeights& w) {
@@ -116,11 +122,24 @@ double add_expert(const Mixture& m, int64_t n, int64_t e, double weight, const V
             dact += at(dy, c) * at(w.down, (e * C + c) * F + f);
         }
         gate = stored(gate), up = stored(up), dact = stored(dact);
-        const double sigmoid = 1 / (1 + std::exp(-gate)), silu = gate * sigmoid;
+        bool gate_is_clamped = false, up_is_clamped = false;
+        if (m.gpt_oss) {
+            gate += at(m.up_bias, 2 * e * F + f), up += at(m.up_bias, (2 * e + 1) * F + f);
+            gate_is_clamped = gate > 7, up_is_clamped = std::fabs(up) > 7;
+            gate = std::min(gate, 7.0), up = std::clamp(up, -7.0, 7.0) + 1;
+        }
+        const double slope = m.gpt_oss ? 1.702 : 1;
+        const double sigmoid = 1 / (1 + std::exp(-slope * gate)), silu = gate * sigmoid;
         act.push_back(silu * up * weight);
         dweight += dact * silu * up;
-        to(dboth, f) = dact * weight * up * sigmoid * (1 + gate * (1 - sigmoid));
-        to(dboth, F + f) = dact * weight * silu;
+        if (!gate_is_clamped) to(dboth, f) = dact * weight * up * sigmoid * (1 + slope * gate * (1 - sigmoid));
+        if (!up_is_clamped) to(dboth, F + f) = dact * weight * silu;
+    }
+    for (int64_t f = 0; m.gpt_oss && f < 2 * F; f++) to(*w.dup_bias, 2 * e * F + f) += at(dboth, f);
+    for (int64_t c = 0; m.gpt_oss && c < C; c++) {
+        to(out, n * C + c) += weight * at(m.down_bias, e * C + c);
+        dweight += at(m.dy, n * C + c) * at(m.down_bias, e * C + c);
+        to(*w.ddown_bias, e * C + c) += weight * at(m.dy, n * C + c);
     }
     act = row_of(act, w.fp8), dboth = row_of(dboth, w.fp8);
     for (int64_t f = 0; f < F; f++)
@@ -141,7 +160,7 @@ double add_expert(const Mixture& m, int64_t n, int64_t e, double weight, const V
 // One token: the experts by a loop over all of them. m.up and m.down are quantized with m.fp8.
 void add_token(const Mixture& m, int64_t n, double eps, MixtureResult& r) {
     const int64_t C = m.C, E = m.E;
-    const ExpertWeights own{m.up, m.down, r.dup, r.ddown, m.fp8},
+    const ExpertWeights own{m.up, m.down, r.dup, r.ddown, m.fp8, &r.dup_bias, &r.ddown_bias},
         shared{m.shared_up, m.shared_down, r.dshared_up, r.dshared_down, false};
     double squares = 0;
     for (int64_t c = 0; c < C; c++) squares += at(m.x, n * C + c) * at(m.x, n * C + c);
@@ -152,7 +171,7 @@ void add_token(const Mixture& m, int64_t n, double eps, MixtureResult& r) {
         for (double& value : h) value = bf16_of(value);
     double total = 0;
     for (int64_t e = 0; e < E; e++) {
-        double logit = 0;
+        double logit = m.gpt_oss ? at(m.logit_bias, e) : 0;
         for (int64_t c = 0; c < C; c++) logit += at(m.router, e * C + c) * at(h, c);
         p.push_back(m.shared ? 1 / (1 + std::exp(-logit)) : std::exp(logit));
         total += p.back();
@@ -182,12 +201,14 @@ void add_token(const Mixture& m, int64_t n, double eps, MixtureResult& r) {
         if (m.normalize && at(score, e) >= least) to(dp, e) = (at(dp, e) - mean) / sum;
         dot += at(dp, e) * at(p, e);
     }
-    for (int64_t e = 0; e < E; e++)
+    for (int64_t e = 0; e < E; e++) {
+        const double dlogit = at(p, e) * (m.shared ? at(dp, e) * (1 - at(p, e)) : at(dp, e) - dot);
+        if (m.gpt_oss) to(r.dlogit_bias, e) += dlogit;
         for (int64_t c = 0; c < C; c++) {
-            const double dlogit = at(p, e) * (m.shared ? at(dp, e) * (1 - at(p, e)) : at(dp, e) - dot);
             to(r.drouter, e * C + c) += dlogit * at(h, c);
             to(dh, c) += dlogit * at(m.router, e * C + c);
         }
+    }
     double along = 0;
     for (int64_t c = 0; c < C; c++) along += at(dh, c) * at(m.norm, c) * at(m.x, n * C + c);
     for (int64_t c = 0; c < C; c++) {
@@ -202,7 +223,8 @@ MixtureResult reference_of(Mixture m, double eps) {
     if (m.fp8) m.up = fp8_experts(m.up, 2 * m.F, m.C), m.down = fp8_experts(m.down, m.C, m.F);
     const auto zeros = [](const Values& like) { return Values(like.size()); };
     MixtureResult r{zeros(m.x), zeros(m.x), zeros(m.norm), zeros(m.router), zeros(m.up), zeros(m.down),
-                    zeros(m.shared_up), zeros(m.shared_down), std::vector<int64_t>(static_cast<size_t>(m.E))};
+                    zeros(m.shared_up), zeros(m.shared_down), zeros(m.logit_bias), zeros(m.up_bias),
+                    zeros(m.down_bias), std::vector<int64_t>(static_cast<size_t>(m.E))};
     for (int64_t n = 0; n < m.N; n++) add_token(m, n, eps, r);
     return r;
 }
@@ -273,6 +295,9 @@ MixtureResult result_of(const Mixture& m, Dtype dtype, Recompute level) {
     shape.hidden_size = m.C, shape.ffn_hidden_size = m.F, shape.num_layers = 1;
     shape.shared_experts = m.shared ? 2 : 0, shape.routed_scale = m.scale();
     shape.num_experts = m.E, shape.experts_per_token = m.K, shape.normalize_experts = m.normalize;
+    if (m.gpt_oss)
+        shape.activation = Activation::kClampedSwiglu, shape.linear_bias = LinearBias::kMlp,
+        shape.attention_sinks = true, shape.qk_norm = false;
     if (m.fp8) config.fp8_recipe = Fp8Recipe::kBlockwise, config.fp8_format = Fp8Format::kE4m3;
     if (m.fp8) config.bf16_linears = {"*.qkv", "*.proj"};
     TestModel model(config);
@@ -283,6 +308,9 @@ MixtureResult result_of(const Mixture& m, Dtype dtype, Recompute level) {
     if (m.shared)
         weights.insert(weights.end(), {{p.router_bias, m.bias}, {p.shared_up_weight, swapped(m.shared_up, 2, 2)},
                                        {p.shared_down_weight, side_by_side(m.shared_down, m.C, m.F)}});
+    if (m.gpt_oss)
+        weights.insert(weights.end(), {{p.router_logit_bias, m.logit_bias}, {p.experts_up_bias, m.up_bias},
+                                       {p.experts_down_bias, m.down_bias}});
     for (const auto& [param, values] : weights) {
         if (decoder.weight(param)) fill(decoder.weight(param), values);
         std::memset(decoder.grad(param).data, 0, static_cast<size_t>(decoder.grad(param).bytes()));
@@ -310,10 +338,11 @@ MixtureResult result_of(const Mixture& m, Dtype dtype, Recompute level) {
     const Values out = model.read(branch);
     mlp->recompute(model.ctx, 0, input, batch);
     const LinearOperand dx = mlp->backward(model.ctx, 0, of_dy, {.unquantized = dy}, {}, batch, &state);
-    return {out, model.read(dx.unquantized), model.grad(p.norm2_weight), model.grad(p.router_weight),
-            model.grad(p.up_weight), model.grad(p.down_weight),
-            m.shared ? swapped(model.grad(p.shared_up_weight), 2, 2) : Values(),
-            m.shared ? apart(model.grad(p.shared_down_weight), m.C, m.F) : Values(), {}};
+    const auto grad = [&](int param) { return param < 0 ? Values() : model.grad(param); };
+    return {out, model.read(dx.unquantized), grad(p.norm2_weight), grad(p.router_weight), grad(p.up_weight),
+            grad(p.down_weight), swapped(grad(p.shared_up_weight), 2, 2),
+            m.shared ? apart(grad(p.shared_down_weight), m.C, m.F) : Values(), grad(p.router_logit_bias),
+            grad(p.experts_up_bias), grad(p.experts_down_bias), {}};
 }
 
 }  // namespace
@@ -322,7 +351,7 @@ TEST_CASE("experts compute what a loop over the experts in double computes, with
     const struct {
         std::vector<int64_t> rows;
         int64_t K;
-        bool normalize, shared, even = false;
+        bool normalize, shared, even = false, gpt_oss = false;
     } cases[] = {{{0, 1, 127, 128, 129, 15}, 1, false, false},   // one expert of each token
                  {{129, 128, 127, 1, 0, 31}, 2, true, false},
                  {{129, 128, 127, 1, 0, 31}, 2, false, false},
@@ -331,11 +360,13 @@ TEST_CASE("experts compute what a loop over the experts in double computes, with
                  {{64, 64, 64, 64, 64}, 2, true, false, true},   // chosen evenly
                  {{54, 53, 53, 54, 53, 53}, 2, false, true, true},
                  {{0, 144, 0}, 1, false, false},               // all tokens to one
+                 {{129, 128, 127, 1, 0, 31}, 2, true, false, false, true},
                  {{16, 16, 16}, 3, true, false}};              // all experts of every token; FP8 has 16 tokens
     for (const auto& c : cases) {
-        Mixture m = mixture(c.rows, c.K, c.normalize, c.shared);
+        Mixture m = mixture(c.rows, c.K, c.normalize, c.shared, c.gpt_oss);
         m.even = c.even;
-        for (Values* values : {&m.x, &m.norm, &m.router, &m.up, &m.down, &m.dy, &m.bias, &m.shared_up, &m.shared_down})
+        for (Values* values : {&m.x, &m.norm, &m.router, &m.up, &m.down, &m.dy, &m.bias, &m.shared_up, &m.shared_down,
+                               &m.logit_bias, &m.up_bias, &m.down_bias})
             *values = rounded(*values);
         for (Dtype dtype : {Dtype::kFp64, Dtype::kFp32, Dtype::kBf16, Dtype::kE4m3}) {   // the last one: blockwise
             m.fp8 = dtype == Dtype::kE4m3;
@@ -348,25 +379,23 @@ TEST_CASE("experts compute what a loop over the experts in double computes, with
                 // Sums of a few hundred products, each rounded a few times. The gradient of the router cancels where
                 // a probability is near 1, but BF16 rounds the operands of sums alone.
                 const double tolerance = (dtype == Dtype::kBf16 ? 16 : 128) * reference::unit_roundoff(dtype);
-                const struct {
-                    const char* name;
-                    const Values &got, &expected;
-                } all[] = {{"out", result.out, expected.out}, {"dx", result.dx, expected.dx},
-                           {"dnorm", result.dnorm, expected.dnorm}, {"drouter", result.drouter, expected.drouter},
-                           {"dup", result.dup, expected.dup}, {"ddown", result.ddown, expected.ddown},
-                           {"dshared_up", result.dshared_up, expected.dshared_up},
-                           {"dshared_down", result.dshared_down, expected.dshared_down}};
-                for (const auto& part : all) {
-                    CAPTURE(part.name);
-                    if (part.expected.empty()) continue;
-                    if (norm_of(part.expected) < 1e-12) {
-                        CHECK(norm_of(part.got) < 1e-4);   // a router of which all experts are chosen with weight 1
-                        continue;
-                    }
-                    CHECK(distance(part.got, part.expected) < tolerance);
-                    Values mutated = part.got;
-                    mutated[mutated.size() / 3] += 2 * tolerance * norm_of(part.expected);
-                    CHECK(distance(mutated, part.expected) > tolerance);   // one changed element shows
+                const std::pair<const char*, Values MixtureResult::*> all[] = {
+                    {"out", &MixtureResult::out}, {"dx", &MixtureResult::dx}, {"dnorm", &MixtureResult::dnorm},
+                    {"drouter", &MixtureResult::drouter}, {"dup", &MixtureResult::dup},
+                    {"ddown", &MixtureResult::ddown}, {"dshared_up", &MixtureResult::dshared_up},
+                    {"dshared_down", &MixtureResult::dshared_down}, {"dlogit_bias", &MixtureResult::dlogit_bias},
+                    {"dup_bias", &MixtureResult::dup_bias}, {"ddown_bias", &MixtureResult::ddown_bias}};
+                for (const auto& [name, part] : all) {
+                    CAPTURE(name);
+                    const Values &got = result.*part, &want = expected.*part;
+                    if (want.empty()) continue;
+                    const bool none = norm_of(want) < 1e-12;   // a router of which all experts are chosen with weight 1
+                    if (none) CHECK(norm_of(got) < 1e-4);
+                    if (none) continue;
+                    CHECK(distance(got, want) < tolerance);
+                    Values mutated = got;
+                    mutated[mutated.size() / 3] += 2 * tolerance * norm_of(want);
+                    CHECK(distance(mutated, want) > tolerance);   // one changed element shows
                 }
             }
         }
@@ -408,13 +437,18 @@ TEST_CASE("experts in FP8: every weight is quantized as if it were alone, and tr
 
 TEST_CASE("experts in FP8: near BF16; recomputation and poisoned scratch do not change any bit") {
     const std::vector<std::string> none, mixed = {"0.up", "1.down"};
-    for (const auto& [recipe, in_bf16] : {std::pair(Fp8Recipe::kBlockwise, none), {Fp8Recipe::kBlockwise, mixed},
-                                          {Fp8Recipe::kBlockwiseBf16Wgrad, none}}) {
+    for (const auto& [recipe, in_bf16, gpt_oss] :
+         {std::tuple(Fp8Recipe::kBlockwise, none, false), {Fp8Recipe::kBlockwise, mixed, false},
+          {Fp8Recipe::kBlockwiseBf16Wgrad, none, false}, {Fp8Recipe::kBlockwise, none, true},
+          {Fp8Recipe::kBlockwiseBf16Wgrad, none, true}}) {
         Config config = fp8_config(fp8_moe(), recipe);
         if (!in_bf16.empty())   // and a layer without experts
             config.shape.qk_norm = true, config.shape.num_layers = 3, config.shape.dense_layers = 1,
             config.shape.dense_ffn_size = 96;
         config.bf16_linears = in_bf16;
+        if (gpt_oss)
+            config.shape.activation = Activation::kClampedSwiglu, config.shape.linear_bias = LinearBias::kAll,
+            config.shape.attention_sinks = true;
         const auto set = [](TestModel& m) { m.set_random_batch(4, 3); };
         check_recompute(config, set, 2);
         TestModel model(config), reference(fp8_config(config.shape, Fp8Recipe::kNone));

@@ -46,4 +46,32 @@ TEST_CASE("cpu grouped gemm: integers are exact, one changed row border is found
     CHECK_THROWS_AS(cpu::grouped_gemm(ctx, args), Error);
 }
 
+TEST_CASE("cpu expert_bias_backward adds the rows of each expert") {
+    Ctx ctx;
+    for (auto [type, grad] : {std::pair{Dtype::kFp32, Dtype::kFp32}, {Dtype::kBf16, Dtype::kFp32},
+                              {Dtype::kBf16, Dtype::kBf16}, {Dtype::kFp64, Dtype::kFp64}})
+        for (int64_t C : {1, 3, 130}) {
+            const int64_t begins[] = {2, 2, 35, 36, 50}, E = 4, R = 53;   // none of the first expert; some of nobody
+            HostTensor dout = random_tensor(type, R * C, 1), offsets(Dtype::kInt32, E + 1);
+            for (int64_t c = 0; c < C; c++) dout.set(c, std::nan("")), dout.set((R - 1) * C + c, std::nan(""));
+            for (int64_t e = 0; e <= E; e++) offsets.set(e, static_cast<double>(begins[e]));
+            HostTensor dbias = random_tensor(grad, E * C, 2), want = dbias.to(Dtype::kFp64), size = want;
+            cpu::expert_bias_backward(ctx, {.dbias = dbias.view(), .dout = dout.view(), .offsets = offsets.view(),
+                                            .E = E, .R = R, .C = C});
+            for (int64_t i = 0; i < E * C; i++) {
+                size.set(i, std::fabs(want.get(i)));
+                for (int64_t r = begins[i / C]; r < begins[i / C + 1]; r++) {
+                    const double x = dout.get(r * C + i % C);
+                    want.set(i, want.get(i) + x), size.set(i, size.get(i) + std::fabs(x));
+                }
+            }
+            const auto bound = [&](int64_t i) {   // 33 additions
+                return 2 * 33 * acc_roundoff(type) * size.get(i) + 1.01 * unit_roundoff(grad) * std::fabs(want.get(i));
+            };
+            CHECK_EQ(first_difference(dbias, want, bound), "");
+            dbias.set(C, dbias.get(C) + 1);
+            CHECK_NE(first_difference(dbias, want, bound), "");
+        }
+}
+
 }  // namespace grouped_gemm_test

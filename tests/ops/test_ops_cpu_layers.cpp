@@ -172,10 +172,6 @@ double gelu_slope(double x) {
     return s + x * s * t * 2 * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
 }
 
-}  // namespace
-
-namespace {
-
 // An activation and its gradient, whose inputs are `in` and `dout`.
 struct Activated {
     Activation kind;
@@ -265,6 +261,30 @@ TEST_CASE("cpu swiglu") {
         }
         a.check(want, [&](int64_t i) { return (16 * u + round) * std::fabs(want.get(i)) + kTiny; }, dwant,
                 [&](int64_t i) { return 20 * u * terms.get(i) + round * std::fabs(dwant.get(i)) + kTiny; });
+    });
+}
+
+TEST_CASE("cpu clamped_swiglu") {
+    for_activations(Activation::kClampedSwiglu, [](Activated a) {
+        const int64_t F = a.F;
+        HostTensor want(Dtype::kFp64, a.N * F), error(want), dwant(Dtype::kFp64, 2 * a.N * F), terms(dwant);
+        const double u = 2 * acc_roundoff(a.type), round = 1.01 * unit_roundoff(a.type);
+        a.in.set(0, 7), a.in.set(F, -7);   // at the limits
+        for (int64_t i = 0; i < a.N * F; i++) {
+            const int64_t at = i / F * 2 * F + i % F;
+            const double gate = std::min(a.in.get(at), 7.0), up = std::clamp(a.in.get(at + F), -7.0, 7.0) + 1,
+                         dy = a.dout.get(i), z = 1.702 * gate, s = sigmoid(z);
+            // A sigmoid of z carries the relative error of z times |z|; up + 1 is rounded relative to 1.
+            const double relative = (16 + 2 * std::min(std::fabs(z), 110.0)) * u, size = std::fabs(up) + 1;
+            want.set(i, gate * s * up), error.set(i, relative * std::fabs(gate) * s * size);
+            dwant.set(at, a.in.get(at) > 7 ? 0 : dy * up * (s + z * s * sigmoid(-z)));
+            dwant.set(at + F, std::fabs(a.in.get(at + F)) > 7 ? 0 : dy * gate * s);
+            terms.set(at, relative * std::fabs(dy) * size * (s + std::fabs(z) * s * sigmoid(-z)));
+            terms.set(at + F, relative * std::fabs(dwant.get(at + F)));
+        }
+        a.check(want, [&](int64_t i) { return error.get(i) + round * std::fabs(want.get(i)) + kTiny; }, dwant,
+                [&](int64_t i) { return terms.get(i) + round * std::fabs(dwant.get(i)) + kTiny; });
+        CHECK((a.din.get(0) != 0 && a.din.get(F) != 0));
     });
 }
 

@@ -119,20 +119,20 @@ template <Activation kind> Produced activation_backward(const Setting& setting) 
     return {x, {}};
 }
 
-Produced expert_activation_forward(const Setting& setting) {
+template <Activation kind> Produced expert_activation_forward(const Setting& setting) {
     Inputs in{setting.type};
     HostTensor x = in.random(N * 2 * C), out = in.empty(N * C), weights = in.statistics(N), slots = backwards(N);
-    cpu::expert_activation_forward(in.ctx, {.out = setting.with_out ? out.view() : Tensor{}, .in = x.view(),
-                                            .weights = weights.view(), .row_slots = slots.view(), .R = N, .F = C,
-                                            .quant = setting.quant});
+    cpu::expert_activation_forward(in.ctx, {.kind = kind, .out = setting.with_out ? out.view() : Tensor{},
+                                            .in = x.view(), .weights = weights.view(), .row_slots = slots.view(),
+                                            .R = N, .F = C, .quant = setting.quant});
     return {out, {}};
 }
 
-Produced expert_activation_backward(const Setting& setting) {   // in place
+template <Activation kind> Produced expert_activation_backward(const Setting& setting) {   // in place
     Inputs in{setting.type};
     HostTensor x = in.random(N * 2 * C), dout = in.random(N * C), weights = in.statistics(N), slots = backwards(N);
     HostTensor dweights = in.scratch(N);
-    cpu::expert_activation_backward(in.ctx, {.din = setting.with_out ? x.view() : Tensor{},
+    cpu::expert_activation_backward(in.ctx, {.kind = kind, .din = setting.with_out ? x.view() : Tensor{},
                                              .dweights = dweights.view(), .dout = dout.view(), .in = x.view(),
                                              .weights = weights.view(), .row_slots = slots.view(), .R = N, .F = C,
                                              .quant = setting.quant});
@@ -159,8 +159,14 @@ const std::map<std::string, Producer> kProducers = {
     {"geglu_backward", {2 * C, true, false, activation_backward<Activation::kGeglu>}},
     {"swiglu_forward", {C, true, false, activation_forward<Activation::kSwiglu>}},
     {"swiglu_backward", {2 * C, true, false, activation_backward<Activation::kSwiglu>}},
-    {"expert_activation_forward", {C, true, false, expert_activation_forward}},
-    {"expert_activation_backward", {2 * C, true, false, expert_activation_backward}},
+    {"clamped_swiglu_forward", {C, true, false, activation_forward<Activation::kClampedSwiglu>}},
+    {"clamped_swiglu_backward", {2 * C, true, false, activation_backward<Activation::kClampedSwiglu>}},
+    {"expert_activation_forward", {C, true, false, expert_activation_forward<Activation::kSwiglu>}},
+    {"expert_activation_backward", {2 * C, true, false, expert_activation_backward<Activation::kSwiglu>}},
+    {"clamped expert_activation_forward",
+     {C, true, false, expert_activation_forward<Activation::kClampedSwiglu>}},
+    {"clamped expert_activation_backward",
+     {2 * C, true, false, expert_activation_backward<Activation::kClampedSwiglu>}},
 };
 
 void check_same(const std::vector<HostTensor>& got, const std::vector<HostTensor>& want) {

@@ -81,6 +81,7 @@ std::vector<TrainingCase> cases() {
     ModelConfig window = llama;
     window.sliding_window = {5, 0}, window.local_rotary_base = 30, window.attention_sinks = true;
     add("sinks, windows by layer, recompute block but attention", window).recompute = Recompute::kBlockKeepAttention;
+    add("gpt-oss, recompute block", tiny_gpt_oss()).recompute = Recompute::kBlock;
     add("documents", llama).reset_attention_mask = true;
     gpt2.attention_sinks = true;
     add("gpt2, recompute norms", gpt2).recompute = Recompute::kNormAct;

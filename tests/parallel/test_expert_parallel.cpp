@@ -39,6 +39,16 @@ Result run(Config config, int ranks, int parts, bool same = false) {
                 if (model.table.params[p].name.ends_with("router.weight"))
                     access.write(StateKind::kMaster, static_cast<int>(p), part.begin, part.count, zeros.data());
         }
+        for (size_t p = 0; config.shape.gpt_oss() && p < model.table.params.size(); p++) {   // biases are 0
+            const Param& param = model.table.params[p];
+            std::vector<float> noise(static_cast<size_t>(param.elems()));
+            for (size_t i = 0; i < noise.size(); i++)
+                noise[i] = 0.3f * rng_normal(p, static_cast<uint64_t>(param.first_elem()) + i);
+            for (const ElementRange& part : held_within(access, static_cast<int>(p), {0, param.elems()}))
+                if (param.name.ends_with("bias"))
+                    access.write(StateKind::kMaster, static_cast<int>(p), part.begin, part.count,
+                                 noise.data() + part.begin);
+        }
         model.trainer->weights_from_masters(model.ctx, true);
         model.set_random_batch(kSequences, 31);
         model.gradients();
@@ -153,6 +163,30 @@ TEST_CASE("expert parallel: the first layers may have no experts") {
     CHECK(run(config, 4, 2, true).evaluation_error.find("rows in layer 1, but --moe-capacity 1") < 100);
     for (int64_t zero : {1, 2, 3}) {
         config.zero = zero, config.moe_capacity = 0;
+        CHECK(run(config, 4, 2).token_losses == one.token_losses);
+    }
+}
+
+TEST_CASE("expert parallel: biases of experts are those of their rank, or of all for the rank's tokens") {
+    Config config = four_ranks(Dtype::kFp32);
+    config.shape = tiny_gpt_oss(), config.shape.num_experts = 8;
+    const Result one = run(config, 4, 1);
+    for (Recompute recompute : {Recompute::kNone, Recompute::kBlock})
+        for (int parts : {2, 4}) {
+            config.recompute = recompute;
+            const Result r = run(config, 4, parts);
+            CHECK(r.loss == one.loss);
+            CHECK(r.token_losses == one.token_losses);
+            CHECK(r.dense == one.dense);
+            for (const auto& [name, values] : one.experts) {
+                CAPTURE(name);
+                CHECK(relative({{name, values}}, r.experts) < 1e-6);
+                CHECK(relative({{name, values}}, r.experts, 2) > 1e-6);
+            }
+            CHECK(one.experts.contains("layers.0.experts.up.bias"));
+        }
+    for (int64_t zero : {1, 2, 3}) {
+        config.zero = zero;
         CHECK(run(config, 4, 2).token_losses == one.token_losses);
     }
 }

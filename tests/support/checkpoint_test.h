@@ -137,6 +137,9 @@ inline std::vector<NamedConfig> all_configs() {
     gemma3_window.logits_softcap = 20;
     gemma2.qk_norm = false, gemma2.sliding_window = {7, 0}, gemma2.attention_softcap = 50, gemma2.logits_softcap = 30;
     ModelConfig phi3 = mistral;
+    ModelConfig gpt_oss = mixtral;
+    gpt_oss.activation = Activation::kClampedSwiglu, gpt_oss.attention_sinks = true, gpt_oss.sliding_window = {7, 0};
+    gpt_oss.linear_bias = LinearBias::kAll, gpt_oss.rope_scaling = own_yarn.rope_scaling;
     phi3.fused_projections = true, phi3.rotary_dim = 12, phi3.rope_scaling = {};
     ModelConfig longrope = phi3;
     longrope.rope_scaling = {.factor = static_cast<double>(phi3.max_positions) / 8, .original_max_positions = 8,
@@ -156,6 +159,7 @@ inline std::vector<NamedConfig> all_configs() {
             {"qwen3, pattern", HfClass::kQwen3, qwen3_pattern}, {"pattern", HfClass::kOwn, pattern},
             {"olmo2", HfClass::kOlmo2, olmo2}, {"granite", HfClass::kGranite, granite},
             {"phi3", HfClass::kPhi3, phi3}, {"phi3, longrope", HfClass::kPhi3, longrope},
+            {"gpt_oss", HfClass::kGptOss, gpt_oss},
             {"olmo3", HfClass::kOlmo3, olmo3}, {"gemma3", HfClass::kGemma3, gemma3},
             {"gemma2", HfClass::kGemma2, gemma2},
             {"gemma3, windows", HfClass::kGemma3, gemma3_window}};
@@ -281,6 +285,15 @@ inline std::string save(FakeState& state, const CheckpointRequest& request) {
     return save_checkpoint(request, state.config, state.table, state.access());
 }
 
+// The element of a parameter that is element i of its tensor.
+inline int64_t element_of(const HfPart& part, int64_t cols, int64_t i) {
+    const int64_t rows = part.matrix_rows(), in_matrix = i % (rows * cols);
+    int64_t row = part.transposed ? in_matrix % rows : in_matrix / cols;
+    const int64_t col = part.transposed ? in_matrix / rows : in_matrix % cols;
+    if (part.interleaved) row = row % 2 * (rows / 2) + row / 2;
+    return (part.row_begin + i / (rows * cols) * rows + row) * cols + col;
+}
+
 // Whether the weights in a checkpoint's files are the rounded masters, or those minus 1, where transformers expects
 // them.
 inline void check_weights(const std::string& path, FakeState& state) {
@@ -292,11 +305,8 @@ inline void check_weights(const std::string& path, FakeState& state) {
             const std::string found = content_of(*files.tensors().at(part.name).view);
             std::string expected;
             for (int64_t i = 0; i < part.rows * param.cols; i++) {
-                const int64_t row = part.transposed ? i % part.rows : i / param.cols;
-                const int64_t col = part.transposed ? i / part.rows : i % param.cols;
-                const int64_t at = (part.row_begin + row) * param.cols + col;
                 float value;
-                std::memcpy(&value, state.of(StateKind::kMaster)[p].data() + at * 4, 4);
+                std::memcpy(&value, state.of(StateKind::kMaster)[p].data() + element_of(part, param.cols, i) * 4, 4);
                 if (param.minus_one) value += -1.0f;
                 const uint16_t rounded = bf16(value).bits;
                 expected.append(reinterpret_cast<const char*>(wide ? static_cast<const void*>(&value) : &rounded),

@@ -24,15 +24,16 @@ import shutil
 import sys
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import (Dots1Config, Dots1ForCausalLM, Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM,
-                          Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, GraniteConfig, GraniteForCausalLM,
-                          LlamaConfig, LlamaForCausalLM,
+                          Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, GptOssConfig, GptOssForCausalLM,
+                          GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM,
                           MinistralConfig, MinistralForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig,
                           MixtralForCausalLM, Olmo2Config, Olmo2ForCausalLM, Olmo3Config, Olmo3ForCausalLM,
                           OlmoeConfig, OlmoeForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM,
                           Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, SolarOpenConfig,
                           SolarOpenForCausalLM)
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 BATCH, LENGTH, VOCAB = 2, 16, 97
 
@@ -220,6 +221,17 @@ def solar_open():
         n_routed_experts=6, num_experts_per_tok=4, moe_intermediate_size=16, norm_topk_prob=False, **shape))
 
 
+def gpt_oss(experts=5, **shape):
+    rope = dict(rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=32, truncate=False)
+    return GptOssForCausalLM(GptOssConfig(
+        num_local_experts=experts, num_experts_per_tok=experts // 2 + 1, sliding_window=5,
+        **SMALL | dict(intermediate_size=24, rope_parameters=rope) | shape))
+
+
+def gpt_oss_mxfp4():
+    return gpt_oss(experts=3, hidden_size=64, intermediate_size=32, attention_bias=False)   # blocks of 32
+
+
 # name: constructor, dtype of the saved weights, size of a part. The reading of each dtype, of one file and of
 # several is covered by a file that transformers wrote.
 MODELS = {
@@ -252,6 +264,8 @@ MODELS = {
     "gemma2": (gemma2, torch.float32, "1GB"),
     "phi3_longrope": (phi3_longrope, torch.bfloat16, "1GB"),
     "olmo2_grouped": (olmo2_grouped, torch.bfloat16, "1GB"),
+    "gpt_oss": (gpt_oss, torch.float32, "1GB"),
+    "gpt_oss_mxfp4": (gpt_oss_mxfp4, torch.bfloat16, "1GB"),
 }
 # Experts as transformers 5 has them in memory; the others are saved one by one, as transformers 4 does.
 STACKED = ["mixtral"]
@@ -265,6 +279,9 @@ def randomise(model, dtype, seed):
         is_norm = any(part.startswith(("ln_", "norm")) or part.endswith("norm") for part in name.split("."))
         if name.endswith(".bias"):
             value = 0.3 * noise
+        elif model.config.model_type == "gpt_oss" and ".experts." in name:
+            # Some gates and ups are beyond the limit of 7.
+            value = (0.8 if "gate_up" in name else 0.05) * noise
         elif is_norm or "layernorm" in name:
             value = 1 + 0.3 * noise
         elif any(part in name for part in ("wte", "wpe", "embed_tokens", "lm_head")):
@@ -276,6 +293,39 @@ def randomise(model, dtype, seed):
         if name.endswith("e_score_correction_bias"):   # as large as differences of sigmoids, so that it decides
             value = 0.3 * torch.randn(buffer.shape, generator=generator, dtype=torch.float64)
             buffer.copy_(value.to(dtype))
+
+
+MAGNITUDES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+
+
+def quantize_experts(model, seed):
+    """Replace the weights of experts by random ones that MXFP4 has; return blocks and scales by name."""
+    generator = torch.Generator().manual_seed(seed)
+    packed = {}
+    for name, parameter in model.named_parameters():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            continue
+        experts, width, rows = parameter.shape
+        codes = torch.randint(16, (experts, rows, width // 32, 32), generator=generator)
+        scales = torch.randint(125, 128, (experts, rows, width // 32), generator=generator)
+        values = MAGNITUDES[codes % 8] * (1 - codes // 8 * 2) * 2.0 ** (scales - 128)[..., None]
+        parameter.data = values.flatten(2).transpose(1, 2).contiguous()
+        packed[name + "_blocks"] = (codes[..., 0::2] + 16 * codes[..., 1::2]).to(torch.uint8)
+        packed[name + "_scales"] = (scales - 1).to(torch.uint8)
+        theirs = convert_moe_packed_tensors(packed[name + "_blocks"], packed[name + "_scales"])
+        assert torch.equal(theirs.double(), parameter.data)
+    return packed
+
+
+def save_quantized(directory, packed):
+    """Store blocks and scales instead of the weights of experts, as the files of gpt-oss do."""
+    path = directory / "model.safetensors"
+    tensors = {n: t for n, t in load_file(path).items() if n + "_blocks" not in packed}
+    save_file(tensors | packed, path, metadata={"format": "pt"})
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    path.write_text(json.dumps(config))
 
 
 @contextlib.contextmanager
@@ -312,6 +362,7 @@ def make(name, directory, seed):
     constructor, dtype, part_size = MODELS[name]
     model = constructor().double().eval()
     randomise(model, dtype, seed)
+    packed = quantize_experts(model, seed + 2) if name == "gpt_oss_mxfp4" else None
     generator = torch.Generator().manual_seed(seed + 1)
     vocab = model.config.vocab_size
     ids = torch.randint(vocab, (BATCH, LENGTH), generator=generator)
@@ -327,6 +378,8 @@ def make(name, directory, seed):
     shutil.rmtree(directory, ignore_errors=True)
     model.to(dtype).save_pretrained(directory, max_shard_size=part_size, save_original_format=name not in STACKED)
     (directory / "generation_config.json").unlink(missing_ok=True)
+    if packed:
+        save_quantized(directory, packed)
     tensors = {"input_ids": ids.int(), "targets": targets.int(), "logits": logits.float(),
                "loss": loss.float().reshape(1)}
     if auxiliary is not None:

@@ -36,6 +36,13 @@ inline ModelConfig tiny_moe() {
     return c;
 }
 
+inline ModelConfig tiny_gpt_oss() {
+    ModelConfig c = tiny_moe();
+    c.qk_norm = false, c.activation = Activation::kClampedSwiglu, c.linear_bias = LinearBias::kAll;
+    c.attention_sinks = true, c.sliding_window = {3, 0};
+    return c;
+}
+
 inline Config tiny_config(const ModelConfig& shape, Dtype dtype, int64_t B, int64_t T) {
     Config c;
     c.shape = shape, c.seq_length = T, c.micro_batch_size = c.global_batch_size = B, c.train_iters = 1, c.dtype = dtype;

@@ -1,6 +1,6 @@
 // Sources: the classes GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig, OlmoeConfig,
-// Olmo2Config, Olmo3Config, GraniteConfig, Gemma2Config, Gemma3TextConfig, Phi3Config, MixtralConfig and Dots1Config of
-// transformers 4 and 5, MinistralConfig and SolarOpenConfig of 5.
+// Olmo2Config, Olmo3Config, GraniteConfig, Gemma2Config, Gemma3TextConfig, Phi3Config, MixtralConfig, Dots1Config and
+// GptOssConfig of transformers 4 and 5, MinistralConfig and SolarOpenConfig of 5.
 #include "llmc/checkpoint/huggingface/hf_config.h"
 
 #include <algorithm>
@@ -97,7 +97,8 @@ void put_window(OrderedJson& out, const ModelConfig& c, const Family& family) {
 void put_experts(OrderedJson& out, const ModelConfig& c, const Family& family) {
     out[experts_field(family)] = c.num_experts;
     out["num_experts_per_tok"] = c.experts_per_token;
-    if (family.hf != HfClass::kMixtral) out["norm_topk_prob"] = c.normalize_experts;
+    if (family.hf == HfClass::kGptOss) out["swiglu_limit"] = kSwigluLimit;
+    else if (family.hf != HfClass::kMixtral) out["norm_topk_prob"] = c.normalize_experts;
     if (family.has(kMoeWidth)) out["moe_intermediate_size"] = c.ffn_hidden_size;
     if (family.has(kSharedExperts)) {
         out["n_shared_experts"] = c.shared_experts;
@@ -258,8 +259,8 @@ LinearBias read_biases(const HfFields& f, const Family& family) {
     if (family.hf == HfClass::kQwen2) f.ignore({"attention_bias"});
     if (family.hf == HfClass::kQwen2) return LinearBias::kQkv;
     if (!family.has(kAttentionBias)) f.only("attention_bias", false, "this class has no such biases");
-    const bool attention = f.boolean_or("attention_bias", false);
-    const bool mlp = f.boolean_or("mlp_bias", false);
+    const bool gpt_oss = family.hf == HfClass::kGptOss;
+    const bool attention = f.boolean_or("attention_bias", gpt_oss), mlp = gpt_oss || f.boolean_or("mlp_bias", false);
     if (attention) return mlp ? LinearBias::kAll : LinearBias::kAttention;
     return mlp ? LinearBias::kMlp : LinearBias::kNone;
 }
@@ -267,8 +268,16 @@ LinearBias read_biases(const HfFields& f, const Family& family) {
 void read_experts(const HfFields& f, const Family& family, ModelConfig& c) {
     const HfClass hf = family.hf;
     c.num_experts = f.integer(f.has("num_local_experts") ? "num_local_experts" : experts_field(family), 1, kMaxExperts);
-    c.experts_per_token = f.integer_or("num_experts_per_tok", hf == HfClass::kMixtral ? 2 : 8, 1, kMaxExpertsPerToken);
-    c.normalize_experts = hf == HfClass::kMixtral || f.boolean_or("norm_topk_prob", hf == HfClass::kSolarOpen);
+    const bool gpt_oss = hf == HfClass::kGptOss;
+    c.experts_per_token = f.integer_or("num_experts_per_tok", hf == HfClass::kMixtral ? 2 : gpt_oss ? 4 : 8, 1,
+                                       kMaxExpertsPerToken);
+    if (gpt_oss) {
+        f.only("swiglu_limit", kSwigluLimit, "only 7 is supported");
+        f.only("experts_per_token", c.experts_per_token, "num_experts_per_tok says otherwise");
+        f.ignore({"initial_context_length"});   // that of yarn counts
+    }
+    c.normalize_experts =
+        hf == HfClass::kMixtral || gpt_oss || f.boolean_or("norm_topk_prob", hf == HfClass::kSolarOpen);
     c.dense_ffn_size = std::exchange(c.ffn_hidden_size, family.has(kMoeWidth) ? f.size("moe_intermediate_size")
                                                                           : c.ffn_hidden_size);
     if (family.has(kSharedExperts)) {
@@ -309,7 +318,11 @@ ModelConfig read_llama(const HfFields& f, const Family& family) {
     c.norm = Norm::kRmsNorm;
     c.position = PositionEmbedding::kRope;
     const bool gemma = c.gemma = is_gemma(family.hf);
-    c.activation = gemma ? Activation::kGeglu : Activation::kSwiglu;
+    c.attention_sinks = family.hf == HfClass::kGptOss;
+    c.activation = gemma ? Activation::kGeglu : c.attention_sinks ? Activation::kClampedSwiglu : Activation::kSwiglu;
+    if (c.attention_sinks)   // where a file has no scaling of rope
+        c.rope_scaling = {.factor = 32, .original_max_positions = 4096, .type = RopeScalingType::kYarn,
+                          .truncate = false};
     if (gemma) c.norm_place = NormPlace::kBoth;
     if (family.has(kPostNorm)) c.norm_place = NormPlace::kPost;
     c.qk_norm_whole = family.has(kQkNormWhole);
@@ -424,24 +437,6 @@ HfOrigin hf_origin(const std::string& directory) {
     return {.model_type = f.text("model_type"), .special_tokens = tokens.dump()};
 }
 
-std::vector<int32_t> eos_token_ids(const std::string& directory) {
-    std::vector<int32_t> ids;
-    for (const char* file : {"generation_config.json", "config.json"}) {
-        const std::string path = directory + "/" + file;
-        if (!is_regular_file(path)) continue;
-        require_undamaged(directory, file);
-        const Json object = read_json_object(path, kMaxConfigBytes);
-        const JsonFields fields{object, path};
-        if (!fields.has("eos_token_id")) continue;
-        const bool list = object["eos_token_id"].is_array();
-        for (int64_t id : list ? fields.integers("eos_token_id", 0, INT32_MAX)
-                               : std::vector<int64_t>{fields.integer("eos_token_id", 0, INT32_MAX)})
-            if (std::find(ids.begin(), ids.end(), id) == ids.end()) ids.push_back(static_cast<int32_t>(id));
-        if (!ids.empty()) break;
-    }
-    return ids;
-}
-
 std::string hf_config_json(const ModelConfig& config, Dtype weight_dtype, int64_t seq_length, const HfOrigin& origin) {
     // A rope model that was trained on longer sequences than its preset declares supports them.
     const bool rope = config.position == PositionEmbedding::kRope;
@@ -469,7 +464,12 @@ ModelConfig model_config_from_json(const std::string& text, const std::string& w
     const Json object = parse_json_object(text, where);
     const HfFields f{object, where};
     const std::string type = f.text("model_type");
-    if (f.has("quantization_config")) f.refuse("quantization_config", "quantised weights are not supported");
+    if (f.has("quantization_config")) {
+        const HfFields quantization = f.child("quantization_config");
+        const bool mxfp4 = quantization.has("quant_method") && quantization.text("quant_method") == "mxfp4";
+        if (type != "gpt_oss" || !mxfp4)
+            f.refuse("quantization_config", "quantised weights are not supported, except gpt_oss in mxfp4");
+    }
     const Family* family = std::find_if(std::begin(kFamilies), std::end(kFamilies),
                                         [&](const Family& row) { return type == row.model_type; });
     ModelConfig config;
@@ -481,7 +481,7 @@ ModelConfig model_config_from_json(const std::string& text, const std::string& w
         config = read_own(f);
     else
         f.refuse("model_type", "only gpt2, llama, mistral, ministral, qwen2, qwen3, qwen3_moe, olmoe, olmo2, olmo3, "
-                 "granite, gemma2, gemma3_text, phi3, mixtral, dots1, solar_open and llmfp8 are supported");
+                 "granite, gemma2, gemma3_text, phi3, mixtral, dots1, solar_open, gpt_oss and llmfp8 are supported");
     ignore_inert(f);
     f.require_all_read();
     shorten_pattern(config);

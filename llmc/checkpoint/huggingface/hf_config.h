@@ -17,10 +17,6 @@ inline constexpr const char* kSpecialTokens[] = {"bos_token_id", "eos_token_id",
 HfOrigin hf_origin(const std::string& directory);
 // The dropout that config.json has, which training here has not: "DIR/config.json has resid_pdrop 0.1: ...", or "".
 std::string dropout_note(const std::string& directory);
-// The ids at which a text ends: eos_token_id (an id or a list) of generation_config.json, which transformers' generate
-// reads, else of config.json. In the order of the file, each once; empty if neither names one. Exit 2, naming the file,
-// if the field is anything else; exit 5 if a checkpoint's file does not match its manifest.
-std::vector<int32_t> eos_token_ids(const std::string& directory);
 
 // Without an origin the special tokens are those of GPT-2 or Llama 3 if the vocabulary has the size of theirs, else
 // null.

@@ -15,8 +15,8 @@ enum HfTrait : unsigned {
 
 // A class, and its defaults of fields that a file leaves out: key/value heads (0: as many as heads), head dim (0:
 // hidden size / heads), window (0: the class has none), epsilon of norms and base of rope; full_every: without
-// layer_types, every layer of this number attends to all keys (Gemma-2: 2, Gemma-3: 6, OLMo-3: 4; 0: none, if there is
-// a window).
+// layer_types, every layer of this number attends to all keys (Gemma-2, gpt-oss: 2, Gemma-3: 6, OLMo-3: 4; 0: none, if
+// there is a window).
 // local_base: rope's base in layers with a window, which have no scaling then (Gemma-3: 10,000; OLMo-3: kBaseOfOthers;
 // 0: rope as in the others).
 struct Family {
@@ -53,12 +53,14 @@ inline constexpr Family kFamilies[] = {
      0, 0},
     {HfClass::kSolarOpen, kExperts | kMoeWidth | kSharedExperts, "solar_open", "SolarOpenForCausalLM", 8, 128, 0, 1e-5,
      1e6},
+    {HfClass::kGptOss, kAttentionBias | kLayerTypes | kExperts, "gpt_oss", "GptOssForCausalLM", 8, 64, 128, 1e-5, 1.5e5,
+     2},
 };
 
 inline bool is_gemma(HfClass hf) { return hf == HfClass::kGemma2 || hf == HfClass::kGemma3; }
 inline const char* activation_field(HfClass hf) { return is_gemma(hf) ? "hidden_activation" : "hidden_act"; }
 // The field of the number of experts.
 inline const char* experts_field(const Family& family) {
-    return family.hf == HfClass::kMixtral ? "num_local_experts"
+    return family.hf == HfClass::kMixtral || family.hf == HfClass::kGptOss ? "num_local_experts"
            : family.has(kSharedExperts) ? "n_routed_experts" : "num_experts";
 }

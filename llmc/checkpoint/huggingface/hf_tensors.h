@@ -46,6 +46,16 @@ void export_transposed(const HfTensor& tensor, const std::string& file, int64_t 
 // The room that one block takes in the buffer.
 int64_t transposed_room_bytes(const HfTensor& tensor, int64_t staging_bytes);
 
+// Weights of experts in MXFP4, as gpt-oss has them: E2M1 codes, two in a byte, the first one in the lower bits, and
+// E8M0 scales of 32 codes. The rows are not transposed.
+struct Mxfp4 {
+    const SafetensorsView &blocks, &scales;   // (experts, rows, cols / 32, 16), (experts, rows, cols / 32)
+    // Shapes of both for a tensor.
+    static std::vector<int64_t> shape(const HfTensor& tensor, bool of_blocks);
+};
+// Reads them as import_tensor does, exactly.
+void import_mxfp4(const ParamTable& table, const HfTensor& tensor, const Mxfp4& view, const StateAccess& access);
+
 // Reads a tensor in F32, F16 or BF16 into the masters that this rank holds of its rows, through `staging`. Reads no
 // other elements, except the rest of a row of a transposed tensor. The caller has checked shape and dtype.
 void import_tensor(const ParamTable& table, const HfTensor& tensor, const SafetensorsView& view,

@@ -40,3 +40,8 @@ std::string tokenizer_vocabulary(const std::string& tokenizer);
 // not match its manifest.
 ModelExtras read_model_extras(const std::string& directory, const std::string& tokenizer,
                               const TokenizerFacts& facts = {});
+
+// The ids at which a text ends: eos_token_id (an id or a list) of generation_config.json, which transformers' generate
+// reads, else of config.json. In the order of the file, each once; empty if neither names one. Exit 2, naming the file,
+// if the field is anything else; exit 5 if a checkpoint's file does not match its manifest.
+std::vector<int32_t> eos_token_ids(const std::string& directory);

@@ -9,6 +9,7 @@ HfClass hf_class(const ModelConfig& c) {
                 && !c.has_windows() && !c.attention_sinks;
     if (gpt2) return HfClass::kGpt2;
     if (c.gemma) return c.qk_norm ? HfClass::kGemma3 : HfClass::kGemma2;
+    if (c.gpt_oss()) return HfClass::kGptOss;
     if (!c.pre_norms()) return c.has_windows() ? HfClass::kOlmo3 : HfClass::kOlmo2;
     if (!is_llama_like(c) || !c.one_window() || c.local_rotary_base > 0 || c.attention_sinks) return HfClass::kOwn;
     if (c.granite()) return HfClass::kGranite;
@@ -143,25 +144,38 @@ struct Builder {
     void add_experts(LayerParams& p, int l, const std::string& own, const std::string& hf, double residual_std) {
         const int64_t C = c.hidden_size, F = c.ffn_hidden_size, E = c.num_experts;
         const bool mixtral = hf_class(c) == HfClass::kMixtral;
+        const auto param = [&](int number) -> Param& { return table.params[static_cast<size_t>(number)]; };
         const std::string mlp = hf + (mixtral ? "block_sparse_moe." : "mlp.");
         const char *gate = mixtral ? "w1" : "gate_proj", *up = mixtral ? "w3" : "up_proj",
                    *down = mixtral ? "w2" : "down_proj";
         std::vector<HfPart> up_parts, down_parts;
-        for (int64_t e = 0; e < E; e++) {
+        for (int64_t e = 0; e < E && !c.gpt_oss(); e++) {
             const std::string expert = mlp + "experts." + std::to_string(e) + ".";
             up_parts.push_back({.name = expert + gate + ".weight", .row_begin = 2 * e * F, .rows = F});
             up_parts.push_back({.name = expert + up + ".weight", .row_begin = (2 * e + 1) * F, .rows = F});
             down_parts.push_back({.name = expert + down + ".weight", .row_begin = e * C, .rows = C});
         }
-        p.router_weight = matrix(own + "router.weight", whole(mlp + "gate.weight", E, true), l, E, C, c.init_std);
+        const char* const router = c.gpt_oss() ? "router" : "gate";
+        p.router_weight = matrix(own + "router.weight", whole(mlp + router + ".weight", E, true), l, E, C, c.init_std);
+        if (c.gpt_oss()) {
+            const auto stack = [&](const char* name, int64_t rows, bool transposed, bool interleaved = false) {
+                return std::vector<HfPart>{{.name = mlp + "experts." + name, .rows = E * rows,
+                                            .transposed = transposed, .stacked = E, .interleaved = interleaved}};
+            };
+            up_parts = stack("gate_up_proj", 2 * F, true, true), down_parts = stack("down_proj", C, true);
+            p.router_logit_bias = vector(own + "router.logit_bias", mlp + "router.bias", l, E);
+            p.experts_up_bias = vector(own + "experts.up.bias", stack("gate_up_proj_bias", 2 * F, true, true), l,
+                                       E * 2 * F);
+            param(p.experts_up_bias).experts = E;
+            p.experts_down_bias = vector(own + "experts.down.bias", stack("down_proj_bias", C, false), l, E * C);
+        }
         p.up_weight = matrix(own + "experts.up.weight", up_parts, l, E * 2 * F, C, c.init_std,
                              std::vector<int64_t>(static_cast<size_t>(2 * E), F));
         p.down_weight = matrix(own + "experts.down.weight", down_parts, l, E * C, F, residual_std,
                                std::vector<int64_t>(static_cast<size_t>(E), C));
-        const auto param = [&](int number) -> Param& { return table.params[static_cast<size_t>(number)]; };
         param(p.router_weight).optimizer = OptimizerKind::kAdamW;
-        param(p.up_weight).hf_stacked = hf + "mlp.experts.gate_up_proj";
-        param(p.down_weight).hf_stacked = hf + "mlp.experts.down_proj";
+        if (!c.gpt_oss()) param(p.up_weight).hf_stacked = hf + "mlp.experts.gate_up_proj";
+        if (!c.gpt_oss()) param(p.down_weight).hf_stacked = hf + "mlp.experts.down_proj";
         param(p.up_weight).experts = param(p.down_weight).experts = E;
         if (c.shared_experts == 0) return;
         const std::string shared = mlp + "shared_experts.";
@@ -218,9 +232,13 @@ ParamTable expert_part(const ParamTable& whole, int64_t parts, int64_t part) {
     for (Param& p : table.params) {
         if (p.experts == 1 || parts == 1) continue;
         p.rows /= parts, p.experts /= parts, p.parts = parts, p.part = part;
-        const auto tensors = static_cast<int64_t>(p.hf.size()) / parts;
-        p.hf = {p.hf.begin() + part * tensors, p.hf.begin() + (part + 1) * tensors};
-        for (HfPart& tensor : p.hf) tensor.row_begin -= part * p.rows;
+        if (p.hf[0].stacked > 0) {
+            p.hf[0].rows = p.rows, p.hf[0].stacked = p.experts;
+        } else {
+            const auto tensors = static_cast<int64_t>(p.hf.size()) / parts;
+            p.hf = {p.hf.begin() + part * tensors, p.hf.begin() + (part + 1) * tensors};
+            for (HfPart& tensor : p.hf) tensor.row_begin -= part * p.rows;
+        }
         p.stacked.resize(p.stacked.size() / static_cast<size_t>(parts));
         REQUIRE(!p.scales || p.elems() % kScaleBlock == 0, "--moment-dtype fp8 with --expert-parallel %lld: %lld "
                 "elements of %s on a rank are no multiple of %lld, the elements of a scale", ll(parts), ll(p.elems()),

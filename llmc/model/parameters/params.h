@@ -1,6 +1,7 @@
 // The parameter table: one row per stored parameter, in the order of the model. Initialisation, optimizer, shards,
 // checkpoints and exports iterate over it; it is constant.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -14,6 +15,10 @@ struct HfPart {
     int64_t row_begin = 0;
     int64_t rows = 0;            // true vocabulary rows for embeddings and head
     bool transposed = false;     // its Hugging Face shape is [cols, rows] (GPT-2's Conv1D)
+    // gpt-oss: the tensor stacks these equal parts of the rows, and its shape begins with their number; 0: with none.
+    int64_t stacked = 0;
+    bool interleaved = false;    // of the rows of each, the halves (gates, ups) alternate in the file; transposed only
+    int64_t matrix_rows() const { return rows / std::max<int64_t>(1, stacked); }
 };
 
 struct Param {
@@ -63,6 +68,8 @@ struct LayerParams {
     int post_norm1_weight = -1, post_norm2_weight = -1;   // of the results of attention and the MLP
     int norm2_weight = -1, norm2_bias = -1;
     int router_weight = -1, router_bias = -1;   // (experts, hidden size), (experts)
+    int router_logit_bias = -1;             // (experts)
+    int experts_up_bias = -1, experts_down_bias = -1;   // (experts, 2 width), (experts, hidden size)
     int shared_up_weight = -1, shared_down_weight = -1;   // of the shared experts
     int up_weight = -1, up_bias = -1;       // rows of a gated activation: [gate | up]; of every expert in turn
     int down_weight = -1, down_bias = -1;
@@ -84,7 +91,7 @@ struct ParamTable {
 // The Hugging Face class that represents a configuration exactly; kOwn if none does.
 enum class HfClass {
     kGpt2, kLlama, kMistral, kMinistral, kQwen2, kQwen3, kQwen3Moe, kOlmoe, kMixtral, kDots1, kSolarOpen, kOlmo2,
-    kOlmo3, kGranite, kGemma2, kGemma3, kPhi3, kOwn
+    kOlmo3, kGranite, kGemma2, kGemma3, kPhi3, kGptOss, kOwn
 };
 HfClass hf_class(const ModelConfig& config);
 

@@ -25,7 +25,7 @@ class LlmFp8Config(PretrainedConfig):
         self.max_positions = max_positions
         self.norm = norm                       # layer or rms
         self.position = position               # learned or rope
-        self.activation = activation           # gelu (tanh form), swiglu, relu2 or geglu
+        self.activation = activation           # gelu (tanh form), swiglu, relu2, geglu or clamped_swiglu
         self.rotary_base = rotary_base
         self.rope = rope or {"rope_type": "default"}   # scaling by the rule default (none), llama3, yarn or linear
         self.local_rotary_base = local_rotary_base     # in layers with a window, without scaling; 0: as the others

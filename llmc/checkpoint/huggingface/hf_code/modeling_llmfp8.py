@@ -14,7 +14,15 @@ from .configuration_llmfp8 import LlmFp8Config
 # What transformers calls a cache of keys and values: its name changed in version 5.24.
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 BIASES = {"all": {"qkv", "o", "mlp"}, "none": set(), "qkv": {"qkv"}, "attention": {"qkv", "o"}, "mlp": {"mlp"}}
-GATES = {"swiglu": F.silu, "geglu": lambda x: F.gelu(x, approximate="tanh")}
+
+
+def clamped_swiglu(gate, up):
+    gate = gate.clamp(max=7.0)
+    return gate * torch.sigmoid(1.702 * gate) * (up.clamp(-7.0, 7.0) + 1)
+
+
+GATES = {"swiglu": lambda gate, up: F.silu(gate) * up, "geglu": lambda gate, up: F.gelu(gate, approximate="tanh") * up,
+         "clamped_swiglu": clamped_swiglu}
 
 
 class RmsNorm(nn.Module):
@@ -131,7 +139,7 @@ class Mlp(nn.Module):
     def forward(self, x):
         y = self.up_proj(x)
         if self.activation in GATES:
-            y = GATES[self.activation](self.gate_proj(x)) * y
+            y = GATES[self.activation](self.gate_proj(x), y)
         elif self.activation == "relu2":
             y = F.relu(y).square()
         else:
