@@ -19,6 +19,8 @@ struct QueryMaps {
     CUtensorMap queries, douts, keys, dqueries;   // queries, douts, keys: tiles; dqueries: a warp's rows
 };
 
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900   // as in ptx.cuh
+
 // Rings of a block and the current position in each. V needs one buffer: the next V is loaded while dQ of these keys
 // and S of the next ones are computed.
 struct QueryState {
@@ -188,6 +190,8 @@ __device__ void consume(QueryState state, int consumer, const QueryMaps& maps, c
         state.queries.release(lane), state.queries.next();
     }
 }
+
+#endif
 
 // Math: dq_t = softmax_mul sum_j ds_tj k_j over the keys j <= t (kBorders: from t's first key on);
 //       ds_tj = exp(s_tj - lse_t) (dout_t . v_j - delta_t) (kCap: times 1 - (s_tj / softcap)^2)
