@@ -64,12 +64,12 @@ class Check:
         launcher = [*self.mpirun, "-np", str(count)] if count > 1 else []
         return self.run(name, [*launcher, *command], timeout=300, **how)
 
-    def train(self, name, ranks, binary, *options):
+    def train(self, name, ranks, binary, *options, **environment):
         """Runs the trainer; returns the path of its log, OUT/NAME.jsonl."""
         log = self.out / f"{name}.jsonl"
         log.unlink(missing_ok=True)
         self.ranks(name, ranks, [self.build / binary, "--train-data", self.shards(), "--log-file", log, *options,
-                                 *shlex.split(self.options.options)])
+                                 *shlex.split(self.options.options)], **environment)
         return log
 
     def shards(self):

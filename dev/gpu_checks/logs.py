@@ -27,9 +27,9 @@ class Log:
                 + [(f"step {r['step']}: {key} of {tensor['name']}", value) for r in self.fp8 for tensor in r["tensors"]
                    for key, value in tensor.items() if key != "name"])
 
-    def far_from(self, other):
-        """Relative difference of the loss, by step."""
-        return {step: abs(r["loss"] / other.steps[step]["loss"] - 1) for step, r in self.steps.items()}
+    def far_from(self, other, key="loss"):
+        """Relative difference of the loss, or of another value that may be "nan", by step."""
+        return {step: abs(float(r[key]) / float(other.steps[step][key]) - 1) for step, r in self.steps.items()}
 
     def median(self, key):
         timed = list(self.steps.values())[SKIP:]

@@ -4,8 +4,8 @@ end.
 
     dev/gpu_checks/run.py WHAT OUT [OPTION...]
 
-WHAT: kernels, offload (1 GPU), comm (all GPUs there are), zero, context, watch (2 or more), resume (2, 4 or
-8); `WHAT --help` says what it does. Exit status: 0 all passed, 1 something failed. Standard library only.
+WHAT: kernels, offload (1 GPU), comm (all GPUs there are), zero, context, experts, watch (2 or more), resume (2, 4
+or 8); `WHAT --help` says what it does. Exit status: 0 all passed, 1 something failed. Standard library only.
 """
 import argparse
 import os
@@ -14,6 +14,7 @@ import sys
 
 import comm
 import context
+import experts
 import kernels
 import offload
 import resume
@@ -21,8 +22,8 @@ import watch
 import zero
 from check import Check
 
-SUBJECTS = {"kernels": kernels, "offload": offload, "comm": comm, "zero": zero, "context": context, "resume": resume,
-            "watch": watch}
+SUBJECTS = {"kernels": kernels, "offload": offload, "comm": comm, "zero": zero, "context": context, "experts": experts,
+            "resume": resume, "watch": watch}
 # Option, default, help; those that begin with the name of a subject are for it alone.
 OPTIONS = (
     ("--shards", "", "glob of token shards, quoted; without it the text of this repository, as bytes"),
@@ -34,7 +35,7 @@ OPTIONS = (
     ("--micro", 1, "zero: micro-batch of the table"),
     ("--save", "", "resume: folder of the checkpoints (OUT/saved)"),
     ("--timeout", 10, "watch: --comm-timeout"),
-    ("--ranks", 0, "number of ranks (zero, context, watch: 2; resume: all GPUs)"),
+    ("--ranks", 0, "number of ranks (zero, context, experts, watch: 2; resume: all GPUs)"),
     ("--steps", 0, "kernels, offload, zero, context: steps of a timed run (8, 8, 10, 10); resume: between checkpoints "
      "(4)"),
 )
@@ -61,7 +62,7 @@ def main():
     options = parser.parse_args()
     options.gpus = gpu_count()
     check = Check(options)
-    if options.what in ("zero", "context"):
+    if options.what in ("zero", "context", "experts"):
         options.ranks = options.ranks or 2
     try:
         SUBJECTS[options.what].run(check)
