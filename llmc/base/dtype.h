@@ -75,10 +75,11 @@ struct Tensor {
     explicit operator bool() const { return elems > 0; }
     int64_t bytes() const { return elems * dtype_bytes(dtype); }
 
+    // Null without elements, whatever data is: kernels see an optional tensor by its pointer.
     template <typename T> T* as() const {
         CHECK(elems == 0 || dtype == dtype_of<T>, "tensor of %s read as %s", dtype_name(dtype),
               dtype_name(dtype_of<T>));
-        return static_cast<T*>(data);
+        return elems > 0 ? static_cast<T*>(data) : nullptr;
     }
     // Returns the elements [begin, begin + count).
     Tensor slice(int64_t begin, int64_t count) const {

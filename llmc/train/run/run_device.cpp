@@ -50,9 +50,6 @@ void RunDevice::prepare(std::vector<std::string>& notes) {
     other_bytes_ = gpu_bytes_in_use(info, used_before_);
     std::string error = gpu_memory_error(config_, plan, free_bytes);
     if (error.empty()) error = host_memory_error(plan, comm_.world().local_ranks, host_memory_bytes());
-    if (error.empty() && config_.expert_parallel > 1 && info.sm > 0 && !config_.synthetic_data)
-        error = strf("--expert-parallel %lld: on GPUs its gradients were wrong where experts have different numbers of "
-                     "rows (docs/training.md, Mixtures of experts); train without it", ll(config_.expert_parallel));
     error = first_error(comm_, error);   // no rank allocates before all have checked
     REQUIRE(error.empty(), "%s", error.c_str());
     // Copy engines serve the collectives that run during the matmuls of every micro-batch, which saves 3 to 4 % of the
