@@ -87,8 +87,8 @@ std::string time_text(const Figures& f) {
             const auto i = static_cast<size_t>(pass);
             return 1e-9 * time.expert_flop[i] / time.expert_ms[i];
         };
-        text += strf("  matmuls of experts take %.3f ms: %.0f TFLOP/s forward, %.0f dgrad, %.0f wgrad, as one of all "
-                     "rows\n", time.expert_ms[0] + time.expert_ms[1] + time.expert_ms[2], rate(GemmLayout::kForward),
+        text += strf("  matmuls of experts take %.3f ms: %.0f TFLOP/s forward, %.0f dgrad, %.0f wgrad\n",
+                     time.expert_ms[0] + time.expert_ms[1] + time.expert_ms[2], rate(GemmLayout::kForward),
                      rate(GemmLayout::kDgrad), rate(GemmLayout::kWgrad));
     }
     if (ranks > 1)

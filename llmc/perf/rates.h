@@ -38,6 +38,8 @@ struct Rates {
 
     double gemm_us(GemmMode mode, GemmLayout pass, int64_t M, int64_t N, int64_t K) const;
     double matmul_us(const GemmArgs& args) const;
+    // Of many experts, whose rows together are those of args.
+    double expert_matmul_us(const GemmArgs& args, int64_t experts) const;
     double op_us(const PlannedOp& op) const;
 };
 

@@ -152,7 +152,8 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
         (backward ? backward_ms : forward_ms) += ms;
     };
     const auto matmul_ms = [&](const PlannedGemm& g) {
-        return 1e-3 * rates.matmul_us(g.shape) * (dtype_bytes(g.shape.A.dtype) == 1 ? slower8 : slower16)
+        const double us = g.experts > 0 ? rates.expert_matmul_us(g.shape, g.experts) : rates.matmul_us(g.shape);
+        return 1e-3 * us * (dtype_bytes(g.shape.A.dtype) == 1 ? slower8 : slower16)
                * real(g.count);
     };
     const auto op_ms = [&](const PlannedOp& op) {

@@ -193,7 +193,7 @@ void Trainer::begin_step(Ctx& ctx, const StagedStep& staged) {
 // Clears the gradients before the first backward of a step. With --offload masters their memory holds the new masters
 // of the step before (keep_master), which the all-gather of weights must have read.
 void Trainer::clear_gradients(Ctx& ctx) {
-    if (std::exchange(gradients_cleared_, true) || grads_.shares_memory()) return;
+    if (std::exchange(gradients_cleared_, true) || !grads_.zeroes()) return;
     gatherer_.wait(ctx);
     grads_.zero(ctx);
 }

@@ -13,11 +13,19 @@ struct Placed {
     const Fp8Plan plan;
     const FlatLayout layout;
     const Buckets buckets;
+    const std::vector<bool> alone;
     const GradPlacement placement;
-    Placed(const Config& config, int ranks, int64_t bytes)
+    // every_third: of the buckets is alone.
+    Placed(const Config& config, int ranks, int64_t bytes, bool every_third = false)
         : table(make_param_table(config.shape)), plan(make_fp8_plan(config, table)),
           layout(table, plan, bytes, Buckets::unit(ranks)), buckets(layout, ranks),
-          placement(shared_placement(buckets, table, config.overlap)) {}
+          alone(some(buckets.all().size(), every_third)),
+          placement(shared_placement(buckets, table, config.overlap, alone)) {}
+    static std::vector<bool> some(size_t count, bool every_third) {
+        std::vector<bool> is(count, false);
+        for (size_t b = 0; every_third && b < count; b += 3) is[b] = true;
+        return is;
+    }
     const ParamGroup& bucket(size_t b) const { return buckets.all()[b]; }
     int head() const { return static_cast<int>(table.layers.size()); }
 };
@@ -47,14 +55,17 @@ void check(const Placed& placed, bool overlaps) {
         const std::set<int> by = writers(placed, placed.bucket(a));
         // Stages count layers downward.
         const int stage = placed.placement.first_stage[a], first = placed.head() - *by.rbegin();
-        CHECK(stage >= 0);
+        CHECK((stage == -1) == placed.alone[a]);
+        CHECK(stage >= -1);
+        CHECK((placed.placement.offsets[a] >= placed.placement.shared) == placed.alone[a]);
         CHECK(stage <= first);
         end = std::max(end, placed.placement.offsets[a] + placed.bucket(a).elems);
         CHECK(placed.placement.offsets[a] % kParamAlign == 0);
         const std::vector<int>& overlapping = placed.placement.overlapping[a];
         for (size_t b = 0; b < count; b++) {
             const bool shares = std::count(overlapping.begin(), overlapping.end(), static_cast<int>(b)) > 0;
-            CHECK(shares == overlap(placed, a, b));
+            CHECK(shares == (overlap(placed, a, b) && !placed.alone[a]));
+            if (overlap(placed, a, b) && a != b) CHECK_FALSE(placed.alone[a]);
             if (a == b || !shares) continue;
             // One bucket is complete before the other begins; with overlap, the backward pass of a whole layer lies
             // between them.
@@ -70,7 +81,7 @@ void check(const Placed& placed, bool overlaps) {
 
 }  // namespace
 
-TEST_CASE("grad placement: buckets whose gradients exist at the same time have separate memory") {
+TEST_CASE("grad placement: buckets that exist at the same time have separate memory, and lone ones their own") {
     for (const ModelConfig& small : fp8_shapes()) {
         ModelConfig shape = small;
         shape.num_layers = 7;
@@ -81,9 +92,12 @@ TEST_CASE("grad placement: buckets whose gradients exist at the same time have s
                     Config config = fp8_config(shape, recipe);
                     config.overlap = overlaps;
                     if (recipe == Fp8Recipe::kTensorwise) config.bf16_linears = {"3.*", "4.up"};
-                    const Placed placed(config, 3, bytes);
-                    check(placed, overlaps);
-                    CHECK(placed.placement.elems <= placed.layout.flat_elems());
+                    for (bool every_third : {false, true}) {
+                        const Placed placed(config, 3, bytes, every_third);
+                        check(placed, overlaps);
+                        CHECK(placed.placement.elems <= placed.layout.flat_elems());
+                        CHECK((placed.placement.elems > placed.placement.shared) == every_third);
+                    }
                 }
     }
 }

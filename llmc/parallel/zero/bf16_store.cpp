@@ -30,7 +30,7 @@ void Bf16Store::gather(Ctx& comm, const ParamGroup& bucket) const {
     if (grads_.shares_memory()) {
         const Tensor mine = grads_.idle_shard(bucket, config_.dtype);
         const Tensor place = whole.slice(state_.shard_of(bucket) * mine.elems, mine.elems);
-        device::copy_on_device(comm, place.data, mine.data, mine.bytes());
+        if (place.data != mine.data) device::copy_on_device(comm, place.data, mine.data, mine.bytes());
     }
     groups_.shard_of(bucket).all_gather(comm, whole);
 }

@@ -37,7 +37,8 @@ GradPlacement whole_placement(const Buckets& buckets) {
 }
 
 // Largest first, each at the lowest offset that is free during its lifetime.
-GradPlacement shared_placement(const Buckets& buckets, const ParamTable& table, bool overlap) {
+GradPlacement shared_placement(const Buckets& buckets, const ParamTable& table, bool overlap,
+                               const std::vector<bool>& alone) {
     const std::vector<ParamGroup>& all = buckets.all();
     std::vector<Lifetime> lifetimes;
     for (const ParamGroup& bucket : all) lifetimes.push_back(lifetime(bucket, table, overlap));
@@ -48,6 +49,7 @@ GradPlacement shared_placement(const Buckets& buckets, const ParamTable& table, 
     GradPlacement placement;
     std::vector<Extent> extents(all.size(), {0, 0});   // empty: not placed yet
     for (size_t bucket : order) {
+        if (alone[bucket]) continue;
         std::vector<Extent> taken;
         for (size_t other = 0; other < all.size(); other++)
             if (lifetimes[bucket].meets(lifetimes[other])) taken.push_back(extents[other]);
@@ -56,12 +58,15 @@ GradPlacement shared_placement(const Buckets& buckets, const ParamTable& table, 
         place = {0, all[bucket].elems};
         for (const Extent& extent : taken)
             if (extent.meets(place)) place = {extent.end, extent.end + all[bucket].elems};
-        placement.elems = std::max(placement.elems, place.end);
+        placement.shared = std::max(placement.shared, place.end);
     }
+    placement.elems = placement.shared;
     placement.overlapping.resize(all.size());
     for (size_t bucket = 0; bucket < all.size(); bucket++) {
-        placement.offsets.push_back(extents[bucket].begin);
-        placement.first_stage.push_back(lifetimes[bucket].first);
+        placement.offsets.push_back(alone[bucket] ? placement.elems : extents[bucket].begin);
+        placement.first_stage.push_back(alone[bucket] ? -1 : lifetimes[bucket].first);
+        if (alone[bucket]) placement.elems += all[bucket].elems;
+        if (alone[bucket]) continue;
         for (size_t other = 0; other < all.size(); other++)
             if (extents[bucket].meets(extents[other])) placement.overlapping[bucket].push_back(static_cast<int>(other));
     }

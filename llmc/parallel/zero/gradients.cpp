@@ -6,11 +6,20 @@
 
 static Tensor first(const Tensor& longest, int64_t elems) { return longest.slice(0, elems); }
 
+// See Gradients::is_alone. With --zero 2 and 3, sums of a wider type than the gradients are apart from them.
+static std::vector<bool> alone_buckets(const Config& config, const Buckets& buckets, const Groups& groups) {
+    const bool sums_apart = shards_grads(config, buckets.ranks()) && config.grad_dtype != config.grad_shard_dtype;
+    std::vector<bool> alone;
+    for (const ParamGroup& bucket : buckets.all())
+        alone.push_back(buckets.ranks(bucket) == 1 && groups.replicas.world().ranks == 1 && !sums_apart);
+    return alone;
+}
+
 Gradients::Gradients(const Config& config, const ParamTable& table, const Buckets& buckets, const Groups& groups,
                      CommStream& stream, Arena& arena)
     : config_(config), buckets_(buckets), groups_(groups), stream_(stream),
-      sharded_(shards_state(config, buckets.ranks())),
-      placement_(shards_grads(config, buckets.ranks()) ? shared_placement(buckets, table, config.overlap)
+      sharded_(shards_state(config, buckets.ranks())), alone_(alone_buckets(config, buckets, groups)),
+      placement_(shards_grads(config, buckets.ranks()) ? shared_placement(buckets, table, config.overlap, alone_)
                                                        : whole_placement(buckets)),
       order_(buckets.all().size()) {
     const Dtype dtype = config.dtype == Dtype::kFp64 ? Dtype::kFp64 : config.grad_dtype;
@@ -34,6 +43,7 @@ int64_t Gradients::place_reduced() {
 void Gradients::take_comm_buffers(Arena& arena) {
     int64_t longest_bf16 = 0, longest_fp8 = 0, longest_shard = 0;
     for (const ParamGroup& bucket : buckets_.all()) {
+        if (is_alone(bucket)) continue;
         longest_shard = std::max(longest_shard, buckets_.shard_elems(bucket));
         if (comm_dtype(bucket) == GradCommDtype::kBf16) longest_bf16 = std::max(longest_bf16, bucket.elems);
         if (comm_dtype(bucket) == GradCommDtype::kFp8) longest_fp8 = std::max(longest_fp8, bucket.elems);
@@ -110,7 +120,7 @@ std::vector<Tensor> Gradients::norm_shards() const {
 std::vector<Tensor> Gradients::exchanged() const {
     std::vector<Tensor> tensors;
     if (!shares_memory()) return tensors;
-    if (grads_.dtype == Dtype::kBf16) tensors.push_back(grads_);
+    if (grads_.dtype == Dtype::kBf16) tensors.push_back(first(grads_, placement_.shared));
     for (const Tensor& buffer : {send_, receive_, send_codes_, receive_codes_, send_scales_, receive_scales_})
         if (buffer) tensors.push_back(buffer);
     return tensors;
@@ -119,7 +129,8 @@ std::vector<Tensor> Gradients::exchanged() const {
 // ---- the step
 
 void Gradients::zero(Ctx& ctx) {
-    if (!shares_memory()) device::fill_bytes(ctx, grads_.data, 0, grads_.bytes());
+    const Tensor own = grads_.slice(placement_.shared, placement_.elems - placement_.shared);
+    device::fill_bytes(ctx, own.data, 0, own.bytes());
 }
 
 void Gradients::begin(Ctx& ctx, const BackwardPass& pass) {
@@ -188,7 +199,7 @@ void Gradients::reduce_layer(Ctx& ctx, int layer) {
         const CollectivePurpose purpose(comm, "reduce " + layers_text(bucket, config_.shape.num_layers));
         reduce(comm, bucket);
         reduced_buckets_++;
-        if (&comm == &ctx || !shares_memory()) continue;
+        if (&comm == &ctx || !shares_memory() || is_alone(bucket)) continue;
         while (done_.size() < order_.size()) done_.push_back(OwnedEvent::create());
         order_[b] = stream_.record(comm, done_[b]);
     }

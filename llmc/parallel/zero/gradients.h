@@ -46,13 +46,16 @@ public:
     Tensor idle_shard(const ParamGroup& bucket, Dtype dtype) const {
         return {reduced_shard(bucket).data, dtype, buckets_.shard_elems(bucket)};
     }
-    // Zeroes the memory, unless it is shared: then each bucket is cleared before backward writes it.
+    // Zeroes what is not shared. A bucket in shared memory is cleared before backward writes it.
     void zero(Ctx& ctx);
+    bool zeroes() const { return placement_.elems > placement_.shared; }
 
     // ---- backward
     Tensor grad(int param) const;
     // Whether backward adds to the gradient. It overwrites gradients of linears' weights in shared memory.
-    bool accumulates(int param) const { return !shares_memory() || layout().form(param) == ParamForm::kOther; }
+    bool accumulates(int param) const {
+        return !shares_memory() || is_alone(layout().group_of(param)) || layout().form(param) == ParamForm::kOther;
+    }
 
     // ---- reduction
     // Called before each backward pass of the step. The gradients of any other backward pass are dropped.
@@ -87,10 +90,9 @@ private:
     // The memory of the sums: this rank's shard, and (--zero 0) the whole bucket.
     Tensor reduced_shard(const ParamGroup& bucket) const;
     Tensor reduced_whole(const ParamGroup& bucket) const;
-    // Whether no other rank has gradients of a bucket, as of experts: the sums are grads_ itself.
-    bool is_alone(const ParamGroup& bucket) const {
-        return !shares_memory() && buckets_.ranks(bucket) == 1 && groups_.replicas.world().ranks == 1;
-    }
+    // Whether no other rank has gradients of a bucket, as of experts: the sums are grads_ itself, to which every
+    // micro-batch adds.
+    bool is_alone(const ParamGroup& bucket) const { return alone_[buckets_.number(bucket)]; }
     int64_t place_reduced();
 
     void prepare_stage(Ctx& ctx, int stage);
@@ -111,6 +113,7 @@ private:
     const Groups& groups_;
     CommStream& stream_;
     const bool sharded_;   // this rank owns shards, not everything
+    const std::vector<bool> alone_;   // by bucket
     const GradPlacement placement_;
 
     Tensor grads_;     // (GradPlacement::elems) grad, of this rank's micro-batches
