@@ -20,7 +20,7 @@ struct GradPlacement {
 // Every bucket at its offset in the flat buffers.
 GradPlacement whole_placement(const Buckets& buckets);
 
-// Buckets share memory, except those that are `alone`, by bucket. With overlap a bucket's memory is not used again until
+// Buckets share memory, except those `alone`, by bucket. With overlap a bucket's memory is not used again until
 // the backward of one more layer is done, so that this backward hides the reduction.
 GradPlacement shared_placement(const Buckets& buckets, const ParamTable& table, bool overlap,
                                const std::vector<bool>& alone);
