@@ -352,8 +352,8 @@ __global__ void __launch_bounds__(kManyThreads)
         if (z_loss > 0.0f && threadIdx.x == 0) squares[blockIdx.x] = square;
         const float dloss_mul = state->dloss_mul, inverse = 1.0f / softmax.sum;
         for (int64_t i = threadIdx.x; i < Vp; i += kThreads) {
-            const float t = kCap && i < V ? s.scaled(to_float(row[i])) : 0.0f;
-            float p = i < V ? s.term(s.scaled(to_float(row[i])), softmax.base) * inverse * z_mul : 0.0f;
+            const float t = i < V ? s.scaled(to_float(row[i])) : 0.0f;
+            float p = i < V ? s.term(t, softmax.base) * inverse * z_mul : 0.0f;
             if (i == target) p -= 1.0f;
             row[i] = from_float<T>(p * dloss_mul * mul * s.cap.slope(t));
         }
