@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(kThreads)
     wait_for_previous_kernels();
     const int64_t parts = (C + kGatherLoads * kStep - 1) / (kGatherLoads * kStep), n = warp_row() / parts;
     const int lane = threadIdx.x % kLanes;
-    const int64_t begin = warp_row() % parts * kGatherLoads * kStep, first = begin + lane * kWidth;
+    // int: with a remainder of 64 bits nvcc 13.0 stores the 16 bytes of the first part as four words.
+    const int64_t begin = static_cast<int>(warp_row() % parts) * kGatherLoads * kStep, first = begin + lane * kWidth;
     if (n >= N) return;
     const int64_t of_part = N / scales.parts;
     const int32_t mine = lane < K ? slot_rows[n * K + lane] : 0;
