@@ -60,57 +60,90 @@ template <typename T> struct RowBias {
     const int32_t* experts;
     int64_t first;
 
-    // values + the bias of a slot's expert at a column of the 2F; the bias comes from the L2 cache.
-    template <int kWidth> __device__ void add_to(float (&x)[kWidth], int32_t slot, int64_t F, int64_t column) const {
-        if (!values) return;
-        float bias[kWidth];
-        load_floats<T, kWidth>(values + (experts[slot] - first) * 2 * F + column, bias);
-#pragma unroll
-        for (int i = 0; i < kWidth; i++) x[i] += bias[i];
-    }
+    __device__ int32_t expert(int32_t slot) const { return static_cast<int32_t>(experts[slot] - first); }
 };
+
+template <typename T, int kWidth> __device__ inline void add(float (&x)[kWidth], const Packed<T, kWidth>& packed) {
+    float y[kWidth];
+    packed.unpack_to(y);
+#pragma unroll
+    for (int i = 0; i < kWidth; i++) x[i] += y[i];
+}
+
+constexpr int kForwardRows = 8;   // of a warp
+constexpr int kBlocksPerSm = 4;   // which leave 64 registers for a thread
+// Whether the next elements are loaded before the latest results are stored: where registers suffice.
+template <bool kQuant> constexpr bool kEarlyLoads = !kQuant;
 
 // Math: see ExpertActivationForwardArgs.
 // Source: the functor's.
-// Traffic: in read, out or its codes written, once.
+// Traffic: in read, out or its codes written, once; biases once for adjacent rows of an expert.
 // Requires: as gather_rows_kernel.
-// Parallel: a warp per row.
+// Parallel: a warp per kLanes * kWidth columns of kForwardRows rows; it keeps the biases of the latest expert.
 template <typename Function, typename T, int kWidth, bool kQuant>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     expert_activation_forward_kernel(T* out, const T* in, const float* weights, const int32_t* row_slots, int64_t R,
                                      int64_t F, RowBias<T> bias, const __grid_constant__ TileOut quant) {
+    constexpr int kStep = kLanes * kWidth;
     wait_for_previous_kernels();
-    const int64_t r = warp_row();
-    if (r >= R) return;
-    const int32_t slot = row_slots[r];
-    if (slot < 0) return;
-    const float weight = weights[slot];
+    const int64_t parts = (F + kStep - 1) / kStep, first = warp_row() / parts * kForwardRows;
+    const int lane = threadIdx.x % kLanes;
+    // int: with a remainder of 64 bits nvcc 13.0 stores 16 bytes as four words.
+    const int64_t f = static_cast<int>(warp_row() % parts) * kStep + lane * kWidth;
+    if (first >= R) return;
+    const int32_t my_slot = lane < kForwardRows && first + lane < R ? row_slots[first + lane] : -1;
+    const float my_weight = my_slot < 0 ? 0.0f : weights[my_slot];
+    const int32_t my_expert = my_slot < 0 || !bias.values ? 0 : bias.expert(my_slot);
     RowOutput<T, kWidth, kQuant> output(out, quant);
-    in += r * 2 * F;
-    for (int64_t begin = 0; begin < F; begin += kLanes * kWidth) {
-        const int64_t f = begin + threadIdx.x % kLanes * kWidth;
-        float gate[kWidth] = {}, up[kWidth] = {};
-        if (f < F) load_floats<T, kWidth>(in + f, gate);
-        if (f < F) load_floats<T, kWidth>(in + F + f, up);
-        if (f < F) bias.add_to(gate, slot, F, f), bias.add_to(up, slot, F, F + f);
+    Packed<T, kWidth> gate_bias = {}, up_bias = {};
+    int32_t of_bias = -1;   // its expert
+    in += first * 2 * F + f;
+    Packed<T, kWidth> next_gate = {}, next_up = {};
+    const auto load_first_of = [&](uint32_t rows) {
+        const T* const from = in + (__ffs(static_cast<int>(rows)) - 1) * 2 * F;
+        if (rows && f < F) next_gate.load(from), next_up.load(from + F);
+    };
+    uint32_t rows = __ballot_sync(0xffffffffu, my_slot >= 0);   // bits: those to come
+    load_first_of(rows);
+    while (rows) {
+        const int row = __ffs(static_cast<int>(rows)) - 1;
+        rows &= rows - 1;
+        float gate[kWidth], up[kWidth];
+        next_gate.unpack_to(gate), next_up.unpack_to(up);
+        if (kEarlyLoads<kQuant>) load_first_of(rows);
+        const int32_t expert = __shfl_sync(0xffffffffu, my_expert, row);
+        if (bias.values && expert != of_bias) {
+            const T* const from = bias.values + expert * 2 * F + f;
+            if (f < F) gate_bias.load(from), up_bias.load(from + F);
+            of_bias = expert;
+        }
+        if (bias.values) add(gate, gate_bias), add(up, up_bias);
+        const float weight = __shfl_sync(0xffffffffu, my_weight, row);
 #pragma unroll
         for (int i = 0; i < kWidth; i++) gate[i] = Function::template value<T>(gate[i], up[i]) * weight;
-        output.put(gate, r, F, f, f < F);
+        output.put(gate, first + row, F, f, f < F);
+        if (!kEarlyLoads<kQuant>) load_first_of(rows);
     }
     output.finish();
 }
 
+// Elements of a row that a lane of the backward pass reads together, and their biases.
+template <typename T, int kWidth> struct RowLoads {
+    Packed<T, kWidth> gate, up, dout, gate_bias, up_bias;
+};
+
 // Math: the functor's gradients of gate and up for dout w; dw = sum of dout times the functor's value.
 // Source: derivative of the forward.
-// Traffic: in and dout read, din written, once.
+// Traffic: in and dout read, din written, once; biases come from the caches.
 // Requires: as gather_rows_kernel; din may alias in unless `split`.
 // Parallel: a warp per row. split: where a block of 128 columns has results of both halves of din, a lane keeps only
 // those of one half, and every pair is computed twice.
 template <typename Function, typename T, int kWidth, bool kQuant>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     expert_activation_backward_kernel(T* din, float* dweights, const T* dout, const T* in, const float* weights,
                                       const int32_t* row_slots, int64_t R, int64_t F, RowBias<T> bias,
                                       const __grid_constant__ TileOut quant, bool split) {
+    constexpr int kStep = kLanes * kWidth;
     wait_for_previous_kernels();
     const int64_t r = warp_row();
     const int lane = threadIdx.x % kLanes;
@@ -118,18 +151,28 @@ __global__ void __launch_bounds__(kThreads)
     const int32_t slot = row_slots[r];
     if (slot < 0) return;
     const float weight = weights[slot];
+    const T* const row_bias = bias.values ? bias.values + bias.expert(slot) * 2 * F : nullptr;
     RowOutput<T, kWidth, kQuant> output(din, quant);
     in += r * 2 * F, dout += r * F;
     float dweight = 0;
     const int64_t columns = kQuant && split ? 2 * F : F;
-    for (int64_t begin = 0; begin < columns; begin += kLanes * kWidth) {
-        const int64_t c = begin + lane * kWidth, f = c < F ? c : c - F;
+    const auto column = [&](int64_t c) { return c < F ? c : c - F; };   // of a half
+    const auto load = [&](int64_t c) {
+        const int64_t f = column(c);
+        RowLoads<T, kWidth> loads = {};
+        if (c >= columns) return loads;
+        loads.gate.load(in + f), loads.up.load(in + F + f), loads.dout.load(dout + f);
+        if (row_bias) loads.gate_bias.load(row_bias + f), loads.up_bias.load(row_bias + F + f);
+        return loads;
+    };
+    RowLoads<T, kWidth> next = load(lane * kWidth);
+    for (int64_t c = lane * kWidth; c - lane * kWidth < columns; c += kStep) {
+        float gate[kWidth], up[kWidth], d[kWidth];
+        next.gate.unpack_to(gate), next.up.unpack_to(up), next.dout.unpack_to(d);
+        if (row_bias) add(gate, next.gate_bias), add(up, next.up_bias);
+        if (kEarlyLoads<kQuant>) next = load(c + kStep);
+        const int64_t f = column(c);
         const bool valid = c < columns;
-        float gate[kWidth] = {}, up[kWidth] = {}, d[kWidth] = {};
-        if (valid) load_floats<T, kWidth>(in + f, gate);
-        if (valid) load_floats<T, kWidth>(in + F + f, up);
-        if (valid) load_floats<T, kWidth>(dout + f, d);
-        if (valid) bias.add_to(gate, slot, F, f), bias.add_to(up, slot, F, F + f);
 #pragma unroll
         for (int i = 0; i < kWidth; i++) {
             const SigmoidPair s = sigmoid_pair<T>(Function::argument(gate[i]));
@@ -144,6 +187,7 @@ __global__ void __launch_bounds__(kThreads)
             output.put(gate, r, 2 * F, f, valid);
             output.put(up, r, 2 * F, F + f, valid);
         }
+        if (!kEarlyLoads<kQuant>) next = load(c + kStep);
     }
     output.finish();
     dweight = warp_sum(dweight);
@@ -230,7 +274,8 @@ void expert_activation_forward(Ctx& ctx, const ExpertActivationForwardArgs& args
     const TileOut quant = rows_quant(args.quant, args.in, args.R, args.F, "expert_activation_forward");
     with_rows(args.kind, args.in.dtype, quant, args.F, {args.out.data, args.in.data, args.bias.values.data},
               [&]<typename Function, typename T, int kWidth, bool kQuant>() {
-        launch_early(ctx, expert_activation_forward_kernel<Function, T, kWidth, kQuant>, warp_grid(args.R), kThreads,
+        const int64_t warps = ceil_div(args.R, kForwardRows) * ceil_div(args.F, kLanes * kWidth);
+        launch_early(ctx, expert_activation_forward_kernel<Function, T, kWidth, kQuant>, warp_grid(warps), kThreads,
                      0, args.out.as<T>(), args.in.as<T>(), args.weights.as<float>(), args.row_slots.as<int32_t>(),
                      args.R, args.F, row_bias<T>(args.bias), quant);
     });

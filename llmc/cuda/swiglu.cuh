@@ -35,7 +35,10 @@ struct Swiglu {
 struct ClampedSwiglu {
     static constexpr float kLimit = kSwigluLimit, kSlope = kSwigluSlope;
     __device__ static float clamped(float x) { return x > kLimit ? kLimit : x; }
-    __device__ static float linear(float up) { return 1.0f - clamped(-clamped(up)); }
+    __device__ static float linear(float up) {
+        const float most = clamped(up);
+        return 1.0f + (most < -kLimit ? -kLimit : most);
+    }
     __device__ static float argument(float gate) { return kSlope * clamped(gate); }
     template <typename T> __device__ static float value(float gate, float up) {
         return linear(up) * (clamped(gate) * sigmoid<T>(argument(gate)));
