@@ -12,10 +12,11 @@ namespace {
 struct Shape {
     int64_t N, E, K, C, F;
 };
-// One token, all experts, odd sizes, more than one chunk of the sort, experts without rows, most experts, wide rows.
+// One token, all experts, odd sizes, more than one chunk of the sort, experts without rows, most experts, wide rows,
+// wide experts.
 const Shape kShapes[] = {{1, 1, 1, 8, 1},     {3, 5, 2, 24, 40},    {7, 3, 3, 33, 7},  {200, 64, 8, 64, 96},
                          {513, 128, 8, 136, 72}, {300, 200, 4, 16, 24}, {40, 1000, 32, 8, 8}, {9, 4, 2, 2056, 8},
-                         {33, 16, 12, 520, 8}};
+                         {33, 16, 12, 520, 8},  {21, 6, 3, 16, 1032}};
 
 std::string name_of(const char* op, const Shape& s) {
     return strf("%s %lld x %lld of %lld", op, ll(s.N), ll(s.K), ll(s.E));
