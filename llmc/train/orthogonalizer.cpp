@@ -33,7 +33,7 @@ void Orthogonalizer::run(Ctx& ctx, const StepState* state) {
     start(ctx, comm, 0);
     for (size_t exchange = 0; exchange < owners_.exchanges(); exchange++) {
         const bool last = exchange + 1 == owners_.exchanges();
-        if (!last || receives_) wait(ctx, comm);   // before send_ changes, too
+        if (!last || moves_) wait(ctx, comm);   // before send_ changes, too: after the last one by activations
         if (!last) pack(ctx, exchange + 1, result);
         unpack(ctx, exchange);
         if (!last) start(ctx, comm, exchange + 1);
@@ -81,7 +81,7 @@ void Orthogonalizer::unpack(Ctx& ctx, size_t exchange) {
 }
 
 void Orthogonalizer::start(Ctx& ctx, Ctx& comm, size_t exchange) {
-    receives_ = false;
+    moves_ = false;
     if (owners_.longest(exchange) == 0) return;
     const CollectivePurpose purpose(comm, strf("Muon's matrices %zu", exchange));
     Counts received, sent;
@@ -89,7 +89,8 @@ void Orthogonalizer::start(Ctx& ctx, Ctx& comm, size_t exchange) {
         received.push_back(r == rank() ? 0 : owners_.message(exchange, r, rank()).elems());
         sent.push_back(r == rank() ? 0 : owners_.message(exchange, rank(), r).elems());
     }
-    receives_ = *std::max_element(received.begin(), received.end()) > 0;
+    for (const Counts& counts : {sent, received})
+        moves_ = moves_ || *std::max_element(counts.begin(), counts.end()) > 0;
     const int64_t elems = owners_.ranks() * owners_.longest(exchange);
     stream_.wait_for_compute(ctx, comm);
     stream_.timed(comm, [&] {
