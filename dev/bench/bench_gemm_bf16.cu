@@ -1,6 +1,7 @@
 // BF16 matmuls of the custom kernel, and BF16 and FP8 ones of experts, beside the library's, searched.
 // Usage: bench_gemm_bf16 [name part]. Random data, operands rotated beyond the L2 cache where one set would fit; both
 // in turns, since the card is power-limited. Symmetric: rates count the full product, of which ours computes half.
+// Muon: products of several matrices, one after another on the library and at once; `symmetric` as above.
 // Experts: beside the library's matmul of as many rows with the weights of one expert.
 // Prints: shape | us, TFLOP/s of the library | us, TFLOP/s of the custom kernel | ratio
 #include <cmath>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "dev/bench/gemm_bench.h"
+#include "llmc/ops/grouped_gemm.h"
 
 using namespace gemm_bench;
 
@@ -36,6 +38,50 @@ void symmetric(Ctx& ctx, const char* name, int64_t n, int64_t K, GemmLayout layo
     std::printf("%-34s | %8.1f %7.1f | %8.1f %7.1f | %5.3f\n", name, us[0], tflops(n, n, K, us[0]), us[1],
                 tflops(n, n, K, us[1]), us[0] / us[1]);
     std::fflush(stdout);
+}
+
+// Of Muon's steps: the Gram matrices of `count` matrices, products of two squares, and that with the matrices.
+struct MuonBatch {
+    int64_t count, rows, cols;
+};
+const MuonBatch kMuon[] = {{48, 768, 768}, {12, 768, 3072}, {12, 3072, 768},   // GPT-2 124M on one rank
+                           {6, 768, 768}, {2, 768, 3072}, {1, 768, 768},      // on eight
+                           {12, 1600, 1600}, {3, 1600, 6400}, {7, 1024, 4096}, {20, 768, 2048}};
+
+void muon(Ctx& ctx, const MuonBatch& batch, const std::function<bool(const std::string&)>& wanted) {
+    const int64_t count = batch.count, rows = batch.rows, cols = batch.cols, k = std::min(rows, cols);
+    const bool wide = rows <= cols;
+    GemmArgs gram{.D = {}, .A = {}, .B = {}, .M = k, .N = k, .K = std::max(rows, cols), .symmetric = true,
+                  .matrices = count};
+    GemmArgs squares = gram, apply = gram;
+    squares.K = k;
+    if (!wide) gram.layout = GemmLayout::kWgrad;
+    apply.M = rows, apply.N = cols, apply.K = k, apply.symmetric = false;
+    if (wide) apply.layout = GemmLayout::kDgrad;
+    const GemmArgs kinds[] = {gram, squares, apply};
+    const char* names[] = {"Gram", "squares", "apply"};
+    for (int kind = 0; kind < 3; kind++) {
+        const std::string name = strf("Muon %s, %lld of %lld x %lld", names[kind], ll(count), ll(rows), ll(cols));
+        if (!wanted(name)) continue;
+        Buffers buffers(ctx);
+        std::vector<GemmArgs> sets;
+        const GemmArgs& g = kinds[kind];
+        for (int64_t used = 0; used == 0 || used < (160 << 20); used += 2 * count * (g.M + g.N) * g.K) {
+            sets.push_back(g);
+            sets.back().A = buffers.random(kB, count * g.M * g.K);
+            sets.back().B = kind == 0 ? sets.back().A : buffers.random(kB, count * g.N * g.K);
+            sets.back().D = buffers.random(kB, count * g.M * g.N);
+        }
+        std::vector<Call> calls{{ctx, [&](Ctx& c, size_t i) {
+                                     for_matrices(sets[i % sets.size()],
+                                                  [&](const GemmArgs& one) { cuda::gemm(c, one); });
+                                 }},
+                                {ctx, [&](Ctx& c, size_t i) { cuda::gemm(c, sets[i % sets.size()]); }}};
+        const std::vector<float> us = times_in_turn(calls, 100000);
+        std::printf("%-34s | %8.1f %7.1f | %8.1f %7.1f | %5.3f\n", name.c_str(), us[0],
+                    tflops(count * g.M, g.N, g.K, us[0]), us[1], tflops(count * g.M, g.N, g.K, us[1]), us[0] / us[1]);
+        std::fflush(stdout);
+    }
 }
 
 // Grouped matmuls of mixtures of experts. Balanced: all experts have as many rows; natural: shares of a router.
@@ -172,6 +218,7 @@ int main(int argc, char** argv) try {
                                               layout == GemmLayout::kForward ? "A A^T" : "A^T A", ll(n), ll(K));
                 if (wanted(name)) symmetric(context.ctx, name.c_str(), n, K, layout);
             }
+    for (const MuonBatch& batch : kMuon) muon(context.ctx, batch, wanted);
     all_grouped(context.ctx, wanted);
     return 0;
 } catch (const Error& error) {

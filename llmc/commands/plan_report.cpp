@@ -191,7 +191,8 @@ std::string plan_json(const PlannedRun& run) {
     for (const PlannedGemm& g : run.plan.step_gemms)
         json["matmuls"].push_back({{"pass", layout_name(g.shape.layout)}, {"M", g.shape.M}, {"N", g.shape.N},
                                    {"K", g.shape.K}, {"in", dtype_name(g.shape.A.dtype)},
-                                   {"out", dtype_name(g.shape.D.dtype)}, {"count", g.count}});
+                                   {"out", dtype_name(g.shape.D.dtype)}, {"matrices", g.shape.count()},
+                                   {"count", g.count}});
     return json.dump() + "\n";
 }
 

@@ -3,6 +3,7 @@
 
 #include "llmc/cpu/gemm_tiles.h"
 #include "llmc/ops/gemm_fp8.h"
+#include "llmc/ops/grouped_gemm.h"
 
 namespace cpu {
 namespace {
@@ -39,6 +40,10 @@ void check_gemm(const GemmArgs& args) {
 }  // namespace
 
 void gemm(Ctx& ctx, const GemmArgs& args) {
+    if (args.matrices > 0) {
+        check_gemm_matrices(args);
+        return for_matrices(args, [&](const GemmArgs& one) { gemm(ctx, one); });
+    }
     check_gemm(args);
     if (fp8_operands(args) || int8_operands(args)) {
         int8_operands(args) ? gemm_int8(args) : gemm_fp8(args);

@@ -96,24 +96,28 @@ void muon_momentum(Ctx&, const MuonMomentumArgs& args) {
 }
 
 void muon_normalize(Ctx&, const MuonNormalizeArgs& args) {
+    const int64_t n = args.matrix.elems / args.matrices;
+    check_tensor("muon_normalize", "matrix", args.matrix, args.matrix.dtype, args.matrices * n);
     for_working_type("muon_normalize", args.matrix.dtype, [&]<typename T>(Tag<T>) {
-        const auto by = static_cast<Acc<T>>(muon_norm_inv(*args.sum_squares, args.margin));
-        T* matrix = args.matrix.as<T>();
-        for_elements(args.matrix.elems, [&](int64_t i) { matrix[i] = T(widen(matrix[i]) * by); });
+        for (int64_t m = 0; m < args.matrices; m++) {
+            const auto by = static_cast<Acc<T>>(muon_norm_inv(args.sum_squares[m], args.margin));
+            T* matrix = args.matrix.as<T>() + m * n;
+            for_elements(n, [&](int64_t i) { matrix[i] = T(widen(matrix[i]) * by); });
+        }
     });
 }
 
 void muon_polynomial(Ctx&, const MuonPolynomialArgs& args) {
-    const int64_t k = args.k;
-    check_tensor("muon_polynomial", "square", args.square, args.square.dtype, k * k);
-    check_tensor("muon_polynomial", "gram", args.gram, args.square.dtype, k * k);
+    const int64_t k = args.k, elems = args.matrices * k * k;
+    check_tensor("muon_polynomial", "square", args.square, args.square.dtype, elems);
+    check_tensor("muon_polynomial", "gram", args.gram, args.square.dtype, elems);
     for_working_type("muon_polynomial", args.square.dtype, [&]<typename T>(Tag<T>) {
         using A = Acc<T>;
         const A a = static_cast<A>(args.a), b = static_cast<A>(args.b), c = static_cast<A>(args.c);
         T* square = args.square.as<T>();
         const T* gram = args.gram.as<T>();
-        for_elements(k * k, [&](int64_t i) {
-            square[i] = T(polynomial_element<A>(a, b, c, widen(gram[i]), widen(square[i]), i / k == i % k));
+        for_elements(elems, [&](int64_t i) {
+            square[i] = T(polynomial_element<A>(a, b, c, widen(gram[i]), widen(square[i]), i / k % k == i % k));
         });
     });
 }

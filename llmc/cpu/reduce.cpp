@@ -16,15 +16,19 @@ void sum_losses(Ctx&, const SumLossesArgs& args) {
 }
 
 void sum_squares(Ctx&, const SumSquaresArgs& args) {
-    check_at_least("sum_squares", "scratch", args.scratch, Dtype::kFp64, kPartialSums);
+    check_at_least("sum_squares", "scratch", args.scratch, Dtype::kFp64, args.matrices * kPartialSums);
+    const int64_t n = args.in.elems / args.matrices;
+    check_tensor("sum_squares", "in", args.in, args.in.dtype, args.matrices * n);
     for_working_type("sum_squares", args.in.dtype, [&]<typename T>(Tag<T>) {
-        add_in_chunks(args.sum, args.scratch.as<double>(), args.in.elems, [&](int64_t begin, int64_t count) {
-            const T* in = args.in.as<T>() + begin;
-            return sum_terms(count, [&](int64_t i) {
-                const double x = static_cast<double>(widen(in[i]));
-                return x * x;
-            });
-        });
+        for (int64_t m = 0; m < args.matrices; m++)
+            add_in_chunks(args.sum + m, args.scratch.as<double>() + m * kPartialSums, n,
+                          [&](int64_t begin, int64_t count) {
+                              const T* in = args.in.as<T>() + m * n + begin;
+                              return sum_terms(count, [&](int64_t i) {
+                                  const double x = static_cast<double>(widen(in[i]));
+                                  return x * x;
+                              });
+                          });
     });
 }
 

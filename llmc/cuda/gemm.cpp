@@ -195,6 +195,12 @@ void gemm_state_destroy(Ctx& ctx) {
 namespace cuda {
 
 void gemm(Ctx& ctx, const GemmArgs& args) {
+    if (args.matrices > 0) {
+        check_gemm_matrices(args);
+        if (args.symmetric && gemm_symmetric_supports(ctx, args)) return gemm_symmetric(ctx, args);
+        if (gemm_matrices_supports(ctx, args)) return gemm_matrices(ctx, args);
+        return for_matrices(args, [&](const GemmArgs& one) { gemm(ctx, one); });
+    }
     const GemmKey key = key_of(args);
     check_args(args, key);
     if (int8_operands(args)) {

@@ -88,9 +88,13 @@ bool gemm_int8_available(const Ctx& ctx);
 void gemm_int8(Ctx& ctx, const GemmArgs& args);
 
 // ---- matmul of BF16 operands whose D is symmetric (gemm_bf16_sm90.cu): computes the lower triangle and copies it to
-// the upper one. Whether this build and device have it, for these types and sizes; gemm calls it for large D.
+// the upper one. Whether this build and device have it, for these types and sizes; gemm calls it for large D, and for
+// those of several matrices.
 bool gemm_symmetric_supports(const Ctx& ctx, const GemmArgs& args);
 void gemm_symmetric(Ctx& ctx, const GemmArgs& args);
+// The same kernel for any products of several matrices, forward or dgrad.
+bool gemm_matrices_supports(const Ctx& ctx, const GemmArgs& args);
+void gemm_matrices(Ctx& ctx, const GemmArgs& args);
 // The same kernel for the matmuls of experts; grouped_gemm calls it.
 bool grouped_gemm_supports(const Ctx& ctx, const GroupedGemmArgs& args);
 void grouped_gemm_sm90(Ctx& ctx, const GroupedGemmArgs& args);

@@ -146,7 +146,7 @@ template <typename Tiles, bool a_by_k, bool b_by_k> struct Bf16Consumer {
             if (T::kBox * c >= at.columns || column > row || row >= tiles.n) continue;
             const auto copy_to = [&](int x, int y) {
                 return [&, x, y](uint32_t from) {
-                    if (first_thread()) ptx::store_matrix_box(&maps.d, from, x, y);
+                    if (first_thread()) ptx::store_matrix_box(&maps.d, from, x, y, at.matrix);
                 };
             };
             if (column == row) {
@@ -185,6 +185,12 @@ template <typename Tiles, bool a_by_k, bool b_by_k> struct Bf16Consumer {
                         ptx::load_shared4(to + panel_offset(i, chunk));
         });
     }
+    __device__ void store(const MatrixTiles& tiles, const Bf16Place& at) {
+        const int row = at.row + T::kBox * consumer;
+        write_boxes([&](uint32_t to, int c) {
+            if (row < tiles.m) write_box(to, c, false);
+        });
+    }
     // Columns 32 h .. 32 h + 31 in fp32.
     __device__ void write_fp32_box(uint32_t to, int h) const {
 #pragma unroll
@@ -203,8 +209,8 @@ template <typename Tiles, bool a_by_k, bool b_by_k> struct Bf16Consumer {
         const auto copy_to = [&](int column) {
             return [&, column](uint32_t from) {
                 if (!first_thread()) return;
-                if (tiles.accumulate) ptx::add_matrix_box(&maps.d, from, column, row, at.expert);
-                else ptx::store_matrix_box(&maps.d, from, column, row, at.expert);
+                if (tiles.accumulate) ptx::add_matrix_box(&maps.d, from, column, row, at.matrix);
+                else ptx::store_matrix_box(&maps.d, from, column, row, at.matrix);
             };
         };
 #pragma unroll

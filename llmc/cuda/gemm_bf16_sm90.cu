@@ -1,5 +1,5 @@
-// Matmuls of BF16 operands by wgmma that compute a list of results: the lower triangle of a symmetric product, or the
-// products of experts, whose sizes are read on the device.
+// Matmuls of BF16 operands by wgmma that compute a list of results: the lower triangles of symmetric products, products
+// of several matrices, or those of experts, whose sizes are read on the device.
 //
 // As in the INT8 matmul, a product of the next step is always queued behind the one that runs. In symmetric products,
 // consumer 1 begins each tile two steps after consumer 0, so that each of them stores while the other has the tensor
@@ -33,7 +33,7 @@ __device__ inline void load_boxes(uint32_t to, const CUtensorMap& map, uint32_t 
 // which otherwise take 700 of the 1,024 cycles of a step.
 template <bool a_by_k, bool b_by_k>
 __device__ __forceinline__ void load_item(TileState<Bf16Tile>& state, const Bf16Maps& maps, const Bf16Place& at,
-                                          Bf16Place::Share share, int columns, int of_b, int rank) {
+                                          Bf16Place::Share share, int columns, int of_a, int of_b, int rank) {
     using T = Bf16Tile;
     const bool same_rows = share == Bf16Place::Share::kRows, same_columns = share == Bf16Place::Share::kColumns;
     const int boxes = columns / T::kBox, steps = bf16_steps(at.depth);
@@ -43,7 +43,7 @@ __device__ __forceinline__ void load_item(TileState<Bf16Tile>& state, const Bf16
     for (int step = 0; step < steps; step++) {
         const uint32_t full = state.ring.claim(T::kRowBytes + boxes * T::kBoxBytes);
         const int k = at.k + step * T::kDepth;
-        load_boxes<a_by_k>(state.rows(), maps.a, full, at.row, k, 0, row, end_row, same_rows);
+        load_boxes<a_by_k>(state.rows(), maps.a, full, at.row, k, of_a, row, end_row, same_rows);
         load_boxes<b_by_k>(state.columns(), maps.b, full, at.column, k, of_b, column, end_column, same_columns);
         state.ring.next();
     }
@@ -56,9 +56,10 @@ __device__ void load_bf16(TileState<Bf16Tile> state, const Bf16Maps& maps, Tiles
     const int rank = static_cast<int>(BlockPairs::rank());
     Bf16Place at;
     for (uint32_t round = 0; tiles.find(item_of(round), rank, at); round++) {
-        const int of_b = Tiles::kWeightsAreB ? at.expert : 0;
+        const int of_a = Tiles::kMatrices ? at.matrix : 0;
+        const int of_b = Tiles::kMatrices || Tiles::kWeightsAreB ? at.matrix : 0;
         const auto load = [&](Share share, int columns) {
-            load_item<a_by_k, b_by_k>(state, maps, at, share, columns, of_b, rank);
+            load_item<a_by_k, b_by_k>(state, maps, at, share, columns, of_a, of_b, rank);
         };
         if (std::is_same_v<Tiles, SymmetricTiles>) load(at.share, at.columns);
         else if (at.share == Share::kRows) load(Share::kRows, Bf16Tile::kColumns);
@@ -83,7 +84,7 @@ template <typename Tiles> __device__ void store_bf16(uint32_t shared, const Bf16
                 const int column = at.column + T::kBox * i;
                 if (any && column < tiles.n)
                     ptx::store_matrix_box(&maps.d, shared + T::kResultsAt + i * T::kBoxBytes, column, row,
-                                          Tiles::kWeightsAreB ? 0 : at.expert);
+                                          Tiles::kWeightsAreB ? 0 : at.matrix);
                 ptx::bulk_commit();
             }
             const uint32_t free = shared + T::kFree + 8 * T::kResultBoxes * (1 - consumer);
@@ -160,20 +161,44 @@ bool gemm_symmetric_supports(const Ctx& ctx, const GemmArgs& args) {
     const bool aligned = vectorizable<bf16>(args.N, {args.A.data, args.B.data, args.D.data})
                          && (args.layout == GemmLayout::kWgrad || args.K % 8 == 0);
     return kSm90aCode && ctx.sm == 90 && bf16_only && aligned && args.M == args.N && !args.bias && !args.accumulate
-           && args.layout != GemmLayout::kDgrad && args.N <= 1 << 20 && args.K < 1 << 30;
+           && args.layout != GemmLayout::kDgrad && args.N <= 1 << 20 && args.K < 1 << 30 && args.count() < 1 << 16
+           && args.count() * ceil_div(args.N, int64_t{256}) * ceil_div(args.N, int64_t{256}) < 1 << 30;
 }
 
 void gemm_symmetric(Ctx& ctx, const GemmArgs& args) {
     CHECK(gemm_symmetric_supports(ctx, args), "gemm_symmetric: not a product that it makes, or not on this device");
 #if defined(LLMC_SM90A)
-    const int64_t n = args.N, K = args.K, groups = ceil_div(n, int64_t{2} * Bf16Tile::kRows);
+    const int64_t n = args.N, K = args.K, groups = ceil_div(n, int64_t{2} * Bf16Tile::kRows), matrices = args.count();
     const bool by_k = args.layout == GemmLayout::kWgrad;
-    const auto operand = [&](const Tensor& matrix) { return map_of(matrix, by_k ? K : n, by_k ? n : K); };
-    const Bf16Maps maps{operand(args.A), operand(args.B), map_of(args.D, n, n)};
-    const SymmetricTiles tiles{static_cast<uint32_t>(groups), static_cast<int>(n), static_cast<int>(K)};
-    const int64_t items = SymmetricTiles::items_of(groups);
+    const auto operand = [&](const Tensor& matrix) { return map_of(matrix, by_k ? K : n, by_k ? n : K, matrices); };
+    const Bf16Maps maps{operand(args.A), operand(args.B), map_of(args.D, n, n, matrices)};
+    const SymmetricTiles tiles{static_cast<uint32_t>(matrices), static_cast<uint32_t>(groups), static_cast<int>(n),
+                               static_cast<int>(K)};
+    const int64_t items = SymmetricTiles::items_of(matrices, groups);
     if (by_k) launch_bf16<SymmetricTiles, true, true>(ctx, items, maps, tiles);
     else launch_bf16<SymmetricTiles, false, false>(ctx, items, maps, tiles);
+#endif
+}
+
+bool gemm_matrices_supports(const Ctx& ctx, const GemmArgs& args) {
+    const bool bf16_only = args.A.dtype == Dtype::kBf16 && args.B.dtype == Dtype::kBf16 && args.D.dtype == Dtype::kBf16;
+    const bool aligned = vectorizable<bf16>(args.N, {args.A.data, args.B.data, args.D.data}) && args.K % 8 == 0;
+    return kSm90aCode && ctx.sm == 90 && bf16_only && aligned && !args.bias && !args.accumulate
+           && args.layout != GemmLayout::kWgrad && args.M < 1 << 20 && args.N < 1 << 20 && args.K < 1 << 30
+           && args.count() < 1 << 16
+           && args.count() * ceil_div(args.M, int64_t{256}) * ceil_div(args.N, int64_t{256}) < 1 << 30;
+}
+
+void gemm_matrices(Ctx& ctx, const GemmArgs& args) {
+    CHECK(gemm_matrices_supports(ctx, args), "gemm_matrices: not products that it makes, or not on this device");
+#if defined(LLMC_SM90A)
+    const int64_t M = args.M, N = args.N, K = args.K, matrices = args.count();
+    const bool by_k = args.layout == GemmLayout::kDgrad;
+    const Bf16Maps maps{map_of(args.A, M, K, matrices), map_of(args.B, by_k ? K : N, by_k ? N : K, matrices),
+                        map_of(args.D, M, N, matrices)};
+    const MatrixTiles tiles{static_cast<int>(matrices), static_cast<int>(M), static_cast<int>(N), static_cast<int>(K)};
+    if (by_k) launch_bf16<MatrixTiles, false, true>(ctx, tiles.items(), maps, tiles);
+    else launch_bf16<MatrixTiles, false, false>(ctx, tiles.items(), maps, tiles);
 #endif
 }
 

@@ -35,45 +35,70 @@ struct Bf16Place {
     int row, column, columns;   // columns: 256 or 128
     Share share;                // what the two blocks of a cluster load together
     int depth, k = 0;           // the sum is over [k, k + depth)
-    int expert = 0, end_row = 0;   // whose B or D it is; the end of its rows
+    int matrix = 0, end_row = 0;   // the matrix or expert, whose A, B or D it is; the end of its rows
 };
 
-// ---- lists. find() is called with ascending items and returns false after the last one. in_turns(): whether the boxes
-// of results belong to both consumers in turns, and another thread stores them: 1 to 8 % faster, but not for +=.
+// ---- lists. find() is called with ascending items and returns false after the last one. kMatrices: each matrix has an
+// A and a B; kWeightsAreB: only a B. in_turns(): whether the boxes of results belong to both consumers in turns, and
+// another thread stores them: 1 to 8 % faster, but not for +=.
 
-// The lower triangle of n x n results. Items of groups of 256 rows and of 256 columns: the 256 x 256 results of each
-// pair of different groups; then of each group its 256 rows by its first 128 columns; then of two groups, by one block
-// each, the last 128 rows by the last 128 columns. The latter two take half as long, so that the items of 4096 x 4096
-// results take as long as two of 256 x 256 in each of 66 clusters, as long as half of all results would.
+// The lower triangles of `matrices` n x n results. Items of groups of 256 rows and of 256 columns: the 256 x 256
+// results of each pair of different groups; then of each group its 256 rows by its first 128 columns; then of two
+// groups, by one block each, the last 128 rows by the last 128 columns. The latter two take half as long, so that the
+// items of 4096 x 4096 results take as long as two of 256 x 256 in each of 66 clusters, as long as half of all would.
 struct SymmetricTiles {
-    static constexpr bool kWeightsAreB = false;
-    uint32_t groups;
+    static constexpr bool kMatrices = true, kWeightsAreB = false;
+    uint32_t matrices, groups;
     int n, depth;
-    uint32_t group = 1;   // of the rows of the item before
+    uint32_t matrix = 0, group = 1;   // of the item before; group: of its rows
 
-    static int64_t items_of(int64_t groups) { return groups * (groups - 1) / 2 + groups + ceil_div(groups, 2); }
+    static int64_t items_of(int64_t matrices, int64_t groups) {
+        return matrices * groups * (groups - 1) / 2 + matrices * groups + ceil_div(matrices * groups, 2);
+    }
     __device__ bool find(uint32_t item, int rank, Bf16Place& at) {
         using Share = Bf16Place::Share;
-        const uint32_t pairs = groups * (groups - 1) / 2;
-        if (item < pairs) {
-            while (item >= group * (group + 1) / 2) group++;
-            const uint32_t other = item - group * (group - 1) / 2;
-            at = {static_cast<int>(256 * group) + 128 * rank, static_cast<int>(256 * other), 256, Share::kColumns,
-                  depth};
+        const uint32_t pairs = groups * (groups - 1) / 2, all_groups = matrices * groups;
+        if (item < matrices * pairs) {
+            const uint32_t of = item / pairs, pair = item - of * pairs;
+            if (of != matrix) matrix = of, group = 1;
+            while (pair >= group * (group + 1) / 2) group++;
+            const uint32_t other = pair - group * (group - 1) / 2;
+            at = {.row = static_cast<int>(256 * group) + 128 * rank, .column = static_cast<int>(256 * other),
+                  .columns = 256, .share = Share::kColumns, .depth = depth, .matrix = static_cast<int>(of)};
             return true;
         }
-        item -= pairs;
-        const int own = static_cast<int>(item < groups ? item : 2 * (item - groups) + rank) * 256;
-        if (item < groups) at = {own + 128 * rank, own, 128, Share::kColumns, depth};
+        item -= matrices * pairs;
+        const bool first = item < all_groups;   // of a group's columns
+        const uint32_t number = first ? item : 2 * (item - all_groups) + rank;
+        const uint32_t of = min(number / groups, matrices - 1);   // an odd number's last block is below the last matrix
+        const int own = static_cast<int>(number - of * groups) * 256;
+        if (first) at = {own + 128 * rank, own, 128, Share::kColumns, depth};
         else at = {own + 128, own + 128, 128, Share::kNothing, depth};
-        return item < groups + (groups + 1) / 2;
+        at.matrix = static_cast<int>(of);
+        return item < all_groups + (all_groups + 1) / 2;
+    }
+};
+
+// Of each of `matrices` m x n results.
+struct MatrixTiles {
+    static constexpr bool kMatrices = true, kWeightsAreB = false;
+    int matrices, m, n, depth;
+
+    __device__ static bool in_turns() { return true; }
+    int64_t items() const { return matrices * ceil_div(m, 256) * ceil_div(n, 256); }
+    __device__ bool find(uint32_t item, int rank, Bf16Place& at) const {
+        const int rows = (m + 255) / 256, each = rows * ((n + 255) / 256), number = static_cast<int>(item);
+        const int matrix = number / each, rest = number % each;
+        at = {.row = rest % rows * 256 + 128 * rank, .column = rest / rows * 256, .columns = 256,
+              .share = Bf16Place::Share::kColumns, .depth = depth, .matrix = matrix, .end_row = m};
+        return matrix < matrices;
     }
 };
 
 // Of the rows of each expert all n columns. Items of an expert: 256 rows by 256 columns; of up to 128 rows that are
 // left 512 columns, 256 a block. Offsets as in GroupedGemmArgs.
 struct ExpertRows {
-    static constexpr bool kWeightsAreB = true;
+    static constexpr bool kMatrices = false, kWeightsAreB = true;
     const int32_t* offsets;
     bf16* results;
     int experts, n, depth;
@@ -91,7 +116,7 @@ struct ExpertRows {
         }
         const uint32_t whole = (end_row - begin_row + 127) / 256;
         uint32_t rest = item - first;
-        at = {.columns = 256, .depth = depth, .expert = expert, .end_row = end_row};
+        at = {.columns = 256, .depth = depth, .matrix = expert, .end_row = end_row};
         if (rest < whole * columns) {
             at.row = begin_row + static_cast<int>(rest % whole * 256) + 128 * rank;
             at.column = static_cast<int>(rest / whole * 256), at.share = Bf16Place::Share::kColumns;
@@ -106,7 +131,7 @@ struct ExpertRows {
 
 // Of each expert m x n results, sums over its rows.
 struct ExpertSums {
-    static constexpr bool kWeightsAreB = false;
+    static constexpr bool kMatrices = false, kWeightsAreB = false;
     const int32_t* offsets;
     int experts, m, n;
     bool fp32, accumulate;   // type of the results, otherwise bf16; += instead of =
@@ -119,7 +144,7 @@ struct ExpertSums {
         if (expert >= experts) return false;
         const int begin = offsets[expert];
         at = {.row = rest % rows * 256 + 128 * rank, .column = rest / rows * 256, .columns = 256,
-              .share = Bf16Place::Share::kColumns, .depth = offsets[expert + 1] - begin, .k = begin, .expert = expert,
+              .share = Bf16Place::Share::kColumns, .depth = offsets[expert + 1] - begin, .k = begin, .matrix = expert,
               .end_row = m};
         return true;
     }

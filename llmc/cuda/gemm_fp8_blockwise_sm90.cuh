@@ -72,7 +72,7 @@ __device__ inline BlocksPlace blocks_place(const ExpertSums& sums, const BlocksP
     find_sums(sums, item, at);
     const int steps = (at.depth + Blocks::kDepth - 1) / Blocks::kDepth;
     return {.row = at.row, .column = at.column, .end_row = p.M, .steps = steps,
-            .k = static_cast<int>(padded_rows(at.k, at.expert)), .expert = at.expert};
+            .k = static_cast<int>(padded_rows(at.k, at.matrix)), .expert = at.matrix};
 }
 
 // The items of this cluster. The steps that are left of an item of ExpertSums are counted in the upper bits of its
@@ -113,7 +113,7 @@ template <> struct BlocksItems<ExpertRows> {
     __device__ bool more() const { return found; }
     __device__ void next() { found = tiles.find(item += BlockPairs::step(), 0, at); }
     __device__ BlocksPlace place(const BlocksProblem& p) const {
-        return {.row = at.row, .column = at.column, .end_row = at.end_row, .steps = p.steps, .expert = at.expert,
+        return {.row = at.row, .column = at.column, .end_row = at.end_row, .steps = p.steps, .expert = at.matrix,
                 .wide = at.share == Bf16Place::Share::kRows};
     }
 };

@@ -117,19 +117,20 @@ __global__ void __launch_bounds__(kThreads, kFp8BlocksPerSm)
     }
 }
 
-// Math: matrix *= muon_norm_inv(*sum_squares, margin), rounded to T.
+// Math: of each matrix, *= muon_norm_inv(its sum of squares, margin), rounded to T.
 // Source: MuonNormalizeArgs.
-// Traffic: the matrix read and written once.
-// Requires: kWidth = 4 needs a matrix aligned to 4 elements.
-// Parallel: as muon_momentum_kernel; each block computes the factor once, in fp64.
+// Traffic: the matrices read and written once.
+// Requires: kWidth = 4 needs matrices aligned to 4 elements.
+// Parallel: as muon_momentum_kernel, for matrix blockIdx.y; each block computes the factor once, in fp64.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     muon_normalize_kernel(T* matrix, const double* sum_squares, double margin, int64_t elems) {
     __shared__ float shared;
     wait_for_previous_kernels();
-    if (threadIdx.x == 0) shared = static_cast<float>(muon_norm_inv(*sum_squares, margin));
+    if (threadIdx.x == 0) shared = static_cast<float>(muon_norm_inv(sum_squares[blockIdx.y], margin));
     __syncthreads();
     const float by = shared;
+    matrix += int64_t{blockIdx.y} * elems;
     for_groups<kWidth>(elems, [&](int64_t i, auto access) {
         constexpr int width = decltype(access)::value;
         float values[width];
@@ -140,17 +141,17 @@ __global__ void __launch_bounds__(kThreads)
     });
 }
 
-// Math: square = a I + b gram + c square.
+// Math: of each (k, k) matrix, square = a I + b gram + c square.
 // Source: MuonPolynomialArgs.
 // Traffic: gram and square read, square written, once; most of it from the L2 cache.
 // Requires: kWidth = 4 needs a multiple of 4 columns, aligned to 4 elements.
-// Parallel: a block per row.
+// Parallel: a block per row of all matrices.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     muon_polynomial_kernel(T* square, const T* gram, int k, float a, float b, float c) {
     wait_for_previous_kernels();
-    const int row = static_cast<int>(blockIdx.x);
-    const int64_t begin = int64_t{row} * k;
+    const int row = static_cast<int>(blockIdx.x % static_cast<uint32_t>(k));
+    const int64_t begin = int64_t{blockIdx.x} * k;
     for (int column = static_cast<int>(threadIdx.x) * kWidth; column < k; column += kThreads * kWidth) {
         float squares[kWidth], grams[kWidth];
         load_floats<T, kWidth>(square + begin + column, squares);
@@ -278,23 +279,28 @@ void muon_momentum(Ctx& ctx, const MuonMomentumArgs& args) {
 }
 
 void muon_normalize(Ctx& ctx, const MuonNormalizeArgs& args) {
-    const int64_t elems = args.matrix.elems;
+    const int64_t elems = args.matrix.elems / args.matrices;
+    expect(args.matrix, args.matrix.dtype, args.matrices * elems, "muon_normalize: matrix");
+    const Tensor next = args.matrices > 1 ? row_stand_in(args.matrix.dtype, elems) : Tensor{};
     dispatch(args.matrix.dtype, "muon_normalize: matrix", [&](auto type) {
-        with_alignment({args.matrix}, [&](auto width) {
+        with_alignment({args.matrix, next}, [&](auto width) {
             using T = decltype(type);
-            launch_early(ctx, muon_normalize_kernel<T, decltype(width)::value>, resident_blocks(ctx, elems, width),
-                         kThreads, 0, args.matrix.as<T>(), args.sum_squares, args.margin, elems);
+            dim3 blocks = resident_blocks(ctx, elems, width);
+            blocks.y = grid_size(args.matrices);
+            launch_early(ctx, muon_normalize_kernel<T, decltype(width)::value>, blocks, kThreads, 0,
+                         args.matrix.as<T>(), args.sum_squares, args.margin, elems);
         });
     });
 }
 
 void muon_polynomial(Ctx& ctx, const MuonPolynomialArgs& args) {
-    expect(args.square, args.square.dtype, args.k * args.k, "muon_polynomial: square");
-    expect(args.gram, args.square.dtype, args.k * args.k, "muon_polynomial: gram");
+    const int64_t rows = args.matrices * args.k;
+    expect(args.square, args.square.dtype, rows * args.k, "muon_polynomial: square");
+    expect(args.gram, args.square.dtype, rows * args.k, "muon_polynomial: gram");
     dispatch(args.square.dtype, "muon_polynomial", [&](auto type) {
         with_alignment({args.square, args.gram, row_stand_in(args.gram.dtype, args.k)}, [&](auto width) {
             using T = decltype(type);
-            launch_early(ctx, muon_polynomial_kernel<T, decltype(width)::value>, grid_size(args.k), kThreads, 0,
+            launch_early(ctx, muon_polynomial_kernel<T, decltype(width)::value>, grid_size(rows), kThreads, 0,
                          args.square.as<T>(), args.gram.as<T>(), static_cast<int>(args.k), static_cast<float>(args.a),
                          static_cast<float>(args.b), static_cast<float>(args.c));
         });

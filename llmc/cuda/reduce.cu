@@ -39,14 +39,15 @@ __global__ void __launch_bounds__(1024)
 
 constexpr int kSumThreads = 256;
 
-// Math: partial[b] = sum of x^2 over the vectors b, b + gridDim.x, ... of 256 each, in fp64.
+// Math: of each matrix, partial[b] = sum of x^2 over the vectors b, b + gridDim.x, ... of 256 each, in fp64.
 // Source: plain sum; fp64 because billions of terms are added.
 // Traffic: n elements read once.
-// Requires: kWidth > 1 needs a 16-byte aligned start; the remaining elements are read one by one.
-// Parallel: a thread adds every (256 gridDim.x)-th vector; block sum through shared memory.
+// Requires: kWidth > 1 needs a 16-byte aligned start of each matrix; the remaining elements are read one by one.
+// Parallel: a thread adds every (256 gridDim.x)-th vector of matrix blockIdx.y; block sum through shared memory.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kSumThreads) sum_squares_kernel(double* partial, const T* in, int64_t n) {
     __shared__ double shared[kLanes];
+    in += int64_t{blockIdx.y} * n, partial += int64_t{blockIdx.y} * kPartialSums;
     const int64_t vectors = n / kWidth;
     const int64_t thread = int64_t{blockIdx.x} * kSumThreads + threadIdx.x;
     const int64_t step = int64_t{gridDim.x} * kSumThreads;
@@ -116,21 +117,22 @@ void add_partial_sums(Ctx& ctx, double* sums, const double* partial, int64_t cou
 }
 
 void sum_squares(Ctx& ctx, const SumSquaresArgs& args) {
-    const int64_t n = args.in.elems;
+    const int64_t n = args.in.elems / args.matrices;
     if (n == 0) return;
-    expect_at_least(args.scratch, Dtype::kFp64, kPartialSums, "sum_squares: scratch");
+    expect(args.in, args.in.dtype, args.matrices * n, "sum_squares: in");
+    expect_at_least(args.scratch, Dtype::kFp64, args.matrices * kPartialSums, "sum_squares: scratch");
     double* partial = args.scratch.as<double>();
     int64_t blocks = 0;
     dispatch(args.in.dtype, "sum_squares", [&](auto type) {
         using T = decltype(type);
         // Depends on n only, so that the order of additions is the same on every GPU. At least 4 vectors per thread.
         blocks = std::min(kPartialSums, ceil_div(n, int64_t{4} * kVec<T> * kSumThreads));
-        with_width<T>(vectorizable<T>(0, {args.in.data}), [&](auto width) {
-            launch_kernel(ctx, sum_squares_kernel<T, decltype(width)::value>, grid_size(blocks), kSumThreads, partial,
-                          args.in.as<T>(), n);
+        with_width<T>(vectorizable<T>(args.matrices > 1 ? n : 0, {args.in.data}), [&](auto width) {
+            launch_kernel(ctx, sum_squares_kernel<T, decltype(width)::value>,
+                          dim3(grid_size(blocks), grid_size(args.matrices)), kSumThreads, partial, args.in.as<T>(), n);
         });
     });
-    add_partial_sums(ctx, args.sum, partial, blocks, 1);
+    add_partial_sums(ctx, args.sum, partial, blocks, args.matrices);
 }
 
 // The losses of a micro-batch are few (N floats), so one block adds them without scratch.

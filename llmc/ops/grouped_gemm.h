@@ -1,4 +1,4 @@
-// A grouped matmul as matmuls of the experts, one by one: the CPU's, and where a GPU has no kernel for all of them.
+// Grouped matmuls and those of several matrices one by one: the CPU's, and where a GPU has no kernel for all of them.
 #pragma once
 #include "llmc/base/check.h"
 #include "llmc/ops/gemm_fp8.h"
@@ -24,6 +24,28 @@ inline void check_grouped_gemm(const GroupedGemmArgs& a) {
           "grouped_gemm in FP8, M %lld N %lld K %lld: types or scales do not fit", ll(a.M), ll(a.N), ll(a.K));
     for (const Tensor& t : {a.A, a.B, a.D, a.A_scale_inv, a.B_scale_inv})
         CHECK(aligned_to_16(t), "grouped_gemm in FP8: A, B, D and scales 16-byte aligned");
+}
+
+// Exits 1 if a matmul of several matrices is not as GemmArgs says.
+inline void check_gemm_matrices(const GemmArgs& a) {
+    CHECK(a.M > 0 && a.N > 0 && a.K > 0 && a.A.elems == a.matrices * a.M * a.K && a.B.elems == a.matrices * a.N * a.K
+              && a.D.elems == a.matrices * a.M * a.N && a.A.dtype == a.B.dtype && dtype_bytes(a.A.dtype) > 1 && !a.bias
+              && !a.accumulate,
+          "gemm of %lld matrices, M %lld N %lld K %lld: A, B or D does not fit", ll(a.matrices), ll(a.M), ll(a.N),
+          ll(a.K));
+}
+
+// Calls multiply(GemmArgs) for each matrix.
+template <typename Multiply> void for_matrices(const GemmArgs& a, Multiply&& multiply) {
+    const auto matrix = [](const Tensor& all, int64_t number, int64_t elems) {
+        return all.slice(number * elems, elems);
+    };
+    for (int64_t i = 0; i < a.matrices; i++) {
+        GemmArgs one = a;
+        one.D = matrix(a.D, i, a.M * a.N), one.A = matrix(a.A, i, a.M * a.K), one.B = matrix(a.B, i, a.N * a.K);
+        one.matrices = 0;
+        multiply(one);
+    }
 }
 
 // Calls multiply(GemmArgs) for each expert that has rows and, of weight gradients that are not added to, clear(Tensor)

@@ -16,7 +16,7 @@ constexpr const char* kOpNames[] = {
 
 bool same_kind(const GemmArgs& a, const GemmArgs& b) {
     return a.M == b.M && a.N == b.N && a.K == b.K && a.layout == b.layout && a.accumulate == b.accumulate
-           && a.symmetric == b.symmetric
+           && a.symmetric == b.symmetric && a.matrices == b.matrices
            && static_cast<bool>(a.bias) == static_cast<bool>(b.bias) && a.A.dtype == b.A.dtype
            && a.D.dtype == b.D.dtype;
 }
@@ -104,6 +104,7 @@ std::string op_text(const PlannedOp& op) {
 std::string gemm_text(const GemmArgs& g) {
     std::string text = strf("matmul %s %lld x %lld x %lld %s", layout_name(g.layout), ll(g.M), ll(g.N), ll(g.K),
                             dtype_name(g.A.dtype));
+    if (g.matrices > 0) text = strf("%lld x ", ll(g.matrices)) + text;
     if (g.A_granularity == Granularity::kRow) text += " rows";
     else if (g.A_granularity != Granularity::kTensor) text += " blocks";
     return text + strf(" %s %s%s", g.accumulate ? "+=" : "to", dtype_name(g.D.dtype),

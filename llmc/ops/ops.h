@@ -246,11 +246,13 @@ struct SumLossesArgs {
     int64_t N;
 };
 
-// *sum += sum of squares, in fp64 in a fixed order.
+// sum[i] += sum of squares of matrix i, in fp64 in a fixed order, which does not depend on the number of matrices if
+// their bytes are multiples of 16.
 struct SumSquaresArgs {
-    double* sum;       // (1), +=
-    Tensor in;         // fp32, bf16 or fp64
-    Tensor scratch;    // (kPartialSums) fp64, =
+    double* sum;       // (matrices), +=
+    Tensor in;         // (matrices, n) fp32, bf16 or fp64
+    Tensor scratch;    // (matrices, kPartialSums) fp64, =
+    int64_t matrices = 1;   // at most 65535
 };
 
 // grad_norm = sqrt(sum_squares); norm_limit = skip_norm * median(norms), or 0 if these are fewer than kLeastNorms;
@@ -310,18 +312,20 @@ struct MuonMomentumArgs {
     uint64_t rng_key;         // of the parameter
     int64_t element_offset;   // index of element 0 within the parameter; an e4m3 m: a multiple of kScaleBlock
 };
-// matrix *= 1 / (margin sqrt(*sum_squares)), or 0 if the sum is 0: no singular value is above 1 / margin.
+// Of each matrix: *= 1 / (margin sqrt(sum_squares[i])), or 0 if the sum is 0: no singular value is above 1 / margin.
 struct MuonNormalizeArgs {
-    Tensor matrix;            // (n) T, in and =
-    const double* sum_squares;
+    Tensor matrix;               // (matrices, n) T, in and =
+    const double* sum_squares;   // (matrices)
     double margin;
+    int64_t matrices = 1;        // at most 65535
 };
-// square = a I + b gram + c square.
+// Of each matrix: square = a I + b gram + c square.
 struct MuonPolynomialArgs {
-    Tensor square;   // (k, k) T, in and =: gram^2
-    Tensor gram;     // (k, k) T
+    Tensor square;   // (matrices, k, k) T, in and =: gram^2
+    Tensor gram;     // (matrices, k, k) T
     int64_t k;
     double a, b, c;
+    int64_t matrices = 1;
 };
 // Second moments of rows (NorMuon: Li et al., arXiv 2510.05491):
 //   new_v[r] = beta2 v[r] + (1 - beta2) mean(matrix[r]^2), or v[r] if state->skip

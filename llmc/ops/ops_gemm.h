@@ -28,6 +28,10 @@ struct GemmArgs {
     GemmLayout layout = GemmLayout::kForward;
     bool accumulate = false;
     bool symmetric = false;   // D is symmetric but for rounding (M = N): its upper half may be a copy of the lower one
+    // Of bf16, fp32 or fp64 operands, without bias, with =: A, B and D are so many matrices each, one after another,
+    // and the bits of a result do not depend on how many. 0: one, by what is fastest for one.
+    int64_t matrices = 0;
+    int64_t count() const { return matrices > 0 ? matrices : 1; }
     // FP8 and INT8 only.
     Granularity A_granularity = Granularity::kTensor, B_granularity = Granularity::kTensor;
     Tensor A_scale_inv = {}, B_scale_inv = {};   // fp32, see Granularity; kTensor: 1 element, 16-byte aligned

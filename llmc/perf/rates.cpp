@@ -60,9 +60,13 @@ double Rates::matmul_us(const GemmArgs& g) const {
     // The rates are those of weight gradients that accumulate in FP32. In BF16 they move fewer bytes: the mean of the
     // rows "wgrad" of bench_gemm_fp8 in dev/results/2026-11-21-h200-fp8.md.
     constexpr double kBf16WgradSpeed = 1.045;
-    if (g.A.dtype == Dtype::kFp32) return 1e6 * 2 * real(g.M) * real(g.N) * real(g.K) / kFp32Rate;
-    const bool half = g.symmetric && g.A.dtype == Dtype::kBf16 && g.N >= GemmArgs::kLeastSymmetric;
-    const double us = gemm_us(gemm_mode(g), g.layout, half ? g.M / 2 : g.M, g.N, g.K);
+    const int64_t rows = g.count() * g.M;   // of several matrices, those of all
+    if (g.A.dtype == Dtype::kFp32) return 1e6 * 2 * real(rows) * real(g.N) * real(g.K) / kFp32Rate;
+    // Of G groups of 256 rows G (G - 1) / 2 tiles of 256 x 256 and 3 G / 4 as long, of G^2 (SymmetricTiles).
+    const bool half = g.symmetric && g.A.dtype == Dtype::kBf16
+                      && (g.matrices > 0 || g.N >= GemmArgs::kLeastSymmetric);
+    const double share = half ? 0.5 + 0.25 / std::ceil(real(g.N) / 256) : 1;
+    const double us = gemm_us(gemm_mode(g), g.layout, std::lround(share * real(rows)), g.N, g.K);
     return g.layout == GemmLayout::kWgrad && g.D.dtype == Dtype::kBf16 ? us / kBf16WgradSpeed : us;
 }
 

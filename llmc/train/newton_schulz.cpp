@@ -24,40 +24,42 @@ constexpr int kStepCount = std::size(kSteps);
 // Two steps of a (k, r k) matrix take 8 r + 4 products of k^3 one by one and 4 r + 10 at once.
 bool two_at_once(int64_t rows, int64_t cols) { return 2 * std::max(rows, cols) > 3 * std::min(rows, cols); }
 
-// One matrix of `rows` and `cols`, the shorter of which is k.
+// Matrices of `rows` and `cols`, the shorter of which is k. matrices: 0 is one, as in GemmArgs.
 struct NewtonSchulz {
     Ctx& ctx;
     const NewtonSchulzBuffers& buffers;
-    const int64_t rows, cols, k = std::min(rows, cols);
-    Tensor x = buffers.x.slice(0, rows * cols), next = buffers.other.slice(0, rows * cols);
-    const Tensor gram = square_of(buffers.gram);
+    const int64_t matrices, rows, cols, k = std::min(rows, cols), count = std::max<int64_t>(1, matrices);
+    Tensor x = buffers.x.slice(0, count * rows * cols), next = buffers.other.slice(0, count * rows * cols);
+    const Tensor gram = squares_of(buffers.gram);
 
     bool wide() const { return rows <= cols; }
-    Tensor square_of(const Tensor& memory) const { return memory.slice(0, k * k); }
+    Tensor squares_of(const Tensor& memory) const { return memory.slice(0, count * k * k); }
     // D = A B of symmetric (k, k) matrices that commute.
     void multiply(Tensor D, Tensor A, Tensor B) const {
-        ops::gemm(ctx, {.D = D, .A = A, .B = B, .M = k, .N = k, .K = k, .symmetric = true});
+        ops::gemm(ctx, {.D = D, .A = A, .B = B, .M = k, .N = k, .K = k, .symmetric = true, .matrices = matrices});
     }
     void make_gram() const {
         ops::gemm(ctx, {.D = gram, .A = x, .B = x, .M = k, .N = k, .K = std::max(rows, cols),
-                        .layout = wide() ? GemmLayout::kForward : GemmLayout::kWgrad, .symmetric = true});
+                        .layout = wide() ? GemmLayout::kForward : GemmLayout::kWgrad, .symmetric = true,
+                        .matrices = matrices});
     }
     // p = a I + b G + c G^2
     void make_polynomial(Tensor p, int step) const {
         const auto& [a, b, c] = kSteps[step];
         multiply(p, gram, gram);
         ops::muon_polynomial(ctx, {.square = p, .gram = gram, .k = k, .a = a / kMargin, .b = b / std::pow(kMargin, 3),
-                                   .c = c / std::pow(kMargin, 5)});
+                                   .c = c / std::pow(kMargin, 5), .matrices = count});
     }
     // X = P X, or X P
     void apply(Tensor p) {
         if (wide())
-            ops::gemm(ctx, {.D = next, .A = p, .B = x, .M = rows, .N = cols, .K = k, .layout = GemmLayout::kDgrad});
-        else ops::gemm(ctx, {.D = next, .A = x, .B = p, .M = rows, .N = cols, .K = k});
+            ops::gemm(ctx, {.D = next, .A = p, .B = x, .M = rows, .N = cols, .K = k, .layout = GemmLayout::kDgrad,
+                            .matrices = matrices});
+        else ops::gemm(ctx, {.D = next, .A = x, .B = p, .M = rows, .N = cols, .K = k, .matrices = matrices});
         std::swap(x, next);
     }
     void one_step(int step) {
-        const Tensor p = square_of(buffers.square);
+        const Tensor p = squares_of(buffers.square);
         make_gram();
         make_polynomial(p, step);
         apply(p);
@@ -66,7 +68,7 @@ struct NewtonSchulz {
     // rounding of G to bf16 adds to its smallest eigenvalues grows with every such step: a third one makes singular
     // values of up to 1.39 where these steps end at 1.13.
     void two_steps(int step) {
-        const Tensor p = square_of(buffers.square), free = square_of(next);
+        const Tensor p = squares_of(buffers.square), free = squares_of(next);
         make_gram();
         make_polynomial(p, step);
         multiply(free, p, gram);
@@ -79,23 +81,24 @@ struct NewtonSchulz {
 
 }  // namespace
 
-NewtonSchulzBuffers::NewtonSchulzBuffers(Arena& arena, Purpose purpose, Dtype dtype, int64_t most_elems,
-                                         int64_t most_side)
-    : x(arena.take(purpose, dtype, most_elems)), other(arena.take(purpose, dtype, most_elems)),
-      gram(arena.take(purpose, dtype, most_side * most_side)),
-      square(arena.take(purpose, dtype, most_side * most_side)), sum_squares(arena.take(purpose, Dtype::kFp64, 1)),
-      partial_sums(arena.take(purpose, Dtype::kFp64, kPartialSums)) {}
+NewtonSchulzBuffers::NewtonSchulzBuffers(Arena& arena, Purpose purpose, Dtype dtype, const Most& most)
+    : x(arena.take(purpose, dtype, most.elems)), other(arena.take(purpose, dtype, most.elems)),
+      gram(arena.take(purpose, dtype, most.squares)), square(arena.take(purpose, dtype, most.squares)),
+      sum_squares(arena.take(purpose, Dtype::kFp64, most.matrices)),
+      partial_sums(arena.take(purpose, Dtype::kFp64, most.matrices * kPartialSums)) {}
 
-void normalize_matrix(Ctx& ctx, const NewtonSchulzBuffers& buffers, const Tensor& matrix, double margin) {
-    device::fill_bytes(ctx, buffers.sum_squares.data, 0, buffers.sum_squares.bytes());
-    double* const sum = static_cast<double*>(buffers.sum_squares.data);
-    ops::sum_squares(ctx, {.sum = sum, .in = matrix, .scratch = buffers.partial_sums});
-    ops::muon_normalize(ctx, {.matrix = matrix, .sum_squares = sum, .margin = margin});
+void normalize_matrices(Ctx& ctx, const NewtonSchulzBuffers& buffers, const Tensor& matrices, int64_t count,
+                        double margin) {
+    const Tensor sums = buffers.sum_squares.slice(0, count);
+    device::fill_bytes(ctx, sums.data, 0, sums.bytes());
+    double* const sum = static_cast<double*>(sums.data);
+    ops::sum_squares(ctx, {.sum = sum, .in = matrices, .scratch = buffers.partial_sums, .matrices = count});
+    ops::muon_normalize(ctx, {.matrix = matrices, .sum_squares = sum, .margin = margin, .matrices = count});
 }
 
-Tensor newton_schulz(Ctx& ctx, const NewtonSchulzBuffers& buffers, int64_t rows, int64_t cols) {
-    NewtonSchulz steps{.ctx = ctx, .buffers = buffers, .rows = rows, .cols = cols};
-    normalize_matrix(ctx, buffers, steps.x, kMargin);
+Tensor newton_schulz(Ctx& ctx, const NewtonSchulzBuffers& buffers, int64_t matrices, int64_t rows, int64_t cols) {
+    NewtonSchulz steps{.ctx = ctx, .buffers = buffers, .matrices = matrices, .rows = rows, .cols = cols};
+    normalize_matrices(ctx, buffers, steps.x, steps.count, kMargin);
     for (int step = 0; step < kStepCount; step++)
         if (step + 1 < kStepCount && two_at_once(rows, cols)) steps.two_steps(step++);
         else steps.one_step(step);

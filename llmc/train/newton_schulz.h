@@ -8,16 +8,22 @@
 
 // Each takes all of the memory it is given; the largest matrix decides.
 struct NewtonSchulzBuffers {
-    Tensor x, other;        // of the largest matrix, T
-    Tensor gram, square;    // of the longest of all shorter sides, squared, T
-    Tensor sum_squares;     // (1) fp64
-    Tensor partial_sums;    // (kPartialSums) fp64
+    Tensor x, other;        // of the largest batch, T
+    Tensor gram, square;    // of the largest square batch of shorter sides, T
+    Tensor sum_squares;     // (matrices) fp64
+    Tensor partial_sums;    // (matrices, kPartialSums) fp64
 
-    // purpose: of the arena's memory.
-    NewtonSchulzBuffers(Arena& arena, Purpose purpose, Dtype dtype, int64_t most_elems, int64_t most_side);
+    // The most that any batch has: elements; elements of (k, k) matrices, k the shorter side; matrices. purpose: of the
+    // arena's memory.
+    struct Most {
+        int64_t elems = 0, squares = 0, matrices = 0;
+    };
+    NewtonSchulzBuffers(Arena& arena, Purpose purpose, Dtype dtype, const Most& most);
 };
 
-// matrix *= 1 / (margin |matrix|), its Frobenius norm; a matrix of zeros stays one.
-void normalize_matrix(Ctx& ctx, const NewtonSchulzBuffers& buffers, const Tensor& matrix, double margin);
-// Returns the polar factor of the (rows, cols) matrix in buffers.x, in one of the buffers. A matrix of zeros stays one.
-Tensor newton_schulz(Ctx& ctx, const NewtonSchulzBuffers& buffers, int64_t rows, int64_t cols);
+// Each of `count` matrices *= 1 / (margin |matrix|), its Frobenius norm; a matrix of zeros stays one.
+void normalize_matrices(Ctx& ctx, const NewtonSchulzBuffers& buffers, const Tensor& matrices, int64_t count,
+                        double margin);
+// Returns the polar factors of the (rows, cols) matrices in buffers.x, one after another, in one of the buffers. A
+// matrix of zeros stays one. matrices: as in GemmArgs.
+Tensor newton_schulz(Ctx& ctx, const NewtonSchulzBuffers& buffers, int64_t matrices, int64_t rows, int64_t cols);

@@ -8,7 +8,13 @@ namespace {
 // Muon's memory is that of activations, which are not in use; the table counts what it takes beyond them as moments.
 constexpr Purpose kPurpose = Purpose::kMoments;
 
-Tensor in_matrix(const Tensor& whole, const MatrixPart& part) { return whole.slice(part.begin, part.elems); }
+// Its elements in a batch and in a message.
+Tensor in_batch(const Tensor& batch, const MatrixOwners::Piece& piece) {
+    return batch.slice(piece.in_batch(), piece.part.elems);
+}
+Tensor in_message(const Tensor& message, const MatrixOwners::Piece& piece) {
+    return message.slice(piece.at, piece.part.elems);
+}
 
 }  // namespace
 
@@ -20,7 +26,7 @@ Orthogonalizer::Orthogonalizer(const Config& config, const ParamTable& table, co
               parts),
       send_(arena.take(kPurpose, dtype_, owners_.ranks() * owners_.longest())),
       receive_(arena.take(kPurpose, dtype_, send_.elems)),
-      buffers_(arena, kPurpose, dtype_, owners_.most_elems(), owners_.most_side()),
+      buffers_(arena, kPurpose, dtype_, {owners_.most_elems(), owners_.most_squares(), owners_.most_matrices()}),
       new_rows_(arena.take(kPurpose, rows().dtype, rows().elems)) {}
 
 // While a round is computed, an exchange brings the matrices of the next one and takes away the results of the one
@@ -37,8 +43,8 @@ void Orthogonalizer::run(Ctx& ctx, const StepState* state) {
         if (!last) pack(ctx, exchange + 1, result);
         unpack(ctx, exchange);
         if (!last) start(ctx, comm, exchange + 1);
-        const OwnedMatrix* mine = exchange < owners_.rounds() ? owners_.matrix(exchange, rank()) : nullptr;
-        result = mine ? compute(ctx, *mine, state) : Tensor{};
+        const Batch& mine = owners_.batch(exchange, rank());
+        result = mine.empty() ? Tensor{} : compute(ctx, mine, state);
     }
     if (beta2_ == 0) return;
     // Only the owner of a matrix knows the new moments of its rows; adding zeros to them is exact.
@@ -55,15 +61,15 @@ void Orthogonalizer::pack(Ctx& ctx, size_t exchange, const Tensor& result) {
     for (int r = 0; r < owners_.ranks(); r++) {
         const Message message = owners_.message(exchange, rank(), r);
         if (r == rank()) {
-            if (message.result)
-                ops::cast(ctx, {.out = held_update(*message.result), .in = in_matrix(result, message.result_part)});
+            for (const Piece& piece : message.results)
+                ops::cast(ctx, {.out = held_update(*piece.matrix), .in = in_batch(result, piece)});
             continue;
         }
         const Tensor to = shard(send_, exchange, r);
-        if (message.matrix) ops::cast(ctx, {.out = to.slice(0, message.part.elems),
-                                            .in = held_update(*message.matrix)});
-        if (message.result) ops::cast(ctx, {.out = to.slice(message.result_at(), message.result_part.elems),
-                                            .in = in_matrix(result, message.result_part)});
+        for (const Piece& piece : message.matrices)
+            ops::cast(ctx, {.out = in_message(to, piece), .in = held_update(*piece.matrix)});
+        for (const Piece& piece : message.results)
+            ops::cast(ctx, {.out = in_message(to, piece), .in = in_batch(result, piece)});
     }
 }
 
@@ -71,12 +77,12 @@ void Orthogonalizer::unpack(Ctx& ctx, size_t exchange) {
     for (int r = 0; r < owners_.ranks(); r++) {
         const Message message = owners_.message(exchange, r, rank());
         const Tensor from = r == rank() ? Tensor{} : shard(receive_, exchange, r);
-        if (message.matrix)
-            ops::cast(ctx, {.out = in_matrix(buffers_.x, message.part),
-                            .in = from ? from.slice(0, message.part.elems) : held_update(*message.matrix)});
-        if (message.result && from)
-            ops::cast(ctx, {.out = held_update(*message.result),
-                            .in = from.slice(message.result_at(), message.result_part.elems)});
+        for (const Piece& piece : message.matrices)
+            ops::cast(ctx, {.out = in_batch(buffers_.x, piece),
+                            .in = from ? in_message(from, piece) : held_update(*piece.matrix)});
+        if (!from) continue;
+        for (const Piece& piece : message.results)
+            ops::cast(ctx, {.out = held_update(*piece.matrix), .in = in_message(from, piece)});
     }
 }
 
@@ -86,8 +92,8 @@ void Orthogonalizer::start(Ctx& ctx, Ctx& comm, size_t exchange) {
     const CollectivePurpose purpose(comm, strf("Muon's matrices %zu", exchange));
     Counts received, sent;
     for (int r = 0; r < owners_.ranks(); r++) {
-        received.push_back(r == rank() ? 0 : owners_.message(exchange, r, rank()).elems());
-        sent.push_back(r == rank() ? 0 : owners_.message(exchange, rank(), r).elems());
+        received.push_back(r == rank() ? 0 : owners_.message(exchange, r, rank()).elems);
+        sent.push_back(r == rank() ? 0 : owners_.message(exchange, rank(), r).elems);
     }
     for (const Counts& counts : {sent, received})
         moves_ = moves_ || *std::max_element(counts.begin(), counts.end()) > 0;
@@ -105,31 +111,39 @@ void Orthogonalizer::wait(Ctx& ctx, Ctx& comm) {
     if (&comm != &ctx && done_) stream_.order_after(ctx, done_, number_);
 }
 
-Tensor Orthogonalizer::compute(Ctx& ctx, const OwnedMatrix& mine, const StepState* state) {
-    const Tensor result = newton_schulz(ctx, buffers_, mine.rows, mine.cols);
-    if (beta2_ > 0) normalize_rows(ctx, mine, result, state);
-    if (result.data == buffers_.other.data) std::swap(buffers_.x, buffers_.other);
-    return result;
+Tensor Orthogonalizer::compute(Ctx& ctx, const Batch& mine, const StepState* state) {
+    const Tensor results = polar_factors(ctx, mine);
+    if (beta2_ > 0) normalize_rows(ctx, mine, results, state);
+    if (results.data == buffers_.other.data) std::swap(buffers_.x, buffers_.other);
+    return results;
 }
 
-// The result gets the Frobenius norm of a matrix whose singular values are 1, the root of the shorter side.
-void Orthogonalizer::normalize_rows(Ctx& ctx, const OwnedMatrix& matrix, const Tensor& result,
-                                    const StepState* state) {
-    const int64_t first = state_.row_begin(matrix.param) + matrix.begin / matrix.cols;
-    ops::muon_row_norm(ctx, {.matrix = result, .v = rows().slice(first, matrix.rows),
-                             .new_v = new_rows_.slice(first, matrix.rows), .state = state, .rows = matrix.rows,
-                             .cols = matrix.cols, .beta2 = beta2_});
-    const auto shorter = static_cast<double>(std::min(matrix.rows, matrix.cols));
-    normalize_matrix(ctx, buffers_, result, 1 / std::sqrt(shorter));
+Tensor Orthogonalizer::polar_factors(Ctx& ctx, const Batch& mine) const {
+    const OwnedMatrix& one = mine.front();
+    return newton_schulz(ctx, buffers_, one.in_batches() ? static_cast<int64_t>(mine.size()) : 0, one.rows, one.cols);
+}
+
+// Each result gets the Frobenius norm of a matrix whose singular values are 1, the root of the shorter side.
+void Orthogonalizer::normalize_rows(Ctx& ctx, const Batch& batch, const Tensor& results, const StepState* state) {
+    int64_t begin = 0;
+    for (const OwnedMatrix& matrix : batch) {
+        const int64_t first = state_.row_begin(matrix.param) + matrix.begin / matrix.cols;
+        ops::muon_row_norm(ctx, {.matrix = results.slice(begin, matrix.elems()), .v = rows().slice(first, matrix.rows),
+                                 .new_v = new_rows_.slice(first, matrix.rows), .state = state, .rows = matrix.rows,
+                                 .cols = matrix.cols, .beta2 = beta2_});
+        begin += matrix.elems();
+    }
+    const auto shorter = static_cast<double>(std::min(batch[0].rows, batch[0].cols));
+    normalize_matrices(ctx, buffers_, results, static_cast<int64_t>(batch.size()), 1 / std::sqrt(shorter));
 }
 
 void Orthogonalizer::warm_up(Ctx& ctx) {
     std::set<std::pair<int64_t, int64_t>> shapes;
     for (size_t round = 0; round < owners_.rounds(); round++) {
-        const OwnedMatrix* mine = owners_.matrix(round, rank());
-        if (!mine || !shapes.insert({mine->rows, mine->cols}).second) continue;
+        const Batch& mine = owners_.batch(round, rank());
+        if (mine.empty() || !shapes.insert({mine[0].rows, mine[0].cols}).second) continue;
         device::fill_bytes(ctx, buffers_.x.data, 0, buffers_.x.bytes());
-        newton_schulz(ctx, buffers_, mine->rows, mine->cols);
+        polar_factors(ctx, mine);
     }
 }
 

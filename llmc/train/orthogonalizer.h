@@ -21,7 +21,7 @@ public:
 
     // Collective. Second moments of rows stay as they are if state->skip. No host synchronisation.
     void run(Ctx& ctx, const StepState* state);
-    // Computes a matrix of each shape that this rank owns, so that matmul algorithms are chosen. Not collective.
+    // Computes matrices of each shape that this rank owns, so that matmul algorithms are chosen. Not collective.
     void warm_up(Ctx& ctx);
     // The memory that is sent and received during matmuls.
     std::vector<Tensor> exchanged() const;
@@ -29,7 +29,9 @@ public:
 private:
     int rank() const { return group_.world().rank; }
     Tensor rows() const { return state_.row_state(StateKind::kRowExpAvgSq); }
+    using Batch = MatrixOwners::Batch;
     using Message = MatrixOwners::Message;
+    using Piece = MatrixOwners::Piece;
     // Copies what this rank sends in an exchange to send_; its own part of a result replaces what it held. `result`: of
     // two rounds before.
     void pack(Ctx& ctx, size_t exchange, const Tensor& result);
@@ -38,9 +40,10 @@ private:
     // After what ctx was given so far, starts to exchange send_ for receive_; wait() makes ctx wait for that.
     void start(Ctx& ctx, Ctx& comm, size_t exchange);
     void wait(Ctx& ctx, Ctx& comm);
-    // The result of the matrix in buffers_.x, which is there again.
-    Tensor compute(Ctx& ctx, const OwnedMatrix& mine, const StepState* state);
-    void normalize_rows(Ctx& ctx, const OwnedMatrix& matrix, const Tensor& result, const StepState* state);
+    // The results of the batch in buffers_.x, which are there again.
+    Tensor compute(Ctx& ctx, const Batch& mine, const StepState* state);
+    Tensor polar_factors(Ctx& ctx, const Batch& mine) const;
+    void normalize_rows(Ctx& ctx, const Batch& batch, const Tensor& results, const StepState* state);
     Tensor held_update(const OwnedMatrix& matrix) const;
     // A shard of send_ or receive_ in an exchange.
     Tensor shard(const Tensor& memory, size_t exchange, int r) const {
@@ -55,7 +58,7 @@ private:
     const double beta2_;   // of the second moments of rows; 0: there are none
     const MatrixOwners owners_;
     const Tensor send_, receive_;   // (ranks, the longest message) T
-    NewtonSchulzBuffers buffers_;   // between rounds x has the result of the latest one
+    NewtonSchulzBuffers buffers_;   // between rounds x has the results of the latest one
     OwnedEvent done_;      // the latest exchange, on the side stream; null without one
     int64_t number_ = 0;   // of that event
     bool moves_ = false;   // whether this rank sends or receives anything in that exchange

@@ -90,6 +90,123 @@ TEST_CASE("gpu symmetric gemm of random numbers is as near to fp64 as the roundi
     }
 }
 
+// ---- several matrices
+
+namespace {
+
+// Products of several matrices; symmetric ones are of (N, K) matrices, with any A and B: the lower half counts.
+struct SeveralProducts {
+    int64_t count, M, N, K;
+    GemmLayout layout;
+    bool symmetric;
+    HostTensor a, b;
+
+    SeveralProducts(int64_t matrices, int64_t m, int64_t n, int64_t k, GemmLayout of, bool mirrored, bool integers)
+        : count(matrices), M(m), N(n), K(k), layout(of), symmetric(mirrored), a(make(integers, m * k, 1)),
+          b(make(integers, n * k, 2)) {}
+    HostTensor make(bool integers, int64_t elems, uint64_t key) const {
+        return integers ? random_integers(Dtype::kBf16, count * elems, key, 2)
+                        : random_tensor(Dtype::kBf16, count * elems, key);
+    }
+    // Of matrices [first, first + some).
+    GemmArgs args(Tensor D, Tensor A, Tensor B, int64_t first, int64_t some) const {
+        return {.D = D.slice(first * M * N, some * M * N), .A = A.slice(first * M * K, some * M * K),
+                .B = B.slice(first * N * K, some * N * K), .M = M, .N = N, .K = K, .layout = layout,
+                .symmetric = symmetric, .matrices = some};
+    }
+    // With `at_once` matrices a call.
+    HostTensor on_gpu(int64_t at_once) const {
+        DeviceTensor x(a), y(b), d(HostTensor(Dtype::kBf16, count * M * N).fill(NAN));
+        for (int64_t first = 0; first < count; first += at_once)
+            cuda::gemm(gpu(), args(d.view(), x.view(), y.view(), first, std::min(at_once, count - first)));
+        cuda::synchronize(gpu());
+        return d.download();
+    }
+    HostTensor expected() {
+        HostTensor d(Dtype::kBf16, count * M * N);
+        Ctx ctx;
+        cpu::gemm(ctx, args(d.view(), a.view(), b.view(), 0, count));
+        for (int64_t m = 0; symmetric && m < count; m++)
+            for (int64_t i = 0; i < N; i++)
+                for (int64_t j = i + 1; j < N; j++) d.set((m * N + i) * N + j, d.get((m * N + j) * N + i));
+        return d;
+    }
+    // The matrices that differ.
+    std::vector<int64_t> differing(const HostTensor& x, const HostTensor& y) const {
+        std::vector<int64_t> different;
+        for (int64_t m = 0; m < count; m++)
+            for (int64_t i = 0; i < M * N; i++)
+                if (x.get(m * M * N + i) != y.get(m * M * N + i)) {
+                    different.push_back(m);
+                    break;
+                }
+        return different;
+    }
+};
+
+struct Sides {
+    int64_t count, M, N, K;
+};
+
+}  // namespace
+
+// Counts that are odd, one, and more than fill the multiprocessors; sides below, at and above tiles of 256, halves of
+// 128 and boxes of 64, and K around steps of 64. Integers: sums are exact, so the bits are the CPU's. Random numbers:
+// the bits of one matrix at a time, and of two. One changed element changes its own matrix, and no other.
+TEST_CASE("gpu gemm of several matrices: each has the CPU's sums, and the same bits in every batch") {
+    if (!available()) return;
+    const Sides sides[] = {{1, 768, 768, 768}, {3, 8, 8, 8},     {5, 64, 136, 72},   {7, 128, 256, 64},
+                           {3, 264, 520, 328}, {5, 520, 264, 8}, {2, 136, 1000, 200}, {73, 256, 256, 64},
+                           {141, 72, 264, 72}, {9, 300, 304, 136}};
+    for (const Sides& s : sides)
+        for (GemmLayout layout : {GemmLayout::kForward, GemmLayout::kDgrad, GemmLayout::kWgrad})
+            for (bool symmetric : {false, true}) {
+                if (symmetric ? layout == GemmLayout::kDgrad : layout == GemmLayout::kWgrad) continue;
+                const int64_t M = symmetric ? s.N : s.M;
+                if (left_out(s.count * M * s.N) || left_out(s.count * s.N * s.K)) continue;
+                INFO(s.count << " of " << M << " x " << s.N << " x " << s.K << ", layout " << static_cast<int>(layout)
+                             << ", symmetric " << symmetric);
+                SeveralProducts exact(s.count, M, s.N, s.K, layout, symmetric, true);
+                const Tensor any{nullptr, Dtype::kBf16, 0};
+                REQUIRE((symmetric ? cuda::gemm_symmetric_supports : cuda::gemm_matrices_supports)(
+                    gpu(), {.D = any, .A = any, .B = any, .M = M, .N = s.N, .K = s.K, .layout = layout,
+                            .matrices = s.count}));
+                const HostTensor found = exact.on_gpu(s.count);
+                CHECK_EQ(first_difference(found, exact.expected(), [](int64_t) { return 0.0; }), "");
+                CHECK(exact.on_gpu(s.count).same_bits(found));
+
+                SeveralProducts random(s.count, M, s.N, s.K, layout, symmetric, false);
+                const HostTensor together = random.on_gpu(s.count);
+                CHECK(random.on_gpu(1).same_bits(together));
+                CHECK(random.on_gpu(2).same_bits(together));
+                for (HostTensor* operand : {&random.a, &random.b})
+                    for (int64_t m : {int64_t{0}, s.count / 2, s.count - 1}) {
+                        // In a symmetric product, of a row and of a column that the lower half has.
+                        const int64_t each = operand->elems() / s.count;
+                        const int64_t at = operand == &random.a ? (m + 1) * each - 1 : m * each;
+                        const double before = operand->get(at);
+                        operand->set(at, before + 8);
+                        CHECK(random.differing(random.on_gpu(s.count), together) == std::vector<int64_t>{m});
+                        operand->set(at, before);
+                    }
+            }
+}
+
+// Types and sides without the kernels run one matrix after another.
+TEST_CASE("gpu gemm of several matrices without a kernel for them equals one by one") {
+    for (Dtype type : {Dtype::kFp32, Dtype::kBf16}) {
+        constexpr int64_t kCount = 3, kM = 24, kN = 40, kK = 12;   // K is no multiple of 8
+        const HostTensor a = random_tensor(type, kCount * kM * kK, 1), b = random_tensor(type, kCount * kN * kK, 2);
+        DeviceTensor x(a), y(b), d(HostTensor(type, kCount * kM * kN)), each(HostTensor(type, kCount * kM * kN));
+        cuda::gemm(gpu(), {.D = d.view(), .A = x.view(), .B = y.view(), .M = kM, .N = kN, .K = kK, .matrices = kCount});
+        for (int64_t i = 0; i < kCount; i++)
+            cuda::gemm(gpu(), {.D = each.view().slice(i * kM * kN, kM * kN), .A = x.view().slice(i * kM * kK, kM * kK),
+                               .B = y.view().slice(i * kN * kK, kN * kK), .M = kM, .N = kN, .K = kK});
+        cuda::synchronize(gpu());
+        CHECK(d.download().same_bits(each.download()));
+    }
+}
+
 // Compares it with the CPU, twice. A sum that is added to bf16 is rounded before on the GPU.
 static void check_grouped(const grouped_gemm_test::GroupedProduct& p, Dtype result) {
     INFO(p.experts() << " experts, " << p.all_rows() << " rows, " << p.wide << " x " << p.narrow << ", layout "

@@ -319,14 +319,17 @@ TEST_CASE("gpu ops: the operations of Muon are bitwise equal to the CPU's") {
         for (int64_t k : {1, 3, 4, 8, 33, 300, 1030})
             for (int64_t shift_bytes : {0, 4}) {
                 if (left_out(k * k)) continue;
-                OpCase polynomial(strf("muon_polynomial of %lld", (long long)k), type, Dtype::kFp32, shift_bytes);
-                polynomial.random("square", Kind::kWork, k * k);
-                polynomial.random("gram", Kind::kWork, k * k);
-                polynomial.run_same_types(cuda::muon_polynomial, cpu::muon_polynomial, [&](auto view) {
-                    return MuonPolynomialArgs{.square = view("square"), .gram = view("gram"), .k = k, .a = 4.1,
-                                              .b = -2.9, .c = 0.54};
-                });
-                polynomial.check_bits("square");
+                for (int64_t matrices : {1, 3}) {
+                    OpCase polynomial(strf("muon_polynomial of %lld of %lld", (long long)matrices, (long long)k), type,
+                                      Dtype::kFp32, shift_bytes);
+                    polynomial.random("square", Kind::kWork, matrices * k * k);
+                    polynomial.random("gram", Kind::kWork, matrices * k * k);
+                    polynomial.run_same_types(cuda::muon_polynomial, cpu::muon_polynomial, [&](auto view) {
+                        return MuonPolynomialArgs{.square = view("square"), .gram = view("gram"), .k = k, .a = 4.1,
+                                                  .b = -2.9, .c = 0.54, .matrices = matrices};
+                    });
+                    polynomial.check_bits("square");
+                }
                 for (int skip : {0, 1}) {
                     const int64_t rows = k < 300 ? 2 * k + 1 : 3;
                     OpCase norm(strf("muon_row_norm of %lld", (long long)k), type, Dtype::kFp32, shift_bytes);
@@ -341,14 +344,17 @@ TEST_CASE("gpu ops: the operations of Muon are bitwise equal to the CPU's") {
                     });
                     for (const char* tensor : {"matrix", "new_v"}) norm.check_bits(tensor);
                 }
-                for (double squares : {0.0, 123.5}) {
-                    OpCase normalize(strf("muon_normalize of %lld", (long long)k), type, Dtype::kFp32, shift_bytes);
-                    normalize.random("matrix", Kind::kWork, k * k);
-                    normalize.add("sum", Kind::kFixed, HostTensor(Dtype::kFp64, 1).fill(squares));
+                for (int64_t matrices : {1, 3}) for (double squares : {0.0, 123.5}) {
+                    OpCase normalize(strf("muon_normalize of %lld of %lld", (long long)matrices, (long long)k), type,
+                                     Dtype::kFp32, shift_bytes);
+                    normalize.random("matrix", Kind::kWork, matrices * k * k);
+                    HostTensor sums = HostTensor(Dtype::kFp64, matrices).fill(squares);
+                    if (matrices > 1) sums.set(1, 7.25);
+                    normalize.add("sum", Kind::kFixed, sums);
                     normalize.run_same_types(cuda::muon_normalize, cpu::muon_normalize, [&](auto view) {
                         return MuonNormalizeArgs{.matrix = view("matrix"),
                                                  .sum_squares = static_cast<const double*>(view("sum").data),
-                                                 .margin = 1.01};
+                                                 .margin = 1.01, .matrices = matrices};
                     });
                     normalize.check_bits("matrix");
                 }

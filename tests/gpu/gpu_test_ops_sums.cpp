@@ -279,6 +279,24 @@ TEST_CASE("gpu ops: the residual of quantized dlogits") {
     }
 }
 
+TEST_CASE("gpu ops: sums of squares of several matrices have the bits of each alone") {
+    constexpr int64_t kCount = 5;
+    for (Dtype type : {Dtype::kFp32, Dtype::kBf16})
+        for (int64_t n : {8, 264, 8192, 100008}) {
+            INFO(n << " of " << dtype_name(type));
+            const HostTensor start = HostTensor(Dtype::kFp64, kCount).fill(0.5);
+            DeviceTensor in(random_tensor(type, kCount * n, 41)), all(start), each(start);
+            DeviceTensor scratch(HostTensor(Dtype::kFp64, kCount * kPartialSums));
+            cuda::sum_squares(gpu(), {.sum = all.view().as<double>(), .in = in.view(), .scratch = scratch.view(),
+                                      .matrices = kCount});
+            for (int64_t i = 0; i < kCount; i++)
+                cuda::sum_squares(gpu(), {.sum = each.view().as<double>() + i, .in = in.view().slice(i * n, n),
+                                          .scratch = scratch.view()});
+            cuda::synchronize(gpu());
+            CHECK(all.download().same_bits(each.download()));
+        }
+}
+
 TEST_CASE("gpu ops: sums of squares and of losses in fp64") {
     for (int64_t n : {int64_t{1}, int64_t{3}, int64_t{8}, int64_t{8191}, int64_t{3000007}}) {
         if (left_out(n)) continue;

@@ -98,6 +98,35 @@ TEST_CASE("cpu gemm adds a bias") {
     }
 }
 
+TEST_CASE("cpu gemm of several matrices has the bits of each alone, and reads no other") {
+    Ctx ctx;
+    constexpr int64_t kCount = 3;
+    for (Dtype type : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64})
+        for (GemmLayout layout : kLayouts) {
+            const Shape s{24, 40, 72};
+            HostTensor a = random_tensor(type, kCount * s.M * s.K, 1), b = random_tensor(type, kCount * s.N * s.K, 2);
+            HostTensor d(type, kCount * s.M * s.N), changed = d, alone = d;
+            const auto args = [&](HostTensor& to) {
+                return GemmArgs{.D = to.view(), .A = a.view(), .B = b.view(), .M = s.M, .N = s.N, .K = s.K,
+                                .layout = layout, .matrices = kCount};
+            };
+            cpu::gemm(ctx, args(d));
+            for (int64_t i = 0; i < kCount; i++)
+                cpu::gemm(ctx, {.D = alone.view().slice(i * s.M * s.N, s.M * s.N),
+                                .A = a.view().slice(i * s.M * s.K, s.M * s.K),
+                                .B = b.view().slice(i * s.N * s.K, s.N * s.K), .M = s.M, .N = s.N, .K = s.K,
+                                .layout = layout});
+            CHECK(alone.same_bits(d));
+            a.set(2 * s.M * s.K - 1, 100);   // of the second matrix
+            cpu::gemm(ctx, args(changed));
+            for (int64_t i = 0; i < kCount; i++) {
+                bool same = true;
+                for (int64_t j = i * s.M * s.N; j < (i + 1) * s.M * s.N; j++) same &= changed.get(j) == d.get(j);
+                CHECK(same == (i != 1));
+            }
+        }
+}
+
 TEST_CASE("cpu gemm refuses unsupported arguments") {
     Ctx ctx;
     const Shape s{4, 4, 4};
@@ -116,6 +145,9 @@ TEST_CASE("cpu gemm refuses unsupported arguments") {
     refused([&](GemmArgs& g) { g.bias = a.view(); });
     refused([&](GemmArgs& g) { g.bias = bias.view(), g.accumulate = true; });
     refused([](GemmArgs& g) { g.M = 2, g.N = 8, g.K = 2, g.symmetric = true; });
+    refused([](GemmArgs& g) { g.matrices = 2; });
+    refused([](GemmArgs& g) { g.matrices = 1, g.accumulate = true; });
+    refused([&](GemmArgs& g) { g.matrices = 1, g.bias = bias.view(); });
 }
 
 TEST_CASE("gemm: the bits of a row do not depend on other rows") {

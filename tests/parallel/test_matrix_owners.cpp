@@ -44,9 +44,10 @@ TEST_CASE("muon: ranks wait less than 1.5 % for the largest matrix of a round in
             for (size_t round = 0; round < owners.rounds(); round++) {
                 double most = 0;
                 for (int r = 0; r < ranks; r++) {
-                    const OwnedMatrix* m = owners.matrix(round, r);
-                    all += m ? m->flops() : 0;
-                    most = std::max(most, m ? m->flops() : 0);
+                    double flops = 0;
+                    for (const OwnedMatrix& m : owners.batch(round, r)) flops += m.flops();
+                    all += flops;
+                    most = std::max(most, flops);
                 }
                 longest += most;
             }
@@ -83,18 +84,19 @@ TEST_CASE("muon: each matrix has one owner, and owners have equally much to do")
         size_t found = 0;
         for (size_t round = 0; round < owners.rounds(); round++)
             for (int r = 0; r < ranks; r++) {
-                const OwnedMatrix* m = owners.matrix(round, r);
-                if (!m) continue;
-                CHECK(m->owner == r);
-                found++;
-                int64_t end = 0;
-                for (int shard = 0; shard < ranks; shard++) {
-                    const MatrixPart part = owners.held(*m, shard);
-                    if (part.elems == 0) continue;
-                    CHECK(part.begin == end);
-                    end += part.elems;
+                for (const OwnedMatrix& m : owners.batch(round, r)) {
+                    CHECK(m.owner == r);
+                    CHECK((m.rows == owners.batch(round, r)[0].rows && m.cols == owners.batch(round, r)[0].cols));
+                    found++;
+                    int64_t end = 0;
+                    for (int shard = 0; shard < ranks; shard++) {
+                        const MatrixPart part = owners.held(m, shard);
+                        if (part.elems == 0) continue;
+                        CHECK(part.begin == end);
+                        end += part.elems;
+                    }
+                    CHECK(end == m.elems());
                 }
-                CHECK(end == m->elems());
             }
         CHECK(found == matrices.size());
         // Messages bring each element of a matrix to its owner once, and of its result to each shard.
@@ -103,11 +105,61 @@ TEST_CASE("muon: each matrix has one owner, and owners have equally much to do")
             for (int from = 0; from < ranks; from++)
                 for (int to = 0; to < ranks; to++) {
                     const MatrixOwners::Message message = owners.message(exchange, from, to);
-                    if (message.matrix) arrived[message.matrix] += message.part.elems;
-                    if (message.result) returned[message.result] += message.result_part.elems;
-                    if (from != to) CHECK(message.elems() <= owners.longest(exchange));
+                    int64_t end = 0;   // of the piece before
+                    for (const auto* pieces : {&message.matrices, &message.results})
+                        for (const MatrixOwners::Piece& piece : *pieces) {
+                            (pieces == &message.matrices ? arrived : returned)[piece.matrix] += piece.part.elems;
+                            CHECK((piece.at >= end && piece.at % kParamAlign == 0));
+                            end = piece.at + piece.part.elems;
+                        }
+                    CHECK(end <= message.elems);
+                    if (from != to) CHECK(message.elems <= owners.longest(exchange));
                 }
         CHECK((arrived == returned && arrived.size() == matrices.size()));
         for (const auto& [matrix, elems] : arrived) CHECK(elems == matrix->elems());
     }
+}
+
+TEST_CASE("muon: matrices of one shape are in few, equally large batches of bounded memory; large ones alone") {
+    const Fp8Plan plan;
+    for (const char* name : {"gpt2-124M", "gpt2-1558M", "llama3-8B"})
+        for (int ranks : {1, 2, 8})
+            for (bool sharded : {true, false}) {
+                CAPTURE(name);
+                CAPTURE(ranks);
+                Config config;
+                config.shape = find_model_preset(name)->config;
+                config.optimizer = OptimizerKind::kMuon;
+                const ParamTable table = make_param_table(config);
+                const FlatLayout layout(table, plan, 1 << 30, Buckets::unit(ranks));
+                const MatrixOwners owners(table, Buckets(layout, ranks), ranks, sharded ? ranks : 1);
+                const int64_t most = MatrixOwners::kBatchElems / (sharded ? 1 : ranks);
+                for (int r = 0; r < ranks; r++) {
+                    std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> sizes;   // of batches, by shape
+                    for (size_t round = 0; round < owners.rounds(); round++) {
+                        const MatrixOwners::Batch& batch = owners.batch(round, r);
+                        if (batch.empty()) continue;
+                        const OwnedMatrix& one = batch[0];
+                        const auto count = static_cast<int64_t>(batch.size()), side = std::min(one.rows, one.cols);
+                        sizes[{one.rows, one.cols}].push_back(count);
+                        CHECK((count == 1 || (side < 2048 && count * one.elems() <= most)));
+                        CHECK(count * one.elems() <= owners.most_elems());
+                        CHECK(count * side * side <= owners.most_squares());
+                        CHECK(count <= owners.most_matrices());
+                    }
+                    for (const auto& [shape, counts] : sizes) {
+                        const auto [least, largest] = std::minmax_element(counts.begin(), counts.end());
+                        CHECK(*largest - *least <= 1);
+                        // One more matrix in each would be too many, or there would be a batch less.
+                        const int64_t elems = shape.first * shape.second;
+                        if (counts.size() > 1 && std::min(shape.first, shape.second) < 2048) {
+                            int64_t all = 0;
+                            for (int64_t count : counts) all += count;
+                            CHECK(all > static_cast<int64_t>(counts.size() - 1) * std::max<int64_t>(1, most / elems));
+                        }
+                    }
+                    if (std::string(name) == "gpt2-124M" && ranks == 1)
+                        CHECK(sizes == decltype(sizes){{{768, 768}, {48}}, {{768, 3072}, {12}}, {{3072, 768}, {12}}});
+                }
+            }
 }

@@ -137,27 +137,33 @@ Matrix random_matrix(int64_t rows, int64_t cols, uint64_t key, int64_t rank) {
     return product(a, b);
 }
 
-// newton_schulz on the device of this build.
-Matrix device_newton_schulz(const Matrix& a, Dtype dtype) {
+// newton_schulz on the device of this build, of matrices of one shape; alone: of one that is not of a batch.
+std::vector<Matrix> device_newton_schulz(const std::vector<Matrix>& all, Dtype dtype, bool alone = false) {
     Ctx ctx;
     device::device_open(ctx, 0);
-    const int64_t elems = a.rows * a.cols, side = std::min(a.rows, a.cols);
+    const int64_t rows = all[0].rows, cols = all[0].cols, count = static_cast<int64_t>(all.size());
+    const int64_t side = std::min(rows, cols);
+    const NewtonSchulzBuffers::Most most{count * rows * cols, count * side * side, count};
     Arena measure;
-    NewtonSchulzBuffers(measure, Purpose::kScratch, dtype, elems, side);
+    NewtonSchulzBuffers(measure, Purpose::kScratch, dtype, most);
     void* memory = device::device_alloc(measure.peak_bytes());
     Arena arena(memory, measure.peak_bytes());
-    const NewtonSchulzBuffers buffers(arena, Purpose::kScratch, dtype, elems, side);
-    Matrix result(a.rows, a.cols);
+    const NewtonSchulzBuffers buffers(arena, Purpose::kScratch, dtype, most);
+    std::vector<Matrix> result;
     const auto convert = [&](auto zero) {
         using T = decltype(zero);
         using Wide = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
         std::vector<T> values;
-        for (double x : a.at) values.push_back(T(static_cast<Wide>(x)));
-        device::copy_to_device(ctx, buffers.x.data, values.data(), elems * dtype_bytes(dtype));
-        const Tensor out = newton_schulz(ctx, buffers, a.rows, a.cols);
+        for (const Matrix& a : all)
+            for (double x : a.at) values.push_back(T(static_cast<Wide>(x)));
+        device::copy_to_device(ctx, buffers.x.data, values.data(), buffers.x.bytes());
+        const Tensor out = newton_schulz(ctx, buffers, alone ? 0 : count, rows, cols);
+        REQUIRE(out.elems == most.elems);
         device::copy_to_host(ctx, values.data(), out.data, out.bytes());
         device::synchronize(ctx);
-        for (size_t i = 0; i < values.size(); i++) result.at[i] = static_cast<double>(static_cast<Wide>(values[i]));
+        auto next = values.begin();
+        for (int64_t i = 0; i < count; i++)
+            for (double& x : result.emplace_back(rows, cols).at) x = static_cast<double>(static_cast<Wide>(*next++));
     };
     if (dtype == Dtype::kFp64) convert(double{});
     else if (dtype == Dtype::kFp32) convert(float{});
@@ -186,7 +192,7 @@ TEST_CASE("muon: Newton-Schulz gives singular values near 1 and keeps the vector
             const Svd svd = svd_of(a);
             const double norm = a.norm();
             CHECK(difference(with_values(svd, [](double s) { return s; }), a) < 1e-12 * norm);
-            const Matrix got = device_newton_schulz(a, dtype);
+            const Matrix got = device_newton_schulz({a}, dtype, true)[0];
             // In bf16 a matrix has small singular values that it did not have, and the steps, whose results go up and
             // down between 0.84 and 1.13, give others within these bounds: large ones are compared with 1.
             const bool rounds = dtype == Dtype::kBf16;
@@ -201,6 +207,31 @@ TEST_CASE("muon: Newton-Schulz gives singular values near 1 and keeps the vector
             CHECK(*std::max_element(values.begin(), values.end()) < 1.2);
             for (double s : svd.values)
                 if (s > 2e-3 * norm) CHECK(std::fabs(after_steps(s / norm) - 0.98) < 0.15);
+        }
+    }
+}
+
+TEST_CASE("muon: the bits of a matrix do not depend on the batch that it is computed in") {
+    const std::array<int64_t, 2> shapes[] = {{8, 8}, {16, 40}, {40, 16}, {72, 64}, {24, 264}, {264, 24}};
+    for (Dtype dtype : {Dtype::kFp64, Dtype::kFp32, Dtype::kBf16}) {
+        if (dtype == Dtype::kFp64 && !device::device_info(-1).toolkit.empty()) continue;
+        for (const auto& [rows, cols] : shapes) {
+            CAPTURE(dtype_name(dtype));
+            CAPTURE(rows);
+            CAPTURE(cols);
+            std::vector<Matrix> all;
+            for (uint64_t i = 0; i < 5; i++)
+                all.push_back(random_matrix(rows, cols, 7 + 100 * i, std::min(rows, cols)));
+            all[3] = Matrix(rows, cols);   // zeros stay zeros
+            const std::vector<Matrix> together = device_newton_schulz(all, dtype);
+            for (size_t i = 0; i < all.size(); i++)
+                CHECK(device_newton_schulz({all[i]}, dtype)[0].at == together[i].at);
+            const std::vector<Matrix> last_two = device_newton_schulz({all[4], all[2]}, dtype);
+            CHECK((last_two[0].at == together[4].at && last_two[1].at == together[2].at));
+            CHECK(together[3].norm() == 0);
+            all[1].at.back() += 0.5 * all[1].norm();   // seen in its own result only
+            const std::vector<Matrix> changed = device_newton_schulz(all, dtype);
+            for (size_t i = 0; i < all.size(); i++) CHECK((changed[i].at == together[i].at) == (i != 1));
         }
     }
 }
@@ -388,7 +419,8 @@ TEST_CASE("muon: one state instead of two for the matrices of layers, and memory
     const auto flops = [](const MemoryPlan& plan) {
         double sum = 0;
         for (const PlannedGemm& g : plan.step_gemms)
-            if (g.in_update) sum += 2.0 * static_cast<double>(g.count * g.shape.M * g.shape.N * g.shape.K);
+            if (g.in_update)
+                sum += 2.0 * static_cast<double>(g.count * g.shape.count() * g.shape.M * g.shape.N * g.shape.K);
         return sum;
     };
     double all = 0;

@@ -23,8 +23,8 @@ BenchRow row_of(const OpCall& call, const Ceilings& ceilings) {
         const int64_t results = (wgrad ? matrices : 1) * g.M * g.N * dtype_bytes(g.D.dtype) * (g.accumulate ? 2 : 1);
         const int64_t operands = (g.M + (wgrad ? 1 : matrices) * g.N) * g.K * dtype_bytes(g.A.dtype);
         row.part = "matmul";
-        add(gemm_text(g) + (gemm.experts > 0 ? strf(", %lld experts", ll(gemm.experts)) : ""), operands + results,
-            2 * real(g.M) * real(g.N) * real(g.K), g.A.dtype);
+        add(gemm_text(g) + (gemm.experts > 0 ? strf(", %lld experts", ll(gemm.experts)) : ""),
+            g.count() * (operands + results), 2 * real(g.count()) * real(g.M) * real(g.N) * real(g.K), g.A.dtype);
     }
     for (const PlannedOp& op : call.work.ops) {
         const PlannedAttention& s = op.attention;

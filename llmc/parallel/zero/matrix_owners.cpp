@@ -1,5 +1,8 @@
 #include "llmc/parallel/zero/matrix_owners.h"
 
+#include <map>
+#include <tuple>
+
 // Five steps, of which a matrix far from square takes two pairs on one Gram matrix each (newton_schulz.cpp).
 double OwnedMatrix::flops() const {
     const auto longer = static_cast<double>(std::max(rows, cols)), k = static_cast<double>(std::min(rows, cols));
@@ -31,16 +34,18 @@ std::vector<OwnedMatrix> assign_owners(const ParamTable& table, int ranks, int64
 }
 
 MatrixOwners::MatrixOwners(const ParamTable& table, const Buckets& buckets, int ranks, int shards, int parts)
-    : ranks_(ranks), matrices_(assign_owners(table, ranks, parts)), of_rank_(static_cast<size_t>(ranks)),
+    : ranks_(ranks), of_rank_(static_cast<size_t>(ranks)),
       held_(static_cast<size_t>(shards), std::vector<MatrixPart>(table.params.size())) {
     CHECK(ranks % shards == 0 && (shards == 1 || shards * parts == buckets.ranks()), "%d shards on %d ranks", shards,
           ranks);
-    for (size_t m = 0; m < matrices_.size(); m++) {
-        std::vector<int>& mine = of_rank_[static_cast<size_t>(matrices_[m].owner)];
-        mine.push_back(static_cast<int>(m));
-        rounds_ = std::max(rounds_, mine.size());
-        most_elems_ = std::max(most_elems_, matrices_[m].elems());
-        most_side_ = std::max(most_side_, std::min(matrices_[m].rows, matrices_[m].cols));
+    std::map<std::tuple<int, int64_t, int64_t>, std::vector<OwnedMatrix>> alike;   // by owner and shape
+    for (const OwnedMatrix& m : assign_owners(table, ranks, parts)) alike[{m.owner, m.rows, m.cols}].push_back(m);
+    for (const auto& [shape, matrices] : alike) add_batches(matrices);
+    for (std::vector<Batch>& batches : of_rank_) {
+        const auto flops = [](const Batch& batch) { return static_cast<double>(batch.size()) * batch[0].flops(); };
+        std::stable_sort(batches.begin(), batches.end(),
+                         [&](const Batch& a, const Batch& b) { return flops(a) > flops(b); });
+        rounds_ = std::max(rounds_, batches.size());
     }
     const Buckets whole(buckets.layout(), 1);
     for (int shard = 0; shard < shards; shard++)
@@ -50,13 +55,31 @@ MatrixOwners::MatrixOwners(const ParamTable& table, const Buckets& buckets, int 
         longest_.push_back(0);
         for (int from = 0; from < ranks; from++)
             for (int to = 0; to < ranks; to++)
-                if (from != to) longest_.back() = std::max(longest_.back(), message(exchange, from, to).elems());
+                if (from != to) longest_.back() = std::max(longest_.back(), message(exchange, from, to).elems);
     }
 }
 
-const OwnedMatrix* MatrixOwners::matrix(size_t round, int rank) const {
-    const std::vector<int>& mine = of_rank_[static_cast<size_t>(rank)];
-    return round < mine.size() ? &matrices_[static_cast<size_t>(mine[round])] : nullptr;
+// Of one owner and shape, in as few batches as possible, which are equally large but for one matrix.
+void MatrixOwners::add_batches(const std::vector<OwnedMatrix>& alike) {
+    const OwnedMatrix& one = alike.front();
+    const int64_t count = static_cast<int64_t>(alike.size()), k = std::min(one.rows, one.cols);
+    const int64_t most = one.in_batches() ? std::clamp<int64_t>(kBatchElems * shards() / ranks_ / one.elems(), 1,
+                                                                kBatchMatrices) : 1;
+    const int64_t batches = ceil_div(count, most);
+    for (int64_t b = 0; b < batches; b++) {
+        const auto begin = alike.begin() + b * count / batches, end = alike.begin() + (b + 1) * count / batches;
+        of_rank_[static_cast<size_t>(one.owner)].emplace_back(begin, end);
+        const int64_t matrices = end - begin;
+        most_elems_ = std::max(most_elems_, matrices * one.elems());
+        most_squares_ = std::max(most_squares_, matrices * k * k);
+        most_matrices_ = std::max(most_matrices_, matrices);
+    }
+}
+
+const MatrixOwners::Batch& MatrixOwners::batch(size_t round, int rank) const {
+    static const Batch kNone;
+    const std::vector<Batch>& mine = of_rank_[static_cast<size_t>(rank)];
+    return round < mine.size() ? mine[round] : kNone;
 }
 
 MatrixPart MatrixOwners::held(const OwnedMatrix& matrix, int shard) const {
@@ -68,11 +91,17 @@ MatrixPart MatrixOwners::held(const OwnedMatrix& matrix, int shard) const {
 
 MatrixOwners::Message MatrixOwners::message(size_t exchange, int from, int to) const {
     Message message;
-    const OwnedMatrix* const theirs = exchange < rounds_ ? matrix(exchange, to) : nullptr;
-    const OwnedMatrix* const done = exchange >= 2 ? matrix(exchange - 2, from) : nullptr;
-    if (theirs && holder(shard_of(from), to) == from) message.part = held(*theirs, shard_of(from));
-    if (done) message.result_part = held(*done, shard_of(to));
-    if (message.part.elems > 0) message.matrix = theirs;
-    if (message.result_part.elems > 0) message.result = done;
+    if (holder(shard_of(from), to) == from)
+        add_pieces(batch(exchange, to), shard_of(from), message.matrices, message.elems);
+    if (exchange >= 2) add_pieces(batch(exchange - 2, from), shard_of(to), message.results, message.elems);
     return message;
+}
+
+void MatrixOwners::add_pieces(const Batch& batch, int shard, std::vector<Piece>& pieces, int64_t& elems) const {
+    for (size_t i = 0; i < batch.size(); i++) {
+        const MatrixPart part = held(batch[i], shard);
+        if (part.elems == 0) continue;
+        pieces.push_back({.matrix = &batch[i], .number = static_cast<int64_t>(i), .part = part, .at = elems});
+        elems += round_up(part.elems, kParamAlign);
+    }
 }
