@@ -41,8 +41,9 @@ LOGS = ROOT / "logs" / "measure"   # of the rows: one log and one file with what
 PUBLISHED = [
     ("h200", 4, "llama3-8b", None), ("h200", 4, "70b", ("delayed",)), ("h200", 4, "context", ("131072",
      "131072-fp8-attention")), ("h200", 4, "70b", None), ("h200", 4, "zero", None), ("h200", 4, "context", None),
+    ("h200", 4, "muon", None),
     ("h200", 4, "experts", ("bf16-capacity", "blockwise-capacity")), ("h200", 4, "experts", None),
-    ("h100", 4, "8b-h100", None),
+    ("h100", 4, "muon", None), ("h100", 4, "8b-h100", None),
     ("h200", 1, "llama3-8b", None), ("h200", 1, "gpt2-recipes", None), ("h200", 1, "llama3-small", None),
     ("h200", 1, "gpt2-1558M", None), ("h200", 1, "long", None), ("h200", 1, "finetune", ("bf16", "fp8")),
     ("h200", 1, "gpt2", None), ("h200", 1, "formats", ("bf16", "fp8-e4m3", "fp8-hybrid")),

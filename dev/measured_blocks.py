@@ -280,7 +280,7 @@ BLOCKS = {
     "long": steps("h200-x1", "long", "T"), "8b-4": steps("h200-x4", "llama3-8b"),
     "zero": steps("h200-x4", "zero", "`--zero`"), "context": steps("h200-x4", "context", "T"),
     "eight": eight, "70b": steps("h200-x4", "70b"), "experts": steps("h200-x4", "experts"),
-    "8b-h100": steps("h100-x4", "8b-h100"),
+    "muon": steps("h200-x4", "muon"), "8b-h100": steps("h100-x4", "8b-h100"), "muon-h100": steps("h100-x4", "muon"),
     "h100-gpt2": steps("h100-x1", "gpt2-recipes"), "h100-small": steps("h100-x1", "llama3-small"),
     "beside": beside, "peers": peers,
     "guide-finetune": guide_finetune, "guide-megatron": guide_megatron, "guide-formats": guide_formats,

@@ -157,7 +157,7 @@ class MeasuredTest(FolderTest):
         rows[0]["s_per_it_median"] *= 1.01
         self.rows("2026-12-01-h100-x4", rows)
         self.assertEqual(list(self.documents().differences()),
-                         ["docs/measured.md: 8b-h100 is not what the rows say: run dev/measured.py"])
+                         ["docs/measured.md: muon-h100 is not what the rows say: run dev/measured.py"])
 
     def test_rows_of_one_version_are_used(self):
         self.measure_all()

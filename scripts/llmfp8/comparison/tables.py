@@ -61,6 +61,11 @@ TABLES = {
         "Llama-3-8B on 80 GB each, {gpus}: s/it of each recipe at T 8192, and T 131072",
         {name: [*words, *FOUR_OF_80_GB] for name, words in {**RECIPES_8B, **long(131072, 2, *PARALLEL)}.items()},
         gpus=4, batch=16, steps=(2, 5)),
+    # At a rate at which neither optimizer moves the weights, so that both compute with the same values at one clock.
+    "muon": Table("Llama-3-8B, T 8192, delayed scaling, {gpus}: AdamW and Muon",
+                  {name: [LLAMA_8B + "fp8.sh", *FOUR_OF_80_GB, "--lr", "1e-8", "--optimizer", name]
+                   for name in ("adamw", "muon")},
+                  allowed=("optimizer",), gpus=4, batch=16, steps=(2, 5)),
     "zero": Table("Llama-3-8B, T 8192, delayed scaling, {gpus}: ZeRO 1, 2 and 3",
                   {f"zero-{stage}": [LLAMA_8B + "fp8.sh", "--zero", str(stage)] for stage in (1, 2, 3)},
                   allowed=("zero",), gpus=4, batch=16, steps=(2, 5)),
